@@ -1,0 +1,2 @@
+//! RoCEv2 without I/O.
+#![forbid(unsafe_code)]

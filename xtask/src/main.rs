@@ -1,0 +1,2 @@
+//! The `anyverbs` command.
+fn main() {}
