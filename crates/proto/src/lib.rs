@@ -3,6 +3,17 @@
 //! No clock, no socket, no thread: time, randomness and memory come in as arguments.
 #![forbid(unsafe_code)]
 
+pub mod counters;
+pub mod cq;
+pub mod env;
+pub mod event;
+pub mod memory;
+pub mod mr;
+pub mod payload;
+pub mod qp;
+pub mod recv_queue;
 pub mod time;
 pub mod types;
+pub mod wc;
 pub mod wire;
+pub mod wr;

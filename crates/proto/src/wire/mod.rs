@@ -1,1 +1,2 @@
 //! RoCEv2 on the wire.
+pub mod packet;

@@ -1,0 +1,121 @@
+//! Counters: names as in `/sys/class/infiniband/*/ports/*/{counters,hw_counters}` of mlx5 and rxe.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $variant:ident = $name:literal,)*) => {
+        /// One counter of a port.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+        #[repr(usize)]
+        pub enum Counter { $($(#[$doc])* $variant,)* }
+
+        impl Counter {
+            /// All, in the order of their declaration.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// File name in the `hw_counters` directory.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Packets sent.
+    SentPkts = "sent_pkts",
+    /// Packets received and accepted by the parser.
+    RcvdPkts = "rcvd_pkts",
+    /// Payload and header bytes sent.
+    SentBytes = "sent_bytes",
+    /// Payload and header bytes received.
+    RcvdBytes = "rcvd_bytes",
+    /// Duplicate requests.
+    DuplicateRequest = "duplicate_request",
+    /// Requests ahead of the expected PSN.
+    OutOfSequence = "out_of_sequence",
+    /// RNR NAKs received.
+    RnrNakReceived = "rcvd_rnr_err",
+    /// RNR NAKs sent.
+    RnrNakSent = "send_rnr_err",
+    /// PSN sequence NAKs received.
+    PacketSeqErr = "packet_seq_err",
+    /// Responses that showed an earlier one lost.
+    ImpliedNakSeqErr = "implied_nak_seq_err",
+    /// ACK timeouts.
+    LocalAckTimeoutErr = "local_ack_timeout_err",
+    /// Retries exhausted.
+    RetryExceeded = "completer_retry_err",
+    /// RNR retries exhausted.
+    RnrRetryExceeded = "retry_rnr_exceeded_err",
+    /// Packets sent again.
+    Retransmitted = "roce_retransmitted_pkts",
+    /// Remote access errors that this side found.
+    RespRemoteAccessErrors = "resp_remote_access_errors",
+    /// Remote access errors that peers reported.
+    ReqRemoteAccessErrors = "req_remote_access_errors",
+    /// Invalid requests that peers reported.
+    ReqRemoteInvalidRequest = "req_remote_invalid_request",
+    /// Completions of sends in error.
+    ReqCqeError = "req_cqe_error",
+    /// Completions of receives in error.
+    RespCqeError = "resp_cqe_error",
+    /// ACK packets sent.
+    AcksSent = "sent_acks",
+    /// Congestion notifications received.
+    CnpHandled = "rp_cnp_handled",
+    /// Congestion notifications sent.
+    CnpSent = "np_cnp_sent",
+    /// Packets received with an ECN mark.
+    EcnMarked = "np_ecn_marked_roce_packets",
+    /// Dropped: too short, unknown opcode or version, bad pad or length.
+    DropMalformed = "drop_malformed",
+    /// Dropped: wrong ICRC.
+    DropIcrc = "rx_icrc_encapsulated",
+    /// Dropped: no such queue pair.
+    DropNoQp = "drop_no_qp",
+    /// Dropped: the queue pair's state or type does not take it.
+    DropQpState = "drop_qp_state",
+    /// Dropped: not from the connected peer's address.
+    DropForeign = "drop_foreign_address",
+    /// Dropped: P_Key mismatch.
+    DropPkey = "drop_pkey",
+    /// Dropped: Q_Key mismatch.
+    DropQkey = "drop_qkey",
+    /// Dropped: a UD or UC message found no receive, or did not fit.
+    DropNoRecv = "drop_no_recv",
+    /// Dropped: UC message with a gap in its PSNs.
+    DropUcGap = "drop_uc_gap",
+    /// Dropped: UC access or length violation.
+    DropUcAccess = "drop_uc_access",
+    /// Dropped: an acknowledgement that matches nothing outstanding.
+    DropStaleAck = "drop_stale_ack",
+    /// Dropped by the kernel: the socket's buffer was full.
+    DropSocketFull = "drop_socket_full",
+    /// Datagrams that arrived at another process of this host and were forwarded.
+    Forwarded = "forwarded_pkts",
+}
+
+/// The counters of one port. Shared by all threads, never reset.
+#[derive(Debug)]
+pub struct Counters([AtomicU64; Counter::ALL.len()]);
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| AtomicU64::new(0)))
+    }
+}
+
+impl Counters {
+    /// Adds `n`.
+    pub fn add(&self, counter: Counter, n: u64) {
+        self.0[counter as usize].fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// The value now.
+    #[must_use]
+    pub fn read(&self, counter: Counter) -> u64 {
+        self.0[counter as usize].load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,81 @@
+//! What a queue pair's machine asks of the device around it, for the time of one call.
+
+use crate::counters::Counter;
+use crate::event::QpEvent;
+use crate::memory::{Fault, Memory};
+use crate::mr::MrTable;
+use crate::payload::Payload;
+use crate::recv_queue::RecvWqe;
+use crate::time::Time;
+use crate::wc::Wc;
+use crate::wire::packet::Headers;
+use crate::wr::AddressVector;
+
+/// Which of a queue pair's completion queues.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Side {
+    /// Completions of sends.
+    Send,
+    /// Completions of receives.
+    Recv,
+}
+
+/// Why a packet was not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TransmitError {
+    /// Its payload could not be read. Nothing was sent.
+    Fault(Fault),
+    /// The path has no room now. Nothing was sent; the device calls [`crate::qp::Qp::transmit`] when it has.
+    Blocked,
+}
+
+impl From<Fault> for TransmitError {
+    fn from(fault: Fault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+/// The device around a queue pair.
+///
+/// All calls come while the queue pair's lock is held; an implementation may take the locks of completion
+/// queues, the SRQ and the link below it, never another queue pair's.
+pub trait Env {
+    /// The memory that regions lie in.
+    type Memory: Memory;
+
+    /// The moment of this call; the same value throughout.
+    fn now(&self) -> Time;
+
+    /// Copies to and from registered memory.
+    fn memory(&self) -> &Self::Memory;
+
+    /// The device's keys.
+    fn mrs(&self) -> &MrTable;
+
+    /// Hands one packet to the link, which pads it and adds the ICRC. `av` is the queue pair's own path or,
+    /// on UD, the datagram's. The packet must have left (or be staged, in order) when the device gives up
+    /// the queue pair's lock.
+    fn transmit(
+        &mut self,
+        av: &AddressVector,
+        headers: &Headers,
+        payload: &Payload<'_, Self::Memory>,
+    ) -> Result<(), TransmitError>;
+
+    /// Most bytes (payload and 64 a packet) that this connected queue pair may have in flight on its path now.
+    fn window(&self) -> u32;
+
+    /// Makes a completion. `solicited`: it notifies a channel that is armed for solicited completions only;
+    /// errors always do.
+    fn complete(&mut self, side: Side, wc: Wc, solicited: bool);
+
+    /// Takes the oldest WQE of the queue pair's SRQ, and raises the SRQ's limit event where due. Only called
+    /// on a queue pair that was created with one.
+    fn take_srq(&mut self, into: &mut RecvWqe) -> bool;
+
+    /// Raises an asynchronous event.
+    fn raise(&mut self, event: QpEvent);
+
+    /// Counts.
+    fn count(&self, counter: Counter, n: u64);
+}

@@ -1,0 +1,27 @@
+//! Registered memory as the machines see it: addresses, and someone who may touch them.
+
+use thiserror::Error;
+
+/// The memory behind an address is gone: unmapped, or beyond the end of its file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[error("the memory is not mapped")]
+pub struct Fault;
+
+/// Copies to and from registered memory.
+///
+/// The program and the peer may touch the same bytes at the same time, so nobody ever borrows them. Callers
+/// have checked key, bounds and rights ([`crate::mr::MrTable`]) and hold the region while they copy.
+/// After a [`Fault`] any part of the copy may have been done.
+pub trait Memory {
+    /// Copies `dst.len()` bytes from `addr`.
+    fn read(&self, addr: u64, dst: &mut [u8]) -> Result<(), Fault>;
+
+    /// Copies `src` to `addr`.
+    fn write(&self, addr: u64, src: &[u8]) -> Result<(), Fault>;
+
+    /// Swaps the 8-byte word at `addr`, aligned to 8, for `swap` if it equals `compare`; returns what it held.
+    fn compare_swap(&self, addr: u64, compare: u64, swap: u64) -> Result<u64, Fault>;
+
+    /// Adds to the 8-byte word at `addr`, aligned to 8, wrapping; returns what it held.
+    fn fetch_add(&self, addr: u64, add: u64) -> Result<u64, Fault>;
+}

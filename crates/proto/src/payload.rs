@@ -1,0 +1,175 @@
+//! A packet's payload, by reference.
+
+use crate::memory::{Fault, Memory};
+use crate::mr::{Access, Hold, KeyError, MrTable};
+use crate::wr::Sge;
+
+/// The payload of an outgoing packet. Its keys and bounds were checked, and are checked again piece by piece as it is
+/// copied: a region that was deregistered in between is a [`Fault`].
+pub struct Payload<'a, M> {
+    source: Source<'a>,
+    len: usize,
+    pd: u32,
+    mrs: &'a MrTable,
+    memory: &'a M,
+}
+
+enum Source<'a> {
+    Bytes(&'a [u8]),
+    Gather { sges: &'a [Sge], skip: u64 },
+    Remote { rkey: u32, va: u64 },
+}
+
+impl<'a, M: Memory> Payload<'a, M> {
+    /// Bytes that the machine itself holds: inline data, or none.
+    #[must_use]
+    pub fn bytes(bytes: &'a [u8], mrs: &'a MrTable, memory: &'a M) -> Self {
+        Self { source: Source::Bytes(bytes), len: bytes.len(), pd: 0, mrs, memory }
+    }
+
+    /// `len` bytes of a scatter/gather list, from `skip` on.
+    #[must_use]
+    pub fn gather(
+        sges: &'a [Sge],
+        skip: u64,
+        len: usize,
+        pd: u32,
+        mrs: &'a MrTable,
+        memory: &'a M,
+    ) -> Self {
+        Self { source: Source::Gather { sges, skip }, len, pd, mrs, memory }
+    }
+
+    /// `len` bytes that a peer READs.
+    #[must_use]
+    pub fn remote(
+        rkey: u32,
+        va: u64,
+        len: usize,
+        pd: u32,
+        mrs: &'a MrTable,
+        memory: &'a M,
+    ) -> Self {
+        Self { source: Source::Remote { rkey, va }, len, pd, mrs, memory }
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Copies everything to `dst`, which has [`len`](Self::len) bytes.
+    pub fn copy_to(&self, dst: &mut [u8]) -> Result<(), Fault> {
+        debug_assert_eq!(dst.len(), self.len);
+        match self.source {
+            Source::Bytes(bytes) => {
+                dst.copy_from_slice(bytes);
+                Ok(())
+            }
+            Source::Remote { rkey, va } => {
+                if dst.is_empty() {
+                    return Ok(());
+                }
+                let need = Access::REMOTE_READ;
+                let hold = self
+                    .mrs
+                    .remote(rkey, self.pd, va, dst.len() as u64, need)
+                    .map_err(|_| Fault)?;
+                self.memory.read(hold.addr(), dst)
+            }
+            Source::Gather { sges, skip } => {
+                let mut rest = dst;
+                for piece in pieces(sges, skip, rest.len()) {
+                    let (here, more) = rest.split_at_mut(piece.len as usize);
+                    let hold = hold_local(self.mrs, self.pd, &piece, Access::empty())
+                        .map_err(|_| Fault)?;
+                    self.memory.read(hold.addr(), here)?;
+                    rest = more;
+                }
+                // The machine never asks for more than the list holds.
+                debug_assert!(rest.is_empty());
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The non-empty parts of `sges` that cover `len` bytes from `skip` on.
+pub fn pieces(sges: &[Sge], mut skip: u64, len: usize) -> impl Iterator<Item = Sge> {
+    let mut left = len as u64;
+    sges.iter().filter_map(move |sge| {
+        let size = u64::from(sge.len);
+        if skip >= size {
+            skip -= size;
+            return None;
+        }
+        let take = (size - skip).min(left);
+        let piece = Sge { addr: sge.addr.wrapping_add(skip), len: take as u32, lkey: sge.lkey };
+        skip = 0;
+        left -= take;
+        (take > 0).then_some(piece)
+    })
+}
+
+/// Holds the memory behind one element.
+pub fn hold_local<'a>(
+    mrs: &'a MrTable,
+    pd: u32,
+    sge: &Sge,
+    need: Access,
+) -> Result<Hold<'a>, KeyError> {
+    mrs.local(sge.lkey, pd, sge.addr, sge.len.into(), need)
+}
+
+/// Why data could not be scattered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ScatterError {
+    /// A key, a bound or a right.
+    Key(KeyError),
+    /// The memory is gone.
+    Fault,
+}
+
+/// Writes `src` to the list, from `skip` on. The list is long enough.
+pub fn scatter<M: Memory>(
+    sges: &[Sge],
+    skip: u64,
+    src: &[u8],
+    pd: u32,
+    mrs: &MrTable,
+    memory: &M,
+) -> Result<(), ScatterError> {
+    let mut rest = src;
+    for piece in pieces(sges, skip, src.len()) {
+        let (here, more) = rest.split_at(piece.len as usize);
+        let hold = hold_local(mrs, pd, &piece, Access::LOCAL_WRITE).map_err(ScatterError::Key)?;
+        memory.write(hold.addr(), here).map_err(|Fault| ScatterError::Fault)?;
+        rest = more;
+    }
+    debug_assert!(rest.is_empty());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cut_the_list() {
+        let sge = |addr, len| Sge { addr, len, lkey: 1 };
+        let list = [sge(0, 10), sge(100, 0), sge(200, 5), sge(300, 100)];
+        let cut = |skip, len| pieces(&list, skip, len).map(|s| (s.addr, s.len)).collect::<Vec<_>>();
+        assert_eq!(cut(0, 10), [(0, 10)]);
+        assert_eq!(cut(9, 3), [(9, 1), (200, 2)]);
+        assert_eq!(cut(10, 6), [(200, 5), (300, 1)]);
+        assert_eq!(cut(15, 100), [(300, 100)]);
+        assert_eq!(cut(0, 0), []);
+    }
+}

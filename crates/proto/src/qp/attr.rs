@@ -1,0 +1,239 @@
+//! Attributes of a queue pair, as `ibv_modify_qp` sets and `ibv_query_qp` reads them.
+
+use bitflags::bitflags;
+use thiserror::Error;
+
+use crate::mr::Access;
+use crate::types::{Mtu, Psn, QKey, Qpn};
+use crate::wr::AddressVector;
+
+/// Transport type (`enum ibv_qp_type`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[repr(u8)]
+pub enum QpType {
+    /// Reliable connection.
+    Rc = 2,
+    /// Unreliable connection.
+    Uc = 3,
+    /// Unreliable datagram.
+    Ud = 4,
+}
+
+/// State of a queue pair (`enum ibv_qp_state`, IBA 10.3.1).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Default)]
+#[repr(u8)]
+pub enum QpState {
+    /// New, or reset.
+    #[default]
+    Reset = 0,
+    /// Takes receives.
+    Init = 1,
+    /// Ready to receive.
+    Rtr = 2,
+    /// Ready to send.
+    Rts = 3,
+    /// The send queue drains, or has drained.
+    Sqd = 4,
+    /// The send queue is in error (UC, UD).
+    Sqe = 5,
+    /// Everything is flushed.
+    Err = 6,
+}
+
+impl QpState {
+    /// From the value of `enum ibv_qp_state`.
+    #[must_use]
+    pub fn from_code(code: u32) -> Option<Self> {
+        use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
+        [Reset, Init, Rtr, Rts, Sqd, Sqe, Err].into_iter().find(|s| *s as u32 == code)
+    }
+}
+
+bitflags! {
+    /// `enum ibv_qp_attr_mask`.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub struct QpAttrMask: u32 {
+        /// `state`.
+        const STATE = 1;
+        /// `cur_state`.
+        const CUR_STATE = 1 << 1;
+        /// `en_sqd_async_notify`.
+        const EN_SQD_ASYNC_NOTIFY = 1 << 2;
+        /// `access`.
+        const ACCESS_FLAGS = 1 << 3;
+        /// `pkey_index`.
+        const PKEY_INDEX = 1 << 4;
+        /// `port`.
+        const PORT = 1 << 5;
+        /// `qkey`.
+        const QKEY = 1 << 6;
+        /// `av`.
+        const AV = 1 << 7;
+        /// `path_mtu`.
+        const PATH_MTU = 1 << 8;
+        /// `timeout`.
+        const TIMEOUT = 1 << 9;
+        /// `retry_cnt`.
+        const RETRY_CNT = 1 << 10;
+        /// `rnr_retry`.
+        const RNR_RETRY = 1 << 11;
+        /// `rq_psn`.
+        const RQ_PSN = 1 << 12;
+        /// `max_rd_atomic`.
+        const MAX_QP_RD_ATOMIC = 1 << 13;
+        /// `alt`.
+        const ALT_PATH = 1 << 14;
+        /// `min_rnr_timer`.
+        const MIN_RNR_TIMER = 1 << 15;
+        /// `sq_psn`.
+        const SQ_PSN = 1 << 16;
+        /// `max_dest_rd_atomic`.
+        const MAX_DEST_RD_ATOMIC = 1 << 17;
+        /// `path_mig_state`.
+        const PATH_MIG_STATE = 1 << 18;
+        /// Sizes of the queues.
+        const CAP = 1 << 19;
+        /// `dest_qpn`.
+        const DEST_QPN = 1 << 20;
+        /// `rate_limit`.
+        const RATE_LIMIT = 1 << 25;
+    }
+}
+
+/// Sizes of a queue pair (`struct ibv_qp_cap`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct QpCap {
+    /// Send requests.
+    pub max_send_wr: u32,
+    /// Receive requests.
+    pub max_recv_wr: u32,
+    /// Elements of a send.
+    pub max_send_sge: u32,
+    /// Elements of a receive.
+    pub max_recv_sge: u32,
+    /// Bytes of inline data.
+    pub max_inline_data: u32,
+}
+
+/// What a queue pair is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct QpInit {
+    /// Transport type.
+    pub qp_type: QpType,
+    /// Sizes; already checked against the device's limits.
+    pub cap: QpCap,
+    /// Every send makes a completion.
+    pub sq_sig_all: bool,
+    /// Receives come from an SRQ.
+    pub srq: bool,
+    /// Number of the protection domain.
+    pub pd: u32,
+}
+
+/// Modifiable attributes (`struct ibv_qp_attr`). In a modify only the fields of the mask count.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QpAttr {
+    /// Where to go.
+    pub state: QpState,
+    /// Where the program believes that the queue pair is.
+    pub cur_state: QpState,
+    /// Raise `SQ_DRAINED` when drained.
+    pub en_sqd_async_notify: bool,
+    /// What peers may do: the REMOTE bits of [`Access`].
+    pub access: Access,
+    /// Index in the P_Key table.
+    pub pkey_index: u16,
+    /// Port, from 1.
+    pub port: u8,
+    /// Q_Key of a UD queue pair.
+    pub qkey: QKey,
+    /// Primary path.
+    pub av: AddressVector,
+    /// Payload of a full packet.
+    pub path_mtu: Mtu,
+    /// ACK timeout code, 5 bits.
+    pub timeout: u8,
+    /// Retries after a timeout or sequence NAK, 3 bits.
+    pub retry_cnt: u8,
+    /// Retries after RNR NAKs, 3 bits; 7: for ever.
+    pub rnr_retry: u8,
+    /// First PSN that we expect.
+    pub rq_psn: Psn,
+    /// READs and atomics that we have outstanding at most.
+    pub max_rd_atomic: u8,
+    /// Timer code in our RNR NAKs, 5 bits.
+    pub min_rnr_timer: u8,
+    /// First PSN that we send.
+    pub sq_psn: Psn,
+    /// READs and atomics of the peer that we remember.
+    pub max_dest_rd_atomic: u8,
+    /// The peer's queue pair.
+    pub dest_qpn: Qpn,
+}
+
+impl Default for QpAttr {
+    fn default() -> Self {
+        Self {
+            state: QpState::Reset,
+            cur_state: QpState::Reset,
+            en_sqd_async_notify: false,
+            access: Access::empty(),
+            pkey_index: 0,
+            port: 0,
+            qkey: QKey(0),
+            av: AddressVector::default(),
+            path_mtu: Mtu::Mtu256,
+            timeout: 0,
+            retry_cnt: 0,
+            rnr_retry: 0,
+            rq_psn: Psn::default(),
+            max_rd_atomic: 0,
+            min_rnr_timer: 0,
+            sq_psn: Psn::default(),
+            max_dest_rd_atomic: 0,
+            dest_qpn: Qpn::default(),
+        }
+    }
+}
+
+/// What the device allows in a modify. The caller checked `av` against its GID table before.
+#[derive(Clone, Copy, Debug)]
+pub struct ModifyLimits {
+    /// Ports of the device.
+    pub ports: u8,
+    /// P_Keys of a port.
+    pub pkeys: u16,
+    /// Largest path MTU of the interface that `av.sgid` belongs to.
+    pub max_mtu: Mtu,
+    /// Largest `max_rd_atomic` and `max_dest_rd_atomic`.
+    pub max_rd_atomic: u8,
+}
+
+/// Why a modify was refused; nothing was changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum ModifyError {
+    /// `EINVAL`: IBA 10.3.1 knows no such transition for this type.
+    #[error("there is no transition from {from:?} to {to:?}")]
+    Transition {
+        /// The present state.
+        from: QpState,
+        /// The state that was asked for.
+        to: QpState,
+    },
+    /// `EINVAL`: `cur_state` is not the present state.
+    #[error("the queue pair is in {0:?}")]
+    CurState(QpState),
+    /// `EINVAL`: attributes that the transition needs are missing.
+    #[error("the transition needs {0:?}")]
+    Missing(QpAttrMask),
+    /// `EINVAL`: attributes that the transition does not take.
+    #[error("the transition does not take {0:?}")]
+    Extra(QpAttrMask),
+    /// `EINVAL`: a value out of range.
+    #[error("bad value of {0:?}")]
+    Value(QpAttrMask),
+    /// `EOPNOTSUPP`: alternate paths and resizing of the queues.
+    #[error("this device does not support {0:?}")]
+    Unsupported(QpAttrMask),
+}

@@ -1,0 +1,170 @@
+//! A queue of receive WQEs: a queue pair's own, or a shared one.
+
+use arrayvec::ArrayVec;
+use thiserror::Error;
+
+use crate::wr::{MAX_SGE, RecvWr, Sge};
+
+/// A receive WQE, taken out of its queue.
+#[derive(Clone, Debug, Default)]
+pub struct RecvWqe {
+    /// The program's cookie.
+    pub wr_id: u64,
+    /// Where data goes.
+    pub sges: ArrayVec<Sge, MAX_SGE>,
+}
+
+impl RecvWqe {
+    /// Bytes that fit.
+    #[must_use]
+    pub fn room(&self) -> u64 {
+        self.sges.iter().map(|s| u64::from(s.len)).sum()
+    }
+}
+
+/// Why a receive was not posted (errno in `docs/abi.md`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum PostRecvError {
+    /// `ENOMEM`.
+    #[error("the receive queue is full")]
+    Full,
+    /// `EINVAL`.
+    #[error("more scatter/gather elements than the queue was created for")]
+    TooManySges,
+    /// `EINVAL`: state RESET (IBA 10.3.1), or a queue pair that takes its receives from an SRQ.
+    #[error("the queue pair does not take receives")]
+    State,
+}
+
+/// A ring of receive WQEs. Nothing is allocated after creation.
+#[derive(Debug)]
+pub struct RecvQueue {
+    wqes: Box<[(u64, u8)]>,
+    sges: Box<[Sge]>,
+    max_sge: usize,
+    head: usize,
+    len: usize,
+}
+
+impl RecvQueue {
+    /// A queue for `max_wr` requests of up to `max_sge` elements (at most [`MAX_SGE`]).
+    #[must_use]
+    pub fn new(max_wr: u32, max_sge: u32) -> Self {
+        let max_sge = (max_sge as usize).min(MAX_SGE);
+        Self {
+            wqes: vec![(0, 0); max_wr as usize].into(),
+            sges: vec![Sge::default(); max_wr as usize * max_sge].into(),
+            max_sge,
+            head: 0,
+            len: 0,
+        }
+    }
+
+    /// Requests that the queue can hold.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.wqes.len()
+    }
+
+    /// Requests that wait.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether none waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Adds a request at the end.
+    pub fn push(&mut self, wr: &RecvWr<'_>) -> Result<(), PostRecvError> {
+        if wr.sges.len() > self.max_sge {
+            return Err(PostRecvError::TooManySges);
+        }
+        if self.len == self.wqes.len() {
+            return Err(PostRecvError::Full);
+        }
+        let at = self.wrap(self.head + self.len);
+        self.wqes[at] = (wr.wr_id, wr.sges.len() as u8);
+        let first = at * self.max_sge;
+        self.sges[first..first + wr.sges.len()].copy_from_slice(wr.sges);
+        self.len += 1;
+        Ok(())
+    }
+
+    /// Moves the oldest request to `into`. False if none waits.
+    pub fn pop(&mut self, into: &mut RecvWqe) -> bool {
+        if self.len == 0 {
+            return false;
+        }
+        let (wr_id, count) = self.wqes[self.head];
+        into.wr_id = wr_id;
+        into.sges.clear();
+        let first = self.head * self.max_sge;
+        into.sges.extend(self.sges[first..first + usize::from(count)].iter().copied());
+        self.head = self.wrap(self.head + 1);
+        self.len -= 1;
+        true
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.head = 0;
+        self.len = 0;
+    }
+
+    /// Grows or shrinks to `max_wr`, keeping the requests that wait. False if they do not fit.
+    pub fn resize(&mut self, max_wr: u32) -> bool {
+        if self.len > max_wr as usize {
+            return false;
+        }
+        let mut new = Self::new(max_wr, self.max_sge as u32);
+        let mut wqe = RecvWqe::default();
+        while self.pop(&mut wqe) {
+            let pushed = new.push(&RecvWr { wr_id: wqe.wr_id, sges: &wqe.sges });
+            debug_assert!(pushed.is_ok());
+        }
+        *self = new;
+        true
+    }
+
+    fn wrap(&self, at: usize) -> usize {
+        if at >= self.wqes.len() { at - self.wqes.len() } else { at }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_in_first_out_across_the_end() {
+        let mut q = RecvQueue::new(3, 2);
+        let sges = [Sge { addr: 1, len: 2, lkey: 3 }; 3];
+        assert_eq!(q.push(&RecvWr { wr_id: 0, sges: &sges }), Err(PostRecvError::TooManySges));
+        let mut wqe = RecvWqe::default();
+        let mut expected = 0;
+        for wr_id in 0..20 {
+            if q.len() == 3 {
+                assert_eq!(q.push(&RecvWr { wr_id, sges: &[] }), Err(PostRecvError::Full));
+                assert!(q.pop(&mut wqe));
+                assert_eq!(wqe.wr_id, expected);
+                assert_eq!(wqe.sges.len(), expected as usize % 3);
+                expected += 1;
+            }
+            assert_eq!(q.push(&RecvWr { wr_id, sges: &sges[..(wr_id % 3) as usize] }), Ok(()));
+            if wr_id % 3 == 1 {
+                assert!(q.resize(5) && q.resize(3));
+            }
+        }
+    }
+
+    #[test]
+    fn a_queue_of_nothing() {
+        let mut q = RecvQueue::new(0, 0);
+        assert_eq!(q.push(&RecvWr { wr_id: 0, sges: &[] }), Err(PostRecvError::Full));
+        assert!(!q.pop(&mut RecvWqe::default()));
+    }
+}

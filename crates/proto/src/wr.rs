@@ -1,0 +1,156 @@
+//! Work requests: what a program posts to the queues.
+
+use bitflags::bitflags;
+
+use crate::types::{Gid, QKey, Qpn};
+
+/// Most scatter/gather elements that one work request may have.
+pub const MAX_SGE: usize = 32;
+
+/// Scatter/gather element: a piece of a registered region (`struct ibv_sge`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Sge {
+    /// Address, in the region's own (iova) terms.
+    pub addr: u64,
+    /// Bytes. A length of 0 stands for 2^31 on the wire; through the verbs it is an empty piece.
+    pub len: u32,
+    /// Local key of the region.
+    pub lkey: u32,
+}
+
+bitflags! {
+    /// `enum ibv_send_flags`.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub struct SendFlags: u32 {
+        /// Start only after all earlier READs and atomics have completed.
+        const FENCE = 1;
+        /// Make a completion even where the queue pair does not signal all.
+        const SIGNALED = 2;
+        /// The receiver's completion counts as solicited.
+        const SOLICITED = 4;
+        /// The data is copied at post; the elements' keys are not looked at.
+        const INLINE = 8;
+    }
+}
+
+/// Where a one-sided operation goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RemoteAddr {
+    /// Address, in the remote region's iova terms.
+    pub va: u64,
+    /// Remote key.
+    pub rkey: u32,
+}
+
+/// What a send work request does (`enum ibv_wr_opcode` with its operands).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SendOp {
+    /// SEND.
+    Send,
+    /// SEND with immediate data (the value of the big-endian field).
+    SendImm(u32),
+    /// SEND, and invalidate this key of the receiver.
+    SendInv(u32),
+    /// RDMA WRITE.
+    Write(RemoteAddr),
+    /// RDMA WRITE with immediate data.
+    WriteImm(RemoteAddr, u32),
+    /// RDMA READ.
+    Read(RemoteAddr),
+    /// Atomic compare and swap of 8 bytes.
+    CompareSwap {
+        /// The word.
+        at: RemoteAddr,
+        /// Swap if the word equals this.
+        compare: u64,
+        /// The new value.
+        swap: u64,
+    },
+    /// Atomic fetch and add of 8 bytes.
+    FetchAdd {
+        /// The word.
+        at: RemoteAddr,
+        /// The addend.
+        add: u64,
+    },
+}
+
+impl SendOp {
+    /// READ or atomic: the responder answers with data.
+    #[must_use]
+    pub fn has_response_data(&self) -> bool {
+        matches!(self, Self::Read(_) | Self::CompareSwap { .. } | Self::FetchAdd { .. })
+    }
+
+    /// Compare-swap or fetch-add.
+    #[must_use]
+    pub fn is_atomic(&self) -> bool {
+        matches!(self, Self::CompareSwap { .. } | Self::FetchAdd { .. })
+    }
+}
+
+/// Where packets go: the part of an address handle that stays after the device resolved it (IBA 11.2.2.1).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct AddressVector {
+    /// The peer's port.
+    pub dgid: Gid,
+    /// Our address: the entry `sgid_index` of the GID table at the time.
+    pub sgid: Gid,
+    /// Index in our GID table.
+    pub sgid_index: u8,
+    /// Hop limit or TTL.
+    pub hop_limit: u8,
+    /// Traffic class or TOS.
+    pub traffic_class: u8,
+    /// Service level, as given.
+    pub sl: u8,
+    /// IPv6 flow label, 20 bits.
+    pub flow_label: u32,
+    /// Static rate, source path bits and DLID, as given: RoCE has no use for them.
+    pub static_rate: u8,
+    /// Source path bits, as given.
+    pub src_path_bits: u8,
+    /// Destination LID, as given.
+    pub dlid: u16,
+    /// Port, from 1.
+    pub port: u8,
+    /// Interface of a link-local address; 0 for others.
+    pub scope_id: u32,
+}
+
+/// Destination of a datagram.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UdDest {
+    /// From the address handle; a copy, so that the handle may be destroyed at once.
+    pub av: AddressVector,
+    /// Protection domain of the address handle.
+    pub pd: u32,
+    /// Queue pair there.
+    pub qpn: Qpn,
+    /// Its Q_Key; with the high bit set, our own queue pair's is sent.
+    pub qkey: QKey,
+}
+
+/// A work request for a send queue (`struct ibv_send_wr`).
+#[derive(Clone, Copy, Debug)]
+pub struct SendWr<'a> {
+    /// The program's cookie.
+    pub wr_id: u64,
+    /// The operation.
+    pub op: SendOp,
+    /// Flags.
+    pub flags: SendFlags,
+    /// Data, in order.
+    pub sges: &'a [Sge],
+    /// Only, and always, on UD.
+    pub ud: Option<UdDest>,
+}
+
+/// A work request for a receive queue (`struct ibv_recv_wr`).
+#[derive(Clone, Copy, Debug)]
+pub struct RecvWr<'a> {
+    /// The program's cookie.
+    pub wr_id: u64,
+    /// Where data goes, in order.
+    pub sges: &'a [Sge],
+}
