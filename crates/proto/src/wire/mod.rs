@@ -1,2 +1,15 @@
-//! RoCEv2 on the wire.
+//! RoCEv2 on the wire: one file per header, the packet that they form, and its checksum.
+
+pub mod aeth;
+pub mod atomic;
+pub mod bth;
+pub mod deth;
+pub mod feth;
+mod field;
+pub mod icrc;
+pub mod ieth;
+pub mod imm;
+pub mod opcode;
 pub mod packet;
+pub mod reth;
+pub mod xrceth;

@@ -1,7 +1,288 @@
-//! placeholder, replaced by branch wire
-/// Headers.
-#[derive(Clone, Copy, Debug)]
-pub struct Headers;
-/// Packet.
-#[derive(Debug)]
-pub struct Packet<'a>(&'a ());
+//! A packet: base header, extension headers, payload.
+
+use std::fmt;
+
+use super::aeth::Aeth;
+use super::atomic::{AtomicAckEth, AtomicEth};
+use super::bth::Bth;
+use super::deth::Deth;
+use super::feth::Feth;
+use super::ieth::Ieth;
+use super::imm::ImmDt;
+use super::opcode::Ext;
+use super::reth::Reth;
+use super::xrceth::XrcEth;
+
+/// The longest headers that a packet can have: BTH, XRCETH, AtomicETH.
+pub const MAX_HEADERS: usize = Bth::LEN + XrcEth::LEN + AtomicEth::LEN;
+
+/// Bytes of the ICRC behind the pad.
+pub const ICRC_LEN: usize = 4;
+
+/// Why bytes are no packet. The receiver drops them and counts the reason.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum Malformed {
+    /// Shorter than the headers of its opcode.
+    #[error("shorter than its headers")]
+    Truncated,
+    /// The transport header version is not 0.
+    #[error("unknown transport header version")]
+    Version,
+    /// No opcode that this device knows.
+    #[error("unknown opcode")]
+    Opcode,
+    /// More pad than bytes behind the headers.
+    #[error("more pad than payload")]
+    Pad,
+    /// A reserved AETH syndrome.
+    #[error("reserved syndrome")]
+    Syndrome,
+    /// Not a multiple of four bytes, or a payload that the operation cannot have.
+    #[error("wrong length for its opcode")]
+    Length,
+}
+
+/// The headers of a packet. Those that the opcode has are `Some`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Headers {
+    /// Base header.
+    pub bth: Bth,
+    /// Of XRC requests.
+    pub xrceth: Option<XrcEth>,
+    /// Of datagrams.
+    pub deth: Option<Deth>,
+    /// Of READ requests, of the first packet of a WRITE, of FLUSH and ATOMIC WRITE.
+    pub reth: Option<Reth>,
+    /// Of compare-swap and fetch-add.
+    pub atomic: Option<AtomicEth>,
+    /// Of responses, MIDDLE ones excepted.
+    pub aeth: Option<Aeth>,
+    /// Of answers to atomics.
+    pub atomic_ack: Option<AtomicAckEth>,
+    /// Of FLUSH.
+    pub feth: Option<Feth>,
+    /// Immediate data: the value of the big-endian field.
+    pub imm: Option<u32>,
+    /// The key that a SEND with invalidate names.
+    pub ieth: Option<u32>,
+}
+
+impl Headers {
+    /// A base header alone.
+    #[must_use]
+    pub const fn new(bth: Bth) -> Self {
+        Self {
+            bth,
+            xrceth: None,
+            deth: None,
+            reth: None,
+            atomic: None,
+            aeth: None,
+            atomic_ack: None,
+            feth: None,
+            imm: None,
+            ieth: None,
+        }
+    }
+
+    /// Bytes on the wire. The opcode decides, whatever is `Some`.
+    #[expect(clippy::len_without_is_empty, reason = "headers are never empty")]
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        Bth::LEN + self.bth.opcode.ext_len()
+    }
+
+    /// Writes the headers that the opcode has, in wire order, and returns their length. A missing
+    /// one is written as zeros, and is a mistake of the caller.
+    ///
+    /// # Panics
+    /// If `buf` is shorter than [`Headers::len`].
+    pub fn emit(&self, buf: &mut [u8]) -> usize {
+        let ext = self.bth.opcode.ext();
+        let mut out = Writer { rest: buf, written: 0 };
+        self.bth.emit(out.next());
+        if ext.has(Ext::XRCETH) {
+            out.header(self.xrceth, XrcEth::emit);
+        }
+        if ext.has(Ext::DETH) {
+            out.header(self.deth, Deth::emit);
+        }
+        if ext.has(Ext::FETH) {
+            out.header(self.feth, Feth::emit);
+        }
+        if ext.has(Ext::RETH) {
+            out.header(self.reth, Reth::emit);
+        }
+        if ext.has(Ext::ATOMIC) {
+            out.header(self.atomic, AtomicEth::emit);
+        }
+        if ext.has(Ext::AETH) {
+            out.header(self.aeth, Aeth::emit);
+        }
+        if ext.has(Ext::ATOMIC_ACK) {
+            out.header(self.atomic_ack, AtomicAckEth::emit);
+        }
+        if ext.has(Ext::IMM) {
+            out.header(self.imm.map(ImmDt), ImmDt::emit);
+        }
+        if ext.has(Ext::IETH) {
+            out.header(self.ieth.map(|rkey| Ieth { rkey }), Ieth::emit);
+        }
+        out.written
+    }
+
+    /// Reads the headers and returns what follows them.
+    ///
+    /// # Errors
+    /// Any [`Malformed`] but `Pad` and `Length`.
+    pub fn parse(bytes: &[u8]) -> Result<(Self, &[u8]), Malformed> {
+        let mut rest = bytes;
+        let mut headers = Self::new(Bth::parse(take(&mut rest)?)?);
+        let ext = headers.bth.opcode.ext();
+        if ext.has(Ext::XRCETH) {
+            headers.xrceth = Some(XrcEth::parse(take(&mut rest)?));
+        }
+        if ext.has(Ext::DETH) {
+            headers.deth = Some(Deth::parse(take(&mut rest)?));
+        }
+        if ext.has(Ext::FETH) {
+            headers.feth = Some(Feth::parse(take(&mut rest)?));
+        }
+        if ext.has(Ext::RETH) {
+            headers.reth = Some(Reth::parse(take(&mut rest)?));
+        }
+        if ext.has(Ext::ATOMIC) {
+            headers.atomic = Some(AtomicEth::parse(take(&mut rest)?));
+        }
+        if ext.has(Ext::AETH) {
+            headers.aeth = Some(Aeth::parse(take(&mut rest)?)?);
+        }
+        if ext.has(Ext::ATOMIC_ACK) {
+            headers.atomic_ack = Some(AtomicAckEth::parse(take(&mut rest)?));
+        }
+        if ext.has(Ext::IMM) {
+            headers.imm = Some(ImmDt::parse(take(&mut rest)?).0);
+        }
+        if ext.has(Ext::IETH) {
+            headers.ieth = Some(Ieth::parse(take(&mut rest)?).rkey);
+        }
+        Ok((headers, rest))
+    }
+}
+
+/// The next `N` bytes.
+fn take<'a, const N: usize>(rest: &mut &'a [u8]) -> Result<&'a [u8; N], Malformed> {
+    let (first, tail) = rest.split_first_chunk().ok_or(Malformed::Truncated)?;
+    *rest = tail;
+    Ok(first)
+}
+
+struct Writer<'a> {
+    rest: &'a mut [u8],
+    written: usize,
+}
+
+impl<'a> Writer<'a> {
+    fn next<const N: usize>(&mut self) -> &'a mut [u8; N] {
+        self.written += N;
+        let (first, tail) = std::mem::take(&mut self.rest)
+            .split_first_chunk_mut()
+            .expect("the buffer holds Headers::len bytes");
+        self.rest = tail;
+        first
+    }
+
+    fn header<const N: usize, H>(&mut self, header: Option<H>, emit: fn(&H, &mut [u8; N])) {
+        let out = self.next();
+        debug_assert!(header.is_some(), "the opcode has a header that was not given");
+        match header {
+            Some(header) => emit(&header, out),
+            None => out.fill(0),
+        }
+    }
+}
+
+impl fmt::Display for Headers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fn part(f: &mut fmt::Formatter<'_>, header: Option<impl fmt::Display>) -> fmt::Result {
+            header.map_or(Ok(()), |header| write!(f, " {header}"))
+        }
+        write!(f, "{}", self.bth)?;
+        part(f, self.xrceth)?;
+        part(f, self.deth)?;
+        part(f, self.feth)?;
+        part(f, self.reth)?;
+        part(f, self.atomic)?;
+        part(f, self.aeth)?;
+        part(f, self.atomic_ack)?;
+        part(f, self.imm.map(ImmDt))?;
+        part(f, self.ieth.map(|rkey| Ieth { rkey }))
+    }
+}
+
+/// A packet from the BTH to the end of the payload.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Packet<'a> {
+    /// The headers; `bth.pad` fits the payload.
+    pub headers: Headers,
+    /// The payload without its pad.
+    pub payload: &'a [u8],
+}
+
+impl<'a> Packet<'a> {
+    /// A packet of these parts; sets the pad.
+    #[must_use]
+    pub const fn new(mut headers: Headers, payload: &'a [u8]) -> Self {
+        headers.bth.pad = Bth::pad_of(payload.len());
+        Self { headers, payload }
+    }
+
+    /// Reads a packet: the bytes from the BTH to the pad, *without* the ICRC. Reserved bits and the
+    /// content of the pad are ignored.
+    ///
+    /// # Errors
+    /// Why the bytes are no packet.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, Malformed> {
+        let (headers, rest) = Headers::parse(bytes)?;
+        if rest.len() % 4 != 0 {
+            return Err(Malformed::Length);
+        }
+        let len = rest.len().checked_sub(headers.bth.pad.into()).ok_or(Malformed::Pad)?;
+        if !headers.bth.opcode.admits_payload(len) {
+            return Err(Malformed::Length);
+        }
+        Ok(Self { headers, payload: &rest[..len] })
+    }
+
+    /// Bytes from the BTH to the pad.
+    #[expect(clippy::len_without_is_empty, reason = "a packet is never empty")]
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.headers.len() + self.payload.len() + self.headers.bth.pad as usize
+    }
+
+    /// Writes the packet from the BTH to the pad, and returns its length.
+    ///
+    /// # Panics
+    /// If `buf` is shorter than [`Packet::len`].
+    pub fn emit(&self, buf: &mut [u8]) -> usize {
+        debug_assert_eq!(self.headers.bth.pad, Bth::pad_of(self.payload.len()));
+        let payload_at = self.headers.emit(buf);
+        let pad_at = payload_at + self.payload.len();
+        let end = self.len();
+        buf[payload_at..pad_at].copy_from_slice(self.payload);
+        buf[pad_at..end].fill(0);
+        end
+    }
+}
+
+impl fmt::Display for Packet<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.headers)?;
+        if self.headers.bth.opcode.carries_payload() {
+            write!(f, " len {}", self.payload.len())?;
+        }
+        Ok(())
+    }
+}
