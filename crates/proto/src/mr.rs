@@ -39,6 +39,8 @@ bitflags! {
         const FLUSH_PERSISTENT = 512;
         /// A hint: order among accesses may be relaxed.
         const RELAXED_ORDERING = 1 << 20;
+        /// No flag of the verbs: a peer may invalidate the rkey (SEND with invalidate).
+        const INVALIDATABLE = 1 << 30;
     }
 }
 
@@ -167,6 +169,27 @@ impl MrTable {
         slot.store(region);
         slot.state.fetch_or(VALID, Ordering::Release);
         true
+    }
+
+    /// A peer or the program invalidates an rkey (IBA 9.4.1.1.3, 10.6.5): remote accesses end here, the local key stays.
+    ///
+    /// # Errors
+    /// No such key, another protection domain, or a key that cannot be invalidated.
+    pub fn invalidate(&self, rkey: u32, pd: u32) -> Result<(), KeyError> {
+        let held = self.slot(rkey).and_then(Slot::hold).ok_or(KeyError::Key)?;
+        let slot = held.0;
+        if slot.pd.load(Ordering::Relaxed) != pd {
+            return Err(KeyError::Pd);
+        }
+        let access = Access::from_bits_retain(slot.access.load(Ordering::Relaxed));
+        if !access.contains(Access::INVALIDATABLE) {
+            return Err(KeyError::Access);
+        }
+        // Only one of several invalidations finds the key.
+        slot.rkey
+            .compare_exchange(rkey, 0, Ordering::Relaxed, Ordering::Relaxed)
+            .map(|_| ())
+            .map_err(|_| KeyError::Key)
     }
 
     /// Clears the valid bit of the region and waits for the accesses in progress.
