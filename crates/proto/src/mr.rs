@@ -206,7 +206,7 @@ impl MrTable {
         let mut spins = 0u32;
         while slot.state.load(Ordering::Acquire) & !VALID != 0 {
             spins += 1;
-            if spins % 64 == 0 { std::thread::yield_now() } else { hint::spin_loop() }
+            if spins.is_multiple_of(64) { std::thread::yield_now() } else { hint::spin_loop() }
         }
         Some(slot)
     }

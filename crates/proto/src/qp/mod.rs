@@ -69,10 +69,12 @@ pub enum PostSendError {
 pub struct SqCredit(AtomicU32);
 
 impl SqCredit {
-    /// Takes [`crate::wc::Wc::sq_count`] of a polled completion of a send. Completions of one queue pair must be handed back in
-    /// the order in which they were polled.
+    /// Takes [`crate::wc::Wc::sq_count`] of a polled completion of a send. Several threads may poll: an older count
+    /// that comes late changes nothing.
     pub fn release(&self, sq_count: u32) {
-        self.0.store(sq_count, Ordering::Release);
+        let newer = |old: u32| (sq_count.wrapping_sub(old).cast_signed() > 0).then_some(sq_count);
+        // Err: a newer count stands there already.
+        let _ = self.0.fetch_update(Ordering::Release, Ordering::Relaxed, newer);
     }
 
     fn released(&self) -> u32 {

@@ -61,8 +61,8 @@ pub(super) struct Requester {
     pub(super) rnr_until: Option<Time>,
     /// When the oldest request counts as lost.
     ack_deadline: Option<Time>,
-    /// The WQE `next` cannot be sent, with this status; completed once all before it are.
-    halted: Option<WcStatus>,
+    /// The WQE at this position cannot be sent; completed with this status once all before it are.
+    halted: Option<(u32, WcStatus)>,
     /// Went back to this PSN because a response was missing; not again until it is there.
     went_back_to: Option<Psn>,
     /// `SQ_DRAINED` was raised since the move to SQD.
@@ -110,12 +110,13 @@ impl Qp {
     pub(super) fn send_requests<E: Env>(&mut self, env: &mut E) -> bool {
         if !matches!(self.attr.state, QpState::Rts | QpState::Sqd)
             || self.requester.rnr_until.is_some()
+            || self.sq.next == self.sq.head
         {
             return false;
         }
         let window = u64::from(env.window());
         let mut sent = false;
-        while self.requester.halted.is_none() && self.sq.next != self.sq.head {
+        while !self.is_halted_here() && self.sq.next != self.sq.head {
             if self.sq.next == self.sq.started && !self.start_wqe(env) {
                 break;
             }
@@ -435,13 +436,17 @@ impl Qp {
 
     /// The WQE under the cursor cannot be sent.
     pub(super) fn halt(&mut self, status: WcStatus) {
-        self.requester.halted = Some(status);
+        self.requester.halted = Some((self.sq.next, status));
+    }
+
+    fn is_halted_here(&self) -> bool {
+        self.requester.halted.is_some_and(|(position, _)| position == self.sq.next)
     }
 
     /// Completes a WQE that could not be sent, when its turn has come.
     fn complete_halted<E: Env>(&mut self, env: &mut E) {
-        if let Some(status) = self.requester.halted
-            && self.sq.done == self.sq.next
+        if let Some((position, status)) = self.requester.halted
+            && self.sq.done == position
         {
             self.requester.halted = None;
             self.fail_oldest(status, env);
