@@ -3,8 +3,6 @@
 //! `refuse!` defines them group by group, by how they report an error, and lists them in a table; `coverage.rs` makes
 //! `docs/coverage.md` from those tables. A call that gets a body leaves its group.
 
-use std::ffi::c_int;
-
 /// How a refusing call reports its error, from C's side.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,13 +28,7 @@ pub(crate) struct Refusal {
     pub(crate) name: &'static str,
     pub(crate) convention: Convention,
     /// The errno; 0 where the call has no way to report one.
-    pub(crate) errno: c_int,
-}
-
-/// Sets the calling thread's `errno`.
-pub(crate) fn set_errno(errno: c_int) {
-    // SAFETY: glibc gives every thread a valid `errno` location.
-    unsafe { *libc::__errno_location() = errno };
+    pub(crate) errno: std::ffi::c_int,
 }
 
 /// Leaves a trace for who looks for the reason: the call is known, but not built.
@@ -64,7 +56,7 @@ macro_rules! refuse {
     (@function Null $errno:expr, $name:ident) => {
         pub(crate) unsafe extern "C" fn $name() -> *mut ::std::ffi::c_void {
             $crate::refuse::note(stringify!($name));
-            $crate::refuse::set_errno($errno);
+            $crate::errno::Errno($errno).set();
             ::std::ptr::null_mut()
         }
     };
@@ -85,7 +77,7 @@ macro_rules! refuse {
     (@integer $errno:expr, $value:expr, $name:ident) => {
         pub(crate) unsafe extern "C" fn $name() -> i64 {
             $crate::refuse::note(stringify!($name));
-            $crate::refuse::set_errno($errno);
+            $crate::errno::Errno($errno).set();
             ($value).into()
         }
     };

@@ -6,7 +6,7 @@ use std::{
     ptr,
 };
 
-use crate::{abi::*, refuse::set_errno};
+use crate::{abi::*, errno::Errno};
 
 /// A device as this library hands it out. It lives as long as the process, so that no pointer into a freed list can
 /// dangle.
@@ -79,7 +79,7 @@ pub(crate) unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device)
 pub(crate) unsafe extern "C" fn ibv_get_device_name(device_: *mut ibv_device) -> *const c_char {
     device(device_).map_or_else(
         || {
-            set_errno(libc::EINVAL);
+            Errno(libc::EINVAL).set();
             ptr::null()
         },
         |d| d.public.name.as_ptr(),

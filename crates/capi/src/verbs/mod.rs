@@ -8,4 +8,6 @@ mod strings;
 mod sysfs;
 mod unbuilt;
 
+// Only the trampolines name them.
+#[cfg_attr(test, allow(unused_imports))]
 pub(crate) use {device::*, fork::*, marshall::*, rate::*, strings::*, sysfs::*, unbuilt::*};

@@ -9,7 +9,7 @@ use std::{
     sync::OnceLock,
 };
 
-use crate::refuse::set_errno;
+use crate::errno::Errno;
 
 /// `ibv_get_sysfs_path`: `$SYSFS_PATH` without its trailing slashes, or `/sys`. The string lives for ever.
 pub(crate) unsafe extern "C" fn ibv_get_sysfs_path() -> *const c_char {
@@ -46,7 +46,7 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
         || size == 0
         || isize::try_from(size).is_err()
     {
-        set_errno(libc::EINVAL);
+        Errno(libc::EINVAL).set();
         return -1;
     }
     // SAFETY: not NULL, so C strings by the caller's promise.
@@ -56,7 +56,7 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
     let mut text = Vec::new();
     let read = File::open(path).and_then(|f| f.take(size as u64).read_to_end(&mut text));
     if let Err(e) = read {
-        set_errno(e.raw_os_error().unwrap_or(libc::EIO));
+        Errno(e.raw_os_error().unwrap_or(libc::EIO)).set();
         return -1;
     }
     if text.last() == Some(&b'\n') {
@@ -66,7 +66,7 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
         .ok()
         .filter(|_| text.len() < size)
     else {
-        set_errno(libc::EMSGSIZE);
+        Errno(libc::EMSGSIZE).set();
         return -1;
     };
     text.push(0);
