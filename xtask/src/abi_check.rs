@@ -25,10 +25,7 @@ pub fn run(root: &Path, object: &Path) -> anyhow::Result<()> {
     let built = built(object)?;
     let mut differences = compare(&expected, &built.symbols);
     if built.soname != SONAME {
-        differences.push(format!(
-            "soname is {:?}",
-            String::from_utf8_lossy(&built.soname)
-        ));
+        differences.push(format!("soname is {:?}", String::from_utf8_lossy(&built.soname)));
     }
     if !built.nodelete {
         differences.push("the object can be unloaded: -z nodelete is missing".into());
@@ -37,11 +34,7 @@ pub fn run(root: &Path, object: &Path) -> anyhow::Result<()> {
         eprintln!("{line}");
     }
     if !differences.is_empty() {
-        bail!(
-            "{}: {} differences from the ABI tables",
-            object.display(),
-            differences.len()
-        );
+        bail!("{}: {} differences from the ABI tables", object.display(), differences.len());
     }
     let versions: BTreeSet<&str> = expected.keys().map(|(_, v)| v.as_str()).collect();
     println!(
@@ -59,35 +52,20 @@ fn compare(expected: &Symbols, built: &Symbols) -> Vec<String> {
         match built.get(&(name.clone(), version.clone())) {
             Some(d) if d == default => {}
             Some(_) => {
-                let want = if *default {
-                    "the default"
-                } else {
-                    "not the default"
-                };
+                let want = if *default { "the default" } else { "not the default" };
                 lines.push(format!("{name}: {version} should be {want} version"));
             }
             None => {
-                let found: Vec<_> = built
-                    .keys()
-                    .filter(|(n, _)| n == name)
-                    .map(|(_, v)| v.as_str())
-                    .collect();
-                let found = if found.is_empty() {
-                    "nothing".into()
-                } else {
-                    found.join(", ")
-                };
+                let found: Vec<_> =
+                    built.keys().filter(|(n, _)| n == name).map(|(_, v)| v.as_str()).collect();
+                let found = if found.is_empty() { "nothing".into() } else { found.join(", ") };
                 lines.push(format!("{name}: {version} is missing (exported: {found})"));
             }
         }
     }
     for key @ (name, version) in built.keys() {
         if !expected.contains_key(key) {
-            let version = if version.is_empty() {
-                "without a version"
-            } else {
-                version
-            };
+            let version = if version.is_empty() { "without a version" } else { version };
             lines.push(format!("{name}: {version} is exported but in no table"));
         }
     }
@@ -107,10 +85,7 @@ fn expected(abi: &Path) -> anyhow::Result<Symbols> {
                 bail!("{}: {line}", path.display())
             };
             if let Some(release) = version.strip_prefix(PRIVATE) {
-                private
-                    .entry(release.parse()?)
-                    .or_default()
-                    .insert(name.to_owned());
+                private.entry(release.parse()?).or_default().insert(name.to_owned());
             } else if symbols
                 .insert((name.to_owned(), version.to_owned()), kind == "default")
                 .is_some()
@@ -119,17 +94,11 @@ fn expected(abi: &Path) -> anyhow::Result<Symbols> {
             }
         }
     }
-    let all: BTreeSet<String> = private
-        .values()
-        .flatten()
-        .filter(|n| !registers_driver(n))
-        .cloned()
-        .collect();
+    let all: BTreeSet<String> =
+        private.values().flatten().filter(|n| !registers_driver(n)).cloned().collect();
     let mut newer = BTreeSet::new();
     let releases = read(&abi.join("private-releases.txt"))?;
-    let mut releases = lines(&releases)
-        .map(str::parse)
-        .collect::<Result<Vec<u32>, _>>()?;
+    let mut releases = lines(&releases).map(str::parse).collect::<Result<Vec<u32>, _>>()?;
     releases.sort_unstable();
     for release in releases.into_iter().rev() {
         let names = private.get(&release).cloned().unwrap_or_else(|| {
@@ -163,10 +132,7 @@ fn built(path: &Path) -> anyhow::Result<Built> {
     let sections = file.elf_section_table();
     let versions = sections.versions(endian, &*data)?;
     let mut symbols = Symbols::new();
-    for symbol in file
-        .dynamic_symbols()
-        .filter(|s| s.is_definition() && s.is_global())
-    {
+    for symbol in file.dynamic_symbols().filter(|s| s.is_definition() && s.is_global()) {
         // The linker may export each version's name as an absolute symbol; it is not part of the interface.
         if symbol.elf_symbol().st_shndx.get(endian) == elf::SHN_ABS {
             continue;
@@ -200,11 +166,7 @@ fn built(path: &Path) -> anyhow::Result<Built> {
             }
         }
     }
-    Ok(Built {
-        symbols,
-        soname,
-        nodelete,
-    })
+    Ok(Built { symbols, soname, nodelete })
 }
 
 fn read(path: &Path) -> anyhow::Result<String> {
@@ -212,9 +174,7 @@ fn read(path: &Path) -> anyhow::Result<String> {
 }
 
 fn lines(text: &str) -> impl Iterator<Item = &str> {
-    text.lines()
-        .map(str::trim)
-        .filter(|l| !l.is_empty() && !l.starts_with('#'))
+    text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#'))
 }
 
 #[cfg(test)]
@@ -222,9 +182,7 @@ mod tests {
     use super::*;
 
     fn symbols(rows: &[(&str, &str, bool)]) -> Symbols {
-        rows.iter()
-            .map(|(n, v, d)| ((n.to_string(), v.to_string()), *d))
-            .collect()
+        rows.iter().map(|(n, v, d)| ((n.to_string(), v.to_string()), *d)).collect()
     }
 
     #[test]
@@ -235,12 +193,8 @@ mod tests {
             ("c", "V_1", false),
             ("d", "V_1", true),
         ]);
-        let object = symbols(&[
-            ("a", "V_1", true),
-            ("b", "V_2", true),
-            ("c", "V_1", true),
-            ("e", "", true),
-        ]);
+        let object =
+            symbols(&[("a", "V_1", true), ("b", "V_2", true), ("c", "V_1", true), ("e", "", true)]);
         assert_eq!(
             compare(&table, &object),
             [
@@ -264,11 +218,6 @@ mod tests {
                 && !kind("IBVERBS_PRIVATE_59")
                 && kind("IBVERBS_PRIVATE_65")
         );
-        assert!(
-            table[&(
-                "verbs_register_driver_59".to_owned(),
-                "IBVERBS_PRIVATE_59".to_owned()
-            )]
-        );
+        assert!(table[&("verbs_register_driver_59".to_owned(), "IBVERBS_PRIVATE_59".to_owned())]);
     }
 }

@@ -23,13 +23,8 @@ pub(crate) fn asserts(table: &str) -> String {
         if let Some(rest) = line.strip_prefix("enum ") {
             let mut words = rest.split_whitespace().skip(1);
             let (name, value) = (words.next(), words.nth(1));
-            let (Some(name), Some(value)) = (name, value) else {
-                panic!("layouts: {line}")
-            };
-            let _ = writeln!(
-                text,
-                "const _: () = assert!({name} as i64 == {value}, {name:?});"
-            );
+            let (Some(name), Some(value)) = (name, value) else { panic!("layouts: {line}") };
+            let _ = writeln!(text, "const _: () = assert!({name} as i64 == {value}, {name:?});");
         } else if let Some(field) = line.strip_prefix("    ") {
             let mut words = field.split_whitespace();
             let path = words.next().unwrap_or_else(|| panic!("layouts: {line}"));
@@ -60,10 +55,7 @@ pub(crate) fn asserts(table: &str) -> String {
                  assert!(pointee_size(unsafe {{ &raw const (*v.as_ptr()).{path} }}) == {size}, \"{owner}.{path}\"); }};"
             );
         } else {
-            owner = line
-                .split_whitespace()
-                .nth(1)
-                .unwrap_or_else(|| panic!("layouts: {line}"));
+            owner = line.split_whitespace().nth(1).unwrap_or_else(|| panic!("layouts: {line}"));
             let (size, align) = (attribute(line, "size="), attribute(line, "align="));
             let _ = writeln!(
                 text,

@@ -28,11 +28,7 @@ pub(crate) fn read(abi: &Path) -> Vec<Export> {
         let text = super::read(&abi.join(format!("{library}.symbols")));
         for line in lines(&text) {
             let mut columns = line.split_whitespace();
-            let mut next = || {
-                columns
-                    .next()
-                    .unwrap_or_else(|| panic!("{library}.symbols: {line}"))
-            };
+            let mut next = || columns.next().unwrap_or_else(|| panic!("{library}.symbols: {line}"));
             let (name, version, kind) = (next(), next(), next());
             if let Some(release) = version.strip_prefix(PRIVATE) {
                 let release = release.parse().expect("a private node ends in its release");
@@ -121,10 +117,7 @@ pub(crate) fn version_script(exports: &[Export]) -> String {
 fn split_version(version: &str) -> (String, u32) {
     let digits = version.len() - version.trim_end_matches(|c: char| c.is_ascii_digit()).len();
     let (family, minor) = version.split_at(version.len() - digits);
-    (
-        family.to_owned(),
-        minor.parse().expect("a version ends in a number"),
-    )
+    (family.to_owned(), minor.parse().expect("a version ends in a number"))
 }
 
 /// One `global_asm!` per export: a label that jumps to the Rust function and carries the version. Rust's own
@@ -191,7 +184,5 @@ pub(crate) fn table(exports: &[Export]) -> String {
 }
 
 fn lines(text: &str) -> impl Iterator<Item = &str> {
-    text.lines()
-        .map(str::trim)
-        .filter(|l| !l.is_empty() && !l.starts_with('#'))
+    text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#'))
 }

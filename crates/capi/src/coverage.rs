@@ -20,10 +20,8 @@ use crate::{
 };
 
 /// Calls that have a body which does not yet do all that the manual page says, and what it leaves out.
-const PARTIAL: &[(&str, &str)] = &[(
-    "ibv_get_device_list",
-    "the list is empty: no device is joined to the C ABI yet",
-)];
+const PARTIAL: &[(&str, &str)] =
+    &[("ibv_get_device_list", "the list is empty: no device is joined to the C ABI yet")];
 
 /// All refusals of today's interfaces; `compat` has names of its own, for programs of 2005.
 fn refused() -> BTreeMap<&'static str, &'static Refusal> {
@@ -75,11 +73,7 @@ fn page() -> String {
     );
     let sections: [(&str, &str, bool); 6] = [
         ("libibverbs", "libibverbs", false),
-        (
-            "libibverbs",
-            "libibverbs, private interface (for provider libraries)",
-            true,
-        ),
+        ("libibverbs", "libibverbs, private interface (for provider libraries)", true),
         ("librdmacm", "librdmacm", false),
         ("libmlx5", "libmlx5", false),
         ("libmlx4", "libmlx4", false),
@@ -94,25 +88,14 @@ fn page() -> String {
                 None => e.name,
             })
             .collect();
-        section(
-            &mut text,
-            title,
-            names.iter().map(|n| (*n, status(n, &refused))),
-        );
+        section(&mut text, title, names.iter().map(|n| (*n, status(n, &refused))));
         if i == 0 {
             let slots = slots().into_iter().map(|s| {
-                let state = if s.built {
-                    ("works", String::new())
-                } else {
-                    ("refuses", s.refusal.into())
-                };
+                let state =
+                    if s.built { ("works", String::new()) } else { ("refuses", s.refusal.into()) };
                 (s.verb, state)
             });
-            section(
-                &mut text,
-                "libibverbs, inlines of `verbs.h` (through the context)",
-                slots,
-            );
+            section(&mut text, "libibverbs, inlines of `verbs.h` (through the context)", slots);
         }
     }
     let _ = writeln!(
@@ -166,10 +149,7 @@ fn every_refusal_and_partial_is_of_an_exported_name() {
         assert!(known(name), "{name} is not exported");
     }
     for (name, _) in PARTIAL {
-        assert!(
-            !refused().contains_key(name),
-            "{name} is both partial and refused"
-        );
+        assert!(!refused().contains_key(name), "{name} is both partial and refused");
     }
     let old: BTreeSet<&str> = EXPORTS
         .iter()
@@ -177,10 +157,6 @@ fn every_refusal_and_partial_is_of_an_exported_name() {
         .map(|e| e.name)
         .collect();
     for refusal in compat::REFUSED {
-        assert!(
-            old.contains(refusal.name),
-            "{} has no old version",
-            refusal.name
-        );
+        assert!(old.contains(refusal.name), "{} has no old version", refusal.name);
     }
 }

@@ -27,18 +27,13 @@ fn original(library: &str, symbol: &str) -> *mut c_void {
 }
 
 fn open(library: &str) -> *mut c_void {
-    [
-        "/usr/lib/x86_64-linux-gnu",
-        "/usr/lib/aarch64-linux-gnu",
-        "/usr/lib64",
-        "/usr/lib",
-    ]
-    .into_iter()
-    .map(|dir| CString::new(format!("{dir}/{library}")).unwrap())
-    // SAFETY: a valid C string; the library's constructors are rdma-core's.
-    .map(|path| unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) })
-    .find(|handle| !handle.is_null())
-    .unwrap_or(std::ptr::null_mut())
+    ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"]
+        .into_iter()
+        .map(|dir| CString::new(format!("{dir}/{library}")).unwrap())
+        // SAFETY: a valid C string; the library's constructors are rdma-core's.
+        .map(|path| unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) })
+        .find(|handle| !handle.is_null())
+        .unwrap_or(std::ptr::null_mut())
 }
 
 /// `original("lib", fn name: type)` as a typed function pointer.
@@ -60,54 +55,25 @@ type Name = unsafe extern "C" fn(u32) -> *const c_char;
 fn same_names(ours: Name, theirs: Name, last: i32, newest: i32) {
     for value in arguments(newest).filter(|v| !(last + 1..=newest).contains(v)) {
         // SAFETY: both take any integer and return a static string.
-        let (a, b) = unsafe {
-            (
-                CStr::from_ptr(ours(value as u32)),
-                CStr::from_ptr(theirs(value as u32)),
-            )
-        };
+        let (a, b) =
+            unsafe { (CStr::from_ptr(ours(value as u32)), CStr::from_ptr(theirs(value as u32))) };
         assert_eq!(a, b, "{value}");
     }
 }
 
 #[test]
 fn names_are_rdma_cores() {
-    same_names(
-        ibv_wc_status_str,
-        original!("libibverbs.so.1", ibv_wc_status_str: Name),
-        23,
-        23,
-    );
-    same_names(
-        ibv_port_state_str,
-        original!("libibverbs.so.1", ibv_port_state_str: Name),
-        5,
-        5,
-    );
-    same_names(
-        ibv_event_type_str,
-        original!("libibverbs.so.1", ibv_event_type_str: Name),
-        19,
-        20,
-    );
+    same_names(ibv_wc_status_str, original!("libibverbs.so.1", ibv_wc_status_str: Name), 23, 23);
+    same_names(ibv_port_state_str, original!("libibverbs.so.1", ibv_port_state_str: Name), 5, 5);
+    same_names(ibv_event_type_str, original!("libibverbs.so.1", ibv_event_type_str: Name), 19, 20);
     // SAFETY: `enum ibv_node_type` is signed, with the same size and registers.
     let node_type = unsafe {
         std::mem::transmute::<unsafe extern "C" fn(ibv_node_type) -> *const c_char, Name>(
             ibv_node_type_str,
         )
     };
-    same_names(
-        node_type,
-        original!("libibverbs.so.1", ibv_node_type_str: Name),
-        7,
-        7,
-    );
-    same_names(
-        rdma_event_str,
-        original!("librdmacm.so.1", rdma_event_str: Name),
-        15,
-        19,
-    );
+    same_names(node_type, original!("libibverbs.so.1", ibv_node_type_str: Name), 7, 7);
+    same_names(rdma_event_str, original!("librdmacm.so.1", rdma_event_str: Name), 15, 19);
 }
 
 /// `enum ibv_rate` travels as an int.
@@ -149,13 +115,7 @@ fn pattern<T: Copy>(seed: u8) -> T {
     let mut value = MaybeUninit::<T>::zeroed();
     for i in 0..size_of::<T>() {
         // SAFETY: inside `value`; the types are plain integers.
-        unsafe {
-            value
-                .as_mut_ptr()
-                .cast::<u8>()
-                .add(i)
-                .write((i as u8).wrapping_mul(37) ^ seed)
-        };
+        unsafe { value.as_mut_ptr().cast::<u8>().add(i).write((i as u8).wrapping_mul(37) ^ seed) };
     }
     // SAFETY: every byte is written and every bit pattern is valid.
     unsafe { value.assume_init() }

@@ -17,9 +17,7 @@ pub(crate) const IS_EXTENDED: *mut c_void = ptr::without_provenance_mut(usize::M
 
 /// The extended context that a program's `ibv_context` is embedded in.
 pub(crate) fn extended(context: *mut ibv_context) -> *mut verbs_context {
-    context
-        .wrapping_byte_sub(offset_of!(verbs_context, context))
-        .cast()
+    context.wrapping_byte_sub(offset_of!(verbs_context, context)).cast()
 }
 
 /// A context with every slot that is built; device, descriptors and mutex are the caller's to fill in.

@@ -46,14 +46,8 @@ mod tests {
     #[test]
     fn each_convention_sets_errno() {
         let errno = || std::io::Error::last_os_error().raw_os_error();
-        assert_eq!(
-            (value(Err(Errno::EINVAL)), errno()),
-            (libc::EINVAL, Some(libc::EINVAL))
-        );
-        assert_eq!(
-            (minus_one(Err(Errno::ENOENT)), errno()),
-            (-1, Some(libc::ENOENT))
-        );
+        assert_eq!((value(Err(Errno::EINVAL)), errno()), (libc::EINVAL, Some(libc::EINVAL)));
+        assert_eq!((minus_one(Err(Errno::ENOENT)), errno()), (-1, Some(libc::ENOENT)));
         assert!(pointer::<u8>(Err(Errno(libc::ENOMEM))).is_null());
         assert_eq!(errno(), Some(libc::ENOMEM));
         assert_eq!((value(Ok(())), minus_one(Ok(7))), (0, 7));

@@ -76,11 +76,7 @@ pub(crate) fn new_handle() -> u32 {
 
 /// Gives the object to the program. `handle` must be what `public` carries, if it carries one.
 pub(crate) fn publish<P: Public>(public: P, handle: u32, inner: P::Inner) -> *mut P {
-    let object = Arc::new(Object {
-        public: UnsafeCell::new(public),
-        handle,
-        inner,
-    });
+    let object = Arc::new(Object { public: UnsafeCell::new(public), handle, inner });
     let pointer = object.public();
     live().write().insert(pointer as usize, object);
     pointer
@@ -89,11 +85,7 @@ pub(crate) fn publish<P: Public>(public: P, handle: u32, inner: P::Inner) -> *mu
 /// The live object behind a program's pointer, for a control call: `EINVAL` for a pointer that is none of this
 /// kind's, `ENOENT` for a garbled handle.
 pub(crate) fn find<P: Public>(pointer: *const P) -> Result<Arc<Object<P>>, Errno> {
-    let object = live()
-        .read()
-        .get(&(pointer as usize))
-        .cloned()
-        .ok_or(Errno::EINVAL)?;
+    let object = live().read().get(&(pointer as usize)).cloned().ok_or(Errno::EINVAL)?;
     let object = object.downcast::<Object<P>>().map_err(|_| Errno::EINVAL)?;
     // SAFETY: the object is live and its Arc is held.
     match unsafe { P::handle(object.public()) } {
@@ -151,10 +143,7 @@ mod tests {
     use std::ptr;
 
     fn pd(handle: u32) -> ibv_pd {
-        ibv_pd {
-            context: ptr::null_mut(),
-            handle,
-        }
+        ibv_pd { context: ptr::null_mut(), handle }
     }
 
     #[test]

@@ -28,9 +28,5 @@ pub(crate) unsafe extern "C" fn rdma_event_str(event: rdma_cm_event_type) -> *co
         c"RDMA_CM_EVENT_USER",
         c"RDMA_CM_EVENT_INTERNAL",
     ];
-    usize::try_from(event)
-        .ok()
-        .and_then(|e| NAMES.get(e))
-        .unwrap_or(&c"UNKNOWN EVENT")
-        .as_ptr()
+    usize::try_from(event).ok().and_then(|e| NAMES.get(e)).unwrap_or(&c"UNKNOWN EVENT").as_ptr()
 }

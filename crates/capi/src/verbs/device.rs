@@ -54,11 +54,7 @@ pub(crate) unsafe extern "C" fn ibv_get_device_list(
             unsafe { list.add(i).write(ptr::from_ref(&d.public).cast_mut()) };
         }
     }
-    let count = if list.is_null() {
-        0
-    } else {
-        found.len() as c_int
-    };
+    let count = if list.is_null() { 0 } else { found.len() as c_int };
     if !num_devices.is_null() {
         // SAFETY: the caller's promise.
         unsafe { num_devices.write(count) };

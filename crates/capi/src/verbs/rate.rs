@@ -33,19 +33,12 @@ const RATES: &[(ibv_rate, Option<c_int>, c_int)] = &[
 
 /// `ibv_rate_to_mult`: multiple of 2.5 Gb/s, or -1.
 pub(crate) unsafe extern "C" fn ibv_rate_to_mult(rate: ibv_rate) -> c_int {
-    RATES
-        .iter()
-        .find(|r| r.0 == rate)
-        .and_then(|r| r.1)
-        .unwrap_or(-1)
+    RATES.iter().find(|r| r.0 == rate).and_then(|r| r.1).unwrap_or(-1)
 }
 
 /// `mult_to_ibv_rate`: the rate, or `IBV_RATE_MAX`.
 pub(crate) unsafe extern "C" fn mult_to_ibv_rate(mult: c_int) -> ibv_rate {
-    RATES
-        .iter()
-        .find(|r| r.1 == Some(mult))
-        .map_or(IBV_RATE_MAX, |r| r.0)
+    RATES.iter().find(|r| r.1 == Some(mult)).map_or(IBV_RATE_MAX, |r| r.0)
 }
 
 /// `ibv_rate_to_mbps`: Mb/s, or -1.
@@ -55,8 +48,5 @@ pub(crate) unsafe extern "C" fn ibv_rate_to_mbps(rate: ibv_rate) -> c_int {
 
 /// `mbps_to_ibv_rate`: the rate, or `IBV_RATE_MAX`.
 pub(crate) unsafe extern "C" fn mbps_to_ibv_rate(mbps: c_int) -> ibv_rate {
-    RATES
-        .iter()
-        .find(|r| r.2 == mbps)
-        .map_or(IBV_RATE_MAX, |r| r.0)
+    RATES.iter().find(|r| r.2 == mbps).map_or(IBV_RATE_MAX, |r| r.0)
 }

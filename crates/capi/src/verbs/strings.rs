@@ -7,11 +7,7 @@ use crate::abi::*;
 const UNKNOWN: &CStr = c"unknown";
 
 fn name(names: &[&'static CStr], value: c_uint) -> *const c_char {
-    usize::try_from(value)
-        .ok()
-        .and_then(|v| names.get(v))
-        .unwrap_or(&UNKNOWN)
-        .as_ptr()
+    usize::try_from(value).ok().and_then(|v| names.get(v)).unwrap_or(&UNKNOWN).as_ptr()
 }
 
 /// `ibv_wc_status_str`.
@@ -62,17 +58,7 @@ pub(crate) unsafe extern "C" fn ibv_node_type_str(node_type: ibv_node_type) -> *
 
 /// `ibv_port_state_str`.
 pub(crate) unsafe extern "C" fn ibv_port_state_str(state: ibv_port_state) -> *const c_char {
-    name(
-        &[
-            c"no state change (NOP)",
-            c"down",
-            c"init",
-            c"armed",
-            c"active",
-            c"active defer",
-        ],
-        state,
-    )
+    name(&[c"no state change (NOP)", c"down", c"init", c"armed", c"active", c"active defer"], state)
 }
 
 /// `ibv_event_type_str`.

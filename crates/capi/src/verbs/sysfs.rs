@@ -15,9 +15,8 @@ use crate::errno::Errno;
 pub(crate) unsafe extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     static PATH: OnceLock<CString> = OnceLock::new();
     PATH.get_or_init(|| {
-        let mut path = std::env::var_os("SYSFS_PATH")
-            .map(OsStringExt::into_vec)
-            .unwrap_or_default();
+        let mut path =
+            std::env::var_os("SYSFS_PATH").map(OsStringExt::into_vec).unwrap_or_default();
         while path.last() == Some(&b'/') {
             path.pop();
         }
@@ -62,10 +61,7 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
     if text.last() == Some(&b'\n') {
         text.pop();
     }
-    let Some(length) = c_int::try_from(text.len())
-        .ok()
-        .filter(|_| text.len() < size)
-    else {
+    let Some(length) = c_int::try_from(text.len()).ok().filter(|_| text.len() < size) else {
         Errno(libc::EMSGSIZE).set();
         return -1;
     };
