@@ -9,6 +9,7 @@ use std::{
     any::Any,
     cell::UnsafeCell,
     collections::HashMap,
+    ptr,
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -49,9 +50,9 @@ unsafe impl<P: Public> Send for Object<P> {}
 unsafe impl<P: Public> Sync for Object<P> {}
 
 impl<P: Public> Object<P> {
-    /// The pointer that C holds.
+    /// The pointer that C holds. It may be used for the whole object, not for the public struct alone.
     pub(crate) fn public(&self) -> *mut P {
-        self.public.get()
+        ptr::from_ref(self).cast::<P>().cast_mut()
     }
 }
 
@@ -140,7 +141,6 @@ public! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::ptr;
 
     fn pd(handle: u32) -> ibv_pd {
         ibv_pd { context: ptr::null_mut(), handle }

@@ -84,3 +84,28 @@ macro_rules! refuse {
 }
 
 pub(crate) use refuse;
+
+#[cfg(test)]
+mod tests {
+    use crate::{private, rdmacm, vendor, verbs};
+
+    /// Runs a refusing call and returns its result with the errno that it left.
+    fn call<T>(f: unsafe extern "C" fn() -> T) -> (T, i32) {
+        crate::errno::Errno(0).set();
+        // SAFETY: refusing calls read nothing.
+        let result = unsafe { f() };
+        (result, std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
+    }
+
+    #[test]
+    fn each_convention_reports_the_way_its_calls_do() {
+        let errno = libc::EOPNOTSUPP;
+        let (pd, e) = call(verbs::ibv_alloc_pd);
+        assert!(pd.is_null() && e == errno);
+        assert_eq!(call(verbs::ibv_modify_qp), (errno.into(), errno));
+        assert_eq!(call(rdmacm::rdma_create_id), (-1, errno));
+        assert_eq!(call(verbs::_ibv_query_gid_table), ((-errno).into(), errno));
+        assert_eq!(call(vendor::mlx5::mlx5dv_pp_free), ((), 0));
+        assert_eq!(call(private::__ioctl_final_num_attrs), (0, 0));
+    }
+}
