@@ -286,3 +286,6 @@ impl fmt::Display for Packet<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;
