@@ -145,7 +145,7 @@ impl Registry {
     /// As [`Registry::announced`], in the order of announcing: socket inodes are numbered upwards (proc_net(5), unix).
     pub(crate) fn announced_in_order(&self, port: u16) -> Vec<u8> {
         let prefix = format!("@{}/port/{port}/", self.prefix);
-        let table = std::fs::read_to_string("/proc/self/net/unix").unwrap_or_default();
+        let table = std::fs::read_to_string("/proc/thread-self/net/unix").unwrap_or_default();
         let mut found: Vec<(u64, u8)> = table
             .lines()
             .filter_map(|line| {

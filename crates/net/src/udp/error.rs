@@ -66,7 +66,7 @@ impl OpenError {
 fn other_owner(port: u16) -> Option<u32> {
     // SAFETY: geteuid has no preconditions and cannot fail.
     let own = unsafe { libc::geteuid() };
-    ["/proc/self/net/udp", "/proc/self/net/udp6"]
+    ["/proc/thread-self/net/udp", "/proc/self/net/udp6"]
         .iter()
         .filter_map(|path| std::fs::read_to_string(path).ok())
         .find_map(|table| {
