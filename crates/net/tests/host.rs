@@ -29,39 +29,21 @@ fn interfaces_are_those_that_ip_shows() {
         assert_eq!(found.index as u64, expected["ifindex"].as_u64().unwrap());
         assert_eq!(found.name, expected["ifname"].as_str().unwrap());
         assert_eq!(u64::from(found.mtu), expected["mtu"].as_u64().unwrap());
-        let flag = |name: &str| {
-            expected["flags"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .any(|f| f == name)
-        };
+        let flag = |name: &str| expected["flags"].as_array().unwrap().iter().any(|f| f == name);
         assert_eq!(
             (found.up, found.loopback, found.multicast),
             (flag("UP"), flag("LOOPBACK"), flag("MULTICAST"))
         );
-        let mac = found
-            .mac
-            .unwrap_or_default()
-            .map(|b| format!("{b:02x}"))
-            .join(":");
+        let mac = found.mac.unwrap_or_default().map(|b| format!("{b:02x}")).join(":");
         assert_eq!(mac, expected["address"].as_str().unwrap());
         let addresses: Vec<_> = expected["addr_info"]
             .as_array()
             .unwrap()
             .iter()
-            .map(|a| {
-                (
-                    a["local"].as_str().unwrap().to_owned(),
-                    a["prefixlen"].as_u64().unwrap(),
-                )
-            })
+            .map(|a| (a["local"].as_str().unwrap().to_owned(), a["prefixlen"].as_u64().unwrap()))
             .collect();
-        let ours: Vec<_> = found
-            .addresses
-            .iter()
-            .map(|a| (a.ip.to_string(), u64::from(a.prefix_len)))
-            .collect();
+        let ours: Vec<_> =
+            found.addresses.iter().map(|a| (a.ip.to_string(), u64::from(a.prefix_len))).collect();
         assert_eq!(ours, addresses);
     }
     let lo = &found[0];
@@ -69,23 +51,14 @@ fn interfaces_are_those_that_ip_shows() {
     let va = found.iter().find(|i| i.name == "va").unwrap();
     assert!(va.up && !va.running, "no carrier: the other end is down");
     assert_eq!(va.mac, Some([2, 0x11, 0x22, 0x33, 0x44, 0x55]));
-    let address = |ip: &str| {
-        va.addresses
-            .iter()
-            .find(|a| a.ip.to_string() == ip)
-            .unwrap()
-    };
+    let address = |ip: &str| va.addresses.iter().find(|a| a.ip.to_string() == ip).unwrap();
     assert!(!address("10.9.0.1").secondary && address("10.9.0.2").secondary);
     assert!(!address("2001:db8::1").tentative && address("2001:db8::2").tentative);
     netns::ip("link set vb up");
     // The kernel makes a link-local address when the carrier comes.
     let deadline = Instant::now() + Duration::from_secs(2);
     let (va, link_local) = loop {
-        let va = interfaces()
-            .unwrap()
-            .into_iter()
-            .find(|i| i.name == "va")
-            .unwrap();
+        let va = interfaces().unwrap().into_iter().find(|i| i.name == "va").unwrap();
         if let Some(&link_local) = va.addresses.iter().find(|a| a.is_link_local()) {
             break (va, link_local);
         }
@@ -93,12 +66,7 @@ fn interfaces_are_those_that_ip_shows() {
         std::thread::sleep(Duration::from_millis(5));
     };
     assert_eq!((link_local.scope_id, link_local.prefix_len), (va.index, 64));
-    assert!(
-        va.addresses
-            .iter()
-            .filter(|a| !a.is_link_local())
-            .all(|a| a.scope_id == 0)
-    );
+    assert!(va.addresses.iter().filter(|a| !a.is_link_local()).all(|a| a.scope_id == 0));
 }
 
 #[test]

@@ -141,12 +141,7 @@ impl Member {
         let mut child = command.spawn().unwrap();
         let stdin = child.stdin.take().unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap());
-        Self {
-            child,
-            stdin,
-            stdout,
-            slot: 0,
-        }
+        Self { child, stdin, stdout, slot: 0 }
     }
 
     /// Waits until it has joined.
@@ -180,12 +175,7 @@ impl Member {
         let line = self.ask("counts");
         let mut fields = line.splitn(4, ' ');
         let mut number = || fields.next().unwrap().parse().unwrap();
-        (
-            number(),
-            number(),
-            number(),
-            fields.next().unwrap_or_default().to_owned(),
-        )
+        (number(), number(), number(), fields.next().unwrap_or_default().to_owned())
     }
 
     fn signal(&self, signal: i32) {
@@ -216,24 +206,13 @@ struct Sender {
 
 impl Sender {
     fn new() -> Self {
-        let port = UdpPort::open(PortOptions {
-            ipv6: false,
-            ..PortOptions::new(4000)
-        })
-        .unwrap();
-        Self {
-            port,
-            batch: TxBatch::new(),
-            lane: 0,
-        }
+        let port = UdpPort::open(PortOptions { ipv6: false, ..PortOptions::new(4000) }).unwrap();
+        Self { port, batch: TxBatch::new(), lane: 0 }
     }
 
     /// `n` datagrams to each slot and family, each by another source port, so that a hash would spread them.
     fn send(&mut self, slots: impl Iterator<Item = u8> + Clone, n: usize) {
-        for ip in [
-            IpAddr::V4(Ipv4Addr::LOCALHOST),
-            IpAddr::V6(Ipv6Addr::LOCALHOST),
-        ] {
+        for ip in [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)] {
             for slot in slots.clone() {
                 for _ in 0..n {
                     self.lane = (self.lane + 1) % 16;
@@ -261,20 +240,10 @@ fn assert_steered(members: &mut [Member], sender: &mut Sender, may_repair: bool,
         member.counts();
     }
     loop {
-        sender.send(
-            members
-                .iter()
-                .map(|m| m.slot)
-                .collect::<Vec<_>>()
-                .into_iter(),
-            N,
-        );
+        sender.send(members.iter().map(|m| m.slot).collect::<Vec<_>>().into_iter(), N);
         std::thread::sleep(Duration::from_millis(20));
-        let counts: Vec<_> = members
-            .iter_mut()
-            .map(|m| m.counts())
-            .map(|c| (c.0, c.1, c.2))
-            .collect();
+        let counts: Vec<_> =
+            members.iter_mut().map(|m| m.counts()).map(|c| (c.0, c.1, c.2)).collect();
         if counts.iter().all(|&c| c == (2 * N, 0, 0)) {
             return;
         }
@@ -364,12 +333,7 @@ fn a_stopped_process_is_not_forgotten() {
     assert!(state.contains("Partial"), "{state}");
     members[0].signal(libc::SIGCONT);
     members[1].signal(libc::SIGCONT);
-    assert_steered(
-        &mut members,
-        &mut sender,
-        true,
-        "repaired after both went on",
-    );
+    assert_steered(&mut members, &mut sender, true, "repaired after both went on");
 }
 
 #[test]
@@ -401,11 +365,7 @@ fn what_is_not_steered_is_forwarded_with_its_headers() {
     assert_eq!(foreign, forwarded);
     assert!(forwarded > 0);
     let fields: Vec<&str> = example.split(' ').collect();
-    let source = if fields[1] == "::1" {
-        "[::1]:"
-    } else {
-        "127.0.0.1:"
-    };
+    let source = if fields[1] == "::1" { "[::1]:" } else { "127.0.0.1:" };
     assert!(fields[0].starts_with(source), "{example}");
     assert!(["127.0.0.1", "::1"].contains(&fields[1]), "{example}");
     assert_eq!(fields[2..], ["1", "41", "77", "0", "48"], "{example}");
@@ -414,14 +374,8 @@ fn what_is_not_steered_is_forwarded_with_its_headers() {
     sender.send([dead_slot].into_iter(), 3);
     std::thread::sleep(Duration::from_millis(20));
     let states: Vec<String> = members.iter_mut().map(|m| m.ask("state")).collect();
-    assert!(
-        states.iter().any(|s| s.contains("dropped_dead: 6")),
-        "{states:?}"
-    );
-    assert!(
-        states.iter().all(|s| s.contains("ignored: 0")),
-        "{states:?}"
-    );
+    assert!(states.iter().any(|s| s.contains("dropped_dead: 6")), "{states:?}");
+    assert!(states.iter().all(|s| s.contains("ignored: 0")), "{states:?}");
 }
 
 #[test]
@@ -446,10 +400,7 @@ fn a_full_queue_drops_and_counts() {
         port.forward(other.number(), &datagram);
     }
     let counters = port.forward_counters();
-    assert!(
-        counters.sent >= 1 && counters.dropped_full >= 1,
-        "{counters:?}"
-    );
+    assert!(counters.sent >= 1 && counters.dropped_full >= 1, "{counters:?}");
     assert_eq!(counters.sent + counters.dropped_full, 100, "{counters:?}");
     port.forward(0, &datagram);
     drop(other);
@@ -492,10 +443,7 @@ fn strangers_messages_are_ignored() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             // SAFETY: the raw system call changes the credentials of this thread only and touches no memory.
-            assert_eq!(
-                unsafe { libc::syscall(libc::SYS_setresuid, 65_534, 65_534, 65_534) },
-                0
-            );
+            assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65_534, 65_534, 65_534) }, 0);
             port.forward(own, &datagram);
         });
     });
@@ -509,30 +457,14 @@ fn without_loopback_the_order_of_joining_is_assumed() {
         return;
     }
     let first = open();
-    assert_eq!(
-        first.steering_state().v4,
-        SteeringMode::Steered { processes: 1 }
-    );
+    assert_eq!(first.steering_state().v4, SteeringMode::Steered { processes: 1 });
     let second = open();
-    assert_eq!(
-        second.steering_state().v4,
-        SteeringMode::Assumed { processes: 2 }
-    );
-    assert_eq!(
-        second.steering_state().v6,
-        SteeringMode::Assumed { processes: 2 }
-    );
+    assert_eq!(second.steering_state().v4, SteeringMode::Assumed { processes: 2 });
+    assert_eq!(second.steering_state().v6, SteeringMode::Assumed { processes: 2 });
     // It comes up, and the assumption proves right.
     netns::ip("link set lo up");
     let mut sender = Sender::new();
-    sender.send(
-        [
-            first.slot().unwrap().number(),
-            second.slot().unwrap().number(),
-        ]
-        .into_iter(),
-        5,
-    );
+    sender.send([first.slot().unwrap().number(), second.slot().unwrap().number()].into_iter(), 5);
     let mut batch = RxBatch::new(64).unwrap();
     for port in [&first, &second] {
         let mut got = 0;

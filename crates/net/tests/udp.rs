@@ -68,10 +68,9 @@ fn a_gso_batch_arrives_whole_with_its_headers() {
     let port = UdpPort::open(PortOptions::new(PORT)).unwrap();
     let mut batch = RxBatch::new(8).unwrap();
     let mut out = TxBatch::new();
-    for (address, source, flow_label) in [
-        ("127.0.0.1:4791", "10.1.2.3", 0),
-        ("[::1]:4791", "2001:db8::3", 0xabcde),
-    ] {
+    for (address, source, flow_label) in
+        [("127.0.0.1:4791", "10.1.2.3", 0), ("[::1]:4791", "2001:db8::3", 0xabcde)]
+    {
         let source: IpAddr = source.parse().unwrap();
         let to = Destination {
             source: Some(source),
@@ -130,34 +129,9 @@ fn a_batch_ends_where_the_next_datagram_does_not_fit() {
     assert_eq!(stage(&mut out, &port, &to, 50, 5), 0);
     assert_eq!(sends(&out), 2);
     // Another lane, another traffic class, another family.
-    assert_eq!(
-        stage(&mut out, &port, &Destination { lane: 9, ..to }, 50, 6),
-        0
-    );
-    assert_eq!(
-        stage(
-            &mut out,
-            &port,
-            &Destination {
-                lane: 9,
-                traffic_class: 1,
-                ..to
-            },
-            50,
-            7
-        ),
-        0
-    );
-    assert_eq!(
-        stage(
-            &mut out,
-            &port,
-            &Destination::new("[::1]:4791".parse().unwrap()),
-            50,
-            8
-        ),
-        0
-    );
+    assert_eq!(stage(&mut out, &port, &Destination { lane: 9, ..to }, 50, 6), 0);
+    assert_eq!(stage(&mut out, &port, &Destination { lane: 9, traffic_class: 1, ..to }, 50, 7), 0);
+    assert_eq!(stage(&mut out, &port, &Destination::new("[::1]:4791".parse().unwrap()), 50, 8), 0);
     assert_eq!(sends(&out), 5);
     out.flush(&port).unwrap();
     assert_eq!(sends(&out), 6);
@@ -196,38 +170,20 @@ fn a_batch_ends_where_the_next_datagram_does_not_fit() {
     let n = 8 + 65 + 16 + 1;
     let seen = receive(&port, &mut batch, n);
     assert_eq!(seen.len(), n);
-    assert!(
-        seen.iter()
-            .all(|d| d.bytes.iter().all(|&b| b == d.bytes[0]))
-    );
+    assert!(seen.iter().all(|d| d.bytes.iter().all(|&b| b == d.bytes[0])));
     let lengths = |fill: u8| {
-        seen.iter()
-            .filter(|d| d.bytes[0] == fill)
-            .map(|d| d.bytes.len())
-            .collect::<Vec<_>>()
+        seen.iter().filter(|d| d.bytes[0] == fill).map(|d| d.bytes.len()).collect::<Vec<_>>()
     };
-    for (fill, len) in [
-        (1, 100),
-        (2, 100),
-        (3, 101),
-        (4, 50),
-        (5, 50),
-        (6, 50),
-        (7, 50),
-        (8, 50),
-        (14, 65_507),
-    ] {
+    for (fill, len) in
+        [(1, 100), (2, 100), (3, 101), (4, 50), (5, 50), (6, 50), (7, 50), (8, 50), (14, 65_507)]
+    {
         assert_eq!(lengths(fill), [len], "{fill}");
     }
     assert_eq!(lengths(12), vec![10; 65]);
     assert_eq!(lengths(13), vec![4112; 16]);
     assert!(lengths(9).is_empty() && lengths(10).is_empty() && lengths(11).is_empty());
     // One lane, one source port.
-    let port_of = |fill: u8| {
-        seen.iter()
-            .find(|d| d.bytes[0] == fill)
-            .map(|d| d.source.port())
-    };
+    let port_of = |fill: u8| seen.iter().find(|d| d.bytes[0] == fill).map(|d| d.source.port());
     assert_eq!(port_of(1), port_of(14));
     assert_ne!(port_of(1), port_of(6));
 }
@@ -242,27 +198,17 @@ fn errors_of_a_flush_lose_its_batch_and_nothing_else() {
     let nowhere = Destination::new("192.0.2.1:4791".parse().unwrap());
     stage(&mut out, &port, &nowhere, 8, 1);
     stage(&mut out, &port, &nowhere, 8, 1);
-    assert_eq!(
-        out.flush(&port).unwrap_err().raw_os_error(),
-        Some(libc::ENETUNREACH)
-    );
+    assert_eq!(out.flush(&port).unwrap_err().raw_os_error(), Some(libc::ENETUNREACH));
     stage(&mut out, &port, &nowhere, 8, 1);
     let here = Destination::new("127.0.0.1:4791".parse().unwrap());
     stage(&mut out, &port, &here, 8, 2);
     out.flush(&port).unwrap();
     assert_eq!(
-        (
-            out.stats().dropped,
-            out.stats().last_error,
-            out.stats().segments
-        ),
+        (out.stats().dropped, out.stats().last_error, out.stats().segments),
         (3, libc::ENETUNREACH, 1)
     );
     // A source that is not ours makes the kernel say EINVAL, which must not be mistaken for a lack of GSO.
-    let forged = Destination {
-        source: Some("198.51.100.1".parse().unwrap()),
-        ..here
-    };
+    let forged = Destination { source: Some("198.51.100.1".parse().unwrap()), ..here };
     stage(&mut out, &port, &forged, 8, 1);
     stage(&mut out, &port, &forged, 8, 1);
     out.flush(&port).unwrap_err();
@@ -288,12 +234,8 @@ fn without_gso_datagrams_leave_one_by_one() {
     let mut batch = RxBatch::new(64).unwrap();
     // Switched off; and refused by the kernel, which does not segment without checksums.
     for (gso, no_checksum6, refused) in [(false, false, 0), (true, true, 1)] {
-        let port = UdpPort::open(PortOptions {
-            gso,
-            no_checksum6,
-            ..PortOptions::new(PORT)
-        })
-        .unwrap();
+        let port =
+            UdpPort::open(PortOptions { gso, no_checksum6, ..PortOptions::new(PORT) }).unwrap();
         let mut out = TxBatch::new();
         let to = Destination::new("[::1]:4791".parse().unwrap());
         for round in 0..2 {
@@ -326,12 +268,8 @@ fn ip_ids(gso: bool, segments: usize) -> Option<Vec<(u16, u16)>> {
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = libc::AF_PACKET as u16;
     address.sll_protocol = 0x0800u16.to_be();
-    address.sll_ifindex = anyverbs_net::interfaces()
-        .unwrap()
-        .iter()
-        .find(|i| i.name == "vb")
-        .unwrap()
-        .index as i32;
+    address.sll_ifindex =
+        anyverbs_net::interfaces().unwrap().iter().find(|i| i.name == "vb").unwrap().index as i32;
     // SAFETY: a live address of the given size.
     let rc = unsafe {
         libc::bind(
@@ -341,15 +279,9 @@ fn ip_ids(gso: bool, segments: usize) -> Option<Vec<(u16, u16)>> {
         )
     };
     assert_eq!(rc, 0);
-    packet
-        .set_read_timeout(Some(Duration::from_secs(2)))
-        .unwrap();
+    packet.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
 
-    let port = UdpPort::open(PortOptions {
-        gso,
-        ..PortOptions::new(PORT)
-    })
-    .unwrap();
+    let port = UdpPort::open(PortOptions { gso, ..PortOptions::new(PORT) }).unwrap();
     let mut out = TxBatch::new();
     let to = Destination::new("10.9.0.2:4791".parse().unwrap());
     for i in 0..segments {
@@ -359,17 +291,12 @@ fn ip_ids(gso: bool, segments: usize) -> Option<Vec<(u16, u16)>> {
     let mut ids = Vec::new();
     while ids.len() < segments {
         let mut frame = [0; 70_000];
-        let n = (&packet)
-            .read(&mut frame)
-            .expect("a packet within two seconds");
+        let n = (&packet).read(&mut frame).expect("a packet within two seconds");
         let ip = &frame[14..n];
         if ip[9] == 17 {
             assert_eq!(ip.len(), 1028, "a packet of one segment");
             assert_eq!(usize::from(ip[28]), ids.len());
-            ids.push((
-                u16::from_be_bytes([ip[4], ip[5]]),
-                u16::from_be_bytes([ip[6], ip[7]]),
-            ));
+            ids.push((u16::from_be_bytes([ip[4], ip[5]]), u16::from_be_bytes([ip[6], ip[7]])));
         }
     }
     Some(ids)
@@ -388,11 +315,7 @@ fn the_ipv4_id_is_the_index_in_the_gso_batch_and_zero_without() {
     const DF: u16 = 0x4000;
     for round in 0..2 {
         let Some(ids) = ip_ids(true, 10) else { return };
-        assert_eq!(
-            ids,
-            (0..10).map(|i| (i, DF)).collect::<Vec<_>>(),
-            "round {round}"
-        );
+        assert_eq!(ids, (0..10).map(|i| (i, DF)).collect::<Vec<_>>(), "round {round}");
         assert_eq!(ip_ids(true, 1), Some(vec![(0, DF)]));
         assert_eq!(ip_ids(false, 10), Some(vec![(0, DF); 10]));
     }
@@ -414,50 +337,24 @@ fn faults_are_injected_into_what_is_received() {
         }
         out.flush(&port).unwrap();
         while port.receive(&mut batch).unwrap() == 0 {}
-        batch
-            .datagrams()
-            .map(|d| d.bytes.to_vec())
-            .collect::<Vec<_>>()
+        batch.datagrams().map(|d| d.bytes.to_vec()).collect::<Vec<_>>()
     };
     let clean: Vec<Vec<u8>> = (0..60).map(|i| vec![i; 100]).collect();
     assert_eq!(run(FaultPolicy::default()), clean);
-    assert_eq!(
-        run(FaultPolicy {
-            loss: 1.0,
-            ..FaultPolicy::default()
-        }),
-        [[0u8; 0]; 0]
-    );
-    let twice = run(FaultPolicy {
-        duplication: 1.0,
-        ..FaultPolicy::default()
-    });
-    assert_eq!(
-        twice,
-        clean
-            .iter()
-            .flat_map(|d| [d.clone(), d.clone()])
-            .collect::<Vec<_>>()
-    );
-    let mut moved = run(FaultPolicy {
-        reorder: 0.3,
-        seed: 1,
-        ..FaultPolicy::default()
-    });
+    assert_eq!(run(FaultPolicy { loss: 1.0, ..FaultPolicy::default() }), [[0u8; 0]; 0]);
+    let twice = run(FaultPolicy { duplication: 1.0, ..FaultPolicy::default() });
+    assert_eq!(twice, clean.iter().flat_map(|d| [d.clone(), d.clone()]).collect::<Vec<_>>());
+    let mut moved = run(FaultPolicy { reorder: 0.3, seed: 1, ..FaultPolicy::default() });
     assert_ne!(moved, clean);
     moved.sort();
     assert_eq!(moved, clean);
-    let flipped = run(FaultPolicy {
-        corruption: 1.0,
-        ..FaultPolicy::default()
-    });
-    assert!(flipped.iter().zip(&clean).all(|(a, b)| {
-        a.iter()
-            .zip(b)
-            .map(|(a, b)| (a ^ b).count_ones())
-            .sum::<u32>()
-            == 1
-    }));
+    let flipped = run(FaultPolicy { corruption: 1.0, ..FaultPolicy::default() });
+    assert!(
+        flipped
+            .iter()
+            .zip(&clean)
+            .all(|(a, b)| { a.iter().zip(b).map(|(a, b)| (a ^ b).count_ones()).sum::<u32>() == 1 })
+    );
 }
 
 #[test]
@@ -488,21 +385,12 @@ fn multicast_reaches_those_who_joined_and_nobody_else() {
     netns::ip("link set vb up");
     netns::ip("addr add 10.9.0.1/24 dev va");
     netns::ip("addr add fd00::1/64 dev va nodad");
-    let va = anyverbs_net::interfaces()
-        .unwrap()
-        .iter()
-        .find(|i| i.name == "va")
-        .unwrap()
-        .index;
+    let va = anyverbs_net::interfaces().unwrap().iter().find(|i| i.name == "va").unwrap().index;
     let slots = [0, 1].map(|_| Arc::new(Slot::claim("mc-test").unwrap()));
     let ports = slots.map(|slot| {
         // Joining asks those who are there already; nobody reads for the first here, so the second is slow.
-        UdpPort::open(PortOptions {
-            slot: Some(slot),
-            steer_offset: 5,
-            ..PortOptions::new(PORT)
-        })
-        .unwrap()
+        UdpPort::open(PortOptions { slot: Some(slot), steer_offset: 5, ..PortOptions::new(PORT) })
+            .unwrap()
     });
     let mut out = TxBatch::new();
     let mut batch = RxBatch::new(8).unwrap();
@@ -520,16 +408,9 @@ fn multicast_reaches_those_who_joined_and_nobody_else() {
             let expected = usize::from(fill == 1);
             let seen = receive(&ports[0], &mut batch, expected);
             assert_eq!(seen.len(), expected);
-            assert!(
-                seen.iter()
-                    .all(|d| d.destination == group && d.bytes == [1; 64])
-            );
+            assert!(seen.iter().all(|d| d.destination == group && d.bytes == [1; 64]));
             ports[1].receive(&mut batch).unwrap();
-            assert_eq!(
-                batch.datagrams().count(),
-                0,
-                "the other process did not join"
-            );
+            assert_eq!(batch.datagrams().count(), 0, "the other process did not join");
             if fill == 1 {
                 ports[0].leave_multicast(group, va).unwrap();
             }
@@ -546,21 +427,12 @@ fn a_port_that_is_not_shared_gives_a_clear_error() {
     }
     let open = || {
         let slot = Arc::new(Slot::claim("error-test").unwrap());
-        UdpPort::open(PortOptions {
-            slot: Some(slot),
-            ..PortOptions::new(PORT)
-        })
+        UdpPort::open(PortOptions { slot: Some(slot), ..PortOptions::new(PORT) })
     };
     let other = std::net::UdpSocket::bind(("0.0.0.0", PORT)).unwrap();
     let error = open().unwrap_err();
-    assert!(
-        matches!(error, OpenError::NotShared { port: PORT }),
-        "{error:?}"
-    );
-    assert_eq!(
-        error.to_string(),
-        "UDP port 4791 is in use by a program that does not share it"
-    );
+    assert!(matches!(error, OpenError::NotShared { port: PORT }), "{error:?}");
+    assert_eq!(error.to_string(), "UDP port 4791 is in use by a program that does not share it");
     drop(other);
     open().unwrap();
 }
@@ -586,28 +458,12 @@ fn a_port_of_another_user_gives_a_clear_error() {
     let mut line = String::new();
     let mut stdout = std::io::BufReader::new(child.stdout.take().unwrap());
     while !line.contains("holding") {
-        assert_ne!(
-            std::io::BufRead::read_line(&mut stdout, &mut line).unwrap(),
-            0,
-            "{line}"
-        );
+        assert_ne!(std::io::BufRead::read_line(&mut stdout, &mut line).unwrap(), 0, "{line}");
     }
     let slot = Arc::new(Slot::claim("error-test").unwrap());
-    let error = UdpPort::open(PortOptions {
-        slot: Some(slot),
-        ..PortOptions::new(PORT)
-    })
-    .unwrap_err();
-    assert!(
-        matches!(
-            error,
-            OpenError::OtherUser {
-                port: PORT,
-                uid: 65_534
-            }
-        ),
-        "{error:?}"
-    );
+    let error =
+        UdpPort::open(PortOptions { slot: Some(slot), ..PortOptions::new(PORT) }).unwrap_err();
+    assert!(matches!(error, OpenError::OtherUser { port: PORT, uid: 65_534 }), "{error:?}");
     drop(child.stdin.take());
     assert!(child.wait().unwrap().success());
 }
@@ -616,11 +472,7 @@ fn a_port_of_another_user_gives_a_clear_error() {
 #[ignore = "a child process of a_port_of_another_user_gives_a_clear_error"]
 fn hold_the_port() {
     let slot = Arc::new(Slot::claim("error-test").unwrap());
-    let _port = UdpPort::open(PortOptions {
-        slot: Some(slot),
-        ..PortOptions::new(PORT)
-    })
-    .unwrap();
+    let _port = UdpPort::open(PortOptions { slot: Some(slot), ..PortOptions::new(PORT) }).unwrap();
     println!("holding");
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
@@ -630,11 +482,8 @@ fn the_receive_buffer_is_what_was_asked_for_if_allowed() {
     if !netns::isolate("the_receive_buffer_is_what_was_asked_for_if_allowed") {
         return;
     }
-    let port = UdpPort::open(PortOptions {
-        receive_buffer: 300_000,
-        ..PortOptions::new(PORT)
-    })
-    .unwrap();
+    let port =
+        UdpPort::open(PortOptions { receive_buffer: 300_000, ..PortOptions::new(PORT) }).unwrap();
     assert!(
         port.receive_buffer() == 300_000 || port.receive_buffer() >= 100_000,
         "{}",
@@ -680,11 +529,8 @@ fn a_capture_is_read_by_tshark() {
     assert!(port.set_capture(Arc::new(Capture::new(Box::new(sink.clone())).unwrap())));
     let (mut out, mut batch) = (TxBatch::new(), RxBatch::new(8).unwrap());
     for to in ["127.0.0.1:4791", "[::1]:4791"] {
-        let to = Destination {
-            hop_limit: 9,
-            traffic_class: 2,
-            ..Destination::new(to.parse().unwrap())
-        };
+        let to =
+            Destination { hop_limit: 9, traffic_class: 2, ..Destination::new(to.parse().unwrap()) };
         stage(&mut out, &port, &to, 100, 0);
         stage(&mut out, &port, &to, 60, 0);
         out.flush(&port).unwrap();
@@ -715,16 +561,7 @@ fn a_capture_is_read_by_tshark() {
             "-e",
             "ip.id",
         ])
-        .args([
-            "-e",
-            "ip.ttl",
-            "-e",
-            "ipv6.hlim",
-            "-e",
-            "udp.length",
-            "-e",
-            "ip.checksum.status",
-        ])
+        .args(["-e", "ip.ttl", "-e", "ipv6.hlim", "-e", "udp.length", "-e", "ip.checksum.status"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())

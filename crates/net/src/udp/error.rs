@@ -53,11 +53,7 @@ impl OpenError {
                 None => Self::NotShared { port },
             },
             io::ErrorKind::PermissionDenied => Self::NoPermission { port, source },
-            _ => Self::Io {
-                port,
-                action,
-                source,
-            },
+            _ => Self::Io { port, action, source },
         }
     }
 }
@@ -70,11 +66,7 @@ fn other_owner(port: u16) -> Option<u32> {
         .iter()
         .filter_map(|path| std::fs::read_to_string(path).ok())
         .find_map(|table| {
-            table
-                .lines()
-                .skip(1)
-                .filter_map(|line| owner(line, port))
-                .find(|&uid| uid != own)
+            table.lines().skip(1).filter_map(|line| owner(line, port)).find(|&uid| uid != own)
         })
 }
 

@@ -27,14 +27,7 @@ pub(crate) fn isolate_down(test: &str) -> bool {
 
 /// Runs `ip` with `arguments`, which must succeed; its output.
 pub(crate) fn ip(arguments: &str) -> String {
-    let output = Command::new("ip")
-        .args(arguments.split_whitespace())
-        .output()
-        .expect("ip runs");
-    assert!(
-        output.status.success(),
-        "ip {arguments}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    let output = Command::new("ip").args(arguments.split_whitespace()).output().expect("ip runs");
+    assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("ip prints text")
 }
