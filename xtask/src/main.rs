@@ -1,7 +1,10 @@
 //! The project's own commands.
 
 mod abi_check;
+mod conformance;
 mod dist;
+mod interrupt;
+mod packages;
 mod workspace;
 
 use std::path::PathBuf;
@@ -21,6 +24,8 @@ struct Args {
 enum Command {
     /// Build what is shipped and lay it out in target/dist
     Dist(dist::Options),
+    /// Run other people's suites and tools on the device
+    Conformance(conformance::Options),
     /// Compare the built shared object with the symbol and layout tables of rdma-core
     AbiCheck {
         /// The shared object; without it, target/dist is built and checked
@@ -31,6 +36,7 @@ enum Command {
 fn main() -> ExitCode {
     let done = match Args::parse().command {
         Command::Dist(options) => dist::run(&options).map(|_| ()),
+        Command::Conformance(options) => conformance::run(&options),
         Command::AbiCheck { object } => abi_check(object),
     };
     match done {
