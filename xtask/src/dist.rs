@@ -20,11 +20,8 @@ const LINKS: [&str; 6] = [
     "libefa.so.1",
 ];
 
-const SHELLS: [(&str, &str); 3] = [
-    ("bash", "anyverbs"),
-    ("zsh", "_anyverbs"),
-    ("fish", "anyverbs.fish"),
-];
+const SHELLS: [(&str, &str); 3] =
+    [("bash", "anyverbs"), ("zsh", "_anyverbs"), ("fish", "anyverbs.fish")];
 
 /// What to build.
 #[derive(Debug, Clone, clap::Args)]
@@ -36,9 +33,7 @@ pub(crate) struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options {
-            profile: "release".into(),
-        }
+        Options { profile: "release".into() }
     }
 }
 
@@ -74,15 +69,9 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<Dist> {
     ]);
     succeed(&mut build)?;
     // Cargo's name for the folder of the dev profile.
-    let folder = if options.profile == "dev" {
-        "debug"
-    } else {
-        &options.profile
-    };
+    let folder = if options.profile == "dev" { "debug" } else { &options.profile };
     let built = target().join(folder);
-    let dist = Dist {
-        root: target().join("dist"),
-    };
+    let dist = Dist { root: target().join("dist") };
 
     for folder in ["bin", "lib", "share/man/man1", "share/completions"] {
         let folder = dist.root.join(folder);
@@ -90,10 +79,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<Dist> {
     }
     install(&built.join("anyverbs"), &dist.anyverbs())?;
     install(&built.join("libanyverbs_capi.so"), &dist.libibverbs())?;
-    install(
-        &built.join("libanyverbs_view.so"),
-        &dist.root.join("lib/libanyverbs_view.so"),
-    )?;
+    install(&built.join("libanyverbs_view.so"), &dist.root.join("lib/libanyverbs_view.so"))?;
     for name in LINKS {
         link("libibverbs.so.1", &dist.root.join("lib").join(name))?;
     }

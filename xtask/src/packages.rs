@@ -31,10 +31,7 @@ pub(crate) fn ensure(packages: &[Package]) -> anyhow::Result<()> {
     if missing.is_empty() {
         return Ok(());
     }
-    let line = format!(
-        "apt-get install --yes --no-install-recommends {}",
-        missing.join(" ")
-    );
+    let line = format!("apt-get install --yes --no-install-recommends {}", missing.join(" "));
     // SAFETY: cannot fail and touches no memory.
     if unsafe { libc::geteuid() } != 0 {
         bail!("Debian packages are missing; run this and try again:\n  sudo {line}");
@@ -54,19 +51,14 @@ pub(crate) fn ensure(packages: &[Package]) -> anyhow::Result<()> {
     }
     match self::missing(packages) {
         still if still.is_empty() => Ok(()),
-        still => bail!(
-            "{} installed, but their files are not where they should be",
-            still.join(" ")
-        ),
+        still => {
+            bail!("{} installed, but their files are not where they should be", still.join(" "))
+        }
     }
 }
 
 fn missing(packages: &[Package]) -> Vec<&'static str> {
-    packages
-        .iter()
-        .filter(|(_, file)| !Path::new(file).exists())
-        .map(|(name, _)| *name)
-        .collect()
+    packages.iter().filter(|(_, file)| !Path::new(file).exists()).map(|(name, _)| *name).collect()
 }
 
 #[cfg(test)]

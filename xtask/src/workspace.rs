@@ -9,10 +9,7 @@ use anyhow::{Context, bail};
 /// The root of the source tree.
 pub(crate) fn root() -> PathBuf {
     let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
-    manifest
-        .parent()
-        .expect("xtask is a folder of the workspace")
-        .to_owned()
+    manifest.parent().expect("xtask is a folder of the workspace").to_owned()
 }
 
 /// The directory that cargo builds into.
@@ -28,9 +25,7 @@ pub(crate) fn target() -> PathBuf {
 /// The cargo that runs this.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command
-        .current_dir(root())
-        .env("CARGO_TARGET_DIR", target());
+    command.current_dir(root()).env("CARGO_TARGET_DIR", target());
     command
 }
 
@@ -48,8 +43,5 @@ pub(crate) fn succeed(command: &mut Command) -> anyhow::Result<()> {
 /// A command as one would type it.
 pub(crate) fn shown(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
-    words
-        .map(|word| word.to_string_lossy().into_owned())
-        .collect::<Vec<_>>()
-        .join(" ")
+    words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
 }

@@ -66,20 +66,10 @@ impl Settings {
     /// The environment variables that these options stand for.
     pub(crate) fn variables(&self) -> Vec<(&'static str, OsString)> {
         [
-            (
-                "ANYVERBS_CONFIG",
-                self.config
-                    .as_ref()
-                    .map(|file| file.clone().into_os_string()),
-            ),
+            ("ANYVERBS_CONFIG", self.config.as_ref().map(|file| file.clone().into_os_string())),
             ("ANYVERBS_DEVICE", self.device.as_ref().map(OsString::from)),
             ("ANYVERBS_LOG", self.log.as_ref().map(OsString::from)),
-            (
-                "ANYVERBS_LIB_DIR",
-                self.lib_dir
-                    .as_ref()
-                    .map(|dir| dir.clone().into_os_string()),
-            ),
+            ("ANYVERBS_LIB_DIR", self.lib_dir.as_ref().map(|dir| dir.clone().into_os_string())),
         ]
         .into_iter()
         .filter_map(|(name, value)| Some((name, value?)))
@@ -163,18 +153,11 @@ mod tests {
             "--help",
             "-x",
         ]);
-        let Command::Run(run) = args.command else {
-            panic!("run")
-        };
+        let Command::Run(run) = args.command else { panic!("run") };
         assert_eq!(run.program, ["ib_write_bw", "--help", "-x"]);
-        assert_eq!(
-            run.settings.variables(),
-            [("ANYVERBS_LOG", OsString::from("debug"))]
-        );
+        assert_eq!(run.settings.variables(), [("ANYVERBS_LOG", OsString::from("debug"))]);
         let args = Args::parse_from(["anyverbs", "run", "ls", "--no-view"]);
-        let Command::Run(run) = args.command else {
-            panic!("run")
-        };
+        let Command::Run(run) = args.command else { panic!("run") };
         assert_eq!(run.program, ["ls", "--no-view"]);
         assert!(!run.no_view);
     }

@@ -57,9 +57,7 @@ pub(crate) fn list(settings: &Settings) -> anyhow::Result<Vec<Device>> {
         .iter()
         .position(|found| found.address.is_ipv4() && !found.loopback)
         .or_else(|| {
-            addresses
-                .iter()
-                .position(|found| found.address == IpAddr::V4(Ipv4Addr::LOCALHOST))
+            addresses.iter().position(|found| found.address == IpAddr::V4(Ipv4Addr::LOCALHOST))
         })
         .context(
             "no network interface is up, not even loopback: run `ip link set lo up` as root",
@@ -81,10 +79,7 @@ pub(crate) fn list(settings: &Settings) -> anyhow::Result<Vec<Device>> {
             ifindex: found.ifindex,
         })
         .collect();
-    let name = settings
-        .device
-        .clone()
-        .or_else(|| std::env::var("ANYVERBS_DEVICE").ok());
+    let name = settings.device.clone().or_else(|| std::env::var("ANYVERBS_DEVICE").ok());
     Ok(vec![Device {
         name: name.unwrap_or_else(|| "anyverbs0".into()),
         node_guid,
@@ -136,12 +131,8 @@ fn addresses() -> io::Result<Vec<Address>> {
             // SAFETY: the name is a NUL-terminated string.
             ifindex: unsafe { libc::if_nametoindex(name.as_ptr()) },
             loopback: entry.ifa_flags & libc::IFF_LOOPBACK.cast_unsigned() != 0,
-            mtu: attribute(&ndev, "mtu")
-                .and_then(|text| text.parse().ok())
-                .unwrap_or(1500),
-            mac: attribute(&ndev, "address")
-                .and_then(|text| mac(&text))
-                .unwrap_or_default(),
+            mtu: attribute(&ndev, "mtu").and_then(|text| text.parse().ok()).unwrap_or(1500),
+            mac: attribute(&ndev, "address").and_then(|text| mac(&text)).unwrap_or_default(),
             ndev,
             address,
         });
@@ -187,11 +178,7 @@ fn mac(text: &str) -> Option<[u8; 6]> {
 
 /// The EUI-64 of a MAC address; loopback has none and gets a locally administered one.
 fn guid(mac: [u8; 6]) -> u64 {
-    let [a, b, c, d, e, f] = if mac == [0; 6] {
-        [0, 0, 0, 0, 0, 1]
-    } else {
-        mac
-    };
+    let [a, b, c, d, e, f] = if mac == [0; 6] { [0, 0, 0, 0, 0, 1] } else { mac };
     u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f])
 }
 
@@ -199,10 +186,7 @@ fn guid(mac: [u8; 6]) -> u64 {
 fn payload(mtu: u32) -> u32 {
     // GRH in place of the IP header, UDP, BTH, XRCETH, AtomicETH, ICRC.
     const HEADERS: u32 = 40 + 8 + 12 + 4 + 28 + 4;
-    [4096, 2048, 1024, 512]
-        .into_iter()
-        .find(|payload| payload + HEADERS <= mtu)
-        .unwrap_or(256)
+    [4096, 2048, 1024, 512].into_iter().find(|payload| payload + HEADERS <= mtu).unwrap_or(256)
 }
 
 #[cfg(test)]

@@ -27,12 +27,7 @@ fn describe(device: &Device) -> String {
         state(port.state),
         port.active_mtu,
     );
-    let width = port
-        .gids
-        .iter()
-        .map(|gid| gid.address.to_string().len())
-        .max()
-        .unwrap_or(0);
+    let width = port.gids.iter().map(|gid| gid.address.to_string().len()).max().unwrap_or(0);
     for gid in &port.gids {
         // Writing to a String cannot fail.
         let _ = writeln!(

@@ -23,10 +23,8 @@ pub(crate) const NAMES: &[&str] = &[
 
 /// Finds the directory: what the user named, else beside the executable.
 pub(crate) fn find(settings: &Settings) -> anyhow::Result<PathBuf> {
-    let named = settings
-        .lib_dir
-        .clone()
-        .or_else(|| env::var_os("ANYVERBS_LIB_DIR").map(PathBuf::from));
+    let named =
+        settings.lib_dir.clone().or_else(|| env::var_os("ANYVERBS_LIB_DIR").map(PathBuf::from));
     if let Some(dir) = named {
         let dir = dir
             .canonicalize()
@@ -40,19 +38,14 @@ pub(crate) fn find(settings: &Settings) -> anyhow::Result<PathBuf> {
     let candidates = candidates(&executable);
     match candidates.iter().find(|dir| dir.join(VIEW).exists()) {
         Some(dir) => {
-            let dir = dir
-                .canonicalize()
-                .with_context(|| format!("cannot enter {}", dir.display()))?;
+            let dir =
+                dir.canonicalize().with_context(|| format!("cannot enter {}", dir.display()))?;
             check(&dir)?;
             Ok(dir)
         }
         None => bail!(
             "no library directory (looked in {}): run `cargo xtask dist`, or set ANYVERBS_LIB_DIR",
-            candidates
-                .iter()
-                .map(|dir| dir.display().to_string())
-                .collect::<Vec<_>>()
-                .join(", ")
+            candidates.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(", ")
         ),
     }
 }
@@ -63,19 +56,13 @@ fn candidates(executable: &Path) -> Vec<PathBuf> {
     let Some(above) = executable.parent().and_then(Path::parent) else {
         return Vec::new();
     };
-    ["lib", "lib/anyverbs", "dist/lib"]
-        .map(|dir| above.join(dir))
-        .into()
+    ["lib", "lib/anyverbs", "dist/lib"].map(|dir| above.join(dir)).into()
 }
 
 /// Fails if one of the shared objects is missing.
 fn check(dir: &Path) -> anyhow::Result<()> {
-    let missing: Vec<&str> = NAMES
-        .iter()
-        .chain([&VIEW])
-        .copied()
-        .filter(|name| !dir.join(name).exists())
-        .collect();
+    let missing: Vec<&str> =
+        NAMES.iter().chain([&VIEW]).copied().filter(|name| !dir.join(name).exists()).collect();
     if !missing.is_empty() {
         bail!(
             "{} is incomplete, without {}: run `cargo xtask dist`",
@@ -84,12 +71,7 @@ fn check(dir: &Path) -> anyhow::Result<()> {
         );
     }
     // The loader separates both lists with colons, and LD_PRELOAD with spaces too; neither has an escape.
-    if dir
-        .as_os_str()
-        .as_encoded_bytes()
-        .iter()
-        .any(|byte| b": ;\t\n".contains(byte))
-    {
+    if dir.as_os_str().as_encoded_bytes().iter().any(|byte| b": ;\t\n".contains(byte)) {
         bail!(
             "the loader cannot use {:?}: its name has a space, a colon or a semicolon; move it",
             dir
@@ -113,10 +95,7 @@ mod tests {
     fn an_incomplete_directory_is_named() {
         let dir = scratch("incomplete");
         fs::write(dir.join("libibverbs.so.1"), "").unwrap();
-        let settings = Settings {
-            lib_dir: Some(dir.clone()),
-            ..Settings::default()
-        };
+        let settings = Settings { lib_dir: Some(dir.clone()), ..Settings::default() };
         let error = find(&settings).unwrap_err().to_string();
         assert!(
             error.contains("librdmacm.so.1")
@@ -137,10 +116,7 @@ mod tests {
         for name in NAMES.iter().chain([&VIEW]) {
             fs::write(dir.join(name), "").unwrap();
         }
-        let settings = Settings {
-            lib_dir: Some(dir.clone()),
-            ..Settings::default()
-        };
+        let settings = Settings { lib_dir: Some(dir.clone()), ..Settings::default() };
         assert!(find(&settings).is_err());
         fs::remove_dir_all(dir).unwrap();
     }

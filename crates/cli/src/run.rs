@@ -21,10 +21,7 @@ const NOT_FOUND: u8 = 127;
 pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
     let libraries = libraries::find(&args.settings)?;
     let mut variables = args.settings.variables();
-    variables.push((
-        "LD_LIBRARY_PATH",
-        prepended(&libraries, ":", env::var_os("LD_LIBRARY_PATH")),
-    ));
+    variables.push(("LD_LIBRARY_PATH", prepended(&libraries, ":", env::var_os("LD_LIBRARY_PATH"))));
     let tree = if args.no_view {
         None
     } else {
@@ -48,10 +45,7 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
     let status = match start_and_wait(&args.program, &variables)? {
         Ok(status) => status,
         Err(error) => {
-            eprintln!(
-                "anyverbs: cannot run {}: {error}",
-                args.program[0].display()
-            );
+            eprintln!("anyverbs: cannot run {}: {error}", args.program[0].display());
             let missing = error.kind() == io::ErrorKind::NotFound;
             return Ok(ExitCode::from(if missing { NOT_FOUND } else { CANNOT_RUN }));
         }
@@ -76,9 +70,7 @@ fn start_and_wait(
     let mask = blocked.before();
     let launcher = process::id();
     let mut command = process::Command::new(&program[0]);
-    command
-        .args(&program[1..])
-        .envs(variables.iter().map(|(name, value)| (name, value)));
+    command.args(&program[1..]).envs(variables.iter().map(|(name, value)| (name, value)));
     let prepare = move || {
         // SAFETY: async-signal-safe calls on the child itself, with an initialised set. The mask was this process's.
         unsafe {
@@ -148,18 +140,12 @@ mod tests {
         assert_eq!(prepended(Path::new("/l"), ":", None), "/l");
         // An empty entry would mean the working directory.
         assert_eq!(prepended(Path::new("/l"), ":", Some(OsString::new())), "/l");
-        assert_eq!(
-            prepended(Path::new("/l"), ":", Some("/a:/b".into())),
-            "/l:/a:/b"
-        );
+        assert_eq!(prepended(Path::new("/l"), ":", Some("/a:/b".into())), "/l:/a:/b");
     }
 
     #[test]
     fn only_the_view_leaves_the_preload_list() {
-        assert_eq!(
-            without_views("/x/libanyverbs_view.so:/a.so /b.so".into()),
-            "/a.so /b.so"
-        );
+        assert_eq!(without_views("/x/libanyverbs_view.so:/a.so /b.so".into()), "/a.so /b.so");
         assert_eq!(without_views("".into()), "");
     }
 }

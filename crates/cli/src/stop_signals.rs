@@ -3,14 +3,8 @@
 use std::{io, mem, process, ptr};
 
 /// What is passed on. `SIGCHLD` is waited for with them.
-const PASSED_ON: [libc::c_int; 6] = [
-    libc::SIGHUP,
-    libc::SIGINT,
-    libc::SIGQUIT,
-    libc::SIGTERM,
-    libc::SIGUSR1,
-    libc::SIGUSR2,
-];
+const PASSED_ON: [libc::c_int; 6] =
+    [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGUSR1, libc::SIGUSR2];
 
 /// The signals above, blocked in this thread until this value is gone.
 pub(crate) struct Blocked {
@@ -86,10 +80,7 @@ pub(crate) fn die_of(signal: libc::c_int) -> ! {
     // SAFETY: plain system calls on this process; the structures are initialised.
     unsafe {
         // The program has left its core; a second one would be the launcher's.
-        let no_core = libc::rlimit {
-            rlim_cur: 0,
-            rlim_max: 0,
-        };
+        let no_core = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         libc::setrlimit(libc::RLIMIT_CORE, &no_core);
         libc::signal(signal, libc::SIG_DFL);
         let mut set: libc::sigset_t = mem::zeroed();

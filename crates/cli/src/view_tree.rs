@@ -104,14 +104,9 @@ fn sweep(base: &Path, age: Duration) {
     // SAFETY: cannot fail and touches no memory.
     let user = unsafe { libc::geteuid() };
     for entry in fs::read_dir(base).into_iter().flatten().flatten() {
-        let ours = entry
-            .file_name()
-            .as_encoded_bytes()
-            .starts_with(PREFIX.as_bytes());
-        let Some(meta) = entry
-            .metadata()
-            .ok()
-            .filter(|meta| ours && meta.is_dir() && meta.uid() == user)
+        let ours = entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes());
+        let Some(meta) =
+            entry.metadata().ok().filter(|meta| ours && meta.is_dir() && meta.uid() == user)
         else {
             continue;
         };
@@ -178,24 +173,11 @@ fn write_device(tree: &Path, device: &Device, index: u32) -> io::Result<()> {
         write(&port_dir.join(file), &text)?;
     }
     for gid in &port.gids {
-        let text: Vec<String> = gid
-            .gid
-            .segments()
-            .iter()
-            .map(|group| format!("{group:04x}"))
-            .collect();
-        write(
-            &port_dir.join(format!("gids/{}", gid.index)),
-            &text.join(":"),
-        )?;
-        write(
-            &port_dir.join(format!("gid_attrs/types/{}", gid.index)),
-            "RoCE v2",
-        )?;
-        write(
-            &port_dir.join(format!("gid_attrs/ndevs/{}", gid.index)),
-            &gid.ndev,
-        )?;
+        let text: Vec<String> =
+            gid.gid.segments().iter().map(|group| format!("{group:04x}")).collect();
+        write(&port_dir.join(format!("gids/{}", gid.index)), &text.join(":"))?;
+        write(&port_dir.join(format!("gid_attrs/types/{}", gid.index)), "RoCE v2")?;
+        write(&port_dir.join(format!("gid_attrs/ndevs/{}", gid.index)), &gid.ndev)?;
     }
     for empty in ["counters", "hw_counters"] {
         fs::create_dir_all(port_dir.join(empty))?;
@@ -218,11 +200,7 @@ fn write_device(tree: &Path, device: &Device, index: u32) -> io::Result<()> {
 
     let verbs = parent.join("infiniband_verbs").join(&uverbs);
     // The node is /dev/null, so that opening and stat of it agree.
-    for (file, text) in [
-        ("ibdev", name.as_str()),
-        ("dev", "1:3"),
-        ("abi_version", "1"),
-    ] {
+    for (file, text) in [("ibdev", name.as_str()), ("dev", "1:3"), ("abi_version", "1")] {
         write(&verbs.join(file), text)?;
     }
     symlink("../..", verbs.join("device"))?;
@@ -266,10 +244,8 @@ fn write(path: &Path, text: &str) -> io::Result<()> {
 
 /// `0011:2233:4455:6677`.
 pub(crate) fn groups(guid: u64) -> String {
-    let groups: Vec<String> = (0..4)
-        .rev()
-        .map(|group| format!("{:04x}", guid >> (group * 16) & 0xffff))
-        .collect();
+    let groups: Vec<String> =
+        (0..4).rev().map(|group| format!("{:04x}", guid >> (group * 16) & 0xffff)).collect();
     groups.join(":")
 }
 
@@ -308,12 +284,7 @@ fn cpu_mask(list: &str) -> String {
             groups[cpu / 32] |= 1 << (cpu % 32);
         }
     }
-    groups
-        .iter()
-        .rev()
-        .map(|group| format!("{group:08x}"))
-        .collect::<Vec<_>>()
-        .join(",")
+    groups.iter().rev().map(|group| format!("{group:08x}")).collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]
@@ -341,34 +312,16 @@ mod tests {
         let devices = device::list(&Settings::default()).unwrap();
         let tree = ViewTree::new(&devices).unwrap();
         let path = tree.path().to_owned();
-        assert_eq!(
-            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
-            0o700
-        );
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
         let read = |file: &str| fs::read_to_string(path.join(file)).unwrap();
         let ib = "sys/class/infiniband/anyverbs0";
-        assert_eq!(
-            read(&format!("{ib}/ports/1/gid_attrs/types/0")),
-            "RoCE v2\n"
-        );
+        assert_eq!(read(&format!("{ib}/ports/1/gid_attrs/types/0")), "RoCE v2\n");
         assert_eq!(read(&format!("{ib}/ports/1/state")), "4: ACTIVE\n");
-        let gids = fs::read_dir(path.join(ib).join("ports/1/gids"))
-            .unwrap()
-            .count();
+        let gids = fs::read_dir(path.join(ib).join("ports/1/gids")).unwrap().count();
         assert_eq!(gids, devices[0].port.gids.len());
-        let ndev = fs::read_dir(path.join(ib).join("device/net"))
-            .unwrap()
-            .next()
-            .unwrap()
-            .unwrap();
-        assert_eq!(
-            ndev.file_name().to_str().unwrap(),
-            devices[0].port.gids[0].ndev
-        );
-        assert_eq!(
-            read("sys/class/infiniband_verbs/uverbs0/ibdev"),
-            "anyverbs0\n"
-        );
+        let ndev = fs::read_dir(path.join(ib).join("device/net")).unwrap().next().unwrap().unwrap();
+        assert_eq!(ndev.file_name().to_str().unwrap(), devices[0].port.gids[0].ndev);
+        assert_eq!(read("sys/class/infiniband_verbs/uverbs0/ibdev"), "anyverbs0\n");
         assert_eq!(
             path.join(ib).join("device").canonicalize().unwrap(),
             path.join("sys/devices/virtual/anyverbs/anyverbs0")

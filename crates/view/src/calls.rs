@@ -153,11 +153,7 @@ pub(crate) unsafe extern "C-unwind" fn statx(
 ) -> c_int {
     let real = libc_function!(statx: fn(c_int, Path, c_int, c_uint, *mut c_void) -> c_int, -1);
     // SAFETY: the caller keeps libc's contract, and a translated path is NUL-terminated.
-    unsafe {
-        stat_with_flags(at, path, flags, |path, flags| {
-            real(at, path, flags, mask, buf)
-        })
-    }
+    unsafe { stat_with_flags(at, path, flags, |path, flags| real(at, path, flags, mask, buf)) }
 }
 
 /// Calls `f` with the path in the tree and without `AT_SYMLINK_NOFOLLOW` for an entry of `/dev/infiniband`.
@@ -174,11 +170,8 @@ unsafe fn stat_with_flags(
     match unsafe { inside(at, path) } {
         None => f(path, flags),
         Some((dir, inside)) => {
-            let flags = if inside.is_device_node() {
-                flags & !libc::AT_SYMLINK_NOFOLLOW
-            } else {
-                flags
-            };
+            let flags =
+                if inside.is_device_node() { flags & !libc::AT_SYMLINK_NOFOLLOW } else { flags };
             in_tree(dir, inside, -1, |path| f(path, flags))
         }
     }

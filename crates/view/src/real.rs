@@ -12,20 +12,13 @@ pub(crate) struct Real {
 
 impl Real {
     const fn new(name: &'static CStr) -> Self {
-        Real {
-            name,
-            address: AtomicPtr::new(ptr::null_mut()),
-        }
+        Real { name, address: AtomicPtr::new(ptr::null_mut()) }
     }
 
     /// The function's address, or null if this libc has no such function.
     pub(crate) fn address(&self) -> *mut c_void {
         let known = self.address.load(Ordering::Relaxed);
-        if known.is_null() {
-            self.resolve()
-        } else {
-            known
-        }
+        if known.is_null() { self.resolve() } else { known }
     }
 
     /// Looks the function up and remembers it. Idempotent: racing threads store the same value.

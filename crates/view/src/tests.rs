@@ -15,23 +15,11 @@ fn paths_of_the_view_are_found() {
     for (path, want) in [
         ("/sys/class/infiniband", "/t/sys/class/infiniband"),
         ("/sys/class/infiniband/", "/t/sys/class/infiniband/"),
-        (
-            "//sys/./class///infiniband//a",
-            "/t/sys/class/infiniband//a",
-        ),
-        (
-            "/./sys/class/infiniband/a/..",
-            "/t/sys/class/infiniband/a/..",
-        ),
-        (
-            "/sys/class/infiniband_verbs/uverbs0/dev",
-            "/t/sys/class/infiniband_verbs/uverbs0/dev",
-        ),
+        ("//sys/./class///infiniband//a", "/t/sys/class/infiniband//a"),
+        ("/./sys/class/infiniband/a/..", "/t/sys/class/infiniband/a/.."),
+        ("/sys/class/infiniband_verbs/uverbs0/dev", "/t/sys/class/infiniband_verbs/uverbs0/dev"),
         ("/dev/infiniband/uverbs0", "/t/dev/infiniband/uverbs0"),
-        (
-            "/sys/devices/virtual/anyverbs/anyverbs0",
-            "/t/sys/devices/virtual/anyverbs/anyverbs0",
-        ),
+        ("/sys/devices/virtual/anyverbs/anyverbs0", "/t/sys/devices/virtual/anyverbs/anyverbs0"),
         ("sys/class/infiniband/a", "/t/sys/class/infiniband/a"),
     ] {
         assert_eq!(placed(path).as_deref(), Some(want), "{path}");
@@ -67,26 +55,10 @@ fn other_paths_are_left_alone() {
 
 #[test]
 fn device_nodes_are_told_from_their_directory() {
-    assert!(
-        !find(b"/dev/infiniband")
-            .expect("in the view")
-            .is_device_node()
-    );
-    assert!(
-        !find(b"/dev/infiniband//")
-            .expect("in the view")
-            .is_device_node()
-    );
-    assert!(
-        find(b"/dev/infiniband/uverbs0")
-            .expect("in the view")
-            .is_device_node()
-    );
-    assert!(
-        !find(b"/sys/class/infiniband/a")
-            .expect("in the view")
-            .is_device_node()
-    );
+    assert!(!find(b"/dev/infiniband").expect("in the view").is_device_node());
+    assert!(!find(b"/dev/infiniband//").expect("in the view").is_device_node());
+    assert!(find(b"/dev/infiniband/uverbs0").expect("in the view").is_device_node());
+    assert!(!find(b"/sys/class/infiniband/a").expect("in the view").is_device_node());
 }
 
 #[test]

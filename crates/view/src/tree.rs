@@ -38,10 +38,7 @@ pub(crate) fn dir() -> Option<&'static [u8]> {
     if state == ON {
         // SAFETY: ON was published after the bytes and the length were written, and neither changes again.
         Some(unsafe {
-            slice::from_raw_parts(
-                DIR.bytes.get().cast::<u8>(),
-                DIR.len.load(Ordering::Relaxed),
-            )
+            slice::from_raw_parts(DIR.bytes.get().cast::<u8>(), DIR.len.load(Ordering::Relaxed))
         })
     } else {
         None
@@ -53,11 +50,7 @@ pub(crate) fn dir() -> Option<&'static [u8]> {
 /// The value is copied because programs overwrite their environment (`setproctitle`).
 #[cold]
 pub(crate) fn init() -> u8 {
-    if DIR
-        .state
-        .compare_exchange(UNREAD, READING, Ordering::Acquire, Ordering::Acquire)
-        .is_err()
-    {
+    if DIR.state.compare_exchange(UNREAD, READING, Ordering::Acquire, Ordering::Acquire).is_err() {
         loop {
             match DIR.state.load(Ordering::Acquire) {
                 READING => core::hint::spin_loop(),

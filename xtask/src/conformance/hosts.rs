@@ -40,11 +40,7 @@ impl Topology {
     }
 
     fn mtu(self) -> u32 {
-        if self == Topology::TwoHosts9000 {
-            9000
-        } else {
-            1500
-        }
+        if self == Topology::TwoHosts9000 { 9000 } else { 1500 }
     }
 
     fn cable(self) -> bool {
@@ -80,18 +76,13 @@ impl Hosts {
     ) -> anyhow::Result<Option<Self>> {
         // SAFETY: cannot fail and touches no memory.
         if unsafe { libc::geteuid() } != 0 {
-            return Ok(topology.works_without_root().then(|| Hosts {
-                topology,
-                namespaces: Vec::new(),
-            }));
+            return Ok(topology
+                .works_without_root()
+                .then(|| Hosts { topology, namespaces: Vec::new() }));
         }
         let name = |side| format!("{PREFIX}{}-{label}{side}", std::process::id());
         // A cable has two ends; with one host the other end only keeps the link up.
-        let sides: &[&str] = if topology.cable() {
-            &["a", "b"]
-        } else {
-            &["a"]
-        };
+        let sides: &[&str] = if topology.cable() { &["a", "b"] } else { &["a"] };
         let namespaces = sides
             .iter()
             .map(|side| Namespace::new(name(side), scratch))
@@ -104,15 +95,7 @@ impl Hosts {
             ])?;
             for (host, number) in [(a, "1"), (b, "2")] {
                 // Without link-local addresses the GID table does not change while duplicate detection runs.
-                ip(&[
-                    "-n",
-                    &host.name,
-                    "link",
-                    "set",
-                    "eth0",
-                    "addrgenmode",
-                    "none",
-                ])?;
+                ip(&["-n", &host.name, "link", "set", "eth0", "addrgenmode", "none"])?;
                 ip(&["-n", &host.name, "link", "set", "eth0", "up"])?;
                 ip(&[
                     "-n",
@@ -135,10 +118,7 @@ impl Hosts {
                 ])?;
             }
         }
-        Ok(Some(Hosts {
-            topology,
-            namespaces,
-        }))
+        Ok(Some(Hosts { topology, namespaces }))
     }
 
     /// What a client dials.
@@ -175,9 +155,7 @@ impl Hosts {
             None => Command::new(program),
             Some(namespace) => {
                 let mut command = Command::new("ip");
-                command
-                    .args(["netns", "exec", &namespace.name])
-                    .arg(program);
+                command.args(["netns", "exec", &namespace.name]).arg(program);
                 command
             }
         }
@@ -185,9 +163,8 @@ impl Hosts {
 
     /// Whether a program on the server's side listens on a TCP port.
     pub(crate) fn listens(&self, port: u16) -> anyhow::Result<bool> {
-        let process = self
-            .namespace(Side::Server)
-            .map_or("self".into(), |host| host.holder.id().to_string());
+        let process =
+            self.namespace(Side::Server).map_or("self".into(), |host| host.holder.id().to_string());
         for family in ["tcp", "tcp6"] {
             let path = format!("/proc/{process}/net/{family}");
             match fs::read_to_string(&path) {
@@ -254,10 +231,7 @@ impl Namespace {
         if !there {
             bail!("cannot enter {name}");
         }
-        Ok(Namespace {
-            name: name.to_owned(),
-            holder,
-        })
+        Ok(Namespace { name: name.to_owned(), holder })
     }
 }
 

@@ -34,11 +34,7 @@ impl Process {
             .stderr(twin)
             .spawn()
             .with_context(|| format!("cannot run {}", shown(command)))?;
-        Ok(Process {
-            child,
-            output: output.to_owned(),
-            status: None,
-        })
+        Ok(Process { child, output: output.to_owned(), status: None })
     }
 
     pub(crate) fn id(&self) -> u32 {
@@ -123,11 +119,7 @@ pub(crate) fn quiet(command: &mut Command) -> anyhow::Result<String> {
         .output()
         .with_context(|| format!("cannot run {}", shown(command)))?;
     if !output.status.success() {
-        bail!(
-            "{} failed: {}",
-            shown(command),
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
+        bail!("{} failed: {}", shown(command), String::from_utf8_lossy(&output.stderr).trim());
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

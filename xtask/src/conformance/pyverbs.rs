@@ -61,21 +61,14 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
         .iter()
         .filter(|module| selection.takes(&module.name, !module.all_only))
         .collect();
-    ensure!(
-        !modules.is_empty(),
-        "no module of {} has that in its name",
-        path.display()
-    );
+    ensure!(!modules.is_empty(), "no module of {} has that in its name", path.display());
 
     let mut total = Tally::default();
     let started = Instant::now();
     for module in modules {
         total += run_module(dist, &table.device, module, &scratch)?;
     }
-    println!(
-        "pyverbs: {total} ({:.0} s)",
-        started.elapsed().as_secs_f64()
-    );
+    println!("pyverbs: {total} ({:.0} s)", started.elapsed().as_secs_f64());
     Ok(total)
 }
 
@@ -83,18 +76,8 @@ fn run_module(dist: &Dist, device: &str, module: &Module, scratch: &Path) -> any
     let name = &module.name;
     let log = scratch.join(format!("{name}.out"));
     let mut command = Command::new(dist.anyverbs());
-    command.args([
-        "run",
-        "--",
-        "/usr/bin/python3",
-        "run_tests.py",
-        "--dev",
-        device,
-        "-v",
-    ]);
-    command
-        .arg(format!("tests.{name}"))
-        .current_dir(scratch.join("tests"));
+    command.args(["run", "--", "/usr/bin/python3", "run_tests.py", "--dev", device, "-v"]);
+    command.arg(format!("tests.{name}")).current_dir(scratch.join("tests"));
     let started = Instant::now();
     let mut process = Process::start(&mut command, &log)?;
     let ended = process.wait(started + Duration::from_secs(module.timeout_s))?;
@@ -120,10 +103,9 @@ fn run_module(dist: &Dist, device: &str, module: &Module, scratch: &Path) -> any
     }
     match ran(&output) {
         Some(count) if count == results.len() => {}
-        Some(count) => complaints.push(format!(
-            "unittest counts {count} tests, {} were seen",
-            results.len()
-        )),
+        Some(count) => {
+            complaints.push(format!("unittest counts {count} tests, {} were seen", results.len()))
+        }
         None => complaints.push("unittest did not come to its end".into()),
     }
     if results.is_empty() {
@@ -135,11 +117,7 @@ fn run_module(dist: &Dist, device: &str, module: &Module, scratch: &Path) -> any
     }
     println!(
         "{} {name}: {tally} ({:.1} s)",
-        if complaints.is_empty() {
-            "ok  "
-        } else {
-            "FAIL"
-        },
+        if complaints.is_empty() { "ok  " } else { "FAIL" },
         started.elapsed().as_secs_f64()
     );
     for complaint in &complaints {
@@ -202,19 +180,13 @@ fn parse(output: &str) -> Vec<(String, Outcome)> {
     let list = output.split(end.as_str()).next().unwrap_or_default();
     for line in list.lines() {
         if let Some(test) = heading(line) {
-            results.push((
-                test,
-                Outcome::Bad("no result: it crashed, or the run did".into()),
-            ));
+            results.push((test, Outcome::Bad("no result: it crashed, or the run did".into())));
             open = true;
         }
         if !open {
             continue;
         }
-        let word = line
-            .rsplit_once("... ")
-            .map_or(line, |(_, word)| word)
-            .trim();
+        let word = line.rsplit_once("... ").map_or(line, |(_, word)| word).trim();
         let outcome = if word == "ok" {
             Outcome::Ok
         } else if let Some(reason) = word.strip_prefix("skipped ") {
@@ -236,9 +208,7 @@ fn parse(output: &str) -> Vec<(String, Outcome)> {
 fn heading(line: &str) -> Option<String> {
     let (name, rest) = line.split_once(" (tests.")?;
     // What a test printed without a newline stands before the next name.
-    let name = name
-        .rsplit(|letter: char| !(letter.is_alphanumeric() || letter == '_'))
-        .next()?;
+    let name = name.rsplit(|letter: char| !(letter.is_alphanumeric() || letter == '_')).next()?;
     let id = &rest[..rest.find(')')?];
     let path = id.strip_suffix(&format!(".{name}")).unwrap_or(id);
     let class = path.rsplit_once('.')?.1;
@@ -247,10 +217,8 @@ fn heading(line: &str) -> Option<String> {
 
 /// How many tests unittest says that it ran.
 fn ran(output: &str) -> Option<usize> {
-    let line = output
-        .lines()
-        .rev()
-        .find(|line| line.starts_with("Ran ") && line.contains(" test"))?;
+    let line =
+        output.lines().rev().find(|line| line.starts_with("Ran ") && line.contains(" test"))?;
     line.split(' ').nth(1)?.parse().ok()
 }
 
@@ -308,9 +276,7 @@ FAILED (failures=1, errors=1, skipped=1)
 
     fn module(skips: &[(&str, &str)], not_yet: &[(&str, &str)]) -> Module {
         let map = |list: &[(&str, &str)]| {
-            list.iter()
-                .map(|(a, b)| (a.to_string(), b.to_string()))
-                .collect()
+            list.iter().map(|(a, b)| (a.to_string(), b.to_string())).collect()
         };
         Module {
             name: "test_m".into(),
@@ -322,9 +288,7 @@ FAILED (failures=1, errors=1, skipped=1)
     }
 
     fn results(list: &[(&str, Outcome)]) -> Vec<(String, Outcome)> {
-        list.iter()
-            .map(|(test, outcome)| (test.to_string(), outcome.clone()))
-            .collect()
+        list.iter().map(|(test, outcome)| (test.to_string(), outcome.clone())).collect()
     }
 
     #[test]
@@ -339,10 +303,7 @@ FAILED (failures=1, errors=1, skipped=1)
         };
         assert_eq!(parsed.len(), 5);
         assert_eq!(of("One.test_a"), Outcome::Ok);
-        assert_eq!(
-            of("One.test_b"),
-            Outcome::Skipped("Link layer of port=1 is X , skip".into())
-        );
+        assert_eq!(of("One.test_b"), Outcome::Skipped("Link layer of port=1 is X , skip".into()));
         assert_eq!(of("Two.test_c"), Outcome::Bad("ERROR".into()));
         assert_eq!(of("Two.test_d"), Outcome::Bad("FAIL".into()));
         assert!(matches!(of("Two.test_e"), Outcome::Bad(how) if how.contains("crashed")));
@@ -352,10 +313,7 @@ FAILED (failures=1, errors=1, skipped=1)
             heading("printed.test_a (tests.test_m.One.test_a)").as_deref(),
             Some("One.test_a")
         );
-        assert_eq!(
-            heading("test_a (tests.test_m.One)").as_deref(),
-            Some("One.test_a")
-        );
+        assert_eq!(heading("test_a (tests.test_m.One)").as_deref(), Some("One.test_a"));
     }
 
     #[test]
@@ -367,23 +325,10 @@ FAILED (failures=1, errors=1, skipped=1)
         };
         let skip = || Outcome::Skipped("not supported".into());
         let bad = || Outcome::Bad("ERROR".into());
-        let tally = |passed, failed, skipped| Tally {
-            passed,
-            failed,
-            skipped,
-        };
-        assert_eq!(
-            judged(&module(&[], &[]), &[("A.t", Outcome::Ok)]),
-            (0, tally(1, 0, 0))
-        );
-        assert_eq!(
-            judged(&module(&[], &[]), &[("A.t", skip())]),
-            (1, tally(0, 1, 0))
-        );
-        assert_eq!(
-            judged(&module(&[], &[]), &[("A.t", bad())]),
-            (1, tally(0, 1, 0))
-        );
+        let tally = |passed, failed, skipped| Tally { passed, failed, skipped };
+        assert_eq!(judged(&module(&[], &[]), &[("A.t", Outcome::Ok)]), (0, tally(1, 0, 0)));
+        assert_eq!(judged(&module(&[], &[]), &[("A.t", skip())]), (1, tally(0, 1, 0)));
+        assert_eq!(judged(&module(&[], &[]), &[("A.t", bad())]), (1, tally(0, 1, 0)));
         let skips = module(&[("A.t", "supported")], &[]);
         assert_eq!(judged(&skips, &[("A.t", skip())]), (0, tally(0, 0, 1)));
         assert_eq!(
@@ -395,9 +340,6 @@ FAILED (failures=1, errors=1, skipped=1)
         assert_eq!(judged(&skips, &[]), (1, tally(0, 1, 0)));
         let not_yet = module(&[], &[("A.t", "later")]);
         assert_eq!(judged(&not_yet, &[("A.t", bad())]), (0, tally(0, 0, 1)));
-        assert_eq!(
-            judged(&not_yet, &[("A.t", Outcome::Ok)]),
-            (1, tally(0, 1, 0))
-        );
+        assert_eq!(judged(&not_yet, &[("A.t", Outcome::Ok)]), (1, tally(0, 1, 0)));
     }
 }

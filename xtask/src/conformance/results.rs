@@ -35,20 +35,15 @@ impl Report {
 
 fn pingpong(output: &str) -> Result<String, String> {
     let line = |what: &str| {
-        output
-            .lines()
-            .find(|line| line.contains(what))
-            .ok_or(format!("no line with {what:?}"))
+        output.lines().find(|line| line.contains(what)).ok_or(format!("no line with {what:?}"))
     };
     line(" bytes in ")?;
     let iterations = line(" iters in ")?;
     if output.contains("invalid data in page") {
         return Err("the tool found wrong data".into());
     }
-    let figure = iterations
-        .rsplit_once(" = ")
-        .map(|(_, figure)| figure)
-        .ok_or("no time per iteration")?;
+    let figure =
+        iterations.rsplit_once(" = ").map(|(_, figure)| figure).ok_or("no time per iteration")?;
     match figure.split_once(' ') {
         Some((number, _)) if number.parse::<f64>().is_ok_and(|time| time > 0.0) => {
             Ok(figure.trim().to_owned())
@@ -58,27 +53,19 @@ fn pingpong(output: &str) -> Result<String, String> {
 }
 
 fn perftest(output: &str, rows: usize) -> Result<String, String> {
-    let mut lines = output
-        .lines()
-        .skip_while(|line| !line.trim_start().starts_with("#bytes"));
+    let mut lines = output.lines().skip_while(|line| !line.trim_start().starts_with("#bytes"));
     let header = lines.next().ok_or("no table of results")?;
     let table: Vec<Vec<f64>> = lines
         .map_while(|line| {
             // A long test may warn in the middle of its table.
-            let numbers: Vec<_> = line
-                .split_ascii_whitespace()
-                .map(str::parse::<f64>)
-                .collect();
+            let numbers: Vec<_> = line.split_ascii_whitespace().map(str::parse::<f64>).collect();
             (!line.starts_with("---")).then_some(numbers)
         })
         .filter_map(|numbers| numbers.into_iter().collect::<Result<Vec<_>, _>>().ok())
         .filter(|numbers| numbers.len() >= 3)
         .collect();
     if table.len() < rows {
-        return Err(format!(
-            "{} rows of results in place of {rows}",
-            table.len()
-        ));
+        return Err(format!("{} rows of results in place of {rows}", table.len()));
     }
     for row in &table {
         // Size and iterations, then figures, of which the slowest may print as 0.00 but never all.
@@ -89,24 +76,13 @@ fn perftest(output: &str, rows: usize) -> Result<String, String> {
     let last = table.last().ok_or("an empty table of results")?;
     let bandwidth = header.contains("BW average");
     let (figure, unit) = if bandwidth {
-        (
-            last.get(3),
-            if header.contains("Gb/sec") {
-                "Gb/s"
-            } else {
-                "MiB/s"
-            },
-        )
+        (last.get(3), if header.contains("Gb/sec") { "Gb/s" } else { "MiB/s" })
     } else if header.contains("t_typical") {
         (last.get(4), "us")
     } else {
         (last.get(2), "us")
     };
-    Ok(format!(
-        "{} B: {} {unit}",
-        last[0],
-        figure.ok_or("a row that is too short")?
-    ))
+    Ok(format!("{} B: {} {unit}", last[0], figure.ok_or("a row that is too short")?))
 }
 
 fn qperf(output: &str) -> Result<String, String> {
@@ -115,10 +91,7 @@ fn qperf(output: &str) -> Result<String, String> {
         .filter_map(|line| {
             let (_, figure) = line.split_once('=')?;
             let number = figure.split_ascii_whitespace().next()?.replace(',', "");
-            number
-                .parse::<f64>()
-                .is_ok_and(|value| value > 0.0)
-                .then_some(line.trim())
+            number.parse::<f64>().is_ok_and(|value| value > 0.0).then_some(line.trim())
         })
         .collect();
     if figures.is_empty() {
@@ -173,10 +146,7 @@ Conflicting CPU frequency values detected: 1 != 2. CPU Frequency is not max.
 
     #[test]
     fn qperf_figures() {
-        assert_eq!(
-            qperf("rc_bw:\n    bw  =  1.2 GB/sec\n").unwrap(),
-            "bw = 1.2 GB/sec"
-        );
+        assert_eq!(qperf("rc_bw:\n    bw  =  1.2 GB/sec\n").unwrap(), "bw = 1.2 GB/sec");
         assert!(qperf("rc_bw:\nfailed to find any InfiniBand devices\n").is_err());
         assert!(qperf("rc_bw:\n    bw  =  0 GB/sec\n").is_err());
     }

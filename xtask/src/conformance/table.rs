@@ -97,11 +97,7 @@ impl Case {
     /// What the case is called in reports and filters.
     pub(crate) fn name(&self) -> String {
         let topology = self.topology.name();
-        let tool = if self.kind == Kind::Qperf {
-            "qperf "
-        } else {
-            ""
-        };
+        let tool = if self.kind == Kind::Qperf { "qperf " } else { "" };
         match self.pairs {
             1 => format!("{topology} {tool}{}", self.command),
             pairs => format!("{topology} {pairs}x {tool}{}", self.command),
@@ -148,15 +144,9 @@ fn expand(text: &str) -> anyhow::Result<Vec<Case>> {
                 defaults.insert(command);
             }
         }
-        let default_on = if group.default_on.is_empty() {
-            &group.on[..1]
-        } else {
-            &group.default_on
-        };
-        if let Some(stray) = default_on
-            .iter()
-            .find(|topology| !group.on.contains(topology))
-        {
+        let default_on =
+            if group.default_on.is_empty() { &group.on[..1] } else { &group.default_on };
+        if let Some(stray) = default_on.iter().find(|topology| !group.on.contains(topology)) {
             bail!("{:?} of `default-on` is not in `on` {}", stray.name(), of());
         }
         for command in &commands {
@@ -179,11 +169,7 @@ fn expand(text: &str) -> anyhow::Result<Vec<Case>> {
     }
     let mut names = BTreeSet::new();
     for case in &cases {
-        ensure!(
-            names.insert(case.name()),
-            "{:?} is in the table twice",
-            case.name()
-        );
+        ensure!(names.insert(case.name()), "{:?} is in the table twice", case.name());
     }
     Ok(cases)
 }
@@ -191,20 +177,11 @@ fn expand(text: &str) -> anyhow::Result<Vec<Case>> {
 /// Expands `{a,b}` as a shell does, spaces included, then takes the spaces that are too many away. No nesting.
 fn braces(pattern: &str) -> anyhow::Result<Vec<String>> {
     let Some((before, rest)) = pattern.split_once('{') else {
-        ensure!(
-            !pattern.contains('}'),
-            "a brace without a beginning in {pattern:?}"
-        );
-        return Ok(vec![
-            pattern
-                .split_ascii_whitespace()
-                .collect::<Vec<_>>()
-                .join(" "),
-        ]);
+        ensure!(!pattern.contains('}'), "a brace without a beginning in {pattern:?}");
+        return Ok(vec![pattern.split_ascii_whitespace().collect::<Vec<_>>().join(" ")]);
     };
-    let (words, after) = rest
-        .split_once('}')
-        .with_context(|| format!("a brace without an end in {pattern:?}"))?;
+    let (words, after) =
+        rest.split_once('}').with_context(|| format!("a brace without an end in {pattern:?}"))?;
     ensure!(!words.contains('{'), "a brace in a brace in {pattern:?}");
     let mut all = Vec::new();
     for word in words.split(',') {
@@ -268,11 +245,7 @@ mod tests {
         };
         assert_eq!(expand(&group("")).unwrap().len(), 2);
         assert_eq!(
-            expand(&group("default = ['a b']"))
-                .unwrap()
-                .iter()
-                .filter(|case| case.default)
-                .count(),
+            expand(&group("default = ['a b']")).unwrap().iter().filter(|case| case.default).count(),
             1
         );
         assert!(expand(&group("default = ['a d']")).is_err());

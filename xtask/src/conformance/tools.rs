@@ -32,10 +32,8 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
     ])?;
     let cases = table::read(&workspace::root().join("conformance/tools.toml"))?;
     let all = cases.len();
-    let mut cases: Vec<Case> = cases
-        .into_iter()
-        .filter(|case| selection.takes(&case.name(), case.default))
-        .collect();
+    let mut cases: Vec<Case> =
+        cases.into_iter().filter(|case| selection.takes(&case.name(), case.default)).collect();
     if cases.is_empty() {
         bail!("no case of the tools' table has that in its name");
     }
@@ -46,19 +44,13 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
     fs::create_dir_all(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;
     sweep();
 
-    let report = Report {
-        count: cases.len(),
-        ..Report::default()
-    };
+    let report = Report { count: cases.len(), ..Report::default() };
     let queue = Mutex::new(VecDeque::from(cases));
     let port = AtomicU16::new(20_000);
     let worker = |label| {
         let mut hosts: Option<(Topology, Option<Hosts>)> = None;
         while let Some(case) = take(&queue) {
-            if hosts
-                .as_ref()
-                .is_none_or(|(topology, _)| *topology != case.topology)
-            {
+            if hosts.as_ref().is_none_or(|(topology, _)| *topology != case.topology) {
                 // The old ones go first: names are free again.
                 drop(hosts.take());
                 hosts = Some((case.topology, Hosts::new(case.topology, label, &scratch)?));
@@ -72,35 +64,23 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
                 continue;
             };
             let started = Instant::now();
-            let runner = Runner {
-                dist,
-                hosts,
-                case: &case,
-                scratch: &scratch,
-                label,
-            };
+            let runner = Runner { dist, hosts, case: &case, scratch: &scratch, label };
             let outcome = runner.run(&port)?;
             report.add(&case, started.elapsed(), &outcome);
         }
         anyhow::Ok(())
     };
     thread::scope(|scope| {
-        let workers: Vec<_> = (0..selection.jobs.max(1))
-            .map(|label| scope.spawn(move || worker(label)))
-            .collect();
+        let workers: Vec<_> =
+            (0..selection.jobs.max(1)).map(|label| scope.spawn(move || worker(label))).collect();
         // A worker that failed leaves the rest of the queue to nobody: the error is what counts then.
-        workers
-            .into_iter()
-            .try_for_each(|worker| worker.join().expect("a worker does not panic"))
+        workers.into_iter().try_for_each(|worker| worker.join().expect("a worker does not panic"))
     })?;
     Ok(report.finish())
 }
 
 fn take(queue: &Mutex<VecDeque<Case>>) -> Option<Case> {
-    queue
-        .lock()
-        .expect("no worker panics with the queue")
-        .pop_front()
+    queue.lock().expect("no worker panics with the queue").pop_front()
 }
 
 /// What became of a case.
@@ -144,10 +124,8 @@ impl Report {
     }
 
     fn finish(self) -> Tally {
-        let (tally, times, failures) = self
-            .lines
-            .into_inner()
-            .expect("no worker panics with the report");
+        let (tally, times, failures) =
+            self.lines.into_inner().expect("no worker panics with the report");
         let times: Vec<_> = times
             .iter()
             .map(|(topology, time)| format!("{} {:.0} s", topology.name(), time.as_secs_f64()))
@@ -191,10 +169,8 @@ impl Runner<'_> {
             Ok(figures) => Outcome::Passed(figures),
             Err(reason) => {
                 // Stop first, so that everything is written.
-                for process in pairs
-                    .iter_mut()
-                    .flat_map(|pair| [&mut pair.server, &mut pair.client])
-                    .flatten()
+                for process in
+                    pairs.iter_mut().flat_map(|pair| [&mut pair.server, &mut pair.client]).flatten()
                 {
                     process.stop();
                 }
@@ -203,10 +179,7 @@ impl Runner<'_> {
                         .into_iter()
                         .filter_map(|(side, process)| Some((side, process.as_ref()?.output())))
                 });
-                Outcome::Failed(
-                    reason,
-                    said.map(|(side, output)| tail(side, &output)).collect(),
-                )
+                Outcome::Failed(reason, said.map(|(side, output)| tail(side, &output)).collect())
             }
         })
     }
@@ -231,9 +204,7 @@ impl Runner<'_> {
                     Ok(ended.is_some() || self.hosts.listens(pair.port)?)
                 })?;
                 if let Some(status) = ended {
-                    return Ok(Err(format!(
-                        "the server ended before it listened ({status})"
-                    )));
+                    return Ok(Err(format!("the server ended before it listened ({status})")));
                 }
                 if !listens {
                     return Ok(Err(format!(
@@ -272,12 +243,7 @@ impl Runner<'_> {
         deadline: Instant,
     ) -> anyhow::Result<Result<String, String>> {
         let case = self.case;
-        let printed = |text: &str| {
-            case.prints
-                .iter()
-                .find(|want| !text.contains(*want))
-                .cloned()
-        };
+        let printed = |text: &str| case.prints.iter().find(|want| !text.contains(*want)).cloned();
         if case.kind == Kind::Watch {
             let done = wait_for(deadline, || {
                 Ok(printed(&client.output()).is_none() || client.ended()?.is_some())
@@ -295,10 +261,7 @@ impl Runner<'_> {
         }
 
         let Some(client_status) = client.wait(deadline)? else {
-            return Ok(Err(format!(
-                "the client ran out of time ({} s)",
-                case.timeout_s
-            )));
+            return Ok(Err(format!("the client ran out of time ({} s)", case.timeout_s)));
         };
         let mut statuses = vec![("client", client_status)];
         if let Some(server) = server.as_mut() {
@@ -311,11 +274,8 @@ impl Runner<'_> {
                 }
             }
         }
-        let said = client.output()
-            + &server
-                .as_ref()
-                .map(|server| server.output())
-                .unwrap_or_default();
+        let said =
+            client.output() + &server.as_ref().map(|server| server.output()).unwrap_or_default();
         if let Some(want) = printed(&said) {
             return Ok(Err(format!("nobody printed {want:?}")));
         }
@@ -342,16 +302,9 @@ impl Runner<'_> {
     }
 
     fn start(&self, side: Side, port: u16, words: &str) -> anyhow::Result<Process> {
-        let name = if side == Side::Server {
-            "server"
-        } else {
-            "client"
-        };
+        let name = if side == Side::Server { "server" } else { "client" };
         let mut command = self.hosts.command(side, &self.dist.anyverbs());
-        command
-            .args(["run", "--"])
-            .args(words.split(' '))
-            .current_dir(self.scratch);
+        command.args(["run", "--"]).args(words.split(' ')).current_dir(self.scratch);
         Process::start(&mut command, &self.output(&format!("{name}-{port}")))
     }
 
@@ -394,13 +347,7 @@ impl Runner<'_> {
 /// The end of an output, indented.
 fn tail(side: &str, output: &str) -> String {
     const LINES: usize = 15;
-    let lines: Vec<&str> = output
-        .lines()
-        .filter(|line| !line.trim().is_empty())
-        .collect();
+    let lines: Vec<&str> = output.lines().filter(|line| !line.trim().is_empty()).collect();
     let from = lines.len().saturating_sub(LINES);
-    lines[from..]
-        .iter()
-        .map(|line| format!("       {side}: {line}\n"))
-        .collect()
+    lines[from..].iter().map(|line| format!("       {side}: {line}\n")).collect()
 }
