@@ -1,6 +1,7 @@
 //! The project's own commands.
 
 mod abi_check;
+mod bench;
 mod conformance;
 mod dist;
 mod interrupt;
@@ -26,6 +27,8 @@ enum Command {
     Dist(dist::Options),
     /// Run other people's suites and tools on the device
     Conformance(conformance::Options),
+    /// Measure the device beside TCP and bare UDP, and what it costs a process
+    Bench(bench::Options),
     /// Compare the built shared object with the symbol and layout tables of rdma-core
     AbiCheck {
         /// The shared object; without it, target/dist is built and checked
@@ -37,6 +40,7 @@ fn main() -> ExitCode {
     let done = match Args::parse().command {
         Command::Dist(options) => dist::run(&options).map(|_| ()),
         Command::Conformance(options) => conformance::run(&options),
+        Command::Bench(options) => bench::run(&options),
         Command::AbiCheck { object } => abi_check(object),
     };
     match done {

@@ -163,14 +163,25 @@ impl Hosts {
 
     /// Whether a program on the server's side listens on a TCP port.
     pub(crate) fn listens(&self, port: u16) -> anyhow::Result<bool> {
+        const LISTEN: &str = "0A";
+        self.has_socket(["tcp", "tcp6"], port, LISTEN)
+    }
+
+    /// Whether a program on the server's side is bound to a UDP port.
+    pub(crate) fn is_bound(&self, port: u16) -> anyhow::Result<bool> {
+        const UNCONNECTED: &str = "07";
+        self.has_socket(["udp", "udp6"], port, UNCONNECTED)
+    }
+
+    fn has_socket(&self, tables: [&str; 2], port: u16, state: &str) -> anyhow::Result<bool> {
         let process =
             self.namespace(Side::Server).map_or("self".into(), |host| host.holder.id().to_string());
-        for family in ["tcp", "tcp6"] {
-            let path = format!("/proc/{process}/net/{family}");
+        for (table, family6) in tables.into_iter().zip([false, true]) {
+            let path = format!("/proc/{process}/net/{table}");
             match fs::read_to_string(&path) {
-                Ok(table) if listening(&table, port) => return Ok(true),
+                Ok(text) if has_socket(&text, port, state) => return Ok(true),
                 // A kernel without IPv6 has no second table.
-                Err(error) if family == "tcp" => {
+                Err(error) if !family6 => {
                     return Err(error).with_context(|| format!("cannot read {path}"));
                 }
                 _ => {}
@@ -180,15 +191,14 @@ impl Hosts {
     }
 }
 
-/// Whether a table as in `/proc/net/tcp` has a listener on `port`.
-fn listening(table: &str, port: u16) -> bool {
-    const LISTEN: &str = "0A";
+/// Whether a table as in `/proc/net/tcp` has a socket on `port` in this state.
+fn has_socket(table: &str, port: u16, wanted: &str) -> bool {
     table.lines().skip(1).any(|line| {
         let mut fields = line.split_ascii_whitespace();
         let local = fields.nth(1).and_then(|address| address.rsplit_once(':'));
         let state = fields.nth(1);
         local.and_then(|(_, hex)| u16::from_str_radix(hex, 16).ok()) == Some(port)
-            && state == Some(LISTEN)
+            && state == Some(wanted)
     })
 }
 
@@ -278,8 +288,8 @@ mod tests {
         let table = "  sl  local_address rem_address   st tx_queue rx_queue\n   \
              0: 0100007F:4853 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1\n   \
              1: 0100007F:4854 0100007F:9999 01 00000000:00000000 00:00000000 00000000     0        0 1\n";
-        assert!(listening(table, 0x4853));
-        assert!(!listening(table, 0x4854));
-        assert!(!listening(table, 0x9999));
+        assert!(has_socket(table, 0x4853, "0A"));
+        assert!(!has_socket(table, 0x4854, "0A"));
+        assert!(!has_socket(table, 0x9999, "0A"));
     }
 }

@@ -1,7 +1,7 @@
 //! Other people's suites and tools, run on the device with their expected results as data in `conformance/`.
 
-mod hosts;
-mod process;
+pub(crate) mod hosts;
+pub(crate) mod process;
 mod pyverbs;
 mod results;
 mod table;
