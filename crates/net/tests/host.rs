@@ -1,5 +1,7 @@
 //! The host's interfaces as `ip` shows them, change notifications, and a lock that dies with its holder.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
 mod netns;
 
 use std::io::{BufRead, BufReader, Read};
@@ -10,7 +12,7 @@ use anyverbs_net::{AddressMonitor, Registry, Slot, interfaces};
 
 #[test]
 fn interfaces_are_those_that_ip_shows() {
-    if !netns::isolate("interfaces_are_those_that_ip_shows") {
+    if !netns::isolate_as_root("interfaces_are_those_that_ip_shows") {
         return;
     }
     netns::ip("link add va type veth peer name vb");
@@ -103,7 +105,7 @@ fn interfaces_are_those_that_ip_shows() {
 
 #[test]
 fn the_monitor_tells_of_links_and_addresses() {
-    if !netns::isolate("the_monitor_tells_of_links_and_addresses") {
+    if !netns::isolate_as_root("the_monitor_tells_of_links_and_addresses") {
         return;
     }
     let monitor = AddressMonitor::new().unwrap();
