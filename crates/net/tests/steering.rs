@@ -2,6 +2,8 @@
 //!
 //! The processes are this test program again, running `member` in the test's network namespace.
 
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
 mod netns;
 
 use std::collections::BTreeSet;
@@ -409,7 +411,7 @@ fn a_full_queue_drops_and_counts() {
 
 #[test]
 fn strangers_messages_are_ignored() {
-    if !netns::isolate("strangers_messages_are_ignored") {
+    if !netns::isolate_as_root("strangers_messages_are_ignored") {
         return;
     }
     use std::os::linux::net::SocketAddrExt;
@@ -442,8 +444,15 @@ fn strangers_messages_are_ignored() {
     assert_eq!(port.receive_forwarded(&mut buffer).unwrap(), Some(datagram));
     std::thread::scope(|scope| {
         scope.spawn(|| {
+<<<<<<< HEAD
             // SAFETY: the raw system call changes the credentials of this thread only and touches no memory.
             assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65_534, 65_534, 65_534) }, 0);
+=======
+            // SAFETY: the raw system call changes the credentials of this thread only and touches
+            // no memory.
+            let rc = unsafe { libc::syscall(libc::SYS_setresuid, 65_534, 65_534, 65_534) };
+            assert_eq!(rc, 0);
+>>>>>>> net
             port.forward(own, &datagram);
         });
     });
@@ -477,6 +486,18 @@ fn without_loopback_the_order_of_joining_is_assumed() {
         }
         assert_eq!(got, 10);
     }
+}
+
+#[test]
+fn without_ipv6_ipv4_is_steered_and_nobody_waits() {
+    if !netns::isolate_as_root("without_ipv6_ipv4_is_steered_and_nobody_waits") {
+        return;
+    }
+    std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1").unwrap();
+    let mut members: Vec<_> = (0..3).map(|_| Member::spawn(true).joined()).collect();
+    let state = members[2].ask("state");
+    assert!(state.contains("v4: Steered { processes: 3 }"), "{state}");
+    assert!(state.contains("v6: Assumed { processes: 3 }"), "{state}");
 }
 
 #[test]

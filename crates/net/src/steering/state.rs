@@ -69,7 +69,9 @@ pub enum SteeringMode {
         /// Slots of those that did not answer.
         missing: Vec<u8>,
     },
-    /// By an assumption, the order of joining, because loopback is down and nobody can be asked.
+    /// By an assumption, because the family's loopback address is not there and nobody can be asked:
+    /// that the sockets are in the order of the other family's, or of joining where that is not
+    /// known either.
     Assumed {
         /// Processes that share the port.
         processes: usize,
@@ -421,18 +423,16 @@ impl Steering {
                 }
                 // All processes bind both families in one order, so the other one's map serves.
                 (None, Some((map, _))) => (*map, SteeringMode::Assumed { processes }),
-                (None, None) => (self.order_of_joining(), SteeringMode::Assumed { processes }),
+                (None, None) => {
+                    tracing::warn!(
+                        ?family,
+                        "loopback is down: steering by the order of joining"
+                    );
+                    (self.order_of_joining(), SteeringMode::Assumed { processes })
+                }
             };
             if inner.modes[i] != mode {
-                match &mode {
-                    SteeringMode::Assumed { .. } => {
-                        tracing::warn!(
-                            ?family,
-                            "loopback is down: datagrams are steered by the order of joining"
-                        );
-                    }
-                    mode => tracing::debug!(?family, ?mode, "steering"),
-                }
+                tracing::debug!(?family, ?mode, "steering");
             }
             program::attach(fd, &program::build(self.probe_byte, self.steer_offset, &map))?;
             inner.attached += 1;

@@ -109,9 +109,17 @@ impl UdpPort {
                 sockets[family as usize] = open_socket(family, &options)?;
             }
         }
+<<<<<<< HEAD
         // Port 0 asks for any: then both families should have the same.
         let Some(receive_buffer) =
             sockets.iter().flatten().filter_map(|s| s.recv_buffer_size().ok()).min()
+=======
+        let Some(receive_buffer) = sockets
+            .iter()
+            .flatten()
+            .filter_map(|s| s.recv_buffer_size().ok())
+            .min()
+>>>>>>> net
         else {
             return Err(OpenError::NoSocketFamily);
         };
@@ -129,13 +137,20 @@ impl UdpPort {
         };
         if let Some(slot) = options.slot {
             let announced = slot.registry().announce(port, slot.number());
-            this._announced =
-                Some(announced.map_err(|e| OpenError::new(port, "announce this process", e))?);
+            this._announced = Some(announced.map_err(|source| OpenError::Io {
+                port,
+                action: "announce this process",
+                source,
+            })?);
             let steering = Steering::new(&slot, port, options.steer_offset, options.probe_byte);
             this.steering = Some(steering);
             this.forwarder = Some(Forwarder::new(slot));
             this.join(options.steer_offset, lock)
-                .map_err(|e| OpenError::new(port, "join the other processes", e))?;
+                .map_err(|source| OpenError::Io {
+                    port,
+                    action: "join the other processes",
+                    source,
+                })?;
         }
         Ok(this)
     }

@@ -129,7 +129,13 @@ impl RxBatch {
         self.deliveries.reserve(if self.fault.is_some() { 1024 } else { 0 });
     }
 
-    /// The datagrams of the last [`super::UdpPort::receive`].
+    /// The fault injector at work, if there is one.
+    #[must_use]
+    pub fn fault(&self) -> Option<&Fault> {
+        self.fault.as_deref()
+    }
+
+    /// The datagrams of the last [`super::UdpPort::receive`]. Empty ones are not delivered.
     #[must_use]
     pub fn datagrams(&self) -> Datagrams<'_> {
         Datagrams { batch: self, message: 0, segment: 0, delivery: 0 }
