@@ -444,15 +444,10 @@ fn strangers_messages_are_ignored() {
     assert_eq!(port.receive_forwarded(&mut buffer).unwrap(), Some(datagram));
     std::thread::scope(|scope| {
         scope.spawn(|| {
-<<<<<<< HEAD
-            // SAFETY: the raw system call changes the credentials of this thread only and touches no memory.
-            assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65_534, 65_534, 65_534) }, 0);
-=======
             // SAFETY: the raw system call changes the credentials of this thread only and touches
             // no memory.
             let rc = unsafe { libc::syscall(libc::SYS_setresuid, 65_534, 65_534, 65_534) };
             assert_eq!(rc, 0);
->>>>>>> net
             port.forward(own, &datagram);
         });
     });

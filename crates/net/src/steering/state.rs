@@ -424,10 +424,7 @@ impl Steering {
                 // All processes bind both families in one order, so the other one's map serves.
                 (None, Some((map, _))) => (*map, SteeringMode::Assumed { processes }),
                 (None, None) => {
-                    tracing::warn!(
-                        ?family,
-                        "loopback is down: steering by the order of joining"
-                    );
+                    tracing::warn!(?family, "loopback is down: steering by the order of joining");
                     (self.order_of_joining(), SteeringMode::Assumed { processes })
                 }
             };

@@ -109,17 +109,8 @@ impl UdpPort {
                 sockets[family as usize] = open_socket(family, &options)?;
             }
         }
-<<<<<<< HEAD
-        // Port 0 asks for any: then both families should have the same.
         let Some(receive_buffer) =
             sockets.iter().flatten().filter_map(|s| s.recv_buffer_size().ok()).min()
-=======
-        let Some(receive_buffer) = sockets
-            .iter()
-            .flatten()
-            .filter_map(|s| s.recv_buffer_size().ok())
-            .min()
->>>>>>> net
         else {
             return Err(OpenError::NoSocketFamily);
         };
@@ -145,12 +136,11 @@ impl UdpPort {
             let steering = Steering::new(&slot, port, options.steer_offset, options.probe_byte);
             this.steering = Some(steering);
             this.forwarder = Some(Forwarder::new(slot));
-            this.join(options.steer_offset, lock)
-                .map_err(|source| OpenError::Io {
-                    port,
-                    action: "join the other processes",
-                    source,
-                })?;
+            this.join(options.steer_offset, lock).map_err(|source| OpenError::Io {
+                port,
+                action: "join the other processes",
+                source,
+            })?;
         }
         Ok(this)
     }
