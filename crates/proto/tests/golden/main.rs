@@ -2,6 +2,7 @@
 //! and is written again byte for byte.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
+mod corpus;
 mod pcap;
 
 use std::collections::BTreeMap;
