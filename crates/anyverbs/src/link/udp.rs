@@ -17,7 +17,6 @@ use parking_lot::Mutex;
 
 use crate::engine::Engine;
 use crate::engine::path::{Credit, ECHO, PROBE, Path};
-use crate::memory::ProcessMemory;
 
 /// BTH, count of bytes, ICRC.
 const CREDIT_LEN: usize = Bth::LEN + 8 + ICRC_LEN;
@@ -93,7 +92,7 @@ impl Outbox {
         reliable: bool,
         now: Time,
         headers: &Headers,
-        payload: &Payload<'_, ProcessMemory>,
+        payload: &Payload<'_>,
     ) -> Result<usize, TransmitError> {
         let pad = usize::from(Bth::pad_of(payload.len()));
         let (head, body) = (headers.len(), payload.len());
@@ -113,7 +112,9 @@ impl Outbox {
         headers.emit(room);
         // The pad count, which is the link's affair.
         room[1] = room[1] & !0x30 | (pad as u8) << 4;
-        if let Err(fault) = payload.copy_to(&mut room[head..head + body]) {
+        if let Err(fault) =
+            payload.copy_to(&engine.mrs, &engine.memory, &mut room[head..head + body])
+        {
             batch.discard_last();
             return Err(fault.into());
         }
@@ -151,7 +152,14 @@ impl Outbox {
     }
 
     /// Answers a credit probe of another device.
-    pub(crate) fn echo(&mut self, engine: &Engine, probe: &CreditPacket, from: IpAddr, scope_id: u32, to_us: IpAddr) {
+    pub(crate) fn echo(
+        &mut self,
+        engine: &Engine,
+        probe: &CreditPacket,
+        from: IpAddr,
+        scope_id: u32,
+        to_us: IpAddr,
+    ) {
         let port = engine.config.udp_port;
         let to = Destination {
             source: Some(to_us),
@@ -205,7 +213,8 @@ impl CreditPacket {
             _ => return None,
         };
         let bytes: &[u8; CREDIT_LEN - ICRC_LEN] = bytes.try_into().ok()?;
-        let qpn = |at: usize| Qpn::new(u32::from_be_bytes([0, bytes[at], bytes[at + 1], bytes[at + 2]]));
+        let qpn =
+            |at: usize| Qpn::new(u32::from_be_bytes([0, bytes[at], bytes[at + 1], bytes[at + 2]]));
         let (_, count) = bytes.split_last_chunk::<8>()?;
         Some(Self { is_probe, dest: qpn(5), from: qpn(9), count: u64::from_be_bytes(*count) })
     }
