@@ -226,6 +226,14 @@ impl UdpPort {
         self.receive_errors.load(Ordering::Relaxed)
     }
 
+    /// The source port of datagrams to `to`, which depends on its address family and lane.
+    ///
+    /// # Errors
+    /// Those of socket(2) when the lane cannot be opened.
+    pub fn source_port(&self, to: &super::Destination) -> io::Result<u16> {
+        Ok(self.lanes.lane(Family::of(to.address.ip()), to.lane)?.port)
+    }
+
     /// Whether all lanes opened so far can use GSO; `None` when none is open.
     #[must_use]
     pub fn gso(&self) -> Option<bool> {
