@@ -2,9 +2,11 @@
 
 mod abi_check;
 mod conformance;
+mod demo;
 mod dist;
 mod interrupt;
 mod packages;
+mod test;
 mod workspace;
 
 use std::path::PathBuf;
@@ -24,6 +26,10 @@ struct Args {
 enum Command {
     /// Build what is shipped and lay it out in target/dist
     Dist(dist::Options),
+    /// Show Debian's own RDMA tools running on the device
+    Demo(dist::Options),
+    /// Run every test
+    Test(test::Options),
     /// Run other people's suites and tools on the device
     Conformance(conformance::Options),
     /// Compare the built shared object with the symbol and layout tables of rdma-core
@@ -36,6 +42,8 @@ enum Command {
 fn main() -> ExitCode {
     let done = match Args::parse().command {
         Command::Dist(options) => dist::run(&options).map(|_| ()),
+        Command::Demo(options) => demo::run(&options),
+        Command::Test(options) => test::run(&options),
         Command::Conformance(options) => conformance::run(&options),
         Command::AbiCheck { object } => abi_check(object),
     };
