@@ -63,3 +63,13 @@ fn abi_check(object: Option<PathBuf>) -> anyhow::Result<()> {
     };
     abi_check::run(&workspace::root(), &object)
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Args::command().debug_assert();
+    }
+}
