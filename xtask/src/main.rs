@@ -1,6 +1,7 @@
 //! The project's own commands.
 
 mod abi_check;
+mod bench;
 mod conformance;
 mod demo;
 mod dist;
@@ -32,6 +33,14 @@ enum Command {
     Test(test::Options),
     /// Run other people's suites and tools on the device
     Conformance(conformance::Options),
+    /// Measure the device side by side with TCP and UDP, between two hosts
+    Bench(bench::Options),
+    /// One side of the UDP ping-pong of `bench`
+    #[command(hide = true)]
+    UdpPingpong {
+        /// The server's address; without it, this is the server
+        server: Option<std::net::IpAddr>,
+    },
     /// Compare the built shared object with the symbol and layout tables of rdma-core
     AbiCheck {
         /// The shared object; without it, target/dist is built and checked
@@ -45,6 +54,8 @@ fn main() -> ExitCode {
         Command::Demo(options) => demo::run(&options),
         Command::Test(options) => test::run(&options),
         Command::Conformance(options) => conformance::run(&options),
+        Command::Bench(options) => bench::run(&options),
+        Command::UdpPingpong { server } => bench::udp_pingpong(server),
         Command::AbiCheck { object } => abi_check(object),
     };
     match done {

@@ -1,6 +1,5 @@
 //! The object, preloaded into real programs, on a tree made here.
 #![expect(clippy::unwrap_used, reason = "a test")]
-#![expect(clippy::unwrap_used, reason = "a test")]
 
 use std::env;
 use std::fs;
