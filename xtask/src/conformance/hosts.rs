@@ -163,6 +163,7 @@ impl Hosts {
 
     /// Whether a program on the server's side listens on a TCP port.
     pub(crate) fn listens(&self, port: u16) -> anyhow::Result<bool> {
+<<<<<<< HEAD
         const LISTEN: &str = "0A";
         self.has_socket(["tcp", "tcp6"], port, LISTEN)
     }
@@ -178,6 +179,32 @@ impl Hosts {
             self.namespace(Side::Server).map_or("self".into(), |host| host.holder.id().to_string());
         for (table, family6) in tables.into_iter().zip([false, true]) {
             let path = format!("/proc/{process}/net/{table}");
+=======
+        match self.namespace(Side::Server) {
+            Some(host) => Tcp::of(&host.holder.id().to_string()).listens(port),
+            None => Tcp::of("self").listens(port),
+        }
+    }
+}
+
+/// The TCP sockets that a process sees: those of its network namespace.
+pub(crate) struct Tcp {
+    process: String,
+}
+
+impl Tcp {
+    /// By process id, or `self`.
+    pub(crate) fn of(process: &str) -> Self {
+        Tcp {
+            process: process.into(),
+        }
+    }
+
+    /// Whether anybody listens on a port.
+    pub(crate) fn listens(&self, port: u16) -> anyhow::Result<bool> {
+        for family in ["tcp", "tcp6"] {
+            let path = format!("/proc/{}/net/{family}", self.process);
+>>>>>>> tools
             match fs::read_to_string(&path) {
                 Ok(text) if has_socket(&text, port, state) => return Ok(true),
                 // A kernel without IPv6 has no second table.

@@ -16,6 +16,10 @@ use clap::ValueEnum;
 use crate::dist::{self, Dist};
 use crate::interrupt;
 
+pub(crate) use hosts::{Hosts, Side, Tcp, Topology};
+pub(crate) use process::{Process, quiet, wait_for};
+pub(crate) use results::{Report, perftest_figure};
+
 /// Which suite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Suite {
