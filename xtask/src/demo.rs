@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
-use crate::conformance::{Process, Report, Tcp, quiet, wait_for};
+use crate::conformance::{Process, Report, Sockets, quiet, wait_for};
 use crate::dist::{self, Dist};
 use crate::{interrupt, packages, workspace};
 
@@ -24,21 +24,10 @@ pub(crate) fn run(options: &dist::Options) -> anyhow::Result<()> {
     println!("Unmodified Debian programs on a RoCEv2 device in user space.\n");
     let devinfo = quiet(Command::new(dist.anyverbs()).args(["run", "--", "ibv_devinfo"]))?;
     println!("$ anyverbs run -- ibv_devinfo");
-    let wanted = [
-        "hca_id",
-        "fw_ver",
-        "node_guid",
-        "state",
-        "active_mtu",
-        "link_layer",
-    ];
+    let wanted = ["hca_id", "fw_ver", "node_guid", "state", "active_mtu", "link_layer"];
     let facts: Vec<&str> = devinfo
         .lines()
-        .filter(|line| {
-            wanted
-                .iter()
-                .any(|name| line.trim_start().starts_with(name))
-        })
+        .filter(|line| wanted.iter().any(|name| line.trim_start().starts_with(name)))
         .collect();
     if !devinfo.contains("PORT_ACTIVE") {
         bail!("no active port:\n{devinfo}");
@@ -52,25 +41,14 @@ pub(crate) fn run(options: &dist::Options) -> anyhow::Result<()> {
             Report::Pingpong,
             "RC SEND, 4096 B there and back, data checked",
         ),
-        (
-            "ib_write_bw",
-            &[],
-            Report::Perftest,
-            "RC RDMA WRITE, two processes",
-        ),
+        ("ib_write_bw", &[], Report::Perftest, "RC RDMA WRITE, two processes"),
     ] {
         let figures = pair(&dist, &scratch, tool, options, report)
             .with_context(|| format!("{tool} failed"))?;
-        println!(
-            "$ anyverbs run -- {}",
-            [&[tool], options].concat().join(" ")
-        );
+        println!("$ anyverbs run -- {}", [&[tool], options].concat().join(" "));
         println!("  {what}: {figures}\n");
     }
-    println!(
-        "Your own program: {} run -- PROGRAM",
-        dist.anyverbs().display()
-    );
+    println!("Your own program: {} run -- PROGRAM", dist.anyverbs().display());
     Ok(())
 }
 
@@ -96,9 +74,8 @@ fn pair(
         Process::start(&mut command, &scratch.join(format!("{tool}-{side}.out")))
     };
     let mut server = start("server", &[])?;
-    let listens = wait_for(deadline, || {
-        Ok(server.ended()?.is_some() || Tcp::of("self").listens(port)?)
-    })?;
+    let listens =
+        wait_for(deadline, || Ok(server.ended()?.is_some() || Sockets::of("self").listens(port)?))?;
     if !listens || server.ended()?.is_some() {
         bail!("the server does not listen:\n{}", server.output());
     }
@@ -107,17 +84,11 @@ fn pair(
         match process.wait(deadline)? {
             Some(status) if status.success() => {}
             Some(status) => bail!("the {side} ended with {status}:\n{}", process.output()),
-            None => bail!(
-                "the {side} did not end in {} s:\n{}",
-                TIME.as_secs(),
-                process.output()
-            ),
+            None => bail!("the {side} did not end in {} s:\n{}", TIME.as_secs(), process.output()),
         }
     }
     let read = |process: &Process| {
-        report
-            .read(&process.output(), 1)
-            .map_err(|reason| anyhow::anyhow!("{reason}"))
+        report.read(&process.output(), 1).map_err(|reason| anyhow::anyhow!("{reason}"))
     };
     if report.on_both_sides() {
         read(&server)?;

@@ -33,19 +33,8 @@ enum Command {
     Test(test::Options),
     /// Run other people's suites and tools on the device
     Conformance(conformance::Options),
-<<<<<<< HEAD
     /// Measure the device beside TCP and bare UDP, and what it costs a process
     Bench(bench::Options),
-=======
-    /// Measure the device side by side with TCP and UDP, between two hosts
-    Bench(bench::Options),
-    /// One side of the UDP ping-pong of `bench`
-    #[command(hide = true)]
-    UdpPingpong {
-        /// The server's address; without it, this is the server
-        server: Option<std::net::IpAddr>,
-    },
->>>>>>> tools
     /// Compare the built shared object with the symbol and layout tables of rdma-core
     AbiCheck {
         /// The shared object; without it, target/dist is built and checked
@@ -60,10 +49,6 @@ fn main() -> ExitCode {
         Command::Test(options) => test::run(&options),
         Command::Conformance(options) => conformance::run(&options),
         Command::Bench(options) => bench::run(&options),
-<<<<<<< HEAD
-=======
-        Command::UdpPingpong { server } => bench::udp_pingpong(server),
->>>>>>> tools
         Command::AbiCheck { object } => abi_check(object),
     };
     match done {

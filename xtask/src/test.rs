@@ -33,18 +33,8 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         packages::RDMA_CORE,
     ])?;
     let mut steps = Steps::default();
-    steps.whole("format", || {
-        check(cargo().args(["fmt", "--all", "--check"]))
-    })?;
-    let lint = [
-        "clippy",
-        "--workspace",
-        "--all-targets",
-        "--quiet",
-        "--",
-        "-D",
-        "warnings",
-    ];
+    steps.whole("format", || check(cargo().args(["fmt", "--all", "--check"])))?;
+    let lint = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
     steps.whole("clippy", || check(cargo().args(lint)))?;
     steps.counted("unit and integration tests", unit_tests)?;
 
@@ -56,11 +46,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     match built {
         Some(dist) => {
             steps.whole("abi-check", || abi_check::run(&root(), &dist.libibverbs()))?;
-            let selection = Selection {
-                all: options.full,
-                filter: None,
-                jobs: 1,
-            };
+            let selection = Selection { all: options.full, filter: None, jobs: 1 };
             steps.counted("pyverbs", || run_suite(Suite::Pyverbs, &dist, &selection))?;
             steps.counted("tools", || run_suite(Suite::Tools, &dist, &selection))?;
         }
@@ -87,12 +73,7 @@ impl Steps {
         name: &str,
         step: impl FnOnce() -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        self.counted(name, || {
-            step().map(|()| Tally {
-                passed: 1,
-                ..Tally::default()
-            })
-        })
+        self.counted(name, || step().map(|()| Tally { passed: 1, ..Tally::default() }))
     }
 
     /// A step that counts its own cases. One that breaks off counts as a failure; only an interruption ends the run.
@@ -107,18 +88,12 @@ impl Steps {
         interrupt::check()?;
         let tally = result.unwrap_or_else(|error| {
             println!("{name}: {error:#}");
-            Tally {
-                failed: 1,
-                ..Tally::default()
-            }
+            Tally { failed: 1, ..Tally::default() }
         });
         if tally.failed > 0 {
             self.failed.push(name.to_owned());
         }
-        println!(
-            "== {name}: {tally} ({:.0} s)",
-            started.elapsed().as_secs_f64()
-        );
+        println!("== {name}: {tally} ({:.0} s)", started.elapsed().as_secs_f64());
         self.tally += tally;
         Ok(())
     }
@@ -142,11 +117,8 @@ fn check(command: &mut Command) -> anyhow::Result<()> {
 /// The workspace's own tests: nextest runs each in a process of its own, so that one crash does not hide the others, and
 /// leaves documentation's examples to cargo.
 fn unit_tests() -> anyhow::Result<Tally> {
-    let nextest = cargo()
-        .args(["nextest", "--version"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status();
+    let nextest =
+        cargo().args(["nextest", "--version"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
     if nextest.is_ok_and(|status| status.success()) {
         let mut tally = run_counted(
             cargo().args([
@@ -184,22 +156,14 @@ fn run_counted(
 ) -> anyhow::Result<Tally> {
     // Both outputs in one pipe, in the order written: nextest reports on standard error.
     let (mut reader, writer) = io::pipe().context("cannot make a pipe")?;
-    command
-        .stdin(Stdio::null())
-        .stdout(writer.try_clone()?)
-        .stderr(writer);
-    let mut child = command
-        .spawn()
-        .with_context(|| format!("cannot run {}", shown(command)))?;
+    command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
+    let mut child = command.spawn().with_context(|| format!("cannot run {}", shown(command)))?;
     // The command holds the writing ends; the pipe ends when the child's do.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut output = Vec::new();
     let mut part = [0; 4096];
     loop {
-        match reader
-            .read(&mut part)
-            .context("cannot read the tests' output")?
-        {
+        match reader.read(&mut part).context("cannot read the tests' output")? {
             0 => break,
             count => {
                 output.extend_from_slice(&part[..count]);
@@ -249,9 +213,7 @@ fn number_before(line: &str, word: &str) -> usize {
         return 0;
     };
     let digits = before.trim_end_matches(['\u{1b}', '[', 'm']);
-    let start = digits
-        .rfind(|letter: char| !letter.is_ascii_digit())
-        .map_or(0, |at| at + 1);
+    let start = digits.rfind(|letter: char| !letter.is_ascii_digit()).map_or(0, |at| at + 1);
     digits[start..].parse().unwrap_or(0)
 }
 
@@ -262,27 +224,10 @@ mod tests {
     #[test]
     fn summaries_are_read() {
         let libtest = "\ntest result: ok. 5 passed; 0 failed; 1 ignored; 0 measured\ntest result: FAILED. 2 passed; 3 failed; 0 ignored\n";
-        assert_eq!(
-            libtest_summary(libtest),
-            Tally {
-                passed: 7,
-                failed: 3,
-                skipped: 1
-            }
-        );
+        assert_eq!(libtest_summary(libtest), Tally { passed: 7, failed: 3, skipped: 1 });
         let nextest = "     Summary [   0.031s] 9 tests run: 6 passed (1 slow), 2 failed, 1 timed out, 4 skipped\n";
-        assert_eq!(
-            nextest_summary(nextest),
-            Tally {
-                passed: 6,
-                failed: 3,
-                skipped: 4
-            }
-        );
-        assert_eq!(
-            nextest_summary("error: could not compile"),
-            Tally::default()
-        );
+        assert_eq!(nextest_summary(nextest), Tally { passed: 6, failed: 3, skipped: 4 });
+        assert_eq!(nextest_summary("error: could not compile"), Tally::default());
     }
 
     #[test]
@@ -293,25 +238,13 @@ mod tests {
             &mut io::sink(),
         )
         .unwrap();
-        assert_eq!(
-            tally,
-            Tally {
-                failed: 1,
-                ..Tally::default()
-            }
-        );
+        assert_eq!(tally, Tally { failed: 1, ..Tally::default() });
         let tally = run_counted(
             Command::new("sh").args(["-c", "echo 'test result: ok. 2 passed; 0 failed;'"]),
             libtest_summary,
             &mut io::sink(),
         )
         .unwrap();
-        assert_eq!(
-            tally,
-            Tally {
-                passed: 2,
-                ..Tally::default()
-            }
-        );
+        assert_eq!(tally, Tally { passed: 2, ..Tally::default() });
     }
 }

@@ -53,9 +53,6 @@ fn pingpong(output: &str) -> Result<String, String> {
 }
 
 fn perftest(output: &str, rows: usize) -> Result<String, String> {
-<<<<<<< HEAD
-    let mut lines = output.lines().skip_while(|line| !line.trim_start().starts_with("#bytes"));
-=======
     perftest_figure(output, rows)
         .map(|figure| format!("{} B: {} {}", figure.size, figure.value, figure.unit))
 }
@@ -71,10 +68,7 @@ pub(crate) struct Figure {
 
 /// Reads perftest's table, which must have at least `rows` rows, each with results.
 pub(crate) fn perftest_figure(output: &str, rows: usize) -> Result<Figure, String> {
-    let mut lines = output
-        .lines()
-        .skip_while(|line| !line.trim_start().starts_with("#bytes"));
->>>>>>> tools
+    let mut lines = output.lines().skip_while(|line| !line.trim_start().starts_with("#bytes"));
     let header = lines.next().ok_or("no table of results")?;
     let table: Vec<Vec<f64>> = lines
         .map_while(|line| {
@@ -103,16 +97,8 @@ pub(crate) fn perftest_figure(output: &str, rows: usize) -> Result<Figure, Strin
     } else {
         (last.get(2), "us")
     };
-<<<<<<< HEAD
-    Ok(format!("{} B: {} {unit}", last[0], figure.ok_or("a row that is too short")?))
-=======
     let value = *figure.ok_or("a row that is too short")?;
-    Ok(Figure {
-        size: last[0],
-        value,
-        unit,
-    })
->>>>>>> tools
+    Ok(Figure { size: last[0], value, unit })
 }
 
 fn qperf(output: &str) -> Result<String, String> {

@@ -266,11 +266,7 @@ impl Runner<'_> {
         let mut statuses = vec![("client", client_status)];
         if let Some(server) = server.as_mut() {
             // A client that broke off may leave its server waiting for ever.
-            let patience = if client_status.success() {
-                SOON
-            } else {
-                SOON / 5
-            };
+            let patience = if client_status.success() { SOON } else { SOON / 5 };
             match server.wait(Instant::now() + patience)? {
                 Some(status) => statuses.push(("server", status)),
                 None if !client_status.success() => {
