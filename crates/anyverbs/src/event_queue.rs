@@ -52,12 +52,7 @@ impl<T> EventQueue<T> {
         signal(self.fd());
     }
 
-    /// The oldest event. Waits for one unless the program set `O_NONBLOCK` on the descriptor.
-    pub(crate) fn pop(&self) -> Result<T, EventError> {
-        self.pop_with(|_| ())
-    }
-
-    /// As [`pop`](Self::pop); `read` sees the event before anybody can find it gone from the queue.
+    /// The oldest event. Waits for one unless the program set `O_NONBLOCK` on the descriptor. `read` sees the event before anybody can find it gone from the queue.
     pub(crate) fn pop_with(&self, read: impl Fn(&T)) -> Result<T, EventError> {
         loop {
             let mut count = 0u64;
@@ -135,6 +130,10 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
+    fn pop(queue: &EventQueue<u32>) -> Result<u32, EventError> {
+        queue.pop_with(|_| ())
+    }
+
     fn readable(queue: &EventQueue<u32>) -> bool {
         let mut pfd = libc::pollfd { fd: queue.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one live pollfd.
@@ -154,12 +153,12 @@ mod tests {
         queue.push(2);
         queue.push(3);
         queue.withdraw(|e| *e == 2);
-        assert_eq!(queue.pop().unwrap(), 1);
+        assert_eq!(pop(&queue).unwrap(), 1);
         assert!(readable(&queue));
-        assert_eq!(queue.pop().unwrap(), 3);
+        assert_eq!(pop(&queue).unwrap(), 3);
         assert!(!readable(&queue));
         set_nonblocking(&queue);
-        assert!(matches!(queue.pop(), Err(EventError::WouldBlock)));
+        assert!(matches!(pop(&queue), Err(EventError::WouldBlock)));
         queue.push(4);
         queue.withdraw(|_| true);
         assert!(!readable(&queue));
@@ -170,7 +169,7 @@ mod tests {
         let queue = Arc::new(EventQueue::new().unwrap());
         let reader = std::thread::spawn({
             let queue = Arc::clone(&queue);
-            move || queue.pop().unwrap()
+            move || pop(&queue).unwrap()
         });
         std::thread::sleep(Duration::from_millis(20));
         queue.push(9);

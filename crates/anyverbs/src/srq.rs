@@ -45,7 +45,6 @@ pub struct Srq(pub(crate) Arc<SrqCell>);
 pub(crate) struct SrqCell {
     pub(crate) engine: &'static Engine,
     context: Arc<ContextCell>,
-    pub(crate) pd: u32,
     state: Mutex<State>,
     cookie: AtomicU64,
     acks: Arc<Acks>,
@@ -105,7 +104,6 @@ impl Srq {
         Ok(Self(Arc::new(SrqCell {
             engine,
             context: Arc::clone(&pd.context),
-            pd: pd.number,
             state: Mutex::new(State {
                 queue: RecvQueue::new(init.max_wr, init.max_sge),
                 max_sge: init.max_sge,

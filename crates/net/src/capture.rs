@@ -69,13 +69,7 @@ impl Capture {
         header.extend_from_slice(&0x0004_0000_u32.to_le_bytes());
         header.extend_from_slice(&1u32.to_le_bytes());
         out.write_all(&header)?;
-        Ok(Self {
-            inner: Mutex::new(Inner {
-                out,
-                buffer: Vec::new(),
-                failed: false,
-            }),
-        })
+        Ok(Self { inner: Mutex::new(Inner { out, buffer: Vec::new(), failed: false }) })
     }
 
     pub(crate) fn record_sent(&self, source_port: u16, to: &Destination, id: u16, bytes: &[u8]) {
@@ -83,10 +77,8 @@ impl Capture {
             SocketAddr::V4(_) => [0; 4].into(),
             SocketAddr::V6(_) => [0; 16].into(),
         };
-        let source = to
-            .source
-            .filter(|ip| ip.is_ipv4() == to.address.is_ipv4())
-            .unwrap_or(unspecified);
+        let source =
+            to.source.filter(|ip| ip.is_ipv4() == to.address.is_ipv4()).unwrap_or(unspecified);
         self.record(&Packet {
             sent: true,
             source: (source, source_port).into(),
@@ -113,15 +105,9 @@ impl Capture {
     }
 
     fn record(&self, packet: &Packet<'_>) {
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut inner = self.inner.lock();
-        let Inner {
-            out,
-            buffer,
-            failed,
-        } = &mut *inner;
+        let Inner { out, buffer, failed } = &mut *inner;
         if *failed {
             return;
         }
@@ -142,11 +128,7 @@ impl Capture {
 
 /// Appends Ethernet, IP and UDP headers and the payload.
 fn frame(packet: &Packet<'_>, out: &mut Vec<u8>) {
-    let (from, to) = if packet.sent {
-        (LOCAL, REMOTE)
-    } else {
-        (REMOTE, LOCAL)
-    };
+    let (from, to) = if packet.sent { (LOCAL, REMOTE) } else { (REMOTE, LOCAL) };
     out.extend_from_slice(&to);
     out.extend_from_slice(&from);
     let udp_len = (packet.bytes.len() + 8) as u16;
@@ -187,12 +169,8 @@ fn frame(packet: &Packet<'_>, out: &mut Vec<u8>) {
 
 /// RFC 1071, of an even number of bytes.
 fn internet_checksum(bytes: &[u8]) -> u16 {
-    let mut sum: u32 = bytes
-        .as_chunks()
-        .0
-        .iter()
-        .map(|&pair| u32::from(u16::from_be_bytes(pair)))
-        .sum();
+    let mut sum: u32 =
+        bytes.as_chunks().0.iter().map(|&pair| u32::from(u16::from_be_bytes(pair))).sum();
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }

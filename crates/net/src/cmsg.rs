@@ -48,12 +48,7 @@ impl<'a> Writer<'a> {
         // SAFETY: `space` bytes from `self.len` on lie inside the buffer (checked), which is aligned for cmsghdr, and
         // CMSG_SPACE keeps that alignment for the next one; the data follows the header within `space`.
         unsafe {
-            let header = self
-                .buffer
-                .0
-                .as_mut_ptr()
-                .add(self.len)
-                .cast::<libc::cmsghdr>();
+            let header = self.buffer.0.as_mut_ptr().add(self.len).cast::<libc::cmsghdr>();
             (*header).cmsg_len = len as _;
             (*header).cmsg_level = level;
             (*header).cmsg_type = kind;
@@ -90,11 +85,7 @@ impl Message<'_> {
 
     /// All integers of an array, such as the descriptors of `SCM_RIGHTS`.
     pub(crate) fn integers(&self) -> impl Iterator<Item = c_int> {
-        self.data
-            .as_chunks()
-            .0
-            .iter()
-            .map(|&bytes| c_int::from_ne_bytes(bytes))
+        self.data.as_chunks().0.iter().map(|&bytes| c_int::from_ne_bytes(bytes))
     }
 
     /// An integer, which the kernel sends as one byte (`IP_TOS`) or as an int.
@@ -127,11 +118,7 @@ pub(crate) fn messages(buffer: &ControlBuffer, len: usize) -> impl Iterator<Item
         // SAFETY: only computes a size.
         let space = unsafe { libc::CMSG_SPACE((end - data_at) as u32) } as usize;
         rest = &rest[space.min(rest.len())..];
-        Some(Message {
-            level: header.cmsg_level,
-            kind: header.cmsg_type,
-            data,
-        })
+        Some(Message { level: header.cmsg_level, kind: header.cmsg_type, data })
     })
 }
 
@@ -147,9 +134,8 @@ mod tests {
         writer.push(libc::IPPROTO_IP, libc::IP_TTL, 300 as c_int);
         writer.push(libc::SOL_UDP, libc::UDP_SEGMENT, 1024u16);
         let len = writer.len();
-        let read: Vec<_> = messages(&buffer, len)
-            .map(|m| (m.kind, m.data.len(), m.integer()))
-            .collect();
+        let read: Vec<_> =
+            messages(&buffer, len).map(|m| (m.kind, m.data.len(), m.integer())).collect();
         assert_eq!(
             read,
             [

@@ -48,12 +48,7 @@ impl Fault {
     /// A fault injector.
     #[must_use]
     pub fn new(policy: FaultPolicy) -> Self {
-        Self {
-            policy,
-            state: policy.seed,
-            counters: FaultCounters::default(),
-            held: Vec::new(),
-        }
+        Self { policy, state: policy.seed, counters: FaultCounters::default(), held: Vec::new() }
     }
 
     /// What was done so far.
@@ -115,42 +110,23 @@ mod tests {
         let (mut fault, mut out, mut flipped) = (Fault::new(policy), Vec::new(), 0);
         for segment in 0..n {
             let mut bytes = [0u8; 16];
-            fault.apply(
-                Delivery {
-                    message: 0,
-                    segment,
-                },
-                &mut bytes,
-                &mut out,
-            );
+            fault.apply(Delivery { message: 0, segment }, &mut bytes, &mut out);
             flipped += bytes.iter().map(|b| b.count_ones()).sum::<u32>();
         }
         fault.finish(&mut out);
-        (
-            out.iter().map(|d| d.segment).collect(),
-            fault.counters(),
-            flipped,
-        )
+        (out.iter().map(|d| d.segment).collect(), fault.counters(), flipped)
     }
 
     #[test]
     fn nothing_happens_by_default() {
         let (out, counters, flipped) = run(FaultPolicy::default(), 100);
-        assert_eq!(
-            (out, counters, flipped),
-            ((0..100).collect(), FaultCounters::default(), 0)
-        );
+        assert_eq!((out, counters, flipped), ((0..100).collect(), FaultCounters::default(), 0));
     }
 
     #[test]
     fn each_fault_happens_about_as_often_as_asked_and_the_same_for_a_seed() {
-        let policy = FaultPolicy {
-            loss: 0.1,
-            duplication: 0.2,
-            reorder: 0.3,
-            corruption: 0.4,
-            seed: 7,
-        };
+        let policy =
+            FaultPolicy { loss: 0.1, duplication: 0.2, reorder: 0.3, corruption: 0.4, seed: 7 };
         let (out, counters, flipped) = run(policy, 10_000);
         assert_eq!(run(policy, 10_000), (out.clone(), counters, flipped));
         assert_ne!(run(FaultPolicy { seed: 8, ..policy }, 10_000).0, out);
@@ -158,10 +134,7 @@ mod tests {
         assert!((1620..1980).contains(&counters.duplicated), "{counters:?}");
         assert!((2430..2970).contains(&counters.reordered), "{counters:?}");
         assert_eq!(counters.corrupted, u64::from(flipped));
-        assert_eq!(
-            out.len() as u64,
-            10_000 - counters.lost + counters.duplicated
-        );
+        assert_eq!(out.len() as u64, 10_000 - counters.lost + counters.duplicated);
         assert!(!out.is_sorted());
     }
 }

@@ -71,9 +71,7 @@ impl ForwardBuffer {
     /// A buffer for the longest datagram.
     #[must_use]
     pub fn new() -> Self {
-        Self {
-            bytes: vec![0; MAX_LEN].into(),
-        }
+        Self { bytes: vec![0; MAX_LEN].into() }
     }
 }
 
@@ -122,10 +120,7 @@ impl UdpPort {
 
 impl Forwarder {
     pub(crate) fn new(slot: Arc<Slot>) -> Self {
-        Self {
-            slot,
-            counters: Counters::default(),
-        }
+        Self { slot, counters: Counters::default() }
     }
 
     pub(crate) fn slot(&self) -> &Arc<Slot> {
@@ -166,10 +161,7 @@ impl Forwarder {
         let mut header = encode(datagram);
         let (name, name_len) = name(self.slot.registry().prefix(), slot);
         let mut iovecs = [
-            libc::iovec {
-                iov_base: header.as_mut_ptr().cast(),
-                iov_len: HEADER_LEN,
-            },
+            libc::iovec { iov_base: header.as_mut_ptr().cast(), iov_len: HEADER_LEN },
             libc::iovec {
                 iov_base: datagram.bytes.as_ptr().cast_mut().cast(),
                 iov_len: datagram.bytes.len(),
@@ -180,11 +172,7 @@ impl Forwarder {
         // The effective user, who owns the sockets; by itself the kernel would attach the real one.
         // SAFETY: these have no preconditions and cannot fail.
         let credentials = unsafe {
-            libc::ucred {
-                pid: libc::getpid(),
-                uid: libc::geteuid(),
-                gid: libc::getegid(),
-            }
+            libc::ucred { pid: libc::getpid(), uid: libc::geteuid(), gid: libc::getegid() }
         };
         writer.push(libc::SOL_SOCKET, libc::SCM_CREDENTIALS, credentials);
         let control_len = writer.len();
@@ -218,10 +206,8 @@ impl Forwarder {
     fn receive<'a>(&self, buffer: &'a mut ForwardBuffer) -> io::Result<Option<Datagram<'a>>> {
         let len = loop {
             let mut control = ControlBuffer::new();
-            let mut iovec = libc::iovec {
-                iov_base: buffer.bytes.as_mut_ptr().cast(),
-                iov_len: MAX_LEN,
-            };
+            let mut iovec =
+                libc::iovec { iov_base: buffer.bytes.as_mut_ptr().cast(), iov_len: MAX_LEN };
             // SAFETY: all-zero is a valid msghdr.
             let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
             message.msg_iov = &raw mut iovec;
@@ -294,19 +280,13 @@ fn name(prefix: &str, slot: u8) -> (libc::sockaddr_un, libc::socklen_t) {
         2
     };
     // Abstract names begin with a zero byte. The registry bounds the prefix: 48 bytes, a slash and a user id.
-    let text = prefix
-        .bytes()
-        .chain(*b"/slot/")
-        .chain(digits.into_iter().skip(skip));
+    let text = prefix.bytes().chain(*b"/slot/").chain(digits.into_iter().skip(skip));
     let mut len = 1;
     for (to, from) in name.sun_path[1..].iter_mut().zip(text) {
         *to = from as _;
         len += 1;
     }
-    (
-        name,
-        (size_of::<libc::sa_family_t>() + len) as libc::socklen_t,
-    )
+    (name, (size_of::<libc::sa_family_t>() + len) as libc::socklen_t)
 }
 
 fn encode(d: &Datagram<'_>) -> [u8; HEADER_LEN] {
@@ -339,13 +319,9 @@ fn decode(message: &[u8]) -> Option<Datagram<'_>> {
     let u32_at = |at: usize| u32::from_le_bytes([h[at], h[at + 1], h[at + 2], h[at + 3]]);
     let ip = |at: usize| -> Option<IpAddr> {
         if h[1] == 0 {
-            h[at..]
-                .first_chunk::<4>()
-                .map(|&octets| Ipv4Addr::from(octets).into())
+            h[at..].first_chunk::<4>().map(|&octets| Ipv4Addr::from(octets).into())
         } else {
-            h[at..]
-                .first_chunk::<16>()
-                .map(|&octets| Ipv6Addr::from(octets).into())
+            h[at..].first_chunk::<16>().map(|&octets| Ipv6Addr::from(octets).into())
         }
     };
     let port = u16::from_le_bytes([h[2], h[3]]);
@@ -371,10 +347,9 @@ mod tests {
 
     #[test]
     fn a_datagram_survives_the_header() {
-        for (source, destination) in [
-            ("192.0.2.1:50000", "192.0.2.2"),
-            ("[fe80::1%3]:50000", "2001:db8::2"),
-        ] {
+        for (source, destination) in
+            [("192.0.2.1:50000", "192.0.2.2"), ("[fe80::1%3]:50000", "2001:db8::2")]
+        {
             let datagram = Datagram {
                 source: source.parse().unwrap(),
                 destination: destination.parse().unwrap(),
@@ -402,10 +377,8 @@ mod tests {
             let expected =
                 std::os::unix::net::SocketAddr::from_abstract_name(format!("x/0/slot/{slot}"))
                     .unwrap();
-            let bytes: Vec<u8> = raw.sun_path[1..len as usize - 2]
-                .iter()
-                .map(|&c| c as u8)
-                .collect();
+            let bytes: Vec<u8> =
+                raw.sun_path[1..len as usize - 2].iter().map(|&c| c as u8).collect();
             assert_eq!(expected.as_abstract_name(), Some(&bytes[..]));
         }
     }

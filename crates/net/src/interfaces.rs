@@ -80,9 +80,8 @@ pub fn interfaces() -> io::Result<Vec<Interface>> {
         let addresses = netlink::dump(&fd, libc::RTM_GETADDR, |kind, bytes| {
             if kind == libc::RTM_NEWADDR
                 && let Some((index, address)) = address(bytes)
-                && let Some(interface) = interfaces
-                    .iter_mut()
-                    .find(|interface| interface.index == index)
+                && let Some(interface) =
+                    interfaces.iter_mut().find(|interface| interface.index == index)
             {
                 interface.addresses.push(address);
             }
@@ -92,10 +91,7 @@ pub fn interfaces() -> io::Result<Vec<Interface>> {
             return Ok(interfaces);
         }
     }
-    Err(io::Error::new(
-        io::ErrorKind::ResourceBusy,
-        "interfaces change too fast to list them",
-    ))
+    Err(io::Error::new(io::ErrorKind::ResourceBusy, "interfaces change too fast to list them"))
 }
 
 fn u32_of(bytes: &[u8]) -> Option<u32> {

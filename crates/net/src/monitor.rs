@@ -19,9 +19,7 @@ impl AddressMonitor {
     /// Those of socket(2) and bind(2).
     pub fn new() -> io::Result<Self> {
         let groups = libc::RTMGRP_LINK | libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR;
-        Ok(Self {
-            fd: netlink::open(groups as u32, true)?,
-        })
+        Ok(Self { fd: netlink::open(groups as u32, true)? })
     }
 
     /// Takes all notifications; whether there was any. Losing some for want of buffer counts as a change.

@@ -28,11 +28,7 @@ pub(crate) fn open(groups: u32, nonblocking: bool) -> io::Result<OwnedFd> {
             size_of::<libc::sockaddr_nl>() as libc::socklen_t,
         )
     };
-    if rc < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(fd)
-    }
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(fd) }
 }
 
 /// Receives one message from the kernel into `buffer`. Messages of other senders are passed over.
@@ -138,10 +134,7 @@ mod tests {
         bytes.extend_from_slice(&[1, 2, 0, 0]);
         bytes.extend_from_slice(&4u16.to_ne_bytes());
         bytes.extend_from_slice(&9u16.to_ne_bytes());
-        assert_eq!(
-            attributes(&bytes).collect::<Vec<_>>(),
-            [(3, &[1u8, 2][..]), (9, &[][..])]
-        );
+        assert_eq!(attributes(&bytes).collect::<Vec<_>>(), [(3, &[1u8, 2][..]), (9, &[][..])]);
         // A length shorter than the header, and one past the end.
         for len in [0u16, 3, 99] {
             bytes[0..2].copy_from_slice(&len.to_ne_bytes());

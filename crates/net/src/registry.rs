@@ -49,10 +49,7 @@ impl Registry {
         }
         // SAFETY: geteuid has no preconditions and cannot fail.
         let uid = unsafe { libc::geteuid() };
-        Ok(Self {
-            prefix: format!("{name}/{uid}"),
-            uid,
-        })
+        Ok(Self { prefix: format!("{name}/{uid}"), uid })
     }
 
     /// The user whose processes share this registry.
@@ -77,10 +74,7 @@ impl Registry {
     /// Whether some process holds slot `n`.
     #[must_use]
     pub fn is_alive(&self, n: u8) -> bool {
-        n != 0
-            && self
-                .address(format_args!("slot/{n}"))
-                .is_ok_and(|address| self.alive(&address))
+        n != 0 && self.address(format_args!("slot/{n}")).is_ok_and(|address| self.alive(&address))
     }
 
     /// All slots that some process holds, in ascending order. Takes some 255 system calls.
@@ -145,7 +139,7 @@ impl Registry {
     /// As [`Registry::announced`], in the order of announcing: socket inodes are numbered upwards (proc_net(5), unix).
     pub(crate) fn announced_in_order(&self, port: u16) -> Vec<u8> {
         let prefix = format!("@{}/port/{port}/", self.prefix);
-        let table = std::fs::read_to_string("/proc/self/net/unix").unwrap_or_default();
+        let table = std::fs::read_to_string("/proc/thread-self/net/unix").unwrap_or_default();
         let mut found: Vec<(u64, u8)> = table
             .lines()
             .filter_map(|line| {
@@ -161,8 +155,7 @@ impl Registry {
 
     /// Whether the owner of `slot` has announced `port`.
     pub(crate) fn has_port(&self, port: u16, slot: u8) -> bool {
-        self.address(format_args!("port/{port}/{slot}"))
-            .is_ok_and(|address| self.alive(&address))
+        self.address(format_args!("port/{port}/{slot}")).is_ok_and(|address| self.alive(&address))
     }
 }
 
@@ -211,19 +204,12 @@ impl Slot {
     /// `AddrInUse` when it is taken, `InvalidInput` for 0, and those of socket(2).
     pub fn claim_number(registry: &Registry, number: u8) -> io::Result<Self> {
         if number == 0 {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "slot 0 is reserved",
-            ));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "slot 0 is reserved"));
         }
         let socket = UnixDatagram::bind_addr(&registry.address(format_args!("slot/{number}"))?)?;
         socket.set_nonblocking(true)?;
         sockopt::set(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PASSCRED, 1)?;
-        Ok(Self {
-            registry: registry.clone(),
-            number,
-            socket,
-        })
+        Ok(Self { registry: registry.clone(), number, socket })
     }
 
     /// This process's number, 1 to 255.
@@ -268,14 +254,9 @@ mod tests {
     #[test]
     fn slots_are_distinct_and_freed_by_drop() {
         let registry = registry("slots");
-        let slots: Vec<_> = (0..255)
-            .map(|_| Slot::claim_in(&registry).unwrap())
-            .collect();
+        let slots: Vec<_> = (0..255).map(|_| Slot::claim_in(&registry).unwrap()).collect();
         assert_eq!(registry.live_slots(), (1..=255).collect::<Vec<u8>>());
-        assert_eq!(
-            Slot::claim_in(&registry).unwrap_err().kind(),
-            io::ErrorKind::AddrInUse
-        );
+        assert_eq!(Slot::claim_in(&registry).unwrap_err().kind(), io::ErrorKind::AddrInUse);
         assert!(!registry.is_alive(0));
         drop(slots);
         assert_eq!(registry.live_slots(), [] as [u8; 0]);
@@ -288,9 +269,8 @@ mod tests {
     #[test]
     fn slots_begin_at_random_places() {
         let registry = registry("random");
-        let numbers: std::collections::BTreeSet<u8> = (0..40)
-            .map(|_| Slot::claim_in(&registry).unwrap().number())
-            .collect();
+        let numbers: std::collections::BTreeSet<u8> =
+            (0..40).map(|_| Slot::claim_in(&registry).unwrap().number()).collect();
         assert!(numbers.len() > 5, "{numbers:?}");
     }
 
@@ -326,12 +306,8 @@ mod tests {
         let slot = Slot::claim_in(&registry("cloexec")).unwrap();
         let fd = slot.as_fd().as_raw_fd();
         // SAFETY: fcntl with F_GETFD and F_GETFL only reads flags of an open fd.
-        let (fd_flags, flags) = unsafe {
-            (
-                libc::fcntl(fd, libc::F_GETFD),
-                libc::fcntl(fd, libc::F_GETFL),
-            )
-        };
+        let (fd_flags, flags) =
+            unsafe { (libc::fcntl(fd, libc::F_GETFD), libc::fcntl(fd, libc::F_GETFL)) };
         assert_ne!(fd_flags & libc::FD_CLOEXEC, 0);
         assert_ne!(flags & libc::O_NONBLOCK, 0);
     }

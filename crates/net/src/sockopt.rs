@@ -17,11 +17,7 @@ pub(crate) fn set(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -
             size_of::<c_int>() as libc::socklen_t,
         )
     };
-    if rc == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Attaches a classic BPF program: `SO_ATTACH_FILTER` or `SO_ATTACH_REUSEPORT_CBPF`.
@@ -31,10 +27,7 @@ pub(crate) fn attach_bpf(
     program: &[libc::sock_filter],
 ) -> io::Result<()> {
     let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let prog = libc::sock_fprog {
-        len,
-        filter: program.as_ptr().cast_mut(),
-    };
+    let prog = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
     // SAFETY: `prog` describes a live array of `len` instructions, which the kernel copies and does not write.
     let rc = unsafe {
         libc::setsockopt(
@@ -45,11 +38,7 @@ pub(crate) fn attach_bpf(
             size_of::<libc::sock_fprog>() as libc::socklen_t,
         )
     };
-    if rc == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Datagrams that this socket dropped since it was opened, mostly because its receive buffer was full
@@ -78,11 +67,7 @@ pub(crate) fn drops(fd: BorrowedFd<'_>) -> io::Result<u32> {
 
 /// Waits until `fd` is ready for `events` or `timeout_ms` have passed; whether it became ready.
 pub(crate) fn poll(fd: BorrowedFd<'_>, events: i16, timeout_ms: c_int) -> io::Result<bool> {
-    let mut pfd = libc::pollfd {
-        fd: fd.as_raw_fd(),
-        events,
-        revents: 0,
-    };
+    let mut pfd = libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
     loop {
         // SAFETY: one live pollfd.
         let n = unsafe { libc::poll(&raw mut pfd, 1, timeout_ms) };
@@ -102,11 +87,7 @@ pub(crate) fn poll_any<'a>(
     fds: impl Iterator<Item = BorrowedFd<'a>>,
     timeout: std::time::Duration,
 ) {
-    let mut set = [libc::pollfd {
-        fd: -1,
-        events: libc::POLLIN,
-        revents: 0,
-    }; 8];
+    let mut set = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 8];
     for (entry, fd) in set.iter_mut().zip(fds) {
         entry.fd = fd.as_raw_fd();
     }

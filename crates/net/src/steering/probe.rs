@@ -34,10 +34,8 @@ impl Probe {
         let (head, padding) = bytes.split_first_chunk::<PROBE_LEN>()?;
         let [first, index, magic @ .., _, _, _, _, _, _, _, _] = *head;
         let (_, cookie) = head.split_last_chunk::<8>()?;
-        (first == probe_byte && magic == MAGIC && padding.iter().all(|&b| b == 0)).then_some(Self {
-            index,
-            cookie: u64::from_le_bytes(*cookie),
-        })
+        (first == probe_byte && magic == MAGIC && padding.iter().all(|&b| b == 0))
+            .then_some(Self { index, cookie: u64::from_le_bytes(*cookie) })
     }
 }
 

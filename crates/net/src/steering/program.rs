@@ -26,10 +26,7 @@ pub(super) fn build(probe_byte: u8, steer_offset: usize, map: &Map) -> Vec<libc:
         op(RETURN_A, 0, 0, 0),
         op(LOAD_BYTE, 0, 0, steer_offset as u32),
     ];
-    let chain = map
-        .iter()
-        .zip(0u32..)
-        .filter_map(|(index, slot)| index.map(|index| (slot, index)));
+    let chain = map.iter().zip(0u32..).filter_map(|(index, slot)| index.map(|index| (slot, index)));
     probe
         .into_iter()
         .chain(

@@ -69,7 +69,9 @@ pub enum SteeringMode {
         /// Slots of those that did not answer.
         missing: Vec<u8>,
     },
-    /// By an assumption, the order of joining, because loopback is down and nobody can be asked.
+    /// By an assumption, because the family's loopback address is not there and nobody can be asked:
+    /// that the sockets are in the order of the other family's, or of joining where that is not
+    /// known either.
     Assumed {
         /// Processes that share the port.
         processes: usize,
@@ -90,12 +92,8 @@ pub struct SteeringState {
 }
 
 impl SteeringState {
-    pub(crate) const UNSHARED: Self = Self {
-        v4: SteeringMode::Off,
-        v6: SteeringMode::Off,
-        attached: 0,
-        misdeliveries: 0,
-    };
+    pub(crate) const UNSHARED: Self =
+        Self { v4: SteeringMode::Off, v6: SteeringMode::Off, attached: 0, misdeliveries: 0 };
 }
 
 /// Steering of one shared port, as one process takes part in it.
@@ -156,21 +154,14 @@ impl Group {
         let loopback: SocketAddr = (loopback(family), 0).into();
         let socket = UdpSocket::bind(loopback)
             .and_then(|socket| socket.set_nonblocking(true).map(|()| socket));
-        Self {
-            socket: socket.ok(),
-            probed: 0,
-            answers: Box::new([None; 256]),
-        }
+        Self { socket: socket.ok(), probed: 0, answers: Box::new([None; 256]) }
     }
 
     /// The map from slot to index: a process that answered twice has the lower one.
     fn map(&self) -> Map {
         let mut map = [None; 256];
-        for (slot, index) in self
-            .answers
-            .iter()
-            .zip(0u8..=255)
-            .filter_map(|(slot, index)| Some(((*slot)?, index)))
+        for (slot, index) in
+            self.answers.iter().zip(0u8..=255).filter_map(|(slot, index)| Some(((*slot)?, index)))
         {
             map[usize::from(slot)].get_or_insert(index);
         }
@@ -178,10 +169,7 @@ impl Group {
     }
 
     fn knows_all(&self, members: &[u8]) -> bool {
-        self.socket.is_none()
-            || members
-                .iter()
-                .all(|slot| self.answers.contains(&Some(*slot)))
+        self.socket.is_none() || members.iter().all(|slot| self.answers.contains(&Some(*slot)))
     }
 }
 
@@ -244,11 +232,7 @@ impl Steering {
         let Some(probe) = Probe::parse(self.probe_byte, bytes) else {
             return false;
         };
-        let answer = Answer {
-            index: probe.index,
-            slot: self.slot.number(),
-            cookie: probe.cookie,
-        };
+        let answer = Answer { index: probe.index, slot: self.slot.number(), cookie: probe.cookie };
         if let Some(fd) = fds[Family::of(meta.source.ip()) as usize]
             && let Err(error) = SockRef::from(&fd).send_to(&answer.datagram(), &meta.source.into())
         {
@@ -270,23 +254,17 @@ impl Steering {
         }
         // Another thread is at it.
         let Some(mut inner) = self.inner.try_lock() else {
-            return Ok(Resteer::Pending {
-                retry_after: ANSWER_RETRY,
-            });
+            return Ok(Resteer::Pending { retry_after: ANSWER_RETRY });
         };
         if matches!(inner.phase, Phase::Idle) {
             let since = inner.finished.elapsed();
             if since < inner.pause {
-                return Ok(Resteer::Pending {
-                    retry_after: inner.pause - since,
-                });
+                return Ok(Resteer::Pending { retry_after: inner.pause - since });
             }
             if since > MAX_PAUSE {
                 inner.pause = MIN_PAUSE;
             }
-            inner.phase = Phase::Locking {
-                since: Instant::now(),
-            };
+            inner.phase = Phase::Locking { since: Instant::now() };
         }
         // What goes wrong from here on counts anew; while a repair is under way, the flag keeps it going.
         let result = self.advance(&mut inner, fds);
@@ -314,11 +292,8 @@ impl Steering {
             Phase::Probing(discovery) => &discovery.groups,
             _ => &[],
         };
-        let probes = probing
-            .iter()
-            .flatten()
-            .filter_map(|group| group.socket.as_ref())
-            .map(AsFd::as_fd);
+        let probes =
+            probing.iter().flatten().filter_map(|group| group.socket.as_ref()).map(AsFd::as_fd);
         sockopt::poll_any(fds.into_iter().flatten().chain(probes), timeout);
     }
 
@@ -338,9 +313,7 @@ impl Steering {
         if let Phase::Locking { since } = inner.phase {
             let lock = self.slot.registry().try_lock()?;
             if lock.is_none() && since.elapsed() < LOCK_WAIT {
-                return Ok(Resteer::Pending {
-                    retry_after: LOCK_RETRY,
-                });
+                return Ok(Resteer::Pending { retry_after: LOCK_RETRY });
             }
             inner.phase = Phase::Probing(self.begin(lock));
         }
@@ -348,29 +321,21 @@ impl Steering {
             return Ok(Resteer::Idle);
         };
         if !self.discover(discovery, fds) {
-            return Ok(Resteer::Pending {
-                retry_after: ANSWER_RETRY,
-            });
+            return Ok(Resteer::Pending { retry_after: ANSWER_RETRY });
         }
         let Phase::Probing(discovery) = std::mem::replace(&mut inner.phase, Phase::Idle) else {
             return Ok(Resteer::Idle);
         };
         let changed = self.finish(inner, &discovery, fds)?;
         inner.finished = Instant::now();
-        inner.pause = if changed {
-            MIN_PAUSE
-        } else {
-            (inner.pause * 2).clamp(MIN_PAUSE, MAX_PAUSE)
-        };
+        inner.pause =
+            if changed { MIN_PAUSE } else { (inner.pause * 2).clamp(MIN_PAUSE, MAX_PAUSE) };
         Ok(Resteer::Done { changed })
     }
 
     /// Sends what is due and takes the answers that are there; whether that was all.
     fn discover(&self, discovery: &mut Discovery, fds: Fds<'_>) -> bool {
-        let alone = discovery
-            .members
-            .iter()
-            .all(|&slot| slot == self.slot.number());
+        let alone = discovery.members.iter().all(|&slot| slot == self.slot.number());
         if alone {
             return true;
         }
@@ -381,12 +346,8 @@ impl Steering {
                 receive_answers(group, discovery.cookie);
             }
         }
-        let done = |d: &Discovery| {
-            d.groups
-                .iter()
-                .flatten()
-                .all(|group| group.knows_all(&d.members))
-        };
+        let done =
+            |d: &Discovery| d.groups.iter().flatten().all(|group| group.knows_all(&d.members));
         if discovery.round > 0 && done(discovery) {
             return true;
         }
@@ -394,23 +355,15 @@ impl Steering {
         if elapsed >= GIVE_UP {
             return true;
         }
-        if ROUNDS_MS
-            .get(discovery.round)
-            .is_some_and(|&ms| elapsed >= Duration::from_millis(ms))
-        {
+        if ROUNDS_MS.get(discovery.round).is_some_and(|&ms| elapsed >= Duration::from_millis(ms)) {
             if discovery.round > 0 {
                 let (registry, port) = (self.slot.registry(), self.port);
-                discovery
-                    .members
-                    .retain(|&slot| registry.has_port(port, slot));
+                discovery.members.retain(|&slot| registry.has_port(port, slot));
             }
             for family in Family::ALL {
                 if let Some(group) = &mut discovery.groups[family as usize] {
-                    let more = if discovery.round == 0 {
-                        discovery.members.len()
-                    } else {
-                        MORE_INDICES
-                    };
+                    let more =
+                        if discovery.round == 0 { discovery.members.len() } else { MORE_INDICES };
                     group.probed = (group.probed + more).min(256);
                     self.send_probes(group, family, discovery.cookie);
                 }
@@ -447,9 +400,7 @@ impl Steering {
     fn finish(&self, inner: &mut Inner, discovery: &Discovery, fds: Fds<'_>) -> io::Result<bool> {
         let members = &discovery.members;
         let found: [Option<(Map, Vec<u8>)>; 2] = [0, 1].map(|i| {
-            let group = discovery.groups[i]
-                .as_ref()
-                .filter(|group| group.socket.is_some())?;
+            let group = discovery.groups[i].as_ref().filter(|group| group.socket.is_some())?;
             Some(resolve(group, members))
         });
         let mut changed = false;
@@ -467,32 +418,20 @@ impl Steering {
                 (Some((map, missing)), _) if missing.is_empty() => {
                     (*map, SteeringMode::Steered { processes })
                 }
-                (Some((map, missing)), _) => (
-                    *map,
-                    SteeringMode::Partial {
-                        processes,
-                        missing: missing.clone(),
-                    },
-                ),
+                (Some((map, missing)), _) => {
+                    (*map, SteeringMode::Partial { processes, missing: missing.clone() })
+                }
                 // All processes bind both families in one order, so the other one's map serves.
                 (None, Some((map, _))) => (*map, SteeringMode::Assumed { processes }),
-                (None, None) => (self.order_of_joining(), SteeringMode::Assumed { processes }),
+                (None, None) => {
+                    tracing::warn!(?family, "loopback is down: steering by the order of joining");
+                    (self.order_of_joining(), SteeringMode::Assumed { processes })
+                }
             };
             if inner.modes[i] != mode {
-                match &mode {
-                    SteeringMode::Assumed { .. } => {
-                        tracing::warn!(
-                            ?family,
-                            "loopback is down: datagrams are steered by the order of joining"
-                        );
-                    }
-                    mode => tracing::debug!(?family, ?mode, "steering"),
-                }
+                tracing::debug!(?family, ?mode, "steering");
             }
-            program::attach(
-                fd,
-                &program::build(self.probe_byte, self.steer_offset, &map),
-            )?;
+            program::attach(fd, &program::build(self.probe_byte, self.steer_offset, &map))?;
             inner.attached += 1;
             inner.modes[i] = mode;
             changed |= inner.maps[i].as_deref() != Some(&map);
@@ -503,12 +442,8 @@ impl Steering {
 
     fn order_of_joining(&self) -> Map {
         let mut map = [None; 256];
-        for (slot, index) in self
-            .slot
-            .registry()
-            .announced_in_order(self.port)
-            .into_iter()
-            .zip(0u8..=255)
+        for (slot, index) in
+            self.slot.registry().announced_in_order(self.port).into_iter().zip(0u8..=255)
         {
             map[usize::from(slot)] = Some(index);
         }
@@ -519,16 +454,9 @@ impl Steering {
 /// The map, and the slots that are not in it. A single process that does not answer has the lowest silent index.
 fn resolve(group: &Group, members: &[u8]) -> (Map, Vec<u8>) {
     let mut map = group.map();
-    let mut missing: Vec<u8> = members
-        .iter()
-        .copied()
-        .filter(|&slot| map[usize::from(slot)].is_none())
-        .collect();
-    let silent = group
-        .answers
-        .iter()
-        .take(group.probed)
-        .position(Option::is_none);
+    let mut missing: Vec<u8> =
+        members.iter().copied().filter(|&slot| map[usize::from(slot)].is_none()).collect();
+    let silent = group.answers.iter().take(group.probed).position(Option::is_none);
     if let ([slot], Some(index)) = (&missing[..], silent) {
         map[usize::from(*slot)] = u8::try_from(index).ok();
         missing.clear();

@@ -4,10 +4,7 @@ use super::program;
 #[test]
 fn probes_and_answers_survive_and_garbage_does_not() {
     for steer_offset in [0, 5, 40] {
-        let probe = Probe {
-            index: 200,
-            cookie: 0x0123_4567_89ab_cdef,
-        };
+        let probe = Probe { index: 200, cookie: 0x0123_4567_89ab_cdef };
         let bytes = probe.datagram(0xff, steer_offset);
         assert!(bytes.len() > steer_offset);
         assert_eq!(Probe::parse(0xff, &bytes), Some(probe));
@@ -19,16 +16,9 @@ fn probes_and_answers_survive_and_garbage_does_not() {
             assert_eq!(Probe::parse(0xff, &bad), None);
         }
     }
-    let answer = Answer {
-        index: 3,
-        slot: 255,
-        cookie: 42,
-    };
+    let answer = Answer { index: 3, slot: 255, cookie: 42 };
     assert_eq!(Answer::parse(&answer.datagram()), Some(answer));
-    assert_eq!(
-        Answer::parse(&Answer { slot: 0, ..answer }.datagram()),
-        None
-    );
+    assert_eq!(Answer::parse(&Answer { slot: 0, ..answer }.datagram()), None);
     assert_eq!(Answer::parse(&[0; 14]), None);
     assert_eq!(Answer::parse(&[]), None);
 }

@@ -53,11 +53,7 @@ impl OpenError {
                 None => Self::NotShared { port },
             },
             io::ErrorKind::PermissionDenied => Self::NoPermission { port, source },
-            _ => Self::Io {
-                port,
-                action,
-                source,
-            },
+            _ => Self::Io { port, action, source },
         }
     }
 }
@@ -66,15 +62,11 @@ impl OpenError {
 fn other_owner(port: u16) -> Option<u32> {
     // SAFETY: geteuid has no preconditions and cannot fail.
     let own = unsafe { libc::geteuid() };
-    ["/proc/self/net/udp", "/proc/self/net/udp6"]
+    ["/proc/thread-self/net/udp", "/proc/self/net/udp6"]
         .iter()
         .filter_map(|path| std::fs::read_to_string(path).ok())
         .find_map(|table| {
-            table
-                .lines()
-                .skip(1)
-                .filter_map(|line| owner(line, port))
-                .find(|&uid| uid != own)
+            table.lines().skip(1).filter_map(|line| owner(line, port)).find(|&uid| uid != own)
         })
 }
 

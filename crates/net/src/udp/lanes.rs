@@ -47,11 +47,7 @@ pub(crate) struct Lanes {
 impl Lanes {
     pub(crate) fn new(gso: bool, no_checksum6: bool) -> Self {
         let family = || (0..256).map(|_| OnceLock::new()).collect();
-        Self {
-            lanes: [family(), family()],
-            gso,
-            no_checksum6,
-        }
+        Self { lanes: [family(), family()], gso, no_checksum6 }
     }
 
     /// The lane `number` of `family`, opened if it is not yet.
@@ -67,32 +63,17 @@ impl Lanes {
 
     /// Lanes opened so far.
     pub(crate) fn opened(&self) -> impl Iterator<Item = &Lane> {
-        self.lanes
-            .iter()
-            .flat_map(|family| family.iter().filter_map(OnceLock::get))
+        self.lanes.iter().flat_map(|family| family.iter().filter_map(OnceLock::get))
     }
 
     fn open(&self, family: Family) -> io::Result<Lane> {
-        let domain = if family == Family::V4 {
-            Domain::IPV4
-        } else {
-            Domain::IPV6
-        };
-        let socket = Socket::new(
-            domain,
-            Type::DGRAM.cloexec().nonblocking(),
-            Some(Protocol::UDP),
-        )?;
+        let domain = if family == Family::V4 { Domain::IPV4 } else { Domain::IPV6 };
+        let socket = Socket::new(domain, Type::DGRAM.cloexec().nonblocking(), Some(Protocol::UDP))?;
         let fd = socket.as_fd();
         let any: std::net::IpAddr = match family {
             Family::V4 => {
                 // DF, and with an unconnected socket the IPv4 ID is 0, or the index inside a GSO batch.
-                sockopt::set(
-                    fd,
-                    libc::IPPROTO_IP,
-                    libc::IP_MTU_DISCOVER,
-                    libc::IP_PMTUDISC_DO,
-                )?;
+                sockopt::set(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
                 Ipv4Addr::UNSPECIFIED.into()
             }
             Family::V6 => {
@@ -113,35 +94,19 @@ impl Lanes {
                 Ipv6Addr::UNSPECIFIED.into()
             }
         };
-        if sockopt::set(
-            fd,
-            libc::SOL_SOCKET,
-            libc::SO_SNDBUFFORCE,
-            SEND_BUFFER as libc::c_int,
-        )
-        .is_err()
+        if sockopt::set(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, SEND_BUFFER as libc::c_int)
+            .is_err()
         {
             socket.set_send_buffer_size(SEND_BUFFER)?;
         }
         // Nobody reads these sockets: what is sent to them must not pile up.
-        let drop_all = [libc::sock_filter {
-            code: (libc::BPF_RET | libc::BPF_K) as u16,
-            jt: 0,
-            jf: 0,
-            k: 0,
-        }];
+        let drop_all =
+            [libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 }];
         sockopt::attach_bpf(fd, libc::SO_ATTACH_FILTER, &drop_all)?;
         bind(&socket, any)?;
-        let port = socket
-            .local_addr()?
-            .as_socket()
-            .map_or(0, |address| address.port());
+        let port = socket.local_addr()?.as_socket().map_or(0, |address| address.port());
         let gso = self.gso && sockopt::set(fd, libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok();
-        Ok(Lane {
-            socket,
-            port,
-            gso: AtomicBool::new(gso),
-        })
+        Ok(Lane { socket, port, gso: AtomicBool::new(gso) })
     }
 }
 

@@ -53,10 +53,6 @@ impl Family {
     pub(crate) const ALL: [Self; 2] = [Self::V4, Self::V6];
 
     pub(crate) fn of(address: std::net::IpAddr) -> Self {
-        if address.is_ipv4() {
-            Self::V4
-        } else {
-            Self::V6
-        }
+        if address.is_ipv4() { Self::V4 } else { Self::V6 }
     }
 }

@@ -109,12 +109,8 @@ impl UdpPort {
                 sockets[family as usize] = open_socket(family, &options)?;
             }
         }
-        // Port 0 asks for any: then both families should have the same.
-        let Some(receive_buffer) = sockets
-            .iter()
-            .flatten()
-            .filter_map(|s| s.recv_buffer_size().ok())
-            .min()
+        let Some(receive_buffer) =
+            sockets.iter().flatten().filter_map(|s| s.recv_buffer_size().ok()).min()
         else {
             return Err(OpenError::NoSocketFamily);
         };
@@ -132,13 +128,19 @@ impl UdpPort {
         };
         if let Some(slot) = options.slot {
             let announced = slot.registry().announce(port, slot.number());
-            this._announced =
-                Some(announced.map_err(|e| OpenError::new(port, "announce this process", e))?);
+            this._announced = Some(announced.map_err(|source| OpenError::Io {
+                port,
+                action: "announce this process",
+                source,
+            })?);
             let steering = Steering::new(&slot, port, options.steer_offset, options.probe_byte);
             this.steering = Some(steering);
             this.forwarder = Some(Forwarder::new(slot));
-            this.join(options.steer_offset, lock)
-                .map_err(|e| OpenError::new(port, "join the other processes", e))?;
+            this.join(options.steer_offset, lock).map_err(|source| OpenError::Io {
+                port,
+                action: "join the other processes",
+                source,
+            })?;
         }
         Ok(this)
     }
@@ -187,11 +189,7 @@ impl UdpPort {
     /// The descriptors to poll for input: the receiving sockets, and the slot's socket for forwarded datagrams.
     pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let sockets = self.sockets.iter().flatten().map(AsFd::as_fd);
-        sockets.chain(
-            self.forwarder
-                .iter()
-                .map(|forwarder| forwarder.slot().as_fd()),
-        )
+        sockets.chain(self.forwarder.iter().map(|forwarder| forwarder.slot().as_fd()))
     }
 
     /// Whether the port receives this family.
@@ -228,13 +226,18 @@ impl UdpPort {
         self.receive_errors.load(Ordering::Relaxed)
     }
 
+    /// The source port of datagrams to `to`, which depends on its address family and lane.
+    ///
+    /// # Errors
+    /// Those of socket(2) when the lane cannot be opened.
+    pub fn source_port(&self, to: &super::Destination) -> io::Result<u16> {
+        Ok(self.lanes.lane(Family::of(to.address.ip()), to.lane)?.port)
+    }
+
     /// Whether all lanes opened so far can use GSO; `None` when none is open.
     #[must_use]
     pub fn gso(&self) -> Option<bool> {
-        self.lanes
-            .opened()
-            .map(super::lanes::Lane::gso)
-            .reduce(|a, b| a && b)
+        self.lanes.opened().map(super::lanes::Lane::gso).reduce(|a, b| a && b)
     }
 
     /// Receives what is there, without waiting, into `batch`, whose former content is gone; the number of messages (a
@@ -335,18 +338,13 @@ impl UdpPort {
     /// What is known about steering, for diagnostics.
     #[must_use]
     pub fn steering_state(&self) -> SteeringState {
-        self.steering
-            .as_ref()
-            .map_or(SteeringState::UNSHARED, Steering::state)
+        self.steering.as_ref().map_or(SteeringState::UNSHARED, Steering::state)
     }
 
     /// What was forwarded and why not, so far.
     #[must_use]
     pub fn forward_counters(&self) -> ForwardCounters {
-        self.forwarder
-            .as_ref()
-            .map(Forwarder::counters)
-            .unwrap_or_default()
+        self.forwarder.as_ref().map(Forwarder::counters).unwrap_or_default()
     }
 
     /// Joins a multicast group on an interface.
@@ -379,14 +377,12 @@ impl UdpPort {
     }
 
     fn socket_for(&self, address: IpAddr) -> io::Result<&Socket> {
-        self.sockets[Family::of(address) as usize]
-            .as_ref()
-            .ok_or_else(|| {
-                io::Error::new(
-                    io::ErrorKind::Unsupported,
-                    "the port does not receive this address family",
-                )
-            })
+        self.sockets[Family::of(address) as usize].as_ref().ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::Unsupported,
+                "the port does not receive this address family",
+            )
+        })
     }
 
     /// Records everything sent and received from now on. Only the first call counts; answers whether it was.
@@ -406,11 +402,8 @@ fn open_socket(family: Family, options: &PortOptions) -> Result<Option<Socket>, 
         Family::V4 => (Domain::IPV4, Ipv4Addr::UNSPECIFIED.into()),
         Family::V6 => (Domain::IPV6, Ipv6Addr::UNSPECIFIED.into()),
     };
-    let socket = match Socket::new(
-        domain,
-        Type::DGRAM.cloexec().nonblocking(),
-        Some(Protocol::UDP),
-    ) {
+    let socket = match Socket::new(domain, Type::DGRAM.cloexec().nonblocking(), Some(Protocol::UDP))
+    {
         Ok(socket) => socket,
         Err(error) => {
             return match error.raw_os_error() {

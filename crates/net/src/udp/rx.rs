@@ -126,19 +126,19 @@ impl RxBatch {
         self.fault = fault.map(Box::new);
         self.deliveries.clear();
         // A batch of 64 KiB holds at most 64 segments of a sender like ours, but a foreign one may send more.
-        self.deliveries
-            .reserve(if self.fault.is_some() { 1024 } else { 0 });
+        self.deliveries.reserve(if self.fault.is_some() { 1024 } else { 0 });
     }
 
-    /// The datagrams of the last [`super::UdpPort::receive`].
+    /// The fault injector at work, if there is one.
+    #[must_use]
+    pub fn fault(&self) -> Option<&Fault> {
+        self.fault.as_deref()
+    }
+
+    /// The datagrams of the last [`super::UdpPort::receive`]. Empty ones are not delivered.
     #[must_use]
     pub fn datagrams(&self) -> Datagrams<'_> {
-        Datagrams {
-            batch: self,
-            message: 0,
-            segment: 0,
-            delivery: 0,
-        }
+        Datagrams { batch: self, message: 0, segment: 0, delivery: 0 }
     }
 
     /// Gives the memory behind the buffers back to the system; forgets the last received datagrams.
@@ -242,15 +242,8 @@ impl RxBatch {
             let mut segment = 0;
             while let Some(bytes) = meta.slice(segment, self.memory.buffer(at)) {
                 let range = segment * meta.segment_size..segment * meta.segment_size + bytes.len();
-                let delivery = Delivery {
-                    message: at as u16,
-                    segment: segment as u16,
-                };
-                fault.apply(
-                    delivery,
-                    &mut self.memory.buffer_mut(at)[range],
-                    &mut self.deliveries,
-                );
+                let delivery = Delivery { message: at as u16, segment: segment as u16 };
+                fault.apply(delivery, &mut self.memory.buffer_mut(at)[range], &mut self.deliveries);
                 segment += 1;
             }
         }
@@ -290,9 +283,7 @@ impl<'a> Iterator for Datagrams<'a> {
         if self.batch.fault.is_some() {
             let delivery = self.batch.deliveries.get(self.delivery)?;
             self.delivery += 1;
-            return self
-                .batch
-                .at(delivery.message.into(), delivery.segment.into());
+            return self.batch.at(delivery.message.into(), delivery.segment.into());
         }
         while self.message < self.batch.messages {
             if let Some(datagram) = self.batch.at(self.message, self.segment) {
@@ -314,19 +305,13 @@ fn parse(
     control_len: usize,
     len: usize,
 ) -> Meta {
-    let mut meta = Meta {
-        len,
-        segment_size: len,
-        ..Meta::EMPTY
-    };
+    let mut meta = Meta { len, segment_size: len, ..Meta::EMPTY };
     meta.source = socket_address(family, name);
     for message in cmsg::messages(control, control_len) {
         match (message.level, message.kind) {
             (libc::SOL_UDP, libc::UDP_GRO) => {
                 // The kernel sends an int here.
-                if let Some(size) = message
-                    .integer()
-                    .and_then(|size| usize::try_from(size).ok())
+                if let Some(size) = message.integer().and_then(|size| usize::try_from(size).ok())
                     && size > 0
                 {
                     meta.segment_size = size.min(len);

@@ -224,10 +224,7 @@ impl TxBatch {
             .lane(Family::of(self.to.address.ip()), self.to.lane)
             .map_err(|error| (0, error))?;
         if let Some(capture) = port.capture() {
-            for (i, bytes) in self.staging[..self.len]
-                .chunks(self.segment_size)
-                .enumerate()
-            {
+            for (i, bytes) in self.staging[..self.len].chunks(self.segment_size).enumerate() {
                 capture.record_sent(
                     lane.port,
                     &self.to,
@@ -258,10 +255,8 @@ impl TxBatch {
         let (name, name_len) = name(&self.to);
         let segment_size = (self.segments > 1).then_some(self.segment_size as u16);
         let control_len = write_control(&mut self.control, &self.to, segment_size);
-        let mut iovec = libc::iovec {
-            iov_base: self.staging.as_mut_ptr().cast(),
-            iov_len: self.len,
-        };
+        let mut iovec =
+            libc::iovec { iov_base: self.staging.as_mut_ptr().cast(), iov_len: self.len };
         // SAFETY: all-zero is a valid msghdr.
         let mut header: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
         header.msg_name = (&raw const name).cast_mut().cast();
@@ -275,17 +270,9 @@ impl TxBatch {
         waiting(lane, || {
             // SAFETY: `header` points to a live name, iovec, staging bytes and control buffer, of the given sizes.
             let n = unsafe {
-                libc::sendmsg(
-                    lane.socket.as_raw_fd(),
-                    &raw const header,
-                    libc::MSG_DONTWAIT,
-                )
+                libc::sendmsg(lane.socket.as_raw_fd(), &raw const header, libc::MSG_DONTWAIT)
             };
-            if n < 0 {
-                Err(io::Error::last_os_error())
-            } else {
-                Ok(())
-            }
+            if n < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
         })?;
         self.stats.sends += 1;
         Ok(())
@@ -297,14 +284,9 @@ impl TxBatch {
         let control_len = write_control(&mut self.control, &self.to, None);
         let mut iovecs = [const { MaybeUninit::<libc::iovec>::uninit() }; MAX_SEGMENTS];
         let mut headers = [const { MaybeUninit::<libc::mmsghdr>::uninit() }; MAX_SEGMENTS];
-        for (i, bytes) in self.staging[..self.len]
-            .chunks_mut(self.segment_size)
-            .enumerate()
-        {
-            let iovec = iovecs[i].write(libc::iovec {
-                iov_base: bytes.as_mut_ptr().cast(),
-                iov_len: bytes.len(),
-            });
+        for (i, bytes) in self.staging[..self.len].chunks_mut(self.segment_size).enumerate() {
+            let iovec = iovecs[i]
+                .write(libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() });
             // SAFETY: all-zero is a valid mmsghdr.
             let mut header: libc::mmsghdr = unsafe { MaybeUninit::zeroed().assume_init() };
             header.msg_hdr.msg_name = (&raw const name).cast_mut().cast();
@@ -329,11 +311,7 @@ impl TxBatch {
                         libc::MSG_DONTWAIT as _,
                     )
                 };
-                if n < 0 {
-                    Err(io::Error::last_os_error())
-                } else {
-                    Ok(n as usize)
-                }
+                if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
             });
             match result {
                 Ok(n) => sent += n,
@@ -363,11 +341,7 @@ impl std::fmt::Debug for TxBatch {
 }
 
 fn max_payload(to: &Destination) -> usize {
-    if to.address.is_ipv4() {
-        MAX_PAYLOAD_V4
-    } else {
-        MAX_PAYLOAD_V6
-    }
+    if to.address.is_ipv4() { MAX_PAYLOAD_V4 } else { MAX_PAYLOAD_V6 }
 }
 
 /// Whether an error can mean that the path cannot segment. EINVAL has other reasons too, so the caller must see single
@@ -391,11 +365,7 @@ fn waiting<T>(lane: &Lane, mut send: impl FnMut() -> io::Result<T>) -> io::Resul
             Some(libc::EINTR) => {}
             Some(libc::EAGAIN | libc::ENOBUFS) if left_ms > 0 => {
                 // Short rounds: a wake-up may be for another thread's sake, and ENOBUFS has no event.
-                let round_ms = if error.raw_os_error() == Some(libc::EAGAIN) {
-                    10
-                } else {
-                    1
-                };
+                let round_ms = if error.raw_os_error() == Some(libc::EAGAIN) { 10 } else { 1 };
                 let begin = std::time::Instant::now();
                 let ready = sockopt::poll(lane.socket.as_fd(), libc::POLLOUT, round_ms)?;
                 if ready && error.raw_os_error() == Some(libc::ENOBUFS) {
@@ -417,9 +387,7 @@ fn name(to: &Destination) -> (libc::sockaddr_storage, libc::socklen_t) {
             let v4 = libc::sockaddr_in {
                 sin_family: libc::AF_INET as _,
                 sin_port: a.port().to_be(),
-                sin_addr: libc::in_addr {
-                    s_addr: u32::from_ne_bytes(a.ip().octets()),
-                },
+                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(a.ip().octets()) },
                 sin_zero: [0; 8],
             };
             // SAFETY: sockaddr_storage is large enough and aligned for sockaddr_in.
@@ -431,9 +399,7 @@ fn name(to: &Destination) -> (libc::sockaddr_storage, libc::socklen_t) {
                 sin6_family: libc::AF_INET6 as _,
                 sin6_port: a.port().to_be(),
                 sin6_flowinfo: (to.flow_label & 0xf_ffff).to_be(),
-                sin6_addr: libc::in6_addr {
-                    s6_addr: a.ip().octets(),
-                },
+                sin6_addr: libc::in6_addr { s6_addr: a.ip().octets() },
                 sin6_scope_id: a.scope_id(),
             };
             // SAFETY: sockaddr_storage is large enough and aligned for sockaddr_in6.
@@ -478,11 +444,8 @@ fn write_control(buffer: &mut ControlBuffer, to: &Destination, segment_size: Opt
         }
         SocketAddr::V6(_) => {
             if let (Some(IpAddr::V6(_)), _) | (_, 1..) = (to.source, to.interface) {
-                let source = if let Some(IpAddr::V6(ip)) = to.source {
-                    ip.octets()
-                } else {
-                    [0; 16]
-                };
+                let source =
+                    if let Some(IpAddr::V6(ip)) = to.source { ip.octets() } else { [0; 16] };
                 control.push(
                     libc::IPPROTO_IPV6,
                     libc::IPV6_PKTINFO,
