@@ -92,7 +92,8 @@ pub(crate) fn resolve(engine: &Engine, attr: &AhAttr) -> Result<AddressVector, C
     if !attr.is_global {
         return Err(CreateError::Invalid("address without a global route (GRH), which RoCE needs"));
     }
-    let source = engine.gids.entry(attr.sgid_index.into()).ok_or(CreateError::Invalid("GID index"))?;
+    let source =
+        engine.gids.entry(attr.sgid_index.into()).ok_or(CreateError::Invalid("GID index"))?;
     let scope_id = match attr.dgid.to_ip() {
         IpAddr::V6(ip) if is_link_scoped(ip) => source.interface,
         _ => 0,

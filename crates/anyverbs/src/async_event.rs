@@ -123,7 +123,12 @@ impl AsyncQueue {
     }
 
     /// Raises an event; `acks` is the account of the object that it is about.
-    pub(crate) fn raise(&self, kind: AsyncEventKind, element: EventElement, acks: Option<&Arc<Acks>>) {
+    pub(crate) fn raise(
+        &self,
+        kind: AsyncEventKind,
+        element: EventElement,
+        acks: Option<&Arc<Acks>>,
+    ) {
         tracing::debug!(?kind, ?element, "asynchronous event");
         self.0.push(AsyncEvent { kind, element, acks: acks.cloned() });
     }

@@ -82,7 +82,10 @@ impl CompChannel {
         if !self.0.engine.is_current() {
             return Ok(());
         }
-        self.0.holders.retire().inspect_err(|e| tracing::warn!("completion channel not destroyed: {e}"))
+        self.0
+            .holders
+            .retire()
+            .inspect_err(|e| tracing::warn!("completion channel not destroyed: {e}"))
     }
 }
 

@@ -119,9 +119,13 @@ impl Config {
 
     fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
         let mut file = File::default();
-        if let Some(path) = variable("ANYVERBS_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from) {
-            let text = std::fs::read_to_string(&path)
-                .map_err(|e| ConfigError::Unreadable { path: path.clone(), reason: e.to_string() })?;
+        if let Some(path) =
+            variable("ANYVERBS_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from)
+        {
+            let text = std::fs::read_to_string(&path).map_err(|e| ConfigError::Unreadable {
+                path: path.clone(),
+                reason: e.to_string(),
+            })?;
             file = toml::from_str(&text).map_err(|e| ConfigError::Syntax {
                 path,
                 // The parser's message has several lines: place, excerpt, reason.
@@ -130,7 +134,7 @@ impl Config {
         }
         let env = Environment(variable);
         let default = Self::default();
-        
+
         let policy = FaultPolicy {
             loss: env.fraction("LOSS", file.loss)?,
             duplication: env.fraction("DUPLICATION", file.duplication)?,
@@ -138,7 +142,10 @@ impl Config {
             corruption: env.fraction("CORRUPTION", file.corruption)?,
             seed: env.parse("FAULT_SEED", file.fault_seed, "a number", |_| true)?.unwrap_or(1),
         };
-        let faulty = policy.loss > 0.0 || policy.duplication > 0.0 || policy.reorder > 0.0 || policy.corruption > 0.0;
+        let faulty = policy.loss > 0.0
+            || policy.duplication > 0.0
+            || policy.reorder > 0.0
+            || policy.corruption > 0.0;
         let name = |s: &String| !s.is_empty() && s.len() <= 48 && !s.contains(['/', '\0']);
         Ok(Self {
             device: env
@@ -152,7 +159,9 @@ impl Config {
                 .unwrap_or(default.registry),
             interfaces: env.list("INTERFACES").or(file.interfaces).unwrap_or_default(),
             window: env
-                .parse("WINDOW", file.window, "bytes, 8192 to 1073741824", |w| (8192..=1 << 30).contains(w))?
+                .parse("WINDOW", file.window, "bytes, 8192 to 1073741824", |w| {
+                    (8192..=1 << 30).contains(w)
+                })?
                 .unwrap_or(default.window),
             receive_buffer: env
                 .parse("RECEIVE_BUFFER", file.receive_buffer, "bytes, 4096 to 1073741824", |b| {
@@ -162,7 +171,9 @@ impl Config {
             gso: env.flag("GSO", file.gso)?.unwrap_or(default.gso),
             inproc: env.flag("INPROC", file.inproc)?.unwrap_or(default.inproc),
             max_qp: env
-                .parse("MAX_QP", file.max_qp, "a number from 1 to 60000", |n| (1..=60_000).contains(n))?
+                .parse("MAX_QP", file.max_qp, "a number from 1 to 60000", |n| {
+                    (1..=60_000).contains(n)
+                })?
                 .unwrap_or(default.max_qp),
             capture: env.value("CAPTURE").map(PathBuf::from).or(file.capture),
             fault: faulty.then_some(policy),
@@ -203,7 +214,8 @@ impl<F: Fn(&str) -> Option<String>> Environment<F> {
     }
 
     fn fraction(&self, key: &str, file: Option<f64>) -> Result<f64, ConfigError> {
-        let value = self.parse(key, file, "a probability from 0 to 1", |p| (0.0..=1.0).contains(p))?;
+        let value =
+            self.parse(key, file, "a probability from 0 to 1", |p| (0.0..=1.0).contains(p))?;
         Ok(value.unwrap_or(0.0))
     }
 
@@ -279,7 +291,8 @@ mod tests {
 
     #[test]
     fn the_environment_goes_before_the_file() {
-        let path = std::env::temp_dir().join(format!("anyverbs-config-{}.toml", std::process::id()));
+        let path =
+            std::env::temp_dir().join(format!("anyverbs-config-{}.toml", std::process::id()));
         std::fs::write(&path, "udp_port = 6000\ngso = false\n").unwrap();
         let file = path.to_str().unwrap();
         let c = config(&[("ANYVERBS_CONFIG", file), ("ANYVERBS_UDP_PORT", "6001")]).unwrap();

@@ -41,7 +41,8 @@ impl Context {
         if name != engine.config.device {
             return Err(OpenError::NoSuchDevice(name.to_owned()));
         }
-        let events = AsyncQueue::new().map_err(|source| OpenError::System { what: "make an eventfd", source })?;
+        let events = AsyncQueue::new()
+            .map_err(|source| OpenError::System { what: "make an eventfd", source })?;
         let cell = Arc::new(ContextCell { events });
         engine.add_context(&cell);
         Ok(Self(cell))

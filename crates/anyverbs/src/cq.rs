@@ -73,7 +73,9 @@ impl CqCell {
     pub(crate) fn push(self: &Arc<Self>, wc: Wc, solicited: bool) -> bool {
         let mut state = self.state.lock();
         let pushed = state.queue.push(wc, solicited);
-        if pushed.notify && let Some(channel) = &self.channel {
+        if pushed.notify
+            && let Some(channel) = &self.channel
+        {
             // Under the lock, so that destroying the queue finds every event of it.
             channel.notify(Arc::clone(self));
         }
@@ -137,17 +139,23 @@ impl Cq {
             return Err(CreateError::Invalid("comp_vector"));
         }
         let held = match channel {
-            Some(c) if !std::ptr::eq(c.0.engine, engine) => return Err(CreateError::Foreign("completion channel")),
-            Some(c) => {
-                Some(Held::new(&c.0, Holder::Cq).ok_or(CreateError::Foreign("completion channel"))?)
+            Some(c) if !std::ptr::eq(c.0.engine, engine) => {
+                return Err(CreateError::Foreign("completion channel"));
             }
+            Some(c) => Some(
+                Held::new(&c.0, Holder::Cq).ok_or(CreateError::Foreign("completion channel"))?,
+            ),
             None => None,
         };
         let ticket = engine.quotas.cq.take().ok_or(CreateError::Exhausted("completion queues"))?;
         Ok(Self(Arc::new(CqCell {
             engine,
             context: Arc::clone(context),
-            state: Mutex::new(State { queue: anyverbs_proto::cq::Cq::new(cqe), credits: Vec::new(), last: 0 }),
+            state: Mutex::new(State {
+                queue: anyverbs_proto::cq::Cq::new(cqe),
+                credits: Vec::new(),
+                last: 0,
+            }),
             channel: held.as_ref().map(|h| Arc::clone(h.arc())),
             cookie: AtomicU64::new(cookie),
             comp_acks: Acks::default(),
@@ -223,7 +231,11 @@ impl Cq {
         if cqe == 0 || cqe > self.0.engine.attr.max_cqe {
             return Err(ModifyObjectError::Invalid("cqe"));
         }
-        if self.0.state.lock().queue.resize(cqe) { Ok(()) } else { Err(ModifyObjectError::DoesNotFit) }
+        if self.0.state.lock().queue.resize(cqe) {
+            Ok(())
+        } else {
+            Err(ModifyObjectError::DoesNotFit)
+        }
     }
 
     /// Destroys it (`ibv_destroy_cq`). Waits while an event of it was read and not acknowledged.

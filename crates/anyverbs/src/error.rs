@@ -181,7 +181,9 @@ impl OpenError {
         match self {
             Self::Config(_) => libc::EINVAL,
             Self::Port(_) => libc::EADDRINUSE,
-            Self::Slot(source) | Self::System { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+            Self::Slot(source) | Self::System { source, .. } => {
+                source.raw_os_error().unwrap_or(libc::EIO)
+            }
             Self::NoInterface => libc::ENETDOWN,
             Self::NoSuchDevice(_) => libc::ENODEV,
         }

@@ -40,7 +40,10 @@ pub(crate) struct EventQueue<T> {
 
 impl<T> EventQueue<T> {
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { fd: eventfd(libc::EFD_SEMAPHORE)?, events: Mutex::new(VecDeque::with_capacity(16)) })
+        Ok(Self {
+            fd: eventfd(libc::EFD_SEMAPHORE)?,
+            events: Mutex::new(VecDeque::with_capacity(16)),
+        })
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
@@ -117,9 +120,14 @@ impl Acks {
     pub(crate) fn wait(&self, what: &dyn Fn() -> String) {
         let mut unacknowledged = self.unacknowledged.lock();
         while *unacknowledged > 0 {
-            let timeout = self.changed.wait_for(&mut unacknowledged, Duration::from_secs(2)).timed_out();
+            let timeout =
+                self.changed.wait_for(&mut unacknowledged, Duration::from_secs(2)).timed_out();
             if timeout && *unacknowledged > 0 {
-                tracing::warn!(events = *unacknowledged, "destroying {} waits for events that were read and not acknowledged", what());
+                tracing::warn!(
+                    events = *unacknowledged,
+                    "destroying {} waits for events that were read and not acknowledged",
+                    what()
+                );
             }
         }
     }
@@ -142,7 +150,10 @@ mod tests {
 
     fn set_nonblocking(queue: &EventQueue<u32>) {
         // SAFETY: fcntl on a descriptor of ours, no pointers.
-        assert_eq!(unsafe { libc::fcntl(queue.fd.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) }, 0);
+        assert_eq!(
+            unsafe { libc::fcntl(queue.fd.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) },
+            0
+        );
     }
 
     #[test]

@@ -28,7 +28,8 @@ fn page() -> io::Result<&'static Page> {
         return Ok(unsafe { &*page });
     }
     let len = size_of::<Page>();
-    let (prot, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    let (prot, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     // SAFETY: a new private anonymous mapping touches no existing memory.
     let new = unsafe { libc::mmap(ptr::null_mut(), len, prot, flags, -1, 0) };
     if new == libc::MAP_FAILED {
@@ -71,7 +72,9 @@ pub(crate) fn is_current<T>(value: &'static T) -> bool {
 }
 
 /// This process's singleton, made by `make` where there is none; it then lives until the process ends. One `T` only.
-pub(crate) fn singleton<T: Sync, E: From<io::Error>>(make: impl FnOnce() -> Result<T, E>) -> Result<&'static T, E> {
+pub(crate) fn singleton<T: Sync, E: From<io::Error>>(
+    make: impl FnOnce() -> Result<T, E>,
+) -> Result<&'static T, E> {
     let page = page()?;
     let existing = || {
         let value = page.value.load(Ordering::Acquire).cast_const().cast::<T>();

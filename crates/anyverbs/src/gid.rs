@@ -112,7 +112,8 @@ fn update(entries: &mut [Option<GidEntry>], found: Vec<GidEntry>) -> bool {
     let last = entries.len() - 1;
     let mut new = Vec::new();
     for (i, mut entry) in found.into_iter().enumerate() {
-        let kept = before.iter().flatten().find(|b| (b.gid, b.interface) == (entry.gid, entry.interface));
+        let kept =
+            before.iter().flatten().find(|b| (b.gid, b.interface) == (entry.gid, entry.interface));
         entry.index = match kept {
             _ if i == 0 => 0,
             Some(b) if b.index != 0 => b.index,
@@ -187,9 +188,15 @@ mod tests {
         let lo = interface(1, "lo", 65536, &["127.0.0.1"]);
         let mut entries = vec![None; 8];
         let eth = |ips: &[&str]| interface(2, "eth0", 9000, ips);
-        update(&mut entries, candidates(&[lo.clone(), eth(&["10.0.0.1", "10.0.0.2", "10.0.0.3"])], &[]));
+        update(
+            &mut entries,
+            candidates(&[lo.clone(), eth(&["10.0.0.1", "10.0.0.2", "10.0.0.3"])], &[]),
+        );
         assert_eq!(shown(&entries), ["0=10.0.0.1", "1=127.0.0.1", "2=10.0.0.2", "3=10.0.0.3"]);
-        update(&mut entries, candidates(&[lo.clone(), eth(&["10.0.0.1", "10.0.0.3", "10.0.0.4"])], &[]));
+        update(
+            &mut entries,
+            candidates(&[lo.clone(), eth(&["10.0.0.1", "10.0.0.3", "10.0.0.4"])], &[]),
+        );
         assert_eq!(shown(&entries), ["0=10.0.0.1", "1=127.0.0.1", "2=10.0.0.4", "3=10.0.0.3"]);
         update(&mut entries, candidates(&[lo, eth(&["10.0.0.3"])], &[]));
         assert_eq!(shown(&entries), ["0=10.0.0.3", "1=127.0.0.1"]);

@@ -36,7 +36,9 @@ impl Holders {
     }
 
     fn acquire(&self, kind: Holder) -> bool {
-        let alive = self.total.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n & DEAD == 0).then_some(n + 1));
+        let alive = self.total.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| {
+            (n & DEAD == 0).then_some(n + 1)
+        });
         if alive.is_ok() {
             self.kinds[kind as usize].fetch_add(1, Ordering::Relaxed);
         }

@@ -37,11 +37,15 @@ mod srq;
 pub use anyverbs_proto::counters::{Counter, Counters};
 pub use anyverbs_proto::mr::Access;
 pub use anyverbs_proto::qp::PostSendError;
-pub use anyverbs_proto::qp::attr::{ModifyError, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType};
+pub use anyverbs_proto::qp::attr::{
+    ModifyError, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType,
+};
 pub use anyverbs_proto::recv_queue::PostRecvError;
 pub use anyverbs_proto::types::{Gid, Mtu, PKey, Psn, QKey, Qpn};
 pub use anyverbs_proto::wc::{Wc, WcFlags, WcOpcode, WcStatus};
-pub use anyverbs_proto::wr::{AddressVector, MAX_SGE, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge, UdDest};
+pub use anyverbs_proto::wr::{
+    AddressVector, MAX_SGE, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge, UdDest,
+};
 
 pub use ah::{Ah, AhAttr};
 pub use async_event::{AsyncEvent, AsyncEventKind, EventElement};

@@ -216,7 +216,8 @@ unsafe extern "C" {
     safe static anyverbs_guarded_end: u8;
     safe static anyverbs_guarded_landing: u8;
     fn anyverbs_guarded_copy(to: *mut u8, from: *const u8, len: usize) -> c_int;
-    fn anyverbs_guarded_compare_swap(at: *mut u64, compare: u64, swap: u64, old: *mut u64) -> c_int;
+    fn anyverbs_guarded_compare_swap(at: *mut u64, compare: u64, swap: u64, old: *mut u64)
+    -> c_int;
     fn anyverbs_guarded_fetch_add(at: *mut u64, add: u64, old: *mut u64) -> c_int;
 }
 
@@ -255,7 +256,8 @@ impl Memory for ProcessMemory {
     fn compare_swap(&self, addr: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
         let mut old = 0;
         // SAFETY: as in `read`; `old` is live, and the callers have checked that `addr` is aligned.
-        let code = unsafe { anyverbs_guarded_compare_swap(addr as *mut u64, compare, swap, &raw mut old) };
+        let code =
+            unsafe { anyverbs_guarded_compare_swap(addr as *mut u64, compare, swap, &raw mut old) };
         if code == 0 { Ok(old) } else { Err(Fault) }
     }
 
@@ -316,7 +318,8 @@ fn install(signal: c_int, previous: &AtomicPtr<libc::sigaction>) {
 unsafe extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel passes a ucontext to a handler with SA_SIGINFO, and nobody else touches it now.
     let pc = unsafe { program_counter(context.cast()) };
-    let (begin, end) = (&raw const anyverbs_guarded_begin as usize, &raw const anyverbs_guarded_end as usize);
+    let (begin, end) =
+        (&raw const anyverbs_guarded_begin as usize, &raw const anyverbs_guarded_end as usize);
     // SAFETY: as above.
     unsafe {
         if (begin..end).contains(&(*pc as usize)) {
@@ -373,7 +376,8 @@ unsafe fn chain(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void)
                 }
                 libc::pthread_sigmask(libc::SIG_BLOCK, &raw const mask, ptr::null_mut());
                 if old.sa_flags & libc::SA_SIGINFO != 0 {
-                    let f: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = std::mem::transmute(action);
+                    let f: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
+                        std::mem::transmute(action);
                     f(signal, info, context);
                 } else {
                     let f: extern "C" fn(c_int) = std::mem::transmute(action);

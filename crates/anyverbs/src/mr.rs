@@ -42,7 +42,9 @@ fn check_access(access: Access) -> Result<Access, RegisterError> {
     if !unsupported.is_empty() {
         return Err(RegisterError::Unsupported(unsupported.bits()));
     }
-    if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) && !access.contains(Access::LOCAL_WRITE) {
+    if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
+        && !access.contains(Access::LOCAL_WRITE)
+    {
         return Err(RegisterError::Access);
     }
     Ok(access)
@@ -114,7 +116,9 @@ impl Mr {
             Some(pd) if !std::ptr::eq(pd.0.engine, self.engine) => {
                 return Err(RegisterError::Foreign("protection domain"));
             }
-            Some(pd) => Some(Held::new(&pd.0, Holder::Mr).ok_or(RegisterError::Foreign("protection domain"))?),
+            Some(pd) => Some(
+                Held::new(&pd.0, Holder::Mr).ok_or(RegisterError::Foreign("protection domain"))?,
+            ),
             None => None,
         };
         if let Some(pd) = &held {

@@ -51,7 +51,13 @@ impl Pd {
     ///
     /// # Errors
     /// [`RegisterError`].
-    pub unsafe fn reg_mr(&self, addr: u64, len: u64, iova: u64, access: Access) -> Result<Mr, RegisterError> {
+    pub unsafe fn reg_mr(
+        &self,
+        addr: u64,
+        len: u64,
+        iova: u64,
+        access: Access,
+    ) -> Result<Mr, RegisterError> {
         Mr::register(&self.0, addr, len, iova, access)
     }
 
@@ -87,6 +93,9 @@ impl Pd {
         if !self.0.engine.is_current() {
             return Ok(());
         }
-        self.0.holders.retire().inspect_err(|e| tracing::warn!(pd = self.0.number, "PD not destroyed: {e}"))
+        self.0
+            .holders
+            .retire()
+            .inspect_err(|e| tracing::warn!(pd = self.0.number, "PD not destroyed: {e}"))
     }
 }

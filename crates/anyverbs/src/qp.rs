@@ -83,7 +83,8 @@ impl fmt::Debug for QpCell {
 impl QpCell {
     /// Raises an asynchronous event of this queue pair.
     pub(crate) fn raise(&self, event: QpEvent) {
-        let element = EventElement::Qp { qpn: self.qpn, cookie: self.cookie.load(Ordering::Relaxed) };
+        let element =
+            EventElement::Qp { qpn: self.qpn, cookie: self.cookie.load(Ordering::Relaxed) };
         self.context.events.raise(event.into(), element, Some(&self.acks));
     }
 }
@@ -94,7 +95,9 @@ impl Qp {
         if !engine.is_current() {
             return Err(CreateError::Forked);
         }
-        if !std::ptr::eq(init.send_cq.0.engine, engine) || !std::ptr::eq(init.recv_cq.0.engine, engine) {
+        if !std::ptr::eq(init.send_cq.0.engine, engine)
+            || !std::ptr::eq(init.recv_cq.0.engine, engine)
+        {
             return Err(CreateError::Foreign("completion queue"));
         }
         if init.srq.is_some_and(|srq| !std::ptr::eq(srq.0.engine, engine)) {
@@ -111,7 +114,9 @@ impl Qp {
             held(Held::new(&init.send_cq.0, Holder::Qp))?,
             held(Held::new(&init.recv_cq.0, Holder::Qp))?,
             match init.srq {
-                Some(srq) => Some(Held::new(&srq.0, Holder::Qp).ok_or(CreateError::Foreign("SRQ"))?),
+                Some(srq) => {
+                    Some(Held::new(&srq.0, Holder::Qp).ok_or(CreateError::Foreign("SRQ"))?)
+                }
                 None => None,
             },
             ticket,
@@ -171,10 +176,15 @@ impl Qp {
     /// [`ModifyObjectError::Gone`], [`ModifyObjectError::Forked`].
     pub fn query(&self) -> Result<(QpAttr, QpInit), ModifyObjectError> {
         let state = self.lock()?;
-        let mut attr = *state.machine.attr();
-        attr.state = state.machine.state();
-        attr.cur_state = attr.state;
-        Ok((attr, *state.machine.init()))
+        Ok((state.machine.attr(), *state.machine.init()))
+    }
+
+    /// Whether it is in SQD and sends still wait for their answers (`sq_draining` of `ibv_query_qp`).
+    ///
+    /// # Errors
+    /// [`ModifyObjectError::Gone`], [`ModifyObjectError::Forked`].
+    pub fn is_draining(&self) -> Result<bool, ModifyObjectError> {
+        Ok(self.lock()?.machine.is_draining())
     }
 
     /// State now.

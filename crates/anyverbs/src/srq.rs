@@ -99,7 +99,8 @@ impl Srq {
         if init.max_sge > engine.attr.max_srq_sge {
             return Err(CreateError::Invalid("max_sge of an SRQ"));
         }
-        let ticket = engine.quotas.srq.take().ok_or(CreateError::Exhausted("shared receive queues"))?;
+        let ticket =
+            engine.quotas.srq.take().ok_or(CreateError::Exhausted("shared receive queues"))?;
         let hold = Held::new(pd, Holder::Srq).ok_or(CreateError::Foreign("protection domain"))?;
         Ok(Self(Arc::new(SrqCell {
             engine,
@@ -146,7 +147,11 @@ impl Srq {
             return SrqAttr { max_wr: 0, max_sge: 0, limit: 0 };
         }
         let state = self.0.state.lock();
-        SrqAttr { max_wr: state.queue.capacity() as u32, max_sge: state.max_sge, limit: state.limit }
+        SrqAttr {
+            max_wr: state.queue.capacity() as u32,
+            max_sge: state.max_sge,
+            limit: state.limit,
+        }
     }
 
     /// Arms the limit event, changes the size, or both (`ibv_modify_srq`).

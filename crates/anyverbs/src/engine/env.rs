@@ -105,7 +105,13 @@ impl<'a> Call<'a> {
     }
 
     pub(crate) fn env<'b>(&'b mut self, link: &'b mut Link) -> DeviceEnv<'b> {
-        DeviceEnv { engine: self.cell.engine, cell: self.cell, now: &self.now, out: &mut self.out, link }
+        DeviceEnv {
+            engine: self.cell.engine,
+            cell: self.cell,
+            now: &self.now,
+            out: &mut self.out,
+            link,
+        }
     }
 
     /// Brings the engine's books up to date and sends what is staged; the lock may be released then.
@@ -183,7 +189,7 @@ impl Env for DeviceEnv<'_> {
         &mut self,
         av: &AddressVector,
         headers: &Headers,
-        payload: &Payload<'_, ProcessMemory>,
+        payload: &Payload<'_>,
     ) -> Result<(), TransmitError> {
         let now = self.now();
         let dest = headers.bth.dest_qpn;
@@ -197,8 +203,12 @@ impl Env for DeviceEnv<'_> {
         };
         let reliable = self.cell.qp_type == QpType::Rc;
         let sent = match route {
-            Route::Inproc => self.engine.inproc.send(self.cell.qpn, reliable, av, headers, payload),
-            Route::Udp(udp) => self.out.send(self.engine, udp, self.cell.qpn, reliable, now, headers, payload),
+            Route::Inproc => {
+                self.engine.inproc.send(self.engine, self.cell.qpn, reliable, av, headers, payload)
+            }
+            Route::Udp(udp) => {
+                self.out.send(self.engine, udp, self.cell.qpn, reliable, now, headers, payload)
+            }
         };
         match sent {
             Ok(bytes) => {
@@ -215,7 +225,9 @@ impl Env for DeviceEnv<'_> {
 
     fn window(&self) -> u32 {
         match &self.link.route {
-            Some(Route::Udp(udp)) => udp.path.window(self.engine.config.window, self.link.in_flight),
+            Some(Route::Udp(udp)) => {
+                udp.path.window(self.engine.config.window, self.link.in_flight)
+            }
             _ => crate::link::inproc::WINDOW,
         }
     }

@@ -61,7 +61,9 @@ impl Quota {
     }
 
     pub(crate) fn take(&'static self) -> Option<Ticket> {
-        let used = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < self.max).then_some(n + 1));
+        let used = self
+            .used
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < self.max).then_some(n + 1));
         used.is_ok().then_some(Ticket(self))
     }
 }
@@ -167,11 +169,14 @@ impl Engine {
                 .map_err(|source| OpenError::System { what: "create the capture file", source })?;
             port.set_capture(Arc::new(capture));
         }
-        let rx = RxState::new(&config).map_err(|source| OpenError::System { what: "map receive buffers", source })?;
-        let worker = Shared::new(&port).map_err(|source| OpenError::System { what: "make an epoll set", source })?;
+        let rx = RxState::new(&config)
+            .map_err(|source| OpenError::System { what: "map receive buffers", source })?;
+        let worker = Shared::new(&port)
+            .map_err(|source| OpenError::System { what: "make an epoll set", source })?;
         let mut rng = SmallRng::from_os_rng();
         let (node_guid, sys_image_guid) = guids();
-        let attr = DeviceAttr { node_guid, sys_image_guid, max_qp: config.max_qp, ..limits::DEFAULT };
+        let attr =
+            DeviceAttr { node_guid, sys_image_guid, max_qp: config.max_qp, ..limits::DEFAULT };
         tracing::info!(slot = number, port = config.udp_port, "device {} is open", config.device);
         Ok(Self {
             attr,

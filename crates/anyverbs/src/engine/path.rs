@@ -68,7 +68,10 @@ pub(crate) enum Credit {
 
 impl Path {
     fn new() -> Self {
-        Self { in_flight: AtomicU32::new(0), pace: Mutex::new(Pace { pause: FIRST_PAUSE, ..Pace::default() }) }
+        Self {
+            in_flight: AtomicU32::new(0),
+            pace: Mutex::new(Pace { pause: FIRST_PAUSE, ..Pace::default() }),
+        }
     }
 
     /// A queue pair begins or ends to have requests in flight here.

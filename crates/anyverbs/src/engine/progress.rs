@@ -157,7 +157,8 @@ impl Engine {
             self.misdelivered(slot, datagram, was_forwarded);
             return None;
         }
-        let (source, destination) = (datagram.source.ip().to_canonical(), datagram.destination.to_canonical());
+        let (source, destination) =
+            (datagram.source.ip().to_canonical(), datagram.destination.to_canonical());
         let port = datagram.source.port();
         let flow = match flow {
             Some((s, d, p, flow)) if (*s, *d, *p) == (source, destination, port) => flow,
@@ -243,7 +244,11 @@ impl Engine {
         self.deliver_at(self.now(), packets);
     }
 
-    fn deliver_at<'p>(&'static self, now: Time, mut packets: impl Iterator<Item = (Arrival, Packet<'p>)>) {
+    fn deliver_at<'p>(
+        &'static self,
+        now: Time,
+        mut packets: impl Iterator<Item = (Arrival, Packet<'p>)>,
+    ) {
         let mut next = packets.next();
         while let Some((arrival, packet)) = next.take() {
             let qpn = packet.headers.bth.dest_qpn;
@@ -393,10 +398,13 @@ impl Engine {
         while self.any_overrun.swap(false, Ordering::AcqRel) {
             let cqs = std::mem::take(&mut *self.overrun.lock());
             let uses = |cell: &Arc<QpCell>| {
-                cqs.iter().any(|cq| Arc::ptr_eq(cq, &cell.send_cq) || Arc::ptr_eq(cq, &cell.recv_cq))
+                cqs.iter()
+                    .any(|cq| Arc::ptr_eq(cq, &cell.send_cq) || Arc::ptr_eq(cq, &cell.recv_cq))
             };
             for cell in self.qps.filter(uses) {
-                self.with_cell(&cell, |State { machine, link, .. }, call| machine.fail(&mut call.env(link)));
+                self.with_cell(&cell, |State { machine, link, .. }, call| {
+                    machine.fail(&mut call.env(link))
+                });
             }
         }
     }

@@ -16,8 +16,10 @@ pub(crate) struct QpTable {
     inner: RwLock<Inner>,
 }
 
+type Chunk = [Option<Arc<QpCell>>; CHUNK];
+
 struct Inner {
-    chunks: Box<[Option<Box<[Option<Arc<QpCell>>; CHUNK]>>]>,
+    chunks: Box<[Option<Box<Chunk>>]>,
     next: u16,
     len: usize,
 }
@@ -43,7 +45,8 @@ impl QpTable {
             }
             let cell = Arc::new(make(qpn));
             let (chunk, at) = (usize::from(counter) / CHUNK, usize::from(counter) % CHUNK);
-            inner.chunks[chunk].get_or_insert_with(|| Box::new([const { None }; CHUNK]))[at] = Some(Arc::clone(&cell));
+            inner.chunks[chunk].get_or_insert_with(|| Box::new([const { None }; CHUNK]))[at] =
+                Some(Arc::clone(&cell));
             inner.len += 1;
             return Some(cell);
         }
@@ -59,7 +62,8 @@ impl QpTable {
     pub(crate) fn remove(&self, qpn: Qpn) {
         let counter = usize::from(qpn.get() as u16);
         let mut inner = self.inner.write();
-        let removed = inner.chunks[counter / CHUNK].as_mut().and_then(|chunk| chunk[counter % CHUNK].take());
+        let removed =
+            inner.chunks[counter / CHUNK].as_mut().and_then(|chunk| chunk[counter % CHUNK].take());
         inner.len -= usize::from(removed.is_some());
     }
 

@@ -49,7 +49,8 @@ impl Timers {
     }
 
     fn publish(&self, heap: &BinaryHeap<Reverse<(Time, Qpn)>>) {
-        self.next.store(heap.peek().map_or(NEVER, |Reverse((at, _))| at.as_nanos()), Ordering::SeqCst);
+        self.next
+            .store(heap.peek().map_or(NEVER, |Reverse((at, _))| at.as_nanos()), Ordering::SeqCst);
     }
 }
 

@@ -64,12 +64,20 @@ impl Shared {
         let kick = eventfd(libc::EFD_NONBLOCK)?;
         control(&epoll, libc::EPOLL_CTL_ADD, kick.as_fd(), libc::EPOLLIN, TOKEN_KICK)?;
         // Without it the GID table stays as it is; nothing else depends on it.
-        let monitor = AddressMonitor::new().inspect_err(|error| tracing::warn!(%error, "addresses are not watched")).ok();
+        let monitor = AddressMonitor::new()
+            .inspect_err(|error| tracing::warn!(%error, "addresses are not watched"))
+            .ok();
         if let Some(monitor) = &monitor {
             control(&epoll, libc::EPOLL_CTL_ADD, monitor.as_fd(), libc::EPOLLIN, TOKEN_MONITOR)?;
         }
         for fd in port.fds() {
-            control(&epoll, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN | libc::EPOLLONESHOT, TOKEN_INPUT)?;
+            control(
+                &epoll,
+                libc::EPOLL_CTL_ADD,
+                fd,
+                libc::EPOLLIN | libc::EPOLLONESHOT,
+                TOKEN_INPUT,
+            )?;
         }
         Ok(Self {
             epoll,
@@ -118,8 +126,13 @@ impl Shared {
     pub(super) fn rearm_if_disarmed(&self, port: &UdpPort) {
         if self.disarmed.swap(false, Ordering::SeqCst) {
             for fd in port.fds() {
-                let armed =
-                    control(&self.epoll, libc::EPOLL_CTL_MOD, fd, libc::EPOLLIN | libc::EPOLLONESHOT, TOKEN_INPUT);
+                let armed = control(
+                    &self.epoll,
+                    libc::EPOLL_CTL_MOD,
+                    fd,
+                    libc::EPOLLIN | libc::EPOLLONESHOT,
+                    TOKEN_INPUT,
+                );
                 debug_assert!(armed.is_ok(), "the descriptors stay in the set: {armed:?}");
             }
         }
@@ -174,8 +187,10 @@ pub(super) fn spawn(engine: &'static Engine) {
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
         old
     };
-    let spawned =
-        std::thread::Builder::new().name("anyverbs".into()).stack_size(256 << 10).spawn(move || run(engine));
+    let spawned = std::thread::Builder::new()
+        .name("anyverbs".into())
+        .stack_size(256 << 10)
+        .spawn(move || run(engine));
     // SAFETY: as above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut()) };
     if let Err(error) = spawned {
@@ -231,7 +246,8 @@ fn sleep(engine: &'static Engine, away: bool, resteer_at: u64) -> (bool, bool, b
     if away {
         // It looks again by itself, so nobody need wake it for less.
         let now = engine.now().as_nanos();
-        let timer = Duration::from_nanos(engine.next_deadline().min(resteer_at).saturating_sub(now));
+        let timer =
+            Duration::from_nanos(engine.next_deadline().min(resteer_at).saturating_sub(now));
         return shared.wait(Some(LEASE.min(timer.max(Duration::from_micros(50)))));
     }
     // Says how long it will sleep, then looks once more: who comes later sees it asleep.

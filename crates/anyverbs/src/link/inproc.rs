@@ -16,7 +16,6 @@ use anyverbs_proto::wr::AddressVector;
 use parking_lot::Mutex;
 
 use crate::engine::Engine;
-use crate::memory::ProcessMemory;
 
 /// Bytes that a connected queue pair may have in flight here.
 pub(crate) const WINDOW: u32 = 256 << 10;
@@ -78,11 +77,12 @@ impl Inproc {
     /// Queues a packet; how long it is.
     pub(crate) fn send(
         &self,
+        engine: &Engine,
         from: Qpn,
         reliable: bool,
         av: &AddressVector,
         headers: &Headers,
-        payload: &Payload<'_, ProcessMemory>,
+        payload: &Payload<'_>,
     ) -> Result<usize, TransmitError> {
         let mut queue = self.queue.lock();
         if !reliable && queue.used > UNRELIABLE_LIMIT {
@@ -97,7 +97,7 @@ impl Inproc {
             let room = (start + len).next_power_of_two().max(64 << 10);
             queue.bytes.resize(room, 0);
         }
-        payload.copy_to(&mut queue.bytes[start..start + len])?;
+        payload.copy_to(&engine.mrs, &engine.memory, &mut queue.bytes[start..start + len])?;
         let mut headers = *headers;
         headers.bth.pad = Bth::pad_of(len);
         let arrival = Arrival {

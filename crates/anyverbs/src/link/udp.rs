@@ -17,7 +17,6 @@ use parking_lot::Mutex;
 
 use crate::engine::Engine;
 use crate::engine::path::{Credit, ECHO, PROBE, Path};
-use crate::memory::ProcessMemory;
 
 /// BTH, count of bytes, ICRC.
 const CREDIT_LEN: usize = Bth::LEN + 8 + ICRC_LEN;
@@ -27,14 +26,14 @@ const POOL: usize = 16;
 
 /// Unused batches.
 #[derive(Debug, Default)]
-pub(crate) struct BatchPool(Mutex<Vec<Box<TxBatch>>>);
+pub(crate) struct BatchPool(Mutex<Vec<TxBatch>>);
 
 impl BatchPool {
-    fn take(&self) -> Box<TxBatch> {
+    fn take(&self) -> TxBatch {
         self.0.lock().pop().unwrap_or_default()
     }
 
-    fn put(&self, batch: Box<TxBatch>) {
+    fn put(&self, batch: TxBatch) {
         let mut pool = self.0.lock();
         if pool.len() < POOL {
             pool.push(batch);
@@ -79,7 +78,7 @@ fn address(ip: IpAddr, port: u16, scope_id: u32) -> SocketAddr {
 /// What one hold of a queue pair's lock has staged and not yet sent.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
-    batch: Option<Box<TxBatch>>,
+    batch: Option<TxBatch>,
 }
 
 impl Outbox {
@@ -93,7 +92,7 @@ impl Outbox {
         reliable: bool,
         now: Time,
         headers: &Headers,
-        payload: &Payload<'_, ProcessMemory>,
+        payload: &Payload<'_>,
     ) -> Result<usize, TransmitError> {
         let pad = usize::from(Bth::pad_of(payload.len()));
         let (head, body) = (headers.len(), payload.len());
@@ -113,7 +112,9 @@ impl Outbox {
         headers.emit(room);
         // The pad count, which is the link's affair.
         room[1] = room[1] & !0x30 | (pad as u8) << 4;
-        if let Err(fault) = payload.copy_to(&mut room[head..head + body]) {
+        if let Err(fault) =
+            payload.copy_to(&engine.mrs, &engine.memory, &mut room[head..head + body])
+        {
             batch.discard_last();
             return Err(fault.into());
         }
@@ -151,7 +152,14 @@ impl Outbox {
     }
 
     /// Answers a credit probe of another device.
-    pub(crate) fn echo(&mut self, engine: &Engine, probe: &CreditPacket, from: IpAddr, scope_id: u32, to_us: IpAddr) {
+    pub(crate) fn echo(
+        &mut self,
+        engine: &Engine,
+        probe: &CreditPacket,
+        from: IpAddr,
+        scope_id: u32,
+        to_us: IpAddr,
+    ) {
         let port = engine.config.udp_port;
         let to = Destination {
             source: Some(to_us),
@@ -199,13 +207,14 @@ pub(crate) struct CreditPacket {
 impl CreditPacket {
     /// Reads one; `bytes` are those before the ICRC. None for anything else.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
-        let is_probe = match bytes.first()? {
-            &PROBE => true,
-            &ECHO => false,
+        let is_probe = match *bytes.first()? {
+            PROBE => true,
+            ECHO => false,
             _ => return None,
         };
         let bytes: &[u8; CREDIT_LEN - ICRC_LEN] = bytes.try_into().ok()?;
-        let qpn = |at: usize| Qpn::new(u32::from_be_bytes([0, bytes[at], bytes[at + 1], bytes[at + 2]]));
+        let qpn =
+            |at: usize| Qpn::new(u32::from_be_bytes([0, bytes[at], bytes[at + 1], bytes[at + 2]]));
         let (_, count) = bytes.split_last_chunk::<8>()?;
         Some(Self { is_probe, dest: qpn(5), from: qpn(9), count: u64::from_be_bytes(*count) })
     }

@@ -15,7 +15,16 @@ impl Mapping {
 
     fn of(pages: usize, fd: i32, flags: i32) -> Self {
         // SAFETY: a new mapping at a place of the kernel's choice.
-        let p = unsafe { libc::mmap(ptr::null_mut(), pages * PAGE, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0) };
+        let p = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                pages * PAGE,
+                libc::PROT_READ | libc::PROT_WRITE,
+                flags,
+                fd,
+                0,
+            )
+        };
         assert_ne!(p, libc::MAP_FAILED);
         Self(p.cast(), pages * PAGE)
     }
@@ -73,7 +82,11 @@ fn unmapped_and_protected_pages_are_faults() {
     for len in [1usize, 3, 4, 8, 15, 16, 31, 33, 64, 65, 200, 1023, 1024, 4096] {
         assert_eq!(memory.read(m.addr(), &mut buf[..len]), Ok(()));
         // Across the hole's beginning, and from inside it.
-        assert_eq!(memory.read(m.addr() + PAGE as u64 - 1, &mut buf[..len + 1]), Err(Fault), "{len}");
+        assert_eq!(
+            memory.read(m.addr() + PAGE as u64 - 1, &mut buf[..len + 1]),
+            Err(Fault),
+            "{len}"
+        );
         assert_eq!(memory.write(m.addr() + PAGE as u64, &buf[..len]), Err(Fault), "{len}");
     }
     for bad in [0u64, 8, 1 << 62, u64::MAX - 7] {
@@ -94,7 +107,8 @@ fn unmapped_and_protected_pages_are_faults() {
 fn a_file_that_shrank_is_a_fault() {
     let memory = ProcessMemory::new();
     let path = std::env::temp_dir().join(format!("anyverbs-truncated-{}", std::process::id()));
-    let mut file = File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+    let mut file =
+        File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
     file.write_all(&[1; 2 * PAGE]).unwrap();
     let m = Mapping::of(2, file.as_raw_fd(), libc::MAP_SHARED);
