@@ -364,6 +364,12 @@ impl Poster<'_> {
         Ok(machine.post_send(wr, &mut call.env(link))?)
     }
 
+    /// How many more sends the queue takes, so that a list can be posted whole or not at all.
+    #[must_use]
+    pub fn send_room(&self) -> u32 {
+        self.inner.as_ref().map_or(0, |(state, _)| state.machine.send_room())
+    }
+
     /// Queues a receive.
     ///
     /// # Errors

@@ -304,6 +304,12 @@ impl Qp {
         Ok(())
     }
 
+    /// How many more sends the queue takes before one of its completions is polled.
+    #[must_use]
+    pub fn send_room(&self) -> u32 {
+        self.sq.room(self.credit.released())
+    }
+
     /// Queues a receive.
     pub fn post_recv<E: Env>(&mut self, wr: &RecvWr<'_>, env: &mut E) -> Result<(), PostRecvError> {
         let Some(rq) = &mut self.rq else { return Err(PostRecvError::State) };
