@@ -187,6 +187,10 @@ impl Qp {
     ) -> Result<(), ModifyError> {
         let from = self.attr.state;
         let to = transition::check(self.init.qp_type, from, attr, mask, limits, &self.attr)?;
+        if matches!(to, QpState::Reset | QpState::Err) {
+            // What was executed stays executed: the peer shall know.
+            self.send_owed_ack(env);
+        }
         self.assign(attr, mask);
         match to {
             QpState::Reset => self.reset(),
