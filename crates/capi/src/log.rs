@@ -27,7 +27,9 @@ pub(crate) fn init() {
         // Nothing else in this object sets one.
         let _ = tracing::subscriber::set_global_default(subscriber);
         if let Some(error) = bad {
-            tracing::warn!("ANYVERBS_LOG={wanted:?} is not a filter ({error}); for instance: warn, debug");
+            tracing::warn!(
+                "ANYVERBS_LOG={wanted:?} is not a filter ({error}); for instance: warn, debug"
+            );
         }
     });
 }

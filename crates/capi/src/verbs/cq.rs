@@ -1,9 +1,6 @@
 //! Completion queues and `ibv_poll_cq`. The iterator of an extended CQ is in `cq_ex.rs`.
 
-use std::{
-    ffi::c_int,
-    sync::Arc,
-};
+use std::{ffi::c_int, sync::Arc};
 
 use anyverbs::{Wc, WcFlags};
 
@@ -88,10 +85,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     }))
 }
 
-fn create(
-    context_: *mut ibv_context,
-    attr: &ibv_cq_init_attr_ex,
-) -> Result<*mut ibv_cq_ex, Errno> {
+fn create(context_: *mut ibv_context, attr: &ibv_cq_init_attr_ex) -> Result<*mut ibv_cq_ex, Errno> {
     let context = context(context_)?;
     let channel: Option<Arc<CompChannel>> =
         if attr.channel.is_null() { None } else { Some(object::find(attr.channel)?) };
@@ -206,5 +200,8 @@ pub(crate) fn imm(wc: &Wc) -> u32 {
 pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
     // SAFETY: the caller's promise.
     let cq = unsafe { deref::<ibv_cq_ex>(cq.cast()) };
-    value(cq.ok_or(Errno::EINVAL).and_then(|cq| Ok(cq.inner.device.req_notify(solicited_only != 0)?)))
+    value(
+        cq.ok_or(Errno::EINVAL)
+            .and_then(|cq| Ok(cq.inner.device.req_notify(solicited_only != 0)?)),
+    )
 }

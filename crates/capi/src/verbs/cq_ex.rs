@@ -40,7 +40,8 @@ pub(crate) fn set_iterator(cq: &mut ibv_cq_ex) {
 
 /// Takes the next completion: 0, `ENOENT` when there is none, or another errno value.
 fn advance(cq: &Cq) -> c_int {
-    let next = cq.inner.iterator.with(|current| cq.inner.device.poll(std::slice::from_mut(current)));
+    let next =
+        cq.inner.iterator.with(|current| cq.inner.device.poll(std::slice::from_mut(current)));
     match next {
         Some(Ok(1)) => {}
         Some(Ok(_)) => return libc::ENOENT,

@@ -24,6 +24,7 @@ mod wr;
 // Only the trampolines name them.
 #[cfg_attr(test, allow(unused_imports))]
 pub(crate) use {
-    ah::*, comp_channel::*, context::*, cq::*, cq_ex::*, device::*, event::*, fork::*, marshall::*, mr::*, pd::*,
-    port::*, post::*, qp::*, rate::*, srq::*, strings::*, sysfs::*, unbuilt::*, wr::*,
+    ah::*, comp_channel::*, context::*, cq::*, cq_ex::*, device::*, event::*, fork::*, marshall::*,
+    mr::*, pd::*, port::*, post::*, qp::*, rate::*, srq::*, strings::*, sysfs::*, unbuilt::*,
+    wr::*,
 };

@@ -43,8 +43,7 @@ fn reg(
         let access = access(flags)?;
         // SAFETY: the program promises the same to `ibv_reg_mr`: until the region is deregistered the device may
         // read and write the range.
-        let device =
-            unsafe { pd.inner.device.reg_mr(addr as u64, length as u64, iova, access) }?;
+        let device = unsafe { pd.inner.device.reg_mr(addr as u64, length as u64, iova, access) }?;
         let handle = object::new_handle();
         let context = Arc::clone(&pd.inner.context);
         let public = ibv_mr {

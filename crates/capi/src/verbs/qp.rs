@@ -14,9 +14,7 @@ use crate::{
     abi::*,
     errno::{Errno, pointer, value},
     object::{self, Object},
-    verbs::{
-        Batch, Context, Pd, Srq, ah_attr, c_ah_attr, context, cq, offered, set_send_ops,
-    },
+    verbs::{Batch, Context, Pd, Srq, ah_attr, c_ah_attr, context, cq, offered, set_send_ops},
 };
 
 pub(crate) type Qp = Object<ibv_qp_ex>;
@@ -146,7 +144,10 @@ fn create(
         if init.srq.is_null() { None } else { Some(object::find(init.srq)?) };
     let context = Arc::clone(&pd.inner.context);
     let others = [&send_cq.inner.context, &recv_cq.inner.context];
-    if others.into_iter().chain(srq.as_ref().map(|s| &s.inner.context)).any(|c| !Arc::ptr_eq(c, &context))
+    if others
+        .into_iter()
+        .chain(srq.as_ref().map(|s| &s.inner.context))
+        .any(|c| !Arc::ptr_eq(c, &context))
     {
         return Err(Errno::EINVAL);
     }
@@ -195,9 +196,11 @@ fn create(
 
 /// `ibv_qp_to_qp_ex`: NULL unless the QP was created with send operations.
 pub(crate) unsafe extern "C" fn ibv_qp_to_qp_ex(qp_: *mut ibv_qp) -> *mut ibv_qp_ex {
-    pointer(qp(qp_).and_then(|qp| {
-        if qp.inner.batch.is_some() { Ok(qp.public()) } else { Err(Errno::EINVAL) }
-    }))
+    pointer(
+        qp(qp_).and_then(|qp| {
+            if qp.inner.batch.is_some() { Ok(qp.public()) } else { Err(Errno::EINVAL) }
+        }),
+    )
 }
 
 /// `ibv_destroy_qp`: 0, or the errno value. Waits while events of it were read and not acknowledged.
@@ -366,20 +369,14 @@ pub(crate) unsafe extern "C" fn ibv_query_ece(qp_: *mut ibv_qp, ece: *mut ibv_ec
 
 /// `ibv_set_ece`: `EOPNOTSUPP`; there are no enhancements to set.
 pub(crate) unsafe extern "C" fn ibv_set_ece(qp_: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
-    value(qp(qp_).and_then(|_| {
-        Err(if ece.is_null() { Errno::EINVAL } else { Errno::EOPNOTSUPP })
-    }))
+    value(qp(qp_).and_then(|_| Err(if ece.is_null() { Errno::EINVAL } else { Errno::EOPNOTSUPP })))
 }
 
 /// Where a datagram goes. An AH of another protection domain is refused by the queue.
 ///
 /// # Safety
 /// `ah` is NULL, or an AH that is live or was destroyed a short while ago.
-pub(crate) unsafe fn destination(
-    ah: *mut ibv_ah,
-    qpn: u32,
-    qkey: u32,
-) -> Result<UdDest, Errno> {
+pub(crate) unsafe fn destination(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Result<UdDest, Errno> {
     // SAFETY: the caller's promise.
     let ah = unsafe { object::deref(ah) }.ok_or(Errno::EINVAL)?;
     if ah.inner.dead.load(std::sync::atomic::Ordering::Acquire) {

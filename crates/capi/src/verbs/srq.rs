@@ -114,17 +114,13 @@ pub(crate) unsafe extern "C" fn ibv_modify_srq(
 ///
 /// # Safety
 /// `attr` is NULL or writable.
-pub(crate) unsafe extern "C" fn ibv_query_srq(
-    srq: *mut ibv_srq,
-    attr: *mut ibv_srq_attr,
-) -> c_int {
+pub(crate) unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
     value(object::find(srq).and_then(|srq: Arc<Srq>| {
         if attr.is_null() {
             return Err(Errno::EINVAL);
         }
         let now = srq.inner.device.attr();
-        let c =
-            ibv_srq_attr { max_wr: now.max_wr, max_sge: now.max_sge, srq_limit: now.limit };
+        let c = ibv_srq_attr { max_wr: now.max_wr, max_sge: now.max_sge, srq_limit: now.limit };
         // SAFETY: the caller's promise.
         unsafe { attr.write(c) };
         Ok(())

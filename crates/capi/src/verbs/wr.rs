@@ -9,8 +9,7 @@ use std::{
 };
 
 use anyverbs::{
-    MAX_SGE, QpCap, QpType, RemoteAddr, SendFlags, SendOp, SendWr, Sge, UdDest,
-    error::PostError,
+    MAX_SGE, QpCap, QpType, RemoteAddr, SendFlags, SendOp, SendWr, Sge, UdDest, error::PostError,
 };
 
 use crate::{
@@ -146,15 +145,18 @@ impl Batch {
                         return Err(Errno::EINVAL);
                     }
                     last.sges = list.len();
-                    sges.extend(
-                        list.iter().map(|s| Sge { addr: s.addr, len: s.length, lkey: s.lkey }),
-                    );
+                    sges.extend(list.iter().map(|s| Sge {
+                        addr: s.addr,
+                        len: s.length,
+                        lkey: s.lkey,
+                    }));
                 }
                 Data::Inline(list) => {
                     let len = list.iter().try_fold(0usize, |sum, b| sum.checked_add(b.length));
                     let len = len.filter(|n| *n <= self.cap.max_inline_data as usize);
                     let len = len.ok_or(Errno::EINVAL)?;
-                    if last.op.has_response_data() || list.iter().any(|b| b.length > 0 && b.addr.is_null())
+                    if last.op.has_response_data()
+                        || list.iter().any(|b| b.length > 0 && b.addr.is_null())
                     {
                         return Err(Errno::EINVAL);
                     }
