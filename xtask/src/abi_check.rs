@@ -20,7 +20,7 @@ const SONAME: &[u8] = b"libibverbs.so.1";
 type Symbols = BTreeMap<(String, String), bool>;
 
 /// Compares the shared object with `root/crates/capi/abi`; prints each difference and fails if there is any.
-pub fn run(root: &Path, object: &Path) -> anyhow::Result<()> {
+pub(crate) fn run(root: &Path, object: &Path) -> anyhow::Result<()> {
     let expected = expected(&root.join("crates/capi/abi"))?;
     let built = built(object)?;
     let mut differences = compare(&expected, &built.symbols);

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
-use crate::conformance::hosts::{Hosts, Side, Topology};
-use crate::conformance::process::{Process, quiet, wait_for};
+use crate::conformance::{Hosts, Process, Side, Topology, perftest_figure, quiet, wait_for};
 use crate::dist::{self, Dist};
+use crate::interrupt;
 use crate::packages;
 use crate::workspace::{cargo, root, shown, succeed, target};
 
@@ -96,6 +96,7 @@ impl Row {
 
 /// Measures and prints; fails where a program does, not where a target is missed.
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    interrupt::catch();
     packages::ensure(&[
         packages::PERFTEST,
         packages::IPERF3,
@@ -141,7 +142,7 @@ fn comparisons(seconds: u32) -> Vec<Comparison> {
             device: true,
             client: format!("{command} ADDRESS"),
             server: command,
-            figure: perftest_average,
+            figure: perftest,
         }
     };
     let pong = format!("{}", target().join("release/udp-pingpong").display());
@@ -175,7 +176,7 @@ fn comparisons(seconds: u32) -> Vec<Comparison> {
                 device: true,
                 server: format!("ib_send_lat -s 2 -n 20000 -p {PORT}"),
                 client: format!("ib_send_lat -s 2 -n 20000 -p {PORT} ADDRESS"),
-                figure: perftest_typical,
+                figure: perftest,
             },
             theirs: Contender {
                 name: "bare UDP",
@@ -344,25 +345,9 @@ fn median(values: &mut [f64]) -> f64 {
     }
 }
 
-/// Column `n` of the last row of figures that a perftest program prints.
-fn perftest_column(output: &str, n: usize) -> Option<f64> {
-    let numbers = |line: &str| {
-        line.split_ascii_whitespace().map(|w| w.parse().ok()).collect::<Option<Vec<f64>>>()
-    };
-    output
-        .lines()
-        .rev()
-        .find_map(|line| numbers(line).filter(|row| row.len() >= 4))?
-        .get(n)
-        .copied()
-}
-
-fn perftest_average(output: &str) -> Option<f64> {
-    perftest_column(output, 3)
-}
-
-fn perftest_typical(output: &str) -> Option<f64> {
-    perftest_column(output, 4)
+/// Average bandwidth, or typical latency.
+fn perftest(output: &str) -> Option<f64> {
+    perftest_figure(output, 1).ok().map(|figure| figure.value)
 }
 
 fn iperf3_gbits(output: &str) -> Option<f64> {
@@ -378,11 +363,6 @@ mod tests {
 
     #[test]
     fn figures_are_read() {
-        let perftest = "---\n #bytes  #iterations  BW peak[Gb/sec]  BW average[Gb/sec]  MsgRate[Mpps]\n \
-                        65536   1000   0.00   34.15   0.065\n-----\n";
-        assert_eq!(perftest_average(perftest), Some(34.15));
-        let latency = " 2       1000          4.10           9.99         4.42      4.50     0.1   5.0  9.9\n---";
-        assert_eq!(perftest_typical(latency), Some(4.42));
         let iperf3 = "[  5]   0.00-2.00   sec  5.9 GBytes  25300 Mbits/sec    0   sender\n\
                       [  5]   0.00-2.00   sec  5.8 GBytes  25200 Mbits/sec        receiver\n\niperf Done.\n";
         assert_eq!(iperf3_gbits(iperf3), Some(25.2));

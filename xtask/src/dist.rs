@@ -25,6 +25,8 @@ const SHELLS: [(&str, &str); 3] =
 
 /// What to build.
 #[derive(Debug, Clone, clap::Args)]
+// Flattened into commands whose own group would have the same name.
+#[group(skip)]
 pub(crate) struct Options {
     /// Cargo profile to build with
     #[arg(long, default_value = "release")]

@@ -3,9 +3,11 @@
 mod abi_check;
 mod bench;
 mod conformance;
+mod demo;
 mod dist;
 mod interrupt;
 mod packages;
+mod test;
 mod workspace;
 
 use std::path::PathBuf;
@@ -25,6 +27,10 @@ struct Args {
 enum Command {
     /// Build what is shipped and lay it out in target/dist
     Dist(dist::Options),
+    /// Show Debian's own RDMA tools running on the device
+    Demo(dist::Options),
+    /// Run every test
+    Test(test::Options),
     /// Run other people's suites and tools on the device
     Conformance(conformance::Options),
     /// Measure the device beside TCP and bare UDP, and what it costs a process
@@ -39,6 +45,8 @@ enum Command {
 fn main() -> ExitCode {
     let done = match Args::parse().command {
         Command::Dist(options) => dist::run(&options).map(|_| ()),
+        Command::Demo(options) => demo::run(&options),
+        Command::Test(options) => test::run(&options),
         Command::Conformance(options) => conformance::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::AbiCheck { object } => abi_check(object),
@@ -58,4 +66,14 @@ fn abi_check(object: Option<PathBuf>) -> anyhow::Result<()> {
         None => dist::run(&dist::Options::default())?.libibverbs(),
     };
     abi_check::run(&workspace::root(), &object)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Args::command().debug_assert();
+    }
 }

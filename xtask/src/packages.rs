@@ -23,6 +23,7 @@ pub(crate) const IPERF3: Package = ("iperf3", "/usr/bin/iperf3");
 
 /// What programs are compiled against, and linked with: the C tests of the view need a compiler.
 pub(crate) const CC: Package = ("gcc", "/usr/bin/cc");
+/// The headers that C programs for verbs are compiled with.
 pub(crate) const LIBIBVERBS_DEV: Package = ("libibverbs-dev", "/usr/include/infiniband/verbs.h");
 pub(crate) const LIBC6_DEV: Package = ("libc6-dev", "/usr/include/stdio.h");
 

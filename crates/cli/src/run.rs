@@ -19,6 +19,8 @@ const NOT_FOUND: u8 = 127;
 
 /// Runs the program to its end and returns its exit status.
 pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
+    // First of all, so that a signal at any time lets the tree be removed. It is declared before it, hence dropped after.
+    let blocked = Blocked::new().context("cannot block signals")?;
     let libraries = libraries::find(&args.settings)?;
     let mut variables = args.settings.variables();
     variables.push(("LD_LIBRARY_PATH", prepended(&libraries, ":", env::var_os("LD_LIBRARY_PATH"))));
@@ -42,7 +44,7 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
             .collect();
         return crate::write_out(&lines);
     }
-    let status = match start_and_wait(&args.program, &variables)? {
+    let status = match start_and_wait(&args.program, &variables, &blocked)? {
         Ok(status) => status,
         Err(error) => {
             eprintln!("anyverbs: cannot run {}: {error}", args.program[0].display());
@@ -65,8 +67,8 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
 fn start_and_wait(
     program: &[OsString],
     variables: &[(&'static str, OsString)],
+    blocked: &Blocked,
 ) -> anyhow::Result<io::Result<ExitStatus>> {
-    let blocked = Blocked::new().context("cannot block signals")?;
     let mask = blocked.before();
     let launcher = process::id();
     let mut command = process::Command::new(&program[0]);

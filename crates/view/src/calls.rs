@@ -23,7 +23,7 @@ macro_rules! libc_function {
             return $fails;
         }
         // SAFETY: libc's function of this name has this signature; the address is not null.
-        unsafe { transmute::<*mut c_void, unsafe extern "C-unwind" fn($($ty),*) -> $ret>(address) }
+        unsafe { transmute::<*mut c_void, unsafe extern "C" fn($($ty),*) -> $ret>(address) }
     }};
 }
 
@@ -33,7 +33,7 @@ macro_rules! by_path {
         /// # Safety
         /// As the libc function of this name.
         #[unsafe(no_mangle)]
-        pub(crate) unsafe extern "C-unwind" fn $name($($before: $before_ty,)? path: Path $(, $after: $after_ty)*) -> $ret {
+        pub(crate) unsafe extern "C" fn $name($($before: $before_ty,)? path: Path $(, $after: $after_ty)*) -> $ret {
             let real = libc_function!($name: fn($($before_ty,)? Path $(, $after_ty)*) -> $ret, $fails);
             #[allow(unused_mut, unused_assignments)]
             let mut at = AT_FDCWD;
@@ -100,7 +100,7 @@ macro_rules! link_stat {
         /// # Safety
         /// As the libc function of this name.
         #[unsafe(no_mangle)]
-        pub(crate) unsafe extern "C-unwind" fn $name($($version: $version_ty,)? path: Path, buf: *mut c_void) -> c_int {
+        pub(crate) unsafe extern "C" fn $name($($version: $version_ty,)? path: Path, buf: *mut c_void) -> c_int {
             // SAFETY: the caller passes a NUL-terminated path.
             if unsafe { inside(AT_FDCWD, path) }.is_some_and(|(_, inside)| inside.is_device_node()) {
                 // SAFETY: same contract as this function's.
@@ -126,7 +126,7 @@ macro_rules! stat_at {
         /// # Safety
         /// As the libc function of this name.
         #[unsafe(no_mangle)]
-        pub(crate) unsafe extern "C-unwind" fn $name($($version: $version_ty,)? at: c_int, path: Path, buf: *mut c_void, flags: c_int) -> c_int {
+        pub(crate) unsafe extern "C" fn $name($($version: $version_ty,)? at: c_int, path: Path, buf: *mut c_void, flags: c_int) -> c_int {
             let real = libc_function!($name: fn($($version_ty,)? c_int, Path, *mut c_void, c_int) -> c_int, -1);
             // SAFETY: the caller keeps libc's contract, and a translated path is NUL-terminated.
             unsafe { stat_with_flags(at, path, flags, |path, flags| real($($version,)? at, path, buf, flags)) }
@@ -144,7 +144,7 @@ stat_at! {
 /// # Safety
 /// As the libc function of this name.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn statx(
+pub(crate) unsafe extern "C" fn statx(
     at: c_int,
     path: Path,
     flags: c_int,
@@ -184,7 +184,7 @@ macro_rules! answers_path {
         /// # Safety
         /// As the libc function of this name.
         #[unsafe(no_mangle)]
-        pub(crate) unsafe extern "C-unwind" fn $name($($arg: $ty),*) -> *mut c_char {
+        pub(crate) unsafe extern "C" fn $name($($arg: $ty),*) -> *mut c_char {
             let real = libc_function!($name: fn($($ty),*) -> *mut c_char, null_mut());
             // SAFETY: the caller keeps libc's contract.
             let answer = unsafe { real($($arg),*) };
@@ -207,7 +207,7 @@ macro_rules! resolves_path {
         /// # Safety
         /// As the libc function of this name.
         #[unsafe(no_mangle)]
-        pub(crate) unsafe extern "C-unwind" fn $name(path: Path $(, $after: $ty)*) -> *mut c_char {
+        pub(crate) unsafe extern "C" fn $name(path: Path $(, $after: $ty)*) -> *mut c_char {
             let real = libc_function!($name: fn(Path $(, $ty)*) -> *mut c_char, null_mut());
             // SAFETY: the caller keeps libc's contract, and a translated path is NUL-terminated.
             let answer = unsafe { translated(AT_FDCWD, path, null_mut(), |path| real(path $(, $after)*)) };
@@ -229,7 +229,7 @@ macro_rules! globs {
         /// # Safety
         /// As the libc function of this name.
         #[unsafe(no_mangle)]
-        pub(crate) unsafe extern "C-unwind" fn $name(pattern: Path, flags: c_int, on_error: *const c_void, out: *mut libc::glob_t) -> c_int {
+        pub(crate) unsafe extern "C" fn $name(pattern: Path, flags: c_int, on_error: *const c_void, out: *mut libc::glob_t) -> c_int {
             let real = libc_function!($name: fn(Path, c_int, *const c_void, *mut libc::glob_t) -> c_int, libc::GLOB_ABORTED);
             // SAFETY: the caller keeps libc's contract, and a translated path is NUL-terminated.
             let result = unsafe { translated(AT_FDCWD, pattern, libc::GLOB_ABORTED, |pattern| real(pattern, flags, on_error, out)) };

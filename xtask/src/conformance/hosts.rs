@@ -163,31 +163,52 @@ impl Hosts {
 
     /// Whether a program on the server's side listens on a TCP port.
     pub(crate) fn listens(&self, port: u16) -> anyhow::Result<bool> {
-        const LISTEN: &str = "0A";
-        self.has_socket(["tcp", "tcp6"], port, LISTEN)
+        self.server_sockets().listens(port)
     }
 
     /// Whether a program on the server's side is bound to a UDP port.
     pub(crate) fn is_bound(&self, port: u16) -> anyhow::Result<bool> {
-        const UNCONNECTED: &str = "07";
-        self.has_socket(["udp", "udp6"], port, UNCONNECTED)
+        self.server_sockets().is_bound(port)
     }
 
-    fn has_socket(&self, tables: [&str; 2], port: u16, state: &str) -> anyhow::Result<bool> {
-        let process =
-            self.namespace(Side::Server).map_or("self".into(), |host| host.holder.id().to_string());
-        for (table, family6) in tables.into_iter().zip([false, true]) {
-            let path = format!("/proc/{process}/net/{table}");
-            match fs::read_to_string(&path) {
-                Ok(text) if has_socket(&text, port, state) => return Ok(true),
-                // A kernel without IPv6 has no second table.
-                Err(error) if !family6 => {
-                    return Err(error).with_context(|| format!("cannot read {path}"));
-                }
-                _ => {}
-            }
+    fn server_sockets(&self) -> Sockets {
+        match self.namespace(Side::Server) {
+            Some(host) => Sockets::of(&host.holder.id().to_string()),
+            None => Sockets::of("self"),
         }
-        Ok(false)
+    }
+}
+
+/// The sockets that a process sees: those of its network namespace.
+pub(crate) struct Sockets {
+    process: String,
+}
+
+impl Sockets {
+    /// By process id, or `self`.
+    pub(crate) fn of(process: &str) -> Self {
+        Sockets { process: process.into() }
+    }
+
+    /// Whether anybody listens on a TCP port.
+    pub(crate) fn listens(&self, port: u16) -> anyhow::Result<bool> {
+        const LISTEN: &str = "0A";
+        self.any(["tcp", "tcp6"], port, LISTEN)
+    }
+
+    /// Whether anybody is bound to a UDP port.
+    pub(crate) fn is_bound(&self, port: u16) -> anyhow::Result<bool> {
+        const UNCONNECTED: &str = "07";
+        self.any(["udp", "udp6"], port, UNCONNECTED)
+    }
+
+    fn any(&self, [ipv4, ipv6]: [&str; 2], port: u16, state: &str) -> anyhow::Result<bool> {
+        let path = |table| format!("/proc/{}/net/{table}", self.process);
+        let table = fs::read_to_string(path(ipv4))
+            .with_context(|| format!("cannot read {}", path(ipv4)))?;
+        // A kernel without IPv6 has no second table.
+        let table6 = fs::read_to_string(path(ipv6)).unwrap_or_default();
+        Ok(has_socket(&table, port, state) || has_socket(&table6, port, state))
     }
 }
 

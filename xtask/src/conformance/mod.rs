@@ -1,7 +1,7 @@
 //! Other people's suites and tools, run on the device with their expected results as data in `conformance/`.
 
-pub(crate) mod hosts;
-pub(crate) mod process;
+mod hosts;
+mod process;
 mod pyverbs;
 mod results;
 mod table;
@@ -15,6 +15,10 @@ use clap::ValueEnum;
 
 use crate::dist::{self, Dist};
 use crate::interrupt;
+
+pub(crate) use hosts::{Hosts, Side, Sockets, Topology};
+pub(crate) use process::{Process, quiet, wait_for};
+pub(crate) use results::{Report, perftest_figure};
 
 /// Which suite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

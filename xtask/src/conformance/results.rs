@@ -53,6 +53,21 @@ fn pingpong(output: &str) -> Result<String, String> {
 }
 
 fn perftest(output: &str, rows: usize) -> Result<String, String> {
+    perftest_figure(output, rows)
+        .map(|figure| format!("{} B: {} {}", figure.size, figure.value, figure.unit))
+}
+
+/// The last row of perftest's table.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Figure {
+    pub(crate) size: f64,
+    /// Average bandwidth, or typical latency.
+    pub(crate) value: f64,
+    pub(crate) unit: &'static str,
+}
+
+/// Reads perftest's table, which must have at least `rows` rows, each with results.
+pub(crate) fn perftest_figure(output: &str, rows: usize) -> Result<Figure, String> {
     let mut lines = output.lines().skip_while(|line| !line.trim_start().starts_with("#bytes"));
     let header = lines.next().ok_or("no table of results")?;
     let table: Vec<Vec<f64>> = lines
@@ -82,7 +97,8 @@ fn perftest(output: &str, rows: usize) -> Result<String, String> {
     } else {
         (last.get(2), "us")
     };
-    Ok(format!("{} B: {} {unit}", last[0], figure.ok_or("a row that is too short")?))
+    let value = *figure.ok_or("a row that is too short")?;
+    Ok(Figure { size: last[0], value, unit })
 }
 
 fn qperf(output: &str) -> Result<String, String> {

@@ -265,8 +265,15 @@ impl Runner<'_> {
         };
         let mut statuses = vec![("client", client_status)];
         if let Some(server) = server.as_mut() {
-            match server.wait(Instant::now() + SOON)? {
+            // A client that broke off may leave its server waiting for ever.
+            let patience = if client_status.success() { SOON } else { SOON / 5 };
+            match server.wait(Instant::now() + patience)? {
                 Some(status) => statuses.push(("server", status)),
+                None if !client_status.success() => {
+                    return Ok(Err(format!(
+                        "the client ended with {client_status}, and the server not at all"
+                    )));
+                }
                 None => {
                     return Ok(Err(format!(
                         "the server does not end; the client did with {client_status}"

@@ -2,34 +2,45 @@
 //! and is written again byte for byte.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
+mod corpus;
 mod pcap;
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use anyverbs_proto::wire::icrc::{self, Flow, IcrcVerdict, Pseudo};
 use anyverbs_proto::wire::packet::{ICRC_LEN, Packet};
 use pcap::Captured;
 
 fn flow(captured: &Captured) -> Flow {
-    Flow::new(captured.src.into(), captured.dst.into(), captured.src_port, captured.dst_port)
+    Flow::new(captured.src, captured.dst, captured.src_port, captured.dst_port)
 }
 
 fn without_icrc(captured: &Captured) -> &[u8] {
     &captured.datagram[..captured.datagram.len() - ICRC_LEN]
 }
 
-fn all() -> impl Iterator<Item = (String, Captured)> {
-    pcap::files().into_iter().flat_map(|path| {
+/// Directories of captures, with the number of files and of packets.
+const CAPTURES: [(&str, usize, usize); 2] = [("rxe", 27, 1283), ("rxe-ipv6", 8, 57)];
+
+fn packets(dir: &str) -> impl Iterator<Item = (String, Captured)> {
+    pcap::files(dir).into_iter().flat_map(|path| {
         let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
         let packets = pcap::read(&path).into_iter().enumerate();
         packets.map(move |(i, packet)| (format!("{name} {i}"), packet))
     })
 }
 
+fn all() -> impl Iterator<Item = (String, Captured)> {
+    CAPTURES.into_iter().flat_map(|(dir, ..)| packets(dir))
+}
+
 #[test]
 fn no_packet_is_left_out() {
-    assert_eq!(pcap::files().len(), 27);
-    assert_eq!(all().count(), 1283);
+    for (dir, file_count, packet_count) in CAPTURES {
+        assert_eq!(pcap::files(dir).len(), file_count, "{dir}");
+        assert_eq!(packets(dir).count(), packet_count, "{dir}");
+    }
 }
 
 #[test]
@@ -41,7 +52,11 @@ fn checksum_is_the_kernels() {
         assert_eq!(computed.to_le_bytes(), datagram[datagram.len() - ICRC_LEN..], "{name}");
         assert_eq!(flow.check(datagram, id), IcrcVerdict::Exact, "{name}");
 
-        let ip = Pseudo::V4 { src, dst, id };
+        let ip = match (src, dst) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => Pseudo::V4 { src, dst, id },
+            (IpAddr::V6(src), IpAddr::V6(dst)) => Pseudo::V6 { src, dst },
+            mixed => panic!("{name}: {mixed:?}"),
+        };
         assert_eq!(icrc::check(&ip, src_port, dst_port, datagram), IcrcVerdict::Exact, "{name}");
     }
 }
@@ -52,7 +67,7 @@ fn id_is_found_from_the_checksum() {
         let flow = flow(&captured);
         for expected in [0, 1, 63, 0x8000, 0xffff] {
             let verdict = flow.check(&captured.datagram, expected);
-            if captured.id == expected {
+            if captured.id == expected || captured.src.is_ipv6() {
                 assert_eq!(verdict, IcrcVerdict::Exact, "{name}");
             } else {
                 assert_eq!(verdict, IcrcVerdict::SomeId(captured.id), "{name}");
@@ -65,11 +80,14 @@ fn id_is_found_from_the_checksum() {
 fn a_translated_address_or_port_is_noticed() {
     for (name, captured) in all() {
         let Captured { src, dst, src_port, dst_port, .. } = captured;
-        let other = std::net::Ipv4Addr::new(192, 0, 2, 1);
+        let other = match src {
+            IpAddr::V4(_) => IpAddr::from([192, 0, 2, 1]),
+            IpAddr::V6(_) => IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1]),
+        };
         for flow in [
-            Flow::new(other.into(), dst.into(), src_port, dst_port),
-            Flow::new(src.into(), other.into(), src_port, dst_port),
-            Flow::new(src.into(), dst.into(), src_port ^ 1, dst_port),
+            Flow::new(other, dst, src_port, dst_port),
+            Flow::new(src, other, src_port, dst_port),
+            Flow::new(src, dst, src_port ^ 1, dst_port),
         ] {
             assert_eq!(flow.check(&captured.datagram, captured.id), IcrcVerdict::Wrong, "{name}");
         }
@@ -93,7 +111,7 @@ fn every_packet_parses_and_is_written_again() {
 #[test]
 fn opcodes_are_those_that_were_sent() {
     let mut seen = BTreeMap::new();
-    for (_, captured) in all() {
+    for (_, captured) in packets("rxe") {
         let packet = Packet::parse(without_icrc(&captured)).unwrap();
         *seen.entry(packet.headers.bth.opcode.to_string()).or_insert(0) += 1;
     }
@@ -134,7 +152,11 @@ fn opcodes_are_those_that_were_sent() {
 #[test]
 fn packets_print_as_one_line() {
     let line = |file: &str, n: usize| {
-        let path = pcap::files().into_iter().find(|p| p.ends_with(file)).unwrap();
+        let path = ["rxe", "rxe-ipv6"]
+            .into_iter()
+            .flat_map(pcap::files)
+            .find(|p| p.ends_with(file))
+            .unwrap();
         let captured = pcap::read(&path).swap_remove(n);
         Packet::parse(without_icrc(&captured)).unwrap().to_string()
     };
@@ -167,6 +189,26 @@ fn packets_print_as_one_line() {
             0,
             "UD SEND_ONLY_WITH_IMM qp 0xffffff psn 0 qkey 0x01234567 sqp 0x000029 imm 0x00000029 len 64",
         ),
+        ("rnr.pcap", 1, "RC ACK qp 0x000012 psn 16777214 rnr-nak timer 18 msn 0"),
+        ("access.pcap", 1, "RC ACK qp 0x000013 psn 16777214 nak remote-access msn 0"),
+        ("invalid.pcap", 1, "RC ACK qp 0x000014 psn 16777214 nak remote-operational msn 0"),
+        (
+            "send-inv.pcap",
+            0,
+            "RC SEND_ONLY_WITH_INV qp 0x000015 psn 16777214 ack inv 0x080001ce len 7",
+        ),
+        ("send-inv.pcap", 4, "RC SEND_LAST_WITH_INV qp 0x000015 psn 1 ack inv 0x0000067a len 2"),
+        (
+            "write-imm.pcap",
+            4,
+            "RC WRITE_ONLY_WITH_IMM qp 0x000016 psn 1 ack va 0x1a112000 rkey 0x0000071c dmalen 0 imm 0x01020304 len 0",
+        ),
+        (
+            "atomic-write.pcap",
+            0,
+            "RC ATOMIC_WRITE qp 0x000017 psn 16777214 ack va 0x3ba01000 rkey 0x00000817 dmalen 8 len 8",
+        ),
+        ("atomic-write.pcap", 1, "RC READ_RESPONSE_ONLY qp 0x000017 psn 16777214 ack msn 1 len 0"),
     ];
     for (file, n, expected) in lines {
         assert_eq!(line(file, n), expected, "{file} {n}");

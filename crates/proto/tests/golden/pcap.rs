@@ -1,13 +1,13 @@
-//! RoCEv2 packets out of classic pcap files (Ethernet, IPv4 without options).
+//! RoCEv2 packets out of classic pcap files (Ethernet, IP without options).
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
 /// A RoCEv2 packet as it was captured.
 pub(crate) struct Captured {
-    pub(crate) src: Ipv4Addr,
-    pub(crate) dst: Ipv4Addr,
-    /// Identification of the IPv4 header.
+    pub(crate) src: IpAddr,
+    pub(crate) dst: IpAddr,
+    /// Identification of the IPv4 header; 0 for IPv6.
     pub(crate) id: u16,
     pub(crate) src_port: u16,
     pub(crate) dst_port: u16,
@@ -15,9 +15,9 @@ pub(crate) struct Captured {
     pub(crate) datagram: Vec<u8>,
 }
 
-/// The captures in `tests/data/rxe`, sorted by name.
-pub(crate) fn files() -> Vec<PathBuf> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/rxe");
+/// The captures in a directory of `tests/data`, sorted by name.
+pub(crate) fn files(dir: &str) -> Vec<PathBuf> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(dir);
     let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     let mut files: Vec<_> =
         entries.filter(|p| p.extension().is_some_and(|e| e == "pcap")).collect();
@@ -44,19 +44,26 @@ pub(crate) fn read(path: &Path) -> Vec<Captured> {
 
 fn roce(frame: &[u8]) -> Option<Captured> {
     let u16_at = |at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
-    let ipv4_at = |at: usize| Ipv4Addr::from(<[u8; 4]>::try_from(&frame[at..at + 4]).unwrap());
-    let (ip, udp) = (14, 34);
-    let is_roce = u16_at(12) == 0x0800 && frame[ip + 9] == 17 && u16_at(udp + 2) == 4791;
-    is_roce.then(|| {
-        assert_eq!(frame[ip], 0x45, "no options");
-        let end = ip + usize::from(u16_at(ip + 2));
-        Captured {
-            src: ipv4_at(ip + 12),
-            dst: ipv4_at(ip + 16),
-            id: u16_at(ip + 4),
-            src_port: u16_at(udp),
-            dst_port: u16_at(udp + 2),
-            datagram: frame[udp + 8..end].to_vec(),
+    let v4_at = |at: usize| Ipv4Addr::from(<[u8; 4]>::try_from(&frame[at..at + 4]).unwrap());
+    let v6_at = |at: usize| Ipv6Addr::from(<[u8; 16]>::try_from(&frame[at..at + 16]).unwrap());
+    const IP: usize = 14;
+    let (src, dst, id, udp, protocol): (IpAddr, IpAddr, _, _, _) = match u16_at(12) {
+        0x0800 => {
+            let is_udp = frame[IP + 9] == 17;
+            assert!(frame[IP] == 0x45 || !is_udp, "no options");
+            let (src, dst) = (v4_at(IP + 12).into(), v4_at(IP + 16).into());
+            (src, dst, u16_at(IP + 4), IP + 20, frame[IP + 9])
         }
+        0x86dd => (v6_at(IP + 8).into(), v6_at(IP + 24).into(), 0, IP + 40, frame[IP + 6]),
+        _ => return None,
+    };
+    (protocol == 17 && u16_at(udp + 2) == 4791).then(|| Captured {
+        src,
+        dst,
+        id,
+        src_port: u16_at(udp),
+        dst_port: u16_at(udp + 2),
+        // Short frames have a pad of their own.
+        datagram: frame[udp + 8..udp + usize::from(u16_at(udp + 4))].to_vec(),
     })
 }
