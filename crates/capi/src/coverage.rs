@@ -62,6 +62,7 @@ fn how(refusal: &Refusal) -> String {
         Convention::Null => format!("NULL, {errno}"),
         Convention::Errno => format!("returns {errno}"),
         Convention::MinusOne => format!("-1, {errno}"),
+        Convention::NegativeErrno => format!("returns -{errno}"),
         Convention::Void => "does nothing".into(),
         Convention::No => "returns 0".into(),
     }

@@ -13,6 +13,8 @@ pub(crate) enum Convention {
     Errno,
     /// Returns -1, sets `errno`.
     MinusOne,
+    /// Returns the negative errno value.
+    NegativeErrno,
     /// Returns nothing and does nothing.
     Void,
     /// Answers 0, which is "no" or "none".
@@ -61,6 +63,7 @@ macro_rules! refuse {
     (@function Errno $errno:expr, $name:ident) => { refuse!(@integer $errno, $errno, $name); };
     // 64 bits: some of these return ssize_t, and C reads no more than its own type.
     (@function MinusOne $errno:expr, $name:ident) => { refuse!(@integer $errno, -1, $name); };
+    (@function NegativeErrno $errno:expr, $name:ident) => { refuse!(@integer $errno, -i64::from($errno), $name); };
     (@function Void $errno:expr, $name:ident) => {
         pub(crate) unsafe extern "C" fn $name() {
             $crate::refuse::note(stringify!($name));
@@ -101,6 +104,7 @@ mod tests {
         assert!(pd.is_null() && e == errno);
         assert_eq!(call(verbs::ibv_attach_mcast), (errno.into(), errno));
         assert_eq!(call(rdmacm::rdma_create_id), (-1, errno));
+        assert_eq!(call(vendor::mlx5::mlx5dv_vfio_get_events_fd), ((-errno).into(), errno));
         assert_eq!(call(vendor::mlx5::mlx5dv_pp_free), ((), 0));
         assert_eq!(call(private::__ioctl_final_num_attrs), (0, 0));
     }
