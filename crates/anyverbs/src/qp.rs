@@ -72,15 +72,6 @@ impl State {
     pub(crate) fn is_dead(&self) -> bool {
         self.hold.is_none()
     }
-
-    /// The last chance to acknowledge what was received: the program has the completion, so the peer must get its own.
-    fn send_owed_ack(&mut self, cell: &QpCell) {
-        if self.machine.owes_ack() {
-            let mut call = Call::new(cell);
-            self.machine.acknowledge(&mut call.env(&mut self.link));
-            call.settle(self);
-        }
-    }
 }
 
 impl fmt::Debug for QpCell {
@@ -244,9 +235,6 @@ impl Qp {
             max_mtu = engine.gids.mtu_of(state.machine.attr().av.sgid).unwrap_or(max_mtu);
         }
         let limits = engine.modify_limits(max_mtu);
-        if mask.contains(QpAttrMask::STATE) && matches!(attr.state, QpState::Reset | QpState::Err) {
-            state.send_owed_ack(&self.0);
-        }
         let mut call = Call::new(&self.0);
         let State { machine, link, .. } = &mut *state;
         machine.modify(&attr, mask, &limits, &mut call.env(link))?;
@@ -310,17 +298,7 @@ impl Qp {
         if !cell.engine.is_current() {
             return Ok(());
         }
-<<<<<<< HEAD
         let hold = cell.retire().ok_or(DestroyError::Gone)?;
-=======
-        let mut state = cell.state.lock();
-        if !state.is_dead() {
-            state.send_owed_ack(cell);
-        }
-        let hold = state.hold.take().ok_or(DestroyError::Gone)?;
-        state.link.leave_path();
-        drop(state);
->>>>>>> capi
         cell.engine.qps.remove(cell.qpn);
         cell.send_cq.detach(cell.qpn);
         cell.recv_cq.purge(cell.qpn);
@@ -339,20 +317,7 @@ impl Drop for Qp {
             return;
         }
         // Unlike destroy, a drop cannot wait for a program that dropped its events too.
-<<<<<<< HEAD
         let Some(hold) = cell.retire() else { return };
-=======
-        let Some(hold) = ({
-            let mut state = cell.state.lock();
-            if !state.is_dead() {
-                state.send_owed_ack(cell);
-            }
-            state.link.leave_path();
-            state.hold.take()
-        }) else {
-            return;
-        };
->>>>>>> capi
         cell.engine.qps.remove(cell.qpn);
         cell.send_cq.detach(cell.qpn);
         cell.recv_cq.purge(cell.qpn);
