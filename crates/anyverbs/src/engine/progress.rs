@@ -4,6 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use anyverbs_net::fault::Fault;
 use anyverbs_net::forward::{ForwardBuffer, Forwarded};
@@ -27,6 +28,9 @@ const BUFFERS: usize = 8;
 const ACK_EVERY: usize = 64;
 /// How often a caller looks for datagrams that other processes handed on.
 const FORWARD_EVERY: u32 = 16;
+
+/// How often a timer looks whether the in-process link has caught up.
+const CATCH_UP: Duration = Duration::from_millis(1);
 
 /// What the receiving thread uses.
 #[derive(Debug)]
@@ -369,9 +373,15 @@ impl Engine {
                     return;
                 }
                 link.timer = None;
-                if machine.deadline().is_some_and(|deadline| deadline <= now) {
-                    machine.on_timer(&mut call.env(link));
+                link.catch_up.1 = None;
+                if machine.deadline().is_none_or(|deadline| deadline > now) {
+                    return;
                 }
+                if link.is_inproc() && !self.inproc.has_caught_up(&mut link.catch_up.0) {
+                    link.catch_up.1 = Some(now + CATCH_UP);
+                    return;
+                }
+                machine.on_timer(&mut call.env(link));
             });
         }
         let mut resume = Vec::new();
