@@ -38,6 +38,8 @@ pub(crate) struct Inproc {
     /// Rounds of delivery so far.
     rounds: AtomicU64,
     waiting: Mutex<Waiting>,
+    /// The drainer's.
+    spare_waiting: Mutex<Waiting>,
     any_waiting: AtomicBool,
 }
 
@@ -182,21 +184,17 @@ impl Inproc {
         if !self.any_waiting.load(Ordering::SeqCst) {
             return n;
         }
-        let mut waiting = {
+        let mut waiting = self.spare_waiting.lock();
+        {
             let mut now = self.waiting.lock();
             self.any_waiting.store(false, Ordering::SeqCst);
-            std::mem::take(&mut *now)
-        };
+            std::mem::swap(&mut *now, &mut *waiting);
+        }
         for qpn in waiting.owed.drain(..) {
             engine.acknowledge(qpn);
         }
         for qpn in waiting.blocked.drain(..) {
             engine.resume(qpn);
-        }
-        // The lists' memory is used again.
-        let mut now = self.waiting.lock();
-        if now.owed.is_empty() && now.blocked.is_empty() {
-            *now = waiting;
         }
         n
     }
