@@ -51,7 +51,7 @@ pub(crate) struct Link {
     in_flight: bool,
     /// The entry among the timers that counts.
     pub(crate) timer: Option<Time>,
-    /// A timer of an in-process connection waits for the link to catch up, from this round on and until this time.
+    /// A timer waits for the link to catch up: in the process from this round on; it looks again at this time.
     pub(crate) catch_up: (Option<u64>, Option<Time>),
     /// On the engine's list of those that owe an ACK.
     pub(crate) owed: bool,

@@ -178,7 +178,7 @@ impl Endpoint {
         let attr = QpAttr {
             state: QpState::Rts,
             sq_psn: Psn::new(100),
-            timeout: 12,
+            timeout: 14,
             retry_cnt: 7,
             rnr_retry: 7,
             max_rd_atomic: 16,
