@@ -12,7 +12,7 @@ pub(crate) fn isolate() {
         let pid = std::process::id();
         for (name, value) in [
             ("ANYVERBS_REGISTRY", format!("anyverbs-test-{pid}")),
-            ("ANYVERBS_UDP_PORT", (20_000 + pid % 20_000).to_string()),
+            ("ANYVERBS_UDP_PORT", (20_000 + pid % 12_000).to_string()),
             ("ANYVERBS_INTERFACES", "lo".into()),
         ] {
             if std::env::var_os(name).is_none() {
