@@ -72,6 +72,15 @@ impl State {
     pub(crate) fn is_dead(&self) -> bool {
         self.hold.is_none()
     }
+
+    /// The last chance to acknowledge what was received: the program has the completion, so the peer must get its own.
+    fn send_owed_ack(&mut self, cell: &QpCell) {
+        if self.machine.owes_ack() {
+            let mut call = Call::new(cell);
+            self.machine.acknowledge(&mut call.env(&mut self.link));
+            call.settle(self);
+        }
+    }
 }
 
 impl fmt::Debug for QpCell {
@@ -81,6 +90,17 @@ impl fmt::Debug for QpCell {
 }
 
 impl QpCell {
+    /// Ends its work: the peer gets the ACK that is still owed, nothing else happens any more. None if it was done.
+    fn retire(&self) -> Option<Hold> {
+        let mut state = self.state.lock();
+        let hold = state.hold.take()?;
+        let mut call = Call::new(self);
+        let State { machine, link, .. } = &mut *state;
+        machine.acknowledge(&mut call.env(link));
+        call.finish_last(state);
+        Some(hold)
+    }
+
     /// Raises an asynchronous event of this queue pair.
     pub(crate) fn raise(&self, event: QpEvent) {
         let element =
@@ -224,6 +244,9 @@ impl Qp {
             max_mtu = engine.gids.mtu_of(state.machine.attr().av.sgid).unwrap_or(max_mtu);
         }
         let limits = engine.modify_limits(max_mtu);
+        if mask.contains(QpAttrMask::STATE) && matches!(attr.state, QpState::Reset | QpState::Err) {
+            state.send_owed_ack(&self.0);
+        }
         let mut call = Call::new(&self.0);
         let State { machine, link, .. } = &mut *state;
         machine.modify(&attr, mask, &limits, &mut call.env(link))?;
@@ -287,10 +310,17 @@ impl Qp {
         if !cell.engine.is_current() {
             return Ok(());
         }
+<<<<<<< HEAD
+        let hold = cell.retire().ok_or(DestroyError::Gone)?;
+=======
         let mut state = cell.state.lock();
+        if !state.is_dead() {
+            state.send_owed_ack(cell);
+        }
         let hold = state.hold.take().ok_or(DestroyError::Gone)?;
         state.link.leave_path();
         drop(state);
+>>>>>>> capi
         cell.engine.qps.remove(cell.qpn);
         cell.send_cq.detach(cell.qpn);
         cell.recv_cq.purge(cell.qpn);
@@ -309,13 +339,20 @@ impl Drop for Qp {
             return;
         }
         // Unlike destroy, a drop cannot wait for a program that dropped its events too.
+<<<<<<< HEAD
+        let Some(hold) = cell.retire() else { return };
+=======
         let Some(hold) = ({
             let mut state = cell.state.lock();
+            if !state.is_dead() {
+                state.send_owed_ack(cell);
+            }
             state.link.leave_path();
             state.hold.take()
         }) else {
             return;
         };
+>>>>>>> capi
         cell.engine.qps.remove(cell.qpn);
         cell.send_cq.detach(cell.qpn);
         cell.recv_cq.purge(cell.qpn);
@@ -362,6 +399,12 @@ impl Poster<'_> {
         let Some((state, call)) = &mut self.inner else { return Err(PostError::Gone) };
         let State { machine, link, .. } = &mut **state;
         Ok(machine.post_send(wr, &mut call.env(link))?)
+    }
+
+    /// How many more sends the queue takes, so that a list can be posted whole or not at all.
+    #[must_use]
+    pub fn send_room(&self) -> u32 {
+        self.inner.as_ref().map_or(0, |(state, _)| state.machine.send_room())
     }
 
     /// Queues a receive.

@@ -139,6 +139,14 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// Sends what is staged for a queue pair that does nothing any more, and forgets its path.
+    pub(crate) fn finish_last(mut self, mut state: MutexGuard<'_, State>) {
+        self.out.flush(self.cell.engine);
+        state.link.leave_path();
+        drop(state);
+        self.cell.engine.after_unlock();
+    }
+
     /// Settles, unlocks, and does what had to wait for that.
     pub(crate) fn finish(mut self, mut state: MutexGuard<'_, State>) {
         self.settle(&mut state);

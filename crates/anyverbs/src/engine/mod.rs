@@ -141,6 +141,8 @@ impl Engine {
         })?;
         if fresh {
             worker::spawn(engine);
+            // SAFETY: an extern "C" function without preconditions. Full: owed ACKs wait for the peer's timeout.
+            unsafe { libc::atexit(at_exit) };
         }
         Ok(engine)
     }
@@ -294,6 +296,13 @@ impl Engine {
     pub(crate) fn note_overrun(&self, cq: &Arc<CqCell>) {
         self.overrun.lock().push(Arc::clone(cq));
         self.any_overrun.store(true, Ordering::Release);
+    }
+}
+
+/// A peer whose last message was received must not learn from a timeout that this process has ended.
+extern "C" fn at_exit() {
+    if let Some(engine) = fork::current::<Engine>() {
+        engine.flush_owed_at_exit();
     }
 }
 

@@ -26,6 +26,8 @@ use crate::qp::{QpCell, State};
 const BUFFERS: usize = 8;
 /// Packets received after which ACKs leave although more packets wait.
 const ACK_EVERY: usize = 64;
+/// How long the end of the process waits for a lock.
+const EXIT_PATIENCE: Duration = Duration::from_millis(2);
 /// How often a caller looks for datagrams that other processes handed on.
 const FORWARD_EVERY: u32 = 16;
 
@@ -346,6 +348,21 @@ impl Engine {
             self.acknowledge(qpn);
         }
         self.after_unlock();
+    }
+
+    /// As [`flush_owed`](Self::flush_owed), but waits for nobody: whoever called exit(3) may hold any lock.
+    pub(super) fn flush_owed_at_exit(&'static self) {
+        let Some(mut owed) = self.owed.try_lock_for(EXIT_PATIENCE) else { return };
+        let owed = std::mem::take(&mut *owed);
+        for cell in owed.into_iter().filter_map(|qpn| self.qps.find(qpn)) {
+            let Some(mut state) = cell.state.try_lock_for(EXIT_PATIENCE) else { continue };
+            if !state.is_dead() {
+                let mut call = Call::new(&cell);
+                let State { machine, link, .. } = &mut *state;
+                machine.acknowledge(&mut call.env(link));
+                call.settle(&mut state);
+            }
+        }
     }
 
     pub(super) fn owes(&self) -> bool {

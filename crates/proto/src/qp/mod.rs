@@ -187,6 +187,10 @@ impl Qp {
     ) -> Result<(), ModifyError> {
         let from = self.attr.state;
         let to = transition::check(self.init.qp_type, from, attr, mask, limits, &self.attr)?;
+        if matches!(to, QpState::Reset | QpState::Err) {
+            // What was executed stays executed: the peer shall know.
+            self.send_owed_ack(env);
+        }
         self.assign(attr, mask);
         match to {
             QpState::Reset => self.reset(),
@@ -302,6 +306,12 @@ impl Qp {
             self.flush_sends(env);
         }
         Ok(())
+    }
+
+    /// How many more sends the queue takes before one of its completions is polled.
+    #[must_use]
+    pub fn send_room(&self) -> u32 {
+        self.sq.room(self.credit.released())
     }
 
     /// Queues a receive.
