@@ -1,2 +1,79 @@
-//! The `anyverbs` command.
-fn main() {}
+//! The project's own commands.
+
+mod abi_check;
+mod bench;
+mod conformance;
+mod demo;
+mod dist;
+mod interrupt;
+mod packages;
+mod test;
+mod workspace;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// The project's own commands.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Build what is shipped and lay it out in target/dist
+    Dist(dist::Options),
+    /// Show Debian's own RDMA tools running on the device
+    Demo(dist::Options),
+    /// Run every test
+    Test(test::Options),
+    /// Run other people's suites and tools on the device
+    Conformance(conformance::Options),
+    /// Measure the device beside TCP and bare UDP, and what it costs a process
+    Bench(bench::Options),
+    /// Compare the built shared object with the symbol and layout tables of rdma-core
+    AbiCheck {
+        /// The shared object; without it, target/dist is built and checked
+        object: Option<PathBuf>,
+    },
+}
+
+fn main() -> ExitCode {
+    let done = match Args::parse().command {
+        Command::Dist(options) => dist::run(&options).map(|_| ()),
+        Command::Demo(options) => demo::run(&options),
+        Command::Test(options) => test::run(&options),
+        Command::Conformance(options) => conformance::run(&options),
+        Command::Bench(options) => bench::run(&options),
+        Command::AbiCheck { object } => abi_check(object),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn abi_check(object: Option<PathBuf>) -> anyhow::Result<()> {
+    let object = match object {
+        Some(object) => object,
+        None => dist::run(&dist::Options::default())?.libibverbs(),
+    };
+    abi_check::run(&workspace::root(), &object)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Args::command().debug_assert();
+    }
+}

@@ -1,1 +1,60 @@
-//! See `ARCHITECTURE.md`.
+//! RDMA verbs anywhere: a complete RDMA device in user space, RoCEv2 on the wire.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let device = &anyverbs::devices()?[0];
+//! let context = anyverbs::Context::open(&device.name)?;
+//! let pd = context.alloc_pd()?;
+//! let cq = context.create_cq(64, None, 0, 0)?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Every object may be used from any thread. Objects are destroyed by `destroy`, which refuses while others use them
+//! (`EBUSY`), or released when dropped and no longer in use. `cookie` arguments are for the caller: events carry them.
+
+mod ah;
+mod async_event;
+mod comp_channel;
+pub mod config;
+mod context;
+mod cq;
+mod device;
+mod engine;
+pub mod error;
+mod event_queue;
+mod fork;
+mod gid;
+mod holders;
+pub mod limits;
+mod link;
+mod memory;
+mod mr;
+mod pd;
+mod qp;
+mod srq;
+
+pub use anyverbs_proto::counters::{Counter, Counters};
+pub use anyverbs_proto::mr::Access;
+pub use anyverbs_proto::qp::PostSendError;
+pub use anyverbs_proto::qp::attr::{
+    ModifyError, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType,
+};
+pub use anyverbs_proto::recv_queue::PostRecvError;
+pub use anyverbs_proto::types::{Gid, Mtu, PKey, Psn, QKey, Qpn};
+pub use anyverbs_proto::wc::{Wc, WcFlags, WcOpcode, WcStatus};
+pub use anyverbs_proto::wr::{
+    AddressVector, MAX_SGE, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge, UdDest,
+};
+
+pub use ah::{Ah, AhAttr};
+pub use async_event::{AsyncEvent, AsyncEventKind, EventElement};
+pub use comp_channel::{CompChannel, CompEvent};
+pub use context::Context;
+pub use cq::Cq;
+pub use device::{DeviceInfo, PortAttr, PortState, devices};
+pub use gid::GidEntry;
+pub use mr::{Mr, Rereg};
+pub use pd::Pd;
+pub use qp::{Poster, Qp, QpInitAttr};
+pub use srq::{Srq, SrqAttr, SrqInitAttr, SrqPoster};

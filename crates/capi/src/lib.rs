@@ -1,1 +1,34 @@
-//! See `ARCHITECTURE.md`.
+//! The C ABI of libibverbs, librdmacm and the vendor libraries on the anyverbs device, in one shared object.
+//!
+//! This crate translates and decides nothing. Its rooms:
+//!
+//! - `abi`: the C types, checked against `abi/layouts.65.txt` at compile time;
+//! - `exports`: from Rust functions to versioned C symbols, generated from `abi/*.symbols`;
+//! - `verbs`, `rdmacm`: the calls themselves, a file for each kind of object;
+//! - `object`, `dispatch`: what a program's pointers point to, and the tables of functions in a context;
+//! - `session`: calls that come in a row and have an object to themselves;
+//! - `errno`: how an outcome is reported; `log`: what goes to stderr;
+//! - `refuse`: the calls that are not built, and how each of them says so;
+//! - `compat`, `private`, `vendor`: version nodes that must exist, and whose calls all refuse;
+//! - `coverage`: `docs/coverage.md`, made from those tables.
+
+// Only the trampolines call the exported functions, and a test binary has none.
+#![cfg_attr(test, allow(dead_code))]
+
+mod abi;
+mod compat;
+#[cfg(test)]
+mod coverage;
+#[cfg(test)]
+mod differential;
+mod dispatch;
+mod errno;
+mod exports;
+mod log;
+mod object;
+mod private;
+mod rdmacm;
+mod refuse;
+mod session;
+mod vendor;
+mod verbs;

@@ -1,2 +1,69 @@
-//! The `anyverbs` command.
-fn main() {}
+//! The `anyverbs` command: runs programs on the device, lists it, and says what stands in its way.
+
+mod args;
+mod device;
+mod devices;
+mod doctor;
+mod libraries;
+mod run;
+mod stop_signals;
+mod view_tree;
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use crate::args::{Args, Command};
+
+/// What went wrong before or around a program, as opposed to in it. `env` and `timeout` use the same number.
+const FAILED: u8 = 125;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let done = match args.command {
+        Command::Run(run) => run::run(&run),
+        Command::Devices(list) => devices::print(&list),
+        Command::Doctor(doctor) => doctor::print(&doctor),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Args::command(), "anyverbs", &mut script);
+            write_out(&script)
+        }
+        Command::DeviceFacts => device::answer(),
+        Command::Man { directory } => manual(directory.as_deref()),
+    };
+    match done {
+        Ok(code) => code,
+        Err(error) => {
+            // `{:#}` is the whole chain of causes in one line. There is nobody to tell if standard error is closed.
+            let _ = writeln!(io::stderr(), "anyverbs: {error:#}");
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+/// Writes the manual page to standard output, or one page per command into a directory.
+fn manual(directory: Option<&std::path::Path>) -> anyhow::Result<ExitCode> {
+    use anyhow::Context;
+    let command = Args::command();
+    let Some(directory) = directory else {
+        let mut page = Vec::new();
+        clap_mangen::Man::new(command).render(&mut page)?;
+        return write_out(&page);
+    };
+    std::fs::create_dir_all(directory)
+        .with_context(|| format!("cannot make {}", directory.display()))?;
+    clap_mangen::generate_to(command, directory)
+        .with_context(|| format!("cannot write manual pages to {}", directory.display()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes to standard output; a reader that went away (`| head`) is no error.
+fn write_out(bytes: &[u8]) -> anyhow::Result<ExitCode> {
+    let mut out = io::stdout().lock();
+    match out.write_all(bytes).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}

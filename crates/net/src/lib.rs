@@ -1,1 +1,29 @@
-//! See `ARCHITECTURE.md`.
+//! Packet I/O for anyverbs, without any knowledge of RDMA. Linux only.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | [`interfaces`], [`monitor`] | the host's interfaces and addresses, and a pollable "something changed" |
+//! | [`registry`] | process slots of a host (= network namespace) through abstract Unix sockets; no daemon, no files |
+//! | [`udp`] | one UDP port shared by all processes of a user: batches in ([`udp::RxBatch`]) and out ([`udp::TxBatch`]) |
+//! | [`steering`] | which process of the host gets which datagram, decided in the kernel by a classic BPF program |
+//! | [`forward`] | datagrams that arrived at the wrong process, handed on to the right one |
+//! | [`capture`], [`fault`] | pcap files, and seeded loss, duplication, reordering and corruption |
+//!
+//! Everything is non-blocking and close-on-exec; nothing allocates per packet.
+
+pub mod capture;
+mod cmsg;
+pub mod fault;
+pub mod forward;
+pub mod interfaces;
+pub mod monitor;
+mod netlink;
+pub mod registry;
+mod sockopt;
+pub mod steering;
+pub mod udp;
+
+pub use interfaces::{Interface, InterfaceAddress, interfaces};
+pub use monitor::AddressMonitor;
+pub use registry::{Registry, Slot};
+pub use udp::{Datagram, Destination, OpenError, PortOptions, RxBatch, TxBatch, UdpPort};

@@ -52,14 +52,14 @@ pub trait Env {
     /// The device's keys.
     fn mrs(&self) -> &MrTable;
 
-    /// Hands one packet to the link, which pads it and adds the ICRC. `av` is the queue pair's own path or,
-    /// on UD, the datagram's. The packet must have left (or be staged, in order) when the device gives up
+    /// Hands one packet to the link, which copies the payload ([`Payload::copy_to`]), pads it (`headers.bth.pad` is not
+    /// set) and adds the ICRC. `av` is the queue pair's own path or, on UD, the datagram's. The packet must have left (or be staged, in order) when the device gives up
     /// the queue pair's lock.
     fn transmit(
         &mut self,
         av: &AddressVector,
         headers: &Headers,
-        payload: &Payload<'_, Self::Memory>,
+        payload: &Payload<'_>,
     ) -> Result<(), TransmitError>;
 
     /// Most bytes (payload and 64 a packet) that this connected queue pair may have in flight on its path now.

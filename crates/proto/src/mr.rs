@@ -39,6 +39,8 @@ bitflags! {
         const FLUSH_PERSISTENT = 512;
         /// A hint: order among accesses may be relaxed.
         const RELAXED_ORDERING = 1 << 20;
+        /// No flag of the verbs: a peer may invalidate the rkey (SEND with invalidate).
+        const INVALIDATABLE = 1 << 30;
     }
 }
 
@@ -169,6 +171,27 @@ impl MrTable {
         true
     }
 
+    /// A peer or the program invalidates an rkey (IBA 9.4.1.1.3, 10.6.5): remote accesses end here, the local key stays.
+    ///
+    /// # Errors
+    /// No such key, another protection domain, or a key that cannot be invalidated.
+    pub fn invalidate(&self, rkey: u32, pd: u32) -> Result<(), KeyError> {
+        let held = self.slot(rkey).and_then(Slot::hold).ok_or(KeyError::Key)?;
+        let slot = held.0;
+        if slot.pd.load(Ordering::Relaxed) != pd {
+            return Err(KeyError::Pd);
+        }
+        let access = Access::from_bits_retain(slot.access.load(Ordering::Relaxed));
+        if !access.contains(Access::INVALIDATABLE) {
+            return Err(KeyError::Access);
+        }
+        // Only one of several invalidations finds the key.
+        slot.rkey
+            .compare_exchange(rkey, 0, Ordering::Relaxed, Ordering::Relaxed)
+            .map(|_| ())
+            .map_err(|_| KeyError::Key)
+    }
+
     /// Clears the valid bit of the region and waits for the accesses in progress.
     fn retire(&self, lkey: u32) -> Option<&Slot> {
         let slot = self.slot(lkey)?;
@@ -183,7 +206,7 @@ impl MrTable {
         let mut spins = 0u32;
         while slot.state.load(Ordering::Acquire) & !VALID != 0 {
             spins += 1;
-            if spins % 64 == 0 { std::thread::yield_now() } else { hint::spin_loop() }
+            if spins.is_multiple_of(64) { std::thread::yield_now() } else { hint::spin_loop() }
         }
         Some(slot)
     }

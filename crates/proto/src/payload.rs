@@ -6,51 +6,40 @@ use crate::wr::Sge;
 
 /// The payload of an outgoing packet. Its keys and bounds were checked, and are checked again piece by piece as it is
 /// copied: a region that was deregistered in between is a [`Fault`].
-pub struct Payload<'a, M> {
+#[derive(Clone, Copy, Debug)]
+pub struct Payload<'a> {
     source: Source<'a>,
     len: usize,
     pd: u32,
-    mrs: &'a MrTable,
-    memory: &'a M,
 }
 
+#[derive(Clone, Copy, Debug)]
 enum Source<'a> {
     Bytes(&'a [u8]),
     Gather { sges: &'a [Sge], skip: u64 },
     Remote { rkey: u32, va: u64 },
 }
 
-impl<'a, M: Memory> Payload<'a, M> {
-    /// Bytes that the machine itself holds: inline data, or none.
+impl<'a> Payload<'a> {
+    /// None.
+    pub const EMPTY: Payload<'static> = Payload { source: Source::Bytes(&[]), len: 0, pd: 0 };
+
+    /// Bytes that the machine itself holds: inline data.
     #[must_use]
-    pub fn bytes(bytes: &'a [u8], mrs: &'a MrTable, memory: &'a M) -> Self {
-        Self { source: Source::Bytes(bytes), len: bytes.len(), pd: 0, mrs, memory }
+    pub fn bytes(bytes: &'a [u8]) -> Self {
+        Self { source: Source::Bytes(bytes), len: bytes.len(), pd: 0 }
     }
 
-    /// `len` bytes of a scatter/gather list, from `skip` on.
+    /// `len` bytes of a scatter/gather list of protection domain `pd`, from `skip` on.
     #[must_use]
-    pub fn gather(
-        sges: &'a [Sge],
-        skip: u64,
-        len: usize,
-        pd: u32,
-        mrs: &'a MrTable,
-        memory: &'a M,
-    ) -> Self {
-        Self { source: Source::Gather { sges, skip }, len, pd, mrs, memory }
+    pub fn gather(sges: &'a [Sge], skip: u64, len: usize, pd: u32) -> Self {
+        Self { source: Source::Gather { sges, skip }, len, pd }
     }
 
     /// `len` bytes that a peer READs.
     #[must_use]
-    pub fn remote(
-        rkey: u32,
-        va: u64,
-        len: usize,
-        pd: u32,
-        mrs: &'a MrTable,
-        memory: &'a M,
-    ) -> Self {
-        Self { source: Source::Remote { rkey, va }, len, pd, mrs, memory }
+    pub fn remote(rkey: u32, va: u64, len: usize, pd: u32) -> Self {
+        Self { source: Source::Remote { rkey, va }, len, pd }
     }
 
     /// Bytes.
@@ -66,7 +55,12 @@ impl<'a, M: Memory> Payload<'a, M> {
     }
 
     /// Copies everything to `dst`, which has [`len`](Self::len) bytes.
-    pub fn copy_to(&self, dst: &mut [u8]) -> Result<(), Fault> {
+    pub fn copy_to(
+        &self,
+        mrs: &MrTable,
+        memory: &impl Memory,
+        dst: &mut [u8],
+    ) -> Result<(), Fault> {
         debug_assert_eq!(dst.len(), self.len);
         match self.source {
             Source::Bytes(bytes) => {
@@ -77,20 +71,18 @@ impl<'a, M: Memory> Payload<'a, M> {
                 if dst.is_empty() {
                     return Ok(());
                 }
-                let need = Access::REMOTE_READ;
-                let hold = self
-                    .mrs
-                    .remote(rkey, self.pd, va, dst.len() as u64, need)
+                let hold = mrs
+                    .remote(rkey, self.pd, va, dst.len() as u64, Access::REMOTE_READ)
                     .map_err(|_| Fault)?;
-                self.memory.read(hold.addr(), dst)
+                memory.read(hold.addr(), dst)
             }
             Source::Gather { sges, skip } => {
                 let mut rest = dst;
                 for piece in pieces(sges, skip, rest.len()) {
                     let (here, more) = rest.split_at_mut(piece.len as usize);
-                    let hold = hold_local(self.mrs, self.pd, &piece, Access::empty())
-                        .map_err(|_| Fault)?;
-                    self.memory.read(hold.addr(), here)?;
+                    let hold =
+                        hold_local(mrs, self.pd, &piece, Access::empty()).map_err(|_| Fault)?;
+                    memory.read(hold.addr(), here)?;
                     rest = more;
                 }
                 // The machine never asks for more than the list holds.

@@ -3,20 +3,37 @@
 //! The device calls in, the machines answer through [`Env`]. Nothing here blocks, and nothing is allocated once
 //! a queue pair is ready to send.
 
+mod answers;
 pub mod attr;
+mod completer;
+mod datagram;
+pub mod grh;
+mod requester;
+mod responder;
+mod send_queue;
+mod transition;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use thiserror::Error;
 
-use crate::env::Env;
-use crate::recv_queue::PostRecvError;
+use crate::counters::Counter;
+use crate::env::{Env, Side};
+use crate::event::QpEvent;
+use crate::memory::Memory;
+use crate::recv_queue::{PostRecvError, RecvQueue};
 use crate::time::Time;
-use crate::types::{Gid, Qpn};
+use crate::types::{Gid, PKey, Psn, QKey, Qpn};
+use crate::wc::{Wc, WcOpcode, WcStatus};
+use crate::wire::bth::Bth;
+use crate::wire::opcode::{Opcode, Operation, Service};
 use crate::wire::packet::Packet;
-use crate::wr::{RecvWr, SendWr};
-use attr::{ModifyError, ModifyLimits, QpAttr, QpAttrMask, QpInit, QpState};
+use crate::wr::{AddressVector, RecvWr, SendFlags, SendWr, UdDest};
+use attr::{ModifyError, ModifyLimits, QpAttr, QpAttrMask, QpInit, QpState, QpType};
+use requester::Requester;
+use responder::Responder;
+use send_queue::SendQueue;
 
 /// Why a send was not posted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
@@ -42,6 +59,9 @@ pub enum PostSendError {
     /// `EINVAL`: more than 2^31 bytes.
     #[error("the message is too long")]
     TooLong,
+    /// `EINVAL`: a READ or atomic has no data that could be inline.
+    #[error("the operation cannot have inline data")]
+    InlineRead,
 }
 
 /// What a poller gives back to a send queue: the slots that polled completions cover (S5.1).
@@ -49,10 +69,12 @@ pub enum PostSendError {
 pub struct SqCredit(AtomicU32);
 
 impl SqCredit {
-    /// Takes [`crate::wc::Wc::sq_count`] of a polled completion of a send. Completions of one queue pair must be handed back in
-    /// the order in which they were polled.
+    /// Takes [`crate::wc::Wc::sq_count`] of a polled completion of a send. Several threads may poll: an older count
+    /// that comes late changes nothing.
     pub fn release(&self, sq_count: u32) {
-        self.0.store(sq_count, Ordering::Release);
+        let newer = |old: u32| (sq_count.wrapping_sub(old).cast_signed() > 0).then_some(sq_count);
+        // Err: a newer count stands there already.
+        let _ = self.0.fetch_update(Ordering::Release, Ordering::Relaxed, newer);
     }
 
     fn released(&self) -> u32 {
@@ -79,13 +101,43 @@ pub struct Arrival {
 #[derive(Debug)]
 pub struct Qp {
     qpn: Qpn,
+    init: QpInit,
+    attr: QpAttr,
+    sq: SendQueue,
+    /// `None`: receives come from an SRQ.
+    rq: Option<RecvQueue>,
+    credit: Arc<SqCredit>,
+    requester: Requester,
+    responder: Responder,
+    /// PSN of the next datagram.
+    next_datagram: Psn,
+    /// `COMM_EST` was raised.
+    established: bool,
 }
 
 impl Qp {
     /// A queue pair in RESET.
     #[must_use]
     pub fn new(qpn: Qpn, init: &QpInit) -> Self {
-        todo!()
+        let no_dest = UdDest {
+            av: AddressVector::default(),
+            pd: 0,
+            qpn: Qpn::default(),
+            qkey: QKey::default(),
+        };
+        let cap = &init.cap;
+        Self {
+            qpn,
+            init: *init,
+            attr: QpAttr::default(),
+            sq: SendQueue::new(cap, (init.qp_type == QpType::Ud).then_some(no_dest)),
+            rq: (!init.srq).then(|| RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge)),
+            credit: Arc::default(),
+            requester: Requester::default(),
+            responder: Responder::default(),
+            next_datagram: Psn::default(),
+            established: false,
+        }
     }
 
     /// Its number.
@@ -97,25 +149,31 @@ impl Qp {
     /// What it was made with; `cap` holds the actual sizes.
     #[must_use]
     pub fn init(&self) -> &QpInit {
-        todo!()
+        &self.init
     }
 
     /// Its attributes now (`ibv_query_qp`).
     #[must_use]
-    pub fn attr(&self) -> &QpAttr {
-        todo!()
+    pub fn attr(&self) -> QpAttr {
+        QpAttr { cur_state: self.attr.state, ..self.attr }
     }
 
     /// Its state now.
     #[must_use]
     pub fn state(&self) -> QpState {
-        todo!()
+        self.attr.state
+    }
+
+    /// Whether it is in SQD and sends still wait for their answers.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.attr.state == QpState::Sqd && !self.requester.drained
     }
 
     /// Where a poller hands back send slots, without the queue pair's lock.
     #[must_use]
     pub fn sq_credit(&self) -> Arc<SqCredit> {
-        todo!()
+        Arc::clone(&self.credit)
     }
 
     /// `ibv_modify_qp`. On an error nothing is changed. The move to ERR flushes both queues; the device purges
@@ -127,63 +185,268 @@ impl Qp {
         limits: &ModifyLimits,
         env: &mut E,
     ) -> Result<(), ModifyError> {
-        todo!()
+        let from = self.attr.state;
+        let to = transition::check(self.init.qp_type, from, attr, mask, limits, &self.attr)?;
+        if matches!(to, QpState::Reset | QpState::Err) {
+            // What was executed stays executed: the peer shall know.
+            self.send_owed_ack(env);
+        }
+        self.assign(attr, mask);
+        match to {
+            QpState::Reset => self.reset(),
+            QpState::Err => self.enter_error(env),
+            _ => {
+                self.attr.state = to;
+                match (from, to) {
+                    (QpState::Init, QpState::Rtr) => {
+                        if self.init.qp_type == QpType::Ud {
+                            self.attr.path_mtu = limits.max_mtu;
+                        }
+                        self.start_responder(self.attr.rq_psn);
+                    }
+                    (QpState::Rtr, QpState::Rts) => {
+                        self.next_datagram = self.attr.sq_psn;
+                        self.start_requester(self.attr.sq_psn);
+                    }
+                    (_, QpState::Sqd) if from != QpState::Sqd => self.requester.drained = false,
+                    _ => {}
+                }
+                if matches!(to, QpState::Rts | QpState::Sqd) {
+                    self.after_completion(env);
+                    self.transmit(env);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn assign(&mut self, from: &QpAttr, mask: QpAttrMask) {
+        use QpAttrMask as M;
+        let to = &mut self.attr;
+        macro_rules! take {
+            ($($bit:ident: $($field:ident),+;)+) => {
+                $(if mask.contains(M::$bit) { $(to.$field = from.$field;)+ })+
+            };
+        }
+        take! {
+            EN_SQD_ASYNC_NOTIFY: en_sqd_async_notify;
+            ACCESS_FLAGS: access;
+            PKEY_INDEX: pkey_index;
+            PORT: port;
+            QKEY: qkey;
+            AV: av;
+            PATH_MTU: path_mtu;
+            TIMEOUT: timeout;
+            RETRY_CNT: retry_cnt;
+            RNR_RETRY: rnr_retry;
+            RQ_PSN: rq_psn;
+            MAX_QP_RD_ATOMIC: max_rd_atomic;
+            MIN_RNR_TIMER: min_rnr_timer;
+            SQ_PSN: sq_psn;
+            MAX_DEST_RD_ATOMIC: max_dest_rd_atomic;
+            DEST_QPN: dest_qpn;
+        }
+        if mask.contains(M::MAX_DEST_RD_ATOMIC) {
+            self.responder.answers.set_depth(from.max_dest_rd_atomic);
+        }
+    }
+
+    /// All is forgotten; no completion is made (IBA 10.3.1.1).
+    fn reset(&mut self) {
+        self.attr = QpAttr::default();
+        self.credit.release(self.sq.clear());
+        self.requester = Requester::default();
+        self.forget_receives();
+        self.established = false;
+    }
+
+    /// ERR: everything that waits is flushed, in posting order per queue (IBA 10.3.1.6, S1.3).
+    fn enter_error<E: Env>(&mut self, env: &mut E) {
+        if self.attr.state != QpState::Err {
+            self.attr.state = QpState::Err;
+            self.flush_sends(env);
+            self.flush_receives(env);
+        }
     }
 
     /// Queues a send. Call [`transmit`](Self::transmit) after the last of a list.
     pub fn post_send<E: Env>(&mut self, wr: &SendWr<'_>, env: &mut E) -> Result<(), PostSendError> {
-        todo!()
+        if matches!(self.attr.state, QpState::Reset | QpState::Init | QpState::Rtr) {
+            return Err(PostSendError::State);
+        }
+        if wr.sges.len() > self.sq.max_sge() {
+            return Err(PostSendError::TooManySges);
+        }
+        if self.init.qp_type == QpType::Ud && wr.ud.is_none() {
+            return Err(PostSendError::NoDestination);
+        }
+        if self.sq.is_full(self.credit.released()) {
+            return Err(PostSendError::Full);
+        }
+        let len: u64 = wr.sges.iter().map(|s| u64::from(s.len)).sum();
+        let len = u32::try_from(len).ok().filter(|l| *l <= 1 << 31);
+        let len = len.ok_or(PostSendError::TooLong)?;
+        if wr.flags.contains(SendFlags::INLINE) {
+            if wr.op.has_response_data() {
+                return Err(PostSendError::InlineRead);
+            }
+            if len as usize > self.sq.max_inline() {
+                return Err(PostSendError::InlineTooLong);
+            }
+            let mut room = &mut self.sq.inline_mut()[..len as usize];
+            for sge in wr.sges {
+                let (here, rest) = std::mem::take(&mut room).split_at_mut(sge.len as usize);
+                env.memory().read(sge.addr, here).map_err(|_| PostSendError::Fault)?;
+                room = rest;
+            }
+        }
+        self.sq.stage(wr, len);
+        self.sq.commit();
+        if matches!(self.attr.state, QpState::Err | QpState::Sqe) {
+            self.flush_sends(env);
+        }
+        Ok(())
+    }
+
+    /// How many more sends the queue takes before one of its completions is polled.
+    #[must_use]
+    pub fn send_room(&self) -> u32 {
+        self.sq.room(self.credit.released())
     }
 
     /// Queues a receive.
     pub fn post_recv<E: Env>(&mut self, wr: &RecvWr<'_>, env: &mut E) -> Result<(), PostRecvError> {
-        todo!()
+        let Some(rq) = &mut self.rq else { return Err(PostRecvError::State) };
+        match self.attr.state {
+            QpState::Reset => return Err(PostRecvError::State),
+            QpState::Err => {
+                if wr.sges.len() > self.init.cap.max_recv_sge as usize {
+                    return Err(PostRecvError::TooManySges);
+                }
+                let wc = Wc {
+                    wr_id: wr.wr_id,
+                    status: WcStatus::WrFlushErr,
+                    opcode: WcOpcode::Recv,
+                    qpn: self.qpn,
+                    ..Wc::default()
+                };
+                env.count(Counter::RespCqeError, 1);
+                env.complete(Side::Recv, wc, true);
+            }
+            _ => rq.push(wr)?,
+        }
+        Ok(())
     }
 
     /// Sends what may be sent now: requests, READ responses that were held back, and an ACK that is owed if
     /// anything else went out. Call it after posting, and when a path that was blocked has room again.
     pub fn transmit<E: Env>(&mut self, env: &mut E) {
-        todo!()
+        let sent = match self.init.qp_type {
+            QpType::Ud => self.send_datagrams(env),
+            QpType::Uc => self.send_requests(env),
+            QpType::Rc => self.send_answers(env) | self.send_requests(env),
+        };
+        if sent {
+            self.send_owed_ack(env);
+        }
     }
 
-    /// Takes a packet whose ICRC is right and whose destination QPN is this queue pair's; whatever it is, the
-    /// worst that happens is a count. Sends what it allows (as [`transmit`](Self::transmit)), but holds an ACK back: see
-    /// [`owes_ack`](Self::owes_ack).
+    /// Takes a packet whose ICRC is right and whose destination QPN is this queue pair's (or the multicast
+    /// QPN); whatever it is, the worst that happens is a count. Sends what it allows (as
+    /// [`transmit`](Self::transmit)), but holds an ACK back: see [`owes_ack`](Self::owes_ack).
     pub fn receive<E: Env>(&mut self, arrival: &Arrival, packet: &Packet<'_>, env: &mut E) {
-        todo!()
+        let bth = &packet.headers.bth;
+        let service = match self.init.qp_type {
+            QpType::Rc => Service::Rc,
+            QpType::Uc => Service::Uc,
+            QpType::Ud => Service::Ud,
+        };
+        let receives = !matches!(self.attr.state, QpState::Reset | QpState::Init | QpState::Err);
+        if !receives || bth.opcode.service != service {
+            return env.count(Counter::DropQpState, 1);
+        }
+        if !bth.pkey.matches(PKey::DEFAULT) {
+            return env.count(Counter::DropPkey, 1);
+        }
+        if service == Service::Ud {
+            return self.receive_datagram(arrival, packet, env);
+        }
+        // Only the peer may touch a connection.
+        if arrival.source != self.attr.av.dgid {
+            return env.count(Counter::DropForeign, 1);
+        }
+        if bth.opcode.is_response() {
+            self.receive_response(packet, env);
+        } else {
+            self.receive_request(packet, env);
+        }
+        self.transmit(env);
     }
 
     /// Whether an ACK is held back: the device calls [`acknowledge`](Self::acknowledge) soon, best when nothing else is left to
     /// receive, so that one ACK answers many packets or rides with the program's reply.
     #[must_use]
     pub fn owes_ack(&self) -> bool {
-        todo!()
+        self.responder.ack_owed
     }
 
     /// Sends the ACK that is owed, if any.
     pub fn acknowledge<E: Env>(&mut self, env: &mut E) {
-        todo!()
+        self.send_owed_ack(env);
     }
 
     /// When [`on_timer`](Self::on_timer) must be called at the latest. It may move with every call.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
-        todo!()
+        let answers = self.responder.answers.paced_until;
+        [answers, self.requester_deadline()].into_iter().flatten().min()
     }
 
     /// Does what is due at `env.now()`: ACK timeout, end of an RNR wait, the next piece of a paced READ response.
     pub fn on_timer<E: Env>(&mut self, env: &mut E) {
-        todo!()
+        self.requester_timer(env);
+        self.transmit(env);
     }
 
-    /// The device lost the queue pair's ground (its CQ overran): moves to ERR with [`crate::event::QpEvent::Fatal`].
+    /// The device lost the queue pair's ground (its CQ overran): moves to ERR with [`QpEvent::Fatal`].
     pub fn fail<E: Env>(&mut self, env: &mut E) {
-        todo!()
+        if self.attr.state != QpState::Err {
+            env.raise(QpEvent::Fatal);
+            self.enter_error(env);
+        }
     }
 
     /// Whether requests wait for an answer: such queue pairs share their path's window.
     #[must_use]
     pub fn is_in_flight(&self) -> bool {
-        todo!()
+        self.awaits_answer()
+    }
+
+    /// The first packet in RTR says that the peer is there (IBA 11.6.3.1).
+    fn note_established<E: Env>(&mut self, env: &mut E) {
+        if self.attr.state == QpState::Rtr && !self.established {
+            self.established = true;
+            env.raise(QpEvent::CommEst);
+        }
+    }
+
+    fn mtu(&self) -> u32 {
+        self.attr.path_mtu.bytes()
+    }
+
+    /// The base header of a packet to the peer; the opcode is to be replaced.
+    fn bth(&self, psn: Psn) -> Bth {
+        Bth {
+            opcode: Opcode::new(Service::Rc, Operation::Ack),
+            solicited: false,
+            migreq: true,
+            pad: 0,
+            pkey: PKey::DEFAULT,
+            fecn: false,
+            becn: false,
+            dest_qpn: self.attr.dest_qpn,
+            ack_req: false,
+            psn,
+        }
     }
 }

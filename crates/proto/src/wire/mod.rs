@@ -3,6 +3,7 @@
 pub mod aeth;
 pub mod atomic;
 pub mod bth;
+mod crc32;
 pub mod deth;
 pub mod feth;
 mod field;

@@ -148,6 +148,10 @@ impl Ext {
         self.0 & other.0 != 0
     }
 
+    pub(super) const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
     const fn len(self) -> usize {
         let (mut i, mut sum) = (0, 0);
         while i < Self::LEN.len() {

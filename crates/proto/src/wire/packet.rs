@@ -132,42 +132,41 @@ impl Headers {
         out.written
     }
 
-    /// Reads the headers and returns what follows them.
-    ///
-    /// # Errors
-    /// Any [`Malformed`] but `Pad` and `Length`.
-    pub fn parse(bytes: &[u8]) -> Result<(Self, &[u8]), Malformed> {
-        let mut rest = bytes;
-        let mut headers = Self::new(Bth::parse(take(&mut rest)?)?);
-        let ext = headers.bth.opcode.ext();
+    /// Reads the extension headers that the opcode has off the front of `rest`.
+    #[inline]
+    fn parse_ext(&mut self, rest: &mut &[u8]) -> Result<(), Malformed> {
+        let ext = self.bth.opcode.ext();
+        if ext.is_empty() {
+            return Ok(());
+        }
         if ext.has(Ext::XRCETH) {
-            headers.xrceth = Some(XrcEth::parse(take(&mut rest)?));
+            self.xrceth = Some(XrcEth::parse(take(rest)?));
         }
         if ext.has(Ext::DETH) {
-            headers.deth = Some(Deth::parse(take(&mut rest)?));
+            self.deth = Some(Deth::parse(take(rest)?));
         }
         if ext.has(Ext::FETH) {
-            headers.feth = Some(Feth::parse(take(&mut rest)?));
+            self.feth = Some(Feth::parse(take(rest)?));
         }
         if ext.has(Ext::RETH) {
-            headers.reth = Some(Reth::parse(take(&mut rest)?));
+            self.reth = Some(Reth::parse(take(rest)?));
         }
         if ext.has(Ext::ATOMIC) {
-            headers.atomic = Some(AtomicEth::parse(take(&mut rest)?));
+            self.atomic = Some(AtomicEth::parse(take(rest)?));
         }
         if ext.has(Ext::AETH) {
-            headers.aeth = Some(Aeth::parse(take(&mut rest)?)?);
+            self.aeth = Some(Aeth::parse(take(rest)?)?);
         }
         if ext.has(Ext::ATOMIC_ACK) {
-            headers.atomic_ack = Some(AtomicAckEth::parse(take(&mut rest)?));
+            self.atomic_ack = Some(AtomicAckEth::parse(take(rest)?));
         }
         if ext.has(Ext::IMM) {
-            headers.imm = Some(ImmDt::parse(take(&mut rest)?).0);
+            self.imm = Some(ImmDt::parse(take(rest)?).0);
         }
         if ext.has(Ext::IETH) {
-            headers.ieth = Some(Ieth::parse(take(&mut rest)?).rkey);
+            self.ieth = Some(Ieth::parse(take(rest)?).rkey);
         }
-        Ok((headers, rest))
+        Ok(())
     }
 }
 
@@ -243,9 +242,12 @@ impl<'a> Packet<'a> {
     ///
     /// # Errors
     /// Why the bytes are no packet.
+    #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Malformed> {
-        let (headers, rest) = Headers::parse(bytes)?;
-        if rest.len() % 4 != 0 {
+        let mut rest = bytes;
+        let mut headers = Headers::new(Bth::parse(take(&mut rest)?)?);
+        headers.parse_ext(&mut rest)?;
+        if !rest.len().is_multiple_of(4) {
             return Err(Malformed::Length);
         }
         let len = rest.len().checked_sub(headers.bth.pad.into()).ok_or(Malformed::Pad)?;
@@ -286,3 +288,6 @@ impl fmt::Display for Packet<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,120 @@
+//! Address handle: where a datagram goes.
+
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+
+use anyverbs_proto::types::{Gid, QKey, Qpn};
+use anyverbs_proto::wr::{AddressVector, UdDest};
+use parking_lot::Mutex;
+
+use crate::engine::{Engine, Ticket};
+use crate::error::{CreateError, DestroyError};
+use crate::holders::{Held, Holder};
+use crate::pd::PdCell;
+
+/// Attributes of an address handle or of a queue pair's path (`struct ibv_ah_attr`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct AhAttr {
+    /// The peer's port, or a multicast group.
+    pub dgid: Gid,
+    /// Index of our address in the GID table.
+    pub sgid_index: u8,
+    /// Hop limit or TTL.
+    pub hop_limit: u8,
+    /// Traffic class or TOS.
+    pub traffic_class: u8,
+    /// IPv6 flow label, 20 bits.
+    pub flow_label: u32,
+    /// Whether the four above hold. RoCE has no other addresses.
+    pub is_global: bool,
+    /// Service level.
+    pub sl: u8,
+    /// Static rate, as given.
+    pub static_rate: u8,
+    /// Source path bits, as given.
+    pub src_path_bits: u8,
+    /// Destination LID, as given.
+    pub dlid: u16,
+    /// Port, from 1.
+    pub port: u8,
+}
+
+/// Address handle (`ibv_create_ah`). A posted send keeps a copy of what it needs: the handle may be destroyed at once.
+#[derive(Debug)]
+pub struct Ah {
+    engine: &'static Engine,
+    av: AddressVector,
+    pd: u32,
+    hold: Mutex<Option<(Held<PdCell>, Ticket)>>,
+}
+
+impl Ah {
+    pub(crate) fn create(pd: &Arc<PdCell>, attr: &AhAttr) -> Result<Self, CreateError> {
+        let engine = pd.engine;
+        if !engine.is_current() {
+            return Err(CreateError::Forked);
+        }
+        let av = resolve(engine, attr)?;
+        let ticket = engine.quotas.ah.take().ok_or(CreateError::Exhausted("address handles"))?;
+        let hold = Held::new(pd, Holder::Ah).ok_or(CreateError::Foreign("protection domain"))?;
+        Ok(Self { engine, av, pd: pd.number, hold: Mutex::new(Some((hold, ticket))) })
+    }
+
+    /// The resolved address.
+    #[must_use]
+    pub fn av(&self) -> &AddressVector {
+        &self.av
+    }
+
+    /// A datagram's destination: queue pair `qpn` there, with its Q_Key.
+    #[must_use]
+    pub fn dest(&self, qpn: Qpn, qkey: QKey) -> UdDest {
+        UdDest { av: self.av, pd: self.pd, qpn, qkey }
+    }
+
+    /// Destroys it (`ibv_destroy_ah`).
+    ///
+    /// # Errors
+    /// [`DestroyError::Gone`].
+    pub fn destroy(&self) -> Result<(), DestroyError> {
+        if !self.engine.is_current() {
+            return Ok(());
+        }
+        self.hold.lock().take().map(drop).ok_or(DestroyError::Gone)
+    }
+}
+
+/// Checks an address and completes it from the GID table.
+pub(crate) fn resolve(engine: &Engine, attr: &AhAttr) -> Result<AddressVector, CreateError> {
+    if attr.port != 1 {
+        return Err(CreateError::Invalid("port"));
+    }
+    if !attr.is_global {
+        return Err(CreateError::Invalid("address without a global route (GRH), which RoCE needs"));
+    }
+    let source =
+        engine.gids.entry(attr.sgid_index.into()).ok_or(CreateError::Invalid("GID index"))?;
+    let scope_id = match attr.dgid.to_ip() {
+        IpAddr::V6(ip) if is_link_scoped(ip) => source.interface,
+        _ => 0,
+    };
+    Ok(AddressVector {
+        dgid: attr.dgid,
+        sgid: source.gid,
+        sgid_index: attr.sgid_index,
+        hop_limit: attr.hop_limit,
+        traffic_class: attr.traffic_class,
+        sl: attr.sl,
+        flow_label: attr.flow_label & 0xf_ffff,
+        static_rate: attr.static_rate,
+        src_path_bits: attr.src_path_bits,
+        dlid: attr.dlid,
+        port: attr.port,
+        scope_id,
+    })
+}
+
+/// Whether an address means something on one link only.
+fn is_link_scoped(ip: Ipv6Addr) -> bool {
+    ip.is_unicast_link_local() || (ip.is_multicast() && ip.octets()[1] & 0xf == 2)
+}

@@ -1,0 +1,96 @@
+//! Completion channel: tells a program that sleeps that a CQ has completions.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use crate::cq::CqCell;
+use crate::engine::Engine;
+use crate::error::{DestroyError, EventError};
+use crate::event_queue::EventQueue;
+use crate::holders::{Holdable, Holders};
+
+/// Completion channel (`ibv_create_comp_channel`).
+///
+/// Its descriptor is readable exactly while an event waits, may be polled together with others, and may be set to
+/// `O_NONBLOCK`.
+#[derive(Debug)]
+pub struct CompChannel(pub(crate) Arc<ChannelCell>);
+
+#[derive(Debug)]
+pub(crate) struct ChannelCell {
+    pub(crate) engine: &'static Engine,
+    events: EventQueue<Arc<CqCell>>,
+    holders: Holders,
+}
+
+impl Holdable for ChannelCell {
+    fn holders(&self) -> &Holders {
+        &self.holders
+    }
+}
+
+impl ChannelCell {
+    pub(crate) fn new(engine: &'static Engine) -> std::io::Result<Self> {
+        Ok(Self { engine, events: EventQueue::new()?, holders: Holders::default() })
+    }
+
+    pub(crate) fn notify(&self, cq: Arc<CqCell>) {
+        self.events.push(cq);
+    }
+
+    pub(crate) fn withdraw(&self, cq: &CqCell) {
+        self.events.withdraw(|event| std::ptr::eq(&raw const **event, cq));
+    }
+}
+
+/// A completion event that was read: which CQ has completions. Acknowledge it before the CQ is destroyed.
+#[derive(Debug)]
+pub struct CompEvent(Arc<CqCell>);
+
+impl CompEvent {
+    /// What the program gave at the CQ's creation or by [`crate::Cq::set_cookie`].
+    #[must_use]
+    pub fn cookie(&self) -> u64 {
+        self.0.cookie()
+    }
+
+    /// Acknowledges it; equal to [`crate::Cq::ack_events`]`(1)`. Dropping the event does *not* acknowledge it.
+    pub fn ack(self) {
+        self.0.comp_acks.acknowledge(1);
+    }
+}
+
+impl CompChannel {
+    /// Reads the oldest event (`ibv_get_cq_event`). Waits for one unless the program set `O_NONBLOCK`; holds no lock
+    /// meanwhile, so that the thread may be cancelled.
+    ///
+    /// # Errors
+    /// [`EventError`].
+    pub fn get_event(&self) -> Result<CompEvent, EventError> {
+        if !self.0.engine.is_current() {
+            return Err(EventError::Forked);
+        }
+        self.0.engine.end_lease();
+        self.0.events.pop_with(|cq| cq.comp_acks.read()).map(CompEvent)
+    }
+
+    /// Destroys the channel.
+    ///
+    /// # Errors
+    /// [`DestroyError::Busy`] while a CQ uses it.
+    pub fn destroy(&self) -> Result<(), DestroyError> {
+        if !self.0.engine.is_current() {
+            return Ok(());
+        }
+        self.0
+            .holders
+            .retire()
+            .inspect_err(|e| tracing::warn!("completion channel not destroyed: {e}"))
+    }
+}
+
+impl AsFd for CompChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.events.fd()
+    }
+}

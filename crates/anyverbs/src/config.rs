@@ -1,0 +1,307 @@
+//! Configuration: variables `ANYVERBS_*`, over a TOML file that `ANYVERBS_CONFIG` names, over the defaults.
+
+use std::path::PathBuf;
+
+use anyverbs_net::fault::FaultPolicy;
+use serde::Deserialize;
+use thiserror::Error;
+
+/// Why the configuration is not usable: one clear line.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// A variable's value.
+    #[error("{variable}={value:?}: expected {expected}")]
+    Value {
+        /// Its name.
+        variable: String,
+        /// Its value.
+        value: String,
+        /// What it should be.
+        expected: String,
+    },
+    /// The file cannot be read.
+    #[error("cannot read the configuration file {path:?}: {reason}")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// The file does not parse.
+    #[error("configuration file {path:?}: {reason}")]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// Why, and where.
+        reason: String,
+    },
+}
+
+/// The device's configuration.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Config {
+    /// Name of the device.
+    pub device: String,
+    /// UDP port; RoCEv2's is 4791.
+    pub udp_port: u16,
+    /// Name of the registry in which the processes of this host find each other.
+    pub registry: String,
+    /// Only these interfaces; all where empty.
+    pub interfaces: Vec<String>,
+    /// Bytes that may be in flight to one receiving process.
+    pub window: u32,
+    /// Receive buffer to ask the system for, in bytes.
+    pub receive_buffer: usize,
+    /// UDP segmentation offload.
+    pub gso: bool,
+    /// Whether queue pairs of one process talk directly instead of through UDP.
+    pub inproc: bool,
+    /// Largest number of queue pairs.
+    pub max_qp: u32,
+    /// Writes every packet to this pcap file.
+    pub capture: Option<PathBuf>,
+    /// Faults injected into what is received.
+    pub fault: Option<FaultPolicy>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            device: "anyverbs0".into(),
+            udp_port: 4791,
+            registry: "anyverbs".into(),
+            interfaces: Vec::new(),
+            window: 128 << 10,
+            receive_buffer: 8 << 20,
+            gso: true,
+            inproc: true,
+            max_qp: crate::limits::DEFAULT.max_qp,
+            capture: None,
+            fault: None,
+        }
+    }
+}
+
+/// The file's keys. Those of the environment are the same, in capitals after `ANYVERBS_`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    device: Option<String>,
+    udp_port: Option<u16>,
+    registry: Option<String>,
+    interfaces: Option<Vec<String>>,
+    window: Option<u32>,
+    receive_buffer: Option<usize>,
+    gso: Option<bool>,
+    inproc: Option<bool>,
+    max_qp: Option<u32>,
+    capture: Option<PathBuf>,
+    loss: Option<f64>,
+    duplication: Option<f64>,
+    reorder: Option<f64>,
+    corruption: Option<f64>,
+    fault_seed: Option<u64>,
+}
+
+impl Config {
+    /// Reads the environment, and the file that it names.
+    ///
+    /// # Errors
+    /// [`ConfigError`], the first that is found.
+    pub fn load() -> Result<Self, ConfigError> {
+        Self::from_variables(|name| {
+            // Bytes that are no UTF-8 then fail to parse, with the replacement character in the message.
+            std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+        })
+    }
+
+    fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
+        let mut file = File::default();
+        if let Some(path) =
+            variable("ANYVERBS_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from)
+        {
+            let text = std::fs::read_to_string(&path).map_err(|e| ConfigError::Unreadable {
+                path: path.clone(),
+                reason: e.to_string(),
+            })?;
+            file = toml::from_str(&text).map_err(|e| ConfigError::Syntax {
+                path,
+                // The parser's message has several lines: place, excerpt, reason.
+                reason: e.to_string().split_whitespace().collect::<Vec<_>>().join(" "),
+            })?;
+        }
+        let env = Environment(variable);
+        let default = Self::default();
+
+        let policy = FaultPolicy {
+            loss: env.fraction("LOSS", file.loss)?,
+            duplication: env.fraction("DUPLICATION", file.duplication)?,
+            reorder: env.fraction("REORDER", file.reorder)?,
+            corruption: env.fraction("CORRUPTION", file.corruption)?,
+            seed: env.parse("FAULT_SEED", file.fault_seed, "a number", |_| true)?.unwrap_or(1),
+        };
+        let faulty = policy.loss > 0.0
+            || policy.duplication > 0.0
+            || policy.reorder > 0.0
+            || policy.corruption > 0.0;
+        let name = |s: &String| !s.is_empty() && s.len() <= 48 && !s.contains(['/', '\0']);
+        Ok(Self {
+            device: env
+                .parse("DEVICE", file.device, "a name of 1 to 48 bytes without a slash", name)?
+                .unwrap_or(default.device),
+            udp_port: env
+                .parse("UDP_PORT", file.udp_port, "a UDP port from 1 to 65535", |p| *p != 0)?
+                .unwrap_or(default.udp_port),
+            registry: env
+                .parse("REGISTRY", file.registry, "a name of 1 to 48 bytes without a slash", name)?
+                .unwrap_or(default.registry),
+            interfaces: env.list("INTERFACES").or(file.interfaces).unwrap_or_default(),
+            window: env
+                .parse("WINDOW", file.window, "bytes, 8192 to 1073741824", |w| {
+                    (8192..=1 << 30).contains(w)
+                })?
+                .unwrap_or(default.window),
+            receive_buffer: env
+                .parse("RECEIVE_BUFFER", file.receive_buffer, "bytes, 4096 to 1073741824", |b| {
+                    (4096..=1 << 30).contains(b)
+                })?
+                .unwrap_or(default.receive_buffer),
+            gso: env.flag("GSO", file.gso)?.unwrap_or(default.gso),
+            inproc: env.flag("INPROC", file.inproc)?.unwrap_or(default.inproc),
+            max_qp: env
+                .parse("MAX_QP", file.max_qp, "a number from 1 to 60000", |n| {
+                    (1..=60_000).contains(n)
+                })?
+                .unwrap_or(default.max_qp),
+            capture: env.value("CAPTURE").map(PathBuf::from).or(file.capture),
+            fault: faulty.then_some(policy),
+        })
+    }
+}
+
+struct Environment<F>(F);
+
+impl<F: Fn(&str) -> Option<String>> Environment<F> {
+    /// A variable that is set and not empty.
+    fn value(&self, key: &str) -> Option<String> {
+        (self.0)(&format!("ANYVERBS_{key}")).filter(|value| !value.is_empty())
+    }
+
+    fn parse<T: std::str::FromStr + std::fmt::Display>(
+        &self,
+        key: &str,
+        file: Option<T>,
+        expected: &str,
+        valid: impl Fn(&T) -> bool,
+    ) -> Result<Option<T>, ConfigError> {
+        let refuse = |value: String| ConfigError::Value {
+            variable: format!("ANYVERBS_{key}"),
+            value,
+            expected: expected.to_owned(),
+        };
+        match self.value(key) {
+            Some(text) => match text.trim().parse().ok().filter(&valid) {
+                Some(value) => Ok(Some(value)),
+                None => Err(refuse(text)),
+            },
+            None => match file {
+                Some(value) if !valid(&value) => Err(refuse(value.to_string())),
+                file => Ok(file),
+            },
+        }
+    }
+
+    fn fraction(&self, key: &str, file: Option<f64>) -> Result<f64, ConfigError> {
+        let value =
+            self.parse(key, file, "a probability from 0 to 1", |p| (0.0..=1.0).contains(p))?;
+        Ok(value.unwrap_or(0.0))
+    }
+
+    fn flag(&self, key: &str, file: Option<bool>) -> Result<Option<bool>, ConfigError> {
+        match self.value(key).as_deref().map(str::trim) {
+            None => Ok(file),
+            Some("1" | "true" | "yes" | "on") => Ok(Some(true)),
+            Some("0" | "false" | "no" | "off") => Ok(Some(false)),
+            Some(text) => Err(ConfigError::Value {
+                variable: format!("ANYVERBS_{key}"),
+                value: text.to_owned(),
+                expected: "1 or 0".into(),
+            }),
+        }
+    }
+
+    fn list(&self, key: &str) -> Option<Vec<String>> {
+        let value = self.value(key)?;
+        Some(value.split(',').map(|s| s.trim().to_owned()).filter(|s| !s.is_empty()).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(variables: &[(&str, &str)]) -> Result<Config, ConfigError> {
+        Config::from_variables(|name| {
+            variables.iter().find(|(n, _)| *n == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn nothing_set_gives_the_defaults() {
+        assert_eq!(config(&[]).unwrap(), Config::default());
+        assert_eq!(config(&[("ANYVERBS_UDP_PORT", "")]).unwrap(), Config::default());
+    }
+
+    #[test]
+    fn variables_are_read() {
+        let c = config(&[
+            ("ANYVERBS_UDP_PORT", "5000"),
+            ("ANYVERBS_INTERFACES", "lo, eth0"),
+            ("ANYVERBS_GSO", "off"),
+            ("ANYVERBS_LOSS", "0.01"),
+            ("ANYVERBS_FAULT_SEED", "7"),
+        ])
+        .unwrap();
+        assert_eq!((c.udp_port, c.gso), (5000, false));
+        assert_eq!(c.interfaces, ["lo", "eth0"]);
+        let fault = c.fault.unwrap();
+        assert_eq!((fault.loss, fault.seed), (0.01, 7));
+    }
+
+    #[test]
+    fn what_does_not_parse_is_one_line_that_names_the_variable() {
+        for (variable, value) in [
+            ("ANYVERBS_UDP_PORT", "0"),
+            ("ANYVERBS_UDP_PORT", "70000"),
+            ("ANYVERBS_GSO", "perhaps"),
+            ("ANYVERBS_WINDOW", "-1"),
+            ("ANYVERBS_LOSS", "1.5"),
+            ("ANYVERBS_LOSS", "NaN"),
+            ("ANYVERBS_DEVICE", "a/b"),
+            ("ANYVERBS_MAX_QP", "0"),
+            ("ANYVERBS_CONFIG", "/nonexistent/anyverbs.toml"),
+        ] {
+            let text = config(&[(variable, value)]).unwrap_err().to_string();
+            assert!(!text.contains('\n'), "{text}");
+            assert!(text.contains(variable) || text.contains(value), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_environment_goes_before_the_file() {
+        let path =
+            std::env::temp_dir().join(format!("anyverbs-config-{}.toml", std::process::id()));
+        std::fs::write(&path, "udp_port = 6000\ngso = false\n").unwrap();
+        let file = path.to_str().unwrap();
+        let c = config(&[("ANYVERBS_CONFIG", file), ("ANYVERBS_UDP_PORT", "6001")]).unwrap();
+        assert_eq!((c.udp_port, c.gso), (6001, false));
+        for bad in ["udp_port = 0", "udp_port = \"x\"", "nonsense = 1", "]["] {
+            std::fs::write(&path, bad).unwrap();
+            let text = config(&[("ANYVERBS_CONFIG", file)]).unwrap_err().to_string();
+            assert!(!text.contains('\n'), "{text}");
+        }
+        std::fs::remove_file(path).unwrap();
+    }
+}

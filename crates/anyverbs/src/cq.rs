@@ -1,0 +1,261 @@
+//! Completion queue.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyverbs_proto::qp::SqCredit;
+use anyverbs_proto::types::Qpn;
+use anyverbs_proto::wc::Wc;
+use parking_lot::Mutex;
+
+use crate::async_event::{AsyncEventKind, EventElement};
+use crate::comp_channel::{ChannelCell, CompChannel};
+use crate::context::ContextCell;
+use crate::engine::{Engine, Ticket};
+use crate::error::{CqError, CreateError, DestroyError, ModifyObjectError};
+use crate::event_queue::Acks;
+use crate::holders::{Held, Holdable, Holder, Holders};
+
+/// Completion queue (`ibv_create_cq`).
+#[derive(Debug)]
+pub struct Cq(pub(crate) Arc<CqCell>);
+
+#[derive(Debug)]
+pub(crate) struct CqCell {
+    pub(crate) engine: &'static Engine,
+    context: Arc<ContextCell>,
+    state: Mutex<State>,
+    channel: Option<Arc<ChannelCell>>,
+    cookie: AtomicU64,
+    pub(crate) comp_acks: Acks,
+    acks: Arc<Acks>,
+    holders: Holders,
+    hold: Mutex<Option<(Option<Held<ChannelCell>>, Ticket)>>,
+}
+
+#[derive(Debug)]
+struct State {
+    queue: anyverbs_proto::cq::Cq,
+    /// Where the send slots of each queue pair go back to, by number in ascending order.
+    credits: Vec<(Qpn, Arc<SqCredit>)>,
+    /// Place in `credits` of the last completion.
+    last: usize,
+}
+
+impl State {
+    fn release(&mut self, wcs: &[Wc]) {
+        for wc in wcs.iter().filter(|wc| !wc.opcode.is_recv()) {
+            if self.credits.get(self.last).is_none_or(|(qpn, _)| *qpn != wc.qpn) {
+                match self.credits.binary_search_by_key(&wc.qpn, |(qpn, _)| *qpn) {
+                    Ok(at) => self.last = at,
+                    // Completions of a destroyed queue pair are purged, so all others are here.
+                    Err(_) => continue,
+                }
+            }
+            self.credits[self.last].1.release(wc.sq_count);
+        }
+    }
+}
+
+impl Holdable for CqCell {
+    fn holders(&self) -> &Holders {
+        &self.holders
+    }
+}
+
+impl CqCell {
+    pub(crate) fn cookie(&self) -> u64 {
+        self.cookie.load(Ordering::Relaxed)
+    }
+
+    /// Adds a completion. True if it was lost for want of room, for the first time: the queue pairs must fail.
+    #[must_use]
+    pub(crate) fn push(self: &Arc<Self>, wc: Wc, solicited: bool) -> bool {
+        let mut state = self.state.lock();
+        let pushed = state.queue.push(wc, solicited);
+        if pushed.notify
+            && let Some(channel) = &self.channel
+        {
+            // Under the lock, so that destroying the queue finds every event of it.
+            channel.notify(Arc::clone(self));
+        }
+        if pushed.overrun {
+            tracing::warn!(cqe = state.queue.capacity(), "CQ overrun: a completion is lost");
+            let element = EventElement::Cq { cookie: self.cookie() };
+            self.context.events.raise(AsyncEventKind::CqErr, element, Some(&self.acks));
+        }
+        pushed.overrun
+    }
+
+    /// A queue pair uses this CQ for its sends.
+    pub(crate) fn attach(&self, qpn: Qpn, credit: Arc<SqCredit>) {
+        let mut state = self.state.lock();
+        let at = state.credits.partition_point(|(q, _)| *q < qpn);
+        state.credits.insert(at, (qpn, credit));
+        state.last = 0;
+    }
+
+    /// Removes a queue pair's completions.
+    pub(crate) fn purge(&self, qpn: Qpn) {
+        self.state.lock().queue.purge(qpn);
+    }
+
+    /// Removes a queue pair and its completions.
+    pub(crate) fn detach(&self, qpn: Qpn) {
+        let mut state = self.state.lock();
+        state.queue.purge(qpn);
+        state.credits.retain(|(q, _)| *q != qpn);
+        state.last = 0;
+    }
+
+    fn take(&self, out: &mut [Wc]) -> usize {
+        let mut state = self.state.lock();
+        let n = state.queue.poll(out);
+        state.release(&out[..n]);
+        n
+    }
+
+    fn check(&self) -> Result<(), CqError> {
+        if !self.engine.is_current() {
+            return Err(CqError::Forked);
+        }
+        if self.holders.is_dead() { Err(CqError::Gone) } else { Ok(()) }
+    }
+}
+
+impl Cq {
+    pub(crate) fn create(
+        engine: &'static Engine,
+        context: &Arc<ContextCell>,
+        cqe: u32,
+        channel: Option<&CompChannel>,
+        comp_vector: u32,
+        cookie: u64,
+    ) -> Result<Self, CreateError> {
+        if cqe == 0 || cqe > engine.attr.max_cqe {
+            return Err(CreateError::Invalid("cqe"));
+        }
+        if comp_vector >= engine.attr.num_comp_vectors {
+            return Err(CreateError::Invalid("comp_vector"));
+        }
+        let held = match channel {
+            Some(c) if !std::ptr::eq(c.0.engine, engine) => {
+                return Err(CreateError::Foreign("completion channel"));
+            }
+            Some(c) => Some(
+                Held::new(&c.0, Holder::Cq).ok_or(CreateError::Foreign("completion channel"))?,
+            ),
+            None => None,
+        };
+        let ticket = engine.quotas.cq.take().ok_or(CreateError::Exhausted("completion queues"))?;
+        Ok(Self(Arc::new(CqCell {
+            engine,
+            context: Arc::clone(context),
+            state: Mutex::new(State {
+                queue: anyverbs_proto::cq::Cq::new(cqe),
+                credits: Vec::new(),
+                last: 0,
+            }),
+            channel: held.as_ref().map(|h| Arc::clone(h.arc())),
+            cookie: AtomicU64::new(cookie),
+            comp_acks: Acks::default(),
+            acks: Arc::default(),
+            holders: Holders::default(),
+            hold: Mutex::new(Some((held, ticket))),
+        })))
+    }
+
+    /// Replaces the cookie that events carry.
+    pub fn set_cookie(&self, cookie: u64) {
+        self.0.cookie.store(cookie, Ordering::Relaxed);
+    }
+
+    /// Completions that it can hold (`ibv_cq.cqe`).
+    #[must_use]
+    pub fn capacity(&self) -> u32 {
+        if !self.0.engine.is_current() {
+            return 0;
+        }
+        self.0.state.lock().queue.capacity() as u32
+    }
+
+    /// Moves the oldest completions to `out` and returns how many (`ibv_poll_cq`). When there are none, receives what
+    /// the network has brought first. Never waits; allocates nothing.
+    ///
+    /// # Errors
+    /// [`CqError::Gone`], [`CqError::Forked`].
+    pub fn poll(&self, out: &mut [Wc]) -> Result<usize, CqError> {
+        self.0.check()?;
+        let n = self.0.take(out);
+        if n > 0 || out.is_empty() {
+            return Ok(n);
+        }
+        self.0.engine.poll_progress();
+        Ok(self.0.take(out))
+    }
+
+    /// Asks for one event on the channel, at the next completion that is added (`ibv_req_notify_cq`).
+    ///
+    /// # Errors
+    /// [`CqError::NoChannel`], [`CqError::Gone`], [`CqError::Forked`].
+    pub fn req_notify(&self, solicited_only: bool) -> Result<(), CqError> {
+        self.0.check()?;
+        if self.0.channel.is_none() {
+            return Err(CqError::NoChannel);
+        }
+        self.0.state.lock().queue.arm(solicited_only);
+        self.0.engine.end_lease();
+        Ok(())
+    }
+
+    /// Acknowledges completion events that were read (`ibv_ack_cq_events`).
+    pub fn ack_events(&self, n: u32) {
+        self.0.comp_acks.acknowledge(n);
+    }
+
+    /// Acknowledges asynchronous events of this CQ that were read.
+    pub fn ack_async_events(&self, n: u32) {
+        self.0.acks.acknowledge(n);
+    }
+
+    /// Changes the capacity (`ibv_resize_cq`).
+    ///
+    /// # Errors
+    /// [`ModifyObjectError::DoesNotFit`], [`ModifyObjectError::Invalid`].
+    pub fn resize(&self, cqe: u32) -> Result<(), ModifyObjectError> {
+        match self.0.check() {
+            Ok(()) => {}
+            Err(CqError::Forked) => return Err(ModifyObjectError::Forked),
+            Err(_) => return Err(ModifyObjectError::Gone),
+        }
+        if cqe == 0 || cqe > self.0.engine.attr.max_cqe {
+            return Err(ModifyObjectError::Invalid("cqe"));
+        }
+        if self.0.state.lock().queue.resize(cqe) {
+            Ok(())
+        } else {
+            Err(ModifyObjectError::DoesNotFit)
+        }
+    }
+
+    /// Destroys it (`ibv_destroy_cq`). Waits while an event of it was read and not acknowledged.
+    ///
+    /// # Errors
+    /// [`DestroyError::Busy`] while a queue pair uses it.
+    pub fn destroy(&self) -> Result<(), DestroyError> {
+        if !self.0.engine.is_current() {
+            return Ok(());
+        }
+        self.0.holders.retire().inspect_err(|e| tracing::warn!("CQ not destroyed: {e}"))?;
+        if let Some(channel) = &self.0.channel {
+            // Who added the last completion has let go of this lock, its event included.
+            drop(self.0.state.lock());
+            channel.withdraw(&self.0);
+        }
+        self.0.context.events.withdraw(&self.0.acks);
+        self.0.acks.wait(&|| "a CQ (asynchronous events)".into());
+        self.0.comp_acks.wait(&|| "a CQ (completion events)".into());
+        drop(self.0.hold.lock().take());
+        Ok(())
+    }
+}

@@ -1,0 +1,264 @@
+//! What the device gives a queue pair's machine for the time of one call.
+
+use std::cell::Cell;
+
+use anyverbs_proto::counters::Counter;
+use anyverbs_proto::env::{Env, Side, TransmitError};
+use anyverbs_proto::event::QpEvent;
+use anyverbs_proto::mr::MrTable;
+use anyverbs_proto::payload::Payload;
+use anyverbs_proto::qp::attr::QpType;
+use anyverbs_proto::recv_queue::RecvWqe;
+use anyverbs_proto::time::Time;
+use anyverbs_proto::types::Qpn;
+use anyverbs_proto::wc::Wc;
+use anyverbs_proto::wire::packet::Headers;
+use anyverbs_proto::wr::AddressVector;
+use parking_lot::MutexGuard;
+
+use super::Engine;
+use crate::link::udp::{Outbox, UdpRoute};
+use crate::memory::ProcessMemory;
+use crate::qp::{QpCell, State};
+
+/// How a packet leaves.
+#[derive(Clone, Debug)]
+pub(crate) enum Route {
+    /// To a queue pair of this process.
+    Inproc,
+    /// By UDP.
+    Udp(UdpRoute),
+}
+
+impl Route {
+    fn new(engine: &'static Engine, av: &AddressVector, dest: Qpn) -> Self {
+        if engine.config.inproc && dest.slot() == engine.slot && engine.gids.contains(av.dgid) {
+            Self::Inproc
+        } else {
+            Self::Udp(UdpRoute::new(engine, av, dest.slot()))
+        }
+    }
+}
+
+/// What the engine keeps for each queue pair, under its lock.
+#[derive(Debug, Default)]
+pub(crate) struct Link {
+    /// Of a connected queue pair, pinned when its address is set.
+    route: Option<Route>,
+    /// Of the last datagram.
+    last: Option<(AddressVector, u8, Route)>,
+    /// Counted as in flight on its path.
+    in_flight: bool,
+    /// The entry among the timers that counts.
+    pub(crate) timer: Option<Time>,
+    /// On the engine's list of those that owe an ACK.
+    pub(crate) owed: bool,
+    /// On a list of those that wait for room.
+    pub(crate) blocked: bool,
+}
+
+impl Link {
+    /// Pins a connected queue pair to its path.
+    pub(crate) fn pin(&mut self, engine: &'static Engine, machine: &anyverbs_proto::qp::Qp) {
+        self.leave_path();
+        let attr = machine.attr();
+        if machine.init().qp_type != QpType::Ud {
+            self.route = Some(Route::new(engine, &attr.av, attr.dest_qpn));
+        }
+    }
+
+    /// Forgets the path.
+    pub(crate) fn leave_path(&mut self) {
+        self.set_in_flight(false);
+        self.route = None;
+        self.last = None;
+    }
+
+    fn set_in_flight(&mut self, in_flight: bool) {
+        if self.in_flight != in_flight {
+            self.in_flight = in_flight;
+            if let Some(Route::Udp(udp)) = &self.route {
+                udp.path.set_in_flight(in_flight);
+            }
+        }
+    }
+
+    fn is_inproc(&self) -> bool {
+        matches!(self.route, Some(Route::Inproc))
+    }
+}
+
+/// One call into a queue pair's machine, or several under one hold of its lock. Ends with [`finish`](Self::finish).
+pub(crate) struct Call<'a> {
+    cell: &'a QpCell,
+    now: Cell<Option<Time>>,
+    out: Outbox,
+}
+
+impl<'a> Call<'a> {
+    pub(crate) fn new(cell: &'a QpCell) -> Self {
+        Self { cell, now: Cell::new(None), out: Outbox::default() }
+    }
+
+    pub(crate) fn at(cell: &'a QpCell, now: Time) -> Self {
+        Self { cell, now: Cell::new(Some(now)), out: Outbox::default() }
+    }
+
+    pub(crate) fn env<'b>(&'b mut self, link: &'b mut Link) -> DeviceEnv<'b> {
+        DeviceEnv {
+            engine: self.cell.engine,
+            cell: self.cell,
+            now: &self.now,
+            out: &mut self.out,
+            link,
+        }
+    }
+
+    /// Brings the engine's books up to date and sends what is staged; the lock may be released then.
+    pub(crate) fn settle(&mut self, state: &mut State) {
+        let engine = self.cell.engine;
+        self.out.flush(engine);
+        let State { machine, link, .. } = state;
+        link.set_in_flight(machine.is_in_flight());
+        if let Some(deadline) = machine.deadline()
+            && link.timer.is_none_or(|registered| deadline < registered)
+        {
+            link.timer = Some(deadline);
+            engine.add_timer(deadline, self.cell.qpn);
+        }
+        if machine.owes_ack() && !link.owed {
+            link.owed = true;
+            if link.is_inproc() {
+                engine.inproc.owe(self.cell.qpn);
+            } else {
+                engine.add_owed(self.cell.qpn);
+            }
+        }
+    }
+
+    /// Sends what is staged for a queue pair that does nothing any more, and forgets its path.
+    pub(crate) fn finish_last(mut self, mut state: MutexGuard<'_, State>) {
+        self.out.flush(self.cell.engine);
+        state.link.leave_path();
+        drop(state);
+        self.cell.engine.after_unlock();
+    }
+
+    /// Settles, unlocks, and does what had to wait for that.
+    pub(crate) fn finish(mut self, mut state: MutexGuard<'_, State>) {
+        self.settle(&mut state);
+        drop(state);
+        self.cell.engine.after_unlock();
+    }
+}
+
+pub(crate) struct DeviceEnv<'a> {
+    engine: &'static Engine,
+    cell: &'a QpCell,
+    now: &'a Cell<Option<Time>>,
+    out: &'a mut Outbox,
+    link: &'a mut Link,
+}
+
+impl DeviceEnv<'_> {
+    fn is_connected(&self) -> bool {
+        self.cell.qp_type != QpType::Ud
+    }
+
+    /// Makes sure that the datagram's route stands in `last`.
+    fn route_datagram(&mut self, av: &AddressVector, dest: Qpn) {
+        let slot = dest.slot();
+        if self.link.last.as_ref().is_none_or(|(last, s, _)| *s != slot || last != av) {
+            self.link.last = Some((*av, slot, Route::new(self.engine, av, dest)));
+        }
+    }
+}
+
+impl Env for DeviceEnv<'_> {
+    type Memory = ProcessMemory;
+
+    fn now(&self) -> Time {
+        self.now.get().unwrap_or_else(|| {
+            let now = self.engine.now();
+            self.now.set(Some(now));
+            now
+        })
+    }
+
+    fn memory(&self) -> &ProcessMemory {
+        &self.engine.memory
+    }
+
+    fn mrs(&self) -> &MrTable {
+        &self.engine.mrs
+    }
+
+    fn transmit(
+        &mut self,
+        av: &AddressVector,
+        headers: &Headers,
+        payload: &Payload<'_>,
+    ) -> Result<(), TransmitError> {
+        let now = self.now();
+        let dest = headers.bth.dest_qpn;
+        if !self.is_connected() {
+            self.route_datagram(av, dest);
+        }
+        let route = match (&self.link.route, &self.link.last) {
+            (Some(route), _) | (None, Some((_, _, route))) => route,
+            // Not connected, so nothing can be owed to anybody.
+            (None, None) => return Ok(()),
+        };
+        let reliable = self.cell.qp_type == QpType::Rc;
+        let sent = match route {
+            Route::Inproc => {
+                self.engine.inproc.send(self.engine, self.cell.qpn, reliable, av, headers, payload)
+            }
+            Route::Udp(udp) => {
+                self.out.send(self.engine, udp, self.cell.qpn, reliable, now, headers, payload)
+            }
+        };
+        match sent {
+            Ok(bytes) => {
+                self.engine.count(Counter::SentPkts, 1);
+                self.engine.count(Counter::SentBytes, bytes as u64);
+                Ok(())
+            }
+            Err(error) => {
+                self.link.blocked |= error == TransmitError::Blocked;
+                Err(error)
+            }
+        }
+    }
+
+    fn window(&self) -> u32 {
+        match &self.link.route {
+            Some(Route::Udp(udp)) => {
+                udp.path.window(self.engine.config.window, self.link.in_flight)
+            }
+            _ => crate::link::inproc::WINDOW,
+        }
+    }
+
+    fn complete(&mut self, side: Side, wc: Wc, solicited: bool) {
+        let cq = match side {
+            Side::Send => &self.cell.send_cq,
+            Side::Recv => &self.cell.recv_cq,
+        };
+        if cq.push(wc, solicited) {
+            self.engine.note_overrun(cq);
+        }
+    }
+
+    fn take_srq(&mut self, into: &mut RecvWqe) -> bool {
+        self.cell.srq.as_ref().is_some_and(|srq| srq.take(into))
+    }
+
+    fn raise(&mut self, event: QpEvent) {
+        self.cell.raise(event);
+    }
+
+    fn count(&self, counter: Counter, n: u64) {
+        self.engine.count(counter, n);
+    }
+}

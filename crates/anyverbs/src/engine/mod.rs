@@ -1,0 +1,313 @@
+//! The engine: one in a process, started by the first open, shared by all contexts.
+//!
+//! Locks, in the order in which they may be taken: queue pair, SRQ, CQ, then the queues of channels and asynchronous
+//! events. No thread holds the locks of two queue pairs. The receive path's lock is taken before any of them. The locks
+//! of timers, paths, the in-process link and the lists of queue pairs that wait are leaves: nothing is locked under
+//! them, but that the table of queue pairs may attach a new one to its CQ.
+
+pub(crate) mod env;
+pub(crate) mod path;
+mod progress;
+mod qp_table;
+mod timers;
+mod worker;
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use anyverbs_net::{PortOptions, Slot, UdpPort};
+use anyverbs_proto::counters::{Counter, Counters};
+use anyverbs_proto::mr::MrTable;
+use anyverbs_proto::qp::attr::ModifyLimits;
+use anyverbs_proto::time::Time;
+use anyverbs_proto::types::{Mtu, Qpn};
+use parking_lot::Mutex;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use crate::async_event::{AsyncEventKind, EventElement};
+use crate::config::Config;
+use crate::context::ContextCell;
+use crate::cq::CqCell;
+use crate::device::{DeviceInfo, PortAttr, PortState};
+use crate::error::OpenError;
+use crate::fork;
+use crate::gid::GidTable;
+use crate::limits::{self, DeviceAttr};
+use crate::link::inproc::Inproc;
+use crate::link::udp::BatchPool;
+use crate::memory::ProcessMemory;
+use path::Paths;
+use progress::RxState;
+use qp_table::QpTable;
+use timers::Timers;
+use worker::Shared;
+
+/// How many objects of a kind the device holds at most, and has.
+#[derive(Debug)]
+pub(crate) struct Quota {
+    max: u32,
+    used: AtomicU32,
+}
+
+/// One object's place in its quota, given back by drop.
+#[derive(Debug)]
+pub(crate) struct Ticket(&'static Quota);
+
+impl Quota {
+    fn new(max: u32) -> Self {
+        Self { max, used: AtomicU32::new(0) }
+    }
+
+    pub(crate) fn take(&'static self) -> Option<Ticket> {
+        let used = self
+            .used
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < self.max).then_some(n + 1));
+        used.is_ok().then_some(Ticket(self))
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.0.used.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Quotas {
+    pub(crate) pd: Quota,
+    pub(crate) cq: Quota,
+    pub(crate) srq: Quota,
+    pub(crate) ah: Quota,
+    pub(crate) qp: Quota,
+}
+
+pub(crate) struct Engine {
+    pub(crate) config: Config,
+    pub(crate) attr: DeviceAttr,
+    pub(crate) port: UdpPort,
+    pub(crate) slot: u8,
+    pub(crate) gids: GidTable,
+    pub(crate) mrs: MrTable,
+    pub(crate) memory: ProcessMemory,
+    counters: Counters,
+    pub(crate) qps: QpTable,
+    pub(crate) quotas: Quotas,
+    pub(crate) inproc: Inproc,
+    pub(crate) batches: BatchPool,
+    pub(crate) paths: Paths,
+    timers: Timers,
+    rx: Mutex<RxState>,
+    /// Queue pairs that owe an ACK to a peer in another process.
+    owed: Mutex<Vec<Qpn>>,
+    owed_len: AtomicU32,
+    /// CQs that have overrun, whose queue pairs must fail.
+    overrun: Mutex<Vec<Arc<CqCell>>>,
+    any_overrun: AtomicBool,
+    contexts: Mutex<Vec<Weak<ContextCell>>>,
+    pds: AtomicU32,
+    start: Instant,
+    worker: Shared,
+    /// Packets that the kernel would not send.
+    pub(crate) send_drops: AtomicU64,
+    /// Empty polls: a program that polls does the worker's work.
+    lease: AtomicU64,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("slot", &self.slot).finish_non_exhaustive()
+    }
+}
+
+impl From<std::io::Error> for OpenError {
+    fn from(source: std::io::Error) -> Self {
+        Self::System { what: "map a page", source }
+    }
+}
+
+impl Engine {
+    /// This process's engine, started where there is none.
+    pub(crate) fn current() -> Result<&'static Self, OpenError> {
+        let mut fresh = false;
+        let engine = fork::singleton(|| {
+            fresh = true;
+            Self::new()
+        })?;
+        if fresh {
+            worker::spawn(engine);
+            // SAFETY: an extern "C" function without preconditions. Full: owed ACKs wait for the peer's timeout.
+            unsafe { libc::atexit(at_exit) };
+        }
+        Ok(engine)
+    }
+
+    /// Whether this engine is this process's own, and not its parent's.
+    #[inline]
+    pub(crate) fn is_current(&'static self) -> bool {
+        fork::is_current(self)
+    }
+
+    fn new() -> Result<Self, OpenError> {
+        let config = Config::load()?;
+        let gids = GidTable::new(&config.interfaces)
+            .map_err(|source| OpenError::System { what: "list the network interfaces", source })?;
+        if gids.is_empty() {
+            return Err(OpenError::NoInterface);
+        }
+        let slot = Arc::new(Slot::claim(&config.registry).map_err(OpenError::Slot)?);
+        let number = slot.number();
+        let port = UdpPort::open(PortOptions {
+            slot: Some(slot),
+            steer_offset: 5,  // top byte of the BTH's destination QPN
+            probe_byte: 0xff, // an opcode of the manufacturers' range that this device does not use
+            receive_buffer: config.receive_buffer,
+            gso: config.gso,
+            ..PortOptions::new(config.udp_port)
+        })?;
+        if let Some(path) = &config.capture {
+            let capture = anyverbs_net::capture::Capture::create(path)
+                .map_err(|source| OpenError::System { what: "create the capture file", source })?;
+            port.set_capture(Arc::new(capture));
+        }
+        let rx = RxState::new(&config)
+            .map_err(|source| OpenError::System { what: "map receive buffers", source })?;
+        let worker = Shared::new(&port)
+            .map_err(|source| OpenError::System { what: "make an epoll set", source })?;
+        let mut rng = SmallRng::from_os_rng();
+        let (node_guid, sys_image_guid) = guids();
+        let attr =
+            DeviceAttr { node_guid, sys_image_guid, max_qp: config.max_qp, ..limits::DEFAULT };
+        tracing::info!(slot = number, port = config.udp_port, "device {} is open", config.device);
+        Ok(Self {
+            attr,
+            slot: number,
+            gids,
+            mrs: MrTable::new(attr.max_mr, rng.random()),
+            memory: ProcessMemory::new(),
+            counters: Counters::default(),
+            qps: QpTable::new(number, rng.random()),
+            quotas: Quotas {
+                pd: Quota::new(attr.max_pd),
+                cq: Quota::new(attr.max_cq),
+                srq: Quota::new(attr.max_srq),
+                ah: Quota::new(attr.max_ah),
+                qp: Quota::new(attr.max_qp),
+            },
+            inproc: Inproc::default(),
+            batches: BatchPool::default(),
+            paths: Paths::default(),
+            timers: Timers::new(),
+            rx: Mutex::new(rx),
+            owed: Mutex::new(Vec::with_capacity(64)),
+            owed_len: AtomicU32::new(0),
+            overrun: Mutex::new(Vec::new()),
+            any_overrun: AtomicBool::new(false),
+            contexts: Mutex::new(Vec::new()),
+            pds: AtomicU32::new(1),
+            start: Instant::now(),
+            worker,
+            send_drops: AtomicU64::new(0),
+            lease: AtomicU64::new(0),
+            port,
+            config,
+        })
+    }
+
+    /// The clock of the machines.
+    #[inline]
+    pub(crate) fn now(&self) -> Time {
+        Time::from_nanos(self.start.elapsed().as_nanos() as u64)
+    }
+
+    pub(crate) fn count(&self, counter: Counter, n: u64) {
+        self.counters.add(counter, n);
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    pub(crate) fn next_pd(&self) -> u32 {
+        self.pds.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn modify_limits(&self, max_mtu: Mtu) -> ModifyLimits {
+        ModifyLimits {
+            ports: self.attr.phys_port_cnt,
+            pkeys: self.attr.max_pkeys,
+            max_mtu,
+            max_rd_atomic: self.attr.max_qp_rd_atom.try_into().unwrap_or(u8::MAX),
+        }
+    }
+
+    pub(crate) fn add_context(&self, context: &Arc<ContextCell>) {
+        let mut contexts = self.contexts.lock();
+        contexts.retain(|c| c.strong_count() > 0);
+        contexts.push(Arc::downgrade(context));
+    }
+
+    /// Raises an event of the port in every context.
+    fn raise_port(&self, kind: AsyncEventKind) {
+        let contexts: Vec<_> = self.contexts.lock().iter().filter_map(Weak::upgrade).collect();
+        for context in contexts {
+            context.events.raise(kind, EventElement::Port(1), None);
+        }
+    }
+
+    pub(crate) fn port_attr(&self) -> PortAttr {
+        let violations = |counter| u32::try_from(self.counters.read(counter)).unwrap_or(u32::MAX);
+        PortAttr {
+            state: if self.gids.is_empty() { PortState::Down } else { PortState::Active },
+            max_mtu: Mtu::Mtu4096,
+            active_mtu: self.gids.active_mtu(),
+            gid_tbl_len: limits::GID_TABLE_LEN as u32,
+            max_msg_sz: limits::MAX_MSG_SIZE,
+            pkey_tbl_len: self.attr.max_pkeys,
+            bad_pkey_cntr: violations(Counter::DropPkey),
+            qkey_viol_cntr: violations(Counter::DropQkey),
+        }
+    }
+
+    pub(crate) fn device_info(&self) -> DeviceInfo {
+        DeviceInfo {
+            name: self.config.device.clone(),
+            node_guid: self.attr.node_guid,
+            sys_image_guid: self.attr.sys_image_guid,
+            gids: self.gids.entries(),
+            port: self.port_attr(),
+            udp_port: self.config.udp_port,
+            slot: self.slot,
+        }
+    }
+
+    /// A CQ lost a completion: its queue pairs fail when the present lock is released.
+    pub(crate) fn note_overrun(&self, cq: &Arc<CqCell>) {
+        self.overrun.lock().push(Arc::clone(cq));
+        self.any_overrun.store(true, Ordering::Release);
+    }
+}
+
+/// A peer whose last message was received must not learn from a timeout that this process has ended.
+extern "C" fn at_exit() {
+    if let Some(engine) = fork::current::<Engine>() {
+        engine.flush_owed_at_exit();
+    }
+}
+
+/// GUIDs of node and system: equal in all processes of a host (network namespace), different between hosts.
+fn guids() -> (u64, u64) {
+    use std::hash::{DefaultHasher, Hasher};
+    let mut hasher = DefaultHasher::new();
+    for path in ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"] {
+        hasher.write(&std::fs::read(path).unwrap_or_default());
+    }
+    // Locally administered, so that no vendor's prefix is claimed.
+    let local = |n: u64| (n & !(3 << 56)) | (2 << 56);
+    let system = local(hasher.finish());
+    if let Ok(namespace) = std::fs::read_link("/proc/self/ns/net") {
+        hasher.write(namespace.as_os_str().as_encoded_bytes());
+    }
+    (local(hasher.finish()), system)
+}

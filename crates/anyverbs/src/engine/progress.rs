@@ -1,0 +1,433 @@
+//! Receiving, and everything that has to be done at some time by somebody.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyverbs_net::fault::Fault;
+use anyverbs_net::forward::{ForwardBuffer, Forwarded};
+use anyverbs_net::{Datagram, RxBatch};
+use anyverbs_proto::counters::Counter;
+use anyverbs_proto::qp::Arrival;
+use anyverbs_proto::time::Time;
+use anyverbs_proto::types::{Gid, Qpn};
+use anyverbs_proto::wire::icrc::{Flow, IcrcVerdict};
+use anyverbs_proto::wire::packet::{ICRC_LEN, Packet};
+
+use super::Engine;
+use super::env::Call;
+use crate::config::Config;
+use crate::link::udp::{CreditPacket, Outbox};
+use crate::qp::{QpCell, State};
+
+/// Receive buffers of 64 KiB.
+const BUFFERS: usize = 8;
+/// Packets received after which ACKs leave although more packets wait.
+const ACK_EVERY: usize = 64;
+/// How long the end of the process waits for a lock.
+const EXIT_PATIENCE: Duration = Duration::from_millis(2);
+/// How often a caller looks for datagrams that other processes handed on.
+const FORWARD_EVERY: u32 = 16;
+
+/// What the receiving thread uses.
+#[derive(Debug)]
+pub(super) struct RxState {
+    batch: RxBatch,
+    forwarded: ForwardBuffer,
+    calls: u32,
+    since_acks: usize,
+    /// Queue pairs whose path has room again.
+    resume: Vec<Qpn>,
+    flow: Option<(IpAddr, IpAddr, u16, Flow)>,
+}
+
+impl RxState {
+    pub(super) fn new(config: &Config) -> io::Result<Self> {
+        let mut batch = RxBatch::new(BUFFERS)?;
+        batch.set_fault(config.fault.map(Fault::new));
+        Ok(Self {
+            batch,
+            forwarded: ForwardBuffer::new(),
+            calls: 0,
+            since_acks: 0,
+            resume: Vec::with_capacity(64),
+            flow: None,
+        })
+    }
+}
+
+/// What a received datagram is.
+enum Received<'a> {
+    Packet(Arrival, Packet<'a>),
+    Credit(CreditPacket),
+}
+
+impl Engine {
+    /// A caller's poll found nothing: does what the network and the clock ask for.
+    pub(crate) fn poll_progress(&'static self) {
+        self.lease.fetch_add(1, Ordering::SeqCst);
+        if self.inproc.is_pending() {
+            self.inproc.drain(self, false);
+        }
+        if self.receive(false) == 0 {
+            self.flush_owed();
+        }
+        self.run_timers();
+    }
+
+    /// The program is about to sleep: ACKs leave, and the worker is on duty again.
+    pub(crate) fn end_lease(&'static self) {
+        self.worker.end_lease(self.lease.load(Ordering::SeqCst));
+        self.flush_owed();
+        self.worker.rearm_if_disarmed(&self.port);
+    }
+
+    /// Receives one batch; how many datagrams. 0 also while another thread is at it.
+    pub(super) fn receive(&'static self, worker: bool) -> usize {
+        let Some(mut rx) = self.rx.try_lock() else { return 0 };
+        let RxState { batch, forwarded, calls, since_acks, resume, flow } = &mut *rx;
+        *calls = calls.wrapping_add(1);
+        if let Err(error) = self.port.receive(batch) {
+            tracing::error!(%error, "receiving failed");
+        }
+        let now = self.now();
+        let mut n = 0;
+        let mut echoes = Outbox::default();
+        self.deliver_at(
+            now,
+            batch.datagrams().filter_map(|datagram| {
+                n += 1;
+                match self.classify(&datagram, flow, false)? {
+                    Received::Packet(arrival, packet) => Some((arrival, packet)),
+                    Received::Credit(credit) => {
+                        self.take_credit(&credit, &datagram, now, &mut echoes, resume);
+                        None
+                    }
+                }
+            }),
+        );
+        if worker || calls.is_multiple_of(FORWARD_EVERY) {
+            while let Ok(Some(datagram)) = self.port.receive_forwarded(forwarded) {
+                n += 1;
+                match self.classify(&datagram, flow, true) {
+                    Some(Received::Packet(arrival, packet)) => {
+                        self.deliver_at(now, std::iter::once((arrival, packet)));
+                    }
+                    Some(Received::Credit(credit)) => {
+                        self.take_credit(&credit, &datagram, now, &mut echoes, resume);
+                    }
+                    None => {}
+                }
+            }
+        }
+        echoes.flush(self);
+        *since_acks += n;
+        let acks_due = *since_acks >= ACK_EVERY || n == 0;
+        if acks_due {
+            *since_acks = 0;
+        }
+        let mut resumed = std::mem::take(resume);
+        drop(rx);
+        if !resumed.is_empty() {
+            for qpn in resumed.drain(..) {
+                self.resume(qpn);
+            }
+        }
+        if acks_due {
+            self.flush_owed();
+        }
+        if n > 0 {
+            self.after_unlock();
+        }
+        n
+    }
+
+    /// Checks a datagram up to its packet. None: it is not for us, and was counted.
+    fn classify<'d>(
+        &self,
+        datagram: &Datagram<'d>,
+        flow: &mut Option<(IpAddr, IpAddr, u16, Flow)>,
+        was_forwarded: bool,
+    ) -> Option<Received<'d>> {
+        let bytes = datagram.bytes;
+        let Some(&slot) = bytes.get(5).filter(|_| bytes.len() >= 12 + ICRC_LEN) else {
+            self.count(Counter::DropMalformed, 1);
+            return None;
+        };
+        if slot != self.slot {
+            self.misdelivered(slot, datagram, was_forwarded);
+            return None;
+        }
+        let (source, destination) =
+            (datagram.source.ip().to_canonical(), datagram.destination.to_canonical());
+        let port = datagram.source.port();
+        let flow = match flow {
+            Some((s, d, p, flow)) if (*s, *d, *p) == (source, destination, port) => flow,
+            _ => {
+                let new = Flow::new(source, destination, port, self.config.udp_port);
+                &flow.insert((source, destination, port, new)).3
+            }
+        };
+        if flow.check(bytes, datagram.segment) == IcrcVerdict::Wrong {
+            self.count(Counter::DropIcrc, 1);
+            return None;
+        }
+        let bytes = &bytes[..bytes.len() - ICRC_LEN];
+        if let Some(credit) = CreditPacket::parse(bytes) {
+            return Some(Received::Credit(credit));
+        }
+        let Ok(packet) = Packet::parse(bytes) else {
+            self.count(Counter::DropMalformed, 1);
+            return None;
+        };
+        self.count(Counter::RcvdPkts, 1);
+        self.count(Counter::RcvdBytes, datagram.bytes.len() as u64);
+        if datagram.traffic_class & 3 == 3 {
+            self.count(Counter::EcnMarked, 1);
+        }
+        if matches!(bytes[0] & 0x1f, 0x06..=0x0c | 0x13 | 0x14) {
+            // WRITE, READ, atomics: the program may be waiting for them without polling.
+            self.worker.note_one_sided();
+        }
+        let arrival = Arrival {
+            source: Gid::from(source),
+            destination: Gid::from(destination),
+            traffic_class: datagram.traffic_class,
+            hop_limit: datagram.hop_limit,
+            flow_label: datagram.flow_label,
+        };
+        Some(Received::Packet(arrival, packet))
+    }
+
+    /// A datagram for another process of this host, or for nobody.
+    fn misdelivered(&self, slot: u8, datagram: &Datagram<'_>, was_forwarded: bool) {
+        // Slots 0 (QP0, QP1) and, with QPN 0xffffff, 255 name no process.
+        let nobody = slot == 0 || datagram.bytes[5..8] == [0xff; 3];
+        if nobody || was_forwarded {
+            self.count(Counter::DropNoQp, 1);
+            return;
+        }
+        match self.port.forward(slot, datagram) {
+            Forwarded::Sent => {
+                self.count(Counter::Forwarded, 1);
+                self.port.note_misdelivery();
+                if self.port.needs_resteer() {
+                    self.kick_worker();
+                }
+            }
+            Forwarded::Dead | Forwarded::Failed => self.count(Counter::DropNoQp, 1),
+            Forwarded::Full => self.count(Counter::DropSocketFull, 1),
+        }
+    }
+
+    fn take_credit(
+        &self,
+        credit: &CreditPacket,
+        datagram: &Datagram<'_>,
+        now: Time,
+        echoes: &mut Outbox,
+        resume: &mut Vec<Qpn>,
+    ) {
+        let source = datagram.source.ip().to_canonical();
+        if credit.is_probe {
+            let scope = match source {
+                IpAddr::V6(ip) if ip.is_unicast_link_local() => datagram.interface,
+                _ => 0,
+            };
+            echoes.echo(self, credit, source, scope, datagram.destination.to_canonical());
+        } else {
+            self.paths.echo(source, credit.from.slot(), credit.count, now, resume);
+        }
+    }
+
+    /// Gives packets to their queue pairs; consecutive ones for one queue pair under one hold of its lock.
+    pub(crate) fn deliver<'p>(&'static self, packets: impl Iterator<Item = (Arrival, Packet<'p>)>) {
+        self.deliver_at(self.now(), packets);
+    }
+
+    fn deliver_at<'p>(
+        &'static self,
+        now: Time,
+        mut packets: impl Iterator<Item = (Arrival, Packet<'p>)>,
+    ) {
+        let mut next = packets.next();
+        while let Some((arrival, packet)) = next.take() {
+            let qpn = packet.headers.bth.dest_qpn;
+            let Some(cell) = self.qps.find(qpn) else {
+                self.count(Counter::DropNoQp, 1);
+                next = packets.next();
+                continue;
+            };
+            let mut state = cell.state.lock();
+            if state.is_dead() {
+                self.count(Counter::DropNoQp, 1);
+                next = packets.next();
+                continue;
+            }
+            let mut call = Call::at(&cell, now);
+            let mut current = Some((arrival, packet));
+            while let Some((arrival, packet)) = current.take() {
+                let State { machine, link, .. } = &mut *state;
+                machine.receive(&arrival, &packet, &mut call.env(link));
+                match packets.next() {
+                    Some((arrival, packet)) if packet.headers.bth.dest_qpn == qpn => {
+                        current = Some((arrival, packet));
+                    }
+                    other => next = other,
+                }
+            }
+            call.settle(&mut state);
+        }
+    }
+
+    /// Calls into a queue pair, if it still lives.
+    fn with_qp(&'static self, qpn: Qpn, f: impl FnOnce(&mut State, &mut Call<'_>)) {
+        let Some(cell) = self.qps.find(qpn) else { return };
+        self.with_cell(&cell, f);
+    }
+
+    fn with_cell(&'static self, cell: &QpCell, f: impl FnOnce(&mut State, &mut Call<'_>)) {
+        let mut state = cell.state.lock();
+        if state.is_dead() {
+            return;
+        }
+        let mut call = Call::new(cell);
+        f(&mut state, &mut call);
+        call.settle(&mut state);
+    }
+
+    /// Sends the ACK that a queue pair owes.
+    pub(crate) fn acknowledge(&'static self, qpn: Qpn) {
+        self.with_qp(qpn, |State { machine, link, .. }, call| {
+            link.owed = false;
+            machine.acknowledge(&mut call.env(link));
+        });
+    }
+
+    /// The path of a queue pair has room again.
+    pub(crate) fn resume(&'static self, qpn: Qpn) {
+        self.with_qp(qpn, |State { machine, link, .. }, call| {
+            link.blocked = false;
+            machine.transmit(&mut call.env(link));
+        });
+    }
+
+    pub(super) fn add_owed(&self, qpn: Qpn) {
+        let mut owed = self.owed.lock();
+        owed.push(qpn);
+        self.owed_len.store(owed.len() as u32, Ordering::SeqCst);
+        drop(owed);
+        self.worker.wake_if_asleep();
+    }
+
+    /// Sends the ACKs that are owed.
+    pub(super) fn flush_owed(&'static self) {
+        if self.owed_len.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        for _ in 0..self.owed_len.load(Ordering::SeqCst) {
+            let Some(qpn) = ({
+                let mut owed = self.owed.lock();
+                let qpn = owed.pop();
+                self.owed_len.store(owed.len() as u32, Ordering::SeqCst);
+                qpn
+            }) else {
+                break;
+            };
+            self.acknowledge(qpn);
+        }
+        self.after_unlock();
+    }
+
+    /// As [`flush_owed`](Self::flush_owed), but waits for nobody: whoever called exit(3) may hold any lock.
+    pub(super) fn flush_owed_at_exit(&'static self) {
+        let Some(mut owed) = self.owed.try_lock_for(EXIT_PATIENCE) else { return };
+        let owed = std::mem::take(&mut *owed);
+        for cell in owed.into_iter().filter_map(|qpn| self.qps.find(qpn)) {
+            let Some(mut state) = cell.state.try_lock_for(EXIT_PATIENCE) else { continue };
+            if !state.is_dead() {
+                let mut call = Call::new(&cell);
+                let State { machine, link, .. } = &mut *state;
+                machine.acknowledge(&mut call.env(link));
+                call.settle(&mut state);
+            }
+        }
+    }
+
+    pub(super) fn owes(&self) -> bool {
+        self.owed_len.load(Ordering::SeqCst) > 0
+    }
+
+    pub(super) fn add_timer(&self, at: Time, qpn: Qpn) {
+        self.timers.push(at, qpn);
+        self.worker.wake_before(at.as_nanos());
+    }
+
+    /// When the next timer of any kind is due, in nanoseconds.
+    pub(super) fn next_deadline(&self) -> u64 {
+        self.timers.next().min(self.paths.next())
+    }
+
+    /// Runs the timers that are due.
+    pub(super) fn run_timers(&'static self) {
+        let next = self.next_deadline();
+        if next == super::timers::NEVER {
+            return;
+        }
+        let now = self.now();
+        if now.as_nanos() < next {
+            return;
+        }
+        while let Some((at, qpn)) = self.timers.pop(now) {
+            self.with_qp(qpn, |State { machine, link, .. }, call| {
+                if link.timer != Some(at) {
+                    // A later entry that an earlier one replaced.
+                    return;
+                }
+                link.timer = None;
+                if machine.deadline().is_some_and(|deadline| deadline <= now) {
+                    machine.on_timer(&mut call.env(link));
+                }
+            });
+        }
+        let mut resume = Vec::new();
+        self.paths.expire(now, &mut resume);
+        for qpn in resume {
+            self.resume(qpn);
+        }
+        self.after_unlock();
+    }
+
+    /// What had to wait until no queue pair is locked.
+    #[inline]
+    pub(crate) fn after_unlock(&'static self) {
+        if self.any_overrun.load(Ordering::Acquire) {
+            self.fail_overrun();
+        }
+        if self.inproc.is_pending() && !self.inproc.drain(self, false) {
+            self.kick_worker();
+        }
+    }
+
+    #[cold]
+    fn fail_overrun(&'static self) {
+        while self.any_overrun.swap(false, Ordering::AcqRel) {
+            let cqs = std::mem::take(&mut *self.overrun.lock());
+            let uses = |cell: &Arc<QpCell>| {
+                cqs.iter()
+                    .any(|cq| Arc::ptr_eq(cq, &cell.send_cq) || Arc::ptr_eq(cq, &cell.recv_cq))
+            };
+            for cell in self.qps.filter(uses) {
+                self.with_cell(&cell, |State { machine, link, .. }, call| {
+                    machine.fail(&mut call.env(link))
+                });
+            }
+        }
+    }
+
+    pub(crate) fn kick_worker(&self) {
+        self.worker.kick();
+    }
+}

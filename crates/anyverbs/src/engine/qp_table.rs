@@ -1,0 +1,83 @@
+//! Queue pairs by number.
+
+use std::sync::Arc;
+
+use anyverbs_proto::types::Qpn;
+use parking_lot::RwLock;
+
+use crate::qp::QpCell;
+
+const CHUNK: usize = 256;
+
+/// The queue pairs of this process. Their numbers are its slot in the top byte and a counter, which starts at a random
+/// place, so that a number is not reused at once, not even by the slot's next owner.
+pub(crate) struct QpTable {
+    slot: u8,
+    inner: RwLock<Inner>,
+}
+
+type Chunk = [Option<Arc<QpCell>>; CHUNK];
+
+struct Inner {
+    chunks: Box<[Option<Box<Chunk>>]>,
+    next: u16,
+    len: usize,
+}
+
+impl QpTable {
+    pub(crate) fn new(slot: u8, start: u16) -> Self {
+        let chunks = (0..65_536 / CHUNK).map(|_| None).collect();
+        Self { slot, inner: RwLock::new(Inner { chunks, next: start, len: 0 }) }
+    }
+
+    /// Enters a queue pair under a new number. None when all are taken.
+    pub(crate) fn insert(&self, make: impl FnOnce(Qpn) -> QpCell) -> Option<Arc<QpCell>> {
+        let mut inner = self.inner.write();
+        if inner.len >= 65_535 {
+            return None;
+        }
+        loop {
+            let counter = inner.next;
+            inner.next = inner.next.wrapping_add(1);
+            let qpn = Qpn::new(u32::from(self.slot) << 16 | u32::from(counter));
+            if qpn == Qpn::MULTICAST || inner.get(counter).is_some() {
+                continue;
+            }
+            let cell = Arc::new(make(qpn));
+            let (chunk, at) = (usize::from(counter) / CHUNK, usize::from(counter) % CHUNK);
+            inner.chunks[chunk].get_or_insert_with(|| Box::new([const { None }; CHUNK]))[at] =
+                Some(Arc::clone(&cell));
+            inner.len += 1;
+            return Some(cell);
+        }
+    }
+
+    pub(crate) fn find(&self, qpn: Qpn) -> Option<Arc<QpCell>> {
+        if qpn.slot() != self.slot {
+            return None;
+        }
+        self.inner.read().get(qpn.get() as u16).cloned()
+    }
+
+    pub(crate) fn remove(&self, qpn: Qpn) {
+        let counter = usize::from(qpn.get() as u16);
+        let mut inner = self.inner.write();
+        let removed =
+            inner.chunks[counter / CHUNK].as_mut().and_then(|chunk| chunk[counter % CHUNK].take());
+        inner.len -= usize::from(removed.is_some());
+    }
+
+    /// The queue pairs for which `which` holds.
+    pub(crate) fn filter(&self, which: impl Fn(&Arc<QpCell>) -> bool) -> Vec<Arc<QpCell>> {
+        let inner = self.inner.read();
+        let all = inner.chunks.iter().flatten().flat_map(|chunk| chunk.iter().flatten());
+        all.filter(|cell| which(cell)).cloned().collect()
+    }
+}
+
+impl Inner {
+    fn get(&self, counter: u16) -> Option<&Arc<QpCell>> {
+        let counter = usize::from(counter);
+        self.chunks[counter / CHUNK].as_ref()?[counter % CHUNK].as_ref()
+    }
+}

@@ -1,0 +1,305 @@
+//! The worker: one thread that serves the process when no caller does.
+//!
+//! It sleeps in epoll on the sockets. While a program polls, its polls do the work, and waking the worker for each
+//! packet as well would cost both: so the sockets are armed for one event only, and when the worker is woken while
+//! polls are fresh it does nothing, leaves the sockets disarmed and looks again after [`LEASE`]. When the polls have
+//! stopped it does the work and arms the sockets again. A program that is about to sleep ends the lease itself.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyverbs_net::AddressMonitor;
+use anyverbs_net::UdpPort;
+use anyverbs_net::steering::Resteer;
+
+use super::Engine;
+use super::timers::NEVER;
+use crate::async_event::AsyncEventKind;
+use crate::event_queue::{eventfd, signal};
+
+/// How long a poll keeps the worker away.
+const LEASE: Duration = Duration::from_micros(700);
+/// Batches in a row before the worker looks at anything else.
+const BATCHES: usize = 64;
+
+const TOKEN_KICK: u64 = 0;
+const TOKEN_MONITOR: u64 = 1;
+const TOKEN_INPUT: u64 = 2;
+
+/// What callers and the worker share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    epoll: OwnedFd,
+    kick: OwnedFd,
+    kicked: AtomicBool,
+    monitor: Option<AddressMonitor>,
+    /// Until when the worker sleeps, in nanoseconds; 0 while it is awake or will soon look by itself.
+    asleep_until: AtomicU64,
+    /// Input was disarmed by its event.
+    disarmed: AtomicBool,
+    /// The lease counter when it was last looked at.
+    seen: AtomicU64,
+    /// One-sided requests came since the worker last looked.
+    one_sided: AtomicBool,
+}
+
+fn control(epoll: &OwnedFd, op: i32, fd: BorrowedFd<'_>, flags: i32, token: u64) -> io::Result<()> {
+    let mut event = libc::epoll_event { events: flags as u32, u64: token };
+    // SAFETY: a live event; both descriptors are open.
+    let rc = unsafe { libc::epoll_ctl(epoll.as_raw_fd(), op, fd.as_raw_fd(), &raw mut event) };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+impl Shared {
+    pub(super) fn new(port: &UdpPort) -> io::Result<Self> {
+        // SAFETY: takes no pointers.
+        let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        if epoll < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a descriptor that the kernel has just made and nobody else owns.
+        let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
+        let kick = eventfd(libc::EFD_NONBLOCK)?;
+        control(&epoll, libc::EPOLL_CTL_ADD, kick.as_fd(), libc::EPOLLIN, TOKEN_KICK)?;
+        // Without it the GID table stays as it is; nothing else depends on it.
+        let monitor = AddressMonitor::new()
+            .inspect_err(|error| tracing::warn!(%error, "addresses are not watched"))
+            .ok();
+        if let Some(monitor) = &monitor {
+            control(&epoll, libc::EPOLL_CTL_ADD, monitor.as_fd(), libc::EPOLLIN, TOKEN_MONITOR)?;
+        }
+        for fd in port.fds() {
+            control(
+                &epoll,
+                libc::EPOLL_CTL_ADD,
+                fd,
+                libc::EPOLLIN | libc::EPOLLONESHOT,
+                TOKEN_INPUT,
+            )?;
+        }
+        Ok(Self {
+            epoll,
+            kick,
+            kicked: AtomicBool::new(false),
+            monitor,
+            asleep_until: AtomicU64::new(0),
+            disarmed: AtomicBool::new(false),
+            seen: AtomicU64::new(0),
+            one_sided: AtomicBool::new(false),
+        })
+    }
+
+    /// Wakes the worker.
+    pub(super) fn kick(&self) {
+        if !self.kicked.swap(true, Ordering::SeqCst) {
+            signal(self.kick.as_fd());
+        }
+    }
+
+    /// Wakes the worker if it would sleep beyond `at`.
+    pub(super) fn wake_before(&self, at: u64) {
+        if self.asleep_until.load(Ordering::SeqCst) > at {
+            self.kick();
+        }
+    }
+
+    /// Wakes the worker if it sleeps and would not look by itself soon.
+    pub(super) fn wake_if_asleep(&self) {
+        if self.asleep_until.load(Ordering::SeqCst) != 0 {
+            self.kick();
+        }
+    }
+
+    pub(super) fn note_one_sided(&self) {
+        if !self.one_sided.load(Ordering::Relaxed) {
+            self.one_sided.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Polls up to now no longer keep the worker away.
+    pub(super) fn end_lease(&self, lease: u64) {
+        self.seen.store(lease, Ordering::SeqCst);
+    }
+
+    pub(super) fn rearm_if_disarmed(&self, port: &UdpPort) {
+        if self.disarmed.swap(false, Ordering::SeqCst) {
+            for fd in port.fds() {
+                let armed = control(
+                    &self.epoll,
+                    libc::EPOLL_CTL_MOD,
+                    fd,
+                    libc::EPOLLIN | libc::EPOLLONESHOT,
+                    TOKEN_INPUT,
+                );
+                debug_assert!(armed.is_ok(), "the descriptors stay in the set: {armed:?}");
+            }
+        }
+    }
+
+    /// Waits for events for at most `timeout`; which came.
+    fn wait(&self, timeout: Option<Duration>) -> (bool, bool, bool) {
+        let mut pfd = libc::pollfd { fd: self.epoll.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let spec = timeout.map(|t| libc::timespec {
+            tv_sec: t.as_secs().min(i32::MAX as u64) as libc::time_t,
+            tv_nsec: t.subsec_nanos().into(),
+        });
+        let spec_at = spec.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        // epoll's own timeout has no microseconds.
+        // SAFETY: one live pollfd, a live timespec or null.
+        let n = unsafe { libc::ppoll(&raw mut pfd, 1, spec_at, std::ptr::null()) };
+        let mut found = (false, false, false);
+        if n <= 0 {
+            return found;
+        }
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 8];
+        // SAFETY: eight live events.
+        let n = unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), 8, 0) };
+        for event in events.iter().take(n.max(0) as usize) {
+            match event.u64 {
+                TOKEN_KICK => found.0 = true,
+                TOKEN_MONITOR => found.1 = true,
+                _ => found.2 = true,
+            }
+        }
+        found
+    }
+
+    fn take_kick(&self) {
+        let mut count = 0u64;
+        // SAFETY: eight live bytes; the descriptor does not block.
+        unsafe { libc::read(self.kick.as_raw_fd(), (&raw mut count).cast(), 8) };
+        self.kicked.store(false, Ordering::SeqCst);
+    }
+}
+
+/// Starts the worker, with all signals blocked: they are for the program's threads.
+pub(super) fn spawn(engine: &'static Engine) {
+    // SAFETY: all-zero is a valid sigset_t, and the calls get live pointers to such.
+    let old = unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        let mut old: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        // What the guarded copies of registered memory rely on.
+        libc::sigdelset(&raw mut all, libc::SIGSEGV);
+        libc::sigdelset(&raw mut all, libc::SIGBUS);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
+        old
+    };
+    let spawned = std::thread::Builder::new()
+        .name("anyverbs".into())
+        .stack_size(256 << 10)
+        .spawn(move || run(engine));
+    // SAFETY: as above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut()) };
+    if let Err(error) = spawned {
+        tracing::error!(%error, "no worker thread: only polling programs are served");
+    }
+}
+
+fn run(engine: &'static Engine) {
+    let shared = &engine.worker;
+    // Whether polls keep the worker away at the moment.
+    let mut away = false;
+    let mut resteer_at = NEVER;
+    loop {
+        let (kicked, addresses, input) = sleep(engine, away, resteer_at);
+        if kicked {
+            shared.take_kick();
+        }
+        if addresses {
+            refresh_addresses(engine);
+        }
+        if input {
+            shared.disarmed.store(true, Ordering::SeqCst);
+        }
+        let lease = engine.lease.load(Ordering::SeqCst);
+        let polled = shared.seen.swap(lease, Ordering::SeqCst) != lease;
+        let needed = shared.one_sided.swap(false, Ordering::Relaxed);
+        if polled && !needed {
+            away = true;
+        } else {
+            away = false;
+            serve(engine);
+        }
+        engine.run_timers();
+        if engine.inproc.is_pending() {
+            engine.inproc.drain(engine, true);
+        }
+        if engine.port.needs_resteer() || resteer_at != NEVER {
+            resteer_at = match engine.port.resteer() {
+                Ok(Resteer::Pending { retry_after }) => (engine.now() + retry_after).as_nanos(),
+                Ok(_) => NEVER,
+                Err(error) => {
+                    tracing::debug!(%error, "steering was not repaired");
+                    NEVER
+                }
+            };
+        }
+    }
+}
+
+/// Sleeps until there is something to do.
+fn sleep(engine: &'static Engine, away: bool, resteer_at: u64) -> (bool, bool, bool) {
+    let shared = &engine.worker;
+    if away {
+        // It looks again by itself, so nobody need wake it for less.
+        let now = engine.now().as_nanos();
+        let timer =
+            Duration::from_nanos(engine.next_deadline().min(resteer_at).saturating_sub(now));
+        return shared.wait(Some(LEASE.min(timer.max(Duration::from_micros(50)))));
+    }
+    // Says how long it will sleep, then looks once more: who comes later sees it asleep.
+    let mut until;
+    loop {
+        until = engine.next_deadline().min(resteer_at);
+        shared.asleep_until.store(until.max(1), Ordering::SeqCst);
+        if engine.next_deadline().min(resteer_at) >= until {
+            break;
+        }
+    }
+    let timeout = if engine.owes() || engine.inproc.is_pending() {
+        Some(Duration::from_micros(200))
+    } else if until == NEVER {
+        None
+    } else {
+        Some(Duration::from_nanos(until.saturating_sub(engine.now().as_nanos())))
+    };
+    let found = shared.wait(timeout);
+    shared.asleep_until.store(0, Ordering::SeqCst);
+    found
+}
+
+/// Receives what there is, acknowledges, and arms the sockets again.
+fn serve(engine: &'static Engine) {
+    for _ in 0..BATCHES {
+        if engine.receive(true) == 0 {
+            break;
+        }
+    }
+    engine.flush_owed();
+    // Armed last: what came meanwhile makes an event at once.
+    engine.worker.rearm_if_disarmed(&engine.port);
+}
+
+fn refresh_addresses(engine: &'static Engine) {
+    if let Some(monitor) = &engine.worker.monitor
+        && let Err(error) = monitor.drain()
+    {
+        tracing::debug!(%error, "reading address changes");
+    }
+    let was_empty = engine.gids.is_empty();
+    match engine.gids.refresh() {
+        Ok(false) => {}
+        Ok(true) => {
+            engine.raise_port(AsyncEventKind::GidChange);
+            match (was_empty, engine.gids.is_empty()) {
+                (false, true) => engine.raise_port(AsyncEventKind::PortErr),
+                (true, false) => engine.raise_port(AsyncEventKind::PortActive),
+                _ => {}
+            }
+        }
+        Err(error) => tracing::warn!(%error, "the host's addresses could not be read"),
+    }
+}

@@ -1,0 +1,205 @@
+//! Queues of events behind a pollable descriptor, and the account of events that were read but not acknowledged.
+//!
+//! The descriptor is an eventfd in semaphore mode whose count is the number of events that wait, so it is readable
+//! exactly when there is one. Whoever reads blocks in read(2) on it and holds no guard meanwhile: a thread may be
+//! cancelled there.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::EventError;
+
+/// Makes an eventfd, close-on-exec.
+pub(crate) fn eventfd(flags: i32) -> io::Result<OwnedFd> {
+    // SAFETY: eventfd takes no pointers.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | flags) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a descriptor that the kernel has just made and nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Adds 1 to an eventfd.
+pub(crate) fn signal(fd: BorrowedFd<'_>) {
+    let one = 1u64;
+    // SAFETY: eight live bytes. It can only fail when the count is at its maximum, and then the fd is readable anyway.
+    unsafe { libc::write(fd.as_raw_fd(), (&raw const one).cast(), 8) };
+}
+
+/// Events that wait for the program to read them.
+#[derive(Debug)]
+pub(crate) struct EventQueue<T> {
+    fd: OwnedFd,
+    events: Mutex<VecDeque<T>>,
+}
+
+impl<T> EventQueue<T> {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self {
+            fd: eventfd(libc::EFD_SEMAPHORE)?,
+            events: Mutex::new(VecDeque::with_capacity(16)),
+        })
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    pub(crate) fn push(&self, event: T) {
+        self.events.lock().push_back(event);
+        signal(self.fd());
+    }
+
+    /// The oldest event. Waits for one unless the program set `O_NONBLOCK` on the descriptor. `read` sees the event before anybody can find it gone from the queue.
+    pub(crate) fn pop_with(&self, read: impl Fn(&T)) -> Result<T, EventError> {
+        loop {
+            let mut count = 0u64;
+            // SAFETY: eight live bytes to write to.
+            let n = unsafe { libc::read(self.fd.as_raw_fd(), (&raw mut count).cast(), 8) };
+            if n < 0 {
+                let error = io::Error::last_os_error();
+                return Err(match error.kind() {
+                    io::ErrorKind::WouldBlock => EventError::WouldBlock,
+                    _ => EventError::Io(error),
+                });
+            }
+            let mut events = self.events.lock();
+            // Empty when its event was withdrawn between the read and here.
+            if let Some(event) = events.pop_front() {
+                read(&event);
+                return Ok(event);
+            }
+        }
+    }
+
+    /// Removes the events for which `gone` holds; the descriptor's count falls with them.
+    pub(crate) fn withdraw(&self, gone: impl Fn(&T) -> bool) {
+        let mut events = self.events.lock();
+        let before = events.len();
+        events.retain(|event| !gone(event));
+        for _ in events.len()..before {
+            self.take_token();
+        }
+    }
+
+    /// Lowers the count by one, without waiting: a reader may have been faster, who then finds no event and waits on.
+    fn take_token(&self) {
+        let mut count = 0u64;
+        let iov = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: 8 };
+        // SAFETY: one live iovec of eight live bytes.
+        unsafe { libc::preadv2(self.fd.as_raw_fd(), &raw const iov, 1, -1, libc::RWF_NOWAIT) };
+    }
+}
+
+/// Events of one object that the program has read, and how many of them it has acknowledged.
+#[derive(Debug, Default)]
+pub(crate) struct Acks {
+    unacknowledged: Mutex<u64>,
+    changed: Condvar,
+}
+
+impl Acks {
+    /// The program has read an event.
+    pub(crate) fn read(&self) {
+        *self.unacknowledged.lock() += 1;
+    }
+
+    /// The program acknowledges `n` events. More than it read count as all.
+    pub(crate) fn acknowledge(&self, n: u32) {
+        let mut unacknowledged = self.unacknowledged.lock();
+        *unacknowledged = unacknowledged.saturating_sub(n.into());
+        self.changed.notify_all();
+    }
+
+    /// Waits until every event that was read is acknowledged; says in the log what it waits for.
+    pub(crate) fn wait(&self, what: &dyn Fn() -> String) {
+        let mut unacknowledged = self.unacknowledged.lock();
+        while *unacknowledged > 0 {
+            let timeout =
+                self.changed.wait_for(&mut unacknowledged, Duration::from_secs(2)).timed_out();
+            if timeout && *unacknowledged > 0 {
+                tracing::warn!(
+                    events = *unacknowledged,
+                    "destroying {} waits for events that were read and not acknowledged",
+                    what()
+                );
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    fn pop(queue: &EventQueue<u32>) -> Result<u32, EventError> {
+        queue.pop_with(|_| ())
+    }
+
+    fn readable(queue: &EventQueue<u32>) -> bool {
+        let mut pfd = libc::pollfd { fd: queue.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one live pollfd.
+        unsafe { libc::poll(&raw mut pfd, 1, 0) == 1 }
+    }
+
+    fn set_nonblocking(queue: &EventQueue<u32>) {
+        // SAFETY: fcntl on a descriptor of ours, no pointers.
+        assert_eq!(
+            unsafe { libc::fcntl(queue.fd.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) },
+            0
+        );
+    }
+
+    #[test]
+    fn readable_exactly_while_an_event_waits() {
+        let queue = EventQueue::new().unwrap();
+        assert!(!readable(&queue));
+        queue.push(1);
+        queue.push(2);
+        queue.push(3);
+        queue.withdraw(|e| *e == 2);
+        assert_eq!(pop(&queue).unwrap(), 1);
+        assert!(readable(&queue));
+        assert_eq!(pop(&queue).unwrap(), 3);
+        assert!(!readable(&queue));
+        set_nonblocking(&queue);
+        assert!(matches!(pop(&queue), Err(EventError::WouldBlock)));
+        queue.push(4);
+        queue.withdraw(|_| true);
+        assert!(!readable(&queue));
+    }
+
+    #[test]
+    fn a_reader_waits_for_the_next_event() {
+        let queue = Arc::new(EventQueue::new().unwrap());
+        let reader = std::thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || pop(&queue).unwrap()
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        queue.push(9);
+        assert_eq!(reader.join().unwrap(), 9);
+    }
+
+    #[test]
+    fn waiting_ends_with_the_last_acknowledgement() {
+        let acks = Arc::new(Acks::default());
+        acks.read();
+        acks.read();
+        let waiter = std::thread::spawn({
+            let acks = Arc::clone(&acks);
+            move || acks.wait(&|| "it".into())
+        });
+        acks.acknowledge(1);
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!waiter.is_finished());
+        acks.acknowledge(1);
+        waiter.join().unwrap();
+    }
+}

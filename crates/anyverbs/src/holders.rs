@@ -1,0 +1,137 @@
+//! Who holds whom: an object with holders is not destroyed (`EBUSY`) and says who they are.
+//!
+//! Lock-free, so that a forked child can drop what it inherited.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::error::DestroyError;
+
+/// What kind of object holds another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub(crate) enum Holder {
+    Mr,
+    Ah,
+    Qp,
+    Srq,
+    Cq,
+}
+
+const NAMES: [&str; 5] = ["MR", "AH", "QP", "SRQ", "CQ"];
+const DEAD: u32 = 1 << 31;
+
+/// The holders of one object, by kind.
+#[derive(Debug, Default)]
+pub(crate) struct Holders {
+    /// All of them; with the [`DEAD`] bit once the object is destroyed.
+    total: AtomicU32,
+    kinds: [AtomicU32; NAMES.len()],
+}
+
+impl Holders {
+    /// Whether the object was destroyed.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.total.load(Ordering::Acquire) & DEAD != 0
+    }
+
+    fn acquire(&self, kind: Holder) -> bool {
+        let alive = self.total.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| {
+            (n & DEAD == 0).then_some(n + 1)
+        });
+        if alive.is_ok() {
+            self.kinds[kind as usize].fetch_add(1, Ordering::Relaxed);
+        }
+        alive.is_ok()
+    }
+
+    fn release(&self, kind: Holder) {
+        self.kinds[kind as usize].fetch_sub(1, Ordering::Relaxed);
+        self.total.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Marks the object destroyed if nobody holds it.
+    pub(crate) fn retire(&self) -> Result<(), DestroyError> {
+        match self.total.compare_exchange(0, DEAD, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => Ok(()),
+            Err(n) if n & DEAD != 0 => Err(DestroyError::Gone),
+            Err(_) => Err(DestroyError::Busy(self.describe())),
+        }
+    }
+
+    fn describe(&self) -> String {
+        let parts: Vec<_> = NAMES
+            .iter()
+            .zip(&self.kinds)
+            .map(|(name, n)| (name, n.load(Ordering::Relaxed)))
+            .filter(|(_, n)| *n > 0)
+            .map(|(name, n)| format!("{n} {name}"))
+            .collect();
+        parts.join(", ")
+    }
+}
+
+/// An object that others can hold.
+pub(crate) trait Holdable {
+    /// Its holders.
+    fn holders(&self) -> &Holders;
+}
+
+/// A hold on an object, given up by drop.
+#[derive(Debug)]
+pub(crate) struct Held<T: Holdable> {
+    object: Arc<T>,
+    kind: Holder,
+}
+
+impl<T: Holdable> Held<T> {
+    /// Holds `object`; `None` if it was destroyed.
+    pub(crate) fn new(object: &Arc<T>, kind: Holder) -> Option<Self> {
+        object.holders().acquire(kind).then(|| Self { object: Arc::clone(object), kind })
+    }
+
+    /// The object.
+    pub(crate) fn arc(&self) -> &Arc<T> {
+        &self.object
+    }
+}
+
+impl<T: Holdable> std::ops::Deref for Held<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.object
+    }
+}
+
+impl<T: Holdable> Drop for Held<T> {
+    fn drop(&mut self) {
+        self.object.holders().release(self.kind);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Default)]
+    struct Thing(Holders);
+    impl Holdable for Thing {
+        fn holders(&self) -> &Holders {
+            &self.0
+        }
+    }
+
+    #[test]
+    fn a_held_object_is_busy_and_names_its_holders() {
+        let thing = Arc::new(Thing::default());
+        let a = Held::new(&thing, Holder::Mr).unwrap();
+        let b = Held::new(&thing, Holder::Mr).unwrap();
+        let c = Held::new(&thing, Holder::Qp).unwrap();
+        assert_eq!(thing.0.retire(), Err(DestroyError::Busy("2 MR, 1 QP".into())));
+        drop((a, b, c));
+        assert_eq!(thing.0.retire(), Ok(()));
+        assert_eq!(thing.0.retire(), Err(DestroyError::Gone));
+        assert!(Held::new(&thing, Holder::Mr).is_none());
+        assert!(thing.0.is_dead());
+    }
+}

@@ -1,0 +1,184 @@
+//! Packets between queue pairs of one process: a queue, because two queue pairs are never locked together.
+//!
+//! Whoever produced packets drains the queue once it has let go of its queue pair; one thread at a time drains, and looks
+//! again after it said that it stopped, so that no packet is left behind. Packets lie in an arena that is swapped with
+//! the drainer's: nothing is allocated in the steady state.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use anyverbs_proto::env::TransmitError;
+use anyverbs_proto::payload::Payload;
+use anyverbs_proto::qp::Arrival;
+use anyverbs_proto::types::Qpn;
+use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::wire::packet::{Headers, Packet};
+use anyverbs_proto::wr::AddressVector;
+use parking_lot::Mutex;
+
+use crate::engine::Engine;
+
+/// Bytes that a connected queue pair may have in flight here.
+pub(crate) const WINDOW: u32 = 256 << 10;
+/// Bytes in the queue beyond which unreliable senders wait; reliable ones have their window.
+const UNRELIABLE_LIMIT: usize = 1 << 20;
+/// Packets after which a caller leaves the rest to the worker.
+const CALLER_BUDGET: usize = 4096;
+/// Memory that an arena keeps when it is empty.
+const KEEP: usize = 4 << 20;
+
+/// The in-process link.
+#[derive(Debug, Default)]
+pub(crate) struct Inproc {
+    queue: Mutex<Arena>,
+    /// Packets in the queue.
+    len: AtomicUsize,
+    draining: AtomicBool,
+    /// The drainer's.
+    spare: Mutex<Arena>,
+    waiting: Mutex<Waiting>,
+    any_waiting: AtomicBool,
+}
+
+/// Queue pairs that want to be called when the queue is empty.
+#[derive(Debug, Default)]
+struct Waiting {
+    /// They owe an ACK.
+    owed: Vec<Qpn>,
+    /// They have more to send.
+    blocked: Vec<Qpn>,
+}
+
+#[derive(Debug, Default)]
+struct Arena {
+    packets: Vec<Entry>,
+    bytes: Vec<u8>,
+    used: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    arrival: Arrival,
+    headers: Headers,
+    start: usize,
+    len: usize,
+}
+
+impl Arena {
+    fn clear(&mut self) {
+        self.packets.clear();
+        self.used = 0;
+        if self.bytes.len() > KEEP {
+            self.bytes = Vec::new();
+        }
+    }
+}
+
+impl Inproc {
+    /// Queues a packet; how long it is.
+    pub(crate) fn send(
+        &self,
+        engine: &Engine,
+        from: Qpn,
+        reliable: bool,
+        av: &AddressVector,
+        headers: &Headers,
+        payload: &Payload<'_>,
+    ) -> Result<usize, TransmitError> {
+        let mut queue = self.queue.lock();
+        if !reliable && queue.used > UNRELIABLE_LIMIT {
+            drop(queue);
+            let mut waiting = self.waiting.lock();
+            waiting.blocked.push(from);
+            self.any_waiting.store(true, Ordering::SeqCst);
+            return Err(TransmitError::Blocked);
+        }
+        let (start, len) = (queue.used, payload.len());
+        if queue.bytes.len() < start + len {
+            let room = (start + len).next_power_of_two().max(64 << 10);
+            queue.bytes.resize(room, 0);
+        }
+        payload.copy_to(&engine.mrs, &engine.memory, &mut queue.bytes[start..start + len])?;
+        let mut headers = *headers;
+        headers.bth.pad = Bth::pad_of(len);
+        let arrival = Arrival {
+            source: av.sgid,
+            destination: av.dgid,
+            traffic_class: av.traffic_class,
+            hop_limit: av.hop_limit,
+            flow_label: av.flow_label,
+        };
+        queue.packets.push(Entry { arrival, headers, start, len });
+        queue.used += len;
+        self.len.store(queue.packets.len(), Ordering::SeqCst);
+        Ok(headers.len() + len)
+    }
+
+    /// A queue pair owes an ACK to one of this process.
+    pub(crate) fn owe(&self, qpn: Qpn) {
+        let mut waiting = self.waiting.lock();
+        waiting.owed.push(qpn);
+        self.any_waiting.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether [`drain`](Self::drain) has something to do.
+    #[inline]
+    pub(crate) fn is_pending(&self) -> bool {
+        self.len.load(Ordering::SeqCst) > 0 || self.any_waiting.load(Ordering::SeqCst)
+    }
+
+    /// Delivers what is queued, and what that causes. No queue pair may be locked by the caller. False if packets are
+    /// left because the caller's share is done.
+    pub(crate) fn drain(&self, engine: &'static Engine, worker: bool) -> bool {
+        let mut left = if worker { usize::MAX } else { CALLER_BUDGET };
+        while self.is_pending() {
+            if self.draining.swap(true, Ordering::SeqCst) {
+                return true;
+            }
+            while self.is_pending() && left > 0 {
+                left = left.saturating_sub(self.round(engine).max(1));
+            }
+            self.draining.store(false, Ordering::SeqCst);
+            if left == 0 && self.is_pending() {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn round(&self, engine: &'static Engine) -> usize {
+        let mut arena = self.spare.lock();
+        {
+            let mut queue = self.queue.lock();
+            std::mem::swap(&mut *queue, &mut *arena);
+            self.len.store(0, Ordering::SeqCst);
+        }
+        let n = arena.packets.len();
+        if n > 0 {
+            let Arena { packets, bytes, .. } = &*arena;
+            engine.deliver(packets.iter().map(|e| {
+                let payload = &bytes[e.start..e.start + e.len];
+                (e.arrival, Packet { headers: e.headers, payload })
+            }));
+            arena.clear();
+            return n;
+        }
+        drop(arena);
+        let mut waiting = {
+            let mut now = self.waiting.lock();
+            self.any_waiting.store(false, Ordering::SeqCst);
+            std::mem::take(&mut *now)
+        };
+        for qpn in waiting.owed.drain(..) {
+            engine.acknowledge(qpn);
+        }
+        for qpn in waiting.blocked.drain(..) {
+            engine.resume(qpn);
+        }
+        // The lists' memory is used again.
+        let mut now = self.waiting.lock();
+        if now.owed.is_empty() && now.blocked.is_empty() {
+            *now = waiting;
+        }
+        1
+    }
+}

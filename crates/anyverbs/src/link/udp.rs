@@ -1,0 +1,221 @@
+//! The UDP link: packets staged in batches, with their ICRC.
+
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use anyverbs_net::{Destination, TxBatch};
+use anyverbs_proto::env::TransmitError;
+use anyverbs_proto::payload::Payload;
+use anyverbs_proto::time::Time;
+use anyverbs_proto::types::Qpn;
+use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::wire::icrc::Flow;
+use anyverbs_proto::wire::packet::{Headers, ICRC_LEN};
+use anyverbs_proto::wr::AddressVector;
+use parking_lot::Mutex;
+
+use crate::engine::Engine;
+use crate::engine::path::{Credit, ECHO, PROBE, Path};
+
+/// BTH, count of bytes, ICRC.
+const CREDIT_LEN: usize = Bth::LEN + 8 + ICRC_LEN;
+
+/// Batches kept for use again; a 64 KiB buffer each.
+const POOL: usize = 16;
+
+/// Unused batches.
+#[derive(Debug, Default)]
+pub(crate) struct BatchPool(Mutex<Vec<TxBatch>>);
+
+impl BatchPool {
+    fn take(&self) -> TxBatch {
+        self.0.lock().pop().unwrap_or_default()
+    }
+
+    fn put(&self, batch: TxBatch) {
+        let mut pool = self.0.lock();
+        if pool.len() < POOL {
+            pool.push(batch);
+        }
+    }
+}
+
+/// How packets of one queue pair, or to one address handle, leave.
+#[derive(Clone, Debug)]
+pub(crate) struct UdpRoute {
+    to: Destination,
+    flow: Option<Flow>,
+    pub(crate) path: Arc<Path>,
+}
+
+impl UdpRoute {
+    pub(crate) fn new(engine: &Engine, av: &AddressVector, slot: u8) -> Self {
+        let (ip, source) = (av.dgid.to_ip(), av.sgid.to_ip());
+        let port = engine.config.udp_port;
+        let to = Destination {
+            source: Some(source),
+            interface: av.scope_id,
+            traffic_class: av.traffic_class,
+            hop_limit: av.hop_limit,
+            flow_label: av.flow_label,
+            lane: slot,
+            ..Destination::new(address(ip, port, av.scope_id))
+        };
+        // Without a lane nothing is sent, and every try says so in the counters.
+        let flow = engine.port.source_port(&to).ok().map(|from| Flow::new(source, ip, from, port));
+        Self { to, flow, path: engine.paths.path(ip, av.scope_id, slot) }
+    }
+}
+
+fn address(ip: IpAddr, port: u16, scope_id: u32) -> SocketAddr {
+    match ip {
+        IpAddr::V4(ip) => (ip, port).into(),
+        IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, scope_id).into(),
+    }
+}
+
+/// What one hold of a queue pair's lock has staged and not yet sent.
+#[derive(Debug, Default)]
+pub(crate) struct Outbox {
+    batch: Option<TxBatch>,
+}
+
+impl Outbox {
+    /// Stages a packet; how long it is.
+    #[expect(clippy::too_many_arguments, reason = "the parts of one packet")]
+    pub(crate) fn send(
+        &mut self,
+        engine: &'static Engine,
+        route: &UdpRoute,
+        from: Qpn,
+        reliable: bool,
+        now: Time,
+        headers: &Headers,
+        payload: &Payload<'_>,
+    ) -> Result<usize, TransmitError> {
+        let pad = usize::from(Bth::pad_of(payload.len()));
+        let (head, body) = (headers.len(), payload.len());
+        let len = head + body + pad + ICRC_LEN;
+        let Some(flow) = &route.flow else {
+            return Ok(0);
+        };
+        let credit = if reliable { Credit::Send } else { route.path.ask(len, from, now) };
+        if credit == Credit::Blocked {
+            return Err(TransmitError::Blocked);
+        }
+        let batch = self.batch.get_or_insert_with(|| engine.batches.take());
+        let Ok((room, id)) = batch.segment(&engine.port, &route.to, len) else {
+            // As if the network had lost it.
+            return Ok(0);
+        };
+        headers.emit(room);
+        // The pad count, which is the link's affair.
+        room[1] = room[1] & !0x30 | (pad as u8) << 4;
+        if let Err(fault) =
+            payload.copy_to(&engine.mrs, &engine.memory, &mut room[head..head + body])
+        {
+            batch.discard_last();
+            return Err(fault.into());
+        }
+        room[head + body..len - ICRC_LEN].fill(0);
+        seal(flow, id, room);
+        if let Credit::SendAndProbe(count) = credit {
+            self.credit(engine, &route.to, flow, PROBE, headers.bth.dest_qpn, from, count);
+            if engine.paths.probed(now) {
+                engine.kick_worker();
+            }
+        }
+        Ok(len)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the parts of one packet")]
+    fn credit(
+        &mut self,
+        engine: &Engine,
+        to: &Destination,
+        flow: &Flow,
+        opcode: u8,
+        dest: Qpn,
+        from: Qpn,
+        count: u64,
+    ) {
+        let batch = self.batch.get_or_insert_with(|| engine.batches.take());
+        if let Ok((room, id)) = batch.segment(&engine.port, to, CREDIT_LEN) {
+            room[..5].copy_from_slice(&[opcode, 0, 0xff, 0xff, 0]);
+            room[5..8].copy_from_slice(&dest.get().to_be_bytes()[1..]);
+            room[8] = 0;
+            room[9..12].copy_from_slice(&from.get().to_be_bytes()[1..]);
+            room[12..20].copy_from_slice(&count.to_be_bytes());
+            seal(flow, id, room);
+        }
+    }
+
+    /// Answers a credit probe of another device.
+    pub(crate) fn echo(
+        &mut self,
+        engine: &Engine,
+        probe: &CreditPacket,
+        from: IpAddr,
+        scope_id: u32,
+        to_us: IpAddr,
+    ) {
+        let port = engine.config.udp_port;
+        let to = Destination {
+            source: Some(to_us),
+            interface: scope_id,
+            lane: probe.from.slot(),
+            ..Destination::new(address(from, port, scope_id))
+        };
+        if let Ok(source_port) = engine.port.source_port(&to) {
+            let flow = Flow::new(to_us, from, source_port, port);
+            self.credit(engine, &to, &flow, ECHO, probe.from, probe.dest, probe.count);
+        }
+    }
+
+    /// Sends what is staged.
+    pub(crate) fn flush(&mut self, engine: &Engine) {
+        if let Some(mut batch) = self.batch.take() {
+            let dropped = batch.stats().dropped;
+            if let Err(error) = batch.flush(&engine.port) {
+                tracing::debug!(%error, "packets were not sent");
+            }
+            engine.send_drops.fetch_add(batch.stats().dropped - dropped, Ordering::Relaxed);
+            engine.batches.put(batch);
+        }
+    }
+}
+
+/// Writes the ICRC into the last four bytes.
+fn seal(flow: &Flow, id: u16, packet: &mut [u8]) {
+    let (bytes, icrc) = packet.split_at_mut(packet.len() - ICRC_LEN);
+    icrc.copy_from_slice(&flow.compute(id, bytes).to_le_bytes());
+}
+
+/// A credit probe or its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CreditPacket {
+    pub(crate) is_probe: bool,
+    /// To whom.
+    pub(crate) dest: Qpn,
+    /// By whom.
+    pub(crate) from: Qpn,
+    /// Bytes so far.
+    pub(crate) count: u64,
+}
+
+impl CreditPacket {
+    /// Reads one; `bytes` are those before the ICRC. None for anything else.
+    pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
+        let is_probe = match *bytes.first()? {
+            PROBE => true,
+            ECHO => false,
+            _ => return None,
+        };
+        let bytes: &[u8; CREDIT_LEN - ICRC_LEN] = bytes.try_into().ok()?;
+        let qpn =
+            |at: usize| Qpn::new(u32::from_be_bytes([0, bytes[at], bytes[at + 1], bytes[at + 2]]));
+        let (_, count) = bytes.split_last_chunk::<8>()?;
+        Some(Self { is_probe, dest: qpn(5), from: qpn(9), count: u64::from_be_bytes(*count) })
+    }
+}

@@ -1,0 +1,392 @@
+//! Registered memory: the one module that touches it.
+//!
+//! Program and peer may write the same bytes at any time, so nothing here makes a reference to them, and the program
+//! may have unmapped them: every access is made by a routine of this module's own, in assembly, whose page faults the
+//! signal handler turns into a return value by moving the instruction pointer to a landing pad. When all is well that
+//! costs nothing.
+
+use std::arch::global_asm;
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::Once;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use anyverbs_proto::memory::{Fault, Memory};
+
+// All routines keep the stack pointer as it was at entry, so that the landing pad can return for any of them. They
+// answer 0, and the landing pad 1.
+#[cfg(target_arch = "x86_64")]
+global_asm!(
+    ".pushsection .text.anyverbs_guarded,\"ax\",@progbits",
+    ".p2align 6",
+    ".hidden anyverbs_guarded_begin",
+    ".globl anyverbs_guarded_begin",
+    "anyverbs_guarded_begin:",
+    // int copy(rdi = to, rsi = from, rdx = len)
+    ".hidden anyverbs_guarded_copy",
+    ".globl anyverbs_guarded_copy",
+    "anyverbs_guarded_copy:",
+    "cmp rdx, 16",
+    "jb 20f",
+    "cmp rdx, 32",
+    "ja 30f",
+    "movdqu xmm0, [rsi]",
+    "movdqu xmm1, [rsi + rdx - 16]",
+    "movdqu [rdi], xmm0",
+    "movdqu [rdi + rdx - 16], xmm1",
+    "xor eax, eax",
+    "ret",
+    "20:", // 0 to 15
+    "cmp edx, 8",
+    "jb 21f",
+    "mov rax, [rsi]",
+    "mov rcx, [rsi + rdx - 8]",
+    "mov [rdi], rax",
+    "mov [rdi + rdx - 8], rcx",
+    "xor eax, eax",
+    "ret",
+    "21:",
+    "cmp edx, 4",
+    "jb 22f",
+    "mov eax, [rsi]",
+    "mov ecx, [rsi + rdx - 4]",
+    "mov [rdi], eax",
+    "mov [rdi + rdx - 4], ecx",
+    "xor eax, eax",
+    "ret",
+    "22:", // 0 to 3, byte by byte
+    "test edx, edx",
+    "jz 23f",
+    "mov al, [rsi]",
+    "mov [rdi], al",
+    "inc rsi",
+    "inc rdi",
+    "dec edx",
+    "jmp 22b",
+    "23:",
+    "xor eax, eax",
+    "ret",
+    "30:", // 33 and more
+    "cmp rdx, 64",
+    "ja 40f",
+    "movdqu xmm0, [rsi]",
+    "movdqu xmm1, [rsi + 16]",
+    "movdqu xmm2, [rsi + rdx - 32]",
+    "movdqu xmm3, [rsi + rdx - 16]",
+    "movdqu [rdi], xmm0",
+    "movdqu [rdi + 16], xmm1",
+    "movdqu [rdi + rdx - 32], xmm2",
+    "movdqu [rdi + rdx - 16], xmm3",
+    "xor eax, eax",
+    "ret",
+    "40:",
+    "cmp rdx, 1024",
+    "jae 50f",
+    // 65 to 1023: the last 64 bytes apart, then whole blocks of 64.
+    "movdqu xmm4, [rsi + rdx - 64]",
+    "movdqu xmm5, [rsi + rdx - 48]",
+    "movdqu xmm6, [rsi + rdx - 32]",
+    "movdqu xmm7, [rsi + rdx - 16]",
+    "lea r8, [rdi + rdx - 64]",
+    "41:",
+    "movdqu xmm0, [rsi]",
+    "movdqu xmm1, [rsi + 16]",
+    "movdqu xmm2, [rsi + 32]",
+    "movdqu xmm3, [rsi + 48]",
+    "movdqu [rdi], xmm0",
+    "movdqu [rdi + 16], xmm1",
+    "movdqu [rdi + 32], xmm2",
+    "movdqu [rdi + 48], xmm3",
+    "add rsi, 64",
+    "add rdi, 64",
+    "cmp rdi, r8",
+    "jb 41b",
+    "movdqu [r8], xmm4",
+    "movdqu [r8 + 16], xmm5",
+    "movdqu [r8 + 32], xmm6",
+    "movdqu [r8 + 48], xmm7",
+    "xor eax, eax",
+    "ret",
+    "50:",
+    "mov rcx, rdx",
+    "rep movsb",
+    "xor eax, eax",
+    "ret",
+    // int compare_swap(rdi = at, rsi = compare, rdx = swap, rcx = old)
+    ".hidden anyverbs_guarded_compare_swap",
+    ".globl anyverbs_guarded_compare_swap",
+    "anyverbs_guarded_compare_swap:",
+    "mov rax, rsi",
+    "lock cmpxchg [rdi], rdx",
+    "mov [rcx], rax",
+    "xor eax, eax",
+    "ret",
+    // int fetch_add(rdi = at, rsi = add, rdx = old)
+    ".hidden anyverbs_guarded_fetch_add",
+    ".globl anyverbs_guarded_fetch_add",
+    "anyverbs_guarded_fetch_add:",
+    "lock xadd [rdi], rsi",
+    "mov [rdx], rsi",
+    "xor eax, eax",
+    "ret",
+    ".hidden anyverbs_guarded_end",
+    ".globl anyverbs_guarded_end",
+    "anyverbs_guarded_end:",
+    ".hidden anyverbs_guarded_landing",
+    ".globl anyverbs_guarded_landing",
+    "anyverbs_guarded_landing:",
+    "mov eax, 1",
+    "ret",
+    ".popsection",
+);
+
+#[cfg(target_arch = "aarch64")]
+global_asm!(
+    ".pushsection .text.anyverbs_guarded,\"ax\",@progbits",
+    ".p2align 6",
+    ".hidden anyverbs_guarded_begin",
+    ".globl anyverbs_guarded_begin",
+    "anyverbs_guarded_begin:",
+    // int copy(x0 = to, x1 = from, x2 = len)
+    ".hidden anyverbs_guarded_copy",
+    ".globl anyverbs_guarded_copy",
+    "anyverbs_guarded_copy:",
+    "20: cmp x2, #64",
+    "b.lo 30f",
+    "ldp q0, q1, [x1], #32",
+    "ldp q2, q3, [x1], #32",
+    "stp q0, q1, [x0], #32",
+    "stp q2, q3, [x0], #32",
+    "sub x2, x2, #64",
+    "b 20b",
+    "30: cmp x2, #8",
+    "b.lo 40f",
+    "ldr x3, [x1], #8",
+    "str x3, [x0], #8",
+    "sub x2, x2, #8",
+    "b 30b",
+    "40: cbz x2, 50f",
+    "ldrb w3, [x1], #1",
+    "strb w3, [x0], #1",
+    "sub x2, x2, #1",
+    "b 40b",
+    "50: mov w0, #0",
+    "ret",
+    // int compare_swap(x0 = at, x1 = compare, x2 = swap, x3 = old)
+    ".hidden anyverbs_guarded_compare_swap",
+    ".globl anyverbs_guarded_compare_swap",
+    "anyverbs_guarded_compare_swap:",
+    "60: ldaxr x4, [x0]",
+    "cmp x4, x1",
+    "b.ne 61f",
+    "stlxr w5, x2, [x0]",
+    "cbnz w5, 60b",
+    "b 62f",
+    "61: clrex",
+    "62: dmb ish",
+    "str x4, [x3]",
+    "mov w0, #0",
+    "ret",
+    // int fetch_add(x0 = at, x1 = add, x2 = old)
+    ".hidden anyverbs_guarded_fetch_add",
+    ".globl anyverbs_guarded_fetch_add",
+    "anyverbs_guarded_fetch_add:",
+    "70: ldaxr x4, [x0]",
+    "add x5, x4, x1",
+    "stlxr w6, x5, [x0]",
+    "cbnz w6, 70b",
+    "dmb ish",
+    "str x4, [x2]",
+    "mov w0, #0",
+    "ret",
+    ".hidden anyverbs_guarded_end",
+    ".globl anyverbs_guarded_end",
+    "anyverbs_guarded_end:",
+    ".hidden anyverbs_guarded_landing",
+    ".globl anyverbs_guarded_landing",
+    "anyverbs_guarded_landing:",
+    "mov w0, #1",
+    "ret",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    safe static anyverbs_guarded_begin: u8;
+    safe static anyverbs_guarded_end: u8;
+    safe static anyverbs_guarded_landing: u8;
+    fn anyverbs_guarded_copy(to: *mut u8, from: *const u8, len: usize) -> c_int;
+    fn anyverbs_guarded_compare_swap(at: *mut u64, compare: u64, swap: u64, old: *mut u64)
+    -> c_int;
+    fn anyverbs_guarded_fetch_add(at: *mut u64, add: u64, old: *mut u64) -> c_int;
+}
+
+/// The memory of this process.
+#[derive(Debug)]
+pub(crate) struct ProcessMemory(());
+
+impl ProcessMemory {
+    /// Installs the signal handler, once in a process.
+    pub(crate) fn new() -> Self {
+        static INSTALLED: Once = Once::new();
+        INSTALLED.call_once(|| {
+            install(libc::SIGSEGV, &PREVIOUS_SEGV);
+            install(libc::SIGBUS, &PREVIOUS_BUS);
+        });
+        Self(())
+    }
+}
+
+impl Memory for ProcessMemory {
+    #[inline]
+    fn read(&self, addr: u64, dst: &mut [u8]) -> Result<(), Fault> {
+        // SAFETY: `dst` is ours to write. The other side is an address that the program registered: whoever registered
+        // it vouched that the device may touch it (`Pd::reg_mr`), and where nothing is mapped the routine returns 1.
+        let code = unsafe { anyverbs_guarded_copy(dst.as_mut_ptr(), addr as *const u8, dst.len()) };
+        if code == 0 { Ok(()) } else { Err(Fault) }
+    }
+
+    #[inline]
+    fn write(&self, addr: u64, src: &[u8]) -> Result<(), Fault> {
+        // SAFETY: as in `read`, the other way.
+        let code = unsafe { anyverbs_guarded_copy(addr as *mut u8, src.as_ptr(), src.len()) };
+        if code == 0 { Ok(()) } else { Err(Fault) }
+    }
+
+    fn compare_swap(&self, addr: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
+        let mut old = 0;
+        // SAFETY: as in `read`; `old` is live, and the callers have checked that `addr` is aligned.
+        let code =
+            unsafe { anyverbs_guarded_compare_swap(addr as *mut u64, compare, swap, &raw mut old) };
+        if code == 0 { Ok(old) } else { Err(Fault) }
+    }
+
+    fn fetch_add(&self, addr: u64, add: u64) -> Result<u64, Fault> {
+        let mut old = 0;
+        // SAFETY: as in `compare_swap`.
+        let code = unsafe { anyverbs_guarded_fetch_add(addr as *mut u64, add, &raw mut old) };
+        if code == 0 { Ok(old) } else { Err(Fault) }
+    }
+}
+
+/// Whether every page of a range is mapped now.
+pub(crate) fn is_mapped(addr: u64, len: u64) -> bool {
+    const PAGES: usize = 4096;
+    let (Ok(start), Ok(len)) = (usize::try_from(addr), usize::try_from(len)) else { return false };
+    let Some(end) = start.checked_add(len) else { return false };
+    if len == 0 {
+        return true;
+    }
+    // SAFETY: sysconf has no preconditions.
+    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
+    let mut at = start & !(page - 1);
+    let mut residency = [0u8; PAGES];
+    while at < end {
+        let step = (end - at).min(PAGES * page);
+        // SAFETY: mincore reads no memory of ours and writes a byte for each page of the step, PAGES at most.
+        if unsafe { libc::mincore(at as *mut c_void, step, residency.as_mut_ptr()) } != 0 {
+            return false;
+        }
+        let Some(next) = at.checked_add(step) else { return true };
+        at = next;
+    }
+    true
+}
+
+static PREVIOUS_SEGV: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
+static PREVIOUS_BUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
+
+/// Puts our handler in front of the one that is there.
+fn install(signal: c_int, previous: &AtomicPtr<libc::sigaction>) {
+    // SAFETY: all-zero is a valid sigaction; the calls get live pointers to them. Our handler does nothing that a
+    // signal handler must not do, and what it chains to is what was there.
+    unsafe {
+        let mut old: libc::sigaction = MaybeUninit::zeroed().assume_init();
+        if libc::sigaction(signal, ptr::null(), &raw mut old) != 0 {
+            return;
+        }
+        // Before ours is installed, so that it never runs without.
+        previous.store(Box::into_raw(Box::new(old)), Ordering::Release);
+        let mut new: libc::sigaction = MaybeUninit::zeroed().assume_init();
+        new.sa_sigaction = handler as *const () as usize;
+        new.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
+        libc::sigemptyset(&raw mut new.sa_mask);
+        libc::sigaction(signal, &raw const new, ptr::null_mut());
+    }
+}
+
+unsafe extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel passes a ucontext to a handler with SA_SIGINFO, and nobody else touches it now.
+    let pc = unsafe { program_counter(context.cast()) };
+    let (begin, end) =
+        (&raw const anyverbs_guarded_begin as usize, &raw const anyverbs_guarded_end as usize);
+    // SAFETY: as above.
+    unsafe {
+        if (begin..end).contains(&(*pc as usize)) {
+            *pc = &raw const anyverbs_guarded_landing as usize as _;
+            return;
+        }
+        chain(signal, info, context);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+unsafe fn program_counter(context: *mut libc::ucontext_t) -> *mut i64 {
+    // SAFETY: the caller's context is live.
+    unsafe { &raw mut (*context).uc_mcontext.gregs[libc::REG_RIP as usize] }
+}
+
+#[cfg(target_arch = "aarch64")]
+unsafe fn program_counter(context: *mut libc::ucontext_t) -> *mut u64 {
+    // SAFETY: the caller's context is live.
+    unsafe { &raw mut (*context).uc_mcontext.pc }
+}
+
+/// Does what would have happened without our handler.
+///
+/// # Safety
+/// Called from a signal handler with its arguments.
+unsafe fn chain(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let previous = if signal == libc::SIGBUS { &PREVIOUS_BUS } else { &PREVIOUS_SEGV };
+    // SAFETY: stored before our handler was installed, and never freed.
+    let old = unsafe { &*previous.load(Ordering::Acquire) };
+    // SAFETY: the kernel passes a valid siginfo.
+    let sent = unsafe { (*info).si_code } <= 0;
+    match old.sa_sigaction {
+        libc::SIG_IGN if sent => {}
+        libc::SIG_DFL | libc::SIG_IGN => {
+            // SAFETY: restoring the default action. A fault comes again at once when this handler returns, and then
+            // ends the process with the right core; one that was sent is sent again.
+            unsafe {
+                let mut default: libc::sigaction = MaybeUninit::zeroed().assume_init();
+                default.sa_sigaction = libc::SIG_DFL;
+                libc::sigaction(signal, &raw const default, ptr::null_mut());
+                if sent {
+                    libc::raise(signal);
+                }
+            }
+        }
+        action => {
+            // SAFETY: a handler that the program installed, called as the kernel would have: with the signals blocked
+            // that it asked for. Returning from our own handler restores the mask.
+            unsafe {
+                let mut mask = old.sa_mask;
+                if old.sa_flags & libc::SA_NODEFER == 0 {
+                    libc::sigaddset(&raw mut mask, signal);
+                }
+                libc::pthread_sigmask(libc::SIG_BLOCK, &raw const mask, ptr::null_mut());
+                if old.sa_flags & libc::SA_SIGINFO != 0 {
+                    let f: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
+                        std::mem::transmute(action);
+                    f(signal, info, context);
+                } else {
+                    let f: extern "C" fn(c_int) = std::mem::transmute(action);
+                    f(signal);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,214 @@
+//! The tables of functions in a device context, through which the inlines of `verbs.h` call.
+//!
+//! `ibv_context_ops` holds the data path. Its slots are called unchecked: all are filled. `verbs_context` lies before
+//! `ibv_context` and grows at its front; an empty slot makes the inline refuse with `EOPNOTSUPP` (only `close_xrcd`
+//! is called unchecked). `ibv_context.abi_compat` of all ones says that it is there, and `sz` how far it reaches.
+
+use std::{
+    ffi::{c_int, c_uint, c_void},
+    mem::{offset_of, size_of},
+    ptr,
+};
+
+use crate::{abi::*, errno::Errno, refuse::note, verbs};
+
+/// `ibv_context.abi_compat` of a context that is embedded in a `verbs_context`.
+pub(crate) const IS_EXTENDED: *mut c_void = ptr::without_provenance_mut(usize::MAX);
+
+/// The extended context that a program's `ibv_context` is embedded in.
+pub(crate) fn extended(context: *mut ibv_context) -> *mut verbs_context {
+    context.wrapping_byte_sub(offset_of!(verbs_context, context)).cast()
+}
+
+/// A context with every slot that is built; device, descriptors and mutex are the caller's to fill in.
+pub(crate) fn new_context() -> verbs_context {
+    // SAFETY: integers, NULL pointers, empty slots and a zeroed mutex (PTHREAD_MUTEX_INITIALIZER) are valid.
+    let mut context: verbs_context = unsafe { std::mem::zeroed() };
+    context.sz = size_of::<verbs_context>();
+    context.close_xrcd = Some(refusing::close_xrcd);
+    context.query_port = Some(verbs::query_port);
+    context.query_device_ex = Some(verbs::query_device_ex);
+    context.create_cq_ex = Some(verbs::create_cq_ex);
+    context.create_qp_ex = Some(verbs::create_qp_ex);
+    context.create_srq_ex = Some(verbs::create_srq_ex);
+    context.get_srq_num = Some(verbs::get_srq_num);
+    context.context.ops = ops();
+    context.context.cmd_fd = -1;
+    context.context.async_fd = -1;
+    context.context.abi_compat = IS_EXTENDED;
+    context
+}
+
+fn ops() -> ibv_context_ops {
+    let unused = Some(refusing::unused as unsafe extern "C" fn() -> *mut c_void);
+    ibv_context_ops {
+        _compat_query_device: Some(verbs::ibv_query_device),
+        _compat_query_port: Some(verbs::ibv_query_port),
+        _compat_alloc_pd: unused,
+        _compat_dealloc_pd: unused,
+        _compat_reg_mr: unused,
+        _compat_rereg_mr: unused,
+        _compat_dereg_mr: unused,
+        alloc_mw: Some(refusing::alloc_mw),
+        bind_mw: Some(refusing::bind_mw),
+        dealloc_mw: Some(refusing::dealloc_mw),
+        _compat_create_cq: unused,
+        poll_cq: Some(verbs::poll_cq),
+        req_notify_cq: Some(verbs::req_notify_cq),
+        _compat_cq_event: unused,
+        _compat_resize_cq: unused,
+        _compat_destroy_cq: unused,
+        _compat_create_srq: unused,
+        _compat_modify_srq: unused,
+        _compat_query_srq: unused,
+        _compat_destroy_srq: unused,
+        post_srq_recv: Some(verbs::post_srq_recv),
+        _compat_create_qp: unused,
+        _compat_query_qp: unused,
+        _compat_modify_qp: unused,
+        _compat_destroy_qp: unused,
+        post_send: Some(verbs::post_send),
+        post_recv: Some(verbs::post_recv),
+        _compat_create_ah: unused,
+        _compat_destroy_ah: unused,
+        _compat_attach_mcast: unused,
+        _compat_detach_mcast: unused,
+        _compat_async_event: unused,
+    }
+}
+
+/// What stands in a slot that may not be empty while its call is not built.
+mod refusing {
+    use super::*;
+
+    const REFUSED: Errno = Errno(libc::EOPNOTSUPP);
+
+    macro_rules! errno_slots {
+        ($($name:ident($($argument:ty),*);)*) => { $(
+            pub(super) unsafe extern "C" fn $name($(_: $argument),*) -> c_int {
+                note(stringify!($name));
+                REFUSED.set()
+            }
+        )* };
+    }
+
+    errno_slots! {
+        bind_mw(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind);
+        dealloc_mw(*mut ibv_mw);
+        close_xrcd(*mut ibv_xrcd);
+    }
+
+    pub(super) unsafe extern "C" fn alloc_mw(_: *mut ibv_pd, _: c_uint) -> *mut ibv_mw {
+        note("alloc_mw");
+        REFUSED.set();
+        ptr::null_mut()
+    }
+
+    /// Slots that no header has called since 1.1.
+    pub(super) unsafe extern "C" fn unused() -> *mut c_void {
+        REFUSED.set();
+        ptr::null_mut()
+    }
+}
+
+/// One inline of `verbs.h` that calls through a context, and what it finds there.
+#[cfg(test)]
+pub(crate) struct Slot {
+    pub(crate) verb: &'static str,
+    pub(crate) built: bool,
+    /// How it refuses, where it does.
+    pub(crate) refusal: &'static str,
+}
+
+/// Inlines whose slots have one function, which is built.
+#[cfg(test)]
+const DATA_PATH: [&str; 5] =
+    ["ibv_poll_cq", "ibv_req_notify_cq", "ibv_post_srq_recv", "ibv_post_send", "ibv_post_recv"];
+
+/// What the inlines find in a new context: read from the tables themselves.
+#[cfg(test)]
+pub(crate) fn slots() -> Vec<Slot> {
+    let context = new_context();
+    let ops = context.context.ops;
+    // An empty slot refuses; a slot that may not be empty refuses with its function of `refusing`.
+    macro_rules! empty {
+        ($($verb:literal $slot:ident $refusal:literal;)*) => {
+            [$(Slot { verb: $verb, built: context.$slot.is_some(), refusal: $refusal }),*]
+        };
+    }
+    macro_rules! filled {
+        ($($verb:literal $table:ident.$slot:ident $refusal:literal;)*) => {
+            [$(Slot {
+                verb: $verb,
+                built: $table.$slot.map(|f| f as usize) != Some(refusing::$slot as *const () as usize),
+                refusal: $refusal,
+            }),*]
+        };
+    }
+    let mut slots: Vec<Slot> = DATA_PATH.map(|verb| Slot { verb, built: true, refusal: "" }).into();
+    slots.extend(filled! {
+        "ibv_alloc_mw" ops.alloc_mw "NULL, `EOPNOTSUPP`";
+        "ibv_bind_mw" ops.bind_mw "returns `EOPNOTSUPP`";
+        "ibv_dealloc_mw" ops.dealloc_mw "returns `EOPNOTSUPP`";
+        "ibv_close_xrcd" context.close_xrcd "returns `EOPNOTSUPP`";
+    });
+    slots.extend(empty! {
+        "ibv_alloc_dm" alloc_dm "NULL, `EOPNOTSUPP`";
+        "ibv_free_dm" free_dm "returns `EOPNOTSUPP`";
+        "ibv_reg_dm_mr" reg_dm_mr "NULL, `EOPNOTSUPP`";
+        "ibv_alloc_null_mr" alloc_null_mr "NULL, `EOPNOTSUPP`";
+        "ibv_advise_mr" advise_mr "returns `EOPNOTSUPP`";
+        "ibv_alloc_td" alloc_td "NULL, `EOPNOTSUPP`";
+        "ibv_dealloc_td" dealloc_td "returns `EOPNOTSUPP`";
+        "ibv_alloc_parent_domain" alloc_parent_domain "NULL, `EOPNOTSUPP`";
+        "ibv_open_xrcd" open_xrcd "NULL, `EOPNOTSUPP`";
+        "ibv_query_device_ex" query_device_ex "returns `EOPNOTSUPP`";
+        "ibv_query_port (with its newest fields)" query_port "falls back to the exported call";
+        "ibv_query_rt_values_ex" query_rt_values "returns `EOPNOTSUPP`";
+        "ibv_create_cq_ex" create_cq_ex "NULL, `EOPNOTSUPP`";
+        "ibv_modify_cq" modify_cq "returns `EOPNOTSUPP`";
+        "ibv_create_srq_ex" create_srq_ex "NULL, `EOPNOTSUPP`; BASIC goes to `ibv_create_srq`";
+        "ibv_get_srq_num" get_srq_num "returns `EOPNOTSUPP`";
+        "ibv_post_srq_ops" post_srq_ops "returns `EOPNOTSUPP`";
+        "ibv_create_qp_ex" create_qp_ex "NULL, `EOPNOTSUPP`; with PD alone goes to `ibv_create_qp`";
+        "ibv_open_qp" open_qp "NULL, `EOPNOTSUPP`";
+        "ibv_modify_qp_rate_limit" modify_qp_rate_limit "returns `EOPNOTSUPP`";
+        "ibv_create_wq" create_wq "NULL, `EOPNOTSUPP`";
+        "ibv_modify_wq" modify_wq "returns `EOPNOTSUPP`";
+        "ibv_destroy_wq" destroy_wq "returns `EOPNOTSUPP`";
+        "ibv_create_rwq_ind_table" create_rwq_ind_table "NULL, `EOPNOTSUPP`";
+        "ibv_destroy_rwq_ind_table" destroy_rwq_ind_table "returns `EOPNOTSUPP`";
+        "ibv_create_flow" ibv_create_flow "NULL, `EOPNOTSUPP`";
+        "ibv_destroy_flow" ibv_destroy_flow "returns `EOPNOTSUPP`";
+        "ibv_create_flow_action_esp" create_flow_action_esp "NULL, `EOPNOTSUPP`";
+        "ibv_modify_flow_action_esp" modify_flow_action_esp "returns `EOPNOTSUPP`";
+        "ibv_destroy_flow_action" destroy_flow_action "returns `EOPNOTSUPP`";
+        "ibv_create_counters" create_counters "NULL, `EOPNOTSUPP`";
+        "ibv_destroy_counters" destroy_counters "returns `EOPNOTSUPP`";
+        "ibv_attach_counters_point_flow" attach_counters_point_flow "returns `EOPNOTSUPP`";
+        "ibv_read_counters" read_counters "returns `EOPNOTSUPP`";
+    });
+    slots
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_extended_context_is_found_from_the_public_one() {
+        let mut context = new_context();
+        let found = extended(&raw mut context.context);
+        assert!(ptr::eq(found, &raw const context));
+        assert_eq!(context.sz, size_of::<verbs_context>());
+    }
+
+    #[test]
+    fn no_slot_of_the_data_path_is_empty() {
+        let ops = new_context().context.ops;
+        let slots = size_of::<ibv_context_ops>() / size_of::<usize>();
+        // SAFETY: a table of pointer-sized function pointers, empty ones being 0.
+        let words = unsafe { std::slice::from_raw_parts((&raw const ops).cast::<usize>(), slots) };
+        assert_eq!((slots, words.iter().filter(|w| **w == 0).count()), (32, 0));
+    }
+}

@@ -1,0 +1,71 @@
+//! How a call reports its outcome: `errno`, and the three conventions of the manual pages.
+
+use std::{ffi::c_int, ptr};
+
+/// A positive errno value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Errno(pub(crate) c_int);
+
+impl Errno {
+    pub(crate) const EINVAL: Self = Self(libc::EINVAL);
+    pub(crate) const ENOENT: Self = Self(libc::ENOENT);
+    pub(crate) const ENOMEM: Self = Self(libc::ENOMEM);
+    pub(crate) const EOPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
+
+    /// Makes it the calling thread's `errno`.
+    pub(crate) fn set(self) -> c_int {
+        // SAFETY: glibc gives every thread a valid `errno` location.
+        unsafe { *libc::__errno_location() = self.0 };
+        self.0
+    }
+}
+
+/// The device's errors carry their error number; the reason goes to the log, since a number says little.
+macro_rules! from_device {
+    ($($error:ident)*) => { $(
+        impl From<anyverbs::error::$error> for Errno {
+            fn from(error: anyverbs::error::$error) -> Self {
+                tracing::debug!("refused: {error}");
+                Self(error.errno())
+            }
+        }
+    )* };
+}
+
+from_device!(OpenError CreateError RegisterError DestroyError ModifyObjectError PostError CqError EventError);
+
+/// 0, or the errno value, which is set as well: most of libibverbs.
+pub(crate) fn value(result: Result<(), Errno>) -> c_int {
+    result.map_or_else(Errno::set, |()| 0)
+}
+
+/// The pointer, or NULL with `errno`: calls that create.
+pub(crate) fn pointer<T>(result: Result<*mut T, Errno>) -> *mut T {
+    result.unwrap_or_else(|e| {
+        e.set();
+        ptr::null_mut()
+    })
+}
+
+/// The number, or -1 with `errno`: librdmacm, and the older half of libibverbs.
+pub(crate) fn minus_one(result: Result<c_int, Errno>) -> c_int {
+    result.unwrap_or_else(|e| {
+        e.set();
+        -1
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_convention_sets_errno() {
+        let errno = || std::io::Error::last_os_error().raw_os_error();
+        assert_eq!((value(Err(Errno::EINVAL)), errno()), (libc::EINVAL, Some(libc::EINVAL)));
+        assert_eq!((minus_one(Err(Errno::ENOENT)), errno()), (-1, Some(libc::ENOENT)));
+        assert!(pointer::<u8>(Err(Errno(libc::ENOMEM))).is_null());
+        assert_eq!(errno(), Some(libc::ENOMEM));
+        assert_eq!((value(Ok(())), minus_one(Ok(7))), (0, 7));
+    }
+}

@@ -1,0 +1,230 @@
+//! The objects that programs hold: the public C struct first, what belongs to this library behind it.
+//!
+//! A program gets a pointer to the public struct. Control calls (`find`) look the pointer up among the live objects
+//! before they touch it, so that NULL, a stale pointer and one of another kind are refused, and compare the public
+//! `handle`, which programs and suites garble. They hold the object by `Arc`: a destroy in another thread does not
+//! take it away from under a call. The data path (`deref`) only checks for NULL.
+
+use std::{
+    any::Any,
+    cell::UnsafeCell,
+    collections::HashMap,
+    ptr,
+    sync::{
+        Arc,
+        atomic::{AtomicPtr, AtomicU32, Ordering},
+    },
+};
+
+use parking_lot::RwLock;
+
+use crate::{abi::*, errno::Errno, verbs};
+
+/// A public C struct that leads an object.
+///
+/// # Safety
+/// `handle` only reads through the pointer it is given.
+pub(crate) unsafe trait Public: Sized + 'static {
+    /// What this library keeps with it.
+    type Inner: Send + Sync + 'static;
+
+    /// The public `handle` field, if C's struct has one.
+    ///
+    /// # Safety
+    /// `this` is valid for reads.
+    unsafe fn handle(this: *const Self) -> Option<u32>;
+}
+
+/// A public struct with the library's part behind it. C sees the address of `public`.
+#[repr(C)]
+pub(crate) struct Object<P: Public> {
+    /// The program reads it, and may write it, at any time: by raw pointer only.
+    public: UnsafeCell<P>,
+    handle: u32,
+    pub(crate) inner: P::Inner,
+}
+
+// SAFETY: `public` is only reached by raw pointer; what it points to belongs to C; `inner` is Send and Sync.
+unsafe impl<P: Public> Send for Object<P> {}
+// SAFETY: as above.
+unsafe impl<P: Public> Sync for Object<P> {}
+
+impl<P: Public> Object<P> {
+    /// The pointer that C holds. It may be used for the whole object, not for the public struct alone.
+    pub(crate) fn public(&self) -> *mut P {
+        ptr::from_ref(self).cast::<P>().cast_mut()
+    }
+}
+
+type Objects = HashMap<usize, Arc<dyn Any + Send + Sync>>;
+type Live = RwLock<Objects>;
+
+/// Every object that was created and not destroyed, by the address that C holds. A forked child gets a lock of its
+/// own: threads that only the parent has may be waiting at the old one.
+static LIVE: AtomicPtr<Live> = AtomicPtr::new(ptr::null_mut());
+
+fn live() -> &'static Live {
+    let live = LIVE.load(Ordering::Acquire);
+    if !live.is_null() {
+        // SAFETY: a leaked box.
+        return unsafe { &*live };
+    }
+    let new = Box::into_raw(Box::<Live>::default());
+    match LIVE.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => {
+            // SAFETY: the handlers are valid for the life of the process: this object is never unloaded.
+            unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) };
+            // SAFETY: just leaked.
+            unsafe { &*new }
+        }
+        Err(theirs) => {
+            // SAFETY: `new` was never shared; `theirs` is a leaked box.
+            unsafe {
+                drop(Box::from_raw(new));
+                &*theirs
+            }
+        }
+    }
+}
+
+/// Keeps the table whole across the fork.
+unsafe extern "C" fn before_fork() {
+    std::mem::forget(live().write());
+}
+
+unsafe extern "C" fn after_fork() {
+    // SAFETY: `before_fork` locked it, in this thread.
+    unsafe { live().force_unlock_write() };
+}
+
+unsafe extern "C" fn in_child() {
+    // SAFETY: `before_fork` holds the lock, and the child has no other thread. The old lock is never touched again.
+    let objects = std::mem::take(unsafe { &mut *live().data_ptr() });
+    LIVE.store(Box::into_raw(Box::new(RwLock::new(objects))), Ordering::Release);
+}
+
+/// A number for a new object's public `handle`; never 0.
+pub(crate) fn new_handle() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    loop {
+        let handle = NEXT.fetch_add(1, Ordering::Relaxed);
+        if handle != 0 {
+            return handle;
+        }
+    }
+}
+
+/// Gives the object to the program. `handle` must be what `public` carries, if it carries one.
+pub(crate) fn publish<P: Public>(public: P, handle: u32, inner: P::Inner) -> *mut P {
+    let object = Arc::new(Object { public: UnsafeCell::new(public), handle, inner });
+    let pointer = object.public();
+    live().write().insert(pointer as usize, object);
+    pointer
+}
+
+/// The live object behind a pointer; `EINVAL` if there is none of this kind.
+pub(crate) fn lookup<P: Public>(pointer: *const P) -> Result<Arc<Object<P>>, Errno> {
+    let object = live().read().get(&(pointer as usize)).cloned().ok_or(Errno::EINVAL)?;
+    object.downcast::<Object<P>>().map_err(|_| Errno::EINVAL)
+}
+
+/// The live object behind a program's pointer, for a control call: `EINVAL` for a pointer that is none of this
+/// kind's, `ENOENT` for a garbled handle.
+pub(crate) fn find<P: Public>(pointer: *const P) -> Result<Arc<Object<P>>, Errno> {
+    let object = lookup(pointer)?;
+    // SAFETY: the object is live and its Arc is held.
+    match unsafe { P::handle(object.public()) } {
+        Some(handle) if handle != object.handle => Err(Errno::ENOENT),
+        _ => Ok(object),
+    }
+}
+
+/// Takes the object from the program: its pointer is dead from here on. `None` if it was already.
+pub(crate) fn retire<P: Public>(object: &Arc<Object<P>>) -> Option<()> {
+    live().write().remove(&(object.public() as usize)).map(drop)
+}
+
+/// The object behind a pointer on the data path, where only NULL is refused.
+///
+/// # Safety
+/// `pointer` is NULL or came from `publish` and was not retired.
+pub(crate) unsafe fn deref<'a, P: Public>(pointer: *const P) -> Option<&'a Object<P>> {
+    // SAFETY: `public` is the first field of a `repr(C)` struct, so the addresses are the same; the caller's promise.
+    unsafe { pointer.cast::<Object<P>>().as_ref() }
+}
+
+/// `Public` for structs that have a `handle` field.
+macro_rules! public {
+    ($($name:ident($($field:ident).+) => $inner:ty;)*) => { $(
+        // SAFETY: reads one field.
+        unsafe impl Public for $name {
+            type Inner = $inner;
+            unsafe fn handle(this: *const Self) -> Option<u32> {
+                // SAFETY: the caller's promise.
+                Some(unsafe { (&raw const (*this).$($field).+).read() })
+            }
+        }
+    )* };
+}
+
+public! {
+    ibv_pd(handle) => verbs::PdInner;
+    ibv_mr(handle) => verbs::MrInner;
+    ibv_ah(handle) => verbs::AhInner;
+    // A completion queue is always of the extended kind, whatever call made it; so is a queue pair.
+    ibv_cq_ex(handle) => verbs::CqInner;
+    ibv_qp_ex(qp_base.handle) => verbs::QpInner;
+    ibv_srq(handle) => verbs::SrqInner;
+}
+
+// SAFETY: read nothing.
+unsafe impl Public for verbs_context {
+    type Inner = verbs::ContextInner;
+    unsafe fn handle(_: *const Self) -> Option<u32> {
+        None
+    }
+}
+
+// SAFETY: reads nothing.
+unsafe impl Public for ibv_comp_channel {
+    type Inner = verbs::CompChannelInner;
+    unsafe fn handle(_: *const Self) -> Option<u32> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A kind of object for these tests.
+    #[repr(C)]
+    struct Thing {
+        handle: u32,
+    }
+
+    public! { Thing(handle) => (); }
+
+    fn thing(handle: u32) -> Thing {
+        Thing { handle }
+    }
+
+    #[test]
+    fn a_control_call_knows_null_stale_foreign_and_garbled() {
+        let handle = new_handle();
+        let p = publish(thing(handle), handle, ());
+        assert_eq!(find(ptr::null::<Thing>()).err(), Some(Errno::EINVAL));
+        assert_eq!(find(p.cast::<ibv_mr>()).err(), Some(Errno::EINVAL));
+        // SAFETY: `p` is live.
+        unsafe { (*p).handle ^= 0xffff };
+        assert_eq!(find(p).err(), Some(Errno::ENOENT));
+        // SAFETY: as above.
+        unsafe { (*p).handle ^= 0xffff };
+        let object = find(p).unwrap();
+        assert_eq!(object.public(), p);
+        assert!(retire(&object).is_some() && retire(&object).is_none());
+        assert_eq!(find(p).err(), Some(Errno::EINVAL));
+        // The destroyed object's memory is still there for who holds it.
+        assert_eq!(object.handle, handle);
+    }
+}

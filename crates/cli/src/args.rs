@@ -1,0 +1,167 @@
+//! The command line. Help, manual pages and completions all come from here.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{Args as ClapArgs, Parser, Subcommand};
+
+const EXAMPLES: &str = "\
+Examples:
+  anyverbs run -- ibv_devinfo -v
+  anyverbs run -- ib_write_bw &  sleep 1;  anyverbs run -- ib_write_bw 127.0.0.1
+  anyverbs run --log debug -- python3 my_program.py
+  anyverbs devices
+  anyverbs doctor";
+
+/// A complete RDMA device in user space: unmodified libibverbs programs, no hardware, no kernel module, no root.
+#[derive(Debug, Parser)]
+#[command(name = "anyverbs", version, after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run a program on the device
+    Run(Run),
+    /// List the device, its port and its GID table
+    Devices(Devices),
+    /// Say what would stop a program on this machine, and what to do about it
+    Doctor(Doctor),
+    /// Print the completion script of a shell
+    #[command(
+        after_help = "Example:\n  anyverbs completions bash > ~/.local/share/bash-completion/completions/anyverbs"
+    )]
+    Completions {
+        /// Which shell
+        shell: clap_complete::Shell,
+    },
+    /// Print what the device says of itself; asked by the other commands
+    #[command(name = crate::device::ASK, hide = true)]
+    DeviceFacts,
+    /// Print the manual page
+    Man {
+        /// Write one page for each command into this directory instead
+        #[arg(long, value_name = "DIR")]
+        directory: Option<PathBuf>,
+    },
+}
+
+/// What chooses and shapes the device: each option is the environment variable of the same name.
+#[derive(Debug, Default, Clone, ClapArgs)]
+pub(crate) struct Settings {
+    /// Configuration file (TOML) [env: ANYVERBS_CONFIG]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Name of the device [env: ANYVERBS_DEVICE]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) device: Option<String>,
+    /// What to log to standard error: error, warn, info, debug, trace, or a `tracing` filter [env: ANYVERBS_LOG]
+    #[arg(long, value_name = "LEVEL")]
+    pub(crate) log: Option<String>,
+    /// Where libibverbs.so.1 and the view's object lie [env: ANYVERBS_LIB_DIR]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) lib_dir: Option<PathBuf>,
+}
+
+impl Settings {
+    /// The environment variables that these options stand for.
+    pub(crate) fn variables(&self) -> Vec<(&'static str, OsString)> {
+        [
+            ("ANYVERBS_CONFIG", self.config.as_ref().map(|file| file.clone().into_os_string())),
+            ("ANYVERBS_DEVICE", self.device.as_ref().map(OsString::from)),
+            ("ANYVERBS_LOG", self.log.as_ref().map(OsString::from)),
+            ("ANYVERBS_LIB_DIR", self.lib_dir.as_ref().map(|dir| dir.clone().into_os_string())),
+        ]
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, value?)))
+        .collect()
+    }
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+The program finds this library in place of the system's libibverbs and librdmacm (LD_LIBRARY_PATH), and the device in
+/sys/class/infiniband and /dev/infiniband (LD_PRELOAD; leave it out with --no-view). Its children inherit both. Static
+and set-user-ID programs ignore both.
+
+Exit status: the program's own; 125 if anyverbs itself failed, 126 if the program cannot be run, 127 if it was not found.
+A program that died of a signal makes anyverbs die of the same signal.
+
+Examples:
+  anyverbs run -- ibv_devinfo -v
+  anyverbs run -- ibv_rc_pingpong -g 0
+  anyverbs run --config two-ports.toml --log debug -- ib_send_bw 10.0.0.2
+  anyverbs run --print-env -- true")]
+pub(crate) struct Run {
+    #[command(flatten)]
+    pub(crate) settings: Settings,
+    /// Do not show the device in /sys/class/infiniband and /dev/infiniband
+    #[arg(long)]
+    pub(crate) no_view: bool,
+    /// Print the environment that the program would get, and do not run it
+    #[arg(long)]
+    pub(crate) print_env: bool,
+    /// The program and its arguments
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "PROGRAM"
+    )]
+    pub(crate) program: Vec<OsString>,
+}
+
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Devices {
+    #[command(flatten)]
+    pub(crate) settings: Settings,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(
+    after_help = "Exit status: 0 if nothing stands in the way, 1 if something would stop a program."
+)]
+pub(crate) struct Doctor {
+    #[command(flatten)]
+    pub(crate) settings: Settings,
+    /// A program to look at as well: static and set-user-ID programs cannot be run on the device
+    #[arg(value_name = "PROGRAM")]
+    pub(crate) program: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn options_after_the_program_are_the_programs() {
+        let args = Args::parse_from([
+            "anyverbs",
+            "run",
+            "--log",
+            "debug",
+            "--",
+            "ib_write_bw",
+            "--help",
+            "-x",
+        ]);
+        let Command::Run(run) = args.command else { panic!("run") };
+        assert_eq!(run.program, ["ib_write_bw", "--help", "-x"]);
+        assert_eq!(run.settings.variables(), [("ANYVERBS_LOG", OsString::from("debug"))]);
+        let args = Args::parse_from(["anyverbs", "run", "ls", "--no-view"]);
+        let Command::Run(run) = args.command else { panic!("run") };
+        assert_eq!(run.program, ["ls", "--no-view"]);
+        assert!(!run.no_view);
+    }
+}

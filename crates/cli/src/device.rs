@@ -1,0 +1,152 @@
+//! What the command knows about the devices: the one place that asks for it.
+//!
+//! The device itself is asked, so that the view and the listing show what a program will find. Since asking starts its
+//! engine, which takes one of the host's process slots for as long as the process lives, a short-lived child asks: a
+//! launcher must not hold a slot beside its program's.
+
+use std::env;
+use std::net::{IpAddr, Ipv6Addr};
+use std::process::{Command, ExitCode, Stdio};
+
+use anyhow::{Context, bail};
+use anyverbs::limits::DeviceAttr;
+use serde::{Deserialize, Serialize};
+
+use crate::args::Settings;
+
+/// One device with its one port.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Device {
+    pub(crate) name: String,
+    pub(crate) node_guid: u64,
+    pub(crate) sys_image_guid: u64,
+    pub(crate) vendor_id: u32,
+    pub(crate) vendor_part_id: u32,
+    pub(crate) hw_ver: u32,
+    pub(crate) fw_ver: String,
+    pub(crate) udp_port: u16,
+    pub(crate) port: Port,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Port {
+    /// `IBV_PORT_*`: 4 is ACTIVE, 1 is DOWN.
+    pub(crate) state: u8,
+    /// Largest RDMA payload of a packet, in bytes.
+    pub(crate) active_mtu: u32,
+    pub(crate) gid_tbl_len: u32,
+    pub(crate) gids: Vec<Gid>,
+}
+
+/// An entry of the GID table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Gid {
+    pub(crate) index: usize,
+    /// As an IPv6 address; an IPv4 address is mapped.
+    pub(crate) gid: Ipv6Addr,
+    pub(crate) address: IpAddr,
+    /// The interface that has the address.
+    pub(crate) ndev: String,
+    pub(crate) ifindex: u32,
+}
+
+/// The name of the hidden command by which the child is asked.
+pub(crate) const ASK: &str = "device-facts";
+
+/// The devices that a program would see with these settings; without one, why there is none.
+pub(crate) fn list(settings: &Settings) -> anyhow::Result<Vec<Device>> {
+    let mut child = Command::new(env::current_exe().context("cannot find my own executable")?);
+    child.arg(ASK).envs(settings.variables()).stdin(Stdio::null());
+    let output = child.output().context("cannot run a child to ask the device")?;
+    if !output.status.success() {
+        let reason = String::from_utf8_lossy(&output.stderr);
+        let reason = reason.lines().last().unwrap_or_default();
+        match reason.strip_prefix("anyverbs: ") {
+            Some(reason) => bail!("{reason}"),
+            None => bail!("the child that asks the device ended with {}: {reason}", output.status),
+        }
+    }
+    serde_json::from_slice(&output.stdout)
+        .context("the child that asks the device answers nonsense")
+}
+
+/// The child's side: prints what the device says of itself.
+pub(crate) fn answer() -> anyhow::Result<ExitCode> {
+    let describe = |info: &anyverbs::DeviceInfo| {
+        let attr = anyverbs::Context::open(&info.name)?.device_attr()?;
+        anyhow::Ok(describe(info, &attr))
+    };
+    let devices = anyverbs::devices()?.iter().map(describe).collect::<anyhow::Result<Vec<_>>>()?;
+    crate::write_out(&serde_json::to_vec(&devices)?)
+}
+
+fn describe(info: &anyverbs::DeviceInfo, attr: &DeviceAttr) -> Device {
+    let gid = |entry: &anyverbs::GidEntry| {
+        let address = entry.gid.to_ip();
+        Gid {
+            index: entry.index,
+            gid: match address {
+                IpAddr::V4(address) => address.to_ipv6_mapped(),
+                IpAddr::V6(address) => address,
+            },
+            address,
+            ndev: entry.interface_name.clone(),
+            ifindex: entry.interface,
+        }
+    };
+    Device {
+        name: info.name.clone(),
+        node_guid: info.node_guid,
+        sys_image_guid: info.sys_image_guid,
+        vendor_id: attr.vendor_id,
+        vendor_part_id: attr.vendor_part_id,
+        hw_ver: attr.hw_ver,
+        fw_ver: env!("CARGO_PKG_VERSION").into(),
+        udp_port: info.udp_port,
+        port: Port {
+            state: info.port.state as u8,
+            active_mtu: info.port.active_mtu.bytes(),
+            gid_tbl_len: info.port.gid_tbl_len,
+            gids: info.gids.iter().map(gid).collect(),
+        },
+    }
+}
+
+/// A one-line attribute of an interface.
+pub(crate) fn attribute(ndev: &str, name: &str) -> Option<String> {
+    let text = std::fs::read_to_string(format!("/sys/class/net/{ndev}/{name}")).ok()?;
+    Some(text.trim_end().to_owned())
+}
+
+#[cfg(test)]
+pub(crate) fn example() -> Device {
+    let gid = |index, address: IpAddr| Gid {
+        index,
+        gid: match address {
+            IpAddr::V4(address) => address.to_ipv6_mapped(),
+            IpAddr::V6(address) => address,
+        },
+        address,
+        ndev: "lo".into(),
+        ifindex: 1,
+    };
+    Device {
+        name: "anyverbs0".into(),
+        node_guid: 0x0200_0000_0000_0001,
+        sys_image_guid: 0x0200_0000_0000_0002,
+        vendor_id: 1,
+        vendor_part_id: 1,
+        hw_ver: 0,
+        fw_ver: "0".into(),
+        udp_port: 4791,
+        port: Port {
+            state: 4,
+            active_mtu: 1024,
+            gid_tbl_len: 16,
+            gids: vec![
+                gid(0, std::net::Ipv4Addr::LOCALHOST.into()),
+                gid(2, Ipv6Addr::LOCALHOST.into()),
+            ],
+        },
+    }
+}

@@ -1,0 +1,43 @@
+//! `anyverbs devices`.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use crate::args::Devices;
+use crate::device::{self, Device};
+use crate::view_tree::{groups, state};
+
+/// Prints what a program would find.
+pub(crate) fn print(args: &Devices) -> anyhow::Result<ExitCode> {
+    let devices = device::list(&args.settings)?;
+    let text = if args.json {
+        serde_json::to_string_pretty(&devices)? + "\n"
+    } else {
+        devices.iter().map(describe).collect::<Vec<_>>().join("\n")
+    };
+    crate::write_out(text.as_bytes())
+}
+
+fn describe(device: &Device) -> String {
+    let port = &device.port;
+    let mut text = format!(
+        "{}\n  node GUID  {}\n  port 1     {}, link layer Ethernet (RoCE v2, UDP port {}), active MTU {}\n  GID table\n",
+        device.name,
+        groups(device.node_guid),
+        state(port.state),
+        device.udp_port,
+        port.active_mtu,
+    );
+    let width = port.gids.iter().map(|gid| gid.address.to_string().len()).max().unwrap_or(0);
+    for gid in &port.gids {
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "  {:>5}      {:<width$}  {}",
+            gid.index,
+            gid.address.to_string(),
+            gid.ndev
+        );
+    }
+    text
+}

@@ -1,0 +1,70 @@
+//! `anyverbs doctor`: what would stop a program here, what would slow it down, and what to do about it.
+
+mod checks;
+mod elf;
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use crate::args::Doctor;
+
+/// How bad a finding is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Severity {
+    /// As it should be.
+    Good,
+    /// Good to know.
+    Note,
+    /// Slower, or less, than it could be.
+    Slow,
+    /// A program cannot run.
+    Stop,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Finding {
+    pub(crate) severity: Severity,
+    pub(crate) what: String,
+    /// What to do; empty where there is nothing to do.
+    pub(crate) remedy: String,
+}
+
+impl Finding {
+    fn new(severity: Severity, what: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Finding { severity, what: what.into(), remedy: remedy.into() }
+    }
+
+    fn good(what: impl Into<String>) -> Self {
+        Finding::new(Severity::Good, what, "")
+    }
+}
+
+/// Prints every finding; the exit status is 1 if one would stop a program.
+pub(crate) fn print(args: &Doctor) -> anyhow::Result<ExitCode> {
+    let findings = checks::all(args);
+    let code = match findings.iter().any(|finding| finding.severity == Severity::Stop) {
+        true => ExitCode::FAILURE,
+        false => ExitCode::SUCCESS,
+    };
+    crate::write_out(describe(&findings).as_bytes())?;
+    Ok(code)
+}
+
+fn describe(findings: &[Finding]) -> String {
+    let mut text = String::new();
+    for finding in findings {
+        let mark = match finding.severity {
+            Severity::Good => "ok  ",
+            Severity::Note => "note",
+            Severity::Slow => "slow",
+            Severity::Stop => "STOP",
+        };
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{mark}  {}", finding.what);
+        if !finding.remedy.is_empty() {
+            let _ = writeln!(text, "      -> {}", finding.remedy);
+        }
+    }
+    text
+}

@@ -1,0 +1,379 @@
+//! The checks. Each looks at one thing, changes nothing, and says what it saw.
+
+use std::env;
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use super::elf;
+use super::{Finding, Severity};
+use crate::args::{Doctor, Settings};
+use crate::device::Device;
+use crate::{device, libraries};
+
+/// Below this a burst of a few messages overruns a socket's buffer.
+const BUFFER: u64 = 4 << 20;
+
+pub(super) fn all(args: &Doctor) -> Vec<Finding> {
+    let mut findings = vec![library_directory(&args.settings)];
+    let devices = device::list(&args.settings);
+    findings.extend(interfaces(&devices));
+    findings.push(loopback());
+    findings.push(port(udp_port()));
+    findings.push(view_directory());
+    findings.push(buffers());
+    findings.extend(offloads());
+    findings.push(cross_process_copy());
+    findings.extend(nat(devices.as_deref().unwrap_or_default()));
+    findings.extend(preload());
+    findings.extend(other_devices());
+    findings.extend(descriptors());
+    findings.extend(configuration(&args.settings));
+    findings.extend(args.program.as_deref().map(elf::program));
+    findings
+}
+
+fn library_directory(settings: &Settings) -> Finding {
+    match libraries::find(settings) {
+        Ok(dir) => Finding::good(format!("the libraries are in {}", dir.display())),
+        Err(error) => {
+            Finding::new(Severity::Stop, "no libraries to give to a program", format!("{error:#}"))
+        }
+    }
+}
+
+fn interfaces(devices: &anyhow::Result<Vec<Device>>) -> Vec<Finding> {
+    let devices = match devices {
+        Ok(devices) => devices,
+        Err(error) => {
+            return vec![Finding::new(Severity::Stop, "there is no device", format!("{error:#}"))];
+        }
+    };
+    let describe = |device: &Device| {
+        let Some(gid) = device.port.gids.first() else {
+            return Finding::new(
+                Severity::Stop,
+                format!("{} has no address", device.name),
+                "bring an interface up",
+            );
+        };
+        let what = format!(
+            "{}: GID 0 is {} on {}, active MTU {}",
+            device.name, gid.address, gid.ndev, device.port.active_mtu
+        );
+        if gid.address.is_loopback() {
+            return Finding::new(
+                Severity::Note,
+                format!("{what}: no other host can be reached"),
+                "give an interface an IPv4 address and bring it up, unless programs of this host are enough",
+            );
+        }
+        Finding::good(what)
+    };
+    devices.iter().map(describe).collect()
+}
+
+fn loopback() -> Finding {
+    match UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)) {
+        Ok(_) => Finding::good("the loopback interface is up"),
+        Err(error) => Finding::new(
+            Severity::Stop,
+            format!("127.0.0.1 cannot be used: {error}"),
+            "ip link set lo up (as root)",
+        ),
+    }
+}
+
+/// The configured port, or RoCEv2's where the configuration cannot be read, which is reported on its own.
+fn udp_port() -> u16 {
+    anyverbs::config::Config::load().unwrap_or_default().udp_port
+}
+
+/// A socket in `/proc/net/udp`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Holder {
+    user: u32,
+    inode: u64,
+}
+
+/// Looks at who has the port, and tries to take it only if nobody has: one more socket among those of running devices
+/// would take packets from them.
+fn port(port: u16) -> Finding {
+    let holders: Vec<Holder> = ["/proc/net/udp", "/proc/net/udp6"]
+        .iter()
+        .flat_map(|path| holders(&fs::read_to_string(path).unwrap_or_default(), port))
+        .collect();
+    // SAFETY: cannot fail and touches no memory.
+    let me = unsafe { libc::geteuid() };
+    if let Some(other) = holders.iter().find(|holder| holder.user != me) {
+        return Finding::new(
+            Severity::Stop,
+            format!("UDP port {port} belongs to user {}: {}", other.user, owner(other.inode)),
+            "stop it, run as that user, or run in a network namespace of your own (`ip netns exec`, `unshare -rn`)",
+        );
+    }
+    if let Some(holder) = holders.first() {
+        let owner = owner(holder.inode);
+        // A socket of the kernel has no inode and counts as root's.
+        if holder.inode == 0 {
+            return Finding::new(
+                Severity::Stop,
+                format!("UDP port {port} belongs to {owner}"),
+                "rdma link delete the Soft-RoCE link (as root), or run in a network namespace of your own",
+            );
+        }
+        return Finding::new(
+            Severity::Note,
+            format!("UDP port {port} is in use by {owner}"),
+            "devices of one user share it; if that is no program on anyverbs, stop it",
+        );
+    }
+    match UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)) {
+        Ok(_) => Finding::good(format!("UDP port {port} is free")),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => Finding::new(
+            Severity::Stop,
+            format!("UDP port {port} is taken by somebody whom this system does not show"),
+            "if rdma_rxe is loaded: rdma link delete its link (as root); else run in a network namespace of your own",
+        ),
+        Err(error) => Finding::new(
+            Severity::Stop,
+            format!("UDP port {port} cannot be bound: {error}"),
+            "a security policy forbids it: allow UDP sockets for this user or container",
+        ),
+    }
+}
+
+/// The sockets on a port in a table as in `/proc/net/udp`.
+fn holders(table: &str, port: u16) -> Vec<Holder> {
+    table
+        .lines()
+        .skip(1)
+        .filter_map(|line| {
+            let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+            let (_, hex) = fields.get(1)?.rsplit_once(':')?;
+            (u16::from_str_radix(hex, 16).ok()? == port).then_some(Holder {
+                user: fields.get(7)?.parse().ok()?,
+                inode: fields.get(9)?.parse().ok()?,
+            })
+        })
+        .collect()
+}
+
+/// Who holds a socket, as far as this user may look.
+fn owner(inode: u64) -> String {
+    if inode == 0 {
+        return "the kernel (Soft-RoCE, rdma_rxe)".into();
+    }
+    let wanted = format!("socket:[{inode}]");
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    for process in
+        processes.filter(|entry| entry.file_name().as_encoded_bytes()[0].is_ascii_digit())
+    {
+        let descriptors = fs::read_dir(process.path().join("fd")).into_iter().flatten().flatten();
+        if descriptors
+            .filter_map(|entry| fs::read_link(entry.path()).ok())
+            .any(|link| link == Path::new(&wanted))
+        {
+            let name = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+            return format!("process {} ({})", process.file_name().display(), name.trim());
+        }
+    }
+    "a process that this user cannot see".into()
+}
+
+fn view_directory() -> Finding {
+    match crate::view_tree::ViewTree::new(&[]) {
+        Ok(tree) => {
+            let base = tree.path().parent().unwrap_or(Path::new("/")).display().to_string();
+            Finding::good(format!("the view of /sys and /dev can be made in {base}"))
+        }
+        Err(error) => Finding::new(
+            Severity::Stop,
+            format!("{error:#}"),
+            "set TMPDIR to a directory that you can write to, or use --no-view",
+        ),
+    }
+}
+
+fn buffers() -> Finding {
+    let read = |name: &str| -> Option<u64> {
+        fs::read_to_string(format!("/proc/sys/net/core/{name}")).ok()?.trim().parse().ok()
+    };
+    let small: Vec<String> = ["rmem_max", "wmem_max"]
+        .iter()
+        .filter_map(|name| Some((name, read(name)?)))
+        .filter(|(_, bytes)| *bytes < BUFFER)
+        .map(|(name, bytes)| format!("net.core.{name} = {bytes}"))
+        .collect();
+    if small.is_empty() {
+        return Finding::good("socket buffers may be large enough");
+    }
+    Finding::new(
+        Severity::Slow,
+        format!(
+            "socket buffers are small ({}): fast senders lose packets and have to repeat them",
+            small.join(", ")
+        ),
+        format!("sysctl -w net.core.rmem_max={BUFFER} net.core.wmem_max={BUFFER} (as root)"),
+    )
+}
+
+/// GSO and GRO of UDP, which carry many packets with one system call.
+fn offloads() -> Vec<Finding> {
+    let socket = match UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)) {
+        Ok(socket) => socket,
+        // Reported by `loopback`.
+        Err(_) => return Vec::new(),
+    };
+    [("GSO", libc::UDP_SEGMENT, 1024), ("GRO", libc::UDP_GRO, 1)]
+        .into_iter()
+        .map(|(name, option, value): (_, _, libc::c_int)| {
+            let length = size_of_val(&value) as libc::socklen_t;
+            let pointer = std::ptr::from_ref(&value).cast();
+            // SAFETY: the descriptor is open, and the value is as long as said.
+            match unsafe {
+                libc::setsockopt(socket.as_raw_fd(), libc::SOL_UDP, option, pointer, length)
+            } {
+                0 => Finding::good(format!("the kernel has UDP {name}")),
+                _ => Finding::new(
+                    Severity::Slow,
+                    format!("no UDP {name}: {}", io::Error::last_os_error()),
+                    "a Linux kernel from 5.0 on has it; gVisor and some sandboxes do not",
+                ),
+            }
+        })
+        .collect()
+}
+
+fn cross_process_copy() -> Finding {
+    let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    let seccomp = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let filtered =
+        seccomp.lines().any(|line| line.starts_with("Seccomp:") && line.trim_end().ends_with('2'));
+    match scope.trim() {
+        "" | "0" if filtered => Finding::new(
+            Severity::Note,
+            "a seccomp filter is in force: it may forbid copies between processes, which then go through shared rings",
+            "docker run --cap-add SYS_PTRACE allows them",
+        ),
+        "" | "0" => Finding::good("processes of one user may copy from each other"),
+        scope => Finding::new(
+            Severity::Slow,
+            format!(
+                "kernel.yama.ptrace_scope is {scope}: large messages between processes are copied twice"
+            ),
+            "sysctl -w kernel.yama.ptrace_scope=0 (as root)",
+        ),
+    }
+}
+
+/// A guess, and said to be one: an address translator on the way cannot be seen from here.
+fn nat(devices: &[Device]) -> Option<Finding> {
+    let container =
+        ["/.dockerenv", "/run/.containerenv"].iter().any(|path| Path::new(path).exists())
+            || env::var_os("KUBERNETES_SERVICE_HOST").is_some();
+    let address = devices.first()?.port.gids.first()?.address;
+    let private = matches!(address, IpAddr::V4(address) if address.is_private());
+    (container && private).then(|| {
+        Finding::new(
+            Severity::Note,
+            format!("this is a container and its address {address} is private: hosts outside may see another one (NAT), which RoCEv2 does not survive"),
+            "docker run --network host, or a macvlan or ipvlan network, if programs outside are to be reached",
+        )
+    })
+}
+
+fn preload() -> Option<Finding> {
+    let list = env::var("LD_PRELOAD").ok().filter(|list| !list.is_empty())?;
+    Some(Finding::new(
+        Severity::Note,
+        format!("LD_PRELOAD is set already: {list}"),
+        "`anyverbs run` puts the view before it; if the two do not get on (a sanitizer wants to be first), use --no-view",
+    ))
+}
+
+fn other_devices() -> Option<Finding> {
+    let names: Vec<String> = fs::read_dir("/sys/class/infiniband")
+        .ok()?
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    (!names.is_empty()).then(|| {
+        Finding::new(
+            Severity::Note,
+            format!("this machine has RDMA devices: {}", names.join(", ")),
+            "under `anyverbs run` a program sees anyverbs alone",
+        )
+    })
+}
+
+fn descriptors() -> Option<Finding> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure is valid for the call to fill.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } != 0 || limit.rlim_cur >= 1024 {
+        return None;
+    }
+    Some(Finding::new(
+        Severity::Note,
+        format!(
+            "a process may have {} open files: programs with many completion channels and connections need more",
+            limit.rlim_cur
+        ),
+        "ulimit -n 4096",
+    ))
+}
+
+fn configuration(settings: &Settings) -> Option<Finding> {
+    let path =
+        settings.config.clone().or_else(|| env::var_os("ANYVERBS_CONFIG").map(Into::into))?;
+    Some(match fs::read_to_string(&path) {
+        Ok(_) => Finding::good(format!("the configuration {} can be read", path.display())),
+        Err(error) => Finding::new(
+            Severity::Stop,
+            format!("the configuration {} cannot be read: {error}", path.display()),
+            "name another with --config, or unset ANYVERBS_CONFIG",
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ports_holders_are_found() {
+        let table = "   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops\n \
+             1: 00000000:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000  1000        0 4242 2 0000000000000000 0\n \
+             2: 00000000:0035 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 17 2 0000000000000000 0\n";
+        assert_eq!(holders(table, 4791), [Holder { user: 1000, inode: 4242 }]);
+        assert_eq!(holders("", 4791), []);
+        assert_eq!(holders("header\nnonsense\n", 4791), []);
+    }
+
+    #[test]
+    fn a_socket_of_this_process_is_found() {
+        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = socket.local_addr().unwrap().port();
+        let table = fs::read_to_string("/proc/net/udp").unwrap();
+        let [holder] = holders(&table, port)[..] else { panic!("one holder") };
+        assert!(owner(holder.inode).starts_with("process "), "{}", owner(holder.inode));
+    }
+
+    #[test]
+    fn what_stops_a_program_has_a_remedy() {
+        let args = Doctor {
+            settings: Settings {
+                lib_dir: Some("/nonexistent".into()),
+                config: Some("/nonexistent".into()),
+                ..Settings::default()
+            },
+            program: None,
+        };
+        let stops: Vec<_> =
+            all(&args).into_iter().filter(|finding| finding.severity == Severity::Stop).collect();
+        assert!(stops.len() >= 2, "{stops:?}");
+        assert!(stops.iter().all(|finding| !finding.remedy.is_empty()), "{stops:?}");
+    }
+}

@@ -1,0 +1,130 @@
+//! Where the shared objects lie that a program is given.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+
+use crate::args::Settings;
+
+/// The preload object that shows the device in `/sys` and `/dev`.
+pub(crate) const VIEW: &str = "libanyverbs_view.so";
+
+/// The names that programs look for; all but the first are links to it.
+pub(crate) const NAMES: &[&str] = &[
+    "libibverbs.so.1",
+    "libibverbs.so",
+    "librdmacm.so.1",
+    "librdmacm.so",
+    "libmlx5.so.1",
+    "libmlx4.so.1",
+    "libefa.so.1",
+];
+
+/// Finds the directory: what the user named, else beside the executable.
+pub(crate) fn find(settings: &Settings) -> anyhow::Result<PathBuf> {
+    let named =
+        settings.lib_dir.clone().or_else(|| env::var_os("ANYVERBS_LIB_DIR").map(PathBuf::from));
+    if let Some(dir) = named {
+        let dir = dir
+            .canonicalize()
+            .with_context(|| format!("the library directory {} does not exist", dir.display()))?;
+        check(&dir)?;
+        return Ok(dir);
+    }
+    let executable = env::current_exe()
+        .and_then(|path| path.canonicalize())
+        .context("cannot find my own executable")?;
+    let candidates = candidates(&executable);
+    match candidates.iter().find(|dir| dir.join(VIEW).exists()) {
+        Some(dir) => {
+            let dir =
+                dir.canonicalize().with_context(|| format!("cannot enter {}", dir.display()))?;
+            check(&dir)?;
+            Ok(dir)
+        }
+        None => bail!(
+            "no library directory (looked in {}): run `cargo xtask dist`, or set ANYVERBS_LIB_DIR",
+            candidates.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(", ")
+        ),
+    }
+}
+
+/// An installation has `bin/anyverbs` and `lib/` or `lib/anyverbs/`; a build has `target/<profile>/anyverbs` and
+/// `target/dist/lib`.
+fn candidates(executable: &Path) -> Vec<PathBuf> {
+    let Some(above) = executable.parent().and_then(Path::parent) else {
+        return Vec::new();
+    };
+    ["lib", "lib/anyverbs", "dist/lib"].map(|dir| above.join(dir)).into()
+}
+
+/// Fails if one of the shared objects is missing.
+fn check(dir: &Path) -> anyhow::Result<()> {
+    let missing: Vec<&str> =
+        NAMES.iter().chain([&VIEW]).copied().filter(|name| !dir.join(name).exists()).collect();
+    if !missing.is_empty() {
+        bail!(
+            "{} is incomplete, without {}: run `cargo xtask dist`",
+            dir.display(),
+            missing.join(", ")
+        );
+    }
+    // The loader separates both lists with colons, and LD_PRELOAD with spaces too; neither has an escape.
+    if dir.as_os_str().as_encoded_bytes().iter().any(|byte| b": ;\t\n".contains(byte)) {
+        bail!(
+            "the loader cannot use {:?}: its name has a space, a colon or a semicolon; move it",
+            dir
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn scratch(name: &str) -> PathBuf {
+        let dir = env::temp_dir().join(format!("anyverbs-libraries-{}-{name}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap();
+        dir
+    }
+
+    #[test]
+    fn an_incomplete_directory_is_named() {
+        let dir = scratch("incomplete");
+        fs::write(dir.join("libibverbs.so.1"), "").unwrap();
+        let settings = Settings { lib_dir: Some(dir.clone()), ..Settings::default() };
+        let error = find(&settings).unwrap_err().to_string();
+        assert!(
+            error.contains("librdmacm.so.1")
+                && error.contains(VIEW)
+                && !error.contains("libibverbs.so.1,"),
+            "{error}"
+        );
+        for name in NAMES.iter().chain([&VIEW]) {
+            fs::write(dir.join(name), "").unwrap();
+        }
+        assert_eq!(find(&settings).unwrap(), dir.canonicalize().unwrap());
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn a_name_that_the_loader_would_split_is_refused() {
+        let dir = scratch("with space");
+        for name in NAMES.iter().chain([&VIEW]) {
+            fs::write(dir.join(name), "").unwrap();
+        }
+        let settings = Settings { lib_dir: Some(dir.clone()), ..Settings::default() };
+        assert!(find(&settings).is_err());
+        fs::remove_dir_all(dir).unwrap();
+    }
+
+    #[test]
+    fn both_layouts_are_looked_for() {
+        let dirs = candidates(Path::new("/opt/target/debug/anyverbs"));
+        assert!(dirs.contains(&PathBuf::from("/opt/target/lib")));
+        assert!(dirs.contains(&PathBuf::from("/opt/target/dist/lib")));
+    }
+}

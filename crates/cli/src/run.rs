@@ -1,0 +1,157 @@
+//! `anyverbs run`: a program with the device around it.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::{self, ExitCode, ExitStatus};
+
+use anyhow::Context;
+
+use crate::args::Run;
+use crate::stop_signals::{Blocked, Seen, die_of};
+use crate::view_tree::ViewTree;
+use crate::{device, libraries};
+
+const CANNOT_RUN: u8 = 126;
+const NOT_FOUND: u8 = 127;
+
+/// Runs the program to its end and returns its exit status.
+pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
+    // First of all, so that a signal at any time lets the tree be removed. It is declared before it, hence dropped after.
+    let blocked = Blocked::new().context("cannot block signals")?;
+    let libraries = libraries::find(&args.settings)?;
+    let mut variables = args.settings.variables();
+    variables.push(("LD_LIBRARY_PATH", prepended(&libraries, ":", env::var_os("LD_LIBRARY_PATH"))));
+    let tree = if args.no_view {
+        None
+    } else {
+        // Without a device a program finds none, as on a machine without hardware, and runs; its user wants to know why.
+        let devices = device::list(&args.settings).unwrap_or_else(|error| {
+            eprintln!("anyverbs: there is no device: {error:#} (`anyverbs doctor` says more)");
+            Vec::new()
+        });
+        let tree = ViewTree::new(&devices)?;
+        let object = libraries.join(libraries::VIEW);
+        let preload = without_views(env::var_os("LD_PRELOAD").unwrap_or_default());
+        variables.push(("LD_PRELOAD", prepended(&object, " ", Some(preload))));
+        variables.push(("ANYVERBS_VIEW", tree.path().as_os_str().to_owned()));
+        Some(tree)
+    };
+    if args.print_env {
+        let lines: Vec<u8> = variables
+            .iter()
+            .flat_map(|(name, value)| {
+                [name.as_bytes(), b"=", value.as_encoded_bytes(), b"\n"].concat()
+            })
+            .collect();
+        return crate::write_out(&lines);
+    }
+    let status = match start_and_wait(&args.program, &variables, &blocked)? {
+        Ok(status) => status,
+        Err(error) => {
+            eprintln!("anyverbs: cannot run {}: {error}", args.program[0].display());
+            let missing = error.kind() == io::ErrorKind::NotFound;
+            return Ok(ExitCode::from(if missing { NOT_FOUND } else { CANNOT_RUN }));
+        }
+    };
+    drop(tree);
+    if let Some(signal) = status.signal() {
+        die_of(signal);
+    }
+    // A process that ended without a signal has a status of one byte.
+    Ok(status
+        .code()
+        .and_then(|code| u8::try_from(code).ok())
+        .map_or(ExitCode::from(crate::FAILED), ExitCode::from))
+}
+
+/// The outer error is the launcher's, the inner one the program's that could not be started.
+fn start_and_wait(
+    program: &[OsString],
+    variables: &[(&'static str, OsString)],
+    blocked: &Blocked,
+) -> anyhow::Result<io::Result<ExitStatus>> {
+    let mask = blocked.before();
+    let launcher = process::id();
+    let mut command = process::Command::new(&program[0]);
+    command.args(&program[1..]).envs(variables.iter().map(|(name, value)| (name, value)));
+    let prepare = move || {
+        // SAFETY: async-signal-safe calls on the child itself, with an initialised set. The mask was this process's.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &mask, std::ptr::null_mut());
+            // A launcher that is killed takes its program along: nobody else would ever stop it.
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            if libc::getppid().cast_unsigned() != launcher {
+                libc::_exit(1);
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: `prepare` allocates nothing and makes only async-signal-safe calls.
+    unsafe { command.pre_exec(prepare) };
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        Err(error) => return Ok(Err(error)),
+    };
+    loop {
+        if let Some(status) = child.try_wait().context("cannot wait for the program")? {
+            return Ok(Ok(status));
+        }
+        match blocked.wait().context("cannot wait for signals")? {
+            Seen::Child => {}
+            // SAFETY: the child has not been waited for, so that its process id is still its own.
+            Seen::Signal(signal) => unsafe {
+                libc::kill(child.id().cast_signed(), signal);
+            },
+        }
+    }
+}
+
+/// `first`, then what was there.
+fn prepended(first: &Path, separator: &str, rest: Option<OsString>) -> OsString {
+    let mut list = first.as_os_str().to_owned();
+    if let Some(rest) = rest.filter(|rest| !rest.is_empty()) {
+        list.push(separator);
+        list.push(rest);
+    }
+    list
+}
+
+/// A preload list without view objects: under another `anyverbs run` one is there already.
+fn without_views(list: OsString) -> OsString {
+    use std::os::unix::ffi::OsStrExt;
+    list.as_bytes()
+        .split(|byte| b" :".contains(byte))
+        .map(OsStr::from_bytes)
+        .filter(|object| {
+            !object.is_empty() && Path::new(object).file_name() != Some(OsStr::new(libraries::VIEW))
+        })
+        .fold(OsString::new(), |mut list, object| {
+            if !list.is_empty() {
+                list.push(" ");
+            }
+            list.push(object);
+            list
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_prepended() {
+        assert_eq!(prepended(Path::new("/l"), ":", None), "/l");
+        // An empty entry would mean the working directory.
+        assert_eq!(prepended(Path::new("/l"), ":", Some(OsString::new())), "/l");
+        assert_eq!(prepended(Path::new("/l"), ":", Some("/a:/b".into())), "/l:/a:/b");
+    }
+
+    #[test]
+    fn only_the_view_leaves_the_preload_list() {
+        assert_eq!(without_views("/x/libanyverbs_view.so:/a.so /b.so".into()), "/a.so /b.so");
+        assert_eq!(without_views("".into()), "");
+    }
+}

@@ -1,0 +1,363 @@
+//! The directory tree that the view object answers from: what the kernel would show of the device in `/sys` and `/dev`.
+//!
+//! As in the real sysfs, the classes hold links to the device's directory, so that a resolved path is one of the view's
+//! own (`/sys/devices/virtual/anyverbs/...`) and works when it is given back.
+//!
+//! `counters` and `hw_counters` are empty: a file would show a number that nobody counts. The port's rate and capability
+//! mask, which the C interface makes up, are left out rather than made up again.
+
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::net::Ipv6Addr;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+
+use crate::device::{self, Device};
+
+const PREFIX: &str = "anyverbs-view-";
+const LOCK: &str = ".lock";
+/// A tree younger than this may not have its lock yet.
+const NEWBORN: Duration = Duration::from_secs(60);
+
+/// A tree of one launcher, gone when this value is.
+#[derive(Debug)]
+pub(crate) struct ViewTree {
+    path: PathBuf,
+    /// Locked for as long as the launcher lives: what others sweep by.
+    _lock: File,
+}
+
+impl ViewTree {
+    /// Makes the tree under `$XDG_RUNTIME_DIR`, or the directory for temporary files, and removes the trees of
+    /// launchers that died before they could.
+    pub(crate) fn new(devices: &[Device]) -> anyhow::Result<Self> {
+        let mut failure = None;
+        let bases = std::env::var_os("XDG_RUNTIME_DIR")
+            .map(PathBuf::from)
+            .into_iter()
+            .chain([std::env::temp_dir()]);
+        for base in bases.filter(|base| base.is_absolute()) {
+            match Self::create(&base) {
+                Ok(tree) => {
+                    sweep(&base, NEWBORN);
+                    for (device, index) in devices.iter().zip(0..) {
+                        write_device(&tree.path, device, index).with_context(|| {
+                            format!("cannot write the view to {}", tree.path.display())
+                        })?;
+                    }
+                    return Ok(tree);
+                }
+                Err(error) => failure = Some((base, error)),
+            }
+        }
+        let (base, error) = failure
+            .context("the directory for temporary files is not an absolute path: set TMPDIR")?;
+        Err(error).with_context(|| {
+            format!(
+                "cannot make a directory in {}: set TMPDIR to one, or use --no-view",
+                base.display()
+            )
+        })
+    }
+
+    fn create(base: &Path) -> io::Result<Self> {
+        // The view gives `realpath` answers back without the tree's own path: it has to be resolved itself.
+        let base = base.canonicalize()?;
+        let mut attempt = 0u32;
+        let path = loop {
+            let path = base.join(format!("{PREFIX}{}-{attempt}", std::process::id()));
+            // Another process with this id may live in another container that shares the directory.
+            match DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) => break path,
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempt < 1000 => {
+                    attempt += 1
+                }
+                Err(error) => return Err(error),
+            }
+        };
+        let lock = File::create(path.join(LOCK))?;
+        // SAFETY: the descriptor is open.
+        if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(ViewTree { path, _lock: lock })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for ViewTree {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_dir_all(&self.path) {
+            eprintln!("anyverbs: cannot remove {}: {error}", self.path.display());
+        }
+    }
+}
+
+/// Removes trees of this user whose launcher is gone. Best effort: a tree left behind costs some kilobytes, and what
+/// cannot be looked at or removed now is tried again by the next launcher.
+fn sweep(base: &Path, age: Duration) {
+    // SAFETY: cannot fail and touches no memory.
+    let user = unsafe { libc::geteuid() };
+    for entry in fs::read_dir(base).into_iter().flatten().flatten() {
+        let ours = entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes());
+        let Some(meta) =
+            entry.metadata().ok().filter(|meta| ours && meta.is_dir() && meta.uid() == user)
+        else {
+            continue;
+        };
+        if meta
+            .modified()
+            .ok()
+            .and_then(|time| time.elapsed().ok())
+            .is_none_or(|elapsed| elapsed < age)
+        {
+            continue;
+        }
+        let path = entry.path();
+        let Ok(lock) = File::open(path.join(LOCK)) else {
+            continue;
+        };
+        // SAFETY: the descriptor is open.
+        if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+            let _ = fs::remove_dir_all(path);
+        }
+    }
+}
+
+/// Writes one device: `index` numbers its verbs node.
+fn write_device(tree: &Path, device: &Device, index: u32) -> io::Result<()> {
+    let Device { name, port, .. } = device;
+    let uverbs = format!("uverbs{index}");
+    let parent = tree.join("sys/devices/virtual/anyverbs").join(name);
+
+    let ib = parent.join("infiniband").join(name);
+    for (file, text) in [
+        ("node_guid", groups(device.node_guid)),
+        ("sys_image_guid", groups(device.sys_image_guid)),
+        ("node_type", "1: CA".into()),
+        ("node_desc", name.clone()),
+        ("fw_ver", device.fw_ver.clone()),
+        ("hw_rev", format!("0x{:x}", device.hw_ver)),
+        ("hca_type", "anyverbs".into()),
+        ("board_id", "anyverbs".into()),
+    ] {
+        write(&ib.join(file), &text)?;
+    }
+    symlink("../..", ib.join("device"))?;
+    link_class(
+        tree,
+        "infiniband",
+        name,
+        &format!("../../devices/virtual/anyverbs/{name}/infiniband/{name}"),
+    )?;
+
+    let port_dir = ib.join("ports/1");
+    for (file, text) in [
+        ("state", state(port.state)),
+        ("phys_state", phys_state(port.state)),
+        ("lid", "0x0".into()),
+        ("lid_mask_count", "0".into()),
+        ("sm_lid", "0x0".into()),
+        ("sm_sl", "0".into()),
+        ("link_layer", "Ethernet".into()),
+        ("pkeys/0", "0xffff".into()),
+    ] {
+        write(&port_dir.join(file), &text)?;
+    }
+    // As in the kernel, empty places of the table are there and zero.
+    for index in 0..port.gid_tbl_len {
+        write(&port_dir.join(format!("gids/{index}")), &gid_text(Ipv6Addr::UNSPECIFIED))?;
+    }
+    for gid in &port.gids {
+        write(&port_dir.join(format!("gids/{}", gid.index)), &gid_text(gid.gid))?;
+        write(&port_dir.join(format!("gid_attrs/types/{}", gid.index)), "RoCE v2")?;
+        write(&port_dir.join(format!("gid_attrs/ndevs/{}", gid.index)), &gid.ndev)?;
+    }
+    for empty in ["counters", "hw_counters"] {
+        fs::create_dir_all(port_dir.join(empty))?;
+    }
+
+    let online =
+        fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_else(|_| "0".into());
+    for (file, text) in [
+        ("numa_node", "-1".into()),
+        ("local_cpulist", online.trim().to_owned()),
+        ("local_cpus", cpu_mask(online.trim())),
+        ("vendor", format!("0x{:04x}", device.vendor_id)),
+        ("device", format!("0x{:04x}", device.vendor_part_id)),
+    ] {
+        write(&parent.join(file), &text)?;
+    }
+    if let Some(gid) = port.gids.first() {
+        write_interface(&parent.join("net"), &gid.ndev, gid.ifindex)?;
+    }
+
+    let verbs = parent.join("infiniband_verbs").join(&uverbs);
+    // The node is /dev/null, so that opening and stat of it agree.
+    for (file, text) in [("ibdev", name.as_str()), ("dev", "1:3"), ("abi_version", "1")] {
+        write(&verbs.join(file), text)?;
+    }
+    symlink("../..", verbs.join("device"))?;
+    let target = format!("../../devices/virtual/anyverbs/{name}/infiniband_verbs/{uverbs}");
+    link_class(tree, "infiniband_verbs", &uverbs, &target)?;
+    write(&tree.join("sys/class/infiniband_verbs/abi_version"), "6")?;
+
+    let nodes = tree.join("dev/infiniband");
+    fs::create_dir_all(&nodes)?;
+    for node in [uverbs.as_str(), name, "rdma_cm"] {
+        match symlink("/dev/null", nodes.join(node)) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            done => done?,
+        }
+    }
+    Ok(())
+}
+
+/// The interface of GID 0: a link to the real one where `/sys` shows this network namespace, else its main facts.
+fn write_interface(net: &Path, ndev: &str, ifindex: u32) -> io::Result<()> {
+    fs::create_dir_all(net)?;
+    if device::attribute(ndev, "ifindex").and_then(|text| text.parse().ok()) == Some(ifindex) {
+        return symlink(format!("/sys/class/net/{ndev}"), net.join(ndev));
+    }
+    write(&net.join(ndev).join("ifindex"), &ifindex.to_string())
+}
+
+fn link_class(tree: &Path, class: &str, name: &str, target: &str) -> io::Result<()> {
+    let dir = tree.join("sys/class").join(class);
+    fs::create_dir_all(&dir)?;
+    symlink(target, dir.join(name))
+}
+
+/// Writes an attribute and its newline, and the directories above it.
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    fs::write(path, format!("{text}\n"))
+}
+
+/// All eight groups in full.
+fn gid_text(gid: Ipv6Addr) -> String {
+    gid.segments().map(|group| format!("{group:04x}")).join(":")
+}
+
+/// `0011:2233:4455:6677`.
+pub(crate) fn groups(guid: u64) -> String {
+    let groups: Vec<String> =
+        (0..4).rev().map(|group| format!("{:04x}", guid >> (group * 16) & 0xffff)).collect();
+    groups.join(":")
+}
+
+/// A port's logical state, as sysfs writes it.
+pub(crate) fn state(state: u8) -> String {
+    let name = ["NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER"].get(usize::from(state));
+    format!("{state}: {}", name.unwrap_or(&"<unknown>"))
+}
+
+/// The physical state that goes with a logical one.
+fn phys_state(state: u8) -> String {
+    const ACTIVE: u8 = 4;
+    if state == ACTIVE { "5: LinkUp" } else { "3: Disabled" }.into()
+}
+
+/// A list such as `0-3,8` as sysfs writes a mask: 32-bit groups in hexadecimal, highest first.
+fn cpu_mask(list: &str) -> String {
+    let mut groups = vec![0u32; 1];
+    for range in list.split(',') {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (Ok(first), Ok(last)) = (first.parse::<usize>(), last.parse::<usize>()) else {
+            continue;
+        };
+        for cpu in first..=last.min(8191) {
+            if groups.len() <= cpu / 32 {
+                groups.resize(cpu / 32 + 1, 0);
+            }
+            groups[cpu / 32] |= 1 << (cpu % 32);
+        }
+    }
+    groups.iter().rev().map(|group| format!("{group:08x}")).collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_masks() {
+        assert_eq!(cpu_mask("0"), "00000001");
+        assert_eq!(cpu_mask("0-1"), "00000003");
+        assert_eq!(cpu_mask("0-31"), "ffffffff");
+        assert_eq!(cpu_mask("0,32-33"), "00000003,00000001");
+        assert_eq!(cpu_mask("nonsense"), "00000000");
+    }
+
+    #[test]
+    fn guids_have_four_groups() {
+        assert_eq!(groups(0x0011_2233_4455_6677), "0011:2233:4455:6677");
+    }
+
+    #[test]
+    fn a_tree_is_complete_private_and_gone_afterwards() {
+        use std::os::unix::fs::PermissionsExt;
+        let devices = vec![device::example()];
+        let tree = ViewTree::new(&devices).unwrap();
+        let path = tree.path().to_owned();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
+        let read = |file: &str| fs::read_to_string(path.join(file)).unwrap();
+        let ib = "sys/class/infiniband/anyverbs0";
+        assert_eq!(read(&format!("{ib}/ports/1/gid_attrs/types/0")), "RoCE v2\n");
+        assert_eq!(read(&format!("{ib}/ports/1/state")), "4: ACTIVE\n");
+        let gids = fs::read_dir(path.join(ib).join("ports/1/gids")).unwrap().count();
+        assert_eq!(gids, 16);
+        assert_eq!(
+            read(&format!("{ib}/ports/1/gids/2")),
+            "0000:0000:0000:0000:0000:0000:0000:0001\n"
+        );
+        assert_eq!(
+            read(&format!("{ib}/ports/1/gids/1")),
+            "0000:0000:0000:0000:0000:0000:0000:0000\n"
+        );
+        assert!(!path.join(format!("{ib}/ports/1/gid_attrs/types/1")).exists());
+        let ndev = fs::read_dir(path.join(ib).join("device/net")).unwrap().next().unwrap().unwrap();
+        assert_eq!(ndev.file_name().to_str().unwrap(), devices[0].port.gids[0].ndev);
+        assert_eq!(read("sys/class/infiniband_verbs/uverbs0/ibdev"), "anyverbs0\n");
+        assert_eq!(
+            path.join(ib).join("device").canonicalize().unwrap(),
+            path.join("sys/devices/virtual/anyverbs/anyverbs0")
+        );
+        fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(path.join("dev/infiniband/uverbs0"))
+            .unwrap();
+        drop(tree);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn only_trees_without_a_launcher_are_swept() {
+        let base = std::env::temp_dir().join(format!("anyverbs-sweep-{}", std::process::id()));
+        fs::create_dir(&base).unwrap();
+        let live = ViewTree::create(&base).unwrap();
+        let dead = ViewTree::create(&base).unwrap();
+        let dead_path = dead.path.clone();
+        let ViewTree { _lock, .. } = &dead;
+        // SAFETY: unlocks a descriptor that is open, as the kernel does when a launcher dies.
+        unsafe { libc::flock(_lock.as_raw_fd(), libc::LOCK_UN) };
+        sweep(&base, NEWBORN);
+        assert!(dead_path.exists(), "newborn");
+        sweep(&base, Duration::ZERO);
+        assert!(live.path().exists());
+        assert!(!dead_path.exists());
+        std::mem::forget(dead);
+        drop(live);
+        fs::remove_dir_all(base).unwrap();
+    }
+}

@@ -1,0 +1,385 @@
+//! Datagrams that arrived at the wrong process of the host, handed on to the right one through its slot's socket.
+//!
+//! The kernel queues few datagrams on a Unix socket (`net.unix.max_dgram_qlen`, 10 by default), so this is for the
+//! moments in which steering is out of date, not for a stream. What does not fit is dropped and counted.
+
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::cmsg::{self, ControlBuffer};
+use crate::registry::Slot;
+use crate::udp::{Datagram, UdpPort};
+
+/// Header of a forwarded datagram. Integers are little-endian.
+///
+/// kind 1 | flags 1 (bit 0: IPv6) | source port 2 | traffic class 1 | hop limit 1 | segment 2 | flow label 4 |
+/// interface 4 | scope id of the source 4 | source 16 | destination 16 (IPv4: in the first 4)
+const HEADER_LEN: usize = 52;
+const KIND: u8 = 0xf2;
+const MAX_LEN: usize = HEADER_LEN + 65_536;
+
+/// What became of datagrams for other processes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ForwardCounters {
+    /// Handed on.
+    pub sent: u64,
+    /// Dropped: nobody holds the slot.
+    pub dropped_dead: u64,
+    /// Dropped: the owner's queue is full.
+    pub dropped_full: u64,
+    /// Dropped: any other refusal.
+    pub dropped_error: u64,
+    /// Received from others.
+    pub received: u64,
+    /// Received and ignored: malformed, or of another user.
+    pub ignored: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    sent: AtomicU64,
+    dropped_dead: AtomicU64,
+    dropped_full: AtomicU64,
+    dropped_error: AtomicU64,
+    received: AtomicU64,
+    ignored: AtomicU64,
+}
+
+/// What [`UdpPort::forward`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Forwarded {
+    /// Handed on.
+    Sent,
+    /// Dropped: nobody holds the slot.
+    Dead,
+    /// Dropped: the owner's queue is full.
+    Full,
+    /// Dropped: the port is not shared, or the kernel refused.
+    Failed,
+}
+
+/// A reused buffer for [`UdpPort::receive_forwarded`].
+pub struct ForwardBuffer {
+    bytes: Box<[u8]>,
+}
+
+impl ForwardBuffer {
+    /// A buffer for the longest datagram.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { bytes: vec![0; MAX_LEN].into() }
+    }
+}
+
+impl Default for ForwardBuffer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl std::fmt::Debug for ForwardBuffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ForwardBuffer").finish_non_exhaustive()
+    }
+}
+
+/// The forwarding side of a shared port.
+#[derive(Debug)]
+pub(crate) struct Forwarder {
+    slot: Arc<Slot>,
+    counters: Counters,
+}
+
+impl UdpPort {
+    /// Hands a datagram on to the process that holds `slot`. Never waits.
+    pub fn forward(&self, slot: u8, datagram: &Datagram<'_>) -> Forwarded {
+        match &self.forwarder {
+            Some(forwarder) => forwarder.forward(slot, datagram),
+            None => Forwarded::Failed,
+        }
+    }
+
+    /// The next datagram that another process handed on to this one, if there is any.
+    ///
+    /// # Errors
+    /// Those of recvmsg(2).
+    pub fn receive_forwarded<'a>(
+        &self,
+        buffer: &'a mut ForwardBuffer,
+    ) -> io::Result<Option<Datagram<'a>>> {
+        match &self.forwarder {
+            Some(forwarder) => forwarder.receive(buffer),
+            None => Ok(None),
+        }
+    }
+}
+
+impl Forwarder {
+    pub(crate) fn new(slot: Arc<Slot>) -> Self {
+        Self { slot, counters: Counters::default() }
+    }
+
+    pub(crate) fn slot(&self) -> &Arc<Slot> {
+        &self.slot
+    }
+
+    pub(crate) fn counters(&self) -> ForwardCounters {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        ForwardCounters {
+            sent: load(&self.counters.sent),
+            dropped_dead: load(&self.counters.dropped_dead),
+            dropped_full: load(&self.counters.dropped_full),
+            dropped_error: load(&self.counters.dropped_error),
+            received: load(&self.counters.received),
+            ignored: load(&self.counters.ignored),
+        }
+    }
+
+    fn forward(&self, slot: u8, datagram: &Datagram<'_>) -> Forwarded {
+        let (outcome, counter) = match self.send(slot, datagram) {
+            Ok(()) => (Forwarded::Sent, &self.counters.sent),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::ECONNREFUSED) => (Forwarded::Dead, &self.counters.dropped_dead),
+                Some(libc::EAGAIN | libc::ENOBUFS) => {
+                    (Forwarded::Full, &self.counters.dropped_full)
+                }
+                _ => (Forwarded::Failed, &self.counters.dropped_error),
+            },
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        outcome
+    }
+
+    fn send(&self, slot: u8, datagram: &Datagram<'_>) -> io::Result<()> {
+        if slot == 0 {
+            return Err(io::Error::from_raw_os_error(libc::ECONNREFUSED));
+        }
+        let mut header = encode(datagram);
+        let (name, name_len) = name(self.slot.registry().prefix(), slot);
+        let mut iovecs = [
+            libc::iovec { iov_base: header.as_mut_ptr().cast(), iov_len: HEADER_LEN },
+            libc::iovec {
+                iov_base: datagram.bytes.as_ptr().cast_mut().cast(),
+                iov_len: datagram.bytes.len(),
+            },
+        ];
+        let mut control = ControlBuffer::new();
+        let mut writer = cmsg::Writer::new(&mut control);
+        // The effective user, who owns the sockets; by itself the kernel would attach the real one.
+        // SAFETY: these have no preconditions and cannot fail.
+        let credentials = unsafe {
+            libc::ucred { pid: libc::getpid(), uid: libc::geteuid(), gid: libc::getegid() }
+        };
+        writer.push(libc::SOL_SOCKET, libc::SCM_CREDENTIALS, credentials);
+        let control_len = writer.len();
+        // SAFETY: all-zero is a valid msghdr.
+        let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+        message.msg_name = (&raw const name).cast_mut().cast();
+        message.msg_namelen = name_len;
+        message.msg_iov = iovecs.as_mut_ptr();
+        message.msg_iovlen = iovecs.len() as _;
+        message.msg_control = (&raw mut control).cast();
+        message.msg_controllen = control_len as _;
+        loop {
+            // SAFETY: name, iovecs, their bytes and the control buffer are live and of the given sizes; sendmsg reads.
+            let n = unsafe {
+                libc::sendmsg(
+                    self.slot.as_fd().as_raw_fd(),
+                    &raw const message,
+                    libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+                )
+            };
+            if n >= 0 {
+                return Ok(());
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+    }
+
+    fn receive<'a>(&self, buffer: &'a mut ForwardBuffer) -> io::Result<Option<Datagram<'a>>> {
+        let len = loop {
+            let mut control = ControlBuffer::new();
+            let mut iovec =
+                libc::iovec { iov_base: buffer.bytes.as_mut_ptr().cast(), iov_len: MAX_LEN };
+            // SAFETY: all-zero is a valid msghdr.
+            let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+            message.msg_iov = &raw mut iovec;
+            message.msg_iovlen = 1;
+            message.msg_control = (&raw mut control).cast();
+            message.msg_controllen = cmsg::CONTROL_LEN as _;
+            // SAFETY: the iovec's bytes and the control buffer are live, exclusive and of the given sizes.
+            let n = unsafe {
+                libc::recvmsg(
+                    self.slot.as_fd().as_raw_fd(),
+                    &raw mut message,
+                    libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC,
+                )
+            };
+            if n < 0 {
+                let error = io::Error::last_os_error();
+                match error.kind() {
+                    io::ErrorKind::WouldBlock => return Ok(None),
+                    io::ErrorKind::Interrupted => continue,
+                    _ => return Err(error),
+                }
+            }
+            let control_len = message.msg_controllen;
+            close_received_fds(&control, control_len);
+            let whole = message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) == 0;
+            if whole
+                && sender(&control, control_len) == Some(self.slot.registry().uid())
+                && decode(&buffer.bytes[..n as usize]).is_some()
+            {
+                break n as usize;
+            }
+            self.counters.ignored.fetch_add(1, Ordering::Relaxed);
+        };
+        self.counters.received.fetch_add(1, Ordering::Relaxed);
+        Ok(decode(&buffer.bytes[..len]))
+    }
+}
+
+/// The user who sent a message.
+fn sender(control: &ControlBuffer, len: usize) -> Option<u32> {
+    let message = cmsg::messages(control, len)
+        .find(|m| (m.level, m.kind) == (libc::SOL_SOCKET, libc::SCM_CREDENTIALS))?;
+    // SAFETY: ucred consists of integers.
+    unsafe { message.value::<libc::ucred>() }.map(|credentials| credentials.uid)
+}
+
+/// Nobody passes descriptors here; one who does must not fill our table.
+fn close_received_fds(control: &ControlBuffer, len: usize) {
+    for message in cmsg::messages(control, len) {
+        if (message.level, message.kind) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+            for fd in message.integers() {
+                // SAFETY: the kernel has just made this descriptor for us, and nothing else knows it.
+                unsafe { libc::close(fd) };
+            }
+        }
+    }
+}
+
+/// The abstract address of a slot's socket.
+fn name(prefix: &str, slot: u8) -> (libc::sockaddr_un, libc::socklen_t) {
+    // SAFETY: all-zero is a valid sockaddr_un.
+    let mut name: libc::sockaddr_un = unsafe { MaybeUninit::zeroed().assume_init() };
+    name.sun_family = libc::AF_UNIX as _;
+    let digits = [slot / 100, slot / 10 % 10, slot % 10].map(|d| b'0' + d);
+    let skip = if slot >= 100 {
+        0
+    } else if slot >= 10 {
+        1
+    } else {
+        2
+    };
+    // Abstract names begin with a zero byte. The registry bounds the prefix: 48 bytes, a slash and a user id.
+    let text = prefix.bytes().chain(*b"/slot/").chain(digits.into_iter().skip(skip));
+    let mut len = 1;
+    for (to, from) in name.sun_path[1..].iter_mut().zip(text) {
+        *to = from as _;
+        len += 1;
+    }
+    (name, (size_of::<libc::sa_family_t>() + len) as libc::socklen_t)
+}
+
+fn encode(d: &Datagram<'_>) -> [u8; HEADER_LEN] {
+    let mut h = [0; HEADER_LEN];
+    h[0] = KIND;
+    h[2..4].copy_from_slice(&d.source.port().to_le_bytes());
+    h[4] = d.traffic_class;
+    h[5] = d.hop_limit;
+    h[6..8].copy_from_slice(&d.segment.to_le_bytes());
+    h[8..12].copy_from_slice(&d.flow_label.to_le_bytes());
+    h[12..16].copy_from_slice(&d.interface.to_le_bytes());
+    if let SocketAddr::V6(source) = d.source {
+        h[1] = 1;
+        h[16..20].copy_from_slice(&source.scope_id().to_le_bytes());
+    }
+    for (at, ip) in [(20, d.source.ip()), (36, d.destination)] {
+        match ip {
+            IpAddr::V4(ip) => h[at..at + 4].copy_from_slice(&ip.octets()),
+            IpAddr::V6(ip) => h[at..at + 16].copy_from_slice(&ip.octets()),
+        }
+    }
+    h
+}
+
+fn decode(message: &[u8]) -> Option<Datagram<'_>> {
+    let (h, bytes) = message.split_first_chunk::<HEADER_LEN>()?;
+    if h[0] != KIND || h[1] > 1 {
+        return None;
+    }
+    let u32_at = |at: usize| u32::from_le_bytes([h[at], h[at + 1], h[at + 2], h[at + 3]]);
+    let ip = |at: usize| -> Option<IpAddr> {
+        if h[1] == 0 {
+            h[at..].first_chunk::<4>().map(|&octets| Ipv4Addr::from(octets).into())
+        } else {
+            h[at..].first_chunk::<16>().map(|&octets| Ipv6Addr::from(octets).into())
+        }
+    };
+    let port = u16::from_le_bytes([h[2], h[3]]);
+    let source = match ip(20)? {
+        IpAddr::V4(ip) => SocketAddr::new(ip.into(), port),
+        IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, u32_at(16)).into(),
+    };
+    Some(Datagram {
+        source,
+        destination: ip(36)?,
+        interface: u32_at(12),
+        traffic_class: h[4],
+        hop_limit: h[5],
+        flow_label: u32_at(8),
+        segment: u16::from_le_bytes([h[6], h[7]]),
+        bytes,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_datagram_survives_the_header() {
+        for (source, destination) in
+            [("192.0.2.1:50000", "192.0.2.2"), ("[fe80::1%3]:50000", "2001:db8::2")]
+        {
+            let datagram = Datagram {
+                source: source.parse().unwrap(),
+                destination: destination.parse().unwrap(),
+                interface: 7,
+                traffic_class: 0x2a,
+                hop_limit: 63,
+                flow_label: 0xabcde,
+                segment: 5,
+                bytes: b"payload",
+            };
+            let mut message = encode(&datagram).to_vec();
+            message.extend_from_slice(datagram.bytes);
+            assert_eq!(decode(&message), Some(datagram));
+            assert_eq!(decode(&message[..HEADER_LEN - 1]), None);
+            message[0] = 0;
+            assert_eq!(decode(&message), None);
+        }
+    }
+
+    #[test]
+    fn slot_names_are_those_of_the_registry() {
+        use std::os::linux::net::SocketAddrExt;
+        for slot in [1, 9, 10, 99, 100, 255] {
+            let (raw, len) = name("x/0", slot);
+            let expected =
+                std::os::unix::net::SocketAddr::from_abstract_name(format!("x/0/slot/{slot}"))
+                    .unwrap();
+            let bytes: Vec<u8> =
+                raw.sun_path[1..len as usize - 2].iter().map(|&c| c as u8).collect();
+            assert_eq!(expected.as_abstract_name(), Some(&bytes[..]));
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! A pollable "interfaces or addresses have changed".
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use crate::netlink;
+
+/// Becomes readable when links or addresses of this network namespace change. Subscribe first, then read
+/// [`crate::interfaces()`]: then nothing is missed.
+#[derive(Debug)]
+pub struct AddressMonitor {
+    fd: OwnedFd,
+}
+
+impl AddressMonitor {
+    /// Subscribes.
+    ///
+    /// # Errors
+    /// Those of socket(2) and bind(2).
+    pub fn new() -> io::Result<Self> {
+        let groups = libc::RTMGRP_LINK | libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR;
+        Ok(Self { fd: netlink::open(groups as u32, true)? })
+    }
+
+    /// Takes all notifications; whether there was any. Losing some for want of buffer counts as a change.
+    ///
+    /// # Errors
+    /// Those of recv(2).
+    pub fn drain(&self) -> io::Result<bool> {
+        let mut changed = false;
+        let mut buffer = [0; 4096];
+        loop {
+            match netlink::receive(&self.fd, &mut buffer) {
+                Ok(_) => changed = true,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(changed),
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => changed = true,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+impl AsFd for AddressMonitor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}

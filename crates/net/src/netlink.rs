@@ -1,0 +1,147 @@
+//! The little of rtnetlink(7) that this crate needs: dumps of links and addresses, and change notifications.
+
+use std::ffi::c_int;
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+/// A `NETLINK_ROUTE` socket, close-on-exec.
+pub(crate) fn open(groups: u32, nonblocking: bool) -> io::Result<OwnedFd> {
+    let flags =
+        libc::SOCK_RAW | libc::SOCK_CLOEXEC | if nonblocking { libc::SOCK_NONBLOCK } else { 0 };
+    // SAFETY: socket has no memory preconditions.
+    let fd = unsafe { libc::socket(libc::AF_NETLINK, flags, libc::NETLINK_ROUTE) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a descriptor that was just made for us.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    // SAFETY: all-zero is a valid sockaddr_nl.
+    let mut address: libc::sockaddr_nl = unsafe { MaybeUninit::zeroed().assume_init() };
+    address.nl_family = libc::AF_NETLINK as _;
+    address.nl_groups = groups;
+    // SAFETY: a live address of the given size.
+    let rc = unsafe {
+        libc::bind(
+            fd.as_raw_fd(),
+            (&raw const address).cast(),
+            size_of::<libc::sockaddr_nl>() as libc::socklen_t,
+        )
+    };
+    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(fd) }
+}
+
+/// Receives one message from the kernel into `buffer`. Messages of other senders are passed over.
+pub(crate) fn receive(fd: &OwnedFd, buffer: &mut [u8]) -> io::Result<usize> {
+    loop {
+        // SAFETY: all-zero is a valid sockaddr_nl.
+        let mut from: libc::sockaddr_nl = unsafe { MaybeUninit::zeroed().assume_init() };
+        let mut from_len = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
+        // SAFETY: buffer and address are live, exclusive and of the given sizes.
+        let n = unsafe {
+            libc::recvfrom(
+                fd.as_raw_fd(),
+                buffer.as_mut_ptr().cast(),
+                buffer.len(),
+                0,
+                (&raw mut from).cast(),
+                &raw mut from_len,
+            )
+        };
+        if n < 0 {
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        } else if from.nl_pid == 0 {
+            return Ok(n as usize);
+        }
+    }
+}
+
+/// Asks for all objects of a kind (`RTM_GETLINK`, `RTM_GETADDR`) and hands each one's message to `each`: its type and
+/// the bytes after the netlink header. Answers false when the kernel changed them meanwhile and the dump must be redone.
+pub(crate) fn dump(fd: &OwnedFd, kind: u16, mut each: impl FnMut(u16, &[u8])) -> io::Result<bool> {
+    // nlmsghdr: length 4, type 2, flags 2, sequence 4, port 4; then a zero rtgenmsg, padded.
+    let mut request = [0u8; 20];
+    request[0..4].copy_from_slice(&20u32.to_ne_bytes());
+    request[4..6].copy_from_slice(&kind.to_ne_bytes());
+    let flags = (libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16;
+    request[6..8].copy_from_slice(&flags.to_ne_bytes());
+    request[8..12].copy_from_slice(&1u32.to_ne_bytes());
+    // SAFETY: a live buffer of its own length.
+    let n = unsafe { libc::send(fd.as_raw_fd(), request.as_ptr().cast(), request.len(), 0) };
+    if n < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut buffer = vec![0u8; 64 << 10];
+    let mut consistent = true;
+    loop {
+        let n = receive(fd, &mut buffer)?;
+        let mut rest = &buffer[..n];
+        while let Some((kind, flags, payload, tail)) = message(rest) {
+            rest = tail;
+            consistent &= c_int::from(flags) & libc::NLM_F_DUMP_INTR == 0;
+            match c_int::from(kind) {
+                libc::NLMSG_DONE => return Ok(consistent),
+                libc::NLMSG_ERROR => {
+                    let code = payload
+                        .first_chunk()
+                        .map_or(libc::EIO, |&bytes| -i32::from_ne_bytes(bytes));
+                    return Err(io::Error::from_raw_os_error(code));
+                }
+                _ => each(kind, payload),
+            }
+        }
+    }
+}
+
+/// Splits the first message off: type, flags, payload, rest.
+fn message(bytes: &[u8]) -> Option<(u16, u16, &[u8], &[u8])> {
+    let header = bytes.first_chunk::<16>()?;
+    let len = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]) as usize;
+    let payload = bytes.get(16..len)?;
+    let tail = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
+    Some((
+        u16::from_ne_bytes([header[4], header[5]]),
+        u16::from_ne_bytes([header[6], header[7]]),
+        payload,
+        tail,
+    ))
+}
+
+/// The attributes in `bytes`: type and value.
+pub(crate) fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let header = bytes.first_chunk::<4>()?;
+        let len = usize::from(u16::from_ne_bytes([header[0], header[1]]));
+        let kind = u16::from_ne_bytes([header[2], header[3]]);
+        let value = bytes.get(4..len)?;
+        bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
+        Some((kind, value))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attributes_are_split_and_garbage_ends_them() {
+        let mut bytes = vec![];
+        bytes.extend_from_slice(&6u16.to_ne_bytes());
+        bytes.extend_from_slice(&3u16.to_ne_bytes());
+        bytes.extend_from_slice(&[1, 2, 0, 0]);
+        bytes.extend_from_slice(&4u16.to_ne_bytes());
+        bytes.extend_from_slice(&9u16.to_ne_bytes());
+        assert_eq!(attributes(&bytes).collect::<Vec<_>>(), [(3, &[1u8, 2][..]), (9, &[][..])]);
+        // A length shorter than the header, and one past the end.
+        for len in [0u16, 3, 99] {
+            bytes[0..2].copy_from_slice(&len.to_ne_bytes());
+            assert_eq!(attributes(&bytes).count(), 0, "{len}");
+        }
+        assert!(message(&[0xff; 15]).is_none());
+        assert!(message(&[0xff; 32]).is_none());
+        assert!(message(&[0; 32]).is_none());
+    }
+}

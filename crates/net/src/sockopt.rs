@@ -1,0 +1,97 @@
+//! Socket options that `socket2` does not offer, by `setsockopt(2)` and `getsockopt(2)`.
+
+use std::ffi::c_int;
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// Sets an integer option.
+pub(crate) fn set(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
+    // SAFETY: the option value is a live c_int and its size is passed with it; the fd is open.
+    let rc = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            level,
+            name,
+            (&raw const value).cast(),
+            size_of::<c_int>() as libc::socklen_t,
+        )
+    };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Attaches a classic BPF program: `SO_ATTACH_FILTER` or `SO_ATTACH_REUSEPORT_CBPF`.
+pub(crate) fn attach_bpf(
+    fd: BorrowedFd<'_>,
+    option: c_int,
+    program: &[libc::sock_filter],
+) -> io::Result<()> {
+    let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let prog = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
+    // SAFETY: `prog` describes a live array of `len` instructions, which the kernel copies and does not write.
+    let rc = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            option,
+            (&raw const prog).cast(),
+            size_of::<libc::sock_fprog>() as libc::socklen_t,
+        )
+    };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Datagrams that this socket dropped since it was opened, mostly because its receive buffer was full
+/// (`SO_MEMINFO`, `SK_MEMINFO_DROPS`).
+pub(crate) fn drops(fd: BorrowedFd<'_>) -> io::Result<u32> {
+    const SK_MEMINFO_DROPS: usize = 8; // include/uapi/linux/sock_diag.h
+    const SK_MEMINFO_VARS: usize = 9;
+    let mut info = MaybeUninit::<[u32; SK_MEMINFO_VARS]>::zeroed();
+    let mut len = size_of::<[u32; SK_MEMINFO_VARS]>() as libc::socklen_t;
+    // SAFETY: the buffer is live and `len` holds its size.
+    let rc = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_MEMINFO,
+            info.as_mut_ptr().cast(),
+            &raw mut len,
+        )
+    };
+    if rc != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: zero-initialised integers, in part overwritten by the kernel, are valid integers.
+    Ok(unsafe { info.assume_init() }[SK_MEMINFO_DROPS])
+}
+
+/// Waits until `fd` is ready for `events` or `timeout_ms` have passed; whether it became ready.
+pub(crate) fn poll(fd: BorrowedFd<'_>, events: i16, timeout_ms: c_int) -> io::Result<bool> {
+    let mut pfd = libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
+    loop {
+        // SAFETY: one live pollfd.
+        let n = unsafe { libc::poll(&raw mut pfd, 1, timeout_ms) };
+        if n >= 0 {
+            return Ok(n > 0);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+/// Waits until one of some descriptors (up to 8) is readable or `timeout` has passed, rounded up to milliseconds.
+/// Returning early is harmless to the callers, so errors are too.
+pub(crate) fn poll_any<'a>(
+    fds: impl Iterator<Item = BorrowedFd<'a>>,
+    timeout: std::time::Duration,
+) {
+    let mut set = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 8];
+    for (entry, fd) in set.iter_mut().zip(fds) {
+        entry.fd = fd.as_raw_fd();
+    }
+    let timeout_ms = timeout.as_micros().div_ceil(1000).min(1000) as c_int;
+    // SAFETY: a live array of its own length; negative descriptors are skipped by the kernel.
+    unsafe { libc::poll(set.as_mut_ptr(), set.len() as libc::nfds_t, timeout_ms) };
+}

@@ -1,0 +1,123 @@
+//! The sending sockets of a port: one per address family and lane, each with its own source port.
+//!
+//! A receiver's GRO may join datagrams of one address-and-port pair only, and the kernel steers a joined batch once,
+//! by its first datagram. So datagrams for different processes of a host go out by different lanes.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsFd;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::{registry, sockopt};
+
+use super::Family;
+
+/// Send buffer to ask for: many batches on their way through a slow device.
+const SEND_BUFFER: usize = 4 << 20;
+
+/// One sending socket.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pub(crate) socket: Socket,
+    pub(crate) port: u16,
+    gso: AtomicBool,
+}
+
+impl Lane {
+    pub(crate) fn gso(&self) -> bool {
+        self.gso.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn disable_gso(&self) {
+        self.gso.store(false, Ordering::Relaxed);
+    }
+}
+
+/// All lanes of a port, opened when first used.
+#[derive(Debug)]
+pub(crate) struct Lanes {
+    lanes: [Box<[OnceLock<Lane>]>; 2],
+    gso: bool,
+    no_checksum6: bool,
+}
+
+impl Lanes {
+    pub(crate) fn new(gso: bool, no_checksum6: bool) -> Self {
+        let family = || (0..256).map(|_| OnceLock::new()).collect();
+        Self { lanes: [family(), family()], gso, no_checksum6 }
+    }
+
+    /// The lane `number` of `family`, opened if it is not yet.
+    pub(crate) fn lane(&self, family: Family, number: u8) -> io::Result<&Lane> {
+        let cell = &self.lanes[family as usize][usize::from(number)];
+        if let Some(lane) = cell.get() {
+            return Ok(lane);
+        }
+        // Two threads may both open one; the loser's closes again, unused.
+        let lane = self.open(family)?;
+        Ok(cell.get_or_init(|| lane))
+    }
+
+    /// Lanes opened so far.
+    pub(crate) fn opened(&self) -> impl Iterator<Item = &Lane> {
+        self.lanes.iter().flat_map(|family| family.iter().filter_map(OnceLock::get))
+    }
+
+    fn open(&self, family: Family) -> io::Result<Lane> {
+        let domain = if family == Family::V4 { Domain::IPV4 } else { Domain::IPV6 };
+        let socket = Socket::new(domain, Type::DGRAM.cloexec().nonblocking(), Some(Protocol::UDP))?;
+        let fd = socket.as_fd();
+        let any: std::net::IpAddr = match family {
+            Family::V4 => {
+                // DF, and with an unconnected socket the IPv4 ID is 0, or the index inside a GSO batch.
+                sockopt::set(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
+                Ipv4Addr::UNSPECIFIED.into()
+            }
+            Family::V6 => {
+                socket.set_only_v6(true)?;
+                sockopt::set(
+                    fd,
+                    libc::IPPROTO_IPV6,
+                    libc::IPV6_MTU_DISCOVER,
+                    libc::IPV6_PMTUDISC_DO,
+                )?;
+                sockopt::set(fd, libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1)?;
+                // The flow label is what the sender says: its own, and 0 when it says none.
+                sockopt::set(fd, libc::IPPROTO_IPV6, super::port::IPV6_FLOWINFO_SEND, 1)?;
+                sockopt::set(fd, libc::IPPROTO_IPV6, super::port::IPV6_AUTOFLOWLABEL, 0)?;
+                if self.no_checksum6 {
+                    sockopt::set(fd, libc::SOL_UDP, libc::UDP_NO_CHECK6_TX, 1)?;
+                }
+                Ipv6Addr::UNSPECIFIED.into()
+            }
+        };
+        if sockopt::set(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, SEND_BUFFER as libc::c_int)
+            .is_err()
+        {
+            socket.set_send_buffer_size(SEND_BUFFER)?;
+        }
+        // Nobody reads these sockets: what is sent to them must not pile up.
+        let drop_all =
+            [libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 }];
+        sockopt::attach_bpf(fd, libc::SO_ATTACH_FILTER, &drop_all)?;
+        bind(&socket, any)?;
+        let port = socket.local_addr()?.as_socket().map_or(0, |address| address.port());
+        let gso = self.gso && sockopt::set(fd, libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok();
+        Ok(Lane { socket, port, gso: AtomicBool::new(gso) })
+    }
+}
+
+/// Binds to a port of the range that RoCEv2 senders use for flow entropy, else to any.
+fn bind(socket: &Socket, any: std::net::IpAddr) -> io::Result<()> {
+    let random = registry::random_u64();
+    for i in 0..4 {
+        let port = 0xc000 | (random >> (16 * i)) as u16;
+        if socket.bind(&SocketAddr::new(any, port).into()).is_ok() {
+            return Ok(());
+        }
+    }
+    socket.bind(&SocketAddr::new(any, 0).into())
+}

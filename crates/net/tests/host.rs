@@ -1,0 +1,138 @@
+//! The host's interfaces as `ip` shows them, change notifications, and a lock that dies with its holder.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+mod netns;
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyverbs_net::{AddressMonitor, Registry, Slot, interfaces};
+
+#[test]
+fn interfaces_are_those_that_ip_shows() {
+    if !netns::isolate_as_root("interfaces_are_those_that_ip_shows") {
+        return;
+    }
+    netns::ip("link add va type veth peer name vb");
+    netns::ip("link set va address 02:11:22:33:44:55 mtu 9000 up");
+    netns::ip("addr add 10.9.0.1/24 dev va label va:x");
+    netns::ip("addr add 10.9.0.2/24 dev va");
+    netns::ip("addr add 10.8.0.1 peer 10.8.0.2/32 dev va");
+    netns::ip("addr add 2001:db8::1/64 dev va nodad");
+    netns::ip("addr add 2001:db8::2/64 dev va");
+    let text = netns::ip("-j addr");
+    let mut expected: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
+    expected.sort_by_key(|i| i["ifindex"].as_u64());
+    let found = interfaces().unwrap();
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(&expected) {
+        assert_eq!(found.index as u64, expected["ifindex"].as_u64().unwrap());
+        assert_eq!(found.name, expected["ifname"].as_str().unwrap());
+        assert_eq!(u64::from(found.mtu), expected["mtu"].as_u64().unwrap());
+        let flag = |name: &str| expected["flags"].as_array().unwrap().iter().any(|f| f == name);
+        assert_eq!(
+            (found.up, found.loopback, found.multicast),
+            (flag("UP"), flag("LOOPBACK"), flag("MULTICAST"))
+        );
+        let mac = found.mac.unwrap_or_default().map(|b| format!("{b:02x}")).join(":");
+        assert_eq!(mac, expected["address"].as_str().unwrap());
+        let addresses: Vec<_> = expected["addr_info"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|a| (a["local"].as_str().unwrap().to_owned(), a["prefixlen"].as_u64().unwrap()))
+            .collect();
+        let ours: Vec<_> =
+            found.addresses.iter().map(|a| (a.ip.to_string(), u64::from(a.prefix_len))).collect();
+        assert_eq!(ours, addresses);
+    }
+    let lo = &found[0];
+    assert!(lo.loopback && lo.up && lo.running && lo.mac.is_none());
+    let va = found.iter().find(|i| i.name == "va").unwrap();
+    assert!(va.up && !va.running, "no carrier: the other end is down");
+    assert_eq!(va.mac, Some([2, 0x11, 0x22, 0x33, 0x44, 0x55]));
+    let address = |ip: &str| va.addresses.iter().find(|a| a.ip.to_string() == ip).unwrap();
+    assert!(!address("10.9.0.1").secondary && address("10.9.0.2").secondary);
+    assert!(!address("2001:db8::1").tentative && address("2001:db8::2").tentative);
+    netns::ip("link set vb up");
+    // The kernel makes a link-local address when the carrier comes.
+    let deadline = Instant::now() + Duration::from_secs(2);
+    let (va, link_local) = loop {
+        let va = interfaces().unwrap().into_iter().find(|i| i.name == "va").unwrap();
+        if let Some(&link_local) = va.addresses.iter().find(|a| a.is_link_local()) {
+            break (va, link_local);
+        }
+        assert!(Instant::now() < deadline, "a link-local address");
+        std::thread::sleep(Duration::from_millis(5));
+    };
+    assert_eq!((link_local.scope_id, link_local.prefix_len), (va.index, 64));
+    assert!(va.addresses.iter().filter(|a| !a.is_link_local()).all(|a| a.scope_id == 0));
+}
+
+#[test]
+fn the_monitor_tells_of_links_and_addresses() {
+    if !netns::isolate_as_root("the_monitor_tells_of_links_and_addresses") {
+        return;
+    }
+    let monitor = AddressMonitor::new().unwrap();
+    assert!(!monitor.drain().unwrap());
+    for change in [
+        "link add va type veth peer name vb",
+        "addr add 10.9.0.1/24 dev va",
+        "addr add fd00::1/64 dev va nodad",
+        "link set va mtu 1400",
+        "addr del 10.9.0.1/24 dev va",
+        "link del va",
+    ] {
+        netns::ip(change);
+        // The kernel tells of IPv6 addresses from a work queue, not before `ip` returns.
+        let deadline = Instant::now() + Duration::from_secs(2);
+        while !monitor.drain().unwrap() {
+            assert!(Instant::now() < deadline, "{change}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    let deadline = Instant::now() + Duration::from_secs(2);
+    while monitor.drain().unwrap() {
+        assert!(Instant::now() < deadline, "the monitor calms down");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn lock_and_slot_are_released_by_death() {
+    if !netns::isolate("lock_and_slot_are_released_by_death") {
+        return;
+    }
+    let mut child = Command::new("/proc/self/exe")
+        .args(["--ignored", "--exact", "hold_lock_and_slot", "--nocapture"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("holding") {
+        assert_ne!(stdout.read_line(&mut line).unwrap(), 0, "{line}");
+    }
+    let registry = Registry::new("host-test").unwrap();
+    assert!(registry.try_lock().unwrap().is_none());
+    assert!(registry.is_alive(77));
+    child.kill().unwrap();
+    registry.lock(Duration::from_secs(2)).unwrap();
+    child.wait().unwrap();
+    assert!(!registry.is_alive(77));
+    Slot::claim_number(&registry, 77).unwrap();
+}
+
+#[test]
+#[ignore = "a child process of lock_and_slot_are_released_by_death"]
+fn hold_lock_and_slot() {
+    let registry = Registry::new("host-test").unwrap();
+    let _lock = registry.try_lock().unwrap().unwrap();
+    let _slot = Slot::claim_number(&registry, 77).unwrap();
+    println!("holding");
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+}

@@ -1,0 +1,50 @@
+//! Network namespaces for tests: a test thread moves into one of its own, which ends with the thread and its children.
+
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::process::Command;
+
+/// With this variable set, the caller has made a network namespace with loopback up and runs the
+/// tests there one by one, as any user. Tests that need more than that are skipped.
+const GIVEN: &str = "ANYVERBS_TEST_IN_THIS_NETNS";
+
+/// Moves the calling thread into a new network namespace with loopback up. Without privileges prints a line and
+/// answers false: the test is skipped.
+pub(crate) fn isolate(test: &str) -> bool {
+    if std::env::var_os(GIVEN).is_some() {
+        return true;
+    }
+    if !isolate_down(test) {
+        return false;
+    }
+    ip("link set lo up");
+    true
+}
+
+/// As [`isolate`], with loopback down.
+pub(crate) fn isolate_down(test: &str) -> bool {
+    // SAFETY: unshare(CLONE_NEWNET) changes the calling thread's network namespace and touches no memory.
+    if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
+        let error = std::io::Error::last_os_error();
+        println!("SKIPPED {test}: cannot make a network namespace: {error}");
+        return false;
+    }
+    true
+}
+
+/// As [`isolate`], for tests that configure the namespace or change users.
+pub(crate) fn isolate_as_root(test: &str) -> bool {
+    // SAFETY: geteuid cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("SKIPPED {test}: not root");
+        return false;
+    }
+    isolate(test)
+}
+
+/// Runs `ip` with `arguments`, which must succeed; its output.
+pub(crate) fn ip(arguments: &str) -> String {
+    let output = Command::new("ip").args(arguments.split_whitespace()).output().expect("ip runs");
+    assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("ip prints text")
+}

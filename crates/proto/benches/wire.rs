@@ -1,0 +1,91 @@
+//! What a packet costs before and after its queue pair sees it.
+
+use std::hint::black_box;
+use std::net::Ipv4Addr;
+
+use anyverbs_proto::types::{Psn, Qpn};
+use anyverbs_proto::wire::aeth::{Aeth, Syndrome};
+use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::wire::icrc::{Flow, IcrcVerdict};
+use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
+use anyverbs_proto::wire::packet::{Headers, ICRC_LEN, Packet};
+use anyverbs_proto::wire::reth::Reth;
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+
+fn flow() -> Flow {
+    let (src, dst) = (Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2));
+    Flow::new(src.into(), dst.into(), 0xc123, 4791)
+}
+
+fn headers(operation: Operation) -> Headers {
+    Headers::new(Bth::new(Opcode::new(Service::Rc, operation), Qpn::new(0x0a_0001), Psn::new(17)))
+}
+
+fn bytes_of(packet: &Packet<'_>) -> Vec<u8> {
+    let mut bytes = vec![0; packet.len()];
+    packet.emit(&mut bytes);
+    bytes
+}
+
+/// The checksum of a MIDDLE packet, by payload; `crc32fast` over the same bytes is the bare minimum.
+fn icrc(c: &mut Criterion) {
+    for payload in [4, 64, 256, 1024, 4096] {
+        let payload = vec![0x5a; payload];
+        let bytes = bytes_of(&Packet::new(headers(Operation::SendMiddle), &payload));
+        let flow = flow();
+        let with_icrc = |id| [&bytes[..], &flow.compute(id, &bytes).to_le_bytes()].concat();
+        let (exact, other_id) = (with_icrc(0), with_icrc(77));
+        let mut wrong = exact.clone();
+        wrong[9] ^= 1;
+
+        let mut group = c.benchmark_group(format!("icrc/{}", payload.len()));
+        group.throughput(Throughput::Bytes(bytes.len() as u64));
+        group.bench_function("crc32fast", |b| b.iter(|| crc32fast::hash(black_box(&bytes))));
+        group.bench_function("compute", |b| b.iter(|| flow.compute(0, black_box(&bytes))));
+        group.bench_function("check_exact", |b| b.iter(|| flow.check(black_box(&exact), 0)));
+        group.bench_function("check_some_id", |b| b.iter(|| flow.check(black_box(&other_id), 0)));
+        group.bench_function("check_wrong", |b| b.iter(|| flow.check(black_box(&wrong), 0)));
+        group.finish();
+        assert_eq!(flow.check(&other_id, 0), IcrcVerdict::SomeId(77));
+        assert_eq!(flow.check(&wrong, 0), IcrcVerdict::Wrong);
+    }
+    c.bench_function("icrc/new_flow", |b| b.iter(|| black_box(flow())));
+}
+
+/// Parse and emit, by kind of packet; the payload of 1024 bytes is copied by `emit_packet` alone.
+fn packet(c: &mut Criterion) {
+    let payload = [0x5a; 1024];
+    let write = Headers {
+        reth: Some(Reth { va: 0x7fff_0000_1000, rkey: 0x1234, len: 65536 }),
+        ..headers(Operation::WriteFirst)
+    };
+    let ack =
+        Headers { aeth: Some(Aeth { syndrome: Syndrome::ACK, msn: 9 }), ..headers(Operation::Ack) };
+    let cases = [
+        ("send_middle", Packet::new(headers(Operation::SendMiddle), &payload)),
+        ("write_first", Packet::new(write, &payload)),
+        ("ack", Packet::new(ack, &[])),
+    ];
+    for (name, packet) in cases {
+        let bytes = bytes_of(&packet);
+        let mut out = vec![0; packet.len() + ICRC_LEN];
+        let mut group = c.benchmark_group(name);
+        group.bench_function("parse", |b| {
+            // A receiver looks at the packet where it lies.
+            b.iter(|| {
+                let packet = Packet::parse(black_box(&bytes));
+                black_box(&packet).is_ok()
+            })
+        });
+        group.bench_function("emit_headers", |b| {
+            b.iter(|| black_box(&packet.headers).emit(black_box(&mut out)))
+        });
+        group.bench_function("emit_packet", |b| {
+            b.iter(|| black_box(&packet).emit(black_box(&mut out)))
+        });
+        group.finish();
+    }
+}
+
+criterion_group!(benches, icrc, packet);
+criterion_main!(benches);

@@ -1,0 +1,243 @@
+//! What a responder answers with data: READs and atomics, kept for replay, and sent in the order of their PSNs
+//! (IBA 9.7.5.1.3, 9.7.5.2.7).
+
+use std::collections::VecDeque;
+
+use crate::counters::Counter;
+use crate::env::{Env, TransmitError};
+use crate::payload::Payload;
+use crate::types::Psn;
+use crate::wire::aeth::{Aeth, Syndrome};
+use crate::wire::atomic::AtomicAckEth;
+use crate::wire::bth::Bth;
+use crate::wire::opcode::{Opcode, Operation, Service};
+use crate::wire::packet::Headers;
+use crate::wire::reth::Reth;
+
+use super::Qp;
+use super::attr::QpState;
+
+/// READ response bytes that go out in one call: a peer that asks for more in one request gets the rest piece by piece.
+const BURST: u64 = 128 << 10;
+
+/// The pause between two bursts.
+const PACE: std::time::Duration = std::time::Duration::from_micros(50);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AnswerKind {
+    Read { va: u64, rkey: u32, len: u32 },
+    Atomic { original: u64 },
+}
+
+/// The answer to one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Answer {
+    /// Of the request, and of the first packet of the answer.
+    pub(super) psn: Psn,
+    pub(super) packets: u32,
+    pub(super) msn: u32,
+    pub(super) kind: AnswerKind,
+}
+
+/// Answers that are remembered, and answers that are still to be sent.
+#[derive(Debug, Default)]
+pub(super) struct Answers {
+    /// The last `depth` requests, oldest first.
+    remembered: VecDeque<Answer>,
+    depth: usize,
+    pending: VecDeque<Answer>,
+    /// Packets of the first pending answer that went out.
+    sent: u32,
+    /// No more before this time.
+    pub(super) paced_until: Option<crate::time::Time>,
+}
+
+impl Answers {
+    pub(super) fn new(depth: u8) -> Self {
+        let depth = usize::from(depth);
+        Self {
+            remembered: VecDeque::with_capacity(depth),
+            depth,
+            pending: VecDeque::with_capacity(depth),
+            ..Self::default()
+        }
+    }
+
+    /// A request was executed.
+    pub(super) fn add(&mut self, answer: Answer) {
+        while self.remembered.len() >= self.depth {
+            self.remembered.pop_front();
+        }
+        self.remembered.push_back(answer);
+        self.pending.push_back(answer);
+    }
+
+    pub(super) fn set_depth(&mut self, depth: u8) {
+        self.depth = depth.into();
+    }
+
+    /// Whether one more request may come: the peer agreed to `depth` at a time (IBA 9.7.4.1.3).
+    pub(super) fn have_room(&self) -> bool {
+        self.pending.len() < self.depth
+    }
+
+    /// Whether something is to be sent.
+    pub(super) fn are_pending(&self) -> bool {
+        !self.pending.is_empty()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.pending.clear();
+        self.sent = 0;
+        self.paced_until = None;
+    }
+
+    /// A READ came again, perhaps for the rest of an earlier one; whatever does not lie within one is dropped.
+    pub(super) fn replay_read(&mut self, psn: Psn, packets: u32, reth: &Reth, mtu: u32) {
+        let known = self.remembered.iter().find(|a| {
+            let k = psn.since(a.psn);
+            k >= 0 && (k as u32) < a.packets && k as u32 + packets <= a.packets
+        });
+        let Some(known) = known else { return };
+        let AnswerKind::Read { va, rkey, len } = known.kind else { return };
+        let skipped = psn.since(known.psn) as u32 * mtu;
+        let within = reth.rkey == rkey
+            && reth.va == va.wrapping_add(skipped.into())
+            && reth.len <= len.saturating_sub(skipped);
+        if within {
+            let kind = AnswerKind::Read { va: reth.va, rkey, len: reth.len };
+            let msn = known.msn;
+            self.replay(Answer { psn, packets, msn, kind });
+        }
+    }
+
+    /// An atomic came again: its result is sent again, it is not executed again.
+    pub(super) fn replay_atomic(&mut self, psn: Psn) {
+        let known = self
+            .remembered
+            .iter()
+            .find(|a| a.psn == psn && matches!(a.kind, AnswerKind::Atomic { .. }));
+        if let Some(known) = known.copied() {
+            self.replay(known);
+        }
+    }
+
+    /// The requester went back to this request and sends all that follow it again.
+    fn replay(&mut self, answer: Answer) {
+        while self.pending.back().is_some_and(|p| p.psn.since(answer.psn) >= 0) {
+            self.pending.pop_back();
+        }
+        if self.pending.is_empty() {
+            self.sent = 0;
+        }
+        if self.pending.len() < self.depth {
+            self.pending.push_back(answer);
+        }
+    }
+}
+
+impl Qp {
+    /// Sends the answers that are pending, in order, as far as pace and link let it. Returns whether anything went
+    /// out.
+    pub(super) fn send_answers<E: Env>(&mut self, env: &mut E) -> bool {
+        let mut bytes = 0u64;
+        let mut any = false;
+        if self.responder.answers.paced_until.is_some_and(|t| t > env.now()) {
+            return false;
+        }
+        self.responder.answers.paced_until = None;
+        while let Some(answer) = self.responder.answers.pending.front().copied() {
+            if !matches!(self.attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd) {
+                return any;
+            }
+            if bytes >= BURST {
+                self.responder.answers.paced_until = Some(env.now() + PACE);
+                return any;
+            }
+            let k = self.responder.answers.sent;
+            let psn = answer.psn.plus(k);
+            match self.send_answer(&answer, k, env) {
+                Ok(len) => bytes += len,
+                Err(TransmitError::Blocked) => return any,
+                Err(TransmitError::Fault(_)) => {
+                    self.refuse_read(psn, env);
+                    return true;
+                }
+            }
+            any = true;
+            // An answer acknowledges all requests before it.
+            if answer.psn.plus(answer.packets).prev() == self.last_executed() {
+                self.acknowledged();
+            }
+            let answers = &mut self.responder.answers;
+            answers.sent += 1;
+            if answers.sent == answer.packets {
+                answers.sent = 0;
+                answers.pending.pop_front();
+            }
+        }
+        any
+    }
+
+    /// Sends packet `k` of an answer; returns its payload's length.
+    fn send_answer<E: Env>(
+        &mut self,
+        answer: &Answer,
+        k: u32,
+        env: &mut E,
+    ) -> Result<u64, TransmitError> {
+        let psn = answer.psn.plus(k);
+        let mtu = self.mtu();
+        let (operation, payload) = match answer.kind {
+            AnswerKind::Atomic { .. } => (Operation::AtomicAck, Payload::EMPTY),
+            AnswerKind::Read { va, rkey, len } => {
+                let offset = k * mtu;
+                let here = (len - offset.min(len)).min(mtu);
+                let at = va.wrapping_add(offset.into());
+                let payload = Payload::remote(rkey, at, here as usize, self.init.pd);
+                let operation = match (k == 0, k + 1 == answer.packets) {
+                    (true, true) => Operation::ReadResponseOnly,
+                    (true, false) => Operation::ReadResponseFirst,
+                    (false, false) => Operation::ReadResponseMiddle,
+                    (false, true) => Operation::ReadResponseLast,
+                };
+                (operation, payload)
+            }
+        };
+        let mut headers =
+            Headers::new(Bth { opcode: Opcode::new(Service::Rc, operation), ..self.bth(psn) });
+        if operation != Operation::ReadResponseMiddle {
+            headers.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: answer.msn });
+        }
+        if let AnswerKind::Atomic { original } = answer.kind {
+            headers.atomic_ack = Some(AtomicAckEth { original });
+        }
+        env.transmit(&self.attr.av, &headers, &payload)?;
+        Ok(payload.len() as u64)
+    }
+
+    /// Sends the ACK that is owed, unless answers before it are still to go out.
+    pub(super) fn send_owed_ack<E: Env>(&mut self, env: &mut E) -> bool {
+        if !self.responder.ack_owed || self.responder.answers.are_pending() {
+            return false;
+        }
+        self.acknowledged();
+        env.count(Counter::AcksSent, 1);
+        self.send_aeth(self.last_executed(), Syndrome::ACK, env);
+        true
+    }
+
+    /// Sends a NAK of `psn`. What was executed before it is acknowledged by it.
+    pub(super) fn send_nak<E: Env>(&mut self, psn: Psn, syndrome: Syndrome, env: &mut E) {
+        self.acknowledged();
+        self.send_aeth(psn, syndrome, env);
+    }
+
+    fn send_aeth<E: Env>(&mut self, psn: Psn, syndrome: Syndrome, env: &mut E) {
+        let opcode = Opcode::new(Service::Rc, Operation::Ack);
+        let mut headers = Headers::new(Bth { opcode, ..self.bth(psn) });
+        headers.aeth = Some(Aeth { syndrome, msn: self.responder.msn });
+        // A lost acknowledgement is made good by the requester's timeout.
+        let _ = env.transmit(&self.attr.av, &headers, &Payload::EMPTY);
+    }
+}

@@ -1,0 +1,149 @@
+//! The requester's other half: takes ACKs, NAKs and responses (IBA 9.7.5).
+
+use crate::counters::Counter;
+use crate::env::Env;
+use crate::payload::scatter;
+use crate::types::Psn;
+use crate::wc::WcStatus;
+use crate::wire::aeth::{NakCode, Syndrome};
+use crate::wire::opcode::Operation;
+use crate::wire::packet::Packet;
+use crate::wr::SendOp;
+
+use super::Qp;
+use super::attr::{QpState, QpType};
+
+impl Qp {
+    /// Takes a response of the peer.
+    pub(super) fn receive_response<E: Env>(&mut self, packet: &Packet<'_>, env: &mut E) {
+        if self.init.qp_type != QpType::Rc
+            || !matches!(self.attr.state, QpState::Rts | QpState::Sqd)
+        {
+            return env.count(Counter::DropQpState, 1);
+        }
+        let psn = packet.headers.bth.psn;
+        // Answers to what was never sent, or was answered before (IBA 9.7.5.1.1: ghost, duplicate).
+        if psn.since(self.requester.una) < 0 || psn.since(self.requester.max_sent) >= 0 {
+            return env.count(Counter::DropStaleAck, 1);
+        }
+        let operation = packet.headers.bth.opcode.operation;
+        match packet.headers.aeth.map(|aeth| aeth.syndrome) {
+            Some(Syndrome::Nak(code)) => self.receive_nak(psn, code, env),
+            Some(Syndrome::RnrNak { timer }) => {
+                if self.answered_before(psn, env) {
+                    self.receiver_not_ready(timer, env);
+                }
+            }
+            _ if operation == Operation::Ack => {
+                self.answered_before(psn.plus(1), env);
+            }
+            _ => {
+                if self.answered_before(psn, env) {
+                    self.receive_data(psn, packet, env);
+                }
+            }
+        }
+        self.after_completion(env);
+    }
+
+    fn receive_nak<E: Env>(&mut self, psn: Psn, code: NakCode, env: &mut E) {
+        if !self.answered_before(psn, env) {
+            return;
+        }
+        let status = match code {
+            NakCode::PsnSequence => {
+                env.count(Counter::PacketSeqErr, 1);
+                self.retry(env);
+                return;
+            }
+            NakCode::InvalidRequest => {
+                env.count(Counter::ReqRemoteInvalidRequest, 1);
+                WcStatus::RemInvReqErr
+            }
+            NakCode::RemoteAccess => {
+                env.count(Counter::ReqRemoteAccessErrors, 1);
+                WcStatus::RemAccessErr
+            }
+            NakCode::RemoteOperational => WcStatus::RemOpErr,
+        };
+        self.fail_oldest(status, env);
+    }
+
+    /// All requests before `psn` are answered: completes them. False if the answer of a READ or atomic among them
+    /// never came; then the rest of the packet means nothing yet.
+    fn answered_before<E: Env>(&mut self, psn: Psn, env: &mut E) -> bool {
+        let before = self.requester.una;
+        let mut complete = true;
+        while psn.since(self.requester.una) > 0 && self.sq.done != self.sq.started {
+            let sqe = *self.sq.at(self.sq.done);
+            if sqe.op.has_response_data() {
+                complete = false;
+                break;
+            }
+            if psn.since(sqe.end_psn()) < 0 {
+                self.requester.una = psn;
+                let k = psn.since(sqe.first_psn) as u32;
+                self.requester.una_cost = sqe.cost_at(k, self.mtu());
+                break;
+            }
+            self.finish_oldest(env);
+        }
+        if self.requester.una != before {
+            self.advance_cursor();
+            self.progressed(env.now());
+        }
+        if !complete {
+            self.implied_nak(env);
+        }
+        complete
+    }
+
+    /// The oldest WQE is done, and `una` moves past it.
+    fn finish_oldest<E: Env>(&mut self, env: &mut E) {
+        let sqe = *self.sq.at(self.sq.done);
+        self.requester.una = sqe.end_psn();
+        self.requester.una_cost = sqe.cost_at(sqe.packets, self.mtu());
+        if sqe.op.has_response_data() {
+            self.requester.unfenced -= 1;
+        }
+        self.complete_oldest(WcStatus::Success, env);
+    }
+
+    /// The data of a READ or atomic: `psn` is the oldest that has no answer.
+    fn receive_data<E: Env>(&mut self, psn: Psn, packet: &Packet<'_>, env: &mut E) {
+        let sqe = *self.sq.at(self.sq.done);
+        debug_assert_eq!(psn, self.requester.una);
+        let mtu = self.mtu();
+        let k = psn.since(sqe.first_psn) as u32;
+        let offset = k * mtu;
+        let original;
+        let data = match (packet.headers.atomic_ack, sqe.op) {
+            (Some(answer), SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }) => {
+                original = answer.original.to_ne_bytes();
+                &original[..]
+            }
+            (None, SendOp::Read(_)) => packet.payload,
+            // An answer of the wrong kind (IBA 9.7.5.1.5).
+            _ => return self.fail_oldest(WcStatus::BadRespErr, env),
+        };
+        if data.len() as u32 != (sqe.len - offset).min(mtu) {
+            return self.fail_oldest(WcStatus::BadRespErr, env);
+        }
+        let sges = self.sq.sges(self.sq.done);
+        if scatter(sges, offset.into(), data, self.init.pd, env.mrs(), env.memory()).is_err() {
+            return self.fail_oldest(WcStatus::LocProtErr, env);
+        }
+        if k + 1 == sqe.packets {
+            self.finish_oldest(env);
+        } else {
+            self.requester.una = psn.plus(1);
+            self.requester.una_cost = sqe.cost_at(k + 1, mtu);
+        }
+        while self.requester.responses.front().is_some_and(|end| end.since(self.requester.una) <= 0)
+        {
+            self.requester.responses.pop_front();
+        }
+        self.advance_cursor();
+        self.progressed(env.now());
+    }
+}

@@ -1,0 +1,133 @@
+//! UD: one packet a message, to anybody (IBA 9.8.3, 10.2.5).
+
+use crate::counters::Counter;
+use crate::env::{Env, Side, TransmitError};
+use crate::mr::Access;
+use crate::payload::{Payload, scatter};
+use crate::types::QKey;
+use crate::wc::{Wc, WcFlags, WcOpcode, WcStatus};
+use crate::wire::bth::Bth;
+use crate::wire::deth::Deth;
+use crate::wire::opcode::{Opcode, Operation, Service};
+use crate::wire::packet::{Headers, ICRC_LEN, Packet};
+use crate::wr::{SendFlags, SendOp};
+
+use super::attr::QpState;
+use super::grh::{self, GRH_LEN};
+use super::{Arrival, Qp};
+
+impl Qp {
+    /// Sends all datagrams that the link takes.
+    pub(super) fn send_datagrams<E: Env>(&mut self, env: &mut E) -> bool {
+        let mut sent = false;
+        while self.attr.state == QpState::Rts && self.sq.next != self.sq.head {
+            match self.send_datagram(env) {
+                Ok(()) => {
+                    sent = true;
+                    self.sq.next = self.sq.next.wrapping_add(1);
+                    self.sq.started = self.sq.next;
+                    self.complete_oldest(WcStatus::Success, env);
+                }
+                Err(None) => break,
+                Err(Some(status)) => self.fail_oldest(status, env),
+            }
+        }
+        self.after_completion(env);
+        sent
+    }
+
+    /// Sends the oldest. An error without status: the path has no room.
+    fn send_datagram<E: Env>(&mut self, env: &mut E) -> Result<(), Option<WcStatus>> {
+        let position = self.sq.next;
+        let sqe = self.sq.at(position);
+        let (operation, imm) = match sqe.op {
+            SendOp::Send => (Operation::SendOnly, None),
+            SendOp::SendImm(imm) => (Operation::SendOnlyImm, Some(imm)),
+            _ => return Err(Some(WcStatus::LocQpOpErr)),
+        };
+        let dest = self.sq.dest(position);
+        if dest.pd != self.init.pd {
+            return Err(Some(WcStatus::LocQpOpErr));
+        }
+        if sqe.len > self.mtu() {
+            return Err(Some(WcStatus::LocLenErr));
+        }
+        self.check_sges(position, Access::empty(), env)?;
+        let mut headers = Headers::new(Bth {
+            opcode: Opcode::new(Service::Ud, operation),
+            solicited: sqe.flags.contains(SendFlags::SOLICITED),
+            dest_qpn: dest.qpn,
+            ..self.bth(self.next_datagram)
+        });
+        let qkey = if dest.qkey.is_controlled() { self.attr.qkey } else { dest.qkey };
+        headers.deth = Some(Deth { qkey, src_qpn: self.qpn });
+        headers.imm = imm;
+        let payload = if sqe.flags.contains(SendFlags::INLINE) {
+            Payload::bytes(self.sq.inline(position))
+        } else {
+            Payload::gather(self.sq.sges(position), 0, sqe.len as usize, self.init.pd)
+        };
+        match env.transmit(&dest.av, &headers, &payload) {
+            Ok(()) => {
+                self.next_datagram = self.next_datagram.plus(1);
+                Ok(())
+            }
+            Err(TransmitError::Blocked) => Err(None),
+            Err(TransmitError::Fault(_)) => Err(Some(WcStatus::LocProtErr)),
+        }
+    }
+
+    /// Takes a datagram. What does not fit is dropped: a stranger cannot stop the queue pair.
+    pub(super) fn receive_datagram<E: Env>(
+        &mut self,
+        arrival: &Arrival,
+        packet: &Packet<'_>,
+        env: &mut E,
+    ) {
+        let headers = &packet.headers;
+        let Some(deth) = headers.deth else { return env.count(Counter::DropMalformed, 1) };
+        if deth.qkey != self.attr.qkey {
+            return env.count(Counter::DropQkey, 1);
+        }
+        self.note_established(env);
+        if !self.take_datagram_recv(env) {
+            return env.count(Counter::DropNoRecv, 1);
+        }
+        let len = GRH_LEN as u64 + packet.payload.len() as u64;
+        let recv = self.datagram_recv();
+        if packet.payload.len() > self.mtu() as usize || len > recv.room() {
+            return env.count(Counter::DropNoRecv, 1);
+        }
+        let wire_len = packet.len() + ICRC_LEN;
+        let grh = grh::build(arrival, wire_len);
+        let (pd, mrs, memory) = (self.init.pd, env.mrs(), env.memory());
+        let written = scatter(&recv.sges, 0, &grh, pd, mrs, memory)
+            .and_then(|()| scatter(&recv.sges, GRH_LEN as u64, packet.payload, pd, mrs, memory));
+        if written.is_err() {
+            return self.fail_datagram_recv(env);
+        }
+        let mut wc = Wc {
+            opcode: WcOpcode::Recv,
+            flags: WcFlags::GRH,
+            byte_len: len as u32,
+            src_qpn: deth.src_qpn,
+            ..Wc::default()
+        };
+        if let Some(imm) = headers.imm {
+            wc.imm = imm;
+            wc.flags |= WcFlags::WITH_IMM;
+        }
+        self.finish_datagram_recv(wc, headers.bth.solicited, env);
+    }
+
+    /// The Q_Key with which others reach this queue pair.
+    #[must_use]
+    pub fn qkey(&self) -> QKey {
+        self.attr.qkey
+    }
+
+    fn finish_datagram_recv<E: Env>(&mut self, wc: Wc, solicited: bool, env: &mut E) {
+        let wr_id = self.release_recv();
+        env.complete(Side::Recv, Wc { wr_id, qpn: self.qpn, ..wc }, solicited);
+    }
+}

@@ -1,0 +1,560 @@
+//! The requester of RC and UC: cuts work requests into packets, sends them again where RC has to (IBA 9.7.3, 9.8.2).
+//!
+//! The send queue's `next` and the packet count `k` are the cursor: what goes out next. Going back after a loss moves
+//! the cursor only; a WQE keeps the PSNs that it got when it was started.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::counters::Counter;
+use crate::env::{Env, Side, TransmitError};
+use crate::mr::Access;
+use crate::payload::{Payload, hold_local};
+use crate::time::Time;
+use crate::types::{Psn, timer_code};
+use crate::wc::{Wc, WcOpcode, WcStatus};
+use crate::wire::atomic::AtomicEth;
+use crate::wire::bth::Bth;
+use crate::wire::opcode::{Opcode, Operation, Service};
+use crate::wire::packet::Headers;
+use crate::wire::reth::Reth;
+use crate::wr::{RemoteAddr, SendFlags, SendOp};
+
+use super::Qp;
+use super::attr::{QpState, QpType};
+use super::send_queue::{PACKET_COST, Sqe};
+
+/// A READ is asked for in pieces of this many bytes (a multiple of every MTU), so that our window also bounds
+/// what the responder sends: READ responses have no acknowledgement that could pace them.
+const READ_PIECE: u32 = 64 << 10;
+
+/// An ACK is asked for at least this often inside a message, so that it can clock the window.
+const ACK_EVERY: u32 = 16;
+
+/// The shortest ACK timeout. A responder is a process among others: it may not run for a time slice or two.
+const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(16);
+
+/// PSNs that may be outstanding: half the number space, or serial comparison breaks down (IBA 9.7.1).
+const MAX_PSNS: u32 = 1 << 22;
+
+/// What the requester remembers.
+#[derive(Debug, Default)]
+pub(super) struct Requester {
+    /// Packets of the WQE `next` that went out.
+    pub(super) k: u32,
+    /// The oldest PSN without an answer.
+    pub(super) una: Psn,
+    /// Window cost of everything answered.
+    pub(super) una_cost: u64,
+    /// The PSN after the highest that was ever sent.
+    pub(super) max_sent: Psn,
+    /// PSN and cost for the WQE that is started next.
+    fresh_psn: Psn,
+    fresh_cost: u64,
+    /// PSNs after the last response of each READ piece and atomic that is outstanding.
+    pub(super) responses: VecDeque<Psn>,
+    /// READs and atomics that are started and not complete.
+    pub(super) unfenced: u32,
+    retries_left: u8,
+    rnr_left: u8,
+    /// Not before this time: the receiver was not ready.
+    pub(super) rnr_until: Option<Time>,
+    /// When the oldest request counts as lost.
+    ack_deadline: Option<Time>,
+    /// The WQE at this position cannot be sent; completed with this status once all before it are.
+    halted: Option<(u32, WcStatus)>,
+    /// Went back to this PSN because a response was missing; not again until it is there.
+    went_back_to: Option<Psn>,
+    /// `SQ_DRAINED` was raised since the move to SQD.
+    pub(super) drained: bool,
+}
+
+impl Qp {
+    /// Begins to send at `psn`, in RTS.
+    pub(super) fn start_requester(&mut self, psn: Psn) {
+        let depth = usize::from(self.attr.max_rd_atomic);
+        self.requester = Requester {
+            una: psn,
+            max_sent: psn,
+            fresh_psn: psn,
+            responses: VecDeque::with_capacity(depth),
+            retries_left: self.attr.retry_cnt,
+            rnr_left: self.attr.rnr_retry,
+            ..Requester::default()
+        };
+    }
+
+    /// The PSN of the packet under the cursor.
+    fn cursor_psn(&self) -> Psn {
+        if self.sq.next == self.sq.started {
+            self.requester.fresh_psn
+        } else {
+            self.sq.at(self.sq.next).first_psn.plus(self.requester.k)
+        }
+    }
+
+    fn cursor_cost(&self) -> u64 {
+        if self.sq.next == self.sq.started {
+            self.requester.fresh_cost
+        } else {
+            self.sq.at(self.sq.next).cost_at(self.requester.k, self.mtu())
+        }
+    }
+
+    /// Whether packets without an answer are out.
+    pub(super) fn awaits_answer(&self) -> bool {
+        self.init.qp_type == QpType::Rc && self.requester.una != self.cursor_psn()
+    }
+
+    /// Sends requests while state, window, peer and link let it. Returns whether anything went out.
+    pub(super) fn send_requests<E: Env>(&mut self, env: &mut E) -> bool {
+        if !matches!(self.attr.state, QpState::Rts | QpState::Sqd)
+            || self.requester.rnr_until.is_some()
+            || self.sq.next == self.sq.head
+        {
+            return false;
+        }
+        let window = u64::from(env.window());
+        let mut sent = false;
+        while !self.is_halted_here() && self.sq.next != self.sq.head {
+            if self.sq.next == self.sq.started && !self.start_wqe(env) {
+                break;
+            }
+            match self.send_packet(window, env) {
+                Ok(true) => sent = true,
+                Ok(false) | Err(TransmitError::Blocked) => break,
+                Err(TransmitError::Fault(_)) => self.halt(WcStatus::LocProtErr),
+            }
+        }
+        if sent && self.requester.ack_deadline.is_none() && self.awaits_answer() {
+            self.restart_ack_timer(env.now());
+        }
+        self.complete_halted(env);
+        self.note_drained(env);
+        sent
+    }
+
+    /// Checks the WQE `next` and gives it PSNs. False if it has to wait or cannot be sent at all.
+    fn start_wqe<E: Env>(&mut self, env: &mut E) -> bool {
+        // In SQD what was begun is finished, nothing new begins (IBA 10.3.1.5).
+        if self.attr.state == QpState::Sqd {
+            return false;
+        }
+        let position = self.sq.next;
+        let sqe = *self.sq.at(position);
+        if sqe.flags.contains(SendFlags::FENCE) && self.requester.unfenced != 0 {
+            return false;
+        }
+        let mtu = self.mtu();
+        let packets = sqe.len.div_ceil(mtu).max(1);
+        let ahead = self.requester.fresh_psn.since(self.requester.una);
+        if ahead as u32 + packets > MAX_PSNS && ahead > 0 {
+            return false;
+        }
+        if let Err(status) = self.check_wqe(position, &sqe, env) {
+            self.halt(status);
+            return false;
+        }
+        let requester = &mut self.requester;
+        let entry = self.sq.at_mut(position);
+        entry.first_psn = requester.fresh_psn;
+        entry.packets = if sqe.op.is_atomic() { 1 } else { packets };
+        entry.cost_before = requester.fresh_cost;
+        requester.fresh_psn = entry.end_psn();
+        requester.fresh_cost = entry.cost_at(entry.packets, mtu);
+        requester.unfenced += u32::from(sqe.op.has_response_data());
+        requester.k = 0;
+        self.sq.started = position.wrapping_add(1);
+        true
+    }
+
+    fn check_wqe<E: Env>(&self, position: u32, sqe: &Sqe, env: &E) -> Result<(), WcStatus> {
+        let rc = self.init.qp_type == QpType::Rc;
+        match sqe.op {
+            SendOp::Send | SendOp::SendImm(_) | SendOp::Write(_) | SendOp::WriteImm(..) => {}
+            SendOp::SendInv(_) if rc => {}
+            SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if rc => {
+                // With no resources granted these can never be sent (IBA 9.4.4, 9.4.5).
+                if self.attr.max_rd_atomic == 0 {
+                    return Err(WcStatus::LocQpOpErr);
+                }
+            }
+            _ => return Err(WcStatus::LocQpOpErr),
+        }
+        if sqe.op.is_atomic() && sqe.len != 8 {
+            return Err(WcStatus::LocLenErr);
+        }
+        let need = if sqe.op.has_response_data() { Access::LOCAL_WRITE } else { Access::empty() };
+        self.check_sges(position, need, env)
+    }
+
+    /// The keys of a WQE's elements; of empty ones nothing is checked (S5.5).
+    pub(super) fn check_sges<E: Env>(
+        &self,
+        position: u32,
+        need: Access,
+        env: &E,
+    ) -> Result<(), WcStatus> {
+        for sge in self.sq.sges(position).iter().filter(|s| s.len > 0) {
+            hold_local(env.mrs(), self.init.pd, sge, need).map_err(|_| WcStatus::LocProtErr)?;
+        }
+        Ok(())
+    }
+
+    /// Sends the packet under the cursor. False if it has to wait.
+    fn send_packet<E: Env>(&mut self, window: u64, env: &mut E) -> Result<bool, TransmitError> {
+        let mtu = self.mtu();
+        let position = self.sq.next;
+        let sqe = *self.sq.at(position);
+        let k = self.requester.k;
+        let psn = sqe.first_psn.plus(k);
+        let offset = k * mtu;
+        let left = sqe.len - offset.min(sqe.len);
+
+        // A READ goes out in pieces, everything else packet by packet.
+        let (packets, bytes) = match sqe.op {
+            SendOp::Read(_) => {
+                let piece = left.min(READ_PIECE - offset % READ_PIECE);
+                (piece.div_ceil(mtu).max(1), piece)
+            }
+            _ => (1, left.min(mtu)),
+        };
+        if self.init.qp_type == QpType::Rc {
+            let limit = usize::from(self.attr.max_rd_atomic);
+            if sqe.op.has_response_data() && self.requester.responses.len() >= limit {
+                return Ok(false);
+            }
+            let in_flight = self.cursor_cost().wrapping_sub(self.requester.una_cost);
+            let cost = u64::from(bytes) + u64::from(packets) * PACKET_COST;
+            if in_flight > 0 && in_flight + cost > window {
+                return Ok(false);
+            }
+        }
+
+        let last = k + packets == sqe.packets;
+        let headers = self.request_headers(&sqe, psn, offset, bytes, last, window);
+        let payload = match sqe.op {
+            _ if sqe.op.has_response_data() => Payload::EMPTY,
+            _ if sqe.flags.contains(SendFlags::INLINE) => Payload::bytes(
+                &self.sq.inline(position)[offset as usize..(offset + bytes) as usize],
+            ),
+            _ => {
+                Payload::gather(self.sq.sges(position), offset.into(), bytes as usize, self.init.pd)
+            }
+        };
+        env.transmit(&self.attr.av, &headers, &payload)?;
+
+        let requester = &mut self.requester;
+        if psn.since(requester.max_sent) < 0 {
+            env.count(Counter::Retransmitted, 1);
+        }
+        let end = psn.plus(packets);
+        if end.since(requester.max_sent) > 0 {
+            requester.max_sent = end;
+        }
+        if sqe.op.has_response_data() {
+            requester.responses.push_back(end);
+        }
+        requester.k += packets;
+        if last {
+            requester.k = 0;
+            self.sq.next = position.wrapping_add(1);
+            if self.init.qp_type == QpType::Uc {
+                // Nobody answers: sent is done.
+                self.requester.una = end;
+                self.requester.una_cost = self.cursor_cost();
+                self.complete_oldest(WcStatus::Success, env);
+            }
+        }
+        Ok(true)
+    }
+
+    fn request_headers(
+        &self,
+        sqe: &Sqe,
+        psn: Psn,
+        offset: u32,
+        bytes: u32,
+        last: bool,
+        window: u64,
+    ) -> Headers {
+        let rc = self.init.qp_type == QpType::Rc;
+        let first = offset == 0;
+        let operation = operation(&sqe.op, first, last);
+        let service = if rc { Service::Rc } else { Service::Uc };
+        // Ask at the end of a message, every so often inside it, and where the window ends.
+        let after = u64::from(psn.plus(1).since(self.requester.una) as u32)
+            * (u64::from(self.mtu()) + PACKET_COST);
+        let asks = last
+            || psn.get() % ACK_EVERY == ACK_EVERY - 1
+            || after + u64::from(self.mtu()) + PACKET_COST > window;
+        let mut headers = Headers::new(Bth {
+            opcode: Opcode::new(service, operation),
+            solicited: last && sqe.flags.contains(SendFlags::SOLICITED),
+            ack_req: rc && asks,
+            ..self.bth(psn)
+        });
+        match sqe.op {
+            SendOp::Write(at) | SendOp::WriteImm(at, _) if first => {
+                headers.reth = Some(reth(at, 0, sqe.len));
+            }
+            SendOp::Read(at) => headers.reth = Some(reth(at, offset, bytes)),
+            SendOp::CompareSwap { at, compare, swap } => {
+                headers.atomic =
+                    Some(AtomicEth { va: at.va, rkey: at.rkey, swap_add: swap, compare });
+            }
+            SendOp::FetchAdd { at, add } => {
+                headers.atomic =
+                    Some(AtomicEth { va: at.va, rkey: at.rkey, swap_add: add, compare: 0 });
+            }
+            _ => {}
+        }
+        match sqe.op {
+            SendOp::SendImm(imm) | SendOp::WriteImm(_, imm) if last => headers.imm = Some(imm),
+            SendOp::SendInv(rkey) if last => headers.ieth = Some(rkey),
+            _ => {}
+        }
+        headers
+    }
+
+    /// Moves the cursor back to `psn`, which lies between `una` and the cursor; what follows is sent again.
+    pub(super) fn go_back(&mut self, psn: Psn) {
+        let mut position = self.sq.done;
+        while position != self.sq.started && self.sq.at(position).end_psn().since(psn) <= 0 {
+            position = position.wrapping_add(1);
+        }
+        self.sq.next = position;
+        self.requester.k = if position == self.sq.started {
+            0
+        } else {
+            psn.since(self.sq.at(position).first_psn).max(0) as u32
+        };
+        while self.requester.responses.back().is_some_and(|end| end.since(psn) > 0) {
+            self.requester.responses.pop_back();
+        }
+    }
+
+    /// Everything before `una` was answered meanwhile: a cursor that went back does not stay behind it.
+    pub(super) fn advance_cursor(&mut self) {
+        let una = self.requester.una;
+        if self.sq.next.wrapping_sub(self.sq.done) > self.sq.outstanding() {
+            self.sq.next = self.sq.done;
+            self.requester.k = 0;
+        }
+        if self.sq.next != self.sq.started && self.cursor_psn().since(una) < 0 {
+            self.go_back(una);
+        }
+    }
+
+    /// A peer's sequence NAK or a missing response: go back, at the price of a retry. False if none is left.
+    pub(super) fn retry<E: Env>(&mut self, env: &mut E) -> bool {
+        if self.requester.retries_left == 0 {
+            env.count(Counter::RetryExceeded, 1);
+            self.fail_oldest(WcStatus::RetryExcErr, env);
+            return false;
+        }
+        self.requester.retries_left -= 1;
+        self.go_back(self.requester.una);
+        self.restart_ack_timer(env.now());
+        true
+    }
+
+    /// A response is missing: goes back once for each PSN that is missing (IBA 9.7.5.1.4, implied NAK).
+    pub(super) fn implied_nak<E: Env>(&mut self, env: &mut E) {
+        let una = self.requester.una;
+        if self.requester.went_back_to != Some(una) {
+            env.count(Counter::ImpliedNakSeqErr, 1);
+            self.requester.went_back_to = Some(una);
+            self.retry(env);
+        }
+    }
+
+    /// The receiver was not ready for packet `una` (IBA 9.7.5.2.8).
+    pub(super) fn receiver_not_ready<E: Env>(&mut self, timer: u8, env: &mut E) {
+        env.count(Counter::RnrNakReceived, 1);
+        if self.attr.rnr_retry != 7 {
+            if self.requester.rnr_left == 0 {
+                env.count(Counter::RnrRetryExceeded, 1);
+                self.fail_oldest(WcStatus::RnrRetryExcErr, env);
+                return;
+            }
+            self.requester.rnr_left -= 1;
+        }
+        self.go_back(self.requester.una);
+        self.requester.ack_deadline = None;
+        self.requester.rnr_until = Some(env.now() + timer_code::rnr(timer));
+    }
+
+    /// The peer answered something new.
+    pub(super) fn progressed(&mut self, now: Time) {
+        self.requester.retries_left = self.attr.retry_cnt;
+        self.requester.rnr_left = self.attr.rnr_retry;
+        self.requester.went_back_to = None;
+        if self.requester.una == self.cursor_psn() {
+            self.requester.ack_deadline = None;
+        } else {
+            self.restart_ack_timer(now);
+        }
+    }
+
+    fn restart_ack_timer(&mut self, now: Time) {
+        self.requester.ack_deadline =
+            timer_code::ack(self.attr.timeout).map(|t| now + t.max(MIN_ACK_TIMEOUT));
+    }
+
+    /// When the requester wants to be called.
+    pub(super) fn requester_deadline(&self) -> Option<Time> {
+        match (self.requester.rnr_until, self.requester.ack_deadline) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// Ends an RNR wait, and acts on an ACK timeout (IBA 9.7.6.1.3).
+    pub(super) fn requester_timer<E: Env>(&mut self, env: &mut E) {
+        let now = env.now();
+        if self.requester.rnr_until.is_some_and(|t| t <= now) {
+            self.requester.rnr_until = None;
+        }
+        if self.requester.ack_deadline.is_some_and(|t| t <= now) {
+            self.requester.ack_deadline = None;
+            if self.awaits_answer() {
+                env.count(Counter::LocalAckTimeoutErr, 1);
+                self.requester.went_back_to = None;
+                self.retry(env);
+            }
+        }
+    }
+
+    pub(super) fn stop_requester(&mut self) {
+        self.requester.ack_deadline = None;
+        self.requester.rnr_until = None;
+        self.requester.halted = None;
+        self.requester.responses.clear();
+        self.requester.unfenced = 0;
+    }
+
+    /// The WQE under the cursor cannot be sent.
+    pub(super) fn halt(&mut self, status: WcStatus) {
+        self.requester.halted = Some((self.sq.next, status));
+    }
+
+    fn is_halted_here(&self) -> bool {
+        self.requester.halted.is_some_and(|(position, _)| position == self.sq.next)
+    }
+
+    /// Completes a WQE that could not be sent, when its turn has come.
+    fn complete_halted<E: Env>(&mut self, env: &mut E) {
+        if let Some((position, status)) = self.requester.halted
+            && self.sq.done == position
+        {
+            self.requester.halted = None;
+            self.fail_oldest(status, env);
+        }
+    }
+
+    /// After an answer: a WQE that waited for those before it.
+    pub(super) fn after_completion<E: Env>(&mut self, env: &mut E) {
+        self.complete_halted(env);
+        self.note_drained(env);
+    }
+
+    fn note_drained<E: Env>(&mut self, env: &mut E) {
+        if self.attr.state == QpState::Sqd
+            && !self.requester.drained
+            && self.sq.done == self.sq.started
+        {
+            self.requester.drained = true;
+            if self.attr.en_sqd_async_notify {
+                env.raise(crate::event::QpEvent::SqDrained);
+            }
+        }
+    }
+
+    /// Completes the oldest WQE.
+    pub(super) fn complete_oldest<E: Env>(&mut self, status: WcStatus, env: &mut E) {
+        let position = self.sq.done;
+        let sqe = *self.sq.at(position);
+        self.sq.done = position.wrapping_add(1);
+        let wc = Wc {
+            wr_id: sqe.wr_id,
+            status,
+            opcode: wc_opcode(&sqe.op),
+            byte_len: sqe.len,
+            qpn: self.qpn,
+            sq_count: self.sq.done,
+            ..Wc::default()
+        };
+        if status != WcStatus::Success {
+            env.count(Counter::ReqCqeError, 1);
+            env.complete(Side::Send, wc, true);
+        } else if self.init.sq_sig_all || sqe.flags.contains(SendFlags::SIGNALED) {
+            env.complete(Side::Send, wc, false);
+        }
+    }
+
+    /// The oldest WQE ends in an error: RC goes to ERR, UC and UD to SQE (IBA 10.3.1, table 91).
+    pub(super) fn fail_oldest<E: Env>(&mut self, status: WcStatus, env: &mut E) {
+        debug_assert!(self.sq.outstanding() > 0);
+        self.complete_oldest(status, env);
+        if self.init.qp_type == QpType::Rc {
+            self.enter_error(env);
+        } else {
+            self.attr.state = QpState::Sqe;
+            self.flush_sends(env);
+        }
+    }
+
+    /// Completes all WQEs as flushed.
+    pub(super) fn flush_sends<E: Env>(&mut self, env: &mut E) {
+        self.stop_requester();
+        while self.sq.outstanding() > 0 {
+            self.complete_oldest(WcStatus::WrFlushErr, env);
+        }
+        let requester = &mut self.requester;
+        requester.k = 0;
+        // A later start (SQE to RTS) goes on with fresh PSNs.
+        requester.fresh_psn = requester.max_sent;
+        requester.una = requester.fresh_psn;
+        requester.una_cost = requester.fresh_cost;
+        self.sq.clear();
+    }
+}
+
+fn reth(at: RemoteAddr, offset: u32, len: u32) -> Reth {
+    Reth { va: at.va.wrapping_add(offset.into()), rkey: at.rkey, len }
+}
+
+/// The operation of one packet of a message.
+pub(super) fn operation(op: &SendOp, first: bool, last: bool) -> Operation {
+    use Operation as O;
+    match (op, first, last) {
+        (SendOp::Read(_), ..) => O::ReadRequest,
+        (SendOp::CompareSwap { .. }, ..) => O::CompareSwap,
+        (SendOp::FetchAdd { .. }, ..) => O::FetchAdd,
+        (SendOp::Write(_) | SendOp::WriteImm(..), true, false) => O::WriteFirst,
+        (SendOp::Write(_) | SendOp::WriteImm(..), false, false) => O::WriteMiddle,
+        (SendOp::Write(_), false, true) => O::WriteLast,
+        (SendOp::Write(_), true, true) => O::WriteOnly,
+        (SendOp::WriteImm(..), false, true) => O::WriteLastImm,
+        (SendOp::WriteImm(..), true, true) => O::WriteOnlyImm,
+        (_, true, false) => O::SendFirst,
+        (_, false, false) => O::SendMiddle,
+        (SendOp::Send, false, true) => O::SendLast,
+        (SendOp::Send, true, true) => O::SendOnly,
+        (SendOp::SendImm(_), false, true) => O::SendLastImm,
+        (SendOp::SendImm(_), true, true) => O::SendOnlyImm,
+        (SendOp::SendInv(_), false, true) => O::SendLastInv,
+        (SendOp::SendInv(_), true, true) => O::SendOnlyInv,
+    }
+}
+
+fn wc_opcode(op: &SendOp) -> WcOpcode {
+    match op {
+        SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_) => WcOpcode::Send,
+        SendOp::Write(_) | SendOp::WriteImm(..) => WcOpcode::RdmaWrite,
+        SendOp::Read(_) => WcOpcode::RdmaRead,
+        SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
+        SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
+    }
+}

@@ -1,0 +1,496 @@
+//! The responder of RC and UC: a chain of checks in the order of IBA 9.7.4 and 9.8.3, then the execution.
+
+use crate::counters::Counter;
+use crate::env::{Env, Side};
+use crate::event::QpEvent;
+use crate::memory::Memory;
+use crate::mr::Access;
+use crate::payload::{ScatterError, scatter};
+use crate::recv_queue::RecvWqe;
+use crate::types::Psn;
+use crate::wc::{Wc, WcFlags, WcOpcode, WcStatus};
+use crate::wire::aeth::{NakCode, Syndrome};
+use crate::wire::atomic::AtomicEth;
+use crate::wire::opcode::{Opcode, Operation};
+use crate::wire::packet::Packet;
+use crate::wire::reth::Reth;
+
+use super::Qp;
+use super::answers::{Answer, AnswerKind, Answers};
+use super::attr::QpType;
+
+/// An ACK is not held back any longer once it covers this many bytes: a sender whose window is small would wait.
+const ACK_BYTES: u32 = 48 << 10;
+
+/// The message that is coming in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Inbound {
+    /// Between messages.
+    #[default]
+    None,
+    /// A SEND: bytes so far.
+    Send { received: u64 },
+    /// A WRITE: where the rest goes.
+    Write { va: u64, rkey: u32, left: u32, received: u32 },
+}
+
+/// What the responder remembers.
+#[derive(Debug, Default)]
+pub(super) struct Responder {
+    /// The PSN that comes next.
+    expected: Psn,
+    /// Messages completed, and READs and atomics begun: 24 bits.
+    pub(super) msn: u32,
+    inbound: Inbound,
+    /// The receive WQE in use, if `recv_taken`.
+    recv: RecvWqe,
+    recv_taken: bool,
+    /// A NAK went out: silence until the packet that it asked for comes (IBA 9.7.5.2.8).
+    nak_sent: bool,
+    /// An ACK is owed for everything before `expected`.
+    pub(super) ack_owed: bool,
+    unacknowledged: u32,
+    pub(super) answers: Answers,
+}
+
+/// A request that cannot be executed: what the peer is told, what our side shows.
+struct Refusal {
+    nak: NakCode,
+    /// Completion of the receive in use.
+    recv: WcStatus,
+    event: QpEvent,
+}
+
+impl Refusal {
+    const INVALID: Self =
+        Self { nak: NakCode::InvalidRequest, recv: WcStatus::RemInvReqErr, event: QpEvent::ReqErr };
+    const ACCESS: Self = Self {
+        nak: NakCode::RemoteAccess,
+        recv: WcStatus::LocAccessErr,
+        event: QpEvent::AccessErr,
+    };
+    /// The message does not fit the receive.
+    const TOO_LONG: Self =
+        Self { nak: NakCode::InvalidRequest, recv: WcStatus::LocLenErr, event: QpEvent::ReqErr };
+    /// The receive buffer cannot be written.
+    const RECEIVE: Self = Self {
+        nak: NakCode::RemoteOperational,
+        recv: WcStatus::LocProtErr,
+        event: QpEvent::ReqErr,
+    };
+}
+
+/// Why the chain stopped.
+enum Stop {
+    /// No receive is posted.
+    NotReady,
+    Refused(Refusal),
+}
+
+impl From<Refusal> for Stop {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+impl Qp {
+    /// Begins to receive at `psn`, in RTR.
+    pub(super) fn start_responder(&mut self, psn: Psn) {
+        self.responder = Responder {
+            expected: psn,
+            answers: Answers::new(self.attr.max_dest_rd_atomic),
+            ..Responder::default()
+        };
+    }
+
+    /// Takes a request on a connected queue pair.
+    pub(super) fn receive_request<E: Env>(&mut self, packet: &Packet<'_>, env: &mut E) {
+        self.note_established(env);
+        if self.init.qp_type == QpType::Uc {
+            return self.receive_unreliable(packet, env);
+        }
+        let psn = packet.headers.bth.psn;
+        match psn.since(self.responder.expected) {
+            0 => {}
+            1.. => {
+                env.count(Counter::OutOfSequence, 1);
+                // A NAK must not overtake answers that were held back: the requester would miss them.
+                if !self.responder.nak_sent && !self.responder.answers.are_pending() {
+                    self.responder.nak_sent = true;
+                    let expected = self.responder.expected;
+                    self.send_nak(expected, Syndrome::Nak(NakCode::PsnSequence), env);
+                }
+                return;
+            }
+            _ => return self.receive_duplicate(packet, env),
+        }
+        match self.execute(packet, env) {
+            Ok(()) => {}
+            // As above; the requester sends it again.
+            Err(_) if self.responder.answers.are_pending() => return,
+            Err(Stop::NotReady) => {
+                env.count(Counter::RnrNakSent, 1);
+                self.responder.nak_sent = true;
+                let timer = self.attr.min_rnr_timer;
+                self.send_nak(psn, Syndrome::RnrNak { timer }, env);
+                return;
+            }
+            Err(Stop::Refused(refusal)) => return self.refuse(psn, refusal, env),
+        }
+        self.responder.nak_sent = false;
+        if packet.headers.bth.ack_req {
+            self.responder.ack_owed = true;
+        }
+        self.responder.unacknowledged += packet.payload.len() as u32;
+        if self.responder.ack_owed && self.responder.unacknowledged >= ACK_BYTES {
+            self.send_owed_ack(env);
+        }
+    }
+
+    /// UC: what does not fit is dropped without a word, and the next message begins anew (IBA 9.8.3).
+    fn receive_unreliable<E: Env>(&mut self, packet: &Packet<'_>, env: &mut E) {
+        let psn = packet.headers.bth.psn;
+        let opcode = packet.headers.bth.opcode;
+        if psn != self.responder.expected {
+            env.count(Counter::DropUcGap, 1);
+            self.responder.inbound = Inbound::None;
+        }
+        self.responder.expected = psn;
+        if self.responder.inbound == Inbound::None && !opcode.starts_message() {
+            self.responder.expected = psn.plus(1);
+            return env.count(Counter::DropUcGap, 1);
+        }
+        if opcode.starts_message() {
+            // A lost LAST: its receive is used again.
+            self.responder.inbound = Inbound::None;
+        }
+        if let Err(stop) = self.execute(packet, env) {
+            self.responder.inbound = Inbound::None;
+            self.responder.expected = psn.plus(1);
+            match stop {
+                Stop::NotReady => env.count(Counter::DropNoRecv, 1),
+                Stop::Refused(refusal) => {
+                    env.count(Counter::DropUcAccess, 1);
+                    // A receive that cannot be written is the program's mistake, and is shown (IBA 9.8.3.2.5).
+                    if refusal.nak == NakCode::RemoteOperational && self.responder.recv_taken {
+                        self.complete_recv(Wc { status: refusal.recv, ..Wc::default() }, env);
+                        self.enter_error(env);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Checks and executes the packet that comes next.
+    fn execute<E: Env>(&mut self, packet: &Packet<'_>, env: &mut E) -> Result<(), Stop> {
+        let opcode = packet.headers.bth.opcode;
+        self.check_sequence(opcode)?;
+        self.check_length(packet)?;
+        match opcode.operation {
+            Operation::ReadRequest => return self.execute_read(packet, env),
+            Operation::CompareSwap | Operation::FetchAdd => {
+                return self.execute_atomic(packet, env);
+            }
+            _ if opcode.is_send() => self.execute_send(packet, env)?,
+            _ if opcode.is_write() => self.execute_write(packet, env)?,
+            // FLUSH and ATOMIC WRITE are not offered.
+            _ => return Err(Refusal::INVALID.into()),
+        }
+        self.responder.expected = self.responder.expected.plus(1);
+        if opcode.ends_message() {
+            self.responder.inbound = Inbound::None;
+            self.next_message();
+        }
+        Ok(())
+    }
+
+    fn next_message(&mut self) {
+        self.responder.msn = (self.responder.msn + 1) & 0xff_ffff;
+    }
+
+    /// FIRST after LAST, MIDDLE after FIRST, and all of one kind (IBA 9.7.4.1.2).
+    fn check_sequence(&self, opcode: Opcode) -> Result<(), Refusal> {
+        let fits = match self.responder.inbound {
+            Inbound::None => opcode.starts_message(),
+            Inbound::Send { .. } => opcode.is_send() && !opcode.starts_message(),
+            Inbound::Write { .. } => opcode.is_write() && !opcode.starts_message(),
+        };
+        if fits { Ok(()) } else { Err(Refusal::INVALID) }
+    }
+
+    /// FIRST and MIDDLE are full, LAST is not empty, none is longer than the path MTU (IBA 9.7.4.1.6).
+    fn check_length(&self, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let opcode = packet.headers.bth.opcode;
+        let (len, mtu) = (packet.payload.len(), self.mtu() as usize);
+        let fits = if opcode.is_only() {
+            len <= mtu
+        } else if opcode.is_last() {
+            (1..=mtu).contains(&len)
+        } else {
+            len == mtu
+        };
+        if fits { Ok(()) } else { Err(Refusal::INVALID) }
+    }
+
+    fn execute_send<E: Env>(&mut self, packet: &Packet<'_>, env: &mut E) -> Result<(), Stop> {
+        let received = match self.responder.inbound {
+            Inbound::Send { received } => received,
+            _ => {
+                self.take_recv(env)?;
+                0
+            }
+        };
+        let end = received + packet.payload.len() as u64;
+        let recv = &self.responder.recv;
+        if end > recv.room() {
+            return Err(Refusal::TOO_LONG.into());
+        }
+        scatter(&recv.sges, received, packet.payload, self.init.pd, env.mrs(), env.memory())
+            .map_err(|_: ScatterError| Refusal::RECEIVE)?;
+        self.responder.inbound = Inbound::Send { received: end };
+        if packet.headers.bth.opcode.ends_message() {
+            let mut wc = Wc { opcode: WcOpcode::Recv, byte_len: end as u32, ..Wc::default() };
+            if let Some(rkey) = packet.headers.ieth {
+                env.mrs().invalidate(rkey, self.init.pd).map_err(|_| Refusal::ACCESS)?;
+                wc.flags |= WcFlags::WITH_INV;
+                wc.imm = rkey;
+            }
+            self.finish_recv(wc, packet, env);
+        }
+        Ok(())
+    }
+
+    fn execute_write<E: Env>(&mut self, packet: &Packet<'_>, env: &mut E) -> Result<(), Stop> {
+        let len = packet.payload.len() as u32;
+        let opcode = packet.headers.bth.opcode;
+        let (va, rkey, left, received) = match (self.responder.inbound, packet.headers.reth) {
+            (Inbound::Write { va, rkey, left, received }, _) => (va, rkey, left, received),
+            (_, Some(reth)) => {
+                self.check_remote(&reth, Access::REMOTE_WRITE, env)?;
+                (reth.va, reth.rkey, reth.len, 0)
+            }
+            (_, None) => return Err(Refusal::INVALID.into()),
+        };
+        // The packets hold what the RETH announced: not more, and at the end not less (IBA 9.7.4.1.6).
+        if len > left || (opcode.ends_message() && len != left) {
+            return Err(Refusal::INVALID.into());
+        }
+        if opcode.has_imm() {
+            // The receive is taken before anything of this packet is done.
+            self.take_recv(env)?;
+        }
+        if len > 0 {
+            let hold = env
+                .mrs()
+                .remote(rkey, self.init.pd, va, len.into(), Access::REMOTE_WRITE)
+                .map_err(|_| Refusal::ACCESS)?;
+            env.memory().write(hold.addr(), packet.payload).map_err(|_| Refusal::ACCESS)?;
+        }
+        let received = received + len;
+        self.responder.inbound =
+            Inbound::Write { va: va.wrapping_add(len.into()), rkey, left: left - len, received };
+        if opcode.has_imm() {
+            let wc = Wc { opcode: WcOpcode::RecvRdmaWithImm, byte_len: received, ..Wc::default() };
+            self.finish_recv(wc, packet, env);
+        }
+        Ok(())
+    }
+
+    fn execute_read<E: Env>(&mut self, packet: &Packet<'_>, env: &mut E) -> Result<(), Stop> {
+        let reth = packet.headers.reth.ok_or(Refusal::INVALID)?;
+        self.check_remote(&reth, Access::REMOTE_READ, env)?;
+        let psn = packet.headers.bth.psn;
+        let packets = reth.len.div_ceil(self.mtu()).max(1);
+        self.next_message();
+        let answer = Answer {
+            psn,
+            packets,
+            msn: self.responder.msn,
+            kind: AnswerKind::Read { va: reth.va, rkey: reth.rkey, len: reth.len },
+        };
+        self.responder.answers.add(answer);
+        self.responder.expected = psn.plus(packets);
+        Ok(())
+    }
+
+    fn execute_atomic<E: Env>(&mut self, packet: &Packet<'_>, env: &mut E) -> Result<(), Stop> {
+        let AtomicEth { va, rkey, swap_add, compare } =
+            packet.headers.atomic.ok_or(Refusal::INVALID)?;
+        if !self.attr.access.contains(Access::REMOTE_ATOMIC) || !self.responder.answers.have_room()
+        {
+            return Err(Refusal::INVALID.into());
+        }
+        // IBA 9.4.5: an address that is not aligned is an invalid request.
+        if va % 8 != 0 {
+            return Err(Refusal::INVALID.into());
+        }
+        let original = {
+            let hold = env
+                .mrs()
+                .remote(rkey, self.init.pd, va, 8, Access::REMOTE_ATOMIC)
+                .map_err(|_| Refusal::ACCESS)?;
+            // iova and address may be aligned differently.
+            if hold.addr() % 8 != 0 {
+                return Err(Refusal::INVALID.into());
+            }
+            if packet.headers.bth.opcode.operation == Operation::CompareSwap {
+                env.memory().compare_swap(hold.addr(), compare, swap_add)
+            } else {
+                env.memory().fetch_add(hold.addr(), swap_add)
+            }
+            .map_err(|_| Refusal::ACCESS)?
+        };
+        let psn = packet.headers.bth.psn;
+        self.next_message();
+        let msn = self.responder.msn;
+        let kind = AnswerKind::Atomic { original };
+        self.responder.answers.add(Answer { psn, packets: 1, msn, kind });
+        self.responder.expected = psn.plus(1);
+        Ok(())
+    }
+
+    /// Rights of the queue pair and, unless the operation is empty (IBA 9.7.4.1.4), of the key.
+    fn check_remote<E: Env>(&self, reth: &Reth, need: Access, env: &E) -> Result<(), Refusal> {
+        let resources = need != Access::REMOTE_READ || self.responder.answers.have_room();
+        if !self.attr.access.contains(need) || !resources || reth.len > 1 << 31 {
+            return Err(Refusal::INVALID);
+        }
+        if reth.len > 0 {
+            env.mrs()
+                .remote(reth.rkey, self.init.pd, reth.va, reth.len.into(), need)
+                .map_err(|_| Refusal::ACCESS)?;
+        }
+        Ok(())
+    }
+
+    /// Makes sure that a receive WQE is in hand.
+    fn take_recv<E: Env>(&mut self, env: &mut E) -> Result<(), Stop> {
+        if self.responder.recv_taken {
+            return Ok(());
+        }
+        let recv = &mut self.responder.recv;
+        let taken = match &mut self.rq {
+            Some(rq) => rq.pop(recv),
+            None => env.take_srq(recv),
+        };
+        self.responder.recv_taken = taken;
+        if taken { Ok(()) } else { Err(Stop::NotReady) }
+    }
+
+    fn finish_recv<E: Env>(&mut self, mut wc: Wc, packet: &Packet<'_>, env: &mut E) {
+        if let Some(imm) = packet.headers.imm {
+            wc.imm = imm;
+            wc.flags |= WcFlags::WITH_IMM;
+        }
+        wc.src_qpn = self.attr.dest_qpn;
+        wc.wr_id = self.release_recv();
+        wc.qpn = self.qpn;
+        env.complete(Side::Recv, wc, packet.headers.bth.solicited);
+    }
+
+    /// Completes the receive in hand in error.
+    fn complete_recv<E: Env>(&mut self, wc: Wc, env: &mut E) {
+        let wr_id = self.release_recv();
+        let wc = Wc { wr_id, qpn: self.qpn, opcode: WcOpcode::Recv, ..wc };
+        env.count(Counter::RespCqeError, 1);
+        env.complete(Side::Recv, wc, true);
+    }
+
+    /// The request cannot be executed: tells the peer, goes to ERR (IBA 9.9.3, class A to C faults).
+    fn refuse<E: Env>(&mut self, psn: Psn, refusal: Refusal, env: &mut E) {
+        if refusal.nak == NakCode::RemoteAccess {
+            env.count(Counter::RespRemoteAccessErrors, 1);
+        }
+        self.send_nak(psn, Syndrome::Nak(refusal.nak), env);
+        if self.responder.recv_taken {
+            self.complete_recv(Wc { status: refusal.recv, ..Wc::default() }, env);
+        }
+        env.raise(refusal.event);
+        self.enter_error(env);
+    }
+
+    /// The memory of a READ in progress went away under its responses.
+    pub(super) fn refuse_read<E: Env>(&mut self, psn: Psn, env: &mut E) {
+        self.refuse(psn, Refusal::ACCESS, env);
+    }
+
+    /// A request that was executed before (IBA 9.7.5.1.3).
+    fn receive_duplicate<E: Env>(&mut self, packet: &Packet<'_>, env: &mut E) {
+        env.count(Counter::DuplicateRequest, 1);
+        let bth = &packet.headers.bth;
+        match bth.opcode.operation {
+            Operation::ReadRequest => {
+                if let Some(reth) = packet.headers.reth
+                    && self.check_remote(&reth, Access::REMOTE_READ, env).is_ok()
+                {
+                    let packets = reth.len.div_ceil(self.mtu()).max(1);
+                    self.responder.answers.replay_read(bth.psn, packets, &reth, self.mtu());
+                }
+            }
+            Operation::CompareSwap | Operation::FetchAdd => {
+                self.responder.answers.replay_atomic(bth.psn);
+            }
+            // A SEND or WRITE: all up to now is acknowledged once more.
+            _ => self.responder.ack_owed = true,
+        }
+    }
+
+    /// Makes sure that a datagram finds a receive.
+    pub(super) fn take_datagram_recv<E: Env>(&mut self, env: &mut E) -> bool {
+        self.take_recv(env).is_ok()
+    }
+
+    /// The receive in hand.
+    pub(super) fn datagram_recv(&self) -> &RecvWqe {
+        &self.responder.recv
+    }
+
+    /// The receive in hand is used up; returns its cookie.
+    pub(super) fn release_recv(&mut self) -> u64 {
+        self.responder.recv_taken = false;
+        self.responder.recv.wr_id
+    }
+
+    /// The receive in hand cannot be written: the program's mistake, and the end of the queue pair.
+    pub(super) fn fail_datagram_recv<E: Env>(&mut self, env: &mut E) {
+        self.complete_recv(Wc { status: WcStatus::LocProtErr, ..Wc::default() }, env);
+        self.enter_error(env);
+    }
+
+    /// The PSN up to which everything was executed.
+    pub(super) fn last_executed(&self) -> Psn {
+        self.responder.expected.prev()
+    }
+
+    pub(super) fn acknowledged(&mut self) {
+        self.responder.ack_owed = false;
+        self.responder.unacknowledged = 0;
+    }
+
+    /// Completes the receive in hand and all that wait as flushed, on the move to ERR.
+    pub(super) fn flush_receives<E: Env>(&mut self, env: &mut E) {
+        self.responder.inbound = Inbound::None;
+        self.responder.ack_owed = false;
+        self.responder.answers.clear();
+        let flushed = Wc { status: WcStatus::WrFlushErr, ..Wc::default() };
+        if self.responder.recv_taken {
+            self.complete_recv(flushed, env);
+        }
+        match self.rq.as_mut() {
+            Some(_) => {
+                while self.rq.as_mut().is_some_and(|rq| rq.pop(&mut self.responder.recv)) {
+                    self.complete_recv(flushed, env);
+                }
+            }
+            None => env.raise(QpEvent::LastWqeReached),
+        }
+    }
+
+    /// Receives of a queue pair that is reset are forgotten.
+    pub(super) fn forget_receives(&mut self) {
+        self.responder = Responder::default();
+        if let Some(rq) = &mut self.rq {
+            rq.clear();
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! The send queue: a ring of WQEs, and where in it the requester stands.
+
+use crate::types::Psn;
+use crate::wr::{MAX_SGE, SendFlags, SendOp, SendWr, Sge, UdDest};
+
+use super::attr::QpCap;
+
+/// Bytes that a packet costs in a window besides its payload.
+pub(super) const PACKET_COST: u64 = 64;
+
+/// A send WQE.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sqe {
+    pub(super) wr_id: u64,
+    pub(super) op: SendOp,
+    pub(super) flags: SendFlags,
+    sge_count: u8,
+    /// Bytes of the message.
+    pub(super) len: u32,
+    /// PSN of its first packet, once it was started.
+    pub(super) first_psn: Psn,
+    /// Packets of the message, or of the answer to a READ.
+    pub(super) packets: u32,
+    /// Window cost of all WQEs before this one.
+    pub(super) cost_before: u64,
+}
+
+impl Sqe {
+    /// PSN after the last packet.
+    pub(super) fn end_psn(&self) -> Psn {
+        self.first_psn.plus(self.packets)
+    }
+
+    /// Cost of everything up to packet `k` of this WQE.
+    pub(super) fn cost_at(&self, k: u32, mtu: u32) -> u64 {
+        let bytes = (u64::from(k) * u64::from(mtu)).min(self.len.into());
+        self.cost_before.wrapping_add(bytes + u64::from(k) * PACKET_COST)
+    }
+}
+
+impl Default for Sqe {
+    fn default() -> Self {
+        Self {
+            wr_id: 0,
+            op: SendOp::Send,
+            flags: SendFlags::empty(),
+            sge_count: 0,
+            len: 0,
+            first_psn: Psn::default(),
+            packets: 0,
+            cost_before: 0,
+        }
+    }
+}
+
+/// Ring of send WQEs. Positions count posted WQEs and wrap at 2^32;
+/// `done <= next <= head` and `next <= started <= head` hold in that arithmetic.
+#[derive(Debug)]
+pub(super) struct SendQueue {
+    slots: Box<[Sqe]>,
+    sges: Box<[Sge]>,
+    inline: Box<[u8]>,
+    ud: Box<[UdDest]>,
+    capacity: u32,
+    max_sge: usize,
+    max_inline: usize,
+    /// Where the next WQE is posted.
+    pub(super) head: u32,
+    /// WQEs before this one have PSNs.
+    pub(super) started: u32,
+    /// The WQE that is being sent.
+    pub(super) next: u32,
+    /// The oldest WQE that is not complete.
+    pub(super) done: u32,
+}
+
+impl SendQueue {
+    pub(super) fn new(cap: &QpCap, datagrams: Option<UdDest>) -> Self {
+        let slots = cap.max_send_wr.max(1).next_power_of_two() as usize;
+        let max_sge = (cap.max_send_sge as usize).min(MAX_SGE);
+        let max_inline = cap.max_inline_data as usize;
+        Self {
+            slots: vec![Sqe::default(); slots].into(),
+            sges: vec![Sge::default(); slots * max_sge].into(),
+            inline: vec![0; slots * max_inline].into(),
+            ud: datagrams.map_or_else(Box::default, |d| vec![d; slots].into()),
+            capacity: cap.max_send_wr,
+            max_sge,
+            max_inline,
+            head: 0,
+            started: 0,
+            next: 0,
+            done: 0,
+        }
+    }
+
+    /// Whether no slot is free, `released` being the count that pollers handed back.
+    pub(super) fn is_full(&self, released: u32) -> bool {
+        self.head.wrapping_sub(released) >= self.capacity
+    }
+
+    /// Slots that are free, `released` being the count that pollers handed back.
+    pub(super) fn room(&self, released: u32) -> u32 {
+        self.capacity.saturating_sub(self.head.wrapping_sub(released))
+    }
+
+    pub(super) fn max_sge(&self) -> usize {
+        self.max_sge
+    }
+
+    pub(super) fn max_inline(&self) -> usize {
+        self.max_inline
+    }
+
+    /// Adds a WQE; the caller checked that it fits. Inline data follows through [`Self::inline_mut`], before
+    /// [`Self::commit`].
+    pub(super) fn stage(&mut self, wr: &SendWr<'_>, len: u32) {
+        let slot = self.slot(self.head);
+        let inline = wr.flags.contains(SendFlags::INLINE);
+        let sge_count = if inline { 0 } else { wr.sges.len() };
+        self.slots[slot] = Sqe {
+            wr_id: wr.wr_id,
+            op: wr.op,
+            flags: wr.flags,
+            sge_count: sge_count as u8,
+            len,
+            ..Sqe::default()
+        };
+        if !inline {
+            let first = slot * self.max_sge;
+            self.sges[first..first + sge_count].copy_from_slice(wr.sges);
+        }
+        if let (Some(dest), Some(ud)) = (self.ud.get_mut(slot), wr.ud) {
+            *dest = ud;
+        }
+    }
+
+    /// Room for the inline data of the staged WQE.
+    pub(super) fn inline_mut(&mut self) -> &mut [u8] {
+        let first = self.slot(self.head) * self.max_inline;
+        &mut self.inline[first..first + self.max_inline]
+    }
+
+    /// Posts the staged WQE.
+    pub(super) fn commit(&mut self) {
+        self.head = self.head.wrapping_add(1);
+    }
+
+    pub(super) fn at(&self, position: u32) -> &Sqe {
+        &self.slots[self.slot(position)]
+    }
+
+    pub(super) fn at_mut(&mut self, position: u32) -> &mut Sqe {
+        let slot = self.slot(position);
+        &mut self.slots[slot]
+    }
+
+    pub(super) fn sges(&self, position: u32) -> &[Sge] {
+        let slot = self.slot(position);
+        let first = slot * self.max_sge;
+        &self.sges[first..first + usize::from(self.slots[slot].sge_count)]
+    }
+
+    /// Inline data of a WQE.
+    pub(super) fn inline(&self, position: u32) -> &[u8] {
+        let slot = self.slot(position);
+        let first = slot * self.max_inline;
+        &self.inline[first..first + self.slots[slot].len as usize]
+    }
+
+    pub(super) fn dest(&self, position: u32) -> &UdDest {
+        &self.ud[self.slot(position)]
+    }
+
+    /// Forgets every WQE; returns the count by which all slots are free.
+    pub(super) fn clear(&mut self) -> u32 {
+        self.started = self.head;
+        self.next = self.head;
+        self.done = self.head;
+        self.head
+    }
+
+    /// WQEs that are not complete.
+    pub(super) fn outstanding(&self) -> u32 {
+        self.head.wrapping_sub(self.done)
+    }
+
+    fn slot(&self, position: u32) -> usize {
+        position as usize & (self.slots.len() - 1)
+    }
+}

@@ -1,0 +1,120 @@
+//! From a caller's path to the path that libc is given.
+
+use core::ffi::{CStr, c_char, c_int};
+
+use crate::path::{self, Inside};
+use crate::tree;
+
+/// A buffer for a translated path: on the stack of a call that is known to concern the view.
+const PATH_MAX: usize = libc::PATH_MAX as usize;
+
+/// Sets `errno`.
+pub(crate) fn set_errno(value: c_int) {
+    // SAFETY: libc gives every thread a valid errno.
+    unsafe { *libc::__errno_location() = value };
+}
+
+/// The caller's path if it lies in the view, with the view's directory.
+///
+/// # Safety
+/// `path` is null or a NUL-terminated string that outlives the call which it was given to.
+#[inline]
+pub(crate) unsafe fn inside<'a>(
+    at: c_int,
+    path: *const c_char,
+) -> Option<(&'static [u8], Inside<'a>)> {
+    let dir = tree::dir()?;
+    if path.is_null() {
+        return None;
+    }
+    // SAFETY: the caller's promise.
+    let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
+    let inside = path::find(bytes)?;
+    // A relative path belongs to the view if it is looked up from `/` (hwloc opens `/` and goes on from there).
+    if bytes[0] != b'/' && !is_root(at) {
+        return None;
+    }
+    Some((dir, inside))
+}
+
+/// Calls `f` with `path`, or with its place in the tree.
+///
+/// # Safety
+/// As [`inside`].
+#[inline]
+pub(crate) unsafe fn translated<R>(
+    at: c_int,
+    path: *const c_char,
+    fails: R,
+    f: impl FnOnce(*const c_char) -> R,
+) -> R {
+    // SAFETY: the caller's promise.
+    match unsafe { inside(at, path) } {
+        None => f(path),
+        Some((dir, inside)) => in_tree(dir, inside, fails, f),
+    }
+}
+
+/// The slow half of [`translated`], apart from it so that other calls do not carry its buffer.
+#[cold]
+#[inline(never)]
+pub(crate) fn in_tree<R>(
+    dir: &[u8],
+    inside: Inside<'_>,
+    fails: R,
+    f: impl FnOnce(*const c_char) -> R,
+) -> R {
+    let mut buffer = [0u8; PATH_MAX];
+    if inside.write_below(dir, &mut buffer).is_none() {
+        set_errno(libc::ENAMETOOLONG);
+        return fails;
+    }
+    f(buffer.as_ptr().cast())
+}
+
+/// Whether a directory descriptor (or the working directory, for `AT_FDCWD`) is `/`. Keeps `errno`.
+#[cold]
+fn is_root(at: c_int) -> bool {
+    // SAFETY: errno is valid, `stat` is plain data, and each call gets a NUL-terminated path and a buffer. `fstat` is
+    // not defined by this object; `stat` is, and answers for "/" and "." without coming back here.
+    unsafe {
+        let errno = *libc::__errno_location();
+        let mut base: libc::stat = core::mem::zeroed();
+        let mut root: libc::stat = core::mem::zeroed();
+        let found = if at == libc::AT_FDCWD {
+            libc::stat(c".".as_ptr(), &mut base)
+        } else {
+            libc::fstat(at, &mut base)
+        };
+        let same = found == 0
+            && libc::stat(c"/".as_ptr(), &mut root) == 0
+            && (base.st_dev, base.st_ino) == (root.st_dev, root.st_ino);
+        set_errno(errno);
+        same
+    }
+}
+
+/// Takes the tree's directory off the front of a path that libc produced, in place.
+///
+/// # Safety
+/// `path` is null or a NUL-terminated string in memory that may be written.
+pub(crate) unsafe fn strip(path: *mut c_char) {
+    let Some(dir) = tree::dir() else { return };
+    if path.is_null() {
+        return;
+    }
+    // SAFETY: the caller's promise; the borrow ends before the memory is written.
+    let (prefixed, len) = unsafe {
+        let bytes = CStr::from_ptr(path).to_bytes();
+        (
+            bytes
+                .strip_prefix(dir)
+                .is_some_and(|rest| path::find(rest).is_some() && rest[0] == b'/'),
+            bytes.len(),
+        )
+    };
+    if prefixed {
+        // SAFETY: moves the tail, NUL included, to the front of the same string.
+        unsafe { core::ptr::copy(path.add(dir.len()), path, len - dir.len() + 1) };
+    }
+}

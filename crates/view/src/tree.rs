@@ -1,0 +1,88 @@
+//! The directory that the view is answered from: `ANYVERBS_VIEW`, read once.
+
+use core::cell::UnsafeCell;
+use core::slice;
+use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+
+/// Longest accepted directory, so that directory and path fit in one `PATH_MAX` buffer.
+const DIR_MAX: usize = 1024;
+
+const UNREAD: u8 = 0;
+const READING: u8 = 1;
+const OFF: u8 = 2;
+const ON: u8 = 3;
+
+struct Dir {
+    state: AtomicU8,
+    len: AtomicUsize,
+    bytes: UnsafeCell<[u8; DIR_MAX]>,
+}
+
+// SAFETY: `bytes` is written by the one thread that moved `state` from UNREAD to READING, and read only after ON was
+// seen with Acquire.
+unsafe impl Sync for Dir {}
+
+static DIR: Dir = Dir {
+    state: AtomicU8::new(UNREAD),
+    len: AtomicUsize::new(0),
+    bytes: UnsafeCell::new([0; DIR_MAX]),
+};
+
+/// The tree's directory without a trailing slash, or `None` when no view was asked for.
+#[inline]
+pub(crate) fn dir() -> Option<&'static [u8]> {
+    let mut state = DIR.state.load(Ordering::Acquire);
+    if state < OFF {
+        state = init();
+    }
+    if state == ON {
+        // SAFETY: ON was published after the bytes and the length were written, and neither changes again.
+        Some(unsafe {
+            slice::from_raw_parts(DIR.bytes.get().cast::<u8>(), DIR.len.load(Ordering::Relaxed))
+        })
+    } else {
+        None
+    }
+}
+
+/// Reads the variable, once per process.
+///
+/// The value is copied because programs overwrite their environment (`setproctitle`).
+#[cold]
+pub(crate) fn init() -> u8 {
+    if DIR.state.compare_exchange(UNREAD, READING, Ordering::Acquire, Ordering::Acquire).is_err() {
+        loop {
+            match DIR.state.load(Ordering::Acquire) {
+                READING => core::hint::spin_loop(),
+                state => return state,
+            }
+        }
+    }
+    // SAFETY: the name is a NUL-terminated string.
+    let value = unsafe { libc::getenv(c"ANYVERBS_VIEW".as_ptr()) };
+    let state = if value.is_null() {
+        OFF
+    } else {
+        // SAFETY: getenv returned a NUL-terminated string, which nobody else changes this early.
+        let bytes = unsafe { core::ffi::CStr::from_ptr(value) }.to_bytes();
+        let mut len = bytes.len();
+        while len > 1 && bytes[len - 1] == b'/' {
+            len -= 1;
+        }
+        if bytes.is_empty() {
+            OFF
+        } else if bytes[0] != b'/' || len >= DIR_MAX {
+            let line = b"anyverbs: ANYVERBS_VIEW must be an absolute path of less than 1024 bytes; showing no device in /sys and /dev\n";
+            // SAFETY: the buffer is a constant of that length. There is nobody to tell if standard error is closed.
+            unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
+            OFF
+        } else {
+            // SAFETY: this thread alone is between READING and ON; `len` is below DIR_MAX.
+            unsafe { (&mut *DIR.bytes.get())[..len].copy_from_slice(&bytes[..len]) };
+            DIR.len.store(len, Ordering::Relaxed);
+            ON
+        }
+    };
+    DIR.state.store(state, Ordering::Release);
+    state
+}

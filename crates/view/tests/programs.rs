@@ -1,0 +1,171 @@
+//! The object, preloaded into real programs, on a tree made here.
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use std::env;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+struct Tree(PathBuf);
+
+impl Tree {
+    fn new(name: &str) -> Self {
+        let tree = env::temp_dir()
+            .canonicalize()
+            .unwrap()
+            .join(format!("anyverbs-view-test-{}-{name}", std::process::id()));
+        let device = tree.join("sys/devices/virtual/anyverbs/anyverbs0");
+        let ib = device.join("infiniband/anyverbs0");
+        fs::create_dir_all(&ib).unwrap();
+        fs::write(ib.join("node_type"), "1: CA\n").unwrap();
+        symlink("../..", ib.join("device")).unwrap();
+        let class = tree.join("sys/class/infiniband");
+        fs::create_dir_all(&class).unwrap();
+        symlink(
+            "../../devices/virtual/anyverbs/anyverbs0/infiniband/anyverbs0",
+            class.join("anyverbs0"),
+        )
+        .unwrap();
+        fs::create_dir_all(tree.join("dev/infiniband")).unwrap();
+        symlink("/dev/null", tree.join("dev/infiniband/uverbs0")).unwrap();
+        Tree(tree)
+    }
+
+    fn run(&self, program: &str, arguments: &[&str]) -> Output {
+        preloaded(program).args(arguments).env("ANYVERBS_VIEW", &self.0).output().unwrap()
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Builds the object as it is shipped: cargo does not build a cdylib for the tests of its package, and would build it with
+/// another panic strategy, on which the cancellation of threads depends.
+fn object() -> &'static Path {
+    static OBJECT: OnceLock<PathBuf> = OnceLock::new();
+    OBJECT.get_or_init(|| {
+        let tests = env::current_exe().unwrap();
+        // <target>/<profile>/deps/<test>
+        let target = tests.ancestors().nth(3).unwrap();
+        let status = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+            .args([
+                "build",
+                "--quiet",
+                "--manifest-path",
+                concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"),
+                "--target-dir",
+            ])
+            .arg(target)
+            .status()
+            .unwrap();
+        assert!(status.success());
+        target.join("debug/libanyverbs_view.so")
+    })
+}
+
+fn preloaded(program: &str) -> Command {
+    let mut command = Command::new(program);
+    command.env("LD_PRELOAD", object()).env_remove("ANYVERBS_VIEW");
+    command
+}
+
+fn text(output: &Output) -> String {
+    assert!(
+        output.status.success(),
+        "{}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+#[test]
+fn every_call_from_c() {
+    let tree = Tree::new("c");
+    // The program expects three nodes, beside the two entries of every directory.
+    for node in ["anyverbs0", "rdma_cm"] {
+        symlink("/dev/null", tree.0.join("dev/infiniband").join(node)).unwrap();
+    }
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/calls.c");
+    for (name, options) in [
+        ("plain", &["-O0"][..]),
+        ("fortified", &["-O2", "-D_FORTIFY_SOURCE=2"]),
+        ("large", &["-O0", "-D_FILE_OFFSET_BITS=64"]),
+    ] {
+        let program = tree.0.join(name);
+        let built = Command::new("cc")
+            .args(["-Wall", "-pthread"])
+            .args(options)
+            .arg("-o")
+            .arg(&program)
+            .arg(&source)
+            .output()
+            .unwrap();
+        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+        let output = tree.run(program.to_str().unwrap(), &[]);
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "", "{name}");
+        assert!(output.status.success(), "{name}: {}", output.status);
+    }
+}
+
+#[test]
+fn shell_and_coreutils() {
+    let tree = Tree::new("shell");
+    assert_eq!(text(&tree.run("ls", &["/sys/class/infiniband"])), "anyverbs0\n");
+    assert!(text(&tree.run("ls", &["-l", "/dev/infiniband"])).contains("crw-"));
+    assert_eq!(text(&tree.run("cat", &["/sys/class/infiniband/anyverbs0/node_type"])), "1: CA\n");
+    assert_eq!(
+        text(&tree.run("realpath", &["/sys/class/infiniband/anyverbs0/device"])),
+        "/sys/devices/virtual/anyverbs/anyverbs0\n"
+    );
+    let script = "read x < /sys/class/infiniband/anyverbs0/node_type; echo $x /sys/class/infiniband/*; echo x > /dev/infiniband/uverbs0; \
+                  cd /sys/class/infiniband && bash -c 'sh -c \"cat /sys/class/infiniband/*/node_type\"'";
+    assert_eq!(
+        text(&tree.run("bash", &["-c", script])),
+        "1: CA /sys/class/infiniband/anyverbs0\n1: CA\n"
+    );
+}
+
+#[test]
+fn python() {
+    let tree = Tree::new("python");
+    let script = "
+import glob, os, subprocess
+d = '/sys/class/infiniband'
+assert os.listdir(d) == ['anyverbs0'] == [e.name for e in os.scandir(d)]
+p = os.path.realpath(d + '/anyverbs0/device')
+assert p == '/sys/devices/virtual/anyverbs/anyverbs0' == os.path.realpath(p), p
+assert open(d + '/anyverbs0/node_type').read() == '1: CA\\n'
+assert glob.glob(d + '/*/node_*') == [d + '/anyverbs0/node_type']
+assert subprocess.run(['ls', d], capture_output=True).stdout == b'anyverbs0\\n'
+assert subprocess.run('ls ' + d, shell=True, capture_output=True, close_fds=True).stdout == b'anyverbs0\\n'
+";
+    assert_eq!(text(&tree.run("python3", &["-c", script])), "");
+}
+
+#[test]
+fn without_the_variable_nothing_changes() {
+    let plain = Command::new("ls").arg("-la").arg("/sys/class").output().unwrap();
+    let preloaded = |view: Option<&str>| {
+        let mut command = preloaded("ls");
+        command.args(["-la", "/sys/class"]);
+        if let Some(view) = view {
+            command.env("ANYVERBS_VIEW", view);
+        }
+        command.output().unwrap()
+    };
+    assert_eq!(preloaded(None).stdout, plain.stdout);
+    assert_eq!(preloaded(Some("")).stdout, plain.stdout);
+    // A value that cannot be used is said once, and the program runs.
+    let wrong = preloaded(Some("relative/path"));
+    assert!(wrong.status.success());
+    assert_eq!(wrong.stdout, plain.stdout);
+    assert_eq!(String::from_utf8_lossy(&wrong.stderr).lines().count(), 1);
+}

@@ -1,0 +1,223 @@
+//! `cargo xtask abi-check`: does the built shared object export exactly what the tables of rdma-core say?
+//!
+//! It reads the object's dynamic symbol table and the tables in `crates/capi/abi` on its own, apart from the build
+//! script that made the one from the other, so that a mistake there shows here.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
+
+use anyhow::{Context as _, bail};
+use object::{Object as _, ObjectSymbol as _, elf, read::elf::ElfFile64};
+
+const TABLES: &[&str] = &["libibverbs", "librdmacm", "libmlx5", "libmlx4", "libefa"];
+const PRIVATE: &str = "IBVERBS_PRIVATE_";
+const SONAME: &[u8] = b"libibverbs.so.1";
+
+/// (symbol, version) to whether it is the symbol's default version.
+type Symbols = BTreeMap<(String, String), bool>;
+
+/// Compares the shared object with `root/crates/capi/abi`; prints each difference and fails if there is any.
+pub(crate) fn run(root: &Path, object: &Path) -> anyhow::Result<()> {
+    let expected = expected(&root.join("crates/capi/abi"))?;
+    let built = built(object)?;
+    let mut differences = compare(&expected, &built.symbols);
+    if built.soname != SONAME {
+        differences.push(format!("soname is {:?}", String::from_utf8_lossy(&built.soname)));
+    }
+    if !built.nodelete {
+        differences.push("the object can be unloaded: -z nodelete is missing".into());
+    }
+    for line in &differences {
+        eprintln!("{line}");
+    }
+    if !differences.is_empty() {
+        bail!("{}: {} differences from the ABI tables", object.display(), differences.len());
+    }
+    let versions: BTreeSet<&str> = expected.keys().map(|(_, v)| v.as_str()).collect();
+    println!(
+        "{}: {} symbols in {} versions, as the tables say",
+        object.display(),
+        expected.len(),
+        versions.len()
+    );
+    Ok(())
+}
+
+fn compare(expected: &Symbols, built: &Symbols) -> Vec<String> {
+    let mut lines = Vec::new();
+    for ((name, version), default) in expected {
+        match built.get(&(name.clone(), version.clone())) {
+            Some(d) if d == default => {}
+            Some(_) => {
+                let want = if *default { "the default" } else { "not the default" };
+                lines.push(format!("{name}: {version} should be {want} version"));
+            }
+            None => {
+                let found: Vec<_> =
+                    built.keys().filter(|(n, _)| n == name).map(|(_, v)| v.as_str()).collect();
+                let found = if found.is_empty() { "nothing".into() } else { found.join(", ") };
+                lines.push(format!("{name}: {version} is missing (exported: {found})"));
+            }
+        }
+    }
+    for key @ (name, version) in built.keys() {
+        if !expected.contains_key(key) {
+            let version = if version.is_empty() { "without a version" } else { version };
+            lines.push(format!("{name}: {version} is exported but in no table"));
+        }
+    }
+    lines
+}
+
+/// What the tables ask for. The private nodes of releases without a table get the names of all tables, and a name's
+/// default is its newest private node: see `private-releases.txt`.
+fn expected(abi: &Path) -> anyhow::Result<Symbols> {
+    let mut symbols = Symbols::new();
+    let mut private: BTreeMap<u32, BTreeSet<String>> = BTreeMap::new();
+    for table in TABLES {
+        let path = abi.join(format!("{table}.symbols"));
+        for line in lines(&read(&path)?) {
+            let columns: Vec<&str> = line.split_whitespace().collect();
+            let [name, version, kind, ..] = columns[..] else {
+                bail!("{}: {line}", path.display())
+            };
+            if let Some(release) = version.strip_prefix(PRIVATE) {
+                private.entry(release.parse()?).or_default().insert(name.to_owned());
+            } else if symbols
+                .insert((name.to_owned(), version.to_owned()), kind == "default")
+                .is_some()
+            {
+                bail!("{}: {name} {version} stands there twice", path.display());
+            }
+        }
+    }
+    let all: BTreeSet<String> =
+        private.values().flatten().filter(|n| !registers_driver(n)).cloned().collect();
+    let mut newer = BTreeSet::new();
+    let releases = read(&abi.join("private-releases.txt"))?;
+    let mut releases = lines(&releases).map(str::parse).collect::<Result<Vec<u32>, _>>()?;
+    releases.sort_unstable();
+    for release in releases.into_iter().rev() {
+        let names = private.get(&release).cloned().unwrap_or_else(|| {
+            let own = format!("verbs_register_driver_{release}");
+            all.iter().cloned().chain([own]).collect()
+        });
+        for name in names {
+            let default = newer.insert(name.clone());
+            symbols.insert((name, format!("{PRIVATE}{release}")), default);
+        }
+    }
+    Ok(symbols)
+}
+
+fn registers_driver(name: &str) -> bool {
+    name.starts_with("verbs_register_driver_")
+}
+
+struct Built {
+    symbols: Symbols,
+    soname: Vec<u8>,
+    nodelete: bool,
+}
+
+/// The defined dynamic symbols of the object with their versions, and what its dynamic section says.
+fn built(path: &Path) -> anyhow::Result<Built> {
+    let data = fs::read(path).with_context(|| format!("{}: build it first", path.display()))?;
+    let file: ElfFile64<'_> =
+        ElfFile64::parse(&*data).with_context(|| path.display().to_string())?;
+    let endian = file.endian();
+    let sections = file.elf_section_table();
+    let versions = sections.versions(endian, &*data)?;
+    let mut symbols = Symbols::new();
+    for symbol in file.dynamic_symbols().filter(|s| s.is_definition() && s.is_global()) {
+        // The linker may export each version's name as an absolute symbol; it is not part of the interface.
+        if symbol.elf_symbol().st_shndx.get(endian) == elf::SHN_ABS {
+            continue;
+        }
+        let (mut version, mut hidden) = (String::new(), false);
+        if let Some(table) = &versions {
+            let index = table.version_index(endian, symbol.index());
+            hidden = index.is_hidden();
+            if let Some(v) = table.version(index)? {
+                version = String::from_utf8_lossy(v.name()).into_owned();
+            }
+        }
+        symbols.insert((symbol.name()?.to_owned(), version), !hidden);
+    }
+    let (mut soname, mut nodelete) = (Vec::new(), false);
+    if let Some((entries, strings)) = sections.dynamic(endian, &*data)? {
+        let strings = sections.strings(endian, &*data, strings)?;
+        for entry in entries {
+            match entry.d_tag.get(endian) as u32 {
+                elf::DT_SONAME => {
+                    let offset = u32::try_from(entry.d_val.get(endian))?;
+                    soname = strings
+                        .get(offset)
+                        .map_err(|()| anyhow::anyhow!("the soname is no string"))?
+                        .to_vec();
+                }
+                elf::DT_FLAGS_1 => {
+                    nodelete = entry.d_val.get(endian) & u64::from(elf::DF_1_NODELETE) != 0
+                }
+                _ => {}
+            }
+        }
+    }
+    Ok(Built { symbols, soname, nodelete })
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    fs::read_to_string(path).with_context(|| path.display().to_string())
+}
+
+fn lines(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn symbols(rows: &[(&str, &str, bool)]) -> Symbols {
+        rows.iter().map(|(n, v, d)| ((n.to_string(), v.to_string()), *d)).collect()
+    }
+
+    #[test]
+    fn every_kind_of_difference_is_reported() {
+        let table = symbols(&[
+            ("a", "V_1", true),
+            ("b", "V_1", true),
+            ("c", "V_1", false),
+            ("d", "V_1", true),
+        ]);
+        let object =
+            symbols(&[("a", "V_1", true), ("b", "V_2", true), ("c", "V_1", true), ("e", "", true)]);
+        assert_eq!(
+            compare(&table, &object),
+            [
+                "b: V_1 is missing (exported: V_2)",
+                "c: V_1 should be not the default version",
+                "d: V_1 is missing (exported: nothing)",
+                "b: V_2 is exported but in no table",
+                "e: without a version is exported but in no table",
+            ]
+        );
+        assert!(compare(&table, &table).is_empty());
+    }
+
+    #[test]
+    fn a_private_name_is_default_in_its_newest_node_only() {
+        let abi = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/capi/abi");
+        let table = expected(&abi).unwrap();
+        let kind = |version: &str| table[&("ibv_query_gid_type".to_owned(), version.to_owned())];
+        assert!(
+            !kind("IBVERBS_PRIVATE_34")
+                && !kind("IBVERBS_PRIVATE_59")
+                && kind("IBVERBS_PRIVATE_65")
+        );
+        assert!(table[&("verbs_register_driver_59".to_owned(), "IBVERBS_PRIVATE_59".to_owned())]);
+    }
+}

@@ -1,0 +1,316 @@
+//! Hosts to run programs on: this machine's network, or network namespaces made for the run.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use serde::Deserialize;
+
+use super::process::{Process, quiet, wait_for};
+
+/// Where a case runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Topology {
+    /// One host, with a loopback interface only.
+    Loopback,
+    /// One host with an Ethernet interface, MTU 1500; both programs use it.
+    OneHost,
+    /// Two hosts on a cable, MTU 1500.
+    TwoHosts,
+    /// Two hosts on a cable, MTU 9000.
+    #[serde(rename = "two-hosts-9000")]
+    TwoHosts9000,
+    /// Two hosts on a cable, MTU 1500; programs are given IPv6 addresses.
+    TwoHostsIpv6,
+}
+
+impl Topology {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Topology::Loopback => "loopback",
+            Topology::OneHost => "one-host",
+            Topology::TwoHosts => "two-hosts",
+            Topology::TwoHosts9000 => "two-hosts-9000",
+            Topology::TwoHostsIpv6 => "two-hosts-ipv6",
+        }
+    }
+
+    fn mtu(self) -> u32 {
+        if self == Topology::TwoHosts9000 { 9000 } else { 1500 }
+    }
+
+    fn cable(self) -> bool {
+        self != Topology::Loopback
+    }
+
+    /// Whether this machine's own network will do when namespaces cannot be made.
+    fn works_without_root(self) -> bool {
+        self == Topology::Loopback
+    }
+}
+
+/// The hosts of one topology, gone when this value is.
+pub(crate) struct Hosts {
+    topology: Topology,
+    /// Server's, then client's; one if both run on it. Empty: this machine's own network.
+    namespaces: Vec<Namespace>,
+}
+
+/// Which end of a test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    Server,
+    Client,
+}
+
+impl Hosts {
+    /// Sets the hosts up; `label` tells those of parallel workers apart. `None` if that takes root.
+    pub(crate) fn new(
+        topology: Topology,
+        label: usize,
+        scratch: &Path,
+    ) -> anyhow::Result<Option<Self>> {
+        // SAFETY: cannot fail and touches no memory.
+        if unsafe { libc::geteuid() } != 0 {
+            return Ok(topology
+                .works_without_root()
+                .then(|| Hosts { topology, namespaces: Vec::new() }));
+        }
+        let name = |side| format!("{PREFIX}{}-{label}{side}", std::process::id());
+        // A cable has two ends; with one host the other end only keeps the link up.
+        let sides: &[&str] = if topology.cable() { &["a", "b"] } else { &["a"] };
+        let namespaces = sides
+            .iter()
+            .map(|side| Namespace::new(name(side), scratch))
+            .collect::<anyhow::Result<Vec<_>>>()?;
+        if let [a, b] = &namespaces[..] {
+            let mtu = topology.mtu().to_string();
+            ip(&[
+                "-n", &a.name, "link", "add", "eth0", "mtu", &mtu, "type", "veth", "peer", "name",
+                "eth0", "mtu", &mtu, "netns", &b.name,
+            ])?;
+            for (host, number) in [(a, "1"), (b, "2")] {
+                // Without link-local addresses the GID table does not change while duplicate detection runs.
+                ip(&["-n", &host.name, "link", "set", "eth0", "addrgenmode", "none"])?;
+                ip(&["-n", &host.name, "link", "set", "eth0", "up"])?;
+                ip(&[
+                    "-n",
+                    &host.name,
+                    "address",
+                    "add",
+                    &format!("10.77.0.{number}/24"),
+                    "dev",
+                    "eth0",
+                ])?;
+                ip(&[
+                    "-n",
+                    &host.name,
+                    "address",
+                    "add",
+                    &format!("fd77::{number}/64"),
+                    "dev",
+                    "eth0",
+                    "nodad",
+                ])?;
+            }
+        }
+        Ok(Some(Hosts { topology, namespaces }))
+    }
+
+    /// What a client dials.
+    pub(crate) fn server_address(&self, ipv4: bool) -> &'static str {
+        match self.topology {
+            Topology::TwoHostsIpv6 if ipv4 => "10.77.0.1",
+            Topology::Loopback => "127.0.0.1",
+            Topology::OneHost | Topology::TwoHosts | Topology::TwoHosts9000 => "10.77.0.1",
+            Topology::TwoHostsIpv6 => "fd77::1",
+        }
+    }
+
+    /// The address whose GID a side uses in this topology.
+    pub(crate) fn own_address(&self, side: Side) -> &'static str {
+        match (self.topology, side) {
+            (Topology::TwoHostsIpv6, Side::Client) => "fd77::2",
+            (Topology::TwoHosts | Topology::TwoHosts9000, Side::Client) => "10.77.0.2",
+            _ => self.server_address(false),
+        }
+    }
+
+    fn namespace(&self, side: Side) -> Option<&Namespace> {
+        match (self.topology, side) {
+            (Topology::Loopback | Topology::OneHost, _) | (_, Side::Server) => {
+                self.namespaces.first()
+            }
+            (_, Side::Client) => self.namespaces.get(1),
+        }
+    }
+
+    /// A command that runs `program` on one side.
+    pub(crate) fn command(&self, side: Side, program: &Path) -> Command {
+        match self.namespace(side) {
+            None => Command::new(program),
+            Some(namespace) => {
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", &namespace.name]).arg(program);
+                command
+            }
+        }
+    }
+
+    /// Whether a program on the server's side listens on a TCP port.
+    pub(crate) fn listens(&self, port: u16) -> anyhow::Result<bool> {
+        self.server_sockets().listens(port)
+    }
+
+    /// Whether a program on the server's side is bound to a UDP port.
+    pub(crate) fn is_bound(&self, port: u16) -> anyhow::Result<bool> {
+        self.server_sockets().is_bound(port)
+    }
+
+    fn server_sockets(&self) -> Sockets {
+        match self.namespace(Side::Server) {
+            Some(host) => Sockets::of(&host.holder.id().to_string()),
+            None => Sockets::of("self"),
+        }
+    }
+}
+
+/// The sockets that a process sees: those of its network namespace.
+pub(crate) struct Sockets {
+    process: String,
+}
+
+impl Sockets {
+    /// By process id, or `self`.
+    pub(crate) fn of(process: &str) -> Self {
+        Sockets { process: process.into() }
+    }
+
+    /// Whether anybody listens on a TCP port.
+    pub(crate) fn listens(&self, port: u16) -> anyhow::Result<bool> {
+        const LISTEN: &str = "0A";
+        self.any(["tcp", "tcp6"], port, LISTEN)
+    }
+
+    /// Whether anybody is bound to a UDP port.
+    pub(crate) fn is_bound(&self, port: u16) -> anyhow::Result<bool> {
+        const UNCONNECTED: &str = "07";
+        self.any(["udp", "udp6"], port, UNCONNECTED)
+    }
+
+    fn any(&self, [ipv4, ipv6]: [&str; 2], port: u16, state: &str) -> anyhow::Result<bool> {
+        let path = |table| format!("/proc/{}/net/{table}", self.process);
+        let table = fs::read_to_string(path(ipv4))
+            .with_context(|| format!("cannot read {}", path(ipv4)))?;
+        // A kernel without IPv6 has no second table.
+        let table6 = fs::read_to_string(path(ipv6)).unwrap_or_default();
+        Ok(has_socket(&table, port, state) || has_socket(&table6, port, state))
+    }
+}
+
+/// Whether a table as in `/proc/net/tcp` has a socket on `port` in this state.
+fn has_socket(table: &str, port: u16, wanted: &str) -> bool {
+    table.lines().skip(1).any(|line| {
+        let mut fields = line.split_ascii_whitespace();
+        let local = fields.nth(1).and_then(|address| address.rsplit_once(':'));
+        let state = fields.nth(1);
+        local.and_then(|(_, hex)| u16::from_str_radix(hex, 16).ok()) == Some(port)
+            && state == Some(wanted)
+    })
+}
+
+const PREFIX: &str = "avt-";
+
+/// A network namespace with loopback up, and a process that holds it open.
+struct Namespace {
+    name: String,
+    holder: Process,
+}
+
+impl Namespace {
+    fn new(name: String, scratch: &Path) -> anyhow::Result<Self> {
+        ip(&["netns", "add", &name])?;
+        let made = Self::hold(&name, scratch);
+        if made.is_err() {
+            remove(&name);
+        }
+        made
+    }
+
+    fn hold(name: &str, scratch: &Path) -> anyhow::Result<Self> {
+        ip(&["-n", name, "link", "set", "lo", "up"])?;
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", name, "sleep", "infinity"]);
+        let mut holder = Process::start(&mut command, &scratch.join(format!("{name}.out")))?;
+        let inode = |path: &str| {
+            fs::metadata(path)
+                .map(|meta| meta.ino())
+                .with_context(|| format!("cannot look at {path}"))
+        };
+        let namespace = inode(&format!("/run/netns/{name}"))?;
+        let inside = format!("/proc/{}/ns/net", holder.id());
+        let there = wait_for(Instant::now() + Duration::from_secs(5), || {
+            if holder.ended()?.is_some() {
+                bail!("cannot enter {name}: {}", holder.output().trim());
+            }
+            Ok(inode(&inside)? == namespace)
+        })?;
+        if !there {
+            bail!("cannot enter {name}");
+        }
+        Ok(Namespace { name: name.to_owned(), holder })
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        self.holder.stop();
+        remove(&self.name);
+    }
+}
+
+fn remove(name: &str) {
+    if let Err(error) = ip(&["netns", "delete", name]) {
+        eprintln!("xtask: {error:#}");
+    }
+}
+
+fn ip(arguments: &[&str]) -> anyhow::Result<()> {
+    quiet(Command::new("ip").args(arguments)).map(|_| ())
+}
+
+/// Removes what a run that was killed has left behind.
+pub(crate) fn sweep() {
+    for entry in fs::read_dir("/run/netns").into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let owner = name
+            .strip_prefix(PREFIX)
+            .and_then(|rest| rest.split_once('-'))
+            .map(|(id, _)| id.to_owned());
+        if owner
+            .is_some_and(|id| id.parse::<u32>().is_ok() && !Path::new("/proc").join(id).exists())
+        {
+            remove(&name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_is_seen_and_a_connection_is_not_one() {
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue\n   \
+             0: 0100007F:4853 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1\n   \
+             1: 0100007F:4854 0100007F:9999 01 00000000:00000000 00:00000000 00000000     0        0 1\n";
+        assert!(has_socket(table, 0x4853, "0A"));
+        assert!(!has_socket(table, 0x4854, "0A"));
+        assert!(!has_socket(table, 0x9999, "0A"));
+    }
+}

@@ -1,0 +1,116 @@
+//! Other people's suites and tools, run on the device with their expected results as data in `conformance/`.
+
+mod hosts;
+mod process;
+mod pyverbs;
+mod results;
+mod table;
+mod tools;
+
+use std::fmt;
+use std::ops::AddAssign;
+
+use anyhow::bail;
+use clap::ValueEnum;
+
+use crate::dist::{self, Dist};
+use crate::interrupt;
+
+pub(crate) use hosts::{Hosts, Side, Sockets, Topology};
+pub(crate) use process::{Process, quiet, wait_for};
+pub(crate) use results::{Report, perftest_figure};
+
+/// Which suite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Suite {
+    /// Debian's verbs tools, between processes and between hosts
+    Tools,
+    /// rdma-core's Python tests
+    Pyverbs,
+    /// The Linux kernel's Soft-RoCE as a peer
+    Rxe,
+}
+
+/// What to run, and how.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Options {
+    /// The suite; without it, tools and pyverbs
+    suite: Option<Suite>,
+    #[command(flatten)]
+    selection: Selection,
+    #[command(flatten)]
+    dist: dist::Options,
+}
+
+/// Which cases of a suite.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct Selection {
+    /// Every case, not the default selection only
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Only cases with this in their name, whether or not they are in the default selection
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) filter: Option<String>,
+    /// Cases at the same time, each on hosts of its own; more than one disturbs timing on a small machine
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    pub(crate) jobs: usize,
+}
+
+impl Selection {
+    fn takes(&self, name: &str, default: bool) -> bool {
+        match &self.filter {
+            Some(text) => name.contains(text.as_str()),
+            None => self.all || default,
+        }
+    }
+}
+
+/// How many cases ended how.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub(crate) passed: usize,
+    pub(crate) failed: usize,
+    pub(crate) skipped: usize,
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped)
+    }
+}
+
+/// `cargo xtask conformance`.
+pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    interrupt::catch();
+    let suites: &[Suite] = match &options.suite {
+        Some(suite) => std::slice::from_ref(suite),
+        None => &[Suite::Pyverbs, Suite::Tools],
+    };
+    let dist = dist::run(&options.dist)?;
+    let mut tally = Tally::default();
+    for suite in suites {
+        tally += run_suite(*suite, &dist, &options.selection)?;
+    }
+    println!("{tally}");
+    if tally.failed > 0 {
+        bail!("{} failed", tally.failed);
+    }
+    Ok(())
+}
+
+/// Runs one suite on a finished layout.
+pub(crate) fn run_suite(suite: Suite, dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
+    match suite {
+        Suite::Tools => tools::run(dist, selection),
+        Suite::Pyverbs => pyverbs::run(dist, selection),
+        Suite::Rxe => bail!("the suite against the kernel's Soft-RoCE is not built yet"),
+    }
+}

@@ -1,0 +1,77 @@
+//! Debian packages that the commands use.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::bail;
+
+use crate::workspace::succeed;
+
+/// A package and a file of it that is used.
+pub(crate) type Package = (&'static str, &'static str);
+
+/// `ibv_devinfo`, `ibv_rc_pingpong` and their like.
+pub(crate) const IBVERBS_UTILS: Package = ("ibverbs-utils", "/usr/bin/ibv_devinfo");
+/// `ib_write_bw` and its like.
+pub(crate) const PERFTEST: Package = ("perftest", "/usr/bin/ib_write_bw");
+pub(crate) const QPERF: Package = ("qperf", "/usr/bin/qperf");
+pub(crate) const PYVERBS: Package = ("python3-pyverbs", "/usr/lib/python3/dist-packages/pyverbs");
+/// rdma-core's Python tests come with the documentation of this package.
+pub(crate) const RDMA_CORE: Package = ("rdma-core", "/usr/share/doc/rdma-core/tests/run_tests.py");
+pub(crate) const IPROUTE2: Package = ("iproute2", "/usr/sbin/ip");
+pub(crate) const IPERF3: Package = ("iperf3", "/usr/bin/iperf3");
+
+/// What programs are compiled against, and linked with: the C tests of the view need a compiler.
+pub(crate) const CC: Package = ("gcc", "/usr/bin/cc");
+/// The headers that C programs for verbs are compiled with.
+pub(crate) const LIBIBVERBS_DEV: Package = ("libibverbs-dev", "/usr/include/infiniband/verbs.h");
+pub(crate) const LIBC6_DEV: Package = ("libc6-dev", "/usr/include/stdio.h");
+
+/// Makes sure that the packages are there: installs what is missing as root, else says how.
+pub(crate) fn ensure(packages: &[Package]) -> anyhow::Result<()> {
+    let missing = missing(packages);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let line = format!("apt-get install --yes --no-install-recommends {}", missing.join(" "));
+    // SAFETY: cannot fail and touches no memory.
+    if unsafe { libc::geteuid() } != 0 {
+        bail!("Debian packages are missing; run this and try again:\n  sudo {line}");
+    }
+    eprintln!("installing {}", missing.join(", "));
+    let apt = || {
+        let mut command = Command::new("apt-get");
+        command.env("DEBIAN_FRONTEND", "noninteractive");
+        command
+    };
+    // A list that is too old, or none as in a fresh container, fails the first time.
+    let mut words = line.split(' ').skip(1).collect::<Vec<_>>();
+    words.insert(0, "--quiet=2");
+    if succeed(apt().args(&words)).is_err() {
+        succeed(apt().args(["--quiet=2", "update"]))?;
+        succeed(apt().args(&words))?;
+    }
+    match self::missing(packages) {
+        still if still.is_empty() => Ok(()),
+        still => {
+            bail!("{} installed, but their files are not where they should be", still.join(" "))
+        }
+    }
+}
+
+fn missing(packages: &[Package]) -> Vec<&'static str> {
+    packages.iter().filter(|(_, file)| !Path::new(file).exists()).map(|(name, _)| *name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_packages_whose_file_is_absent_are_missing() {
+        assert_eq!(
+            missing(&[("here", "/proc/self/exe"), ("absent", "/nonexistent/file")]),
+            ["absent"]
+        );
+    }
+}

@@ -1,0 +1,250 @@
+//! `cargo xtask test`: every test, and one line at the end.
+
+use std::io::{self, Read, Write};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, bail};
+
+use crate::conformance::{Selection, Suite, Tally, run_suite};
+use crate::dist;
+use crate::workspace::{cargo, root, shown};
+use crate::{abi_check, interrupt, packages};
+
+/// How much to run.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Options {
+    /// The whole of the conformance tables, not their default selection
+    #[arg(long)]
+    full: bool,
+}
+
+/// Runs everything, goes on after a failure, and fails at the end.
+pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    interrupt::catch();
+    packages::ensure(&[
+        packages::CC,
+        packages::LIBC6_DEV,
+        packages::IPROUTE2,
+        packages::IBVERBS_UTILS,
+        packages::PERFTEST,
+        packages::QPERF,
+        packages::PYVERBS,
+        packages::RDMA_CORE,
+    ])?;
+    let mut steps = Steps::default();
+    steps.whole("format", || check(cargo().args(["fmt", "--all", "--check"])))?;
+    let lint = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
+    steps.whole("clippy", || check(cargo().args(lint)))?;
+    steps.counted("unit and integration tests", unit_tests)?;
+
+    let mut built = None;
+    steps.whole("dist", || {
+        built = Some(dist::run(&dist::Options::default())?);
+        Ok(())
+    })?;
+    match built {
+        Some(dist) => {
+            steps.whole("abi-check", || abi_check::run(&root(), &dist.libibverbs()))?;
+            let selection = Selection { all: options.full, filter: None, jobs: 1 };
+            steps.counted("pyverbs", || run_suite(Suite::Pyverbs, &dist, &selection))?;
+            steps.counted("tools", || run_suite(Suite::Tools, &dist, &selection))?;
+        }
+        // What cannot run has not passed, and nobody knows how many cases it would have been.
+        None => {
+            for name in ["abi-check", "pyverbs", "tools"] {
+                steps.whole(name, || bail!("there is no dist to run it on"))?;
+            }
+        }
+    }
+    steps.finish()
+}
+
+#[derive(Default)]
+struct Steps {
+    tally: Tally,
+    failed: Vec<String>,
+}
+
+impl Steps {
+    /// A step that passes or fails as one.
+    fn whole(
+        &mut self,
+        name: &str,
+        step: impl FnOnce() -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        self.counted(name, || step().map(|()| Tally { passed: 1, ..Tally::default() }))
+    }
+
+    /// A step that counts its own cases. One that breaks off counts as a failure; only an interruption ends the run.
+    fn counted(
+        &mut self,
+        name: &str,
+        step: impl FnOnce() -> anyhow::Result<Tally>,
+    ) -> anyhow::Result<()> {
+        println!("== {name}");
+        let started = Instant::now();
+        let result = step();
+        interrupt::check()?;
+        let tally = result.unwrap_or_else(|error| {
+            println!("{name}: {error:#}");
+            Tally { failed: 1, ..Tally::default() }
+        });
+        if tally.failed > 0 {
+            self.failed.push(name.to_owned());
+        }
+        println!("== {name}: {tally} ({:.0} s)", started.elapsed().as_secs_f64());
+        self.tally += tally;
+        Ok(())
+    }
+
+    fn finish(self) -> anyhow::Result<()> {
+        if !self.failed.is_empty() {
+            println!("failed: {}", self.failed.join(", "));
+        }
+        println!("{}", self.tally);
+        if self.tally.failed > 0 || self.tally.passed == 0 {
+            bail!("the tests failed");
+        }
+        Ok(())
+    }
+}
+
+fn check(command: &mut Command) -> anyhow::Result<()> {
+    crate::workspace::succeed(command)
+}
+
+/// The workspace's own tests: nextest runs each in a process of its own, so that one crash does not hide the others, and
+/// leaves documentation's examples to cargo.
+fn unit_tests() -> anyhow::Result<Tally> {
+    let nextest =
+        cargo().args(["nextest", "--version"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    if nextest.is_ok_and(|status| status.success()) {
+        let mut tally = run_counted(
+            cargo().args([
+                "nextest",
+                "run",
+                "--workspace",
+                "--no-fail-fast",
+                "--cargo-quiet",
+                "--no-tests",
+                "pass",
+            ]),
+            nextest_summary,
+            &mut io::stdout(),
+        )?;
+        tally += run_counted(
+            cargo().args(["test", "--workspace", "--doc", "--no-fail-fast", "--quiet"]),
+            libtest_summary,
+            &mut io::stdout(),
+        )?;
+        return Ok(tally);
+    }
+    run_counted(
+        cargo().args(["test", "--workspace", "--no-fail-fast", "--quiet"]),
+        libtest_summary,
+        &mut io::stdout(),
+    )
+}
+
+/// Runs a test command, shows what it prints, and counts by its summary. A command that fails without a failed test (it
+/// does not build, it crashed) counts as one failure.
+fn run_counted(
+    command: &mut Command,
+    summary: fn(&str) -> Tally,
+    shown_on: &mut dyn Write,
+) -> anyhow::Result<Tally> {
+    // Both outputs in one pipe, in the order written: nextest reports on standard error.
+    let (mut reader, writer) = io::pipe().context("cannot make a pipe")?;
+    command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
+    let mut child = command.spawn().with_context(|| format!("cannot run {}", shown(command)))?;
+    // The command holds the writing ends; the pipe ends when the child's do.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut output = Vec::new();
+    let mut part = [0; 4096];
+    loop {
+        match reader.read(&mut part).context("cannot read the tests' output")? {
+            0 => break,
+            count => {
+                output.extend_from_slice(&part[..count]);
+                shown_on
+                    .write_all(&part[..count])
+                    .and_then(|()| shown_on.flush())
+                    .context("cannot show the tests' output")?;
+            }
+        }
+    }
+    let status = child.wait().context("cannot wait for the tests")?;
+    let mut tally = summary(&String::from_utf8_lossy(&output));
+    if !status.success() && tally.failed == 0 {
+        println!("{} ended with {status}", shown(command));
+        tally.failed = 1;
+    }
+    Ok(tally)
+}
+
+/// Sums `test result: ok. 5 passed; 0 failed; 1 ignored; ...`, one line for each executable.
+fn libtest_summary(output: &str) -> Tally {
+    let mut tally = Tally::default();
+    for line in output.lines().filter(|line| line.contains("test result: ")) {
+        tally.passed += number_before(line, " passed");
+        tally.failed += number_before(line, " failed");
+        tally.skipped += number_before(line, " ignored");
+    }
+    tally
+}
+
+/// Reads `Summary [ 0.1s] 29 tests run: 28 passed, 1 failed, 1 timed out, 2 skipped`.
+fn nextest_summary(output: &str) -> Tally {
+    let mut tally = Tally::default();
+    for line in output.lines().filter(|line| line.contains("Summary [")) {
+        tally.passed += number_before(line, " passed");
+        tally.failed += number_before(line, " failed")
+            + number_before(line, " timed out")
+            + number_before(line, " exec failed");
+        tally.skipped += number_before(line, " skipped");
+    }
+    tally
+}
+
+/// The number that stands before a word; 0 if the word is not there.
+fn number_before(line: &str, word: &str) -> usize {
+    let Some((before, _)) = line.split_once(word) else {
+        return 0;
+    };
+    let digits = before.trim_end_matches(['\u{1b}', '[', 'm']);
+    let start = digits.rfind(|letter: char| !letter.is_ascii_digit()).map_or(0, |at| at + 1);
+    digits[start..].parse().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn summaries_are_read() {
+        let libtest = "\ntest result: ok. 5 passed; 0 failed; 1 ignored; 0 measured\ntest result: FAILED. 2 passed; 3 failed; 0 ignored\n";
+        assert_eq!(libtest_summary(libtest), Tally { passed: 7, failed: 3, skipped: 1 });
+        let nextest = "     Summary [   0.031s] 9 tests run: 6 passed (1 slow), 2 failed, 1 timed out, 4 skipped\n";
+        assert_eq!(nextest_summary(nextest), Tally { passed: 6, failed: 3, skipped: 4 });
+        assert_eq!(nextest_summary("error: could not compile"), Tally::default());
+    }
+
+    #[test]
+    fn a_command_that_fails_without_a_test_is_a_failure() {
+        let tally = run_counted(
+            Command::new("sh").args(["-c", "echo oops; exit 101"]),
+            libtest_summary,
+            &mut io::sink(),
+        )
+        .unwrap();
+        assert_eq!(tally, Tally { failed: 1, ..Tally::default() });
+        let tally = run_counted(
+            Command::new("sh").args(["-c", "echo 'test result: ok. 2 passed; 0 failed;'"]),
+            libtest_summary,
+            &mut io::sink(),
+        )
+        .unwrap();
+        assert_eq!(tally, Tally { passed: 2, ..Tally::default() });
+    }
+}
