@@ -305,6 +305,7 @@ impl Engine {
 extern "C" fn at_exit() {
     if let Some(engine) = fork::current::<Engine>() {
         engine.flush_owed_at_exit();
+        engine.log_counters();
     }
 }
 
