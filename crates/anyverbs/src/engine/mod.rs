@@ -240,6 +240,11 @@ impl Engine {
         &self.counters
     }
 
+    /// Bytes of packets in and out, since the start.
+    fn bytes_moved(&self) -> u64 {
+        self.counters.read(Counter::SentBytes).wrapping_add(self.counters.read(Counter::RcvdBytes))
+    }
+
     pub(crate) fn next_pd(&self) -> u32 {
         self.pds.fetch_add(1, Ordering::Relaxed)
     }

@@ -65,6 +65,8 @@ pub(super) struct Requester {
     halted: Option<(u32, WcStatus)>,
     /// Went back to this PSN because a response was missing; not again until it is there.
     went_back_to: Option<Psn>,
+    /// The window ended the last sending: what is in flight includes a packet that asks for an ACK.
+    window_closed: bool,
     /// `SQ_DRAINED` was raised since the move to SQD.
     pub(super) drained: bool,
 }
@@ -115,6 +117,14 @@ impl Qp {
             return false;
         }
         let window = u64::from(env.window());
+        if self.requester.window_closed {
+            // A trickle of single packets behind each ACK would cost a system call each: wait for a good piece.
+            let in_flight = self.cursor_cost().wrapping_sub(self.requester.una_cost);
+            if in_flight > window - window / 4 {
+                return false;
+            }
+            self.requester.window_closed = false;
+        }
         let mut sent = false;
         while !self.is_halted_here() && self.sq.next != self.sq.head {
             if self.sq.next == self.sq.started && !self.start_wqe(env) {
@@ -227,6 +237,7 @@ impl Qp {
             let in_flight = self.cursor_cost().wrapping_sub(self.requester.una_cost);
             let cost = u64::from(bytes) + u64::from(packets) * PACKET_COST;
             if in_flight > 0 && in_flight + cost > window {
+                self.requester.window_closed = true;
                 return Ok(false);
             }
         }
