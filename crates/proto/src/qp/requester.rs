@@ -63,7 +63,7 @@ pub(super) struct Requester {
     ack_deadline: Option<Time>,
     /// The WQE at this position cannot be sent; completed with this status once all before it are.
     halted: Option<(u32, WcStatus)>,
-    /// Went back to this PSN because a response was missing; not again until it is there.
+    /// Went back to this PSN because it or its answer was missing; not again until it is there.
     went_back_to: Option<Psn>,
     /// The window ended the last sending: what is in flight includes a packet that asks for an ACK.
     window_closed: bool,
@@ -370,11 +370,12 @@ impl Qp {
         true
     }
 
-    /// A response is missing: goes back once for each PSN that is missing (IBA 9.7.5.1.4, implied NAK).
-    pub(super) fn implied_nak<E: Env>(&mut self, env: &mut E) {
+    /// The peer says, or an answer shows, that packet `una` or its answer is missing: goes back, once for each
+    /// (IBA 9.7.5.1.4): the network may deliver a NAK twice, and further answers show the same gap.
+    pub(super) fn sequence_error<E: Env>(&mut self, counter: Counter, env: &mut E) {
         let una = self.requester.una;
         if self.requester.went_back_to != Some(una) {
-            env.count(Counter::ImpliedNakSeqErr, 1);
+            env.count(counter, 1);
             self.requester.went_back_to = Some(una);
             self.retry(env);
         }
@@ -382,6 +383,10 @@ impl Qp {
 
     /// The receiver was not ready for packet `una` (IBA 9.7.5.2.8).
     pub(super) fn receiver_not_ready<E: Env>(&mut self, timer: u8, env: &mut E) {
+        if self.requester.rnr_until.is_some() {
+            // The network delivered the NAK twice.
+            return;
+        }
         env.count(Counter::RnrNakReceived, 1);
         if self.attr.rnr_retry != 7 {
             if self.requester.rnr_left == 0 {
