@@ -109,6 +109,10 @@ pub(crate) struct Engine {
     pds: AtomicU32,
     start: Instant,
     worker: Shared,
+    /// When the socket was last found empty with no ACK owed, in nanoseconds.
+    rx_empty_at: AtomicU64,
+    /// Datagrams that the kernel dropped, as last read.
+    kernel_drops: AtomicU64,
     /// Packets that the kernel would not send.
     pub(crate) send_drops: AtomicU64,
     /// Empty polls: a program that polls does the worker's work.
@@ -208,6 +212,8 @@ impl Engine {
             pds: AtomicU32::new(1),
             start: Instant::now(),
             worker,
+            rx_empty_at: AtomicU64::new(0),
+            kernel_drops: AtomicU64::new(0),
             send_drops: AtomicU64::new(0),
             lease: AtomicU64::new(0),
             port,
@@ -226,6 +232,10 @@ impl Engine {
     }
 
     pub(crate) fn counters(&self) -> &Counters {
+        // The kernel's own count of what found the socket full.
+        let dropped = self.port.dropped();
+        let known = self.kernel_drops.swap(dropped, Ordering::Relaxed);
+        self.count(Counter::DropSocketFull, dropped.saturating_sub(known));
         &self.counters
     }
 

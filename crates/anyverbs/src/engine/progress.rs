@@ -17,7 +17,7 @@ use anyverbs_proto::wire::icrc::{Flow, IcrcVerdict};
 use anyverbs_proto::wire::packet::{ICRC_LEN, Packet};
 
 use super::Engine;
-use super::env::Call;
+use super::env::{Call, Link};
 use crate::config::Config;
 use crate::link::udp::{CreditPacket, Outbox};
 use crate::qp::{QpCell, State};
@@ -30,6 +30,12 @@ const ACK_EVERY: usize = 64;
 const EXIT_PATIENCE: Duration = Duration::from_millis(2);
 /// How often a caller looks for datagrams that other processes handed on.
 const FORWARD_EVERY: u32 = 16;
+
+/// How often a timer looks whether its link has caught up.
+const CATCH_UP: Duration = Duration::from_millis(1);
+
+/// After this time a timer acts in any case.
+const LATEST: Duration = Duration::from_millis(64);
 
 /// What the receiving thread uses.
 #[derive(Debug)]
@@ -124,6 +130,9 @@ impl Engine {
         }
         echoes.flush(self);
         *since_acks += n;
+        if n == 0 && !self.owes() {
+            self.rx_empty_at.store(now.as_nanos(), Ordering::Release);
+        }
         let acks_due = *since_acks >= ACK_EVERY || n == 0;
         if acks_due {
             *since_acks = 0;
@@ -370,6 +379,16 @@ impl Engine {
         self.timers.next().min(self.paths.next())
     }
 
+    /// Whether everything that came before `deadline` was delivered: a timer must not take for lost what only waits
+    /// for a thread that does not get the processor.
+    fn has_caught_up(&self, link: &mut Link, deadline: Time, now: Time) -> bool {
+        if link.is_inproc() {
+            return self.inproc.has_caught_up(&mut link.catch_up.0);
+        }
+        self.rx_empty_at.load(Ordering::Acquire) >= deadline.as_nanos()
+            || now.since(deadline) > LATEST
+    }
+
     /// Runs the timers that are due.
     pub(super) fn run_timers(&'static self) {
         let next = self.next_deadline();
@@ -387,9 +406,15 @@ impl Engine {
                     return;
                 }
                 link.timer = None;
-                if machine.deadline().is_some_and(|deadline| deadline <= now) {
-                    machine.on_timer(&mut call.env(link));
+                link.catch_up.1 = None;
+                if machine.deadline().is_none_or(|deadline| deadline > now) {
+                    return;
                 }
+                if !self.has_caught_up(link, at, now) {
+                    link.catch_up.1 = Some(now + CATCH_UP);
+                    return;
+                }
+                machine.on_timer(&mut call.env(link));
             });
         }
         let mut resume = Vec::new();

@@ -12,7 +12,7 @@ pub(crate) fn isolate() {
         let pid = std::process::id();
         for (name, value) in [
             ("ANYVERBS_REGISTRY", format!("anyverbs-test-{pid}")),
-            ("ANYVERBS_UDP_PORT", (20_000 + pid % 20_000).to_string()),
+            ("ANYVERBS_UDP_PORT", (20_000 + pid % 12_000).to_string()),
             ("ANYVERBS_INTERFACES", "lo".into()),
         ] {
             if std::env::var_os(name).is_none() {
@@ -178,7 +178,7 @@ impl Endpoint {
         let attr = QpAttr {
             state: QpState::Rts,
             sq_psn: Psn::new(100),
-            timeout: 12,
+            timeout: 14,
             retry_cnt: 7,
             rnr_retry: 7,
             max_rd_atomic: 16,

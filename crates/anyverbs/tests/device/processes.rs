@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyverbs::*;
 
@@ -12,6 +13,8 @@ const SIZE: usize = 1 << 20;
 
 /// The peer process.
 struct Peer {
+    /// One at a time: while processes come and go, datagrams may take a detour, and unreliable ones get lost.
+    _turn: MutexGuard<'static, ()>,
     child: Child,
     stdin: ChildStdin,
     stdout: BufReader<ChildStdout>,
@@ -33,6 +36,8 @@ fn introduced(line: &str) -> (Address, RemoteAddr) {
 
 impl Peer {
     fn spawn(role: &str) -> Self {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         isolate();
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "processes::peer", "--nocapture", "--test-threads=1"])
@@ -43,7 +48,7 @@ impl Peer {
             .unwrap();
         let (stdin, stdout) =
             (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-        Self { child, stdin, stdout }
+        Self { _turn: turn, child, stdin, stdout }
     }
 
     fn say(&mut self, line: &str) {

@@ -27,7 +27,8 @@ pub(crate) struct AhInner {
     pub(crate) device: anyverbs::Ah,
     /// Destroyed: the data path, which does not look pointers up, finds out here.
     pub(crate) dead: AtomicBool,
-    context: Arc<Context>,
+    /// For its life: `ibv_ah.context`.
+    _context: Arc<Context>,
 }
 
 /// Destroyed AHs whose memory is kept a while, so that posting with one is refused instead of reading freed memory.
@@ -91,7 +92,11 @@ fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah, Errno> {
     let handle = object::new_handle();
     let context = Arc::clone(&pd.inner.context);
     let public = ibv_ah { context: context.pointer(), pd: pd.public(), handle };
-    Ok(object::publish(public, handle, AhInner { device, dead: AtomicBool::new(false), context }))
+    Ok(object::publish(
+        public,
+        handle,
+        AhInner { device, dead: AtomicBool::new(false), _context: context },
+    ))
 }
 
 /// `ibv_destroy_ah`: 0, or the errno value. Sends that were posted go on (S3.2).

@@ -8,7 +8,7 @@ use crate::{
     abi::*,
     errno::{Errno, pointer, value},
     object::{self, Object, deref},
-    verbs::{CompChannel, Context, Iterator, context, set_iterator},
+    verbs::{CompChannel, Context, PollSession, context, set_iterator},
 };
 
 pub(crate) type Cq = Object<ibv_cq_ex>;
@@ -17,7 +17,7 @@ pub(crate) type Cq = Object<ibv_cq_ex>;
 pub(crate) struct CqInner {
     pub(crate) device: anyverbs::Cq,
     pub(crate) context: Arc<Context>,
-    pub(crate) iterator: Iterator,
+    pub(crate) iterator: PollSession,
 }
 
 /// The CQ behind a program's pointer.
@@ -103,7 +103,7 @@ fn create(context_: *mut ibv_context, attr: &ibv_cq_init_attr_ex) -> Result<*mut
     public.handle = handle;
     public.cqe = device.capacity() as c_int;
     set_iterator(&mut public);
-    let inner = CqInner { device, context, iterator: Iterator::default() };
+    let inner = CqInner { device, context, iterator: PollSession::default() };
     let published = object::publish(public, handle, inner);
     // No event of it can have been raised: nothing uses it yet.
     object::lookup(published)?.inner.device.set_cookie(published as u64);

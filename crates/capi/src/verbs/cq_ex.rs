@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// The completion that the program looks at, from `ibv_start_poll` to `ibv_end_poll`.
-pub(crate) type Iterator = Session<Wc>;
+pub(crate) type PollSession = Session<Wc>;
 
 /// Fills the function pointers of a CQ. All are there, whatever fields the program asked for: a field that it did not
 /// ask for reads as 0 or as what the completion says.

@@ -148,7 +148,7 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_ex(
     }))
 }
 
-/// `ibv_query_gid_table`: how many entries were filled, or the negative errno value.
+/// `ibv_query_gid_table`: how many entries were filled, or the negative errno value; `-EINVAL` also when not all fit.
 ///
 /// # Safety
 /// `entries` is NULL or has `max_entries` elements of `entry_size` bytes.
@@ -165,13 +165,16 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
             return Err(Errno::EINVAL);
         }
         let found = context.inner.device.gids()?;
-        for (i, entry) in found.iter().take(max_entries).enumerate() {
+        if found.len() > max_entries {
+            return Err(Errno::EINVAL);
+        }
+        for (i, entry) in found.iter().enumerate() {
             // SAFETY: the caller's promise.
             unsafe {
                 write_sized(entries.byte_add(i * entry_size), &gid_entry(entry), entry_size);
             }
         }
-        Ok(found.len().min(max_entries) as isize)
+        Ok(found.len() as isize)
     });
     filled.unwrap_or_else(|e| -(e.set() as isize))
 }

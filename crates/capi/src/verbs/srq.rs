@@ -129,7 +129,8 @@ pub(crate) unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_
 
 /// Slot of `ibv_get_srq_num`: only SRQs of XRC have one.
 pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, _num: *mut u32) -> c_int {
-    value(object::find(srq).and_then(|_: Arc<Srq>| Err(Errno::EOPNOTSUPP)))
+    let found: Result<Arc<Srq>, _> = object::find(srq);
+    value(found.and(Err(Errno::EOPNOTSUPP)))
 }
 
 /// `ibv_destroy_srq`: 0, or the errno value; `EBUSY` while a QP uses it. Waits while events of it were read and not
