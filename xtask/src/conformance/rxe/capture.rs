@@ -32,6 +32,9 @@ const GUESSERS: [&str; 9] = [
     "smc",
 ];
 
+/// The one among them that is no protocol of its own: Ethernet types at the start of a payload.
+const ETHERNET_GUESSER: &str = "eth_over_ib";
+
 /// BTH opcode, from the manufacturers' range, of the device's credit probes on unreliable paths, which other makes ignore.
 const PROBE: u8 = 0xc1;
 const ACKNOWLEDGE: u8 = 0x11;
@@ -46,9 +49,10 @@ impl Capture {
     /// Returns when every packet from now on is seen.
     pub(super) fn start(guest: &Guest, file: &Path, log: &Path) -> anyhow::Result<Self> {
         let mut command = guest.host_command("tcpdump");
-        // As the user it was started as, without name lookups, unbuffered, with room for a burst of 16 MiB.
+        // As the user it was started as, without name lookups, with a ring of 64 MiB in slots that hold a jumbo frame: a
+        // busy machine may not let it run for a while. Packets reach it at once, so that none is left behind at the end.
         command
-            .args(["-Z", "root", "-n", "-U", "--immediate-mode", "-B", "16384", "-s", "0"])
+            .args(["-Z", "root", "-n", "--immediate-mode", "-B", "65536", "-s", "9216"])
             .args(["-i", &guest.interface(), "-w"])
             .arg(file)
             .args(["udp", "port", "4791"]);
@@ -150,6 +154,7 @@ fn dissect(file: &Path) -> anyhow::Result<Dissection> {
     for protocol in GUESSERS {
         command.args(["--disable-protocol", protocol]);
     }
+    command.args(["--disable-heuristic", ETHERNET_GUESSER]);
     command.args(["-n", "-T", "fields", "-E", "occurrence=f"]);
     for field in [
         "frame.number",
