@@ -60,14 +60,22 @@ fn stream(a: &Endpoint, b: &Endpoint, src: &Buffer, dst: &Buffer, messages: usiz
     }
 }
 
-/// By UDP when the environment says so, else within the process.
+/// By UDP when the environment says so, else within the process. What the host does meanwhile (an address that changes, a
+/// process that ends) costs the worker some allocations, which have nothing to do with the stream: so the stream is
+/// cut in pieces, and the median piece counts. An allocation per message, or per hundred, is in all of them.
 fn allocations_of_a_stream() -> u64 {
     let (a, b) = pair(QpType::Rc);
     let (src, dst) = (Buffer::new(&a.pd, LEN), Buffer::new(&b.pd, LEN));
     stream(&a, &b, &src, &dst, 200);
-    let before = ALLOCATIONS.load(Ordering::Relaxed);
-    stream(&a, &b, &src, &dst, 1000);
-    ALLOCATIONS.load(Ordering::Relaxed) - before
+    let mut pieces: Vec<u64> = (0..9)
+        .map(|_| {
+            let before = ALLOCATIONS.load(Ordering::Relaxed);
+            stream(&a, &b, &src, &dst, 200);
+            ALLOCATIONS.load(Ordering::Relaxed) - before
+        })
+        .collect();
+    pieces.sort_unstable();
+    pieces[pieces.len() / 2]
 }
 
 #[test]

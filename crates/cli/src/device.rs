@@ -34,6 +34,7 @@ pub(crate) struct Port {
     pub(crate) state: u8,
     /// Largest RDMA payload of a packet, in bytes.
     pub(crate) active_mtu: u32,
+    pub(crate) lid: u16,
     pub(crate) gid_tbl_len: u32,
     pub(crate) gids: Vec<Gid>,
 }
@@ -106,6 +107,7 @@ fn describe(info: &anyverbs::DeviceInfo, attr: &DeviceAttr) -> Device {
         port: Port {
             state: info.port.state as u8,
             active_mtu: info.port.active_mtu.bytes(),
+            lid: info.port.lid,
             gid_tbl_len: info.port.gid_tbl_len,
             gids: info.gids.iter().map(gid).collect(),
         },
@@ -142,6 +144,7 @@ pub(crate) fn example() -> Device {
         port: Port {
             state: 4,
             active_mtu: 1024,
+            lid: 0x8001,
             gid_tbl_len: 16,
             gids: vec![
                 gid(0, std::net::Ipv4Addr::LOCALHOST.into()),

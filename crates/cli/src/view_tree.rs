@@ -162,7 +162,7 @@ fn write_device(tree: &Path, device: &Device, index: u32) -> io::Result<()> {
     for (file, text) in [
         ("state", state(port.state)),
         ("phys_state", phys_state(port.state)),
-        ("lid", "0x0".into()),
+        ("lid", format!("{:#x}", port.lid)),
         ("lid_mask_count", "0".into()),
         ("sm_lid", "0x0".into()),
         ("sm_sl", "0".into()),

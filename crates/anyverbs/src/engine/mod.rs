@@ -34,6 +34,7 @@ use crate::device::{DeviceInfo, PortAttr, PortState};
 use crate::error::OpenError;
 use crate::fork;
 use crate::gid::GidTable;
+use crate::lid;
 use crate::limits::{self, DeviceAttr};
 use crate::link::inproc::Inproc;
 use crate::link::udp::BatchPool;
@@ -272,6 +273,7 @@ impl Engine {
             state: if self.gids.is_empty() { PortState::Down } else { PortState::Active },
             max_mtu: Mtu::Mtu4096,
             active_mtu: self.gids.active_mtu(),
+            lid: self.gids.entry(0).map_or(0, |entry| lid::of(entry.gid.to_ip())),
             gid_tbl_len: limits::GID_TABLE_LEN as u32,
             max_msg_sz: limits::MAX_MSG_SIZE,
             pkey_tbl_len: self.attr.max_pkeys,
@@ -303,6 +305,7 @@ impl Engine {
 extern "C" fn at_exit() {
     if let Some(engine) = fork::current::<Engine>() {
         engine.flush_owed_at_exit();
+        engine.log_counters();
     }
 }
 

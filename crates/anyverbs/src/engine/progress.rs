@@ -95,7 +95,8 @@ impl Engine {
         let Some(mut rx) = self.rx.try_lock() else { return 0 };
         let RxState { batch, forwarded, calls, since_acks, resume, flow } = &mut *rx;
         *calls = calls.wrapping_add(1);
-        if let Err(error) = self.port.receive(batch) {
+        let received = if worker { self.port.receive(batch) } else { self.port.poll(batch) };
+        if let Err(error) = received {
             tracing::error!(%error, "receiving failed");
         }
         let now = self.now();
@@ -114,7 +115,7 @@ impl Engine {
                 }
             }),
         );
-        if worker || calls.is_multiple_of(FORWARD_EVERY) {
+        if (worker && n == 0) || calls.is_multiple_of(FORWARD_EVERY) {
             while let Ok(Some(datagram)) = self.port.receive_forwarded(forwarded) {
                 n += 1;
                 match self.classify(&datagram, flow, true) {
@@ -130,7 +131,7 @@ impl Engine {
         }
         echoes.flush(self);
         *since_acks += n;
-        if n == 0 && !self.owes() {
+        if n == 0 && batch.asked_all() && !self.owes() {
             self.rx_empty_at.store(now.as_nanos(), Ordering::Release);
         }
         let acks_due = *since_acks >= ACK_EVERY || n == 0;
@@ -362,6 +363,22 @@ impl Engine {
                 machine.acknowledge(&mut call.env(link));
                 call.settle(&mut state);
             }
+        }
+    }
+
+    /// For whoever looks into a process that misbehaved: what it counted, at its end.
+    pub(super) fn log_counters(&self) {
+        if tracing::enabled!(target: "anyverbs::counters", tracing::Level::INFO) {
+            let counted = Counter::ALL.iter().map(|c| (c.name(), self.counters().read(*c)));
+            let shown: Vec<_> =
+                counted.filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name}={n}")).collect();
+            tracing::info!(
+                target: "anyverbs::counters",
+                kernel_drops = self.port.dropped(),
+                unsent = self.send_drops.load(Ordering::Relaxed),
+                "{}",
+                shown.join(" ")
+            );
         }
     }
 

@@ -33,6 +33,7 @@ fn port_attr(port: &PortAttr) -> ibv_port_attr {
     c.state = port.state as u32;
     c.max_mtu = port.max_mtu as u32;
     c.active_mtu = port.active_mtu as u32;
+    c.lid = port.lid;
     c.gid_tbl_len = port.gid_tbl_len as c_int;
     c.port_cap_flags = IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS;
     c.max_msg_sz = port.max_msg_sz;

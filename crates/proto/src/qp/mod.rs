@@ -344,7 +344,7 @@ impl Qp {
         let sent = match self.init.qp_type {
             QpType::Ud => self.send_datagrams(env),
             QpType::Uc => self.send_requests(env),
-            QpType::Rc => self.send_answers(env) | self.send_requests(env),
+            QpType::Rc => self.send_answers(env) | self.send_held(env) | self.send_requests(env),
         };
         if sent {
             self.send_owed_ack(env);

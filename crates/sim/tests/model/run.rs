@@ -32,7 +32,7 @@ impl World {
                 while self.rng.random_bool(0.9) && self.post_recv(q) {}
             }
         }
-        while left > 0 {
+        while left > 0 && self.qps.iter().any(|qp| !qp.destroyed) {
             let q = self.any_qp();
             match self.rng.random_range(0..20) {
                 0..8 if !self.qps[q].destroyed => {

@@ -59,6 +59,42 @@ fn a_link_without_room() {
 }
 
 #[test]
+fn acknowledgements_find_room_beside_requests_that_never_end() {
+    let rate = Rate { bytes_per_sec: 100_000_000, queue: 4, full: Full::Block };
+    let (mut t, a, b) = rc(QpOptions::rc());
+    t.net.default_link.rate = Some(rate);
+    for i in 0..60 {
+        for (from, to) in [(a, b), (b, a)] {
+            t.post(from, i, SendOp::Write(to.mr.remote(0)), &[from.mr.sge(50_000, 30_000)]);
+        }
+    }
+    t.run();
+    for end in [a, b] {
+        assert_eq!(t.sent(end), (0..60).map(|i| (i, Success)).collect::<Vec<_>>());
+        assert_eq!(t.counter(end.device, Counter::Retransmitted), 0);
+    }
+}
+
+#[test]
+fn naks_find_room_beside_requests_that_never_end() {
+    let rate = Rate { bytes_per_sec: 100_000_000, queue: 4, full: Full::Block };
+    for op in [SendOp::Send, SendOp::Write(RemoteAddr { va: 0, rkey: 0 })] {
+        let (mut t, a, b) = rc(QpOptions::rc());
+        t.net.default_link.rate = Some(rate);
+        for i in 0..60 {
+            t.post(b, i, SendOp::Write(a.mr.remote(0)), &[b.mr.sge(50_000, 30_000)]);
+        }
+        t.run_for(Duration::from_micros(500));
+        t.post(a, 1, op, &[a.mr.sge(0, 100)]);
+        t.run_for(Duration::from_millis(1));
+        match op {
+            SendOp::Send => assert!(t.counter(a.device, Counter::RnrNakReceived) >= 1),
+            _ => assert_eq!(t.sent(a), [(1, RemAccessErr)]),
+        }
+    }
+}
+
+#[test]
 fn a_bottleneck_that_drops() {
     let rate = Rate { bytes_per_sec: 100_000_000, queue: 8, full: Full::Drop };
     let (mut t, a, b) = rc(QpOptions { window: 32 << 10, timeout: 10, ..QpOptions::rc() });
