@@ -34,6 +34,10 @@ const ACK_EVERY: u32 = 16;
 /// The shortest ACK timeout. A responder is a process among others: it may not run for a time slice or two.
 const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(16);
 
+/// ACK timeouts in a row, each of which doubles the interval. IBA 9.7.6.1.3 allows up to four times the interval: all of
+/// it goes to a peer that keeps silent, which a host that is busy for half a second does.
+const MAX_DOUBLINGS: u32 = 2;
+
 /// PSNs that may be outstanding: half the number space, or serial comparison breaks down (IBA 9.7.1).
 const MAX_PSNS: u32 = 1 << 22;
 
@@ -61,6 +65,8 @@ pub(super) struct Requester {
     pub(super) rnr_until: Option<Time>,
     /// When the oldest request counts as lost.
     ack_deadline: Option<Time>,
+    /// ACK timeouts since the peer last answered something new.
+    ack_timeouts: u32,
     /// The WQE at this position cannot be sent; completed with this status once all before it are.
     halted: Option<(u32, WcStatus)>,
     /// Went back to this PSN because it or its answer was missing; not again until it is there.
@@ -404,6 +410,7 @@ impl Qp {
     /// The peer answered something new.
     pub(super) fn progressed(&mut self, now: Time) {
         self.requester.retries_left = self.attr.retry_cnt;
+        self.requester.ack_timeouts = 0;
         self.requester.rnr_left = self.attr.rnr_retry;
         self.requester.went_back_to = None;
         if self.requester.una == self.cursor_psn() {
@@ -414,8 +421,9 @@ impl Qp {
     }
 
     fn restart_ack_timer(&mut self, now: Time) {
-        self.requester.ack_deadline =
-            timer_code::ack(self.attr.timeout).map(|t| now + t.max(MIN_ACK_TIMEOUT));
+        let doublings = self.requester.ack_timeouts.min(MAX_DOUBLINGS);
+        self.requester.ack_deadline = timer_code::ack(self.attr.timeout)
+            .map(|t| now + t.max(MIN_ACK_TIMEOUT) * (1 << doublings));
     }
 
     /// When the requester wants to be called.
@@ -437,6 +445,7 @@ impl Qp {
             if self.awaits_answer() {
                 env.count(Counter::LocalAckTimeoutErr, 1);
                 self.requester.went_back_to = None;
+                self.requester.ack_timeouts = self.requester.ack_timeouts.saturating_add(1);
                 self.retry(env);
             }
         }
