@@ -31,7 +31,7 @@ pub(super) const PROBE_EVERY: u64 = 24 << 10;
 pub(super) const CREDIT: u64 = 96 << 10;
 /// Messages between probes, at most.
 const MESSAGES: u64 = 64;
-/// Messages before the first answer, after which it is asked for.
+/// Messages before the first answer.
 const FIRST_MESSAGES: u64 = 16;
 const RETRY: Duration = Duration::from_millis(2);
 const STRANGER: Duration = Duration::from_millis(30);
@@ -124,15 +124,21 @@ impl Wait {
 }
 
 /// A queue pair of the peer.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Receiver {
     /// Messages sent to it.
     sent: u64,
     /// `sent` at the last probe.
     probed: u64,
-    /// How many may be sent in all, when that is known.
-    limit: Option<u64>,
+    /// How many may be sent in all.
+    limit: u64,
     wait: Wait,
+}
+
+impl Default for Receiver {
+    fn default() -> Self {
+        Self { sent: 0, probed: 0, limit: FIRST_MESSAGES, wait: Wait::default() }
+    }
 }
 
 /// Credit of one path.
@@ -170,19 +176,23 @@ impl Pace {
         }
         let receiver = self.receivers.entry(to).or_default();
         let here = Probe { bytes: self.sent, messages: receiver.sent };
-        let mut step = None;
-        if self.sent - self.echoed + len as u64 > CREDIT {
-            let patience = if self.answers { SILENCE } else { STRANGER };
-            step = Some(self.wait.step(now, patience, true));
-        } else if takes_recv
-            && receiver.wait.is_free(now) != Some(true)
-            && receiver.limit.is_some_and(|limit| receiver.sent >= limit)
-        {
-            let probed = receiver.probed == receiver.sent;
-            step = Some(receiver.wait.step(now, NO_RECEIVES, probed));
-            if matches!(step, Some(Step::GiveUp)) {
-                receiver.limit = None;
+        let free = match receiver.wait.is_free(now) {
+            None => {
+                receiver.limit = receiver.sent + FIRST_MESSAGES;
+                false
             }
+            Some(free) => free,
+        };
+        let mut step = None;
+        let (silence, no_receives) =
+            if self.answers { (SILENCE, NO_RECEIVES) } else { (STRANGER, STRANGER) };
+        if self.sent - self.echoed + len as u64 > CREDIT {
+            step = Some(self.wait.step(now, silence, true));
+        } else if takes_recv && !free && receiver.sent >= receiver.limit {
+            let probed = receiver.probed == receiver.sent;
+            // What a stranger leaves open, it leaves open for all.
+            let wait = if self.answers { &mut receiver.wait } else { &mut self.wait };
+            step = Some(wait.step(now, no_receives, probed));
         }
         let (probe, at) = match step {
             None | Some(Step::GiveUp) => (None, None),
@@ -199,18 +209,16 @@ impl Pace {
         }
 
         // Nobody waits any more, or whoever did is gone.
+        let gave_up = step.is_some();
         (self.wait.since, self.wait.probe_at) = (None, None);
         (receiver.wait.since, receiver.wait.probe_at) = (None, None);
         self.sent += len as u64;
         receiver.sent += u64::from(takes_recv);
         let unprobed = receiver.sent - receiver.probed;
-        let every = match receiver.limit {
-            // Sooner when there is little left.
-            Some(limit) => (limit.saturating_sub(receiver.probed) / 2).clamp(1, MESSAGES),
-            None => FIRST_MESSAGES,
-        };
-        let free = receiver.wait.free_until.is_some();
-        if self.sent - self.probed < PROBE_EVERY && (free || !takes_recv || unprobed < every) {
+        // Sooner when there is little left.
+        let every = (receiver.limit.saturating_sub(receiver.probed) / 2).clamp(1, MESSAGES);
+        let due = !free && takes_recv && unprobed >= every;
+        if gave_up || (self.sent - self.probed < PROBE_EVERY && !due) {
             return Credit::Send(None);
         }
         (self.probed, receiver.probed) = (self.sent, receiver.sent);
@@ -229,7 +237,7 @@ impl Pace {
             self.wait.end();
         }
         if let Some(receiver) = self.receivers.get_mut(&receiver) {
-            receiver.limit = (limit != NO_LIMIT).then_some(limit);
+            receiver.limit = limit;
             if limit > receiver.sent {
                 receiver.wait.end();
             }
@@ -290,8 +298,8 @@ mod tests {
     #[test]
     fn bytes_run_out_and_come_back_with_the_answer() {
         let mut pace = Pace::default();
-        let (sent, probes) = burst(&mut pace, 4096, at(0));
-        assert_eq!(sent * 4096, CREDIT);
+        let (sent, probes) = burst(&mut pace, 8192, at(0));
+        assert_eq!(sent * 8192, CREDIT);
         assert_eq!(probes.len() as u64, CREDIT / PROBE_EVERY);
         assert_eq!(probes[3], Probe { bytes: CREDIT, messages: sent });
         assert_eq!(
@@ -300,17 +308,13 @@ mod tests {
             "an answer to what was never sent counts for nothing"
         );
         assert_eq!(echo(&mut pace, probes[0].bytes, NO_LIMIT), [QPN]);
-        assert_eq!(burst(&mut pace, 4096, at(1)).0, PROBE_EVERY / 4096);
+        assert_eq!(burst(&mut pace, 8192, at(1)).0, PROBE_EVERY / 8192);
     }
 
     #[test]
     fn no_more_messages_than_receives() {
         let mut pace = Pace::default();
-        assert_eq!(burst(&mut pace, 8, at(0)).1[0].messages, FIRST_MESSAGES);
-        let mut pace = Pace::default();
-        for _ in 0..FIRST_MESSAGES {
-            pace.ask(8, QPN, PEER, true, at(0));
-        }
+        assert_eq!(burst(&mut pace, 8, at(0)).0, FIRST_MESSAGES);
         echo(&mut pace, 128, FIRST_MESSAGES + 100);
         let (sent, probes) = burst(&mut pace, 8, at(1));
         assert_eq!(sent, 100);
@@ -327,9 +331,7 @@ mod tests {
     #[test]
     fn who_waits_for_receives_asks_again_and_gives_up_in_the_end() {
         let mut pace = Pace::default();
-        for _ in 0..FIRST_MESSAGES {
-            pace.ask(8, QPN, PEER, true, at(0));
-        }
+        burst(&mut pace, 8, at(0));
         echo(&mut pace, 128, FIRST_MESSAGES);
         let mut probes = 0;
         let mut now = 0;
@@ -360,26 +362,26 @@ mod tests {
     fn a_stranger_is_left_alone_for_a_while() {
         let mut pace = Pace::default();
         let mut resume = Vec::new();
-        burst(&mut pace, 4096, at(0));
+        burst(&mut pace, 8192, at(0));
         assert_eq!(pace.expire(at(1), &mut resume), Some(at(2)));
         assert_eq!(pace.expire(at(2), &mut resume), None);
-        assert!(matches!(pace.ask(4096, QPN, PEER, true, at(2)), Credit::Blocked(Some(_), _)));
+        assert!(matches!(pace.ask(8192, QPN, PEER, true, at(2)), Credit::Blocked(Some(_), _)));
         for _ in 0..1000 {
-            assert_eq!(pace.ask(4096, QPN, PEER, true, at(30)), Credit::Send(None));
+            assert_eq!(pace.ask(8192, QPN, PEER, true, at(30)), Credit::Send(None));
         }
-        assert!(burst(&mut pace, 4096, at(3000)).0 < 100);
+        assert!(burst(&mut pace, 8192, at(3000)).0 < 100);
     }
 
     #[test]
     fn one_that_has_answered_is_waited_for() {
         let mut pace = Pace::default();
-        burst(&mut pace, 4096, at(0));
+        burst(&mut pace, 8192, at(0));
         echo(&mut pace, CREDIT, NO_LIMIT);
-        burst(&mut pace, 4096, at(1));
+        burst(&mut pace, 8192, at(1));
         for ms in (3..500).step_by(2) {
-            let asked = pace.ask(4096, QPN, PEER, true, at(ms));
+            let asked = pace.ask(8192, QPN, PEER, true, at(ms));
             assert!(matches!(asked, Credit::Blocked(Some(_), _)), "{asked:?} after {ms} ms");
         }
-        assert_eq!(pace.ask(4096, QPN, PEER, true, at(502)), Credit::Send(None));
+        assert_eq!(pace.ask(8192, QPN, PEER, true, at(502)), Credit::Send(None));
     }
 }
