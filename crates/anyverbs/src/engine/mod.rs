@@ -6,6 +6,7 @@
 //! them, but that the table of queue pairs may attach a new one to its CQ.
 
 pub(crate) mod env;
+pub(crate) mod pace;
 pub(crate) mod path;
 mod progress;
 mod qp_table;
