@@ -4,3 +4,4 @@
 //! A body panics if a promise of the code under test is broken, and returns on everything else.
 
 pub mod packet;
+pub mod qp_sequence;
