@@ -99,11 +99,12 @@ impl Engine {
         let Some(mut rx) = self.rx.try_lock() else { return 0 };
         let RxState { batch, forwarded, calls, since_acks, resume, probes, flow } = &mut *rx;
         *calls = calls.wrapping_add(1);
+        // Before the sockets are read: what is found empty was so no earlier than this.
+        let now = self.now();
         let received = if worker { self.port.receive(batch) } else { self.port.poll(batch) };
         if let Err(error) = received {
             tracing::error!(%error, "receiving failed");
         }
-        let now = self.now();
         let mut n = 0;
         self.deliver_at(
             now,
