@@ -342,10 +342,10 @@ impl Cm {
     }
 
     /// A connection that the program may act on.
-    pub(super) fn live_mut<'a>(
-        connections: &'a mut BTreeMap<CommId, Box<Connection>>,
+    pub(super) fn live_mut(
+        connections: &mut BTreeMap<CommId, Box<Connection>>,
         id: CommId,
-    ) -> Result<&'a mut Connection, CmError> {
+    ) -> Result<&mut Connection, CmError> {
         let connection = connections.get_mut(&id).filter(|c| !c.orphan);
         connection.map(|c| &mut **c).ok_or(CmError::UnknownId)
     }

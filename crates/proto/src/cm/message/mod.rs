@@ -53,7 +53,6 @@ macro_rules! attributes {
 
         /// Any message.
         #[derive(Clone, PartialEq, Eq, Debug)]
-        #[expect(clippy::large_enum_variant, reason = "lives for one call; no message is allocated for")]
         #[expect(missing_docs, reason = "the variants are the messages")]
         pub enum Message { $($variant($ty),)* }
 
