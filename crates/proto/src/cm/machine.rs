@@ -381,22 +381,23 @@ impl Cm {
         let Some(c) = self.connections.get_mut(&id) else { return };
         c.state = ConnectionState::Closed;
         c.sent = None;
-        self.names.leave_qpn(c);
         if c.answer.is_some() {
+            self.names.leave_qpn(c);
             self.timers.set(id, &mut c.deadline, Some(now + self.config.hold));
         } else {
             self.forget(id);
         }
     }
 
-    /// Nothing of a closed connection matters to the peer any more.
+    /// The connection is past. While the program holds it, its peer's late messages still find it.
     fn forget(&mut self, id: CommId) {
         let Some(c) = self.connections.get_mut(&id) else { return };
         c.state = ConnectionState::Closed;
-        c.answer = None;
-        self.names.leave(c);
+        c.sent = None;
+        self.names.leave_qpn(c);
         self.timers.set(id, &mut c.deadline, None);
         if c.orphan {
+            self.names.leave(c);
             self.connections.remove(&id);
             self.orphans -= 1;
         }

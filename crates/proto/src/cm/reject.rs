@@ -169,11 +169,7 @@ impl Cm {
                 self.enter_timewait(now, id);
                 About::Rep
             }
-            // It ends already. A rejection that was kept for the peer is no longer wanted.
-            S::Closed => {
-                c.answer = None;
-                return self.close(now, id);
-            }
+            // It ends already.
             _ => return,
         };
         let rejection = Rejection {

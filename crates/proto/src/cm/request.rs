@@ -258,9 +258,14 @@ impl Cm {
             if is_same {
                 return self.on_req_again(now, id);
             }
-            // The peer has forgotten the connection and gives its ID anew.
-            self.bury(now, id);
-            return self.refuse(arrival, tid, remote, About::Req, RejReason::StaleConn, &[]);
+            // The peer gives its ID anew. If we are past that connection too, it does so by right.
+            if c.state != S::Closed {
+                self.bury(now, id);
+                return self.refuse(arrival, tid, remote, About::Req, RejReason::StaleConn, &[]);
+            }
+            if let Some(c) = self.connections.get_mut(&id) {
+                self.names.leave(c);
+            }
         }
         if let Some(id) = self.names.of_remote_qpn(peer, req.local_qpn) {
             // IBA 12.9.8.3.1: the peer has forgotten the connection of this queue pair.
@@ -431,14 +436,15 @@ impl Cm {
                 let patience = c.patience + timeout::decode(self.config.service_timeout);
                 self.timers.set(id, &mut c.deadline, Some(now + patience));
             }
-            S::MraReqSent | S::Closed => {
-                if let Some(answer) = &c.answer {
-                    self.outbox.replay(c.to, answer);
-                }
-                if c.state == S::MraReqSent {
-                    let patience = c.patience + timeout::decode(self.config.service_timeout);
-                    self.timers.set(id, &mut c.deadline, Some(now + patience));
-                }
+            S::MraReqSent => {
+                let mra = c.answer.as_deref().expect("an MRA was sent");
+                self.outbox.replay(c.to, mra);
+                let patience = c.patience + timeout::decode(self.config.service_timeout);
+                self.timers.set(id, &mut c.deadline, Some(now + patience));
+            }
+            S::Closed if c.answered_with(Attribute::Rej) => {
+                let rej = c.answer.as_deref().expect("it is a REJ");
+                self.outbox.replay(c.to, rej);
             }
             S::RepSent => {
                 let rep = c.sent.as_deref().expect("REP waits for its answer");

@@ -43,10 +43,7 @@ fn a_program_that_does_not_agree_makes_the_other_give_up() {
     w.hosts[0].cm.disconnect(now, a, &[]).unwrap();
     w.run_for(Duration::from_secs(20));
     assert!(matches!(w.event(0), CmEvent::Disconnected { how: Disconnected::TimedOut, .. }));
-    assert!(matches!(
-        w.event(1),
-        CmEvent::Disconnected { how: Disconnected::Requested(_), .. }
-    ));
+    assert!(matches!(w.event(1), CmEvent::Disconnected { how: Disconnected::Requested(_), .. }));
     assert!(w.poll_event(1).is_none(), "asked once, however often it was repeated");
     assert_eq!(w.state(1, b), S::DreqRcvd);
     w.tear_down();

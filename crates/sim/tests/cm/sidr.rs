@@ -15,7 +15,8 @@ use crate::world::{Fate, PORT, World, gid, header};
 fn listen(w: &mut World, host: usize, backlog: usize) -> ListenerId {
     let service_id = ServiceId::of_port(PortSpace::Udp, PORT);
     let address = ListenAddress::Any;
-    let listen = Listen { service_id, address, serves: Serves::Datagrams, ip_header: true, backlog };
+    let listen =
+        Listen { service_id, address, serves: Serves::Datagrams, ip_header: true, backlog };
     w.hosts[host].cm.listen(listen).unwrap()
 }
 

@@ -57,7 +57,11 @@ fn a_restarted_client_with_its_old_ids_too() {
     let (a, b) = w.pair(0, 1);
     let qpn = w.hosts[0].cm.qp_params(a).unwrap().qpn.unwrap();
     w.restart(0, CmConfig { first_id: a.0 & 0xff_ffff, ..CmConfig::default() });
-    let again = w.dial(0, 1, Dial { qpn: Some(anyverbs_proto::types::Qpn::new(qpn.get() + 1)), ..Dial::default() });
+    let again = w.dial(
+        0,
+        1,
+        Dial { qpn: Some(anyverbs_proto::types::Qpn::new(qpn.get() + 1)), ..Dial::default() },
+    );
     assert_eq!(again, a, "the very same name");
     w.run();
     let CmEvent::Rejected { rejection, .. } = w.event(0) else { panic!() };
@@ -77,7 +81,9 @@ fn a_request_that_was_not_answered_yet_gives_way() {
     w.restart(0, CmConfig { first_id: 0x77_0000, ..CmConfig::default() });
     w.dial(0, 1, dial);
     w.run();
-    assert!(matches!(w.event(0), CmEvent::Rejected { rejection, .. } if rejection.reason == RejReason::StaleConn));
+    assert!(
+        matches!(w.event(0), CmEvent::Rejected { rejection, .. } if rejection.reason == RejReason::StaleConn)
+    );
     assert!(matches!(w.event(1), CmEvent::Rejected { id, .. } if id == old));
     let new = w.dial(0, 1, dial);
     let b = w.take_request(1);
@@ -121,7 +127,9 @@ fn a_rejected_queue_pair_may_ask_again_at_once() {
         let now = w.now;
         w.hosts[1].cm.reject(now, b, RejReason::Consumer, &[], &[]).unwrap();
         w.run();
-        assert!(matches!(w.event(0), CmEvent::Rejected { rejection, .. } if rejection.reason == RejReason::Consumer));
+        assert!(
+            matches!(w.event(0), CmEvent::Rejected { rejection, .. } if rejection.reason == RejReason::Consumer)
+        );
     }
     w.tear_down();
 }

@@ -78,7 +78,10 @@ fn a_peer_vanishes_in_the_connection() {
         if program_waits {
             w.hosts[0].cm.disconnect(now, a, &[]).unwrap();
             w.run_out();
-            assert!(matches!(w.event(0), CmEvent::Disconnected { how: Disconnected::TimedOut, .. }));
+            assert!(matches!(
+                w.event(0),
+                CmEvent::Disconnected { how: Disconnected::TimedOut, .. }
+            ));
             assert!(matches!(w.event(0), CmEvent::TimewaitExit { .. }));
             assert_eq!(w.state(0, a), S::Closed);
         } else {

@@ -34,8 +34,12 @@ pub(crate) struct Weather {
 }
 
 impl Weather {
-    pub(crate) const FAIR: Self =
-        Self { delay: Duration::from_micros(50), jitter: Duration::ZERO, loss: 0.0, duplicate: 0.0 };
+    pub(crate) const FAIR: Self = Self {
+        delay: Duration::from_micros(50),
+        jitter: Duration::ZERO,
+        loss: 0.0,
+        duplicate: 0.0,
+    };
 }
 
 /// What becomes of a datagram in particular.
@@ -311,6 +315,18 @@ impl World {
     #[track_caller]
     pub(crate) fn event(&mut self, host: usize) -> CmEvent {
         self.poll_event(host).unwrap_or_else(|| panic!("no event\n{}", self.log.join("\n")))
+    }
+
+    /// Runs until a host has an event.
+    #[track_caller]
+    pub(crate) fn wait_event(&mut self, host: usize) -> CmEvent {
+        let day = self.now + Duration::from_secs(86_400);
+        loop {
+            if let Some(event) = self.poll_event(host) {
+                return event;
+            }
+            assert!(self.step(day), "no event\n{}", self.log.join("\n"));
+        }
     }
 
     pub(crate) fn poll_event(&mut self, host: usize) -> Option<CmEvent> {
