@@ -173,7 +173,7 @@ impl Cm {
             Message::Mra(mra) => self.on_mra(now, arrival, mra),
             Message::Rej(rej) => self.on_rej(now, arrival, rej),
             Message::Rep(rep) => self.on_rep(now, arrival, tid, modifier, rep),
-            Message::Rtu(rtu) => self.on_rtu(arrival, rtu),
+            Message::Rtu(rtu) => self.on_rtu(arrival, tid, rtu),
             Message::Dreq(dreq) => self.on_dreq(now, arrival, tid, dreq),
             Message::Drep(drep) => self.on_drep(now, arrival, drep),
             Message::SidrReq(req) => self.on_sidr_req(now, arrival, tid, req),

@@ -10,8 +10,10 @@ use super::machine::{Cm, CmError, private_data};
 use super::message::Attribute;
 use super::message::code::{About, RejReason};
 use super::message::mra::Mra;
+use super::message::rej::Rej;
 use super::message::rep::Rep;
 use super::message::rtu::Rtu;
+use super::outbox::Destination;
 use super::request::rep_qpn;
 use super::timeout;
 use crate::qp::Arrival;
@@ -159,12 +161,23 @@ impl Cm {
         self.raise(CmEvent::ConnectResponse { id, response: Box::new(response) });
     }
 
-    pub(super) fn on_rtu(&mut self, arrival: &Arrival, rtu: &Rtu) {
+    /// The peer believes in a connection that we let go before it was ready. Nothing else would tell it.
+    fn unknown_rtu(&mut self, arrival: &Arrival, tid: u64, rtu: &Rtu) {
+        let rej = Rej {
+            local_comm_id: rtu.remote_comm_id,
+            remote_comm_id: rtu.local_comm_id,
+            about: About::No,
+            reason: RejReason::InvalidCommId,
+            ..Rej::default()
+        };
+        self.outbox.send(Destination::answering(arrival), tid, rej);
+    }
+
+    pub(super) fn on_rtu(&mut self, arrival: &Arrival, tid: u64, rtu: &Rtu) {
         let id = rtu.remote_comm_id;
-        let Some(c) = self.connections.get_mut(&id) else { return self.drop(DropReason::Unknown) };
-        if !c.is_with(arrival.source, rtu.local_comm_id) || c.is_active() {
-            return self.drop(DropReason::Foreign);
-        }
+        let found = self.connections.get_mut(&id);
+        let found = found.filter(|c| c.is_with(arrival.source, rtu.local_comm_id) && !c.is_active());
+        let Some(c) = found else { return self.unknown_rtu(arrival, tid, rtu) };
         match c.state {
             S::RepSent | S::MraRepRcvd => {
                 self.established(id, rtu.private_data.0.into());
