@@ -108,8 +108,8 @@ impl Model {
                     _ => self.plan(host, soon, Action::Destroy(id)),
                 }
                 if dice < 10 {
-                    // Data may come before the RTU, but never before the peer is ready: see `establish_is_true`.
-                    self.plan(host, soon * 2, Action::Disconnect(id));
+                    // A change of mind: maybe before the peer is ready.
+                    self.plan(host, soon * 2, Action::Destroy(id));
                 }
             }
             CmEvent::ConnectResponse { .. } => match dice {
