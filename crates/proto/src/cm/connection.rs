@@ -48,6 +48,8 @@ pub(super) struct Connection {
     pub(super) state: ConnectionState,
     /// The program destroyed it: no more events, and it goes when it can.
     pub(super) orphan: bool,
+    /// The program was told that it is over, whatever goes on with the peer.
+    pub(super) quiet: bool,
     /// It counts against this listener's backlog.
     pub(super) waiting: Option<ListenerId>,
     pub(super) local_id: CommId,

@@ -1,8 +1,8 @@
 //! DREQ and DREP: how a connection ends, and how the program lets go of it.
 
-use super::connection::ConnectionState as S;
+use super::connection::{Connection, ConnectionState as S};
 use super::counters::DropReason;
-use super::event::{CmEvent, Disconnected};
+use super::event::{CmEvent, Disconnected, Rejection};
 use super::id::CommId;
 use super::machine::{Cm, CmError, private_data};
 use super::message::Attribute;
@@ -76,7 +76,8 @@ impl Cm {
             private_data,
         };
         c.sent = Some(self.outbox.send(c.to, transaction_id, dreq));
-        c.answer = None;
+        // A rejection that the peer may have missed is still the answer to what it asked.
+        c.answer = c.answer.take_if(|_| c.quiet);
         c.retries = 0;
         c.state = S::DreqSent;
         self.timers.set(id, &mut c.deadline, Some(now + c.timeout));
@@ -102,9 +103,12 @@ impl Cm {
     pub(super) fn on_dreq(&mut self, now: Time, arrival: &Arrival, tid: u64, dreq: &Dreq) {
         let id = dreq.remote_comm_id;
         let found = self.connections.get_mut(&id);
-        let Some(c) = found
-            .filter(|c| c.remote_id.is_some() && c.is_with(arrival.source, dreq.local_comm_id))
-        else {
+        // Before the answer to our REQ, the queue pair tells whether we are meant, or one that had our ID before.
+        let is_it = |c: &Connection| {
+            c.is_with(arrival.source, dreq.local_comm_id)
+                && (c.remote_id.is_some() || c.qp.qpn == Some(dreq.remote_qpn))
+        };
+        let Some(c) = found.filter(|c| is_it(c)) else {
             // What is not there is disconnected: the peer may rest (IBA 12.9.8.1).
             let drep = Drep {
                 local_comm_id: dreq.remote_comm_id,
@@ -129,6 +133,23 @@ impl Cm {
                 }
                 let how = Disconnected::Requested(private_data);
                 self.raise(CmEvent::Disconnected { id, how });
+            }
+            // The peer accepted and changed its mind, and neither its REP nor its REJ has come.
+            S::ReqSent | S::MraReqRcvd => {
+                let drep = Drep {
+                    local_comm_id: id,
+                    remote_comm_id: dreq.local_comm_id,
+                    ..Drep::default()
+                };
+                self.outbox.send(c.to, tid, drep);
+                self.close(now, id);
+                let rejection = Rejection {
+                    reason: RejReason::Consumer,
+                    about: About::No,
+                    info: Box::default(),
+                    private_data: Box::default(),
+                };
+                self.raise(CmEvent::Rejected { id, rejection: Box::new(rejection) });
             }
             // Both at once: each agrees to the other's.
             S::DreqSent => {

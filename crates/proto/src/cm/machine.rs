@@ -11,6 +11,7 @@ use super::event::CmEvent;
 use super::id::CommId;
 use super::listener::{ListenerId, Listeners};
 use super::mad::{Mad, Malformed};
+use super::message::Attribute;
 use super::message::Message;
 use super::message::code::About;
 use super::message::private_data::PrivateData;
@@ -173,7 +174,7 @@ impl Cm {
             Message::Mra(mra) => self.on_mra(now, arrival, mra),
             Message::Rej(rej) => self.on_rej(now, arrival, rej),
             Message::Rep(rep) => self.on_rep(now, arrival, tid, modifier, rep),
-            Message::Rtu(rtu) => self.on_rtu(arrival, tid, rtu),
+            Message::Rtu(rtu) => self.on_rtu(now, arrival, tid, rtu),
             Message::Dreq(dreq) => self.on_dreq(now, arrival, tid, dreq),
             Message::Drep(drep) => self.on_drep(now, arrival, drep),
             Message::SidrReq(req) => self.on_sidr_req(now, arrival, tid, req),
@@ -356,7 +357,8 @@ impl Cm {
 
     /// Tells the program, if it still cares.
     pub(super) fn raise(&mut self, event: CmEvent) {
-        if self.is_live(event.id()) {
+        let is_quiet = self.connections.get(&event.id()).is_some_and(|c| c.quiet);
+        if self.is_live(event.id()) && !is_quiet {
             self.events.push_back(event);
         }
     }
@@ -454,7 +456,11 @@ impl Cm {
             S::DreqSent => self.disconnected_by_timeout(now, id),
             S::Timewait => {
                 self.raise(CmEvent::TimewaitExit { id });
-                self.forget(id);
+                let c = self.connections.get_mut(&id).expect("the caller found it");
+                if !c.answered_with(Attribute::Rej) {
+                    return self.forget(id);
+                }
+                self.close(now, id);
             }
             S::Closed => self.forget(id),
             // They wait for the program, which has no timer.

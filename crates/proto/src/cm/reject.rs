@@ -46,15 +46,17 @@ impl Cm {
             ..Rej::default()
         };
         c.answer = Some(self.outbox.send(c.to, c.transaction_id, rej.with_info(info)));
-        let waiting = c.waiting.take();
-        self.release_backlog(waiting);
-        if about == About::Req {
-            self.close(now, id);
-        } else {
-            // Our queue pair, or the peer's, may be ready to receive.
-            self.enter_timewait(now, id);
+        match about {
+            About::Req => self.close(now, id),
+            // Our queue pair may be ready to receive. The REJ is said again if the peer repeats its REP.
+            About::Rep => self.enter_timewait(now, id),
+            // The peer may be ready already, and repeats nothing: a DREQ will be answered.
+            _ => {
+                c.quiet = true;
+                self.send_dreq(now, id, PrivateData::EMPTY);
+            }
         }
-        Ok(())
+        self.take_request(id)
     }
 
     /// Tells the peer that we no longer wait for it. It may not know our ID yet, so that it is told who we are

@@ -10,6 +10,7 @@ use super::machine::{Cm, CmError, private_data};
 use super::message::Attribute;
 use super::message::code::{About, RejReason};
 use super::message::mra::Mra;
+use super::message::private_data::PrivateData;
 use super::message::rej::Rej;
 use super::message::rep::Rep;
 use super::message::rtu::Rtu;
@@ -173,20 +174,21 @@ impl Cm {
         self.outbox.send(Destination::answering(arrival), tid, rej);
     }
 
-    pub(super) fn on_rtu(&mut self, arrival: &Arrival, tid: u64, rtu: &Rtu) {
+    pub(super) fn on_rtu(&mut self, now: Time, arrival: &Arrival, tid: u64, rtu: &Rtu) {
         let id = rtu.remote_comm_id;
         let found = self.connections.get_mut(&id);
-        let found = found.filter(|c| c.is_with(arrival.source, rtu.local_comm_id) && !c.is_active());
+        let found =
+            found.filter(|c| c.is_with(arrival.source, rtu.local_comm_id) && !c.is_active());
         let Some(c) = found else { return self.unknown_rtu(arrival, tid, rtu) };
         match c.state {
             S::RepSent | S::MraRepRcvd => {
                 self.established(id, rtu.private_data.0.into());
             }
             S::Established => self.outbox.counters.rx_duplicates.add(Attribute::Rtu),
-            // The peer believes in a connection that we gave up.
+            // The peer believes in a connection that we gave up: our REJ was lost. A DREQ will be answered.
             S::Timewait | S::Closed if c.answered_with(Attribute::Rej) => {
-                let answer = c.answer.as_deref().expect("it is a REJ");
-                self.outbox.replay(c.to, answer);
+                c.quiet = true;
+                self.send_dreq(now, id, PrivateData::EMPTY);
             }
             _ => self.drop(DropReason::State),
         }

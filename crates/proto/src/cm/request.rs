@@ -142,6 +142,7 @@ impl Cm {
         let mut connection = Connection {
             state: S::ReqSent,
             orphan: false,
+            quiet: false,
             waiting: None,
             local_id: id,
             remote_id: None,
@@ -378,6 +379,7 @@ impl Cm {
         Connection {
             state: S::ReqRcvd,
             orphan: false,
+            quiet: false,
             waiting: Some(found.listener),
             local_id: id,
             remote_id: Some(req.local_comm_id),
@@ -442,7 +444,7 @@ impl Cm {
                 let patience = c.patience + timeout::decode(self.config.service_timeout);
                 self.timers.set(id, &mut c.deadline, Some(now + patience));
             }
-            S::Closed if c.answered_with(Attribute::Rej) => {
+            _ if c.answered_with(Attribute::Rej) => {
                 let rej = c.answer.as_deref().expect("it is a REJ");
                 self.outbox.replay(c.to, rej);
             }

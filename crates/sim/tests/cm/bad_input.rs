@@ -205,7 +205,8 @@ fn strangers_touch_nothing() {
             w.event(1);
         }
         let before = (w.state(0, a), w.state(1, b));
-        let qpns = [w.hosts[0].cm.qp_params(a).unwrap().qpn, w.hosts[1].cm.qp_params(b).unwrap().qpn];
+        let qpns =
+            [w.hosts[0].cm.qp_params(a).unwrap().qpn, w.hosts[1].cm.qp_params(b).unwrap().qpn];
         for (host, ids) in [(0, (b, a)), (1, (a, b))] {
             for attack in attacks(ids.0, ids.1, qpns[host].unwrap_or_default()) {
                 w.inject(gid(2), host, &attack);
