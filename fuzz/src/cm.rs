@@ -164,8 +164,7 @@ impl World {
     fn listen(&mut self, choice: u8) {
         let datagrams = choice & 1 != 0;
         let space = if datagrams { PortSpace::Udp } else { PortSpace::Tcp };
-        let serves =
-            if datagrams { Serves::Datagrams } else { Serves::Connections(Transport::Rc) };
+        let serves = if datagrams { Serves::Datagrams } else { Serves::Connections(Transport::Rc) };
         let address = match choice >> 1 & 3 {
             0 => ListenAddress::Any,
             1 => ListenAddress::AnyV4,
@@ -195,10 +194,11 @@ impl World {
     fn step(&mut self, rest: &mut &[u8]) {
         let op = byte(rest);
         let id = self.id(byte(rest));
-        // Calls of a program that is mistaken are refused; the bystander's is not.
+        // Errors: calls of a program that is mistaken are refused; the bystander's is not.
         let is_ours = id != self.bystander.0;
         let now = self.now;
-        let data = if op & 0x80 == 0 { &[][..] } else { &[0x5a; 240][..usize::from(op & 0x7f) * 2 % 240] };
+        let data =
+            if op & 0x80 == 0 { &[][..] } else { &[0x5a; 240][..usize::from(op & 0x7f) * 2 % 240] };
         match op % 16 {
             0 => self.inject(bytes(rest, MAD_LEN)),
             1..=4 => {
@@ -212,16 +212,31 @@ impl World {
                 self.friend.on_timer(self.now);
                 assert!(self.victim.deadline().is_none_or(|at| at > self.now));
             }
-            7 => drop(self.victim.connect(now, &connect(VICTIM, STRANGER, data)).map(|id| self.ids.push(id))),
-            8 if is_ours => drop(self.victim.accept(now, id, &accept(data))),
+            7 => {
+                let _ = self
+                    .victim
+                    .connect(now, &connect(VICTIM, STRANGER, data))
+                    .map(|id| self.ids.push(id));
+            }
+            8 if is_ours => {
+                let _ = self.victim.accept(now, id, &accept(data));
+            }
             9 if is_ours => {
                 let reason = RejReason::from_code(byte(rest).into());
-                drop(self.victim.reject(now, id, reason, data, data));
+                let _ = self.victim.reject(now, id, reason, data, data);
             }
-            10 if is_ours => drop(self.victim.ready(id, data)),
-            11 if is_ours => drop(self.victim.establish(id)),
-            12 if is_ours => drop(self.victim.disconnect(now, id, data)),
-            13 if is_ours => drop(self.victim.destroy(now, id)),
+            10 if is_ours => {
+                let _ = self.victim.ready(id, data);
+            }
+            11 if is_ours => {
+                let _ = self.victim.establish(id);
+            }
+            12 if is_ours => {
+                let _ = self.victim.disconnect(now, id, data);
+            }
+            13 if is_ours => {
+                let _ = self.victim.destroy(now, id);
+            }
             14 => {
                 let answer = SidrAnswer {
                     status: SidrStatus::Valid,
@@ -230,7 +245,7 @@ impl World {
                     ece: Default::default(),
                     private_data: data,
                 };
-                drop(self.victim.sidr_reply(now, id, &answer));
+                let _ = self.victim.sidr_reply(now, id, &answer);
                 let ConnectParams { service_id, addresses, path, .. } =
                     connect(VICTIM, STRANGER, data);
                 let timeout = Duration::from_millis(100);
@@ -242,7 +257,7 @@ impl World {
                     max_retries: 3,
                     private_data: data,
                 };
-                drop(self.victim.sidr_request(now, &ask).map(|id| self.ids.push(id)));
+                let _ = self.victim.sidr_request(now, &ask).map(|id| self.ids.push(id));
             }
             15 => match byte(rest) {
                 choice @ 0..128 => self.listen(choice),

@@ -1,6 +1,8 @@
 //! Connection management as the kernel's `ib_cm` and `rdma_cm` speak it.
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
 
 use anyverbs_proto::cm::id::{PortSpace, ServiceId};
 use anyverbs_proto::cm::ip::IpHeader;
@@ -124,5 +126,28 @@ fn the_starting_psn_is_the_recipients() {
             seen += 1;
         }
         assert_eq!(seen, 2, "{file}");
+    }
+}
+
+/// Seeds of the fuzz target `cm`: a MAD alone, and as the first step of a list.
+#[test]
+fn seeds_are_those_of_the_captures() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/cm");
+    let mut seeds = BTreeMap::new();
+    for (_, captured) in all() {
+        let packet = Packet::parse(without_icrc(&captured)).unwrap();
+        let Some(mad) = mad(&packet) else { continue };
+        let name = mad.message.attribute().name();
+        seeds.entry(format!("{name}-alone")).or_insert(packet.payload.to_vec());
+        let step = [&[0, 0], packet.payload].concat();
+        seeds.entry(format!("{name}-step")).or_insert(step);
+    }
+    for (name, bytes) in seeds {
+        let path = dir.join(&name);
+        if std::env::var_os("ANYVERBS_WRITE_SEEDS").is_some() {
+            fs::write(&path, &bytes).unwrap();
+        }
+        let on_disk = fs::read(&path).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(on_disk, bytes, "{name}");
     }
 }
