@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use crate::engine::{Engine, Ticket};
 use crate::error::{CreateError, DestroyError};
 use crate::holders::{Held, Holder};
+use crate::lid;
 use crate::pd::PdCell;
 
 /// Attributes of an address handle or of a queue pair's path (`struct ibv_ah_attr`).
@@ -25,7 +26,7 @@ pub struct AhAttr {
     pub traffic_class: u8,
     /// IPv6 flow label, 20 bits.
     pub flow_label: u32,
-    /// Whether the four above hold. RoCE has no other addresses.
+    /// Whether those above hold. Otherwise `dlid` must be the LID of a device of this kind.
     pub is_global: bool,
     /// Service level.
     pub sl: u8,
@@ -33,7 +34,7 @@ pub struct AhAttr {
     pub static_rate: u8,
     /// Source path bits, as given.
     pub src_path_bits: u8,
-    /// Destination LID, as given.
+    /// Destination LID; without meaning where `is_global`.
     pub dlid: u16,
     /// Port, from 1.
     pub port: u8,
@@ -89,9 +90,15 @@ pub(crate) fn resolve(engine: &Engine, attr: &AhAttr) -> Result<AddressVector, C
     if attr.port != 1 {
         return Err(CreateError::Invalid("port"));
     }
-    if !attr.is_global {
-        return Err(CreateError::Invalid("address without a global route (GRH), which RoCE needs"));
-    }
+    let from_lid;
+    let attr = if attr.is_global {
+        attr
+    } else {
+        from_lid = globalize(engine, attr).ok_or(CreateError::Invalid(
+            "address without a global route (GRH), which RoCE needs",
+        ))?;
+        &from_lid
+    };
     let source =
         engine.gids.entry(attr.sgid_index.into()).ok_or(CreateError::Invalid("GID index"))?;
     let scope_id = match attr.dgid.to_ip() {
@@ -111,6 +118,21 @@ pub(crate) fn resolve(engine: &Engine, attr: &AhAttr) -> Result<AddressVector, C
         dlid: attr.dlid,
         port: attr.port,
         scope_id,
+    })
+}
+
+/// The global form of an address that names a LID.
+fn globalize(engine: &Engine, attr: &AhAttr) -> Option<AhAttr> {
+    let own = engine.gids.entry(0)?.gid.to_ip();
+    let dgid = Gid::from(lid::resolve(attr.dlid, own)?);
+    Some(AhAttr {
+        dgid,
+        sgid_index: 0,
+        hop_limit: 64,
+        traffic_class: 0,
+        flow_label: 0,
+        is_global: true,
+        ..*attr
     })
 }
 

@@ -1,7 +1,7 @@
 //! Completion queue.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use anyverbs_proto::qp::SqCredit;
 use anyverbs_proto::types::Qpn;
@@ -31,7 +31,14 @@ pub(crate) struct CqCell {
     acks: Arc<Acks>,
     holders: Holders,
     hold: Mutex<Option<(Option<Held<ChannelCell>>, Ticket)>>,
+    /// Polls in a row that found nothing.
+    empty_polls: AtomicU32,
 }
+
+/// Empty polls in a row, some tens of microseconds, after which a poller offers its core to others. Where pollers
+/// outnumber the cores, the peer that it waits for may be one of them, and would else wait for the end of a time
+/// slice.
+const PATIENT_POLLS: u32 = 100;
 
 #[derive(Debug)]
 struct State {
@@ -64,6 +71,15 @@ impl Holdable for CqCell {
 }
 
 impl CqCell {
+    fn yield_when_idle(&self) {
+        let polls = self.empty_polls.load(Ordering::Relaxed);
+        if polls < PATIENT_POLLS {
+            self.empty_polls.store(polls + 1, Ordering::Relaxed);
+        } else {
+            std::thread::yield_now();
+        }
+    }
+
     pub(crate) fn cookie(&self) -> u64 {
         self.cookie.load(Ordering::Relaxed)
     }
@@ -162,6 +178,7 @@ impl Cq {
             acks: Arc::default(),
             holders: Holders::default(),
             hold: Mutex::new(Some((held, ticket))),
+            empty_polls: AtomicU32::new(0),
         })))
     }
 
@@ -186,12 +203,17 @@ impl Cq {
     /// [`CqError::Gone`], [`CqError::Forked`].
     pub fn poll(&self, out: &mut [Wc]) -> Result<usize, CqError> {
         self.0.check()?;
-        let n = self.0.take(out);
-        if n > 0 || out.is_empty() {
-            return Ok(n);
+        let mut n = self.0.take(out);
+        if n == 0 && !out.is_empty() {
+            self.0.engine.poll_progress();
+            n = self.0.take(out);
         }
-        self.0.engine.poll_progress();
-        Ok(self.0.take(out))
+        if n == 0 {
+            self.0.yield_when_idle();
+        } else {
+            self.0.empty_polls.store(0, Ordering::Relaxed);
+        }
+        Ok(n)
     }
 
     /// Asks for one event on the channel, at the next completion that is added (`ibv_req_notify_cq`).

@@ -44,6 +44,8 @@ pub struct PortAttr {
     pub max_mtu: Mtu,
     /// Largest path MTU of GID 0's interface.
     pub active_mtu: Mtu,
+    /// Made up from GID 0; 0 where that is no IPv4 address. An address handle or a queue pair without GRH may name it.
+    pub lid: u16,
     /// Entries of the GID table.
     pub gid_tbl_len: u32,
     /// Longest message.

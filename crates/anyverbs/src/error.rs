@@ -276,3 +276,106 @@ impl EventError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyverbs_proto::qp::attr::{QpAttrMask, QpState};
+
+    #[test]
+    fn every_error_has_the_errno_of_its_manual_page() {
+        use libc::{
+            EADDRINUSE, EAGAIN, EBUSY, EFAULT, EINTR, EINVAL, EIO, EMFILE, ENETDOWN, ENODEV,
+            ENOMEM, EOPNOTSUPP,
+        };
+        let io = std::io::Error::from_raw_os_error;
+        let config = ConfigError::Value {
+            variable: String::new(),
+            value: String::new(),
+            expected: String::new(),
+        };
+        let system = |e| OpenError::System { what: "", source: io(e) };
+        for (error, errno) in [
+            (OpenError::Config(config), EINVAL),
+            (OpenError::Port(anyverbs_net::OpenError::NotShared { port: 1 }), EADDRINUSE),
+            (OpenError::Slot(io(EADDRINUSE)), EADDRINUSE),
+            (OpenError::NoInterface, ENETDOWN),
+            (OpenError::NoSuchDevice(String::new()), ENODEV),
+            (system(EMFILE), EMFILE),
+            (OpenError::System { what: "", source: std::io::ErrorKind::Other.into() }, EIO),
+        ] {
+            assert_eq!(error.errno(), errno, "{error:?}");
+        }
+        for (error, errno) in [
+            (CreateError::Invalid(""), EINVAL),
+            (CreateError::Exhausted(""), ENOMEM),
+            (CreateError::Unsupported(""), EOPNOTSUPP),
+            (CreateError::Foreign(""), EINVAL),
+            (CreateError::Forked, EIO),
+            (CreateError::Device(String::new()), EIO),
+            (CreateError::System(EMFILE), EMFILE),
+        ] {
+            assert_eq!(error.errno(), errno, "{error:?}");
+        }
+        for (error, errno) in [
+            (RegisterError::Access, EINVAL),
+            (RegisterError::Unsupported(1), EOPNOTSUPP),
+            (RegisterError::Range, EINVAL),
+            (RegisterError::NotMapped, EFAULT),
+            (RegisterError::Exhausted, ENOMEM),
+            (RegisterError::Foreign(""), EINVAL),
+            (RegisterError::Forked, EIO),
+        ] {
+            assert_eq!(error.errno(), errno, "{error:?}");
+        }
+        assert_eq!(DestroyError::Busy(String::new()).errno(), EBUSY);
+        assert_eq!(DestroyError::Gone.errno(), EINVAL);
+        let (from, to) = (QpState::Reset, QpState::Rts);
+        for (error, errno) in [
+            (ModifyObjectError::Qp(ModifyError::Transition { from, to }), EINVAL),
+            (ModifyObjectError::Qp(ModifyError::CurState(from)), EINVAL),
+            (ModifyObjectError::Qp(ModifyError::Missing(QpAttrMask::AV)), EINVAL),
+            (ModifyObjectError::Qp(ModifyError::Extra(QpAttrMask::AV)), EINVAL),
+            (ModifyObjectError::Qp(ModifyError::Value(QpAttrMask::AV)), EINVAL),
+            (ModifyObjectError::Qp(ModifyError::Unsupported(QpAttrMask::CAP)), EOPNOTSUPP),
+            (ModifyObjectError::Invalid(""), EINVAL),
+            (ModifyObjectError::DoesNotFit, EINVAL),
+            (ModifyObjectError::Gone, EINVAL),
+            (ModifyObjectError::Forked, EIO),
+        ] {
+            assert_eq!(error.errno(), errno, "{error:?}");
+        }
+        for (error, errno) in [
+            (PostError::Send(PostSendError::State), EINVAL),
+            (PostError::Send(PostSendError::Full), ENOMEM),
+            (PostError::Send(PostSendError::TooManySges), EINVAL),
+            (PostError::Send(PostSendError::InlineTooLong), EINVAL),
+            (PostError::Send(PostSendError::Fault), EFAULT),
+            (PostError::Send(PostSendError::NoDestination), EINVAL),
+            (PostError::Send(PostSendError::TooLong), EINVAL),
+            (PostError::Send(PostSendError::InlineRead), EINVAL),
+            (PostError::Recv(PostRecvError::Full), ENOMEM),
+            (PostError::Recv(PostRecvError::TooManySges), EINVAL),
+            (PostError::Recv(PostRecvError::State), EINVAL),
+            (PostError::Gone, EINVAL),
+            (PostError::Forked, EIO),
+        ] {
+            assert_eq!(error.errno(), errno, "{error:?}");
+        }
+        for (error, errno) in [
+            (CqError::NoChannel, EINVAL),
+            (CqError::Gone, EINVAL),
+            (CqError::Overrun, EIO),
+            (CqError::Forked, EIO),
+        ] {
+            assert_eq!(error.errno(), errno, "{error:?}");
+        }
+        for (error, errno) in [
+            (EventError::WouldBlock, EAGAIN),
+            (EventError::Forked, EIO),
+            (EventError::Io(io(EINTR)), EINTR),
+        ] {
+            assert_eq!(error.errno(), errno, "{error:?}");
+        }
+    }
+}

@@ -150,10 +150,8 @@ mod tests {
 
     fn set_nonblocking(queue: &EventQueue<u32>) {
         // SAFETY: fcntl on a descriptor of ours, no pointers.
-        assert_eq!(
-            unsafe { libc::fcntl(queue.fd.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) },
-            0
-        );
+        let rc = unsafe { libc::fcntl(queue.fd.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+        assert_eq!(rc, 0);
     }
 
     #[test]

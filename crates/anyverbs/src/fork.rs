@@ -71,6 +71,18 @@ pub(crate) fn is_current<T>(value: &'static T) -> bool {
     ptr::eq(current.cast_const().cast(), value)
 }
 
+/// This process's singleton, if it was made. `T` is that of [`singleton`].
+pub(crate) fn current<T: Sync>() -> Option<&'static T> {
+    let page = PAGE.load(Ordering::Acquire);
+    if page.is_null() {
+        return None;
+    }
+    // SAFETY: as in `page`.
+    let value = unsafe { &*page }.value.load(Ordering::Acquire).cast_const().cast::<T>();
+    // SAFETY: null, or a leaked box of this type, stored by `singleton`.
+    unsafe { value.as_ref() }
+}
+
 /// This process's singleton, made by `make` where there is none; it then lives until the process ends. One `T` only.
 pub(crate) fn singleton<T: Sync, E: From<io::Error>>(
     make: impl FnOnce() -> Result<T, E>,

@@ -26,6 +26,7 @@ mod event_queue;
 mod fork;
 mod gid;
 mod holders;
+mod lid;
 pub mod limits;
 mod link;
 mod memory;

@@ -81,9 +81,9 @@ global_asm!(
     "xor eax, eax",
     "ret",
     "40:",
-    "cmp rdx, 1024",
+    "cmp rdx, 4096",
     "jae 50f",
-    // 65 to 1023: the last 64 bytes apart, then whole blocks of 64.
+    // 65 to 4095: the last 64 bytes apart, then whole blocks of 64.
     "movdqu xmm4, [rsi + rdx - 64]",
     "movdqu xmm5, [rsi + rdx - 48]",
     "movdqu xmm6, [rsi + rdx - 32]",

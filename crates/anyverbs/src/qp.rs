@@ -81,6 +81,17 @@ impl fmt::Debug for QpCell {
 }
 
 impl QpCell {
+    /// Ends its work: the peer gets the ACK that is still owed, nothing else happens any more. None if it was done.
+    fn retire(&self) -> Option<Hold> {
+        let mut state = self.state.lock();
+        let hold = state.hold.take()?;
+        let mut call = Call::new(self);
+        let State { machine, link, .. } = &mut *state;
+        machine.acknowledge(&mut call.env(link));
+        call.finish_last(state);
+        Some(hold)
+    }
+
     /// Raises an asynchronous event of this queue pair.
     pub(crate) fn raise(&self, event: QpEvent) {
         let element =
@@ -287,10 +298,7 @@ impl Qp {
         if !cell.engine.is_current() {
             return Ok(());
         }
-        let mut state = cell.state.lock();
-        let hold = state.hold.take().ok_or(DestroyError::Gone)?;
-        state.link.leave_path();
-        drop(state);
+        let hold = cell.retire().ok_or(DestroyError::Gone)?;
         cell.engine.qps.remove(cell.qpn);
         cell.send_cq.detach(cell.qpn);
         cell.recv_cq.purge(cell.qpn);
@@ -309,13 +317,7 @@ impl Drop for Qp {
             return;
         }
         // Unlike destroy, a drop cannot wait for a program that dropped its events too.
-        let Some(hold) = ({
-            let mut state = cell.state.lock();
-            state.link.leave_path();
-            state.hold.take()
-        }) else {
-            return;
-        };
+        let Some(hold) = cell.retire() else { return };
         cell.engine.qps.remove(cell.qpn);
         cell.send_cq.detach(cell.qpn);
         cell.recv_cq.purge(cell.qpn);
@@ -362,6 +364,12 @@ impl Poster<'_> {
         let Some((state, call)) = &mut self.inner else { return Err(PostError::Gone) };
         let State { machine, link, .. } = &mut **state;
         Ok(machine.post_send(wr, &mut call.env(link))?)
+    }
+
+    /// How many more sends the queue takes, so that a list can be posted whole or not at all.
+    #[must_use]
+    pub fn send_room(&self) -> u32 {
+        self.inner.as_ref().map_or(0, |(state, _)| state.machine.send_room())
     }
 
     /// Queues a receive.

@@ -21,10 +21,22 @@ use crate::{
 
 /// Calls that have a body which does not yet do all that the manual page says, and what it leaves out.
 const PARTIAL: &[(&str, &str)] = &[
-    ("ibv_get_device_list", "the list is empty: no device is joined to the C ABI yet"),
-    ("ibv_get_device_name", "there is no device to ask about yet"),
-    ("ibv_get_device_guid", "there is no device to ask about yet"),
-    ("ibv_get_device_index", "there is no device to ask about yet"),
+    ("ibv_create_qp", "RC, UC, UD; XRC, RAW_PACKET and DRIVER: `EOPNOTSUPP`"),
+    ("ibv_modify_qp", "alternate paths and resizing of the queues: `EOPNOTSUPP`"),
+    ("ibv_set_ece", "refuses every value: there are no enhancements (`EOPNOTSUPP`)"),
+    ("ibv_reg_mr_iova2", "no on-demand paging, no memory windows (`EOPNOTSUPP`)"),
+];
+
+/// As `PARTIAL`, for inlines.
+const PARTIAL_SLOTS: &[(&str, &str)] = &[
+    (
+        "ibv_create_cq_ex",
+        "timestamps, VLAN, flow tags, tag matching, parent domains, ignored overrun: `EOPNOTSUPP`",
+    ),
+    ("ibv_create_qp_ex", "PD and SEND_OPS_FLAGS; other extensions: `EOPNOTSUPP`"),
+    ("ibv_create_srq_ex", "BASIC; XRC and tag matching: `EOPNOTSUPP`"),
+    ("ibv_get_srq_num", "`EOPNOTSUPP` for BASIC, the only kind there is"),
+    ("ibv_post_send", "memory windows, local invalidation, TSO, FLUSH, ATOMIC_WRITE: `EOPNOTSUPP`"),
 ];
 
 /// All refusals of today's interfaces; `compat` has names of its own, for programs of 2005.
@@ -95,8 +107,12 @@ fn page() -> String {
         section(&mut text, title, names.iter().map(|n| (*n, status(n, &refused))));
         if i == 0 {
             let slots = slots().into_iter().map(|s| {
-                let state =
-                    if s.built { ("works", String::new()) } else { ("refuses", s.refusal.into()) };
+                let partial = PARTIAL_SLOTS.iter().find(|(verb, _)| *verb == s.verb);
+                let state = match partial {
+                    _ if !s.built => ("refuses", s.refusal.into()),
+                    Some((_, what)) => ("partial", (*what).into()),
+                    None => ("works", String::new()),
+                };
                 (s.verb, state)
             });
             section(&mut text, "libibverbs, inlines of `verbs.h` (through the context)", slots);

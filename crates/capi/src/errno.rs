@@ -9,6 +9,8 @@ pub(crate) struct Errno(pub(crate) c_int);
 impl Errno {
     pub(crate) const EINVAL: Self = Self(libc::EINVAL);
     pub(crate) const ENOENT: Self = Self(libc::ENOENT);
+    pub(crate) const ENOMEM: Self = Self(libc::ENOMEM);
+    pub(crate) const EOPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
 
     /// Makes it the calling thread's `errno`.
     pub(crate) fn set(self) -> c_int {
@@ -17,6 +19,20 @@ impl Errno {
         self.0
     }
 }
+
+/// The device's errors carry their error number; the reason goes to the log, since a number says little.
+macro_rules! from_device {
+    ($($error:ident)*) => { $(
+        impl From<anyverbs::error::$error> for Errno {
+            fn from(error: anyverbs::error::$error) -> Self {
+                tracing::debug!("refused: {error}");
+                Self(error.errno())
+            }
+        }
+    )* };
+}
+
+from_device!(OpenError CreateError RegisterError DestroyError ModifyObjectError PostError CqError EventError);
 
 /// 0, or the errno value, which is set as well: most of libibverbs.
 pub(crate) fn value(result: Result<(), Errno>) -> c_int {

@@ -6,7 +6,8 @@
 //! - `exports`: from Rust functions to versioned C symbols, generated from `abi/*.symbols`;
 //! - `verbs`, `rdmacm`: the calls themselves, a file for each kind of object;
 //! - `object`, `dispatch`: what a program's pointers point to, and the tables of functions in a context;
-//! - `errno`: how an outcome is reported;
+//! - `session`: calls that come in a row and have an object to themselves;
+//! - `errno`: how an outcome is reported; `log`: what goes to stderr;
 //! - `refuse`: the calls that are not built, and how each of them says so;
 //! - `compat`, `private`, `vendor`: version nodes that must exist, and whose calls all refuse;
 //! - `coverage`: `docs/coverage.md`, made from those tables.
@@ -20,15 +21,14 @@ mod compat;
 mod coverage;
 #[cfg(test)]
 mod differential;
-#[allow(dead_code, reason = "opened contexts come with the device")]
 mod dispatch;
-#[allow(dead_code, reason = "the calls that use them come with the device")]
 mod errno;
 mod exports;
-#[allow(dead_code, reason = "the calls that use them come with the device")]
+mod log;
 mod object;
 mod private;
 mod rdmacm;
 mod refuse;
+mod session;
 mod vendor;
 mod verbs;

@@ -12,13 +12,13 @@ use std::{
     ptr,
     sync::{
         Arc,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicPtr, AtomicU32, Ordering},
     },
 };
 
 use parking_lot::RwLock;
 
-use crate::{abi::*, errno::Errno};
+use crate::{abi::*, errno::Errno, verbs};
 
 /// A public C struct that leads an object.
 ///
@@ -56,12 +56,51 @@ impl<P: Public> Object<P> {
     }
 }
 
-type Live = RwLock<HashMap<usize, Arc<dyn Any + Send + Sync>>>;
+type Objects = HashMap<usize, Arc<dyn Any + Send + Sync>>;
+type Live = RwLock<Objects>;
 
-/// Every object that was created and not destroyed, by the address that C holds.
+/// Every object that was created and not destroyed, by the address that C holds. A forked child gets a lock of its
+/// own: threads that only the parent has may be waiting at the old one.
+static LIVE: AtomicPtr<Live> = AtomicPtr::new(ptr::null_mut());
+
 fn live() -> &'static Live {
-    static LIVE: std::sync::OnceLock<Live> = std::sync::OnceLock::new();
-    LIVE.get_or_init(Default::default)
+    let live = LIVE.load(Ordering::Acquire);
+    if !live.is_null() {
+        // SAFETY: a leaked box.
+        return unsafe { &*live };
+    }
+    let new = Box::into_raw(Box::<Live>::default());
+    match LIVE.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => {
+            // SAFETY: the handlers are valid for the life of the process: this object is never unloaded.
+            unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) };
+            // SAFETY: just leaked.
+            unsafe { &*new }
+        }
+        Err(theirs) => {
+            // SAFETY: `new` was never shared; `theirs` is a leaked box.
+            unsafe {
+                drop(Box::from_raw(new));
+                &*theirs
+            }
+        }
+    }
+}
+
+/// Keeps the table whole across the fork.
+unsafe extern "C" fn before_fork() {
+    std::mem::forget(live().write());
+}
+
+unsafe extern "C" fn after_fork() {
+    // SAFETY: `before_fork` locked it, in this thread.
+    unsafe { live().force_unlock_write() };
+}
+
+unsafe extern "C" fn in_child() {
+    // SAFETY: `before_fork` holds the lock, and the child has no other thread. The old lock is never touched again.
+    let objects = std::mem::take(unsafe { &mut *live().data_ptr() });
+    LIVE.store(Box::into_raw(Box::new(RwLock::new(objects))), Ordering::Release);
 }
 
 /// A number for a new object's public `handle`; never 0.
@@ -83,11 +122,16 @@ pub(crate) fn publish<P: Public>(public: P, handle: u32, inner: P::Inner) -> *mu
     pointer
 }
 
+/// The live object behind a pointer; `EINVAL` if there is none of this kind.
+pub(crate) fn lookup<P: Public>(pointer: *const P) -> Result<Arc<Object<P>>, Errno> {
+    let object = live().read().get(&(pointer as usize)).cloned().ok_or(Errno::EINVAL)?;
+    object.downcast::<Object<P>>().map_err(|_| Errno::EINVAL)
+}
+
 /// The live object behind a program's pointer, for a control call: `EINVAL` for a pointer that is none of this
 /// kind's, `ENOENT` for a garbled handle.
 pub(crate) fn find<P: Public>(pointer: *const P) -> Result<Arc<Object<P>>, Errno> {
-    let object = live().read().get(&(pointer as usize)).cloned().ok_or(Errno::EINVAL)?;
-    let object = object.downcast::<Object<P>>().map_err(|_| Errno::EINVAL)?;
+    let object = lookup(pointer)?;
     // SAFETY: the object is live and its Arc is held.
     match unsafe { P::handle(object.public()) } {
         Some(handle) if handle != object.handle => Err(Errno::ENOENT),
@@ -123,34 +167,53 @@ macro_rules! public {
     )* };
 }
 
-// What each object holds of the device stands here once the device is there.
 public! {
-    ibv_pd(handle) => ();
-    ibv_mr(handle) => ();
-    ibv_mw(handle) => ();
-    ibv_dm(handle) => ();
-    ibv_ah(handle) => ();
+    ibv_pd(handle) => verbs::PdInner;
+    ibv_mr(handle) => verbs::MrInner;
+    ibv_ah(handle) => verbs::AhInner;
     // A completion queue is always of the extended kind, whatever call made it; so is a queue pair.
-    ibv_cq_ex(handle) => ();
-    ibv_qp_ex(qp_base.handle) => ();
-    ibv_srq(handle) => ();
-    ibv_wq(handle) => ();
-    ibv_flow(handle) => ();
+    ibv_cq_ex(handle) => verbs::CqInner;
+    ibv_qp_ex(qp_base.handle) => verbs::QpInner;
+    ibv_srq(handle) => verbs::SrqInner;
+}
+
+// SAFETY: read nothing.
+unsafe impl Public for verbs_context {
+    type Inner = verbs::ContextInner;
+    unsafe fn handle(_: *const Self) -> Option<u32> {
+        None
+    }
+}
+
+// SAFETY: reads nothing.
+unsafe impl Public for ibv_comp_channel {
+    type Inner = verbs::CompChannelInner;
+    unsafe fn handle(_: *const Self) -> Option<u32> {
+        None
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn pd(handle: u32) -> ibv_pd {
-        ibv_pd { context: ptr::null_mut(), handle }
+    /// A kind of object for these tests.
+    #[repr(C)]
+    struct Thing {
+        handle: u32,
+    }
+
+    public! { Thing(handle) => (); }
+
+    fn thing(handle: u32) -> Thing {
+        Thing { handle }
     }
 
     #[test]
     fn a_control_call_knows_null_stale_foreign_and_garbled() {
         let handle = new_handle();
-        let p = publish(pd(handle), handle, ());
-        assert_eq!(find(ptr::null::<ibv_pd>()).err(), Some(Errno::EINVAL));
+        let p = publish(thing(handle), handle, ());
+        assert_eq!(find(ptr::null::<Thing>()).err(), Some(Errno::EINVAL));
         assert_eq!(find(p.cast::<ibv_mr>()).err(), Some(Errno::EINVAL));
         // SAFETY: `p` is live.
         unsafe { (*p).handle ^= 0xffff };
@@ -163,17 +226,5 @@ mod tests {
         assert_eq!(find(p).err(), Some(Errno::EINVAL));
         // The destroyed object's memory is still there for who holds it.
         assert_eq!(object.handle, handle);
-    }
-
-    #[test]
-    fn the_data_path_finds_the_object_at_the_public_address() {
-        let handle = new_handle();
-        let p = publish(pd(handle), handle, ());
-        // SAFETY: `p` is live.
-        let object = unsafe { deref(p) }.unwrap();
-        assert!(ptr::eq(object.public(), p));
-        // SAFETY: NULL is allowed.
-        assert!(unsafe { deref(ptr::null::<ibv_pd>()) }.is_none());
-        retire(&find(p).unwrap()).unwrap();
     }
 }

@@ -25,7 +25,7 @@ refuse! {
         ibv_cmd_inc_comp_cntr ibv_cmd_inc_err_comp_cntr ibv_cmd_qp_attach_comp_cntr ibv_cmd_query_comp_cntr_caps
         ibv_cmd_query_port_speed ibv_cmd_read_comp_cntr ibv_cmd_read_err_comp_cntr ibv_cmd_reg_mr_ex
         ibv_cmd_set_comp_cntr ibv_cmd_set_err_comp_cntr execute_ioctl;
-    MinusOne(EOPNOTSUPP): ibv_cmd_poll_cq ibv_cmd_export_dmabuf_fd ibv_query_gid_type ibv_read_ibdev_sysfs_file;
+    MinusOne(EOPNOTSUPP): ibv_cmd_poll_cq ibv_cmd_export_dmabuf_fd ibv_read_ibdev_sysfs_file;
     Void(0): __verbs_log verbs_init_cq verbs_register_driver verbs_set_ops verbs_uninit_context
         ibv_dmabuf_heap_destroy ibv_dmabuf_heap_free;
     No(0): __ioctl_final_num_attrs;

@@ -37,6 +37,9 @@ pub(crate) enum Command {
         /// Which shell
         shell: clap_complete::Shell,
     },
+    /// Print what the device says of itself; asked by the other commands
+    #[command(name = crate::device::ASK, hide = true)]
+    DeviceFacts,
     /// Print the manual page
     Man {
         /// Write one page for each command into this directory instead

@@ -30,6 +30,7 @@ fn main() -> ExitCode {
             clap_complete::generate(shell, &mut Args::command(), "anyverbs", &mut script);
             write_out(&script)
         }
+        Command::DeviceFacts => device::answer(),
         Command::Man { directory } => manual(directory.as_deref()),
     };
     match done {

@@ -27,7 +27,11 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
     let tree = if args.no_view {
         None
     } else {
-        let devices = device::list(&args.settings)?;
+        // Without a device a program finds none, as on a machine without hardware, and runs; its user wants to know why.
+        let devices = device::list(&args.settings).unwrap_or_else(|error| {
+            eprintln!("anyverbs: there is no device: {error:#} (`anyverbs doctor` says more)");
+            Vec::new()
+        });
         let tree = ViewTree::new(&devices)?;
         let object = libraries.join(libraries::VIEW);
         let preload = without_views(env::var_os("LD_PRELOAD").unwrap_or_default());

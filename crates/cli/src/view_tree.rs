@@ -3,10 +3,12 @@
 //! As in the real sysfs, the classes hold links to the device's directory, so that a resolved path is one of the view's
 //! own (`/sys/devices/virtual/anyverbs/...`) and works when it is given back.
 //!
-//! `counters` and `hw_counters` are empty: a file would show a number that nobody counts.
+//! `counters` and `hw_counters` are empty: a file would show a number that nobody counts. The port's rate and capability
+//! mask, which the C interface makes up, are left out rather than made up again.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
+use std::net::Ipv6Addr;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
 use std::path::{Path, PathBuf};
@@ -136,10 +138,9 @@ fn write_device(tree: &Path, device: &Device, index: u32) -> io::Result<()> {
     let parent = tree.join("sys/devices/virtual/anyverbs").join(name);
 
     let ib = parent.join("infiniband").join(name);
-    let guid = groups(device.node_guid);
     for (file, text) in [
-        ("node_guid", guid.clone()),
-        ("sys_image_guid", guid),
+        ("node_guid", groups(device.node_guid)),
+        ("sys_image_guid", groups(device.sys_image_guid)),
         ("node_type", "1: CA".into()),
         ("node_desc", name.clone()),
         ("fw_ver", device.fw_ver.clone()),
@@ -160,22 +161,22 @@ fn write_device(tree: &Path, device: &Device, index: u32) -> io::Result<()> {
     let port_dir = ib.join("ports/1");
     for (file, text) in [
         ("state", state(port.state)),
-        ("phys_state", phys_state(port.phys_state)),
-        ("rate", format!("{} Gb/sec", f64::from(port.rate) / 10.0)),
-        ("lid", "0x0".into()),
+        ("phys_state", phys_state(port.state)),
+        ("lid", format!("{:#x}", port.lid)),
         ("lid_mask_count", "0".into()),
         ("sm_lid", "0x0".into()),
         ("sm_sl", "0".into()),
-        ("cap_mask", format!("0x{:08x}", port.port_cap_flags)),
         ("link_layer", "Ethernet".into()),
         ("pkeys/0", "0xffff".into()),
     ] {
         write(&port_dir.join(file), &text)?;
     }
+    // As in the kernel, empty places of the table are there and zero.
+    for index in 0..port.gid_tbl_len {
+        write(&port_dir.join(format!("gids/{index}")), &gid_text(Ipv6Addr::UNSPECIFIED))?;
+    }
     for gid in &port.gids {
-        let text: Vec<String> =
-            gid.gid.segments().iter().map(|group| format!("{group:04x}")).collect();
-        write(&port_dir.join(format!("gids/{}", gid.index)), &text.join(":"))?;
+        write(&port_dir.join(format!("gids/{}", gid.index)), &gid_text(gid.gid))?;
         write(&port_dir.join(format!("gid_attrs/types/{}", gid.index)), "RoCE v2")?;
         write(&port_dir.join(format!("gid_attrs/ndevs/{}", gid.index)), &gid.ndev)?;
     }
@@ -242,6 +243,11 @@ fn write(path: &Path, text: &str) -> io::Result<()> {
     fs::write(path, format!("{text}\n"))
 }
 
+/// All eight groups in full.
+fn gid_text(gid: Ipv6Addr) -> String {
+    gid.segments().map(|group| format!("{group:04x}")).join(":")
+}
+
 /// `0011:2233:4455:6677`.
 pub(crate) fn groups(guid: u64) -> String {
     let groups: Vec<String> =
@@ -255,18 +261,10 @@ pub(crate) fn state(state: u8) -> String {
     format!("{state}: {}", name.unwrap_or(&"<unknown>"))
 }
 
+/// The physical state that goes with a logical one.
 fn phys_state(state: u8) -> String {
-    let name = match state {
-        1 => "Sleep",
-        2 => "Polling",
-        3 => "Disabled",
-        4 => "PortConfigurationTraining",
-        5 => "LinkUp",
-        6 => "LinkErrorRecovery",
-        7 => "Phy Test",
-        _ => "<unknown>",
-    };
-    format!("{state}: {name}")
+    const ACTIVE: u8 = 4;
+    if state == ACTIVE { "5: LinkUp" } else { "3: Disabled" }.into()
 }
 
 /// A list such as `0-3,8` as sysfs writes a mask: 32-bit groups in hexadecimal, highest first.
@@ -290,7 +288,6 @@ fn cpu_mask(list: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::Settings;
 
     #[test]
     fn cpu_masks() {
@@ -309,7 +306,7 @@ mod tests {
     #[test]
     fn a_tree_is_complete_private_and_gone_afterwards() {
         use std::os::unix::fs::PermissionsExt;
-        let devices = device::list(&Settings::default()).unwrap();
+        let devices = vec![device::example()];
         let tree = ViewTree::new(&devices).unwrap();
         let path = tree.path().to_owned();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
@@ -318,7 +315,16 @@ mod tests {
         assert_eq!(read(&format!("{ib}/ports/1/gid_attrs/types/0")), "RoCE v2\n");
         assert_eq!(read(&format!("{ib}/ports/1/state")), "4: ACTIVE\n");
         let gids = fs::read_dir(path.join(ib).join("ports/1/gids")).unwrap().count();
-        assert_eq!(gids, devices[0].port.gids.len());
+        assert_eq!(gids, 16);
+        assert_eq!(
+            read(&format!("{ib}/ports/1/gids/2")),
+            "0000:0000:0000:0000:0000:0000:0000:0001\n"
+        );
+        assert_eq!(
+            read(&format!("{ib}/ports/1/gids/1")),
+            "0000:0000:0000:0000:0000:0000:0000:0000\n"
+        );
+        assert!(!path.join(format!("{ib}/ports/1/gid_attrs/types/1")).exists());
         let ndev = fs::read_dir(path.join(ib).join("device/net")).unwrap().next().unwrap().unwrap();
         assert_eq!(ndev.file_name().to_str().unwrap(), devices[0].port.gids[0].ndev);
         assert_eq!(read("sys/class/infiniband_verbs/uverbs0/ibdev"), "anyverbs0\n");

@@ -1,1 +1,36 @@
-//! See `ARCHITECTURE.md`.
+//! Many devices, one thread, virtual time: where the protocol's scenario tests live.
+//!
+//! A [`Sim`] holds devices and the [`net::Net`] between them. A device is what
+//! `anyverbs_proto` asks for around a queue pair ([`anyverbs_proto::env::Env`]) and nothing more: memory, keys,
+//! completion queues, shared receive queues, timers. Packets are real bytes: written by `Headers::emit`, read by
+//! `Packet::parse`. Everything random comes from one seed, so a run repeats exactly; a test that fails prints the seed
+//! and the packets that were on the wire.
+//!
+//! [`Pair`] is two connected queue pairs, which is what most scenarios want:
+//!
+//! ```
+//! use anyverbs_proto::wr::SendOp;
+//! use anyverbs_sim::{Pair, QpOptions};
+//!
+//! let mut t = Pair::new(1, QpOptions::rc());
+//! t.recv(t.b, 1, &[t.b.mr.sge(0, 100)]);
+//! t.post(t.a, 2, SendOp::Send, &[t.a.mr.sge(0, 100)]);
+//! t.run();
+//! assert_eq!(t.bytes(t.b.mr, 0, 100), t.bytes(t.a.mr, 0, 100));
+//! ```
+#![forbid(unsafe_code)]
+
+mod device;
+pub mod link;
+mod memory;
+pub mod net;
+mod options;
+mod pair;
+mod sim;
+pub mod trace;
+
+pub use device::{CqId, DeviceId, Event, Mr, QpId, SrqId};
+pub use memory::{Arena, PAGE};
+pub use options::QpOptions;
+pub use pair::{End, Pair};
+pub use sim::Sim;

@@ -51,6 +51,8 @@ pub(crate) struct Link {
     in_flight: bool,
     /// The entry among the timers that counts.
     pub(crate) timer: Option<Time>,
+    /// A timer waits for the link to catch up: in the process from this round on; it looks again at this time.
+    pub(crate) catch_up: (Option<u64>, Option<Time>),
     /// On the engine's list of those that owe an ACK.
     pub(crate) owed: bool,
     /// On a list of those that wait for room.
@@ -83,7 +85,7 @@ impl Link {
         }
     }
 
-    fn is_inproc(&self) -> bool {
+    pub(crate) fn is_inproc(&self) -> bool {
         matches!(self.route, Some(Route::Inproc))
     }
 }
@@ -120,7 +122,8 @@ impl<'a> Call<'a> {
         self.out.flush(engine);
         let State { machine, link, .. } = state;
         link.set_in_flight(machine.is_in_flight());
-        if let Some(deadline) = machine.deadline()
+        if let Some(deadline) =
+            machine.deadline().map(|d| link.catch_up.1.map_or(d, |until| d.max(until)))
             && link.timer.is_none_or(|registered| deadline < registered)
         {
             link.timer = Some(deadline);
@@ -134,6 +137,14 @@ impl<'a> Call<'a> {
                 engine.add_owed(self.cell.qpn);
             }
         }
+    }
+
+    /// Sends what is staged for a queue pair that does nothing any more, and forgets its path.
+    pub(crate) fn finish_last(mut self, mut state: MutexGuard<'_, State>) {
+        self.out.flush(self.cell.engine);
+        state.link.leave_path();
+        drop(state);
+        self.cell.engine.after_unlock();
     }
 
     /// Settles, unlocks, and does what had to wait for that.

@@ -34,6 +34,7 @@ use crate::device::{DeviceInfo, PortAttr, PortState};
 use crate::error::OpenError;
 use crate::fork;
 use crate::gid::GidTable;
+use crate::lid;
 use crate::limits::{self, DeviceAttr};
 use crate::link::inproc::Inproc;
 use crate::link::udp::BatchPool;
@@ -109,6 +110,10 @@ pub(crate) struct Engine {
     pds: AtomicU32,
     start: Instant,
     worker: Shared,
+    /// When the socket was last found empty with no ACK owed, in nanoseconds.
+    rx_empty_at: AtomicU64,
+    /// Datagrams that the kernel dropped, as last read.
+    kernel_drops: AtomicU64,
     /// Packets that the kernel would not send.
     pub(crate) send_drops: AtomicU64,
     /// Empty polls: a program that polls does the worker's work.
@@ -137,6 +142,8 @@ impl Engine {
         })?;
         if fresh {
             worker::spawn(engine);
+            // SAFETY: an extern "C" function without preconditions. Full: owed ACKs wait for the peer's timeout.
+            unsafe { libc::atexit(at_exit) };
         }
         Ok(engine)
     }
@@ -206,6 +213,8 @@ impl Engine {
             pds: AtomicU32::new(1),
             start: Instant::now(),
             worker,
+            rx_empty_at: AtomicU64::new(0),
+            kernel_drops: AtomicU64::new(0),
             send_drops: AtomicU64::new(0),
             lease: AtomicU64::new(0),
             port,
@@ -224,6 +233,10 @@ impl Engine {
     }
 
     pub(crate) fn counters(&self) -> &Counters {
+        // The kernel's own count of what found the socket full.
+        let dropped = self.port.dropped();
+        let known = self.kernel_drops.swap(dropped, Ordering::Relaxed);
+        self.count(Counter::DropSocketFull, dropped.saturating_sub(known));
         &self.counters
     }
 
@@ -260,6 +273,7 @@ impl Engine {
             state: if self.gids.is_empty() { PortState::Down } else { PortState::Active },
             max_mtu: Mtu::Mtu4096,
             active_mtu: self.gids.active_mtu(),
+            lid: self.gids.entry(0).map_or(0, |entry| lid::of(entry.gid.to_ip())),
             gid_tbl_len: limits::GID_TABLE_LEN as u32,
             max_msg_sz: limits::MAX_MSG_SIZE,
             pkey_tbl_len: self.attr.max_pkeys,
@@ -284,6 +298,14 @@ impl Engine {
     pub(crate) fn note_overrun(&self, cq: &Arc<CqCell>) {
         self.overrun.lock().push(Arc::clone(cq));
         self.any_overrun.store(true, Ordering::Release);
+    }
+}
+
+/// A peer whose last message was received must not learn from a timeout that this process has ended.
+extern "C" fn at_exit() {
+    if let Some(engine) = fork::current::<Engine>() {
+        engine.flush_owed_at_exit();
+        engine.log_counters();
     }
 }
 

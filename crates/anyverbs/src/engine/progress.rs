@@ -4,6 +4,7 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use anyverbs_net::fault::Fault;
 use anyverbs_net::forward::{ForwardBuffer, Forwarded};
@@ -16,7 +17,7 @@ use anyverbs_proto::wire::icrc::{Flow, IcrcVerdict};
 use anyverbs_proto::wire::packet::{ICRC_LEN, Packet};
 
 use super::Engine;
-use super::env::Call;
+use super::env::{Call, Link};
 use crate::config::Config;
 use crate::link::udp::{CreditPacket, Outbox};
 use crate::qp::{QpCell, State};
@@ -25,8 +26,16 @@ use crate::qp::{QpCell, State};
 const BUFFERS: usize = 8;
 /// Packets received after which ACKs leave although more packets wait.
 const ACK_EVERY: usize = 64;
+/// How long the end of the process waits for a lock.
+const EXIT_PATIENCE: Duration = Duration::from_millis(2);
 /// How often a caller looks for datagrams that other processes handed on.
 const FORWARD_EVERY: u32 = 16;
+
+/// How often a timer looks whether its link has caught up.
+const CATCH_UP: Duration = Duration::from_millis(1);
+
+/// After this time a timer acts in any case.
+const LATEST: Duration = Duration::from_millis(64);
 
 /// What the receiving thread uses.
 #[derive(Debug)]
@@ -86,7 +95,8 @@ impl Engine {
         let Some(mut rx) = self.rx.try_lock() else { return 0 };
         let RxState { batch, forwarded, calls, since_acks, resume, flow } = &mut *rx;
         *calls = calls.wrapping_add(1);
-        if let Err(error) = self.port.receive(batch) {
+        let received = if worker { self.port.receive(batch) } else { self.port.poll(batch) };
+        if let Err(error) = received {
             tracing::error!(%error, "receiving failed");
         }
         let now = self.now();
@@ -105,7 +115,7 @@ impl Engine {
                 }
             }),
         );
-        if worker || calls.is_multiple_of(FORWARD_EVERY) {
+        if (worker && n == 0) || calls.is_multiple_of(FORWARD_EVERY) {
             while let Ok(Some(datagram)) = self.port.receive_forwarded(forwarded) {
                 n += 1;
                 match self.classify(&datagram, flow, true) {
@@ -121,6 +131,9 @@ impl Engine {
         }
         echoes.flush(self);
         *since_acks += n;
+        if n == 0 && batch.asked_all() && !self.owes() {
+            self.rx_empty_at.store(now.as_nanos(), Ordering::Release);
+        }
         let acks_due = *since_acks >= ACK_EVERY || n == 0;
         if acks_due {
             *since_acks = 0;
@@ -338,6 +351,37 @@ impl Engine {
         self.after_unlock();
     }
 
+    /// As [`flush_owed`](Self::flush_owed), but waits for nobody: whoever called exit(3) may hold any lock.
+    pub(super) fn flush_owed_at_exit(&'static self) {
+        let Some(mut owed) = self.owed.try_lock_for(EXIT_PATIENCE) else { return };
+        let owed = std::mem::take(&mut *owed);
+        for cell in owed.into_iter().filter_map(|qpn| self.qps.find(qpn)) {
+            let Some(mut state) = cell.state.try_lock_for(EXIT_PATIENCE) else { continue };
+            if !state.is_dead() {
+                let mut call = Call::new(&cell);
+                let State { machine, link, .. } = &mut *state;
+                machine.acknowledge(&mut call.env(link));
+                call.settle(&mut state);
+            }
+        }
+    }
+
+    /// For whoever looks into a process that misbehaved: what it counted, at its end.
+    pub(super) fn log_counters(&self) {
+        if tracing::enabled!(target: "anyverbs::counters", tracing::Level::INFO) {
+            let counted = Counter::ALL.iter().map(|c| (c.name(), self.counters().read(*c)));
+            let shown: Vec<_> =
+                counted.filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name}={n}")).collect();
+            tracing::info!(
+                target: "anyverbs::counters",
+                kernel_drops = self.port.dropped(),
+                unsent = self.send_drops.load(Ordering::Relaxed),
+                "{}",
+                shown.join(" ")
+            );
+        }
+    }
+
     pub(super) fn owes(&self) -> bool {
         self.owed_len.load(Ordering::SeqCst) > 0
     }
@@ -350,6 +394,16 @@ impl Engine {
     /// When the next timer of any kind is due, in nanoseconds.
     pub(super) fn next_deadline(&self) -> u64 {
         self.timers.next().min(self.paths.next())
+    }
+
+    /// Whether everything that came before `deadline` was delivered: a timer must not take for lost what only waits
+    /// for a thread that does not get the processor.
+    fn has_caught_up(&self, link: &mut Link, deadline: Time, now: Time) -> bool {
+        if link.is_inproc() {
+            return self.inproc.has_caught_up(&mut link.catch_up.0);
+        }
+        self.rx_empty_at.load(Ordering::Acquire) >= deadline.as_nanos()
+            || now.since(deadline) > LATEST
     }
 
     /// Runs the timers that are due.
@@ -369,9 +423,15 @@ impl Engine {
                     return;
                 }
                 link.timer = None;
-                if machine.deadline().is_some_and(|deadline| deadline <= now) {
-                    machine.on_timer(&mut call.env(link));
+                link.catch_up.1 = None;
+                if machine.deadline().is_none_or(|deadline| deadline > now) {
+                    return;
                 }
+                if !self.has_caught_up(link, at, now) {
+                    link.catch_up.1 = Some(now + CATCH_UP);
+                    return;
+                }
+                machine.on_timer(&mut call.env(link));
             });
         }
         let mut resume = Vec::new();

@@ -16,8 +16,10 @@ pub(crate) struct QpTable {
     inner: RwLock<Inner>,
 }
 
+type Chunk = [Option<Arc<QpCell>>; CHUNK];
+
 struct Inner {
-    chunks: Box<[Option<Box<[Option<Arc<QpCell>>; CHUNK]>>]>,
+    chunks: Box<[Option<Box<Chunk>>]>,
     next: u16,
     len: usize,
 }

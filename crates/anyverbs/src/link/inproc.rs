@@ -4,7 +4,7 @@
 //! again after it said that it stopped, so that no packet is left behind. Packets lie in an arena that is swapped with
 //! the drainer's: nothing is allocated in the steady state.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use anyverbs_proto::env::TransmitError;
 use anyverbs_proto::payload::Payload;
@@ -35,11 +35,15 @@ pub(crate) struct Inproc {
     draining: AtomicBool,
     /// The drainer's.
     spare: Mutex<Arena>,
+    /// Rounds of delivery so far.
+    rounds: AtomicU64,
     waiting: Mutex<Waiting>,
+    /// The drainer's.
+    spare_waiting: Mutex<Waiting>,
     any_waiting: AtomicBool,
 }
 
-/// Queue pairs that want to be called when the queue is empty.
+/// Queue pairs that want to be called when what was queued is delivered.
 #[derive(Debug, Default)]
 struct Waiting {
     /// They owe an ACK.
@@ -126,6 +130,20 @@ impl Inproc {
         self.len.load(Ordering::SeqCst) > 0 || self.any_waiting.load(Ordering::SeqCst)
     }
 
+    /// Whether everything is delivered that was queued when `since` was first set, and what that caused: packets here
+    /// are never lost, but whoever delivers them may not get the processor for long.
+    pub(crate) fn has_caught_up(&self, since: &mut Option<u64>) -> bool {
+        /// The round in progress, one that takes what came since, one for the answers, one for the ACKs.
+        const ROUNDS: u64 = 4;
+        let rounds = self.rounds.load(Ordering::SeqCst);
+        let caught_up = rounds.wrapping_sub(*since.get_or_insert(rounds)) >= ROUNDS
+            || !(self.is_pending() || self.draining.load(Ordering::SeqCst));
+        if caught_up {
+            *since = None;
+        }
+        caught_up
+    }
+
     /// Delivers what is queued, and what that causes. No queue pair may be locked by the caller. False if packets are
     /// left because the caller's share is done.
     pub(crate) fn drain(&self, engine: &'static Engine, worker: bool) -> bool {
@@ -136,6 +154,7 @@ impl Inproc {
             }
             while self.is_pending() && left > 0 {
                 left = left.saturating_sub(self.round(engine).max(1));
+                self.rounds.fetch_add(1, Ordering::SeqCst);
             }
             self.draining.store(false, Ordering::SeqCst);
             if left == 0 && self.is_pending() {
@@ -160,25 +179,23 @@ impl Inproc {
                 (e.arrival, Packet { headers: e.headers, payload })
             }));
             arena.clear();
-            return n;
         }
         drop(arena);
-        let mut waiting = {
+        if !self.any_waiting.load(Ordering::SeqCst) {
+            return n;
+        }
+        let mut waiting = self.spare_waiting.lock();
+        {
             let mut now = self.waiting.lock();
             self.any_waiting.store(false, Ordering::SeqCst);
-            std::mem::take(&mut *now)
-        };
+            std::mem::swap(&mut *now, &mut *waiting);
+        }
         for qpn in waiting.owed.drain(..) {
             engine.acknowledge(qpn);
         }
         for qpn in waiting.blocked.drain(..) {
             engine.resume(qpn);
         }
-        // The lists' memory is used again.
-        let mut now = self.waiting.lock();
-        if now.owed.is_empty() && now.blocked.is_empty() {
-            *now = waiting;
-        }
-        1
+        n
     }
 }

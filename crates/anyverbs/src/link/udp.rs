@@ -26,14 +26,14 @@ const POOL: usize = 16;
 
 /// Unused batches.
 #[derive(Debug, Default)]
-pub(crate) struct BatchPool(Mutex<Vec<Box<TxBatch>>>);
+pub(crate) struct BatchPool(Mutex<Vec<TxBatch>>);
 
 impl BatchPool {
-    fn take(&self) -> Box<TxBatch> {
+    fn take(&self) -> TxBatch {
         self.0.lock().pop().unwrap_or_default()
     }
 
-    fn put(&self, batch: Box<TxBatch>) {
+    fn put(&self, batch: TxBatch) {
         let mut pool = self.0.lock();
         if pool.len() < POOL {
             pool.push(batch);
@@ -78,7 +78,7 @@ fn address(ip: IpAddr, port: u16, scope_id: u32) -> SocketAddr {
 /// What one hold of a queue pair's lock has staged and not yet sent.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
-    batch: Option<Box<TxBatch>>,
+    batch: Option<TxBatch>,
 }
 
 impl Outbox {
@@ -207,9 +207,9 @@ pub(crate) struct CreditPacket {
 impl CreditPacket {
     /// Reads one; `bytes` are those before the ICRC. None for anything else.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
-        let is_probe = match bytes.first()? {
-            &PROBE => true,
-            &ECHO => false,
+        let is_probe = match *bytes.first()? {
+            PROBE => true,
+            ECHO => false,
             _ => return None,
         };
         let bytes: &[u8; CREDIT_LEN - ICRC_LEN] = bytes.try_into().ok()?;

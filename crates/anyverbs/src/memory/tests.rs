@@ -219,3 +219,31 @@ fn without_a_handler_a_fault_kills_as_ever() {
     });
     assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV, "{status:#x}");
 }
+
+/// `cargo test --release -p anyverbs -- --ignored --nocapture copy_speed`
+#[test]
+#[ignore = "a measurement"]
+fn copy_speed_beside_memcpy() {
+    let memory = ProcessMemory::new();
+    let (from, mut to) = (vec![1u8; 1 << 16], vec![0u8; 1 << 16]);
+    for len in [8usize, 16, 64, 128, 256, 512, 1023, 1024, 2048, 4095, 4096, 16_384, 65_536] {
+        let rounds = (1 << 26) / len.max(64);
+        let mut best = [f64::MAX; 2];
+        for _ in 0..7 {
+            for (which, best) in best.iter_mut().enumerate() {
+                let begin = std::time::Instant::now();
+                for _ in 0..rounds {
+                    let (from, to) =
+                        (std::hint::black_box(&from[..len]), std::hint::black_box(&mut to[..len]));
+                    if which == 0 {
+                        memory.read(from.as_ptr() as u64, to).unwrap();
+                    } else {
+                        to.copy_from_slice(from);
+                    }
+                }
+                *best = best.min(begin.elapsed().as_nanos() as f64 / rounds as f64);
+            }
+        }
+        println!("{len:6} B: guarded {:8.1} ns, memcpy {:8.1} ns", best[0], best[1]);
+    }
+}

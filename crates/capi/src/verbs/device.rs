@@ -2,11 +2,21 @@
 
 use std::{
     ffi::{c_char, c_int, c_void},
-    mem::offset_of,
+    mem::{offset_of, size_of},
     ptr,
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
-use crate::{abi::*, errno::Errno};
+use anyverbs::DeviceInfo;
+
+use crate::{
+    abi::*,
+    errno::{Errno, pointer},
+    log,
+};
 
 /// A device as this library hands it out. It lives as long as the process, so that no pointer into a freed list can
 /// dangle.
@@ -16,28 +26,98 @@ pub(crate) struct DeviceObject {
     /// rdma-core keeps its `verbs_device_ops` here, and a real provider library compares the pointer with its own to
     /// learn whether a device is its: this one must be readable and equal to none.
     driver: *const c_void,
-    /// Network byte order.
-    guid: u64,
-    /// `ibv_get_device_index`.
-    index: c_int,
+    pub(crate) name: String,
+    pub(crate) node_guid: u64,
+    pub(crate) sys_image_guid: u64,
 }
 
 const _: () = assert!(offset_of!(DeviceObject, driver) == size_of::<ibv_device>());
 
 // SAFETY: written once, before it is published.
+unsafe impl Send for DeviceObject {}
+// SAFETY: as above.
 unsafe impl Sync for DeviceObject {}
 
-/// The devices of this process: none until the engine is joined to this crate.
-fn devices() -> &'static [DeviceObject] {
-    &[]
+/// What `DeviceObject::driver` points to: as large as any table of operations that might be read there.
+static NO_DRIVER: [usize; 64] = [0; 64];
+
+/// Devices that were ever listed, in the order of their first appearance; a process has one, unless its configuration
+/// changes under it.
+static DEVICES: [OnceLock<DeviceObject>; 8] = [const { OnceLock::new() }; 8];
+
+/// Copies as much of `text` as fits, and a terminator.
+fn fill<const N: usize>(field: &mut [c_char; N], text: &str) {
+    for (to, from) in field[..N - 1].iter_mut().zip(text.bytes()) {
+        *to = from as c_char;
+    }
 }
 
-/// The object behind a pointer that a program holds; `None` for NULL and for a pointer that we never gave out.
-fn device(device: *const ibv_device) -> Option<&'static DeviceObject> {
-    devices().iter().find(|d| ptr::eq(&d.public, device))
+impl DeviceObject {
+    fn new(info: &DeviceInfo, index: usize) -> Self {
+        // SAFETY: integers, character arrays and empty slots.
+        let mut public: ibv_device = unsafe { std::mem::zeroed() };
+        public.node_type = IBV_NODE_CA;
+        public.transport_type = IBV_TRANSPORT_IB;
+        fill(&mut public.name, &info.name);
+        fill(&mut public.dev_name, &format!("uverbs{index}"));
+        fill(&mut public.dev_path, &format!("/sys/class/infiniband_verbs/uverbs{index}"));
+        fill(&mut public.ibdev_path, &format!("/sys/class/infiniband/{}", info.name));
+        Self {
+            public,
+            driver: NO_DRIVER.as_ptr().cast(),
+            name: info.name.clone(),
+            node_guid: info.node_guid,
+            sys_image_guid: info.sys_image_guid,
+        }
+    }
+
+    pub(crate) fn pointer(&self) -> *mut ibv_device {
+        ptr::from_ref(self).cast_mut().cast()
+    }
+}
+
+/// The object of a device that was just found.
+fn object(info: &DeviceInfo) -> Option<&'static DeviceObject> {
+    DEVICES
+        .iter()
+        .enumerate()
+        .map(|(i, slot)| slot.get_or_init(|| DeviceObject::new(info, i)))
+        .find(|d| d.name == info.name && d.node_guid == info.node_guid)
+}
+
+/// The devices of this process. Why there is none goes to the log, once for each reason.
+fn devices() -> Vec<&'static DeviceObject> {
+    log::init();
+    match anyverbs::devices() {
+        Ok(found) => found.iter().filter_map(object).collect(),
+        Err(error) => {
+            static SAID: AtomicU32 = AtomicU32::new(0);
+            let errno = error.errno().unsigned_abs();
+            if SAID.swap(errno, Ordering::Relaxed) != errno {
+                tracing::error!("no RDMA device: {error}");
+            }
+            Vec::new()
+        }
+    }
+}
+
+/// The object behind a pointer that a program holds; `EINVAL` for NULL and for a pointer that we never gave out.
+pub(crate) fn device(device: *const ibv_device) -> Result<&'static DeviceObject, Errno> {
+    DEVICES
+        .iter()
+        .filter_map(OnceLock::get)
+        .find(|d| ptr::eq(&d.public, device))
+        .ok_or(Errno::EINVAL)
+}
+
+/// The device whose directory in sysfs is `path`.
+pub(crate) fn device_of_path(path: &std::path::Path) -> Option<&'static DeviceObject> {
+    let name = path.strip_prefix("/sys/class/infiniband").ok()?.to_str()?;
+    DEVICES.iter().filter_map(OnceLock::get).find(|d| d.name == name)
 }
 
 /// `ibv_get_device_list`: a NULL-terminated array for `ibv_free_device_list`; NULL with `errno` when out of memory.
+/// When no device can be had the list is empty and the log says why.
 ///
 /// # Safety
 /// `num_devices` is NULL or writable.
@@ -51,7 +131,7 @@ pub(crate) unsafe extern "C" fn ibv_get_device_list(
     if !list.is_null() {
         for (i, d) in found.iter().enumerate() {
             // SAFETY: the array has room for `found.len()` entries and its terminator.
-            unsafe { list.add(i).write(ptr::from_ref(&d.public).cast_mut()) };
+            unsafe { list.add(i).write(d.pointer()) };
         }
     }
     let count = if list.is_null() { 0 } else { found.len() as c_int };
@@ -73,21 +153,17 @@ pub(crate) unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device)
 
 /// `ibv_get_device_name`: the device's name, valid as long as the process; NULL for no device.
 pub(crate) unsafe extern "C" fn ibv_get_device_name(device_: *mut ibv_device) -> *const c_char {
-    device(device_).map_or_else(
-        || {
-            Errno(libc::EINVAL).set();
-            ptr::null()
-        },
-        |d| d.public.name.as_ptr(),
-    )
+    pointer(device(device_).map(|d| d.public.name.as_ptr().cast_mut()))
 }
 
 /// `ibv_get_device_guid`: network byte order; 0 for no device.
 pub(crate) unsafe extern "C" fn ibv_get_device_guid(device_: *mut ibv_device) -> u64 {
-    device(device_).map_or(0, |d| d.guid)
+    device(device_).map_or(0, |d| d.node_guid.to_be())
 }
 
 /// `ibv_get_device_index`: -1 for no device.
 pub(crate) unsafe extern "C" fn ibv_get_device_index(device_: *mut ibv_device) -> c_int {
-    device(device_).map_or(-1, |d| d.index)
+    let slots = DEVICES.iter().map(OnceLock::get);
+    let same = |d: Option<&DeviceObject>| d.is_some_and(|d| ptr::eq(&d.public, device_));
+    slots.into_iter().position(same).map_or(-1, |i| i as c_int)
 }

@@ -1,13 +1,30 @@
 //! libibverbs: one file for each kind of object, as the manual groups them.
 
+mod ah;
+mod comp_channel;
+mod context;
+mod cq;
+mod cq_ex;
 mod device;
+mod event;
 mod fork;
 mod marshall;
+mod mr;
+mod pd;
+mod port;
+mod post;
+mod qp;
 mod rate;
+mod srq;
 mod strings;
 mod sysfs;
 mod unbuilt;
+mod wr;
 
 // Only the trampolines name them.
 #[cfg_attr(test, allow(unused_imports))]
-pub(crate) use {device::*, fork::*, marshall::*, rate::*, strings::*, sysfs::*, unbuilt::*};
+pub(crate) use {
+    ah::*, comp_channel::*, context::*, cq::*, cq_ex::*, device::*, event::*, fork::*, marshall::*,
+    mr::*, pd::*, port::*, post::*, qp::*, rate::*, srq::*, strings::*, sysfs::*, unbuilt::*,
+    wr::*,
+};

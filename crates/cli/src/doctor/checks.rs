@@ -13,8 +13,6 @@ use crate::args::{Doctor, Settings};
 use crate::device::Device;
 use crate::{device, libraries};
 
-/// The UDP port of RoCEv2.
-const PORT: u16 = 4791;
 /// Below this a burst of a few messages overruns a socket's buffer.
 const BUFFER: u64 = 4 << 20;
 
@@ -23,7 +21,7 @@ pub(super) fn all(args: &Doctor) -> Vec<Finding> {
     let devices = device::list(&args.settings);
     findings.extend(interfaces(&devices));
     findings.push(loopback());
-    findings.push(port());
+    findings.push(port(udp_port()));
     findings.push(view_directory());
     findings.push(buffers());
     findings.extend(offloads());
@@ -88,6 +86,11 @@ fn loopback() -> Finding {
     }
 }
 
+/// The configured port, or RoCEv2's where the configuration cannot be read, which is reported on its own.
+fn udp_port() -> u16 {
+    anyverbs::config::Config::load().unwrap_or_default().udp_port
+}
+
 /// A socket in `/proc/net/udp`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Holder {
@@ -97,17 +100,17 @@ struct Holder {
 
 /// Looks at who has the port, and tries to take it only if nobody has: one more socket among those of running devices
 /// would take packets from them.
-fn port() -> Finding {
+fn port(port: u16) -> Finding {
     let holders: Vec<Holder> = ["/proc/net/udp", "/proc/net/udp6"]
         .iter()
-        .flat_map(|path| holders(&fs::read_to_string(path).unwrap_or_default(), PORT))
+        .flat_map(|path| holders(&fs::read_to_string(path).unwrap_or_default(), port))
         .collect();
     // SAFETY: cannot fail and touches no memory.
     let me = unsafe { libc::geteuid() };
     if let Some(other) = holders.iter().find(|holder| holder.user != me) {
         return Finding::new(
             Severity::Stop,
-            format!("UDP port {PORT} belongs to user {}: {}", other.user, owner(other.inode)),
+            format!("UDP port {port} belongs to user {}: {}", other.user, owner(other.inode)),
             "stop it, run as that user, or run in a network namespace of your own (`ip netns exec`, `unshare -rn`)",
         );
     }
@@ -117,26 +120,26 @@ fn port() -> Finding {
         if holder.inode == 0 {
             return Finding::new(
                 Severity::Stop,
-                format!("UDP port {PORT} belongs to {owner}"),
+                format!("UDP port {port} belongs to {owner}"),
                 "rdma link delete the Soft-RoCE link (as root), or run in a network namespace of your own",
             );
         }
         return Finding::new(
             Severity::Note,
-            format!("UDP port {PORT} is in use by {owner}"),
+            format!("UDP port {port} is in use by {owner}"),
             "devices of one user share it; if that is no program on anyverbs, stop it",
         );
     }
-    match UdpSocket::bind((Ipv4Addr::UNSPECIFIED, PORT)) {
-        Ok(_) => Finding::good(format!("UDP port {PORT} is free")),
+    match UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)) {
+        Ok(_) => Finding::good(format!("UDP port {port} is free")),
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => Finding::new(
             Severity::Stop,
-            format!("UDP port {PORT} is taken by somebody whom this system does not show"),
+            format!("UDP port {port} is taken by somebody whom this system does not show"),
             "if rdma_rxe is loaded: rdma link delete its link (as root); else run in a network namespace of your own",
         ),
         Err(error) => Finding::new(
             Severity::Stop,
-            format!("UDP port {PORT} cannot be bound: {error}"),
+            format!("UDP port {port} cannot be bound: {error}"),
             "a security policy forbids it: allow UDP sockets for this user or container",
         ),
     }
@@ -344,9 +347,9 @@ mod tests {
         let table = "   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode ref pointer drops\n \
              1: 00000000:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000  1000        0 4242 2 0000000000000000 0\n \
              2: 00000000:0035 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 17 2 0000000000000000 0\n";
-        assert_eq!(holders(table, PORT), [Holder { user: 1000, inode: 4242 }]);
-        assert_eq!(holders("", PORT), []);
-        assert_eq!(holders("header\nnonsense\n", PORT), []);
+        assert_eq!(holders(table, 4791), [Holder { user: 1000, inode: 4242 }]);
+        assert_eq!(holders("", 4791), []);
+        assert_eq!(holders("header\nnonsense\n", 4791), []);
     }
 
     #[test]

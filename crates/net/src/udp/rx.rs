@@ -96,6 +96,8 @@ pub struct RxBatch {
     deliveries: Vec<Delivery>,
     pub(crate) calls: u32,
     pub(crate) prefer_v6: bool,
+    /// The last call asked every family.
+    pub(crate) asked_all: bool,
 }
 
 impl RxBatch {
@@ -118,6 +120,7 @@ impl RxBatch {
             deliveries: Vec::new(),
             calls: 0,
             prefer_v6: false,
+            asked_all: false,
         })
     }
 
@@ -133,6 +136,12 @@ impl RxBatch {
     #[must_use]
     pub fn fault(&self) -> Option<&Fault> {
         self.fault.as_deref()
+    }
+
+    /// Whether the last call asked every family: then what it did not bring was not there.
+    #[must_use]
+    pub fn asked_all(&self) -> bool {
+        self.asked_all
     }
 
     /// The datagrams of the last [`super::UdpPort::receive`]. Empty ones are not delivered.

@@ -221,10 +221,12 @@ impl Qp {
         if !self.responder.ack_owed || self.responder.answers.are_pending() {
             return false;
         }
-        self.acknowledged();
-        env.count(Counter::AcksSent, 1);
-        self.send_aeth(self.last_executed(), Syndrome::ACK, env);
-        true
+        let sent = self.send_aeth(self.last_executed(), Syndrome::ACK, env);
+        if sent {
+            self.acknowledged();
+            env.count(Counter::AcksSent, 1);
+        }
+        sent
     }
 
     /// Sends a NAK of `psn`. What was executed before it is acknowledged by it.
@@ -233,11 +235,24 @@ impl Qp {
         self.send_aeth(psn, syndrome, env);
     }
 
-    fn send_aeth<E: Env>(&mut self, psn: Psn, syndrome: Syndrome, env: &mut E) {
+    /// Sends the ACK or NAK that found no room before.
+    pub(super) fn send_held<E: Env>(&mut self, env: &mut E) -> bool {
+        match self.responder.held {
+            Some((_, Syndrome::Ack { .. })) => self.send_owed_ack(env),
+            Some((psn, syndrome)) if !self.responder.answers.are_pending() => {
+                self.send_aeth(psn, syndrome, env)
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether it went out. If not it is held; one that is lost is made good by the requester's timeout.
+    fn send_aeth<E: Env>(&mut self, psn: Psn, syndrome: Syndrome, env: &mut E) -> bool {
         let opcode = Opcode::new(Service::Rc, Operation::Ack);
         let mut headers = Headers::new(Bth { opcode, ..self.bth(psn) });
         headers.aeth = Some(Aeth { syndrome, msn: self.responder.msn });
-        // A lost acknowledgement is made good by the requester's timeout.
-        let _ = env.transmit(&self.attr.av, &headers, &Payload::EMPTY);
+        let sent = env.transmit(&self.attr.av, &headers, &Payload::EMPTY).is_ok();
+        self.responder.held = (!sent).then_some((psn, syndrome));
+        sent
     }
 }

@@ -187,6 +187,10 @@ impl Qp {
     ) -> Result<(), ModifyError> {
         let from = self.attr.state;
         let to = transition::check(self.init.qp_type, from, attr, mask, limits, &self.attr)?;
+        if matches!(to, QpState::Reset | QpState::Err) {
+            // What was executed stays executed: the peer shall know.
+            self.send_owed_ack(env);
+        }
         self.assign(attr, mask);
         match to {
             QpState::Reset => self.reset(),
@@ -304,6 +308,12 @@ impl Qp {
         Ok(())
     }
 
+    /// How many more sends the queue takes before one of its completions is polled.
+    #[must_use]
+    pub fn send_room(&self) -> u32 {
+        self.sq.room(self.credit.released())
+    }
+
     /// Queues a receive.
     pub fn post_recv<E: Env>(&mut self, wr: &RecvWr<'_>, env: &mut E) -> Result<(), PostRecvError> {
         let Some(rq) = &mut self.rq else { return Err(PostRecvError::State) };
@@ -334,7 +344,7 @@ impl Qp {
         let sent = match self.init.qp_type {
             QpType::Ud => self.send_datagrams(env),
             QpType::Uc => self.send_requests(env),
-            QpType::Rc => self.send_answers(env) | self.send_requests(env),
+            QpType::Rc => self.send_answers(env) | self.send_held(env) | self.send_requests(env),
         };
         if sent {
             self.send_owed_ack(env);

@@ -49,6 +49,8 @@ pub(super) struct Responder {
     nak_sent: bool,
     /// An ACK is owed for everything before `expected`.
     pub(super) ack_owed: bool,
+    /// An ACK or NAK for which the path had no room: it goes before further requests.
+    pub(super) held: Option<(Psn, Syndrome)>,
     unacknowledged: u32,
     pub(super) answers: Answers,
 }
@@ -137,7 +139,10 @@ impl Qp {
             }
             Err(Stop::Refused(refusal)) => return self.refuse(psn, refusal, env),
         }
-        self.responder.nak_sent = false;
+        if self.responder.nak_sent {
+            self.responder.nak_sent = false;
+            self.responder.held = None;
+        }
         if packet.headers.bth.ack_req {
             self.responder.ack_owed = true;
         }

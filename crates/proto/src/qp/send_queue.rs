@@ -99,6 +99,11 @@ impl SendQueue {
         self.head.wrapping_sub(released) >= self.capacity
     }
 
+    /// Slots that are free, `released` being the count that pollers handed back.
+    pub(super) fn room(&self, released: u32) -> u32 {
+        self.capacity.saturating_sub(self.head.wrapping_sub(released))
+    }
+
     pub(super) fn max_sge(&self) -> usize {
         self.max_sge
     }

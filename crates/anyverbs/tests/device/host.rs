@@ -1,0 +1,149 @@
+//! What the host does to the device: addresses that come and go, a port that is taken, idleness. Each in a process of
+//! its own, since a process has one device.
+
+use std::net::UdpSocket;
+use std::path::Path;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use anyverbs::*;
+
+use crate::endpoint::*;
+
+const ROLE: &str = "ANYVERBS_TEST_ALONE";
+
+/// Runs [`alone`] in a child with these variables; in a network namespace of its own if `namespace`.
+fn run(role: &str, variables: &[(&str, &str)], namespace: bool) -> Output {
+    isolate();
+    let this = std::env::current_exe().unwrap();
+    let mut command = Command::new(if namespace { Path::new("unshare") } else { &this });
+    if namespace {
+        command.arg("-Urn").arg(&this);
+    }
+    command.args(["--exact", "host::alone", "--nocapture", "--test-threads=1"]);
+    // Apart from the processes of the other tests, whose coming and going would wake it.
+    command.env("ANYVERBS_REGISTRY", format!("anyverbs-alone-{}", std::process::id()));
+    command.env("ANYVERBS_UDP_PORT", (8_000 + std::process::id() % 12_000).to_string());
+    command.env(ROLE, role).envs(variables.iter().copied());
+    if namespace {
+        command.env("ANYVERBS_INTERFACES", "");
+    }
+    command.output().unwrap()
+}
+
+fn succeeds(output: &Output) {
+    assert!(
+        output.status.success(),
+        "{}\n{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// Whether this system lets us make a network namespace; says so if not.
+fn can_unshare() -> bool {
+    let can = Command::new("unshare")
+        .args(["-Urn", "ip", "link"])
+        .output()
+        .is_ok_and(|o| o.status.success());
+    if !can {
+        eprintln!("skipped: no network namespaces for this user here");
+    }
+    can
+}
+
+fn ip(arguments: &str) {
+    assert!(
+        Command::new("ip").args(arguments.split(' ')).status().unwrap().success(),
+        "ip {arguments}"
+    );
+}
+
+/// One line that says why there is no device.
+fn refusal() -> String {
+    let text = devices().unwrap_err().to_string();
+    assert!(!text.contains('\n'), "{text}");
+    text
+}
+
+/// Not a test by itself: what the children run.
+#[test]
+fn alone() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    match role.as_str() {
+        "addresses" => {
+            ip("link set lo up");
+            let context = context();
+            let has = |ip: &str| {
+                let gid = Gid::from(ip.parse::<std::net::IpAddr>().unwrap());
+                context.gids().unwrap().iter().any(|e| e.gid == gid)
+            };
+            assert_eq!(context.gid(1, 0).unwrap().unwrap().gid.to_ip().to_string(), "127.0.0.1");
+            assert!(!has("10.9.9.1"));
+            ip("addr add 10.9.9.1/24 dev lo");
+            assert_eq!(context.get_async_event().unwrap().kind(), AsyncEventKind::GidChange);
+            assert!(has("10.9.9.1"));
+            ip("addr del 10.9.9.1/24 dev lo");
+            assert_eq!(context.get_async_event().unwrap().kind(), AsyncEventKind::GidChange);
+            assert!(!has("10.9.9.1") && has("127.0.0.1"));
+        }
+        "nothing is up" => assert!(refusal().contains("no network interface is up")),
+        "port taken" => assert!(refusal().contains("in use"), "{}", refusal()),
+        "bad variable" => assert!(refusal().contains("ANYVERBS_WINDOW")),
+        "idle" => {
+            let (a, b) = pair(QpType::Rc);
+            let (src, dst) = (Buffer::new(&a.pd, 4096), Buffer::new(&b.pd, 4096));
+            for i in 0..100 {
+                a.send(i, SendOp::Write(dst.remote(0)), &[src.sge(0, 4096)]);
+                a.poll(1);
+            }
+            std::thread::sleep(Duration::from_millis(100));
+            let before = cpu();
+            std::thread::sleep(Duration::from_secs(2));
+            let used = cpu() - before;
+            println!("idle: {used:?} in 2 s");
+            assert!(used < Duration::from_millis(2), "{used:?} in 2 s");
+        }
+        other => panic!("{other}"),
+    }
+}
+
+/// Processor time of this process.
+fn cpu() -> Duration {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a live timespec.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut t) };
+    Duration::new(t.tv_sec as u64, t.tv_nsec as u32)
+}
+
+#[test]
+fn the_gid_table_follows_the_addresses() {
+    if can_unshare() {
+        succeeds(&run("addresses", &[], true));
+    }
+}
+
+#[test]
+fn without_an_interface_there_is_no_device() {
+    if can_unshare() {
+        succeeds(&run("nothing is up", &[], true));
+    }
+}
+
+#[test]
+fn a_port_that_somebody_else_has_is_told() {
+    let taken = UdpSocket::bind("0.0.0.0:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    succeeds(&run("port taken", &[("ANYVERBS_UDP_PORT", &port)], false));
+}
+
+#[test]
+fn a_variable_that_does_not_parse_is_told() {
+    succeeds(&run("bad variable", &[("ANYVERBS_WINDOW", "lots")], false));
+}
+
+#[test]
+fn an_idle_device_sleeps() {
+    succeeds(&run("idle", &[("ANYVERBS_INPROC", "0")], false));
+    succeeds(&run("idle", &[("ANYVERBS_INPROC", "1")], false));
+}

@@ -1,0 +1,11 @@
+//! The whole device, through its public API.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod endpoint;
+mod events;
+mod fork;
+mod host;
+mod one_process;
+mod processes;
+mod rules;

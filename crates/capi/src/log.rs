@@ -1,0 +1,35 @@
+//! Where the device's log goes: stderr, filtered by `ANYVERBS_LOG` (the syntax of `RUST_LOG`; default `warn`).
+
+use std::sync::Once;
+
+use tracing_subscriber::EnvFilter;
+
+/// Sets the log up, once, at the first call that looks for a device.
+///
+/// Losing a line is no reason to stop a program: a closed stderr is ignored.
+pub(crate) fn init() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let wanted = std::env::var("ANYVERBS_LOG").unwrap_or_default();
+        let (filter, bad) = match EnvFilter::try_new(&wanted) {
+            Ok(filter) if !wanted.is_empty() => (filter, None),
+            Ok(_) => (EnvFilter::new("warn"), None),
+            Err(error) => (EnvFilter::new("warn"), Some(error)),
+        };
+        let subscriber = tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(std::io::stderr)
+            // SAFETY: isatty takes any descriptor.
+            .with_ansi(unsafe { libc::isatty(libc::STDERR_FILENO) } == 1)
+            .without_time()
+            .log_internal_errors(false)
+            .finish();
+        // Nothing else in this object sets one.
+        let _ = tracing::subscriber::set_global_default(subscriber);
+        if let Some(error) = bad {
+            tracing::warn!(
+                "ANYVERBS_LOG={wanted:?} is not a filter ({error}); for instance: warn, debug"
+            );
+        }
+    });
+}

@@ -1,0 +1,83 @@
+//! Completion channels and their events.
+
+use std::{
+    ffi::{c_int, c_uint, c_void},
+    os::fd::{AsFd, AsRawFd},
+    sync::Arc,
+};
+
+use crate::{
+    abi::*,
+    errno::{Errno, minus_one, pointer, value},
+    object::{self, Object},
+    verbs::{Context, Cq, context},
+};
+
+pub(crate) type CompChannel = Object<ibv_comp_channel>;
+
+/// What a completion channel holds of the device.
+pub(crate) struct CompChannelInner {
+    pub(crate) device: anyverbs::CompChannel,
+    pub(crate) context: Arc<Context>,
+}
+
+/// `ibv_create_comp_channel`: NULL with `errno` on failure.
+pub(crate) unsafe extern "C" fn ibv_create_comp_channel(
+    context_: *mut ibv_context,
+) -> *mut ibv_comp_channel {
+    pointer(context(context_).and_then(|context| {
+        let device = context.inner.device.create_comp_channel()?;
+        let public = ibv_comp_channel {
+            context: context.pointer(),
+            fd: device.as_fd().as_raw_fd(),
+            refcnt: 0,
+        };
+        Ok(object::publish(public, 0, CompChannelInner { device, context }))
+    }))
+}
+
+/// `ibv_destroy_comp_channel`: 0, or the errno value; `EBUSY` while a CQ uses it.
+pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    value(object::find(channel).and_then(|channel: Arc<CompChannel>| {
+        channel.inner.device.destroy()?;
+        object::retire(&channel).ok_or(Errno::EINVAL)
+    }))
+}
+
+/// `ibv_get_cq_event`: 0, or -1 with `errno`. Waits for an event unless the program made the descriptor non-blocking.
+///
+/// # Safety
+/// `cq` and `cq_context` are NULL or writable.
+pub(crate) unsafe extern "C" fn ibv_get_cq_event(
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cq_context: *mut *mut c_void,
+) -> c_int {
+    minus_one(object::find(channel).and_then(|channel: Arc<CompChannel>| {
+        loop {
+            let event = channel.inner.device.get_event()?;
+            let found = event.cookie() as *mut ibv_cq_ex;
+            // Gone only if another thread acknowledged more events than it read, and destroyed the CQ.
+            let Ok(found) = object::lookup(found) else { continue };
+            let found: Arc<Cq> = found;
+            // SAFETY: the CQ is live; `cq` and `cq_context` are the caller's promise.
+            unsafe {
+                if !cq.is_null() {
+                    cq.write(found.public().cast());
+                }
+                if !cq_context.is_null() {
+                    cq_context.write((&raw const (*found.public()).cq_context).read());
+                }
+            }
+            return Ok(0);
+        }
+    }))
+}
+
+/// `ibv_ack_cq_events`.
+pub(crate) unsafe extern "C" fn ibv_ack_cq_events(cq: *mut ibv_cq, events: c_uint) {
+    let found: Result<Arc<Cq>, _> = object::lookup(cq.cast());
+    if let Ok(cq) = found {
+        cq.inner.device.ack_events(events);
+    }
+}

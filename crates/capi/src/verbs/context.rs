@@ -1,0 +1,203 @@
+//! Opening a device, and what the open device says about itself.
+
+use std::{
+    ffi::{CString, c_int},
+    io,
+    mem::size_of,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    ptr,
+    sync::Arc,
+};
+
+use anyverbs::limits::DeviceAttr;
+
+use crate::{
+    abi::*,
+    dispatch::{extended, new_context},
+    errno::{Errno, pointer, value},
+    object::{self, Object},
+    verbs::device,
+};
+
+/// An open device; the program's pointer is to the `ibv_context` at its end.
+pub(crate) type Context = Object<verbs_context>;
+
+/// What a context holds of the device.
+pub(crate) struct ContextInner {
+    pub(crate) device: anyverbs::Context,
+    sys_image_guid: u64,
+    _cmd_fd: OwnedFd,
+}
+
+impl Context {
+    /// The pointer that C holds.
+    pub(crate) fn pointer(&self) -> *mut ibv_context {
+        // SAFETY: the object is live; only the field's address is taken.
+        unsafe { &raw mut (*self.public()).context }
+    }
+}
+
+/// The open device behind a program's pointer.
+pub(crate) fn context(pointer: *mut ibv_context) -> Result<Arc<Context>, Errno> {
+    object::find(extended(pointer))
+}
+
+/// The descriptor that a program may `dup` and pass on: it names the device.
+fn cmd_fd(name: &str) -> Result<OwnedFd, Errno> {
+    let last = || Errno(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO));
+    let name = CString::new(format!("uverbs:{name}")).map_err(|_| Errno::EINVAL)?;
+    // SAFETY: a C string.
+    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(last());
+    }
+    // SAFETY: a new descriptor that nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// `ibv_open_device`: NULL with `errno` on failure.
+pub(crate) unsafe extern "C" fn ibv_open_device(device_: *mut ibv_device) -> *mut ibv_context {
+    pointer(open(device_))
+}
+
+fn open(device_: *mut ibv_device) -> Result<*mut ibv_context, Errno> {
+    let found = device(device_)?;
+    let opened = anyverbs::Context::open(&found.name)?;
+    let cmd_fd = cmd_fd(&found.name)?;
+    let mut public = new_context();
+    public.context.device = found.pointer();
+    public.context.cmd_fd = cmd_fd.as_raw_fd();
+    public.context.async_fd = opened.async_fd().as_raw_fd();
+    public.context.num_comp_vectors = opened.device_attr()?.num_comp_vectors as c_int;
+    let inner =
+        ContextInner { device: opened, sys_image_guid: found.sys_image_guid, _cmd_fd: cmd_fd };
+    let published = object::publish(public, 0, inner);
+    // SAFETY: just published; only the field's address is taken.
+    Ok(unsafe { &raw mut (*published).context })
+}
+
+/// `ibv_close_device`: 0, or -1 with `errno`. Objects that were not destroyed keep what they need of the context.
+pub(crate) unsafe extern "C" fn ibv_close_device(context_: *mut ibv_context) -> c_int {
+    let closed = context(context_).and_then(|c| object::retire(&c).ok_or(Errno::EINVAL));
+    if closed.is_err() {
+        value(closed);
+        return -1;
+    }
+    0
+}
+
+/// What this device can do of `enum ibv_device_cap_flags`.
+const CAP_FLAGS: u32 = IBV_DEVICE_BAD_PKEY_CNTR
+    | IBV_DEVICE_BAD_QKEY_CNTR
+    | IBV_DEVICE_CURR_QP_STATE_MOD
+    | IBV_DEVICE_PORT_ACTIVE_EVENT
+    | IBV_DEVICE_SYS_IMAGE_GUID
+    | IBV_DEVICE_RC_RNR_NAK_GEN
+    | IBV_DEVICE_SRQ_RESIZE;
+
+/// A count that C has as a signed int.
+fn int(n: u32) -> c_int {
+    c_int::try_from(n).unwrap_or(c_int::MAX)
+}
+
+fn device_attr(attr: &DeviceAttr) -> ibv_device_attr {
+    // SAFETY: integers and a character array.
+    let mut c: ibv_device_attr = unsafe { std::mem::zeroed() };
+    for (to, from) in c.fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
+        *to = from as _;
+    }
+    c.node_guid = attr.node_guid.to_be();
+    c.sys_image_guid = attr.sys_image_guid.to_be();
+    c.max_mr_size = attr.max_mr_size;
+    c.page_size_cap = attr.page_size_cap;
+    c.vendor_id = attr.vendor_id;
+    c.vendor_part_id = attr.vendor_part_id;
+    c.hw_ver = attr.hw_ver;
+    c.max_qp = int(attr.max_qp);
+    c.max_qp_wr = int(attr.max_qp_wr);
+    c.device_cap_flags = CAP_FLAGS;
+    c.max_sge = int(attr.max_sge);
+    c.max_sge_rd = int(attr.max_sge_rd);
+    c.max_cq = int(attr.max_cq);
+    c.max_cqe = int(attr.max_cqe);
+    c.max_mr = int(attr.max_mr);
+    c.max_pd = int(attr.max_pd);
+    c.max_qp_rd_atom = int(attr.max_qp_rd_atom);
+    c.max_qp_init_rd_atom = int(attr.max_qp_rd_atom);
+    c.max_res_rd_atom = int(attr.max_res_rd_atom);
+    c.atomic_cap = IBV_ATOMIC_HCA;
+    c.max_ah = int(attr.max_ah);
+    c.max_srq = int(attr.max_srq);
+    c.max_srq_wr = int(attr.max_srq_wr);
+    c.max_srq_sge = int(attr.max_srq_sge);
+    c.max_pkeys = attr.max_pkeys;
+    c.local_ca_ack_delay = attr.local_ca_ack_delay;
+    c.phys_port_cnt = attr.phys_port_cnt;
+    c
+}
+
+/// Writes the first `size` bytes of `T` that the program's older or newer struct has, zeros where ours ends.
+///
+/// # Safety
+/// `to` has `size` writable bytes.
+pub(crate) unsafe fn write_sized<T>(to: *mut T, value: &T, size: usize) {
+    let ours = size.min(size_of::<T>());
+    // SAFETY: `ours` is within both; the rest is within the program's.
+    unsafe {
+        ptr::copy_nonoverlapping(ptr::from_ref(value).cast::<u8>(), to.cast(), ours);
+        ptr::write_bytes(to.cast::<u8>().add(ours), 0, size - ours);
+    }
+}
+
+/// `ibv_query_device`: 0, or the errno value.
+///
+/// # Safety
+/// `attr` is NULL or writable.
+pub(crate) unsafe extern "C" fn ibv_query_device(
+    context_: *mut ibv_context,
+    attr: *mut ibv_device_attr,
+) -> c_int {
+    value(query_device(context_).and_then(|queried| {
+        if attr.is_null() {
+            return Err(Errno::EINVAL);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { attr.write(queried) };
+        Ok(())
+    }))
+}
+
+fn query_device(context_: *mut ibv_context) -> Result<ibv_device_attr, Errno> {
+    let context = context(context_)?;
+    let mut attr = device_attr(&context.inner.device.device_attr()?);
+    attr.sys_image_guid = context.inner.sys_image_guid.to_be();
+    Ok(attr)
+}
+
+/// Slot of `ibv_query_device_ex`: fills at most `attr_size` bytes. There is no on-demand paging, offload, tag matching
+/// or device memory: those fields are 0.
+///
+/// # Safety
+/// `input` is NULL or readable; `attr` has `attr_size` writable bytes.
+pub(crate) unsafe extern "C" fn query_device_ex(
+    context_: *mut ibv_context,
+    input: *const ibv_query_device_ex_input,
+    attr: *mut ibv_device_attr_ex,
+    attr_size: usize,
+) -> c_int {
+    value(query_device(context_).and_then(|queried| {
+        // SAFETY: the caller's promise.
+        let extended = !input.is_null() && unsafe { (*input).comp_mask } != 0;
+        if attr.is_null() || extended || attr_size < size_of::<ibv_device_attr>() {
+            return Err(Errno::EINVAL);
+        }
+        // SAFETY: integers and a character array.
+        let mut ex: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
+        ex.orig_attr = queried;
+        ex.device_cap_flags_ex = queried.device_cap_flags.into();
+        ex.phys_port_cnt_ex = queried.phys_port_cnt.into();
+        // SAFETY: the caller's promise.
+        unsafe { write_sized(attr, &ex, attr_size) };
+        Ok(())
+    }))
+}

@@ -1,0 +1,207 @@
+//! Completion queues and `ibv_poll_cq`. The iterator of an extended CQ is in `cq_ex.rs`.
+
+use std::{ffi::c_int, sync::Arc};
+
+use anyverbs::{Wc, WcFlags};
+
+use crate::{
+    abi::*,
+    errno::{Errno, pointer, value},
+    object::{self, Object, deref},
+    verbs::{CompChannel, Context, PollSession, context, set_iterator},
+};
+
+pub(crate) type Cq = Object<ibv_cq_ex>;
+
+/// What a CQ holds of the device.
+pub(crate) struct CqInner {
+    pub(crate) device: anyverbs::Cq,
+    pub(crate) context: Arc<Context>,
+    pub(crate) iterator: PollSession,
+}
+
+/// The CQ behind a program's pointer.
+pub(crate) fn cq(pointer: *mut ibv_cq) -> Result<Arc<Cq>, Errno> {
+    object::find(pointer.cast())
+}
+
+/// `ibv_create_cq`: NULL with `errno` on failure.
+pub(crate) unsafe extern "C" fn ibv_create_cq(
+    context_: *mut ibv_context,
+    cqe: c_int,
+    cq_context: *mut std::ffi::c_void,
+    channel: *mut ibv_comp_channel,
+    comp_vector: c_int,
+) -> *mut ibv_cq {
+    // A negative number is too large for any device.
+    let attr = ibv_cq_init_attr_ex {
+        cqe: cqe as u32,
+        cq_context,
+        channel,
+        comp_vector: comp_vector as u32,
+        wc_flags: 0,
+        comp_mask: 0,
+        flags: 0,
+        parent_domain: std::ptr::null_mut(),
+    };
+    pointer(create(context_, &attr)).cast()
+}
+
+/// Completion fields that the iterator serves.
+const WC_FLAGS: u64 = (IBV_WC_EX_WITH_BYTE_LEN
+    | IBV_WC_EX_WITH_IMM
+    | IBV_WC_EX_WITH_QP_NUM
+    | IBV_WC_EX_WITH_SRC_QP
+    | IBV_WC_EX_WITH_SLID
+    | IBV_WC_EX_WITH_SL
+    | IBV_WC_EX_WITH_DLID_PATH_BITS) as u64;
+
+/// Slot of `ibv_create_cq_ex`: NULL with `errno` on failure, `EOPNOTSUPP` for completion fields, parent domains and
+/// overrun that is ignored. `SINGLE_THREADED` is a hint, and is not needed.
+///
+/// # Safety
+/// `attr` is NULL or readable.
+pub(crate) unsafe extern "C" fn create_cq_ex(
+    context_: *mut ibv_context,
+    attr: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
+    // SAFETY: the caller's promise.
+    let attr = unsafe { attr.as_ref() };
+    pointer(attr.ok_or(Errno::EINVAL).and_then(|attr| {
+        let flags = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 { attr.flags } else { 0 };
+        let known = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
+        if attr.comp_mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) != 0
+            || flags & !known != 0
+        {
+            return Err(Errno::EINVAL);
+        }
+        if attr.wc_flags & !WC_FLAGS != 0
+            || flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0
+            || attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0
+        {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        create(context_, attr)
+    }))
+}
+
+fn create(context_: *mut ibv_context, attr: &ibv_cq_init_attr_ex) -> Result<*mut ibv_cq_ex, Errno> {
+    let context = context(context_)?;
+    let channel: Option<Arc<CompChannel>> =
+        if attr.channel.is_null() { None } else { Some(object::find(attr.channel)?) };
+    if channel.as_ref().is_some_and(|c| !Arc::ptr_eq(&c.inner.context, &context)) {
+        return Err(Errno::EINVAL);
+    }
+    let events = channel.as_ref().map(|c| &c.inner.device);
+    let device = context.inner.device.create_cq(attr.cqe, events, attr.comp_vector, 0)?;
+    let handle = object::new_handle();
+    // SAFETY: integers, NULL pointers, empty slots, and a mutex and condition that zeros initialise.
+    let mut public: ibv_cq_ex = unsafe { std::mem::zeroed() };
+    public.context = context.pointer();
+    public.channel = attr.channel;
+    public.cq_context = attr.cq_context;
+    public.handle = handle;
+    public.cqe = device.capacity() as c_int;
+    set_iterator(&mut public);
+    let inner = CqInner { device, context, iterator: PollSession::default() };
+    let published = object::publish(public, handle, inner);
+    // No event of it can have been raised: nothing uses it yet.
+    object::lookup(published)?.inner.device.set_cookie(published as u64);
+    Ok(published)
+}
+
+/// `ibv_resize_cq`: 0, or the errno value.
+pub(crate) unsafe extern "C" fn ibv_resize_cq(cq_: *mut ibv_cq, cqe: c_int) -> c_int {
+    value(cq(cq_).and_then(|cq| {
+        cq.inner.device.resize(u32::try_from(cqe).map_err(|_| Errno::EINVAL)?)?;
+        // SAFETY: the object is live.
+        unsafe { (&raw mut (*cq.public()).cqe).write(cq.inner.device.capacity() as c_int) };
+        Ok(())
+    }))
+}
+
+/// `ibv_destroy_cq`: 0, or the errno value; `EBUSY` while a QP uses it. Waits while events of it were read and not
+/// acknowledged.
+pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq_: *mut ibv_cq) -> c_int {
+    value(cq(cq_).and_then(|cq| {
+        cq.inner.device.destroy()?;
+        object::retire(&cq).ok_or(Errno::EINVAL)
+    }))
+}
+
+/// Completions that are translated at a time.
+const BATCH: usize = 16;
+
+/// Slot of `ibv_poll_cq`: how many completions there were, or -1.
+///
+/// # Safety
+/// `cq` is NULL or live; `wc` has room for `entries`.
+pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
+    // SAFETY: the caller's promise.
+    let cq = unsafe { deref::<ibv_cq_ex>(cq.cast()) };
+    let Some((cq, entries)) =
+        cq.zip(usize::try_from(entries).ok()).filter(|(_, n)| *n == 0 || !wc.is_null())
+    else {
+        Errno::EINVAL.set();
+        return -1;
+    };
+    let mut batch = [Wc::default(); BATCH];
+    let mut polled = 0;
+    while polled < entries {
+        let want = BATCH.min(entries - polled);
+        let n = match cq.inner.device.poll(&mut batch[..want]) {
+            Ok(n) => n,
+            // What was polled before it cannot be given back.
+            Err(_) if polled > 0 => break,
+            Err(e) => {
+                Errno::from(e).set();
+                return -1;
+            }
+        };
+        for (i, from) in batch[..n].iter().enumerate() {
+            // SAFETY: the caller's promise; `polled + i < entries`.
+            unsafe { wc.add(polled + i).write(c_wc(from)) };
+        }
+        polled += n;
+        if n < want {
+            break;
+        }
+    }
+    polled as c_int
+}
+
+fn c_wc(wc: &Wc) -> ibv_wc {
+    ibv_wc {
+        wr_id: wc.wr_id,
+        status: wc.status as u32,
+        opcode: wc.opcode as u32,
+        vendor_err: wc.vendor_err,
+        byte_len: wc.byte_len,
+        data: ibv_wc_data { imm_data: imm(wc) },
+        qp_num: wc.qpn.get(),
+        src_qp: wc.src_qpn.get(),
+        wc_flags: wc.flags.bits().into(),
+        pkey_index: 0,
+        slid: 0,
+        sl: wc.sl,
+        dlid_path_bits: 0,
+    }
+}
+
+/// Immediate data is in network byte order; an invalidated key, in the same place, is a number of this host.
+pub(crate) fn imm(wc: &Wc) -> u32 {
+    if wc.flags.contains(WcFlags::WITH_INV) { wc.imm } else { wc.imm.to_be() }
+}
+
+/// Slot of `ibv_req_notify_cq`: 0, or the errno value; `EINVAL` without a completion channel.
+///
+/// # Safety
+/// `cq` is NULL or live.
+pub(crate) unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    let cq = unsafe { deref::<ibv_cq_ex>(cq.cast()) };
+    value(
+        cq.ok_or(Errno::EINVAL)
+            .and_then(|cq| Ok(cq.inner.device.req_notify(solicited_only != 0)?)),
+    )
+}

@@ -1,0 +1,87 @@
+//! Asynchronous events.
+
+use std::{ffi::c_int, sync::Arc};
+
+use anyverbs::{AsyncEventKind, EventElement};
+
+use crate::{
+    abi::*,
+    errno::minus_one,
+    object,
+    verbs::{Cq, Qp, Srq, context},
+};
+
+/// `ibv_get_async_event`: 0, or -1 with `errno`. Waits for an event unless the program made the descriptor
+/// non-blocking.
+///
+/// # Safety
+/// `event` is NULL or writable.
+pub(crate) unsafe extern "C" fn ibv_get_async_event(
+    context_: *mut ibv_context,
+    event: *mut ibv_async_event,
+) -> c_int {
+    minus_one(context(context_).and_then(|context| {
+        if event.is_null() {
+            return Err(crate::errno::Errno::EINVAL);
+        }
+        let read = context.inner.device.get_async_event()?;
+        let element = match read.element() {
+            EventElement::Qp { cookie, .. } => {
+                ibv_async_event_element { qp: cookie as *mut ibv_qp }
+            }
+            EventElement::Cq { cookie } => ibv_async_event_element { cq: cookie as *mut ibv_cq },
+            EventElement::Srq { cookie } => ibv_async_event_element { srq: cookie as *mut ibv_srq },
+            EventElement::Port(port) => {
+                // SAFETY: integers and NULL pointers.
+                let mut element: ibv_async_event_element = unsafe { std::mem::zeroed() };
+                element.port_num = port.into();
+                element
+            }
+            // SAFETY: as above. The device has nothing else that events are about.
+            _ => unsafe { std::mem::zeroed() },
+        };
+        // SAFETY: the caller's promise.
+        unsafe { event.write(ibv_async_event { element, event_type: read.kind() as u32 }) };
+        Ok(0)
+    }))
+}
+
+/// `ibv_ack_async_event`. What is not an event that was read is ignored.
+///
+/// # Safety
+/// `event` is NULL or readable.
+pub(crate) unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
+    // SAFETY: the caller's promise.
+    let Some(event) = (unsafe { event.as_ref() }) else { return };
+    // SAFETY: any bytes are a pointer, which is looked up and not followed.
+    let pointer = unsafe { event.element.qp };
+    match event.event_type {
+        IBV_EVENT_CQ_ERR => {
+            let _ = object::lookup(pointer.cast())
+                .map(|cq: Arc<Cq>| cq.inner.device.ack_async_events(1));
+        }
+        IBV_EVENT_SRQ_ERR | IBV_EVENT_SRQ_LIMIT_REACHED => {
+            let _ = object::lookup(pointer.cast())
+                .map(|srq: Arc<Srq>| srq.inner.device.ack_async_events(1));
+        }
+        IBV_EVENT_QP_FATAL
+        | IBV_EVENT_QP_REQ_ERR
+        | IBV_EVENT_QP_ACCESS_ERR
+        | IBV_EVENT_COMM_EST
+        | IBV_EVENT_SQ_DRAINED
+        | IBV_EVENT_PATH_MIG
+        | IBV_EVENT_PATH_MIG_ERR
+        | IBV_EVENT_QP_LAST_WQE_REACHED => {
+            let _ = object::lookup(pointer.cast())
+                .map(|qp: Arc<Qp>| qp.inner.device.ack_async_events(1));
+        }
+        // Events of the port and the device belong to no object.
+        _ => {}
+    }
+}
+
+// The kinds carry the values of C.
+const _: () = assert!(AsyncEventKind::GidChange as u32 == IBV_EVENT_GID_CHANGE);
+const _: () = assert!(AsyncEventKind::QpLastWqeReached as u32 == IBV_EVENT_QP_LAST_WQE_REACHED);
+const _: () = assert!(AsyncEventKind::SrqLimitReached as u32 == IBV_EVENT_SRQ_LIMIT_REACHED);
+const _: () = assert!(AsyncEventKind::PortErr as u32 == IBV_EVENT_PORT_ERR);

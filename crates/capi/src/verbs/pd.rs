@@ -1,0 +1,36 @@
+//! Protection domains.
+
+use std::{ffi::c_int, sync::Arc};
+
+use crate::{
+    abi::*,
+    errno::{Errno, pointer, value},
+    object::{self, Object},
+    verbs::{Context, context},
+};
+
+pub(crate) type Pd = Object<ibv_pd>;
+
+/// What a PD holds of the device.
+pub(crate) struct PdInner {
+    pub(crate) device: anyverbs::Pd,
+    pub(crate) context: Arc<Context>,
+}
+
+/// `ibv_alloc_pd`: NULL with `errno` on failure.
+pub(crate) unsafe extern "C" fn ibv_alloc_pd(context_: *mut ibv_context) -> *mut ibv_pd {
+    pointer(context(context_).and_then(|context| {
+        let device = context.inner.device.alloc_pd()?;
+        let handle = object::new_handle();
+        let public = ibv_pd { context: context.pointer(), handle };
+        Ok(object::publish(public, handle, PdInner { device, context }))
+    }))
+}
+
+/// `ibv_dealloc_pd`: 0, or the errno value; `EBUSY` while anything uses it.
+pub(crate) unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    value(object::find(pd).and_then(|pd| {
+        pd.inner.device.destroy()?;
+        object::retire(&pd).ok_or(Errno::EINVAL)
+    }))
+}

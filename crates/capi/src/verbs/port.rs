@@ -1,0 +1,242 @@
+//! The port, its GID table and its P_Key table.
+
+use std::{
+    ffi::{c_int, c_uint},
+    mem::size_of,
+};
+
+use anyverbs::{GidEntry, PortAttr, PortState};
+
+use crate::{
+    abi::*,
+    errno::{Errno, minus_one, value},
+    verbs::{context, write_sized},
+};
+
+const LINK_LAYER_ETHERNET: u8 = IBV_LINK_LAYER_ETHERNET as u8;
+/// `IBV_QPF_GRH_REQUIRED`: every address needs a global route.
+const QPF_GRH_REQUIRED: u8 = 1;
+/// What InfiniBand calls 100 Gb/s: 4 lanes of 25. A loopback has no speed of its own to tell.
+const WIDTH_4X: u8 = 2;
+const SPEED_25_GBPS: u8 = 32;
+const PHYS_STATE_DISABLED: u8 = 3;
+const PHYS_STATE_LINK_UP: u8 = 5;
+
+/// One GID type that is not in `enum ibv_gid_type`: what sysfs calls "IB/RoCE v1".
+const GID_TYPE_SYSFS_ROCE_V1: c_uint = 0;
+const GID_TYPE_SYSFS_ROCE_V2: c_uint = 1;
+
+fn port_attr(port: &PortAttr) -> ibv_port_attr {
+    let active = port.state == PortState::Active;
+    // SAFETY: integers.
+    let mut c: ibv_port_attr = unsafe { std::mem::zeroed() };
+    c.state = port.state as u32;
+    c.max_mtu = port.max_mtu as u32;
+    c.active_mtu = port.active_mtu as u32;
+    c.lid = port.lid;
+    c.gid_tbl_len = port.gid_tbl_len as c_int;
+    c.port_cap_flags = IBV_PORT_CM_SUP | IBV_PORT_IP_BASED_GIDS;
+    c.max_msg_sz = port.max_msg_sz;
+    c.bad_pkey_cntr = port.bad_pkey_cntr;
+    c.qkey_viol_cntr = port.qkey_viol_cntr;
+    c.pkey_tbl_len = port.pkey_tbl_len;
+    c.max_vl_num = 1;
+    c.active_width = WIDTH_4X;
+    c.active_speed = SPEED_25_GBPS;
+    c.active_speed_ex = SPEED_25_GBPS.into();
+    c.phys_state = if active { PHYS_STATE_LINK_UP } else { PHYS_STATE_DISABLED };
+    c.link_layer = LINK_LAYER_ETHERNET;
+    c.flags = QPF_GRH_REQUIRED;
+    c
+}
+
+/// Slot of the `ibv_query_port` inline, which says how much of the struct the program knows.
+///
+/// # Safety
+/// `attr` is NULL or has `size` writable bytes.
+pub(crate) unsafe extern "C" fn query_port(
+    context_: *mut ibv_context,
+    port: u8,
+    attr: *mut ibv_port_attr,
+    size: usize,
+) -> c_int {
+    value(context(context_).and_then(|context| {
+        if attr.is_null() || size < COMPAT_PORT_ATTR_SIZE {
+            return Err(Errno::EINVAL);
+        }
+        let queried = port_attr(&context.inner.device.port_attr(port)?);
+        // SAFETY: the caller's promise.
+        unsafe { write_sized(attr, &queried, size) };
+        Ok(())
+    }))
+}
+
+/// `ibv_query_port`, the exported call: fills what every program's struct has.
+///
+/// # Safety
+/// `attr` is NULL or has [`COMPAT_PORT_ATTR_SIZE`] writable bytes.
+pub(crate) unsafe extern "C" fn ibv_query_port(
+    context_: *mut ibv_context,
+    port: u8,
+    attr: *mut _compat_ibv_port_attr,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { query_port(context_, port, attr.cast(), COMPAT_PORT_ATTR_SIZE) }
+}
+
+fn c_gid(entry: Option<&GidEntry>) -> ibv_gid {
+    ibv_gid { raw: entry.map_or([0; 16], |e| e.gid.0) }
+}
+
+/// An index that C gives as an int; too large for any table if negative.
+fn index(index: c_int) -> usize {
+    usize::try_from(index).unwrap_or(usize::MAX)
+}
+
+/// `ibv_query_gid`: 0, or -1. An empty entry is a zero GID.
+///
+/// # Safety
+/// `gid` is NULL or writable.
+pub(crate) unsafe extern "C" fn ibv_query_gid(
+    context_: *mut ibv_context,
+    port: u8,
+    gid_index: c_int,
+    gid: *mut ibv_gid,
+) -> c_int {
+    minus_one(context(context_).and_then(|context| {
+        let entry = context.inner.device.gid(port, index(gid_index))?;
+        if gid.is_null() {
+            return Err(Errno::EINVAL);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { gid.write(c_gid(entry.as_ref())) };
+        Ok(0)
+    }))
+}
+
+fn gid_entry(entry: &GidEntry) -> ibv_gid_entry {
+    ibv_gid_entry {
+        gid: c_gid(Some(entry)),
+        gid_index: entry.index as u32,
+        port_num: 1,
+        gid_type: IBV_GID_TYPE_ROCE_V2,
+        ndev_ifindex: entry.interface,
+    }
+}
+
+/// `ibv_query_gid_ex`: 0, or the errno value; `ENODATA` for an empty entry.
+///
+/// # Safety
+/// `entry` is NULL or has `entry_size` writable bytes.
+pub(crate) unsafe extern "C" fn _ibv_query_gid_ex(
+    context_: *mut ibv_context,
+    port: u32,
+    gid_index: u32,
+    entry: *mut ibv_gid_entry,
+    flags: u32,
+    entry_size: usize,
+) -> c_int {
+    value(context(context_).and_then(|context| {
+        if entry.is_null() || flags != 0 || entry_size < size_of::<ibv_gid_entry>() {
+            return Err(Errno::EINVAL);
+        }
+        let port = u8::try_from(port).map_err(|_| Errno::EINVAL)?;
+        let found = context.inner.device.gid(port, gid_index as usize)?;
+        let found = found.ok_or(Errno(libc::ENODATA))?;
+        // SAFETY: the caller's promise.
+        unsafe { write_sized(entry, &gid_entry(&found), entry_size) };
+        Ok(())
+    }))
+}
+
+/// `ibv_query_gid_table`: how many entries were filled, or the negative errno value; `-EINVAL` also when not all fit.
+///
+/// # Safety
+/// `entries` is NULL or has `max_entries` elements of `entry_size` bytes.
+pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
+    context_: *mut ibv_context,
+    entries: *mut ibv_gid_entry,
+    max_entries: usize,
+    flags: u32,
+    entry_size: usize,
+) -> isize {
+    let filled = context(context_).and_then(|context| {
+        let unusable = entries.is_null() && max_entries > 0;
+        if unusable || flags != 0 || entry_size < size_of::<ibv_gid_entry>() {
+            return Err(Errno::EINVAL);
+        }
+        let found = context.inner.device.gids()?;
+        if found.len() > max_entries {
+            return Err(Errno::EINVAL);
+        }
+        for (i, entry) in found.iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe {
+                write_sized(entries.byte_add(i * entry_size), &gid_entry(entry), entry_size);
+            }
+        }
+        Ok(found.len() as isize)
+    });
+    filled.unwrap_or_else(|e| -(e.set() as isize))
+}
+
+/// `ibv_query_gid_type` (private; `ibv_devinfo` and pyverbs use it): 0, or -1. An empty entry is of the first type,
+/// as where the kernel answers.
+///
+/// # Safety
+/// `gid_type` is NULL or writable.
+pub(crate) unsafe extern "C" fn ibv_query_gid_type(
+    context_: *mut ibv_context,
+    port: u8,
+    gid_index: c_uint,
+    gid_type: *mut c_uint,
+) -> c_int {
+    minus_one(context(context_).and_then(|context| {
+        let entry = context.inner.device.gid(port, gid_index as usize)?;
+        if gid_type.is_null() {
+            return Err(Errno::EINVAL);
+        }
+        let found = entry.map_or(GID_TYPE_SYSFS_ROCE_V1, |_| GID_TYPE_SYSFS_ROCE_V2);
+        // SAFETY: the caller's promise.
+        unsafe { gid_type.write(found) };
+        Ok(0)
+    }))
+}
+
+/// `ibv_query_pkey`: 0, or -1. Network byte order.
+///
+/// # Safety
+/// `pkey` is NULL or writable.
+pub(crate) unsafe extern "C" fn ibv_query_pkey(
+    context_: *mut ibv_context,
+    port: u8,
+    pkey_index: c_int,
+    pkey: *mut u16,
+) -> c_int {
+    minus_one(context(context_).and_then(|context| {
+        let found = context.inner.device.pkey(port, index(pkey_index))?;
+        if pkey.is_null() {
+            return Err(Errno::EINVAL);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { pkey.write(found.0.to_be()) };
+        Ok(0)
+    }))
+}
+
+/// `ibv_get_pkey_index`: where `pkey` (network byte order) stands in the table, or -1.
+pub(crate) unsafe extern "C" fn ibv_get_pkey_index(
+    context_: *mut ibv_context,
+    port: u8,
+    pkey: u16,
+) -> c_int {
+    minus_one(context(context_).and_then(|context| {
+        let mut at = 0;
+        loop {
+            if context.inner.device.pkey(port, at)?.0.to_be() == pkey {
+                return Ok(at as c_int);
+            }
+            at += 1;
+        }
+    }))
+}

@@ -1,0 +1,191 @@
+//! Posting: the slots of `ibv_post_send`, `ibv_post_recv` and `ibv_post_srq_recv`. Nothing here allocates, or looks a
+//! pointer up.
+
+use std::{ffi::c_int, mem::MaybeUninit};
+
+use anyverbs::{MAX_SGE, QpType, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
+
+use crate::{
+    abi::*,
+    errno::Errno,
+    object::deref,
+    verbs::{Qp, destination},
+};
+
+/// Room for the elements of one work request.
+pub(crate) type SgeRoom = [MaybeUninit<Sge>; MAX_SGE];
+
+/// Copies a program's elements to `room`; `EINVAL` for a number that no queue takes.
+///
+/// # Safety
+/// `list` is NULL or has `count` readable elements.
+unsafe fn sges(room: &mut SgeRoom, list: *const ibv_sge, count: c_int) -> Result<&[Sge], Errno> {
+    let count = usize::try_from(count).ok().filter(|n| *n <= MAX_SGE).ok_or(Errno::EINVAL)?;
+    if count > 0 && list.is_null() {
+        return Err(Errno::EINVAL);
+    }
+    for (i, to) in room[..count].iter_mut().enumerate() {
+        // SAFETY: the caller's promise.
+        let sge = unsafe { list.add(i).read() };
+        to.write(Sge { addr: sge.addr, len: sge.length, lkey: sge.lkey });
+    }
+    // SAFETY: the first `count` were just written.
+    Ok(unsafe { std::slice::from_raw_parts(room.as_ptr().cast(), count) })
+}
+
+/// What a request does; `EINVAL` for an opcode that does not exist, `EOPNOTSUPP` for one that is not built.
+///
+/// # Safety
+/// The unions of `wr` hold what its opcode says.
+unsafe fn op(wr: &ibv_send_wr) -> Result<SendOp, Errno> {
+    // SAFETY: plain integers, all of which are initialised as far as the opcode says: the caller's promise.
+    unsafe {
+        let remote = || RemoteAddr { va: wr.wr.rdma.remote_addr, rkey: wr.wr.rdma.rkey };
+        let word = || RemoteAddr { va: wr.wr.atomic.remote_addr, rkey: wr.wr.atomic.rkey };
+        Ok(match wr.opcode {
+            IBV_WR_RDMA_WRITE => SendOp::Write(remote()),
+            IBV_WR_RDMA_WRITE_WITH_IMM => {
+                SendOp::WriteImm(remote(), u32::from_be(wr.data.imm_data))
+            }
+            IBV_WR_SEND => SendOp::Send,
+            IBV_WR_SEND_WITH_IMM => SendOp::SendImm(u32::from_be(wr.data.imm_data)),
+            IBV_WR_SEND_WITH_INV => SendOp::SendInv(wr.data.invalidate_rkey),
+            IBV_WR_RDMA_READ => SendOp::Read(remote()),
+            IBV_WR_ATOMIC_CMP_AND_SWP => SendOp::CompareSwap {
+                at: word(),
+                compare: wr.wr.atomic.compare_add,
+                swap: wr.wr.atomic.swap,
+            },
+            IBV_WR_ATOMIC_FETCH_AND_ADD => {
+                SendOp::FetchAdd { at: word(), add: wr.wr.atomic.compare_add }
+            }
+            IBV_WR_LOCAL_INV | IBV_WR_BIND_MW | IBV_WR_TSO | IBV_WR_DRIVER1 | IBV_WR_FLUSH
+            | IBV_WR_ATOMIC_WRITE => return Err(Errno::EOPNOTSUPP),
+            _ => return Err(Errno::EINVAL),
+        })
+    }
+}
+
+/// One request as the device takes it.
+///
+/// # Safety
+/// `wr` is as its manual page says.
+unsafe fn send_wr<'a>(
+    qp: &Qp,
+    wr: &ibv_send_wr,
+    room: &'a mut SgeRoom,
+) -> Result<SendWr<'a>, Errno> {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let ud = if qp.inner.qp_type == QpType::Ud {
+            let to = wr.wr.ud;
+            Some(destination(to.ah, to.remote_qpn, to.remote_qkey)?)
+        } else {
+            None
+        };
+        Ok(SendWr {
+            wr_id: wr.wr_id,
+            op: op(wr)?,
+            flags: SendFlags::from_bits(wr.send_flags).ok_or(Errno::EINVAL)?,
+            sges: sges(room, wr.sg_list, wr.num_sge)?,
+            ud,
+        })
+    }
+}
+
+/// Reports the request that was refused.
+///
+/// # Safety
+/// `bad` is NULL or writable.
+unsafe fn refuse<T>(bad: *mut *mut T, wr: *mut T, errno: Errno) -> c_int {
+    if !bad.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { bad.write(wr) };
+    }
+    errno.set()
+}
+
+/// Slot of `ibv_post_send`: 0, or the errno value with `*bad_wr` the first request that was not posted.
+///
+/// # Safety
+/// `qp` is NULL or live; the list is as its manual page says; `bad_wr` is NULL or writable.
+pub(crate) unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    mut wr: *mut ibv_send_wr,
+    bad_wr: *mut *mut ibv_send_wr,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let qp = unsafe { deref::<ibv_qp_ex>(qp.cast()) };
+    let posted = qp.ok_or(Errno::EINVAL).and_then(|qp| {
+        let mut poster = qp.inner.device.post()?;
+        let mut room = [const { MaybeUninit::uninit() }; MAX_SGE];
+        // SAFETY: the caller's promise.
+        while let Some(next) = unsafe { wr.as_ref() } {
+            // SAFETY: as above.
+            poster.send(&unsafe { send_wr(qp, next, &mut room) }?)?;
+            wr = next.next;
+        }
+        Ok(())
+    });
+    // SAFETY: the caller's promise.
+    posted.map_or_else(|e| unsafe { refuse(bad_wr, wr, e) }, |()| 0)
+}
+
+/// Posts a list of receives, one at a time.
+///
+/// # Safety
+/// The list is as its manual page says.
+unsafe fn receives(
+    wr: &mut *mut ibv_recv_wr,
+    mut post: impl FnMut(&RecvWr<'_>) -> Result<(), anyverbs::error::PostError>,
+) -> Result<(), Errno> {
+    let mut room = [const { MaybeUninit::uninit() }; MAX_SGE];
+    // SAFETY: the caller's promise.
+    while let Some(next) = unsafe { wr.as_ref() } {
+        // SAFETY: as above.
+        let sges = unsafe { sges(&mut room, next.sg_list, next.num_sge) }?;
+        post(&RecvWr { wr_id: next.wr_id, sges })?;
+        *wr = next.next;
+    }
+    Ok(())
+}
+
+/// Slot of `ibv_post_recv`: 0, or the errno value with `*bad_wr` the first request that was not posted.
+///
+/// # Safety
+/// As for [`post_send`].
+pub(crate) unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    mut wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let qp = unsafe { deref::<ibv_qp_ex>(qp.cast()) };
+    let posted = qp.ok_or(Errno::EINVAL).and_then(|qp| {
+        let mut poster = qp.inner.device.post()?;
+        // SAFETY: the caller's promise.
+        unsafe { receives(&mut wr, |r| poster.recv(r)) }
+    });
+    // SAFETY: the caller's promise.
+    posted.map_or_else(|e| unsafe { refuse(bad_wr, wr, e) }, |()| 0)
+}
+
+/// Slot of `ibv_post_srq_recv`: 0, or the errno value with `*bad_wr` the first request that was not posted.
+///
+/// # Safety
+/// As for [`post_send`].
+pub(crate) unsafe extern "C" fn post_srq_recv(
+    srq: *mut ibv_srq,
+    mut wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let srq = unsafe { deref(srq) };
+    let posted = srq.ok_or(Errno::EINVAL).and_then(|srq| {
+        let mut poster = srq.inner.device.post()?;
+        // SAFETY: the caller's promise.
+        unsafe { receives(&mut wr, |r| poster.recv(r)) }
+    });
+    // SAFETY: the caller's promise.
+    posted.map_or_else(|e| unsafe { refuse(bad_wr, wr, e) }, |()| 0)
+}

@@ -1,0 +1,387 @@
+//! Queue pairs: create, modify, query, destroy. Posting is in `post.rs` and `wr.rs`.
+
+use std::{
+    ffi::{c_int, c_uint},
+    ptr,
+    sync::Arc,
+};
+
+use anyverbs::{
+    Access, Mtu, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpInitAttr, QpState, QpType, Qpn, UdDest,
+};
+
+use crate::{
+    abi::*,
+    errno::{Errno, pointer, value},
+    object::{self, Object},
+    verbs::{Batch, Context, Pd, Srq, ah_attr, c_ah_attr, context, cq, offered, set_send_ops},
+};
+
+pub(crate) type Qp = Object<ibv_qp_ex>;
+
+/// What a QP holds of the device.
+pub(crate) struct QpInner {
+    pub(crate) device: anyverbs::Qp,
+    pub(crate) qp_type: QpType,
+    /// For `ibv_wr_start` and what follows it; with `IBV_QP_INIT_ATTR_SEND_OPS_FLAGS` only.
+    pub(crate) batch: Option<Batch>,
+    created: Created,
+    context: Arc<Context>,
+}
+
+/// What the program gave at creation, which `ibv_query_qp` gives back. Pointers are not followed.
+#[derive(Clone, Copy)]
+struct Created {
+    qp_context: usize,
+    send_cq: usize,
+    recv_cq: usize,
+    srq: usize,
+    sq_sig_all: c_int,
+}
+
+/// The QP behind a program's pointer.
+pub(crate) fn qp(pointer: *mut ibv_qp) -> Result<Arc<Qp>, Errno> {
+    object::find(pointer.cast())
+}
+
+fn qp_type(qp_type: ibv_qp_type) -> Result<QpType, Errno> {
+    match qp_type {
+        IBV_QPT_RC => Ok(QpType::Rc),
+        IBV_QPT_UC => Ok(QpType::Uc),
+        IBV_QPT_UD => Ok(QpType::Ud),
+        IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV | IBV_QPT_DRIVER => {
+            Err(Errno::EOPNOTSUPP)
+        }
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+fn cap(cap: &ibv_qp_cap) -> QpCap {
+    QpCap {
+        max_send_wr: cap.max_send_wr,
+        max_recv_wr: cap.max_recv_wr,
+        max_send_sge: cap.max_send_sge,
+        max_recv_sge: cap.max_recv_sge,
+        max_inline_data: cap.max_inline_data,
+    }
+}
+
+fn c_cap(cap: &QpCap) -> ibv_qp_cap {
+    ibv_qp_cap {
+        max_send_wr: cap.max_send_wr,
+        max_recv_wr: cap.max_recv_wr,
+        max_send_sge: cap.max_send_sge,
+        max_recv_sge: cap.max_recv_sge,
+        max_inline_data: cap.max_inline_data,
+    }
+}
+
+/// `ibv_create_qp`: NULL with `errno` on failure. The actual sizes go to `init->cap`.
+///
+/// # Safety
+/// `init` is NULL, or readable and writable.
+pub(crate) unsafe extern "C" fn ibv_create_qp(
+    pd: *mut ibv_pd,
+    init: *mut ibv_qp_init_attr,
+) -> *mut ibv_qp {
+    // SAFETY: the caller's promise.
+    let init = unsafe { init.as_mut() };
+    pointer(init.ok_or(Errno::EINVAL).and_then(|init| create(pd, init, None)))
+}
+
+/// Slot of `ibv_create_qp_ex`: as `ibv_create_qp`, with `PD` and `SEND_OPS_FLAGS`; `EOPNOTSUPP` for other extensions
+/// unless they ask for nothing.
+///
+/// # Safety
+/// `attr` is NULL, or readable and writable.
+pub(crate) unsafe extern "C" fn create_qp_ex(
+    context_: *mut ibv_context,
+    attr: *mut ibv_qp_init_attr_ex,
+) -> *mut ibv_qp {
+    // SAFETY: the caller's promise.
+    let attr = unsafe { attr.as_mut() };
+    pointer(attr.ok_or(Errno::EINVAL).and_then(|attr| {
+        context(context_)?;
+        let mask = attr.comp_mask;
+        let has = |bit| mask & bit != 0;
+        let known = (IBV_QP_INIT_ATTR_SEND_OPS_FLAGS << 1) - 1;
+        if mask & !known != 0 || !has(IBV_QP_INIT_ATTR_PD) {
+            return Err(Errno::EINVAL);
+        }
+        let asks = has(IBV_QP_INIT_ATTR_CREATE_FLAGS) && attr.create_flags != 0
+            || has(IBV_QP_INIT_ATTR_MAX_TSO_HEADER) && attr.max_tso_header != 0;
+        if asks
+            || has(IBV_QP_INIT_ATTR_XRCD)
+            || has(IBV_QP_INIT_ATTR_IND_TABLE)
+            || has(IBV_QP_INIT_ATTR_RX_HASH)
+        {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let mut init = ibv_qp_init_attr {
+            qp_context: attr.qp_context,
+            send_cq: attr.send_cq,
+            recv_cq: attr.recv_cq,
+            srq: attr.srq,
+            cap: attr.cap,
+            qp_type: attr.qp_type,
+            sq_sig_all: attr.sq_sig_all,
+        };
+        let ops = has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).then_some(attr.send_ops_flags);
+        let created = create(attr.pd, &mut init, ops)?;
+        attr.cap = init.cap;
+        Ok(created)
+    }))
+}
+
+fn create(
+    pd: *mut ibv_pd,
+    init: &mut ibv_qp_init_attr,
+    send_ops: Option<u64>,
+) -> Result<*mut ibv_qp, Errno> {
+    let pd: Arc<Pd> = object::find(pd)?;
+    let (send_cq, recv_cq) = (cq(init.send_cq)?, cq(init.recv_cq)?);
+    let srq: Option<Arc<Srq>> =
+        if init.srq.is_null() { None } else { Some(object::find(init.srq)?) };
+    let context = Arc::clone(&pd.inner.context);
+    let others = [&send_cq.inner.context, &recv_cq.inner.context];
+    if others
+        .into_iter()
+        .chain(srq.as_ref().map(|s| &s.inner.context))
+        .any(|c| !Arc::ptr_eq(c, &context))
+    {
+        return Err(Errno::EINVAL);
+    }
+    let qp_type = qp_type(init.qp_type)?;
+    if send_ops.is_some_and(|ops| ops & !offered(qp_type) != 0) {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    let device = pd.inner.device.create_qp(&QpInitAttr {
+        send_cq: &send_cq.inner.device,
+        recv_cq: &recv_cq.inner.device,
+        srq: srq.as_ref().map(|s| &s.inner.device),
+        cap: cap(&init.cap),
+        qp_type,
+        sq_sig_all: init.sq_sig_all != 0,
+        cookie: 0,
+    })?;
+    let actual = device.cap();
+    let handle = object::new_handle();
+    // SAFETY: integers, NULL pointers, empty slots, and a mutex and condition that zeros initialise.
+    let mut public: ibv_qp_ex = unsafe { std::mem::zeroed() };
+    public.qp_base.context = context.pointer();
+    public.qp_base.qp_context = init.qp_context;
+    public.qp_base.pd = pd.public();
+    public.qp_base.send_cq = init.send_cq;
+    public.qp_base.recv_cq = init.recv_cq;
+    public.qp_base.srq = init.srq;
+    public.qp_base.handle = handle;
+    public.qp_base.qp_num = device.qpn().get();
+    public.qp_base.state = IBV_QPS_RESET;
+    public.qp_base.qp_type = init.qp_type;
+    set_send_ops(&mut public);
+    let created = Created {
+        qp_context: init.qp_context as usize,
+        send_cq: init.send_cq as usize,
+        recv_cq: init.recv_cq as usize,
+        srq: init.srq as usize,
+        sq_sig_all: init.sq_sig_all,
+    };
+    let batch = send_ops.map(|ops| Batch::new(ops, &actual));
+    let published =
+        object::publish(public, handle, QpInner { device, qp_type, batch, created, context });
+    object::lookup(published)?.inner.device.set_cookie(published as u64);
+    init.cap = c_cap(&actual);
+    Ok(published.cast())
+}
+
+/// `ibv_qp_to_qp_ex`: NULL unless the QP was created with send operations.
+pub(crate) unsafe extern "C" fn ibv_qp_to_qp_ex(qp_: *mut ibv_qp) -> *mut ibv_qp_ex {
+    pointer(
+        qp(qp_).and_then(|qp| {
+            if qp.inner.batch.is_some() { Ok(qp.public()) } else { Err(Errno::EINVAL) }
+        }),
+    )
+}
+
+/// `ibv_destroy_qp`: 0, or the errno value. Waits while events of it were read and not acknowledged.
+pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp_: *mut ibv_qp) -> c_int {
+    value(qp(qp_).and_then(|qp| {
+        qp.inner.device.destroy()?;
+        object::retire(&qp).ok_or(Errno::EINVAL)
+    }))
+}
+
+/// The attributes that `mask` names, each checked.
+fn qp_attr(context: &Context, attr: &ibv_qp_attr, mask: QpAttrMask) -> Result<QpAttr, Errno> {
+    let has = |bit| mask.contains(bit);
+    let state = |code| QpState::from_code(code).ok_or(Errno::EINVAL);
+    let mut to = QpAttr {
+        en_sqd_async_notify: attr.en_sqd_async_notify != 0,
+        pkey_index: attr.pkey_index,
+        port: attr.port_num,
+        qkey: QKey(attr.qkey),
+        timeout: attr.timeout,
+        retry_cnt: attr.retry_cnt,
+        rnr_retry: attr.rnr_retry,
+        rq_psn: Psn::new(attr.rq_psn),
+        max_rd_atomic: attr.max_rd_atomic,
+        min_rnr_timer: attr.min_rnr_timer,
+        sq_psn: Psn::new(attr.sq_psn),
+        max_dest_rd_atomic: attr.max_dest_rd_atomic,
+        ..QpAttr::default()
+    };
+    if has(QpAttrMask::STATE) {
+        to.state = state(attr.qp_state)?;
+    }
+    if has(QpAttrMask::CUR_STATE) {
+        to.cur_state = state(attr.cur_qp_state)?;
+    }
+    if has(QpAttrMask::PATH_MTU) {
+        to.path_mtu = Mtu::from_code(attr.path_mtu).ok_or(Errno::EINVAL)?;
+    }
+    if has(QpAttrMask::ACCESS_FLAGS) {
+        to.access = Access::from_bits(attr.qp_access_flags).ok_or(Errno::EINVAL)?;
+    }
+    if has(QpAttrMask::DEST_QPN) {
+        if attr.dest_qp_num > 0xff_ffff {
+            return Err(Errno::EINVAL);
+        }
+        to.dest_qpn = Qpn::new(attr.dest_qp_num);
+    }
+    if has(QpAttrMask::AV) {
+        to.av = context.inner.device.resolve(&ah_attr(&attr.ah_attr))?;
+    }
+    Ok(to)
+}
+
+/// `ibv_modify_qp`: 0, or the errno value; after a failure nothing is changed.
+///
+/// # Safety
+/// `attr` is NULL or readable.
+pub(crate) unsafe extern "C" fn ibv_modify_qp(
+    qp_: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    mask: c_int,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let attr = unsafe { attr.as_ref() };
+    value(qp(qp_).and_then(|qp| {
+        let attr = attr.ok_or(Errno::EINVAL)?;
+        let mask = QpAttrMask::from_bits(mask as c_uint).ok_or(Errno::EINVAL)?;
+        let to = qp_attr(&qp.inner.context, attr, mask)?;
+        qp.inner.device.modify(&to, mask)?;
+        if mask.contains(QpAttrMask::STATE) {
+            set_state(&qp, to.state);
+        }
+        Ok(())
+    }))
+}
+
+fn set_state(qp: &Qp, state: QpState) {
+    // SAFETY: the object is live.
+    unsafe { (&raw mut (*qp.public()).qp_base.state).write(state as u32) };
+}
+
+/// `ibv_query_qp`: 0, or the errno value. All attributes are given, whatever the mask.
+///
+/// # Safety
+/// `attr` and `init` are NULL or writable.
+pub(crate) unsafe extern "C" fn ibv_query_qp(
+    qp_: *mut ibv_qp,
+    attr: *mut ibv_qp_attr,
+    _mask: c_int,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    value(qp(qp_).and_then(|qp| {
+        if attr.is_null() || init.is_null() {
+            return Err(Errno::EINVAL);
+        }
+        let (now, machine) = qp.inner.device.query()?;
+        let created = &qp.inner.created;
+        let cap = c_cap(&machine.cap);
+        set_state(&qp, now.state);
+        // SAFETY: the caller's promise.
+        unsafe {
+            attr.write(c_qp_attr(&now, cap));
+            init.write(ibv_qp_init_attr {
+                qp_context: ptr::with_exposed_provenance_mut(created.qp_context),
+                send_cq: ptr::with_exposed_provenance_mut(created.send_cq),
+                recv_cq: ptr::with_exposed_provenance_mut(created.recv_cq),
+                srq: ptr::with_exposed_provenance_mut(created.srq),
+                cap,
+                qp_type: machine.qp_type as u32,
+                sq_sig_all: created.sq_sig_all,
+            });
+        }
+        Ok(())
+    }))
+}
+
+fn c_qp_attr(attr: &QpAttr, cap: ibv_qp_cap) -> ibv_qp_attr {
+    // SAFETY: integers and GIDs; fields without a meaning here (alternate path, rate limit) stay 0.
+    let mut c: ibv_qp_attr = unsafe { std::mem::zeroed() };
+    c.qp_state = attr.state as u32;
+    c.cur_qp_state = attr.cur_state as u32;
+    c.path_mtu = attr.path_mtu as u32;
+    c.path_mig_state = IBV_MIG_MIGRATED;
+    c.qkey = attr.qkey.0;
+    c.rq_psn = attr.rq_psn.get();
+    c.sq_psn = attr.sq_psn.get();
+    c.dest_qp_num = attr.dest_qpn.get();
+    c.qp_access_flags = attr.access.bits();
+    c.cap = cap;
+    c.ah_attr = c_ah_attr(&attr.av);
+    c.pkey_index = attr.pkey_index;
+    c.en_sqd_async_notify = attr.en_sqd_async_notify.into();
+    c.max_rd_atomic = attr.max_rd_atomic;
+    c.max_dest_rd_atomic = attr.max_dest_rd_atomic;
+    c.min_rnr_timer = attr.min_rnr_timer;
+    c.port_num = attr.port;
+    c.timeout = attr.timeout;
+    c.retry_cnt = attr.retry_cnt;
+    c.rnr_retry = attr.rnr_retry;
+    c
+}
+
+/// `ibv_query_qp_data_in_order`: 0, no promise. A retransmission may overwrite what already lies in a buffer.
+pub(crate) unsafe extern "C" fn ibv_query_qp_data_in_order(
+    _qp: *mut ibv_qp,
+    _op: ibv_wr_opcode,
+    _flags: u32,
+) -> c_int {
+    0
+}
+
+/// `ibv_query_ece`: there are no vendor's enhancements to a connection, which zeros say.
+///
+/// # Safety
+/// `ece` is NULL or writable.
+pub(crate) unsafe extern "C" fn ibv_query_ece(qp_: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    value(qp(qp_).and_then(|_| {
+        if ece.is_null() {
+            return Err(Errno::EINVAL);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { ece.write(ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 }) };
+        Ok(())
+    }))
+}
+
+/// `ibv_set_ece`: `EOPNOTSUPP`; there are no enhancements to set.
+pub(crate) unsafe extern "C" fn ibv_set_ece(qp_: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    value(qp(qp_).and_then(|_| Err(if ece.is_null() { Errno::EINVAL } else { Errno::EOPNOTSUPP })))
+}
+
+/// Where a datagram goes. An AH of another protection domain is refused by the queue.
+///
+/// # Safety
+/// `ah` is NULL, or an AH that is live or was destroyed a short while ago.
+pub(crate) unsafe fn destination(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Result<UdDest, Errno> {
+    // SAFETY: the caller's promise.
+    let ah = unsafe { object::deref(ah) }.ok_or(Errno::EINVAL)?;
+    if ah.inner.dead.load(std::sync::atomic::Ordering::Acquire) {
+        tracing::warn!("a datagram was posted with a destroyed address handle");
+        return Err(Errno::EINVAL);
+    }
+    Ok(ah.inner.device.dest(Qpn::new(qpn), QKey(qkey)))
+}

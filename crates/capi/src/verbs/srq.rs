@@ -1,0 +1,143 @@
+//! Shared receive queues.
+
+use std::{ffi::c_int, sync::Arc};
+
+use anyverbs::SrqInitAttr;
+
+use crate::{
+    abi::*,
+    errno::{Errno, pointer, value},
+    object::{self, Object},
+    verbs::{Context, Pd, context},
+};
+
+pub(crate) type Srq = Object<ibv_srq>;
+
+/// What an SRQ holds of the device.
+pub(crate) struct SrqInner {
+    pub(crate) device: anyverbs::Srq,
+    pub(crate) context: Arc<Context>,
+}
+
+/// `ibv_create_srq`: NULL with `errno` on failure. The actual sizes go to `init->attr`.
+///
+/// # Safety
+/// `init` is NULL, or readable and writable.
+pub(crate) unsafe extern "C" fn ibv_create_srq(
+    pd: *mut ibv_pd,
+    init: *mut ibv_srq_init_attr,
+) -> *mut ibv_srq {
+    // SAFETY: the caller's promise.
+    let init = unsafe { init.as_mut() };
+    pointer(init.ok_or(Errno::EINVAL).and_then(|init| create(pd, init)))
+}
+
+/// Slot of `ibv_create_srq_ex`: BASIC only; XRC and tag matching `EOPNOTSUPP`.
+///
+/// # Safety
+/// `attr` is NULL, or readable and writable.
+pub(crate) unsafe extern "C" fn create_srq_ex(
+    context_: *mut ibv_context,
+    attr: *mut ibv_srq_init_attr_ex,
+) -> *mut ibv_srq {
+    // SAFETY: the caller's promise.
+    let attr = unsafe { attr.as_mut() };
+    pointer(attr.ok_or(Errno::EINVAL).and_then(|attr| {
+        context(context_)?;
+        let has = |bit| attr.comp_mask & bit != 0;
+        let srq_type = if has(IBV_SRQ_INIT_ATTR_TYPE) { attr.srq_type } else { IBV_SRQT_BASIC };
+        if attr.comp_mask >= IBV_SRQ_INIT_ATTR_RESERVED || srq_type > IBV_SRQT_TM {
+            return Err(Errno::EINVAL);
+        }
+        if srq_type != IBV_SRQT_BASIC {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if attr.comp_mask & !(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD) != 0
+            || !has(IBV_SRQ_INIT_ATTR_PD)
+        {
+            return Err(Errno::EINVAL);
+        }
+        let mut init = ibv_srq_init_attr { srq_context: attr.srq_context, attr: attr.attr };
+        let created = create(attr.pd, &mut init)?;
+        attr.attr = init.attr;
+        Ok(created)
+    }))
+}
+
+fn create(pd: *mut ibv_pd, init: &mut ibv_srq_init_attr) -> Result<*mut ibv_srq, Errno> {
+    let pd: Arc<Pd> = object::find(pd)?;
+    let device = pd.inner.device.create_srq(&SrqInitAttr {
+        max_wr: init.attr.max_wr,
+        max_sge: init.attr.max_sge,
+        cookie: 0,
+    })?;
+    let actual = device.attr();
+    let handle = object::new_handle();
+    let context = Arc::clone(&pd.inner.context);
+    // SAFETY: integers, NULL pointers, and a mutex and condition that zeros initialise.
+    let mut public: ibv_srq = unsafe { std::mem::zeroed() };
+    public.context = context.pointer();
+    public.srq_context = init.srq_context;
+    public.pd = pd.public();
+    public.handle = handle;
+    let published = object::publish(public, handle, SrqInner { device, context });
+    object::lookup(published)?.inner.device.set_cookie(published as u64);
+    init.attr.max_wr = actual.max_wr;
+    init.attr.max_sge = actual.max_sge;
+    Ok(published)
+}
+
+/// `ibv_modify_srq`: 0, or the errno value; after a failure nothing is changed.
+///
+/// # Safety
+/// `attr` is NULL or readable.
+pub(crate) unsafe extern "C" fn ibv_modify_srq(
+    srq: *mut ibv_srq,
+    attr: *mut ibv_srq_attr,
+    mask: c_int,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let attr = unsafe { attr.as_ref() };
+    value(object::find(srq).and_then(|srq: Arc<Srq>| {
+        let attr = attr.ok_or(Errno::EINVAL)?;
+        let mask = mask as u32;
+        if mask & !(IBV_SRQ_MAX_WR | IBV_SRQ_LIMIT) != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let max_wr = (mask & IBV_SRQ_MAX_WR != 0).then_some(attr.max_wr);
+        let limit = (mask & IBV_SRQ_LIMIT != 0).then_some(attr.srq_limit);
+        Ok(srq.inner.device.modify(max_wr, limit)?)
+    }))
+}
+
+/// `ibv_query_srq`: 0, or the errno value.
+///
+/// # Safety
+/// `attr` is NULL or writable.
+pub(crate) unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
+    value(object::find(srq).and_then(|srq: Arc<Srq>| {
+        if attr.is_null() {
+            return Err(Errno::EINVAL);
+        }
+        let now = srq.inner.device.attr();
+        let c = ibv_srq_attr { max_wr: now.max_wr, max_sge: now.max_sge, srq_limit: now.limit };
+        // SAFETY: the caller's promise.
+        unsafe { attr.write(c) };
+        Ok(())
+    }))
+}
+
+/// Slot of `ibv_get_srq_num`: only SRQs of XRC have one.
+pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, _num: *mut u32) -> c_int {
+    let found: Result<Arc<Srq>, _> = object::find(srq);
+    value(found.and(Err(Errno::EOPNOTSUPP)))
+}
+
+/// `ibv_destroy_srq`: 0, or the errno value; `EBUSY` while a QP uses it. Waits while events of it were read and not
+/// acknowledged.
+pub(crate) unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
+    value(object::find(srq).and_then(|srq: Arc<Srq>| {
+        srq.inner.device.destroy()?;
+        object::retire(&srq).ok_or(Errno::EINVAL)
+    }))
+}

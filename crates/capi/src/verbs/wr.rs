@@ -1,0 +1,415 @@
+//! `ibv_wr_*`: sends that are built call by call, and posted together or not at all.
+//!
+//! Between `ibv_wr_start` and `ibv_wr_complete` requests lie in buffers that were allocated with the queue pair, as
+//! large as its send queue. The first mistake is kept, and `ibv_wr_complete` returns it.
+
+use std::{
+    ffi::{c_int, c_void},
+    slice,
+};
+
+use anyverbs::{
+    MAX_SGE, QpCap, QpType, RemoteAddr, SendFlags, SendOp, SendWr, Sge, UdDest, error::PostError,
+};
+
+use crate::{
+    abi::*,
+    errno::{Errno, value},
+    object::deref,
+    session::Session,
+    verbs::{Qp, destination},
+};
+
+/// Operations that a type of queue pair offers (`enum ibv_qp_create_send_ops_flags`).
+pub(crate) fn offered(qp_type: QpType) -> u64 {
+    let send = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
+    let write = IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM;
+    let reliable = IBV_QP_EX_WITH_RDMA_READ
+        | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
+        | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
+        | IBV_QP_EX_WITH_SEND_WITH_INV;
+    u64::from(match qp_type {
+        QpType::Rc => send | write | reliable,
+        QpType::Uc => send | write,
+        QpType::Ud => send,
+    })
+}
+
+/// A request without its data.
+struct Queued {
+    wr_id: u64,
+    op: SendOp,
+    flags: SendFlags,
+    /// How many of the batch's elements are its own.
+    sges: usize,
+    ud: Option<UdDest>,
+}
+
+/// Requests that were built and not posted.
+pub(crate) struct Requests {
+    queued: Vec<Queued>,
+    /// The elements of all requests, in order. An inline request has one, which points into `inline`.
+    sges: Vec<Sge>,
+    /// Inline data of all requests.
+    inline: Vec<u8>,
+    /// The first mistake since the start.
+    failed: Option<Errno>,
+}
+
+/// A queue pair's buffers for `ibv_wr_*`.
+pub(crate) struct Batch {
+    ops: u64,
+    cap: QpCap,
+    requests: Session<Requests>,
+}
+
+impl Batch {
+    /// Buffers for a queue pair of these sizes. Memory is touched as it is used.
+    pub(crate) fn new(ops: u64, cap: &QpCap) -> Self {
+        let wrs = cap.max_send_wr as usize;
+        let requests = Requests {
+            queued: Vec::with_capacity(wrs),
+            sges: Vec::with_capacity(wrs * (cap.max_send_sge as usize).max(1)),
+            inline: Vec::with_capacity(wrs * cap.max_inline_data as usize),
+            failed: None,
+        };
+        Self { ops, cap: *cap, requests: Session::new(requests) }
+    }
+}
+
+impl Requests {
+    fn clear(&mut self) {
+        self.queued.clear();
+        self.sges.clear();
+        self.inline.clear();
+        self.failed = None;
+    }
+
+    fn fail(&mut self, errno: Errno) {
+        self.failed.get_or_insert(errno);
+    }
+}
+
+/// What a setter gives the last request.
+enum Data<'a> {
+    Sges(&'a [ibv_sge]),
+    Inline(&'a [ibv_data_buf]),
+}
+
+impl Batch {
+    /// Changes the requests, if this thread has started and made no mistake yet.
+    fn change(&self, f: impl FnOnce(&mut Requests) -> Result<(), Errno>) {
+        self.requests.with(|requests| {
+            if requests.failed.is_none()
+                && let Err(e) = f(requests)
+            {
+                requests.fail(e);
+            }
+        });
+    }
+
+    fn push(&self, wr_id: u64, flags: u32, needs: u32, op: SendOp) {
+        self.change(|requests| {
+            if self.ops & u64::from(needs) == 0 {
+                return Err(Errno::EOPNOTSUPP);
+            }
+            let flags = SendFlags::from_bits(flags).ok_or(Errno::EINVAL)?;
+            if requests.queued.len() >= self.cap.max_send_wr as usize {
+                return Err(Errno::ENOMEM);
+            }
+            // Whether data is inline says the setter.
+            let flags = flags.difference(SendFlags::INLINE);
+            requests.queued.push(Queued { wr_id, op, flags, sges: 0, ud: None });
+            Ok(())
+        });
+    }
+
+    /// Gives the last request its data, once.
+    ///
+    /// # Safety
+    /// Inline data is readable.
+    unsafe fn set(&self, data: Data<'_>) {
+        self.change(|requests| {
+            let Requests { queued, sges, inline, .. } = requests;
+            let last = queued.last_mut().ok_or(Errno::EINVAL)?;
+            if last.sges > 0 || last.flags.contains(SendFlags::INLINE) {
+                return Err(Errno::EINVAL);
+            }
+            match data {
+                Data::Sges(list) => {
+                    if list.len() > self.cap.max_send_sge as usize {
+                        return Err(Errno::EINVAL);
+                    }
+                    let len = list.iter().map(|s| u64::from(s.length)).sum::<u64>();
+                    if len > 1 << 31 {
+                        return Err(Errno::EINVAL);
+                    }
+                    last.sges = list.len();
+                    sges.extend(list.iter().map(|s| Sge {
+                        addr: s.addr,
+                        len: s.length,
+                        lkey: s.lkey,
+                    }));
+                }
+                Data::Inline(list) => {
+                    let len = list.iter().try_fold(0usize, |sum, b| sum.checked_add(b.length));
+                    let len = len.filter(|n| *n <= self.cap.max_inline_data as usize);
+                    let len = len.ok_or(Errno::EINVAL)?;
+                    if last.op.has_response_data()
+                        || list.iter().any(|b| b.length > 0 && b.addr.is_null())
+                    {
+                        return Err(Errno::EINVAL);
+                    }
+                    let start = inline.len();
+                    for buf in list.iter().filter(|b| b.length > 0) {
+                        // SAFETY: the caller's promise.
+                        inline.extend_from_slice(unsafe {
+                            slice::from_raw_parts(buf.addr.cast::<u8>(), buf.length)
+                        });
+                    }
+                    last.flags.insert(SendFlags::INLINE);
+                    if len > 0 && self.cap.max_send_sge > 0 {
+                        last.sges = 1;
+                        // Never moves: the buffer has room for a whole queue of inline data.
+                        let addr = inline[start..].as_ptr() as u64;
+                        sges.push(Sge { addr, len: len as u32, lkey: 0 });
+                    } else if len > 0 {
+                        return Err(Errno::EINVAL);
+                    }
+                }
+            }
+            Ok(())
+        });
+    }
+
+    /// Posts everything, or nothing.
+    fn complete(&self, qp: &Qp) -> Result<(), Errno> {
+        let post = |requests: &mut Requests| {
+            if let Some(errno) = requests.failed {
+                return Err(errno);
+            }
+            let ud = qp.inner.qp_type == QpType::Ud;
+            if ud && requests.queued.iter().any(|q| q.ud.is_none()) {
+                return Err(Errno::EINVAL);
+            }
+            let mut poster = qp.inner.device.post()?;
+            if requests.queued.len() > poster.send_room() as usize {
+                return Err(Errno::ENOMEM);
+            }
+            let mut sges = &requests.sges[..];
+            for queued in &requests.queued {
+                let (own, rest) = sges.split_at(queued.sges);
+                sges = rest;
+                let Queued { wr_id, op, flags, ud, .. } = *queued;
+                // What a queue can refuse after the first request was checked before it.
+                poster.send(&SendWr { wr_id, op, flags, sges: own, ud })?;
+            }
+            Ok(())
+        };
+        let posted = self.requests.with(post).unwrap_or(Err(Errno::EINVAL));
+        self.abort();
+        posted
+    }
+
+    fn abort(&self) {
+        self.requests.with(Requests::clear);
+        self.requests.end();
+    }
+}
+
+/// The batch of a queue pair that has one, for the calls between start and end.
+///
+/// # Safety
+/// `qp` is NULL or live.
+unsafe fn batch<'a>(qp: *mut ibv_qp_ex) -> Option<&'a Batch> {
+    // SAFETY: the caller's promise.
+    unsafe { deref(qp) }.and_then(|qp| qp.inner.batch.as_ref())
+}
+
+/// Adds a request with the public `wr_id` and `wr_flags`.
+///
+/// # Safety
+/// `qp` is NULL or live.
+unsafe fn push(qp: *mut ibv_qp_ex, needs: u32, op: SendOp) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if let Some(batch) = batch(qp) {
+            let (wr_id, flags) =
+                ((&raw const (*qp).wr_id).read(), (&raw const (*qp).wr_flags).read());
+            batch.push(wr_id, flags, needs, op);
+        }
+    }
+}
+
+/// Fills the function pointers of a queue pair: all of them, so that an operation that was not asked for at creation
+/// is an error of `ibv_wr_complete` and not a crash.
+pub(crate) fn set_send_ops(qp: &mut ibv_qp_ex) {
+    qp.wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);
+    qp.wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
+    qp.wr_bind_mw = Some(wr_bind_mw);
+    qp.wr_local_inv = Some(wr_local_inv);
+    qp.wr_rdma_read = Some(wr_rdma_read);
+    qp.wr_rdma_write = Some(wr_rdma_write);
+    qp.wr_rdma_write_imm = Some(wr_rdma_write_imm);
+    qp.wr_send = Some(wr_send);
+    qp.wr_send_imm = Some(wr_send_imm);
+    qp.wr_send_inv = Some(wr_send_inv);
+    qp.wr_send_tso = Some(wr_send_tso);
+    qp.wr_set_ud_addr = Some(wr_set_ud_addr);
+    qp.wr_set_xrc_srqn = Some(wr_set_xrc_srqn);
+    qp.wr_set_inline_data = Some(wr_set_inline_data);
+    qp.wr_set_inline_data_list = Some(wr_set_inline_data_list);
+    qp.wr_set_sge = Some(wr_set_sge);
+    qp.wr_set_sge_list = Some(wr_set_sge_list);
+    qp.wr_start = Some(wr_start);
+    qp.wr_complete = Some(wr_complete);
+    qp.wr_abort = Some(wr_abort);
+    qp.wr_atomic_write = Some(wr_atomic_write);
+    qp.wr_flush = Some(wr_flush);
+}
+
+// Every function below gets a queue pair that is live, or NULL: the promise that the SAFETY comments mean.
+
+unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
+    // SAFETY: the caller's promise.
+    let Some(qp) = (unsafe { deref(qp) }) else { return };
+    let Some(batch) = &qp.inner.batch else { return };
+    let inherited = || matches!(qp.inner.device.post().err(), Some(PostError::Forked));
+    if batch.requests.begin(inherited) {
+        batch.requests.with(Requests::clear);
+    }
+}
+
+unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
+    // SAFETY: the caller's promise.
+    let qp = unsafe { deref(qp) }.ok_or(Errno::EINVAL);
+    value(qp.and_then(|qp| qp.inner.batch.as_ref().ok_or(Errno::EINVAL)?.complete(qp)))
+}
+
+unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
+    // SAFETY: the caller's promise.
+    if let Some(batch) = unsafe { batch(qp) } {
+        batch.abort();
+    }
+}
+
+/// Defines operations: the C arguments, the flag that offers it, and the operation.
+macro_rules! operations {
+    ($($name:ident($($argument:ident: $type:ty),*) $flag:ident => $op:expr;)*) => { $(
+        unsafe extern "C" fn $name(qp: *mut ibv_qp_ex $(, $argument: $type)*) {
+            // SAFETY: the caller's promise.
+            unsafe { push(qp, $flag, $op) };
+        }
+    )* };
+}
+
+operations! {
+    wr_send() IBV_QP_EX_WITH_SEND => SendOp::Send;
+    wr_send_imm(imm: u32) IBV_QP_EX_WITH_SEND_WITH_IMM => SendOp::SendImm(u32::from_be(imm));
+    wr_send_inv(rkey: u32) IBV_QP_EX_WITH_SEND_WITH_INV => SendOp::SendInv(rkey);
+    wr_rdma_write(rkey: u32, va: u64) IBV_QP_EX_WITH_RDMA_WRITE =>
+        SendOp::Write(RemoteAddr { va, rkey });
+    wr_rdma_write_imm(rkey: u32, va: u64, imm: u32) IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM =>
+        SendOp::WriteImm(RemoteAddr { va, rkey }, u32::from_be(imm));
+    wr_rdma_read(rkey: u32, va: u64) IBV_QP_EX_WITH_RDMA_READ =>
+        SendOp::Read(RemoteAddr { va, rkey });
+    wr_atomic_cmp_swp(rkey: u32, va: u64, compare: u64, swap: u64) IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP =>
+        SendOp::CompareSwap { at: RemoteAddr { va, rkey }, compare, swap };
+    wr_atomic_fetch_add(rkey: u32, va: u64, add: u64) IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD =>
+        SendOp::FetchAdd { at: RemoteAddr { va, rkey }, add };
+}
+
+/// An operation that no queue pair offers.
+///
+/// # Safety
+/// `qp` is NULL or live.
+unsafe fn not_offered(qp: *mut ibv_qp_ex) {
+    // SAFETY: the caller's promise.
+    if let Some(batch) = unsafe { batch(qp) } {
+        batch.change(|_| Err(Errno::EOPNOTSUPP));
+    }
+}
+
+macro_rules! not_offered {
+    ($($name:ident($($type:ty),*);)*) => { $(
+        unsafe extern "C" fn $name(qp: *mut ibv_qp_ex $(, _: $type)*) {
+            // SAFETY: the caller's promise.
+            unsafe { not_offered(qp) };
+        }
+    )* };
+}
+
+not_offered! {
+    wr_bind_mw(*mut ibv_mw, u32, *const ibv_mw_bind_info);
+    wr_local_inv(u32);
+    wr_send_tso(*mut c_void, u16, u16);
+    wr_set_xrc_srqn(u32);
+    wr_atomic_write(u32, u64, *const c_void);
+    wr_flush(u32, u64, usize, u8, u8);
+}
+
+unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u32, qkey: u32) {
+    // SAFETY: the caller's promise, of the AH as well.
+    unsafe {
+        if let Some(batch) = batch(qp) {
+            batch.change(|requests| {
+                let to = destination(ah, qpn, qkey)?;
+                requests.queued.last_mut().ok_or(Errno::EINVAL)?.ud = Some(to);
+                Ok(())
+            });
+        }
+    }
+}
+
+unsafe extern "C" fn wr_set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
+    let sge = ibv_sge { addr, length, lkey };
+    // SAFETY: the caller's promise.
+    unsafe { wr_set_sge_list(qp, 1, &raw const sge) };
+}
+
+unsafe extern "C" fn wr_set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
+    // SAFETY: the caller's promise; the list is bounded, so that a nonsensical count reads nothing.
+    unsafe {
+        let Some(batch) = batch(qp) else { return };
+        match list_of(list, count) {
+            Ok(list) => batch.set(Data::Sges(list)),
+            Err(e) => batch.change(|_| Err(e)),
+        }
+    }
+}
+
+unsafe extern "C" fn wr_set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
+    let buf = ibv_data_buf { addr, length };
+    // SAFETY: the caller's promise.
+    unsafe { wr_set_inline_data_list(qp, 1, &raw const buf) };
+}
+
+unsafe extern "C" fn wr_set_inline_data_list(
+    qp: *mut ibv_qp_ex,
+    count: usize,
+    list: *const ibv_data_buf,
+) {
+    // SAFETY: as in `wr_set_sge_list`.
+    unsafe {
+        let Some(batch) = batch(qp) else { return };
+        match list_of(list, count) {
+            Ok(list) => batch.set(Data::Inline(list)),
+            Err(e) => batch.change(|_| Err(e)),
+        }
+    }
+}
+
+/// A program's list.
+///
+/// # Safety
+/// `list` is NULL or has `count` readable elements.
+unsafe fn list_of<'a, T>(list: *const T, count: usize) -> Result<&'a [T], Errno> {
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if list.is_null() || count > MAX_SGE {
+        return Err(Errno::EINVAL);
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { slice::from_raw_parts(list, count) })
+}

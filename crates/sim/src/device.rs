@@ -1,0 +1,254 @@
+//! A device: what surrounds the queue pairs of one host.
+
+use std::fmt;
+use std::sync::Arc;
+
+use anyverbs_proto::counters::{Counter, Counters};
+use anyverbs_proto::cq::Cq;
+use anyverbs_proto::env::{Env, Side, TransmitError};
+use anyverbs_proto::event::QpEvent;
+use anyverbs_proto::mr::MrTable;
+use anyverbs_proto::payload::Payload;
+use anyverbs_proto::qp::{Arrival, Qp, SqCredit};
+use anyverbs_proto::recv_queue::{RecvQueue, RecvWqe};
+use anyverbs_proto::time::Time;
+use anyverbs_proto::types::{Gid, Qpn};
+use anyverbs_proto::wc::Wc;
+use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::wire::packet::Headers;
+use anyverbs_proto::wr::{AddressVector, RemoteAddr, Sge};
+
+use crate::memory::Arena;
+use crate::net::Net;
+
+/// A device of a simulation.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct DeviceId(pub(crate) usize);
+
+impl fmt::Display for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", (b'A' + self.0 as u8) as char)
+    }
+}
+
+/// A queue pair of a device.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct QpId {
+    /// Its device.
+    pub device: DeviceId,
+    pub(crate) index: usize,
+}
+
+/// A completion queue of a device.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct CqId {
+    /// Its device.
+    pub device: DeviceId,
+    pub(crate) index: usize,
+}
+
+/// A shared receive queue of a device.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct SrqId {
+    /// Its device.
+    pub device: DeviceId,
+    pub(crate) index: usize,
+}
+
+/// A memory region; its iova is its address.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Mr {
+    /// Its device.
+    pub device: DeviceId,
+    /// Its first byte.
+    pub addr: u64,
+    /// Bytes.
+    pub len: usize,
+    /// Local key.
+    pub lkey: u32,
+    /// Remote key.
+    pub rkey: u32,
+}
+
+impl Mr {
+    /// A piece of it.
+    #[must_use]
+    pub fn sge(&self, offset: usize, len: usize) -> Sge {
+        Sge { addr: self.addr + offset as u64, len: len as u32, lkey: self.lkey }
+    }
+
+    /// A place in it, for a peer.
+    #[must_use]
+    pub fn remote(&self, offset: usize) -> RemoteAddr {
+        RemoteAddr { va: self.addr + offset as u64, rkey: self.rkey }
+    }
+}
+
+/// An asynchronous event of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// Of a queue pair.
+    Qp(QpId, QpEvent),
+    /// A shared receive queue fell below its limit.
+    SrqLimitReached(SrqId),
+    /// A completion queue lost a completion.
+    CqErr(CqId),
+}
+
+/// A completion queue and its channel.
+#[derive(Debug)]
+pub(crate) struct CqSlot {
+    pub(crate) cq: Cq,
+    /// How often the channel was told.
+    pub(crate) notified: usize,
+}
+
+/// A shared receive queue and its limit; 0: not armed.
+#[derive(Debug)]
+pub(crate) struct SrqSlot {
+    pub(crate) queue: RecvQueue,
+    pub(crate) limit: usize,
+}
+
+/// What the queue pairs of a device share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) id: DeviceId,
+    pub(crate) gid: Gid,
+    pub(crate) memory: Arena,
+    pub(crate) mrs: MrTable,
+    pub(crate) cqs: Vec<CqSlot>,
+    pub(crate) srqs: Vec<SrqSlot>,
+    pub(crate) events: Vec<Event>,
+    pub(crate) counters: Counters,
+    /// Completion queues that overran, whose queue pairs have not been told yet.
+    pub(crate) overrun: Vec<CqId>,
+}
+
+/// Where a queue pair stands in its device.
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) id: QpId,
+    pub(crate) qpn: Qpn,
+    pub(crate) send_cq: CqId,
+    pub(crate) recv_cq: CqId,
+    pub(crate) srq: Option<SrqId>,
+    pub(crate) window: u32,
+    /// The path had no room; it has at this time.
+    pub(crate) blocked_until: Option<Time>,
+    /// When a held ACK is sent.
+    pub(crate) ack_at: Option<Time>,
+}
+
+#[derive(Debug)]
+pub(crate) struct QpSlot {
+    pub(crate) qp: Qp,
+    pub(crate) credit: Arc<SqCredit>,
+    pub(crate) place: Place,
+}
+
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub(crate) shared: Shared,
+    /// `None` was destroyed.
+    pub(crate) qps: Vec<Option<QpSlot>>,
+    pub(crate) next_pd: u32,
+}
+
+impl Device {
+    pub(crate) fn by_qpn(&self, qpn: Qpn) -> Option<QpId> {
+        self.qps.iter().flatten().find(|slot| slot.place.qpn == qpn).map(|slot| slot.place.id)
+    }
+}
+
+/// The environment of one call.
+pub(crate) struct Around<'a> {
+    pub(crate) now: Time,
+    pub(crate) shared: &'a mut Shared,
+    pub(crate) place: &'a mut Place,
+    pub(crate) net: &'a mut Net,
+    pub(crate) gids: &'a [Gid],
+}
+
+impl Env for Around<'_> {
+    type Memory = Arena;
+
+    fn now(&self) -> Time {
+        self.now
+    }
+
+    fn memory(&self) -> &Arena {
+        &self.shared.memory
+    }
+
+    fn mrs(&self) -> &MrTable {
+        &self.shared.mrs
+    }
+
+    fn transmit(
+        &mut self,
+        av: &AddressVector,
+        headers: &Headers,
+        payload: &Payload<'_>,
+    ) -> Result<(), TransmitError> {
+        assert_eq!(av.sgid, self.shared.gid, "a packet from another address");
+        let mut headers = *headers;
+        headers.bth.pad = Bth::pad_of(payload.len());
+        let start = headers.len();
+        let end = start + payload.len();
+        let mut bytes = vec![0; end + usize::from(headers.bth.pad)];
+        headers.emit(&mut bytes);
+        payload.copy_to(&self.shared.mrs, &self.shared.memory, &mut bytes[start..end])?;
+        let ip_version_has_flow = av.dgid.to_ip().is_ipv6();
+        let arrival = Arrival {
+            source: av.sgid,
+            destination: av.dgid,
+            traffic_class: av.traffic_class,
+            hop_limit: av.hop_limit,
+            flow_label: if ip_version_has_flow { av.flow_label } else { 0 },
+        };
+        let to = self.gids.iter().position(|gid| *gid == av.dgid).map(DeviceId);
+        self.net.send(self.now, self.shared.id, to, arrival, bytes).map_err(|until| {
+            self.place.blocked_until = Some(until);
+            TransmitError::Blocked
+        })
+    }
+
+    fn window(&self) -> u32 {
+        self.place.window
+    }
+
+    fn complete(&mut self, side: Side, wc: Wc, solicited: bool) {
+        assert_eq!(wc.qpn, self.place.qpn, "a completion of another queue pair");
+        let cq = match side {
+            Side::Send => self.place.send_cq,
+            Side::Recv => self.place.recv_cq,
+        };
+        let slot = &mut self.shared.cqs[cq.index];
+        let pushed = slot.cq.push(wc, solicited);
+        slot.notified += usize::from(pushed.notify);
+        if pushed.overrun {
+            self.shared.events.push(Event::CqErr(cq));
+            self.shared.overrun.push(cq);
+        }
+    }
+
+    fn take_srq(&mut self, into: &mut RecvWqe) -> bool {
+        let id = self.place.srq.expect("only called with an SRQ");
+        let slot = &mut self.shared.srqs[id.index];
+        let taken = slot.queue.pop(into);
+        if slot.queue.len() < slot.limit {
+            slot.limit = 0;
+            self.shared.events.push(Event::SrqLimitReached(id));
+        }
+        taken
+    }
+
+    fn raise(&mut self, event: QpEvent) {
+        self.shared.events.push(Event::Qp(self.place.id, event));
+    }
+
+    fn count(&self, counter: Counter, n: u64) {
+        self.shared.counters.add(counter, n);
+    }
+}

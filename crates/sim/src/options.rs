@@ -1,0 +1,88 @@
+//! What a queue pair of a test is like.
+
+use anyverbs_proto::mr::Access;
+use anyverbs_proto::qp::attr::{QpCap, QpType};
+use anyverbs_proto::types::{Mtu, Psn, QKey};
+
+/// Attributes of a queue pair, for creation and connection.
+#[derive(Clone, Copy, Debug)]
+pub struct QpOptions {
+    /// Transport type.
+    pub qp_type: QpType,
+    /// Sizes of its queues.
+    pub cap: QpCap,
+    /// Every send makes a completion.
+    pub sq_sig_all: bool,
+    /// Takes its receives from a shared queue of this many requests.
+    pub srq: Option<u32>,
+    /// What the peer may do.
+    pub access: Access,
+    /// Payload of a full packet.
+    pub mtu: Mtu,
+    /// ACK timeout code.
+    pub timeout: u8,
+    /// Retries after timeouts and sequence NAKs.
+    pub retry_cnt: u8,
+    /// Retries after RNR NAKs.
+    pub rnr_retry: u8,
+    /// Code of the time in our RNR NAKs.
+    pub min_rnr_timer: u8,
+    /// READs and atomics outstanding at most, as requester.
+    pub max_rd_atomic: u8,
+    /// The same as responder.
+    pub max_dest_rd_atomic: u8,
+    /// First PSN that it sends.
+    pub sq_psn: Psn,
+    /// Q_Key of a datagram queue pair.
+    pub qkey: QKey,
+    /// Bytes in flight, see `Env::window`.
+    pub window: u32,
+    /// Completions that each of its completion queues holds.
+    pub cqe: u32,
+}
+
+impl QpOptions {
+    /// A reliable connection with everything allowed: MTU 1024, timeout 14 (67 ms), 7 retries of both kinds (RNR: for ever).
+    #[must_use]
+    pub fn rc() -> Self {
+        Self {
+            qp_type: QpType::Rc,
+            cap: QpCap {
+                max_send_wr: 64,
+                max_recv_wr: 64,
+                max_send_sge: 4,
+                max_recv_sge: 4,
+                max_inline_data: 256,
+            },
+            sq_sig_all: false,
+            srq: None,
+            access: Access::LOCAL_WRITE
+                | Access::REMOTE_WRITE
+                | Access::REMOTE_READ
+                | Access::REMOTE_ATOMIC,
+            mtu: Mtu::Mtu1024,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 12,
+            max_rd_atomic: 4,
+            max_dest_rd_atomic: 4,
+            sq_psn: Psn::new(0x12_3456),
+            qkey: QKey(0x1111_1111),
+            window: 1 << 20,
+            cqe: 1024,
+        }
+    }
+
+    /// An unreliable connection.
+    #[must_use]
+    pub fn uc() -> Self {
+        Self { qp_type: QpType::Uc, ..Self::rc() }
+    }
+
+    /// Unreliable datagrams.
+    #[must_use]
+    pub fn ud() -> Self {
+        Self { qp_type: QpType::Ud, ..Self::rc() }
+    }
+}

@@ -1,0 +1,534 @@
+//! The simulation: devices, time, and what a program would call.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use anyverbs_proto::counters::{Counter, Counters};
+use anyverbs_proto::cq::Cq;
+use anyverbs_proto::env::Env;
+use anyverbs_proto::memory::Memory;
+use anyverbs_proto::mr::{Access, MrTable, Region};
+use anyverbs_proto::qp::attr::{ModifyError, ModifyLimits, QpAttr, QpAttrMask, QpInit, QpState};
+use anyverbs_proto::qp::{PostSendError, Qp};
+use anyverbs_proto::recv_queue::{PostRecvError, RecvQueue};
+use anyverbs_proto::time::Time;
+use anyverbs_proto::types::{Gid, Mtu, Qpn};
+use anyverbs_proto::wc::Wc;
+use anyverbs_proto::wire::packet::{Headers, Packet};
+use anyverbs_proto::wr::{AddressVector, RecvWr, SendWr, UdDest};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use crate::device::{
+    Around, CqId, CqSlot, Device, DeviceId, Event, Mr, Place, QpId, QpSlot, Shared, SrqId, SrqSlot,
+};
+use crate::memory::Arena;
+use crate::net::{self, Delivery, Net};
+use crate::options::QpOptions;
+
+/// Instants that one [`Sim::run`] may take.
+const MAX_INSTANTS: u32 = 2_000_000;
+/// How often a timer may be due at one instant before it counts as a loop without end.
+const MAX_ROUNDS: u32 = 1000;
+
+/// Devices in virtual time. If a test panics, it prints its seed and the packets.
+#[derive(Debug)]
+pub struct Sim {
+    seed: u64,
+    now: Time,
+    devices: Vec<Device>,
+    gids: Vec<Gid>,
+    /// How long devices hold ACKs back; zero: while packets of the same instant are left.
+    pub ack_delay: Duration,
+    /// The network.
+    pub net: Net,
+}
+
+impl Drop for Sim {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!(
+                "{}seed {}, stopped at {} ns",
+                self.net.trace,
+                self.seed,
+                self.now.as_nanos()
+            );
+        }
+    }
+}
+
+impl Sim {
+    /// No devices yet.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self {
+            seed,
+            now: Time::from_nanos(1_000_000),
+            devices: Vec::new(),
+            gids: Vec::new(),
+            ack_delay: Duration::ZERO,
+            net: Net::new(seed),
+        }
+    }
+
+    /// The time.
+    #[must_use]
+    pub fn now(&self) -> Time {
+        self.now
+    }
+
+    /// Adds a device with the next address of 10.0.0.0/8.
+    pub fn device(&mut self) -> DeviceId {
+        let n = self.devices.len() as u8 + 1;
+        self.device_at(IpAddr::from([10, 0, 0, n]))
+    }
+
+    /// Adds a device with this address.
+    pub fn device_at(&mut self, ip: IpAddr) -> DeviceId {
+        let id = DeviceId(self.devices.len());
+        let gid = Gid::from(ip);
+        self.gids.push(gid);
+        self.devices.push(Device {
+            shared: Shared {
+                id,
+                gid,
+                memory: Arena::new((id.0 as u64 + 1) << 40),
+                mrs: MrTable::new(1000, self.seed ^ id.0 as u64),
+                cqs: Vec::new(),
+                srqs: Vec::new(),
+                events: Vec::new(),
+                counters: Counters::default(),
+                overrun: Vec::new(),
+            },
+            qps: Vec::new(),
+            next_pd: 1,
+        });
+        id
+    }
+
+    /// The address of a device.
+    #[must_use]
+    pub fn gid(&self, device: DeviceId) -> Gid {
+        self.gids[device.0]
+    }
+
+    /// A new protection domain.
+    pub fn pd(&mut self, device: DeviceId) -> u32 {
+        let next = &mut self.devices[device.0].next_pd;
+        *next += 1;
+        *next - 1
+    }
+
+    /// Registers `len` new bytes.
+    pub fn mr(&mut self, device: DeviceId, pd: u32, len: usize, access: Access) -> Mr {
+        let addr = self.devices[device.0].shared.memory.alloc(len);
+        self.register(device, pd, addr, len, access)
+    }
+
+    /// Registers bytes that are there already.
+    pub fn register(
+        &mut self,
+        device: DeviceId,
+        pd: u32,
+        addr: u64,
+        len: usize,
+        access: Access,
+    ) -> Mr {
+        let region = Region { pd, access, iova: addr, len: len as u64, addr };
+        let mrs = &self.devices[device.0].shared.mrs;
+        let keys = mrs.register(region).expect("room for a thousand regions");
+        Mr { device, addr, len, lkey: keys.lkey, rkey: keys.rkey }
+    }
+
+    /// Deregisters.
+    pub fn deregister(&mut self, mr: Mr) {
+        assert!(self.devices[mr.device.0].shared.mrs.deregister(mr.lkey));
+    }
+
+    /// The memory of a device.
+    #[must_use]
+    pub fn memory(&self, device: DeviceId) -> &Arena {
+        &self.devices[device.0].shared.memory
+    }
+
+    /// What a region holds.
+    #[must_use]
+    pub fn bytes(&self, mr: Mr, offset: usize, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        let read = self.memory(mr.device).read(mr.addr + offset as u64, &mut bytes);
+        read.expect("tests look at mapped memory");
+        bytes
+    }
+
+    /// Writes to a region.
+    pub fn write(&self, mr: Mr, offset: usize, bytes: &[u8]) {
+        let written = self.memory(mr.device).write(mr.addr + offset as u64, bytes);
+        written.expect("tests write to mapped memory");
+    }
+
+    /// Fills a region with bytes that `salt` decides.
+    pub fn fill(&self, mr: Mr, salt: u64) {
+        let mut bytes = vec![0; mr.len];
+        SmallRng::seed_from_u64(salt).fill(bytes.as_mut_slice());
+        self.write(mr, 0, &bytes);
+    }
+
+    /// The 8-byte word at `offset`.
+    #[must_use]
+    pub fn word(&self, mr: Mr, offset: usize) -> u64 {
+        let bytes = self.bytes(mr, offset, 8);
+        u64::from_ne_bytes(bytes.try_into().expect("eight bytes were read"))
+    }
+
+    /// A completion queue.
+    pub fn cq(&mut self, device: DeviceId, cqe: u32) -> CqId {
+        let cqs = &mut self.devices[device.0].shared.cqs;
+        cqs.push(CqSlot { cq: Cq::new(cqe), notified: 0 });
+        CqId { device, index: cqs.len() - 1 }
+    }
+
+    /// A shared receive queue.
+    pub fn srq(&mut self, device: DeviceId, max_wr: u32, max_sge: u32) -> SrqId {
+        let srqs = &mut self.devices[device.0].shared.srqs;
+        srqs.push(SrqSlot { queue: RecvQueue::new(max_wr, max_sge), limit: 0 });
+        SrqId { device, index: srqs.len() - 1 }
+    }
+
+    /// Arms the limit event of a shared receive queue.
+    pub fn arm_srq(&mut self, srq: SrqId, limit: usize) {
+        self.devices[srq.device.0].shared.srqs[srq.index].limit = limit;
+    }
+
+    /// Posts to a shared receive queue.
+    pub fn post_srq_recv(&mut self, srq: SrqId, wr: &RecvWr<'_>) -> Result<(), PostRecvError> {
+        self.devices[srq.device.0].shared.srqs[srq.index].queue.push(wr)
+    }
+
+    /// A queue pair in RESET.
+    pub fn qp(
+        &mut self,
+        pd: u32,
+        send_cq: CqId,
+        recv_cq: CqId,
+        srq: Option<SrqId>,
+        options: &QpOptions,
+    ) -> QpId {
+        let device = send_cq.device;
+        let init = QpInit {
+            qp_type: options.qp_type,
+            cap: options.cap,
+            sq_sig_all: options.sq_sig_all,
+            srq: srq.is_some(),
+            pd,
+        };
+        let qps = &mut self.devices[device.0].qps;
+        let id = QpId { device, index: qps.len() };
+        let qpn = Qpn::new(((device.0 as u32 + 1) << 16) + 0x10 + id.index as u32);
+        let qp = Qp::new(qpn, &init);
+        let credit = qp.sq_credit();
+        let place = Place {
+            id,
+            qpn,
+            send_cq,
+            recv_cq,
+            srq,
+            window: options.window,
+            blocked_until: None,
+            ack_at: None,
+        };
+        qps.push(Some(QpSlot { qp, credit, place }));
+        id
+    }
+
+    /// Destroys a queue pair, with its completions.
+    pub fn destroy(&mut self, qp: QpId) {
+        let slot = self.devices[qp.device.0].qps[qp.index].take();
+        assert!(slot.is_some(), "destroyed twice");
+        if let Some(slot) = slot {
+            self.purge(&slot.place);
+        }
+    }
+
+    fn purge(&mut self, place: &Place) {
+        for cq in [place.send_cq, place.recv_cq] {
+            self.devices[cq.device.0].shared.cqs[cq.index].cq.purge(place.qpn);
+        }
+    }
+
+    /// The machine of a queue pair.
+    #[must_use]
+    pub fn get(&self, qp: QpId) -> &Qp {
+        &self.slot(qp).qp
+    }
+
+    fn slot(&self, qp: QpId) -> &QpSlot {
+        self.devices[qp.device.0].qps[qp.index].as_ref().expect("the queue pair lives")
+    }
+
+    /// Calls into a queue pair with its device around it.
+    fn with<R>(&mut self, id: QpId, f: impl FnOnce(&mut Qp, &mut Around<'_>) -> R) -> R {
+        let device = &mut self.devices[id.device.0];
+        let QpSlot { qp, place, .. } = device.qps[id.index].as_mut().expect("the queue pair lives");
+        let mut env = Around {
+            now: self.now,
+            shared: &mut device.shared,
+            place,
+            net: &mut self.net,
+            gids: &self.gids,
+        };
+        let result = f(qp, &mut env);
+        place.ack_at = match place.ack_at {
+            _ if !qp.owes_ack() => None,
+            None => Some(place.blocked_until.unwrap_or(self.now + self.ack_delay)),
+            held => held,
+        };
+        self.fail_overrun(id.device);
+        result
+    }
+
+    /// Queue pairs whose completion queue overran lose their ground.
+    fn fail_overrun(&mut self, device: DeviceId) {
+        while let Some(cq) = self.devices[device.0].shared.overrun.pop() {
+            let slots = self.devices[device.0].qps.iter().flatten();
+            let uses_it = slots.filter(|s| s.place.send_cq == cq || s.place.recv_cq == cq);
+            for qp in uses_it.map(|s| s.place.id).collect::<Vec<_>>() {
+                self.with(qp, |qp, env| qp.fail(env));
+            }
+        }
+    }
+
+    fn qps(&self) -> impl Iterator<Item = &QpSlot> {
+        self.devices.iter().flat_map(|d| d.qps.iter().flatten())
+    }
+
+    /// `ibv_modify_qp`.
+    pub fn modify(&mut self, qp: QpId, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyError> {
+        let limits = ModifyLimits { ports: 1, pkeys: 1, max_mtu: Mtu::Mtu4096, max_rd_atomic: 16 };
+        let result = self.with(qp, |qp, env| qp.modify(attr, mask, &limits, env));
+        if result.is_ok() && self.get(qp).state() == QpState::Reset {
+            let device = &mut self.devices[qp.device.0];
+            let slot = device.qps[qp.index].take();
+            if let Some(slot) = slot {
+                self.purge(&slot.place);
+                self.devices[qp.device.0].qps[qp.index] = Some(slot);
+            }
+        }
+        result
+    }
+
+    /// Moves to a state without further attributes.
+    pub fn to_state(&mut self, qp: QpId, state: QpState) {
+        let attr = QpAttr { state, ..QpAttr::default() };
+        self.modify(qp, &attr, QpAttrMask::STATE).expect("a transition without attributes");
+    }
+
+    /// The path from a device to another.
+    #[must_use]
+    pub fn av(&self, from: DeviceId, to: DeviceId) -> AddressVector {
+        AddressVector {
+            dgid: self.gid(to),
+            sgid: self.gid(from),
+            hop_limit: 64,
+            port: 1,
+            ..AddressVector::default()
+        }
+    }
+
+    /// The destination that reaches the queue pair `to` from the device of `from`.
+    #[must_use]
+    pub fn dest(&self, from: QpId, to: QpId) -> UdDest {
+        UdDest {
+            av: self.av(from.device, to.device),
+            pd: self.get(from).init().pd,
+            qpn: self.get(to).qpn(),
+            qkey: self.get(to).attr().qkey,
+        }
+    }
+
+    /// Queues a send; [`Sim::transmit`] sends it.
+    pub fn queue_send(&mut self, qp: QpId, wr: &SendWr<'_>) -> Result<(), PostSendError> {
+        self.with(qp, |qp, env| qp.post_send(wr, env))
+    }
+
+    /// Lets a queue pair send.
+    pub fn transmit(&mut self, qp: QpId) {
+        self.with(qp, |qp, env| qp.transmit(env));
+    }
+
+    /// `ibv_post_send` of one request.
+    pub fn post_send(&mut self, qp: QpId, wr: &SendWr<'_>) -> Result<(), PostSendError> {
+        let result = self.queue_send(qp, wr);
+        self.transmit(qp);
+        result
+    }
+
+    /// `ibv_post_recv` of one request.
+    pub fn post_recv(&mut self, qp: QpId, wr: &RecvWr<'_>) -> Result<(), PostRecvError> {
+        self.with(qp, |qp, env| qp.post_recv(wr, env))
+    }
+
+    /// Polls up to `most` completions.
+    pub fn poll_some(&mut self, cq: CqId, most: usize) -> Vec<Wc> {
+        let device = &mut self.devices[cq.device.0];
+        let queue = &mut device.shared.cqs[cq.index].cq;
+        let mut wcs = vec![Wc::default(); most.min(queue.len())];
+        let n = queue.poll(&mut wcs);
+        assert_eq!(n, wcs.len());
+        for wc in &wcs {
+            if wc.opcode.is_recv() {
+                continue;
+            }
+            if let Some(qp) = device.by_qpn(wc.qpn) {
+                let slot = device.qps[qp.index].as_ref().expect("it was found");
+                slot.credit.release(wc.sq_count);
+            }
+        }
+        wcs
+    }
+
+    /// Polls everything.
+    pub fn poll(&mut self, cq: CqId) -> Vec<Wc> {
+        self.poll_some(cq, usize::MAX)
+    }
+
+    /// `ibv_req_notify_cq`.
+    pub fn arm(&mut self, cq: CqId, solicited_only: bool) {
+        self.devices[cq.device.0].shared.cqs[cq.index].cq.arm(solicited_only);
+    }
+
+    /// How often the channel of a completion queue was told.
+    #[must_use]
+    pub fn notified(&self, cq: CqId) -> usize {
+        self.devices[cq.device.0].shared.cqs[cq.index].notified
+    }
+
+    /// The asynchronous events of a device since the last call.
+    pub fn events(&mut self, device: DeviceId) -> Vec<Event> {
+        std::mem::take(&mut self.devices[device.0].shared.events)
+    }
+
+    /// A counter of a device.
+    #[must_use]
+    pub fn counter(&self, device: DeviceId, counter: Counter) -> u64 {
+        self.devices[device.0].shared.counters.read(counter)
+    }
+
+    /// A packet that no device sent arrives at once; `from` is whose address it bears.
+    pub fn inject(&mut self, from: DeviceId, to: DeviceId, headers: Headers, payload: &[u8]) {
+        let arrival = net::arrival(self.gid(from), self.gid(to));
+        self.net.enqueue(self.now, to, arrival, net::emit(headers, payload));
+        self.instant();
+    }
+
+    /// When something happens next.
+    #[must_use]
+    pub fn next(&self) -> Option<Time> {
+        self.qps()
+            .flat_map(|slot| [slot.qp.deadline(), slot.place.blocked_until, slot.place.ack_at])
+            .flatten()
+            .chain(self.net.next())
+            .min()
+            .map(|at| at.max(self.now))
+    }
+
+    /// Goes to the next moment at which something happens, and does all of it. False if nothing will.
+    pub fn step(&mut self) -> bool {
+        let Some(at) = self.next() else { return false };
+        self.now = at;
+        self.instant();
+        true
+    }
+
+    /// Everything that is due now: packets, timers, paths with room again, then ACKs that were held.
+    fn instant(&mut self) {
+        let mut rounds = 0;
+        while self.next().is_some_and(|at| at <= self.now) {
+            rounds += 1;
+            assert!(rounds < MAX_ROUNDS, "a timer is due again and again at {:?}", self.now);
+            while let Some(delivery) = self.net.deliver(self.now) {
+                self.receive(&delivery);
+            }
+            let now = self.now;
+            let due = |at: Option<Time>| at.is_some_and(|at| at <= now);
+            let ids: Vec<QpId> = self.qps().map(|slot| slot.place.id).collect();
+            for &id in &ids {
+                if due(self.slot(id).qp.deadline()) {
+                    self.with(id, |qp, env| qp.on_timer(env));
+                }
+                if due(self.slot(id).place.blocked_until) {
+                    self.with(id, |qp, env| {
+                        env.place.blocked_until = None;
+                        qp.transmit(env);
+                    });
+                }
+            }
+            for &id in &ids {
+                if due(self.slot(id).place.ack_at) {
+                    self.with(id, |qp, env| {
+                        env.place.ack_at = None;
+                        qp.acknowledge(env);
+                    });
+                    let slot = self.slot(id);
+                    assert!(
+                        !slot.qp.owes_ack() || slot.place.blocked_until.is_some(),
+                        "an ACK is owed after acknowledge"
+                    );
+                }
+            }
+        }
+    }
+
+    fn receive(&mut self, delivery: &Delivery) {
+        let device = &self.devices[delivery.to.0];
+        let counters = &device.shared.counters;
+        let Ok(packet) = Packet::parse(&delivery.bytes) else {
+            counters.add(Counter::DropMalformed, 1);
+            return;
+        };
+        match device.by_qpn(packet.headers.bth.dest_qpn) {
+            Some(id) => {
+                self.with(id, |qp, env| {
+                    env.count(Counter::RcvdPkts, 1);
+                    qp.receive(&delivery.arrival, &packet, env);
+                });
+            }
+            None => counters.add(Counter::DropNoQp, 1),
+        }
+    }
+
+    /// Runs until nothing more happens.
+    ///
+    /// # Panics
+    /// If that never comes.
+    pub fn run(&mut self) {
+        for _ in 0..MAX_INSTANTS {
+            if !self.step() {
+                return;
+            }
+        }
+        panic!("no rest after {MAX_INSTANTS} instants");
+    }
+
+    /// Runs for a time.
+    pub fn run_for(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.next().is_some_and(|at| at <= end) {
+            self.step();
+        }
+        self.now = end;
+    }
+
+    /// Runs until a condition holds.
+    ///
+    /// # Panics
+    /// If nothing more happens before that.
+    pub fn run_until(&mut self, mut condition: impl FnMut(&Self) -> bool) {
+        for _ in 0..MAX_INSTANTS {
+            if condition(self) {
+                return;
+            }
+            assert!(self.step(), "nothing more happens");
+        }
+        panic!("it never comes");
+    }
+}

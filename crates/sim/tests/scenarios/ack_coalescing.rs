@@ -1,0 +1,69 @@
+//! One ACK answers many requests (IBA 9.7.5.1.2).
+
+use crate::prelude::*;
+
+#[test]
+fn packets_that_arrive_together() {
+    let (mut t, a, b) = rc(QpOptions::rc());
+    for i in 0..50 {
+        t.post(a, i, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 100)]);
+    }
+    t.run();
+    assert_eq!(t.sent(a).len(), 50);
+    assert_eq!(t.net.trace.count(b.device, O::Ack), 1);
+}
+
+#[test]
+fn packets_that_arrive_within_the_time_that_acks_are_held_back() {
+    let (mut t, a, b) = rc(QpOptions::rc());
+    t.ack_delay = Duration::from_micros(20);
+    for i in 0..50 {
+        t.post(a, i, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 100)]);
+        t.run_for(Duration::from_micros(1));
+    }
+    t.run();
+    assert_eq!(t.sent(a).len(), 50);
+    let acks = t.net.trace.count(b.device, O::Ack);
+    assert!((2..=4).contains(&acks), "{acks}");
+}
+
+#[test]
+fn a_reply_carries_the_ack_of_what_it_replies_to() {
+    // "an ACK that is owed if anything else went out": the ping's ACK leaves with the pong, not later.
+    let (mut t, a, b) = rc(QpOptions::rc());
+    t.ack_delay = Duration::from_millis(1);
+    t.recv(a, 1, &[a.mr.sge(0, 100)]);
+    t.recv(b, 2, &[b.mr.sge(0, 100)]);
+    t.post(a, 3, SendOp::Send, &[a.mr.sge(0, 100)]);
+    t.run_for(Duration::from_micros(6));
+    assert_eq!(t.received(b), [(2, Success)]);
+    t.post(b, 4, SendOp::Send, &[b.mr.sge(0, 100)]);
+    t.run_for(Duration::from_micros(6));
+    assert_eq!(t.sent(a), [(3, Success)]);
+    assert_eq!(t.received(a), [(1, Success)]);
+}
+
+#[test]
+fn a_long_message_is_acknowledged_on_its_way() {
+    let (mut t, a, b) = rc(QpOptions { window: 64 << 10, ..QpOptions::rc() });
+    t.ack_delay = Duration::from_millis(1);
+    t.post(a, 1, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 120_000)]);
+    let start = t.now();
+    t.run();
+    assert_eq!(t.sent(a), [(1, Success)]);
+    assert!(t.net.trace.count(b.device, O::Ack) >= 2);
+    assert!(t.now().since(start) < Duration::from_millis(3), "held ACKs do not stop the sender");
+    assert_eq!(t.counter(a.device, Counter::LocalAckTimeoutErr), 0);
+}
+
+#[test]
+fn requests_that_no_one_asked_an_ack_for() {
+    // The last packet of a message asks; those before it do not, all of the time.
+    let (mut t, a, b) = rc(QpOptions { sq_psn: Psn::new(0), ..QpOptions::rc() });
+    t.post(a, 1, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 10_000)]);
+    t.run();
+    let asks: Vec<_> =
+        t.net.trace.iter().filter(|r| r.from == a.device).map(|r| r.headers.bth.ack_req).collect();
+    assert_eq!(asks.iter().filter(|asks| **asks).count(), 1);
+    assert_eq!(asks.last(), Some(&true));
+}

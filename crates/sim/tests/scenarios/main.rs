@@ -1,0 +1,41 @@
+//! Scenarios: what queue pairs do when the network, the peer or the program does something particular.
+//! The rows S1.1 to S5.11 are those of the verbs' documents, as listed in `docs/`.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod access_errors;
+mod ack_coalescing;
+mod duplicate_atomic;
+mod duplicate_read;
+mod duplicate_send;
+mod error_flush;
+mod fence;
+mod inline_reuse;
+mod invalid_request;
+mod local_errors;
+mod lost_ack;
+mod lost_read_response;
+mod lost_request;
+mod max_rd_atomic;
+mod multi_sge;
+mod pkey;
+mod prelude;
+mod psn_wrap;
+mod reset;
+mod retry_exhausted;
+mod rnr;
+mod rnr_retry_exhausted;
+mod robustness;
+mod send_inv;
+mod send_queue_full;
+mod sequence_nak;
+mod solicited;
+mod sqd;
+mod sqe;
+mod srq;
+mod uc_loss;
+mod ud;
+mod vanished_pages;
+mod window;
+mod write_imm;
+mod zero_byte;

@@ -1,0 +1,74 @@
+//! A gap in the PSNs is answered by one NAK, then silence until it is closed (IBA 9.7.5.2.8).
+
+use crate::prelude::*;
+use anyverbs_proto::wire::aeth::{NakCode, Syndrome};
+
+fn naks(t: &Pair, end: End) -> usize {
+    let nak = Syndrome::Nak(NakCode::PsnSequence);
+    let sent = t.net.trace.iter().filter(|r| r.from == end.device);
+    sent.filter(|r| r.headers.aeth.is_some_and(|aeth| aeth.syndrome == nak)).count()
+}
+
+#[test]
+fn one_for_each_gap() {
+    let (mut t, a, b) = rc(QpOptions::rc());
+    let first = QpOptions::rc().sq_psn;
+    t.net.once(psn(first.plus(2)), Fate::Drop);
+    t.post(a, 1, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 30_000)]);
+    t.run();
+    assert_eq!(t.sent(a), [(1, Success)]);
+    assert_eq!(naks(&t, b), 1);
+    assert_eq!(t.counter(a.device, Counter::PacketSeqErr), 1);
+    assert_eq!(t.counter(b.device, Counter::OutOfSequence), 27);
+
+    t.net.once(nth(3, is(O::WriteMiddle)), Fate::Drop);
+    t.post(a, 2, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 30_000)]);
+    t.run();
+    assert_eq!(t.sent(a), [(2, Success)]);
+    assert_eq!(naks(&t, b), 2);
+    assert_eq!(t.counter(a.device, Counter::LocalAckTimeoutErr), 0);
+    assert_eq!(t.bytes(b.mr, 0, 30_000), t.bytes(a.mr, 0, 30_000));
+}
+
+#[test]
+fn it_acknowledges_what_came_before() {
+    let (mut t, a, b) = rc(QpOptions::rc());
+    let lost = QpOptions::rc().sq_psn.plus(1);
+    t.net.rule(move |p| {
+        let ack = p.headers.aeth.is_some_and(|a| matches!(a.syndrome, Syndrome::Ack { .. }));
+        let request = p.from == a.device && p.headers.bth.psn == lost;
+        if ack || request { Fate::Drop } else { Fate::Pass }
+    });
+    for i in 0..3 {
+        t.post(a, i, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 10)]);
+    }
+    t.run_for(Duration::from_millis(1));
+    assert_eq!(t.sent(a), [(0, Success)]);
+    t.net.clear_rules();
+    t.run();
+    assert_eq!(t.sent(a), [(1, Success), (2, Success)]);
+}
+
+#[test]
+fn a_lost_nak_is_made_good_by_the_timeout() {
+    let (mut t, a, b) = rc(QpOptions::rc());
+    let first = QpOptions::rc().sq_psn;
+    t.net.once(psn(first.plus(2)), Fate::Drop);
+    t.net.once(is(O::Ack), Fate::Drop);
+    t.post(a, 1, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 10_000)]);
+    t.run();
+    assert_eq!(t.sent(a), [(1, Success)]);
+    assert_eq!(t.counter(a.device, Counter::LocalAckTimeoutErr), 1);
+    assert_eq!(t.bytes(b.mr, 0, 10_000), t.bytes(a.mr, 0, 10_000));
+}
+
+#[test]
+fn reordered_packets_cost_time_and_nothing_else() {
+    let (mut t, a, b) = rc(QpOptions::rc());
+    t.net.once(is(O::WriteFirst), Fate::Delay(Duration::from_micros(3)));
+    t.net.once(nth(7, is(O::WriteMiddle)), Fate::Delay(Duration::from_micros(40)));
+    t.post(a, 1, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 30_000)]);
+    t.run();
+    assert_eq!(t.sent(a), [(1, Success)]);
+    assert_eq!(t.bytes(b.mr, 0, 30_000), t.bytes(a.mr, 0, 30_000));
+}
