@@ -7,6 +7,7 @@ mod disconnect;
 mod fuzzed;
 mod listener;
 mod loss;
+mod many;
 mod model;
 mod sidr;
 mod stale;
