@@ -152,3 +152,14 @@ impl Names {
         self.by_remote_id.len() + self.by_remote_qpn.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of the 24 KiB that a connection may cost, the CM takes no more than one, the two messages that it keeps included.
+    #[test]
+    fn a_connection_is_small() {
+        assert!(size_of::<Connection>() + 2 * size_of::<MadBytes>() <= 1024);
+    }
+}
