@@ -5,3 +5,4 @@
 
 pub mod cm;
 pub mod packet;
+pub mod qp_sequence;

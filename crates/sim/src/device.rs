@@ -168,6 +168,7 @@ pub(crate) struct Around<'a> {
     pub(crate) place: &'a mut Place,
     pub(crate) net: &'a mut Net,
     pub(crate) gids: &'a [Gid],
+    pub(crate) groups: &'a [(Gid, QpId)],
 }
 
 impl Env for Around<'_> {
@@ -207,6 +208,20 @@ impl Env for Around<'_> {
             hop_limit: av.hop_limit,
             flow_label: if ip_version_has_flow { av.flow_label } else { 0 },
         };
+        if av.dgid.is_multicast() {
+            let mut members: Vec<DeviceId> = self
+                .groups
+                .iter()
+                .filter(|(g, _)| *g == av.dgid)
+                .map(|(_, qp)| qp.device)
+                .collect();
+            members.dedup();
+            for to in members {
+                // Nobody waits for a group: what finds no room is lost.
+                let _ = self.net.send(self.now, self.shared.id, Some(to), arrival, bytes.clone());
+            }
+            return Ok(());
+        }
         let to = self.gids.iter().position(|gid| *gid == av.dgid).map(DeviceId);
         self.net.send(self.now, self.shared.id, to, arrival, bytes).map_err(|until| {
             self.place.blocked_until = Some(until);

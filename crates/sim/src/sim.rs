@@ -38,6 +38,8 @@ pub struct Sim {
     now: Time,
     devices: Vec<Device>,
     gids: Vec<Gid>,
+    /// Members of multicast groups, sorted by device.
+    groups: Vec<(Gid, QpId)>,
     /// How long devices hold ACKs back; zero: while packets of the same instant are left.
     pub ack_delay: Duration,
     /// The network.
@@ -66,6 +68,7 @@ impl Sim {
             now: Time::from_nanos(1_000_000),
             devices: Vec::new(),
             gids: Vec::new(),
+            groups: Vec::new(),
             ack_delay: Duration::ZERO,
             net: Net::new(seed),
         }
@@ -275,6 +278,7 @@ impl Sim {
             place,
             net: &mut self.net,
             gids: &self.gids,
+            groups: &self.groups,
         };
         let result = f(qp, &mut env);
         place.ack_at = match place.ack_at {
@@ -332,6 +336,18 @@ impl Sim {
             port: 1,
             ..AddressVector::default()
         }
+    }
+
+    /// `ibv_attach_mcast`.
+    pub fn attach(&mut self, qp: QpId, group: Gid) {
+        assert!(group.is_multicast());
+        self.groups.push((group, qp));
+        self.groups.sort_by_key(|(_, qp)| *qp);
+    }
+
+    /// `ibv_detach_mcast`.
+    pub fn detach(&mut self, qp: QpId, group: Gid) {
+        self.groups.retain(|member| *member != (group, qp));
     }
 
     /// The destination that reaches the queue pair `to` from the device of `from`.
@@ -485,14 +501,22 @@ impl Sim {
             counters.add(Counter::DropMalformed, 1);
             return;
         };
-        match device.by_qpn(packet.headers.bth.dest_qpn) {
-            Some(id) => {
-                self.with(id, |qp, env| {
-                    env.count(Counter::RcvdPkts, 1);
-                    qp.receive(&delivery.arrival, &packet, env);
-                });
-            }
-            None => counters.add(Counter::DropNoQp, 1),
+        let qpn = packet.headers.bth.dest_qpn;
+        let to: Vec<QpId> = if qpn == Qpn::MULTICAST {
+            let group = delivery.arrival.destination;
+            let is_member = |(gid, qp): &&(Gid, QpId)| *gid == group && qp.device == delivery.to;
+            self.groups.iter().filter(is_member).map(|(_, qp)| *qp).collect()
+        } else {
+            device.by_qpn(qpn).into_iter().collect()
+        };
+        if to.is_empty() {
+            counters.add(Counter::DropNoQp, 1);
+        }
+        for id in to {
+            self.with(id, |qp, env| {
+                env.count(Counter::RcvdPkts, 1);
+                qp.receive(&delivery.arrival, &packet, env);
+            });
         }
     }
 

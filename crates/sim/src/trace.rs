@@ -54,7 +54,7 @@ pub struct Trace(Vec<Record>);
 
 impl Trace {
     /// How many lines a failing test prints.
-    const PRINTED: usize = 2000;
+    const PRINTED: usize = 200;
 
     pub(crate) fn push(&mut self, record: Record) {
         self.0.push(record);

@@ -52,9 +52,7 @@ impl Qp {
         }
         let status = match code {
             NakCode::PsnSequence => {
-                env.count(Counter::PacketSeqErr, 1);
-                self.retry(env);
-                return;
+                return self.sequence_error(Counter::PacketSeqErr, env);
             }
             NakCode::InvalidRequest => {
                 env.count(Counter::ReqRemoteInvalidRequest, 1);
@@ -93,7 +91,7 @@ impl Qp {
             self.progressed(env.now());
         }
         if !complete {
-            self.implied_nak(env);
+            self.sequence_error(Counter::ImpliedNakSeqErr, env);
         }
         complete
     }

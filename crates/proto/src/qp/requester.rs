@@ -34,6 +34,10 @@ const ACK_EVERY: u32 = 16;
 /// The shortest ACK timeout. A responder is a process among others: it may not run for a time slice or two.
 const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(16);
 
+/// ACK timeouts in a row, each of which doubles the interval. IBA 9.7.6.1.3 allows up to four times the interval: all of
+/// it goes to a peer that keeps silent, which a host that is busy for half a second does.
+const MAX_DOUBLINGS: u32 = 2;
+
 /// PSNs that may be outstanding: half the number space, or serial comparison breaks down (IBA 9.7.1).
 const MAX_PSNS: u32 = 1 << 22;
 
@@ -61,10 +65,14 @@ pub(super) struct Requester {
     pub(super) rnr_until: Option<Time>,
     /// When the oldest request counts as lost.
     ack_deadline: Option<Time>,
+    /// ACK timeouts since the peer last answered something new.
+    ack_timeouts: u32,
     /// The WQE at this position cannot be sent; completed with this status once all before it are.
     halted: Option<(u32, WcStatus)>,
-    /// Went back to this PSN because a response was missing; not again until it is there.
+    /// Went back to this PSN because it or its answer was missing; not again until it is there.
     went_back_to: Option<Psn>,
+    /// The window ended the last sending: what is in flight includes a packet that asks for an ACK.
+    window_closed: bool,
     /// `SQ_DRAINED` was raised since the move to SQD.
     pub(super) drained: bool,
 }
@@ -115,6 +123,14 @@ impl Qp {
             return false;
         }
         let window = u64::from(env.window());
+        if self.requester.window_closed {
+            // A trickle of single packets behind each ACK would cost a system call each: wait for a good piece.
+            let in_flight = self.cursor_cost().wrapping_sub(self.requester.una_cost);
+            if in_flight > window - window / 4 {
+                return false;
+            }
+            self.requester.window_closed = false;
+        }
         let mut sent = false;
         while !self.is_halted_here() && self.sq.next != self.sq.head {
             if self.sq.next == self.sq.started && !self.start_wqe(env) {
@@ -227,6 +243,7 @@ impl Qp {
             let in_flight = self.cursor_cost().wrapping_sub(self.requester.una_cost);
             let cost = u64::from(bytes) + u64::from(packets) * PACKET_COST;
             if in_flight > 0 && in_flight + cost > window {
+                self.requester.window_closed = true;
                 return Ok(false);
             }
         }
@@ -359,11 +376,12 @@ impl Qp {
         true
     }
 
-    /// A response is missing: goes back once for each PSN that is missing (IBA 9.7.5.1.4, implied NAK).
-    pub(super) fn implied_nak<E: Env>(&mut self, env: &mut E) {
+    /// The peer says, or an answer shows, that packet `una` or its answer is missing: goes back, once for each
+    /// (IBA 9.7.5.1.4): the network may deliver a NAK twice, and further answers show the same gap.
+    pub(super) fn sequence_error<E: Env>(&mut self, counter: Counter, env: &mut E) {
         let una = self.requester.una;
         if self.requester.went_back_to != Some(una) {
-            env.count(Counter::ImpliedNakSeqErr, 1);
+            env.count(counter, 1);
             self.requester.went_back_to = Some(una);
             self.retry(env);
         }
@@ -371,6 +389,10 @@ impl Qp {
 
     /// The receiver was not ready for packet `una` (IBA 9.7.5.2.8).
     pub(super) fn receiver_not_ready<E: Env>(&mut self, timer: u8, env: &mut E) {
+        if self.requester.rnr_until.is_some() {
+            // The network delivered the NAK twice.
+            return;
+        }
         env.count(Counter::RnrNakReceived, 1);
         if self.attr.rnr_retry != 7 {
             if self.requester.rnr_left == 0 {
@@ -388,6 +410,7 @@ impl Qp {
     /// The peer answered something new.
     pub(super) fn progressed(&mut self, now: Time) {
         self.requester.retries_left = self.attr.retry_cnt;
+        self.requester.ack_timeouts = 0;
         self.requester.rnr_left = self.attr.rnr_retry;
         self.requester.went_back_to = None;
         if self.requester.una == self.cursor_psn() {
@@ -398,8 +421,9 @@ impl Qp {
     }
 
     fn restart_ack_timer(&mut self, now: Time) {
-        self.requester.ack_deadline =
-            timer_code::ack(self.attr.timeout).map(|t| now + t.max(MIN_ACK_TIMEOUT));
+        let doublings = self.requester.ack_timeouts.min(MAX_DOUBLINGS);
+        self.requester.ack_deadline = timer_code::ack(self.attr.timeout)
+            .map(|t| now + t.max(MIN_ACK_TIMEOUT) * (1 << doublings));
     }
 
     /// When the requester wants to be called.
@@ -421,6 +445,7 @@ impl Qp {
             if self.awaits_answer() {
                 env.count(Counter::LocalAckTimeoutErr, 1);
                 self.requester.went_back_to = None;
+                self.requester.ack_timeouts = self.requester.ack_timeouts.saturating_add(1);
                 self.retry(env);
             }
         }

@@ -38,8 +38,17 @@ fn us(n: u64) -> Duration {
 impl Config {
     pub(crate) fn new(rng: &mut SmallRng) -> Self {
         use QpType::{Rc, Uc, Ud};
-        let max_len = one_of(rng, &[64, 2000, 2000, 8000, 8000, 20_000, 65_536]);
-        let pairs = (0..rng.random_range(1..=4))
+        let max_len = match rng.random_range(0..30) {
+            // READs in pieces, and paced.
+            0 => 300_000,
+            1..5 => 64,
+            5..14 => 2000,
+            14..23 => 8000,
+            23..27 => 20_000,
+            _ => 65_536,
+        };
+        let most = if max_len > 100_000 { 2 } else { 4 };
+        let pairs = (0..rng.random_range(1..=most))
             .map(|_| one_of(rng, &[Rc, Rc, Rc, Rc, Rc, Uc, Ud]))
             .collect();
         Self {
@@ -61,7 +70,8 @@ impl Config {
         match self.max_len {
             0..10_000 => 16,
             10_000..30_000 => 8,
-            _ => 4,
+            30_000..100_000 => 4,
+            _ => 2,
         }
     }
 

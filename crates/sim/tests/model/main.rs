@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 /// Seeds of an ordinary run.
-const SEEDS: u64 = 3000;
+const SEEDS: u64 = 5000;
 
 /// Says how to repeat a run that failed.
 struct Replay(u64);

@@ -5,14 +5,18 @@
 
 mod access_errors;
 mod ack_coalescing;
+mod bad_response;
 mod duplicate_atomic;
 mod duplicate_read;
 mod duplicate_send;
 mod error_flush;
 mod fence;
+mod foreign;
 mod inline_reuse;
 mod invalid_request;
 mod local_errors;
+mod long_messages;
+mod loopback;
 mod lost_ack;
 mod lost_read_response;
 mod lost_request;

@@ -30,3 +30,14 @@ fn progress_begins_the_count_anew() {
         assert_eq!(t.sent(a), [(i, Success)]);
     }
 }
+
+#[test]
+fn a_nak_that_arrives_twice_counts_once() {
+    let (mut t, a, b) = rc(QpOptions { rnr_retry: 1, ..QpOptions::rc() });
+    t.net.once(is(O::Ack), Fate::Again(Duration::from_micros(3)));
+    t.post(a, 1, SendOp::Send, &[a.mr.sge(0, 10)]);
+    t.run_for(Duration::from_micros(20));
+    t.recv(b, 2, &[b.mr.sge(0, 10)]);
+    t.run();
+    assert_eq!(t.sent(a), [(1, Success)]);
+}

@@ -72,3 +72,20 @@ fn reordered_packets_cost_time_and_nothing_else() {
     assert_eq!(t.sent(a), [(1, Success)]);
     assert_eq!(t.bytes(b.mr, 0, 30_000), t.bytes(a.mr, 0, 30_000));
 }
+
+#[test]
+fn a_nak_that_arrives_twice_counts_once() {
+    for later in [1, 4, 30] {
+        let (mut t, a, b) = rc(QpOptions { retry_cnt: 1, ..QpOptions::rc() });
+        let first = QpOptions::rc().sq_psn;
+        t.net.once(psn(first.plus(2)), Fate::Drop);
+        t.net.rule(move |p| {
+            let nak = p.headers.aeth.is_some_and(|a| matches!(a.syndrome, Syndrome::Nak(_)));
+            if nak { Fate::Again(Duration::from_micros(later)) } else { Fate::Pass }
+        });
+        t.post(a, 1, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 10_000)]);
+        t.run();
+        assert_eq!(t.sent(a), [(1, Success)]);
+        assert_eq!(t.counter(a.device, Counter::Retransmitted), 8, "{later} us later");
+    }
+}

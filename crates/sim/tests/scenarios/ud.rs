@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use crate::prelude::*;
+use anyverbs_proto::types::{Gid, Qpn};
 
 fn ud() -> (Pair, End, End) {
     rc(QpOptions::ud())
@@ -207,4 +208,51 @@ fn a_receive_that_cannot_be_written() {
     assert_eq!(t.received(b), [(1, LocProtErr), (2, WrFlushErr)]);
     assert_eq!(t.state(b), QpState::Err);
     assert_eq!(t.sent(a), [(3, Success)]);
+}
+
+#[test]
+fn each_member_of_a_group_gets_one_copy() {
+    // S5.10.
+    let group = Gid::from("239.1.2.3".parse::<IpAddr>().unwrap());
+    let mut sim = Sim::new(1);
+    let options = QpOptions::ud();
+    let [x, y] = [sim.device(), sim.device()];
+    // The sender is a member; so are two queue pairs of the other device, one of them with another Q_Key.
+    let ends = [(x, 1), (y, 1), (y, 1), (y, 2), (y, 1)].map(|(device, qkey)| {
+        let options = QpOptions { qkey: QKey(qkey), ..options };
+        let end = sim.end(device, &options);
+        sim.to_init(end.qp, &options);
+        sim.to_rtr(end.qp, &options, end.qp, &options);
+        sim.to_rts(end.qp, &options);
+        let sges = [end.mr.sge(4096, 300)];
+        sim.post_recv(end.qp, &RecvWr { wr_id: 1, sges: &sges }).unwrap();
+        end
+    });
+    for end in &ends[..4] {
+        sim.attach(end.qp, group);
+    }
+    let [sender, ..] = ends;
+    let mut dest = sim.dest(sender.qp, ends[1].qp);
+    dest.av.dgid = group;
+    dest.qpn = Qpn::MULTICAST;
+    let sges = [sender.mr.sge(0, 100)];
+    let flags = SendFlags::SIGNALED;
+    let wr = SendWr { wr_id: 2, op: SendOp::Send, flags, sges: &sges, ud: Some(dest) };
+    sim.post_send(sender.qp, &wr).unwrap();
+    sim.run();
+    let got = ends.map(|end| sim.poll(end.recv_cq).len());
+    assert_eq!(got, [1, 1, 1, 0, 0]);
+    assert_eq!(sim.counter(y, Counter::DropQkey), 1);
+    for end in &ends[..3] {
+        assert_eq!(sim.bytes(end.mr, 4096 + 40, 100), sim.bytes(sender.mr, 0, 100));
+        assert_eq!(sim.bytes(end.mr, 4096 + 36, 4), [239, 1, 2, 3], "the GRH names the group");
+    }
+    sim.detach(ends[1].qp, group);
+    for end in &ends[1..3] {
+        let sges = [end.mr.sge(4096, 300)];
+        sim.post_recv(end.qp, &RecvWr { wr_id: 3, sges: &sges }).unwrap();
+    }
+    sim.post_send(sender.qp, &wr).unwrap();
+    sim.run();
+    assert_eq!(ends.map(|end| sim.poll(end.recv_cq).len()), [0, 0, 1, 0, 0]);
 }
