@@ -101,10 +101,9 @@ impl Paths {
         }
     }
 
-    /// Somebody waits until `at`. True if that is earlier than the others.
-    pub(crate) fn wake_at(&self, at: Time) -> bool {
-        let at = at.as_nanos();
-        self.next.fetch_min(at, Ordering::SeqCst) > at
+    /// Somebody waits until `at`.
+    pub(crate) fn wait_until(&self, at: Time) {
+        self.next.fetch_min(at.as_nanos(), Ordering::SeqCst);
     }
 
     pub(crate) fn next(&self) -> u64 {

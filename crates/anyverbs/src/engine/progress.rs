@@ -414,6 +414,13 @@ impl Engine {
         self.worker.wake_before(at.as_nanos());
     }
 
+    /// Who waits for credit asks again at this time. A program that polls does that itself: the worker, woken, would
+    /// only take the processor from the thread whose locks it needs.
+    pub(crate) fn wait_for_credit(&self, until: Time) {
+        self.paths.wait_until(until);
+        self.worker.wake_before(until.as_nanos());
+    }
+
     /// When the next timer of any kind is due, in nanoseconds.
     pub(super) fn next_deadline(&self) -> u64 {
         self.timers.next().min(self.paths.next())

@@ -112,9 +112,7 @@ impl Outbox {
                     if let Some(probe) = probe {
                         self.credit(engine, &route.to, flow, PROBE, dest, from, probe);
                     }
-                    if engine.paths.wake_at(until) {
-                        engine.kick_worker();
-                    }
+                    engine.wait_for_credit(until);
                     return Err(TransmitError::Blocked);
                 }
             }
