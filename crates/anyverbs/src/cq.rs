@@ -100,7 +100,7 @@ impl CqCell {
             let element = EventElement::Cq { cookie: self.cookie() };
             self.context.events.raise(AsyncEventKind::CqErr, element, Some(&self.acks));
         }
-        pushed.overrun
+        pushed.lost
     }
 
     /// A queue pair uses this CQ for its sends.

@@ -45,7 +45,7 @@ pub use anyverbs_proto::recv_queue::PostRecvError;
 pub use anyverbs_proto::types::{Gid, Mtu, PKey, Psn, QKey, Qpn};
 pub use anyverbs_proto::wc::{Wc, WcFlags, WcOpcode, WcStatus};
 pub use anyverbs_proto::wr::{
-    AddressVector, MAX_SGE, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge, UdDest,
+    AddressVector, MAX_MESSAGE, MAX_SGE, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge, UdDest,
 };
 
 pub use ah::{Ah, AhAttr};

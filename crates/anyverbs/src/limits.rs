@@ -90,7 +90,7 @@ pub(crate) const DEFAULT: DeviceAttr = DeviceAttr {
 };
 
 /// Longest message (IBA 9.7.1.1).
-pub const MAX_MSG_SIZE: u32 = 1 << 31;
+pub const MAX_MSG_SIZE: u32 = anyverbs_proto::wr::MAX_MESSAGE;
 
 /// Entries of the GID table. At least one stays empty.
 pub const GID_TABLE_LEN: usize = 128;

@@ -19,9 +19,10 @@ enum Armed {
 pub struct Pushed {
     /// Tell the completion channel.
     pub notify: bool,
-    /// There was no room: the completion is lost, the queue is in error for good (IBA 11.6.3.1). Raise `CQ_ERR`, move
-    /// its queue pairs to the error state.
+    /// There was no room: the queue is in error from now on (IBA 11.6.3.1). Raise `CQ_ERR`.
     pub overrun: bool,
+    /// The completion is lost, as all are after an overrun. Move the queue's queue pairs to the error state.
+    pub lost: bool,
 }
 
 /// A completion queue. Its memory is allocated at creation and touched as it fills.
@@ -70,10 +71,10 @@ impl Cq {
 
     /// Adds a completion. `solicited`: also tells a channel that wants solicited ones only; errors always do.
     pub fn push(&mut self, wc: Wc, solicited: bool) -> Pushed {
-        if self.wcs.len() >= self.capacity {
+        if self.overrun || self.wcs.len() >= self.capacity {
             let first = !self.overrun;
             self.overrun = true;
-            return Pushed { notify: false, overrun: first };
+            return Pushed { notify: false, overrun: first, lost: true };
         }
         let error = wc.status != crate::wc::WcStatus::Success;
         self.wcs.push_back(wc);
@@ -85,7 +86,7 @@ impl Cq {
         if notify {
             self.armed = Armed::No;
         }
-        Pushed { notify, overrun: false }
+        Pushed { notify, ..Pushed::default() }
     }
 
     /// Moves the oldest completions to `out`; returns how many.
@@ -155,10 +156,13 @@ mod tests {
         assert_eq!(cq.push(wc(0), false), Pushed::default());
         assert!(cq.push(wc(1), false).overrun);
         assert!(!cq.push(wc(2), false).overrun);
+        assert!(cq.push(wc(2), false).lost);
         assert!(cq.is_overrun());
         let mut out = [Wc::default(); 4];
         assert_eq!(cq.poll(&mut out), 1);
         assert_eq!(out[0].wr_id, 0);
+        assert_eq!(cq.push(wc(3), false), Pushed { lost: true, ..Pushed::default() });
+        assert!(cq.is_empty());
     }
 
     #[test]

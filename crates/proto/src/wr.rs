@@ -7,6 +7,10 @@ use crate::types::{Gid, QKey, Qpn};
 /// Most scatter/gather elements that one work request may have.
 pub const MAX_SGE: usize = 32;
 
+/// Bytes of the longest message. The IBA allows twice as much; at the smallest MTU that would take half of all PSNs, and
+/// before and behind could no longer be told apart.
+pub const MAX_MESSAGE: u32 = 1 << 30;
+
 /// Scatter/gather element: a piece of a registered region (`struct ibv_sge`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Sge {

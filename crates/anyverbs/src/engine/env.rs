@@ -17,6 +17,7 @@ use anyverbs_proto::wr::AddressVector;
 use parking_lot::MutexGuard;
 
 use super::Engine;
+use super::timers::Registered;
 use crate::link::udp::{Asked, Outbox, UdpRoute};
 use crate::memory::ProcessMemory;
 use crate::qp::{QpCell, State};
@@ -49,8 +50,8 @@ pub(crate) struct Link {
     last: Option<(AddressVector, u8, Route)>,
     /// Counted as in flight on its path.
     in_flight: bool,
-    /// The entry among the timers that counts.
-    pub(crate) timer: Option<Time>,
+    /// The entries among the timers that count.
+    pub(crate) timers: Registered,
     /// A timer waits for the link to catch up: in the process from this round on; it looks again at this time.
     pub(crate) catch_up: (Option<u64>, Option<Time>),
     /// On the engine's list of those that owe an ACK.
@@ -76,6 +77,7 @@ impl Link {
         self.set_in_flight(false);
         self.route = None;
         self.last = None;
+        self.blocked = false;
     }
 
     fn set_in_flight(&mut self, in_flight: bool) {
@@ -131,9 +133,8 @@ impl<'a> Call<'a> {
         link.set_in_flight(machine.is_in_flight());
         if let Some(deadline) =
             machine.deadline().map(|d| link.catch_up.1.map_or(d, |until| d.max(until)))
-            && link.timer.is_none_or(|registered| deadline < registered)
+            && link.timers.add(deadline)
         {
-            link.timer = Some(deadline);
             engine.add_timer(deadline, self.cell.qpn);
         }
         if machine.owes_ack() && !link.owed {
@@ -209,6 +210,10 @@ impl Env for DeviceEnv<'_> {
         headers: &Headers,
         payload: &Payload<'_>,
     ) -> Result<(), TransmitError> {
+        if self.link.blocked {
+            // It is on a list already, and will be called.
+            return Err(TransmitError::Blocked);
+        }
         let now = self.now();
         let dest = headers.bth.dest_qpn;
         if !self.is_connected() {

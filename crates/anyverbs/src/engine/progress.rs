@@ -29,6 +29,8 @@ const BUFFERS: usize = 8;
 const ACK_EVERY: usize = 64;
 /// How long the end of the process waits for a lock.
 const EXIT_PATIENCE: Duration = Duration::from_millis(2);
+/// Datagrams handed on by other processes that are read in one go.
+const FORWARD_BUDGET: usize = 32;
 /// How often a caller looks for datagrams that other processes handed on.
 const FORWARD_EVERY: u32 = 16;
 
@@ -120,7 +122,15 @@ impl Engine {
             }),
         );
         if (worker && n == 0) || calls.is_multiple_of(FORWARD_EVERY) {
-            while let Ok(Some(datagram)) = self.port.receive_forwarded(forwarded) {
+            for _ in 0..FORWARD_BUDGET {
+                let datagram = match self.port.receive_forwarded(forwarded) {
+                    Ok(Some(datagram)) => datagram,
+                    Ok(None) => break,
+                    Err(error) => {
+                        tracing::debug!(%error, "reading what was handed on");
+                        break;
+                    }
+                };
                 n += 1;
                 match self.classify(&datagram, flow, true) {
                     Some(Received::Packet(arrival, packet)) => {
@@ -374,10 +384,12 @@ impl Engine {
         self.after_unlock();
     }
 
-    /// As [`flush_owed`](Self::flush_owed), but waits for nobody: whoever called exit(3) may hold any lock.
+    /// As [`flush_owed`](Self::flush_owed), but does not wait long for a queue pair: whoever called exit(3) may have locked it.
     pub(super) fn flush_owed_at_exit(&'static self) {
-        let Some(mut owed) = self.owed.try_lock_for(EXIT_PATIENCE) else { return };
-        let owed = std::mem::take(&mut *owed);
+        let Some(owed) = self.owed.try_lock_for(EXIT_PATIENCE).map(|mut o| std::mem::take(&mut *o))
+        else {
+            return;
+        };
         for cell in owed.into_iter().filter_map(|qpn| self.qps.find(qpn)) {
             let Some(mut state) = cell.state.try_lock_for(EXIT_PATIENCE) else { continue };
             if !state.is_dead() {
@@ -448,11 +460,9 @@ impl Engine {
         }
         while let Some((at, qpn)) = self.timers.pop(now) {
             self.with_qp(qpn, |State { machine, link, .. }, call| {
-                if link.timer != Some(at) {
-                    // A later entry that an earlier one replaced.
+                if !link.timers.remove(at) {
                     return;
                 }
-                link.timer = None;
                 link.catch_up.1 = None;
                 if machine.deadline().is_none_or(|deadline| deadline > now) {
                     return;

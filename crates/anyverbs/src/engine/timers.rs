@@ -54,9 +54,57 @@ impl Timers {
     }
 }
 
+/// A queue pair's entries in the heap, latest first. One is entered only when it is earlier than all others, so that a
+/// deadline which moves to and fro (RNR waits between ACK timeouts) uses the entries that are there.
+#[derive(Debug, Default)]
+pub(crate) struct Registered(Vec<Time>);
+
+impl Registered {
+    /// Entries kept in mind. Beyond, the latest are forgotten; they fire in vain.
+    const MOST: usize = 4;
+
+    /// Whether `at` has to be entered: nothing fires as early.
+    pub(crate) fn add(&mut self, at: Time) -> bool {
+        if self.0.last().is_some_and(|earliest| *earliest <= at) {
+            return false;
+        }
+        if self.0.len() == Self::MOST {
+            self.0.remove(0);
+        }
+        self.0.push(at);
+        true
+    }
+
+    /// An entry has fired. False if it was forgotten.
+    pub(crate) fn remove(&mut self, at: Time) -> bool {
+        let found = self.0.iter().rposition(|t| *t == at);
+        found.map(|i| self.0.remove(i)).is_some()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_deadline_that_moves_to_and_fro_uses_its_entries() {
+        let at = Time::from_nanos;
+        let mut timers = Registered::default();
+        assert!(timers.add(at(1000)));
+        for round in 0..10 {
+            // An RNR wait, then an ACK timeout that is later than the one entered.
+            assert!(timers.add(at(10 + round)));
+            assert!(timers.remove(at(10 + round)));
+            assert!(!timers.add(at(1001 + round)));
+        }
+        assert!(timers.remove(at(1000)));
+        assert!(timers.add(at(2000)));
+        for early in (1..100).rev() {
+            assert!(timers.add(at(early)));
+        }
+        assert!(timers.0.len() <= Registered::MOST);
+        assert!(!timers.remove(at(2000)));
+    }
 
     #[test]
     fn fire_in_order_when_due() {

@@ -9,7 +9,8 @@ use std::{
 };
 
 use anyverbs::{
-    MAX_SGE, QpCap, QpType, RemoteAddr, SendFlags, SendOp, SendWr, Sge, UdDest, error::PostError,
+    MAX_MESSAGE, MAX_SGE, QpCap, QpType, RemoteAddr, SendFlags, SendOp, SendWr, Sge, UdDest,
+    error::PostError,
 };
 
 use crate::{
@@ -141,7 +142,7 @@ impl Batch {
                         return Err(Errno::EINVAL);
                     }
                     let len = list.iter().map(|s| u64::from(s.length)).sum::<u64>();
-                    if len > 1 << 31 {
+                    if len > u64::from(MAX_MESSAGE) {
                         return Err(Errno::EINVAL);
                     }
                     last.sges = list.len();

@@ -19,7 +19,9 @@ pub const MAX_SEGMENTS: usize = 64;
 /// Bytes of the staging buffer.
 const STAGING_LEN: usize = 65_536;
 /// How long a full send buffer is waited for, in all, before a batch is dropped.
-const SEND_WAIT_MS: i32 = 200;
+///
+/// The caller may hold locks, so it is short; a device that takes longer has lost these packets.
+const SEND_WAIT_MS: i32 = 5;
 
 /// Where datagrams go and what their IP headers say. All datagrams of a batch agree in all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -185,7 +187,7 @@ impl TxBatch {
         self.stats
     }
 
-    /// Sends what is staged. A full send buffer is waited for, up to 200 ms.
+    /// Sends what is staged. A full send buffer is waited for, up to 5 ms.
     ///
     /// When the kernel refuses to segment (a device without checksum offload), the datagrams leave one by one and the
     /// lane stops using GSO. IPv4 only: those after the first then carry ID 0 and not the index that

@@ -29,7 +29,7 @@ use crate::wc::{Wc, WcOpcode, WcStatus};
 use crate::wire::bth::Bth;
 use crate::wire::opcode::{Opcode, Operation, Service};
 use crate::wire::packet::Packet;
-use crate::wr::{AddressVector, RecvWr, SendFlags, SendWr, UdDest};
+use crate::wr::{AddressVector, MAX_MESSAGE, RecvWr, SendFlags, SendWr, UdDest};
 use attr::{ModifyError, ModifyLimits, QpAttr, QpAttrMask, QpInit, QpState, QpType};
 use requester::Requester;
 use responder::Responder;
@@ -56,7 +56,7 @@ pub enum PostSendError {
     /// `EINVAL`: a datagram without a destination.
     #[error("a datagram needs an address handle")]
     NoDestination,
-    /// `EINVAL`: more than 2^31 bytes.
+    /// `EINVAL`: more than [`MAX_MESSAGE`] bytes.
     #[error("the message is too long")]
     TooLong,
     /// `EINVAL`: a READ or atomic has no data that could be inline.
@@ -246,6 +246,10 @@ impl Qp {
             MAX_DEST_RD_ATOMIC: max_dest_rd_atomic;
             DEST_QPN: dest_qpn;
         }
+        self.requester.set_retries(
+            mask.contains(M::RETRY_CNT).then_some(from.retry_cnt),
+            mask.contains(M::RNR_RETRY).then_some(from.rnr_retry),
+        );
         if mask.contains(M::MAX_DEST_RD_ATOMIC) {
             self.responder.answers.set_depth(from.max_dest_rd_atomic);
         }
@@ -284,7 +288,7 @@ impl Qp {
             return Err(PostSendError::Full);
         }
         let len: u64 = wr.sges.iter().map(|s| u64::from(s.len)).sum();
-        let len = u32::try_from(len).ok().filter(|l| *l <= 1 << 31);
+        let len = u32::try_from(len).ok().filter(|l| *l <= MAX_MESSAGE);
         let len = len.ok_or(PostSendError::TooLong)?;
         if wr.flags.contains(SendFlags::INLINE) {
             if wr.op.has_response_data() {

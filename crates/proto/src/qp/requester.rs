@@ -38,7 +38,8 @@ const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(16);
 /// it goes to a peer that keeps silent, which a host that is busy for half a second does.
 const MAX_DOUBLINGS: u32 = 2;
 
-/// PSNs that may be outstanding: half the number space, or serial comparison breaks down (IBA 9.7.1).
+/// PSNs that may be outstanding when a further message starts: with those of the longest message they stay within half
+/// the number space, or serial comparison breaks down (IBA 9.7.1).
 const MAX_PSNS: u32 = 1 << 22;
 
 /// What the requester remembers.
@@ -75,6 +76,14 @@ pub(super) struct Requester {
     window_closed: bool,
     /// `SQ_DRAINED` was raised since the move to SQD.
     pub(super) drained: bool,
+}
+
+impl Requester {
+    /// Retries that a modify grants anew.
+    pub(super) fn set_retries(&mut self, retry_cnt: Option<u8>, rnr_retry: Option<u8>) {
+        self.retries_left = retry_cnt.unwrap_or(self.retries_left);
+        self.rnr_left = rnr_retry.unwrap_or(self.rnr_left);
+    }
 }
 
 impl Qp {

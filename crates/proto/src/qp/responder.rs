@@ -14,6 +14,7 @@ use crate::wire::atomic::AtomicEth;
 use crate::wire::opcode::{Opcode, Operation};
 use crate::wire::packet::Packet;
 use crate::wire::reth::Reth;
+use crate::wr::MAX_MESSAGE;
 
 use super::Qp;
 use super::answers::{Answer, AnswerKind, Answers};
@@ -146,7 +147,8 @@ impl Qp {
         if packet.headers.bth.ack_req {
             self.responder.ack_owed = true;
         }
-        self.responder.unacknowledged += packet.payload.len() as u32;
+        self.responder.unacknowledged =
+            self.responder.unacknowledged.saturating_add(packet.payload.len() as u32);
         if self.responder.ack_owed && self.responder.unacknowledged >= ACK_BYTES {
             self.send_owed_ack(env);
         }
@@ -357,7 +359,7 @@ impl Qp {
     /// Rights of the queue pair and, unless the operation is empty (IBA 9.7.4.1.4), of the key.
     fn check_remote<E: Env>(&self, reth: &Reth, need: Access, env: &E) -> Result<(), Refusal> {
         let resources = need != Access::REMOTE_READ || self.responder.answers.have_room();
-        if !self.attr.access.contains(need) || !resources || reth.len > 1 << 31 {
+        if !self.attr.access.contains(need) || !resources || reth.len > MAX_MESSAGE {
             return Err(Refusal::INVALID);
         }
         if reth.len > 0 {
