@@ -3,5 +3,6 @@
 //!
 //! A body panics if a promise of the code under test is broken, and returns on everything else.
 
+pub mod cm;
 pub mod packet;
 pub mod qp_sequence;

@@ -25,6 +25,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     packages::ensure(&[
         packages::CC,
         packages::LIBC6_DEV,
+        packages::LIBIBVERBS_DEV,
         packages::IPROUTE2,
         packages::IBVERBS_UTILS,
         packages::PERFTEST,

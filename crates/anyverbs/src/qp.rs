@@ -14,10 +14,12 @@ use crate::async_event::EventElement;
 use crate::context::ContextCell;
 use crate::cq::{Cq, CqCell};
 use crate::engine::env::{Call, Link};
+use crate::engine::pace::NO_LIMIT;
 use crate::engine::{Engine, Ticket};
 use crate::error::{CreateError, DestroyError, ModifyObjectError, PostError};
 use crate::event_queue::Acks;
 use crate::holders::{Held, Holder};
+use crate::link::udp::Asked;
 use crate::pd::PdCell;
 use crate::srq::{Srq, SrqCell};
 
@@ -90,6 +92,15 @@ impl QpCell {
         machine.acknowledge(&mut call.env(link));
         call.finish_last(state);
         Some(hold)
+    }
+
+    /// The answer to a credit probe: how many messages its sender may send in all.
+    pub(crate) fn message_limit(&self, state: &State, asked: &Asked) -> u64 {
+        let posted = match &self.srq {
+            Some(srq) => Some(srq.len()),
+            None => state.machine.recvs_posted(),
+        };
+        posted.map_or(NO_LIMIT, |posted| asked.packet.counts.messages.saturating_add(posted as u64))
     }
 
     /// Raises an asynchronous event of this queue pair.
@@ -280,7 +291,7 @@ impl Qp {
         if state.is_dead() {
             return Err(PostError::Gone);
         }
-        Ok(Poster { inner: Some((state, Call::new(&self.0))), sends: false })
+        Ok(Poster { cell: &self.0, inner: Some((state, Call::new(&self.0))), sends: false })
     }
 
     /// Acknowledges asynchronous events of this queue pair that were read.
@@ -349,6 +360,7 @@ fn actual_cap(engine: &Engine, init: &QpInitAttr<'_>) -> Result<QpCap, CreateErr
 
 /// Posts to a queue pair; see [`Qp::post`].
 pub struct Poster<'a> {
+    cell: &'a QpCell,
     /// Some until the drop.
     inner: Option<(MutexGuard<'a, State>, Call<'a>)>,
     sends: bool,
@@ -389,6 +401,15 @@ impl Drop for Poster<'_> {
         if self.sends {
             let State { machine, link, .. } = &mut *state;
             machine.transmit(&mut call.env(link));
+        }
+        // Receives posted for a sender that waits for them.
+        if let Some(asked) = state.link.starved.take() {
+            let limit = self.cell.message_limit(&state, &asked);
+            if limit > asked.packet.counts.messages {
+                call.echo(&asked, limit);
+            } else {
+                state.link.starved = Some(asked);
+            }
         }
         call.finish(state);
     }

@@ -79,6 +79,11 @@ impl SrqCell {
         taken
     }
 
+    /// Requests that wait.
+    pub(crate) fn len(&self) -> usize {
+        self.state.lock().queue.len()
+    }
+
     fn check(&self) -> Result<(), PostError> {
         if !self.engine.is_current() {
             return Err(PostError::Forked);

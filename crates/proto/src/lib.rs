@@ -3,6 +3,7 @@
 //! No clock, no socket, no thread: time, randomness and memory come in as arguments.
 #![forbid(unsafe_code)]
 
+pub mod cm;
 pub mod counters;
 pub mod cq;
 pub mod env;

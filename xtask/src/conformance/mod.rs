@@ -4,6 +4,7 @@ mod hosts;
 mod process;
 mod pyverbs;
 mod results;
+mod rxe;
 mod table;
 mod tools;
 
@@ -111,6 +112,6 @@ pub(crate) fn run_suite(suite: Suite, dist: &Dist, selection: &Selection) -> any
     match suite {
         Suite::Tools => tools::run(dist, selection),
         Suite::Pyverbs => pyverbs::run(dist, selection),
-        Suite::Rxe => bail!("the suite against the kernel's Soft-RoCE is not built yet"),
+        Suite::Rxe => rxe::run(dist, selection),
     }
 }

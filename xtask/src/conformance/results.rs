@@ -105,7 +105,8 @@ fn qperf(output: &str) -> Result<String, String> {
     let figures: Vec<&str> = output
         .lines()
         .filter_map(|line| {
-            let (_, figure) = line.split_once('=')?;
+            // A log line may have a `key=value`.
+            let (_, figure) = line.split_once("  =  ")?;
             let number = figure.split_ascii_whitespace().next()?.replace(',', "");
             number.parse::<f64>().is_ok_and(|value| value > 0.0).then_some(line.trim())
         })
@@ -165,5 +166,6 @@ Conflicting CPU frequency values detected: 1 != 2. CPU Frequency is not max.
         assert_eq!(qperf("rc_bw:\n    bw  =  1.2 GB/sec\n").unwrap(), "bw = 1.2 GB/sec");
         assert!(qperf("rc_bw:\nfailed to find any InfiniBand devices\n").is_err());
         assert!(qperf("rc_bw:\n    bw  =  0 GB/sec\n").is_err());
+        assert!(qperf("rc_bw:\n WARN PD not destroyed: in use by 1 MR pd=1\n").is_err());
     }
 }

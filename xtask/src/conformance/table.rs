@@ -175,7 +175,7 @@ fn expand(text: &str) -> anyhow::Result<Vec<Case>> {
 }
 
 /// Expands `{a,b}` as a shell does, spaces included, then takes the spaces that are too many away. No nesting.
-fn braces(pattern: &str) -> anyhow::Result<Vec<String>> {
+pub(super) fn braces(pattern: &str) -> anyhow::Result<Vec<String>> {
     let Some((before, rest)) = pattern.split_once('{') else {
         ensure!(!pattern.contains('}'), "a brace without a beginning in {pattern:?}");
         return Ok(vec![pattern.split_ascii_whitespace().collect::<Vec<_>>().join(" ")]);

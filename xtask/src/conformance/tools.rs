@@ -336,23 +336,25 @@ impl Runner<'_> {
 
     /// The index of a side's address in its GID table.
     fn gid_index(&self, side: Side) -> anyhow::Result<u64> {
-        let mut command: Command = self.hosts.command(side, &self.dist.anyverbs());
-        let text = quiet(command.args(["devices", "--json"]))?;
-        let devices: serde_json::Value =
-            serde_json::from_str(&text).context("`anyverbs devices --json`")?;
-        let address = self.hosts.own_address(side);
-        let gids = devices[0]["port"]["gids"]
-            .as_array()
-            .context("`anyverbs devices --json` without GIDs")?;
-        let entry = gids.iter().find(|gid| gid["address"] == address);
-        entry
-            .and_then(|gid| gid["index"].as_u64())
-            .with_context(|| format!("{address} is not in the GID table"))
+        gid_index(self.hosts.command(side, &self.dist.anyverbs()), self.hosts.own_address(side))
     }
 }
 
+/// The index of an address in the GID table that `anyverbs` shows.
+pub(super) fn gid_index(mut anyverbs: Command, address: &str) -> anyhow::Result<u64> {
+    let text = quiet(anyverbs.args(["devices", "--json"]))?;
+    let devices: serde_json::Value =
+        serde_json::from_str(&text).context("`anyverbs devices --json`")?;
+    let gids =
+        devices[0]["port"]["gids"].as_array().context("`anyverbs devices --json` without GIDs")?;
+    let entry = gids.iter().find(|gid| gid["address"] == address);
+    entry
+        .and_then(|gid| gid["index"].as_u64())
+        .with_context(|| format!("{address} is not in the GID table"))
+}
+
 /// The end of an output, indented.
-fn tail(side: &str, output: &str) -> String {
+pub(super) fn tail(side: &str, output: &str) -> String {
     const LINES: usize = 15;
     let lines: Vec<&str> = output.lines().filter(|line| !line.trim().is_empty()).collect();
     let from = lines.len().saturating_sub(LINES);

@@ -17,7 +17,7 @@ use anyverbs_proto::wr::AddressVector;
 use parking_lot::MutexGuard;
 
 use super::Engine;
-use crate::link::udp::{Outbox, UdpRoute};
+use crate::link::udp::{Asked, Outbox, UdpRoute};
 use crate::memory::ProcessMemory;
 use crate::qp::{QpCell, State};
 
@@ -55,6 +55,8 @@ pub(crate) struct Link {
     pub(crate) catch_up: (Option<u64>, Option<Time>),
     /// On the engine's list of those that owe an ACK.
     pub(crate) owed: bool,
+    /// A credit probe that found no receives: the answer changes when some are posted.
+    pub(crate) starved: Option<Asked>,
     /// On a list of those that wait for room.
     pub(crate) blocked: bool,
 }
@@ -114,6 +116,11 @@ impl<'a> Call<'a> {
             out: &mut self.out,
             link,
         }
+    }
+
+    /// Answers a credit probe again.
+    pub(crate) fn echo(&mut self, asked: &Asked, limit: u64) {
+        self.out.echo(self.cell.engine, asked, limit);
     }
 
     /// Brings the engine's books up to date and sends what is staged; the lock may be released then.

@@ -6,6 +6,7 @@
 //! them, but that the table of queue pairs may attach a new one to its CQ.
 
 pub(crate) mod env;
+pub(crate) mod pace;
 pub(crate) mod path;
 mod progress;
 mod qp_table;
@@ -238,6 +239,11 @@ impl Engine {
         let known = self.kernel_drops.swap(dropped, Ordering::Relaxed);
         self.count(Counter::DropSocketFull, dropped.saturating_sub(known));
         &self.counters
+    }
+
+    /// Bytes of packets in and out, since the start.
+    fn bytes_moved(&self) -> u64 {
+        self.counters.read(Counter::SentBytes).wrapping_add(self.counters.read(Counter::RcvdBytes))
     }
 
     pub(crate) fn next_pd(&self) -> u32 {

@@ -18,8 +18,9 @@ use anyverbs_proto::wire::packet::{ICRC_LEN, Packet};
 
 use super::Engine;
 use super::env::{Call, Link};
+use super::pace::{NO_LIMIT, Probe};
 use crate::config::Config;
-use crate::link::udp::{CreditPacket, Outbox};
+use crate::link::udp::{Asked, CreditPacket, Outbox};
 use crate::qp::{QpCell, State};
 
 /// Receive buffers of 64 KiB.
@@ -46,6 +47,8 @@ pub(super) struct RxState {
     since_acks: usize,
     /// Queue pairs whose path has room again.
     resume: Vec<Qpn>,
+    /// Credit probes, to be answered when what came before them is delivered.
+    probes: Vec<Asked>,
     flow: Option<(IpAddr, IpAddr, u16, Flow)>,
 }
 
@@ -59,6 +62,7 @@ impl RxState {
             calls: 0,
             since_acks: 0,
             resume: Vec::with_capacity(64),
+            probes: Vec::with_capacity(64),
             flow: None,
         })
     }
@@ -93,15 +97,15 @@ impl Engine {
     /// Receives one batch; how many datagrams. 0 also while another thread is at it.
     pub(super) fn receive(&'static self, worker: bool) -> usize {
         let Some(mut rx) = self.rx.try_lock() else { return 0 };
-        let RxState { batch, forwarded, calls, since_acks, resume, flow } = &mut *rx;
+        let RxState { batch, forwarded, calls, since_acks, resume, probes, flow } = &mut *rx;
         *calls = calls.wrapping_add(1);
+        // Before the sockets are read: what is found empty was so no earlier than this.
+        let now = self.now();
         let received = if worker { self.port.receive(batch) } else { self.port.poll(batch) };
         if let Err(error) = received {
             tracing::error!(%error, "receiving failed");
         }
-        let now = self.now();
         let mut n = 0;
-        let mut echoes = Outbox::default();
         self.deliver_at(
             now,
             batch.datagrams().filter_map(|datagram| {
@@ -109,7 +113,7 @@ impl Engine {
                 match self.classify(&datagram, flow, false)? {
                     Received::Packet(arrival, packet) => Some((arrival, packet)),
                     Received::Credit(credit) => {
-                        self.take_credit(&credit, &datagram, now, &mut echoes, resume);
+                        self.take_credit(credit, &datagram, probes, resume);
                         None
                     }
                 }
@@ -123,13 +127,13 @@ impl Engine {
                         self.deliver_at(now, std::iter::once((arrival, packet)));
                     }
                     Some(Received::Credit(credit)) => {
-                        self.take_credit(&credit, &datagram, now, &mut echoes, resume);
+                        self.take_credit(credit, &datagram, probes, resume);
                     }
                     None => {}
                 }
             }
         }
-        echoes.flush(self);
+        self.answer(probes);
         *since_acks += n;
         if n == 0 && batch.asked_all() && !self.owes() {
             self.rx_empty_at.store(now.as_nanos(), Ordering::Release);
@@ -234,22 +238,41 @@ impl Engine {
 
     fn take_credit(
         &self,
-        credit: &CreditPacket,
+        packet: CreditPacket,
         datagram: &Datagram<'_>,
-        now: Time,
-        echoes: &mut Outbox,
+        probes: &mut Vec<Asked>,
         resume: &mut Vec<Qpn>,
     ) {
-        let source = datagram.source.ip().to_canonical();
-        if credit.is_probe {
-            let scope = match source {
+        let from = datagram.source.ip().to_canonical();
+        if packet.is_probe {
+            let scope_id = match from {
                 IpAddr::V6(ip) if ip.is_unicast_link_local() => datagram.interface,
                 _ => 0,
             };
-            echoes.echo(self, credit, source, scope, datagram.destination.to_canonical());
+            let to_us = datagram.destination.to_canonical();
+            probes.push(Asked { packet, from, scope_id, to_us });
         } else {
-            self.paths.echo(source, credit.from.slot(), credit.count, now, resume);
+            let Probe { bytes, messages } = packet.counts;
+            self.paths.echo(from, packet.from, bytes, messages, resume);
         }
+    }
+
+    /// Answers credit probes with the receives that their queue pairs have now.
+    fn answer(&self, probes: &mut Vec<Asked>) {
+        let mut echoes = Outbox::default();
+        for asked in probes.drain(..) {
+            let Some(cell) = self.qps.find(asked.packet.dest) else {
+                echoes.echo(self, &asked, NO_LIMIT);
+                continue;
+            };
+            let mut state = cell.state.lock();
+            let limit = cell.message_limit(&state, &asked);
+            state.link.starved = (limit == asked.packet.counts.messages).then_some(asked);
+            // Under the lock, so that it cannot overtake the answer of who posts receives next.
+            echoes.echo(self, &asked, limit);
+            echoes.flush(self);
+        }
+        echoes.flush(self);
     }
 
     /// Gives packets to their queue pairs; consecutive ones for one queue pair under one hold of its lock.
@@ -389,6 +412,13 @@ impl Engine {
     pub(super) fn add_timer(&self, at: Time, qpn: Qpn) {
         self.timers.push(at, qpn);
         self.worker.wake_before(at.as_nanos());
+    }
+
+    /// Who waits for credit asks again at this time. A program that polls does that itself: the worker, woken, would
+    /// only take the processor from the thread whose locks it needs.
+    pub(crate) fn wait_for_credit(&self, until: Time) {
+        self.paths.wait_until(until);
+        self.worker.wake_before(until.as_nanos());
     }
 
     /// When the next timer of any kind is due, in nanoseconds.

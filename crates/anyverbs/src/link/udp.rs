@@ -11,15 +11,17 @@ use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::icrc::Flow;
+use anyverbs_proto::wire::opcode::Opcode;
 use anyverbs_proto::wire::packet::{Headers, ICRC_LEN};
 use anyverbs_proto::wr::AddressVector;
 use parking_lot::Mutex;
 
 use crate::engine::Engine;
-use crate::engine::path::{Credit, ECHO, PROBE, Path};
+use crate::engine::pace::{Credit, ECHO, PROBE, Probe};
+use crate::engine::path::Path;
 
-/// BTH, count of bytes, ICRC.
-const CREDIT_LEN: usize = Bth::LEN + 8 + ICRC_LEN;
+/// BTH, bytes, messages, ICRC.
+const CREDIT_LEN: usize = Bth::LEN + 16 + ICRC_LEN;
 
 /// Batches kept for use again; a 64 KiB buffer each.
 const POOL: usize = 16;
@@ -100,10 +102,21 @@ impl Outbox {
         let Some(flow) = &route.flow else {
             return Ok(0);
         };
-        let credit = if reliable { Credit::Send } else { route.path.ask(len, from, now) };
-        if credit == Credit::Blocked {
-            return Err(TransmitError::Blocked);
-        }
+        let dest = headers.bth.dest_qpn;
+        let probe = if reliable {
+            None
+        } else {
+            match route.path.ask(len, from, dest, takes_recv(headers.bth.opcode), now) {
+                Credit::Send(probe) => probe,
+                Credit::Blocked(probe, until) => {
+                    if let Some(probe) = probe {
+                        self.credit(engine, &route.to, flow, PROBE, dest, from, probe);
+                    }
+                    engine.wait_for_credit(until);
+                    return Err(TransmitError::Blocked);
+                }
+            }
+        };
         let batch = self.batch.get_or_insert_with(|| engine.batches.take());
         let Ok((room, id)) = batch.segment(&engine.port, &route.to, len) else {
             // As if the network had lost it.
@@ -120,11 +133,8 @@ impl Outbox {
         }
         room[head + body..len - ICRC_LEN].fill(0);
         seal(flow, id, room);
-        if let Credit::SendAndProbe(count) = credit {
-            self.credit(engine, &route.to, flow, PROBE, headers.bth.dest_qpn, from, count);
-            if engine.paths.probed(now) {
-                engine.kick_worker();
-            }
+        if let Some(probe) = probe {
+            self.credit(engine, &route.to, flow, PROBE, dest, from, probe);
         }
         Ok(len)
     }
@@ -138,7 +148,7 @@ impl Outbox {
         opcode: u8,
         dest: Qpn,
         from: Qpn,
-        count: u64,
+        Probe { bytes, messages }: Probe,
     ) {
         let batch = self.batch.get_or_insert_with(|| engine.batches.take());
         if let Ok((room, id)) = batch.segment(&engine.port, to, CREDIT_LEN) {
@@ -146,30 +156,26 @@ impl Outbox {
             room[5..8].copy_from_slice(&dest.get().to_be_bytes()[1..]);
             room[8] = 0;
             room[9..12].copy_from_slice(&from.get().to_be_bytes()[1..]);
-            room[12..20].copy_from_slice(&count.to_be_bytes());
+            room[12..20].copy_from_slice(&bytes.to_be_bytes());
+            room[20..28].copy_from_slice(&messages.to_be_bytes());
             seal(flow, id, room);
         }
     }
 
-    /// Answers a credit probe of another device.
-    pub(crate) fn echo(
-        &mut self,
-        engine: &Engine,
-        probe: &CreditPacket,
-        from: IpAddr,
-        scope_id: u32,
-        to_us: IpAddr,
-    ) {
+    /// Answers a credit probe: `limit` messages may be sent in all.
+    pub(crate) fn echo(&mut self, engine: &Engine, asked: &Asked, limit: u64) {
+        let Asked { packet: probe, from, scope_id, to_us } = asked;
         let port = engine.config.udp_port;
         let to = Destination {
-            source: Some(to_us),
-            interface: scope_id,
+            source: Some(*to_us),
+            interface: *scope_id,
             lane: probe.from.slot(),
-            ..Destination::new(address(from, port, scope_id))
+            ..Destination::new(address(*from, port, *scope_id))
         };
         if let Ok(source_port) = engine.port.source_port(&to) {
-            let flow = Flow::new(to_us, from, source_port, port);
-            self.credit(engine, &to, &flow, ECHO, probe.from, probe.dest, probe.count);
+            let flow = Flow::new(*to_us, *from, source_port, port);
+            let answer = Probe { bytes: probe.counts.bytes, messages: limit };
+            self.credit(engine, &to, &flow, ECHO, probe.from, probe.dest, answer);
         }
     }
 
@@ -192,6 +198,20 @@ fn seal(flow: &Flow, id: u16, packet: &mut [u8]) {
     icrc.copy_from_slice(&flow.compute(id, bytes).to_le_bytes());
 }
 
+/// Whether the packet makes the receiver take a receive: a SEND with its first, a WRITE with immediate with its last.
+fn takes_recv(opcode: Opcode) -> bool {
+    if opcode.is_send() { opcode.starts_message() } else { opcode.is_write() && opcode.has_imm() }
+}
+
+/// A probe that came, and from where.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub(crate) packet: CreditPacket,
+    pub(crate) from: IpAddr,
+    pub(crate) scope_id: u32,
+    pub(crate) to_us: IpAddr,
+}
+
 /// A credit probe or its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CreditPacket {
@@ -200,8 +220,8 @@ pub(crate) struct CreditPacket {
     pub(crate) dest: Qpn,
     /// By whom.
     pub(crate) from: Qpn,
-    /// Bytes so far.
-    pub(crate) count: u64,
+    /// Of a probe: what was sent so far. Of an answer: the bytes that came, and the messages that may come.
+    pub(crate) counts: Probe,
 }
 
 impl CreditPacket {
@@ -215,7 +235,11 @@ impl CreditPacket {
         let bytes: &[u8; CREDIT_LEN - ICRC_LEN] = bytes.try_into().ok()?;
         let qpn =
             |at: usize| Qpn::new(u32::from_be_bytes([0, bytes[at], bytes[at + 1], bytes[at + 2]]));
-        let (_, count) = bytes.split_last_chunk::<8>()?;
-        Some(Self { is_probe, dest: qpn(5), from: qpn(9), count: u64::from_be_bytes(*count) })
+        let (dest, from) = (qpn(5), qpn(9));
+        let (rest, messages) = bytes.split_last_chunk::<8>()?;
+        let (_, bytes) = rest.split_last_chunk::<8>()?;
+        let counts =
+            Probe { bytes: u64::from_be_bytes(*bytes), messages: u64::from_be_bytes(*messages) };
+        Some(Self { is_probe, dest, from, counts })
     }
 }

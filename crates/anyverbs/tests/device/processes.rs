@@ -149,6 +149,25 @@ fn peer() {
         }
         println!("@ got {got}");
     }
+    if role.ends_with("slow") {
+        for _ in 0..SLOW_QUEUE {
+            e.recv(0, &[buffer.sge(0, 4096)]);
+        }
+        println!("@ posted");
+        let begin = std::time::Instant::now();
+        let mut got = 0;
+        while got < SLOW_COUNT && begin.elapsed().as_secs() < 8 {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            let mut wcs = [Wc::default(); SLOW_QUEUE];
+            let n = e.cq.poll(&mut wcs).unwrap();
+            for wc in &wcs[..n] {
+                assert_eq!(wc.status, WcStatus::Success);
+                e.recv(0, &[buffer.sge(0, 4096)]);
+            }
+            got += n;
+        }
+        println!("@ got {got}");
+    }
     // Passive: the worker serves whoever writes and reads here.
     read_line();
 }
@@ -216,6 +235,38 @@ fn uc_bursts_do_not_overflow_the_receiver() {
     e.qp.post_send(&[wr; 64]).unwrap();
     e.poll(64);
     assert_eq!(peer.hear(), "@ got 64");
+}
+
+/// Receives of a program that looks after them every 20 ms.
+const SLOW_QUEUE: usize = 32;
+const SLOW_COUNT: usize = 10 * SLOW_QUEUE;
+
+/// The receiving device would take them all at once: it is the program that must be waited for.
+fn to_a_slow_program(role: &str, qp_type: QpType) {
+    let mut peer = Peer::spawn(role);
+    let e = Endpoint::new(qp_type);
+    let src = Buffer::new(&e.pd, SIZE);
+    let (address, _) = peer.connect(&e, &src);
+    let ud = (qp_type == QpType::Ud).then_some(UdDest {
+        av: e.av(address),
+        pd: e.pd.number(),
+        qpn: address.qpn,
+        qkey: QKEY,
+    });
+    assert_eq!(peer.hear(), "@ posted");
+    for _ in 0..SLOW_COUNT / SLOW_QUEUE {
+        for i in 0..SLOW_QUEUE {
+            e.send_to(i as u64, SendOp::Send, &[src.sge(0, 100)], ud);
+        }
+        e.poll(SLOW_QUEUE);
+    }
+    assert_eq!(peer.hear(), format!("@ got {SLOW_COUNT}"));
+}
+
+#[test]
+fn a_program_that_is_slow_to_post_receives_loses_nothing() {
+    to_a_slow_program("uc slow", QpType::Uc);
+    to_a_slow_program("ud slow", QpType::Ud);
 }
 
 #[test]

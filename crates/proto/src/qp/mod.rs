@@ -338,6 +338,18 @@ impl Qp {
         Ok(())
     }
 
+    /// How many messages the queue pair's own receive queue has receives for; `None` if it has no such queue, or the
+    /// queue pair takes no packets now.
+    #[must_use]
+    pub fn recvs_posted(&self) -> Option<usize> {
+        match self.attr.state {
+            QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe => {
+                self.rq.as_ref().map(RecvQueue::len)
+            }
+            QpState::Reset | QpState::Init | QpState::Err => None,
+        }
+    }
+
     /// Sends what may be sent now: requests, READ responses that were held back, and an ACK that is owed if
     /// anything else went out. Call it after posting, and when a path that was blocked has room again.
     pub fn transmit<E: Env>(&mut self, env: &mut E) {

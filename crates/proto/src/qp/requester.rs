@@ -34,6 +34,10 @@ const ACK_EVERY: u32 = 16;
 /// The shortest ACK timeout. A responder is a process among others: it may not run for a time slice or two.
 const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(16);
 
+/// ACK timeouts in a row, each of which doubles the interval. IBA 9.7.6.1.3 allows up to four times the interval: all of
+/// it goes to a peer that keeps silent, which a host that is busy for half a second does.
+const MAX_DOUBLINGS: u32 = 2;
+
 /// PSNs that may be outstanding: half the number space, or serial comparison breaks down (IBA 9.7.1).
 const MAX_PSNS: u32 = 1 << 22;
 
@@ -61,10 +65,14 @@ pub(super) struct Requester {
     pub(super) rnr_until: Option<Time>,
     /// When the oldest request counts as lost.
     ack_deadline: Option<Time>,
+    /// ACK timeouts since the peer last answered something new.
+    ack_timeouts: u32,
     /// The WQE at this position cannot be sent; completed with this status once all before it are.
     halted: Option<(u32, WcStatus)>,
     /// Went back to this PSN because it or its answer was missing; not again until it is there.
     went_back_to: Option<Psn>,
+    /// The window ended the last sending: what is in flight includes a packet that asks for an ACK.
+    window_closed: bool,
     /// `SQ_DRAINED` was raised since the move to SQD.
     pub(super) drained: bool,
 }
@@ -115,6 +123,14 @@ impl Qp {
             return false;
         }
         let window = u64::from(env.window());
+        if self.requester.window_closed {
+            // A trickle of single packets behind each ACK would cost a system call each: wait for a good piece.
+            let in_flight = self.cursor_cost().wrapping_sub(self.requester.una_cost);
+            if in_flight > window - window / 4 {
+                return false;
+            }
+            self.requester.window_closed = false;
+        }
         let mut sent = false;
         while !self.is_halted_here() && self.sq.next != self.sq.head {
             if self.sq.next == self.sq.started && !self.start_wqe(env) {
@@ -227,6 +243,7 @@ impl Qp {
             let in_flight = self.cursor_cost().wrapping_sub(self.requester.una_cost);
             let cost = u64::from(bytes) + u64::from(packets) * PACKET_COST;
             if in_flight > 0 && in_flight + cost > window {
+                self.requester.window_closed = true;
                 return Ok(false);
             }
         }
@@ -393,6 +410,7 @@ impl Qp {
     /// The peer answered something new.
     pub(super) fn progressed(&mut self, now: Time) {
         self.requester.retries_left = self.attr.retry_cnt;
+        self.requester.ack_timeouts = 0;
         self.requester.rnr_left = self.attr.rnr_retry;
         self.requester.went_back_to = None;
         if self.requester.una == self.cursor_psn() {
@@ -403,8 +421,9 @@ impl Qp {
     }
 
     fn restart_ack_timer(&mut self, now: Time) {
-        self.requester.ack_deadline =
-            timer_code::ack(self.attr.timeout).map(|t| now + t.max(MIN_ACK_TIMEOUT));
+        let doublings = self.requester.ack_timeouts.min(MAX_DOUBLINGS);
+        self.requester.ack_deadline = timer_code::ack(self.attr.timeout)
+            .map(|t| now + t.max(MIN_ACK_TIMEOUT) * (1 << doublings));
     }
 
     /// When the requester wants to be called.
@@ -426,6 +445,7 @@ impl Qp {
             if self.awaits_answer() {
                 env.count(Counter::LocalAckTimeoutErr, 1);
                 self.requester.went_back_to = None;
+                self.requester.ack_timeouts = self.requester.ack_timeouts.saturating_add(1);
                 self.retry(env);
             }
         }

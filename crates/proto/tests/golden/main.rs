@@ -2,6 +2,7 @@
 //! and is written again byte for byte.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
+mod cm;
 mod corpus;
 mod pcap;
 

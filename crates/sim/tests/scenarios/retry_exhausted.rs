@@ -87,3 +87,17 @@ fn a_slow_peer_is_not_a_dead_one() {
     assert_eq!(t.sent(a), (0..20).map(|i| (i, Success)).collect::<Vec<_>>());
     assert_eq!(t.counter(a.device, Counter::LocalAckTimeoutErr), 0);
 }
+
+#[test]
+fn a_peer_that_is_silent_for_half_a_second_is_waited_for() {
+    // What the pingpongs ask for: 67 ms, seven times more. A peer under emulation was seen to pause for 640 ms.
+    let (mut t, a, b) = rc(QpOptions { retry_cnt: 7, timeout: 14, ..QpOptions::rc() });
+    t.net.rule(|_| Fate::Drop);
+    t.recv(b, 1, &[b.mr.sge(0, 100)]);
+    t.post(a, 2, SendOp::Send, &[a.mr.sge(0, 100)]);
+    t.run_for(Duration::from_millis(640));
+    t.net.clear_rules();
+    t.run();
+    assert_eq!(t.sent(a), [(2, Success)]);
+    assert_eq!(t.received(b), [(1, Success)]);
+}

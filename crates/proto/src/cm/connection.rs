@@ -1,0 +1,165 @@
+//! One connection.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::id::CommId;
+use super::listener::ListenerId;
+use super::mad::MadBytes;
+use super::message::Attribute;
+use super::outbox::Destination;
+use super::qp_attr::{QpParams, Side};
+use crate::time::Time;
+use crate::types::{Gid, Qpn};
+
+/// State of a connection (IBA 12.9.5 to 12.9.7).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum ConnectionState {
+    /// Active: waits for the answer to a REQ.
+    ReqSent,
+    /// Active: the answer takes longer.
+    MraReqRcvd,
+    /// Passive: the program shall accept or reject.
+    ReqRcvd,
+    /// Passive: the same, and the peer knows that it takes longer.
+    MraReqSent,
+    /// Active: the program shall get ready.
+    RepRcvd,
+    /// Active: the same, and the peer knows that it takes longer.
+    MraRepSent,
+    /// Passive: waits for the answer to a REP.
+    RepSent,
+    /// Passive: the answer takes longer.
+    MraRepRcvd,
+    /// Connected.
+    Established,
+    /// Waits for the answer to a DREQ.
+    DreqSent,
+    /// The program shall disconnect too.
+    DreqRcvd,
+    /// Packets may still be about.
+    Timewait,
+    /// Over: rejected, unreachable, or out of timewait.
+    Closed,
+}
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) state: ConnectionState,
+    /// The program destroyed it: no more events, and it goes when it can.
+    pub(super) orphan: bool,
+    /// The program was told that it is over, whatever goes on with the peer.
+    pub(super) quiet: bool,
+    /// It counts against this listener's backlog.
+    pub(super) waiting: Option<ListenerId>,
+    pub(super) local_id: CommId,
+    pub(super) remote_id: Option<CommId>,
+    /// Of the REQ, copied to all answers.
+    pub(super) transaction_id: u64,
+    pub(super) to: Destination,
+    pub(super) qp: QpParams,
+    /// How long to wait for an answer.
+    pub(super) timeout: Duration,
+    pub(super) max_retries: u8,
+    pub(super) retries: u8,
+    pub(super) deadline: Option<Time>,
+    /// Waits for an answer, and is repeated on the timer.
+    pub(super) sent: Option<Box<MadBytes>>,
+    /// Answers what came last, and is repeated for duplicates.
+    pub(super) answer: Option<Box<MadBytes>>,
+    /// Active: of the path, to know the ACK timeout once the peer said its delay.
+    pub(super) packet_life_time: u8,
+    /// Of the DREQ that came last.
+    pub(super) dreq_transaction: u64,
+    /// How long the peer keeps asking, at most.
+    pub(super) patience: Duration,
+    /// It is found by the peer's ID.
+    pub(super) named_id: bool,
+    /// It is found by the peer's queue pair.
+    pub(super) named_qpn: bool,
+}
+
+impl Connection {
+    /// Whether messages of this peer's connection `remote` belong here.
+    pub(super) fn is_with(&self, source: Gid, remote: CommId) -> bool {
+        self.to.dgid == source && self.remote_id.is_none_or(|id| id == remote)
+    }
+
+    pub(super) fn is_active(&self) -> bool {
+        self.qp.side == Side::Active
+    }
+
+    /// Whether the answer that is repeated for duplicates is this message.
+    pub(super) fn answered_with(&self, attribute: Attribute) -> bool {
+        self.answer.as_deref().is_some_and(|b| b[16..18] == (attribute as u16).to_be_bytes())
+    }
+
+    /// The remote ID as messages carry it.
+    pub(super) fn remote(&self) -> CommId {
+        self.remote_id.unwrap_or(CommId::NONE)
+    }
+}
+
+/// Connections by what peers call them.
+#[derive(Debug, Default)]
+pub(super) struct Names {
+    /// Passive sides, by the peer's ID: to know duplicates.
+    by_remote_id: BTreeMap<([u8; 16], CommId), CommId>,
+    /// By the peer's queue pair: to know stale connections (IBA 12.9.8.3).
+    by_remote_qpn: BTreeMap<([u8; 16], u32), CommId>,
+}
+
+impl Names {
+    /// Enters a connection; nobody else has its names.
+    pub(super) fn enter(&mut self, connection: &mut Connection) {
+        let (gid, id) = (connection.to.dgid.0, connection.local_id);
+        if let (false, Some(remote)) = (connection.is_active(), connection.remote_id) {
+            self.by_remote_id.insert((gid, remote), id);
+            connection.named_id = true;
+        }
+        if let Some(qpn) = connection.qp.dest_qpn {
+            self.by_remote_qpn.insert((gid, qpn.get()), id);
+            connection.named_qpn = true;
+        }
+    }
+
+    /// The peer's queue pair may be in another connection.
+    pub(super) fn leave_qpn(&mut self, connection: &mut Connection) {
+        if let (true, Some(qpn)) = (connection.named_qpn, connection.qp.dest_qpn) {
+            self.by_remote_qpn.remove(&(connection.to.dgid.0, qpn.get()));
+            connection.named_qpn = false;
+        }
+    }
+
+    /// The connection is no more.
+    pub(super) fn leave(&mut self, connection: &mut Connection) {
+        self.leave_qpn(connection);
+        if let (true, Some(remote)) = (connection.named_id, connection.remote_id) {
+            self.by_remote_id.remove(&(connection.to.dgid.0, remote));
+            connection.named_id = false;
+        }
+    }
+
+    pub(super) fn of_remote_id(&self, gid: Gid, remote: CommId) -> Option<CommId> {
+        self.by_remote_id.get(&(gid.0, remote)).copied()
+    }
+
+    pub(super) fn of_remote_qpn(&self, gid: Gid, qpn: Qpn) -> Option<CommId> {
+        self.by_remote_qpn.get(&(gid.0, qpn.get())).copied()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.by_remote_id.len() + self.by_remote_qpn.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of the 24 KiB that a connection may cost, the CM takes no more than one, the two messages that it keeps included.
+    #[test]
+    fn a_connection_is_small() {
+        assert!(size_of::<Connection>() + 2 * size_of::<MadBytes>() <= 1024);
+    }
+}

@@ -1,0 +1,209 @@
+//! DREQ and DREP: how a connection ends, and how the program lets go of it.
+
+use super::connection::{Connection, ConnectionState as S};
+use super::counters::DropReason;
+use super::event::{CmEvent, Disconnected, Rejection};
+use super::id::CommId;
+use super::machine::{Cm, CmError, private_data};
+use super::message::Attribute;
+use super::message::code::{About, ApStatus, RejReason};
+use super::message::disconnect::{Drep, Dreq};
+use super::message::lap::{Apr, Lap};
+use super::message::private_data::PrivateData;
+use super::outbox::Destination;
+use crate::qp::Arrival;
+use crate::time::Time;
+use crate::types::Qpn;
+
+impl Cm {
+    /// Disconnects (`rdma_disconnect(3)`), or agrees to the peer's wish. Private data: 220 bytes, in an answer 224.
+    ///
+    /// # Errors
+    /// [`CmError::State`] where there is no connection, [`CmError::PrivateDataTooLong`].
+    pub fn disconnect(&mut self, now: Time, id: CommId, private: &[u8]) -> Result<(), CmError> {
+        match Self::live_mut(&mut self.connections, id)?.state {
+            S::Established => self.send_dreq(now, id, private_data(private)?),
+            S::DreqRcvd => self.send_drep(now, id, private_data(private)?),
+            _ => return Err(CmError::State),
+        }
+        Ok(())
+    }
+
+    /// Lets go of a connection or SIDR request, whatever its state; the peer is told what it has to know. No event of it
+    /// comes any more.
+    ///
+    /// # Errors
+    /// [`CmError::UnknownId`].
+    pub fn destroy(&mut self, now: Time, id: CommId) -> Result<(), CmError> {
+        if self.sidrs.is_live(id) {
+            self.destroy_sidr(now, id);
+            return Ok(());
+        }
+        match Self::live_mut(&mut self.connections, id)?.state {
+            S::ReqSent | S::MraReqRcvd => {
+                self.give_up(id, About::No);
+                self.close(now, id);
+            }
+            S::ReqRcvd
+            | S::MraReqSent
+            | S::RepRcvd
+            | S::MraRepSent
+            | S::RepSent
+            | S::MraRepRcvd => {
+                self.reject(now, id, RejReason::Consumer, &[], &[])?;
+            }
+            S::Established => self.send_dreq(now, id, PrivateData::EMPTY),
+            S::DreqRcvd => self.send_drep(now, id, PrivateData::EMPTY),
+            S::DreqSent | S::Timewait | S::Closed => {}
+        }
+        self.abandon(id);
+        Ok(())
+    }
+
+    /// Starts to disconnect an established connection.
+    pub(super) fn send_dreq(
+        &mut self,
+        now: Time,
+        id: CommId,
+        private_data: PrivateData<{ Dreq::PRIVATE_DATA }>,
+    ) {
+        let transaction_id = self.new_transaction(id);
+        let Some(c) = self.connections.get_mut(&id) else { return };
+        let dreq = Dreq {
+            local_comm_id: id,
+            remote_comm_id: c.remote(),
+            remote_qpn: c.qp.dest_qpn.unwrap_or_default(),
+            private_data,
+        };
+        c.sent = Some(self.outbox.send(c.to, transaction_id, dreq));
+        // A rejection that the peer may have missed is still the answer to what it asked.
+        c.answer = c.answer.take_if(|_| c.quiet);
+        c.retries = 0;
+        c.state = S::DreqSent;
+        self.timers.set(id, &mut c.deadline, Some(now + c.timeout));
+    }
+
+    fn send_drep(
+        &mut self,
+        now: Time,
+        id: CommId,
+        private_data: PrivateData<{ Drep::PRIVATE_DATA }>,
+    ) {
+        let Some(c) = self.connections.get_mut(&id) else { return };
+        let drep = Drep { local_comm_id: id, remote_comm_id: c.remote(), private_data };
+        c.answer = Some(self.outbox.send(c.to, c.dreq_transaction, drep));
+        self.enter_timewait(now, id);
+    }
+
+    pub(super) fn disconnected_by_timeout(&mut self, now: Time, id: CommId) {
+        self.enter_timewait(now, id);
+        self.raise(CmEvent::Disconnected { id, how: Disconnected::TimedOut });
+    }
+
+    pub(super) fn on_dreq(&mut self, now: Time, arrival: &Arrival, tid: u64, dreq: &Dreq) {
+        let id = dreq.remote_comm_id;
+        let found = self.connections.get_mut(&id);
+        // Before the answer to our REQ, the queue pair tells whether we are meant, or one that had our ID before.
+        let is_it = |c: &Connection| {
+            c.is_with(arrival.source, dreq.local_comm_id)
+                && (c.remote_id.is_some() || c.qp.qpn == Some(dreq.remote_qpn))
+        };
+        let Some(c) = found.filter(|c| is_it(c)) else {
+            // What is not there is disconnected: the peer may rest (IBA 12.9.8.1).
+            let drep = Drep {
+                local_comm_id: dreq.remote_comm_id,
+                remote_comm_id: dreq.local_comm_id,
+                ..Drep::default()
+            };
+            self.outbox.send(Destination::answering(arrival), tid, drep);
+            return;
+        };
+        if c.qp.qpn != Some(dreq.remote_qpn) && dreq.remote_qpn != Qpn::default() {
+            return self.drop(DropReason::Foreign);
+        }
+        c.dreq_transaction = tid;
+        let private_data: Box<[u8]> = dreq.private_data.0.into();
+        match c.state {
+            S::Established | S::RepSent | S::MraRepRcvd | S::RepRcvd | S::MraRepSent => {
+                c.state = S::DreqRcvd;
+                (c.sent, c.answer) = (None, None);
+                self.timers.set(id, &mut c.deadline, None);
+                if c.orphan {
+                    return self.send_drep(now, id, PrivateData::EMPTY);
+                }
+                let how = Disconnected::Requested(private_data);
+                self.raise(CmEvent::Disconnected { id, how });
+            }
+            // The peer accepted and changed its mind, and neither its REP nor its REJ has come.
+            S::ReqSent | S::MraReqRcvd => {
+                let drep = Drep {
+                    local_comm_id: id,
+                    remote_comm_id: dreq.local_comm_id,
+                    ..Drep::default()
+                };
+                self.outbox.send(c.to, tid, drep);
+                self.close(now, id);
+                let rejection = Rejection {
+                    reason: RejReason::Consumer,
+                    about: About::No,
+                    info: Box::default(),
+                    private_data: Box::default(),
+                };
+                self.raise(CmEvent::Rejected { id, rejection: Box::new(rejection) });
+            }
+            // Both at once: each agrees to the other's.
+            S::DreqSent => {
+                self.send_drep(now, id, PrivateData::EMPTY);
+                let how = Disconnected::Acknowledged(private_data);
+                self.raise(CmEvent::Disconnected { id, how });
+            }
+            S::DreqRcvd => self.outbox.counters.rx_duplicates.add(Attribute::Dreq),
+            _ => {
+                self.outbox.counters.rx_duplicates.add(Attribute::Dreq);
+                let drep = Drep {
+                    local_comm_id: id,
+                    remote_comm_id: dreq.local_comm_id,
+                    ..Drep::default()
+                };
+                match c.answer.as_deref().filter(|_| c.answered_with(Attribute::Drep)) {
+                    Some(answer) => self.outbox.replay(c.to, answer),
+                    None => drop(self.outbox.send(c.to, tid, drep)),
+                }
+            }
+        }
+    }
+
+    pub(super) fn on_drep(&mut self, now: Time, arrival: &Arrival, drep: &Drep) {
+        let id = drep.remote_comm_id;
+        let Some(c) = self.connections.get_mut(&id) else { return self.drop(DropReason::Unknown) };
+        if !c.is_with(arrival.source, drep.local_comm_id) {
+            return self.drop(DropReason::Foreign);
+        }
+        match c.state {
+            S::DreqSent => {
+                self.enter_timewait(now, id);
+                let how = Disconnected::Acknowledged(drep.private_data.0.into());
+                self.raise(CmEvent::Disconnected { id, how });
+            }
+            _ => self.drop(DropReason::State),
+        }
+    }
+
+    /// Alternate paths are for links that this device does not have; the answer says so.
+    pub(super) fn on_lap(&mut self, arrival: &Arrival, tid: u64, lap: &Lap) {
+        let known = self.connections.get(&lap.remote_comm_id);
+        let known = known.filter(|c| c.is_with(arrival.source, lap.local_comm_id));
+        let status = match known {
+            Some(c) if c.qp.qpn == Some(lap.remote_qpn) => ApStatus::Unsupported,
+            Some(_) => ApStatus::InvalidQpn,
+            None => ApStatus::InvalidCommId,
+        };
+        let apr = Apr {
+            local_comm_id: lap.remote_comm_id,
+            remote_comm_id: lap.local_comm_id,
+            status,
+            ..Apr::default()
+        };
+        self.outbox.send(Destination::answering(arrival), tid, apr);
+    }
+}

@@ -1,0 +1,109 @@
+//! IP CM header: the addresses in front of the user's private data of REQ and SIDR_REQ (IBA annex A11.3.3).
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// IP CM header. The destination's port is that of the service ID.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct IpHeader {
+    /// Where the connection comes from.
+    pub source: SocketAddr,
+    /// Where it is meant to go.
+    pub destination: IpAddr,
+}
+
+/// Why private data does not start with an IP CM header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BadIpHeader {
+    /// Another major version.
+    #[error("unknown version of the IP CM header")]
+    Version,
+    /// Neither IPv4 nor IPv6.
+    #[error("unknown IP version")]
+    IpVersion,
+}
+
+impl IpHeader {
+    /// Bytes on the wire.
+    pub const LEN: usize = 36;
+
+    /// Reads a header. A newer minor version is one that we understand.
+    ///
+    /// # Errors
+    /// Why the bytes are no header.
+    pub fn parse(b: &[u8; Self::LEN]) -> Result<Self, BadIpHeader> {
+        if b[0] >> 4 != 0 {
+            return Err(BadIpHeader::Version);
+        }
+        let address = |at: usize| -> Result<IpAddr, BadIpHeader> {
+            let bytes = b[at..].first_chunk::<16>().expect("both addresses lie inside");
+            match b[1] >> 4 {
+                4 => Ok(Ipv4Addr::new(bytes[12], bytes[13], bytes[14], bytes[15]).into()),
+                6 => Ok(Ipv6Addr::from(*bytes).into()),
+                _ => Err(BadIpHeader::IpVersion),
+            }
+        };
+        let port = u16::from_be_bytes([b[2], b[3]]);
+        Ok(Self { source: SocketAddr::new(address(4)?, port), destination: address(20)? })
+    }
+
+    /// The bytes on the wire. Addresses of two families are written as IPv6, the IPv4 one mapped.
+    #[must_use]
+    pub fn emit(&self) -> [u8; Self::LEN] {
+        let mut b = [0; Self::LEN];
+        b[2..4].copy_from_slice(&self.source.port().to_be_bytes());
+        match (self.source.ip(), self.destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                b[1] = 4 << 4;
+                b[16..20].copy_from_slice(&source.octets());
+                b[32..36].copy_from_slice(&destination.octets());
+            }
+            (source, destination) => {
+                let octets = |ip| match ip {
+                    IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+                    IpAddr::V6(v6) => v6.octets(),
+                };
+                b[1] = 6 << 4;
+                b[4..20].copy_from_slice(&octets(source));
+                b[20..36].copy_from_slice(&octets(destination));
+            }
+        }
+        b
+    }
+}
+
+impl fmt::Display for IpHeader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} > {}", self.source, self.destination)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_families_are_read_as_written() {
+        for (source, destination) in
+            [("10.0.0.1:7471", "10.0.0.2"), ("[fd00::1]:7471", "fd00::2"), ("[::1]:0", "::1")]
+        {
+            let header = IpHeader {
+                source: source.parse().unwrap(),
+                destination: destination.parse().unwrap(),
+            };
+            assert_eq!(IpHeader::parse(&header.emit()), Ok(header));
+        }
+    }
+
+    #[test]
+    fn unknown_versions_are_refused() {
+        let mut b = [0; IpHeader::LEN];
+        assert_eq!(IpHeader::parse(&b), Err(BadIpHeader::IpVersion));
+        b[1] = 0x40;
+        b[0] = 0x01;
+        assert!(IpHeader::parse(&b).is_ok(), "a minor version changes nothing");
+        b[0] = 0x10;
+        assert_eq!(IpHeader::parse(&b), Err(BadIpHeader::Version));
+    }
+}

@@ -1,0 +1,121 @@
+//! Datagrams that wait to be sent.
+
+use std::collections::VecDeque;
+
+use super::counters::{CmCounters, DropReason};
+use super::mad::{Mad, MadBytes};
+use super::message::{Attribute, Message};
+use crate::qp::Arrival;
+use crate::types::Gid;
+
+/// Most that wait. One more is dropped, as a network would: peers and timers ask again.
+const MOST: usize = 16 * 1024;
+
+/// Hop limit of answers to strangers.
+const HOP_LIMIT: u8 = 64;
+
+/// Where datagrams go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Destination {
+    pub(super) sgid: Gid,
+    pub(super) dgid: Gid,
+    pub(super) traffic_class: u8,
+    pub(super) flow_label: u32,
+    pub(super) hop_limit: u8,
+}
+
+impl Destination {
+    /// Back to where a datagram came from.
+    pub(super) fn answering(arrival: &Arrival) -> Self {
+        Self {
+            sgid: arrival.destination,
+            dgid: arrival.source,
+            traffic_class: arrival.traffic_class,
+            flow_label: arrival.flow_label,
+            hop_limit: HOP_LIMIT,
+        }
+    }
+}
+
+/// A datagram to send from QP1 to QP1, with the Q_Key [`crate::types::QKey::GSI`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Transmit {
+    /// Our address.
+    pub sgid: Gid,
+    /// The peer's.
+    pub dgid: Gid,
+    /// Traffic class or TOS.
+    pub traffic_class: u8,
+    /// IPv6 flow label.
+    pub flow_label: u32,
+    /// Hop limit or TTL.
+    pub hop_limit: u8,
+    /// The payload.
+    pub mad: Box<MadBytes>,
+}
+
+/// What waits, and what was counted.
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    queue: VecDeque<Transmit>,
+    pub(super) counters: CmCounters,
+}
+
+impl Outbox {
+    /// Sends a message; returns its bytes for a repetition.
+    pub(super) fn send(
+        &mut self,
+        to: Destination,
+        transaction_id: u64,
+        message: impl Into<Message>,
+    ) -> Box<MadBytes> {
+        self.send_with(to, transaction_id, 0, message)
+    }
+
+    /// As [`send`](Self::send), with an attribute modifier.
+    pub(super) fn send_with(
+        &mut self,
+        to: Destination,
+        transaction_id: u64,
+        modifier: u32,
+        message: impl Into<Message>,
+    ) -> Box<MadBytes> {
+        let mad = Mad { transaction_id, modifier, message: message.into() };
+        let bytes = Box::new(mad.emit());
+        self.push(to, mad.message.attribute(), bytes.clone());
+        bytes
+    }
+
+    /// Sends what was sent before, because no answer came.
+    pub(super) fn retry(&mut self, to: Destination, bytes: &MadBytes) {
+        let attribute = attribute(bytes);
+        self.counters.tx_retries.add(attribute);
+        self.push(to, attribute, Box::new(*bytes));
+    }
+
+    /// Sends what was sent before, because the peer asked again.
+    pub(super) fn replay(&mut self, to: Destination, bytes: &MadBytes) {
+        self.push(to, attribute(bytes), Box::new(*bytes));
+    }
+
+    fn push(&mut self, to: Destination, attribute: Attribute, mad: Box<MadBytes>) {
+        if self.queue.len() >= MOST {
+            return self.counters.drop(DropReason::OutboxFull);
+        }
+        self.counters.tx_msgs.add(attribute);
+        let Destination { sgid, dgid, traffic_class, flow_label, hop_limit } = to;
+        self.queue.push_back(Transmit { sgid, dgid, traffic_class, flow_label, hop_limit, mad });
+    }
+
+    pub(super) fn pop(&mut self) -> Option<Transmit> {
+        self.queue.pop_front()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.queue.len()
+    }
+}
+
+fn attribute(ours: &MadBytes) -> Attribute {
+    Attribute::from_code(u16::from_be_bytes([ours[16], ours[17]])).expect("we wrote it")
+}

@@ -1,0 +1,185 @@
+//! REJ: saying no, being told no, and what is left of a peer that has forgotten us.
+
+use super::connection::ConnectionState as S;
+use super::counters::DropReason;
+use super::event::{CmEvent, Disconnected, Rejection};
+use super::id::CommId;
+use super::machine::{Cm, CmError, private_data};
+use super::mad::{CLASS_VERSION, Mad};
+use super::message::code::{About, RejReason};
+use super::message::private_data::PrivateData;
+use super::message::rej::Rej;
+use super::outbox::Destination;
+use crate::qp::Arrival;
+use crate::time::Time;
+
+impl Cm {
+    /// Says no to a peer that asks or has accepted (`rdma_reject(3)`). `info` says what would do, in up to 72 bytes; for the
+    /// peer's program there are 148 bytes of private data.
+    ///
+    /// # Errors
+    /// [`CmError::State`] where there is nothing to reject, [`CmError::PrivateDataTooLong`], [`CmError::Value`].
+    pub fn reject(
+        &mut self,
+        now: Time,
+        id: CommId,
+        reason: RejReason,
+        info: &[u8],
+        private: &[u8],
+    ) -> Result<(), CmError> {
+        let c = Self::live_mut(&mut self.connections, id)?;
+        let about = match c.state {
+            S::ReqRcvd | S::MraReqSent => About::Req,
+            S::RepRcvd | S::MraRepSent => About::Rep,
+            S::RepSent | S::MraRepRcvd => About::No,
+            _ => return Err(CmError::State),
+        };
+        if info.len() > Rej::INFO {
+            return Err(CmError::Value);
+        }
+        let rej = Rej {
+            local_comm_id: id,
+            remote_comm_id: c.remote(),
+            about,
+            reason,
+            private_data: private_data(private)?,
+            ..Rej::default()
+        };
+        c.answer = Some(self.outbox.send(c.to, c.transaction_id, rej.with_info(info)));
+        match about {
+            About::Req => self.close(now, id),
+            // Our queue pair may be ready to receive. The REJ is said again if the peer repeats its REP.
+            About::Rep => self.enter_timewait(now, id),
+            // The peer may be ready already, and repeats nothing: a DREQ will be answered.
+            _ => {
+                c.quiet = true;
+                self.send_dreq(now, id, PrivateData::EMPTY);
+            }
+        }
+        self.take_request(id)
+    }
+
+    /// Tells the peer that we no longer wait for it. It may not know our ID yet, so that it is told who we are
+    /// (IBA 12.6.7.2).
+    pub(super) fn give_up(&mut self, id: CommId, about: About) {
+        let Some(c) = self.connections.get_mut(&id) else { return };
+        let rej = Rej {
+            local_comm_id: id,
+            remote_comm_id: c.remote(),
+            about,
+            reason: RejReason::Timeout,
+            ..Rej::default()
+        };
+        let rej = rej.with_info(&self.config.ca_guid.to_be_bytes());
+        c.answer = Some(self.outbox.send(c.to, c.transaction_id, rej));
+    }
+
+    /// Says no to a message for which there is no connection.
+    pub(super) fn refuse(
+        &mut self,
+        arrival: &Arrival,
+        tid: u64,
+        remote: CommId,
+        about: About,
+        reason: RejReason,
+        info: &[u8],
+    ) {
+        let rej = Rej {
+            local_comm_id: CommId::NONE,
+            remote_comm_id: remote,
+            about,
+            reason,
+            private_data: PrivateData::EMPTY,
+            ..Rej::default()
+        };
+        self.outbox.send(Destination::answering(arrival), tid, rej.with_info(info));
+    }
+
+    /// A REQ of another class version is told which one we speak; anything else is dropped.
+    pub(super) fn refuse_class_version(&mut self, arrival: &Arrival, mad: &[u8]) {
+        let Some((tid, remote)) = Mad::foreign_req(mad) else {
+            return self.drop(DropReason::Malformed);
+        };
+        let reason = RejReason::InvalidClassVersion;
+        self.refuse(arrival, tid, CommId(remote), About::Req, reason, &[CLASS_VERSION]);
+    }
+
+    pub(super) fn on_rej(&mut self, now: Time, arrival: &Arrival, rej: &Rej) {
+        let (peer, remote) = (arrival.source, rej.local_comm_id);
+        // One that never learned our ID is known by its own.
+        let id = if rej.remote_comm_id.is_none() {
+            self.names.of_remote_id(peer, remote)
+        } else {
+            Some(rej.remote_comm_id)
+        };
+        let Some((id, c)) = id.and_then(|id| Some((id, self.connections.get_mut(&id)?))) else {
+            return self.drop(DropReason::Unknown);
+        };
+        // One that has no connection gives no ID.
+        if c.to.dgid != peer || !(remote.is_none() || c.is_with(peer, remote)) {
+            return self.drop(DropReason::Foreign);
+        }
+        enum End {
+            Rejected,
+            RejectedLate,
+            Disconnected,
+        }
+        // A REJ says what it is about, so that a late one does not hit what came after.
+        let end = match (c.state, rej.about) {
+            (S::ReqSent | S::MraReqRcvd, About::Req | About::No) => End::Rejected,
+            (S::ReqRcvd | S::MraReqSent, About::No) => End::Rejected,
+            (S::RepSent | S::MraRepRcvd, About::Rep | About::No) => End::RejectedLate,
+            (S::RepRcvd | S::MraRepSent, About::No) => End::RejectedLate,
+            (S::Established, About::No) => End::Disconnected,
+            (S::Established, About::Rep) if !c.is_active() => End::Disconnected,
+            (S::DreqSent, About::No) => End::Disconnected,
+            _ => return self.drop(DropReason::State),
+        };
+        c.answer = None;
+        match end {
+            End::Rejected => self.close(now, id),
+            End::RejectedLate | End::Disconnected => self.enter_timewait(now, id),
+        }
+        self.raise(match end {
+            End::Rejected | End::RejectedLate => CmEvent::Rejected {
+                id,
+                rejection: Box::new(Rejection {
+                    reason: rej.reason,
+                    about: rej.about,
+                    info: rej.info().into(),
+                    private_data: rej.private_data.0.into(),
+                }),
+            },
+            End::Disconnected => {
+                CmEvent::Disconnected { id, how: Disconnected::Rejected(rej.reason) }
+            }
+        });
+    }
+
+    /// The peer has forgotten this connection (IBA 12.9.8.3.1): it ends, by DREQ where it was established.
+    pub(super) fn bury(&mut self, now: Time, id: CommId) {
+        let Some(c) = self.connections.get_mut(&id) else { return };
+        let about = match c.state {
+            S::Established => return self.send_dreq(now, id, PrivateData::EMPTY),
+            S::ReqRcvd | S::MraReqSent => {
+                c.answer = None;
+                self.close(now, id);
+                About::Req
+            }
+            S::RepSent | S::MraRepRcvd | S::RepRcvd | S::MraRepSent => {
+                c.answer = None;
+                self.enter_timewait(now, id);
+                About::Rep
+            }
+            // It ends already.
+            _ => return,
+        };
+        let rejection = Rejection {
+            reason: RejReason::StaleConn,
+            about,
+            info: Box::default(),
+            private_data: Box::default(),
+        };
+        self.raise(CmEvent::Rejected { id, rejection: Box::new(rejection) });
+    }
+}

@@ -1,0 +1,79 @@
+//! Which process of a host a MAD is for.
+
+use std::net::IpAddr;
+
+use super::id::{CommId, ServiceId};
+use super::ip::IpHeader;
+use super::mad::Mad;
+use super::message::Message;
+
+/// Where a MAD belongs, among the processes that share a host's QP1.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Route {
+    /// To the process of this slot. If there is none, any process gives the right answer.
+    Slot(u8),
+    /// To the process that listens. If there is none, any process gives the right answer.
+    Service {
+        /// The service.
+        service_id: ServiceId,
+        /// The address of the IP CM header; `None` if the private data begins with none, or the service has none.
+        destination: Option<IpAddr>,
+    },
+    /// To all processes: its sender never learned our ID, and one of us knows its.
+    Everyone,
+}
+
+/// Where a MAD belongs.
+#[must_use]
+pub fn route(mad: &Mad) -> Route {
+    let by_service = |service_id, private_data: &[u8]| {
+        let header = private_data.first_chunk().and_then(|bytes| IpHeader::parse(bytes).ok());
+        Route::Service { service_id, destination: header.map(|header| header.destination) }
+    };
+    let ours = match &mad.message {
+        Message::Req(req) => return by_service(req.service_id, &req.private_data.0),
+        Message::SidrReq(req) => return by_service(req.service_id, &req.private_data.0),
+        Message::Rej(rej) if rej.remote_comm_id == CommId::NONE => return Route::Everyone,
+        Message::Mra(mra) => mra.remote_comm_id,
+        Message::Rej(rej) => rej.remote_comm_id,
+        Message::Rep(rep) => rep.remote_comm_id,
+        Message::Rtu(rtu) => rtu.remote_comm_id,
+        Message::Dreq(dreq) => dreq.remote_comm_id,
+        Message::Drep(drep) => drep.remote_comm_id,
+        Message::SidrRep(rep) => rep.request_id,
+        Message::Lap(lap) => lap.remote_comm_id,
+        Message::Apr(apr) => apr.remote_comm_id,
+    };
+    Route::Slot(ours.slot())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cm::id::PortSpace;
+    use crate::cm::message::private_data::PrivateData;
+    use crate::cm::message::rej::Rej;
+    use crate::cm::message::rep::Rep;
+    use crate::cm::message::req::Req;
+
+    fn of(message: impl Into<Message>) -> Route {
+        route(&Mad { transaction_id: 1, modifier: 0, message: message.into() })
+    }
+
+    #[test]
+    fn messages_find_their_process() {
+        let service_id = ServiceId::of_port(PortSpace::Tcp, 7);
+        let destination: IpAddr = "10.0.0.2".parse().unwrap();
+        let header = IpHeader { source: "10.0.0.1:9".parse().unwrap(), destination };
+        let private_data = PrivateData::new(&header.emit()).unwrap();
+        let req = Req { service_id, private_data, ..Req::default() };
+        assert_eq!(of(req), Route::Service { service_id, destination: Some(destination) });
+        let req = Req { service_id, ..Req::default() };
+        assert_eq!(of(req), Route::Service { service_id, destination: None });
+        let rep = Rep { remote_comm_id: CommId(0x0501_0203), ..Rep::default() };
+        assert_eq!(of(rep), Route::Slot(5));
+        assert_eq!(of(Rej::default()), Route::Everyone);
+        let rej = Rej { remote_comm_id: CommId(0x0601_0203), ..Rej::default() };
+        assert_eq!(of(rej), Route::Slot(6));
+    }
+}

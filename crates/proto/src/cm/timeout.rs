@@ -1,0 +1,56 @@
+//! Times as the CM's messages carry them: 5-bit codes of 4.096 us * 2^code.
+
+use std::time::Duration;
+
+/// Longest and shortest wait for one answer, whatever the peer asks for: a peer must not keep a state for hours, nor make
+/// us send in a loop.
+const SHORTEST: Duration = Duration::from_millis(1);
+const LONGEST: Duration = Duration::from_secs(70);
+
+/// What a code stands for.
+pub(super) const fn decode(code: u8) -> Duration {
+    Duration::from_nanos(4096 << (code & 0x1f))
+}
+
+/// How long to wait for an answer that the peer needs `code` for and that crosses the path twice (`round_trip`, an
+/// ACK timeout code).
+pub(super) fn answer(code: u8, round_trip: u8) -> Duration {
+    (decode(code) + decode(round_trip)).clamp(SHORTEST, LONGEST)
+}
+
+/// How long packets of a connection may still be about (IBA 12.9.8.4): what its ACK timeout allows for.
+pub(super) fn timewait(ack_timeout: u8) -> Duration {
+    decode(ack_timeout).min(LONGEST)
+}
+
+/// ACK timeout code for a path: twice its packet life time, and the delay with which the responder acknowledges; the
+/// smallest code that covers both (IBA 12.7.34).
+pub(super) fn ack_code(packet_life_time: u8, ack_delay: u8) -> u8 {
+    let need = (2u64 << packet_life_time.min(31)) + (1u64 << ack_delay.min(31));
+    (need.next_power_of_two().trailing_zeros() as u8).min(31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ack_timeouts_cover_path_and_delay() {
+        for life in 0..=30u8 {
+            for delay in 0..=30u8 {
+                let code = ack_code(life, delay);
+                let need = 2 * decode(life) + decode(delay);
+                assert!(code == 31 || decode(code) >= need);
+                assert!(code == 0 || decode(code - 1) < need);
+            }
+        }
+        assert_eq!(ack_code(31, 31), 31);
+    }
+
+    #[test]
+    fn waits_are_bounded() {
+        assert_eq!(answer(0, 0), SHORTEST);
+        assert_eq!(answer(31, 31), LONGEST);
+        assert_eq!(answer(20, 17), decode(20) + decode(17));
+    }
+}

@@ -1,0 +1,139 @@
+//! The end of connections.
+
+use std::time::Duration;
+
+use anyverbs_proto::cm::ConnectionState as S;
+use anyverbs_proto::cm::event::{CmEvent, Disconnected};
+use anyverbs_proto::cm::message::{Attribute, Message};
+
+use crate::world::{Fate, World};
+
+#[test]
+fn both_disconnect_at_once() {
+    for lost in 0..3 {
+        let mut w = World::new(1, 2);
+        w.listen(1);
+        let (a, b) = w.pair(0, 1);
+        w.next(lost, |_, m| m.attribute() == Attribute::Drep, Fate::Drop);
+        let now = w.now;
+        w.hosts[0].cm.disconnect(now, a, b"A").unwrap();
+        w.hosts[1].cm.disconnect(now, b, b"B").unwrap();
+        w.run();
+        for (host, id, said) in [(0, a, b'B'), (1, b, b'A')] {
+            let CmEvent::Disconnected { id: of, how } = w.event(host) else { panic!() };
+            assert_eq!(of, id);
+            assert!(matches!(how, Disconnected::Acknowledged(data) if data[0] == said));
+            assert_eq!(w.state(host, id), S::Timewait);
+        }
+        w.run_for(Duration::from_secs(10));
+        for host in [0, 1] {
+            assert!(matches!(w.event(host), CmEvent::TimewaitExit { .. }));
+            assert!(w.poll_event(host).is_none());
+        }
+        w.tear_down();
+    }
+}
+
+#[test]
+fn a_program_that_does_not_agree_makes_the_other_give_up() {
+    let mut w = World::new(1, 2);
+    w.listen(1);
+    let (a, b) = w.pair(0, 1);
+    let now = w.now;
+    w.hosts[0].cm.disconnect(now, a, &[]).unwrap();
+    w.run_for(Duration::from_secs(20));
+    assert!(matches!(w.event(0), CmEvent::Disconnected { how: Disconnected::TimedOut, .. }));
+    assert!(matches!(w.event(1), CmEvent::Disconnected { how: Disconnected::Requested(_), .. }));
+    assert!(w.poll_event(1).is_none(), "asked once, however often it was repeated");
+    assert_eq!(w.state(1, b), S::DreqRcvd);
+    w.tear_down();
+}
+
+#[test]
+fn an_unknown_connection_is_disconnected_at_once() {
+    let mut w = World::new(1, 2);
+    w.listen(1);
+    let (a, _) = w.pair(0, 1);
+    w.restart(1, Default::default());
+    let now = w.now;
+    w.hosts[0].cm.disconnect(now, a, &[]).unwrap();
+    w.run();
+    assert!(matches!(w.event(0), CmEvent::Disconnected { how: Disconnected::Acknowledged(_), .. }));
+    w.tear_down();
+}
+
+#[test]
+fn destroying_tells_the_peer_in_every_state() {
+    // Steps after which one side destroys, and what the other hears.
+    for step in 0..4 {
+        for destroyer in [0, 1] {
+            let mut w = World::new(1, 2);
+            w.listen(1);
+            let a = w.connect(0, 1);
+            let b = w.take_request(1);
+            if step > 0 {
+                w.accept(1, b);
+                w.run();
+                assert!(matches!(w.event(0), CmEvent::ConnectResponse { .. }));
+            }
+            if step > 1 {
+                w.hosts[0].cm.ready(a, &[]).unwrap();
+                w.run();
+                assert!(matches!(w.event(1), CmEvent::Established { .. }));
+            }
+            if step > 2 {
+                let now = w.now;
+                let other = [b, a][destroyer];
+                w.hosts[1 - destroyer].cm.disconnect(now, other, &[]).unwrap();
+                w.run();
+                assert!(matches!(w.event(destroyer), CmEvent::Disconnected { .. }));
+            }
+            let now = w.now;
+            w.hosts[destroyer].cm.destroy(now, [a, b][destroyer]).unwrap();
+            w.run();
+            let heard = w.event(1 - destroyer);
+            match step {
+                0 | 1 => assert!(matches!(heard, CmEvent::Rejected { .. }), "{step}: {heard:?}"),
+                _ => assert!(matches!(heard, CmEvent::Disconnected { .. }), "{step}: {heard:?}"),
+            }
+            assert!(w.poll_event(destroyer).is_none(), "no event after it");
+            w.tear_down();
+        }
+    }
+}
+
+#[test]
+fn a_connection_is_gone_soon_after_both_let_go() {
+    let mut w = World::new(1, 2);
+    w.listen(1);
+    for _ in 0..50 {
+        let (a, b) = w.pair(0, 1);
+        let now = w.now;
+        w.hosts[0].cm.destroy(now, a).unwrap();
+        w.run();
+        w.event(1);
+        let now = w.now;
+        w.hosts[1].cm.destroy(now, b).unwrap();
+        w.run();
+    }
+    w.run_for(Duration::from_secs(2));
+    w.assert_empty();
+}
+
+#[test]
+fn the_disconnect_of_another_queue_pair_is_ignored() {
+    let mut w = World::new(1, 2);
+    w.listen(1);
+    let (a, b) = w.pair(0, 1);
+    let mut dreq = anyverbs_proto::cm::message::disconnect::Dreq::default();
+    (dreq.local_comm_id, dreq.remote_comm_id) = (a, b);
+    dreq.remote_qpn = anyverbs_proto::types::Qpn::new(77);
+    let mad = anyverbs_proto::cm::mad::Mad {
+        transaction_id: 1,
+        modifier: 0,
+        message: Message::Dreq(dreq),
+    };
+    w.inject(crate::world::gid(0), 1, &mad.emit());
+    assert_eq!(w.state(1, b), S::Established);
+    w.tear_down();
+}

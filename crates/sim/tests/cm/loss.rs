@@ -1,0 +1,187 @@
+//! Messages that are lost, come twice or come late.
+
+use std::time::Duration;
+
+use anyverbs_proto::cm::ConnectionState as S;
+use anyverbs_proto::cm::event::{CmEvent, Disconnected};
+use anyverbs_proto::cm::message::code::{About, RejReason};
+use anyverbs_proto::cm::message::{Attribute, Message};
+use anyverbs_proto::time::Time;
+
+use crate::world::{Fate, World};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn is(attribute: Attribute) -> impl Fn(usize, &Message) -> bool {
+    move |_, message| message.attribute() == attribute
+}
+
+/// Connects and disconnects with the rules in force; each event must come, and once.
+fn connects(w: &mut World) {
+    w.listen(1);
+    let a = w.connect(0, 1);
+    let CmEvent::ConnectRequest { id: b, .. } = w.wait_event(1) else { panic!() };
+    w.hosts[1].cm.take_request(b).unwrap();
+    w.accept(1, b);
+    assert!(matches!(w.wait_event(0), CmEvent::ConnectResponse { id, .. } if id == a));
+    w.hosts[0].cm.ready(a, b"go").unwrap();
+    assert!(matches!(w.wait_event(1), CmEvent::Established { id, .. } if id == b));
+    let now = w.now;
+    w.hosts[0].cm.disconnect(now, a, b"bye").unwrap();
+    let CmEvent::Disconnected { how, .. } = w.wait_event(1) else { panic!() };
+    let Disconnected::Requested(data) = how else { panic!("{how:?}") };
+    assert_eq!((data.len(), &data[..3]), (220, &b"bye"[..]));
+    let now = w.now;
+    w.hosts[1].cm.disconnect(now, b, b"yes").unwrap();
+    let CmEvent::Disconnected { how, .. } = w.wait_event(0) else { panic!() };
+    let Disconnected::Acknowledged(data) = how else { panic!("{how:?}") };
+    // A second DREP, when the first is lost, says the same.
+    assert_eq!((data.len(), &data[..3]), (224, &b"yes"[..]));
+    assert!(w.now.since(Time::default()) < 10 * SECOND, "{:?}", w.now);
+    w.run_for(10 * SECOND);
+    assert!(matches!(w.event(0), CmEvent::TimewaitExit { id } if id == a));
+    assert!(matches!(w.event(1), CmEvent::TimewaitExit { id } if id == b));
+    assert!(w.poll_event(0).is_none() && w.poll_event(1).is_none());
+    w.tear_down();
+}
+
+#[test]
+fn any_one_message_may_be_lost_a_few_times() {
+    use Attribute as A;
+    for attribute in [A::Req, A::Rep, A::Rtu, A::Dreq, A::Drep, A::Mra] {
+        for times in 1..5 {
+            let mut w = World::new(1, 2);
+            w.next(times, is(attribute), Fate::Drop);
+            connects(&mut w);
+        }
+    }
+}
+
+#[test]
+fn any_message_may_come_twice() {
+    use Attribute as A;
+    for attribute in [A::Req, A::Rep, A::Rtu, A::Dreq, A::Drep, A::Mra] {
+        for after in [0, 100, 3_000, 300_000, 1_500_000] {
+            let mut w = World::new(1, 2);
+            w.next(1, is(attribute), Fate::Again(Duration::from_micros(after)));
+            connects(&mut w);
+        }
+    }
+}
+
+#[test]
+fn any_message_may_be_late() {
+    use Attribute as A;
+    for attribute in [A::Req, A::Rep, A::Rtu, A::Dreq, A::Drep] {
+        for after in [200, 90_000, 500_000, 900_000] {
+            let mut w = World::new(1, 2);
+            w.next(1, is(attribute), Fate::Delay(Duration::from_micros(after)));
+            connects(&mut w);
+        }
+    }
+}
+
+#[test]
+fn a_second_request_before_the_answer_gets_an_mra() {
+    let mut w = World::new(1, 2);
+    w.listen(1);
+    let a = w.connect(0, 1);
+    let b = w.take_request(1);
+    // The program thinks for longer than all retries together would take.
+    w.run_for(20 * SECOND);
+    assert_eq!((w.state(0, a), w.state(1, b)), (S::MraReqRcvd, S::MraReqSent));
+    let tx = w.hosts[0].cm.counters();
+    assert_eq!((tx.tx_msgs.of(Attribute::Req), tx.tx_retries.of(Attribute::Req)), (2, 1));
+    w.accept(1, b);
+    w.run();
+    assert!(matches!(w.event(0), CmEvent::ConnectResponse { .. }));
+    // And so does the other one.
+    w.run_for(20 * SECOND);
+    assert_eq!((w.state(0, a), w.state(1, b)), (S::MraRepSent, S::MraRepRcvd));
+    w.hosts[0].cm.ready(a, &[]).unwrap();
+    w.run();
+    assert!(matches!(w.event(1), CmEvent::Established { .. }));
+    w.tear_down();
+}
+
+#[test]
+fn a_lost_rejection_is_said_again() {
+    let mut w = World::new(1, 2);
+    w.listen(1);
+    w.next(2, is(Attribute::Rej), Fate::Drop);
+    let a = w.connect(0, 1);
+    let b = w.take_request(1);
+    let now = w.now;
+    w.hosts[1].cm.reject(now, b, RejReason::Consumer, &[], b"no").unwrap();
+    w.hosts[1].cm.destroy(now, b).unwrap();
+    w.run_for(3 * SECOND);
+    let CmEvent::Rejected { id, rejection } = w.event(0) else { panic!() };
+    assert_eq!((id, rejection.reason, rejection.about), (a, RejReason::Consumer, About::Req));
+    assert_eq!(rejection.private_data[..2], *b"no");
+    assert!(w.poll_event(1).is_none(), "asked once");
+    w.tear_down();
+}
+
+#[test]
+fn data_before_a_lost_rtu_establishes() {
+    let mut w = World::new(1, 2);
+    w.listen(1);
+    w.next(usize::MAX, is(Attribute::Rtu), Fate::Drop);
+    let a = w.connect(0, 1);
+    let b = w.take_request(1);
+    w.accept(1, b);
+    w.run();
+    w.event(0);
+    w.hosts[0].cm.ready(a, &[]).unwrap();
+    w.hosts[1].cm.establish(b).unwrap();
+    let CmEvent::Established { private_data, .. } = w.event(1) else { panic!() };
+    assert!(private_data.is_empty());
+    w.clear_rules();
+    w.run_for(20 * SECOND);
+    assert_eq!((w.state(0, a), w.state(1, b)), (S::Established, S::Established));
+    assert!(w.poll_event(1).is_none());
+    w.tear_down();
+}
+
+#[test]
+fn if_no_rtu_arrives_the_passive_side_gives_up_and_says_so() {
+    let mut w = World::new(1, 2);
+    w.listen(1);
+    w.next(usize::MAX, is(Attribute::Rtu), Fate::Drop);
+    let a = w.connect(0, 1);
+    let b = w.take_request(1);
+    w.accept(1, b);
+    w.run();
+    w.event(0);
+    w.hosts[0].cm.ready(a, &[]).unwrap();
+    w.run_for(20 * SECOND);
+    assert!(matches!(w.event(1), CmEvent::Unreachable { id } if id == b));
+    let CmEvent::Disconnected { id, how } = w.event(0) else { panic!() };
+    assert_eq!((id, how), (a, Disconnected::Rejected(RejReason::Timeout)));
+    w.tear_down();
+}
+
+#[test]
+fn a_late_answer_to_one_that_gave_up_is_rejected() {
+    let mut w = World::new(1, 2);
+    w.listen(1);
+    // The passive side hears the first REQ alone, and no REJ.
+    w.next(usize::MAX, |from, m| from == 0 && m.attribute() == Attribute::Rej, Fate::Drop);
+    w.next(1, is(Attribute::Req), Fate::Pass);
+    w.next(usize::MAX, is(Attribute::Mra), Fate::Drop);
+    let a = w.connect(0, 1);
+    let b = w.take_request(1);
+    let mut waited = 0;
+    while w.state(0, a) != S::Closed {
+        w.run_for(3 * SECOND);
+        waited += 1;
+        assert!(waited < 10);
+    }
+    assert!(matches!(w.event(0), CmEvent::Unreachable { id } if id == a));
+    w.clear_rules();
+    w.accept(1, b);
+    w.run_for(3 * SECOND);
+    let CmEvent::Rejected { id, rejection } = w.event(1) else { panic!() };
+    assert_eq!((id, rejection.reason), (b, RejReason::Timeout));
+    w.tear_down();
+}

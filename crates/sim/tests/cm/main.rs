@@ -1,0 +1,15 @@
+//! Connection management between hosts, in virtual time: one file for each kind of behaviour.
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+mod bad_input;
+mod connect;
+mod disconnect;
+mod fuzzed;
+mod listener;
+mod loss;
+mod many;
+mod model;
+mod sidr;
+mod stale;
+mod vanished_peer;
+mod world;

@@ -1,0 +1,135 @@
+//! One side has forgotten what the other believes to be connected (IBA 12.9.8.3.1).
+
+use std::time::Duration;
+
+use anyverbs_proto::cm::event::{CmEvent, Disconnected};
+use anyverbs_proto::cm::message::code::{About, RejReason};
+use anyverbs_proto::cm::{CmConfig, ConnectionState as S};
+
+use crate::world::{Dial, World, accept_params};
+
+/// A client connects, and starts anew with the same queue pair.
+fn restarted_client(config: CmConfig) -> (World, anyverbs_proto::cm::id::CommId, Dial<'static>) {
+    let mut w = World::new(1, 2);
+    w.listen(1);
+    let (a, b) = w.pair(0, 1);
+    let qpn = w.hosts[0].cm.qp_params(a).unwrap().qpn;
+    w.restart(0, config);
+    (w, b, Dial { qpn, ..Dial::default() })
+}
+
+fn told_and_then_served(first_id: u32) {
+    let config = CmConfig { first_id, ..CmConfig::default() };
+    let (mut w, b, dial) = restarted_client(config);
+    w.dial(0, 1, dial);
+    w.run();
+    let CmEvent::Rejected { rejection, .. } = w.event(0) else { panic!() };
+    assert_eq!((rejection.reason, rejection.about), (RejReason::StaleConn, About::Req));
+    // The old connection ends by DREQ, which the new client answers for the old one.
+    let CmEvent::Disconnected { id, how } = w.event(1) else { panic!() };
+    assert!(id == b && matches!(how, Disconnected::Acknowledged(_)));
+    assert_eq!(w.state(1, b), S::Timewait);
+    // Packets may be about: still stale.
+    w.dial(0, 1, dial);
+    w.run();
+    assert!(matches!(w.event(0), CmEvent::Rejected { .. }));
+    w.run_for(Duration::from_secs(10));
+    assert!(matches!(w.event(1), CmEvent::TimewaitExit { .. }));
+    let again = w.dial(0, 1, dial);
+    let b = w.take_request(1);
+    w.accept(1, b);
+    w.run();
+    assert!(matches!(w.event(0), CmEvent::ConnectResponse { id, .. } if id == again));
+    w.tear_down();
+}
+
+#[test]
+fn a_restarted_client_is_told_and_then_served() {
+    told_and_then_served(0x55_0000);
+}
+
+#[test]
+fn a_restarted_client_with_its_old_ids_too() {
+    let mut w = World::new(1, 2);
+    let first = w.hosts[0].cm.usage();
+    assert_eq!(first.connections, 0);
+    w.listen(1);
+    let (a, b) = w.pair(0, 1);
+    let qpn = w.hosts[0].cm.qp_params(a).unwrap().qpn.unwrap();
+    w.restart(0, CmConfig { first_id: a.0 & 0xff_ffff, ..CmConfig::default() });
+    let again = w.dial(
+        0,
+        1,
+        Dial { qpn: Some(anyverbs_proto::types::Qpn::new(qpn.get() + 1)), ..Dial::default() },
+    );
+    assert_eq!(again, a, "the very same name");
+    w.run();
+    let CmEvent::Rejected { rejection, .. } = w.event(0) else { panic!() };
+    assert_eq!(rejection.reason, RejReason::StaleConn);
+    assert!(matches!(w.event(1), CmEvent::Disconnected { id, .. } if id == b));
+    w.tear_down();
+}
+
+#[test]
+fn a_request_that_was_not_answered_yet_gives_way() {
+    let mut w = World::new(1, 2);
+    w.listen(1);
+    let qpn = w.qpn(0);
+    let dial = Dial { qpn: Some(qpn), ..Dial::default() };
+    w.dial(0, 1, dial);
+    let old = w.take_request(1);
+    w.restart(0, CmConfig { first_id: 0x77_0000, ..CmConfig::default() });
+    w.dial(0, 1, dial);
+    w.run();
+    assert!(
+        matches!(w.event(0), CmEvent::Rejected { rejection, .. } if rejection.reason == RejReason::StaleConn)
+    );
+    assert!(matches!(w.event(1), CmEvent::Rejected { id, .. } if id == old));
+    let new = w.dial(0, 1, dial);
+    let b = w.take_request(1);
+    w.accept(1, b);
+    w.run();
+    assert!(matches!(w.event(0), CmEvent::ConnectResponse { id, .. } if id == new));
+    w.tear_down();
+}
+
+#[test]
+fn a_restarted_server_is_told_by_the_client_that_knew_it() {
+    let mut w = World::new(1, 2);
+    w.listen(1);
+    let (a, b) = w.pair(0, 1);
+    let qpn = w.hosts[1].cm.qp_params(b).unwrap().qpn.unwrap();
+    w.restart(1, CmConfig { first_id: 0x77_0000, ..CmConfig::default() });
+    w.listen(1);
+    let second = w.connect(0, 1);
+    let b = w.take_request(1);
+    let now = w.now;
+    w.hosts[1].cm.accept(now, b, &accept_params(qpn)).unwrap();
+    w.run();
+    let CmEvent::Rejected { id, rejection } = w.event(1) else { panic!() };
+    assert_eq!((id, rejection.reason, rejection.about), (b, RejReason::StaleConn, About::Rep));
+    let mut ended: Vec<_> = std::iter::from_fn(|| w.poll_event(0)).map(|e| e.id()).collect();
+    ended.sort_unstable();
+    let mut expected = vec![a, second];
+    expected.sort_unstable();
+    assert_eq!(ended, expected, "the old connection is disconnected, the new one rejected");
+    w.tear_down();
+}
+
+#[test]
+fn a_rejected_queue_pair_may_ask_again_at_once() {
+    let mut w = World::new(1, 2);
+    w.listen(1);
+    let dial = Dial { qpn: Some(w.qpn(0)), ..Dial::default() };
+    for _ in 0..3 {
+        w.dial(0, 1, dial);
+        let b = w.take_request(1);
+        let now = w.now;
+        w.hosts[1].cm.reject(now, b, RejReason::Consumer, &[], &[]).unwrap();
+        w.run();
+        assert!(
+            matches!(w.event(0), CmEvent::Rejected { rejection, .. } if rejection.reason == RejReason::Consumer)
+        );
+    }
+    w.tear_down();
+}

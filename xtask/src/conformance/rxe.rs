@@ -1,0 +1,252 @@
+//! Unmodified tools between the device and the Linux kernel's Soft-RoCE, every packet captured and checked.
+
+mod capture;
+mod guest;
+mod table;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+
+use self::capture::{Addresses, Capture};
+use self::guest::{Guest, Job};
+use self::table::{Case, Direction};
+use super::tools::{gid_index, tail};
+use super::{Process, Selection, Sockets, Tally, wait_for};
+use crate::dist::Dist;
+use crate::{packages, workspace};
+
+/// For a server to listen, and for one side to end after the other: an emulated guest takes its time.
+const SOON: Duration = Duration::from_secs(15);
+/// Below the range from which the kernel takes ports for clients.
+const FIRST_PORT: u16 = 21_000;
+
+/// Runs the selected cases and says what became of them. Without a guest they are skipped.
+pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
+    packages::ensure(&[
+        packages::IPROUTE2,
+        packages::IBVERBS_UTILS,
+        packages::PERFTEST,
+        packages::TCPDUMP,
+        packages::TSHARK,
+        packages::PYTHON3,
+    ])?;
+    let mut cases = table::read(&workspace::root().join("conformance/rxe.toml"))?;
+    let all = cases.len();
+    cases.retain(|case| selection.takes(&case.name(), case.default));
+    if cases.is_empty() {
+        bail!("no case of the table has that in its name");
+    }
+    println!("rxe: {} of {all} cases", cases.len());
+    let captures = workspace::target().join("rxe");
+    let scratch = workspace::target().join("conformance/rxe");
+    for folder in [&captures, &scratch] {
+        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    }
+
+    let mut tally = Tally::default();
+    let guest = match Guest::start(&scratch.join("guest.log"))? {
+        Ok(guest) => guest,
+        Err(reason) => {
+            for case in &cases {
+                println!("skip {}  {reason}", case.name());
+            }
+            tally.skipped = cases.len();
+            println!("rxe: {tally}: {reason}");
+            return Ok(tally);
+        }
+    };
+    let gid = gid_index(guest.host_command(dist.anyverbs()), &guest.host_address())?;
+    let mut failures = Vec::new();
+    for (number, (case, port)) in cases.iter().zip(FIRST_PORT..).enumerate() {
+        let started = Instant::now();
+        let runner = Runner { dist, guest: &guest, gid, case, port, scratch: &scratch };
+        let outcome = runner.run(&captures.join(case.file_name() + ".pcap"))?;
+        let seconds = started.elapsed().as_secs_f64();
+        let head = format!("[{:>3}/{}] {}", number + 1, cases.len(), case.name());
+        match outcome {
+            Ok(figures) => {
+                tally.passed += 1;
+                println!("ok   {head}  {figures}  ({seconds:.1} s)");
+            }
+            Err((reason, said)) => {
+                tally.failed += 1;
+                println!("FAIL {head}  {reason}  ({seconds:.1} s)\n{said}");
+                failures.push(case.name());
+            }
+        }
+    }
+    println!("rxe: {tally}; captures in {}", captures.display());
+    for name in failures {
+        println!("  failed: {name}");
+    }
+    Ok(tally)
+}
+
+/// One case.
+struct Runner<'a> {
+    dist: &'a Dist,
+    guest: &'a Guest,
+    /// The index of this machine's address on the bridge in the device's GID table.
+    gid: u64,
+    case: &'a Case,
+    port: u16,
+    scratch: &'a Path,
+}
+
+/// A tool on either side of the wire, ended with this value.
+enum Program<'a> {
+    Here(Process),
+    Rxe(Job<'a>),
+}
+
+impl Program<'_> {
+    /// How the program ended, if it did; the inner error is a status other than 0.
+    fn ended(&mut self) -> anyhow::Result<Option<Result<(), String>>> {
+        Ok(match self {
+            Program::Here(process) => process
+                .ended()?
+                .map(|status| if status.success() { Ok(()) } else { Err(status.to_string()) }),
+            Program::Rxe(job) => job.ended()?.map(|status| match status {
+                0 => Ok(()),
+                status => Err(format!("exit status: {status}")),
+            }),
+        })
+    }
+
+    fn output(&self) -> String {
+        match self {
+            Program::Here(process) => process.output(),
+            Program::Rxe(job) => job.output(),
+        }
+    }
+
+    fn stop(&mut self) {
+        match self {
+            Program::Here(process) => process.stop(),
+            Program::Rxe(job) => job.stop(),
+        }
+    }
+}
+
+impl<'a> Runner<'a> {
+    /// The inner error is the case's: what is wrong, and what the programs said.
+    fn run(&self, file: &Path) -> anyhow::Result<Result<String, (String, String)>> {
+        let capture = Capture::start(self.guest, file, &self.output("tcpdump"))?;
+        let sockets = Sockets::of(&capture.id().to_string());
+        let mut server = self.start(false)?;
+        let mut client = None;
+        let verdict = match self.wait_for_server(&mut server, &sockets)? {
+            Ok(()) => {
+                let client = client.insert(self.start(true)?);
+                self.judge(client, &mut server)?
+            }
+            Err(reason) => Err(reason),
+        };
+        // Everything is written, and nothing sent any more, once they have ended.
+        if let Some(client) = &mut client {
+            client.stop();
+        }
+        server.stop();
+        let captured = capture.finish()?;
+        // Why a tool failed is often in the capture, so that is judged as well.
+        let wire = match captured {
+            Ok(file) => capture::check(self.case, &file, &self.addresses())?,
+            Err(reason) => Err(reason),
+        };
+        let reason = match (verdict, wire) {
+            (Ok(figures), Ok(packets)) => return Ok(Ok(format!("{figures}; {packets}"))),
+            (Ok(_), Err(wire)) => wire,
+            (Err(tool), Ok(packets)) => format!("{tool}; {packets}"),
+            (Err(tool), Err(wire)) => format!("{tool}; {wire}"),
+        };
+        let mut said = tail("server", &server.output());
+        if let Some(client) = client {
+            said += &tail("client", &client.output());
+        }
+        Ok(Err((reason, said)))
+    }
+
+    fn wait_for_server(
+        &self,
+        server: &mut Program<'_>,
+        sockets: &Sockets,
+    ) -> anyhow::Result<Result<(), String>> {
+        let listens = match server {
+            Program::Rxe(_) => self.guest.wait_for_listener(self.port, SOON).is_ok(),
+            Program::Here(_) => wait_for(Instant::now() + SOON, || {
+                Ok(server.ended()?.is_some() || sockets.listens(self.port)?)
+            })?,
+        };
+        Ok(match server.ended()? {
+            Some(ending) => Err(format!(
+                "the server ended before it listened ({})",
+                ending.err().unwrap_or_else(|| "exit status: 0".into())
+            )),
+            None if listens => Ok(()),
+            None => Err(format!("the server does not listen after {} s", SOON.as_secs())),
+        })
+    }
+
+    /// Waits for both and reads what they say.
+    fn judge(
+        &self,
+        client: &mut Program<'_>,
+        server: &mut Program<'_>,
+    ) -> anyhow::Result<Result<String, String>> {
+        let case = self.case;
+        let deadline = Instant::now() + Duration::from_secs(case.timeout_s);
+        // A side without the other may wait for ever.
+        wait_for(deadline, || Ok(client.ended()?.is_some() || server.ended()?.is_some()))?;
+        let late = deadline.min(Instant::now() + SOON);
+        wait_for(late, || Ok(client.ended()?.is_some() && server.ended()?.is_some()))?;
+        let endings = [("client", client.ended()?), ("server", server.ended()?)];
+        for (side, ending) in &endings {
+            if let Some(Err(status)) = ending {
+                return Ok(Err(format!("the {side} ended with {status}")));
+            }
+        }
+        if let Some((side, _)) = endings.iter().find(|(_, ending)| ending.is_none()) {
+            return Ok(Err(format!("the {side} does not end")));
+        }
+        if case.report.on_both_sides()
+            && let Err(reason) = case.report.read(&server.output(), case.rows)
+        {
+            return Ok(Err(format!("the server: {reason}")));
+        }
+        Ok(case.report.read(&client.output(), case.rows))
+    }
+
+    /// Starts the tool on its side.
+    fn start(&self, client: bool) -> anyhow::Result<Program<'a>> {
+        let here = client == (self.case.direction == Direction::ToRxe);
+        let gid = if here { self.gid } else { self.guest.gid_index() }.to_string();
+        let words = self.case.command.split(' ');
+        let mut words: Vec<&str> =
+            words.map(|word| if word == "GID" { gid.as_str() } else { word }).collect();
+        let port = self.port.to_string();
+        words.extend(["-p", &port]);
+        let Addresses { here: host, rxe: guest } = self.addresses();
+        if client {
+            words.push(if here { &guest } else { &host });
+        }
+        if !here {
+            return Ok(Program::Rxe(self.guest.spawn(&words.join(" "))?));
+        }
+        let mut command: Command = self.guest.host_command(self.dist.anyverbs());
+        command.args(["run", "--"]).args(words).current_dir(self.scratch);
+        let name = if client { "client" } else { "server" };
+        Ok(Program::Here(Process::start(&mut command, &self.output(name))?))
+    }
+
+    fn addresses(&self) -> Addresses {
+        Addresses { here: self.guest.host_address(), rxe: self.guest.address() }
+    }
+
+    fn output(&self, name: &str) -> PathBuf {
+        self.scratch.join(format!("{}.{name}", self.case.file_name()))
+    }
+}

@@ -1,0 +1,283 @@
+//! The virtual machine with the kernel's Soft-RoCE, driven through `conformance/rxe/rxe-vm.sh`.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+
+use crate::conformance::{Process, quiet, wait_for};
+use crate::{packages, workspace};
+
+/// The one guest that is used.
+const GUEST: &str = "1";
+/// About two minutes on a busy machine, and the time to fetch the packages.
+const BUILD_TIME: Duration = Duration::from_secs(900);
+const START_TIME: Duration = Duration::from_secs(200);
+/// A job that was ended says so soon.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// A running guest on a bridge with this machine; stopped with this value if it was started for it.
+pub(super) struct Guest {
+    vm: Vm,
+    ours: bool,
+    /// The index of the guest's IPv4 address, as RoCE v2, in its GID table.
+    gid_index: u64,
+}
+
+/// The script and its settings.
+struct Vm {
+    script: PathBuf,
+    work: PathBuf,
+    namespace: String,
+    bridge: String,
+    net: String,
+}
+
+impl Guest {
+    /// Builds the guest if there is none and starts it if it does not run. The inner error is why there is no guest to be had.
+    pub(super) fn start(log: &Path) -> anyhow::Result<Result<Self, String>> {
+        // SAFETY: cannot fail and touches no memory.
+        if unsafe { libc::geteuid() } != 0 {
+            return Ok(Err("the guest's network takes root".into()));
+        }
+        if let Err(error) = packages::ensure(&[packages::QEMU]) {
+            return Ok(Err(format!("no QEMU: {error:#}")));
+        }
+        let vm = Vm::from_environment();
+        if !vm.work.join("accel").exists() {
+            println!("building the guest in {}", vm.work.display());
+            for step in ["deps", "build"] {
+                if let Err(reason) = vm.step(&[step], log, BUILD_TIME)? {
+                    return Ok(Err(reason));
+                }
+            }
+        }
+        let runs = quiet(&mut vm.command(&["status"]))?
+            .lines()
+            .any(|line| line.starts_with(&format!("guest {GUEST} ")));
+        // From here on a guest that does not come up is taken down again.
+        let mut guest = Guest { vm, ours: !runs, gid_index: 0 };
+        if !runs && let Err(reason) = guest.vm.step(&["start", GUEST], log, START_TIME)? {
+            return Ok(Err(reason));
+        }
+        guest.gid_index = match guest.find_gid() {
+            Ok(index) => index,
+            Err(error) => return Ok(Err(format!("no Soft-RoCE in the guest: {error:#}"))),
+        };
+        Ok(Ok(guest))
+    }
+
+    pub(super) fn address(&self) -> String {
+        format!("{}.2", self.vm.net)
+    }
+
+    /// This machine's address on the bridge.
+    pub(super) fn host_address(&self) -> String {
+        format!("{}.1", self.vm.net)
+    }
+
+    pub(super) fn gid_index(&self) -> u64 {
+        self.gid_index
+    }
+
+    /// The guest's end of the wire, on which packets look as on a cable: segmented.
+    pub(super) fn interface(&self) -> String {
+        format!("{}{GUEST}", self.vm.bridge)
+    }
+
+    /// A command that runs `program` on this machine, where the bridge is.
+    pub(super) fn host_command(&self, program: impl Into<OsString>) -> Command {
+        if self.vm.namespace.is_empty() {
+            return Command::new(program.into());
+        }
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.vm.namespace]).arg(program.into());
+        command
+    }
+
+    /// Starts a shell command in the guest.
+    pub(super) fn spawn(&self, command: &str) -> anyhow::Result<Job<'_>> {
+        let name = quiet(&mut self.vm.command(&["spawn", GUEST, command]))?;
+        let name = name.trim();
+        let file = self.vm.work.join(format!("vm{GUEST}/share/jobs")).join(name);
+        Ok(Job { vm: &self.vm, name: name.into(), file })
+    }
+
+    /// Runs a shell command in the guest to its end.
+    pub(super) fn run(&self, command: &str, time: Duration) -> anyhow::Result<String> {
+        let mut job = self.spawn(command)?;
+        let end = Instant::now() + time;
+        wait_for(end, || Ok(job.ended()?.is_some()))?;
+        match job.ended()? {
+            Some(0) => Ok(job.output()),
+            Some(status) => {
+                bail!("`{command}` in the guest ended with {status}: {}", job.output().trim())
+            }
+            None => bail!("`{command}` in the guest takes longer than {} s", time.as_secs()),
+        }
+    }
+
+    /// Waits until somebody in the guest listens on a TCP port.
+    pub(super) fn wait_for_listener(&self, port: u16, time: Duration) -> anyhow::Result<()> {
+        let polls = time.as_millis() / 100;
+        self.run(
+            &format!(
+                "for i in $(seq {polls}); do grep -qs ':{port:04X} 0*:0000 0A' /proc/net/tcp /proc/net/tcp6 && exit; sleep 0.1; done; exit 1"
+            ),
+            time * 2,
+        )
+        .map(|_| ())
+    }
+
+    fn find_gid(&self) -> anyhow::Result<u64> {
+        let table = self.run(
+            "cd /sys/class/infiniband/rxe0/ports/1 && grep -rs . gids gid_attrs/types; true",
+            Duration::from_secs(60),
+        )?;
+        gid_index(&table, &self.address())
+            .with_context(|| format!("{} is not in its GID table", self.address()))
+    }
+}
+
+/// Finds an IPv4 address, as RoCE v2, in lines like `gids/1:0000:...:0a63:0002` and `gid_attrs/types/1:RoCE v2`.
+fn gid_index(table: &str, address: &str) -> Option<u64> {
+    let address: std::net::Ipv4Addr = address.parse().ok()?;
+    let gid = address.to_ipv6_mapped();
+    table.lines().find_map(|line| {
+        let (index, text) = line.strip_prefix("gids/")?.split_once(':')?;
+        let v2 = format!("gid_attrs/types/{index}:RoCE v2");
+        let same = text.parse::<std::net::Ipv6Addr>().ok()? == gid;
+        (same && table.lines().any(|line| line == v2)).then(|| index.parse().ok())?
+    })
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        if self.ours
+            && let Err(error) = quiet(&mut self.vm.command(&["stop", "all"]))
+        {
+            eprintln!("xtask: {error:#}");
+        }
+    }
+}
+
+impl Vm {
+    /// With the script's defaults for what the environment does not say.
+    fn from_environment() -> Self {
+        let setting = |name, default: &str| env::var(name).unwrap_or_else(|_| default.into());
+        Vm {
+            script: workspace::root().join("conformance/rxe/rxe-vm.sh"),
+            work: env::var_os("RXE_WORK")
+                .filter(|work| !work.is_empty())
+                .map_or_else(|| workspace::target().join("rxe"), PathBuf::from),
+            namespace: setting("RXE_NETNS", "rxe-peer"),
+            bridge: setting("RXE_BR", "rxebr"),
+            net: setting("RXE_NET", "10.99.0"),
+        }
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.script);
+        command
+            .args(arguments)
+            .env("RXE_WORK", &self.work)
+            .env("RXE_NETNS", &self.namespace)
+            .env("RXE_BR", &self.bridge)
+            .env("RXE_NET", &self.net);
+        command
+    }
+
+    /// Runs a step of the script. The inner error is the last thing that it said.
+    fn step(
+        &self,
+        arguments: &[&str],
+        log: &Path,
+        time: Duration,
+    ) -> anyhow::Result<Result<(), String>> {
+        let mut process = Process::start(&mut self.command(arguments), log)?;
+        let what = arguments.join(" ");
+        Ok(match process.wait(Instant::now() + time)? {
+            Some(status) if status.success() => Ok(()),
+            Some(status) => {
+                let said = process.output();
+                let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
+                Err(format!("the guest does not {what} ({status}): {last} (see {})", log.display()))
+            }
+            None => Err(format!("the guest does not {what} in {} s", time.as_secs())),
+        })
+    }
+}
+
+/// A shell command in the guest, ended with this value.
+pub(super) struct Job<'a> {
+    vm: &'a Vm,
+    name: String,
+    /// Without extension: the guest writes `.out` as it goes and `.rc` at the end.
+    file: PathBuf,
+}
+
+impl Job<'_> {
+    /// The exit status if the command has ended.
+    pub(super) fn ended(&mut self) -> anyhow::Result<Option<i32>> {
+        match fs::read_to_string(self.file.with_extension("rc")) {
+            // Made, not yet written.
+            Ok(text) if text.is_empty() => Ok(None),
+            Ok(text) => {
+                let status = text.trim().parse();
+                status.map(Some).with_context(|| format!("an exit status {text:?} from the guest"))
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).context("cannot read the guest's files"),
+        }
+    }
+
+    /// What it has written so far.
+    pub(super) fn output(&self) -> String {
+        let bytes = fs::read(self.file.with_extension("out")).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Ends the command if it still runs.
+    pub(super) fn stop(&mut self) {
+        if !matches!(self.ended(), Ok(None)) {
+            return;
+        }
+        if let Err(error) = quiet(&mut self.vm.command(&["kill", GUEST, &self.name])) {
+            eprintln!("xtask: {error:#}");
+            return;
+        }
+        // An interrupt ends the wait, which is as well.
+        let _ = wait_for(Instant::now() + GRACE, || Ok(self.ended()?.is_some()));
+    }
+}
+
+impl Drop for Job<'_> {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_gid_of_an_address_is_found_by_its_type() {
+        let table = "\
+gids/0:fe80:0000:0000:0000:5054:00ff:fe99:0002
+gids/1:0000:0000:0000:0000:0000:ffff:0a63:0002
+gids/2:0000:0000:0000:0000:0000:ffff:0a63:0002
+gids/3:0000:0000:0000:0000:0000:0000:0000:0000
+gid_attrs/types/0:RoCE v2
+gid_attrs/types/1:IB/RoCE v1
+gid_attrs/types/2:RoCE v2
+";
+        assert_eq!(gid_index(table, "10.99.0.2"), Some(2));
+        assert_eq!(gid_index(table, "10.99.0.3"), None);
+        assert_eq!(gid_index("", "10.99.0.2"), None);
+    }
+}
