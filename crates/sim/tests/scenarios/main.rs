@@ -1,5 +1,5 @@
 //! Scenarios: what queue pairs do when the network, the peer or the program does something particular.
-//! The rows S1.1 to S5.11 are those of the verbs' documents, as listed in `docs/`.
+//! S1.1 to S5.11 are the rows of the requirements that a scenario proves.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
