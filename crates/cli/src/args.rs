@@ -104,12 +104,7 @@ pub(crate) struct Run {
     #[arg(long)]
     pub(crate) print_env: bool,
     /// The program and its arguments
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "PROGRAM"
-    )]
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<OsString>,
 }
 
@@ -163,5 +158,6 @@ mod tests {
         let Command::Run(run) = args.command else { panic!("run") };
         assert_eq!(run.program, ["ls", "--no-view"]);
         assert!(!run.no_view);
+        assert!(Args::try_parse_from(["anyverbs", "run", "--nope", "--", "true"]).is_err());
     }
 }

@@ -27,7 +27,11 @@ pub(crate) fn attach_bpf(
     program: &[libc::sock_filter],
 ) -> io::Result<()> {
     let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let prog = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
+    // Zeroed first: the kernel copies the padding too, and memory checkers mind.
+    // SAFETY: an integer and a pointer, for which zero is valid.
+    let mut prog: libc::sock_fprog = unsafe { std::mem::zeroed() };
+    prog.len = len;
+    prog.filter = program.as_ptr().cast_mut();
     // SAFETY: `prog` describes a live array of `len` instructions, which the kernel copies and does not write.
     let rc = unsafe {
         libc::setsockopt(

@@ -136,13 +136,16 @@ impl From<std::io::Error> for OpenError {
 impl Engine {
     /// This process's engine, started where there is none.
     pub(crate) fn current() -> Result<&'static Self, OpenError> {
-        let mut fresh = false;
+        let mut fresh = None;
         let engine = fork::singleton(|| {
-            fresh = true;
-            Self::new()
+            let engine = Self::new()?;
+            let worker = worker::spawn()
+                .map_err(|source| OpenError::System { what: "start a thread", source })?;
+            fresh = Some(worker);
+            Ok::<_, OpenError>(engine)
         })?;
-        if fresh {
-            worker::spawn(engine);
+        if let Some(worker) = fresh {
+            worker.send(engine).expect("the worker waits for its engine");
             // SAFETY: an extern "C" function without preconditions. Full: owed ACKs wait for the peer's timeout.
             unsafe { libc::atexit(at_exit) };
         }

@@ -46,6 +46,8 @@ pub(super) struct RxState {
     batch: RxBatch,
     forwarded: ForwardBuffer,
     calls: u32,
+    /// Receiving failed, and the log says so.
+    failed: bool,
     since_acks: usize,
     /// Queue pairs whose path has room again.
     resume: Vec<Qpn>,
@@ -62,6 +64,7 @@ impl RxState {
             batch,
             forwarded: ForwardBuffer::new(),
             calls: 0,
+            failed: false,
             since_acks: 0,
             resume: Vec::with_capacity(64),
             probes: Vec::with_capacity(64),
@@ -99,13 +102,17 @@ impl Engine {
     /// Receives one batch; how many datagrams. 0 also while another thread is at it.
     pub(super) fn receive(&'static self, worker: bool) -> usize {
         let Some(mut rx) = self.rx.try_lock() else { return 0 };
-        let RxState { batch, forwarded, calls, since_acks, resume, probes, flow } = &mut *rx;
+        let RxState { batch, forwarded, calls, failed, since_acks, resume, probes, flow } =
+            &mut *rx;
         *calls = calls.wrapping_add(1);
         // Before the sockets are read: what is found empty was so no earlier than this.
         let now = self.now();
         let received = if worker { self.port.receive(batch) } else { self.port.poll(batch) };
         if let Err(error) = received {
-            tracing::error!(%error, "receiving failed");
+            // Once: a program that closed our descriptors has enough to read.
+            if !std::mem::replace(failed, true) {
+                tracing::error!(%error, "receiving failed");
+            }
         }
         let mut n = 0;
         self.deliver_at(

@@ -8,6 +8,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, Sender};
 use std::time::Duration;
 
 use anyverbs_net::AddressMonitor;
@@ -178,8 +179,10 @@ impl Shared {
     }
 }
 
-/// Starts the worker, with all signals blocked: they are for the program's threads.
-pub(super) fn spawn(engine: &'static Engine) {
+/// Starts the worker, with all signals blocked: they are for the program's threads. It waits until it is sent its engine,
+/// and ends if there comes none.
+pub(super) fn spawn() -> io::Result<Sender<&'static Engine>> {
+    let (sender, engine) = mpsc::channel();
     // SAFETY: all-zero is a valid sigset_t, and the calls get live pointers to such.
     let old = unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
@@ -191,15 +194,16 @@ pub(super) fn spawn(engine: &'static Engine) {
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
         old
     };
-    let spawned = std::thread::Builder::new()
-        .name("anyverbs".into())
-        .stack_size(256 << 10)
-        .spawn(move || run(engine));
+    let spawned = std::thread::Builder::new().name("anyverbs".into()).stack_size(256 << 10).spawn(
+        move || {
+            if let Ok(engine) = engine.recv() {
+                run(engine);
+            }
+        },
+    );
     // SAFETY: as above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut()) };
-    if let Err(error) = spawned {
-        tracing::error!(%error, "no worker thread: only polling programs are served");
-    }
+    spawned.map(|_| sender)
 }
 
 fn run(engine: &'static Engine) {
