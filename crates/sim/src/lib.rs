@@ -26,6 +26,7 @@ mod memory;
 pub mod net;
 mod options;
 mod pair;
+mod progress;
 mod sim;
 pub mod trace;
 

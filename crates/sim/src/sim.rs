@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::cq::Cq;
-use anyverbs_proto::env::Env;
 use anyverbs_proto::memory::Memory;
 use anyverbs_proto::mr::{Access, MrTable, Region};
 use anyverbs_proto::qp::attr::{ModifyError, ModifyLimits, QpAttr, QpAttrMask, QpInit, QpState};
@@ -14,7 +13,6 @@ use anyverbs_proto::recv_queue::{PostRecvError, RecvQueue};
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Gid, Mtu, Qpn};
 use anyverbs_proto::wc::Wc;
-use anyverbs_proto::wire::packet::{Headers, Packet};
 use anyverbs_proto::wr::{AddressVector, RecvWr, SendWr, UdDest};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -23,23 +21,18 @@ use crate::device::{
     Around, CqId, CqSlot, Device, DeviceId, Event, Mr, Place, QpId, QpSlot, Shared, SrqId, SrqSlot,
 };
 use crate::memory::Arena;
-use crate::net::{self, Delivery, Net};
+use crate::net::Net;
 use crate::options::QpOptions;
-
-/// Instants that one [`Sim::run`] may take.
-const MAX_INSTANTS: u32 = 2_000_000;
-/// How often a timer may be due at one instant before it counts as a loop without end.
-const MAX_ROUNDS: u32 = 1000;
 
 /// Devices in virtual time. If a test panics, it prints its seed and the packets.
 #[derive(Debug)]
 pub struct Sim {
     seed: u64,
-    now: Time,
-    devices: Vec<Device>,
+    pub(crate) now: Time,
+    pub(crate) devices: Vec<Device>,
     gids: Vec<Gid>,
     /// Members of multicast groups, sorted by device.
-    groups: Vec<(Gid, QpId)>,
+    pub(crate) groups: Vec<(Gid, QpId)>,
     /// How long devices hold ACKs back; zero: while packets of the same instant are left.
     pub ack_delay: Duration,
     /// The network.
@@ -264,12 +257,12 @@ impl Sim {
         &self.slot(qp).qp
     }
 
-    fn slot(&self, qp: QpId) -> &QpSlot {
+    pub(crate) fn slot(&self, qp: QpId) -> &QpSlot {
         self.devices[qp.device.0].qps[qp.index].as_ref().expect("the queue pair lives")
     }
 
     /// Calls into a queue pair with its device around it.
-    fn with<R>(&mut self, id: QpId, f: impl FnOnce(&mut Qp, &mut Around<'_>) -> R) -> R {
+    pub(crate) fn with<R>(&mut self, id: QpId, f: impl FnOnce(&mut Qp, &mut Around<'_>) -> R) -> R {
         let device = &mut self.devices[id.device.0];
         let QpSlot { qp, place, .. } = device.qps[id.index].as_mut().expect("the queue pair lives");
         let mut env = Around {
@@ -301,7 +294,7 @@ impl Sim {
         }
     }
 
-    fn qps(&self) -> impl Iterator<Item = &QpSlot> {
+    pub(crate) fn qps(&self) -> impl Iterator<Item = &QpSlot> {
         self.devices.iter().flat_map(|d| d.qps.iter().flatten())
     }
 
@@ -427,132 +420,5 @@ impl Sim {
     #[must_use]
     pub fn counter(&self, device: DeviceId, counter: Counter) -> u64 {
         self.devices[device.0].shared.counters.read(counter)
-    }
-
-    /// A packet that no device sent arrives at once; `from` is whose address it bears.
-    pub fn inject(&mut self, from: DeviceId, to: DeviceId, headers: Headers, payload: &[u8]) {
-        let arrival = net::arrival(self.gid(from), self.gid(to));
-        self.net.enqueue(self.now, to, arrival, net::emit(headers, payload));
-        self.instant();
-    }
-
-    /// When something happens next.
-    #[must_use]
-    pub fn next(&self) -> Option<Time> {
-        self.qps()
-            .flat_map(|slot| [slot.qp.deadline(), slot.place.blocked_until, slot.place.ack_at])
-            .flatten()
-            .chain(self.net.next())
-            .min()
-            .map(|at| at.max(self.now))
-    }
-
-    /// Goes to the next moment at which something happens, and does all of it. False if nothing will.
-    pub fn step(&mut self) -> bool {
-        let Some(at) = self.next() else { return false };
-        self.now = at;
-        self.instant();
-        true
-    }
-
-    /// Everything that is due now: packets, timers, paths with room again, then ACKs that were held.
-    fn instant(&mut self) {
-        let mut rounds = 0;
-        while self.next().is_some_and(|at| at <= self.now) {
-            rounds += 1;
-            assert!(rounds < MAX_ROUNDS, "a timer is due again and again at {:?}", self.now);
-            while let Some(delivery) = self.net.deliver(self.now) {
-                self.receive(&delivery);
-            }
-            let now = self.now;
-            let due = |at: Option<Time>| at.is_some_and(|at| at <= now);
-            let ids: Vec<QpId> = self.qps().map(|slot| slot.place.id).collect();
-            for &id in &ids {
-                if due(self.slot(id).qp.deadline()) {
-                    self.with(id, |qp, env| qp.on_timer(env));
-                }
-                if due(self.slot(id).place.blocked_until) {
-                    self.with(id, |qp, env| {
-                        env.place.blocked_until = None;
-                        qp.transmit(env);
-                    });
-                }
-            }
-            for &id in &ids {
-                if due(self.slot(id).place.ack_at) {
-                    self.with(id, |qp, env| {
-                        env.place.ack_at = None;
-                        qp.acknowledge(env);
-                    });
-                    let slot = self.slot(id);
-                    assert!(
-                        !slot.qp.owes_ack() || slot.place.blocked_until.is_some(),
-                        "an ACK is owed after acknowledge"
-                    );
-                }
-            }
-        }
-    }
-
-    fn receive(&mut self, delivery: &Delivery) {
-        let device = &self.devices[delivery.to.0];
-        let counters = &device.shared.counters;
-        let Ok(packet) = Packet::parse(&delivery.bytes) else {
-            counters.add(Counter::DropMalformed, 1);
-            return;
-        };
-        let qpn = packet.headers.bth.dest_qpn;
-        let to: Vec<QpId> = if qpn == Qpn::MULTICAST {
-            let group = delivery.arrival.destination;
-            let is_member = |(gid, qp): &&(Gid, QpId)| *gid == group && qp.device == delivery.to;
-            self.groups.iter().filter(is_member).map(|(_, qp)| *qp).collect()
-        } else {
-            device.by_qpn(qpn).into_iter().collect()
-        };
-        if to.is_empty() {
-            counters.add(Counter::DropNoQp, 1);
-        }
-        for id in to {
-            self.with(id, |qp, env| {
-                env.count(Counter::RcvdPkts, 1);
-                qp.receive(&delivery.arrival, &packet, env);
-            });
-        }
-    }
-
-    /// Runs until nothing more happens.
-    ///
-    /// # Panics
-    /// If that never comes.
-    pub fn run(&mut self) {
-        for _ in 0..MAX_INSTANTS {
-            if !self.step() {
-                return;
-            }
-        }
-        panic!("no rest after {MAX_INSTANTS} instants");
-    }
-
-    /// Runs for a time.
-    pub fn run_for(&mut self, time: Duration) {
-        let end = self.now + time;
-        while self.next().is_some_and(|at| at <= end) {
-            self.step();
-        }
-        self.now = end;
-    }
-
-    /// Runs until a condition holds.
-    ///
-    /// # Panics
-    /// If nothing more happens before that.
-    pub fn run_until(&mut self, mut condition: impl FnMut(&Self) -> bool) {
-        for _ in 0..MAX_INSTANTS {
-            if condition(self) {
-                return;
-            }
-            assert!(self.step(), "nothing more happens");
-        }
-        panic!("it never comes");
     }
 }

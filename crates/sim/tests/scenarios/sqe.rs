@@ -72,3 +72,21 @@ fn flushed_in_order_and_each_once() {
         assert_eq!(t.sent(a), [(1, LocProtErr), (2, WrFlushErr), (3, WrFlushErr)]);
     }
 }
+
+#[test]
+fn a_message_that_fails_in_its_middle_leaves_no_trace() {
+    let mut t = Pair::new(1, QpOptions::uc());
+    let (a, b) = t.ends();
+    t.memory(a.device).unmap(a.mr.addr + 4096, 4096);
+    t.recv(b, 10, &[b.mr.sge(0, 20_000)]);
+    t.post(a, 1, SendOp::Send, &[a.mr.sge(0, 12_000)]);
+    t.run();
+    assert_eq!(t.sent(a), [(1, LocProtErr)]);
+    assert!(t.net.trace.count(a.device, O::SendMiddle) > 0, "it began");
+    t.to_state(a.qp, QpState::Rts);
+    t.post(a, 2, SendOp::SendImm(2), &[a.mr.sge(8192, 5000)]);
+    t.run();
+    assert_eq!(t.sent(a), [(2, Success)]);
+    assert_eq!(t.recvs(b).iter().map(|wc| (wc.wr_id, wc.imm)).collect::<Vec<_>>(), [(10, 2)]);
+    assert_eq!(t.bytes(b.mr, 0, 5000), t.bytes(a.mr, 8192, 5000));
+}
