@@ -96,6 +96,9 @@ pub struct RxBatch {
     deliveries: Vec<Delivery>,
     pub(crate) calls: u32,
     pub(crate) prefer_v6: bool,
+    /// Messages to ask for. To prepare, and for the kernel to try, one more than there are costs as much as a fifth of
+    /// a message, so it follows what came last.
+    expected: usize,
     /// The last call asked every family.
     pub(crate) asked_all: bool,
 }
@@ -120,6 +123,7 @@ impl RxBatch {
             deliveries: Vec::new(),
             calls: 0,
             prefer_v6: false,
+            expected: 1,
             asked_all: false,
         })
     }
@@ -168,7 +172,8 @@ impl RxBatch {
 
     /// Appends what `fd` has, as far as there is room, without waiting; the number of messages.
     pub(crate) fn fill(&mut self, fd: BorrowedFd<'_>, family: Family) -> io::Result<usize> {
-        let (first, room) = (self.messages, self.capacity() - self.messages);
+        let first = self.messages;
+        let room = (self.capacity() - first).min(self.expected);
         if room == 0 {
             return Ok(0);
         }
@@ -202,9 +207,11 @@ impl RxBatch {
             )
         };
         if n < 0 {
+            self.expected = (self.expected / 2).max(1);
             return Err(io::Error::last_os_error());
         }
         let n = n as usize;
+        self.expected = if n == room { room * 2 } else { n.max(1) };
         for (i, header) in headers.iter().enumerate().take(n) {
             // SAFETY: the first `room` headers were initialised above, and n <= room.
             let header = unsafe { header.assume_init_ref() };
