@@ -240,8 +240,8 @@ impl UdpPort {
         self.lanes.opened().map(super::lanes::Lane::gso).reduce(|a, b| a && b)
     }
 
-    /// Receives what is there, without waiting, into `batch`, whose former content is gone; the number of messages (a
-    /// GRO batch is one). Datagrams by which processes find each other are answered and not delivered.
+    /// Receives of what is there, without waiting, into `batch`, whose former content is gone; the number of messages (a
+    /// GRO batch is one). One call need not bring everything; 0 means that nothing is there. Datagrams by which processes find each other are answered and not delivered.
     ///
     /// # Errors
     /// Those of recvmmsg(2) that are about this process. Errors of the network are counted.
