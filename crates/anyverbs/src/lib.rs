@@ -15,6 +15,7 @@
 
 mod ah;
 mod async_event;
+pub mod cm;
 mod comp_channel;
 pub mod config;
 mod context;

@@ -6,6 +6,7 @@
 //! them, but that the table of queue pairs may attach a new one to its CQ.
 
 pub(crate) mod env;
+pub(crate) mod gsi;
 pub(crate) mod pace;
 pub(crate) mod path;
 mod progress;
@@ -18,6 +19,7 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use anyverbs_net::{PortOptions, Slot, UdpPort};
+use anyverbs_proto::cm::CmConfig;
 use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::mr::MrTable;
 use anyverbs_proto::qp::attr::ModifyLimits;
@@ -40,6 +42,7 @@ use crate::limits::{self, DeviceAttr};
 use crate::link::inproc::Inproc;
 use crate::link::udp::BatchPool;
 use crate::memory::ProcessMemory;
+use gsi::Gsi;
 use path::Paths;
 use progress::RxState;
 use qp_table::QpTable;
@@ -95,6 +98,7 @@ pub(crate) struct Engine {
     pub(crate) memory: ProcessMemory,
     counters: Counters,
     pub(crate) qps: QpTable,
+    pub(crate) gsi: Gsi,
     pub(crate) quotas: Quotas,
     pub(crate) inproc: Inproc,
     pub(crate) batches: BatchPool,
@@ -197,6 +201,14 @@ impl Engine {
             memory: ProcessMemory::new(),
             counters: Counters::default(),
             qps: QpTable::new(number, rng.random()),
+            gsi: Gsi::new(CmConfig {
+                slot: number,
+                first_id: rng.random(),
+                ca_guid: node_guid,
+                ack_delay: attr.local_ca_ack_delay,
+                max_rd_atomic: attr.max_qp_rd_atom.try_into().unwrap_or(u8::MAX),
+                ..CmConfig::default()
+            }),
             quotas: Quotas {
                 pd: Quota::new(attr.max_pd),
                 cq: Quota::new(attr.max_cq),

@@ -1,0 +1,55 @@
+//! Why calls on ids fail.
+
+use thiserror::Error;
+
+/// Why a call was refused; nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum CmError {
+    /// `EINVAL`: a value out of range, or not possible in the present state; the text says which.
+    #[error("invalid: {0}")]
+    Invalid(&'static str),
+    /// `EADDRINUSE`.
+    #[error("address in use")]
+    InUse,
+    /// `EADDRNOTAVAIL`, `ENODEV`: not an address of this device.
+    #[error("no device has this address")]
+    NoDevice,
+    /// `ENETUNREACH`, `EHOSTUNREACH`: no route.
+    #[error("the destination cannot be reached")]
+    Unreachable,
+    /// `ENOMEM`.
+    #[error("too many {0}")]
+    Exhausted(&'static str),
+    /// `EOPNOTSUPP` (`ENOSYS` where the manual page says so).
+    #[error("not supported: {0}")]
+    Unsupported(&'static str),
+    /// `EIO`: inherited across `fork`.
+    #[error("objects that were inherited across fork do no work")]
+    Forked,
+    /// The errno of what was called below.
+    #[error("{what}: errno {errno}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// Why it was refused.
+        errno: i32,
+    },
+}
+
+impl CmError {
+    /// The error number of the C ABI.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Invalid(_) => libc::EINVAL,
+            Self::InUse => libc::EADDRINUSE,
+            Self::NoDevice => libc::ENODEV,
+            Self::Unreachable => libc::ENETUNREACH,
+            Self::Exhausted(_) => libc::ENOMEM,
+            Self::Unsupported(_) => libc::EOPNOTSUPP,
+            Self::Forked => libc::EIO,
+            Self::System { errno, .. } => *errno,
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! What an event channel tells (`rdma_get_cm_event(3)`).
+
+use anyverbs_proto::cm::message::ece::Ece;
+use anyverbs_proto::types::{QKey, Qpn};
+
+use super::id::Id;
+use crate::ah::AhAttr;
+
+/// `enum rdma_cm_event_type`, with its values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+#[non_exhaustive]
+pub enum EventKind {
+    /// [`Id::resolve_addr`] is done.
+    AddrResolved = 0,
+    /// It failed.
+    AddrError = 1,
+    /// [`Id::resolve_route`] is done.
+    RouteResolved = 2,
+    /// It failed.
+    RouteError = 3,
+    /// Somebody asks a listener; the event carries a new id.
+    ConnectRequest = 4,
+    /// The peer accepts, and the queue pair is the program's to move.
+    ConnectResponse = 5,
+    /// Something failed after the peer's answer.
+    ConnectError = 6,
+    /// The peer does not answer, or nobody is there.
+    Unreachable = 7,
+    /// The peer says no; the status is its reason.
+    Rejected = 8,
+    /// The connection is there.
+    Established = 9,
+    /// The connection is no more.
+    Disconnected = 10,
+    /// The device is no more.
+    DeviceRemoval = 11,
+    /// [`Id::join`] is done.
+    MulticastJoin = 12,
+    /// It failed, or the group is lost.
+    MulticastError = 13,
+    /// The address that the id is bound to changed its device.
+    AddrChange = 14,
+    /// The queue pair may be used again.
+    TimewaitExit = 15,
+    /// `rdma_resolve_addrinfo` is done.
+    AddrinfoResolved = 16,
+    /// It failed.
+    AddrinfoError = 17,
+    /// `rdma_write_cm_event`.
+    User = 18,
+    /// Internal to librdmacm; never handed out.
+    Internal = 19,
+}
+
+/// What the peer said of a connection (`rdma_conn_param` of an event).
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct ConnEvent {
+    /// With the message's padding, as the manual page says.
+    pub private_data: Box<[u8]>,
+    /// READs and atomics that the peer wants outstanding: what we should take.
+    pub responder_resources: u8,
+    /// READs and atomics that the peer takes: what we may have outstanding.
+    pub initiator_depth: u8,
+    /// The peer keeps end-to-end flow control.
+    pub flow_control: bool,
+    /// Transport retries.
+    pub retry_count: u8,
+    /// RNR retries.
+    pub rnr_retry_count: u8,
+    /// The peer's queue pair has an SRQ.
+    pub srq: bool,
+    /// The peer's queue pair, or, XRC, the SRQ.
+    pub qpn: Qpn,
+}
+
+/// What is known of a datagram peer or group (`rdma_ud_param` of an event).
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct UdEvent {
+    /// With the message's padding.
+    pub private_data: Box<[u8]>,
+    /// Where datagrams go.
+    pub ah: AhAttr,
+    /// The queue pair, or [`Qpn::MULTICAST`].
+    pub qpn: Qpn,
+    /// Its key.
+    pub qkey: QKey,
+}
+
+/// What an event says besides its kind.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub enum EventParam {
+    /// Nothing.
+    #[default]
+    None,
+    /// Of a connection.
+    Conn(ConnEvent),
+    /// Of a datagram peer or a group.
+    Ud(UdEvent),
+    /// Of `rdma_write_cm_event`.
+    Arg(u64),
+}
+
+/// Something happened to an id. Acknowledge it ([`Id::ack_events`]): [`Id::destroy`] waits for that.
+#[derive(Debug)]
+pub struct Event {
+    /// What.
+    pub kind: EventKind,
+    /// 0, a negative errno, or the reason of a rejection.
+    pub status: i32,
+    /// Cookie of the id; of the *listener* for a request.
+    pub cookie: u64,
+    /// The new id of a request. It is on the listener's channel, and its cookie is for the receiver to set.
+    pub new_id: Option<Id>,
+    /// What the peer said.
+    pub param: EventParam,
+    /// For a multicast event, the cookie of the join; else 0.
+    pub join_cookie: u64,
+    /// The peer's options.
+    pub ece: Ece,
+}
