@@ -354,6 +354,7 @@ mod tests {
             (PostError::Send(PostSendError::NoDestination), EINVAL),
             (PostError::Send(PostSendError::TooLong), EINVAL),
             (PostError::Send(PostSendError::InlineRead), EINVAL),
+            (PostError::Send(PostSendError::NoSendQueue), EINVAL),
             (PostError::Recv(PostRecvError::Full), ENOMEM),
             (PostError::Recv(PostRecvError::TooManySges), EINVAL),
             (PostError::Recv(PostRecvError::State), EINVAL),

@@ -125,6 +125,9 @@ impl Qp {
         if init.srq.is_some_and(|srq| !std::ptr::eq(srq.0.engine, engine)) {
             return Err(CreateError::Foreign("SRQ"));
         }
+        if matches!(init.qp_type, QpType::XrcSend | QpType::XrcRecv) {
+            return Err(CreateError::Unsupported("extended reliable connections"));
+        }
         if init.srq.is_some() && init.qp_type == QpType::Uc {
             return Err(CreateError::Invalid("SRQ on an unreliable connection"));
         }

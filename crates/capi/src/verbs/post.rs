@@ -89,6 +89,7 @@ unsafe fn send_wr<'a>(
             flags: SendFlags::from_bits(wr.send_flags).ok_or(Errno::EINVAL)?,
             sges: sges(room, wr.sg_list, wr.num_sge)?,
             ud,
+            xrc_srqn: 0,
         })
     }
 }

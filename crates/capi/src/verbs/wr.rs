@@ -30,9 +30,10 @@ pub(crate) fn offered(qp_type: QpType) -> u64 {
         | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
         | IBV_QP_EX_WITH_SEND_WITH_INV;
     u64::from(match qp_type {
-        QpType::Rc => send | write | reliable,
+        QpType::Rc | QpType::XrcSend => send | write | reliable,
         QpType::Uc => send | write,
         QpType::Ud => send,
+        QpType::XrcRecv => 0,
     })
 }
 
@@ -203,7 +204,7 @@ impl Batch {
                 sges = rest;
                 let Queued { wr_id, op, flags, ud, .. } = *queued;
                 // What a queue can refuse after the first request was checked before it.
-                poster.send(&SendWr { wr_id, op, flags, sges: own, ud })?;
+                poster.send(&SendWr { wr_id, op, flags, sges: own, ud, xrc_srqn: 0 })?;
             }
             Ok(())
         };
