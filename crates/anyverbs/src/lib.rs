@@ -35,6 +35,7 @@ mod mr;
 mod pd;
 mod qp;
 mod srq;
+mod xrcd;
 
 pub use anyverbs_proto::counters::{Counter, Counters};
 pub use anyverbs_proto::mr::Access;
@@ -58,5 +59,6 @@ pub use device::{DeviceInfo, PortAttr, PortState, devices};
 pub use gid::GidEntry;
 pub use mr::{Mr, Rereg};
 pub use pd::Pd;
-pub use qp::{Poster, Qp, QpInitAttr};
+pub use qp::{Poster, Qp, QpInitAttr, XrcSendInitAttr};
 pub use srq::{Srq, SrqAttr, SrqInitAttr, SrqPoster};
+pub use xrcd::{Xrcd, XrcdInitAttr};

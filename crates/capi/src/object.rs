@@ -186,6 +186,14 @@ unsafe impl Public for verbs_context {
 }
 
 // SAFETY: reads nothing.
+unsafe impl Public for ibv_xrcd {
+    type Inner = verbs::XrcdInner;
+    unsafe fn handle(_: *const Self) -> Option<u32> {
+        None
+    }
+}
+
+// SAFETY: reads nothing.
 unsafe impl Public for ibv_comp_channel {
     type Inner = verbs::CompChannelInner;
     unsafe fn handle(_: *const Self) -> Option<u32> {

@@ -420,8 +420,8 @@ impl World {
             QpType::XrcSend => return false,
             QpType::XrcRecv => {
                 let host = self.qps[q].host;
-                return (0..self.hosts[host].xrc.len())
-                    .fold(false, |any, srq| self.post_xrc_recv(host, srq) || any);
+                let srqs = 0..self.hosts[host].xrc.len();
+                return srqs.filter(|srq| self.post_xrc_recv(host, *srq)).count() > 0;
             }
             _ => {}
         }
