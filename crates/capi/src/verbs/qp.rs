@@ -346,6 +346,18 @@ fn qp_attr(context: &Context, attr: &ibv_qp_attr, mask: QpAttrMask) -> Result<Qp
     Ok(to)
 }
 
+/// What programs give to either end of an extended reliable connection as they would to a reliable one: Linux' user
+/// verbs ignore what the end has no use for.
+fn pointless(qp_type: QpType) -> QpAttrMask {
+    match qp_type {
+        QpType::XrcSend => QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER,
+        QpType::XrcRecv => {
+            QpAttrMask::MAX_QP_RD_ATOMIC | QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY
+        }
+        _ => QpAttrMask::empty(),
+    }
+}
+
 /// `ibv_modify_qp`: 0, or the errno value; after a failure nothing is changed.
 ///
 /// # Safety
@@ -360,6 +372,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
     value(qp(qp_).and_then(|qp| {
         let attr = attr.ok_or(Errno::EINVAL)?;
         let mask = QpAttrMask::from_bits(mask as c_uint).ok_or(Errno::EINVAL)?;
+        let mask = mask.difference(pointless(qp.inner.qp_type));
         let to = qp_attr(&qp.inner.context, attr, mask)?;
         qp.inner.device.modify(&to, mask)?;
         if mask.contains(QpAttrMask::STATE) {
