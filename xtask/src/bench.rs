@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
-use crate::conformance::{Hosts, Process, Side, Topology, perftest_figure, quiet, wait_for};
+use crate::conformance::{
+    Hosts, Process, Side, Topology, iperf3_gbits, perftest_figure, quiet, wait_for,
+};
 use crate::dist::{self, Dist};
 use crate::interrupt;
 use crate::packages;
@@ -227,7 +229,8 @@ impl Bench<'_> {
             if server.ended()?.is_some() {
                 bail!("the server ended early:\n{}", server.output());
             }
-            Ok(self.hosts.listens(PORT)? || self.hosts.is_bound(PORT)?)
+            let sockets = self.hosts.sockets(Side::Server);
+            Ok(sockets.listens(PORT)? || sockets.is_bound(PORT)?)
         })?;
         if !ready {
             bail!("the server does not listen:\n{}", server.output());
@@ -350,24 +353,9 @@ fn perftest(output: &str) -> Option<f64> {
     perftest_figure(output, 1).ok().map(|figure| figure.value)
 }
 
-fn iperf3_gbits(output: &str) -> Option<f64> {
-    let line = output.lines().rev().find(|line| line.trim_end().ends_with("receiver"))?;
-    let words: Vec<_> = line.split_ascii_whitespace().collect();
-    let at = words.iter().position(|word| *word == "Mbits/sec")?;
-    Some(words.get(at.checked_sub(1)?)?.parse::<f64>().ok()? / 1000.0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn figures_are_read() {
-        let iperf3 = "[  5]   0.00-2.00   sec  5.9 GBytes  25300 Mbits/sec    0   sender\n\
-                      [  5]   0.00-2.00   sec  5.8 GBytes  25200 Mbits/sec        receiver\n\niperf Done.\n";
-        assert_eq!(iperf3_gbits(iperf3), Some(25.2));
-        assert_eq!(iperf3_gbits("nothing"), None);
-    }
 
     #[test]
     fn the_median_of_few() {

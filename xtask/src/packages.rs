@@ -23,6 +23,9 @@ pub(crate) const TCPDUMP: Package = ("tcpdump", "/usr/bin/tcpdump");
 pub(crate) const TSHARK: Package = ("tshark", "/usr/bin/tshark");
 pub(crate) const PYTHON3: Package = ("python3", "/usr/bin/python3");
 pub(crate) const QEMU: Package = ("qemu-system-x86", "/usr/bin/qemu-system-x86_64");
+/// `rping`, `ucmatose`, `rstream` and their like.
+pub(crate) const RDMACM_UTILS: Package = ("rdmacm-utils", "/usr/bin/rping");
+pub(crate) const FIO: Package = ("fio", "/usr/bin/fio");
 pub(crate) const IPERF3: Package = ("iperf3", "/usr/bin/iperf3");
 
 /// What programs are compiled against, and linked with: the C tests of the view need a compiler.
