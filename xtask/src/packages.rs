@@ -30,8 +30,9 @@ pub(crate) const IPERF3: Package = ("iperf3", "/usr/bin/iperf3");
 
 /// What programs are compiled against, and linked with: the C tests of the view need a compiler.
 pub(crate) const CC: Package = ("gcc", "/usr/bin/cc");
-/// The headers that C programs for verbs are compiled with.
+/// The headers that C programs for verbs and librdmacm are compiled with.
 pub(crate) const LIBIBVERBS_DEV: Package = ("libibverbs-dev", "/usr/include/infiniband/verbs.h");
+pub(crate) const LIBRDMACM_DEV: Package = ("librdmacm-dev", "/usr/include/rdma/rdma_cma.h");
 pub(crate) const LIBC6_DEV: Package = ("libc6-dev", "/usr/include/stdio.h");
 
 /// Makes sure that the packages are there: installs what is missing as root, else says how.

@@ -298,7 +298,8 @@ impl Runner<'_> {
         let failed = statuses.iter().find(|(_, status)| !status.success());
         let how = failed.or(statuses.first()).map(|(_, status)| *status);
         // A client that broke off may leave its server waiting for ever.
-        let patience = if failed.is_none() { SOON } else { SOON / 5 };
+        let surprising = failed.is_some() && case.fails_with.is_none();
+        let patience = if surprising { SOON / 5 } else { SOON };
         let end = Instant::now() + patience;
         for server in servers {
             if case.stays {
