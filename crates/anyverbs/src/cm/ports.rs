@@ -42,12 +42,19 @@ impl Port {
             ListenAddress::Ip(ip) => ServiceAddress::Ip(ip),
         };
         let (service, locals) = (|port| ServiceId::of_port(space, port).0, locals(engine));
+        let reserve = |port| {
+            let reserved = engine.services.reserve(service(port), at, share, &locals);
+            reserved.map(|reservation| (port, reservation))
+        };
+        let ephemeral = || engine.services.reserve_ephemeral(service, at, &locals);
         let taken = match address.port() {
-            0 => engine.services.reserve_ephemeral(service, at, &locals),
-            port => {
-                let reserved = engine.services.reserve(service(port), at, share, &locals);
-                reserved.map(|reservation| (port, reservation))
-            }
+            // Found free, then taken to be shared.
+            0 if share => ephemeral().and_then(|(port, found)| {
+                drop(found);
+                reserve(port)
+            }),
+            0 => ephemeral(),
+            port => reserve(port),
         };
         let (port, reservation) = taken.map_err(|error| refused(&error))?;
         Ok((port, Self { engine, reservation: ManuallyDrop::new(reservation) }))
