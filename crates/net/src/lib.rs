@@ -26,4 +26,6 @@ pub mod udp;
 pub use interfaces::{Interface, InterfaceAddress, interfaces};
 pub use monitor::AddressMonitor;
 pub use registry::{Registry, Slot};
-pub use udp::{Datagram, Destination, OpenError, PortOptions, RxBatch, TxBatch, UdpPort};
+pub use udp::{
+    Datagram, Destination, OpenError, PortOptions, RxBatch, TxBatch, UdpPort, is_handed_on,
+};

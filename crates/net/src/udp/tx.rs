@@ -11,6 +11,7 @@ use crate::cmsg::{self, ControlBuffer};
 use crate::sockopt;
 
 use super::lanes::Lane;
+use super::multicast::is_handed_on;
 use super::{Family, MAX_PAYLOAD_V4, MAX_PAYLOAD_V6, UdpPort};
 
 /// Most datagrams in one batch: the kernel's limit before Linux 6.9.
@@ -30,7 +31,7 @@ pub struct Destination {
     pub address: SocketAddr,
     /// Source address, or `None` for what the routing table says. Must be one of this host.
     pub source: Option<IpAddr>,
-    /// Outgoing interface, 0 for what the routing table says. Of use for multicast.
+    /// Outgoing interface, 0 for what the routing table says. A multicast group needs one.
     pub interface: u32,
     /// IPv4 TOS or IPv6 traffic class: DSCP and, in the low two bits, ECN.
     pub traffic_class: u8,
@@ -235,7 +236,11 @@ impl TxBatch {
                 );
             }
         }
-        if self.segments == 1 || self.gso {
+        if is_handed_on(self.to.address.ip(), self.to.interface) {
+            port.hand_on(&self.to, lane.port, &self.staging[..self.len], self.segment_size);
+            self.stats.sends += 1;
+            Ok(())
+        } else if self.segments == 1 || self.gso {
             match self.send_batch(lane) {
                 Err(error) if self.segments > 1 && gso_refused(&error) => {
                     self.stats.gso_refused += 1;
