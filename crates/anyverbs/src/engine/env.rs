@@ -230,6 +230,10 @@ impl Env for DeviceEnv<'_> {
                 self.engine.inproc.send(self.engine, self.cell.qpn, reliable, av, headers, payload)
             }
             Route::Udp(udp) => {
+                if udp.lacks_own_copies() && self.engine.groups.members(av.dgid).is_some() {
+                    let Self { engine, cell, .. } = self;
+                    engine.inproc.send(engine, cell.qpn, reliable, av, headers, payload)?;
+                }
                 self.out.send(self.engine, udp, self.cell.qpn, reliable, now, headers, payload)
             }
         };

@@ -1,6 +1,6 @@
 //! The engine: one in a process, started by the first open, shared by all contexts.
 //!
-//! Locks, in the order in which they may be taken: queue pair, SRQ, CQ, then the queues of channels and asynchronous
+//! Locks, in the order in which they may be taken: control of multicast groups, queue pair, SRQ, CQ, then the queues of channels and asynchronous
 //! events. No thread holds the locks of two queue pairs. The receive path's lock is taken before any of them. The locks
 //! of timers, paths, the in-process link and the lists of queue pairs that wait are leaves: nothing is locked under
 //! them, but that the table of queue pairs may attach a new one to its CQ.
@@ -42,6 +42,7 @@ use crate::limits::{self, DeviceAttr};
 use crate::link::inproc::Inproc;
 use crate::link::udp::BatchPool;
 use crate::memory::ProcessMemory;
+use crate::multicast::Groups;
 use gsi::Gsi;
 use path::Paths;
 use progress::RxState;
@@ -99,6 +100,7 @@ pub(crate) struct Engine {
     counters: Counters,
     pub(crate) qps: QpTable,
     pub(crate) gsi: Gsi,
+    pub(crate) groups: Groups,
     pub(crate) quotas: Quotas,
     pub(crate) inproc: Inproc,
     pub(crate) batches: BatchPool,
@@ -201,6 +203,7 @@ impl Engine {
             memory: ProcessMemory::new(),
             counters: Counters::default(),
             qps: QpTable::new(number, rng.random()),
+            groups: Groups::default(),
             gsi: Gsi::new(CmConfig {
                 slot: number,
                 first_id: rng.random(),
