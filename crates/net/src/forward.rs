@@ -9,7 +9,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use crate::cmsg::{self, ControlBuffer};
 use crate::registry::Slot;
@@ -21,8 +20,6 @@ use crate::udp::{Datagram, UdpPort};
 /// interface 4 | scope id of the source 4 | source 16 | destination 16 (IPv4: in the first 4)
 const HEADER_LEN: usize = 52;
 const KIND: u8 = 0xf2;
-/// How long [`UdpPort::forward_patiently`] waits. Its callers hold locks.
-const PATIENCE: Duration = Duration::from_millis(5);
 const MAX_LEN: usize = HEADER_LEN + 65_536;
 
 /// What became of datagrams for other processes.
@@ -101,15 +98,7 @@ impl UdpPort {
     /// Hands a datagram on to the process that holds `slot`. Never waits.
     pub fn forward(&self, slot: u8, datagram: &Datagram<'_>) -> Forwarded {
         match &self.forwarder {
-            Some(forwarder) => forwarder.forward(slot, datagram, Duration::ZERO),
-            None => Forwarded::Failed,
-        }
-    }
-
-    /// As [`forward`](Self::forward), but waits a little while the owner's queue is full.
-    pub(crate) fn forward_patiently(&self, slot: u8, datagram: &Datagram<'_>) -> Forwarded {
-        match &self.forwarder {
-            Some(forwarder) => forwarder.forward(slot, datagram, PATIENCE),
+            Some(forwarder) => forwarder.forward(slot, datagram),
             None => Forwarded::Failed,
         }
     }
@@ -150,18 +139,8 @@ impl Forwarder {
         }
     }
 
-    fn forward(&self, slot: u8, datagram: &Datagram<'_>, patience: Duration) -> Forwarded {
-        let mut sent = self.send(slot, datagram);
-        if !patience.is_zero() {
-            let begin = Instant::now();
-            let is_full = |e: &io::Error| e.raw_os_error() == Some(libc::EAGAIN);
-            // An unconnected datagram socket is always writable, so there is no event to wait for.
-            while sent.as_ref().is_err_and(is_full) && begin.elapsed() < patience {
-                std::thread::sleep(patience / 50);
-                sent = self.send(slot, datagram);
-            }
-        }
-        let (outcome, counter) = match sent {
+    fn forward(&self, slot: u8, datagram: &Datagram<'_>) -> Forwarded {
+        let (outcome, counter) = match self.send(slot, datagram) {
             Ok(()) => (Forwarded::Sent, &self.counters.sent),
             Err(error) => match error.raw_os_error() {
                 Some(libc::ECONNREFUSED) => (Forwarded::Dead, &self.counters.dropped_dead),

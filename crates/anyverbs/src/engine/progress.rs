@@ -103,7 +103,7 @@ impl Engine {
     }
 
     /// Receives one batch; how many datagrams. 0 also while another thread is at it.
-    pub(super) fn receive(&'static self, worker: bool) -> usize {
+    pub(crate) fn receive(&'static self, worker: bool) -> usize {
         let Some(mut rx) = self.rx.try_lock() else { return 0 };
         let RxState { batch, forwarded, calls, failed, since_acks, resume, probes, flow } =
             &mut *rx;

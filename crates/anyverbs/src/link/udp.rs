@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use anyverbs_net::{Destination, TxBatch, is_handed_on};
+use anyverbs_net::{Destination, TxBatch};
 use anyverbs_proto::env::TransmitError;
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::time::Time;
@@ -74,13 +74,6 @@ impl UdpRoute {
             is_group: ip.is_multicast(),
             path: engine.paths.path(ip, av.scope_id, slot),
         }
-    }
-}
-
-impl UdpRoute {
-    /// Whether the network brings no copies to this process itself.
-    pub(crate) fn lacks_own_copies(&self) -> bool {
-        self.is_group && is_handed_on(self.to.address.ip(), self.to.interface)
     }
 }
 

@@ -4,6 +4,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::net::IpAddr;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use anyverbs::*;
 
@@ -85,9 +86,21 @@ impl Member {
 
     /// Receives exactly these, in order.
     fn hears(&mut self, numbers: impl ExactSizeIterator<Item = u32>) {
-        let mut wanted = numbers.peekable();
+        let (mut wanted, begin) = (numbers.peekable(), Instant::now());
         while self.sending > 0 || wanted.peek().is_some() {
-            for wc in self.e.poll(1) {
+            let mut wcs = [Wc::default(); 16];
+            let got = self.e.cq.poll(&mut wcs).unwrap();
+            if begin.elapsed() > Duration::from_secs(20) {
+                let counters = self.e.context.counters().unwrap();
+                let counted = Counter::ALL.iter().map(|c| (c.name(), counters.read(*c)));
+                let counted: Vec<_> = counted.filter(|(_, n)| *n > 0).collect();
+                panic!(
+                    "{:?} does not come, {} to be sent: {counted:?}",
+                    wanted.peek(),
+                    self.sending
+                );
+            }
+            for wc in &wcs[..got] {
                 assert_eq!(wc.status, WcStatus::Success);
                 if wc.opcode == WcOpcode::Send {
                     self.sending -= 1;
@@ -171,6 +184,7 @@ fn obey() {
         let number = |i: usize| words[i].parse::<u32>().unwrap();
         match words[0] {
             "ip" => ip(&line[3..]),
+            "carrier" => carrier(words[1]),
             "join" => member = Some(Member::new(words[1], words[2])),
             "say" => member.as_mut().unwrap().say(number(1)..number(1) + BURST),
             "hear" => member.as_mut().unwrap().hears(number(1)..number(1) + number(2)),
@@ -258,6 +272,20 @@ fn several_processes_over_the_loopback() {
     several_processes("ff15::4791", "::1");
 }
 
+/// Waits until an interface is up at both ends: what is sent before is lost.
+fn carrier(interface: &str) {
+    let shows = ["-br", "link", "show", interface];
+    let is_up = || {
+        let shown = Command::new("ip").args(shows).output().unwrap().stdout;
+        String::from_utf8(shown).unwrap().split_whitespace().nth(1) == Some("UP")
+    };
+    while !is_up() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // The state shows first and the queue works next, under one hold of the kernel's lock; this takes it, too.
+    ip(&format!("link set {interface} up"));
+}
+
 /// Interfaces of this network namespace on which the kernel has joined an IPv4 group.
 fn joined_on(group: &str) -> Vec<String> {
     let IpAddr::V4(group) = group.parse().unwrap() else { panic!("IPv4 only") };
@@ -288,6 +316,8 @@ fn between_two_hosts() {
     {
         other.ask(&format!("ip {line}"));
     }
+    carrier("va");
+    other.ask("carrier vb");
     for (group, here, there) in [
         ("239.4.7.91", "10.9.9.1", "10.9.9.2"),
         ("224.0.0.77", "10.9.9.1", "10.9.9.2"),

@@ -6,24 +6,22 @@
 //! - One socket has room for few memberships: 20 over IPv4 (`net.ipv4.igmp_max_memberships`), over IPv6 what fits into
 //!   `net.core.optmem_max`. Beyond, further sockets join, and the receiving one takes every group that anybody of the
 //!   host has joined: the reader has to tell its own ones anyway.
-//! - IPv6 has no multicast route over the loopback interface. A datagram for a group there is handed on to all other
-//!   processes by their slots' sockets; the sender's own process gets nothing from the network.
+//! - IPv6 has no multicast route over the loopback interface. A datagram for a group there is to be handed on to all
+//!   [`UdpPort::sharers`] by their slots' sockets ([`UdpPort::forward`]).
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use socket2::{Domain, InterfaceIndexOrAddress, Protocol, Socket, Type};
 
-use crate::forward::Forwarded;
 use crate::sockopt;
 
 use super::port::IPV6_MULTICAST_ALL;
-use super::rx::Datagram;
-use super::{Destination, Family, UdpPort};
+use super::{Family, UdpPort};
 
 /// Index of the loopback interface, the same in every network namespace (`LOOPBACK_IFINDEX`).
 const LOOPBACK: u32 = 1;
@@ -54,7 +52,7 @@ enum Holder {
     Nobody,
 }
 
-/// Whether a group of an interface is out of the kernel's reach, so that its datagrams are handed on.
+/// Whether a group of an interface is out of the kernel's reach, so that its datagrams have to be handed on.
 #[must_use]
 pub fn is_handed_on(group: IpAddr, interface: u32) -> bool {
     interface == LOOPBACK && group.is_ipv6() && group.is_multicast()
@@ -63,7 +61,7 @@ pub fn is_handed_on(group: IpAddr, interface: u32) -> bool {
 impl UdpPort {
     /// Joins a multicast group on an interface. Each join has its [`leave_multicast`](Self::leave_multicast).
     ///
-    /// Joined are at least the groups asked for: who receives looks at [`Datagram::destination`].
+    /// Joined are at least the groups asked for: who receives looks at [`Datagram::destination`](super::Datagram::destination).
     ///
     /// # Errors
     /// Those of setsockopt(2), `NoSuchDevice` for one; `Unsupported` when the port does not receive the group's family.
@@ -125,37 +123,14 @@ impl UdpPort {
         }
     }
 
-    /// Hands datagrams of `segment_size` bytes each to all other processes that share the port.
-    pub(super) fn hand_on(
-        &self,
-        to: &Destination,
-        source_port: u16,
-        bytes: &[u8],
-        segment_size: usize,
-    ) {
-        let (Some(slot), Some(source)) = (self.slot(), to.source) else { return };
-        let mut datagram = Datagram {
-            source: SocketAddr::new(source, source_port),
-            destination: to.address.ip(),
-            interface: to.interface,
-            traffic_class: to.traffic_class,
-            hop_limit: to.hop_limit.max(1),
-            flow_label: to.flow_label,
-            segment: 0,
-            bytes: &[],
-        };
-        for number in slot.registry().announced(self.port()) {
-            if number == slot.number() {
-                continue;
-            }
-            for bytes in bytes.chunks(segment_size) {
-                datagram.bytes = bytes;
-                // A process that does not read keeps the others waiting once a batch.
-                if self.forward_patiently(number, &datagram) != Forwarded::Sent {
-                    break;
-                }
-            }
-        }
+    /// The slots of the other processes that share the port, for what has to be handed on to all of them. Takes some 255
+    /// system calls.
+    #[must_use]
+    pub fn sharers(&self) -> Vec<u8> {
+        let Some(slot) = self.slot() else { return Vec::new() };
+        let mut all = slot.registry().announced(self.port());
+        all.retain(|number| *number != slot.number());
+        all
     }
 }
 

@@ -11,7 +11,6 @@ use crate::cmsg::{self, ControlBuffer};
 use crate::sockopt;
 
 use super::lanes::Lane;
-use super::multicast::is_handed_on;
 use super::{Family, MAX_PAYLOAD_V4, MAX_PAYLOAD_V6, UdpPort};
 
 /// Most datagrams in one batch: the kernel's limit before Linux 6.9.
@@ -236,11 +235,7 @@ impl TxBatch {
                 );
             }
         }
-        if is_handed_on(self.to.address.ip(), self.to.interface) {
-            port.hand_on(&self.to, lane.port, &self.staging[..self.len], self.segment_size);
-            self.stats.sends += 1;
-            Ok(())
-        } else if self.segments == 1 || self.gso {
+        if self.segments == 1 || self.gso {
             match self.send_batch(lane) {
                 Err(error) if self.segments > 1 && gso_refused(&error) => {
                     self.stats.gso_refused += 1;
