@@ -55,6 +55,18 @@ impl<T> EventQueue<T> {
         signal(self.fd());
     }
 
+    /// As [`push`](Self::push), in place of an event that waits for which `same` holds: the last of each kind tells the
+    /// present state.
+    pub(crate) fn push_last(&self, event: T, same: impl Fn(&T) -> bool) {
+        let mut events = self.events.lock();
+        let earlier = events.iter().position(same).and_then(|i| events.remove(i));
+        events.push_back(event);
+        drop(events);
+        if earlier.is_none() {
+            signal(self.fd());
+        }
+    }
+
     /// The oldest event. Waits for one unless the program set `O_NONBLOCK` on the descriptor. `read` sees the event before anybody can find it gone from the queue.
     pub(crate) fn pop_with(&self, read: impl Fn(&T)) -> Result<T, EventError> {
         loop {
@@ -171,6 +183,19 @@ mod tests {
         queue.push(4);
         queue.withdraw(|_| true);
         assert!(!readable(&queue));
+    }
+
+    #[test]
+    fn what_waits_already_is_said_once_and_last() {
+        let queue = EventQueue::new().unwrap();
+        set_nonblocking(&queue);
+        for event in [1, 2, 2, 1] {
+            queue.push_last(event, |e| *e == event);
+        }
+        assert_eq!((pop(&queue).unwrap(), pop(&queue).unwrap()), (2, 1));
+        assert!(matches!(pop(&queue), Err(EventError::WouldBlock)));
+        queue.push_last(1, |e| *e == 1);
+        assert_eq!(pop(&queue).unwrap(), 1);
     }
 
     #[test]
