@@ -65,6 +65,11 @@ impl GidTable {
         self.entries.read().iter().flatten().find(|e| e.gid == gid).map(|e| e.mtu)
     }
 
+    /// Index of the interface that has `gid`.
+    pub(crate) fn interface_of(&self, gid: Gid) -> Option<u32> {
+        self.entries.read().iter().flatten().find(|e| e.gid == gid).map(|e| e.interface)
+    }
+
     /// Largest path MTU of entry 0's interface.
     pub(crate) fn active_mtu(&self) -> Mtu {
         self.entries.read()[0].as_ref().map_or(Mtu::Mtu1024, |e| e.mtu)
