@@ -27,8 +27,12 @@ unsafe fn private_data(data: *const c_void, len: u8) -> Vec<u8> {
     unsafe { slice::from_raw_parts(data.cast::<u8>(), len.into()) }.to_vec()
 }
 
-/// The program's parameters, with `private_data` in the place of what they point to.
-fn conn_param<'a>(param: &rdma_conn_param, private_data: &'a [u8]) -> ConnParam<'a> {
+/// The program's parameters, with `private_data` in the place of what they point to. The queue pair that the id shows goes
+/// before the one that they name.
+fn conn_param<'a>(id: &Id, param: &rdma_conn_param, private_data: &'a [u8]) -> ConnParam<'a> {
+    let shown = id::queue_pair(id);
+    // SAFETY: the object is live.
+    let srq = shown.as_ref().map(|qp| unsafe { !(*qp.public()).qp_base.srq.is_null() });
     ConnParam {
         private_data,
         responder_resources: param.responder_resources,
@@ -36,8 +40,8 @@ fn conn_param<'a>(param: &rdma_conn_param, private_data: &'a [u8]) -> ConnParam<
         flow_control: param.flow_control != 0,
         retry_count: param.retry_count,
         rnr_retry_count: param.rnr_retry_count,
-        srq: param.srq != 0,
-        qpn: Qpn::new(param.qp_num),
+        srq: srq.unwrap_or(param.srq != 0),
+        qpn: shown.map_or(Qpn::new(param.qp_num), |qp| qp.inner.device.qpn()),
     }
 }
 
@@ -74,7 +78,8 @@ pub(crate) unsafe extern "C" fn rdma_connect(
         let own = unsafe { private_data(param.private_data, param.private_data_len) };
         let mut data = id.inner.state.lock().connect.clone();
         data.extend_from_slice(&own);
-        id.inner.device.connect(&conn_param(param, &data))?;
+        id::attach_shown_qp(&id)?;
+        id.inner.device.connect(&conn_param(&id, param, &data))?;
         id.inner.state.lock().connect.clear();
         complete(&id)
     }))
@@ -97,7 +102,8 @@ pub(crate) unsafe extern "C" fn rdma_accept(
         }
         // SAFETY: the caller's promise.
         let data = param.map(|p| unsafe { private_data(p.private_data, p.private_data_len) });
-        let param = param.zip(data.as_ref()).map(|(param, data)| conn_param(param, data));
+        let param = param.zip(data.as_ref()).map(|(param, data)| conn_param(&id, param, data));
+        id::attach_shown_qp(&id)?;
         let accepted = id.inner.device.accept(param.as_ref());
         id::refresh_qp_state(&id);
         accepted?;

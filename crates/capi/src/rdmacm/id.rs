@@ -3,7 +3,10 @@
 use std::{
     cell::UnsafeCell,
     ffi::{c_int, c_void},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use anyverbs::{QpType, cm};
@@ -25,6 +28,8 @@ pub(crate) type Id = Object<rdma_cm_id>;
 pub(crate) struct IdInner {
     pub(crate) device: cm::Id,
     pub(crate) state: Mutex<State>,
+    /// `id->qp` as the device's id knows it. An address: what is behind it may be gone.
+    attached: AtomicUsize,
     /// What `route.path_rec` points to.
     path: PathRecord,
 }
@@ -95,7 +100,8 @@ pub(crate) fn publish(
     let state = Mutex::new(State { own_channel, ..State::default() });
     // SAFETY: integers and GIDs.
     let path = PathRecord(UnsafeCell::new(unsafe { std::mem::zeroed() }));
-    let pointer = object::publish(public, 0, IdInner { device, state, path });
+    let pointer =
+        object::publish(public, 0, IdInner { device, state, attached: AtomicUsize::new(0), path });
     let id = object::lookup(pointer)?;
     let found: &Arc<Id> = &id;
     found.inner.device.set_cookie(pointer as u64);
@@ -148,7 +154,6 @@ pub(crate) unsafe extern "C" fn rdma_create_id(
 pub(crate) fn destroy(id: &Arc<Id>) -> Result<(), Errno> {
     // The event of a synchronous id is never acknowledged by the program.
     release_event(id);
-    id.inner.device.detach_qp();
     id.inner.device.destroy()?;
     object::retire(id).ok_or(Errno::EINVAL)?;
     // Who is still in a call on it must not keep the channel.
@@ -267,6 +272,33 @@ fn path_record(path: &cm::Path) -> ibv_sa_path_rec {
 /// The id's queue pair, as the program sees it; `None` if there is none, or if the program destroyed it behind the id's back.
 pub(crate) fn queue_pair(id: &Id) -> Option<Arc<Qp>> {
     qp(fields(id).qp).ok()
+}
+
+/// Gives the device's id the queue pair that it moves from here on.
+pub(crate) fn attach_qp(id: &Id, qp: &Qp) -> Result<(), Errno> {
+    id.inner.device.attach_qp(&qp.inner.device)?;
+    id.inner.attached.store(qp.public() as usize, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Takes it back.
+pub(crate) fn detach_qp(id: &Id) {
+    id.inner.attached.store(0, Ordering::Relaxed);
+    id.inner.device.detach_qp();
+}
+
+/// Programs may show a queue pair of their own as `id->qp`, or take the id's away: what the field shows when the id connects
+/// or accepts is what it moves. A queue pair for datagrams need not be moved.
+pub(crate) fn attach_shown_qp(id: &Id) -> Result<(), Errno> {
+    let shown = fields(id).qp;
+    if shown as usize == id.inner.attached.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    detach_qp(id);
+    if shown.is_null() || fields(id).qp_type == IBV_QPT_UD {
+        return Ok(());
+    }
+    attach_qp(id, &*qp(shown)?)
 }
 
 /// `id->qp->state` after the device may have moved the queue pair.

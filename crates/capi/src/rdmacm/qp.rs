@@ -10,7 +10,7 @@ use crate::{
         cqs::{self, Cqs},
         id, zero,
     },
-    verbs::{self, Qp, qp},
+    verbs::{self, qp},
 };
 
 /// `rdma_create_qp`: 0, or -1 with `errno`; `EINVAL` for an id without a device, or with a queue pair. What was made, and the
@@ -117,8 +117,7 @@ fn attach(id: &Id, attr: &mut ibv_qp_init_attr_ex) -> Result<(*mut ibv_qp, *mut 
     if made.is_null() {
         return Err(Errno::last());
     }
-    let attached =
-        qp(made).and_then(|qp: Arc<Qp>| Ok(id.inner.device.attach_qp(&qp.inner.device)?));
+    let attached = qp(made).and_then(|qp| id::attach_qp(id, &qp));
     if let Err(error) = attached {
         // SAFETY: as above.
         unsafe { verbs::ibv_destroy_qp(made) };
@@ -135,7 +134,7 @@ pub(crate) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
 }
 
 pub(crate) fn destroy(id: &Id) {
-    id.inner.device.detach_qp();
+    id::detach_qp(id);
     let public = id.public();
     // SAFETY: the object is live.
     let qp = unsafe { (&raw mut (*public).qp).replace(ptr::null_mut()) };
