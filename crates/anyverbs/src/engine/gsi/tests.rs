@@ -86,11 +86,21 @@ fn listen(engine: &'static Engine, port: u16) -> (ListenerId, Reservation) {
     (engine.with_cm(|machine, _, _| machine.listen(listen)).unwrap(), held)
 }
 
-fn connect(engine: &'static Engine, to: IpAddr, port: u16, timeout: u8) -> CommId {
-    let same = |e: &&crate::gid::GidEntry| e.gid.to_ip().is_ipv4() == to.is_ipv4();
+/// The address from which `to` is reached: itself, or one of its kind.
+fn source(engine: &Engine, to: IpAddr) -> Gid {
+    let kind = |ip: IpAddr| match ip {
+        IpAddr::V4(_) => 0,
+        IpAddr::V6(ip) => 1 + u8::from(ip.is_unicast_link_local()),
+    };
     let entries = engine.gids.entries();
     let own = entries.iter().find(|e| e.gid.to_ip() == to);
-    let from = own.or_else(|| entries.iter().find(same)).unwrap().gid;
+    let same =
+        |e: &&crate::gid::GidEntry| kind(e.gid.to_ip()) == kind(to) && e.interface_name != "lo";
+    own.or_else(|| entries.iter().find(same)).unwrap().gid
+}
+
+fn connect(engine: &'static Engine, to: IpAddr, port: u16, timeout: u8) -> CommId {
+    let from = source(engine, to);
     let params = ConnectParams {
         service_id: service(port),
         addresses: Some(IpHeader {
@@ -221,7 +231,7 @@ fn serve(engine: &'static Engine, seen: &mut Seen) {
 /// Not a test by itself: what the other processes run. Commands on standard input.
 #[test]
 fn peer() {
-    let Ok(role) = std::env::var(ROLE) else { return };
+    let Some(role) = std::env::var(ROLE).ok().filter(|role| role != "hosts") else { return };
     let (sender, commands) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines() {
@@ -237,7 +247,7 @@ fn peer() {
     let engine = engine();
     println!("@ slot {}", engine.slot);
     let mut seen = Seen::default();
-    let mut listeners = Vec::new();
+    let (mut listeners, mut connected) = (Vec::new(), Vec::new());
     loop {
         serve(engine, &mut seen);
         match commands.recv_timeout(Duration::from_millis(1)) {
@@ -263,7 +273,14 @@ fn peer() {
                     for &id in &ids {
                         establish(engine, id);
                     }
+                    connected.extend(ids);
                     println!("@ connected");
+                }
+                ["disconnect"] => {
+                    for id in std::mem::take(&mut connected) {
+                        disconnect(engine, id);
+                    }
+                    println!("@ disconnected");
                 }
                 ref other => panic!("{other:?}"),
             },
@@ -275,14 +292,18 @@ fn peer() {
 
 struct Peer {
     child: Child,
-    stdin: ChildStdin,
+    stdin: Option<ChildStdin>,
     stdout: BufReader<ChildStdout>,
 }
 
 impl Peer {
-    fn spawn() -> Self {
+    fn command() -> Command {
         isolate();
-        let mut peer = Self::run(Command::new(std::env::current_exe().unwrap()), "now");
+        Command::new(std::env::current_exe().unwrap())
+    }
+
+    fn spawn() -> Self {
+        let mut peer = Self::run(Self::command(), "now");
         assert!(peer.hear().starts_with("@ slot"));
         peer
     }
@@ -297,11 +318,11 @@ impl Peer {
             .unwrap();
         let (stdin, stdout) =
             (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
-        Self { child, stdin, stdout }
+        Self { child, stdin: Some(stdin), stdout }
     }
 
     fn say(&mut self, line: &str) {
-        writeln!(self.stdin, "{line}").unwrap();
+        writeln!(self.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
     fn hear(&mut self) -> String {
@@ -312,6 +333,11 @@ impl Peer {
                 return line[at..].trim().to_owned();
             }
         }
+    }
+
+    /// Lets it end by itself.
+    fn close(&mut self) {
+        self.stdin = None;
     }
 
     fn ask(&mut self, line: &str) -> String {
@@ -383,6 +409,31 @@ fn disconnect_both(engine: &'static Engine, id: CommId, theirs: CommId) {
 }
 
 #[test]
+fn a_thousand_at_once_to_a_socket_of_ordinary_size() {
+    let _turn = turn();
+    let mut command = Peer::command();
+    command.env("ANYVERBS_RECEIVE_BUFFER", "212992");
+    let mut peer = Peer::run(command, "now");
+    peer.hear();
+    peer.ask("listen 1002");
+    let engine = engine();
+    let begin = Instant::now();
+    let ids: Vec<_> = (0..1000).map(|_| connect(engine, ip("127.0.0.1"), 1002, 20)).collect();
+    for &id in &ids {
+        establish(engine, id);
+    }
+    peer.expect("seen", "@ 1000 1000 0");
+    let took = begin.elapsed();
+    println!("1000 connections in {took:?}");
+    // Nothing was lost: the first repetition is after 4 s.
+    assert!(took < Duration::from_secs(3), "{took:?}");
+    for id in ids {
+        engine.with_cm(|machine, _, now| machine.destroy(now, id)).unwrap();
+    }
+    peer.expect("seen", "@ 1000 1000 1000");
+}
+
+#[test]
 fn nobody_listens() {
     let _turn = turn();
     let engine = engine();
@@ -420,4 +471,116 @@ fn each_request_finds_the_process_that_listens() {
     let id = connect(engine, ip("127.0.0.1"), 2000, 20);
     assert!(matches!(event(engine, of(id)), CmEvent::Rejected { .. }));
     engine.with_cm(|machine, _, now| machine.destroy(now, id)).unwrap();
+}
+
+fn run(arguments: &str) -> bool {
+    let mut words = arguments.split(' ');
+    Command::new(words.next().unwrap()).args(words).status().unwrap().success()
+}
+
+/// Two hosts, in namespaces of their own: this process and more on one, others on the second.
+#[test]
+fn two_hosts() {
+    let can = Command::new("unshare").args(["-Urn", "ip", "link"]).output();
+    if !can.is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: no network namespaces for this user here");
+        return;
+    }
+    let output = Command::new("unshare")
+        .arg("-Urn")
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "engine::gsi::tests::on_two_hosts", "--nocapture", "--test-threads=1"])
+        .env(ROLE, "hosts")
+        .envs([("ANYVERBS_REGISTRY", "hosts"), ("ANYVERBS_INTERFACES", "")])
+        .output()
+        .unwrap();
+    let (out, err) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && out.contains("1 passed"), "{out}\n{err}");
+    println!("{out}");
+}
+
+/// Not a test by itself: what [`two_hosts`] runs.
+#[test]
+fn on_two_hosts() {
+    if std::env::var(ROLE).as_deref() != Ok("hosts") {
+        return;
+    }
+    let exe = std::env::current_exe().unwrap();
+    let mut other_host = Command::new("unshare");
+    other_host.arg("-n").arg(&exe);
+    let mut first = Peer::run(other_host, "later");
+    assert_eq!(first.hear(), "@ waits");
+    let there = first.child.id();
+    let enter = format!("nsenter -n -t {there} ");
+    for (ns, commands) in [
+        ("", format!("ip link add av0 type veth peer name av1 netns {there}")),
+        ("", "ip link set lo up;ip addr add 10.77.0.1/24 dev av0;ip addr add fd77::1/64 dev av0 nodad;ip addr add fe80::77:1/64 dev av0 nodad;ip link set av0 up".into()),
+        (&enter, "ip link set lo up;ip addr add 10.77.0.2/24 dev av1;ip addr add fd77::2/64 dev av1 nodad;ip addr add fe80::77:2/64 dev av1 nodad;ip link set av1 up".into()),
+    ] {
+        for command in commands.split(';') {
+            assert!(run(&format!("{ns}{command}")), "{ns}{command}");
+        }
+    }
+    first.say("go");
+    assert!(first.hear().starts_with("@ slot"));
+    let mut there: Vec<_> = (0..4)
+        .map(|_| {
+            let mut command = Command::new("nsenter");
+            command.args(["-n", "-t", &there.to_string()]).arg(&exe);
+            let mut peer = Peer::run(command, "now");
+            assert!(peer.hear().starts_with("@ slot"));
+            peer
+        })
+        .collect();
+    there.push(first);
+    let mut server = there.remove(0);
+    assert_eq!(server.ask("listen 3000"), "@ listens");
+
+    // Every kind of address.
+    let engine = engine();
+    for address in ["10.77.0.2", "fd77::2", "fe80::77:2"] {
+        let id = connect(engine, ip(address), 3000, 20);
+        establish(engine, id);
+        disconnect(engine, id);
+    }
+    server.expect("seen", "@ 3 3 3");
+
+    // Somebody's requests reach another process there than the one that listens, which hands them on.
+    let handed_on = |there: &mut [Peer]| -> u64 {
+        let counts = there.iter_mut().map(|peer| peer.ask("counter forwarded_pkts"));
+        counts.map(|answer| answer[2..].parse::<u64>().unwrap()).sum()
+    };
+    let mut n = 3;
+    let mut astray = loop {
+        let before = handed_on(&mut there);
+        let mut client = Peer::spawn();
+        assert_eq!(client.ask("connect 10.77.0.2 3000 10"), "@ connected");
+        n += 10;
+        if handed_on(&mut there) >= before + 10 {
+            break client;
+        }
+        assert_eq!(client.ask("disconnect"), "@ disconnected");
+        assert!(n < 500, "they always go to the right process");
+    };
+    // More than a Unix socket's queue holds.
+    assert_eq!(astray.ask("connect 10.77.0.2 3000 1000"), "@ connected");
+    n += 1000;
+    server.expect("seen", &format!("@ {n} {n} {}", n - 1010));
+
+    // A process that ends says so.
+    astray.close();
+    assert!(astray.child.wait().unwrap().success());
+    server.expect("seen", &format!("@ {n} {n} {n}"));
+
+    // Nobody is left of one that was killed: another process there says that.
+    let id = connect(engine, ip("10.77.0.2"), 3000, 20);
+    establish(engine, id);
+    server.child.kill().unwrap();
+    server.child.wait().unwrap();
+    let begin = Instant::now();
+    disconnect(engine, id);
+    let id = connect(engine, ip("10.77.0.2"), 3000, 20);
+    assert!(matches!(event(engine, of(id)), CmEvent::Rejected { .. }));
+    assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
 }
