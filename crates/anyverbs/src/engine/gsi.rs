@@ -7,6 +7,7 @@
 //! A MAD may reach any process of the host ([`receive`]): those that name a communication ID are steered like data, by
 //! the slot in it; a request goes to the process that listens, which who receives it finds in the registry.
 
+mod neighbours;
 mod receive;
 mod send;
 #[cfg(test)]
@@ -27,6 +28,7 @@ use parking_lot::Mutex;
 use super::Engine;
 use super::timers::NEVER;
 use crate::cm::Ids;
+use neighbours::Neighbours;
 pub(super) use receive::Incoming;
 use send::Sender;
 
@@ -86,6 +88,9 @@ pub(crate) struct Gsi {
     deadline: AtomicU64,
     /// When there may be room again for what is to be handed on.
     forward_at: AtomicU64,
+    neighbours: Mutex<Neighbours>,
+    /// When they are looked after, in nanoseconds.
+    watch_at: AtomicU64,
 }
 
 impl Gsi {
@@ -101,14 +106,16 @@ impl Gsi {
             sender: Sender::new(psn),
             deadline: AtomicU64::new(NEVER),
             forward_at: AtomicU64::new(if kept { 0 } else { NEVER }),
+            neighbours: Mutex::default(),
+            watch_at: AtomicU64::new(NEVER),
         }
     }
 
     /// When [`Engine::run_gsi`] has something to do, in nanoseconds.
     pub(super) fn next(&self) -> u64 {
-        let (deadline, forward_at) = (&self.deadline, &self.forward_at);
-        let next = deadline.load(Ordering::SeqCst).min(forward_at.load(Ordering::SeqCst));
-        next.min(self.sender.next())
+        let times = [&self.deadline, &self.forward_at, &self.watch_at];
+        let next = times.into_iter().map(|at| at.load(Ordering::SeqCst)).min();
+        next.unwrap_or(NEVER).min(self.sender.next())
     }
 }
 
@@ -120,7 +127,7 @@ impl Engine {
         let mut state = self.gsi.state.lock();
         let result = self.call_cm(&mut state, now, f);
         drop(state);
-        self.worker.wake_before(self.gsi.deadline.load(Ordering::SeqCst));
+        self.worker.wake_before(self.gsi.next());
         self.send_mads(now);
         result
     }
@@ -141,6 +148,7 @@ impl Engine {
         self.gsi.sender.queue(std::iter::from_fn(|| machine.poll_transmit()));
         let deadline = machine.deadline().map_or(NEVER, Time::as_nanos);
         self.gsi.deadline.store(deadline, Ordering::SeqCst);
+        self.watch_neighbours(machine, now);
         result
     }
 
@@ -152,6 +160,9 @@ impl Engine {
             if self.port.forward_kept() > 0 {
                 self.forward_later(now);
             }
+        }
+        if is_due(&self.gsi.watch_at) {
+            self.look_after_neighbours();
         }
         if is_due(&self.gsi.deadline) {
             self.with_cm(|machine, _, now| machine.on_timer(now));

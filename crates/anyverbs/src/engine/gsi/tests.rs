@@ -136,10 +136,11 @@ fn connect(engine: &'static Engine, to: IpAddr, port: u16, timeout: u8) -> CommI
     engine.with_cm(|machine, _, now| machine.connect(now, &params)).unwrap()
 }
 
-/// One that no other on this host has.
+/// One that no other on this host has, nor a former owner of the slot had, as far as chance goes.
 fn qpn(engine: &Engine) -> Qpn {
-    static NEXT: AtomicU32 = AtomicU32::new(2);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed) & 0xffff;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let start = std::process::id().wrapping_mul(7919);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed).wrapping_add(start) & 0xffff;
     Qpn::new(u32::from(engine.slot) << 16 | number)
 }
 
@@ -466,8 +467,18 @@ fn each_request_finds_the_process_that_listens() {
         }
         peer.expect("seen", "@ 50 50 50");
     }
-    // A listener that is killed is none.
+    // A listener that is killed is none, and who is connected to it hears that.
+    let id = connect(engine, ip("::1"), 2000, 20);
+    establish(engine, id);
+    let other = connect(engine, ip("127.0.0.1"), 2001, 20);
+    establish(engine, other);
     drop(peers.remove(0));
+    match event(engine, of(id)) {
+        CmEvent::Disconnected { how: Disconnected::Requested(_), .. } => {}
+        event => panic!("{event:?}"),
+    }
+    engine.with_cm(|machine, _, now| machine.destroy(now, id)).unwrap();
+    disconnect(engine, other);
     let id = connect(engine, ip("127.0.0.1"), 2000, 20);
     assert!(matches!(event(engine, of(id)), CmEvent::Rejected { .. }));
     engine.with_cm(|machine, _, now| machine.destroy(now, id)).unwrap();
