@@ -9,6 +9,7 @@
 
 mod neighbours;
 mod receive;
+mod requests;
 mod send;
 #[cfg(test)]
 mod tests;
@@ -68,7 +69,7 @@ const FORWARD_RETRY: Duration = Duration::from_micros(200);
 /// How long the end of the process waits for the lock.
 const EXIT_PATIENCE: Duration = Duration::from_millis(2);
 /// How long it sends what its peers should hear, at most.
-const FAREWELL: Duration = Duration::from_millis(100);
+const FAREWELL: Duration = Duration::from_millis(400);
 
 /// What the lock guards.
 #[derive(Debug)]
@@ -178,18 +179,19 @@ impl Engine {
         self.worker.wake_before(at);
     }
 
-    /// Tells the peers of all connections that they end; does not wait long for whoever called exit(3) to release the lock,
+    /// Tells the peers of all connections that they end; does not wait long for whoever called exit(3) to release the locks,
     /// nor for answers.
     pub(super) fn shut_gsi_down(&'static self) {
+        let Some(mut line) = self.gsi.sender.try_line() else { return };
         let Some(mut state) = self.gsi.state.try_lock_for(EXIT_PATIENCE) else { return };
         let now = self.now();
         self.call_cm(&mut state, now, |machine, _, now| machine.shutdown(now));
         drop(state);
         let end = Instant::now() + FAREWELL;
-        self.send_mads(now);
+        self.send_in(&mut line, now);
         while self.gsi.sender.next() != NEVER && Instant::now() < end {
             std::thread::sleep(Duration::from_micros(500));
-            self.send_mads(self.now());
+            self.send_in(&mut line, self.now());
         }
     }
 

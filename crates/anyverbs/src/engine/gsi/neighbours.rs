@@ -35,28 +35,39 @@ impl Engine {
         let hosts: HashSet<Gid> = self.gids.entries().into_iter().map(|e| e.gid).collect();
         let alive = self.services.incarnations();
         let mut known = self.gsi.neighbours.lock();
-        let goes_on = self.with_cm(|machine, _, now| {
-            let mut gone = HashSet::new();
-            for (slot, (incarnation, ids)) in known.drain() {
-                if alive.get(&slot) != Some(&incarnation) {
-                    gone.extend(ids);
-                }
-            }
-            if !gone.is_empty() {
-                machine.peers_gone(now, |gid, id| hosts.contains(&gid) && gone.contains(&id));
+        let mut state = self.gsi.state.lock();
+        let now = self.now();
+        let next = self.call_cm(&mut state, now, |machine, _, now| {
+            let is_gone = |slot, incarnation| alive.get(&slot) != Some(&incarnation);
+            let ended =
+                known.drain().filter(|&(slot, (incarnation, _))| is_gone(slot, incarnation));
+            let gone: HashSet<CommId> = ended.flat_map(|(_, (_, ids))| ids).collect();
+            // One that is not in the list ended, or has begun since.
+            let here = machine.peers().filter(|(gid, _)| hosts.contains(gid));
+            let slots: HashSet<u8> = here.map(|(_, id)| id.slot()).collect();
+            let is_dead = |slot: &u8| !alive.contains_key(slot) && !self.services.is_alive(*slot);
+            let dead: HashSet<u8> = slots.into_iter().filter(is_dead).collect();
+            if !(gone.is_empty() && dead.is_empty()) {
+                machine.peers_gone(now, |gid, id| {
+                    hosts.contains(&gid) && (gone.contains(&id) || dead.contains(&id.slot()))
+                });
             }
             for (gid, id) in machine.peers() {
-                if hosts.contains(&gid) && id.slot() != self.slot {
-                    // One that has ended already has none, and is gone the next time.
-                    let incarnation = alive.get(&id.slot()).copied().unwrap_or_default();
-                    let entry = known.entry(id.slot());
-                    entry.or_insert_with(|| (incarnation, HashSet::new())).1.insert(id);
+                let slot = id.slot();
+                if let Some(&incarnation) = alive.get(&slot)
+                    && slot != self.slot
+                    && hosts.contains(&gid)
+                {
+                    known.entry(slot).or_insert_with(|| (incarnation, HashSet::new())).1.insert(id);
                 }
             }
-            let next = if known.is_empty() { NEVER } else { (now + PERIOD).as_nanos() };
-            self.gsi.watch_at.store(next, Ordering::SeqCst);
-            next
+            if known.is_empty() { NEVER } else { (now + PERIOD).as_nanos() }
         });
-        self.worker.wake_before(goes_on);
+        // Under the lock, so that who has a neighbour next sees it.
+        self.gsi.watch_at.store(next, Ordering::SeqCst);
+        drop(state);
+        drop(known);
+        self.worker.wake_before(self.gsi.next());
+        self.send_mads(now);
     }
 }

@@ -267,10 +267,11 @@ fn peer() {
                         .unwrap();
                     println!("@ {}", engine.counters().read(*counter));
                 }
-                ["connect", to, port, n] => {
+                ["connect", to, port, n, timeout] => {
                     let (to, port) = (to.parse().unwrap(), port.parse().unwrap());
-                    let ids: Vec<_> =
-                        (0..n.parse().unwrap()).map(|_| connect(engine, to, port, 20)).collect();
+                    let ids: Vec<_> = (0..n.parse().unwrap())
+                        .map(|_| connect(engine, to, port, timeout.parse().unwrap()))
+                        .collect();
                     for &id in &ids {
                         establish(engine, id);
                     }
@@ -393,6 +394,12 @@ fn one_process_connects_to_itself() {
         assert_eq!(seen.requests, 1);
         establish(engine, id);
         event(engine, of(theirs));
+        // While nothing happens, no timer runs; but that others were watched may take a look to find out.
+        let end = Instant::now() + PATIENCE;
+        while engine.next_deadline() != super::NEVER {
+            assert!(Instant::now() < end, "a timer runs");
+            std::thread::sleep(Duration::from_millis(1));
+        }
         disconnect_both(engine, id, theirs);
     }
     engine.with_cm(|machine, _, now| machine.unlisten(now, listener)).unwrap();
@@ -566,7 +573,7 @@ fn on_two_hosts() {
     let mut astray = loop {
         let before = handed_on(&mut there);
         let mut client = Peer::spawn();
-        assert_eq!(client.ask("connect 10.77.0.2 3000 10"), "@ connected");
+        assert_eq!(client.ask("connect 10.77.0.2 3000 10 20"), "@ connected");
         n += 10;
         if handed_on(&mut there) >= before + 10 {
             break client;
@@ -575,8 +582,25 @@ fn on_two_hosts() {
         assert!(n < 500, "they always go to the right process");
     };
     // More than a Unix socket's queue holds.
-    assert_eq!(astray.ask("connect 10.77.0.2 3000 1000"), "@ connected");
+    assert_eq!(astray.ask("connect 10.77.0.2 3000 1000 20"), "@ connected");
     n += 1000;
+    server.expect("seen", &format!("@ {n} {n} {}", n - 1010));
+
+    // Who is stopped holds up a request that happens to reach him, but not its repetition.
+    let stop = |signal: i32| {
+        for peer in &there[..2] {
+            // SAFETY: kill touches no memory; the children are ours and not waited for.
+            unsafe { libc::kill(peer.child.id() as i32, signal) };
+        }
+    };
+    stop(libc::SIGSTOP);
+    for _ in 0..4 {
+        let mut client = Peer::spawn();
+        assert_eq!(client.ask("connect 10.77.0.2 3000 1 14"), "@ connected");
+        assert_eq!(client.ask("disconnect"), "@ disconnected");
+        n += 1;
+    }
+    stop(libc::SIGCONT);
     server.expect("seen", &format!("@ {n} {n} {}", n - 1010));
 
     // A process that ends says so.
