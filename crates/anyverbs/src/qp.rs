@@ -2,11 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use anyverbs_proto::event::QpEvent;
+use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType};
-use anyverbs_proto::types::Qpn;
+use anyverbs_proto::types::{Gid, Qpn};
+use anyverbs_proto::wire::packet::Packet;
 use anyverbs_proto::wr::{RecvWr, SendWr};
 use parking_lot::{Mutex, MutexGuard};
 
@@ -16,7 +18,7 @@ use crate::cq::{Cq, CqCell};
 use crate::engine::env::{Call, Link};
 use crate::engine::pace::NO_LIMIT;
 use crate::engine::{Engine, Ticket};
-use crate::error::{CreateError, DestroyError, ModifyObjectError, PostError};
+use crate::error::{AttachError, CreateError, DestroyError, ModifyObjectError, PostError};
 use crate::event_queue::Acks;
 use crate::holders::{Held, Holder};
 use crate::link::udp::Asked;
@@ -55,6 +57,9 @@ pub(crate) struct QpCell {
     pub(crate) send_cq: Arc<CqCell>,
     pub(crate) recv_cq: Arc<CqCell>,
     pub(crate) srq: Option<Arc<SrqCell>>,
+    /// Attachments to multicast groups; changed under the lock of [`crate::multicast::Groups`].
+    pub(crate) groups: AtomicU32,
+    blocks_own_multicast: AtomicBool,
     cookie: AtomicU64,
     acks: Arc<Acks>,
 }
@@ -63,6 +68,8 @@ pub(crate) struct QpCell {
 pub(crate) struct State {
     pub(crate) machine: anyverbs_proto::qp::Qp,
     pub(crate) link: Link,
+    /// Multicast groups that it is attached to, in order.
+    groups: Vec<Gid>,
     /// None once it is destroyed.
     hold: Option<Hold>,
 }
@@ -73,6 +80,19 @@ struct Hold(Held<PdCell>, Held<CqCell>, Held<CqCell>, Option<Held<SrqCell>>, Tic
 impl State {
     pub(crate) fn is_dead(&self) -> bool {
         self.hold.is_none()
+    }
+
+    /// Whether it takes what is sent to a group.
+    pub(crate) fn is_in(&self, group: Gid) -> bool {
+        self.groups.binary_search_by_key(&group.0, |g| g.0).is_ok()
+    }
+
+    pub(crate) fn set_in(&mut self, group: Gid, is_in: bool) {
+        match self.groups.binary_search_by_key(&group.0, |g| g.0) {
+            Ok(at) if !is_in => drop(self.groups.remove(at)),
+            Err(at) if is_in => self.groups.insert(at, group),
+            _ => {}
+        }
     }
 }
 
@@ -101,6 +121,16 @@ impl QpCell {
             None => state.machine.recvs_posted(),
         };
         posted.map_or(NO_LIMIT, |posted| asked.packet.counts.messages.saturating_add(posted as u64))
+    }
+
+    /// Whether it takes a packet of a group: it is attached, and the packet is not its own, come back, where it does not
+    /// want those.
+    pub(crate) fn takes(&self, state: &State, arrival: &Arrival, packet: &Packet<'_>) -> bool {
+        let src_qpn = packet.headers.deth.map(|deth| deth.src_qpn);
+        let unwanted = self.blocks_own_multicast.load(Ordering::Relaxed)
+            && src_qpn == Some(self.qpn)
+            && self.engine.gids.contains(arrival.source);
+        state.is_in(arrival.destination) && !unwanted
     }
 
     /// Raises an asynchronous event of this queue pair.
@@ -160,10 +190,17 @@ impl Qp {
                     context: Arc::clone(&pd.context),
                     qpn,
                     qp_type: init.qp_type,
-                    state: Mutex::new(State { machine, link: Link::default(), hold: Some(hold) }),
+                    state: Mutex::new(State {
+                        machine,
+                        link: Link::default(),
+                        groups: Vec::new(),
+                        hold: Some(hold),
+                    }),
                     send_cq: Arc::clone(&init.send_cq.0),
                     recv_cq: Arc::clone(&init.recv_cq.0),
                     srq: init.srq.map(|srq| Arc::clone(&srq.0)),
+                    groups: AtomicU32::new(0),
+                    blocks_own_multicast: AtomicBool::new(false),
                     cookie: AtomicU64::new(init.cookie),
                     acks: Arc::default(),
                 }
@@ -218,11 +255,7 @@ impl Qp {
     }
 
     fn lock(&self) -> Result<MutexGuard<'_, State>, ModifyObjectError> {
-        if !self.0.engine.is_current() {
-            return Err(ModifyObjectError::Forked);
-        }
-        let state = self.0.state.lock();
-        if state.is_dead() { Err(ModifyObjectError::Gone) } else { Ok(state) }
+        self.0.lock()
     }
 
     /// Changes attributes and state (`ibv_modify_qp`). With [`QpAttrMask::AV`], `attr.av` is what
@@ -231,7 +264,22 @@ impl Qp {
     /// # Errors
     /// [`ModifyObjectError`]; nothing was changed.
     pub fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyObjectError> {
-        let engine = self.0.engine;
+        self.0.modify(attr, mask)
+    }
+}
+
+impl QpCell {
+    fn lock(&self) -> Result<MutexGuard<'_, State>, ModifyObjectError> {
+        if !self.engine.is_current() {
+            return Err(ModifyObjectError::Forked);
+        }
+        let state = self.state.lock();
+        if state.is_dead() { Err(ModifyObjectError::Gone) } else { Ok(state) }
+    }
+
+    /// See [`Qp::modify`].
+    pub(crate) fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyObjectError> {
+        let engine = self.engine;
         let mut state = self.lock()?;
         let mut attr = *attr;
         let mut max_mtu = engine.gids.active_mtu();
@@ -246,20 +294,22 @@ impl Qp {
             max_mtu = engine.gids.mtu_of(state.machine.attr().av.sgid).unwrap_or(max_mtu);
         }
         let limits = engine.modify_limits(max_mtu);
-        let mut call = Call::new(&self.0);
+        let mut call = Call::new(self);
         let State { machine, link, .. } = &mut *state;
         machine.modify(&attr, mask, &limits, &mut call.env(link))?;
         if mask.contains(QpAttrMask::STATE) && attr.state == QpState::Reset {
             link.leave_path();
-            self.0.send_cq.purge(self.0.qpn);
-            self.0.recv_cq.purge(self.0.qpn);
+            self.send_cq.purge(self.qpn);
+            self.recv_cq.purge(self.qpn);
         } else if mask.contains(QpAttrMask::AV) {
             link.pin(engine, machine);
         }
         call.finish(state);
         Ok(())
     }
+}
 
+impl Qp {
     /// Posts sends and starts them (`ibv_post_send`).
     ///
     /// # Errors
@@ -294,6 +344,30 @@ impl Qp {
         Ok(Poster { cell: &self.0, inner: Some((state, Call::new(&self.0))), sends: false })
     }
 
+    /// Attaches it to a multicast group (`ibv_attach_mcast`): it gets a copy of what is sent to the group on any interface of
+    /// the port, of its own datagrams too. Once more with the same `gid` and `lid` changes nothing. The LID has no meaning on
+    /// RoCE, but names the attachment.
+    ///
+    /// # Errors
+    /// [`AttachError`].
+    pub fn attach_mcast(&self, gid: Gid, lid: u16) -> Result<(), AttachError> {
+        self.0.engine.groups.attach(&self.0, gid, lid)
+    }
+
+    /// Detaches it from a group (`ibv_detach_mcast`): no copy arrives any more.
+    ///
+    /// # Errors
+    /// [`AttachError`].
+    pub fn detach_mcast(&self, gid: Gid, lid: u16) -> Result<(), AttachError> {
+        self.0.engine.groups.detach(&self.0, gid, lid)
+    }
+
+    /// From now on it gets no copy of what it sends to a group that it is attached to itself
+    /// (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`).
+    pub fn block_own_multicast(&self) {
+        self.0.blocks_own_multicast.store(true, Ordering::Relaxed);
+    }
+
     /// Acknowledges asynchronous events of this queue pair that were read.
     pub fn ack_async_events(&self, n: u32) {
         self.0.acks.acknowledge(n);
@@ -303,13 +377,17 @@ impl Qp {
     /// the CQs. Waits while an event of it was read and not acknowledged.
     ///
     /// # Errors
-    /// [`DestroyError::Gone`].
+    /// [`DestroyError::Busy`] while it is attached to multicast groups, [`DestroyError::Gone`].
     pub fn destroy(&self) -> Result<(), DestroyError> {
         let cell = &self.0;
         if !cell.engine.is_current() {
             return Ok(());
         }
-        let hold = cell.retire().ok_or(DestroyError::Gone)?;
+        let retired = cell.engine.groups.unless_attached(cell, || cell.retire());
+        let retired = retired.inspect_err(|error| {
+            tracing::warn!("queue pair {} is not destroyed: {error}", cell.qpn);
+        });
+        let hold = retired?.ok_or(DestroyError::Gone)?;
         cell.engine.qps.remove(cell.qpn);
         cell.send_cq.detach(cell.qpn);
         cell.recv_cq.purge(cell.qpn);
@@ -327,6 +405,7 @@ impl Drop for Qp {
             // Its locks belong to threads of the parent.
             return;
         }
+        cell.engine.groups.detach_all(cell);
         // Unlike destroy, a drop cannot wait for a program that dropped its events too.
         let Some(hold) = cell.retire() else { return };
         cell.engine.qps.remove(cell.qpn);

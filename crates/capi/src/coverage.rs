@@ -33,7 +33,7 @@ const PARTIAL_SLOTS: &[(&str, &str)] = &[
         "ibv_create_cq_ex",
         "timestamps, VLAN, flow tags, tag matching, parent domains, ignored overrun: `EOPNOTSUPP`",
     ),
-    ("ibv_create_qp_ex", "PD and SEND_OPS_FLAGS; other extensions: `EOPNOTSUPP`"),
+    ("ibv_create_qp_ex", "PD, SEND_OPS_FLAGS, BLOCK_SELF_MCAST_LB; other extensions: `EOPNOTSUPP`"),
     ("ibv_create_srq_ex", "BASIC; XRC and tag matching: `EOPNOTSUPP`"),
     ("ibv_get_srq_num", "`EOPNOTSUPP` for BASIC, the only kind there is"),
     ("ibv_post_send", "memory windows, local invalidation, TSO, FLUSH, ATOMIC_WRITE: `EOPNOTSUPP`"),

@@ -32,7 +32,7 @@ macro_rules! from_device {
     )* };
 }
 
-from_device!(OpenError CreateError RegisterError DestroyError ModifyObjectError PostError CqError EventError);
+from_device!(OpenError CreateError RegisterError DestroyError ModifyObjectError AttachError PostError CqError EventError);
 
 /// 0, or the errno value, which is set as well: most of libibverbs.
 pub(crate) fn value(result: Result<(), Errno>) -> c_int {

@@ -30,4 +30,6 @@ pub use monitor::AddressMonitor;
 pub use registry::{Registry, Slot};
 pub use services::{Reservation, ServiceAddress, Services};
 pub use steering::SteerByKind;
-pub use udp::{Datagram, Destination, OpenError, PortOptions, RxBatch, TxBatch, UdpPort};
+pub use udp::{
+    Datagram, Destination, OpenError, PortOptions, RxBatch, TxBatch, UdpPort, is_handed_on,
+};

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 
+use anyverbs_net::is_handed_on;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::env::{Env, Side, TransmitError};
 use anyverbs_proto::event::QpEvent;
@@ -25,7 +26,7 @@ use crate::qp::{QpCell, State};
 /// How a packet leaves.
 #[derive(Clone, Debug)]
 pub(crate) enum Route {
-    /// To a queue pair of this process.
+    /// To a queue pair of this process, or to a group of which the kernel does not take care.
     Inproc,
     /// By UDP.
     Udp(UdpRoute),
@@ -33,7 +34,13 @@ pub(crate) enum Route {
 
 impl Route {
     fn new(engine: &'static Engine, av: &AddressVector, dest: Qpn) -> Self {
-        if engine.config.inproc && dest.slot() == engine.slot && engine.gids.contains(av.dgid) {
+        if dest == Qpn::MULTICAST && is_handed_on(av.dgid.to_ip(), av.scope_id) {
+            // Whoever drains the queue hands it on.
+            Self::Inproc
+        } else if engine.config.inproc
+            && dest.slot() == engine.slot
+            && engine.gids.contains(av.dgid)
+        {
             Self::Inproc
         } else {
             Self::Udp(UdpRoute::new(engine, av, dest.slot()))

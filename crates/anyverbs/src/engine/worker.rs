@@ -324,6 +324,7 @@ fn refresh_addresses(engine: &'static Engine) {
     match engine.gids.refresh() {
         Ok(false) => {}
         Ok(true) => {
+            engine.groups.follow(&engine.port, &engine.gids);
             engine.raise_port(AsyncEventKind::GidChange);
             match (was_empty, engine.gids.is_empty()) {
                 (false, true) => engine.raise_port(AsyncEventKind::PortErr),

@@ -6,6 +6,7 @@ mod endpoint;
 mod events;
 mod fork;
 mod host;
+mod multicast;
 mod one_process;
 mod processes;
 mod rules;

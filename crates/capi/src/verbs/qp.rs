@@ -89,7 +89,8 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(
     pointer(init.ok_or(Errno::EINVAL).and_then(|init| create(pd, init, None)))
 }
 
-/// Slot of `ibv_create_qp_ex`: as `ibv_create_qp`, with `PD` and `SEND_OPS_FLAGS`; `EOPNOTSUPP` for other extensions
+/// Slot of `ibv_create_qp_ex`: as `ibv_create_qp`, with `PD`, `SEND_OPS_FLAGS` and, of `CREATE_FLAGS`,
+/// `BLOCK_SELF_MCAST_LB` (UD); `EOPNOTSUPP` for other extensions
 /// unless they ask for nothing.
 ///
 /// # Safety
@@ -108,7 +109,9 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         if mask & !known != 0 || !has(IBV_QP_INIT_ATTR_PD) {
             return Err(Errno::EINVAL);
         }
-        let asks = has(IBV_QP_INIT_ATTR_CREATE_FLAGS) && attr.create_flags != 0
+        let flags = if has(IBV_QP_INIT_ATTR_CREATE_FLAGS) { attr.create_flags } else { 0 };
+        let block_own = flags & IBV_QP_CREATE_BLOCK_SELF_MCAST_LB != 0;
+        let asks = flags & !IBV_QP_CREATE_BLOCK_SELF_MCAST_LB != 0
             || has(IBV_QP_INIT_ATTR_MAX_TSO_HEADER) && attr.max_tso_header != 0;
         if asks
             || has(IBV_QP_INIT_ATTR_XRCD)
@@ -116,6 +119,9 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
             || has(IBV_QP_INIT_ATTR_RX_HASH)
         {
             return Err(Errno::EOPNOTSUPP);
+        }
+        if block_own && attr.qp_type != IBV_QPT_UD {
+            return Err(Errno::EINVAL);
         }
         let mut init = ibv_qp_init_attr {
             qp_context: attr.qp_context,
@@ -128,6 +134,9 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         };
         let ops = has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).then_some(attr.send_ops_flags);
         let created = create(attr.pd, &mut init, ops)?;
+        if block_own {
+            qp(created)?.inner.device.block_own_multicast();
+        }
         attr.cap = init.cap;
         Ok(created)
     }))
