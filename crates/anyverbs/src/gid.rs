@@ -60,6 +60,13 @@ impl GidTable {
         self.entries.read().iter().flatten().any(|e| e.gid == gid)
     }
 
+    /// The entry of an address; of one interface unless that is 0.
+    pub(crate) fn find(&self, gid: Gid, interface: u32) -> Option<GidEntry> {
+        let entries = self.entries.read();
+        let is_it = |e: &&GidEntry| e.gid == gid && (interface == 0 || e.interface == interface);
+        entries.iter().flatten().find(is_it).cloned()
+    }
+
     /// The interfaces that have addresses of a family, in the order of the table.
     pub(crate) fn interfaces(&self, v4: bool) -> Vec<u32> {
         let mut found = Vec::new();
@@ -76,13 +83,6 @@ impl GidTable {
         let entries = self.entries.read();
         let mut of_interface = entries.iter().flatten().filter(|e| e.interface == interface);
         of_interface.find(|e| e.gid.to_ip().is_ipv4() == v4).map(|e| e.gid)
-    }
-
-    /// The entry of an address; of one interface unless that is 0.
-    pub(crate) fn find(&self, gid: Gid, interface: u32) -> Option<GidEntry> {
-        let entries = self.entries.read();
-        let is_it = |e: &&GidEntry| e.gid == gid && (interface == 0 || e.interface == interface);
-        entries.iter().flatten().find(is_it).cloned()
     }
 
     /// Largest path MTU of the interface that has `gid`.

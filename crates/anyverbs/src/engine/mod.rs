@@ -1,9 +1,10 @@
 //! The engine: one in a process, started by the first open, shared by all contexts.
 //!
-//! Locks, in the order in which they may be taken: control of multicast groups, queue pair, SRQ, CQ, then the queues of channels and asynchronous
-//! events. No thread holds the locks of two queue pairs. The receive path's lock is taken before any of them. The lock of
-//! the connection manager comes after the receive path's, too, and before the queues of event channels; it and those of
-//! queue pairs are never held together. The locks of timers, paths, the in-process link and the lists of queue pairs that wait are leaves: nothing is locked under
+//! Locks, in the order in which they may be taken: control of multicast groups, queue pair, SRQ, CQ, then the queues of
+//! channels and asynchronous events. No thread holds the locks of two queue pairs. The receive path's lock is taken
+//! before any of them. The lock of the connection manager comes after the receive path's, too, and before the queues of
+//! event channels; it and those of queue pairs are never held together. The locks of timers, paths, the in-process link
+//! and the lists of queue pairs that wait are leaves: nothing is locked under
 //! them, but that the table of queue pairs may attach a new one to its CQ.
 
 pub(crate) mod env;
@@ -101,9 +102,9 @@ pub(crate) struct Engine {
     counters: Counters,
     pub(crate) qps: QpTable,
     pub(crate) gsi: Gsi,
-    pub(crate) groups: Groups,
     /// Who listens on this host.
     pub(crate) services: Arc<Services>,
+    pub(crate) groups: Groups,
     pub(crate) quotas: Quotas,
     pub(crate) inproc: Inproc,
     pub(crate) batches: BatchPool,
@@ -208,7 +209,6 @@ impl Engine {
             memory: ProcessMemory::new(),
             counters: Counters::default(),
             qps: QpTable::new(number, rng.random()),
-            groups: Groups::default(),
             gsi: Gsi::new(
                 CmConfig {
                     slot: number,
@@ -222,6 +222,7 @@ impl Engine {
                 port.kept() > 0,
             ),
             services,
+            groups: Groups::default(),
             quotas: Quotas {
                 pd: Quota::new(attr.max_pd),
                 cq: Quota::new(attr.max_cq),

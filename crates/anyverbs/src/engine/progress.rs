@@ -205,14 +205,14 @@ impl Engine {
             self.count(Counter::DropMalformed, 1);
             return None;
         };
+        let to_gsi = bytes[5..8] == [0, 0, Qpn::GSI.get() as u8];
         let to_group = datagram.destination.is_multicast();
         if to_group != (bytes[5..8] == [0xff; 3]) {
             // Who sends a group what is for one queue pair would have all processes forward it.
             self.count(Counter::DropNoQp, 1);
             return None;
         }
-        let to_gsi = bytes[5..8] == [0, 0, Qpn::GSI.get() as u8];
-        if slot != self.slot && !to_gsi && !to_group {
+        if slot != self.slot && !to_group && !to_gsi {
             self.misdelivered(slot, datagram, was_forwarded);
             return None;
         }
