@@ -30,6 +30,9 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         packages::IBVERBS_UTILS,
         packages::PERFTEST,
         packages::QPERF,
+        packages::RDMACM_UTILS,
+        packages::IPERF3,
+        packages::FIO,
         packages::PYVERBS,
         packages::RDMA_CORE,
     ])?;

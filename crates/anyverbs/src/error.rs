@@ -129,6 +129,33 @@ pub enum ModifyObjectError {
     Forked,
 }
 
+/// Why a queue pair was not attached to a multicast group, or detached.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum AttachError {
+    /// `EINVAL`: only datagram queue pairs have groups.
+    #[error("not a queue pair for datagrams")]
+    NotDatagram,
+    /// `EINVAL`: not the address of a group.
+    #[error("not a multicast GID")]
+    NotGroup,
+    /// `EINVAL`: it is not attached to that group.
+    #[error("not attached to that group")]
+    NotAttached,
+    /// `ENOMEM`: the device holds no more of these.
+    #[error("the device holds no more {0}")]
+    Exhausted(&'static str),
+    /// The system's error number: the group could not be joined.
+    #[error("joining the group: {0}")]
+    Join(std::io::Error),
+    /// `EINVAL`: it was destroyed before.
+    #[error("already destroyed")]
+    Gone,
+    /// `EIO`: the object was inherited across `fork`.
+    #[error("objects that were inherited across fork do no work")]
+    Forked,
+}
+
 /// Why a work request was not posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
@@ -248,6 +275,19 @@ impl ModifyObjectError {
     }
 }
 
+impl AttachError {
+    /// The error number of the C ABI.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::NotDatagram | Self::NotGroup | Self::NotAttached | Self::Gone => libc::EINVAL,
+            Self::Exhausted(_) => libc::ENOMEM,
+            Self::Join(source) => source.raw_os_error().unwrap_or(libc::EIO),
+            Self::Forked => libc::EIO,
+        }
+    }
+}
+
 impl PostError {
     /// The error number of the C ABI.
     #[must_use]
@@ -351,6 +391,18 @@ mod tests {
             (ModifyObjectError::DoesNotFit, EINVAL),
             (ModifyObjectError::Gone, EINVAL),
             (ModifyObjectError::Forked, EIO),
+        ] {
+            assert_eq!(error.errno(), errno, "{error:?}");
+        }
+        for (error, errno) in [
+            (AttachError::NotDatagram, EINVAL),
+            (AttachError::NotGroup, EINVAL),
+            (AttachError::NotAttached, EINVAL),
+            (AttachError::Exhausted(""), ENOMEM),
+            (AttachError::Join(io(ENODEV)), ENODEV),
+            (AttachError::Join(std::io::ErrorKind::Other.into()), EIO),
+            (AttachError::Gone, EINVAL),
+            (AttachError::Forked, EIO),
         ] {
             assert_eq!(error.errno(), errno, "{error:?}");
         }

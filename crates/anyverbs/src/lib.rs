@@ -32,6 +32,7 @@ pub mod limits;
 mod link;
 mod memory;
 mod mr;
+mod multicast;
 mod pd;
 mod qp;
 mod srq;

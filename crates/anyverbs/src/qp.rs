@@ -2,11 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use anyverbs_proto::event::QpEvent;
+use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType};
-use anyverbs_proto::types::Qpn;
+use anyverbs_proto::types::{Gid, Qpn};
+use anyverbs_proto::wire::packet::Packet;
 use anyverbs_proto::wr::{RecvWr, SendWr};
 use parking_lot::{Mutex, MutexGuard};
 
@@ -16,7 +18,7 @@ use crate::cq::{Cq, CqCell};
 use crate::engine::env::{Call, Link};
 use crate::engine::pace::NO_LIMIT;
 use crate::engine::{Engine, Ticket};
-use crate::error::{CreateError, DestroyError, ModifyObjectError, PostError};
+use crate::error::{AttachError, CreateError, DestroyError, ModifyObjectError, PostError};
 use crate::event_queue::Acks;
 use crate::holders::{Held, Holdable, Holder};
 use crate::link::udp::Asked;
@@ -115,6 +117,9 @@ pub(crate) struct QpCell {
     pub(crate) recv_cq: Option<Arc<CqCell>>,
     pub(crate) srq: Option<Arc<SrqCell>>,
     xrc_domain: Option<u64>,
+    /// Attachments to multicast groups; changed under the lock of [`crate::multicast::Groups`].
+    pub(crate) groups: AtomicU32,
+    blocks_own_multicast: AtomicBool,
     /// Empty once it is destroyed. A leaf, but for the queues of events.
     handles: Mutex<Vec<Arc<Handle>>>,
 }
@@ -123,6 +128,8 @@ pub(crate) struct QpCell {
 pub(crate) struct State {
     pub(crate) machine: anyverbs_proto::qp::Qp,
     pub(crate) link: Link,
+    /// Multicast groups that it is attached to, in order.
+    groups: Vec<Gid>,
     /// None once it is destroyed.
     hold: Option<Hold>,
 }
@@ -133,6 +140,19 @@ struct Hold(Option<Held<PdCell>>, [Option<Held<CqCell>>; 2], Option<Held<SrqCell
 impl State {
     pub(crate) fn is_dead(&self) -> bool {
         self.hold.is_none()
+    }
+
+    /// Whether it takes what is sent to a group.
+    pub(crate) fn is_in(&self, group: Gid) -> bool {
+        self.groups.binary_search_by_key(&group.0, |g| g.0).is_ok()
+    }
+
+    pub(crate) fn set_in(&mut self, group: Gid, is_in: bool) {
+        match self.groups.binary_search_by_key(&group.0, |g| g.0) {
+            Ok(at) if !is_in => drop(self.groups.remove(at)),
+            Err(at) if is_in => self.groups.insert(at, group),
+            _ => {}
+        }
     }
 }
 
@@ -161,6 +181,16 @@ impl QpCell {
             None => state.machine.recvs_posted(),
         };
         posted.map_or(NO_LIMIT, |posted| asked.packet.counts.messages.saturating_add(posted as u64))
+    }
+
+    /// Whether it takes a packet of a group: it is attached, and the packet is not its own, come back, where it does not
+    /// want those.
+    pub(crate) fn takes(&self, state: &State, arrival: &Arrival, packet: &Packet<'_>) -> bool {
+        let src_qpn = packet.headers.deth.map(|deth| deth.src_qpn);
+        let unwanted = self.blocks_own_multicast.load(Ordering::Relaxed)
+            && src_qpn == Some(self.qpn)
+            && self.engine.gids.contains(arrival.source);
+        state.is_in(arrival.destination) && !unwanted
     }
 
     /// Raises an asynchronous event of this queue pair.
@@ -298,11 +328,18 @@ impl Qp {
                     engine,
                     qpn,
                     qp_type: parts.qp_type,
-                    state: Mutex::new(State { machine, link: Link::default(), hold: Some(hold) }),
+                    state: Mutex::new(State {
+                        machine,
+                        link: Link::default(),
+                        groups: Vec::new(),
+                        hold: Some(hold),
+                    }),
                     send_cq: parts.send_cq.map(|cq| Arc::clone(&cq.0)),
                     recv_cq: parts.recv_cq.map(|cq| Arc::clone(&cq.0)),
                     srq: parts.srq.map(|srq| Arc::clone(&srq.0)),
                     xrc_domain: parts.xrcd.map(|xrcd| xrcd.domain),
+                    groups: AtomicU32::new(0),
+                    blocks_own_multicast: AtomicBool::new(false),
                     handles: Mutex::new(vec![Arc::clone(&handle)]),
                 }
             })
@@ -373,16 +410,16 @@ impl Qp {
     }
 
     fn lock(&self) -> Result<MutexGuard<'_, State>, ModifyObjectError> {
-        if !self.0.engine.is_current() {
-            return Err(ModifyObjectError::Forked);
-        }
-        let state = self.0.state.lock();
-        if state.is_dead() || self.is_closed() { Err(ModifyObjectError::Gone) } else { Ok(state) }
+        self.check_open()?;
+        self.0.lock()
     }
 
-    /// Whether this handle of a target was destroyed; others may be left.
-    fn is_closed(&self) -> bool {
-        self.0.xrc_domain.is_some() && self.1.xrcd.lock().is_none()
+    /// Refuses where this handle of a target was destroyed; others may be left.
+    fn check_open(&self) -> Result<(), ModifyObjectError> {
+        let cell = &self.0;
+        let closed =
+            cell.xrc_domain.is_some() && cell.engine.is_current() && self.1.xrcd.lock().is_none();
+        if closed { Err(ModifyObjectError::Gone) } else { Ok(()) }
     }
 
     /// Changes attributes and state (`ibv_modify_qp`). With [`QpAttrMask::AV`], `attr.av` is what
@@ -391,7 +428,23 @@ impl Qp {
     /// # Errors
     /// [`ModifyObjectError`]; nothing was changed.
     pub fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyObjectError> {
-        let engine = self.0.engine;
+        self.check_open()?;
+        self.0.modify(attr, mask)
+    }
+}
+
+impl QpCell {
+    fn lock(&self) -> Result<MutexGuard<'_, State>, ModifyObjectError> {
+        if !self.engine.is_current() {
+            return Err(ModifyObjectError::Forked);
+        }
+        let state = self.state.lock();
+        if state.is_dead() { Err(ModifyObjectError::Gone) } else { Ok(state) }
+    }
+
+    /// See [`Qp::modify`].
+    pub(crate) fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyObjectError> {
+        let engine = self.engine;
         let mut state = self.lock()?;
         let mut attr = *attr;
         let mut max_mtu = engine.gids.active_mtu();
@@ -406,20 +459,22 @@ impl Qp {
             max_mtu = engine.gids.mtu_of(state.machine.attr().av.sgid).unwrap_or(max_mtu);
         }
         let limits = engine.modify_limits(max_mtu);
-        let mut call = Call::new(&self.0);
+        let mut call = Call::new(self);
         let State { machine, link, .. } = &mut *state;
         machine.modify(&attr, mask, &limits, &mut call.env(link))?;
         if mask.contains(QpAttrMask::STATE) && attr.state == QpState::Reset {
             link.leave_path();
             link.xrc_srq = None;
-            self.0.leave_cqs(false);
+            self.leave_cqs(false);
         } else if mask.contains(QpAttrMask::AV) {
             link.pin(engine, machine);
         }
         call.finish(state);
         Ok(())
     }
+}
 
+impl Qp {
     /// Posts sends and starts them (`ibv_post_send`).
     ///
     /// # Errors
@@ -454,6 +509,30 @@ impl Qp {
         Ok(Poster { cell: &self.0, inner: Some((state, Call::new(&self.0))), sends: false })
     }
 
+    /// Attaches it to a multicast group (`ibv_attach_mcast`): it gets a copy of what is sent to the group on any interface of
+    /// the port, of its own datagrams too. Once more with the same `gid` and `lid` changes nothing. The LID has no meaning on
+    /// RoCE, but names the attachment.
+    ///
+    /// # Errors
+    /// [`AttachError`].
+    pub fn attach_mcast(&self, gid: Gid, lid: u16) -> Result<(), AttachError> {
+        self.0.engine.groups.attach(&self.0, gid, lid)
+    }
+
+    /// Detaches it from a group (`ibv_detach_mcast`): no copy arrives any more.
+    ///
+    /// # Errors
+    /// [`AttachError`].
+    pub fn detach_mcast(&self, gid: Gid, lid: u16) -> Result<(), AttachError> {
+        self.0.engine.groups.detach(&self.0, gid, lid)
+    }
+
+    /// From now on it gets no copy of what it sends to a group that it is attached to itself
+    /// (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`).
+    pub fn block_own_multicast(&self) {
+        self.0.blocks_own_multicast.store(true, Ordering::Relaxed);
+    }
+
     /// Acknowledges asynchronous events of this queue pair that were read.
     pub fn ack_async_events(&self, n: u32) {
         self.1.acks.acknowledge(n);
@@ -463,13 +542,17 @@ impl Qp {
     /// the CQs. Waits while an event of it was read and not acknowledged.
     ///
     /// # Errors
-    /// [`DestroyError::Gone`].
+    /// [`DestroyError::Busy`] while it is attached to multicast groups, [`DestroyError::Gone`].
     pub fn destroy(&self) -> Result<(), DestroyError> {
         let cell = &self.0;
         if !cell.engine.is_current() {
             return Ok(());
         }
-        let hold = self.release().ok_or(DestroyError::Gone)?;
+        let released = cell.engine.groups.unless_attached(cell, || self.release());
+        let released = released.inspect_err(|error| {
+            tracing::warn!("queue pair {} is not destroyed: {error}", cell.qpn);
+        });
+        let hold = released?.ok_or(DestroyError::Gone)?;
         self.1.context.events.withdraw(&self.1.acks);
         self.1.acks.wait(&|| format!("queue pair {}", cell.qpn));
         drop(hold);
@@ -496,10 +579,12 @@ impl Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        if !self.0.engine.is_current() {
+        let cell = &self.0;
+        if !cell.engine.is_current() {
             // Its locks belong to threads of the parent.
             return;
         }
+        cell.engine.groups.detach_all(cell);
         // Unlike destroy, a drop cannot wait for a program that dropped its events too.
         let Some(hold) = self.release() else { return };
         self.1.context.events.withdraw(&self.1.acks);

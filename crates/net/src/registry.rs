@@ -7,6 +7,7 @@
 //!
 //! A child that `fork`s without `exec` keeps its parent's slot alive; every descriptor here is close-on-exec.
 
+use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -19,8 +20,8 @@ use crate::sockopt;
 /// The names of one user's processes in this network namespace.
 #[derive(Clone, Debug)]
 pub struct Registry {
-    prefix: String,
-    uid: u32,
+    pub(crate) prefix: String,
+    pub(crate) uid: u32,
 }
 
 /// Excludes the other processes of this user and host until it is dropped or its process ends.
@@ -35,16 +36,19 @@ pub(crate) struct NameGuard {
     _socket: UnixDatagram,
 }
 
+// A socket's address has 107 bytes for the longest name: this, a user id, and that of a service at an IPv6 address.
+const NAME_LEN: usize = 32;
+
 impl Registry {
     /// The registry called `name` of the effective user.
     ///
     /// # Errors
-    /// `InvalidInput` when `name` is empty, longer than 48 bytes or contains a zero byte or a slash.
+    /// `InvalidInput` when `name` is empty, longer than 32 bytes or contains a zero byte or a slash.
     pub fn new(name: &str) -> io::Result<Self> {
-        if name.is_empty() || name.len() > 48 || name.contains(['\0', '/']) {
+        if name.is_empty() || name.len() > NAME_LEN || name.contains(['\0', '/']) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "registry names have 1 to 48 bytes, none zero or /",
+                "registry names have 1 to 32 bytes, none zero or /",
             ));
         }
         // SAFETY: geteuid has no preconditions and cannot fail.
@@ -60,6 +64,12 @@ impl Registry {
 
     pub(crate) fn prefix(&self) -> &str {
         &self.prefix
+    }
+
+    /// Takes a name, of up to 64 bytes.
+    pub(crate) fn hold(&self, name: &str) -> io::Result<NameGuard> {
+        let socket = UnixDatagram::bind_addr(&self.address(format_args!("{name}"))?)?;
+        Ok(NameGuard { _socket: socket })
     }
 
     fn address(&self, rest: std::fmt::Arguments<'_>) -> io::Result<SocketAddr> {
@@ -127,8 +137,7 @@ impl Registry {
 
     /// Announces that the owner of `slot` has `port` open.
     pub(crate) fn announce(&self, port: u16, slot: u8) -> io::Result<NameGuard> {
-        let socket = UnixDatagram::bind_addr(&self.address(format_args!("port/{port}/{slot}"))?)?;
-        Ok(NameGuard { _socket: socket })
+        self.hold(&format!("port/{port}/{slot}"))
     }
 
     /// The slots whose owners have announced `port`.
@@ -138,9 +147,27 @@ impl Registry {
 
     /// As [`Registry::announced`], in the order of announcing: socket inodes are numbered upwards (proc_net(5), unix).
     pub(crate) fn announced_in_order(&self, port: u16) -> Vec<u8> {
-        let prefix = format!("@{}/port/{port}/", self.prefix);
+        let mut found = self.inodes(&format!("port/{port}"));
+        found.sort_unstable();
+        found.into_iter().map(|(_, slot)| slot).collect()
+    }
+
+    /// All slots that some process holds, each with a number that its next owner will not have. Without `/proc` the number
+    /// is always 0.
+    #[must_use]
+    pub fn incarnations(&self) -> HashMap<u8, u64> {
+        let found = self.inodes("slot");
+        if found.is_empty() {
+            return self.live_slots().into_iter().map(|slot| (slot, 0)).collect();
+        }
+        found.into_iter().map(|(inode, slot)| (slot, inode)).collect()
+    }
+
+    /// The names `<kind>/<slot>` that are bound, by the inodes of their sockets.
+    fn inodes(&self, kind: &str) -> Vec<(u64, u8)> {
+        let prefix = format!("@{}/{kind}/", self.prefix);
         let table = std::fs::read_to_string("/proc/thread-self/net/unix").unwrap_or_default();
-        let mut found: Vec<(u64, u8)> = table
+        table
             .lines()
             .filter_map(|line| {
                 let mut fields = line.split_ascii_whitespace().skip(6);
@@ -148,9 +175,7 @@ impl Registry {
                 let slot = fields.next()?.strip_prefix(&prefix)?.parse().ok()?;
                 Some((inode, slot))
             })
-            .collect();
-        found.sort_unstable();
-        found.into_iter().map(|(_, slot)| slot).collect()
+            .collect()
     }
 
     /// Whether the owner of `slot` has announced `port`.
@@ -267,6 +292,21 @@ mod tests {
     }
 
     #[test]
+    fn the_next_owner_of_a_slot_is_another() {
+        let registry = registry("incarnations");
+        let slots = [3, 7].map(|n| Slot::claim_number(&registry, n).unwrap());
+        let before = registry.incarnations();
+        assert_eq!(before.len(), 2);
+        assert_eq!(before, registry.incarnations());
+        drop(slots);
+        assert_eq!(registry.incarnations(), HashMap::new());
+        let _again = Slot::claim_number(&registry, 3).unwrap();
+        let after = registry.incarnations();
+        assert_eq!(after.len(), 1);
+        assert_ne!(after[&3], before[&3]);
+    }
+
+    #[test]
     fn slots_begin_at_random_places() {
         let registry = registry("random");
         let numbers: std::collections::BTreeSet<u8> =
@@ -291,7 +331,7 @@ mod tests {
 
     #[test]
     fn bad_names_are_refused() {
-        for name in ["", "a/b", "a\0b", &"x".repeat(49)] {
+        for name in ["", "a/b", "a\0b", &"x".repeat(33)] {
             assert_eq!(
                 Registry::new(name).unwrap_err().kind(),
                 io::ErrorKind::InvalidInput,

@@ -118,7 +118,7 @@ pub struct AddressVector {
     pub dlid: u16,
     /// Port, from 1.
     pub port: u8,
-    /// Interface of a link-local address; 0 for others.
+    /// Interface of a link-local address or of a multicast group; 0 for others.
     pub scope_id: u32,
 }
 

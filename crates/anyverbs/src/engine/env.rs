@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
+use anyverbs_net::is_handed_on;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::env::{Env, Side, TransmitError};
 use anyverbs_proto::event::QpEvent;
@@ -27,7 +28,7 @@ use crate::srq::SrqCell;
 /// How a packet leaves.
 #[derive(Clone, Debug)]
 pub(crate) enum Route {
-    /// To a queue pair of this process.
+    /// To a queue pair of this process, or to a group of which the kernel does not take care.
     Inproc,
     /// By UDP.
     Udp(UdpRoute),
@@ -35,7 +36,13 @@ pub(crate) enum Route {
 
 impl Route {
     fn new(engine: &'static Engine, av: &AddressVector, dest: Qpn) -> Self {
-        if engine.config.inproc && dest.slot() == engine.slot && engine.gids.contains(av.dgid) {
+        if dest == Qpn::MULTICAST && is_handed_on(av.dgid.to_ip(), av.scope_id) {
+            // Whoever drains the queue hands it on.
+            Self::Inproc
+        } else if engine.config.inproc
+            && dest.slot() == engine.slot
+            && engine.gids.contains(av.dgid)
+        {
             Self::Inproc
         } else {
             Self::Udp(UdpRoute::new(engine, av, dest.slot()))

@@ -48,6 +48,8 @@ impl BatchPool {
 pub(crate) struct UdpRoute {
     to: Destination,
     flow: Option<Flow>,
+    /// To a multicast group.
+    pub(crate) is_group: bool,
     pub(crate) path: Arc<Path>,
 }
 
@@ -66,11 +68,16 @@ impl UdpRoute {
         };
         // Without a lane nothing is sent, and every try says so in the counters.
         let flow = engine.port.source_port(&to).ok().map(|from| Flow::new(source, ip, from, port));
-        Self { to, flow, path: engine.paths.path(ip, av.scope_id, slot) }
+        Self {
+            to,
+            flow,
+            is_group: ip.is_multicast(),
+            path: engine.paths.path(ip, av.scope_id, slot),
+        }
     }
 }
 
-fn address(ip: IpAddr, port: u16, scope_id: u32) -> SocketAddr {
+pub(crate) fn address(ip: IpAddr, port: u16, scope_id: u32) -> SocketAddr {
     match ip {
         IpAddr::V4(ip) => (ip, port).into(),
         IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, scope_id).into(),
@@ -103,7 +110,8 @@ impl Outbox {
             return Ok(0);
         };
         let dest = headers.bth.dest_qpn;
-        let probe = if reliable {
+        // Nobody answers for a group.
+        let probe = if reliable || route.is_group {
             None
         } else {
             match route.path.ask(len, from, dest, takes_recv(headers.bth.opcode), now) {
@@ -193,7 +201,7 @@ impl Outbox {
 }
 
 /// Writes the ICRC into the last four bytes.
-fn seal(flow: &Flow, id: u16, packet: &mut [u8]) {
+pub(crate) fn seal(flow: &Flow, id: u16, packet: &mut [u8]) {
     let (bytes, icrc) = packet.split_at_mut(packet.len() - ICRC_LEN);
     icrc.copy_from_slice(&flow.compute(id, bytes).to_le_bytes());
 }

@@ -47,13 +47,14 @@ pub(crate) fn qp(pointer: *mut ibv_qp) -> Result<Arc<Qp>, Errno> {
     object::find(pointer.cast())
 }
 
-/// A type that is made of a protection domain; a target is made of an XRC domain.
-fn qp_type(qp_type: ibv_qp_type) -> Result<QpType, Errno> {
+/// The transport type of an integer from C: `EOPNOTSUPP` for one that the device does not have.
+pub(crate) fn qp_type(qp_type: ibv_qp_type) -> Result<QpType, Errno> {
     match qp_type {
-        IBV_QPT_XRC_SEND => Ok(QpType::XrcSend),
         IBV_QPT_RC => Ok(QpType::Rc),
         IBV_QPT_UC => Ok(QpType::Uc),
         IBV_QPT_UD => Ok(QpType::Ud),
+        IBV_QPT_XRC_SEND => Ok(QpType::XrcSend),
+        IBV_QPT_XRC_RECV => Ok(QpType::XrcRecv),
         IBV_QPT_RAW_PACKET | IBV_QPT_DRIVER => Err(Errno::EOPNOTSUPP),
         _ => Err(Errno::EINVAL),
     }
@@ -92,8 +93,8 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(
     pointer(init.ok_or(Errno::EINVAL).and_then(|init| create(pd, init, None)))
 }
 
-/// Slot of `ibv_create_qp_ex`: as `ibv_create_qp`, with `PD`, `XRCD` and `SEND_OPS_FLAGS`; `EOPNOTSUPP` for other
-/// extensions unless they ask for nothing.
+/// Slot of `ibv_create_qp_ex`: as `ibv_create_qp`, with `PD`, `XRCD`, `SEND_OPS_FLAGS` and, of `CREATE_FLAGS`,
+/// `BLOCK_SELF_MCAST_LB` (UD); `EOPNOTSUPP` for other extensions unless they ask for nothing.
 ///
 /// # Safety
 /// `attr` is NULL, or readable and writable.
@@ -114,10 +115,15 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         if mask & !known != 0 || !has(domain) || (!target && has(IBV_QP_INIT_ATTR_XRCD)) {
             return Err(Errno::EINVAL);
         }
-        let asks = has(IBV_QP_INIT_ATTR_CREATE_FLAGS) && attr.create_flags != 0
+        let flags = if has(IBV_QP_INIT_ATTR_CREATE_FLAGS) { attr.create_flags } else { 0 };
+        let block_own = flags & IBV_QP_CREATE_BLOCK_SELF_MCAST_LB != 0;
+        let asks = flags & !IBV_QP_CREATE_BLOCK_SELF_MCAST_LB != 0
             || has(IBV_QP_INIT_ATTR_MAX_TSO_HEADER) && attr.max_tso_header != 0;
         if asks || has(IBV_QP_INIT_ATTR_IND_TABLE) || has(IBV_QP_INIT_ATTR_RX_HASH) {
             return Err(Errno::EOPNOTSUPP);
+        }
+        if block_own && attr.qp_type != IBV_QPT_UD {
+            return Err(Errno::EINVAL);
         }
         let ops = has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).then_some(attr.send_ops_flags);
         if target {
@@ -138,6 +144,9 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
             sq_sig_all: attr.sq_sig_all,
         };
         let created = create(attr.pd, &mut init, ops)?;
+        if block_own {
+            qp(created)?.inner.device.block_own_multicast();
+        }
         attr.cap = init.cap;
         Ok(created)
     }))
@@ -150,6 +159,10 @@ fn create(
 ) -> Result<*mut ibv_qp, Errno> {
     let pd: Arc<Pd> = object::find(pd)?;
     let qp_type = qp_type(init.qp_type)?;
+    if qp_type == QpType::XrcRecv {
+        // It is made of an XRC domain.
+        return Err(Errno::EINVAL);
+    }
     // An initiator has no receives: what else is given is not looked at.
     let receives = qp_type.has_responder();
     let send_cq = cq(init.send_cq)?;
@@ -382,7 +395,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
     }))
 }
 
-fn set_state(qp: &Qp, state: QpState) {
+pub(crate) fn set_state(qp: &Qp, state: QpState) {
     // SAFETY: the object is live.
     unsafe { (&raw mut (*qp.public()).qp_base.state).write(state as u32) };
 }
@@ -422,7 +435,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
     }))
 }
 
-fn c_qp_attr(attr: &QpAttr, cap: ibv_qp_cap) -> ibv_qp_attr {
+pub(crate) fn c_qp_attr(attr: &QpAttr, cap: ibv_qp_cap) -> ibv_qp_attr {
     // SAFETY: integers and GIDs; fields without a meaning here (alternate path, rate limit) stay 0.
     let mut c: ibv_qp_attr = unsafe { std::mem::zeroed() };
     c.qp_state = attr.state as u32;

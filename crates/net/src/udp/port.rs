@@ -8,22 +8,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use socket2::{Domain, InterfaceIndexOrAddress, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::capture::Capture;
 use crate::forward::{ForwardCounters, Forwarder};
 use crate::registry::{NameGuard, Slot};
 use crate::sockopt;
-use crate::steering::{Resteer, Steering, SteeringState};
+use crate::steering::{Resteer, Rules, SteerByKind, Steering, SteeringState};
 
 use super::lanes::Lanes;
+use super::multicast::Memberships;
 use super::{Family, OpenError, RxBatch};
 
 // include/uapi/linux/in6.h; missing in libc.
 pub(crate) const IPV6_FLOWINFO: c_int = 11;
 pub(crate) const IPV6_FLOWINFO_SEND: c_int = 33;
 pub(crate) const IPV6_AUTOFLOWLABEL: c_int = 70;
-const IPV6_MULTICAST_ALL: c_int = 29;
+pub(super) const IPV6_MULTICAST_ALL: c_int = 29;
 
 /// How long joining waits for another process that joins or repairs.
 const JOIN_LOCK_WAIT: Duration = Duration::from_secs(2);
@@ -37,6 +38,8 @@ pub struct PortOptions {
     pub slot: Option<Arc<Slot>>,
     /// Offset in the UDP payload of the byte that holds the slot of the receiving process.
     pub steer_offset: usize,
+    /// Datagrams that hold it elsewhere.
+    pub steer_by_kind: Option<SteerByKind>,
     /// First payload byte of the datagrams by which processes find out how to steer. Must be one that no real datagram
     /// begins with.
     pub probe_byte: u8,
@@ -60,6 +63,7 @@ impl PortOptions {
             port,
             slot: None,
             steer_offset: 0,
+            steer_by_kind: None,
             probe_byte: 0xff,
             receive_buffer: 8 << 20,
             gso: true,
@@ -81,6 +85,7 @@ pub struct UdpPort {
     receive_buffer: usize,
     steering: Option<Steering>,
     pub(crate) forwarder: Option<Forwarder>,
+    pub(super) memberships: Memberships,
     receive_errors: AtomicU64,
     capture: OnceLock<Arc<Capture>>,
     // Declared after the sockets: the announcement must not end before they are closed.
@@ -122,6 +127,7 @@ impl UdpPort {
             receive_buffer: receive_buffer / 2,
             steering: None,
             forwarder: None,
+            memberships: Memberships::default(),
             receive_errors: AtomicU64::new(0),
             capture: OnceLock::new(),
             _announced: None,
@@ -133,10 +139,14 @@ impl UdpPort {
                 action: "announce this process",
                 source,
             })?);
-            let steering = Steering::new(&slot, port, options.steer_offset, options.probe_byte);
-            this.steering = Some(steering);
+            let rules = Rules {
+                probe_byte: options.probe_byte,
+                steer_offset: options.steer_offset,
+                by_kind: options.steer_by_kind,
+            };
+            this.steering = Some(Steering::new(&slot, port, rules));
             this.forwarder = Some(Forwarder::new(slot));
-            this.join(options.steer_offset, lock).map_err(|source| OpenError::Io {
+            this.join(lock).map_err(|source| OpenError::Io {
                 port,
                 action: "join the other processes",
                 source,
@@ -146,14 +156,11 @@ impl UdpPort {
     }
 
     /// Steers for the first time, serving probes meanwhile; nobody else reads the sockets yet.
-    fn join(
-        &self,
-        steer_offset: usize,
-        lock: Option<crate::registry::LockGuard>,
-    ) -> io::Result<()> {
-        let Some(steering) = &self.steering else {
+    fn join(&self, lock: Option<crate::registry::LockGuard>) -> io::Result<()> {
+        let (Some(steering), Some(slot)) = (&self.steering, self.slot()) else {
             return Ok(());
         };
+        let rules = steering.rules();
         let mut scratch = RxBatch::new(4)?;
         steering.start_join(lock);
         loop {
@@ -161,9 +168,12 @@ impl UdpPort {
                 Resteer::Pending { retry_after } => {
                     steering.wait(self.fds_by_family(), retry_after);
                     while self.receive(&mut scratch)? > 0 {
-                        // Nobody knows this process yet, so what comes here is another's.
+                        // Nobody knows this process yet, so what comes here is another's, or anybody's: that waits
+                        // until this process reads what was handed on to it.
                         for datagram in scratch.datagrams() {
-                            if let Some(&slot) = datagram.bytes.get(steer_offset) {
+                            if rules.by_kind.is_some_and(|rule| rule.covers(datagram.bytes)) {
+                                self.forward_or_keep(slot.number(), &datagram);
+                            } else if let Some(&slot) = datagram.bytes.get(rules.steer_offset) {
                                 self.forward(slot, &datagram);
                             }
                         }
@@ -363,36 +373,7 @@ impl UdpPort {
         self.forwarder.as_ref().map(Forwarder::counters).unwrap_or_default()
     }
 
-    /// Joins a multicast group on an interface.
-    ///
-    /// # Errors
-    /// Those of setsockopt(2): `AddrInUse` when this process joined it already, `NoSuchDevice`; `Unsupported` when the
-    /// port does not receive the group's family.
-    pub fn join_multicast(&self, group: IpAddr, interface: u32) -> io::Result<()> {
-        let socket = self.socket_for(group)?;
-        match group {
-            IpAddr::V4(group) => {
-                socket.join_multicast_v4_n(&group, &InterfaceIndexOrAddress::Index(interface))
-            }
-            IpAddr::V6(group) => socket.join_multicast_v6(&group, interface),
-        }
-    }
-
-    /// Leaves a multicast group on an interface.
-    ///
-    /// # Errors
-    /// Those of setsockopt(2); `Unsupported` when the port does not receive the group's family.
-    pub fn leave_multicast(&self, group: IpAddr, interface: u32) -> io::Result<()> {
-        let socket = self.socket_for(group)?;
-        match group {
-            IpAddr::V4(group) => {
-                socket.leave_multicast_v4_n(&group, &InterfaceIndexOrAddress::Index(interface))
-            }
-            IpAddr::V6(group) => socket.leave_multicast_v6(&group, interface),
-        }
-    }
-
-    fn socket_for(&self, address: IpAddr) -> io::Result<&Socket> {
+    pub(super) fn socket_for(&self, address: IpAddr) -> io::Result<&Socket> {
         self.sockets[Family::of(address) as usize].as_ref().ok_or_else(|| {
             io::Error::new(
                 io::ErrorKind::Unsupported,
