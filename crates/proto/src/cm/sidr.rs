@@ -90,7 +90,7 @@ impl Sidrs {
         self.by_id.iter().filter(|(_, s)| !s.orphan).map(|(id, _)| *id)
     }
 
-    fn of_request(&self, peer: Gid, request: CommId) -> Option<CommId> {
+    pub(super) fn of_request(&self, peer: Gid, request: CommId) -> Option<CommId> {
         self.by_request.get(&(peer.0, request)).copied()
     }
 
