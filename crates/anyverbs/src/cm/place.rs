@@ -52,6 +52,11 @@ impl Place {
         let mut ip = address.socket_addr();
         ip.set_port(0);
         match UdpSocket::bind(ip) {
+            // Sockets may be bound to a group, devices have no such address.
+            Ok(_) if address.gid().is_multicast() => {
+                let errno = libc::EADDRNOTAVAIL;
+                Err(CmError::System { what: "bind to this address", errno })
+            }
             // The host's, but not the device's.
             Ok(_) => Err(CmError::NoDevice),
             Err(error) => Err(refused("bind to this address", &error)),

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod cm;
 mod endpoint;
 mod events;
 mod fork;

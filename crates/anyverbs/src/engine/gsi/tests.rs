@@ -630,3 +630,25 @@ fn each_request_finds_the_process_that_listens() {
     assert!(matches!(event(engine, of(id)), CmEvent::Rejected { .. }));
     engine.with_cm(|machine, _, now| machine.destroy(now, id)).unwrap();
 }
+
+#[test]
+fn many_clients_at_once_to_a_socket_of_ordinary_size() {
+    let _turn = turn();
+    let mut command = Peer::command();
+    command.env("ANYVERBS_RECEIVE_BUFFER", "212992");
+    let mut server = Peer::run(command, "now");
+    server.hear();
+    server.ask("listen 1005");
+    let mut clients: Vec<_> = (0..10).map(|_| Peer::spawn()).collect();
+    let begin = Instant::now();
+    for client in &mut clients {
+        client.say("connect 127.0.0.1 1005 200 20");
+    }
+    for client in &mut clients {
+        assert_eq!(client.hear(), "@ connected");
+    }
+    server.expect("seen", "@ 2000 2000 0");
+    let took = begin.elapsed();
+    println!("10 times 200 connections in {took:?}");
+    assert!(took < Duration::from_secs(3), "{took:?}");
+}
