@@ -3,6 +3,7 @@
 mod channels;
 mod connections;
 mod datagrams;
+mod groups;
 mod places;
 
 use std::net::SocketAddr;
