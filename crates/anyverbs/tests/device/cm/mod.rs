@@ -5,6 +5,7 @@ mod connections;
 mod datagrams;
 mod groups;
 mod places;
+mod processes;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
