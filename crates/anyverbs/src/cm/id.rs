@@ -307,19 +307,20 @@ impl Id {
         Ok(state.remote_ece)
     }
 
-    /// Puts an event of the program's own on the channel (`rdma_write_cm_event`).
+    /// Puts an event of the program's own on the channel (`rdma_write_cm_event`), or of `rdma_resolve_addrinfo`.
     ///
     /// # Errors
-    /// [`CmError::Invalid`] unless it is [`EventKind::User`].
+    /// [`CmError::Invalid`] for other kinds.
     pub fn write_event(&self, event: Event) -> Result<(), CmError> {
         self.0.check_current()?;
-        if event.kind != EventKind::User || event.new_id.is_some() {
+        let kinds = [EventKind::User, EventKind::AddrinfoResolved, EventKind::AddrinfoError];
+        if !kinds.contains(&event.kind) || event.new_id.is_some() {
             return Err(CmError::Invalid("kind of event"));
         }
         self.0.post(Pending {
             status: event.status,
             param: event.param,
-            ..Pending::new(EventKind::User)
+            ..Pending::new(event.kind)
         });
         Ok(())
     }

@@ -44,7 +44,8 @@ pub(crate) fn qp(pointer: *mut ibv_qp) -> Result<Arc<Qp>, Errno> {
     object::find(pointer.cast())
 }
 
-fn qp_type(qp_type: ibv_qp_type) -> Result<QpType, Errno> {
+/// The transport type of an integer from C: `EOPNOTSUPP` for one that the device does not have.
+pub(crate) fn qp_type(qp_type: ibv_qp_type) -> Result<QpType, Errno> {
     match qp_type {
         IBV_QPT_RC => Ok(QpType::Rc),
         IBV_QPT_UC => Ok(QpType::Uc),
@@ -286,7 +287,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
     }))
 }
 
-fn set_state(qp: &Qp, state: QpState) {
+pub(crate) fn set_state(qp: &Qp, state: QpState) {
     // SAFETY: the object is live.
     unsafe { (&raw mut (*qp.public()).qp_base.state).write(state as u32) };
 }
@@ -326,7 +327,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
     }))
 }
 
-fn c_qp_attr(attr: &QpAttr, cap: ibv_qp_cap) -> ibv_qp_attr {
+pub(crate) fn c_qp_attr(attr: &QpAttr, cap: ibv_qp_cap) -> ibv_qp_attr {
     // SAFETY: integers and GIDs; fields without a meaning here (alternate path, rate limit) stay 0.
     let mut c: ibv_qp_attr = unsafe { std::mem::zeroed() };
     c.qp_state = attr.state as u32;
