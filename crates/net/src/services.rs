@@ -226,6 +226,18 @@ impl Services {
         live.1.clone()
     }
 
+    /// Whether some process holds a slot.
+    #[must_use]
+    pub fn is_alive(&self, slot: u8) -> bool {
+        self.slot.is_alive(slot)
+    }
+
+    /// As [`crate::Registry::incarnations`].
+    #[must_use]
+    pub fn incarnations(&self) -> HashMap<u8, u64> {
+        self.slot.registry().incarnations()
+    }
+
     /// Excludes who else reserves this service.
     fn lock(&self, service: u64) -> io::Result<NameGuard> {
         let name = format!("s/{service:x}/lock");

@@ -230,8 +230,8 @@ fn has_socket(table: &str, port: u16, wanted: &str) -> bool {
     })
 }
 
-/// Whether a table as in `/proc/net/unix` has a name by which the device holds a port of librdmacm:
-/// `@<registry>/s/<service, hexadecimal>/<address>/<slot>`.
+/// Whether a table as in `/proc/net/unix` has a name by which the device holds a port of librdmacm for a listener:
+/// `@<registry>/s/<service, hexadecimal>/<address>/<slot>`, and `...s` for one that is bound only.
 fn has_cm_listener(table: &str, port: u16) -> bool {
     table.lines().skip(1).any(|line| {
         let name = line.split_ascii_whitespace().nth(7).unwrap_or_default();
@@ -244,6 +244,7 @@ fn has_cm_listener(table: &str, port: u16) -> bool {
         u64::from_str_radix(service, 16)
             .is_ok_and(|id| id >> 24 == 1 && id & 0xffff == u64::from(port))
             && holder != "lock"
+            && !holder.ends_with('s')
     })
 }
 
@@ -333,10 +334,12 @@ mod tests {
         let table = "Num       RefCount Protocol Flags    Type St Inode Path\n\
             0000000000000000: 00000002 00000000 00000000 0002 01 71237 @anyverbs/0/s/1064e20/10.77.0.1/3\n\
             0000000000000000: 00000002 00000000 00000000 0002 01 71238 @anyverbs/0/s/1064e21/lock\n\
+            0000000000000000: 00000002 00000000 00000000 0002 01 71238 @anyverbs/0/s/1064e22/10.77.0.1/3s\n\
             0000000000000000: 00000002 00000000 00000000 0002 01 71239 @anyverbs/0/slot/3\n\
             0000000000000000: 00000002 00000000 00000000 0002 01 71240\n";
         assert!(has_cm_listener(table, 20_000));
         assert!(!has_cm_listener(table, 20_001));
+        assert!(!has_cm_listener(table, 20_002), "bound");
         assert!(!has_cm_listener(table, 3));
     }
 

@@ -7,6 +7,7 @@ use anyverbs_net::Datagram;
 use anyverbs_net::forward::Forwarded;
 use anyverbs_proto::cm::id::ServiceId;
 use anyverbs_proto::cm::mad::{MAD_LEN, Mad};
+use anyverbs_proto::cm::message::Message;
 use anyverbs_proto::cm::{Route, route};
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::qp::Arrival;
@@ -71,6 +72,10 @@ impl Engine {
     fn is_ours(&self, now: Time, incoming: &Incoming<'_>) -> bool {
         // What is no MAD of ours the machine counts, or answers as any process would.
         let Ok(mad) = Mad::parse(incoming.packet.payload) else { return true };
+        if let Message::Rep(rep) = &mad.message {
+            let slot = rep.local_comm_id.slot();
+            self.gsi.sender.answered(mad.transaction_id, incoming.arrival.source, slot);
+        }
         match route(&mad) {
             Route::Slot(slot) if slot == self.slot || incoming.was_forwarded => true,
             Route::Slot(slot) => {

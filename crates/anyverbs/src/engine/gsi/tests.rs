@@ -12,11 +12,20 @@ use anyverbs_net::{Reservation, ServiceAddress};
 use anyverbs_proto::cm::event::{CmEvent, Disconnected};
 use anyverbs_proto::cm::id::{CommId, PortSpace, ServiceId};
 use anyverbs_proto::cm::ip::IpHeader;
+use anyverbs_proto::cm::mad::Mad;
+use anyverbs_proto::cm::message::Attribute;
+use anyverbs_proto::cm::message::disconnect::Dreq;
 use anyverbs_proto::cm::message::ece::Ece;
 use anyverbs_proto::cm::{
     AcceptParams, ConnectParams, Listen, ListenAddress, ListenerId, Path, Serves, Transport,
 };
-use anyverbs_proto::types::{Gid, Mtu, PKey, Psn, Qpn};
+use anyverbs_proto::counters::Counter;
+use anyverbs_proto::types::{Gid, Mtu, PKey, Psn, QKey, Qpn};
+use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::wire::deth::Deth;
+use anyverbs_proto::wire::icrc::Flow;
+use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
+use anyverbs_proto::wire::packet::Headers;
 
 use crate::engine::Engine;
 
@@ -136,10 +145,11 @@ fn connect(engine: &'static Engine, to: IpAddr, port: u16, timeout: u8) -> CommI
     engine.with_cm(|machine, _, now| machine.connect(now, &params)).unwrap()
 }
 
-/// One that no other on this host has.
+/// One that no other on this host has, nor a former owner of the slot had, as far as chance goes.
 fn qpn(engine: &Engine) -> Qpn {
-    static NEXT: AtomicU32 = AtomicU32::new(2);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed) & 0xffff;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let start = std::process::id().wrapping_mul(7919);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed).wrapping_add(start) & 0xffff;
     Qpn::new(u32::from(engine.slot) << 16 | number)
 }
 
@@ -260,16 +270,14 @@ fn peer() {
                     println!("@ {} {} {}", seen.requests, seen.established, seen.ended);
                 }
                 ["counter", name] => {
-                    let counter = anyverbs_proto::counters::Counter::ALL
-                        .iter()
-                        .find(|c| c.name() == name)
-                        .unwrap();
+                    let counter = Counter::ALL.iter().find(|c| c.name() == name).unwrap();
                     println!("@ {}", engine.counters().read(*counter));
                 }
-                ["connect", to, port, n] => {
+                ["connect", to, port, n, timeout] => {
                     let (to, port) = (to.parse().unwrap(), port.parse().unwrap());
-                    let ids: Vec<_> =
-                        (0..n.parse().unwrap()).map(|_| connect(engine, to, port, 20)).collect();
+                    let ids: Vec<_> = (0..n.parse().unwrap())
+                        .map(|_| connect(engine, to, port, timeout.parse().unwrap()))
+                        .collect();
                     for &id in &ids {
                         establish(engine, id);
                     }
@@ -392,6 +400,12 @@ fn one_process_connects_to_itself() {
         assert_eq!(seen.requests, 1);
         establish(engine, id);
         event(engine, of(theirs));
+        // While nothing happens, no timer runs; but that others were watched may take a look to find out.
+        let end = Instant::now() + PATIENCE;
+        while engine.next_deadline() != super::NEVER {
+            assert!(Instant::now() < end, "a timer runs");
+            std::thread::sleep(Duration::from_millis(1));
+        }
         disconnect_both(engine, id, theirs);
     }
     engine.with_cm(|machine, _, now| machine.unlisten(now, listener)).unwrap();
@@ -434,6 +448,87 @@ fn a_thousand_at_once_to_a_socket_of_ordinary_size() {
 }
 
 #[test]
+fn packets_that_are_none_of_the_managers_are_counted_and_dropped() {
+    let _turn = turn();
+    let engine = engine();
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let to = SocketAddr::new(ip("127.0.0.1"), engine.config.udp_port);
+    let from = socket.local_addr().unwrap();
+    let flow = Flow::new(from.ip(), to.ip(), from.port(), to.port());
+    let dreq = Mad { transaction_id: 1, modifier: 0, message: Dreq::default().into() }.emit();
+    let right = Headers {
+        deth: Some(Deth { qkey: QKey::GSI, src_qpn: Qpn::GSI }),
+        ..Headers::new(Bth::new(super::send::OPCODE, Qpn::GSI, Psn::new(5)))
+    };
+    let send = |headers: Headers, payload: &[u8]| {
+        let mut bytes = vec![0; headers.len() + payload.len()];
+        headers.emit(&mut bytes);
+        bytes[headers.len()..].copy_from_slice(payload);
+        let icrc = flow.compute(0, &bytes);
+        bytes.extend_from_slice(&icrc.to_le_bytes());
+        socket.send_to(&bytes, to).unwrap();
+    };
+    let received = || engine.with_cm(|m, _, _| m.counters().rx_msgs.of(Attribute::Dreq));
+    let until = |what: &dyn Fn() -> u64, before: u64| {
+        let end = Instant::now() + PATIENCE;
+        while what() == before {
+            assert!(Instant::now() < end, "not counted");
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    };
+    let wrong = |change: &dyn Fn(&mut Headers)| {
+        let mut headers = right;
+        change(&mut headers);
+        headers
+    };
+    let with_imm = Opcode::new(Service::Ud, Operation::SendOnlyImm);
+    let qkey = Some(Deth { qkey: QKey(0x1234), src_qpn: Qpn::GSI });
+    for (headers, len, counter) in [
+        (wrong(&|h| (h.bth.opcode, h.imm) = (with_imm, Some(1))), 256, Counter::DropQpState),
+        (wrong(&|h| h.deth = qkey), 256, Counter::DropQkey),
+        (wrong(&|h| h.bth.pkey = PKey(0x8001)), 256, Counter::DropPkey),
+        (right, 252, Counter::DropMalformed),
+        (right, 0, Counter::DropMalformed),
+    ] {
+        let (before, was) = (engine.counters().read(counter), received());
+        send(headers, &dreq[..len]);
+        until(&|| engine.counters().read(counter), before);
+        assert_eq!(received(), was, "{counter:?}");
+    }
+    let before = received();
+    send(right, &dreq);
+    until(&received, before);
+    send(wrong(&|h| h.bth.pkey = PKey(0x7fff)), &dreq);
+    until(&received, before + 1);
+}
+
+#[test]
+fn who_polls_a_completion_queue_answers_too() {
+    let _turn = turn();
+    let mut peer = Peer::spawn();
+    let engine = engine();
+    let context = crate::Context::open(&crate::devices().unwrap()[0].name).unwrap();
+    let cq = context.create_cq(16, None, 0, 0).unwrap();
+    let (listener, held) = listen(engine, 1003);
+    peer.say("connect 127.0.0.1 1003 20 20");
+    let (end, mut seen) = (Instant::now() + PATIENCE, Seen::default());
+    while seen.established < 20 {
+        assert!(Instant::now() < end, "{seen:?}");
+        cq.poll(&mut [crate::Wc::default(); 4]).unwrap();
+        serve(engine, &mut seen);
+    }
+    assert_eq!(peer.hear(), "@ connected");
+    peer.close();
+    while seen.ended < 20 {
+        assert!(Instant::now() < end, "{seen:?}");
+        cq.poll(&mut [crate::Wc::default(); 4]).unwrap();
+        serve(engine, &mut seen);
+    }
+    engine.with_cm(|machine, _, now| machine.unlisten(now, listener)).unwrap();
+    drop(held);
+}
+
+#[test]
 fn nobody_listens() {
     let _turn = turn();
     let engine = engine();
@@ -466,8 +561,18 @@ fn each_request_finds_the_process_that_listens() {
         }
         peer.expect("seen", "@ 50 50 50");
     }
-    // A listener that is killed is none.
+    // A listener that is killed is none, and who is connected to it hears that.
+    let id = connect(engine, ip("::1"), 2000, 20);
+    establish(engine, id);
+    let other = connect(engine, ip("127.0.0.1"), 2001, 20);
+    establish(engine, other);
     drop(peers.remove(0));
+    match event(engine, of(id)) {
+        CmEvent::Disconnected { how: Disconnected::Requested(_), .. } => {}
+        event => panic!("{event:?}"),
+    }
+    engine.with_cm(|machine, _, now| machine.destroy(now, id)).unwrap();
+    disconnect(engine, other);
     let id = connect(engine, ip("127.0.0.1"), 2000, 20);
     assert!(matches!(event(engine, of(id)), CmEvent::Rejected { .. }));
     engine.with_cm(|machine, _, now| machine.destroy(now, id)).unwrap();
@@ -555,7 +660,7 @@ fn on_two_hosts() {
     let mut astray = loop {
         let before = handed_on(&mut there);
         let mut client = Peer::spawn();
-        assert_eq!(client.ask("connect 10.77.0.2 3000 10"), "@ connected");
+        assert_eq!(client.ask("connect 10.77.0.2 3000 10 20"), "@ connected");
         n += 10;
         if handed_on(&mut there) >= before + 10 {
             break client;
@@ -564,14 +669,45 @@ fn on_two_hosts() {
         assert!(n < 500, "they always go to the right process");
     };
     // More than a Unix socket's queue holds.
-    assert_eq!(astray.ask("connect 10.77.0.2 3000 1000"), "@ connected");
+    assert_eq!(astray.ask("connect 10.77.0.2 3000 1000 20"), "@ connected");
     n += 1000;
     server.expect("seen", &format!("@ {n} {n} {}", n - 1010));
+
+    // Who is stopped holds up a request that happens to reach him, but not its repetition.
+    let stop = |signal: i32| {
+        for peer in &there[..2] {
+            // SAFETY: kill touches no memory; the children are ours and not waited for.
+            unsafe { libc::kill(peer.child.id() as i32, signal) };
+        }
+    };
+    stop(libc::SIGSTOP);
+    for _ in 0..4 {
+        let mut client = Peer::spawn();
+        assert_eq!(client.ask("connect 10.77.0.2 3000 1 14"), "@ connected");
+        assert_eq!(client.ask("disconnect"), "@ disconnected");
+        n += 1;
+    }
+    stop(libc::SIGCONT);
+    // Where the first of them was late by more than the connection lasted, it was one more request, which came to nothing.
+    let mut seen = |open: usize| {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let answer = server.ask("seen");
+            let numbers: Vec<usize> =
+                answer.split(' ').skip(1).map(|n| n.parse().unwrap()).collect();
+            if numbers[0] >= n && numbers[1..] == [n, numbers[0] - open] {
+                return;
+            }
+            assert!(Instant::now() < end, "{answer}, {open} of {n} open");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    seen(1010);
 
     // A process that ends says so.
     astray.close();
     assert!(astray.child.wait().unwrap().success());
-    server.expect("seen", &format!("@ {n} {n} {n}"));
+    seen(0);
 
     // Nobody is left of one that was killed: another process there says that.
     let id = connect(engine, ip("10.77.0.2"), 3000, 20);
