@@ -3,7 +3,9 @@
 mod channels;
 mod connections;
 mod datagrams;
+mod groups;
 mod places;
+mod processes;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
