@@ -212,6 +212,7 @@ impl Engine {
             gsi: Gsi::new(
                 CmConfig {
                     slot: number,
+                    early_repeats: true,
                     first_id: rng.random(),
                     ca_guid: node_guid,
                     ack_delay: attr.local_ca_ack_delay,
