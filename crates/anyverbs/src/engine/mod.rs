@@ -342,7 +342,11 @@ extern "C" fn at_exit() {
     if let Some(engine) = fork::current::<Engine>() {
         engine.shut_gsi_down();
         engine.flush_owed_at_exit();
-        engine.log_counters();
+        if tracing::enabled!(target: "anyverbs::counters", tracing::Level::INFO) {
+            // This thread's own variables may be gone by now, and the log needs one.
+            let logger = std::thread::Builder::new().spawn(|| engine.log_counters());
+            let _ = logger.map(std::thread::JoinHandle::join);
+        }
     }
 }
 
