@@ -26,6 +26,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         packages::CC,
         packages::LIBC6_DEV,
         packages::LIBIBVERBS_DEV,
+        packages::LIBRDMACM_DEV,
         packages::IPROUTE2,
         packages::IBVERBS_UTILS,
         packages::PERFTEST,

@@ -176,6 +176,19 @@ impl IdCell {
         events
     }
 
+    /// Forgets the events that wait and for which `gone` holds.
+    pub(super) fn withdraw(&self, gone: impl Fn(&Pending) -> bool) {
+        let mut mailbox = self.mailbox.lock();
+        let before = mailbox.events.len();
+        mailbox.events.retain(|pending| !gone(pending));
+        let forgotten = before - mailbox.events.len();
+        let channel = mailbox.channel.clone();
+        drop(mailbox);
+        if let Some(channel) = channel.filter(|_| forgotten > 0) {
+            channel.forget(forgotten);
+        }
+    }
+
     /// Its events, those that wait included, go to another channel. False if it is destroyed.
     pub(super) fn change_channel(self: &Arc<Self>, to: &Arc<ChannelCell>) -> bool {
         let mut mailbox = self.mailbox.lock();

@@ -7,17 +7,18 @@
 //! A MAD may reach any process of the host ([`receive`]): those that name a communication ID are steered like data, by
 //! the slot in it; a request goes to the process that listens, which who receives it finds in the registry.
 
+mod lingering;
 mod neighbours;
 mod receive;
 mod requests;
 mod send;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyverbs_net::SteerByKind;
+use anyverbs_net::{Lingering, SteerByKind};
 use anyverbs_proto::cm::counters::DropReason;
 use anyverbs_proto::cm::message::Attribute;
 use anyverbs_proto::cm::{Cm, CmConfig};
@@ -92,6 +93,9 @@ pub(crate) struct Gsi {
     neighbours: Mutex<Neighbours>,
     /// When they are looked after, in nanoseconds.
     watch_at: AtomicU64,
+    lingering: Mutex<Option<Lingering>>,
+    /// When it is seen whether it may end, in nanoseconds.
+    linger_until: AtomicU64,
 }
 
 impl Gsi {
@@ -109,12 +113,14 @@ impl Gsi {
             forward_at: AtomicU64::new(if kept { 0 } else { NEVER }),
             neighbours: Mutex::default(),
             watch_at: AtomicU64::new(NEVER),
+            lingering: Mutex::default(),
+            linger_until: AtomicU64::new(NEVER),
         }
     }
 
     /// When [`Engine::run_gsi`] has something to do, in nanoseconds.
     pub(super) fn next(&self) -> u64 {
-        let times = [&self.deadline, &self.forward_at, &self.watch_at];
+        let times = [&self.deadline, &self.forward_at, &self.watch_at, &self.linger_until];
         let next = times.into_iter().map(|at| at.load(Ordering::SeqCst)).min();
         next.unwrap_or(NEVER).min(self.sender.next())
     }
@@ -140,7 +146,11 @@ impl Engine {
         f: impl FnOnce(&mut Cm, &mut Ids, Time) -> R,
     ) -> R {
         let State { machine, ids, .. } = state;
+        let listeners = machine.usage().listeners;
         let result = f(machine, ids, now);
+        if machine.usage().listeners < listeners {
+            self.linger(machine, now);
+        }
         while let Some(event) = machine.poll_event() {
             #[cfg(test)]
             let Some(event) = state.tap.take(event) else { continue };
@@ -164,6 +174,9 @@ impl Engine {
         }
         if is_due(&self.gsi.watch_at) {
             self.look_after_neighbours();
+        }
+        if is_due(&self.gsi.linger_until) {
+            self.linger_no_longer();
         }
         if is_due(&self.gsi.deadline) {
             self.with_cm(|machine, _, now| machine.on_timer(now));

@@ -226,6 +226,7 @@ impl Engine {
             gsi: Gsi::new(
                 CmConfig {
                     slot: number,
+                    early_repeats: true,
                     first_id: rng.random(),
                     ca_guid: node_guid,
                     ack_delay: attr.local_ca_ack_delay,
@@ -357,7 +358,11 @@ extern "C" fn at_exit() {
     if let Some(engine) = fork::current::<Engine>() {
         engine.shut_gsi_down();
         engine.flush_owed_at_exit();
-        engine.log_counters();
+        if tracing::enabled!(target: "anyverbs::counters", tracing::Level::INFO) {
+            // This thread's own variables may be gone by now, and the log needs one.
+            let logger = std::thread::Builder::new().spawn(|| engine.log_counters());
+            let _ = logger.map(std::thread::JoinHandle::join);
+        }
     }
 }
 

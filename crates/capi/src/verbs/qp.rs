@@ -470,24 +470,18 @@ pub(crate) unsafe extern "C" fn ibv_query_qp_data_in_order(
     0
 }
 
-/// `ibv_query_ece`: there are no vendor's enhancements to a connection, which zeros say.
-///
-/// # Safety
-/// `ece` is NULL or writable.
+/// `ibv_query_ece`: `EOPNOTSUPP`; this device agrees on no vendor's enhancements with its peers.
 pub(crate) unsafe extern "C" fn ibv_query_ece(qp_: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
-    value(qp(qp_).and_then(|_| {
-        if ece.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        // SAFETY: the caller's promise.
-        unsafe { ece.write(ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 }) };
-        Ok(())
-    }))
+    no_ece(qp_, ece)
+}
+
+fn no_ece(qp_: *mut ibv_qp, ece: *const ibv_ece) -> c_int {
+    value(qp(qp_).and_then(|_| Err(if ece.is_null() { Errno::EINVAL } else { Errno::EOPNOTSUPP })))
 }
 
 /// `ibv_set_ece`: `EOPNOTSUPP`; there are no enhancements to set.
 pub(crate) unsafe extern "C" fn ibv_set_ece(qp_: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
-    value(qp(qp_).and_then(|_| Err(if ece.is_null() { Errno::EINVAL } else { Errno::EOPNOTSUPP })))
+    no_ece(qp_, ece)
 }
 
 /// Where a datagram goes. An AH of another protection domain is refused by the queue.

@@ -19,7 +19,7 @@ use super::send::OPCODE;
 use crate::engine::Engine;
 
 /// How old a list of the host's processes may be for a MAD that is for all of them.
-const FRESH: Duration = Duration::from_millis(50);
+pub(super) const FRESH: Duration = Duration::from_millis(50);
 
 /// A packet to QP1.
 pub(in crate::engine) struct Incoming<'d> {
@@ -93,7 +93,8 @@ impl Engine {
                 let port = incoming.arrival.destination;
                 match self.listener(service_id, destination, port) {
                     Some(slot) if slot != self.slot => !self.hand_on(now, slot, &incoming.datagram),
-                    _ => true,
+                    Some(_) => true,
+                    None => self.is_asked_in_vain(now, incoming, &mad),
                 }
             }
             Route::Everyone => {
@@ -122,7 +123,7 @@ impl Engine {
     }
 
     /// Hands a datagram on to another process. False if there is none.
-    fn hand_on(&self, now: Time, slot: u8, datagram: &Datagram<'_>) -> bool {
+    pub(super) fn hand_on(&self, now: Time, slot: u8, datagram: &Datagram<'_>) -> bool {
         match self.port.forward_or_keep(slot, datagram) {
             Forwarded::Sent => self.count(Counter::Forwarded, 1),
             Forwarded::Kept => {

@@ -1,6 +1,6 @@
 //! MADs out: in their order, in batches of one way, and not more at a time than a receiving socket holds.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -42,7 +42,7 @@ const LOOK: Duration = PERIOD.checked_div(4).expect("four is not zero");
 /// What waits to be sent, and how much may be.
 #[derive(Debug)]
 pub(super) struct Sender {
-    queue: Mutex<VecDeque<Transmit>>,
+    queue: Mutex<Queue>,
     /// Its length.
     waiting: AtomicUsize,
     /// Datagrams that were received since the sender last looked: each pays for an answer.
@@ -50,6 +50,38 @@ pub(super) struct Sender {
     /// When more may be sent, in nanoseconds.
     at: AtomicU64,
     line: Mutex<Line>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    transmits: VecDeque<Transmit>,
+    /// What waits behind a whole burst: to repeat it while it waits would only make that longer.
+    late: HashSet<Key>,
+}
+
+/// Transaction, attribute and receiver: by these repetitions are known.
+type Key = ([u8; 10], Gid);
+
+fn key(transmit: &Transmit) -> Key {
+    let mut bytes = [0; 10];
+    bytes.copy_from_slice(&transmit.mad[8..18]);
+    (bytes, transmit.dgid)
+}
+
+impl Queue {
+    fn push(&mut self, transmit: Transmit) {
+        if self.transmits.len() < BURST as usize || self.late.insert(key(&transmit)) {
+            self.transmits.push_back(transmit);
+        }
+    }
+
+    fn pop(&mut self) -> Option<Transmit> {
+        let transmit = self.transmits.pop_front()?;
+        if !self.late.is_empty() {
+            self.late.remove(&key(&transmit));
+        }
+        Some(transmit)
+    }
 }
 
 /// The one that sends.
@@ -114,15 +146,15 @@ impl Sender {
         let mut transmits = transmits.peekable();
         if transmits.peek().is_some() {
             let mut queue = self.queue.lock();
-            queue.extend(transmits);
-            self.waiting.store(queue.len(), Ordering::SeqCst);
+            transmits.for_each(|transmit| queue.push(transmit));
+            self.waiting.store(queue.transmits.len(), Ordering::SeqCst);
         }
     }
 
     fn take(&self) -> Option<Transmit> {
         let mut queue = self.queue.lock();
-        let transmit = queue.pop_front();
-        self.waiting.store(queue.len(), Ordering::SeqCst);
+        let transmit = queue.pop();
+        self.waiting.store(queue.transmits.len(), Ordering::SeqCst);
         transmit
     }
 
@@ -275,5 +307,59 @@ impl Engine {
             tracing::debug!(%error, "datagrams of the connection manager were not sent");
         }
         self.send_drops.fetch_add(batch.stats().dropped - dropped, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_then_as_time_and_answers_allow() {
+        let mut pace = Pace { tokens: BURST, until: Time::default() };
+        let at = |ms: u64| Time::from_nanos(ms * 1_000_000);
+        pace.refill(at(1000), 0);
+        assert_eq!(pace.tokens, BURST, "time alone makes no more than a burst");
+        pace.tokens = 0;
+        pace.refill(at(1001), 0);
+        assert_eq!(pace.tokens, BURST / 2);
+        pace.refill(at(1001), 10);
+        assert_eq!(pace.tokens, BURST / 2 + 10);
+        pace.refill(at(1001), 10_000);
+        assert_eq!(pace.tokens, MOST);
+        pace.refill(at(9000), 0);
+        assert_eq!(pace.tokens, MOST, "what answers have paid for stays");
+        // Time is not lost by looking often.
+        let mut often = Pace { tokens: 0, until: Time::default() };
+        for us in 0..2000 {
+            often.refill(Time::from_nanos(us * 1000), 0);
+        }
+        assert!((BURST - 1..=BURST).contains(&often.tokens), "{}", often.tokens);
+    }
+
+    #[test]
+    fn what_waits_long_waits_once() {
+        let transmit = |n: u64| {
+            let mut mad = Box::new([0; MAD_LEN]);
+            mad[8..16].copy_from_slice(&n.to_be_bytes());
+            Transmit {
+                sgid: Gid([1; 16]),
+                dgid: Gid([2; 16]),
+                traffic_class: 0,
+                flow_label: 0,
+                hop_limit: 64,
+                mad,
+            }
+        };
+        let mut queue = Queue::default();
+        for _ in 0..3 {
+            (0..1000).for_each(|n| queue.push(transmit(n)));
+        }
+        // The first burst was short when it came first.
+        assert_eq!(queue.transmits.len(), 1000 + BURST as usize);
+        for n in (0..1000).chain(0..u64::from(BURST)) {
+            assert_eq!(queue.pop().unwrap(), transmit(n));
+        }
+        assert!(queue.pop().is_none() && queue.late.is_empty());
     }
 }
