@@ -194,6 +194,12 @@ impl Channel {
         self.is_answered() && self.asked.swap(0, Ordering::SeqCst) != 0
     }
 
+    /// What this side writes.
+    #[cfg(test)]
+    pub(super) fn own(&self) -> Area {
+        self.writer.lock().own().clone()
+    }
+
     fn is_alive(&self) -> bool {
         self.closed().is_none() && !has_hung_up(self.socket.as_fd()) && !self.process.has_ended()
     }

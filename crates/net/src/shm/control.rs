@@ -94,6 +94,11 @@ impl Control {
         Some(free)
     }
 
+    #[cfg(test)]
+    pub(super) fn taken_indices(&self) -> usize {
+        self.indices.iter().filter(|&&taken| taken).count()
+    }
+
     pub(super) fn free_index(&mut self, index: usize) {
         self.indices[index] = false;
     }

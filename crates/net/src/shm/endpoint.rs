@@ -210,6 +210,22 @@ impl Endpoint {
     }
 }
 
+#[cfg(test)]
+impl Endpoint {
+    /// A connection to `slot` that says nothing.
+    pub(super) fn dial(&self, slot: u8) -> OwnedFd {
+        let socket = Socket::new(Domain::UNIX, Type::SEQPACKET.nonblocking(), None).unwrap();
+        socket.connect(&address(&self.shared.prefix, slot).unwrap()).unwrap();
+        socket.into()
+    }
+
+    /// Connections that are watched, and numbers of rings that are taken.
+    pub(super) fn in_use(&self) -> (usize, usize) {
+        let control = self.shared.control.lock();
+        (control.connections.len(), control.taken_indices())
+    }
+}
+
 impl Drop for Endpoint {
     fn drop(&mut self) {
         if self.shared.owner != std::process::id() {

@@ -19,3 +19,6 @@ pub use memory::{Area, Memory};
 pub use poller::{Event, Poller};
 pub use remote::{Local, Remote, RemoteError};
 pub use ring::{Batch, Message, Reservation};
+
+#[cfg(test)]
+mod tests;

@@ -122,6 +122,12 @@ impl Poller {
         self.ears.is_asleep()
     }
 
+    /// What a peer does that clears all bells.
+    #[cfg(test)]
+    pub(super) fn forget_bells(&mut self) {
+        self.ears.take();
+    }
+
     fn is_idle(&self) -> bool {
         self.events.is_empty()
             && self.closed.is_empty()

@@ -179,6 +179,11 @@ impl<M: Memory> Writer<M> {
         self.peer.load(FED, Ordering::Acquire) == self.hungry
     }
 
+    #[cfg(test)]
+    pub(crate) fn own(&self) -> &M {
+        &self.own
+    }
+
     /// The peer's memory.
     pub(crate) fn peer(&self) -> &M {
         &self.peer

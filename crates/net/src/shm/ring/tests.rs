@@ -61,10 +61,10 @@ fn a_message_is_seen_when_it_is_published_and_not_before() {
 #[test]
 fn a_dropped_reservation_leaves_no_trace() {
     let Pair { mut writer, mut reader, .. } = pair();
-    drop(writer.reserve(8, 8).unwrap());
+    let _ = writer.reserve(8, 8).unwrap();
     assert!(!writer.publish());
     push(&mut writer, &[], b"x").unwrap();
-    drop(writer.reserve(100, 100).unwrap());
+    let _ = writer.reserve(100, 100).unwrap();
     writer.publish();
     assert_eq!(pop(&mut reader), Some((vec![], b"x".to_vec())));
     assert_eq!(pop(&mut reader), None);
