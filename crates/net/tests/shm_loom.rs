@@ -142,21 +142,19 @@ fn a_batch_is_visible_as_a_whole_behind_its_first_message() {
     static SEEN: AtomicUsize = AtomicUsize::new(0);
     check(|| {
         let (mut writer, mut reader, ..) = ring::<true>(256);
-        let sender = thread::spawn(move || {
-            for value in 1..=3 {
-                assert!(push(&mut writer, value));
+        let receiver = thread::spawn(move || {
+            if let Some(first) = pop(&mut reader) {
+                SEEN.fetch_add(1, Ordering::Relaxed);
+                assert_eq!(first, 1);
+                assert_eq!((pop(&mut reader), pop(&mut reader)), (Some(2), Some(3)));
+                assert_eq!((pop(&mut reader), reader.is_broken()), (None, false));
             }
-            writer.publish();
         });
-        // So that the other thread gets its turn.
-        thread::yield_now();
-        if let Some(first) = pop(&mut reader) {
-            SEEN.fetch_add(1, Ordering::Relaxed);
-            assert_eq!(first, 1);
-            assert_eq!((pop(&mut reader), pop(&mut reader)), (Some(2), Some(3)));
-            assert_eq!((pop(&mut reader), reader.is_broken()), (None, false));
+        for value in 1..=3 {
+            assert!(push(&mut writer, value));
         }
-        sender.join().unwrap();
+        writer.publish();
+        receiver.join().unwrap();
     });
     assert!(SEEN.load(Ordering::Relaxed) > 0);
 }
