@@ -484,7 +484,7 @@ fn another_process_s_memory_is_read_and_written_until_it_ends() {
     let name = name("memory");
     let mut hub = Party::new(&name, HUB);
     let (mut peer, address) = Peer::start_with("memory", &name, 2);
-    let remote = [Remote { address: u64::from_str_radix(&address, 16).unwrap(), len: 1 << 20 }];
+    let remote = [Remote::new(u64::from_str_radix(&address, 16).unwrap(), 1 << 20)];
     let channel = hub.established(2);
     assert_eq!(channel.can_copy(), Ok(()));
     let mut bytes = vec![0u8; 1 << 20];

@@ -4,8 +4,8 @@
 //! in a cycle: one comes back only after all others were used, which takes far longer than the tick of the coarse clock.
 //! Hence it is enough to look once a tick whether the process and its socket (which `execve` closes) are still there.
 
+use std::fmt;
 use std::io;
-use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use thiserror::Error;
@@ -41,12 +41,33 @@ pub enum RemoteError {
 pub type Local = libc::iovec;
 
 /// A piece of the other process's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Remote {
-    /// Address there.
-    pub address: u64,
-    /// Bytes.
-    pub len: usize,
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Remote(libc::iovec);
+
+impl Remote {
+    /// `len` bytes at `address`.
+    #[must_use]
+    pub fn new(address: u64, len: usize) -> Self {
+        Self(libc::iovec { iov_base: address as usize as *mut libc::c_void, iov_len: len })
+    }
+
+    /// As the system call takes them.
+    fn iovecs(pieces: &[Self]) -> &[libc::iovec] {
+        // SAFETY: the type is transparent.
+        unsafe { std::slice::from_raw_parts(pieces.as_ptr().cast(), pieces.len()) }
+    }
+}
+
+// SAFETY: an address of another process, which means nothing in this one, and a length.
+unsafe impl Send for Remote {}
+// SAFETY: as above.
+unsafe impl Sync for Remote {}
+
+impl fmt::Debug for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}+{:#x}", self.0.iov_base as usize, self.0.iov_len)
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -72,7 +93,7 @@ impl RemoteMemory {
         let this = Self { pid: process.pid, seen: AtomicU64::new(0) };
         let mut value = 0u64;
         let local = Local { iov_base: (&raw mut value).cast(), iov_len: 8 };
-        let remote = Remote { address: probe.address, len: 8 };
+        let remote = Remote::new(probe.address, 8);
         // SAFETY: the local piece is a live word.
         match unsafe { this.copy(Direction::Read, &[local], &[remote]) } {
             Ok(()) if value == probe.value => Ok(this),
@@ -132,53 +153,102 @@ impl RemoteMemory {
         local: &[Local],
         remote: &[Remote],
     ) -> Result<(), RemoteError> {
-        let wanted: usize = remote.iter().map(|r| r.len).sum();
-        let given: usize = local.iter().map(|l| l.iov_len).sum();
-        if wanted != given {
+        let remote = Remote::iovecs(remote);
+        let total = |pieces: &[libc::iovec]| {
+            pieces.iter().try_fold(0usize, |sum, piece| sum.checked_add(piece.iov_len))
+        };
+        let wanted = total(remote);
+        let Some(wanted) = wanted.filter(|_| wanted == total(local)) else {
             return Err(RemoteError::Failed(libc::EINVAL));
+        };
+        if wanted == 0 {
+            return Ok(());
         }
-        let mut done = 0;
+        let few = |pieces| <[libc::iovec]>::get(pieces, ..MAX_PIECES).unwrap_or(pieces);
+        // SAFETY: the caller's promise.
+        let done = unsafe { self.call(direction, few(local), few(remote)) };
+        match done.map_err(|errno| error_of(errno, 0))? {
+            done if done == wanted => Ok(()),
+            // SAFETY: the caller's promise.
+            done => unsafe { self.copy_rest(direction, local, remote, done, wanted) },
+        }
+    }
+
+    /// What one call left, because there were too many pieces or bytes for it, or because the rest is not mapped.
+    ///
+    /// # Safety
+    /// As for [`copy`](Self::copy).
+    #[cold]
+    unsafe fn copy_rest(
+        &self,
+        direction: Direction,
+        local: &[libc::iovec],
+        remote: &[libc::iovec],
+        mut done: usize,
+        wanted: usize,
+    ) -> Result<(), RemoteError> {
         let (mut near, mut far) = (Cursor::default(), Cursor::default());
-        // One call does it, unless there are too many pieces or bytes for one, or the rest is not mapped.
+        let (mut near_pieces, mut far_pieces) = (Vec::new(), Vec::new());
+        let mut step = done;
         while done < wanted {
-            let mut near_pieces = Pieces::new();
-            let mut far_pieces = Pieces::new();
-            near.gather(local, |l| (l.iov_base as u64, l.iov_len), &mut near_pieces);
-            far.gather(remote, |r| (r.address, r.len), &mut far_pieces);
-            let (near_pieces, far_pieces) = (near_pieces.filled(), far_pieces.filled());
-            let (near_n, far_n) = (near_pieces.len() as u64, far_pieces.len() as u64);
-            let (near_pieces, far_pieces) = (near_pieces.as_ptr(), far_pieces.as_ptr());
+            if step == 0 {
+                return Err(RemoteError::Fault { done });
+            }
+            near.advance(step, local);
+            far.advance(step, remote);
+            near.gather(local, &mut near_pieces);
+            far.gather(remote, &mut far_pieces);
+            // SAFETY: the caller's promise; these are parts of what he gave.
+            let result = unsafe { self.call(direction, &near_pieces, &far_pieces) };
+            step = result.map_err(|errno| error_of(errno, done))?;
+            done += step;
+        }
+        Ok(())
+    }
+
+    /// One system call: bytes copied, or the `errno`.
+    ///
+    /// # Safety
+    /// As for [`copy`](Self::copy).
+    #[inline]
+    unsafe fn call(
+        &self,
+        direction: Direction,
+        local: &[libc::iovec],
+        remote: &[libc::iovec],
+    ) -> Result<usize, i32> {
+        let (near, far) = (local.as_ptr(), remote.as_ptr());
+        let (near_n, far_n) = (local.len() as u64, remote.len() as u64);
+        loop {
             // SAFETY: arrays of live iovecs with their lengths. The kernel checks both sides' addresses; that the local
             // ones may be touched is the caller's promise.
             let n = unsafe {
                 match direction {
                     Direction::Read => {
-                        libc::process_vm_readv(self.pid, near_pieces, near_n, far_pieces, far_n, 0)
+                        libc::process_vm_readv(self.pid, near, near_n, far, far_n, 0)
                     }
                     Direction::Write => {
-                        libc::process_vm_writev(self.pid, near_pieces, near_n, far_pieces, far_n, 0)
+                        libc::process_vm_writev(self.pid, near, near_n, far, far_n, 0)
                     }
                 }
             };
             match usize::try_from(n) {
-                Ok(0) => return Err(RemoteError::Fault { done }),
-                Ok(n) => {
-                    done += n;
-                    near.advance(n, local, |l| l.iov_len);
-                    far.advance(n, remote, |r| r.len);
-                }
-                Err(_) => {
-                    return Err(match io::Error::last_os_error().raw_os_error().unwrap_or(0) {
-                        libc::EINTR => continue,
-                        libc::ESRCH => RemoteError::Gone,
-                        libc::EPERM | libc::EACCES | libc::ENOSYS => RemoteError::Denied,
-                        libc::EFAULT => RemoteError::Fault { done },
-                        errno => RemoteError::Failed(errno),
-                    });
-                }
+                Ok(n) => return Ok(n),
+                Err(_) => match io::Error::last_os_error().raw_os_error().unwrap_or(0) {
+                    libc::EINTR => {}
+                    errno => return Err(errno),
+                },
             }
         }
-        Ok(())
+    }
+}
+
+fn error_of(errno: i32, done: usize) -> RemoteError {
+    match errno {
+        libc::ESRCH => RemoteError::Gone,
+        libc::EPERM | libc::EACCES | libc::ENOSYS => RemoteError::Denied,
+        libc::EFAULT => RemoteError::Fault { done },
+        errno => RemoteError::Failed(errno),
     }
 }
 
@@ -191,23 +261,19 @@ struct Cursor {
 
 impl Cursor {
     /// What is left, in so far as one call takes it.
-    #[inline]
-    fn gather<T>(&self, pieces: &[T], span: impl Fn(&T) -> (u64, usize), into: &mut Pieces) {
+    fn gather(&self, pieces: &[libc::iovec], into: &mut Vec<libc::iovec>) {
+        into.clear();
         let mut skip = self.inside;
-        for piece in pieces.iter().skip(self.piece) {
-            let (address, len) = span(piece);
-            let base = address.wrapping_add(skip as u64) as usize as *mut libc::c_void;
-            if !into.push(libc::iovec { iov_base: base, iov_len: len - skip }) {
-                break;
-            }
+        for piece in pieces.iter().skip(self.piece).take(MAX_PIECES) {
+            let iov_base = (piece.iov_base as usize).wrapping_add(skip) as *mut libc::c_void;
+            into.push(libc::iovec { iov_base, iov_len: piece.iov_len - skip });
             skip = 0;
         }
     }
 
-    #[inline]
-    fn advance<T>(&mut self, mut bytes: usize, pieces: &[T], len: impl Fn(&T) -> usize) {
+    fn advance(&mut self, mut bytes: usize, pieces: &[libc::iovec]) {
         while let Some(piece) = pieces.get(self.piece) {
-            let left = len(piece) - self.inside;
+            let left = piece.iov_len - self.inside;
             if bytes < left {
                 self.inside += bytes;
                 return;
@@ -215,33 +281,6 @@ impl Cursor {
             bytes -= left;
             (self.piece, self.inside) = (self.piece + 1, 0);
         }
-    }
-}
-
-/// The array for one call, only touched as far as it is used.
-struct Pieces {
-    pieces: [MaybeUninit<libc::iovec>; MAX_PIECES],
-    len: usize,
-}
-
-impl Pieces {
-    #[inline]
-    fn new() -> Self {
-        Self { pieces: [const { MaybeUninit::uninit() }; MAX_PIECES], len: 0 }
-    }
-
-    #[inline]
-    fn push(&mut self, piece: libc::iovec) -> bool {
-        let Some(place) = self.pieces.get_mut(self.len) else { return false };
-        place.write(piece);
-        self.len += 1;
-        true
-    }
-
-    #[inline]
-    fn filled(&self) -> &[libc::iovec] {
-        // SAFETY: the first `len` were written.
-        unsafe { std::slice::from_raw_parts(self.pieces.as_ptr().cast(), self.len) }
     }
 }
 
@@ -278,7 +317,7 @@ mod tests {
         // 1,250 pieces of 4 bytes into 5,000 of one byte: more than one call takes.
         let near: Vec<Local> = from.chunks_mut(4).map(local).collect();
         let far: Vec<Remote> =
-            target.iter().map(|b| Remote { address: ptr::from_ref(b) as u64, len: 1 }).collect();
+            target.iter().map(|b| Remote::new(ptr::from_ref(b) as u64, 1)).collect();
         // SAFETY: both sides are buffers of this test.
         unsafe { memory.write(&near, &far, || true) }.unwrap();
         let mut back = vec![0u8; 5000];
@@ -302,15 +341,15 @@ mod tests {
         };
         let mut bytes = vec![1u8; 8192];
         let near = [local(&mut bytes)];
-        let far = [Remote { address: pages, len: 8192 }];
+        let far = [Remote::new(pages, 8192)];
         // SAFETY: the local side is a buffer of this test.
         let result = unsafe { memory.write(&near, &far, || true) };
         assert_eq!(result, Err(RemoteError::Fault { done: 4096 }));
-        let far = [Remote { address: pages + 4096, len: 8192 }];
+        let far = [Remote::new(pages + 4096, 8192)];
         // SAFETY: as above.
         let result = unsafe { memory.read(&near, &far, || true) };
         assert_eq!(result, Err(RemoteError::Fault { done: 0 }));
-        let far = [Remote { address: pages, len: 1 }];
+        let far = [Remote::new(pages, 1)];
         // SAFETY: as above.
         let result = unsafe { memory.write(&near, &far, || true) };
         assert_eq!(result, Err(RemoteError::Failed(libc::EINVAL)));
@@ -325,7 +364,7 @@ mod tests {
         let memory = ours();
         let mut word = [0u8; 8];
         let near = [local(&mut word)];
-        let far = [Remote { address: (&raw const MAX_PIECES_HERE) as u64, len: 8 }];
+        let far = [Remote::new((&raw const MAX_PIECES_HERE) as u64, 8)];
         // SAFETY: the local side is a buffer of this test.
         let result = unsafe { memory.read(&near, &far, || false) };
         assert_eq!(result, Err(RemoteError::Gone));

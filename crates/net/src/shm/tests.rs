@@ -377,7 +377,7 @@ fn a_channel_copies_from_and_to_the_other_memory_once_it_is_established() {
     assert_eq!(channel.can_copy(), Ok(()));
     let (mut from, to) = (*b"payload!", [0u8; 8]);
     let local = [Local { iov_base: from.as_mut_ptr().cast(), iov_len: 8 }];
-    let remote = [Remote { address: to.as_ptr() as u64, len: 8 }];
+    let remote = [Remote::new(to.as_ptr() as u64, 8)];
     // SAFETY: both are arrays of this test.
     unsafe { channel.write_remote(&local, &remote) }.unwrap();
     let mut back = [0u8; 8];
