@@ -162,7 +162,6 @@ impl Shared {
     pub(super) fn open(&self, control: &mut Control, opening: Opening) -> io::Result<Arc<Channel>> {
         let Opening { index, slot, process, socket, own, peer, ring, max_payload } = opening;
         peer.make_read_only()?;
-        own.populate();
         let writer = Writer::new(own.clone(), peer.clone(), page(), ring, max_payload);
         let reader = Box::new(Reader::new(own, peer, page(), ring, max_payload));
         let key = control.next_key;

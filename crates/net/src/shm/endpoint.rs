@@ -13,7 +13,7 @@ use thiserror::Error;
 use super::channel::{Channel, Closed};
 use super::control::{Connection, Control, LISTENER_KEY, News, Opening};
 use super::handshake::{self, Status, is_valid_ring};
-use super::layout::{page, side_len};
+use super::layout::{ALLOCATION, page, side_len};
 use super::memory::{Access, Area, SharedObject};
 use super::notify::{Door, Ears, OWN_BELL};
 use super::poller::Poller;
@@ -102,6 +102,8 @@ impl Endpoint {
         listener.bind(&address(&prefix, slot.number())?)?;
         listener.listen(4096)?;
         let (epoch, bells) = (SharedObject::new(page())?, SharedObject::new(page())?);
+        epoch.allocate(0, page())?;
+        bells.allocate(0, page())?;
         let epoch_area = Area::map(epoch.as_fd(), page(), Access::ReadWrite)?;
         let bells_area = Area::map(bells.as_fd(), page(), Access::ReadWrite)?;
         epoch.seal_future_writes();
@@ -166,6 +168,9 @@ impl Endpoint {
         let Config { ring, max_payload } = shared.config;
         let side = side_len(ring);
         let object = SharedObject::new(2 * side)?;
+        for start in [0, side] {
+            object.allocate(start, page() + ALLOCATION)?;
+        }
         let map = Area::map(object.as_fd(), 2 * side, Access::ReadWrite)?;
         let (own, peer) = (map.part(0, side), map.part(side, side));
         let index = control.take_index().ok_or(ConnectError::TooMany)?;

@@ -29,6 +29,10 @@ pub(crate) const WATCHED: u64 = 1;
 /// Smallest and largest ring, in bytes.
 pub(crate) const RING_SIZES: std::ops::RangeInclusive<usize> = 64 << 10..=64 << 20;
 
+/// In steps of so many bytes the writer puts memory behind its ring, in the first lap. The first is there from the
+/// beginning.
+pub(crate) const ALLOCATION: usize = 64 << 10;
+
 /// The page size, of the words of a side and of the objects that only hold a word.
 pub(crate) fn page() -> usize {
     // SAFETY: sysconf has no preconditions.

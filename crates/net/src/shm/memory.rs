@@ -29,6 +29,11 @@ pub trait Memory {
     fn read(&self, at: usize, into: &mut [u8]);
     /// Copies bytes in.
     fn write(&self, at: usize, from: &[u8]);
+    /// Makes sure that there is memory behind these bytes; false if the system has none to give.
+    fn allocate(&self, at: usize, len: usize) -> bool {
+        let _ = (at, len);
+        true
+    }
 }
 
 /// A mapping of a shared object, unmapped when the last [`Area`] of it is gone.
@@ -111,11 +116,15 @@ impl Area {
         if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Maps all pages now, for writing, so that none faults later. A refusal does no harm.
-    pub(crate) fn populate(&self) {
-        const MADV_POPULATE_WRITE: i32 = 23; // Linux 5.14
-        // SAFETY: a part of our mapping; its content does not change.
-        unsafe { libc::madvise(self.at(0, self.len).cast(), self.len, MADV_POPULATE_WRITE) };
+    /// Bytes that have memory behind them (`mincore(2)`).
+    #[cfg(test)]
+    pub(crate) fn resident(&self) -> usize {
+        let mut pages = vec![0u8; self.len / super::layout::page()];
+        // SAFETY: a part of our mapping, and a byte for each page of it.
+        let rc =
+            unsafe { libc::mincore(self.at(0, self.len).cast(), self.len, pages.as_mut_ptr()) };
+        assert_eq!(rc, 0);
+        pages.iter().filter(|&&page| page & 1 == 1).count() * super::layout::page()
     }
 
     /// Where `len` bytes from `at` on lie: valid as long as this area, and to be touched by raw copies only.
@@ -182,6 +191,14 @@ impl Memory for Area {
         // SAFETY: `to` has room for that many bytes, which no reference covers.
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
     }
+
+    fn allocate(&self, at: usize, len: usize) -> bool {
+        const MADV_POPULATE_WRITE: i32 = 23; // Linux 5.14
+        // SAFETY: a part of our mapping; its content does not change.
+        let rc = unsafe { libc::madvise(self.at(at, len).cast(), len, MADV_POPULATE_WRITE) };
+        // An older kernel allocates when the bytes are touched.
+        rc == 0 || io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL)
+    }
 }
 
 /// A memfd, sealed so that it keeps its size.
@@ -191,8 +208,8 @@ pub(crate) struct SharedObject(OwnedFd);
 const NOEXEC_SEAL: u32 = 0x8; // MFD_NOEXEC_SEAL, Linux 6.3
 
 impl SharedObject {
-    /// A new object of `len` zero bytes, all of them allocated: later nobody can run out of memory in the middle of a
-    /// store.
+    /// A new object of `len` zero bytes. There is no memory behind them yet ([`allocate`](Self::allocate)): touched when
+    /// the system has none to give, they would end the process.
     pub(crate) fn new(len: usize) -> io::Result<Self> {
         let create = |flags: u32| {
             // SAFETY: a terminated name and flags.
@@ -206,17 +223,25 @@ impl SharedObject {
         let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
         let fd = create(flags | NOEXEC_SEAL).or_else(|_| create(flags))?;
         let size = i64::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
-        // SAFETY: plain calls on our own descriptor.
-        unsafe {
-            if libc::ftruncate(fd.as_raw_fd(), size) != 0
-                || libc::fallocate(fd.as_raw_fd(), 0, 0, size) != 0
-            {
-                return Err(io::Error::last_os_error());
-            }
+        // SAFETY: a plain call on our own descriptor.
+        if unsafe { libc::ftruncate(fd.as_raw_fd(), size) } != 0 {
+            return Err(io::Error::last_os_error());
         }
         let object = Self(fd);
         object.seal(libc::F_SEAL_SHRINK | libc::F_SEAL_GROW)?;
         Ok(object)
+    }
+
+    /// Puts memory behind `len` bytes from `start` on.
+    pub(crate) fn allocate(&self, start: usize, len: usize) -> io::Result<()> {
+        let to_offset = |n: usize| i64::try_from(n).map_err(|_| io::ErrorKind::InvalidInput);
+        let (start, len) = (to_offset(start)?, to_offset(len)?);
+        // SAFETY: a plain call on our own descriptor.
+        if unsafe { libc::fallocate(self.0.as_raw_fd(), 0, start, len) } == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
     }
 
     /// Makes it impossible for those who get the descriptor to write to it. Mappings that exist stay writable.

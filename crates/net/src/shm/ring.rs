@@ -16,13 +16,13 @@ use std::sync::atomic::Ordering;
 
 use thiserror::Error;
 
-use super::layout::{Control, FED, HEAD, HUNGRY, LINE, MAX_HEADER, extent};
+use super::layout::{ALLOCATION, Control, FED, HEAD, HUNGRY, LINE, MAX_HEADER, extent};
 use super::memory::{Area, Memory};
 
 /// Why there is no room for a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ReserveError {
-    /// The reader has not got so far. Room may come.
+    /// The reader has not got so far, or the system is out of memory. Room may come.
     #[error("the ring is full")]
     Full,
     /// A header longer than [`MAX_HEADER`] or a payload longer than [`Writer::max_payload`].
@@ -50,6 +50,8 @@ pub struct Writer<M = Area> {
     /// The reader's position, as last seen.
     head: u64,
     hungry: u64,
+    /// Bytes of the ring that have memory behind them: all, after the first lap.
+    allocated: usize,
     broken: bool,
 }
 
@@ -67,6 +69,7 @@ impl<M: Memory> Writer<M> {
             first: 0,
             head: 0,
             hungry: 0,
+            allocated: ALLOCATION.min(size),
             broken: false,
         }
     }
@@ -122,12 +125,26 @@ impl<M: Memory> Writer<M> {
             }
         }
         let start = self.offset(self.committed + skip);
+        let end = (start - self.data + len + LINE).min(self.size as usize);
+        if end > self.allocated && !self.allocate(end) {
+            return Err(ReserveError::Full);
+        }
         Ok(Reservation { writer: self, skip, start, header, front, payload, len })
     }
 
     #[inline]
     fn free(&self) -> u64 {
         self.size - (self.committed - self.head)
+    }
+
+    #[cold]
+    fn allocate(&mut self, end: usize) -> bool {
+        let end = end.next_multiple_of(ALLOCATION).min(self.size as usize);
+        let is_there = self.own.allocate(self.data + self.allocated, end - self.allocated);
+        if is_there {
+            self.allocated = end;
+        }
+        is_there
     }
 
     fn refresh_head(&mut self) -> Result<(), ReserveError> {

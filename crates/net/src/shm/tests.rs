@@ -162,6 +162,22 @@ fn a_full_ring_refuses_and_tells_when_there_is_room() {
 }
 
 #[test]
+fn a_channel_takes_memory_as_it_is_used() {
+    let registry = registry();
+    let (mut a, mut b) = (Party::new(&registry, 1), Party::new(&registry, 2));
+    let channel = a.endpoint.connect(2).unwrap();
+    until([&mut a, &mut b], |_| channel.is_established());
+    let resident = || channel.own().resident();
+    let begin = resident();
+    assert!(begin <= 2 * (64 << 10) && begin < Config::default().ring / 2, "{begin}");
+    for n in 1..100 {
+        send(&channel, &[1; 40_000]).unwrap();
+        until([&mut b], |[b]| b.received.len() == n);
+    }
+    assert_eq!(resident(), page() + Config::default().ring);
+}
+
+#[test]
 fn many_peers_are_all_heard_and_the_busy_ones_watched() {
     let registry = registry();
     let mut hub = Party::new(&registry, 200);
