@@ -178,8 +178,8 @@ impl Memory for Area {
     #[inline]
     fn read(&self, at: usize, into: &mut [u8]) {
         let from = self.at(at, into.len());
-        // SAFETY: `from` has that many bytes, and `into` is ours alone. The peer may write them meanwhile: then they are
-        // any bytes, which is all that is assumed of them.
+        // SAFETY: `from` has that many bytes, and `into` is ours alone. The peer may write them meanwhile: then they
+        // are any bytes, which is all that is assumed of them.
         unsafe { ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
         // What is checked later is the copy: the compiler must not go back to the original.
         compiler_fence(Ordering::SeqCst);
@@ -208,8 +208,8 @@ pub(crate) struct SharedObject(OwnedFd);
 const NOEXEC_SEAL: u32 = 0x8; // MFD_NOEXEC_SEAL, Linux 6.3
 
 impl SharedObject {
-    /// A new object of `len` zero bytes. There is no memory behind them yet ([`allocate`](Self::allocate)): touched when
-    /// the system has none to give, they would end the process.
+    /// A new object of `len` zero bytes. There is no memory behind them yet ([`allocate`](Self::allocate)): touched
+    /// when the system has none to give, they would end the process.
     pub(crate) fn new(len: usize) -> io::Result<Self> {
         let create = |flags: u32| {
             // SAFETY: a terminated name and flags.
