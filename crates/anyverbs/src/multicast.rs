@@ -278,7 +278,6 @@ pub(crate) struct Membership {
 }
 
 /// Joins a group on an interface (its index, [`crate::GidEntry::interface`]).
-#[allow(dead_code, reason = "the connection manager's")]
 pub(crate) fn join(
     engine: &'static Engine,
     gid: Gid,

@@ -34,6 +34,12 @@ fn libraries() -> &'static Path {
     })
 }
 
+/// A port for each program of this process, whose tests may run at the same time.
+fn port(name: &str) -> u32 {
+    let index = PROGRAMS.iter().position(|n| *n == name).unwrap();
+    20_000 + std::process::id() % 512 * 20 + u32::try_from(index).unwrap()
+}
+
 /// Compiles and runs one program, on a device that no other program shares.
 fn run(name: &str) {
     let libraries = libraries();
@@ -64,7 +70,7 @@ fn run(name: &str) {
         .arg(&program)
         .env("LD_LIBRARY_PATH", libraries)
         .env("ANYVERBS_REGISTRY", format!("anyverbs-{name}-{}", std::process::id()))
-        .env("ANYVERBS_UDP_PORT", (20_000 + std::process::id() % 12_000).to_string())
+        .env("ANYVERBS_UDP_PORT", port(name).to_string())
         .output()
         .unwrap();
     let _ = fs::remove_file(&program);
@@ -78,12 +84,15 @@ fn run(name: &str) {
 }
 
 macro_rules! programs {
-    ($($name:ident)*) => { $(
+    ($($name:ident)*) => {
+        const PROGRAMS: &[&str] = &[$(stringify!($name)),*];
+        $(
         #[test]
         fn $name() {
             run(stringify!($name));
         }
-    )* };
+        )*
+    };
 }
 
 programs! {

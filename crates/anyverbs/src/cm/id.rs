@@ -15,6 +15,7 @@ use super::address::Address;
 use super::channel::{ChannelCell, EventChannel, Mailbox};
 use super::error::CmError;
 use super::event::{Event, EventKind, Pending};
+use super::group::Group;
 use super::params::IdOption;
 use super::place::Place;
 use super::ports::Port;
@@ -78,6 +79,7 @@ pub(super) struct State {
     pub(super) qkey: Option<QKey>,
     /// READs and atomics that the peer of a request wants and takes.
     pub(super) asked: (u8, u8),
+    pub(super) groups: Vec<Group>,
     pub(super) options: Options,
     pub(super) local_ece: Ece,
     pub(super) remote_ece: Ece,

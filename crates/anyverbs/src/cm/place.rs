@@ -16,7 +16,7 @@ use crate::gid::GidEntry;
 const PACKET_LIFE_TIME: u8 = 16;
 /// `IBV_RATE_25_GBPS`: that of the port.
 const RATE: u8 = 15;
-const HOP_LIMIT: u8 = 64;
+pub(super) const HOP_LIMIT: u8 = 64;
 
 /// An address of the device.
 #[derive(Clone, Copy, Debug)]

@@ -11,6 +11,7 @@ use cm::{EventKind, EventParam};
 
 use crate::{
     abi::*,
+    cancel,
     errno::Errno,
     object::{self, Object},
     rdmacm::{
@@ -44,7 +45,7 @@ pub(crate) unsafe extern "C" fn rdma_get_cm_event(
         if event.is_null() {
             return Err(Errno::EINVAL);
         }
-        let next = next(&channel)?;
+        let next = next(channel)?;
         // SAFETY: the caller's promise.
         unsafe { event.write(next) };
         Ok(())
@@ -52,7 +53,11 @@ pub(crate) unsafe extern "C" fn rdma_get_cm_event(
 }
 
 /// The next event of a channel, with the ids' public fields as it leaves them.
-pub(crate) fn next(channel: &Channel) -> Result<*mut rdma_cm_event, Errno> {
+pub(crate) fn next(channel: Arc<Channel>) -> Result<*mut rdma_cm_event, Errno> {
+    cancel::holding(channel, next_of)
+}
+
+fn next_of(channel: &Channel) -> Result<*mut rdma_cm_event, Errno> {
     loop {
         let event = channel.inner.device.get_event()?;
         // Gone only if another thread acknowledged more events than it read, and destroyed the id.

@@ -167,7 +167,7 @@ static void rejected(void)
 	/* Nobody listens. */
 	c = begin_connection("127.0.0.1");
 	OK(rdma_destroy_id(c.listener));
-	OK(rdma_connect(c.active, &(struct rdma_conn_param){ .qp_num = 1 }));
+	OK(rdma_connect(c.active, &(struct rdma_conn_param){ .qp_num = 0x123456 }));
 	e = expect(c.active_channel, c.active, RDMA_CM_EVENT_REJECTED);
 	EQ(e->status, 8);
 	OK(rdma_ack_cm_event(e));
@@ -315,7 +315,7 @@ static void options_of_vendors(void)
 	struct connection c = begin_connection("127.0.0.1");
 	struct ibv_ece ece = { .vendor_id = 0x123456, .options = 0xabcdef01 }, got;
 	OK(rdma_set_local_ece(c.active, &ece));
-	OK(rdma_connect(c.active, &(struct rdma_conn_param){ .qp_num = 1 }));
+	OK(rdma_connect(c.active, &(struct rdma_conn_param){ .qp_num = 0x123456 }));
 	take_request(&c);
 	OK(rdma_get_remote_ece(c.passive, &got));
 	EQ(got.vendor_id, 0x123456);

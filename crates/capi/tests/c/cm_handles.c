@@ -113,7 +113,7 @@ static void too_early(void)
 {
 	struct rdma_event_channel *c = channel();
 	struct rdma_cm_id *id = new_id(c, NULL, RDMA_PS_TCP);
-	struct rdma_conn_param param = { .qp_num = 1 };
+	struct rdma_conn_param param = { .qp_num = 0x123456 };
 	struct ibv_qp_init_attr qp = small_qp(IBV_QPT_RC);
 	struct ibv_srq_init_attr srq = { .attr = { .max_wr = 1, .max_sge = 1 } };
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT };
@@ -220,7 +220,7 @@ static void values(void)
 	OK(ibv_close_device(other));
 
 	char data[255] = { 0 };
-	struct rdma_conn_param param = { .private_data = data, .private_data_len = 57, .qp_num = 1 };
+	struct rdma_conn_param param = { .private_data = data, .private_data_len = 57, .qp_num = 0x123456 };
 	MINUS_ONE(rdma_connect(id, &param), EINVAL);
 	param.private_data_len = 255;
 	MINUS_ONE(rdma_connect(id, &param), EINVAL);
@@ -242,6 +242,7 @@ static void values(void)
 	MINUS_ONE(rdma_accept(c.passive, &param), EINVAL);
 	MINUS_ONE(rdma_reject(c.passive, data, 149), EINVAL);
 	param.private_data_len = 196;
+	param.qp_num = 0x123457;
 	OK(rdma_accept(c.passive, &param));
 	MINUS_ONE(rdma_accept(c.passive, &param), EINVAL);
 	struct rdma_cm_event *e = expect(c.active_channel, id, RDMA_CM_EVENT_CONNECT_RESPONSE);

@@ -224,7 +224,7 @@ static void connect_data(void)
 	OK(rdma_create_ep(&id, res, NULL, NULL));
 	res->ai_connect = NULL;
 	rdma_freeaddrinfo(res);
-	struct rdma_conn_param p = { .private_data = "second", .private_data_len = 52, .qp_num = 1 };
+	struct rdma_conn_param p = { .private_data = "second", .private_data_len = 52, .qp_num = 0x123456 };
 	char second[52] = "second";
 	p.private_data = second;
 	MINUS_ONE(rdma_connect(id, &p), EINVAL);
@@ -265,7 +265,7 @@ static void failures(void)
 	struct rdma_event_channel *c = channel();
 	struct rdma_cm_id *active = new_id(c, NULL, RDMA_PS_TCP), *new = NULL;
 	resolve(active, "127.0.0.1", port_of(id));
-	OK(rdma_connect(active, &(struct rdma_conn_param){ .qp_num = 1 }));
+	OK(rdma_connect(active, &(struct rdma_conn_param){ .qp_num = 0x123456 }));
 	EQ(rdma_get_request(id, &new), -1);
 	TRUE(new == NULL);
 	struct rdma_cm_event *e = expect(c, active, RDMA_CM_EVENT_REJECTED);

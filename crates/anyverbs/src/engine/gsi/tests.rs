@@ -51,7 +51,7 @@ impl Tap {
 const ROLE: &str = "ANYVERBS_TEST_CM_ROLE";
 const PATIENCE: Duration = Duration::from_secs(20);
 
-fn isolate() {
+pub(crate) fn isolate() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let pid = std::process::id();

@@ -3,7 +3,10 @@
 mod channels;
 mod connections;
 mod datagrams;
+mod groups;
+mod many;
 mod places;
+mod processes;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
