@@ -52,6 +52,12 @@ pub enum CreateError {
     /// `EINVAL`: an object of another context, or one that is already destroyed.
     #[error("the {0} is not of this context, or was destroyed")]
     Foreign(&'static str),
+    /// `EAGAIN`, as Linux: the file has no XRC domain in this process, and none was to be made.
+    #[error("the file has no XRC domain in this process, and O_CREAT was not given")]
+    NoXrcDomain,
+    /// `EINVAL`, as Linux: the file has an XRC domain already.
+    #[error("the file has an XRC domain, and O_EXCL was given")]
+    XrcDomainExists,
     /// `EIO`: the object was inherited across `fork`.
     #[error("objects that were inherited across fork do no work")]
     Forked,
@@ -222,7 +228,8 @@ impl CreateError {
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
-            Self::Invalid(_) | Self::Foreign(_) => libc::EINVAL,
+            Self::Invalid(_) | Self::Foreign(_) | Self::XrcDomainExists => libc::EINVAL,
+            Self::NoXrcDomain => libc::EAGAIN,
             Self::Exhausted(_) => libc::ENOMEM,
             Self::Unsupported(_) => libc::EOPNOTSUPP,
             Self::Forked | Self::Device(_) => libc::EIO,
@@ -351,6 +358,8 @@ mod tests {
             (CreateError::Exhausted(""), ENOMEM),
             (CreateError::Unsupported(""), EOPNOTSUPP),
             (CreateError::Foreign(""), EINVAL),
+            (CreateError::NoXrcDomain, EAGAIN),
+            (CreateError::XrcDomainExists, EINVAL),
             (CreateError::Forked, EIO),
             (CreateError::Device(String::new()), EIO),
             (CreateError::System(EMFILE), EMFILE),
@@ -406,6 +415,7 @@ mod tests {
             (PostError::Send(PostSendError::NoDestination), EINVAL),
             (PostError::Send(PostSendError::TooLong), EINVAL),
             (PostError::Send(PostSendError::InlineRead), EINVAL),
+            (PostError::Send(PostSendError::NoSendQueue), EINVAL),
             (PostError::Recv(PostRecvError::Full), ENOMEM),
             (PostError::Recv(PostRecvError::TooManySges), EINVAL),
             (PostError::Recv(PostRecvError::State), EINVAL),

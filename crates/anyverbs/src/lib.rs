@@ -36,6 +36,7 @@ mod multicast;
 mod pd;
 mod qp;
 mod srq;
+mod xrcd;
 
 pub use anyverbs_proto::counters::{Counter, Counters};
 pub use anyverbs_proto::mr::Access;
@@ -59,5 +60,6 @@ pub use device::{DeviceInfo, PortAttr, PortState, devices};
 pub use gid::GidEntry;
 pub use mr::{Mr, Rereg};
 pub use pd::Pd;
-pub use qp::{Poster, Qp, QpInitAttr};
+pub use qp::{Poster, Qp, QpInitAttr, XrcSendInitAttr};
 pub use srq::{Srq, SrqAttr, SrqInitAttr, SrqPoster};
+pub use xrcd::{Xrcd, XrcdInitAttr};

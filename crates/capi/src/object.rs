@@ -193,6 +193,7 @@ macro_rules! public_without_handle {
 public_without_handle! {
     verbs_context => verbs::ContextInner;
     ibv_comp_channel => verbs::CompChannelInner;
+    ibv_xrcd => verbs::XrcdInner;
     rdma_event_channel => rdmacm::ChannelInner;
     rdma_cm_id => rdmacm::IdInner;
     rdma_cm_event => rdmacm::EventInner;

@@ -191,6 +191,7 @@ impl Id {
         let serves = match id.qp_type {
             QpType::Rc => Serves::Connections(Transport::Rc),
             QpType::Uc => Serves::Connections(Transport::Uc),
+            QpType::XrcSend | QpType::XrcRecv => Serves::Connections(Transport::Xrc),
             QpType::Ud => Serves::Datagrams,
         };
         if phase == Phase::Idle || phase == Phase::Bound {

@@ -579,11 +579,16 @@ impl Engine {
     #[cold]
     fn fail_overrun(&'static self) {
         while self.any_overrun.swap(false, Ordering::AcqRel) {
-            let cqs = std::mem::take(&mut *self.overrun.lock());
+            let overrun = std::mem::take(&mut *self.overrun.lock());
             let uses = |cell: &Arc<QpCell>| {
-                cqs.iter()
-                    .any(|cq| Arc::ptr_eq(cq, &cell.send_cq) || Arc::ptr_eq(cq, &cell.recv_cq))
+                let cqs = [&cell.send_cq, &cell.recv_cq];
+                overrun.iter().any(|o| {
+                    o.qpn == cell.qpn || cqs.into_iter().flatten().any(|cq| Arc::ptr_eq(cq, &o.cq))
+                })
             };
+            for srq in self.xrc_srqs.filter(|srq| overrun.iter().any(|o| srq.completes_in(&o.cq))) {
+                srq.fail();
+            }
             for cell in self.qps.filter(uses) {
                 self.with_cell(&cell, |State { machine, link, .. }, call| {
                     machine.fail(&mut call.env(link))

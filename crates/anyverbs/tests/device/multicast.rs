@@ -78,6 +78,7 @@ impl Member {
                 flags: SendFlags::SIGNALED,
                 sges: &sges,
                 ud: Some(dest),
+                xrc_srqn: 0,
             })
             .collect();
         self.e.qp.post_send(&wrs).unwrap();

@@ -93,7 +93,8 @@ const CAP_FLAGS: u32 = IBV_DEVICE_BAD_PKEY_CNTR
     | IBV_DEVICE_PORT_ACTIVE_EVENT
     | IBV_DEVICE_SYS_IMAGE_GUID
     | IBV_DEVICE_RC_RNR_NAK_GEN
-    | IBV_DEVICE_SRQ_RESIZE;
+    | IBV_DEVICE_SRQ_RESIZE
+    | IBV_DEVICE_XRC;
 
 /// A count that C has as a signed int.
 fn int(n: u32) -> c_int {

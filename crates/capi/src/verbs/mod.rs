@@ -21,11 +21,12 @@ mod strings;
 mod sysfs;
 mod unbuilt;
 mod wr;
+mod xrcd;
 
 // Only the trampolines name them.
 #[cfg_attr(test, allow(unused_imports))]
 pub(crate) use {
     ah::*, comp_channel::*, context::*, cq::*, cq_ex::*, device::*, event::*, fork::*, marshall::*,
     mr::*, multicast::*, pd::*, port::*, post::*, qp::*, rate::*, srq::*, strings::*, sysfs::*,
-    unbuilt::*, wr::*,
+    unbuilt::*, wr::*, xrcd::*,
 };
