@@ -1,0 +1,4 @@
+//! rsockets.
+#![allow(dead_code)]
+mod machine;
+mod wire;
