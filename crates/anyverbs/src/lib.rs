@@ -37,6 +37,7 @@ mod qp;
 mod srq;
 
 pub use anyverbs_proto::counters::{Counter, Counters};
+pub use anyverbs_proto::memory::Fault;
 pub use anyverbs_proto::mr::Access;
 pub use anyverbs_proto::qp::PostSendError;
 pub use anyverbs_proto::qp::attr::{
@@ -56,6 +57,7 @@ pub use context::Context;
 pub use cq::Cq;
 pub use device::{DeviceInfo, PortAttr, PortState, devices};
 pub use gid::GidEntry;
+pub use memory::copy_guarded;
 pub use mr::{Mr, Rereg};
 pub use pd::Pd;
 pub use qp::{Poster, Qp, QpInitAttr};

@@ -203,9 +203,14 @@ impl Machine {
         self.write_edges += 1;
     }
 
+    /// Whether a grant is due and can be posted.
+    pub(crate) fn owes_grant(&self) -> bool {
+        self.connected && self.control_free > 0 && self.receiver.owes_grant()
+    }
+
     /// The grant that is due, if there is one.
     pub(crate) fn plan_grant(&mut self) -> Option<Grant> {
-        if !self.connected || self.control_free == 0 || !self.receiver.owes_grant() {
+        if !self.owes_grant() {
             return None;
         }
         self.control_free -= 1;
@@ -244,6 +249,11 @@ impl Machine {
         let posted =
             if control == Control::Disconnect { Posted::Disconnect } else { Posted::Control };
         Some((posted, Message::Control(control).encode()))
+    }
+
+    /// Whether a control message could be posted.
+    pub(crate) fn control_free(&self) -> bool {
+        self.control_free > 0
     }
 
     /// Whether everything that was posted has completed.

@@ -119,7 +119,7 @@ impl Receiver {
         }
     }
 
-    pub(super) fn owes_grant(&self) -> bool {
+    pub(crate) fn owes_grant(&self) -> bool {
         self.freed >= self.size / 2 || (self.read.wrapping_sub(self.grant_at) as i16) >= 0
     }
 

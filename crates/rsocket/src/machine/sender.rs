@@ -18,6 +18,8 @@ pub(crate) struct Piece {
     /// Immediate data; none for what the peer does not hear of.
     pub(crate) imm: Option<u32>,
     pub(crate) posted: Posted,
+    /// The target and the place in the ring before it was planned.
+    before: (usize, u32),
 }
 
 /// See the [module](super).
@@ -120,6 +122,7 @@ impl Sender {
         if want == 0 || !self.can_send() {
             return None;
         }
+        let before = (self.current, self.ring_at);
         let target = &mut self.targets[self.current];
         let len = clamp(want).min(MAX_PIECE).min(target.len).min(self.ring_free);
         let to = RemoteAddr { va: target.addr, rkey: target.key };
@@ -129,7 +132,19 @@ impl Sender {
             self.current = (self.current + 1) % SGL_LEN;
         }
         self.sent = self.sent.wrapping_add(1);
-        Some(self.piece(len, to, Some(Message::Data(len))))
+        Some(self.piece(len, to, Some(Message::Data(len)), before))
+    }
+
+    /// Gives back a piece of [`Sender::plan`] that was not posted, before another one is planned.
+    pub(crate) fn cancel(&mut self, piece: &Piece) {
+        let Posted::Data(ring_bytes) = piece.posted else { return };
+        self.slots += 1;
+        self.ring_free += ring_bytes;
+        (self.current, self.ring_at) = piece.before;
+        let target = &mut self.targets[self.current];
+        target.addr = target.addr.wrapping_sub(piece.len.into());
+        target.len += piece.len;
+        self.sent = self.sent.wrapping_sub(1);
     }
 
     /// Takes room for `want` bytes, or fewer, that go to `to` beside the stream.
@@ -138,7 +153,7 @@ impl Sender {
             return None;
         }
         let len = clamp(want).min(MAX_PIECE).min(self.ring_free);
-        Some(self.piece(len, to, None))
+        Some(self.piece(len, to, None, (self.current, self.ring_at)))
     }
 
     /// Entries of the peer's I/O map.
@@ -154,14 +169,21 @@ impl Sender {
         self.sent = self.sent.wrapping_add(1);
         let at = u64::from(index) * IoMapEntry::LEN as u64;
         let to = RemoteAddr { va: self.iomap.addr.wrapping_add(at), rkey: self.iomap.key };
-        Some(self.piece(IoMapEntry::LEN as u32, to, Some(Message::IoMap(index))))
+        let before = (self.current, self.ring_at);
+        Some(self.piece(IoMapEntry::LEN as u32, to, Some(Message::IoMap(index)), before))
     }
 
-    fn piece(&mut self, len: u32, to: RemoteAddr, message: Option<Message>) -> Piece {
+    fn piece(
+        &mut self,
+        len: u32,
+        to: RemoteAddr,
+        message: Option<Message>,
+        before: (usize, u32),
+    ) -> Piece {
         self.slots -= 1;
         let imm = message.map(Message::encode);
         if len <= self.inline {
-            return Piece { len, ring: None, to, imm, posted: Posted::Data(0) };
+            return Piece { len, ring: None, to, imm, posted: Posted::Data(0), before };
         }
         let first = len.min(self.ring_size - self.ring_at);
         let ring = [(self.ring_at, first), (0, len - first)];
@@ -170,7 +192,7 @@ impl Sender {
             self.ring_at = 0;
         }
         self.ring_free -= len;
-        Piece { len, ring: Some(ring), to, imm, posted: Posted::Data(len) }
+        Piece { len, ring: Some(ring), to, imm, posted: Posted::Data(len), before }
     }
 
     #[cfg(test)]

@@ -82,10 +82,12 @@ impl Side {
         self.wire.push_back(Wr { to: to.va, data: bytes, imm, posted });
     }
 
-    /// Sends what it can of `data`.
+    /// Sends what it can of `data`; each piece only at the second attempt.
     fn send(&mut self, data: &[u8]) -> usize {
         let mut done = 0;
         while let Some(piece) = self.machine.sender.plan(data.len() - done) {
+            self.machine.sender.cancel(&piece);
+            assert_eq!(self.machine.sender.plan(data.len() - done), Some(piece));
             self.post(piece, &data[done..]);
             done += piece.len as usize;
         }
