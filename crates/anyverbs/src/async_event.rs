@@ -122,7 +122,8 @@ impl AsyncQueue {
         self.0.fd()
     }
 
-    /// Raises an event; `acks` is the account of the object that it is about.
+    /// Raises an event; `acks` is the account of the object that it is about. One of the port takes the place
+    /// of its like that waits: a program that never reads them would gather them for ever.
     pub(crate) fn raise(
         &self,
         kind: AsyncEventKind,
@@ -130,7 +131,13 @@ impl AsyncQueue {
         acks: Option<&Arc<Acks>>,
     ) {
         tracing::debug!(?kind, ?element, "asynchronous event");
-        self.0.push(AsyncEvent { kind, element, acks: acks.cloned() });
+        let event = AsyncEvent { kind, element, acks: acks.cloned() };
+        match element {
+            EventElement::Port(_) => {
+                self.0.push_last(event, |e| e.kind == kind && e.element == element);
+            }
+            _ => self.0.push(event),
+        }
     }
 
     pub(crate) fn pop(&self) -> Result<AsyncEvent, EventError> {

@@ -149,6 +149,7 @@ impl Config {
             || policy.reorder > 0.0
             || policy.corruption > 0.0;
         let name = |s: &String| !s.is_empty() && s.len() <= 48 && !s.contains(['/', '\0']);
+        let registry_name = |s: &String| name(s) && s.len() <= 32;
         Ok(Self {
             device: env
                 .parse("DEVICE", file.device, "a name of 1 to 48 bytes without a slash", name)?
@@ -157,7 +158,12 @@ impl Config {
                 .parse("UDP_PORT", file.udp_port, "a UDP port from 1 to 65535", |p| *p != 0)?
                 .unwrap_or(default.udp_port),
             registry: env
-                .parse("REGISTRY", file.registry, "a name of 1 to 48 bytes without a slash", name)?
+                .parse(
+                    "REGISTRY",
+                    file.registry,
+                    "a name of 1 to 32 bytes without a slash",
+                    registry_name,
+                )?
                 .unwrap_or(default.registry),
             interfaces: env.list("INTERFACES").or(file.interfaces).unwrap_or_default(),
             window: env

@@ -31,43 +31,84 @@ pub(crate) fn signal(fd: BorrowedFd<'_>) {
     unsafe { libc::write(fd.as_raw_fd(), (&raw const one).cast(), 8) };
 }
 
+/// A descriptor that is readable while tokens are there: one for each event that waits.
+#[derive(Debug)]
+pub(crate) struct Tokens(OwnedFd);
+
+impl Tokens {
+    pub(crate) fn new() -> io::Result<Self> {
+        eventfd(libc::EFD_SEMAPHORE).map(Self)
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    pub(crate) fn put(&self) {
+        signal(self.fd());
+    }
+
+    /// Takes one. Waits for it unless the program set `O_NONBLOCK` on the descriptor.
+    pub(crate) fn wait(&self) -> Result<(), EventError> {
+        let mut count = 0u64;
+        // SAFETY: eight live bytes to write to.
+        let n = unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), 8) };
+        if n >= 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        Err(match error.kind() {
+            io::ErrorKind::WouldBlock => EventError::WouldBlock,
+            _ => EventError::Io(error),
+        })
+    }
+
+    /// Takes one, without waiting: a reader may have been faster, who then finds no event and waits on.
+    pub(crate) fn take(&self) {
+        let mut count = 0u64;
+        let iov = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: 8 };
+        // SAFETY: one live iovec of eight live bytes.
+        unsafe { libc::preadv2(self.0.as_raw_fd(), &raw const iov, 1, -1, libc::RWF_NOWAIT) };
+    }
+}
+
 /// Events that wait for the program to read them.
 #[derive(Debug)]
 pub(crate) struct EventQueue<T> {
-    fd: OwnedFd,
+    tokens: Tokens,
     events: Mutex<VecDeque<T>>,
 }
 
 impl<T> EventQueue<T> {
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self {
-            fd: eventfd(libc::EFD_SEMAPHORE)?,
-            events: Mutex::new(VecDeque::with_capacity(16)),
-        })
+        Ok(Self { tokens: Tokens::new()?, events: Mutex::new(VecDeque::with_capacity(16)) })
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.tokens.fd()
     }
 
     pub(crate) fn push(&self, event: T) {
         self.events.lock().push_back(event);
-        signal(self.fd());
+        self.tokens.put();
+    }
+
+    /// As [`push`](Self::push), in place of an event that waits for which `same` holds: the last of each kind tells the
+    /// present state.
+    pub(crate) fn push_last(&self, event: T, same: impl Fn(&T) -> bool) {
+        let mut events = self.events.lock();
+        let earlier = events.iter().position(same).and_then(|i| events.remove(i));
+        events.push_back(event);
+        drop(events);
+        if earlier.is_none() {
+            signal(self.fd());
+        }
     }
 
     /// The oldest event. Waits for one unless the program set `O_NONBLOCK` on the descriptor. `read` sees the event before anybody can find it gone from the queue.
     pub(crate) fn pop_with(&self, read: impl Fn(&T)) -> Result<T, EventError> {
         loop {
-            let mut count = 0u64;
-            // SAFETY: eight live bytes to write to.
-            let n = unsafe { libc::read(self.fd.as_raw_fd(), (&raw mut count).cast(), 8) };
-            if n < 0 {
-                let error = io::Error::last_os_error();
-                return Err(match error.kind() {
-                    io::ErrorKind::WouldBlock => EventError::WouldBlock,
-                    _ => EventError::Io(error),
-                });
-            }
+            self.tokens.wait()?;
             let mut events = self.events.lock();
             // Empty when its event was withdrawn between the read and here.
             if let Some(event) = events.pop_front() {
@@ -83,16 +124,8 @@ impl<T> EventQueue<T> {
         let before = events.len();
         events.retain(|event| !gone(event));
         for _ in events.len()..before {
-            self.take_token();
+            self.tokens.take();
         }
-    }
-
-    /// Lowers the count by one, without waiting: a reader may have been faster, who then finds no event and waits on.
-    fn take_token(&self) {
-        let mut count = 0u64;
-        let iov = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: 8 };
-        // SAFETY: one live iovec of eight live bytes.
-        unsafe { libc::preadv2(self.fd.as_raw_fd(), &raw const iov, 1, -1, libc::RWF_NOWAIT) };
     }
 }
 
@@ -143,14 +176,14 @@ mod tests {
     }
 
     fn readable(queue: &EventQueue<u32>) -> bool {
-        let mut pfd = libc::pollfd { fd: queue.fd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let mut pfd = libc::pollfd { fd: queue.fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
         // SAFETY: one live pollfd.
         unsafe { libc::poll(&raw mut pfd, 1, 0) == 1 }
     }
 
     fn set_nonblocking(queue: &EventQueue<u32>) {
         // SAFETY: fcntl on a descriptor of ours, no pointers.
-        let rc = unsafe { libc::fcntl(queue.fd.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+        let rc = unsafe { libc::fcntl(queue.fd().as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
         assert_eq!(rc, 0);
     }
 
@@ -171,6 +204,19 @@ mod tests {
         queue.push(4);
         queue.withdraw(|_| true);
         assert!(!readable(&queue));
+    }
+
+    #[test]
+    fn what_waits_already_is_said_once_and_last() {
+        let queue = EventQueue::new().unwrap();
+        set_nonblocking(&queue);
+        for event in [1, 2, 2, 1] {
+            queue.push_last(event, |e| *e == event);
+        }
+        assert_eq!((pop(&queue).unwrap(), pop(&queue).unwrap()), (2, 1));
+        assert!(matches!(pop(&queue), Err(EventError::WouldBlock)));
+        queue.push_last(1, |e| *e == 1);
+        assert_eq!(pop(&queue).unwrap(), 1);
     }
 
     #[test]

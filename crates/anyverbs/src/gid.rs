@@ -60,9 +60,21 @@ impl GidTable {
         self.entries.read().iter().flatten().any(|e| e.gid == gid)
     }
 
+    /// The entry of an address; of one interface unless that is 0.
+    pub(crate) fn find(&self, gid: Gid, interface: u32) -> Option<GidEntry> {
+        let entries = self.entries.read();
+        let is_it = |e: &&GidEntry| e.gid == gid && (interface == 0 || e.interface == interface);
+        entries.iter().flatten().find(is_it).cloned()
+    }
+
     /// Largest path MTU of the interface that has `gid`.
     pub(crate) fn mtu_of(&self, gid: Gid) -> Option<Mtu> {
         self.entries.read().iter().flatten().find(|e| e.gid == gid).map(|e| e.mtu)
+    }
+
+    /// Index of the interface that has `gid`.
+    pub(crate) fn interface_of(&self, gid: Gid) -> Option<u32> {
+        self.entries.read().iter().flatten().find(|e| e.gid == gid).map(|e| e.interface)
     }
 
     /// Largest path MTU of entry 0's interface.

@@ -218,11 +218,7 @@ impl Qp {
     }
 
     fn lock(&self) -> Result<MutexGuard<'_, State>, ModifyObjectError> {
-        if !self.0.engine.is_current() {
-            return Err(ModifyObjectError::Forked);
-        }
-        let state = self.0.state.lock();
-        if state.is_dead() { Err(ModifyObjectError::Gone) } else { Ok(state) }
+        self.0.lock()
     }
 
     /// Changes attributes and state (`ibv_modify_qp`). With [`QpAttrMask::AV`], `attr.av` is what
@@ -231,7 +227,22 @@ impl Qp {
     /// # Errors
     /// [`ModifyObjectError`]; nothing was changed.
     pub fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyObjectError> {
-        let engine = self.0.engine;
+        self.0.modify(attr, mask)
+    }
+}
+
+impl QpCell {
+    fn lock(&self) -> Result<MutexGuard<'_, State>, ModifyObjectError> {
+        if !self.engine.is_current() {
+            return Err(ModifyObjectError::Forked);
+        }
+        let state = self.state.lock();
+        if state.is_dead() { Err(ModifyObjectError::Gone) } else { Ok(state) }
+    }
+
+    /// See [`Qp::modify`].
+    pub(crate) fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyObjectError> {
+        let engine = self.engine;
         let mut state = self.lock()?;
         let mut attr = *attr;
         let mut max_mtu = engine.gids.active_mtu();
@@ -246,20 +257,22 @@ impl Qp {
             max_mtu = engine.gids.mtu_of(state.machine.attr().av.sgid).unwrap_or(max_mtu);
         }
         let limits = engine.modify_limits(max_mtu);
-        let mut call = Call::new(&self.0);
+        let mut call = Call::new(self);
         let State { machine, link, .. } = &mut *state;
         machine.modify(&attr, mask, &limits, &mut call.env(link))?;
         if mask.contains(QpAttrMask::STATE) && attr.state == QpState::Reset {
             link.leave_path();
-            self.0.send_cq.purge(self.0.qpn);
-            self.0.recv_cq.purge(self.0.qpn);
+            self.send_cq.purge(self.qpn);
+            self.recv_cq.purge(self.qpn);
         } else if mask.contains(QpAttrMask::AV) {
             link.pin(engine, machine);
         }
         call.finish(state);
         Ok(())
     }
+}
 
+impl Qp {
     /// Posts sends and starts them (`ibv_post_send`).
     ///
     /// # Errors

@@ -1,14 +1,18 @@
 //! Datagrams that arrived at the wrong process of the host, handed on to the right one through its slot's socket.
 //!
 //! The kernel queues few datagrams on a Unix socket (`net.unix.max_dgram_qlen`, 10 by default), so this is for the
-//! moments in which steering is out of date, not for a stream. What does not fit is dropped and counted.
+//! moments in which steering is out of date, not for a stream. What does not fit is dropped and counted, or, if the
+//! caller wants that ([`UdpPort::forward_or_keep`]), kept in order until there is room.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
 
 use crate::cmsg::{self, ControlBuffer};
 use crate::registry::Slot;
@@ -21,6 +25,10 @@ use crate::udp::{Datagram, UdpPort};
 const HEADER_LEN: usize = 52;
 const KIND: u8 = 0xf2;
 const MAX_LEN: usize = HEADER_LEN + 65_536;
+/// Most bytes that wait for room at other processes.
+const KEEP: usize = 8 << 20;
+/// Most datagrams that wait for room at one.
+const KEEP_FOR_ONE: usize = 4096;
 
 /// What became of datagrams for other processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,6 +39,8 @@ pub struct ForwardCounters {
     pub dropped_dead: u64,
     /// Dropped: the owner's queue is full.
     pub dropped_full: u64,
+    /// Kept for a while, because the owner's queue was full.
+    pub kept: u64,
     /// Dropped: any other refusal.
     pub dropped_error: u64,
     /// Received from others.
@@ -44,6 +54,7 @@ struct Counters {
     sent: AtomicU64,
     dropped_dead: AtomicU64,
     dropped_full: AtomicU64,
+    kept: AtomicU64,
     dropped_error: AtomicU64,
     received: AtomicU64,
     ignored: AtomicU64,
@@ -54,6 +65,8 @@ struct Counters {
 pub enum Forwarded {
     /// Handed on.
     Sent,
+    /// Kept until the owner's queue has room: [`UdpPort::forward_kept`].
+    Kept,
     /// Dropped: nobody holds the slot.
     Dead,
     /// Dropped: the owner's queue is full.
@@ -92,6 +105,16 @@ impl std::fmt::Debug for ForwardBuffer {
 pub(crate) struct Forwarder {
     slot: Arc<Slot>,
     counters: Counters,
+    kept: Mutex<Kept>,
+    /// Datagrams that are kept.
+    kept_len: AtomicUsize,
+}
+
+/// Messages that wait for room, by slot, in their order.
+#[derive(Debug, Default)]
+struct Kept {
+    queues: BTreeMap<u8, VecDeque<Box<[u8]>>>,
+    bytes: usize,
 }
 
 impl UdpPort {
@@ -101,6 +124,27 @@ impl UdpPort {
             Some(forwarder) => forwarder.forward(slot, datagram),
             None => Forwarded::Failed,
         }
+    }
+
+    /// As [`forward`](Self::forward), but a datagram for which the owner's queue has no room is kept, and those that follow
+    /// it to that process, until [`forward_kept`](Self::forward_kept) finds room: at most 4096 for one process, and
+    /// 8 MiB in all.
+    pub fn forward_or_keep(&self, slot: u8, datagram: &Datagram<'_>) -> Forwarded {
+        match &self.forwarder {
+            Some(forwarder) => forwarder.forward_or_keep(slot, datagram),
+            None => Forwarded::Failed,
+        }
+    }
+
+    /// Hands on what was kept, as far as there is room; how many are left.
+    pub fn forward_kept(&self) -> usize {
+        self.forwarder.as_ref().map_or(0, Forwarder::forward_kept)
+    }
+
+    /// Datagrams that [`forward_kept`](Self::forward_kept) has to hand on.
+    #[must_use]
+    pub fn kept(&self) -> usize {
+        self.forwarder.as_ref().map_or(0, |f| f.kept_len.load(Ordering::SeqCst))
     }
 
     /// The next datagram that another process handed on to this one, if there is any.
@@ -120,7 +164,12 @@ impl UdpPort {
 
 impl Forwarder {
     pub(crate) fn new(slot: Arc<Slot>) -> Self {
-        Self { slot, counters: Counters::default() }
+        Self {
+            slot,
+            counters: Counters::default(),
+            kept: Mutex::default(),
+            kept_len: AtomicUsize::new(0),
+        }
     }
 
     pub(crate) fn slot(&self) -> &Arc<Slot> {
@@ -133,6 +182,7 @@ impl Forwarder {
             sent: load(&self.counters.sent),
             dropped_dead: load(&self.counters.dropped_dead),
             dropped_full: load(&self.counters.dropped_full),
+            kept: load(&self.counters.kept),
             dropped_error: load(&self.counters.dropped_error),
             received: load(&self.counters.received),
             ignored: load(&self.counters.ignored),
@@ -140,32 +190,88 @@ impl Forwarder {
     }
 
     fn forward(&self, slot: u8, datagram: &Datagram<'_>) -> Forwarded {
-        let (outcome, counter) = match self.send(slot, datagram) {
-            Ok(()) => (Forwarded::Sent, &self.counters.sent),
-            Err(error) => match error.raw_os_error() {
-                Some(libc::ECONNREFUSED) => (Forwarded::Dead, &self.counters.dropped_dead),
-                Some(libc::EAGAIN | libc::ENOBUFS) => {
-                    (Forwarded::Full, &self.counters.dropped_full)
-                }
-                _ => (Forwarded::Failed, &self.counters.dropped_error),
-            },
+        self.count(self.try_forward(slot, &encode(datagram), datagram.bytes))
+    }
+
+    fn forward_or_keep(&self, slot: u8, datagram: &Datagram<'_>) -> Forwarded {
+        let header = encode(datagram);
+        if self.kept_len.load(Ordering::SeqCst) == 0 {
+            let outcome = self.try_forward(slot, &header, datagram.bytes);
+            if outcome != Forwarded::Full {
+                return self.count(outcome);
+            }
+        }
+        let mut kept = self.kept.lock();
+        if !kept.queues.contains_key(&slot) {
+            let outcome = self.try_forward(slot, &header, datagram.bytes);
+            if outcome != Forwarded::Full {
+                return self.count(outcome);
+            }
+        }
+        let message = [&header, datagram.bytes].concat().into_boxed_slice();
+        let waiting = kept.queues.get(&slot).map_or(0, VecDeque::len);
+        if waiting >= KEEP_FOR_ONE || kept.bytes + message.len() > KEEP {
+            return self.count(Forwarded::Full);
+        }
+        kept.bytes += message.len();
+        kept.queues.entry(slot).or_default().push_back(message);
+        self.kept_len.fetch_add(1, Ordering::SeqCst);
+        self.count(Forwarded::Kept)
+    }
+
+    fn forward_kept(&self) -> usize {
+        if self.kept_len.load(Ordering::SeqCst) == 0 {
+            return 0;
+        }
+        let mut kept = self.kept.lock();
+        let Kept { queues, bytes } = &mut *kept;
+        queues.retain(|&slot, queue| {
+            while let Some(message) = queue.front() {
+                match self.try_forward(slot, message, &[]) {
+                    Forwarded::Full => return true,
+                    outcome => self.count(outcome),
+                };
+                *bytes -= message.len();
+                queue.pop_front();
+            }
+            false
+        });
+        let left = queues.values().map(VecDeque::len).sum();
+        self.kept_len.store(left, Ordering::SeqCst);
+        left
+    }
+
+    fn count(&self, outcome: Forwarded) -> Forwarded {
+        let counter = match outcome {
+            Forwarded::Sent => &self.counters.sent,
+            Forwarded::Kept => &self.counters.kept,
+            Forwarded::Dead => &self.counters.dropped_dead,
+            Forwarded::Full => &self.counters.dropped_full,
+            Forwarded::Failed => &self.counters.dropped_error,
         };
         counter.fetch_add(1, Ordering::Relaxed);
         outcome
     }
 
-    fn send(&self, slot: u8, datagram: &Datagram<'_>) -> io::Result<()> {
+    fn try_forward(&self, slot: u8, header: &[u8], bytes: &[u8]) -> Forwarded {
+        match self.send(slot, header, bytes) {
+            Ok(()) => Forwarded::Sent,
+            Err(error) => match error.raw_os_error() {
+                Some(libc::ECONNREFUSED) => Forwarded::Dead,
+                Some(libc::EAGAIN | libc::ENOBUFS) => Forwarded::Full,
+                _ => Forwarded::Failed,
+            },
+        }
+    }
+
+    fn send(&self, slot: u8, header: &[u8], bytes: &[u8]) -> io::Result<()> {
         if slot == 0 {
             return Err(io::Error::from_raw_os_error(libc::ECONNREFUSED));
         }
-        let mut header = encode(datagram);
         let (name, name_len) = name(self.slot.registry().prefix(), slot);
         let mut iovecs = [
-            libc::iovec { iov_base: header.as_mut_ptr().cast(), iov_len: HEADER_LEN },
-            libc::iovec {
-                iov_base: datagram.bytes.as_ptr().cast_mut().cast(),
-                iov_len: datagram.bytes.len(),
-            },
+            libc::iovec { iov_base: header.as_ptr().cast_mut().cast(), iov_len: header.len() },
+            libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() },
         ];
         let mut control = ControlBuffer::new();
         let mut writer = cmsg::Writer::new(&mut control);

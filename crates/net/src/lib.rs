@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`interfaces`], [`monitor`] | the host's interfaces and addresses, and a pollable "something changed" |
 //! | [`registry`] | process slots of a host (= network namespace) through abstract Unix sockets; no daemon, no files |
+//! | [`services`] | which process of the host holds a service, at which address |
 //! | [`udp`] | one UDP port shared by all processes of a user: batches in ([`udp::RxBatch`]) and out ([`udp::TxBatch`]) |
 //! | [`steering`] | which process of the host gets which datagram, decided in the kernel by a classic BPF program |
 //! | [`forward`] | datagrams that arrived at the wrong process, handed on to the right one |
@@ -19,6 +20,7 @@ pub mod interfaces;
 pub mod monitor;
 mod netlink;
 pub mod registry;
+pub mod services;
 mod sockopt;
 pub mod steering;
 pub mod udp;
@@ -26,4 +28,6 @@ pub mod udp;
 pub use interfaces::{Interface, InterfaceAddress, interfaces};
 pub use monitor::AddressMonitor;
 pub use registry::{Registry, Slot};
+pub use services::{Reservation, ServiceAddress, Services};
+pub use steering::SteerByKind;
 pub use udp::{Datagram, Destination, OpenError, PortOptions, RxBatch, TxBatch, UdpPort};

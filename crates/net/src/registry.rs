@@ -19,8 +19,8 @@ use crate::sockopt;
 /// The names of one user's processes in this network namespace.
 #[derive(Clone, Debug)]
 pub struct Registry {
-    prefix: String,
-    uid: u32,
+    pub(crate) prefix: String,
+    pub(crate) uid: u32,
 }
 
 /// Excludes the other processes of this user and host until it is dropped or its process ends.
@@ -35,16 +35,19 @@ pub(crate) struct NameGuard {
     _socket: UnixDatagram,
 }
 
+// A socket's address has 107 bytes for the longest name: this, a user id, and that of a service at an IPv6 address.
+const NAME_LEN: usize = 32;
+
 impl Registry {
     /// The registry called `name` of the effective user.
     ///
     /// # Errors
-    /// `InvalidInput` when `name` is empty, longer than 48 bytes or contains a zero byte or a slash.
+    /// `InvalidInput` when `name` is empty, longer than 32 bytes or contains a zero byte or a slash.
     pub fn new(name: &str) -> io::Result<Self> {
-        if name.is_empty() || name.len() > 48 || name.contains(['\0', '/']) {
+        if name.is_empty() || name.len() > NAME_LEN || name.contains(['\0', '/']) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "registry names have 1 to 48 bytes, none zero or /",
+                "registry names have 1 to 32 bytes, none zero or /",
             ));
         }
         // SAFETY: geteuid has no preconditions and cannot fail.
@@ -60,6 +63,12 @@ impl Registry {
 
     pub(crate) fn prefix(&self) -> &str {
         &self.prefix
+    }
+
+    /// Takes a name, of up to 64 bytes.
+    pub(crate) fn hold(&self, name: &str) -> io::Result<NameGuard> {
+        let socket = UnixDatagram::bind_addr(&self.address(format_args!("{name}"))?)?;
+        Ok(NameGuard { _socket: socket })
     }
 
     fn address(&self, rest: std::fmt::Arguments<'_>) -> io::Result<SocketAddr> {
@@ -127,8 +136,7 @@ impl Registry {
 
     /// Announces that the owner of `slot` has `port` open.
     pub(crate) fn announce(&self, port: u16, slot: u8) -> io::Result<NameGuard> {
-        let socket = UnixDatagram::bind_addr(&self.address(format_args!("port/{port}/{slot}"))?)?;
-        Ok(NameGuard { _socket: socket })
+        self.hold(&format!("port/{port}/{slot}"))
     }
 
     /// The slots whose owners have announced `port`.
@@ -291,7 +299,7 @@ mod tests {
 
     #[test]
     fn bad_names_are_refused() {
-        for name in ["", "a/b", "a\0b", &"x".repeat(49)] {
+        for name in ["", "a/b", "a\0b", &"x".repeat(33)] {
             assert_eq!(
                 Registry::new(name).unwrap_err().kind(),
                 io::ErrorKind::InvalidInput,

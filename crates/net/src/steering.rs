@@ -24,6 +24,8 @@ mod probe;
 mod program;
 mod state;
 
+pub(crate) use program::Rules;
+pub use program::SteerByKind;
 pub(crate) use state::Steering;
 pub use state::{Resteer, SteeringMode, SteeringState};
 

@@ -1,12 +1,23 @@
 //! Event channel: where ids tell what happens.
+//!
+//! The events of an id wait in its own mailbox, and its channel holds a ticket for each: which id has the next one. So an
+//! id that is destroyed or migrates takes its events along without a search; its tickets stay behind and are skipped.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use super::error::CmError;
-use super::event::Event;
+use super::event::{Event, Pending};
+use super::id::IdCell;
+use crate::engine::Engine;
 use crate::error::EventError;
-use crate::event_queue::EventQueue;
+use crate::event_queue::Tokens;
+
+/// Stale tickets that are not worth a search.
+const FEW: usize = 64;
 
 /// Event channel (`rdma_create_event_channel(3)`). Its descriptor is readable exactly while an event waits, and may be set to
 /// `O_NONBLOCK`.
@@ -15,7 +26,25 @@ pub struct EventChannel(pub(crate) Arc<ChannelCell>);
 
 #[derive(Debug)]
 pub(crate) struct ChannelCell {
-    pub(crate) events: EventQueue<Event>,
+    pub(super) engine: &'static Engine,
+    /// One for each event in the mailboxes of this channel's ids.
+    tokens: Tokens,
+    tickets: Mutex<Tickets>,
+}
+
+#[derive(Debug, Default)]
+struct Tickets {
+    queue: VecDeque<Arc<IdCell>>,
+    /// Those whose event is gone. They hold their ids in memory.
+    stale: usize,
+}
+
+/// The events of one id, and where they are read.
+#[derive(Debug)]
+pub(super) struct Mailbox {
+    /// None once the id is destroyed.
+    channel: Option<Arc<ChannelCell>>,
+    events: VecDeque<Box<Pending>>,
 }
 
 impl EventChannel {
@@ -24,7 +53,15 @@ impl EventChannel {
     /// # Errors
     /// [`CmError::System`].
     pub fn new() -> Result<Self, CmError> {
-        Err(CmError::Unsupported("connection manager"))
+        let engine = Engine::current().map_err(|error| {
+            tracing::error!("{error}");
+            CmError::System { what: "open the device", errno: error.errno() }
+        })?;
+        let tokens = Tokens::new().map_err(|e| CmError::System {
+            what: "make an eventfd",
+            errno: e.raw_os_error().unwrap_or(libc::EMFILE),
+        })?;
+        Ok(Self(Arc::new(ChannelCell { engine, tokens, tickets: Mutex::default() })))
     }
 
     /// The oldest event (`rdma_get_cm_event`). Waits for one unless the program set `O_NONBLOCK`; holds no lock meanwhile.
@@ -32,12 +69,128 @@ impl EventChannel {
     /// # Errors
     /// [`EventError`].
     pub fn get_event(&self) -> Result<Event, EventError> {
-        Err(EventError::Forked)
+        if !self.0.engine.is_current() {
+            return Err(EventError::Forked);
+        }
+        loop {
+            let (id, pending) = self.0.pop()?;
+            match id.hand_out(*pending, &self.0) {
+                Some(event) => return Ok(event),
+                None => id.acks.acknowledge(1),
+            }
+        }
     }
 }
 
 impl AsFd for EventChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.events.fd()
+        self.0.tokens.fd()
+    }
+}
+
+impl ChannelCell {
+    /// The oldest event and its id, which counts it as read. A thread may be cancelled while it waits here.
+    fn pop(self: &Arc<Self>) -> Result<(Arc<IdCell>, Box<Pending>), EventError> {
+        loop {
+            self.tokens.wait()?;
+            // None is left when the event of our token went away with its id.
+            while let Some(id) = self.next_ticket() {
+                let mut mailbox = id.mailbox.lock();
+                if let Some(pending) = mailbox.take(self) {
+                    id.acks.read();
+                    drop(mailbox);
+                    return Ok((id, pending));
+                }
+                drop(mailbox);
+                let mut tickets = self.tickets.lock();
+                tickets.stale = tickets.stale.saturating_sub(1);
+            }
+        }
+    }
+
+    fn next_ticket(&self) -> Option<Arc<IdCell>> {
+        self.tickets.lock().queue.pop_front()
+    }
+
+    fn push(&self, id: &Arc<IdCell>) {
+        self.tickets.lock().queue.push_back(Arc::clone(id));
+        self.tokens.put();
+    }
+
+    /// `n` events of an id are no longer here.
+    fn forget(&self, n: usize) {
+        for _ in 0..n {
+            self.tokens.take();
+        }
+        let mut tickets = self.tickets.lock();
+        tickets.stale += n;
+        if tickets.stale > FEW + tickets.queue.len() / 2 {
+            tickets.stale = 0;
+            // An id's lock is taken before the channel's: one that is busy keeps its tickets.
+            tickets.queue.retain(|id| id.mailbox.try_lock().is_none_or(|m| !m.events.is_empty()));
+        }
+    }
+}
+
+impl Mailbox {
+    pub(super) fn new(channel: &Arc<ChannelCell>) -> Self {
+        Self { channel: Some(Arc::clone(channel)), events: VecDeque::new() }
+    }
+
+    /// The next event, if they are read at `channel`.
+    fn take(&mut self, channel: &Arc<ChannelCell>) -> Option<Box<Pending>> {
+        if !self.channel.as_ref().is_some_and(|c| Arc::ptr_eq(c, channel)) {
+            return None;
+        }
+        let event = self.events.pop_front();
+        if self.events.is_empty() {
+            self.events = VecDeque::new();
+        }
+        event
+    }
+}
+
+impl IdCell {
+    /// An event for the program. Nothing happens once the id is destroyed.
+    pub(super) fn post(self: &Arc<Self>, pending: Pending) {
+        let mut mailbox = self.mailbox.lock();
+        let Some(channel) = mailbox.channel.clone() else { return };
+        mailbox.events.push_back(Box::new(pending));
+        channel.push(self);
+    }
+
+    /// Where its events are read.
+    pub(super) fn channel(&self) -> Option<Arc<ChannelCell>> {
+        self.mailbox.lock().channel.clone()
+    }
+
+    /// Takes the id off its channel: no event of it is handed out any more. Those that waited.
+    pub(super) fn leave_channel(&self) -> VecDeque<Box<Pending>> {
+        let mut mailbox = self.mailbox.lock();
+        let events = std::mem::take(&mut mailbox.events);
+        let channel = mailbox.channel.take();
+        drop(mailbox);
+        if let Some(channel) = channel.filter(|_| !events.is_empty()) {
+            channel.forget(events.len());
+        }
+        events
+    }
+
+    /// Its events, those that wait included, go to another channel. False if it is destroyed.
+    pub(super) fn change_channel(self: &Arc<Self>, to: &Arc<ChannelCell>) -> bool {
+        let mut mailbox = self.mailbox.lock();
+        let Some(from) = mailbox.channel.replace(Arc::clone(to)) else {
+            mailbox.channel = None;
+            return false;
+        };
+        let waiting = mailbox.events.len();
+        for _ in 0..waiting {
+            to.push(self);
+        }
+        drop(mailbox);
+        if waiting > 0 {
+            from.forget(waiting);
+        }
+        true
     }
 }

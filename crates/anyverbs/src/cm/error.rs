@@ -37,6 +37,21 @@ pub enum CmError {
     },
 }
 
+impl From<anyverbs_proto::cm::CmError> for CmError {
+    fn from(error: anyverbs_proto::cm::CmError) -> Self {
+        use anyverbs_proto::cm::CmError as E;
+        match error {
+            E::InUse => Self::InUse,
+            E::Full => Self::Exhausted("connections"),
+            E::State | E::UnknownId => {
+                Self::Invalid("not possible in the present state of the connection")
+            }
+            E::PrivateDataTooLong => Self::Invalid("too much private data"),
+            _ => Self::Invalid("a value is out of range"),
+        }
+    }
+}
+
 impl CmError {
     /// The error number of the C ABI.
     #[must_use]

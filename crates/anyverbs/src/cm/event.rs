@@ -1,9 +1,11 @@
 //! What an event channel tells (`rdma_get_cm_event(3)`).
 
+use std::sync::Arc;
+
 use anyverbs_proto::cm::message::ece::Ece;
 use anyverbs_proto::types::{QKey, Qpn};
 
-use super::id::Id;
+use super::id::{Id, IdCell};
 use crate::ah::AhAttr;
 
 /// `enum rdma_cm_event_type`, with its values.
@@ -118,4 +120,34 @@ pub struct Event {
     pub join_cookie: u64,
     /// The peer's options.
     pub ece: Ece,
+}
+
+/// An event that waits in its id's mailbox.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) kind: EventKind,
+    pub(super) status: i32,
+    /// The new id of a request.
+    pub(super) new_id: Option<Arc<IdCell>>,
+    pub(super) param: EventParam,
+    pub(super) join_cookie: u64,
+    pub(super) ece: Ece,
+}
+
+impl Pending {
+    pub(super) fn new(kind: EventKind) -> Self {
+        Self {
+            kind,
+            status: 0,
+            new_id: None,
+            param: EventParam::None,
+            join_cookie: 0,
+            ece: Ece::default(),
+        }
+    }
+
+    /// `errno`: 0, or why it failed.
+    pub(super) fn failed(kind: EventKind, errno: i32) -> Self {
+        Self { status: -errno, ..Self::new(kind) }
+    }
 }

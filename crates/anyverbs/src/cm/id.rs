@@ -1,28 +1,91 @@
-//! Communication identifier.
+//! Communication identifier: its life.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use anyverbs_proto::cm::id::PortSpace;
+use anyverbs_proto::cm::id::{CommId, PortSpace};
 use anyverbs_proto::cm::message::ece::Ece;
-use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpState, QpType};
-use anyverbs_proto::types::{Gid, PKey};
+use anyverbs_proto::cm::{ListenerId, Path};
+use anyverbs_proto::qp::attr::QpType;
+use anyverbs_proto::types::{Gid, PKey, Psn, QKey};
+use parking_lot::Mutex;
 
 use super::address::Address;
-use super::channel::EventChannel;
+use super::channel::{ChannelCell, EventChannel, Mailbox};
 use super::error::CmError;
-use super::params::{ConnParam, IdOption, Join};
-use super::{Event, Path};
-use crate::async_event::AsyncEventKind;
+use super::event::{Event, EventKind, Pending};
+use super::params::IdOption;
+use super::place::Place;
+use crate::engine::Engine;
 use crate::error::DestroyError;
-use crate::qp::Qp;
+use crate::event_queue::Acks;
+use crate::qp::QpCell;
 
 /// Communication identifier (`rdma_create_id(3)`). Destroyed when dropped.
 #[derive(Debug)]
 pub struct Id(pub(crate) Arc<IdCell>);
 
 #[derive(Debug)]
-pub(crate) struct IdCell {}
+pub(crate) struct IdCell {
+    pub(super) engine: &'static Engine,
+    pub(super) space: PortSpace,
+    pub(super) qp_type: QpType,
+    /// With which the peer's send queue starts.
+    pub(super) psn: Psn,
+    cookie: AtomicU64,
+    pub(super) acks: Acks,
+    pub(super) mailbox: Mutex<Mailbox>,
+    pub(super) state: Mutex<State>,
+}
+
+/// How far an id has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum Phase {
+    #[default]
+    Idle,
+    Bound,
+    AddrResolved,
+    RouteResolved,
+    Connect,
+    Disconnect,
+    Listen,
+    Destroyed,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct State {
+    pub(super) phase: Phase,
+    pub(super) local: Option<Address>,
+    pub(super) peer: Option<Address>,
+    pub(super) place: Option<Place>,
+    pub(super) dgid: Gid,
+    pub(super) path: Option<Path>,
+    /// The machine's name of the connection or SIDR request.
+    pub(super) comm: Option<CommId>,
+    /// It came from a request.
+    pub(super) is_passive: bool,
+    /// Of a request's id only what happens after the answer is told.
+    pub(super) is_silent: bool,
+    pub(super) listener: Option<ListenerId>,
+    pub(super) qp: Option<Arc<QpCell>>,
+    pub(super) qkey: Option<QKey>,
+    /// READs and atomics that the peer of a request wants and takes.
+    pub(super) asked: (u8, u8),
+    pub(super) options: Options,
+    pub(super) local_ece: Ece,
+    pub(super) remote_ece: Ece,
+    /// The queue pair could not be moved; what the peer says to that is not the program's business.
+    pub(super) connect_error: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Options {
+    pub(super) tos: Option<u8>,
+    pub(super) reuse_address: bool,
+    pub(super) only_family: bool,
+    pub(super) ack_timeout: Option<u8>,
+}
 
 /// What is known of an id's place (`struct rdma_route`).
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,221 +106,251 @@ pub struct IdInfo {
     pub path: Option<Path>,
 }
 
-const NOT_BUILT: CmError = CmError::Unsupported("connection manager");
+impl IdCell {
+    pub(super) fn new(
+        channel: &Arc<ChannelCell>,
+        space: PortSpace,
+        qp_type: QpType,
+        cookie: u64,
+        state: State,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            engine: channel.engine,
+            space,
+            qp_type,
+            psn: Psn::new(random() as u32),
+            cookie: AtomicU64::new(cookie),
+            acks: Acks::default(),
+            mailbox: Mutex::new(Mailbox::new(channel)),
+            state: Mutex::new(state),
+        })
+    }
+
+    /// A new id for a request to this listener, on its channel. `None` once that is destroyed.
+    pub(super) fn child(&self, state: State) -> Option<Arc<Self>> {
+        let channel = self.channel()?;
+        Some(Self::new(&channel, self.space, self.qp_type, 0, state))
+    }
+
+    /// Refuses what was inherited across `fork`.
+    pub(super) fn check_current(&self) -> Result<(), CmError> {
+        if self.engine.is_current() { Ok(()) } else { Err(CmError::Forked) }
+    }
+
+    pub(super) fn cookie(&self) -> u64 {
+        self.cookie.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_datagram(&self) -> bool {
+        self.qp_type == QpType::Ud
+    }
+
+    /// Ends it, without waiting for acknowledgements. False if that was done before.
+    pub(super) fn retire(&self) -> bool {
+        let old = self.engine.with_cm(|cm, ids, now| {
+            let mut state = self.state.lock();
+            if state.phase == Phase::Destroyed {
+                return None;
+            }
+            let old = std::mem::replace(
+                &mut *state,
+                State { phase: Phase::Destroyed, ..State::default() },
+            );
+            // Errors: the machine has forgotten what is over.
+            if let Some(listener) = old.listener {
+                ids.remove_listener(listener);
+                let _ = cm.unlisten(now, listener);
+            }
+            if let Some(comm) = old.comm {
+                ids.remove(comm);
+                let _ = cm.destroy(now, comm);
+            }
+            Some(old)
+        });
+        let Some(old) = old else { return false };
+        for pending in self.leave_channel() {
+            // Nobody has taken this request.
+            if let Some(child) = pending.new_id {
+                child.retire();
+            }
+        }
+        drop(old);
+        true
+    }
+}
 
 impl Id {
     /// A new id. `qp_type` is RC or UC with [`PortSpace::Tcp`], UD with [`PortSpace::Udp`] and [`PortSpace::Ipoib`], any with [`PortSpace::Ib`].
     ///
     /// # Errors
-    /// [`CmError::Invalid`], [`CmError::Exhausted`].
+    /// [`CmError::Invalid`].
     pub fn create(
         channel: &EventChannel,
         space: PortSpace,
         qp_type: QpType,
         cookie: u64,
     ) -> Result<Self, CmError> {
-        let _ = (channel, space, qp_type, cookie);
-        Err(NOT_BUILT)
+        if !channel.0.engine.is_current() {
+            return Err(CmError::Forked);
+        }
+        let fits = match space {
+            PortSpace::Tcp => qp_type != QpType::Ud,
+            PortSpace::Udp | PortSpace::Ipoib => qp_type == QpType::Ud,
+            PortSpace::Ib => true,
+        };
+        if !fits {
+            return Err(CmError::Invalid("queue pair type for this port space"));
+        }
+        Ok(Self(IdCell::new(&channel.0, space, qp_type, cookie, State::default())))
     }
 
     /// Replaces the cookie that events carry, those that wait included.
     pub fn set_cookie(&self, cookie: u64) {
-        let _ = cookie;
+        self.0.cookie.store(cookie, Ordering::Relaxed);
     }
 
     /// What is known of its place now.
     #[must_use]
     pub fn info(&self) -> IdInfo {
-        IdInfo::default()
+        if !self.0.engine.is_current() {
+            return IdInfo::default();
+        }
+        let state = self.0.state.lock();
+        IdInfo {
+            local: state.local,
+            peer: state.peer,
+            has_device: state.place.is_some(),
+            sgid: state.place.map_or(Gid::ZERO, |place| place.gid),
+            dgid: state.dgid,
+            pkey: PKey::DEFAULT,
+            path: state.path,
+        }
     }
 
-    /// `rdma_bind_addr(3)`.
+    /// `rdma_migrate_id(3)`: its events, those that wait included, go to another channel. Waits until those that were read are
+    /// acknowledged.
     ///
     /// # Errors
-    /// [`CmError`].
-    pub fn bind_addr(&self, address: &Address) -> Result<(), CmError> {
-        let _ = address;
-        Err(NOT_BUILT)
-    }
-
-    /// `rdma_resolve_addr(3)`: an event tells the outcome.
-    ///
-    /// # Errors
-    /// [`CmError`].
-    pub fn resolve_addr(
-        &self,
-        source: Option<&Address>,
-        destination: &Address,
-        timeout: Duration,
-    ) -> Result<(), CmError> {
-        let _ = (source, destination, timeout);
-        Err(NOT_BUILT)
-    }
-
-    /// `rdma_resolve_route(3)`: an event tells the outcome.
-    ///
-    /// # Errors
-    /// [`CmError`].
-    pub fn resolve_route(&self, timeout: Duration) -> Result<(), CmError> {
-        let _ = timeout;
-        Err(NOT_BUILT)
-    }
-
-    /// `rdma_listen(3)`; `backlog` 0: the most.
-    ///
-    /// # Errors
-    /// [`CmError`].
-    pub fn listen(&self, backlog: usize) -> Result<(), CmError> {
-        let _ = backlog;
-        Err(NOT_BUILT)
-    }
-
-    /// `rdma_connect(3)`; of a UD id a question for the peer's queue pair. An event tells the outcome.
-    ///
-    /// # Errors
-    /// [`CmError`].
-    pub fn connect(&self, param: &ConnParam<'_>) -> Result<(), CmError> {
-        let _ = param;
-        Err(NOT_BUILT)
-    }
-
-    /// `rdma_accept(3)`, of a request's id.
-    ///
-    /// # Errors
-    /// [`CmError`].
-    pub fn accept(&self, param: Option<&ConnParam<'_>>) -> Result<(), CmError> {
-        let _ = param;
-        Err(NOT_BUILT)
-    }
-
-    /// `rdma_reject(3)`, or `rdma_reject_ece(3)`.
-    ///
-    /// # Errors
-    /// [`CmError`].
-    pub fn reject(&self, private_data: &[u8], because_of_ece: bool) -> Result<(), CmError> {
-        let _ = (private_data, because_of_ece);
-        Err(NOT_BUILT)
-    }
-
-    /// `rdma_establish(3)`: the program has moved its queue pair.
-    ///
-    /// # Errors
-    /// [`CmError`].
-    pub fn establish(&self) -> Result<(), CmError> {
-        Err(NOT_BUILT)
-    }
-
-    /// `rdma_notify(3)`: what the program heard of its queue pair.
-    ///
-    /// # Errors
-    /// [`CmError`].
-    pub fn notify(&self, event: AsyncEventKind) -> Result<(), CmError> {
-        let _ = event;
-        Err(NOT_BUILT)
-    }
-
-    /// `rdma_disconnect(3)`.
-    ///
-    /// # Errors
-    /// [`CmError`].
-    pub fn disconnect(&self) -> Result<(), CmError> {
-        Err(NOT_BUILT)
-    }
-
-    /// `rdma_migrate_id(3)`: its events, those that wait included, go to another channel.
-    ///
-    /// # Errors
-    /// [`CmError`].
+    /// [`CmError::Invalid`] once destroyed, [`CmError::Forked`].
     pub fn migrate(&self, channel: &EventChannel) -> Result<(), CmError> {
-        let _ = channel;
-        Err(NOT_BUILT)
+        self.0.check_current()?;
+        if !channel.0.engine.is_current() {
+            return Err(CmError::Forked);
+        }
+        if !self.0.change_channel(&channel.0) {
+            return Err(CmError::Invalid("it was destroyed"));
+        }
+        self.0.acks.wait(&|| "an id's migration".into());
+        Ok(())
     }
 
     /// `rdma_set_option(3)`.
     ///
     /// # Errors
-    /// [`CmError`].
+    /// [`CmError::Invalid`] for a value out of range, or too late.
     pub fn set_option(&self, option: IdOption) -> Result<(), CmError> {
-        let _ = option;
-        Err(NOT_BUILT)
-    }
-
-    /// What the queue pair is to be set to (`rdma_init_qp_attr(3)`).
-    ///
-    /// # Errors
-    /// [`CmError`].
-    pub fn init_qp_attr(&self, to: QpState) -> Result<(QpAttr, QpAttrMask), CmError> {
-        let _ = to;
-        Err(NOT_BUILT)
-    }
-
-    /// The id moves this queue pair from here on; it is brought to INIT, a UD one to RTS (`rdma_create_qp(3)`).
-    ///
-    /// # Errors
-    /// [`CmError`].
-    pub fn attach_qp(&self, qp: &Qp) -> Result<(), CmError> {
-        let _ = qp;
-        Err(NOT_BUILT)
-    }
-
-    /// The queue pair is the program's own again (`rdma_destroy_qp(3)`).
-    pub fn detach_qp(&self) {}
-
-    /// `rdma_join_multicast_ex(3)`: an event tells the outcome, and an attached queue pair is in the group by then.
-    ///
-    /// # Errors
-    /// [`CmError`].
-    pub fn join(&self, join: &Join) -> Result<(), CmError> {
-        let _ = join;
-        Err(NOT_BUILT)
-    }
-
-    /// `rdma_leave_multicast(3)`.
-    ///
-    /// # Errors
-    /// [`CmError`].
-    pub fn leave(&self, group: &Address) -> Result<(), CmError> {
-        let _ = group;
-        Err(NOT_BUILT)
+        self.0.check_current()?;
+        let mut state = self.0.state.lock();
+        let phase = state.phase;
+        let options = &mut state.options;
+        match option {
+            _ if phase == Phase::Destroyed => return Err(CmError::Invalid("it was destroyed")),
+            IdOption::Tos(tos) => options.tos = Some(tos),
+            IdOption::ReuseAddr(reuse) if reuse || phase == Phase::Idle => {
+                options.reuse_address = reuse;
+            }
+            IdOption::AfOnly(only) if matches!(phase, Phase::Idle | Phase::Bound) => {
+                options.only_family = only;
+            }
+            IdOption::AckTimeout(code) if self.0.qp_type == QpType::Rc && code < 32 => {
+                options.ack_timeout = Some(code);
+            }
+            IdOption::AckTimeout(_) => return Err(CmError::Invalid("ACK timeout")),
+            _ => return Err(CmError::Invalid("this option must be set earlier")),
+        }
+        Ok(())
     }
 
     /// Options that go to the peer with the next connect or accept (`rdma_set_local_ece(3)`).
     ///
     /// # Errors
-    /// [`CmError`].
+    /// [`CmError::Invalid`] without a vendor, or where a queue pair is attached, which brings its own.
     pub fn set_local_ece(&self, ece: Ece) -> Result<(), CmError> {
-        let _ = ece;
-        Err(NOT_BUILT)
+        self.0.check_current()?;
+        let mut state = self.0.state.lock();
+        if state.qp.is_some() || ece.vendor_id == 0 || ece.vendor_id >= 1 << 24 {
+            return Err(CmError::Invalid("ECE of this id"));
+        }
+        state.local_ece = ece;
+        Ok(())
     }
 
     /// What the peer sent (`rdma_get_remote_ece(3)`).
     ///
     /// # Errors
-    /// [`CmError`].
+    /// [`CmError::Invalid`] where a queue pair is attached.
     pub fn remote_ece(&self) -> Result<Ece, CmError> {
-        Err(NOT_BUILT)
+        self.0.check_current()?;
+        let state = self.0.state.lock();
+        if state.qp.is_some() {
+            return Err(CmError::Invalid("ECE of this id"));
+        }
+        Ok(state.remote_ece)
     }
 
     /// Puts an event of the program's own on the channel (`rdma_write_cm_event`).
     ///
     /// # Errors
-    /// [`CmError`].
+    /// [`CmError::Invalid`] unless it is [`EventKind::User`].
     pub fn write_event(&self, event: Event) -> Result<(), CmError> {
-        let _ = event;
-        Err(NOT_BUILT)
+        self.0.check_current()?;
+        if event.kind != EventKind::User || event.new_id.is_some() {
+            return Err(CmError::Invalid("kind of event"));
+        }
+        self.0.post(Pending {
+            status: event.status,
+            param: event.param,
+            ..Pending::new(EventKind::User)
+        });
+        Ok(())
     }
 
     /// Acknowledges events of this id that were read (`rdma_ack_cm_event(3)`); of a request, those of the *listener*.
     pub fn ack_events(&self, n: u32) {
-        let _ = n;
+        if self.0.engine.is_current() {
+            self.0.acks.acknowledge(n);
+        }
     }
 
     /// Destroys it (`rdma_destroy_id(3)`): ends what is under way, tells the peer, forgets events that wait; waits until those
-    /// that were read are acknowledged.
+    /// that were read are acknowledged. A queue pair that is attached becomes the program's own again, as it is.
     ///
     /// # Errors
-    /// [`DestroyError::Gone`]; [`DestroyError::Busy`] while a queue pair is attached.
+    /// [`DestroyError::Gone`].
     pub fn destroy(&self) -> Result<(), DestroyError> {
-        Err(DestroyError::Gone)
+        if !self.0.engine.is_current() {
+            return Ok(());
+        }
+        if !self.0.retire() {
+            return Err(DestroyError::Gone);
+        }
+        self.0.acks.wait(&|| "an id".into());
+        Ok(())
+    }
+}
+
+/// A number that a stranger does not guess.
+pub(super) fn random() -> u64 {
+    // Each has keys of its own, drawn from the system once a thread.
+    RandomState::new().hash_one(0)
+}
+
+impl Drop for Id {
+    fn drop(&mut self) {
+        // Unlike destroy, a drop cannot wait for a program that dropped its events too. Inherited locks belong to threads
+        // of the parent.
+        if self.0.engine.is_current() {
+            self.0.retire();
+        }
     }
 }

@@ -13,11 +13,18 @@
 
 mod address;
 mod channel;
+mod connect;
 mod error;
 mod event;
+mod group;
+mod hand_out;
 mod id;
 mod ids;
 mod params;
+mod place;
+mod ports;
+mod queue_pair;
+mod resolve;
 
 pub use address::{Address, IbAddress};
 pub use anyverbs_proto::cm::Path;

@@ -1,41 +1,202 @@
 //! QP1, the general services interface: the connection manager's machine in the device.
 //!
-//! One lock guards the machine and the table of ids. It is taken after the receive path's lock and before the queues of event channels; no queue
-//! pair is locked under it.
+//! One lock guards the machine and the table of ids. It is taken after the receive path's lock and before the queues of event
+//! channels; no queue pair is locked under it. What the machine has to send goes to a queue under its lock, and leaves from
+//! there when it is released ([`send`]): a system call under it would hold up the receiving thread.
+//!
+//! A MAD may reach any process of the host ([`receive`]): those that name a communication ID are steered like data, by
+//! the slot in it; a request goes to the process that listens, which who receives it finds in the registry.
 
+mod receive;
+mod send;
+#[cfg(test)]
+mod tests;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyverbs_net::SteerByKind;
+use anyverbs_proto::cm::counters::DropReason;
+use anyverbs_proto::cm::message::Attribute;
 use anyverbs_proto::cm::{Cm, CmConfig};
 use anyverbs_proto::time::Time;
+use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::wire::deth::Deth;
 use parking_lot::Mutex;
 
 use super::Engine;
+use super::timers::NEVER;
 use crate::cm::Ids;
+pub(super) use receive::Incoming;
+use send::Sender;
+
+/// Where the MAD lies in the packet, and its body in the MAD.
+const MAD_AT: usize = Bth::LEN + Deth::LEN;
+const BODY_AT: usize = MAD_AT + 24;
+/// Where a message holds the receiver's communication ID, and a SIDR_REP the request's. Its top byte is a slot.
+const REMOTE_ID_AT: usize = BODY_AT + 4;
+const REQUEST_ID_AT: usize = BODY_AT;
+/// The top byte of the PSN. Nobody else looks at that of a datagram: we write into a request's which process listens, if
+/// we know. Others' are as good as the kernel's choice.
+const HINT_AT: usize = 9;
+
+/// By what the packets to QP1 are steered.
+pub(super) const STEERING: SteerByKind = SteerByKind {
+    offset: 4,
+    mask: 0xff_ffff, // the BTH's destination QPN
+    value: 1,
+    kind_offset: MAD_AT + 16, // the MAD's attribute
+    slot_offsets: &[
+        (Attribute::Req as u16, HINT_AT),
+        (Attribute::SidrReq as u16, HINT_AT),
+        (Attribute::SidrRep as u16, REQUEST_ID_AT),
+        (Attribute::Mra as u16, REMOTE_ID_AT),
+        (Attribute::Rej as u16, REMOTE_ID_AT),
+        (Attribute::Rep as u16, REMOTE_ID_AT),
+        (Attribute::Rtu as u16, REMOTE_ID_AT),
+        (Attribute::Dreq as u16, REMOTE_ID_AT),
+        (Attribute::Drep as u16, REMOTE_ID_AT),
+        (Attribute::Lap as u16, REMOTE_ID_AT),
+        (Attribute::Apr as u16, REMOTE_ID_AT),
+    ],
+};
+
+/// How often a process whose queue is full is tried again.
+const FORWARD_RETRY: Duration = Duration::from_micros(200);
+/// How long the end of the process waits for the lock.
+const EXIT_PATIENCE: Duration = Duration::from_millis(2);
+/// How long it sends what its peers should hear, at most.
+const FAREWELL: Duration = Duration::from_millis(100);
 
 /// What the lock guards.
 #[derive(Debug)]
 struct State {
     machine: Cm,
     ids: Ids,
+    #[cfg(test)]
+    tap: tests::Tap,
 }
 
 /// QP1.
 #[derive(Debug)]
-pub(crate) struct Gsi(Mutex<State>);
+pub(crate) struct Gsi {
+    state: Mutex<State>,
+    sender: Sender,
+    /// When the machine has something to do, in nanoseconds.
+    deadline: AtomicU64,
+    /// When there may be room again for what is to be handed on.
+    forward_at: AtomicU64,
+}
 
 impl Gsi {
-    pub(crate) fn new(config: CmConfig) -> Self {
-        Self(Mutex::new(State { machine: Cm::new(config), ids: Ids::default() }))
+    /// `kept`: datagrams wait already that are to be handed on.
+    pub(crate) fn new(config: CmConfig, psn: u32, kept: bool) -> Self {
+        Self {
+            state: Mutex::new(State {
+                machine: Cm::new(config),
+                ids: Ids::default(),
+                #[cfg(test)]
+                tap: tests::Tap::default(),
+            }),
+            sender: Sender::new(psn),
+            deadline: AtomicU64::new(NEVER),
+            forward_at: AtomicU64::new(if kept { 0 } else { NEVER }),
+        }
+    }
+
+    /// When [`Engine::run_gsi`] has something to do, in nanoseconds.
+    pub(super) fn next(&self) -> u64 {
+        let (deadline, forward_at) = (&self.deadline, &self.forward_at);
+        let next = deadline.load(Ordering::SeqCst).min(forward_at.load(Ordering::SeqCst));
+        next.min(self.sender.next())
     }
 }
 
 impl Engine {
-    /// Calls the machine. Then, still under the lock, its events go to the ids, in their order; what it has to send leaves after that.
+    /// Calls the machine. Then, still under the lock, its events go to the ids, in their order; what it has to send leaves
+    /// after that. Neither `f` nor who takes the events may lock a queue pair or call this.
     pub(crate) fn with_cm<R>(&'static self, f: impl FnOnce(&mut Cm, &mut Ids, Time) -> R) -> R {
-        let mut state = self.gsi.0.lock();
-        let State { machine, ids } = &mut *state;
-        let result = f(machine, ids, self.now());
+        let now = self.now();
+        let mut state = self.gsi.state.lock();
+        let result = self.call_cm(&mut state, now, f);
+        drop(state);
+        self.worker.wake_before(self.gsi.deadline.load(Ordering::SeqCst));
+        self.send_mads(now);
+        result
+    }
+
+    fn call_cm<R>(
+        &self,
+        state: &mut State,
+        now: Time,
+        f: impl FnOnce(&mut Cm, &mut Ids, Time) -> R,
+    ) -> R {
+        let State { machine, ids, .. } = state;
+        let result = f(machine, ids, now);
         while let Some(event) = machine.poll_event() {
+            #[cfg(test)]
+            let Some(event) = state.tap.take(event) else { continue };
             ids.deliver(event);
         }
+        self.gsi.sender.queue(std::iter::from_fn(|| machine.poll_transmit()));
+        let deadline = machine.deadline().map_or(NEVER, Time::as_nanos);
+        self.gsi.deadline.store(deadline, Ordering::SeqCst);
         result
+    }
+
+    /// Does what is due.
+    pub(super) fn run_gsi(&'static self, now: Time) {
+        let is_due = |at: &AtomicU64| at.load(Ordering::SeqCst) <= now.as_nanos();
+        if is_due(&self.gsi.forward_at) {
+            self.gsi.forward_at.store(NEVER, Ordering::SeqCst);
+            if self.port.forward_kept() > 0 {
+                self.forward_later(now);
+            }
+        }
+        if is_due(&self.gsi.deadline) {
+            self.with_cm(|machine, _, now| machine.on_timer(now));
+        } else if self.gsi.sender.next() <= now.as_nanos() {
+            self.send_mads(now);
+        }
+    }
+
+    /// A process has no room for what is to be handed on to it.
+    fn forward_later(&self, now: Time) {
+        let at = (now + FORWARD_RETRY).as_nanos();
+        self.gsi.forward_at.fetch_min(at, Ordering::SeqCst);
+        self.worker.wake_before(at);
+    }
+
+    /// Tells the peers of all connections that they end; does not wait long for whoever called exit(3) to release the lock,
+    /// nor for answers.
+    pub(super) fn shut_gsi_down(&'static self) {
+        let Some(mut state) = self.gsi.state.try_lock_for(EXIT_PATIENCE) else { return };
+        let now = self.now();
+        self.call_cm(&mut state, now, |machine, _, now| machine.shutdown(now));
+        drop(state);
+        let end = Instant::now() + FAREWELL;
+        self.send_mads(now);
+        while self.gsi.sender.next() != NEVER && Instant::now() < end {
+            std::thread::sleep(Duration::from_micros(500));
+            self.send_mads(self.now());
+        }
+    }
+
+    /// What the machine counted: the kernel's names, where it has one.
+    pub(super) fn cm_counters(&self) -> Vec<(String, u64)> {
+        let Some(state) = self.gsi.state.try_lock_for(EXIT_PATIENCE) else { return Vec::new() };
+        let counters = *state.machine.counters();
+        drop(state);
+        let groups = [
+            ("cm_tx_msgs", &counters.tx_msgs),
+            ("cm_tx_retries", &counters.tx_retries),
+            ("cm_rx_msgs", &counters.rx_msgs),
+            ("cm_rx_duplicates", &counters.rx_duplicates),
+        ];
+        let messages = groups.into_iter().flat_map(|(group, numbers)| {
+            Attribute::ALL.iter().map(move |a| (format!("{group}/{}", a.name()), numbers.of(*a)))
+        });
+        let drops = DropReason::ALL.iter().map(|r| (r.name().to_owned(), counters.dropped(*r)));
+        messages.chain(drops).collect()
     }
 }

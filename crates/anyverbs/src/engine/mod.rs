@@ -1,8 +1,9 @@
 //! The engine: one in a process, started by the first open, shared by all contexts.
 //!
 //! Locks, in the order in which they may be taken: queue pair, SRQ, CQ, then the queues of channels and asynchronous
-//! events. No thread holds the locks of two queue pairs. The receive path's lock is taken before any of them. The locks
-//! of timers, paths, the in-process link and the lists of queue pairs that wait are leaves: nothing is locked under
+//! events. No thread holds the locks of two queue pairs. The receive path's lock is taken before any of them. The lock of
+//! the connection manager comes after the receive path's, too, and before the queues of event channels; it and those of
+//! queue pairs are never held together. The locks of timers, paths, the in-process link and the lists of queue pairs that wait are leaves: nothing is locked under
 //! them, but that the table of queue pairs may attach a new one to its CQ.
 
 pub(crate) mod env;
@@ -18,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use anyverbs_net::{PortOptions, Slot, UdpPort};
+use anyverbs_net::{PortOptions, Services, Slot, UdpPort};
 use anyverbs_proto::cm::CmConfig;
 use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::mr::MrTable;
@@ -99,6 +100,8 @@ pub(crate) struct Engine {
     counters: Counters,
     pub(crate) qps: QpTable,
     pub(crate) gsi: Gsi,
+    /// Who listens on this host.
+    pub(crate) services: Arc<Services>,
     pub(crate) quotas: Quotas,
     pub(crate) inproc: Inproc,
     pub(crate) batches: BatchPool,
@@ -171,9 +174,11 @@ impl Engine {
         }
         let slot = Arc::new(Slot::claim(&config.registry).map_err(OpenError::Slot)?);
         let number = slot.number();
+        let services = Services::new(Arc::clone(&slot));
         let port = UdpPort::open(PortOptions {
             slot: Some(slot),
-            steer_offset: 5,  // top byte of the BTH's destination QPN
+            steer_offset: 5, // top byte of the BTH's destination QPN
+            steer_by_kind: Some(gsi::STEERING),
             probe_byte: 0xff, // an opcode of the manufacturers' range that this device does not use
             receive_buffer: config.receive_buffer,
             gso: config.gso,
@@ -201,14 +206,19 @@ impl Engine {
             memory: ProcessMemory::new(),
             counters: Counters::default(),
             qps: QpTable::new(number, rng.random()),
-            gsi: Gsi::new(CmConfig {
-                slot: number,
-                first_id: rng.random(),
-                ca_guid: node_guid,
-                ack_delay: attr.local_ca_ack_delay,
-                max_rd_atomic: attr.max_qp_rd_atom.try_into().unwrap_or(u8::MAX),
-                ..CmConfig::default()
-            }),
+            gsi: Gsi::new(
+                CmConfig {
+                    slot: number,
+                    first_id: rng.random(),
+                    ca_guid: node_guid,
+                    ack_delay: attr.local_ca_ack_delay,
+                    max_rd_atomic: attr.max_qp_rd_atom.try_into().unwrap_or(u8::MAX),
+                    ..CmConfig::default()
+                },
+                rng.random(),
+                port.kept() > 0,
+            ),
+            services,
             quotas: Quotas {
                 pd: Quota::new(attr.max_pd),
                 cq: Quota::new(attr.max_cq),
@@ -322,9 +332,10 @@ impl Engine {
     }
 }
 
-/// A peer whose last message was received must not learn from a timeout that this process has ended.
+/// A peer whose last message was received, or that is connected, must not learn from a timeout that this process has ended.
 extern "C" fn at_exit() {
     if let Some(engine) = fork::current::<Engine>() {
+        engine.shut_gsi_down();
         engine.flush_owed_at_exit();
         engine.log_counters();
     }

@@ -18,6 +18,7 @@ use anyverbs_proto::wire::packet::{ICRC_LEN, Packet};
 
 use super::Engine;
 use super::env::{Call, Link};
+use super::gsi::Incoming;
 use super::pace::{NO_LIMIT, Probe};
 use crate::config::Config;
 use crate::link::udp::{Asked, CreditPacket, Outbox};
@@ -77,6 +78,8 @@ impl RxState {
 /// What a received datagram is.
 enum Received<'a> {
     Packet(Arrival, Packet<'a>),
+    /// To QP1, which every process has.
+    Gsi(Incoming<'a>),
     Credit(CreditPacket),
 }
 
@@ -120,12 +123,17 @@ impl Engine {
         });
         let Some(now) = before.or_else(|| (messages > 0).then(|| self.now())) else { return 0 };
         let mut n = 0;
+        let mut to_gsi = Vec::new();
         self.deliver_at(
             now,
             batch.datagrams().filter_map(|datagram| {
                 n += 1;
                 match self.classify(&datagram, flow, false)? {
                     Received::Packet(arrival, packet) => Some((arrival, packet)),
+                    Received::Gsi(incoming) => {
+                        to_gsi.push(incoming);
+                        None
+                    }
                     Received::Credit(credit) => {
                         self.take_credit(credit, &datagram, probes, resume);
                         None
@@ -133,6 +141,10 @@ impl Engine {
                 }
             }),
         );
+        if !to_gsi.is_empty() {
+            // No queue pair is locked here.
+            self.receive_mads(now, &to_gsi);
+        }
         if (worker && n == 0) || calls.is_multiple_of(CLOCK_EVERY) {
             for _ in 0..FORWARD_BUDGET {
                 let datagram = match self.port.receive_forwarded(forwarded) {
@@ -148,6 +160,7 @@ impl Engine {
                     Some(Received::Packet(arrival, packet)) => {
                         self.deliver_at(now, std::iter::once((arrival, packet)));
                     }
+                    Some(Received::Gsi(incoming)) => self.receive_mads(now, &[incoming]),
                     Some(Received::Credit(credit)) => {
                         self.take_credit(credit, &datagram, probes, resume);
                     }
@@ -192,7 +205,8 @@ impl Engine {
             self.count(Counter::DropMalformed, 1);
             return None;
         };
-        if slot != self.slot {
+        let to_gsi = bytes[5..8] == [0, 0, Qpn::GSI.get() as u8];
+        if slot != self.slot && !to_gsi {
             self.misdelivered(slot, datagram, was_forwarded);
             return None;
         }
@@ -234,19 +248,23 @@ impl Engine {
             hop_limit: datagram.hop_limit,
             flow_label: datagram.flow_label,
         };
+        if to_gsi {
+            let datagram = *datagram;
+            return Some(Received::Gsi(Incoming { datagram, arrival, packet, was_forwarded }));
+        }
         Some(Received::Packet(arrival, packet))
     }
 
     /// A datagram for another process of this host, or for nobody.
     fn misdelivered(&self, slot: u8, datagram: &Datagram<'_>, was_forwarded: bool) {
-        // Slots 0 (QP0, QP1) and, with QPN 0xffffff, 255 name no process.
+        // Slots 0 (QP0) and, with QPN 0xffffff, 255 name no process.
         let nobody = slot == 0 || datagram.bytes[5..8] == [0xff; 3];
         if nobody || was_forwarded {
             self.count(Counter::DropNoQp, 1);
             return;
         }
         match self.port.forward(slot, datagram) {
-            Forwarded::Sent => {
+            Forwarded::Sent | Forwarded::Kept => {
                 self.count(Counter::Forwarded, 1);
                 self.port.note_misdelivery();
                 if self.port.needs_resteer() {
@@ -416,7 +434,9 @@ impl Engine {
     /// For whoever looks into a process that misbehaved: what it counted, at its end.
     pub(super) fn log_counters(&self) {
         if tracing::enabled!(target: "anyverbs::counters", tracing::Level::INFO) {
-            let counted = Counter::ALL.iter().map(|c| (c.name(), self.counters().read(*c)));
+            let counted =
+                Counter::ALL.iter().map(|c| (c.name().to_owned(), self.counters().read(*c)));
+            let counted = counted.chain(self.cm_counters());
             let shown: Vec<_> =
                 counted.filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name}={n}")).collect();
             tracing::info!(
@@ -447,7 +467,7 @@ impl Engine {
 
     /// When the next timer of any kind is due, in nanoseconds.
     pub(super) fn next_deadline(&self) -> u64 {
-        self.timers.next().min(self.paths.next())
+        self.timers.next().min(self.paths.next()).min(self.gsi.next())
     }
 
     /// Whether everything that came before `deadline` was delivered: a timer must not take for lost what only waits
@@ -491,6 +511,7 @@ impl Engine {
         for qpn in resume {
             self.resume(qpn);
         }
+        self.run_gsi(now);
         self.after_unlock();
     }
 

@@ -70,7 +70,7 @@ impl UdpRoute {
     }
 }
 
-fn address(ip: IpAddr, port: u16, scope_id: u32) -> SocketAddr {
+pub(crate) fn address(ip: IpAddr, port: u16, scope_id: u32) -> SocketAddr {
     match ip {
         IpAddr::V4(ip) => (ip, port).into(),
         IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, scope_id).into(),
@@ -193,7 +193,7 @@ impl Outbox {
 }
 
 /// Writes the ICRC into the last four bytes.
-fn seal(flow: &Flow, id: u16, packet: &mut [u8]) {
+pub(crate) fn seal(flow: &Flow, id: u16, packet: &mut [u8]) {
     let (bytes, icrc) = packet.split_at_mut(packet.len() - ICRC_LEN);
     icrc.copy_from_slice(&flow.compute(id, bytes).to_le_bytes());
 }

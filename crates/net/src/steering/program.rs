@@ -12,23 +12,87 @@ pub(super) type Map = [Option<u8>; 256];
 const BY_HASH: u32 = u32::MAX;
 
 const LOAD_BYTE: u16 = (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16;
+const LOAD_HALF: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;
+const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
+const JUMP: u16 = (libc::BPF_JMP | libc::BPF_JA) as u16;
 const JUMP_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
 const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 const RETURN_A: u16 = (libc::BPF_RET | libc::BPF_A) as u16;
 
-/// The program for `map`. Offsets are into the UDP payload; a datagram too short for a load goes to index 0.
-pub(super) fn build(probe_byte: u8, steer_offset: usize, map: &Map) -> Vec<libc::sock_filter> {
-    let op = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+/// How a datagram says which slot it is for. Offsets are into the UDP payload.
+#[derive(Clone, Debug)]
+pub(crate) struct Rules {
+    pub(crate) probe_byte: u8,
+    pub(crate) steer_offset: usize,
+    pub(crate) by_kind: Option<SteerByKind>,
+}
+
+/// Datagrams that say elsewhere than at [`crate::PortOptions::steer_offset`] which process they are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SteerByKind {
+    /// Which datagrams these are: the four bytes here, big-endian, ...
+    pub offset: usize,
+    /// ... of which these bits count, ...
+    pub mask: u32,
+    /// ... are this.
+    pub value: u32,
+    /// Two bytes, big-endian, that say of what kind it is.
+    pub kind_offset: usize,
+    /// For each kind the offset of the byte that holds the slot. One of another kind, or for a slot that nobody has, goes
+    /// to any process. At most 64.
+    pub slot_offsets: &'static [(u16, usize)],
+}
+
+impl SteerByKind {
+    /// Whether a datagram is one of these.
+    pub(crate) fn covers(&self, bytes: &[u8]) -> bool {
+        bytes
+            .get(self.offset..)
+            .and_then(<[u8]>::first_chunk)
+            .is_some_and(|word| u32::from_be_bytes(*word) & self.mask == self.value)
+    }
+}
+
+const fn op(code: u16, jt: u8, jf: u8, k: u32) -> libc::sock_filter {
+    libc::sock_filter { code, jt, jf, k }
+}
+
+/// The program for `map`. A datagram too short for a load goes to index 0.
+pub(super) fn build(rules: &Rules, map: &Map) -> Vec<libc::sock_filter> {
     let probe = [
         op(LOAD_BYTE, 0, 0, 0),
-        op(JUMP_EQUAL, 0, 2, probe_byte.into()),
+        op(JUMP_EQUAL, 0, 2, rules.probe_byte.into()),
         op(LOAD_BYTE, 0, 0, 1),
         op(RETURN_A, 0, 0, 0),
-        op(LOAD_BYTE, 0, 0, steer_offset as u32),
     ];
+    let by_kind = rules.by_kind.iter().flat_map(|rule| {
+        let n = rule.slot_offsets.len().min(64);
+        // Three instructions a kind, one that ends it, and at last the load of all other datagrams' slot.
+        let kinds =
+            rule.slot_offsets.iter().take(n).enumerate().flat_map(move |(i, &(kind, at))| {
+                let behind = 3 * (n - i - 1) + 2;
+                [
+                    op(JUMP_EQUAL, 0, 2, kind.into()),
+                    op(LOAD_BYTE, 0, 0, at as u32),
+                    op(JUMP, 0, 0, behind as u32),
+                ]
+            });
+        [
+            op(LOAD_WORD, 0, 0, rule.offset as u32),
+            op(AND, 0, 0, rule.mask),
+            op(JUMP_EQUAL, 0, (3 * n + 2) as u8, rule.value),
+            op(LOAD_HALF, 0, 0, rule.kind_offset as u32),
+        ]
+        .into_iter()
+        .chain(kinds)
+        .chain(iter::once(op(RETURN, 0, 0, BY_HASH)))
+    });
     let chain = map.iter().zip(0u32..).filter_map(|(index, slot)| index.map(|index| (slot, index)));
     probe
         .into_iter()
+        .chain(by_kind)
+        .chain(iter::once(op(LOAD_BYTE, 0, 0, rules.steer_offset as u32)))
         .chain(
             chain.flat_map(|(slot, index)| {
                 [op(JUMP_EQUAL, 0, 1, slot), op(RETURN, 0, 0, index.into())]

@@ -15,7 +15,7 @@ use crate::sockopt;
 use crate::udp::{Family, Meta};
 
 use super::probe::{ANSWER_LEN, Answer, Probe};
-use super::program::{self, Map};
+use super::program::{self, Map, Rules};
 
 /// When probes are sent, in milliseconds after the first.
 const ROUNDS_MS: [u64; 5] = [0, 2, 5, 10, 16];
@@ -101,8 +101,7 @@ impl SteeringState {
 pub(crate) struct Steering {
     slot: Arc<Slot>,
     port: u16,
-    steer_offset: usize,
-    probe_byte: u8,
+    rules: Rules,
     /// Whether [`Steering::resteer`] has something to do.
     wanted: AtomicBool,
     misdeliveries: AtomicU64,
@@ -181,12 +180,11 @@ fn loopback(family: Family) -> std::net::IpAddr {
 }
 
 impl Steering {
-    pub(crate) fn new(slot: &Arc<Slot>, port: u16, steer_offset: usize, probe_byte: u8) -> Self {
+    pub(crate) fn new(slot: &Arc<Slot>, port: u16, rules: Rules) -> Self {
         Self {
             slot: slot.clone(),
             port,
-            steer_offset,
-            probe_byte,
+            rules,
             wanted: AtomicBool::new(false),
             misdeliveries: AtomicU64::new(0),
             inner: Mutex::new(Inner {
@@ -198,6 +196,10 @@ impl Steering {
                 pause: Duration::ZERO,
             }),
         }
+    }
+
+    pub(crate) fn rules(&self) -> &Rules {
+        &self.rules
     }
 
     pub(crate) fn note_misdelivery(&self) {
@@ -223,13 +225,13 @@ impl Steering {
     /// Answers a received datagram, if it is a probe; whether it was one. Only loopback is believed: the kernel does
     /// not let datagrams with such addresses in from elsewhere.
     pub(crate) fn answer(&self, fds: Fds<'_>, meta: &Meta, bytes: &[u8]) -> bool {
-        if bytes.first() != Some(&self.probe_byte) {
+        if bytes.first() != Some(&self.rules.probe_byte) {
             return false;
         }
         if !meta.source.ip().is_loopback() || !meta.destination.is_loopback() {
             return false;
         }
-        let Some(probe) = Probe::parse(self.probe_byte, bytes) else {
+        let Some(probe) = Probe::parse(self.rules.probe_byte, bytes) else {
             return false;
         };
         let answer = Answer { index: probe.index, slot: self.slot.number(), cookie: probe.cookie };
@@ -382,7 +384,8 @@ impl Steering {
             if group.answers[usize::from(index)].is_some() {
                 continue;
             }
-            let probe = Probe { index, cookie }.datagram(self.probe_byte, self.steer_offset);
+            let probe =
+                Probe { index, cookie }.datagram(self.rules.probe_byte, self.rules.steer_offset);
             match socket.send_to(&probe, to) {
                 Ok(_) => {}
                 // A full buffer: the next round asks again.
@@ -431,7 +434,7 @@ impl Steering {
             if inner.modes[i] != mode {
                 tracing::debug!(?family, ?mode, "steering");
             }
-            program::attach(fd, &program::build(self.probe_byte, self.steer_offset, &map))?;
+            program::attach(fd, &program::build(&self.rules, &map))?;
             inner.attached += 1;
             inner.modes[i] = mode;
             changed |= inner.maps[i].as_deref() != Some(&map);

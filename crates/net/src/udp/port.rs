@@ -14,7 +14,7 @@ use crate::capture::Capture;
 use crate::forward::{ForwardCounters, Forwarder};
 use crate::registry::{NameGuard, Slot};
 use crate::sockopt;
-use crate::steering::{Resteer, Steering, SteeringState};
+use crate::steering::{Resteer, Rules, SteerByKind, Steering, SteeringState};
 
 use super::lanes::Lanes;
 use super::{Family, OpenError, RxBatch};
@@ -37,6 +37,8 @@ pub struct PortOptions {
     pub slot: Option<Arc<Slot>>,
     /// Offset in the UDP payload of the byte that holds the slot of the receiving process.
     pub steer_offset: usize,
+    /// Datagrams that hold it elsewhere.
+    pub steer_by_kind: Option<SteerByKind>,
     /// First payload byte of the datagrams by which processes find out how to steer. Must be one that no real datagram
     /// begins with.
     pub probe_byte: u8,
@@ -60,6 +62,7 @@ impl PortOptions {
             port,
             slot: None,
             steer_offset: 0,
+            steer_by_kind: None,
             probe_byte: 0xff,
             receive_buffer: 8 << 20,
             gso: true,
@@ -133,10 +136,14 @@ impl UdpPort {
                 action: "announce this process",
                 source,
             })?);
-            let steering = Steering::new(&slot, port, options.steer_offset, options.probe_byte);
-            this.steering = Some(steering);
+            let rules = Rules {
+                probe_byte: options.probe_byte,
+                steer_offset: options.steer_offset,
+                by_kind: options.steer_by_kind,
+            };
+            this.steering = Some(Steering::new(&slot, port, rules));
             this.forwarder = Some(Forwarder::new(slot));
-            this.join(options.steer_offset, lock).map_err(|source| OpenError::Io {
+            this.join(lock).map_err(|source| OpenError::Io {
                 port,
                 action: "join the other processes",
                 source,
@@ -146,14 +153,11 @@ impl UdpPort {
     }
 
     /// Steers for the first time, serving probes meanwhile; nobody else reads the sockets yet.
-    fn join(
-        &self,
-        steer_offset: usize,
-        lock: Option<crate::registry::LockGuard>,
-    ) -> io::Result<()> {
-        let Some(steering) = &self.steering else {
+    fn join(&self, lock: Option<crate::registry::LockGuard>) -> io::Result<()> {
+        let (Some(steering), Some(slot)) = (&self.steering, self.slot()) else {
             return Ok(());
         };
+        let rules = steering.rules();
         let mut scratch = RxBatch::new(4)?;
         steering.start_join(lock);
         loop {
@@ -161,9 +165,12 @@ impl UdpPort {
                 Resteer::Pending { retry_after } => {
                     steering.wait(self.fds_by_family(), retry_after);
                     while self.receive(&mut scratch)? > 0 {
-                        // Nobody knows this process yet, so what comes here is another's.
+                        // Nobody knows this process yet, so what comes here is another's, or anybody's: that waits
+                        // until this process reads what was handed on to it.
                         for datagram in scratch.datagrams() {
-                            if let Some(&slot) = datagram.bytes.get(steer_offset) {
+                            if rules.by_kind.is_some_and(|rule| rule.covers(datagram.bytes)) {
+                                self.forward_or_keep(slot.number(), &datagram);
+                            } else if let Some(&slot) = datagram.bytes.get(rules.steer_offset) {
                                 self.forward(slot, &datagram);
                             }
                         }

@@ -39,15 +39,22 @@ pub(super) struct Answer {
     pub(super) kind: AnswerKind,
 }
 
+/// An answer that is still to be sent, at least in part.
+#[derive(Debug)]
+struct Pending {
+    answer: Answer,
+    /// Packets that went out.
+    sent: u32,
+}
+
 /// Answers that are remembered, and answers that are still to be sent.
 #[derive(Debug, Default)]
 pub(super) struct Answers {
     /// The last `depth` requests, oldest first.
     remembered: VecDeque<Answer>,
     depth: usize,
-    pending: VecDeque<Answer>,
-    /// Packets of the first pending answer that went out.
-    sent: u32,
+    /// In the order of their PSNs.
+    pending: VecDeque<Pending>,
     /// No more before this time.
     pub(super) paced_until: Option<crate::time::Time>,
 }
@@ -69,7 +76,7 @@ impl Answers {
             self.remembered.pop_front();
         }
         self.remembered.push_back(answer);
-        self.pending.push_back(answer);
+        self.pending.push_back(Pending { answer, sent: 0 });
     }
 
     pub(super) fn set_depth(&mut self, depth: u8) {
@@ -88,7 +95,6 @@ impl Answers {
 
     pub(super) fn clear(&mut self) {
         self.pending.clear();
-        self.sent = 0;
         self.paced_until = None;
     }
 
@@ -122,16 +128,19 @@ impl Answers {
         }
     }
 
-    /// The requester went back to this request and sends all that follow it again.
+    /// Sends an answer once more, at its place among those that are pending: the requester went back to it, or the
+    /// network has duplicated the request. Both look alike, so those after it stay pending.
     fn replay(&mut self, answer: Answer) {
-        while self.pending.back().is_some_and(|p| p.psn.since(answer.psn) >= 0) {
-            self.pending.pop_back();
-        }
-        if self.pending.is_empty() {
-            self.sent = 0;
-        }
-        if self.pending.len() < self.depth {
-            self.pending.push_back(answer);
+        let at = self.pending.partition_point(|p| answer.psn.since(p.answer.psn) >= 0);
+        let room = self.pending.len() < self.depth;
+        let before = at.checked_sub(1).and_then(|i| self.pending.get_mut(i));
+        match before.filter(|p| (answer.psn.since(p.answer.psn) as u32) < p.answer.packets) {
+            // Asked for from its middle, it begins there with a FIRST packet.
+            Some(p) if p.sent > 0 || p.answer.psn != answer.psn => *p = Pending { answer, sent: 0 },
+            Some(_) => {}
+            None if room => self.pending.insert(at, Pending { answer, sent: 0 }),
+            // It will be asked for again.
+            None => {}
         }
     }
 }
@@ -146,7 +155,7 @@ impl Qp {
             return false;
         }
         self.responder.answers.paced_until = None;
-        while let Some(answer) = self.responder.answers.pending.front().copied() {
+        while let Some(&Pending { answer, sent: k }) = self.responder.answers.pending.front() {
             if !matches!(self.attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd) {
                 return any;
             }
@@ -154,7 +163,6 @@ impl Qp {
                 self.responder.answers.paced_until = Some(env.now() + PACE);
                 return any;
             }
-            let k = self.responder.answers.sent;
             let psn = answer.psn.plus(k);
             match self.send_answer(&answer, k, env) {
                 Ok(len) => bytes += len,
@@ -170,10 +178,10 @@ impl Qp {
                 self.acknowledged();
             }
             let answers = &mut self.responder.answers;
-            answers.sent += 1;
-            if answers.sent == answer.packets {
-                answers.sent = 0;
+            if k + 1 == answer.packets {
                 answers.pending.pop_front();
+            } else if let Some(front) = answers.pending.front_mut() {
+                front.sent = k + 1;
             }
         }
         any
@@ -254,5 +262,56 @@ impl Qp {
         let sent = env.transmit(&self.attr.av, &headers, &Payload::EMPTY).is_ok();
         self.responder.held = (!sent).then_some((psn, syndrome));
         sent
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MTU: u32 = 1024;
+
+    fn read(psn: u32, packets: u32) -> Answer {
+        let kind = AnswerKind::Read { va: u64::from(psn) * 4096, rkey: 7, len: packets * MTU };
+        Answer { psn: Psn::new(psn), packets, msn: 1, kind }
+    }
+
+    fn again(answers: &mut Answers, psn: u32, packets: u32, va: u64) {
+        let reth = Reth { va, rkey: 7, len: packets * MTU };
+        answers.replay_read(Psn::new(psn), packets, &reth, MTU);
+    }
+
+    fn shown(answers: &Answers) -> Vec<(u32, u32, u32)> {
+        answers.pending.iter().map(|p| (p.answer.psn.get(), p.answer.packets, p.sent)).collect()
+    }
+
+    #[test]
+    fn a_duplicated_request_takes_nothing_from_those_after_it() {
+        let mut answers = Answers::new(4);
+        for (psn, packets) in [(0xff_ffff, 1), (0, 4), (4, 1)] {
+            answers.add(read(psn, packets));
+        }
+        again(&mut answers, 0, 4, 0);
+        again(&mut answers, 0xff_ffff, 1, 0xff_ffff * 4096);
+        assert_eq!(shown(&answers), [(0xff_ffff, 1, 0), (0, 4, 0), (4, 1, 0)]);
+        // The first is answered, the second in part.
+        answers.pending.pop_front();
+        answers.pending[0].sent = 3;
+        again(&mut answers, 0xff_ffff, 1, 0xff_ffff * 4096);
+        assert_eq!(shown(&answers), [(0xff_ffff, 1, 0), (0, 4, 3), (4, 1, 0)]);
+        again(&mut answers, 2, 2, 2 * u64::from(MTU));
+        assert_eq!(shown(&answers), [(0xff_ffff, 1, 0), (2, 2, 0), (4, 1, 0)]);
+    }
+
+    #[test]
+    fn replays_are_in_order_and_bounded() {
+        let mut answers = Answers::new(2);
+        answers.add(read(1, 1));
+        answers.add(read(2, 1));
+        answers.pending.clear();
+        for psn in [2, 1, 2, 1] {
+            again(&mut answers, psn, 1, u64::from(psn) * 4096);
+        }
+        assert_eq!(shown(&answers), [(1, 1, 0), (2, 1, 0)]);
     }
 }

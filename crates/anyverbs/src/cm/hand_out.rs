@@ -1,0 +1,63 @@
+//! What an id does before the program is handed its event, as librdmacm does.
+
+use std::sync::Arc;
+
+use anyverbs_proto::cm::message::code::RejReason;
+
+use super::channel::ChannelCell;
+use super::event::{Event, EventKind, Pending};
+use super::id::{Id, IdCell};
+
+impl IdCell {
+    /// The event as the program sees it; `None`: it is not for the program. Called without locks, by the thread that reads
+    /// events.
+    pub(super) fn hand_out(&self, pending: Pending, channel: &Arc<ChannelCell>) -> Option<Event> {
+        let Pending { mut kind, mut status, new_id, param, join_cookie, ece } = pending;
+        let mut taken = None;
+        match kind {
+            EventKind::ConnectRequest => {
+                let child = new_id?;
+                child.change_channel(channel);
+                taken = Some(child.take()?);
+            }
+            EventKind::ConnectResponse if self.state.lock().qp.is_some() => {
+                match self.move_qp_to_rts(None).and_then(|()| self.confirm()) {
+                    Ok(()) => kind = EventKind::Established,
+                    Err(error) => {
+                        tracing::debug!("the connection fails: {error}");
+                        (kind, status) = (EventKind::ConnectError, -error.errno());
+                        self.state.lock().connect_error = true;
+                        self.move_qp_to_err();
+                    }
+                }
+            }
+            EventKind::Rejected | EventKind::Disconnected if self.state.lock().connect_error => {
+                return None;
+            }
+            EventKind::Rejected => self.move_qp_to_err(),
+            _ => {}
+        }
+        let cookie = self.cookie();
+        Some(Event { kind, status, cookie, new_id: taken, param, join_cookie, ece })
+    }
+
+    /// The program takes a request: it no longer counts against the backlog. `None` where it cannot be served.
+    fn take(self: Arc<Self>) -> Option<Id> {
+        let id = Id(self);
+        let cell = &id.0;
+        let serves = cell.engine.with_cm(|cm, _, now| {
+            let state = cell.state.lock();
+            let Some(comm) = state.comm else { return true };
+            // The peer may have given up: an accept will tell.
+            let _ = cm.take_request(comm);
+            match (state.path, state.place) {
+                (Some(path), Some(place)) if path.mtu > place.mtu => {
+                    let _ = cm.reject(now, comm, RejReason::InvalidMtu, &[place.mtu as u8], &[]);
+                    false
+                }
+                (_, place) => place.is_some(),
+            }
+        });
+        serves.then_some(id)
+    }
+}

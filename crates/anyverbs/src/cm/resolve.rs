@@ -1,0 +1,179 @@
+//! Where an id is, whom it asks, and how it gets there: bind, resolve, listen.
+
+use std::time::Duration;
+
+use anyverbs_proto::cm::{Listen, Serves, Transport};
+use anyverbs_proto::qp::attr::QpType;
+
+use super::address::{Address, Family};
+use super::error::CmError;
+use super::event::{EventKind, Pending};
+use super::id::{Id, IdCell, Phase, State};
+use super::place::{Place, flow_label, loopback_of, source_towards};
+use super::ports;
+
+/// Requests that may wait at a listener.
+const MAX_BACKLOG: usize = 16 * 1024;
+
+const STATE: CmError = CmError::Invalid("not possible in the present state of the id");
+
+impl IdCell {
+    /// Binds an idle id. One that only connects gets a port that nobody else need know.
+    fn bind(&self, address: &Address, connects: bool) -> Result<(), CmError> {
+        let expect_idle =
+            |state: &State| if state.phase == Phase::Idle { Ok(()) } else { Err(STATE) };
+        expect_idle(&self.state.lock())?;
+        address.check()?;
+        let mut address = *address;
+        let _space = address.port_space(self.space)?;
+        let place = if address.is_any() { None } else { Some(Place::of(self.engine, &address)?) };
+        if address.port() == 0 {
+            let _ = connects;
+            address = address.with_port(ports::any());
+        }
+        let mut state = self.state.lock();
+        expect_idle(&state)?;
+        state.place = place;
+        state.local = Some(address);
+        state.phase = Phase::Bound;
+        Ok(())
+    }
+}
+
+impl Id {
+    /// `rdma_bind_addr(3)`.
+    ///
+    /// # Errors
+    /// [`CmError`].
+    pub fn bind_addr(&self, address: &Address) -> Result<(), CmError> {
+        self.0.check_current()?;
+        self.0.bind(address, false)
+    }
+
+    /// `rdma_resolve_addr(3)`: an event tells the outcome. The host's routes choose our address, which takes no time: a peer that
+    /// does not answer is found out by connecting.
+    ///
+    /// # Errors
+    /// [`CmError`].
+    pub fn resolve_addr(
+        &self,
+        source: Option<&Address>,
+        destination: &Address,
+        timeout: Duration,
+    ) -> Result<(), CmError> {
+        let _ = timeout;
+        let id = &self.0;
+        id.check_current()?;
+        let phase = id.state.lock().phase;
+        if phase == Phase::Idle {
+            id.bind(source.unwrap_or(&Address::any(destination.family())), true)?;
+        }
+        let (phase, local) = {
+            let state = id.state.lock();
+            (state.phase, state.local)
+        };
+        let local = local.filter(|_| phase == Phase::Bound).ok_or(STATE)?;
+        if local.family() != destination.family() {
+            return Err(CmError::Invalid("addresses of different families"));
+        }
+        let mut peer = *destination;
+        if destination.check().is_err() {
+            // The link is that of our own address.
+            let scope = local.scope();
+            if scope == 0 {
+                return destination.check();
+            }
+            peer = peer.at(super::address::scoped(destination.ip(), 0, scope));
+        }
+        let mut to = loopback_of(peer.socket_addr());
+        if peer.is_any() && Place::find(id.engine, to.ip().into(), 0).is_none() {
+            // A device without the loopback: its first address does as well.
+            if let Some(entry) = id.engine.gids.entry(0) {
+                to.set_ip(entry.gid.to_ip());
+            }
+        }
+        let from = source_towards(to, (!local.is_any()).then(|| local.socket_addr()))?;
+        let local = local.at(from);
+        let place = Place::find(id.engine, local.gid(), local.scope());
+        let mut state = id.state.lock();
+        if state.phase != Phase::Bound {
+            return Err(STATE);
+        }
+        let event = match place {
+            Some(place) => {
+                state.phase = Phase::AddrResolved;
+                state.place = Some(place);
+                state.local = Some(local);
+                state.peer = Some(peer.at(to));
+                state.dgid = to.ip().into();
+                Pending::new(EventKind::AddrResolved)
+            }
+            None => Pending::failed(EventKind::AddrError, libc::ENODEV),
+        };
+        drop(state);
+        id.post(event);
+        Ok(())
+    }
+
+    /// `rdma_resolve_route(3)`: an event tells the outcome.
+    ///
+    /// # Errors
+    /// [`CmError`].
+    pub fn resolve_route(&self, timeout: Duration) -> Result<(), CmError> {
+        let _ = timeout;
+        self.0.check_current()?;
+        let mut state = self.0.state.lock();
+        let (Phase::AddrResolved, Some(place), Some(local), Some(peer)) =
+            (state.phase, state.place, state.local, state.peer)
+        else {
+            return Err(STATE);
+        };
+        let tos = state.options.tos.unwrap_or(0);
+        let label = flow_label(local.port(), peer.port());
+        state.path = Some(place.path(state.dgid, tos, label, state.options.ack_timeout));
+        state.phase = Phase::RouteResolved;
+        drop(state);
+        self.0.post(Pending::new(EventKind::RouteResolved));
+        Ok(())
+    }
+
+    /// `rdma_listen(3)`; `backlog` 0: the most. An id that is not bound gets a port of its own.
+    ///
+    /// # Errors
+    /// [`CmError`].
+    pub fn listen(&self, backlog: usize) -> Result<(), CmError> {
+        let id = &self.0;
+        id.check_current()?;
+        let phase = id.state.lock().phase;
+        if phase == Phase::Idle {
+            id.bind(&Address::any(Family::V4), false)?;
+        }
+        let backlog = match backlog {
+            0 => MAX_BACKLOG,
+            n => n.min(MAX_BACKLOG),
+        };
+        let serves = match id.qp_type {
+            QpType::Rc => Serves::Connections(Transport::Rc),
+            QpType::Uc => Serves::Connections(Transport::Uc),
+            QpType::Ud => Serves::Datagrams,
+        };
+        id.engine.with_cm(|cm, ids, _| {
+            let mut state = id.state.lock();
+            let (Phase::Bound, Some(local)) = (state.phase, state.local) else {
+                return Err(STATE);
+            };
+            let listen = Listen {
+                service_id: local.service_id(id.space),
+                address: local.listens_at(state.options.only_family),
+                serves,
+                ip_header: local.family() != Family::Ib,
+                backlog,
+            };
+            let listener = cm.listen(listen)?;
+            state.listener = Some(listener);
+            state.phase = Phase::Listen;
+            ids.insert_listener(listener, id);
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,132 @@
+//! MADs in: checked, and given to the machine of the process that they are for.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use anyverbs_net::Datagram;
+use anyverbs_net::forward::Forwarded;
+use anyverbs_proto::cm::id::ServiceId;
+use anyverbs_proto::cm::mad::{MAD_LEN, Mad};
+use anyverbs_proto::cm::{Route, route};
+use anyverbs_proto::counters::Counter;
+use anyverbs_proto::qp::Arrival;
+use anyverbs_proto::time::Time;
+use anyverbs_proto::types::{Gid, PKey, QKey};
+use anyverbs_proto::wire::packet::Packet;
+
+use super::send::OPCODE;
+use crate::engine::Engine;
+
+/// How old a list of the host's processes may be for a MAD that is for all of them.
+const FRESH: Duration = Duration::from_millis(50);
+
+/// A packet to QP1.
+pub(in crate::engine) struct Incoming<'d> {
+    pub(in crate::engine) datagram: Datagram<'d>,
+    pub(in crate::engine) arrival: Arrival,
+    pub(in crate::engine) packet: Packet<'d>,
+    /// Another process received it and says that it is for this one.
+    pub(in crate::engine) was_forwarded: bool,
+}
+
+impl Engine {
+    /// Takes packets to QP1 whose ICRC is right.
+    pub(in crate::engine) fn receive_mads(&'static self, now: Time, incoming: &[Incoming<'_>]) {
+        let is_mad = |i: &&Incoming<'_>| {
+            let reason = self.why_not(i);
+            reason.inspect(|counter| self.count(*counter, 1)).is_none()
+        };
+        let mads = incoming.iter().filter(is_mad);
+        let ours: Vec<_> = mads.filter(|incoming| self.is_ours(now, incoming)).collect();
+        if ours.is_empty() {
+            return;
+        }
+        self.gsi.sender.earn(ours.len() as u32);
+        self.with_cm(|machine, _, now| {
+            for incoming in ours {
+                machine.handle(now, &incoming.arrival, incoming.packet.payload);
+            }
+        });
+    }
+
+    /// What is wrong with a packet.
+    fn why_not(&self, incoming: &Incoming<'_>) -> Option<Counter> {
+        let Packet { headers, payload } = &incoming.packet;
+        if headers.bth.opcode != OPCODE {
+            Some(Counter::DropQpState)
+        } else if headers.deth.is_none_or(|deth| deth.qkey != QKey::GSI) {
+            Some(Counter::DropQkey)
+        } else if !headers.bth.pkey.matches(PKey::DEFAULT) {
+            Some(Counter::DropPkey)
+        } else if payload.len() != MAD_LEN {
+            Some(Counter::DropMalformed)
+        } else if !self.gids.contains(incoming.arrival.destination) {
+            Some(Counter::DropForeign)
+        } else {
+            None
+        }
+    }
+
+    /// Whether a MAD is for this process. If not, it was handed on.
+    fn is_ours(&self, now: Time, incoming: &Incoming<'_>) -> bool {
+        // What is no MAD of ours the machine counts, or answers as any process would.
+        let Ok(mad) = Mad::parse(incoming.packet.payload) else { return true };
+        match route(&mad) {
+            Route::Slot(slot) if slot == self.slot || incoming.was_forwarded => true,
+            Route::Slot(slot) => {
+                let handed_on = self.hand_on(now, slot, &incoming.datagram);
+                if handed_on {
+                    self.port.note_misdelivery();
+                    if self.port.needs_resteer() {
+                        self.kick_worker();
+                    }
+                }
+                !handed_on
+            }
+            // Even of one that was handed on: who listens may have changed.
+            Route::Service { service_id, destination } => {
+                let port = incoming.arrival.destination;
+                match self.listener(service_id, destination, port) {
+                    Some(slot) if slot != self.slot => !self.hand_on(now, slot, &incoming.datagram),
+                    _ => true,
+                }
+            }
+            Route::Everyone => {
+                if !incoming.was_forwarded {
+                    let others = self.services.live_slots(FRESH).into_iter();
+                    for slot in others.filter(|slot| *slot != self.slot) {
+                        self.hand_on(now, slot, &incoming.datagram);
+                    }
+                }
+                true
+            }
+        }
+    }
+
+    /// The process of this host that listens to a service: at the address that the request names, else at the port's.
+    pub(super) fn listener(
+        &self,
+        service_id: ServiceId,
+        named: Option<IpAddr>,
+        port: Gid,
+    ) -> Option<u8> {
+        let port = port.to_ip();
+        let named = named.filter(|ip| *ip != port);
+        let at = |ip| self.services.holder(service_id.0, ip);
+        named.and_then(at).or_else(|| at(port))
+    }
+
+    /// Hands a datagram on to another process. False if there is none.
+    fn hand_on(&self, now: Time, slot: u8, datagram: &Datagram<'_>) -> bool {
+        match self.port.forward_or_keep(slot, datagram) {
+            Forwarded::Sent => self.count(Counter::Forwarded, 1),
+            Forwarded::Kept => {
+                self.count(Counter::Forwarded, 1);
+                self.forward_later(now);
+            }
+            Forwarded::Full => self.count(Counter::DropSocketFull, 1),
+            Forwarded::Dead | Forwarded::Failed => return false,
+        }
+        true
+    }
+}

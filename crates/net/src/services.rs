@@ -1,0 +1,488 @@
+//! Services of a host: names that one process at a time holds, at an address or at all, and who holds one.
+//!
+//! A service is a number (a port of some port space, for instance). Who reserves it at an address binds the abstract Unix
+//! name `<registry>/s/<service>/<address>/<slot>`, or `...s` while it shares it; so a process that ends
+//! holds nothing, and who looks for a service's holder asks for the names of the live slots, which takes a system call each.
+//! Reserving is done under a lock of the service, another such name.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::net::IpAddr;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::registry::{self, NameGuard, Slot};
+
+/// How long reserving waits for another process that reserves the same service.
+const LOCK_WAIT: Duration = Duration::from_millis(250);
+/// How long a list of the live slots is good for when an answer may be late, but not wrong.
+const FRESH: Duration = Duration::from_millis(50);
+/// Services whose holders are remembered.
+const REMEMBERED: usize = 1024;
+/// Linux's `net.ipv4.ip_local_port_range` where it cannot be read.
+const EPHEMERAL: (u16, u16) = (32_768, 60_999);
+
+/// Where a service is held.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
+pub enum ServiceAddress {
+    /// At every address.
+    Any,
+    /// At every IPv4 address.
+    AnyV4,
+    /// At every IPv6 address.
+    AnyV6,
+    /// At one.
+    Ip(IpAddr),
+}
+
+impl ServiceAddress {
+    /// Where a service may be held that answers at `address`.
+    #[must_use]
+    pub fn candidates(address: IpAddr) -> [Self; 3] {
+        let family = if address.is_ipv4() { Self::AnyV4 } else { Self::AnyV6 };
+        [Self::Ip(address), family, Self::Any]
+    }
+
+    /// Whether a service cannot be held at both.
+    #[must_use]
+    pub fn conflicts(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Any, _) | (_, Self::Any) => true,
+            (Self::Ip(a), Self::Ip(b)) => a == b,
+            (a, b) => a.is_ipv4() == b.is_ipv4(),
+        }
+    }
+
+    fn is_ipv4(self) -> bool {
+        match self {
+            Self::AnyV4 => true,
+            Self::Ip(ip) => ip.is_ipv4(),
+            Self::Any | Self::AnyV6 => false,
+        }
+    }
+}
+
+impl std::fmt::Display for ServiceAddress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Any => f.write_str("any"),
+            Self::AnyV4 => f.write_str("any4"),
+            Self::AnyV6 => f.write_str("any6"),
+            Self::Ip(ip) => ip.fmt(f),
+        }
+    }
+}
+
+type Name = (u64, ServiceAddress);
+
+/// The services of a host, as one process sees them.
+#[derive(Debug)]
+pub struct Services {
+    slot: Arc<Slot>,
+    /// By which names are looked up; one at a time, since a connect takes two steps.
+    probe: OnceLock<Mutex<UnixDatagram>>,
+    own: Mutex<Own>,
+    live: Mutex<(Option<Instant>, Vec<u8>)>,
+    /// Where a service at an address was found last: asked first.
+    holders: Mutex<HashMap<(u64, IpAddr), (u8, ServiceAddress)>>,
+}
+
+/// What this process holds.
+#[derive(Debug, Default)]
+struct Own {
+    exclusive: HashSet<Name>,
+    /// One guard for all of this process that share a name.
+    shared: HashMap<Name, Weak<NameGuard>>,
+}
+
+/// A service that this process holds at an address until this is dropped.
+#[derive(Debug)]
+pub struct Reservation {
+    services: Arc<Services>,
+    name: Name,
+    guard: Mutex<Guard>,
+}
+
+#[derive(Debug)]
+enum Guard {
+    Exclusive { _name: NameGuard },
+    Shared(Arc<NameGuard>),
+}
+
+impl Services {
+    /// Those of the registry of `slot`.
+    #[must_use]
+    pub fn new(slot: Arc<Slot>) -> Arc<Self> {
+        Arc::new(Self {
+            slot,
+            probe: OnceLock::new(),
+            own: Mutex::default(),
+            live: Mutex::default(),
+            holders: Mutex::default(),
+        })
+    }
+
+    /// Takes a service at an address: alone, or with others who share it. `locals` are the addresses of this host: only
+    /// there a wildcard's conflicts are looked for.
+    ///
+    /// # Errors
+    /// `AddrInUse` when another reservation conflicts, of this process or another, unless both are shared; `TimedOut` when
+    /// another process does not get done; those of socket(2).
+    pub fn reserve(
+        self: &Arc<Self>,
+        service: u64,
+        address: ServiceAddress,
+        share: bool,
+        locals: &[IpAddr],
+    ) -> io::Result<Reservation> {
+        let name = (service, address);
+        let _lock = self.lock(service)?;
+        self.refuse_conflicts(name, share, locals, None)?;
+        let mut own = self.own.lock();
+        let guard = if share {
+            let guard = match own.shared.get(&name).and_then(Weak::upgrade) {
+                Some(guard) => guard,
+                None => Arc::new(self.slot.registry().hold(&self.shared_name(name))?),
+            };
+            own.shared.insert(name, Arc::downgrade(&guard));
+            Guard::Shared(guard)
+        } else {
+            self.hold(&mut own, name)?
+        };
+        Ok(Reservation { services: Arc::clone(self), name, guard: Mutex::new(guard) })
+    }
+
+    /// Takes a service of those that `service` gives for a port: a free one of `net.ipv4.ip_local_port_range`, from a random
+    /// place on.
+    ///
+    /// # Errors
+    /// `AddrNotAvailable` when all are taken; those of [`reserve`](Self::reserve).
+    pub fn reserve_ephemeral(
+        self: &Arc<Self>,
+        service: impl Fn(u16) -> u64,
+        address: ServiceAddress,
+        locals: &[IpAddr],
+    ) -> io::Result<(u16, Reservation)> {
+        for port in ephemeral_ports() {
+            match self.reserve(service(port), address, false, locals) {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+                result => return result.map(|reservation| (port, reservation)),
+            }
+        }
+        Err(io::Error::new(io::ErrorKind::AddrNotAvailable, "all ephemeral ports are taken"))
+    }
+
+    /// The slot of the process that holds a service at `address`, alone. A snapshot.
+    #[must_use]
+    pub fn holder(&self, service: u64, address: IpAddr) -> Option<u8> {
+        let candidates = ServiceAddress::candidates(address);
+        let own = self.own.lock();
+        if candidates.iter().any(|&at| own.exclusive.contains(&(service, at))) {
+            return Some(self.slot.number());
+        }
+        drop(own);
+        let key = (service, address);
+        let known = self.holders.lock().get(&key).copied();
+        if let Some((slot, at)) = known {
+            if self.is_held(&self.name((service, at), slot)) {
+                return Some(slot);
+            }
+            self.holders.lock().remove(&key);
+        }
+        // What is not among those who lived a moment ago may have begun since.
+        let recent = self.live_slots(FRESH);
+        let find = |slots: &[u8]| {
+            slots.iter().copied().find_map(|slot| {
+                let at = candidates
+                    .into_iter()
+                    .find(|&at| self.is_held(&self.name((service, at), slot)))?;
+                Some((slot, at))
+            })
+        };
+        let found = find(&recent).or_else(|| {
+            let mut new = self.live_slots(Duration::ZERO);
+            new.retain(|slot| !recent.contains(slot));
+            find(&new)
+        });
+        let mut holders = self.holders.lock();
+        if holders.len() >= REMEMBERED {
+            holders.clear();
+        }
+        found.map(|found| holders.entry(key).or_insert(found).0)
+    }
+
+    /// The slots of all live processes, as they were at most `age` ago.
+    #[must_use]
+    pub fn live_slots(&self, age: Duration) -> Vec<u8> {
+        let mut live = self.live.lock();
+        let now = Instant::now();
+        if live.0.is_none_or(|at| now.duration_since(at) > age) {
+            *live = (Some(now), self.slot.registry().live_slots());
+        }
+        live.1.clone()
+    }
+
+    /// Excludes who else reserves this service.
+    fn lock(&self, service: u64) -> io::Result<NameGuard> {
+        let name = format!("s/{service:x}/lock");
+        let deadline = Instant::now() + LOCK_WAIT;
+        loop {
+            match self.slot.registry().hold(&name) {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                    if Instant::now() >= deadline {
+                        return Err(io::Error::new(
+                            io::ErrorKind::TimedOut,
+                            "another process holds the lock of this service",
+                        ));
+                    }
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// Looks at the names of all that `name` conflicts with, `mine` excepted.
+    fn refuse_conflicts(
+        &self,
+        name: Name,
+        share: bool,
+        locals: &[IpAddr],
+        mine: Option<&str>,
+    ) -> io::Result<()> {
+        let (service, address) = name;
+        let held = |name: &str| Some(name) != mine && self.is_held(name);
+        let wildcards = [ServiceAddress::Any, ServiceAddress::AnyV4, ServiceAddress::AnyV6];
+        let all = wildcards.into_iter().chain(locals.iter().map(|&ip| ServiceAddress::Ip(ip)));
+        let mut others: Vec<_> =
+            all.chain([address]).filter(|other| address.conflicts(*other)).collect();
+        others.sort_unstable();
+        others.dedup();
+        let taken = self.live_slots(Duration::ZERO).into_iter().any(|slot| {
+            others.iter().any(|&other| {
+                held(&self.name((service, other), slot))
+                    || (!share && held(&self.shared_in((service, other), slot)))
+            })
+        });
+        if taken { Err(io::ErrorKind::AddrInUse.into()) } else { Ok(()) }
+    }
+
+    fn hold(&self, own: &mut Own, name: Name) -> io::Result<Guard> {
+        let guard = self.slot.registry().hold(&self.name(name, self.slot.number()))?;
+        own.exclusive.insert(name);
+        Ok(Guard::Exclusive { _name: guard })
+    }
+
+    fn name(&self, (service, address): Name, slot: u8) -> String {
+        format!("s/{service:x}/{address}/{slot}")
+    }
+
+    fn shared_name(&self, name: Name) -> String {
+        self.shared_in(name, self.slot.number())
+    }
+
+    fn shared_in(&self, (service, address): Name, slot: u8) -> String {
+        format!("s/{service:x}/{address}/{slot}s")
+    }
+
+    /// Whether somebody has bound a name.
+    fn is_held(&self, name: &str) -> bool {
+        let full = format!("{}/{name}", self.slot.registry().prefix());
+        let Ok(address) = SocketAddr::from_abstract_name(full) else { return false };
+        let probe = match self.probe.get() {
+            Some(probe) => probe,
+            None => {
+                let Ok(socket) = UnixDatagram::unbound() else { return false };
+                self.probe.get_or_init(|| Mutex::new(socket))
+            }
+        };
+        probe.lock().connect_addr(&address).is_ok()
+    }
+}
+
+impl Reservation {
+    /// Nobody shares it any more from here on: what a listener wants.
+    ///
+    /// # Errors
+    /// `AddrInUse` while another shares it, or holds it at a conflicting address; it stays shared then. `TimedOut` and those
+    /// of socket(2) as for [`Services::reserve`].
+    pub fn make_exclusive(&self, locals: &[IpAddr]) -> io::Result<()> {
+        let mut guard = self.guard.lock();
+        let Guard::Shared(shared) = &*guard else { return Ok(()) };
+        let _lock = self.services.lock(self.name.0)?;
+        let own = self.services.own.lock();
+        if Arc::strong_count(shared) > 1 {
+            return Err(io::ErrorKind::AddrInUse.into());
+        }
+        drop(own);
+        let mine = self.services.shared_name(self.name);
+        self.services.refuse_conflicts(self.name, false, locals, Some(&mine))?;
+        let mut own = self.services.own.lock();
+        own.shared.remove(&self.name);
+        *guard = self.services.hold(&mut own, self.name)?;
+        Ok(())
+    }
+}
+
+/// The ports of `net.ipv4.ip_local_port_range`, each once, from a random place on.
+pub fn ephemeral_ports() -> impl Iterator<Item = u16> {
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok();
+    let range = range.and_then(|text| {
+        let mut words = text.split_ascii_whitespace().map(str::parse);
+        Some((words.next()?.ok()?, words.next()?.ok()?))
+    });
+    let (low, high): (u16, u16) = range.filter(|(low, high)| low <= high).unwrap_or(EPHEMERAL);
+    let n = u32::from(high - low) + 1;
+    let start = (registry::random_u64() % u64::from(n)) as u32;
+    // Below 2^16, since `high` is.
+    (0..n).map(move |i| low + ((start + i) % n) as u16)
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let mut own = self.services.own.lock();
+        match self.guard.get_mut() {
+            Guard::Exclusive { .. } => drop(own.exclusive.remove(&self.name)),
+            Guard::Shared(guard) if Arc::strong_count(guard) == 1 => {
+                own.shared.remove(&self.name);
+            }
+            Guard::Shared(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::Registry;
+
+    /// Two processes, as far as services are concerned.
+    fn pair(test: &str) -> [Arc<Services>; 2] {
+        let name = format!("av-services-{test}-{}", std::process::id());
+        let registry = Registry::new(&name).unwrap();
+        [(); 2].map(|()| Services::new(Arc::new(Slot::claim_in(&registry).unwrap())))
+    }
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn in_use<T>(result: io::Result<T>) -> bool {
+        result.is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
+    }
+
+    #[test]
+    fn wildcards_conflict_with_what_they_cover() {
+        use ServiceAddress::{Any, AnyV4, AnyV6, Ip};
+        let locals = [ip("10.0.0.1"), ip("10.0.0.2"), ip("fd00::1")];
+        let [v4, other_v4, v6] = locals.map(Ip);
+        let all = pair("conflicts");
+        let yes = [
+            (v4, v4),
+            (v6, v6),
+            (AnyV4, v4),
+            (AnyV6, v6),
+            (Any, v4),
+            (Any, v6),
+            (Any, AnyV4),
+            (Any, AnyV6),
+            (Any, Any),
+        ];
+        for ((a, b), [first, second]) in yes.into_iter().flat_map(|(a, b)| {
+            let [p, q] = &all;
+            [((a, b), [p, q]), ((b, a), [p, q]), ((a, b), [p, p])]
+        }) {
+            let held = first.reserve(7, a, false, &locals).unwrap();
+            assert!(in_use(second.reserve(7, b, false, &locals)), "{a} {b}");
+            drop(second.reserve(8, b, false, &locals).unwrap());
+            drop(held);
+            drop(second.reserve(7, b, false, &locals).unwrap());
+        }
+        let [first, second] = all;
+        let _v4 = first.reserve(7, v4, false, &locals).unwrap();
+        let _others: Vec<_> = [other_v4, AnyV6]
+            .into_iter()
+            .map(|a| second.reserve(7, a, false, &locals).unwrap())
+            .collect();
+    }
+
+    #[test]
+    fn what_is_shared_is_shared_until_one_wants_it_alone() {
+        let locals = [ip("10.0.0.1")];
+        let [first, second] = pair("shared");
+        let at = ServiceAddress::Ip(locals[0]);
+        let a = first.reserve(7, at, true, &locals).unwrap();
+        let b = first.reserve(7, at, true, &locals).unwrap();
+        let c = second.reserve(7, at, true, &locals).unwrap();
+        assert!(in_use(second.reserve(7, at, false, &locals)));
+        assert!(in_use(second.reserve(7, ServiceAddress::Any, false, &locals)));
+        assert!(in_use(a.make_exclusive(&locals)));
+        drop(b);
+        assert!(in_use(a.make_exclusive(&locals)));
+        assert_eq!(second.holder(7, locals[0]), None);
+        drop(c);
+        a.make_exclusive(&locals).unwrap();
+        a.make_exclusive(&locals).unwrap();
+        assert_eq!(second.holder(7, locals[0]), Some(first.slot.number()));
+        assert!(in_use(second.reserve(7, at, true, &locals)));
+        assert!(in_use(first.reserve(7, at, true, &locals)));
+        drop(a);
+        drop(second.reserve(7, at, true, &locals).unwrap());
+        drop(second.reserve(7, at, false, &locals).unwrap());
+    }
+
+    #[test]
+    fn holders_are_found_wherever_they_hold_it() {
+        let locals = [ip("10.0.0.1"), ip("2001:db8:aaaa:bbbb:cccc:dddd:eeee:ffff")];
+        let [first, second] = pair("holders");
+        let numbers = [first.slot.number(), second.slot.number()];
+        for address in [
+            ServiceAddress::Any,
+            ServiceAddress::AnyV4,
+            ServiceAddress::AnyV6,
+            ServiceAddress::Ip(locals[0]),
+            ServiceAddress::Ip(locals[1]),
+        ] {
+            let service = u64::MAX - 1;
+            for (owner, number) in [(&first, numbers[0]), (&second, numbers[1])] {
+                let held = owner.reserve(service, address, false, &locals).unwrap();
+                for asked in [&first, &second, &first] {
+                    for at in locals {
+                        let here = ServiceAddress::candidates(at).contains(&address);
+                        assert_eq!(asked.holder(service, at), here.then_some(number), "{address}");
+                    }
+                }
+                drop(held);
+                assert_eq!(first.holder(service, locals[0]), None);
+                assert_eq!(second.holder(service, locals[1]), None);
+            }
+        }
+    }
+
+    #[test]
+    fn the_longest_name_fits() {
+        let registry = Registry { prefix: format!("{}/{}", "x".repeat(32), u32::MAX), uid: 0 };
+        let slot = Arc::new(Slot::claim_number(&registry, 255).unwrap());
+        let address = ServiceAddress::Ip(ip("2001:db8:aaaa:bbbb:cccc:dddd:eeee:ffff"));
+        let _held = Services::new(slot).reserve(u64::MAX, address, true, &[]).unwrap();
+    }
+
+    #[test]
+    fn ephemeral_ports_are_free_ones_of_the_range() {
+        let [first, second] = pair("ephemeral");
+        let ports: Vec<u16> = ephemeral_ports().collect();
+        let distinct: HashSet<_> = ports.iter().collect();
+        assert_eq!(distinct.len(), ports.len());
+        let take = |services: &Arc<Services>| {
+            services.reserve_ephemeral(u64::from, ServiceAddress::Any, &[]).unwrap()
+        };
+        let (a, b) = (take(&first), take(&second));
+        assert_ne!(a.0, b.0);
+        assert!(distinct.contains(&a.0) && distinct.contains(&b.0));
+        assert_eq!(first.holder(b.0.into(), ip("10.0.0.1")), Some(second.slot.number()));
+    }
+}
