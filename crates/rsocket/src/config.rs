@@ -146,7 +146,7 @@ mod tests {
             recv_buffer: 1_000_000,
             send_buffer: MIN_BUFFER,
             send_queue: MAX_QUEUE,
-            iomap_len: 0,
+            iomap_len: 128,
             polling_time: Duration::from_micros(25),
             ..Config::default()
         };

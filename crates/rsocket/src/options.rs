@@ -146,14 +146,14 @@ impl Options {
 /// An option's value, as bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Value {
-    bytes: [u8; 64],
+    bytes: [u8; 72],
     len: usize,
 }
 
 impl Value {
     pub(crate) fn new(of: &[u8]) -> Self {
-        let len = of.len().min(64);
-        let mut bytes = [0; 64];
+        let len = of.len().min(72);
+        let mut bytes = [0; 72];
         bytes[..len].copy_from_slice(&of[..len]);
         Self { bytes, len }
     }
@@ -238,7 +238,7 @@ mod tests {
             (SOL_RDMA, RDMA_SQSIZE, 3, 16),
             (SOL_RDMA, RDMA_RQSIZE, 100, 100),
             (SOL_RDMA, RDMA_INLINE, 4096, 1024),
-            (SOL_RDMA, RDMA_IOMAPSIZE, 129, 0),
+            (SOL_RDMA, RDMA_IOMAPSIZE, 129, 128),
             (SOL_RDMA, RDMA_IOMAPSIZE, 100, 100),
         ] {
             options.set(level, name, &i32::to_ne_bytes(set), false).unwrap();

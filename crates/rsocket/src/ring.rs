@@ -208,8 +208,8 @@ mod tests {
         let long = vec![iov(&mut []); 1025];
         // SAFETY: empty buffers.
         assert!(unsafe { Cursor::new(&long) }.is_err());
-        let huge = libc::iovec { iov_base: ptr::null_mut(), iov_len: usize::MAX };
+        let huge = [libc::iovec { iov_base: ptr::null_mut(), iov_len: usize::MAX }];
         // SAFETY: never used.
-        assert!(unsafe { Cursor::new(&[huge]) }.is_err());
+        assert!(unsafe { Cursor::new(&huge) }.is_err());
     }
 }

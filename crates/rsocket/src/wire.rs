@@ -90,7 +90,8 @@ pub(crate) enum ByteOrder {
 }
 
 impl ByteOrder {
-    pub(crate) const NATIVE: Self = if cfg!(target_endian = "big") { Self::Big } else { Self::Little };
+    pub(crate) const NATIVE: Self =
+        if cfg!(target_endian = "big") { Self::Big } else { Self::Little };
 
     fn u64(self, v: u64) -> [u8; 8] {
         match self {
@@ -204,8 +205,8 @@ impl ConnData {
     pub(crate) fn encode(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         bytes[0] = VERSION;
-        bytes[1] = Self::FLAG_IOMAP
-            | if self.order == ByteOrder::Big { Self::FLAG_BIG_ENDIAN } else { 0 };
+        bytes[1] =
+            Self::FLAG_IOMAP | if self.order == ByteOrder::Big { Self::FLAG_BIG_ENDIAN } else { 0 };
         bytes[2..4].copy_from_slice(&self.credits.to_be_bytes());
         bytes[7] = to_scale(self.iomap_len);
         bytes[8..24].copy_from_slice(&self.sgl.encode(ByteOrder::Big));

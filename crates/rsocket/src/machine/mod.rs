@@ -18,7 +18,6 @@ use crate::wire::{ByteOrder, ConnData, Control, Message, Target};
 use receiver::Receiver;
 use sender::Sender;
 
-pub(crate) use receiver::Part;
 pub(crate) use sender::Piece;
 
 /// Control messages and grants that may be on their way; the rest of the send queue is for data.

@@ -129,11 +129,8 @@ impl Receiver {
         if self.freed < half {
             return None;
         }
-        let target = Target {
-            addr: self.ring.va + u64::from(self.free_at),
-            key: self.ring.rkey,
-            len: half,
-        };
+        let target =
+            Target { addr: self.ring.va + u64::from(self.free_at), key: self.ring.rkey, len: half };
         let at = u64::from(self.entry) * Target::LEN as u64;
         let to = RemoteAddr { va: self.table.addr.wrapping_add(at), rkey: self.table.key };
         self.freed -= half;

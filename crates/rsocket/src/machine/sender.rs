@@ -103,12 +103,8 @@ impl Sender {
         self.slots == self.max_slots
     }
 
-    /// Bytes that wait in the ring for their completion.
-    pub(crate) fn unacknowledged(&self) -> u32 {
-        self.ring_size - self.ring_free
-    }
-
-    fn has_room(&self) -> bool {
+    /// Whether a message beside the stream can be sent now.
+    pub(crate) fn has_room(&self) -> bool {
         self.slots > 0 && self.ring_free >= SEND_LOW_WATER.min(self.ring_size)
     }
 
@@ -135,16 +131,21 @@ impl Sender {
         Some(self.piece(len, to, Some(Message::Data(len)), before))
     }
 
-    /// Gives back a piece of [`Sender::plan`] that was not posted, before another one is planned.
+    /// Gives back a piece that was not posted, before another one is planned.
     pub(crate) fn cancel(&mut self, piece: &Piece) {
         let Posted::Data(ring_bytes) = piece.posted else { return };
         self.slots += 1;
         self.ring_free += ring_bytes;
         (self.current, self.ring_at) = piece.before;
-        let target = &mut self.targets[self.current];
-        target.addr = target.addr.wrapping_sub(piece.len.into());
-        target.len += piece.len;
-        self.sent = self.sent.wrapping_sub(1);
+        let message = piece.imm.map(Message::decode);
+        if message.is_some() {
+            self.sent = self.sent.wrapping_sub(1);
+        }
+        if let Some(Message::Data(len)) = message {
+            let target = &mut self.targets[self.current];
+            target.addr = target.addr.wrapping_sub(len.into());
+            target.len += len;
+        }
     }
 
     /// Takes room for `want` bytes, or fewer, that go to `to` beside the stream.

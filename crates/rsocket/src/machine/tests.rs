@@ -237,13 +237,8 @@ fn bytes_arrive_exactly_and_in_order_and_nobody_waits_for_ever() {
 
 #[test]
 fn a_reader_that_stands_still_stops_the_writer_and_lets_it_go_on() {
-    let small = Sizes {
-        send_queue: 64,
-        recv_queue: 8,
-        send_buffer: 8192,
-        recv_buffer: 4096,
-        inline: 64,
-    };
+    let small =
+        Sizes { send_queue: 64, recv_queue: 8, send_buffer: 8192, recv_buffer: 4096, inline: 64 };
     let mut sides = pair(small, small);
     let mut written = 0;
     loop {
@@ -264,13 +259,8 @@ fn a_reader_that_stands_still_stops_the_writer_and_lets_it_go_on() {
 
 #[test]
 fn tiny_messages_end_at_the_credits() {
-    let small = Sizes {
-        send_queue: 64,
-        recv_queue: 8,
-        send_buffer: 8192,
-        recv_buffer: 4096,
-        inline: 64,
-    };
+    let small =
+        Sizes { send_queue: 64, recv_queue: 8, send_buffer: 8192, recv_buffer: 4096, inline: 64 };
     let mut sides = pair(small, small);
     for _ in 0..8 {
         assert_eq!(sides[0].send(&[1]), 1);
@@ -286,13 +276,8 @@ fn tiny_messages_end_at_the_credits() {
 
 #[test]
 fn what_a_peer_may_not_do_is_a_violation() {
-    let sizes = Sizes {
-        send_queue: 64,
-        recv_queue: 2,
-        send_buffer: 8192,
-        recv_buffer: 4096,
-        inline: 64,
-    };
+    let sizes =
+        Sizes { send_queue: 64, recv_queue: 2, send_buffer: 8192, recv_buffer: 4096, inline: 64 };
     let fresh = || {
         let [mut side, _] = pair(sizes, sizes);
         move |message: Message, written: u32, entry: Target| {
@@ -321,13 +306,8 @@ fn what_a_peer_may_not_do_is_a_violation() {
 
 #[test]
 fn closing_by_halves() {
-    let sizes = Sizes {
-        send_queue: 64,
-        recv_queue: 8,
-        send_buffer: 8192,
-        recv_buffer: 4096,
-        inline: 64,
-    };
+    let sizes =
+        Sizes { send_queue: 64, recv_queue: 8, send_buffer: 8192, recv_buffer: 4096, inline: 64 };
     let mut sides = pair(sizes, sizes);
     sides[0].send(&[1, 2, 3]);
     sides[1].expected.extend([1, 2, 3]);
@@ -356,13 +336,8 @@ fn closing_by_halves() {
 
 #[test]
 fn control_messages_wait_for_their_slots() {
-    let sizes = Sizes {
-        send_queue: 64,
-        recv_queue: 8,
-        send_buffer: 8192,
-        recv_buffer: 4096,
-        inline: 64,
-    };
+    let sizes =
+        Sizes { send_queue: 64, recv_queue: 8, send_buffer: 8192, recv_buffer: 4096, inline: 64 };
     let mut sides = pair(sizes, sizes);
     for _ in 0..CONTROL_SLOTS {
         assert!(sides[0].control(Control::Keepalive));
@@ -375,13 +350,8 @@ fn control_messages_wait_for_their_slots() {
 
 #[test]
 fn entries_of_the_io_map_cost_a_credit_that_comes_back() {
-    let sizes = Sizes {
-        send_queue: 64,
-        recv_queue: 4,
-        send_buffer: 8192,
-        recv_buffer: 4096,
-        inline: 0,
-    };
+    let sizes =
+        Sizes { send_queue: 64, recv_queue: 4, send_buffer: 8192, recv_buffer: 4096, inline: 0 };
     let mut sides = pair(sizes, sizes);
     for round in 0..100u64 {
         let entry = IoMapEntry { offset: round, target: Target { addr: 5, key: 6, len: 7 } };

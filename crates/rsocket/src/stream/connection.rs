@@ -1,8 +1,7 @@
 //! The queue pair of a stream, its rings, and how its completions are taken.
 //!
 //! Locks, in this order: `send` or `recv` (whose turn it is to move bytes), `control`, `polling`, `core`. `core` is held for
-//! some arithmetic only, never while bytes are copied or work requests are posted. `wait` is taken by who sleeps, with
-//! none of the others.
+//! some arithmetic only, never while bytes are copied or work requests are posted. Nobody sleeps with any of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -16,10 +15,10 @@ use parking_lot::Mutex;
 
 use crate::config::config;
 use crate::device::Device;
-use crate::errno::{Errno, Result};
+use crate::errno::Result;
 use crate::machine::{Grant, Machine, Piece, Posted, Sizes};
 use crate::ring::{Cursor, Ring};
-use crate::sleep::{Wake, wait_readable};
+use crate::sleep::set_nonblocking;
 use crate::wire::{ByteOrder, ConnData, Control, IoMapEntry, SGL_LEN, Target};
 
 /// Completions taken at once.
@@ -33,8 +32,8 @@ const MAX_INLINE: usize = crate::config::MAX_INLINE as usize;
 pub(crate) struct Connection {
     // Dropped in this order: the queue pair before what it uses.
     pub(crate) qp: Qp,
-    cq: Cq,
-    channel: CompChannel,
+    pub(super) cq: Cq,
+    pub(super) channel: CompChannel,
     send_ring: Ring,
     recv_ring: Ring,
     /// What the peer writes besides the stream: the table of two, then the I/O map.
@@ -46,9 +45,6 @@ pub(crate) struct Connection {
     pub(super) recv: Mutex<()>,
     control: Mutex<()>,
     polling: Mutex<()>,
-    wait: Mutex<()>,
-    /// Whether the completion queue owes an event.
-    armed: Mutex<bool>,
     /// Why it ended, other than by the peer's farewell; reported once.
     error: AtomicI32,
     pub(super) device: Arc<Device>,
@@ -58,6 +54,7 @@ impl Connection {
     pub(super) fn new(device: &Arc<Device>, sizes: &Sizes, iomap_len: u16) -> Result<Self> {
         let pd = &device.pd;
         let channel = device.context.create_comp_channel()?;
+        set_nonblocking(&channel)?;
         let cqe = u32::from(sizes.send_queue) + u32::from(sizes.recv_queue);
         let cq = device.context.create_cq(cqe, Some(&channel), 0, 0)?;
         let init = QpInitAttr {
@@ -96,8 +93,6 @@ impl Connection {
             recv: Mutex::new(()),
             control: Mutex::new(()),
             polling: Mutex::new(()),
-            wait: Mutex::new(()),
-            armed: Mutex::new(false),
             error: AtomicI32::new(0),
             device: Arc::clone(device),
         })
@@ -120,19 +115,6 @@ impl Connection {
         }
     }
 
-    pub(super) fn inline(&self) -> u32 {
-        self.sizes.inline
-    }
-
-    pub(super) fn recv_capacity(&self) -> u32 {
-        self.sizes.recv_buffer
-    }
-
-    /// The descriptor that is readable while a completion event waits.
-    pub(super) fn channel(&self) -> &CompChannel {
-        &self.channel
-    }
-
     /// Ends it, and remembers why.
     pub(super) fn fail(&self, errno: i32) {
         let mut core = self.core.lock();
@@ -153,7 +135,9 @@ impl Connection {
 
     /// Takes completions, and whatever the network brings; grants what is due.
     pub(super) fn progress(&self) {
-        if let Some(_turn) = self.polling.try_lock() {
+        {
+            // Who finds nothing must know that nobody has taken it and not told yet.
+            let _turn = self.polling.lock();
             let mut wcs = [Wc::default(); BATCH];
             loop {
                 let n = match self.cq.poll(&mut wcs) {
@@ -302,8 +286,7 @@ impl Connection {
             let mut gathered = [0; MAX_INLINE];
             // SAFETY: a live array, as long as the longest inline data.
             unsafe { from.copy_out(gathered[..len].as_mut_ptr(), len) }?;
-            let sge =
-                anyverbs::Sge { addr: gathered.as_ptr() as u64, len: piece.len, lkey: 0 };
+            let sge = anyverbs::Sge { addr: gathered.as_ptr() as u64, len: piece.len, lkey: 0 };
             return self.post(piece.posted, op, SendFlags::INLINE, &[sge]);
         };
         let mut sges = [anyverbs::Sge::default(); 2];
@@ -336,73 +319,6 @@ impl Connection {
                 return false;
             }
             std::hint::spin_loop();
-        }
-    }
-
-    /// Makes the completion queue owe an event. What came before must be looked for afterwards.
-    pub(super) fn arm(&self) {
-        let mut armed = self.armed.lock();
-        if !*armed {
-            match self.cq.req_notify(false) {
-                Ok(()) => *armed = true,
-                Err(error) => self.fail(error.errno()),
-            }
-        }
-    }
-
-    /// Takes the event that waits, if there is one.
-    pub(super) fn take_event(&self) {
-        // Who sleeps takes it himself.
-        let Some(_turn) = self.wait.try_lock() else { return };
-        if wait_readable(&self.channel, Some(Instant::now())).is_ok_and(|wake| wake == Wake::Ready)
-        {
-            self.read_event();
-        }
-    }
-
-    /// Takes the event, or waits for it. With `wait` held.
-    fn read_event(&self) -> Option<Errno> {
-        match self.channel.get_event() {
-            Ok(event) => {
-                event.ack();
-                *self.armed.lock() = false;
-                None
-            }
-            Err(error) => Some(error.into()),
-        }
-    }
-
-    /// Sleeps until `test` holds, or the time is over: then false.
-    ///
-    /// Without a deadline it sleeps in read(2), so that a signal whose handler has `SA_RESTART` does not end the call.
-    pub(super) fn wait_until(
-        &self,
-        deadline: Option<Instant>,
-        test: impl Fn(&Machine) -> bool,
-    ) -> Result<bool> {
-        if self.spin(&test) {
-            return Ok(true);
-        }
-        loop {
-            self.arm();
-            self.progress();
-            if test(&self.core.lock()) {
-                return Ok(true);
-            }
-            let _turn = self.wait.lock();
-            // Somebody else took the event, and perhaps what it told of.
-            if !*self.armed.lock() {
-                continue;
-            }
-            if deadline.is_some() {
-                match wait_readable(&self.channel, deadline)? {
-                    Wake::Ready => {}
-                    Wake::TimedOut => return Ok(false),
-                }
-            }
-            if let Some(errno) = self.read_event() {
-                return Err(errno);
-            }
         }
     }
 }

@@ -65,9 +65,8 @@ impl Stream {
         }
         let remote = if writable { Access::REMOTE_WRITE } else { Access::empty() };
         // SAFETY: the caller's promise.
-        let mr = unsafe {
-            connection.device.pd.reg_mr(addr, len, addr, Access::LOCAL_WRITE | remote)
-        }?;
+        let mr =
+            unsafe { connection.device.pd.reg_mr(addr, len, addr, Access::LOCAL_WRITE | remote) }?;
         let offset = offset.unwrap_or(addr);
         maps.maps.push(Map { mr, addr, len, offset, index });
         maps.queue.extend(index);
@@ -101,14 +100,13 @@ impl Stream {
             let Some(map) = maps.maps.iter().find(|map| map.index == Some(index)) else { continue };
             let target = Target { addr: map.addr, key: map.mr.rkey(), len: map.len as u32 };
             let bytes = IoMapEntry { offset: map.offset, target }.encode(order);
-            let buffer = libc::iovec {
-                iov_base: bytes.as_ptr().cast_mut().cast(),
-                iov_len: bytes.len(),
-            };
+            let buffer =
+                libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
             let buffers = [buffer];
             // SAFETY: a live array that is only read.
             let mut from = unsafe { Cursor::new(&buffers) }?;
             if let Err(errno) = connection.post_piece(&piece, &mut from) {
+                connection.core.lock().sender.cancel(&piece);
                 connection.fail(errno.0);
                 return Err(errno);
             }
@@ -143,9 +141,13 @@ impl Stream {
         let mut turn = connection.send.lock();
         while from.left() > 0 {
             let done = total - from.left();
-            let piece = if self.send_maps(connection)? {
-                let Some(entry) = Self::find(connection, offset) else {
+            let told = self.send_maps(connection)?;
+            let piece = if told {
+                let Some(entry) = Self::find(connection, offset).or_else(|| {
+                    // It may have come and not been looked for.
                     connection.progress();
+                    Self::find(connection, offset)
+                }) else {
                     break;
                 };
                 let at = offset - entry.offset;
@@ -163,16 +165,24 @@ impl Stream {
                 None
             };
             if let Some(piece) = piece {
+                let before = from.clone();
                 if let Err(errno) = connection.post_piece(&piece, &mut from) {
-                    // Its place in the ring is taken and nothing will complete it.
-                    connection.fail(errno.0);
-                    return Err(errno);
+                    from = before;
+                    connection.core.lock().sender.cancel(&piece);
+                    if errno.0 != libc::EFAULT {
+                        connection.fail(errno.0);
+                    }
+                    let done = total - from.left();
+                    return if done > 0 { Ok(done) } else { Err(errno) };
                 }
                 offset = offset.wrapping_add(piece.len.into());
                 continue;
             }
             connection.progress();
-            let has_room = |core: &Machine| core.sender.can_send() || !core.writable;
+            let has_room = |core: &Machine| {
+                let room = if told { core.sender.has_room() } else { core.sender.can_send() };
+                room || !core.writable
+            };
             if has_room(&connection.core.lock()) {
                 continue;
             }

@@ -13,14 +13,17 @@ use std::time::{Duration, Instant};
 use anyverbs::cm::Address;
 use parking_lot::Mutex;
 
-use crate::errno::{Errno, Result};
 use crate::epoll::Epoll;
+use crate::errno::{Errno, Result};
 use crate::options::{self, Options, RDMA_UNREAD, SOL_RDMA, Value};
 use crate::ready::Ready;
+use crate::sleepers::Sleepers;
 use crate::wire::Control;
 use connection::Connection;
 use iomap::IoMaps;
 use setup::Setup;
+
+pub(crate) use setup::AF_IB;
 
 /// How long a socket that is closed waits until the peer's device has everything, unless `SO_LINGER` says else.
 const LINGER: Duration = Duration::from_secs(10);
@@ -60,6 +63,8 @@ pub(crate) struct Stream {
     setup: Mutex<Setup>,
     maps: Mutex<IoMaps>,
     keepalive_due: Mutex<Option<Instant>>,
+    /// Who sleeps on the descriptor.
+    sleepers: Sleepers,
     epoll: Epoll,
 }
 
@@ -67,7 +72,6 @@ impl Stream {
     pub(crate) fn fd(&self) -> RawFd {
         self.epoll.as_raw_fd()
     }
-
 
     pub(crate) fn phase(&self) -> Phase {
         Phase::ALL[usize::from(self.phase.load(Ordering::Acquire))]
@@ -192,21 +196,22 @@ impl Stream {
         }
     }
 
-    /// Makes the descriptor tell of what comes from now on. When the socket must be looked at in any case.
-    pub(crate) fn arm(&self) -> Option<Instant> {
-        if let Some(connection) = self.connected() {
-            connection.arm();
-        }
+    /// Somebody is about to sleep: the descriptor tells of what comes from now on; what came before must be looked for
+    /// afterwards. When the socket must be looked at in any case.
+    pub(crate) fn begin_sleep(&self) -> Option<Instant> {
+        self.sleepers.begin(self.connection.get().map(|connection| &connection.cq));
         *self.keepalive_due.lock()
     }
 
-    /// The descriptor was readable: takes what it told.
-    pub(crate) fn woken(&self) {
-        if let Some(connection) = self.connected() {
-            connection.take_event();
+    /// Somebody has slept; `woken`: the descriptor is readable.
+    pub(crate) fn end_sleep(&self, woken: bool) {
+        self.sleepers.end(woken, self.connection.get().map(|connection| &connection.channel));
+        if !woken {
+            return self.tick();
         }
-        self.drive();
-        self.tick();
+        if self.phase() != Phase::Listening {
+            self.take_events();
+        }
     }
 
     /// Sends the keepalive that is due.
@@ -253,16 +258,12 @@ impl Stream {
         let Some(control) = control else { return Ok(()) };
         while !connection.post_control(control)? {
             let free = |core: &crate::machine::Machine| core.control_free() || !core.connected;
-            if !connection.wait_until(Some(deadline), free)? {
-                return Err(Errno(libc::ETIMEDOUT));
-            }
+            self.wait(connection, Some(deadline), free)?;
             if !connection.core.lock().connected {
                 return Ok(());
             }
         }
-        connection
-            .wait_until(Some(deadline), |core| core.all_sent() || !core.connected)
-            .map(|_| ())?;
+        self.wait(connection, Some(deadline), |core| core.all_sent() || !core.connected)?;
         if !connection.core.lock().connected {
             self.setup.lock().disconnect();
         }

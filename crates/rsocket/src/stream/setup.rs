@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyverbs::QpType;
@@ -12,6 +12,7 @@ use anyverbs::cm::{
     Address, ConnEvent, ConnParam, Event, EventChannel, EventKind, EventParam, Id, IdOption,
     PortSpace,
 };
+use anyverbs::error::EventError;
 use parking_lot::Mutex;
 
 use super::connection::Connection;
@@ -23,7 +24,8 @@ use crate::errno::{Errno, Result};
 use crate::machine::Sizes;
 use crate::options::{Options, Value};
 use crate::ready::Ready;
-use crate::sleep::{Wake, wait_readable};
+use crate::sleep::{Wake, set_nonblocking, wait_readable};
+use crate::sleepers::Sleepers;
 use crate::wire::ConnData;
 
 /// `AF_IB` of `rdma_cma.h`.
@@ -80,11 +82,8 @@ impl Setup {
     }
 
     pub(super) fn set_option(&self, level: i32, on: bool) -> Result<()> {
-        let option = if level == libc::SOL_SOCKET {
-            IdOption::ReuseAddr(on)
-        } else {
-            IdOption::AfOnly(on)
-        };
+        let option =
+            if level == libc::SOL_SOCKET { IdOption::ReuseAddr(on) } else { IdOption::AfOnly(on) };
         Ok(self.id()?.set_option(option)?)
     }
 
@@ -98,11 +97,20 @@ impl Setup {
     pub(super) fn route(&self) -> Result<Value> {
         let Some(info) = self.id.as_ref().map(Id::info) else { return Err(Errno(libc::EBADF)) };
         let Some(path) = info.path else { return Ok(Value::new(&[])) };
-        // flags and a reserved word, then the path record of the SA.
+        // Flags and a reserved word, then the path record as the subnet administrator has it.
+        const EXACTLY: u8 = 2 << 6;
         let mut bytes = [0; 72];
-        bytes[16..32].copy_from_slice(&info.dgid.0);
-        bytes[32..48].copy_from_slice(&info.sgid.0);
-        let _ = path;
+        bytes[16..32].copy_from_slice(&path.dgid.0);
+        bytes[32..48].copy_from_slice(&path.sgid.0);
+        let flow = (path.flow_label << 8) | u32::from(path.hop_limit);
+        bytes[52..56].copy_from_slice(&flow.to_be_bytes());
+        bytes[56] = path.traffic_class;
+        bytes[57] = 1 << 7 | 1;
+        bytes[58..60].copy_from_slice(&path.pkey.0.to_be_bytes());
+        bytes[61] = path.sl;
+        bytes[62] = path.mtu as u8 | EXACTLY;
+        bytes[63] = path.rate | EXACTLY;
+        bytes[64] = path.packet_life_time | EXACTLY;
         Ok(Value::new(&bytes))
     }
 
@@ -131,11 +139,19 @@ impl Setup {
     }
 }
 
-/// Takes an event if one waits. The caller has the channel to itself.
+/// A channel that does not wait.
+fn channel() -> Result<EventChannel> {
+    let channel = EventChannel::new()?;
+    set_nonblocking(&channel)?;
+    Ok(channel)
+}
+
+/// Takes an event if one waits.
 fn take(channel: &EventChannel) -> Result<Option<Event>> {
-    match wait_readable(channel, Some(Instant::now()))? {
-        Wake::TimedOut => Ok(None),
-        Wake::Ready => Ok(Some(channel.get_event()?)),
+    match channel.get_event() {
+        Ok(event) => Ok(Some(event)),
+        Err(EventError::WouldBlock) => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -152,7 +168,7 @@ fn failure(event: &Event) -> Errno {
 
 impl Stream {
     pub(crate) fn new(family: i32, close_on_exec: bool) -> Result<Self> {
-        let channel = EventChannel::new()?;
+        let channel = channel()?;
         let id = Id::create(&channel, PortSpace::Tcp, QpType::Rc, 0)?;
         Self::with(family, close_on_exec, channel, id, Options::new(), Phase::Idle)
     }
@@ -185,6 +201,7 @@ impl Stream {
             }),
             maps: Mutex::new(IoMaps::default()),
             keepalive_due: Mutex::new(None),
+            sleepers: Sleepers::default(),
             epoll,
         })
     }
@@ -255,7 +272,7 @@ impl Stream {
         let connection = Connection::new(&device()?, &sizes, iomap_len)?;
         id.attach_qp(&connection.qp)?;
         connection.post_receives()?;
-        self.epoll.add(connection.channel().as_fd())?;
+        self.epoll.add(connection.channel.as_fd())?;
         if self.connection.set(connection).is_err() {
             return Err(Errno(libc::EISCONN));
         }
@@ -287,7 +304,7 @@ impl Stream {
             }
             // The channel lives as long as the socket, whose lock must not be held meanwhile.
             drop(setup);
-            if wait_readable(&self.epoll, deadline)? == Wake::TimedOut {
+            if wait_readable(self.epoll.as_fd(), deadline)? == Wake::TimedOut {
                 return Err(Errno(libc::EAGAIN));
             }
         }
@@ -318,7 +335,7 @@ impl Stream {
 
     fn admit(&self, request: Request, close_on_exec: bool) -> Result<Self> {
         let Request { id, param, data } = request;
-        let channel = EventChannel::new()?;
+        let channel = channel()?;
         id.migrate(&channel)?;
         let mut options = self.options.lock().clone();
         let idle = Duration::from_secs(options.keep_idle.unsigned_abs().into());
@@ -359,7 +376,7 @@ impl Stream {
                 setup.requests.push_front(request);
                 let events = libc::POLLIN | libc::POLLRDNORM;
                 // Whoever wants changes only is told each time: more requests may have come meanwhile.
-                static ARRIVALS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
+                static ARRIVALS: AtomicU64 = AtomicU64::new(1);
                 let read_edges = ARRIVALS.fetch_add(1, Ordering::Relaxed);
                 Ready { events, read_edges, write_edges: 0 }
             }
@@ -424,7 +441,7 @@ impl Stream {
                 Phase::Opening => {}
                 _ => return Err(self.connect_error()),
             }
-            if wait_readable(&self.epoll, deadline)? == Wake::TimedOut {
+            if wait_readable(self.epoll.as_fd(), deadline)? == Wake::TimedOut {
                 return Err(Errno(late));
             }
         }
@@ -461,11 +478,15 @@ impl Stream {
         }
     }
 
-    /// Does what the events that wait ask for. Never waits.
-    pub(crate) fn drive(&self) {
-        if !matches!(self.phase(), Phase::Opening | Phase::Connected | Phase::Failed) {
-            return;
+    /// Opens the socket as far as it can be now. Never waits.
+    pub(super) fn drive(&self) {
+        if self.phase() == Phase::Opening {
+            self.take_events();
         }
+    }
+
+    /// Does what the events that wait ask for.
+    pub(super) fn take_events(&self) {
         let mut setup = self.setup.lock();
         loop {
             match take(&setup.channel) {
@@ -547,13 +568,11 @@ impl Stream {
                 let data = data.ok_or(Errno(libc::EPROTONOSUPPORT))?;
                 let connection = self.connection.get().ok_or(Errno(libc::EIO))?;
                 connection.core.lock().connect(&data);
-                setup.step = Step::None;
-                self.set_phase(Phase::Connected);
+                self.open(setup);
                 Ok(())
             }
             (Step::Accept, EventKind::Established) => {
-                setup.step = Step::None;
-                self.set_phase(Phase::Connected);
+                self.open(setup);
                 Ok(())
             }
             (
@@ -567,6 +586,15 @@ impl Stream {
             ) => Err(failure(event)),
             (_, EventKind::Disconnected) => Err(Errno(libc::ECONNRESET)),
             _ => Ok(()),
+        }
+    }
+
+    /// The connection is there, and the peer hears of the second half of the buffer.
+    fn open(&self, setup: &mut Setup) {
+        setup.step = Step::None;
+        self.set_phase(Phase::Connected);
+        if let Some(connection) = self.connection.get() {
+            connection.grant();
         }
     }
 

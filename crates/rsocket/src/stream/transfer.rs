@@ -1,5 +1,6 @@
 //! Moving bytes.
 
+use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use super::connection::Connection;
 use crate::errno::{Errno, Result};
 use crate::machine::Machine;
 use crate::ring::Cursor;
+use crate::sleep::{Wake, wait_readable};
 
 fn deadline(timeout: Option<Duration>) -> Option<Instant> {
     timeout.map(|timeout| Instant::now() + timeout)
@@ -93,23 +95,33 @@ impl Stream {
         }
     }
 
-    /// Waits for `test`, with keepalives meanwhile.
+    /// Waits for `test`, with keepalives meanwhile; `EAGAIN` at the deadline.
     pub(super) fn wait(
         &self,
         connection: &Connection,
         deadline: Option<Instant>,
         test: impl Fn(&Machine) -> bool,
     ) -> Result<()> {
+        if connection.spin(&test) {
+            return Ok(());
+        }
         loop {
-            let due = *self.keepalive_due.lock();
-            let until = match (deadline, due) {
+            let until = match (deadline, self.begin_sleep()) {
                 (Some(a), Some(b)) => Some(a.min(b)),
                 (a, b) => a.or(b),
             };
-            if connection.wait_until(until, &test)? {
+            connection.progress();
+            if test(&connection.core.lock()) {
+                self.end_sleep(false);
                 return Ok(());
             }
-            self.tick();
+            let woken = wait_readable(self.epoll.as_fd(), until);
+            self.end_sleep(woken == Ok(Wake::Ready));
+            woken?;
+            connection.progress();
+            if test(&connection.core.lock()) {
+                return Ok(());
+            }
             if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                 return Err(Errno(libc::EAGAIN));
             }
