@@ -60,12 +60,18 @@ cmd_deps() {
 }
 
 # ---------------------------------------------------------------- image build
+kernel_package() {
+	apt-cache depends "linux-image-$RXE_FLAVOR" 2>/dev/null | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p' | head -1
+}
+
 cmd_build() {
 	mkdir -p "$RXE_WORK"; cd "$RXE_WORK"
 	mkdir -p deb
 	local img ver base
-	img=$(apt-cache depends "linux-image-$RXE_FLAVOR" | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p' | head -1)
-	[ -n "$img" ] || die "no package linux-image-$RXE_FLAVOR (apt-get update?)"
+	img=$(kernel_package)
+	# The list of a fresh container may be too old to know the kernel, or its version.
+	if [ -z "$img" ]; then apt-get update -qq; img=$(kernel_package); fi
+	[ -n "$img" ] || die "no package linux-image-$RXE_FLAVOR"
 	ver=${img#linux-image-}
 	say "kernel $ver: download"
 	local want=("$img" "linux-headers-$ver")

@@ -15,9 +15,10 @@ use anyverbs_proto::wire::atomic::{AtomicAckEth, AtomicEth};
 use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::deth::Deth;
 use anyverbs_proto::wire::feth::Feth;
-use anyverbs_proto::wire::opcode::{Opcode, Service};
+use anyverbs_proto::wire::opcode::Opcode;
 use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wire::reth::Reth;
+use anyverbs_proto::wire::xrceth::XrcEth;
 use anyverbs_proto::wr::{RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
 use anyverbs_sim::net::{Fate, Passing};
 use anyverbs_sim::{End, Mr, PAGE, Pair, QpOptions};
@@ -102,7 +103,8 @@ pub fn run(input: &[u8]) {
     let mut input = Input(input);
     let first = input.byte();
     let options = match first & 3 {
-        0 | 1 => QpOptions::rc(),
+        0 => QpOptions::rc(),
+        1 => QpOptions::xrc_send(),
         2 => QpOptions::uc(),
         _ => QpOptions::ud(),
     };
@@ -118,7 +120,13 @@ pub fn run(input: &[u8]) {
         max_dest_rd_atomic: 2,
         ..options
     };
-    let mut t = Pair::new(1, options);
+    let mut t = match options.qp_type {
+        QpType::XrcSend => {
+            let target = QpOptions { qp_type: QpType::XrcRecv, srq: Some(8), ..options };
+            Pair::with(1, options, target)
+        }
+        _ => Pair::new(1, options),
+    };
     let sides = [t.a, t.b].map(|end| {
         let pd = t.pd(end.device);
         let guard = t.mr(end.device, pd, PAGE, Access::empty());
@@ -225,15 +233,22 @@ impl Run<'_> {
         let len = if op.is_atomic() && !self.input.rarely() { 8 } else { self.input.len(mtu) };
         let sges = self.sges(s, len);
         let flags = SendFlags::from_bits_truncate(self.input.byte().into());
+        let xrc_srqn = self.srqn(1 - s);
         let side = &mut self.sides[s];
         let ud = (self.options.qp_type == QpType::Ud).then(|| {
             let peer = if s == 0 { self.t.b } else { self.t.a };
             self.t.dest(side.end.qp, peer.qp)
         });
-        let wr = SendWr { wr_id: side.sends.posted, op, flags, sges: &sges, ud };
+        let wr = SendWr { wr_id: side.sends.posted, op, flags, sges: &sges, ud, xrc_srqn };
         if self.t.post_send(side.end.qp, &wr).is_ok() {
             side.sends.posted += 1;
         }
+    }
+
+    /// The SRQ of a side, or sometimes another number.
+    fn srqn(&mut self, s: usize) -> u32 {
+        let Some(srq) = self.sides[s].end.srq else { return 1 };
+        self.t.srqn(srq) + u32::from(self.input.rarely() && self.input.rarely())
     }
 
     fn post_recv(&mut self, s: usize) {
@@ -265,11 +280,7 @@ impl Run<'_> {
 
     /// Any headers, for side `s`; those that the opcode does not have are not sent.
     fn headers(&mut self, s: usize, code: u8) -> Option<Headers> {
-        let service = match self.options.qp_type {
-            QpType::Rc => Service::Rc,
-            QpType::Uc => Service::Uc,
-            QpType::Ud => Service::Ud,
-        };
+        let service = self.options.qp_type.service();
         let base = if self.input.rarely() {
             self.input.byte()
         } else {
@@ -295,7 +306,7 @@ impl Run<'_> {
         headers.atomic_ack = Some(AtomicAckEth { original: 5 });
         headers.imm = Some(7);
         headers.ieth = Some(rkey);
-        headers.xrceth = Some(anyverbs_proto::wire::xrceth::XrcEth { srqn: 1 });
+        headers.xrceth = Some(XrcEth { srqn: self.srqn(s) });
         headers.feth = Some(Feth::parse(&[0, 0, 0, flags]));
         let qkey = if flags & 0x0c == 0x0c { QKey(1) } else { self.options.qkey };
         headers.deth = Some(Deth { qkey, src_qpn: qpn });

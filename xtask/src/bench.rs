@@ -10,11 +10,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
-use crate::conformance::{Hosts, Process, Side, Topology, perftest_figure, quiet, wait_for};
+use crate::conformance::{
+    Hosts, Process, Side, Topology, cmtime_connects, iperf3_gbits, perftest_figure, quiet,
+    transfers, wait_for,
+};
 use crate::dist::{self, Dist};
 use crate::interrupt;
 use crate::packages;
-use crate::workspace::{cargo, root, shown, succeed, target};
+use crate::workspace::{cargo, root, succeed, target};
 
 /// What to measure.
 #[derive(Debug, Clone, clap::Args)]
@@ -73,8 +76,10 @@ impl Target {
 struct Comparison {
     name: &'static str,
     unit: &'static str,
+    topology: Topology,
     ours: Contender,
-    theirs: Contender,
+    /// Without one, the target is about the figure itself.
+    theirs: Option<Contender>,
     target: Target,
 }
 
@@ -104,16 +109,25 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         packages::CC,
         packages::LIBC6_DEV,
         packages::LIBIBVERBS_DEV,
+        packages::LIBRDMACM_DEV,
+        packages::RDMACM_UTILS,
     ])?;
     let dist = dist::run(&options.dist)?;
     let mut build = cargo();
     succeed(build.args(["build", "--profile", "release", "-p", "anyverbs-benches"]))?;
     let scratch = target().join("bench");
     fs::create_dir_all(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;
-    let Some(hosts) = Hosts::new(Topology::TwoHosts9000, 0, &scratch)? else {
-        bail!("two hosts are network namespaces, and making them takes root");
+    let hosts = |topology, label| {
+        Hosts::new(topology, label, &scratch)?
+            .context("hosts are network namespaces, and making them takes root")
     };
-    let bench = Bench { options, dist, hosts, scratch };
+    let bench = Bench {
+        options,
+        dist,
+        two_hosts: hosts(Topology::TwoHosts9000, 0)?,
+        loopback: hosts(Topology::Loopback, 1)?,
+        scratch: scratch.clone(),
+    };
     let mut rows = Vec::new();
     for comparison in comparisons(options.seconds) {
         if bench.takes(comparison.name) {
@@ -122,6 +136,9 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     }
     if bench.takes("footprint") {
         rows.extend(bench.footprint()?);
+    }
+    if bench.takes("connections") {
+        rows.extend(bench.connections()?);
     }
     print(&rows);
     bench.save(&rows)
@@ -145,32 +162,46 @@ fn comparisons(seconds: u32) -> Vec<Comparison> {
             figure: perftest,
         }
     };
+    let rstream = |options: &str, device| {
+        let command = format!("rstream -S 1048576 -C 1000 {options} -p {PORT}");
+        Contender {
+            name: if device { "anyverbs" } else { "rstream TCP" },
+            device,
+            server: format!("{command} -b ADDRESS"),
+            client: format!("{command} -s ADDRESS"),
+            figure: |out| transfers(out).last().map(|row| row.gbits),
+        }
+    };
     let pong = format!("{}", target().join("release/udp-pingpong").display());
     vec![
         Comparison {
             name: "RC WRITE 64 KiB, veth, MTU 9000",
             unit: "Gb/s",
+            topology: Topology::TwoHosts9000,
             ours: bandwidth("ib_write_bw", "-s 65536"),
-            theirs: iperf3(),
+            theirs: Some(iperf3()),
             target: Target::AtLeast(0.8),
         },
         Comparison {
             name: "RC SEND 64 KiB, veth, MTU 9000",
             unit: "Gb/s",
+            topology: Topology::TwoHosts9000,
             ours: bandwidth("ib_send_bw", "-s 65536"),
-            theirs: iperf3(),
+            theirs: Some(iperf3()),
             target: Target::AtLeast(0.8),
         },
         Comparison {
             name: "RC READ 64 KiB, veth, MTU 9000",
             unit: "Gb/s",
+            topology: Topology::TwoHosts9000,
             ours: bandwidth("ib_read_bw", "-s 65536"),
-            theirs: iperf3(),
+            theirs: Some(iperf3()),
             target: Target::AtLeast(0.8),
         },
         Comparison {
             name: "RC SEND 2 B latency, veth, both spin",
             unit: "us",
+            topology: Topology::TwoHosts9000,
             ours: Contender {
                 name: "anyverbs",
                 device: true,
@@ -178,14 +209,44 @@ fn comparisons(seconds: u32) -> Vec<Comparison> {
                 client: format!("ib_send_lat -s 2 -n 20000 -p {PORT} ADDRESS"),
                 figure: perftest,
             },
-            theirs: Contender {
+            theirs: Some(Contender {
                 name: "bare UDP",
                 device: false,
                 server: format!("{pong} server 0.0.0.0:{PORT}"),
                 client: format!("{pong} client ADDRESS:{PORT}"),
                 figure: |out| out.trim().parse().ok(),
-            },
+            }),
             target: Target::AtMost(2.0),
+        },
+        Comparison {
+            name: "rstream 1 MiB, loopback, both spin",
+            unit: "Gb/s",
+            topology: Topology::Loopback,
+            ours: rstream("", true),
+            theirs: Some(rstream("-T s", false)),
+            target: Target::AtLeast(1.0),
+        },
+        Comparison {
+            name: "rstream 1 MiB, loopback, both block",
+            unit: "Gb/s",
+            topology: Topology::Loopback,
+            ours: rstream("-T b", true),
+            theirs: Some(rstream("-T b -T s", false)),
+            target: Target::AtLeast(1.0),
+        },
+        Comparison {
+            name: "cmtime, 1000 connections, loopback",
+            unit: "/s",
+            topology: Topology::Loopback,
+            ours: Contender {
+                name: "anyverbs",
+                device: true,
+                server: format!("cmtime -b ADDRESS -p {PORT}"),
+                client: format!("cmtime -c 1000 -s ADDRESS -p {PORT}"),
+                figure: |out| cmtime_connects(out).ok().map(|us| 1e6 / us),
+            },
+            theirs: None,
+            target: Target::AtLeast(2000.0),
         },
     ]
 }
@@ -193,7 +254,8 @@ fn comparisons(seconds: u32) -> Vec<Comparison> {
 struct Bench<'a> {
     options: &'a Options,
     dist: Dist,
-    hosts: Hosts,
+    two_hosts: Hosts,
+    loopback: Hosts,
     scratch: PathBuf,
 }
 
@@ -202,56 +264,77 @@ impl Bench<'_> {
         self.options.filter.as_ref().is_none_or(|text| name.contains(text.as_str()))
     }
 
+    fn hosts(&self, topology: Topology) -> &Hosts {
+        if topology == Topology::Loopback { &self.loopback } else { &self.two_hosts }
+    }
+
     fn compare(&self, comparison: &Comparison) -> anyhow::Result<Row> {
         eprint!("{}", comparison.name);
+        let hosts = self.hosts(comparison.topology);
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for _ in 0..self.options.runs {
-            ours.push(self.measure(&comparison.ours)?);
-            theirs.push(self.measure(&comparison.theirs)?);
+            ours.push(self.measure(hosts, &comparison.ours)?);
+            if let Some(contender) = &comparison.theirs {
+                theirs.push(self.measure(hosts, contender)?);
+            }
             eprint!(" .");
         }
         eprintln!();
         Ok(Row {
             name: comparison.name.into(),
             ours: median(&mut ours),
-            theirs: Some((median(&mut theirs), comparison.theirs.name)),
+            theirs: comparison
+                .theirs
+                .as_ref()
+                .map(|contender| (median(&mut theirs), contender.name)),
             unit: comparison.unit,
             target: comparison.target,
         })
     }
 
-    fn measure(&self, contender: &Contender) -> anyhow::Result<f64> {
-        let mut server = self.start(Side::Server, contender, &contender.server)?;
+    fn measure(&self, hosts: &Hosts, contender: &Contender) -> anyhow::Result<f64> {
+        let address = hosts.server_address(true);
+        let words = contender.server.replace("ADDRESS", address);
+        let mut server = self.start(hosts, Side::Server, contender.device, &words)?;
+        let sockets = hosts.sockets(Side::Server);
         // UDP has no listener to wait for: its client starts when the server has bound.
         let ready = wait_for(Instant::now() + PATIENCE, || {
             if server.ended()?.is_some() {
                 bail!("the server ended early:\n{}", server.output());
             }
-            Ok(self.hosts.listens(PORT)? || self.hosts.is_bound(PORT)?)
+            Ok(sockets.listens(PORT)? || sockets.cm_listens(PORT)? || sockets.is_bound(PORT)?)
         })?;
         if !ready {
             bail!("the server does not listen:\n{}", server.output());
         }
-        let address = self.hosts.server_address(true);
         let words = contender.client.replace("ADDRESS", address);
-        let mut client = self.start(Side::Client, contender, &words)?;
+        let mut client = self.start(hosts, Side::Client, contender.device, &words)?;
         let status = client.wait(Instant::now() + PATIENCE)?;
-        server.wait(Instant::now() + PATIENCE)?;
         let output = client.output();
         if status.is_none_or(|s| !s.success()) {
             bail!("{words} failed:\n{output}{}", server.output());
         }
+        // The server of cmtime goes on: it is ended with its handle.
+        if !contender.server.starts_with("cmtime") {
+            server.wait(Instant::now() + PATIENCE)?;
+        }
         (contender.figure)(&output).with_context(|| format!("no figure in:\n{output}"))
     }
 
-    fn start(&self, side: Side, contender: &Contender, words: &str) -> anyhow::Result<Process> {
+    fn start(
+        &self,
+        hosts: &Hosts,
+        side: Side,
+        device: bool,
+        words: &str,
+    ) -> anyhow::Result<Process> {
         let (core, file) = match side {
             Side::Server => ("0", "server.out"),
             Side::Client => ("1", "client.out"),
         };
-        let mut command = self.hosts.command(side, "taskset".as_ref());
+        let mut command = hosts.command(side, "taskset".as_ref());
         command.args(["-c", core]);
-        if contender.device {
+        if device {
             command.arg(self.dist.anyverbs()).args(["run", "--"]);
         }
         command.args(words.split_ascii_whitespace());
@@ -260,33 +343,71 @@ impl Bench<'_> {
 
     /// What the device costs a process that does nothing.
     fn footprint(&self) -> anyhow::Result<Vec<Row>> {
-        let program = self.scratch.join("footprint");
+        let figures = self.run_c("footprint", &["-libverbs"], &self.two_hosts, &[])?;
+        Ok(vec![
+            row(
+                "memory of the idle engine",
+                figures("engine_kib")? / 1024.0,
+                "MiB",
+                Target::AtMost(8.0),
+            ),
+            row(
+                "memory of a connected RC QP",
+                figures("qp_bytes")? / 1024.0,
+                "KiB",
+                Target::AtMost(16.0),
+            ),
+            row("CPU of an idle process", figures("idle_cpu_percent")?, "%", Target::AtMost(0.1)),
+        ])
+    }
+
+    /// Many connections of one process to itself.
+    fn connections(&self) -> anyhow::Result<Vec<Row>> {
+        const COUNT: &str = "10000";
+        let port = PORT.to_string();
+        let arguments = [self.loopback.server_address(true), &port, COUNT];
+        let figures =
+            self.run_c("connections", &["-lrdmacm", "-libverbs"], &self.loopback, &arguments)?;
+        Ok(vec![
+            row(
+                "10000 connections of one process",
+                figures("per_second")?,
+                "/s",
+                Target::AtLeast(2000.0),
+            ),
+            row(
+                "memory of a side of a connection",
+                figures("side_bytes")? / 1024.0,
+                "KiB",
+                Target::AtMost(24.0),
+            ),
+        ])
+    }
+
+    /// Compiles and runs a program of `benches` that prints lines `name figure`.
+    fn run_c(
+        &self,
+        name: &str,
+        libraries: &[&str],
+        hosts: &Hosts,
+        arguments: &[&str],
+    ) -> anyhow::Result<impl Fn(&str) -> anyhow::Result<f64> + use<>> {
+        let program = self.scratch.join(name);
         let mut cc = Command::new("cc");
         cc.args(["-O1", "-Wall", "-o"])
             .arg(&program)
-            .arg(root().join("benches/footprint.c"))
-            .arg("-libverbs");
+            .arg(root().join(format!("benches/{name}.c")))
+            .args(libraries);
         succeed(&mut cc)?;
-        let mut command = self.hosts.command(Side::Server, &self.dist.anyverbs());
-        let output = quiet(command.args(["run", "--"]).arg(&program))?;
-        let value = |name: &str| {
+        let mut command = hosts.command(Side::Server, &self.dist.anyverbs());
+        let output = quiet(command.args(["run", "--"]).arg(&program).args(arguments))?;
+        let name = name.to_owned();
+        Ok(move |figure: &str| {
             output
                 .lines()
-                .find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok())
-                .with_context(|| format!("no {name} in what {} said", shown(&command)))
-        };
-        let row = |name: &str, ours: f64, unit, most| Row {
-            name: name.into(),
-            ours,
-            theirs: None,
-            unit,
-            target: Target::AtMost(most),
-        };
-        Ok(vec![
-            row("memory of the idle engine", value("engine_kib")? / 1024.0, "MiB", 8.0),
-            row("memory of a connected RC QP", value("qp_bytes")? / 1024.0, "KiB", 16.0),
-            row("CPU of an idle process", value("idle_cpu_percent")?, "%", 0.1),
-        ])
+                .find_map(|line| line.strip_prefix(figure)?.trim().parse::<f64>().ok())
+                .with_context(|| format!("no {figure} in what {name} said:\n{output}"))
+        })
     }
 
     fn save(&self, rows: &[Row]) -> anyhow::Result<()> {
@@ -311,6 +432,11 @@ impl Bench<'_> {
         eprintln!("written to {}", path.display());
         Ok(())
     }
+}
+
+/// A line without a peer.
+fn row(name: &str, ours: f64, unit: &'static str, target: Target) -> Row {
+    Row { name: name.into(), ours, theirs: None, unit, target }
 }
 
 fn print(rows: &[Row]) {
@@ -350,24 +476,9 @@ fn perftest(output: &str) -> Option<f64> {
     perftest_figure(output, 1).ok().map(|figure| figure.value)
 }
 
-fn iperf3_gbits(output: &str) -> Option<f64> {
-    let line = output.lines().rev().find(|line| line.trim_end().ends_with("receiver"))?;
-    let words: Vec<_> = line.split_ascii_whitespace().collect();
-    let at = words.iter().position(|word| *word == "Mbits/sec")?;
-    Some(words.get(at.checked_sub(1)?)?.parse::<f64>().ok()? / 1000.0)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn figures_are_read() {
-        let iperf3 = "[  5]   0.00-2.00   sec  5.9 GBytes  25300 Mbits/sec    0   sender\n\
-                      [  5]   0.00-2.00   sec  5.8 GBytes  25200 Mbits/sec        receiver\n\niperf Done.\n";
-        assert_eq!(iperf3_gbits(iperf3), Some(25.2));
-        assert_eq!(iperf3_gbits("nothing"), None);
-    }
 
     #[test]
     fn the_median_of_few() {

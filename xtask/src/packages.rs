@@ -23,12 +23,16 @@ pub(crate) const TCPDUMP: Package = ("tcpdump", "/usr/bin/tcpdump");
 pub(crate) const TSHARK: Package = ("tshark", "/usr/bin/tshark");
 pub(crate) const PYTHON3: Package = ("python3", "/usr/bin/python3");
 pub(crate) const QEMU: Package = ("qemu-system-x86", "/usr/bin/qemu-system-x86_64");
+/// `rping`, `ucmatose`, `rstream` and their like.
+pub(crate) const RDMACM_UTILS: Package = ("rdmacm-utils", "/usr/bin/rping");
+pub(crate) const FIO: Package = ("fio", "/usr/bin/fio");
 pub(crate) const IPERF3: Package = ("iperf3", "/usr/bin/iperf3");
 
 /// What programs are compiled against, and linked with: the C tests of the view need a compiler.
 pub(crate) const CC: Package = ("gcc", "/usr/bin/cc");
-/// The headers that C programs for verbs are compiled with.
+/// The headers that C programs for verbs and librdmacm are compiled with.
 pub(crate) const LIBIBVERBS_DEV: Package = ("libibverbs-dev", "/usr/include/infiniband/verbs.h");
+pub(crate) const LIBRDMACM_DEV: Package = ("librdmacm-dev", "/usr/include/rdma/rdma_cma.h");
 pub(crate) const LIBC6_DEV: Package = ("libc6-dev", "/usr/include/stdio.h");
 
 /// Makes sure that the packages are there: installs what is missing as root, else says how.

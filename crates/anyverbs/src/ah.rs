@@ -1,6 +1,6 @@
 //! Address handle: where a datagram goes.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use anyverbs_proto::types::{Gid, QKey, Qpn};
@@ -101,13 +101,22 @@ pub(crate) fn resolve(engine: &Engine, attr: &AhAttr) -> Result<AddressVector, C
     };
     let source =
         engine.gids.entry(attr.sgid_index.into()).ok_or(CreateError::Invalid("GID index"))?;
-    let scope_id = match attr.dgid.to_ip() {
-        IpAddr::V6(ip) if is_link_scoped(ip) => source.interface,
-        _ => 0,
-    };
+    let dest = attr.dgid.to_ip();
+    let (mut sgid, mut scope_id) = (source.gid, 0);
+    if attr.dgid.is_multicast() {
+        // A group's datagrams leave by the interface of the GID, from an address of the group's family.
+        scope_id = source.interface;
+        if sgid.to_ip().is_ipv4() != dest.is_ipv4() {
+            sgid = engine.gids.address(source.interface, dest.is_ipv4()).ok_or(
+                CreateError::Invalid("GID index: no address of the group's family beside it"),
+            )?;
+        }
+    } else if matches!(dest, IpAddr::V6(ip) if ip.is_unicast_link_local()) {
+        scope_id = source.interface;
+    }
     Ok(AddressVector {
         dgid: attr.dgid,
-        sgid: source.gid,
+        sgid,
         sgid_index: attr.sgid_index,
         hop_limit: attr.hop_limit,
         traffic_class: attr.traffic_class,
@@ -134,9 +143,4 @@ fn globalize(engine: &Engine, attr: &AhAttr) -> Option<AhAttr> {
         is_global: true,
         ..*attr
     })
-}
-
-/// Whether an address means something on one link only.
-fn is_link_scoped(ip: Ipv6Addr) -> bool {
-    ip.is_unicast_link_local() || (ip.is_multicast() && ip.octets()[1] & 0xf == 2)
 }

@@ -18,6 +18,7 @@ use crate::gid::GidEntry;
 use crate::holders::Holders;
 use crate::limits::DeviceAttr;
 use crate::pd::{Pd, PdCell};
+use crate::xrcd::{Xrcd, XrcdInitAttr};
 
 /// An open device (`ibv_open_device`).
 ///
@@ -127,6 +128,15 @@ impl Context {
             holders: Holders::default(),
             _ticket: ticket,
         })))
+    }
+
+    /// Opens a domain of extended reliable connections (`ibv_open_xrcd`).
+    ///
+    /// # Errors
+    /// [`CreateError::NoXrcDomain`], [`CreateError::XrcDomainExists`], [`CreateError::Exhausted`],
+    /// [`CreateError::System`] for a file that has no identity.
+    pub fn open_xrcd(&self, init: XrcdInitAttr) -> Result<Xrcd, CreateError> {
+        Xrcd::open(self.engine()?, &self.0, init)
     }
 
     /// Makes a completion channel.

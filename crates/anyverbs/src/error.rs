@@ -52,6 +52,12 @@ pub enum CreateError {
     /// `EINVAL`: an object of another context, or one that is already destroyed.
     #[error("the {0} is not of this context, or was destroyed")]
     Foreign(&'static str),
+    /// `EAGAIN`, as Linux: the file has no XRC domain in this process, and none was to be made.
+    #[error("the file has no XRC domain in this process, and O_CREAT was not given")]
+    NoXrcDomain,
+    /// `EINVAL`, as Linux: the file has an XRC domain already.
+    #[error("the file has an XRC domain, and O_EXCL was given")]
+    XrcDomainExists,
     /// `EIO`: the object was inherited across `fork`.
     #[error("objects that were inherited across fork do no work")]
     Forked,
@@ -115,6 +121,33 @@ pub enum ModifyObjectError {
     /// `EINVAL`: what the object holds does not fit.
     #[error("what the queue holds does not fit")]
     DoesNotFit,
+    /// `EINVAL`: it was destroyed before.
+    #[error("already destroyed")]
+    Gone,
+    /// `EIO`: the object was inherited across `fork`.
+    #[error("objects that were inherited across fork do no work")]
+    Forked,
+}
+
+/// Why a queue pair was not attached to a multicast group, or detached.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum AttachError {
+    /// `EINVAL`: only datagram queue pairs have groups.
+    #[error("not a queue pair for datagrams")]
+    NotDatagram,
+    /// `EINVAL`: not the address of a group.
+    #[error("not a multicast GID")]
+    NotGroup,
+    /// `EINVAL`: it is not attached to that group.
+    #[error("not attached to that group")]
+    NotAttached,
+    /// `ENOMEM`: the device holds no more of these.
+    #[error("the device holds no more {0}")]
+    Exhausted(&'static str),
+    /// The system's error number: the group could not be joined.
+    #[error("joining the group: {0}")]
+    Join(std::io::Error),
     /// `EINVAL`: it was destroyed before.
     #[error("already destroyed")]
     Gone,
@@ -195,7 +228,8 @@ impl CreateError {
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
-            Self::Invalid(_) | Self::Foreign(_) => libc::EINVAL,
+            Self::Invalid(_) | Self::Foreign(_) | Self::XrcDomainExists => libc::EINVAL,
+            Self::NoXrcDomain => libc::EAGAIN,
             Self::Exhausted(_) => libc::ENOMEM,
             Self::Unsupported(_) => libc::EOPNOTSUPP,
             Self::Forked | Self::Device(_) => libc::EIO,
@@ -236,6 +270,19 @@ impl ModifyObjectError {
         match self {
             Self::Qp(ModifyError::Unsupported(_)) => libc::EOPNOTSUPP,
             Self::Qp(_) | Self::Invalid(_) | Self::DoesNotFit | Self::Gone => libc::EINVAL,
+            Self::Forked => libc::EIO,
+        }
+    }
+}
+
+impl AttachError {
+    /// The error number of the C ABI.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::NotDatagram | Self::NotGroup | Self::NotAttached | Self::Gone => libc::EINVAL,
+            Self::Exhausted(_) => libc::ENOMEM,
+            Self::Join(source) => source.raw_os_error().unwrap_or(libc::EIO),
             Self::Forked => libc::EIO,
         }
     }
@@ -311,6 +358,8 @@ mod tests {
             (CreateError::Exhausted(""), ENOMEM),
             (CreateError::Unsupported(""), EOPNOTSUPP),
             (CreateError::Foreign(""), EINVAL),
+            (CreateError::NoXrcDomain, EAGAIN),
+            (CreateError::XrcDomainExists, EINVAL),
             (CreateError::Forked, EIO),
             (CreateError::Device(String::new()), EIO),
             (CreateError::System(EMFILE), EMFILE),
@@ -346,6 +395,18 @@ mod tests {
             assert_eq!(error.errno(), errno, "{error:?}");
         }
         for (error, errno) in [
+            (AttachError::NotDatagram, EINVAL),
+            (AttachError::NotGroup, EINVAL),
+            (AttachError::NotAttached, EINVAL),
+            (AttachError::Exhausted(""), ENOMEM),
+            (AttachError::Join(io(ENODEV)), ENODEV),
+            (AttachError::Join(std::io::ErrorKind::Other.into()), EIO),
+            (AttachError::Gone, EINVAL),
+            (AttachError::Forked, EIO),
+        ] {
+            assert_eq!(error.errno(), errno, "{error:?}");
+        }
+        for (error, errno) in [
             (PostError::Send(PostSendError::State), EINVAL),
             (PostError::Send(PostSendError::Full), ENOMEM),
             (PostError::Send(PostSendError::TooManySges), EINVAL),
@@ -354,6 +415,7 @@ mod tests {
             (PostError::Send(PostSendError::NoDestination), EINVAL),
             (PostError::Send(PostSendError::TooLong), EINVAL),
             (PostError::Send(PostSendError::InlineRead), EINVAL),
+            (PostError::Send(PostSendError::NoSendQueue), EINVAL),
             (PostError::Recv(PostRecvError::Full), ENOMEM),
             (PostError::Recv(PostRecvError::TooManySges), EINVAL),
             (PostError::Recv(PostRecvError::State), EINVAL),

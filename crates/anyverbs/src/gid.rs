@@ -67,6 +67,24 @@ impl GidTable {
         entries.iter().flatten().find(is_it).cloned()
     }
 
+    /// The interfaces that have addresses of a family, in the order of the table.
+    pub(crate) fn interfaces(&self, v4: bool) -> Vec<u32> {
+        let mut found = Vec::new();
+        for entry in self.entries.read().iter().flatten() {
+            if entry.gid.to_ip().is_ipv4() == v4 && !found.contains(&entry.interface) {
+                found.push(entry.interface);
+            }
+        }
+        found
+    }
+
+    /// The first address of a family that an interface has.
+    pub(crate) fn address(&self, interface: u32, v4: bool) -> Option<Gid> {
+        let entries = self.entries.read();
+        let mut of_interface = entries.iter().flatten().filter(|e| e.interface == interface);
+        of_interface.find(|e| e.gid.to_ip().is_ipv4() == v4).map(|e| e.gid)
+    }
+
     /// Largest path MTU of the interface that has `gid`.
     pub(crate) fn mtu_of(&self, gid: Gid) -> Option<Mtu> {
         self.entries.read().iter().flatten().find(|e| e.gid == gid).map(|e| e.mtu)

@@ -49,6 +49,12 @@ pub struct DeviceAttr {
     pub max_srq_wr: u32,
     /// Elements of a request there.
     pub max_srq_sge: u32,
+    /// Multicast groups that queue pairs are attached to.
+    pub max_mcast_grp: u32,
+    /// Queue pairs attached to one group.
+    pub max_mcast_qp_attach: u32,
+    /// Attachments to all groups.
+    pub max_total_mcast_qp_attach: u32,
     /// P_Keys of a port.
     pub max_pkeys: u16,
     /// Code of the longest local ACK delay.
@@ -83,6 +89,9 @@ pub(crate) const DEFAULT: DeviceAttr = DeviceAttr {
     max_srq: 16_384,
     max_srq_wr: 16_384,
     max_srq_sge: 32,
+    max_mcast_grp: 1024,
+    max_mcast_qp_attach: 256,
+    max_total_mcast_qp_attach: 16_384,
     max_pkeys: 1,
     local_ca_ack_delay: 15,
     phys_port_cnt: 1,

@@ -10,7 +10,7 @@ use crate::engine::{Engine, Ticket};
 use crate::error::{CreateError, DestroyError, RegisterError};
 use crate::holders::{Holdable, Holders};
 use crate::mr::Mr;
-use crate::qp::{Qp, QpInitAttr};
+use crate::qp::{Qp, QpInitAttr, XrcSendInitAttr};
 use crate::srq::{Srq, SrqInitAttr};
 
 /// Protection domain (`ibv_alloc_pd`): queue pairs reach only memory of their own.
@@ -67,6 +67,14 @@ impl Pd {
     /// [`CreateError`].
     pub fn create_qp(&self, init: &QpInitAttr<'_>) -> Result<Qp, CreateError> {
         Qp::create(&self.0, init)
+    }
+
+    /// Makes the initiator of an extended reliable connection: a queue pair that only sends (`ibv_create_qp_ex`).
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub fn create_xrc_send_qp(&self, init: &XrcSendInitAttr<'_>) -> Result<Qp, CreateError> {
+        Qp::create_xrc_send(&self.0, init)
     }
 
     /// Makes a shared receive queue (`ibv_create_srq`).

@@ -2,11 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use anyverbs_proto::event::QpEvent;
+use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType};
-use anyverbs_proto::types::Qpn;
+use anyverbs_proto::types::{Gid, Qpn};
+use anyverbs_proto::wire::packet::Packet;
 use anyverbs_proto::wr::{RecvWr, SendWr};
 use parking_lot::{Mutex, MutexGuard};
 
@@ -16,12 +18,13 @@ use crate::cq::{Cq, CqCell};
 use crate::engine::env::{Call, Link};
 use crate::engine::pace::NO_LIMIT;
 use crate::engine::{Engine, Ticket};
-use crate::error::{CreateError, DestroyError, ModifyObjectError, PostError};
+use crate::error::{AttachError, CreateError, DestroyError, ModifyObjectError, PostError};
 use crate::event_queue::Acks;
-use crate::holders::{Held, Holder};
+use crate::holders::{Held, Holdable, Holder};
 use crate::link::udp::Asked;
 use crate::pd::PdCell;
 use crate::srq::{Srq, SrqCell};
+use crate::xrcd::XrcdCell;
 
 /// What a queue pair is made with (`struct ibv_qp_init_attr`).
 #[derive(Clone, Copy, Debug)]
@@ -42,37 +45,114 @@ pub struct QpInitAttr<'a> {
     pub cookie: u64,
 }
 
-/// Queue pair (`ibv_create_qp`). Destroyed when dropped.
+/// What the initiator of an extended reliable connection is made with. It has no receives.
+#[derive(Clone, Copy, Debug)]
+pub struct XrcSendInitAttr<'a> {
+    /// Where sends complete.
+    pub send_cq: &'a Cq,
+    /// Sizes asked for; those of receives do not count.
+    pub cap: QpCap,
+    /// Every send makes a completion.
+    pub sq_sig_all: bool,
+    /// The program's cookie; see [`Qp::set_cookie`].
+    pub cookie: u64,
+}
+
+/// Queue pair (`ibv_create_qp`). Destroyed when dropped. A target of an extended reliable connection may have several
+/// handles ([`crate::Xrcd::open_qp`]), and is destroyed with the last.
 #[derive(Debug)]
-pub struct Qp(pub(crate) Arc<QpCell>);
+pub struct Qp(pub(crate) Arc<QpCell>, Arc<Handle>);
+
+/// One who made a queue pair, or opened it: gets its events.
+#[derive(Debug)]
+struct Handle {
+    context: Arc<ContextCell>,
+    cookie: AtomicU64,
+    /// It has its cookie: events may come.
+    listens: AtomicBool,
+    acks: Arc<Acks>,
+    /// Of a target; until the handle is destroyed.
+    xrcd: Mutex<Option<Held<XrcdCell>>>,
+}
+
+/// All that a queue pair of any type is made of.
+#[derive(Clone, Copy)]
+pub(crate) struct QpParts<'a> {
+    pub(crate) qp_type: QpType,
+    pub(crate) pd: Option<&'a Arc<PdCell>>,
+    pub(crate) send_cq: Option<&'a Cq>,
+    pub(crate) recv_cq: Option<&'a Cq>,
+    pub(crate) srq: Option<&'a Srq>,
+    pub(crate) xrcd: Option<&'a Arc<XrcdCell>>,
+    pub(crate) cap: QpCap,
+    pub(crate) sq_sig_all: bool,
+    pub(crate) cookie: u64,
+}
+
+impl QpParts<'_> {
+    /// None of them.
+    pub(crate) fn new(qp_type: QpType) -> Self {
+        Self {
+            qp_type,
+            pd: None,
+            send_cq: None,
+            recv_cq: None,
+            srq: None,
+            xrcd: None,
+            cap: QpCap::default(),
+            sq_sig_all: false,
+            cookie: 0,
+        }
+    }
+}
 
 pub(crate) struct QpCell {
     pub(crate) engine: &'static Engine,
-    pub(crate) context: Arc<ContextCell>,
     pub(crate) qpn: Qpn,
     pub(crate) qp_type: QpType,
     pub(crate) state: Mutex<State>,
-    pub(crate) send_cq: Arc<CqCell>,
-    pub(crate) recv_cq: Arc<CqCell>,
+    /// None on a target.
+    pub(crate) send_cq: Option<Arc<CqCell>>,
+    /// None on an initiator and a target.
+    pub(crate) recv_cq: Option<Arc<CqCell>>,
     pub(crate) srq: Option<Arc<SrqCell>>,
-    cookie: AtomicU64,
-    acks: Arc<Acks>,
+    xrc_domain: Option<u64>,
+    /// Attachments to multicast groups; changed under the lock of [`crate::multicast::Groups`].
+    pub(crate) groups: AtomicU32,
+    blocks_own_multicast: AtomicBool,
+    /// Empty once it is destroyed. A leaf, but for the queues of events.
+    handles: Mutex<Vec<Arc<Handle>>>,
 }
 
 /// What the queue pair's lock guards.
 pub(crate) struct State {
     pub(crate) machine: anyverbs_proto::qp::Qp,
     pub(crate) link: Link,
+    /// Multicast groups that it is attached to, in order.
+    groups: Vec<Gid>,
     /// None once it is destroyed.
     hold: Option<Hold>,
 }
 
 #[expect(dead_code, reason = "held for their drop")]
-struct Hold(Held<PdCell>, Held<CqCell>, Held<CqCell>, Option<Held<SrqCell>>, Ticket);
+struct Hold(Option<Held<PdCell>>, [Option<Held<CqCell>>; 2], Option<Held<SrqCell>>, Ticket);
 
 impl State {
     pub(crate) fn is_dead(&self) -> bool {
         self.hold.is_none()
+    }
+
+    /// Whether it takes what is sent to a group.
+    pub(crate) fn is_in(&self, group: Gid) -> bool {
+        self.groups.binary_search_by_key(&group.0, |g| g.0).is_ok()
+    }
+
+    pub(crate) fn set_in(&mut self, group: Gid, is_in: bool) {
+        match self.groups.binary_search_by_key(&group.0, |g| g.0) {
+            Ok(at) if !is_in => drop(self.groups.remove(at)),
+            Err(at) if is_in => self.groups.insert(at, group),
+            _ => {}
+        }
     }
 }
 
@@ -103,73 +183,184 @@ impl QpCell {
         posted.map_or(NO_LIMIT, |posted| asked.packet.counts.messages.saturating_add(posted as u64))
     }
 
+    /// Whether it takes a packet of a group: it is attached, and the packet is not its own, come back, where it does not
+    /// want those.
+    pub(crate) fn takes(&self, state: &State, arrival: &Arrival, packet: &Packet<'_>) -> bool {
+        let src_qpn = packet.headers.deth.map(|deth| deth.src_qpn);
+        let unwanted = self.blocks_own_multicast.load(Ordering::Relaxed)
+            && src_qpn == Some(self.qpn)
+            && self.engine.gids.contains(arrival.source);
+        state.is_in(arrival.destination) && !unwanted
+    }
+
     /// Raises an asynchronous event of this queue pair.
     pub(crate) fn raise(&self, event: QpEvent) {
-        let element =
-            EventElement::Qp { qpn: self.qpn, cookie: self.cookie.load(Ordering::Relaxed) };
-        self.context.events.raise(event.into(), element, Some(&self.acks));
+        for handle in self.handles.lock().iter().filter(|h| h.listens.load(Ordering::Acquire)) {
+            let cookie = handle.cookie.load(Ordering::Relaxed);
+            let element = EventElement::Qp { qpn: self.qpn, cookie };
+            handle.context.events.raise(event.into(), element, Some(&handle.acks));
+        }
+    }
+
+    /// The XRC domain of a target.
+    pub(crate) fn xrc_domain(&self) -> Option<u64> {
+        self.xrc_domain
+    }
+
+    /// Its completions leave the CQs; with `forget`, the CQs forget the queue pair as well.
+    fn leave_cqs(&self, forget: bool) {
+        if let Some(cq) = &self.send_cq {
+            if forget {
+                cq.detach(self.qpn);
+            } else {
+                cq.purge(self.qpn);
+            }
+        }
+        if let Some(cq) = &self.recv_cq {
+            cq.purge(self.qpn);
+        }
+    }
+}
+
+impl Handle {
+    fn new(
+        context: &Arc<ContextCell>,
+        cookie: Option<u64>,
+        xrcd: Option<Held<XrcdCell>>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            context: Arc::clone(context),
+            cookie: AtomicU64::new(cookie.unwrap_or_default()),
+            listens: AtomicBool::new(cookie.is_some()),
+            acks: Arc::default(),
+            xrcd: Mutex::new(xrcd),
+        })
     }
 }
 
 impl Qp {
     pub(crate) fn create(pd: &Arc<PdCell>, init: &QpInitAttr<'_>) -> Result<Self, CreateError> {
-        let engine = pd.engine;
+        match init.qp_type {
+            QpType::Uc if init.srq.is_some() => {
+                return Err(CreateError::Invalid("SRQ on an unreliable connection"));
+            }
+            QpType::XrcSend | QpType::XrcRecv => {
+                return Err(CreateError::Invalid("type of the queue pair"));
+            }
+            _ => {}
+        }
+        let parts = QpParts {
+            qp_type: init.qp_type,
+            pd: Some(pd),
+            send_cq: Some(init.send_cq),
+            recv_cq: Some(init.recv_cq),
+            srq: init.srq,
+            xrcd: None,
+            cap: init.cap,
+            sq_sig_all: init.sq_sig_all,
+            cookie: init.cookie,
+        };
+        Self::assemble(pd.engine, &pd.context, &parts)
+    }
+
+    pub(crate) fn create_xrc_send(
+        pd: &Arc<PdCell>,
+        init: &XrcSendInitAttr<'_>,
+    ) -> Result<Self, CreateError> {
+        let parts = QpParts {
+            pd: Some(pd),
+            send_cq: Some(init.send_cq),
+            cap: QpCap { max_recv_wr: 0, max_recv_sge: 0, ..init.cap },
+            sq_sig_all: init.sq_sig_all,
+            cookie: init.cookie,
+            ..QpParts::new(QpType::XrcSend)
+        };
+        Self::assemble(pd.engine, &pd.context, &parts)
+    }
+
+    /// Makes a queue pair of parts that fit its type.
+    pub(crate) fn assemble(
+        engine: &'static Engine,
+        context: &Arc<ContextCell>,
+        parts: &QpParts<'_>,
+    ) -> Result<Self, CreateError> {
         if !engine.is_current() {
             return Err(CreateError::Forked);
         }
-        if !std::ptr::eq(init.send_cq.0.engine, engine)
-            || !std::ptr::eq(init.recv_cq.0.engine, engine)
-        {
+        let cqs = [parts.send_cq, parts.recv_cq];
+        if cqs.into_iter().flatten().any(|cq| !std::ptr::eq(cq.0.engine, engine)) {
             return Err(CreateError::Foreign("completion queue"));
         }
-        if init.srq.is_some_and(|srq| !std::ptr::eq(srq.0.engine, engine)) {
+        if parts.srq.is_some_and(|srq| !std::ptr::eq(srq.0.engine, engine)) {
             return Err(CreateError::Foreign("SRQ"));
         }
-        if init.srq.is_some() && init.qp_type == QpType::Uc {
-            return Err(CreateError::Invalid("SRQ on an unreliable connection"));
+        if parts.srq.is_some_and(|srq| srq.number().is_some()) {
+            return Err(CreateError::Invalid("SRQ: one of type XRC is for targets"));
         }
-        let cap = actual_cap(engine, init)?;
-        let held = |h: Option<Held<CqCell>>| h.ok_or(CreateError::Foreign("completion queue"));
+        let cap = actual_cap(engine, parts)?;
         let ticket = engine.quotas.qp.take().ok_or(CreateError::Exhausted("queue pairs"))?;
+        let xrcd = held(parts.xrcd, "XRC domain")?;
         let hold = Hold(
-            Held::new(pd, Holder::Qp).ok_or(CreateError::Foreign("protection domain"))?,
-            held(Held::new(&init.send_cq.0, Holder::Qp))?,
-            held(Held::new(&init.recv_cq.0, Holder::Qp))?,
-            match init.srq {
-                Some(srq) => {
-                    Some(Held::new(&srq.0, Holder::Qp).ok_or(CreateError::Foreign("SRQ"))?)
-                }
-                None => None,
-            },
+            held(parts.pd, "protection domain")?,
+            [
+                held(parts.send_cq.map(|cq| &cq.0), "completion queue")?,
+                held(parts.recv_cq.map(|cq| &cq.0), "completion queue")?,
+            ],
+            held(parts.srq.map(|srq| &srq.0), "SRQ")?,
             ticket,
         );
-        let machine = QpInit {
-            qp_type: init.qp_type,
+        let init = QpInit {
+            qp_type: parts.qp_type,
             cap,
-            sq_sig_all: init.sq_sig_all,
-            srq: init.srq.is_some(),
-            pd: pd.number,
+            sq_sig_all: parts.sq_sig_all,
+            srq: parts.srq.is_some(),
+            pd: parts.pd.map_or(0, |pd| pd.number),
         };
+        let handle = Handle::new(context, Some(parts.cookie), xrcd);
         let cell = engine
             .qps
             .insert(|qpn| {
-                let machine = anyverbs_proto::qp::Qp::new(qpn, &machine);
-                init.send_cq.0.attach(qpn, machine.sq_credit());
+                let machine = anyverbs_proto::qp::Qp::new(qpn, &init);
+                if let Some(cq) = parts.send_cq {
+                    cq.0.attach(qpn, machine.sq_credit());
+                }
                 QpCell {
                     engine,
-                    context: Arc::clone(&pd.context),
                     qpn,
-                    qp_type: init.qp_type,
-                    state: Mutex::new(State { machine, link: Link::default(), hold: Some(hold) }),
-                    send_cq: Arc::clone(&init.send_cq.0),
-                    recv_cq: Arc::clone(&init.recv_cq.0),
-                    srq: init.srq.map(|srq| Arc::clone(&srq.0)),
-                    cookie: AtomicU64::new(init.cookie),
-                    acks: Arc::default(),
+                    qp_type: parts.qp_type,
+                    state: Mutex::new(State {
+                        machine,
+                        link: Link::default(),
+                        groups: Vec::new(),
+                        hold: Some(hold),
+                    }),
+                    send_cq: parts.send_cq.map(|cq| Arc::clone(&cq.0)),
+                    recv_cq: parts.recv_cq.map(|cq| Arc::clone(&cq.0)),
+                    srq: parts.srq.map(|srq| Arc::clone(&srq.0)),
+                    xrc_domain: parts.xrcd.map(|xrcd| xrcd.domain),
+                    groups: AtomicU32::new(0),
+                    blocks_own_multicast: AtomicBool::new(false),
+                    handles: Mutex::new(vec![Arc::clone(&handle)]),
                 }
             })
             .ok_or(CreateError::Exhausted("queue pair numbers"))?;
-        Ok(Self(cell))
+        Ok(Self(cell, handle))
+    }
+
+    /// One more handle of a target, through a domain's handle; None if either was destroyed meanwhile.
+    pub(crate) fn open(
+        cell: Arc<QpCell>,
+        xrcd: &Arc<XrcdCell>,
+        cookie: Option<u64>,
+    ) -> Option<Self> {
+        let handle = Handle::new(&xrcd.context, cookie, Some(Held::new(xrcd, Holder::Qp)?));
+        let mut handles = cell.handles.lock();
+        if handles.is_empty() {
+            return None;
+        }
+        handles.push(Arc::clone(&handle));
+        drop(handles);
+        Some(Self(cell, handle))
     }
 
     /// Its number.
@@ -180,7 +371,8 @@ impl Qp {
 
     /// Replaces the cookie that events carry.
     pub fn set_cookie(&self, cookie: u64) {
-        self.0.cookie.store(cookie, Ordering::Relaxed);
+        self.1.cookie.store(cookie, Ordering::Relaxed);
+        self.1.listens.store(true, Ordering::Release);
     }
 
     /// Actual sizes; zeros for an inherited queue pair.
@@ -218,7 +410,16 @@ impl Qp {
     }
 
     fn lock(&self) -> Result<MutexGuard<'_, State>, ModifyObjectError> {
+        self.check_open()?;
         self.0.lock()
+    }
+
+    /// Refuses where this handle of a target was destroyed; others may be left.
+    fn check_open(&self) -> Result<(), ModifyObjectError> {
+        let cell = &self.0;
+        let closed =
+            cell.xrc_domain.is_some() && cell.engine.is_current() && self.1.xrcd.lock().is_none();
+        if closed { Err(ModifyObjectError::Gone) } else { Ok(()) }
     }
 
     /// Changes attributes and state (`ibv_modify_qp`). With [`QpAttrMask::AV`], `attr.av` is what
@@ -227,6 +428,7 @@ impl Qp {
     /// # Errors
     /// [`ModifyObjectError`]; nothing was changed.
     pub fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyObjectError> {
+        self.check_open()?;
         self.0.modify(attr, mask)
     }
 }
@@ -262,8 +464,8 @@ impl QpCell {
         machine.modify(&attr, mask, &limits, &mut call.env(link))?;
         if mask.contains(QpAttrMask::STATE) && attr.state == QpState::Reset {
             link.leave_path();
-            self.send_cq.purge(self.qpn);
-            self.recv_cq.purge(self.qpn);
+            link.xrc_srq = None;
+            self.leave_cqs(false);
         } else if mask.contains(QpAttrMask::AV) {
             link.pin(engine, machine);
         }
@@ -307,29 +509,71 @@ impl Qp {
         Ok(Poster { cell: &self.0, inner: Some((state, Call::new(&self.0))), sends: false })
     }
 
+    /// Attaches it to a multicast group (`ibv_attach_mcast`): it gets a copy of what is sent to the group on any interface of
+    /// the port, of its own datagrams too. Once more with the same `gid` and `lid` changes nothing. The LID has no meaning on
+    /// RoCE, but names the attachment.
+    ///
+    /// # Errors
+    /// [`AttachError`].
+    pub fn attach_mcast(&self, gid: Gid, lid: u16) -> Result<(), AttachError> {
+        self.0.engine.groups.attach(&self.0, gid, lid)
+    }
+
+    /// Detaches it from a group (`ibv_detach_mcast`): no copy arrives any more.
+    ///
+    /// # Errors
+    /// [`AttachError`].
+    pub fn detach_mcast(&self, gid: Gid, lid: u16) -> Result<(), AttachError> {
+        self.0.engine.groups.detach(&self.0, gid, lid)
+    }
+
+    /// From now on it gets no copy of what it sends to a group that it is attached to itself
+    /// (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`).
+    pub fn block_own_multicast(&self) {
+        self.0.blocks_own_multicast.store(true, Ordering::Relaxed);
+    }
+
     /// Acknowledges asynchronous events of this queue pair that were read.
     pub fn ack_async_events(&self, n: u32) {
-        self.0.acks.acknowledge(n);
+        self.1.acks.acknowledge(n);
     }
 
     /// Destroys it, in any state (`ibv_destroy_qp`): nothing outstanding is processed further, its completions leave
     /// the CQs. Waits while an event of it was read and not acknowledged.
     ///
     /// # Errors
-    /// [`DestroyError::Gone`].
+    /// [`DestroyError::Busy`] while it is attached to multicast groups, [`DestroyError::Gone`].
     pub fn destroy(&self) -> Result<(), DestroyError> {
         let cell = &self.0;
         if !cell.engine.is_current() {
             return Ok(());
         }
-        let hold = cell.retire().ok_or(DestroyError::Gone)?;
-        cell.engine.qps.remove(cell.qpn);
-        cell.send_cq.detach(cell.qpn);
-        cell.recv_cq.purge(cell.qpn);
-        cell.context.events.withdraw(&cell.acks);
-        cell.acks.wait(&|| format!("queue pair {}", cell.qpn));
+        let released = cell.engine.groups.unless_attached(cell, || self.release());
+        let released = released.inspect_err(|error| {
+            tracing::warn!("queue pair {} is not destroyed: {error}", cell.qpn);
+        });
+        let hold = released?.ok_or(DestroyError::Gone)?;
+        self.1.context.events.withdraw(&self.1.acks);
+        self.1.acks.wait(&|| format!("queue pair {}", cell.qpn));
         drop(hold);
+        drop(self.1.xrcd.lock().take());
         Ok(())
+    }
+
+    /// Gives this handle up, and with the last one ends the queue pair: what it held. None if it was done.
+    fn release(&self) -> Option<Option<Hold>> {
+        let cell = &self.0;
+        let mut handles = cell.handles.lock();
+        let at = handles.iter().position(|h| Arc::ptr_eq(h, &self.1))?;
+        handles.remove(at);
+        if !handles.is_empty() {
+            return Some(None);
+        }
+        drop(handles);
+        let hold = cell.retire()?;
+        cell.engine.qps.remove(cell.qpn);
+        cell.leave_cqs(true);
+        Some(Some(hold))
     }
 }
 
@@ -340,20 +584,28 @@ impl Drop for Qp {
             // Its locks belong to threads of the parent.
             return;
         }
+        cell.engine.groups.detach_all(cell);
         // Unlike destroy, a drop cannot wait for a program that dropped its events too.
-        let Some(hold) = cell.retire() else { return };
-        cell.engine.qps.remove(cell.qpn);
-        cell.send_cq.detach(cell.qpn);
-        cell.recv_cq.purge(cell.qpn);
-        cell.context.events.withdraw(&cell.acks);
+        let Some(hold) = self.release() else { return };
+        self.1.context.events.withdraw(&self.1.acks);
         drop(hold);
+        drop(self.1.xrcd.lock().take());
     }
 }
 
+/// Holds a part, if the queue pair has it.
+fn held<T: Holdable>(
+    part: Option<&Arc<T>>,
+    name: &'static str,
+) -> Result<Option<Held<T>>, CreateError> {
+    let hold = |part| Held::new(part, Holder::Qp).ok_or(CreateError::Foreign(name));
+    part.map(hold).transpose()
+}
+
 /// Checks the sizes asked for; what the device gives.
-fn actual_cap(engine: &Engine, init: &QpInitAttr<'_>) -> Result<QpCap, CreateError> {
-    let (mut cap, max) = (init.cap, &engine.attr);
-    if init.srq.is_some() {
+fn actual_cap(engine: &Engine, parts: &QpParts<'_>) -> Result<QpCap, CreateError> {
+    let (mut cap, max) = (parts.cap, &engine.attr);
+    if parts.srq.is_some() {
         cap.max_recv_wr = 0;
         cap.max_recv_sge = 0;
     }

@@ -1,19 +1,22 @@
 //! Shared receive queue.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyverbs_proto::recv_queue::{RecvQueue, RecvWqe};
+use anyverbs_proto::wc::Wc;
 use anyverbs_proto::wr::RecvWr;
 use parking_lot::Mutex;
 
 use crate::async_event::{AsyncEventKind, EventElement};
 use crate::context::ContextCell;
+use crate::cq::{Cq, CqCell};
 use crate::engine::{Engine, Ticket};
 use crate::error::{CreateError, DestroyError, ModifyObjectError, PostError};
 use crate::event_queue::Acks;
 use crate::holders::{Held, Holdable, Holder, Holders};
 use crate::pd::PdCell;
+use crate::xrcd::XrcdCell;
 
 /// What an SRQ is made with (`struct ibv_srq_init_attr`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -37,7 +40,8 @@ pub struct SrqAttr {
     pub limit: u32,
 }
 
-/// Shared receive queue (`ibv_create_srq`).
+/// Shared receive queue (`ibv_create_srq`; of type XRC: [`crate::Xrcd::create_srq`]). One of type XRC is destroyed when
+/// dropped.
 #[derive(Debug)]
 pub struct Srq(pub(crate) Arc<SrqCell>);
 
@@ -49,7 +53,24 @@ pub(crate) struct SrqCell {
     cookie: AtomicU64,
     acks: Arc<Acks>,
     holders: Holders,
-    hold: Mutex<Option<(Held<PdCell>, Ticket)>>,
+    hold: Mutex<Option<Hold>>,
+    xrc: Option<Xrc>,
+}
+
+#[derive(Debug)]
+#[expect(dead_code, reason = "held for their drop")]
+struct Hold(Held<PdCell>, Option<(Held<XrcdCell>, Held<CqCell>)>, Ticket);
+
+/// What makes it one of type XRC.
+#[derive(Debug)]
+struct Xrc {
+    number: u32,
+    /// Protection domain of the memory that requests may touch.
+    pd: u32,
+    domain: u64,
+    cq: Arc<CqCell>,
+    /// Its CQ has overrun, or it was destroyed: requests no longer find it.
+    closed: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -57,6 +78,8 @@ struct State {
     queue: RecvQueue,
     max_sge: u32,
     limit: u32,
+    /// It was destroyed: what was taken from it completes nowhere.
+    gone: bool,
 }
 
 impl Holdable for SrqCell {
@@ -66,6 +89,24 @@ impl Holdable for SrqCell {
 }
 
 impl SrqCell {
+    fn new(pd: &PdCell, init: &SrqInitAttr, hold: Hold, xrc: Option<Xrc>) -> Self {
+        Self {
+            engine: pd.engine,
+            context: Arc::clone(&pd.context),
+            state: Mutex::new(State {
+                queue: RecvQueue::new(init.max_wr, init.max_sge),
+                max_sge: init.max_sge,
+                limit: 0,
+                gone: false,
+            }),
+            cookie: AtomicU64::new(init.cookie),
+            acks: Arc::default(),
+            holders: Holders::default(),
+            hold: Mutex::new(Some(hold)),
+            xrc,
+        }
+    }
+
     /// Takes the oldest request; raises the limit event where due.
     pub(crate) fn take(&self, into: &mut RecvWqe) -> bool {
         let mut state = self.state.lock();
@@ -84,6 +125,57 @@ impl SrqCell {
         self.state.lock().queue.len()
     }
 
+    /// The number by which requests name it; only one of type XRC has one.
+    pub(crate) fn number(&self) -> Option<u32> {
+        self.xrc.as_ref().map(|xrc| xrc.number)
+    }
+
+    /// Its XRC domain.
+    pub(crate) fn xrc_domain(&self) -> Option<u64> {
+        self.xrc.as_ref().map(|xrc| xrc.domain)
+    }
+
+    /// The protection domain of the requests that name it; None when it takes no more.
+    pub(crate) fn pd_of_requests(&self) -> Option<u32> {
+        let xrc = self.xrc.as_ref()?;
+        (!xrc.closed.load(Ordering::Acquire)).then_some(xrc.pd)
+    }
+
+    /// Whether it is of type XRC and completes its receives in this CQ.
+    pub(crate) fn completes_in(&self, cq: &Arc<CqCell>) -> bool {
+        self.xrc.as_ref().is_some_and(|xrc| Arc::ptr_eq(&xrc.cq, cq))
+    }
+
+    /// Completes a receive that a target took. The CQ, if the completion was lost in it for the first time.
+    #[must_use]
+    pub(crate) fn complete(&self, wc: Wc, solicited: bool) -> Option<&Arc<CqCell>> {
+        let xrc = self.xrc.as_ref()?;
+        // Held over the push: once the SRQ is destroyed, its CQ may be.
+        let state = self.state.lock();
+        (!state.gone && xrc.cq.push(wc, solicited)).then_some(&xrc.cq)
+    }
+
+    /// Its CQ has overrun.
+    pub(crate) fn fail(&self) {
+        let Some(xrc) = &self.xrc else { return };
+        let state = self.state.lock();
+        if !state.gone && !xrc.closed.swap(true, Ordering::AcqRel) {
+            let element = EventElement::Srq { cookie: self.cookie.load(Ordering::Relaxed) };
+            self.context.events.raise(AsyncEventKind::SrqErr, element, Some(&self.acks));
+        }
+    }
+
+    /// Requests no longer find it, and what targets took from it completes nowhere.
+    fn close(&self) {
+        let Some(xrc) = &self.xrc else { return };
+        self.engine.xrc_srqs.remove(xrc.number);
+        let mut state = self.state.lock();
+        xrc.closed.store(true, Ordering::Release);
+        state.gone = true;
+        // A target may remember this cell for long.
+        state.queue = RecvQueue::new(0, 0);
+    }
+
     fn check(&self) -> Result<(), PostError> {
         if !self.engine.is_current() {
             return Err(PostError::Forked);
@@ -94,6 +186,43 @@ impl SrqCell {
 
 impl Srq {
     pub(crate) fn create(pd: &Arc<PdCell>, init: &SrqInitAttr) -> Result<Self, CreateError> {
+        let hold = Self::hold(pd, init)?;
+        Ok(Self(Arc::new(SrqCell::new(pd, init, Hold(hold.0, None, hold.1), None))))
+    }
+
+    pub(crate) fn create_xrc(
+        pd: &Arc<PdCell>,
+        xrcd: &Arc<XrcdCell>,
+        cq: &Cq,
+        init: &SrqInitAttr,
+    ) -> Result<Self, CreateError> {
+        let (pd_hold, ticket) = Self::hold(pd, init)?;
+        let engine = pd.engine;
+        if !std::ptr::eq(xrcd.engine, engine) {
+            return Err(CreateError::Foreign("XRC domain"));
+        }
+        if !std::ptr::eq(cq.0.engine, engine) {
+            return Err(CreateError::Foreign("completion queue"));
+        }
+        let xrcd_hold = Held::new(xrcd, Holder::Srq).ok_or(CreateError::Foreign("XRC domain"))?;
+        let cq_hold =
+            Held::new(&cq.0, Holder::Srq).ok_or(CreateError::Foreign("completion queue"))?;
+        let hold = Hold(pd_hold, Some((xrcd_hold, cq_hold)), ticket);
+        let cell = engine.xrc_srqs.insert(|number| {
+            let xrc = Xrc {
+                number,
+                pd: pd.number,
+                domain: xrcd.domain,
+                cq: Arc::clone(&cq.0),
+                closed: AtomicBool::new(false),
+            };
+            SrqCell::new(pd, init, hold, Some(xrc))
+        });
+        Ok(Self(cell.ok_or(CreateError::Exhausted("SRQ numbers"))?))
+    }
+
+    /// Checks the sizes, and takes what every SRQ holds.
+    fn hold(pd: &Arc<PdCell>, init: &SrqInitAttr) -> Result<(Held<PdCell>, Ticket), CreateError> {
         let engine = pd.engine;
         if !engine.is_current() {
             return Err(CreateError::Forked);
@@ -107,19 +236,13 @@ impl Srq {
         let ticket =
             engine.quotas.srq.take().ok_or(CreateError::Exhausted("shared receive queues"))?;
         let hold = Held::new(pd, Holder::Srq).ok_or(CreateError::Foreign("protection domain"))?;
-        Ok(Self(Arc::new(SrqCell {
-            engine,
-            context: Arc::clone(&pd.context),
-            state: Mutex::new(State {
-                queue: RecvQueue::new(init.max_wr, init.max_sge),
-                max_sge: init.max_sge,
-                limit: 0,
-            }),
-            cookie: AtomicU64::new(init.cookie),
-            acks: Arc::default(),
-            holders: Holders::default(),
-            hold: Mutex::new(Some((hold, ticket))),
-        })))
+        Ok((hold, ticket))
+    }
+
+    /// The number by which peers name it (`ibv_get_srq_num`): one of type XRC has one.
+    #[must_use]
+    pub fn number(&self) -> Option<u32> {
+        self.0.number()
     }
 
     /// Replaces the cookie that events carry.
@@ -198,10 +321,22 @@ impl Srq {
             return Ok(());
         }
         self.0.holders.retire().inspect_err(|e| tracing::warn!("SRQ not destroyed: {e}"))?;
+        self.0.close();
         self.0.context.events.withdraw(&self.0.acks);
         self.0.acks.wait(&|| "an SRQ".into());
         drop(self.0.hold.lock().take());
         Ok(())
+    }
+}
+
+impl Drop for Srq {
+    fn drop(&mut self) {
+        // Queue pairs keep one of type BASIC; nobody keeps one of type XRC. Of an inherited one the locks are the parent's.
+        if self.0.xrc.is_some() && self.0.engine.is_current() && self.0.holders.retire().is_ok() {
+            self.0.close();
+            self.0.context.events.withdraw(&self.0.acks);
+            drop(self.0.hold.lock().take());
+        }
     }
 }
 

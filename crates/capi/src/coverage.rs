@@ -21,8 +21,9 @@ use crate::{
 
 /// Calls that have a body which does not yet do all that the manual page says, and what it leaves out.
 const PARTIAL: &[(&str, &str)] = &[
-    ("ibv_create_qp", "RC, UC, UD; XRC, RAW_PACKET and DRIVER: `EOPNOTSUPP`"),
+    ("ibv_create_qp", "RC, UC, UD, XRC_SEND; RAW_PACKET and DRIVER: `EOPNOTSUPP`"),
     ("ibv_modify_qp", "alternate paths and resizing of the queues: `EOPNOTSUPP`"),
+    ("ibv_query_ece", "there are no enhancements (`EOPNOTSUPP`)"),
     ("ibv_set_ece", "refuses every value: there are no enhancements (`EOPNOTSUPP`)"),
     ("ibv_reg_mr_iova2", "no on-demand paging, no memory windows (`EOPNOTSUPP`)"),
 ];
@@ -33,9 +34,13 @@ const PARTIAL_SLOTS: &[(&str, &str)] = &[
         "ibv_create_cq_ex",
         "timestamps, VLAN, flow tags, tag matching, parent domains, ignored overrun: `EOPNOTSUPP`",
     ),
-    ("ibv_create_qp_ex", "PD and SEND_OPS_FLAGS; other extensions: `EOPNOTSUPP`"),
-    ("ibv_create_srq_ex", "BASIC; XRC and tag matching: `EOPNOTSUPP`"),
-    ("ibv_get_srq_num", "`EOPNOTSUPP` for BASIC, the only kind there is"),
+    (
+        "ibv_create_qp_ex",
+        "PD, XRCD, SEND_OPS_FLAGS, BLOCK_SELF_MCAST_LB; other extensions: `EOPNOTSUPP`",
+    ),
+    ("ibv_create_srq_ex", "BASIC and XRC; tag matching: `EOPNOTSUPP`"),
+    ("ibv_open_xrcd", "a file names a domain within the process; processes do not share domains"),
+    ("ibv_open_qp", "a QP of another process: `EOPNOTSUPP`"),
     ("ibv_post_send", "memory windows, local invalidation, TSO, FLUSH, ATOMIC_WRITE: `EOPNOTSUPP`"),
 ];
 

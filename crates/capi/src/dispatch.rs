@@ -25,11 +25,13 @@ pub(crate) fn new_context() -> verbs_context {
     // SAFETY: integers, NULL pointers, empty slots and a zeroed mutex (PTHREAD_MUTEX_INITIALIZER) are valid.
     let mut context: verbs_context = unsafe { std::mem::zeroed() };
     context.sz = size_of::<verbs_context>();
-    context.close_xrcd = Some(refusing::close_xrcd);
+    context.open_xrcd = Some(verbs::open_xrcd);
+    context.close_xrcd = Some(verbs::close_xrcd);
     context.query_port = Some(verbs::query_port);
     context.query_device_ex = Some(verbs::query_device_ex);
     context.create_cq_ex = Some(verbs::create_cq_ex);
     context.create_qp_ex = Some(verbs::create_qp_ex);
+    context.open_qp = Some(verbs::open_qp);
     context.create_srq_ex = Some(verbs::create_srq_ex);
     context.get_srq_num = Some(verbs::get_srq_num);
     context.context.ops = ops();
@@ -95,7 +97,6 @@ mod refusing {
     errno_slots! {
         bind_mw(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind);
         dealloc_mw(*mut ibv_mw);
-        close_xrcd(*mut ibv_xrcd);
     }
 
     pub(super) unsafe extern "C" fn alloc_mw(_: *mut ibv_pd, _: c_uint) -> *mut ibv_mw {
@@ -150,7 +151,6 @@ pub(crate) fn slots() -> Vec<Slot> {
         "ibv_alloc_mw" ops.alloc_mw "NULL, `EOPNOTSUPP`";
         "ibv_bind_mw" ops.bind_mw "returns `EOPNOTSUPP`";
         "ibv_dealloc_mw" ops.dealloc_mw "returns `EOPNOTSUPP`";
-        "ibv_close_xrcd" context.close_xrcd "returns `EOPNOTSUPP`";
     });
     slots.extend(empty! {
         "ibv_alloc_dm" alloc_dm "NULL, `EOPNOTSUPP`";
@@ -162,6 +162,7 @@ pub(crate) fn slots() -> Vec<Slot> {
         "ibv_dealloc_td" dealloc_td "returns `EOPNOTSUPP`";
         "ibv_alloc_parent_domain" alloc_parent_domain "NULL, `EOPNOTSUPP`";
         "ibv_open_xrcd" open_xrcd "NULL, `EOPNOTSUPP`";
+        "ibv_close_xrcd" close_xrcd "";
         "ibv_query_device_ex" query_device_ex "returns `EOPNOTSUPP`";
         "ibv_query_port (with its newest fields)" query_port "falls back to the exported call";
         "ibv_query_rt_values_ex" query_rt_values "returns `EOPNOTSUPP`";

@@ -9,8 +9,18 @@ pub(crate) struct Errno(pub(crate) c_int);
 impl Errno {
     pub(crate) const EINVAL: Self = Self(libc::EINVAL);
     pub(crate) const ENOENT: Self = Self(libc::ENOENT);
+    pub(crate) const ENODEV: Self = Self(libc::ENODEV);
     pub(crate) const ENOMEM: Self = Self(libc::ENOMEM);
     pub(crate) const EOPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
+
+    /// What the last C call of this thread left; `EIO` if it left nothing.
+    pub(crate) fn last() -> Self {
+        // SAFETY: as in `set`.
+        match unsafe { *libc::__errno_location() } {
+            0 => Self(libc::EIO),
+            errno => Self(errno),
+        }
+    }
 
     /// Makes it the calling thread's `errno`.
     pub(crate) fn set(self) -> c_int {
@@ -32,7 +42,14 @@ macro_rules! from_device {
     )* };
 }
 
-from_device!(OpenError CreateError RegisterError DestroyError ModifyObjectError PostError CqError EventError);
+impl From<anyverbs::cm::CmError> for Errno {
+    fn from(error: anyverbs::cm::CmError) -> Self {
+        tracing::debug!("refused: {error}");
+        Self(error.errno())
+    }
+}
+
+from_device!(OpenError CreateError RegisterError DestroyError ModifyObjectError AttachError PostError CqError EventError);
 
 /// 0, or the errno value, which is set as well: most of libibverbs.
 pub(crate) fn value(result: Result<(), Errno>) -> c_int {

@@ -7,6 +7,7 @@
 //! - `verbs`, `rdmacm`: the calls themselves, a file for each kind of object;
 //! - `object`, `dispatch`: what a program's pointers point to, and the tables of functions in a context;
 //! - `session`: calls that come in a row and have an object to themselves;
+//! - `cancel`: waiting where a thread may be cancelled;
 //! - `errno`: how an outcome is reported; `log`: what goes to stderr;
 //! - `refuse`: the calls that are not built, and how each of them says so;
 //! - `compat`, `private`, `vendor`: version nodes that must exist, and whose calls all refuse;
@@ -16,6 +17,7 @@
 #![cfg_attr(test, allow(dead_code))]
 
 mod abi;
+mod cancel;
 mod compat;
 #[cfg(test)]
 mod coverage;

@@ -2,7 +2,25 @@
 
 use std::sync::Once;
 
-use tracing_subscriber::EnvFilter;
+use tracing::{Event, Subscriber};
+use tracing_subscriber::{EnvFilter, Layer, layer::Context, layer::SubscriberExt as _};
+
+/// Drops what a thread says after its own variables were destroyed, as an exit handler does: the formatter needs one.
+struct WhileThreadLives;
+
+/// Something to destroy.
+struct Alive;
+
+impl Drop for Alive {
+    fn drop(&mut self) {}
+}
+
+impl<S: Subscriber> Layer<S> for WhileThreadLives {
+    fn event_enabled(&self, _: &Event<'_>, _: Context<'_, S>) -> bool {
+        thread_local!(static ALIVE: Alive = const { Alive });
+        ALIVE.try_with(|_| ()).is_ok()
+    }
+}
 
 /// Sets the log up, once, at the first call that looks for a device.
 ///
@@ -23,7 +41,8 @@ pub(crate) fn init() {
             .with_ansi(unsafe { libc::isatty(libc::STDERR_FILENO) } == 1)
             .without_time()
             .log_internal_errors(false)
-            .finish();
+            .finish()
+            .with(WhileThreadLives);
         // Nothing else in this object sets one.
         let _ = tracing::subscriber::set_global_default(subscriber);
         if let Some(error) = bad {

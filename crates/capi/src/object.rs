@@ -18,7 +18,7 @@ use std::{
 
 use parking_lot::RwLock;
 
-use crate::{abi::*, errno::Errno, verbs};
+use crate::{abi::*, errno::Errno, rdmacm, verbs};
 
 /// A public C struct that leads an object.
 ///
@@ -177,20 +177,26 @@ public! {
     ibv_srq(handle) => verbs::SrqInner;
 }
 
-// SAFETY: read nothing.
-unsafe impl Public for verbs_context {
-    type Inner = verbs::ContextInner;
-    unsafe fn handle(_: *const Self) -> Option<u32> {
-        None
-    }
+/// `Public` for structs without one.
+macro_rules! public_without_handle {
+    ($($name:ident => $inner:ty;)*) => { $(
+        // SAFETY: reads nothing.
+        unsafe impl Public for $name {
+            type Inner = $inner;
+            unsafe fn handle(_: *const Self) -> Option<u32> {
+                None
+            }
+        }
+    )* };
 }
 
-// SAFETY: reads nothing.
-unsafe impl Public for ibv_comp_channel {
-    type Inner = verbs::CompChannelInner;
-    unsafe fn handle(_: *const Self) -> Option<u32> {
-        None
-    }
+public_without_handle! {
+    verbs_context => verbs::ContextInner;
+    ibv_comp_channel => verbs::CompChannelInner;
+    ibv_xrcd => verbs::XrcdInner;
+    rdma_event_channel => rdmacm::ChannelInner;
+    rdma_cm_id => rdmacm::IdInner;
+    rdma_cm_event => rdmacm::EventInner;
 }
 
 #[cfg(test)]

@@ -28,6 +28,8 @@ pub mod udp;
 pub use interfaces::{Interface, InterfaceAddress, interfaces};
 pub use monitor::AddressMonitor;
 pub use registry::{Registry, Slot};
-pub use services::{Reservation, ServiceAddress, Services};
+pub use services::{Lingering, Reservation, ServiceAddress, Services};
 pub use steering::SteerByKind;
-pub use udp::{Datagram, Destination, OpenError, PortOptions, RxBatch, TxBatch, UdpPort};
+pub use udp::{
+    Datagram, Destination, OpenError, PortOptions, RxBatch, TxBatch, UdpPort, is_handed_on,
+};

@@ -7,6 +7,7 @@
 //!
 //! A child that `fork`s without `exec` keeps its parent's slot alive; every descriptor here is close-on-exec.
 
+use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -146,9 +147,27 @@ impl Registry {
 
     /// As [`Registry::announced`], in the order of announcing: socket inodes are numbered upwards (proc_net(5), unix).
     pub(crate) fn announced_in_order(&self, port: u16) -> Vec<u8> {
-        let prefix = format!("@{}/port/{port}/", self.prefix);
+        let mut found = self.inodes(&format!("port/{port}"));
+        found.sort_unstable();
+        found.into_iter().map(|(_, slot)| slot).collect()
+    }
+
+    /// All slots that some process holds, each with a number that its next owner will not have. Without `/proc` the number
+    /// is always 0.
+    #[must_use]
+    pub fn incarnations(&self) -> HashMap<u8, u64> {
+        let found = self.inodes("slot");
+        if found.is_empty() {
+            return self.live_slots().into_iter().map(|slot| (slot, 0)).collect();
+        }
+        found.into_iter().map(|(inode, slot)| (slot, inode)).collect()
+    }
+
+    /// The names `<kind>/<slot>` that are bound, by the inodes of their sockets.
+    fn inodes(&self, kind: &str) -> Vec<(u64, u8)> {
+        let prefix = format!("@{}/{kind}/", self.prefix);
         let table = std::fs::read_to_string("/proc/thread-self/net/unix").unwrap_or_default();
-        let mut found: Vec<(u64, u8)> = table
+        table
             .lines()
             .filter_map(|line| {
                 let mut fields = line.split_ascii_whitespace().skip(6);
@@ -156,9 +175,7 @@ impl Registry {
                 let slot = fields.next()?.strip_prefix(&prefix)?.parse().ok()?;
                 Some((inode, slot))
             })
-            .collect();
-        found.sort_unstable();
-        found.into_iter().map(|(_, slot)| slot).collect()
+            .collect()
     }
 
     /// Whether the owner of `slot` has announced `port`.
@@ -272,6 +289,21 @@ mod tests {
             Slot::claim_number(&registry, 0).unwrap_err().kind(),
             io::ErrorKind::InvalidInput
         );
+    }
+
+    #[test]
+    fn the_next_owner_of_a_slot_is_another() {
+        let registry = registry("incarnations");
+        let slots = [3, 7].map(|n| Slot::claim_number(&registry, n).unwrap());
+        let before = registry.incarnations();
+        assert_eq!(before.len(), 2);
+        assert_eq!(before, registry.incarnations());
+        drop(slots);
+        assert_eq!(registry.incarnations(), HashMap::new());
+        let _again = Slot::claim_number(&registry, 3).unwrap();
+        let after = registry.incarnations();
+        assert_eq!(after.len(), 1);
+        assert_ne!(after[&3], before[&3]);
     }
 
     #[test]

@@ -107,6 +107,12 @@ pub struct Reservation {
     guard: Mutex<Guard>,
 }
 
+/// See [`Services::linger`].
+#[derive(Debug)]
+pub struct Lingering {
+    _name: NameGuard,
+}
+
 #[derive(Debug)]
 enum Guard {
     Exclusive { _name: NameGuard },
@@ -215,7 +221,23 @@ impl Services {
         found.map(|found| holders.entry(key).or_insert(found).0)
     }
 
-    /// The slots of all live processes, as they were at most `age` ago.
+    /// This process may be asked for services that it does not hold any more, until the value is dropped. One at a time.
+    ///
+    /// # Errors
+    /// Those of socket(2) and bind(2).
+    pub fn linger(&self) -> io::Result<Lingering> {
+        let name = lingering_name(self.slot.number());
+        Ok(Lingering { _name: self.slot.registry().hold(&name)? })
+    }
+
+    /// The slots of other processes that linger, in ascending order, as they were at most `age` ago.
+    #[must_use]
+    pub fn lingering(&self, age: Duration) -> Vec<u8> {
+        let others = self.live_slots(age).into_iter().filter(|slot| *slot != self.slot.number());
+        others.filter(|slot| self.is_held(&lingering_name(*slot))).collect()
+    }
+
+    /// The slots of all live processes, in ascending order, as they were at most `age` ago.
     #[must_use]
     pub fn live_slots(&self, age: Duration) -> Vec<u8> {
         let mut live = self.live.lock();
@@ -224,6 +246,18 @@ impl Services {
             *live = (Some(now), self.slot.registry().live_slots());
         }
         live.1.clone()
+    }
+
+    /// Whether some process holds a slot.
+    #[must_use]
+    pub fn is_alive(&self, slot: u8) -> bool {
+        self.slot.is_alive(slot)
+    }
+
+    /// As [`crate::Registry::incarnations`].
+    #[must_use]
+    pub fn incarnations(&self) -> HashMap<u8, u64> {
+        self.slot.registry().incarnations()
     }
 
     /// Excludes who else reserves this service.
@@ -302,6 +336,10 @@ impl Services {
         };
         probe.lock().connect_addr(&address).is_ok()
     }
+}
+
+fn lingering_name(slot: u8) -> String {
+    format!("lingering/{slot}")
 }
 
 impl Reservation {
@@ -461,6 +499,16 @@ mod tests {
                 assert_eq!(second.holder(service, locals[1]), None);
             }
         }
+    }
+
+    #[test]
+    fn who_lingers_is_found() {
+        let [first, second] = pair("lingering");
+        let lingering = first.linger().unwrap();
+        assert_eq!(second.lingering(Duration::ZERO), [first.slot.number()]);
+        assert!(first.lingering(Duration::ZERO).is_empty());
+        drop(lingering);
+        assert!(second.lingering(Duration::ZERO).is_empty());
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{TryRecvError, channel};
 use std::time::{Duration, Instant};
 
-use anyverbs_net::forward::ForwardBuffer;
+use anyverbs_net::forward::{ForwardBuffer, Forwarded};
 use anyverbs_net::steering::{Resteer, SteeringMode};
 use anyverbs_net::{Datagram, Destination, PortOptions, Registry, RxBatch, Slot, TxBatch, UdpPort};
 
@@ -407,6 +407,59 @@ fn a_full_queue_drops_and_counts() {
     port.forward(0, &datagram);
     drop(other);
     assert_eq!(port.forward_counters().dropped_dead, 1);
+}
+
+#[test]
+fn what_does_not_fit_is_kept_in_order_until_there_is_room() {
+    if !netns::isolate("what_does_not_fit_is_kept_in_order_until_there_is_room") {
+        return;
+    }
+    // Two processes, as far as slots are concerned, each with a port of its own.
+    let ports = [4791, 4792].map(|port| {
+        let slot = Some(Arc::new(Slot::claim(NAME).unwrap()));
+        UdpPort::open(PortOptions { slot, steer_offset: 5, ..PortOptions::new(port) }).unwrap()
+    });
+    let [from, to] = ports;
+    let (slot, mut buffer) = (to.slot().unwrap().number(), ForwardBuffer::new());
+    let number = |i: u32| {
+        let mut bytes = [0; 280];
+        bytes[..4].copy_from_slice(&i.to_le_bytes());
+        bytes
+    };
+    let datagram = |bytes: &'static [u8]| Datagram {
+        source: "127.0.0.1:50000".parse().unwrap(),
+        destination: Ipv4Addr::LOCALHOST.into(),
+        interface: 1,
+        traffic_class: 0,
+        hop_limit: 1,
+        flow_label: 0,
+        segment: 0,
+        bytes,
+    };
+    for i in 0..1000 {
+        let kept = from.forward_or_keep(slot, &datagram(number(i).to_vec().leak()));
+        assert!([Forwarded::Sent, Forwarded::Kept].contains(&kept), "{kept:?}");
+    }
+    assert!(from.kept() > 0);
+    let mut next = 0;
+    while next < 1000 {
+        while let Some(datagram) = to.receive_forwarded(&mut buffer).unwrap() {
+            assert_eq!(datagram.bytes, number(next));
+            next += 1;
+        }
+        from.forward_kept();
+    }
+    assert_eq!((from.kept(), from.forward_kept()), (0, 0));
+
+    // What is kept has bounds, and is dropped when its process ends.
+    let whole: &[u8] = &[0; 280];
+    let outcomes: Vec<_> =
+        (0..6000).map(|_| from.forward_or_keep(slot, &datagram(whole))).collect();
+    assert!(outcomes.contains(&Forwarded::Full));
+    assert!((4000..=4096).contains(&from.kept()), "{}", from.kept());
+    drop(to);
+    assert_eq!(from.forward_kept(), 0);
+    assert!(from.forward_counters().dropped_dead > 0);
 }
 
 #[test]

@@ -53,6 +53,8 @@ counters! {
     Retransmitted = "roce_retransmitted_pkts",
     /// Remote access errors that this side found.
     RespRemoteAccessErrors = "resp_remote_access_errors",
+    /// Requests for an SRQ that the queue pair's XRC domain does not have.
+    RespXrcSrqErrors = "resp_xrc_srq_errors",
     /// Remote access errors that peers reported.
     ReqRemoteAccessErrors = "req_remote_access_errors",
     /// Invalid requests that peers reported.

@@ -69,8 +69,16 @@ pub trait Env {
     /// errors always do.
     fn complete(&mut self, side: Side, wc: Wc, solicited: bool);
 
+    /// On [`XrcRecv`](crate::qp::attr::QpType::XrcRecv): the protection domain of the SRQ with this number, from which
+    /// [`take_srq`](Self::take_srq) takes and to whose completion queue [`complete`](Self::complete) adds from now on.
+    /// `None`, and nothing changes, unless the queue pair's XRC domain has such an SRQ.
+    fn select_srq(&mut self, srqn: u32) -> Option<u32> {
+        let _ = srqn;
+        None
+    }
+
     /// Takes the oldest WQE of the queue pair's SRQ, and raises the SRQ's limit event where due. Only called
-    /// on a queue pair that was created with one.
+    /// on a queue pair that was created with one, or on XRC after [`select_srq`](Self::select_srq).
     fn take_srq(&mut self, into: &mut RecvWqe) -> bool;
 
     /// Raises an asynchronous event.

@@ -118,7 +118,7 @@ pub struct AddressVector {
     pub dlid: u16,
     /// Port, from 1.
     pub port: u8,
-    /// Interface of a link-local address; 0 for others.
+    /// Interface of a link-local address or of a multicast group; 0 for others.
     pub scope_id: u32,
 }
 
@@ -148,6 +148,8 @@ pub struct SendWr<'a> {
     pub sges: &'a [Sge],
     /// Only, and always, on UD.
     pub ud: Option<UdDest>,
+    /// On XRC the number of the peer's SRQ, 24 bits; without a meaning on other types.
+    pub xrc_srqn: u32,
 }
 
 /// A work request for a receive queue (`struct ibv_recv_wr`).

@@ -55,6 +55,13 @@ pub struct SrqId {
     pub(crate) index: usize,
 }
 
+impl SrqId {
+    /// The number of a device's first one.
+    pub(crate) fn first_srqn(device: DeviceId) -> u32 {
+        ((device.0 as u32 + 1) << 16) + 0x100
+    }
+}
+
 /// A memory region; its iova is its address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mr {
@@ -108,6 +115,16 @@ pub(crate) struct CqSlot {
 pub(crate) struct SrqSlot {
     pub(crate) queue: RecvQueue,
     pub(crate) limit: usize,
+    /// Of type XRC, and not destroyed.
+    pub(crate) xrc: Option<XrcSrq>,
+}
+
+/// What makes a shared receive queue one of XRC.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct XrcSrq {
+    pub(crate) pd: u32,
+    pub(crate) xrcd: u32,
+    pub(crate) cq: CqId,
 }
 
 /// What the queue pairs of a device share.
@@ -132,7 +149,10 @@ pub(crate) struct Place {
     pub(crate) qpn: Qpn,
     pub(crate) send_cq: CqId,
     pub(crate) recv_cq: CqId,
+    /// On XRC the one that was selected last.
     pub(crate) srq: Option<SrqId>,
+    /// XRC domain of a target.
+    pub(crate) xrcd: Option<u32>,
     pub(crate) window: u32,
     /// The path had no room; it has at this time.
     pub(crate) blocked_until: Option<Time>,
@@ -237,6 +257,13 @@ impl Env for Around<'_> {
         assert_eq!(wc.qpn, self.place.qpn, "a completion of another queue pair");
         let cq = match side {
             Side::Send => self.place.send_cq,
+            Side::Recv if self.place.xrcd.is_some() => {
+                let srq = self.place.srq.expect("a receive was taken from it");
+                let xrc = self.shared.srqs[srq.index].xrc;
+                // The SRQ was destroyed, and its receives with it.
+                let Some(xrc) = xrc else { return };
+                xrc.cq
+            }
             Side::Recv => self.place.recv_cq,
         };
         let slot = &mut self.shared.cqs[cq.index];
@@ -246,6 +273,16 @@ impl Env for Around<'_> {
             self.shared.events.push(Event::CqErr(cq));
             self.shared.overrun.push(cq);
         }
+    }
+
+    fn select_srq(&mut self, srqn: u32) -> Option<u32> {
+        let index = srqn.checked_sub(SrqId::first_srqn(self.shared.id))? as usize;
+        let xrc = self.shared.srqs.get(index)?.xrc?;
+        if self.place.xrcd != Some(xrc.xrcd) {
+            return None;
+        }
+        self.place.srq = Some(SrqId { device: self.shared.id, index });
+        Some(xrc.pd)
     }
 
     fn take_srq(&mut self, into: &mut RecvWqe) -> bool {

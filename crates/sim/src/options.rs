@@ -13,7 +13,7 @@ pub struct QpOptions {
     pub cap: QpCap,
     /// Every send makes a completion.
     pub sq_sig_all: bool,
-    /// Takes its receives from a shared queue of this many requests.
+    /// Takes its receives from a shared queue of this many requests. On XRC: of the SRQ that the peer names.
     pub srq: Option<u32>,
     /// What the peer may do.
     pub access: Access,
@@ -78,6 +78,18 @@ impl QpOptions {
     #[must_use]
     pub fn uc() -> Self {
         Self { qp_type: QpType::Uc, ..Self::rc() }
+    }
+
+    /// The initiator of an extended reliable connection.
+    #[must_use]
+    pub fn xrc_send() -> Self {
+        Self { qp_type: QpType::XrcSend, ..Self::rc() }
+    }
+
+    /// The target of an extended reliable connection, and an SRQ for it.
+    #[must_use]
+    pub fn xrc_recv() -> Self {
+        Self { qp_type: QpType::XrcRecv, srq: Some(64), ..Self::rc() }
     }
 
     /// Unreliable datagrams.

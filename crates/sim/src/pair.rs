@@ -61,8 +61,16 @@ impl Sim {
         let pd = self.pd(device);
         let send_cq = self.cq(device, options.cqe);
         let recv_cq = self.cq(device, options.cqe);
-        let srq = options.srq.map(|max_wr| self.srq(device, max_wr, options.cap.max_recv_sge));
-        let qp = self.qp(pd, send_cq, recv_cq, srq, options);
+        let max_sge = options.cap.max_recv_sge;
+        let (srq, qp) = if options.qp_type == QpType::XrcRecv {
+            let max_wr = options.srq.unwrap_or(options.cap.max_recv_wr);
+            // One domain for each end: its number is that of the protection domain.
+            let srq = self.xrc_srq(pd, pd, recv_cq, max_wr, max_sge);
+            (Some(srq), self.xrc_target(pd, recv_cq, options))
+        } else {
+            let srq = options.srq.map(|max_wr| self.srq(device, max_wr, max_sge));
+            (srq, self.qp(pd, send_cq, recv_cq, srq, options))
+        };
         let access = Access::LOCAL_WRITE
             | Access::REMOTE_WRITE
             | Access::REMOTE_READ
@@ -72,7 +80,8 @@ impl Sim {
         End { device, pd, send_cq, recv_cq, srq, qp, mr }
     }
 
-    /// Brings two queue pairs from RESET to RTS, each with its options. They may be on one device.
+    /// Brings two queue pairs from RESET to RTS, each with its options (but for the type, which it has). They may be on
+    /// one device.
     pub fn connect(&mut self, a: (QpId, &QpOptions), b: (QpId, &QpOptions)) {
         for ((qp, mine), (peer, theirs)) in [(a, b), (b, a)] {
             self.to_init(qp, mine);
@@ -91,7 +100,8 @@ impl Sim {
             qkey: options.qkey,
             ..QpAttr::default()
         };
-        let by_type = if options.qp_type == QpType::Ud { M::QKEY } else { M::ACCESS_FLAGS };
+        let datagrams = self.get(qp).init().qp_type == QpType::Ud;
+        let by_type = if datagrams { M::QKEY } else { M::ACCESS_FLAGS };
         let mask = M::STATE | M::PKEY_INDEX | M::PORT | by_type;
         self.modify(qp, &attr, mask).expect("RESET to INIT");
     }
@@ -110,9 +120,9 @@ impl Sim {
             ..QpAttr::default()
         };
         let connected = M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN;
-        let by_type = match mine.qp_type {
-            QpType::Rc => connected | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER,
-            QpType::Uc => connected,
+        let by_type = match self.get(qp).init().qp_type {
+            QpType::Rc | QpType::XrcRecv => connected | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER,
+            QpType::Uc | QpType::XrcSend => connected,
             QpType::Ud => M::empty(),
         };
         self.modify(qp, &attr, M::STATE | by_type).expect("INIT to RTR");
@@ -130,8 +140,11 @@ impl Sim {
             max_rd_atomic: options.max_rd_atomic,
             ..QpAttr::default()
         };
-        let by_type = match options.qp_type {
-            QpType::Rc => M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC,
+        let by_type = match self.get(qp).init().qp_type {
+            QpType::Rc | QpType::XrcSend => {
+                M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC
+            }
+            QpType::XrcRecv => M::TIMEOUT,
             QpType::Uc | QpType::Ud => M::empty(),
         };
         self.modify(qp, &attr, M::STATE | M::SQ_PSN | by_type).expect("RTR to RTS");
@@ -191,9 +204,10 @@ impl Pair {
         sges: &[Sge],
     ) -> Result<(), PostSendError> {
         let datagram = self.get(end.qp).init().qp_type == QpType::Ud;
-        let peer = self.peer(end).qp;
-        let ud = datagram.then(|| self.dest(end.qp, peer));
-        self.sim.post_send(end.qp, &SendWr { wr_id, op, flags, sges, ud })
+        let peer = self.peer(end);
+        let ud = datagram.then(|| self.dest(end.qp, peer.qp));
+        let xrc_srqn = peer.srq.map_or(0, |srq| self.srqn(srq));
+        self.sim.post_send(end.qp, &SendWr { wr_id, op, flags, sges, ud, xrc_srqn })
     }
 
     /// Posts a receive, to the end's shared receive queue if it has one.

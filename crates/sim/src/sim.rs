@@ -19,6 +19,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::device::{
     Around, CqId, CqSlot, Device, DeviceId, Event, Mr, Place, QpId, QpSlot, Shared, SrqId, SrqSlot,
+    XrcSrq,
 };
 use crate::memory::Arena;
 use crate::net::Net;
@@ -186,8 +187,36 @@ impl Sim {
     /// A shared receive queue.
     pub fn srq(&mut self, device: DeviceId, max_wr: u32, max_sge: u32) -> SrqId {
         let srqs = &mut self.devices[device.0].shared.srqs;
-        srqs.push(SrqSlot { queue: RecvQueue::new(max_wr, max_sge), limit: 0 });
+        srqs.push(SrqSlot { queue: RecvQueue::new(max_wr, max_sge), limit: 0, xrc: None });
         SrqId { device, index: srqs.len() - 1 }
+    }
+
+    /// A shared receive queue of type XRC, in the XRC domain `xrcd`.
+    pub fn xrc_srq(&mut self, pd: u32, xrcd: u32, cq: CqId, max_wr: u32, max_sge: u32) -> SrqId {
+        let id = self.srq(cq.device, max_wr, max_sge);
+        self.devices[cq.device.0].shared.srqs[id.index].xrc = Some(XrcSrq { pd, xrcd, cq });
+        id
+    }
+
+    /// Destroys a shared receive queue of type XRC.
+    pub fn destroy_xrc_srq(&mut self, srq: SrqId) {
+        let slot = &mut self.devices[srq.device.0].shared.srqs[srq.index];
+        assert!(slot.xrc.take().is_some(), "destroyed twice, or not of this type");
+        slot.queue.clear();
+    }
+
+    /// The number by which peers name a shared receive queue of type XRC.
+    #[must_use]
+    pub fn srqn(&self, srq: SrqId) -> u32 {
+        SrqId::first_srqn(srq.device) + srq.index as u32
+    }
+
+    /// A target in RESET, in the XRC domain `xrcd`. It has no completion queues of its own; `cq` only says where it is.
+    pub fn xrc_target(&mut self, xrcd: u32, cq: CqId, options: &QpOptions) -> QpId {
+        let id = self.qp(0, cq, cq, None, options);
+        let slot = self.devices[id.device.0].qps[id.index].as_mut().expect("just made");
+        slot.place.xrcd = Some(xrcd);
+        id
     }
 
     /// Arms the limit event of a shared receive queue.
@@ -228,6 +257,7 @@ impl Sim {
             send_cq,
             recv_cq,
             srq,
+            xrcd: None,
             window: options.window,
             blocked_until: None,
             ack_at: None,
@@ -246,6 +276,10 @@ impl Sim {
     }
 
     fn purge(&mut self, place: &Place) {
+        if place.xrcd.is_some() {
+            // What messages completed in an SRQ's completion queue, stays.
+            return;
+        }
         for cq in [place.send_cq, place.recv_cq] {
             self.devices[cq.device.0].shared.cqs[cq.index].cq.purge(place.qpn);
         }

@@ -10,6 +10,7 @@ use anyhow::{Context, bail};
 use serde::Deserialize;
 
 use super::process::{Process, quiet, wait_for};
+use super::table::Place;
 
 /// Where a case runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
@@ -17,8 +18,12 @@ use super::process::{Process, quiet, wait_for};
 pub(crate) enum Topology {
     /// One host, with a loopback interface only.
     Loopback,
+    /// The same; programs are given `::1`.
+    LoopbackIpv6,
     /// One host with an Ethernet interface, MTU 1500; both programs use it.
     OneHost,
+    /// The same; programs are given IPv6 addresses.
+    OneHostIpv6,
     /// Two hosts on a cable, MTU 1500.
     TwoHosts,
     /// Two hosts on a cable, MTU 9000.
@@ -26,30 +31,40 @@ pub(crate) enum Topology {
     TwoHosts9000,
     /// Two hosts on a cable, MTU 1500; programs are given IPv6 addresses.
     TwoHostsIpv6,
+    /// Two hosts on a cable, MTU 1500; programs are given link-local addresses with their scope.
+    TwoHostsLinkLocal,
 }
 
-impl Topology {
-    pub(crate) fn name(self) -> &'static str {
+impl Place for Topology {
+    fn name(self) -> &'static str {
         match self {
             Topology::Loopback => "loopback",
+            Topology::LoopbackIpv6 => "loopback-ipv6",
             Topology::OneHost => "one-host",
+            Topology::OneHostIpv6 => "one-host-ipv6",
             Topology::TwoHosts => "two-hosts",
             Topology::TwoHosts9000 => "two-hosts-9000",
             Topology::TwoHostsIpv6 => "two-hosts-ipv6",
+            Topology::TwoHostsLinkLocal => "two-hosts-link-local",
         }
     }
+}
 
+impl Topology {
     fn mtu(self) -> u32 {
         if self == Topology::TwoHosts9000 { 9000 } else { 1500 }
     }
 
-    fn cable(self) -> bool {
-        self != Topology::Loopback
+    fn one_host(self) -> bool {
+        matches!(
+            self,
+            Topology::Loopback | Topology::LoopbackIpv6 | Topology::OneHost | Topology::OneHostIpv6
+        )
     }
 
-    /// Whether this machine's own network will do when namespaces cannot be made.
-    fn works_without_root(self) -> bool {
-        self == Topology::Loopback
+    /// Whether there is a loopback interface only.
+    fn loopback(self) -> bool {
+        matches!(self, Topology::Loopback | Topology::LoopbackIpv6)
     }
 }
 
@@ -76,13 +91,11 @@ impl Hosts {
     ) -> anyhow::Result<Option<Self>> {
         // SAFETY: cannot fail and touches no memory.
         if unsafe { libc::geteuid() } != 0 {
-            return Ok(topology
-                .works_without_root()
-                .then(|| Hosts { topology, namespaces: Vec::new() }));
+            return Ok(topology.loopback().then(|| Hosts { topology, namespaces: Vec::new() }));
         }
         let name = |side| format!("{PREFIX}{}-{label}{side}", std::process::id());
         // A cable has two ends; with one host the other end only keeps the link up.
-        let sides: &[&str] = if topology.cable() { &["a", "b"] } else { &["a"] };
+        let sides: &[&str] = if topology.loopback() { &["a"] } else { &["a", "b"] };
         let namespaces = sides
             .iter()
             .map(|side| Namespace::new(name(side), scratch))
@@ -94,28 +107,22 @@ impl Hosts {
                 "eth0", "mtu", &mtu, "netns", &b.name,
             ])?;
             for (host, number) in [(a, "1"), (b, "2")] {
+                let on_host = |words: &[&str]| ip(&[&["-n", &host.name], words].concat());
                 // Without link-local addresses the GID table does not change while duplicate detection runs.
-                ip(&["-n", &host.name, "link", "set", "eth0", "addrgenmode", "none"])?;
-                ip(&["-n", &host.name, "link", "set", "eth0", "up"])?;
-                ip(&[
-                    "-n",
-                    &host.name,
-                    "address",
-                    "add",
-                    &format!("10.77.0.{number}/24"),
-                    "dev",
-                    "eth0",
-                ])?;
-                ip(&[
-                    "-n",
-                    &host.name,
-                    "address",
-                    "add",
-                    &format!("fd77::{number}/64"),
-                    "dev",
-                    "eth0",
-                    "nodad",
-                ])?;
+                on_host(&["link", "set", "eth0", "addrgenmode", "none"])?;
+                on_host(&["link", "set", "eth0", "up"])?;
+                let mut addresses =
+                    vec![format!("10.77.0.{number}/24"), format!("fd77::{number}/64")];
+                if topology == Topology::TwoHostsLinkLocal {
+                    addresses.push(format!("fe80::{number}/64"));
+                }
+                for address in &addresses {
+                    let mut words = vec!["address", "add", address, "dev", "eth0"];
+                    if address.contains(':') {
+                        words.push("nodad");
+                    }
+                    on_host(&words)?;
+                }
             }
         }
         Ok(Some(Hosts { topology, namespaces }))
@@ -124,28 +131,30 @@ impl Hosts {
     /// What a client dials.
     pub(crate) fn server_address(&self, ipv4: bool) -> &'static str {
         match self.topology {
-            Topology::TwoHostsIpv6 if ipv4 => "10.77.0.1",
             Topology::Loopback => "127.0.0.1",
+            Topology::LoopbackIpv6 if ipv4 => "127.0.0.1",
+            Topology::LoopbackIpv6 => "::1",
             Topology::OneHost | Topology::TwoHosts | Topology::TwoHosts9000 => "10.77.0.1",
-            Topology::TwoHostsIpv6 => "fd77::1",
+            _ if ipv4 => "10.77.0.1",
+            Topology::OneHostIpv6 | Topology::TwoHostsIpv6 => "fd77::1",
+            Topology::TwoHostsLinkLocal => "fe80::1%eth0",
         }
     }
 
-    /// The address whose GID a side uses in this topology.
+    /// The address that a side uses in this topology.
     pub(crate) fn own_address(&self, side: Side) -> &'static str {
         match (self.topology, side) {
             (Topology::TwoHostsIpv6, Side::Client) => "fd77::2",
+            (Topology::TwoHostsLinkLocal, Side::Client) => "fe80::2%eth0",
             (Topology::TwoHosts | Topology::TwoHosts9000, Side::Client) => "10.77.0.2",
             _ => self.server_address(false),
         }
     }
 
     fn namespace(&self, side: Side) -> Option<&Namespace> {
-        match (self.topology, side) {
-            (Topology::Loopback | Topology::OneHost, _) | (_, Side::Server) => {
-                self.namespaces.first()
-            }
-            (_, Side::Client) => self.namespaces.get(1),
+        match side {
+            Side::Client if !self.topology.one_host() => self.namespaces.get(1),
+            _ => self.namespaces.first(),
         }
     }
 
@@ -161,25 +170,16 @@ impl Hosts {
         }
     }
 
-    /// Whether a program on the server's side listens on a TCP port.
-    pub(crate) fn listens(&self, port: u16) -> anyhow::Result<bool> {
-        self.server_sockets().listens(port)
-    }
-
-    /// Whether a program on the server's side is bound to a UDP port.
-    pub(crate) fn is_bound(&self, port: u16) -> anyhow::Result<bool> {
-        self.server_sockets().is_bound(port)
-    }
-
-    fn server_sockets(&self) -> Sockets {
-        match self.namespace(Side::Server) {
+    /// The sockets of a side's host.
+    pub(crate) fn sockets(&self, side: Side) -> Sockets {
+        match self.namespace(side) {
             Some(host) => Sockets::of(&host.holder.id().to_string()),
             None => Sockets::of("self"),
         }
     }
 }
 
-/// The sockets that a process sees: those of its network namespace.
+/// The sockets of a process' network namespace.
 pub(crate) struct Sockets {
     process: String,
 }
@@ -202,6 +202,13 @@ impl Sockets {
         self.any(["udp", "udp6"], port, UNCONNECTED)
     }
 
+    /// Whether a program on the device listens on a port of librdmacm.
+    pub(crate) fn cm_listens(&self, port: u16) -> anyhow::Result<bool> {
+        let path = format!("/proc/{}/net/unix", self.process);
+        let table = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        Ok(has_cm_listener(&table, port))
+    }
+
     fn any(&self, [ipv4, ipv6]: [&str; 2], port: u16, state: &str) -> anyhow::Result<bool> {
         let path = |table| format!("/proc/{}/net/{table}", self.process);
         let table = fs::read_to_string(path(ipv4))
@@ -220,6 +227,24 @@ fn has_socket(table: &str, port: u16, wanted: &str) -> bool {
         let state = fields.nth(1);
         local.and_then(|(_, hex)| u16::from_str_radix(hex, 16).ok()) == Some(port)
             && state == Some(wanted)
+    })
+}
+
+/// Whether a table as in `/proc/net/unix` has a name by which the device holds a port of librdmacm for a listener:
+/// `@<registry>/s/<service, hexadecimal>/<address>/<slot>`, and `...s` for one that is bound only.
+fn has_cm_listener(table: &str, port: u16) -> bool {
+    table.lines().skip(1).any(|line| {
+        let name = line.split_ascii_whitespace().nth(7).unwrap_or_default();
+        let Some((service, holder)) =
+            name.split_once("/s/").and_then(|(_, service)| service.split_once('/'))
+        else {
+            return false;
+        };
+        // Service ids of librdmacm are 0x1, the port space and the port (IBA A11).
+        u64::from_str_radix(service, 16)
+            .is_ok_and(|id| id >> 24 == 1 && id & 0xffff == u64::from(port))
+            && holder != "lock"
+            && !holder.ends_with('s')
     })
 }
 
@@ -303,6 +328,20 @@ pub(crate) fn sweep() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_port_of_the_device_is_seen() {
+        let table = "Num       RefCount Protocol Flags    Type St Inode Path\n\
+            0000000000000000: 00000002 00000000 00000000 0002 01 71237 @anyverbs/0/s/1064e20/10.77.0.1/3\n\
+            0000000000000000: 00000002 00000000 00000000 0002 01 71238 @anyverbs/0/s/1064e21/lock\n\
+            0000000000000000: 00000002 00000000 00000000 0002 01 71238 @anyverbs/0/s/1064e22/10.77.0.1/3s\n\
+            0000000000000000: 00000002 00000000 00000000 0002 01 71239 @anyverbs/0/slot/3\n\
+            0000000000000000: 00000002 00000000 00000000 0002 01 71240\n";
+        assert!(has_cm_listener(table, 20_000));
+        assert!(!has_cm_listener(table, 20_001));
+        assert!(!has_cm_listener(table, 20_002), "bound");
+        assert!(!has_cm_listener(table, 3));
+    }
 
     #[test]
     fn a_listener_is_seen_and_a_connection_is_not_one() {

@@ -19,12 +19,12 @@ use crate::interrupt;
 
 pub(crate) use hosts::{Hosts, Side, Sockets, Topology};
 pub(crate) use process::{Process, quiet, wait_for};
-pub(crate) use results::{Report, perftest_figure};
+pub(crate) use results::{Report, cmtime_connects, iperf3_gbits, perftest_figure, transfers};
 
 /// Which suite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Suite {
-    /// Debian's verbs tools, between processes and between hosts
+    /// Debian's RDMA programs, between processes and between hosts
     Tools,
     /// rdma-core's Python tests
     Pyverbs,

@@ -12,6 +12,16 @@ pub(crate) enum Report {
     Perftest,
     /// qperf: `name = value unit` lines on the client's side.
     Qperf,
+    /// `rstream`, `riostream`: a table on both sides.
+    Rstream,
+    /// `udpong`: the same on the client's side.
+    Udpong,
+    /// `cmtime`: a table of steps on the client's side.
+    Cmtime,
+    /// iperf3: the receiver's total on the client's side.
+    Iperf3,
+    /// The exit status says it all: the program checks what it does.
+    Status,
     /// Only the exit status and the `prints` of the table.
     None,
 }
@@ -19,16 +29,22 @@ pub(crate) enum Report {
 impl Report {
     /// Whether the server's side prints the same.
     pub(crate) fn on_both_sides(self) -> bool {
-        self == Report::Pingpong
+        matches!(self, Report::Pingpong | Report::Rstream)
     }
 
-    /// The figures in a few words, or what is missing. `rows` is how many lines perftest's table must have.
+    /// The figures in a few words, or what is missing. `rows` is how many lines a table must have.
     pub(crate) fn read(self, output: &str, rows: usize) -> Result<String, String> {
         match self {
             Report::Pingpong => pingpong(output),
             Report::Perftest => perftest(output, rows),
             Report::Qperf => qperf(output),
-            Report::None => Ok(String::new()),
+            Report::Rstream | Report::Udpong => rstream(output, rows),
+            Report::Cmtime => cmtime(output),
+            Report::Iperf3 => iperf3_gbits(output)
+                .filter(|gbits| *gbits > 0.0)
+                .map(|gbits| format!("{gbits:.2} Gb/s"))
+                .ok_or("no total of the receiver".into()),
+            Report::Status | Report::None => Ok(String::new()),
         }
     }
 }
@@ -118,9 +134,130 @@ fn qperf(output: &str) -> Result<String, String> {
     }
 }
 
+/// A row of the tables of `rstream`, `riostream` and `udpong`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Transfer<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) gbits: f64,
+    pub(crate) us_per_transfer: f64,
+}
+
+/// The rows `name bytes xfers [iters] total time Gb/sec usec/xfer`.
+pub(crate) fn transfers(output: &str) -> Vec<Transfer<'_>> {
+    let rows = output.lines().skip_while(|line| !line.starts_with("name "));
+    rows.filter_map(|line| {
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        // The last three columns may have no space between them.
+        let [name, .., time, gbits, us] = words[..] else { return None };
+        time.ends_with('s').then_some(())?;
+        Some(Transfer { name, gbits: gbits.parse().ok()?, us_per_transfer: us.parse().ok()? })
+    })
+    .collect()
+}
+
+fn rstream(output: &str, rows: usize) -> Result<String, String> {
+    if output.contains("data verification failed") {
+        return Err("the tool found wrong data".into());
+    }
+    let all = transfers(output);
+    if all.len() < rows {
+        return Err(format!("{} rows of results in place of {rows}", all.len()));
+    }
+    let last = all.last().ok_or("no results")?;
+    Ok(format!("{}: {} Gb/s, {} us", last.name, last.gbits, last.us_per_transfer))
+}
+
+fn cmtime(output: &str) -> Result<String, String> {
+    cmtime_connects(output).map(|us| format!("{us} us a connection"))
+}
+
+/// Microseconds a connection, of all of `cmtime`'s steps from address to established.
+pub(crate) fn cmtime_connects(output: &str) -> Result<f64, String> {
+    if let Some(event) = output.lines().find(|line| line.contains("event: RDMA_CM_EVENT")) {
+        return Err(event.trim().into());
+    }
+    let mut sum = 0.0;
+    for step in ["resolve addr", "resolve route", "create qp", "connect", "disconnect"] {
+        let line = output
+            .lines()
+            .find(|line| line.split_once(':').is_some_and(|(name, _)| name.trim() == step))
+            .ok_or(format!("no step {step:?}"))?;
+        let figures: Vec<f64> =
+            line.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect();
+        let [total, _, _, us] = figures[..] else {
+            return Err(format!("not four figures: {line:?}"));
+        };
+        if total < 0.0 || us < 0.0 {
+            return Err(format!("a step that did not happen: {line:?}"));
+        }
+        if step != "disconnect" {
+            sum += us;
+        }
+    }
+    Ok(sum)
+}
+
+/// The receiver's total.
+pub(crate) fn iperf3_gbits(output: &str) -> Option<f64> {
+    let line = output.lines().rev().find(|line| line.trim_end().ends_with("receiver"))?;
+    let words: Vec<_> = line.split_ascii_whitespace().collect();
+    let (at, scale) = words.iter().enumerate().find_map(|(at, word)| {
+        let scale = match *word {
+            "Kbits/sec" => 1e-6,
+            "Mbits/sec" => 1e-3,
+            "Gbits/sec" => 1.0,
+            _ => return None,
+        };
+        Some((at, scale))
+    })?;
+    Some(words.get(at.checked_sub(1)?)?.parse::<f64>().ok()? * scale)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rstreams_table() {
+        let said = "name      bytes   xfers   iters   total       time     Gb/sec    usec/xfer\n\
+            Keepalive: ON\n  time: 30\n\
+            64_lat    64      1       100k    12m         0.59s      0.17       2.97\n\
+            custom    1000    10      1       19k         0.01s      0.01     563.25\n";
+        let rows = transfers(said);
+        assert_eq!(rows.len(), 2);
+        assert_eq!(rows[0], Transfer { name: "64_lat", gbits: 0.17, us_per_transfer: 2.97 });
+        assert_eq!(rstream(said, 2).unwrap(), "custom: 0.01 Gb/s, 563.25 us");
+        assert!(rstream(said, 3).is_err());
+        assert!(rstream("name      bytes\nrconnect: No such device\n", 1).is_err());
+        let udpong = "name      bytes   xfers   total       time     Gb/sec    usec/xfer\n\
+            custom    1000    20      19k         0.01s      0.01     563.25\n";
+        assert!(rstream(udpong, 1).is_ok());
+    }
+
+    #[test]
+    fn cmtimes_steps() {
+        let said = "creating id\nconnecting\n\
+            step              total ms     max ms     min us  us / conn\n\
+            create id    :        1.00       0.14       4.00      10.00\n\
+            resolve addr :       17.00      16.00   15505.00     170.00\n\
+            resolve route:        7.35       5.98    5014.00      73.50\n\
+            create qp    :       20.00       3.25      73.00     200.00\n\
+            connect      :      116.94     109.80   14528.00    1169.50\n\
+            disconnect   :       72.04      45.87    1679.00     720.36\n";
+        assert_eq!(cmtime_connects(said).unwrap(), 1613.0);
+        let failed = format!("event: RDMA_CM_EVENT_REJECTED, error: 28\n{said}");
+        assert!(cmtime_connects(&failed).unwrap_err().contains("REJECTED"));
+        assert!(cmtime_connects("creating id\n").is_err());
+    }
+
+    #[test]
+    fn iperf3s_receiver() {
+        let said = "[  5]   0.00-2.00   sec  5.9 GBytes  25300 Mbits/sec    0   sender\n\
+                    [  5]   0.00-2.00   sec  5.8 GBytes  25.2 Gbits/sec        receiver\n\niperf Done.\n";
+        assert_eq!(iperf3_gbits(said), Some(25.2));
+        assert_eq!(iperf3_gbits(&said.replace("25.2 G", "25200 M")), Some(25.2));
+        assert_eq!(iperf3_gbits("nothing"), None);
+    }
 
     const BANDWIDTH: &str = "\
 ---------------------------------------------------------------------------------------

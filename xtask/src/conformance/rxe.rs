@@ -14,6 +14,7 @@ use anyhow::{Context, bail};
 use self::capture::{Addresses, Capture};
 use self::guest::{Guest, Job};
 use self::table::{Case, Direction};
+use super::table::fill;
 use super::tools::{gid_index, tail};
 use super::{Process, Selection, Sockets, Tally, wait_for};
 use crate::dist::Dist;
@@ -30,6 +31,7 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
         packages::IPROUTE2,
         packages::IBVERBS_UTILS,
         packages::PERFTEST,
+        packages::RDMACM_UTILS,
         packages::TCPDUMP,
         packages::TSHARK,
         packages::PYTHON3,
@@ -175,10 +177,15 @@ impl<'a> Runner<'a> {
         server: &mut Program<'_>,
         sockets: &Sockets,
     ) -> anyhow::Result<Result<(), String>> {
-        let listens = match server {
-            Program::Rxe(_) => self.guest.wait_for_listener(self.port, SOON).is_ok(),
-            Program::Here(_) => wait_for(Instant::now() + SOON, || {
-                Ok(server.ended()?.is_some() || sockets.listens(self.port)?)
+        let port = self.port();
+        let listens = match (&self.case.ready, &server) {
+            (None, Program::Rxe(_)) => self.guest.wait_for_listener(port, SOON).is_ok(),
+            (ready, _) => wait_for(Instant::now() + SOON, || {
+                Ok(server.ended()?.is_some()
+                    || match ready {
+                        Some(text) => server.output().contains(text.as_str()),
+                        None => sockets.listens(port)? || sockets.cm_listens(port)?,
+                    })
             })?,
         };
         Ok(match server.ended()? {
@@ -202,8 +209,16 @@ impl<'a> Runner<'a> {
         // A side without the other may wait for ever.
         wait_for(deadline, || Ok(client.ended()?.is_some() || server.ended()?.is_some()))?;
         let late = deadline.min(Instant::now() + SOON);
-        wait_for(late, || Ok(client.ended()?.is_some() && server.ended()?.is_some()))?;
-        let endings = [("client", client.ended()?), ("server", server.ended()?)];
+        wait_for(late, || {
+            Ok(client.ended()?.is_some() && (case.stays || server.ended()?.is_some()))
+        })?;
+        if case.stays && server.ended()?.is_none() {
+            server.stop();
+        }
+        let mut endings = vec![("client", client.ended()?)];
+        if !case.stays {
+            endings.push(("server", server.ended()?));
+        }
         for (side, ending) in &endings {
             if let Some(Err(status)) = ending {
                 return Ok(Err(format!("the {side} ended with {status}")));
@@ -211,6 +226,9 @@ impl<'a> Runner<'a> {
         }
         if let Some((side, _)) = endings.iter().find(|(_, ending)| ending.is_none()) {
             return Ok(Err(format!("the {side} does not end")));
+        }
+        if let Some(complaint) = case.unprinted(&[server.output(), client.output()]) {
+            return Ok(Err(complaint));
         }
         if case.report.on_both_sides()
             && let Err(reason) = case.report.read(&server.output(), case.rows)
@@ -220,24 +238,32 @@ impl<'a> Runner<'a> {
         Ok(case.report.read(&client.output(), case.rows))
     }
 
+    fn port(&self) -> u16 {
+        self.case.port.unwrap_or(self.port)
+    }
+
     /// Starts the tool on its side.
     fn start(&self, client: bool) -> anyhow::Result<Program<'a>> {
-        let here = client == (self.case.direction == Direction::ToRxe);
+        let here = client == (self.case.place == Direction::ToRxe);
         let gid = if here { self.gid } else { self.guest.gid_index() }.to_string();
-        let words = self.case.command.split(' ');
-        let mut words: Vec<&str> =
-            words.map(|word| if word == "GID" { gid.as_str() } else { word }).collect();
-        let port = self.port.to_string();
-        words.extend(["-p", &port]);
+        let port = self.port().to_string();
         let Addresses { here: host, rxe: guest } = self.addresses();
-        if client {
-            words.push(if here { &guest } else { &host });
-        }
+        let (own, peer) = if here { (&host, &guest) } else { (&guest, &host) };
+        let line = if client { &self.case.client } else { &self.case.server };
+        let words = fill(line, |word| {
+            Some(match word {
+                "GID" => &gid,
+                "PORT" => &port,
+                "HOST" if client => peer,
+                "HOST" | "OWN" => own,
+                _ => return None,
+            })
+        });
         if !here {
-            return Ok(Program::Rxe(self.guest.spawn(&words.join(" "))?));
+            return Ok(Program::Rxe(self.guest.spawn(&words)?));
         }
         let mut command: Command = self.guest.host_command(self.dist.anyverbs());
-        command.args(["run", "--"]).args(words).current_dir(self.scratch);
+        command.args(["run", "--"]).args(words.split(' ')).current_dir(self.scratch);
         let name = if client { "client" } else { "server" };
         Ok(Program::Here(Process::start(&mut command, &self.output(name))?))
     }

@@ -14,13 +14,15 @@ use anyhow::{Context, bail};
 
 use super::hosts::{Hosts, Side, Topology, sweep};
 use super::process::{Process, quiet, wait_for};
-use super::table::{self, Case, Kind};
+use super::table::{self, Kind, Place, fill};
 use super::{Selection, Tally};
 use crate::dist::Dist;
 use crate::{packages, workspace};
 
 /// For a server to listen, and for a server to end after its client.
 const SOON: Duration = Duration::from_secs(10);
+
+type Case = table::Case<Topology>;
 
 /// Runs the selected cases and says what became of them.
 pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
@@ -29,8 +31,11 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
         packages::IBVERBS_UTILS,
         packages::PERFTEST,
         packages::QPERF,
+        packages::RDMACM_UTILS,
+        packages::IPERF3,
+        packages::FIO,
     ])?;
-    let cases = table::read(&workspace::root().join("conformance/tools.toml"))?;
+    let cases: Vec<Case> = table::read(&workspace::root().join("conformance/tools.toml"))?;
     let all = cases.len();
     let mut cases: Vec<Case> =
         cases.into_iter().filter(|case| selection.takes(&case.name(), case.default)).collect();
@@ -39,7 +44,7 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
     }
     println!("tools: {} of {all} cases", cases.len());
     // Each worker builds a topology's hosts once and goes through all of its cases.
-    cases.sort_by_key(|case| case.topology);
+    cases.sort_by_key(|case| case.place);
     let scratch = workspace::target().join("conformance/tools");
     fs::create_dir_all(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;
     sweep();
@@ -50,10 +55,10 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
     let worker = |label| {
         let mut hosts: Option<(Topology, Option<Hosts>)> = None;
         while let Some(case) = take(&queue) {
-            if hosts.as_ref().is_none_or(|(topology, _)| *topology != case.topology) {
+            if hosts.as_ref().is_none_or(|(topology, _)| *topology != case.place) {
                 // The old ones go first: names are free again.
                 drop(hosts.take());
-                hosts = Some((case.topology, Hosts::new(case.topology, label, &scratch)?));
+                hosts = Some((case.place, Hosts::new(case.place, label, &scratch)?));
             }
             let Some((_, Some(hosts))) = &hosts else {
                 report.add(
@@ -104,7 +109,7 @@ impl Report {
         let head = format!("[{number:>3}/{}] {}", self.count, case.name());
         let mut state = self.lines.lock().expect("no worker panics with the report");
         let (tally, times, failures) = &mut *state;
-        *times.entry(case.topology).or_default() += time;
+        *times.entry(case.place).or_default() += time;
         let seconds = time.as_secs_f64();
         match outcome {
             Outcome::Passed(figures) => {
@@ -146,88 +151,96 @@ struct Runner<'a> {
     label: usize,
 }
 
-/// Server and client of one pair; a case without a server has a client only.
+/// Servers and clients that belong together; a case without a server has a client only.
 struct Pair {
     port: u16,
-    server: Option<Process>,
-    client: Option<Process>,
+    programs: Vec<Program>,
 }
+
+struct Program {
+    role: Role,
+    side: Side,
+    process: Process,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Server,
+    Client,
+}
+
+impl Role {
+    fn name(self) -> &'static str {
+        match self {
+            Role::Server => "server",
+            Role::Client => "client",
+        }
+    }
+}
+
+/// The case's verdict: its figures, or what is wrong.
+type Verdict = Result<String, String>;
 
 impl Runner<'_> {
     /// Fails only where the machine does; what the programs do is an outcome.
     fn run(&self, next_port: &AtomicU16) -> anyhow::Result<Outcome> {
         let mut pairs: Vec<Pair> = (0..self.case.pairs)
             .map(|_| Pair {
-                // Below the range from which the kernel takes ports for clients.
-                port: 20_000 + next_port.fetch_add(1, Ordering::Relaxed) % 10_000,
-                server: None,
-                client: None,
+                port: self.case.port.unwrap_or_else(|| {
+                    // Below the range from which the kernel takes ports for clients.
+                    20_000 + next_port.fetch_add(1, Ordering::Relaxed) % 10_000
+                }),
+                programs: Vec::new(),
             })
             .collect();
         let verdict = self.run_pairs(&mut pairs)?;
         Ok(match verdict {
             Ok(figures) => Outcome::Passed(figures),
             Err(reason) => {
+                let mut programs: Vec<_> =
+                    pairs.into_iter().flat_map(|pair| pair.programs).collect();
                 // Stop first, so that everything is written.
-                for process in
-                    pairs.iter_mut().flat_map(|pair| [&mut pair.server, &mut pair.client]).flatten()
-                {
-                    process.stop();
+                for program in &mut programs {
+                    program.process.stop();
                 }
-                let said = pairs.iter().flat_map(|pair| {
-                    [("server", &pair.server), ("client", &pair.client)]
-                        .into_iter()
-                        .filter_map(|(side, process)| Some((side, process.as_ref()?.output())))
-                });
-                Outcome::Failed(reason, said.map(|(side, output)| tail(side, &output)).collect())
+                let said = programs
+                    .iter()
+                    .map(|program| tail(program.role.name(), &program.process.output()));
+                Outcome::Failed(reason, said.collect())
             }
         })
     }
 
-    /// The inner result is the case's: its figures, or what is wrong.
-    fn run_pairs(&self, pairs: &mut [Pair]) -> anyhow::Result<Result<String, String>> {
-        let Case { kind, .. } = *self.case;
+    fn run_pairs(&self, pairs: &mut [Pair]) -> anyhow::Result<Verdict> {
         let deadline = Instant::now() + Duration::from_secs(self.case.timeout_s);
-        if matches!(kind, Kind::Pair | Kind::Qperf) {
+        if self.case.kind == Kind::Pair {
             for pair in &mut *pairs {
-                let words = match self.command(Side::Server)? {
-                    command if kind == Kind::Pair => format!("{command} -p {}", pair.port),
-                    _ => format!("qperf -lp {}", pair.port),
-                };
-                pair.server = Some(self.start(Side::Server, pair.port, &words)?);
+                self.start(pair, Role::Server, Side::Server)?;
+                if self.case.second_server {
+                    self.start(pair, Role::Server, Side::Client)?;
+                }
             }
             for pair in &mut *pairs {
-                let server = pair.server.as_mut().expect("started above");
-                let mut ended = None;
-                let listens = wait_for(Instant::now() + SOON, || {
-                    ended = server.ended()?;
-                    Ok(ended.is_some() || self.hosts.listens(pair.port)?)
-                })?;
-                if let Some(status) = ended {
-                    return Ok(Err(format!("the server ended before it listened ({status})")));
-                }
-                if !listens {
-                    return Ok(Err(format!(
-                        "the server does not listen after {} s",
-                        SOON.as_secs()
-                    )));
+                for server in &mut pair.programs {
+                    if let Err(reason) = self.wait_for_listener(server, pair.port)? {
+                        return Ok(Err(reason));
+                    }
                 }
             }
         }
         for pair in &mut *pairs {
-            let command = self.command(Side::Client)?;
-            let host = self.hosts.server_address(self.case.dial_ipv4);
-            let words = match kind {
-                Kind::Pair => format!("{command} -p {} {host}", pair.port),
-                Kind::Qperf => format!("qperf {host} -lp {} {command} quit", pair.port),
-                Kind::Alone | Kind::Watch => command,
-            };
-            pair.client = Some(self.start(Side::Client, pair.port, &words)?);
+            for _ in 0..self.case.clients {
+                self.start(pair, Role::Client, Side::Client)?;
+            }
         }
         let mut figures = Vec::new();
         for pair in &mut *pairs {
-            let client = pair.client.as_mut().expect("started above");
-            match self.judge(client, pair.server.as_mut(), deadline)? {
+            let verdict = if self.case.kind == Kind::Watch {
+                self.watch(pair, deadline)?
+            } else {
+                self.judge(pair, deadline)?
+            };
+            match verdict {
                 Ok(figure) => figures.push(figure),
                 Err(reason) => return Ok(Err(reason)),
             }
@@ -235,56 +248,81 @@ impl Runner<'_> {
         Ok(Ok(figures.join(" | ")))
     }
 
-    /// Waits for one pair and checks what it did.
-    fn judge(
+    fn wait_for_listener(
         &self,
-        client: &mut Process,
-        mut server: Option<&mut Process>,
-        deadline: Instant,
-    ) -> anyhow::Result<Result<String, String>> {
-        let case = self.case;
-        let printed = |text: &str| case.prints.iter().find(|want| !text.contains(*want)).cloned();
-        if case.kind == Kind::Watch {
-            let done = wait_for(deadline, || {
-                Ok(printed(&client.output()).is_none() || client.ended()?.is_some())
-            })?;
-            if let Some(want) = printed(&client.output()) {
-                let how = if done { "ended" } else { "ran out of time" };
-                return Ok(Err(format!("{how} without {want:?}")));
+        server: &mut Program,
+        port: u16,
+    ) -> anyhow::Result<Result<(), String>> {
+        let sockets = self.hosts.sockets(server.side);
+        let mut ended = None;
+        let listens = wait_for(Instant::now() + SOON, || {
+            ended = server.process.ended()?;
+            Ok(ended.is_some()
+                || match &self.case.ready {
+                    Some(text) => server.process.output().contains(text.as_str()),
+                    // A program that is to use the device must not have the kernel's socket.
+                    None if self.case.sockets => sockets.cm_listens(port)?,
+                    None => {
+                        sockets.listens(port)?
+                            || sockets.cm_listens(port)?
+                            || sockets.is_bound(port)?
+                    }
+                })
+        })?;
+        Ok(match ended {
+            // One that is to fail may do so before it has a peer, who is to fail all the same.
+            Some(status) if self.case.fails_with.is_none() || status.success() => {
+                Err(format!("the server ended before it listened ({status})"))
             }
-            client.signal(libc::SIGINT)?;
-            return Ok(match client.wait(Instant::now() + SOON)? {
-                Some(status) if status.signal() == Some(libc::SIGINT) => Ok(String::new()),
-                Some(status) => Err(format!("interrupted, it ended with {status}")),
-                None => Err("interrupted, it did not end".into()),
-            });
-        }
+            None if !listens => {
+                Err(format!("the server does not listen after {} s", SOON.as_secs()))
+            }
+            _ => Ok(()),
+        })
+    }
 
-        let Some(client_status) = client.wait(deadline)? else {
-            return Ok(Err(format!("the client ran out of time ({} s)", case.timeout_s)));
-        };
-        let mut statuses = vec![("client", client_status)];
-        if let Some(server) = server.as_mut() {
-            // A client that broke off may leave its server waiting for ever.
-            let patience = if client_status.success() { SOON } else { SOON / 5 };
-            match server.wait(Instant::now() + patience)? {
-                Some(status) => statuses.push(("server", status)),
-                None if !client_status.success() => {
-                    return Ok(Err(format!(
-                        "the client ended with {client_status}, and the server not at all"
-                    )));
-                }
+    /// Waits for one pair and checks what it did.
+    fn judge(&self, pair: &mut Pair, deadline: Instant) -> anyhow::Result<Verdict> {
+        let case = self.case;
+        let (servers, clients): (Vec<_>, Vec<_>) =
+            pair.programs.iter_mut().partition(|program| program.role == Role::Server);
+        let mut statuses = Vec::new();
+        for client in clients {
+            match client.process.wait(deadline)? {
+                Some(status) => statuses.push(("client", status)),
                 None => {
-                    return Ok(Err(format!(
-                        "the server does not end; the client did with {client_status}"
-                    )));
+                    return Ok(Err(format!("the client ran out of time ({} s)", case.timeout_s)));
                 }
             }
         }
-        let said =
-            client.output() + &server.as_ref().map(|server| server.output()).unwrap_or_default();
-        if let Some(want) = printed(&said) {
-            return Ok(Err(format!("nobody printed {want:?}")));
+        let failed = statuses.iter().find(|(_, status)| !status.success());
+        let how = failed.or(statuses.first()).map(|(_, status)| *status);
+        // A client that broke off may leave its server waiting for ever.
+        let surprising = failed.is_some() && case.fails_with.is_none();
+        let patience = if surprising { SOON / 5 } else { SOON };
+        let end = Instant::now() + patience;
+        for server in servers {
+            if case.stays {
+                match server.process.ended()? {
+                    Some(status) => statuses.push(("server", status)),
+                    None => server.process.stop(),
+                }
+                continue;
+            }
+            match (server.process.wait(end)?, how) {
+                (Some(status), _) => statuses.push(("server", status)),
+                (None, Some(status)) => {
+                    return Ok(Err(format!(
+                        "the server does not end; the client did with {status}"
+                    )));
+                }
+                (None, None) => return Ok(Err("the server does not end".into())),
+            }
+        }
+        let outputs: Vec<String> =
+            pair.programs.iter().map(|program| program.process.output()).collect();
+        if let Some(complaint) = case.unprinted(&outputs) {
+            return Ok(Err(complaint));
         }
         if let Some(want) = &case.fails_with {
             let refused = |status: &ExitStatus| status.code().is_some_and(|code| code != 0);
@@ -292,52 +330,144 @@ impl Runner<'_> {
                 Some((side, status)) => {
                     Err(format!("the {side} was to fail and ended with {status}"))
                 }
-                None if !said.contains(want.as_str()) => Err(format!("it failed without {want:?}")),
+                None if !outputs.concat().contains(want.as_str()) => {
+                    Err(format!("it failed without {want:?}"))
+                }
                 None => Ok(format!("fails as it must: {want}")),
             });
         }
         if let Some((side, status)) = statuses.iter().find(|(_, status)| !status.success()) {
             return Ok(Err(format!("the {side} ended with {status}")));
         }
-        if case.report.on_both_sides()
-            && let Some(Err(reason)) =
-                server.map(|server| case.report.read(&server.output(), case.rows))
-        {
-            return Ok(Err(format!("the server: {reason}")));
+        if let Err(reason) = self.compare_files(pair.port)? {
+            return Ok(Err(reason));
         }
-        Ok(case.report.read(&client.output(), case.rows))
+        let mut figures = Vec::new();
+        for (program, output) in pair.programs.iter().zip(&outputs) {
+            let client = program.role == Role::Client;
+            if client || case.report.on_both_sides() {
+                match case.report.read(output, case.rows) {
+                    Ok(figure) if client => figures.push(figure),
+                    Ok(_) => {}
+                    Err(reason) => {
+                        return Ok(Err(format!("the {}: {reason}", program.role.name())));
+                    }
+                }
+            }
+        }
+        Ok(Ok(figures.join(", ")))
     }
 
-    fn start(&self, side: Side, port: u16, words: &str) -> anyhow::Result<Process> {
-        let name = if side == Side::Server { "server" } else { "client" };
+    /// Waits until a program has printed what it must, and interrupts it.
+    fn watch(&self, pair: &mut Pair, deadline: Instant) -> anyhow::Result<Verdict> {
+        let client = &mut pair.programs.first_mut().expect("started before").process;
+        let missing = |client: &Process| self.case.unprinted(&[client.output()]);
+        let done =
+            wait_for(deadline, || Ok(missing(client).is_none() || client.ended()?.is_some()))?;
+        if let Some(complaint) = missing(client) {
+            let how = if done { "ended" } else { "ran out of time" };
+            return Ok(Err(format!("it {how}: {complaint}")));
+        }
+        client.signal(libc::SIGINT)?;
+        Ok(match client.wait(Instant::now() + SOON)? {
+            Some(status) if status.signal() == Some(libc::SIGINT) => Ok(String::new()),
+            Some(status) => Err(format!("interrupted, it ended with {status}")),
+            None => Err("interrupted, it did not end".into()),
+        })
+    }
+
+    fn start(&self, pair: &mut Pair, role: Role, side: Side) -> anyhow::Result<()> {
+        let words = self.command(role, side, pair.port)?;
         let mut command = self.hosts.command(side, &self.dist.anyverbs());
-        command.args(["run", "--"]).args(words.split(' ')).current_dir(self.scratch);
-        Process::start(&mut command, &self.output(&format!("{name}-{port}")))
+        command.arg("run");
+        if self.case.sockets {
+            command.arg("--sockets");
+        }
+        command.arg("--").args(words.split(' ')).current_dir(self.scratch);
+        let name = format!("{}-{}-{}", role.name(), pair.port, pair.programs.len());
+        let process = Process::start(&mut command, &self.file(&name))?;
+        pair.programs.push(Program { role, side, process });
+        Ok(())
     }
 
-    fn output(&self, name: &str) -> PathBuf {
+    /// A file of this worker.
+    fn file(&self, name: &str) -> PathBuf {
         self.scratch.join(format!("{}-{name}.out", self.label))
     }
 
-    /// The case's command for one side.
-    fn command(&self, side: Side) -> anyhow::Result<String> {
-        if !self.case.command.split(' ').any(|word| word == "GID") {
-            return Ok(self.case.command.clone());
+    /// A program's command line.
+    fn command(&self, role: Role, side: Side, port: u16) -> anyhow::Result<String> {
+        let line = match role {
+            Role::Server => &self.case.server,
+            Role::Client => &self.case.client,
+        };
+        let gid = if line.split(' ').any(|word| word == "GID") {
+            let own = self.hosts.own_address(side);
+            gid_index(self.hosts.command(side, &self.dist.anyverbs()), own)?.to_string()
+        } else {
+            String::new()
+        };
+        let port_number = port.to_string();
+        let (source, copy) = self.files(port);
+        if role == Role::Client
+            && let Some(bytes) = self.case.file_bytes
+        {
+            fs::write(&source, noise(bytes))
+                .with_context(|| format!("cannot write {}", source.display()))?;
+            if copy.exists() {
+                fs::remove_file(&copy)
+                    .with_context(|| format!("cannot remove {}", copy.display()))?;
+            }
         }
-        let index = self.gid_index(side)?.to_string();
-        let words: Vec<&str> = self
-            .case
-            .command
-            .split(' ')
-            .map(|word| if word == "GID" { index.as_str() } else { word })
-            .collect();
-        Ok(words.join(" "))
+        let (source, copy) = (source.to_string_lossy(), copy.to_string_lossy());
+        Ok(fill(line, |word| {
+            Some(match word {
+                "PORT" => port_number.as_str(),
+                "HOST" => self.hosts.server_address(self.case.dial_ipv4),
+                "OWN" => self.hosts.own_address(side),
+                "GID" => gid.as_str(),
+                "SOURCE" => &source,
+                "COPY" => &copy,
+                _ => return None,
+            })
+        }))
     }
 
-    /// The index of a side's address in its GID table.
-    fn gid_index(&self, side: Side) -> anyhow::Result<u64> {
-        gid_index(self.hosts.command(side, &self.dist.anyverbs()), self.hosts.own_address(side))
+    /// What a client sends and what its server makes of it.
+    fn files(&self, port: u16) -> (PathBuf, PathBuf) {
+        (self.file(&format!("source-{port}")), self.file(&format!("copy-{port}")))
     }
+
+    fn compare_files(&self, port: u16) -> anyhow::Result<Result<(), String>> {
+        if self.case.file_bytes.is_none() {
+            return Ok(Ok(()));
+        }
+        let (source, copy) = self.files(port);
+        let sent =
+            fs::read(&source).with_context(|| format!("cannot read {}", source.display()))?;
+        let verdict = match fs::read(&copy) {
+            Ok(received) if received == sent => Ok(()),
+            Ok(_) => Err("the copy differs".into()),
+            Err(error) => Err(format!("no copy: {error}")),
+        };
+        for file in [&source, &copy] {
+            // They are large, and there may be none.
+            let _ = fs::remove_file(file);
+        }
+        Ok(verdict)
+    }
+}
+
+/// Bytes without a period that a lost or moved block could hide in (xorshift).
+fn noise(len: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let words = std::iter::repeat_with(|| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state
+    });
+    words.flat_map(u64::to_le_bytes).take(len).collect()
 }
 
 /// The index of an address in the GID table that `anyverbs` shows.
@@ -359,4 +489,59 @@ pub(super) fn tail(side: &str, output: &str) -> String {
     let lines: Vec<&str> = output.lines().filter(|line| !line.trim().is_empty()).collect();
     let from = lines.len().saturating_sub(LINES);
     lines[from..].iter().map(|line| format!("       {side}: {line}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_projects_table_is_sound() {
+        let cases: Vec<Case> =
+            table::read(&workspace::root().join("conformance/tools.toml")).unwrap();
+        assert!(cases.iter().any(|case| case.default));
+        for tool in [
+            "ibv_devices",
+            "ibv_devinfo",
+            "ibv_asyncwatch",
+            "ibv_rc_pingpong",
+            "ibv_uc_pingpong",
+            "ibv_ud_pingpong",
+            "ibv_srq_pingpong",
+            "ib_send_bw",
+            "ib_send_lat",
+            "ib_write_bw",
+            "ib_write_lat",
+            "ib_read_bw",
+            "ib_read_lat",
+            "ib_atomic_bw",
+            "ib_atomic_lat",
+            "rping",
+            "ucmatose",
+            "udaddy",
+            "mckey",
+            "rdma_server",
+            "rdma_xserver",
+            "cmtime",
+            "rcopy",
+            "rstream",
+            "riostream",
+            "udpong",
+            "fio",
+            "iperf3",
+        ] {
+            for topology in [Topology::Loopback, Topology::TwoHosts] {
+                let found = cases.iter().any(|case| {
+                    case.place == topology && case.command.split(' ').any(|word| word == tool)
+                });
+                assert!(found, "{tool} on {}", topology.name());
+            }
+        }
+    }
+
+    #[test]
+    fn noise_has_the_length_asked_for() {
+        assert_eq!(noise(13).len(), 13);
+        assert_ne!(noise(16)[..8], noise(16)[8..]);
+    }
 }

@@ -78,6 +78,7 @@ impl IdCell {
     fn transport(&self) -> Transport {
         match self.qp_type {
             QpType::Uc => Transport::Uc,
+            QpType::XrcSend | QpType::XrcRecv => Transport::Xrc,
             QpType::Rc | QpType::Ud => Transport::Rc,
         }
     }

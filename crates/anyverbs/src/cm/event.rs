@@ -131,6 +131,8 @@ pub(super) struct Pending {
     pub(super) new_id: Option<Arc<IdCell>>,
     pub(super) param: EventParam,
     pub(super) join_cookie: u64,
+    /// Which join it is about.
+    pub(super) join_serial: u64,
     pub(super) ece: Ece,
 }
 
@@ -142,6 +144,7 @@ impl Pending {
             new_id: None,
             param: EventParam::None,
             join_cookie: 0,
+            join_serial: u64::MAX,
             ece: Ece::default(),
         }
     }

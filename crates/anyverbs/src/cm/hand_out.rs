@@ -12,7 +12,8 @@ impl IdCell {
     /// The event as the program sees it; `None`: it is not for the program. Called without locks, by the thread that reads
     /// events.
     pub(super) fn hand_out(&self, pending: Pending, channel: &Arc<ChannelCell>) -> Option<Event> {
-        let Pending { mut kind, mut status, new_id, param, join_cookie, ece } = pending;
+        let Pending { mut kind, mut status, new_id, param, join_cookie, join_serial, ece } =
+            pending;
         let mut taken = None;
         match kind {
             EventKind::ConnectRequest => {
@@ -35,6 +36,12 @@ impl IdCell {
                 return None;
             }
             EventKind::Rejected => self.move_qp_to_err(),
+            EventKind::MulticastJoin => {
+                if let Err(error) = self.joined(join_serial)? {
+                    tracing::debug!("the group is not joined: {error}");
+                    (kind, status) = (EventKind::MulticastError, -error.errno());
+                }
+            }
             _ => {}
         }
         let cookie = self.cookie();

@@ -15,8 +15,10 @@ use super::address::Address;
 use super::channel::{ChannelCell, EventChannel, Mailbox};
 use super::error::CmError;
 use super::event::{Event, EventKind, Pending};
+use super::group::Group;
 use super::params::IdOption;
 use super::place::Place;
+use super::ports::Port;
 use crate::engine::Engine;
 use crate::error::DestroyError;
 use crate::event_queue::Acks;
@@ -57,8 +59,13 @@ pub(super) enum Phase {
 pub(super) struct State {
     pub(super) phase: Phase,
     pub(super) local: Option<Address>,
+    pub(super) port: Option<Port>,
+    /// The port was ours to choose.
+    pub(super) is_ephemeral: bool,
     pub(super) peer: Option<Address>,
     pub(super) place: Option<Place>,
+    /// The address is no longer the device's.
+    pub(super) is_away: bool,
     pub(super) dgid: Gid,
     pub(super) path: Option<Path>,
     /// The machine's name of the connection or SIDR request.
@@ -72,6 +79,7 @@ pub(super) struct State {
     pub(super) qkey: Option<QKey>,
     /// READs and atomics that the peer of a request wants and takes.
     pub(super) asked: (u8, u8),
+    pub(super) groups: Vec<Group>,
     pub(super) options: Options,
     pub(super) local_ece: Ece,
     pub(super) remote_ece: Ece,
@@ -156,6 +164,7 @@ impl IdCell {
                 &mut *state,
                 State { phase: Phase::Destroyed, ..State::default() },
             );
+            ids.displace(self);
             // Errors: the machine has forgotten what is over.
             if let Some(listener) = old.listener {
                 ids.remove_listener(listener);
@@ -298,19 +307,20 @@ impl Id {
         Ok(state.remote_ece)
     }
 
-    /// Puts an event of the program's own on the channel (`rdma_write_cm_event`).
+    /// Puts an event of the program's own on the channel (`rdma_write_cm_event`), or of `rdma_resolve_addrinfo`.
     ///
     /// # Errors
-    /// [`CmError::Invalid`] unless it is [`EventKind::User`].
+    /// [`CmError::Invalid`] for other kinds.
     pub fn write_event(&self, event: Event) -> Result<(), CmError> {
         self.0.check_current()?;
-        if event.kind != EventKind::User || event.new_id.is_some() {
+        let kinds = [EventKind::User, EventKind::AddrinfoResolved, EventKind::AddrinfoError];
+        if !kinds.contains(&event.kind) || event.new_id.is_some() {
             return Err(CmError::Invalid("kind of event"));
         }
         self.0.post(Pending {
             status: event.status,
             param: event.param,
-            ..Pending::new(EventKind::User)
+            ..Pending::new(event.kind)
         });
         Ok(())
     }

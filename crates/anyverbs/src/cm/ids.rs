@@ -1,7 +1,7 @@
 //! Which id an event of the machine is for, and what the program hears of it.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use anyverbs_proto::cm::event::{CmEvent, ConnectRequest, Disconnected, SidrRequest, SidrResponse};
 use anyverbs_proto::cm::id::{CommId, ServiceId};
@@ -22,6 +22,8 @@ use crate::ah::AhAttr;
 pub(crate) struct Ids {
     by_comm: HashMap<CommId, Arc<IdCell>>,
     listeners: HashMap<ListenerId, Arc<IdCell>>,
+    /// Those that are at an address of the device, by their place in memory.
+    placed: HashMap<usize, Weak<IdCell>>,
 }
 
 impl Ids {
@@ -39,6 +41,28 @@ impl Ids {
 
     pub(super) fn remove_listener(&mut self, listener: ListenerId) {
         self.listeners.remove(&listener);
+    }
+
+    pub(super) fn place(&mut self, id: &Arc<IdCell>) {
+        self.placed.insert(Arc::as_ptr(id).addr(), Arc::downgrade(id));
+    }
+
+    /// The id is destroyed.
+    pub(super) fn displace(&mut self, id: &IdCell) {
+        self.placed.remove(&std::ptr::from_ref(id).addr());
+    }
+
+    /// The device's addresses are not what they were: ids whose own is gone hear of it.
+    pub(crate) fn addresses_changed(&self, is_ours: impl Fn(Gid) -> bool) {
+        for id in self.placed.values().filter_map(Weak::upgrade) {
+            let mut state = id.state.lock();
+            let is_here = state.place.is_none_or(|place| is_ours(place.gid));
+            let was_away = std::mem::replace(&mut state.is_away, !is_here);
+            drop(state);
+            if !is_here && !was_away {
+                id.post(Pending::new(EventKind::AddrChange));
+            }
+        }
     }
 
     /// Queues an event on the channel of its id. Called under the CM's lock: takes leaves only.
@@ -105,6 +129,7 @@ impl Ids {
     ) {
         let Some(child) = asked.child(state) else { return };
         self.insert(comm, &child);
+        self.place(&child);
         let new_id = Some(child);
         asked.post(Pending { new_id, param, ece, ..Pending::new(EventKind::ConnectRequest) });
     }

@@ -2,14 +2,24 @@
 //!
 //! An [`Id`] is what a socket is for TCP: it is bound to an address, listens or resolves a peer, connects, and tells what
 //! happens as [`Event`]s on its [`EventChannel`]. The messages between the peers are `anyverbs_proto::cm`'s, and travel
-//! over QP1 ([`crate::engine::gsi`]); this module is what the kernel's `rdma_cm` and `rdma_ucm` are under librdmacm.
+//! over QP1 (`engine::gsi`); this module is what the kernel's `rdma_cm` and `rdma_ucm` are under librdmacm.
 //!
 //! An id moves the queue pair that is attached to it: to INIT at [`Id::attach_qp`], to RTR and RTS before an accept leaves
-//! or the event is handed out that says the connection is there, to ERR when it is disconnected or rejected. A queue pair that is not
+//! or the event is handed out that says the connection is there (by the thread that reads it), to ERR when it is disconnected or rejected. A queue pair that is not
 //! attached is the program's own to move: [`Id::init_qp_attr`] says to what, [`EventKind::ConnectResponse`] when, and
 //! [`Id::establish`] goes on.
 //!
-//! Locks: an id's own state is a leaf of the CM's lock ([`crate::engine::gsi`]); no queue pair is locked under either.
+//! An id goes from idle over bound, address resolved and route resolved to connected and disconnected, or from bound to
+//! listening; a call that does not fit is `EINVAL`, as with Linux's `rdma_cm`, which is followed in what events tell and when. Resolving
+//! takes no time here: the host's routes choose our address, and its neighbours are the sockets' business. The new id of a
+//! request hears nothing before it is accepted; should the peer give up meanwhile, the accept fails.
+//!
+//! A port that a program binds or listens on is reserved on the host (`anyverbs_net::Services`), at the cost of a
+//! descriptor. An id that merely connects takes a number that nobody is found by.
+//!
+//! Locks: the CM's (`engine::gsi`) guards the machine and the tables of ids. An id's own state comes after it, its
+//! mailbox after that, and a channel's tickets last; none is held while a queue pair is locked, a program's event is waited for, or
+//! another id is destroyed. A change that the machine's events must not overtake is made under the CM's lock.
 
 mod address;
 mod channel;
@@ -25,6 +35,8 @@ mod place;
 mod ports;
 mod queue_pair;
 mod resolve;
+#[cfg(test)]
+mod tests;
 
 pub use address::{Address, IbAddress};
 pub use anyverbs_proto::cm::Path;

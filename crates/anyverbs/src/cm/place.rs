@@ -16,7 +16,7 @@ use crate::gid::GidEntry;
 const PACKET_LIFE_TIME: u8 = 16;
 /// `IBV_RATE_25_GBPS`: that of the port.
 const RATE: u8 = 15;
-const HOP_LIMIT: u8 = 64;
+pub(super) const HOP_LIMIT: u8 = 64;
 
 /// An address of the device.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +52,11 @@ impl Place {
         let mut ip = address.socket_addr();
         ip.set_port(0);
         match UdpSocket::bind(ip) {
+            // Sockets may be bound to a group, devices have no such address.
+            Ok(_) if address.gid().is_multicast() => {
+                let errno = libc::EADDRNOTAVAIL;
+                Err(CmError::System { what: "bind to this address", errno })
+            }
             // The host's, but not the device's.
             Ok(_) => Err(CmError::NoDevice),
             Err(error) => Err(refused("bind to this address", &error)),

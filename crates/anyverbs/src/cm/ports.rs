@@ -1,17 +1,99 @@
 //! Ports of ids.
 
+use std::io;
+use std::mem::ManuallyDrop;
+use std::net::IpAddr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use super::id::random;
+use anyverbs_net::{Reservation, ServiceAddress};
+use anyverbs_proto::cm::ListenAddress;
+use anyverbs_proto::cm::id::{PortSpace, ServiceId};
 
-/// Ports for ids that connect without being bound: peers do not find anybody by them, so they are not reserved.
+use super::address::Address;
+use super::error::CmError;
+use super::id::random;
+use crate::engine::Engine;
+
+/// Ports for ids that connect without a port of their own: nobody is found by them, so they are not reserved.
 const FIRST: u16 = 32_768;
 const COUNT: u16 = 28_232;
+
+/// A port that an id has taken on this host, at its address; given back by drop.
+#[derive(Debug)]
+pub(super) struct Port {
+    engine: &'static Engine,
+    reservation: ManuallyDrop<Reservation>,
+}
+
+impl Port {
+    /// Takes the port of `address`, or a free one where that is 0. Two may share it as long as neither listens.
+    pub(super) fn take(
+        engine: &'static Engine,
+        space: PortSpace,
+        address: &Address,
+        share: bool,
+        only_family: bool,
+    ) -> Result<(u16, Self), CmError> {
+        let at = match address.listens_at(only_family) {
+            ListenAddress::Any => ServiceAddress::Any,
+            ListenAddress::AnyV4 => ServiceAddress::AnyV4,
+            ListenAddress::AnyV6 => ServiceAddress::AnyV6,
+            ListenAddress::Ip(ip) => ServiceAddress::Ip(ip),
+        };
+        let (service, locals) = (|port| ServiceId::of_port(space, port).0, locals(engine));
+        let reserve = |port| {
+            let reserved = engine.services.reserve(service(port), at, share, &locals);
+            reserved.map(|reservation| (port, reservation))
+        };
+        let ephemeral = || engine.services.reserve_ephemeral(service, at, &locals);
+        let taken = match address.port() {
+            // Found free, then taken to be shared.
+            0 if share => ephemeral().and_then(|(port, found)| {
+                drop(found);
+                reserve(port)
+            }),
+            0 => ephemeral(),
+            port => reserve(port),
+        };
+        let (port, reservation) = taken.map_err(|error| refused(&error))?;
+        Ok((port, Self { engine, reservation: ManuallyDrop::new(reservation) }))
+    }
+
+    /// It is not shared any more.
+    pub(super) fn make_exclusive(&self) -> Result<(), CmError> {
+        self.reservation.make_exclusive(&locals(self.engine)).map_err(|error| refused(&error))
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        // In a forked child it is still the parent's, as are the locks.
+        if self.engine.is_current() {
+            // SAFETY: dropped here only, and not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.reservation) };
+        }
+    }
+}
+
+fn locals(engine: &Engine) -> Vec<IpAddr> {
+    engine.gids.entries().iter().map(|entry| entry.gid.to_ip()).collect()
+}
+
+fn refused(error: &io::Error) -> CmError {
+    let errno = match error.kind() {
+        io::ErrorKind::AddrInUse => return CmError::InUse,
+        io::ErrorKind::AddrNotAvailable => libc::EADDRNOTAVAIL,
+        io::ErrorKind::TimedOut => libc::ETIMEDOUT,
+        _ => error.raw_os_error().unwrap_or(libc::EIO),
+    };
+    CmError::System { what: "reserve the port", errno }
+}
 
 /// A port for an id that connects.
 pub(super) fn any() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    static START: std::sync::OnceLock<u16> = std::sync::OnceLock::new();
+    static START: OnceLock<u16> = OnceLock::new();
     let start = *START.get_or_init(|| random() as u16);
     FIRST + start.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT
 }

@@ -9,6 +9,7 @@ use anyverbs_proto::types::Psn;
 use super::connect::UDP_QKEY;
 use super::error::CmError;
 use super::id::{Id, IdCell, Phase};
+use super::place::Place;
 use crate::qp::{Qp, QpCell};
 
 impl IdCell {
@@ -17,6 +18,9 @@ impl IdCell {
         let (port, comm, ack_timeout) = {
             let mut state = self.state.lock();
             let place = state.place.ok_or(CmError::Invalid("the id has no device yet"))?;
+            // Where its address is in the table now.
+            let place = Place::find(self.engine, place.gid, place.interface);
+            let place = place.ok_or(CmError::NoDevice)?;
             if self.is_datagram() {
                 let qkey = *state.qkey.get_or_insert(UDP_QKEY);
                 return Ok(ud_attr(to, &place.local_port(), qkey, Psn::new(0))?);

@@ -1,5 +1,6 @@
 //! Where an id is, whom it asks, and how it gets there: bind, resolve, listen.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyverbs_proto::cm::{Listen, Serves, Transport};
@@ -10,33 +11,66 @@ use super::error::CmError;
 use super::event::{EventKind, Pending};
 use super::id::{Id, IdCell, Phase, State};
 use super::place::{Place, flow_label, loopback_of, source_towards};
-use super::ports;
+use super::ports::{self, Port};
 
 /// Requests that may wait at a listener.
 const MAX_BACKLOG: usize = 16 * 1024;
 
 const STATE: CmError = CmError::Invalid("not possible in the present state of the id");
 
+/// What a port is wanted for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// Peers may be told of it.
+    Bound,
+    /// To connect.
+    Connecting,
+}
+
 impl IdCell {
-    /// Binds an idle id. One that only connects gets a port that nobody else need know.
-    fn bind(&self, address: &Address, connects: bool) -> Result<(), CmError> {
-        let expect_idle =
-            |state: &State| if state.phase == Phase::Idle { Ok(()) } else { Err(STATE) };
-        expect_idle(&self.state.lock())?;
+    /// Binds an idle id.
+    fn bind(self: &Arc<Self>, address: &Address, purpose: Purpose) -> Result<(), CmError> {
+        let idle = |state: &State| if state.phase == Phase::Idle { Ok(()) } else { Err(STATE) };
+        let options = {
+            let state = self.state.lock();
+            idle(&state)?;
+            state.options
+        };
         address.check()?;
         let mut address = *address;
-        let _space = address.port_space(self.space)?;
+        let space = address.port_space(self.space)?;
         let place = if address.is_any() { None } else { Some(Place::of(self.engine, &address)?) };
-        if address.port() == 0 {
-            let _ = connects;
-            address = address.with_port(ports::any());
-        }
-        let mut state = self.state.lock();
-        expect_idle(&state)?;
-        state.place = place;
-        state.local = Some(address);
-        state.phase = Phase::Bound;
-        Ok(())
+        let is_ephemeral = address.port() == 0;
+        let (port, taken) = if is_ephemeral && purpose == Purpose::Connecting {
+            (ports::any(), None)
+        } else {
+            let share = options.reuse_address;
+            let (port, taken) =
+                Port::take(self.engine, space, &address, share, options.only_family)?;
+            (port, Some(taken))
+        };
+        self.engine.with_cm(|_, ids, _| {
+            let mut state = self.state.lock();
+            idle(&state)?;
+            state.local = Some(address.with_port(port));
+            state.port = taken;
+            state.is_ephemeral = is_ephemeral;
+            state.phase = Phase::Bound;
+            state.place = place;
+            if place.is_some() {
+                ids.place(self);
+            }
+            Ok(())
+        })
+    }
+
+    /// Whoever listens shares its port with nobody.
+    fn own_port(&self) -> Result<(), CmError> {
+        let port = self.state.lock().port.take();
+        let Some(port) = port else { return Ok(()) };
+        let result = port.make_exclusive();
+        self.state.lock().port = Some(port);
+        result
     }
 }
 
@@ -47,7 +81,7 @@ impl Id {
     /// [`CmError`].
     pub fn bind_addr(&self, address: &Address) -> Result<(), CmError> {
         self.0.check_current()?;
-        self.0.bind(address, false)
+        self.0.bind(address, Purpose::Bound)
     }
 
     /// `rdma_resolve_addr(3)`: an event tells the outcome. The host's routes choose our address, which takes no time: a peer that
@@ -66,7 +100,7 @@ impl Id {
         id.check_current()?;
         let phase = id.state.lock().phase;
         if phase == Phase::Idle {
-            id.bind(source.unwrap_or(&Address::any(destination.family())), true)?;
+            id.bind(source.unwrap_or(&Address::any(destination.family())), Purpose::Connecting)?;
         }
         let (phase, local) = {
             let state = id.state.lock();
@@ -95,22 +129,24 @@ impl Id {
         let from = source_towards(to, (!local.is_any()).then(|| local.socket_addr()))?;
         let local = local.at(from);
         let place = Place::find(id.engine, local.gid(), local.scope());
-        let mut state = id.state.lock();
-        if state.phase != Phase::Bound {
-            return Err(STATE);
-        }
-        let event = match place {
-            Some(place) => {
-                state.phase = Phase::AddrResolved;
-                state.place = Some(place);
-                state.local = Some(local);
-                state.peer = Some(peer.at(to));
-                state.dgid = to.ip().into();
-                Pending::new(EventKind::AddrResolved)
+        let (event, _free) = id.engine.with_cm(|_, ids, _| {
+            let mut state = id.state.lock();
+            if state.phase != Phase::Bound {
+                return Err(STATE);
             }
-            None => Pending::failed(EventKind::AddrError, libc::ENODEV),
-        };
-        drop(state);
+            let Some(place) = place else {
+                return Ok((Pending::failed(EventKind::AddrError, libc::ENODEV), None));
+            };
+            state.phase = Phase::AddrResolved;
+            state.place = Some(place);
+            state.local = Some(local);
+            state.peer = Some(peer.at(to));
+            state.dgid = to.ip().into();
+            ids.place(id);
+            // Nobody will ask here; the program has not named the port, so that it cannot miss it.
+            let port = if state.is_ephemeral { state.port.take() } else { None };
+            Ok((Pending::new(EventKind::AddrResolved), port))
+        })?;
         id.post(event);
         Ok(())
     }
@@ -146,7 +182,7 @@ impl Id {
         id.check_current()?;
         let phase = id.state.lock().phase;
         if phase == Phase::Idle {
-            id.bind(&Address::any(Family::V4), false)?;
+            id.bind(&Address::any(Family::V4), Purpose::Bound)?;
         }
         let backlog = match backlog {
             0 => MAX_BACKLOG,
@@ -155,8 +191,12 @@ impl Id {
         let serves = match id.qp_type {
             QpType::Rc => Serves::Connections(Transport::Rc),
             QpType::Uc => Serves::Connections(Transport::Uc),
+            QpType::XrcSend | QpType::XrcRecv => Serves::Connections(Transport::Xrc),
             QpType::Ud => Serves::Datagrams,
         };
+        if phase == Phase::Idle || phase == Phase::Bound {
+            id.own_port()?;
+        }
         id.engine.with_cm(|cm, ids, _| {
             let mut state = id.state.lock();
             let (Phase::Bound, Some(local)) = (state.phase, state.local) else {

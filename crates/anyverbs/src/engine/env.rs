@@ -1,7 +1,9 @@
 //! What the device gives a queue pair's machine for the time of one call.
 
 use std::cell::Cell;
+use std::sync::Arc;
 
+use anyverbs_net::is_handed_on;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::env::{Env, Side, TransmitError};
 use anyverbs_proto::event::QpEvent;
@@ -21,11 +23,12 @@ use super::timers::Registered;
 use crate::link::udp::{Asked, Outbox, UdpRoute};
 use crate::memory::ProcessMemory;
 use crate::qp::{QpCell, State};
+use crate::srq::SrqCell;
 
 /// How a packet leaves.
 #[derive(Clone, Debug)]
 pub(crate) enum Route {
-    /// To a queue pair of this process.
+    /// To a queue pair of this process, or to a group of which the kernel does not take care.
     Inproc,
     /// By UDP.
     Udp(UdpRoute),
@@ -33,7 +36,13 @@ pub(crate) enum Route {
 
 impl Route {
     fn new(engine: &'static Engine, av: &AddressVector, dest: Qpn) -> Self {
-        if engine.config.inproc && dest.slot() == engine.slot && engine.gids.contains(av.dgid) {
+        if dest == Qpn::MULTICAST && is_handed_on(av.dgid.to_ip(), av.scope_id) {
+            // Whoever drains the queue hands it on.
+            Self::Inproc
+        } else if engine.config.inproc
+            && dest.slot() == engine.slot
+            && engine.gids.contains(av.dgid)
+        {
             Self::Inproc
         } else {
             Self::Udp(UdpRoute::new(engine, av, dest.slot()))
@@ -60,6 +69,8 @@ pub(crate) struct Link {
     pub(crate) starved: Option<Asked>,
     /// On a list of those that wait for room.
     pub(crate) blocked: bool,
+    /// Of a target: the SRQ that its last request named.
+    pub(crate) xrc_srq: Option<Arc<SrqCell>>,
 }
 
 impl Link {
@@ -224,7 +235,7 @@ impl Env for DeviceEnv<'_> {
             // Not connected, so nothing can be owed to anybody.
             (None, None) => return Ok(()),
         };
-        let reliable = self.cell.qp_type == QpType::Rc;
+        let reliable = self.cell.qp_type.is_reliable();
         let sent = match route {
             Route::Inproc => {
                 self.engine.inproc.send(self.engine, self.cell.qpn, reliable, av, headers, payload)
@@ -260,13 +271,31 @@ impl Env for DeviceEnv<'_> {
             Side::Send => &self.cell.send_cq,
             Side::Recv => &self.cell.recv_cq,
         };
-        if cq.push(wc, solicited) {
-            self.engine.note_overrun(cq);
+        let lost = match (cq, &self.link.xrc_srq) {
+            (Some(cq), _) => cq.push(wc, solicited).then_some(cq),
+            (None, Some(srq)) => srq.complete(wc, solicited),
+            // A target has no receive but from an SRQ that was selected.
+            (None, None) => None,
+        };
+        if let Some(cq) = lost {
+            self.engine.note_overrun(cq, self.cell.qpn);
         }
     }
 
+    fn select_srq(&mut self, srqn: u32) -> Option<u32> {
+        let link = &mut *self.link;
+        if link.xrc_srq.as_ref().is_none_or(|srq| srq.number() != Some(srqn)) {
+            let srq = self.engine.xrc_srqs.find(srqn)?;
+            if srq.xrc_domain() != self.cell.xrc_domain() {
+                return None;
+            }
+            link.xrc_srq = Some(srq);
+        }
+        link.xrc_srq.as_ref().and_then(|srq| srq.pd_of_requests())
+    }
+
     fn take_srq(&mut self, into: &mut RecvWqe) -> bool {
-        self.cell.srq.as_ref().is_some_and(|srq| srq.take(into))
+        self.cell.srq.as_ref().or(self.link.xrc_srq.as_ref()).is_some_and(|srq| srq.take(into))
     }
 
     fn raise(&mut self, event: QpEvent) {

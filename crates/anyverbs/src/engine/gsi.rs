@@ -7,15 +7,18 @@
 //! A MAD may reach any process of the host ([`receive`]): those that name a communication ID are steered like data, by
 //! the slot in it; a request goes to the process that listens, which who receives it finds in the registry.
 
+mod lingering;
+mod neighbours;
 mod receive;
+mod requests;
 mod send;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyverbs_net::SteerByKind;
+use anyverbs_net::{Lingering, SteerByKind};
 use anyverbs_proto::cm::counters::DropReason;
 use anyverbs_proto::cm::message::Attribute;
 use anyverbs_proto::cm::{Cm, CmConfig};
@@ -27,6 +30,7 @@ use parking_lot::Mutex;
 use super::Engine;
 use super::timers::NEVER;
 use crate::cm::Ids;
+use neighbours::Neighbours;
 pub(super) use receive::Incoming;
 use send::Sender;
 
@@ -66,7 +70,7 @@ const FORWARD_RETRY: Duration = Duration::from_micros(200);
 /// How long the end of the process waits for the lock.
 const EXIT_PATIENCE: Duration = Duration::from_millis(2);
 /// How long it sends what its peers should hear, at most.
-const FAREWELL: Duration = Duration::from_millis(100);
+const FAREWELL: Duration = Duration::from_millis(400);
 
 /// What the lock guards.
 #[derive(Debug)]
@@ -86,6 +90,12 @@ pub(crate) struct Gsi {
     deadline: AtomicU64,
     /// When there may be room again for what is to be handed on.
     forward_at: AtomicU64,
+    neighbours: Mutex<Neighbours>,
+    /// When they are looked after, in nanoseconds.
+    watch_at: AtomicU64,
+    lingering: Mutex<Option<Lingering>>,
+    /// When it is seen whether it may end, in nanoseconds.
+    linger_until: AtomicU64,
 }
 
 impl Gsi {
@@ -101,14 +111,18 @@ impl Gsi {
             sender: Sender::new(psn),
             deadline: AtomicU64::new(NEVER),
             forward_at: AtomicU64::new(if kept { 0 } else { NEVER }),
+            neighbours: Mutex::default(),
+            watch_at: AtomicU64::new(NEVER),
+            lingering: Mutex::default(),
+            linger_until: AtomicU64::new(NEVER),
         }
     }
 
     /// When [`Engine::run_gsi`] has something to do, in nanoseconds.
     pub(super) fn next(&self) -> u64 {
-        let (deadline, forward_at) = (&self.deadline, &self.forward_at);
-        let next = deadline.load(Ordering::SeqCst).min(forward_at.load(Ordering::SeqCst));
-        next.min(self.sender.next())
+        let times = [&self.deadline, &self.forward_at, &self.watch_at, &self.linger_until];
+        let next = times.into_iter().map(|at| at.load(Ordering::SeqCst)).min();
+        next.unwrap_or(NEVER).min(self.sender.next())
     }
 }
 
@@ -120,7 +134,7 @@ impl Engine {
         let mut state = self.gsi.state.lock();
         let result = self.call_cm(&mut state, now, f);
         drop(state);
-        self.worker.wake_before(self.gsi.deadline.load(Ordering::SeqCst));
+        self.worker.wake_before(self.gsi.next());
         self.send_mads(now);
         result
     }
@@ -132,7 +146,11 @@ impl Engine {
         f: impl FnOnce(&mut Cm, &mut Ids, Time) -> R,
     ) -> R {
         let State { machine, ids, .. } = state;
+        let listeners = machine.usage().listeners;
         let result = f(machine, ids, now);
+        if machine.usage().listeners < listeners {
+            self.linger(machine, now);
+        }
         while let Some(event) = machine.poll_event() {
             #[cfg(test)]
             let Some(event) = state.tap.take(event) else { continue };
@@ -141,6 +159,7 @@ impl Engine {
         self.gsi.sender.queue(std::iter::from_fn(|| machine.poll_transmit()));
         let deadline = machine.deadline().map_or(NEVER, Time::as_nanos);
         self.gsi.deadline.store(deadline, Ordering::SeqCst);
+        self.watch_neighbours(machine, now);
         result
     }
 
@@ -152,6 +171,12 @@ impl Engine {
             if self.port.forward_kept() > 0 {
                 self.forward_later(now);
             }
+        }
+        if is_due(&self.gsi.watch_at) {
+            self.look_after_neighbours();
+        }
+        if is_due(&self.gsi.linger_until) {
+            self.linger_no_longer();
         }
         if is_due(&self.gsi.deadline) {
             self.with_cm(|machine, _, now| machine.on_timer(now));
@@ -167,18 +192,19 @@ impl Engine {
         self.worker.wake_before(at);
     }
 
-    /// Tells the peers of all connections that they end; does not wait long for whoever called exit(3) to release the lock,
+    /// Tells the peers of all connections that they end; does not wait long for whoever called exit(3) to release the locks,
     /// nor for answers.
     pub(super) fn shut_gsi_down(&'static self) {
+        let Some(mut line) = self.gsi.sender.try_line() else { return };
         let Some(mut state) = self.gsi.state.try_lock_for(EXIT_PATIENCE) else { return };
         let now = self.now();
         self.call_cm(&mut state, now, |machine, _, now| machine.shutdown(now));
         drop(state);
         let end = Instant::now() + FAREWELL;
-        self.send_mads(now);
+        self.send_in(&mut line, now);
         while self.gsi.sender.next() != NEVER && Instant::now() < end {
             std::thread::sleep(Duration::from_micros(500));
-            self.send_mads(self.now());
+            self.send_in(&mut line, self.now());
         }
     }
 

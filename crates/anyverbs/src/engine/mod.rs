@@ -1,17 +1,20 @@
 //! The engine: one in a process, started by the first open, shared by all contexts.
 //!
-//! Locks, in the order in which they may be taken: queue pair, SRQ, CQ, then the queues of channels and asynchronous
-//! events. No thread holds the locks of two queue pairs. The receive path's lock is taken before any of them. The lock of
-//! the connection manager comes after the receive path's, too, and before the queues of event channels; it and those of
-//! queue pairs are never held together. The locks of timers, paths, the in-process link and the lists of queue pairs that wait are leaves: nothing is locked under
+//! Locks, in the order in which they may be taken: control of multicast groups, queue pair, SRQ, CQ, then the queues of
+//! channels and asynchronous events. No thread holds the locks of two queue pairs. The receive path's lock is taken
+//! before any of them. The lock of the connection manager comes after the receive path's, too, and before the queues of
+//! event channels; it and those of queue pairs are never held together. The locks of timers, paths, the in-process link
+//! and the lists of queue pairs that wait are leaves: nothing is locked under
 //! them, but that the table of queue pairs may attach a new one to its CQ.
 
 pub(crate) mod env;
+mod exit;
 pub(crate) mod gsi;
 pub(crate) mod pace;
 pub(crate) mod path;
 mod progress;
 mod qp_table;
+mod srq_table;
 mod timers;
 mod worker;
 
@@ -43,10 +46,13 @@ use crate::limits::{self, DeviceAttr};
 use crate::link::inproc::Inproc;
 use crate::link::udp::BatchPool;
 use crate::memory::ProcessMemory;
+use crate::multicast::Groups;
+use crate::xrcd::Domains;
 use gsi::Gsi;
 use path::Paths;
 use progress::RxState;
 use qp_table::QpTable;
+use srq_table::SrqTable;
 use timers::Timers;
 use worker::Shared;
 
@@ -85,8 +91,15 @@ pub(crate) struct Quotas {
     pub(crate) pd: Quota,
     pub(crate) cq: Quota,
     pub(crate) srq: Quota,
+    pub(crate) xrcd: Quota,
     pub(crate) ah: Quota,
     pub(crate) qp: Quota,
+}
+
+/// A CQ that has overrun, and the queue pair whose completion was lost.
+struct Overrun {
+    cq: Arc<CqCell>,
+    qpn: Qpn,
 }
 
 pub(crate) struct Engine {
@@ -99,9 +112,12 @@ pub(crate) struct Engine {
     pub(crate) memory: ProcessMemory,
     counters: Counters,
     pub(crate) qps: QpTable,
+    pub(crate) xrc_srqs: SrqTable,
+    pub(crate) xrc_domains: Domains,
     pub(crate) gsi: Gsi,
     /// Who listens on this host.
     pub(crate) services: Arc<Services>,
+    pub(crate) groups: Groups,
     pub(crate) quotas: Quotas,
     pub(crate) inproc: Inproc,
     pub(crate) batches: BatchPool,
@@ -112,7 +128,7 @@ pub(crate) struct Engine {
     owed: Mutex<Vec<Qpn>>,
     owed_len: AtomicU32,
     /// CQs that have overrun, whose queue pairs must fail.
-    overrun: Mutex<Vec<Arc<CqCell>>>,
+    overrun: Mutex<Vec<Overrun>>,
     any_overrun: AtomicBool,
     contexts: Mutex<Vec<Weak<ContextCell>>>,
     pds: AtomicU32,
@@ -154,7 +170,7 @@ impl Engine {
         if let Some(worker) = fresh {
             worker.send(engine).expect("the worker waits for its engine");
             // SAFETY: an extern "C" function without preconditions. Full: owed ACKs wait for the peer's timeout.
-            unsafe { libc::atexit(at_exit) };
+            unsafe { libc::atexit(exit::at_exit) };
         }
         Ok(engine)
     }
@@ -206,9 +222,12 @@ impl Engine {
             memory: ProcessMemory::new(),
             counters: Counters::default(),
             qps: QpTable::new(number, rng.random()),
+            xrc_srqs: SrqTable::new(number, rng.random()),
+            xrc_domains: Domains::default(),
             gsi: Gsi::new(
                 CmConfig {
                     slot: number,
+                    early_repeats: true,
                     first_id: rng.random(),
                     ca_guid: node_guid,
                     ack_delay: attr.local_ca_ack_delay,
@@ -219,10 +238,13 @@ impl Engine {
                 port.kept() > 0,
             ),
             services,
+            groups: Groups::default(),
             quotas: Quotas {
                 pd: Quota::new(attr.max_pd),
                 cq: Quota::new(attr.max_cq),
                 srq: Quota::new(attr.max_srq),
+                // The device has no number of its own for them.
+                xrcd: Quota::new(attr.max_pd),
                 ah: Quota::new(attr.max_ah),
                 qp: Quota::new(attr.max_qp),
             },
@@ -325,19 +347,10 @@ impl Engine {
         }
     }
 
-    /// A CQ lost a completion: its queue pairs fail when the present lock is released.
-    pub(crate) fn note_overrun(&self, cq: &Arc<CqCell>) {
-        self.overrun.lock().push(Arc::clone(cq));
+    /// A CQ lost a completion of a queue pair: that one and all that use the CQ fail when the present lock is released.
+    pub(crate) fn note_overrun(&self, cq: &Arc<CqCell>, qpn: Qpn) {
+        self.overrun.lock().push(Overrun { cq: Arc::clone(cq), qpn });
         self.any_overrun.store(true, Ordering::Release);
-    }
-}
-
-/// A peer whose last message was received, or that is connected, must not learn from a timeout that this process has ended.
-extern "C" fn at_exit() {
-    if let Some(engine) = fork::current::<Engine>() {
-        engine.shut_gsi_down();
-        engine.flush_owed_at_exit();
-        engine.log_counters();
     }
 }
 

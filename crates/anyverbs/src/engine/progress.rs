@@ -106,7 +106,7 @@ impl Engine {
     }
 
     /// Receives one batch; how many datagrams. 0 also while another thread is at it.
-    pub(super) fn receive(&'static self, worker: bool) -> usize {
+    pub(crate) fn receive(&'static self, worker: bool) -> usize {
         let Some(mut rx) = self.rx.try_lock() else { return 0 };
         let RxState { batch, forwarded, calls, failed, since_acks, resume, probes, flow } =
             &mut *rx;
@@ -206,7 +206,13 @@ impl Engine {
             return None;
         };
         let to_gsi = bytes[5..8] == [0, 0, Qpn::GSI.get() as u8];
-        if slot != self.slot && !to_gsi {
+        let to_group = datagram.destination.is_multicast();
+        if to_group != (bytes[5..8] == [0xff; 3]) {
+            // Who sends a group what is for one queue pair would have all processes forward it.
+            self.count(Counter::DropNoQp, 1);
+            return None;
+        }
+        if slot != self.slot && !to_group && !to_gsi {
             self.misdelivered(slot, datagram, was_forwarded);
             return None;
         }
@@ -226,6 +232,10 @@ impl Engine {
         }
         let bytes = &bytes[..bytes.len() - ICRC_LEN];
         if let Some(credit) = CreditPacket::parse(bytes) {
+            if to_group {
+                self.count(Counter::DropMalformed, 1);
+                return None;
+            }
             return Some(Received::Credit(credit));
         }
         let Ok(packet) = Packet::parse(bytes) else {
@@ -257,9 +267,8 @@ impl Engine {
 
     /// A datagram for another process of this host, or for nobody.
     fn misdelivered(&self, slot: u8, datagram: &Datagram<'_>, was_forwarded: bool) {
-        // Slots 0 (QP0) and, with QPN 0xffffff, 255 name no process.
-        let nobody = slot == 0 || datagram.bytes[5..8] == [0xff; 3];
-        if nobody || was_forwarded {
+        // Slot 0 (QP0) names no process.
+        if slot == 0 || was_forwarded {
             self.count(Counter::DropNoQp, 1);
             return;
         }
@@ -328,7 +337,22 @@ impl Engine {
         let mut next = packets.next();
         while let Some((arrival, packet)) = next.take() {
             let qpn = packet.headers.bth.dest_qpn;
-            let Some(cell) = self.qps.find(qpn) else {
+            let group = arrival.destination;
+            let found = if qpn == Qpn::MULTICAST {
+                let members = self.groups.members(group);
+                match members.as_deref() {
+                    Some([cell]) => Some(Arc::clone(cell)),
+                    Some(members) => {
+                        self.deliver_copies(now, members, &arrival, &packet);
+                        next = packets.next();
+                        continue;
+                    }
+                    None => None,
+                }
+            } else {
+                self.qps.find(qpn)
+            };
+            let Some(cell) = found else {
                 self.count(Counter::DropNoQp, 1);
                 next = packets.next();
                 continue;
@@ -342,15 +366,41 @@ impl Engine {
             let mut call = Call::at(&cell, now);
             let mut current = Some((arrival, packet));
             while let Some((arrival, packet)) = current.take() {
+                let wanted = qpn != Qpn::MULTICAST || cell.takes(&state, &arrival, &packet);
                 let State { machine, link, .. } = &mut *state;
-                machine.receive(&arrival, &packet, &mut call.env(link));
+                if wanted {
+                    machine.receive(&arrival, &packet, &mut call.env(link));
+                }
                 match packets.next() {
-                    Some((arrival, packet)) if packet.headers.bth.dest_qpn == qpn => {
+                    Some((arrival, packet))
+                        if packet.headers.bth.dest_qpn == qpn
+                            && (qpn != Qpn::MULTICAST || arrival.destination == group) =>
+                    {
                         current = Some((arrival, packet));
                     }
                     other => next = other,
                 }
             }
+            call.settle(&mut state);
+        }
+    }
+
+    /// Gives a packet of a group to each of its queue pairs.
+    fn deliver_copies(
+        &'static self,
+        now: Time,
+        members: &[Arc<QpCell>],
+        arrival: &Arrival,
+        packet: &Packet<'_>,
+    ) {
+        for cell in members {
+            let mut state = cell.state.lock();
+            if state.is_dead() || !cell.takes(&state, arrival, packet) {
+                continue;
+            }
+            let mut call = Call::at(cell, now);
+            let State { machine, link, .. } = &mut *state;
+            machine.receive(arrival, packet, &mut call.env(link));
             call.settle(&mut state);
         }
     }
@@ -529,11 +579,16 @@ impl Engine {
     #[cold]
     fn fail_overrun(&'static self) {
         while self.any_overrun.swap(false, Ordering::AcqRel) {
-            let cqs = std::mem::take(&mut *self.overrun.lock());
+            let overrun = std::mem::take(&mut *self.overrun.lock());
             let uses = |cell: &Arc<QpCell>| {
-                cqs.iter()
-                    .any(|cq| Arc::ptr_eq(cq, &cell.send_cq) || Arc::ptr_eq(cq, &cell.recv_cq))
+                let cqs = [&cell.send_cq, &cell.recv_cq];
+                overrun.iter().any(|o| {
+                    o.qpn == cell.qpn || cqs.into_iter().flatten().any(|cq| Arc::ptr_eq(cq, &o.cq))
+                })
             };
+            for srq in self.xrc_srqs.filter(|srq| overrun.iter().any(|o| srq.completes_in(&o.cq))) {
+                srq.fail();
+            }
             for cell in self.qps.filter(uses) {
                 self.with_cell(&cell, |State { machine, link, .. }, call| {
                     machine.fail(&mut call.env(link))

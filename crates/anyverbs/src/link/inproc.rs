@@ -15,6 +15,7 @@ use anyverbs_proto::wire::packet::{Headers, Packet};
 use anyverbs_proto::wr::AddressVector;
 use parking_lot::Mutex;
 
+use super::handing::Handing;
 use crate::engine::Engine;
 
 /// Bytes that a connected queue pair may have in flight here.
@@ -35,6 +36,8 @@ pub(crate) struct Inproc {
     draining: AtomicBool,
     /// The drainer's.
     spare: Mutex<Arena>,
+    /// The drainer's.
+    handing: Mutex<Handing>,
     /// Rounds of delivery so far.
     rounds: AtomicU64,
     waiting: Mutex<Waiting>,
@@ -174,10 +177,14 @@ impl Inproc {
         let n = arena.packets.len();
         if n > 0 {
             let Arena { packets, bytes, .. } = &*arena;
-            engine.deliver(packets.iter().map(|e| {
+            let all = packets.iter().map(|e| {
                 let payload = &bytes[e.start..e.start + e.len];
                 (e.arrival, Packet { headers: e.headers, payload })
-            }));
+            });
+            if packets.iter().any(|e| e.headers.bth.dest_qpn == Qpn::MULTICAST) {
+                self.handing.lock().hand_on(engine, all.clone());
+            }
+            engine.deliver(all);
             arena.clear();
         }
         drop(arena);

@@ -1,4 +1,5 @@
 //! Links: how packets get from one queue pair to another.
 
+mod handing;
 pub(crate) mod inproc;
 pub(crate) mod udp;

@@ -48,6 +48,8 @@ impl BatchPool {
 pub(crate) struct UdpRoute {
     to: Destination,
     flow: Option<Flow>,
+    /// To a multicast group.
+    pub(crate) is_group: bool,
     pub(crate) path: Arc<Path>,
 }
 
@@ -66,7 +68,12 @@ impl UdpRoute {
         };
         // Without a lane nothing is sent, and every try says so in the counters.
         let flow = engine.port.source_port(&to).ok().map(|from| Flow::new(source, ip, from, port));
-        Self { to, flow, path: engine.paths.path(ip, av.scope_id, slot) }
+        Self {
+            to,
+            flow,
+            is_group: ip.is_multicast(),
+            path: engine.paths.path(ip, av.scope_id, slot),
+        }
     }
 }
 
@@ -103,7 +110,8 @@ impl Outbox {
             return Ok(0);
         };
         let dest = headers.bth.dest_qpn;
-        let probe = if reliable {
+        // Nobody answers for a group.
+        let probe = if reliable || route.is_group {
             None
         } else {
             match route.path.ask(len, from, dest, takes_recv(headers.bth.opcode), now) {

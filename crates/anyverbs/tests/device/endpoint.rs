@@ -192,7 +192,7 @@ impl Endpoint {
     }
 
     pub(crate) fn send_to(&self, wr_id: u64, op: SendOp, sges: &[Sge], ud: Option<UdDest>) {
-        let wr = SendWr { wr_id, op, flags: SendFlags::SIGNALED, sges, ud };
+        let wr = SendWr { wr_id, op, flags: SendFlags::SIGNALED, sges, ud, xrc_srqn: 0 };
         self.qp.post_send(&[wr]).unwrap();
     }
 

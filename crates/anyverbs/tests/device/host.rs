@@ -31,7 +31,7 @@ fn run(role: &str, variables: &[(&str, &str)], namespace: bool) -> Output {
     command.output().unwrap()
 }
 
-fn succeeds(output: &Output) {
+pub(crate) fn succeeds(output: &Output) {
     assert!(
         output.status.success(),
         "{}\n{}",
@@ -41,7 +41,7 @@ fn succeeds(output: &Output) {
 }
 
 /// Whether this system lets us make a network namespace; says so if not.
-fn can_unshare() -> bool {
+pub(crate) fn can_unshare() -> bool {
     let can = Command::new("unshare")
         .args(["-Urn", "ip", "link"])
         .output()
@@ -52,7 +52,7 @@ fn can_unshare() -> bool {
     can
 }
 
-fn ip(arguments: &str) {
+pub(crate) fn ip(arguments: &str) {
     assert!(
         Command::new("ip").args(arguments.split(' ')).status().unwrap().success(),
         "ip {arguments}"

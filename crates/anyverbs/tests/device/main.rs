@@ -2,10 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod cm;
 mod endpoint;
 mod events;
 mod fork;
 mod host;
+mod multicast;
 mod one_process;
 mod processes;
 mod rules;

@@ -133,8 +133,14 @@ fn uc_bursts_in_one_process_lose_nothing() {
         b.recv(1, &[dst.sge(0, 1 << 20)]);
     }
     let sges = [src.sge(0, 1 << 20)];
-    let wr =
-        SendWr { wr_id: 0, op: SendOp::Send, flags: SendFlags::SIGNALED, sges: &sges, ud: None };
+    let wr = SendWr {
+        wr_id: 0,
+        op: SendOp::Send,
+        flags: SendFlags::SIGNALED,
+        sges: &sges,
+        ud: None,
+        xrc_srqn: 0,
+    };
     a.qp.post_send(&[wr; 32]).unwrap();
     assert!(b.poll(32).iter().all(|wc| wc.status == WcStatus::Success && wc.byte_len == 1 << 20));
     a.poll(32);

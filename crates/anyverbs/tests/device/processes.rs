@@ -230,8 +230,14 @@ fn uc_bursts_do_not_overflow_the_receiver() {
     peer.connect(&e, &src);
     assert_eq!(peer.hear(), "@ posted");
     let sges = [src.sge(0, 256 << 10)];
-    let wr =
-        SendWr { wr_id: 0, op: SendOp::Send, flags: SendFlags::SIGNALED, sges: &sges, ud: None };
+    let wr = SendWr {
+        wr_id: 0,
+        op: SendOp::Send,
+        flags: SendFlags::SIGNALED,
+        sges: &sges,
+        ud: None,
+        xrc_srqn: 0,
+    };
     e.qp.post_send(&[wr; 64]).unwrap();
     e.poll(64);
     assert_eq!(peer.hear(), "@ got 64");

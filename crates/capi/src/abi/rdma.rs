@@ -145,3 +145,18 @@ pub(crate) struct rdma_cm_join_mc_attr_ex {
     pub(crate) join_flags: u32,
     pub(crate) addr: *mut libc::sockaddr,
 }
+
+/// `struct sockaddr_ib` (`infiniband/ib.h`); all but the family and the scope in network byte order.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct sockaddr_ib {
+    pub(crate) sib_family: libc::sa_family_t,
+    pub(crate) sib_pkey: u16,
+    pub(crate) sib_flowinfo: u32,
+    pub(crate) sib_addr: [u8; 16],
+    pub(crate) sib_sid: u64,
+    pub(crate) sib_sid_mask: u64,
+    pub(crate) sib_scope_id: u64,
+}
+
+const _: () = assert!(size_of::<sockaddr_ib>() == 48);

@@ -54,6 +54,25 @@ pub(crate) fn ah_attr(attr: &ibv_ah_attr) -> AhAttr {
     }
 }
 
+/// An address as the device takes it, for C.
+pub(crate) fn c_ah_attr_of(attr: &AhAttr) -> ibv_ah_attr {
+    ibv_ah_attr {
+        grh: ibv_global_route {
+            dgid: ibv_gid { raw: attr.dgid.0 },
+            flow_label: attr.flow_label,
+            sgid_index: attr.sgid_index,
+            hop_limit: attr.hop_limit,
+            traffic_class: attr.traffic_class,
+        },
+        dlid: attr.dlid,
+        sl: attr.sl,
+        src_path_bits: attr.src_path_bits,
+        static_rate: attr.static_rate,
+        is_global: attr.is_global.into(),
+        port_num: attr.port,
+    }
+}
+
 /// A resolved address as C has it. All zeros where there is none.
 pub(crate) fn c_ah_attr(av: &AddressVector) -> ibv_ah_attr {
     ibv_ah_attr {

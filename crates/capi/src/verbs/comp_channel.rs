@@ -8,6 +8,7 @@ use std::{
 
 use crate::{
     abi::*,
+    cancel,
     errno::{Errno, minus_one, pointer, value},
     object::{self, Object},
     verbs::{Context, Cq, context},
@@ -53,7 +54,7 @@ pub(crate) unsafe extern "C" fn ibv_get_cq_event(
     cq: *mut *mut ibv_cq,
     cq_context: *mut *mut c_void,
 ) -> c_int {
-    minus_one(object::find(channel).and_then(|channel: Arc<CompChannel>| {
+    let next = |channel: &CompChannel| {
         loop {
             let event = channel.inner.device.get_event()?;
             let found = event.cookie() as *mut ibv_cq_ex;
@@ -71,7 +72,8 @@ pub(crate) unsafe extern "C" fn ibv_get_cq_event(
             }
             return Ok(0);
         }
-    }))
+    };
+    minus_one(object::find(channel).and_then(|channel| cancel::holding(channel, next)))
 }
 
 /// `ibv_ack_cq_events`.

@@ -93,7 +93,8 @@ const CAP_FLAGS: u32 = IBV_DEVICE_BAD_PKEY_CNTR
     | IBV_DEVICE_PORT_ACTIVE_EVENT
     | IBV_DEVICE_SYS_IMAGE_GUID
     | IBV_DEVICE_RC_RNR_NAK_GEN
-    | IBV_DEVICE_SRQ_RESIZE;
+    | IBV_DEVICE_SRQ_RESIZE
+    | IBV_DEVICE_XRC;
 
 /// A count that C has as a signed int.
 fn int(n: u32) -> c_int {
@@ -126,6 +127,9 @@ fn device_attr(attr: &DeviceAttr) -> ibv_device_attr {
     c.max_qp_init_rd_atom = int(attr.max_qp_rd_atom);
     c.max_res_rd_atom = int(attr.max_res_rd_atom);
     c.atomic_cap = IBV_ATOMIC_HCA;
+    c.max_mcast_grp = int(attr.max_mcast_grp);
+    c.max_mcast_qp_attach = int(attr.max_mcast_qp_attach);
+    c.max_total_mcast_qp_attach = int(attr.max_total_mcast_qp_attach);
     c.max_ah = int(attr.max_ah);
     c.max_srq = int(attr.max_srq);
     c.max_srq_wr = int(attr.max_srq_wr);

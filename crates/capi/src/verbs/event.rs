@@ -6,6 +6,7 @@ use anyverbs::{AsyncEventKind, EventElement};
 
 use crate::{
     abi::*,
+    cancel,
     errno::minus_one,
     object,
     verbs::{Cq, Qp, Srq, context},
@@ -24,7 +25,7 @@ pub(crate) unsafe extern "C" fn ibv_get_async_event(
         if event.is_null() {
             return Err(crate::errno::Errno::EINVAL);
         }
-        let read = context.inner.device.get_async_event()?;
+        let read = cancel::holding(context, |context| context.inner.device.get_async_event())?;
         let element = match read.element() {
             EventElement::Qp { cookie, .. } => {
                 ibv_async_event_element { qp: cookie as *mut ibv_qp }

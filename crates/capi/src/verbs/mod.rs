@@ -10,6 +10,7 @@ mod event;
 mod fork;
 mod marshall;
 mod mr;
+mod multicast;
 mod pd;
 mod port;
 mod post;
@@ -20,11 +21,12 @@ mod strings;
 mod sysfs;
 mod unbuilt;
 mod wr;
+mod xrcd;
 
 // Only the trampolines name them.
 #[cfg_attr(test, allow(unused_imports))]
 pub(crate) use {
     ah::*, comp_channel::*, context::*, cq::*, cq_ex::*, device::*, event::*, fork::*, marshall::*,
-    mr::*, pd::*, port::*, post::*, qp::*, rate::*, srq::*, strings::*, sysfs::*, unbuilt::*,
-    wr::*,
+    mr::*, multicast::*, pd::*, port::*, post::*, qp::*, rate::*, srq::*, strings::*, sysfs::*,
+    unbuilt::*, wr::*, xrcd::*,
 };

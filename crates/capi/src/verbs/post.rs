@@ -83,12 +83,14 @@ unsafe fn send_wr<'a>(
         } else {
             None
         };
+        let xrc = qp.inner.qp_type == QpType::XrcSend;
         Ok(SendWr {
             wr_id: wr.wr_id,
             op: op(wr)?,
             flags: SendFlags::from_bits(wr.send_flags).ok_or(Errno::EINVAL)?,
             sges: sges(room, wr.sg_list, wr.num_sge)?,
             ud,
+            xrc_srqn: if xrc { wr.qp_type.xrc.remote_srqn } else { 0 },
         })
     }
 }

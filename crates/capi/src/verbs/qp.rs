@@ -1,20 +1,23 @@
 //! Queue pairs: create, modify, query, destroy. Posting is in `post.rs` and `wr.rs`.
 
 use std::{
-    ffi::{c_int, c_uint},
+    ffi::{c_int, c_uint, c_void},
     ptr,
     sync::Arc,
 };
 
 use anyverbs::{
     Access, Mtu, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpInitAttr, QpState, QpType, Qpn, UdDest,
+    XrcSendInitAttr,
 };
 
 use crate::{
     abi::*,
     errno::{Errno, pointer, value},
     object::{self, Object},
-    verbs::{Batch, Context, Pd, Srq, ah_attr, c_ah_attr, context, cq, offered, set_send_ops},
+    verbs::{
+        Batch, Context, Pd, Srq, Xrcd, ah_attr, c_ah_attr, context, cq, offered, set_send_ops,
+    },
 };
 
 pub(crate) type Qp = Object<ibv_qp_ex>;
@@ -44,14 +47,15 @@ pub(crate) fn qp(pointer: *mut ibv_qp) -> Result<Arc<Qp>, Errno> {
     object::find(pointer.cast())
 }
 
-fn qp_type(qp_type: ibv_qp_type) -> Result<QpType, Errno> {
+/// The transport type of an integer from C: `EOPNOTSUPP` for one that the device does not have.
+pub(crate) fn qp_type(qp_type: ibv_qp_type) -> Result<QpType, Errno> {
     match qp_type {
         IBV_QPT_RC => Ok(QpType::Rc),
         IBV_QPT_UC => Ok(QpType::Uc),
         IBV_QPT_UD => Ok(QpType::Ud),
-        IBV_QPT_RAW_PACKET | IBV_QPT_XRC_SEND | IBV_QPT_XRC_RECV | IBV_QPT_DRIVER => {
-            Err(Errno::EOPNOTSUPP)
-        }
+        IBV_QPT_XRC_SEND => Ok(QpType::XrcSend),
+        IBV_QPT_XRC_RECV => Ok(QpType::XrcRecv),
+        IBV_QPT_RAW_PACKET | IBV_QPT_DRIVER => Err(Errno::EOPNOTSUPP),
         _ => Err(Errno::EINVAL),
     }
 }
@@ -89,8 +93,8 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(
     pointer(init.ok_or(Errno::EINVAL).and_then(|init| create(pd, init, None)))
 }
 
-/// Slot of `ibv_create_qp_ex`: as `ibv_create_qp`, with `PD` and `SEND_OPS_FLAGS`; `EOPNOTSUPP` for other extensions
-/// unless they ask for nothing.
+/// Slot of `ibv_create_qp_ex`: as `ibv_create_qp`, with `PD`, `XRCD`, `SEND_OPS_FLAGS` and, of `CREATE_FLAGS`,
+/// `BLOCK_SELF_MCAST_LB` (UD); `EOPNOTSUPP` for other extensions unless they ask for nothing.
 ///
 /// # Safety
 /// `attr` is NULL, or readable and writable.
@@ -101,21 +105,34 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_mut() };
     pointer(attr.ok_or(Errno::EINVAL).and_then(|attr| {
-        context(context_)?;
+        let context = context(context_)?;
         let mask = attr.comp_mask;
         let has = |bit| mask & bit != 0;
         let known = (IBV_QP_INIT_ATTR_SEND_OPS_FLAGS << 1) - 1;
-        if mask & !known != 0 || !has(IBV_QP_INIT_ATTR_PD) {
+        // A target is made of an XRC domain, all others of a protection domain.
+        let target = attr.qp_type == IBV_QPT_XRC_RECV;
+        let domain = if target { IBV_QP_INIT_ATTR_XRCD } else { IBV_QP_INIT_ATTR_PD };
+        if mask & !known != 0 || !has(domain) || (!target && has(IBV_QP_INIT_ATTR_XRCD)) {
             return Err(Errno::EINVAL);
         }
-        let asks = has(IBV_QP_INIT_ATTR_CREATE_FLAGS) && attr.create_flags != 0
+        let flags = if has(IBV_QP_INIT_ATTR_CREATE_FLAGS) { attr.create_flags } else { 0 };
+        let block_own = flags & IBV_QP_CREATE_BLOCK_SELF_MCAST_LB != 0;
+        let asks = flags & !IBV_QP_CREATE_BLOCK_SELF_MCAST_LB != 0
             || has(IBV_QP_INIT_ATTR_MAX_TSO_HEADER) && attr.max_tso_header != 0;
-        if asks
-            || has(IBV_QP_INIT_ATTR_XRCD)
-            || has(IBV_QP_INIT_ATTR_IND_TABLE)
-            || has(IBV_QP_INIT_ATTR_RX_HASH)
-        {
+        if asks || has(IBV_QP_INIT_ATTR_IND_TABLE) || has(IBV_QP_INIT_ATTR_RX_HASH) {
             return Err(Errno::EOPNOTSUPP);
+        }
+        if block_own && attr.qp_type != IBV_QPT_UD {
+            return Err(Errno::EINVAL);
+        }
+        let ops = has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).then_some(attr.send_ops_flags);
+        if target {
+            if ops.is_some_and(|ops| ops != 0) {
+                return Err(Errno::EOPNOTSUPP);
+            }
+            let created = create_target(&context, attr)?;
+            attr.cap = c_cap(&QpCap::default());
+            return Ok(created);
         }
         let mut init = ibv_qp_init_attr {
             qp_context: attr.qp_context,
@@ -126,8 +143,10 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
             qp_type: attr.qp_type,
             sq_sig_all: attr.sq_sig_all,
         };
-        let ops = has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).then_some(attr.send_ops_flags);
         let created = create(attr.pd, &mut init, ops)?;
+        if block_own {
+            qp(created)?.inner.device.block_own_multicast();
+        }
         attr.cap = init.cap;
         Ok(created)
     }))
@@ -139,44 +158,132 @@ fn create(
     send_ops: Option<u64>,
 ) -> Result<*mut ibv_qp, Errno> {
     let pd: Arc<Pd> = object::find(pd)?;
-    let (send_cq, recv_cq) = (cq(init.send_cq)?, cq(init.recv_cq)?);
+    let qp_type = qp_type(init.qp_type)?;
+    if qp_type == QpType::XrcRecv {
+        // It is made of an XRC domain.
+        return Err(Errno::EINVAL);
+    }
+    // An initiator has no receives: what else is given is not looked at.
+    let receives = qp_type.has_responder();
+    let send_cq = cq(init.send_cq)?;
+    let recv_cq = if receives { Some(cq(init.recv_cq)?) } else { None };
     let srq: Option<Arc<Srq>> =
-        if init.srq.is_null() { None } else { Some(object::find(init.srq)?) };
+        if init.srq.is_null() || !receives { None } else { Some(object::find(init.srq)?) };
     let context = Arc::clone(&pd.inner.context);
-    let others = [&send_cq.inner.context, &recv_cq.inner.context];
-    if others
+    if [&send_cq.inner.context]
         .into_iter()
+        .chain(recv_cq.as_ref().map(|cq| &cq.inner.context))
         .chain(srq.as_ref().map(|s| &s.inner.context))
         .any(|c| !Arc::ptr_eq(c, &context))
     {
         return Err(Errno::EINVAL);
     }
-    let qp_type = qp_type(init.qp_type)?;
     if send_ops.is_some_and(|ops| ops & !offered(qp_type) != 0) {
         return Err(Errno::EOPNOTSUPP);
     }
-    let device = pd.inner.device.create_qp(&QpInitAttr {
-        send_cq: &send_cq.inner.device,
-        recv_cq: &recv_cq.inner.device,
-        srq: srq.as_ref().map(|s| &s.inner.device),
-        cap: cap(&init.cap),
-        qp_type,
-        sq_sig_all: init.sq_sig_all != 0,
-        cookie: 0,
-    })?;
+    let sq_sig_all = init.sq_sig_all != 0;
+    let device = match &recv_cq {
+        Some(recv_cq) => pd.inner.device.create_qp(&QpInitAttr {
+            send_cq: &send_cq.inner.device,
+            recv_cq: &recv_cq.inner.device,
+            srq: srq.as_ref().map(|s| &s.inner.device),
+            cap: cap(&init.cap),
+            qp_type,
+            sq_sig_all,
+            cookie: 0,
+        })?,
+        None => pd.inner.device.create_xrc_send_qp(&XrcSendInitAttr {
+            send_cq: &send_cq.inner.device,
+            cap: cap(&init.cap),
+            sq_sig_all,
+            cookie: 0,
+        })?,
+    };
     let actual = device.cap();
+    let batch = send_ops.map(|ops| Batch::new(ops, &actual));
+    init.cap = c_cap(&actual);
+    publish(device, qp_type, batch, Some(&pd), init, context)
+}
+
+/// Makes a target of an extended reliable connection. It has no protection domain and no queues of its own.
+fn create_target(context: &Arc<Context>, attr: &ibv_qp_init_attr_ex) -> Result<*mut ibv_qp, Errno> {
+    let xrcd = xrcd(context, attr.xrcd)?;
+    let device = xrcd.inner.device.create_qp(0)?;
+    publish_target(device, attr.qp_context, context)
+}
+
+/// An XRC domain of this context.
+fn xrcd(context: &Arc<Context>, xrcd: *mut ibv_xrcd) -> Result<Arc<Xrcd>, Errno> {
+    let xrcd: Arc<Xrcd> = object::find(xrcd)?;
+    if Arc::ptr_eq(&xrcd.inner.context, context) { Ok(xrcd) } else { Err(Errno::EINVAL) }
+}
+
+/// Slot of `ibv_open_qp`: NULL with `errno` on failure. `EINVAL` unless the domain has a target of that number,
+/// `EOPNOTSUPP` for one of another process.
+///
+/// # Safety
+/// `attr` is NULL or readable.
+pub(crate) unsafe extern "C" fn open_qp(
+    context_: *mut ibv_context,
+    attr: *mut ibv_qp_open_attr,
+) -> *mut ibv_qp {
+    // SAFETY: the caller's promise.
+    let attr = unsafe { attr.as_ref() };
+    pointer(context(context_).and_then(|context| {
+        let attr = attr.ok_or(Errno::EINVAL)?;
+        if attr.comp_mask >= IBV_QP_OPEN_ATTR_RESERVED {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let has = |bits| attr.comp_mask & bits == bits;
+        let needs = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;
+        if !has(needs) || attr.qp_type != IBV_QPT_XRC_RECV || attr.qp_num > 0xff_ffff {
+            return Err(Errno::EINVAL);
+        }
+        let device =
+            xrcd(&context, attr.xrcd)?.inner.device.open_qp(Qpn::new(attr.qp_num), None)?;
+        let cookie = has(IBV_QP_OPEN_ATTR_CONTEXT).then_some(attr.qp_context);
+        publish_target(device, cookie.unwrap_or(ptr::null_mut()), &context)
+    }))
+}
+
+fn publish_target(
+    device: anyverbs::Qp,
+    qp_context: *mut c_void,
+    context: &Arc<Context>,
+) -> Result<*mut ibv_qp, Errno> {
+    let init = ibv_qp_init_attr {
+        qp_context,
+        send_cq: ptr::null_mut(),
+        recv_cq: ptr::null_mut(),
+        srq: ptr::null_mut(),
+        cap: c_cap(&QpCap::default()),
+        qp_type: IBV_QPT_XRC_RECV,
+        sq_sig_all: 0,
+    };
+    publish(device, QpType::XrcRecv, None, None, &init, Arc::clone(context))
+}
+
+/// Gives a queue pair to the program.
+fn publish(
+    device: anyverbs::Qp,
+    qp_type: QpType,
+    batch: Option<Batch>,
+    pd: Option<&Pd>,
+    init: &ibv_qp_init_attr,
+    context: Arc<Context>,
+) -> Result<*mut ibv_qp, Errno> {
     let handle = object::new_handle();
     // SAFETY: integers, NULL pointers, empty slots, and a mutex and condition that zeros initialise.
     let mut public: ibv_qp_ex = unsafe { std::mem::zeroed() };
     public.qp_base.context = context.pointer();
     public.qp_base.qp_context = init.qp_context;
-    public.qp_base.pd = pd.public();
+    public.qp_base.pd = pd.map_or(ptr::null_mut(), Pd::public);
     public.qp_base.send_cq = init.send_cq;
     public.qp_base.recv_cq = init.recv_cq;
     public.qp_base.srq = init.srq;
     public.qp_base.handle = handle;
     public.qp_base.qp_num = device.qpn().get();
-    public.qp_base.state = IBV_QPS_RESET;
+    public.qp_base.state = device.state()? as u32;
     public.qp_base.qp_type = init.qp_type;
     set_send_ops(&mut public);
     let created = Created {
@@ -186,11 +293,9 @@ fn create(
         srq: init.srq as usize,
         sq_sig_all: init.sq_sig_all,
     };
-    let batch = send_ops.map(|ops| Batch::new(ops, &actual));
     let published =
         object::publish(public, handle, QpInner { device, qp_type, batch, created, context });
     object::lookup(published)?.inner.device.set_cookie(published as u64);
-    init.cap = c_cap(&actual);
     Ok(published.cast())
 }
 
@@ -254,6 +359,18 @@ fn qp_attr(context: &Context, attr: &ibv_qp_attr, mask: QpAttrMask) -> Result<Qp
     Ok(to)
 }
 
+/// What programs give to either end of an extended reliable connection as they would to a reliable one: Linux' user
+/// verbs ignore what the end has no use for.
+fn pointless(qp_type: QpType) -> QpAttrMask {
+    match qp_type {
+        QpType::XrcSend => QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER,
+        QpType::XrcRecv => {
+            QpAttrMask::MAX_QP_RD_ATOMIC | QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY
+        }
+        _ => QpAttrMask::empty(),
+    }
+}
+
 /// `ibv_modify_qp`: 0, or the errno value; after a failure nothing is changed.
 ///
 /// # Safety
@@ -268,6 +385,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
     value(qp(qp_).and_then(|qp| {
         let attr = attr.ok_or(Errno::EINVAL)?;
         let mask = QpAttrMask::from_bits(mask as c_uint).ok_or(Errno::EINVAL)?;
+        let mask = mask.difference(pointless(qp.inner.qp_type));
         let to = qp_attr(&qp.inner.context, attr, mask)?;
         qp.inner.device.modify(&to, mask)?;
         if mask.contains(QpAttrMask::STATE) {
@@ -277,7 +395,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
     }))
 }
 
-fn set_state(qp: &Qp, state: QpState) {
+pub(crate) fn set_state(qp: &Qp, state: QpState) {
     // SAFETY: the object is live.
     unsafe { (&raw mut (*qp.public()).qp_base.state).write(state as u32) };
 }
@@ -317,7 +435,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
     }))
 }
 
-fn c_qp_attr(attr: &QpAttr, cap: ibv_qp_cap) -> ibv_qp_attr {
+pub(crate) fn c_qp_attr(attr: &QpAttr, cap: ibv_qp_cap) -> ibv_qp_attr {
     // SAFETY: integers and GIDs; fields without a meaning here (alternate path, rate limit) stay 0.
     let mut c: ibv_qp_attr = unsafe { std::mem::zeroed() };
     c.qp_state = attr.state as u32;
@@ -352,24 +470,18 @@ pub(crate) unsafe extern "C" fn ibv_query_qp_data_in_order(
     0
 }
 
-/// `ibv_query_ece`: there are no vendor's enhancements to a connection, which zeros say.
-///
-/// # Safety
-/// `ece` is NULL or writable.
+/// `ibv_query_ece`: `EOPNOTSUPP`; this device agrees on no vendor's enhancements with its peers.
 pub(crate) unsafe extern "C" fn ibv_query_ece(qp_: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
-    value(qp(qp_).and_then(|_| {
-        if ece.is_null() {
-            return Err(Errno::EINVAL);
-        }
-        // SAFETY: the caller's promise.
-        unsafe { ece.write(ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 }) };
-        Ok(())
-    }))
+    no_ece(qp_, ece)
+}
+
+fn no_ece(qp_: *mut ibv_qp, ece: *const ibv_ece) -> c_int {
+    value(qp(qp_).and_then(|_| Err(if ece.is_null() { Errno::EINVAL } else { Errno::EOPNOTSUPP })))
 }
 
 /// `ibv_set_ece`: `EOPNOTSUPP`; there are no enhancements to set.
 pub(crate) unsafe extern "C" fn ibv_set_ece(qp_: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
-    value(qp(qp_).and_then(|_| Err(if ece.is_null() { Errno::EINVAL } else { Errno::EOPNOTSUPP })))
+    no_ece(qp_, ece)
 }
 
 /// Where a datagram goes. An AH of another protection domain is refused by the queue.

@@ -8,7 +8,7 @@ use crate::{
     abi::*,
     errno::{Errno, pointer, value},
     object::{self, Object},
-    verbs::{Context, Pd, context},
+    verbs::{Context, Cq, Pd, Xrcd, context, cq},
 };
 
 pub(crate) type Srq = Object<ibv_srq>;
@@ -29,10 +29,10 @@ pub(crate) unsafe extern "C" fn ibv_create_srq(
 ) -> *mut ibv_srq {
     // SAFETY: the caller's promise.
     let init = unsafe { init.as_mut() };
-    pointer(init.ok_or(Errno::EINVAL).and_then(|init| create(pd, init)))
+    pointer(init.ok_or(Errno::EINVAL).and_then(|init| create(pd, init, None)))
 }
 
-/// Slot of `ibv_create_srq_ex`: BASIC only; XRC and tag matching `EOPNOTSUPP`.
+/// Slot of `ibv_create_srq_ex`: BASIC and XRC; tag matching `EOPNOTSUPP`.
 ///
 /// # Safety
 /// `attr` is NULL, or readable and writable.
@@ -49,28 +49,45 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
         if attr.comp_mask >= IBV_SRQ_INIT_ATTR_RESERVED || srq_type > IBV_SRQT_TM {
             return Err(Errno::EINVAL);
         }
-        if srq_type != IBV_SRQT_BASIC {
-            return Err(Errno::EOPNOTSUPP);
+        let mut needs = IBV_SRQ_INIT_ATTR_PD;
+        match srq_type {
+            IBV_SRQT_BASIC => {}
+            IBV_SRQT_XRC => needs |= IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ,
+            _ => return Err(Errno::EOPNOTSUPP),
         }
-        if attr.comp_mask & !(IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD) != 0
-            || !has(IBV_SRQ_INIT_ATTR_PD)
-        {
+        if attr.comp_mask & !IBV_SRQ_INIT_ATTR_TYPE != needs {
             return Err(Errno::EINVAL);
         }
+        let xrc = if srq_type == IBV_SRQT_XRC {
+            Some((object::find(attr.xrcd)?, cq(attr.cq)?))
+        } else {
+            None
+        };
         let mut init = ibv_srq_init_attr { srq_context: attr.srq_context, attr: attr.attr };
-        let created = create(attr.pd, &mut init)?;
+        let created = create(attr.pd, &mut init, xrc)?;
         attr.attr = init.attr;
         Ok(created)
     }))
 }
 
-fn create(pd: *mut ibv_pd, init: &mut ibv_srq_init_attr) -> Result<*mut ibv_srq, Errno> {
+/// Makes an SRQ; one of XRC has a domain and a CQ.
+fn create(
+    pd: *mut ibv_pd,
+    init: &mut ibv_srq_init_attr,
+    xrc: Option<(Arc<Xrcd>, Arc<Cq>)>,
+) -> Result<*mut ibv_srq, Errno> {
     let pd: Arc<Pd> = object::find(pd)?;
-    let device = pd.inner.device.create_srq(&SrqInitAttr {
-        max_wr: init.attr.max_wr,
-        max_sge: init.attr.max_sge,
-        cookie: 0,
-    })?;
+    let sizes = SrqInitAttr { max_wr: init.attr.max_wr, max_sge: init.attr.max_sge, cookie: 0 };
+    let device = match &xrc {
+        Some((xrcd, cq)) => {
+            let others = [&xrcd.inner.context, &cq.inner.context];
+            if others.into_iter().any(|c| !Arc::ptr_eq(c, &pd.inner.context)) {
+                return Err(Errno::EINVAL);
+            }
+            xrcd.inner.device.create_srq(&pd.inner.device, &cq.inner.device, &sizes)?
+        }
+        None => pd.inner.device.create_srq(&sizes)?,
+    };
     let actual = device.attr();
     let handle = object::new_handle();
     let context = Arc::clone(&pd.inner.context);
@@ -127,10 +144,20 @@ pub(crate) unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_
     }))
 }
 
-/// Slot of `ibv_get_srq_num`: only SRQs of XRC have one.
-pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, _num: *mut u32) -> c_int {
-    let found: Result<Arc<Srq>, _> = object::find(srq);
-    value(found.and(Err(Errno::EOPNOTSUPP)))
+/// Slot of `ibv_get_srq_num`: 0, or the errno value; `EOPNOTSUPP` unless the SRQ is of type XRC.
+///
+/// # Safety
+/// `num` is NULL or writable.
+pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, num: *mut u32) -> c_int {
+    value(object::find(srq).and_then(|srq: Arc<Srq>| {
+        let number = srq.inner.device.number().ok_or(Errno::EOPNOTSUPP)?;
+        if num.is_null() {
+            return Err(Errno::EINVAL);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { num.write(number) };
+        Ok(())
+    }))
 }
 
 /// `ibv_destroy_srq`: 0, or the errno value; `EBUSY` while a QP uses it. Waits while events of it were read and not

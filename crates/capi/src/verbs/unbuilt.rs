@@ -15,8 +15,8 @@ refuse! {
     // -1 is also `IBV_REREG_MR_ERR_INPUT`: the old MR is still valid.
     MinusOne(EOPNOTSUPP): ibv_dm_export_dmabuf_fd ibv_export_buf_dmabuf_fd;
     Void(0): ibv_unimport_pd ibv_unimport_mr ibv_unimport_dm ibv_free_buf;
-    // Address handles and multicast.
-    Errno(EOPNOTSUPP): ibv_attach_mcast ibv_detach_mcast ibv_resolve_eth_l2_from_gid;
+    // Address handles.
+    Errno(EOPNOTSUPP): ibv_resolve_eth_l2_from_gid;
     // Completion queues and channels.
     // Queue pairs and shared receive queues.
     // Completion counters.

@@ -30,9 +30,10 @@ pub(crate) fn offered(qp_type: QpType) -> u64 {
         | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
         | IBV_QP_EX_WITH_SEND_WITH_INV;
     u64::from(match qp_type {
-        QpType::Rc => send | write | reliable,
+        QpType::Rc | QpType::XrcSend => send | write | reliable,
         QpType::Uc => send | write,
         QpType::Ud => send,
+        QpType::XrcRecv => 0,
     })
 }
 
@@ -44,6 +45,7 @@ struct Queued {
     /// How many of the batch's elements are its own.
     sges: usize,
     ud: Option<UdDest>,
+    xrc_srqn: Option<u32>,
 }
 
 /// Requests that were built and not posted.
@@ -120,7 +122,7 @@ impl Batch {
             }
             // Whether data is inline says the setter.
             let flags = flags.difference(SendFlags::INLINE);
-            requests.queued.push(Queued { wr_id, op, flags, sges: 0, ud: None });
+            requests.queued.push(Queued { wr_id, op, flags, sges: 0, ud: None, xrc_srqn: None });
             Ok(())
         });
     }
@@ -190,7 +192,9 @@ impl Batch {
                 return Err(errno);
             }
             let ud = qp.inner.qp_type == QpType::Ud;
-            if ud && requests.queued.iter().any(|q| q.ud.is_none()) {
+            let xrc = qp.inner.qp_type == QpType::XrcSend;
+            let unaddressed = |q: &Queued| (ud && q.ud.is_none()) || xrc != q.xrc_srqn.is_some();
+            if requests.queued.iter().any(unaddressed) {
                 return Err(Errno::EINVAL);
             }
             let mut poster = qp.inner.device.post()?;
@@ -201,9 +205,10 @@ impl Batch {
             for queued in &requests.queued {
                 let (own, rest) = sges.split_at(queued.sges);
                 sges = rest;
-                let Queued { wr_id, op, flags, ud, .. } = *queued;
+                let Queued { wr_id, op, flags, ud, xrc_srqn, .. } = *queued;
+                let xrc_srqn = xrc_srqn.unwrap_or_default();
                 // What a queue can refuse after the first request was checked before it.
-                poster.send(&SendWr { wr_id, op, flags, sges: own, ud })?;
+                poster.send(&SendWr { wr_id, op, flags, sges: own, ud, xrc_srqn })?;
             }
             Ok(())
         };
@@ -344,7 +349,6 @@ not_offered! {
     wr_bind_mw(*mut ibv_mw, u32, *const ibv_mw_bind_info);
     wr_local_inv(u32);
     wr_send_tso(*mut c_void, u16, u16);
-    wr_set_xrc_srqn(u32);
     wr_atomic_write(u32, u64, *const c_void);
     wr_flush(u32, u64, usize, u8, u8);
 }
@@ -359,6 +363,16 @@ unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u3
                 Ok(())
             });
         }
+    }
+}
+
+unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, srqn: u32) {
+    // SAFETY: the caller's promise.
+    if let Some(batch) = unsafe { batch(qp) } {
+        batch.change(|requests| {
+            requests.queued.last_mut().ok_or(Errno::EINVAL)?.xrc_srqn = Some(srqn);
+            Ok(())
+        });
     }
 }
 

@@ -25,11 +25,13 @@
 
 mod error;
 mod lanes;
+mod multicast;
 mod port;
 mod rx;
 mod tx;
 
 pub use error::OpenError;
+pub use multicast::is_handed_on;
 pub use port::{PortOptions, UdpPort};
 pub(crate) use rx::Meta;
 pub use rx::{Datagram, Datagrams, RxBatch};

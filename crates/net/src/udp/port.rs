@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use socket2::{Domain, InterfaceIndexOrAddress, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::capture::Capture;
 use crate::forward::{ForwardCounters, Forwarder};
@@ -17,13 +17,14 @@ use crate::sockopt;
 use crate::steering::{Resteer, Rules, SteerByKind, Steering, SteeringState};
 
 use super::lanes::Lanes;
+use super::multicast::Memberships;
 use super::{Family, OpenError, RxBatch};
 
 // include/uapi/linux/in6.h; missing in libc.
 pub(crate) const IPV6_FLOWINFO: c_int = 11;
 pub(crate) const IPV6_FLOWINFO_SEND: c_int = 33;
 pub(crate) const IPV6_AUTOFLOWLABEL: c_int = 70;
-const IPV6_MULTICAST_ALL: c_int = 29;
+pub(super) const IPV6_MULTICAST_ALL: c_int = 29;
 
 /// How long joining waits for another process that joins or repairs.
 const JOIN_LOCK_WAIT: Duration = Duration::from_secs(2);
@@ -84,6 +85,7 @@ pub struct UdpPort {
     receive_buffer: usize,
     steering: Option<Steering>,
     pub(crate) forwarder: Option<Forwarder>,
+    pub(super) memberships: Memberships,
     receive_errors: AtomicU64,
     capture: OnceLock<Arc<Capture>>,
     // Declared after the sockets: the announcement must not end before they are closed.
@@ -125,6 +127,7 @@ impl UdpPort {
             receive_buffer: receive_buffer / 2,
             steering: None,
             forwarder: None,
+            memberships: Memberships::default(),
             receive_errors: AtomicU64::new(0),
             capture: OnceLock::new(),
             _announced: None,
@@ -370,36 +373,7 @@ impl UdpPort {
         self.forwarder.as_ref().map(Forwarder::counters).unwrap_or_default()
     }
 
-    /// Joins a multicast group on an interface.
-    ///
-    /// # Errors
-    /// Those of setsockopt(2): `AddrInUse` when this process joined it already, `NoSuchDevice`; `Unsupported` when the
-    /// port does not receive the group's family.
-    pub fn join_multicast(&self, group: IpAddr, interface: u32) -> io::Result<()> {
-        let socket = self.socket_for(group)?;
-        match group {
-            IpAddr::V4(group) => {
-                socket.join_multicast_v4_n(&group, &InterfaceIndexOrAddress::Index(interface))
-            }
-            IpAddr::V6(group) => socket.join_multicast_v6(&group, interface),
-        }
-    }
-
-    /// Leaves a multicast group on an interface.
-    ///
-    /// # Errors
-    /// Those of setsockopt(2); `Unsupported` when the port does not receive the group's family.
-    pub fn leave_multicast(&self, group: IpAddr, interface: u32) -> io::Result<()> {
-        let socket = self.socket_for(group)?;
-        match group {
-            IpAddr::V4(group) => {
-                socket.leave_multicast_v4_n(&group, &InterfaceIndexOrAddress::Index(interface))
-            }
-            IpAddr::V6(group) => socket.leave_multicast_v6(&group, interface),
-        }
-    }
-
-    fn socket_for(&self, address: IpAddr) -> io::Result<&Socket> {
+    pub(super) fn socket_for(&self, address: IpAddr) -> io::Result<&Socket> {
         self.sockets[Family::of(address) as usize].as_ref().ok_or_else(|| {
             io::Error::new(
                 io::ErrorKind::Unsupported,

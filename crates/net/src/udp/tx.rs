@@ -30,7 +30,7 @@ pub struct Destination {
     pub address: SocketAddr,
     /// Source address, or `None` for what the routing table says. Must be one of this host.
     pub source: Option<IpAddr>,
-    /// Outgoing interface, 0 for what the routing table says. Of use for multicast.
+    /// Outgoing interface, 0 for what the routing table says. A multicast group needs one.
     pub interface: u32,
     /// IPv4 TOS or IPv6 traffic class: DSCP and, in the low two bits, ECN.
     pub traffic_class: u8,

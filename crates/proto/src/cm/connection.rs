@@ -62,6 +62,8 @@ pub(super) struct Connection {
     pub(super) timeout: Duration,
     pub(super) max_retries: u8,
     pub(super) retries: u8,
+    /// Early repetitions of what waits for an answer.
+    pub(super) early: u8,
     pub(super) deadline: Option<Time>,
     /// Waits for an answer, and is repeated on the timer.
     pub(super) sent: Option<Box<MadBytes>>,

@@ -78,9 +78,10 @@ impl Cm {
         c.sent = Some(self.outbox.send(c.to, transaction_id, dreq));
         // A rejection that the peer may have missed is still the answer to what it asked.
         c.answer = c.answer.take_if(|_| c.quiet);
-        c.retries = 0;
+        (c.retries, c.early) = (0, 0);
         c.state = S::DreqSent;
-        self.timers.set(id, &mut c.deadline, Some(now + c.timeout));
+        let next = now + self.config.wait(c.timeout, 0);
+        self.timers.set(id, &mut c.deadline, Some(next));
     }
 
     fn send_drep(

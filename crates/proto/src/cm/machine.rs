@@ -43,6 +43,9 @@ pub struct CmConfig {
     pub max_orphans: usize,
     /// Code of the time that our MRAs ask for; the kernel takes 24.
     pub service_timeout: u8,
+    /// Repeats what is not answered three times within the first wait, besides the repetitions that the program asks for:
+    /// who only has a slow program says so in an MRA, and a datagram that was lost is missed soon.
+    pub early_repeats: bool,
     /// How long a rejection or a SIDR answer is kept for the peer that asks again.
     pub hold: Duration,
     /// How long a SIDR request waits for the program; the kernel's client asks for 65 s.
@@ -60,9 +63,22 @@ impl Default for CmConfig {
             max_connections: 64 * 1024,
             max_orphans: 16 * 1024,
             service_timeout: 24,
+            early_repeats: false,
             hold: Duration::from_secs(10),
             sidr_patience: Duration::from_secs(70),
         }
+    }
+}
+
+impl CmConfig {
+    /// How often a message is repeated early.
+    pub(super) fn early(&self) -> u8 {
+        if self.early_repeats { timeout::EARLY } else { 0 }
+    }
+
+    /// How long to wait for an answer after `repeated` early repetitions.
+    pub(super) fn wait(&self, timeout: Duration, repeated: u8) -> Duration {
+        if self.early_repeats { timeout::wait(timeout, repeated) } else { timeout }
     }
 }
 
@@ -423,6 +439,13 @@ impl Cm {
         use ConnectionState as S;
         let c = self.connections.get_mut(&id).expect("the caller found it");
         match c.state {
+            S::ReqSent | S::RepSent | S::DreqSent if c.early < self.config.early() => {
+                c.early += 1;
+                let bytes = c.sent.as_deref().expect("these states wait for an answer");
+                self.outbox.retry(c.to, bytes);
+                let next = now + self.config.wait(c.timeout, c.early);
+                self.timers.set(id, &mut c.deadline, Some(next));
+            }
             S::ReqSent | S::MraReqRcvd | S::RepSent | S::MraRepRcvd | S::DreqSent
                 if c.retries < c.max_retries =>
             {

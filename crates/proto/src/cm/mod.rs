@@ -33,6 +33,7 @@ pub mod mad;
 pub mod message;
 mod outbox;
 mod params;
+mod peer_gone;
 pub mod qp_attr;
 mod reject;
 mod reply;

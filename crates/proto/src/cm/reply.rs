@@ -207,6 +207,7 @@ impl Cm {
         };
         c.remote_id = Some(mra.local_comm_id);
         let service = timeout::decode(mra.service_timeout).min(LONGEST_SERVICE);
+        c.early = timeout::EARLY;
         self.timers.set(id, &mut c.deadline, Some(now + service + c.timeout));
     }
 }

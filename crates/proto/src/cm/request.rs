@@ -172,6 +172,7 @@ impl Cm {
             timeout: timeout::answer(params.response_timeout, ack_timeout),
             max_retries: params.max_cm_retries,
             retries: 0,
+            early: 0,
             deadline: None,
             sent: Some(sent),
             answer: None,
@@ -181,7 +182,7 @@ impl Cm {
             named_id: false,
             named_qpn: false,
         };
-        let next = now + connection.timeout;
+        let next = now + self.config.wait(connection.timeout, 0);
         self.timers.set(id, &mut connection.deadline, Some(next));
         self.connections.insert(id, Box::new(connection));
         Ok(id)
@@ -230,10 +231,11 @@ impl Cm {
         c.qp.responder_resources = params.responder_resources.min(self.config.max_rd_atomic);
         c.qp.initiator_depth = params.initiator_depth.min(self.config.max_rd_atomic);
         c.state = S::RepSent;
-        c.retries = 0;
+        (c.retries, c.early) = (0, 0);
         c.answer = None;
         c.sent = Some(self.outbox.send_with(c.to, c.transaction_id, params.ece.options, rep));
-        self.timers.set(id, &mut c.deadline, Some(now + c.timeout));
+        let next = now + self.config.wait(c.timeout, 0);
+        self.timers.set(id, &mut c.deadline, Some(next));
         let waiting = c.waiting.take();
         self.release_backlog(waiting);
         Ok(())
@@ -409,6 +411,7 @@ impl Cm {
             timeout: timeout::answer(req.local_response_timeout, path.ack_timeout),
             max_retries: req.max_cm_retries,
             retries: 0,
+            early: 0,
             deadline: None,
             sent: None,
             answer: None,

@@ -2,10 +2,13 @@
 
 use std::net::IpAddr;
 
+use super::connection::ConnectionState as S;
 use super::id::{CommId, ServiceId};
 use super::ip::IpHeader;
+use super::machine::Cm;
 use super::mad::Mad;
 use super::message::Message;
+use crate::types::Gid;
 
 /// Where a MAD belongs, among the processes that share a host's QP1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,6 +48,26 @@ pub fn route(mad: &Mad) -> Route {
         Message::Apr(apr) => apr.remote_comm_id,
     };
     Route::Slot(ours.slot())
+}
+
+impl Cm {
+    /// Whether a request is one that this process was asked before: it then belongs here, even if nobody listens any more.
+    #[must_use]
+    pub fn knows_request(&self, peer: Gid, mad: &Mad) -> bool {
+        match &mad.message {
+            Message::Req(req) => self.names.of_remote_id(peer, req.local_comm_id).is_some(),
+            Message::SidrReq(req) => self.sidrs.of_request(peer, req.request_id).is_some(),
+            _ => false,
+        }
+    }
+
+    /// Whether peers may repeat requests that this process was asked, because they have no answer yet.
+    #[must_use]
+    pub fn may_be_asked_again(&self) -> bool {
+        let is_open =
+            |state| matches!(state, S::ReqRcvd | S::MraReqSent | S::RepSent | S::MraRepRcvd);
+        self.sidrs.names() > 0 || self.connections.values().any(|c| is_open(c.state))
+    }
 }
 
 #[cfg(test)]

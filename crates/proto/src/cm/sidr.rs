@@ -47,6 +47,7 @@ pub(super) struct Sidr {
     message: Option<Box<MadBytes>>,
     timeout: Duration,
     retries: u8,
+    early: u8,
     max_retries: u8,
     deadline: Option<Time>,
     named: bool,
@@ -90,7 +91,7 @@ impl Sidrs {
         self.by_id.iter().filter(|(_, s)| !s.orphan).map(|(id, _)| *id)
     }
 
-    fn of_request(&self, peer: Gid, request: CommId) -> Option<CommId> {
+    pub(super) fn of_request(&self, peer: Gid, request: CommId) -> Option<CommId> {
         self.by_request.get(&(peer.0, request)).copied()
     }
 
@@ -139,11 +140,12 @@ impl Cm {
             message: Some(sent),
             timeout: params.timeout.max(Duration::from_millis(1)),
             retries: 0,
+            early: 0,
             max_retries: params.max_retries,
             deadline: None,
             named: false,
         };
-        let next = now + sidr.timeout;
+        let next = now + self.config.wait(sidr.timeout, 0);
         self.timers.set(id, &mut sidr.deadline, Some(next));
         self.sidrs.by_id.insert(id, Box::new(sidr));
         Ok(id)
@@ -239,6 +241,7 @@ impl Cm {
             message: None,
             timeout: Duration::ZERO,
             retries: 0,
+            early: 0,
             max_retries: 0,
             deadline: None,
             named: true,
@@ -299,6 +302,12 @@ impl Cm {
     pub(super) fn sidr_timer(&mut self, now: Time, id: CommId) {
         let s = self.sidrs.by_id.get_mut(&id).expect("what has a timer is in a table");
         match (s.state, &s.message) {
+            (State::Sent, Some(sent)) if s.early < self.config.early() => {
+                s.early += 1;
+                self.outbox.retry(s.to, sent);
+                let next = now + self.config.wait(s.timeout, s.early);
+                self.timers.set(id, &mut s.deadline, Some(next));
+            }
             (State::Sent, Some(sent)) if s.retries < s.max_retries => {
                 s.retries += 1;
                 self.outbox.retry(s.to, sent);

@@ -10,7 +10,7 @@ use crate::types::Psn;
 use crate::wire::aeth::{Aeth, Syndrome};
 use crate::wire::atomic::AtomicAckEth;
 use crate::wire::bth::Bth;
-use crate::wire::opcode::{Opcode, Operation, Service};
+use crate::wire::opcode::{Opcode, Operation};
 use crate::wire::packet::Headers;
 use crate::wire::reth::Reth;
 
@@ -25,7 +25,7 @@ const PACE: std::time::Duration = std::time::Duration::from_micros(50);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AnswerKind {
-    Read { va: u64, rkey: u32, len: u32 },
+    Read { va: u64, rkey: u32, len: u32, pd: u32 },
     Atomic { original: u64 },
 }
 
@@ -98,23 +98,21 @@ impl Answers {
         self.paced_until = None;
     }
 
-    /// A READ came again, perhaps for the rest of an earlier one; whatever does not lie within one is dropped.
-    pub(super) fn replay_read(&mut self, psn: Psn, packets: u32, reth: &Reth, mtu: u32) {
+    /// A READ came again, perhaps for the rest of an earlier one: its answer, unless it does not lie within one.
+    pub(super) fn answer_of(&self, psn: Psn, reth: &Reth, mtu: u32) -> Option<Answer> {
+        let packets = reth.len.div_ceil(mtu).max(1);
         let known = self.remembered.iter().find(|a| {
             let k = psn.since(a.psn);
             k >= 0 && (k as u32) < a.packets && k as u32 + packets <= a.packets
         });
-        let Some(known) = known else { return };
-        let AnswerKind::Read { va, rkey, len } = known.kind else { return };
+        let known = known?;
+        let AnswerKind::Read { va, rkey, len, pd } = known.kind else { return None };
         let skipped = psn.since(known.psn) as u32 * mtu;
         let within = reth.rkey == rkey
             && reth.va == va.wrapping_add(skipped.into())
             && reth.len <= len.saturating_sub(skipped);
-        if within {
-            let kind = AnswerKind::Read { va: reth.va, rkey, len: reth.len };
-            let msn = known.msn;
-            self.replay(Answer { psn, packets, msn, kind });
-        }
+        let kind = AnswerKind::Read { va: reth.va, rkey, len: reth.len, pd };
+        within.then_some(Answer { psn, packets, msn: known.msn, kind })
     }
 
     /// An atomic came again: its result is sent again, it is not executed again.
@@ -130,7 +128,7 @@ impl Answers {
 
     /// Sends an answer once more, at its place among those that are pending: the requester went back to it, or the
     /// network has duplicated the request. Both look alike, so those after it stay pending.
-    fn replay(&mut self, answer: Answer) {
+    pub(super) fn replay(&mut self, answer: Answer) {
         let at = self.pending.partition_point(|p| answer.psn.since(p.answer.psn) >= 0);
         let room = self.pending.len() < self.depth;
         let before = at.checked_sub(1).and_then(|i| self.pending.get_mut(i));
@@ -198,11 +196,11 @@ impl Qp {
         let mtu = self.mtu();
         let (operation, payload) = match answer.kind {
             AnswerKind::Atomic { .. } => (Operation::AtomicAck, Payload::EMPTY),
-            AnswerKind::Read { va, rkey, len } => {
+            AnswerKind::Read { va, rkey, len, pd } => {
                 let offset = k * mtu;
                 let here = (len - offset.min(len)).min(mtu);
                 let at = va.wrapping_add(offset.into());
-                let payload = Payload::remote(rkey, at, here as usize, self.init.pd);
+                let payload = Payload::remote(rkey, at, here as usize, pd);
                 let operation = match (k == 0, k + 1 == answer.packets) {
                     (true, true) => Operation::ReadResponseOnly,
                     (true, false) => Operation::ReadResponseFirst,
@@ -212,8 +210,10 @@ impl Qp {
                 (operation, payload)
             }
         };
-        let mut headers =
-            Headers::new(Bth { opcode: Opcode::new(Service::Rc, operation), ..self.bth(psn) });
+        let mut headers = Headers::new(Bth {
+            opcode: Opcode::new(self.init.qp_type.service(), operation),
+            ..self.bth(psn)
+        });
         if operation != Operation::ReadResponseMiddle {
             headers.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: answer.msn });
         }
@@ -256,7 +256,7 @@ impl Qp {
 
     /// Whether it went out. If not it is held; one that is lost is made good by the requester's timeout.
     fn send_aeth<E: Env>(&mut self, psn: Psn, syndrome: Syndrome, env: &mut E) -> bool {
-        let opcode = Opcode::new(Service::Rc, Operation::Ack);
+        let opcode = Opcode::new(self.init.qp_type.service(), Operation::Ack);
         let mut headers = Headers::new(Bth { opcode, ..self.bth(psn) });
         headers.aeth = Some(Aeth { syndrome, msn: self.responder.msn });
         let sent = env.transmit(&self.attr.av, &headers, &Payload::EMPTY).is_ok();
@@ -272,13 +272,16 @@ mod tests {
     const MTU: u32 = 1024;
 
     fn read(psn: u32, packets: u32) -> Answer {
-        let kind = AnswerKind::Read { va: u64::from(psn) * 4096, rkey: 7, len: packets * MTU };
+        let va = u64::from(psn) * 4096;
+        let kind = AnswerKind::Read { va, rkey: 7, len: packets * MTU, pd: 1 };
         Answer { psn: Psn::new(psn), packets, msn: 1, kind }
     }
 
     fn again(answers: &mut Answers, psn: u32, packets: u32, va: u64) {
         let reth = Reth { va, rkey: 7, len: packets * MTU };
-        answers.replay_read(Psn::new(psn), packets, &reth, MTU);
+        if let Some(answer) = answers.answer_of(Psn::new(psn), &reth, MTU) {
+            answers.replay(answer);
+        }
     }
 
     fn shown(answers: &Answers) -> Vec<(u32, u32, u32)> {

@@ -5,6 +5,7 @@ use thiserror::Error;
 
 use crate::mr::Access;
 use crate::types::{Mtu, Psn, QKey, Qpn};
+use crate::wire::opcode::Service;
 use crate::wr::AddressVector;
 
 /// Transport type (`enum ibv_qp_type`).
@@ -17,6 +18,35 @@ pub enum QpType {
     Uc = 3,
     /// Unreliable datagram.
     Ud = 4,
+    /// Initiator of an extended reliable connection: only a requester (IBA A14).
+    XrcSend = 9,
+    /// Target of an extended reliable connection: only a responder. Each request names the SRQ that it is for.
+    XrcRecv = 10,
+}
+
+impl QpType {
+    /// What the opcodes of its packets say.
+    #[must_use]
+    pub const fn service(self) -> Service {
+        match self {
+            Self::Rc => Service::Rc,
+            Self::Uc => Service::Uc,
+            Self::Ud => Service::Ud,
+            Self::XrcSend | Self::XrcRecv => Service::Xrc,
+        }
+    }
+
+    /// Whether requests are acknowledged.
+    #[must_use]
+    pub const fn is_reliable(self) -> bool {
+        matches!(self, Self::Rc | Self::XrcSend | Self::XrcRecv)
+    }
+
+    /// Whether requests take receives that this side posts to a queue pair or an SRQ.
+    #[must_use]
+    pub const fn has_responder(self) -> bool {
+        !matches!(self, Self::XrcSend)
+    }
 }
 
 /// State of a queue pair (`enum ibv_qp_state`, IBA 10.3.1).
@@ -124,9 +154,9 @@ pub struct QpInit {
     pub cap: QpCap,
     /// Every send makes a completion.
     pub sq_sig_all: bool,
-    /// Receives come from an SRQ.
+    /// Receives come from an SRQ. On XRC the type alone says it.
     pub srq: bool,
-    /// Number of the protection domain.
+    /// Number of the protection domain. [`QpType::XrcRecv`] has none: that of each request's SRQ counts.
     pub pd: u32,
 }
 

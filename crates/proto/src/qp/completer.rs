@@ -16,7 +16,7 @@ use super::attr::{QpState, QpType};
 impl Qp {
     /// Takes a response of the peer.
     pub(super) fn receive_response<E: Env>(&mut self, packet: &Packet<'_>, env: &mut E) {
-        if self.init.qp_type != QpType::Rc
+        if !matches!(self.init.qp_type, QpType::Rc | QpType::XrcSend)
             || !matches!(self.attr.state, QpState::Rts | QpState::Sqd)
         {
             return env.count(Counter::DropQpState, 1);

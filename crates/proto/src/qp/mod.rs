@@ -30,7 +30,7 @@ use crate::wire::bth::Bth;
 use crate::wire::opcode::{Opcode, Operation, Service};
 use crate::wire::packet::Packet;
 use crate::wr::{AddressVector, MAX_MESSAGE, RecvWr, SendFlags, SendWr, UdDest};
-use attr::{ModifyError, ModifyLimits, QpAttr, QpAttrMask, QpInit, QpState, QpType};
+use attr::{ModifyError, ModifyLimits, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType};
 use requester::Requester;
 use responder::Responder;
 use send_queue::SendQueue;
@@ -59,6 +59,9 @@ pub enum PostSendError {
     /// `EINVAL`: more than [`MAX_MESSAGE`] bytes.
     #[error("the message is too long")]
     TooLong,
+    /// `EINVAL`: the target of an extended reliable connection.
+    #[error("the queue pair does not send")]
+    NoSendQueue,
     /// `EINVAL`: a READ or atomic has no data that could be inline.
     #[error("the operation cannot have inline data")]
     InlineRead,
@@ -104,7 +107,7 @@ pub struct Qp {
     init: QpInit,
     attr: QpAttr,
     sq: SendQueue,
-    /// `None`: receives come from an SRQ.
+    /// `None`: receives come from an SRQ, or there is no responder.
     rq: Option<RecvQueue>,
     credit: Arc<SqCredit>,
     requester: Requester,
@@ -125,18 +128,28 @@ impl Qp {
             qpn: Qpn::default(),
             qkey: QKey::default(),
         };
+        let qp_type = init.qp_type;
+        let srq = qp_type.has_responder() && (init.srq || qp_type == QpType::XrcRecv);
+        let mut init = QpInit { srq, ..*init };
+        if srq || !qp_type.has_responder() {
+            (init.cap.max_recv_wr, init.cap.max_recv_sge) = (0, 0);
+        }
+        if qp_type == QpType::XrcRecv {
+            init.cap = QpCap::default();
+        }
         let cap = &init.cap;
+        let has_rq = qp_type.has_responder() && !srq;
         Self {
             qpn,
-            init: *init,
             attr: QpAttr::default(),
-            sq: SendQueue::new(cap, (init.qp_type == QpType::Ud).then_some(no_dest)),
-            rq: (!init.srq).then(|| RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge)),
+            sq: SendQueue::new(cap, (qp_type == QpType::Ud).then_some(no_dest)),
+            rq: has_rq.then(|| RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge)),
             credit: Arc::default(),
             requester: Requester::default(),
             responder: Responder::default(),
             next_datagram: Psn::default(),
             established: false,
+            init,
         }
     }
 
@@ -285,7 +298,12 @@ impl Qp {
             return Err(PostSendError::NoDestination);
         }
         if self.sq.is_full(self.credit.released()) {
-            return Err(PostSendError::Full);
+            let receives_only = self.init.qp_type == QpType::XrcRecv;
+            return Err(if receives_only {
+                PostSendError::NoSendQueue
+            } else {
+                PostSendError::Full
+            });
         }
         let len: u64 = wr.sges.iter().map(|s| u64::from(s.len)).sum();
         let len = u32::try_from(len).ok().filter(|l| *l <= MAX_MESSAGE);
@@ -359,8 +377,9 @@ impl Qp {
     pub fn transmit<E: Env>(&mut self, env: &mut E) {
         let sent = match self.init.qp_type {
             QpType::Ud => self.send_datagrams(env),
-            QpType::Uc => self.send_requests(env),
+            QpType::Uc | QpType::XrcSend => self.send_requests(env),
             QpType::Rc => self.send_answers(env) | self.send_held(env) | self.send_requests(env),
+            QpType::XrcRecv => self.send_answers(env) | self.send_held(env),
         };
         if sent {
             self.send_owed_ack(env);
@@ -372,11 +391,7 @@ impl Qp {
     /// [`transmit`](Self::transmit)), but holds an ACK back: see [`owes_ack`](Self::owes_ack).
     pub fn receive<E: Env>(&mut self, arrival: &Arrival, packet: &Packet<'_>, env: &mut E) {
         let bth = &packet.headers.bth;
-        let service = match self.init.qp_type {
-            QpType::Rc => Service::Rc,
-            QpType::Uc => Service::Uc,
-            QpType::Ud => Service::Ud,
-        };
+        let service = self.init.qp_type.service();
         let receives = !matches!(self.attr.state, QpState::Reset | QpState::Init | QpState::Err);
         if !receives || bth.opcode.service != service {
             return env.count(Counter::DropQpState, 1);

@@ -1,4 +1,5 @@
-//! The requester of RC and UC: cuts work requests into packets, sends them again where RC has to (IBA 9.7.3, 9.8.2).
+//! The requester of RC, XRC and UC: cuts work requests into packets, sends them again where a reliable one has to
+//! (IBA 9.7.3, 9.8.2).
 //!
 //! The send queue's `next` and the packet count `k` are the cursor: what goes out next. Going back after a loss moves
 //! the cursor only; a WQE keeps the PSNs that it got when it was started.
@@ -15,9 +16,10 @@ use crate::types::{Psn, timer_code};
 use crate::wc::{Wc, WcOpcode, WcStatus};
 use crate::wire::atomic::AtomicEth;
 use crate::wire::bth::Bth;
-use crate::wire::opcode::{Opcode, Operation, Service};
+use crate::wire::opcode::{Opcode, Operation};
 use crate::wire::packet::Headers;
 use crate::wire::reth::Reth;
+use crate::wire::xrceth::XrcEth;
 use crate::wr::{RemoteAddr, SendFlags, SendOp};
 
 use super::Qp;
@@ -120,7 +122,7 @@ impl Qp {
 
     /// Whether packets without an answer are out.
     pub(super) fn awaits_answer(&self) -> bool {
-        self.init.qp_type == QpType::Rc && self.requester.una != self.cursor_psn()
+        self.init.qp_type.is_reliable() && self.requester.una != self.cursor_psn()
     }
 
     /// Sends requests while state, window, peer and link let it. Returns whether anything went out.
@@ -194,11 +196,11 @@ impl Qp {
     }
 
     fn check_wqe<E: Env>(&self, position: u32, sqe: &Sqe, env: &E) -> Result<(), WcStatus> {
-        let rc = self.init.qp_type == QpType::Rc;
+        let reliable = self.init.qp_type.is_reliable();
         match sqe.op {
             SendOp::Send | SendOp::SendImm(_) | SendOp::Write(_) | SendOp::WriteImm(..) => {}
-            SendOp::SendInv(_) if rc => {}
-            SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if rc => {
+            SendOp::SendInv(_) if reliable => {}
+            SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if reliable => {
                 // With no resources granted these can never be sent (IBA 9.4.4, 9.4.5).
                 if self.attr.max_rd_atomic == 0 {
                     return Err(WcStatus::LocQpOpErr);
@@ -244,7 +246,7 @@ impl Qp {
             }
             _ => (1, left.min(mtu)),
         };
-        if self.init.qp_type == QpType::Rc {
+        if self.init.qp_type.is_reliable() {
             let limit = usize::from(self.attr.max_rd_atomic);
             if sqe.op.has_response_data() && self.requester.responses.len() >= limit {
                 return Ok(false);
@@ -304,10 +306,9 @@ impl Qp {
         last: bool,
         window: u64,
     ) -> Headers {
-        let rc = self.init.qp_type == QpType::Rc;
+        let qp_type = self.init.qp_type;
         let first = offset == 0;
         let operation = operation(&sqe.op, first, last);
-        let service = if rc { Service::Rc } else { Service::Uc };
         // Ask at the end of a message, every so often inside it, and where the window ends.
         let after = u64::from(psn.plus(1).since(self.requester.una) as u32)
             * (u64::from(self.mtu()) + PACKET_COST);
@@ -315,11 +316,14 @@ impl Qp {
             || psn.get() % ACK_EVERY == ACK_EVERY - 1
             || after + u64::from(self.mtu()) + PACKET_COST > window;
         let mut headers = Headers::new(Bth {
-            opcode: Opcode::new(service, operation),
+            opcode: Opcode::new(qp_type.service(), operation),
             solicited: last && sqe.flags.contains(SendFlags::SOLICITED),
-            ack_req: rc && asks,
+            ack_req: asks && qp_type.is_reliable(),
             ..self.bth(psn)
         });
+        if qp_type == QpType::XrcSend {
+            headers.xrceth = Some(XrcEth { srqn: sqe.xrc_srqn });
+        }
         match sqe.op {
             SendOp::Write(at) | SendOp::WriteImm(at, _) if first => {
                 headers.reth = Some(reth(at, 0, sqe.len));
@@ -527,11 +531,11 @@ impl Qp {
         }
     }
 
-    /// The oldest WQE ends in an error: RC goes to ERR, UC and UD to SQE (IBA 10.3.1, table 91).
+    /// The oldest WQE ends in an error: RC and XRC go to ERR, UC and UD to SQE (IBA 10.3.1, table 91).
     pub(super) fn fail_oldest<E: Env>(&mut self, status: WcStatus, env: &mut E) {
         debug_assert!(self.sq.outstanding() > 0);
         self.complete_oldest(status, env);
-        if self.init.qp_type == QpType::Rc {
+        if self.init.qp_type.is_reliable() {
             self.enter_error(env);
         } else {
             self.attr.state = QpState::Sqe;

@@ -1,4 +1,4 @@
-//! The responder of RC and UC: a chain of checks in the order of IBA 9.7.4 and 9.8.3, then the execution.
+//! The responder of RC, XRC and UC: a chain of checks in the order of IBA 9.7.4 and 9.8.3, then the execution.
 
 use crate::counters::Counter;
 use crate::env::{Env, Side};
@@ -46,6 +46,10 @@ pub(super) struct Responder {
     /// The receive WQE in use, if `recv_taken`.
     recv: RecvWqe,
     recv_taken: bool,
+    /// Protection domain of what requests may touch: on XRC that of the request's SRQ (IBA A14).
+    pd: u32,
+    /// On XRC the SRQ of the message that is coming in, or of the last one.
+    srqn: u32,
     /// A NAK went out: silence until the packet that it asked for comes (IBA 9.7.5.2.8).
     nak_sent: bool,
     /// An ACK is owed for everything before `expected`.
@@ -101,6 +105,7 @@ impl Qp {
     pub(super) fn start_responder(&mut self, psn: Psn) {
         self.responder = Responder {
             expected: psn,
+            pd: self.init.pd,
             answers: Answers::new(self.attr.max_dest_rd_atomic),
             ..Responder::default()
         };
@@ -108,6 +113,9 @@ impl Qp {
 
     /// Takes a request on a connected queue pair.
     pub(super) fn receive_request<E: Env>(&mut self, packet: &Packet<'_>, env: &mut E) {
+        if !self.init.qp_type.has_responder() {
+            return env.count(Counter::DropQpState, 1);
+        }
         self.note_established(env);
         if self.init.qp_type == QpType::Uc {
             return self.receive_unreliable(packet, env);
@@ -192,6 +200,9 @@ impl Qp {
     fn execute<E: Env>(&mut self, packet: &Packet<'_>, env: &mut E) -> Result<(), Stop> {
         let opcode = packet.headers.bth.opcode;
         self.check_sequence(opcode)?;
+        if self.init.qp_type == QpType::XrcRecv {
+            self.select_srq(packet, env)?;
+        }
         self.check_length(packet)?;
         match opcode.operation {
             Operation::ReadRequest => return self.execute_read(packet, env),
@@ -225,6 +236,22 @@ impl Qp {
         if fits { Ok(()) } else { Err(Refusal::INVALID) }
     }
 
+    /// The SRQ that the request names, even one that takes no receive: its protection domain counts (IBA A14).
+    fn select_srq<E: Env>(&mut self, packet: &Packet<'_>, env: &mut E) -> Result<(), Refusal> {
+        let srqn = packet.headers.xrceth.ok_or(Refusal::INVALID)?.srqn;
+        let responder = &mut self.responder;
+        let under_way = responder.recv_taken || responder.inbound != Inbound::None;
+        if under_way && srqn != responder.srqn {
+            return Err(Refusal::INVALID);
+        }
+        let Some(pd) = env.select_srq(srqn) else {
+            env.count(Counter::RespXrcSrqErrors, 1);
+            return Err(Refusal::ACCESS);
+        };
+        (responder.pd, responder.srqn) = (pd, srqn);
+        Ok(())
+    }
+
     /// FIRST and MIDDLE are full, LAST is not empty, none is longer than the path MTU (IBA 9.7.4.1.6).
     fn check_length(&self, packet: &Packet<'_>) -> Result<(), Refusal> {
         let opcode = packet.headers.bth.opcode;
@@ -252,13 +279,13 @@ impl Qp {
         if end > recv.room() {
             return Err(Refusal::TOO_LONG.into());
         }
-        scatter(&recv.sges, received, packet.payload, self.init.pd, env.mrs(), env.memory())
+        scatter(&recv.sges, received, packet.payload, self.responder.pd, env.mrs(), env.memory())
             .map_err(|_: ScatterError| Refusal::RECEIVE)?;
         self.responder.inbound = Inbound::Send { received: end };
         if packet.headers.bth.opcode.ends_message() {
             let mut wc = Wc { opcode: WcOpcode::Recv, byte_len: end as u32, ..Wc::default() };
             if let Some(rkey) = packet.headers.ieth {
-                env.mrs().invalidate(rkey, self.init.pd).map_err(|_| Refusal::ACCESS)?;
+                env.mrs().invalidate(rkey, self.responder.pd).map_err(|_| Refusal::ACCESS)?;
                 wc.flags |= WcFlags::WITH_INV;
                 wc.imm = rkey;
             }
@@ -273,7 +300,7 @@ impl Qp {
         let (va, rkey, left, received) = match (self.responder.inbound, packet.headers.reth) {
             (Inbound::Write { va, rkey, left, received }, _) => (va, rkey, left, received),
             (_, Some(reth)) => {
-                self.check_remote(&reth, Access::REMOTE_WRITE, env)?;
+                self.check_remote(&reth, Access::REMOTE_WRITE, self.responder.pd, env)?;
                 (reth.va, reth.rkey, reth.len, 0)
             }
             (_, None) => return Err(Refusal::INVALID.into()),
@@ -289,7 +316,7 @@ impl Qp {
         if len > 0 {
             let hold = env
                 .mrs()
-                .remote(rkey, self.init.pd, va, len.into(), Access::REMOTE_WRITE)
+                .remote(rkey, self.responder.pd, va, len.into(), Access::REMOTE_WRITE)
                 .map_err(|_| Refusal::ACCESS)?;
             env.memory().write(hold.addr(), packet.payload).map_err(|_| Refusal::ACCESS)?;
         }
@@ -305,7 +332,8 @@ impl Qp {
 
     fn execute_read<E: Env>(&mut self, packet: &Packet<'_>, env: &mut E) -> Result<(), Stop> {
         let reth = packet.headers.reth.ok_or(Refusal::INVALID)?;
-        self.check_remote(&reth, Access::REMOTE_READ, env)?;
+        let pd = self.responder.pd;
+        self.check_remote(&reth, Access::REMOTE_READ, pd, env)?;
         let psn = packet.headers.bth.psn;
         let packets = reth.len.div_ceil(self.mtu()).max(1);
         self.next_message();
@@ -313,7 +341,7 @@ impl Qp {
             psn,
             packets,
             msn: self.responder.msn,
-            kind: AnswerKind::Read { va: reth.va, rkey: reth.rkey, len: reth.len },
+            kind: AnswerKind::Read { va: reth.va, rkey: reth.rkey, len: reth.len, pd },
         };
         self.responder.answers.add(answer);
         self.responder.expected = psn.plus(packets);
@@ -334,7 +362,7 @@ impl Qp {
         let original = {
             let hold = env
                 .mrs()
-                .remote(rkey, self.init.pd, va, 8, Access::REMOTE_ATOMIC)
+                .remote(rkey, self.responder.pd, va, 8, Access::REMOTE_ATOMIC)
                 .map_err(|_| Refusal::ACCESS)?;
             // iova and address may be aligned differently.
             if hold.addr() % 8 != 0 {
@@ -357,14 +385,20 @@ impl Qp {
     }
 
     /// Rights of the queue pair and, unless the operation is empty (IBA 9.7.4.1.4), of the key.
-    fn check_remote<E: Env>(&self, reth: &Reth, need: Access, env: &E) -> Result<(), Refusal> {
+    fn check_remote<E: Env>(
+        &self,
+        reth: &Reth,
+        need: Access,
+        pd: u32,
+        env: &E,
+    ) -> Result<(), Refusal> {
         let resources = need != Access::REMOTE_READ || self.responder.answers.have_room();
         if !self.attr.access.contains(need) || !resources || reth.len > MAX_MESSAGE {
             return Err(Refusal::INVALID);
         }
         if reth.len > 0 {
             env.mrs()
-                .remote(reth.rkey, self.init.pd, reth.va, reth.len.into(), need)
+                .remote(reth.rkey, pd, reth.va, reth.len.into(), need)
                 .map_err(|_| Refusal::ACCESS)?;
         }
         Ok(())
@@ -428,10 +462,12 @@ impl Qp {
         match bth.opcode.operation {
             Operation::ReadRequest => {
                 if let Some(reth) = packet.headers.reth
-                    && self.check_remote(&reth, Access::REMOTE_READ, env).is_ok()
+                    && let Some(answer) =
+                        self.responder.answers.answer_of(bth.psn, &reth, self.mtu())
+                    && let AnswerKind::Read { pd, .. } = answer.kind
+                    && self.check_remote(&reth, Access::REMOTE_READ, pd, env).is_ok()
                 {
-                    let packets = reth.len.div_ceil(self.mtu()).max(1);
-                    self.responder.answers.replay_read(bth.psn, packets, &reth, self.mtu());
+                    self.responder.answers.replay(answer);
                 }
             }
             Operation::CompareSwap | Operation::FetchAdd => {
@@ -489,7 +525,8 @@ impl Qp {
                     self.complete_recv(flushed, env);
                 }
             }
-            None => env.raise(QpEvent::LastWqeReached),
+            None if self.init.srq => env.raise(QpEvent::LastWqeReached),
+            None => {}
         }
     }
 

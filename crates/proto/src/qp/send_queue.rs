@@ -23,6 +23,8 @@ pub(super) struct Sqe {
     pub(super) packets: u32,
     /// Window cost of all WQEs before this one.
     pub(super) cost_before: u64,
+    /// On XRC the peer's SRQ.
+    pub(super) xrc_srqn: u32,
 }
 
 impl Sqe {
@@ -49,6 +51,7 @@ impl Default for Sqe {
             first_psn: Psn::default(),
             packets: 0,
             cost_before: 0,
+            xrc_srqn: 0,
         }
     }
 }
@@ -124,6 +127,7 @@ impl SendQueue {
             flags: wr.flags,
             sge_count: sge_count as u8,
             len,
+            xrc_srqn: wr.xrc_srqn,
             ..Sqe::default()
         };
         if !inline {

@@ -2,7 +2,7 @@
 
 use super::attr::{ModifyError, ModifyLimits, QpAttr, QpAttrMask, QpState, QpType};
 use QpState::{Err as Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
-use QpType::{Rc, Uc, Ud};
+use QpType::{Rc, Uc, Ud, XrcRecv, XrcSend};
 
 /// One transition of some types: what it needs and what it takes besides. STATE goes without saying.
 struct Row {
@@ -27,7 +27,7 @@ macro_rules! bits {
     ($($bit:ident)*) => { QpAttrMask::empty()$(.union(QpAttrMask::$bit))* };
 }
 
-const ALL: &[QpType] = &[Rc, Uc, Ud];
+const ALL: &[QpType] = &[Rc, Uc, Ud, XrcSend, XrcRecv];
 const ANY: &[QpState] = &[Reset, Init, Rtr, Rts, Sqd, Sqe, Error];
 
 /// Every legal transition, once. What is not here is not legal. CAP is nowhere: resizing is for devices that
@@ -37,24 +37,24 @@ const TABLE: &[Row] = &[
     row(ALL, ANY, Reset, bits!(), bits!()),
     row(ALL, ANY, Error, bits!(), bits!()),
 
-    row(&[Rc, Uc], &[Reset], Init,
+    row(&[Rc, Uc, XrcSend, XrcRecv], &[Reset], Init,
         bits!(PKEY_INDEX PORT ACCESS_FLAGS),
         bits!()),
     row(&[Ud], &[Reset], Init,
         bits!(PKEY_INDEX PORT QKEY),
         bits!()),
 
-    row(&[Rc, Uc], &[Init], Init,
+    row(&[Rc, Uc, XrcSend, XrcRecv], &[Init], Init,
         bits!(),
         bits!(PKEY_INDEX PORT ACCESS_FLAGS)),
     row(&[Ud], &[Init], Init,
         bits!(),
         bits!(PKEY_INDEX PORT QKEY)),
 
-    row(&[Rc], &[Init], Rtr,
+    row(&[Rc, XrcRecv], &[Init], Rtr,
         bits!(AV PATH_MTU DEST_QPN RQ_PSN MAX_DEST_RD_ATOMIC MIN_RNR_TIMER),
         bits!(ALT_PATH ACCESS_FLAGS PKEY_INDEX)),
-    row(&[Uc], &[Init], Rtr,
+    row(&[Uc, XrcSend], &[Init], Rtr,
         bits!(AV PATH_MTU DEST_QPN RQ_PSN),
         bits!(ALT_PATH ACCESS_FLAGS PKEY_INDEX)),
     row(&[Ud], &[Init], Rtr,
@@ -64,6 +64,12 @@ const TABLE: &[Row] = &[
     row(&[Rc], &[Rtr], Rts,
         bits!(TIMEOUT RETRY_CNT RNR_RETRY SQ_PSN MAX_QP_RD_ATOMIC),
         bits!(CUR_STATE ALT_PATH ACCESS_FLAGS MIN_RNR_TIMER PATH_MIG_STATE RATE_LIMIT)),
+    row(&[XrcSend], &[Rtr], Rts,
+        bits!(TIMEOUT RETRY_CNT RNR_RETRY SQ_PSN MAX_QP_RD_ATOMIC),
+        bits!(CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE)),
+    row(&[XrcRecv], &[Rtr], Rts,
+        bits!(TIMEOUT SQ_PSN),
+        bits!(CUR_STATE ALT_PATH ACCESS_FLAGS MIN_RNR_TIMER PATH_MIG_STATE)),
     row(&[Uc], &[Rtr], Rts,
         bits!(SQ_PSN),
         bits!(CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE RATE_LIMIT)),
@@ -74,6 +80,12 @@ const TABLE: &[Row] = &[
     row(&[Rc], &[Rts], Rts,
         bits!(),
         bits!(CUR_STATE ALT_PATH ACCESS_FLAGS MIN_RNR_TIMER PATH_MIG_STATE RATE_LIMIT)),
+    row(&[XrcSend], &[Rts], Rts,
+        bits!(),
+        bits!(CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE)),
+    row(&[XrcRecv], &[Rts], Rts,
+        bits!(),
+        bits!(CUR_STATE ALT_PATH ACCESS_FLAGS MIN_RNR_TIMER PATH_MIG_STATE)),
     row(&[Uc], &[Rts], Rts,
         bits!(),
         bits!(CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE RATE_LIMIT)),
@@ -85,10 +97,10 @@ const TABLE: &[Row] = &[
         bits!(),
         bits!(EN_SQD_ASYNC_NOTIFY)),
 
-    row(&[Rc], &[Sqd], Rts,
+    row(&[Rc, XrcRecv], &[Sqd], Rts,
         bits!(),
         bits!(CUR_STATE ALT_PATH ACCESS_FLAGS MIN_RNR_TIMER PATH_MIG_STATE)),
-    row(&[Uc], &[Sqd], Rts,
+    row(&[Uc, XrcSend], &[Sqd], Rts,
         bits!(),
         bits!(CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE)),
     row(&[Ud], &[Sqd], Rts,
@@ -99,6 +111,14 @@ const TABLE: &[Row] = &[
         bits!(),
         bits!(PORT AV TIMEOUT RETRY_CNT RNR_RETRY MAX_QP_RD_ATOMIC MAX_DEST_RD_ATOMIC ALT_PATH
             ACCESS_FLAGS PKEY_INDEX MIN_RNR_TIMER PATH_MIG_STATE)),
+    row(&[XrcSend], &[Sqd], Sqd,
+        bits!(),
+        bits!(PORT AV TIMEOUT RETRY_CNT RNR_RETRY MAX_QP_RD_ATOMIC ALT_PATH ACCESS_FLAGS PKEY_INDEX
+            PATH_MIG_STATE)),
+    row(&[XrcRecv], &[Sqd], Sqd,
+        bits!(),
+        bits!(PORT AV TIMEOUT MAX_DEST_RD_ATOMIC ALT_PATH ACCESS_FLAGS PKEY_INDEX MIN_RNR_TIMER
+            PATH_MIG_STATE)),
     row(&[Uc], &[Sqd], Sqd,
         bits!(),
         bits!(AV ALT_PATH ACCESS_FLAGS PKEY_INDEX PATH_MIG_STATE)),
@@ -106,7 +126,7 @@ const TABLE: &[Row] = &[
         bits!(),
         bits!(PKEY_INDEX QKEY)),
 
-    // An RC queue pair never gets to SQE: its send errors are errors of the whole.
+    // A reliable queue pair never gets to SQE: its send errors are errors of the whole.
     row(&[Uc], &[Sqe], Rts,
         bits!(),
         bits!(CUR_STATE ACCESS_FLAGS)),

@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use anyverbs_proto::cm::CmConfig;
 use anyverbs_proto::cm::ConnectionState as S;
 use anyverbs_proto::cm::event::{CmEvent, Disconnected};
 use anyverbs_proto::cm::message::code::{About, RejReason};
 use anyverbs_proto::cm::message::{Attribute, Message};
 use anyverbs_proto::time::Time;
 
-use crate::world::{Fate, World};
+use crate::world::{Dial, Fate, World};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -45,14 +46,69 @@ fn connects(w: &mut World) {
     w.tear_down();
 }
 
+fn early() -> World {
+    World::with_config(1, 2, CmConfig { early_repeats: true, ..CmConfig::default() })
+}
+
+#[test]
+fn with_early_repetitions_a_loss_costs_a_fraction_of_the_wait() {
+    for attribute in [Attribute::Req, Attribute::Rep, Attribute::Rtu] {
+        // 4.3 s.
+        let dial = Dial { response_timeout: 20, ..Dial::default() };
+        let mut w = early();
+        w.next(1, is(attribute), Fate::Drop);
+        w.listen(1);
+        let a = w.dial(0, 1, dial);
+        let CmEvent::ConnectRequest { id: b, .. } = w.wait_event(1) else { panic!() };
+        w.accept(1, b);
+        assert!(matches!(w.wait_event(0), CmEvent::ConnectResponse { .. }));
+        w.hosts[0].cm.ready(a, &[]).unwrap();
+        assert!(matches!(w.wait_event(1), CmEvent::Established { .. }));
+        let took = w.now.since(Time::default());
+        assert!(took > SECOND / 20 && took < SECOND / 10, "{attribute:?}: {took:?}");
+        w.tear_down();
+    }
+}
+
+#[test]
+fn early_repetitions_come_on_top_and_end_no_sooner() {
+    let messages = |w: &World| w.hosts[0].cm.counters().tx_msgs.of(Attribute::Req);
+    let unreachable = |w: &mut World| {
+        w.kill(1);
+        w.dial(0, 1, Dial { max_cm_retries: 3, ..Dial::default() });
+        assert!(matches!(w.wait_event(0), CmEvent::Unreachable { .. }));
+        w.now.since(Time::default())
+    };
+    let (mut plain, mut early) = (World::new(1, 2), early());
+    assert_eq!(unreachable(&mut early), unreachable(&mut plain));
+    assert_eq!((messages(&plain), messages(&early)), (4, 7));
+}
+
+#[test]
+fn a_slow_program_is_asked_twice_and_no_more() {
+    let mut w = early();
+    w.listen(1);
+    w.connect(0, 1);
+    let b = w.take_request(1);
+    w.run_for(5 * SECOND);
+    let counters = |w: &World, host: usize| w.hosts[host].cm.counters().tx_msgs;
+    assert_eq!(counters(&w, 0).of(Attribute::Req), 2);
+    assert_eq!(counters(&w, 1).of(Attribute::Mra), 1);
+    w.accept(1, b);
+    w.run();
+    assert!(matches!(w.event(0), CmEvent::ConnectResponse { .. }));
+    w.tear_down();
+}
+
 #[test]
 fn any_one_message_may_be_lost_a_few_times() {
     use Attribute as A;
     for attribute in [A::Req, A::Rep, A::Rtu, A::Dreq, A::Drep, A::Mra] {
         for times in 1..5 {
-            let mut w = World::new(1, 2);
-            w.next(times, is(attribute), Fate::Drop);
-            connects(&mut w);
+            for mut w in [World::new(1, 2), early()] {
+                w.next(times, is(attribute), Fate::Drop);
+                connects(&mut w);
+            }
         }
     }
 }

@@ -9,6 +9,7 @@ mod listener;
 mod loss;
 mod many;
 mod model;
+mod peer_gone;
 mod sidr;
 mod stale;
 mod vanished_peer;

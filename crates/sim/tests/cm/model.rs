@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use anyverbs_proto::cm::CmConfig;
 use anyverbs_proto::cm::ConnectionState as S;
 use anyverbs_proto::cm::event::{CmEvent, Disconnected};
 use anyverbs_proto::cm::id::CommId;
@@ -43,7 +44,8 @@ struct Model {
 
 impl Model {
     fn new(seed: u64) -> Self {
-        let mut w = World::new(seed, HOSTS);
+        let config = CmConfig { early_repeats: seed % 2 == 1, ..CmConfig::default() };
+        let mut w = World::with_config(seed, HOSTS, config);
         w.weather = Weather {
             delay: Duration::from_micros(w.rng.random_range(20..2000)),
             jitter: Duration::from_micros(w.rng.random_range(0..20_000)),

@@ -13,7 +13,8 @@ use rand::seq::IndexedRandom;
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub(crate) devices: usize,
-    /// Type of each pair of queue pairs; datagram ones talk to all of their kind.
+    /// Type of each pair of queue pairs; datagram ones talk to all of their kind. The other one of an initiator is a
+    /// target.
     pub(crate) pairs: Vec<QpType>,
     pub(crate) max_len: usize,
     pub(crate) ops: usize,
@@ -37,7 +38,7 @@ fn us(n: u64) -> Duration {
 
 impl Config {
     pub(crate) fn new(rng: &mut SmallRng) -> Self {
-        use QpType::{Rc, Uc, Ud};
+        use QpType::{Rc, Uc, Ud, XrcSend};
         let max_len = match rng.random_range(0..30) {
             // READs in pieces, and paced.
             0 => 300_000,
@@ -49,7 +50,7 @@ impl Config {
         };
         let most = if max_len > 100_000 { 2 } else { 4 };
         let pairs = (0..rng.random_range(1..=most))
-            .map(|_| one_of(rng, &[Rc, Rc, Rc, Rc, Rc, Uc, Ud]))
+            .map(|_| one_of(rng, &[Rc, Rc, Rc, Rc, XrcSend, XrcSend, Uc, Ud]))
             .collect();
         Self {
             devices: rng.random_range(2..=3),

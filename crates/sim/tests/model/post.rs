@@ -9,7 +9,7 @@ use rand::Rng;
 use rand::seq::IndexedRandom;
 
 use crate::slots::{Slot, cut};
-use crate::world::{COUNTERS, Check, Message, Send, World};
+use crate::world::{COUNTERS, Check, Host, Message, Send, World};
 
 /// A request in the making.
 struct Draft {
@@ -94,7 +94,8 @@ impl World {
                 0 => self.write(q, len),
                 _ => Some(self.message(q, len)),
             },
-            QpType::Rc => match self.rng.random_range(0..10) {
+            QpType::XrcRecv => None,
+            QpType::Rc | QpType::XrcSend => match self.rng.random_range(0..10) {
                 0..3 => Some(self.message(q, len)),
                 3..6 => self.write(q, len),
                 6..8 => {
@@ -124,7 +125,7 @@ impl World {
 
     fn to_receiver(&self, q: usize, opcode: WcOpcode, bytes: Vec<u8>) -> Message {
         let from = self.qps[q].qpn;
-        Message { opcode, bytes, at: 0, imm: None, inv: None, from, received: 0 }
+        Message { opcode, bytes, at: 0, imm: None, inv: None, srq: None, from, received: 0 }
     }
 
     /// A SEND of any kind.
@@ -330,8 +331,23 @@ impl World {
         }
         draft.flags.set(SendFlags::SOLICITED, self.rng.random_bool(0.2));
         let wr_id = qp.next_wr_id;
-        let wr =
-            SendWr { wr_id, op: draft.op, flags: draft.flags, sges: &draft.sges, ud: draft.ud };
+        let mut xrc_srqn = 0;
+        if qp.qp_type() == QpType::XrcSend {
+            let srqs = &self.hosts[self.qps[qp.peer].host].xrc;
+            let srq = self.rng.random_range(0..srqs.len());
+            xrc_srqn = self.sim.srqn(srqs[srq].id);
+            if let Some((_, message)) = &mut draft.message {
+                message.srq = Some(srq);
+            }
+        }
+        let wr = SendWr {
+            wr_id,
+            op: draft.op,
+            flags: draft.flags,
+            sges: &draft.sges,
+            ud: draft.ud,
+            xrc_srqn,
+        };
         let posted = self.sim.queue_send(qp.id, &wr);
         if draft.flags.contains(SendFlags::INLINE) {
             // It was copied: what the buffer holds now is of no interest.
@@ -390,12 +406,25 @@ impl World {
         let qp = &self.qps[q];
         let ud = (qp.qp_type() == QpType::Ud).then(|| self.sim.dest(qp.id, qp.id));
         let flags = SendFlags::SIGNALED;
-        let wr = SendWr { wr_id: u64::MAX, op: SendOp::Send, flags, sges: &[], ud };
-        assert_eq!(self.sim.queue_send(qp.id, &wr), Err(PostSendError::Full));
+        let wr = SendWr { wr_id: u64::MAX, op: SendOp::Send, flags, sges: &[], ud, xrc_srqn: 0 };
+        let refused = match qp.qp_type() {
+            QpType::XrcRecv => PostSendError::NoSendQueue,
+            _ => PostSendError::Full,
+        };
+        assert_eq!(self.sim.queue_send(qp.id, &wr), Err(refused));
     }
 
     /// Posts a receive that holds any message, if there is room and a buffer.
     pub(crate) fn post_recv(&mut self, q: usize) -> bool {
+        match self.qps[q].qp_type() {
+            QpType::XrcSend => return false,
+            QpType::XrcRecv => {
+                let host = self.qps[q].host;
+                let srqs = 0..self.hosts[host].xrc.len();
+                return srqs.filter(|srq| self.post_xrc_recv(host, *srq)).count() > 0;
+            }
+            _ => {}
+        }
         let World { sim, rng, qps, hosts, config, .. } = self;
         let qp = &mut qps[q];
         let host = &mut hosts[qp.host];
@@ -422,6 +451,23 @@ impl World {
         } else {
             qp.recvs.push_back((wr.wr_id, slot));
         }
+        true
+    }
+
+    /// Posts a receive to a shared queue of type XRC.
+    fn post_xrc_recv(&mut self, h: usize, srq: usize) -> bool {
+        let World { sim, rng, hosts, config, .. } = self;
+        let Host { slots, xrc, next_recv, .. } = &mut hosts[h];
+        let srq = &mut xrc[srq];
+        let Some(slot) = slots.take(rng, config.max_len + 40, 4) else { return false };
+        *next_recv += 1;
+        let wr = RecvWr { wr_id: *next_recv, sges: &slot.sges };
+        if sim.post_srq_recv(srq.id, &wr).is_err() {
+            assert!(srq.recvs.len() >= srq.max);
+            slots.release(sim, &slot);
+            return false;
+        }
+        srq.recvs.insert(wr.wr_id, slot);
         true
     }
 }

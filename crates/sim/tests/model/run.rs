@@ -215,7 +215,7 @@ impl World {
             let there = self.sim.bytes(theirs.board, 0, theirs.board_len());
             let word = self.sim.word(theirs.board, theirs.board_len());
             match qp.qp_type() {
-                QpType::Rc if !qp.broken => {
+                reliable if reliable.is_reliable() && !qp.broken => {
                     assert!(there == qp.shadow, "the board of {} is not as written", theirs.qpn);
                     assert_eq!(word, qp.word, "swaps of {}", qp.qpn);
                 }

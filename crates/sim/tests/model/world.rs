@@ -46,7 +46,17 @@ pub(crate) struct Host {
     /// Receives in the shared queue, or taken from it and not complete.
     pub(crate) srq_recvs: BTreeMap<u64, Slot>,
     pub(crate) srq_max: usize,
+    /// Shared queues of type XRC, in one domain: any target of this host takes from the one that a request names.
+    pub(crate) xrc: Vec<XrcSrq>,
     pub(crate) next_recv: u64,
+}
+
+pub(crate) struct XrcSrq {
+    pub(crate) id: SrqId,
+    pub(crate) cq: CqId,
+    /// Receives in it, or taken from it and not complete.
+    pub(crate) recvs: BTreeMap<u64, Slot>,
+    pub(crate) max: usize,
 }
 
 /// A message that a queue pair should get, or may.
@@ -58,6 +68,8 @@ pub(crate) struct Message {
     pub(crate) at: usize,
     pub(crate) imm: Option<u32>,
     pub(crate) inv: Option<u32>,
+    /// Which of the host's SRQs of type XRC it is for.
+    pub(crate) srq: Option<usize>,
     /// The queue pair that sent it.
     pub(crate) from: Qpn,
     /// How often it was received.
@@ -149,7 +161,7 @@ impl QpModel {
     }
 
     pub(crate) fn is_reliable(&self) -> bool {
-        self.qp_type() == QpType::Rc
+        self.qp_type().is_reliable()
     }
 
     /// Room in front of a message.
@@ -184,6 +196,9 @@ impl World {
             let hosts = [(); 2].map(|()| world.rng.random_range(0..world.hosts.len()));
             let first = world.qps.len();
             let mut options = hosts.map(|_| world.config.options(&mut world.rng, qp_type));
+            if qp_type == QpType::XrcSend {
+                options[1].qp_type = QpType::XrcRecv;
+            }
             options[1].mtu = options[0].mtu;
             options[1].max_rd_atomic = options[0].max_dest_rd_atomic;
             options[0].max_rd_atomic = options[1].max_dest_rd_atomic;
@@ -205,7 +220,7 @@ impl World {
     }
 
     fn host(&mut self) -> Host {
-        let Self { sim, rng, config, .. } = self;
+        let Self { sim, rng, config, cqs, .. } = self;
         let device = sim.device();
         let pd = sim.pd(device);
         let source = sim.mr(device, pd, 2 * config.max_len + 4096, Access::empty());
@@ -213,9 +228,18 @@ impl World {
         // A datagram's GRH comes on top.
         let slot_len = config.max_len + 40;
         // Enough for every queue to be full.
-        let count = (4 * config.pairs.len() + 1) * config.depth() as usize;
+        let count = (4 * config.pairs.len() + 3) * config.depth() as usize;
         let landing = sim.mr(device, pd, Slots::bytes(count, slot_len), Access::LOCAL_WRITE);
         let srq_max = rng.random_range(1..=config.depth());
+        let mut xrc = Vec::new();
+        for _ in 0..if config.pairs.contains(&QpType::XrcSend) { 2 } else { 0 } {
+            if xrc.is_empty() || !config.shared_cq {
+                cqs.push(sim.cq(device, 10_000));
+            }
+            let (cq, max) = (cqs[cqs.len() - 1], rng.random_range(1..=config.depth()));
+            let id = sim.xrc_srq(pd, pd, cq, max, 4);
+            xrc.push(XrcSrq { id, cq, recvs: BTreeMap::new(), max: max as usize });
+        }
         Host {
             device,
             pd,
@@ -227,6 +251,7 @@ impl World {
             srq: config.srq.then(|| sim.srq(device, srq_max, 4)),
             srq_recvs: BTreeMap::new(),
             srq_max: srq_max as usize,
+            xrc,
             next_recv: 1 << 32,
         }
     }
@@ -242,8 +267,12 @@ impl World {
             }
         };
         let (send_cq, recv_cq) = (cq(), cq());
-        let srq = srq.filter(|_| rng.random_bool(0.7));
-        let id = sim.qp(pd, send_cq, recv_cq, srq, &options);
+        let xrc = matches!(options.qp_type, QpType::XrcSend | QpType::XrcRecv);
+        let srq = srq.filter(|_| !xrc && rng.random_bool(0.7));
+        let id = match options.qp_type {
+            QpType::XrcRecv => sim.xrc_target(pd, recv_cq, &options),
+            _ => sim.qp(pd, send_cq, recv_cq, srq, &options),
+        };
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         // UC writes each byte once, and needs room for that.
         let len = if options.qp_type == QpType::Uc { 8 } else { 2 } * config.max_len;

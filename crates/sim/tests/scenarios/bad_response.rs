@@ -1,16 +1,12 @@
 //! Answers that make no sense (IBA 9.7.5.1.5, 9.9.2.1: bad response).
 
-use crate::prelude::*;
+use super::prelude::*;
 use anyverbs_proto::wire::aeth::{Aeth, Syndrome};
 use anyverbs_proto::wire::atomic::AtomicAckEth;
-use anyverbs_proto::wire::bth::Bth;
-use anyverbs_proto::wire::opcode::{Opcode, Service};
-use anyverbs_proto::wire::packet::Headers;
 
 /// Headers of an answer to `a`.
 fn answer(t: &Pair, operation: O, psn: Psn) -> Headers {
-    let mut headers =
-        Headers::new(Bth::new(Opcode::new(Service::Rc, operation), t.get(t.a.qp).qpn(), psn));
+    let mut headers = forged(t, t.a, operation, psn);
     headers.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: 1 });
     headers.atomic_ack = Some(AtomicAckEth { original: 0 });
     headers

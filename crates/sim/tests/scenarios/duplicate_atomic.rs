@@ -1,6 +1,6 @@
 //! Atomics are executed once; a duplicate gets the answer of then (IBA 9.7.5.1.3).
 
-use crate::prelude::*;
+use super::prelude::*;
 
 #[test]
 fn a_duplicate_request_adds_once() {

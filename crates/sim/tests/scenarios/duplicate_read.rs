@@ -1,6 +1,6 @@
 //! READ requests that arrive twice are executed again (IBA 9.7.5.1.3); their responses are thrown away.
 
-use crate::prelude::*;
+use super::prelude::*;
 
 #[test]
 fn at_any_distance() {

@@ -1,6 +1,6 @@
 //! A SEND that arrives twice is received once (IBA 9.7.5.1.3), and is acknowledged again.
 
-use crate::prelude::*;
+use super::prelude::*;
 
 #[test]
 fn every_packet_twice() {

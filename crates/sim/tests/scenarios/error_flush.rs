@@ -1,6 +1,6 @@
 //! The move to ERR flushes both queues (S1.3, S5.7; IBA 10.3.1.6).
 
-use crate::prelude::*;
+use super::prelude::*;
 
 fn with_work_outstanding(options: QpOptions) -> (Pair, End, End) {
     let t = Pair::new(1, options);

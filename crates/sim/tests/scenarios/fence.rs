@@ -1,6 +1,6 @@
 //! A fenced request starts after all earlier READs and atomics (S5.3; IBA 10.8.3.3).
 
-use crate::prelude::*;
+use super::prelude::*;
 
 const FENCED: SendFlags = SendFlags::FENCE.union(SendFlags::SIGNALED);
 

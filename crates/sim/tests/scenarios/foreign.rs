@@ -1,10 +1,8 @@
 //! Packets that are none of the queue pair's business (IBA 9.6.1).
 
-use crate::prelude::*;
-use anyverbs_proto::wire::bth::Bth;
+use super::prelude::*;
 use anyverbs_proto::wire::deth::Deth;
-use anyverbs_proto::wire::opcode::{Opcode, Service};
-use anyverbs_proto::wire::packet::Headers;
+
 use anyverbs_proto::wire::reth::Reth;
 
 fn write(t: &Pair, service: Service, operation: O) -> Headers {
@@ -42,15 +40,20 @@ fn another_service() {
         (QpOptions::rc(), Service::Ud, O::SendOnly),
         (QpOptions::rc(), Service::Xrc, O::WriteOnly),
         (QpOptions::uc(), Service::Rc, O::WriteOnly),
+        (QpOptions::xrc_recv(), Service::Rc, O::WriteOnly),
+        (QpOptions::xrc_recv(), Service::Ud, O::SendOnly),
+        (QpOptions::xrc_send(), Service::Rc, O::WriteOnly),
         (QpOptions::ud(), Service::Rc, O::WriteOnly),
         (QpOptions::ud(), Service::Uc, O::SendOnly),
     ];
     for (options, service, operation) in cases {
         let (mut t, a, b) = rc(options);
-        t.recv(b, 1, &[b.mr.sge(0, 200)]);
+        if options.qp_type.has_responder() {
+            t.recv(b, 1, &[b.mr.sge(0, 200)]);
+        }
         let before = t.bytes(b.mr, 0, 200);
         let mut headers = write(&t, service, operation);
-        headers.xrceth = Some(anyverbs_proto::wire::xrceth::XrcEth { srqn: Default::default() });
+        headers.xrceth = Some(XrcEth { srqn: b.srq.map_or(0, |srq| t.srqn(srq)) });
         t.inject(a.device, b.device, headers, &[7; 100]);
         t.run();
         assert_eq!(t.bytes(b.mr, 0, 200), before);

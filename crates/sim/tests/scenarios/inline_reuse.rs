@@ -1,6 +1,6 @@
 //! Inline data is copied at post: the buffer may be used again at once, and its key is not looked at (S2.2).
 
-use crate::prelude::*;
+use super::prelude::*;
 
 const INLINE: SendFlags = SendFlags::INLINE.union(SendFlags::SIGNALED);
 

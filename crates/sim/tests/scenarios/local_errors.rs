@@ -1,6 +1,6 @@
 //! Work requests that name memory wrongly on their own side (IBA 10.7.3, 9.9.2.1).
 
-use crate::prelude::*;
+use super::prelude::*;
 
 fn bad_sges(t: &mut Pair) -> Vec<(&'static str, Sge)> {
     let a = t.a;
@@ -60,7 +60,7 @@ fn what_a_read_or_an_atomic_returns_must_be_writable() {
 fn a_receive_with_a_bad_element() {
     // The last one is long enough for what comes; what lies behind is not looked at.
     for i in 0..8 {
-        let (mut t, a, b) = rc(QpOptions::rc());
+        let Some((mut t, a, b)) = both_ways(QpOptions::rc()) else { return };
         // `b` is the one that sends here.
         let (what, sge) = bad_sges(&mut t)[i];
         t.recv(a, 1, &[sge]);
@@ -122,8 +122,14 @@ fn posting_too_early() {
         let sges = [a.mr.sge(0, 10)];
         let recv = RecvWr { wr_id: 1, sges: &sges };
         let ud = (options.qp_type == QpType::Ud).then(|| sim.dest(a.qp, b.qp));
-        let send =
-            SendWr { wr_id: 1, op: SendOp::Send, flags: SendFlags::SIGNALED, sges: &sges, ud };
+        let send = SendWr {
+            wr_id: 1,
+            op: SendOp::Send,
+            flags: SendFlags::SIGNALED,
+            sges: &sges,
+            ud,
+            xrc_srqn: 0,
+        };
         assert_eq!(sim.post_send(a.qp, &send), Err(PostSendError::State));
         assert!(sim.post_recv(a.qp, &recv).is_err());
         sim.to_init(a.qp, &options);

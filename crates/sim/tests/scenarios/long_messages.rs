@@ -1,6 +1,6 @@
 //! Messages of megabytes: READs in pieces, paced responses, windows that turn over many times.
 
-use crate::prelude::*;
+use super::prelude::*;
 use anyverbs_proto::wr::MAX_MESSAGE;
 use anyverbs_sim::Mr;
 

@@ -1,6 +1,6 @@
 //! Queue pairs of one device, and a queue pair with itself.
 
-use crate::prelude::*;
+use super::prelude::*;
 
 #[test]
 fn two_queue_pairs_of_one_device() {
@@ -31,8 +31,11 @@ fn a_queue_pair_with_itself() {
         }
         let sges = [end.mr.sge(10_000, len)];
         let flags = SendFlags::SIGNALED;
-        sim.post_send(end.qp, &SendWr { wr_id: i as u64, op, flags, sges: &sges, ud: None })
-            .unwrap();
+        sim.post_send(
+            end.qp,
+            &SendWr { wr_id: i as u64, op, flags, sges: &sges, ud: None, xrc_srqn: 0 },
+        )
+        .unwrap();
         sim.run();
         let sent = sim.poll(end.send_cq);
         assert_eq!((sent.len(), sent[0].status), (1, Success), "{op:?}");

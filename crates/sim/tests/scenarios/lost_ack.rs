@@ -1,6 +1,6 @@
 //! ACKs get lost (IBA 9.7.6.1.3: transport timer; 9.7.5.1.3: duplicate requests).
 
-use crate::prelude::*;
+use super::prelude::*;
 
 #[test]
 fn the_timeout_sends_again_and_nothing_is_done_twice() {

@@ -1,6 +1,6 @@
 //! READ responses get lost: the requester asks again for what is missing (IBA 9.7.5.2.4, implied NAK; 9.7.6.1.3).
 
-use crate::prelude::*;
+use super::prelude::*;
 
 fn one_lost(len: usize, lost: usize) -> (Pair, End) {
     let (mut t, a, b) = rc(QpOptions::rc());

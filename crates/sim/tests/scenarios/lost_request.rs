@@ -1,6 +1,6 @@
 //! Requests get lost (IBA 9.7.5.2.8: PSN sequence NAK; 9.7.6.1.3: transport timer).
 
-use crate::prelude::*;
+use super::prelude::*;
 
 #[test]
 fn the_only_packet() {

@@ -2,6 +2,7 @@
 //! S1.1 to S5.11 are the rows of the requirements that a scenario proves.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
+#![allow(clippy::duplicate_mod, reason = "the scenarios of RC run over XRC as well")]
 
 mod access_errors;
 mod ack_coalescing;
@@ -22,6 +23,7 @@ mod lost_read_response;
 mod lost_request;
 mod max_rd_atomic;
 mod multi_sge;
+mod over_xrc;
 mod pkey;
 mod prelude;
 mod psn_wrap;
@@ -42,4 +44,5 @@ mod ud;
 mod vanished_pages;
 mod window;
 mod write_imm;
+mod xrc;
 mod zero_byte;

@@ -1,6 +1,6 @@
 //! READs and atomics outstanding (IBA 9.4.4, 9.4.5, 11.2.4.2: initiator depth, responder resources).
 
-use crate::prelude::*;
+use super::prelude::*;
 
 /// The most requests that were unanswered at one time, as seen on the wire.
 fn most_outstanding(t: &Pair, a: End) -> usize {

@@ -1,6 +1,6 @@
 //! Scatter and gather: pieces of any size on both sides.
 
-use crate::prelude::*;
+use super::prelude::*;
 
 /// Splits of 3000 bytes, placed with gaps.
 const SPLITS: [&[usize]; 6] = [

@@ -1,6 +1,6 @@
 //! Packets of another partition are dropped and counted (IBA 9.6.1.2.3, 10.9.3).
 
-use crate::prelude::*;
+use super::prelude::*;
 
 /// Sends the first packet with another P_Key.
 fn with_pkey(options: QpOptions, pkey: u16) -> (Pair, End, End) {

@@ -10,7 +10,10 @@ pub(crate) use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpState, QpType};
 pub(crate) use anyverbs_proto::types::{Mtu, PKey, Psn, QKey};
 pub(crate) use anyverbs_proto::wc::WcStatus::{self, *};
 pub(crate) use anyverbs_proto::wc::{WcFlags, WcOpcode};
-pub(crate) use anyverbs_proto::wire::opcode::Operation as O;
+pub(crate) use anyverbs_proto::wire::bth::Bth;
+pub(crate) use anyverbs_proto::wire::opcode::{Opcode, Operation as O, Service};
+pub(crate) use anyverbs_proto::wire::packet::Headers;
+pub(crate) use anyverbs_proto::wire::xrceth::XrcEth;
 pub(crate) use anyverbs_proto::wr::{RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
 pub(crate) use anyverbs_sim::link::Link;
 pub(crate) use anyverbs_sim::net::{Fate, Passing, emit};
@@ -21,6 +24,26 @@ pub(crate) fn rc(options: QpOptions) -> (Pair, End, End) {
     let t = Pair::new(1, options);
     let (a, b) = t.ends();
     (t, a, b)
+}
+
+/// As [`rc`], for scenarios in which both sides send; `None` over a service with one direction.
+pub(crate) fn both_ways(options: QpOptions) -> Option<(Pair, End, End)> {
+    Some(rc(options))
+}
+
+/// What becomes of receives that wait when an end goes to ERR: those of its own are flushed, those of an SRQ stay.
+pub(crate) fn flushed(end: End, recvs: &[u64]) -> Vec<(u64, WcStatus)> {
+    let own = recvs.iter().filter(|_| end.srq.is_none());
+    own.map(|wr_id| (*wr_id, WrFlushErr)).collect()
+}
+
+/// Headers of a packet that nobody's queue pair made, in the service of the queue pair that `to` has.
+pub(crate) fn forged(t: &Pair, to: End, operation: O, psn: Psn) -> Headers {
+    let qp = t.get(to.qp);
+    let opcode = Opcode::new(qp.init().qp_type.service(), operation);
+    let mut headers = Headers::new(Bth::new(opcode, qp.qpn(), psn));
+    headers.xrceth = Some(XrcEth { srqn: to.srq.map_or(0, |srq| t.srqn(srq)) });
+    headers
 }
 
 /// Picks the packets with this operation.

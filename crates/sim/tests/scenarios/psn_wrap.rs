@@ -1,6 +1,6 @@
 //! PSNs wrap at 2^24 (IBA 9.7.1).
 
-use crate::prelude::*;
+use super::prelude::*;
 
 fn starts() -> impl Iterator<Item = Psn> {
     (0..6).map(|back| Psn::new(0u32.wrapping_sub(back)))

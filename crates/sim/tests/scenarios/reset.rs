@@ -1,10 +1,10 @@
 //! The move to RESET forgets everything (S1.1, S1.2; IBA 10.3.1.1).
 
-use crate::prelude::*;
+use super::prelude::*;
 
 #[test]
 fn no_completion_follows() {
-    let (mut t, a, b) = rc(QpOptions::rc());
+    let Some((mut t, a, b)) = both_ways(QpOptions::rc()) else { return };
     for i in 0..3 {
         t.recv(a, i, &[a.mr.sge(0, 10)]);
         t.post(a, i, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 3000)]);
@@ -27,7 +27,8 @@ fn completions_that_wait_are_removed() {
 #[test]
 fn destroy_with_work_outstanding() {
     // S1.1, S1.7.
-    let (mut t, a, b) = rc(QpOptions { retry_cnt: 1, ..QpOptions::rc() });
+    let options = QpOptions { retry_cnt: 1, ..QpOptions::rc() };
+    let Some((mut t, a, b)) = both_ways(options) else { return };
     t.recv(b, 1, &[b.mr.sge(0, 10)]);
     t.post(b, 2, SendOp::Read(a.mr.remote(0)), &[b.mr.sge(0, 3000)]);
     t.post(a, 3, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 3000)]);
@@ -91,7 +92,8 @@ fn established_is_told_when_the_first_packet_meets_rtr() {
     sim.to_rts(a.qp, &options);
     let sges = [a.mr.sge(0, 3000)];
     let (op, flags) = (SendOp::Write(b.mr.remote(0)), SendFlags::SIGNALED);
-    sim.post_send(a.qp, &SendWr { wr_id: 1, op, flags, sges: &sges, ud: None }).unwrap();
+    sim.post_send(a.qp, &SendWr { wr_id: 1, op, flags, sges: &sges, ud: None, xrc_srqn: 0 })
+        .unwrap();
     sim.run();
     assert_eq!(sim.poll(a.send_cq).len(), 1, "RTR answers");
     assert_eq!(sim.events(y), [Event::Qp(b.qp, QpEvent::CommEst)]);

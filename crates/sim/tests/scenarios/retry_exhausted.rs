@@ -1,11 +1,12 @@
 //! The peer is gone (IBA 9.9.2.1.2 transport timer, 9.9.2.4.1 retries).
 
-use crate::prelude::*;
+use super::prelude::*;
 
 #[test]
 fn in_bounded_time_and_with_the_right_count() {
     for (retry_cnt, timeout) in [(0, 14), (2, 14), (7, 15), (1, 17)] {
-        let (mut t, a, b) = rc(QpOptions { retry_cnt, timeout, ..QpOptions::rc() });
+        let options = QpOptions { retry_cnt, timeout, ..QpOptions::rc() };
+        let Some((mut t, a, b)) = both_ways(options) else { return };
         t.net.kill(b.device);
         t.post(a, 1, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 10)]);
         t.post(a, 2, SendOp::Send, &[a.mr.sge(0, 10)]);

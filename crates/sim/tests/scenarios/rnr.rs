@@ -1,6 +1,6 @@
 //! The receiver is not ready: RNR NAK, a wait, another try (IBA 9.7.5.2.8).
 
-use crate::prelude::*;
+use super::prelude::*;
 
 #[test]
 fn the_requester_waits_and_tries_again() {
@@ -66,7 +66,8 @@ fn a_lost_rnr_nak_is_made_good_by_the_timeout() {
 
 #[test]
 fn the_other_direction_goes_on() {
-    let (mut t, a, b) = rc(QpOptions { min_rnr_timer: 20, ..QpOptions::rc() });
+    let options = QpOptions { min_rnr_timer: 20, ..QpOptions::rc() };
+    let Some((mut t, a, b)) = both_ways(options) else { return };
     t.post(a, 1, SendOp::Send, &[a.mr.sge(0, 10)]);
     t.run_for(Duration::from_millis(1));
     t.recv(a, 2, &[a.mr.sge(4096, 10)]);

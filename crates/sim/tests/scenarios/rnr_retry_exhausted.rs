@@ -1,6 +1,6 @@
 //! The receiver stays not ready (IBA 9.9.2.4.2).
 
-use crate::prelude::*;
+use super::prelude::*;
 
 #[test]
 fn as_many_tries_as_were_asked_for() {

@@ -1,6 +1,6 @@
 //! A peer sends whatever it likes, with a right ICRC: connections may fail, nothing else may.
 
-use crate::prelude::*;
+use super::prelude::*;
 use anyverbs_sim::link::Corruption;
 
 /// Traffic over a link that mutates packets; returns how many were delivered damaged.

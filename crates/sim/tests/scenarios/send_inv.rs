@@ -1,6 +1,6 @@
 //! SEND with invalidate (IBA 9.4.1.1.3, 10.6.5).
 
-use crate::prelude::*;
+use super::prelude::*;
 
 fn invalidatable(t: &mut Pair) -> anyverbs_sim::Mr {
     let b = t.b;

@@ -1,6 +1,6 @@
 //! A send slot is free when the completion that covers it was *polled* (S5.1).
 
-use crate::prelude::*;
+use super::prelude::*;
 
 /// Posts unsignaled WRITEs until one is refused; returns how many were not.
 fn fill(t: &mut Pair) -> u64 {

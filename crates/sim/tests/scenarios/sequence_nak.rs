@@ -1,6 +1,6 @@
 //! A gap in the PSNs is answered by one NAK, then silence until it is closed (IBA 9.7.5.2.8).
 
-use crate::prelude::*;
+use super::prelude::*;
 use anyverbs_proto::wire::aeth::{NakCode, Syndrome};
 
 fn naks(t: &Pair, end: End) -> usize {

@@ -1,6 +1,6 @@
 //! Draining the send queue (S5.11; IBA 10.3.1.5).
 
-use crate::prelude::*;
+use super::prelude::*;
 
 fn drain(t: &mut Pair, end: End, notify: bool) {
     let attr = QpAttr { state: QpState::Sqd, en_sqd_async_notify: notify, ..QpAttr::default() };

@@ -1,6 +1,6 @@
 //! A send error on UC and UD stops the send queue alone (S5.11; IBA 10.3.1.6, SQE).
 
-use crate::prelude::*;
+use super::prelude::*;
 
 fn in_sqe(options: QpOptions) -> (Pair, End, End) {
     let mut t = Pair::new(1, options);
@@ -65,7 +65,8 @@ fn flushed_in_order_and_each_once() {
         let ud = (options.qp_type == QpType::Ud).then(|| t.dest(a.qp, b.qp));
         for (wr_id, sges) in [(0, &good), (1, &bad), (2, &good), (3, &good)] {
             let flags = SendFlags::empty();
-            t.queue_send(a.qp, &SendWr { wr_id, op: SendOp::Send, flags, sges, ud }).unwrap();
+            t.queue_send(a.qp, &SendWr { wr_id, op: SendOp::Send, flags, sges, ud, xrc_srqn: 0 })
+                .unwrap();
         }
         t.transmit(a.qp);
         t.run();

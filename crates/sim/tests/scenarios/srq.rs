@@ -1,6 +1,6 @@
 //! Shared receive queues (S1.4, S2.4; IBA 10.2.9).
 
-use crate::prelude::*;
+use super::prelude::*;
 use anyverbs_sim::{CqId, Mr, QpId, SrqId};
 
 /// Three requesters on device A, each with a queue pair on device B that shares one SRQ.
@@ -44,7 +44,7 @@ impl Shared {
     fn send(&mut self, i: usize, wr_id: u64, len: usize) {
         let sges = [self.from.sge(0, len)];
         let flags = SendFlags::SIGNALED;
-        let wr = SendWr { wr_id, op: SendOp::Send, flags, sges: &sges, ud: None };
+        let wr = SendWr { wr_id, op: SendOp::Send, flags, sges: &sges, ud: None, xrc_srqn: 0 };
         self.sim.post_send(self.requesters[i], &wr).unwrap();
     }
 }
@@ -171,7 +171,8 @@ fn write_with_immediate_takes_from_it_too() {
     let mut s = shared();
     let sges = [s.from.sge(0, 3000)];
     let op = SendOp::WriteImm(s.to.remote(0), 77);
-    let wr = SendWr { wr_id: 5, op, flags: SendFlags::SIGNALED, sges: &sges, ud: None };
+    let wr =
+        SendWr { wr_id: 5, op, flags: SendFlags::SIGNALED, sges: &sges, ud: None, xrc_srqn: 0 };
     s.sim.post_send(s.requesters[0], &wr).unwrap();
     s.sim.run_for(Duration::from_micros(100));
     s.recv(3);

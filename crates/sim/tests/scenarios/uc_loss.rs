@@ -1,6 +1,6 @@
 //! UC: a message with a lost packet is lost as a whole, the next one is whole again (IBA 9.8.2, 9.8.3).
 
-use crate::prelude::*;
+use super::prelude::*;
 
 fn uc() -> (Pair, End, End) {
     rc(QpOptions::uc())

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use crate::prelude::*;
+use super::prelude::*;
 use anyverbs_proto::types::{Gid, Qpn};
 
 fn ud() -> (Pair, End, End) {
@@ -30,7 +30,14 @@ fn the_grh_area_holds_the_ip_header() {
         t.recv(b, 1, &[b.mr.sge(0, 20), b.mr.sge(20, 220)]);
         let sges = [a.mr.sge(0, 200)];
         let flags = SendFlags::SIGNALED;
-        let wr = SendWr { wr_id: 2, op: SendOp::SendImm(3), flags, sges: &sges, ud: Some(dest) };
+        let wr = SendWr {
+            wr_id: 2,
+            op: SendOp::SendImm(3),
+            flags,
+            sges: &sges,
+            ud: Some(dest),
+            xrc_srqn: 0,
+        };
         t.post_send(a.qp, &wr).unwrap();
         t.run();
         let wc = t.recvs(b)[0];
@@ -64,7 +71,7 @@ fn another_qkey_is_dropped_silently_and_counted() {
     dest.qkey = QKey(dest.qkey.0 ^ 1);
     let sges = [a.mr.sge(0, 200)];
     let flags = SendFlags::SIGNALED;
-    let wr = SendWr { wr_id: 2, op: SendOp::Send, flags, sges: &sges, ud: Some(dest) };
+    let wr = SendWr { wr_id: 2, op: SendOp::Send, flags, sges: &sges, ud: Some(dest), xrc_srqn: 0 };
     t.post_send(a.qp, &wr).unwrap();
     t.run();
     assert_eq!(t.sent(a), [(2, Success)]);
@@ -91,7 +98,7 @@ fn the_high_bit_of_a_qkey_means_the_own_one() {
     dest.qkey = QKey(0x8000_0000);
     let sges = [a.mr.sge(0, 200)];
     let flags = SendFlags::SIGNALED;
-    let wr = SendWr { wr_id: 2, op: SendOp::Send, flags, sges: &sges, ud: Some(dest) };
+    let wr = SendWr { wr_id: 2, op: SendOp::Send, flags, sges: &sges, ud: Some(dest), xrc_srqn: 0 };
     t.post_send(a.qp, &wr).unwrap();
     t.run();
     assert_eq!(t.received(b), [(1, Success)]);
@@ -162,7 +169,7 @@ fn anyone_may_send_to_it() {
         let ud = Some(sim.dest(from.qp, c.qp));
         let sges = [from.mr.sge(0, 100)];
         let flags = SendFlags::SIGNALED;
-        let wr = SendWr { wr_id: 1, op: SendOp::Send, flags, sges: &sges, ud };
+        let wr = SendWr { wr_id: 1, op: SendOp::Send, flags, sges: &sges, ud, xrc_srqn: 0 };
         sim.post_send(from.qp, &wr).unwrap();
         sim.run();
     }
@@ -179,7 +186,7 @@ fn a_request_without_a_destination_is_refused() {
     let (mut t, a, _) = ud();
     let sges = [a.mr.sge(0, 10)];
     let flags = SendFlags::SIGNALED;
-    let wr = SendWr { wr_id: 1, op: SendOp::Send, flags, sges: &sges, ud: None };
+    let wr = SendWr { wr_id: 1, op: SendOp::Send, flags, sges: &sges, ud: None, xrc_srqn: 0 };
     assert_eq!(t.post_send(a.qp, &wr), Err(PostSendError::NoDestination));
 }
 
@@ -237,7 +244,7 @@ fn each_member_of_a_group_gets_one_copy() {
     dest.qpn = Qpn::MULTICAST;
     let sges = [sender.mr.sge(0, 100)];
     let flags = SendFlags::SIGNALED;
-    let wr = SendWr { wr_id: 2, op: SendOp::Send, flags, sges: &sges, ud: Some(dest) };
+    let wr = SendWr { wr_id: 2, op: SendOp::Send, flags, sges: &sges, ud: Some(dest), xrc_srqn: 0 };
     sim.post_send(sender.qp, &wr).unwrap();
     sim.run();
     let got = ends.map(|end| sim.poll(end.recv_cq).len());

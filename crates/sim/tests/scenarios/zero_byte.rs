@@ -1,6 +1,6 @@
 //! Messages of no bytes (S5.5; IBA 9.7.4.1.4: no key is checked).
 
-use crate::prelude::*;
+use super::prelude::*;
 
 const NOWHERE: RemoteAddr = RemoteAddr { va: 0xdead_beef, rkey: 0x1234_5678 };
 

@@ -11,7 +11,8 @@ use anyhow::{Context, bail};
 use serde::Deserialize;
 
 use super::guest::Guest;
-use super::table::{Carries, Case, Direction};
+use super::table::{Case, Direction};
+use crate::conformance::table::Operation;
 use crate::conformance::{Process, quiet, wait_for};
 use crate::workspace;
 
@@ -231,8 +232,8 @@ fn judge(
     let none = Sender::default();
     let mut figures = Vec::new();
     for (name, address, client) in [
-        ("here", &addresses.here, case.direction == Direction::ToRxe),
-        ("rxe", &addresses.rxe, case.direction == Direction::FromRxe),
+        ("here", &addresses.here, case.place == Direction::ToRxe),
+        ("rxe", &addresses.rxe, case.place == Direction::FromRxe),
     ] {
         let sender = icrcs.senders.get(address).unwrap_or(&none);
         opcodes(case, client, name == "here", &sender.opcodes)
@@ -256,30 +257,33 @@ fn judge(
 
 /// Checks that a side sent what its role has it send, and nothing else.
 fn opcodes(case: &Case, client: bool, here: bool, seen: &BTreeMap<u8, u64>) -> Result<(), String> {
-    let requests = case.requests(client).then(|| case.carries.requests());
-    let answers = case.carries.answers().filter(|_| case.answers(client));
-    for (what, wanted) in [("requests", &requests), ("answers", &answers)] {
-        if let Some(wanted) = wanted
+    let posts = case.posts(client);
+    let answers: Vec<_> =
+        case.posts(!client).iter().filter_map(|operation| operation.answers()).collect();
+    for operation in posts {
+        if !seen.keys().any(|opcode| operation.requests().contains(opcode)) {
+            return Err(format!("sends no requests of {operation:?}"));
+        }
+    }
+    for operation in case.posts(!client) {
+        if let Some(wanted) = operation.answers()
             && !seen.keys().any(|opcode| wanted.contains(opcode))
         {
-            return Err(format!("sends no {what} of {:?}", case.carries));
+            return Err(format!("sends no answers to {operation:?}"));
         }
     }
     let fits = |opcode: &u8| {
-        requests.as_ref().is_some_and(|wanted| wanted.contains(opcode))
-            || answers
-                .as_ref()
-                .is_some_and(|wanted| wanted.contains(opcode) || *opcode == ACKNOWLEDGE)
-            || (here && *opcode == PROBE && unreliable(case.carries))
+        posts.iter().any(|operation| operation.requests().contains(opcode))
+            || answers.iter().any(|wanted| wanted.contains(opcode))
+            || (*opcode == ACKNOWLEDGE && !answers.is_empty())
+            || (here
+                && *opcode == PROBE
+                && [posts, case.posts(!client)].concat().into_iter().any(Operation::is_paced))
     };
     match seen.iter().find(|(opcode, _)| !fits(opcode)) {
         Some((opcode, count)) => Err(format!("sends {count} packets with opcode {opcode:#04x}")),
         None => Ok(()),
     }
-}
-
-fn unreliable(carries: Carries) -> bool {
-    carries.answers().is_none()
 }
 
 /// The first few of a list.
@@ -294,20 +298,12 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::conformance::Report;
-    use crate::conformance::rxe::table::Requesters;
+    use crate::conformance::table;
 
-    fn case(carries: Carries, requesters: Requesters) -> Case {
-        Case {
-            direction: Direction::ToRxe,
-            command: "tool".into(),
-            report: Report::Perftest,
-            rows: 1,
-            carries,
-            requesters,
-            timeout_s: 1,
-            default: true,
-        }
+    fn case(posts: &str) -> Case {
+        let text =
+            format!("[[group]]\non = ['to-rxe']\ncommand = 'tool'\nreport = 'perftest'\n{posts}");
+        table::expand(&text).unwrap().remove(0)
     }
 
     fn addresses() -> Addresses {
@@ -338,7 +334,7 @@ mod tests {
 
     #[test]
     fn each_side_sends_what_its_role_has_it_send() {
-        let write = case(Carries::RcWrite, Requesters::Client);
+        let write = case("client-posts = ['rc-write']");
         assert_eq!(
             verdict(&write, &[0x06, 0x07, 0x08], &[0x11]).unwrap(),
             "3 from here, 1 from rxe"
@@ -349,19 +345,28 @@ mod tests {
         assert!(verdict(&write, &[0x04], &[0x11]).is_err(), "another operation");
         assert!(verdict(&write, &[0x0a, PROBE], &[0x11]).is_err(), "a probe on a reliable path");
 
-        let both = case(Carries::RcSend, Requesters::Both);
+        let both = case("client-posts = ['rc-send']\nserver-posts = ['rc-send']");
         assert!(verdict(&both, &[0x04, 0x11], &[0x04, 0x11]).is_ok());
         assert!(verdict(&both, &[0x04], &[0x11]).is_err(), "one side only");
 
-        let datagrams = case(Carries::UdSend, Requesters::Client);
+        let datagrams = case("client-posts = ['ud-send']");
         assert!(verdict(&datagrams, &[0x64, PROBE], &[]).is_ok());
         assert!(verdict(&datagrams, &[0x64], &[PROBE]).is_err(), "rxe has no probes");
         assert!(verdict(&datagrams, &[0x64], &[0x11]).is_err());
+
+        let connected = case("client-posts = ['cm', 'rc-send']\nserver-posts = ['cm', 'rc-write']");
+        assert!(verdict(&connected, &[0x64, 0x04, 0x11], &[0x64, 0x0a, 0x11]).is_ok());
+        assert!(verdict(&connected, &[0x64, 0x04], &[0x64, 0x0a, 0x11]).is_err(), "no ACK");
+        assert!(verdict(&connected, &[0x04, 0x11], &[0x64, 0x0a, 0x11]).is_err(), "no CM");
+        assert!(
+            verdict(&connected, &[0x64, PROBE, 0x04, 0x11], &[0x64, 0x0a, 0x11]).is_err(),
+            "a probe to QP 1"
+        );
     }
 
     #[test]
     fn errors_between_the_two_are_found() {
-        let read = case(Carries::RcRead, Requesters::Client);
+        let read = case("client-posts = ['rc-read']");
         let icrcs = |wrong: &[u64], short: &[u64], other: bool| Icrcs {
             senders: [("10.99.0.1", &[0x0c][..]), ("10.99.0.2", &[0x10][..]), ("10.0.0.9", &[])]
                 .into_iter()

@@ -121,12 +121,14 @@ impl Guest {
         }
     }
 
-    /// Waits until somebody in the guest listens on a TCP port.
+    /// Waits until somebody in the guest listens on a port of TCP or of librdmacm.
     pub(super) fn wait_for_listener(&self, port: u16, time: Duration) -> anyhow::Result<()> {
         let polls = time.as_millis() / 100;
+        let tcp = format!("grep -qs ':{port:04X} 0*:0000 0A' /proc/net/tcp /proc/net/tcp6");
+        let cm = format!("rdma resource show cm_id | grep -q 'state LISTEN .*:{port}\\b'");
         self.run(
             &format!(
-                "for i in $(seq {polls}); do grep -qs ':{port:04X} 0*:0000 0A' /proc/net/tcp /proc/net/tcp6 && exit; sleep 0.1; done; exit 1"
+                "for i in $(seq {polls}); do {{ {tcp} || {cm}; }} && exit; sleep 0.1; done; exit 1"
             ),
             time * 2,
         )

@@ -7,6 +7,7 @@ use anyverbs_net::Datagram;
 use anyverbs_net::forward::Forwarded;
 use anyverbs_proto::cm::id::ServiceId;
 use anyverbs_proto::cm::mad::{MAD_LEN, Mad};
+use anyverbs_proto::cm::message::Message;
 use anyverbs_proto::cm::{Route, route};
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::qp::Arrival;
@@ -18,7 +19,7 @@ use super::send::OPCODE;
 use crate::engine::Engine;
 
 /// How old a list of the host's processes may be for a MAD that is for all of them.
-const FRESH: Duration = Duration::from_millis(50);
+pub(super) const FRESH: Duration = Duration::from_millis(50);
 
 /// A packet to QP1.
 pub(in crate::engine) struct Incoming<'d> {
@@ -71,6 +72,10 @@ impl Engine {
     fn is_ours(&self, now: Time, incoming: &Incoming<'_>) -> bool {
         // What is no MAD of ours the machine counts, or answers as any process would.
         let Ok(mad) = Mad::parse(incoming.packet.payload) else { return true };
+        if let Message::Rep(rep) = &mad.message {
+            let slot = rep.local_comm_id.slot();
+            self.gsi.sender.answered(mad.transaction_id, incoming.arrival.source, slot);
+        }
         match route(&mad) {
             Route::Slot(slot) if slot == self.slot || incoming.was_forwarded => true,
             Route::Slot(slot) => {
@@ -88,7 +93,8 @@ impl Engine {
                 let port = incoming.arrival.destination;
                 match self.listener(service_id, destination, port) {
                     Some(slot) if slot != self.slot => !self.hand_on(now, slot, &incoming.datagram),
-                    _ => true,
+                    Some(_) => true,
+                    None => self.is_asked_in_vain(now, incoming, &mad),
                 }
             }
             Route::Everyone => {
@@ -117,7 +123,7 @@ impl Engine {
     }
 
     /// Hands a datagram on to another process. False if there is none.
-    fn hand_on(&self, now: Time, slot: u8, datagram: &Datagram<'_>) -> bool {
+    pub(super) fn hand_on(&self, now: Time, slot: u8, datagram: &Datagram<'_>) -> bool {
         match self.port.forward_or_keep(slot, datagram) {
             Forwarded::Sent => self.count(Counter::Forwarded, 1),
             Forwarded::Kept => {

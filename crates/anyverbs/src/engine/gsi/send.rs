@@ -1,8 +1,8 @@
 //! MADs out: in their order, in batches of one way, and not more at a time than a receiving socket holds.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyverbs_net::{Destination, TxBatch};
@@ -10,15 +10,16 @@ use anyverbs_proto::cm::mad::{MAD_LEN, Mad};
 use anyverbs_proto::cm::{Route, Transmit, route};
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::time::Time;
-use anyverbs_proto::types::{Psn, QKey, Qpn};
+use anyverbs_proto::types::{Gid, Psn, QKey, Qpn};
 use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::deth::Deth;
 use anyverbs_proto::wire::icrc::Flow;
 use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
 use anyverbs_proto::wire::packet::{Headers, ICRC_LEN};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
-use super::{HINT_AT, MAD_AT, STEERING};
+use super::requests::Requests;
+use super::{EXIT_PATIENCE, HINT_AT, MAD_AT, STEERING};
 use crate::engine::Engine;
 use crate::engine::timers::NEVER;
 use crate::link::udp;
@@ -41,7 +42,9 @@ const LOOK: Duration = PERIOD.checked_div(4).expect("four is not zero");
 /// What waits to be sent, and how much may be.
 #[derive(Debug)]
 pub(super) struct Sender {
-    queue: Mutex<VecDeque<Transmit>>,
+    queue: Mutex<Queue>,
+    /// Its length.
+    waiting: AtomicUsize,
     /// Datagrams that were received since the sender last looked: each pays for an answer.
     earned: AtomicU32,
     /// When more may be sent, in nanoseconds.
@@ -49,13 +52,48 @@ pub(super) struct Sender {
     line: Mutex<Line>,
 }
 
+#[derive(Debug, Default)]
+struct Queue {
+    transmits: VecDeque<Transmit>,
+    /// What waits behind a whole burst: to repeat it while it waits would only make that longer.
+    late: HashSet<Key>,
+}
+
+/// Transaction, attribute and receiver: by these repetitions are known.
+type Key = ([u8; 10], Gid);
+
+fn key(transmit: &Transmit) -> Key {
+    let mut bytes = [0; 10];
+    bytes.copy_from_slice(&transmit.mad[8..18]);
+    (bytes, transmit.dgid)
+}
+
+impl Queue {
+    fn push(&mut self, transmit: Transmit) {
+        if self.transmits.len() < BURST as usize || self.late.insert(key(&transmit)) {
+            self.transmits.push_back(transmit);
+        }
+    }
+
+    fn pop(&mut self) -> Option<Transmit> {
+        let transmit = self.transmits.pop_front()?;
+        if !self.late.is_empty() {
+            self.late.remove(&key(&transmit));
+        }
+        Some(transmit)
+    }
+}
+
 /// The one that sends.
 #[derive(Debug)]
-struct Line {
+pub(super) struct Line {
     pace: Pace,
     psn: u32,
     batch: Option<TxBatch>,
+    /// Where the datagrams in the batch are steered to.
+    slot: u8,
     way: Option<Way>,
+    requests: Requests,
 }
 
 /// How datagrams between two addresses leave.
@@ -89,13 +127,16 @@ impl Sender {
     pub(super) fn new(psn: u32) -> Self {
         Self {
             queue: Mutex::default(),
+            waiting: AtomicUsize::new(0),
             earned: AtomicU32::new(0),
             at: AtomicU64::new(NEVER),
             line: Mutex::new(Line {
                 pace: Pace { tokens: BURST, until: Time::default() },
                 psn,
                 batch: None,
+                slot: 0,
                 way: None,
+                requests: Requests::default(),
             }),
         }
     }
@@ -104,8 +145,27 @@ impl Sender {
     pub(super) fn queue(&self, transmits: impl Iterator<Item = Transmit>) {
         let mut transmits = transmits.peekable();
         if transmits.peek().is_some() {
-            self.queue.lock().extend(transmits);
+            let mut queue = self.queue.lock();
+            transmits.for_each(|transmit| queue.push(transmit));
+            self.waiting.store(queue.transmits.len(), Ordering::SeqCst);
         }
+    }
+
+    fn take(&self) -> Option<Transmit> {
+        let mut queue = self.queue.lock();
+        let transmit = queue.pop();
+        self.waiting.store(queue.transmits.len(), Ordering::SeqCst);
+        transmit
+    }
+
+    /// The right to send, for who cannot wait long for it.
+    pub(super) fn try_line(&self) -> Option<MutexGuard<'_, Line>> {
+        self.line.try_lock_for(EXIT_PATIENCE)
+    }
+
+    /// A process accepted a request.
+    pub(super) fn answered(&self, transaction: u64, from: Gid, slot: u8) {
+        self.line.lock().requests.answered(transaction, from, slot);
     }
 
     /// A datagram was received.
@@ -120,45 +180,52 @@ impl Sender {
 }
 
 impl Engine {
-    /// Sends what waits, as far as it may. The caller holds no lock of the machine.
+    /// Sends what waits, as far as it may. The caller does not hold the machine's lock.
     pub(super) fn send_mads(&'static self, now: Time) {
         let sender = &self.gsi.sender;
-        if sender.queue.lock().is_empty() {
-            return;
+        if sender.waiting.load(Ordering::SeqCst) > 0 {
+            self.send_in(&mut sender.line.lock(), now);
         }
-        let mut line = sender.line.lock();
+    }
+
+    /// As [`send_mads`](Self::send_mads), by who has the line.
+    pub(super) fn send_in(&self, line: &mut Line, now: Time) {
+        let sender = &self.gsi.sender;
         line.pace.refill(now, sender.earned.swap(0, Ordering::Relaxed));
-        let mut slot = None;
         while line.pace.tokens > 0 {
-            let Some(transmit) = sender.queue.lock().pop_front() else { break };
+            let Some(transmit) = sender.take() else { break };
             line.pace.tokens -= 1;
-            self.stage(&mut line, &transmit, &mut slot);
+            self.stage(line, &transmit);
         }
-        self.flush(&mut line);
-        // Under the lock of the line, so that who adds later looks later.
-        let waits = !sender.queue.lock().is_empty();
+        self.flush(line);
+        // Who adds to the queue after this looks himself.
+        let waits = sender.waiting.load(Ordering::SeqCst) > 0;
         let at = if waits { (now + LOOK).as_nanos() } else { NEVER };
         sender.at.store(at, Ordering::SeqCst);
-        drop(line);
         if waits {
             self.worker.wake_before(at);
         }
     }
 
     /// Puts a datagram into the batch. A receiving host steers a batch by its first one, so that it is sent before one
-    /// that goes to another process; `slot` is where those in it go.
-    fn stage(&self, line: &mut Line, transmit: &Transmit, slot: &mut Option<u8>) {
-        let hint = self.hint(transmit);
+    /// that goes to another process.
+    fn stage(&self, line: &mut Line, transmit: &Transmit) {
         let mad = &transmit.mad;
         let attribute = u16::from_be_bytes([mad[16], mad[17]]);
         let kind = STEERING.slot_offsets.iter().find(|(kind, _)| *kind == attribute);
-        let steered =
-            kind.map_or(0, |&(_, at)| if at == HINT_AT { hint } else { mad[at - MAD_AT] });
-        if *slot != Some(steered) {
+        let (slot, hint, lane) = match kind {
+            Some(&(_, HINT_AT)) => {
+                let (hint, lane) = self.hint(&mut line.requests, transmit);
+                (hint, hint, lane)
+            }
+            Some(&(_, at)) => (mad[at - MAD_AT], 0, 0),
+            None => (0, 0, 0),
+        };
+        if slot != line.slot {
             self.flush(line);
-            *slot = Some(steered);
+            line.slot = slot;
         }
-        let Some(to) = self.way(line, transmit) else {
+        let Some(to) = self.way(line, transmit, lane) else {
             // As if the network had lost it.
             self.send_drops.fetch_add(1, Ordering::Relaxed);
             return;
@@ -182,24 +249,29 @@ impl Engine {
         self.count(Counter::SentBytes, PACKET_LEN as u64);
     }
 
-    /// The process that listens, of a request to this host: there the kernel hands it to it at once. 0 otherwise.
-    fn hint(&self, transmit: &Transmit) -> u8 {
-        if !self.gids.contains(transmit.dgid) {
-            return 0;
+    /// The slot of the process that listens, or 0, and the lane of a request: 0, for a repetition another.
+    fn hint(&self, requests: &mut Requests, transmit: &Transmit) -> (u8, u8) {
+        let Ok(mad) = Mad::parse(&transmit.mad[..]) else { return (0, 0) };
+        let Route::Service { service_id, destination } = route(&mad) else { return (0, 0) };
+        if self.gids.contains(transmit.dgid) {
+            let slot = self.listener(service_id, destination, transmit.dgid);
+            // If nobody listens, this process says so.
+            return (slot.unwrap_or(self.slot), 0);
         }
-        let Ok(mad) = Mad::parse(&transmit.mad[..]) else { return 0 };
-        match route(&mad) {
-            Route::Service { service_id, destination } => {
-                self.listener(service_id, destination, transmit.dgid).unwrap_or(self.slot)
-            }
-            Route::Slot(_) | Route::Everyone => 0,
-        }
+        let (slot, repeated) = requests.ask(mad.transaction_id, transmit.dgid, service_id);
+        // Any lane does, but each a descriptor.
+        let lane = match repeated % 16 {
+            0 => 0,
+            n => self.slot.wrapping_add(16 * n),
+        };
+        (slot.unwrap_or(0), lane)
     }
 
     /// How a datagram leaves; `None` if its addresses are none.
-    fn way(&self, line: &mut Line, transmit: &Transmit) -> Option<Destination> {
+    fn way(&self, line: &mut Line, transmit: &Transmit, lane: u8) -> Option<Destination> {
         let (source, ip) = (transmit.sgid.to_ip(), transmit.dgid.to_ip());
-        let is_known = |to: &Destination| to.source == Some(source) && to.address.ip() == ip;
+        let is_known =
+            |to: &Destination| (to.source, to.address.ip(), to.lane) == (Some(source), ip, lane);
         if !line.way.as_ref().is_some_and(|way| is_known(&way.to)) {
             line.way = None;
             if source.is_ipv4() != ip.is_ipv4() {
@@ -214,6 +286,7 @@ impl Engine {
             let to = Destination {
                 source: Some(source),
                 interface: scope_id,
+                lane,
                 ..Destination::new(udp::address(ip, port, scope_id))
             };
             let from = self.port.source_port(&to).ok()?;
@@ -234,5 +307,59 @@ impl Engine {
             tracing::debug!(%error, "datagrams of the connection manager were not sent");
         }
         self.send_drops.fetch_add(batch.stats().dropped - dropped, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_then_as_time_and_answers_allow() {
+        let mut pace = Pace { tokens: BURST, until: Time::default() };
+        let at = |ms: u64| Time::from_nanos(ms * 1_000_000);
+        pace.refill(at(1000), 0);
+        assert_eq!(pace.tokens, BURST, "time alone makes no more than a burst");
+        pace.tokens = 0;
+        pace.refill(at(1001), 0);
+        assert_eq!(pace.tokens, BURST / 2);
+        pace.refill(at(1001), 10);
+        assert_eq!(pace.tokens, BURST / 2 + 10);
+        pace.refill(at(1001), 10_000);
+        assert_eq!(pace.tokens, MOST);
+        pace.refill(at(9000), 0);
+        assert_eq!(pace.tokens, MOST, "what answers have paid for stays");
+        // Time is not lost by looking often.
+        let mut often = Pace { tokens: 0, until: Time::default() };
+        for us in 0..2000 {
+            often.refill(Time::from_nanos(us * 1000), 0);
+        }
+        assert!((BURST - 1..=BURST).contains(&often.tokens), "{}", often.tokens);
+    }
+
+    #[test]
+    fn what_waits_long_waits_once() {
+        let transmit = |n: u64| {
+            let mut mad = Box::new([0; MAD_LEN]);
+            mad[8..16].copy_from_slice(&n.to_be_bytes());
+            Transmit {
+                sgid: Gid([1; 16]),
+                dgid: Gid([2; 16]),
+                traffic_class: 0,
+                flow_label: 0,
+                hop_limit: 64,
+                mad,
+            }
+        };
+        let mut queue = Queue::default();
+        for _ in 0..3 {
+            (0..1000).for_each(|n| queue.push(transmit(n)));
+        }
+        // The first burst was short when it came first.
+        assert_eq!(queue.transmits.len(), 1000 + BURST as usize);
+        for n in (0..1000).chain(0..u64::from(BURST)) {
+            assert_eq!(queue.pop().unwrap(), transmit(n));
+        }
+        assert!(queue.pop().is_none() && queue.late.is_empty());
     }
 }

@@ -1,5 +1,7 @@
 //! The machine alone, over the device: connections between this process and others of its host, or of another.
 
+mod hosts;
+
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -12,11 +14,20 @@ use anyverbs_net::{Reservation, ServiceAddress};
 use anyverbs_proto::cm::event::{CmEvent, Disconnected};
 use anyverbs_proto::cm::id::{CommId, PortSpace, ServiceId};
 use anyverbs_proto::cm::ip::IpHeader;
+use anyverbs_proto::cm::mad::Mad;
+use anyverbs_proto::cm::message::Attribute;
+use anyverbs_proto::cm::message::disconnect::Dreq;
 use anyverbs_proto::cm::message::ece::Ece;
 use anyverbs_proto::cm::{
     AcceptParams, ConnectParams, Listen, ListenAddress, ListenerId, Path, Serves, Transport,
 };
-use anyverbs_proto::types::{Gid, Mtu, PKey, Psn, Qpn};
+use anyverbs_proto::counters::Counter;
+use anyverbs_proto::types::{Gid, Mtu, PKey, Psn, QKey, Qpn};
+use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::wire::deth::Deth;
+use anyverbs_proto::wire::icrc::Flow;
+use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
+use anyverbs_proto::wire::packet::Headers;
 
 use crate::engine::Engine;
 
@@ -40,7 +51,7 @@ impl Tap {
 const ROLE: &str = "ANYVERBS_TEST_CM_ROLE";
 const PATIENCE: Duration = Duration::from_secs(20);
 
-fn isolate() {
+pub(crate) fn isolate() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let pid = std::process::id();
@@ -136,10 +147,11 @@ fn connect(engine: &'static Engine, to: IpAddr, port: u16, timeout: u8) -> CommI
     engine.with_cm(|machine, _, now| machine.connect(now, &params)).unwrap()
 }
 
-/// One that no other on this host has.
+/// One that no other on this host has, nor a former owner of the slot had, as far as chance goes.
 fn qpn(engine: &Engine) -> Qpn {
-    static NEXT: AtomicU32 = AtomicU32::new(2);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed) & 0xffff;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let start = std::process::id().wrapping_mul(7919);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed).wrapping_add(start) & 0xffff;
     Qpn::new(u32::from(engine.slot) << 16 | number)
 }
 
@@ -185,6 +197,24 @@ struct Seen {
     requests: usize,
     established: usize,
     ended: usize,
+    /// Requests are taken, and accepted later.
+    hold: bool,
+    held: Vec<CommId>,
+}
+
+fn accept(engine: &'static Engine, id: CommId) {
+    let accept = AcceptParams {
+        qpn: qpn(engine),
+        starting_psn: Psn::new(9),
+        responder_resources: 1,
+        initiator_depth: 1,
+        flow_control: false,
+        rnr_retry_count: 7,
+        srq: false,
+        ece: Ece::default(),
+        private_data: &[],
+    };
+    engine.with_cm(|machine, _, now| machine.accept(now, id, &accept)).unwrap();
 }
 
 /// Does what a server does, for all events that wait.
@@ -195,21 +225,12 @@ fn serve(engine: &'static Engine, seen: &mut Seen) {
         match event {
             CmEvent::ConnectRequest { .. } => {
                 seen.requests += 1;
-                let accept = AcceptParams {
-                    qpn: qpn(engine),
-                    starting_psn: Psn::new(9),
-                    responder_resources: 1,
-                    initiator_depth: 1,
-                    flow_control: false,
-                    rnr_retry_count: 7,
-                    srq: false,
-                    ece: Ece::default(),
-                    private_data: &[],
-                };
-                engine.with_cm(|machine, _, now| {
-                    machine.take_request(id).unwrap();
-                    machine.accept(now, id, &accept).unwrap();
-                });
+                engine.with_cm(|machine, _, _| machine.take_request(id)).unwrap();
+                if seen.hold {
+                    seen.held.push(id);
+                } else {
+                    accept(engine, id);
+                }
             }
             CmEvent::Established { .. } => seen.established += 1,
             CmEvent::Disconnected { how: Disconnected::Requested(_), .. } => {
@@ -256,20 +277,34 @@ fn peer() {
                     listeners.push(listen(engine, port.parse().unwrap()));
                     println!("@ listens");
                 }
+                ["unlisten"] => {
+                    for (listener, _held) in listeners.drain(..) {
+                        engine.with_cm(|machine, _, now| machine.unlisten(now, listener)).unwrap();
+                    }
+                    println!("@ no more");
+                }
+                ["hold"] => {
+                    seen.hold = true;
+                    println!("@ holds");
+                }
+                ["accept"] => {
+                    for id in seen.held.drain(..) {
+                        accept(engine, id);
+                    }
+                    println!("@ accepted");
+                }
                 ["seen"] => {
                     println!("@ {} {} {}", seen.requests, seen.established, seen.ended);
                 }
                 ["counter", name] => {
-                    let counter = anyverbs_proto::counters::Counter::ALL
-                        .iter()
-                        .find(|c| c.name() == name)
-                        .unwrap();
+                    let counter = Counter::ALL.iter().find(|c| c.name() == name).unwrap();
                     println!("@ {}", engine.counters().read(*counter));
                 }
-                ["connect", to, port, n] => {
+                ["connect", to, port, n, timeout] => {
                     let (to, port) = (to.parse().unwrap(), port.parse().unwrap());
-                    let ids: Vec<_> =
-                        (0..n.parse().unwrap()).map(|_| connect(engine, to, port, 20)).collect();
+                    let ids: Vec<_> = (0..n.parse().unwrap())
+                        .map(|_| connect(engine, to, port, timeout.parse().unwrap()))
+                        .collect();
                     for &id in &ids {
                         establish(engine, id);
                     }
@@ -392,6 +427,12 @@ fn one_process_connects_to_itself() {
         assert_eq!(seen.requests, 1);
         establish(engine, id);
         event(engine, of(theirs));
+        // While nothing happens, no timer runs; but that others were watched may take a look to find out.
+        let end = Instant::now() + PATIENCE;
+        while engine.next_deadline() != super::NEVER {
+            assert!(Instant::now() < end, "a timer runs");
+            std::thread::sleep(Duration::from_millis(1));
+        }
         disconnect_both(engine, id, theirs);
     }
     engine.with_cm(|machine, _, now| machine.unlisten(now, listener)).unwrap();
@@ -434,6 +475,113 @@ fn a_thousand_at_once_to_a_socket_of_ordinary_size() {
 }
 
 #[test]
+fn packets_that_are_none_of_the_managers_are_counted_and_dropped() {
+    let _turn = turn();
+    let engine = engine();
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let to = SocketAddr::new(ip("127.0.0.1"), engine.config.udp_port);
+    let from = socket.local_addr().unwrap();
+    let flow = Flow::new(from.ip(), to.ip(), from.port(), to.port());
+    let dreq = Mad { transaction_id: 1, modifier: 0, message: Dreq::default().into() }.emit();
+    let right = Headers {
+        deth: Some(Deth { qkey: QKey::GSI, src_qpn: Qpn::GSI }),
+        ..Headers::new(Bth::new(super::send::OPCODE, Qpn::GSI, Psn::new(5)))
+    };
+    let send = |headers: Headers, payload: &[u8]| {
+        let mut bytes = vec![0; headers.len() + payload.len()];
+        headers.emit(&mut bytes);
+        bytes[headers.len()..].copy_from_slice(payload);
+        let icrc = flow.compute(0, &bytes);
+        bytes.extend_from_slice(&icrc.to_le_bytes());
+        socket.send_to(&bytes, to).unwrap();
+    };
+    let received = || engine.with_cm(|m, _, _| m.counters().rx_msgs.of(Attribute::Dreq));
+    let until = |what: &dyn Fn() -> u64, before: u64| {
+        let end = Instant::now() + PATIENCE;
+        while what() == before {
+            assert!(Instant::now() < end, "not counted");
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    };
+    let wrong = |change: &dyn Fn(&mut Headers)| {
+        let mut headers = right;
+        change(&mut headers);
+        headers
+    };
+    let with_imm = Opcode::new(Service::Ud, Operation::SendOnlyImm);
+    let qkey = Some(Deth { qkey: QKey(0x1234), src_qpn: Qpn::GSI });
+    for (headers, len, counter) in [
+        (wrong(&|h| (h.bth.opcode, h.imm) = (with_imm, Some(1))), 256, Counter::DropQpState),
+        (wrong(&|h| h.deth = qkey), 256, Counter::DropQkey),
+        (wrong(&|h| h.bth.pkey = PKey(0x8001)), 256, Counter::DropPkey),
+        (right, 252, Counter::DropMalformed),
+        (right, 0, Counter::DropMalformed),
+    ] {
+        let (before, was) = (engine.counters().read(counter), received());
+        send(headers, &dreq[..len]);
+        until(&|| engine.counters().read(counter), before);
+        assert_eq!(received(), was, "{counter:?}");
+    }
+    let before = received();
+    send(right, &dreq);
+    until(&received, before);
+    send(wrong(&|h| h.bth.pkey = PKey(0x7fff)), &dreq);
+    until(&received, before + 1);
+}
+
+#[test]
+fn who_polls_a_completion_queue_answers_too() {
+    let _turn = turn();
+    let mut peer = Peer::spawn();
+    let engine = engine();
+    let context = crate::Context::open(&crate::devices().unwrap()[0].name).unwrap();
+    let cq = context.create_cq(16, None, 0, 0).unwrap();
+    let (listener, held) = listen(engine, 1003);
+    peer.say("connect 127.0.0.1 1003 20 20");
+    let (end, mut seen) = (Instant::now() + PATIENCE, Seen::default());
+    while seen.established < 20 {
+        assert!(Instant::now() < end, "{seen:?}");
+        cq.poll(&mut [crate::Wc::default(); 4]).unwrap();
+        serve(engine, &mut seen);
+    }
+    assert_eq!(peer.hear(), "@ connected");
+    peer.close();
+    while seen.ended < 20 {
+        assert!(Instant::now() < end, "{seen:?}");
+        cq.poll(&mut [crate::Wc::default(); 4]).unwrap();
+        serve(engine, &mut seen);
+    }
+    engine.with_cm(|machine, _, now| machine.unlisten(now, listener)).unwrap();
+    drop(held);
+}
+
+#[test]
+fn a_request_is_repeated_after_its_listener_is_gone() {
+    let _turn = turn();
+    let (mut peer, _other) = (Peer::spawn(), Peer::spawn());
+    let engine = engine();
+    peer.ask("listen 1004");
+    peer.ask("hold");
+    let mras = || engine.with_cm(|m, _, _| m.counters().rx_msgs.of(Attribute::Mra));
+    let before = mras();
+    let id = connect(engine, ip("127.0.0.1"), 1004, 16);
+    peer.expect("seen", "@ 1 0 0");
+    peer.ask("unlisten");
+    let end = Instant::now() + PATIENCE;
+    while mras() == before {
+        assert!(Instant::now() < end, "it is not asked again");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    peer.ask("accept");
+    establish(engine, id);
+    // Those that are new are refused all the same.
+    let another = connect(engine, ip("127.0.0.1"), 1004, 16);
+    assert!(matches!(event(engine, of(another)), CmEvent::Rejected { .. }));
+    disconnect(engine, id);
+    engine.with_cm(|machine, _, now| machine.destroy(now, another)).unwrap();
+}
+
+#[test]
 fn nobody_listens() {
     let _turn = turn();
     let engine = engine();
@@ -466,121 +614,41 @@ fn each_request_finds_the_process_that_listens() {
         }
         peer.expect("seen", "@ 50 50 50");
     }
-    // A listener that is killed is none.
+    // A listener that is killed is none, and who is connected to it hears that.
+    let id = connect(engine, ip("::1"), 2000, 20);
+    establish(engine, id);
+    let other = connect(engine, ip("127.0.0.1"), 2001, 20);
+    establish(engine, other);
     drop(peers.remove(0));
+    match event(engine, of(id)) {
+        CmEvent::Disconnected { how: Disconnected::Requested(_), .. } => {}
+        event => panic!("{event:?}"),
+    }
+    engine.with_cm(|machine, _, now| machine.destroy(now, id)).unwrap();
+    disconnect(engine, other);
     let id = connect(engine, ip("127.0.0.1"), 2000, 20);
     assert!(matches!(event(engine, of(id)), CmEvent::Rejected { .. }));
     engine.with_cm(|machine, _, now| machine.destroy(now, id)).unwrap();
 }
 
-fn run(arguments: &str) -> bool {
-    let mut words = arguments.split(' ');
-    Command::new(words.next().unwrap()).args(words).status().unwrap().success()
-}
-
-/// Two hosts, in namespaces of their own: this process and more on one, others on the second.
 #[test]
-fn two_hosts() {
-    let can = Command::new("unshare").args(["-Urn", "ip", "link"]).output();
-    if !can.is_ok_and(|output| output.status.success()) {
-        eprintln!("skipped: no network namespaces for this user here");
-        return;
-    }
-    let output = Command::new("unshare")
-        .arg("-Urn")
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "engine::gsi::tests::on_two_hosts", "--nocapture", "--test-threads=1"])
-        .env(ROLE, "hosts")
-        .envs([("ANYVERBS_REGISTRY", "hosts"), ("ANYVERBS_INTERFACES", "")])
-        .output()
-        .unwrap();
-    let (out, err) =
-        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && out.contains("1 passed"), "{out}\n{err}");
-    println!("{out}");
-}
-
-/// Not a test by itself: what [`two_hosts`] runs.
-#[test]
-fn on_two_hosts() {
-    if std::env::var(ROLE).as_deref() != Ok("hosts") {
-        return;
-    }
-    let exe = std::env::current_exe().unwrap();
-    let mut other_host = Command::new("unshare");
-    other_host.arg("-n").arg(&exe);
-    let mut first = Peer::run(other_host, "later");
-    assert_eq!(first.hear(), "@ waits");
-    let there = first.child.id();
-    let enter = format!("nsenter -n -t {there} ");
-    for (ns, commands) in [
-        ("", format!("ip link add av0 type veth peer name av1 netns {there}")),
-        ("", "ip link set lo up;ip addr add 10.77.0.1/24 dev av0;ip addr add fd77::1/64 dev av0 nodad;ip addr add fe80::77:1/64 dev av0 nodad;ip link set av0 up".into()),
-        (&enter, "ip link set lo up;ip addr add 10.77.0.2/24 dev av1;ip addr add fd77::2/64 dev av1 nodad;ip addr add fe80::77:2/64 dev av1 nodad;ip link set av1 up".into()),
-    ] {
-        for command in commands.split(';') {
-            assert!(run(&format!("{ns}{command}")), "{ns}{command}");
-        }
-    }
-    first.say("go");
-    assert!(first.hear().starts_with("@ slot"));
-    let mut there: Vec<_> = (0..4)
-        .map(|_| {
-            let mut command = Command::new("nsenter");
-            command.args(["-n", "-t", &there.to_string()]).arg(&exe);
-            let mut peer = Peer::run(command, "now");
-            assert!(peer.hear().starts_with("@ slot"));
-            peer
-        })
-        .collect();
-    there.push(first);
-    let mut server = there.remove(0);
-    assert_eq!(server.ask("listen 3000"), "@ listens");
-
-    // Every kind of address.
-    let engine = engine();
-    for address in ["10.77.0.2", "fd77::2", "fe80::77:2"] {
-        let id = connect(engine, ip(address), 3000, 20);
-        establish(engine, id);
-        disconnect(engine, id);
-    }
-    server.expect("seen", "@ 3 3 3");
-
-    // Somebody's requests reach another process there than the one that listens, which hands them on.
-    let handed_on = |there: &mut [Peer]| -> u64 {
-        let counts = there.iter_mut().map(|peer| peer.ask("counter forwarded_pkts"));
-        counts.map(|answer| answer[2..].parse::<u64>().unwrap()).sum()
-    };
-    let mut n = 3;
-    let mut astray = loop {
-        let before = handed_on(&mut there);
-        let mut client = Peer::spawn();
-        assert_eq!(client.ask("connect 10.77.0.2 3000 10"), "@ connected");
-        n += 10;
-        if handed_on(&mut there) >= before + 10 {
-            break client;
-        }
-        assert_eq!(client.ask("disconnect"), "@ disconnected");
-        assert!(n < 500, "they always go to the right process");
-    };
-    // More than a Unix socket's queue holds.
-    assert_eq!(astray.ask("connect 10.77.0.2 3000 1000"), "@ connected");
-    n += 1000;
-    server.expect("seen", &format!("@ {n} {n} {}", n - 1010));
-
-    // A process that ends says so.
-    astray.close();
-    assert!(astray.child.wait().unwrap().success());
-    server.expect("seen", &format!("@ {n} {n} {n}"));
-
-    // Nobody is left of one that was killed: another process there says that.
-    let id = connect(engine, ip("10.77.0.2"), 3000, 20);
-    establish(engine, id);
-    server.child.kill().unwrap();
-    server.child.wait().unwrap();
+fn many_clients_at_once_to_a_socket_of_ordinary_size() {
+    let _turn = turn();
+    let mut command = Peer::command();
+    command.env("ANYVERBS_RECEIVE_BUFFER", "212992");
+    let mut server = Peer::run(command, "now");
+    server.hear();
+    server.ask("listen 1005");
+    let mut clients: Vec<_> = (0..10).map(|_| Peer::spawn()).collect();
     let begin = Instant::now();
-    disconnect(engine, id);
-    let id = connect(engine, ip("10.77.0.2"), 3000, 20);
-    assert!(matches!(event(engine, of(id)), CmEvent::Rejected { .. }));
-    assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+    for client in &mut clients {
+        client.say("connect 127.0.0.1 1005 200 20");
+    }
+    for client in &mut clients {
+        assert_eq!(client.hear(), "@ connected");
+    }
+    server.expect("seen", "@ 2000 2000 0");
+    let took = begin.elapsed();
+    println!("10 times 200 connections in {took:?}");
+    assert!(took < Duration::from_secs(3), "{took:?}");
 }

@@ -53,3 +53,13 @@ pub(crate) type rdma_cm_mc_join_flags = c_uint;
 pub(crate) const RDMA_MC_JOIN_FLAG_FULLMEMBER: rdma_cm_mc_join_flags = 0;
 pub(crate) const RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER: rdma_cm_mc_join_flags = 1;
 pub(crate) const RDMA_MC_JOIN_FLAG_RESERVED: rdma_cm_mc_join_flags = 2;
+
+/// `AF_IB`.
+pub(crate) const AF_IB: c_int = 27;
+
+pub(crate) const RAI_PASSIVE: c_int = 1;
+pub(crate) const RAI_NUMERICHOST: c_int = 2;
+pub(crate) const RAI_NOROUTE: c_int = 4;
+pub(crate) const RAI_FAMILY: c_int = 8;
+pub(crate) const RAI_SA: c_int = 16;
+pub(crate) const RAI_DNS: c_int = 32;

@@ -6,37 +6,46 @@ const LIMITS: ModifyLimits =
 const NOTHING: QpAttrMask = QpAttrMask::empty();
 
 /// The legal transitions, by type, besides those to RESET and ERR.
-const LEGAL: [(QpType, &str); 3] = [
+const LEGAL: [(QpType, &str); 5] = [
     (Rc, "Reset>Init Init>Init Init>Rtr Rtr>Rts Rts>Rts Rts>Sqd Sqd>Rts Sqd>Sqd"),
     (Uc, "Reset>Init Init>Init Init>Rtr Rtr>Rts Rts>Rts Rts>Sqd Sqd>Rts Sqd>Sqd Sqe>Rts"),
     (Ud, "Reset>Init Init>Init Init>Rtr Rtr>Rts Rts>Rts Rts>Sqd Sqd>Rts Sqd>Sqd Sqe>Rts"),
+    (XrcSend, "Reset>Init Init>Init Init>Rtr Rtr>Rts Rts>Rts Rts>Sqd Sqd>Rts Sqd>Sqd"),
+    (XrcRecv, "Reset>Init Init>Init Init>Rtr Rtr>Rts Rts>Rts Rts>Sqd Sqd>Rts Sqd>Sqd"),
 ];
+
+/// The types whose path leads to one peer.
+const CONNECTED: &[QpType] = &[Rc, Uc, XrcSend, XrcRecv];
+const RELIABLE: &[QpType] = &[Rc, XrcSend, XrcRecv];
+/// Those with a reliable requester, and those with a reliable responder.
+const SENDS: &[QpType] = &[Rc, XrcSend];
+const RECEIVES: &[QpType] = &[Rc, XrcRecv];
 
 /// The same table, turned: an attribute, where it is required, where it is optional, and for which types.
 #[rustfmt::skip]
 const BY_ATTRIBUTE: &[(QpAttrMask, &[QpType], &str, &str)] = &[
-    (QpAttrMask::CUR_STATE, &[Rc], "", "Rtr>Rts Rts>Rts Sqd>Rts"),
+    (QpAttrMask::CUR_STATE, RELIABLE, "", "Rtr>Rts Rts>Rts Sqd>Rts"),
     (QpAttrMask::CUR_STATE, &[Uc, Ud], "", "Rtr>Rts Rts>Rts Sqd>Rts Sqe>Rts"),
-    (QpAttrMask::EN_SQD_ASYNC_NOTIFY, &[Rc, Uc, Ud], "", "Rts>Sqd"),
-    (QpAttrMask::ACCESS_FLAGS, &[Rc], "Reset>Init", "Init>Init Init>Rtr Rtr>Rts Rts>Rts Sqd>Rts Sqd>Sqd"),
+    (QpAttrMask::EN_SQD_ASYNC_NOTIFY, ALL, "", "Rts>Sqd"),
+    (QpAttrMask::ACCESS_FLAGS, RELIABLE, "Reset>Init", "Init>Init Init>Rtr Rtr>Rts Rts>Rts Sqd>Rts Sqd>Sqd"),
     (QpAttrMask::ACCESS_FLAGS, &[Uc], "Reset>Init", "Init>Init Init>Rtr Rtr>Rts Rts>Rts Sqd>Rts Sqd>Sqd Sqe>Rts"),
-    (QpAttrMask::PKEY_INDEX, &[Rc, Uc, Ud], "Reset>Init", "Init>Init Init>Rtr Sqd>Sqd"),
-    (QpAttrMask::PORT, &[Rc], "Reset>Init", "Init>Init Sqd>Sqd"),
+    (QpAttrMask::PKEY_INDEX, ALL, "Reset>Init", "Init>Init Init>Rtr Sqd>Sqd"),
+    (QpAttrMask::PORT, RELIABLE, "Reset>Init", "Init>Init Sqd>Sqd"),
     (QpAttrMask::PORT, &[Uc, Ud], "Reset>Init", "Init>Init"),
     (QpAttrMask::QKEY, &[Ud], "Reset>Init", "Init>Init Init>Rtr Rtr>Rts Rts>Rts Sqd>Rts Sqd>Sqd Sqe>Rts"),
-    (QpAttrMask::AV, &[Rc, Uc], "Init>Rtr", "Sqd>Sqd"),
-    (QpAttrMask::PATH_MTU, &[Rc, Uc], "Init>Rtr", ""),
-    (QpAttrMask::DEST_QPN, &[Rc, Uc], "Init>Rtr", ""),
-    (QpAttrMask::RQ_PSN, &[Rc, Uc], "Init>Rtr", ""),
-    (QpAttrMask::MAX_DEST_RD_ATOMIC, &[Rc], "Init>Rtr", "Sqd>Sqd"),
-    (QpAttrMask::MIN_RNR_TIMER, &[Rc], "Init>Rtr", "Rtr>Rts Rts>Rts Sqd>Rts Sqd>Sqd"),
-    (QpAttrMask::TIMEOUT, &[Rc], "Rtr>Rts", "Sqd>Sqd"),
-    (QpAttrMask::RETRY_CNT, &[Rc], "Rtr>Rts", "Sqd>Sqd"),
-    (QpAttrMask::RNR_RETRY, &[Rc], "Rtr>Rts", "Sqd>Sqd"),
-    (QpAttrMask::MAX_QP_RD_ATOMIC, &[Rc], "Rtr>Rts", "Sqd>Sqd"),
-    (QpAttrMask::SQ_PSN, &[Rc, Uc, Ud], "Rtr>Rts", ""),
-    (QpAttrMask::ALT_PATH, &[Rc, Uc], "", "Init>Rtr Rtr>Rts Rts>Rts Sqd>Rts Sqd>Sqd"),
-    (QpAttrMask::PATH_MIG_STATE, &[Rc, Uc], "", "Rtr>Rts Rts>Rts Sqd>Rts Sqd>Sqd"),
+    (QpAttrMask::AV, CONNECTED, "Init>Rtr", "Sqd>Sqd"),
+    (QpAttrMask::PATH_MTU, CONNECTED, "Init>Rtr", ""),
+    (QpAttrMask::DEST_QPN, CONNECTED, "Init>Rtr", ""),
+    (QpAttrMask::RQ_PSN, CONNECTED, "Init>Rtr", ""),
+    (QpAttrMask::MAX_DEST_RD_ATOMIC, RECEIVES, "Init>Rtr", "Sqd>Sqd"),
+    (QpAttrMask::MIN_RNR_TIMER, RECEIVES, "Init>Rtr", "Rtr>Rts Rts>Rts Sqd>Rts Sqd>Sqd"),
+    (QpAttrMask::TIMEOUT, RELIABLE, "Rtr>Rts", "Sqd>Sqd"),
+    (QpAttrMask::RETRY_CNT, SENDS, "Rtr>Rts", "Sqd>Sqd"),
+    (QpAttrMask::RNR_RETRY, SENDS, "Rtr>Rts", "Sqd>Sqd"),
+    (QpAttrMask::MAX_QP_RD_ATOMIC, SENDS, "Rtr>Rts", "Sqd>Sqd"),
+    (QpAttrMask::SQ_PSN, ALL, "Rtr>Rts", ""),
+    (QpAttrMask::ALT_PATH, CONNECTED, "", "Init>Rtr Rtr>Rts Rts>Rts Sqd>Rts Sqd>Sqd"),
+    (QpAttrMask::PATH_MIG_STATE, CONNECTED, "", "Rtr>Rts Rts>Rts Sqd>Rts Sqd>Sqd"),
     (QpAttrMask::RATE_LIMIT, &[Rc, Uc, Ud], "", "Rtr>Rts Rts>Rts"),
 ];
 
@@ -133,7 +142,7 @@ fn every_pair_with_every_bit_dropped_or_added() {
         assert_eq!(modify(qp_type, from, to, most), Ok(to), "{context}");
     }
     // 14 to RESET and ERR for each type, and those of LEGAL.
-    assert_eq!(legal, 3 * 14 + 8 + 9 + 9);
+    assert_eq!(legal, 5 * 14 + 3 * 8 + 2 * 9);
 }
 
 #[test]

@@ -1,0 +1,131 @@
+//! What ids tell of events that take a peer's silence, which lasts for minutes.
+
+use std::sync::Arc;
+
+use anyverbs_proto::cm::event::{CmEvent, Disconnected, SidrResponse};
+use anyverbs_proto::cm::id::CommId;
+use anyverbs_proto::cm::message::code::SidrStatus;
+use anyverbs_proto::qp::attr::QpType;
+use anyverbs_proto::types::{Gid, QKey, Qpn};
+
+use super::id::{IdCell, Phase, State};
+use super::place::Place;
+use super::*;
+use crate::engine::gsi::tests::isolate;
+
+/// The machine gives no such name: its slot is nobody's.
+const COMM: CommId = CommId(7);
+
+struct Heard {
+    channel: EventChannel,
+    id: Id,
+}
+
+impl Heard {
+    /// An id that is connecting.
+    fn new(qp_type: QpType, is_silent: bool) -> Self {
+        isolate();
+        let channel = EventChannel::new().unwrap();
+        let engine = channel.0.engine;
+        let place = Place::from(engine.gids.entry(0).unwrap());
+        let state = State {
+            phase: Phase::Connect,
+            comm: Some(COMM),
+            place: Some(place),
+            path: Some(place.path(Gid([1; 16]), 0, 0, None)),
+            is_passive: is_silent,
+            is_silent,
+            ..State::default()
+        };
+        let space = if qp_type == QpType::Ud { PortSpace::Udp } else { PortSpace::Tcp };
+        Self { id: Id(IdCell::new(&channel.0, space, qp_type, 3, state)), channel }
+    }
+
+    /// What the program hears of these events: kinds and statuses.
+    fn tells(&self, events: impl IntoIterator<Item = CmEvent>) -> Vec<(EventKind, i32)> {
+        let cell = Arc::clone(&self.id.0);
+        cell.engine.with_cm(|_, ids, _| {
+            ids.insert(COMM, &cell);
+            events.into_iter().for_each(|event| ids.deliver(event));
+            ids.remove(COMM);
+        });
+        // Says where it ends.
+        let end = Event {
+            kind: EventKind::User,
+            status: 0,
+            cookie: 0,
+            new_id: None,
+            param: EventParam::None,
+            join_cookie: 0,
+            ece: Ece::default(),
+        };
+        self.id.write_event(end).unwrap();
+        let events = std::iter::from_fn(|| {
+            let event = self.channel.get_event().unwrap();
+            (event.kind != EventKind::User).then_some((event.kind, event.status))
+        });
+        events.collect()
+    }
+}
+
+fn disconnected(how: Disconnected) -> CmEvent {
+    CmEvent::Disconnected { id: COMM, how }
+}
+
+#[test]
+fn silence_is_told_as_such() {
+    let timed_out = -libc::ETIMEDOUT;
+    let active = Heard::new(QpType::Rc, false);
+    let told = active.tells([CmEvent::Unreachable { id: COMM }]);
+    assert_eq!(told, [(EventKind::Unreachable, timed_out)]);
+    let active = Heard::new(QpType::Rc, false);
+    let told = active.tells([
+        disconnected(Disconnected::TimedOut),
+        CmEvent::TimewaitExit { id: COMM },
+        disconnected(Disconnected::TimedOut),
+    ]);
+    assert_eq!(told, [(EventKind::Disconnected, timed_out), (EventKind::TimewaitExit, 0)]);
+    let active = Heard::new(QpType::Ud, false);
+    let told = active.tells([CmEvent::Unreachable { id: COMM }]);
+    assert_eq!(told, [(EventKind::Unreachable, timed_out)]);
+}
+
+#[test]
+fn a_connection_ends_once() {
+    let active = Heard::new(QpType::Rc, false);
+    let told = active.tells([
+        disconnected(Disconnected::Requested([1; 220].into())),
+        disconnected(Disconnected::Acknowledged(Box::default())),
+    ]);
+    assert_eq!(told, [(EventKind::Disconnected, 0)]);
+}
+
+#[test]
+fn a_request_is_silent_until_it_is_answered() {
+    let passive = Heard::new(QpType::Rc, true);
+    let silence = || [CmEvent::Unreachable { id: COMM }];
+    assert_eq!(passive.tells(silence()), []);
+    passive.id.0.state.lock().is_silent = false;
+    assert_eq!(passive.tells(silence()).len(), 1);
+}
+
+#[test]
+fn a_datagram_peer_must_have_our_key() {
+    let answer = |qkey| {
+        let response = SidrResponse {
+            status: SidrStatus::Valid,
+            qpn: Qpn::new(9),
+            qkey,
+            ece: Ece::default(),
+            info: Box::default(),
+            private_data: [0; 136].into(),
+        };
+        [CmEvent::SidrResponse { id: COMM, response: Box::new(response) }]
+    };
+    // One that has none takes the peer's.
+    let id = Heard::new(QpType::Ud, false);
+    assert_eq!(id.tells(answer(QKey(5))), [(EventKind::Established, 0)]);
+    assert_eq!(id.tells(answer(QKey(6))), [(EventKind::AddrError, -libc::EINVAL)]);
+    let (attr, _) = id.id.init_qp_attr(anyverbs_proto::qp::attr::QpState::Init).unwrap();
+    assert_eq!(attr.qkey, QKey(5));
+}

@@ -1,0 +1,60 @@
+//! Requests that are repeated when their listener is no more: the process that was asked has the connection still.
+//!
+//! Who has such says so in the registry, since nothing in a request tells. A request to which nobody listens goes through
+//! those that say so, in the order of their slots, until one knows it; the last refuses it.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyverbs_proto::cm::Cm;
+use anyverbs_proto::cm::mad::Mad;
+use anyverbs_proto::time::Time;
+
+use super::receive::{FRESH, Incoming};
+use crate::engine::Engine;
+use crate::engine::timers::NEVER;
+
+/// As long as the kernel's clients repeat a request: 16 times 4.3 s.
+const PATIENCE: Duration = Duration::from_secs(70);
+
+impl Engine {
+    /// A listener is no more.
+    pub(super) fn linger(&self, machine: &Cm, now: Time) {
+        if !machine.may_be_asked_again() {
+            return;
+        }
+        let mut lingering = self.gsi.lingering.lock();
+        if lingering.is_none() {
+            *lingering = self
+                .services
+                .linger()
+                .inspect_err(|error| tracing::debug!(%error, "lingering unseen"))
+                .ok();
+        }
+        self.gsi.linger_until.store((now + PATIENCE).as_nanos(), Ordering::SeqCst);
+    }
+
+    /// The peers have stopped asking.
+    pub(super) fn linger_no_longer(&self) {
+        let mut lingering = self.gsi.lingering.lock();
+        *lingering = None;
+        self.gsi.linger_until.store(NEVER, Ordering::SeqCst);
+    }
+
+    /// Whether a request to which nobody listens ends here; if not, it was handed on.
+    pub(super) fn is_asked_in_vain(&self, now: Time, incoming: &Incoming<'_>, mad: &Mad) -> bool {
+        let others = self.services.lingering(FRESH);
+        if others.is_empty() {
+            return true;
+        }
+        let state = self.gsi.state.lock();
+        let is_known = state.machine.knows_request(incoming.arrival.source, mad);
+        drop(state);
+        let least = if incoming.was_forwarded { self.slot } else { 0 };
+        is_known
+            || !others
+                .into_iter()
+                .filter(|slot| *slot > least)
+                .any(|slot| self.hand_on(now, slot, &incoming.datagram))
+    }
+}

@@ -1,0 +1,304 @@
+//! Multicast groups: which queue pairs are attached to them, and on which interfaces the process has joined them.
+//!
+//! A group is an IPv4 or IPv6 multicast address, written as a GID. An attached queue pair gets the group's datagrams by every interface of
+//! the port, as its unicast ones; the connection manager joins on one interface, and the two count separately.
+//!
+//! The control lock is taken before a queue pair's. Receiving takes the table's lock alone, for a look-up.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use anyverbs_net::UdpPort;
+use anyverbs_proto::qp::attr::QpType;
+use anyverbs_proto::types::Gid;
+use parking_lot::{Mutex, RwLock};
+
+use crate::engine::Engine;
+use crate::error::{AttachError, DestroyError};
+use crate::gid::GidTable;
+use crate::limits::DeviceAttr;
+use crate::qp::QpCell;
+
+/// The groups of this process.
+#[derive(Debug, Default)]
+pub(crate) struct Groups {
+    control: Mutex<Control>,
+    /// The queue pairs of each group, each once.
+    table: RwLock<HashMap<Gid, Arc<[Arc<QpCell>]>>>,
+}
+
+#[derive(Debug, Default)]
+struct Control {
+    groups: HashMap<Gid, Group>,
+    /// Of all groups.
+    attachments: u32,
+}
+
+/// A group that queue pairs are attached to.
+#[derive(Debug, Default)]
+struct Group {
+    /// With the LIDs, which say nothing on RoCE, but name the attachment.
+    attached: Vec<(Arc<QpCell>, u16)>,
+    /// Interfaces on which it is joined.
+    interfaces: Vec<u32>,
+}
+
+impl Groups {
+    /// The queue pairs that get what is sent to `gid`.
+    pub(crate) fn members(&self, gid: Gid) -> Option<Arc<[Arc<QpCell>]>> {
+        self.table.read().get(&gid).cloned()
+    }
+
+    /// Attaches a queue pair; nothing happens where it is attached already.
+    pub(crate) fn attach(&self, cell: &Arc<QpCell>, gid: Gid, lid: u16) -> Result<(), AttachError> {
+        check(cell, gid)?;
+        let engine = cell.engine;
+        let mut control = self.control.lock();
+        if cell.state.lock().is_dead() {
+            return Err(AttachError::Gone);
+        }
+        let Control { groups, attachments } = &mut *control;
+        let max = &engine.attr;
+        let known = groups.get(&gid);
+        if known.is_some_and(|group| group.position(cell, lid).is_some()) {
+            return Ok(());
+        }
+        check_room(max, groups.len(), *attachments, known)?;
+        let mut joined = Group::default();
+        if known.is_none() {
+            joined.follow(&engine.port, &engine.gids, gid.to_ip()).map_err(AttachError::Join)?;
+        }
+        let group = groups.entry(gid).or_insert(joined);
+        group.attached.push((Arc::clone(cell), lid));
+        *attachments += 1;
+        cell.groups.fetch_add(1, Ordering::Relaxed);
+        cell.state.lock().set_in(gid, true);
+        self.publish(gid, group);
+        Ok(())
+    }
+
+    /// Detaches a queue pair from a group that it was attached to with this LID.
+    pub(crate) fn detach(&self, cell: &Arc<QpCell>, gid: Gid, lid: u16) -> Result<(), AttachError> {
+        check(cell, gid)?;
+        let mut control = self.control.lock();
+        let at = control.groups.get(&gid).and_then(|group| group.position(cell, lid));
+        let at = at.ok_or(AttachError::NotAttached)?;
+        self.remove(&mut control, gid, |i, _| i == at, cell);
+        Ok(())
+    }
+
+    /// Detaches a queue pair that is dropped from all its groups.
+    pub(crate) fn detach_all(&self, cell: &Arc<QpCell>) {
+        if cell.groups.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut control = self.control.lock();
+        let gids: Vec<Gid> = control.of(cell).map(|(gid, _)| gid).collect();
+        for gid in gids {
+            self.remove(&mut control, gid, |_, qp| Arc::ptr_eq(qp, cell), cell);
+        }
+    }
+
+    /// Does what ends a queue pair, unless it is attached to groups; no attachment comes between.
+    pub(crate) fn unless_attached<T>(
+        &self,
+        cell: &Arc<QpCell>,
+        end: impl FnOnce() -> T,
+    ) -> Result<T, DestroyError> {
+        if cell.qp_type != QpType::Ud {
+            return Ok(end());
+        }
+        let control = self.control.lock();
+        if cell.groups.load(Ordering::Relaxed) == 0 {
+            return Ok(end());
+        }
+        let mut text = String::new();
+        for (gid, lid) in control.of(cell) {
+            // Writing to a string does not fail.
+            let _ = write!(
+                text,
+                "{}multicast group {gid} (LID {lid:#x})",
+                if text.is_empty() { "" } else { ", " }
+            );
+        }
+        Err(DestroyError::Busy(text))
+    }
+
+    /// The interfaces have changed: joins where there are new ones, leaves where they are gone.
+    pub(crate) fn follow(&self, port: &UdpPort, gids: &GidTable) {
+        for (gid, group) in &mut self.control.lock().groups {
+            if let Err(error) = group.follow(port, gids, gid.to_ip()) {
+                tracing::warn!(group = %gid, %error, "the group is joined nowhere");
+            }
+        }
+    }
+
+    /// Removes those of the group's attachments that `which` picks, all of `cell`.
+    fn remove(
+        &self,
+        control: &mut Control,
+        gid: Gid,
+        which: impl Fn(usize, &Arc<QpCell>) -> bool,
+        cell: &QpCell,
+    ) {
+        let Control { groups, attachments } = control;
+        let Some(group) = groups.get_mut(&gid) else { return };
+        let before = group.attached.len();
+        let mut i = 0;
+        group.attached.retain(|(qp, _)| {
+            i += 1;
+            !which(i - 1, qp)
+        });
+        let removed = (before - group.attached.len()) as u32;
+        *attachments -= removed;
+        cell.groups.fetch_sub(removed, Ordering::Relaxed);
+        if !group.attached.iter().any(|(qp, _)| std::ptr::eq(&**qp, cell)) {
+            // Whoever delivers a packet with an older view of the table finds out here.
+            cell.state.lock().set_in(gid, false);
+        }
+        self.publish(gid, group);
+        if group.attached.is_empty() {
+            for interface in std::mem::take(&mut group.interfaces) {
+                leave(&cell.engine.port, gid.to_ip(), interface);
+            }
+            groups.remove(&gid);
+        }
+    }
+
+    fn publish(&self, gid: Gid, group: &Group) {
+        let mut cells: Vec<&Arc<QpCell>> = group.attached.iter().map(|(cell, _)| cell).collect();
+        cells.sort_by_key(|cell| cell.qpn);
+        cells.dedup_by_key(|cell| cell.qpn);
+        let cells: Arc<[_]> = cells.into_iter().cloned().collect();
+        let mut table = self.table.write();
+        if cells.is_empty() {
+            table.remove(&gid);
+        } else {
+            table.insert(gid, cells);
+        }
+    }
+}
+
+impl Control {
+    /// Groups and LIDs that a queue pair is attached to.
+    fn of<'a>(&'a self, cell: &'a Arc<QpCell>) -> impl Iterator<Item = (Gid, u16)> + 'a {
+        self.groups.iter().flat_map(move |(gid, group)| {
+            let own = group.attached.iter().filter(|(qp, _)| Arc::ptr_eq(qp, cell));
+            own.map(|(_, lid)| (*gid, *lid))
+        })
+    }
+}
+
+impl Group {
+    fn position(&self, cell: &Arc<QpCell>, lid: u16) -> Option<usize> {
+        self.attached.iter().position(|(qp, l)| Arc::ptr_eq(qp, cell) && *l == lid)
+    }
+
+    /// Joins on all interfaces that have an address of the group's family, leaves on others. Fails if it is joined on
+    /// none of them. Where there is no such interface nothing can come, and the group waits for one.
+    fn follow(&mut self, port: &UdpPort, gids: &GidTable, group: IpAddr) -> io::Result<()> {
+        let wanted = gids.interfaces(group.is_ipv4());
+        self.interfaces.retain(|interface| {
+            let stays = wanted.contains(interface);
+            if !stays {
+                leave(port, group, *interface);
+            }
+            stays
+        });
+        let mut failure = None;
+        for interface in wanted {
+            if self.interfaces.contains(&interface) {
+                continue;
+            }
+            match port.join_multicast(group, interface) {
+                Ok(()) => self.interfaces.push(interface),
+                Err(error) => {
+                    tracing::debug!(%group, interface, %error, "not joined");
+                    failure = Some(error);
+                }
+            }
+        }
+        match failure {
+            Some(error) if self.interfaces.is_empty() => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn leave(port: &UdpPort, group: IpAddr, interface: u32) {
+    // An interface that is gone took its memberships with it.
+    if let Err(error) = port.leave_multicast(group, interface) {
+        tracing::debug!(%group, interface, %error, "leaving a group");
+    }
+}
+
+fn check(cell: &QpCell, gid: Gid) -> Result<(), AttachError> {
+    if !cell.engine.is_current() {
+        Err(AttachError::Forked)
+    } else if cell.qp_type != QpType::Ud {
+        Err(AttachError::NotDatagram)
+    } else if !gid.is_multicast() {
+        Err(AttachError::NotGroup)
+    } else {
+        Ok(())
+    }
+}
+
+fn check_room(
+    max: &DeviceAttr,
+    groups: usize,
+    attachments: u32,
+    known: Option<&Group>,
+) -> Result<(), AttachError> {
+    match known {
+        None if groups >= max.max_mcast_grp as usize => {
+            Err(AttachError::Exhausted("multicast groups"))
+        }
+        Some(group) if group.attached.len() >= max.max_mcast_qp_attach as usize => {
+            Err(AttachError::Exhausted("queue pairs in this multicast group"))
+        }
+        _ if attachments >= max.max_total_mcast_qp_attach => {
+            Err(AttachError::Exhausted("attachments to multicast groups"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A membership of this process in a group on one interface, given up by drop: for the connection manager, which joins
+/// before a queue pair is attached. Who only sends needs none.
+#[derive(Debug)]
+pub(crate) struct Membership {
+    engine: &'static Engine,
+    group: IpAddr,
+    interface: u32,
+}
+
+/// Joins a group on an interface (its index, [`crate::GidEntry::interface`]).
+pub(crate) fn join(
+    engine: &'static Engine,
+    gid: Gid,
+    interface: u32,
+) -> Result<Membership, AttachError> {
+    if !engine.is_current() {
+        return Err(AttachError::Forked);
+    }
+    if !gid.is_multicast() {
+        return Err(AttachError::NotGroup);
+    }
+    let group = gid.to_ip();
+    engine.port.join_multicast(group, interface).map_err(AttachError::Join)?;
+    Ok(Membership { engine, group, interface })
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        // A forked child shares the sockets: the membership is its parent's.
+        if self.engine.is_current() {
+            leave(&self.engine.port, self.group, self.interface);
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Extended reliable connections: domains, and what belongs to them.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use anyverbs_proto::qp::attr::QpType;
+use anyverbs_proto::types::Qpn;
+use parking_lot::Mutex;
+
+use crate::context::ContextCell;
+use crate::cq::Cq;
+use crate::engine::{Engine, Ticket};
+use crate::error::{CreateError, DestroyError};
+use crate::holders::{Holdable, Holders};
+use crate::pd::Pd;
+use crate::qp::{Qp, QpParts};
+use crate::srq::{Srq, SrqInitAttr};
+
+/// How a domain is opened (`struct ibv_xrcd_init_attr`).
+#[derive(Debug, Default)]
+pub struct XrcdInitAttr {
+    /// The file that names the domain: all that open the same one, by any path, share it. None: a domain of its own.
+    /// It is kept open as long as the domain exists, so that the file's identity is not reused.
+    pub file: Option<File>,
+    /// `O_CREAT`: make the domain if the file has none.
+    pub create: bool,
+    /// `O_EXCL`: refuse if the file has one.
+    pub exclusive: bool,
+}
+
+/// XRC domain (`ibv_open_xrcd`): targets receive for the SRQs of their own domain only. Closed when dropped and no
+/// longer in use.
+///
+/// A file names a domain within a process. Two processes that open one file have a domain each: a target does not
+/// receive for an SRQ of another process.
+#[derive(Debug)]
+pub struct Xrcd(pub(crate) Arc<XrcdCell>);
+
+#[derive(Debug)]
+pub(crate) struct XrcdCell {
+    pub(crate) engine: &'static Engine,
+    pub(crate) context: Arc<ContextCell>,
+    /// Identifies the domain; not reused while the process lives.
+    pub(crate) domain: u64,
+    holders: Holders,
+    hold: Mutex<Option<(Arc<Domain>, Ticket)>>,
+}
+
+impl Holdable for XrcdCell {
+    fn holders(&self) -> &Holders {
+        &self.holders
+    }
+}
+
+/// What handles of one domain share: it is there as long as one of them is open.
+#[derive(Debug)]
+struct Domain {
+    number: u64,
+    _file: Option<File>,
+}
+
+/// Device and inode of a file.
+type FileId = (u64, u64);
+
+/// The domains of a process that have a file.
+#[derive(Debug, Default)]
+pub(crate) struct Domains {
+    by_file: Mutex<HashMap<FileId, Weak<Domain>>>,
+    next: AtomicU64,
+}
+
+impl Domains {
+    fn new_domain(&self, file: Option<File>) -> Arc<Domain> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Domain { number, _file: file })
+    }
+
+    fn open(&self, init: XrcdInitAttr) -> Result<Arc<Domain>, CreateError> {
+        let Some(file) = init.file else { return Ok(self.new_domain(None)) };
+        let metadata = file
+            .metadata()
+            .map_err(|e| CreateError::System(e.raw_os_error().unwrap_or(libc::EBADF)))?;
+        let mut by_file = self.by_file.lock();
+        by_file.retain(|_, domain| domain.strong_count() > 0);
+        let id = (metadata.dev(), metadata.ino());
+        match by_file.get(&id).and_then(Weak::upgrade) {
+            Some(_) if init.exclusive => Err(CreateError::XrcDomainExists),
+            Some(domain) => Ok(domain),
+            None if !init.create => Err(CreateError::NoXrcDomain),
+            None => {
+                let domain = self.new_domain(Some(file));
+                by_file.insert(id, Arc::downgrade(&domain));
+                Ok(domain)
+            }
+        }
+    }
+}
+
+impl Xrcd {
+    pub(crate) fn open(
+        engine: &'static Engine,
+        context: &Arc<ContextCell>,
+        init: XrcdInitAttr,
+    ) -> Result<Self, CreateError> {
+        let ticket = engine.quotas.xrcd.take().ok_or(CreateError::Exhausted("XRC domains"))?;
+        let domain = engine.xrc_domains.open(init)?;
+        Ok(Self(Arc::new(XrcdCell {
+            engine,
+            context: Arc::clone(context),
+            domain: domain.number,
+            holders: Holders::default(),
+            hold: Mutex::new(Some((domain, ticket))),
+        })))
+    }
+
+    /// Makes an SRQ of type XRC, whose receives complete in `cq` (`ibv_create_srq_ex`). Requests that name it may touch
+    /// the memory of `pd`.
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub fn create_srq(&self, pd: &Pd, cq: &Cq, init: &SrqInitAttr) -> Result<Srq, CreateError> {
+        Srq::create_xrc(&pd.0, &self.0, cq, init)
+    }
+
+    /// Makes a target: a queue pair that only receives, for any SRQ of the domain (`ibv_create_qp_ex`).
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub fn create_qp(&self, cookie: u64) -> Result<Qp, CreateError> {
+        let cell = &self.0;
+        let parts = QpParts { xrcd: Some(cell), cookie, ..QpParts::new(QpType::XrcRecv) };
+        Qp::assemble(cell.engine, &cell.context, &parts)
+    }
+
+    /// Opens a target of the domain once more (`ibv_open_qp`). The queue pair stays until the last of its handles is
+    /// destroyed; each of them gets its events. Without a cookie those begin with [`Qp::set_cookie`].
+    ///
+    /// # Errors
+    /// [`CreateError::Invalid`] unless the domain has such a target; [`CreateError::Unsupported`] for a number of
+    /// another process.
+    pub fn open_qp(&self, qpn: Qpn, cookie: Option<u64>) -> Result<Qp, CreateError> {
+        let cell = &self.0;
+        if !cell.engine.is_current() {
+            return Err(CreateError::Forked);
+        }
+        if cell.holders.is_dead() {
+            return Err(CreateError::Foreign("XRC domain"));
+        }
+        if qpn.slot() != cell.engine.slot {
+            return Err(CreateError::Unsupported("XRC domains that processes share"));
+        }
+        cell.engine
+            .qps
+            .find(qpn)
+            .filter(|qp| qp.xrc_domain() == Some(cell.domain))
+            .and_then(|qp| Qp::open(qp, cell, cookie))
+            .ok_or(CreateError::Invalid("number of a target of the XRC domain"))
+    }
+
+    /// Closes it (`ibv_close_xrcd`). The domain is gone with the last of its handles.
+    ///
+    /// # Errors
+    /// [`DestroyError::Busy`] while a queue pair or an SRQ was made through this handle.
+    pub fn close(&self) -> Result<(), DestroyError> {
+        if !self.0.engine.is_current() {
+            return Ok(());
+        }
+        self.0.holders.retire().inspect_err(|e| tracing::warn!("XRC domain not closed: {e}"))?;
+        drop(self.0.hold.lock().take());
+        Ok(())
+    }
+}

@@ -1,0 +1,62 @@
+//! Event channels.
+
+use std::{
+    os::fd::{AsFd, AsRawFd},
+    sync::Arc,
+};
+
+use anyverbs::cm;
+
+use crate::{
+    abi::*,
+    errno::{Errno, pointer},
+    log,
+    object::{self, Object},
+};
+
+pub(crate) type Channel = Object<rdma_event_channel>;
+
+/// What an event channel holds of the device.
+pub(crate) struct ChannelInner {
+    pub(crate) device: cm::EventChannel,
+}
+
+/// A channel that no program made: that of an id in synchronous mode, which shows it as `id->channel`.
+pub(crate) struct OwnChannel(Arc<Channel>);
+
+impl OwnChannel {
+    pub(crate) fn new() -> Result<Self, Errno> {
+        let pointer = create()?;
+        Ok(Self(object::lookup(pointer)?))
+    }
+
+    pub(crate) fn channel(&self) -> &Arc<Channel> {
+        &self.0
+    }
+}
+
+impl Drop for OwnChannel {
+    fn drop(&mut self) {
+        object::retire(&self.0);
+    }
+}
+
+fn create() -> Result<*mut rdma_event_channel, Errno> {
+    log::init();
+    let device = cm::EventChannel::new()?;
+    let public = rdma_event_channel { fd: device.as_fd().as_raw_fd() };
+    Ok(object::publish(public, 0, ChannelInner { device }))
+}
+
+/// `rdma_create_event_channel`: NULL with `errno` on failure.
+pub(crate) unsafe extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
+    pointer(create())
+}
+
+/// `rdma_destroy_event_channel`. Ids that are still on it keep working; nobody hears of them.
+pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
+    let found: Result<Arc<Channel>, _> = object::find(channel);
+    if let Ok(channel) = found {
+        object::retire(&channel);
+    }
+}

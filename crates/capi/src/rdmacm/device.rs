@@ -1,0 +1,131 @@
+//! The open device that the ids of a process share.
+
+use std::{
+    ffi::c_int,
+    ptr,
+    sync::{
+        Arc,
+        atomic::{AtomicPtr, Ordering},
+    },
+};
+
+use crate::{
+    abi::*,
+    errno::{Errno, pointer},
+    object,
+    verbs::{self, Pd},
+};
+
+/// What ids have in common: `id->verbs`, and the protection domain of who gives none.
+#[derive(Clone, Copy)]
+pub(crate) struct SharedDevice {
+    pub(crate) context: *mut ibv_context,
+    pub(crate) pd: *mut ibv_pd,
+    /// Whose it is: a forked child's ids need one of their own.
+    process: u32,
+}
+
+static SHARED: AtomicPtr<SharedDevice> = AtomicPtr::new(ptr::null_mut());
+
+impl SharedDevice {
+    /// Whether it is this process's, and not destroyed by the program, which has the pointers.
+    fn is_usable(&self) -> bool {
+        let pd: Result<Arc<Pd>, _> = object::lookup(self.pd);
+        self.process == std::process::id() && verbs::context(self.context).is_ok() && pd.is_ok()
+    }
+
+    /// Opens the device, which stays open.
+    fn open() -> Result<Self, Errno> {
+        let mut n = 0;
+        // SAFETY: `n` is writable.
+        let list = unsafe { verbs::ibv_get_device_list(&raw mut n) };
+        if list.is_null() {
+            return Err(Errno::last());
+        }
+        // SAFETY: the list ends with NULL, so it has a first entry.
+        let device = unsafe { list.read() };
+        let opened = if device.is_null() {
+            Err(Errno::ENODEV)
+        } else {
+            // SAFETY: a device of the list.
+            let context = unsafe { verbs::ibv_open_device(device) };
+            if context.is_null() { Err(Errno::last()) } else { Ok(context) }
+        };
+        // SAFETY: from `ibv_get_device_list`, and not used again.
+        unsafe { verbs::ibv_free_device_list(list) };
+        let context = opened?;
+        // SAFETY: a context that was just opened.
+        let pd = unsafe { verbs::ibv_alloc_pd(context) };
+        if pd.is_null() {
+            let error = Errno::last();
+            // SAFETY: as above.
+            unsafe { verbs::ibv_close_device(context) };
+            return Err(error);
+        }
+        Ok(Self { context, pd, process: std::process::id() })
+    }
+
+    /// Gives up one that nobody has seen.
+    fn close(&self) {
+        // SAFETY: pointers of this library, checked by the calls.
+        unsafe {
+            verbs::ibv_dealloc_pd(self.pd);
+            verbs::ibv_close_device(self.context);
+        }
+    }
+}
+
+/// The process's shared device, opened at first use.
+pub(crate) fn shared_device() -> Result<SharedDevice, Errno> {
+    loop {
+        let current = SHARED.load(Ordering::Acquire);
+        // SAFETY: NULL or a leaked box.
+        if let Some(device) = unsafe { current.as_ref() }.filter(|d| d.is_usable()) {
+            return Ok(*device);
+        }
+        let opened = SharedDevice::open()?;
+        let new = Box::into_raw(Box::new(opened));
+        // The old one stays: a thread may be looking at it, and there is a second one only after a fork or a mistake.
+        match SHARED.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => return Ok(opened),
+            Err(_) => {
+                opened.close();
+                // SAFETY: `new` was never shared.
+                drop(unsafe { Box::from_raw(new) });
+            }
+        }
+    }
+}
+
+/// `rdma_get_devices`: a NULL-terminated array for `rdma_free_devices`; NULL with `errno` on failure, `ENODEV` without a
+/// device. The contexts are those of `id->verbs`.
+///
+/// # Safety
+/// `num_devices` is NULL or writable.
+pub(crate) unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
+    let list = shared_device().and_then(|device| {
+        // SAFETY: calloc has no preconditions.
+        let list: *mut *mut ibv_context =
+            unsafe { libc::calloc(2, size_of::<*mut ibv_context>()) }.cast();
+        if list.is_null() {
+            return Err(Errno::ENOMEM);
+        }
+        // SAFETY: room for an entry and the terminator, which is there already.
+        unsafe { list.write(device.context) };
+        Ok(list)
+    });
+    if !num_devices.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { num_devices.write(list.is_ok().into()) };
+    }
+    pointer(list)
+}
+
+/// `rdma_free_devices`. The devices stay open.
+///
+/// # Safety
+/// `list` is NULL or from `rdma_get_devices`, and not used again.
+pub(crate) unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
+    // SAFETY: `rdma_get_devices` allocated it with calloc; free takes NULL.
+    unsafe { libc::free(list.cast()) };
+}

@@ -1,0 +1,227 @@
+//! What an event channel tells.
+
+use std::{
+    ffi::{c_int, c_void},
+    ptr,
+    sync::Arc,
+};
+
+use anyverbs::cm;
+use cm::{EventKind, EventParam};
+
+use crate::{
+    abi::*,
+    cancel,
+    errno::Errno,
+    object::{self, Object},
+    rdmacm::{
+        Channel, Id,
+        id::{self, On},
+        zero,
+    },
+    verbs,
+};
+
+type Event = Object<rdma_cm_event>;
+
+/// What an event holds until it is acknowledged.
+pub(crate) struct EventInner {
+    /// What `param` points to.
+    _private_data: Box<[u8]>,
+    /// Whose count of unacknowledged events it is in: the listener's for a request.
+    of: Arc<Id>,
+}
+
+/// `rdma_get_cm_event`: 0, or -1 with `errno`. Waits for an event unless the program made the descriptor non-blocking
+/// (`EAGAIN`).
+///
+/// # Safety
+/// `event` is NULL or writable.
+pub(crate) unsafe extern "C" fn rdma_get_cm_event(
+    channel: *mut rdma_event_channel,
+    event: *mut *mut rdma_cm_event,
+) -> c_int {
+    zero(object::find(channel).and_then(|channel: Arc<Channel>| {
+        if event.is_null() {
+            return Err(Errno::EINVAL);
+        }
+        let next = next(channel)?;
+        // SAFETY: the caller's promise.
+        unsafe { event.write(next) };
+        Ok(())
+    }))
+}
+
+/// The next event of a channel, with the ids' public fields as it leaves them.
+pub(crate) fn next(channel: Arc<Channel>) -> Result<*mut rdma_cm_event, Errno> {
+    cancel::holding(channel, next_of)
+}
+
+fn next_of(channel: &Channel) -> Result<*mut rdma_cm_event, Errno> {
+    loop {
+        let event = channel.inner.device.get_event()?;
+        // Gone only if another thread acknowledged more events than it read, and destroyed the id.
+        let Ok(id) = id::find(event.cookie as *mut rdma_cm_id) else { continue };
+        match accept_event(event, &id) {
+            Ok(published) => return Ok(published),
+            Err(error) => {
+                tracing::warn!("an event was dropped: errno {}", error.0);
+                id.inner.device.ack_events(1);
+            }
+        }
+    }
+}
+
+fn accept_event(mut event: cm::Event, id: &Arc<Id>) -> Result<*mut rdma_cm_event, Errno> {
+    let mut kind = event.kind;
+    let mut status = event.status;
+    let mut subject = id.public();
+    let mut listener = ptr::null_mut();
+    match kind {
+        EventKind::ConnectRequest => {
+            let new = event.new_id.take().ok_or(Errno::EINVAL)?;
+            subject = adopt(new, id)?.public();
+            listener = id.public();
+        }
+        EventKind::AddrResolved | EventKind::RouteResolved => {
+            if let Err(error) = id::refresh(id) {
+                status = -error.0;
+                kind = match kind {
+                    EventKind::AddrResolved => EventKind::AddrError,
+                    _ => EventKind::RouteError,
+                };
+            }
+        }
+        EventKind::ConnectResponse
+        | EventKind::ConnectError
+        | EventKind::Unreachable
+        | EventKind::Rejected
+        | EventKind::Established
+        | EventKind::Disconnected => id::refresh_qp_state(id),
+        _ => {}
+    }
+    let (param, private_data) = param(&event);
+    let public =
+        rdma_cm_event { id: subject, listen_id: listener, event: kind as u32, status, param };
+    let inner = EventInner { _private_data: private_data, of: Arc::clone(id) };
+    Ok(object::publish(public, 0, inner))
+}
+
+/// The id of a request, with its listener's channel or, under a synchronous listener, one of its own.
+fn adopt(new: cm::Id, listener: &Id) -> Result<Arc<Id>, Errno> {
+    let from = id::fields(listener);
+    let on = if listener.inner.own_channel().is_some() {
+        let own = crate::rdmacm::OwnChannel::new()?;
+        new.migrate(&own.channel().inner.device)?;
+        On::Own(own)
+    } else {
+        On::Program(from.channel)
+    };
+    let id = id::publish(new, on, from.context, from.ps, from.qp_type)?;
+    if let Err(error) = id::refresh(&id) {
+        let _ = id::destroy(&id);
+        return Err(error);
+    }
+    Ok(id)
+}
+
+/// The event's parameters, and the private data that they point to.
+fn param(event: &cm::Event) -> (rdma_cm_event_param, Box<[u8]>) {
+    // SAFETY: integers, NULL pointers and a GID.
+    let mut param: rdma_cm_event_param = unsafe { std::mem::zeroed() };
+    let point = |data: &[u8]| -> (*const c_void, u8) {
+        let pointer = if data.is_empty() { ptr::null() } else { data.as_ptr().cast() };
+        // No message of the CM carries more.
+        (pointer, u8::try_from(data.len()).unwrap_or(u8::MAX))
+    };
+    let private_data = match &event.param {
+        EventParam::None => Box::default(),
+        EventParam::Conn(conn) => {
+            let owned = conn.private_data.clone();
+            let (pointer, len) = point(&owned);
+            param.conn = rdma_conn_param {
+                private_data: pointer,
+                private_data_len: len,
+                responder_resources: conn.responder_resources,
+                initiator_depth: conn.initiator_depth,
+                flow_control: conn.flow_control.into(),
+                retry_count: conn.retry_count,
+                rnr_retry_count: conn.rnr_retry_count,
+                srq: conn.srq.into(),
+                qp_num: conn.qpn.get(),
+            };
+            owned
+        }
+        EventParam::Ud(ud) => {
+            let owned = ud.private_data.clone();
+            let (pointer, len) = point(&owned);
+            param.ud = rdma_ud_param {
+                private_data: pointer,
+                private_data_len: len,
+                ah_attr: verbs::c_ah_attr_of(&ud.ah),
+                qp_num: ud.qpn.get(),
+                qkey: ud.qkey.0,
+            };
+            owned
+        }
+        EventParam::Arg(arg) => {
+            param.arg = *arg;
+            Box::default()
+        }
+    };
+    if matches!(event.kind, EventKind::MulticastJoin | EventKind::MulticastError) {
+        // The program's context of the join stands in the place of private data.
+        param.ud.private_data = event.join_cookie as *const c_void;
+    }
+    (param, private_data)
+}
+
+/// `rdma_ack_cm_event`: 0, or -1 with `EINVAL` for what is not an event, or was acknowledged before.
+pub(crate) unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
+    zero(acknowledge(event))
+}
+
+pub(crate) fn acknowledge(event: *mut rdma_cm_event) -> Result<(), Errno> {
+    let event: Arc<Event> = object::find(event)?;
+    object::retire(&event).ok_or(Errno::EINVAL)?;
+    event.inner.of.inner.device.ack_events(1);
+    Ok(())
+}
+
+/// `rdma_write_cm_event`: 0, or -1 with `errno`; `EINVAL` unless `event` is `RDMA_CM_EVENT_USER`.
+pub(crate) unsafe extern "C" fn rdma_write_cm_event(
+    id: *mut rdma_cm_id,
+    event: rdma_cm_event_type,
+    status: c_int,
+    arg: u64,
+) -> c_int {
+    zero(id::find(id).and_then(|id| {
+        if event != RDMA_CM_EVENT_USER {
+            return Err(Errno::EINVAL);
+        }
+        write(&id, EventKind::User, status, EventParam::Arg(arg))
+    }))
+}
+
+/// Puts an event on the id's channel.
+pub(crate) fn write(
+    id: &Id,
+    kind: EventKind,
+    status: c_int,
+    param: EventParam,
+) -> Result<(), Errno> {
+    Ok(id.inner.device.write_event(cm::Event {
+        kind,
+        status,
+        cookie: id.public() as u64,
+        new_id: None,
+        param,
+        join_cookie: 0,
+        ece: cm::Ece::default(),
+    })?)
+}
+
+// The kinds carry the values of C.
+const _: () = assert!(EventKind::AddrResolved as u32 == RDMA_CM_EVENT_ADDR_RESOLVED);
+const _: () = assert!(EventKind::TimewaitExit as u32 == RDMA_CM_EVENT_TIMEWAIT_EXIT);
+const _: () = assert!(EventKind::Internal as u32 == RDMA_CM_EVENT_INTERNAL);

@@ -1,0 +1,317 @@
+//! Communication identifiers: create, migrate, destroy, and their public fields.
+
+use std::{
+    cell::UnsafeCell,
+    ffi::{c_int, c_void},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use anyverbs::{QpType, cm};
+use cm::PortSpace;
+use parking_lot::Mutex;
+
+use crate::{
+    abi::*,
+    errno::Errno,
+    log,
+    object::{self, Object},
+    rdmacm::{Channel, OwnChannel, release_event, shared_device, storage, zero},
+    verbs::{self, Qp, qp},
+};
+
+pub(crate) type Id = Object<rdma_cm_id>;
+
+/// What an id holds of the device.
+pub(crate) struct IdInner {
+    pub(crate) device: cm::Id,
+    pub(crate) state: Mutex<State>,
+    /// `id->qp` as the device's id knows it. An address: what is behind it may be gone.
+    attached: AtomicUsize,
+    /// What `route.path_rec` points to.
+    path: PathRecord,
+}
+
+/// What librdmacm keeps of an id besides the public fields. Never locked across a call that waits.
+#[derive(Default)]
+pub(crate) struct State {
+    /// In synchronous mode.
+    own_channel: Option<OwnChannel>,
+    /// Precedes the program's private data (`rdma_addrinfo.ai_connect`).
+    pub(crate) connect: Vec<u8>,
+    /// What the queue pairs of a listener's requests are made with (`rdma_create_ep`).
+    pub(crate) requests_qp: Option<QpTemplate>,
+    /// What `rdma_resolve_addrinfo` found.
+    pub(crate) resolved: Option<crate::rdmacm::AddrInfo>,
+}
+
+/// Attributes that were given to `rdma_create_ep`. The pointers in it are looked up when they are used.
+pub(crate) struct QpTemplate(pub(crate) ibv_qp_init_attr);
+
+// SAFETY: the pointers are not followed without being looked up.
+unsafe impl Send for QpTemplate {}
+
+/// A record that C reads whenever it likes: reached by raw pointer only.
+struct PathRecord(UnsafeCell<ibv_sa_path_rec>);
+
+// SAFETY: as above.
+unsafe impl Sync for PathRecord {}
+
+impl IdInner {
+    /// The channel on which a synchronous id waits; `None` for an id on a program's channel.
+    pub(crate) fn own_channel(&self) -> Option<Arc<Channel>> {
+        self.state.lock().own_channel.as_ref().map(|own| Arc::clone(own.channel()))
+    }
+}
+
+/// The id behind a program's pointer.
+pub(crate) fn find(id: *mut rdma_cm_id) -> Result<Arc<Id>, Errno> {
+    object::find(id)
+}
+
+/// Where an id reports its events.
+pub(crate) enum On {
+    /// A channel of the program's.
+    Program(*mut rdma_event_channel),
+    /// One of its own: synchronous mode.
+    Own(OwnChannel),
+}
+
+/// Gives an id to the program.
+pub(crate) fn publish(
+    device: cm::Id,
+    on: On,
+    context: *mut c_void,
+    ps: rdma_port_space,
+    qp_type: ibv_qp_type,
+) -> Result<Arc<Id>, Errno> {
+    // SAFETY: integers and NULL pointers.
+    let mut public: rdma_cm_id = unsafe { std::mem::zeroed() };
+    let (channel, own_channel) = match on {
+        On::Program(channel) => (channel, None),
+        On::Own(own) => (own.channel().public(), Some(own)),
+    };
+    public.channel = channel;
+    public.context = context;
+    public.ps = ps;
+    public.qp_type = qp_type;
+    let state = Mutex::new(State { own_channel, ..State::default() });
+    // SAFETY: integers and GIDs.
+    let path = PathRecord(UnsafeCell::new(unsafe { std::mem::zeroed() }));
+    let pointer =
+        object::publish(public, 0, IdInner { device, state, attached: AtomicUsize::new(0), path });
+    let id = object::lookup(pointer)?;
+    let found: &Arc<Id> = &id;
+    found.inner.device.set_cookie(pointer as u64);
+    Ok(id)
+}
+
+/// A new id; without a channel in synchronous mode.
+pub(crate) fn create(
+    channel: *mut rdma_event_channel,
+    context: *mut c_void,
+    ps: rdma_port_space,
+    qp_type: ibv_qp_type,
+) -> Result<Arc<Id>, Errno> {
+    log::init();
+    let space = PortSpace::from_code(ps).ok_or(Errno::EINVAL)?;
+    let transport = verbs::qp_type(qp_type)?;
+    let (found, on): (Arc<Channel>, On) = if channel.is_null() {
+        let own = OwnChannel::new()?;
+        (Arc::clone(own.channel()), On::Own(own))
+    } else {
+        (object::find(channel)?, On::Program(channel))
+    };
+    let device = cm::Id::create(&found.inner.device, space, transport, 0)?;
+    publish(device, on, context, ps, qp_type)
+}
+
+/// `rdma_create_id`: 0, or -1 with `errno`; `EINVAL` for a port space that there is none of.
+///
+/// # Safety
+/// `id` is NULL or writable.
+pub(crate) unsafe extern "C" fn rdma_create_id(
+    channel: *mut rdma_event_channel,
+    id: *mut *mut rdma_cm_id,
+    context: *mut c_void,
+    ps: rdma_port_space,
+) -> c_int {
+    let datagrams = ps == RDMA_PS_UDP || ps == RDMA_PS_IPOIB;
+    let qp_type = if datagrams { QpType::Ud } else { QpType::Rc } as ibv_qp_type;
+    zero(if id.is_null() {
+        Err(Errno::EINVAL)
+    } else {
+        create(channel, context, ps, qp_type).map(|created| {
+            // SAFETY: the caller's promise.
+            unsafe { id.write(created.public()) };
+        })
+    })
+}
+
+/// Ends the id. Its queue pair, if it has one, is the program's from here on.
+pub(crate) fn destroy(id: &Arc<Id>) -> Result<(), Errno> {
+    // The event of a synchronous id is never acknowledged by the program.
+    release_event(id);
+    id.inner.device.destroy()?;
+    object::retire(id).ok_or(Errno::EINVAL)?;
+    // Who is still in a call on it must not keep the channel.
+    let own = id.inner.state.lock().own_channel.take();
+    drop(own);
+    Ok(())
+}
+
+/// `rdma_destroy_id`: 0, or -1 with `errno`. Waits while events of it were read and not acknowledged. A queue pair that the program
+/// did not free before, as it should, stays.
+pub(crate) unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
+    zero(find(id).and_then(|id| destroy(&id)))
+}
+
+/// `rdma_migrate_id`: 0, or -1 with `errno`; `EINVAL` for a synchronous id that is to become one. Waits while events were read and
+/// not acknowledged.
+pub(crate) unsafe extern "C" fn rdma_migrate_id(
+    id: *mut rdma_cm_id,
+    channel: *mut rdma_event_channel,
+) -> c_int {
+    zero(find(id).and_then(|id| migrate(&id, channel)))
+}
+
+fn migrate(id: &Arc<Id>, channel: *mut rdma_event_channel) -> Result<(), Errno> {
+    let synchronous = id.inner.own_channel().is_some();
+    let (to, own): (Arc<Channel>, _) = if channel.is_null() {
+        if synchronous {
+            return Err(Errno::EINVAL);
+        }
+        let own = OwnChannel::new()?;
+        (Arc::clone(own.channel()), Some(own))
+    } else {
+        (object::find(channel)?, None)
+    };
+    if synchronous {
+        release_event(id);
+    }
+    id.inner.device.migrate(&to.inner.device)?;
+    // SAFETY: the object is live.
+    unsafe { (&raw mut (*id.public()).channel).write(to.public()) };
+    let old = std::mem::replace(&mut id.inner.state.lock().own_channel, own);
+    drop(old);
+    Ok(())
+}
+
+/// Brings the public fields up to what the device knows of the id.
+pub(crate) fn refresh(id: &Id) -> Result<(), Errno> {
+    let info = id.inner.device.info();
+    let public = id.public();
+    // SAFETY: the object is live; C reads the fields, and they are written by raw pointer.
+    unsafe {
+        let addr = &raw mut (*public).route.addr;
+        if let Some(local) = &info.local {
+            (&raw mut (*addr).src.src_storage).write(storage(local));
+        }
+        if let Some(peer) = &info.peer {
+            (&raw mut (*addr).dst.dst_storage).write(storage(peer));
+        }
+    }
+    if !info.has_device {
+        return Ok(());
+    }
+    let shared = shared_device()?;
+    // SAFETY: as above.
+    unsafe {
+        let ibaddr = &raw mut (*public).route.addr.addr.ibaddr;
+        ibaddr.write(rdma_ib_addr {
+            sgid: ibv_gid { raw: info.sgid.0 },
+            dgid: ibv_gid { raw: info.dgid.0 },
+            pkey: info.pkey.0.to_be(),
+        });
+        if (&raw const (*public).verbs).read().is_null() {
+            (&raw mut (*public).port_num).write(1);
+            // A listener's was given with `rdma_create_ep`.
+            if (&raw const (*public).pd).read().is_null() {
+                (&raw mut (*public).pd).write(shared.pd);
+            }
+            (&raw mut (*public).verbs).write(shared.context);
+        }
+        if let Some(path) = &info.path {
+            id.inner.path.0.get().write(path_record(path));
+            (&raw mut (*public).route.path_rec).write(id.inner.path.0.get());
+            (&raw mut (*public).route.num_paths).write(1);
+        }
+    }
+    Ok(())
+}
+
+/// "Exactly", of a value in a path record.
+const EXACTLY: u8 = 2;
+
+fn path_record(path: &cm::Path) -> ibv_sa_path_rec {
+    ibv_sa_path_rec {
+        dgid: ibv_gid { raw: path.dgid.0 },
+        sgid: ibv_gid { raw: path.sgid.0 },
+        dlid: 0,
+        slid: 0,
+        raw_traffic: 0,
+        flow_label: path.flow_label.to_be(),
+        hop_limit: path.hop_limit,
+        traffic_class: path.traffic_class,
+        reversible: 1,
+        numb_path: 1,
+        pkey: path.pkey.0.to_be(),
+        sl: path.sl,
+        mtu_selector: EXACTLY,
+        mtu: path.mtu as u8,
+        rate_selector: EXACTLY,
+        rate: path.rate,
+        packet_life_time_selector: EXACTLY,
+        packet_life_time: path.packet_life_time,
+        preference: 0,
+    }
+}
+
+/// The id's queue pair, as the program sees it; `None` if there is none, or if the program destroyed it behind the id's back.
+pub(crate) fn queue_pair(id: &Id) -> Option<Arc<Qp>> {
+    qp(fields(id).qp).ok()
+}
+
+/// Gives the device's id the queue pair that it moves from here on.
+pub(crate) fn attach_qp(id: &Id, qp: &Qp) -> Result<(), Errno> {
+    id.inner.device.attach_qp(&qp.inner.device)?;
+    id.inner.attached.store(qp.public() as usize, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Takes it back.
+pub(crate) fn detach_qp(id: &Id) {
+    id.inner.attached.store(0, Ordering::Relaxed);
+    id.inner.device.detach_qp();
+}
+
+/// Programs may show a queue pair of their own as `id->qp`, or take the id's away: what the field shows when the id connects
+/// or accepts is what it moves. A queue pair for datagrams need not be moved.
+pub(crate) fn attach_shown_qp(id: &Id) -> Result<(), Errno> {
+    let shown = fields(id).qp;
+    if shown as usize == id.inner.attached.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    detach_qp(id);
+    if shown.is_null() || fields(id).qp_type == IBV_QPT_UD {
+        return Ok(());
+    }
+    attach_qp(id, &*qp(shown)?)
+}
+
+/// `id->qp->state` after the device may have moved the queue pair.
+pub(crate) fn refresh_qp_state(id: &Id) {
+    if let Some(qp) = queue_pair(id)
+        && let Ok((attr, _)) = qp.inner.device.query()
+    {
+        verbs::set_state(&qp, attr.state);
+    }
+}
+
+/// The public fields as they are now.
+pub(crate) fn fields(id: &Id) -> rdma_cm_id {
+    // SAFETY: the object is live; any bytes are a value of its integers, pointers and unions of bytes.
+    unsafe { id.public().read() }
+}

@@ -1,0 +1,88 @@
+//! From addresses to a device and a route, and listening.
+
+use std::{ffi::c_int, sync::Arc, time::Duration};
+
+use anyverbs::cm::Address;
+use libc::sockaddr;
+
+use crate::{
+    abi::*,
+    errno::Errno,
+    rdmacm::{Id, address, complete, id, zero},
+};
+
+/// Of C's milliseconds; a negative number is the longest time.
+fn timeout(milliseconds: c_int) -> Duration {
+    Duration::from_millis(u32::try_from(milliseconds).unwrap_or(u32::MAX).into())
+}
+
+/// `rdma_bind_addr`: 0, or -1 with `errno`.
+///
+/// # Safety
+/// `addr` is NULL or an address.
+pub(crate) unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
+    // SAFETY: the caller's promise.
+    zero(id::find(id).and_then(|id| bind(&id, &unsafe { address(addr) }?)))
+}
+
+pub(crate) fn bind(id: &Id, address: &Address) -> Result<(), Errno> {
+    id.inner.device.bind_addr(address)?;
+    id::refresh(id)
+}
+
+/// `rdma_resolve_addr`: 0, or -1 with `errno`.
+///
+/// # Safety
+/// `src_addr` and `dst_addr` are NULL or addresses.
+pub(crate) unsafe extern "C" fn rdma_resolve_addr(
+    id: *mut rdma_cm_id,
+    src_addr: *mut sockaddr,
+    dst_addr: *mut sockaddr,
+    timeout_ms: c_int,
+) -> c_int {
+    zero(id::find(id).and_then(|id| {
+        let source = if src_addr.is_null() {
+            None
+        } else {
+            // SAFETY: the caller's promise.
+            Some(unsafe { address(src_addr) }?)
+        };
+        // SAFETY: the caller's promise.
+        let destination = unsafe { address(dst_addr) }?;
+        resolve_addr(&id, source.as_ref(), &destination, timeout_ms)
+    }))
+}
+
+pub(crate) fn resolve_addr(
+    id: &Arc<Id>,
+    source: Option<&Address>,
+    destination: &Address,
+    timeout_ms: c_int,
+) -> Result<(), Errno> {
+    id.inner.device.resolve_addr(source, destination, timeout(timeout_ms))?;
+    // The peer's address is there before the event.
+    id::refresh(id)?;
+    complete(id)
+}
+
+/// `rdma_resolve_route`: 0, or -1 with `errno`.
+pub(crate) unsafe extern "C" fn rdma_resolve_route(
+    id: *mut rdma_cm_id,
+    timeout_ms: c_int,
+) -> c_int {
+    zero(id::find(id).and_then(|id| resolve_route(&id, timeout_ms)))
+}
+
+pub(crate) fn resolve_route(id: &Arc<Id>, timeout_ms: c_int) -> Result<(), Errno> {
+    id.inner.device.resolve_route(timeout(timeout_ms))?;
+    complete(id)
+}
+
+/// `rdma_listen`: 0, or -1 with `errno`. A backlog that is not positive is the largest.
+pub(crate) unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
+    zero(id::find(id).and_then(|id| {
+        id.inner.device.listen(usize::try_from(backlog).unwrap_or(0))?;
+        // An id that was not bound is now.
+        id::refresh(&id)
+    }))
+}

@@ -1,0 +1,101 @@
+//! Shared receive queues of ids.
+
+use std::{ffi::c_int, ptr};
+
+use crate::{
+    abi::*,
+    errno::Errno,
+    rdmacm::{
+        Id,
+        cqs::{self, Cqs},
+        id, zero,
+    },
+    verbs,
+};
+
+/// `rdma_create_srq`: 0, or -1 with `errno`; `EINVAL` for an id without a device, or with an SRQ. Of kind XRC for an id that is
+/// `IBV_QPT_XRC_RECV`.
+///
+/// # Safety
+/// `attr` is NULL, or readable and writable.
+pub(crate) unsafe extern "C" fn rdma_create_srq(
+    id: *mut rdma_cm_id,
+    pd: *mut ibv_pd,
+    attr: *mut ibv_srq_init_attr,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let attr = unsafe { attr.as_mut() };
+    zero(id::find(id).and_then(|id| {
+        let attr = attr.ok_or(Errno::EINVAL)?;
+        // SAFETY: integers and NULL pointers.
+        let mut ex: ibv_srq_init_attr_ex = unsafe { std::mem::zeroed() };
+        ex.srq_context = attr.srq_context;
+        ex.attr = attr.attr;
+        ex.comp_mask = IBV_SRQ_INIT_ATTR_TYPE | IBV_SRQ_INIT_ATTR_PD;
+        let xrc = id::fields(&id).qp_type == IBV_QPT_XRC_RECV;
+        ex.srq_type = if xrc { IBV_SRQT_XRC } else { IBV_SRQT_BASIC };
+        ex.pd = pd;
+        create(&id, &mut ex)?;
+        attr.attr = ex.attr;
+        Ok(())
+    }))
+}
+
+/// `rdma_create_srq_ex`: as `rdma_create_srq`, of the kind that `attr` must name. What is missing of an XRC SRQ (domain,
+/// completion queue) is made.
+///
+/// # Safety
+/// `attr` is NULL, or readable and writable.
+pub(crate) unsafe extern "C" fn rdma_create_srq_ex(
+    id: *mut rdma_cm_id,
+    attr: *mut ibv_srq_init_attr_ex,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let attr = unsafe { attr.as_mut() };
+    zero(id::find(id).and_then(|id| create(&id, attr.ok_or(Errno::EINVAL)?)))
+}
+
+fn create(id: &Id, attr: &mut ibv_srq_init_attr_ex) -> Result<(), Errno> {
+    let public = id::fields(id);
+    let named = attr.comp_mask & IBV_SRQ_INIT_ATTR_TYPE != 0;
+    if !named || public.verbs.is_null() || !public.srq.is_null() {
+        return Err(Errno::EINVAL);
+    }
+    let before = Cqs::of(id);
+    let mut asked = *attr;
+    if asked.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 || asked.pd.is_null() {
+        asked.comp_mask |= IBV_SRQ_INIT_ATTR_PD;
+        asked.pd = public.pd;
+    }
+    // SAFETY: `asked` is readable and writable; the call looks up the rest.
+    let srq = unsafe { verbs::create_srq_ex(public.verbs, &raw mut asked) };
+    if srq.is_null() {
+        let error = Errno::last();
+        cqs::destroy_since(id, &before);
+        return Err(error);
+    }
+    // SAFETY: the object is live.
+    unsafe { (&raw mut (*id.public()).srq).write(srq) };
+    *attr = asked;
+    Ok(())
+}
+
+/// `rdma_destroy_srq`: with the completion queues that the id shows, if it has no queue pair. Nothing without an SRQ, or while a queue pair uses it.
+pub(crate) unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
+    if let Ok(id) = id::find(id) {
+        destroy(&id);
+    }
+}
+
+pub(crate) fn destroy(id: &Id) {
+    let public = id::fields(id);
+    // SAFETY: the call looks up what it is given.
+    if public.srq.is_null() || unsafe { verbs::ibv_destroy_srq(public.srq) } == libc::EBUSY {
+        return;
+    }
+    // SAFETY: the object is live.
+    unsafe { (&raw mut (*id.public()).srq).write(ptr::null_mut()) };
+    if public.qp.is_null() {
+        cqs::destroy(id);
+    }
+}

@@ -1,0 +1,48 @@
+//! Multicast groups of datagram queue pairs.
+
+use std::ffi::c_int;
+
+use anyverbs::Gid;
+
+use crate::{
+    abi::*,
+    errno::{Errno, value},
+    verbs::qp,
+};
+
+/// A group as C has it.
+///
+/// # Safety
+/// `gid` is NULL or readable.
+unsafe fn group(gid: *const ibv_gid) -> Result<Gid, Errno> {
+    // SAFETY: the caller's promise; any 16 bytes are a GID.
+    unsafe { gid.as_ref().map(|gid| Gid(gid.raw)) }.ok_or(Errno::EINVAL)
+}
+
+/// `ibv_attach_mcast`: 0, or the errno value. Attaching twice is 0.
+///
+/// # Safety
+/// `gid` is NULL or readable.
+pub(crate) unsafe extern "C" fn ibv_attach_mcast(
+    qp_: *mut ibv_qp,
+    gid: *const ibv_gid,
+    lid: u16,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let gid = unsafe { group(gid) };
+    value(qp(qp_).and_then(|qp| Ok(qp.inner.device.attach_mcast(gid?, lid)?)))
+}
+
+/// `ibv_detach_mcast`: 0, or the errno value; `EINVAL` where it is not attached.
+///
+/// # Safety
+/// `gid` is NULL or readable.
+pub(crate) unsafe extern "C" fn ibv_detach_mcast(
+    qp_: *mut ibv_qp,
+    gid: *const ibv_gid,
+    lid: u16,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let gid = unsafe { group(gid) };
+    value(qp(qp_).and_then(|qp| Ok(qp.inner.device.detach_mcast(gid?, lid)?)))
+}
