@@ -29,7 +29,8 @@ thread_local! {
 /// # Errors
 /// As that call's.
 pub fn poll(fds: &mut [libc::pollfd], timeout: Option<Duration>) -> Result<usize> {
-    let mut scratch = SCRATCH.take();
+    // An exit handler of a thread whose variables are gone has to do without.
+    let mut scratch = SCRATCH.try_with(Cell::take).unwrap_or_default();
     scratch.sockets.clear();
     scratch.sockets.extend(fds.iter().map(|fd| table::get(fd.fd).ok()));
     let result = if scratch.sockets.iter().all(Option::is_none) {
@@ -38,7 +39,7 @@ pub fn poll(fds: &mut [libc::pollfd], timeout: Option<Duration>) -> Result<usize
         poll_sockets(fds, timeout, &mut scratch)
     };
     scratch.sockets.clear();
-    SCRATCH.set(scratch);
+    let _ = SCRATCH.try_with(|cell| cell.set(scratch));
     result
 }
 

@@ -169,10 +169,10 @@ impl Repoll {
             }
             std::hint::spin_loop();
         }
-        let mut scratch = SCRATCH.take();
+        let mut scratch = SCRATCH.try_with(Cell::take).unwrap_or_default();
         let result = self.sleep(events, deadline, &mut scratch);
         scratch.sockets.clear();
-        SCRATCH.set(scratch);
+        let _ = SCRATCH.try_with(|cell| cell.set(scratch));
         result
     }
 

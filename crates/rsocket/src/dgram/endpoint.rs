@@ -376,7 +376,8 @@ impl Endpoint {
             let sges = [self.send_ring.sge(at, len)];
             let flags = if len <= self.inline { SendFlags::INLINE } else { SendFlags::empty() };
             let wr_id = (1 << 32) | u64::from(slot);
-            let wr = SendWr { wr_id, op: SendOp::Send, flags, sges: &sges, ud: Some(dest) };
+            let wr =
+                SendWr { wr_id, op: SendOp::Send, flags, sges: &sges, ud: Some(dest), xrc_srqn: 0 };
             self.qp.post_send(&[wr]).map_err(|(_, error)| error.into())
         });
         if posted.is_err() {

@@ -243,7 +243,7 @@ impl Connection {
         flags: SendFlags,
         sges: &[anyverbs::Sge],
     ) -> Result<()> {
-        let wr = SendWr { wr_id: posted.wr_id(), op, flags, sges, ud: None };
+        let wr = SendWr { wr_id: posted.wr_id(), op, flags, sges, ud: None, xrc_srqn: 0 };
         self.qp.post_send(&[wr]).map_err(|(_, error)| error.into())
     }
 
