@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
@@ -24,11 +25,39 @@ pub(crate) fn eventfd(flags: i32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Adds 1 to an eventfd.
+/// Adds 1 to an eventfd. Not a cancellation point, as write(2) is: callers hold locks.
 pub(crate) fn signal(fd: BorrowedFd<'_>) {
     let one = 1u64;
     // SAFETY: eight live bytes. It can only fail when the count is at its maximum, and then the fd is readable anyway.
-    unsafe { libc::write(fd.as_raw_fd(), (&raw const one).cast(), 8) };
+    unsafe { libc::syscall(libc::SYS_write, fd.as_raw_fd(), &raw const one, 8usize) };
+}
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: libc::c_int, old: *mut libc::c_int) -> libc::c_int;
+}
+
+/// The calling thread is not cancelled (`pthread_cancel(3)`) while this lives: it may hold locks.
+#[derive(Debug)]
+pub(crate) struct Uncancelled {
+    before: libc::c_int,
+    _of_this_thread: PhantomData<*const ()>,
+}
+
+impl Uncancelled {
+    pub(crate) fn new() -> Self {
+        const PTHREAD_CANCEL_DISABLE: libc::c_int = 1;
+        let mut before = 0;
+        // SAFETY: a live integer.
+        unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
+        Self { before, _of_this_thread: PhantomData }
+    }
+}
+
+impl Drop for Uncancelled {
+    fn drop(&mut self) {
+        // SAFETY: the state that the call above gave, on the same thread.
+        unsafe { pthread_setcancelstate(self.before, std::ptr::null_mut()) };
+    }
 }
 
 /// A descriptor that is readable while tokens are there: one for each event that waits.

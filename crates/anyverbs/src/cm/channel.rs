@@ -14,7 +14,7 @@ use super::event::{Event, Pending};
 use super::id::IdCell;
 use crate::engine::Engine;
 use crate::error::EventError;
-use crate::event_queue::Tokens;
+use crate::event_queue::{Tokens, Uncancelled};
 
 /// Stale tickets that are not worth a search.
 const FEW: usize = 64;
@@ -73,7 +73,11 @@ impl EventChannel {
             return Err(EventError::Forked);
         }
         loop {
-            let (id, pending) = self.0.pop()?;
+            // Here alone the thread may be cancelled: it holds nothing.
+            self.0.tokens.wait()?;
+            let _uncancelled = Uncancelled::new();
+            // None is left when the event of our token went away with its id.
+            let Some((id, pending)) = self.0.pop() else { continue };
             match id.hand_out(*pending, &self.0) {
                 Some(event) => return Ok(event),
                 None => id.acks.acknowledge(1),
@@ -89,23 +93,20 @@ impl AsFd for EventChannel {
 }
 
 impl ChannelCell {
-    /// The oldest event and its id, which counts it as read. A thread may be cancelled while it waits here.
-    fn pop(self: &Arc<Self>) -> Result<(Arc<IdCell>, Box<Pending>), EventError> {
-        loop {
-            self.tokens.wait()?;
-            // None is left when the event of our token went away with its id.
-            while let Some(id) = self.next_ticket() {
-                let mut mailbox = id.mailbox.lock();
-                if let Some(pending) = mailbox.take(self) {
-                    id.acks.read();
-                    drop(mailbox);
-                    return Ok((id, pending));
-                }
+    /// The oldest event and its id, which counts it as read.
+    fn pop(self: &Arc<Self>) -> Option<(Arc<IdCell>, Box<Pending>)> {
+        while let Some(id) = self.next_ticket() {
+            let mut mailbox = id.mailbox.lock();
+            if let Some(pending) = mailbox.take(self) {
+                id.acks.read();
                 drop(mailbox);
-                let mut tickets = self.tickets.lock();
-                tickets.stale = tickets.stale.saturating_sub(1);
+                return Some((id, pending));
             }
+            drop(mailbox);
+            let mut tickets = self.tickets.lock();
+            tickets.stale = tickets.stale.saturating_sub(1);
         }
+        None
     }
 
     fn next_ticket(&self) -> Option<Arc<IdCell>> {

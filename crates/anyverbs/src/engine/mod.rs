@@ -8,6 +8,7 @@
 //! them, but that the table of queue pairs may attach a new one to its CQ.
 
 pub(crate) mod env;
+mod exit;
 pub(crate) mod gsi;
 pub(crate) mod pace;
 pub(crate) mod path;
@@ -169,7 +170,7 @@ impl Engine {
         if let Some(worker) = fresh {
             worker.send(engine).expect("the worker waits for its engine");
             // SAFETY: an extern "C" function without preconditions. Full: owed ACKs wait for the peer's timeout.
-            unsafe { libc::atexit(at_exit) };
+            unsafe { libc::atexit(exit::at_exit) };
         }
         Ok(engine)
     }
@@ -364,19 +365,6 @@ impl Engine {
     pub(crate) fn note_overrun(&self, cq: &Arc<CqCell>, qpn: Qpn) {
         self.overrun.lock().push(Overrun { cq: Arc::clone(cq), qpn });
         self.any_overrun.store(true, Ordering::Release);
-    }
-}
-
-/// A peer whose last message was received, or that is connected, must not learn from a timeout that this process has ended.
-extern "C" fn at_exit() {
-    if let Some(engine) = fork::current::<Engine>() {
-        engine.shut_gsi_down();
-        engine.flush_owed_at_exit();
-        if tracing::enabled!(target: "anyverbs::counters", tracing::Level::INFO) {
-            // This thread's own variables may be gone by now, and the log needs one.
-            let logger = std::thread::Builder::new().spawn(|| engine.log_counters());
-            let _ = logger.map(std::thread::JoinHandle::join);
-        }
     }
 }
 

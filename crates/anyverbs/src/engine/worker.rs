@@ -179,10 +179,19 @@ impl Shared {
     }
 }
 
-/// Starts the worker, with all signals blocked: they are for the program's threads. It waits until it is sent its engine,
-/// and ends if there comes none.
+/// Starts the worker. It waits until it is sent its engine, and ends if there comes none.
 pub(super) fn spawn() -> io::Result<Sender<&'static Engine>> {
     let (sender, engine) = mpsc::channel();
+    spawn_quiet("anyverbs", move || {
+        if let Ok(engine) = engine.recv() {
+            run(engine);
+        }
+    })?;
+    Ok(sender)
+}
+
+/// Starts a thread with all signals blocked: they are for the program's threads.
+pub(super) fn spawn_quiet(name: &str, f: impl FnOnce() + Send + 'static) -> io::Result<()> {
     // SAFETY: all-zero is a valid sigset_t, and the calls get live pointers to such.
     let old = unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
@@ -194,16 +203,10 @@ pub(super) fn spawn() -> io::Result<Sender<&'static Engine>> {
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
         old
     };
-    let spawned = std::thread::Builder::new().name("anyverbs".into()).stack_size(256 << 10).spawn(
-        move || {
-            if let Ok(engine) = engine.recv() {
-                run(engine);
-            }
-        },
-    );
+    let spawned = std::thread::Builder::new().name(name.into()).stack_size(256 << 10).spawn(f);
     // SAFETY: as above.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut()) };
-    spawned.map(|_| sender)
+    spawned.map(drop)
 }
 
 fn run(engine: &'static Engine) {

@@ -133,6 +133,7 @@ impl Cm {
             return self.raise(CmEvent::Rejected { id, rejection: Box::new(rejection) });
         }
         let most = self.config.max_rd_atomic;
+        self.early.answered(&mut c.attempt, now);
         c.state = S::RepRcvd;
         c.sent = None;
         c.remote_id = Some(remote);
@@ -182,6 +183,7 @@ impl Cm {
         let Some(c) = found else { return self.unknown_rtu(arrival, tid, rtu) };
         match c.state {
             S::RepSent | S::MraRepRcvd => {
+                self.early.answered(&mut c.attempt, now);
                 self.established(id, rtu.private_data.0.into());
             }
             S::Established => self.outbox.counters.rx_duplicates.add(Attribute::Rtu),
@@ -207,7 +209,7 @@ impl Cm {
         };
         c.remote_id = Some(mra.local_comm_id);
         let service = timeout::decode(mra.service_timeout).min(LONGEST_SERVICE);
-        c.early = timeout::EARLY;
+        self.early.answered(&mut c.attempt, now);
         self.timers.set(id, &mut c.deadline, Some(now + service + c.timeout));
     }
 }

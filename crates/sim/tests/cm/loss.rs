@@ -71,6 +71,21 @@ fn with_early_repetitions_a_loss_costs_a_fraction_of_the_wait() {
 }
 
 #[test]
+fn with_early_repetitions_a_lost_question_costs_a_fraction_of_the_wait() {
+    for attribute in [Attribute::SidrReq, Attribute::SidrRep] {
+        let mut w = early();
+        w.next(1, is(attribute), Fate::Drop);
+        let id = w.ask(0, 1);
+        // Nobody listens, which is an answer.
+        let event = w.wait_event(0);
+        assert!(matches!(event, CmEvent::SidrResponse { id: of, .. } if of == id), "{event:?}");
+        // Of 100 ms.
+        assert!(w.now.since(Time::default()) < Duration::from_millis(3), "{:?}", w.now);
+        w.tear_down();
+    }
+}
+
+#[test]
 fn early_repetitions_come_on_top_and_end_no_sooner() {
     let messages = |w: &World| w.hosts[0].cm.counters().tx_msgs.of(Attribute::Req);
     let unreachable = |w: &mut World| {

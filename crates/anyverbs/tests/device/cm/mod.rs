@@ -7,6 +7,7 @@ mod groups;
 mod many;
 mod places;
 mod processes;
+mod unserved;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
