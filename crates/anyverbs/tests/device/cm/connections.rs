@@ -251,6 +251,8 @@ fn a_program_may_move_its_queue_pair_itself() {
     active.id.connect(&ConnParam { qpn, srq: true, ..PARAM }).unwrap();
     let (mut passive, request) = listener.request();
     assert_eq!((conn(&request).qpn, conn(&request).srq), (qpn, true));
+    let (ours, theirs) = (active.id.info().path.unwrap(), passive.id.info().path.unwrap());
+    assert_eq!((theirs.traffic_class, theirs.flow_label), (32, ours.flow_label));
     passive.endpoint = Some(Endpoint::new(QpType::Rc));
     moves(&passive, &[QpState::Init, QpState::Rtr, QpState::Rts]);
     let qpn = passive.e().qp.qpn();
