@@ -602,6 +602,10 @@ fn held<T: Holdable>(
     part.map(hold).transpose()
 }
 
+/// Every send has room for that much inline data, asked for or not: programs take as granted (`rdma_xclient`) that a device keeps
+/// it where the one scatter/gather element would be, which is as large.
+const LEAST_INLINE: u32 = 16;
+
 /// Checks the sizes asked for; what the device gives.
 fn actual_cap(engine: &Engine, parts: &QpParts<'_>) -> Result<QpCap, CreateError> {
     let (mut cap, max) = (parts.cap, &engine.attr);
@@ -619,6 +623,9 @@ fn actual_cap(engine: &Engine, parts: &QpParts<'_>) -> Result<QpCap, CreateError
         if value > most {
             return Err(CreateError::Invalid(what));
         }
+    }
+    if cap.max_send_wr > 0 {
+        cap.max_inline_data = cap.max_inline_data.max(LEAST_INLINE);
     }
     Ok(cap)
 }

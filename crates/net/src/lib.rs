@@ -23,6 +23,7 @@ pub mod registry;
 pub mod services;
 mod sockopt;
 pub mod steering;
+mod sys;
 pub mod udp;
 
 pub use interfaces::{Interface, InterfaceAddress, interfaces};
