@@ -39,6 +39,7 @@ mod srq;
 mod xrcd;
 
 pub use anyverbs_proto::counters::{Counter, Counters};
+pub use anyverbs_proto::memory::Fault;
 pub use anyverbs_proto::mr::Access;
 pub use anyverbs_proto::qp::PostSendError;
 pub use anyverbs_proto::qp::attr::{
@@ -58,6 +59,7 @@ pub use context::Context;
 pub use cq::Cq;
 pub use device::{DeviceInfo, PortAttr, PortState, devices};
 pub use gid::GidEntry;
+pub use memory::copy_guarded;
 pub use mr::{Mr, Rereg};
 pub use pd::Pd;
 pub use qp::{Poster, Qp, QpInitAttr, XrcSendInitAttr};

@@ -269,6 +269,22 @@ impl Memory for ProcessMemory {
     }
 }
 
+/// Copies `len` bytes between memory of this process of which either side may be unmapped, or written by others at the same
+/// time: for programs' buffers and for memory that peers write. Where a page is missing, some of the bytes were copied.
+/// Needs a device to have been opened in this process: the handler of page faults comes with it.
+///
+/// # Safety
+/// Whoever owns `to` lets it be written, and no Rust reference to either range is in use.
+///
+/// # Errors
+/// [`Fault`]: part of a range is not mapped.
+#[inline]
+pub unsafe fn copy_guarded(to: *mut u8, from: *const u8, len: usize) -> Result<(), Fault> {
+    // SAFETY: the caller's promise; the routine answers 1 where nothing is mapped.
+    let code = unsafe { anyverbs_guarded_copy(to, from, len) };
+    if code == 0 { Ok(()) } else { Err(Fault) }
+}
+
 /// Whether every page of a range is mapped now.
 pub(crate) fn is_mapped(addr: u64, len: u64) -> bool {
     const PAGES: usize = 4096;

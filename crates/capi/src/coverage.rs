@@ -14,7 +14,7 @@ use crate::{
     compat,
     dispatch::slots,
     exports::EXPORTS,
-    private, rdmacm,
+    private,
     refuse::{Convention, Refusal},
     vendor, verbs,
 };
@@ -49,7 +49,6 @@ fn refused() -> BTreeMap<&'static str, &'static Refusal> {
     let tables = [
         verbs::REFUSED,
         private::REFUSED,
-        rdmacm::REFUSED,
         vendor::mlx5::REFUSED,
         vendor::mlx4::REFUSED,
         vendor::efa::REFUSED,

@@ -16,7 +16,7 @@ pub(crate) const EXPORTS: &[Export] = include!(concat!(env!("OUT_DIR"), "/export
 // A test binary is no shared object: it has no versions to give out.
 #[cfg(not(test))]
 mod trampolines {
-    use crate::{compat, private::*, rdmacm::*, vendor::*, verbs::*};
+    use crate::{compat, private::*, rdmacm::*, rsocket::*, vendor::*, verbs::*};
 
     #[cfg(target_arch = "x86_64")]
     macro_rules! jump {

@@ -4,7 +4,7 @@
 //!
 //! - `abi`: the C types, checked against `abi/layouts.65.txt` at compile time;
 //! - `exports`: from Rust functions to versioned C symbols, generated from `abi/*.symbols`;
-//! - `verbs`, `rdmacm`: the calls themselves, a file for each kind of object;
+//! - `verbs`, `rdmacm`, `rsocket`: the calls themselves, a file for each kind of object;
 //! - `object`, `dispatch`: what a program's pointers point to, and the tables of functions in a context;
 //! - `session`: calls that come in a row and have an object to themselves;
 //! - `cancel`: waiting where a thread may be cancelled;
@@ -31,6 +31,7 @@ mod object;
 mod private;
 mod rdmacm;
 mod refuse;
+mod rsocket;
 mod session;
 mod vendor;
 mod verbs;

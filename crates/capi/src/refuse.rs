@@ -87,7 +87,7 @@ pub(crate) use refuse;
 
 #[cfg(test)]
 mod tests {
-    use crate::{private, rdmacm, vendor, verbs};
+    use crate::{private, vendor, verbs};
 
     /// Runs a refusing call and returns its result with the errno that it left.
     fn call<T>(f: unsafe extern "C" fn() -> T) -> (T, i32) {
@@ -103,7 +103,6 @@ mod tests {
         let (pd, e) = call(verbs::ibv_import_pd);
         assert!(pd.is_null() && e == errno);
         assert_eq!(call(verbs::ibv_resolve_eth_l2_from_gid), (errno.into(), errno));
-        assert_eq!(call(rdmacm::rsocket), (-1, errno));
         assert_eq!(call(vendor::mlx5::mlx5dv_vfio_get_events_fd), ((-errno).into(), errno));
         assert_eq!(call(vendor::mlx5::mlx5dv_pp_free), ((), 0));
         assert_eq!(call(private::__ioctl_final_num_attrs), (0, 0));

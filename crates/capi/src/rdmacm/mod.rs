@@ -1,4 +1,4 @@
-//! librdmacm: the connection manager and rsockets.
+//! librdmacm: the connection manager.
 //!
 //! The device's `anyverbs::cm` does what the kernel does under librdmacm; this is what librdmacm adds. An id's public
 //! fields are brought up to what the device knows whenever a call or an event may have changed it (`id::refresh`), so that
@@ -19,18 +19,16 @@ mod option;
 mod qp;
 mod resolve;
 mod resolve_addrinfo;
-mod sockaddr;
+pub(crate) mod sockaddr;
 mod srq;
 mod strings;
 mod sync;
-mod unbuilt;
 
 // Only the trampolines name them.
 #[cfg_attr(test, allow(unused_imports))]
 pub(crate) use {
     addrinfo::*, channel::*, connect::*, device::*, ece::*, ep::*, event::*, id::*, multicast::*,
     option::*, qp::*, resolve::*, resolve_addrinfo::*, sockaddr::*, srq::*, strings::*, sync::*,
-    unbuilt::*,
 };
 
 use crate::errno::{Errno, minus_one};

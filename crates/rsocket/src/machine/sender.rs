@@ -1,0 +1,207 @@
+//! The sending half of a stream.
+
+use anyverbs::RemoteAddr;
+
+use super::{CONTROL_SLOTS, Posted, SEND_LOW_WATER, Sizes, Violation};
+use crate::wire::{ConnData, IoMapEntry, Message, SGL_LEN, Target};
+
+/// The longest message. Long ones let the copy of the next overlap with the transmission of the last.
+const MAX_PIECE: u32 = 64 << 10;
+
+/// A write to be posted: `len` bytes, which lie in the send ring in up to two parts or are given inline.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Piece {
+    pub(crate) len: u32,
+    /// Offset and length in the ring; the second part is empty unless the ring's end lies between. `None`: inline.
+    pub(crate) ring: Option<[(u32, u32); 2]>,
+    pub(crate) to: RemoteAddr,
+    /// Immediate data; none for what the peer does not hear of.
+    pub(crate) imm: Option<u32>,
+    pub(crate) posted: Posted,
+    /// The target and the place in the ring before it was planned.
+    before: (usize, u32),
+}
+
+/// See the [module](super).
+#[derive(Debug)]
+pub(crate) struct Sender {
+    inline: u32,
+    /// Work requests that may be posted, and how many in all.
+    slots: u32,
+    max_slots: u32,
+    ring_size: u32,
+    ring_free: u32,
+    ring_at: u32,
+    /// Messages sent, and the count at which credits end; both modulo 2^16.
+    sent: u16,
+    limit: u16,
+    /// What is left of the halves that the peer granted.
+    targets: [Target; SGL_LEN],
+    /// The one that is written to.
+    current: usize,
+    /// The one that the peer grants next.
+    next: usize,
+    /// The peer's I/O map.
+    iomap: Target,
+}
+
+impl Sender {
+    pub(super) fn new(sizes: &Sizes) -> Self {
+        let slots = u32::from(sizes.send_queue).saturating_sub(CONTROL_SLOTS).max(1);
+        Self {
+            inline: sizes.inline,
+            slots,
+            max_slots: slots,
+            ring_size: sizes.send_buffer,
+            ring_free: sizes.send_buffer,
+            ring_at: 0,
+            sent: 0,
+            limit: 0,
+            targets: [Target::default(); SGL_LEN],
+            current: 0,
+            next: 1,
+            iomap: Target::default(),
+        }
+    }
+
+    pub(super) fn connect(&mut self, peer: &ConnData) {
+        self.targets[0] = peer.buffer;
+        self.limit = peer.credits;
+        let table = u64::from(peer.sgl.len).saturating_mul(Target::LEN as u64);
+        self.iomap = Target {
+            addr: peer.sgl.addr.wrapping_add(table),
+            key: peer.sgl.key,
+            len: peer.iomap_len.into(),
+        };
+    }
+
+    /// Which entry of our table the peer writes next.
+    pub(super) fn next_entry(&self) -> usize {
+        self.next
+    }
+
+    pub(super) fn on_entry(&mut self, target: Target) -> Result<(), Violation> {
+        if target.len == 0 || self.targets[self.next].len != 0 {
+            return Err(Violation("a grant that was not due"));
+        }
+        self.targets[self.next] = target;
+        self.next = (self.next + 1) % SGL_LEN;
+        Ok(())
+    }
+
+    pub(super) fn on_credits(&mut self, limit: u16) {
+        self.limit = limit;
+    }
+
+    pub(super) fn on_sent(&mut self, ring_bytes: u32) {
+        self.slots += 1;
+        self.ring_free += ring_bytes;
+        debug_assert!(self.slots <= self.max_slots && self.ring_free <= self.ring_size);
+    }
+
+    pub(super) fn all_sent(&self) -> bool {
+        self.slots == self.max_slots
+    }
+
+    /// Whether a message beside the stream can be sent now.
+    pub(crate) fn has_room(&self) -> bool {
+        self.slots > 0 && self.ring_free >= SEND_LOW_WATER.min(self.ring_size)
+    }
+
+    /// Whether a message of the stream can be sent now.
+    pub(crate) fn can_send(&self) -> bool {
+        self.has_room() && self.sent != self.limit && self.targets[self.current].len > 0
+    }
+
+    /// Takes room for the stream's next `want` bytes, or fewer.
+    pub(crate) fn plan(&mut self, want: usize) -> Option<Piece> {
+        if want == 0 || !self.can_send() {
+            return None;
+        }
+        let before = (self.current, self.ring_at);
+        let target = &mut self.targets[self.current];
+        let len = clamp(want).min(MAX_PIECE).min(target.len).min(self.ring_free);
+        let to = RemoteAddr { va: target.addr, rkey: target.key };
+        target.addr = target.addr.wrapping_add(len.into());
+        target.len -= len;
+        if target.len == 0 {
+            self.current = (self.current + 1) % SGL_LEN;
+        }
+        self.sent = self.sent.wrapping_add(1);
+        Some(self.piece(len, to, Some(Message::Data(len)), before))
+    }
+
+    /// Gives back a piece that was not posted, before another one is planned.
+    pub(crate) fn cancel(&mut self, piece: &Piece) {
+        let Posted::Data(ring_bytes) = piece.posted else { return };
+        self.slots += 1;
+        self.ring_free += ring_bytes;
+        (self.current, self.ring_at) = piece.before;
+        let message = piece.imm.map(Message::decode);
+        if message.is_some() {
+            self.sent = self.sent.wrapping_sub(1);
+        }
+        if let Some(Message::Data(len)) = message {
+            let target = &mut self.targets[self.current];
+            target.addr = target.addr.wrapping_sub(len.into());
+            target.len += len;
+        }
+    }
+
+    /// Takes room for `want` bytes, or fewer, that go to `to` beside the stream.
+    pub(crate) fn plan_direct(&mut self, want: usize, to: RemoteAddr) -> Option<Piece> {
+        if want == 0 || !self.has_room() {
+            return None;
+        }
+        let len = clamp(want).min(MAX_PIECE).min(self.ring_free);
+        Some(self.piece(len, to, None, (self.current, self.ring_at)))
+    }
+
+    /// Entries of the peer's I/O map.
+    pub(crate) fn iomap_len(&self) -> u32 {
+        self.iomap.len
+    }
+
+    /// Takes room for an entry of the peer's I/O map.
+    pub(crate) fn plan_map_entry(&mut self, index: u16) -> Option<Piece> {
+        if !self.can_send() || u32::from(index) >= self.iomap.len {
+            return None;
+        }
+        self.sent = self.sent.wrapping_add(1);
+        let at = u64::from(index) * IoMapEntry::LEN as u64;
+        let to = RemoteAddr { va: self.iomap.addr.wrapping_add(at), rkey: self.iomap.key };
+        let before = (self.current, self.ring_at);
+        Some(self.piece(IoMapEntry::LEN as u32, to, Some(Message::IoMap(index)), before))
+    }
+
+    fn piece(
+        &mut self,
+        len: u32,
+        to: RemoteAddr,
+        message: Option<Message>,
+        before: (usize, u32),
+    ) -> Piece {
+        self.slots -= 1;
+        let imm = message.map(Message::encode);
+        if len <= self.inline {
+            return Piece { len, ring: None, to, imm, posted: Posted::Data(0), before };
+        }
+        let first = len.min(self.ring_size - self.ring_at);
+        let ring = [(self.ring_at, first), (0, len - first)];
+        self.ring_at = if first < len { len - first } else { self.ring_at + len };
+        if self.ring_at == self.ring_size {
+            self.ring_at = 0;
+        }
+        self.ring_free -= len;
+        Piece { len, ring: Some(ring), to, imm, posted: Posted::Data(len), before }
+    }
+
+    #[cfg(test)]
+    pub(super) fn credits(&self) -> u16 {
+        self.limit.wrapping_sub(self.sent)
+    }
+}
+
+fn clamp(want: usize) -> u32 {
+    u32::try_from(want).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,149 @@
+//! `rpoll`: waiting for many descriptors, sockets and others.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::config::config;
+use crate::errno::Result;
+use crate::sleep;
+use crate::socket::Socket;
+use crate::table;
+
+/// Reused by the thread's next call.
+#[derive(Default)]
+struct Scratch {
+    /// What the system is asked, place by place as the caller asks.
+    set: Vec<libc::pollfd>,
+    sockets: Vec<Option<Arc<Socket>>>,
+}
+
+thread_local! {
+    static SCRATCH: Cell<Scratch> = Cell::default();
+}
+
+/// `poll(2)` of sockets and ordinary descriptors: how many have events. Without a timeout for ever.
+///
+/// Polls for as long as the configuration's `polling_time` says before it sleeps. A signal ends it with `EINTR`.
+///
+/// # Errors
+/// As that call's.
+pub fn poll(fds: &mut [libc::pollfd], timeout: Option<Duration>) -> Result<usize> {
+    // An exit handler of a thread whose variables are gone has to do without.
+    let mut scratch = SCRATCH.try_with(Cell::take).unwrap_or_default();
+    scratch.sockets.clear();
+    scratch.sockets.extend(fds.iter().map(|fd| table::get(fd.fd).ok()));
+    let result = if scratch.sockets.iter().all(Option::is_none) {
+        sleep::poll(fds, timeout)
+    } else {
+        poll_sockets(fds, timeout, &mut scratch)
+    };
+    scratch.sockets.clear();
+    let _ = SCRATCH.try_with(|cell| cell.set(scratch));
+    result
+}
+
+fn poll_sockets(
+    fds: &mut [libc::pollfd],
+    timeout: Option<Duration>,
+    scratch: &mut Scratch,
+) -> Result<usize> {
+    let Scratch { set, sockets } = scratch;
+    set.clear();
+    set.extend(fds.iter().zip(&*sockets).map(|(fd, socket)| libc::pollfd {
+        fd: fd.fd,
+        events: if socket.is_some() { libc::POLLIN } else { fd.events },
+        revents: 0,
+    }));
+    let others = sockets.iter().any(Option::is_none);
+    let begin = Instant::now();
+    // One that cannot be expressed is for ever.
+    let deadline = timeout.and_then(|timeout| begin.checked_add(timeout));
+    loop {
+        let mut found = look(fds, sockets);
+        if others {
+            found += look_at_others(fds, set, sockets)?;
+        }
+        if found > 0 || timeout.is_some_and(|timeout| timeout.is_zero()) {
+            return Ok(found);
+        }
+        if begin.elapsed() >= config().polling_time {
+            break;
+        }
+        std::hint::spin_loop();
+    }
+    loop {
+        let mut wake = Instant::now().checked_add(config().wake_up_interval);
+        let mut earlier = |at: Option<Instant>| {
+            wake = match (wake, at) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            };
+        };
+        earlier(deadline);
+        for socket in sockets.iter().flatten() {
+            earlier(socket.begin_sleep());
+        }
+        // What came before they were armed.
+        let found = look(fds, sockets);
+        if found > 0 {
+            sockets.iter().flatten().for_each(|socket| socket.end_sleep(false));
+            if others {
+                return Ok(found + look_at_others(fds, set, sockets)?);
+            }
+            return Ok(found);
+        }
+        let slept = sleep::poll(set, wake.map(sleep::until));
+        for (entry, socket) in set.iter().zip(&*sockets) {
+            if let Some(socket) = socket {
+                socket.end_sleep(slept.is_ok() && entry.revents != 0);
+            }
+        }
+        let slept = slept?;
+        let mut found = look(fds, sockets);
+        for ((fd, entry), socket) in fds.iter_mut().zip(&*set).zip(&*sockets) {
+            if socket.is_none() {
+                fd.revents = if slept > 0 { entry.revents } else { 0 };
+                found += usize::from(fd.revents != 0);
+            }
+        }
+        if found > 0 || deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+            return Ok(found);
+        }
+    }
+}
+
+/// Asks the sockets.
+fn look(fds: &mut [libc::pollfd], sockets: &[Option<Arc<Socket>>]) -> usize {
+    let mut found = 0;
+    for (fd, socket) in fds.iter_mut().zip(sockets) {
+        if let Some(socket) = socket {
+            fd.revents = socket.ready().asked(fd.events);
+            found += usize::from(fd.revents != 0);
+        }
+    }
+    found
+}
+
+/// Asks the system for the others.
+fn look_at_others(
+    fds: &mut [libc::pollfd],
+    set: &mut [libc::pollfd],
+    sockets: &[Option<Arc<Socket>>],
+) -> Result<usize> {
+    // What is negative is skipped.
+    for (entry, socket) in set.iter_mut().zip(sockets) {
+        if socket.is_some() {
+            entry.fd = -1;
+        }
+    }
+    let found = sleep::poll(set, Some(Duration::ZERO));
+    for ((fd, entry), socket) in fds.iter_mut().zip(&mut *set).zip(sockets) {
+        if socket.is_some() {
+            entry.fd = fd.fd;
+        } else {
+            fd.revents = entry.revents;
+        }
+    }
+    found
+}

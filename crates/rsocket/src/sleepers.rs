@@ -1,0 +1,45 @@
+//! Who sleeps on a completion channel, and whether it will wake them.
+
+use anyverbs::{CompChannel, Cq};
+use parking_lot::Mutex;
+
+/// Threads that sleep, or poll, on one channel.
+///
+/// The channel's event must wake all of them, but whoever reads it takes it from the others: so the last one reads it.
+#[derive(Debug, Default)]
+pub(crate) struct Sleepers(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    asleep: u32,
+    /// The queue owes an event, or the event waits in the channel.
+    armed: bool,
+}
+
+impl Sleepers {
+    /// Somebody is about to sleep: the queue, if there is one, owes an event from now on. What came before must be looked
+    /// for afterwards.
+    pub(crate) fn begin(&self, cq: Option<&Cq>) {
+        let mut state = self.0.lock();
+        state.asleep += 1;
+        if !state.armed
+            && let Some(cq) = cq
+        {
+            state.armed = cq.req_notify(false).is_ok();
+        }
+    }
+
+    /// Somebody has slept; `woken`: something was to be read.
+    pub(crate) fn end(&self, woken: bool, channel: Option<&CompChannel>) {
+        let mut state = self.0.lock();
+        state.asleep -= 1;
+        if woken
+            && state.asleep == 0
+            && let Some(channel) = channel
+            && let Ok(event) = channel.get_event()
+        {
+            event.ack();
+            state.armed = false;
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! The queue pair of a stream, its rings, and how its completions are taken.
+//!
+//! Locks, in this order: `send` or `recv` (whose turn it is to move bytes), `control`, `polling`, `core`. `core` is held for
+//! some arithmetic only, never while bytes are copied or work requests are posted. Nobody sleeps with any of them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Instant;
+
+use anyverbs::{
+    Access, CompChannel, Cq, Qp, QpCap, QpInitAttr, QpType, RecvWr, RemoteAddr, SendFlags, SendOp,
+    SendWr, Wc, WcStatus,
+};
+use parking_lot::Mutex;
+
+use crate::config::config;
+use crate::device::Device;
+use crate::errno::Result;
+use crate::machine::{Grant, Machine, Piece, Posted, Sizes};
+use crate::ring::{Cursor, Ring};
+use crate::sleep::set_nonblocking;
+use crate::wire::{ByteOrder, ConnData, Control, IoMapEntry, SGL_LEN, Target};
+
+/// Completions taken at once.
+const BATCH: usize = 32;
+
+/// Bytes of inline data that a message of several pieces is gathered into.
+const MAX_INLINE: usize = crate::config::MAX_INLINE as usize;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Connection {
+    // Dropped in this order: the queue pair before what it uses.
+    pub(crate) qp: Qp,
+    pub(super) cq: Cq,
+    pub(super) channel: CompChannel,
+    send_ring: Ring,
+    recv_ring: Ring,
+    /// What the peer writes besides the stream: the table of two, then the I/O map.
+    pub(super) table: Ring,
+    pub(super) iomap_len: u16,
+    sizes: Sizes,
+    pub(super) core: Mutex<Machine>,
+    pub(super) send: Mutex<()>,
+    pub(super) recv: Mutex<()>,
+    control: Mutex<()>,
+    polling: Mutex<()>,
+    /// Why it ended, other than by the peer's farewell; reported once.
+    error: AtomicI32,
+    pub(super) device: Arc<Device>,
+}
+
+impl Connection {
+    pub(super) fn new(device: &Arc<Device>, sizes: &Sizes, iomap_len: u16) -> Result<Self> {
+        let pd = &device.pd;
+        let channel = device.context.create_comp_channel()?;
+        set_nonblocking(&channel)?;
+        let cqe = u32::from(sizes.send_queue) + u32::from(sizes.recv_queue);
+        let cq = device.context.create_cq(cqe, Some(&channel), 0, 0)?;
+        let init = QpInitAttr {
+            send_cq: &cq,
+            recv_cq: &cq,
+            srq: None,
+            cap: QpCap {
+                max_send_wr: sizes.send_queue.into(),
+                max_recv_wr: sizes.recv_queue.into(),
+                max_send_sge: 2,
+                max_recv_sge: 1,
+                max_inline_data: sizes.inline.max(Target::LEN as u32),
+            },
+            qp_type: QpType::Rc,
+            sq_sig_all: true,
+            cookie: 0,
+        };
+        let qp = pd.create_qp(&init)?;
+        let written = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let send_ring = Ring::new(pd, sizes.send_buffer as usize, Access::LOCAL_WRITE)?;
+        let recv_ring = Ring::new(pd, sizes.recv_buffer as usize, written)?;
+        let table_len = SGL_LEN * Target::LEN + usize::from(iomap_len) * IoMapEntry::LEN;
+        let table = Ring::new(pd, table_len, written)?;
+        let machine = Machine::new(sizes, recv_ring.remote());
+        Ok(Self {
+            qp,
+            cq,
+            channel,
+            send_ring,
+            recv_ring,
+            table,
+            iomap_len,
+            sizes: *sizes,
+            core: Mutex::new(machine),
+            send: Mutex::new(()),
+            recv: Mutex::new(()),
+            control: Mutex::new(()),
+            polling: Mutex::new(()),
+            error: AtomicI32::new(0),
+            device: Arc::clone(device),
+        })
+    }
+
+    /// Fills the receive queue, once the queue pair takes receives.
+    pub(super) fn post_receives(&self) -> Result<()> {
+        self.repost(self.sizes.recv_queue.into())
+    }
+
+    /// What the peer is told of us.
+    pub(super) fn conn_data(&self) -> ConnData {
+        let (table, ring) = (self.table.remote(), self.recv_ring.remote());
+        ConnData {
+            order: ByteOrder::NATIVE,
+            credits: self.sizes.recv_queue,
+            iomap_len: self.iomap_len,
+            sgl: Target { addr: table.va, key: table.rkey, len: SGL_LEN as u32 },
+            buffer: Target { addr: ring.va, key: ring.rkey, len: self.sizes.recv_buffer / 2 },
+        }
+    }
+
+    /// Ends it, and remembers why.
+    pub(super) fn fail(&self, errno: i32) {
+        let mut core = self.core.lock();
+        if core.connected {
+            self.error.store(errno, Ordering::Release);
+            core.disconnect();
+        }
+    }
+
+    /// Why it ended, once.
+    pub(super) fn take_error(&self) -> i32 {
+        self.error.swap(0, Ordering::AcqRel)
+    }
+
+    pub(super) fn has_error(&self) -> bool {
+        self.error.load(Ordering::Acquire) != 0
+    }
+
+    /// Takes completions, and whatever the network brings; grants what is due.
+    pub(super) fn progress(&self) {
+        {
+            // Who finds nothing must know that nobody has taken it and not told yet.
+            let _turn = self.polling.lock();
+            let mut wcs = [Wc::default(); BATCH];
+            loop {
+                let n = match self.cq.poll(&mut wcs) {
+                    Ok(n) => n,
+                    Err(error) => {
+                        self.fail(error.errno());
+                        break;
+                    }
+                };
+                self.complete(&wcs[..n]);
+                if n < BATCH {
+                    break;
+                }
+            }
+        }
+        self.grant();
+    }
+
+    fn complete(&self, wcs: &[Wc]) {
+        if wcs.is_empty() {
+            return;
+        }
+        let mut received = 0;
+        let mut core = self.core.lock();
+        for wc in wcs {
+            let posted = Posted::from_wr_id(wc.wr_id);
+            let failure = match (posted, wc.status) {
+                (Posted::Receive, WcStatus::Success) => {
+                    received += 1;
+                    let entry = |i: usize| self.table.read(i * Target::LEN);
+                    core.on_message(wc.imm, wc.byte_len, entry).err().map(|violation| {
+                        tracing::warn!("rsocket: the peer broke the protocol: {}", violation.0);
+                        libc::EPROTO
+                    })
+                }
+                (Posted::Receive, _) => Some(libc::ECONNRESET),
+                (posted, status) => {
+                    core.on_sent(posted);
+                    match status {
+                        WcStatus::Success => None,
+                        WcStatus::RetryExcErr | WcStatus::RnrRetryExcErr => Some(libc::ETIMEDOUT),
+                        WcStatus::WrFlushErr => Some(libc::ECONNRESET),
+                        _ => Some(libc::EIO),
+                    }
+                }
+            };
+            if let Some(errno) = failure
+                && core.connected
+            {
+                self.error.store(errno, Ordering::Release);
+                core.disconnect();
+            }
+        }
+        let connected = core.connected;
+        drop(core);
+        if connected
+            && received > 0
+            && let Err(errno) = self.repost(received)
+        {
+            self.fail(errno.0);
+        }
+    }
+
+    fn repost(&self, count: usize) -> Result<()> {
+        let mut poster = self.qp.post()?;
+        for _ in 0..count {
+            poster.recv(&RecvWr { wr_id: Posted::Receive.wr_id(), sges: &[] })?;
+        }
+        Ok(())
+    }
+
+    /// Tells the peer of room, if that is due.
+    pub(super) fn grant(&self) {
+        if !self.core.lock().owes_grant() {
+            return;
+        }
+        // In the order in which they were planned: each goes to the next entry of the peer's table.
+        let _turn = self.control.lock();
+        loop {
+            let Some(Grant { entry, imm }) = self.core.lock().plan_grant() else { return };
+            let posted = Posted::Control;
+            let result = match &entry {
+                Some((bytes, to)) => {
+                    let sge = anyverbs::Sge {
+                        addr: bytes.as_ptr() as u64,
+                        len: bytes.len() as u32,
+                        lkey: 0,
+                    };
+                    self.post(posted, SendOp::WriteImm(*to, imm), SendFlags::INLINE, &[sge])
+                }
+                None => self.post_message(posted, imm),
+            };
+            if let Err(errno) = result {
+                self.fail(errno.0);
+            }
+        }
+    }
+
+    fn post(
+        &self,
+        posted: Posted,
+        op: SendOp,
+        flags: SendFlags,
+        sges: &[anyverbs::Sge],
+    ) -> Result<()> {
+        let wr = SendWr { wr_id: posted.wr_id(), op, flags, sges, ud: None, xrc_srqn: 0 };
+        self.qp.post_send(&[wr]).map_err(|(_, error)| error.into())
+    }
+
+    fn post_message(&self, posted: Posted, imm: u32) -> Result<()> {
+        let nowhere = RemoteAddr { va: 0, rkey: 0 };
+        self.post(posted, SendOp::WriteImm(nowhere, imm), SendFlags::empty(), &[])
+    }
+
+    /// Posts a control message if a slot is free.
+    pub(super) fn post_control(&self, control: Control) -> Result<bool> {
+        let _turn = self.control.lock();
+        let Some((posted, imm)) = self.core.lock().plan_control(control) else { return Ok(false) };
+        match control {
+            // rdma-core's has no immediate data: the acknowledgement is all it wants.
+            Control::Keepalive => {
+                let nowhere = RemoteAddr { va: 0, rkey: 0 };
+                self.post(posted, SendOp::Write(nowhere), SendFlags::empty(), &[])?;
+            }
+            _ => self.post_message(posted, imm)?,
+        }
+        Ok(true)
+    }
+
+    /// Posts a piece, with the next bytes of the program.
+    pub(super) fn post_piece(&self, piece: &Piece, from: &mut Cursor<'_>) -> Result<()> {
+        let op = match piece.imm {
+            Some(imm) => SendOp::WriteImm(piece.to, imm),
+            None => SendOp::Write(piece.to),
+        };
+        let len = piece.len as usize;
+        let Some(parts) = piece.ring else {
+            if let Some((at, n)) = from.contiguous(len)
+                && n == len
+            {
+                let sge = anyverbs::Sge { addr: at as u64, len: piece.len, lkey: 0 };
+                self.post(piece.posted, op, SendFlags::INLINE, &[sge])?;
+                from.advance(len);
+                return Ok(());
+            }
+            let mut gathered = [0; MAX_INLINE];
+            // SAFETY: a live array, as long as the longest inline data.
+            unsafe { from.copy_out(gathered[..len].as_mut_ptr(), len) }?;
+            let sge = anyverbs::Sge { addr: gathered.as_ptr() as u64, len: piece.len, lkey: 0 };
+            return self.post(piece.posted, op, SendFlags::INLINE, &[sge]);
+        };
+        let mut sges = [anyverbs::Sge::default(); 2];
+        let mut used = 0;
+        for (at, n) in parts.map(|(at, n)| (at as usize, n as usize)) {
+            if n > 0 {
+                self.send_ring.fill(at, from, n)?;
+                sges[used] = self.send_ring.sge(at, n);
+                used += 1;
+            }
+        }
+        self.post(piece.posted, op, SendFlags::empty(), &sges[..used])
+    }
+
+    /// Copies received bytes to the program.
+    pub(super) fn copy_received(&self, at: u32, to: &mut Cursor<'_>, len: u32) -> Result<()> {
+        self.recv_ring.drain(at as usize, to, len as usize)
+    }
+
+    /// Whether `test` holds now, or does so while the call polls for as long as the configuration says.
+    pub(super) fn spin(&self, test: impl Fn(&Machine) -> bool) -> bool {
+        let mut begin = None;
+        loop {
+            self.progress();
+            if test(&self.core.lock()) {
+                return true;
+            }
+            let begin = *begin.get_or_insert_with(Instant::now);
+            if begin.elapsed() >= config().polling_time {
+                return false;
+            }
+            std::hint::spin_loop();
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Which socket a descriptor names.
+
+use std::os::fd::RawFd;
+use std::sync::{Arc, Once};
+use std::time::{Duration, Instant};
+
+use parking_lot::RwLock;
+
+use crate::dgram::Dgram;
+use crate::errno::{Errno, Result};
+use crate::repoll::Repoll;
+use crate::socket::{Kind, Socket};
+use crate::stream::{AF_IB, Stream};
+
+/// How long the end of the process waits until peers have what was sent.
+const EXIT_PATIENCE: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Debug)]
+enum Entry {
+    Socket(Arc<Socket>),
+    Epoll(Arc<Repoll>),
+}
+
+/// By descriptor.
+static TABLE: RwLock<Vec<Option<Entry>>> = RwLock::new(Vec::new());
+
+fn find(fd: RawFd) -> Option<Entry> {
+    TABLE.read().get(usize::try_from(fd).ok()?)?.clone()
+}
+
+fn insert(fd: RawFd, entry: Entry) {
+    static AT_EXIT: Once = Once::new();
+    AT_EXIT.call_once(|| {
+        // SAFETY: a function without preconditions. Registered after the device's own, it runs before that.
+        unsafe { libc::atexit(at_exit) };
+    });
+    let at = usize::try_from(fd).expect("an open descriptor is not negative");
+    let mut table = TABLE.write();
+    if table.len() <= at {
+        table.resize(at + 1, None);
+    }
+    let old = table[at].replace(entry);
+    drop(table);
+    // Its descriptor was closed behind our back: dropping it would close ours.
+    if let Some(Entry::Socket(old)) = old {
+        std::mem::forget(old);
+    }
+}
+
+/// The streams that are still open say farewell, as the system does for a process that ends.
+extern "C" fn at_exit() {
+    let Some(mut table) = TABLE.try_write_for(Duration::from_millis(10)) else { return };
+    let entries = std::mem::take(&mut *table);
+    drop(table);
+    let deadline = Instant::now() + EXIT_PATIENCE;
+    for entry in entries.into_iter().flatten() {
+        if let Entry::Socket(socket) = &entry
+            && !socket.is_inherited()
+        {
+            socket.close_by(deadline);
+        }
+        // Other threads may be in the middle of a call.
+        std::mem::forget(entry);
+    }
+}
+
+/// `socket(2)`: `AF_INET` and `AF_INET6`, `SOCK_STREAM` and `SOCK_DGRAM`; streams of `AF_IB` too. `SOCK_NONBLOCK` and
+/// `SOCK_CLOEXEC` may be added.
+///
+/// # Errors
+/// `EAFNOSUPPORT`, `EPROTONOSUPPORT`, `EMFILE`, and what the device says when it cannot be opened.
+pub fn socket(domain: i32, kind: i32, protocol: i32) -> Result<RawFd> {
+    let close_on_exec = kind & libc::SOCK_CLOEXEC != 0;
+    let nonblocking = kind & libc::SOCK_NONBLOCK != 0;
+    let kind = kind & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK);
+    if !matches!(domain, libc::AF_INET | libc::AF_INET6 | AF_IB) {
+        return Err(Errno(libc::EAFNOSUPPORT));
+    }
+    let kind = match (kind, protocol) {
+        (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => {
+            Kind::Stream(Stream::new(domain, close_on_exec)?)
+        }
+        (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) if domain != AF_IB => {
+            Kind::Dgram(Dgram::new(domain, close_on_exec)?)
+        }
+        _ => return Err(Errno(libc::EPROTONOSUPPORT)),
+    };
+    let socket = Socket::new(kind);
+    socket.set_nonblocking(nonblocking);
+    let fd = socket.fd();
+    insert(fd, Entry::Socket(Arc::new(socket)));
+    Ok(fd)
+}
+
+/// The socket that a descriptor names.
+///
+/// # Errors
+/// `EBADF`.
+pub fn get(fd: RawFd) -> Result<Arc<Socket>> {
+    match find(fd) {
+        Some(Entry::Socket(socket)) => Ok(socket),
+        _ => Err(Errno(libc::EBADF)),
+    }
+}
+
+/// Whether a descriptor names a socket of ours.
+#[must_use]
+pub fn is_socket(fd: RawFd) -> bool {
+    matches!(find(fd), Some(Entry::Socket(_)))
+}
+
+/// `accept4(2)`, with the flags of [`socket`]: the new socket's descriptor.
+///
+/// # Errors
+/// As that call's.
+pub fn accept(socket: &Socket, flags: i32) -> Result<RawFd> {
+    if flags & !(libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) != 0 {
+        return Err(Errno(libc::EINVAL));
+    }
+    let Kind::Stream(listener) = &socket.kind else { return Err(Errno(libc::EOPNOTSUPP)) };
+    let new = Socket::new(Kind::Stream(listener.accept(flags & libc::SOCK_CLOEXEC != 0)?));
+    new.set_nonblocking(flags & libc::SOCK_NONBLOCK != 0);
+    let fd = new.fd();
+    insert(fd, Entry::Socket(Arc::new(new)));
+    Ok(fd)
+}
+
+/// `close(2)`. A stream that is connected says farewell and waits until the peer's device has what was sent, as long as
+/// `SO_LINGER` says, or ten seconds.
+///
+/// # Errors
+/// `EBADF`.
+pub fn close(fd: RawFd) -> Result<()> {
+    let at = usize::try_from(fd).map_err(|_| Errno(libc::EBADF))?;
+    let entry = TABLE.write().get_mut(at).and_then(Option::take);
+    match entry.ok_or(Errno(libc::EBADF))? {
+        Entry::Socket(socket) if socket.is_inherited() => {
+            // The parent's objects: their locks may be held for ever here.
+            std::mem::forget(socket);
+            // SAFETY: the descriptor was the socket's, which is gone from the table and never dropped.
+            unsafe { libc::close(fd) };
+        }
+        Entry::Socket(socket) => socket.close(),
+        Entry::Epoll(epoll) => drop(epoll),
+    }
+    Ok(())
+}
+
+/// `epoll_create1(2)`: the descriptor of a new [`Repoll`].
+///
+/// # Errors
+/// `EMFILE`, `ENFILE`.
+pub fn make_epoll(close_on_exec: bool) -> Result<RawFd> {
+    let epoll = Arc::new(Repoll::new(close_on_exec)?);
+    let fd = epoll.fd();
+    insert(fd, Entry::Epoll(epoll));
+    Ok(fd)
+}
+
+/// The [`Repoll`] that a descriptor names.
+///
+/// # Errors
+/// `EBADF`.
+pub fn get_epoll(fd: RawFd) -> Result<Arc<Repoll>> {
+    match find(fd) {
+        Some(Entry::Epoll(epoll)) => Ok(epoll),
+        _ => Err(Errno(libc::EBADF)),
+    }
+}

@@ -1,0 +1,8 @@
+//! Sockets of one process, over the loopback device.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+mod datagram;
+mod pair;
+mod polling;
+mod setup;
+mod transfer;

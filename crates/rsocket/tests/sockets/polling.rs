@@ -1,0 +1,152 @@
+//! Waiting for many.
+
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use anyverbs_rsocket::*;
+
+use crate::pair::*;
+
+fn pfd(fd: i32, events: i16) -> libc::pollfd {
+    libc::pollfd { fd, events, revents: 0x7777 }
+}
+
+const LONG: Option<Duration> = Some(Duration::from_secs(10));
+
+#[test]
+fn sockets_and_pipes_together() {
+    let (a, b) = pair();
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let mut fds =
+        [pfd(b.fd(), libc::POLLIN), pfd(reader.as_raw_fd(), libc::POLLIN), pfd(-1, libc::POLLIN)];
+    assert_eq!(poll(&mut fds, Some(Duration::from_millis(20))).unwrap(), 0);
+    assert_eq!(fds.map(|f| f.revents), [0; 3]);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(20));
+            writer.write_all(b"p").unwrap();
+        });
+        assert_eq!(poll(&mut fds, LONG).unwrap(), 1);
+        assert_eq!(fds.map(|f| f.revents), [0, libc::POLLIN, 0]);
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(20));
+            a.send(b"s", 0).unwrap();
+        });
+        fds[1].events = 0;
+        assert_eq!(poll(&mut fds, LONG).unwrap(), 1);
+        assert_eq!(fds.map(|f| f.revents), [libc::POLLIN, 0, 0]);
+    });
+    fds[1].events = libc::POLLIN;
+    assert_eq!(poll(&mut fds, None).unwrap(), 2);
+    // No socket at all.
+    assert_eq!(poll(&mut fds[1..], None).unwrap(), 1);
+}
+
+#[test]
+fn who_sleeps_in_poll_and_who_in_recv_are_both_woken() {
+    let (a, b) = pair();
+    for _ in 0..50 {
+        std::thread::scope(|scope| {
+            let poller = scope.spawn(|| b.wait(libc::POLLIN, 10_000));
+            let reader = scope.spawn(|| {
+                let mut data = [0; 1];
+                b.recv(&mut data, libc::MSG_PEEK).unwrap()
+            });
+            std::thread::sleep(Duration::from_micros(500));
+            a.send(b"w", 0).unwrap();
+            assert_eq!(poller.join().unwrap(), libc::POLLIN);
+            assert_eq!(reader.join().unwrap(), 1);
+        });
+        b.recv_exactly(1);
+    }
+}
+
+struct Set(std::sync::Arc<Repoll>);
+
+impl Set {
+    fn new() -> Self {
+        isolate();
+        Self(get_epoll(make_epoll(true).unwrap()).unwrap())
+    }
+
+    fn add(&self, fd: i32, events: i32, data: u64) {
+        self.0.control(libc::EPOLL_CTL_ADD, fd, events as u32, data).unwrap();
+    }
+
+    fn wait(&self, timeout: Option<Duration>) -> Vec<(u64, i32)> {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 8];
+        let n = self.0.wait(&mut events, timeout).unwrap();
+        let mut found: Vec<_> = events[..n].iter().map(|e| (e.u64, e.events as i32)).collect();
+        found.sort_unstable();
+        found
+    }
+
+    fn now(&self) -> Vec<(u64, i32)> {
+        self.wait(Some(Duration::ZERO))
+    }
+}
+
+impl Drop for Set {
+    fn drop(&mut self) {
+        close(self.0.fd()).unwrap();
+    }
+}
+
+#[test]
+fn an_epoll_set_of_both_kinds() {
+    let set = Set::new();
+    let (a, b) = pair();
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    set.add(b.fd(), libc::EPOLLIN, 1);
+    set.add(reader.as_raw_fd(), libc::EPOLLIN, 2);
+    assert!(set.0.has_sockets());
+    assert_eq!(set.now(), []);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(20));
+            a.send(b"s", 0).unwrap();
+        });
+        assert_eq!(set.wait(LONG), [(1, libc::EPOLLIN)]);
+        assert_eq!(set.now(), [(1, libc::EPOLLIN)], "by level");
+        b.recv_exactly(1);
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(20));
+            writer.write_all(b"p").unwrap();
+        });
+        assert_eq!(set.wait(LONG), [(2, libc::EPOLLIN)]);
+    });
+    let add = set.0.control(libc::EPOLL_CTL_ADD, b.fd(), 0, 0);
+    assert_eq!(errno(add), libc::EEXIST);
+    set.0.control(libc::EPOLL_CTL_MOD, b.fd(), libc::EPOLLOUT as u32, 3).unwrap();
+    assert_eq!(set.now(), [(2, libc::EPOLLIN), (3, libc::EPOLLOUT)]);
+    set.0.control(libc::EPOLL_CTL_DEL, b.fd(), 0, 0).unwrap();
+    assert_eq!(errno(set.0.control(libc::EPOLL_CTL_DEL, b.fd(), 0, 0)), libc::ENOENT);
+    assert_eq!(set.now(), [(2, libc::EPOLLIN)]);
+}
+
+#[test]
+fn by_edges_and_once() {
+    let set = Set::new();
+    let (a, b) = pair();
+    set.add(b.fd(), libc::EPOLLIN | libc::EPOLLET | libc::EPOLLRDHUP, 1);
+    assert_eq!(set.now(), []);
+    a.send(b"1", 0).unwrap();
+    assert_eq!(set.wait(LONG), [(1, libc::EPOLLIN)]);
+    assert_eq!(set.now(), [], "told already");
+    a.send(b"2", 0).unwrap();
+    assert_eq!(set.wait(LONG), [(1, libc::EPOLLIN)], "more came");
+    b.recv_exactly(2);
+    assert_eq!(set.now(), []);
+    set.add(a.fd(), libc::EPOLLOUT | libc::EPOLLONESHOT, 2);
+    assert_eq!(set.now(), [(2, libc::EPOLLOUT)]);
+    assert_eq!(set.now(), []);
+    set.0.control(libc::EPOLL_CTL_MOD, a.fd(), libc::EPOLLOUT as u32, 2).unwrap();
+    assert_eq!(set.now(), [(2, libc::EPOLLOUT)]);
+    // A socket that is closed leaves the set, and its peer sees the end.
+    drop(a);
+    let end = set.wait(LONG);
+    assert_eq!(end.len(), 1);
+    assert_eq!(end[0].1 & (libc::EPOLLIN | libc::EPOLLRDHUP), libc::EPOLLIN | libc::EPOLLRDHUP);
+    assert_eq!(set.now(), []);
+}
