@@ -1,6 +1,6 @@
 //! Where the device's log goes: stderr, filtered by `ANYVERBS_LOG` (the syntax of `RUST_LOG`; default `warn`).
 
-use std::sync::Once;
+use std::{io, sync::Once};
 
 use tracing::{Event, Subscriber};
 use tracing_subscriber::{EnvFilter, Layer, layer::Context, layer::SubscriberExt as _};
@@ -22,6 +22,24 @@ impl<S: Subscriber> Layer<S> for WhileThreadLives {
     }
 }
 
+/// The process's stderr. Not a cancellation point, as write(2) is, and without the standard library's lock: who says
+/// something may hold locks, and may be a thread that the program cancels.
+struct Stderr;
+
+impl io::Write for Stderr {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // SAFETY: the bytes live.
+        let n = unsafe {
+            libc::syscall(libc::SYS_write, libc::STDERR_FILENO, bytes.as_ptr(), bytes.len())
+        };
+        usize::try_from(n).map_err(|_| io::Error::last_os_error())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Sets the log up, once, at the first call that looks for a device.
 ///
 /// Losing a line is no reason to stop a program: a closed stderr is ignored.
@@ -36,7 +54,7 @@ pub(crate) fn init() {
         };
         let subscriber = tracing_subscriber::fmt()
             .with_env_filter(filter)
-            .with_writer(std::io::stderr)
+            .with_writer(|| Stderr)
             // SAFETY: isatty takes any descriptor.
             .with_ansi(unsafe { libc::isatty(libc::STDERR_FILENO) } == 1)
             .without_time()

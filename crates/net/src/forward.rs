@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 
 use crate::cmsg::{self, ControlBuffer};
 use crate::registry::Slot;
+use crate::sys;
 use crate::udp::{Datagram, UdpPort};
 
 /// Header of a forwarded datagram. Integers are little-endian.
@@ -293,7 +294,7 @@ impl Forwarder {
         loop {
             // SAFETY: name, iovecs, their bytes and the control buffer are live and of the given sizes; sendmsg reads.
             let n = unsafe {
-                libc::sendmsg(
+                sys::sendmsg(
                     self.slot.as_fd().as_raw_fd(),
                     &raw const message,
                     libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
@@ -322,7 +323,7 @@ impl Forwarder {
             message.msg_controllen = cmsg::CONTROL_LEN as _;
             // SAFETY: the iovec's bytes and the control buffer are live, exclusive and of the given sizes.
             let n = unsafe {
-                libc::recvmsg(
+                sys::recvmsg(
                     self.slot.as_fd().as_raw_fd(),
                     &raw mut message,
                     libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC,

@@ -25,6 +25,7 @@ pub mod services;
 pub mod shm;
 mod sockopt;
 pub mod steering;
+mod sys;
 pub mod udp;
 
 pub use interfaces::{Interface, InterfaceAddress, interfaces};

@@ -5,6 +5,8 @@ use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use crate::sys;
+
 /// Sets an integer option.
 pub(crate) fn set(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
     // SAFETY: the option value is a live c_int and its size is passed with it; the fd is open.
@@ -73,8 +75,7 @@ pub(crate) fn drops(fd: BorrowedFd<'_>) -> io::Result<u32> {
 pub(crate) fn poll(fd: BorrowedFd<'_>, events: i16, timeout_ms: c_int) -> io::Result<bool> {
     let mut pfd = libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
     loop {
-        // SAFETY: one live pollfd.
-        let n = unsafe { libc::poll(&raw mut pfd, 1, timeout_ms) };
+        let n = sys::poll(std::slice::from_mut(&mut pfd), timeout_ms);
         if n >= 0 {
             return Ok(n > 0);
         }
@@ -96,6 +97,6 @@ pub(crate) fn poll_any<'a>(
         entry.fd = fd.as_raw_fd();
     }
     let timeout_ms = timeout.as_micros().div_ceil(1000).min(1000) as c_int;
-    // SAFETY: a live array of its own length; negative descriptors are skipped by the kernel.
-    unsafe { libc::poll(set.as_mut_ptr(), set.len() as libc::nfds_t, timeout_ms) };
+    // Negative descriptors are skipped by the kernel.
+    sys::poll(&mut set, timeout_ms);
 }

@@ -13,14 +13,15 @@ use crate::{
     abi::*,
     errno::{Errno, pointer},
     object,
-    verbs::{self, Pd},
+    verbs::{self, Pd, Xrcd},
 };
 
-/// What ids have in common: `id->verbs`, and the protection domain of who gives none.
-#[derive(Clone, Copy)]
+/// What ids have in common: `id->verbs`, and the domains of who gives none.
 pub(crate) struct SharedDevice {
     pub(crate) context: *mut ibv_context,
     pub(crate) pd: *mut ibv_pd,
+    /// Opened when it is wanted.
+    xrcd: AtomicPtr<ibv_xrcd>,
     /// Whose it is: a forked child's ids need one of their own.
     process: u32,
 }
@@ -62,7 +63,34 @@ impl SharedDevice {
             unsafe { verbs::ibv_close_device(context) };
             return Err(error);
         }
-        Ok(Self { context, pd, process: std::process::id() })
+        let xrcd = AtomicPtr::new(ptr::null_mut());
+        Ok(Self { context, pd, xrcd, process: std::process::id() })
+    }
+
+    /// The XRC domain of who gives none.
+    pub(crate) fn xrcd(&self) -> Result<*mut ibv_xrcd, Errno> {
+        loop {
+            let current = self.xrcd.load(Ordering::Acquire);
+            let found: Result<Arc<Xrcd>, _> = object::lookup(current);
+            if found.is_ok() {
+                return Ok(current);
+            }
+            let mut attr = ibv_xrcd_init_attr {
+                comp_mask: IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS,
+                fd: -1,
+                oflags: libc::O_CREAT,
+            };
+            // SAFETY: the context is looked up, `attr` is readable.
+            let new = unsafe { verbs::open_xrcd(self.context, &raw mut attr) };
+            if new.is_null() {
+                return Err(Errno::last());
+            }
+            match self.xrcd.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return Ok(new),
+                // SAFETY: the call looks up what it is given.
+                Err(_) => unsafe { verbs::close_xrcd(new) },
+            };
+        }
     }
 
     /// Gives up one that nobody has seen.
@@ -76,23 +104,20 @@ impl SharedDevice {
 }
 
 /// The process's shared device, opened at first use.
-pub(crate) fn shared_device() -> Result<SharedDevice, Errno> {
+pub(crate) fn shared_device() -> Result<&'static SharedDevice, Errno> {
     loop {
         let current = SHARED.load(Ordering::Acquire);
         // SAFETY: NULL or a leaked box.
         if let Some(device) = unsafe { current.as_ref() }.filter(|d| d.is_usable()) {
-            return Ok(*device);
+            return Ok(device);
         }
-        let opened = SharedDevice::open()?;
-        let new = Box::into_raw(Box::new(opened));
+        let new = Box::into_raw(Box::new(SharedDevice::open()?));
         // The old one stays: a thread may be looking at it, and there is a second one only after a fork or a mistake.
         match SHARED.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => return Ok(opened),
-            Err(_) => {
-                opened.close();
-                // SAFETY: `new` was never shared.
-                drop(unsafe { Box::from_raw(new) });
-            }
+            // SAFETY: leaked from here on.
+            Ok(_) => return Ok(unsafe { &*new }),
+            // SAFETY: `new` was never shared.
+            Err(_) => unsafe { Box::from_raw(new) }.close(),
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::{
     rdmacm::{
         Id,
         cqs::{self, Cqs},
-        id, zero,
+        id, shared_device, zero,
     },
     verbs::{self, qp},
 };
@@ -82,14 +82,24 @@ fn create_ex(id: &Arc<Id>, attr: &mut ibv_qp_init_attr_ex) -> Result<(), Errno> 
         asked.comp_mask |= IBV_QP_INIT_ATTR_PD;
         asked.pd = public.pd;
     }
-    if asked.srq.is_null() {
+    let (sends, receives) = match asked.qp_type {
+        IBV_QPT_XRC_SEND => (true, false),
+        IBV_QPT_XRC_RECV => (false, false),
+        _ => (true, true),
+    };
+    if asked.qp_type == IBV_QPT_XRC_RECV {
+        if asked.comp_mask & IBV_QP_INIT_ATTR_XRCD == 0 || asked.xrcd.is_null() {
+            asked.comp_mask |= IBV_QP_INIT_ATTR_XRCD;
+            asked.xrcd = shared_device()?.xrcd()?;
+        }
+    } else if asked.srq.is_null() && receives {
         asked.srq = public.srq;
     }
-    let missing = |given: *mut ibv_cq, shown: *mut ibv_cq, entries| {
-        (given.is_null() && shown.is_null()).then_some(entries)
+    let missing = |is_used: bool, given: *mut ibv_cq, shown: *mut ibv_cq, entries| {
+        (is_used && given.is_null() && shown.is_null()).then_some(entries)
     };
-    let send = missing(asked.send_cq, before.send(), asked.cap.max_send_wr);
-    let recv = missing(asked.recv_cq, before.recv(), asked.cap.max_recv_wr);
+    let send = missing(sends, asked.send_cq, before.send(), asked.cap.max_send_wr);
+    let recv = missing(receives, asked.recv_cq, before.recv(), asked.cap.max_recv_wr);
     cqs::create(id, [send, recv])?;
     let shown = Cqs::of(id);
     if asked.send_cq.is_null() {

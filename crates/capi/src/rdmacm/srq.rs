@@ -8,7 +8,7 @@ use crate::{
     rdmacm::{
         Id,
         cqs::{self, Cqs},
-        id, zero,
+        id, shared_device, zero,
     },
     verbs,
 };
@@ -66,6 +66,18 @@ fn create(id: &Id, attr: &mut ibv_srq_init_attr_ex) -> Result<(), Errno> {
     if asked.comp_mask & IBV_SRQ_INIT_ATTR_PD == 0 || asked.pd.is_null() {
         asked.comp_mask |= IBV_SRQ_INIT_ATTR_PD;
         asked.pd = public.pd;
+    }
+    if asked.srq_type == IBV_SRQT_XRC {
+        if asked.comp_mask & IBV_SRQ_INIT_ATTR_XRCD == 0 || asked.xrcd.is_null() {
+            asked.xrcd = shared_device()?.xrcd()?;
+        }
+        if asked.comp_mask & IBV_SRQ_INIT_ATTR_CQ == 0 || asked.cq.is_null() {
+            if before.recv().is_null() {
+                cqs::create(id, [None, Some(asked.attr.max_wr)])?;
+            }
+            asked.cq = Cqs::of(id).recv();
+        }
+        asked.comp_mask |= IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ;
     }
     // SAFETY: `asked` is readable and writable; the call looks up the rest.
     let srq = unsafe { verbs::create_srq_ex(public.verbs, &raw mut asked) };

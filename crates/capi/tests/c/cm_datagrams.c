@@ -79,8 +79,69 @@ static void refused(void)
 	rdma_destroy_event_channel(c);
 }
 
+/* Groups: joined, heard, left; and joined to send only. */
+static void groups(void)
+{
+	struct rdma_event_channel *c = channel();
+	struct rdma_cm_id *id = new_id(c, NULL, RDMA_PS_UDP), *deaf = new_id(c, NULL, RDMA_PS_UDP);
+	struct sockaddr_storage at = address("127.0.0.1", 0), group = address("239.77.1.2", 0), none = address("10.0.0.1", 0);
+	int context;
+	MINUS_ONE(rdma_join_multicast(id, sa(&group), &context), EINVAL);
+	OK(rdma_bind_addr(id, sa(&at)));
+	OK(rdma_bind_addr(deaf, sa(&at)));
+	create_qp(id, IBV_QPT_UD);
+	create_qp(deaf, IBV_QPT_UD);
+	MINUS_ONE(rdma_join_multicast(id, sa(&none), &context), EINVAL);
+	MINUS_ONE(rdma_leave_multicast(id, sa(&group)), EADDRNOTAVAIL);
+	OK(rdma_join_multicast(id, sa(&group), &context));
+	struct rdma_cm_event *e = expect(c, id, RDMA_CM_EVENT_MULTICAST_JOIN);
+	EQ(e->status, 0);
+	TRUE(e->param.ud.private_data == &context && e->param.ud.private_data_len == 0);
+	EQ(e->param.ud.qp_num, 0xffffff);
+	EQ(e->param.ud.qkey, RDMA_UDP_QKEY);
+	struct ibv_ah *ah = ibv_create_ah(id->pd, &e->param.ud.ah_attr);
+	TRUE(ah != NULL);
+	OK(rdma_ack_cm_event(e));
+
+	struct rdma_cm_join_mc_attr_ex send_only = {
+		.comp_mask = RDMA_CM_JOIN_MC_ATTR_ADDRESS | RDMA_CM_JOIN_MC_ATTR_JOIN_FLAGS,
+		.join_flags = RDMA_MC_JOIN_FLAG_SENDONLY_FULLMEMBER,
+		.addr = sa(&group),
+	};
+	OK(rdma_join_multicast_ex(deaf, &send_only, NULL));
+	expect_ok(c, deaf, RDMA_CM_EVENT_MULTICAST_JOIN);
+
+	char in[2][40 + 16], out[16] = "to all";
+	struct ibv_mr *recv = rdma_reg_msgs(id, in, sizeof in), *send = rdma_reg_msgs(deaf, out, sizeof out);
+	struct ibv_wc wc;
+	OK(rdma_post_recv(id, NULL, in[0], sizeof in[0], recv));
+	OK(rdma_post_recv(deaf, NULL, in[1], sizeof in[1], recv));
+	OK(rdma_post_ud_send(deaf, NULL, out, sizeof out, send, 0, ah, 0xffffff));
+	EQ(rdma_get_send_comp(deaf, &wc), 1);
+	EQ(rdma_get_recv_comp(id, &wc), 1);
+	EQ(wc.status, IBV_WC_SUCCESS);
+	EQ(strcmp(in[0] + 40, out), 0);
+	EQ(ibv_poll_cq(deaf->recv_cq, 1, &wc), 0);
+	OK(rdma_leave_multicast(id, sa(&group)));
+	MINUS_ONE(rdma_leave_multicast(id, sa(&group)), EADDRNOTAVAIL);
+	OK(ibv_destroy_ah(ah));
+	OK(rdma_dereg_mr(send));
+	OK(rdma_dereg_mr(recv));
+	destroy_end(id);
+	destroy_end(deaf);
+
+	/* In synchronous mode a join is waited for. */
+	id = new_id(NULL, NULL, RDMA_PS_UDP);
+	OK(rdma_bind_addr(id, sa(&at)));
+	OK(rdma_join_multicast(id, sa(&group), &context));
+	EQ(id->event->event, RDMA_CM_EVENT_MULTICAST_JOIN);
+	OK(rdma_destroy_id(id));
+	rdma_destroy_event_channel(c);
+}
+
 int main(void)
 {
+	groups();
 	found("127.0.0.1");
 	found("::1");
 	refused();

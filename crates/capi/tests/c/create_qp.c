@@ -13,6 +13,11 @@ static void sizes(struct ibv_pd *pd, struct ibv_cq *cq)
 	TRUE(qp->qp_num > 1 && qp->qp_num < 0xffffff);
 	uint32_t num = qp->qp_num;
 	OK(ibv_destroy_qp(qp));
+	/* rdma_xclient asks for no room for inline data, and uses that of its one element. */
+	qi.cap = (struct ibv_qp_cap){ .max_send_wr = 1, .max_send_sge = 1 };
+	qp = ibv_create_qp(pd, &qi);
+	TRUE(qp != NULL && qi.cap.max_inline_data >= 16);
+	OK(ibv_destroy_qp(qp));
 	qi.cap.max_send_wr = 5;
 	qi.cap.max_recv_wr = 3;
 	qi.cap.max_send_sge = 2;

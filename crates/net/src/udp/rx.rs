@@ -8,6 +8,7 @@ use std::ptr::{self, NonNull};
 
 use crate::cmsg::{self, ControlBuffer};
 use crate::fault::{Delivery, Fault};
+use crate::sys;
 
 use super::Family;
 
@@ -198,12 +199,11 @@ impl RxBatch {
         // SAFETY: `room` initialised headers, whose name, iovec and control buffer are live, of the given sizes, and
         // not referenced elsewhere during the call (`&mut self`).
         let n = unsafe {
-            libc::recvmmsg(
+            sys::recvmmsg(
                 fd.as_raw_fd(),
                 headers.as_mut_ptr().cast(),
                 room as libc::c_uint,
                 libc::MSG_DONTWAIT as _,
-                ptr::null_mut(),
             )
         };
         if n < 0 {

@@ -9,6 +9,7 @@ use std::ptr;
 
 use crate::cmsg::{self, ControlBuffer};
 use crate::sockopt;
+use crate::sys;
 
 use super::lanes::Lane;
 use super::{Family, MAX_PAYLOAD_V4, MAX_PAYLOAD_V6, UdpPort};
@@ -272,7 +273,7 @@ impl TxBatch {
         waiting(lane, || {
             // SAFETY: `header` points to a live name, iovec, staging bytes and control buffer, of the given sizes.
             let n = unsafe {
-                libc::sendmsg(lane.socket.as_raw_fd(), &raw const header, libc::MSG_DONTWAIT)
+                sys::sendmsg(lane.socket.as_raw_fd(), &raw const header, libc::MSG_DONTWAIT)
             };
             if n < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
         })?;
@@ -306,7 +307,7 @@ impl TxBatch {
             let result = waiting(lane, || {
                 // SAFETY: the first `segments` headers are initialised and point to live memory of the given sizes.
                 let n = unsafe {
-                    libc::sendmmsg(
+                    sys::sendmmsg(
                         lane.socket.as_raw_fd(),
                         headers.as_mut_ptr().add(sent).cast(),
                         (self.segments - sent) as libc::c_uint,

@@ -1,0 +1,72 @@
+//! System calls that are no cancellation points.
+//!
+//! In the C library's forms of these calls a thread may be cancelled (`pthread_cancel(3)`), as programs cancel those that
+//! serve their completions. Here callers hold locks, which would then be held for ever. None of these calls waits long.
+
+use std::os::fd::RawFd;
+
+use libc::{SYS_recvmmsg, SYS_recvmsg, SYS_sendmmsg, SYS_sendmsg, c_int, c_uint, syscall};
+
+/// sendmsg(2).
+///
+/// # Safety
+/// As sendmsg.
+pub(crate) unsafe fn sendmsg(fd: RawFd, message: *const libc::msghdr, flags: c_int) -> isize {
+    // SAFETY: the caller's promise.
+    unsafe { syscall(SYS_sendmsg, fd, message, flags) as isize }
+}
+
+/// sendmmsg(2).
+///
+/// # Safety
+/// As sendmmsg.
+pub(crate) unsafe fn sendmmsg(
+    fd: RawFd,
+    messages: *mut libc::mmsghdr,
+    n: c_uint,
+    flags: c_int,
+) -> isize {
+    // SAFETY: the caller's promise.
+    unsafe { syscall(SYS_sendmmsg, fd, messages, n, flags) as isize }
+}
+
+/// recvmsg(2).
+///
+/// # Safety
+/// As recvmsg.
+pub(crate) unsafe fn recvmsg(fd: RawFd, message: *mut libc::msghdr, flags: c_int) -> isize {
+    // SAFETY: the caller's promise.
+    unsafe { syscall(SYS_recvmsg, fd, message, flags) as isize }
+}
+
+/// recvmmsg(2), without a timeout.
+///
+/// # Safety
+/// As recvmmsg.
+pub(crate) unsafe fn recvmmsg(
+    fd: RawFd,
+    messages: *mut libc::mmsghdr,
+    n: c_uint,
+    flags: c_int,
+) -> isize {
+    // SAFETY: the caller's promise.
+    unsafe {
+        syscall(SYS_recvmmsg, fd, messages, n, flags, std::ptr::null_mut::<libc::timespec>())
+            as isize
+    }
+}
+
+/// poll(2).
+pub(crate) fn poll(fds: &mut [libc::pollfd], timeout_ms: c_int) -> isize {
+    // ppoll is there on every architecture.
+    let timeout = libc::timespec {
+        tv_sec: (timeout_ms / 1000).into(),
+        tv_nsec: (timeout_ms % 1000 * 1_000_000).into(),
+    };
+    let timeout = if timeout_ms < 0 { std::ptr::null() } else { &raw const timeout };
+    let no_mask = std::ptr::null::<libc::sigset_t>();
+    // SAFETY: a live array of its own length, a timeout that lives or NULL, and no signal mask.
+    unsafe {
+        syscall(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len(), timeout, no_mask, 0usize) as isize
+    }
+}
