@@ -6,3 +6,4 @@
 pub mod cm;
 pub mod packet;
 pub mod qp_sequence;
+pub mod shm_ring;

@@ -120,7 +120,9 @@ impl CqCell {
     pub(crate) fn detach(&self, qpn: Qpn) {
         let mut state = self.state.lock();
         state.queue.purge(qpn);
-        state.credits.retain(|(q, _)| *q != qpn);
+        if let Ok(at) = state.credits.binary_search_by_key(&qpn, |(q, _)| *q) {
+            state.credits.remove(at);
+        }
         state.last = 0;
     }
 

@@ -620,8 +620,14 @@ fn actual_cap(engine: &Engine, parts: &QpParts<'_>) -> Result<QpCap, CreateError
             return Err(CreateError::Invalid(what));
         }
     }
+    // As much as the elements themselves would take: programs post a little inline without having asked for it, because every
+    // device gives that.
+    cap.max_inline_data = cap.max_inline_data.max(cap.max_send_sge * SGE_LEN);
     Ok(cap)
 }
+
+/// Bytes of `struct ibv_sge`.
+const SGE_LEN: u32 = 16;
 
 /// Posts to a queue pair; see [`Qp::post`].
 pub struct Poster<'a> {

@@ -8,6 +8,7 @@
 //! | [`udp`] | one UDP port shared by all processes of a user: batches in ([`udp::RxBatch`]) and out ([`udp::TxBatch`]) |
 //! | [`steering`] | which process of the host gets which datagram, decided in the kernel by a classic BPF program |
 //! | [`forward`] | datagrams that arrived at the wrong process, handed on to the right one |
+//! | [`shm`] | messages between two processes of one user through shared memory, and copies into each other's memory |
 //! | [`capture`], [`fault`] | pcap files, and seeded loss, duplication, reordering and corruption |
 //!
 //! Everything is non-blocking and close-on-exec; nothing allocates per packet.
@@ -21,6 +22,7 @@ pub mod monitor;
 mod netlink;
 pub mod registry;
 pub mod services;
+pub mod shm;
 mod sockopt;
 pub mod steering;
 pub mod udp;

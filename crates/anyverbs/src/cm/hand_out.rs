@@ -53,10 +53,17 @@ impl IdCell {
         let id = Id(self);
         let cell = &id.0;
         let serves = cell.engine.with_cm(|cm, _, now| {
-            let state = cell.state.lock();
+            let mut state = cell.state.lock();
             let Some(comm) = state.comm else { return true };
             // The peer may have given up: an accept will tell.
             let _ = cm.take_request(comm);
+            if let (Some(path), Ok(params)) = (&mut state.path, cm.qp_params(comm)) {
+                // As the peer wants it.
+                path.flow_label = params.flow_label;
+                path.traffic_class = params.traffic_class;
+                path.hop_limit = params.hop_limit;
+                (path.sl, path.rate) = (params.sl, params.rate);
+            }
             match (state.path, state.place) {
                 (Some(path), Some(place)) if path.mtu > place.mtu => {
                     let _ = cm.reject(now, comm, RejReason::InvalidMtu, &[place.mtu as u8], &[]);

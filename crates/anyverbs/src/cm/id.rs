@@ -271,7 +271,9 @@ impl Id {
             IdOption::AfOnly(only) if matches!(phase, Phase::Idle | Phase::Bound) => {
                 options.only_family = only;
             }
-            IdOption::AckTimeout(code) if self.0.qp_type == QpType::Rc && code < 32 => {
+            IdOption::AckTimeout(code)
+                if matches!(self.0.qp_type, QpType::Rc | QpType::XrcSend) && code < 32 =>
+            {
                 options.ack_timeout = Some(code);
             }
             IdOption::AckTimeout(_) => return Err(CmError::Invalid("ACK timeout")),

@@ -14,6 +14,7 @@ mod requests;
 mod send;
 #[cfg(test)]
 pub(crate) mod tests;
+mod unserved;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -33,6 +34,7 @@ use crate::cm::Ids;
 use neighbours::Neighbours;
 pub(super) use receive::Incoming;
 use send::Sender;
+use unserved::Unserved;
 
 /// Where the MAD lies in the packet, and its body in the MAD.
 const MAD_AT: usize = Bth::LEN + Deth::LEN;
@@ -96,6 +98,9 @@ pub(crate) struct Gsi {
     lingering: Mutex<Option<Lingering>>,
     /// When it is seen whether it may end, in nanoseconds.
     linger_until: AtomicU64,
+    unserved: Mutex<Vec<Unserved>>,
+    /// When listeners are looked for, in nanoseconds.
+    unserved_at: AtomicU64,
 }
 
 impl Gsi {
@@ -115,12 +120,20 @@ impl Gsi {
             watch_at: AtomicU64::new(NEVER),
             lingering: Mutex::default(),
             linger_until: AtomicU64::new(NEVER),
+            unserved: Mutex::default(),
+            unserved_at: AtomicU64::new(NEVER),
         }
     }
 
     /// When [`Engine::run_gsi`] has something to do, in nanoseconds.
     pub(super) fn next(&self) -> u64 {
-        let times = [&self.deadline, &self.forward_at, &self.watch_at, &self.linger_until];
+        let times = [
+            &self.deadline,
+            &self.forward_at,
+            &self.watch_at,
+            &self.linger_until,
+            &self.unserved_at,
+        ];
         let next = times.into_iter().map(|at| at.load(Ordering::SeqCst)).min();
         next.unwrap_or(NEVER).min(self.sender.next())
     }
@@ -174,6 +187,9 @@ impl Engine {
         }
         if is_due(&self.gsi.watch_at) {
             self.look_after_neighbours();
+        }
+        if is_due(&self.gsi.unserved_at) {
+            self.look_for_listeners(now);
         }
         if is_due(&self.gsi.linger_until) {
             self.linger_no_longer();

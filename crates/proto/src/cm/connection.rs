@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::early::Attempt;
 use super::id::CommId;
 use super::listener::ListenerId;
 use super::mad::MadBytes;
@@ -62,8 +63,7 @@ pub(super) struct Connection {
     pub(super) timeout: Duration,
     pub(super) max_retries: u8,
     pub(super) retries: u8,
-    /// Early repetitions of what waits for an answer.
-    pub(super) early: u8,
+    pub(super) attempt: Attempt,
     pub(super) deadline: Option<Time>,
     /// Waits for an answer, and is repeated on the timer.
     pub(super) sent: Option<Box<MadBytes>>,

@@ -78,9 +78,10 @@ impl Cm {
         c.sent = Some(self.outbox.send(c.to, transaction_id, dreq));
         // A rejection that the peer may have missed is still the answer to what it asked.
         c.answer = c.answer.take_if(|_| c.quiet);
-        (c.retries, c.early) = (0, 0);
+        c.retries = 0;
         c.state = S::DreqSent;
-        let next = now + self.config.wait(c.timeout, 0);
+        let next;
+        (c.attempt, next) = self.early.begin(now, c.timeout);
         self.timers.set(id, &mut c.deadline, Some(next));
     }
 
@@ -182,6 +183,7 @@ impl Cm {
         }
         match c.state {
             S::DreqSent => {
+                self.early.answered(&mut c.attempt, now);
                 self.enter_timewait(now, id);
                 let how = Disconnected::Acknowledged(drep.private_data.0.into());
                 self.raise(CmEvent::Disconnected { id, how });

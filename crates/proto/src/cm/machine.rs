@@ -7,6 +7,7 @@ use thiserror::Error;
 
 use super::connection::{Connection, ConnectionState, Names};
 use super::counters::{CmCounters, DropReason};
+use super::early::Early;
 use super::event::CmEvent;
 use super::id::CommId;
 use super::listener::{ListenerId, Listeners};
@@ -43,8 +44,7 @@ pub struct CmConfig {
     pub max_orphans: usize,
     /// Code of the time that our MRAs ask for; the kernel takes 24.
     pub service_timeout: u8,
-    /// Repeats what is not answered three times within the first wait, besides the repetitions that the program asks for:
-    /// who only has a slow program says so in an MRA, and a datagram that was lost is missed soon.
+    /// Repeats what is not answered up to three times within the first wait, besides the repetitions that the program asks for.
     pub early_repeats: bool,
     /// How long a rejection or a SIDR answer is kept for the peer that asks again.
     pub hold: Duration,
@@ -67,18 +67,6 @@ impl Default for CmConfig {
             hold: Duration::from_secs(10),
             sidr_patience: Duration::from_secs(70),
         }
-    }
-}
-
-impl CmConfig {
-    /// How often a message is repeated early.
-    pub(super) fn early(&self) -> u8 {
-        if self.early_repeats { timeout::EARLY } else { 0 }
-    }
-
-    /// How long to wait for an answer after `repeated` early repetitions.
-    pub(super) fn wait(&self, timeout: Duration, repeated: u8) -> Duration {
-        if self.early_repeats { timeout::wait(timeout, repeated) } else { timeout }
     }
 }
 
@@ -141,6 +129,7 @@ pub struct Cm {
     pub(super) outbox: Outbox,
     pub(super) events: VecDeque<CmEvent>,
     pub(super) orphans: usize,
+    pub(super) early: Early,
 }
 
 /// IDs that fit below the slot.
@@ -169,6 +158,7 @@ impl Cm {
             outbox: Outbox::default(),
             events: VecDeque::new(),
             orphans: 0,
+            early: Early::new(config.early_repeats),
         }
     }
 
@@ -438,14 +428,21 @@ impl Cm {
     fn connection_timer(&mut self, now: Time, id: CommId) {
         use ConnectionState as S;
         let c = self.connections.get_mut(&id).expect("the caller found it");
-        match c.state {
-            S::ReqSent | S::RepSent | S::DreqSent if c.early < self.config.early() => {
-                c.early += 1;
-                let bytes = c.sent.as_deref().expect("these states wait for an answer");
-                self.outbox.retry(c.to, bytes);
-                let next = now + self.config.wait(c.timeout, c.early);
-                self.timers.set(id, &mut c.deadline, Some(next));
+        if matches!(c.state, S::ReqSent | S::RepSent | S::DreqSent)
+            && let Some(next) = Early::repeat(&mut c.attempt, c.timeout)
+        {
+            let bytes = c.sent.as_deref().expect("these states wait for an answer");
+            self.outbox.retry(c.to, bytes);
+            return self.timers.set(id, &mut c.deadline, Some(next));
+        }
+        if c.state == S::Established {
+            let next = Early::repeat(&mut c.attempt, c.timeout);
+            if let (Some(_), Some(rtu)) = (next, c.answer.as_deref()) {
+                self.outbox.replay(c.to, rtu);
             }
+            return self.timers.set(id, &mut c.deadline, next);
+        }
+        match c.state {
             S::ReqSent | S::MraReqRcvd | S::RepSent | S::MraRepRcvd | S::DreqSent
                 if c.retries < c.max_retries =>
             {
@@ -487,7 +484,7 @@ impl Cm {
             }
             S::Closed => self.forget(id),
             // They wait for the program, which has no timer.
-            S::RepRcvd | S::MraRepSent | S::Established | S::DreqRcvd => {
+            S::Established | S::RepRcvd | S::MraRepSent | S::DreqRcvd => {
                 debug_assert!(false, "no timer runs in {:?}", c.state);
                 self.timers.set(id, &mut c.deadline, None);
             }

@@ -24,6 +24,7 @@
 mod connection;
 pub mod counters;
 mod disconnect;
+mod early;
 pub mod event;
 pub mod id;
 pub mod ip;

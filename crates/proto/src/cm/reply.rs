@@ -28,7 +28,7 @@ impl Cm {
     ///
     /// # Errors
     /// [`CmError::State`] where the peer has given up, [`CmError::PrivateDataTooLong`].
-    pub fn ready(&mut self, id: CommId, private: &[u8]) -> Result<(), CmError> {
+    pub fn ready(&mut self, now: Time, id: CommId, private: &[u8]) -> Result<(), CmError> {
         let c = Self::live_mut(&mut self.connections, id)?;
         if !matches!(c.state, S::RepRcvd | S::MraRepSent) {
             return Err(CmError::State);
@@ -39,6 +39,13 @@ impl Cm {
             private_data: private_data(private)?,
         };
         c.answer = Some(self.outbox.send(c.to, c.transaction_id, rtu));
+        if c.state == S::MraRepSent
+            && let Some((attempt, next)) = self.early.begin_unanswered(now, c.timeout)
+        {
+            // The peer will not repeat its REP for as long as our MRA said, not even if the RTU is lost.
+            c.attempt = attempt;
+            self.timers.set(id, &mut c.deadline, Some(next));
+        }
         c.state = S::Established;
         Ok(())
     }
@@ -133,6 +140,7 @@ impl Cm {
             return self.raise(CmEvent::Rejected { id, rejection: Box::new(rejection) });
         }
         let most = self.config.max_rd_atomic;
+        self.early.answered(&mut c.attempt, now);
         c.state = S::RepRcvd;
         c.sent = None;
         c.remote_id = Some(remote);
@@ -182,6 +190,7 @@ impl Cm {
         let Some(c) = found else { return self.unknown_rtu(arrival, tid, rtu) };
         match c.state {
             S::RepSent | S::MraRepRcvd => {
+                self.early.answered(&mut c.attempt, now);
                 self.established(id, rtu.private_data.0.into());
             }
             S::Established => self.outbox.counters.rx_duplicates.add(Attribute::Rtu),
@@ -207,7 +216,7 @@ impl Cm {
         };
         c.remote_id = Some(mra.local_comm_id);
         let service = timeout::decode(mra.service_timeout).min(LONGEST_SERVICE);
-        c.early = timeout::EARLY;
+        self.early.answered(&mut c.attempt, now);
         self.timers.set(id, &mut c.deadline, Some(now + service + c.timeout));
     }
 }

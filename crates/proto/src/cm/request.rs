@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::connection::{Connection, ConnectionState as S};
 use super::counters::DropReason;
+use super::early::Attempt;
 use super::event::{CmEvent, ConnectRequest};
 use super::id::CommId;
 use super::ip::IpHeader;
@@ -172,7 +173,7 @@ impl Cm {
             timeout: timeout::answer(params.response_timeout, ack_timeout),
             max_retries: params.max_cm_retries,
             retries: 0,
-            early: 0,
+            attempt: Attempt::default(),
             deadline: None,
             sent: Some(sent),
             answer: None,
@@ -182,7 +183,8 @@ impl Cm {
             named_id: false,
             named_qpn: false,
         };
-        let next = now + self.config.wait(connection.timeout, 0);
+        let next;
+        (connection.attempt, next) = self.early.begin(now, connection.timeout);
         self.timers.set(id, &mut connection.deadline, Some(next));
         self.connections.insert(id, Box::new(connection));
         Ok(id)
@@ -231,10 +233,11 @@ impl Cm {
         c.qp.responder_resources = params.responder_resources.min(self.config.max_rd_atomic);
         c.qp.initiator_depth = params.initiator_depth.min(self.config.max_rd_atomic);
         c.state = S::RepSent;
-        (c.retries, c.early) = (0, 0);
+        c.retries = 0;
         c.answer = None;
         c.sent = Some(self.outbox.send_with(c.to, c.transaction_id, params.ece.options, rep));
-        let next = now + self.config.wait(c.timeout, 0);
+        let next;
+        (c.attempt, next) = self.early.begin(now, c.timeout);
         self.timers.set(id, &mut c.deadline, Some(next));
         let waiting = c.waiting.take();
         self.release_backlog(waiting);
@@ -411,7 +414,7 @@ impl Cm {
             timeout: timeout::answer(req.local_response_timeout, path.ack_timeout),
             max_retries: req.max_cm_retries,
             retries: 0,
-            early: 0,
+            attempt: Attempt::default(),
             deadline: None,
             sent: None,
             answer: None,

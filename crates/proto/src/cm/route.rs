@@ -61,6 +61,17 @@ impl Cm {
         }
     }
 
+    /// Whether a request is answered here with more than that nobody listens.
+    #[must_use]
+    pub fn awaits_request(&self, peer: Gid, mad: &Mad) -> bool {
+        let service_id = match &mad.message {
+            Message::Req(req) => req.service_id,
+            Message::SidrReq(req) => req.service_id,
+            _ => return true,
+        };
+        self.listeners.any_of(service_id).is_some() || self.knows_request(peer, mad)
+    }
+
     /// Whether peers may repeat requests that this process was asked, because they have no answer yet.
     #[must_use]
     pub fn may_be_asked_again(&self) -> bool {

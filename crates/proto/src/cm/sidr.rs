@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::counters::DropReason;
+use super::early::{Attempt, Early};
 use super::event::{CmEvent, SidrRequest, SidrResponse};
 use super::id::CommId;
 use super::listener::ListenerId;
@@ -47,7 +48,7 @@ pub(super) struct Sidr {
     message: Option<Box<MadBytes>>,
     timeout: Duration,
     retries: u8,
-    early: u8,
+    attempt: Attempt,
     max_retries: u8,
     deadline: Option<Time>,
     named: bool,
@@ -140,12 +141,13 @@ impl Cm {
             message: Some(sent),
             timeout: params.timeout.max(Duration::from_millis(1)),
             retries: 0,
-            early: 0,
+            attempt: Attempt::default(),
             max_retries: params.max_retries,
             deadline: None,
             named: false,
         };
-        let next = now + self.config.wait(sidr.timeout, 0);
+        let next;
+        (sidr.attempt, next) = self.early.begin(now, sidr.timeout);
         self.timers.set(id, &mut sidr.deadline, Some(next));
         self.sidrs.by_id.insert(id, Box::new(sidr));
         Ok(id)
@@ -241,7 +243,7 @@ impl Cm {
             message: None,
             timeout: Duration::ZERO,
             retries: 0,
-            early: 0,
+            attempt: Attempt::default(),
             max_retries: 0,
             deadline: None,
             named: true,
@@ -301,13 +303,13 @@ impl Cm {
 
     pub(super) fn sidr_timer(&mut self, now: Time, id: CommId) {
         let s = self.sidrs.by_id.get_mut(&id).expect("what has a timer is in a table");
+        if let (State::Sent, Some(sent)) = (s.state, &s.message)
+            && let Some(next) = Early::repeat(&mut s.attempt, s.timeout)
+        {
+            self.outbox.retry(s.to, sent);
+            return self.timers.set(id, &mut s.deadline, Some(next));
+        }
         match (s.state, &s.message) {
-            (State::Sent, Some(sent)) if s.early < self.config.early() => {
-                s.early += 1;
-                self.outbox.retry(s.to, sent);
-                let next = now + self.config.wait(s.timeout, s.early);
-                self.timers.set(id, &mut s.deadline, Some(next));
-            }
             (State::Sent, Some(sent)) if s.retries < s.max_retries => {
                 s.retries += 1;
                 self.outbox.retry(s.to, sent);

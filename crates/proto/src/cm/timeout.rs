@@ -18,20 +18,6 @@ pub(super) fn answer(code: u8, round_trip: u8) -> Duration {
     (decode(code) + decode(round_trip)).clamp(SHORTEST, LONGEST)
 }
 
-/// Early repetitions of a message.
-pub(super) const EARLY: u8 = 3;
-
-/// How long to wait for an answer after `repeated` early repetitions: they lie in the first `timeout`, each four times as
-/// far from its beginning as the one before.
-pub(super) fn wait(timeout: Duration, repeated: u8) -> Duration {
-    match repeated {
-        0 => timeout / 64,
-        1 => timeout * 3 / 64,
-        2 => timeout * 12 / 64,
-        _ => timeout * 48 / 64,
-    }
-}
-
 /// How long packets of a connection may still be about (IBA 12.9.8.4): what its ACK timeout allows for.
 pub(super) fn timewait(ack_timeout: u8) -> Duration {
     decode(ack_timeout).min(LONGEST)
@@ -59,13 +45,6 @@ mod tests {
             }
         }
         assert_eq!(ack_code(31, 31), 31);
-    }
-
-    #[test]
-    fn early_repetitions_lie_in_the_first_wait() {
-        let timeout = decode(20);
-        let waits = (0..=EARLY).map(|n| wait(timeout, n));
-        assert_eq!(waits.sum::<Duration>(), timeout);
     }
 
     #[test]

@@ -93,8 +93,12 @@ impl Engine {
                 let port = incoming.arrival.destination;
                 match self.listener(service_id, destination, port) {
                     Some(slot) if slot != self.slot => !self.hand_on(now, slot, &incoming.datagram),
-                    Some(_) => true,
-                    None => self.is_asked_in_vain(now, incoming, &mad),
+                    // It may hold the port and not listen yet.
+                    Some(_) => !self.keep_for_listener(now, incoming, &mad),
+                    None => {
+                        self.is_asked_in_vain(now, incoming, &mad)
+                            && !self.keep_for_listener(now, incoming, &mad)
+                    }
                 }
             }
             Route::Everyone => {

@@ -9,12 +9,6 @@ use anyverbs::*;
 
 use super::*;
 
-fn set_nonblocking(channel: &EventChannel) {
-    // SAFETY: fcntl on a descriptor of ours, no pointers.
-    let rc = unsafe { libc::fcntl(channel.as_fd().as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
-    assert_eq!(rc, 0);
-}
-
 fn id_on(channel: &EventChannel, cookie: u64) -> Id {
     Id::create(channel, PortSpace::Tcp, QpType::Rc, cookie).unwrap()
 }

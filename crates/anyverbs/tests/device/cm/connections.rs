@@ -251,6 +251,8 @@ fn a_program_may_move_its_queue_pair_itself() {
     active.id.connect(&ConnParam { qpn, srq: true, ..PARAM }).unwrap();
     let (mut passive, request) = listener.request();
     assert_eq!((conn(&request).qpn, conn(&request).srq), (qpn, true));
+    let (ours, theirs) = (active.id.info().path.unwrap(), passive.id.info().path.unwrap());
+    assert_eq!((theirs.traffic_class, theirs.flow_label), (32, ours.flow_label));
     passive.endpoint = Some(Endpoint::new(QpType::Rc));
     moves(&passive, &[QpState::Init, QpState::Rtr, QpState::Rts]);
     let qpn = passive.e().qp.qpn();
@@ -409,4 +411,60 @@ fn whoever_is_destroyed_tells_its_peer() {
     let (_listener, active, passive) = connected();
     passive.id.destroy().unwrap();
     active.expect(EventKind::Disconnected);
+}
+
+/// An initiator connects to a target, and names the SRQ that it sends to.
+#[test]
+fn extended_reliable_connections_connect_too() {
+    let context = crate::endpoint::context();
+    let (pd, xrcd) =
+        (context.alloc_pd().unwrap(), context.open_xrcd(XrcdInitAttr::default()).unwrap());
+    let cq = context.create_cq(16, None, 0, 0).unwrap();
+    let srq = xrcd.create_srq(&pd, &cq, &SrqInitAttr { max_wr: 4, max_sge: 1, cookie: 0 }).unwrap();
+    let buffer = Buffer::new(&pd, 128);
+    srq.post_recv(&[RecvWr { wr_id: 1, sges: &[buffer.sge(0, 64)] }]).unwrap();
+    let listener = Node::new(PortSpace::Ib, QpType::XrcRecv).listening(&at("127.0.0.1", 0));
+    let active = Node::new(PortSpace::Ib, QpType::XrcSend);
+    active.id.set_option(IdOption::AckTimeout(19)).unwrap();
+    active.resolve(&listener.on("127.0.0.1"));
+    let init = XrcSendInitAttr { send_cq: &cq, cap: CAP, sq_sig_all: true, cookie: 0 };
+    let initiator = pd.create_xrc_send_qp(&init).unwrap();
+    let target = xrcd.create_qp(0).unwrap();
+    assert_eq!(active.id.attach_qp(&target).unwrap_err().errno(), libc::EINVAL);
+    active.id.attach_qp(&initiator).unwrap();
+    active.id.connect(&PARAM).unwrap();
+    let (passive, request) = listener.request();
+    assert_eq!(conn(&request).qpn, initiator.qpn());
+    passive.id.attach_qp(&target).unwrap();
+    passive.id.accept(None).unwrap();
+    let event = active.expect(EventKind::Established);
+    assert_eq!((conn(&event).qpn, conn(&event).srq), (target.qpn(), true));
+    passive.expect(EventKind::Established);
+    buffer.write(64, &[5; 64]);
+    let wr = SendWr {
+        wr_id: 2,
+        op: SendOp::Send,
+        flags: SendFlags::SIGNALED,
+        sges: &[buffer.sge(64, 64)],
+        ud: None,
+        xrc_srqn: srq.number().unwrap(),
+    };
+    initiator.post_send(&[wr]).unwrap();
+    let (begin, mut done) = (std::time::Instant::now(), 0);
+    while done < 2 {
+        let mut wcs = [Wc::default(); 2];
+        let n = cq.poll(&mut wcs).unwrap();
+        assert!(wcs[..n].iter().all(|wc| wc.status == WcStatus::Success), "{wcs:?}");
+        done += n;
+        assert!(begin.elapsed() < 10 * SECOND);
+    }
+    assert_eq!(buffer.read(0, 64), [5; 64]);
+    active.id.disconnect().unwrap();
+    passive.expect(EventKind::Disconnected);
+    // A listener for reliable connections does not serve these, nor the other way round.
+    let mut rc = Node::new(PortSpace::Ib, QpType::Rc);
+    rc.resolve(&listener.on("127.0.0.1"));
+    rc.attach(QpType::Rc);
+    rc.id.connect(&PARAM).unwrap();
+    assert_eq!(expect(&rc.channel, EventKind::Rejected).status, 9, "invalid transport");
 }

@@ -7,6 +7,8 @@ mod groups;
 mod many;
 mod places;
 mod processes;
+mod storms;
+mod unserved;
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
@@ -30,11 +32,17 @@ pub(crate) fn at(ip: &str, port: u16) -> Address {
     Address::Ip(SocketAddr::new(ip.parse().unwrap(), port))
 }
 
-fn poll(channel: &EventChannel, ms: i32) -> bool {
+pub(crate) fn poll(channel: &EventChannel, ms: i32) -> bool {
     let mut pfd =
         libc::pollfd { fd: channel.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one live pollfd.
     unsafe { libc::poll(&raw mut pfd, 1, ms) == 1 }
+}
+
+pub(crate) fn set_nonblocking(channel: &EventChannel) {
+    // SAFETY: fcntl on a descriptor of ours, no pointers.
+    let rc = unsafe { libc::fcntl(channel.as_fd().as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+    assert_eq!(rc, 0);
 }
 
 pub(crate) fn poll_until_readable(channel: &EventChannel) {

@@ -1,0 +1,113 @@
+//! Requests for services that nobody serves are kept for a moment before they are refused: somebody may be about to.
+//!
+//! Programs stop listening and start again, and their clients come back at once (perftest between its two connections).
+//! Other devices take milliseconds to make what a client needs for its request, this one microseconds: a client that
+//! never met a closed port there would always meet one here.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyverbs_net::Datagram;
+use anyverbs_proto::cm::mad::Mad;
+use anyverbs_proto::cm::{Route, route};
+use anyverbs_proto::qp::Arrival;
+use anyverbs_proto::time::Time;
+
+use super::receive::Incoming;
+use crate::engine::Engine;
+use crate::engine::timers::NEVER;
+
+/// When a listener is looked for again: after this, and after twice as long each time.
+const FIRST: Duration = Duration::from_millis(1);
+/// How often: for 127 ms in all.
+const LOOKS: u32 = 7;
+/// More are refused at once.
+const MOST: usize = 64;
+
+/// A request that waits for a listener.
+#[derive(Debug)]
+pub(super) struct Unserved {
+    /// Its bytes are in `bytes`.
+    datagram: Datagram<'static>,
+    bytes: Box<[u8]>,
+    arrival: Arrival,
+    payload: Box<[u8]>,
+    looks: u32,
+    at: Time,
+}
+
+impl Engine {
+    /// Keeps a request to which nobody listens. False if it is to be answered now: this process listens, or was asked before, or
+    /// too many wait.
+    pub(super) fn keep_for_listener(&self, now: Time, incoming: &Incoming<'_>, mad: &Mad) -> bool {
+        let source = incoming.arrival.source;
+        if self.gsi.state.lock().machine.awaits_request(source, mad) {
+            return false;
+        }
+        let mut unserved = self.gsi.unserved.lock();
+        if unserved.len() >= MOST {
+            return false;
+        }
+        let request = Unserved {
+            datagram: Datagram { bytes: &[], ..incoming.datagram },
+            bytes: incoming.datagram.bytes.into(),
+            arrival: incoming.arrival,
+            payload: incoming.packet.payload.into(),
+            looks: 0,
+            at: now + FIRST,
+        };
+        self.look_for_listeners_at(request.at);
+        unserved.push(request);
+        true
+    }
+
+    fn look_for_listeners_at(&self, at: Time) {
+        self.gsi.unserved_at.fetch_min(at.as_nanos(), Ordering::SeqCst);
+        self.worker.wake_before(at.as_nanos());
+    }
+
+    /// Gives the requests that wait to who listens now; refuses those that have waited long enough.
+    pub(super) fn look_for_listeners(&'static self, now: Time) {
+        let due: Vec<Unserved> = {
+            let mut unserved = self.gsi.unserved.lock();
+            self.gsi.unserved_at.store(NEVER, Ordering::SeqCst);
+            let due = unserved.extract_if(.., |request| request.at <= now).collect();
+            if let Some(next) = unserved.iter().map(|request| request.at).min() {
+                self.look_for_listeners_at(next);
+            }
+            due
+        };
+        let ended: Vec<_> = due.into_iter().filter_map(|r| self.served(now, r)).collect();
+        if !ended.is_empty() {
+            self.with_cm(|machine, _, now| {
+                for request in ended {
+                    machine.handle(now, &request.arrival, &request.payload);
+                }
+            });
+        }
+    }
+
+    /// A request that is for this process, or for nobody. `None`: it was handed on, or waits on.
+    fn served(&self, now: Time, mut request: Unserved) -> Option<Unserved> {
+        let Ok(mad) = Mad::parse(&request.payload) else { return Some(request) };
+        let Route::Service { service_id, destination } = route(&mad) else { return Some(request) };
+        match self.listener(service_id, destination, request.arrival.destination) {
+            Some(slot) if slot != self.slot => {
+                let datagram = Datagram { bytes: &request.bytes, ..request.datagram };
+                (!self.hand_on(now, slot, &datagram)).then_some(request)
+            }
+            _ if self.gsi.state.lock().machine.awaits_request(request.arrival.source, &mad) => {
+                Some(request)
+            }
+            _ if request.looks + 1 < LOOKS => {
+                request.looks += 1;
+                request.at = now + FIRST * 2u32.pow(request.looks);
+                let mut unserved = self.gsi.unserved.lock();
+                self.look_for_listeners_at(request.at);
+                unserved.push(request);
+                None
+            }
+            _ => Some(request),
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Requests that come before their listener.
+
+use std::time::Instant;
+
+use super::*;
+
+/// What a request is refused with to which nobody listens (IBA table 108).
+const INVALID_SERVICE_ID: i32 = 8;
+
+/// One after the other: only so many requests are kept.
+#[test]
+fn requests_wait_for_their_listener() {
+    a_listener_that_is_a_little_late_gets_the_request();
+    nobody_is_waited_for_long();
+    not_many_are_waited_for();
+}
+
+fn a_listener_that_is_a_little_late_gets_the_request() {
+    let late = Node::tcp();
+    late.id.bind_addr(&at("127.0.0.1", 0)).unwrap();
+    let active = Node::towards(&late.on("127.0.0.1"));
+    active.id.connect(&PARAM).unwrap();
+    assert!(!poll(&active.channel, 20), "refused at once");
+    late.id.listen(0).unwrap();
+    let (passive, _) = late.request();
+    drop(passive);
+    expect(&active.channel, EventKind::Rejected);
+}
+
+fn nobody_is_waited_for_long() {
+    let nobody = Node::tcp();
+    nobody.id.bind_addr(&at("127.0.0.1", 0)).unwrap();
+    let active = Node::towards(&nobody.on("127.0.0.1"));
+    let begin = Instant::now();
+    active.id.connect(&PARAM).unwrap();
+    let event = expect(&active.channel, EventKind::Rejected);
+    assert_eq!(event.status, INVALID_SERVICE_ID);
+    assert!(begin.elapsed() >= SECOND / 10, "{:?}", begin.elapsed());
+}
+
+/// More than that are refused at once, so that who floods a closed port takes no memory.
+fn not_many_are_waited_for() {
+    let nobody = Node::tcp();
+    nobody.id.bind_addr(&at("127.0.0.1", 0)).unwrap();
+    let asking: Vec<_> = (0..200).map(|_| Node::towards(&nobody.on("127.0.0.1"))).collect();
+    let begin = Instant::now();
+    for active in &asking {
+        active.id.connect(&PARAM).unwrap();
+    }
+    for active in &asking {
+        assert_eq!(expect(&active.channel, EventKind::Rejected).status, INVALID_SERVICE_ID);
+    }
+    assert!(begin.elapsed() < 5 * SECOND, "{:?}", begin.elapsed());
+}

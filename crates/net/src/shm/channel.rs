@@ -1,0 +1,346 @@
+//! One connection to one process: a ring in each direction.
+
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
+
+use parking_lot::{Mutex, MutexGuard};
+use thiserror::Error;
+
+use super::endpoint::write_word;
+use super::handshake::Probe;
+use super::layout::FED;
+use super::memory::{Area, Memory};
+use super::notify::Door;
+use super::process::PeerProcess;
+use super::remote::{Local, Remote, RemoteError, RemoteMemory};
+use super::ring::{Reservation, ReserveError, Writer};
+
+/// Why a channel is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Closed {
+    /// The other process has ended.
+    #[error("the process has ended")]
+    Died = 1,
+    /// The other process gave the channel up, or ran another program.
+    #[error("the process closed the channel")]
+    HungUp,
+    /// The other process wrote what no peer of this version writes.
+    #[error("the process wrote nonsense")]
+    Nonsense,
+    /// The other process has another version of the protocol.
+    #[error("the process speaks another version")]
+    Version,
+    /// The other process has no place for more channels.
+    #[error("the process has too many channels")]
+    Refused,
+    /// This process closed it.
+    #[error("closed")]
+    Local,
+}
+
+impl Closed {
+    const ALL: [Self; 6] =
+        [Self::Died, Self::HungUp, Self::Nonsense, Self::Version, Self::Refused, Self::Local];
+}
+
+/// Why a message cannot be sent now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum SendError {
+    /// The ring is full. See [`Sender::ask_for_room`].
+    #[error("the ring is full")]
+    Full,
+    /// Longer than [`Channel::max_payload`], or the header longer than [`super::MAX_HEADER`].
+    #[error("the message is longer than the ring takes")]
+    TooLong,
+    /// The channel is closed for good.
+    #[error("{0}")]
+    Closed(Closed),
+}
+
+/// How to tell the peer's reader.
+#[derive(Debug)]
+pub(super) struct PeerDoor {
+    pub(super) door: Door,
+    /// The peer's eventfd, non-blocking.
+    pub(super) wake: OwnedFd,
+    pub(super) probe: Probe,
+}
+
+/// A connection to one process of the host. See [`super`] for its life.
+pub struct Channel {
+    /// Which ring of ours this is: its place in the poller and its bell.
+    pub(super) index: usize,
+    /// Names it among the descriptors that are watched; never reused.
+    pub(super) key: u64,
+    slot: u8,
+    pub(super) process: PeerProcess,
+    pub(super) socket: OwnedFd,
+    /// 0, or the reason why it is closed.
+    closed: AtomicU8,
+    max_payload: usize,
+    writer: Mutex<Writer>,
+    /// What the peer writes.
+    peer: Area,
+    /// The question for room that was not answered yet, 0 for none.
+    asked: AtomicU64,
+    /// Known once the other side has answered.
+    door: OnceLock<PeerDoor>,
+    remote: OnceLock<Result<RemoteMemory, RemoteError>>,
+}
+
+impl Channel {
+    pub(super) fn new(
+        (index, key, slot): (usize, u64, u8),
+        process: PeerProcess,
+        socket: OwnedFd,
+        writer: Writer,
+    ) -> Self {
+        Self {
+            index,
+            key,
+            slot,
+            process,
+            socket,
+            closed: AtomicU8::new(0),
+            max_payload: writer.max_payload(),
+            peer: writer.peer().clone(),
+            writer: Mutex::new(writer),
+            asked: AtomicU64::new(0),
+            door: OnceLock::new(),
+            remote: OnceLock::new(),
+        }
+    }
+
+    /// The slot of the other process.
+    #[must_use]
+    pub fn slot(&self) -> u8 {
+        self.slot
+    }
+
+    /// The other process's number, 0 when it lives in a PID namespace that we cannot see.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        self.process.pid
+    }
+
+    /// Longest payload of one message.
+    #[must_use]
+    pub fn max_payload(&self) -> usize {
+        self.max_payload
+    }
+
+    /// Whether the other process has answered. Messages can be sent before.
+    #[must_use]
+    pub fn is_established(&self) -> bool {
+        self.door.get().is_some()
+    }
+
+    /// Why the channel is closed, if it is.
+    #[inline]
+    #[must_use]
+    pub fn closed(&self) -> Option<Closed> {
+        match self.closed.load(Ordering::Acquire) {
+            0 => None,
+            code => Closed::ALL.into_iter().find(|&c| c as u8 == code),
+        }
+    }
+
+    /// Closes it; whether it was open.
+    pub(super) fn close(&self, reason: Closed) -> bool {
+        let was_open = self
+            .closed
+            .compare_exchange(0, reason as u8, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok();
+        if was_open {
+            // SAFETY: a plain call on our own descriptor.
+            unsafe { libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_RDWR) };
+        }
+        was_open
+    }
+
+    /// The sending side, for one thread at a time.
+    #[must_use]
+    pub fn sender(&self) -> Sender<'_> {
+        Sender { channel: self, writer: self.writer.lock() }
+    }
+
+    pub(super) fn establish(&self, door: PeerDoor) {
+        let _ = self.door.set(door);
+        // What was published before the door was known has not been told.
+        self.call();
+    }
+
+    /// Tells the peer's reader to look at its side of this channel.
+    pub(super) fn call(&self) {
+        if let Some(door) = self.door.get()
+            && door.door.call()
+        {
+            write_word(door.wake.as_fd());
+        }
+    }
+
+    /// Whether a question for room is answered, and who asked has not been told yet.
+    pub(super) fn is_answered(&self) -> bool {
+        let asked = self.asked.load(Ordering::SeqCst);
+        asked != 0 && self.peer.load(FED, Ordering::Acquire) == asked
+    }
+
+    /// As [`is_answered`](Self::is_answered), once for each question.
+    pub(super) fn take_answer(&self) -> bool {
+        self.is_answered() && self.asked.swap(0, Ordering::SeqCst) != 0
+    }
+
+    /// What this side writes.
+    #[cfg(test)]
+    pub(super) fn own(&self) -> Area {
+        self.writer.lock().own().clone()
+    }
+
+    fn is_alive(&self) -> bool {
+        self.closed().is_none() && !has_hung_up(self.socket.as_fd()) && !self.process.has_ended()
+    }
+
+    fn remote(&self) -> Result<&RemoteMemory, RemoteError> {
+        let door = self.door.get().ok_or(RemoteError::Denied)?;
+        self.remote
+            .get_or_init(|| RemoteMemory::open(&self.process, door.probe))
+            .as_ref()
+            .map_err(|&error| error)
+    }
+
+    /// Whether the kernel lets us copy from and to the other process's memory. Tried once, when the channel is
+    /// [established](Self::is_established); before, it is `Denied`.
+    ///
+    /// # Errors
+    /// See [`RemoteError`].
+    pub fn can_copy(&self) -> Result<(), RemoteError> {
+        self.remote().map(|_| ())
+    }
+
+    /// Copies from the other process's memory, whose pieces must have as many bytes in all as the local ones.
+    ///
+    /// # Errors
+    /// See [`RemoteError`]. Any part may have been copied.
+    ///
+    /// # Safety
+    /// The local pieces may be written, as far as they are mapped.
+    pub unsafe fn read_remote(
+        &self,
+        local: &[Local],
+        remote: &[Remote],
+    ) -> Result<(), RemoteError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.remote()?.read(local, remote, || self.is_alive()) }
+    }
+
+    /// Copies to the other process's memory, whose pieces must have as many bytes in all as the local ones.
+    ///
+    /// # Errors
+    /// See [`RemoteError`]. Any part may have been copied.
+    ///
+    /// # Safety
+    /// The local pieces may be read, as far as they are mapped.
+    pub unsafe fn write_remote(
+        &self,
+        local: &[Local],
+        remote: &[Remote],
+    ) -> Result<(), RemoteError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.remote()?.write(local, remote, || self.is_alive()) }
+    }
+}
+
+impl fmt::Debug for Channel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Channel")
+            .field("slot", &self.slot)
+            .field("pid", &self.process.pid)
+            .field("established", &self.is_established())
+            .field("closed", &self.closed())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Whether the other end of a connected socket is closed.
+pub(super) fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
+    crate::sockopt::poll(socket, libc::POLLRDHUP, 0).unwrap_or(false)
+}
+
+/// The sending side of a channel, held by one thread.
+///
+/// What is committed and not flushed stays invisible to the peer until somebody flushes.
+#[derive(Debug)]
+pub struct Sender<'a> {
+    channel: &'a Channel,
+    writer: MutexGuard<'a, Writer>,
+}
+
+impl Sender<'_> {
+    /// Room for a message, to be filled in place and committed.
+    ///
+    /// # Errors
+    /// See [`SendError`].
+    #[inline]
+    pub fn reserve(&mut self, header: usize, payload: usize) -> Result<Reservation<'_>, SendError> {
+        if let Some(reason) = self.channel.closed() {
+            return Err(SendError::Closed(reason));
+        }
+        let Self { channel, writer } = self;
+        writer.reserve(header, payload).map_err(|error| match error {
+            ReserveError::Full => SendError::Full,
+            ReserveError::TooLong => SendError::TooLong,
+            ReserveError::Broken => {
+                channel.close(Closed::Nonsense);
+                SendError::Closed(Closed::Nonsense)
+            }
+        })
+    }
+
+    /// Sends what is committed, and wakes the peer if it sleeps.
+    #[inline]
+    pub fn flush(&mut self) {
+        if self.writer.publish() {
+            self.tell();
+        }
+    }
+
+    /// Whether something is committed and not flushed.
+    #[must_use]
+    pub fn has_unflushed(&self) -> bool {
+        self.writer.has_unpublished()
+    }
+
+    /// Asks for [`super::Event::Room`] after [`SendError::Full`]. Flushes. Room that came meanwhile may not be told:
+    /// reserve once more afterwards.
+    pub fn ask_for_room(&mut self) {
+        self.writer.publish();
+        let asked = self.writer.ask_for_room();
+        self.channel.asked.store(asked, Ordering::SeqCst);
+        self.tell();
+    }
+
+    /// Whether the peer has taken everything that was flushed.
+    #[must_use]
+    pub fn is_drained(&mut self) -> bool {
+        self.writer.is_drained().unwrap_or(true)
+    }
+
+    #[inline]
+    fn tell(&self) {
+        let known = &self.channel.door;
+        let door = known.get().or_else(|| {
+            // Who makes it known calls afterwards: one of us sees what the other did.
+            fence(Ordering::SeqCst);
+            known.get()
+        });
+        if let Some(door) = door
+            && door.door.knock(&self.channel.peer)
+        {
+            write_word(door.wake.as_fd());
+        }
+    }
+}

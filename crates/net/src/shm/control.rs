@@ -1,0 +1,440 @@
+//! The control side of an endpoint: who connects, who answers, who is gone.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use super::channel::{Channel, Closed, PeerDoor, has_hung_up};
+use super::endpoint::{Shared, write_word};
+use super::handshake::{self, Greeting, Probe, Received, Status};
+use super::layout::{page, side_len};
+use super::memory::{Access, Area, SharedObject};
+use super::notify::{Door, bell_of};
+use super::process::{self, PeerProcess};
+use super::ring::{Reader, Writer};
+
+/// Most channels of a process: two for each other process, and as many again that are about to be closed.
+const MAX_CHANNELS: usize = 1024;
+/// Most connections that have not said anything yet.
+const MAX_STRANGERS: usize = 64;
+/// Events handled in one go.
+const BUDGET: usize = 64;
+/// Under which the listener is watched.
+pub(super) const LISTENER_KEY: u64 = 0;
+
+/// Something that [`super::Poller::poll`] has to know and that does not come through a ring.
+#[derive(Debug)]
+pub(super) enum News {
+    Opened(Arc<Channel>, Box<Reader>),
+    Answered(Arc<Channel>),
+    Closed(Arc<Channel>),
+}
+
+/// What is watched, and which channels there are.
+#[derive(Debug)]
+pub(super) struct Control {
+    /// In the order of their beginning.
+    pub(super) connections: BTreeMap<u64, Connection>,
+    strangers: usize,
+    next_key: u64,
+    /// The youngest channel to each slot.
+    pub(super) by_slot: Vec<Option<Arc<Channel>>>,
+    /// Which numbers of rings are taken.
+    indices: Vec<bool>,
+    /// Connections wait for descriptors.
+    accept_again: bool,
+    pub(super) shut_down: bool,
+}
+
+#[derive(Debug)]
+pub(super) enum Connection {
+    /// Accepted, and has not said anything yet.
+    Stranger {
+        socket: OwnedFd,
+        process: PeerProcess,
+    },
+    Channel(Arc<Channel>),
+}
+
+/// What a channel is made of.
+pub(super) struct Opening {
+    pub(super) index: usize,
+    pub(super) slot: u8,
+    pub(super) process: PeerProcess,
+    pub(super) socket: OwnedFd,
+    pub(super) own: Area,
+    pub(super) peer: Area,
+    pub(super) ring: usize,
+    pub(super) max_payload: usize,
+}
+
+impl Control {
+    pub(super) fn new() -> Self {
+        Self {
+            connections: BTreeMap::new(),
+            strangers: 0,
+            next_key: LISTENER_KEY + 1,
+            by_slot: vec![None; 256],
+            indices: Vec::new(),
+            accept_again: false,
+            shut_down: false,
+        }
+    }
+
+    pub(super) fn take_index(&mut self) -> Option<usize> {
+        let free = self.indices.iter().position(|&taken| !taken).unwrap_or(self.indices.len());
+        if free >= MAX_CHANNELS || self.shut_down {
+            return None;
+        }
+        self.indices.resize(self.indices.len().max(free + 1), false);
+        self.indices[free] = true;
+        Some(free)
+    }
+
+    #[cfg(test)]
+    pub(super) fn taken_indices(&self) -> usize {
+        self.indices.iter().filter(|&&taken| taken).count()
+    }
+
+    pub(super) fn free_index(&mut self, index: usize) {
+        self.indices[index] = false;
+    }
+}
+
+impl Shared {
+    /// What this process says of itself.
+    pub(super) fn greeting(
+        &self,
+        status: Status,
+        ring: usize,
+        max_payload: usize,
+        index: usize,
+    ) -> Greeting {
+        let probe =
+            Probe { address: (&raw const *self.probe_value) as u64, value: *self.probe_value };
+        Greeting { status, ring, max_payload, probe, index: index as u32, slot: self.slot }
+    }
+
+    /// Watches `fd` under `key`.
+    pub(super) fn watch(&self, fd: BorrowedFd<'_>, key: u64, events: c_int) -> io::Result<()> {
+        self.epoll_ctl(libc::EPOLL_CTL_ADD, fd, key, events)
+    }
+
+    fn watch_again(&self, fd: BorrowedFd<'_>, key: u64, events: c_int) {
+        let _ = self.epoll_ctl(libc::EPOLL_CTL_MOD, fd, key, events);
+    }
+
+    /// Needed although the descriptor is closed next: a forked child may hold it open.
+    fn unwatch(&self, fd: BorrowedFd<'_>) {
+        let _ = self.epoll_ctl(libc::EPOLL_CTL_DEL, fd, 0, 0);
+    }
+
+    fn epoll_ctl(
+        &self,
+        operation: c_int,
+        fd: BorrowedFd<'_>,
+        key: u64,
+        events: c_int,
+    ) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: events as u32, u64: key };
+        // SAFETY: a live event; both descriptors are open.
+        let rc = unsafe {
+            libc::epoll_ctl(self.epoll.as_raw_fd(), operation, fd.as_raw_fd(), &raw mut event)
+        };
+        if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    pub(super) fn take_news(&self) -> Vec<News> {
+        std::mem::take(&mut *self.news.lock())
+    }
+
+    fn tell(&self, news: News) {
+        self.news.lock().push(news);
+        if self.door.call() {
+            write_word(self.wake.as_fd());
+        }
+    }
+
+    /// Makes the channel and its reader known. On failure the index is still the caller's.
+    pub(super) fn open(&self, control: &mut Control, opening: Opening) -> io::Result<Arc<Channel>> {
+        let Opening { index, slot, process, socket, own, peer, ring, max_payload } = opening;
+        peer.make_read_only()?;
+        let writer = Writer::new(own.clone(), peer.clone(), page(), ring, max_payload);
+        let reader = Box::new(Reader::new(own, peer, page(), ring, max_payload));
+        let key = control.next_key;
+        control.next_key += 1;
+        let channel = Arc::new(Channel::new((index, key, slot), process, socket, writer));
+        self.watch(channel.socket.as_fd(), key << 1, libc::EPOLLIN | libc::EPOLLRDHUP)?;
+        if let Some(pidfd) = &channel.process.pidfd
+            && let Err(error) = self.watch(pidfd.as_fd(), key << 1 | 1, libc::EPOLLIN)
+        {
+            self.unwatch(channel.socket.as_fd());
+            return Err(error);
+        }
+        control.connections.insert(key, Connection::Channel(Arc::clone(&channel)));
+        control.by_slot[usize::from(slot)] = Some(Arc::clone(&channel));
+        self.tell(News::Opened(Arc::clone(&channel), reader));
+        Ok(channel)
+    }
+
+    pub(super) fn control(&self) -> io::Result<()> {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; BUDGET];
+        let mut control = self.control.lock();
+        // SAFETY: a live array of that many events.
+        let n = unsafe {
+            libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), BUDGET as c_int, 0)
+        };
+        let Ok(n) = usize::try_from(n) else {
+            let error = io::Error::last_os_error();
+            let interrupted = error.kind() == io::ErrorKind::Interrupted;
+            return if interrupted { Ok(()) } else { Err(error) };
+        };
+        if control.accept_again {
+            self.accept(&mut control);
+        }
+        for event in &events[..n] {
+            let key = event.u64;
+            if key == LISTENER_KEY {
+                self.accept(&mut control);
+                continue;
+            }
+            // Another event of this round may have ended it.
+            let Some(connection) = control.connections.get(&(key >> 1)) else { continue };
+            match connection {
+                Connection::Stranger { .. } => self.meet(&mut control, key >> 1),
+                Connection::Channel(channel) => {
+                    let channel = Arc::clone(channel);
+                    self.attend(&mut control, &channel, key & 1 == 1);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn accept(&self, control: &mut Control) {
+        if control.shut_down {
+            self.unwatch(self.listener.as_fd());
+            return;
+        }
+        control.accept_again = false;
+        for _ in 0..BUDGET {
+            let socket = match self.listener.accept() {
+                Ok((socket, _)) => socket,
+                Err(error) => {
+                    let out_of = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS];
+                    control.accept_again =
+                        error.raw_os_error().is_some_and(|errno| out_of.contains(&errno));
+                    return;
+                }
+            };
+            let is_ours = process::peer(socket.as_fd()).ok().filter(|&(_, uid)| uid == self.uid);
+            let Some((process, _)) = is_ours else { continue };
+            let key = control.next_key;
+            if socket.set_nonblocking(true).is_err()
+                || self.watch(socket.as_fd(), key << 1, libc::EPOLLIN | libc::EPOLLRDHUP).is_err()
+            {
+                continue;
+            }
+            control.next_key += 1;
+            control.strangers += 1;
+            let socket = socket.into();
+            control.connections.insert(key, Connection::Stranger { socket, process });
+            if control.strangers > MAX_STRANGERS {
+                let is_stranger = |c: &Connection| matches!(c, Connection::Stranger { .. });
+                let oldest = control.connections.iter().find(|(_, c)| is_stranger(c));
+                if let Some(key) = oldest.map(|(&key, _)| key) {
+                    self.dismiss(control, key);
+                }
+            }
+        }
+        // There may be more, and the edge has passed.
+        self.watch_again(self.listener.as_fd(), LISTENER_KEY, libc::EPOLLIN | libc::EPOLLET);
+    }
+
+    /// Ends what is between us and a stranger, and hands it out.
+    fn dismiss(&self, control: &mut Control, key: u64) -> Option<(OwnedFd, PeerProcess)> {
+        let Some(Connection::Stranger { socket, process }) = control.connections.remove(&key)
+        else {
+            return None;
+        };
+        self.unwatch(socket.as_fd());
+        control.strangers -= 1;
+        Some((socket, process))
+    }
+
+    /// Reads a stranger's hello.
+    fn meet(&self, control: &mut Control, key: u64) {
+        let Some(Connection::Stranger { socket, .. }) = control.connections.get(&key) else {
+            return;
+        };
+        let received = match handshake::receive(socket.as_fd()) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            received => received.ok().flatten(),
+        };
+        self.unwatch(socket.as_fd());
+        control.strangers -= 1;
+        let Some(Connection::Stranger { socket, process }) = control.connections.remove(&key)
+        else {
+            return;
+        };
+        // Gone without a word.
+        let Some(received) = received else { return };
+        let answer = socket.try_clone();
+        if let (Err(status), Ok(socket)) =
+            (self.welcome(control, socket, process, received), answer)
+        {
+            let refusal = self.greeting(status, self.config.ring, self.config.max_payload, 0);
+            let _ = handshake::send(socket.as_fd(), &refusal.emit(), &[]);
+        }
+    }
+
+    /// Makes the channel that a hello asks for, or says what to answer.
+    fn welcome(
+        &self,
+        control: &mut Control,
+        socket: OwnedFd,
+        process: PeerProcess,
+        received: Received,
+    ) -> Result<(), Status> {
+        let hello = received.greeting?;
+        let Ok([object, epoch, bells, wake]) = <[OwnedFd; 4]>::try_from(received.fds) else {
+            return Err(Status::Nonsense);
+        };
+        let taken = control.by_slot[usize::from(hello.slot)].as_ref().is_some_and(|other| {
+            other.closed().is_none()
+                && other.process.pid != process.pid
+                && !other.process.has_ended()
+                && !has_hung_up(other.socket.as_fd())
+        });
+        if hello.status != Status::Ok || hello.slot == self.slot || taken {
+            return Err(Status::Nonsense);
+        }
+        let side = side_len(hello.ring);
+        let object = SharedObject::check(object, 2 * side).ok_or(Status::Nonsense)?;
+        let map =
+            Area::map(object.as_fd(), 2 * side, Access::ReadWrite).map_err(|_| Status::Nonsense)?;
+        let (own, peer) = (map.part(side, side), map.part(0, side));
+        let door = peer_door(&hello, epoch, bells, wake).ok_or(Status::Nonsense)?;
+        let index = control.take_index().ok_or(Status::Full)?;
+        let answer = self.greeting(Status::Ok, hello.ring, hello.max_payload, index);
+        let fds = [self.epoch.as_fd(), self.bells.as_fd(), self.wake.as_fd()];
+        let opened = handshake::send(socket.as_fd(), &answer.emit(), &fds).and_then(|()| {
+            let Greeting { slot, ring, max_payload, .. } = hello;
+            let opening = Opening { index, slot, process, socket, own, peer, ring, max_payload };
+            self.open(control, opening)
+        });
+        match opened {
+            Ok(channel) => {
+                channel.establish(door);
+                self.tell(News::Answered(channel));
+                Ok(())
+            }
+            Err(error) => {
+                tracing::debug!(%error, slot = hello.slot, "a channel failed to open");
+                control.free_index(index);
+                Err(Status::Full)
+            }
+        }
+    }
+
+    /// Handles an event of a channel's socket, or the end of its process.
+    fn attend(&self, control: &mut Control, channel: &Arc<Channel>, ended: bool) {
+        let reason = if ended {
+            Some(Closed::Died)
+        } else {
+            match handshake::receive(channel.socket.as_fd()) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+                Ok(Some(received)) => self.answered(channel, received).err(),
+                _ if channel.process.has_ended() => Some(Closed::Died),
+                _ => Some(Closed::HungUp),
+            }
+        };
+        if let Some(reason) = reason {
+            channel.close(reason);
+        }
+        if channel.closed().is_some() {
+            self.forget(control, channel);
+            self.tell(News::Closed(Arc::clone(channel)));
+        }
+    }
+
+    /// Reads the answer to our hello.
+    fn answered(&self, channel: &Arc<Channel>, received: Received) -> Result<(), Closed> {
+        if channel.is_established() {
+            return Err(Closed::Nonsense);
+        }
+        let answer = received.greeting.map_err(|status| match status {
+            Status::Version => Closed::Version,
+            _ => Closed::Nonsense,
+        })?;
+        match answer.status {
+            Status::Ok => {}
+            Status::Version => return Err(Closed::Version),
+            Status::Full => return Err(Closed::Refused),
+            Status::Nonsense => return Err(Closed::Nonsense),
+        }
+        let [epoch, bells, wake] =
+            <[OwnedFd; 3]>::try_from(received.fds).map_err(|_| Closed::Nonsense)?;
+        let door = peer_door(&answer, epoch, bells, wake).ok_or(Closed::Nonsense)?;
+        channel.establish(door);
+        self.tell(News::Answered(Arc::clone(channel)));
+        Ok(())
+    }
+
+    /// Stops watching a channel. Its index stays taken until [`give_back`](Self::give_back).
+    fn forget(&self, control: &mut Control, channel: &Arc<Channel>) {
+        if control.connections.remove(&channel.key).is_none() {
+            return;
+        }
+        self.unwatch(channel.socket.as_fd());
+        if let Some(pidfd) = &channel.process.pidfd {
+            self.unwatch(pidfd.as_fd());
+        }
+        let place = &mut control.by_slot[usize::from(channel.slot())];
+        if place.as_ref().is_some_and(|c| Arc::ptr_eq(c, channel)) {
+            *place = None;
+        }
+    }
+
+    /// The poller has done with a closed channel.
+    pub(super) fn give_back(&self, channel: &Arc<Channel>) {
+        let mut control = self.control.lock();
+        self.forget(&mut control, channel);
+        control.free_index(channel.index);
+    }
+}
+
+/// Checks what a peer sent to be told by.
+fn peer_door(
+    greeting: &Greeting,
+    epoch: OwnedFd,
+    bells: OwnedFd,
+    wake: OwnedFd,
+) -> Option<PeerDoor> {
+    let epoch = SharedObject::check(epoch, page())?;
+    let bells = SharedObject::check(bells, page())?;
+    let epoch = Area::map(epoch.as_fd(), page(), Access::ReadOnly).ok()?;
+    let bells = Area::map(bells.as_fd(), page(), Access::ReadWrite).ok()?;
+    if !is_eventfd(wake.as_fd()) {
+        return None;
+    }
+    let index = usize::try_from(greeting.index).ok().filter(|&i| i < MAX_CHANNELS)?;
+    Some(PeerDoor { door: Door::new(bells, epoch, bell_of(index)), wake, probe: greeting.probe })
+}
+
+/// Whether writing to a descriptor cannot block: it is non-blocking, and no file, socket or pipe.
+fn is_eventfd(fd: BorrowedFd<'_>) -> bool {
+    // SAFETY: fcntl with F_GETFL only reads flags.
+    let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
+    let mut stat = MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: a live buffer of the right type.
+    let rc = unsafe { libc::fstat(fd.as_raw_fd(), stat.as_mut_ptr()) };
+    if flags & libc::O_NONBLOCK == 0 || rc != 0 {
+        return false;
+    }
+    // SAFETY: zeroed integers, overwritten by the kernel. Anonymous inodes have no type.
+    unsafe { stat.assume_init() }.st_mode & libc::S_IFMT == 0
+}

@@ -1,0 +1,250 @@
+//! What two processes tell each other when a channel is made: one message each way over a `SOCK_SEQPACKET` socket, with
+//! descriptors (`SCM_RIGHTS`).
+//!
+//! Little-endian: magic 8 | version 4 | status 4 | ring 8 | max payload 8 | page 8 | probe address 8 | probe value 8 |
+//! index 4 | slot 1 | 3 zero.
+
+use std::ffi::c_void;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use super::layout::{RING_SIZES, VERSION, page};
+use crate::cmsg::{self, ControlBuffer};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"avb-shm\0");
+const LEN: usize = 64;
+/// Most descriptors of a message.
+const MAX_FDS: usize = 4;
+
+/// The answer to a hello.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Status {
+    Ok,
+    /// Another version or layout.
+    Version,
+    /// Too many channels.
+    Full,
+    /// It is not what this version sends, or the slot belongs to another process.
+    Nonsense,
+}
+
+impl Status {
+    const ALL: [Self; 4] = [Self::Ok, Self::Version, Self::Full, Self::Nonsense];
+}
+
+/// A hello or the answer to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Greeting {
+    pub(crate) status: Status,
+    /// Bytes of each of the two rings.
+    pub(crate) ring: usize,
+    pub(crate) max_payload: usize,
+    /// Where the sender has a word in its memory, and what it holds: who can read that by cross-process copy has the
+    /// right process before him, and the kernel's leave.
+    pub(crate) probe: Probe,
+    /// The number of the ring at its reader, the sender.
+    pub(crate) index: u32,
+    pub(crate) slot: u8,
+}
+
+/// A word in a process's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Probe {
+    pub(crate) address: u64,
+    pub(crate) value: u64,
+}
+
+impl Greeting {
+    pub(crate) fn emit(&self) -> [u8; LEN] {
+        let mut bytes = [0; LEN];
+        let mut rest = &mut bytes[..];
+        let mut put = |field: &[u8]| {
+            let (head, tail) = std::mem::take(&mut rest).split_at_mut(field.len());
+            head.copy_from_slice(field);
+            rest = tail;
+        };
+        put(&MAGIC.to_le_bytes());
+        put(&VERSION.to_le_bytes());
+        put(&(self.status as u32).to_le_bytes());
+        put(&(self.ring as u64).to_le_bytes());
+        put(&(self.max_payload as u64).to_le_bytes());
+        put(&(page() as u64).to_le_bytes());
+        put(&self.probe.address.to_le_bytes());
+        put(&self.probe.value.to_le_bytes());
+        put(&self.index.to_le_bytes());
+        put(&[self.slot]);
+        bytes
+    }
+
+    /// Reads a greeting; what to answer if it is none of this version.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Status> {
+        let (words, []) = bytes.as_chunks::<8>() else { return Err(Status::Nonsense) };
+        let &[magic, versions, ring, max_payload, page_len, address, value, last] = words else {
+            return Err(Status::Nonsense);
+        };
+        if u64::from_le_bytes(magic) != MAGIC {
+            return Err(Status::Nonsense);
+        }
+        let [version, status] = halves(versions);
+        let size = |bytes| usize::try_from(u64::from_le_bytes(bytes)).unwrap_or(usize::MAX);
+        let (ring, max_payload) = (size(ring), size(max_payload));
+        if version != VERSION || size(page_len) != page() {
+            return Err(Status::Version);
+        }
+        let [index, slot] = halves(last);
+        let status = Status::ALL.into_iter().find(|&s| s as u32 == status);
+        match (status, u8::try_from(slot)) {
+            (Some(status), Ok(slot)) if slot != 0 && is_valid_ring(ring, max_payload) => {
+                let probe = Probe {
+                    address: u64::from_le_bytes(address),
+                    value: u64::from_le_bytes(value),
+                };
+                Ok(Self { status, ring, max_payload, probe, index, slot })
+            }
+            _ => Err(Status::Nonsense),
+        }
+    }
+}
+
+fn halves(bytes: [u8; 8]) -> [u32; 2] {
+    let word = u64::from_le_bytes(bytes);
+    [word as u32, (word >> 32) as u32]
+}
+
+/// Whether rings of this size can carry such payloads at any position.
+pub(crate) fn is_valid_ring(ring: usize, max_payload: usize) -> bool {
+    RING_SIZES.contains(&ring) && ring.is_power_of_two() && max_payload <= ring / 4
+}
+
+/// Sends one message with descriptors, at once or not at all.
+pub(crate) fn send(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8; LEN],
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let mut control = ControlBuffer::new();
+    let mut writer = cmsg::Writer::new(&mut control);
+    let raw = |i: usize| fds[i].as_raw_fd();
+    match fds.len() {
+        0 => {}
+        3 => writer.push(libc::SOL_SOCKET, libc::SCM_RIGHTS, [raw(0), raw(1), raw(2)]),
+        4 => writer.push(libc::SOL_SOCKET, libc::SCM_RIGHTS, [raw(0), raw(1), raw(2), raw(3)]),
+        _ => return Err(io::ErrorKind::InvalidInput.into()),
+    }
+    let control_len = writer.len();
+    let mut iov =
+        libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast::<c_void>(), iov_len: LEN };
+    // SAFETY: integers and pointers, for which zero is valid.
+    let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+    message.msg_iov = &raw mut iov;
+    message.msg_iovlen = 1;
+    if control_len > 0 {
+        message.msg_control = control.0.as_mut_ptr().cast();
+        message.msg_controllen = control_len as _;
+    }
+    // SAFETY: the header describes live buffers, which the kernel only reads.
+    let n = unsafe {
+        libc::sendmsg(
+            socket.as_raw_fd(),
+            &raw const message,
+            libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+        )
+    };
+    if n < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// A received message and what came with it.
+#[derive(Debug)]
+pub(crate) struct Received {
+    pub(crate) greeting: Result<Greeting, Status>,
+    pub(crate) fds: Vec<OwnedFd>,
+}
+
+/// Receives one message: `None` when the peer is gone.
+///
+/// # Errors
+/// `WouldBlock` when there is none yet.
+pub(crate) fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Received>> {
+    let mut bytes = [0u8; LEN + 8];
+    let mut control = ControlBuffer::new();
+    let mut iov =
+        libc::iovec { iov_base: bytes.as_mut_ptr().cast::<c_void>(), iov_len: bytes.len() };
+    // SAFETY: integers and pointers, for which zero is valid.
+    let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+    message.msg_iov = &raw mut iov;
+    message.msg_iovlen = 1;
+    message.msg_control = control.0.as_mut_ptr().cast();
+    message.msg_controllen = control.0.len() as _;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: the header describes live buffers with their sizes.
+    let n = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
+    let n = usize::try_from(n).map_err(|_| io::Error::last_os_error())?;
+    let mut fds = Vec::new();
+    for m in cmsg::messages(&control, message.msg_controllen) {
+        if (m.level, m.kind) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+            // SAFETY: the kernel made these descriptors for us, and they are named only here.
+            fds.extend(m.integers().map(|fd: RawFd| unsafe { OwnedFd::from_raw_fd(fd) }));
+        }
+    }
+    if n == 0 {
+        return Ok(None);
+    }
+    let is_whole = message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) == 0;
+    let greeting = match bytes.get(..n) {
+        Some(bytes) if is_whole && fds.len() <= MAX_FDS => Greeting::parse(bytes),
+        _ => Err(Status::Nonsense),
+    };
+    Ok(Some(Received { greeting, fds }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixDatagram;
+
+    fn greeting() -> Greeting {
+        Greeting {
+            status: Status::Full,
+            ring: 1 << 20,
+            max_payload: 65_536,
+            probe: Probe { address: 1 << 40, value: 77 },
+            index: 513,
+            slot: 255,
+        }
+    }
+
+    #[test]
+    fn greetings_are_read_back_and_bad_ones_refused() {
+        let bytes = greeting().emit();
+        assert_eq!(Greeting::parse(&bytes), Ok(greeting()));
+        assert_eq!(Greeting::parse(&bytes[..56]), Err(Status::Nonsense));
+        assert_eq!(Greeting::parse(&[]), Err(Status::Nonsense));
+        let with = |at: usize, value: u8| {
+            let mut bytes = bytes;
+            bytes[at] = value;
+            Greeting::parse(&bytes)
+        };
+        assert_eq!(with(0, 0), Err(Status::Nonsense));
+        assert_eq!(with(8, 99), Err(Status::Version));
+        assert_eq!(with(12, 4), Err(Status::Nonsense));
+        assert_eq!(with(16, 1), Err(Status::Nonsense), "not a power of two");
+        assert_eq!(with(23, 1), Err(Status::Nonsense), "too large");
+        assert_eq!(with(31, 1), Err(Status::Nonsense), "payloads larger than the ring");
+        assert_eq!(with(60, 0), Err(Status::Nonsense), "slot 0");
+        assert_eq!(with(61, 1), Err(Status::Nonsense));
+    }
+
+    #[test]
+    fn descriptors_come_with_the_message_and_are_close_on_exec() {
+        let (a, b) = UnixDatagram::pair().unwrap();
+        assert_eq!(receive(b.as_fd()).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        send(a.as_fd(), &greeting().emit(), &[a.as_fd(), a.as_fd(), a.as_fd()]).unwrap();
+        let received = receive(b.as_fd()).unwrap().unwrap();
+        assert_eq!((received.greeting, received.fds.len()), (Ok(greeting()), 3));
+        // SAFETY: fcntl with F_GETFD reads flags of an open descriptor.
+        let flags = unsafe { libc::fcntl(received.fds[2].as_raw_fd(), libc::F_GETFD) };
+        assert_ne!(flags & libc::FD_CLOEXEC, 0);
+    }
+}

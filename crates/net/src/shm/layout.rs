@@ -1,0 +1,120 @@
+//! Where things lie in shared memory. Both sides must agree in all of it: a change is a new [`VERSION`].
+
+/// The layout and the protocol on it.
+pub(crate) const VERSION: u32 = 1;
+
+/// Bytes of a cache line, the unit in which a ring is used.
+pub(crate) const LINE: usize = 64;
+
+/// Longest header of a message.
+pub const MAX_HEADER: usize = 120;
+
+/// Words of a side: written by that side, read by the other. They lie 128 bytes apart because processors prefetch lines
+/// in pairs.
+///
+/// Up to where this side has read the other's ring, in bytes since the beginning.
+pub(crate) const HEAD: usize = 0;
+/// Whether this side looks at the other's ring by itself ([`WATCHED`]) or wants to be told ([`UNWATCHED`]).
+pub(crate) const WATCH: usize = 128;
+/// The last [`HUNGRY`] of the other side that was answered.
+pub(crate) const FED: usize = 256;
+/// Counts how often this side, as a writer, has asked to be told when there is room.
+pub(crate) const HUNGRY: usize = 384;
+/// Bytes of the words, and more, if the page is larger.
+const WORDS: usize = 4096;
+
+pub(crate) const UNWATCHED: u64 = 0;
+pub(crate) const WATCHED: u64 = 1;
+
+/// Smallest and largest ring, in bytes.
+pub(crate) const RING_SIZES: std::ops::RangeInclusive<usize> = 64 << 10..=64 << 20;
+
+/// In steps of so many bytes the writer puts memory behind its ring, in the first lap. The first is there from the
+/// beginning.
+pub(crate) const ALLOCATION: usize = 64 << 10;
+
+/// The page size, of the words of a side and of the objects that only hold a word.
+pub(crate) fn page() -> usize {
+    // SAFETY: sysconf has no preconditions.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).map_or(WORDS, |n| n.max(WORDS))
+}
+
+/// Bytes of one side with a ring of `ring` bytes: a page of words, and the ring.
+pub(crate) fn side_len(ring: usize) -> usize {
+    page() + ring
+}
+
+/// The word in front of each message. 0 is "nothing here yet".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Control {
+    /// A message with a header and a payload of so many bytes.
+    Message { header: usize, payload: usize },
+    /// Nothing up to the end of the ring: the next message lies at its beginning.
+    Skip,
+}
+
+const VALID: u64 = 1 << 63;
+const SKIP: u64 = 1 << 62;
+
+impl Control {
+    pub(crate) fn encode(self) -> u64 {
+        match self {
+            Self::Message { header, payload } => VALID | (header as u64) << 32 | payload as u64,
+            Self::Skip => VALID | SKIP,
+        }
+    }
+
+    /// `None` for a word that no writer of this version writes.
+    pub(crate) fn decode(word: u64) -> Option<Self> {
+        if word == VALID | SKIP {
+            return Some(Self::Skip);
+        }
+        let (header, payload) = ((word >> 32 & 0xff) as usize, (word & 0xffff_ffff) as usize);
+        let is_valid = word >> 40 == VALID >> 40 && header <= MAX_HEADER;
+        is_valid.then_some(Self::Message { header, payload })
+    }
+}
+
+/// Where the payload begins, counted from the control word, and how long the whole is.
+///
+/// What fits into one line with its header does, so that one line changes hands; longer payloads begin on a line.
+#[inline]
+pub(crate) fn extent(header: usize, payload: usize) -> (usize, usize) {
+    let front = 8 + header;
+    if front + payload <= LINE {
+        (front, LINE)
+    } else {
+        let front = front.next_multiple_of(LINE);
+        (front, front + payload.next_multiple_of(LINE))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_words_are_read_back_and_nothing_else_is() {
+        for control in [
+            Control::Skip,
+            Control::Message { header: 0, payload: 0 },
+            Control::Message { header: MAX_HEADER, payload: u32::MAX as usize },
+        ] {
+            assert_eq!(Control::decode(control.encode()), Some(control));
+            assert_eq!(Control::decode(control.encode() & !VALID), None);
+            assert_eq!(Control::decode(control.encode() | 1 << 50), None);
+        }
+        assert_eq!(Control::decode(VALID | SKIP | 1), None);
+        assert_eq!(Control::decode(VALID | 121 << 32), None);
+    }
+
+    #[test]
+    fn small_messages_take_one_line_and_long_payloads_begin_on_one() {
+        assert_eq!(extent(0, 0), (8, 64));
+        assert_eq!(extent(28, 28), (36, 64));
+        assert_eq!(extent(28, 29), (64, 128));
+        assert_eq!(extent(56, 0), (64, 64));
+        assert_eq!(extent(57, 0), (128, 128));
+        assert_eq!(extent(MAX_HEADER, 65_536), (128, 128 + 65_536));
+    }
+}

@@ -1,0 +1,333 @@
+//! Memory that another process may write at any time: nobody ever holds a reference to its bytes.
+//!
+//! [`Memory`] is what the algorithms of [`super::ring`] and [`super::notify`] need of it, so that a model checker can
+//! stand in for it. [`Area`] is the real one: a part of a mapped memfd.
+
+use std::ffi::c_void;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, compiler_fence, fence};
+
+/// Words of 64 bits, at offsets that are multiples of 8, and bytes.
+///
+/// Offsets are the caller's own or validated: beyond the end every function panics.
+pub trait Memory {
+    /// Reads a word once.
+    fn load(&self, at: usize, order: Ordering) -> u64;
+    /// Writes a word.
+    fn store(&self, at: usize, value: u64, order: Ordering);
+    /// Sets bits of a word, sequentially consistent.
+    fn fetch_or(&self, at: usize, bits: u64) -> u64;
+    /// Replaces a word, sequentially consistent.
+    fn swap(&self, at: usize, value: u64) -> u64;
+    /// A sequentially consistent fence.
+    fn fence(&self);
+    /// Copies bytes out, each read once. They may be torn if the peer writes them meanwhile.
+    fn read(&self, at: usize, into: &mut [u8]);
+    /// Copies bytes in.
+    fn write(&self, at: usize, from: &[u8]);
+    /// Makes sure that there is memory behind these bytes; false if the system has none to give.
+    fn allocate(&self, at: usize, len: usize) -> bool {
+        let _ = (at, len);
+        true
+    }
+}
+
+/// A mapping of a shared object, unmapped when the last [`Area`] of it is gone.
+#[derive(Debug)]
+struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+    /// The process that made it. A forked child has no such mapping (`MADV_DONTFORK`), and must not unmap what took
+    /// its place.
+    owner: u32,
+}
+
+// SAFETY: an address and a length. What lies there is touched by atomics and raw copies only, from any thread.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if self.owner == std::process::id() {
+            // SAFETY: this process mapped exactly this range, and no `Area` is left that could touch it.
+            unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+        }
+    }
+}
+
+/// Whether this process writes an area or only reads it. The kernel enforces it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    ReadOnly,
+    ReadWrite,
+}
+
+/// A part of a mapped shared object.
+#[derive(Clone, Debug)]
+pub struct Area {
+    mapping: Arc<Mapping>,
+    start: usize,
+    len: usize,
+}
+
+impl Area {
+    /// Maps the first `len` bytes of `fd`, which must be sealed against shrinking ([`SharedObject::is_sound`]).
+    pub(crate) fn map(fd: BorrowedFd<'_>, len: usize, access: Access) -> io::Result<Self> {
+        let prot = match access {
+            Access::ReadOnly => libc::PROT_READ,
+            Access::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
+        };
+        // SAFETY: a new mapping at a place of the kernel's choice touches no existing memory.
+        let base =
+            unsafe { libc::mmap(ptr::null_mut(), len, prot, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let mapping = Mapping { base, len, owner: std::process::id() };
+        // SAFETY: the mapping just made. A child that touched it would write with two pens.
+        if unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_DONTFORK) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self { mapping: Arc::new(mapping), start: 0, len })
+    }
+
+    /// The bytes from `start` on, `len` of them.
+    ///
+    /// # Panics
+    /// When they are not inside.
+    pub(crate) fn part(&self, start: usize, len: usize) -> Self {
+        assert!(start <= self.len && len <= self.len - start, "a part lies inside");
+        Self { mapping: Arc::clone(&self.mapping), start: self.start + start, len }
+    }
+
+    /// Takes the right to write away from whole pages of the mapping.
+    pub(crate) fn make_read_only(&self) -> io::Result<()> {
+        // SAFETY: the range is a part of our mapping; nothing refers to it but `Area`s, and who writes there afterwards
+        // has broken the rule of the single writer.
+        let rc = unsafe {
+            libc::mprotect(self.at(0, self.len).cast::<c_void>(), self.len, libc::PROT_READ)
+        };
+        if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// Bytes that have memory behind them (`mincore(2)`).
+    #[cfg(test)]
+    pub(crate) fn resident(&self) -> usize {
+        let mut pages = vec![0u8; self.len / super::layout::page()];
+        // SAFETY: a part of our mapping, and a byte for each page of it.
+        let rc =
+            unsafe { libc::mincore(self.at(0, self.len).cast(), self.len, pages.as_mut_ptr()) };
+        assert_eq!(rc, 0);
+        pages.iter().filter(|&&page| page & 1 == 1).count() * super::layout::page()
+    }
+
+    /// Where `len` bytes from `at` on lie: valid as long as this area, and to be touched by raw copies only.
+    ///
+    /// # Panics
+    /// When they are not all inside.
+    #[inline]
+    pub(crate) fn at(&self, at: usize, len: usize) -> *mut u8 {
+        assert!(
+            at <= self.len && len <= self.len - at,
+            "shared memory is accessed inside its bounds"
+        );
+        // SAFETY: inside the mapping: `start + len` is, by construction, and `at` is inside of that.
+        unsafe { self.mapping.base.as_ptr().add(self.start + at) }
+    }
+
+    #[inline]
+    fn word(&self, at: usize) -> &AtomicU64 {
+        let word = self.at(at, 8).cast::<u64>();
+        assert!(word.is_aligned(), "words are aligned");
+        // SAFETY: eight aligned bytes inside a live mapping, which outlives the borrow of `self`. All accesses of this
+        // process to words are atomic. (A store through a read-only area would fault: the ring's types do none.)
+        unsafe { AtomicU64::from_ptr(word) }
+    }
+}
+
+impl Memory for Area {
+    #[inline]
+    fn load(&self, at: usize, order: Ordering) -> u64 {
+        self.word(at).load(order)
+    }
+
+    #[inline]
+    fn store(&self, at: usize, value: u64, order: Ordering) {
+        self.word(at).store(value, order);
+    }
+
+    fn fetch_or(&self, at: usize, bits: u64) -> u64 {
+        self.word(at).fetch_or(bits, Ordering::SeqCst)
+    }
+
+    fn swap(&self, at: usize, value: u64) -> u64 {
+        self.word(at).swap(value, Ordering::SeqCst)
+    }
+
+    #[inline]
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+
+    #[inline]
+    fn read(&self, at: usize, into: &mut [u8]) {
+        let from = self.at(at, into.len());
+        // SAFETY: `from` has that many bytes, and `into` is ours alone. The peer may write them meanwhile: then they
+        // are any bytes, which is all that is assumed of them.
+        unsafe { ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+        // What is checked later is the copy: the compiler must not go back to the original.
+        compiler_fence(Ordering::SeqCst);
+    }
+
+    #[inline]
+    fn write(&self, at: usize, from: &[u8]) {
+        let to = self.at(at, from.len());
+        // SAFETY: `to` has room for that many bytes, which no reference covers.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+    }
+
+    fn allocate(&self, at: usize, len: usize) -> bool {
+        const MADV_POPULATE_WRITE: i32 = 23; // Linux 5.14
+        // SAFETY: a part of our mapping; its content does not change.
+        let rc = unsafe { libc::madvise(self.at(at, len).cast(), len, MADV_POPULATE_WRITE) };
+        // An older kernel allocates when the bytes are touched.
+        rc == 0 || io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL)
+    }
+}
+
+/// A memfd, sealed so that it keeps its size.
+#[derive(Debug)]
+pub(crate) struct SharedObject(OwnedFd);
+
+const NOEXEC_SEAL: u32 = 0x8; // MFD_NOEXEC_SEAL, Linux 6.3
+
+impl SharedObject {
+    /// A new object of `len` zero bytes. There is no memory behind them yet ([`allocate`](Self::allocate)): touched
+    /// when the system has none to give, they would end the process.
+    pub(crate) fn new(len: usize) -> io::Result<Self> {
+        let create = |flags: u32| {
+            // SAFETY: a terminated name and flags.
+            let fd = unsafe { libc::memfd_create(c"anyverbs".as_ptr(), flags) };
+            if fd < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // SAFETY: a new descriptor that nobody else owns.
+            Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+        };
+        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+        let fd = create(flags | NOEXEC_SEAL).or_else(|_| create(flags))?;
+        let size = i64::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
+        // SAFETY: a plain call on our own descriptor.
+        if unsafe { libc::ftruncate(fd.as_raw_fd(), size) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let object = Self(fd);
+        object.seal(libc::F_SEAL_SHRINK | libc::F_SEAL_GROW)?;
+        Ok(object)
+    }
+
+    /// Puts memory behind `len` bytes from `start` on.
+    pub(crate) fn allocate(&self, start: usize, len: usize) -> io::Result<()> {
+        let to_offset = |n: usize| i64::try_from(n).map_err(|_| io::ErrorKind::InvalidInput);
+        let (start, len) = (to_offset(start)?, to_offset(len)?);
+        // SAFETY: a plain call on our own descriptor.
+        if unsafe { libc::fallocate(self.0.as_raw_fd(), 0, start, len) } == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+
+    /// Makes it impossible for those who get the descriptor to write to it. Mappings that exist stay writable.
+    pub(crate) fn seal_future_writes(&self) {
+        // Linux 5.1. Without it a peer that obeys maps it read-only nevertheless.
+        let _ = self.seal(libc::F_SEAL_FUTURE_WRITE);
+    }
+
+    fn seal(&self, seals: i32) -> io::Result<()> {
+        // SAFETY: fcntl with an integer argument.
+        if unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_ADD_SEALS, seals) } == 0 {
+            Ok(())
+        } else {
+            Err(io::Error::last_os_error())
+        }
+    }
+
+    /// Takes a descriptor that a peer sent, if it is a memfd of exactly `len` bytes that cannot shrink.
+    pub(crate) fn check(fd: OwnedFd, len: usize) -> Option<Self> {
+        // SAFETY: fcntl without an argument that points anywhere.
+        let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
+        if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
+            return None;
+        }
+        let mut stat = MaybeUninit::<libc::stat>::zeroed();
+        // SAFETY: a live buffer of the right type.
+        if unsafe { libc::fstat(fd.as_raw_fd(), stat.as_mut_ptr()) } != 0 {
+            return None;
+        }
+        // SAFETY: zeroed integers, overwritten by the kernel.
+        let size = unsafe { stat.assume_init() }.st_size;
+        (u64::try_from(size) == Ok(len as u64)).then_some(Self(fd))
+    }
+}
+
+impl AsFd for SharedObject {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_keeps_its_size_and_both_mappings_see_it() {
+        let object = SharedObject::new(8192).unwrap();
+        // SAFETY: a plain call on our own descriptor.
+        assert_ne!(unsafe { libc::ftruncate(object.as_fd().as_raw_fd(), 0) }, 0);
+        let a = Area::map(object.as_fd(), 8192, Access::ReadWrite).unwrap();
+        let b = Area::map(object.as_fd(), 8192, Access::ReadOnly).unwrap();
+        a.store(8, 7, Ordering::Release);
+        a.write(4096, b"abc");
+        let mut bytes = [0; 3];
+        b.part(4096, 4096).read(0, &mut bytes);
+        assert_eq!((b.load(8, Ordering::Acquire), &bytes), (7, b"abc"));
+    }
+
+    #[test]
+    fn what_others_may_not_write_they_cannot_map_for_writing() {
+        let object = SharedObject::new(4096).unwrap();
+        let ours = Area::map(object.as_fd(), 4096, Access::ReadWrite).unwrap();
+        object.seal_future_writes();
+        ours.store(0, 1, Ordering::Relaxed);
+        let error = Area::map(object.as_fd(), 4096, Access::ReadWrite).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EPERM));
+        assert_eq!(
+            Area::map(object.as_fd(), 4096, Access::ReadOnly).unwrap().load(0, Ordering::Relaxed),
+            1
+        );
+    }
+
+    #[test]
+    fn descriptors_that_could_shrink_or_have_another_size_are_refused() {
+        let sealed = SharedObject::new(4096).unwrap().0;
+        assert!(SharedObject::check(sealed.try_clone().unwrap(), 8192).is_none());
+        assert!(SharedObject::check(sealed, 4096).is_some());
+        // SAFETY: a terminated name and flags; the new descriptor is ours.
+        let unsealed = unsafe {
+            OwnedFd::from_raw_fd(libc::memfd_create(c"x".as_ptr(), libc::MFD_ALLOW_SEALING))
+        };
+        // SAFETY: a plain call on our own descriptor.
+        assert_eq!(unsafe { libc::ftruncate(unsealed.as_raw_fd(), 4096) }, 0);
+        assert!(SharedObject::check(unsealed, 4096).is_none());
+        let file: OwnedFd = std::fs::File::open("/proc/self/exe").unwrap().into();
+        assert!(SharedObject::check(file, 4096).is_none());
+    }
+}

@@ -1,0 +1,146 @@
+//! Telling a reader that there is something to read, without a system call unless it sleeps.
+//!
+//! A reader looks at a few rings by itself (they are *watched*); for all others it has one word of *bells*, one bit for
+//! several rings, which writers set. Before it sleeps it makes its *epoch* odd; a writer that sees an odd epoch wakes it,
+//! once for each epoch and writer.
+//!
+//! All of this is of the kind "I write mine and then read yours, you write yours and then read mine", and needs a
+//! sequentially consistent fence between the two on both sides: then at least one sees the other's write.
+//!
+//! | the writer | the reader |
+//! |---|---|
+//! | publishes, fence, reads `WATCH` | `WATCH = UNWATCHED`, fence, looks into the ring |
+//! | publishes, fence, sees its bell set already | takes the bells, fence, looks into the rings |
+//! | publishes or rings, fence, reads the epoch | makes the epoch odd, fence, looks into bells and all rings |
+//! | asks for room, then as above | releases, and then, after any of these fences, looks for hungry writers |
+//!
+//! The bells are a hint: all peers can write them, so one that clears them could delay the others' messages. Hence the
+//! reader also looks into all rings before and after it sleeps, and into one after the other while it polls. The epoch
+//! is mapped read-only by the peers.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::layout::{UNWATCHED, WATCH, WATCHED};
+use super::memory::{Area, Memory};
+
+/// The word of the bells, and of the epoch, in their objects.
+const WORD: usize = 0;
+
+/// Bells: bit 0 is the process's own, for news that do not come through a ring.
+pub(crate) const OWN_BELL: u64 = 1;
+
+/// The bell of the ring with number `index`.
+pub(crate) fn bell_of(index: usize) -> u64 {
+    1 << (1 + index % 63)
+}
+
+/// What a writer needs to tell one reader.
+#[derive(Debug)]
+pub struct Door<M = Area> {
+    bells: M,
+    epoch: M,
+    bell: u64,
+    /// The last odd epoch in which this writer has woken the reader.
+    woken: AtomicU64,
+}
+
+impl<M: Memory> Door<M> {
+    /// The door of the reader with these bells and this epoch, at which bit `bell` is this writer's.
+    pub fn new(bells: M, epoch: M, bell: u64) -> Self {
+        Self { bells, epoch, bell, woken: AtomicU64::new(0) }
+    }
+
+    /// To be called after something was published for the reader whose words are `reader`. Whether the reader sleeps,
+    /// and the caller must wake it.
+    #[inline]
+    #[must_use]
+    pub fn knock(&self, reader: &M) -> bool {
+        self.bells.fence();
+        if reader.load(WATCH, Ordering::Relaxed) != WATCHED
+            && self.bells.load(WORD, Ordering::Relaxed) & self.bell == 0
+        {
+            self.bells.fetch_or(WORD, self.bell);
+            // Ringing is publishing as well.
+            self.bells.fence();
+        }
+        self.is_asleep()
+    }
+
+    /// As [`knock`](Self::knock), for what the reader does not find in the ring.
+    #[must_use]
+    pub fn call(&self) -> bool {
+        self.bells.fence();
+        self.bells.fetch_or(WORD, self.bell);
+        self.bells.fence();
+        self.is_asleep()
+    }
+
+    #[inline]
+    fn is_asleep(&self) -> bool {
+        let epoch = self.epoch.load(WORD, Ordering::Relaxed);
+        epoch & 1 == 1 && self.woken.swap(epoch, Ordering::Relaxed) != epoch
+    }
+}
+
+/// A reader's bells and epoch.
+#[derive(Debug)]
+pub struct Ears<M = Area> {
+    bells: M,
+    epoch: M,
+    now: u64,
+}
+
+impl<M: Memory> Ears<M> {
+    /// Those of a reader that is awake. Both objects are zero.
+    pub fn new(bells: M, epoch: M) -> Self {
+        Self { bells, epoch, now: 0 }
+    }
+
+    /// Whether a bell rang: one load.
+    #[inline]
+    #[must_use]
+    pub fn is_rung(&self) -> bool {
+        self.bells.load(WORD, Ordering::Relaxed) != 0
+    }
+
+    /// Takes the bells that rang. The caller looks into their rings afterwards.
+    pub fn take(&mut self) -> u64 {
+        let bells = self.bells.swap(WORD, 0);
+        self.bells.fence();
+        bells
+    }
+
+    /// Says that this reader is about to sleep. The caller then looks once more at bells and rings, and if anything is
+    /// there, [wakes](Self::wake) at once.
+    pub fn fall_asleep(&mut self) {
+        // A new epoch each time: writers wake once an epoch.
+        self.now += if self.is_asleep() { 2 } else { 1 };
+        self.epoch.store(WORD, self.now, Ordering::Release);
+        self.epoch.fence();
+    }
+
+    /// Says that this reader does not sleep. Writers that have not heard it yet may wake it for nothing.
+    pub fn wake(&mut self) {
+        if self.is_asleep() {
+            self.now += 1;
+            self.epoch.store(WORD, self.now, Ordering::Release);
+        }
+    }
+
+    /// Whether writers are asked to wake this reader.
+    #[must_use]
+    pub fn is_asleep(&self) -> bool {
+        self.now & 1 == 1
+    }
+}
+
+/// Tells the writer that this ring is watched.
+pub fn watch<M: Memory>(own: &M) {
+    own.store(WATCH, WATCHED, Ordering::Release);
+}
+
+/// Tells the writer to ring for this ring. The caller looks into it once more afterwards.
+pub fn unwatch<M: Memory>(own: &M) {
+    own.store(WATCH, UNWATCHED, Ordering::Release);
+    own.fence();
+}

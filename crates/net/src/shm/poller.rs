@@ -1,0 +1,324 @@
+//! Reading: which of many rings have something, without looking into all of them.
+
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use super::channel::{Channel, Closed};
+use super::control::News;
+use super::endpoint::{Shared, read_word};
+use super::notify::{self, Ears, OWN_BELL, bell_of};
+use super::ring::{Batch, Reader};
+
+/// Most rings that are watched: an empty poll costs a load for each, from the own cache.
+const WATCHED: usize = 4;
+/// Polls without a message after which a ring may be unwatched for the sake of another.
+const COLD_AFTER: u64 = 256;
+/// Most messages of one ring in one poll.
+const BATCH: usize = 64;
+/// After how many polls one of the other rings is looked into although it did not ring.
+const SWEEP_EVERY: u64 = 64;
+
+/// What happened to a channel.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Event {
+    /// Both sides know each other.
+    Established(Arc<Channel>),
+    /// The peer has made room, after [`super::Sender::ask_for_room`].
+    Room(Arc<Channel>),
+    /// The channel is closed, and all that had been sent before was delivered.
+    Closed(Arc<Channel>, Closed),
+}
+
+/// Reads all rings of a process. For one thread at a time.
+#[derive(Debug)]
+pub struct Poller {
+    shared: Arc<Shared>,
+    ears: Ears,
+    lines: Vec<Option<Line>>,
+    watched: [Option<usize>; WATCHED],
+    /// Bells whose rings are still to be looked into.
+    rung: u64,
+    look_into_all: bool,
+    closed: Vec<usize>,
+    polls: u64,
+    sweep: usize,
+    events: VecDeque<Event>,
+}
+
+#[derive(Debug)]
+struct Line {
+    channel: Arc<Channel>,
+    reader: Box<Reader>,
+    watched: bool,
+    /// The poll that brought its last message.
+    last: u64,
+}
+
+impl Poller {
+    pub(super) fn new(shared: Arc<Shared>, ears: Ears) -> Self {
+        Self {
+            shared,
+            ears,
+            lines: Vec::new(),
+            watched: [None; WATCHED],
+            rung: 0,
+            look_into_all: false,
+            closed: Vec::new(),
+            polls: 0,
+            sweep: 0,
+            events: VecDeque::new(),
+        }
+    }
+
+    /// Hands the messages that have come to `each`, those of one channel together, in the order of sending; what `each`
+    /// leaves is offered again. Their places are given back when it returns. How many messages it took.
+    ///
+    /// `each` may send, on any channel.
+    #[inline]
+    pub fn poll(&mut self, mut each: impl FnMut(&Arc<Channel>, Batch<'_>)) -> usize {
+        self.polls = self.polls.wrapping_add(1);
+        let mut n = 0;
+        for place in 0..WATCHED {
+            let Some(index) = self.watched[place] else { break };
+            n += self.read(index, &mut each);
+        }
+        let due = self.polls.is_multiple_of(SWEEP_EVERY) || self.rung != 0 || self.look_into_all;
+        if due || self.ears.is_rung() {
+            n += self.poll_others(&mut each);
+        }
+        n
+    }
+
+    /// What happened to channels since this was last asked. [`poll`](Self::poll) finds it.
+    pub fn next_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Asks to be woken through [`super::Endpoint::wake_fd`]. False if there is something to do: poll again instead.
+    pub fn arm(&mut self) -> bool {
+        self.ears.fall_asleep();
+        if self.is_idle() {
+            return true;
+        }
+        self.ears.wake();
+        self.look_into_all = true;
+        false
+    }
+
+    /// After sleeping, or instead of it: writers need not wake us any more.
+    pub fn disarm(&mut self) {
+        if self.ears.is_asleep() {
+            self.ears.wake();
+            read_word(self.shared.wake.as_fd());
+            self.look_into_all = true;
+        }
+    }
+
+    /// Whether writers are asked to wake us.
+    #[must_use]
+    pub fn is_armed(&self) -> bool {
+        self.ears.is_asleep()
+    }
+
+    /// What a peer does that clears all bells.
+    #[cfg(test)]
+    pub(super) fn forget_bells(&mut self) {
+        self.ears.take();
+    }
+
+    fn is_idle(&self) -> bool {
+        self.events.is_empty()
+            && self.closed.is_empty()
+            && self.rung == 0
+            && !self.ears.is_rung()
+            && !self.lines.iter().flatten().any(Line::has_work)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn poll_others(&mut self, each: &mut impl FnMut(&Arc<Channel>, Batch<'_>)) -> usize {
+        if self.ears.is_rung() {
+            self.rung |= self.ears.take();
+        }
+        let rung = std::mem::take(&mut self.rung);
+        if rung & OWN_BELL != 0 {
+            self.hear();
+        }
+        let mut n = 0;
+        if std::mem::take(&mut self.look_into_all) {
+            for index in 0..self.lines.len() {
+                n += self.look_into(index, each);
+            }
+        } else {
+            let mut bells = rung & !OWN_BELL;
+            while bells != 0 {
+                let first = bells.trailing_zeros() as usize - 1;
+                bells &= bells - 1;
+                for index in (first..self.lines.len()).step_by(63) {
+                    n += self.look_into(index, each);
+                }
+            }
+            if self.polls.is_multiple_of(SWEEP_EVERY) {
+                for place in 0..WATCHED {
+                    if let Some(index) = self.watched[place] {
+                        n += self.look_into(index, each);
+                    }
+                }
+                self.sweep = if self.sweep + 1 < self.lines.len() { self.sweep + 1 } else { 0 };
+                n += self.look_into(self.sweep, each);
+            }
+        }
+        for index in std::mem::take(&mut self.closed) {
+            n += self.finish(index, each);
+        }
+        n
+    }
+
+    /// Takes the news of the control side.
+    fn hear(&mut self) {
+        for news in self.shared.take_news() {
+            match news {
+                News::Opened(channel, reader) => {
+                    let index = channel.index;
+                    if self.lines.len() <= index {
+                        self.lines.resize_with(index + 1, || None);
+                    }
+                    self.lines[index] = Some(Line { channel, reader, watched: false, last: 0 });
+                    // What the peer sent before it could ring.
+                    self.rung |= bell_of(index);
+                }
+                News::Answered(channel) => self.events.push_back(Event::Established(channel)),
+                News::Closed(channel) => {
+                    let line = self.lines.get(channel.index).and_then(Option::as_ref);
+                    if line.is_some_and(|line| Arc::ptr_eq(&line.channel, &channel)) {
+                        self.closed.push(channel.index);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads a batch of one ring.
+    #[inline]
+    fn read(&mut self, index: usize, each: &mut impl FnMut(&Arc<Channel>, Batch<'_>)) -> usize {
+        let Some(Some(line)) = self.lines.get_mut(index) else { return 0 };
+        if !line.reader.is_ready() {
+            return 0;
+        }
+        let before = line.reader.messages();
+        each(&line.channel, line.reader.batch(BATCH));
+        line.reader.release();
+        line.last = self.polls;
+        let n = (line.reader.messages() - before) as usize;
+        line.feed();
+        if line.reader.is_broken() {
+            line.channel.close(Closed::Nonsense);
+            self.closed.push(index);
+            self.rung |= OWN_BELL;
+        }
+        n
+    }
+
+    /// Does whatever a ring asks for.
+    fn look_into(
+        &mut self,
+        index: usize,
+        each: &mut impl FnMut(&Arc<Channel>, Batch<'_>),
+    ) -> usize {
+        let n = self.read(index, each);
+        let Some(Some(line)) = self.lines.get_mut(index) else { return n };
+        line.feed();
+        if line.channel.take_answer() {
+            self.events.push_back(Event::Room(Arc::clone(&line.channel)));
+        }
+        if n > 0 && !line.watched {
+            self.watch(index);
+        }
+        if let Some(Some(line)) = self.lines.get(index)
+            && !line.watched
+            && line.reader.is_ready()
+        {
+            self.rung |= bell_of(index);
+        }
+        n
+    }
+
+    /// Watches a ring from now on, if there is a place or a ring that has been quiet for long.
+    fn watch(&mut self, index: usize) {
+        let (polls, lines) = (self.polls, &mut self.lines);
+        let is_cold = |line: &Option<Line>| {
+            line.as_ref().is_none_or(|line| polls.wrapping_sub(line.last) > COLD_AFTER)
+        };
+        let place = self
+            .watched
+            .iter()
+            .position(|place| place.is_none_or(|i| lines.get(i).is_none_or(is_cold)));
+        let Some(place) = place else { return };
+        if let Some(old) = self.watched[place].replace(index)
+            && let Some(Some(line)) = lines.get_mut(old)
+        {
+            line.watched = false;
+            notify::unwatch(line.reader.own());
+            if line.has_work() {
+                self.rung |= bell_of(old);
+            }
+        }
+        if let Some(Some(line)) = lines.get_mut(index) {
+            line.watched = true;
+            notify::watch(line.reader.own());
+        }
+    }
+
+    /// Reads what a closed channel still holds, and ends it.
+    fn finish(&mut self, index: usize, each: &mut impl FnMut(&Arc<Channel>, Batch<'_>)) -> usize {
+        let mut n = 0;
+        let bound = match self.lines.get(index) {
+            // Somebody who inherited the ring might write for ever.
+            Some(Some(line)) => line.reader.position() + line.reader.size(),
+            _ => return 0,
+        };
+        while let Some(Some(line)) = self.lines.get(index)
+            && line.reader.position() < bound
+            && line.channel.closed() != Some(Closed::Nonsense)
+        {
+            let taken = self.read(index, each);
+            n += taken;
+            if taken == 0 {
+                break;
+            }
+        }
+        self.closed.retain(|&i| i != index);
+        let Some(line) = self.lines[index].take() else { return n };
+        if line.watched {
+            // The watched ones stand in front.
+            let mut rest = [None; WATCHED];
+            let kept = self.watched.iter().flatten().filter(|&&i| i != index);
+            rest.iter_mut().zip(kept).for_each(|(place, &i)| *place = Some(i));
+            self.watched = rest;
+        }
+        self.shared.give_back(&line.channel);
+        let reason = line.channel.closed().unwrap_or(Closed::Local);
+        self.events.push_back(Event::Closed(line.channel, reason));
+        n
+    }
+}
+
+impl Line {
+    /// Whether there is anything to do, of which the peer might not tell again.
+    fn has_work(&self) -> bool {
+        self.reader.is_ready()
+            || (self.reader.is_writer_hungry() && self.channel.is_established())
+            || self.channel.is_answered()
+    }
+
+    /// Answers a writer that waits for room.
+    #[inline]
+    fn feed(&mut self) {
+        if self.reader.is_writer_hungry() && self.channel.is_established() {
+            self.reader.feed();
+            self.channel.call();
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Who is at the other end of a Unix socket.
+
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use crate::sockopt;
+
+const SO_PEERPIDFD: i32 = 77; // Linux 6.5
+
+/// A process of this host.
+#[derive(Debug)]
+pub(crate) struct PeerProcess {
+    /// Its number in our PID namespace, 0 when it has none there.
+    pub(crate) pid: i32,
+    /// Becomes readable when the process ends. `None` where the kernel has no such thing to give.
+    pub(crate) pidfd: Option<OwnedFd>,
+}
+
+/// The process that connected, or that listens, and its effective user (`SO_PEERCRED`, unix(7)).
+pub(crate) fn peer(socket: BorrowedFd<'_>) -> io::Result<(PeerProcess, u32)> {
+    let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: a live ucred, whose size is passed.
+    let rc = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &raw mut len,
+        )
+    };
+    if rc != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let pidfd = peer_pidfd(socket).or_else(|| pidfd_open(credentials.pid));
+    Ok((PeerProcess { pid: credentials.pid, pidfd }, credentials.uid))
+}
+
+fn peer_pidfd(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
+    let mut fd: i32 = -1;
+    let mut len = size_of::<i32>() as libc::socklen_t;
+    // SAFETY: a live int, whose size is passed.
+    let rc = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut fd).cast(),
+            &raw mut len,
+        )
+    };
+    // SAFETY: on success a new descriptor, close-on-exec, that is ours.
+    (rc == 0 && fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// By number: it may meanwhile be another process's, which its socket's hang-up makes up for.
+fn pidfd_open(pid: i32) -> Option<OwnedFd> {
+    if pid <= 0 {
+        return None;
+    }
+    // SAFETY: a system call with integer arguments.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    let fd = i32::try_from(fd).ok().filter(|&fd| fd >= 0)?;
+    // SAFETY: a new descriptor, close-on-exec, that is ours.
+    Some(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+impl PeerProcess {
+    /// Whether the process is known to have ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.pidfd
+            .as_ref()
+            .is_some_and(|fd| sockopt::poll(fd.as_fd(), libc::POLLIN, 0).unwrap_or(false))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn the_peer_of_a_socket_pair_is_this_process_and_lives() {
+        let (a, _b) = UnixStream::pair().unwrap();
+        let (peer, uid) = peer(a.as_fd()).unwrap();
+        assert_eq!(peer.pid, std::process::id() as i32);
+        // SAFETY: geteuid cannot fail.
+        assert_eq!(uid, unsafe { libc::geteuid() });
+        assert!(peer.pidfd.is_some() && !peer.has_ended());
+    }
+
+    #[test]
+    fn a_process_that_ended_has_ended() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = child.id() as i32;
+        let process = PeerProcess { pid, pidfd: pidfd_open(pid) };
+        child.wait().unwrap();
+        assert!(process.has_ended());
+        assert!(pidfd_open(pid).is_none() && pidfd_open(0).is_none());
+    }
+}

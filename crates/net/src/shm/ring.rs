@@ -1,0 +1,483 @@
+//! A ring of messages from one writer to one reader in another process.
+//!
+//! A message is a control word, a header and a payload, contiguous, at a multiple of 64 bytes. The control word says
+//! that the message is there: the reader looks at the place where the next one will be, so a small message costs the
+//! transfer of one cache line. Before a batch is published the writer puts a zero behind it, lest the reader take old
+//! bytes for a control word; then all control words of the batch but the first, and last, with release ordering, the
+//! first. One acquire load thus makes the whole batch visible.
+//!
+//! Each side has a [`Memory`] of its own, to which it alone writes; see [`super`] for what lies there. Positions count
+//! bytes since the beginning and are taken modulo the size of the ring.
+//!
+//! What the peer says is believed as far as it can be true. A head that goes backwards or beyond what was published, and
+//! a control word that no writer writes or that reaches out of the ring, break the ring for good.
+
+use std::sync::atomic::Ordering;
+
+use thiserror::Error;
+
+use super::layout::{ALLOCATION, Control, FED, HEAD, HUNGRY, LINE, MAX_HEADER, extent};
+use super::memory::{Area, Memory};
+
+/// Why there is no room for a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum ReserveError {
+    /// The reader has not got so far, or the system is out of memory. Room may come.
+    #[error("the ring is full")]
+    Full,
+    /// A header longer than [`MAX_HEADER`] or a payload longer than [`Writer::max_payload`].
+    #[error("the message is longer than the ring takes")]
+    TooLong,
+    /// The peer wrote what no reader writes.
+    #[error("the peer broke the ring")]
+    Broken,
+}
+
+/// The side that writes messages.
+#[derive(Debug)]
+pub struct Writer<M = Area> {
+    own: M,
+    peer: M,
+    /// Where the ring begins in the own memory, and its size.
+    data: usize,
+    size: u64,
+    max_payload: usize,
+    /// Up to where messages are committed, and up to where published.
+    committed: u64,
+    published: u64,
+    /// The control word at `published`, which is held back.
+    first: u64,
+    /// The reader's position, as last seen.
+    head: u64,
+    hungry: u64,
+    /// Bytes of the ring that have memory behind them: all, after the first lap.
+    allocated: usize,
+    broken: bool,
+}
+
+impl<M: Memory> Writer<M> {
+    /// A writer into `own`, which is zero, from offset `data` on: a ring of `size` bytes, a power of two.
+    pub fn new(own: M, peer: M, data: usize, size: usize, max_payload: usize) -> Self {
+        Self {
+            own,
+            peer,
+            data,
+            size: size as u64,
+            max_payload,
+            committed: 0,
+            published: 0,
+            first: 0,
+            head: 0,
+            hungry: 0,
+            allocated: ALLOCATION.min(size),
+            broken: false,
+        }
+    }
+
+    /// Longest payload of one message.
+    #[must_use]
+    pub fn max_payload(&self) -> usize {
+        self.max_payload
+    }
+
+    /// Whether messages are committed that the reader cannot see yet.
+    #[must_use]
+    pub fn has_unpublished(&self) -> bool {
+        self.committed != self.published
+    }
+
+    /// Whether the reader has taken everything that was published.
+    ///
+    /// # Errors
+    /// [`ReserveError::Broken`].
+    pub fn is_drained(&mut self) -> Result<bool, ReserveError> {
+        self.refresh_head()?;
+        Ok(self.head == self.published)
+    }
+
+    #[inline]
+    fn offset(&self, position: u64) -> usize {
+        self.data + (position & (self.size - 1)) as usize
+    }
+
+    /// Room for a message. Nothing is sent, and nothing is lost, until it is committed.
+    ///
+    /// # Errors
+    /// See [`ReserveError`].
+    #[inline]
+    pub fn reserve(
+        &mut self,
+        header: usize,
+        payload: usize,
+    ) -> Result<Reservation<'_, M>, ReserveError> {
+        if header > MAX_HEADER || payload > self.max_payload {
+            return Err(ReserveError::TooLong);
+        }
+        let (front, len) = extent(header, payload);
+        let to_end = self.size - (self.committed & (self.size - 1));
+        let skip = if len as u64 > to_end { to_end } else { 0 };
+        // One line more, for the zero behind the batch.
+        let need = skip + (len + LINE) as u64;
+        if self.broken || self.free() < need {
+            self.refresh_head()?;
+            if self.free() < need {
+                return Err(ReserveError::Full);
+            }
+        }
+        let start = self.offset(self.committed + skip);
+        let end = (start - self.data + len + LINE).min(self.size as usize);
+        if end > self.allocated && !self.allocate(end) {
+            return Err(ReserveError::Full);
+        }
+        Ok(Reservation { writer: self, skip, start, header, front, payload, len })
+    }
+
+    #[inline]
+    fn free(&self) -> u64 {
+        self.size - (self.committed - self.head)
+    }
+
+    #[cold]
+    fn allocate(&mut self, end: usize) -> bool {
+        let end = end.next_multiple_of(ALLOCATION).min(self.size as usize);
+        let is_there = self.own.allocate(self.data + self.allocated, end - self.allocated);
+        if is_there {
+            self.allocated = end;
+        }
+        is_there
+    }
+
+    fn refresh_head(&mut self) -> Result<(), ReserveError> {
+        let head = self.peer.load(HEAD, Ordering::Acquire);
+        let is_possible =
+            (self.head..=self.published).contains(&head) && head.is_multiple_of(LINE as u64);
+        if self.broken || !is_possible {
+            self.broken = true;
+            return Err(ReserveError::Broken);
+        }
+        self.head = head;
+        Ok(())
+    }
+
+    #[inline]
+    fn append(&mut self, control: Control, len: u64) {
+        if self.committed == self.published {
+            self.first = control.encode();
+        } else {
+            self.own.store(self.offset(self.committed), control.encode(), Ordering::Relaxed);
+        }
+        self.committed += len;
+    }
+
+    /// Shows the reader what is committed; whether there was anything. The caller then tells the reader, if it must be
+    /// told ([`super::notify::Door::knock`]).
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        if self.committed == self.published {
+            return false;
+        }
+        self.own.store(self.offset(self.committed), 0, Ordering::Relaxed);
+        self.own.store(self.offset(self.published), self.first, Ordering::Release);
+        self.published = self.committed;
+        true
+    }
+
+    /// Asks the reader to tell when there is room. The caller tells it, as after [`publish`](Self::publish), and tries
+    /// once more to reserve. The question's number.
+    pub fn ask_for_room(&mut self) -> u64 {
+        self.hungry += 1;
+        self.own.store(HUNGRY, self.hungry, Ordering::Release);
+        self.hungry
+    }
+
+    /// Whether the reader has answered the last [`ask_for_room`](Self::ask_for_room).
+    #[must_use]
+    pub fn was_answered(&self) -> bool {
+        self.peer.load(FED, Ordering::Acquire) == self.hungry
+    }
+
+    #[cfg(test)]
+    pub(crate) fn own(&self) -> &M {
+        &self.own
+    }
+
+    /// The peer's memory.
+    pub(crate) fn peer(&self) -> &M {
+        &self.peer
+    }
+}
+
+/// Room for one message; given back by dropping it.
+#[derive(Debug)]
+pub struct Reservation<'a, M = Area> {
+    writer: &'a mut Writer<M>,
+    skip: u64,
+    start: usize,
+    header: usize,
+    front: usize,
+    payload: usize,
+    len: usize,
+}
+
+impl<M: Memory> Reservation<'_, M> {
+    /// Writes the header: the first bytes of it, if `bytes` is shorter than was asked for, and no more than that.
+    #[inline]
+    pub fn write_header(&mut self, bytes: &[u8]) {
+        let len = bytes.len().min(self.header);
+        self.writer.own.write(self.start + 8, &bytes[..len]);
+    }
+
+    /// Writes payload from offset `at` on.
+    ///
+    /// # Panics
+    /// When it does not fit into the payload.
+    #[inline]
+    pub fn write_payload(&mut self, at: usize, bytes: &[u8]) {
+        assert!(at <= self.payload && bytes.len() <= self.payload - at, "inside the payload");
+        self.writer.own.write(self.start + self.front + at, bytes);
+    }
+
+    /// Bytes of the payload.
+    #[must_use]
+    pub fn payload_len(&self) -> usize {
+        self.payload
+    }
+
+    /// The message is complete. The reader sees it after [`Writer::publish`].
+    #[inline]
+    pub fn commit(self) {
+        let Self { writer, skip, header, payload, len, .. } = self;
+        if skip > 0 {
+            writer.append(Control::Skip, skip);
+        }
+        writer.append(Control::Message { header, payload }, len as u64);
+    }
+}
+
+impl Reservation<'_, Area> {
+    /// Where the payload belongs: [`payload_len`](Self::payload_len) bytes, which hold old ones, to be written by raw
+    /// copies while this reservation lives. No reference may be made to them: the peer may write there.
+    #[must_use]
+    #[inline]
+    pub fn payload_ptr(&mut self) -> *mut u8 {
+        self.writer.own.at(self.start + self.front, self.payload)
+    }
+}
+
+/// The side that reads messages.
+#[derive(Debug)]
+pub struct Reader<M = Area> {
+    own: M,
+    peer: M,
+    cursor: Cursor,
+    /// The position that the writer can know.
+    released: u64,
+    fed: u64,
+}
+
+/// How far a reader is.
+#[derive(Debug)]
+struct Cursor {
+    data: usize,
+    size: u64,
+    max_payload: usize,
+    position: u64,
+    /// The last control word was a skip.
+    skipped: bool,
+    messages: u64,
+    broken: bool,
+}
+
+impl<M: Memory> Reader<M> {
+    /// The reader of what `peer` writes with the same numbers.
+    pub fn new(own: M, peer: M, data: usize, size: usize, max_payload: usize) -> Self {
+        let cursor = Cursor {
+            data,
+            size: size as u64,
+            max_payload,
+            position: 0,
+            skipped: false,
+            messages: 0,
+            broken: false,
+        };
+        Self { own, peer, cursor, released: 0, fed: 0 }
+    }
+
+    /// Whether there is something to read: messages, or nonsense.
+    #[inline]
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        !self.cursor.broken && self.peer.load(self.cursor.offset(), Ordering::Relaxed) != 0
+    }
+
+    /// Whether the peer wrote what no writer writes. Nothing comes any more.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.cursor.broken
+    }
+
+    /// Messages taken so far.
+    #[must_use]
+    pub fn messages(&self) -> u64 {
+        self.cursor.messages
+    }
+
+    /// Bytes of the ring passed so far.
+    #[must_use]
+    pub fn position(&self) -> u64 {
+        self.cursor.position
+    }
+
+    /// Bytes of the ring.
+    pub(crate) fn size(&self) -> u64 {
+        self.cursor.size
+    }
+
+    /// The messages that are there now, at most `limit`. They stay in place until [`release`](Self::release).
+    #[inline]
+    pub fn batch(&mut self, limit: usize) -> Batch<'_, M> {
+        Batch { peer: &self.peer, cursor: &mut self.cursor, left: limit }
+    }
+
+    /// Gives the place of all messages taken so far back to the writer.
+    #[inline]
+    pub fn release(&mut self) {
+        if self.released != self.cursor.position {
+            self.released = self.cursor.position;
+            self.own.store(HEAD, self.released, Ordering::Release);
+        }
+    }
+
+    /// Whether the writer asked for room ([`Writer::ask_for_room`]) and was not answered. Exact after a fence.
+    #[inline]
+    #[must_use]
+    pub fn is_writer_hungry(&self) -> bool {
+        self.peer.load(HUNGRY, Ordering::Relaxed) != self.fed
+    }
+
+    /// Answers the writer, which the caller then tells ([`super::notify::Door::call`]).
+    pub fn feed(&mut self) {
+        self.release();
+        self.fed = self.peer.load(HUNGRY, Ordering::Acquire);
+        self.own.store(FED, self.fed, Ordering::Release);
+    }
+
+    pub(crate) fn own(&self) -> &M {
+        &self.own
+    }
+}
+
+impl Cursor {
+    #[inline]
+    fn offset(&self) -> usize {
+        self.data + (self.position & (self.size - 1)) as usize
+    }
+
+    /// Moves on to the next message: where its parts lie.
+    #[inline]
+    fn advance<M: Memory>(&mut self, ring: &M) -> Option<Place> {
+        while !self.broken {
+            let at = self.offset();
+            // Read once: what is checked is what is used.
+            let word = ring.load(at, Ordering::Acquire);
+            if word == 0 {
+                return None;
+            }
+            let to_end = self.size - (self.position & (self.size - 1));
+            match Control::decode(word) {
+                // Skips without messages between them would be an endless loop.
+                Some(Control::Skip) if !self.skipped && to_end < self.size => {
+                    self.skipped = true;
+                    self.position += to_end;
+                }
+                Some(Control::Message { header, payload }) if payload <= self.max_payload => {
+                    let (front, len) = extent(header, payload);
+                    if len as u64 > to_end {
+                        break;
+                    }
+                    self.skipped = false;
+                    self.position += len as u64;
+                    self.messages += 1;
+                    return Some(Place { at, header, front, payload });
+                }
+                _ => break,
+            }
+        }
+        self.broken = true;
+        None
+    }
+}
+
+/// Where the parts of a validated message lie.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    at: usize,
+    header: usize,
+    front: usize,
+    payload: usize,
+}
+
+/// Iterates over the messages that are there. What is not taken stays for the next time.
+#[derive(Debug)]
+pub struct Batch<'a, M = Area> {
+    peer: &'a M,
+    cursor: &'a mut Cursor,
+    left: usize,
+}
+
+impl<'a, M: Memory> Iterator for Batch<'a, M> {
+    type Item = Message<'a, M>;
+
+    #[inline]
+    fn next(&mut self) -> Option<Message<'a, M>> {
+        self.left = self.left.checked_sub(1)?;
+        let place = self.cursor.advance(self.peer)?;
+        Some(Message { memory: self.peer, place })
+    }
+}
+
+/// A message in shared memory. The peer may change its bytes at any time: check copies, never the original.
+#[derive(Clone, Copy, Debug)]
+pub struct Message<'a, M = Area> {
+    memory: &'a M,
+    place: Place,
+}
+
+impl<M: Memory> Message<'_, M> {
+    /// The header, copied to `into`.
+    #[inline]
+    pub fn header<'b>(&self, into: &'b mut [u8; MAX_HEADER]) -> &'b [u8] {
+        let header = &mut into[..self.place.header];
+        self.memory.read(self.place.at + 8, header);
+        header
+    }
+
+    /// Bytes of the payload.
+    #[must_use]
+    pub fn payload_len(&self) -> usize {
+        self.place.payload
+    }
+
+    /// Copies payload from offset `at` on.
+    ///
+    /// # Panics
+    /// When it is not all inside the payload.
+    #[inline]
+    pub fn read_payload(&self, at: usize, into: &mut [u8]) {
+        assert!(at <= self.place.payload && into.len() <= self.place.payload - at, "inside");
+        self.memory.read(self.place.at + self.place.front + at, into);
+    }
+}
+
+impl Message<'_, Area> {
+    /// Where the payload lies: [`payload_len`](Self::payload_len) bytes, to be read by raw copies while this message is
+    /// borrowed. No reference may be made to them.
+    #[must_use]
+    #[inline]
+    pub fn payload_ptr(&self) -> *const u8 {
+        self.memory.at(self.place.at + self.place.front, self.place.payload)
+    }
+}
+
+#[cfg(test)]
+mod tests;

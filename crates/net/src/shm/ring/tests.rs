@@ -1,0 +1,218 @@
+use super::super::layout::{WATCH, page, side_len};
+use super::super::memory::{Access, SharedObject};
+use super::*;
+use std::os::fd::AsFd;
+
+const RING: usize = 64 << 10;
+const MAX_PAYLOAD: usize = 16 << 10;
+
+/// Both sides of a ring, and what the writer and the reader write.
+struct Pair {
+    writer: Writer,
+    reader: Reader,
+    written: Area,
+    read: Area,
+}
+
+fn pair() -> Pair {
+    let side = side_len(RING);
+    let object = SharedObject::new(2 * side).unwrap();
+    let map = || Area::map(object.as_fd(), 2 * side, Access::ReadWrite).unwrap();
+    let (a, b) = (map(), map());
+    Pair {
+        writer: Writer::new(a.part(0, side), a.part(side, side), page(), RING, MAX_PAYLOAD),
+        reader: Reader::new(b.part(side, side), b.part(0, side), page(), RING, MAX_PAYLOAD),
+        written: b.part(0, side),
+        read: b.part(side, side),
+    }
+}
+
+fn push(writer: &mut Writer, header: &[u8], payload: &[u8]) -> Result<(), ReserveError> {
+    let mut reservation = writer.reserve(header.len(), payload.len())?;
+    reservation.write_header(header);
+    reservation.write_payload(0, payload);
+    reservation.commit();
+    Ok(())
+}
+
+fn pop(reader: &mut Reader) -> Option<(Vec<u8>, Vec<u8>)> {
+    let message = reader.batch(1).next()?;
+    let mut header = [0; MAX_HEADER];
+    let header = message.header(&mut header).to_vec();
+    let mut payload = vec![0; message.payload_len()];
+    message.read_payload(0, &mut payload);
+    reader.release();
+    Some((header, payload))
+}
+
+#[test]
+fn a_message_is_seen_when_it_is_published_and_not_before() {
+    let Pair { mut writer, mut reader, .. } = pair();
+    push(&mut writer, b"header", b"payload").unwrap();
+    assert!(!reader.is_ready() && writer.has_unpublished());
+    assert_eq!(pop(&mut reader), None);
+    assert!(writer.publish() && !writer.publish());
+    assert!(reader.is_ready());
+    assert_eq!(writer.is_drained(), Ok(false));
+    assert_eq!(pop(&mut reader), Some((b"header".to_vec(), b"payload".to_vec())));
+    assert_eq!((pop(&mut reader), writer.is_drained()), (None, Ok(true)));
+}
+
+#[test]
+fn a_dropped_reservation_leaves_no_trace() {
+    let Pair { mut writer, mut reader, .. } = pair();
+    let _ = writer.reserve(8, 8).unwrap();
+    assert!(!writer.publish());
+    push(&mut writer, &[], b"x").unwrap();
+    let _ = writer.reserve(100, 100).unwrap();
+    writer.publish();
+    assert_eq!(pop(&mut reader), Some((vec![], b"x".to_vec())));
+    assert_eq!(pop(&mut reader), None);
+}
+
+#[test]
+fn messages_of_all_sizes_pass_for_many_laps() {
+    let Pair { mut writer, mut reader, .. } = pair();
+    let sizes = [0, 1, 2, 20, 36, 48, 56, 57, 100, 1000, 4096, 5000, 16_383, MAX_PAYLOAD];
+    let mut sent = std::collections::VecDeque::new();
+    let mut n = 0usize;
+    let mut received = 0;
+    while received < 3000 {
+        let header = vec![n as u8; n * 7 % (MAX_HEADER + 1)];
+        let payload = vec![(n >> 3) as u8 | 1; sizes[n * 31 % sizes.len()]];
+        match push(&mut writer, &header, &payload) {
+            Ok(()) => {
+                sent.push_back((header, payload));
+                n += 1;
+                if n.is_multiple_of(3) {
+                    writer.publish();
+                }
+            }
+            Err(error) => {
+                assert_eq!(error, ReserveError::Full);
+                writer.publish();
+                for _ in 0..=n % 5 {
+                    let Some(message) = pop(&mut reader) else { break };
+                    assert_eq!(Some(message), sent.pop_front());
+                    received += 1;
+                }
+            }
+        }
+    }
+    assert!(reader.position() > 100 * RING as u64);
+}
+
+#[test]
+fn the_longest_message_fits_an_empty_ring_at_every_position() {
+    let Pair { mut writer, mut reader, .. } = pair();
+    for _ in 0..2 * RING / 64 {
+        push(&mut writer, &[0; MAX_HEADER], &vec![0; MAX_PAYLOAD]).unwrap();
+        writer.publish();
+        pop(&mut reader).unwrap();
+        push(&mut writer, &[], &[]).unwrap();
+        writer.publish();
+        pop(&mut reader).unwrap();
+    }
+    assert_eq!(push(&mut writer, &[0; MAX_HEADER + 1], &[]), Err(ReserveError::TooLong));
+    assert_eq!(push(&mut writer, &[], &vec![0; MAX_PAYLOAD + 1]), Err(ReserveError::TooLong));
+}
+
+#[test]
+fn old_payload_is_never_taken_for_a_control_word() {
+    let Pair { mut writer, mut reader, .. } = pair();
+    // A lap of payload that looks like messages, read while the writer publishes one by one over it.
+    let evil = Control::Message { header: 0, payload: 1 }.encode().to_le_bytes().repeat(1000);
+    for n in 0..100 {
+        push(&mut writer, &[], &evil).unwrap();
+        writer.publish();
+        pop(&mut reader).unwrap();
+        for _ in 0..n % 7 {
+            push(&mut writer, &[], b"good").unwrap();
+            writer.publish();
+            assert_eq!(pop(&mut reader).unwrap().1, b"good");
+            assert_eq!(pop(&mut reader), None);
+        }
+    }
+}
+
+#[test]
+fn places_are_given_back_on_release_and_not_before() {
+    let Pair { mut writer, mut reader, .. } = pair();
+    while push(&mut writer, &[], &[1; MAX_PAYLOAD]).is_ok() {}
+    writer.publish();
+    let n = reader.batch(usize::MAX).count();
+    assert_eq!(n, 3, "the fourth does not fit with the zero behind it");
+    assert_eq!(push(&mut writer, &[], &[1; MAX_PAYLOAD]), Err(ReserveError::Full));
+    reader.release();
+    push(&mut writer, &[], &[1; MAX_PAYLOAD]).unwrap();
+}
+
+#[test]
+fn a_writer_that_asks_for_room_is_answered() {
+    let Pair { mut writer, mut reader, .. } = pair();
+    assert!(!reader.is_writer_hungry() && writer.was_answered());
+    writer.ask_for_room();
+    assert!(reader.is_writer_hungry() && !writer.was_answered());
+    reader.feed();
+    assert!(!reader.is_writer_hungry() && writer.was_answered());
+}
+
+#[test]
+fn an_impossible_head_breaks_the_writer_only_when_it_looks() {
+    for head in [64, 8, u64::MAX, 1 << 40] {
+        let Pair { mut writer, read, .. } = pair();
+        read.store(HEAD, head, Ordering::Relaxed);
+        let error = loop {
+            if let Err(error) = push(&mut writer, &[], &[0; MAX_PAYLOAD]) {
+                break error;
+            }
+        };
+        assert_eq!(error, ReserveError::Broken, "{head}");
+        assert_eq!(push(&mut writer, &[], &[]), Err(ReserveError::Broken));
+    }
+    let Pair { mut writer, mut reader, read, .. } = pair();
+    push(&mut writer, &[], &[]).unwrap();
+    writer.publish();
+    pop(&mut reader).unwrap();
+    assert_eq!(writer.is_drained(), Ok(true));
+    read.store(HEAD, 0, Ordering::Relaxed);
+    assert_eq!(writer.is_drained(), Err(ReserveError::Broken), "backwards");
+}
+
+#[test]
+fn impossible_control_words_break_the_reader_for_good() {
+    let too_long = Control::Message { header: 0, payload: MAX_PAYLOAD + 1 }.encode();
+    let long_header = Control::Message { header: MAX_HEADER + 1, payload: 0 }.encode();
+    let good = Control::Message { header: 0, payload: 0 }.encode();
+    for word in [1, too_long, long_header, u64::MAX, Control::Skip.encode()] {
+        let Pair { mut reader, written, .. } = pair();
+        written.store(page(), word, Ordering::Relaxed);
+        assert!(reader.is_ready());
+        assert_eq!((pop(&mut reader), reader.is_broken()), (None, true), "{word:#x}");
+        written.store(page(), good, Ordering::Relaxed);
+        assert_eq!((pop(&mut reader), reader.is_ready()), (None, false));
+    }
+}
+
+#[test]
+fn a_message_that_reaches_out_of_the_ring_breaks_it() {
+    let Pair { mut reader, written, .. } = pair();
+    let word = |len| Control::Message { header: 0, payload: len }.encode();
+    let mut at = 0;
+    while RING - at > 64 {
+        let len = (RING - at - 128).min(MAX_PAYLOAD);
+        written.store(page() + at, word(len), Ordering::Relaxed);
+        at += extent(0, len).1;
+    }
+    // The last line of the ring holds a message of two.
+    written.store(page() + at, word(64), Ordering::Relaxed);
+    while pop(&mut reader).is_some() {}
+    assert!(reader.is_broken() && reader.position() == at as u64);
+}
+
+#[test]
+fn the_words_do_not_overlap_and_a_side_has_room_for_them() {
+    let mut words = [HEAD, WATCH, FED, HUNGRY];
+    words.sort_unstable();
+    assert!(words.windows(2).all(|w| w[1] - w[0] >= 128) && words[3] + 8 <= page());
+}

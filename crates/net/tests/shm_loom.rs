@@ -1,0 +1,321 @@
+//! The ring and its notification under every interleaving and every reordering that the memory model allows.
+//!
+//! The algorithms are generic over the memory, so the model checker runs the very code, in an ordinary test run.
+
+#![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyverbs_net::shm::Memory;
+use anyverbs_net::shm::notify::{Door, Ears, unwatch, watch};
+use anyverbs_net::shm::ring::{Reader, Writer};
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU64, fence};
+use loom::thread;
+
+/// Where the ring begins; in front of it are the words, 128 bytes apart.
+const DATA: usize = 512;
+const WORDS: usize = DATA / 128;
+/// Two lines: one message, and the zero behind it.
+const RING: usize = 128;
+
+/// Words that the model checker knows. Without `FENCES` the fences do nothing, to show that the models notice.
+#[derive(Clone, Debug)]
+struct Model<const FENCES: bool>(Arc<Vec<AtomicU64>>);
+
+impl<const FENCES: bool> Model<FENCES> {
+    fn side() -> Self {
+        Self::of(WORDS + RING / 8)
+    }
+
+    fn word() -> Self {
+        Self::of(1)
+    }
+
+    fn of(words: usize) -> Self {
+        Self(Arc::new((0..words).map(|_| AtomicU64::new(0)).collect()))
+    }
+
+    fn at(&self, at: usize) -> &AtomicU64 {
+        if at < DATA { &self.0[at / 128] } else { &self.0[WORDS + (at - DATA) / 8] }
+    }
+}
+
+impl<const FENCES: bool> Memory for Model<FENCES> {
+    fn load(&self, at: usize, order: Ordering) -> u64 {
+        self.at(at).load(order)
+    }
+
+    fn store(&self, at: usize, value: u64, order: Ordering) {
+        self.at(at).store(value, order);
+    }
+
+    fn fetch_or(&self, at: usize, bits: u64) -> u64 {
+        self.at(at).fetch_or(bits, Ordering::SeqCst)
+    }
+
+    fn swap(&self, at: usize, value: u64) -> u64 {
+        self.at(at).swap(value, Ordering::SeqCst)
+    }
+
+    fn fence(&self) {
+        if FENCES {
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    fn read(&self, at: usize, into: &mut [u8]) {
+        for (n, chunk) in into.chunks_mut(8).enumerate() {
+            let word = self.at(at + 8 * n).load(Ordering::Relaxed).to_le_bytes();
+            chunk.copy_from_slice(&word[..chunk.len()]);
+        }
+    }
+
+    fn write(&self, at: usize, from: &[u8]) {
+        for (n, chunk) in from.chunks(8).enumerate() {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.at(at + 8 * n).store(u64::from_le_bytes(word), Ordering::Relaxed);
+        }
+    }
+}
+
+fn ring<const F: bool>(size: usize) -> (Writer<Model<F>>, Reader<Model<F>>, Model<F>, Model<F>) {
+    let (written, read) = (Model::of(WORDS + size / 8), Model::side());
+    (
+        Writer::new(written.clone(), read.clone(), DATA, size, 56),
+        Reader::new(read.clone(), written.clone(), DATA, size, 56),
+        written,
+        read,
+    )
+}
+
+fn push<const F: bool>(writer: &mut Writer<Model<F>>, value: u64) -> bool {
+    let Ok(mut reservation) = writer.reserve(0, 8) else { return false };
+    reservation.write_payload(0, &value.to_le_bytes());
+    reservation.commit();
+    true
+}
+
+fn pop<const F: bool>(reader: &mut Reader<Model<F>>) -> Option<u64> {
+    let mut bytes = [0; 8];
+    let message = reader.batch(1).next()?;
+    message.read_payload(0, &mut bytes);
+    reader.release();
+    Some(u64::from_le_bytes(bytes))
+}
+
+fn check(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
+#[test]
+fn messages_arrive_whole_in_order_and_once_over_reused_places() {
+    check(|| {
+        let (mut writer, mut reader, ..) = ring::<true>(RING);
+        let sender = thread::spawn(move || {
+            for value in 1..=3 {
+                while !push(&mut writer, value) {
+                    thread::yield_now();
+                }
+                writer.publish();
+            }
+        });
+        for value in 1..=3 {
+            let got = loop {
+                if let Some(got) = pop(&mut reader) {
+                    break got;
+                }
+                thread::yield_now();
+            };
+            assert_eq!(got, value);
+        }
+        sender.join().unwrap();
+        assert!(!reader.is_ready() && !reader.is_broken());
+    });
+}
+
+#[test]
+fn a_batch_is_visible_as_a_whole_behind_its_first_message() {
+    static SEEN: AtomicUsize = AtomicUsize::new(0);
+    check(|| {
+        let (mut writer, mut reader, ..) = ring::<true>(256);
+        let receiver = thread::spawn(move || {
+            if let Some(first) = pop(&mut reader) {
+                SEEN.fetch_add(1, Ordering::Relaxed);
+                assert_eq!(first, 1);
+                assert_eq!((pop(&mut reader), pop(&mut reader)), (Some(2), Some(3)));
+                assert_eq!((pop(&mut reader), reader.is_broken()), (None, false));
+            }
+        });
+        for value in 1..=3 {
+            assert!(push(&mut writer, value));
+        }
+        writer.publish();
+        receiver.join().unwrap();
+    });
+    assert!(SEEN.load(Ordering::Relaxed) > 0);
+}
+
+/// A writer sends one message to a reader that falls asleep: it is found, or the reader is woken.
+fn sleeper<const F: bool>() {
+    check(|| {
+        let (mut writer, mut reader, _, read) = ring::<F>(RING);
+        let (bells, epoch) = (Model::word(), Model::word());
+        watch(&read);
+        let door = Door::new(bells.clone(), epoch.clone(), 2);
+        let sender = thread::spawn(move || {
+            assert!(push(&mut writer, 7));
+            writer.publish();
+            door.knock(&read)
+        });
+        let mut ears = Ears::new(bells, epoch);
+        ears.fall_asleep();
+        let found = ears.is_rung() || reader.is_ready();
+        let woken = sender.join().unwrap();
+        assert!(found || woken, "asleep for ever");
+        assert_eq!(pop(&mut reader), Some(7));
+    });
+}
+
+#[test]
+fn a_sleeper_finds_the_message_or_is_woken() {
+    sleeper::<true>();
+}
+
+#[test]
+#[should_panic(expected = "asleep for ever")]
+fn without_fences_a_sleeper_may_never_wake() {
+    sleeper::<false>();
+}
+
+/// A reader stops watching a ring while the writer sends: it finds the message, or the bell rings.
+fn unwatcher<const F: bool>() {
+    check(|| {
+        let (mut writer, reader, _, read) = ring::<F>(RING);
+        let (bells, epoch) = (Model::word(), Model::word());
+        watch(&read);
+        let door = Door::new(bells.clone(), epoch.clone(), 2);
+        let own = read.clone();
+        let sender = thread::spawn(move || {
+            assert!(push(&mut writer, 7));
+            writer.publish();
+            assert!(!door.knock(&read), "nobody sleeps");
+        });
+        unwatch(&own);
+        let found = reader.is_ready();
+        sender.join().unwrap();
+        assert!(found || Ears::new(bells, epoch).is_rung(), "unheard");
+    });
+}
+
+#[test]
+fn a_ring_that_is_no_longer_watched_rings() {
+    unwatcher::<true>();
+}
+
+#[test]
+#[should_panic(expected = "unheard")]
+fn without_fences_a_ring_that_is_no_longer_watched_may_be_unheard() {
+    unwatcher::<false>();
+}
+
+/// A writer that finds its bell set does not set it; the reader takes the bells meanwhile.
+fn bell_taker<const F: bool>() {
+    check(|| {
+        let (mut writer, mut reader, _, read) = ring::<F>(256);
+        let (bells, epoch) = (Model::word(), Model::word());
+        let door = Door::new(bells.clone(), epoch.clone(), 2);
+        assert!(push(&mut writer, 1));
+        writer.publish();
+        assert!(!door.knock(&read), "nobody sleeps");
+        let sender = thread::spawn(move || {
+            assert!(push(&mut writer, 2));
+            writer.publish();
+            assert!(!door.knock(&read), "nobody sleeps");
+        });
+        let mut ears = Ears::new(bells, epoch);
+        let mut got = 0;
+        assert_eq!(ears.take(), 2);
+        while pop(&mut reader).is_some() {
+            got += 1;
+        }
+        sender.join().unwrap();
+        assert!(got == 2 || ears.is_rung(), "unheard");
+    });
+}
+
+#[test]
+fn a_bell_that_is_taken_while_the_writer_looks_is_set_again_or_was_not_needed() {
+    bell_taker::<true>();
+}
+
+#[test]
+#[should_panic(expected = "unheard")]
+fn without_fences_a_bell_may_be_lost() {
+    bell_taker::<false>();
+}
+
+/// A writer asks for room while the reader makes it and falls asleep: the writer sees the room, or the reader sees the
+/// question, or is woken to see it.
+fn asker<const F: bool>() {
+    check(|| {
+        let (mut writer, mut reader, _, read) = ring::<F>(RING);
+        let (bells, epoch) = (Model::word(), Model::word());
+        assert!(push(&mut writer, 1));
+        writer.publish();
+        assert!(!push(&mut writer, 2), "full");
+        watch(&read);
+        let door = Door::new(bells.clone(), epoch.clone(), 2);
+        let sender = thread::spawn(move || {
+            writer.ask_for_room();
+            let wakes = door.knock(&read);
+            (wakes, push(&mut writer, 2))
+        });
+        assert_eq!(pop(&mut reader), Some(1));
+        let mut ears = Ears::new(bells, epoch);
+        ears.fall_asleep();
+        let asked = reader.is_writer_hungry() || ears.is_rung();
+        let (wakes, has_room) = sender.join().unwrap();
+        assert!(has_room || asked || wakes, "both wait for ever");
+    });
+}
+
+#[test]
+fn a_writer_that_asks_for_room_gets_it_or_is_heard() {
+    asker::<true>();
+}
+
+#[test]
+#[should_panic(expected = "both wait for ever")]
+fn without_fences_both_may_wait_for_ever() {
+    asker::<false>();
+}
+
+/// A writer asks while the reader, awake, looks for questions after each batch and before it sleeps.
+#[test]
+fn an_answer_is_seen_by_who_is_called() {
+    check(|| {
+        let (mut writer, mut reader, _, read) = ring::<true>(RING);
+        // The other direction's notification, with which the reader calls the writer.
+        let (bells, epoch) = (Model::<true>::word(), Model::<true>::word());
+        assert!(push(&mut writer, 1));
+        writer.publish();
+        writer.ask_for_room();
+        let door = Door::new(bells.clone(), epoch.clone(), 4);
+        let answering = thread::spawn(move || {
+            assert_eq!(pop(&mut reader), Some(1));
+            reader.feed();
+            let _ = &read;
+            door.call()
+        });
+        let mut ears = Ears::new(bells, epoch);
+        ears.fall_asleep();
+        let seen = ears.is_rung() || writer.was_answered();
+        let woken = answering.join().unwrap();
+        assert!(seen || woken, "not told");
+        assert!(writer.was_answered() && push(&mut writer, 2));
+    });
+}
