@@ -50,6 +50,10 @@ impl Dist {
         self.root.join("bin/anyverbs")
     }
 
+    pub(crate) fn rspreload(&self) -> PathBuf {
+        self.root.join("lib/librspreload.so")
+    }
+
     pub(crate) fn libibverbs(&self) -> PathBuf {
         self.root.join("lib/libibverbs.so.1")
     }
@@ -67,6 +71,8 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<Dist> {
         "-p",
         "anyverbs-view",
         "-p",
+        "anyverbs-rspreload",
+        "-p",
         "anyverbs-cli",
     ]);
     succeed(&mut build)?;
@@ -82,6 +88,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<Dist> {
     install(&built.join("anyverbs"), &dist.anyverbs())?;
     install(&built.join("libanyverbs_capi.so"), &dist.libibverbs())?;
     install(&built.join("libanyverbs_view.so"), &dist.root.join("lib/libanyverbs_view.so"))?;
+    install(&built.join("librspreload.so"), &dist.rspreload())?;
     for name in LINKS {
         link("libibverbs.so.1", &dist.root.join("lib").join(name))?;
     }

@@ -82,6 +82,10 @@ impl Settings {
 
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
+With --sockets the program's TCP sockets are rsockets: sockets over RDMA, to peers that have them too (another
+`anyverbs run --sockets`, or rdma-core's librspreload.so on RDMA hardware). A client whose peer has none connects by TCP;
+a listener takes RDMA connections only.
+
 The program finds this library in place of the system's libibverbs and librdmacm (LD_LIBRARY_PATH), and the device in
 /sys/class/infiniband and /dev/infiniband (LD_PRELOAD; leave it out with --no-view). Its children inherit both. Static
 and set-user-ID programs ignore both.
@@ -93,6 +97,7 @@ Examples:
   anyverbs run -- ibv_devinfo -v
   anyverbs run -- ibv_rc_pingpong -g 0
   anyverbs run --config two-ports.toml --log debug -- ib_send_bw 10.0.0.2
+  anyverbs run --sockets -- iperf3 -s
   anyverbs run --print-env -- true")]
 pub(crate) struct Run {
     #[command(flatten)]
@@ -100,12 +105,37 @@ pub(crate) struct Run {
     /// Do not show the device in /sys/class/infiniband and /dev/infiniband
     #[arg(long)]
     pub(crate) no_view: bool,
+    /// Give the program rsockets in place of its TCP sockets (stream), its UDP sockets (dgram) or both (all)
+    #[arg(long, value_name = "KINDS", num_args = 0..=1, require_equals = true, default_missing_value = "stream")]
+    pub(crate) sockets: Option<Sockets>,
     /// Print the environment that the program would get, and do not run it
     #[arg(long)]
     pub(crate) print_env: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     pub(crate) program: Vec<OsString>,
+}
+
+/// Which sockets become rsockets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Sockets {
+    /// TCP
+    Stream,
+    /// UDP
+    Dgram,
+    /// Both
+    All,
+}
+
+impl Sockets {
+    /// The value of `ANYVERBS_SOCKETS`.
+    pub(crate) fn variable(self) -> &'static str {
+        match self {
+            Self::Stream => "stream",
+            Self::Dgram => "dgram",
+            Self::All => "stream,dgram",
+        }
+    }
 }
 
 #[derive(Debug, ClapArgs)]
@@ -159,5 +189,14 @@ mod tests {
         assert_eq!(run.program, ["ls", "--no-view"]);
         assert!(!run.no_view);
         assert!(Args::try_parse_from(["anyverbs", "run", "--nope", "--", "true"]).is_err());
+        for (option, sockets) in [
+            ("--sockets", Sockets::Stream),
+            ("--sockets=dgram", Sockets::Dgram),
+            ("--sockets=all", Sockets::All),
+        ] {
+            let args = Args::parse_from(["anyverbs", "run", option, "ls"]);
+            let Command::Run(run) = args.command else { panic!("run") };
+            assert_eq!((run.sockets, &run.program[..]), (Some(sockets), &["ls".into()][..]));
+        }
     }
 }

@@ -10,6 +10,9 @@ use crate::args::Settings;
 /// The preload object that shows the device in `/sys` and `/dev`.
 pub(crate) const VIEW: &str = "libanyverbs_view.so";
 
+/// The preload object that gives a program rsockets.
+pub(crate) const RSPRELOAD: &str = "librspreload.so";
+
 /// The names that programs look for; all but the first are links to it.
 pub(crate) const NAMES: &[&str] = &[
     "libibverbs.so.1",
@@ -61,8 +64,12 @@ fn candidates(executable: &Path) -> Vec<PathBuf> {
 
 /// Fails if one of the shared objects is missing.
 fn check(dir: &Path) -> anyhow::Result<()> {
-    let missing: Vec<&str> =
-        NAMES.iter().chain([&VIEW]).copied().filter(|name| !dir.join(name).exists()).collect();
+    let missing: Vec<&str> = NAMES
+        .iter()
+        .chain([&VIEW, &RSPRELOAD])
+        .copied()
+        .filter(|name| !dir.join(name).exists())
+        .collect();
     if !missing.is_empty() {
         bail!(
             "{} is incomplete, without {}: run `cargo xtask dist`",
@@ -103,7 +110,7 @@ mod tests {
                 && !error.contains("libibverbs.so.1,"),
             "{error}"
         );
-        for name in NAMES.iter().chain([&VIEW]) {
+        for name in NAMES.iter().chain([&VIEW, &RSPRELOAD]) {
             fs::write(dir.join(name), "").unwrap();
         }
         assert_eq!(find(&settings).unwrap(), dir.canonicalize().unwrap());
@@ -113,7 +120,7 @@ mod tests {
     #[test]
     fn a_name_that_the_loader_would_split_is_refused() {
         let dir = scratch("with space");
-        for name in NAMES.iter().chain([&VIEW]) {
+        for name in NAMES.iter().chain([&VIEW, &RSPRELOAD]) {
             fs::write(dir.join(name), "").unwrap();
         }
         let settings = Settings { lib_dir: Some(dir.clone()), ..Settings::default() };

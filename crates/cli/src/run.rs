@@ -24,6 +24,11 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
     let libraries = libraries::find(&args.settings)?;
     let mut variables = args.settings.variables();
     variables.push(("LD_LIBRARY_PATH", prepended(&libraries, ":", env::var_os("LD_LIBRARY_PATH"))));
+    let mut preload = without_ours(env::var_os("LD_PRELOAD").unwrap_or_default());
+    if let Some(sockets) = args.sockets {
+        preload = prepended(&libraries.join(libraries::RSPRELOAD), " ", Some(preload));
+        variables.push(("ANYVERBS_SOCKETS", sockets.variable().into()));
+    }
     let tree = if args.no_view {
         None
     } else {
@@ -33,12 +38,13 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
             Vec::new()
         });
         let tree = ViewTree::new(&devices)?;
-        let object = libraries.join(libraries::VIEW);
-        let preload = without_views(env::var_os("LD_PRELOAD").unwrap_or_default());
-        variables.push(("LD_PRELOAD", prepended(&object, " ", Some(preload))));
+        preload = prepended(&libraries.join(libraries::VIEW), " ", Some(preload));
         variables.push(("ANYVERBS_VIEW", tree.path().as_os_str().to_owned()));
         Some(tree)
     };
+    if env::var_os("LD_PRELOAD").unwrap_or_default() != preload {
+        variables.push(("LD_PRELOAD", preload));
+    }
     if args.print_env {
         let lines: Vec<u8> = variables
             .iter()
@@ -119,14 +125,15 @@ fn prepended(first: &Path, separator: &str, rest: Option<OsString>) -> OsString 
     list
 }
 
-/// A preload list without view objects: under another `anyverbs run` one is there already.
-fn without_views(list: OsString) -> OsString {
+/// A preload list without objects of ours: under another `anyverbs run` they are there already.
+fn without_ours(list: OsString) -> OsString {
     use std::os::unix::ffi::OsStrExt;
     list.as_bytes()
         .split(|byte| b" :".contains(byte))
         .map(OsStr::from_bytes)
         .filter(|object| {
-            !object.is_empty() && Path::new(object).file_name() != Some(OsStr::new(libraries::VIEW))
+            let ours = [libraries::VIEW, libraries::RSPRELOAD].map(OsStr::new);
+            !object.is_empty() && !Path::new(object).file_name().is_some_and(|n| ours.contains(&n))
         })
         .fold(OsString::new(), |mut list, object| {
             if !list.is_empty() {
@@ -150,8 +157,9 @@ mod tests {
     }
 
     #[test]
-    fn only_the_view_leaves_the_preload_list() {
-        assert_eq!(without_views("/x/libanyverbs_view.so:/a.so /b.so".into()), "/a.so /b.so");
-        assert_eq!(without_views("".into()), "");
+    fn only_our_objects_leave_the_preload_list() {
+        let list = "/x/libanyverbs_view.so:/a.so /y/librspreload.so /b.so";
+        assert_eq!(without_ours(list.into()), "/a.so /b.so");
+        assert_eq!(without_ours("".into()), "");
     }
 }

@@ -24,6 +24,7 @@ impl Scratch {
             "libmlx4.so.1",
             "libefa.so.1",
             "libanyverbs_view.so",
+            "librspreload.so",
         ] {
             fs::write(dir.join("lib").join(name), "").unwrap();
         }
@@ -87,6 +88,16 @@ fn the_program_finds_library_and_tree() {
         .output()
         .unwrap();
     assert_eq!(output.stdout, b"\n");
+    let script = "echo $LD_PRELOAD $ANYVERBS_SOCKETS";
+    let output = scratch
+        .run(&["--no-view", "--sockets=all", "--", "sh", "-c", script])
+        .env("LD_PRELOAD", "/old/librspreload.so")
+        .output()
+        .unwrap();
+    assert_eq!(
+        String::from_utf8(output.stdout).unwrap(),
+        format!("{}/librspreload.so stream,dgram\n", lib.display())
+    );
     assert_eq!(scratch.trees(), 0);
 }
 

@@ -103,9 +103,12 @@ impl Stream {
     }
 
     pub(crate) fn peer_address(&self) -> Result<Address> {
-        match self.phase() {
-            Phase::Connected => self.setup.lock().peer().ok_or(Errno(libc::ENOTCONN)),
-            _ => Err(Errno(libc::ENOTCONN)),
+        let setup = self.setup.lock();
+        // Of an accepted socket the peer is known before it is there.
+        if self.phase() == Phase::Connected || setup.is_accepting() {
+            setup.peer().ok_or(Errno(libc::ENOTCONN))
+        } else {
+            Err(Errno(libc::ENOTCONN))
         }
     }
 

@@ -81,6 +81,10 @@ impl Setup {
         self.id.as_ref()?.info().peer
     }
 
+    pub(super) fn is_accepting(&self) -> bool {
+        self.step == Step::Accept
+    }
+
     pub(super) fn set_option(&self, level: i32, on: bool) -> Result<()> {
         let option =
             if level == libc::SOL_SOCKET { IdOption::ReuseAddr(on) } else { IdOption::AfOnly(on) };

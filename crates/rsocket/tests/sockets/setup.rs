@@ -12,6 +12,7 @@ fn both_ends_know_their_names() {
     let (listener, address) = listener();
     let (client, server) = meet(&listener, stream(), &address);
     assert_eq!(client.peer_address().unwrap(), address);
+    assert_eq!(server.peer_address().unwrap(), Address::Ip(client.local()), "at once");
     server.send(b"x", 0).unwrap();
     assert_eq!(server.local_address().unwrap(), Some(address));
     assert_eq!(server.peer_address().unwrap(), Address::Ip(client.local()));
