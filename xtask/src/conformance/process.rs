@@ -80,8 +80,14 @@ impl Process {
             // Repeated, since the launcher passes on what it gets only once its program runs.
             let _ = self.signal(libc::SIGTERM);
             if Instant::now() > end {
+                // Found while their parents live: afterwards nothing tells whose they are.
+                let family = descendants(self.id());
                 let _ = self.child.kill();
                 let _ = self.child.wait();
+                for id in family {
+                    // SAFETY: touches no memory. It ran an instant ago, so that its id is hardly another's by now.
+                    unsafe { libc::kill(id.cast_signed(), libc::SIGKILL) };
+                }
                 return;
             }
             sleep(POLL * 4);
@@ -93,6 +99,16 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// The children of a process, their children, and so on.
+fn descendants(id: u32) -> Vec<u32> {
+    let threads = fs::read_dir(format!("/proc/{id}/task")).into_iter().flatten().flatten();
+    let children = threads.flat_map(|thread| {
+        let list = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+        list.split_ascii_whitespace().filter_map(|id| id.parse().ok()).collect::<Vec<u32>>()
+    });
+    children.flat_map(|child| [vec![child], descendants(child)].concat()).collect()
 }
 
 /// Polls `done` until it says so or the time is over, and returns whether it did.
@@ -122,4 +138,26 @@ pub(crate) fn quiet(command: &mut Command) -> anyhow::Result<String> {
         bail!("{} failed: {}", shown(command), String::from_utf8_lossy(&output.stderr).trim());
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_children_of_children_are_found() {
+        let mut shell =
+            Command::new("sh").args(["-c", "sh -c 'sleep 100 & wait' & wait"]).spawn().unwrap();
+        let found = wait_for(Instant::now() + Duration::from_secs(20), || {
+            Ok(descendants(shell.id()).len() == 2)
+        });
+        let family = descendants(shell.id());
+        shell.kill().unwrap();
+        shell.wait().unwrap();
+        for id in family {
+            // SAFETY: touches no memory.
+            unsafe { libc::kill(id.cast_signed(), libc::SIGKILL) };
+        }
+        assert!(found.unwrap());
+    }
 }

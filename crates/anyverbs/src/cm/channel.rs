@@ -72,6 +72,7 @@ impl EventChannel {
         if !self.0.engine.is_current() {
             return Err(EventError::Forked);
         }
+        self.0.engine.end_lease();
         loop {
             // Here alone the thread may be cancelled: it holds nothing.
             self.0.tokens.wait()?;

@@ -148,6 +148,8 @@ impl Engine {
         let result = self.call_cm(&mut state, now, f);
         drop(state);
         self.worker.wake_before(self.gsi.next());
+        // What acknowledges earlier messages arrives before a MAD that may be the program's answer to them.
+        self.flush_owed();
         self.send_mads(now);
         result
     }

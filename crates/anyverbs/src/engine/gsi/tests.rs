@@ -412,6 +412,16 @@ fn ip(text: &str) -> IpAddr {
 }
 
 #[test]
+fn an_acknowledgement_that_is_owed_precedes_a_mad() {
+    let _turn = turn();
+    let engine = engine();
+    let nobody = Qpn::new(0xff_fffe);
+    engine.add_owed(nobody);
+    engine.with_cm(|_, _, _| ());
+    assert!(!engine.owed.lock().contains(&nobody));
+}
+
+#[test]
 fn one_process_connects_to_itself() {
     let _turn = turn();
     let engine = engine();
