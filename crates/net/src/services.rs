@@ -83,7 +83,8 @@ type Name = (u64, ServiceAddress);
 #[derive(Debug)]
 pub struct Services {
     slot: Arc<Slot>,
-    /// By which names are looked up; one at a time, since a connect takes two steps.
+    /// By which names are looked up; one at a time, since a connect takes two steps. Made at the start, so that a process that
+    /// runs out of descriptors still knows the others.
     probe: OnceLock<Mutex<UnixDatagram>>,
     own: Mutex<Own>,
     live: Mutex<(Option<Instant>, Vec<u8>)>,
@@ -123,9 +124,10 @@ impl Services {
     /// Those of the registry of `slot`.
     #[must_use]
     pub fn new(slot: Arc<Slot>) -> Arc<Self> {
+        let probe = UnixDatagram::unbound().map(|probe| OnceLock::from(Mutex::new(probe)));
         Arc::new(Self {
             slot,
-            probe: OnceLock::new(),
+            probe: probe.unwrap_or_default(),
             own: Mutex::default(),
             live: Mutex::default(),
             holders: Mutex::default(),
@@ -243,21 +245,37 @@ impl Services {
         let mut live = self.live.lock();
         let now = Instant::now();
         if live.0.is_none_or(|at| now.duration_since(at) > age) {
-            *live = (Some(now), self.slot.registry().live_slots());
+            match self.probe().and_then(|p| self.slot.registry().live_slots_by(&p.lock())) {
+                Ok(slots) => *live = (Some(now), slots),
+                Err(error) => tracing::debug!(%error, "the host's processes were not listed"),
+            }
         }
         live.1.clone()
     }
 
     /// Whether some process holds a slot.
-    #[must_use]
-    pub fn is_alive(&self, slot: u8) -> bool {
-        self.slot.is_alive(slot)
+    ///
+    /// # Errors
+    /// As [`crate::Registry::is_alive`].
+    pub fn is_alive(&self, slot: u8) -> io::Result<bool> {
+        Ok(slot == self.slot.number()
+            || self.slot.registry().is_alive_by(&self.probe()?.lock(), slot)?)
     }
 
     /// As [`crate::Registry::incarnations`].
-    #[must_use]
-    pub fn incarnations(&self) -> HashMap<u8, u64> {
+    ///
+    /// # Errors
+    /// As there.
+    pub fn incarnations(&self) -> io::Result<HashMap<u8, u64>> {
         self.slot.registry().incarnations()
+    }
+
+    fn probe(&self) -> io::Result<&Mutex<UnixDatagram>> {
+        if let Some(probe) = self.probe.get() {
+            return Ok(probe);
+        }
+        let probe = UnixDatagram::unbound()?;
+        Ok(self.probe.get_or_init(|| Mutex::new(probe)))
     }
 
     /// Excludes who else reserves this service.
@@ -326,15 +344,9 @@ impl Services {
     /// Whether somebody has bound a name.
     fn is_held(&self, name: &str) -> bool {
         let full = format!("{}/{name}", self.slot.registry().prefix());
-        let Ok(address) = SocketAddr::from_abstract_name(full) else { return false };
-        let probe = match self.probe.get() {
-            Some(probe) => probe,
-            None => {
-                let Ok(socket) = UnixDatagram::unbound() else { return false };
-                self.probe.get_or_init(|| Mutex::new(socket))
-            }
-        };
-        probe.lock().connect_addr(&address).is_ok()
+        let address = SocketAddr::from_abstract_name(full);
+        let held = address.and_then(|a| registry::is_bound(&self.probe()?.lock(), &a));
+        held.unwrap_or_default()
     }
 }
 
