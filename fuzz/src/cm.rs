@@ -134,7 +134,7 @@ impl World {
             let mut quiet = true;
             for from in [VICTIM, FRIEND] {
                 let cm = if from == VICTIM { &mut self.victim } else { &mut self.friend };
-                let Some(out) = cm.poll_transmit() else { continue };
+                let Some(out) = cm.poll_transmit(self.now) else { continue };
                 quiet = false;
                 assert_eq!(out.sgid, gid(from));
                 let mad = Mad::parse(&out.mad[..]).expect("well-formed");

@@ -1,8 +1,8 @@
 //! QP1, the general services interface: the connection manager's machine in the device.
 //!
 //! One lock guards the machine and the table of ids. It is taken after the receive path's lock and before the queues of event
-//! channels; no queue pair is locked under it. What the machine has to send goes to a queue under its lock, and leaves from
-//! there when it is released ([`send`]): a system call under it would hold up the receiving thread.
+//! channels; no queue pair is locked under it. What the machine has to send waits in it, is taken out under its lock, and
+//! leaves when that is released ([`send`]): a system call under it would hold up the receiving thread.
 //!
 //! A MAD may reach any process of the host ([`receive`]): those that name a communication ID are steered like data, by
 //! the slot in it; a request goes to the process that listens, which who receives it finds in the registry.
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use anyverbs_net::{Lingering, SteerByKind};
 use anyverbs_proto::cm::counters::DropReason;
 use anyverbs_proto::cm::message::Attribute;
-use anyverbs_proto::cm::{Cm, CmConfig};
+use anyverbs_proto::cm::{Cm, CmConfig, Transmit};
 use anyverbs_proto::time::Time;
 use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::deth::Deth;
@@ -147,10 +147,10 @@ impl Engine {
         let mut state = self.gsi.state.lock();
         let result = self.call_cm(&mut state, now, f);
         drop(state);
-        self.worker.wake_before(self.gsi.next());
         // What acknowledges earlier messages arrives before a MAD that may be the program's answer to them.
         self.flush_owed();
         self.send_mads(now);
+        self.worker.wake_before(self.gsi.next());
         result
     }
 
@@ -171,11 +171,24 @@ impl Engine {
             let Some(event) = state.tap.take(event) else { continue };
             ids.deliver(event);
         }
-        self.gsi.sender.queue(std::iter::from_fn(|| machine.poll_transmit()));
-        let deadline = machine.deadline().map_or(NEVER, Time::as_nanos);
-        self.gsi.deadline.store(deadline, Ordering::SeqCst);
+        self.publish(machine);
         self.watch_neighbours(machine, now);
         result
+    }
+
+    /// Takes up to `most` datagrams that wait in the machine.
+    fn poll_cm(&self, now: Time, most: usize, into: &mut Vec<Transmit>) {
+        let mut state = self.gsi.state.lock();
+        let machine = &mut state.machine;
+        into.extend(std::iter::from_fn(|| machine.poll_transmit(now)).take(most));
+        self.publish(machine);
+    }
+
+    /// What others want to know of the machine without its lock.
+    fn publish(&self, machine: &Cm) {
+        let deadline = machine.deadline().map_or(NEVER, Time::as_nanos);
+        self.gsi.deadline.store(deadline, Ordering::SeqCst);
+        self.gsi.sender.waits(machine.usage().outbox);
     }
 
     /// Does what is due.

@@ -80,8 +80,8 @@ impl Cm {
         c.answer = c.answer.take_if(|_| c.quiet);
         c.retries = 0;
         c.state = S::DreqSent;
-        let next;
-        (c.attempt, next) = self.early.begin(now, c.timeout);
+        c.attempt = self.early.begin(c.timeout, self.outbox.took_last());
+        let next = c.attempt.deadline(now);
         self.timers.set(id, &mut c.deadline, Some(next));
     }
 

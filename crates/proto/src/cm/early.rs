@@ -22,10 +22,14 @@ pub(super) struct Early {
 /// A message that waits for its answer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Attempt {
-    since: Time,
+    /// When it left first.
+    since: Option<Time>,
+    /// How long to wait for an answer to what was sent last.
+    interval: Duration,
     /// Early repetitions that were made or left out.
     done: u8,
-    /// It was answered.
+    /// It waits to be sent: nobody can have answered.
+    is_queued: bool,
     is_answered: bool,
 }
 
@@ -34,43 +38,71 @@ impl Early {
         Self { on, answers_take: Duration::ZERO }
     }
 
-    /// A message is sent for the first time; when to look for its answer.
-    pub(super) fn begin(&self, now: Time, timeout: Duration) -> (Attempt, Time) {
+    /// A message is to be sent for the first time; `is_queued` or else is lost already.
+    pub(super) fn begin(&self, timeout: Duration, is_queued: bool) -> Attempt {
         let is_soon = |part: &&u32| !self.on || 4 * self.answers_take >= timeout / **part;
-        let left_out = PARTS.iter().take_while(is_soon).count();
-        let attempt = Attempt { since: now, done: left_out as u8, is_answered: false };
-        (attempt, now + attempt.wait(timeout))
+        let done = PARTS.iter().take_while(is_soon).count() as u8;
+        let interval = until(done, timeout);
+        Attempt { since: None, interval, done, is_queued, is_answered: false }
     }
 
-    /// A message is sent to which there is no answer: as [`begin`](Self::begin), if it is repeated early at all.
-    pub(super) fn begin_unanswered(&self, now: Time, timeout: Duration) -> Option<(Attempt, Time)> {
-        let (mut attempt, _) = self.begin(now, timeout);
-        attempt.done = attempt.done.min(PARTS.len() as u8 - 1);
-        self.on.then(|| (attempt, now + attempt.wait(timeout)))
-    }
-
-    /// The answer is not there. If it is time for an early repetition, when to look again.
-    pub(super) fn repeat(attempt: &mut Attempt, timeout: Duration) -> Option<Time> {
-        if attempt.is_answered || usize::from(attempt.done) >= PARTS.len() {
-            return None;
-        }
-        attempt.done += 1;
-        Some(attempt.since + attempt.wait(timeout))
+    /// A message was sent to which there is no answer: as [`begin`](Self::begin), if it is repeated early at all.
+    pub(super) fn begin_unanswered(&self, timeout: Duration) -> Option<Attempt> {
+        let attempt = self.begin(timeout, false);
+        let done = attempt.done.min(PARTS.len() as u8 - 1);
+        self.on.then(|| Attempt { interval: until(done, timeout), done, ..attempt })
     }
 
     /// Something came that answers the message, be it that the answer takes time.
     pub(super) fn answered(&mut self, attempt: &mut Attempt, now: Time) {
-        if !std::mem::replace(&mut attempt.is_answered, true) {
-            let took = now.since(attempt.since);
-            self.answers_take = (self.answers_take * 7 + took) / 8;
+        if let Some(since) = attempt.since
+            && !std::mem::replace(&mut attempt.is_answered, true)
+        {
+            self.answers_take = (self.answers_take * 7 + now.since(since)) / 8;
         }
     }
 }
 
+/// From the first sending to the repetition after `done` others.
+fn until(done: u8, timeout: Duration) -> Duration {
+    PARTS.get(usize::from(done)).map_or(timeout, |part| timeout / *part)
+}
+
 impl Attempt {
-    /// From the beginning to the next repetition.
-    fn wait(&self, timeout: Duration) -> Duration {
-        PARTS.get(usize::from(self.done)).map_or(timeout, |part| timeout / *part)
+    /// When to look for an answer, at the latest.
+    pub(super) fn deadline(&self, now: Time) -> Time {
+        now + self.interval
+    }
+
+    /// The answer is not there. Whether it is time for an early repetition.
+    pub(super) fn repeat(&mut self, timeout: Duration) -> bool {
+        if self.is_answered || usize::from(self.done) >= PARTS.len() {
+            return false;
+        }
+        self.interval = until(self.done + 1, timeout) - until(self.done, timeout);
+        self.done += 1;
+        true
+    }
+
+    /// The message is to be sent again, and then the whole wait begins anew.
+    pub(super) fn retry(&mut self, timeout: Duration) {
+        self.interval = timeout;
+    }
+
+    /// It is to be sent; `is_queued` or else is lost already.
+    pub(super) fn queue(&mut self, is_queued: bool) {
+        self.is_queued = is_queued;
+    }
+
+    /// Whether it waits to be sent.
+    pub(super) fn is_queued(&self) -> bool {
+        self.is_queued
+    }
+
+    /// It leaves; if it was waited for, when to look for an answer.
+    pub(super) fn leave(&mut self, now: Time) -> Option<Time> {
+        self.since.get_or_insert(now);
+        std::mem::take(&mut self.is_queued).then(|| self.deadline(now))
     }
 }
 
@@ -83,19 +115,24 @@ mod tests {
     /// Times of all repetitions, and of the end of the first wait.
     fn times(early: &Early) -> Vec<u64> {
         let start = Time::default() + Duration::from_secs(5);
-        let (mut attempt, mut at) = early.begin(start, WAIT);
-        let mut times = vec![at];
-        while let Some(next) = Early::repeat(&mut attempt, WAIT) {
-            at = next;
-            times.push(at);
+        let mut attempt = early.begin(WAIT, true);
+        let mut times = Vec::new();
+        let mut now = start;
+        loop {
+            now = attempt.leave(now).unwrap();
+            times.push(now.since(start).as_millis() as u64);
+            if !attempt.repeat(WAIT) {
+                return times;
+            }
+            attempt.queue(true);
         }
-        times.into_iter().map(|at| at.since(start).as_millis() as u64).collect()
     }
 
     fn after(answers: impl IntoIterator<Item = u64>) -> Vec<u64> {
         let mut early = Early::new(true);
         for ms in answers {
-            let mut attempt = Attempt::default();
+            let mut attempt = early.begin(WAIT, true);
+            attempt.leave(Time::default());
             early.answered(&mut attempt, Time::default() + Duration::from_millis(ms));
             // Said twice.
             early.answered(&mut attempt, Time::default() + Duration::from_secs(1000));
@@ -120,21 +157,31 @@ mod tests {
     }
 
     #[test]
+    fn what_waits_to_be_sent_waits_for_no_answer() {
+        let mut attempt = Early::new(true).begin(WAIT, true);
+        assert!(attempt.is_queued());
+        let later = Time::default() + Duration::from_secs(3);
+        assert_eq!(attempt.leave(later), Some(later + WAIT / 64));
+        assert!(!attempt.is_queued());
+        assert_eq!(attempt.leave(later), None, "sent to a peer that asked");
+    }
+
+    #[test]
     fn what_is_not_answered_is_repeated_at_least_once() {
         let mut early = Early::new(true);
         early.answers_take = WAIT;
-        let (mut attempt, next) = early.begin_unanswered(Time::default(), WAIT).unwrap();
-        assert_eq!(next, Time::default() + WAIT / 4);
-        assert!(Early::repeat(&mut attempt, WAIT).is_some());
-        assert!(Early::repeat(&mut attempt, WAIT).is_none());
-        assert!(Early::new(false).begin_unanswered(Time::default(), WAIT).is_none());
+        let mut attempt = early.begin_unanswered(WAIT).unwrap();
+        assert_eq!(attempt.deadline(Time::default()), Time::default() + WAIT / 4);
+        assert!(attempt.repeat(WAIT) && !attempt.repeat(WAIT));
+        assert!(Early::new(false).begin_unanswered(WAIT).is_none());
     }
 
     #[test]
     fn what_was_answered_is_not_repeated_early() {
         let mut early = Early::new(true);
-        let (mut attempt, _) = early.begin(Time::default(), WAIT);
+        let mut attempt = early.begin(WAIT, true);
+        attempt.leave(Time::default());
         early.answered(&mut attempt, Time::default());
-        assert_eq!(Early::repeat(&mut attempt, WAIT), None);
+        assert!(!attempt.repeat(WAIT));
     }
 }

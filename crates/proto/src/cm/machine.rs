@@ -16,7 +16,7 @@ use super::message::Attribute;
 use super::message::Message;
 use super::message::code::About;
 use super::message::private_data::PrivateData;
-use super::outbox::{Outbox, Transmit};
+use super::outbox::{Outbox, Transmit, asks};
 use super::params::Listen;
 use super::qp_attr::QpParams;
 use super::sidr::Sidrs;
@@ -191,9 +191,28 @@ impl Cm {
         }
     }
 
-    /// The next datagram to send.
-    pub fn poll_transmit(&mut self) -> Option<Transmit> {
-        self.outbox.pop()
+    /// The next datagram to send, which leaves now: what it waits for is waited for from now on.
+    pub fn poll_transmit(&mut self, now: Time) -> Option<Transmit> {
+        let transmit = self.outbox.pop()?;
+        if let Some((attribute, id)) = asks(&transmit.mad) {
+            self.leaves(now, attribute, id);
+        }
+        Some(transmit)
+    }
+
+    /// A message leaves that wants an answer.
+    fn leaves(&mut self, now: Time, attribute: Attribute, id: CommId) {
+        use ConnectionState as S;
+        let Some(c) = self.connections.get_mut(&id) else { return self.sidr_leaves(now, id) };
+        let waits = match c.state {
+            S::ReqSent => attribute == Attribute::Req,
+            S::RepSent => attribute == Attribute::Rep,
+            S::DreqSent => attribute == Attribute::Dreq,
+            _ => false,
+        };
+        if waits && let Some(next) = c.attempt.leave(now) {
+            self.timers.set(id, &mut c.deadline, Some(next));
+        }
     }
 
     /// The next thing that happened.
@@ -428,18 +447,22 @@ impl Cm {
     fn connection_timer(&mut self, now: Time, id: CommId) {
         use ConnectionState as S;
         let c = self.connections.get_mut(&id).expect("the caller found it");
-        if matches!(c.state, S::ReqSent | S::RepSent | S::DreqSent)
-            && let Some(next) = Early::repeat(&mut c.attempt, c.timeout)
-        {
-            let bytes = c.sent.as_deref().expect("these states wait for an answer");
-            self.outbox.retry(c.to, bytes);
+        let waits = matches!(c.state, S::ReqSent | S::RepSent | S::DreqSent);
+        if waits && (c.attempt.is_queued() || c.attempt.repeat(c.timeout)) {
+            if !c.attempt.is_queued() {
+                let bytes = c.sent.as_deref().expect("these states wait for an answer");
+                self.outbox.retry(c.to, bytes);
+                c.attempt.queue(self.outbox.took_last());
+            }
+            let next = c.attempt.deadline(now);
             return self.timers.set(id, &mut c.deadline, Some(next));
         }
         if c.state == S::Established {
-            let next = Early::repeat(&mut c.attempt, c.timeout);
-            if let (Some(_), Some(rtu)) = (next, c.answer.as_deref()) {
+            let again = c.attempt.repeat(c.timeout);
+            if let (true, Some(rtu)) = (again, c.answer.as_deref()) {
                 self.outbox.replay(c.to, rtu);
             }
+            let next = again.then(|| c.attempt.deadline(now));
             return self.timers.set(id, &mut c.deadline, next);
         }
         match c.state {
@@ -454,6 +477,8 @@ impl Cm {
                 };
                 let bytes = c.sent.as_deref().expect("these states wait for an answer");
                 self.outbox.retry(c.to, bytes);
+                c.attempt.retry(c.timeout);
+                c.attempt.queue(self.outbox.took_last());
                 let next = now + c.timeout;
                 self.timers.set(id, &mut c.deadline, Some(next));
             }

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::counters::{CmCounters, DropReason};
+use super::id::CommId;
 use super::mad::{Mad, MadBytes};
 use super::message::{Attribute, Message};
 use crate::qp::Arrival;
@@ -58,6 +59,7 @@ pub struct Transmit {
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     queue: VecDeque<Transmit>,
+    took_last: bool,
     pub(super) counters: CmCounters,
 }
 
@@ -99,7 +101,8 @@ impl Outbox {
     }
 
     fn push(&mut self, to: Destination, attribute: Attribute, mad: Box<MadBytes>) {
-        if self.queue.len() >= MOST {
+        self.took_last = self.queue.len() < MOST;
+        if !self.took_last {
             return self.counters.drop(DropReason::OutboxFull);
         }
         self.counters.tx_msgs.add(attribute);
@@ -114,6 +117,19 @@ impl Outbox {
     pub(super) fn len(&self) -> usize {
         self.queue.len()
     }
+
+    /// Whether what was sent last waits here; else it is lost.
+    pub(super) fn took_last(&self) -> bool {
+        self.took_last
+    }
+}
+
+/// Of a message that wants an answer: which it is, and our ID.
+pub(super) fn asks(ours: &MadBytes) -> Option<(Attribute, CommId)> {
+    use Attribute as A;
+    let attribute = attribute(ours);
+    let id = u32::from_be_bytes([ours[24], ours[25], ours[26], ours[27]]);
+    matches!(attribute, A::Req | A::Rep | A::Dreq | A::SidrReq).then_some((attribute, CommId(id)))
 }
 
 fn attribute(ours: &MadBytes) -> Attribute {

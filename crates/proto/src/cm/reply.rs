@@ -40,10 +40,11 @@ impl Cm {
         };
         c.answer = Some(self.outbox.send(c.to, c.transaction_id, rtu));
         if c.state == S::MraRepSent
-            && let Some((attempt, next)) = self.early.begin_unanswered(now, c.timeout)
+            && let Some(attempt) = self.early.begin_unanswered(c.timeout)
         {
             // The peer will not repeat its REP for as long as our MRA said, not even if the RTU is lost.
             c.attempt = attempt;
+            let next = attempt.deadline(now);
             self.timers.set(id, &mut c.deadline, Some(next));
         }
         c.state = S::Established;

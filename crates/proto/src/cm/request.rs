@@ -183,8 +183,8 @@ impl Cm {
             named_id: false,
             named_qpn: false,
         };
-        let next;
-        (connection.attempt, next) = self.early.begin(now, connection.timeout);
+        connection.attempt = self.early.begin(connection.timeout, self.outbox.took_last());
+        let next = connection.attempt.deadline(now);
         self.timers.set(id, &mut connection.deadline, Some(next));
         self.connections.insert(id, Box::new(connection));
         Ok(id)
@@ -236,8 +236,8 @@ impl Cm {
         c.retries = 0;
         c.answer = None;
         c.sent = Some(self.outbox.send_with(c.to, c.transaction_id, params.ece.options, rep));
-        let next;
-        (c.attempt, next) = self.early.begin(now, c.timeout);
+        c.attempt = self.early.begin(c.timeout, self.outbox.took_last());
+        let next = c.attempt.deadline(now);
         self.timers.set(id, &mut c.deadline, Some(next));
         let waiting = c.waiting.take();
         self.release_backlog(waiting);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::counters::DropReason;
-use super::early::{Attempt, Early};
+use super::early::Attempt;
 use super::event::{CmEvent, SidrRequest, SidrResponse};
 use super::id::CommId;
 use super::listener::ListenerId;
@@ -146,8 +146,8 @@ impl Cm {
             deadline: None,
             named: false,
         };
-        let next;
-        (sidr.attempt, next) = self.early.begin(now, sidr.timeout);
+        sidr.attempt = self.early.begin(sidr.timeout, self.outbox.took_last());
+        let next = sidr.attempt.deadline(now);
         self.timers.set(id, &mut sidr.deadline, Some(next));
         self.sidrs.by_id.insert(id, Box::new(sidr));
         Ok(id)
@@ -301,18 +301,33 @@ impl Cm {
         self.raise(CmEvent::SidrResponse { id, response: Box::new(response) });
     }
 
+    /// A request leaves.
+    pub(super) fn sidr_leaves(&mut self, now: Time, id: CommId) {
+        if let Some(s) = self.sidrs.by_id.get_mut(&id).filter(|s| s.state == State::Sent)
+            && let Some(next) = s.attempt.leave(now)
+        {
+            self.timers.set(id, &mut s.deadline, Some(next));
+        }
+    }
+
     pub(super) fn sidr_timer(&mut self, now: Time, id: CommId) {
         let s = self.sidrs.by_id.get_mut(&id).expect("what has a timer is in a table");
         if let (State::Sent, Some(sent)) = (s.state, &s.message)
-            && let Some(next) = Early::repeat(&mut s.attempt, s.timeout)
+            && (s.attempt.is_queued() || s.attempt.repeat(s.timeout))
         {
-            self.outbox.retry(s.to, sent);
+            if !s.attempt.is_queued() {
+                self.outbox.retry(s.to, sent);
+                s.attempt.queue(self.outbox.took_last());
+            }
+            let next = s.attempt.deadline(now);
             return self.timers.set(id, &mut s.deadline, Some(next));
         }
         match (s.state, &s.message) {
             (State::Sent, Some(sent)) if s.retries < s.max_retries => {
                 s.retries += 1;
                 self.outbox.retry(s.to, sent);
+                s.attempt.retry(s.timeout);
+                s.attempt.queue(self.outbox.took_last());
                 self.timers.set(id, &mut s.deadline, Some(now + s.timeout));
             }
             (State::Sent | State::Rcvd, _) => {

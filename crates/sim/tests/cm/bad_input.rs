@@ -50,9 +50,9 @@ fn good_req() -> Req {
 /// What host 1 answers to these bytes from host 0.
 fn answer(w: &mut World, bytes: &[u8]) -> Option<Message> {
     w.inject(gid(0), 1, bytes);
-    let out = w.hosts[1].cm.poll_transmit()?;
+    let out = w.hosts[1].cm.poll_transmit(w.now)?;
     assert_eq!((out.sgid, out.dgid), (gid(1), gid(0)));
-    assert!(w.hosts[1].cm.poll_transmit().is_none(), "one answer");
+    assert!(w.hosts[1].cm.poll_transmit(w.now).is_none(), "one answer");
     Some(Mad::parse(&out.mad[..]).unwrap().message)
 }
 
@@ -227,7 +227,7 @@ fn a_senders_address_that_is_none_is_not_answered() {
         w.inject(source, 1, &bytes(good_req()));
     }
     assert_eq!(w.hosts[1].cm.counters().dropped(DropReason::Address), 2);
-    assert!(w.hosts[1].cm.poll_transmit().is_none());
+    assert!(w.hosts[1].cm.poll_transmit(w.now).is_none());
 }
 
 /// Any bytes: nothing panics, a connection between others stands, and what it leaves behind ends.

@@ -116,6 +116,29 @@ fn a_slow_program_is_asked_twice_and_no_more() {
 }
 
 #[test]
+fn what_waits_to_be_sent_is_not_repeated() {
+    let mut w = early();
+    w.connect(0, 1);
+    w.ask(0, 1);
+    let cm = &mut w.hosts[0].cm;
+    let mut now = Time::default();
+    while now < Time::default() + 10 * SECOND {
+        now = cm.deadline().unwrap();
+        cm.on_timer(now);
+    }
+    assert_eq!(cm.usage().outbox, 2);
+    // It is waited for from when it leaves.
+    for _ in 0..2 {
+        cm.poll_transmit(now).unwrap();
+    }
+    let first = cm.deadline().unwrap();
+    assert!(first > now && first.since(now) < Duration::from_millis(3), "{first:?}, {now:?}");
+    cm.on_timer(first);
+    assert!(cm.usage().outbox > 0);
+    w.tear_down();
+}
+
+#[test]
 fn a_late_rtu_that_is_lost_is_said_again() {
     let mut w = early();
     w.listen(1);

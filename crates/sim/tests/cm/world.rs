@@ -341,7 +341,7 @@ impl World {
 
     fn pick_up(&mut self) {
         for from in 0..self.hosts.len() {
-            while let Some(out) = self.hosts[from].cm.poll_transmit() {
+            while let Some(out) = self.hosts[from].cm.poll_transmit(self.now) {
                 assert_eq!(out.sgid, self.hosts[from].gid, "from another address");
                 if !self.hosts[from].alive {
                     continue;

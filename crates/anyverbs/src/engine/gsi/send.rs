@@ -1,6 +1,5 @@
 //! MADs out: in their order, in batches of one way, and not more at a time than a receiving socket holds.
 
-use std::collections::{HashSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -42,46 +41,13 @@ const LOOK: Duration = PERIOD.checked_div(4).expect("four is not zero");
 /// What waits to be sent, and how much may be.
 #[derive(Debug)]
 pub(super) struct Sender {
-    queue: Mutex<Queue>,
-    /// Its length.
+    /// Datagrams that wait in the machine.
     waiting: AtomicUsize,
     /// Datagrams that were received since the sender last looked: each pays for an answer.
     earned: AtomicU32,
     /// When more may be sent, in nanoseconds.
     at: AtomicU64,
     line: Mutex<Line>,
-}
-
-#[derive(Debug, Default)]
-struct Queue {
-    transmits: VecDeque<Transmit>,
-    /// What waits behind a whole burst: to repeat it while it waits would only make that longer.
-    late: HashSet<Key>,
-}
-
-/// Transaction, attribute and receiver: by these repetitions are known.
-type Key = ([u8; 10], Gid);
-
-fn key(transmit: &Transmit) -> Key {
-    let mut bytes = [0; 10];
-    bytes.copy_from_slice(&transmit.mad[8..18]);
-    (bytes, transmit.dgid)
-}
-
-impl Queue {
-    fn push(&mut self, transmit: Transmit) {
-        if self.transmits.len() < BURST as usize || self.late.insert(key(&transmit)) {
-            self.transmits.push_back(transmit);
-        }
-    }
-
-    fn pop(&mut self) -> Option<Transmit> {
-        let transmit = self.transmits.pop_front()?;
-        if !self.late.is_empty() {
-            self.late.remove(&key(&transmit));
-        }
-        Some(transmit)
-    }
 }
 
 /// The one that sends.
@@ -94,6 +60,8 @@ pub(super) struct Line {
     slot: u8,
     way: Option<Way>,
     requests: Requests,
+    /// Taken from the machine, to be sent. Empty between calls.
+    ready: Vec<Transmit>,
 }
 
 /// How datagrams between two addresses leave.
@@ -126,7 +94,6 @@ impl Pace {
 impl Sender {
     pub(super) fn new(psn: u32) -> Self {
         Self {
-            queue: Mutex::default(),
             waiting: AtomicUsize::new(0),
             earned: AtomicU32::new(0),
             at: AtomicU64::new(NEVER),
@@ -137,25 +104,14 @@ impl Sender {
                 slot: 0,
                 way: None,
                 requests: Requests::default(),
+                ready: Vec::new(),
             }),
         }
     }
 
-    /// Adds to what waits.
-    pub(super) fn queue(&self, transmits: impl Iterator<Item = Transmit>) {
-        let mut transmits = transmits.peekable();
-        if transmits.peek().is_some() {
-            let mut queue = self.queue.lock();
-            transmits.for_each(|transmit| queue.push(transmit));
-            self.waiting.store(queue.transmits.len(), Ordering::SeqCst);
-        }
-    }
-
-    fn take(&self) -> Option<Transmit> {
-        let mut queue = self.queue.lock();
-        let transmit = queue.pop();
-        self.waiting.store(queue.transmits.len(), Ordering::SeqCst);
-        transmit
+    /// So many datagrams wait in the machine, whose lock the caller holds.
+    pub(super) fn waits(&self, n: usize) {
+        self.waiting.store(n, Ordering::SeqCst);
     }
 
     /// The right to send, for who cannot wait long for it.
@@ -192,13 +148,17 @@ impl Engine {
     pub(super) fn send_in(&self, line: &mut Line, now: Time) {
         let sender = &self.gsi.sender;
         line.pace.refill(now, sender.earned.swap(0, Ordering::Relaxed));
-        while line.pace.tokens > 0 {
-            let Some(transmit) = sender.take() else { break };
-            line.pace.tokens -= 1;
-            self.stage(line, &transmit);
+        while line.pace.tokens > 0 && sender.waiting.load(Ordering::SeqCst) > 0 {
+            let mut ready = std::mem::take(&mut line.ready);
+            self.poll_cm(now, line.pace.tokens as usize, &mut ready);
+            line.pace.tokens -= ready.len() as u32;
+            for transmit in ready.drain(..) {
+                self.stage(line, &transmit);
+            }
+            line.ready = ready;
+            self.flush(line);
         }
-        self.flush(line);
-        // Who adds to the queue after this looks himself.
+        // Who makes more wait after this looks himself.
         let waits = sender.waiting.load(Ordering::SeqCst) > 0;
         let at = if waits { (now + LOOK).as_nanos() } else { NEVER };
         sender.at.store(at, Ordering::SeqCst);
@@ -335,31 +295,5 @@ mod tests {
             often.refill(Time::from_nanos(us * 1000), 0);
         }
         assert!((BURST - 1..=BURST).contains(&often.tokens), "{}", often.tokens);
-    }
-
-    #[test]
-    fn what_waits_long_waits_once() {
-        let transmit = |n: u64| {
-            let mut mad = Box::new([0; MAD_LEN]);
-            mad[8..16].copy_from_slice(&n.to_be_bytes());
-            Transmit {
-                sgid: Gid([1; 16]),
-                dgid: Gid([2; 16]),
-                traffic_class: 0,
-                flow_label: 0,
-                hop_limit: 64,
-                mad,
-            }
-        };
-        let mut queue = Queue::default();
-        for _ in 0..3 {
-            (0..1000).for_each(|n| queue.push(transmit(n)));
-        }
-        // The first burst was short when it came first.
-        assert_eq!(queue.transmits.len(), 1000 + BURST as usize);
-        for n in (0..1000).chain(0..u64::from(BURST)) {
-            assert_eq!(queue.pop().unwrap(), transmit(n));
-        }
-        assert!(queue.pop().is_none() && queue.late.is_empty());
     }
 }
