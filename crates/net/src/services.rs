@@ -21,6 +21,10 @@ use crate::registry::{self, NameGuard, Slot};
 const LOCK_WAIT: Duration = Duration::from_millis(250);
 /// How long a list of the live slots is good for when an answer may be late, but not wrong.
 const FRESH: Duration = Duration::from_millis(50);
+/// How long it is good for, when a service is not found among those, in looking for processes that began since.
+const MISS_FRESH: Duration = Duration::from_millis(4);
+/// How long nobody holds a service that nobody held.
+const ABSENT: Duration = Duration::from_micros(800);
 /// Services whose holders are remembered.
 const REMEMBERED: usize = 1024;
 /// Linux's `net.ipv4.ip_local_port_range` where it cannot be read.
@@ -90,6 +94,10 @@ pub struct Services {
     live: Mutex<(Option<Instant>, Vec<u8>)>,
     /// Where a service at an address was found last: asked first.
     holders: Mutex<HashMap<(u64, IpAddr), (u8, ServiceAddress)>>,
+    /// Where nobody held a service, and when.
+    absent: Mutex<HashMap<(u64, IpAddr), Instant>>,
+    #[cfg(test)]
+    lookups: std::sync::atomic::AtomicUsize,
 }
 
 /// What this process holds.
@@ -131,6 +139,9 @@ impl Services {
             own: Mutex::default(),
             live: Mutex::default(),
             holders: Mutex::default(),
+            absent: Mutex::default(),
+            #[cfg(test)]
+            lookups: std::sync::atomic::AtomicUsize::new(0),
         })
     }
 
@@ -184,7 +195,8 @@ impl Services {
         Err(io::Error::new(io::ErrorKind::AddrNotAvailable, "all ephemeral ports are taken"))
     }
 
-    /// The slot of the process that holds a service at `address`, alone. A snapshot.
+    /// The slot of the process that holds a service at `address`, alone. A snapshot: who began to hold it less than 1 ms ago, or
+    /// started less than 4 ms ago, may not be found yet, so that many may ask for what nobody holds.
     #[must_use]
     pub fn holder(&self, service: u64, address: IpAddr) -> Option<u8> {
         let candidates = ServiceAddress::candidates(address);
@@ -200,6 +212,8 @@ impl Services {
                 return Some(slot);
             }
             self.holders.lock().remove(&key);
+        } else if self.absent.lock().get(&key).is_some_and(|since| since.elapsed() < ABSENT) {
+            return None;
         }
         // What is not among those who lived a moment ago may have begun since.
         let recent = self.live_slots(FRESH);
@@ -212,15 +226,16 @@ impl Services {
             })
         };
         let found = find(&recent).or_else(|| {
-            let mut new = self.live_slots(Duration::ZERO);
+            let mut new = self.live_slots(MISS_FRESH);
             new.retain(|slot| !recent.contains(slot));
             find(&new)
         });
-        let mut holders = self.holders.lock();
-        if holders.len() >= REMEMBERED {
-            holders.clear();
-        }
-        found.map(|found| holders.entry(key).or_insert(found).0)
+        let Some((slot, at)) = found else {
+            remember(&mut self.absent.lock(), key, Instant::now());
+            return None;
+        };
+        remember(&mut self.holders.lock(), key, (slot, at));
+        Some(slot)
     }
 
     /// This process may be asked for services that it does not hold any more, until the value is dropped. One at a time.
@@ -245,6 +260,8 @@ impl Services {
         let mut live = self.live.lock();
         let now = Instant::now();
         if live.0.is_none_or(|at| now.duration_since(at) > age) {
+            #[cfg(test)]
+            self.lookups.fetch_add(255, std::sync::atomic::Ordering::Relaxed);
             match self.probe().and_then(|p| self.slot.registry().live_slots_by(&p.lock())) {
                 Ok(slots) => *live = (Some(now), slots),
                 Err(error) => tracing::debug!(%error, "the host's processes were not listed"),
@@ -343,11 +360,20 @@ impl Services {
 
     /// Whether somebody has bound a name.
     fn is_held(&self, name: &str) -> bool {
+        #[cfg(test)]
+        self.lookups.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let full = format!("{}/{name}", self.slot.registry().prefix());
         let address = SocketAddr::from_abstract_name(full);
         let held = address.and_then(|a| registry::is_bound(&self.probe()?.lock(), &a));
         held.unwrap_or_default()
     }
+}
+
+fn remember<T>(table: &mut HashMap<(u64, IpAddr), T>, key: (u64, IpAddr), value: T) {
+    if table.len() >= REMEMBERED {
+        table.clear();
+    }
+    table.insert(key, value);
 }
 
 fn lingering_name(slot: u8) -> String {
@@ -421,6 +447,12 @@ mod tests {
         text.parse().unwrap()
     }
 
+    /// Who holds a service, once what was not there a moment ago is looked for again.
+    fn holder(services: &Services, service: u64, address: IpAddr) -> Option<u8> {
+        services.absent.lock().clear();
+        services.holder(service, address)
+    }
+
     fn in_use<T>(result: io::Result<T>) -> bool {
         result.is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
     }
@@ -477,7 +509,7 @@ mod tests {
         drop(c);
         a.make_exclusive(&locals).unwrap();
         a.make_exclusive(&locals).unwrap();
-        assert_eq!(second.holder(7, locals[0]), Some(first.slot.number()));
+        assert_eq!(holder(&second, 7, locals[0]), Some(first.slot.number()));
         assert!(in_use(second.reserve(7, at, true, &locals)));
         assert!(in_use(first.reserve(7, at, true, &locals)));
         drop(a);
@@ -503,7 +535,7 @@ mod tests {
                 for asked in [&first, &second, &first] {
                     for at in locals {
                         let here = ServiceAddress::candidates(at).contains(&address);
-                        assert_eq!(asked.holder(service, at), here.then_some(number), "{address}");
+                        assert_eq!(holder(asked, service, at), here.then_some(number), "{address}");
                     }
                 }
                 drop(held);
@@ -511,6 +543,29 @@ mod tests {
                 assert_eq!(second.holder(service, locals[1]), None);
             }
         }
+    }
+
+    #[test]
+    fn many_may_ask_for_what_nobody_holds() {
+        let [first, second] = pair("misses");
+        let at = ip("10.0.0.1");
+        let begin = Instant::now();
+        for n in 0..1000 {
+            assert_eq!(first.holder(n % 10, at), None);
+        }
+        let took = begin.elapsed();
+        // The list of processes once in 4 ms, three names for each of two processes in 800 us, for each of ten services.
+        let lists = 1 + took.as_micros() / MISS_FRESH.as_micros();
+        let rounds = 1 + took.as_micros() / ABSENT.as_micros();
+        let lookups = first.lookups.load(std::sync::atomic::Ordering::Relaxed) as u128;
+        assert!(lookups <= 255 * lists + 60 * rounds, "{lookups} in {took:?}");
+        let held = second.reserve(5, ServiceAddress::Any, false, &[]).unwrap();
+        let end = Instant::now() + Duration::from_secs(10);
+        while first.holder(5, at).is_none() {
+            assert!(Instant::now() < end, "it is not found");
+        }
+        drop(held);
+        assert_eq!(first.holder(5, at), None);
     }
 
     #[test]
