@@ -447,9 +447,11 @@ fn what_does_not_fit_is_kept_in_order_until_there_is_room() {
             assert_eq!(datagram.bytes, number(next));
             next += 1;
         }
-        from.forward_kept();
+        if let Some(pause) = from.forward_kept() {
+            std::thread::sleep(pause);
+        }
     }
-    assert_eq!((from.kept(), from.forward_kept()), (0, 0));
+    assert_eq!((from.kept(), from.forward_kept()), (0, None));
 
     // What is kept has bounds, and is dropped when its process ends.
     let whole: &[u8] = &[0; 280];
@@ -458,7 +460,9 @@ fn what_does_not_fit_is_kept_in_order_until_there_is_room() {
     assert!(outcomes.contains(&Forwarded::Full));
     assert!((4000..=4096).contains(&from.kept()), "{}", from.kept());
     drop(to);
-    assert_eq!(from.forward_kept(), 0);
+    while let Some(pause) = from.forward_kept() {
+        std::thread::sleep(pause);
+    }
     assert!(from.forward_counters().dropped_dead > 0);
 }
 

@@ -67,7 +67,7 @@ pub(super) const STEERING: SteerByKind = SteerByKind {
     ],
 };
 
-/// How often a process whose queue is full is tried again.
+/// When a process whose queue is full is tried again first.
 const FORWARD_RETRY: Duration = Duration::from_micros(200);
 /// How long the end of the process waits for the lock.
 const EXIT_PATIENCE: Duration = Duration::from_millis(2);
@@ -196,8 +196,8 @@ impl Engine {
         let is_due = |at: &AtomicU64| at.load(Ordering::SeqCst) <= now.as_nanos();
         if is_due(&self.gsi.forward_at) {
             self.gsi.forward_at.store(NEVER, Ordering::SeqCst);
-            if self.port.forward_kept() > 0 {
-                self.forward_later(now);
+            if let Some(pause) = self.port.forward_kept() {
+                self.forward_later(now + pause);
             }
         }
         if is_due(&self.gsi.watch_at) {
@@ -216,9 +216,9 @@ impl Engine {
         }
     }
 
-    /// A process has no room for what is to be handed on to it.
-    fn forward_later(&self, now: Time) {
-        let at = (now + FORWARD_RETRY).as_nanos();
+    /// A process has no room for what is to be handed on to it; it may have then.
+    fn forward_later(&self, at: Time) {
+        let at = at.as_nanos();
         self.gsi.forward_at.fetch_min(at, Ordering::SeqCst);
         self.worker.wake_before(at);
     }
