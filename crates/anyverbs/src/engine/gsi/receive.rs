@@ -97,7 +97,7 @@ impl Engine {
                     // It may hold the port and not listen yet.
                     Some(_) => !self.keep_for_listener(now, incoming, &mad),
                     None => {
-                        self.is_asked_in_vain(now, incoming, &mad)
+                        self.is_asked_in_vain(incoming, &mad)
                             && !self.keep_for_listener(now, incoming, &mad)
                     }
                 }
