@@ -69,7 +69,7 @@ pub(super) const STEERING: SteerByKind = SteerByKind {
 
 /// When a process whose queue is full is tried again first.
 const FORWARD_RETRY: Duration = Duration::from_micros(200);
-/// How long the end of the process waits for the lock.
+/// How long the counters wait for the lock at the end of the process.
 const EXIT_PATIENCE: Duration = Duration::from_millis(2);
 /// How long it sends what its peers should hear, at most.
 const FAREWELL: Duration = Duration::from_millis(400);
@@ -223,11 +223,11 @@ impl Engine {
         self.worker.wake_before(at);
     }
 
-    /// Tells the peers of all connections that they end; does not wait long for whoever called exit(3) to release the locks,
-    /// nor for answers.
-    pub(super) fn shut_gsi_down(&'static self) {
-        let Some(mut line) = self.gsi.sender.try_line() else { return };
-        let Some(mut state) = self.gsi.state.try_lock_for(EXIT_PATIENCE) else { return };
+    /// Tells the peers of all connections that they end. Waits for each lock for `patience` only, since whoever called exit(3)
+    /// may hold it, and not for answers.
+    pub(super) fn shut_gsi_down(&'static self, patience: Duration) {
+        let Some(mut line) = self.gsi.sender.try_line(patience) else { return };
+        let Some(mut state) = self.gsi.state.try_lock_for(patience) else { return };
         let now = self.now();
         self.call_cm(&mut state, now, |machine, _, now| machine.shutdown(now));
         drop(state);
