@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::registry::{self, NameGuard, Slot};
+use crate::sys::Uncancelled;
 
 /// How long reserving waits for another process that reserves the same service.
 const LOCK_WAIT: Duration = Duration::from_millis(250);
@@ -158,6 +159,7 @@ impl Services {
         share: bool,
         locals: &[IpAddr],
     ) -> io::Result<Reservation> {
+        let _uncancelled = Uncancelled::new();
         let name = (service, address);
         let _lock = self.lock(service)?;
         self.refuse_conflicts(name, share, locals, None)?;
@@ -257,6 +259,7 @@ impl Services {
     /// The slots of all live processes, in ascending order, as they were at most `age` ago.
     #[must_use]
     pub fn live_slots(&self, age: Duration) -> Vec<u8> {
+        let _uncancelled = Uncancelled::new();
         let mut live = self.live.lock();
         let now = Instant::now();
         if live.0.is_none_or(|at| now.duration_since(at) > age) {
@@ -275,6 +278,7 @@ impl Services {
     /// # Errors
     /// As [`crate::Registry::is_alive`].
     pub fn is_alive(&self, slot: u8) -> io::Result<bool> {
+        let _uncancelled = Uncancelled::new();
         Ok(slot == self.slot.number()
             || self.slot.registry().is_alive_by(&self.probe()?.lock(), slot)?)
     }
@@ -284,6 +288,7 @@ impl Services {
     /// # Errors
     /// As there.
     pub fn incarnations(&self) -> io::Result<HashMap<u8, u64>> {
+        let _uncancelled = Uncancelled::new();
         self.slot.registry().incarnations()
     }
 
@@ -360,6 +365,7 @@ impl Services {
 
     /// Whether somebody has bound a name.
     fn is_held(&self, name: &str) -> bool {
+        let _uncancelled = Uncancelled::new();
         #[cfg(test)]
         self.lookups.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let full = format!("{}/{name}", self.slot.registry().prefix());
@@ -387,6 +393,7 @@ impl Reservation {
     /// `AddrInUse` while another shares it, or holds it at a conflicting address; it stays shared then. `TimedOut` and those
     /// of socket(2) as for [`Services::reserve`].
     pub fn make_exclusive(&self, locals: &[IpAddr]) -> io::Result<()> {
+        let _uncancelled = Uncancelled::new();
         let mut guard = self.guard.lock();
         let Guard::Shared(shared) = &*guard else { return Ok(()) };
         let _lock = self.services.lock(self.name.0)?;
@@ -420,6 +427,7 @@ pub fn ephemeral_ports() -> impl Iterator<Item = u16> {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
+        let _uncancelled = Uncancelled::new();
         let mut own = self.services.own.lock();
         match self.guard.get_mut() {
             Guard::Exclusive { .. } => drop(own.exclusive.remove(&self.name)),
@@ -566,6 +574,37 @@ mod tests {
         }
         drop(held);
         assert_eq!(first.holder(5, at), None);
+    }
+
+    /// connect(2), nanosleep(2) and close(2) are cancellation points in the C library.
+    #[test]
+    fn nobody_is_cancelled_with_a_lock() {
+        unsafe extern "C" {
+            fn pthread_cancel(thread: libc::pthread_t) -> libc::c_int;
+        }
+        let [first, second] = pair("cancelled");
+        let at = ip("10.0.0.1");
+        let busy = second.lock(7).unwrap();
+        let (sender, done) = std::sync::mpsc::channel();
+        let services = Arc::clone(&first);
+        let thread = std::thread::spawn(move || {
+            // SAFETY: this thread's own id.
+            assert_eq!(unsafe { pthread_cancel(libc::pthread_self()) }, 0);
+            let free = services.reserve(8, ServiceAddress::Any, true, &[]).unwrap();
+            free.make_exclusive(&[]).unwrap();
+            drop(free);
+            let late = services.reserve(7, ServiceAddress::Any, false, &[]).is_err();
+            let others = services.holder(9, at).is_none()
+                && services.lingering(Duration::ZERO).is_empty()
+                && services.is_alive(services.slot.number()).unwrap()
+                && !services.incarnations().unwrap().is_empty();
+            // For what follows in this thread.
+            std::mem::forget(Uncancelled::new());
+            sender.send(late && others).unwrap();
+        });
+        assert!(done.recv_timeout(Duration::from_secs(20)).unwrap());
+        thread.join().unwrap();
+        drop(busy);
     }
 
     #[test]
