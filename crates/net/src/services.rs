@@ -114,7 +114,8 @@ struct Own {
 pub struct Reservation {
     services: Arc<Services>,
     name: Name,
-    guard: Mutex<Guard>,
+    /// `None` only after drop.
+    guard: Mutex<Option<Guard>>,
 }
 
 /// See [`Services::linger`].
@@ -159,10 +160,21 @@ impl Services {
         share: bool,
         locals: &[IpAddr],
     ) -> io::Result<Reservation> {
+        self.take((service, address), share, share, locals, LOCK_WAIT)
+    }
+
+    /// As [`reserve`](Self::reserve). `others_share`: who shares it is no conflict.
+    fn take(
+        self: &Arc<Self>,
+        name: Name,
+        share: bool,
+        others_share: bool,
+        locals: &[IpAddr],
+        patience: Duration,
+    ) -> io::Result<Reservation> {
         let _uncancelled = Uncancelled::new();
-        let name = (service, address);
-        let _lock = self.lock(service)?;
-        self.refuse_conflicts(name, share, locals, None)?;
+        let _lock = self.lock(name.0, patience)?;
+        self.refuse_conflicts(name, others_share, locals, None)?;
         let mut own = self.own.lock();
         let guard = if share {
             let guard = match own.shared.get(&name).and_then(Weak::upgrade) {
@@ -174,11 +186,11 @@ impl Services {
         } else {
             self.hold(&mut own, name)?
         };
-        Ok(Reservation { services: Arc::clone(self), name, guard: Mutex::new(guard) })
+        Ok(Reservation { services: Arc::clone(self), name, guard: Mutex::new(Some(guard)) })
     }
 
     /// Takes a service of those that `service` gives for a port: a free one of `net.ipv4.ip_local_port_range`, from a random
-    /// place on.
+    /// place on. Alone, or to be shared with those who come later. One that another is just reserving is passed over.
     ///
     /// # Errors
     /// `AddrNotAvailable` when all are taken; those of [`reserve`](Self::reserve).
@@ -186,11 +198,16 @@ impl Services {
         self: &Arc<Self>,
         service: impl Fn(u16) -> u64,
         address: ServiceAddress,
+        share: bool,
         locals: &[IpAddr],
     ) -> io::Result<(u16, Reservation)> {
         for port in ephemeral_ports() {
-            match self.reserve(service(port), address, false, locals) {
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            match self.take((service(port), address), share, false, locals, Duration::ZERO) {
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::AddrInUse | io::ErrorKind::TimedOut
+                    ) => {}
                 result => return result.map(|reservation| (port, reservation)),
             }
         }
@@ -301,9 +318,9 @@ impl Services {
     }
 
     /// Excludes who else reserves this service.
-    fn lock(&self, service: u64) -> io::Result<NameGuard> {
+    fn lock(&self, service: u64, patience: Duration) -> io::Result<NameGuard> {
         let name = format!("s/{service:x}/lock");
-        let deadline = Instant::now() + LOCK_WAIT;
+        let deadline = Instant::now() + patience;
         loop {
             match self.slot.registry().hold(&name) {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
@@ -395,8 +412,8 @@ impl Reservation {
     pub fn make_exclusive(&self, locals: &[IpAddr]) -> io::Result<()> {
         let _uncancelled = Uncancelled::new();
         let mut guard = self.guard.lock();
-        let Guard::Shared(shared) = &*guard else { return Ok(()) };
-        let _lock = self.services.lock(self.name.0)?;
+        let Some(Guard::Shared(shared)) = &*guard else { return Ok(()) };
+        let _lock = self.services.lock(self.name.0, LOCK_WAIT)?;
         let own = self.services.own.lock();
         if Arc::strong_count(shared) > 1 {
             return Err(io::ErrorKind::AddrInUse.into());
@@ -406,7 +423,7 @@ impl Reservation {
         self.services.refuse_conflicts(self.name, false, locals, Some(&mine))?;
         let mut own = self.services.own.lock();
         own.shared.remove(&self.name);
-        *guard = self.services.hold(&mut own, self.name)?;
+        *guard = Some(self.services.hold(&mut own, self.name)?);
         Ok(())
     }
 }
@@ -429,13 +446,16 @@ impl Drop for Reservation {
     fn drop(&mut self) {
         let _uncancelled = Uncancelled::new();
         let mut own = self.services.own.lock();
-        match self.guard.get_mut() {
-            Guard::Exclusive { .. } => drop(own.exclusive.remove(&self.name)),
-            Guard::Shared(guard) if Arc::strong_count(guard) == 1 => {
+        // Under the lock: what `own` does not have nobody of this process has bound.
+        let guard = self.guard.get_mut().take();
+        match &guard {
+            Some(Guard::Exclusive { .. }) => drop(own.exclusive.remove(&self.name)),
+            Some(Guard::Shared(guard)) if Arc::strong_count(guard) == 1 => {
                 own.shared.remove(&self.name);
             }
-            Guard::Shared(_) => {}
+            Some(Guard::Shared(_)) | None => {}
         }
+        drop(guard);
     }
 }
 
@@ -584,7 +604,7 @@ mod tests {
         }
         let [first, second] = pair("cancelled");
         let at = ip("10.0.0.1");
-        let busy = second.lock(7).unwrap();
+        let busy = second.lock(7, LOCK_WAIT).unwrap();
         let (sender, done) = std::sync::mpsc::channel();
         let services = Arc::clone(&first);
         let thread = std::thread::spawn(move || {
@@ -632,11 +652,43 @@ mod tests {
         let distinct: HashSet<_> = ports.iter().collect();
         assert_eq!(distinct.len(), ports.len());
         let take = |services: &Arc<Services>| {
-            services.reserve_ephemeral(u64::from, ServiceAddress::Any, &[]).unwrap()
+            services.reserve_ephemeral(u64::from, ServiceAddress::Any, false, &[]).unwrap()
         };
         let (a, b) = (take(&first), take(&second));
         assert_ne!(a.0, b.0);
         assert!(distinct.contains(&a.0) && distinct.contains(&b.0));
         assert_eq!(first.holder(b.0.into(), ip("10.0.0.1")), Some(second.slot.number()));
+
+        // One that is just being reserved is passed over; one that is to be shared is shared from the beginning.
+        let _busy = second.lock(100, LOCK_WAIT).unwrap();
+        let tries = std::cell::Cell::new(0);
+        let service = |port: u16| {
+            tries.set(tries.get() + 1);
+            if tries.get() == 1 { 100 } else { 1 << 32 | u64::from(port) }
+        };
+        let (_, shared) = first.reserve_ephemeral(service, ServiceAddress::Any, true, &[]).unwrap();
+        assert_eq!(tries.get(), 2);
+        let name = shared.name.0;
+        let _more = second.reserve(name, ServiceAddress::Any, true, &[]).unwrap();
+        assert!(in_use(second.reserve(name, ServiceAddress::Any, false, &[])));
+    }
+
+    #[test]
+    fn what_this_process_does_not_hold_it_has_not_bound() {
+        let [services, _] = pair("given-back");
+        for _ in 0..300 {
+            let held = services.reserve(7, ServiceAddress::Any, false, &[]).unwrap();
+            let name = services.name(held.name, services.slot.number());
+            std::thread::scope(|scope| {
+                scope.spawn(move || drop(held));
+                loop {
+                    let own = services.own.lock();
+                    if own.exclusive.is_empty() {
+                        assert!(!services.is_held(&name));
+                        break;
+                    }
+                }
+            });
+        }
     }
 }
