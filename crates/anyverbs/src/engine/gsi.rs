@@ -2,7 +2,11 @@
 //!
 //! One lock guards the machine and the table of ids. It is taken after the receive path's lock and before the queues of event
 //! channels; no queue pair is locked under it. What the machine has to send waits in it, is taken out under its lock, and
-//! leaves when that is released ([`send`]): a system call under it would hold up the receiving thread.
+//! leaves when that is released ([`send`]): a system call under it would hold up the receiving thread. One is made all the
+//! same, seldom: bind(2), where a listener ends that has accepted what may be asked again ([`lingering`]).
+//!
+//! In the order in which they may be taken: the receive path's lock; the sender's line, or the neighbours; the machine's;
+//! what lingers. Requests that wait for a listener have a leaf. Who asks for services may hold the line, not the machine's.
 //!
 //! A MAD may reach any process of the host ([`receive`]): those that name a communication ID are steered like data, by
 //! the slot in it; a request goes to the process that listens, which who receives it finds in the registry.

@@ -3,7 +3,9 @@
 //! Locks, in the order in which they may be taken: control of multicast groups, queue pair, SRQ, CQ, then the queues of
 //! channels and asynchronous events. No thread holds the locks of two queue pairs. The receive path's lock is taken
 //! before any of them. The lock of the connection manager comes after the receive path's, too, and before the queues of
-//! event channels; it and those of queue pairs are never held together. The locks of timers, paths, the in-process link
+//! event channels; it and those of queue pairs are never held together. Before it comes that of its sender or that of its
+//! neighbours, after it that of what lingers ([`gsi`]). The locks of timers, paths, the in-process link, requests that wait
+//! for a listener, the services of the host (`anyverbs_net::services`)
 //! and the lists of queue pairs that wait are leaves: nothing is locked under
 //! them, but that the table of queue pairs may attach a new one to its CQ.
 
