@@ -307,7 +307,11 @@ impl Cm {
         let listener = self.listeners.any_of(req.service_id).ok_or(RejReason::InvalidServiceId)?;
         let (addresses, user) = split_addresses(&req.private_data.0, listener.listen.ip_header)
             .ok_or(RejReason::Consumer)?;
-        let destination = addresses.map_or(arrival.destination.to_ip(), |a| a.destination);
+        let is_it = |header: IpHeader| header.between(arrival.source, arrival.destination);
+        let addresses = addresses
+            .map(|header| is_it(header).ok_or(RejReason::UnsupportedRequest))
+            .transpose()?;
+        let destination = arrival.destination.to_ip();
         let (listener, found) =
             self.listeners.find(req.service_id, destination).ok_or(RejReason::InvalidServiceId)?;
         match found.listen.serves {

@@ -6,6 +6,7 @@ use anyverbs_proto::cm::ConnectionState as S;
 use anyverbs_proto::cm::counters::DropReason;
 use anyverbs_proto::cm::event::CmEvent;
 use anyverbs_proto::cm::id::{CommId, PortSpace, ServiceId};
+use anyverbs_proto::cm::ip::IpHeader;
 use anyverbs_proto::cm::mad::{MAD_LEN, Mad, MadBytes};
 use anyverbs_proto::cm::message::code::{About, ApStatus, RejReason, ServiceType, SidrStatus};
 use anyverbs_proto::cm::message::disconnect::{Drep, Dreq};
@@ -78,6 +79,13 @@ fn a_request_with_something_wrong_is_told_what() {
     let mut no_family = good_req();
     no_family.private_data.0[1] = 0x70;
     let path = good_req().primary;
+    // As if from and to this host itself, which other hosts are not.
+    let named = |source: &str, destination: &str| {
+        let source = std::net::SocketAddr::new(source.parse().unwrap(), 9);
+        let destination = destination.parse().unwrap();
+        let private_data = PrivateData::new(&IpHeader { source, destination }.emit()).unwrap();
+        Req { private_data, ..good_req() }
+    };
     for (req, reason) in [
         (Req { service_type: ServiceType::Rd, ..good_req() }, RejReason::InvalidTransport),
         (Req { service_type: ServiceType::Extended, ..good_req() }, RejReason::InvalidTransport),
@@ -90,6 +98,8 @@ fn a_request_with_something_wrong_is_told_what() {
             RejReason::UnsupportedRequest,
         ),
         (Req { service_id: ServiceId(1), ..good_req() }, RejReason::InvalidServiceId),
+        (named("10.0.0.1", "127.0.0.1"), RejReason::UnsupportedRequest),
+        (named("10.0.0.3", "10.0.0.2"), RejReason::UnsupportedRequest),
         (wrong_version, RejReason::Consumer),
         (no_family, RejReason::Consumer),
     ] {
