@@ -74,24 +74,17 @@ impl Cm {
         c.answer = Some(self.outbox.send(c.to, c.transaction_id, rej));
     }
 
-    /// Says no to a message for which there is no connection.
+    /// Says no to a REQ for which there is no connection.
     pub(super) fn refuse(
         &mut self,
         arrival: &Arrival,
         tid: u64,
         remote: CommId,
-        about: About,
         reason: RejReason,
         info: &[u8],
     ) {
-        let rej = Rej {
-            local_comm_id: CommId::NONE,
-            remote_comm_id: remote,
-            about,
-            reason,
-            private_data: PrivateData::EMPTY,
-            ..Rej::default()
-        };
+        let rej =
+            Rej { remote_comm_id: remote, about: About::Req, reason, ..Rej::default() };
         self.outbox.send(Destination::answering(arrival), tid, rej.with_info(info));
     }
 
@@ -101,7 +94,7 @@ impl Cm {
             return self.drop(DropReason::Malformed);
         };
         let reason = RejReason::InvalidClassVersion;
-        self.refuse(arrival, tid, CommId(remote), About::Req, reason, &[CLASS_VERSION]);
+        self.refuse(arrival, tid, CommId(remote), reason, &[CLASS_VERSION]);
     }
 
     pub(super) fn on_rej(&mut self, now: Time, arrival: &Arrival, rej: &Rej) {
@@ -115,8 +108,9 @@ impl Cm {
         let Some((id, c)) = id.and_then(|id| Some((id, self.connections.get_mut(&id)?))) else {
             return self.drop(DropReason::Unknown);
         };
-        // One that has no connection gives no ID.
-        if c.to.dgid != peer || !(remote.is_none() || c.is_with(peer, remote)) {
+        // Only who never had a connection gives no ID: afterwards our own alone, which can be guessed, ends nothing.
+        let is_unnamed = remote.is_none() && matches!(c.state, S::ReqSent | S::MraReqRcvd);
+        if c.to.dgid != peer || !(is_unnamed || c.is_with(peer, remote)) {
             return self.drop(DropReason::Foreign);
         }
         enum End {

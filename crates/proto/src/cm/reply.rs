@@ -82,7 +82,11 @@ impl Cm {
         let (id, remote) = (rep.remote_comm_id, rep.local_comm_id);
         let peer = arrival.source;
         let refuse = |cm: &mut Self, reason| {
-            cm.refuse(arrival, tid, remote, About::Rep, reason, &[]);
+            // With the ID that the peer knows us by, which it may insist on.
+            let (local_comm_id, remote_comm_id) = (id, remote);
+            let about = About::Rep;
+            let rej = Rej { local_comm_id, remote_comm_id, about, reason, ..Rej::default() };
+            cm.outbox.send(Destination::answering(arrival), tid, rej);
         };
         let known = self.connections.get_mut(&id).filter(|c| c.to.dgid == peer && c.is_active());
         let Some(c) = known else { return refuse(self, RejReason::InvalidCommId) };

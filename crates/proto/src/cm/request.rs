@@ -267,7 +267,7 @@ impl Cm {
             // The peer gives its ID anew. If we are past that connection too, it does so by right.
             if c.state != S::Closed {
                 self.bury(now, id);
-                return self.refuse(arrival, tid, remote, About::Req, RejReason::StaleConn, &[]);
+                return self.refuse(arrival, tid, remote, RejReason::StaleConn, &[]);
             }
             if let Some(c) = self.connections.get_mut(&id) {
                 self.names.leave(c);
@@ -276,15 +276,15 @@ impl Cm {
         if let Some(id) = self.names.of_remote_qpn(peer, req.local_qpn) {
             // IBA 12.9.8.3.1: the peer has forgotten the connection of this queue pair.
             self.bury(now, id);
-            return self.refuse(arrival, tid, remote, About::Req, RejReason::StaleConn, &[]);
+            return self.refuse(arrival, tid, remote, RejReason::StaleConn, &[]);
         }
         match self.find_listener(arrival, req) {
             Ok(found) => self.admit(now, arrival, tid, modifier, req, found),
             Err(RejReason::InvalidGid) => {
                 let would_do = arrival.destination.0;
-                self.refuse(arrival, tid, remote, About::Req, RejReason::InvalidGid, &would_do);
+                self.refuse(arrival, tid, remote, RejReason::InvalidGid, &would_do);
             }
-            Err(reason) => self.refuse(arrival, tid, remote, About::Req, reason, &[]),
+            Err(reason) => self.refuse(arrival, tid, remote, reason, &[]),
         }
     }
 
@@ -339,7 +339,7 @@ impl Cm {
         }
         if self.is_full() {
             let remote = req.local_comm_id;
-            return self.refuse(arrival, tid, remote, About::Req, RejReason::NoResources, &[]);
+            return self.refuse(arrival, tid, remote, RejReason::NoResources, &[]);
         }
         let id = self.new_id();
         let mut connection = self.passive(id, tid, req, &found);

@@ -230,6 +230,59 @@ fn strangers_touch_nothing() {
 }
 
 #[test]
+fn a_rejection_without_its_senders_id_ends_no_connection() {
+    let mut w = World::new(1, 2);
+    w.listen(1);
+    let a = w.connect(0, 1);
+    let b = w.take_request(1);
+    let attack = |w: &mut World| {
+        let before = (w.state(0, a), w.state(1, b));
+        for about in [About::Req, About::Rep, About::No] {
+            let reason = RejReason::StaleConn;
+            w.inject(gid(1), 0, &bytes(Rej { remote_comm_id: a, about, reason, ..Rej::default() }));
+            w.inject(gid(0), 1, &bytes(Rej { remote_comm_id: b, about, reason, ..Rej::default() }));
+        }
+        assert_eq!((w.state(0, a), w.state(1, b)), before);
+    };
+    w.accept(1, b);
+    w.run();
+    assert!(matches!(w.event(0), CmEvent::ConnectResponse { .. }));
+    attack(&mut w);
+    let now = w.now;
+    w.hosts[0].cm.ready(now, a, &[]).unwrap();
+    attack(&mut w);
+    w.run();
+    assert!(matches!(w.event(1), CmEvent::Established { .. }));
+    attack(&mut w);
+    for (host, id) in [(0, a), (1, b)] {
+        assert_eq!(w.state(host, id), S::Established);
+        assert!(w.poll_event(host).is_none());
+    }
+    w.tear_down();
+}
+
+/// As Linux looks for the connection of a REJ.
+#[test]
+fn a_rejected_answer_hears_both_ids() {
+    let mut w = World::new(1, 2);
+    w.listen(1);
+    let a = w.connect(0, 1);
+    let b = w.take_request(1);
+    w.restart(0, Default::default());
+    w.accept(1, b);
+    w.rule(move |_, message| {
+        if let Message::Rej(rej) = message {
+            assert_eq!((rej.local_comm_id, rej.remote_comm_id), (a, b));
+        }
+        crate::world::Fate::Pass
+    });
+    w.run();
+    let CmEvent::Rejected { id, rejection } = w.event(1) else { panic!() };
+    assert_eq!((id, rejection.reason), (b, RejReason::InvalidCommId));
+    w.tear_down();
+}
+
+#[test]
 fn a_senders_address_that_is_none_is_not_answered() {
     let mut w = World::new(1, 2);
     let group = Gid::from(std::net::IpAddr::from([224, 0, 0, 1]));
