@@ -380,6 +380,8 @@ impl Cm {
         let Some(c) = self.connections.get_mut(&id) else { return };
         c.state = ConnectionState::Timewait;
         c.sent = None;
+        // The peer's queue pair is free for its next connection, as Linux has it. Its ID stays, to know late duplicates.
+        self.names.leave_qpn(c);
         let end = now + timeout::timewait(c.qp.ack_timeout);
         self.timers.set(id, &mut c.deadline, Some(end));
     }

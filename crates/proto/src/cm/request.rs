@@ -265,7 +265,7 @@ impl Cm {
                 return self.on_req_again(now, id);
             }
             // The peer gives its ID anew. If we are past that connection too, it does so by right.
-            if c.state != S::Closed {
+            if !matches!(c.state, S::Timewait | S::Closed) {
                 self.bury(now, id);
                 return self.refuse(arrival, tid, remote, RejReason::StaleConn, &[]);
             }
