@@ -9,6 +9,7 @@ use super::listener::ListenerId;
 use super::mad::MadBytes;
 use super::message::Attribute;
 use super::outbox::Destination;
+use super::params::Transport;
 use super::qp_attr::{QpParams, Side};
 use crate::time::Time;
 use crate::types::{Gid, Qpn};
@@ -85,6 +86,10 @@ impl Connection {
     /// Whether messages of this peer's connection `remote` belong here.
     pub(super) fn is_with(&self, source: Gid, remote: CommId) -> bool {
         self.to.dgid == source && self.remote_id.is_none_or(|id| id == remote)
+    }
+
+    pub(super) fn is_xrc_target(&self) -> bool {
+        self.qp.transport == Transport::Xrc && !self.is_active()
     }
 
     pub(super) fn is_active(&self) -> bool {

@@ -311,6 +311,10 @@ impl Cm {
         let mut ids: Vec<_> = live.collect();
         ids.extend(self.sidrs.all_live());
         for id in ids {
+            // Queue pairs end with the process, whoever else outlives an id.
+            if self.state(id) == Ok(ConnectionState::Established) {
+                self.send_dreq(now, id, PrivateData::EMPTY);
+            }
             self.destroy(now, id).expect("it is there");
         }
     }
