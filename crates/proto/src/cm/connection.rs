@@ -65,6 +65,8 @@ pub(super) struct Connection {
     pub(super) max_retries: u8,
     pub(super) retries: u8,
     pub(super) attempt: Attempt,
+    /// When what waits for an answer was sent, or repeated for want of one.
+    pub(super) asked: Time,
     pub(super) deadline: Option<Time>,
     /// Waits for an answer, and is repeated on the timer.
     pub(super) sent: Option<Box<MadBytes>>,

@@ -453,6 +453,7 @@ impl Cm {
                 if c.retries < c.max_retries =>
             {
                 c.retries += 1;
+                c.asked = now;
                 c.state = match c.state {
                     S::MraReqRcvd => S::ReqSent,
                     S::MraRepRcvd => S::RepSent,

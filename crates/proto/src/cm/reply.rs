@@ -20,7 +20,7 @@ use super::timeout;
 use crate::qp::Arrival;
 use crate::time::Time;
 
-/// Longest wait that an MRA can ask for.
+/// Longest wait that MRAs can ask for, until the message is repeated.
 const LONGEST_SERVICE: Duration = Duration::from_secs(300);
 
 impl Cm {
@@ -220,7 +220,9 @@ impl Cm {
         };
         c.remote_id = Some(mra.local_comm_id);
         let service = timeout::decode(mra.service_timeout).min(LONGEST_SERVICE);
+        // Not longer in all, however many MRAs come.
+        let served = (now + service).min(c.asked + LONGEST_SERVICE);
         self.early.answered(&mut c.attempt, now);
-        self.timers.set(id, &mut c.deadline, Some(now + service + c.timeout));
+        self.timers.set(id, &mut c.deadline, Some(served + c.timeout));
     }
 }

@@ -174,6 +174,7 @@ impl Cm {
             max_retries: params.max_cm_retries,
             retries: 0,
             attempt: Attempt::default(),
+            asked: now,
             deadline: None,
             sent: Some(sent),
             answer: None,
@@ -234,6 +235,7 @@ impl Cm {
         c.qp.initiator_depth = params.initiator_depth.min(self.config.max_rd_atomic);
         c.state = S::RepSent;
         c.retries = 0;
+        c.asked = now;
         c.answer = None;
         c.sent = Some(self.outbox.send_with(c.to, c.transaction_id, params.ece.options, rep));
         let next;
@@ -419,6 +421,7 @@ impl Cm {
             max_retries: req.max_cm_retries,
             retries: 0,
             attempt: Attempt::default(),
+            asked: Time::default(),
             deadline: None,
             sent: None,
             answer: None,

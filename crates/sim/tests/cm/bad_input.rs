@@ -24,7 +24,7 @@ use anyverbs_proto::types::{Gid, Mtu, PKey, Psn, Qpn};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use crate::world::{PORT, World, gid, header};
+use crate::world::{Dial, PORT, World, gid, header};
 
 fn bytes(message: impl Into<Message>) -> MadBytes {
     Mad { transaction_id: 7, modifier: 0, message: message.into() }.emit()
@@ -279,6 +279,24 @@ fn a_rejected_answer_hears_both_ids() {
     w.run();
     let CmEvent::Rejected { id, rejection } = w.event(1) else { panic!() };
     assert_eq!((id, rejection.reason), (b, RejReason::InvalidCommId));
+    w.tear_down();
+}
+
+#[test]
+fn mras_without_end_are_not_waited_for() {
+    let mut w = World::new(1, 2);
+    w.kill(1);
+    let a = w.dial(0, 1, Dial { max_cm_retries: 1, ..Dial::default() });
+    let mra = Mra { local_comm_id: CommId(9), remote_comm_id: a, ..Mra::default() };
+    let mra = bytes(Mra { about: About::Req, service_timeout: 31, ..mra });
+    let begin = w.now;
+    while w.poll_event(0).is_none() {
+        assert!(w.now.since(begin) < Duration::from_secs(1000), "it waits still");
+        w.inject(gid(1), 0, &mra);
+        w.run_for(Duration::from_secs(30));
+    }
+    assert!(w.now.since(begin) > Duration::from_secs(600), "twice as long as may be asked for");
+    assert_eq!(w.state(0, a), S::Closed);
     w.tear_down();
 }
 
