@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use anyverbs_proto::cm::{ConnectionState as S, Listen, ListenAddress, Serves, Transport};
 use anyverbs_proto::cm::event::{CmEvent, Disconnected};
 use anyverbs_proto::cm::id::{PortSpace, ServiceId};
 use anyverbs_proto::cm::message::{Attribute, Message};
+use anyverbs_proto::cm::{ConnectionState as S, Listen, ListenAddress, Serves, Transport};
 
 use crate::world::{Dial, Fate, PORT, World};
 
