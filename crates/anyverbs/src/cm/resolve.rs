@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyverbs_proto::cm::{Listen, Serves, Transport};
+use anyverbs_proto::cm::{Listen, Path, Serves, Transport};
 use anyverbs_proto::qp::attr::QpType;
 
 use super::address::{Address, Family};
@@ -166,7 +166,9 @@ impl Id {
         };
         let tos = state.options.tos.unwrap_or(0);
         let label = flow_label(local.port(), peer.port());
-        state.path = Some(place.path(state.dgid, tos, label, state.options.ack_timeout));
+        let path = place.path(state.dgid, tos, label, state.options.ack_timeout);
+        let here = Place::find(self.0.engine, state.dgid, 0);
+        state.path = Some(Path { mtu: place.mtu_towards(here), ..path });
         state.phase = Phase::RouteResolved;
         drop(state);
         self.0.post(Pending::new(EventKind::RouteResolved));
