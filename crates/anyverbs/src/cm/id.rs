@@ -59,7 +59,7 @@ pub(super) enum Phase {
 pub(super) struct State {
     pub(super) phase: Phase,
     pub(super) local: Option<Address>,
-    pub(super) port: Option<Port>,
+    pub(super) port: Option<Arc<Port>>,
     /// The port was ours to choose.
     pub(super) is_ephemeral: bool,
     pub(super) peer: Option<Address>,

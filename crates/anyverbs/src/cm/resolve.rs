@@ -47,7 +47,7 @@ impl IdCell {
             let share = options.reuse_address;
             let (port, taken) =
                 Port::take(self.engine, space, &address, share, options.only_family)?;
-            (port, Some(taken))
+            (port, Some(Arc::new(taken)))
         };
         self.engine.with_cm(|_, ids, _| {
             let mut state = self.state.lock();
@@ -66,11 +66,9 @@ impl IdCell {
 
     /// Whoever listens shares its port with nobody.
     fn own_port(&self) -> Result<(), CmError> {
-        let port = self.state.lock().port.take();
-        let Some(port) = port else { return Ok(()) };
-        let result = port.make_exclusive();
-        self.state.lock().port = Some(port);
-        result
+        // It may have to wait for another process, and the id keeps its port meanwhile.
+        let port = self.state.lock().port.clone();
+        port.map_or(Ok(()), |port| port.make_exclusive())
     }
 }
 
