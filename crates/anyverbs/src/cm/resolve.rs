@@ -1,5 +1,6 @@
 //! Where an id is, whom it asks, and how it gets there: bind, resolve, listen.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,6 +38,11 @@ impl IdCell {
             state.options
         };
         address.check()?;
+        if matches!(address, Address::Ip(SocketAddr::V6(a)) if a.ip().to_ipv4_mapped().is_some()) {
+            // Requests come to the IPv4 address.
+            let errno = libc::EADDRNOTAVAIL;
+            return Err(CmError::System { what: "bind to a mapped IPv4 address", errno });
+        }
         let mut address = *address;
         let space = address.port_space(self.space)?;
         let place = if address.is_any() { None } else { Some(Place::of(self.engine, &address)?) };

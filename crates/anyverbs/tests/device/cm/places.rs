@@ -38,6 +38,7 @@ fn an_id_is_bound_to_addresses_of_the_device() {
         ("[2001:db8::1]:1", libc::EADDRNOTAVAIL),
         ("[fe80::1]:1", libc::EINVAL),
         ("224.1.2.3:1", libc::EADDRNOTAVAIL),
+        ("[::ffff:127.0.0.1]:1", libc::EADDRNOTAVAIL),
     ] {
         let node = Node::tcp();
         let address = Address::Ip(foreign.parse().unwrap());
