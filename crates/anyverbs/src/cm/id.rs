@@ -265,7 +265,9 @@ impl Id {
         match option {
             _ if phase == Phase::Destroyed => return Err(CmError::Invalid("it was destroyed")),
             IdOption::Tos(tos) => options.tos = Some(tos),
-            IdOption::ReuseAddr(reuse) if reuse || phase == Phase::Idle => {
+            IdOption::ReuseAddr(reuse)
+                if (reuse && phase != Phase::Listen) || phase == Phase::Idle =>
+            {
                 options.reuse_address = reuse;
             }
             IdOption::AfOnly(only) if matches!(phase, Phase::Idle | Phase::Bound) => {

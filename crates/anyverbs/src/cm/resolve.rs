@@ -79,7 +79,7 @@ impl IdCell {
 }
 
 impl Id {
-    /// `rdma_bind_addr(3)`.
+    /// `rdma_bind_addr(3)`. Ports below 1024 need no capability here, unlike on Linux: they are ports of the device alone.
     ///
     /// # Errors
     /// [`CmError`].
