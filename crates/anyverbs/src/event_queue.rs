@@ -32,34 +32,6 @@ pub(crate) fn signal(fd: BorrowedFd<'_>) {
     unsafe { libc::syscall(libc::SYS_write, fd.as_raw_fd(), &raw const one, 8usize) };
 }
 
-unsafe extern "C" {
-    fn pthread_setcancelstate(state: libc::c_int, old: *mut libc::c_int) -> libc::c_int;
-}
-
-/// The calling thread is not cancelled (`pthread_cancel(3)`) while this lives: it may hold locks.
-#[derive(Debug)]
-pub(crate) struct Uncancelled {
-    before: libc::c_int,
-    _of_this_thread: PhantomData<*const ()>,
-}
-
-impl Uncancelled {
-    pub(crate) fn new() -> Self {
-        const PTHREAD_CANCEL_DISABLE: libc::c_int = 1;
-        let mut before = 0;
-        // SAFETY: a live integer.
-        unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
-        Self { before, _of_this_thread: PhantomData }
-    }
-}
-
-impl Drop for Uncancelled {
-    fn drop(&mut self) {
-        // SAFETY: the state that the call above gave, on the same thread.
-        unsafe { pthread_setcancelstate(self.before, std::ptr::null_mut()) };
-    }
-}
-
 /// A descriptor that is readable while tokens are there: one for each event that waits.
 #[derive(Debug)]
 pub(crate) struct Tokens(OwnedFd);

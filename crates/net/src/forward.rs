@@ -11,6 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
@@ -30,6 +31,13 @@ const MAX_LEN: usize = HEADER_LEN + 65_536;
 const KEEP: usize = 8 << 20;
 /// Most datagrams that wait for room at one.
 const KEEP_FOR_ONE: usize = 4096;
+
+/// When a process whose queue is full is tried again: after this first, then after twice as long each time, up to
+/// [`MAX_PAUSE`].
+const MIN_PAUSE: Duration = Duration::from_micros(200);
+const MAX_PAUSE: Duration = Duration::from_millis(50);
+/// Datagrams that have waited this long are dropped: who sent them has sent them again.
+const MAX_AGE: Duration = Duration::from_secs(4);
 
 /// What became of datagrams for other processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -111,11 +119,20 @@ pub(crate) struct Forwarder {
     kept_len: AtomicUsize,
 }
 
-/// Messages that wait for room, by slot, in their order.
+/// What waits for room, by slot.
 #[derive(Debug, Default)]
 struct Kept {
-    queues: BTreeMap<u8, VecDeque<Box<[u8]>>>,
+    queues: BTreeMap<u8, Waiting>,
     bytes: usize,
+}
+
+/// Messages for one process, in their order, and since when each waits.
+#[derive(Debug)]
+struct Waiting {
+    messages: VecDeque<(Instant, Box<[u8]>)>,
+    /// When there may be room, and how long that is after it was tried last.
+    at: Instant,
+    pause: Duration,
 }
 
 impl UdpPort {
@@ -129,7 +146,7 @@ impl UdpPort {
 
     /// As [`forward`](Self::forward), but a datagram for which the owner's queue has no room is kept, and those that follow
     /// it to that process, until [`forward_kept`](Self::forward_kept) finds room: at most 4096 for one process, and
-    /// 8 MiB in all.
+    /// 8 MiB in all, and none for longer than 4 s.
     pub fn forward_or_keep(&self, slot: u8, datagram: &Datagram<'_>) -> Forwarded {
         match &self.forwarder {
             Some(forwarder) => forwarder.forward_or_keep(slot, datagram),
@@ -137,9 +154,10 @@ impl UdpPort {
         }
     }
 
-    /// Hands on what was kept, as far as there is room; how many are left.
-    pub fn forward_kept(&self) -> usize {
-        self.forwarder.as_ref().map_or(0, Forwarder::forward_kept)
+    /// Hands on what was kept, as far as there is room. If something is left, in what time to call this again: 200 us for a
+    /// process whose queue has just become full, up to 50 ms for one that takes nothing. Earlier calls do not try it.
+    pub fn forward_kept(&self) -> Option<Duration> {
+        self.forwarder.as_ref()?.forward_kept(Instant::now())
     }
 
     /// Datagrams that [`forward_kept`](Self::forward_kept) has to hand on.
@@ -210,36 +228,50 @@ impl Forwarder {
             }
         }
         let message = [&header, datagram.bytes].concat().into_boxed_slice();
-        let waiting = kept.queues.get(&slot).map_or(0, VecDeque::len);
+        let waiting = kept.queues.get(&slot).map_or(0, |waiting| waiting.messages.len());
         if waiting >= KEEP_FOR_ONE || kept.bytes + message.len() > KEEP {
             return self.count(Forwarded::Full);
         }
         kept.bytes += message.len();
-        kept.queues.entry(slot).or_default().push_back(message);
+        let now = Instant::now();
+        let first = || Waiting { messages: VecDeque::new(), at: now + MIN_PAUSE, pause: MIN_PAUSE };
+        kept.queues.entry(slot).or_insert_with(first).messages.push_back((now, message));
         self.kept_len.fetch_add(1, Ordering::SeqCst);
         self.count(Forwarded::Kept)
     }
 
-    fn forward_kept(&self) -> usize {
+    fn forward_kept(&self, now: Instant) -> Option<Duration> {
         if self.kept_len.load(Ordering::SeqCst) == 0 {
-            return 0;
+            return None;
         }
         let mut kept = self.kept.lock();
         let Kept { queues, bytes } = &mut *kept;
-        queues.retain(|&slot, queue| {
-            while let Some(message) = queue.front() {
+        queues.retain(|&slot, waiting| {
+            if waiting.at > now {
+                return true;
+            }
+            waiting.pause = (waiting.pause * 2).min(MAX_PAUSE);
+            while let Some((since, message)) = waiting.messages.front() {
                 match self.try_forward(slot, message, &[]) {
-                    Forwarded::Full => return true,
+                    Forwarded::Full if now.duration_since(*since) < MAX_AGE => {
+                        waiting.at = now + waiting.pause;
+                        return true;
+                    }
+                    Forwarded::Sent => {
+                        waiting.pause = MIN_PAUSE;
+                        self.count(Forwarded::Sent)
+                    }
                     outcome => self.count(outcome),
                 };
                 *bytes -= message.len();
-                queue.pop_front();
+                waiting.messages.pop_front();
             }
             false
         });
-        let left = queues.values().map(VecDeque::len).sum();
+        let left = queues.values().map(|waiting| waiting.messages.len()).sum();
         self.kept_len.store(left, Ordering::SeqCst);
-        left
+        let at = queues.values().map(|waiting| waiting.at).min()?;
+        Some(at.saturating_duration_since(now))
     }
 
     fn count(&self, outcome: Forwarded) -> Forwarded {
@@ -474,6 +506,46 @@ mod tests {
             message[0] = 0;
             assert_eq!(decode(&message), None);
         }
+    }
+
+    #[test]
+    fn who_takes_nothing_is_tried_less_and_less_and_not_for_long() {
+        let name = format!("av-forward-{}", std::process::id());
+        let registry = crate::Registry::new(&name).unwrap();
+        let slots = [(); 2].map(|()| Arc::new(Slot::claim_in(&registry).unwrap()));
+        let [from, to] = slots.map(Forwarder::new);
+        let datagram = Datagram {
+            source: "127.0.0.1:50000".parse().unwrap(),
+            destination: Ipv4Addr::LOCALHOST.into(),
+            interface: 1,
+            traffic_class: 0,
+            hop_limit: 1,
+            flow_label: 0,
+            segment: 0,
+            bytes: &[7; 280],
+        };
+        let slot = to.slot.number();
+        while from.forward_or_keep(slot, &datagram) != Forwarded::Kept {}
+        let begin = Instant::now();
+        let (mut now, mut tries, mut last) = (begin, 0, Duration::ZERO);
+        while let Some(pause) = from.forward_kept(now) {
+            assert!(from.forward_kept(now).is_some_and(|again| again <= pause));
+            assert!(pause >= last && pause <= MAX_PAUSE, "{pause:?} after {last:?}");
+            (now, tries, last) = (now + pause, tries + 1, pause);
+        }
+        assert_eq!(last, MAX_PAUSE);
+        assert!((80..100).contains(&tries), "{tries}");
+        let waited = now - begin;
+        assert!(waited >= MAX_AGE - MAX_PAUSE && waited <= MAX_AGE + MAX_PAUSE, "{waited:?}");
+        let counters = from.counters();
+        assert_eq!((counters.kept, counters.dropped_full), (1, 1));
+        // One that takes something again is tried again soon.
+        while from.forward_or_keep(slot, &datagram) != Forwarded::Kept {}
+        while from.forward_or_keep(slot, &datagram) != Forwarded::Full {}
+        let pause = from.forward_kept(Instant::now() + MIN_PAUSE).unwrap();
+        let now = Instant::now() + MIN_PAUSE + pause;
+        assert!(to.receive(&mut ForwardBuffer::new()).unwrap().is_some());
+        assert!(from.forward_kept(now).unwrap() <= MIN_PAUSE);
     }
 
     #[test]

@@ -33,6 +33,7 @@ pub use monitor::AddressMonitor;
 pub use registry::{Registry, Slot};
 pub use services::{Lingering, Reservation, ServiceAddress, Services};
 pub use steering::SteerByKind;
+pub use sys::Uncancelled;
 pub use udp::{
     Datagram, Destination, OpenError, PortOptions, RxBatch, TxBatch, UdpPort, is_handed_on,
 };

@@ -38,6 +38,8 @@ pub(crate) struct NameGuard {
 
 // A socket's address has 107 bytes for the longest name: this, a user id, and that of a service at an IPv6 address.
 const NAME_LEN: usize = 32;
+/// The type of a datagram socket in /proc/net/unix.
+const DATAGRAM: &str = "0002";
 
 impl Registry {
     /// The registry called `name` of the effective user.
@@ -76,31 +78,30 @@ impl Registry {
         SocketAddr::from_abstract_name(format!("{}/{rest}", self.prefix))
     }
 
-    fn alive(&self, address: &SocketAddr) -> bool {
-        // Connecting a datagram socket looks the name up and sends nothing.
-        UnixDatagram::unbound().is_ok_and(|probe| probe.connect_addr(address).is_ok())
+    /// Whether some process holds slot `n`.
+    ///
+    /// # Errors
+    /// Those of socket(2): without a descriptor nobody knows.
+    pub fn is_alive(&self, n: u8) -> io::Result<bool> {
+        self.is_alive_by(&UnixDatagram::unbound()?, n)
     }
 
-    /// Whether some process holds slot `n`.
-    #[must_use]
-    pub fn is_alive(&self, n: u8) -> bool {
-        n != 0 && self.address(format_args!("slot/{n}")).is_ok_and(|address| self.alive(&address))
+    /// As [`is_alive`](Self::is_alive), with a socket that the caller has.
+    pub(crate) fn is_alive_by(&self, probe: &UnixDatagram, n: u8) -> io::Result<bool> {
+        Ok(n != 0 && is_bound(probe, &self.address(format_args!("slot/{n}"))?)?)
     }
 
     /// All slots that some process holds, in ascending order. Takes some 255 system calls.
-    #[must_use]
-    pub fn live_slots(&self) -> Vec<u8> {
-        self.bound(|n| self.address(format_args!("slot/{n}")))
+    ///
+    /// # Errors
+    /// Those of socket(2).
+    pub fn live_slots(&self) -> io::Result<Vec<u8>> {
+        self.live_slots_by(&UnixDatagram::unbound()?)
     }
 
-    /// The numbers of 1 to 255 whose name somebody has bound.
-    fn bound(&self, address: impl Fn(u8) -> io::Result<SocketAddr>) -> Vec<u8> {
-        let Ok(probe) = UnixDatagram::unbound() else {
-            return Vec::new();
-        };
-        (1..=255)
-            .filter(|&n| address(n).is_ok_and(|address| probe.connect_addr(&address).is_ok()))
-            .collect()
+    /// As [`live_slots`](Self::live_slots), with a socket that the caller has.
+    pub(crate) fn live_slots_by(&self, probe: &UnixDatagram) -> io::Result<Vec<u8>> {
+        bound(probe, |n| self.address(format_args!("slot/{n}")))
     }
 
     /// Takes the lock of this registry, if it is free.
@@ -141,47 +142,90 @@ impl Registry {
     }
 
     /// The slots whose owners have announced `port`.
-    pub(crate) fn announced(&self, port: u16) -> Vec<u8> {
-        self.bound(|n| self.address(format_args!("port/{port}/{n}")))
+    pub(crate) fn announced(&self, port: u16) -> io::Result<Vec<u8>> {
+        bound(&UnixDatagram::unbound()?, |n| self.address(format_args!("port/{port}/{n}")))
     }
 
     /// As [`Registry::announced`], in the order of announcing: socket inodes are numbered upwards (proc_net(5), unix).
     pub(crate) fn announced_in_order(&self, port: u16) -> Vec<u8> {
-        let mut found = self.inodes(&format!("port/{port}"));
+        let mut found = self.inodes(&format!("port/{port}")).unwrap_or_default();
         found.sort_unstable();
         found.into_iter().map(|(_, slot)| slot).collect()
     }
 
-    /// All slots that some process holds, each with a number that its next owner will not have. Without `/proc` the number
-    /// is always 0.
-    #[must_use]
-    pub fn incarnations(&self) -> HashMap<u8, u64> {
-        let found = self.inodes("slot");
+    /// Slots that processes hold, each with a number that its next owner will not have, or 0 without `/proc`. The kernel gives
+    /// the list in pieces, so that one may be missing while others end: [`is_alive`](Self::is_alive) knows.
+    ///
+    /// # Errors
+    /// Those of open(2), read(2) and socket(2).
+    pub fn incarnations(&self) -> io::Result<HashMap<u8, u64>> {
+        let found = self.inodes("slot")?;
         if found.is_empty() {
-            return self.live_slots().into_iter().map(|slot| (slot, 0)).collect();
+            return Ok(self.live_slots()?.into_iter().map(|slot| (slot, 0)).collect());
         }
-        found.into_iter().map(|(inode, slot)| (slot, inode)).collect()
+        Ok(found.into_iter().map(|(inode, slot)| (slot, inode)).collect())
     }
 
-    /// The names `<kind>/<slot>` that are bound, by the inodes of their sockets.
-    fn inodes(&self, kind: &str) -> Vec<(u64, u8)> {
+    /// The names `<kind>/<slot>` that are bound, by the inodes of their sockets; none without `/proc`.
+    fn inodes(&self, kind: &str) -> io::Result<Vec<(u64, u8)>> {
         let prefix = format!("@{}/{kind}/", self.prefix);
-        let table = std::fs::read_to_string("/proc/thread-self/net/unix").unwrap_or_default();
-        table
-            .lines()
-            .filter_map(|line| {
-                let mut fields = line.split_ascii_whitespace().skip(6);
-                let inode = fields.next()?.parse().ok()?;
-                let slot = fields.next()?.strip_prefix(&prefix)?.parse().ok()?;
-                Some((inode, slot))
-            })
-            .collect()
+        let table = match std::fs::read("/proc/thread-self/net/unix") {
+            Ok(table) => table,
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied
+                ) =>
+            {
+                return Ok(Vec::new());
+            }
+            Err(error) => return Err(error),
+        };
+        // Others' names may be any bytes.
+        let table = String::from_utf8_lossy(&table);
+        let found = table.lines().filter_map(|line| {
+            let mut fields = line.split_ascii_whitespace().skip(4);
+            // Names of streams are names of their own, which anybody may bind.
+            let is_ours = fields.next()? == DATAGRAM;
+            let inode = fields.nth(1)?.parse().ok()?;
+            let slot = fields.next()?.strip_prefix(&prefix)?.parse().ok()?;
+            is_ours.then_some((inode, slot))
+        });
+        Ok(found.collect())
     }
 
     /// Whether the owner of `slot` has announced `port`.
-    pub(crate) fn has_port(&self, port: u16, slot: u8) -> bool {
-        self.address(format_args!("port/{port}/{slot}")).is_ok_and(|address| self.alive(&address))
+    pub(crate) fn has_port(&self, port: u16, slot: u8) -> io::Result<bool> {
+        let address = self.address(format_args!("port/{port}/{slot}"))?;
+        is_bound(&UnixDatagram::unbound()?, &address)
     }
+}
+
+/// Whether a datagram socket has a name. Errors are those that say nothing about it.
+pub(crate) fn is_bound(probe: &UnixDatagram, address: &SocketAddr) -> io::Result<bool> {
+    // Connecting a datagram socket looks the name up and sends nothing.
+    match probe.connect_addr(address) {
+        Ok(()) => Ok(true),
+        Err(error) => match error.raw_os_error() {
+            // There is none, or one that is connected to another: no slot's.
+            Some(libc::ECONNREFUSED | libc::EPERM | libc::EPROTOTYPE) => Ok(false),
+            _ => Err(error),
+        },
+    }
+}
+
+/// The numbers of 1 to 255 whose name somebody has bound.
+fn bound(
+    probe: &UnixDatagram,
+    address: impl Fn(u8) -> io::Result<SocketAddr>,
+) -> io::Result<Vec<u8>> {
+    let mut found = Vec::new();
+    for n in 1..=255 {
+        if is_bound(probe, &address(n)?)? {
+            found.push(n);
+        }
+    }
+    Ok(found)
 }
 
 /// One process's place on the host: a number from 1 to 255, freed when the process ends.
@@ -250,9 +294,11 @@ impl Slot {
     }
 
     /// Whether some process holds slot `n`. A snapshot: it may end at any time.
-    #[must_use]
-    pub fn is_alive(&self, n: u8) -> bool {
-        n == self.number || self.registry.is_alive(n)
+    ///
+    /// # Errors
+    /// See [`Registry::is_alive`].
+    pub fn is_alive(&self, n: u8) -> io::Result<bool> {
+        Ok(n == self.number || self.registry.is_alive(n)?)
     }
 }
 
@@ -280,11 +326,11 @@ mod tests {
     fn slots_are_distinct_and_freed_by_drop() {
         let registry = registry("slots");
         let slots: Vec<_> = (0..255).map(|_| Slot::claim_in(&registry).unwrap()).collect();
-        assert_eq!(registry.live_slots(), (1..=255).collect::<Vec<u8>>());
+        assert_eq!(registry.live_slots().unwrap(), (1..=255).collect::<Vec<u8>>());
         assert_eq!(Slot::claim_in(&registry).unwrap_err().kind(), io::ErrorKind::AddrInUse);
-        assert!(!registry.is_alive(0));
+        assert!(!registry.is_alive(0).unwrap());
         drop(slots);
-        assert_eq!(registry.live_slots(), [] as [u8; 0]);
+        assert_eq!(registry.live_slots().unwrap(), [] as [u8; 0]);
         assert_eq!(
             Slot::claim_number(&registry, 0).unwrap_err().kind(),
             io::ErrorKind::InvalidInput
@@ -295,14 +341,16 @@ mod tests {
     fn the_next_owner_of_a_slot_is_another() {
         let registry = registry("incarnations");
         let slots = [3, 7].map(|n| Slot::claim_number(&registry, n).unwrap());
-        let before = registry.incarnations();
+        let before = registry.incarnations().unwrap();
         assert_eq!(before.len(), 2);
-        assert_eq!(before, registry.incarnations());
+        assert_eq!(before, registry.incarnations().unwrap());
         drop(slots);
-        assert_eq!(registry.incarnations(), HashMap::new());
+        assert_eq!(registry.incarnations().unwrap(), HashMap::new());
         let _again = Slot::claim_number(&registry, 3).unwrap();
-        let after = registry.incarnations();
-        assert_eq!(after.len(), 1);
+        // A stream's name is another.
+        let name = SocketAddr::from_abstract_name(format!("{}/slot/5", registry.prefix)).unwrap();
+        let _stream = std::os::unix::net::UnixListener::bind_addr(&name).unwrap();
+        let after = registry.incarnations().unwrap();
         assert_ne!(after[&3], before[&3]);
     }
 

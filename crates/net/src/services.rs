@@ -16,11 +16,16 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::registry::{self, NameGuard, Slot};
+use crate::sys::Uncancelled;
 
 /// How long reserving waits for another process that reserves the same service.
 const LOCK_WAIT: Duration = Duration::from_millis(250);
 /// How long a list of the live slots is good for when an answer may be late, but not wrong.
 const FRESH: Duration = Duration::from_millis(50);
+/// How long it is good for, when a service is not found among those, in looking for processes that began since.
+const MISS_FRESH: Duration = Duration::from_millis(4);
+/// How long nobody holds a service that nobody held.
+const ABSENT: Duration = Duration::from_micros(800);
 /// Services whose holders are remembered.
 const REMEMBERED: usize = 1024;
 /// Linux's `net.ipv4.ip_local_port_range` where it cannot be read.
@@ -83,12 +88,17 @@ type Name = (u64, ServiceAddress);
 #[derive(Debug)]
 pub struct Services {
     slot: Arc<Slot>,
-    /// By which names are looked up; one at a time, since a connect takes two steps.
+    /// By which names are looked up; one at a time, since a connect takes two steps. Made at the start, so that a process that
+    /// runs out of descriptors still knows the others.
     probe: OnceLock<Mutex<UnixDatagram>>,
     own: Mutex<Own>,
     live: Mutex<(Option<Instant>, Vec<u8>)>,
     /// Where a service at an address was found last: asked first.
     holders: Mutex<HashMap<(u64, IpAddr), (u8, ServiceAddress)>>,
+    /// Where nobody held a service, and when.
+    absent: Mutex<HashMap<(u64, IpAddr), Instant>>,
+    #[cfg(test)]
+    lookups: std::sync::atomic::AtomicUsize,
 }
 
 /// What this process holds.
@@ -104,7 +114,8 @@ struct Own {
 pub struct Reservation {
     services: Arc<Services>,
     name: Name,
-    guard: Mutex<Guard>,
+    /// `None` only after drop.
+    guard: Mutex<Option<Guard>>,
 }
 
 /// See [`Services::linger`].
@@ -123,12 +134,16 @@ impl Services {
     /// Those of the registry of `slot`.
     #[must_use]
     pub fn new(slot: Arc<Slot>) -> Arc<Self> {
+        let probe = UnixDatagram::unbound().map(|probe| OnceLock::from(Mutex::new(probe)));
         Arc::new(Self {
             slot,
-            probe: OnceLock::new(),
+            probe: probe.unwrap_or_default(),
             own: Mutex::default(),
             live: Mutex::default(),
             holders: Mutex::default(),
+            absent: Mutex::default(),
+            #[cfg(test)]
+            lookups: std::sync::atomic::AtomicUsize::new(0),
         })
     }
 
@@ -145,9 +160,21 @@ impl Services {
         share: bool,
         locals: &[IpAddr],
     ) -> io::Result<Reservation> {
-        let name = (service, address);
-        let _lock = self.lock(service)?;
-        self.refuse_conflicts(name, share, locals, None)?;
+        self.take((service, address), share, share, locals, LOCK_WAIT)
+    }
+
+    /// As [`reserve`](Self::reserve). `others_share`: who shares it is no conflict.
+    fn take(
+        self: &Arc<Self>,
+        name: Name,
+        share: bool,
+        others_share: bool,
+        locals: &[IpAddr],
+        patience: Duration,
+    ) -> io::Result<Reservation> {
+        let _uncancelled = Uncancelled::new();
+        let _lock = self.lock(name.0, patience)?;
+        self.refuse_conflicts(name, others_share, locals, None)?;
         let mut own = self.own.lock();
         let guard = if share {
             let guard = match own.shared.get(&name).and_then(Weak::upgrade) {
@@ -159,11 +186,11 @@ impl Services {
         } else {
             self.hold(&mut own, name)?
         };
-        Ok(Reservation { services: Arc::clone(self), name, guard: Mutex::new(guard) })
+        Ok(Reservation { services: Arc::clone(self), name, guard: Mutex::new(Some(guard)) })
     }
 
     /// Takes a service of those that `service` gives for a port: a free one of `net.ipv4.ip_local_port_range`, from a random
-    /// place on.
+    /// place on. Alone, or to be shared with those who come later. One that another is just reserving is passed over.
     ///
     /// # Errors
     /// `AddrNotAvailable` when all are taken; those of [`reserve`](Self::reserve).
@@ -171,18 +198,24 @@ impl Services {
         self: &Arc<Self>,
         service: impl Fn(u16) -> u64,
         address: ServiceAddress,
+        share: bool,
         locals: &[IpAddr],
     ) -> io::Result<(u16, Reservation)> {
         for port in ephemeral_ports() {
-            match self.reserve(service(port), address, false, locals) {
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            match self.take((service(port), address), share, false, locals, Duration::ZERO) {
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::AddrInUse | io::ErrorKind::TimedOut
+                    ) => {}
                 result => return result.map(|reservation| (port, reservation)),
             }
         }
         Err(io::Error::new(io::ErrorKind::AddrNotAvailable, "all ephemeral ports are taken"))
     }
 
-    /// The slot of the process that holds a service at `address`, alone. A snapshot.
+    /// The slot of the process that holds a service at `address`, alone. A snapshot: who began to hold it less than 1 ms ago, or
+    /// started less than 4 ms ago, may not be found yet, so that many may ask for what nobody holds.
     #[must_use]
     pub fn holder(&self, service: u64, address: IpAddr) -> Option<u8> {
         let candidates = ServiceAddress::candidates(address);
@@ -198,6 +231,8 @@ impl Services {
                 return Some(slot);
             }
             self.holders.lock().remove(&key);
+        } else if self.absent.lock().get(&key).is_some_and(|since| since.elapsed() < ABSENT) {
+            return None;
         }
         // What is not among those who lived a moment ago may have begun since.
         let recent = self.live_slots(FRESH);
@@ -210,15 +245,16 @@ impl Services {
             })
         };
         let found = find(&recent).or_else(|| {
-            let mut new = self.live_slots(Duration::ZERO);
+            let mut new = self.live_slots(MISS_FRESH);
             new.retain(|slot| !recent.contains(slot));
             find(&new)
         });
-        let mut holders = self.holders.lock();
-        if holders.len() >= REMEMBERED {
-            holders.clear();
-        }
-        found.map(|found| holders.entry(key).or_insert(found).0)
+        let Some((slot, at)) = found else {
+            remember(&mut self.absent.lock(), key, Instant::now());
+            return None;
+        };
+        remember(&mut self.holders.lock(), key, (slot, at));
+        Some(slot)
     }
 
     /// This process may be asked for services that it does not hold any more, until the value is dropped. One at a time.
@@ -240,30 +276,51 @@ impl Services {
     /// The slots of all live processes, in ascending order, as they were at most `age` ago.
     #[must_use]
     pub fn live_slots(&self, age: Duration) -> Vec<u8> {
+        let _uncancelled = Uncancelled::new();
         let mut live = self.live.lock();
         let now = Instant::now();
         if live.0.is_none_or(|at| now.duration_since(at) > age) {
-            *live = (Some(now), self.slot.registry().live_slots());
+            #[cfg(test)]
+            self.lookups.fetch_add(255, std::sync::atomic::Ordering::Relaxed);
+            match self.probe().and_then(|p| self.slot.registry().live_slots_by(&p.lock())) {
+                Ok(slots) => *live = (Some(now), slots),
+                Err(error) => tracing::debug!(%error, "the host's processes were not listed"),
+            }
         }
         live.1.clone()
     }
 
     /// Whether some process holds a slot.
-    #[must_use]
-    pub fn is_alive(&self, slot: u8) -> bool {
-        self.slot.is_alive(slot)
+    ///
+    /// # Errors
+    /// As [`crate::Registry::is_alive`].
+    pub fn is_alive(&self, slot: u8) -> io::Result<bool> {
+        let _uncancelled = Uncancelled::new();
+        Ok(slot == self.slot.number()
+            || self.slot.registry().is_alive_by(&self.probe()?.lock(), slot)?)
     }
 
     /// As [`crate::Registry::incarnations`].
-    #[must_use]
-    pub fn incarnations(&self) -> HashMap<u8, u64> {
+    ///
+    /// # Errors
+    /// As there.
+    pub fn incarnations(&self) -> io::Result<HashMap<u8, u64>> {
+        let _uncancelled = Uncancelled::new();
         self.slot.registry().incarnations()
     }
 
+    fn probe(&self) -> io::Result<&Mutex<UnixDatagram>> {
+        if let Some(probe) = self.probe.get() {
+            return Ok(probe);
+        }
+        let probe = UnixDatagram::unbound()?;
+        Ok(self.probe.get_or_init(|| Mutex::new(probe)))
+    }
+
     /// Excludes who else reserves this service.
-    fn lock(&self, service: u64) -> io::Result<NameGuard> {
+    fn lock(&self, service: u64, patience: Duration) -> io::Result<NameGuard> {
         let name = format!("s/{service:x}/lock");
-        let deadline = Instant::now() + LOCK_WAIT;
+        let deadline = Instant::now() + patience;
         loop {
             match self.slot.registry().hold(&name) {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
@@ -325,17 +382,21 @@ impl Services {
 
     /// Whether somebody has bound a name.
     fn is_held(&self, name: &str) -> bool {
+        let _uncancelled = Uncancelled::new();
+        #[cfg(test)]
+        self.lookups.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let full = format!("{}/{name}", self.slot.registry().prefix());
-        let Ok(address) = SocketAddr::from_abstract_name(full) else { return false };
-        let probe = match self.probe.get() {
-            Some(probe) => probe,
-            None => {
-                let Ok(socket) = UnixDatagram::unbound() else { return false };
-                self.probe.get_or_init(|| Mutex::new(socket))
-            }
-        };
-        probe.lock().connect_addr(&address).is_ok()
+        let address = SocketAddr::from_abstract_name(full);
+        let held = address.and_then(|a| registry::is_bound(&self.probe()?.lock(), &a));
+        held.unwrap_or_default()
     }
+}
+
+fn remember<T>(table: &mut HashMap<(u64, IpAddr), T>, key: (u64, IpAddr), value: T) {
+    if table.len() >= REMEMBERED {
+        table.clear();
+    }
+    table.insert(key, value);
 }
 
 fn lingering_name(slot: u8) -> String {
@@ -349,9 +410,10 @@ impl Reservation {
     /// `AddrInUse` while another shares it, or holds it at a conflicting address; it stays shared then. `TimedOut` and those
     /// of socket(2) as for [`Services::reserve`].
     pub fn make_exclusive(&self, locals: &[IpAddr]) -> io::Result<()> {
+        let _uncancelled = Uncancelled::new();
         let mut guard = self.guard.lock();
-        let Guard::Shared(shared) = &*guard else { return Ok(()) };
-        let _lock = self.services.lock(self.name.0)?;
+        let Some(Guard::Shared(shared)) = &*guard else { return Ok(()) };
+        let _lock = self.services.lock(self.name.0, LOCK_WAIT)?;
         let own = self.services.own.lock();
         if Arc::strong_count(shared) > 1 {
             return Err(io::ErrorKind::AddrInUse.into());
@@ -361,7 +423,7 @@ impl Reservation {
         self.services.refuse_conflicts(self.name, false, locals, Some(&mine))?;
         let mut own = self.services.own.lock();
         own.shared.remove(&self.name);
-        *guard = self.services.hold(&mut own, self.name)?;
+        *guard = Some(self.services.hold(&mut own, self.name)?);
         Ok(())
     }
 }
@@ -382,14 +444,18 @@ pub fn ephemeral_ports() -> impl Iterator<Item = u16> {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
+        let _uncancelled = Uncancelled::new();
         let mut own = self.services.own.lock();
-        match self.guard.get_mut() {
-            Guard::Exclusive { .. } => drop(own.exclusive.remove(&self.name)),
-            Guard::Shared(guard) if Arc::strong_count(guard) == 1 => {
+        // Under the lock: what `own` does not have nobody of this process has bound.
+        let guard = self.guard.get_mut().take();
+        match &guard {
+            Some(Guard::Exclusive { .. }) => drop(own.exclusive.remove(&self.name)),
+            Some(Guard::Shared(guard)) if Arc::strong_count(guard) == 1 => {
                 own.shared.remove(&self.name);
             }
-            Guard::Shared(_) => {}
+            Some(Guard::Shared(_)) | None => {}
         }
+        drop(guard);
     }
 }
 
@@ -407,6 +473,12 @@ mod tests {
 
     fn ip(text: &str) -> IpAddr {
         text.parse().unwrap()
+    }
+
+    /// Who holds a service, once what was not there a moment ago is looked for again.
+    fn holder(services: &Services, service: u64, address: IpAddr) -> Option<u8> {
+        services.absent.lock().clear();
+        services.holder(service, address)
     }
 
     fn in_use<T>(result: io::Result<T>) -> bool {
@@ -465,7 +537,7 @@ mod tests {
         drop(c);
         a.make_exclusive(&locals).unwrap();
         a.make_exclusive(&locals).unwrap();
-        assert_eq!(second.holder(7, locals[0]), Some(first.slot.number()));
+        assert_eq!(holder(&second, 7, locals[0]), Some(first.slot.number()));
         assert!(in_use(second.reserve(7, at, true, &locals)));
         assert!(in_use(first.reserve(7, at, true, &locals)));
         drop(a);
@@ -491,7 +563,7 @@ mod tests {
                 for asked in [&first, &second, &first] {
                     for at in locals {
                         let here = ServiceAddress::candidates(at).contains(&address);
-                        assert_eq!(asked.holder(service, at), here.then_some(number), "{address}");
+                        assert_eq!(holder(asked, service, at), here.then_some(number), "{address}");
                     }
                 }
                 drop(held);
@@ -499,6 +571,60 @@ mod tests {
                 assert_eq!(second.holder(service, locals[1]), None);
             }
         }
+    }
+
+    #[test]
+    fn many_may_ask_for_what_nobody_holds() {
+        let [first, second] = pair("misses");
+        let at = ip("10.0.0.1");
+        let begin = Instant::now();
+        for n in 0..1000 {
+            assert_eq!(first.holder(n % 10, at), None);
+        }
+        let took = begin.elapsed();
+        // The list of processes once in 4 ms, three names for each of two processes in 800 us, for each of ten services.
+        let lists = 1 + took.as_micros() / MISS_FRESH.as_micros();
+        let rounds = 1 + took.as_micros() / ABSENT.as_micros();
+        let lookups = first.lookups.load(std::sync::atomic::Ordering::Relaxed) as u128;
+        assert!(lookups <= 255 * lists + 60 * rounds, "{lookups} in {took:?}");
+        let held = second.reserve(5, ServiceAddress::Any, false, &[]).unwrap();
+        let end = Instant::now() + Duration::from_secs(10);
+        while first.holder(5, at).is_none() {
+            assert!(Instant::now() < end, "it is not found");
+        }
+        drop(held);
+        assert_eq!(first.holder(5, at), None);
+    }
+
+    /// connect(2), nanosleep(2) and close(2) are cancellation points in the C library.
+    #[test]
+    fn nobody_is_cancelled_with_a_lock() {
+        unsafe extern "C" {
+            fn pthread_cancel(thread: libc::pthread_t) -> libc::c_int;
+        }
+        let [first, second] = pair("cancelled");
+        let at = ip("10.0.0.1");
+        let busy = second.lock(7, LOCK_WAIT).unwrap();
+        let (sender, done) = std::sync::mpsc::channel();
+        let services = Arc::clone(&first);
+        let thread = std::thread::spawn(move || {
+            // SAFETY: this thread's own id.
+            assert_eq!(unsafe { pthread_cancel(libc::pthread_self()) }, 0);
+            let free = services.reserve(8, ServiceAddress::Any, true, &[]).unwrap();
+            free.make_exclusive(&[]).unwrap();
+            drop(free);
+            let late = services.reserve(7, ServiceAddress::Any, false, &[]).is_err();
+            let others = services.holder(9, at).is_none()
+                && services.lingering(Duration::ZERO).is_empty()
+                && services.is_alive(services.slot.number()).unwrap()
+                && !services.incarnations().unwrap().is_empty();
+            // For what follows in this thread.
+            std::mem::forget(Uncancelled::new());
+            sender.send(late && others).unwrap();
+        });
+        assert!(done.recv_timeout(Duration::from_secs(20)).unwrap());
+        thread.join().unwrap();
+        drop(busy);
     }
 
     #[test]
@@ -526,11 +652,43 @@ mod tests {
         let distinct: HashSet<_> = ports.iter().collect();
         assert_eq!(distinct.len(), ports.len());
         let take = |services: &Arc<Services>| {
-            services.reserve_ephemeral(u64::from, ServiceAddress::Any, &[]).unwrap()
+            services.reserve_ephemeral(u64::from, ServiceAddress::Any, false, &[]).unwrap()
         };
         let (a, b) = (take(&first), take(&second));
         assert_ne!(a.0, b.0);
         assert!(distinct.contains(&a.0) && distinct.contains(&b.0));
         assert_eq!(first.holder(b.0.into(), ip("10.0.0.1")), Some(second.slot.number()));
+
+        // One that is just being reserved is passed over; one that is to be shared is shared from the beginning.
+        let _busy = second.lock(100, LOCK_WAIT).unwrap();
+        let tries = std::cell::Cell::new(0);
+        let service = |port: u16| {
+            tries.set(tries.get() + 1);
+            if tries.get() == 1 { 100 } else { 1 << 32 | u64::from(port) }
+        };
+        let (_, shared) = first.reserve_ephemeral(service, ServiceAddress::Any, true, &[]).unwrap();
+        assert_eq!(tries.get(), 2);
+        let name = shared.name.0;
+        let _more = second.reserve(name, ServiceAddress::Any, true, &[]).unwrap();
+        assert!(in_use(second.reserve(name, ServiceAddress::Any, false, &[])));
+    }
+
+    #[test]
+    fn what_this_process_does_not_hold_it_has_not_bound() {
+        let [services, _] = pair("given-back");
+        for _ in 0..300 {
+            let held = services.reserve(7, ServiceAddress::Any, false, &[]).unwrap();
+            let name = services.name(held.name, services.slot.number());
+            std::thread::scope(|scope| {
+                scope.spawn(move || drop(held));
+                loop {
+                    let own = services.own.lock();
+                    if own.exclusive.is_empty() {
+                        assert!(!services.is_held(&name));
+                        break;
+                    }
+                }
+            });
+        }
     }
 }

@@ -3,9 +3,46 @@
 //! In the C library's forms of these calls a thread may be cancelled (`pthread_cancel(3)`), as programs cancel those that
 //! serve their completions. Here callers hold locks, which would then be held for ever. None of these calls waits long.
 
+use std::marker::PhantomData;
 use std::os::fd::RawFd;
 
 use libc::{SYS_recvmmsg, SYS_recvmsg, SYS_sendmmsg, SYS_sendmsg, c_int, c_uint, syscall};
+
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
+}
+
+/// The calling thread is not cancelled (`pthread_cancel(3)`) while this lives: it may hold locks.
+#[derive(Debug)]
+pub struct Uncancelled {
+    before: c_int,
+    _of_this_thread: PhantomData<*const ()>,
+}
+
+impl Uncancelled {
+    /// Until it is dropped.
+    #[must_use]
+    pub fn new() -> Self {
+        const PTHREAD_CANCEL_DISABLE: c_int = 1;
+        let mut before = 0;
+        // SAFETY: a live integer.
+        unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
+        Self { before, _of_this_thread: PhantomData }
+    }
+}
+
+impl Default for Uncancelled {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Uncancelled {
+    fn drop(&mut self) {
+        // SAFETY: the state that the call above gave, on the same thread.
+        unsafe { pthread_setcancelstate(self.before, std::ptr::null_mut()) };
+    }
+}
 
 /// sendmsg(2).
 ///

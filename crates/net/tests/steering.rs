@@ -67,7 +67,7 @@ fn member() {
                 slot if slot == own => counts.direct += 1,
                 slot => {
                     counts.foreign += 1;
-                    if port.slot().unwrap().is_alive(slot) {
+                    if port.slot().unwrap().is_alive(slot).unwrap() {
                         port.note_misdelivery();
                     }
                     port.forward(slot, &d);
@@ -274,7 +274,7 @@ fn every_process_gets_its_own_datagrams_through_joins_exits_and_kills() {
     let registry = Registry::new(NAME).unwrap();
     let slots: BTreeSet<u8> = members.iter().map(|m| m.slot).collect();
     assert_eq!(slots.len(), 7);
-    assert_eq!(registry.live_slots(), slots.into_iter().collect::<Vec<_>>());
+    assert_eq!(registry.live_slots().unwrap(), slots.into_iter().collect::<Vec<_>>());
     assert_steered(&mut members, &mut sender, false, "seven");
 
     // Orderly exits: of the first, in the middle, of the last.
@@ -447,9 +447,11 @@ fn what_does_not_fit_is_kept_in_order_until_there_is_room() {
             assert_eq!(datagram.bytes, number(next));
             next += 1;
         }
-        from.forward_kept();
+        if let Some(pause) = from.forward_kept() {
+            std::thread::sleep(pause);
+        }
     }
-    assert_eq!((from.kept(), from.forward_kept()), (0, 0));
+    assert_eq!((from.kept(), from.forward_kept()), (0, None));
 
     // What is kept has bounds, and is dropped when its process ends.
     let whole: &[u8] = &[0; 280];
@@ -458,7 +460,9 @@ fn what_does_not_fit_is_kept_in_order_until_there_is_room() {
     assert!(outcomes.contains(&Forwarded::Full));
     assert!((4000..=4096).contains(&from.kept()), "{}", from.kept());
     drop(to);
-    assert_eq!(from.forward_kept(), 0);
+    while let Some(pause) = from.forward_kept() {
+        std::thread::sleep(pause);
+    }
     assert!(from.forward_counters().dropped_dead > 0);
 }
 

@@ -14,7 +14,7 @@ use super::event::{Event, Pending};
 use super::id::IdCell;
 use crate::engine::Engine;
 use crate::error::EventError;
-use crate::event_queue::{Tokens, Uncancelled};
+use crate::event_queue::Tokens;
 
 /// Stale tickets that are not worth a search.
 const FEW: usize = 64;

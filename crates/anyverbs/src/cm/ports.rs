@@ -46,14 +46,8 @@ impl Port {
             let reserved = engine.services.reserve(service(port), at, share, &locals);
             reserved.map(|reservation| (port, reservation))
         };
-        let ephemeral = || engine.services.reserve_ephemeral(service, at, &locals);
         let taken = match address.port() {
-            // Found free, then taken to be shared.
-            0 if share => ephemeral().and_then(|(port, found)| {
-                drop(found);
-                reserve(port)
-            }),
-            0 => ephemeral(),
+            0 => engine.services.reserve_ephemeral(service, at, share, &locals),
             port => reserve(port),
         };
         let (port, reservation) = taken.map_err(|error| refused(&error))?;

@@ -67,9 +67,9 @@ pub(super) const STEERING: SteerByKind = SteerByKind {
     ],
 };
 
-/// How often a process whose queue is full is tried again.
+/// When a process whose queue is full is tried again first.
 const FORWARD_RETRY: Duration = Duration::from_micros(200);
-/// How long the end of the process waits for the lock.
+/// How long the counters wait for the lock at the end of the process.
 const EXIT_PATIENCE: Duration = Duration::from_millis(2);
 /// How long it sends what its peers should hear, at most.
 const FAREWELL: Duration = Duration::from_millis(400);
@@ -196,8 +196,8 @@ impl Engine {
         let is_due = |at: &AtomicU64| at.load(Ordering::SeqCst) <= now.as_nanos();
         if is_due(&self.gsi.forward_at) {
             self.gsi.forward_at.store(NEVER, Ordering::SeqCst);
-            if self.port.forward_kept() > 0 {
-                self.forward_later(now);
+            if let Some(pause) = self.port.forward_kept() {
+                self.forward_later(now + pause);
             }
         }
         if is_due(&self.gsi.watch_at) {
@@ -216,18 +216,18 @@ impl Engine {
         }
     }
 
-    /// A process has no room for what is to be handed on to it.
-    fn forward_later(&self, now: Time) {
-        let at = (now + FORWARD_RETRY).as_nanos();
+    /// A process has no room for what is to be handed on to it; it may have then.
+    fn forward_later(&self, at: Time) {
+        let at = at.as_nanos();
         self.gsi.forward_at.fetch_min(at, Ordering::SeqCst);
         self.worker.wake_before(at);
     }
 
-    /// Tells the peers of all connections that they end; does not wait long for whoever called exit(3) to release the locks,
-    /// nor for answers.
-    pub(super) fn shut_gsi_down(&'static self) {
-        let Some(mut line) = self.gsi.sender.try_line() else { return };
-        let Some(mut state) = self.gsi.state.try_lock_for(EXIT_PATIENCE) else { return };
+    /// Tells the peers of all connections that they end. Waits for each lock for `patience` only, since whoever called exit(3)
+    /// may hold it, and not for answers.
+    pub(super) fn shut_gsi_down(&'static self, patience: Duration) {
+        let Some(mut line) = self.gsi.sender.try_line(patience) else { return };
+        let Some(mut state) = self.gsi.state.try_lock_for(patience) else { return };
         let now = self.now();
         self.call_cm(&mut state, now, |machine, _, now| machine.shutdown(now));
         drop(state);

@@ -48,6 +48,7 @@ use crate::link::udp::BatchPool;
 use crate::memory::ProcessMemory;
 use crate::multicast::Groups;
 use crate::xrcd::Domains;
+use exit::Farewell;
 use gsi::Gsi;
 use path::Paths;
 use progress::RxState;
@@ -134,6 +135,7 @@ pub(crate) struct Engine {
     pds: AtomicU32,
     start: Instant,
     worker: Shared,
+    farewell: Farewell,
     /// When the socket was last found empty with no ACK owed, in nanoseconds.
     rx_empty_at: AtomicU64,
     /// Datagrams that the kernel dropped, as last read.
@@ -169,8 +171,7 @@ impl Engine {
         })?;
         if let Some(worker) = fresh {
             worker.send(engine).expect("the worker waits for its engine");
-            // SAFETY: an extern "C" function without preconditions. Full: owed ACKs wait for the peer's timeout.
-            unsafe { libc::atexit(exit::at_exit) };
+            engine.watch_for_exit();
         }
         Ok(engine)
     }
@@ -261,6 +262,7 @@ impl Engine {
             pds: AtomicU32::new(1),
             start: Instant::now(),
             worker,
+            farewell: Farewell::default(),
             rx_empty_at: AtomicU64::new(0),
             kernel_drops: AtomicU64::new(0),
             send_drops: AtomicU64::new(0),

@@ -245,8 +245,9 @@ impl Steering {
     }
 
     /// Begins at once, with the lock that the caller holds.
-    pub(crate) fn start_join(&self, lock: Option<LockGuard>) {
-        self.inner.lock().phase = Phase::Probing(self.begin(lock));
+    pub(crate) fn start_join(&self, lock: Option<LockGuard>) -> io::Result<()> {
+        self.inner.lock().phase = Phase::Probing(self.begin(lock)?);
+        Ok(())
     }
 
     /// One step of a wanted repair.
@@ -299,16 +300,16 @@ impl Steering {
         sockopt::poll_any(fds.into_iter().flatten().chain(probes), timeout);
     }
 
-    fn begin(&self, lock: Option<LockGuard>) -> Discovery {
-        let members = self.slot.registry().announced(self.port);
-        Discovery {
+    fn begin(&self, lock: Option<LockGuard>) -> io::Result<Discovery> {
+        let members = self.slot.registry().announced(self.port)?;
+        Ok(Discovery {
             _lock: lock,
             begun: Instant::now(),
             round: 0,
             members,
             cookie: registry::random_u64(),
             groups: [None, None],
-        }
+        })
     }
 
     fn advance(&self, inner: &mut Inner, fds: Fds<'_>) -> io::Result<Resteer> {
@@ -317,7 +318,7 @@ impl Steering {
             if lock.is_none() && since.elapsed() < LOCK_WAIT {
                 return Ok(Resteer::Pending { retry_after: LOCK_RETRY });
             }
-            inner.phase = Phase::Probing(self.begin(lock));
+            inner.phase = Phase::Probing(self.begin(lock)?);
         }
         let Phase::Probing(discovery) = &mut inner.phase else {
             return Ok(Resteer::Idle);
@@ -360,7 +361,7 @@ impl Steering {
         if ROUNDS_MS.get(discovery.round).is_some_and(|&ms| elapsed >= Duration::from_millis(ms)) {
             if discovery.round > 0 {
                 let (registry, port) = (self.slot.registry(), self.port);
-                discovery.members.retain(|&slot| registry.has_port(port, slot));
+                discovery.members.retain(|&slot| registry.has_port(port, slot).unwrap_or(true));
             }
             for family in Family::ALL {
                 if let Some(group) = &mut discovery.groups[family as usize] {

@@ -128,7 +128,7 @@ impl UdpPort {
     #[must_use]
     pub fn sharers(&self) -> Vec<u8> {
         let Some(slot) = self.slot() else { return Vec::new() };
-        let mut all = slot.registry().announced(self.port());
+        let mut all = slot.registry().announced(self.port()).unwrap_or_default();
         all.retain(|number| *number != slot.number());
         all
     }

@@ -162,7 +162,7 @@ impl UdpPort {
         };
         let rules = steering.rules();
         let mut scratch = RxBatch::new(4)?;
-        steering.start_join(lock);
+        steering.start_join(lock)?;
         loop {
             match steering.step(self.fds_by_family())? {
                 Resteer::Pending { retry_after } => {

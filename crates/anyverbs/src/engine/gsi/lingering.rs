@@ -1,13 +1,16 @@
 //! Requests that are repeated when their listener is no more: the process that was asked has the connection still.
 //!
 //! Who has such says so in the registry, since nothing in a request tells. A request to which nobody listens goes through
-//! those that say so, in the order of their slots, until one knows it; the last refuses it.
+//! those that say so, in the order of their slots, until one knows it; the last refuses it. One whose queue is full is passed
+//! over: it may be stopped, and whoever else asks a closed port should hear so.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use anyverbs_net::forward::Forwarded;
 use anyverbs_proto::cm::Cm;
 use anyverbs_proto::cm::mad::Mad;
+use anyverbs_proto::counters::Counter;
 use anyverbs_proto::time::Time;
 
 use super::receive::{FRESH, Incoming};
@@ -42,7 +45,7 @@ impl Engine {
     }
 
     /// Whether a request to which nobody listens ends here; if not, it was handed on.
-    pub(super) fn is_asked_in_vain(&self, now: Time, incoming: &Incoming<'_>, mad: &Mad) -> bool {
+    pub(super) fn is_asked_in_vain(&self, incoming: &Incoming<'_>, mad: &Mad) -> bool {
         let others = self.services.lingering(FRESH);
         if others.is_empty() {
             return true;
@@ -51,10 +54,12 @@ impl Engine {
         let is_known = state.machine.knows_request(incoming.arrival.source, mad);
         drop(state);
         let least = if incoming.was_forwarded { self.slot } else { 0 };
-        is_known
-            || !others
+        let handed_on = !is_known
+            && others
                 .into_iter()
                 .filter(|slot| *slot > least)
-                .any(|slot| self.hand_on(now, slot, &incoming.datagram))
+                .any(|slot| self.port.forward(slot, &incoming.datagram) == Forwarded::Sent);
+        self.count(Counter::Forwarded, handed_on.into());
+        !handed_on
     }
 }

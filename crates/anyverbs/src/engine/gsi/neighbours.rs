@@ -1,9 +1,11 @@
 //! Processes of this host that end without a word (SIGKILL): nobody else tells those who are connected to them.
 //!
 //! While there are connections to processes of this host, the registry is asked once a second who still lives. A slot may
-//! have been taken again meanwhile, so a process is known by its slot and the incarnation of that.
+//! have been taken again meanwhile, so a process is known by its slot and the incarnation of that. Who is not in the
+//! registry's list is gone only if nobody holds the slot; and while this process has no descriptor to ask with, all live.
 
 use std::collections::{HashMap, HashSet};
+use std::io;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -32,42 +34,66 @@ impl Engine {
 
     /// Ends the connections to those that are gone.
     pub(super) fn look_after_neighbours(&'static self) {
+        if let Err(error) = self.end_those_gone() {
+            tracing::debug!(%error, "the host's processes are not known at present");
+            let next = (self.now() + PERIOD).as_nanos();
+            self.gsi.watch_at.store(next, Ordering::SeqCst);
+        }
+        self.worker.wake_before(self.gsi.next());
+        self.send_mads(self.now());
+    }
+
+    fn end_those_gone(&'static self) -> io::Result<()> {
         let hosts: HashSet<Gid> = self.gids.entries().into_iter().map(|e| e.gid).collect();
-        let alive = self.services.incarnations();
+        let alive = self.services.incarnations()?;
         let mut known = self.gsi.neighbours.lock();
+        // The machine's lock is not held while the registry is asked.
+        let mut peers: HashSet<CommId> = known.values().flat_map(|(_, ids)| ids).copied().collect();
+        let state = self.gsi.state.lock();
+        peers.extend(state.machine.peers().filter(|(gid, _)| hosts.contains(gid)).map(|p| p.1));
+        drop(state);
+        let mut dead = HashSet::new();
+        for slot in peers.iter().map(|id| id.slot()).filter(|slot| !alive.contains_key(slot)) {
+            if !dead.contains(&slot) && !self.services.is_alive(slot)? {
+                dead.insert(slot);
+            }
+        }
+        let mut gone: HashSet<CommId> =
+            peers.into_iter().filter(|id| dead.contains(&id.slot())).collect();
+        known.retain(|slot, (incarnation, ids)| {
+            let is_another = |now: &u64| *now != *incarnation && *now != 0 && *incarnation != 0;
+            let ended = dead.contains(slot) || alive.get(slot).is_some_and(is_another);
+            if ended {
+                gone.extend(ids.iter());
+            }
+            // Of those that live only the present connections are remembered.
+            ids.clear();
+            !ended
+        });
         let mut state = self.gsi.state.lock();
         let now = self.now();
         let next = self.call_cm(&mut state, now, |machine, _, now| {
-            let is_gone = |slot, incarnation| alive.get(&slot) != Some(&incarnation);
-            let ended =
-                known.drain().filter(|&(slot, (incarnation, _))| is_gone(slot, incarnation));
-            let gone: HashSet<CommId> = ended.flat_map(|(_, (_, ids))| ids).collect();
-            // One that is not in the list ended, or has begun since.
-            let here = machine.peers().filter(|(gid, _)| hosts.contains(gid));
-            let slots: HashSet<u8> = here.map(|(_, id)| id.slot()).collect();
-            let is_dead = |slot: &u8| !alive.contains_key(slot) && !self.services.is_alive(*slot);
-            let dead: HashSet<u8> = slots.into_iter().filter(is_dead).collect();
-            if !(gone.is_empty() && dead.is_empty()) {
-                machine.peers_gone(now, |gid, id| {
-                    hosts.contains(&gid) && (gone.contains(&id) || dead.contains(&id.slot()))
-                });
+            if !gone.is_empty() {
+                machine.peers_gone(now, |gid, id| hosts.contains(&gid) && gone.contains(&id));
             }
+            let mut next = NEVER;
             for (gid, id) in machine.peers() {
                 let slot = id.slot();
-                if let Some(&incarnation) = alive.get(&slot)
-                    && slot != self.slot
-                    && hosts.contains(&gid)
-                {
+                if slot == self.slot || !hosts.contains(&gid) || gone.contains(&id) {
+                    continue;
+                }
+                next = (now + PERIOD).as_nanos();
+                if let Some(&incarnation) = alive.get(&slot) {
                     known.entry(slot).or_insert_with(|| (incarnation, HashSet::new())).1.insert(id);
+                } else if let Some((_, ids)) = known.get_mut(&slot) {
+                    ids.insert(id);
                 }
             }
-            if known.is_empty() { NEVER } else { (now + PERIOD).as_nanos() }
+            known.retain(|_, (_, ids)| !ids.is_empty());
+            next
         });
         // Under the lock, so that who has a neighbour next sees it.
         self.gsi.watch_at.store(next, Ordering::SeqCst);
-        drop(state);
-        drop(known);
-        self.worker.wake_before(self.gsi.next());
-        self.send_mads(now);
+        Ok(())
     }
 }

@@ -15,6 +15,7 @@ use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Gid, PKey, QKey};
 use anyverbs_proto::wire::packet::Packet;
 
+use super::FORWARD_RETRY;
 use super::send::OPCODE;
 use crate::engine::Engine;
 
@@ -96,7 +97,7 @@ impl Engine {
                     // It may hold the port and not listen yet.
                     Some(_) => !self.keep_for_listener(now, incoming, &mad),
                     None => {
-                        self.is_asked_in_vain(now, incoming, &mad)
+                        self.is_asked_in_vain(incoming, &mad)
                             && !self.keep_for_listener(now, incoming, &mad)
                     }
                 }
@@ -132,7 +133,7 @@ impl Engine {
             Forwarded::Sent => self.count(Counter::Forwarded, 1),
             Forwarded::Kept => {
                 self.count(Counter::Forwarded, 1);
-                self.forward_later(now);
+                self.forward_later(now + FORWARD_RETRY);
             }
             Forwarded::Full => self.count(Counter::DropSocketFull, 1),
             Forwarded::Dead | Forwarded::Failed => return false,

@@ -18,7 +18,7 @@ use anyverbs_proto::wire::packet::{Headers, ICRC_LEN};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::requests::Requests;
-use super::{EXIT_PATIENCE, HINT_AT, MAD_AT, STEERING};
+use super::{HINT_AT, MAD_AT, STEERING};
 use crate::engine::Engine;
 use crate::engine::timers::NEVER;
 use crate::link::udp;
@@ -87,7 +87,8 @@ impl Pace {
         let n = u32::try_from(n).unwrap_or(u32::MAX);
         // Time alone makes no more than a burst.
         let by_time = self.tokens.saturating_add(n).min(self.tokens.max(BURST));
-        self.tokens = by_time.saturating_add(earned).min(MOST);
+        // Not less than the batch just received: those who sent it have room for its answers.
+        self.tokens = by_time.saturating_add(earned).min(MOST.max(earned));
     }
 }
 
@@ -115,8 +116,8 @@ impl Sender {
     }
 
     /// The right to send, for who cannot wait long for it.
-    pub(super) fn try_line(&self) -> Option<MutexGuard<'_, Line>> {
-        self.line.try_lock_for(EXIT_PATIENCE)
+    pub(super) fn try_line(&self, patience: Duration) -> Option<MutexGuard<'_, Line>> {
+        self.line.try_lock_for(patience)
     }
 
     /// A process accepted a request.
@@ -285,8 +286,13 @@ mod tests {
         assert_eq!(pace.tokens, BURST / 2);
         pace.refill(at(1001), 10);
         assert_eq!(pace.tokens, BURST / 2 + 10);
-        pace.refill(at(1001), 10_000);
+        pace.refill(at(1001), 100);
         assert_eq!(pace.tokens, MOST);
+        pace.tokens = 10;
+        pace.refill(at(1001), 10_000);
+        assert_eq!(pace.tokens, 10_000, "a batch pays for all its answers");
+        pace.tokens = 0;
+        pace.refill(at(1001), MOST);
         pace.refill(at(9000), 0);
         assert_eq!(pace.tokens, MOST, "what answers have paid for stays");
         // Time is not lost by looking often.

@@ -1,6 +1,7 @@
 //! The machine alone, over the device: connections between this process and others of its host, or of another.
 
 mod hosts;
+mod neighbours;
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
@@ -292,6 +293,14 @@ fn peer() {
                         accept(engine, id);
                     }
                     println!("@ accepted");
+                }
+                ["descriptors", n] => {
+                    neighbours::allow_descriptors(n.parse().unwrap());
+                    println!("@ allowed");
+                }
+                ["look"] => {
+                    engine.look_after_neighbours();
+                    println!("@ looked");
                 }
                 ["seen"] => {
                     println!("@ {} {} {}", seen.requests, seen.established, seen.ended);

@@ -4,14 +4,18 @@
 //! Other devices take milliseconds to make what a client needs for its request, this one microseconds: a client that
 //! never met a closed port there would always meet one here.
 
+use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyverbs_net::Datagram;
+use anyverbs_proto::cm::id::ServiceId;
 use anyverbs_proto::cm::mad::Mad;
 use anyverbs_proto::cm::{Route, route};
 use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::time::Time;
+use anyverbs_proto::types::Gid;
 
 use super::receive::Incoming;
 use crate::engine::Engine;
@@ -35,6 +39,9 @@ pub(super) struct Unserved {
     looks: u32,
     at: Time,
 }
+
+/// Who listens to what was asked for, and where: looked for once for all that ask.
+type Listeners = HashMap<(ServiceId, Option<IpAddr>, Gid), Option<u8>>;
 
 impl Engine {
     /// Keeps a request to which nobody listens. False if it is to be answered now: this process listens, or was asked before, or
@@ -77,7 +84,9 @@ impl Engine {
             }
             due
         };
-        let ended: Vec<_> = due.into_iter().filter_map(|r| self.served(now, r)).collect();
+        let mut listeners = Listeners::new();
+        let ended: Vec<_> =
+            due.into_iter().filter_map(|r| self.served(now, r, &mut listeners)).collect();
         if !ended.is_empty() {
             self.with_cm(|machine, _, now| {
                 for request in ended {
@@ -88,10 +97,19 @@ impl Engine {
     }
 
     /// A request that is for this process, or for nobody. `None`: it was handed on, or waits on.
-    fn served(&self, now: Time, mut request: Unserved) -> Option<Unserved> {
+    fn served(
+        &self,
+        now: Time,
+        mut request: Unserved,
+        listeners: &mut Listeners,
+    ) -> Option<Unserved> {
         let Ok(mad) = Mad::parse(&request.payload) else { return Some(request) };
         let Route::Service { service_id, destination } = route(&mad) else { return Some(request) };
-        match self.listener(service_id, destination, request.arrival.destination) {
+        let at = request.arrival.destination;
+        let listener = listeners
+            .entry((service_id, destination, at))
+            .or_insert_with(|| self.listener(service_id, destination, at));
+        match *listener {
             Some(slot) if slot != self.slot => {
                 let datagram = Datagram { bytes: &request.bytes, ..request.datagram };
                 (!self.hand_on(now, slot, &datagram)).then_some(request)
