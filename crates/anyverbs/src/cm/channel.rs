@@ -70,6 +70,18 @@ impl EventChannel {
     /// # Errors
     /// [`EventError`].
     pub fn get_event(&self) -> Result<Event, EventError> {
+        self.get_event_with(Some)
+    }
+
+    /// As [`get_event`](Self::get_event), for what `take` makes of the event. One of which it makes nothing is not the
+    /// program's: it is acknowledged here, and the next one waited for. `take` runs while the thread is not cancelled.
+    ///
+    /// # Errors
+    /// [`EventError`].
+    pub fn get_event_with<T>(
+        &self,
+        mut take: impl FnMut(Event) -> Option<T>,
+    ) -> Result<T, EventError> {
         if !self.0.engine.is_current() {
             return Err(EventError::Forked);
         }
@@ -80,8 +92,8 @@ impl EventChannel {
             let _uncancelled = Uncancelled::new();
             // None is left when the event of our token went away with its id.
             let Some((id, pending)) = self.0.pop() else { continue };
-            match id.hand_out(*pending, &self.0) {
-                Some(event) => return Ok(event),
+            match id.hand_out(*pending, &self.0).and_then(&mut take) {
+                Some(taken) => return Ok(taken),
                 None => id.acks.acknowledge(1),
             }
         }

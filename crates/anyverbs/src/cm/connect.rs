@@ -197,6 +197,10 @@ impl IdCell {
         });
         if result.is_err() {
             self.move_qp_to_err();
+            self.engine.with_cm(|cm, _, now| {
+                // Refused: the peer has given up.
+                let _ = cm.reject(now, comm, RejReason::Consumer, &[], &[]);
+            });
         }
         result
     }
@@ -212,7 +216,8 @@ impl Id {
         self.0.ask(param)
     }
 
-    /// `rdma_accept(3)`, of a request's id. Without parameters as much is granted as the peer asks for.
+    /// `rdma_accept(3)`, of a request's id. Without parameters as much is granted as the peer asks for. A connection that cannot
+    /// be accepted as asked, though the queue pair could be moved, is rejected, as by Linux.
     ///
     /// # Errors
     /// [`CmError`]: [`CmError::Invalid`] too where the peer has given up meanwhile.

@@ -1,5 +1,6 @@
 //! Multicast groups of an id.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyverbs_proto::types::{Gid, Qpn};
@@ -14,6 +15,7 @@ use super::place::HOP_LIMIT;
 use crate::ah::AhAttr;
 use crate::error::AttachError;
 use crate::multicast::{self, Membership};
+use crate::qp::QpCell;
 
 /// The queue pair's attachment to a group needs no LID on RoCE.
 const LID: u16 = 0;
@@ -36,13 +38,34 @@ impl IdCell {
     /// The program is about to hear that it has joined: the attached queue pair gets the group's datagrams. `None` if the id
     /// has left again.
     pub(super) fn joined(&self, serial: u64) -> Option<Result<(), CmError>> {
-        let (gid, qp) = {
-            let state = self.state.lock();
-            let group = state.groups.iter().find(|group| group.serial == serial)?;
-            (group.gid, state.qp.clone().filter(|_| group.membership.is_some()))
-        };
+        let (gid, qp) = self.to_attach(serial)?;
         let Some(qp) = qp else { return Some(Ok(())) };
-        Some(self.engine.groups.attach(&qp, gid, LID).map_err(|error| refused(&error)))
+        if let Err(error) = self.engine.groups.attach(&qp, gid, LID) {
+            return Some(Err(refused(&error)));
+        }
+        self.unless_left(serial, gid, &qp).map(Ok)
+    }
+
+    /// The group of a join, and the queue pair that is to hear it.
+    pub(super) fn to_attach(&self, serial: u64) -> Option<(Gid, Option<Arc<QpCell>>)> {
+        let state = self.state.lock();
+        let group = state.groups.iter().find(|group| group.serial == serial)?;
+        Some((group.gid, state.qp.clone().filter(|_| group.membership.is_some())))
+    }
+
+    /// A queue pair was attached for a join. `None` if the id left meanwhile, when there was nothing to detach: done now.
+    pub(super) fn unless_left(&self, serial: u64, gid: Gid, qp: &Arc<QpCell>) -> Option<()> {
+        let state = self.state.lock();
+        if state.groups.iter().any(|group| group.serial == serial) {
+            return Some(());
+        }
+        let is_heard = state.groups.iter().any(|g| g.gid == gid && g.membership.is_some());
+        drop(state);
+        if !is_heard {
+            // Not attached: who left was later than we.
+            let _ = self.engine.groups.detach(qp, gid, LID);
+        }
+        None
     }
 }
 

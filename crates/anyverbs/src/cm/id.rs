@@ -59,7 +59,7 @@ pub(super) enum Phase {
 pub(super) struct State {
     pub(super) phase: Phase,
     pub(super) local: Option<Address>,
-    pub(super) port: Option<Port>,
+    pub(super) port: Option<Arc<Port>>,
     /// The port was ours to choose.
     pub(super) is_ephemeral: bool,
     pub(super) peer: Option<Address>,
@@ -265,7 +265,9 @@ impl Id {
         match option {
             _ if phase == Phase::Destroyed => return Err(CmError::Invalid("it was destroyed")),
             IdOption::Tos(tos) => options.tos = Some(tos),
-            IdOption::ReuseAddr(reuse) if reuse || phase == Phase::Idle => {
+            IdOption::ReuseAddr(reuse)
+                if (reuse && phase != Phase::Listen) || phase == Phase::Idle =>
+            {
                 options.reuse_address = reuse;
             }
             IdOption::AfOnly(only) if matches!(phase, Phase::Idle | Phase::Bound) => {

@@ -56,6 +56,10 @@ impl Ids {
     pub(crate) fn addresses_changed(&self, is_ours: impl Fn(Gid) -> bool) {
         for id in self.placed.values().filter_map(Weak::upgrade) {
             let mut state = id.state.lock();
+            // The program does not know it yet.
+            if state.is_silent {
+                continue;
+            }
             let is_here = state.place.is_none_or(|place| is_ours(place.gid));
             let was_away = std::mem::replace(&mut state.is_away, !is_here);
             drop(state);

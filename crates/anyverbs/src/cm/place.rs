@@ -77,6 +77,11 @@ impl Place {
         }
     }
 
+    /// The path MTU to a peer: ours, or that of its interface where the peer is this host.
+    pub(super) fn mtu_towards(&self, peer: Option<Self>) -> Mtu {
+        peer.map_or(self.mtu, |peer| self.mtu.min(peer.mtu))
+    }
+
     /// The path to a peer, as Linux makes it up for RoCE.
     pub(super) fn path(
         &self,
@@ -147,4 +152,18 @@ pub(super) fn flow_label(source_port: u16, destination_port: u16) -> u32 {
     let ports = u32::from(source_port) << 16 | u32::from(destination_port);
     // Fibonacci hashing: the product's upper bits depend on all of the ports'.
     ports.wrapping_mul(0x9e37_79b9) >> 12
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn between_interfaces_of_a_host_the_smaller_mtu_counts() {
+        let at = |mtu| Place { gid: Gid([1; 16]), index: 0, interface: 1, mtu };
+        let (large, small) = (at(Mtu::Mtu4096), at(Mtu::Mtu1024));
+        assert_eq!(large.mtu_towards(Some(small)), Mtu::Mtu1024);
+        assert_eq!(small.mtu_towards(Some(large)), Mtu::Mtu1024);
+        assert_eq!(large.mtu_towards(None), Mtu::Mtu4096);
+    }
 }

@@ -1,9 +1,10 @@
 //! Where an id is, whom it asks, and how it gets there: bind, resolve, listen.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyverbs_proto::cm::{Listen, Serves, Transport};
+use anyverbs_proto::cm::{Listen, Path, Serves, Transport};
 use anyverbs_proto::qp::attr::QpType;
 
 use super::address::{Address, Family};
@@ -37,6 +38,11 @@ impl IdCell {
             state.options
         };
         address.check()?;
+        if matches!(address, Address::Ip(SocketAddr::V6(a)) if a.ip().to_ipv4_mapped().is_some()) {
+            // Requests come to the IPv4 address.
+            let errno = libc::EADDRNOTAVAIL;
+            return Err(CmError::System { what: "bind to a mapped IPv4 address", errno });
+        }
         let mut address = *address;
         let space = address.port_space(self.space)?;
         let place = if address.is_any() { None } else { Some(Place::of(self.engine, &address)?) };
@@ -47,7 +53,7 @@ impl IdCell {
             let share = options.reuse_address;
             let (port, taken) =
                 Port::take(self.engine, space, &address, share, options.only_family)?;
-            (port, Some(taken))
+            (port, Some(Arc::new(taken)))
         };
         self.engine.with_cm(|_, ids, _| {
             let mut state = self.state.lock();
@@ -66,16 +72,14 @@ impl IdCell {
 
     /// Whoever listens shares its port with nobody.
     fn own_port(&self) -> Result<(), CmError> {
-        let port = self.state.lock().port.take();
-        let Some(port) = port else { return Ok(()) };
-        let result = port.make_exclusive();
-        self.state.lock().port = Some(port);
-        result
+        // It may have to wait for another process, and the id keeps its port meanwhile.
+        let port = self.state.lock().port.clone();
+        port.map_or(Ok(()), |port| port.make_exclusive())
     }
 }
 
 impl Id {
-    /// `rdma_bind_addr(3)`.
+    /// `rdma_bind_addr(3)`. Ports below 1024 need no capability here, unlike on Linux: they are ports of the device alone.
     ///
     /// # Errors
     /// [`CmError`].
@@ -166,7 +170,9 @@ impl Id {
         };
         let tos = state.options.tos.unwrap_or(0);
         let label = flow_label(local.port(), peer.port());
-        state.path = Some(place.path(state.dgid, tos, label, state.options.ack_timeout));
+        let path = place.path(state.dgid, tos, label, state.options.ack_timeout);
+        let here = Place::find(self.0.engine, state.dgid, 0);
+        state.path = Some(Path { mtu: place.mtu_towards(here), ..path });
         state.phase = Phase::RouteResolved;
         drop(state);
         self.0.post(Pending::new(EventKind::RouteResolved));

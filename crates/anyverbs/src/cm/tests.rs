@@ -8,6 +8,7 @@ use anyverbs_proto::cm::message::code::SidrStatus;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::types::{Gid, QKey, Qpn};
 
+use super::event::Pending;
 use super::id::{IdCell, Phase, State};
 use super::place::Place;
 use super::*;
@@ -107,6 +108,40 @@ fn a_request_is_silent_until_it_is_answered() {
     assert_eq!(passive.tells(silence()), []);
     passive.id.0.state.lock().is_silent = false;
     assert_eq!(passive.tells(silence()).len(), 1);
+}
+
+#[test]
+fn a_request_that_is_not_taken_hears_of_no_address() {
+    let passive = Heard::new(QpType::Rc, true);
+    let cell = Arc::clone(&passive.id.0);
+    let change = || {
+        cell.engine.with_cm(|_, ids, _| {
+            ids.place(&cell);
+            // No other test's.
+            let place = cell.state.lock().place.unwrap();
+            ids.addresses_changed(|_| false);
+            cell.state.lock().place = Some(place);
+        });
+    };
+    change();
+    assert_eq!(passive.tells([]), []);
+    cell.state.lock().is_silent = false;
+    change();
+    assert_eq!(passive.tells([]), [(EventKind::AddrChange, 0)]);
+}
+
+/// Or destroying its id would wait for ever.
+#[test]
+fn an_event_that_is_not_the_programs_is_acknowledged() {
+    let heard = Heard::new(QpType::Rc, false);
+    let cell = Arc::clone(&heard.id.0);
+    cell.post(Pending::new(EventKind::AddrChange));
+    cell.post(Pending::new(EventKind::TimewaitExit));
+    let told =
+        heard.channel.get_event_with(|e| (e.kind != EventKind::AddrChange).then_some(e.kind));
+    assert_eq!(told.unwrap(), EventKind::TimewaitExit);
+    heard.id.ack_events(1);
+    heard.id.destroy().unwrap();
 }
 
 #[test]

@@ -58,18 +58,13 @@ pub(crate) fn next(channel: Arc<Channel>) -> Result<*mut rdma_cm_event, Errno> {
 }
 
 fn next_of(channel: &Channel) -> Result<*mut rdma_cm_event, Errno> {
-    loop {
-        let event = channel.inner.device.get_event()?;
-        // Gone only if another thread acknowledged more events than it read, and destroyed the id.
-        let Ok(id) = id::find(event.cookie as *mut rdma_cm_id) else { continue };
-        match accept_event(event, &id) {
-            Ok(published) => return Ok(published),
-            Err(error) => {
-                tracing::warn!("an event was dropped: errno {}", error.0);
-                id.inner.device.ack_events(1);
-            }
-        }
-    }
+    Ok(channel.inner.device.get_event_with(|event| {
+        // None: an id that the program does not have yet, or one that it destroyed after it acknowledged more than it read.
+        let id = id::find(event.cookie as *mut rdma_cm_id).ok()?;
+        accept_event(event, &id)
+            .inspect_err(|error| tracing::warn!("an event was dropped: errno {}", error.0))
+            .ok()
+    })?)
 }
 
 fn accept_event(mut event: cm::Event, id: &Arc<Id>) -> Result<*mut rdma_cm_event, Errno> {

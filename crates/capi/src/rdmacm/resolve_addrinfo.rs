@@ -2,6 +2,7 @@
 
 use std::{
     ffi::{c_char, c_int},
+    io, ptr,
     sync::Arc,
     thread,
 };
@@ -31,12 +32,29 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addrinfo(
             return Err(Errno::EOPNOTSUPP);
         }
         let resolver = Arc::clone(&id);
-        thread::Builder::new()
-            .name("av-addrinfo".into())
-            .spawn(move || resolve(&resolver, &query))
+        spawn_quiet(move || resolve(&resolver, &query))
             .map_err(|error| Errno(error.raw_os_error().unwrap_or(libc::EAGAIN)))?;
         complete(&id)
     }))
+}
+
+/// Starts a thread with all signals blocked: they are for the program's threads.
+fn spawn_quiet(f: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    // SAFETY: all-zero is a valid sigset_t, and the calls get live pointers to such.
+    let old = unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        let mut old: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        // Those of the thread's own faults.
+        libc::sigdelset(&raw mut all, libc::SIGSEGV);
+        libc::sigdelset(&raw mut all, libc::SIGBUS);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
+        old
+    };
+    let spawned = thread::Builder::new().name("av-addrinfo".into()).spawn(f);
+    // SAFETY: as above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, ptr::null_mut()) };
+    spawned.map(drop)
 }
 
 fn resolve(id: &Id, query: &Query) {
@@ -68,4 +86,32 @@ pub(crate) unsafe extern "C" fn rdma_query_addrinfo(
         unsafe { info.write(found.to_c()?) };
         Ok(())
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    fn is_blocked(signal: c_int) -> bool {
+        // SAFETY: all-zero is a valid sigset_t, which the call fills.
+        unsafe {
+            let mut mask: libc::sigset_t = std::mem::zeroed();
+            libc::pthread_sigmask(libc::SIG_BLOCK, ptr::null(), &raw mut mask);
+            libc::sigismember(&raw const mask, signal) == 1
+        }
+    }
+
+    #[test]
+    fn the_programs_signals_do_not_meet_the_resolver() {
+        let (tell, told) = mpsc::channel();
+        let before = is_blocked(libc::SIGUSR1);
+        spawn_quiet(move || {
+            tell.send((is_blocked(libc::SIGUSR1), is_blocked(libc::SIGSEGV))).unwrap()
+        })
+        .unwrap();
+        assert_eq!(told.recv().unwrap(), (true, false));
+        assert_eq!(is_blocked(libc::SIGUSR1), before);
+    }
 }

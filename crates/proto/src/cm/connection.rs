@@ -9,6 +9,7 @@ use super::listener::ListenerId;
 use super::mad::MadBytes;
 use super::message::Attribute;
 use super::outbox::Destination;
+use super::params::Transport;
 use super::qp_attr::{QpParams, Side};
 use crate::time::Time;
 use crate::types::{Gid, Qpn};
@@ -64,6 +65,8 @@ pub(super) struct Connection {
     pub(super) max_retries: u8,
     pub(super) retries: u8,
     pub(super) attempt: Attempt,
+    /// When what waits for an answer was sent, or repeated for want of one.
+    pub(super) asked: Time,
     pub(super) deadline: Option<Time>,
     /// Waits for an answer, and is repeated on the timer.
     pub(super) sent: Option<Box<MadBytes>>,
@@ -85,6 +88,10 @@ impl Connection {
     /// Whether messages of this peer's connection `remote` belong here.
     pub(super) fn is_with(&self, source: Gid, remote: CommId) -> bool {
         self.to.dgid == source && self.remote_id.is_none_or(|id| id == remote)
+    }
+
+    pub(super) fn is_xrc_target(&self) -> bool {
+        self.qp.transport == Transport::Xrc && !self.is_active()
     }
 
     pub(super) fn is_active(&self) -> bool {

@@ -39,7 +39,10 @@ impl Cm {
             self.destroy_sidr(now, id);
             return Ok(());
         }
-        match Self::live_mut(&mut self.connections, id)?.state {
+        let c = Self::live_mut(&mut self.connections, id)?;
+        match c.state {
+            // It goes on: an XRC target outlives its id, as on Linux. Its peer's DREQ will be answered.
+            S::Established if c.is_xrc_target() => {}
             S::ReqSent | S::MraReqRcvd => {
                 self.give_up(id, About::No);
                 self.close(now, id);

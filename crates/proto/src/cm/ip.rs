@@ -3,6 +3,8 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use crate::types::Gid;
+
 /// IP CM header. The destination's port is that of the service ID.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IpHeader {
@@ -46,6 +48,18 @@ impl IpHeader {
         };
         let port = u16::from_be_bytes([b[2], b[3]]);
         Ok(Self { source: SocketAddr::new(address(4)?, port), destination: address(20)? })
+    }
+
+    /// The header of a request that came from port `source` to port `destination`, if it names these. Whoever could name
+    /// others would reach listeners at addresses that its packets do not, as somebody else.
+    pub(super) fn between(self, source: Gid, destination: Gid) -> Option<Self> {
+        let is_it =
+            Gid::from(self.source.ip()) == source && Gid::from(self.destination) == destination;
+        // An IPv4 address may have come mapped.
+        is_it.then(|| Self {
+            source: SocketAddr::new(source.to_ip(), self.source.port()),
+            destination: destination.to_ip(),
+        })
     }
 
     /// The bytes on the wire. Addresses of two families are written as IPv6, the IPv4 one mapped.
@@ -94,6 +108,24 @@ mod tests {
             };
             assert_eq!(IpHeader::parse(&header.emit()), Ok(header));
         }
+    }
+
+    #[test]
+    fn a_header_names_the_ports_that_it_came_between() {
+        let gid = |ip: &str| Gid::from(ip.parse::<IpAddr>().unwrap());
+        let named = |source: &str, destination: &str| IpHeader {
+            source: SocketAddr::new(source.parse().unwrap(), 9),
+            destination: destination.parse().unwrap(),
+        };
+        let v4 = named("10.0.0.1", "10.0.0.2");
+        let between = |header: IpHeader| header.between(gid("10.0.0.1"), gid("10.0.0.2"));
+        assert_eq!(between(v4), Some(v4));
+        assert_eq!(between(named("::ffff:10.0.0.1", "::ffff:10.0.0.2")), Some(v4), "mapped");
+        assert_eq!(between(named("10.0.0.1", "127.0.0.1")), None);
+        assert_eq!(between(named("127.0.0.1", "10.0.0.2")), None);
+        let v6 = named("fd00::1", "fd00::2");
+        assert_eq!(v6.between(gid("fd00::1"), gid("fd00::2")), Some(v6));
+        assert_eq!(between(v6), None);
     }
 
     #[test]

@@ -330,6 +330,10 @@ impl Cm {
         let mut ids: Vec<_> = live.collect();
         ids.extend(self.sidrs.all_live());
         for id in ids {
+            // Queue pairs end with the process, whoever else outlives an id.
+            if self.state(id) == Ok(ConnectionState::Established) {
+                self.send_dreq(now, id, PrivateData::EMPTY);
+            }
             self.destroy(now, id).expect("it is there");
         }
     }
@@ -399,6 +403,8 @@ impl Cm {
         let Some(c) = self.connections.get_mut(&id) else { return };
         c.state = ConnectionState::Timewait;
         c.sent = None;
+        // The peer's queue pair is free for its next connection, as Linux has it. Its ID stays, to know late duplicates.
+        self.names.leave_qpn(c);
         let end = now + timeout::timewait(c.qp.ack_timeout);
         self.timers.set(id, &mut c.deadline, Some(end));
     }
@@ -470,6 +476,7 @@ impl Cm {
                 if c.retries < c.max_retries =>
             {
                 c.retries += 1;
+                c.asked = now;
                 c.state = match c.state {
                     S::MraReqRcvd => S::ReqSent,
                     S::MraRepRcvd => S::RepSent,

@@ -6,12 +6,15 @@ use super::event::{CmEvent, Disconnected, Rejection};
 use super::id::CommId;
 use super::machine::{Cm, CmError, private_data};
 use super::mad::{CLASS_VERSION, Mad};
+use super::message::Message;
 use super::message::code::{About, RejReason};
 use super::message::private_data::PrivateData;
 use super::message::rej::Rej;
+use super::message::req::Req;
 use super::outbox::Destination;
 use crate::qp::Arrival;
 use crate::time::Time;
+use crate::types::Mtu;
 
 impl Cm {
     /// Says no to a peer that asks or has accepted (`rdma_reject(3)`). `info` says what would do, in up to 72 bytes; for the
@@ -74,24 +77,16 @@ impl Cm {
         c.answer = Some(self.outbox.send(c.to, c.transaction_id, rej));
     }
 
-    /// Says no to a message for which there is no connection.
+    /// Says no to a REQ for which there is no connection.
     pub(super) fn refuse(
         &mut self,
         arrival: &Arrival,
         tid: u64,
         remote: CommId,
-        about: About,
         reason: RejReason,
         info: &[u8],
     ) {
-        let rej = Rej {
-            local_comm_id: CommId::NONE,
-            remote_comm_id: remote,
-            about,
-            reason,
-            private_data: PrivateData::EMPTY,
-            ..Rej::default()
-        };
+        let rej = Rej { remote_comm_id: remote, about: About::Req, reason, ..Rej::default() };
         self.outbox.send(Destination::answering(arrival), tid, rej.with_info(info));
     }
 
@@ -101,7 +96,7 @@ impl Cm {
             return self.drop(DropReason::Malformed);
         };
         let reason = RejReason::InvalidClassVersion;
-        self.refuse(arrival, tid, CommId(remote), About::Req, reason, &[CLASS_VERSION]);
+        self.refuse(arrival, tid, CommId(remote), reason, &[CLASS_VERSION]);
     }
 
     pub(super) fn on_rej(&mut self, now: Time, arrival: &Arrival, rej: &Rej) {
@@ -115,9 +110,16 @@ impl Cm {
         let Some((id, c)) = id.and_then(|id| Some((id, self.connections.get_mut(&id)?))) else {
             return self.drop(DropReason::Unknown);
         };
-        // One that has no connection gives no ID.
-        if c.to.dgid != peer || !(remote.is_none() || c.is_with(peer, remote)) {
+        // Only who never had a connection gives no ID: afterwards our own alone, which can be guessed, ends nothing.
+        let is_unnamed = remote.is_none() && matches!(c.state, S::ReqSent | S::MraReqRcvd);
+        if c.to.dgid != peer || !(is_unnamed || c.is_with(peer, remote)) {
             return self.drop(DropReason::Foreign);
+        }
+        if let (S::ReqSent | S::MraReqRcvd, RejReason::InvalidMtu) = (c.state, rej.reason)
+            && let Some(mtu) = rej.info().first().and_then(|code| Mtu::from_code((*code).into()))
+            && mtu < c.qp.path_mtu
+        {
+            return self.ask_with_mtu(now, id, mtu);
         }
         enum End {
             Rejected,
@@ -154,6 +156,25 @@ impl Cm {
                 CmEvent::Disconnected { id, how: Disconnected::Rejected(rej.reason) }
             }
         });
+    }
+
+    /// The peer says that a smaller MTU would do: asks for that, under another transaction, since the first is over. As it
+    /// gets smaller each time there is an end to it.
+    fn ask_with_mtu(&mut self, now: Time, id: CommId, mtu: Mtu) {
+        let transaction_id = self.new_transaction(id);
+        let Some(c) = self.connections.get_mut(&id) else { return };
+        let asked = c.sent.as_deref().and_then(|bytes| Mad::parse(bytes).ok());
+        let Some(Mad { modifier, message: Message::Req(req), .. }) = asked else { return };
+        let req = Req { path_mtu: Some(mtu), ..req };
+        c.state = S::ReqSent;
+        c.remote_id = None;
+        c.transaction_id = transaction_id;
+        c.qp.path_mtu = mtu;
+        c.asked = now;
+        c.sent = Some(self.outbox.send_with(c.to, transaction_id, modifier, req));
+        let next;
+        (c.attempt, next) = self.early.begin(now, c.timeout);
+        self.timers.set(id, &mut c.deadline, Some(next));
     }
 
     /// The peer has forgotten this connection (IBA 12.9.8.3.1): it ends, by DREQ where it was established.

@@ -20,7 +20,7 @@ use super::timeout;
 use crate::qp::Arrival;
 use crate::time::Time;
 
-/// Longest wait that an MRA can ask for.
+/// Longest wait that MRAs can ask for, until the message is repeated.
 const LONGEST_SERVICE: Duration = Duration::from_secs(300);
 
 impl Cm {
@@ -83,7 +83,11 @@ impl Cm {
         let (id, remote) = (rep.remote_comm_id, rep.local_comm_id);
         let peer = arrival.source;
         let refuse = |cm: &mut Self, reason| {
-            cm.refuse(arrival, tid, remote, About::Rep, reason, &[]);
+            // With the ID that the peer knows us by, which it may insist on.
+            let (local_comm_id, remote_comm_id) = (id, remote);
+            let about = About::Rep;
+            let rej = Rej { local_comm_id, remote_comm_id, about, reason, ..Rej::default() };
+            cm.outbox.send(Destination::answering(arrival), tid, rej);
         };
         let known = self.connections.get_mut(&id).filter(|c| c.to.dgid == peer && c.is_active());
         let Some(c) = known else { return refuse(self, RejReason::InvalidCommId) };
@@ -217,7 +221,9 @@ impl Cm {
         };
         c.remote_id = Some(mra.local_comm_id);
         let service = timeout::decode(mra.service_timeout).min(LONGEST_SERVICE);
+        // Not longer in all, however many MRAs come.
+        let served = (now + service).min(c.asked + LONGEST_SERVICE);
         self.early.answered(&mut c.attempt, now);
-        self.timers.set(id, &mut c.deadline, Some(now + service + c.timeout));
+        self.timers.set(id, &mut c.deadline, Some(served + c.timeout));
     }
 }

@@ -174,6 +174,7 @@ impl Cm {
             max_retries: params.max_cm_retries,
             retries: 0,
             attempt: Attempt::default(),
+            asked: now,
             deadline: None,
             sent: Some(sent),
             answer: None,
@@ -234,6 +235,7 @@ impl Cm {
         c.qp.initiator_depth = params.initiator_depth.min(self.config.max_rd_atomic);
         c.state = S::RepSent;
         c.retries = 0;
+        c.asked = now;
         c.answer = None;
         c.sent = Some(self.outbox.send_with(c.to, c.transaction_id, params.ece.options, rep));
         c.attempt = self.early.begin(c.timeout, self.outbox.took_last());
@@ -265,9 +267,9 @@ impl Cm {
                 return self.on_req_again(now, id);
             }
             // The peer gives its ID anew. If we are past that connection too, it does so by right.
-            if c.state != S::Closed {
+            if !matches!(c.state, S::Timewait | S::Closed) {
                 self.bury(now, id);
-                return self.refuse(arrival, tid, remote, About::Req, RejReason::StaleConn, &[]);
+                return self.refuse(arrival, tid, remote, RejReason::StaleConn, &[]);
             }
             if let Some(c) = self.connections.get_mut(&id) {
                 self.names.leave(c);
@@ -276,15 +278,15 @@ impl Cm {
         if let Some(id) = self.names.of_remote_qpn(peer, req.local_qpn) {
             // IBA 12.9.8.3.1: the peer has forgotten the connection of this queue pair.
             self.bury(now, id);
-            return self.refuse(arrival, tid, remote, About::Req, RejReason::StaleConn, &[]);
+            return self.refuse(arrival, tid, remote, RejReason::StaleConn, &[]);
         }
         match self.find_listener(arrival, req) {
             Ok(found) => self.admit(now, arrival, tid, modifier, req, found),
             Err(RejReason::InvalidGid) => {
                 let would_do = arrival.destination.0;
-                self.refuse(arrival, tid, remote, About::Req, RejReason::InvalidGid, &would_do);
+                self.refuse(arrival, tid, remote, RejReason::InvalidGid, &would_do);
             }
-            Err(reason) => self.refuse(arrival, tid, remote, About::Req, reason, &[]),
+            Err(reason) => self.refuse(arrival, tid, remote, reason, &[]),
         }
     }
 
@@ -307,7 +309,11 @@ impl Cm {
         let listener = self.listeners.any_of(req.service_id).ok_or(RejReason::InvalidServiceId)?;
         let (addresses, user) = split_addresses(&req.private_data.0, listener.listen.ip_header)
             .ok_or(RejReason::Consumer)?;
-        let destination = addresses.map_or(arrival.destination.to_ip(), |a| a.destination);
+        let is_it = |header: IpHeader| header.between(arrival.source, arrival.destination);
+        let addresses = addresses
+            .map(|header| is_it(header).ok_or(RejReason::UnsupportedRequest))
+            .transpose()?;
+        let destination = arrival.destination.to_ip();
         let (listener, found) =
             self.listeners.find(req.service_id, destination).ok_or(RejReason::InvalidServiceId)?;
         match found.listen.serves {
@@ -335,7 +341,7 @@ impl Cm {
         }
         if self.is_full() {
             let remote = req.local_comm_id;
-            return self.refuse(arrival, tid, remote, About::Req, RejReason::NoResources, &[]);
+            return self.refuse(arrival, tid, remote, RejReason::NoResources, &[]);
         }
         let id = self.new_id();
         let mut connection = self.passive(id, tid, req, &found);
@@ -415,6 +421,7 @@ impl Cm {
             max_retries: req.max_cm_retries,
             retries: 0,
             attempt: Attempt::default(),
+            asked: Time::default(),
             deadline: None,
             sent: None,
             answer: None,

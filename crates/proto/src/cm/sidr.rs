@@ -7,6 +7,7 @@ use super::counters::DropReason;
 use super::early::Attempt;
 use super::event::{CmEvent, SidrRequest, SidrResponse};
 use super::id::CommId;
+use super::ip::IpHeader;
 use super::listener::ListenerId;
 use super::machine::{Cm, CmError, private_data};
 use super::mad::MadBytes;
@@ -266,12 +267,15 @@ impl Cm {
         &mut self,
         arrival: &Arrival,
         req: &SidrReq,
-    ) -> Result<(ListenerId, Option<super::ip::IpHeader>, Box<[u8]>), SidrStatus> {
+    ) -> Result<(ListenerId, Option<IpHeader>, Box<[u8]>), SidrStatus> {
         let nobody = SidrStatus::UnsupportedService;
         let listener = self.listeners.any_of(req.service_id).ok_or(nobody)?;
         let (addresses, user) = split_addresses(&req.private_data.0, listener.listen.ip_header)
             .ok_or(SidrStatus::Rejected)?;
-        let destination = addresses.map_or(arrival.destination.to_ip(), |a| a.destination);
+        let is_it = |header: IpHeader| header.between(arrival.source, arrival.destination);
+        let addresses =
+            addresses.map(|header| is_it(header).ok_or(SidrStatus::Rejected)).transpose()?;
+        let destination = arrival.destination.to_ip();
         let (id, found) = self.listeners.find(req.service_id, destination).ok_or(nobody)?;
         if found.listen.serves != Serves::Datagrams {
             return Err(nobody);

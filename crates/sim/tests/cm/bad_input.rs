@@ -6,6 +6,7 @@ use anyverbs_proto::cm::ConnectionState as S;
 use anyverbs_proto::cm::counters::DropReason;
 use anyverbs_proto::cm::event::CmEvent;
 use anyverbs_proto::cm::id::{CommId, PortSpace, ServiceId};
+use anyverbs_proto::cm::ip::IpHeader;
 use anyverbs_proto::cm::mad::{MAD_LEN, Mad, MadBytes};
 use anyverbs_proto::cm::message::code::{About, ApStatus, RejReason, ServiceType, SidrStatus};
 use anyverbs_proto::cm::message::disconnect::{Drep, Dreq};
@@ -23,7 +24,7 @@ use anyverbs_proto::types::{Gid, Mtu, PKey, Psn, Qpn};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-use crate::world::{PORT, World, gid, header};
+use crate::world::{Dial, PORT, World, gid, header};
 
 fn bytes(message: impl Into<Message>) -> MadBytes {
     Mad { transaction_id: 7, modifier: 0, message: message.into() }.emit()
@@ -78,6 +79,13 @@ fn a_request_with_something_wrong_is_told_what() {
     let mut no_family = good_req();
     no_family.private_data.0[1] = 0x70;
     let path = good_req().primary;
+    // As if from and to this host itself, which other hosts are not.
+    let named = |source: &str, destination: &str| {
+        let source = std::net::SocketAddr::new(source.parse().unwrap(), 9);
+        let destination = destination.parse().unwrap();
+        let private_data = PrivateData::new(&IpHeader { source, destination }.emit()).unwrap();
+        Req { private_data, ..good_req() }
+    };
     for (req, reason) in [
         (Req { service_type: ServiceType::Rd, ..good_req() }, RejReason::InvalidTransport),
         (Req { service_type: ServiceType::Extended, ..good_req() }, RejReason::InvalidTransport),
@@ -90,6 +98,8 @@ fn a_request_with_something_wrong_is_told_what() {
             RejReason::UnsupportedRequest,
         ),
         (Req { service_id: ServiceId(1), ..good_req() }, RejReason::InvalidServiceId),
+        (named("10.0.0.1", "127.0.0.1"), RejReason::UnsupportedRequest),
+        (named("10.0.0.3", "10.0.0.2"), RejReason::UnsupportedRequest),
         (wrong_version, RejReason::Consumer),
         (no_family, RejReason::Consumer),
     ] {
@@ -217,6 +227,77 @@ fn strangers_touch_nothing() {
         }
         w.tear_down();
     }
+}
+
+#[test]
+fn a_rejection_without_its_senders_id_ends_no_connection() {
+    let mut w = World::new(1, 2);
+    w.listen(1);
+    let a = w.connect(0, 1);
+    let b = w.take_request(1);
+    let attack = |w: &mut World| {
+        let before = (w.state(0, a), w.state(1, b));
+        for about in [About::Req, About::Rep, About::No] {
+            let reason = RejReason::StaleConn;
+            w.inject(gid(1), 0, &bytes(Rej { remote_comm_id: a, about, reason, ..Rej::default() }));
+            w.inject(gid(0), 1, &bytes(Rej { remote_comm_id: b, about, reason, ..Rej::default() }));
+        }
+        assert_eq!((w.state(0, a), w.state(1, b)), before);
+    };
+    w.accept(1, b);
+    w.run();
+    assert!(matches!(w.event(0), CmEvent::ConnectResponse { .. }));
+    attack(&mut w);
+    let now = w.now;
+    w.hosts[0].cm.ready(now, a, &[]).unwrap();
+    attack(&mut w);
+    w.run();
+    assert!(matches!(w.event(1), CmEvent::Established { .. }));
+    attack(&mut w);
+    for (host, id) in [(0, a), (1, b)] {
+        assert_eq!(w.state(host, id), S::Established);
+        assert!(w.poll_event(host).is_none());
+    }
+    w.tear_down();
+}
+
+/// As Linux looks for the connection of a REJ.
+#[test]
+fn a_rejected_answer_hears_both_ids() {
+    let mut w = World::new(1, 2);
+    w.listen(1);
+    let a = w.connect(0, 1);
+    let b = w.take_request(1);
+    w.restart(0, Default::default());
+    w.accept(1, b);
+    w.rule(move |_, message| {
+        if let Message::Rej(rej) = message {
+            assert_eq!((rej.local_comm_id, rej.remote_comm_id), (a, b));
+        }
+        crate::world::Fate::Pass
+    });
+    w.run();
+    let CmEvent::Rejected { id, rejection } = w.event(1) else { panic!() };
+    assert_eq!((id, rejection.reason), (b, RejReason::InvalidCommId));
+    w.tear_down();
+}
+
+#[test]
+fn mras_without_end_are_not_waited_for() {
+    let mut w = World::new(1, 2);
+    w.kill(1);
+    let a = w.dial(0, 1, Dial { max_cm_retries: 1, ..Dial::default() });
+    let mra = Mra { local_comm_id: CommId(9), remote_comm_id: a, ..Mra::default() };
+    let mra = bytes(Mra { about: About::Req, service_timeout: 31, ..mra });
+    let begin = w.now;
+    while w.poll_event(0).is_none() {
+        assert!(w.now.since(begin) < Duration::from_secs(1000), "it waits still");
+        w.inject(gid(1), 0, &mra);
+        w.run_for(Duration::from_secs(30));
+    }
+    assert!(w.now.since(begin) > Duration::from_secs(600), "twice as long as may be asked for");
+    assert_eq!(w.state(0, a), S::Closed);
+    w.tear_down();
 }
 
 #[test]

@@ -136,6 +136,40 @@ fn nobody_listens() {
     w.tear_down();
 }
 
+/// From a host with jumbo frames to one without.
+#[test]
+fn an_mtu_that_is_too_large_becomes_the_one_that_would_do() {
+    let mut w = World::new(1, 2);
+    w.listen(1);
+    let reject = |w: &mut World, would_do: Mtu| {
+        let b = w.take_request(1);
+        let now = w.now;
+        let (cm, info) = (&mut w.hosts[1].cm, [would_do as u8]);
+        cm.reject(now, b, RejReason::InvalidMtu, &info, &[]).unwrap();
+    };
+    let a = w.connect(0, 1);
+    reject(&mut w, Mtu::Mtu512);
+    w.run();
+    assert!(w.poll_event(0).is_none(), "the program does not hear of it");
+    let CmEvent::ConnectRequest { id: b, request, .. } = w.event(1) else { panic!() };
+    assert_eq!(request.mtu, Mtu::Mtu512);
+    assert_eq!((&request.private_data[..5], request.ece.options), (&b"hello"[..], 5));
+    w.accept(1, b);
+    w.run();
+    assert!(matches!(w.event(0), CmEvent::ConnectResponse { id, .. } if id == a));
+    for (host, id) in [(0, a), (1, b)] {
+        assert_eq!(w.hosts[host].cm.qp_params(id).unwrap().path_mtu, Mtu::Mtu512);
+    }
+    // One that is not smaller is no help.
+    let a = w.connect(0, 1);
+    reject(&mut w, Mtu::Mtu1024);
+    w.run();
+    let CmEvent::Rejected { id, rejection } = w.event(0) else { panic!() };
+    assert_eq!((id, rejection.reason), (a, RejReason::InvalidMtu));
+    assert!(w.poll_event(1).is_none());
+    w.tear_down();
+}
+
 #[test]
 fn the_active_side_may_say_no_at_last() {
     let mut w = World::new(1, 2);

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use anyverbs_proto::cm::ConnectionState as S;
 use anyverbs_proto::cm::event::{CmEvent, Disconnected};
+use anyverbs_proto::cm::id::{PortSpace, ServiceId};
 use anyverbs_proto::cm::message::{Attribute, Message};
+use anyverbs_proto::cm::{ConnectionState as S, Listen, ListenAddress, Serves, Transport};
 
-use crate::world::{Fate, World};
+use crate::world::{Dial, Fate, PORT, World};
 
 #[test]
 fn both_disconnect_at_once() {
@@ -118,6 +119,47 @@ fn a_connection_is_gone_soon_after_both_let_go() {
     }
     w.run_for(Duration::from_secs(2));
     w.assert_empty();
+}
+
+#[test]
+fn an_xrc_target_outlives_its_id() {
+    for ends in [false, true] {
+        let mut w = World::new(1, 2);
+        let listen = Listen {
+            service_id: ServiceId::of_port(PortSpace::Tcp, PORT),
+            address: ListenAddress::Any,
+            serves: Serves::Connections(Transport::Xrc),
+            ip_header: true,
+            backlog: 1,
+        };
+        w.hosts[1].cm.listen(listen).unwrap();
+        let a = w.dial(0, 1, Dial { transport: Transport::Xrc, ..Dial::default() });
+        let b = w.take_request(1);
+        w.accept(1, b);
+        w.run();
+        assert!(matches!(w.event(0), CmEvent::ConnectResponse { .. }));
+        let now = w.now;
+        w.hosts[0].cm.ready(now, a, &[]).unwrap();
+        w.run();
+        assert!(matches!(w.event(1), CmEvent::Established { .. }));
+        let now = w.now;
+        if ends {
+            w.hosts[1].cm.shutdown(now);
+            w.run();
+            assert!(matches!(w.event(0), CmEvent::Disconnected { .. }));
+        } else {
+            w.hosts[1].cm.destroy(now, b).unwrap();
+            w.run();
+            assert_eq!(w.state(0, a), S::Established);
+            assert_eq!(w.hosts[1].cm.usage().connections, 0);
+            let now = w.now;
+            w.hosts[0].cm.disconnect(now, a, &[]).unwrap();
+            w.run();
+            let CmEvent::Disconnected { how, .. } = w.event(0) else { panic!() };
+            assert!(matches!(how, Disconnected::Acknowledged(_)));
+        }
+        w.tear_down();
+    }
 }
 
 #[test]

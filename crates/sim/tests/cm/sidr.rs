@@ -7,10 +7,12 @@ use anyverbs_proto::cm::id::{CommId, PortSpace, ServiceId};
 use anyverbs_proto::cm::message::Attribute;
 use anyverbs_proto::cm::message::code::SidrStatus;
 use anyverbs_proto::cm::message::ece::Ece;
-use anyverbs_proto::cm::{CmError, Listen, ListenAddress, ListenerId, Serves, SidrAnswer};
+use anyverbs_proto::cm::{
+    CmError, Listen, ListenAddress, ListenerId, Serves, SidrAnswer, SidrParams,
+};
 use anyverbs_proto::types::{QKey, Qpn};
 
-use crate::world::{Fate, PORT, World, gid, header};
+use crate::world::{Fate, PORT, World, gid, header, path};
 
 fn listen(w: &mut World, host: usize, backlog: usize) -> ListenerId {
     let service_id = ServiceId::of_port(PortSpace::Udp, PORT);
@@ -47,6 +49,28 @@ fn heard(w: &mut World, a: CommId) {
     assert_eq!((response.qkey, response.ece.vendor_id), (QKey(0x0123_4567), 0xab_cdef));
     assert_eq!((response.private_data.len(), &response.private_data[..2]), (136, &b"me"[..]));
     assert!(w.poll_event(0).is_none());
+}
+
+#[test]
+fn a_client_cannot_be_somebody_else() {
+    let mut w = World::new(1, 3);
+    listen(&mut w, 1, 1);
+    for (named, dialed) in [(2, 1), (0, 2)] {
+        let params = SidrParams {
+            service_id: ServiceId::of_port(PortSpace::Udp, PORT),
+            addresses: Some(header(named, dialed)),
+            path: path(0, 1),
+            timeout: Duration::from_millis(100),
+            max_retries: 7,
+            private_data: &[],
+        };
+        let now = w.now;
+        w.hosts[0].cm.sidr_request(now, &params).unwrap();
+        w.run();
+        let CmEvent::SidrResponse { response, .. } = w.event(0) else { panic!() };
+        assert_eq!(response.status, SidrStatus::Rejected);
+        assert!(w.poll_event(1).is_none());
+    }
 }
 
 #[test]

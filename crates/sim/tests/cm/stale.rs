@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use anyverbs_proto::cm::event::{CmEvent, Disconnected};
+use anyverbs_proto::cm::message::Message;
 use anyverbs_proto::cm::message::code::{About, RejReason};
 use anyverbs_proto::cm::{CmConfig, ConnectionState as S};
 
-use crate::world::{Dial, World, accept_params};
+use crate::world::{Dial, Fate, World, accept_params};
 
 /// A client connects, and starts anew with the same queue pair.
 fn restarted_client(config: CmConfig) -> (World, anyverbs_proto::cm::id::CommId, Dial<'static>) {
@@ -29,17 +30,74 @@ fn told_and_then_served(first_id: u32) {
     let CmEvent::Disconnected { id, how } = w.event(1) else { panic!() };
     assert!(id == b && matches!(how, Disconnected::Acknowledged(_)));
     assert_eq!(w.state(1, b), S::Timewait);
-    // Packets may be about: still stale.
-    w.dial(0, 1, dial);
-    w.run();
-    assert!(matches!(w.event(0), CmEvent::Rejected { .. }));
-    w.run_for(Duration::from_secs(10));
-    assert!(matches!(w.event(1), CmEvent::TimewaitExit { .. }));
     let again = w.dial(0, 1, dial);
-    let b = w.take_request(1);
-    w.accept(1, b);
+    let new = w.take_request(1);
+    w.accept(1, new);
     w.run();
     assert!(matches!(w.event(0), CmEvent::ConnectResponse { id, .. } if id == again));
+    // The old connection's end leaves the names of the new one alone.
+    w.run_for(Duration::from_secs(2));
+    while w.poll_event(1).is_some() {}
+    assert_ne!(w.state(1, b), S::Timewait);
+    w.dial(0, 1, dial);
+    w.run();
+    let CmEvent::Rejected { rejection, .. } = w.event(0) else { panic!() };
+    assert_eq!(rejection.reason, RejReason::StaleConn);
+    w.tear_down();
+}
+
+#[test]
+fn a_queue_pair_connects_anew_while_its_last_connection_is_in_timewait() {
+    let mut w = World::new(1, 2);
+    w.listen(1);
+    // The REQ once more, when all is over.
+    let is_req = |_, m: &Message| matches!(m, Message::Req(_));
+    w.next(1, is_req, Fate::Again(Duration::from_millis(40)));
+    let (a, b) = w.pair(0, 1);
+    let qpn = w.hosts[0].cm.qp_params(a).unwrap().qpn;
+    let now = w.now;
+    w.hosts[0].cm.disconnect(now, a, &[]).unwrap();
+    w.run();
+    let now = w.now;
+    w.hosts[1].cm.disconnect(now, b, &[]).unwrap();
+    w.run();
+    assert_eq!((w.state(0, a), w.state(1, b)), (S::Timewait, S::Timewait));
+    while w.poll_event(0).is_some() || w.poll_event(1).is_some() {}
+    let again = w.dial(0, 1, Dial { qpn, ..Dial::default() });
+    let new = w.take_request(1);
+    assert_ne!(new, b);
+    w.run_for(Duration::from_millis(40));
+    assert!(w.poll_event(1).is_none(), "a late duplicate opens no connection");
+    assert_ne!(w.state(1, new), S::Closed, "and ends none");
+    w.accept(1, new);
+    w.run();
+    assert!(
+        std::iter::from_fn(|| w.poll_event(0))
+            .any(|e| matches!(e, CmEvent::ConnectResponse { id, .. } if id == again))
+    );
+    w.tear_down();
+}
+
+/// A client that starts anew may give an ID that it gave before.
+#[test]
+fn an_id_of_a_connection_in_timewait_is_given_anew() {
+    let mut w = World::new(1, 2);
+    w.listen(1);
+    let (a, b) = w.pair(0, 1);
+    let now = w.now;
+    w.hosts[1].cm.disconnect(now, b, &[]).unwrap();
+    w.run();
+    let now = w.now;
+    w.hosts[0].cm.destroy(now, a).unwrap();
+    w.run();
+    assert_eq!(w.state(1, b), S::Timewait);
+    while w.poll_event(1).is_some() {}
+    w.restart(0, CmConfig { first_id: a.0 & 0xff_ffff, ..CmConfig::default() });
+    assert_eq!(w.connect(0, 1), a, "the very same name");
+    let new = w.take_request(1);
+    w.accept(1, new);
+    w.run();
+    assert!(matches!(w.event(0), CmEvent::ConnectResponse { .. }));
     w.tear_down();
 }
 

@@ -130,8 +130,9 @@ fn as_much_is_granted_as_can_be() {
     passive.attach(QpType::Rc);
     let too_long = ConnParam { private_data: &[1; 197], ..greedy };
     assert_eq!(passive.id.accept(Some(&too_long)).unwrap_err().errno(), libc::EINVAL);
-    drop(passive);
+    // As soon as it fails, not when the id goes.
     assert_eq!(expect(&active.channel, EventKind::Rejected).status, 28);
+    drop(passive);
 
     let active = Node::towards(&listener.on("127.0.0.1"));
     active.id.connect(&ConnParam { initiator_depth: 5, ..greedy }).unwrap();

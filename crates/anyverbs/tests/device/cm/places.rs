@@ -38,6 +38,7 @@ fn an_id_is_bound_to_addresses_of_the_device() {
         ("[2001:db8::1]:1", libc::EADDRNOTAVAIL),
         ("[fe80::1]:1", libc::EINVAL),
         ("224.1.2.3:1", libc::EADDRNOTAVAIL),
+        ("[::ffff:127.0.0.1]:1", libc::EADDRNOTAVAIL),
     ] {
         let node = Node::tcp();
         let address = Address::Ip(foreign.parse().unwrap());
@@ -93,8 +94,10 @@ fn a_port_is_shared_by_those_who_say_so_until_one_listens() {
     let active = Node::towards(&address);
     active.id.connect(&PARAM).unwrap();
     first.request();
-    let late = first.id.set_option(IdOption::ReuseAddr(false));
-    assert_eq!(late.unwrap_err().errno(), libc::EINVAL);
+    for reuse in [false, true] {
+        let late = first.id.set_option(IdOption::ReuseAddr(reuse));
+        assert_eq!(late.unwrap_err().errno(), libc::EINVAL);
+    }
 }
 
 #[test]
