@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
+use anyverbs_net::Uncancelled;
 use parking_lot::Mutex;
 
 use super::error::CmError;

@@ -172,8 +172,8 @@ impl Cm {
         c.qp.path_mtu = mtu;
         c.asked = now;
         c.sent = Some(self.outbox.send_with(c.to, transaction_id, modifier, req));
-        let next;
-        (c.attempt, next) = self.early.begin(now, c.timeout);
+        c.attempt = self.early.begin(c.timeout, self.outbox.took_last());
+        let next = c.attempt.deadline(now);
         self.timers.set(id, &mut c.deadline, Some(next));
     }
 
