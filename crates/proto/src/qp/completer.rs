@@ -9,8 +9,8 @@ use crate::wire::aeth::{NakCode, Syndrome};
 use crate::wire::opcode::Operation;
 use crate::wr::SendOp;
 
-use super::{Incoming, Qp};
 use super::attr::{QpState, QpType};
+use super::{Incoming, Qp};
 
 impl Qp {
     /// Takes a response of the peer.

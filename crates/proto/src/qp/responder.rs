@@ -15,9 +15,9 @@ use crate::wire::opcode::{Opcode, Operation};
 use crate::wire::reth::Reth;
 use crate::wr::MAX_MESSAGE;
 
-use super::{Incoming, Qp};
 use super::answers::{Answer, AnswerKind, Answers};
 use super::attr::QpType;
+use super::{Incoming, Qp};
 
 /// An ACK is not held back any longer once it covers this many bytes: a sender whose window is small would wait.
 const ACK_BYTES: u32 = 48 << 10;
@@ -263,7 +263,11 @@ impl Qp {
         } else {
             len > 0 && len % mtu == 0
         };
-        if fits && len.div_ceil(mtu).max(1) == packet.packets as usize { Ok(()) } else { Err(Refusal::INVALID) }
+        if fits && len.div_ceil(mtu).max(1) == packet.packets as usize {
+            Ok(())
+        } else {
+            Err(Refusal::INVALID)
+        }
     }
 
     fn execute_send<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) -> Result<(), Stop> {
