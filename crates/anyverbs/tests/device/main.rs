@@ -11,3 +11,4 @@ mod multicast;
 mod one_process;
 mod processes;
 mod rules;
+mod same_host;
