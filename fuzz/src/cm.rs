@@ -92,7 +92,12 @@ fn bytes<'a>(rest: &mut &'a [u8], most: usize) -> &'a [u8] {
 
 impl World {
     fn new() -> Self {
-        let config = CmConfig { max_connections: MOST, max_orphans: MOST, ..CmConfig::default() };
+        let config = CmConfig {
+            early_repeats: true,
+            max_connections: MOST,
+            max_orphans: MOST,
+            ..CmConfig::default()
+        };
         let cm = |slot| Cm::new(CmConfig { slot, first_id: 0x0100, ..config });
         let mut world = Self {
             now: Time::default(),
@@ -116,7 +121,7 @@ impl World {
         self.victim.accept(self.now, b, &accept(&[])).expect("it waits for it");
         self.carry();
         assert!(matches!(self.friend.poll_event(), Some(CmEvent::ConnectResponse { .. })));
-        self.friend.ready(a, &[]).expect("it waits for it");
+        self.friend.ready(self.now, a, &[]).expect("it waits for it");
         self.carry();
         assert!(matches!(self.victim.poll_event(), Some(CmEvent::Established { .. })));
         self.bystander = (b, a);
@@ -226,7 +231,7 @@ impl World {
                 let _ = self.victim.reject(now, id, reason, data, data);
             }
             10 if is_ours => {
-                let _ = self.victim.ready(id, data);
+                let _ = self.victim.ready(now, id, data);
             }
             11 if is_ours => {
                 let _ = self.victim.establish(id);

@@ -96,6 +96,6 @@ macro_rules! programs {
 }
 
 programs! {
-    busy create_qp destroy_qp exit_log handles mcast
+    busy create_qp destroy_qp exit_log handles mcast xrc
     cm_addrinfo cm_connect cm_datagrams cm_handles cm_sync cm_threads
 }

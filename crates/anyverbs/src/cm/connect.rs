@@ -313,9 +313,9 @@ impl Id {
 impl IdCell {
     /// Tells the peer that our queue pair is ready.
     pub(super) fn confirm(&self) -> Result<(), CmError> {
-        self.engine.with_cm(|cm, _, _| {
+        self.engine.with_cm(|cm, _, now| {
             let comm = self.state.lock().comm.ok_or(STATE)?;
-            Ok(cm.ready(comm, &[])?)
+            Ok(cm.ready(now, comm, &[])?)
         })
     }
 }

@@ -345,7 +345,10 @@ impl Env for DeviceEnv<'_> {
     fn select_srq(&mut self, srqn: u32) -> Option<u32> {
         let link = &mut *self.link;
         if link.xrc_srq.as_ref().is_none_or(|srq| srq.number() != Some(srqn)) {
-            let srq = self.engine.xrc_srqs.find(srqn)?;
+            let Some(srq) = self.engine.xrc_srqs.find(srqn) else {
+                self.engine.note_unknown_srq(srqn);
+                return None;
+            };
             if srq.xrc_domain() != self.cell.xrc_domain() {
                 return None;
             }

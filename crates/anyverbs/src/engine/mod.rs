@@ -362,6 +362,20 @@ impl Engine {
         }
     }
 
+    /// A request named an SRQ that this process does not have. A program that shares an XRC domain between its processes
+    /// waits in vain, and should learn why: once, since a peer may send many of these.
+    #[cold]
+    pub(crate) fn note_unknown_srq(&self, number: u32) {
+        static SAID: AtomicBool = AtomicBool::new(false);
+        let slot = Qpn::new(number).slot();
+        if slot != self.slot && !SAID.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                slot,
+                "a request for an SRQ of another process: XRC domains are not shared between processes"
+            );
+        }
+    }
+
     /// A CQ lost a completion of a queue pair: that one and all that use the CQ fail when the present lock is released.
     pub(crate) fn note_overrun(&self, cq: &Arc<CqCell>, qpn: Qpn) {
         self.overrun.lock().push(Overrun { cq: Arc::clone(cq), qpn });

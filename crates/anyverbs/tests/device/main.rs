@@ -12,3 +12,4 @@ mod one_process;
 mod processes;
 mod rules;
 mod same_host;
+mod xrc;

@@ -42,6 +42,13 @@ impl Early {
         (attempt, now + attempt.wait(timeout))
     }
 
+    /// A message is sent to which there is no answer: as [`begin`](Self::begin), if it is repeated early at all.
+    pub(super) fn begin_unanswered(&self, now: Time, timeout: Duration) -> Option<(Attempt, Time)> {
+        let (mut attempt, _) = self.begin(now, timeout);
+        attempt.done = attempt.done.min(PARTS.len() as u8 - 1);
+        self.on.then(|| (attempt, now + attempt.wait(timeout)))
+    }
+
     /// The answer is not there. If it is time for an early repetition, when to look again.
     pub(super) fn repeat(attempt: &mut Attempt, timeout: Duration) -> Option<Time> {
         if attempt.is_answered || usize::from(attempt.done) >= PARTS.len() {
@@ -110,6 +117,17 @@ mod tests {
         assert_eq!(after([100; 100]), [640]);
         assert_eq!(after([15]), [10, 40, 160, 640], "one answer says little");
         assert_eq!(after([100; 100].into_iter().chain([0; 100])), [10, 40, 160, 640]);
+    }
+
+    #[test]
+    fn what_is_not_answered_is_repeated_at_least_once() {
+        let mut early = Early::new(true);
+        early.answers_take = WAIT;
+        let (mut attempt, next) = early.begin_unanswered(Time::default(), WAIT).unwrap();
+        assert_eq!(next, Time::default() + WAIT / 4);
+        assert!(Early::repeat(&mut attempt, WAIT).is_some());
+        assert!(Early::repeat(&mut attempt, WAIT).is_none());
+        assert!(Early::new(false).begin_unanswered(Time::default(), WAIT).is_none());
     }
 
     #[test]

@@ -435,6 +435,13 @@ impl Cm {
             self.outbox.retry(c.to, bytes);
             return self.timers.set(id, &mut c.deadline, Some(next));
         }
+        if c.state == S::Established {
+            let next = Early::repeat(&mut c.attempt, c.timeout);
+            if let (Some(_), Some(rtu)) = (next, c.answer.as_deref()) {
+                self.outbox.replay(c.to, rtu);
+            }
+            return self.timers.set(id, &mut c.deadline, next);
+        }
         match c.state {
             S::ReqSent | S::MraReqRcvd | S::RepSent | S::MraRepRcvd | S::DreqSent
                 if c.retries < c.max_retries =>
@@ -477,7 +484,7 @@ impl Cm {
             }
             S::Closed => self.forget(id),
             // They wait for the program, which has no timer.
-            S::RepRcvd | S::MraRepSent | S::Established | S::DreqRcvd => {
+            S::Established | S::RepRcvd | S::MraRepSent | S::DreqRcvd => {
                 debug_assert!(false, "no timer runs in {:?}", c.state);
                 self.timers.set(id, &mut c.deadline, None);
             }

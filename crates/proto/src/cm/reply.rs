@@ -28,7 +28,7 @@ impl Cm {
     ///
     /// # Errors
     /// [`CmError::State`] where the peer has given up, [`CmError::PrivateDataTooLong`].
-    pub fn ready(&mut self, id: CommId, private: &[u8]) -> Result<(), CmError> {
+    pub fn ready(&mut self, now: Time, id: CommId, private: &[u8]) -> Result<(), CmError> {
         let c = Self::live_mut(&mut self.connections, id)?;
         if !matches!(c.state, S::RepRcvd | S::MraRepSent) {
             return Err(CmError::State);
@@ -39,6 +39,13 @@ impl Cm {
             private_data: private_data(private)?,
         };
         c.answer = Some(self.outbox.send(c.to, c.transaction_id, rtu));
+        if c.state == S::MraRepSent
+            && let Some((attempt, next)) = self.early.begin_unanswered(now, c.timeout)
+        {
+            // The peer will not repeat its REP for as long as our MRA said, not even if the RTU is lost.
+            c.attempt = attempt;
+            self.timers.set(id, &mut c.deadline, Some(next));
+        }
         c.state = S::Established;
         Ok(())
     }

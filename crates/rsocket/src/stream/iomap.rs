@@ -52,7 +52,12 @@ impl Stream {
         writable: bool,
         offset: Option<u64>,
     ) -> Result<u64> {
-        let connection = self.established(self.is_nonblocking(), None)?;
+        // Of an accepted socket the peer is known before it is there.
+        let accepted = self.connection.get().filter(|c| c.core.lock().connected);
+        let connection = match accepted {
+            Some(connection) => connection,
+            None => self.established(self.is_nonblocking(), None)?,
+        };
         let mut maps = self.maps.lock();
         let index = if writable {
             let room = connection.core.lock().sender.iomap_len();

@@ -185,7 +185,8 @@ impl Stream {
                 if !core.readable {
                     events |= libc::POLLRDHUP;
                 }
-                if !core.connected {
+                // Programs take a hang-up for the end, and would not read what came before it.
+                if !core.connected && core.receiver.unread() == 0 {
                     events |= libc::POLLHUP;
                 }
                 if connection.has_error() {

@@ -200,7 +200,7 @@ fn strangers_touch_nothing() {
             w.event(0);
         }
         if steps > 1 {
-            w.hosts[0].cm.ready(a, &[]).unwrap();
+            w.hosts[0].cm.ready(w.now, a, &[]).unwrap();
             w.run();
             w.event(1);
         }

@@ -47,7 +47,7 @@ fn both_sides_learn_what_the_other_said() {
     assert_eq!(response.private_data[..], padded(b"welcome", 196));
     assert_eq!(w.state(0, a), S::RepRcvd);
 
-    w.hosts[0].cm.ready(a, b"go").unwrap();
+    w.hosts[0].cm.ready(w.now, a, b"go").unwrap();
     w.run();
     let CmEvent::Established { private_data, .. } = w.event(1) else { panic!() };
     assert_eq!(private_data[..], padded(b"go", 224));
@@ -114,8 +114,8 @@ fn too_much_private_data_is_refused_and_changes_nothing() {
     w.accept(1, b);
     w.run();
     w.event(0);
-    assert_eq!(w.hosts[0].cm.ready(a, &[1; 225]), Err(CmError::PrivateDataTooLong));
-    w.hosts[0].cm.ready(a, &[1; 224]).unwrap();
+    assert_eq!(w.hosts[0].cm.ready(w.now, a, &[1; 225]), Err(CmError::PrivateDataTooLong));
+    w.hosts[0].cm.ready(w.now, a, &[1; 224]).unwrap();
     w.run();
     let now = w.now;
     let disconnected = w.hosts[0].cm.disconnect(now, a, &[1; 221]);
@@ -166,7 +166,7 @@ fn both_connect_to_each_other_at_once() {
     w.run();
     for (host, id) in [(0, a0), (1, a1)] {
         assert!(matches!(w.event(host), CmEvent::ConnectResponse { id: of, .. } if of == id));
-        w.hosts[host].cm.ready(id, &[]).unwrap();
+        w.hosts[host].cm.ready(w.now, id, &[]).unwrap();
     }
     w.run();
     for (host, id) in [(0, b0), (1, b1)] {
@@ -199,7 +199,7 @@ fn calls_out_of_turn_are_refused() {
     let now = w.now;
     let qpn = w.qpn(0);
     let cm = &mut w.hosts[0].cm;
-    assert_eq!(cm.ready(a, &[]), Err(CmError::State));
+    assert_eq!(cm.ready(now, a, &[]), Err(CmError::State));
     assert_eq!(cm.establish(a), Err(CmError::State));
     assert_eq!(cm.accept(now, a, &accept_params(qpn)), Err(CmError::State));
     assert_eq!(cm.disconnect(now, a, &[]), Err(CmError::State));

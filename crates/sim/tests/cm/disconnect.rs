@@ -77,7 +77,7 @@ fn destroying_tells_the_peer_in_every_state() {
                 assert!(matches!(w.event(0), CmEvent::ConnectResponse { .. }));
             }
             if step > 1 {
-                w.hosts[0].cm.ready(a, &[]).unwrap();
+                w.hosts[0].cm.ready(w.now, a, &[]).unwrap();
                 w.run();
                 assert!(matches!(w.event(1), CmEvent::Established { .. }));
             }

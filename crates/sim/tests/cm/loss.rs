@@ -25,7 +25,7 @@ fn connects(w: &mut World) {
     w.hosts[1].cm.take_request(b).unwrap();
     w.accept(1, b);
     assert!(matches!(w.wait_event(0), CmEvent::ConnectResponse { id, .. } if id == a));
-    w.hosts[0].cm.ready(a, b"go").unwrap();
+    w.hosts[0].cm.ready(w.now, a, b"go").unwrap();
     assert!(matches!(w.wait_event(1), CmEvent::Established { id, .. } if id == b));
     let now = w.now;
     w.hosts[0].cm.disconnect(now, a, b"bye").unwrap();
@@ -62,7 +62,7 @@ fn with_early_repetitions_a_loss_costs_a_fraction_of_the_wait() {
         let CmEvent::ConnectRequest { id: b, .. } = w.wait_event(1) else { panic!() };
         w.accept(1, b);
         assert!(matches!(w.wait_event(0), CmEvent::ConnectResponse { .. }));
-        w.hosts[0].cm.ready(a, &[]).unwrap();
+        w.hosts[0].cm.ready(w.now, a, &[]).unwrap();
         assert!(matches!(w.wait_event(1), CmEvent::Established { .. }));
         let took = w.now.since(Time::default());
         assert!(took > SECOND / 20 && took < SECOND / 10, "{attribute:?}: {took:?}");
@@ -112,6 +112,27 @@ fn a_slow_program_is_asked_twice_and_no_more() {
     w.accept(1, b);
     w.run();
     assert!(matches!(w.event(0), CmEvent::ConnectResponse { .. }));
+    w.tear_down();
+}
+
+#[test]
+fn a_late_rtu_that_is_lost_is_said_again() {
+    let mut w = early();
+    w.listen(1);
+    let a = w.connect(0, 1);
+    let b = w.take_request(1);
+    w.accept(1, b);
+    // The program takes its time, so that the peer repeats its REP and is told to wait.
+    w.run_for(SECOND);
+    assert!(matches!(w.event(0), CmEvent::ConnectResponse { .. }));
+    assert_eq!(w.state(0, a), S::MraRepSent);
+    w.next(1, is(Attribute::Rtu), Fate::Drop);
+    let before = w.now;
+    w.hosts[0].cm.ready(w.now, a, &[]).unwrap();
+    assert!(matches!(w.wait_event(1), CmEvent::Established { .. }));
+    assert!(w.now.since(before) < SECOND / 10);
+    w.run_for(SECOND);
+    assert_eq!(w.hosts[0].cm.deadline(), None, "not for ever");
     w.tear_down();
 }
 
@@ -169,7 +190,7 @@ fn a_second_request_before_the_answer_gets_an_mra() {
     // And so does the other one.
     w.run_for(20 * SECOND);
     assert_eq!((w.state(0, a), w.state(1, b)), (S::MraRepSent, S::MraRepRcvd));
-    w.hosts[0].cm.ready(a, &[]).unwrap();
+    w.hosts[0].cm.ready(w.now, a, &[]).unwrap();
     w.run();
     assert!(matches!(w.event(1), CmEvent::Established { .. }));
     w.tear_down();
@@ -203,7 +224,7 @@ fn data_before_a_lost_rtu_establishes() {
     w.accept(1, b);
     w.run();
     w.event(0);
-    w.hosts[0].cm.ready(a, &[]).unwrap();
+    w.hosts[0].cm.ready(w.now, a, &[]).unwrap();
     w.hosts[1].cm.establish(b).unwrap();
     let CmEvent::Established { private_data, .. } = w.event(1) else { panic!() };
     assert!(private_data.is_empty());
@@ -224,7 +245,7 @@ fn if_no_rtu_arrives_the_passive_side_gives_up_and_says_so() {
     w.accept(1, b);
     w.run();
     w.event(0);
-    w.hosts[0].cm.ready(a, &[]).unwrap();
+    w.hosts[0].cm.ready(w.now, a, &[]).unwrap();
     w.run_for(20 * SECOND);
     assert!(matches!(w.event(1), CmEvent::Unreachable { id } if id == b));
     let CmEvent::Disconnected { id, how } = w.event(0) else { panic!() };

@@ -25,7 +25,7 @@ fn ten_thousand_connections_pair_up_and_part() {
         }
         while let Some(event) = w.poll_event(0) {
             let CmEvent::ConnectResponse { id, .. } = event else { panic!("{event:?}") };
-            w.hosts[0].cm.ready(id, &[]).unwrap();
+            w.hosts[0].cm.ready(w.now, id, &[]).unwrap();
         }
     }
     assert_eq!(established, MANY);

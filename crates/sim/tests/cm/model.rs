@@ -84,7 +84,7 @@ impl Model {
             }
             Action::Accept(id) => cm.accept(now, id, &accept),
             Action::Reject(id) => cm.reject(now, id, RejReason::Consumer, b"why", b"because"),
-            Action::Ready(id) => cm.ready(id, &[]),
+            Action::Ready(id) => cm.ready(now, id, &[]),
             Action::Establish(id) => cm.establish(id),
             Action::Disconnect(id) => cm.disconnect(now, id, &[]),
             Action::Destroy(id) => cm.destroy(now, id),

@@ -17,7 +17,7 @@ fn told(step: usize, survivor: usize) -> (CmEvent, S) {
         assert!(matches!(w.event(0), CmEvent::ConnectResponse { .. }));
     }
     if step > 1 {
-        w.hosts[0].cm.ready(a, &[]).unwrap();
+        w.hosts[0].cm.ready(w.now, a, &[]).unwrap();
         w.run();
         assert!(matches!(w.event(1), CmEvent::Established { .. }));
     }

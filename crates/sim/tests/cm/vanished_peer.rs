@@ -59,7 +59,7 @@ fn a_server_vanishes_after_the_reply() {
     w.run();
     w.kill(1);
     w.event(0);
-    w.hosts[0].cm.ready(a, &[]).unwrap();
+    w.hosts[0].cm.ready(w.now, a, &[]).unwrap();
     let now = w.now;
     w.hosts[0].cm.disconnect(now, a, &[]).unwrap();
     w.run_out();

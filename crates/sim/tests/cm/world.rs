@@ -290,7 +290,7 @@ impl World {
             CmEvent::ConnectResponse { id, .. } => assert_eq!(id, a),
             other => panic!("{other:?}"),
         }
-        self.hosts[from].cm.ready(a, b"go").unwrap();
+        self.hosts[from].cm.ready(self.now, a, b"go").unwrap();
         self.run();
         match self.event(to) {
             CmEvent::Established { id, .. } => assert_eq!(id, b),

@@ -179,7 +179,7 @@ fn establish(engine: &'static Engine, id: CommId) {
         CmEvent::ConnectResponse { .. } => {}
         other => panic!("{other:?}"),
     }
-    engine.with_cm(|machine, _, _| machine.ready(id, &[])).unwrap();
+    engine.with_cm(|machine, _, now| machine.ready(now, id, &[])).unwrap();
 }
 
 fn disconnect(engine: &'static Engine, id: CommId) {
@@ -650,5 +650,6 @@ fn many_clients_at_once_to_a_socket_of_ordinary_size() {
     server.expect("seen", "@ 2000 2000 0");
     let took = begin.elapsed();
     println!("10 times 200 connections in {took:?}");
-    assert!(took < Duration::from_secs(3), "{took:?}");
+    // Some are lost; that costs a second at most, or by and by two, not 4.3 for each step.
+    assert!(took < Duration::from_secs(8), "{took:?}");
 }
