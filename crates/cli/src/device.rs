@@ -108,7 +108,8 @@ fn describe(info: &anyverbs::DeviceInfo, attr: &DeviceAttr) -> Device {
         udp_port: info.udp_port,
         links: [(info.inproc, "inproc"), (info.shm, "shm"), (true, "udp")]
             .into_iter()
-            .filter_map(|(is_on, name)| is_on.then(|| name.to_owned()))
+            .filter(|(is_on, _)| *is_on)
+            .map(|(_, name)| name.to_owned())
             .collect(),
         port: Port {
             state: info.port.state as u8,

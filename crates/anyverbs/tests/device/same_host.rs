@@ -68,6 +68,18 @@ impl Peer {
     }
 }
 
+impl Peer {
+    /// Stops it; it does nothing any more when this returns.
+    fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        let mut status = 0;
+        // SAFETY: our own child, and a live int.
+        let pid =
+            unsafe { libc::waitpid(self.child.id() as i32, &raw mut status, libc::WUNTRACED) };
+        assert!(pid > 0 && libc::WIFSTOPPED(status));
+    }
+}
+
 impl Drop for Peer {
     fn drop(&mut self) {
         let _ = self.child.kill();
@@ -280,7 +292,7 @@ fn who_is_stopped_delays_nobody_else_and_ends_by_the_retries() {
     let (_, to_other) = other.connect(&b, &dst);
     a.send(1, SendOp::Write(to_stopped), &[src.sge(0, SIZE)]);
     assert_eq!(complete(&a, Duration::from_secs(10)).status, WcStatus::Success);
-    stopped.signal(libc::SIGSTOP);
+    stopped.stop();
     for i in 0..32 {
         a.send(i, SendOp::Write(to_stopped), &[src.sge(0, SIZE)]);
     }
@@ -303,7 +315,7 @@ fn who_was_stopped_for_a_moment_goes_on() {
     let (src, dst) = (Buffer::new(&e.pd, SIZE), Buffer::new(&e.pd, SIZE));
     let (_, remote) = peer.connect(&e, &src);
     for _ in 0..3 {
-        peer.signal(libc::SIGSTOP);
+        peer.stop();
         for i in 0..32 {
             e.send(i, SendOp::Write(remote), &[src.sge(0, SIZE)]);
         }

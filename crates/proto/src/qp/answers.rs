@@ -162,18 +162,17 @@ impl Qp {
                 return any;
             }
             let psn = answer.psn.plus(k);
-            let packets;
-            match self.send_answer(&answer, k, env) {
-                Ok((len, sent)) => {
+            let packets = match self.send_answer(&answer, k, env) {
+                Ok((len, packets)) => {
                     bytes += len;
-                    packets = sent;
+                    packets
                 }
                 Err(TransmitError::Blocked | TransmitError::PeerGone) => return any,
                 Err(TransmitError::Fault(_)) => {
                     self.refuse_read(psn, env);
                     return true;
                 }
-            }
+            };
             any = true;
             // An answer acknowledges all requests before it.
             if answer.psn.plus(answer.packets).prev() == self.last_executed() {
