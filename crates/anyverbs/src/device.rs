@@ -21,6 +21,10 @@ pub struct DeviceInfo {
     pub port: PortAttr,
     /// UDP port.
     pub udp_port: u16,
+    /// Whether queue pairs of one process talk directly.
+    pub inproc: bool,
+    /// Whether it talks to other processes of this user and host through shared memory.
+    pub shm: bool,
     /// This process's slot on the host: the top byte of its queue pair numbers.
     pub slot: u8,
 }

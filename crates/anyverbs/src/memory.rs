@@ -253,6 +253,14 @@ impl Memory for ProcessMemory {
         if code == 0 { Ok(()) } else { Err(Fault) }
     }
 
+    #[inline]
+    fn copy(&self, to: u64, from: u64, len: usize) -> Result<(), Fault> {
+        // SAFETY: as in `read` and `write`; or an address in a mapped ring of the same-host link, where this process
+        // reads or fills a message, by this copy alone.
+        let code = unsafe { anyverbs_guarded_copy(to as *mut u8, from as *const u8, len) };
+        if code == 0 { Ok(()) } else { Err(Fault) }
+    }
+
     fn compare_swap(&self, addr: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
         let mut old = 0;
         // SAFETY: as in `read`; `old` is live, and the callers have checked that `addr` is aligned.

@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use anyverbs_proto::event::QpEvent;
-use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType};
+use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::types::{Gid, Qpn};
-use anyverbs_proto::wire::packet::Packet;
 use anyverbs_proto::wr::{RecvWr, SendWr};
 use parking_lot::{Mutex, MutexGuard};
 
@@ -185,7 +184,7 @@ impl QpCell {
 
     /// Whether it takes a packet of a group: it is attached, and the packet is not its own, come back, where it does not
     /// want those.
-    pub(crate) fn takes(&self, state: &State, arrival: &Arrival, packet: &Packet<'_>) -> bool {
+    pub(crate) fn takes(&self, state: &State, arrival: &Arrival, packet: &Incoming<'_>) -> bool {
         let src_qpn = packet.headers.deth.map(|deth| deth.src_qpn);
         let unwanted = self.blocks_own_multicast.load(Ordering::Relaxed)
             && src_qpn == Some(self.qpn)

@@ -21,12 +21,13 @@ pub(crate) fn print(args: &Devices) -> anyhow::Result<ExitCode> {
 fn describe(device: &Device) -> String {
     let port = &device.port;
     let mut text = format!(
-        "{}\n  node GUID  {}\n  port 1     {}, link layer Ethernet (RoCE v2, UDP port {}), active MTU {}\n  GID table\n",
+        "{}\n  node GUID  {}\n  port 1     {}, link layer Ethernet (RoCE v2, UDP port {}), active MTU {}\n  links      {}\n  GID table\n",
         device.name,
         groups(device.node_guid),
         state(port.state),
         device.udp_port,
         port.active_mtu,
+        device.links.join(", "),
     );
     let width = port.gids.iter().map(|gid| gid.address.to_string().len()).max().unwrap_or(0);
     for gid in &port.gids {

@@ -27,6 +27,10 @@ counters! {
     SentPkts = "sent_pkts",
     /// Packets received and accepted by the parser.
     RcvdPkts = "rcvd_pkts",
+    /// Packets sent through shared memory; [`SentPkts`](Self::SentPkts) counts them as well.
+    ShmSentPkts = "shm_sent_pkts",
+    /// Packets received through shared memory; [`RcvdPkts`](Self::RcvdPkts) counts them as well.
+    ShmRcvdPkts = "shm_rcvd_pkts",
     /// Payload and header bytes sent.
     SentBytes = "sent_bytes",
     /// Payload and header bytes received.

@@ -27,6 +27,8 @@ pub enum TransmitError {
     Fault(Fault),
     /// The path has no room now. Nothing was sent; the device calls [`crate::qp::Qp::transmit`] when it has.
     Blocked,
+    /// The process at the other end of the link has ended: no answer will come.
+    PeerGone,
 }
 
 impl From<Fault> for TransmitError {
@@ -55,12 +57,20 @@ pub trait Env {
     /// Hands one packet to the link, which copies the payload ([`Payload::copy_to`]), pads it (`headers.bth.pad` is not
     /// set) and adds the ICRC. `av` is the queue pair's own path or, on UD, the datagram's. The packet must have left (or be staged, in order) when the device gives up
     /// the queue pair's lock.
+    ///
+    /// The payload may be as long as [`segment`](Self::segment); the packet then stands for as many as its payload fills at
+    /// the path MTU, takes up their PSNs, and arrives as [`Incoming::packets`](crate::qp::Incoming::packets) of them.
     fn transmit(
         &mut self,
         av: &AddressVector,
         headers: &Headers,
         payload: &Payload<'_>,
     ) -> Result<(), TransmitError>;
+
+    /// Longest payload that the link of this connected queue pair carries in one piece; nothing below the path MTU counts.
+    fn segment(&self) -> u32 {
+        0
+    }
 
     /// Most bytes (payload and 64 a packet) that this connected queue pair may have in flight on its path now.
     fn window(&self) -> u32;

@@ -19,6 +19,20 @@ pub trait Memory {
     /// Copies `src` to `addr`.
     fn write(&self, addr: u64, src: &[u8]) -> Result<(), Fault>;
 
+    /// Copies `len` bytes from one address to another; the two ranges do not overlap. What lies there is copied as it is
+    /// at that moment, whoever may be writing it.
+    fn copy(&self, to: u64, from: u64, len: usize) -> Result<(), Fault> {
+        let mut buffer = [0; 256];
+        let mut done = 0;
+        while done < len {
+            let here = &mut buffer[..(len - done).min(256)];
+            self.read(from.wrapping_add(done as u64), here)?;
+            self.write(to.wrapping_add(done as u64), here)?;
+            done += here.len();
+        }
+        Ok(())
+    }
+
     /// Swaps the 8-byte word at `addr`, aligned to 8, for `swap` if it equals `compare`; returns what it held.
     fn compare_swap(&self, addr: u64, compare: u64, swap: u64) -> Result<u64, Fault>;
 

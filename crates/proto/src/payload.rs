@@ -93,6 +93,88 @@ impl<'a> Payload<'a> {
     }
 }
 
+impl Payload<'_> {
+    /// As [`copy_to`](Self::copy_to), to [`len`](Self::len) bytes at an address that `memory` may write.
+    pub fn copy_to_addr(
+        &self,
+        mrs: &MrTable,
+        memory: &impl Memory,
+        mut to: u64,
+    ) -> Result<(), Fault> {
+        match self.source {
+            Source::Bytes(bytes) => memory.write(to, bytes),
+            Source::Remote { .. } if self.len == 0 => Ok(()),
+            Source::Remote { rkey, va } => {
+                let hold = mrs
+                    .remote(rkey, self.pd, va, self.len as u64, Access::REMOTE_READ)
+                    .map_err(|_| Fault)?;
+                memory.copy(to, hold.addr(), self.len)
+            }
+            Source::Gather { sges, skip } => {
+                for piece in pieces(sges, skip, self.len) {
+                    let hold =
+                        hold_local(mrs, self.pd, &piece, Access::empty()).map_err(|_| Fault)?;
+                    memory.copy(to, hold.addr(), piece.len as usize)?;
+                    to = to.wrapping_add(piece.len.into());
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The payload of a packet that came in.
+#[derive(Clone, Copy, Debug)]
+pub enum Data<'a> {
+    /// Bytes that nobody changes.
+    Bytes(&'a [u8]),
+    /// Bytes at an address that the device's [`Memory`] may read, which their sender may still be changing.
+    Shared {
+        /// Where they lie.
+        addr: u64,
+        /// How many.
+        len: usize,
+    },
+}
+
+impl Data<'_> {
+    /// Bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Shared { len, .. } => *len,
+        }
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies everything to an address.
+    pub fn write(&self, to: u64, memory: &impl Memory) -> Result<(), Fault> {
+        match *self {
+            Self::Bytes(bytes) => memory.write(to, bytes),
+            Self::Shared { addr, len } => memory.copy(to, addr, len),
+        }
+    }
+
+    fn split_at(self, at: usize) -> (Self, Self) {
+        match self {
+            Self::Bytes(bytes) => {
+                let (here, rest) = bytes.split_at(at);
+                (Self::Bytes(here), Self::Bytes(rest))
+            }
+            Self::Shared { addr, len } => (
+                Self::Shared { addr, len: at },
+                Self::Shared { addr: addr.wrapping_add(at as u64), len: len - at },
+            ),
+        }
+    }
+}
+
 /// The non-empty parts of `sges` that cover `len` bytes from `skip` on.
 pub fn pieces(sges: &[Sge], mut skip: u64, len: usize) -> impl Iterator<Item = Sge> {
     let mut left = len as u64;
@@ -133,7 +215,7 @@ pub enum ScatterError {
 pub fn scatter<M: Memory>(
     sges: &[Sge],
     skip: u64,
-    src: &[u8],
+    src: Data<'_>,
     pd: u32,
     mrs: &MrTable,
     memory: &M,
@@ -142,7 +224,7 @@ pub fn scatter<M: Memory>(
     for piece in pieces(sges, skip, src.len()) {
         let (here, more) = rest.split_at(piece.len as usize);
         let hold = hold_local(mrs, pd, &piece, Access::LOCAL_WRITE).map_err(ScatterError::Key)?;
-        memory.write(hold.addr(), here).map_err(|Fault| ScatterError::Fault)?;
+        here.write(hold.addr(), memory).map_err(|Fault| ScatterError::Fault)?;
         rest = more;
     }
     debug_assert!(rest.is_empty());

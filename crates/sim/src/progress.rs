@@ -101,6 +101,7 @@ impl Sim {
         if to.is_empty() {
             counters.add(Counter::DropNoQp, 1);
         }
+        let packet = packet.into();
         for id in to {
             self.with(id, |qp, env| {
                 env.count(Counter::RcvdPkts, 1);

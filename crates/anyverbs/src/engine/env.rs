@@ -20,6 +20,7 @@ use parking_lot::MutexGuard;
 
 use super::Engine;
 use super::timers::Registered;
+use crate::link::shm::{self, Peer, Refused, ShmRoute};
 use crate::link::udp::{Asked, Outbox, UdpRoute};
 use crate::memory::ProcessMemory;
 use crate::qp::{QpCell, State};
@@ -30,23 +31,33 @@ use crate::srq::SrqCell;
 pub(crate) enum Route {
     /// To a queue pair of this process, or to a group of which the kernel does not take care.
     Inproc,
+    /// To another process of this host, through shared memory.
+    Shm(ShmRoute),
     /// By UDP.
     Udp(UdpRoute),
 }
 
 impl Route {
-    fn new(engine: &'static Engine, av: &AddressVector, dest: Qpn) -> Self {
+    /// `mtu` of a connected queue pair.
+    fn new(engine: &'static Engine, av: &AddressVector, dest: Qpn, mtu: Option<u32>) -> Self {
         if dest == Qpn::MULTICAST && is_handed_on(av.dgid.to_ip(), av.scope_id) {
             // Whoever drains the queue hands it on.
-            Self::Inproc
-        } else if engine.config.inproc
-            && dest.slot() == engine.slot
-            && engine.gids.contains(av.dgid)
-        {
-            Self::Inproc
-        } else {
-            Self::Udp(UdpRoute::new(engine, av, dest.slot()))
+            return Self::Inproc;
         }
+        let slot = dest.slot();
+        if slot == engine.slot {
+            if engine.config.inproc && engine.gids.contains(av.dgid) {
+                return Self::Inproc;
+            }
+        } else if let Some(link) = &engine.shm
+            && slot != 0
+            && dest != Qpn::MULTICAST
+            && engine.gids.contains(av.dgid)
+            && let Some(route) = ShmRoute::new(engine, link, av, slot, mtu)
+        {
+            return Self::Shm(route);
+        }
+        Self::Udp(UdpRoute::new(engine, av, slot))
     }
 }
 
@@ -79,7 +90,8 @@ impl Link {
         self.leave_path();
         let attr = machine.attr();
         if machine.init().qp_type != QpType::Ud {
-            self.route = Some(Route::new(engine, &attr.av, attr.dest_qpn));
+            let mtu = attr.path_mtu.bytes();
+            self.route = Some(Route::new(engine, &attr.av, attr.dest_qpn, Some(mtu)));
         }
     }
 
@@ -98,6 +110,23 @@ impl Link {
                 udp.path.set_in_flight(in_flight);
             }
         }
+    }
+
+    /// The other process at the end of its route, if that goes through shared memory.
+    pub(crate) fn shm_peer(&self) -> Option<&Arc<Peer>> {
+        match (&self.route, &self.last) {
+            (Some(Route::Shm(shm)), _) | (None, Some((_, _, Route::Shm(shm)))) => Some(&shm.peer),
+            _ => None,
+        }
+    }
+
+    /// Leaves shared memory for UDP.
+    pub(crate) fn reroute(&mut self, engine: &'static Engine, av: &AddressVector, dest: Qpn) {
+        self.set_in_flight(false);
+        if self.route.is_some() {
+            self.route = Some(Route::Udp(UdpRoute::new(engine, av, dest.slot())));
+        }
+        self.last = None;
     }
 
     pub(crate) fn is_inproc(&self) -> bool {
@@ -187,11 +216,17 @@ impl DeviceEnv<'_> {
         self.cell.qp_type != QpType::Ud
     }
 
+    /// Finds another route for a datagram. False if it would go to where the last one ended.
+    fn redirect(&mut self, av: &AddressVector, dest: Qpn) -> bool {
+        self.route_datagram(av, dest);
+        self.link.shm_peer().is_none_or(|peer| peer.is_open())
+    }
+
     /// Makes sure that the datagram's route stands in `last`.
     fn route_datagram(&mut self, av: &AddressVector, dest: Qpn) {
         let slot = dest.slot();
         if self.link.last.as_ref().is_none_or(|(last, s, _)| *s != slot || last != av) {
-            self.link.last = Some((*av, slot, Route::new(self.engine, av, dest)));
+            self.link.last = Some((*av, slot, Route::new(self.engine, av, dest, None)));
         }
     }
 }
@@ -235,12 +270,29 @@ impl Env for DeviceEnv<'_> {
             // Not connected, so nothing can be owed to anybody.
             (None, None) => return Ok(()),
         };
-        let reliable = self.cell.qp_type.is_reliable();
-        let sent = match route {
-            Route::Inproc => {
+        let (engine, reliable) = (self.engine, self.cell.qp_type.is_reliable());
+        let sent = match (route, &engine.shm) {
+            (Route::Shm(route), Some(shm)) => {
+                let out = &mut self.out.shm;
+                match route.send(out, engine, shm, self.cell.qpn, reliable, now, headers, payload) {
+                    Ok(bytes) => Ok(bytes),
+                    Err(Refused::Transmit(error)) => Err(error),
+                    Err(Refused::Reroute) => {
+                        self.link.reroute(engine, av, dest);
+                        // Once: the next route is another one, or that to the slot's next owner.
+                        return if self.is_connected() || self.redirect(av, dest) {
+                            self.transmit(av, headers, payload)
+                        } else {
+                            Ok(())
+                        };
+                    }
+                }
+            }
+            (Route::Shm(_), None) => Ok(0),
+            (Route::Inproc, _) => {
                 self.engine.inproc.send(self.engine, self.cell.qpn, reliable, av, headers, payload)
             }
-            Route::Udp(udp) => {
+            (Route::Udp(udp), _) => {
                 self.out.send(self.engine, udp, self.cell.qpn, reliable, now, headers, payload)
             }
         };
@@ -257,8 +309,16 @@ impl Env for DeviceEnv<'_> {
         }
     }
 
+    fn segment(&self) -> u32 {
+        match &self.link.route {
+            Some(Route::Shm(_)) => shm::SEGMENT,
+            _ => 0,
+        }
+    }
+
     fn window(&self) -> u32 {
         match &self.link.route {
+            Some(Route::Shm(_)) => shm::WINDOW,
             Some(Route::Udp(udp)) => {
                 udp.path.window(self.engine.config.window, self.link.in_flight)
             }

@@ -17,7 +17,7 @@ pub(crate) mod path;
 mod progress;
 mod qp_table;
 mod srq_table;
-mod timers;
+pub(crate) mod timers;
 mod worker;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -46,6 +46,7 @@ use crate::gid::GidTable;
 use crate::lid;
 use crate::limits::{self, DeviceAttr};
 use crate::link::inproc::Inproc;
+use crate::link::shm::Shm;
 use crate::link::udp::BatchPool;
 use crate::memory::ProcessMemory;
 use crate::multicast::Groups;
@@ -123,6 +124,8 @@ pub(crate) struct Engine {
     pub(crate) groups: Groups,
     pub(crate) quotas: Quotas,
     pub(crate) inproc: Inproc,
+    /// The link to other processes of this user, unless it is switched off.
+    pub(crate) shm: Option<Shm>,
     pub(crate) batches: BatchPool,
     pub(crate) paths: Paths,
     timers: Timers,
@@ -193,6 +196,15 @@ impl Engine {
         }
         let slot = Arc::new(Slot::claim(&config.registry).map_err(OpenError::Slot)?);
         let number = slot.number();
+        // Before others can know the slot: who sends here by UDP has found nobody at the link.
+        let (shm, poller) = config
+            .shm
+            .then(|| Shm::new(&slot))
+            .transpose()
+            .inspect_err(|error| tracing::warn!(%error, "no link through shared memory"))
+            .ok()
+            .flatten()
+            .unzip();
         let services = Services::new(Arc::clone(&slot));
         let port = UdpPort::open(PortOptions {
             slot: Some(slot),
@@ -208,9 +220,9 @@ impl Engine {
                 .map_err(|source| OpenError::System { what: "create the capture file", source })?;
             port.set_capture(Arc::new(capture));
         }
-        let rx = RxState::new(&config)
+        let rx = RxState::new(&config, poller)
             .map_err(|source| OpenError::System { what: "map receive buffers", source })?;
-        let worker = Shared::new(&port)
+        let worker = Shared::new(&port, shm.as_ref())
             .map_err(|source| OpenError::System { what: "make an epoll set", source })?;
         let mut rng = SmallRng::from_os_rng();
         let (node_guid, sys_image_guid) = guids();
@@ -252,6 +264,7 @@ impl Engine {
                 qp: Quota::new(attr.max_qp),
             },
             inproc: Inproc::default(),
+            shm,
             batches: BatchPool::default(),
             paths: Paths::default(),
             timers: Timers::new(),
@@ -347,6 +360,8 @@ impl Engine {
             gids: self.gids.entries(),
             port: self.port_attr(),
             udp_port: self.config.udp_port,
+            inproc: self.config.inproc,
+            shm: self.shm.is_some(),
             slot: self.slot,
         }
     }

@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use anyverbs_net::fault::Fault;
 use anyverbs_net::forward::{ForwardBuffer, Forwarded};
+use anyverbs_net::shm::{Channel, Closed, Event, Poller};
 use anyverbs_net::{Datagram, RxBatch};
 use anyverbs_proto::counters::Counter;
-use anyverbs_proto::qp::Arrival;
+use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Gid, Qpn};
 use anyverbs_proto::wire::icrc::{Flow, IcrcVerdict};
@@ -18,9 +19,11 @@ use anyverbs_proto::wire::packet::{ICRC_LEN, Packet};
 
 use super::Engine;
 use super::env::{Call, Link};
-use super::gsi::Incoming;
+use super::gsi::Incoming as ToGsi;
 use super::pace::{NO_LIMIT, Probe};
+use super::timers::NEVER;
 use crate::config::Config;
+use crate::link::shm::{self, Gone};
 use crate::link::udp::{Asked, CreditPacket, Outbox};
 use crate::qp::{QpCell, State};
 
@@ -36,6 +39,14 @@ const FORWARD_BUDGET: usize = 32;
 /// the clock costs a tenth of an empty poll.
 const CLOCK_EVERY: u32 = 16;
 
+/// Bytes of one ring that are delivered before their place is given back to its writer.
+const RING_BYTES: usize = 64 << 10;
+/// Empty looks at the sockets after which a caller looks only every [`CLOCK_EVERY`] polls, as long as the same-host link
+/// is busy: a look is a system call, and costs as much as a message there.
+const QUIET_AFTER: u32 = 64;
+/// Polls without a message after which the same-host link is not busy any more.
+const IDLE_AFTER: u32 = 4096;
+
 /// How often a timer looks whether its link has caught up.
 const CATCH_UP: Duration = Duration::from_millis(1);
 
@@ -46,6 +57,14 @@ const LATEST: Duration = Duration::from_millis(64);
 #[derive(Debug)]
 pub(super) struct RxState {
     batch: RxBatch,
+    /// Of the same-host link.
+    poller: Option<Poller>,
+    /// Processes that it has lost.
+    closed: Vec<(Arc<Channel>, Closed)>,
+    /// Calls since its last message.
+    since_shm: u32,
+    /// Empty looks at the sockets in a row.
+    empty_looks: u32,
     forwarded: ForwardBuffer,
     calls: u32,
     /// Receiving failed, and the log says so.
@@ -59,11 +78,15 @@ pub(super) struct RxState {
 }
 
 impl RxState {
-    pub(super) fn new(config: &Config) -> io::Result<Self> {
+    pub(super) fn new(config: &Config, poller: Option<Poller>) -> io::Result<Self> {
         let mut batch = RxBatch::new(BUFFERS)?;
         batch.set_fault(config.fault.map(Fault::new));
         Ok(Self {
             batch,
+            poller,
+            closed: Vec::new(),
+            since_shm: u32::MAX,
+            empty_looks: 0,
             forwarded: ForwardBuffer::new(),
             calls: 0,
             failed: false,
@@ -79,7 +102,7 @@ impl RxState {
 enum Received<'a> {
     Packet(Arrival, Packet<'a>),
     /// To QP1, which every process has.
-    Gsi(Incoming<'a>),
+    Gsi(ToGsi<'a>),
     Credit(CreditPacket),
 }
 
@@ -103,17 +126,79 @@ impl Engine {
         self.worker.end_lease(self.lease.load(Ordering::SeqCst));
         self.flush_owed();
         self.worker.rearm_if_disarmed(&self.port);
+        let mut rounds = 0;
+        while !self.rearm_shm() {
+            self.receive(false);
+            rounds += 1;
+            if rounds == ACK_EVERY {
+                self.kick_worker();
+                break;
+            }
+        }
+    }
+
+    /// Has the same-host link wake the worker again. False if there is something to receive first.
+    pub(super) fn rearm_shm(&self) -> bool {
+        if !self.worker.take_shm_spent() {
+            return true;
+        }
+        let armed = self.rx.lock().poller.as_mut().is_none_or(Poller::arm);
+        if !armed {
+            self.worker.note_shm_spent();
+        }
+        armed
     }
 
     /// Receives one batch; how many datagrams. 0 also while another thread is at it.
     pub(crate) fn receive(&'static self, worker: bool) -> usize {
         let Some(mut rx) = self.rx.try_lock() else { return 0 };
-        let RxState { batch, forwarded, calls, failed, since_acks, resume, probes, flow } =
-            &mut *rx;
+        let RxState {
+            batch,
+            poller,
+            closed,
+            since_shm,
+            empty_looks,
+            forwarded,
+            calls,
+            failed,
+            since_acks,
+            resume,
+            probes,
+            flow,
+        } = &mut *rx;
         *calls = calls.wrapping_add(1);
+        let mut by_shm = 0;
+        if let Some(poller) = poller {
+            if !worker && poller.is_armed() && self.worker.is_shm_spent() {
+                // The worker knows that somebody polls; the peers need not wake it.
+                poller.disarm();
+            }
+            by_shm = self.receive_shm(poller, probes, resume);
+            *since_shm = if by_shm > 0 { 0 } else { since_shm.saturating_add(1) };
+            while let Some(event) = poller.next_event() {
+                by_shm += 1;
+                match (event, &self.shm) {
+                    (Event::Room(channel), Some(shm)) => {
+                        if let Some(peer) = shm.find(&channel) {
+                            peer.take_room(resume);
+                        }
+                    }
+                    (Event::Closed(channel, why), _) => closed.push((channel, why)),
+                    _ => {}
+                }
+            }
+        }
+        let quiet = !worker
+            && *since_shm < IDLE_AFTER
+            && *empty_looks >= QUIET_AFTER
+            && !calls.is_multiple_of(CLOCK_EVERY);
         // Before the sockets are read: what is found empty was so no earlier than this.
         let before = (worker || calls.is_multiple_of(CLOCK_EVERY)).then(|| self.now());
-        let received = if worker { self.port.receive(batch) } else { self.port.poll(batch) };
+        let received = match (quiet, worker) {
+            (true, _) => Ok(0),
+            (false, true) => self.port.receive(batch),
+            (false, false) => self.port.poll(batch),
+        };
         let messages = received.unwrap_or_else(|error| {
             // Once: a program that closed our descriptors has enough to read.
             if !std::mem::replace(failed, true) {
@@ -121,26 +206,33 @@ impl Engine {
             }
             0
         });
-        let Some(now) = before.or_else(|| (messages > 0).then(|| self.now())) else { return 0 };
-        let mut n = 0;
+        *empty_looks = match messages {
+            0 => empty_looks.saturating_add(u32::from(!quiet)),
+            _ => 0,
+        };
+        let busy = messages > 0 || by_shm > 0;
+        let Some(now) = before.or_else(|| busy.then(|| self.now())) else { return 0 };
+        let mut n = by_shm;
         let mut to_gsi = Vec::new();
-        self.deliver_at(
-            now,
-            batch.datagrams().filter_map(|datagram| {
-                n += 1;
-                match self.classify(&datagram, flow, false)? {
-                    Received::Packet(arrival, packet) => Some((arrival, packet)),
-                    Received::Gsi(incoming) => {
-                        to_gsi.push(incoming);
-                        None
+        if !quiet {
+            self.deliver_at(
+                now,
+                batch.datagrams().filter_map(|datagram| {
+                    n += 1;
+                    match self.classify(&datagram, flow, false)? {
+                        Received::Packet(arrival, packet) => Some((arrival, packet.into())),
+                        Received::Gsi(incoming) => {
+                            to_gsi.push(incoming);
+                            None
+                        }
+                        Received::Credit(credit) => {
+                            self.take_credit(credit, &datagram, probes, resume);
+                            None
+                        }
                     }
-                    Received::Credit(credit) => {
-                        self.take_credit(credit, &datagram, probes, resume);
-                        None
-                    }
-                }
-            }),
-        );
+                }),
+            );
+        }
         if !to_gsi.is_empty() {
             // No queue pair is locked here.
             self.receive_mads(now, &to_gsi);
@@ -158,7 +250,7 @@ impl Engine {
                 n += 1;
                 match self.classify(&datagram, flow, true) {
                     Some(Received::Packet(arrival, packet)) => {
-                        self.deliver_at(now, std::iter::once((arrival, packet)));
+                        self.deliver_at(now, std::iter::once((arrival, packet.into())));
                     }
                     Some(Received::Gsi(incoming)) => self.receive_mads(now, &[incoming]),
                     Some(Received::Credit(credit)) => {
@@ -178,7 +270,11 @@ impl Engine {
             *since_acks = 0;
         }
         let mut resumed = std::mem::take(resume);
+        let lost = std::mem::take(closed);
         drop(rx);
+        for (channel, why) in lost {
+            self.lose_peer(&channel, why, &mut resumed);
+        }
         if !resumed.is_empty() {
             for qpn in resumed.drain(..) {
                 self.resume(qpn);
@@ -191,6 +287,90 @@ impl Engine {
             self.after_unlock();
         }
         n
+    }
+
+    /// Takes what other processes of this host have written; how many messages.
+    fn receive_shm(
+        &'static self,
+        poller: &mut Poller,
+        probes: &mut Vec<Asked>,
+        resume: &mut Vec<Qpn>,
+    ) -> usize {
+        poller.poll(|_, mut batch| {
+            let mut taken = 0;
+            let mut packets = 0;
+            let mut bytes = 0;
+            let messages = std::iter::from_fn(|| {
+                if taken >= RING_BYTES {
+                    return None;
+                }
+                let message = batch.next()?;
+                taken += message.payload_len();
+                Some(message)
+            });
+            self.deliver_at(
+                self.now(),
+                messages.filter_map(|message| match shm::parse(&message) {
+                    Some(shm::Received::Packet(arrival, packet)) => {
+                        let qpn = packet.headers.bth.dest_qpn;
+                        if qpn == Qpn::MULTICAST || qpn == Qpn::GSI {
+                            // These come by UDP.
+                            self.count(Counter::DropMalformed, 1);
+                            return None;
+                        }
+                        packets += 1;
+                        bytes += packet.len() as u64;
+                        if is_one_sided(packet.headers.bth.opcode.code()) {
+                            self.worker.note_one_sided();
+                        }
+                        Some((arrival, packet))
+                    }
+                    Some(shm::Received::Credit(arrival, packet)) => {
+                        let (from, to_us) = (arrival.source.to_ip(), arrival.destination.to_ip());
+                        if packet.is_probe {
+                            probes.push(Asked { packet, from, scope_id: 0, to_us, by_shm: true });
+                        } else {
+                            let Probe { bytes, messages } = packet.counts;
+                            self.paths.echo(from, packet.from, bytes, messages, resume);
+                        }
+                        None
+                    }
+                    None => {
+                        self.count(Counter::DropMalformed, 1);
+                        None
+                    }
+                }),
+            );
+            self.count(Counter::ShmRcvdPkts, packets);
+            self.count(Counter::RcvdPkts, packets);
+            self.count(Counter::RcvdBytes, bytes);
+        })
+    }
+
+    /// Another process of this host has ended, or given the link up: its connections learn it.
+    #[cold]
+    fn lose_peer(&'static self, channel: &Arc<Channel>, why: Closed, resume: &mut Vec<Qpn>) {
+        let Some(shm) = &self.shm else { return };
+        tracing::debug!(slot = channel.slot(), %why, "the same-host link to a process has ended");
+        let gone = shm::reason(why);
+        if let Some(peer) = shm.find(channel) {
+            peer.end(gone, resume);
+        }
+        shm.forget(channel, gone);
+        for cell in self.qps.filter(|_| true) {
+            self.with_cell(&cell, |State { machine, link, .. }, call| {
+                let Some(peer) = link.shm_peer().filter(|peer| peer.is(channel)) else { return };
+                // The link may have forgotten it before.
+                peer.end(gone, resume);
+                link.blocked = false;
+                let attr = machine.attr();
+                match gone {
+                    Gone::Unwilling => link.reroute(self, &attr.av, attr.dest_qpn),
+                    Gone::Dead => machine.peer_gone(&mut call.env(link)),
+                }
+                machine.transmit(&mut call.env(link));
+            });
+        }
     }
 
     /// Checks a datagram up to its packet. None: it is not for us, and was counted.
@@ -247,8 +427,7 @@ impl Engine {
         if datagram.traffic_class & 3 == 3 {
             self.count(Counter::EcnMarked, 1);
         }
-        if matches!(bytes[0] & 0x1f, 0x06..=0x0c | 0x13 | 0x14) {
-            // WRITE, READ, atomics: the program may be waiting for them without polling.
+        if is_one_sided(bytes[0]) {
             self.worker.note_one_sided();
         }
         let arrival = Arrival {
@@ -260,7 +439,7 @@ impl Engine {
         };
         if to_gsi {
             let datagram = *datagram;
-            return Some(Received::Gsi(Incoming { datagram, arrival, packet, was_forwarded }));
+            return Some(Received::Gsi(ToGsi { datagram, arrival, packet, was_forwarded }));
         }
         Some(Received::Packet(arrival, packet))
     }
@@ -299,7 +478,7 @@ impl Engine {
                 _ => 0,
             };
             let to_us = datagram.destination.to_canonical();
-            probes.push(Asked { packet, from, scope_id, to_us });
+            probes.push(Asked { packet, from, scope_id, to_us, by_shm: false });
         } else {
             let Probe { bytes, messages } = packet.counts;
             self.paths.echo(from, packet.from, bytes, messages, resume);
@@ -325,14 +504,17 @@ impl Engine {
     }
 
     /// Gives packets to their queue pairs; consecutive ones for one queue pair under one hold of its lock.
-    pub(crate) fn deliver<'p>(&'static self, packets: impl Iterator<Item = (Arrival, Packet<'p>)>) {
+    pub(crate) fn deliver<'p>(
+        &'static self,
+        packets: impl Iterator<Item = (Arrival, Incoming<'p>)>,
+    ) {
         self.deliver_at(self.now(), packets);
     }
 
     fn deliver_at<'p>(
         &'static self,
         now: Time,
-        mut packets: impl Iterator<Item = (Arrival, Packet<'p>)>,
+        mut packets: impl Iterator<Item = (Arrival, Incoming<'p>)>,
     ) {
         let mut next = packets.next();
         while let Some((arrival, packet)) = next.take() {
@@ -391,7 +573,7 @@ impl Engine {
         now: Time,
         members: &[Arc<QpCell>],
         arrival: &Arrival,
-        packet: &Packet<'_>,
+        packet: &Incoming<'_>,
     ) {
         for cell in members {
             let mut state = cell.state.lock();
@@ -512,12 +694,18 @@ impl Engine {
     /// only take the processor from the thread whose locks it needs.
     pub(crate) fn wait_for_credit(&self, until: Time) {
         self.paths.wait_until(until);
+        self.wake_before(until);
+    }
+
+    /// The worker is to look at the clock at this time, if nobody polls.
+    pub(crate) fn wake_before(&self, until: Time) {
         self.worker.wake_before(until.as_nanos());
     }
 
     /// When the next timer of any kind is due, in nanoseconds.
     pub(super) fn next_deadline(&self) -> u64 {
-        self.timers.next().min(self.paths.next()).min(self.gsi.next())
+        let shm = self.shm.as_ref().map_or(NEVER, shm::Shm::next);
+        self.timers.next().min(self.paths.next()).min(self.gsi.next()).min(shm)
     }
 
     /// Whether everything that came before `deadline` was delivered: a timer must not take for lost what only waits
@@ -533,7 +721,7 @@ impl Engine {
     /// Runs the timers that are due.
     pub(super) fn run_timers(&'static self) {
         let next = self.next_deadline();
-        if next == super::timers::NEVER {
+        if next == NEVER {
             return;
         }
         let now = self.now();
@@ -558,6 +746,9 @@ impl Engine {
         }
         let mut resume = Vec::new();
         self.paths.expire(now, &mut resume);
+        if let Some(shm) = &self.shm {
+            shm.expire(now, &mut resume);
+        }
         for qpn in resume {
             self.resume(qpn);
         }
@@ -600,4 +791,9 @@ impl Engine {
     pub(crate) fn kick_worker(&self) {
         self.worker.kick();
     }
+}
+
+/// WRITE, READ, atomics: the program may be waiting for them without polling.
+fn is_one_sided(opcode: u8) -> bool {
+    matches!(opcode & 0x1f, 0x06..=0x0c | 0x13 | 0x14)
 }

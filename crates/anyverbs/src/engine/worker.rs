@@ -19,6 +19,7 @@ use super::Engine;
 use super::timers::NEVER;
 use crate::async_event::AsyncEventKind;
 use crate::event_queue::{eventfd, signal};
+use crate::link::shm::Shm;
 
 /// How long a poll keeps the worker away.
 const LEASE: Duration = Duration::from_micros(700);
@@ -32,6 +33,8 @@ const BATCHES: usize = 64;
 const TOKEN_KICK: u64 = 0;
 const TOKEN_MONITOR: u64 = 1;
 const TOKEN_INPUT: u64 = 2;
+const TOKEN_SHM: u64 = 3;
+const TOKEN_SHM_CONTROL: u64 = 4;
 
 /// What callers and the worker share.
 #[derive(Debug)]
@@ -44,10 +47,29 @@ pub(super) struct Shared {
     asleep_until: AtomicU64,
     /// Input was disarmed by its event.
     disarmed: AtomicBool,
+    /// The same-host link has woken the worker, or somebody polls instead: it must be armed before the worker sleeps.
+    shm_spent: AtomicBool,
     /// The lease counter when it was last looked at.
     seen: AtomicU64,
     /// One-sided requests came since the worker last looked.
     one_sided: AtomicBool,
+}
+
+/// What the worker was woken by.
+#[derive(Clone, Copy, Debug, Default)]
+struct Found {
+    kicked: bool,
+    addresses: bool,
+    input: bool,
+    shm: bool,
+    shm_control: bool,
+}
+
+/// Sets an eventfd to zero.
+fn clear(fd: BorrowedFd<'_>) {
+    let mut count = 0u64;
+    // SAFETY: eight live bytes; the descriptor does not block.
+    unsafe { libc::read(fd.as_raw_fd(), (&raw mut count).cast(), 8) };
 }
 
 fn control(epoll: &OwnedFd, op: i32, fd: BorrowedFd<'_>, flags: i32, token: u64) -> io::Result<()> {
@@ -58,7 +80,7 @@ fn control(epoll: &OwnedFd, op: i32, fd: BorrowedFd<'_>, flags: i32, token: u64)
 }
 
 impl Shared {
-    pub(super) fn new(port: &UdpPort) -> io::Result<Self> {
+    pub(super) fn new(port: &UdpPort, shm: Option<&Shm>) -> io::Result<Self> {
         // SAFETY: takes no pointers.
         let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         if epoll < 0 {
@@ -84,6 +106,13 @@ impl Shared {
                 TOKEN_INPUT,
             )?;
         }
+        if let Some(endpoint) = shm.map(Shm::endpoint) {
+            for (fd, token) in
+                [(endpoint.wake_fd(), TOKEN_SHM), (endpoint.control_fd(), TOKEN_SHM_CONTROL)]
+            {
+                control(&epoll, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN, token)?;
+            }
+        }
         Ok(Self {
             epoll,
             kick,
@@ -91,6 +120,7 @@ impl Shared {
             monitor,
             asleep_until: AtomicU64::new(0),
             disarmed: AtomicBool::new(false),
+            shm_spent: AtomicBool::new(shm.is_some()),
             seen: AtomicU64::new(0),
             one_sided: AtomicBool::new(false),
         })
@@ -123,6 +153,18 @@ impl Shared {
         }
     }
 
+    pub(super) fn is_shm_spent(&self) -> bool {
+        self.shm_spent.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn take_shm_spent(&self) -> bool {
+        self.is_shm_spent() && self.shm_spent.swap(false, Ordering::SeqCst)
+    }
+
+    pub(super) fn note_shm_spent(&self) {
+        self.shm_spent.store(true, Ordering::SeqCst);
+    }
+
     /// Polls up to now no longer keep the worker away.
     pub(super) fn end_lease(&self, lease: u64) {
         self.seen.store(lease, Ordering::SeqCst);
@@ -144,7 +186,7 @@ impl Shared {
     }
 
     /// Waits for events for at most `timeout`; which came.
-    fn wait(&self, timeout: Option<Duration>) -> (bool, bool, bool) {
+    fn wait(&self, timeout: Option<Duration>) -> Found {
         let mut pfd = libc::pollfd { fd: self.epoll.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         let spec = timeout.map(|t| libc::timespec {
             tv_sec: t.as_secs().min(i32::MAX as u64) as libc::time_t,
@@ -154,7 +196,7 @@ impl Shared {
         // epoll's own timeout has no microseconds.
         // SAFETY: one live pollfd, a live timespec or null.
         let n = unsafe { libc::ppoll(&raw mut pfd, 1, spec_at, std::ptr::null()) };
-        let mut found = (false, false, false);
+        let mut found = Found::default();
         if n <= 0 {
             return found;
         }
@@ -163,18 +205,18 @@ impl Shared {
         let n = unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), 8, 0) };
         for event in events.iter().take(n.max(0) as usize) {
             match event.u64 {
-                TOKEN_KICK => found.0 = true,
-                TOKEN_MONITOR => found.1 = true,
-                _ => found.2 = true,
+                TOKEN_KICK => found.kicked = true,
+                TOKEN_MONITOR => found.addresses = true,
+                TOKEN_SHM => found.shm = true,
+                TOKEN_SHM_CONTROL => found.shm_control = true,
+                _ => found.input = true,
             }
         }
         found
     }
 
     fn take_kick(&self) {
-        let mut count = 0u64;
-        // SAFETY: eight live bytes; the descriptor does not block.
-        unsafe { libc::read(self.kick.as_raw_fd(), (&raw mut count).cast(), 8) };
+        clear(self.kick.as_fd());
         self.kicked.store(false, Ordering::SeqCst);
     }
 }
@@ -213,16 +255,26 @@ fn run(engine: &'static Engine) {
     let shared = &engine.worker;
     // Whether polls keep the worker away at the moment.
     let mut away = false;
+    serve(engine);
     let mut resteer_at = NEVER;
     loop {
-        let (kicked, addresses, input) = sleep(engine, away, resteer_at);
-        if kicked {
+        let found = sleep(engine, away, resteer_at);
+        if found.kicked {
             shared.take_kick();
         }
-        if addresses {
+        if found.addresses {
             refresh_addresses(engine);
         }
-        if input {
+        if let Some(shm) = &engine.shm {
+            if found.shm_control {
+                shm.control();
+            }
+            if found.shm {
+                clear(shm.endpoint().wake_fd());
+                shared.note_shm_spent();
+            }
+        }
+        if found.input {
             shared.disarmed.store(true, Ordering::SeqCst);
         }
         let lease = engine.lease.load(Ordering::SeqCst);
@@ -252,7 +304,7 @@ fn run(engine: &'static Engine) {
 }
 
 /// Sleeps until there is something to do.
-fn sleep(engine: &'static Engine, away: bool, resteer_at: u64) -> (bool, bool, bool) {
+fn sleep(engine: &'static Engine, away: bool, resteer_at: u64) -> Found {
     let shared = &engine.worker;
     if away {
         // It looks again by itself, so nobody need wake it for less.
@@ -315,6 +367,10 @@ fn serve(engine: &'static Engine) {
     engine.flush_owed();
     // Armed last: what came meanwhile makes an event at once.
     engine.worker.rearm_if_disarmed(&engine.port);
+    if !engine.rearm_shm() {
+        // Something came meanwhile: another round.
+        engine.kick_worker();
+    }
 }
 
 fn refresh_addresses(engine: &'static Engine) {

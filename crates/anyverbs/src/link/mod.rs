@@ -2,4 +2,5 @@
 
 mod handing;
 pub(crate) mod inproc;
+pub(crate) mod shm;
 pub(crate) mod udp;

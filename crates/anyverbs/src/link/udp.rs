@@ -19,9 +19,9 @@ use parking_lot::Mutex;
 use crate::engine::Engine;
 use crate::engine::pace::{Credit, ECHO, PROBE, Probe};
 use crate::engine::path::Path;
+use crate::link::shm::Unflushed;
 
-/// BTH, bytes, messages, ICRC.
-const CREDIT_LEN: usize = Bth::LEN + 16 + ICRC_LEN;
+const CREDIT_LEN: usize = CreditPacket::LEN + ICRC_LEN;
 
 /// Batches kept for use again; a 64 KiB buffer each.
 const POOL: usize = 16;
@@ -88,6 +88,8 @@ pub(crate) fn address(ip: IpAddr, port: u16, scope_id: u32) -> SocketAddr {
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     batch: Option<TxBatch>,
+    /// What the same-host link has not shown yet.
+    pub(crate) shm: Unflushed,
 }
 
 impl Outbox {
@@ -117,8 +119,9 @@ impl Outbox {
             match route.path.ask(len, from, dest, takes_recv(headers.bth.opcode), now) {
                 Credit::Send(probe) => probe,
                 Credit::Blocked(probe, until) => {
-                    if let Some(probe) = probe {
-                        self.credit(engine, &route.to, flow, PROBE, dest, from, probe);
+                    if let Some(counts) = probe {
+                        let probe = CreditPacket { is_probe: true, dest, from, counts };
+                        self.credit(engine, &route.to, flow, probe);
                     }
                     engine.wait_for_credit(until);
                     return Err(TransmitError::Blocked);
@@ -141,38 +144,31 @@ impl Outbox {
         }
         room[head + body..len - ICRC_LEN].fill(0);
         seal(flow, id, room);
-        if let Some(probe) = probe {
-            self.credit(engine, &route.to, flow, PROBE, dest, from, probe);
+        if let Some(counts) = probe {
+            let probe = CreditPacket { is_probe: true, dest, from, counts };
+            self.credit(engine, &route.to, flow, probe);
         }
         Ok(len)
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the parts of one packet")]
-    fn credit(
-        &mut self,
-        engine: &Engine,
-        to: &Destination,
-        flow: &Flow,
-        opcode: u8,
-        dest: Qpn,
-        from: Qpn,
-        Probe { bytes, messages }: Probe,
-    ) {
+    fn credit(&mut self, engine: &Engine, to: &Destination, flow: &Flow, packet: CreditPacket) {
         let batch = self.batch.get_or_insert_with(|| engine.batches.take());
         if let Ok((room, id)) = batch.segment(&engine.port, to, CREDIT_LEN) {
-            room[..5].copy_from_slice(&[opcode, 0, 0xff, 0xff, 0]);
-            room[5..8].copy_from_slice(&dest.get().to_be_bytes()[1..]);
-            room[8] = 0;
-            room[9..12].copy_from_slice(&from.get().to_be_bytes()[1..]);
-            room[12..20].copy_from_slice(&bytes.to_be_bytes());
-            room[20..28].copy_from_slice(&messages.to_be_bytes());
+            packet.emit(&mut room[..CreditPacket::LEN]);
             seal(flow, id, room);
         }
     }
 
     /// Answers a credit probe: `limit` messages may be sent in all.
     pub(crate) fn echo(&mut self, engine: &Engine, asked: &Asked, limit: u64) {
-        let Asked { packet: probe, from, scope_id, to_us } = asked;
+        let Asked { packet: probe, from, scope_id, to_us, by_shm } = asked;
+        let counts = Probe { bytes: probe.counts.bytes, messages: limit };
+        let answer = CreditPacket { is_probe: false, dest: probe.from, from: probe.dest, counts };
+        if let Some(shm) = engine.shm.as_ref().filter(|_| *by_shm)
+            && shm.echo(&mut self.shm, asked, answer)
+        {
+            return;
+        }
         let port = engine.config.udp_port;
         let to = Destination {
             source: Some(*to_us),
@@ -182,13 +178,13 @@ impl Outbox {
         };
         if let Ok(source_port) = engine.port.source_port(&to) {
             let flow = Flow::new(*to_us, *from, source_port, port);
-            let answer = Probe { bytes: probe.counts.bytes, messages: limit };
-            self.credit(engine, &to, &flow, ECHO, probe.from, probe.dest, answer);
+            self.credit(engine, &to, &flow, answer);
         }
     }
 
     /// Sends what is staged.
     pub(crate) fn flush(&mut self, engine: &Engine) {
+        self.shm.flush();
         if let Some(mut batch) = self.batch.take() {
             let dropped = batch.stats().dropped;
             if let Err(error) = batch.flush(&engine.port) {
@@ -207,7 +203,7 @@ pub(crate) fn seal(flow: &Flow, id: u16, packet: &mut [u8]) {
 }
 
 /// Whether the packet makes the receiver take a receive: a SEND with its first, a WRITE with immediate with its last.
-fn takes_recv(opcode: Opcode) -> bool {
+pub(crate) fn takes_recv(opcode: Opcode) -> bool {
     if opcode.is_send() { opcode.starts_message() } else { opcode.is_write() && opcode.has_imm() }
 }
 
@@ -218,6 +214,8 @@ pub(crate) struct Asked {
     pub(crate) from: IpAddr,
     pub(crate) scope_id: u32,
     pub(crate) to_us: IpAddr,
+    /// Through shared memory.
+    pub(crate) by_shm: bool,
 }
 
 /// A credit probe or its answer.
@@ -233,6 +231,20 @@ pub(crate) struct CreditPacket {
 }
 
 impl CreditPacket {
+    /// BTH, bytes, messages.
+    pub(crate) const LEN: usize = Bth::LEN + 16;
+
+    /// Writes it to the [`LEN`](Self::LEN) bytes of `to`.
+    pub(crate) fn emit(&self, to: &mut [u8]) {
+        let opcode = if self.is_probe { PROBE } else { ECHO };
+        to[..5].copy_from_slice(&[opcode, 0, 0xff, 0xff, 0]);
+        to[5..8].copy_from_slice(&self.dest.get().to_be_bytes()[1..]);
+        to[8] = 0;
+        to[9..12].copy_from_slice(&self.from.get().to_be_bytes()[1..]);
+        to[12..20].copy_from_slice(&self.counts.bytes.to_be_bytes());
+        to[20..28].copy_from_slice(&self.counts.messages.to_be_bytes());
+    }
+
     /// Reads one; `bytes` are those before the ICRC. None for anything else.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
         let is_probe = match *bytes.first()? {
@@ -240,7 +252,7 @@ impl CreditPacket {
             ECHO => false,
             _ => return None,
         };
-        let bytes: &[u8; CREDIT_LEN - ICRC_LEN] = bytes.try_into().ok()?;
+        let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
         let qpn =
             |at: usize| Qpn::new(u32::from_be_bytes([0, bytes[at], bytes[at + 1], bytes[at + 2]]));
         let (dest, from) = (qpn(5), qpn(9));

@@ -14,6 +14,7 @@ pub(crate) fn isolate() {
             ("ANYVERBS_REGISTRY", format!("anyverbs-test-{pid}")),
             ("ANYVERBS_UDP_PORT", (20_000 + pid % 12_000).to_string()),
             ("ANYVERBS_INTERFACES", "lo".into()),
+            ("ANYVERBS_SHM", "1".into()),
         ] {
             if std::env::var_os(name).is_none() {
                 // SAFETY: before the first open; nothing else in these tests writes the environment.

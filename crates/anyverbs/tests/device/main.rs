@@ -11,4 +11,5 @@ mod multicast;
 mod one_process;
 mod processes;
 mod rules;
+mod same_host;
 mod xrc;

@@ -200,7 +200,10 @@ impl Channel {
         self.writer.lock().own().clone()
     }
 
-    fn is_alive(&self) -> bool {
+    /// Whether the other process still has the channel; asks the kernel, where [`closed`](Self::closed) only knows what
+    /// [`super::Endpoint::control`] found.
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
         self.closed().is_none() && !has_hung_up(self.socket.as_fd()) && !self.process.has_ended()
     }
 

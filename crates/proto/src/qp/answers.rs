@@ -162,52 +162,57 @@ impl Qp {
                 return any;
             }
             let psn = answer.psn.plus(k);
-            match self.send_answer(&answer, k, env) {
-                Ok(len) => bytes += len,
-                Err(TransmitError::Blocked) => return any,
+            let packets = match self.send_answer(&answer, k, env) {
+                Ok((len, packets)) => {
+                    bytes += len;
+                    packets
+                }
+                Err(TransmitError::Blocked | TransmitError::PeerGone) => return any,
                 Err(TransmitError::Fault(_)) => {
                     self.refuse_read(psn, env);
                     return true;
                 }
-            }
+            };
             any = true;
             // An answer acknowledges all requests before it.
             if answer.psn.plus(answer.packets).prev() == self.last_executed() {
                 self.acknowledged();
             }
             let answers = &mut self.responder.answers;
-            if k + 1 == answer.packets {
+            if k + packets == answer.packets {
                 answers.pending.pop_front();
             } else if let Some(front) = answers.pending.front_mut() {
-                front.sent = k + 1;
+                front.sent = k + packets;
             }
         }
         any
     }
 
-    /// Sends packet `k` of an answer; returns its payload's length.
+    /// Sends packet `k` of an answer, and those after it that go out in one piece with it; returns how many bytes and
+    /// packets.
     fn send_answer<E: Env>(
         &mut self,
         answer: &Answer,
         k: u32,
         env: &mut E,
-    ) -> Result<u64, TransmitError> {
+    ) -> Result<(u64, u32), TransmitError> {
         let psn = answer.psn.plus(k);
         let mtu = self.mtu();
-        let (operation, payload) = match answer.kind {
-            AnswerKind::Atomic { .. } => (Operation::AtomicAck, Payload::EMPTY),
+        let (operation, payload, packets) = match answer.kind {
+            AnswerKind::Atomic { .. } => (Operation::AtomicAck, Payload::EMPTY, 1),
             AnswerKind::Read { va, rkey, len, pd } => {
                 let offset = k * mtu;
-                let here = (len - offset.min(len)).min(mtu);
+                let here = (len - offset.min(len)).min(self.segment(env));
+                let packets = here.div_ceil(mtu).max(1);
                 let at = va.wrapping_add(offset.into());
                 let payload = Payload::remote(rkey, at, here as usize, pd);
-                let operation = match (k == 0, k + 1 == answer.packets) {
+                let operation = match (k == 0, k + packets == answer.packets) {
                     (true, true) => Operation::ReadResponseOnly,
                     (true, false) => Operation::ReadResponseFirst,
                     (false, false) => Operation::ReadResponseMiddle,
                     (false, true) => Operation::ReadResponseLast,
                 };
-                (operation, payload)
+                (operation, payload, packets)
             }
         };
         let mut headers = Headers::new(Bth {
@@ -221,7 +226,7 @@ impl Qp {
             headers.atomic_ack = Some(AtomicAckEth { original });
         }
         env.transmit(&self.attr.av, &headers, &payload)?;
-        Ok(payload.len() as u64)
+        Ok((payload.len() as u64, packets))
     }
 
     /// Sends the ACK that is owed, unless answers before it are still to go out.

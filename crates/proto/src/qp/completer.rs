@@ -2,20 +2,19 @@
 
 use crate::counters::Counter;
 use crate::env::Env;
-use crate::payload::scatter;
+use crate::payload::{Data, scatter};
 use crate::types::Psn;
 use crate::wc::WcStatus;
 use crate::wire::aeth::{NakCode, Syndrome};
 use crate::wire::opcode::Operation;
-use crate::wire::packet::Packet;
 use crate::wr::SendOp;
 
-use super::Qp;
 use super::attr::{QpState, QpType};
+use super::{Incoming, Qp};
 
 impl Qp {
     /// Takes a response of the peer.
-    pub(super) fn receive_response<E: Env>(&mut self, packet: &Packet<'_>, env: &mut E) {
+    pub(super) fn receive_response<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) {
         if !matches!(self.init.qp_type, QpType::Rc | QpType::XrcSend)
             || !matches!(self.attr.state, QpState::Rts | QpState::Sqd)
         {
@@ -108,7 +107,7 @@ impl Qp {
     }
 
     /// The data of a READ or atomic: `psn` is the oldest that has no answer.
-    fn receive_data<E: Env>(&mut self, psn: Psn, packet: &Packet<'_>, env: &mut E) {
+    fn receive_data<E: Env>(&mut self, psn: Psn, packet: &Incoming<'_>, env: &mut E) {
         let sqe = *self.sq.at(self.sq.done);
         debug_assert_eq!(psn, self.requester.una);
         let mtu = self.mtu();
@@ -118,24 +117,26 @@ impl Qp {
         let data = match (packet.headers.atomic_ack, sqe.op) {
             (Some(answer), SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }) => {
                 original = answer.original.to_ne_bytes();
-                &original[..]
+                Data::Bytes(&original)
             }
             (None, SendOp::Read(_)) => packet.payload,
             // An answer of the wrong kind (IBA 9.7.5.1.5).
             _ => return self.fail_oldest(WcStatus::BadRespErr, env),
         };
-        if data.len() as u32 != (sqe.len - offset).min(mtu) {
+        let packets = packet.packets;
+        let whole = packets.checked_mul(mtu).filter(|_| packets <= sqe.packets - k);
+        if whole.is_none_or(|whole| data.len() as u32 != (sqe.len - offset).min(whole)) {
             return self.fail_oldest(WcStatus::BadRespErr, env);
         }
         let sges = self.sq.sges(self.sq.done);
         if scatter(sges, offset.into(), data, self.init.pd, env.mrs(), env.memory()).is_err() {
             return self.fail_oldest(WcStatus::LocProtErr, env);
         }
-        if k + 1 == sqe.packets {
+        if k + packets == sqe.packets {
             self.finish_oldest(env);
         } else {
-            self.requester.una = psn.plus(1);
-            self.requester.una_cost = sqe.cost_at(k + 1, mtu);
+            self.requester.una = psn.plus(packets);
+            self.requester.una_cost = sqe.cost_at(k + packets, mtu);
         }
         while self.requester.responses.front().is_some_and(|end| end.since(self.requester.una) <= 0)
         {

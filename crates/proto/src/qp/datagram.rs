@@ -3,18 +3,18 @@
 use crate::counters::Counter;
 use crate::env::{Env, Side, TransmitError};
 use crate::mr::Access;
-use crate::payload::{Payload, scatter};
+use crate::payload::{Data, Payload, scatter};
 use crate::types::QKey;
 use crate::wc::{Wc, WcFlags, WcOpcode, WcStatus};
 use crate::wire::bth::Bth;
 use crate::wire::deth::Deth;
 use crate::wire::opcode::{Opcode, Operation, Service};
-use crate::wire::packet::{Headers, ICRC_LEN, Packet};
+use crate::wire::packet::{Headers, ICRC_LEN};
 use crate::wr::{SendFlags, SendOp};
 
 use super::attr::QpState;
 use super::grh::{self, GRH_LEN};
-use super::{Arrival, Qp};
+use super::{Arrival, Incoming, Qp};
 
 impl Qp {
     /// Sends all datagrams that the link takes.
@@ -72,7 +72,8 @@ impl Qp {
                 self.next_datagram = self.next_datagram.plus(1);
                 Ok(())
             }
-            Err(TransmitError::Blocked) => Err(None),
+            // A datagram has no peer; nobody misses it.
+            Err(TransmitError::Blocked | TransmitError::PeerGone) => Err(None),
             Err(TransmitError::Fault(_)) => Err(Some(WcStatus::LocProtErr)),
         }
     }
@@ -81,7 +82,7 @@ impl Qp {
     pub(super) fn receive_datagram<E: Env>(
         &mut self,
         arrival: &Arrival,
-        packet: &Packet<'_>,
+        packet: &Incoming<'_>,
         env: &mut E,
     ) {
         let headers = &packet.headers;
@@ -101,7 +102,7 @@ impl Qp {
         let wire_len = packet.len() + ICRC_LEN;
         let grh = grh::build(arrival, wire_len);
         let (pd, mrs, memory) = (self.init.pd, env.mrs(), env.memory());
-        let written = scatter(&recv.sges, 0, &grh, pd, mrs, memory)
+        let written = scatter(&recv.sges, 0, Data::Bytes(&grh), pd, mrs, memory)
             .and_then(|()| scatter(&recv.sges, GRH_LEN as u64, packet.payload, pd, mrs, memory));
         if written.is_err() {
             return self.fail_datagram_recv(env);

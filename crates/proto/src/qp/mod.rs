@@ -22,13 +22,14 @@ use crate::counters::Counter;
 use crate::env::{Env, Side};
 use crate::event::QpEvent;
 use crate::memory::Memory;
+use crate::payload::Data;
 use crate::recv_queue::{PostRecvError, RecvQueue};
 use crate::time::Time;
 use crate::types::{Gid, PKey, Psn, QKey, Qpn};
 use crate::wc::{Wc, WcOpcode, WcStatus};
 use crate::wire::bth::Bth;
 use crate::wire::opcode::{Opcode, Operation, Service};
-use crate::wire::packet::Packet;
+use crate::wire::packet::{Headers, Packet};
 use crate::wr::{AddressVector, MAX_MESSAGE, RecvWr, SendFlags, SendWr, UdDest};
 use attr::{ModifyError, ModifyLimits, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType};
 use requester::Requester;
@@ -98,6 +99,33 @@ pub struct Arrival {
     pub hop_limit: u8,
     /// IPv6 flow label.
     pub flow_label: u32,
+}
+
+/// A packet that came in.
+#[derive(Clone, Copy, Debug)]
+pub struct Incoming<'a> {
+    /// Its headers.
+    pub headers: Headers,
+    /// Its payload, without the pad.
+    pub payload: Data<'a>,
+    /// How many packets of the path MTU it stands for: one, but on a link that carries longer pieces. PSN and opcode are
+    /// those of the first; FIRST and LAST in one make an ONLY.
+    pub packets: u32,
+}
+
+impl<'a> From<Packet<'a>> for Incoming<'a> {
+    fn from(Packet { headers, payload }: Packet<'a>) -> Self {
+        Self { headers, payload: Data::Bytes(payload), packets: 1 }
+    }
+}
+
+impl Incoming<'_> {
+    /// Bytes from the BTH to the pad.
+    #[expect(clippy::len_without_is_empty, reason = "a packet is never empty")]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.headers.len() + self.payload.len() + usize::from(self.headers.bth.pad)
+    }
 }
 
 /// A queue pair.
@@ -389,7 +417,7 @@ impl Qp {
     /// Takes a packet whose ICRC is right and whose destination QPN is this queue pair's (or the multicast
     /// QPN); whatever it is, the worst that happens is a count. Sends what it allows (as
     /// [`transmit`](Self::transmit)), but holds an ACK back: see [`owes_ack`](Self::owes_ack).
-    pub fn receive<E: Env>(&mut self, arrival: &Arrival, packet: &Packet<'_>, env: &mut E) {
+    pub fn receive<E: Env>(&mut self, arrival: &Arrival, packet: &Incoming<'_>, env: &mut E) {
         let bth = &packet.headers.bth;
         let service = self.init.qp_type.service();
         let receives = !matches!(self.attr.state, QpState::Reset | QpState::Init | QpState::Err);
@@ -447,6 +475,16 @@ impl Qp {
         }
     }
 
+    /// The link knows that the peer's process has ended: what waits for it fails now, as it would when the retries had run
+    /// out.
+    pub fn peer_gone<E: Env>(&mut self, env: &mut E) {
+        let sends = matches!(self.attr.state, QpState::Rts | QpState::Sqd);
+        if sends && self.init.qp_type.is_reliable() && self.sq.outstanding() > 0 {
+            env.count(Counter::RetryExceeded, 1);
+            self.fail_oldest(WcStatus::RetryExcErr, env);
+        }
+    }
+
     /// Whether requests wait for an answer: such queue pairs share their path's window.
     #[must_use]
     pub fn is_in_flight(&self) -> bool {
@@ -463,6 +501,12 @@ impl Qp {
 
     fn mtu(&self) -> u32 {
         self.attr.path_mtu.bytes()
+    }
+
+    /// Longest payload of one piece: whole packets of the path MTU, one at least.
+    fn segment<E: Env>(&self, env: &E) -> u32 {
+        let mtu = self.mtu();
+        (env.segment() / mtu).max(1) * mtu
     }
 
     /// The base header of a packet to the peer; the opcode is to be replaced.

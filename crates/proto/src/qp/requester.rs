@@ -151,6 +151,10 @@ impl Qp {
                 Ok(true) => sent = true,
                 Ok(false) | Err(TransmitError::Blocked) => break,
                 Err(TransmitError::Fault(_)) => self.halt(WcStatus::LocProtErr),
+                Err(TransmitError::PeerGone) => {
+                    self.peer_gone(env);
+                    break;
+                }
             }
         }
         if sent && self.requester.ack_deadline.is_none() && self.awaits_answer() {
@@ -244,7 +248,10 @@ impl Qp {
                 let piece = left.min(READ_PIECE - offset % READ_PIECE);
                 (piece.div_ceil(mtu).max(1), piece)
             }
-            _ => (1, left.min(mtu)),
+            _ => {
+                let bytes = left.min(self.segment(env));
+                (bytes.div_ceil(mtu).max(1), bytes)
+            }
         };
         if self.init.qp_type.is_reliable() {
             let limit = usize::from(self.attr.max_rd_atomic);
@@ -260,7 +267,7 @@ impl Qp {
         }
 
         let last = k + packets == sqe.packets;
-        let headers = self.request_headers(&sqe, psn, offset, bytes, last, window);
+        let headers = self.request_headers(&sqe, psn, (offset, bytes, packets), last, window);
         let payload = match sqe.op {
             _ if sqe.op.has_response_data() => Payload::EMPTY,
             _ if sqe.flags.contains(SendFlags::INLINE) => Payload::bytes(
@@ -301,8 +308,7 @@ impl Qp {
         &self,
         sqe: &Sqe,
         psn: Psn,
-        offset: u32,
-        bytes: u32,
+        (offset, bytes, packets): (u32, u32, u32),
         last: bool,
         window: u64,
     ) -> Headers {
@@ -310,11 +316,12 @@ impl Qp {
         let first = offset == 0;
         let operation = operation(&sqe.op, first, last);
         // Ask at the end of a message, every so often inside it, and where the window ends.
-        let after = u64::from(psn.plus(1).since(self.requester.una) as u32)
-            * (u64::from(self.mtu()) + PACKET_COST);
+        let carried = if sqe.op.has_response_data() { 1 } else { packets };
+        let cost = u64::from(self.mtu()) + PACKET_COST;
+        let after = u64::from(psn.plus(carried).since(self.requester.una) as u32) * cost;
         let asks = last
-            || psn.get() % ACK_EVERY == ACK_EVERY - 1
-            || after + u64::from(self.mtu()) + PACKET_COST > window;
+            || psn.get() % ACK_EVERY + carried >= ACK_EVERY
+            || after + u64::from(carried) * cost > window;
         let mut headers = Headers::new(Bth {
             opcode: Opcode::new(qp_type.service(), operation),
             solicited: last && sqe.flags.contains(SendFlags::SOLICITED),

@@ -12,13 +12,12 @@ use crate::wc::{Wc, WcFlags, WcOpcode, WcStatus};
 use crate::wire::aeth::{NakCode, Syndrome};
 use crate::wire::atomic::AtomicEth;
 use crate::wire::opcode::{Opcode, Operation};
-use crate::wire::packet::Packet;
 use crate::wire::reth::Reth;
 use crate::wr::MAX_MESSAGE;
 
-use super::Qp;
 use super::answers::{Answer, AnswerKind, Answers};
 use super::attr::QpType;
+use super::{Incoming, Qp};
 
 /// An ACK is not held back any longer once it covers this many bytes: a sender whose window is small would wait.
 const ACK_BYTES: u32 = 48 << 10;
@@ -112,7 +111,7 @@ impl Qp {
     }
 
     /// Takes a request on a connected queue pair.
-    pub(super) fn receive_request<E: Env>(&mut self, packet: &Packet<'_>, env: &mut E) {
+    pub(super) fn receive_request<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) {
         if !self.init.qp_type.has_responder() {
             return env.count(Counter::DropQpState, 1);
         }
@@ -163,7 +162,7 @@ impl Qp {
     }
 
     /// UC: what does not fit is dropped without a word, and the next message begins anew (IBA 9.8.3).
-    fn receive_unreliable<E: Env>(&mut self, packet: &Packet<'_>, env: &mut E) {
+    fn receive_unreliable<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) {
         let psn = packet.headers.bth.psn;
         let opcode = packet.headers.bth.opcode;
         if psn != self.responder.expected {
@@ -172,7 +171,7 @@ impl Qp {
         }
         self.responder.expected = psn;
         if self.responder.inbound == Inbound::None && !opcode.starts_message() {
-            self.responder.expected = psn.plus(1);
+            self.responder.expected = psn.plus(packet.packets);
             return env.count(Counter::DropUcGap, 1);
         }
         if opcode.starts_message() {
@@ -181,7 +180,7 @@ impl Qp {
         }
         if let Err(stop) = self.execute(packet, env) {
             self.responder.inbound = Inbound::None;
-            self.responder.expected = psn.plus(1);
+            self.responder.expected = psn.plus(packet.packets);
             match stop {
                 Stop::NotReady => env.count(Counter::DropNoRecv, 1),
                 Stop::Refused(refusal) => {
@@ -197,7 +196,7 @@ impl Qp {
     }
 
     /// Checks and executes the packet that comes next.
-    fn execute<E: Env>(&mut self, packet: &Packet<'_>, env: &mut E) -> Result<(), Stop> {
+    fn execute<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) -> Result<(), Stop> {
         let opcode = packet.headers.bth.opcode;
         self.check_sequence(opcode)?;
         if self.init.qp_type == QpType::XrcRecv {
@@ -214,7 +213,7 @@ impl Qp {
             // FLUSH and ATOMIC WRITE are not offered.
             _ => return Err(Refusal::INVALID.into()),
         }
-        self.responder.expected = self.responder.expected.plus(1);
+        self.responder.expected = self.responder.expected.plus(packet.packets);
         if opcode.ends_message() {
             self.responder.inbound = Inbound::None;
             self.next_message();
@@ -237,7 +236,7 @@ impl Qp {
     }
 
     /// The SRQ that the request names, even one that takes no receive: its protection domain counts (IBA A14).
-    fn select_srq<E: Env>(&mut self, packet: &Packet<'_>, env: &mut E) -> Result<(), Refusal> {
+    fn select_srq<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) -> Result<(), Refusal> {
         let srqn = packet.headers.xrceth.ok_or(Refusal::INVALID)?.srqn;
         let responder = &mut self.responder;
         let under_way = responder.recv_taken || responder.inbound != Inbound::None;
@@ -252,21 +251,26 @@ impl Qp {
         Ok(())
     }
 
-    /// FIRST and MIDDLE are full, LAST is not empty, none is longer than the path MTU (IBA 9.7.4.1.6).
-    fn check_length(&self, packet: &Packet<'_>) -> Result<(), Refusal> {
+    /// FIRST and MIDDLE are full, LAST is not empty, none is longer than the path MTU (IBA 9.7.4.1.6). One that stands for
+    /// several is as long as they are: both sides count with the same MTU.
+    fn check_length(&self, packet: &Incoming<'_>) -> Result<(), Refusal> {
         let opcode = packet.headers.bth.opcode;
         let (len, mtu) = (packet.payload.len(), self.mtu() as usize);
         let fits = if opcode.is_only() {
-            len <= mtu
+            true
         } else if opcode.is_last() {
-            (1..=mtu).contains(&len)
+            len > 0
         } else {
-            len == mtu
+            len > 0 && len % mtu == 0
         };
-        if fits { Ok(()) } else { Err(Refusal::INVALID) }
+        if fits && len.div_ceil(mtu).max(1) == packet.packets as usize {
+            Ok(())
+        } else {
+            Err(Refusal::INVALID)
+        }
     }
 
-    fn execute_send<E: Env>(&mut self, packet: &Packet<'_>, env: &mut E) -> Result<(), Stop> {
+    fn execute_send<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) -> Result<(), Stop> {
         let received = match self.responder.inbound {
             Inbound::Send { received } => received,
             _ => {
@@ -294,7 +298,7 @@ impl Qp {
         Ok(())
     }
 
-    fn execute_write<E: Env>(&mut self, packet: &Packet<'_>, env: &mut E) -> Result<(), Stop> {
+    fn execute_write<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) -> Result<(), Stop> {
         let len = packet.payload.len() as u32;
         let opcode = packet.headers.bth.opcode;
         let (va, rkey, left, received) = match (self.responder.inbound, packet.headers.reth) {
@@ -318,7 +322,7 @@ impl Qp {
                 .mrs()
                 .remote(rkey, self.responder.pd, va, len.into(), Access::REMOTE_WRITE)
                 .map_err(|_| Refusal::ACCESS)?;
-            env.memory().write(hold.addr(), packet.payload).map_err(|_| Refusal::ACCESS)?;
+            packet.payload.write(hold.addr(), env.memory()).map_err(|_| Refusal::ACCESS)?;
         }
         let received = received + len;
         self.responder.inbound =
@@ -330,7 +334,7 @@ impl Qp {
         Ok(())
     }
 
-    fn execute_read<E: Env>(&mut self, packet: &Packet<'_>, env: &mut E) -> Result<(), Stop> {
+    fn execute_read<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) -> Result<(), Stop> {
         let reth = packet.headers.reth.ok_or(Refusal::INVALID)?;
         let pd = self.responder.pd;
         self.check_remote(&reth, Access::REMOTE_READ, pd, env)?;
@@ -348,7 +352,7 @@ impl Qp {
         Ok(())
     }
 
-    fn execute_atomic<E: Env>(&mut self, packet: &Packet<'_>, env: &mut E) -> Result<(), Stop> {
+    fn execute_atomic<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) -> Result<(), Stop> {
         let AtomicEth { va, rkey, swap_add, compare } =
             packet.headers.atomic.ok_or(Refusal::INVALID)?;
         if !self.attr.access.contains(Access::REMOTE_ATOMIC) || !self.responder.answers.have_room()
@@ -418,7 +422,7 @@ impl Qp {
         if taken { Ok(()) } else { Err(Stop::NotReady) }
     }
 
-    fn finish_recv<E: Env>(&mut self, mut wc: Wc, packet: &Packet<'_>, env: &mut E) {
+    fn finish_recv<E: Env>(&mut self, mut wc: Wc, packet: &Incoming<'_>, env: &mut E) {
         if let Some(imm) = packet.headers.imm {
             wc.imm = imm;
             wc.flags |= WcFlags::WITH_IMM;
@@ -456,7 +460,7 @@ impl Qp {
     }
 
     /// A request that was executed before (IBA 9.7.5.1.3).
-    fn receive_duplicate<E: Env>(&mut self, packet: &Packet<'_>, env: &mut E) {
+    fn receive_duplicate<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) {
         env.count(Counter::DuplicateRequest, 1);
         let bth = &packet.headers.bth;
         match bth.opcode.operation {

@@ -132,6 +132,24 @@ impl Headers {
         out.written
     }
 
+    /// Reads the headers of a packet whose payload, of `payload_len` bytes and without a pad, lies elsewhere. Nothing may
+    /// follow them.
+    ///
+    /// # Errors
+    /// As [`Packet::parse`].
+    pub fn parse(bytes: &[u8], payload_len: usize) -> Result<Self, Malformed> {
+        let mut rest = bytes;
+        let mut headers = Self::new(Bth::parse(take(&mut rest)?)?);
+        headers.parse_ext(&mut rest)?;
+        if !rest.is_empty() || !headers.bth.opcode.admits_payload(payload_len) {
+            return Err(Malformed::Length);
+        }
+        if headers.bth.pad != Bth::pad_of(payload_len) {
+            return Err(Malformed::Pad);
+        }
+        Ok(headers)
+    }
+
     /// Reads the extension headers that the opcode has off the front of `rest`.
     #[inline]
     fn parse_ext(&mut self, rest: &mut &[u8]) -> Result<(), Malformed> {

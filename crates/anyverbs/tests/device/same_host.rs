@@ -1,0 +1,350 @@
+//! Processes of one host, through shared memory and beside it: this test binary starts itself as the peers, and, where
+//! the configuration differs, as the test.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyverbs::*;
+use anyverbs_proto::counters::Counter;
+
+use crate::endpoint::*;
+
+const ROLE: &str = "ANYVERBS_TEST_SAME_HOST";
+const SIZE: usize = 256 << 10;
+/// Messages of a stream.
+const COUNT: usize = 300;
+/// Receives of the one who takes it.
+const SLOTS: usize = 16;
+const SLOT: usize = 80_000;
+
+struct Peer {
+    child: Child,
+    stdin: ChildStdin,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Peer {
+    fn spawn(role: &str, variables: &[(&str, &str)]) -> Self {
+        isolate();
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "same_host::peer", "--nocapture", "--test-threads=1"])
+            .env(ROLE, role)
+            .envs(variables.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdin = child.stdin.take().unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        Self { child, stdin, stdout }
+    }
+
+    fn say(&mut self, line: &str) {
+        writeln!(self.stdin, "{line}").unwrap();
+    }
+
+    fn hear(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.stdout.read_line(&mut line).unwrap(), 0, "the peer ended");
+            if let Some(at) = line.find('@') {
+                return line[at..].trim().to_owned();
+            }
+        }
+    }
+
+    fn connect(&mut self, e: &Endpoint, buffer: &Buffer) -> (Address, RemoteAddr) {
+        let (address, remote) = introduced(&self.hear());
+        e.connect(address);
+        self.say(&introduce(e, buffer));
+        assert_eq!(self.hear(), "@ connected");
+        (address, remote)
+    }
+
+    fn signal(&self, signal: i32) {
+        // SAFETY: a signal to our own child, which has not been waited for.
+        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
+    }
+}
+
+impl Peer {
+    /// Stops it; it does nothing any more when this returns.
+    fn stop(&self) {
+        self.signal(libc::SIGSTOP);
+        let mut status = 0;
+        // SAFETY: our own child, and a live int.
+        let pid =
+            unsafe { libc::waitpid(self.child.id() as i32, &raw mut status, libc::WUNTRACED) };
+        assert!(pid > 0 && libc::WIFSTOPPED(status));
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn introduce(e: &Endpoint, buffer: &Buffer) -> String {
+    let a = e.address();
+    format!("@ {} {} {} {}", a.gid, a.qpn.get(), buffer.addr(), buffer.mr.rkey())
+}
+
+fn introduced(line: &str) -> (Address, RemoteAddr) {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let ip: std::net::Ipv6Addr = words[1].parse().unwrap();
+    let number = |i: usize| words[i].parse::<u64>().unwrap();
+    let address = Address { gid: Gid(ip.octets()), qpn: Qpn::new(number(2) as u32) };
+    (address, RemoteAddr { va: number(3), rkey: number(4) as u32 })
+}
+
+fn type_of(role: &str) -> QpType {
+    match role.split(' ').next() {
+        Some("uc") => QpType::Uc,
+        Some("ud") => QpType::Ud,
+        _ => QpType::Rc,
+    }
+}
+
+/// Packets sent and received through shared memory by this process.
+fn by_shm(e: &Endpoint) -> (u64, u64) {
+    let read = |counter| e.context.counters().unwrap().read(counter);
+    (read(Counter::ShmSentPkts), read(Counter::ShmRcvdPkts))
+}
+
+/// Not a test by itself: what the peer process runs.
+#[test]
+fn peer() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let e = Endpoint::new(type_of(&role));
+    let buffer = Buffer::new(&e.pd, SIZE.max(SLOTS * SLOT));
+    println!("{}", introduce(&e, &buffer));
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    let (address, remote) = introduced(&line);
+    e.connect(address);
+    println!("@ connected");
+    if role.ends_with("flood") {
+        // Until somebody ends it.
+        let mut posted = 0;
+        loop {
+            while posted < 16 {
+                e.send(0, SendOp::Write(remote), &[buffer.sge(0, SIZE)]);
+                posted += 1;
+            }
+            let mut wcs = [Wc::default(); 16];
+            let n = e.cq.poll(&mut wcs).unwrap();
+            if wcs[..n].iter().any(|wc| wc.status != WcStatus::Success) {
+                break;
+            }
+            posted -= n;
+        }
+    }
+    if role.ends_with("sink") {
+        let slots = SLOTS as u64;
+        let post = |slot: u64| e.recv(slot, &[buffer.sge(slot as usize * SLOT, SLOT)]);
+        (0..slots).for_each(post);
+        println!("@ posted");
+        let grh = if e.qp_type == QpType::Ud { 40 } else { 0 };
+        let mut got = 0;
+        while got < COUNT {
+            let mut wcs = [Wc::default(); 16];
+            let n = e.cq.poll(&mut wcs).unwrap();
+            for wc in &wcs[..n] {
+                assert_eq!(wc.status, WcStatus::Success);
+                let len = wc.byte_len as usize - grh;
+                let data = buffer.read(wc.wr_id as usize * SLOT + grh, len);
+                assert!(data == pattern(len, got as u8), "message {got} of {len} bytes");
+                post(wc.wr_id);
+                got += 1;
+            }
+        }
+        println!("@ got {got} {:?}", by_shm(&e));
+    }
+    let mut line = String::new();
+    let _ = std::io::stdin().read_line(&mut line);
+}
+
+/// Whether this process may use shared memory: the tests also run without.
+fn is_on() -> bool {
+    std::env::var("ANYVERBS_SHM").as_deref() != Ok("0")
+}
+
+fn complete(e: &Endpoint, timeout: Duration) -> Wc {
+    e.poll_for(1, timeout)[0]
+}
+
+/// One at a time, since they measure time.
+fn turn() -> std::sync::MutexGuard<'static, ()> {
+    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Writes, reads and an atomic, whole and right.
+fn exercise(e: &Endpoint, src: &Buffer, dst: &Buffer, remote: RemoteAddr) {
+    for (i, len) in [1, 28, 29, 4096, 4097, 32 << 10, (32 << 10) + 1, SIZE].into_iter().enumerate()
+    {
+        let data = pattern(len, i as u8);
+        src.write(0, &data);
+        e.send(1, SendOp::Write(remote), &[src.sge(0, len)]);
+        e.send(2, SendOp::Read(remote), &[dst.sge(0, len)]);
+        for wc in e.poll(2) {
+            assert_eq!(wc.status, WcStatus::Success);
+        }
+        assert!(dst.read(0, len) == data, "{len} bytes");
+    }
+    e.send(3, SendOp::FetchAdd { at: remote, add: 1 }, &[dst.sge(0, 8)]);
+    assert_eq!(complete(e, Duration::from_secs(10)).status, WcStatus::Success);
+}
+
+#[test]
+fn packets_take_the_link_that_both_have() {
+    let _turn = turn();
+    for peer_has in [true, false] {
+        let mut peer = Peer::spawn("rc", &[("ANYVERBS_SHM", if peer_has { "1" } else { "0" })]);
+        let e = Endpoint::new(QpType::Rc);
+        let (src, dst) = (Buffer::new(&e.pd, SIZE), Buffer::new(&e.pd, SIZE));
+        let (_, remote) = peer.connect(&e, &src);
+        let before = by_shm(&e);
+        exercise(&e, &src, &dst, remote);
+        let after = by_shm(&e);
+        let used = after.0 > before.0 && after.1 > before.1;
+        assert_eq!(used, peer_has && is_on(), "{before:?} {after:?}");
+    }
+}
+
+fn stream(role: &str) {
+    let _turn = turn();
+    let mut peer = Peer::spawn(role, &[]);
+    let e = Endpoint::new(type_of(role));
+    let src = Buffer::new(&e.pd, SIZE);
+    let (address, _) = peer.connect(&e, &src);
+    assert_eq!(peer.hear(), "@ posted");
+    let ud = (e.qp_type == QpType::Ud).then_some(UdDest {
+        av: e.av(address),
+        pd: e.pd.number(),
+        qpn: address.qpn,
+        qkey: QKEY,
+    });
+    let most = if e.qp_type == QpType::Ud { 4096 } else { SLOT };
+    for i in 0..COUNT {
+        let len = i * 997 % (most + 1);
+        src.write(0, &pattern(len, i as u8));
+        e.send_to(0, SendOp::Send, &[src.sge(0, len)], ud);
+        e.poll(1);
+    }
+    let got = peer.hear();
+    assert!(got.starts_with(&format!("@ got {COUNT}")), "{got}");
+}
+
+#[test]
+fn a_stream_arrives_whole() {
+    stream("rc sink");
+    stream("uc sink");
+    stream("ud sink");
+}
+
+#[test]
+fn who_is_killed_under_load_is_missed_at_once() {
+    let _turn = turn();
+    let begin = Instant::now();
+    for round in 0..10 {
+        let mut peer = Peer::spawn("rc flood", &[]);
+        let e = Endpoint::new(QpType::Rc);
+        let buffer = Buffer::new(&e.pd, SIZE);
+        let (_, remote) = peer.connect(&e, &buffer);
+        for i in 0..8 {
+            e.send(i, SendOp::Write(remote), &[buffer.sge(0, SIZE)]);
+        }
+        if round % 2 == 0 {
+            e.poll(8);
+        }
+        peer.signal(libc::SIGKILL);
+        peer.child.wait().unwrap();
+        let killed = Instant::now();
+        e.send(9, SendOp::Write(remote), &[buffer.sge(0, 1)]);
+        let last = loop {
+            let wc = complete(&e, Duration::from_secs(10));
+            if wc.status != WcStatus::Success {
+                break wc;
+            }
+        };
+        assert_eq!(last.status, WcStatus::RetryExcErr);
+        assert_eq!(e.qp.state().unwrap(), QpState::Err);
+        if is_on() {
+            assert!(killed.elapsed() < Duration::from_millis(400), "{:?}", killed.elapsed());
+        }
+        assert!(e.poll_for(0, Duration::ZERO).iter().all(|wc| wc.status == WcStatus::WrFlushErr));
+    }
+    eprintln!("{:?} a round", begin.elapsed() / 10);
+}
+
+#[test]
+fn who_is_stopped_delays_nobody_else_and_ends_by_the_retries() {
+    let _turn = turn();
+    let mut stopped = Peer::spawn("rc", &[]);
+    let mut other = Peer::spawn("rc", &[]);
+    let (a, b) = (Endpoint::new(QpType::Rc), Endpoint::new(QpType::Rc));
+    let (src, dst) = (Buffer::new(&a.pd, SIZE), Buffer::new(&b.pd, SIZE));
+    let (_, to_stopped) = stopped.connect(&a, &src);
+    let (_, to_other) = other.connect(&b, &dst);
+    a.send(1, SendOp::Write(to_stopped), &[src.sge(0, SIZE)]);
+    assert_eq!(complete(&a, Duration::from_secs(10)).status, WcStatus::Success);
+    stopped.stop();
+    for i in 0..32 {
+        a.send(i, SendOp::Write(to_stopped), &[src.sge(0, SIZE)]);
+    }
+    let begin = Instant::now();
+    for i in 0..100 {
+        b.send(i, SendOp::Write(to_other), &[dst.sge(0, SIZE)]);
+        assert_eq!(complete(&b, Duration::from_secs(10)).status, WcStatus::Success);
+    }
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    // Seven retries of 67 ms, doubled twice.
+    assert_eq!(complete(&a, Duration::from_secs(10)).status, WcStatus::RetryExcErr);
+    stopped.signal(libc::SIGCONT);
+}
+
+#[test]
+fn who_was_stopped_for_a_moment_goes_on() {
+    let _turn = turn();
+    let mut peer = Peer::spawn("rc", &[]);
+    let e = Endpoint::new(QpType::Rc);
+    let (src, dst) = (Buffer::new(&e.pd, SIZE), Buffer::new(&e.pd, SIZE));
+    let (_, remote) = peer.connect(&e, &src);
+    for _ in 0..3 {
+        peer.stop();
+        for i in 0..32 {
+            e.send(i, SendOp::Write(remote), &[src.sge(0, SIZE)]);
+        }
+        // The rings are full long before.
+        std::thread::sleep(Duration::from_millis(700));
+        peer.signal(libc::SIGCONT);
+        for wc in e.poll(32) {
+            assert_eq!(wc.status, WcStatus::Success);
+        }
+        exercise(&e, &src, &dst, remote);
+    }
+}
+
+/// What the tests of two processes show of shared memory, they show of UDP as well.
+#[test]
+fn the_same_by_udp() {
+    if !is_on() {
+        return;
+    }
+    isolate();
+    let this = std::env::current_exe().unwrap();
+    for names in ["processes::", "same_host::"] {
+        let output = Command::new(&this)
+            .args([names, "--skip", "cm::", "--test-threads=2"])
+            .env("ANYVERBS_SHM", "0")
+            .env("ANYVERBS_REGISTRY", format!("anyverbs-by-udp-{}", std::process::id()))
+            .env("ANYVERBS_UDP_PORT", (9_000 + std::process::id() % 10_000).to_string())
+            .output()
+            .unwrap();
+        crate::host::succeeds(&output);
+    }
+}
