@@ -114,13 +114,13 @@ fn a_request_is_silent_until_it_is_answered() {
 fn a_request_that_is_not_taken_hears_of_no_address() {
     let passive = Heard::new(QpType::Rc, true);
     let cell = Arc::clone(&passive.id.0);
+    // No other test's.
+    let gone = Gid([9; 16]);
+    cell.state.lock().place.as_mut().unwrap().gid = gone;
     let change = || {
         cell.engine.with_cm(|_, ids, _| {
             ids.place(&cell);
-            // No other test's.
-            let place = cell.state.lock().place.unwrap();
-            ids.addresses_changed(|_| false);
-            cell.state.lock().place = Some(place);
+            ids.addresses_changed(|gid| gid != gone);
         });
     };
     change();
