@@ -238,8 +238,6 @@ static void values(void)
 
 	take_request(&c);
 	param.private_data = data;
-	param.private_data_len = 197;
-	MINUS_ONE(rdma_accept(c.passive, &param), EINVAL);
 	MINUS_ONE(rdma_reject(c.passive, data, 149), EINVAL);
 	param.private_data_len = 196;
 	param.qp_num = 0x123457;
@@ -248,6 +246,24 @@ static void values(void)
 	struct rdma_cm_event *e = expect(c.active_channel, id, RDMA_CM_EVENT_CONNECT_RESPONSE);
 	OK(rdma_ack_cm_event(e));
 	MINUS_ONE(rdma_ack_cm_event(e), EINVAL);
+	end_connection(&c);
+}
+
+/* As on Linux: who is asked cannot accept once more, and who asks need not wait. */
+static void a_failed_accept_rejects(void)
+{
+	struct connection c = begin_connection("127.0.0.1");
+	char data[255] = { 0 };
+	struct rdma_conn_param param = { .qp_num = 0x123456 };
+	OK(rdma_connect(c.active, &param));
+	take_request(&c);
+	param.private_data = data;
+	param.private_data_len = 197;
+	MINUS_ONE(rdma_accept(c.passive, &param), EINVAL);
+	struct rdma_cm_event *e = expect(c.active_channel, c.active, RDMA_CM_EVENT_REJECTED);
+	OK(rdma_ack_cm_event(e));
+	param.private_data_len = 0;
+	MINUS_ONE(rdma_accept(c.passive, &param), EINVAL);
 	end_connection(&c);
 }
 
@@ -303,6 +319,7 @@ int main(void)
 	pointers();
 	too_early();
 	values();
+	a_failed_accept_rejects();
 	shared_objects();
 	user_events();
 	return 0;

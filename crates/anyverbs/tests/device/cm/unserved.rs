@@ -45,17 +45,22 @@ fn nobody_is_waited_for_long() {
 fn not_many_are_waited_for() {
     let nobody = Node::tcp();
     nobody.id.bind_addr(&at("127.0.0.1", 0)).unwrap();
-    let asking: Vec<_> = (0..MOST + 8).map(|_| Node::towards(&nobody.on("127.0.0.1"))).collect();
-    for active in &asking {
-        active.id.connect(&PARAM).unwrap();
-    }
-    let (kept, refused) = asking.split_at(MOST);
-    for active in refused {
-        assert_eq!(expect(&active.channel, EventKind::Rejected).status, INVALID_SERVICE_ID);
-    }
-    // It was asked just before them, and is waited for more than 100 ms.
-    assert!(is_quiet(&kept[MOST - 1].channel), "as many more are kept");
-    for active in kept {
-        assert_eq!(expect(&active.channel, EventKind::Rejected).status, INVALID_SERVICE_ID);
-    }
+    // A machine that is too slow to ask so many while the first wait says nothing.
+    let tells = || {
+        let towards = || Node::towards(&nobody.on("127.0.0.1"));
+        let asking: Vec<_> = (0..MOST + 8).map(|_| towards()).collect();
+        for active in &asking {
+            active.id.connect(&PARAM).unwrap();
+        }
+        let (kept, refused) = asking.split_at(MOST);
+        for active in refused {
+            assert_eq!(expect(&active.channel, EventKind::Rejected).status, INVALID_SERVICE_ID);
+        }
+        let waits = kept.iter().any(|active| is_quiet(&active.channel));
+        for active in kept {
+            assert_eq!(expect(&active.channel, EventKind::Rejected).status, INVALID_SERVICE_ID);
+        }
+        waits
+    };
+    assert!((0..20).any(|_| tells()), "as many more are kept");
 }
