@@ -44,7 +44,7 @@ pub(super) struct Unserved {
 type Listeners = HashMap<(ServiceId, Option<IpAddr>, Gid), Option<u8>>;
 
 impl Engine {
-    /// Keeps a request to which nobody listens. False if it is to be answered now: this process listens, or was asked before, or
+    /// Keeps a request to which nobody listens, once. False if it is to be answered now: this process listens, or was asked before, or
     /// too many wait.
     pub(super) fn keep_for_listener(&self, now: Time, incoming: &Incoming<'_>, mad: &Mad) -> bool {
         let source = incoming.arrival.source;
@@ -52,6 +52,12 @@ impl Engine {
             return false;
         }
         let mut unserved = self.gsi.unserved.lock();
+        let is_repeated = |request: &Unserved| {
+            request.arrival.source == source && *request.payload == *incoming.packet.payload
+        };
+        if unserved.iter().any(is_repeated) {
+            return true;
+        }
         if unserved.len() >= MOST {
             return false;
         }
