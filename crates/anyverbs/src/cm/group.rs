@@ -23,7 +23,7 @@ const LID: u16 = 0;
 /// A group that an id has joined.
 #[derive(Debug)]
 pub(super) struct Group {
-    serial: u64,
+    pub(super) serial: u64,
     address: Address,
     gid: Gid,
     /// None: it only sends.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyverbs_proto::cm::event::{CmEvent, Disconnected, SidrResponse};
 use anyverbs_proto::cm::id::CommId;
 use anyverbs_proto::cm::message::code::SidrStatus;
-use anyverbs_proto::qp::attr::QpType;
+use anyverbs_proto::qp::attr::{QpCap, QpType};
 use anyverbs_proto::types::{Gid, QKey, Qpn};
 
 use super::event::Pending;
@@ -114,13 +114,13 @@ fn a_request_is_silent_until_it_is_answered() {
 fn a_request_that_is_not_taken_hears_of_no_address() {
     let passive = Heard::new(QpType::Rc, true);
     let cell = Arc::clone(&passive.id.0);
+    // No other test's.
+    let gone = Gid([9; 16]);
+    cell.state.lock().place.as_mut().unwrap().gid = gone;
     let change = || {
         cell.engine.with_cm(|_, ids, _| {
             ids.place(&cell);
-            // No other test's.
-            let place = cell.state.lock().place.unwrap();
-            ids.addresses_changed(|_| false);
-            cell.state.lock().place = Some(place);
+            ids.addresses_changed(|gid| gid != gone);
         });
     };
     change();
@@ -142,6 +142,46 @@ fn an_event_that_is_not_the_programs_is_acknowledged() {
     assert_eq!(told.unwrap(), EventKind::TimewaitExit);
     heard.id.ack_events(1);
     heard.id.destroy().unwrap();
+}
+
+/// The program leaves while another thread reads of the join.
+#[test]
+fn a_group_that_is_left_meanwhile_is_not_heard() {
+    let heard = Heard::new(QpType::Ud, false);
+    let place = heard.id.0.state.lock().place;
+    let id = Id::create(&heard.channel, PortSpace::Udp, QpType::Ud, 3).unwrap();
+    {
+        let mut state = id.0.state.lock();
+        (state.phase, state.place) = (Phase::Bound, place);
+    }
+    let context = crate::Context::open(&crate::devices().unwrap()[0].name).unwrap();
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4, None, 0, 0).unwrap());
+    let group = Address::Ip("239.7.7.9:0".parse().unwrap());
+    let init = crate::QpInitAttr {
+        send_cq: &cq,
+        recv_cq: &cq,
+        srq: None,
+        cap: QpCap {
+            max_send_wr: 1,
+            max_recv_wr: 1,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            ..QpCap::default()
+        },
+        qp_type: QpType::Ud,
+        sq_sig_all: true,
+        cookie: 0,
+    };
+    let qp = pd.create_qp(&init).unwrap();
+    id.attach_qp(&qp).unwrap();
+    id.join(&Join { group, send_only: false, cookie: 0 }).unwrap();
+    let serial = id.0.state.lock().groups[0].serial;
+    let (gid, cell) = id.0.to_attach(serial).unwrap();
+    let cell = cell.unwrap();
+    id.leave(&group).unwrap();
+    id.0.engine.groups.attach(&cell, gid, 0).unwrap();
+    assert_eq!(id.0.unless_left(serial, gid, &cell), None);
+    assert!(id.0.engine.groups.members(gid).is_none_or(|members| members.is_empty()));
 }
 
 #[test]

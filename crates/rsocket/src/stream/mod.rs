@@ -239,11 +239,17 @@ impl Stream {
 
     /// `shutdown(2)`.
     pub(crate) fn shutdown(&self, read: bool, write: bool) -> Result<()> {
-        let connection = match self.phase() {
-            Phase::Connected => self.connection.get().ok_or(Errno(libc::ENOTCONN))?,
-            _ => return Err(Errno(libc::ENOTCONN)),
-        };
-        self.farewell(connection, read, write, Instant::now() + LINGER)
+        let deadline = Instant::now() + LINGER;
+        self.finish_accept(deadline);
+        let connection = self.connected().ok_or(Errno(libc::ENOTCONN))?;
+        self.farewell(connection, read, write, deadline)
+    }
+
+    /// A socket that was accepted is connected as soon as the peer's confirmation is here.
+    fn finish_accept(&self, deadline: Instant) {
+        if self.phase() == Phase::Opening && self.setup.lock().is_accepting() {
+            let _ = self.wait_opened(Some(deadline), libc::ETIMEDOUT);
+        }
     }
 
     /// Tells the peer, and waits until its device has everything.
@@ -277,15 +283,19 @@ impl Stream {
     /// Ends the connection in good order; what `close(2)` does.
     pub(crate) fn close(&self) {
         let linger = self.options.lock().linger;
+        let wait = match (linger.on, u64::try_from(linger.seconds)) {
+            (true, Ok(0)) => None,
+            (true, Ok(seconds)) => Some(Duration::from_secs(seconds)),
+            _ => Some(LINGER),
+        };
+        let deadline = wait.and_then(|wait| Instant::now().checked_add(wait));
+        if let Some(deadline) = deadline {
+            self.finish_accept(deadline);
+        }
         if let Some(connection) = self.connected() {
-            let wait = match (linger.on, u64::try_from(linger.seconds)) {
-                (true, Ok(0)) => None,
-                (true, Ok(seconds)) => Some(Duration::from_secs(seconds)),
-                _ => Some(LINGER),
-            };
-            if let Some(wait) = wait
+            if let Some(deadline) = deadline
                 && connection.core.lock().connected
-                && let Err(errno) = self.farewell(connection, true, true, Instant::now() + wait)
+                && let Err(errno) = self.farewell(connection, true, true, deadline)
             {
                 tracing::debug!("rsocket: closed without the peer's acknowledgement: {errno}");
             }
@@ -296,6 +306,7 @@ impl Stream {
 
     /// Ends it in a hurry: the process ends.
     pub(crate) fn close_by(&self, deadline: Instant) {
+        self.finish_accept(deadline);
         if let Some(connection) = self.connected()
             && let Some(_turn) = connection.send.try_lock_until(deadline)
         {

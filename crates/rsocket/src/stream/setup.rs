@@ -437,7 +437,7 @@ impl Stream {
     }
 
     /// Waits until the socket is connected, or not.
-    fn wait_opened(&self, deadline: Option<Instant>, late: i32) -> Result<()> {
+    pub(super) fn wait_opened(&self, deadline: Option<Instant>, late: i32) -> Result<()> {
         loop {
             self.drive();
             match self.phase() {

@@ -155,6 +155,13 @@ fn closing_leaves_what_was_sent_and_ends_the_peer() {
 }
 
 #[test]
+fn closed_as_soon_as_accepted() {
+    let (a, b) = pair();
+    drop(b);
+    assert_eq!(a.recv(&mut [0], 0), Ok(0));
+}
+
+#[test]
 fn a_close_wakes_who_waits() {
     let (a, b) = pair();
     std::thread::scope(|scope| {

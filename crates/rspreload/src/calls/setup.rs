@@ -1,6 +1,7 @@
 //! Making, naming, connecting and accepting sockets.
 
 use core::ffi::c_int;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{sockaddr, sockaddr_storage, socklen_t};
 
@@ -31,6 +32,17 @@ fn apply_sizes(rdma: &Rdma, socket: c_int) {
     }
 }
 
+/// Tells why sockets stay TCP's, the first time.
+fn say_once(errno: c_int) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Ordering::Relaxed) {
+        let why = std::io::Error::from_raw_os_error(errno);
+        let line = format!("librspreload: no RDMA for a socket, which stays TCP: {why}\n");
+        // SAFETY: live bytes.
+        unsafe { libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len()) };
+    }
+}
+
 /// # Safety
 /// As the libc function of this name.
 #[unsafe(no_mangle)]
@@ -49,6 +61,8 @@ pub(crate) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_i
                 // SAFETY: nobody else's.
                 unsafe { (rdma.rclose)(socket) };
             }
+        } else {
+            say_once(errno());
         }
     }
     set_errno(before);
