@@ -1,10 +1,7 @@
 //! Which process of a host a MAD is for.
 
-use std::net::IpAddr;
-
 use super::connection::ConnectionState as S;
 use super::id::{CommId, ServiceId};
-use super::ip::IpHeader;
 use super::machine::Cm;
 use super::mad::Mad;
 use super::message::Message;
@@ -15,13 +12,8 @@ use crate::types::Gid;
 pub enum Route {
     /// To the process of this slot. If there is none, any process gives the right answer.
     Slot(u8),
-    /// To the process that listens. If there is none, any process gives the right answer.
-    Service {
-        /// The service.
-        service_id: ServiceId,
-        /// The address of the IP CM header; `None` if the private data begins with none, or the service has none.
-        destination: Option<IpAddr>,
-    },
+    /// To the process that listens at the address that it came to: its IP CM header, if any, names the same. If there is none, any process gives the right answer.
+    Service(ServiceId),
     /// To all processes: its sender never learned our ID, and one of us knows its.
     Everyone,
 }
@@ -29,13 +21,9 @@ pub enum Route {
 /// Where a MAD belongs.
 #[must_use]
 pub fn route(mad: &Mad) -> Route {
-    let by_service = |service_id, private_data: &[u8]| {
-        let header = private_data.first_chunk().and_then(|bytes| IpHeader::parse(bytes).ok());
-        Route::Service { service_id, destination: header.map(|header| header.destination) }
-    };
     let ours = match &mad.message {
-        Message::Req(req) => return by_service(req.service_id, &req.private_data.0),
-        Message::SidrReq(req) => return by_service(req.service_id, &req.private_data.0),
+        Message::Req(req) => return Route::Service(req.service_id),
+        Message::SidrReq(req) => return Route::Service(req.service_id),
         Message::Rej(rej) if rej.remote_comm_id == CommId::NONE => return Route::Everyone,
         Message::Mra(mra) => mra.remote_comm_id,
         Message::Rej(rej) => rej.remote_comm_id,
@@ -85,7 +73,6 @@ impl Cm {
 mod tests {
     use super::*;
     use crate::cm::id::PortSpace;
-    use crate::cm::message::private_data::PrivateData;
     use crate::cm::message::rej::Rej;
     use crate::cm::message::rep::Rep;
     use crate::cm::message::req::Req;
@@ -97,13 +84,8 @@ mod tests {
     #[test]
     fn messages_find_their_process() {
         let service_id = ServiceId::of_port(PortSpace::Tcp, 7);
-        let destination: IpAddr = "10.0.0.2".parse().unwrap();
-        let header = IpHeader { source: "10.0.0.1:9".parse().unwrap(), destination };
-        let private_data = PrivateData::new(&header.emit()).unwrap();
-        let req = Req { service_id, private_data, ..Req::default() };
-        assert_eq!(of(req), Route::Service { service_id, destination: Some(destination) });
         let req = Req { service_id, ..Req::default() };
-        assert_eq!(of(req), Route::Service { service_id, destination: None });
+        assert_eq!(of(req), Route::Service(service_id));
         let rep = Rep { remote_comm_id: CommId(0x0501_0203), ..Rep::default() };
         assert_eq!(of(rep), Route::Slot(5));
         assert_eq!(of(Rej::default()), Route::Everyone);

@@ -1,6 +1,5 @@
 //! MADs in: checked, and given to the machine of the process that they are for.
 
-use std::net::IpAddr;
 use std::time::Duration;
 
 use anyverbs_net::Datagram;
@@ -90,9 +89,9 @@ impl Engine {
                 !handed_on
             }
             // Even of one that was handed on: who listens may have changed.
-            Route::Service { service_id, destination } => {
+            Route::Service(service_id) => {
                 let port = incoming.arrival.destination;
-                match self.listener(service_id, destination, port) {
+                match self.listener(service_id, port) {
                     Some(slot) if slot != self.slot => !self.hand_on(now, slot, &incoming.datagram),
                     // It may hold the port and not listen yet.
                     Some(_) => !self.keep_for_listener(now, incoming, &mad),
@@ -114,17 +113,9 @@ impl Engine {
         }
     }
 
-    /// The process of this host that listens to a service: at the address that the request names, else at the port's.
-    pub(super) fn listener(
-        &self,
-        service_id: ServiceId,
-        named: Option<IpAddr>,
-        port: Gid,
-    ) -> Option<u8> {
-        let port = port.to_ip();
-        let named = named.filter(|ip| *ip != port);
-        let at = |ip| self.services.holder(service_id.0, ip);
-        named.and_then(at).or_else(|| at(port))
+    /// The process of this host that listens to a service at a port.
+    pub(super) fn listener(&self, service_id: ServiceId, port: Gid) -> Option<u8> {
+        self.services.holder(service_id.0, port.to_ip())
     }
 
     /// Hands a datagram on to another process. False if there is none.

@@ -213,9 +213,9 @@ impl Engine {
     /// The slot of the process that listens, or 0, and the lane of a request: 0, for a repetition another.
     fn hint(&self, requests: &mut Requests, transmit: &Transmit) -> (u8, u8) {
         let Ok(mad) = Mad::parse(&transmit.mad[..]) else { return (0, 0) };
-        let Route::Service { service_id, destination } = route(&mad) else { return (0, 0) };
+        let Route::Service(service_id) = route(&mad) else { return (0, 0) };
         if self.gids.contains(transmit.dgid) {
-            let slot = self.listener(service_id, destination, transmit.dgid);
+            let slot = self.listener(service_id, transmit.dgid);
             // If nobody listens, this process says so.
             return (slot.unwrap_or(self.slot), 0);
         }

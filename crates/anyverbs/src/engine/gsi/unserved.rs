@@ -5,7 +5,6 @@
 //! never met a closed port there would always meet one here.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -41,10 +40,10 @@ pub(super) struct Unserved {
 }
 
 /// Who listens to what was asked for, and where: looked for once for all that ask.
-type Listeners = HashMap<(ServiceId, Option<IpAddr>, Gid), Option<u8>>;
+type Listeners = HashMap<(ServiceId, Gid), Option<u8>>;
 
 impl Engine {
-    /// Keeps a request to which nobody listens. False if it is to be answered now: this process listens, or was asked before, or
+    /// Keeps a request to which nobody listens, once. False if it is to be answered now: this process listens, or was asked before, or
     /// too many wait.
     pub(super) fn keep_for_listener(&self, now: Time, incoming: &Incoming<'_>, mad: &Mad) -> bool {
         let source = incoming.arrival.source;
@@ -52,6 +51,12 @@ impl Engine {
             return false;
         }
         let mut unserved = self.gsi.unserved.lock();
+        let is_repeated = |request: &Unserved| {
+            request.arrival.source == source && *request.payload == *incoming.packet.payload
+        };
+        if unserved.iter().any(is_repeated) {
+            return true;
+        }
         if unserved.len() >= MOST {
             return false;
         }
@@ -104,11 +109,10 @@ impl Engine {
         listeners: &mut Listeners,
     ) -> Option<Unserved> {
         let Ok(mad) = Mad::parse(&request.payload) else { return Some(request) };
-        let Route::Service { service_id, destination } = route(&mad) else { return Some(request) };
+        let Route::Service(service_id) = route(&mad) else { return Some(request) };
         let at = request.arrival.destination;
-        let listener = listeners
-            .entry((service_id, destination, at))
-            .or_insert_with(|| self.listener(service_id, destination, at));
+        let listener =
+            listeners.entry((service_id, at)).or_insert_with(|| self.listener(service_id, at));
         match *listener {
             Some(slot) if slot != self.slot => {
                 let datagram = Datagram { bytes: &request.bytes, ..request.datagram };

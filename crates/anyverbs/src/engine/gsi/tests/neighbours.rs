@@ -81,4 +81,5 @@ fn one_that_lingers_and_is_stopped_swallows_nothing_for_long() {
     for id in ids.into_iter().chain([id]) {
         engine.with_cm(|machine, _, now| machine.destroy(now, id)).unwrap();
     }
+    engine.gsi.state.lock().tap.events.clear();
 }
