@@ -673,8 +673,21 @@ mod tests {
         assert!(in_use(second.reserve(name, ServiceAddress::Any, false, &[])));
     }
 
+    /// In a process of its own: what other tests fork has the names, too, until it calls exec.
     #[test]
     fn what_this_process_does_not_hold_it_has_not_bound() {
+        const ALONE: &str = "ANYVERBS_TEST_ALONE";
+        if std::env::var_os(ALONE).is_none() {
+            let status = std::process::Command::new(std::env::current_exe().unwrap())
+                .args([
+                    "--exact",
+                    "services::tests::what_this_process_does_not_hold_it_has_not_bound",
+                ])
+                .env(ALONE, "1")
+                .status();
+            assert!(status.unwrap().success());
+            return;
+        }
         let [services, _] = pair("given-back");
         for _ in 0..300 {
             let held = services.reserve(7, ServiceAddress::Any, false, &[]).unwrap();
