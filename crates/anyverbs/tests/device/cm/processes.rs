@@ -236,7 +236,12 @@ fn two_hosts() {
             .arg(std::env::current_exe().unwrap())
             .args(["--exact", "cm::processes::other", "--nocapture", "--test-threads=1"])
             .env(ROLE, "hosts")
-            .envs([("ANYVERBS_REGISTRY", "cm-hosts"), ("ANYVERBS_INTERFACES", "")])
+            // One port for all processes of both hosts, whoever runs this test.
+            .envs([
+                ("ANYVERBS_REGISTRY", "cm-hosts"),
+                ("ANYVERBS_INTERFACES", ""),
+                ("ANYVERBS_UDP_PORT", "4791"),
+            ])
             .output()
             .unwrap();
         crate::host::succeeds(&output);

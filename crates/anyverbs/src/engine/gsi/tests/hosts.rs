@@ -30,7 +30,12 @@ fn two_hosts() {
             "--test-threads=1",
         ])
         .env(ROLE, "hosts")
-        .envs([("ANYVERBS_REGISTRY", "hosts"), ("ANYVERBS_INTERFACES", "")])
+        // One port for all processes of both hosts, whoever runs this test.
+        .envs([
+            ("ANYVERBS_REGISTRY", "hosts"),
+            ("ANYVERBS_INTERFACES", ""),
+            ("ANYVERBS_UDP_PORT", "4791"),
+        ])
         .output()
         .unwrap();
     let (out, err) =
