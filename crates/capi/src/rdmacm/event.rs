@@ -4,6 +4,7 @@ use std::{
     ffi::{c_int, c_void},
     ptr,
     sync::Arc,
+    time::Duration,
 };
 
 use anyverbs::cm;
@@ -32,8 +33,15 @@ pub(crate) struct EventInner {
     of: Arc<Id>,
 }
 
+/// How long a call on a channel that is no more takes: see [`rdma_get_cm_event`].
+const LATE: Duration = Duration::from_secs(1);
+
 /// `rdma_get_cm_event`: 0, or -1 with `errno`. Waits for an event unless the program made the descriptor non-blocking
 /// (`EAGAIN`).
+///
+/// A channel that was destroyed is refused with `EINVAL`, but not at once: programs destroy their channel and end while
+/// their event thread is about to come back for the next event (rping, which would then end with an error). Elsewhere
+/// tearing down takes so long that the thread waits already, and goes on waiting.
 ///
 /// # Safety
 /// `event` is NULL or writable.
@@ -41,7 +49,11 @@ pub(crate) unsafe extern "C" fn rdma_get_cm_event(
     channel: *mut rdma_event_channel,
     event: *mut *mut rdma_cm_event,
 ) -> c_int {
-    zero(object::find(channel).and_then(|channel: Arc<Channel>| {
+    let found = object::find(channel);
+    if found.is_err() && !channel.is_null() {
+        std::thread::sleep(LATE);
+    }
+    zero(found.and_then(|channel: Arc<Channel>| {
         if event.is_null() {
             return Err(Errno::EINVAL);
         }
