@@ -400,6 +400,8 @@ impl Bench<'_> {
             .args(libraries);
         succeed(&mut cc)?;
         let mut command = hosts.command(Side::Server, &self.dist.anyverbs());
+        // Both sides of 10,000 connections are more queue pairs than the device has by itself.
+        command.env("ANYVERBS_MAX_QP", "32768");
         let output = quiet(command.args(["run", "--"]).arg(&program).args(arguments))?;
         let name = name.to_owned();
         Ok(move |figure: &str| {
