@@ -84,7 +84,8 @@ int main(void)
 		if (round == 10)
 			before = open_descriptors();
 	}
-	EQ(open_descriptors(), before);
+	/* Less is no leak: at the tenth round the device may still have been looking for its neighbours. */
+	TRUE(open_descriptors() <= before);
 	OK(ibv_dealloc_pd(pd));
 	OK(ibv_close_device(ctx));
 	return 0;
