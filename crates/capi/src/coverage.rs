@@ -24,6 +24,9 @@ const PARTIAL: &[(&str, &str)] = &[
     ("ibv_create_qp", "RC, UC, UD, XRC_SEND; RAW_PACKET and DRIVER: `EOPNOTSUPP`"),
     ("ibv_modify_qp", "alternate paths and resizing of the queues: `EOPNOTSUPP`"),
     ("ibv_query_ece", "there are no enhancements (`EOPNOTSUPP`)"),
+    ("rdma_set_option", "`RDMA_OPTION_IB_PATH`: `ENOSYS`"),
+    ("rdma_getaddrinfo", "`RAI_SA`: `EOPNOTSUPP`"),
+    ("rdma_resolve_addrinfo", "`RAI_SA`: `EOPNOTSUPP`"),
     ("ibv_set_ece", "refuses every value: there are no enhancements (`EOPNOTSUPP`)"),
     ("ibv_reg_mr_iova2", "no on-demand paging, no memory windows (`EOPNOTSUPP`)"),
 ];

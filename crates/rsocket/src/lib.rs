@@ -1,4 +1,4 @@
-//! Sockets over RDMA (`rsocket(7)`), wire-compatible with rdma-core's rsockets, on the connection manager and the queue
+//! Sockets over RDMA (`rsocket(7)`), in the wire format of rdma-core's rsockets, on the connection manager and the queue
 //! pairs of [`anyverbs`].
 //!
 //! A socket is named by its descriptor, a real one: it can be polled, and is readable when the socket must be looked at.
