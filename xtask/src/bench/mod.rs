@@ -13,7 +13,7 @@ mod runner;
 mod sweep;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, bail};
@@ -115,19 +115,19 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     if machine.is_busy() {
         eprintln!("the machine is not idle (load {}): figures are worth little", machine.load);
     }
-    let rows = rows.iter().map(|row| measure(&mut runner, row, options.runs));
-    let rows = rows.collect::<anyhow::Result<Vec<_>>>()?;
-    let charts = draw(&mut runner, &sweeps, options.plot_runs)?;
-    let results = Results {
+    let mut results = Results {
         machine,
         profile: options.dist.profile.clone(),
         runs: options.runs,
         seconds: options.seconds,
-        rows,
-        charts,
+        rows: Vec::new(),
+        charts: Vec::new(),
     };
+    let finished = measure_all(&mut runner, &rows, &sweeps, options, &mut results);
+    // Also what was measured until it was interrupted.
     print!("{}", report::table(&results.rows));
     save(&results, &runner.scratch)?;
+    finished?;
     if options.write_docs {
         docs::write(&results, &runner.scratch)?;
     }
@@ -158,6 +158,31 @@ fn prepare(options: &Options) -> anyhow::Result<Runner> {
     Ok(Runner::new(dist, limits, programs, scratch))
 }
 
+fn measure_all(
+    runner: &mut Runner,
+    rows: &[Row],
+    sweeps: &[Sweep],
+    options: &Options,
+    results: &mut Results,
+) -> anyhow::Result<()> {
+    for row in rows {
+        results.rows.push(measure(runner, row, options.runs)?);
+    }
+    for sweep in sweeps {
+        eprint!("{}", sweep.name());
+        let chart = sweep.measure(runner, options.plot_runs)?;
+        eprintln!();
+        for curve in &chart.curves {
+            for (size, why) in &curve.failures {
+                eprintln!("{}: {}, {size} B: {}", chart.name, curve.name, report::brief(why));
+            }
+        }
+        plot::write(&chart, &picture(&runner.scratch, &chart.name))?;
+        results.charts.push(chart);
+    }
+    Ok(())
+}
+
 fn measure(runner: &mut Runner, row: &Row, runs: usize) -> anyhow::Result<Outcome> {
     let Ours::Measured(ours) = &row.ours else { return Ok(Outcome::new(row, None)) };
     eprint!("{}", row.name());
@@ -168,25 +193,7 @@ fn measure(runner: &mut Runner, row: &Row, runs: usize) -> anyhow::Result<Outcom
     Ok(Outcome::new(row, Some(turns)))
 }
 
-/// Measures the curves and writes the pictures.
-fn draw(runner: &mut Runner, sweeps: &[Sweep], runs: usize) -> anyhow::Result<Vec<Chart>> {
-    let mut charts = Vec::new();
-    for sweep in sweeps {
-        eprint!("{}", sweep.name());
-        let chart = sweep.measure(runner, runs)?;
-        eprintln!();
-        for curve in &chart.curves {
-            for (size, why) in &curve.failures {
-                eprintln!("{}: {}, {size} B: {}", chart.name, curve.name, why.trim());
-            }
-        }
-        plot::write(&chart, &picture(&runner.scratch, &chart.name))?;
-        charts.push(chart);
-    }
-    Ok(charts)
-}
-
-fn picture(folder: &Path, name: &str) -> std::path::PathBuf {
+fn picture(folder: &Path, name: &str) -> PathBuf {
     folder.join(name).with_extension("svg")
 }
 

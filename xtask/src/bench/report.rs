@@ -174,8 +174,19 @@ impl Outcome {
         });
         ours.into_iter()
             .chain(theirs)
-            .map(|(who, why)| format!("{}, {}: {who}: {}", self.place, self.what, why.trim()))
+            .map(|(who, why)| format!("{}, {}: {who}: {}", self.place, self.what, brief(why)))
     }
+}
+
+/// Why something failed, without the rest of what the programs said; that is in the JSON.
+pub(super) fn brief(why: &str) -> String {
+    const LINES: usize = 4;
+    let mut lines = why.lines().filter(|line| !line.trim().is_empty());
+    let mut text = lines.by_ref().take(LINES).collect::<Vec<_>>().join("\n  ");
+    if lines.next().is_some() {
+        text += "\n  ...";
+    }
+    text
 }
 
 const HEADER: [&str; 8] = ["", "anyverbs", "peer", "", "ratio", "target", "", "state"];
