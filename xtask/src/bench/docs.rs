@@ -13,7 +13,7 @@ const BEGIN: &str = "<!-- result: written by `cargo xtask bench --write-docs` --
 const END: &str = "<!-- end of the result -->";
 
 /// Replaces the page's result and its pictures.
-pub(super) fn write(results: &Results, scratch: &Path) -> anyhow::Result<()> {
+pub(super) fn write(results: &Results, folder: &Path) -> anyhow::Result<()> {
     let page = root().join("docs/performance.md");
     let text =
         fs::read_to_string(&page).with_context(|| format!("cannot read {}", page.display()))?;
@@ -23,7 +23,7 @@ pub(super) fn write(results: &Results, scratch: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(&pictures).with_context(|| format!("cannot make {}", pictures.display()))?;
     for chart in &results.charts {
         let to = picture(&pictures, &chart.name);
-        fs::copy(picture(scratch, &chart.name), &to)
+        fs::copy(picture(folder, &chart.name), &to)
             .with_context(|| format!("cannot write {}", to.display()))?;
     }
     fs::write(&page, text).with_context(|| format!("cannot write {}", page.display()))

@@ -126,10 +126,10 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let finished = measure_all(&mut runner, &rows, &sweeps, options, &mut results);
     // Also what was measured until it was interrupted.
     print!("{}", report::table(&results.rows));
-    save(&results, &runner.scratch)?;
+    save(&results, &results_folder())?;
     finished?;
     if options.write_docs {
-        docs::write(&results, &runner.scratch)?;
+        docs::write(&results, &results_folder())?;
     }
     match results.rows.iter().filter(|row| row.failed()).count() {
         0 => Ok(()),
@@ -177,7 +177,7 @@ fn measure_all(
                 eprintln!("{}: {}, {size} B: {}", chart.name, curve.name, report::brief(why));
             }
         }
-        plot::write(&chart, &picture(&runner.scratch, &chart.name))?;
+        plot::write(&chart, &picture(&results_folder(), &chart.name))?;
         results.charts.push(chart);
     }
     Ok(())
@@ -193,14 +193,19 @@ fn measure(runner: &mut Runner, row: &Row, runs: usize) -> anyhow::Result<Outcom
     Ok(Outcome::new(row, Some(turns)))
 }
 
+/// Where the JSON and the pictures go.
+fn results_folder() -> PathBuf {
+    target().join("bench")
+}
+
 fn picture(folder: &Path, name: &str) -> PathBuf {
     folder.join(name).with_extension("svg")
 }
 
-fn save(results: &Results, scratch: &Path) -> anyhow::Result<()> {
-    let path = scratch.join("results.json");
+fn save(results: &Results, folder: &Path) -> anyhow::Result<()> {
+    let path = folder.join("results.json");
     fs::write(&path, serde_json::to_string_pretty(results)?)
         .with_context(|| format!("cannot write {}", path.display()))?;
-    eprintln!("written to {}", scratch.display());
+    eprintln!("written to {}", folder.display());
     Ok(())
 }

@@ -6,7 +6,7 @@ use anyhow::{anyhow, bail};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use super::sweep::{Chart, Quantity};
+use super::sweep::{Chart, Curve, Quantity};
 
 const SIZE: (u32, u32) = (860, 500);
 /// For the labels.
@@ -34,10 +34,10 @@ fn draw(chart: &Chart, path: &Path) -> anyhow::Result<()> {
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
     root.fill(&WHITE)?;
     let (title, axis) = match chart.quantity {
-        Quantity::Latency => ("Latency, one way", "median, microseconds"),
-        Quantity::Bandwidth => ("Bandwidth, one stream", "gigabits a second"),
+        Quantity::Latency => ("Latency, one way", "median"),
+        Quantity::Bandwidth => ("Bandwidth, one stream", "median"),
     };
-    let ticks = (0..12).map(|n| SMALLEST * 4f64.powi(n)).collect();
+    let sizes = (0..12).map(|n| SMALLEST * 4f64.powi(n)).collect();
     let mut plot = ChartBuilder::on(&root)
         .caption(format!("{title}: {}", chart.place), (FONT, 19).into_font().color(&INK))
         .margin(12)
@@ -45,13 +45,13 @@ fn draw(chart: &Chart, path: &Path) -> anyhow::Result<()> {
         .x_label_area_size(46)
         .y_label_area_size(64)
         .build_cartesian_2d(
-            (SMALLEST..LARGEST).log_scale().with_key_points(ticks),
-            (low..high).log_scale(),
+            (SMALLEST..LARGEST).log_scale().with_key_points(sizes),
+            (low..high).log_scale().with_key_points(decades(low, high)),
         )?;
     plot.configure_mesh()
         .x_labels(12)
         .x_label_formatter(&|size| bytes(*size))
-        .y_label_formatter(&|value| format!("{value}"))
+        .y_label_formatter(&|value| amount(chart.quantity, *value))
         .x_desc("size of a message")
         .y_desc(axis)
         .bold_line_style(FAINT)
@@ -68,7 +68,10 @@ fn draw(chart: &Chart, path: &Path) -> anyhow::Result<()> {
         let points: Vec<_> = curve.points.iter().map(|&(size, y)| (size as f64, y)).collect();
         let Some(&end) = points.last() else { continue };
         let width = if curve.ours { 3 } else { 2 };
-        plot.draw_series(LineSeries::new(points.iter().copied(), colour.stroke_width(width)))?;
+        // A size that failed is a gap: a line across would be a figure.
+        for run in points.chunk_by(|(size, _), (next, _)| !failed_between(curve, *size, *next)) {
+            plot.draw_series(LineSeries::new(run.iter().copied(), colour.stroke_width(width)))?;
+        }
         // Ours are filled, so that they differ without any colour too.
         let style = if curve.ours { colour.filled() } else { colour.stroke_width(2) };
         plot.draw_series(points.iter().map(|point| Circle::new(*point, 4, style)))?;
@@ -118,13 +121,31 @@ fn darker(RGBColor(r, g, b): RGBColor) -> RGBColor {
     RGBColor(part(r), part(g), part(b))
 }
 
-/// Whole decades around every point.
+fn failed_between(curve: &Curve, low: f64, high: f64) -> bool {
+    curve.failures.iter().any(|&(size, _)| low < size as f64 && (size as f64) < high)
+}
+
+/// Every point, with some air.
 fn range(chart: &Chart) -> Option<(f64, f64)> {
     let values = || chart.curves.iter().flat_map(|curve| &curve.points).map(|&(_, y)| y);
-    let low = values().reduce(f64::min)?;
-    let high = values().reduce(f64::max)?;
-    let decade = |value: f64| 10f64.powf(value);
-    Some((decade(low.log10().floor()), decade((high.log10() + 1e-9).ceil())))
+    Some((values().reduce(f64::min)? / 1.6, values().reduce(f64::max)? * 1.6))
+}
+
+/// The powers of ten within a range.
+fn decades(low: f64, high: f64) -> Vec<f64> {
+    let (first, last) = (low.log10().ceil() as i32, high.log10().floor() as i32);
+    (first..=last).map(|power| 10f64.powi(power)).collect()
+}
+
+/// A power of ten with its unit.
+fn amount(quantity: Quantity, value: f64) -> String {
+    // Powers of ten are not exact below one.
+    let rounded = |value: f64| (value * 1e6).round() / 1e6;
+    match quantity {
+        Quantity::Bandwidth => format!("{} Gb/s", rounded(value)),
+        Quantity::Latency if value < 999.0 => format!("{} us", rounded(value)),
+        Quantity::Latency => format!("{} ms", rounded(value / 1e3)),
+    }
 }
 
 /// A power of two as people write it.
@@ -141,13 +162,32 @@ fn bytes(size: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::sweep::Curve;
     use super::*;
 
     #[test]
     fn sizes_as_people_write_them() {
         let shown = [2.0, 512.0, 32768.0, 8388608.0].map(bytes);
         assert_eq!(shown, ["2 B", "512 B", "32 KiB", "8 MiB"]);
+    }
+
+    #[test]
+    fn powers_of_ten_with_their_units() {
+        assert_eq!(decades(0.07, 1500.0), [0.1, 1.0, 10.0, 100.0, 1000.0]);
+        let shown = [0.1, 10.0, 1e3, 1e5].map(|us| amount(Quantity::Latency, us));
+        assert_eq!(shown, ["0.1 us", "10 us", "1 ms", "100 ms"]);
+        assert_eq!(amount(Quantity::Bandwidth, 10f64.powi(-3)), "0.001 Gb/s");
+    }
+
+    #[test]
+    fn what_failed_is_a_gap() {
+        let curve = Curve {
+            name: String::new(),
+            ours: true,
+            points: vec![(2, 1.0), (8, 1.0), (128, 1.0)],
+            failures: vec![(32, "it hangs".into())],
+        };
+        assert!(!failed_between(&curve, 2.0, 8.0));
+        assert!(failed_between(&curve, 8.0, 128.0));
     }
 
     #[test]
@@ -172,7 +212,6 @@ mod tests {
                 failures: vec![],
             }],
         };
-        assert_eq!(range(&chart).map(|(low, high)| (low.log10(), high.log10())), Some((-1.0, 3.0)));
         let path = std::env::temp_dir().join(format!("anyverbs-plot-{}.svg", std::process::id()));
         let written = write(&chart, &path);
         let svg = std::fs::read_to_string(&path).unwrap_or_default();
