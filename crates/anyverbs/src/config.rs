@@ -62,6 +62,9 @@ pub struct Config {
     /// talk by UDP. Faults that are injected switch it off: they are those of a network. A capture does not show these
     /// packets.
     pub shm: bool,
+    /// Whether one-sided operations between processes that talk through shared memory go straight into the target's memory;
+    /// both must have it, else they are messages.
+    pub direct: bool,
     /// Largest number of queue pairs.
     pub max_qp: u32,
     /// Writes every packet to this pcap file.
@@ -84,6 +87,7 @@ impl Default for Config {
             gso: true,
             inproc: true,
             shm: true,
+            direct: true,
             max_qp: crate::limits::DEFAULT.max_qp,
             capture: None,
             fault: None,
@@ -104,6 +108,7 @@ struct File {
     gso: Option<bool>,
     inproc: Option<bool>,
     shm: Option<bool>,
+    direct: Option<bool>,
     max_qp: Option<u32>,
     capture: Option<PathBuf>,
     loss: Option<f64>,
@@ -185,6 +190,7 @@ impl Config {
             gso: env.flag("GSO", file.gso)?.unwrap_or(default.gso),
             inproc: env.flag("INPROC", file.inproc)?.unwrap_or(default.inproc),
             shm: env.flag("SHM", file.shm)?.unwrap_or(default.shm) && !faulty,
+            direct: env.flag("DIRECT", file.direct)?.unwrap_or(default.direct),
             max_qp: env
                 .parse("MAX_QP", file.max_qp, "a number from 1 to 60000", |n| {
                     (1..=60_000).contains(n)

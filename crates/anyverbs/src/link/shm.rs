@@ -28,6 +28,7 @@ use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wr::AddressVector;
 use parking_lot::Mutex;
 
+use super::direct::{self, Published};
 use super::udp::{Asked, CreditPacket, takes_recv};
 use crate::engine::Engine;
 use crate::engine::pace::Credit;
@@ -103,6 +104,10 @@ impl Peer {
         blocked.append(&mut waiting.blocked);
     }
 
+    pub(crate) fn channel(&self) -> &Channel {
+        &self.channel
+    }
+
     pub(crate) fn is_open(&self) -> bool {
         self.channel.closed().is_none()
     }
@@ -124,6 +129,8 @@ enum Entry {
 #[derive(Debug)]
 pub(crate) struct Shm {
     endpoint: Endpoint,
+    /// What is on its board, unless one-sided operations go by the rings.
+    published: Option<Published>,
     /// By slot.
     entries: Mutex<Vec<Entry>>,
     /// When [`expire`](Self::expire) has something to do, in nanoseconds.
@@ -131,14 +138,24 @@ pub(crate) struct Shm {
 }
 
 impl Shm {
-    pub(crate) fn new(slot: &Slot) -> io::Result<(Self, Poller)> {
-        let (endpoint, poller) = Endpoint::new(slot, Config::default())?;
+    /// With `direct`, one-sided operations need no message.
+    pub(crate) fn new(slot: &Slot, direct: bool) -> io::Result<(Self, Poller)> {
+        let board = if direct { direct::BOARD } else { 1 };
+        let (endpoint, poller) = Endpoint::new(slot, Config { board, ..Config::default() })?;
+        let published = direct.then(|| {
+            direct::begin(endpoint.board());
+            Published::default()
+        });
         let entries = Mutex::new((0..256).map(|_| Entry::default()).collect());
-        Ok((Self { endpoint, entries, next: AtomicU64::new(NEVER) }, poller))
+        Ok((Self { endpoint, published, entries, next: AtomicU64::new(NEVER) }, poller))
     }
 
     pub(crate) fn endpoint(&self) -> &Endpoint {
         &self.endpoint
+    }
+
+    pub(crate) fn published(&self) -> Option<&Published> {
+        self.published.as_ref()
     }
 
     /// Accepts and ends connections.
@@ -278,6 +295,8 @@ pub(crate) struct ShmRoute {
     /// Of a connected queue pair, else 0.
     mtu: usize,
     front: Front,
+    /// Our address on it.
+    source: Gid,
 }
 
 impl ShmRoute {
@@ -294,6 +313,7 @@ impl ShmRoute {
             peer,
             path: engine.paths.path(av.dgid.to_ip(), av.scope_id, slot),
             mtu: mtu.unwrap_or(0) as usize,
+            source: av.sgid,
             front: Front::new(&Arrival {
                 source: av.sgid,
                 destination: av.dgid,
@@ -302,6 +322,10 @@ impl ShmRoute {
                 flow_label: av.flow_label,
             }),
         })
+    }
+
+    pub(crate) fn source(&self) -> Gid {
+        self.source
     }
 
     /// Puts a packet into the ring; how long it is.
