@@ -50,7 +50,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     })?;
     match built {
         Some(dist) => {
-            steps.whole("abi-check", || abi_check::run(&root(), &dist.libibverbs()))?;
+            steps.whole("abi-check", || abi_check::run_all(&root(), &dist))?;
             let selection = Selection { all: options.full, filter: None, jobs: 1 };
             steps.counted("pyverbs", || run_suite(Suite::Pyverbs, &dist, &selection))?;
             steps.counted("tools", || run_suite(Suite::Tools, &dist, &selection))?;
