@@ -5,7 +5,7 @@
 #   rxe-vm.sh deps             apt-get what the host needs (root)
 #   rxe-vm.sh build            kernel + root file system + initramfs -> $RXE_WORK
 #   rxe-vm.sh uml              also build a User Mode Linux kernel (rxe, siw built in) for RXE_ACCEL=uml
-#   rxe-vm.sh start N          boot guest N (1..9) at $RXE_NET.(N+1), host is $RXE_NET.1
+#   rxe-vm.sh start N          boot guest N (1..9) at $RXE_NET.(N+1), host is $RXE_NET.1; IPv6 likewise
 #   rxe-vm.sh run N 'COMMAND'  run a shell command in guest N; its output, its exit status
 #   rxe-vm.sh spawn N 'COMMAND'   same, in the background; prints a job name
 #   rxe-vm.sh wait N JOB [SEC] wait for a spawned job; its output, its exit status
@@ -20,6 +20,7 @@
 #   RXE_FLAVOR linux-image-FLAVOR package  (default 6.12-amd64; "amd64" gives 6.1)
 #   RXE_SUITE  Debian suite of the guest   (default bookworm)
 #   RXE_NET    first three octets          (default 10.99.0)
+#   RXE_NET6   the same in IPv6            (default fd99:, which gives fd99::1); link-local the host is fe80::1
 #   RXE_BR     bridge name; taps are ${RXE_BR}N   (default rxebr)
 #   RXE_NETNS  network namespace that holds bridge and taps (default rxe-peer; empty: the current one)
 #   RXE_MTU    MTU of bridge, taps, eth0   (default 1500 -> RoCE path MTU 1024)
@@ -33,6 +34,7 @@ RXE_WORK=${RXE_WORK:-$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)/target/
 RXE_FLAVOR=${RXE_FLAVOR:-6.12-amd64}
 RXE_SUITE=${RXE_SUITE:-bookworm}
 RXE_NET=${RXE_NET:-10.99.0}
+RXE_NET6=${RXE_NET6:-fd99:}
 RXE_BR=${RXE_BR:-rxebr}
 RXE_NETNS=${RXE_NETNS-rxe-peer}
 RXE_MTU=${RXE_MTU:-1500}
@@ -225,9 +227,9 @@ export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=dumb LC_ALL=C
 mount -t proc proc /proc; grep -q " /dev devtmpfs" /proc/mounts || mount -t devtmpfs dev /dev; mount -t sysfs sys /sys; mount -t tmpfs tmp /tmp; mount -t tmpfs run /run
 mkdir -p /dev/pts /dev/shm; mount -t devpts pts /dev/pts; mount -t tmpfs shm /dev/shm
 read -r args < /proc/cmdline
-ip= mtu= links=rxe
+ip= ip6= mtu= links=rxe
 for a in $args; do case $a in
-	rxe.ip=*) ip=${a#*=};; rxe.mtu=*) mtu=${a#*=};; rxe.links=*) links=${a#*=};; rxe.name=*) hostname "${a#*=}" 2>/dev/null || echo "${a#*=}" > /proc/sys/kernel/hostname;;
+	rxe.ip=*) ip=${a#*=};; rxe.ip6=*) ip6=${a#*=};; rxe.mtu=*) mtu=${a#*=};; rxe.links=*) links=${a#*=};; rxe.name=*) hostname "${a#*=}" 2>/dev/null || echo "${a#*=}" > /proc/sys/kernel/hostname;;
 esac; done
 if grep -q rxe.fs=9p <<< "$args"; then
 	modprobe -a 9pnet_virtio 9p
@@ -239,7 +241,10 @@ fi
 ulimit -l unlimited
 ip link set lo up
 n=eth0; [ -e /sys/class/net/vec0 ] && n=vec0
+# A known link-local address, and none that is under duplicate detection when the RDMA link reads them.
+ip link set $n addrgenmode none
 ip link set $n mtu "${mtu:-1500}" up; ip addr add "$ip" dev $n; ip route add default via "${ip%.*}.1" 2>/dev/null
+for a in "$ip6" "fe80::${ip6##*:}"; do [ "$a" = fe80:: ] || [ -z "$a" ] || ip addr add "$a" dev $n nodad; done
 modprobe -a rdma_rxe ib_uverbs rdma_ucm ib_umad siw 2>/dev/null
 for l in ${links//,/ }; do rdma link add ${l}0 type $l netdev $n; done
 echo 127.0.0.1 localhost > /etc/hosts
@@ -287,7 +292,10 @@ net_up() {
 	if [ -n "$RXE_NETNS" ]; then ip netns add "$RXE_NETNS" 2>/dev/null || :; inns ip link set lo up; fi
 	if ! inns ip link show "$RXE_BR" >/dev/null 2>&1; then
 		inns ip link add "$RXE_BR" type bridge mcast_snooping 0
+		inns ip link set "$RXE_BR" addrgenmode none
 		inns ip addr add "$RXE_NET.1/24" dev "$RXE_BR"
+		inns ip addr add "$RXE_NET6:1/64" dev "$RXE_BR" nodad
+		inns ip addr add fe80::1/64 dev "$RXE_BR" nodad
 	fi
 	inns ip link set "$RXE_BR" up
 	inns ip link show "$RXE_BR$1" >/dev/null 2>&1 || inns ip tuntap add "$RXE_BR$1" mode tap vnet_hdr
@@ -299,6 +307,8 @@ net_up() {
 cmd_start() {
 	vmdir "${1:-}"; alive && die "guest $1 already runs"
 	[ -f "$RXE_WORK/root.img" ] || die "run build first"
+	# This script holds the guest's process 1.
+	if [ "${BASH_SOURCE[0]}" -nt "$RXE_WORK/root.img" ]; then (cmd_image); fi
 	local acc=${RXE_ACCEL:-$(cat "$RXE_WORK/accel")} cpu accel
 	rm -rf "$D"; mkdir -p "$D/share/jobs"
 	net_up "$1"
@@ -307,7 +317,7 @@ cmd_start() {
 			ubd0c="$D/cow,$RXE_WORK/root.img" root=/dev/ubda rootfstype=ext4 rw init=/sbin/rxe-init \
 			con=null con0=null,fd:1 quiet rxe.fs=hostfs rxe.share="$D/share" \
 			vec0:transport=tap,ifname="$RXE_BR$1",depth=128,gro=1,mac=52:54:00:99:00:0$(($1 + 1)),mtu="$RXE_MTU" \
-			rxe.ip="$RXE_NET.$(($1 + 1))/24" rxe.mtu="$RXE_MTU" rxe.links="$RXE_LINKS" rxe.name="rxe$1" \
+			rxe.ip="$RXE_NET.$(($1 + 1))/24" rxe.ip6="$RXE_NET6:$(($1 + 1))/64" rxe.mtu="$RXE_MTU" rxe.links="$RXE_LINKS" rxe.name="rxe$1" \
 			> "$D/console" 2>&1 < /dev/null &
 		echo $! > "$D/pid"; disown
 		wait_ready "$1" uml; local D=$D
@@ -323,7 +333,7 @@ cmd_start() {
 	exec_inns qemu-system-x86_64 -accel "$accel" -cpu "$cpu" -smp "$RXE_SMP" -m "$RXE_MEM" \
 		-nodefaults -display none -no-reboot -serial file:"$D/console" \
 		-kernel "$RXE_WORK/vmlinuz" -initrd "$RXE_WORK/initrd" \
-		-append "console=ttyS0 quiet panic=-1 mitigations=off nokaslr tsc=reliable net.ifnames=0 rxe.fs=9p rxe.ip=$RXE_NET.$(($1 + 1))/24 rxe.mtu=$RXE_MTU rxe.links=$RXE_LINKS rxe.name=rxe$1" \
+		-append "console=ttyS0 quiet panic=-1 mitigations=off nokaslr tsc=reliable net.ifnames=0 rxe.fs=9p rxe.ip=$RXE_NET.$(($1 + 1))/24 rxe.ip6=$RXE_NET6:$(($1 + 1))/64 rxe.mtu=$RXE_MTU rxe.links=$RXE_LINKS rxe.name=rxe$1" \
 		-drive file="$RXE_WORK/root.img",format=raw,if=none,id=d0,snapshot=on,cache=unsafe,file.locking=off \
 		-device virtio-blk-pci,drive=d0 \
 		-netdev tap,id=n0,ifname="$RXE_BR$1",script=no,downscript=no,vhost=off \

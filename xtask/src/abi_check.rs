@@ -1,7 +1,8 @@
-//! `cargo xtask abi-check`: does the built shared object export exactly what the tables of rdma-core say?
+//! `cargo xtask abi-check`: do the built shared objects export exactly what the tables of rdma-core say?
 //!
-//! It reads the object's dynamic symbol table and the tables in `crates/capi/abi` on its own, apart from the build
-//! script that made the one from the other, so that a mistake there shows here.
+//! It reads an object's dynamic symbol table and the tables in `crates/capi/abi` on its own, apart from the build
+//! script that made the one from the other, so that a mistake there shows here. The preload object for sockets exports
+//! rdma-core's calls and more; its table is `crates/rspreload/abi`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,12 +13,56 @@ use std::{
 use anyhow::{Context as _, bail};
 use object::{Object as _, ObjectSymbol as _, elf, read::elf::ElfFile64};
 
+use crate::dist::Dist;
+
 const TABLES: &[&str] = &["libibverbs", "librdmacm", "libmlx5", "libmlx4", "libefa"];
 const PRIVATE: &str = "IBVERBS_PRIVATE_";
 const SONAME: &[u8] = b"libibverbs.so.1";
 
 /// (symbol, version) to whether it is the symbol's default version.
 type Symbols = BTreeMap<(String, String), bool>;
+
+/// Checks the shared objects of a layout.
+pub(crate) fn run_all(root: &Path, dist: &Dist) -> anyhow::Result<()> {
+    run(root, &dist.libibverbs())?;
+    run_rspreload(root, &dist.rspreload())
+}
+
+/// Compares the preload object for sockets with `root/crates/rspreload/abi`, as [`run`] does.
+fn run_rspreload(root: &Path, object: &Path) -> anyhow::Result<()> {
+    let table = read(&root.join("crates/rspreload/abi/librspreload.symbols"))?;
+    let expected = preloaded(&table)?;
+    let built = built(object)?;
+    let mut differences = compare(&expected, &built.symbols);
+    // A preload object is named by its path; rdma-core's has no name of its own either.
+    if !built.soname.is_empty() {
+        differences.push(format!("soname is {:?}", String::from_utf8_lossy(&built.soname)));
+    }
+    report(object, &differences)?;
+    println!("{}: {} symbols, as the table says", object.display(), expected.len());
+    Ok(())
+}
+
+/// The symbols of a preload object, which have no versions.
+fn preloaded(table: &str) -> anyhow::Result<Symbols> {
+    lines(table)
+        .map(|line| match line.split_whitespace().collect::<Vec<_>>()[..] {
+            [name, "yes" | "no"] => Ok(((name.to_owned(), String::new()), true)),
+            _ => bail!("not a symbol and whether rdma-core has it: {line}"),
+        })
+        .collect()
+}
+
+/// Prints the differences and fails if there are any.
+fn report(object: &Path, differences: &[String]) -> anyhow::Result<()> {
+    for line in differences {
+        eprintln!("{line}");
+    }
+    if !differences.is_empty() {
+        bail!("{}: {} differences from the ABI tables", object.display(), differences.len());
+    }
+    Ok(())
+}
 
 /// Compares the shared object with `root/crates/capi/abi`; prints each difference and fails if there is any.
 pub(crate) fn run(root: &Path, object: &Path) -> anyhow::Result<()> {
@@ -30,12 +75,7 @@ pub(crate) fn run(root: &Path, object: &Path) -> anyhow::Result<()> {
     if !built.nodelete {
         differences.push("the object can be unloaded: -z nodelete is missing".into());
     }
-    for line in &differences {
-        eprintln!("{line}");
-    }
-    if !differences.is_empty() {
-        bail!("{}: {} differences from the ABI tables", object.display(), differences.len());
-    }
+    report(object, &differences)?;
     let versions: BTreeSet<&str> = expected.keys().map(|(_, v)| v.as_str()).collect();
     println!(
         "{}: {} symbols in {} versions, as the tables say",
@@ -206,6 +246,15 @@ mod tests {
             ]
         );
         assert!(compare(&table, &table).is_empty());
+    }
+
+    #[test]
+    fn the_preload_objects_table_is_read() {
+        let table = preloaded("# symbol\naccept yes\naccept4 no\n").unwrap();
+        assert_eq!(table, symbols(&[("accept", "", true), ("accept4", "", true)]));
+        assert!(preloaded("accept\n").is_err());
+        let object = symbols(&[("accept", "", true), ("poll", "", true)]);
+        assert_eq!(compare(&table, &object).len(), 2);
     }
 
     #[test]

@@ -61,11 +61,10 @@ fn main() -> ExitCode {
 }
 
 fn abi_check(object: Option<PathBuf>) -> anyhow::Result<()> {
-    let object = match object {
-        Some(object) => object,
-        None => dist::run(&dist::Options::default())?.libibverbs(),
-    };
-    abi_check::run(&workspace::root(), &object)
+    match object {
+        Some(object) => abi_check::run(&workspace::root(), &object),
+        None => abi_check::run_all(&workspace::root(), &dist::run(&dist::Options::default())?),
+    }
 }
 
 #[cfg(test)]

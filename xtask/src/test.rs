@@ -17,6 +17,9 @@ pub(crate) struct Options {
     /// The whole of the conformance tables, not their default selection
     #[arg(long)]
     full: bool,
+    /// The cases against the Linux kernel's Soft-RoCE too, which take a quiet machine and a virtual one on it
+    #[arg(long)]
+    rxe: bool,
 }
 
 /// Runs everything, goes on after a failure, and fails at the end.
@@ -50,10 +53,13 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     })?;
     match built {
         Some(dist) => {
-            steps.whole("abi-check", || abi_check::run(&root(), &dist.libibverbs()))?;
+            steps.whole("abi-check", || abi_check::run_all(&root(), &dist))?;
             let selection = Selection { all: options.full, filter: None, jobs: 1 };
             steps.counted("pyverbs", || run_suite(Suite::Pyverbs, &dist, &selection))?;
             steps.counted("tools", || run_suite(Suite::Tools, &dist, &selection))?;
+            if options.rxe {
+                steps.counted("rxe", || run_suite(Suite::Rxe, &dist, &selection))?;
+            }
         }
         // What cannot run has not passed, and nobody knows how many cases it would have been.
         None => {

@@ -13,9 +13,9 @@ use anyhow::{Context, bail};
 
 use self::capture::{Addresses, Capture};
 use self::guest::{Guest, Job};
-use self::table::{Case, Direction};
+use self::table::{Case, Family};
 use super::table::fill;
-use super::tools::{gid_index, tail};
+use super::tools::{gid_index, noise, tail};
 use super::{Process, Selection, Sockets, Tally, wait_for};
 use crate::dist::Dist;
 use crate::{packages, workspace};
@@ -24,6 +24,13 @@ use crate::{packages, workspace};
 const SOON: Duration = Duration::from_secs(15);
 /// Below the range from which the kernel takes ports for clients.
 const FIRST_PORT: u16 = 21_000;
+/// What a client sends and what its server makes of it.
+const SOURCE: &str = "source";
+const COPY: &str = "copy";
+/// The copy in the guest, on a file system whose files can be mapped shared, as that of the shared directory's cannot.
+const GUEST_COPY: &str = "/tmp/copy";
+/// Before a command of the guest that is to use rsockets: rdma-core's own.
+const GUEST_SOCKETS: &str = "LD_PRELOAD=/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so ";
 
 /// Runs the selected cases and says what became of them. Without a guest they are skipped.
 pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
@@ -61,11 +68,15 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
             return Ok(tally);
         }
     };
-    let gid = gid_index(guest.host_command(dist.anyverbs()), &guest.host_address())?;
+    let gids = Gids {
+        ipv4: host_gid(dist, &guest, Family::Ipv4)?,
+        ipv6: host_gid(dist, &guest, Family::Ipv6)?,
+        link_local: host_gid(dist, &guest, Family::LinkLocal)?,
+    };
     let mut failures = Vec::new();
     for (number, (case, port)) in cases.iter().zip(FIRST_PORT..).enumerate() {
         let started = Instant::now();
-        let runner = Runner { dist, guest: &guest, gid, case, port, scratch: &scratch };
+        let runner = Runner { dist, guest: &guest, gids, case, port, scratch: &scratch };
         let outcome = runner.run(&captures.join(case.file_name() + ".pcap"))?;
         let seconds = started.elapsed().as_secs_f64();
         let head = format!("[{:>3}/{}] {}", number + 1, cases.len(), case.name());
@@ -88,12 +99,33 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
     Ok(tally)
 }
 
+fn host_gid(dist: &Dist, guest: &Guest, family: Family) -> anyhow::Result<u64> {
+    gid_index(guest.host_command(dist.anyverbs()), &guest.host_address(family))
+}
+
+/// The indices of this machine's addresses on the bridge in the device's GID table.
+#[derive(Debug, Clone, Copy)]
+struct Gids {
+    ipv4: u64,
+    ipv6: u64,
+    link_local: u64,
+}
+
+impl Gids {
+    fn of(self, family: Family) -> u64 {
+        match family {
+            Family::Ipv4 => self.ipv4,
+            Family::Ipv6 => self.ipv6,
+            Family::LinkLocal => self.link_local,
+        }
+    }
+}
+
 /// One case.
 struct Runner<'a> {
     dist: &'a Dist,
     guest: &'a Guest,
-    /// The index of this machine's address on the bridge in the device's GID table.
-    gid: u64,
+    gids: Gids,
     case: &'a Case,
     port: u16,
     scratch: &'a Path,
@@ -137,6 +169,10 @@ impl Program<'_> {
 impl<'a> Runner<'a> {
     /// The inner error is the case's: what is wrong, and what the programs said.
     fn run(&self, file: &Path) -> anyhow::Result<Result<String, (String, String)>> {
+        if self.guest.gid_index(self.family()).is_none() {
+            return Ok(Err(("the guest has no such address".into(), String::new())));
+        }
+        self.make_source()?;
         let capture = Capture::start(self.guest, file, &self.output("tcpdump"))?;
         let sockets = Sockets::of(&capture.id().to_string());
         let mut server = self.start(false)?;
@@ -154,6 +190,10 @@ impl<'a> Runner<'a> {
         }
         server.stop();
         let captured = capture.finish()?;
+        let verdict = match verdict {
+            Ok(figures) => self.compare_files()?.map(|()| figures),
+            Err(reason) => Err(reason),
+        };
         // Why a tool failed is often in the capture, so that is judged as well.
         let wire = match captured {
             Ok(file) => capture::check(self.case, &file, &self.addresses())?,
@@ -184,7 +224,13 @@ impl<'a> Runner<'a> {
                 Ok(server.ended()?.is_some()
                     || match ready {
                         Some(text) => server.output().contains(text.as_str()),
-                        None => sockets.listens(port)? || sockets.cm_listens(port)?,
+                        // A program that is to use the device must not have the kernel's socket.
+                        None if self.case.sockets => sockets.cm_listens(port)?,
+                        None => {
+                            sockets.listens(port)?
+                                || sockets.cm_listens(port)?
+                                || sockets.is_bound(port)?
+                        }
                     })
             })?,
         };
@@ -219,16 +265,26 @@ impl<'a> Runner<'a> {
         if !case.stays {
             endings.push(("server", server.ended()?));
         }
+        let fails = case.fails_with.is_some();
         for (side, ending) in &endings {
-            if let Some(Err(status)) = ending {
-                return Ok(Err(format!("the {side} ended with {status}")));
+            match ending {
+                Some(Err(status)) if !fails => {
+                    return Ok(Err(format!("the {side} ended with {status}")));
+                }
+                Some(Ok(())) if fails => return Ok(Err(format!("the {side} was to fail"))),
+                None => return Ok(Err(format!("the {side} does not end"))),
+                _ => {}
             }
         }
-        if let Some((side, _)) = endings.iter().find(|(_, ending)| ending.is_none()) {
-            return Ok(Err(format!("the {side} does not end")));
-        }
-        if let Some(complaint) = case.unprinted(&[server.output(), client.output()]) {
+        let outputs = [server.output(), client.output()];
+        if let Some(complaint) = case.unprinted(&outputs) {
             return Ok(Err(complaint));
+        }
+        if let Some(want) = &case.fails_with {
+            return Ok(match outputs.concat().contains(want.as_str()) {
+                true => Ok(format!("fails as it must: {want}")),
+                false => Err(format!("it failed without {want:?}")),
+            });
         }
         if case.report.on_both_sides()
             && let Err(reason) = case.report.read(&server.output(), case.rows)
@@ -244,32 +300,91 @@ impl<'a> Runner<'a> {
 
     /// Starts the tool on its side.
     fn start(&self, client: bool) -> anyhow::Result<Program<'a>> {
-        let here = client == (self.case.place == Direction::ToRxe);
-        let gid = if here { self.gid } else { self.guest.gid_index() }.to_string();
+        let here = client == self.case.place.client_is_here();
+        let family = self.family();
+        let gid = if here { Some(self.gids.of(family)) } else { self.guest.gid_index(family) };
+        let gid = gid.context("looked for before")?.to_string();
         let port = self.port().to_string();
-        let Addresses { here: host, rxe: guest } = self.addresses();
-        let (own, peer) = if here { (&host, &guest) } else { (&guest, &host) };
+        let dialled = if self.case.dial_ipv4 { Family::Ipv4 } else { family };
+        let (own, peer) = (self.dial(family, here, here), self.dial(dialled, !here, here));
+        let path = |name, here: bool| {
+            let (host, guest) = self.guest.shared(name);
+            if here { host } else { guest }.display().to_string()
+        };
+        // The client reads the one, its server writes the other.
+        let server_here = here != client;
+        let source = path(SOURCE, here);
+        let copy = if server_here { path(COPY, true) } else { GUEST_COPY.to_owned() };
         let line = if client { &self.case.client } else { &self.case.server };
         let words = fill(line, |word| {
             Some(match word {
                 "GID" => &gid,
                 "PORT" => &port,
-                "HOST" if client => peer,
-                "HOST" | "OWN" => own,
+                "HOST" if client => &peer,
+                "HOST" | "OWN" => &own,
+                "SOURCE" => &source,
+                "COPY" => &copy,
                 _ => return None,
             })
         });
         if !here {
-            return Ok(Program::Rxe(self.guest.spawn(&words)?));
+            let preload = if self.case.sockets { GUEST_SOCKETS } else { "" };
+            return Ok(Program::Rxe(self.guest.spawn(&format!("{preload}{words}"))?));
         }
         let mut command: Command = self.guest.host_command(self.dist.anyverbs());
-        command.args(["run", "--"]).args(words.split(' ')).current_dir(self.scratch);
+        command.arg("run");
+        if self.case.sockets {
+            command.arg("--sockets");
+        }
+        command.arg("--").args(words.split(' ')).current_dir(self.scratch);
         let name = if client { "client" } else { "server" };
         Ok(Program::Here(Process::start(&mut command, &self.output(name))?))
     }
 
+    fn family(&self) -> Family {
+        self.case.place.family()
+    }
+
+    /// The address of one side as a program on one side is given it.
+    fn dial(&self, family: Family, of_here: bool, on_here: bool) -> String {
+        let address = match of_here {
+            true => self.guest.host_address(family),
+            false => self.guest.address(family),
+        };
+        match family {
+            Family::LinkLocal => format!("{address}%{}", self.guest.scope(on_here)),
+            _ => address,
+        }
+    }
+
     fn addresses(&self) -> Addresses {
-        Addresses { here: self.guest.host_address(), rxe: self.guest.address() }
+        let family = self.family();
+        Addresses { here: self.guest.host_address(family), rxe: self.guest.address(family) }
+    }
+
+    fn make_source(&self) -> anyhow::Result<()> {
+        let Some(bytes) = self.case.file_bytes else { return Ok(()) };
+        let [source, copy] = [SOURCE, COPY].map(|name| self.guest.shared(name).0);
+        // Of an earlier case, or none.
+        let _ = fs::remove_file(copy);
+        fs::write(&source, noise(bytes))
+            .with_context(|| format!("cannot write {}", source.display()))
+    }
+
+    fn compare_files(&self) -> anyhow::Result<Result<(), String>> {
+        let Some(bytes) = self.case.file_bytes else { return Ok(Ok(())) };
+        let (copy, in_guest) = self.guest.shared(COPY);
+        if self.case.place.client_is_here() {
+            let command = format!("mv -f {GUEST_COPY} {}", in_guest.display());
+            if let Err(error) = self.guest.run(&command, SOON) {
+                return Ok(Err(format!("no copy: {error:#}")));
+            }
+        }
+        Ok(match fs::read(copy) {
+            Ok(received) if received == noise(bytes) => Ok(()),
+            Ok(_) => Err("the copy differs".into()),
+            Err(error) => Err(format!("no copy: {error}")),
+        })
     }
 
     fn output(&self, name: &str) -> PathBuf {

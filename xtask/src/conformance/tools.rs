@@ -473,7 +473,7 @@ impl Runner<'_> {
 }
 
 /// Bytes without a period that a lost or moved block could hide in (xorshift).
-fn noise(len: usize) -> Vec<u8> {
+pub(super) fn noise(len: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let words = std::iter::repeat_with(|| {
         state ^= state << 13;

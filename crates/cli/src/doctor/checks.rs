@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::os::fd::AsRawFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::elf;
 use super::{Finding, Severity};
@@ -16,6 +16,18 @@ use crate::{device, libraries};
 /// Below this a burst of a few messages overruns a socket's buffer.
 const BUFFER: u64 = 4 << 20;
 
+/// Files of rsockets' defaults, each of one number.
+const RSOCKET_SETTINGS: [&str; 8] = [
+    "mem_default",
+    "wmem_default",
+    "sqsize_default",
+    "rqsize_default",
+    "inline_default",
+    "iomap_size",
+    "polling_time",
+    "wake_up_interval",
+];
+
 pub(super) fn all(args: &Doctor) -> Vec<Finding> {
     let mut findings = vec![library_directory(&args.settings)];
     let devices = device::list(&args.settings);
@@ -23,6 +35,7 @@ pub(super) fn all(args: &Doctor) -> Vec<Finding> {
     findings.push(loopback());
     findings.push(port(udp_port()));
     findings.push(view_directory());
+    findings.extend(libraries::find(&args.settings).ok().map(|_| rsockets(&rsocket_settings())));
     findings.push(buffers());
     findings.extend(offloads());
     findings.push(cross_process_copy());
@@ -197,6 +210,42 @@ fn view_directory() -> Finding {
     }
 }
 
+/// Where rsockets read their defaults.
+fn rsocket_settings() -> PathBuf {
+    env::var_os("ANYVERBS_RSOCKET_CONFIG").map_or_else(|| "/etc/rdma/rsocket".into(), PathBuf::from)
+}
+
+/// The object was found with the libraries; what is left is whether its settings are what they seem.
+fn rsockets(directory: &Path) -> Finding {
+    let mut odd: Vec<String> = RSOCKET_SETTINGS
+        .iter()
+        .filter(|name| {
+            let text = fs::read_to_string(directory.join(name));
+            text.is_ok_and(|text| {
+                text.split_whitespace().next().is_none_or(|word| word.parse::<u64>().is_err())
+            })
+        })
+        .map(|name| directory.join(name).display().to_string())
+        .collect();
+    odd.extend(
+        ["RS_SQ_SIZE", "RS_RQ_SIZE", "RS_INLINE"]
+            .into_iter()
+            .filter(|name| env::var(name).is_ok_and(|value| value.trim().parse::<u32>().is_err()))
+            .map(str::to_owned),
+    );
+    if odd.is_empty() {
+        return Finding::good(format!(
+            "rsockets: {} is there, `anyverbs run --sockets` gives it to a program",
+            libraries::RSPRELOAD
+        ));
+    }
+    Finding::new(
+        Severity::Note,
+        format!("rsockets: no number in {}: as if it were not there", odd.join(", ")),
+        "write one number, or remove it",
+    )
+}
+
 fn buffers() -> Finding {
     let read = |name: &str| -> Option<u64> {
         fs::read_to_string(format!("/proc/sys/net/core/{name}")).ok()?.trim().parse().ok()
@@ -359,6 +408,20 @@ mod tests {
         let table = fs::read_to_string("/proc/net/udp").unwrap();
         let [holder] = holders(&table, port)[..] else { panic!("one holder") };
         assert!(owner(holder.inode).starts_with("process "), "{}", owner(holder.inode));
+    }
+
+    #[test]
+    fn settings_of_rsockets_that_are_no_numbers_are_named() {
+        let directory = env::temp_dir().join(format!("anyverbs-doctor-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        assert_eq!(rsockets(&directory).severity, Severity::Good, "none at all");
+        fs::write(directory.join("mem_default"), "131072\n").unwrap();
+        assert_eq!(rsockets(&directory).severity, Severity::Good);
+        fs::write(directory.join("inline_default"), "many\n").unwrap();
+        let finding = rsockets(&directory);
+        assert_eq!(finding.severity, Severity::Note);
+        assert!(finding.what.contains("inline_default") && !finding.what.contains("mem_default"));
+        fs::remove_dir_all(directory).unwrap();
     }
 
     #[test]

@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use serde::Deserialize;
 
 use super::guest::Guest;
-use super::table::{Case, Direction};
+use super::table::Case;
 use crate::conformance::table::Operation;
 use crate::conformance::{Process, quiet, wait_for};
 use crate::workspace;
@@ -81,8 +81,12 @@ impl Capture {
         self.tcpdump.signal(libc::SIGINT)?;
         let status = self.tcpdump.wait(Instant::now() + SOON)?;
         let said = self.tcpdump.output();
-        if !status.is_some_and(|status| status.success()) {
-            bail!("tcpdump does not end well: {}", said.trim());
+        match status {
+            Some(status) if status.success() => {}
+            Some(status) => {
+                return Ok(Err(format!("tcpdump ended with {status}: {}", said.trim())));
+            }
+            None => return Ok(Err(format!("tcpdump does not end: {}", said.trim()))),
         }
         let lost = dropped(&said).context("tcpdump does not say what it lost")?;
         Ok(if lost == 0 { Ok(self.file) } else { Err(format!("the capture lost {lost} packets")) })
@@ -121,7 +125,7 @@ struct Dissection {
     naks: BTreeMap<(String, u8), u64>,
 }
 
-/// The IPv4 addresses of both sides.
+/// The addresses of both sides, without scopes.
 #[derive(Debug, Clone)]
 pub(super) struct Addresses {
     pub(super) here: String,
@@ -161,6 +165,7 @@ fn dissect(file: &Path) -> anyhow::Result<Dissection> {
         "frame.number",
         "frame.protocols",
         "ip.src",
+        "ipv6.src",
         "infiniband.bth.opcode",
         "infiniband.aeth.syndrome",
         "_ws.malformed",
@@ -175,9 +180,10 @@ fn dissection(text: &str) -> anyhow::Result<Dissection> {
     let mut all = Dissection::default();
     for line in text.lines() {
         let fields: Vec<&str> = line.split('\t').collect();
-        let [frame, protocols, sender, opcode, syndrome, malformed] = fields[..] else {
+        let [frame, protocols, ipv4, ipv6, opcode, syndrome, malformed] = fields[..] else {
             bail!("not what tshark was asked for: {line:?}");
         };
+        let sender = if ipv4.is_empty() { ipv6 } else { ipv4 };
         all.packets += 1;
         if !malformed.is_empty() {
             all.bad.push(format!("frame {frame}: {malformed}"));
@@ -232,8 +238,8 @@ fn judge(
     let none = Sender::default();
     let mut figures = Vec::new();
     for (name, address, client) in [
-        ("here", &addresses.here, case.place == Direction::ToRxe),
-        ("rxe", &addresses.rxe, case.place == Direction::FromRxe),
+        ("here", &addresses.here, case.place.client_is_here()),
+        ("rxe", &addresses.rxe, !case.place.client_is_here()),
     ] {
         let sender = icrcs.senders.get(address).unwrap_or(&none);
         opcodes(case, client, name == "here", &sender.opcodes)
@@ -400,15 +406,17 @@ mod tests {
     #[test]
     fn tsharks_fields() {
         let text = "\
-1\teth:ethertype:ip:udp:infiniband:data\t10.99.0.1\t4\t\t
-2\teth:ethertype:ip:udp:infiniband\t10.99.0.2\t17\t31\t
-3\teth:ethertype:ip:udp:infiniband\t10.99.0.2\t17\t96\t
-4\teth:ethertype:ip:udp:data\t10.99.0.2\t\t\t
-5\teth:ethertype:ip:udp:infiniband\t10.99.0.2\t17\t\t[Malformed Packet: InfiniBand]
+1\teth:ethertype:ip:udp:infiniband:data\t10.99.0.1\t\t4\t\t
+2\teth:ethertype:ip:udp:infiniband\t10.99.0.2\t\t17\t31\t
+3\teth:ethertype:ip:udp:infiniband\t10.99.0.2\t\t17\t96\t
+4\teth:ethertype:ip:udp:data\t10.99.0.2\t\t\t\t
+5\teth:ethertype:ip:udp:infiniband\t10.99.0.2\t\t17\t\t[Malformed Packet: InfiniBand]
+6\teth:ethertype:ipv6:udp:infiniband\t\tfd99::2\t17\t96\t
 ";
         let all = dissection(text).unwrap();
-        assert_eq!((all.packets, all.bad.len()), (5, 2));
-        assert_eq!(all.naks, [(("10.99.0.2".to_owned(), 0x60), 1)].into());
+        assert_eq!((all.packets, all.bad.len()), (6, 2));
+        let nak = |sender: &str| ((sender.to_owned(), 0x60), 1);
+        assert_eq!(all.naks, [nak("10.99.0.2"), nak("fd99::2")].into());
         assert!(dissection("1\t2\n").is_err());
     }
 

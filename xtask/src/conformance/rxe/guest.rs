@@ -3,12 +3,14 @@
 use std::env;
 use std::ffi::OsString;
 use std::fs;
+use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
+use super::table::Family;
 use crate::conformance::{Process, quiet, wait_for};
 use crate::{packages, workspace};
 
@@ -24,8 +26,8 @@ const GRACE: Duration = Duration::from_secs(5);
 pub(super) struct Guest {
     vm: Vm,
     ours: bool,
-    /// The index of the guest's IPv4 address, as RoCE v2, in its GID table.
-    gid_index: u64,
+    /// The guest's GID table, in lines like `gids/1:0000:...:0a63:0002` and `gid_attrs/types/1:RoCE v2`.
+    gids: String,
 }
 
 /// The script and its settings.
@@ -35,6 +37,7 @@ struct Vm {
     namespace: String,
     bridge: String,
     net: String,
+    net6: String,
 }
 
 impl Guest {
@@ -60,28 +63,55 @@ impl Guest {
             .lines()
             .any(|line| line.starts_with(&format!("guest {GUEST} ")));
         // From here on a guest that does not come up is taken down again.
-        let mut guest = Guest { vm, ours: !runs, gid_index: 0 };
+        let mut guest = Guest { vm, ours: !runs, gids: String::new() };
         if !runs && let Err(reason) = guest.vm.step(&["start", GUEST], log, START_TIME)? {
             return Ok(Err(reason));
         }
-        guest.gid_index = match guest.find_gid() {
-            Ok(index) => index,
+        let gids = guest.run(
+            "cd /sys/class/infiniband/rxe0/ports/1 && grep -rs . gids gid_attrs/types; true",
+            Duration::from_secs(60),
+        );
+        guest.gids = match gids {
+            Ok(table) => table,
             Err(error) => return Ok(Err(format!("no Soft-RoCE in the guest: {error:#}"))),
         };
+        if guest.gid_index(Family::Ipv4).is_none() {
+            return Ok(Err("no Soft-RoCE in the guest: its GID table lacks its address".into()));
+        }
         Ok(Ok(guest))
     }
 
-    pub(super) fn address(&self) -> String {
-        format!("{}.2", self.vm.net)
+    /// The guest's address, without a scope.
+    pub(super) fn address(&self, family: Family) -> String {
+        self.numbered(family, 2)
     }
 
     /// This machine's address on the bridge.
-    pub(super) fn host_address(&self) -> String {
-        format!("{}.1", self.vm.net)
+    pub(super) fn host_address(&self, family: Family) -> String {
+        self.numbered(family, 1)
     }
 
-    pub(super) fn gid_index(&self) -> u64 {
-        self.gid_index
+    fn numbered(&self, family: Family, number: u8) -> String {
+        match family {
+            Family::Ipv4 => format!("{}.{number}", self.vm.net),
+            Family::Ipv6 => format!("{}:{number}", self.vm.net6),
+            Family::LinkLocal => format!("fe80::{number}"),
+        }
+    }
+
+    /// The interface by which the guest, or this machine, reaches the other.
+    pub(super) fn scope(&self, here: bool) -> &str {
+        if here { &self.vm.bridge } else { "eth0" }
+    }
+
+    /// The index of an address of the guest, as RoCE v2, in its GID table.
+    pub(super) fn gid_index(&self, family: Family) -> Option<u64> {
+        gid_index(&self.gids, &self.address(family))
+    }
+
+    /// A file that both see: here, and in the guest.
+    pub(super) fn shared(&self, name: &str) -> (PathBuf, PathBuf) {
+        (self.vm.work.join(format!("vm{GUEST}/share")).join(name), Path::new("/mnt").join(name))
     }
 
     /// The guest's end of the wire, on which packets look as on a cable: segmented.
@@ -121,38 +151,32 @@ impl Guest {
         }
     }
 
-    /// Waits until somebody in the guest listens on a port of TCP or of librdmacm.
+    /// Waits until somebody in the guest listens on a port of TCP or of librdmacm, or is bound to one of UDP.
     pub(super) fn wait_for_listener(&self, port: u16, time: Duration) -> anyhow::Result<()> {
         let polls = time.as_millis() / 100;
         let tcp = format!("grep -qs ':{port:04X} 0*:0000 0A' /proc/net/tcp /proc/net/tcp6");
+        let udp = format!("grep -qs ':{port:04X} 0*:0000 07' /proc/net/udp /proc/net/udp6");
         let cm = format!("rdma resource show cm_id | grep -q 'state LISTEN .*:{port}\\b'");
         self.run(
             &format!(
-                "for i in $(seq {polls}); do {{ {tcp} || {cm}; }} && exit; sleep 0.1; done; exit 1"
+                "for i in $(seq {polls}); do {{ {tcp} || {udp} || {cm}; }} && exit; sleep 0.1; done; exit 1"
             ),
             time * 2,
         )
         .map(|_| ())
     }
-
-    fn find_gid(&self) -> anyhow::Result<u64> {
-        let table = self.run(
-            "cd /sys/class/infiniband/rxe0/ports/1 && grep -rs . gids gid_attrs/types; true",
-            Duration::from_secs(60),
-        )?;
-        gid_index(&table, &self.address())
-            .with_context(|| format!("{} is not in its GID table", self.address()))
-    }
 }
 
-/// Finds an IPv4 address, as RoCE v2, in lines like `gids/1:0000:...:0a63:0002` and `gid_attrs/types/1:RoCE v2`.
+/// Finds an address, as RoCE v2, in the lines of a GID table.
 fn gid_index(table: &str, address: &str) -> Option<u64> {
-    let address: std::net::Ipv4Addr = address.parse().ok()?;
-    let gid = address.to_ipv6_mapped();
+    let gid = match address.parse().ok()? {
+        IpAddr::V4(address) => address.to_ipv6_mapped(),
+        IpAddr::V6(address) => address,
+    };
     table.lines().find_map(|line| {
         let (index, text) = line.strip_prefix("gids/")?.split_once(':')?;
         let v2 = format!("gid_attrs/types/{index}:RoCE v2");
-        let same = text.parse::<std::net::Ipv6Addr>().ok()? == gid;
+        let same = text.parse::<Ipv6Addr>().ok()? == gid;
         (same && table.lines().any(|line| line == v2)).then(|| index.parse().ok())?
     })
 }
@@ -179,6 +203,7 @@ impl Vm {
             namespace: setting("RXE_NETNS", "rxe-peer"),
             bridge: setting("RXE_BR", "rxebr"),
             net: setting("RXE_NET", "10.99.0"),
+            net6: setting("RXE_NET6", "fd99:"),
         }
     }
 
@@ -189,7 +214,8 @@ impl Vm {
             .env("RXE_WORK", &self.work)
             .env("RXE_NETNS", &self.namespace)
             .env("RXE_BR", &self.bridge)
-            .env("RXE_NET", &self.net);
+            .env("RXE_NET", &self.net)
+            .env("RXE_NET6", &self.net6);
         command
     }
 
@@ -279,6 +305,7 @@ gid_attrs/types/1:IB/RoCE v1
 gid_attrs/types/2:RoCE v2
 ";
         assert_eq!(gid_index(table, "10.99.0.2"), Some(2));
+        assert_eq!(gid_index(table, "fe80::5054:ff:fe99:2"), Some(0));
         assert_eq!(gid_index(table, "10.99.0.3"), None);
         assert_eq!(gid_index("", "10.99.0.2"), None);
     }
