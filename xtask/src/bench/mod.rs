@@ -5,12 +5,14 @@
 mod contender;
 mod docs;
 mod machine;
+mod place;
 mod plot;
 mod readings;
 mod report;
 mod rows;
 mod runner;
 mod sweep;
+mod turns;
 
 use std::fs;
 use std::path::{Path, PathBuf};

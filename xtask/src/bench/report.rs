@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde::Serialize;
 
 use super::rows::{Ours, Row, Target};
-use super::runner::Turns;
+use super::turns::Turns;
 
 /// A row that was measured.
 #[derive(Debug, Clone, Serialize)]
@@ -252,9 +252,10 @@ pub(super) fn markdown(outcomes: &[Outcome]) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::contender::{Contender, GBITS};
+    use super::super::place::Place;
     use super::super::readings::Reading;
     use super::super::rows::Against;
-    use super::super::runner::{Place, Round};
+    use super::super::turns::Round;
     use super::*;
 
     fn row(targets: &[(Option<&'static str>, Target)]) -> Row {

@@ -6,8 +6,8 @@ use super::contender::{
     Contender, GBITS, MICROSECONDS, RATE, UcxOver, Verb, bare_ring, checked, cmtime, copy, latency,
     rstream, stream, tcp, ucx, udp_latency, udp_stream,
 };
+use super::place::{Mtu, Place};
 use super::readings::{Column, Reading, Ucx};
-use super::runner::{Mtu, Place};
 
 /// A line of the table, or several where there is more than one peer.
 pub(super) struct Row {

@@ -7,8 +7,10 @@ use serde::Serialize;
 use super::contender::{
     Contender, UcxOver, Verb, copy, fabric, latency, qperf_bandwidth, qperf_latency, stream_of, ucx,
 };
+use super::place::{Mtu, Place};
 use super::readings::{Column, Ucx};
-use super::runner::{Mtu, Place, Runner, Turns};
+use super::runner::Runner;
+use super::turns::Turns;
 
 /// What is drawn on the vertical axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
