@@ -235,7 +235,7 @@ pub(super) fn cmtime() -> Contender {
 
 /// Messages whose data is checked at the other end.
 pub(super) fn checked() -> Contender {
-    let command = format!("ibv_rc_pingpong -g 0 -c -s 65536 -n 2000 -p {PORT}");
+    let command = format!("ibv_rc_pingpong -g 0 -c -s 65536 -n 300 -p {PORT}");
     let client = format!("{command} ADDRESS");
     Contender::pair("anyverbs", command, client, Reading::Pingpong).on_device()
 }

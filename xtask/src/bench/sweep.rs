@@ -169,7 +169,7 @@ fn add(curves: &mut Vec<Curve>, contender: &Contender, size: u64, turns: &Turns,
     });
     match turns.median(at) {
         Ok(value) => curves[curve].points.push((size, value)),
-        Err(why) => curves[curve].failures.push((size, why)),
+        Err(why) => curves[curve].failures.push((size, why.to_string())),
     }
 }
 

@@ -1,5 +1,7 @@
 //! The figures of contenders that ran in turn.
 
+use std::fmt;
+
 use serde::Serialize;
 
 use super::machine::State;
@@ -13,6 +15,30 @@ pub(super) struct Turns {
     pub(super) discarded: usize,
     /// Why a contender has no figures.
     pub(super) failures: Vec<Option<String>>,
+}
+
+/// Why there is no figure.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Missing {
+    /// The program failed; what it said.
+    Failed(String),
+    /// In each of so many rounds the machine changed its state.
+    Unsettled { rounds: usize },
+    /// There is nothing to measure.
+    NotBuilt(&'static str),
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(why) => f.write_str(why),
+            Self::Unsettled { rounds } => {
+                write!(f, "the machine changed its state in each of {rounds} rounds")
+            }
+            Self::NotBuilt(why) => f.write_str(why),
+        }
+    }
 }
 
 /// Each contender once.
@@ -33,14 +59,14 @@ impl Round {
 
 impl Turns {
     /// The median of a contender, or why there is none.
-    pub(super) fn median(&self, contender: usize) -> Result<f64, String> {
+    pub(super) fn median(&self, contender: usize) -> Result<f64, Missing> {
         self.median_of(contender, |round| round.figures[contender])
     }
 
     /// The median of the rounds' ratios of one contender to another.
-    pub(super) fn ratio(&self, ours: usize, theirs: usize) -> Result<f64, String> {
+    pub(super) fn ratio(&self, ours: usize, theirs: usize) -> Result<f64, Missing> {
         if let Some(failure) = &self.failures[ours] {
-            return Err(failure.clone());
+            return Err(Missing::Failed(failure.clone()));
         }
         self.median_of(theirs, |round| Some(round.figures[ours]? / round.figures[theirs]?))
     }
@@ -49,13 +75,12 @@ impl Turns {
         &self,
         contender: usize,
         value: impl Fn(&Round) -> Option<f64>,
-    ) -> Result<f64, String> {
+    ) -> Result<f64, Missing> {
         if let Some(failure) = &self.failures[contender] {
-            return Err(failure.clone());
+            return Err(Missing::Failed(failure.clone()));
         }
-        median(self.rounds.iter().filter_map(value).collect()).ok_or_else(|| {
-            format!("the machine changed its state in each of {} rounds", self.discarded)
-        })
+        let unsettled = Missing::Unsettled { rounds: self.discarded };
+        median(self.rounds.iter().filter_map(value).collect()).ok_or(unsettled)
     }
 
     /// The states of the rounds that count, as `near`, `far` or both.
@@ -114,14 +139,14 @@ mod tests {
     fn who_failed_has_no_figure() {
         let mut turns = turns(&[(2.0, 1.0)]);
         turns.failures[1] = Some("gone".into());
-        assert_eq!(turns.median(1), Err("gone".into()));
-        assert_eq!(turns.ratio(0, 1), Err("gone".into()));
+        assert_eq!(turns.median(1), Err(Missing::Failed("gone".into())));
+        assert_eq!(turns.ratio(0, 1), Err(Missing::Failed("gone".into())));
         assert_eq!(turns.median(0), Ok(2.0));
     }
 
     #[test]
     fn no_round_without_a_change_is_no_figure() {
         let turns = Turns { rounds: vec![], discarded: 4, failures: vec![None] };
-        assert!(turns.median(0).unwrap_err().contains("each of 4 rounds"));
+        assert_eq!(turns.median(0), Err(Missing::Unsettled { rounds: 4 }));
     }
 }
