@@ -12,6 +12,7 @@ use std::ptr;
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
+use anyverbs_net::shm::{Copying, Local};
 use anyverbs_proto::memory::{Fault, Memory};
 
 // All routines keep the stack pointer as it was at entry, so that the landing pad can return for any of them. They
@@ -274,6 +275,34 @@ impl Memory for ProcessMemory {
         // SAFETY: as in `compare_swap`.
         let code = unsafe { anyverbs_guarded_fetch_add(addr as *mut u64, add, &raw mut old) };
         if code == 0 { Ok(old) } else { Err(Fault) }
+    }
+}
+
+impl ProcessMemory {
+    /// Writes `len` bytes of the pieces into another process's memory; whether all were.
+    #[inline]
+    pub(crate) fn write_remote(
+        &self,
+        copying: &Copying<'_>,
+        pieces: &[Local],
+        to: u64,
+        len: usize,
+    ) -> bool {
+        // SAFETY: as in `read`: the kernel copies as the routine would, and finds out what is not mapped.
+        unsafe { copying.write(pieces, to, len) }.is_ok()
+    }
+
+    /// Reads `len` bytes of another process's memory into the pieces; whether all were.
+    #[inline]
+    pub(crate) fn read_remote(
+        &self,
+        copying: &Copying<'_>,
+        pieces: &[Local],
+        from: u64,
+        len: usize,
+    ) -> bool {
+        // SAFETY: as in `write`, for the pieces.
+        unsafe { copying.read(pieces, from, len) }.is_ok()
     }
 }
 

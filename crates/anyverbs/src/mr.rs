@@ -75,6 +75,7 @@ impl Mr {
         let held = Held::new(pd, Holder::Mr).ok_or(RegisterError::Foreign("protection domain"))?;
         let region = Region { pd: pd.number, access, iova, len, addr };
         let keys = engine.mrs.register(region).ok_or(RegisterError::Exhausted)?;
+        engine.publish_region(keys.rkey, &region);
         Ok(Self { engine, keys, state: Mutex::new(Some(State { pd: held, region })) })
     }
 
@@ -124,9 +125,11 @@ impl Mr {
         if let Some(pd) = &held {
             region.pd = pd.number;
         }
+        self.engine.withdraw_region(self.keys.rkey);
         if !self.engine.mrs.replace(self.keys.lkey, region) {
             return Err(RegisterError::Foreign("memory region"));
         }
+        self.engine.publish_region(self.keys.rkey, &region);
         state.region = region;
         if let Some(pd) = held {
             state.pd = pd;
@@ -143,6 +146,7 @@ impl Mr {
             return Ok(());
         }
         let state = self.state.lock().take().ok_or(DestroyError::Gone)?;
+        self.engine.withdraw_region(self.keys.rkey);
         self.engine.mrs.deregister(self.keys.lkey);
         drop(state);
         Ok(())

@@ -468,7 +468,12 @@ impl QpCell {
         } else if mask.contains(QpAttrMask::AV) {
             link.pin(engine, machine);
         }
+        call.settle(&mut state);
+        let unsettled = state.link.published.take_unsettled();
         call.finish(state);
+        if unsettled {
+            engine.settle_direct();
+        }
         Ok(())
     }
 }

@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyverbs_net::shm::Memory;
 use anyverbs_net::shm::notify::{Door, Ears, unwatch, watch};
+use anyverbs_net::shm::published::Marks;
 use anyverbs_net::shm::ring::{Reader, Writer};
+use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, fence};
 use loom::thread;
@@ -318,4 +320,93 @@ fn an_answer_is_seen_by_who_is_called() {
         assert!(seen || woken, "not told");
         assert!(writer.was_answered() && push(&mut writer, 2));
     });
+}
+
+/// The marks of one side.
+#[derive(Clone, Debug)]
+struct Side<const FENCES: bool>(Arc<[AtomicU64; 8]>);
+
+impl<const FENCES: bool> Side<FENCES> {
+    fn new() -> Self {
+        Self(Arc::new(std::array::from_fn(|_| AtomicU64::new(0))))
+    }
+
+    fn at(&self, at: usize) -> &AtomicU64 {
+        assert_eq!((at - 512) % 64, 0, "the state of a mark");
+        &self.0[(at - 512) / 64]
+    }
+}
+
+impl<const FENCES: bool> Memory for Side<FENCES> {
+    fn load(&self, at: usize, order: Ordering) -> u64 {
+        self.at(at).load(order)
+    }
+
+    fn store(&self, at: usize, value: u64, order: Ordering) {
+        self.at(at).store(value, order);
+    }
+
+    fn fetch_or(&self, _: usize, _: u64) -> u64 {
+        unreachable!("marks have one writer")
+    }
+
+    fn swap(&self, _: usize, _: u64) -> u64 {
+        unreachable!("marks have one writer")
+    }
+
+    fn fence(&self) {
+        if FENCES {
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    fn read(&self, _: usize, _: &mut [u8]) {
+        unreachable!("marks are words")
+    }
+
+    fn write(&self, _: usize, _: &[u8]) {
+        unreachable!("marks are words")
+    }
+}
+
+/// Copies while the board says that it may; the owner takes that back, waits, and uses the memory for something else.
+fn copies_end_before_the_memory_is_used_again<const F: bool>() {
+    let side = Side::<F>::new();
+    let published = Arc::new(AtomicU64::new(1));
+    let memory = Arc::new(UnsafeCell::new(0u64));
+    let copier = {
+        let (side, published, memory) = (side.clone(), published.clone(), memory.clone());
+        thread::spawn(move || {
+            let marks = Marks::new(side);
+            for _ in 0..2 {
+                let mark = marks.set().unwrap();
+                if published.load(Ordering::Acquire) == 1 {
+                    // SAFETY: the model checks that nobody writes it meanwhile.
+                    memory.with(|at| assert_eq!(unsafe { *at }, 0));
+                }
+                drop(mark);
+            }
+        })
+    };
+    published.store(0, Ordering::Release);
+    side.fence();
+    let waited = Marks::new(side).wait(|| {
+        thread::yield_now();
+        true
+    });
+    assert!(waited);
+    // SAFETY: as above.
+    memory.with_mut(|at| unsafe { *at = 1 });
+    copier.join().unwrap();
+}
+
+#[test]
+fn what_was_taken_back_is_not_copied_any_more() {
+    check(copies_end_before_the_memory_is_used_again::<true>);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn without_fences_a_copy_is_missed() {
+    check(copies_end_before_the_memory_is_used_again::<false>);
 }

@@ -31,6 +31,14 @@ counters! {
     ShmSentPkts = "shm_sent_pkts",
     /// Packets received through shared memory; [`RcvdPkts`](Self::RcvdPkts) counts them as well.
     ShmRcvdPkts = "shm_rcvd_pkts",
+    /// WRITEs that this process made straight into the memory of another; no packets.
+    ShmDirectWrites = "shm_direct_writes",
+    /// Bytes of these; they are in [`SentBytes`](Self::SentBytes) as well.
+    ShmDirectWrittenBytes = "shm_direct_written_bytes",
+    /// READs that this process made straight from the memory of another; no packets.
+    ShmDirectReads = "shm_direct_reads",
+    /// Bytes of these; they are in [`RcvdBytes`](Self::RcvdBytes) as well.
+    ShmDirectReadBytes = "shm_direct_read_bytes",
     /// Payload and header bytes sent.
     SentBytes = "sent_bytes",
     /// Payload and header bytes received.

@@ -1,6 +1,7 @@
 //! What a queue pair's machine asks of the device around it, for the time of one call.
 
 use crate::counters::Counter;
+use crate::direct::Direct;
 use crate::event::QpEvent;
 use crate::memory::{Fault, Memory};
 use crate::mr::MrTable;
@@ -66,6 +67,16 @@ pub trait Env {
         headers: &Headers,
         payload: &Payload<'_>,
     ) -> Result<(), TransmitError>;
+
+    /// Does a WRITE or READ by itself, in the peer's own memory and without a message, if it can: true, and all was copied.
+    ///
+    /// With false any part may have been copied, and the operation goes the ordinary way; so whatever is not as it should be,
+    /// keys, rights, the state of the peer's queue pair, the memory on either side, ends in false and is found there. With true
+    /// the peer must be one that would have executed the request: in a state that takes it, connected to this queue pair.
+    fn direct(&mut self, operation: &Direct<'_>) -> bool {
+        let _ = operation;
+        false
+    }
 
     /// Longest payload that the link of this connected queue pair carries in one piece; nothing below the path MTU counts.
     fn segment(&self) -> u32 {

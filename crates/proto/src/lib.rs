@@ -6,6 +6,7 @@
 pub mod cm;
 pub mod counters;
 pub mod cq;
+pub mod direct;
 pub mod env;
 pub mod event;
 pub mod memory;

@@ -86,7 +86,14 @@ const VALID: u64 = 1 << 63;
 const TAG_BITS: u32 = 14;
 const TAG_MASK: u32 = (1 << TAG_BITS) - 1;
 const CHUNK: usize = 1024;
-const MAX_SLOTS: usize = 1 << (32 - TAG_BITS);
+/// How many regions keys can tell apart.
+pub const MAX_REGIONS: usize = 1 << (32 - TAG_BITS);
+
+/// Which of the regions a key names: less than [`MAX_REGIONS`].
+#[must_use]
+pub fn index(key: u32) -> usize {
+    (key >> TAG_BITS) as usize
+}
 
 #[derive(Default)]
 struct Slot {
@@ -119,7 +126,7 @@ impl MrTable {
     /// A table for `capacity` regions (at most 2^18); tags come from `seed`.
     #[must_use]
     pub fn new(capacity: u32, seed: u64) -> Self {
-        let capacity = (capacity as usize).min(MAX_SLOTS - 1);
+        let capacity = (capacity as usize).min(MAX_REGIONS - 1);
         Self {
             chunks: (0..=capacity / CHUNK).map(|_| OnceLock::new()).collect(),
             free: Mutex::new(Free {
@@ -266,7 +273,7 @@ impl MrTable {
     }
 
     fn slot(&self, key: u32) -> Option<&Slot> {
-        let index = (key >> TAG_BITS) as usize;
+        let index = index(key);
         Some(&self.chunks.get(index / CHUNK)?.get()?[index % CHUNK])
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyverbs_net::is_handed_on;
 use anyverbs_proto::counters::Counter;
+use anyverbs_proto::direct::Direct;
 use anyverbs_proto::env::{Env, Side, TransmitError};
 use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::mr::MrTable;
@@ -20,6 +21,7 @@ use parking_lot::MutexGuard;
 
 use super::Engine;
 use super::timers::Registered;
+use crate::link::direct::{self, PublishedQp};
 use crate::link::shm::{self, Peer, Refused, ShmRoute};
 use crate::link::udp::{Asked, Outbox, UdpRoute};
 use crate::memory::ProcessMemory;
@@ -74,6 +76,8 @@ pub(crate) struct Link {
     pub(crate) timers: Registered,
     /// A timer waits for the link to catch up: in the process from this round on; it looks again at this time.
     pub(crate) catch_up: (Option<u64>, Option<Time>),
+    /// Its peer's process has ended: what still waits for it then fails.
+    pub(crate) doomed: Option<Time>,
     /// On the engine's list of those that owe an ACK.
     pub(crate) owed: bool,
     /// A credit probe that found no receives: the answer changes when some are posted.
@@ -82,6 +86,8 @@ pub(crate) struct Link {
     pub(crate) blocked: bool,
     /// Of a target: the SRQ that its last request named.
     pub(crate) xrc_srq: Option<Arc<SrqCell>>,
+    /// What peers are told that they may do without a message.
+    pub(crate) published: PublishedQp,
 }
 
 impl Link {
@@ -101,6 +107,7 @@ impl Link {
         self.route = None;
         self.last = None;
         self.blocked = false;
+        self.doomed = None;
     }
 
     fn set_in_flight(&mut self, in_flight: bool) {
@@ -170,9 +177,10 @@ impl<'a> Call<'a> {
         let engine = self.cell.engine;
         self.out.flush(engine);
         let State { machine, link, .. } = state;
+        engine.publish_qp(machine, &mut link.published);
         link.set_in_flight(machine.is_in_flight());
-        if let Some(deadline) =
-            machine.deadline().map(|d| link.catch_up.1.map_or(d, |until| d.max(until)))
+        let deadline = machine.deadline().map(|d| link.catch_up.1.map_or(d, |until| d.max(until)));
+        if let Some(deadline) = [deadline, link.doomed].into_iter().flatten().min()
             && link.timers.add(deadline)
         {
             engine.add_timer(deadline, self.cell.qpn);
@@ -189,10 +197,16 @@ impl<'a> Call<'a> {
 
     /// Sends what is staged for a queue pair that does nothing any more, and forgets its path.
     pub(crate) fn finish_last(mut self, mut state: MutexGuard<'_, State>) {
-        self.out.flush(self.cell.engine);
+        let engine = self.cell.engine;
+        self.out.flush(engine);
+        engine.withdraw_qp(self.cell.qpn, &mut state.link.published);
         state.link.leave_path();
+        let unsettled = state.link.published.take_unsettled();
         drop(state);
-        self.cell.engine.after_unlock();
+        engine.after_unlock();
+        if unsettled {
+            engine.settle_direct();
+        }
     }
 
     /// Settles, unlocks, and does what had to wait for that.
@@ -306,6 +320,15 @@ impl Env for DeviceEnv<'_> {
                 self.link.blocked |= error == TransmitError::Blocked;
                 Err(error)
             }
+        }
+    }
+
+    fn direct(&mut self, operation: &Direct<'_>) -> bool {
+        match &self.link.route {
+            Some(Route::Shm(route)) => {
+                direct::perform(self.engine, route, self.cell.qpn, operation)
+            }
+            _ => false,
         }
     }
 

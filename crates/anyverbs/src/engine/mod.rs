@@ -199,7 +199,7 @@ impl Engine {
         // Before others can know the slot: who sends here by UDP has found nobody at the link.
         let (shm, poller) = config
             .shm
-            .then(|| Shm::new(&slot))
+            .then(|| Shm::new(&slot, config.direct))
             .transpose()
             .inspect_err(|error| tracing::warn!(%error, "no link through shared memory"))
             .ok()
@@ -297,7 +297,12 @@ impl Engine {
         self.counters.add(counter, n);
     }
 
+    pub(crate) fn counter(&self, counter: Counter) -> u64 {
+        self.counters.read(counter)
+    }
+
     pub(crate) fn counters(&self) -> &Counters {
+        self.count_direct();
         // The kernel's own count of what found the socket full.
         let dropped = self.port.dropped();
         let known = self.kernel_drops.swap(dropped, Ordering::Relaxed);

@@ -1,5 +1,6 @@
 //! Links: how packets get from one queue pair to another.
 
+pub(crate) mod direct;
 mod handing;
 pub(crate) mod inproc;
 pub(crate) mod shm;

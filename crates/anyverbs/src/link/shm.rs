@@ -28,6 +28,7 @@ use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wr::AddressVector;
 use parking_lot::Mutex;
 
+use super::direct::{self, Published};
 use super::udp::{Asked, CreditPacket, takes_recv};
 use crate::engine::Engine;
 use crate::engine::pace::Credit;
@@ -42,6 +43,10 @@ pub(crate) const SEGMENT: u32 = 32 << 10;
 const SHOW_AFTER: usize = 16 << 10;
 /// How long a full ring is waited for.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// How long requests to a process that has ended go on waiting, though their end is known. On a network they would until
+/// their retries had run out, and programs rely on that: one whose peer has left with a message too many on its way has
+/// taken what it wanted by then.
+pub(crate) const GRACE: Duration = Duration::from_millis(250);
 /// How long a process without this link is not asked again for the sake of a datagram.
 const ABSENCE: Duration = Duration::from_secs(1);
 
@@ -74,6 +79,8 @@ struct Waiting {
     stalled: bool,
     blocked: Vec<Qpn>,
     gone: Option<Gone>,
+    /// Until when requests to a process that has ended vanish; then they fail.
+    grace: Option<Time>,
 }
 
 impl Peer {
@@ -90,10 +97,15 @@ impl Peer {
     }
 
     /// It is gone. Who waited for it.
-    pub(crate) fn end(&self, gone: Gone, blocked: &mut Vec<Qpn>) {
+    pub(crate) fn end(&self, gone: Gone, now: Time, blocked: &mut Vec<Qpn>) {
         let mut waiting = self.waiting.lock();
         waiting.gone = Some(gone);
+        waiting.grace.get_or_insert(now + GRACE);
         blocked.append(&mut waiting.blocked);
+    }
+
+    pub(crate) fn channel(&self) -> &Channel {
+        &self.channel
     }
 
     pub(crate) fn is_open(&self) -> bool {
@@ -117,6 +129,8 @@ enum Entry {
 #[derive(Debug)]
 pub(crate) struct Shm {
     endpoint: Endpoint,
+    /// What is on its board, unless one-sided operations go by the rings.
+    published: Option<Published>,
     /// By slot.
     entries: Mutex<Vec<Entry>>,
     /// When [`expire`](Self::expire) has something to do, in nanoseconds.
@@ -124,14 +138,24 @@ pub(crate) struct Shm {
 }
 
 impl Shm {
-    pub(crate) fn new(slot: &Slot) -> io::Result<(Self, Poller)> {
-        let (endpoint, poller) = Endpoint::new(slot, Config::default())?;
+    /// With `direct`, one-sided operations need no message.
+    pub(crate) fn new(slot: &Slot, direct: bool) -> io::Result<(Self, Poller)> {
+        let board = if direct { direct::BOARD } else { 1 };
+        let (endpoint, poller) = Endpoint::new(slot, Config { board, ..Config::default() })?;
+        let published = direct.then(|| {
+            direct::begin(endpoint.board());
+            Published::default()
+        });
         let entries = Mutex::new((0..256).map(|_| Entry::default()).collect());
-        Ok((Self { endpoint, entries, next: AtomicU64::new(NEVER) }, poller))
+        Ok((Self { endpoint, published, entries, next: AtomicU64::new(NEVER) }, poller))
     }
 
     pub(crate) fn endpoint(&self) -> &Endpoint {
         &self.endpoint
+    }
+
+    pub(crate) fn published(&self) -> Option<&Published> {
+        self.published.as_ref()
     }
 
     /// Accepts and ends connections.
@@ -271,6 +295,8 @@ pub(crate) struct ShmRoute {
     /// Of a connected queue pair, else 0.
     mtu: usize,
     front: Front,
+    /// Our address on it.
+    source: Gid,
 }
 
 impl ShmRoute {
@@ -287,6 +313,7 @@ impl ShmRoute {
             peer,
             path: engine.paths.path(av.dgid.to_ip(), av.scope_id, slot),
             mtu: mtu.unwrap_or(0) as usize,
+            source: av.sgid,
             front: Front::new(&Arrival {
                 source: av.sgid,
                 destination: av.dgid,
@@ -295,6 +322,10 @@ impl ShmRoute {
                 flow_label: av.flow_label,
             }),
         })
+    }
+
+    pub(crate) fn source(&self) -> Gid {
+        self.source
     }
 
     /// Puts a packet into the ring; how long it is.
@@ -370,7 +401,11 @@ impl ShmRoute {
                     let mut waiting = self.peer.waiting.lock();
                     return match waiting.gone {
                         Some(Gone::Unwilling) => Err(Refused::Reroute),
-                        Some(Gone::Dead) if reliable && !opcode.is_response() => {
+                        Some(Gone::Dead)
+                            if reliable
+                                && !opcode.is_response()
+                                && waiting.grace.is_some_and(|until| now >= until) =>
+                        {
                             Err(TransmitError::PeerGone.into())
                         }
                         Some(Gone::Dead) => Ok(0),

@@ -18,6 +18,9 @@ const COUNT: usize = 300;
 const SLOTS: usize = 16;
 const SLOT: usize = 80_000;
 
+/// To a peer with these, one-sided operations are messages.
+const BY_RING: [(&str, &str); 1] = [("ANYVERBS_DIRECT", "0")];
+
 struct Peer {
     child: Child,
     stdin: ChildStdin,
@@ -247,7 +250,7 @@ fn a_stream_arrives_whole() {
 }
 
 #[test]
-fn who_is_killed_under_load_is_missed_at_once() {
+fn who_is_killed_under_load_is_missed_soon_but_not_at_once() {
     let _turn = turn();
     let begin = Instant::now();
     for round in 0..10 {
@@ -265,18 +268,16 @@ fn who_is_killed_under_load_is_missed_at_once() {
         peer.child.wait().unwrap();
         let killed = Instant::now();
         e.send(9, SendOp::Write(remote), &[buffer.sge(0, 1)]);
-        let last = loop {
-            let wc = complete(&e, Duration::from_secs(10));
-            if wc.status != WcStatus::Success {
-                break wc;
-            }
-        };
-        assert_eq!(last.status, WcStatus::RetryExcErr);
+        let of_writes = if round % 2 == 0 { 1 } else { 9 };
+        let wcs = e.poll(of_writes);
+        let last = wcs.iter().find(|wc| wc.status != WcStatus::Success);
+        assert_eq!(last.map(|wc| wc.status), Some(WcStatus::RetryExcErr));
         assert_eq!(e.qp.state().unwrap(), QpState::Err);
         if is_on() {
-            assert!(killed.elapsed() < Duration::from_millis(400), "{:?}", killed.elapsed());
+            // Retries would take two seconds. A program whose peer leaves early has a little time to end before.
+            let missed = Duration::from_millis(200)..Duration::from_secs(1);
+            assert!(missed.contains(&killed.elapsed()), "{:?}", killed.elapsed());
         }
-        assert!(e.poll_for(0, Duration::ZERO).iter().all(|wc| wc.status == WcStatus::WrFlushErr));
     }
     eprintln!("{:?} a round", begin.elapsed() / 10);
 }
@@ -284,7 +285,8 @@ fn who_is_killed_under_load_is_missed_at_once() {
 #[test]
 fn who_is_stopped_delays_nobody_else_and_ends_by_the_retries() {
     let _turn = turn();
-    let mut stopped = Peer::spawn("rc", &[]);
+    // What is stopped can be written to nevertheless.
+    let mut stopped = Peer::spawn("rc", &BY_RING);
     let mut other = Peer::spawn("rc", &[]);
     let (a, b) = (Endpoint::new(QpType::Rc), Endpoint::new(QpType::Rc));
     let (src, dst) = (Buffer::new(&a.pd, SIZE), Buffer::new(&b.pd, SIZE));
@@ -310,7 +312,7 @@ fn who_is_stopped_delays_nobody_else_and_ends_by_the_retries() {
 #[test]
 fn who_was_stopped_for_a_moment_goes_on() {
     let _turn = turn();
-    let mut peer = Peer::spawn("rc", &[]);
+    let mut peer = Peer::spawn("rc", &BY_RING);
     let e = Endpoint::new(QpType::Rc);
     let (src, dst) = (Buffer::new(&e.pd, SIZE), Buffer::new(&e.pd, SIZE));
     let (_, remote) = peer.connect(&e, &src);

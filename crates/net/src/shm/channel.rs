@@ -2,18 +2,19 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, MutexGuard};
 use thiserror::Error;
 
 use super::endpoint::write_word;
 use super::handshake::Probe;
-use super::layout::FED;
+use super::layout::{FED, LINE};
 use super::memory::{Area, Memory};
 use super::notify::Door;
 use super::process::PeerProcess;
+use super::published::{Mark, Marks, PeerBoard};
 use super::remote::{Local, Remote, RemoteError, RemoteMemory};
 use super::ring::{Reservation, ReserveError, Writer};
 
@@ -39,11 +40,21 @@ pub enum Closed {
     /// This process closed it.
     #[error("closed")]
     Local,
+    /// The other process stayed in the middle of a copy.
+    #[error("the process stayed in the middle of a copy")]
+    Stuck,
 }
 
 impl Closed {
-    const ALL: [Self; 6] =
-        [Self::Died, Self::HungUp, Self::Nonsense, Self::Version, Self::Refused, Self::Local];
+    const ALL: [Self; 7] = [
+        Self::Died,
+        Self::HungUp,
+        Self::Nonsense,
+        Self::Version,
+        Self::Refused,
+        Self::Local,
+        Self::Stuck,
+    ];
 }
 
 /// Why a message cannot be sent now.
@@ -68,6 +79,7 @@ pub(super) struct PeerDoor {
     /// The peer's eventfd, non-blocking.
     pub(super) wake: OwnedFd,
     pub(super) probe: Probe,
+    pub(super) board: PeerBoard,
 }
 
 /// A connection to one process of the host. See [`super`] for its life.
@@ -77,7 +89,7 @@ pub struct Channel {
     /// Names it among the descriptors that are watched; never reused.
     pub(super) key: u64,
     slot: u8,
-    pub(super) process: PeerProcess,
+    pub(super) process: Arc<PeerProcess>,
     pub(super) socket: OwnedFd,
     /// 0, or the reason why it is closed.
     closed: AtomicU8,
@@ -90,14 +102,18 @@ pub struct Channel {
     /// Known once the other side has answered.
     door: OnceLock<PeerDoor>,
     remote: OnceLock<Result<RemoteMemory, RemoteError>>,
+    marks: Marks<Area>,
+    /// The kernel forbade a copy that it had permitted before.
+    denied: AtomicBool,
 }
 
 impl Channel {
     pub(super) fn new(
         (index, key, slot): (usize, u64, u8),
-        process: PeerProcess,
+        process: Arc<PeerProcess>,
         socket: OwnedFd,
         writer: Writer,
+        marks: Marks<Area>,
     ) -> Self {
         Self {
             index,
@@ -112,6 +128,8 @@ impl Channel {
             asked: AtomicU64::new(0),
             door: OnceLock::new(),
             remote: OnceLock::new(),
+            marks,
+            denied: AtomicBool::new(false),
         }
     }
 
@@ -224,6 +242,19 @@ impl Channel {
         self.remote().map(|_| ())
     }
 
+    /// Begins a copy from or to the other process's memory as its board allows it. None while there is no such way: the other
+    /// process has not answered, the kernel does not permit it, or too many threads are doing it.
+    #[inline]
+    #[must_use]
+    pub fn begin_copy(&self) -> Option<Copying<'_>> {
+        if self.closed().is_some() || self.denied.load(Ordering::Relaxed) {
+            return None;
+        }
+        let door = self.door.get()?;
+        let remote = self.remote().ok()?;
+        Some(Copying { channel: self, remote, board: &door.board, mark: self.marks.set()? })
+    }
+
     /// Copies from the other process's memory, whose pieces must have as many bytes in all as the local ones.
     ///
     /// # Errors
@@ -254,6 +285,70 @@ impl Channel {
     ) -> Result<(), RemoteError> {
         // SAFETY: the caller's promise.
         unsafe { self.remote()?.write(local, remote, || self.is_alive()) }
+    }
+}
+
+/// A copy that is about to be made. While this lives, what the other process has on its board stays good.
+#[derive(Debug)]
+pub struct Copying<'a> {
+    channel: &'a Channel,
+    remote: &'a RemoteMemory,
+    board: &'a PeerBoard,
+    mark: Mark<'a, Area>,
+}
+
+impl Copying<'_> {
+    /// A word of the other process's board, which may have written anything there. None beyond its end.
+    #[inline]
+    #[must_use]
+    pub fn board(&self, at: usize) -> Option<u64> {
+        self.board.load(at)
+    }
+
+    /// Copies `len` bytes from the other process's memory.
+    ///
+    /// # Errors
+    /// See [`RemoteError`]. Any part may have been copied.
+    ///
+    /// # Safety
+    /// The local pieces may be written, as far as they are mapped.
+    pub unsafe fn read(&self, local: &[Local], from: u64, len: usize) -> Result<(), RemoteError> {
+        let remote = [Remote::new(from, len)];
+        // SAFETY: the caller's promise.
+        let result = unsafe { self.remote.read(local, &remote, || self.channel.is_alive()) };
+        self.note(result)?;
+        self.mark.count_read(len);
+        Ok(())
+    }
+
+    /// Copies `len` bytes to the other process's memory. Who looks at the last of them sees all the others, too.
+    ///
+    /// # Errors
+    /// See [`RemoteError`]. Any part may have been copied.
+    ///
+    /// # Safety
+    /// The local pieces may be read, as far as they are mapped.
+    pub unsafe fn write(&self, local: &[Local], to: u64, len: usize) -> Result<(), RemoteError> {
+        // The kernel copies a page after the other, upwards, but inside a page a processor's string instruction may let the
+        // end be seen before the beginning. One for the last line alone comes after all others.
+        let end = to.wrapping_add(len as u64);
+        let line = end.wrapping_sub(1) / LINE as u64 * LINE as u64;
+        let head = (line.saturating_sub(to) as usize).min(len);
+        let pieces = [Remote::new(to, head), Remote::new(to.wrapping_add(head as u64), len - head)];
+        let remote = if head == 0 { &pieces[1..] } else { &pieces[..] };
+        // SAFETY: the caller's promise.
+        let result = unsafe { self.remote.write(local, remote, || self.channel.is_alive()) };
+        self.note(result)?;
+        self.mark.count_write(len);
+        Ok(())
+    }
+
+    #[inline]
+    fn note(&self, result: Result<(), RemoteError>) -> Result<(), RemoteError> {
+        if result == Err(RemoteError::Denied) {
+            self.channel.denied.store(true, Ordering::Relaxed);
+        }
+        result
     }
 }
 

@@ -14,6 +14,7 @@ use super::layout::{page, side_len};
 use super::memory::{Access, Area, SharedObject};
 use super::notify::{Door, bell_of};
 use super::process::{self, PeerProcess};
+use super::published::{Marks, PeerBoard};
 use super::ring::{Reader, Writer};
 
 /// Most channels of a process: two for each other process, and as many again that are about to be closed.
@@ -63,7 +64,7 @@ pub(super) enum Connection {
 pub(super) struct Opening {
     pub(super) index: usize,
     pub(super) slot: u8,
-    pub(super) process: PeerProcess,
+    pub(super) process: Arc<PeerProcess>,
     pub(super) socket: OwnedFd,
     pub(super) own: Area,
     pub(super) peer: Area,
@@ -115,7 +116,8 @@ impl Shared {
     ) -> Greeting {
         let probe =
             Probe { address: (&raw const *self.probe_value) as u64, value: *self.probe_value };
-        Greeting { status, ring, max_payload, probe, index: index as u32, slot: self.slot }
+        let (index, board) = (index as u32, self.board.len());
+        Greeting { status, ring, max_payload, probe, index, slot: self.slot, board }
     }
 
     /// Watches `fd` under `key`.
@@ -163,10 +165,11 @@ impl Shared {
         let Opening { index, slot, process, socket, own, peer, ring, max_payload } = opening;
         peer.make_read_only()?;
         let writer = Writer::new(own.clone(), peer.clone(), page(), ring, max_payload);
+        let marks = Marks::new(own.clone());
         let reader = Box::new(Reader::new(own, peer, page(), ring, max_payload));
         let key = control.next_key;
         control.next_key += 1;
-        let channel = Arc::new(Channel::new((index, key, slot), process, socket, writer));
+        let channel = Arc::new(Channel::new((index, key, slot), process, socket, writer, marks));
         self.watch(channel.socket.as_fd(), key << 1, libc::EPOLLIN | libc::EPOLLRDHUP)?;
         if let Some(pidfd) = &channel.process.pidfd
             && let Err(error) = self.watch(pidfd.as_fd(), key << 1 | 1, libc::EPOLLIN)
@@ -300,7 +303,7 @@ impl Shared {
         received: Received,
     ) -> Result<(), Status> {
         let hello = received.greeting?;
-        let Ok([object, epoch, bells, wake]) = <[OwnedFd; 4]>::try_from(received.fds) else {
+        let Ok([object, epoch, bells, wake, board]) = <[OwnedFd; 5]>::try_from(received.fds) else {
             return Err(Status::Nonsense);
         };
         let taken = control.by_slot[usize::from(hello.slot)].as_ref().is_some_and(|other| {
@@ -317,10 +320,14 @@ impl Shared {
         let map =
             Area::map(object.as_fd(), 2 * side, Access::ReadWrite).map_err(|_| Status::Nonsense)?;
         let (own, peer) = (map.part(side, side), map.part(0, side));
-        let door = peer_door(&hello, epoch, bells, wake).ok_or(Status::Nonsense)?;
+        let door = peer_door(&hello, epoch, bells, wake, board).ok_or(Status::Nonsense)?;
         let index = control.take_index().ok_or(Status::Full)?;
         let answer = self.greeting(Status::Ok, hello.ring, hello.max_payload, index);
-        let fds = [self.epoch.as_fd(), self.bells.as_fd(), self.wake.as_fd()];
+        let fds =
+            [self.epoch.as_fd(), self.bells.as_fd(), self.wake.as_fd(), self.board.object.as_fd()];
+        let process = Arc::new(process);
+        self.board.attach(peer.clone(), &process);
+        let known = Arc::clone(&process);
         let opened = handshake::send(socket.as_fd(), &answer.emit(), &fds).and_then(|()| {
             let Greeting { slot, ring, max_payload, .. } = hello;
             let opening = Opening { index, slot, process, socket, own, peer, ring, max_payload };
@@ -335,6 +342,7 @@ impl Shared {
             Err(error) => {
                 tracing::debug!(%error, slot = hello.slot, "a channel failed to open");
                 control.free_index(index);
+                self.board.detach(&known);
                 Err(Status::Full)
             }
         }
@@ -376,9 +384,9 @@ impl Shared {
             Status::Full => return Err(Closed::Refused),
             Status::Nonsense => return Err(Closed::Nonsense),
         }
-        let [epoch, bells, wake] =
-            <[OwnedFd; 3]>::try_from(received.fds).map_err(|_| Closed::Nonsense)?;
-        let door = peer_door(&answer, epoch, bells, wake).ok_or(Closed::Nonsense)?;
+        let [epoch, bells, wake, board] =
+            <[OwnedFd; 4]>::try_from(received.fds).map_err(|_| Closed::Nonsense)?;
+        let door = peer_door(&answer, epoch, bells, wake, board).ok_or(Closed::Nonsense)?;
         channel.establish(door);
         self.tell(News::Answered(Arc::clone(channel)));
         Ok(())
@@ -389,6 +397,7 @@ impl Shared {
         if control.connections.remove(&channel.key).is_none() {
             return;
         }
+        self.board.detach(&channel.process);
         self.unwatch(channel.socket.as_fd());
         if let Some(pidfd) = &channel.process.pidfd {
             self.unwatch(pidfd.as_fd());
@@ -396,6 +405,20 @@ impl Shared {
         let place = &mut control.by_slot[usize::from(channel.slot())];
         if place.as_ref().is_some_and(|c| Arc::ptr_eq(c, channel)) {
             *place = None;
+        }
+    }
+
+    /// Closes the channels to processes that do not get on with a copy.
+    #[cold]
+    pub(super) fn end(&self, stuck: &[Arc<PeerProcess>]) {
+        let control = self.control.lock();
+        for connection in control.connections.values() {
+            if let Connection::Channel(channel) = connection
+                && stuck.iter().any(|process| Arc::ptr_eq(process, &channel.process))
+            {
+                // The socket's hang-up tells the rest.
+                channel.close(Closed::Stuck);
+            }
         }
     }
 
@@ -413,6 +436,7 @@ fn peer_door(
     epoch: OwnedFd,
     bells: OwnedFd,
     wake: OwnedFd,
+    board: OwnedFd,
 ) -> Option<PeerDoor> {
     let epoch = SharedObject::check(epoch, page())?;
     let bells = SharedObject::check(bells, page())?;
@@ -421,8 +445,11 @@ fn peer_door(
     if !is_eventfd(wake.as_fd()) {
         return None;
     }
+    let board = SharedObject::check(board, greeting.board)?;
+    let board = PeerBoard::new(&board, greeting.board).ok()?;
     let index = usize::try_from(greeting.index).ok().filter(|&i| i < MAX_CHANNELS)?;
-    Some(PeerDoor { door: Door::new(bells, epoch, bell_of(index)), wake, probe: greeting.probe })
+    let door = Door::new(bells, epoch, bell_of(index));
+    Some(PeerDoor { door, wake, probe: greeting.probe, board })
 }
 
 /// Whether writing to a descriptor cannot block: it is non-blocking, and no file, socket or pipe.

@@ -18,6 +18,7 @@ use super::memory::{Access, Area, SharedObject};
 use super::notify::{Door, Ears, OWN_BELL};
 use super::poller::Poller;
 use super::process;
+use super::published::Board;
 use crate::registry::{Slot, random_u64};
 
 /// The sizes of the rings that this process makes. The other process takes what it is offered.
@@ -27,11 +28,13 @@ pub struct Config {
     pub ring: usize,
     /// Longest payload: at most a quarter of the ring.
     pub max_payload: usize,
+    /// Bytes of the board on which this process publishes.
+    pub board: usize,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { ring: 512 << 10, max_payload: 64 << 10 }
+        Self { ring: 512 << 10, max_payload: 64 << 10, board: 1 }
     }
 }
 
@@ -74,6 +77,7 @@ pub(super) struct Shared {
     pub(super) epoch: SharedObject,
     pub(super) bells: SharedObject,
     pub(super) wake: OwnedFd,
+    pub(super) board: Board,
     /// How this process tells its own poller.
     pub(super) door: Door,
     pub(super) probe_value: Box<u64>,
@@ -125,6 +129,7 @@ impl Endpoint {
             epoch,
             bells,
             wake,
+            board: Board::new(config.board)?,
             door: Door::new(bells_area.clone(), epoch_area.clone(), OWN_BELL),
             probe_value: Box::new(random_u64()),
             control: Mutex::new(Control::new()),
@@ -165,7 +170,7 @@ impl Endpoint {
         if uid != shared.uid {
             return Err(ConnectError::OtherUser);
         }
-        let Config { ring, max_payload } = shared.config;
+        let Config { ring, max_payload, .. } = shared.config;
         let side = side_len(ring);
         let object = SharedObject::new(2 * side)?;
         for start in [0, side] {
@@ -175,7 +180,16 @@ impl Endpoint {
         let (own, peer) = (map.part(0, side), map.part(side, side));
         let index = control.take_index().ok_or(ConnectError::TooMany)?;
         let greeting = shared.greeting(Status::Ok, ring, max_payload, index);
-        let fds = [object.as_fd(), shared.epoch.as_fd(), shared.bells.as_fd(), shared.wake.as_fd()];
+        let fds = [
+            object.as_fd(),
+            shared.epoch.as_fd(),
+            shared.bells.as_fd(),
+            shared.wake.as_fd(),
+            shared.board.object.as_fd(),
+        ];
+        let process = Arc::new(process);
+        shared.board.attach(peer.clone(), &process);
+        let known = Arc::clone(&process);
         let socket: OwnedFd = socket.into();
         let opened = handshake::send(socket.as_fd(), &greeting.emit(), &fds).and_then(|()| {
             let opening = Opening { index, slot, process, socket, own, peer, ring, max_payload };
@@ -183,6 +197,7 @@ impl Endpoint {
         });
         if opened.is_err() {
             control.free_index(index);
+            shared.board.detach(&known);
         }
         Ok(opened?)
     }
@@ -206,6 +221,22 @@ impl Endpoint {
     #[must_use]
     pub fn wake_fd(&self) -> BorrowedFd<'_> {
         self.shared.wake.as_fd()
+    }
+
+    /// What this process publishes.
+    #[must_use]
+    pub fn board(&self) -> &Board {
+        &self.shared.board
+    }
+
+    /// Waits until all copies have ended that others may have begun before the last change of the board: what was taken back
+    /// is not touched any more. It takes as long as a copy does. A process that is stopped in the middle of one may still
+    /// finish it when it goes on: it is waited for a second, once, and loses its channels.
+    pub fn settle(&self) {
+        let stuck = self.shared.board.settle();
+        if !stuck.is_empty() {
+            self.shared.end(&stuck);
+        }
     }
 
     /// The slot of this process.

@@ -2,7 +2,7 @@
 //! descriptors (`SCM_RIGHTS`).
 //!
 //! Little-endian: magic 8 | version 4 | status 4 | ring 8 | max payload 8 | page 8 | probe address 8 | probe value 8 |
-//! index 4 | slot 1 | 3 zero.
+//! index 4 | slot 1 | 3 zero | board 8.
 
 use std::ffi::c_void;
 use std::io;
@@ -10,12 +10,13 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use super::layout::{RING_SIZES, VERSION, page};
+use super::published::MAX_BOARD;
 use crate::cmsg::{self, ControlBuffer};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"avb-shm\0");
-const LEN: usize = 64;
+const LEN: usize = 72;
 /// Most descriptors of a message.
-const MAX_FDS: usize = 4;
+const MAX_FDS: usize = 5;
 
 /// The answer to a hello.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +47,8 @@ pub(crate) struct Greeting {
     /// The number of the ring at its reader, the sender.
     pub(crate) index: u32,
     pub(crate) slot: u8,
+    /// Bytes of the sender's board.
+    pub(crate) board: usize,
 }
 
 /// A word in a process's memory.
@@ -73,34 +76,43 @@ impl Greeting {
         put(&self.probe.address.to_le_bytes());
         put(&self.probe.value.to_le_bytes());
         put(&self.index.to_le_bytes());
-        put(&[self.slot]);
+        put(&[self.slot, 0, 0, 0]);
+        put(&(self.board as u64).to_le_bytes());
         bytes
     }
 
     /// Reads a greeting; what to answer if it is none of this version.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Status> {
         let (words, []) = bytes.as_chunks::<8>() else { return Err(Status::Nonsense) };
-        let &[magic, versions, ring, max_payload, page_len, address, value, last] = words else {
-            return Err(Status::Nonsense);
-        };
-        if u64::from_le_bytes(magic) != MAGIC {
+        // In front of every version's, so that others can be told from nonsense.
+        let [magic, versions, ..] = words else { return Err(Status::Nonsense) };
+        if u64::from_le_bytes(*magic) != MAGIC {
             return Err(Status::Nonsense);
         }
-        let [version, status] = halves(versions);
+        let [version, status] = halves(*versions);
+        if version != VERSION {
+            return Err(Status::Version);
+        }
+        let &[_, _, ring, max_payload, page_len, address, value, last, board] = words else {
+            return Err(Status::Nonsense);
+        };
         let size = |bytes| usize::try_from(u64::from_le_bytes(bytes)).unwrap_or(usize::MAX);
         let (ring, max_payload) = (size(ring), size(max_payload));
-        if version != VERSION || size(page_len) != page() {
+        let board = size(board);
+        if size(page_len) != page() {
             return Err(Status::Version);
         }
         let [index, slot] = halves(last);
         let status = Status::ALL.into_iter().find(|&s| s as u32 == status);
         match (status, u8::try_from(slot)) {
-            (Some(status), Ok(slot)) if slot != 0 && is_valid_ring(ring, max_payload) => {
+            (Some(status), Ok(slot))
+                if slot != 0 && is_valid_ring(ring, max_payload) && is_valid_board(board) =>
+            {
                 let probe = Probe {
                     address: u64::from_le_bytes(address),
                     value: u64::from_le_bytes(value),
                 };
-                Ok(Self { status, ring, max_payload, probe, index, slot })
+                Ok(Self { status, ring, max_payload, probe, index, slot, board })
             }
             _ => Err(Status::Nonsense),
         }
@@ -117,6 +129,11 @@ pub(crate) fn is_valid_ring(ring: usize, max_payload: usize) -> bool {
     RING_SIZES.contains(&ring) && ring.is_power_of_two() && max_payload <= ring / 4
 }
 
+/// Whether a board may have this size.
+fn is_valid_board(len: usize) -> bool {
+    (1..=MAX_BOARD).contains(&len) && len.is_multiple_of(page())
+}
+
 /// Sends one message with descriptors, at once or not at all.
 pub(crate) fn send(
     socket: BorrowedFd<'_>,
@@ -130,6 +147,10 @@ pub(crate) fn send(
         0 => {}
         3 => writer.push(libc::SOL_SOCKET, libc::SCM_RIGHTS, [raw(0), raw(1), raw(2)]),
         4 => writer.push(libc::SOL_SOCKET, libc::SCM_RIGHTS, [raw(0), raw(1), raw(2), raw(3)]),
+        5 => {
+            let fds = [raw(0), raw(1), raw(2), raw(3), raw(4)];
+            writer.push(libc::SOL_SOCKET, libc::SCM_RIGHTS, fds);
+        }
         _ => return Err(io::ErrorKind::InvalidInput.into()),
     }
     let control_len = writer.len();
@@ -212,6 +233,7 @@ mod tests {
             probe: Probe { address: 1 << 40, value: 77 },
             index: 513,
             slot: 255,
+            board: 1 << 20,
         }
     }
 
@@ -219,7 +241,7 @@ mod tests {
     fn greetings_are_read_back_and_bad_ones_refused() {
         let bytes = greeting().emit();
         assert_eq!(Greeting::parse(&bytes), Ok(greeting()));
-        assert_eq!(Greeting::parse(&bytes[..56]), Err(Status::Nonsense));
+        assert_eq!(Greeting::parse(&bytes[..64]), Err(Status::Nonsense));
         assert_eq!(Greeting::parse(&[]), Err(Status::Nonsense));
         let with = |at: usize, value: u8| {
             let mut bytes = bytes;
@@ -234,6 +256,8 @@ mod tests {
         assert_eq!(with(31, 1), Err(Status::Nonsense), "payloads larger than the ring");
         assert_eq!(with(60, 0), Err(Status::Nonsense), "slot 0");
         assert_eq!(with(61, 1), Err(Status::Nonsense));
+        assert_eq!(with(64, 1), Err(Status::Nonsense), "a board of no whole pages");
+        assert_eq!(with(68, 1), Err(Status::Nonsense), "a board too large");
     }
 
     #[test]

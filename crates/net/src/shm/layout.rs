@@ -1,7 +1,7 @@
 //! Where things lie in shared memory. Both sides must agree in all of it: a change is a new [`VERSION`].
 
 /// The layout and the protocol on it.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// Bytes of a cache line, the unit in which a ring is used.
 pub(crate) const LINE: usize = 64;
@@ -20,6 +20,9 @@ pub(crate) const WATCH: usize = 128;
 pub(crate) const FED: usize = 256;
 /// Counts how often this side, as a writer, has asked to be told when there is room.
 pub(crate) const HUNGRY: usize = 384;
+/// The marks of the copies that this side makes from and to the other's memory, a line each.
+pub(crate) const MARKS: usize = 512;
+pub(crate) const MARK_COUNT: usize = 8;
 /// Bytes of the words, and more, if the page is larger.
 const WORDS: usize = 4096;
 

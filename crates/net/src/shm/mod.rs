@@ -6,7 +6,7 @@
 //! # Life of a channel
 //!
 //! Each process has an [`Endpoint`]: a `SOCK_SEQPACKET` listener at `@<registry>/<uid>/shm/<slot>`, and two pages in
-//! memfds, the *bells* and the *epoch* ([`notify`]). [`Endpoint::connect`] connects to the listener of another slot,
+//! memfds, the *bells* and the *epoch* ([`notify`]), and a *board* ([`published`]). [`Endpoint::connect`] connects to the listener of another slot,
 //! checks by `SO_PEERCRED` that it belongs to the same user, makes a memfd with a ring for each direction, sealed so
 //! that it keeps its size, and sends it with a hello that says version and layout. It does not wait: what is sent
 //! before the other side answers lies in the ring. The other side's [`Endpoint::control`] checks user, seals, size
@@ -29,6 +29,7 @@
 //! | 128 | whether it looks into that ring by itself, or wants its bell rung |
 //! | 256 | the last question for room that it answered |
 //! | 384 | the last question for room that it asked |
+//! | 512 | marks of the copies that it makes from and to the other's memory ([`published`]) |
 //! | one page | its ring, 64 KiB to 64 MiB, in which memory is allocated as it is used |
 //!
 //! A message is `control word 8 | header 0 to 120 | payload`, at a multiple of 64; header and payload that fit into
@@ -71,6 +72,8 @@
 //!   [`Poller::disarm`] and poll. While disarmed nobody writes to the eventfd, so it may stay in the epoll set.
 //! - [`Channel::can_copy`], [`Channel::read_remote`] and [`Channel::write_remote`] are process_vm_readv(2) and
 //!   process_vm_writev(2) with a check that the process is still the same.
+//! - [`Channel::begin_copy`] is the same as the other process's [`Board`] allows it: it can be read meanwhile, and its owner,
+//!   who takes something back from [`Endpoint::board`], waits in [`Endpoint::settle`] until the copy has ended.
 //!
 //! After `fork` the child has none of the mappings; it must not use what it inherited, but may drop it.
 
@@ -83,14 +86,16 @@ mod memory;
 pub mod notify;
 mod poller;
 mod process;
+pub mod published;
 mod remote;
 pub mod ring;
 
-pub use channel::{Channel, Closed, SendError, Sender};
+pub use channel::{Channel, Closed, Copying, SendError, Sender};
 pub use endpoint::{Config, ConnectError, Endpoint};
 pub use layout::MAX_HEADER;
 pub use memory::{Area, Memory};
 pub use poller::{Event, Poller};
+pub use published::{Board, Copied};
 pub use remote::{Local, Remote, RemoteError};
 pub use ring::{Batch, Message, Reservation};
 

@@ -132,7 +132,7 @@ fn nobody_oneself_and_slot_zero_are_no_peers() {
     assert!(matches!(a.endpoint.connect(1), Err(ConnectError::NotAnother)));
     assert!(matches!(a.endpoint.connect(0), Err(ConnectError::NotAnother)));
     let slot = Slot::claim_number(&registry, 3).unwrap();
-    let config = Config { ring: 64 << 10, max_payload: 64 << 10 };
+    let config = Config { ring: 64 << 10, max_payload: 64 << 10, ..Config::default() };
     assert_eq!(Endpoint::new(&slot, config).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
 }
 
@@ -326,32 +326,42 @@ fn bad_hellos_are_refused_and_leave_nothing_behind() {
         probe: Probe::default(),
         index: 0,
         slot: 7,
+        board: page(),
     };
     let object = SharedObject::new(2 * side).unwrap();
     let word = SharedObject::new(page()).unwrap();
     let wake = b.endpoint.wake_fd().try_clone_to_owned().unwrap();
     let (pipe, _other_end) = std::io::pipe().unwrap();
     let object = object.as_fd();
-    let fds = [object, word.as_fd(), word.as_fd(), wake.as_fd()];
+    let fds = [object, word.as_fd(), word.as_fd(), wake.as_fd(), word.as_fd()];
     let mut wrong_version = good.emit();
     wrong_version[8] ^= 0x80;
     let cases = [
         (good.emit(), fds.to_vec(), Status::Ok),
         (wrong_version, fds.to_vec(), Status::Version),
-        (good.emit(), fds[..3].to_vec(), Status::Nonsense),
+        (good.emit(), fds[..4].to_vec(), Status::Nonsense),
         (good.emit(), vec![], Status::Nonsense),
         (
             good.emit(),
-            vec![word.as_fd(), word.as_fd(), word.as_fd(), wake.as_fd()],
+            vec![word.as_fd(), word.as_fd(), word.as_fd(), wake.as_fd(), word.as_fd()],
             Status::Nonsense,
         ),
-        (good.emit(), vec![object, object, word.as_fd(), wake.as_fd()], Status::Nonsense),
-        (good.emit(), vec![object, word.as_fd(), word.as_fd(), pipe.as_fd()], Status::Nonsense),
+        (
+            good.emit(),
+            vec![object, object, word.as_fd(), wake.as_fd(), word.as_fd()],
+            Status::Nonsense,
+        ),
+        (
+            good.emit(),
+            vec![object, word.as_fd(), word.as_fd(), pipe.as_fd(), word.as_fd()],
+            Status::Nonsense,
+        ),
+        (Greeting { board: 2 * page(), ..good }.emit(), fds.to_vec(), Status::Nonsense),
         (Greeting { slot: 2, ..good }.emit(), fds.to_vec(), Status::Nonsense),
         (Greeting { status: Status::Full, ..good }.emit(), fds.to_vec(), Status::Nonsense),
         (Greeting { index: 5000, ..good }.emit(), fds.to_vec(), Status::Nonsense),
         (Greeting { ring: 128 << 10, ..good }.emit(), fds.to_vec(), Status::Nonsense),
-        ([0; 64], fds.to_vec(), Status::Nonsense),
+        ([0; 72], fds.to_vec(), Status::Nonsense),
     ];
     for (n, (bytes, fds, expected)) in cases.into_iter().enumerate() {
         let socket = b.endpoint.dial(2);
@@ -360,7 +370,7 @@ fn bad_hellos_are_refused_and_leave_nothing_behind() {
         b.turn();
         let answer = handshake::receive(socket.as_fd()).unwrap().unwrap();
         assert_eq!(answer.greeting.unwrap().status, expected, "case {n}");
-        assert_eq!(answer.fds.len(), if n == 0 { 3 } else { 0 });
+        assert_eq!(answer.fds.len(), if n == 0 { 4 } else { 0 });
         drop((socket, answer));
         b.turn();
         b.turn();

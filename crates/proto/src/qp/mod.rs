@@ -22,6 +22,7 @@ use crate::counters::Counter;
 use crate::env::{Env, Side};
 use crate::event::QpEvent;
 use crate::memory::Memory;
+use crate::mr::Access;
 use crate::payload::Data;
 use crate::recv_queue::{PostRecvError, RecvQueue};
 use crate::time::Time;
@@ -386,6 +387,27 @@ impl Qp {
             _ => rq.push(wr)?,
         }
         Ok(())
+    }
+
+    /// Whether a request of the peer would be executed now without anybody being told, so that the peer may do it by itself
+    /// ([`Env::direct`]); and what it would be allowed. In RTR the first message raises `COMM_EST`, which has to arrive.
+    #[must_use]
+    pub fn open_to_direct(&self) -> Option<Access> {
+        let open = match self.attr.state {
+            QpState::Rtr => self.established,
+            QpState::Rts | QpState::Sqd | QpState::Sqe => true,
+            QpState::Reset | QpState::Init | QpState::Err => false,
+        };
+        // An XRC target's requests are checked against the SRQ that each one names.
+        if !open || !matches!(self.init.qp_type, QpType::Rc | QpType::Uc) {
+            return None;
+        }
+        let mut access = self.attr.access;
+        access.set(
+            Access::REMOTE_READ,
+            access.contains(Access::REMOTE_READ) && self.attr.max_dest_rd_atomic > 0,
+        );
+        Some(access)
     }
 
     /// How many messages the queue pair's own receive queue has receives for; `None` if it has no such queue, or the

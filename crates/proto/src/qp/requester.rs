@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::counters::Counter;
+use crate::direct::{Direct, Direction, Local, MAX_DIRECT};
 use crate::env::{Env, Side, TransmitError};
 use crate::mr::Access;
 use crate::payload::{Payload, hold_local};
@@ -55,7 +56,7 @@ pub(super) struct Requester {
     pub(super) una_cost: u64,
     /// The PSN after the highest that was ever sent.
     pub(super) max_sent: Psn,
-    /// PSN and cost for the WQE that is started next.
+    /// PSN and cost for the WQE that is started next: the cost is 0 as long as none was.
     fresh_psn: Psn,
     fresh_cost: u64,
     /// PSNs after the last response of each READ piece and atomic that is outstanding.
@@ -144,8 +145,13 @@ impl Qp {
         }
         let mut sent = false;
         while !self.is_halted_here() && self.sq.next != self.sq.head {
-            if self.sq.next == self.sq.started && !self.start_wqe(env) {
-                break;
+            if self.sq.next == self.sq.started {
+                if self.send_direct(env) {
+                    continue;
+                }
+                if !self.start_wqe(env) {
+                    break;
+                }
             }
             match self.send_packet(window, env) {
                 Ok(true) => sent = true,
@@ -163,6 +169,52 @@ impl Qp {
         self.complete_halted(env);
         self.note_drained(env);
         sent
+    }
+
+    /// Has the device do the WQE `next` without a message, where that keeps the order: everything before it was executed. It
+    /// takes no PSNs. False if it has to go the ordinary way, which also finds out what is wrong with it.
+    fn send_direct<E: Env>(&mut self, env: &mut E) -> bool {
+        let position = self.sq.next;
+        let sqe = self.sq.at(position);
+        let (direction, remote) = match sqe.op {
+            SendOp::Write(remote) => (Direction::Write, remote),
+            SendOp::Read(remote) => (Direction::Read, remote),
+            _ => return false,
+        };
+        let in_order = if self.init.qp_type.is_reliable() {
+            self.requester.una == self.requester.fresh_psn
+        } else {
+            // Nobody tells when the peer has executed what was sent.
+            self.requester.fresh_cost == 0
+        };
+        if !in_order
+            || self.sq.done != position
+            || self.attr.state != QpState::Rts
+            || !(1..=MAX_DIRECT).contains(&sqe.len)
+            || (direction == Direction::Read && self.attr.max_rd_atomic == 0)
+        {
+            return false;
+        }
+        let inline = sqe.flags.contains(SendFlags::INLINE);
+        let operation = Direct {
+            dest_qpn: self.attr.dest_qpn,
+            direction,
+            remote,
+            len: sqe.len,
+            local: if inline {
+                Local::Inline(self.sq.inline(position))
+            } else {
+                Local::Sges(self.sq.sges(position))
+            },
+            pd: self.init.pd,
+        };
+        if !env.direct(&operation) {
+            return false;
+        }
+        let next = position.wrapping_add(1);
+        (self.sq.next, self.sq.started) = (next, next);
+        self.complete_oldest(WcStatus::Success, env);
+        true
     }
 
     /// Checks the WQE `next` and gives it PSNs. False if it has to wait or cannot be sent at all.

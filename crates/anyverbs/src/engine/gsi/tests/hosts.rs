@@ -59,8 +59,8 @@ fn on_two_hosts() {
     let enter = format!("nsenter -n -t {there} ");
     for (ns, commands) in [
         ("", format!("ip link add av0 type veth peer name av1 netns {there}")),
-        ("", "ip link set lo up;ip addr add 10.77.0.1/24 dev av0;ip addr add fd77::1/64 dev av0 nodad;ip addr add fe80::77:1/64 dev av0 nodad;ip link set av0 up".into()),
-        (&enter, "ip link set lo up;ip addr add 10.77.0.2/24 dev av1;ip addr add fd77::2/64 dev av1 nodad;ip addr add fe80::77:2/64 dev av1 nodad;ip link set av1 up".into()),
+        ("", "ip link set lo up;ip addr add 10.77.0.1/24 dev av0;ip addr add fd77::1/64 dev av0 nodad;ip addr add fe80::77:1/64 dev av0 nodad;ip link set av0 addrgenmode none;ip link set av0 up".into()),
+        (&enter, "ip link set lo up;ip addr add 10.77.0.2/24 dev av1;ip addr add fd77::2/64 dev av1 nodad;ip addr add fe80::77:2/64 dev av1 nodad;ip link set av1 addrgenmode none;ip link set av1 up".into()),
     ] {
         for command in commands.split(';') {
             assert!(run(&format!("{ns}{command}")), "{ns}{command}");

@@ -1,0 +1,379 @@
+//! One-sided operations straight into the memory of another process of this user: one system call of the requester, and
+//! no message.
+//!
+//! Each process publishes on its board (`anyverbs_net::shm::published`) which regions there are and which queue pairs take
+//! requests, of whom and with which rights. The requester checks there what the responder would check, and copies. If
+//! anything is not as it should be it says no, and the request goes by the ring: the responder finds the fault, answers, and
+//! makes its events, as ever.
+//!
+//! | on the board, in words | what |
+//! |---|---|
+//! | 0 | the layout |
+//! | 8 to 511 | a bit for each block of 4 KiB that may be read: the others have no memory yet |
+//! | from block 1 | regions, by the index in their keys: valid, generation, rkey · iova · length · address · PD, rights |
+//! | behind them | queue pairs, by their number: valid, generation, number · peer, rights · PD · the peer's GID |
+//!
+//! An entry is a line whose first word says whether it is valid. Its owner changes the others only while it is not, and after
+//! waiting for the copies that began before ([`Engine::settle_direct`]); hence under the mark of a copy a valid entry is
+//! whole. What is read there is the word of another process: it leads to addresses of that process, which the kernel checks,
+//! and to nothing in this one.
+//!
+//! Deregistration, and the move of a queue pair to RESET or ERR and its end as far as the program asked for them, wait for the
+//! copies in progress. A queue pair that an error moves is taken back at once, and waited for when the program acts on it. A
+//! peer that is stopped in the middle of a copy is waited for a second; then its channels are closed, since it may still write
+//! what it had begun when it goes on: what the program does with memory that it has registered and its peers' processes is
+//! theirs to agree on, as one of the same user could write there anyway.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyverbs_net::shm::{self, Board, Copied, Copying};
+use anyverbs_proto::counters::Counter;
+use anyverbs_proto::direct::{Direct, Direction, Local};
+use anyverbs_proto::mr::{self, Access, Hold, MAX_REGIONS, Region};
+use anyverbs_proto::payload::hold_local;
+use anyverbs_proto::qp::Qp;
+use anyverbs_proto::types::{Gid, Qpn};
+use anyverbs_proto::wr::{MAX_SGE, RemoteAddr, Sge};
+use parking_lot::Mutex;
+
+use super::shm::ShmRoute;
+use crate::engine::Engine;
+
+/// Says that what follows is laid out as here.
+const LAYOUT: u64 = u64::from_le_bytes(*b"avb-dir1");
+const BITS: usize = 8;
+const BLOCK: usize = 4096;
+const ENTRY: usize = 64;
+const REGIONS: usize = BLOCK;
+const QUEUE_PAIRS: usize = REGIONS + MAX_REGIONS * ENTRY;
+const LEN: usize = QUEUE_PAIRS + (1 << 16) * ENTRY;
+const VALID: u64 = 1 << 63;
+
+const _: () = assert!(BITS + LEN / BLOCK / 8 + 8 <= BLOCK, "a bit for each block");
+
+/// Bytes of the board of a process that does this.
+pub(crate) const BOARD: usize = LEN;
+
+/// Where the entry of a region is.
+fn region_at(rkey: u32) -> usize {
+    REGIONS + mr::index(rkey) * ENTRY
+}
+
+/// Where the entry of a queue pair is.
+fn qp_at(qpn: Qpn) -> usize {
+    QUEUE_PAIRS + usize::from(qpn.get() as u16) * ENTRY
+}
+
+/// Where the bit of an entry's block is, and which.
+fn bit_of(at: usize) -> (usize, u64) {
+    let block = at / BLOCK;
+    (BITS + block / 64 * 8, 1 << (block % 64))
+}
+
+/// What is published of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct QpEntry {
+    peer: Qpn,
+    access: Access,
+    pd: u32,
+    gid: Gid,
+}
+
+impl QpEntry {
+    fn words(&self) -> [u64; 4] {
+        let (high, low) = self.gid.0.split_at(8);
+        let word = |bytes: &[u8]| bytes.iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
+        let peer = u64::from(self.access.bits()) << 32 | u64::from(self.peer.get());
+        [peer, self.pd.into(), word(high), word(low)]
+    }
+}
+
+/// What peers are told of a queue pair.
+#[derive(Debug, Default)]
+pub(crate) struct PublishedQp {
+    /// What they may do without a message.
+    access: Option<Access>,
+    /// Something was taken back, and who copies by it has not been waited for.
+    unsettled: bool,
+}
+
+impl PublishedQp {
+    /// Whether [`Engine::settle_direct`] is to be called, which the caller then does.
+    pub(crate) fn take_unsettled(&mut self) -> bool {
+        std::mem::take(&mut self.unsettled)
+    }
+}
+
+/// What a process has on its board.
+#[derive(Debug, Default)]
+pub(crate) struct Published {
+    /// Of entries; each validity has another, so that an entry that was replaced is another.
+    generation: AtomicU64,
+    /// What is in the port's counters of what others, and we, copied.
+    counted: Mutex<(Copied, Copied)>,
+}
+
+/// Opens a board to readers.
+pub(crate) fn begin(board: &Board) {
+    let (at, bit) = bit_of(0);
+    board.set_bits(at, bit);
+    board.store(0, LAYOUT);
+}
+
+impl Published {
+    /// Makes an entry valid. If the system has no memory for it, requests go by the ring.
+    fn enter(&self, board: &Board, at: usize, name: u32, words: &[u64]) {
+        let (bits, bit) = bit_of(at);
+        if board.load(bits) & bit == 0 {
+            if !board.allocate(at / BLOCK * BLOCK, BLOCK) {
+                return;
+            }
+            board.set_bits(bits, bit);
+        }
+        for (n, &word) in words.iter().enumerate() {
+            board.store(at + 8 * (n + 1), word);
+        }
+        let generation = self.generation.fetch_add(1, Ordering::Relaxed) & 0x7fff_ffff;
+        board.store(at, VALID | generation << 32 | u64::from(name));
+    }
+}
+
+/// Takes an entry back; whether there was one.
+fn take_back(board: &Board, at: usize) -> bool {
+    let (bits, bit) = bit_of(at);
+    if board.load(bits) & bit == 0 || board.load(at) & VALID == 0 {
+        return false;
+    }
+    board.store(at, 0);
+    true
+}
+
+impl Engine {
+    fn board(&self) -> Option<(&Board, &Published)> {
+        self.shm.as_ref().and_then(|shm| Some((shm.endpoint().board(), shm.published()?)))
+    }
+
+    /// Lets peers reach a region.
+    pub(crate) fn publish_region(&self, rkey: u32, region: &Region) {
+        // A key that a peer can invalidate goes by the ring, as its invalidation does.
+        if region.access.contains(Access::INVALIDATABLE)
+            || !region.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_READ)
+        {
+            return;
+        }
+        let Some((board, published)) = self.board() else { return };
+        let rights = u64::from(region.pd) << 32 | u64::from(region.access.bits());
+        let words = [region.iova, region.len, region.addr, rights];
+        published.enter(board, region_at(rkey), rkey, &words);
+    }
+
+    /// No copy touches a region any more when this returns.
+    pub(crate) fn withdraw_region(&self, rkey: u32) {
+        if let Some((board, _)) = self.board()
+            && take_back(board, region_at(rkey))
+        {
+            self.settle_direct();
+        }
+    }
+
+    /// Brings what is published of a queue pair up to date. What was taken back may be in use until
+    /// [`settle_direct`](Self::settle_direct).
+    #[inline]
+    pub(crate) fn publish_qp(&self, machine: &Qp, published: &mut PublishedQp) {
+        if published.access != machine.open_to_direct() {
+            self.republish_qp(machine, published);
+        }
+    }
+
+    #[cold]
+    fn republish_qp(&self, machine: &Qp, known: &mut PublishedQp) {
+        let Some((board, published)) = self.board() else { return };
+        let (at, attr) = (qp_at(machine.qpn()), machine.attr());
+        let Some(access) = machine.open_to_direct().filter(|_| attr.dest_qpn.slot() != self.slot)
+        else {
+            return self.withdraw_qp(machine.qpn(), known);
+        };
+        let entry =
+            QpEntry { peer: attr.dest_qpn, access, pd: machine.init().pd, gid: attr.av.dgid };
+        if known.access.is_some() {
+            // Only the rights are others, which share a word with what stays.
+            board.store(at + 8, entry.words()[0]);
+            known.unsettled = true;
+        } else {
+            published.enter(board, at, machine.qpn().get(), &entry.words());
+        }
+        known.access = Some(access);
+    }
+
+    /// Takes a queue pair back.
+    pub(crate) fn withdraw_qp(&self, qpn: Qpn, known: &mut PublishedQp) {
+        if known.access.take().is_some()
+            && let Some((board, _)) = self.board()
+        {
+            known.unsettled |= take_back(board, qp_at(qpn));
+        }
+    }
+
+    /// Waits until nobody copies by what was taken back before.
+    pub(crate) fn settle_direct(&self) {
+        if let Some(shm) = self.shm.as_ref().filter(|shm| shm.published().is_some()) {
+            shm.endpoint().settle();
+        }
+    }
+
+    /// Brings the port's counters up to date with what was copied without packets.
+    pub(crate) fn count_direct(&self) {
+        let Some((board, published)) = self.board() else { return };
+        let mut counted = published.counted.lock();
+        let ours = Copied {
+            writes: self.counter(Counter::ShmDirectWrites),
+            written: self.counter(Counter::ShmDirectWrittenBytes),
+            reads: self.counter(Counter::ShmDirectReads),
+            read: self.counter(Counter::ShmDirectReadBytes),
+        };
+        let theirs = board.copied();
+        let (our_past, their_past) = std::mem::replace(&mut *counted, (ours, theirs));
+        // A peer may write any number there; what it says of the past may shrink.
+        let since = |now: u64, past: u64| now.saturating_sub(past);
+        let (out, into) =
+            ((our_past.writes, their_past.reads), (our_past.reads, their_past.writes));
+        self.count(Counter::SentPkts, since(ours.writes, out.0) + since(theirs.reads, out.1));
+        self.count(Counter::RcvdPkts, since(ours.reads, into.0) + since(theirs.writes, into.1));
+        let sent = since(ours.written, our_past.written) + since(theirs.read, their_past.read);
+        let received = since(ours.read, our_past.read) + since(theirs.written, their_past.written);
+        self.count(Counter::SentBytes, sent);
+        self.count(Counter::RcvdBytes, received);
+    }
+}
+
+/// Does a one-sided operation of the queue pair `from`; false if it has to go by the ring.
+pub(crate) fn perform(
+    engine: &'static Engine,
+    route: &ShmRoute,
+    from: Qpn,
+    operation: &Direct<'_>,
+) -> bool {
+    let Some(copying) = route.peer.channel().begin_copy() else { return false };
+    let need = match operation.direction {
+        Direction::Write => Access::REMOTE_WRITE,
+        Direction::Read => Access::REMOTE_READ,
+    };
+    let seen = Seen(&copying);
+    let addr = seen
+        .pd_of(operation.dest_qpn, from, route.source(), need)
+        .and_then(|pd| seen.address_of(operation.remote, operation.len, pd, need));
+    let Some(addr) = addr else { return false };
+    let len = operation.len as usize;
+    let copied = match operation.local {
+        Local::Inline(bytes) => {
+            let base = bytes.as_ptr().cast_mut().cast();
+            let piece = shm::Local { iov_base: base, iov_len: bytes.len() };
+            engine.memory.write_remote(&copying, &[piece], addr, len)
+        }
+        Local::Sges(sges) if sges.len() <= 4 => {
+            with_pieces::<4>(engine, operation, sges, &copying, addr)
+        }
+        Local::Sges(sges) => with_pieces::<MAX_SGE>(engine, operation, sges, &copying, addr),
+    };
+    if !copied {
+        return false;
+    }
+    let (times, bytes) = match operation.direction {
+        Direction::Write => (Counter::ShmDirectWrites, Counter::ShmDirectWrittenBytes),
+        Direction::Read => (Counter::ShmDirectReads, Counter::ShmDirectReadBytes),
+    };
+    engine.count(times, 1);
+    engine.count(bytes, len as u64);
+    true
+}
+
+/// Copies between up to `N` elements and the peer's memory.
+fn with_pieces<const N: usize>(
+    engine: &'static Engine,
+    operation: &Direct<'_>,
+    sges: &[Sge],
+    copying: &Copying<'_>,
+    addr: u64,
+) -> bool {
+    let (write, len) = (operation.direction == Direction::Write, operation.len as usize);
+    let need = if write { Access::empty() } else { Access::LOCAL_WRITE };
+    let mut holds: [Option<Hold<'_>>; N] = [const { None }; N];
+    let mut pieces = [shm::Local { iov_base: std::ptr::null_mut(), iov_len: 0 }; N];
+    let mut n = 0;
+    for sge in sges.iter().filter(|sge| sge.len > 0) {
+        let (Some(hold), Some(piece)) = (holds.get_mut(n), pieces.get_mut(n)) else { return false };
+        let Ok(held) = hold_local(&engine.mrs, operation.pd, sge, need) else { return false };
+        *piece = shm::Local { iov_base: held.addr() as usize as *mut _, iov_len: sge.len as usize };
+        *hold = Some(held);
+        n += 1;
+    }
+    if write {
+        engine.memory.write_remote(copying, &pieces[..n], addr, len)
+    } else {
+        engine.memory.read_remote(copying, &pieces[..n], addr, len)
+    }
+}
+
+/// A peer's board, read under the mark of a copy.
+struct Seen<'a>(&'a Copying<'a>);
+
+impl Seen<'_> {
+    /// The words of a valid entry of this name.
+    #[inline]
+    fn entry(&self, at: usize, name: u32) -> Option<[u64; 4]> {
+        let (bits, bit) = bit_of(at);
+        if self.0.board(0)? != LAYOUT || self.0.board(bits)? & bit == 0 {
+            return None;
+        }
+        let state = self.0.board(at)?;
+        if state & VALID == 0 || state as u32 != name {
+            return None;
+        }
+        Some([
+            self.0.board(at + 8)?,
+            self.0.board(at + 16)?,
+            self.0.board(at + 24)?,
+            self.0.board(at + 32)?,
+        ])
+    }
+
+    /// The protection domain of the peer's queue pair, if that takes such requests from ours.
+    #[inline]
+    fn pd_of(&self, qpn: Qpn, from: Qpn, source: Gid, need: Access) -> Option<u32> {
+        let words = self.entry(qp_at(qpn), qpn.get())?;
+        let [peer, pd, high, low] = words;
+        let access = Access::from_bits_retain((peer >> 32) as u32);
+        let pd = pd as u32;
+        let expected = QpEntry { peer: from, access, pd, gid: source }.words();
+        (expected == [peer, u64::from(pd), high, low] && access.contains(need)).then_some(pd)
+    }
+
+    /// Where `len` bytes of a region lie in the peer's memory.
+    #[inline]
+    fn address_of(&self, remote: RemoteAddr, len: u32, pd: u32, need: Access) -> Option<u64> {
+        let [iova, size, addr, rights] = self.entry(region_at(remote.rkey), remote.rkey)?;
+        let access = Access::from_bits_retain(rights as u32);
+        if (rights >> 32) as u32 != pd || !access.contains(need) {
+            return None;
+        }
+        let offset = remote.va.checked_sub(iova)?;
+        let end = offset.checked_add(len.into())?;
+        (end <= size).then(|| addr.wrapping_add(offset))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_lie_apart_and_inside() {
+        assert_eq!(region_at(0), BLOCK);
+        assert_eq!(region_at(u32::MAX) + ENTRY, QUEUE_PAIRS);
+        assert_eq!(qp_at(Qpn::new(0xff_ffff)) + ENTRY, LEN);
+        assert_eq!(qp_at(Qpn::new(0xff_0000)), QUEUE_PAIRS);
+        assert_eq!(bit_of(0), (BITS, 1));
+        assert_eq!(bit_of(REGIONS), (BITS, 2));
+        assert!(bit_of(LEN - 1).0 < BLOCK);
+    }
+}

@@ -1,0 +1,68 @@
+//! libc's own functions behind the ones that a preload object defines.
+
+use core::ffi::{CStr, c_void};
+use core::ptr;
+use core::sync::atomic::{AtomicPtr, Ordering};
+
+/// A libc function found with `dlsym(RTLD_NEXT)`.
+#[derive(Debug)]
+pub struct Real {
+    name: &'static CStr,
+    address: AtomicPtr<c_void>,
+}
+
+impl Real {
+    /// The function with this name.
+    pub const fn new(name: &'static CStr) -> Self {
+        Self { name, address: AtomicPtr::new(ptr::null_mut()) }
+    }
+
+    /// The function's address, or null if this libc has no such function.
+    pub fn address(&self) -> *mut c_void {
+        let known = self.address.load(Ordering::Relaxed);
+        if known.is_null() { self.resolve() } else { known }
+    }
+
+    /// Looks the function up and remembers it. Idempotent: racing threads store the same value.
+    ///
+    /// `dlsym` takes locks and may allocate: an object does this for all its functions when it is loaded, before any of
+    /// them is called from a place where it must not.
+    #[cold]
+    pub fn resolve(&self) -> *mut c_void {
+        // SAFETY: the name is a NUL-terminated string; dlsym may be called at any time after relocation.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        self.address.store(found, Ordering::Relaxed);
+        found
+    }
+}
+
+/// Defines a `static` [`Real`] for each name, and `ALL`, which lists them.
+#[macro_export]
+macro_rules! reals {
+    ($($name:ident)*) => {
+        $(
+            #[expect(non_upper_case_globals, reason = "named as the function that it stands for")]
+            pub(crate) static $name: $crate::Real = $crate::Real::new(
+                match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                    Ok(name) => name,
+                    Err(_) => panic!("a Rust identifier holds no NUL"),
+                },
+            );
+        )*
+        /// Every function above.
+        pub(crate) static ALL: &[&$crate::Real] = &[$(&$name),*];
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    reals! { getpid no_libc_has_a_function_of_this_name }
+
+    #[test]
+    fn finds_what_libc_has_and_nothing_else() {
+        assert!(!getpid.address().is_null());
+        assert_eq!(getpid.resolve(), getpid.address());
+        assert!(no_libc_has_a_function_of_this_name.address().is_null());
+        assert_eq!(ALL.len(), 2);
+    }
+}

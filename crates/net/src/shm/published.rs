@@ -1,0 +1,369 @@
+//! What a process publishes for those who copy from and to its memory, and how it waits for them.
+//!
+//! A [`Board`] is words that their owner alone writes, and that the processes at the other ends of its channels see:
+//! what of its memory may be touched, by whom. Nobody asks before copying, so there has to be a way to take back what
+//! was published: a process that copies *marks* that in words of its own, which the owner sees, and reads the board
+//! only under the mark.
+//!
+//! | who copies | who takes back |
+//! |---|---|
+//! | marks, fence, reads the board, copies, unmarks | changes the board, fence, looks at the marks, waits for those that are set |
+//!
+//! Both fences are sequentially consistent, so at least one sees the other: the copy the change, or the owner the mark.
+//! What stands on the board under a mark stays as it is until the mark goes, if the owner changes an entry only after it
+//! has taken it back and [waited](Marks::wait). `tests/shm_loom.rs` checks that, and that it fails without the fences.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+use std::{fmt, io, thread};
+
+use parking_lot::Mutex;
+
+use super::layout::{LINE, MARK_COUNT, MARKS, page};
+use super::memory::{Access, Area, Memory, SharedObject};
+use super::process::PeerProcess;
+
+/// Words of a mark: how often it was set and taken away (odd: it is set), and what was done under it since the
+/// beginning.
+const STATE: usize = 0;
+const WRITES: usize = 8;
+const WRITTEN: usize = 16;
+const READS: usize = 24;
+const READ: usize = 32;
+
+/// How long an owner waits for a process that has a mark and does not get on. A copy takes milliseconds.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long it looks all the time.
+const SPIN: Duration = Duration::from_micros(50);
+/// For how long the marks of a process are looked at after its channel was closed: it may learn of that a tick later.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// What processes did to a process's memory by copying from and to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Copied {
+    /// Writes.
+    pub writes: u64,
+    /// Bytes written.
+    pub written: u64,
+    /// Reads.
+    pub reads: u64,
+    /// Bytes read.
+    pub read: u64,
+}
+
+impl std::ops::AddAssign for Copied {
+    /// Wraps: a peer writes these numbers.
+    fn add_assign(&mut self, other: Self) {
+        self.writes = self.writes.wrapping_add(other.writes);
+        self.written = self.written.wrapping_add(other.written);
+        self.reads = self.reads.wrapping_add(other.reads);
+        self.read = self.read.wrapping_add(other.read);
+    }
+}
+
+/// The marks of one channel on the side of the process that copies: a line for each of the threads that may do so at the
+/// same time.
+#[derive(Debug)]
+pub struct Marks<M> {
+    side: M,
+    /// Which marks threads of this process have, a bit each.
+    taken: AtomicU32,
+}
+
+impl<M: Memory> Marks<M> {
+    /// Those in `side`, which this process writes or, to [wait](Self::wait), another.
+    pub fn new(side: M) -> Self {
+        Self { side, taken: AtomicU32::new(0) }
+    }
+
+    /// Sets a mark. None if as many threads as there are marks have one.
+    #[inline]
+    pub fn set(&self) -> Option<Mark<'_, M>> {
+        let mut taken = self.taken.load(Ordering::Relaxed);
+        let index = loop {
+            let free = !taken & ((1 << MARK_COUNT) - 1);
+            if free == 0 {
+                return None;
+            }
+            let bit = free & free.wrapping_neg();
+            // Acquire: the words of the mark are as the thread left them that had it before.
+            match self.taken.compare_exchange_weak(
+                taken,
+                taken | bit,
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => break bit.trailing_zeros() as usize,
+                Err(now) => taken = now,
+            }
+        };
+        let at = MARKS + index * LINE;
+        let state = self.side.load(at + STATE, Ordering::Relaxed) | 1;
+        // Release: an owner that waits for the copy before this one may see this mark instead of none.
+        self.side.store(at + STATE, state, Ordering::Release);
+        self.side.fence();
+        Some(Mark { marks: self, at, state })
+    }
+
+    /// Waits until no copy is in progress that began before the caller's last change of its board. `goes_on` is told how long
+    /// that has taken, and says whether to go on waiting; false if it did not.
+    ///
+    /// The caller has issued a sequentially consistent fence since the change.
+    pub fn wait(&self, mut goes_on: impl FnMut() -> bool) -> bool {
+        (0..MARK_COUNT).all(|index| {
+            let at = MARKS + index * LINE + STATE;
+            let state = self.side.load(at, Ordering::Acquire);
+            if state & 1 == 0 {
+                return true;
+            }
+            while self.side.load(at, Ordering::Acquire) == state {
+                if !goes_on() {
+                    return false;
+                }
+            }
+            true
+        })
+    }
+
+    /// Whether no mark is set.
+    pub fn are_clear(&self) -> bool {
+        self.wait(|| false)
+    }
+
+    /// What was done under the marks.
+    fn copied(&self) -> Copied {
+        let mut sum = Copied::default();
+        for index in 0..MARK_COUNT {
+            let word = |at| self.side.load(MARKS + index * LINE + at, Ordering::Relaxed);
+            let (writes, written) = (word(WRITES), word(WRITTEN));
+            sum += Copied { writes, written, reads: word(READS), read: word(READ) };
+        }
+        sum
+    }
+}
+
+/// A mark that is set, until this is dropped.
+#[derive(Debug)]
+pub struct Mark<'a, M: Memory> {
+    marks: &'a Marks<M>,
+    at: usize,
+    state: u64,
+}
+
+impl<M: Memory> Mark<'_, M> {
+    pub(super) fn count_write(&self, bytes: usize) {
+        self.add(WRITES, 1);
+        self.add(WRITTEN, bytes as u64);
+    }
+
+    pub(super) fn count_read(&self, bytes: usize) {
+        self.add(READS, 1);
+        self.add(READ, bytes as u64);
+    }
+
+    fn add(&self, word: usize, n: u64) {
+        let side = &self.marks.side;
+        let sum = side.load(self.at + word, Ordering::Relaxed).wrapping_add(n);
+        side.store(self.at + word, sum, Ordering::Relaxed);
+    }
+}
+
+impl<M: Memory> Drop for Mark<'_, M> {
+    fn drop(&mut self) {
+        let Self { marks, at, state } = self;
+        marks.side.store(*at + STATE, state.wrapping_add(1), Ordering::Release);
+        let bit = 1 << ((*at - MARKS) / LINE);
+        marks.taken.fetch_and(!bit, Ordering::Release);
+    }
+}
+
+/// A process that sees a board.
+#[derive(Debug)]
+pub(super) struct Attached {
+    marks: Marks<Area>,
+    process: Arc<PeerProcess>,
+    /// Since when its channel is closed.
+    closed: Mutex<Option<Instant>>,
+    /// It was waited for in vain.
+    given_up: AtomicBool,
+}
+
+/// Words that a process publishes.
+pub struct Board {
+    pub(super) object: SharedObject,
+    area: Area,
+    len: usize,
+    attached: Mutex<Vec<Arc<Attached>>>,
+    /// Of those who are not attached any more.
+    past: Mutex<Copied>,
+}
+
+impl Board {
+    /// A board of `len` bytes, rounded up to pages. They take memory as they are [allocated](Self::allocate).
+    pub(super) fn new(len: usize) -> io::Result<Self> {
+        let len = len.max(1).next_multiple_of(page());
+        let object = SharedObject::new(len)?;
+        object.allocate(0, page())?;
+        let area = Area::map(object.as_fd(), len, Access::ReadWrite)?;
+        object.seal_future_writes();
+        let (attached, past) = (Mutex::default(), Mutex::default());
+        Ok(Self { object, area, len, attached, past })
+    }
+
+    /// Bytes.
+    #[expect(clippy::len_without_is_empty, reason = "a page at least")]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// A word.
+    ///
+    /// # Panics
+    /// When it does not lie inside, at a multiple of 8.
+    #[must_use]
+    pub fn load(&self, at: usize) -> u64 {
+        self.area.load(at, Ordering::Acquire)
+    }
+
+    /// Writes a word; who sees it sees what was written before.
+    ///
+    /// # Panics
+    /// As for [`load`](Self::load).
+    pub fn store(&self, at: usize, value: u64) {
+        self.area.store(at, value, Ordering::Release);
+    }
+
+    /// Sets bits of a word.
+    ///
+    /// # Panics
+    /// As for [`load`](Self::load).
+    pub fn set_bits(&self, at: usize, bits: u64) {
+        self.area.fetch_or(at, bits);
+    }
+
+    /// Puts memory behind bytes of the board, the first page of which has some; to be done before they are written. False if
+    /// the system has none.
+    ///
+    /// # Panics
+    /// When they do not lie inside.
+    #[must_use]
+    pub fn allocate(&self, at: usize, len: usize) -> bool {
+        assert!(at <= self.len && len <= self.len - at, "inside the board");
+        self.object.allocate(at, len).is_ok()
+    }
+
+    /// Waits until all copies have ended that may have begun before the caller's last change: what it has taken back is not
+    /// touched any more. A process that has ended is not waited for, and one that does not get on for a second no longer than
+    /// that; those are returned.
+    pub(super) fn settle(&self) -> Vec<Arc<PeerProcess>> {
+        self.area.fence();
+        let busy: Vec<_> = {
+            let mut attached = self.attached.lock();
+            attached.retain(|one| !self.is_past(one));
+            attached.iter().filter(|one| one.is_awaited()).map(Arc::clone).collect()
+        };
+        let stuck = busy.into_iter().filter(|one| !one.wait());
+        stuck.map(|one| Arc::clone(&one.process)).collect()
+    }
+
+    /// Whether a process cannot copy any more; if so, remembers what it did.
+    fn is_past(&self, one: &Attached) -> bool {
+        let closed = *one.closed.lock();
+        let is_past = closed.is_some_and(|at| {
+            one.process.has_ended() || (at.elapsed() > FAREWELL && !one.is_awaited())
+        });
+        if is_past {
+            *self.past.lock() += one.marks.copied();
+        }
+        is_past
+    }
+
+    /// Enters a process, before it can see the board: `peer` is its side of the channel.
+    pub(super) fn attach(&self, peer: Area, process: &Arc<PeerProcess>) {
+        let (marks, process) = (Marks::new(peer), Arc::clone(process));
+        let mut attached = self.attached.lock();
+        attached.retain(|one| !self.is_past(one));
+        attached.push(Arc::new(Attached {
+            marks,
+            process,
+            closed: Mutex::new(None),
+            given_up: AtomicBool::new(false),
+        }));
+    }
+
+    /// The channel to this process is closed.
+    pub(super) fn detach(&self, process: &Arc<PeerProcess>) {
+        for one in self.attached.lock().iter().filter(|one| Arc::ptr_eq(&one.process, process)) {
+            one.closed.lock().get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// What others did to this process's memory, as they say.
+    #[must_use]
+    pub fn copied(&self) -> Copied {
+        let attached = self.attached.lock();
+        let mut sum = *self.past.lock();
+        attached.iter().for_each(|one| sum += one.marks.copied());
+        sum
+    }
+}
+
+impl fmt::Debug for Board {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Board").field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+impl Attached {
+    fn is_awaited(&self) -> bool {
+        !self.marks.are_clear() && !self.given_up.load(Ordering::Relaxed)
+    }
+
+    /// Waits for the marks that are set; false if one stays.
+    fn wait(&self) -> bool {
+        let begin = Instant::now();
+        let cleared = self.marks.wait(|| {
+            let waited = begin.elapsed();
+            if waited < SPIN {
+                thread::yield_now();
+                return true;
+            }
+            if waited > PATIENCE || self.process.has_ended() {
+                return false;
+            }
+            thread::sleep(SPIN);
+            true
+        });
+        if !cleared {
+            // Once: nobody else shall wait for it as long.
+            self.given_up.store(true, Ordering::Relaxed);
+        }
+        cleared || self.process.has_ended()
+    }
+}
+
+/// The board of a peer. Whatever it holds was written by another process.
+#[derive(Clone, Debug)]
+pub(super) struct PeerBoard {
+    area: Area,
+    len: usize,
+}
+
+impl PeerBoard {
+    pub(super) fn new(object: &SharedObject, len: usize) -> io::Result<Self> {
+        let area = Area::map(object.as_fd(), len, Access::ReadOnly)?;
+        Ok(Self { area, len })
+    }
+
+    /// A word; None beyond the end.
+    #[inline]
+    pub(super) fn load(&self, at: usize) -> Option<u64> {
+        (at.is_multiple_of(8) && at < self.len).then(|| self.area.load(at, Ordering::Acquire))
+    }
+}
+
+/// Largest board that is accepted.
+pub(super) const MAX_BOARD: usize = 1 << 30;

@@ -1,0 +1,43 @@
+//! One-sided operations that need no message: the device itself copies from or to the peer's memory.
+
+use crate::types::Qpn;
+use crate::wr::{RemoteAddr, Sge};
+
+/// Longest operation that is offered: the queue pair is locked for so long.
+pub const MAX_DIRECT: u32 = 16 << 20;
+
+/// The local side of an operation.
+#[derive(Clone, Copy, Debug)]
+pub enum Local<'a> {
+    /// Inline data to write.
+    Inline(&'a [u8]),
+    /// Elements to gather from or to scatter to, whose keys have not been looked at.
+    Sges(&'a [Sge]),
+}
+
+/// What is to be copied.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direction {
+    /// RDMA WRITE: to the peer.
+    Write,
+    /// RDMA READ: from the peer.
+    Read,
+}
+
+/// A WRITE or READ of a connected queue pair before which nothing of it is outstanding
+/// ([`Env::direct`](crate::env::Env::direct)).
+#[derive(Clone, Copy, Debug)]
+pub struct Direct<'a> {
+    /// The peer's queue pair.
+    pub dest_qpn: Qpn,
+    /// WRITE or READ.
+    pub direction: Direction,
+    /// The peer's memory, as the peer named it.
+    pub remote: RemoteAddr,
+    /// Bytes, 1 to [`MAX_DIRECT`].
+    pub len: u32,
+    /// Our own memory; as many bytes.
+    pub local: Local<'a>,
+    /// Protection domain of the elements.
+    pub pd: u32,
+}
