@@ -68,7 +68,10 @@ impl Contender {
         Contender { server: None, ..Self::pair(name, String::new(), client, reading) }
     }
 
-    fn with_environment(self, environment: &'static [(&'static str, &'static str)]) -> Self {
+    pub(super) fn with_environment(
+        self,
+        environment: &'static [(&'static str, &'static str)],
+    ) -> Self {
         Contender { environment, ..self }
     }
 

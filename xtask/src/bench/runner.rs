@@ -19,6 +19,15 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// For a server after its client.
 const AFTERWARDS: Duration = Duration::from_secs(1);
 
+/// How often contenders run.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Rounds {
+    /// So many rounds; one in which the machine changed its state is repeated, as often again as there are rounds.
+    Settled(usize),
+    /// One, whatever the machine does meanwhile: for what does not depend on it.
+    Once,
+}
+
 /// Where programs are, and the hosts that they run on.
 pub(super) struct Runner {
     pub(super) dist: Dist,
@@ -34,18 +43,17 @@ impl Runner {
         Runner { dist, limits, programs, scratch, hosts: BTreeMap::new() }
     }
 
-    /// Runs `contenders` one after the other, `runs` times; a round in which the machine changed its state is
-    /// repeated, as often again as there are rounds. Fails only where the measurement itself is impossible.
+    /// Runs `contenders` one after the other, in so many rounds. Fails only where the measurement itself is impossible.
     pub(super) fn in_turn(
         &mut self,
         place: Place,
         contenders: &[&Contender],
-        runs: usize,
+        rounds: Rounds,
     ) -> anyhow::Result<Turns> {
         self.prepare(place)?;
         let hosts = &self.hosts[&place.topology()];
         place.set(hosts)?;
-        let turns = self.rounds(hosts, place, contenders, runs);
+        let turns = self.rounds(hosts, place, contenders, rounds);
         if place.changes_hosts() {
             // Who comes next gets hosts as they are made.
             self.hosts.remove(&place.topology());
@@ -58,8 +66,12 @@ impl Runner {
         hosts: &Hosts,
         place: Place,
         contenders: &[&Contender],
-        runs: usize,
+        rounds: Rounds,
     ) -> anyhow::Result<Turns> {
+        let (runs, any_state) = match rounds {
+            Rounds::Settled(runs) => (runs, false),
+            Rounds::Once => (1, true),
+        };
         let mut turns =
             Turns { rounds: Vec::new(), discarded: 0, failures: vec![None; contenders.len()] };
         let mut before = cache_line(&self.limits)?;
@@ -83,7 +95,7 @@ impl Runner {
             if turns.failures.iter().all(Option::is_some) {
                 break;
             }
-            if round.state().is_some() {
+            if any_state || round.state().is_some() {
                 eprint!(" .");
                 turns.rounds.push(round);
             } else {

@@ -9,7 +9,7 @@ use super::contender::{
 };
 use super::place::{Mtu, Place};
 use super::readings::{Column, Ucx};
-use super::runner::Runner;
+use super::runner::{Rounds, Runner};
 use super::turns::Turns;
 
 /// What is drawn on the vertical axis.
@@ -141,7 +141,8 @@ impl Sweep {
         let mut curves: Vec<Curve> = Vec::new();
         for size in sizes() {
             let contenders = self.contenders(size);
-            let turns = runner.in_turn(self.place, &contenders.iter().collect::<Vec<_>>(), runs)?;
+            let references: Vec<_> = contenders.iter().collect();
+            let turns = runner.in_turn(self.place, &references, Rounds::Settled(runs))?;
             for (at, contender) in contenders.iter().enumerate() {
                 add(&mut curves, contender, size, &turns, at);
             }
