@@ -68,7 +68,10 @@ impl Contender {
         Contender { server: None, ..Self::pair(name, String::new(), client, reading) }
     }
 
-    fn with_environment(self, environment: &'static [(&'static str, &'static str)]) -> Self {
+    pub(super) fn with_environment(
+        self,
+        environment: &'static [(&'static str, &'static str)],
+    ) -> Self {
         Contender { environment, ..self }
     }
 
@@ -235,7 +238,7 @@ pub(super) fn cmtime() -> Contender {
 
 /// Messages whose data is checked at the other end.
 pub(super) fn checked() -> Contender {
-    let command = format!("ibv_rc_pingpong -g 0 -c -s 65536 -n 2000 -p {PORT}");
+    let command = format!("ibv_rc_pingpong -g 0 -c -s 65536 -n 300 -p {PORT}");
     let client = format!("{command} ADDRESS");
     Contender::pair("anyverbs", command, client, Reading::Pingpong).on_device()
 }

@@ -5,12 +5,14 @@
 mod contender;
 mod docs;
 mod machine;
+mod place;
 mod plot;
 mod readings;
 mod report;
 mod rows;
 mod runner;
 mod sweep;
+mod turns;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,7 +25,7 @@ use self::contender::Contender;
 use self::machine::Machine;
 use self::report::Outcome;
 use self::rows::{Ours, Row};
-use self::runner::Runner;
+use self::runner::{Rounds, Runner};
 use self::sweep::{Chart, Sweep};
 use crate::dist;
 use crate::interrupt;
@@ -188,7 +190,8 @@ fn measure(runner: &mut Runner, row: &Row, runs: usize) -> anyhow::Result<Outcom
     eprint!("{}", row.name());
     let peers = row.against.iter().filter_map(|against| against.peer.as_ref());
     let contenders: Vec<&Contender> = std::iter::once(ours).chain(peers).collect();
-    let turns = runner.in_turn(row.place, &contenders, if row.once { 1 } else { runs })?;
+    let rounds = if row.once { Rounds::Once } else { Rounds::Settled(runs) };
+    let turns = runner.in_turn(row.place, &contenders, rounds)?;
     eprintln!();
     Ok(Outcome::new(row, Some(turns)))
 }

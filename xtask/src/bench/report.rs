@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde::Serialize;
 
 use super::rows::{Ours, Row, Target};
-use super::runner::Turns;
+use super::turns::{Missing, Turns};
 
 /// A row that was measured.
 #[derive(Debug, Clone, Serialize)]
@@ -27,8 +27,7 @@ pub(super) struct Outcome {
 #[serde(rename_all = "snake_case")]
 pub(super) enum Figure {
     Median(f64),
-    Failed(String),
-    NotBuilt(&'static str),
+    Missing(Missing),
 }
 
 /// A target and whether it was met.
@@ -61,9 +60,9 @@ impl Verdict {
     }
 }
 
-impl From<Result<f64, String>> for Figure {
-    fn from(result: Result<f64, String>) -> Self {
-        result.map_or_else(Figure::Failed, Figure::Median)
+impl From<Result<f64, Missing>> for Figure {
+    fn from(result: Result<f64, Missing>) -> Self {
+        result.map_or_else(Figure::Missing, Figure::Median)
     }
 }
 
@@ -71,16 +70,16 @@ impl Figure {
     fn text(&self, unit: &str) -> String {
         match self {
             Self::Median(value) => format!("{} {unit}", number(*value)),
-            Self::Failed(_) => "failed".into(),
-            Self::NotBuilt(_) => "not built".into(),
+            Self::Missing(Missing::Failed(_)) => "failed".into(),
+            Self::Missing(Missing::Unsettled { .. }) => "unsettled".into(),
+            Self::Missing(Missing::NotBuilt(_)) => "not built".into(),
         }
     }
 
-    fn trouble(&self) -> Option<&str> {
+    fn trouble(&self) -> Option<&Missing> {
         match self {
             Self::Median(_) => None,
-            Self::Failed(why) => Some(why),
-            Self::NotBuilt(why) => Some(why),
+            Self::Missing(why) => Some(why),
         }
     }
 }
@@ -99,9 +98,9 @@ impl Outcome {
     /// `turns` has our figures, then those of the peers in their order; none if there was nothing to measure.
     pub(super) fn new(row: &Row, turns: Option<Turns>) -> Self {
         let ours = match (&row.ours, &turns) {
-            (Ours::NotBuilt(why), _) => Figure::NotBuilt(why),
             (Ours::Measured(_), Some(turns)) => turns.median(0).into(),
-            (Ours::Measured(_), None) => Figure::Failed("not measured".into()),
+            (Ours::Measured(_), None) => Figure::Missing(Missing::Unsettled { rounds: 0 }),
+            (Ours::NotBuilt(why), _) => Figure::Missing(Missing::NotBuilt(why)),
         };
         let mut peers = 0;
         let checks = row.against.iter().map(|against| {
@@ -141,7 +140,7 @@ impl Outcome {
 
     /// Whether a program on the device failed.
     pub(super) fn failed(&self) -> bool {
-        matches!(self.ours, Figure::Failed(_))
+        matches!(self.ours, Figure::Missing(Missing::Failed(_)))
     }
 
     /// Its lines: what, ours, peer, theirs, ratio, target, verdict, state.
@@ -172,9 +171,9 @@ impl Outcome {
         let theirs = self.checks.iter().filter_map(|check| {
             Some((check.peer.unwrap_or_default(), check.theirs.as_ref()?.trouble()?))
         });
-        ours.into_iter()
-            .chain(theirs)
-            .map(|(who, why)| format!("{}, {}: {who}: {}", self.place, self.what, brief(why)))
+        ours.into_iter().chain(theirs).map(|(who, why)| {
+            format!("{}, {}: {who}: {}", self.place, self.what, brief(&why.to_string()))
+        })
     }
 }
 
@@ -252,9 +251,10 @@ pub(super) fn markdown(outcomes: &[Outcome]) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::contender::{Contender, GBITS};
+    use super::super::place::Place;
     use super::super::readings::Reading;
     use super::super::rows::Against;
-    use super::super::runner::{Place, Round};
+    use super::super::turns::Round;
     use super::*;
 
     fn row(targets: &[(Option<&'static str>, Target)]) -> Row {

@@ -7,8 +7,10 @@ use serde::Serialize;
 use super::contender::{
     Contender, UcxOver, Verb, copy, fabric, latency, qperf_bandwidth, qperf_latency, stream_of, ucx,
 };
+use super::place::{Mtu, Place};
 use super::readings::{Column, Ucx};
-use super::runner::{Mtu, Place, Runner, Turns};
+use super::runner::{Rounds, Runner};
+use super::turns::Turns;
 
 /// What is drawn on the vertical axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -139,7 +141,8 @@ impl Sweep {
         let mut curves: Vec<Curve> = Vec::new();
         for size in sizes() {
             let contenders = self.contenders(size);
-            let turns = runner.in_turn(self.place, &contenders.iter().collect::<Vec<_>>(), runs)?;
+            let references: Vec<_> = contenders.iter().collect();
+            let turns = runner.in_turn(self.place, &references, Rounds::Settled(runs))?;
             for (at, contender) in contenders.iter().enumerate() {
                 add(&mut curves, contender, size, &turns, at);
             }
@@ -167,7 +170,7 @@ fn add(curves: &mut Vec<Curve>, contender: &Contender, size: u64, turns: &Turns,
     });
     match turns.median(at) {
         Ok(value) => curves[curve].points.push((size, value)),
-        Err(why) => curves[curve].failures.push((size, why)),
+        Err(why) => curves[curve].failures.push((size, why.to_string())),
     }
 }
 
