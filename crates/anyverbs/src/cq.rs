@@ -1,7 +1,7 @@
 //! Completion queue.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use anyverbs_proto::qp::SqCredit;
 use anyverbs_proto::types::Qpn;
@@ -25,6 +25,8 @@ pub(crate) struct CqCell {
     pub(crate) engine: &'static Engine,
     context: Arc<ContextCell>,
     state: Mutex<State>,
+    /// There are completions; written under the lock. A poller without any need not take it.
+    any: AtomicBool,
     channel: Option<Arc<ChannelCell>>,
     cookie: AtomicU64,
     pub(crate) comp_acks: Acks,
@@ -89,6 +91,7 @@ impl CqCell {
     pub(crate) fn push(self: &Arc<Self>, wc: Wc, solicited: bool) -> bool {
         let mut state = self.state.lock();
         let pushed = state.queue.push(wc, solicited);
+        self.any.store(true, Ordering::Release);
         if pushed.notify
             && let Some(channel) = &self.channel
         {
@@ -127,9 +130,15 @@ impl CqCell {
     }
 
     fn take(&self, out: &mut [Wc]) -> usize {
+        if !self.any.load(Ordering::Acquire) {
+            return 0;
+        }
         let mut state = self.state.lock();
         let n = state.queue.poll(out);
         state.release(&out[..n]);
+        if state.queue.is_empty() {
+            self.any.store(false, Ordering::Release);
+        }
         n
     }
 
@@ -174,6 +183,7 @@ impl Cq {
                 credits: Vec::new(),
                 last: 0,
             }),
+            any: AtomicBool::new(false),
             channel: held.as_ref().map(|h| Arc::clone(h.arc())),
             cookie: AtomicU64::new(cookie),
             comp_acks: Acks::default(),

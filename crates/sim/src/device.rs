@@ -154,6 +154,7 @@ pub(crate) struct Place {
     /// XRC domain of a target.
     pub(crate) xrcd: Option<u32>,
     pub(crate) window: u32,
+    pub(crate) segment: u32,
     /// The path had no room; it has at this time.
     pub(crate) blocked_until: Option<Time>,
     /// When a held ACK is sent.
@@ -251,6 +252,10 @@ impl Env for Around<'_> {
 
     fn window(&self) -> u32 {
         self.place.window
+    }
+
+    fn segment(&self) -> u32 {
+        self.place.segment
     }
 
     fn complete(&mut self, side: Side, wc: Wc, solicited: bool) {

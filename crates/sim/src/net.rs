@@ -101,6 +101,8 @@ pub struct Net {
     /// Everything that was sent.
     pub trace: Trace,
     dead: Vec<DeviceId>,
+    /// A packet may stand for several of the path MTU.
+    pub(crate) segments: bool,
 }
 
 impl fmt::Debug for Net {
@@ -121,6 +123,7 @@ impl Net {
             sent: 0,
             trace: Trace::default(),
             dead: Vec::new(),
+            segments: false,
         }
     }
 

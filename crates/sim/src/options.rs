@@ -37,6 +37,8 @@ pub struct QpOptions {
     pub qkey: QKey,
     /// Bytes in flight, see `Env::window`.
     pub window: u32,
+    /// Longest payload of a packet that stands for several, see `Env::segment`; 0: there are none.
+    pub segment: u32,
     /// Completions that each of its completion queues holds.
     pub cqe: u32,
 }
@@ -70,6 +72,7 @@ impl QpOptions {
             sq_psn: Psn::new(0x12_3456),
             qkey: QKey(0x1111_1111),
             window: 1 << 20,
+            segment: 0,
             cqe: 1024,
         }
     }

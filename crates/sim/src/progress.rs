@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::env::Env;
+use anyverbs_proto::qp::Incoming;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Gid, Qpn};
 use anyverbs_proto::wire::packet::{Headers, Packet};
@@ -101,10 +102,16 @@ impl Sim {
         if to.is_empty() {
             counters.add(Counter::DropNoQp, 1);
         }
-        let packet = packet.into();
+        let packet = Incoming::from(packet);
+        let segments = self.net.segments;
         for id in to {
             self.with(id, |qp, env| {
                 env.count(Counter::RcvdPkts, 1);
+                // Where links carry packets that stand for several, they say for how many.
+                let mtu = qp.attr().path_mtu.bytes() as usize;
+                let packets =
+                    if segments { packet.payload.len().div_ceil(mtu).max(1) as u32 } else { 1 };
+                let packet = Incoming { packets, ..packet };
                 qp.receive(&delivery.arrival, &packet, env);
             });
         }

@@ -246,6 +246,7 @@ impl Sim {
             srq: srq.is_some(),
             pd,
         };
+        self.net.segments |= options.segment > 0;
         let qps = &mut self.devices[device.0].qps;
         let id = QpId { device, index: qps.len() };
         let qpn = Qpn::new(((device.0 as u32 + 1) << 16) + 0x10 + id.index as u32);
@@ -259,6 +260,7 @@ impl Sim {
             srq,
             xrcd: None,
             window: options.window,
+            segment: options.segment,
             blocked_until: None,
             ack_at: None,
         };
@@ -289,6 +291,13 @@ impl Sim {
     #[must_use]
     pub fn get(&self, qp: QpId) -> &Qp {
         &self.slot(qp).qp
+    }
+
+    /// From now on a queue pair sends packets as long as this, see `Env::segment`: it has taken another link.
+    pub fn set_segment(&mut self, qp: QpId, segment: u32) {
+        self.net.segments |= segment > 0;
+        let slot = self.devices[qp.device.0].qps[qp.index].as_mut();
+        slot.expect("the queue pair lives").place.segment = segment;
     }
 
     pub(crate) fn slot(&self, qp: QpId) -> &QpSlot {

@@ -11,6 +11,7 @@ use anyverbs_net::forward::{ForwardBuffer, Forwarded};
 use anyverbs_net::shm::{Channel, Closed, Event, Poller};
 use anyverbs_net::{Datagram, RxBatch};
 use anyverbs_proto::counters::Counter;
+use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Gid, Qpn};
@@ -41,9 +42,11 @@ const CLOCK_EVERY: u32 = 16;
 
 /// Bytes of one ring that are delivered before their place is given back to its writer.
 const RING_BYTES: usize = 64 << 10;
-/// Empty looks at the sockets after which a caller looks only every [`CLOCK_EVERY`] polls, as long as the same-host link
-/// is busy: a look is a system call, and costs as much as a message there.
+/// Empty looks at the sockets after which a caller looks only every [`LOOK_EVERY`], as long as the same-host link is busy:
+/// a look is two system calls, and costs more than a message there.
 const QUIET_AFTER: u32 = 64;
+/// How often quiet sockets are looked at.
+const LOOK_EVERY: Duration = Duration::from_micros(25);
 /// Polls without a message after which the same-host link is not busy any more.
 const IDLE_AFTER: u32 = 4096;
 
@@ -65,6 +68,8 @@ pub(super) struct RxState {
     since_shm: u32,
     /// Empty looks at the sockets in a row.
     empty_looks: u32,
+    /// When the sockets were last looked at.
+    looked_at: Time,
     forwarded: ForwardBuffer,
     calls: u32,
     /// Receiving failed, and the log says so.
@@ -87,6 +92,7 @@ impl RxState {
             closed: Vec::new(),
             since_shm: u32::MAX,
             empty_looks: 0,
+            looked_at: Time::from_nanos(0),
             forwarded: ForwardBuffer::new(),
             calls: 0,
             failed: false,
@@ -158,6 +164,7 @@ impl Engine {
             closed,
             since_shm,
             empty_looks,
+            looked_at,
             forwarded,
             calls,
             failed,
@@ -167,13 +174,16 @@ impl Engine {
             flow,
         } = &mut *rx;
         *calls = calls.wrapping_add(1);
+        let thorough = worker || calls.is_multiple_of(CLOCK_EVERY);
+        // Before anything is read: what is found empty was so no earlier than this.
+        let mut now = thorough.then(|| self.now());
         let mut by_shm = 0;
         if let Some(poller) = poller {
             if !worker && poller.is_armed() && self.worker.is_shm_spent() {
                 // The worker knows that somebody polls; the peers need not wake it.
                 poller.disarm();
             }
-            by_shm = self.receive_shm(poller, probes, resume);
+            by_shm = self.receive_shm(poller, &mut now, probes, resume);
             *since_shm = if by_shm > 0 { 0 } else { since_shm.saturating_add(1) };
             while let Some(event) = poller.next_event() {
                 by_shm += 1;
@@ -191,9 +201,7 @@ impl Engine {
         let quiet = !worker
             && *since_shm < IDLE_AFTER
             && *empty_looks >= QUIET_AFTER
-            && !calls.is_multiple_of(CLOCK_EVERY);
-        // Before the sockets are read: what is found empty was so no earlier than this.
-        let before = (worker || calls.is_multiple_of(CLOCK_EVERY)).then(|| self.now());
+            && now.is_none_or(|now| now < *looked_at + LOOK_EVERY);
         let received = match (quiet, worker) {
             (true, _) => Ok(0),
             (false, true) => self.port.receive(batch),
@@ -211,7 +219,10 @@ impl Engine {
             _ => 0,
         };
         let busy = messages > 0 || by_shm > 0;
-        let Some(now) = before.or_else(|| busy.then(|| self.now())) else { return 0 };
+        let Some(now) = now.or_else(|| busy.then(|| self.now())) else { return 0 };
+        if !quiet {
+            *looked_at = now;
+        }
         let mut n = by_shm;
         let mut to_gsi = Vec::new();
         if !quiet {
@@ -237,7 +248,7 @@ impl Engine {
             // No queue pair is locked here.
             self.receive_mads(now, &to_gsi);
         }
-        if (worker && n == 0) || calls.is_multiple_of(CLOCK_EVERY) {
+        if (worker && n == 0) || (thorough && !quiet) {
             for _ in 0..FORWARD_BUDGET {
                 let datagram = match self.port.receive_forwarded(forwarded) {
                     Ok(Some(datagram)) => datagram,
@@ -262,7 +273,7 @@ impl Engine {
         }
         self.answer(probes);
         *since_acks += n;
-        if n == 0 && batch.asked_all() && !self.owes() {
+        if n == 0 && !quiet && batch.asked_all() && !self.owes() {
             self.rx_empty_at.store(now.as_nanos(), Ordering::Release);
         }
         let acks_due = *since_acks >= ACK_EVERY || n == 0;
@@ -293,6 +304,7 @@ impl Engine {
     fn receive_shm(
         &'static self,
         poller: &mut Poller,
+        now: &mut Option<Time>,
         probes: &mut Vec<Asked>,
         resume: &mut Vec<Qpn>,
     ) -> usize {
@@ -309,7 +321,7 @@ impl Engine {
                 Some(message)
             });
             self.deliver_at(
-                self.now(),
+                *now.get_or_insert_with(|| self.now()),
                 messages.filter_map(|message| match shm::parse(&message) {
                     Some(shm::Received::Packet(arrival, packet)) => {
                         let qpn = packet.headers.bth.dest_qpn;
@@ -562,6 +574,12 @@ impl Engine {
                     }
                     other => next = other,
                 }
+            }
+            if cell.qp_type == QpType::XrcRecv {
+                // The program's reply leaves by another queue pair: this ACK cannot ride with it, and the requester
+                // expects its completion before the reply.
+                let State { machine, link, .. } = &mut *state;
+                machine.acknowledge(&mut call.env(link));
             }
             call.settle(&mut state);
         }

@@ -101,6 +101,7 @@ impl Config {
                 &[Psn::new(0), Psn::new(0xff_ffff), Psn::new(0xff_ffe0), Psn::new(77)],
             ),
             window: one_of(rng, &[1, 3000, 10_000, 64 << 10, 64 << 10, 1 << 20]),
+            segment: one_of(rng, &[0, 0, 0, 2048, 7000, 32 << 10]),
             cqe: 10_000,
             ..QpOptions::rc()
         }

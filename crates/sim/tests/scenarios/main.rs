@@ -32,6 +32,7 @@ mod retry_exhausted;
 mod rnr;
 mod rnr_retry_exhausted;
 mod robustness;
+mod segments;
 mod send_inv;
 mod send_queue_full;
 mod sequence_nak;
