@@ -1,15 +1,15 @@
 /* Many connections of one process to itself, by librdmacm: how fast they come up together, and the memory of one side of one.
- * Usage: connections ADDRESS PORT COUNT. Prints lines "name value": connections, per_second, side_bytes.
- * Build with -lrdmacm -libverbs. */
+ * Usage: connections ADDRESS PORT COUNT. Prints lines "name value": connections, per_second, side_bytes. */
+#include "setup.h"
+
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <rdma/rdma_cma.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-enum { DEPTH = 16, TIMEOUT_MS = 10000, BATCH = 64 };
+enum { TIMEOUT_MS = 10000 };
 
 static struct rdma_event_channel *channel;
 static struct ibv_context *device;
@@ -18,36 +18,6 @@ static struct ibv_cq *cq;
 static struct ibv_mr *mr;
 static uint64_t *received; /* One a connection; the server's. */
 static long count;
-
-static void fail(const char *what)
-{
-	perror(what);
-	exit(1);
-}
-
-/* Resident memory in KiB. */
-static long resident(void)
-{
-	char line[256];
-	long kib = -1;
-	FILE *f = fopen("/proc/self/status", "r");
-
-	if (!f)
-		fail("/proc/self/status");
-	while (fgets(line, sizeof(line), f))
-		if (sscanf(line, "VmRSS: %ld", &kib) == 1)
-			break;
-	fclose(f);
-	return kib;
-}
-
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return t.tv_sec + 1e-9 * t.tv_nsec;
-}
 
 /* What all connections share. */
 static void share(struct ibv_context *context)
@@ -112,30 +82,6 @@ static void send_number(struct rdma_cm_id *id, uint64_t number)
 		fail("ibv_post_send");
 }
 
-/* Takes `wanted` completions, which must be successes. */
-static void complete(long wanted)
-{
-	struct ibv_wc wc[BATCH];
-	double end = now() + 30;
-
-	while (wanted > 0) {
-		int got = ibv_poll_cq(cq, BATCH, wc);
-
-		if (got < 0)
-			fail("ibv_poll_cq");
-		for (int i = 0; i < got; i++)
-			if (wc[i].status) {
-				fprintf(stderr, "a completion with %s\n", ibv_wc_status_str(wc[i].status));
-				exit(1);
-			}
-		wanted -= got;
-		if (!got && now() > end) {
-			fprintf(stderr, "%ld completions are missing\n", wanted);
-			exit(1);
-		}
-	}
-}
-
 int main(int argc, char **argv)
 {
 	struct addrinfo hints = {.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV, .ai_socktype = SOCK_STREAM}, *address;
@@ -162,8 +108,8 @@ int main(int argc, char **argv)
 	if (listener->verbs)
 		share(listener->verbs);
 
-	before = resident();
-	start = now();
+	before = resident_kib();
+	start = now_seconds();
 	for (long i = 0; i < count; i++) {
 		if (rdma_create_id(channel, &clients[i], NULL, RDMA_PS_TCP))
 			fail("rdma_create_id");
@@ -201,13 +147,13 @@ int main(int argc, char **argv)
 		}
 	}
 	printf("connections %ld\n", count);
-	printf("per_second %.0f\n", count / (now() - start));
-	printf("side_bytes %ld\n", (resident() - before) * 1024 / (2 * count));
+	printf("per_second %.0f\n", count / (now_seconds() - start));
+	printf("side_bytes %ld\n", (resident_kib() - before) * 1024 / (2 * count));
 
 	/* Each leads somewhere: every number arrives once. */
 	for (long i = 0; i < count; i++)
 		send_number(clients[i], i);
-	complete(2 * count);
+	complete(cq, 2 * count);
 	for (long i = 0; i < count; i++)
 		sum += received[i];
 	if (sum != (uint64_t)count * (count - 1) / 2) {

@@ -1,105 +1,25 @@
-/* What the device costs a process: memory of the idle engine, memory of a connected RC queue pair, CPU while idle.
- * Prints three lines "name value": engine_kib, qp_bytes, idle_cpu_percent. Build with -libverbs. */
-#include <infiniband/verbs.h>
+/* What the device costs a process. Prints lines "name value".
+ * footprint memory: engine_kib, qp_bytes: the idle engine, and a connected RC queue pair.
+ * footprint idle: idle_cpu_percent: of the busier of two processes that are connected and have nothing to say. */
+#include "setup.h"
+
+#include <stdint.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <time.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
-enum { QPS = 1000, IDLE_SECONDS = 3 };
+enum { QPS = 1000, IDLE_SECONDS = 8 };
 
-static void fail(const char *what)
-{
-	perror(what);
-	exit(1);
-}
-
-/* Resident memory in KiB. */
-static long resident(void)
-{
-	char line[256];
-	long kib = -1;
-	FILE *f = fopen("/proc/self/status", "r");
-
-	if (!f)
-		fail("/proc/self/status");
-	while (fgets(line, sizeof(line), f))
-		if (sscanf(line, "VmRSS: %ld", &kib) == 1)
-			break;
-	fclose(f);
-	return kib;
-}
-
-static double cpu_seconds(void)
-{
-	struct rusage u;
-
-	getrusage(RUSAGE_SELF, &u);
-	return u.ru_utime.tv_sec + u.ru_stime.tv_sec + 1e-6 * (u.ru_utime.tv_usec + u.ru_stime.tv_usec);
-}
-
-static struct ibv_qp *create(struct ibv_pd *pd, struct ibv_cq *cq)
-{
-	struct ibv_qp_init_attr init = {
-		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
-		.cap = {.max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 1, .max_recv_sge = 1},
-	};
-	struct ibv_qp *qp = ibv_create_qp(pd, &init);
-
-	if (!qp)
-		fail("ibv_create_qp");
-	return qp;
-}
-
-static void connect_to(struct ibv_qp *qp, uint32_t peer, const union ibv_gid *gid)
-{
-	struct ibv_qp_attr a = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE};
-
-	if (ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS))
-		fail("INIT");
-	memset(&a, 0, sizeof(a));
-	a.qp_state = IBV_QPS_RTR;
-	a.path_mtu = IBV_MTU_1024;
-	a.dest_qp_num = peer;
-	a.max_dest_rd_atomic = 1;
-	a.min_rnr_timer = 12;
-	a.ah_attr.is_global = 1;
-	a.ah_attr.grh.dgid = *gid;
-	a.ah_attr.grh.hop_limit = 64;
-	a.ah_attr.port_num = 1;
-	if (ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-					  IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER))
-		fail("RTR");
-	memset(&a, 0, sizeof(a));
-	a.qp_state = IBV_QPS_RTS;
-	a.timeout = 14;
-	a.retry_cnt = 7;
-	a.rnr_retry = 7;
-	a.max_rd_atomic = 1;
-	if (ibv_modify_qp(qp, &a, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-					  IBV_QP_MAX_QP_RD_ATOMIC))
-		fail("RTS");
-}
-
-int main(void)
+static void memory(void)
 {
 	static struct ibv_qp *qps[QPS];
-	struct ibv_device **list = ibv_get_device_list(NULL);
 	union ibv_gid gid;
-	long before, after;
+	long before = resident_kib();
+	struct ibv_context *context = open_device();
 
-	if (!list || !list[0]) {
-		fprintf(stderr, "no device\n");
-		return 1;
-	}
-	before = resident();
-	struct ibv_context *context = ibv_open_device(list[0]);
-	if (!context)
-		fail("ibv_open_device");
-	after = resident();
-	printf("engine_kib %ld\n", after - before);
+	printf("engine_kib %ld\n", resident_kib() - before);
 
 	if (ibv_query_gid(context, 1, 0, &gid))
 		fail("ibv_query_gid");
@@ -109,19 +29,96 @@ int main(void)
 		fail("PD or CQ");
 
 	/* The first pair pays for what all share. */
-	struct ibv_qp *first = create(pd, cq), *second = create(pd, cq);
-	connect_to(first, second->qp_num, &gid);
-	connect_to(second, first->qp_num, &gid);
-	before = resident();
+	struct ibv_qp *first = create_rc(pd, cq), *second = create_rc(pd, cq);
+	connect_rc(first, second->qp_num, &gid);
+	connect_rc(second, first->qp_num, &gid);
+	before = resident_kib();
 	for (int i = 0; i < QPS; i++)
-		qps[i] = create(pd, cq);
+		qps[i] = create_rc(pd, cq);
 	for (int i = 0; i < QPS; i++)
-		connect_to(qps[i], qps[i ^ 1]->qp_num, &gid);
-	after = resident();
-	printf("qp_bytes %ld\n", (after - before) * 1024 / QPS);
+		connect_rc(qps[i], qps[i ^ 1]->qp_num, &gid);
+	printf("qp_bytes %ld\n", (resident_kib() - before) * 1024 / QPS);
+}
+
+static void to_peer(int socket, const void *bytes, size_t len)
+{
+	if (write(socket, bytes, len) != (ssize_t)len)
+		fail("write");
+}
+
+static void from_peer(int socket, void *bytes, size_t len)
+{
+	if (recv(socket, bytes, len, MSG_WAITALL) != (ssize_t)len)
+		fail("the other process");
+}
+
+/* One of two processes, each of which sends the other one message. */
+static double idle(int socket)
+{
+	struct ibv_context *context = open_device();
+	struct ibv_pd *pd = ibv_alloc_pd(context);
+	struct ibv_cq *cq = ibv_create_cq(context, 2 * DEPTH, NULL, NULL, 0);
+	uint64_t words[2] = {0};
+	union ibv_gid gid;
+	uint32_t peer;
+	char ready = 0;
+
+	if (!pd || !cq || ibv_query_gid(context, 1, 0, &gid))
+		fail("PD, CQ or GID");
+	struct ibv_mr *mr = ibv_reg_mr(pd, words, sizeof(words), IBV_ACCESS_LOCAL_WRITE);
+	if (!mr)
+		fail("ibv_reg_mr");
+	struct ibv_qp *qp = create_rc(pd, cq);
+	to_peer(socket, &qp->qp_num, sizeof(qp->qp_num));
+	from_peer(socket, &peer, sizeof(peer));
+	connect_rc(qp, peer, &gid);
+
+	struct ibv_sge in = {.addr = (uintptr_t)&words[0], .length = 8, .lkey = mr->lkey};
+	struct ibv_sge out = {.addr = (uintptr_t)&words[1], .length = 8, .lkey = mr->lkey};
+	struct ibv_recv_wr recv_wr = {.sg_list = &in, .num_sge = 1}, *bad_recv;
+	struct ibv_send_wr send_wr = {
+		.sg_list = &out, .num_sge = 1, .opcode = IBV_WR_SEND, .send_flags = IBV_SEND_SIGNALED,
+	}, *bad_send;
+	if (ibv_post_recv(qp, &recv_wr, &bad_recv))
+		fail("ibv_post_recv");
+	to_peer(socket, &ready, 1);
+	from_peer(socket, &ready, 1);
+	if (ibv_post_send(qp, &send_wr, &bad_send))
+		fail("ibv_post_send");
+	complete(cq, 2);
+	to_peer(socket, &ready, 1);
+	from_peer(socket, &ready, 1);
 
 	double cpu = cpu_seconds();
 	sleep(IDLE_SECONDS);
-	printf("idle_cpu_percent %.4f\n", (cpu_seconds() - cpu) * 100 / IDLE_SECONDS);
+	return (cpu_seconds() - cpu) * 100 / IDLE_SECONDS;
+}
+
+int main(int argc, char **argv)
+{
+	if (argc == 2 && !strcmp(argv[1], "memory")) {
+		memory();
+		return 0;
+	}
+	if (argc != 2 || strcmp(argv[1], "idle")) {
+		fprintf(stderr, "usage: footprint memory|idle\n");
+		return 2;
+	}
+	int sockets[2], status;
+	if (socketpair(AF_UNIX, SOCK_STREAM, 0, sockets))
+		fail("socketpair");
+	pid_t child = fork();
+	if (child < 0)
+		fail("fork");
+	close(sockets[child == 0]);
+	double percent = idle(sockets[child != 0]), other;
+	if (child == 0) {
+		to_peer(sockets[0], &percent, sizeof(percent));
+		return 0;
+	}
+	from_peer(sockets[1], &other, sizeof(other));
+	if (waitpid(child, &status, 0) != child || status != 0)
+		fail("the other process");
+	printf("idle_cpu_percent %.4f\n", percent > other ? percent : other);
 	return 0;
 }

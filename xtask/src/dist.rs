@@ -76,9 +76,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<Dist> {
         "anyverbs-cli",
     ]);
     succeed(&mut build)?;
-    // Cargo's name for the folder of the dev profile.
-    let folder = if options.profile == "dev" { "debug" } else { &options.profile };
-    let built = target().join(folder);
+    let built = target().join(folder(&options.profile));
     let dist = Dist { root: target().join("dist") };
 
     for folder in ["bin", "lib", "share/man/man1", "share/completions"] {
@@ -109,6 +107,11 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<Dist> {
         write(&dist.root.join("share/completions").join(file), &out.stdout)?;
     }
     Ok(dist)
+}
+
+/// Cargo's name for the folder of a profile.
+pub(crate) fn folder(profile: &str) -> &str {
+    if profile == "dev" { "debug" } else { profile }
 }
 
 /// Puts a file in place in one step: a program that runs from the old one keeps it.

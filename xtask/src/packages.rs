@@ -27,6 +27,13 @@ pub(crate) const QEMU: Package = ("qemu-system-x86", "/usr/bin/qemu-system-x86_6
 pub(crate) const RDMACM_UTILS: Package = ("rdmacm-utils", "/usr/bin/rping");
 pub(crate) const FIO: Package = ("fio", "/usr/bin/fio");
 pub(crate) const IPERF3: Package = ("iperf3", "/usr/bin/iperf3");
+/// `ucx_perftest`.
+pub(crate) const UCX_UTILS: Package = ("ucx-utils", "/usr/bin/ucx_perftest");
+/// `fi_pingpong`.
+pub(crate) const LIBFABRIC_BIN: Package = ("libfabric-bin", "/usr/bin/fi_pingpong");
+/// `nft`, which loses packets.
+pub(crate) const NFTABLES: Package = ("nftables", "/usr/sbin/nft");
+pub(crate) const ETHTOOL: Package = ("ethtool", "/usr/sbin/ethtool");
 
 /// What programs are compiled against, and linked with: the C tests of the view need a compiler.
 pub(crate) const CC: Package = ("gcc", "/usr/bin/cc");

@@ -58,9 +58,9 @@ pub struct Config {
     pub gso: bool,
     /// Whether queue pairs of one process talk directly instead of through UDP.
     pub inproc: bool,
-    /// Whether processes of this user and host talk through shared memory instead of UDP; off by default. Both must have
-    /// it, else they talk by UDP. Faults that are injected switch it off: they are those of a network. A capture does not
-    /// show these packets.
+    /// Whether processes of this user and host talk through shared memory instead of UDP. Both must have it, else they
+    /// talk by UDP. Faults that are injected switch it off: they are those of a network. A capture does not show these
+    /// packets.
     pub shm: bool,
     /// Whether one-sided operations between processes that talk through shared memory go straight into the target's memory;
     /// both must have it, else they are messages.
@@ -86,7 +86,7 @@ impl Default for Config {
             receive_buffer: 8 << 20,
             gso: true,
             inproc: true,
-            shm: false,
+            shm: true,
             direct: true,
             max_qp: crate::limits::DEFAULT.max_qp,
             capture: None,
@@ -281,14 +281,13 @@ mod tests {
             ("ANYVERBS_UDP_PORT", "5000"),
             ("ANYVERBS_INTERFACES", "lo, eth0"),
             ("ANYVERBS_GSO", "off"),
-            ("ANYVERBS_SHM", "on"),
             ("ANYVERBS_LOSS", "0.01"),
             ("ANYVERBS_FAULT_SEED", "7"),
         ])
         .unwrap();
         assert_eq!((c.udp_port, c.gso), (5000, false));
         assert!(!c.shm, "faults are those of a network");
-        assert!(config(&[("ANYVERBS_SHM", "1")]).unwrap().shm);
+        assert!(!config(&[("ANYVERBS_SHM", "0")]).unwrap().shm);
         assert_eq!(c.interfaces, ["lo", "eth0"]);
         let fault = c.fault.unwrap();
         assert_eq!((fault.loss, fault.seed), (0.01, 7));

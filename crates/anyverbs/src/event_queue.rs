@@ -63,6 +63,13 @@ impl Tokens {
         })
     }
 
+    /// Whether [`wait`](Self::wait) waits.
+    pub(crate) fn may_wait(&self) -> bool {
+        // SAFETY: fcntl on a descriptor of ours, no pointers.
+        let flags = unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_GETFL) };
+        flags >= 0 && flags & libc::O_NONBLOCK == 0
+    }
+
     /// Takes one, without waiting: a reader may have been faster, who then finds no event and waits on.
     pub(crate) fn take(&self) {
         let mut count = 0u64;

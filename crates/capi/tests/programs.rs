@@ -97,5 +97,5 @@ macro_rules! programs {
 
 programs! {
     busy cancel create_qp destroy_qp exit_log handles mcast xrc
-    cm_addrinfo cm_connect cm_datagrams cm_handles cm_sync cm_threads cm_xrc rsocket
+    cm_addrinfo cm_connect cm_datagrams cm_handles cm_race cm_sync cm_threads cm_xrc rsocket
 }

@@ -75,15 +75,15 @@ fn perftest(output: &str, rows: usize) -> Result<String, String> {
 
 /// The last row of perftest's table.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Figure {
-    pub(crate) size: f64,
+struct Figure {
+    size: f64,
     /// Average bandwidth, or typical latency.
-    pub(crate) value: f64,
-    pub(crate) unit: &'static str,
+    value: f64,
+    unit: &'static str,
 }
 
 /// Reads perftest's table, which must have at least `rows` rows, each with results.
-pub(crate) fn perftest_figure(output: &str, rows: usize) -> Result<Figure, String> {
+fn perftest_figure(output: &str, rows: usize) -> Result<Figure, String> {
     let mut lines = output.lines().skip_while(|line| !line.trim_start().starts_with("#bytes"));
     let header = lines.next().ok_or("no table of results")?;
     let table: Vec<Vec<f64>> = lines

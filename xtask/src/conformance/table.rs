@@ -78,6 +78,8 @@ struct Group<P> {
     /// Clients of one server at the same time.
     #[serde(default = "one")]
     clients: usize,
+    /// What a client prints when it is connected: the next one starts then.
+    connected: Option<String>,
     /// A second server, on the client's host.
     #[serde(default)]
     second_server: bool,
@@ -178,6 +180,7 @@ pub(super) struct Case<P> {
     pub(super) fails_with: Option<String>,
     pub(super) pairs: usize,
     pub(super) clients: usize,
+    pub(super) connected: Option<String>,
     pub(super) second_server: bool,
     pub(super) sockets: bool,
     pub(super) file_bytes: Option<usize>,
@@ -306,6 +309,7 @@ fn group_cases<P: Place>(
                 fails_with: group.fails_with.clone(),
                 pairs: group.pairs,
                 clients: group.clients,
+                connected: group.connected.clone(),
                 second_server: group.second_server,
                 sockets: group.sockets,
                 file_bytes: group.file_bytes,

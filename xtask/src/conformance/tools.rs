@@ -229,7 +229,10 @@ impl Runner<'_> {
             }
         }
         for pair in &mut *pairs {
-            for _ in 0..self.case.clients {
+            for nth in 0..self.case.clients {
+                if nth > 0 {
+                    self.wait_until_connected(pair, deadline)?;
+                }
                 self.start(pair, Role::Client, Side::Client)?;
             }
         }
@@ -279,6 +282,17 @@ impl Runner<'_> {
             }
             _ => Ok(()),
         })
+    }
+
+    /// Waits until the client that was started last says that it is connected, where the next one must not ask before. If
+    /// it never does, its status tells.
+    fn wait_until_connected(&self, pair: &mut Pair, deadline: Instant) -> anyhow::Result<()> {
+        let Some(text) = &self.case.connected else { return Ok(()) };
+        let client = pair.programs.last_mut().expect("started before");
+        wait_for(deadline, || {
+            Ok(client.process.output().contains(text.as_str()) || client.process.ended()?.is_some())
+        })?;
+        Ok(())
     }
 
     /// Waits for one pair and checks what it did.

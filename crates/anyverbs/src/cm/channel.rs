@@ -6,9 +6,10 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use anyverbs_net::Uncancelled;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use super::error::CmError;
 use super::event::{Event, Pending};
@@ -31,6 +32,8 @@ pub(crate) struct ChannelCell {
     /// One for each event in the mailboxes of this channel's ids.
     tokens: Tokens,
     tickets: Mutex<Tickets>,
+    /// There is another ticket, or one that was passed over need not wait any longer.
+    changed: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -62,7 +65,12 @@ impl EventChannel {
             what: "make an eventfd",
             errno: e.raw_os_error().unwrap_or(libc::EMFILE),
         })?;
-        Ok(Self(Arc::new(ChannelCell { engine, tokens, tickets: Mutex::default() })))
+        Ok(Self(Arc::new(ChannelCell {
+            engine,
+            tokens,
+            tickets: Mutex::default(),
+            changed: Condvar::new(),
+        })))
     }
 
     /// The oldest event (`rdma_get_cm_event`). Waits for one unless the program set `O_NONBLOCK`; holds no lock meanwhile.
@@ -78,8 +86,27 @@ impl EventChannel {
     ///
     /// # Errors
     /// [`EventError`].
-    pub fn get_event_with<T>(
+    pub fn get_event_with<T>(&self, take: impl FnMut(Event) -> Option<T>) -> Result<T, EventError> {
+        self.read(false, take)
+    }
+
+    /// As [`get_event_with`](Self::get_event_with). Where it may wait, the next request of a listener is handed out 20 ms later at most, if the
+    /// program has done nothing yet with the one before ([`Id::take_up`](super::Id::take_up)); other events are not held up.
+    /// Programs in C lose a request otherwise that they have stored for another thread. After three such waits in a
+    /// row that were in vain there are no more for that listener.
+    ///
+    /// # Errors
+    /// [`EventError`].
+    pub fn get_event_one_by_one<T>(
         &self,
+        take: impl FnMut(Event) -> Option<T>,
+    ) -> Result<T, EventError> {
+        self.read(true, take)
+    }
+
+    fn read<T>(
+        &self,
+        one_by_one: bool,
         mut take: impl FnMut(Event) -> Option<T>,
     ) -> Result<T, EventError> {
         if !self.0.engine.is_current() {
@@ -91,7 +118,7 @@ impl EventChannel {
             self.0.tokens.wait()?;
             let _uncancelled = Uncancelled::new();
             // None is left when the event of our token went away with its id.
-            let Some((id, pending)) = self.0.pop() else { continue };
+            let Some((id, pending)) = self.0.pop(one_by_one) else { continue };
             match id.hand_out(*pending, &self.0).and_then(&mut take) {
                 Some(taken) => return Ok(taken),
                 None => id.acks.acknowledge(1),
@@ -107,9 +134,10 @@ impl AsFd for EventChannel {
 }
 
 impl ChannelCell {
-    /// The oldest event and its id, which counts it as read.
-    fn pop(self: &Arc<Self>) -> Option<(Arc<IdCell>, Box<Pending>)> {
-        while let Some(id) = self.next_ticket() {
+    /// The oldest event and its id, which counts it as read. `one_by_one`: passes over listeners whose last request is not
+    /// taken up, and waits if there is nothing else; the caller's token stands for one of those passed over.
+    fn pop(self: &Arc<Self>, one_by_one: bool) -> Option<(Arc<IdCell>, Box<Pending>)> {
+        while let Some(id) = self.next_ticket(one_by_one) {
             let mut mailbox = id.mailbox.lock();
             if let Some(pending) = mailbox.take(self) {
                 id.acks.read();
@@ -123,12 +151,38 @@ impl ChannelCell {
         None
     }
 
-    fn next_ticket(&self) -> Option<Arc<IdCell>> {
-        self.tickets.lock().queue.pop_front()
+    fn next_ticket(&self, mut one_by_one: bool) -> Option<Arc<IdCell>> {
+        let mut tickets = self.tickets.lock();
+        loop {
+            let mut until: Option<Instant> = None;
+            let mut is_ready = |id: &Arc<IdCell>| {
+                let end = if one_by_one { id.uptake.waits_until() } else { None };
+                until = until.into_iter().chain(end).min();
+                end.is_none()
+            };
+            let at = tickets.queue.iter().position(&mut is_ready);
+            if at != Some(0) && until.is_some() && !self.tokens.may_wait() {
+                one_by_one = false;
+                continue;
+            }
+            match (at, until) {
+                (Some(at), _) => return tickets.queue.remove(at),
+                (None, Some(until)) => self.changed.wait_until(&mut tickets, until),
+                (None, None) => return None,
+            };
+        }
+    }
+
+    /// Its readers look again at what they passed over.
+    pub(super) fn wake(&self) {
+        // Under the lock: who has looked waits by now.
+        let _tickets = self.tickets.lock();
+        self.changed.notify_all();
     }
 
     fn push(&self, id: &Arc<IdCell>) {
         self.tickets.lock().queue.push_back(Arc::clone(id));
+        self.changed.notify_one();
         self.tokens.put();
     }
 

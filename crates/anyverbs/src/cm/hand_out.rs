@@ -19,7 +19,9 @@ impl IdCell {
             EventKind::ConnectRequest => {
                 let child = new_id?;
                 child.change_channel(channel);
-                taken = Some(child.take()?);
+                let request = child.take()?;
+                self.uptake.handed_out(&request.0, channel);
+                taken = Some(request);
             }
             EventKind::ConnectResponse if self.state.lock().qp.is_some() => {
                 match self.move_qp_to_rts(None).and_then(|()| self.confirm()) {

@@ -19,6 +19,7 @@ use super::group::Group;
 use super::params::IdOption;
 use super::place::Place;
 use super::ports::Port;
+use super::uptake::Uptake;
 use crate::engine::Engine;
 use crate::error::DestroyError;
 use crate::event_queue::Acks;
@@ -38,6 +39,7 @@ pub(crate) struct IdCell {
     cookie: AtomicU64,
     pub(super) acks: Acks,
     pub(super) mailbox: Mutex<Mailbox>,
+    pub(super) uptake: Uptake,
     pub(super) state: Mutex<State>,
 }
 
@@ -130,6 +132,7 @@ impl IdCell {
             cookie: AtomicU64::new(cookie),
             acks: Acks::default(),
             mailbox: Mutex::new(Mailbox::new(channel)),
+            uptake: Uptake::default(),
             state: Mutex::new(state),
         })
     }

@@ -18,7 +18,7 @@
 //! descriptor. An id that merely connects takes a number that nobody is found by.
 //!
 //! Locks: the CM's (`engine::gsi`) guards the machine and the tables of ids. An id's own state comes after it, its
-//! mailbox after that, and a channel's tickets last; none is held while a queue pair is locked, a program's event is waited for, or
+//! mailbox after that, then a channel's tickets, and a listener's uptake last; none is held while a queue pair is locked, a program's event is waited for, or
 //! another id is destroyed. A change that the machine's events must not overtake is made under the CM's lock.
 
 mod address;
@@ -37,6 +37,7 @@ mod queue_pair;
 mod resolve;
 #[cfg(test)]
 mod tests;
+mod uptake;
 
 pub use address::{Address, IbAddress};
 pub use anyverbs_proto::cm::Path;

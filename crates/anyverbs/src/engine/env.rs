@@ -76,6 +76,8 @@ pub(crate) struct Link {
     pub(crate) timers: Registered,
     /// A timer waits for the link to catch up: in the process from this round on; it looks again at this time.
     pub(crate) catch_up: (Option<u64>, Option<Time>),
+    /// Its peer's process has ended: what still waits for it then fails.
+    pub(crate) doomed: Option<Time>,
     /// On the engine's list of those that owe an ACK.
     pub(crate) owed: bool,
     /// A credit probe that found no receives: the answer changes when some are posted.
@@ -105,6 +107,7 @@ impl Link {
         self.route = None;
         self.last = None;
         self.blocked = false;
+        self.doomed = None;
     }
 
     fn set_in_flight(&mut self, in_flight: bool) {
@@ -176,8 +179,8 @@ impl<'a> Call<'a> {
         let State { machine, link, .. } = state;
         engine.publish_qp(machine, &mut link.published);
         link.set_in_flight(machine.is_in_flight());
-        if let Some(deadline) =
-            machine.deadline().map(|d| link.catch_up.1.map_or(d, |until| d.max(until)))
+        let deadline = machine.deadline().map(|d| link.catch_up.1.map_or(d, |until| d.max(until)));
+        if let Some(deadline) = [deadline, link.doomed].into_iter().flatten().min()
             && link.timers.add(deadline)
         {
             engine.add_timer(deadline, self.cell.qpn);

@@ -352,21 +352,21 @@ impl Engine {
     fn lose_peer(&'static self, channel: &Arc<Channel>, why: Closed, resume: &mut Vec<Qpn>) {
         let Some(shm) = &self.shm else { return };
         tracing::debug!(slot = channel.slot(), %why, "the same-host link to a process has ended");
-        let gone = shm::reason(why);
+        let (gone, now) = (shm::reason(why), self.now());
         if let Some(peer) = shm.find(channel) {
-            peer.end(gone, resume);
+            peer.end(gone, now, resume);
         }
         shm.forget(channel, gone);
         for cell in self.qps.filter(|_| true) {
             self.with_cell(&cell, |State { machine, link, .. }, call| {
                 let Some(peer) = link.shm_peer().filter(|peer| peer.is(channel)) else { return };
                 // The link may have forgotten it before.
-                peer.end(gone, resume);
+                peer.end(gone, now, resume);
                 link.blocked = false;
                 let attr = machine.attr();
                 match gone {
                     Gone::Unwilling => link.reroute(self, &attr.av, attr.dest_qpn),
-                    Gone::Dead => machine.peer_gone(&mut call.env(link)),
+                    Gone::Dead => link.doomed = Some(now + shm::GRACE),
                 }
                 machine.transmit(&mut call.env(link));
             });
@@ -734,6 +734,10 @@ impl Engine {
                     return;
                 }
                 link.catch_up.1 = None;
+                if link.doomed.take_if(|at| *at <= now).is_some() {
+                    machine.peer_gone(&mut call.env(link));
+                    return;
+                }
                 if machine.deadline().is_none_or(|deadline| deadline > now) {
                     return;
                 }

@@ -43,6 +43,10 @@ pub(crate) const SEGMENT: u32 = 32 << 10;
 const SHOW_AFTER: usize = 16 << 10;
 /// How long a full ring is waited for.
 const PATIENCE: Duration = Duration::from_millis(500);
+/// How long requests to a process that has ended go on waiting, though their end is known. On a network they would until
+/// their retries had run out, and programs rely on that: one whose peer has left with a message too many on its way has
+/// taken what it wanted by then.
+pub(crate) const GRACE: Duration = Duration::from_millis(250);
 /// How long a process without this link is not asked again for the sake of a datagram.
 const ABSENCE: Duration = Duration::from_secs(1);
 
@@ -75,6 +79,8 @@ struct Waiting {
     stalled: bool,
     blocked: Vec<Qpn>,
     gone: Option<Gone>,
+    /// Until when requests to a process that has ended vanish; then they fail.
+    grace: Option<Time>,
 }
 
 impl Peer {
@@ -91,9 +97,10 @@ impl Peer {
     }
 
     /// It is gone. Who waited for it.
-    pub(crate) fn end(&self, gone: Gone, blocked: &mut Vec<Qpn>) {
+    pub(crate) fn end(&self, gone: Gone, now: Time, blocked: &mut Vec<Qpn>) {
         let mut waiting = self.waiting.lock();
         waiting.gone = Some(gone);
+        waiting.grace.get_or_insert(now + GRACE);
         blocked.append(&mut waiting.blocked);
     }
 
@@ -394,7 +401,11 @@ impl ShmRoute {
                     let mut waiting = self.peer.waiting.lock();
                     return match waiting.gone {
                         Some(Gone::Unwilling) => Err(Refused::Reroute),
-                        Some(Gone::Dead) if reliable && !opcode.is_response() => {
+                        Some(Gone::Dead)
+                            if reliable
+                                && !opcode.is_response()
+                                && waiting.grace.is_some_and(|until| now >= until) =>
+                        {
                             Err(TransmitError::PeerGone.into())
                         }
                         Some(Gone::Dead) => Ok(0),

@@ -258,7 +258,7 @@ fn a_stream_arrives_whole() {
 }
 
 #[test]
-fn who_is_killed_under_load_is_missed_at_once() {
+fn who_is_killed_under_load_is_missed_soon_but_not_at_once() {
     let _turn = turn();
     let begin = Instant::now();
     for round in 0..10 {
@@ -282,7 +282,9 @@ fn who_is_killed_under_load_is_missed_at_once() {
         assert_eq!(last.map(|wc| wc.status), Some(WcStatus::RetryExcErr));
         assert_eq!(e.qp.state().unwrap(), QpState::Err);
         if is_on() {
-            assert!(killed.elapsed() < Duration::from_millis(400), "{:?}", killed.elapsed());
+            // Retries would take two seconds. A program whose peer leaves early has a little time to end before.
+            let missed = Duration::from_millis(200)..Duration::from_secs(1);
+            assert!(missed.contains(&killed.elapsed()), "{:?}", killed.elapsed());
         }
     }
     eprintln!("{:?} a round", begin.elapsed() / 10);

@@ -6,12 +6,14 @@ use std::{
 };
 
 use anyverbs::cm;
+use parking_lot::Mutex;
 
 use crate::{
     abi::*,
     errno::{Errno, pointer},
     log,
     object::{self, Object},
+    rdmacm::event::LastRequest,
 };
 
 pub(crate) type Channel = Object<rdma_event_channel>;
@@ -19,6 +21,7 @@ pub(crate) type Channel = Object<rdma_event_channel>;
 /// What an event channel holds of the device.
 pub(crate) struct ChannelInner {
     pub(crate) device: cm::EventChannel,
+    pub(crate) last_request: Mutex<LastRequest>,
 }
 
 /// A channel that no program made: that of an id in synchronous mode, which shows it as `id->channel`.
@@ -45,7 +48,7 @@ fn create() -> Result<*mut rdma_event_channel, Errno> {
     log::init();
     let device = cm::EventChannel::new()?;
     let public = rdma_event_channel { fd: device.as_fd().as_raw_fd() };
-    Ok(object::publish(public, 0, ChannelInner { device }))
+    Ok(object::publish(public, 0, ChannelInner { device, last_request: Mutex::default() }))
 }
 
 /// `rdma_create_event_channel`: NULL with `errno` on failure.

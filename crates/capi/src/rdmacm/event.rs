@@ -3,7 +3,7 @@
 use std::{
     ffi::{c_int, c_void},
     ptr,
-    sync::Arc,
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -33,6 +33,26 @@ pub(crate) struct EventInner {
     of: Arc<Id>,
 }
 
+/// The id of the request that a channel handed out last, and the context that it had then.
+#[derive(Default)]
+pub(crate) struct LastRequest(Option<(Weak<Id>, usize)>);
+
+impl LastRequest {
+    fn new(id: &Arc<Id>) -> Self {
+        Self(Some((Arc::downgrade(id), id::fields(id).context as usize)))
+    }
+
+    /// A program that gives an id its context needs no call for that.
+    fn look(&mut self) {
+        if let Some((id, context)) = self.0.take()
+            && let Some(id) = id.upgrade()
+            && id::fields(&id).context as usize != context
+        {
+            id.inner.device.take_up();
+        }
+    }
+}
+
 /// How long a call on a channel that is no more takes: see [`rdma_get_cm_event`].
 const LATE: Duration = Duration::from_secs(1);
 
@@ -57,29 +77,36 @@ pub(crate) unsafe extern "C" fn rdma_get_cm_event(
         if event.is_null() {
             return Err(Errno::EINVAL);
         }
-        let next = next(channel)?;
+        let next = cancel::holding(channel, |channel| {
+            channel.inner.last_request.lock().look();
+            channel.inner.device.get_event_one_by_one(|event| to_c(channel, event))
+        })?;
         // SAFETY: the caller's promise.
         unsafe { event.write(next) };
         Ok(())
     }))
 }
 
-/// The next event of a channel, with the ids' public fields as it leaves them.
+/// The next event of a synchronous id's channel, with the ids' public fields as it leaves them.
 pub(crate) fn next(channel: Arc<Channel>) -> Result<*mut rdma_cm_event, Errno> {
-    cancel::holding(channel, next_of)
-}
-
-fn next_of(channel: &Channel) -> Result<*mut rdma_cm_event, Errno> {
-    Ok(channel.inner.device.get_event_with(|event| {
-        // None: an id that the program does not have yet, or one that it destroyed after it acknowledged more than it read.
-        let id = id::find(event.cookie as *mut rdma_cm_id).ok()?;
-        accept_event(event, &id)
-            .inspect_err(|error| tracing::warn!("an event was dropped: errno {}", error.0))
-            .ok()
+    Ok(cancel::holding(channel, |channel| {
+        channel.inner.device.get_event_with(|event| to_c(channel, event))
     })?)
 }
 
-fn accept_event(mut event: cm::Event, id: &Arc<Id>) -> Result<*mut rdma_cm_event, Errno> {
+/// `None`: of an id that the program does not have yet, or one that it destroyed after it acknowledged more than it read.
+fn to_c(channel: &Channel, event: cm::Event) -> Option<*mut rdma_cm_event> {
+    let id = object::lookup(event.cookie as *mut rdma_cm_id).ok()?;
+    accept_event(channel, event, &id)
+        .inspect_err(|error| tracing::warn!("an event was dropped: errno {}", error.0))
+        .ok()
+}
+
+fn accept_event(
+    channel: &Channel,
+    mut event: cm::Event,
+    id: &Arc<Id>,
+) -> Result<*mut rdma_cm_event, Errno> {
     let mut kind = event.kind;
     let mut status = event.status;
     let mut subject = id.public();
@@ -87,7 +114,9 @@ fn accept_event(mut event: cm::Event, id: &Arc<Id>) -> Result<*mut rdma_cm_event
     match kind {
         EventKind::ConnectRequest => {
             let new = event.new_id.take().ok_or(Errno::EINVAL)?;
-            subject = adopt(new, id)?.public();
+            let new = adopt(new, id)?;
+            *channel.inner.last_request.lock() = LastRequest::new(&new);
+            subject = new.public();
             listener = id.public();
         }
         EventKind::AddrResolved | EventKind::RouteResolved => {

@@ -66,9 +66,11 @@ impl IdInner {
     }
 }
 
-/// The id behind a program's pointer.
+/// The id behind a pointer that the program calls with.
 pub(crate) fn find(id: *mut rdma_cm_id) -> Result<Arc<Id>, Errno> {
-    object::find(id)
+    let id: Arc<Id> = object::find(id)?;
+    id.inner.device.take_up();
+    Ok(id)
 }
 
 /// Where an id reports its events.

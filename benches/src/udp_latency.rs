@@ -1,16 +1,16 @@
-//! Latency of bare UDP: two programs that send one small datagram to and fro, spinning on their sockets or
-//! blocking in them. What an RDMA device over UDP could reach at best.
+//! Two programs that send one small datagram to and fro, spinning on their sockets or blocking in them.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use clap::{Parser, Subcommand};
+use clap::Subcommand;
 
-#[derive(Debug, Parser)]
-#[command(about = "UDP ping-pong: prints the median one-way time in microseconds")]
-struct Args {
+use crate::processor::median;
+
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Options {
     /// Block in the socket instead of spinning on it
     #[arg(long, global = true)]
     block: bool,
@@ -24,7 +24,7 @@ struct Args {
     role: Role,
 }
 
-#[derive(Debug, Subcommand)]
+#[derive(Debug, Clone, Subcommand)]
 enum Role {
     /// Answers
     Server {
@@ -41,47 +41,44 @@ enum Role {
 /// A peer that is silent for this long is gone.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-fn main() -> anyhow::Result<()> {
-    let args = Args::parse();
-    match args.role {
-        Role::Server { address } => serve(&args, address),
-        Role::Client { address } => measure(&args, address),
+pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    match options.role {
+        Role::Server { address } => serve(options, address),
+        Role::Client { address } => measure(options, address),
     }
 }
 
-fn serve(args: &Args, address: SocketAddr) -> anyhow::Result<()> {
+fn serve(options: &Options, address: SocketAddr) -> anyhow::Result<()> {
     let socket = UdpSocket::bind(address).with_context(|| format!("cannot bind {address}"))?;
-    prepare(&socket, args)?;
-    let mut buffer = vec![0; args.size.max(1)];
-    for _ in 0..args.rounds {
+    prepare(&socket, options)?;
+    let mut buffer = vec![0; options.size.max(1)];
+    for _ in 0..options.rounds {
         let (len, peer) = receive(|| socket.recv_from(&mut buffer))?;
         socket.send_to(&buffer[..len], peer).context("cannot answer")?;
     }
     Ok(())
 }
 
-fn measure(args: &Args, address: SocketAddr) -> anyhow::Result<()> {
+fn measure(options: &Options, address: SocketAddr) -> anyhow::Result<()> {
     let any: SocketAddr =
         if address.is_ipv4() { ([0, 0, 0, 0], 0).into() } else { ([0u16; 8], 0).into() };
     let socket = UdpSocket::bind(any).context("cannot bind")?;
     socket.connect(address).with_context(|| format!("cannot reach {address}"))?;
-    prepare(&socket, args)?;
-    let mut buffer = vec![0; args.size.max(1)];
-    let mut times = Vec::with_capacity(args.rounds as usize);
-    for _ in 0..args.rounds {
+    prepare(&socket, options)?;
+    let mut buffer = vec![0; options.size.max(1)];
+    let mut times = Vec::with_capacity(options.rounds as usize);
+    for _ in 0..options.rounds {
         let start = Instant::now();
         socket.send(&buffer).context("cannot send")?;
         receive(|| socket.recv(&mut buffer))?;
-        times.push(start.elapsed());
+        times.push(start.elapsed().as_secs_f64() * 1e6 / 2.0);
     }
-    times.sort_unstable();
-    let Some(median) = times.get(times.len() / 2) else { bail!("no rounds") };
-    println!("{:.3}", median.as_secs_f64() * 1e6 / 2.0);
+    println!("{:.3}", median(&mut times)?);
     Ok(())
 }
 
-fn prepare(socket: &UdpSocket, args: &Args) -> anyhow::Result<()> {
-    socket.set_nonblocking(!args.block).context("cannot set the socket's mode")?;
+fn prepare(socket: &UdpSocket, options: &Options) -> anyhow::Result<()> {
+    socket.set_nonblocking(!options.block).context("cannot set the socket's mode")?;
     socket.set_read_timeout(Some(PATIENCE)).context("cannot set a timeout")
 }
 

@@ -1,0 +1,60 @@
+//! The machine's own limits: what a device in software could reach at best, without any of its work.
+//!
+//! Every measurement prints one number. The bare system calls and the copies between two processors' caches are
+//! the crate's only unsafe code.
+
+mod copy;
+mod memory;
+mod processor;
+mod udp_latency;
+mod udp_stream;
+
+use clap::{Parser, Subcommand};
+
+/// Measures what the machine can do by itself
+#[derive(Debug, Parser)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Nanoseconds that a changed cache line takes to another processor
+    CacheLine(memory::CacheLine),
+    /// Gb/s of messages copied into a ring in shared memory and out of it by another processor
+    Memory(memory::Ring),
+    /// Copies to or from another process by one system call
+    Copy(copy::Options),
+    /// The passive process of `copy`
+    #[command(hide = true)]
+    CopyTarget {
+        /// Bytes of its buffer
+        size: usize,
+    },
+    /// Microseconds one way of a small datagram, by the median round trip
+    UdpLatency(udp_latency::Options),
+    /// Gb/s of datagrams that arrive; printed by the server
+    UdpStream(udp_stream::Options),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Args::parse().command {
+        Command::CacheLine(options) => memory::cache_line(&options),
+        Command::Memory(options) => memory::ring(&options),
+        Command::Copy(options) => copy::run(&options),
+        Command::CopyTarget { size } => copy::target(size),
+        Command::UdpLatency(options) => udp_latency::run(&options),
+        Command::UdpStream(options) => udp_stream::run(&options),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Args::command().debug_assert();
+    }
+}

@@ -1,0 +1,86 @@
+//! A listener's requests one after the other, for programs that keep the last one only.
+//!
+//! An event thread that stores a request's id where another thread fetches it, without waiting until that has happened, loses
+//! the first of two requests that come back to back. Other devices take long enough over a request for this not to be seen.
+//! So the next request of a listener waits until the program has done something with the one before, for [`PATIENCE`]
+//! at most. A program that lets that pass [`MOST_IN_VAIN`] times in a row collects requests: there is no more waiting.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::channel::ChannelCell;
+use super::id::{Id, IdCell};
+
+const PATIENCE: Duration = Duration::from_millis(20);
+const MOST_IN_VAIN: u8 = 3;
+
+/// Of an id: its own uptake, if it came from a request, and, if it listens, what became of the request that was handed out last.
+#[derive(Debug, Default)]
+pub(super) struct Uptake {
+    is_taken_up: AtomicBool,
+    /// Whose readers want to know.
+    read_on: OnceLock<Weak<ChannelCell>>,
+    requests: Mutex<Requests>,
+}
+
+#[derive(Debug, Default)]
+struct Requests {
+    /// Handed out, and not seen to be taken up.
+    last: Option<Weak<IdCell>>,
+    /// When the next one began to wait for that.
+    since: Option<Instant>,
+    in_vain: u8,
+}
+
+impl Uptake {
+    /// A request of this listener was handed out.
+    pub(super) fn handed_out(&self, child: &Arc<IdCell>, channel: &Arc<ChannelCell>) {
+        let mut requests = self.requests.lock();
+        if requests.in_vain < MOST_IN_VAIN
+            && child.uptake.read_on.set(Arc::downgrade(channel)).is_ok()
+        {
+            requests.last = Some(Arc::downgrade(child));
+            requests.since = None;
+        }
+    }
+
+    /// Until when the next request waits at the latest; `None` if it does not.
+    pub(super) fn waits_until(&self) -> Option<Instant> {
+        let mut requests = self.requests.lock();
+        let last = requests.last.as_ref()?;
+        // One that is no more was taken up too.
+        let is_open = |id: Arc<IdCell>| !id.uptake.is_taken_up.load(Ordering::SeqCst);
+        if !last.upgrade().is_some_and(is_open) {
+            // A wait that was of use, unless there was none.
+            let in_vain = if requests.since.is_some() { 0 } else { requests.in_vain };
+            *requests = Requests { in_vain, ..Requests::default() };
+            return None;
+        }
+        let now = Instant::now();
+        let end = *requests.since.get_or_insert(now) + PATIENCE;
+        if now < end {
+            return Some(end);
+        }
+        let in_vain = requests.in_vain + 1;
+        *requests = Requests { in_vain, ..Requests::default() };
+        None
+    }
+}
+
+impl Id {
+    /// The program does something with the id of a request: the listener's next one need not wait any longer in
+    /// [`EventChannel::get_event_one_by_one`](super::EventChannel::get_event_one_by_one).
+    pub fn take_up(&self) {
+        let uptake = &self.0.uptake;
+        if uptake.is_taken_up.load(Ordering::Relaxed) || !self.0.engine.is_current() {
+            return;
+        }
+        uptake.is_taken_up.store(true, Ordering::SeqCst);
+        if let Some(channel) = uptake.read_on.get().and_then(Weak::upgrade) {
+            channel.wake();
+        }
+    }
+}

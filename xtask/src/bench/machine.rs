@@ -1,0 +1,121 @@
+//! What the measurements ran on, and the state that it was in.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::Context;
+use serde::Serialize;
+
+use crate::conformance::quiet;
+
+/// How far apart the two processors are, by the time that a changed cache line takes between them. A virtual
+/// machine may change it by itself, when its host moves one of its processors; what goes through memory that both touch then
+/// takes several times as long, for us and for peers, but not in the same proportion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum State {
+    Near,
+    Far,
+}
+
+impl State {
+    /// Between the 53 ns of processors that share a cache and the 250 ns of those that do not.
+    const LIMIT_NS: f64 = 115.0;
+
+    pub(super) fn of(cache_line_ns: f64) -> Self {
+        if cache_line_ns < Self::LIMIT_NS { Self::Near } else { Self::Far }
+    }
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Near => "near",
+            Self::Far => "far",
+        })
+    }
+}
+
+/// Nanoseconds of a changed cache line to the other processor, now.
+pub(super) fn cache_line(limits: &Path) -> anyhow::Result<f64> {
+    let said = quiet(Command::new(limits).arg("cache-line"))?;
+    said.trim().parse().with_context(|| format!("not a number: {said:?}"))
+}
+
+/// As the machine describes itself.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Machine {
+    pub(super) processor: String,
+    pub(super) processors: usize,
+    pub(super) virtual_machine: bool,
+    pub(super) memory_gib: u64,
+    pub(super) kernel: String,
+    pub(super) distribution: String,
+    /// Bytes of an unprivileged socket's receive buffer.
+    pub(super) receive_buffer: String,
+    /// Runnable processes when the run began: a busy machine measures something else.
+    pub(super) load: f64,
+    /// Debian's versions of the peers.
+    pub(super) versions: BTreeMap<String, String>,
+}
+
+impl Machine {
+    /// Reads it; what cannot be read is left empty.
+    pub(super) fn read(packages: &[&str]) -> Self {
+        let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let cpuinfo = text("/proc/cpuinfo");
+        let field = |text: &str, name: &str, separator: char| {
+            let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_default();
+            line.split_once(separator)
+                .map_or_else(String::new, |(_, value)| value.trim().trim_matches('"').to_owned())
+        };
+        let memory = field(&text("/proc/meminfo"), "MemTotal", ':');
+        let kib = memory.split(' ').next().and_then(|kib| kib.parse::<u64>().ok());
+        let load = text("/proc/loadavg");
+        Machine {
+            processor: field(&cpuinfo, "model name", ':'),
+            processors: std::thread::available_parallelism().map_or(0, usize::from),
+            virtual_machine: field(&cpuinfo, "flags", ':').split(' ').any(|f| f == "hypervisor"),
+            memory_gib: kib.unwrap_or_default().div_ceil(1 << 20),
+            kernel: text("/proc/sys/kernel/osrelease").trim().to_owned(),
+            distribution: field(&text("/etc/os-release"), "PRETTY_NAME", '='),
+            receive_buffer: text("/proc/sys/net/core/rmem_default").trim().to_owned(),
+            load: load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or_default(),
+            versions: versions(packages),
+        }
+    }
+
+    /// Whether others used the machine when the run began.
+    pub(super) fn is_busy(&self) -> bool {
+        self.load > 0.5
+    }
+}
+
+fn versions(packages: &[&str]) -> BTreeMap<String, String> {
+    let mut query = Command::new("dpkg-query");
+    query.args(["--show", "--showformat", "${Package} ${Version}\\n"]).args(packages);
+    let said = quiet(&mut query).unwrap_or_default();
+    let pair = |line: &str| line.split_once(' ').map(|(name, v)| (name.to_owned(), v.to_owned()));
+    said.lines().filter_map(pair).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_two_states() {
+        assert_eq!(State::of(53.0), State::Near);
+        assert_eq!(State::of(250.0), State::Far);
+    }
+
+    #[test]
+    fn this_machine_says_what_it_is() {
+        let machine = Machine::read(&["dpkg"]);
+        assert!(machine.processors > 0);
+        assert!(!machine.kernel.is_empty());
+    }
+}

@@ -1,0 +1,211 @@
+//! `cargo xtask bench`: the device beside its peers, in turn (A B A B ...), one core a side; medians, and ratios against their targets.
+//!
+//! Absolute figures mean little on a busy or virtual machine; the ratio of two programs that ran in turn does.
+
+mod contender;
+mod docs;
+mod machine;
+mod plot;
+mod readings;
+mod report;
+mod rows;
+mod runner;
+mod sweep;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, bail};
+use serde::Serialize;
+
+use self::contender::Contender;
+use self::machine::Machine;
+use self::report::Outcome;
+use self::rows::{Ours, Row};
+use self::runner::Runner;
+use self::sweep::{Chart, Sweep};
+use crate::dist;
+use crate::interrupt;
+use crate::packages::{self, Package};
+use crate::workspace::{cargo, root, succeed, target};
+
+/// What to measure.
+///
+/// A run of everything takes about 15 minutes, with `--runs 1` about 6. Nothing else should use the machine: two
+/// programs at a time spin on one core each.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Options {
+    /// Rounds in which every side of a comparison runs once; a round in which the machine changed its state is repeated
+    #[arg(long, default_value_t = 5, value_name = "N")]
+    runs: usize,
+    /// Rounds for a point of a plot
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    plot_runs: usize,
+    /// Seconds of a bandwidth run
+    #[arg(long, default_value_t = 1, value_name = "S", value_parser = clap::value_parser!(u32).range(1..))]
+    seconds: u32,
+    /// Only measurements with this in their name
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+    /// Print the names of the measurements and end
+    #[arg(long)]
+    list: bool,
+    /// Put the result into docs/performance.md and docs/performance/
+    #[arg(long, conflicts_with = "filter")]
+    write_docs: bool,
+    #[command(flatten)]
+    dist: dist::Options,
+}
+
+/// Programs on the device, peers and what they need.
+const PACKAGES: [Package; 13] = [
+    packages::PERFTEST,
+    packages::IBVERBS_UTILS,
+    packages::RDMACM_UTILS,
+    packages::IPERF3,
+    packages::QPERF,
+    packages::UCX_UTILS,
+    packages::LIBFABRIC_BIN,
+    packages::IPROUTE2,
+    packages::NFTABLES,
+    packages::ETHTOOL,
+    packages::CC,
+    packages::LIBIBVERBS_DEV,
+    packages::LIBRDMACM_DEV,
+];
+
+/// Those whose version matters to a reader.
+const PEERS: [&str; 5] = ["perftest", "iperf3", "qperf", "ucx-utils", "libfabric-bin"];
+
+/// C programs of `benches/`, each linked with their common set-up.
+const PROGRAMS: [&str; 2] = ["footprint", "connections"];
+
+/// All that was measured.
+#[derive(Debug, Serialize)]
+struct Results {
+    machine: Machine,
+    profile: String,
+    runs: usize,
+    seconds: u32,
+    rows: Vec<Outcome>,
+    charts: Vec<Chart>,
+}
+
+/// Measures and prints; fails where a program of ours does, not where a target is missed.
+pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    let takes = |name: &str| options.filter.as_ref().is_none_or(|text| name.contains(text));
+    let mut rows = rows::all(options.seconds);
+    rows.retain(|row| takes(&row.name()));
+    let sweeps: Vec<_> = sweep::ALL.into_iter().filter(|sweep| takes(&sweep.name())).collect();
+    if options.list {
+        rows.iter().for_each(|row| println!("{}", row.name()));
+        sweeps.iter().for_each(|sweep| println!("{}", sweep.name()));
+        return Ok(());
+    }
+    if rows.is_empty() && sweeps.is_empty() {
+        bail!("no measurement has this in its name; `--list` prints them");
+    }
+    interrupt::catch();
+    packages::ensure(&PACKAGES)?;
+    packages::ensure(&[packages::LIBC6_DEV])?;
+    let mut runner = prepare(options)?;
+    // Read before the first measurement makes the machine busy, and after the compiler did.
+    let machine = Machine::read(&PEERS);
+    if machine.is_busy() {
+        eprintln!("the machine is not idle (load {}): figures are worth little", machine.load);
+    }
+    let mut results = Results {
+        machine,
+        profile: options.dist.profile.clone(),
+        runs: options.runs,
+        seconds: options.seconds,
+        rows: Vec::new(),
+        charts: Vec::new(),
+    };
+    let finished = measure_all(&mut runner, &rows, &sweeps, options, &mut results);
+    // Also what was measured until it was interrupted.
+    print!("{}", report::table(&results.rows));
+    save(&results, &results_folder())?;
+    finished?;
+    if options.write_docs {
+        docs::write(&results, &results_folder())?;
+    }
+    match results.rows.iter().filter(|row| row.failed()).count() {
+        0 => Ok(()),
+        failed => bail!("{failed} measurements of the device failed"),
+    }
+}
+
+/// Builds everything that runs.
+fn prepare(options: &Options) -> anyhow::Result<Runner> {
+    let dist = dist::run(&options.dist)?;
+    let profile = &options.dist.profile;
+    succeed(cargo().args(["build", "--profile", profile, "-p", "anyverbs-benches"]))?;
+    let limits = target().join(dist::folder(profile)).join("limits");
+    let scratch = target().join("bench");
+    let programs = scratch.join("programs");
+    fs::create_dir_all(&programs).with_context(|| format!("cannot make {}", programs.display()))?;
+    let sources = root().join("benches");
+    for name in PROGRAMS {
+        let mut cc = Command::new("cc");
+        cc.args(["-O1", "-Wall", "-o"])
+            .arg(programs.join(name))
+            .args([sources.join(name).with_extension("c"), sources.join("setup.c")])
+            .args(["-lrdmacm", "-libverbs"]);
+        succeed(&mut cc)?;
+    }
+    Ok(Runner::new(dist, limits, programs, scratch))
+}
+
+fn measure_all(
+    runner: &mut Runner,
+    rows: &[Row],
+    sweeps: &[Sweep],
+    options: &Options,
+    results: &mut Results,
+) -> anyhow::Result<()> {
+    for row in rows {
+        results.rows.push(measure(runner, row, options.runs)?);
+    }
+    for sweep in sweeps {
+        eprint!("{}", sweep.name());
+        let chart = sweep.measure(runner, options.plot_runs)?;
+        eprintln!();
+        for curve in &chart.curves {
+            for (size, why) in &curve.failures {
+                eprintln!("{}: {}, {size} B: {}", chart.name, curve.name, report::brief(why));
+            }
+        }
+        plot::write(&chart, &picture(&results_folder(), &chart.name))?;
+        results.charts.push(chart);
+    }
+    Ok(())
+}
+
+fn measure(runner: &mut Runner, row: &Row, runs: usize) -> anyhow::Result<Outcome> {
+    let Ours::Measured(ours) = &row.ours else { return Ok(Outcome::new(row, None)) };
+    eprint!("{}", row.name());
+    let peers = row.against.iter().filter_map(|against| against.peer.as_ref());
+    let contenders: Vec<&Contender> = std::iter::once(ours).chain(peers).collect();
+    let turns = runner.in_turn(row.place, &contenders, if row.once { 1 } else { runs })?;
+    eprintln!();
+    Ok(Outcome::new(row, Some(turns)))
+}
+
+/// Where the JSON and the pictures go.
+fn results_folder() -> PathBuf {
+    target().join("bench")
+}
+
+fn picture(folder: &Path, name: &str) -> PathBuf {
+    folder.join(name).with_extension("svg")
+}
+
+fn save(results: &Results, folder: &Path) -> anyhow::Result<()> {
+    let path = folder.join("results.json");
+    fs::write(&path, serde_json::to_string_pretty(results)?)
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    eprintln!("written to {}", folder.display());
+    Ok(())
+}

@@ -1,0 +1,299 @@
+//! The table: what is measured, beside whom, and what the ratio should be.
+
+use std::fmt;
+
+use super::contender::{
+    Contender, GBITS, MICROSECONDS, RATE, UcxOver, Verb, bare_ring, checked, cmtime, copy, latency,
+    rstream, stream, tcp, ucx, udp_latency, udp_stream,
+};
+use super::readings::{Column, Reading, Ucx};
+use super::runner::{Mtu, Place};
+
+/// A line of the table, or several where there is more than one peer.
+pub(super) struct Row {
+    /// Without its place.
+    pub(super) what: String,
+    pub(super) place: Place,
+    pub(super) unit: &'static str,
+    pub(super) ours: Ours,
+    pub(super) against: Vec<Against>,
+    /// Where one run says enough, since it counts bytes or takes long.
+    pub(super) once: bool,
+}
+
+/// What is judged.
+pub(super) enum Ours {
+    Measured(Contender),
+    /// There is nothing to measure yet.
+    NotBuilt(&'static str),
+}
+
+/// A target.
+pub(super) struct Against {
+    /// Without one the target is about the figure itself.
+    pub(super) peer: Option<Contender>,
+    pub(super) target: Target,
+}
+
+/// What the ratio of ours to theirs should be, or the figure.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Target {
+    AtLeast(f64),
+    AtMost(f64),
+    /// For comparison.
+    Open,
+}
+
+impl Target {
+    pub(super) fn is_met(self, value: f64) -> bool {
+        match self {
+            Self::AtLeast(x) => value >= x,
+            Self::AtMost(x) => value <= x,
+            Self::Open => true,
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AtLeast(x) => write!(f, ">= {x}"),
+            Self::AtMost(x) => write!(f, "<= {x}"),
+            Self::Open => f.write_str("-"),
+        }
+    }
+}
+
+impl Row {
+    fn new(place: Place, what: impl Into<String>, unit: &'static str, ours: Contender) -> Self {
+        let ours = Ours::Measured(ours);
+        Row { what: what.into(), place, unit, ours, against: Vec::new(), once: false }
+    }
+
+    fn beside(mut self, peer: Contender, target: Target) -> Self {
+        self.against.push(Against { peer: Some(peer), target });
+        self
+    }
+
+    fn target(mut self, target: Target) -> Self {
+        self.against.push(Against { peer: None, target });
+        self
+    }
+
+    fn once(mut self) -> Self {
+        self.once = true;
+        self
+    }
+
+    /// By which it is chosen.
+    pub(super) fn name(&self) -> String {
+        format!("{}, {}", self.place, self.what)
+    }
+}
+
+/// Every row; `seconds` is how long a bandwidth is measured.
+pub(super) fn all(seconds: u32) -> Vec<Row> {
+    let mut rows = same_host(seconds);
+    rows.extend(two_hosts_bandwidth(seconds));
+    rows.extend(two_hosts_latency(seconds));
+    rows.push(two_hosts_ethernet(seconds));
+    rows.extend(loss(seconds));
+    rows.extend(process(seconds));
+    rows
+}
+
+use Target::{AtLeast, AtMost, Open};
+
+/// Small messages on one host are quick.
+const MANY: u64 = 100_000;
+const SOME: u64 = 20_000;
+const KIB_64: u64 = 64 << 10;
+const MIB: u64 = 1 << 20;
+
+fn same_host(seconds: u32) -> Vec<Row> {
+    let row = |what: &str, unit, ours| Row::new(Place::SameHost, what, unit, ours);
+    let shm = UcxOver::SharedMemory;
+    let mut rows = vec![
+        row("SEND 2 B latency", MICROSECONDS, latency(Verb::Send, 2, MANY, "", Column::Latency))
+            .beside(ucx(shm, "tag_lat", 2, MANY, Ucx::Latency), AtMost(2.0))
+            .target(AtMost(0.4)),
+        row("WRITE 2 B latency", MICROSECONDS, latency(Verb::Write, 2, MANY, "", Column::Latency))
+            .beside(copy("write", "latency", 2), AtMost(1.3)),
+        row("READ 2 B latency", MICROSECONDS, latency(Verb::Read, 2, MANY, "", Column::Latency))
+            .beside(copy("read", "latency", 2), AtMost(1.25)),
+    ];
+    for (size, text) in [(KIB_64, "64 KiB"), (MIB, "1 MiB")] {
+        for (verb, name, direction) in
+            [(Verb::Write, "WRITE", "write"), (Verb::Read, "READ", "read")]
+        {
+            let ours = stream(verb, seconds, &format!("-s {size}"), Column::Gbits);
+            rows.push(
+                row(&format!("{name} {text}"), GBITS, ours)
+                    .beside(copy(direction, "bandwidth", size), AtLeast(0.95))
+                    .beside(tcp(seconds, ""), AtLeast(3.5)),
+            );
+        }
+    }
+    let send = stream(Verb::Send, seconds, "-s 65536", Column::Gbits);
+    let batches = stream(Verb::Send, seconds, "-s 8 -l 16", Column::Rate);
+    rows.extend([
+        row("SEND 64 KiB", GBITS, send)
+            .beside(ucx(shm, "tag_bw", KIB_64, 100_000, Ucx::Gbits), AtLeast(0.8))
+            .beside(copy("write", "bandwidth", KIB_64), AtLeast(1.5))
+            .beside(bare_ring(KIB_64), Open),
+        row("SEND 8 B rate, batches of 16", RATE, batches)
+            .target(AtLeast(8.0))
+            .beside(ucx(shm, "tag_bw", 8, 5_000_000, Ucx::Rate), Open),
+        Row {
+            what: "WRITE 64 KiB into library memory".into(),
+            place: Place::SameHost,
+            unit: GBITS,
+            ours: Ours::NotBuilt("the device hands out no memory yet"),
+            against: vec![Against {
+                peer: Some(ucx(shm, "ucp_put_bw", KIB_64, 100_000, Ucx::Gbits)),
+                target: AtLeast(0.6),
+            }],
+            once: false,
+        },
+        many_queue_pairs(Place::SameHost, seconds),
+    ]);
+    rows
+}
+
+const JUMBO: Place = Place::TwoHosts { mtu: Mtu::Jumbo };
+
+fn two_hosts_bandwidth(seconds: u32) -> Vec<Row> {
+    let write = |options: &str| stream(Verb::Write, seconds, options, Column::Gbits);
+    let named = |contender: Contender| Contender { name: "our WRITE", ..contender };
+    let row = |what, ours| Row::new(JUMBO, what, GBITS, ours);
+    vec![
+        row("WRITE 64 KiB", write("-s 65536"))
+            .beside(tcp(seconds, ""), AtLeast(1.5))
+            .beside(udp_stream(seconds, 4112), Open),
+        row("WRITE 1 MiB", write("-s 1048576")).beside(tcp(seconds, ""), AtLeast(1.9)),
+        row("SEND 64 KiB", stream(Verb::Send, seconds, "-s 65536", Column::Gbits))
+            .beside(named(write("-s 65536")), AtLeast(1.1)),
+        row("READ 64 KiB", stream(Verb::Read, seconds, "-s 65536", Column::Gbits))
+            .beside(named(write("-s 65536")), AtLeast(0.9)),
+    ]
+}
+
+fn two_hosts_latency(seconds: u32) -> Vec<Row> {
+    let spinning = || udp_latency("bare UDP, spins", "");
+    let blocking = || udp_latency("bare UDP, blocks", "--block --rounds 10000");
+    let row = |what, unit, ours| Row::new(JUMBO, what, unit, ours);
+    let write = |column| latency(Verb::Write, 2, SOME, "", column);
+    vec![
+        row("SEND 2 B latency", MICROSECONDS, latency(Verb::Send, 2, SOME, "", Column::Latency))
+            .beside(spinning(), AtMost(1.4)),
+        row("WRITE 2 B latency", MICROSECONDS, write(Column::Latency))
+            .beside(spinning(), AtMost(2.5)),
+        row("WRITE 2 B latency, 99.9%", MICROSECONDS, write(Column::Slowest)).target(AtMost(100.0)),
+        row(
+            "SEND 2 B latency, events",
+            MICROSECONDS,
+            latency(Verb::Send, 2, 10_000, "-e", Column::Latency),
+        )
+        // The first for a library that blocks at once, the second for one that looks at its queue a little longer.
+        .beside(blocking(), AtMost(1.25))
+        .beside(blocking(), AtMost(0.4)),
+        row("WRITE 8 B rate", RATE, stream(Verb::Write, seconds, "-s 8", Column::Rate))
+            .target(AtLeast(2.0)),
+        many_queue_pairs(JUMBO, seconds),
+    ]
+}
+
+fn two_hosts_ethernet(seconds: u32) -> Row {
+    let place = Place::TwoHosts { mtu: Mtu::Ethernet };
+    let write = stream(Verb::Write, seconds, "-s 65536", Column::Gbits);
+    Row::new(place, "WRITE 64 KiB", GBITS, write)
+        .beside(tcp(seconds, ""), AtLeast(1.5))
+        .beside(udp_stream(seconds, 1040), Open)
+}
+
+/// Beside a few: the time of a message must not grow with the number of queue pairs.
+fn many_queue_pairs(place: Place, seconds: u32) -> Row {
+    let rate =
+        |count: u32| stream(Verb::Write, seconds, &format!("-s 8 -t 16 -q {count}"), Column::Rate);
+    let few = Contender { name: "10 queue pairs", ..rate(10) };
+    Row::new(place, "WRITE 8 B rate, 1000 QPs", RATE, rate(1000)).beside(few, AtLeast(0.95))
+}
+
+fn loss(seconds: u32) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for mtu in [Mtu::Jumbo, Mtu::Ethernet] {
+        for offloads in [true, false] {
+            let place = Place::Loss { mtu, offloads };
+            let write = stream(Verb::Write, seconds, "-s 65536", Column::Gbits);
+            rows.push(
+                Row::new(place, "WRITE 64 KiB", GBITS, write)
+                    .beside(tcp(seconds, ""), AtLeast(1.0)),
+            );
+        }
+    }
+    // What arrives is compared with what was sent; a difference is a failure.
+    let place = Place::Loss { mtu: Mtu::Ethernet, offloads: true };
+    rows.push(Row::new(place, "SEND 64 KiB, data checked", GBITS, checked()).target(Open));
+    rows
+}
+
+/// What the device costs a process, and its sockets and connections.
+fn process(seconds: u32) -> Vec<Row> {
+    let own = |program: &str, figure| {
+        let client = format!("PROGRAMS/{program}");
+        Contender::alone("anyverbs", client, Reading::Named(figure)).on_device()
+    };
+    let row = |what, unit, ours| Row::new(Place::Loopback, what, unit, ours);
+    let kib = 1.0 / 1024.0;
+    let thousands = "connections ADDRESS 20500 10000";
+    vec![
+        row("CPU of an idle connected process", "%", own("footprint idle", "idle_cpu_percent"))
+            .target(AtMost(0.1))
+            .once(),
+        row("memory of the idle engine", "MiB", own("footprint memory", "engine_kib").scaled(kib))
+            .target(AtMost(8.0))
+            .once(),
+        row("memory of a connected RC QP", "KiB", own("footprint memory", "qp_bytes").scaled(kib))
+            .target(AtMost(16.0))
+            .once(),
+        row("10000 connections of one process", "/s", own(thousands, "per_second"))
+            .target(AtLeast(2000.0))
+            .once(),
+        row("memory of a side of a connection", "KiB", own(thousands, "side_bytes").scaled(kib))
+            .target(AtMost(24.0))
+            .once(),
+        row("cmtime, 1000 connections", "/s", cmtime()).target(AtLeast(2000.0)),
+        row("rstream 1 MiB, both spin", GBITS, rstream("anyverbs", "").on_device())
+            .beside(rstream("rstream TCP", "-T s"), AtLeast(1.0)),
+        row("rstream 1 MiB, both block", GBITS, rstream("anyverbs", "-T b").on_device())
+            .beside(rstream("rstream TCP", "-T b -T s"), AtLeast(1.0))
+            .beside(tcp(seconds, ""), Open),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn a_row_is_known_by_its_name() {
+        let rows = all(1);
+        let names: BTreeSet<_> = rows.iter().map(Row::name).collect();
+        assert_eq!(names.len(), rows.len());
+    }
+
+    #[test]
+    fn every_row_has_a_target_or_a_peer() {
+        assert!(all(1).iter().all(|row| !row.against.is_empty()));
+    }
+
+    #[test]
+    fn targets() {
+        assert!(Target::AtLeast(0.95).is_met(0.95));
+        assert!(!Target::AtLeast(0.95).is_met(0.94));
+        assert!(Target::AtMost(1.4).is_met(1.4));
+        assert!(!Target::AtMost(1.4).is_met(1.5));
+    }
+}
