@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::cq::Cq;
+use anyverbs_proto::direct::Direct;
 use anyverbs_proto::env::{Env, Side, TransmitError};
 use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::mr::MrTable;
@@ -18,6 +19,7 @@ use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wr::{AddressVector, RemoteAddr, Sge};
 
+use crate::direct::Chance;
 use crate::memory::Arena;
 use crate::net::Net;
 
@@ -190,6 +192,10 @@ pub(crate) struct Around<'a> {
     pub(crate) net: &'a mut Net,
     pub(crate) gids: &'a [Gid],
     pub(crate) groups: &'a [(Gid, QpId)],
+    pub(crate) chance: &'a mut Chance,
+    /// The other devices.
+    pub(crate) before: &'a [Device],
+    pub(crate) behind: &'a [Device],
 }
 
 impl Env for Around<'_> {
@@ -248,6 +254,10 @@ impl Env for Around<'_> {
             self.place.blocked_until = Some(until);
             TransmitError::Blocked
         })
+    }
+
+    fn direct(&mut self, operation: &Direct<'_>) -> bool {
+        self.do_directly(operation)
     }
 
     fn window(&self) -> u32 {

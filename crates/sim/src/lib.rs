@@ -21,6 +21,7 @@
 #![forbid(unsafe_code)]
 
 mod device;
+mod direct;
 pub mod link;
 mod memory;
 pub mod net;

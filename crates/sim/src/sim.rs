@@ -21,6 +21,7 @@ use crate::device::{
     Around, CqId, CqSlot, Device, DeviceId, Event, Mr, Place, QpId, QpSlot, Shared, SrqId, SrqSlot,
     XrcSrq,
 };
+use crate::direct::Chance;
 use crate::memory::Arena;
 use crate::net::Net;
 use crate::options::QpOptions;
@@ -36,6 +37,7 @@ pub struct Sim {
     pub(crate) groups: Vec<(Gid, QpId)>,
     /// How long devices hold ACKs back; zero: while packets of the same instant are left.
     pub ack_delay: Duration,
+    chance: Chance,
     /// The network.
     pub net: Net,
 }
@@ -64,8 +66,14 @@ impl Sim {
             gids: Vec::new(),
             groups: Vec::new(),
             ack_delay: Duration::ZERO,
+            chance: Chance { rng: SmallRng::seed_from_u64(!seed), probability: 0.0 },
             net: Net::new(seed),
         }
+    }
+
+    /// How often a WRITE or READ that could be done without a message is (`Env::direct`): never, unless this was called.
+    pub fn do_directly(&mut self, probability: f64) {
+        self.chance.probability = probability;
     }
 
     /// The time.
@@ -306,7 +314,8 @@ impl Sim {
 
     /// Calls into a queue pair with its device around it.
     pub(crate) fn with<R>(&mut self, id: QpId, f: impl FnOnce(&mut Qp, &mut Around<'_>) -> R) -> R {
-        let device = &mut self.devices[id.device.0];
+        let (before, rest) = self.devices.split_at_mut(id.device.0);
+        let (device, behind) = rest.split_first_mut().expect("the device is one of them");
         let QpSlot { qp, place, .. } = device.qps[id.index].as_mut().expect("the queue pair lives");
         let mut env = Around {
             now: self.now,
@@ -315,6 +324,9 @@ impl Sim {
             net: &mut self.net,
             gids: &self.gids,
             groups: &self.groups,
+            chance: &mut self.chance,
+            before,
+            behind,
         };
         let result = f(qp, &mut env);
         place.ack_at = match place.ack_at {

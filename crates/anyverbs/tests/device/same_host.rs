@@ -11,7 +11,7 @@ use anyverbs_proto::counters::Counter;
 use crate::endpoint::*;
 
 const ROLE: &str = "ANYVERBS_TEST_SAME_HOST";
-const SIZE: usize = 256 << 10;
+pub(crate) const SIZE: usize = 256 << 10;
 /// Messages of a stream.
 const COUNT: usize = 300;
 /// Receives of the one who takes it.
@@ -21,14 +21,14 @@ const SLOT: usize = 80_000;
 /// To a peer with these, one-sided operations are messages.
 const BY_RING: [(&str, &str); 1] = [("ANYVERBS_DIRECT", "0")];
 
-struct Peer {
+pub(crate) struct Peer {
     child: Child,
     stdin: ChildStdin,
     stdout: BufReader<ChildStdout>,
 }
 
 impl Peer {
-    fn spawn(role: &str, variables: &[(&str, &str)]) -> Self {
+    pub(crate) fn spawn(role: &str, variables: &[(&str, &str)]) -> Self {
         isolate();
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "same_host::peer", "--nocapture", "--test-threads=1"])
@@ -43,11 +43,11 @@ impl Peer {
         Self { child, stdin, stdout }
     }
 
-    fn say(&mut self, line: &str) {
+    pub(crate) fn say(&mut self, line: &str) {
         writeln!(self.stdin, "{line}").unwrap();
     }
 
-    fn hear(&mut self) -> String {
+    pub(crate) fn hear(&mut self) -> String {
         loop {
             let mut line = String::new();
             assert_ne!(self.stdout.read_line(&mut line).unwrap(), 0, "the peer ended");
@@ -57,7 +57,7 @@ impl Peer {
         }
     }
 
-    fn connect(&mut self, e: &Endpoint, buffer: &Buffer) -> (Address, RemoteAddr) {
+    pub(crate) fn connect(&mut self, e: &Endpoint, buffer: &Buffer) -> (Address, RemoteAddr) {
         let (address, remote) = introduced(&self.hear());
         e.connect(address);
         self.say(&introduce(e, buffer));
@@ -65,7 +65,7 @@ impl Peer {
         (address, remote)
     }
 
-    fn signal(&self, signal: i32) {
+    pub(crate) fn signal(&self, signal: i32) {
         // SAFETY: a signal to our own child, which has not been waited for.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
@@ -73,7 +73,7 @@ impl Peer {
 
 impl Peer {
     /// Stops it; it does nothing any more when this returns.
-    fn stop(&self) {
+    pub(crate) fn stop(&self) {
         self.signal(libc::SIGSTOP);
         let mut status = 0;
         // SAFETY: our own child, and a live int.
@@ -122,15 +122,23 @@ fn by_shm(e: &Endpoint) -> (u64, u64) {
 fn peer() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let e = Endpoint::new(type_of(&role));
-    let buffer = Buffer::new(&e.pd, SIZE.max(SLOTS * SLOT));
+    let (_pd, buffer) = crate::direct::offered(&role, &e, SIZE.max(SLOTS * SLOT));
     println!("{}", introduce(&e, &buffer));
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
     let (address, remote) = introduced(&line);
     e.connect(address);
+    if role.ends_with("qp rights") {
+        let attr = QpAttr { access: Access::REMOTE_READ, ..QpAttr::default() };
+        e.qp.modify(&attr, QpAttrMask::ACCESS_FLAGS).unwrap();
+    }
     println!("@ connected");
+    if role.contains("direct") {
+        crate::direct::serve(&role, &e, &buffer, remote);
+    }
     if role.ends_with("flood") {
         // Until somebody ends it.
+        buffer.write(0, &vec![0xaa; SIZE]);
         let mut posted = 0;
         loop {
             while posted < 16 {
@@ -171,7 +179,7 @@ fn peer() {
 }
 
 /// Whether this process may use shared memory: the tests also run without.
-fn is_on() -> bool {
+pub(crate) fn is_on() -> bool {
     std::env::var("ANYVERBS_SHM").as_deref() != Ok("0")
 }
 
@@ -180,7 +188,7 @@ fn complete(e: &Endpoint, timeout: Duration) -> Wc {
 }
 
 /// One at a time, since they measure time.
-fn turn() -> std::sync::MutexGuard<'static, ()> {
+pub(crate) fn turn() -> std::sync::MutexGuard<'static, ()> {
     static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
     TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
@@ -339,7 +347,7 @@ fn the_same_by_udp() {
     }
     isolate();
     let this = std::env::current_exe().unwrap();
-    for names in ["processes::", "same_host::"] {
+    for names in ["processes::", "same_host::", "direct::"] {
         let output = Command::new(&this)
             .args([names, "--skip", "cm::", "--test-threads=2"])
             .env("ANYVERBS_SHM", "0")

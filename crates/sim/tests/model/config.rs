@@ -26,6 +26,8 @@ pub(crate) struct Config {
     pub(crate) trouble: bool,
     pub(crate) srq: bool,
     pub(crate) shared_cq: bool,
+    /// How often what could be done without a message is.
+    pub(crate) direct: f64,
 }
 
 fn one_of<T: Copy>(rng: &mut SmallRng, items: &[T]) -> T {
@@ -63,6 +65,7 @@ impl Config {
             trouble: rng.random_bool(0.25),
             srq: rng.random_bool(0.4),
             shared_cq: rng.random_bool(0.5),
+            direct: one_of(rng, &[0.0, 0.0, 0.5, 0.9, 1.0]),
         }
     }
 

@@ -177,6 +177,7 @@ impl World {
         let mut sim = Sim::new(rng.random());
         sim.net.default_link = config.link.clone();
         sim.ack_delay = config.ack_delay;
+        sim.do_directly(config.direct);
         let mut world = Self {
             sim,
             rng,

@@ -1,0 +1,241 @@
+//! One-sided operations between processes that need no message: what they do, what they leave to the ring, and when they
+//! end. The peer is this test binary (`same_host::peer`).
+
+use std::time::{Duration, Instant};
+
+use anyverbs::*;
+use anyverbs_proto::counters::Counter;
+
+use crate::endpoint::*;
+use crate::same_host::{Peer, SIZE, is_on, turn};
+
+fn counted(e: &Endpoint, counter: Counter) -> u64 {
+    e.context.counters().unwrap().read(counter)
+}
+
+/// WRITEs, READs, and packets sent by the ring.
+fn used(e: &Endpoint) -> [u64; 3] {
+    [Counter::ShmDirectWrites, Counter::ShmDirectReads, Counter::ShmSentPkts]
+        .map(|counter| counted(e, counter))
+}
+
+fn status(e: &Endpoint) -> WcStatus {
+    e.poll(1)[0].status
+}
+
+/// A WRITE and a READ of each length, whole and right; how often each way was used.
+fn exercise(e: &Endpoint, src: &Buffer, dst: &Buffer, remote: RemoteAddr) -> [u64; 3] {
+    let before = used(e);
+    for (i, len) in [1, 63, 64, 65, 4095, 4097, 70_000, SIZE - 3].into_iter().enumerate() {
+        let data = pattern(len, i as u8);
+        src.write(3, &data);
+        let at = RemoteAddr { va: remote.va + 3, ..remote };
+        let halves = |b: &Buffer| [b.sge(3, len / 2), b.sge(3 + len / 2, len - len / 2)];
+        e.send(1, SendOp::Write(at), &halves(src));
+        e.send(2, SendOp::Read(at), &halves(dst));
+        assert!(e.poll(2).iter().all(|wc| wc.status == WcStatus::Success), "{len} bytes");
+        assert!(dst.read(3, len) == data, "{len} bytes");
+    }
+    let after = used(e);
+    std::array::from_fn(|i| after[i] - before[i])
+}
+
+#[test]
+fn writes_and_reads_need_no_message() {
+    let _turn = turn();
+    for (role, direct) in [("rc", "1"), ("uc", "1"), ("rc", "0")] {
+        let mut peer = Peer::spawn(role, &[("ANYVERBS_DIRECT", direct)]);
+        let e = Endpoint::new(if role == "uc" { QpType::Uc } else { QpType::Rc });
+        let (src, dst) = (Buffer::new(&e.pd, SIZE), Buffer::new(&e.pd, SIZE));
+        let (_, remote) = peer.connect(&e, &src);
+        if role == "uc" {
+            let before = used(&e);
+            // Without keys, since it is inline.
+            let wr = SendWr {
+                wr_id: 1,
+                op: SendOp::Write(remote),
+                flags: SendFlags::SIGNALED | SendFlags::INLINE,
+                sges: &[Sge { lkey: 0, ..src.sge(0, 40) }],
+                ud: None,
+                xrc_srqn: 0,
+            };
+            e.qp.post_send(&[wr]).unwrap();
+            assert_eq!(status(&e), WcStatus::Success);
+            assert_eq!(used(&e)[0] - before[0], u64::from(is_on()));
+            continue;
+        }
+        let bytes = counted(&e, Counter::SentBytes);
+        let [writes, reads, packets] = exercise(&e, &src, &dst, remote);
+        if is_on() && direct == "1" {
+            assert_eq!([writes, reads, packets], [8, 8, 0]);
+        } else {
+            assert_eq!([writes, reads], [0, 0]);
+        }
+        assert!(counted(&e, Counter::SentBytes) - bytes >= SIZE as u64);
+        // What is no WRITE or READ is a message, and order is kept across.
+        for add in 0..100 {
+            e.send(3, SendOp::FetchAdd { at: remote, add }, &[dst.sge(0, 8)]);
+            src.write(8, &[add as u8]);
+            let at = RemoteAddr { va: remote.va + 8, ..remote };
+            e.send(4, SendOp::Write(at), &[src.sge(8, 1)]);
+            e.send(5, SendOp::Read(at), &[dst.sge(8, 1)]);
+            assert!(e.poll(3).iter().all(|wc| wc.status == WcStatus::Success));
+            assert_eq!(dst.read(8, 1), [add as u8]);
+        }
+    }
+}
+
+/// Every fault shows as it does without.
+#[test]
+fn what_is_not_allowed_ends_as_it_would_by_messages() {
+    let _turn = turn();
+    for fault in ["key", "range", "pd", "rights", "qp rights", "local key", "unmapped"] {
+        let mut peer = Peer::spawn(&format!("rc direct {fault}"), &[]);
+        let e = Endpoint::new(QpType::Rc);
+        let src = Buffer::new(&e.pd, SIZE);
+        let (_, mut remote) = peer.connect(&e, &src);
+        let mut sge = src.sge(0, 16);
+        match fault {
+            "key" => remote.rkey ^= 1,
+            "range" => remote.va -= 1,
+            "local key" => sge.lkey ^= 1,
+            _ => {}
+        }
+        let before = used(&e);
+        e.send(7, SendOp::Write(remote), &[sge]);
+        let expected = match fault {
+            "local key" => WcStatus::LocProtErr,
+            "qp rights" => WcStatus::RemInvReqErr,
+            _ => WcStatus::RemAccessErr,
+        };
+        assert_eq!(status(&e), expected, "{fault}");
+        assert_eq!(e.qp.state().unwrap(), QpState::Err);
+        assert_eq!(used(&e)[0], before[0], "{fault}");
+        if fault != "local key" {
+            peer.say("state");
+            assert_eq!(peer.hear(), "@ Err", "{fault}");
+        }
+    }
+}
+
+#[test]
+fn where_the_kernel_forbids_it_the_ring_carries_the_bytes() {
+    let _turn = turn();
+    let mut peer = Peer::spawn("rc direct refused", &[]);
+    let e = Endpoint::new(QpType::Rc);
+    let buffer = Buffer::new(&e.pd, SIZE);
+    peer.connect(&e, &buffer);
+    assert_eq!(peer.hear(), "@ [0, 0] true");
+    assert!(buffer.read(0, SIZE / 2) == pattern(SIZE / 2, 9));
+}
+
+/// When the program has taken its memory back, nobody writes there any more.
+#[test]
+fn nothing_is_written_after_it_was_taken_back() {
+    let _turn = turn();
+    for round in 0..12 {
+        let mut peer = Peer::spawn("rc flood", &[]);
+        let e = Endpoint::new(QpType::Rc);
+        let buffer = Buffer::new(&e.pd, SIZE);
+        peer.connect(&e, &buffer);
+        let begin = Instant::now();
+        while buffer.read(SIZE - 1, 1) != [0xaa] {
+            assert!(begin.elapsed() < Duration::from_secs(10));
+        }
+        match round % 6 {
+            3 => peer.stop(),
+            4 => peer.signal(libc::SIGKILL),
+            _ => {}
+        }
+        let begin = Instant::now();
+        match round % 6 {
+            1 => {
+                let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
+                e.qp.modify(&attr, QpAttrMask::STATE).unwrap();
+            }
+            2 => e.qp.destroy().unwrap(),
+            _ => buffer.mr.destroy().unwrap(),
+        }
+        let took = begin.elapsed();
+        buffer.write(0, &vec![0; SIZE]);
+        assert!(took < Duration::from_millis(2500), "{took:?}");
+        std::thread::sleep(Duration::from_millis(5));
+        if round % 6 != 3 {
+            assert!(buffer.read(0, SIZE).iter().all(|&byte| byte == 0), "round {round}");
+        }
+    }
+}
+
+/// The peer's part, after it has connected.
+pub(crate) fn serve(role: &str, e: &Endpoint, buffer: &Buffer, remote: RemoteAddr) {
+    if role.ends_with("refused") {
+        forbid_copies();
+        buffer.write(0, &pattern(SIZE / 2, 9));
+        e.send(1, SendOp::Write(remote), &[buffer.sge(0, SIZE / 2)]);
+        e.send(2, SendOp::Read(remote), &[buffer.sge(SIZE / 2, SIZE / 2)]);
+        assert!(e.poll(2).iter().all(|wc| wc.status == WcStatus::Success));
+        let same = buffer.read(SIZE / 2, SIZE / 2) == pattern(SIZE / 2, 9);
+        println!("@ {:?} {same}", &used(e)[..2]);
+        return;
+    }
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    let begin = Instant::now();
+    while e.qp.state().unwrap() != QpState::Err && begin.elapsed() < Duration::from_secs(5) {
+        std::thread::yield_now();
+    }
+    println!("@ {:?}", e.qp.state().unwrap());
+}
+
+/// The memory that a peer offers, with what its role is to have wrong.
+pub(crate) fn offered(role: &str, e: &Endpoint, len: usize) -> (Option<Pd>, Buffer) {
+    let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+    match role.split(" direct ").nth(1) {
+        Some("pd") => {
+            let pd = e.context.alloc_pd().unwrap();
+            let buffer = Buffer::new(&pd, len);
+            (Some(pd), buffer)
+        }
+        Some("rights") => {
+            (None, Buffer::with_access(&e.pd, len, all.difference(Access::REMOTE_WRITE)))
+        }
+        Some("unmapped") => {
+            let buffer = Buffer::new(&e.pd, len);
+            let page = buffer.addr().next_multiple_of(4096);
+            let len = len - 8192;
+            // SAFETY: pages of leaked memory, which only the device touches from here on.
+            unsafe {
+                assert_eq!(libc::munmap((page - 4096) as *mut _, len), 0);
+            }
+            (None, buffer)
+        }
+        _ => (None, Buffer::new(&e.pd, len)),
+    }
+}
+
+/// What a container's filter does: process_vm_readv and process_vm_writev fail with `EPERM`.
+fn forbid_copies() {
+    use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, sock_filter};
+    let statement = |code: u32, k: u32| sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let unless = |call: libc::c_long, skip: u8| sock_filter {
+        code: (BPF_JMP | BPF_JEQ | BPF_K) as u16,
+        jt: skip,
+        jf: 0,
+        k: call as u32,
+    };
+    let mut program = [
+        statement(BPF_LD | BPF_W | BPF_ABS, 0),
+        unless(libc::SYS_process_vm_readv, 2),
+        unless(libc::SYS_process_vm_writev, 1),
+        statement(BPF_RET | BPF_K, libc::SECCOMP_RET_ALLOW),
+        statement(BPF_RET | BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
+    ];
+    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: a live program; it concerns this process alone.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        let mode = libc::SECCOMP_SET_MODE_FILTER;
+        let flags = libc::SECCOMP_FILTER_FLAG_TSYNC;
+        assert_eq!(libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program), 0);
+    }
+}
