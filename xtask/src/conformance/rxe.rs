@@ -22,6 +22,8 @@ use crate::{packages, workspace};
 
 /// For a server to listen, and for one side to end after the other: an emulated guest takes its time.
 const SOON: Duration = Duration::from_secs(15);
+/// For a command of the runner's own in the guest.
+const GUEST_TIME: Duration = Duration::from_secs(60);
 /// Below the range from which the kernel takes ports for clients.
 const FIRST_PORT: u16 = 21_000;
 /// What a client sends and what its server makes of it.
@@ -376,7 +378,7 @@ impl<'a> Runner<'a> {
         let (copy, in_guest) = self.guest.shared(COPY);
         if self.case.place.client_is_here() {
             let command = format!("mv -f {GUEST_COPY} {}", in_guest.display());
-            if let Err(error) = self.guest.run(&command, SOON) {
+            if let Err(error) = self.guest.run(&command, GUEST_TIME) {
                 return Ok(Err(format!("no copy: {error:#}")));
             }
         }

@@ -96,6 +96,9 @@ struct Group<P> {
     client_posts: Vec<Operation>,
     #[serde(default)]
     server_posts: Vec<Operation>,
+    /// The server must have refused a SEND for want of a receive.
+    #[serde(default)]
+    rnr: bool,
     #[serde(default = "minute")]
     timeout_s: u64,
     #[serde(default)]
@@ -187,6 +190,7 @@ pub(super) struct Case<P> {
     pub(super) dial_ipv4: bool,
     pub(super) client_posts: Vec<Operation>,
     pub(super) server_posts: Vec<Operation>,
+    pub(super) rnr: bool,
     pub(super) timeout_s: u64,
     pub(super) default: bool,
 }
@@ -316,6 +320,7 @@ fn group_cases<P: Place>(
                 dial_ipv4: group.dial_ipv4,
                 client_posts: group.client_posts.clone(),
                 server_posts: group.server_posts.clone(),
+                rnr: group.rnr,
                 timeout_s: group.timeout_s,
                 default: defaults.contains(command) && default_on.contains(&place),
             });

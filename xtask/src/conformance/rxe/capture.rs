@@ -2,6 +2,7 @@
 //! `conformance/rxe/icrc_check.py`.
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread::sleep;
@@ -39,6 +40,8 @@ const ETHERNET_GUESSER: &str = "eth_over_ib";
 /// BTH opcode, from the manufacturers' range, of the device's credit probes on unreliable paths, which other makes ignore.
 const PROBE: u8 = 0xc1;
 const ACKNOWLEDGE: u8 = 0x11;
+/// Syndromes of a responder that has no receive (IBA 9.7.5.2.8).
+const RNR_NAKS: RangeInclusive<u8> = 0x20..=0x3f;
 
 /// A running capture.
 pub(super) struct Capture {
@@ -249,7 +252,7 @@ fn judge(
     for ((sender, syndrome), count) in &dissection.naks {
         let name = if *sender == addresses.here { "here" } else { "rxe" };
         let kind = match syndrome {
-            0x20..=0x3f => "RNR NAK",
+            syndrome if RNR_NAKS.contains(syndrome) => "RNR NAK",
             0x60 => "sequence NAK",
             0x61 => return Err(format!("{count} NAKs (invalid request) from {name}")),
             0x62 => return Err(format!("{count} NAKs (remote access error) from {name}")),
@@ -257,6 +260,12 @@ fn judge(
             _ => return Err(format!("{count} AETHs with syndrome {syndrome:#04x} from {name}")),
         };
         figures.push(format!("{count} {kind} from {name}"));
+    }
+    let server = if case.place.client_is_here() { &addresses.rxe } else { &addresses.here };
+    let refused =
+        |(sender, syndrome): &(String, u8)| sender == server && RNR_NAKS.contains(syndrome);
+    if case.rnr && !dissection.naks.keys().any(refused) {
+        return Err("the server refuses nothing for want of a receive".into());
     }
     Ok(figures.join(", "))
 }
@@ -401,6 +410,25 @@ mod tests {
         for syndrome in 0x61..=0x7f {
             assert!(judged(&icrcs(&[], &[], false), &nak(syndrome)).is_err());
         }
+    }
+
+    #[test]
+    fn a_receiver_that_is_to_be_late_must_say_so() {
+        let late = case("client-posts = ['rc-send']\nrnr = true");
+        let icrcs = Icrcs {
+            senders: [("10.99.0.1", &[0x04][..]), ("10.99.0.2", &[ACKNOWLEDGE])]
+                .map(|(name, opcodes)| (name.to_owned(), seen(opcodes)))
+                .into(),
+            wrong: vec![],
+            short: vec![],
+        };
+        let judged = |sender: &str, syndrome: u8| {
+            let naks = [((sender.to_owned(), syndrome), 1)].into();
+            judge(&late, &addresses(), &icrcs, &Dissection { packets: 2, bad: vec![], naks })
+        };
+        assert!(judged("10.99.0.2", 0x2c).unwrap().contains("1 RNR NAK from rxe"));
+        assert!(judged("10.99.0.2", 0x60).is_err(), "another NAK");
+        assert!(judged("10.99.0.1", 0x2c).is_err(), "the client's");
     }
 
     #[test]

@@ -286,6 +286,10 @@ impl Job<'_> {
 impl Drop for Job<'_> {
     fn drop(&mut self) {
         self.stop();
+        // The guest reads the whole directory several times a second, which is slow when files pile up.
+        for extension in ["sh", "pid", "out", "rc"] {
+            let _ = fs::remove_file(self.file.with_extension(extension));
+        }
     }
 }
 
