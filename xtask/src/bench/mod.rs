@@ -145,7 +145,12 @@ fn prepare(options: &Options) -> anyhow::Result<Runner> {
     let profile = &options.dist.profile;
     succeed(cargo().args(["build", "--profile", profile, "-p", "anyverbs-benches"]))?;
     let limits = target().join(dist::folder(profile)).join("limits");
-    let scratch = target().join("bench");
+    let scratch = results_folder().join("run");
+    // What earlier runs said.
+    if scratch.exists() {
+        fs::remove_dir_all(&scratch)
+            .with_context(|| format!("cannot empty {}", scratch.display()))?;
+    }
     let programs = scratch.join("programs");
     fs::create_dir_all(&programs).with_context(|| format!("cannot make {}", programs.display()))?;
     let sources = root().join("benches");

@@ -19,10 +19,19 @@ const FONT: &str = "sans-serif";
 const INK: RGBColor = RGBColor(40, 40, 40);
 const FAINT: RGBColor = RGBColor(225, 225, 225);
 
-/// Okabe and Ito's, which people with any colour vision tell apart: ours from the blue end, peers from the rest.
-const OURS: [RGBColor; 3] = [RGBColor(0, 114, 178), RGBColor(86, 180, 233), RGBColor(0, 158, 115)];
-const PEERS: [RGBColor; 4] =
-    [RGBColor(213, 94, 0), RGBColor(204, 121, 167), RGBColor(110, 110, 110), RGBColor(230, 159, 0)];
+/// Okabe and Ito's, which people with any colour vision tell apart: ours from the blue end, peers from the rest; one
+/// program has one colour in every chart.
+fn colour(name: &str) -> RGBColor {
+    match name.split(' ').collect::<Vec<_>>()[..] {
+        ["anyverbs", "SEND"] => RGBColor(0, 114, 178),
+        ["anyverbs", "WRITE"] => RGBColor(86, 180, 233),
+        ["anyverbs", ..] => RGBColor(0, 158, 115),
+        ["UCX", ..] => RGBColor(213, 94, 0),
+        ["libfabric", ..] => RGBColor(204, 121, 167),
+        ["TCP", ..] => RGBColor(110, 110, 110),
+        _ => RGBColor(230, 159, 0),
+    }
+}
 
 /// Writes `chart` to `path`.
 pub(super) fn write(chart: &Chart, path: &Path) -> anyhow::Result<()> {
@@ -61,10 +70,9 @@ fn draw(chart: &Chart, path: &Path) -> anyhow::Result<()> {
         .axis_desc_style((FONT, 14).into_font().color(&INK))
         .draw()?;
 
-    let (mut ours, mut peers) = (OURS.iter().cycle(), PEERS.iter().cycle());
     let mut labels = Vec::new();
     for curve in &chart.curves {
-        let colour = *if curve.ours { ours.next() } else { peers.next() }.expect("a cycle");
+        let colour = colour(&curve.name);
         let points: Vec<_> = curve.points.iter().map(|&(size, y)| (size as f64, y)).collect();
         let Some(&end) = points.last() else { continue };
         let width = if curve.ours { 3 } else { 2 };
