@@ -15,6 +15,7 @@ use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Gid, Qpn};
 use anyverbs_proto::wire::icrc::{Flow, IcrcVerdict};
+use anyverbs_proto::wire::opcode::Operation;
 use anyverbs_proto::wire::packet::{ICRC_LEN, Packet};
 
 use super::Engine;
@@ -149,9 +150,26 @@ impl Engine {
         armed
     }
 
-    /// Receives one batch; how many datagrams. 0 also while another thread is at it.
+    /// Receives one batch; how many datagrams. 0 also while another thread is at it: if the worker finds that, the other
+    /// thread looks once more for it (see [`Shared::is_left_to_reader`](super::worker::Shared::is_left_to_reader)).
     pub(crate) fn receive(&'static self, worker: bool) -> usize {
-        let Some(mut rx) = self.rx.try_lock() else { return 0 };
+        let mut n = self.receive_batch(worker);
+        if !worker && self.worker.take_left_to_reader() && n == 0 {
+            // What woke the worker came after this thread had looked.
+            n = self.receive_batch(false);
+        }
+        n
+    }
+
+    fn receive_batch(&'static self, worker: bool) -> usize {
+        let rx = self.rx.try_lock().or_else(|| {
+            // Whoever holds the lock sees what is said here, or has released it before.
+            worker.then(|| self.worker.leave_to_reader())?;
+            let rx = self.rx.try_lock()?;
+            self.worker.take_left_to_reader();
+            Some(rx)
+        });
+        let Some(mut rx) = rx else { return 0 };
         let RxState {
             batch,
             poller,
@@ -220,7 +238,13 @@ impl Engine {
                 batch.datagrams().filter_map(|datagram| {
                     n += 1;
                     match self.classify(&datagram, flow, false)? {
-                        Received::Packet(arrival, packet) => Some((arrival, packet.into())),
+                        Received::Packet(arrival, packet) => {
+                            if worker && is_one_sided(packet.headers.bth.opcode.code()) {
+                                // Nobody polled when it came.
+                                self.worker.note_one_sided();
+                            }
+                            Some((arrival, packet.into()))
+                        }
                         Received::Gsi(incoming) => {
                             to_gsi.push(incoming);
                             None
@@ -265,7 +289,7 @@ impl Engine {
         if n == 0 && batch.asked_all() && !self.owes() {
             self.rx_empty_at.store(now.as_nanos(), Ordering::Release);
         }
-        let acks_due = *since_acks >= ACK_EVERY || n == 0;
+        let acks_due = *since_acks >= ACK_EVERY || (n == 0 && !worker);
         if acks_due {
             *since_acks = 0;
         }
@@ -282,6 +306,9 @@ impl Engine {
         }
         if acks_due {
             self.flush_owed();
+        } else if !worker && self.worker.is_asleep() {
+            // Nobody would look after them before long if this was the program's last poll.
+            self.flush_unawaited();
         }
         if n > 0 {
             self.after_unlock();
@@ -427,9 +454,6 @@ impl Engine {
         if datagram.traffic_class & 3 == 3 {
             self.count(Counter::EcnMarked, 1);
         }
-        if is_one_sided(bytes[0]) {
-            self.worker.note_one_sided();
-        }
         let arrival = Arrival {
             source: Gid::from(source),
             destination: Gid::from(destination),
@@ -550,10 +574,18 @@ impl Engine {
             while let Some((arrival, packet)) = current.take() {
                 let wanted = qpn != Qpn::MULTICAST || cell.takes(&state, &arrival, &packet);
                 let State { machine, link, .. } = &mut *state;
+                let mut following = packets.next();
+                if let Some((arrival, ack)) =
+                    following.take_if(|(_, next)| is_ack(next) && next.headers.bth.dest_qpn == qpn)
+                {
+                    // It rode with the peer's answer, which a program expects to see after its own send is complete.
+                    machine.receive(&arrival, &ack, &mut call.env(link));
+                    following = packets.next();
+                }
                 if wanted {
                     machine.receive(&arrival, &packet, &mut call.env(link));
                 }
-                match packets.next() {
+                match following {
                     Some((arrival, packet))
                         if packet.headers.bth.dest_qpn == qpn
                             && (qpn != Qpn::MULTICAST || arrival.destination == group) =>
@@ -623,25 +655,41 @@ impl Engine {
         let mut owed = self.owed.lock();
         owed.push(qpn);
         self.owed_len.store(owed.len() as u32, Ordering::SeqCst);
-        drop(owed);
-        self.worker.wake_if_asleep();
+    }
+
+    fn pop_owed(&self) -> Option<Qpn> {
+        let mut owed = self.owed.lock();
+        let qpn = owed.pop();
+        self.owed_len.store(owed.len() as u32, Ordering::SeqCst);
+        qpn
     }
 
     /// Sends the ACKs that are owed.
     pub(super) fn flush_owed(&'static self) {
-        if self.owed_len.load(Ordering::SeqCst) == 0 {
+        if !self.owes() {
             return;
         }
         for _ in 0..self.owed_len.load(Ordering::SeqCst) {
-            let Some(qpn) = ({
-                let mut owed = self.owed.lock();
-                let qpn = owed.pop();
-                self.owed_len.store(owed.len() as u32, Ordering::SeqCst);
-                qpn
-            }) else {
-                break;
-            };
+            let Some(qpn) = self.pop_owed() else { break };
             self.acknowledge(qpn);
+        }
+        self.after_unlock();
+    }
+
+    /// Sends the ACKs that are owed, but for those that the program's next request is likely to take along. Whoever calls
+    /// it sees to it that [`flush_owed`](Self::flush_owed) is called soon.
+    pub(super) fn flush_unawaited(&'static self) {
+        if !self.owes() {
+            return;
+        }
+        for _ in 0..self.owed_len.load(Ordering::SeqCst) {
+            let Some(qpn) = self.pop_owed() else { break };
+            self.with_qp(qpn, |State { machine, link, .. }, call| {
+                link.owed = false;
+                if !machine.takes_turns() {
+                    machine.acknowledge(&mut call.env(link));
+                }
+            });
         }
         self.after_unlock();
     }
@@ -791,6 +839,10 @@ impl Engine {
     pub(crate) fn kick_worker(&self) {
         self.worker.kick();
     }
+}
+
+fn is_ack(packet: &Incoming<'_>) -> bool {
+    packet.headers.bth.opcode.operation == Operation::Ack
 }
 
 /// WRITE, READ, atomics: the program may be waiting for them without polling.

@@ -33,7 +33,7 @@ use crate::wire::packet::{Headers, Packet};
 use crate::wr::{AddressVector, MAX_MESSAGE, RecvWr, SendFlags, SendWr, UdDest};
 use attr::{ModifyError, ModifyLimits, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType};
 use requester::Requester;
-use responder::Responder;
+use responder::{Responder, Turn};
 use send_queue::SendQueue;
 
 /// Why a send was not posted.
@@ -447,6 +447,13 @@ impl Qp {
     #[must_use]
     pub fn owes_ack(&self) -> bool {
         self.responder.ack_owed
+    }
+
+    /// Whether the peers take turns, and the last word was the other's: then the program's reply is likely to come soon,
+    /// and to take the ACK along.
+    #[must_use]
+    pub fn takes_turns(&self) -> bool {
+        self.responder.ack_owed && self.responder.turn == Turn::Ours
     }
 
     /// Sends the ACK that is owed, if any.

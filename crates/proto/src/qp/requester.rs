@@ -24,6 +24,7 @@ use crate::wr::{RemoteAddr, SendFlags, SendOp};
 
 use super::Qp;
 use super::attr::{QpState, QpType};
+use super::responder::Turn;
 use super::send_queue::{PACKET_COST, Sqe};
 
 /// A READ is asked for in pieces of this many bytes (a multiple of every MTU), so that our window also bounds
@@ -196,6 +197,7 @@ impl Qp {
         requester.unfenced += u32::from(sqe.op.has_response_data());
         requester.k = 0;
         self.sq.started = position.wrapping_add(1);
+        self.responder.turn = Turn::Theirs;
         true
     }
 
