@@ -72,6 +72,12 @@ pub trait Env {
         0
     }
 
+    /// Bytes that the link sends at one go if all packets but the last are of one length, with their headers; 0 where lengths
+    /// make no difference.
+    fn batch(&self) -> u32 {
+        0
+    }
+
     /// Most bytes (payload and 64 a packet) that this connected queue pair may have in flight on its path now.
     fn window(&self) -> u32;
 

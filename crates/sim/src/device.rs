@@ -154,6 +154,7 @@ pub(crate) struct Place {
     /// XRC domain of a target.
     pub(crate) xrcd: Option<u32>,
     pub(crate) window: u32,
+    pub(crate) batch: u32,
     /// The path had no room; it has at this time.
     pub(crate) blocked_until: Option<Time>,
     /// When a held ACK is sent.
@@ -247,6 +248,10 @@ impl Env for Around<'_> {
             self.place.blocked_until = Some(until);
             TransmitError::Blocked
         })
+    }
+
+    fn batch(&self) -> u32 {
+        self.place.batch
     }
 
     fn window(&self) -> u32 {

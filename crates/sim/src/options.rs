@@ -37,6 +37,8 @@ pub struct QpOptions {
     pub qkey: QKey,
     /// Bytes in flight, see `Env::window`.
     pub window: u32,
+    /// Bytes that leave at one go, see `Env::batch`.
+    pub batch: u32,
     /// Completions that each of its completion queues holds.
     pub cqe: u32,
 }
@@ -70,6 +72,7 @@ impl QpOptions {
             sq_psn: Psn::new(0x12_3456),
             qkey: QKey(0x1111_1111),
             window: 1 << 20,
+            batch: 0,
             cqe: 1024,
         }
     }

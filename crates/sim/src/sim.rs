@@ -259,6 +259,7 @@ impl Sim {
             srq,
             xrcd: None,
             window: options.window,
+            batch: options.batch,
             blocked_until: None,
             ack_at: None,
         };

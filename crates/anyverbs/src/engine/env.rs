@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use anyverbs_net::is_handed_on;
+use anyverbs_net::{MAX_PAYLOAD_V6, is_handed_on};
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::env::{Env, Side, TransmitError};
 use anyverbs_proto::event::QpEvent;
@@ -312,6 +312,13 @@ impl Env for DeviceEnv<'_> {
     fn segment(&self) -> u32 {
         match &self.link.route {
             Some(Route::Shm(_)) => shm::SEGMENT,
+            _ => 0,
+        }
+    }
+
+    fn batch(&self) -> u32 {
+        match &self.link.route {
+            Some(Route::Udp(_)) if self.engine.config.gso => MAX_PAYLOAD_V6 as u32,
             _ => 0,
         }
     }

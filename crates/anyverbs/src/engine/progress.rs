@@ -31,7 +31,7 @@ use crate::qp::{QpCell, State};
 /// Receive buffers of 64 KiB.
 const BUFFERS: usize = 8;
 /// Packets received after which ACKs leave although more packets wait.
-const ACK_EVERY: usize = 64;
+const ACK_EVERY: usize = 128;
 /// How long the end of the process waits for a lock.
 const EXIT_PATIENCE: Duration = Duration::from_millis(2);
 /// Datagrams handed on by other processes that are read in one go.

@@ -45,6 +45,11 @@ const MAX_DOUBLINGS: u32 = 2;
 /// the number space, or serial comparison breaks down (IBA 9.7.1).
 const MAX_PSNS: u32 = 1 << 22;
 
+/// Most packets in one go of a link ([`Env::batch`]).
+const BATCH_PACKETS: u32 = 64;
+/// Headers and trailer of a WRITE's packet.
+const WRITE_OVERHEAD: u32 = 32;
+
 /// What the requester remembers.
 #[derive(Debug, Default)]
 pub(super) struct Requester {
@@ -79,6 +84,7 @@ pub(super) struct Requester {
     window_closed: bool,
     /// `SQ_DRAINED` was raised since the move to SQD.
     pub(super) drained: bool,
+    accepted: Accepted,
 }
 
 impl Requester {
@@ -134,15 +140,8 @@ impl Qp {
         {
             return false;
         }
-        let window = u64::from(env.window());
-        if self.requester.window_closed {
-            // A trickle of single packets behind each ACK would cost a system call each: wait for a good piece.
-            let in_flight = self.cursor_cost().wrapping_sub(self.requester.una_cost);
-            if in_flight > window - window / 4 {
-                return false;
-            }
-            self.requester.window_closed = false;
-        }
+        let Some(window) = self.open_window(env) else { return false };
+        self.requester.window_closed = false;
         let mut sent = false;
         while !self.is_halted_here() && self.sq.next != self.sq.head {
             if self.sq.next == self.sq.started && !self.start_wqe(env) {
@@ -164,6 +163,24 @@ impl Qp {
         self.complete_halted(env);
         self.note_drained(env);
         sent
+    }
+
+    /// How much may be in flight after this sending. `None`: a trickle of single packets behind each ACK would cost a
+    /// system call each, so the requester waits for a good piece: whole batches of the link, where it has such.
+    fn open_window<E: Env>(&self, env: &E) -> Option<u64> {
+        let window = u64::from(env.window());
+        let in_flight = self.cursor_cost().wrapping_sub(self.requester.una_cost);
+        let mtu = self.mtu();
+        let packets = (env.batch() / (mtu + WRITE_OVERHEAD)).min(BATCH_PACKETS);
+        let batch = u64::from(packets) * (u64::from(mtu) + PACKET_COST);
+        if batch > 0 && window >= 2 * batch {
+            let free = window.saturating_sub(in_flight);
+            if free >= batch {
+                return Some(in_flight + free / batch * batch);
+            }
+            return (!self.requester.window_closed).then_some(window);
+        }
+        (!self.requester.window_closed || in_flight <= window - window / 4).then_some(window)
     }
 
     /// Checks the WQE `next` and gives it PSNs. False if it has to wait or cannot be sent at all.
@@ -189,6 +206,12 @@ impl Qp {
         }
         let requester = &mut self.requester;
         let entry = self.sq.at_mut(position);
+        entry.split = match sqe.op {
+            SendOp::Write(at) if packets > 1 && self.init.qp_type.is_reliable() => {
+                env.batch() > 0 && requester.accepted.covers(at, sqe.len)
+            }
+            _ => false,
+        };
         entry.first_psn = requester.fresh_psn;
         entry.packets = if sqe.op.is_atomic() { 1 } else { packets };
         entry.cost_before = requester.fresh_cost;
@@ -316,7 +339,8 @@ impl Qp {
     ) -> Headers {
         let qp_type = self.init.qp_type;
         let first = offset == 0;
-        let operation = operation(&sqe.op, first, last);
+        let operation =
+            if sqe.split { Operation::WriteOnly } else { operation(&sqe.op, first, last) };
         // Ask at the end of a message, every so often inside it, and where the window ends.
         let carried = if sqe.op.has_response_data() { 1 } else { packets };
         let cost = u64::from(self.mtu()) + PACKET_COST;
@@ -334,6 +358,7 @@ impl Qp {
             headers.xrceth = Some(XrcEth { srqn: sqe.xrc_srqn });
         }
         match sqe.op {
+            SendOp::Write(at) if sqe.split => headers.reth = Some(reth(at, offset, bytes)),
             SendOp::Write(at) | SendOp::WriteImm(at, _) if first => {
                 headers.reth = Some(reth(at, 0, sqe.len));
             }
@@ -532,6 +557,13 @@ impl Qp {
             sq_count: self.sq.done,
             ..Wc::default()
         };
+        if status == WcStatus::Success
+            && let SendOp::Write(at) = sqe.op
+            && sqe.packets > 1
+            && !sqe.split
+        {
+            self.requester.accepted.add(at, sqe.len);
+        }
         if status != WcStatus::Success {
             env.count(Counter::ReqCqeError, 1);
             env.complete(Side::Send, wc, true);
@@ -565,6 +597,41 @@ impl Qp {
         requester.una = requester.fresh_psn;
         requester.una_cost = requester.fresh_cost;
         self.sq.clear();
+    }
+}
+
+/// Ranges that the peer has taken a WRITE of, whole: under one key they are one piece of one region.
+///
+/// The first packet of a WRITE announces all of it, so that a peer refuses it before it has written a byte; it is also
+/// longer than the others, and where a link wants packets of one length it costs a batch. A WRITE to where the peer has
+/// let one in before goes out as a message for each packet, all of one length: the peer can tell only if the key became
+/// invalid in between, and then half of a message that was under way would have been written, too.
+#[derive(Debug, Default)]
+struct Accepted {
+    /// Key, first byte, byte after the last.
+    ranges: [(u32, u64, u64); 4],
+    next: usize,
+}
+
+impl Accepted {
+    fn covers(&self, at: RemoteAddr, len: u32) -> bool {
+        let Some(end) = at.va.checked_add(len.into()) else { return false };
+        self.ranges.iter().any(|(rkey, first, last)| {
+            *rkey == at.rkey && *first <= at.va && end <= *last && first < last
+        })
+    }
+
+    fn add(&mut self, at: RemoteAddr, len: u32) {
+        let Some(end) = at.va.checked_add(len.into()) else { return };
+        let touches = |(rkey, first, last): &&mut (u32, u64, u64)| {
+            *rkey == at.rkey && *first <= end && at.va <= *last && first < last
+        };
+        if let Some((_, first, last)) = self.ranges.iter_mut().find(touches) {
+            (*first, *last) = ((*first).min(at.va), (*last).max(end));
+            return;
+        }
+        self.ranges[self.next] = (at.rkey, at.va, end);
+        self.next = (self.next + 1) % self.ranges.len();
     }
 }
 

@@ -20,7 +20,7 @@ use super::attr::QpType;
 use super::{Incoming, Qp};
 
 /// An ACK is not held back any longer once it covers this many bytes: a sender whose window is small would wait.
-const ACK_BYTES: u32 = 48 << 10;
+const ACK_BYTES: u32 = 96 << 10;
 
 /// The message that is coming in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -101,6 +101,7 @@ impl Config {
                 &[Psn::new(0), Psn::new(0xff_ffff), Psn::new(0xff_ffe0), Psn::new(77)],
             ),
             window: one_of(rng, &[1, 3000, 10_000, 64 << 10, 64 << 10, 1 << 20]),
+            batch: one_of(rng, &[0, 10_000, 65_000]),
             cqe: 10_000,
             ..QpOptions::rc()
         }

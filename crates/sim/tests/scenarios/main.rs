@@ -36,6 +36,7 @@ mod send_inv;
 mod send_queue_full;
 mod sequence_nak;
 mod solicited;
+mod split_write;
 mod sqd;
 mod sqe;
 mod srq;
