@@ -74,8 +74,10 @@ pub(crate) struct Link {
     pub(crate) timers: Registered,
     /// A timer waits for the link to catch up: in the process from this round on; it looks again at this time.
     pub(crate) catch_up: (Option<u64>, Option<Time>),
-    /// On the engine's list of those that owe an ACK.
+    /// On the engine's list of those that owe an ACK, or have small sends to gather.
     pub(crate) owed: bool,
+    /// Has small sends to gather.
+    pub(crate) gathers: bool,
     /// A credit probe that found no receives: the answer changes when some are posted.
     pub(crate) starved: Option<Asked>,
     /// On a list of those that wait for room.
@@ -157,6 +159,22 @@ impl<'a> Call<'a> {
             now: &self.now,
             out: &mut self.out,
             link,
+        }
+    }
+
+    /// Sends what was posted, or lets it wait for more where that makes fuller batches.
+    pub(crate) fn send(&mut self, state: &mut State) {
+        let State { machine, link, .. } = state;
+        let env = self.env(link);
+        if !machine.may_gather(env.batch()) {
+            link.gathers = false;
+            return machine.transmit(&mut self.env(link));
+        }
+        if !std::mem::replace(&mut link.gathers, true) {
+            if !std::mem::replace(&mut link.owed, true) {
+                self.cell.engine.add_owed(self.cell.qpn);
+            }
+            self.cell.engine.look_after_owed();
         }
     }
 

@@ -23,6 +23,7 @@ use super::env::{Call, Link};
 use super::gsi::Incoming as ToGsi;
 use super::pace::{NO_LIMIT, Probe};
 use super::timers::NEVER;
+use super::worker;
 use crate::config::Config;
 use crate::link::shm::{self, Gone};
 use crate::link::udp::{Asked, CreditPacket, Outbox};
@@ -575,9 +576,7 @@ impl Engine {
                 let wanted = qpn != Qpn::MULTICAST || cell.takes(&state, &arrival, &packet);
                 let State { machine, link, .. } = &mut *state;
                 let mut following = packets.next();
-                if let Some((arrival, ack)) =
-                    following.take_if(|(_, next)| is_ack(next) && next.headers.bth.dest_qpn == qpn)
-                {
+                if let Some((arrival, ack)) = following.take_if(|(_, next)| rides(next, &packet)) {
                     // It rode with the peer's answer, which a program expects to see after its own send is complete.
                     machine.receive(&arrival, &ack, &mut call.env(link));
                     following = packets.next();
@@ -635,10 +634,13 @@ impl Engine {
         call.settle(&mut state);
     }
 
-    /// Sends the ACK that a queue pair owes.
+    /// Sends the ACK that a queue pair owes, and the small sends that it has gathered.
     pub(crate) fn acknowledge(&'static self, qpn: Qpn) {
         self.with_qp(qpn, |State { machine, link, .. }, call| {
             link.owed = false;
+            if std::mem::take(&mut link.gathers) {
+                machine.transmit(&mut call.env(link));
+            }
             machine.acknowledge(&mut call.env(link));
         });
     }
@@ -655,6 +657,11 @@ impl Engine {
         let mut owed = self.owed.lock();
         owed.push(qpn);
         self.owed_len.store(owed.len() as u32, Ordering::SeqCst);
+    }
+
+    /// The worker is to look soon whether something is still owed, if nobody polls.
+    pub(super) fn look_after_owed(&self) {
+        self.worker.look_before((self.now() + worker::ACK_DELAY).as_nanos());
     }
 
     fn pop_owed(&self) -> Option<Qpn> {
@@ -686,6 +693,9 @@ impl Engine {
             let Some(qpn) = self.pop_owed() else { break };
             self.with_qp(qpn, |State { machine, link, .. }, call| {
                 link.owed = false;
+                if std::mem::take(&mut link.gathers) {
+                    machine.transmit(&mut call.env(link));
+                }
                 if !machine.takes_turns() {
                     machine.acknowledge(&mut call.env(link));
                 }
@@ -705,6 +715,9 @@ impl Engine {
             if !state.is_dead() {
                 let mut call = Call::new(&cell);
                 let State { machine, link, .. } = &mut *state;
+                if std::mem::take(&mut link.gathers) {
+                    machine.transmit(&mut call.env(link));
+                }
                 machine.acknowledge(&mut call.env(link));
                 call.settle(&mut state);
             }
@@ -841,8 +854,12 @@ impl Engine {
     }
 }
 
-fn is_ack(packet: &Incoming<'_>) -> bool {
-    packet.headers.bth.opcode.operation == Operation::Ack
+/// Whether `packet` is an ACK that left with the request before it.
+fn rides(packet: &Incoming<'_>, before: &Incoming<'_>) -> bool {
+    let (bth, before) = (&packet.headers.bth, &before.headers.bth);
+    bth.opcode.operation == Operation::Ack
+        && bth.dest_qpn == before.dest_qpn
+        && before.opcode.is_request()
 }
 
 /// WRITE, READ, atomics: the program may be waiting for them without polling.

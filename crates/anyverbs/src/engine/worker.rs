@@ -23,8 +23,8 @@ use crate::link::shm::Shm;
 
 /// How long a poll keeps the worker away.
 const LEASE: Duration = Duration::from_micros(700);
-/// How long the worker waits for a request of the program that takes an ACK along.
-const ACK_DELAY: Duration = Duration::from_micros(60);
+/// How long the worker waits for a request of the program that takes an ACK along, and for small sends to gather.
+pub(super) const ACK_DELAY: Duration = Duration::from_micros(60);
 /// How long after a one-sided request polls do not keep the worker away.
 const ONE_SIDED: Duration = Duration::from_millis(20);
 /// As [`LEASE`], while one-sided requests come.
@@ -54,6 +54,8 @@ pub(super) struct Shared {
     monitor: Option<AddressMonitor>,
     /// Until when the worker sleeps, in nanoseconds; 0 while it is awake or will soon look by itself.
     asleep_until: AtomicU64,
+    /// Until when polls keep the worker away, in nanoseconds; 0 otherwise.
+    away_until: AtomicU64,
     /// The port's descriptors that were disarmed by their events, a bit each.
     disarmed: AtomicU32,
     /// The worker found another thread at the sockets.
@@ -125,6 +127,7 @@ impl Shared {
             kicked: AtomicBool::new(false),
             monitor,
             asleep_until: AtomicU64::new(0),
+            away_until: AtomicU64::new(0),
             disarmed: AtomicU32::new(0),
             left_to_reader: AtomicBool::new(false),
             shm_spent: AtomicBool::new(shm.is_some()),
@@ -143,6 +146,14 @@ impl Shared {
     /// Wakes the worker if it would sleep beyond `at`.
     pub(super) fn wake_before(&self, at: u64) {
         if self.asleep_until.load(Ordering::SeqCst) > at {
+            self.kick();
+        }
+    }
+
+    /// As [`wake_before`](Self::wake_before), also if polls keep the worker away.
+    pub(super) fn look_before(&self, at: u64) {
+        let until = &[&self.asleep_until, &self.away_until];
+        if until.iter().any(|until| until.load(Ordering::SeqCst) > at) {
             self.kick();
         }
     }
@@ -281,6 +292,7 @@ fn run(engine: &'static Engine) {
     serve(engine, false);
     let mut resteer_at = NEVER;
     loop {
+        let owed = engine.owes();
         let found = sleep(engine, away, polled, resteer_at);
         if found.kicked {
             shared.take_kick();
@@ -313,6 +325,10 @@ fn run(engine: &'static Engine) {
         } else {
             None
         };
+        if owed && away.is_some() {
+            // The program polled, but not since.
+            engine.flush_owed();
+        }
         engine.run_timers();
         if engine.inproc.is_pending() {
             engine.inproc.drain(engine, true);
@@ -338,7 +354,12 @@ fn sleep(engine: &'static Engine, away: Option<Duration>, polled: bool, resteer_
         let now = engine.now().as_nanos();
         let timer =
             Duration::from_nanos(engine.next_deadline().min(resteer_at).saturating_sub(now));
-        return shared.wait(Some(lease.min(timer.max(Duration::from_micros(50)))));
+        let lease = if engine.owes() { ACK_DELAY } else { lease };
+        let timeout = lease.min(timer.max(Duration::from_micros(50)));
+        shared.away_until.store(now + timeout.as_nanos() as u64, Ordering::SeqCst);
+        let found = shared.wait(Some(timeout));
+        shared.away_until.store(0, Ordering::SeqCst);
+        return found;
     }
     // Says how long it will sleep, then looks once more: who comes later sees it asleep.
     let mut until;

@@ -358,6 +358,22 @@ impl Qp {
         Ok(())
     }
 
+    /// Whether what was posted may wait for more of its kind, to leave with it in one batch of `batch` bytes
+    /// ([`Env::batch`]): it is small, and an answer that is on its way will ask for it. Who lets it wait calls
+    /// [`transmit`](Self::transmit) soon all the same.
+    #[must_use]
+    pub fn may_gather(&self, batch: u32) -> bool {
+        let waiting = self.sq.head.wrapping_sub(self.sq.next);
+        if waiting == 0 || waiting >= requester::BATCH_PACKETS || !self.awaits_answer() {
+            return false;
+        }
+        let newest = self.sq.at(self.sq.head.wrapping_sub(1));
+        let each = newest.len.saturating_add(requester::WRITE_OVERHEAD);
+        !newest.op.has_response_data()
+            && newest.len <= self.mtu()
+            && waiting.saturating_add(1).saturating_mul(each) <= batch
+    }
+
     /// How many more sends the queue takes before one of its completions is polled.
     #[must_use]
     pub fn send_room(&self) -> u32 {

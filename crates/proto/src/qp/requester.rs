@@ -46,9 +46,9 @@ const MAX_DOUBLINGS: u32 = 2;
 const MAX_PSNS: u32 = 1 << 22;
 
 /// Most packets in one go of a link ([`Env::batch`]).
-const BATCH_PACKETS: u32 = 64;
+pub(super) const BATCH_PACKETS: u32 = 64;
 /// Headers and trailer of a WRITE's packet.
-const WRITE_OVERHEAD: u32 = 32;
+pub(super) const WRITE_OVERHEAD: u32 = 32;
 
 /// What the requester remembers.
 #[derive(Debug, Default)]
