@@ -1,5 +1,7 @@
 //! What a queue pair's machine asks of the device around it, for the time of one call.
 
+use std::time::Duration;
+
 use crate::counters::Counter;
 use crate::event::QpEvent;
 use crate::memory::{Fault, Memory};
@@ -76,6 +78,12 @@ pub trait Env {
     /// make no difference.
     fn batch(&self) -> u32 {
         0
+    }
+
+    /// After what silence of the peer the requester sends again without taking it for a timeout; `None` where nothing is
+    /// lost, or the ACK timeout is early enough.
+    fn probe_after(&self) -> Option<Duration> {
+        None
     }
 
     /// Most bytes (payload and 64 a packet) that this connected queue pair may have in flight on its path now.

@@ -260,6 +260,7 @@ impl Sim {
             xrcd: None,
             window: options.window,
             batch: options.batch,
+            probe_after: options.probe_after,
             blocked_until: None,
             ack_at: None,
         };

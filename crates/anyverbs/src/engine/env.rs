@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyverbs_net::{MAX_PAYLOAD_V6, is_handed_on};
 use anyverbs_proto::counters::Counter;
@@ -25,6 +26,9 @@ use crate::link::udp::{Asked, Outbox, UdpRoute};
 use crate::memory::ProcessMemory;
 use crate::qp::{QpCell, State};
 use crate::srq::SrqCell;
+
+/// After what silence of a peer on another host packets are sent again: longer than it takes a process to be woken.
+const PROBE_AFTER: Duration = Duration::from_millis(2);
 
 /// How a packet leaves.
 #[derive(Clone, Debug)]
@@ -339,6 +343,10 @@ impl Env for DeviceEnv<'_> {
             Some(Route::Udp(_)) if self.engine.config.gso => MAX_PAYLOAD_V6 as u32,
             _ => 0,
         }
+    }
+
+    fn probe_after(&self) -> Option<Duration> {
+        matches!(self.link.route, Some(Route::Udp(_))).then_some(PROBE_AFTER)
     }
 
     fn window(&self) -> u32 {

@@ -15,6 +15,8 @@ use anyverbs_net::AddressMonitor;
 use anyverbs_net::UdpPort;
 use anyverbs_net::steering::Resteer;
 
+use anyverbs_proto::time::Time;
+
 use super::Engine;
 use super::timers::NEVER;
 use crate::async_event::AsyncEventKind;
@@ -31,6 +33,11 @@ const ONE_SIDED: Duration = Duration::from_millis(20);
 const SHORT_LEASE: Duration = Duration::from_micros(60);
 /// Bytes in one go, in and out, that make a stream.
 const STREAM: u64 = 32 << 10;
+/// Bytes in one go that make a stream where the last ones came no longer ago than [`PIECES`]: where packets are lost,
+/// windows are small.
+const PIECE: u64 = 3 << 10;
+/// See [`PIECE`].
+const PIECES: Duration = Duration::from_micros(200);
 /// How long the worker waits for more of a stream before it sleeps.
 const SPIN: Duration = Duration::from_micros(25);
 /// Packets that came alone, likely.
@@ -289,7 +296,9 @@ fn run(engine: &'static Engine) {
     let mut polled = false;
     // A program that waits on its memory polls in between, for its own sends.
     let mut needed_until = engine.now();
-    serve(engine, false);
+    // When the last piece of a stream came.
+    let mut last = engine.now();
+    serve(engine, false, &mut last);
     let mut resteer_at = NEVER;
     loop {
         let owed = engine.owes();
@@ -320,7 +329,7 @@ fn run(engine: &'static Engine) {
         }
         let needed = now < needed_until;
         // Woken by input that is gone, or that somebody is taking: the program polls.
-        away = if polled && !needed || !serve(engine, polled && found.input != 0) {
+        away = if polled && !needed || !serve(engine, polled && found.input != 0, &mut last) {
             Some(if needed { SHORT_LEASE } else { LEASE })
         } else {
             None
@@ -388,7 +397,9 @@ fn sleep(engine: &'static Engine, away: Option<Duration>, polled: bool, resteer_
 /// In the middle of a stream the worker waits a little for more before it sleeps: a wake-up costs as much as the wait.
 /// Where others are said to take what comes (`contended`), and there is nothing, nothing else is done: false.
 /// Not for small messages, whose program may be spinning on its memory on this very core.
-fn serve(engine: &'static Engine, contended: bool) -> bool {
+fn serve(engine: &'static Engine, contended: bool, last: &mut Time) -> bool {
+    let stream = if engine.now().since(*last) <= PIECES { PIECE } else { STREAM };
+    let is_stream = |begin| engine.bytes_moved().wrapping_sub(begin) >= stream;
     let lease = engine.lease.load(Ordering::SeqCst);
     let begin = engine.bytes_moved();
     let mut batches = 0;
@@ -399,7 +410,10 @@ fn serve(engine: &'static Engine, contended: bool) -> bool {
         if n > 0 {
             batches += 1;
             give_up = None;
-            if n <= FEW && engine.bytes_moved().wrapping_sub(begin) < STREAM {
+            if engine.bytes_moved().wrapping_sub(begin) >= PIECE {
+                *last = engine.now();
+            }
+            if n <= FEW && !is_stream(begin) {
                 // More makes an event when the sockets are armed, which costs less than to ask.
                 engine.flush_unawaited();
                 arm(engine);
@@ -412,7 +426,7 @@ fn serve(engine: &'static Engine, contended: bool) -> bool {
         }
         engine.flush_owed();
         let polled = engine.lease.load(Ordering::SeqCst) != lease;
-        if polled || engine.bytes_moved().wrapping_sub(begin) < STREAM {
+        if polled || !is_stream(begin) {
             break;
         }
         let now = engine.now();

@@ -50,6 +50,9 @@ pub(super) const BATCH_PACKETS: u32 = 64;
 /// Headers and trailer of a WRITE's packet.
 pub(super) const WRITE_OVERHEAD: u32 = 32;
 
+/// Packets that may be in flight however many are lost.
+const MIN_WINDOW_PACKETS: u64 = 16;
+
 /// What the requester remembers.
 #[derive(Debug, Default)]
 pub(super) struct Requester {
@@ -85,6 +88,10 @@ pub(super) struct Requester {
     /// `SQ_DRAINED` was raised since the move to SQD.
     pub(super) drained: bool,
     accepted: Accepted,
+    /// Since packets were lost or marked: so much may be in flight until the link's own window is smaller.
+    congestion: Option<u64>,
+    /// The peer is silent: at this time what it has not answered is sent again, and the next time twice as late.
+    probe: Option<(Time, Duration)>,
 }
 
 impl Requester {
@@ -160,6 +167,9 @@ impl Qp {
         if sent && self.requester.ack_deadline.is_none() && self.awaits_answer() {
             self.restart_ack_timer(env.now());
         }
+        if sent && self.requester.probe.is_none() && self.awaits_answer() {
+            self.requester.probe = env.probe_after().map(|after| (env.now() + after, after));
+        }
         self.complete_halted(env);
         self.note_drained(env);
         sent
@@ -167,8 +177,10 @@ impl Qp {
 
     /// How much may be in flight after this sending. `None`: a trickle of single packets behind each ACK would cost a
     /// system call each, so the requester waits for a good piece: whole batches of the link, where it has such.
-    fn open_window<E: Env>(&self, env: &E) -> Option<u64> {
-        let window = u64::from(env.window());
+    fn open_window<E: Env>(&mut self, env: &E) -> Option<u64> {
+        let mut window = u64::from(env.window());
+        self.requester.congestion = self.requester.congestion.filter(|limit| *limit < window);
+        window = self.requester.congestion.unwrap_or(window);
         let in_flight = self.cursor_cost().wrapping_sub(self.requester.una_cost);
         let mtu = self.mtu();
         let packets = (env.batch() / (mtu + WRITE_OVERHEAD)).min(BATCH_PACKETS);
@@ -430,8 +442,31 @@ impl Qp {
         if self.requester.went_back_to != Some(una) {
             env.count(counter, 1);
             self.requester.went_back_to = Some(una);
+            self.reduce_window(env);
             self.retry(env);
         }
+    }
+
+    /// Packets were lost, or the network marked them: half as much may be in flight. One for every eight that are answered
+    /// are added again, so that the window finds the size at which a handful of them pass for each loss: what goes back
+    /// sends all of it again.
+    pub(super) fn reduce_window<E: Env>(&mut self, env: &E) {
+        let least = MIN_WINDOW_PACKETS * (u64::from(self.mtu()) + PACKET_COST);
+        let window = u64::from(env.window());
+        let limit = self.requester.congestion.map_or(window, |limit| limit.min(window));
+        self.requester.congestion = Some((limit / 2).max(least));
+    }
+
+    /// The peer is silent: its answer may be lost, or the packet that would have shown it a gap.
+    fn probe<E: Env>(&mut self, after: Duration, env: &E) {
+        let una = self.requester.una;
+        // A NAK that is still on its way asks for the same.
+        self.requester.went_back_to = Some(una);
+        self.go_back(una);
+        self.requester.window_closed = false;
+        let least = MIN_WINDOW_PACKETS * (u64::from(self.mtu()) + PACKET_COST);
+        self.requester.congestion = Some(least);
+        self.requester.probe = Some((env.now() + after * 2, after * 2));
     }
 
     /// The receiver was not ready for packet `una` (IBA 9.7.5.2.8).
@@ -455,7 +490,12 @@ impl Qp {
     }
 
     /// The peer answered something new.
-    pub(super) fn progressed(&mut self, now: Time) {
+    pub(super) fn progressed<E: Env>(&mut self, answered: u64, env: &E) {
+        if let Some(limit) = &mut self.requester.congestion {
+            *limit = limit.saturating_add(answered / 8);
+        }
+        self.requester.probe = None;
+        let now = env.now();
         self.requester.retries_left = self.attr.retry_cnt;
         self.requester.ack_timeouts = 0;
         self.requester.rnr_left = self.attr.rnr_retry;
@@ -464,6 +504,7 @@ impl Qp {
             self.requester.ack_deadline = None;
         } else {
             self.restart_ack_timer(now);
+            self.requester.probe = env.probe_after().map(|after| (now + after, after));
         }
     }
 
@@ -475,10 +516,9 @@ impl Qp {
 
     /// When the requester wants to be called.
     pub(super) fn requester_deadline(&self) -> Option<Time> {
-        match (self.requester.rnr_until, self.requester.ack_deadline) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        let requester = &self.requester;
+        let probe = requester.probe.map(|(at, _)| at);
+        [requester.rnr_until, requester.ack_deadline, probe].into_iter().flatten().min()
     }
 
     /// Ends an RNR wait, and acts on an ACK timeout (IBA 9.7.6.1.3).
@@ -486,6 +526,14 @@ impl Qp {
         let now = env.now();
         if self.requester.rnr_until.is_some_and(|t| t <= now) {
             self.requester.rnr_until = None;
+        }
+        if let Some((at, after)) = self.requester.probe
+            && at <= now
+        {
+            self.requester.probe = None;
+            if self.awaits_answer() && self.requester.rnr_until.is_none() {
+                self.probe(after, env);
+            }
         }
         if self.requester.ack_deadline.is_some_and(|t| t <= now) {
             self.requester.ack_deadline = None;
@@ -500,6 +548,7 @@ impl Qp {
 
     pub(super) fn stop_requester(&mut self) {
         self.requester.ack_deadline = None;
+        self.requester.probe = None;
         self.requester.rnr_until = None;
         self.requester.halted = None;
         self.requester.responses.clear();

@@ -26,6 +26,7 @@ mod multi_sge;
 mod over_xrc;
 mod pkey;
 mod prelude;
+mod probe;
 mod psn_wrap;
 mod reset;
 mod retry_exhausted;
