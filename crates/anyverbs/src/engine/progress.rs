@@ -452,9 +452,6 @@ impl Engine {
         };
         self.count(Counter::RcvdPkts, 1);
         self.count(Counter::RcvdBytes, datagram.bytes.len() as u64);
-        if datagram.traffic_class & 3 == 3 {
-            self.count(Counter::EcnMarked, 1);
-        }
         let arrival = Arrival {
             source: Gid::from(source),
             destination: Gid::from(destination),
@@ -462,6 +459,9 @@ impl Engine {
             hop_limit: datagram.hop_limit,
             flow_label: datagram.flow_label,
         };
+        if arrival.is_marked() {
+            self.count(Counter::EcnMarked, 1);
+        }
         if to_gsi {
             let datagram = *datagram;
             return Some(Received::Gsi(ToGsi { datagram, arrival, packet, was_forwarded }));

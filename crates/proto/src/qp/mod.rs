@@ -6,6 +6,7 @@
 mod answers;
 pub mod attr;
 mod completer;
+mod congestion;
 mod datagram;
 pub mod grh;
 mod requester;
@@ -32,6 +33,7 @@ use crate::wire::opcode::{Opcode, Operation, Service};
 use crate::wire::packet::{Headers, Packet};
 use crate::wr::{AddressVector, MAX_MESSAGE, RecvWr, SendFlags, SendWr, UdDest};
 use attr::{ModifyError, ModifyLimits, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType};
+use congestion::Congestion;
 use requester::Requester;
 use responder::{Responder, Turn};
 use send_queue::SendQueue;
@@ -101,6 +103,14 @@ pub struct Arrival {
     pub flow_label: u32,
 }
 
+impl Arrival {
+    /// Whether the network has marked the packet: it met congestion (RFC 3168).
+    #[must_use]
+    pub fn is_marked(&self) -> bool {
+        self.traffic_class & 3 == 3
+    }
+}
+
 /// A packet that came in.
 #[derive(Clone, Copy, Debug)]
 pub struct Incoming<'a> {
@@ -140,6 +150,7 @@ pub struct Qp {
     credit: Arc<SqCredit>,
     requester: Requester,
     responder: Responder,
+    congestion: Congestion,
     /// PSN of the next datagram.
     next_datagram: Psn,
     /// `COMM_EST` was raised.
@@ -175,6 +186,7 @@ impl Qp {
             credit: Arc::default(),
             requester: Requester::default(),
             responder: Responder::default(),
+            congestion: Congestion::default(),
             next_datagram: Psn::default(),
             established: false,
             init,
@@ -437,11 +449,15 @@ impl Qp {
         let bth = &packet.headers.bth;
         let service = self.init.qp_type.service();
         let receives = !matches!(self.attr.state, QpState::Reset | QpState::Init | QpState::Err);
-        if !receives || bth.opcode.service != service {
+        let notifies = bth.opcode.service == Service::Cnp;
+        if !receives || (bth.opcode.service != service && !notifies) {
             return env.count(Counter::DropQpState, 1);
         }
         if !bth.pkey.matches(PKey::DEFAULT) {
             return env.count(Counter::DropPkey, 1);
+        }
+        if notifies {
+            return self.receive_notification(arrival, env);
         }
         if service == Service::Ud {
             return self.receive_datagram(arrival, packet, env);
@@ -450,6 +466,7 @@ impl Qp {
         if arrival.source != self.attr.av.dgid {
             return env.count(Counter::DropForeign, 1);
         }
+        self.note_mark(arrival, env);
         if bth.opcode.is_response() {
             self.receive_response(packet, env);
         } else {

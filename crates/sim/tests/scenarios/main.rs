@@ -7,6 +7,7 @@
 mod access_errors;
 mod ack_coalescing;
 mod bad_response;
+mod congestion;
 mod duplicate_atomic;
 mod duplicate_read;
 mod duplicate_send;
