@@ -126,7 +126,7 @@ impl Engine {
     /// The program is about to sleep: ACKs leave, and the worker is on duty again.
     pub(crate) fn end_lease(&'static self) {
         self.worker.end_lease(self.lease.load(Ordering::SeqCst));
-        self.flush_owed();
+        self.flush_owed_at_once();
         self.worker.rearm_if_disarmed(&self.port);
         let mut rounds = 0;
         while !self.rearm_shm() {
@@ -666,9 +666,18 @@ impl Engine {
 
     fn pop_owed(&self) -> Option<Qpn> {
         let mut owed = self.owed.lock();
-        let qpn = owed.pop();
+        let qpn = owed.pop()?;
+        self.acking.lock().push(qpn);
         self.owed_len.store(owed.len() as u32, Ordering::SeqCst);
-        qpn
+        Some(qpn)
+    }
+
+    /// What [`pop_owed`](Self::pop_owed) gave has been seen to.
+    fn done_owed(&self, qpn: Qpn) {
+        let mut acking = self.acking.lock();
+        if let Some(at) = acking.iter().position(|q| *q == qpn) {
+            acking.swap_remove(at);
+        }
     }
 
     /// Sends the ACKs that are owed.
@@ -679,8 +688,19 @@ impl Engine {
         for _ in 0..self.owed_len.load(Ordering::SeqCst) {
             let Some(qpn) = self.pop_owed() else { break };
             self.acknowledge(qpn);
+            self.done_owed(qpn);
         }
         self.after_unlock();
+    }
+
+    /// As [`flush_owed`](Self::flush_owed), and does not leave to another thread what that has begun: it may have been
+    /// preempted, and an answer that the program sends next must not overtake the ACK.
+    fn flush_owed_at_once(&'static self) {
+        self.flush_owed();
+        let begun = self.acking.lock().clone();
+        for qpn in begun {
+            self.acknowledge(qpn);
+        }
     }
 
     /// Sends the ACKs that are owed, but for those that the program's next request is likely to take along. Whoever calls
@@ -700,6 +720,7 @@ impl Engine {
                     machine.acknowledge(&mut call.env(link));
                 }
             });
+            self.done_owed(qpn);
         }
         self.after_unlock();
     }
