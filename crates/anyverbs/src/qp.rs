@@ -674,8 +674,7 @@ impl Drop for Poster<'_> {
     fn drop(&mut self) {
         let Some((mut state, mut call)) = self.inner.take() else { return };
         if self.sends {
-            let State { machine, link, .. } = &mut *state;
-            machine.transmit(&mut call.env(link));
+            call.send(&mut state);
         }
         // Receives posted for a sender that waits for them.
         if let Some(asked) = state.link.starved.take() {

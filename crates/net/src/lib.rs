@@ -35,5 +35,6 @@ pub use services::{Lingering, Reservation, ServiceAddress, Services};
 pub use steering::SteerByKind;
 pub use sys::Uncancelled;
 pub use udp::{
-    Datagram, Destination, OpenError, PortOptions, RxBatch, TxBatch, UdpPort, is_handed_on,
+    Datagram, Destination, MAX_PAYLOAD_V6, OpenError, PortOptions, RxBatch, TxBatch, UdpPort,
+    is_handed_on,
 };

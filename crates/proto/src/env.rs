@@ -1,5 +1,7 @@
 //! What a queue pair's machine asks of the device around it, for the time of one call.
 
+use std::time::Duration;
+
 use crate::counters::Counter;
 use crate::direct::Direct;
 use crate::event::QpEvent;
@@ -81,6 +83,18 @@ pub trait Env {
     /// Longest payload that the link of this connected queue pair carries in one piece; nothing below the path MTU counts.
     fn segment(&self) -> u32 {
         0
+    }
+
+    /// Bytes that the link sends at one go if all packets but the last are of one length, with their headers; 0 where lengths
+    /// make no difference.
+    fn batch(&self) -> u32 {
+        0
+    }
+
+    /// After what silence of the peer the requester sends again without taking it for a timeout; `None` where nothing is
+    /// lost, or the ACK timeout is early enough.
+    fn probe_after(&self) -> Option<Duration> {
+        None
     }
 
     /// Most bytes (payload and 64 a packet) that this connected queue pair may have in flight on its path now.

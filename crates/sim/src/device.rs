@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::cq::Cq;
@@ -157,6 +158,8 @@ pub(crate) struct Place {
     pub(crate) xrcd: Option<u32>,
     pub(crate) window: u32,
     pub(crate) segment: u32,
+    pub(crate) batch: u32,
+    pub(crate) probe_after: Option<Duration>,
     /// The path had no room; it has at this time.
     pub(crate) blocked_until: Option<Time>,
     /// When a held ACK is sent.
@@ -258,6 +261,14 @@ impl Env for Around<'_> {
 
     fn direct(&mut self, operation: &Direct<'_>) -> bool {
         self.do_directly(operation)
+    }
+
+    fn batch(&self) -> u32 {
+        self.place.batch
+    }
+
+    fn probe_after(&self) -> Option<Duration> {
+        self.place.probe_after
     }
 
     fn window(&self) -> u32 {

@@ -43,6 +43,8 @@ impl Passing<'_> {
 pub enum Fate {
     /// Left to the link.
     Pass,
+    /// Arrives with the mark of a congested network.
+    Mark,
     /// Lost.
     Drop,
     /// Arrives this much later; others pass it.
@@ -194,6 +196,7 @@ impl Net {
             .find(|fate| *fate != Fate::Pass)
             .unwrap_or(Fate::Pass);
         let mut arrivals = [None, None];
+        let mut arrival = arrival;
         let mut bytes = bytes;
         match fate {
             Fate::Pass => {
@@ -214,6 +217,11 @@ impl Net {
                     Passage::Lost(why) => record.fate = why,
                     Passage::Blocked(until) => return Err(until),
                 }
+            }
+            Fate::Mark => {
+                record.fate = "marked";
+                arrival.traffic_class |= 3;
+                arrivals[0] = Some(now + link.delay);
             }
             Fate::Drop => record.fate = "dropped",
             Fate::Delay(by) => {

@@ -1,5 +1,7 @@
 //! What a queue pair of a test is like.
 
+use std::time::Duration;
+
 use anyverbs_proto::mr::Access;
 use anyverbs_proto::qp::attr::{QpCap, QpType};
 use anyverbs_proto::types::{Mtu, Psn, QKey};
@@ -39,6 +41,10 @@ pub struct QpOptions {
     pub window: u32,
     /// Longest payload of a packet that stands for several, see `Env::segment`; 0: there are none.
     pub segment: u32,
+    /// Bytes that leave at one go, see `Env::batch`.
+    pub batch: u32,
+    /// Silence after which the requester sends again, see `Env::probe_after`.
+    pub probe_after: Option<Duration>,
     /// Completions that each of its completion queues holds.
     pub cqe: u32,
 }
@@ -73,6 +79,8 @@ impl QpOptions {
             qkey: QKey(0x1111_1111),
             window: 1 << 20,
             segment: 0,
+            batch: 0,
+            probe_after: None,
             cqe: 1024,
         }
     }

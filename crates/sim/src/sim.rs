@@ -269,6 +269,8 @@ impl Sim {
             xrcd: None,
             window: options.window,
             segment: options.segment,
+            batch: options.batch,
+            probe_after: options.probe_after,
             blocked_until: None,
             ack_at: None,
         };

@@ -2,8 +2,9 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
+use std::time::Duration;
 
-use anyverbs_net::is_handed_on;
+use anyverbs_net::{MAX_PAYLOAD_V6, is_handed_on};
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::direct::Direct;
 use anyverbs_proto::env::{Env, Side, TransmitError};
@@ -27,6 +28,10 @@ use crate::link::udp::{Asked, Outbox, UdpRoute};
 use crate::memory::ProcessMemory;
 use crate::qp::{QpCell, State};
 use crate::srq::SrqCell;
+
+/// After what silence of a peer on another host packets are sent again: longer than it takes a process to be woken, and
+/// than the kernel's tick: a nearer timer is programmed whenever the worker sleeps, which costs an event 8 us.
+const PROBE_AFTER: Duration = Duration::from_millis(8);
 
 /// How a packet leaves.
 #[derive(Clone, Debug)]
@@ -78,8 +83,10 @@ pub(crate) struct Link {
     pub(crate) catch_up: (Option<u64>, Option<Time>),
     /// Its peer's process has ended: what still waits for it then fails.
     pub(crate) doomed: Option<Time>,
-    /// On the engine's list of those that owe an ACK.
+    /// On the engine's list of those that owe an ACK, or have small sends to gather.
     pub(crate) owed: bool,
+    /// Has small sends to gather.
+    pub(crate) gathers: bool,
     /// A credit probe that found no receives: the answer changes when some are posted.
     pub(crate) starved: Option<Asked>,
     /// On a list of those that wait for room.
@@ -164,6 +171,22 @@ impl<'a> Call<'a> {
             now: &self.now,
             out: &mut self.out,
             link,
+        }
+    }
+
+    /// Sends what was posted, or lets it wait for more where that makes fuller batches.
+    pub(crate) fn send(&mut self, state: &mut State) {
+        let State { machine, link, .. } = state;
+        let env = self.env(link);
+        if !machine.may_gather(env.batch()) {
+            link.gathers = false;
+            return machine.transmit(&mut self.env(link));
+        }
+        if !std::mem::replace(&mut link.gathers, true) {
+            if !std::mem::replace(&mut link.owed, true) {
+                self.cell.engine.add_owed(self.cell.qpn);
+            }
+            self.cell.engine.look_after_owed();
         }
     }
 
@@ -337,6 +360,17 @@ impl Env for DeviceEnv<'_> {
             Some(Route::Shm(_)) => shm::SEGMENT,
             _ => 0,
         }
+    }
+
+    fn batch(&self) -> u32 {
+        match &self.link.route {
+            Some(Route::Udp(_)) if self.engine.config.gso => MAX_PAYLOAD_V6 as u32,
+            _ => 0,
+        }
+    }
+
+    fn probe_after(&self) -> Option<Duration> {
+        matches!(self.link.route, Some(Route::Udp(_))).then_some(PROBE_AFTER)
     }
 
     fn window(&self) -> u32 {

@@ -133,6 +133,8 @@ pub(crate) struct Engine {
     /// Queue pairs that owe an ACK to a peer in another process.
     owed: Mutex<Vec<Qpn>>,
     owed_len: AtomicU32,
+    /// Those of them that some thread is seeing to. Locked after `owed`.
+    acking: Mutex<Vec<Qpn>>,
     /// CQs that have overrun, whose queue pairs must fail.
     overrun: Mutex<Vec<Overrun>>,
     any_overrun: AtomicBool,
@@ -271,6 +273,7 @@ impl Engine {
             rx: Mutex::new(rx),
             owed: Mutex::new(Vec::with_capacity(64)),
             owed_len: AtomicU32::new(0),
+            acking: Mutex::new(Vec::with_capacity(8)),
             overrun: Mutex::new(Vec::new()),
             any_overrun: AtomicBool::new(false),
             contexts: Mutex::new(Vec::new()),

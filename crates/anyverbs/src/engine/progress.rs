@@ -16,6 +16,7 @@ use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Gid, Qpn};
 use anyverbs_proto::wire::icrc::{Flow, IcrcVerdict};
+use anyverbs_proto::wire::opcode::Operation;
 use anyverbs_proto::wire::packet::{ICRC_LEN, Packet};
 
 use super::Engine;
@@ -23,6 +24,7 @@ use super::env::{Call, Link};
 use super::gsi::Incoming as ToGsi;
 use super::pace::{NO_LIMIT, Probe};
 use super::timers::NEVER;
+use super::worker;
 use crate::config::Config;
 use crate::link::shm::{self, Gone};
 use crate::link::udp::{Asked, CreditPacket, Outbox};
@@ -31,7 +33,7 @@ use crate::qp::{QpCell, State};
 /// Receive buffers of 64 KiB.
 const BUFFERS: usize = 8;
 /// Packets received after which ACKs leave although more packets wait.
-const ACK_EVERY: usize = 64;
+const ACK_EVERY: usize = 128;
 /// How long the end of the process waits for a lock.
 const EXIT_PATIENCE: Duration = Duration::from_millis(2);
 /// Datagrams handed on by other processes that are read in one go.
@@ -130,7 +132,7 @@ impl Engine {
     /// The program is about to sleep: ACKs leave, and the worker is on duty again.
     pub(crate) fn end_lease(&'static self) {
         self.worker.end_lease(self.lease.load(Ordering::SeqCst));
-        self.flush_owed();
+        self.flush_owed_at_once();
         self.worker.rearm_if_disarmed(&self.port);
         let mut rounds = 0;
         while !self.rearm_shm() {
@@ -155,9 +157,26 @@ impl Engine {
         armed
     }
 
-    /// Receives one batch; how many datagrams. 0 also while another thread is at it.
+    /// Receives one batch; how many datagrams. 0 also while another thread is at it: if the worker finds that, the other
+    /// thread looks once more for it (see [`Shared::is_left_to_reader`](super::worker::Shared::is_left_to_reader)).
     pub(crate) fn receive(&'static self, worker: bool) -> usize {
-        let Some(mut rx) = self.rx.try_lock() else { return 0 };
+        let mut n = self.receive_batch(worker);
+        if !worker && self.worker.take_left_to_reader() && n == 0 {
+            // What woke the worker came after this thread had looked.
+            n = self.receive_batch(false);
+        }
+        n
+    }
+
+    fn receive_batch(&'static self, worker: bool) -> usize {
+        let rx = self.rx.try_lock().or_else(|| {
+            // Whoever holds the lock sees what is said here, or has released it before.
+            worker.then(|| self.worker.leave_to_reader())?;
+            let rx = self.rx.try_lock()?;
+            self.worker.take_left_to_reader();
+            Some(rx)
+        });
+        let Some(mut rx) = rx else { return 0 };
         let RxState {
             batch,
             poller,
@@ -231,7 +250,13 @@ impl Engine {
                 batch.datagrams().filter_map(|datagram| {
                     n += 1;
                     match self.classify(&datagram, flow, false)? {
-                        Received::Packet(arrival, packet) => Some((arrival, packet.into())),
+                        Received::Packet(arrival, packet) => {
+                            if worker && is_one_sided(packet.headers.bth.opcode.code()) {
+                                // Nobody polled when it came.
+                                self.worker.note_one_sided();
+                            }
+                            Some((arrival, packet.into()))
+                        }
                         Received::Gsi(incoming) => {
                             to_gsi.push(incoming);
                             None
@@ -276,7 +301,7 @@ impl Engine {
         if n == 0 && !quiet && batch.asked_all() && !self.owes() {
             self.rx_empty_at.store(now.as_nanos(), Ordering::Release);
         }
-        let acks_due = *since_acks >= ACK_EVERY || n == 0;
+        let acks_due = *since_acks >= ACK_EVERY || (n == 0 && !worker);
         if acks_due {
             *since_acks = 0;
         }
@@ -293,6 +318,9 @@ impl Engine {
         }
         if acks_due {
             self.flush_owed();
+        } else if !worker && self.worker.is_asleep() {
+            // Nobody would look after them before long if this was the program's last poll.
+            self.flush_unawaited();
         }
         if n > 0 {
             self.after_unlock();
@@ -436,12 +464,6 @@ impl Engine {
         };
         self.count(Counter::RcvdPkts, 1);
         self.count(Counter::RcvdBytes, datagram.bytes.len() as u64);
-        if datagram.traffic_class & 3 == 3 {
-            self.count(Counter::EcnMarked, 1);
-        }
-        if is_one_sided(bytes[0]) {
-            self.worker.note_one_sided();
-        }
         let arrival = Arrival {
             source: Gid::from(source),
             destination: Gid::from(destination),
@@ -449,6 +471,9 @@ impl Engine {
             hop_limit: datagram.hop_limit,
             flow_label: datagram.flow_label,
         };
+        if arrival.is_marked() {
+            self.count(Counter::EcnMarked, 1);
+        }
         if to_gsi {
             let datagram = *datagram;
             return Some(Received::Gsi(ToGsi { datagram, arrival, packet, was_forwarded }));
@@ -562,10 +587,16 @@ impl Engine {
             while let Some((arrival, packet)) = current.take() {
                 let wanted = qpn != Qpn::MULTICAST || cell.takes(&state, &arrival, &packet);
                 let State { machine, link, .. } = &mut *state;
+                let mut following = packets.next();
+                if let Some((arrival, ack)) = following.take_if(|(_, next)| rides(next, &packet)) {
+                    // It rode with the peer's answer, which a program expects to see after its own send is complete.
+                    machine.receive(&arrival, &ack, &mut call.env(link));
+                    following = packets.next();
+                }
                 if wanted {
                     machine.receive(&arrival, &packet, &mut call.env(link));
                 }
-                match packets.next() {
+                match following {
                     Some((arrival, packet))
                         if packet.headers.bth.dest_qpn == qpn
                             && (qpn != Qpn::MULTICAST || arrival.destination == group) =>
@@ -621,10 +652,13 @@ impl Engine {
         call.settle(&mut state);
     }
 
-    /// Sends the ACK that a queue pair owes.
+    /// Sends the ACK that a queue pair owes, and the small sends that it has gathered.
     pub(crate) fn acknowledge(&'static self, qpn: Qpn) {
         self.with_qp(qpn, |State { machine, link, .. }, call| {
             link.owed = false;
+            if std::mem::take(&mut link.gathers) {
+                machine.transmit(&mut call.env(link));
+            }
             machine.acknowledge(&mut call.env(link));
         });
     }
@@ -641,25 +675,70 @@ impl Engine {
         let mut owed = self.owed.lock();
         owed.push(qpn);
         self.owed_len.store(owed.len() as u32, Ordering::SeqCst);
-        drop(owed);
-        self.worker.wake_if_asleep();
+    }
+
+    /// The worker is to look soon whether something is still owed, if nobody polls.
+    pub(super) fn look_after_owed(&self) {
+        self.worker.look_before((self.now() + worker::ACK_DELAY).as_nanos());
+    }
+
+    fn pop_owed(&self) -> Option<Qpn> {
+        let mut owed = self.owed.lock();
+        let qpn = owed.pop()?;
+        self.acking.lock().push(qpn);
+        self.owed_len.store(owed.len() as u32, Ordering::SeqCst);
+        Some(qpn)
+    }
+
+    /// What [`pop_owed`](Self::pop_owed) gave has been seen to.
+    fn done_owed(&self, qpn: Qpn) {
+        let mut acking = self.acking.lock();
+        if let Some(at) = acking.iter().position(|q| *q == qpn) {
+            acking.swap_remove(at);
+        }
     }
 
     /// Sends the ACKs that are owed.
     pub(super) fn flush_owed(&'static self) {
-        if self.owed_len.load(Ordering::SeqCst) == 0 {
+        if !self.owes() {
             return;
         }
         for _ in 0..self.owed_len.load(Ordering::SeqCst) {
-            let Some(qpn) = ({
-                let mut owed = self.owed.lock();
-                let qpn = owed.pop();
-                self.owed_len.store(owed.len() as u32, Ordering::SeqCst);
-                qpn
-            }) else {
-                break;
-            };
+            let Some(qpn) = self.pop_owed() else { break };
             self.acknowledge(qpn);
+            self.done_owed(qpn);
+        }
+        self.after_unlock();
+    }
+
+    /// As [`flush_owed`](Self::flush_owed), and does not leave to another thread what that has begun: it may have been
+    /// preempted, and an answer that the program sends next must not overtake the ACK.
+    fn flush_owed_at_once(&'static self) {
+        self.flush_owed();
+        let begun = self.acking.lock().clone();
+        for qpn in begun {
+            self.acknowledge(qpn);
+        }
+    }
+
+    /// Sends the ACKs that are owed, but for those that the program's next request is likely to take along. Whoever calls
+    /// it sees to it that [`flush_owed`](Self::flush_owed) is called soon.
+    pub(super) fn flush_unawaited(&'static self) {
+        if !self.owes() {
+            return;
+        }
+        for _ in 0..self.owed_len.load(Ordering::SeqCst) {
+            let Some(qpn) = self.pop_owed() else { break };
+            self.with_qp(qpn, |State { machine, link, .. }, call| {
+                link.owed = false;
+                if std::mem::take(&mut link.gathers) {
+                    machine.transmit(&mut call.env(link));
+                }
+                if !machine.takes_turns() {
+                    machine.acknowledge(&mut call.env(link));
+                }
+            });
+            self.done_owed(qpn);
         }
         self.after_unlock();
     }
@@ -675,6 +754,9 @@ impl Engine {
             if !state.is_dead() {
                 let mut call = Call::new(&cell);
                 let State { machine, link, .. } = &mut *state;
+                if std::mem::take(&mut link.gathers) {
+                    machine.transmit(&mut call.env(link));
+                }
                 machine.acknowledge(&mut call.env(link));
                 call.settle(&mut state);
             }
@@ -813,6 +895,14 @@ impl Engine {
     pub(crate) fn kick_worker(&self) {
         self.worker.kick();
     }
+}
+
+/// Whether `packet` is an ACK that left with the request before it.
+fn rides(packet: &Incoming<'_>, before: &Incoming<'_>) -> bool {
+    let (bth, before) = (&packet.headers.bth, &before.headers.bth);
+    bth.opcode.operation == Operation::Ack
+        && bth.dest_qpn == before.dest_qpn
+        && before.opcode.is_request()
 }
 
 /// WRITE, READ, atomics: the program may be waiting for them without polling.

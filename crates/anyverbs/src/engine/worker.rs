@@ -7,13 +7,15 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::time::Duration;
 
 use anyverbs_net::AddressMonitor;
 use anyverbs_net::UdpPort;
 use anyverbs_net::steering::Resteer;
+
+use anyverbs_proto::time::Time;
 
 use super::Engine;
 use super::timers::NEVER;
@@ -23,18 +25,32 @@ use crate::link::shm::Shm;
 
 /// How long a poll keeps the worker away.
 const LEASE: Duration = Duration::from_micros(700);
+/// How long the worker waits for a request of the program that takes an ACK along, and for small sends to gather.
+pub(super) const ACK_DELAY: Duration = Duration::from_micros(60);
+/// How long after a one-sided request polls do not keep the worker away.
+const ONE_SIDED: Duration = Duration::from_millis(20);
+/// As [`LEASE`], while one-sided requests come.
+const SHORT_LEASE: Duration = Duration::from_micros(60);
 /// Bytes in one go, in and out, that make a stream.
 const STREAM: u64 = 32 << 10;
+/// Bytes in one go that make a stream where the last ones came no longer ago than [`PIECES`]: where packets are lost,
+/// windows are small.
+const PIECE: u64 = 3 << 10;
+/// See [`PIECE`].
+const PIECES: Duration = Duration::from_micros(200);
 /// How long the worker waits for more of a stream before it sleeps.
 const SPIN: Duration = Duration::from_micros(25);
+/// Packets that came alone, likely.
+const FEW: usize = 4;
 /// Batches in a row before the worker looks at anything else.
 const BATCHES: usize = 64;
 
 const TOKEN_KICK: u64 = 0;
 const TOKEN_MONITOR: u64 = 1;
-const TOKEN_INPUT: u64 = 2;
-const TOKEN_SHM: u64 = 3;
-const TOKEN_SHM_CONTROL: u64 = 4;
+const TOKEN_SHM: u64 = 2;
+const TOKEN_SHM_CONTROL: u64 = 3;
+/// The first of the port's descriptors; the others follow in their order.
+const TOKEN_INPUT: u64 = 4;
 
 /// What callers and the worker share.
 #[derive(Debug)]
@@ -45,8 +61,12 @@ pub(super) struct Shared {
     monitor: Option<AddressMonitor>,
     /// Until when the worker sleeps, in nanoseconds; 0 while it is awake or will soon look by itself.
     asleep_until: AtomicU64,
-    /// Input was disarmed by its event.
-    disarmed: AtomicBool,
+    /// Until when polls keep the worker away, in nanoseconds; 0 otherwise.
+    away_until: AtomicU64,
+    /// The port's descriptors that were disarmed by their events, a bit each.
+    disarmed: AtomicU32,
+    /// The worker found another thread at the sockets.
+    left_to_reader: AtomicBool,
     /// The same-host link has woken the worker, or somebody polls instead: it must be armed before the worker sleeps.
     shm_spent: AtomicBool,
     /// The lease counter when it was last looked at.
@@ -60,7 +80,8 @@ pub(super) struct Shared {
 struct Found {
     kicked: bool,
     addresses: bool,
-    input: bool,
+    /// Of the port's descriptors, a bit each.
+    input: u32,
     shm: bool,
     shm_control: bool,
 }
@@ -97,14 +118,8 @@ impl Shared {
         if let Some(monitor) = &monitor {
             control(&epoll, libc::EPOLL_CTL_ADD, monitor.as_fd(), libc::EPOLLIN, TOKEN_MONITOR)?;
         }
-        for fd in port.fds() {
-            control(
-                &epoll,
-                libc::EPOLL_CTL_ADD,
-                fd,
-                libc::EPOLLIN | libc::EPOLLONESHOT,
-                TOKEN_INPUT,
-            )?;
+        for (fd, token) in port.fds().zip(TOKEN_INPUT..) {
+            control(&epoll, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN | libc::EPOLLONESHOT, token)?;
         }
         if let Some(endpoint) = shm.map(Shm::endpoint) {
             for (fd, token) in
@@ -119,7 +134,9 @@ impl Shared {
             kicked: AtomicBool::new(false),
             monitor,
             asleep_until: AtomicU64::new(0),
-            disarmed: AtomicBool::new(false),
+            away_until: AtomicU64::new(0),
+            disarmed: AtomicU32::new(0),
+            left_to_reader: AtomicBool::new(false),
             shm_spent: AtomicBool::new(shm.is_some()),
             seen: AtomicU64::new(0),
             one_sided: AtomicBool::new(false),
@@ -140,11 +157,30 @@ impl Shared {
         }
     }
 
-    /// Wakes the worker if it sleeps and would not look by itself soon.
-    pub(super) fn wake_if_asleep(&self) {
-        if self.asleep_until.load(Ordering::SeqCst) != 0 {
+    /// As [`wake_before`](Self::wake_before), also if polls keep the worker away.
+    pub(super) fn look_before(&self, at: u64) {
+        let until = &[&self.asleep_until, &self.away_until];
+        if until.iter().any(|until| until.load(Ordering::SeqCst) > at) {
             self.kick();
         }
+    }
+
+    /// Whether the worker sleeps and would not look by itself soon.
+    pub(super) fn is_asleep(&self) -> bool {
+        self.asleep_until.load(Ordering::SeqCst) != 0
+    }
+
+    /// The worker leaves the sockets to the thread that reads them, and which looks once more if it has found nothing.
+    pub(super) fn leave_to_reader(&self) {
+        self.left_to_reader.store(true, Ordering::SeqCst);
+    }
+
+    fn is_left_to_reader(&self) -> bool {
+        self.left_to_reader.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn take_left_to_reader(&self) -> bool {
+        self.is_left_to_reader() && self.left_to_reader.swap(false, Ordering::SeqCst)
     }
 
     pub(super) fn note_one_sided(&self) {
@@ -171,17 +207,19 @@ impl Shared {
     }
 
     pub(super) fn rearm_if_disarmed(&self, port: &UdpPort) {
-        if self.disarmed.swap(false, Ordering::SeqCst) {
-            for fd in port.fds() {
-                let armed = control(
-                    &self.epoll,
-                    libc::EPOLL_CTL_MOD,
-                    fd,
-                    libc::EPOLLIN | libc::EPOLLONESHOT,
-                    TOKEN_INPUT,
-                );
-                debug_assert!(armed.is_ok(), "the descriptors stay in the set: {armed:?}");
-            }
+        if self.disarmed.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let disarmed = self.disarmed.swap(0, Ordering::SeqCst);
+        for (i, fd) in port.fds().enumerate().filter(|(i, _)| disarmed & 1 << i != 0) {
+            let armed = control(
+                &self.epoll,
+                libc::EPOLL_CTL_MOD,
+                fd,
+                libc::EPOLLIN | libc::EPOLLONESHOT,
+                TOKEN_INPUT + i as u64,
+            );
+            debug_assert!(armed.is_ok(), "the descriptors stay in the set: {armed:?}");
         }
     }
 
@@ -209,7 +247,7 @@ impl Shared {
                 TOKEN_MONITOR => found.addresses = true,
                 TOKEN_SHM => found.shm = true,
                 TOKEN_SHM_CONTROL => found.shm_control = true,
-                _ => found.input = true,
+                token => found.input |= 1 << (token - TOKEN_INPUT),
             }
         }
         found
@@ -253,12 +291,18 @@ pub(super) fn spawn_quiet(name: &str, f: impl FnOnce() + Send + 'static) -> io::
 
 fn run(engine: &'static Engine) {
     let shared = &engine.worker;
-    // Whether polls keep the worker away at the moment.
-    let mut away = false;
-    serve(engine);
+    // For how long polls keep the worker away at the moment.
+    let mut away = None;
+    let mut polled = false;
+    // A program that waits on its memory polls in between, for its own sends.
+    let mut needed_until = engine.now();
+    // When the last piece of a stream came.
+    let mut last = engine.now();
+    serve(engine, false, &mut last);
     let mut resteer_at = NEVER;
     loop {
-        let found = sleep(engine, away, resteer_at);
+        let owed = engine.owes();
+        let found = sleep(engine, away, polled, resteer_at);
         if found.kicked {
             shared.take_kick();
         }
@@ -274,17 +318,25 @@ fn run(engine: &'static Engine) {
                 shared.note_shm_spent();
             }
         }
-        if found.input {
-            shared.disarmed.store(true, Ordering::SeqCst);
+        if found.input != 0 {
+            shared.disarmed.fetch_or(found.input, Ordering::SeqCst);
         }
         let lease = engine.lease.load(Ordering::SeqCst);
-        let polled = shared.seen.swap(lease, Ordering::SeqCst) != lease;
-        let needed = shared.one_sided.swap(false, Ordering::Relaxed);
-        if polled && !needed {
-            away = true;
+        polled = shared.seen.swap(lease, Ordering::SeqCst) != lease;
+        let now = engine.now();
+        if shared.one_sided.swap(false, Ordering::Relaxed) {
+            needed_until = now + ONE_SIDED;
+        }
+        let needed = now < needed_until;
+        // Woken by input that is gone, or that somebody is taking: the program polls.
+        away = if polled && !needed || !serve(engine, polled && found.input != 0, &mut last) {
+            Some(if needed { SHORT_LEASE } else { LEASE })
         } else {
-            away = false;
-            serve(engine);
+            None
+        };
+        if owed && away.is_some() {
+            // The program polled, but not since.
+            engine.flush_owed();
         }
         engine.run_timers();
         if engine.inproc.is_pending() {
@@ -304,14 +356,19 @@ fn run(engine: &'static Engine) {
 }
 
 /// Sleeps until there is something to do.
-fn sleep(engine: &'static Engine, away: bool, resteer_at: u64) -> Found {
+fn sleep(engine: &'static Engine, away: Option<Duration>, polled: bool, resteer_at: u64) -> Found {
     let shared = &engine.worker;
-    if away {
+    if let Some(lease) = away {
         // It looks again by itself, so nobody need wake it for less.
         let now = engine.now().as_nanos();
         let timer =
             Duration::from_nanos(engine.next_deadline().min(resteer_at).saturating_sub(now));
-        return shared.wait(Some(LEASE.min(timer.max(Duration::from_micros(50)))));
+        let lease = if engine.owes() { ACK_DELAY } else { lease };
+        let timeout = lease.min(timer.max(Duration::from_micros(50)));
+        shared.away_until.store(now + timeout.as_nanos() as u64, Ordering::SeqCst);
+        let found = shared.wait(Some(timeout));
+        shared.away_until.store(0, Ordering::SeqCst);
+        return found;
     }
     // Says how long it will sleep, then looks once more: who comes later sees it asleep.
     let mut until;
@@ -323,11 +380,12 @@ fn sleep(engine: &'static Engine, away: bool, resteer_at: u64) -> Found {
         }
     }
     let timeout = if engine.owes() || engine.inproc.is_pending() {
-        Some(Duration::from_micros(200))
-    } else if until == NEVER {
-        None
+        Some(ACK_DELAY)
     } else {
-        Some(Duration::from_nanos(until.saturating_sub(engine.now().as_nanos())))
+        let timer = (until != NEVER)
+            .then(|| Duration::from_nanos(until.saturating_sub(engine.now().as_nanos())));
+        // Whoever polls may leave an ACK behind.
+        if polled { Some(timer.map_or(LEASE, |t| t.min(LEASE))) } else { timer }
     };
     let found = shared.wait(timeout);
     shared.asleep_until.store(0, Ordering::SeqCst);
@@ -337,22 +395,38 @@ fn sleep(engine: &'static Engine, away: bool, resteer_at: u64) -> Found {
 /// Receives what there is, acknowledges, and arms the sockets again.
 ///
 /// In the middle of a stream the worker waits a little for more before it sleeps: a wake-up costs as much as the wait.
+/// Where others are said to take what comes (`contended`), and there is nothing, nothing else is done: false.
 /// Not for small messages, whose program may be spinning on its memory on this very core.
-fn serve(engine: &'static Engine) {
+fn serve(engine: &'static Engine, contended: bool, last: &mut Time) -> bool {
+    let stream = if engine.now().since(*last) <= PIECES { PIECE } else { STREAM };
+    let is_stream = |begin| engine.bytes_moved().wrapping_sub(begin) >= stream;
     let lease = engine.lease.load(Ordering::SeqCst);
     let begin = engine.bytes_moved();
     let mut batches = 0;
     let mut give_up = None;
     while batches < BATCHES {
         // While it waits it asks as cheaply as a poller, and thoroughly before it gives up.
-        if engine.receive(give_up.is_none()) > 0 {
+        let n = engine.receive(give_up.is_none());
+        if n > 0 {
             batches += 1;
             give_up = None;
+            if engine.bytes_moved().wrapping_sub(begin) >= PIECE {
+                *last = engine.now();
+            }
+            if n <= FEW && !is_stream(begin) {
+                // More makes an event when the sockets are armed, which costs less than to ask.
+                engine.flush_unawaited();
+                arm(engine);
+                return true;
+            }
             continue;
+        }
+        if contended && batches == 0 {
+            return false;
         }
         engine.flush_owed();
         let polled = engine.lease.load(Ordering::SeqCst) != lease;
-        if polled || engine.bytes_moved().wrapping_sub(begin) < STREAM {
+        if polled || !is_stream(begin) {
             break;
         }
         let now = engine.now();
@@ -365,7 +439,12 @@ fn serve(engine: &'static Engine) {
         std::hint::spin_loop();
     }
     engine.flush_owed();
-    // Armed last: what came meanwhile makes an event at once.
+    arm(engine);
+    true
+}
+
+/// To be called last: what came meanwhile makes an event at once.
+fn arm(engine: &'static Engine) {
     engine.worker.rearm_if_disarmed(&engine.port);
     if !engine.rearm_shm() {
         // Something came meanwhile: another round.

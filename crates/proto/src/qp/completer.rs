@@ -69,7 +69,7 @@ impl Qp {
     /// All requests before `psn` are answered: completes them. False if the answer of a READ or atomic among them
     /// never came; then the rest of the packet means nothing yet.
     fn answered_before<E: Env>(&mut self, psn: Psn, env: &mut E) -> bool {
-        let before = self.requester.una;
+        let (before, cost_before) = (self.requester.una, self.requester.una_cost);
         let mut complete = true;
         while psn.since(self.requester.una) > 0 && self.sq.done != self.sq.started {
             let sqe = *self.sq.at(self.sq.done);
@@ -87,7 +87,8 @@ impl Qp {
         }
         if self.requester.una != before {
             self.advance_cursor();
-            self.progressed(env.now());
+            let answered = self.requester.una_cost.wrapping_sub(cost_before);
+            self.progressed(answered, env);
         }
         if !complete {
             self.sequence_error(Counter::ImpliedNakSeqErr, env);
@@ -109,6 +110,7 @@ impl Qp {
     /// The data of a READ or atomic: `psn` is the oldest that has no answer.
     fn receive_data<E: Env>(&mut self, psn: Psn, packet: &Incoming<'_>, env: &mut E) {
         let sqe = *self.sq.at(self.sq.done);
+        let cost_before = self.requester.una_cost;
         debug_assert_eq!(psn, self.requester.una);
         let mtu = self.mtu();
         let k = psn.since(sqe.first_psn) as u32;
@@ -143,6 +145,7 @@ impl Qp {
             self.requester.responses.pop_front();
         }
         self.advance_cursor();
-        self.progressed(env.now());
+        let answered = self.requester.una_cost.wrapping_sub(cost_before);
+        self.progressed(answered, env);
     }
 }

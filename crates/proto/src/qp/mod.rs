@@ -6,6 +6,7 @@
 mod answers;
 pub mod attr;
 mod completer;
+mod congestion;
 mod datagram;
 pub mod grh;
 mod requester;
@@ -33,8 +34,9 @@ use crate::wire::opcode::{Opcode, Operation, Service};
 use crate::wire::packet::{Headers, Packet};
 use crate::wr::{AddressVector, MAX_MESSAGE, RecvWr, SendFlags, SendWr, UdDest};
 use attr::{ModifyError, ModifyLimits, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType};
+use congestion::Congestion;
 use requester::Requester;
-use responder::Responder;
+use responder::{Responder, Turn};
 use send_queue::SendQueue;
 
 /// Why a send was not posted.
@@ -102,6 +104,14 @@ pub struct Arrival {
     pub flow_label: u32,
 }
 
+impl Arrival {
+    /// Whether the network has marked the packet: it met congestion (RFC 3168).
+    #[must_use]
+    pub fn is_marked(&self) -> bool {
+        self.traffic_class & 3 == 3
+    }
+}
+
 /// A packet that came in.
 #[derive(Clone, Copy, Debug)]
 pub struct Incoming<'a> {
@@ -141,6 +151,7 @@ pub struct Qp {
     credit: Arc<SqCredit>,
     requester: Requester,
     responder: Responder,
+    congestion: Congestion,
     /// PSN of the next datagram.
     next_datagram: Psn,
     /// `COMM_EST` was raised.
@@ -176,6 +187,7 @@ impl Qp {
             credit: Arc::default(),
             requester: Requester::default(),
             responder: Responder::default(),
+            congestion: Congestion::default(),
             next_datagram: Psn::default(),
             established: false,
             init,
@@ -359,6 +371,22 @@ impl Qp {
         Ok(())
     }
 
+    /// Whether what was posted may wait for more of its kind, to leave with it in one batch of `batch` bytes
+    /// ([`Env::batch`]): it is small, and an answer that is on its way will ask for it. Who lets it wait calls
+    /// [`transmit`](Self::transmit) soon all the same.
+    #[must_use]
+    pub fn may_gather(&self, batch: u32) -> bool {
+        let waiting = self.sq.head.wrapping_sub(self.sq.next);
+        if waiting == 0 || waiting >= requester::BATCH_PACKETS || !self.awaits_answer() {
+            return false;
+        }
+        let newest = self.sq.at(self.sq.head.wrapping_sub(1));
+        let each = newest.len.saturating_add(requester::WRITE_OVERHEAD);
+        !newest.op.has_response_data()
+            && newest.len <= self.mtu()
+            && waiting.saturating_add(1).saturating_mul(each) <= batch
+    }
+
     /// How many more sends the queue takes before one of its completions is polled.
     #[must_use]
     pub fn send_room(&self) -> u32 {
@@ -443,11 +471,15 @@ impl Qp {
         let bth = &packet.headers.bth;
         let service = self.init.qp_type.service();
         let receives = !matches!(self.attr.state, QpState::Reset | QpState::Init | QpState::Err);
-        if !receives || bth.opcode.service != service {
+        let notifies = bth.opcode.service == Service::Cnp;
+        if !receives || (bth.opcode.service != service && !notifies) {
             return env.count(Counter::DropQpState, 1);
         }
         if !bth.pkey.matches(PKey::DEFAULT) {
             return env.count(Counter::DropPkey, 1);
+        }
+        if notifies {
+            return self.receive_notification(arrival, env);
         }
         if service == Service::Ud {
             return self.receive_datagram(arrival, packet, env);
@@ -456,6 +488,7 @@ impl Qp {
         if arrival.source != self.attr.av.dgid {
             return env.count(Counter::DropForeign, 1);
         }
+        self.note_mark(arrival, env);
         if bth.opcode.is_response() {
             self.receive_response(packet, env);
         } else {
@@ -469,6 +502,13 @@ impl Qp {
     #[must_use]
     pub fn owes_ack(&self) -> bool {
         self.responder.ack_owed
+    }
+
+    /// Whether the peers take turns, and the last word was the other's: then the program's reply is likely to come soon,
+    /// and to take the ACK along.
+    #[must_use]
+    pub fn takes_turns(&self) -> bool {
+        self.responder.ack_owed && self.responder.turn == Turn::Ours
     }
 
     /// Sends the ACK that is owed, if any.

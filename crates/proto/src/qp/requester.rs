@@ -25,6 +25,7 @@ use crate::wr::{RemoteAddr, SendFlags, SendOp};
 
 use super::Qp;
 use super::attr::{QpState, QpType};
+use super::responder::Turn;
 use super::send_queue::{PACKET_COST, Sqe};
 
 /// A READ is asked for in pieces of this many bytes (a multiple of every MTU), so that our window also bounds
@@ -44,6 +45,14 @@ const MAX_DOUBLINGS: u32 = 2;
 /// PSNs that may be outstanding when a further message starts: with those of the longest message they stay within half
 /// the number space, or serial comparison breaks down (IBA 9.7.1).
 const MAX_PSNS: u32 = 1 << 22;
+
+/// Most packets in one go of a link ([`Env::batch`]).
+pub(super) const BATCH_PACKETS: u32 = 64;
+/// Headers and trailer of a WRITE's packet.
+pub(super) const WRITE_OVERHEAD: u32 = 32;
+
+/// Packets that may be in flight however many are lost.
+const MIN_WINDOW_PACKETS: u64 = 16;
 
 /// What the requester remembers.
 #[derive(Debug, Default)]
@@ -79,6 +88,11 @@ pub(super) struct Requester {
     window_closed: bool,
     /// `SQ_DRAINED` was raised since the move to SQD.
     pub(super) drained: bool,
+    accepted: Accepted,
+    /// Since packets were lost or marked: so much may be in flight until the link's own window is smaller.
+    congestion: Option<u64>,
+    /// The peer is silent: at this time what it has not answered is sent again, and the next time twice as late.
+    probe: Option<(Time, Duration)>,
 }
 
 impl Requester {
@@ -134,15 +148,8 @@ impl Qp {
         {
             return false;
         }
-        let window = u64::from(env.window());
-        if self.requester.window_closed {
-            // A trickle of single packets behind each ACK would cost a system call each: wait for a good piece.
-            let in_flight = self.cursor_cost().wrapping_sub(self.requester.una_cost);
-            if in_flight > window - window / 4 {
-                return false;
-            }
-            self.requester.window_closed = false;
-        }
+        let Some(window) = self.open_window(env) else { return false };
+        self.requester.window_closed = false;
         let mut sent = false;
         while !self.is_halted_here() && self.sq.next != self.sq.head {
             if self.sq.next == self.sq.started {
@@ -165,6 +172,9 @@ impl Qp {
         }
         if sent && self.requester.ack_deadline.is_none() && self.awaits_answer() {
             self.restart_ack_timer(env.now());
+        }
+        if sent && self.requester.probe.is_none() && self.awaits_answer() {
+            self.requester.probe = env.probe_after().map(|after| (env.now() + after, after));
         }
         self.complete_halted(env);
         self.note_drained(env);
@@ -217,6 +227,26 @@ impl Qp {
         true
     }
 
+    /// How much may be in flight after this sending. `None`: a trickle of single packets behind each ACK would cost a
+    /// system call each, so the requester waits for a good piece: whole batches of the link, where it has such.
+    fn open_window<E: Env>(&mut self, env: &E) -> Option<u64> {
+        let mut window = u64::from(env.window());
+        self.requester.congestion = self.requester.congestion.filter(|limit| *limit < window);
+        window = self.requester.congestion.unwrap_or(window);
+        let in_flight = self.cursor_cost().wrapping_sub(self.requester.una_cost);
+        let mtu = self.mtu();
+        let packets = (env.batch() / (mtu + WRITE_OVERHEAD)).min(BATCH_PACKETS);
+        let batch = u64::from(packets) * (u64::from(mtu) + PACKET_COST);
+        if batch > 0 && window >= 2 * batch {
+            let free = window.saturating_sub(in_flight);
+            if free >= batch {
+                return Some(in_flight + free / batch * batch);
+            }
+            return (!self.requester.window_closed).then_some(window);
+        }
+        (!self.requester.window_closed || in_flight <= window - window / 4).then_some(window)
+    }
+
     /// Checks the WQE `next` and gives it PSNs. False if it has to wait or cannot be sent at all.
     fn start_wqe<E: Env>(&mut self, env: &mut E) -> bool {
         // In SQD what was begun is finished, nothing new begins (IBA 10.3.1.5).
@@ -240,6 +270,12 @@ impl Qp {
         }
         let requester = &mut self.requester;
         let entry = self.sq.at_mut(position);
+        entry.split = match sqe.op {
+            SendOp::Write(at) if packets > 1 && self.init.qp_type.is_reliable() => {
+                env.batch() > 0 && requester.accepted.covers(at, sqe.len)
+            }
+            _ => false,
+        };
         entry.first_psn = requester.fresh_psn;
         entry.packets = if sqe.op.is_atomic() { 1 } else { packets };
         entry.cost_before = requester.fresh_cost;
@@ -248,6 +284,7 @@ impl Qp {
         requester.unfenced += u32::from(sqe.op.has_response_data());
         requester.k = 0;
         self.sq.started = position.wrapping_add(1);
+        self.responder.turn = Turn::Theirs;
         true
     }
 
@@ -366,7 +403,8 @@ impl Qp {
     ) -> Headers {
         let qp_type = self.init.qp_type;
         let first = offset == 0;
-        let operation = operation(&sqe.op, first, last);
+        let operation =
+            if sqe.split { Operation::WriteOnly } else { operation(&sqe.op, first, last) };
         // Ask at the end of a message, every so often inside it, and where the window ends.
         let carried = if sqe.op.has_response_data() { 1 } else { packets };
         let cost = u64::from(self.mtu()) + PACKET_COST;
@@ -384,6 +422,7 @@ impl Qp {
             headers.xrceth = Some(XrcEth { srqn: sqe.xrc_srqn });
         }
         match sqe.op {
+            SendOp::Write(at) if sqe.split => headers.reth = Some(reth(at, offset, bytes)),
             SendOp::Write(at) | SendOp::WriteImm(at, _) if first => {
                 headers.reth = Some(reth(at, 0, sqe.len));
             }
@@ -455,8 +494,31 @@ impl Qp {
         if self.requester.went_back_to != Some(una) {
             env.count(counter, 1);
             self.requester.went_back_to = Some(una);
+            self.reduce_window(env);
             self.retry(env);
         }
+    }
+
+    /// Packets were lost, or the network marked them: half as much may be in flight. One for every eight that are answered
+    /// are added again, so that the window finds the size at which a handful of them pass for each loss: what goes back
+    /// sends all of it again.
+    pub(super) fn reduce_window<E: Env>(&mut self, env: &E) {
+        let least = MIN_WINDOW_PACKETS * (u64::from(self.mtu()) + PACKET_COST);
+        let window = u64::from(env.window());
+        let limit = self.requester.congestion.map_or(window, |limit| limit.min(window));
+        self.requester.congestion = Some((limit / 2).max(least));
+    }
+
+    /// The peer is silent: its answer may be lost, or the packet that would have shown it a gap.
+    fn probe<E: Env>(&mut self, after: Duration, env: &E) {
+        let una = self.requester.una;
+        // A NAK that is still on its way asks for the same.
+        self.requester.went_back_to = Some(una);
+        self.go_back(una);
+        self.requester.window_closed = false;
+        let least = MIN_WINDOW_PACKETS * (u64::from(self.mtu()) + PACKET_COST);
+        self.requester.congestion = Some(least);
+        self.requester.probe = Some((env.now() + after * 2, after * 2));
     }
 
     /// The receiver was not ready for packet `una` (IBA 9.7.5.2.8).
@@ -480,7 +542,12 @@ impl Qp {
     }
 
     /// The peer answered something new.
-    pub(super) fn progressed(&mut self, now: Time) {
+    pub(super) fn progressed<E: Env>(&mut self, answered: u64, env: &E) {
+        if let Some(limit) = &mut self.requester.congestion {
+            *limit = limit.saturating_add(answered / 8);
+        }
+        self.requester.probe = None;
+        let now = env.now();
         self.requester.retries_left = self.attr.retry_cnt;
         self.requester.ack_timeouts = 0;
         self.requester.rnr_left = self.attr.rnr_retry;
@@ -489,6 +556,7 @@ impl Qp {
             self.requester.ack_deadline = None;
         } else {
             self.restart_ack_timer(now);
+            self.requester.probe = env.probe_after().map(|after| (now + after, after));
         }
     }
 
@@ -500,10 +568,9 @@ impl Qp {
 
     /// When the requester wants to be called.
     pub(super) fn requester_deadline(&self) -> Option<Time> {
-        match (self.requester.rnr_until, self.requester.ack_deadline) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        let requester = &self.requester;
+        let probe = requester.probe.map(|(at, _)| at);
+        [requester.rnr_until, requester.ack_deadline, probe].into_iter().flatten().min()
     }
 
     /// Ends an RNR wait, and acts on an ACK timeout (IBA 9.7.6.1.3).
@@ -511,6 +578,14 @@ impl Qp {
         let now = env.now();
         if self.requester.rnr_until.is_some_and(|t| t <= now) {
             self.requester.rnr_until = None;
+        }
+        if let Some((at, after)) = self.requester.probe
+            && at <= now
+        {
+            self.requester.probe = None;
+            if self.awaits_answer() && self.requester.rnr_until.is_none() {
+                self.probe(after, env);
+            }
         }
         if self.requester.ack_deadline.is_some_and(|t| t <= now) {
             self.requester.ack_deadline = None;
@@ -525,6 +600,7 @@ impl Qp {
 
     pub(super) fn stop_requester(&mut self) {
         self.requester.ack_deadline = None;
+        self.requester.probe = None;
         self.requester.rnr_until = None;
         self.requester.halted = None;
         self.requester.responses.clear();
@@ -582,6 +658,13 @@ impl Qp {
             sq_count: self.sq.done,
             ..Wc::default()
         };
+        if status == WcStatus::Success
+            && let SendOp::Write(at) = sqe.op
+            && sqe.packets > 1
+            && !sqe.split
+        {
+            self.requester.accepted.add(at, sqe.len);
+        }
         if status != WcStatus::Success {
             env.count(Counter::ReqCqeError, 1);
             env.complete(Side::Send, wc, true);
@@ -615,6 +698,41 @@ impl Qp {
         requester.una = requester.fresh_psn;
         requester.una_cost = requester.fresh_cost;
         self.sq.clear();
+    }
+}
+
+/// Ranges that the peer has taken a WRITE of, whole: under one key they are one piece of one region.
+///
+/// The first packet of a WRITE announces all of it, so that a peer refuses it before it has written a byte; it is also
+/// longer than the others, and where a link wants packets of one length it costs a batch. A WRITE to where the peer has
+/// let one in before goes out as a message for each packet, all of one length: the peer can tell only if the key became
+/// invalid in between, and then half of a message that was under way would have been written, too.
+#[derive(Debug, Default)]
+struct Accepted {
+    /// Key, first byte, byte after the last.
+    ranges: [(u32, u64, u64); 4],
+    next: usize,
+}
+
+impl Accepted {
+    fn covers(&self, at: RemoteAddr, len: u32) -> bool {
+        let Some(end) = at.va.checked_add(len.into()) else { return false };
+        self.ranges.iter().any(|(rkey, first, last)| {
+            *rkey == at.rkey && *first <= at.va && end <= *last && first < last
+        })
+    }
+
+    fn add(&mut self, at: RemoteAddr, len: u32) {
+        let Some(end) = at.va.checked_add(len.into()) else { return };
+        let touches = |(rkey, first, last): &&mut (u32, u64, u64)| {
+            *rkey == at.rkey && *first <= end && at.va <= *last && first < last
+        };
+        if let Some((_, first, last)) = self.ranges.iter_mut().find(touches) {
+            (*first, *last) = ((*first).min(at.va), (*last).max(end));
+            return;
+        }
+        self.ranges[self.next] = (at.rkey, at.va, end);
+        self.next = (self.next + 1) % self.ranges.len();
     }
 }
 

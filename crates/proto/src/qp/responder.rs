@@ -20,7 +20,7 @@ use super::attr::QpType;
 use super::{Incoming, Qp};
 
 /// An ACK is not held back any longer once it covers this many bytes: a sender whose window is small would wait.
-const ACK_BYTES: u32 = 48 << 10;
+const ACK_BYTES: u32 = 96 << 10;
 
 /// The message that is coming in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,6 +32,18 @@ enum Inbound {
     Send { received: u64 },
     /// A WRITE: where the rest goes.
     Write { va: u64, rkey: u32, left: u32, received: u32 },
+}
+
+/// Whose turn it is, where the programs of both ends answer each other's messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// The program has sent, the peer has not answered.
+    Theirs,
+    /// The peer has answered with one WRITE, of which nothing but the memory tells the program.
+    Ours,
+    /// The program has sent nothing between two messages of the peer.
+    #[default]
+    None,
 }
 
 /// What the responder remembers.
@@ -56,6 +68,7 @@ pub(super) struct Responder {
     /// An ACK or NAK for which the path had no room: it goes before further requests.
     pub(super) held: Option<(Psn, Syndrome)>,
     unacknowledged: u32,
+    pub(super) turn: Turn,
     pub(super) answers: Answers,
 }
 
@@ -217,6 +230,10 @@ impl Qp {
         if opcode.ends_message() {
             self.responder.inbound = Inbound::None;
             self.next_message();
+            self.responder.turn = match self.responder.turn {
+                Turn::Theirs if opcode.is_write() && !opcode.has_imm() => Turn::Ours,
+                _ => Turn::None,
+            };
         }
         Ok(())
     }

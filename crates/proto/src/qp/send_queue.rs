@@ -23,6 +23,8 @@ pub(super) struct Sqe {
     pub(super) packets: u32,
     /// Window cost of all WQEs before this one.
     pub(super) cost_before: u64,
+    /// A WRITE that goes out as a message for each packet.
+    pub(super) split: bool,
     /// On XRC the peer's SRQ.
     pub(super) xrc_srqn: u32,
 }
@@ -51,6 +53,7 @@ impl Default for Sqe {
             first_psn: Psn::default(),
             packets: 0,
             cost_before: 0,
+            split: false,
             xrc_srqn: 0,
         }
     }

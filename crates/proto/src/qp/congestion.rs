@@ -1,0 +1,73 @@
+//! Congestion that the network announces (IBA A17.9.3): a receiver of packets with an ECN mark notifies their sender, which
+//! keeps less in flight.
+
+use std::time::Duration;
+
+use crate::counters::Counter;
+use crate::env::Env;
+use crate::payload::Payload;
+use crate::time::Time;
+use crate::types::Psn;
+use crate::wire::bth::Bth;
+use crate::wire::opcode::{Opcode, Operation, Service};
+use crate::wire::packet::Headers;
+
+use super::attr::QpState;
+use super::{Arrival, Qp};
+
+/// The least time between two notifications of a queue pair, and between two that make its window smaller: one congested
+/// moment marks many packets.
+const INTERVAL: Duration = Duration::from_micros(50);
+
+/// What a notification carries besides its base header: nothing.
+const RESERVED: [u8; 16] = [0; 16];
+
+#[derive(Debug, Default)]
+pub(super) struct Congestion {
+    sent: Option<Time>,
+    taken: Option<Time>,
+}
+
+/// Whether so much time has passed since `last`; then `last` is now.
+fn is_due(last: &mut Option<Time>, now: Time) -> bool {
+    let due = last.is_none_or(|last| now.since(last) >= INTERVAL);
+    if due {
+        *last = Some(now);
+    }
+    due
+}
+
+impl Qp {
+    /// A packet of the peer came: notifies it if the network has marked that.
+    pub(super) fn note_mark<E: Env>(&mut self, arrival: &Arrival, env: &mut E) {
+        if !arrival.is_marked()
+            || !self.init.qp_type.is_reliable()
+            || !is_due(&mut self.congestion.sent, env.now())
+        {
+            return;
+        }
+        let headers = Headers::new(Bth {
+            opcode: Opcode::new(Service::Cnp, Operation::Cnp),
+            becn: true,
+            ..self.bth(Psn::default())
+        });
+        if env.transmit(&self.attr.av, &headers, &Payload::bytes(&RESERVED)).is_ok() {
+            env.count(Counter::CnpSent, 1);
+        }
+    }
+
+    /// The peer says that packets of this queue pair were marked.
+    pub(super) fn receive_notification<E: Env>(&mut self, arrival: &Arrival, env: &mut E) {
+        if arrival.source != self.attr.av.dgid {
+            return env.count(Counter::DropForeign, 1);
+        }
+        let sends = matches!(self.attr.state, QpState::Rts | QpState::Sqd);
+        if !sends || !self.init.qp_type.is_reliable() {
+            return env.count(Counter::DropQpState, 1);
+        }
+        env.count(Counter::CnpHandled, 1);
+        if is_due(&mut self.congestion.taken, env.now()) {
+            self.reduce_window(env);
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! On links that lose packets the requester does not wait for the ACK timeout, nor use up a retry, when an answer or
+//! what would have shown a gap is lost; and it keeps less in flight while packets are lost.
+
+use super::prelude::*;
+
+const AFTER: Duration = Duration::from_millis(2);
+
+fn options() -> QpOptions {
+    QpOptions { probe_after: Some(AFTER), timeout: 14, ..QpOptions::rc() }
+}
+
+/// WRITEs with one loss; how long it took.
+fn write_with(lost: impl FnMut(&Passing<'_>) -> bool + Send + 'static) -> Duration {
+    let (mut t, a, b) = rc(QpOptions { retry_cnt: 0, ..options() });
+    t.net.once(lost, Fate::Drop);
+    t.post(a, 1, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 10_000)]);
+    let begin = t.now();
+    let mut sent = Vec::new();
+    for _ in 0..200 {
+        t.run_for(Duration::from_micros(500));
+        sent = t.sent(a);
+        if !sent.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(sent, [(1, Success)]);
+    assert_eq!(t.bytes(b.mr, 0, 10_000), t.bytes(a.mr, 0, 10_000));
+    assert_eq!(t.counter(a.device, Counter::LocalAckTimeoutErr), 0);
+    t.now().since(begin)
+}
+
+#[test]
+fn a_lost_ack() {
+    assert!(write_with(is(O::Ack)) <= AFTER * 2);
+}
+
+#[test]
+fn a_lost_last_packet() {
+    assert!(write_with(is(O::WriteLast)) <= AFTER * 2);
+}
+
+#[test]
+fn silence_ends_in_the_timeouts_all_the_same() {
+    let (mut t, a, b) = rc(QpOptions { retry_cnt: 2, ..options() });
+    t.net.rule(move |p| if p.from == b.device { Fate::Drop } else { Fate::Pass });
+    t.post(a, 1, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 100)]);
+    t.run();
+    assert_eq!(t.sent(a), [(1, RetryExcErr)]);
+    assert_eq!(t.counter(a.device, Counter::LocalAckTimeoutErr), 3);
+}
+
+#[test]
+fn losses_make_the_window_small_and_answers_large_again() {
+    let (mut t, a, b) = rc(QpOptions { window: 64 << 10, ..options() });
+    let in_flight = |t: &mut Pair| {
+        t.net.trace.clear();
+        t.post(a, 1, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 100_000)]);
+        // What leaves before the first ACK.
+        let sent = t.net.trace.iter().filter(|r| r.from == a.device).count();
+        t.run();
+        assert_eq!(t.sent(a), [(1, Success)]);
+        sent
+    };
+    let whole = in_flight(&mut t);
+    for _ in 0..4 {
+        t.net.once(nth(10, is(O::WriteMiddle)), Fate::Drop);
+        in_flight(&mut t);
+    }
+    let small = in_flight(&mut t);
+    assert!(small < whole, "{small} of {whole}");
+    for _ in 0..50 {
+        in_flight(&mut t);
+    }
+    assert_eq!(in_flight(&mut t), whole);
+}
