@@ -147,7 +147,7 @@ pub(super) struct Pace {
     sent: u64,
     echoed: u64,
     probed: u64,
-    /// The peer has answered a probe: it is a device of this make.
+    /// The peer is a device of this make: it has answered a probe, or lives on this host.
     answers: bool,
     wait: Wait,
     receivers: HashMap<Qpn, Receiver>,
@@ -157,6 +157,11 @@ pub(super) struct Pace {
 }
 
 impl Pace {
+    /// `ours`: the peer is a process of this host, hence a device of this make, though it may be long in answering first.
+    pub(super) fn new(ours: bool) -> Self {
+        Self { answers: ours, ..Self::default() }
+    }
+
     /// Asks to send `len` bytes from queue pair `from` to `to`. `takes_recv`: the packet uses up a receive.
     pub(super) fn ask(
         &mut self,
@@ -293,6 +298,18 @@ mod tests {
         let mut resume = Vec::new();
         pace.echo(bytes, PEER, limit, &mut resume);
         resume
+    }
+
+    #[test]
+    fn a_process_of_this_host_is_waited_for_from_the_first() {
+        let waits = |ours, ms| {
+            let mut pace = Pace::new(ours);
+            burst(&mut pace, 100, at(1));
+            let again = (1..=ms).step_by(10).map(|ms| pace.ask(100, QPN, PEER, true, at(ms)));
+            again.last().is_some_and(|credit| matches!(credit, Credit::Blocked(..)))
+        };
+        assert!(waits(true, 151));
+        assert!(!waits(false, 151));
     }
 
     #[test]

@@ -25,8 +25,9 @@ pub(crate) struct Path {
 }
 
 impl Path {
-    fn new() -> Self {
-        Self { in_flight: AtomicU32::new(0), pace: Mutex::default() }
+    /// `ours`: to a process of this host.
+    fn new(ours: bool) -> Self {
+        Self { in_flight: AtomicU32::new(0), pace: Mutex::new(Pace::new(ours)) }
     }
 
     /// A queue pair begins or ends to have requests in flight here.
@@ -72,8 +73,8 @@ impl Default for Paths {
 }
 
 impl Paths {
-    /// The path to the process `slot` at an address.
-    pub(crate) fn path(&self, ip: IpAddr, scope_id: u32, slot: u8) -> Arc<Path> {
+    /// The path to the process `slot` at an address; `ours`: of this host.
+    pub(crate) fn path(&self, ip: IpAddr, scope_id: u32, slot: u8, ours: bool) -> Arc<Path> {
         let key = (ip, scope_id, slot);
         if let Some(path) = self.paths.read().get(&key) {
             return Arc::clone(path);
@@ -82,7 +83,7 @@ impl Paths {
         if paths.len() > MANY {
             paths.retain(|_, path| Arc::strong_count(path) > 1);
         }
-        Arc::clone(paths.entry(key).or_insert_with(|| Arc::new(Path::new())))
+        Arc::clone(paths.entry(key).or_insert_with(|| Arc::new(Path::new(ours))))
     }
 
     /// An answer came from `ip`, about its queue pair `receiver`.
@@ -130,7 +131,7 @@ mod tests {
 
     #[test]
     fn the_window_is_shared_and_never_less_than_a_packet() {
-        let path = Path::new();
+        let path = Path::new(false);
         assert_eq!(path.window(128 << 10, false), 128 << 10);
         path.set_in_flight(true);
         assert_eq!(path.window(128 << 10, true), 128 << 10);

@@ -311,7 +311,7 @@ impl ShmRoute {
         let peer = shm.peer(slot, mtu.is_some())?;
         Some(Self {
             peer,
-            path: engine.paths.path(av.dgid.to_ip(), av.scope_id, slot),
+            path: engine.paths.path(av.dgid.to_ip(), av.scope_id, slot, true),
             mtu: mtu.unwrap_or(0) as usize,
             source: av.sgid,
             front: Front::new(&Arrival {

@@ -72,7 +72,7 @@ impl UdpRoute {
             to,
             flow,
             is_group: ip.is_multicast(),
-            path: engine.paths.path(ip, av.scope_id, slot),
+            path: engine.paths.path(ip, av.scope_id, slot, engine.gids.contains(av.dgid)),
         }
     }
 }
