@@ -28,14 +28,15 @@ const POOL: usize = 16;
 
 /// Unused batches.
 #[derive(Debug, Default)]
-pub(crate) struct BatchPool(Mutex<Vec<TxBatch>>);
+#[expect(clippy::vec_box, reason = "they move in and out as pointers")]
+pub(crate) struct BatchPool(Mutex<Vec<Box<TxBatch>>>);
 
 impl BatchPool {
-    fn take(&self) -> TxBatch {
+    fn take(&self) -> Box<TxBatch> {
         self.0.lock().pop().unwrap_or_default()
     }
 
-    fn put(&self, batch: TxBatch) {
+    fn put(&self, batch: Box<TxBatch>) {
         let mut pool = self.0.lock();
         if pool.len() < POOL {
             pool.push(batch);
@@ -87,7 +88,8 @@ pub(crate) fn address(ip: IpAddr, port: u16, scope_id: u32) -> SocketAddr {
 /// What one hold of a queue pair's lock has staged and not yet sent.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
-    batch: Option<TxBatch>,
+    /// Boxed: each call into a queue pair has an outbox, moves it about, and may send nothing by UDP.
+    batch: Option<Box<TxBatch>>,
     /// What the same-host link has not shown yet.
     pub(crate) shm: Unflushed,
 }
