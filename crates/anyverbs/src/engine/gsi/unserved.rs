@@ -25,8 +25,9 @@ use crate::engine::timers::NEVER;
 const FIRST: Duration = Duration::from_millis(1);
 /// How often: for 127 ms in all.
 const LOOKS: u32 = 7;
-/// How long a listener that ended is expected back.
-const RETURN: Duration = Duration::from_secs(1);
+/// How long a listener that ended is expected back. perftest's two ends sleep a second each before the one listens again and
+/// the other asks.
+const RETURN: Duration = Duration::from_secs(3);
 /// More are refused at once.
 const MOST: usize = 64;
 

@@ -50,6 +50,8 @@ fn who_stopped_listening_may_come_back() {
     let here = first.on("127.0.0.1");
     drop(first);
     let active = Node::towards(&here);
+    // As perftest does between its two connections.
+    std::thread::sleep(SECOND + SECOND / 10);
     active.id.connect(&PARAM).unwrap();
     assert!(!poll(&active.channel, 20), "refused at once");
     let second = Node::tcp();
