@@ -5,7 +5,8 @@
 //! holds nothing, and who looks for a service's holder asks for the names of the live slots, which takes a system call each.
 //! Reserving is done under a lock of the service, another such name.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::Hash;
 use std::io;
 use std::net::IpAddr;
 use std::os::linux::net::SocketAddrExt;
@@ -26,6 +27,8 @@ const FRESH: Duration = Duration::from_millis(50);
 const MISS_FRESH: Duration = Duration::from_millis(4);
 /// How long nobody holds a service that nobody held.
 const ABSENT: Duration = Duration::from_micros(800);
+/// Services that this process says it has left, at most: each costs a descriptor.
+const LEFT: usize = 16;
 /// Services whose holders are remembered.
 const REMEMBERED: usize = 1024;
 /// Linux's `net.ipv4.ip_local_port_range` where it cannot be read.
@@ -97,6 +100,10 @@ pub struct Services {
     holders: Mutex<HashMap<(u64, IpAddr), (u8, ServiceAddress)>>,
     /// Where nobody held a service, and when.
     absent: Mutex<HashMap<(u64, IpAddr), Instant>>,
+    /// What this process has left, and until when others should know.
+    left: Mutex<VecDeque<(u64, Instant, NameGuard)>>,
+    /// What nobody had left, and when.
+    unknown: Mutex<HashMap<u64, Instant>>,
     #[cfg(test)]
     lookups: std::sync::atomic::AtomicUsize,
 }
@@ -142,6 +149,8 @@ impl Services {
             live: Mutex::default(),
             holders: Mutex::default(),
             absent: Mutex::default(),
+            left: Mutex::default(),
+            unknown: Mutex::default(),
             #[cfg(test)]
             lookups: std::sync::atomic::AtomicUsize::new(0),
         })
@@ -273,6 +282,51 @@ impl Services {
         others.filter(|slot| self.is_held(&lingering_name(*slot))).collect()
     }
 
+    /// This process has given up a service, and may take it again soon: says so for `time`, until
+    /// [`forget_left`](Self::forget_left) is called after that.
+    ///
+    /// # Errors
+    /// Those of socket(2) and bind(2).
+    pub fn leave(&self, service: u64, time: Duration) -> io::Result<()> {
+        let _uncancelled = Uncancelled::new();
+        let mut left = self.left.lock();
+        let until = Instant::now() + time;
+        // Its name is bound already.
+        let known = left.iter().position(|(known, ..)| *known == service);
+        let name = match known.and_then(|at| left.remove(at)) {
+            Some((_, _, name)) => name,
+            None => self.slot.registry().hold(&left_name(service, self.slot.number()))?,
+        };
+        if left.len() >= LEFT {
+            left.pop_front();
+        }
+        left.push_back((service, until, name));
+        Ok(())
+    }
+
+    /// Says no longer what is past. For how long there is something to say.
+    pub fn forget_left(&self) -> Option<Duration> {
+        let _uncancelled = Uncancelled::new();
+        let mut left = self.left.lock();
+        let now = Instant::now();
+        left.retain(|(_, until, _)| *until > now);
+        left.front().map(|(_, until, _)| until.duration_since(now))
+    }
+
+    /// Whether a process has given up a service of late: see [`leave`](Self::leave).
+    #[must_use]
+    pub fn was_left(&self, service: u64) -> bool {
+        if self.unknown.lock().get(&service).is_some_and(|since| since.elapsed() < ABSENT) {
+            return false;
+        }
+        let mut slots = self.live_slots(FRESH).into_iter();
+        let was_left = slots.any(|slot| self.is_held(&left_name(service, slot)));
+        if !was_left {
+            remember(&mut self.unknown.lock(), service, Instant::now());
+        }
+        was_left
+    }
+
     /// The slots of all live processes, in ascending order, as they were at most `age` ago.
     #[must_use]
     pub fn live_slots(&self, age: Duration) -> Vec<u8> {
@@ -392,11 +446,15 @@ impl Services {
     }
 }
 
-fn remember<T>(table: &mut HashMap<(u64, IpAddr), T>, key: (u64, IpAddr), value: T) {
+fn remember<K: Eq + Hash, T>(table: &mut HashMap<K, T>, key: K, value: T) {
     if table.len() >= REMEMBERED {
         table.clear();
     }
     table.insert(key, value);
+}
+
+fn left_name(service: u64, slot: u8) -> String {
+    format!("s/{service:x}/left/{slot}")
 }
 
 fn lingering_name(slot: u8) -> String {

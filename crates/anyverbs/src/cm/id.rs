@@ -180,6 +180,9 @@ impl IdCell {
             Some(old)
         });
         let Some(old) = old else { return false };
+        if let (Some(_), Some(local)) = (old.listener, old.local) {
+            self.engine.leave_service(local.service_id(self.space));
+        }
         for pending in self.leave_channel() {
             // Nobody has taken this request.
             if let Some(child) = pending.new_id {

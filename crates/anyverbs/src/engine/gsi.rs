@@ -105,6 +105,8 @@ pub(crate) struct Gsi {
     unserved: Mutex<Vec<Unserved>>,
     /// When listeners are looked for, in nanoseconds.
     unserved_at: AtomicU64,
+    /// When a listener that ended is no longer expected back, in nanoseconds.
+    left_until: AtomicU64,
 }
 
 impl Gsi {
@@ -126,6 +128,7 @@ impl Gsi {
             linger_until: AtomicU64::new(NEVER),
             unserved: Mutex::default(),
             unserved_at: AtomicU64::new(NEVER),
+            left_until: AtomicU64::new(NEVER),
         }
     }
 
@@ -137,6 +140,7 @@ impl Gsi {
             &self.watch_at,
             &self.linger_until,
             &self.unserved_at,
+            &self.left_until,
         ];
         let next = times.into_iter().map(|at| at.load(Ordering::SeqCst)).min();
         next.unwrap_or(NEVER).min(self.sender.next())
@@ -209,6 +213,9 @@ impl Engine {
         }
         if is_due(&self.gsi.unserved_at) {
             self.look_for_listeners(now);
+        }
+        if is_due(&self.gsi.left_until) {
+            self.forget_left(now);
         }
         if is_due(&self.gsi.linger_until) {
             self.linger_no_longer();

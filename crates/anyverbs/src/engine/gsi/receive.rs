@@ -97,7 +97,8 @@ impl Engine {
                     Some(_) => !self.keep_for_listener(now, incoming, &mad),
                     None => {
                         self.is_asked_in_vain(incoming, &mad)
-                            && !self.keep_for_listener(now, incoming, &mad)
+                            && !(self.was_left(service_id)
+                                && self.keep_for_listener(now, incoming, &mad))
                     }
                 }
             }

@@ -1,8 +1,9 @@
-//! Requests for services that nobody serves are kept for a moment before they are refused: somebody may be about to.
+//! Requests for services that nobody serves are kept for a moment before they are refused, if somebody may be about to:
+//! somebody holds the port, or has listened there a moment ago.
 //!
 //! Programs stop listening and start again, and their clients come back at once (perftest between its two connections).
 //! Other devices take milliseconds to make what a client needs for its request, this one microseconds: a client that
-//! never met a closed port there would always meet one here.
+//! never met a closed port there would always meet one here. Who stops listening says so in the registry.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -24,6 +25,9 @@ use crate::engine::timers::NEVER;
 const FIRST: Duration = Duration::from_millis(1);
 /// How often: for 127 ms in all.
 const LOOKS: u32 = 7;
+/// How long a listener that ended is expected back. perftest's two ends sleep a second each before the one listens again and
+/// the other asks.
+const RETURN: Duration = Duration::from_secs(3);
 /// More are refused at once.
 const MOST: usize = 64;
 
@@ -37,6 +41,11 @@ pub(super) struct Unserved {
     payload: Box<[u8]>,
     looks: u32,
     at: Time,
+}
+
+/// A program may come back in another port space (perftest for UD): what counts is the port.
+fn port_of(service_id: ServiceId) -> u64 {
+    service_id.0 & 0xffff
 }
 
 /// Who listens to what was asked for, and where: looked for once for all that ask.
@@ -71,6 +80,26 @@ impl Engine {
         self.look_for_listeners_at(request.at);
         unserved.push(request);
         true
+    }
+
+    /// A listener has ended: it may come back.
+    pub(crate) fn leave_service(&self, service_id: ServiceId) {
+        match self.services.leave(port_of(service_id), RETURN) {
+            Ok(()) => self.forget_left(self.now()),
+            Err(error) => tracing::debug!(%error, "a listener that may come back is not expected"),
+        }
+    }
+
+    /// Whether somebody listened there a moment ago.
+    pub(super) fn was_left(&self, service_id: ServiceId) -> bool {
+        self.services.was_left(port_of(service_id))
+    }
+
+    /// Expects no longer what did not come back.
+    pub(super) fn forget_left(&self, now: Time) {
+        let next = self.services.forget_left().map_or(NEVER, |wait| (now + wait).as_nanos());
+        self.gsi.left_until.store(next, Ordering::SeqCst);
+        self.worker.wake_before(next);
     }
 
     fn look_for_listeners_at(&self, at: Time) {

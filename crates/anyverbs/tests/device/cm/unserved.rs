@@ -15,6 +15,8 @@ const MOST: usize = 64;
 fn requests_wait_for_their_listener() {
     a_listener_that_is_a_little_late_gets_the_request();
     nobody_is_waited_for_long();
+    who_stopped_listening_may_come_back();
+    who_never_listened_is_not_waited_for();
     not_many_are_waited_for();
 }
 
@@ -39,6 +41,41 @@ fn nobody_is_waited_for_long() {
     let event = expect(&active.channel, EventKind::Rejected);
     assert_eq!(event.status, INVALID_SERVICE_ID);
     assert!(begin.elapsed() >= SECOND / 10, "{:?}", begin.elapsed());
+}
+
+fn who_stopped_listening_may_come_back() {
+    let first = Node::tcp();
+    first.id.bind_addr(&at("127.0.0.1", 0)).unwrap();
+    first.id.listen(0).unwrap();
+    let here = first.on("127.0.0.1");
+    drop(first);
+    let active = Node::towards(&here);
+    // As perftest does between its two connections.
+    std::thread::sleep(SECOND + SECOND / 10);
+    active.id.connect(&PARAM).unwrap();
+    assert!(!poll(&active.channel, 20), "refused at once");
+    let second = Node::tcp();
+    second.id.bind_addr(&here).unwrap();
+    second.id.listen(0).unwrap();
+    let (passive, _) = second.request();
+    drop(passive);
+    expect(&active.channel, EventKind::Rejected);
+}
+
+/// Sooner than anybody is waited for, were it only once: a machine that is too slow says nothing.
+fn who_never_listened_is_not_waited_for() {
+    let refused_at_once = (0..20).any(|_| {
+        let bound = Node::tcp();
+        bound.id.bind_addr(&at("127.0.0.1", 0)).unwrap();
+        let there = bound.on("127.0.0.1");
+        drop(bound);
+        let active = Node::towards(&there);
+        let begin = Instant::now();
+        active.id.connect(&PARAM).unwrap();
+        assert_eq!(expect(&active.channel, EventKind::Rejected).status, INVALID_SERVICE_ID);
+        begin.elapsed() < SECOND / 10
+    });
+    assert!(refused_at_once);
 }
 
 /// More than that are refused at once, so that who floods a closed port takes no memory.
