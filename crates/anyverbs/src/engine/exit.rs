@@ -4,8 +4,11 @@
 //! thread-local data, which logging needs, may hold any lock, and may be in a signal handler that interrupted malloc(3): it
 //! allocates nothing here.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use anyverbs_proto::counters::Counter;
 
 use super::{Engine, worker};
 use crate::fork;
@@ -97,6 +100,24 @@ impl Engine {
     fn say_farewell(&'static self, patience: Duration) {
         self.shut_gsi_down(patience);
         self.flush_owed_at_exit();
+    }
+
+    /// For whoever looks into a process that misbehaved: what it counted, at its end.
+    fn log_counters(&self) {
+        if tracing::enabled!(target: "anyverbs::counters", tracing::Level::INFO) {
+            let counted =
+                Counter::ALL.iter().map(|c| (c.name().to_owned(), self.counters().read(*c)));
+            let counted = counted.chain(self.cm_counters());
+            let shown: Vec<_> =
+                counted.filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name}={n}")).collect();
+            tracing::info!(
+                target: "anyverbs::counters",
+                kernel_drops = self.port.dropped(),
+                unsent = self.send_drops.load(Ordering::Relaxed),
+                "{}",
+                shown.join(" ")
+            );
+        }
     }
 }
 

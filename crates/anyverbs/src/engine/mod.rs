@@ -12,6 +12,7 @@
 pub(crate) mod env;
 mod exit;
 pub(crate) mod gsi;
+mod owed;
 pub(crate) mod pace;
 pub(crate) mod path;
 mod progress;

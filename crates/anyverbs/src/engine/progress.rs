@@ -20,11 +20,9 @@ use anyverbs_proto::wire::opcode::Operation;
 use anyverbs_proto::wire::packet::{ICRC_LEN, Packet};
 
 use super::Engine;
-use super::env::{Call, Link};
+use super::env::Call;
 use super::gsi::Incoming as ToGsi;
 use super::pace::{NO_LIMIT, Probe};
-use super::timers::NEVER;
-use super::worker;
 use crate::config::Config;
 use crate::link::shm::{self, Gone};
 use crate::link::udp::{Asked, CreditPacket, Outbox};
@@ -34,8 +32,6 @@ use crate::qp::{QpCell, State};
 const BUFFERS: usize = 8;
 /// Packets received after which ACKs leave although more packets wait.
 const ACK_EVERY: usize = 128;
-/// How long the end of the process waits for a lock.
-const EXIT_PATIENCE: Duration = Duration::from_millis(2);
 /// Datagrams handed on by other processes that are read in one go.
 const FORWARD_BUDGET: usize = 32;
 /// How often a caller that finds nothing looks at the clock, and for datagrams that other processes handed on. Reading
@@ -51,12 +47,6 @@ const QUIET_AFTER: u32 = 64;
 const LOOK_EVERY: Duration = Duration::from_micros(25);
 /// Polls without a message after which the same-host link is not busy any more.
 const IDLE_AFTER: u32 = 4096;
-
-/// How often a timer looks whether its link has caught up.
-const CATCH_UP: Duration = Duration::from_millis(1);
-
-/// After this time a timer acts in any case.
-const LATEST: Duration = Duration::from_millis(64);
 
 /// What the receiving thread uses.
 #[derive(Debug)]
@@ -637,7 +627,7 @@ impl Engine {
     }
 
     /// Calls into a queue pair, if it still lives.
-    fn with_qp(&'static self, qpn: Qpn, f: impl FnOnce(&mut State, &mut Call<'_>)) {
+    pub(super) fn with_qp(&'static self, qpn: Qpn, f: impl FnOnce(&mut State, &mut Call<'_>)) {
         let Some(cell) = self.qps.find(qpn) else { return };
         self.with_cell(&cell, f);
     }
@@ -652,212 +642,12 @@ impl Engine {
         call.settle(&mut state);
     }
 
-    /// Sends the ACK that a queue pair owes, and the small sends that it has gathered.
-    pub(crate) fn acknowledge(&'static self, qpn: Qpn) {
-        self.with_qp(qpn, |State { machine, link, .. }, call| {
-            link.owed = false;
-            if std::mem::take(&mut link.gathers) {
-                machine.transmit(&mut call.env(link));
-            }
-            machine.acknowledge(&mut call.env(link));
-        });
-    }
-
     /// The path of a queue pair has room again.
     pub(crate) fn resume(&'static self, qpn: Qpn) {
         self.with_qp(qpn, |State { machine, link, .. }, call| {
             link.blocked = false;
             machine.transmit(&mut call.env(link));
         });
-    }
-
-    pub(super) fn add_owed(&self, qpn: Qpn) {
-        let mut owed = self.owed.lock();
-        owed.push(qpn);
-        self.owed_len.store(owed.len() as u32, Ordering::SeqCst);
-    }
-
-    /// The worker is to look soon whether something is still owed, if nobody polls.
-    pub(super) fn look_after_owed(&self) {
-        self.worker.look_before((self.now() + worker::ACK_DELAY).as_nanos());
-    }
-
-    fn pop_owed(&self) -> Option<Qpn> {
-        let mut owed = self.owed.lock();
-        let qpn = owed.pop()?;
-        self.acking.lock().push(qpn);
-        self.owed_len.store(owed.len() as u32, Ordering::SeqCst);
-        Some(qpn)
-    }
-
-    /// What [`pop_owed`](Self::pop_owed) gave has been seen to.
-    fn done_owed(&self, qpn: Qpn) {
-        let mut acking = self.acking.lock();
-        if let Some(at) = acking.iter().position(|q| *q == qpn) {
-            acking.swap_remove(at);
-        }
-    }
-
-    /// Sends the ACKs that are owed.
-    pub(super) fn flush_owed(&'static self) {
-        if !self.owes() {
-            return;
-        }
-        for _ in 0..self.owed_len.load(Ordering::SeqCst) {
-            let Some(qpn) = self.pop_owed() else { break };
-            self.acknowledge(qpn);
-            self.done_owed(qpn);
-        }
-        self.after_unlock();
-    }
-
-    /// As [`flush_owed`](Self::flush_owed), and does not leave to another thread what that has begun: it may have been
-    /// preempted, and an answer that the program sends next must not overtake the ACK.
-    fn flush_owed_at_once(&'static self) {
-        self.flush_owed();
-        let begun = self.acking.lock().clone();
-        for qpn in begun {
-            self.acknowledge(qpn);
-        }
-    }
-
-    /// Sends the ACKs that are owed, but for those that the program's next request is likely to take along. Whoever calls
-    /// it sees to it that [`flush_owed`](Self::flush_owed) is called soon.
-    pub(super) fn flush_unawaited(&'static self) {
-        if !self.owes() {
-            return;
-        }
-        for _ in 0..self.owed_len.load(Ordering::SeqCst) {
-            let Some(qpn) = self.pop_owed() else { break };
-            self.with_qp(qpn, |State { machine, link, .. }, call| {
-                link.owed = false;
-                if std::mem::take(&mut link.gathers) {
-                    machine.transmit(&mut call.env(link));
-                }
-                if !machine.takes_turns() {
-                    machine.acknowledge(&mut call.env(link));
-                }
-            });
-            self.done_owed(qpn);
-        }
-        self.after_unlock();
-    }
-
-    /// As [`flush_owed`](Self::flush_owed), but does not wait long for a queue pair: whoever called exit(3) may have locked it.
-    pub(super) fn flush_owed_at_exit(&'static self) {
-        let Some(owed) = self.owed.try_lock_for(EXIT_PATIENCE).map(|mut o| std::mem::take(&mut *o))
-        else {
-            return;
-        };
-        for cell in owed.into_iter().filter_map(|qpn| self.qps.find(qpn)) {
-            let Some(mut state) = cell.state.try_lock_for(EXIT_PATIENCE) else { continue };
-            if !state.is_dead() {
-                let mut call = Call::new(&cell);
-                let State { machine, link, .. } = &mut *state;
-                if std::mem::take(&mut link.gathers) {
-                    machine.transmit(&mut call.env(link));
-                }
-                machine.acknowledge(&mut call.env(link));
-                call.settle(&mut state);
-            }
-        }
-    }
-
-    /// For whoever looks into a process that misbehaved: what it counted, at its end.
-    pub(super) fn log_counters(&self) {
-        if tracing::enabled!(target: "anyverbs::counters", tracing::Level::INFO) {
-            let counted =
-                Counter::ALL.iter().map(|c| (c.name().to_owned(), self.counters().read(*c)));
-            let counted = counted.chain(self.cm_counters());
-            let shown: Vec<_> =
-                counted.filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name}={n}")).collect();
-            tracing::info!(
-                target: "anyverbs::counters",
-                kernel_drops = self.port.dropped(),
-                unsent = self.send_drops.load(Ordering::Relaxed),
-                "{}",
-                shown.join(" ")
-            );
-        }
-    }
-
-    pub(super) fn owes(&self) -> bool {
-        self.owed_len.load(Ordering::SeqCst) > 0
-    }
-
-    pub(super) fn add_timer(&self, at: Time, qpn: Qpn) {
-        self.timers.push(at, qpn);
-        self.worker.wake_before(at.as_nanos());
-    }
-
-    /// Who waits for credit asks again at this time. A program that polls does that itself: the worker, woken, would
-    /// only take the processor from the thread whose locks it needs.
-    pub(crate) fn wait_for_credit(&self, until: Time) {
-        self.paths.wait_until(until);
-        self.wake_before(until);
-    }
-
-    /// The worker is to look at the clock at this time, if nobody polls.
-    pub(crate) fn wake_before(&self, until: Time) {
-        self.worker.wake_before(until.as_nanos());
-    }
-
-    /// When the next timer of any kind is due, in nanoseconds.
-    pub(super) fn next_deadline(&self) -> u64 {
-        let shm = self.shm.as_ref().map_or(NEVER, shm::Shm::next);
-        self.timers.next().min(self.paths.next()).min(self.gsi.next()).min(shm)
-    }
-
-    /// Whether everything that came before `deadline` was delivered: a timer must not take for lost what only waits
-    /// for a thread that does not get the processor.
-    fn has_caught_up(&self, link: &mut Link, deadline: Time, now: Time) -> bool {
-        if link.is_inproc() {
-            return self.inproc.has_caught_up(&mut link.catch_up.0);
-        }
-        self.rx_empty_at.load(Ordering::Acquire) >= deadline.as_nanos()
-            || now.since(deadline) > LATEST
-    }
-
-    /// Runs the timers that are due.
-    pub(super) fn run_timers(&'static self) {
-        let next = self.next_deadline();
-        if next == NEVER {
-            return;
-        }
-        let now = self.now();
-        if now.as_nanos() < next {
-            return;
-        }
-        while let Some((at, qpn)) = self.timers.pop(now) {
-            self.with_qp(qpn, |State { machine, link, .. }, call| {
-                if !link.timers.remove(at) {
-                    return;
-                }
-                link.catch_up.1 = None;
-                if link.doomed.take_if(|at| *at <= now).is_some() {
-                    machine.peer_gone(&mut call.env(link));
-                    return;
-                }
-                if machine.deadline().is_none_or(|deadline| deadline > now) {
-                    return;
-                }
-                if !self.has_caught_up(link, at, now) {
-                    link.catch_up.1 = Some(now + CATCH_UP);
-                    return;
-                }
-                machine.on_timer(&mut call.env(link));
-            });
-        }
-        let mut resume = Vec::new();
-        self.paths.expire(now, &mut resume);
-        if let Some(shm) = &self.shm {
-            shm.expire(now, &mut resume);
-        }
-        for qpn in resume {
-            self.resume(qpn);
-        }
-        self.run_gsi(now);
-        self.after_unlock();
     }
 
     /// What had to wait until no queue pair is locked.

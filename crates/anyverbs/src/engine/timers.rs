@@ -1,15 +1,26 @@
-//! When which queue pair wants to be woken.
+//! When which queue pair wants to be woken, and what is done then.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
 use parking_lot::Mutex;
 
+use super::Engine;
+use super::env::Link;
+use crate::link::shm;
+use crate::qp::State;
+
 /// "Never", in nanoseconds.
 pub(crate) const NEVER: u64 = u64::MAX;
+
+/// How often a timer looks whether its link has caught up.
+const CATCH_UP: Duration = Duration::from_millis(1);
+/// After this time a timer acts in any case.
+const LATEST: Duration = Duration::from_millis(64);
 
 /// Deadlines, earliest first. A queue pair enters one only when it is earlier than the one it has here; one that moved
 /// later since is found out when it fires.
@@ -79,6 +90,83 @@ impl Registered {
     pub(crate) fn remove(&mut self, at: Time) -> bool {
         let found = self.0.iter().rposition(|t| *t == at);
         found.map(|i| self.0.remove(i)).is_some()
+    }
+}
+
+impl Engine {
+    pub(super) fn add_timer(&self, at: Time, qpn: Qpn) {
+        self.timers.push(at, qpn);
+        self.worker.wake_before(at.as_nanos());
+    }
+
+    /// Who waits for credit asks again at this time. A program that polls does that itself: the worker, woken, would
+    /// only take the processor from the thread whose locks it needs.
+    pub(crate) fn wait_for_credit(&self, until: Time) {
+        self.paths.wait_until(until);
+        self.wake_before(until);
+    }
+
+    /// The worker is to look at the clock at this time, if nobody polls.
+    pub(crate) fn wake_before(&self, until: Time) {
+        self.worker.wake_before(until.as_nanos());
+    }
+
+    /// When the next timer of any kind is due, in nanoseconds.
+    pub(super) fn next_deadline(&self) -> u64 {
+        let shm = self.shm.as_ref().map_or(NEVER, shm::Shm::next);
+        self.timers.next().min(self.paths.next()).min(self.gsi.next()).min(shm)
+    }
+
+    /// Whether everything that came before `deadline` was delivered: a timer must not take for lost what only waits
+    /// for a thread that does not get the processor.
+    fn has_caught_up(&self, link: &mut Link, deadline: Time, now: Time) -> bool {
+        if link.is_inproc() {
+            return self.inproc.has_caught_up(&mut link.catch_up.0);
+        }
+        self.rx_empty_at.load(Ordering::Acquire) >= deadline.as_nanos()
+            || now.since(deadline) > LATEST
+    }
+
+    /// Runs the timers that are due.
+    pub(super) fn run_timers(&'static self) {
+        let next = self.next_deadline();
+        if next == NEVER {
+            return;
+        }
+        let now = self.now();
+        if now.as_nanos() < next {
+            return;
+        }
+        while let Some((at, qpn)) = self.timers.pop(now) {
+            self.with_qp(qpn, |State { machine, link, .. }, call| {
+                if !link.timers.remove(at) {
+                    return;
+                }
+                link.catch_up.1 = None;
+                if link.doomed.take_if(|at| *at <= now).is_some() {
+                    machine.peer_gone(&mut call.env(link));
+                    return;
+                }
+                if machine.deadline().is_none_or(|deadline| deadline > now) {
+                    return;
+                }
+                if !self.has_caught_up(link, at, now) {
+                    link.catch_up.1 = Some(now + CATCH_UP);
+                    return;
+                }
+                machine.on_timer(&mut call.env(link));
+            });
+        }
+        let mut resume = Vec::new();
+        self.paths.expire(now, &mut resume);
+        if let Some(shm) = &self.shm {
+            shm.expire(now, &mut resume);
+        }
+        for qpn in resume {
+            self.resume(qpn);
+        }
+        self.run_gsi(now);
+        self.after_unlock();
     }
 }
 

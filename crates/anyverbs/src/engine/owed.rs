@@ -1,0 +1,121 @@
+//! What queue pairs owe: the ACK of what came, and small sends that were gathered. Both leave with what the program sends
+//! next, or a little later by themselves.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyverbs_proto::types::Qpn;
+
+use super::env::Call;
+use super::{Engine, worker};
+use crate::qp::State;
+
+/// How long the end of the process waits for a lock.
+const EXIT_PATIENCE: Duration = Duration::from_millis(2);
+
+/// Which ACKs leave.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Acks {
+    All,
+    /// Not those that the program's next request is likely to take along.
+    Unawaited,
+}
+
+/// Sends what a queue pair owes.
+fn pay(state: &mut State, call: &mut Call<'_>, acks: Acks) {
+    let State { machine, link, .. } = state;
+    link.owed = false;
+    if std::mem::take(&mut link.gathers) {
+        machine.transmit(&mut call.env(link));
+    }
+    if acks == Acks::All || !machine.takes_turns() {
+        machine.acknowledge(&mut call.env(link));
+    }
+}
+
+impl Engine {
+    /// Sends the ACK that a queue pair owes, and the small sends that it has gathered.
+    pub(crate) fn acknowledge(&'static self, qpn: Qpn) {
+        self.with_qp(qpn, |state, call| pay(state, call, Acks::All));
+    }
+
+    pub(super) fn add_owed(&self, qpn: Qpn) {
+        let mut owed = self.owed.lock();
+        owed.push(qpn);
+        self.owed_len.store(owed.len() as u32, Ordering::SeqCst);
+    }
+
+    /// The worker is to look soon whether something is still owed, if nobody polls.
+    pub(super) fn look_after_owed(&self) {
+        self.worker.look_before((self.now() + worker::ACK_DELAY).as_nanos());
+    }
+
+    pub(super) fn owes(&self) -> bool {
+        self.owed_len.load(Ordering::SeqCst) > 0
+    }
+
+    fn pop_owed(&self) -> Option<Qpn> {
+        let mut owed = self.owed.lock();
+        let qpn = owed.pop()?;
+        self.acking.lock().push(qpn);
+        self.owed_len.store(owed.len() as u32, Ordering::SeqCst);
+        Some(qpn)
+    }
+
+    /// What [`pop_owed`](Self::pop_owed) gave has been seen to.
+    fn done_owed(&self, qpn: Qpn) {
+        let mut acking = self.acking.lock();
+        if let Some(at) = acking.iter().position(|q| *q == qpn) {
+            acking.swap_remove(at);
+        }
+    }
+
+    fn pay_all(&'static self, acks: Acks) {
+        if !self.owes() {
+            return;
+        }
+        for _ in 0..self.owed_len.load(Ordering::SeqCst) {
+            let Some(qpn) = self.pop_owed() else { break };
+            self.with_qp(qpn, |state, call| pay(state, call, acks));
+            self.done_owed(qpn);
+        }
+        self.after_unlock();
+    }
+
+    /// Sends all that is owed.
+    pub(super) fn flush_owed(&'static self) {
+        self.pay_all(Acks::All);
+    }
+
+    /// As [`flush_owed`](Self::flush_owed), and does not leave to another thread what that has begun: it may have been
+    /// preempted, and an answer that the program sends next must not overtake the ACK.
+    pub(super) fn flush_owed_at_once(&'static self) {
+        self.flush_owed();
+        let begun = self.acking.lock().clone();
+        for qpn in begun {
+            self.acknowledge(qpn);
+        }
+    }
+
+    /// Sends what is owed, but for the ACKs that the program's next request is likely to take along. Whoever calls it sees
+    /// to it that [`flush_owed`](Self::flush_owed) is called soon.
+    pub(super) fn flush_unawaited(&'static self) {
+        self.pay_all(Acks::Unawaited);
+    }
+
+    /// As [`flush_owed`](Self::flush_owed), but does not wait long for a queue pair: whoever called exit(3) may have locked it.
+    pub(super) fn flush_owed_at_exit(&'static self) {
+        let Some(owed) = self.owed.try_lock_for(EXIT_PATIENCE).map(|mut o| std::mem::take(&mut *o))
+        else {
+            return;
+        };
+        for cell in owed.into_iter().filter_map(|qpn| self.qps.find(qpn)) {
+            let Some(mut state) = cell.state.try_lock_for(EXIT_PATIENCE) else { continue };
+            if !state.is_dead() {
+                let mut call = Call::new(&cell);
+                pay(&mut state, &mut call, Acks::All);
+                call.settle(&mut state);
+            }
+        }
+    }
+}
