@@ -147,10 +147,11 @@ impl Engine {
                     machine.peer_gone(&mut call.env(link));
                     return;
                 }
-                if machine.deadline().is_none_or(|deadline| deadline > now) {
+                let Some(deadline) = machine.deadline().filter(|deadline| *deadline <= now) else {
                     return;
-                }
-                if !self.has_caught_up(link, at, now) {
+                };
+                // Of the machine's deadline, not of `at`, which moves with each look.
+                if !self.has_caught_up(link, deadline, now) {
                     link.catch_up.1 = Some(now + CATCH_UP);
                     return;
                 }

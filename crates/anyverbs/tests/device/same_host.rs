@@ -312,8 +312,9 @@ fn who_is_stopped_delays_nobody_else_and_ends_by_the_retries() {
         assert_eq!(complete(&b, Duration::from_secs(10)).status, WcStatus::Success);
     }
     assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
-    // Seven retries of 67 ms, doubled twice.
-    assert_eq!(complete(&a, Duration::from_secs(10)).status, WcStatus::RetryExcErr);
+    // Eight timeouts of 67 ms, each of which may take four times as long (IBA 9.7.6.1.3).
+    let most = Duration::from_millis(4 * 67 * 8) + Duration::from_secs(1);
+    assert_eq!(complete(&a, most).status, WcStatus::RetryExcErr);
     stopped.signal(libc::SIGCONT);
 }
 
