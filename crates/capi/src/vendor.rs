@@ -33,7 +33,7 @@ pub(crate) mod mlx5 {
             mlx5dv_dr_action_create_pop_vlan mlx5dv_dr_action_create_push_vlan mlx5dv_dr_action_create_tag
             mlx5dv_dr_domain_create mlx5dv_dr_matcher_create mlx5dv_dr_rule_create mlx5dv_dr_table_create
             mlx5dv_get_vfio_device_list mlx5dv_open_device mlx5dv_pp_alloc mlx5dv_qp_ex_from_ibv_qp_ex
-            mlx5dv_sched_leaf_create mlx5dv_sched_node_create;
+            mlx5dv_reg_dmabuf_mr mlx5dv_sched_leaf_create mlx5dv_sched_node_create;
         Errno(EOPNOTSUPP): mlx5dv_crypto_login mlx5dv_crypto_login_destroy mlx5dv_crypto_login_query
             mlx5dv_crypto_login_query_state mlx5dv_crypto_logout mlx5dv_dci_stream_id_reset mlx5dv_dek_destroy
             mlx5dv_dek_query mlx5dv_destroy_flow_matcher mlx5dv_destroy_mkey mlx5dv_destroy_steering_anchor
@@ -47,7 +47,7 @@ pub(crate) mod mlx5 {
             mlx5dv_dr_aso_other_domain_link mlx5dv_dr_aso_other_domain_unlink mlx5dv_dr_domain_destroy
             mlx5dv_dr_domain_sync mlx5dv_dr_matcher_destroy mlx5dv_dr_matcher_set_layout mlx5dv_dr_rule_destroy
             mlx5dv_dr_table_destroy mlx5dv_dump_dr_domain mlx5dv_dump_dr_matcher mlx5dv_dump_dr_rule
-            mlx5dv_dump_dr_table mlx5dv_get_clock_info mlx5dv_init_obj mlx5dv_map_ah_to_qp mlx5dv_modify_qp_lag_port
+            mlx5dv_dump_dr_table mlx5dv_get_clock_info mlx5dv_get_data_direct_sysfs_path mlx5dv_init_obj mlx5dv_map_ah_to_qp mlx5dv_modify_qp_lag_port
             mlx5dv_modify_qp_sched_elem mlx5dv_modify_qp_udp_sport mlx5dv_qp_cancel_posted_send_wrs
             mlx5dv_query_device mlx5dv_query_qp_lag_port mlx5dv_reserved_qpn_alloc mlx5dv_reserved_qpn_dealloc
             mlx5dv_sched_leaf_destroy mlx5dv_sched_leaf_modify mlx5dv_sched_node_destroy mlx5dv_sched_node_modify
@@ -80,6 +80,6 @@ pub(crate) mod efa {
 
     refuse! {
         Null(EOPNOTSUPP): efadv_cq_from_ibv_cq_ex efadv_create_cq efadv_create_driver_qp efadv_create_qp_ex;
-        Errno(EOPNOTSUPP): efadv_query_ah efadv_query_device;
+        Errno(EOPNOTSUPP): efadv_query_ah efadv_query_cq efadv_query_device efadv_query_mr efadv_query_qp_wqs;
     }
 }
