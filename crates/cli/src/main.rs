@@ -7,6 +7,7 @@ mod doctor;
 mod libraries;
 mod run;
 mod stop_signals;
+mod view_netlink;
 mod view_tree;
 
 use std::io::{self, Write};

@@ -17,6 +17,7 @@ use std::time::Duration;
 use anyhow::Context;
 
 use crate::device::{self, Device};
+use crate::view_netlink;
 
 const PREFIX: &str = "anyverbs-view-";
 const LOCK: &str = ".lock";
@@ -161,7 +162,7 @@ fn write_device(tree: &Path, device: &Device, index: u32) -> io::Result<()> {
     let port_dir = ib.join("ports/1");
     for (file, text) in [
         ("state", state(port.state)),
-        ("phys_state", phys_state(port.state)),
+        ("phys_state", phys_state_text(port.state)),
         ("lid", format!("{:#x}", port.lid)),
         ("lid_mask_count", "0".into()),
         ("sm_lid", "0x0".into()),
@@ -208,6 +209,8 @@ fn write_device(tree: &Path, device: &Device, index: u32) -> io::Result<()> {
     let target = format!("../../devices/virtual/anyverbs/{name}/infiniband_verbs/{uverbs}");
     link_class(tree, "infiniband_verbs", &uverbs, &target)?;
     write(&tree.join("sys/class/infiniband_verbs/abi_version"), "6")?;
+
+    view_netlink::write(tree, device, index)?;
 
     let nodes = tree.join("dev/infiniband");
     fs::create_dir_all(&nodes)?;
@@ -261,10 +264,15 @@ pub(crate) fn state(state: u8) -> String {
     format!("{state}: {}", name.unwrap_or(&"<unknown>"))
 }
 
-/// The physical state that goes with a logical one.
-fn phys_state(state: u8) -> String {
+/// The physical state that goes with a logical one (`IBV_PORT_PHYS_STATE_*`).
+pub(crate) fn phys_state(state: u8) -> u8 {
     const ACTIVE: u8 = 4;
-    if state == ACTIVE { "5: LinkUp" } else { "3: Disabled" }.into()
+    if state == ACTIVE { 5 } else { 3 }
+}
+
+fn phys_state_text(state: u8) -> String {
+    let physical = phys_state(state);
+    format!("{physical}: {}", if physical == 5 { "LinkUp" } else { "Disabled" })
 }
 
 /// A list such as `0-3,8` as sysfs writes a mask: 32-bit groups in hexadecimal, highest first.

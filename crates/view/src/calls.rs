@@ -27,6 +27,8 @@ macro_rules! libc_function {
     }};
 }
 
+pub(crate) use libc_function;
+
 /// Functions with one path and nothing else to change. A name in brackets is the directory that the path starts from.
 macro_rules! by_path {
     ($(fn $name:ident $(<$before:ident: $before_ty:ty>)? (path $([$at:expr])? $(, $after:ident: $after_ty:ty)*) -> $ret:ty, fails $fails:expr;)*) => {$(

@@ -4,6 +4,8 @@
 //! from the tree below `<dir>` (`<dir>/sys/class/infiniband/...`, `<dir>/dev/infiniband/...`). Without the variable,
 //! and for every other path, a call costs a few byte comparisons and goes straight on to libc.
 //!
+//! RDMA netlink sockets are answered from the same tree ([`netlink`]): `rdma link` shows the device.
+//!
 //! Bounds: programs that make system calls without libc (static ones, Go), and listings of the directories *above* a
 //! root (`ls /sys/class`), see the machine as it is.
 //!
@@ -15,6 +17,7 @@
 
 mod answer;
 mod calls;
+mod netlink;
 mod path;
 mod real;
 mod tree;

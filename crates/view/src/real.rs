@@ -12,4 +12,5 @@ anyverbs_interpose::reals! {
     realpath __realpath_chk canonicalize_file_name
     chdir getcwd __getcwd_chk get_current_dir_name
     getxattr lgetxattr listxattr llistxattr
+    socket bind getsockname send sendto sendmsg recvfrom recvmsg
 }

@@ -169,3 +169,66 @@ fn without_the_variable_nothing_changes() {
     assert_eq!(wrong.stdout, plain.stdout);
     assert_eq!(String::from_utf8_lossy(&wrong.stderr).lines().count(), 1);
 }
+
+#[test]
+fn netlink_answers_of_devices_and_ports() {
+    let tree = Tree::new("netlink");
+    let device = tree.0.join("netlink/0");
+    fs::create_dir_all(&device).unwrap();
+    fs::write(device.join("device"), b"device's").unwrap();
+    fs::write(device.join("1"), b"port's..").unwrap();
+    let script = "
+import errno, os, socket, struct
+def request(kind, flags, seq, *attributes):
+    body = b''.join(struct.pack('=HHI', 8, n, value) for n, value in attributes)
+    return struct.pack('=IHHII', 16 + len(body), 5 << 10 | kind, flags, seq, 0) + body
+def answer(s):
+    m, _, _, name = s.recvmsg(4096)
+    assert name == (0, 0), name
+    n, kind, flags, seq, _ = struct.unpack('=IHHII', m[:16])
+    assert n == len(m)
+    return kind, flags, seq, m[16:]
+GET, PORT, QPS = 1, 5, 10
+REQUEST, ACK, DUMP, MULTI = 1, 4, 0x300, 2
+MINE = 5 << 10
+s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 20)
+s.bind((0, 0))
+assert s.getsockname() == (os.getpid(), 0)
+s.sendto(request(GET, REQUEST | DUMP, 7), (0, 0))
+assert answer(s) == (MINE | GET, MULTI, 7, b\"device's\")
+assert answer(s) == (3, MULTI, 7, bytes(4))
+s.sendmsg([request(PORT, REQUEST | ACK, 8, (1, 0), (3, 1))], [], 0, (0, 0))
+assert answer(s) == (MINE | PORT, 0, 8, b\"port's..\")
+assert answer(s)[3][:4] == bytes(4)
+def error(sent):
+    s.send(sent)
+    kind, _, _, body = answer(s)
+    assert kind == 2 and body[4:] == sent[:16]
+    return -struct.unpack('=i', body[:4])[0]
+assert error(request(GET, REQUEST, 9, (1, 1))) == errno.ENODEV
+assert error(request(GET, REQUEST, 9)) == errno.EINVAL
+assert error(request(PORT, REQUEST, 9, (1, 0), (3, 2))) == errno.EINVAL
+assert error(request(QPS, REQUEST | DUMP, 9)) == errno.EOPNOTSUPP
+# Nonsense is not answered, and neither is what claims to be longer than it is.
+for bad in b'', b'x' * 15, struct.pack('=IHHII', 0, 0, 0, 0, 0), struct.pack('=IHHII', 17, 5 << 10 | GET, DUMP, 0, 0), request(PORT, 1, 1, (1, 0))[:20]:
+    s.send(bad)
+s.setblocking(False)
+try:
+    print(s.recv(4096))
+except BlockingIOError:
+    pass
+# A number that is given out again is another socket.
+number = s.fileno()
+s.close()
+other = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+assert other.fileno() == number
+other.bind(('127.0.0.1', 0))
+assert other.getsockname()[0] == '127.0.0.1'
+# More than there are places for, one after another.
+for i in range(40):
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 20) as s:
+        s.send(request(GET, REQUEST | DUMP, i))
+        assert answer(s)[2] == i
+";
+    assert_eq!(text(&tree.run("python3", &["-c", script])), "");
+}
