@@ -42,6 +42,17 @@ pub(crate) const LIBIBVERBS_DEV: Package = ("libibverbs-dev", "/usr/include/infi
 pub(crate) const LIBRDMACM_DEV: Package = ("librdmacm-dev", "/usr/include/rdma/rdma_cma.h");
 pub(crate) const LIBC6_DEV: Package = ("libc6-dev", "/usr/include/stdio.h");
 
+// What pyverbs is built with.
+pub(crate) const PYTHON3_DEV: Package = ("python3-dev", "/usr/bin/python3-config");
+pub(crate) const PYTHON3_VENV: Package = ("python3-venv", "/usr/share/doc/python3-venv/copyright");
+pub(crate) const CMAKE: Package = ("cmake", "/usr/bin/cmake");
+pub(crate) const NINJA: Package = ("ninja-build", "/usr/bin/ninja");
+pub(crate) const PKG_CONFIG: Package = ("pkg-config", "/usr/bin/pkg-config");
+pub(crate) const LIBNL_3_DEV: Package = ("libnl-3-dev", "/usr/include/libnl3/netlink/netlink.h");
+pub(crate) const LIBNL_ROUTE_3_DEV: Package =
+    ("libnl-route-3-dev", "/usr/include/libnl3/netlink/route/link.h");
+pub(crate) const LIBUDEV_DEV: Package = ("libudev-dev", "/usr/include/libudev.h");
+
 /// Makes sure that the packages are there: installs what is missing as root, else says how.
 pub(crate) fn ensure(packages: &[Package]) -> anyhow::Result<()> {
     let missing = missing(packages);

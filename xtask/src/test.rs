@@ -56,6 +56,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
             steps.whole("abi-check", || abi_check::run_all(&root(), &dist))?;
             let selection = Selection { all: options.full, filter: None, jobs: 1 };
             steps.counted("pyverbs", || run_suite(Suite::Pyverbs, &dist, &selection))?;
+            steps.counted("pyverbs-59", || run_suite(Suite::Pyverbs59, &dist, &selection))?;
             steps.counted("tools", || run_suite(Suite::Tools, &dist, &selection))?;
             if options.rxe {
                 steps.counted("rxe", || run_suite(Suite::Rxe, &dist, &selection))?;
@@ -63,7 +64,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         }
         // What cannot run has not passed, and nobody knows how many cases it would have been.
         None => {
-            for name in ["abi-check", "pyverbs", "tools"] {
+            for name in ["abi-check", "pyverbs", "pyverbs-59", "tools"] {
                 steps.whole(name, || bail!("there is no dist to run it on"))?;
             }
         }

@@ -28,6 +28,9 @@ pub(crate) enum Suite {
     Tools,
     /// rdma-core's Python tests
     Pyverbs,
+    /// The same of rdma-core 59, built from its package on PyPI
+    #[value(name = "pyverbs-59")]
+    Pyverbs59,
     /// The Linux kernel's Soft-RoCE as a peer
     Rxe,
 }
@@ -111,7 +114,8 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
 pub(crate) fn run_suite(suite: Suite, dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
     match suite {
         Suite::Tools => tools::run(dist, selection),
-        Suite::Pyverbs => pyverbs::run(dist, selection),
+        Suite::Pyverbs => pyverbs::run(dist, pyverbs::Release::Debian, selection),
+        Suite::Pyverbs59 => pyverbs::run(dist, pyverbs::Release::Pypi, selection),
         Suite::Rxe => rxe::run(dist, selection),
     }
 }

@@ -1,4 +1,7 @@
-//! rdma-core's own Python suite, as Debian ships it, with the expected skips of `conformance/pyverbs.toml`.
+//! rdma-core's own Python suite, as Debian ships it and in a newer release, with the expected skips of
+//! `conformance/pyverbs.toml` and `conformance/pyverbs-59.toml`.
+
+mod package;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -47,15 +50,53 @@ enum Outcome {
     Bad(String),
 }
 
+/// Where a suite comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Release {
+    /// Debian's packages.
+    Debian,
+    /// PyPI's, built here.
+    Pypi,
+}
+
+impl Release {
+    fn table(self) -> &'static str {
+        match self {
+            Self::Debian => "conformance/pyverbs.toml",
+            Self::Pypi => "conformance/pyverbs-59.toml",
+        }
+    }
+}
+
+/// A suite that is ready to run.
+#[derive(Debug)]
+struct Ready {
+    device: String,
+    /// Has `tests`, and `pyverbs` unless that is the system's.
+    dir: PathBuf,
+    /// For what the runs print.
+    logs: PathBuf,
+}
+
 /// Runs the suite's modules.
-pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
-    packages::ensure(&[packages::PYVERBS, packages::RDMA_CORE, packages::IPROUTE2])?;
-    let path = workspace::root().join("conformance/pyverbs.toml");
+pub(crate) fn run(dist: &Dist, release: Release, selection: &Selection) -> anyhow::Result<Tally> {
+    packages::ensure(&[packages::IPROUTE2])?;
+    let path = workspace::root().join(release.table());
     let text =
         fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let table: Table = toml::from_str(&text).with_context(|| format!("in {}", path.display()))?;
     let scratch = workspace::target().join("conformance/pyverbs");
-    unpack(&scratch.join("tests"))?;
+    let ready = match release {
+        Release::Debian => {
+            packages::ensure(&[packages::PYVERBS, packages::RDMA_CORE])?;
+            unpack(&scratch.join("tests"))?;
+            Ready { device: table.device, dir: scratch.clone(), logs: scratch }
+        }
+        Release::Pypi => {
+            let dir = package::build(&scratch)?;
+            Ready { device: table.device, logs: dir.clone(), dir }
+        }
+    };
     let modules: Vec<_> = table
         .module
         .iter()
@@ -66,18 +107,19 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
     let mut total = Tally::default();
     let started = Instant::now();
     for module in modules {
-        total += run_module(dist, &table.device, module, &scratch)?;
+        total += run_module(dist, &ready, module)?;
     }
-    println!("pyverbs: {total} ({:.0} s)", started.elapsed().as_secs_f64());
+    println!("{}: {total} ({:.0} s)", release.table(), started.elapsed().as_secs_f64());
     Ok(total)
 }
 
-fn run_module(dist: &Dist, device: &str, module: &Module, scratch: &Path) -> anyhow::Result<Tally> {
+fn run_module(dist: &Dist, ready: &Ready, module: &Module) -> anyhow::Result<Tally> {
     let name = &module.name;
-    let log = scratch.join(format!("{name}.out"));
+    let log = ready.logs.join(format!("{name}.out"));
     let mut command = Command::new(dist.anyverbs());
-    command.args(["run", "--", "/usr/bin/python3", "run_tests.py", "--dev", device, "-v"]);
-    command.arg(format!("tests.{name}")).current_dir(scratch.join("tests"));
+    command.args(["run", "--", "/usr/bin/python3", "run_tests.py", "--dev", &ready.device, "-v"]);
+    command.arg(format!("tests.{name}")).current_dir(ready.dir.join("tests"));
+    command.env("PYTHONPATH", &ready.dir);
     let started = Instant::now();
     let mut process = Process::start(&mut command, &log)?;
     let ended = process.wait(started + Duration::from_secs(module.timeout_s))?;
