@@ -9,15 +9,16 @@ use anyverbs_proto::wr::AddressVector;
 
 use crate::ah::{self, AhAttr};
 use crate::async_event::{AsyncEvent, AsyncQueue};
+use crate::clock;
 use crate::comp_channel::{ChannelCell, CompChannel};
-use crate::cq::Cq;
+use crate::cq::{Cq, CqInitAttr};
 use crate::device::PortAttr;
 use crate::engine::Engine;
 use crate::error::{CreateError, EventError, OpenError};
 use crate::gid::GidEntry;
-use crate::holders::Holders;
 use crate::limits::DeviceAttr;
 use crate::pd::{Pd, PdCell};
+use crate::td::{Td, TdCell};
 use crate::xrcd::{Xrcd, XrcdInitAttr};
 
 /// An open device (`ibv_open_device`).
@@ -119,15 +120,21 @@ impl Context {
     /// # Errors
     /// [`CreateError::Exhausted`].
     pub fn alloc_pd(&self) -> Result<Pd, CreateError> {
-        let engine = self.engine()?;
-        let ticket = engine.quotas.pd.take().ok_or(CreateError::Exhausted("protection domains"))?;
-        Ok(Pd(Arc::new(PdCell {
-            engine,
-            context: Arc::clone(&self.0),
-            number: engine.next_pd(),
-            holders: Holders::default(),
-            _ticket: ticket,
-        })))
+        Ok(Pd(Arc::new(PdCell::new(self.engine()?, &self.0)?)))
+    }
+
+    /// Makes a thread domain (`ibv_alloc_td`).
+    ///
+    /// # Errors
+    /// [`CreateError::Device`].
+    pub fn alloc_td(&self) -> Result<Td, CreateError> {
+        Ok(Td(Arc::new(TdCell::new(self.engine()?, &self.0))))
+    }
+
+    /// The clock of [`WcDetail::timestamp`](crate::WcDetail) now (`ibv_query_rt_values_ex`).
+    #[must_use]
+    pub fn raw_clock(&self) -> u64 {
+        clock::raw()
     }
 
     /// Opens a domain of extended reliable connections (`ibv_open_xrcd`).
@@ -160,7 +167,16 @@ impl Context {
         comp_vector: u32,
         cookie: u64,
     ) -> Result<Cq, CreateError> {
-        Cq::create(self.engine()?, &self.0, cqe, channel, comp_vector, cookie)
+        let init = CqInitAttr { channel, comp_vector, cookie, ..CqInitAttr::new(cqe) };
+        self.create_cq_ex(&init)
+    }
+
+    /// Makes a completion queue with options (`ibv_create_cq_ex`).
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub fn create_cq_ex(&self, init: &CqInitAttr<'_>) -> Result<Cq, CreateError> {
+        Cq::create(self.engine()?, &self.0, init)
     }
 
     /// Reads the oldest asynchronous event (`ibv_get_async_event`). Waits for one unless the program set `O_NONBLOCK`

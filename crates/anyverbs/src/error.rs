@@ -3,6 +3,7 @@
 use anyverbs_proto::qp::PostSendError;
 use anyverbs_proto::qp::attr::ModifyError;
 use anyverbs_proto::recv_queue::PostRecvError;
+use anyverbs_proto::tag_list::TagError;
 use thiserror::Error;
 
 use crate::config::ConfigError;
@@ -163,6 +164,12 @@ pub enum PostError {
     /// The send queue refused it.
     #[error(transparent)]
     Send(#[from] PostSendError),
+    /// The list of tags refused it.
+    #[error(transparent)]
+    Tag(#[from] TagError),
+    /// `EINVAL`: the SRQ does not match tags.
+    #[error("the SRQ does not match tags")]
+    NoTags,
     /// The receive queue refused it.
     #[error(transparent)]
     Recv(#[from] PostRecvError),
@@ -293,9 +300,13 @@ impl PostError {
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
-            Self::Send(PostSendError::Full) | Self::Recv(PostRecvError::Full) => libc::ENOMEM,
+            Self::Send(PostSendError::Full)
+            | Self::Recv(PostRecvError::Full)
+            | Self::Tag(TagError::Full) => libc::ENOMEM,
             Self::Send(PostSendError::Fault) => libc::EFAULT,
-            Self::Send(_) | Self::Recv(_) | Self::Gone => libc::EINVAL,
+            Self::Send(_) | Self::Recv(_) | Self::Tag(_) | Self::NoTags | Self::Gone => {
+                libc::EINVAL
+            }
             Self::Forked => libc::EIO,
         }
     }
@@ -419,6 +430,9 @@ mod tests {
             (PostError::Recv(PostRecvError::Full), ENOMEM),
             (PostError::Recv(PostRecvError::TooManySges), EINVAL),
             (PostError::Recv(PostRecvError::State), EINVAL),
+            (PostError::Tag(TagError::Full), ENOMEM),
+            (PostError::Tag(TagError::TooManySges), EINVAL),
+            (PostError::NoTags, EINVAL),
             (PostError::Gone, EINVAL),
             (PostError::Forked, EIO),
         ] {

@@ -296,6 +296,13 @@ impl Qp {
         if parts.srq.is_some_and(|srq| srq.number().is_some()) {
             return Err(CreateError::Invalid("SRQ: one of type XRC is for targets"));
         }
+        let tm_cq = parts.srq.and_then(|srq| srq.0.tm_cq());
+        let takes_all = parts.qp_type == QpType::Rc && parts.cap.max_send_wr == 0;
+        if tm_cq.is_some() && !takes_all {
+            return Err(CreateError::Invalid(
+                "queue pair of a tag-matching SRQ: a reliable connection without a send queue of its own",
+            ));
+        }
         let cap = actual_cap(engine, parts)?;
         let ticket = engine.quotas.qp.take().ok_or(CreateError::Exhausted("queue pairs"))?;
         let xrcd = held(parts.xrcd, "XRC domain")?;
@@ -319,7 +326,11 @@ impl Qp {
         let cell = engine
             .qps
             .insert(|qpn| {
-                let machine = anyverbs_proto::qp::Qp::new(qpn, &init);
+                let new = match tm_cq {
+                    Some(_) => anyverbs_proto::qp::Qp::with_tag_matching,
+                    None => anyverbs_proto::qp::Qp::new,
+                };
+                let machine = new(qpn, &init);
                 if let Some(cq) = parts.send_cq {
                     cq.0.attach(qpn, machine.sq_credit());
                 }
@@ -334,7 +345,7 @@ impl Qp {
                         hold: Some(hold),
                     }),
                     send_cq: parts.send_cq.map(|cq| Arc::clone(&cq.0)),
-                    recv_cq: parts.recv_cq.map(|cq| Arc::clone(&cq.0)),
+                    recv_cq: tm_cq.or(parts.recv_cq.map(|cq| &cq.0)).map(Arc::clone),
                     srq: parts.srq.map(|srq| Arc::clone(&srq.0)),
                     xrc_domain: parts.xrcd.map(|xrcd| xrcd.domain),
                     groups: AtomicU32::new(0),

@@ -194,6 +194,7 @@ public_without_handle! {
     verbs_context => verbs::ContextInner;
     ibv_comp_channel => verbs::CompChannelInner;
     ibv_xrcd => verbs::XrcdInner;
+    ibv_td => verbs::TdInner;
     rdma_event_channel => rdmacm::ChannelInner;
     rdma_cm_id => rdmacm::IdInner;
     rdma_cm_event => rdmacm::EventInner;

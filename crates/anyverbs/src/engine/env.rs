@@ -13,9 +13,10 @@ use anyverbs_proto::mr::MrTable;
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::recv_queue::RecvWqe;
+use anyverbs_proto::tag_list::{Tagged, Taken};
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
-use anyverbs_proto::wc::Wc;
+use anyverbs_proto::wc::{TmInfo, Wc};
 use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wr::AddressVector;
 use parking_lot::MutexGuard;
@@ -416,6 +417,18 @@ impl Env for DeviceEnv<'_> {
 
     fn take_srq(&mut self, into: &mut RecvWqe) -> bool {
         self.cell.srq.as_ref().or(self.link.xrc_srq.as_ref()).is_some_and(|srq| srq.take(into))
+    }
+
+    fn take_tagged(&mut self, tagged: Tagged, into: &mut RecvWqe) -> Option<Taken> {
+        self.cell.srq.as_ref()?.take_tagged(tagged, into)
+    }
+
+    fn complete_tagged(&mut self, wc: Wc, tm: TmInfo, solicited: bool) {
+        if let Some(cq) = &self.cell.recv_cq
+            && cq.push_tagged(wc, tm, solicited)
+        {
+            self.engine.note_overrun(cq, self.cell.qpn);
+        }
     }
 
     fn raise(&mut self, event: QpEvent) {

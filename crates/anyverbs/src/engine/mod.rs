@@ -12,6 +12,7 @@
 pub(crate) mod env;
 mod exit;
 pub(crate) mod gsi;
+mod moderation;
 mod owed;
 pub(crate) mod pace;
 pub(crate) mod path;
@@ -54,6 +55,7 @@ use crate::multicast::Groups;
 use crate::xrcd::Domains;
 use exit::Farewell;
 use gsi::Gsi;
+use moderation::Moderated;
 use path::Paths;
 use progress::RxState;
 use qp_table::QpTable;
@@ -139,6 +141,8 @@ pub(crate) struct Engine {
     /// CQs that have overrun, whose queue pairs must fail.
     overrun: Mutex<Vec<Overrun>>,
     any_overrun: AtomicBool,
+    /// CQs whose channel is told later.
+    moderated: Moderated,
     contexts: Mutex<Vec<Weak<ContextCell>>>,
     pds: AtomicU32,
     start: Instant,
@@ -277,6 +281,7 @@ impl Engine {
             acking: Mutex::new(Vec::with_capacity(8)),
             overrun: Mutex::new(Vec::new()),
             any_overrun: AtomicBool::new(false),
+            moderated: Moderated::new(),
             contexts: Mutex::new(Vec::new()),
             pds: AtomicU32::new(1),
             start: Instant::now(),

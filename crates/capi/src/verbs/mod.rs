@@ -11,12 +11,14 @@ mod fork;
 mod marshall;
 mod mr;
 mod multicast;
+mod parent_domain;
 mod pd;
 mod port;
 mod post;
 mod qp;
 mod rate;
 mod srq;
+mod srq_ops;
 mod strings;
 mod sysfs;
 mod unbuilt;
@@ -27,6 +29,6 @@ mod xrcd;
 #[cfg_attr(test, allow(unused_imports))]
 pub(crate) use {
     ah::*, comp_channel::*, context::*, cq::*, cq_ex::*, device::*, event::*, fork::*, marshall::*,
-    mr::*, multicast::*, pd::*, port::*, post::*, qp::*, rate::*, srq::*, strings::*, sysfs::*,
+    mr::*, multicast::*, parent_domain::*, pd::*, port::*, post::*, qp::*, rate::*, srq::*, srq_ops::*, strings::*, sysfs::*,
     unbuilt::*, wr::*, xrcd::*,
 };

@@ -36,6 +36,7 @@ use crate::wr::{AddressVector, MAX_MESSAGE, RecvWr, SendFlags, SendWr, UdDest};
 use attr::{ModifyError, ModifyLimits, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType};
 use congestion::Congestion;
 use requester::Requester;
+use responder::tag_matching::{SEND_CAP, TagMatching};
 use responder::{Responder, Turn};
 use send_queue::SendQueue;
 
@@ -63,7 +64,7 @@ pub enum PostSendError {
     /// `EINVAL`: more than [`MAX_MESSAGE`] bytes.
     #[error("the message is too long")]
     TooLong,
-    /// `EINVAL`: the target of an extended reliable connection.
+    /// `EINVAL`: the target of an extended reliable connection, or the send queue is the device's, which matches tags.
     #[error("the queue pair does not send")]
     NoSendQueue,
     /// `EINVAL`: a READ or atomic has no data that could be inline.
@@ -156,6 +157,8 @@ pub struct Qp {
     next_datagram: Psn,
     /// `COMM_EST` was raised.
     established: bool,
+    /// Its SRQ matches tags, and its send queue is the device's.
+    tag_matching: Option<Box<TagMatching>>,
 }
 
 impl Qp {
@@ -190,8 +193,17 @@ impl Qp {
             congestion: Congestion::default(),
             next_datagram: Psn::default(),
             established: false,
+            tag_matching: None,
             init,
         }
+    }
+
+    /// As [`new`](Self::new), of a reliable connection with a tag-matching SRQ. The program posts no sends.
+    #[must_use]
+    pub fn with_tag_matching(qpn: Qpn, init: &QpInit) -> Self {
+        let sq = SendQueue::new(&SEND_CAP, None).of_the_device();
+        let tag_matching = Some(Box::default());
+        Self { sq, tag_matching, ..Self::new(qpn, init) }
     }
 
     /// Its number.
@@ -339,7 +351,8 @@ impl Qp {
             return Err(PostSendError::NoDestination);
         }
         if self.sq.is_full(self.credit.released()) {
-            let receives_only = self.init.qp_type == QpType::XrcRecv;
+            let receives_only =
+                self.init.qp_type == QpType::XrcRecv || self.tag_matching.is_some();
             return Err(if receives_only {
                 PostSendError::NoSendQueue
             } else {

@@ -646,6 +646,9 @@ impl Qp {
 
     /// Completes the oldest WQE.
     pub(super) fn complete_oldest<E: Env>(&mut self, status: WcStatus, env: &mut E) {
+        if self.tag_matching.is_some() {
+            return self.complete_fetch(status, env);
+        }
         let position = self.sq.done;
         let sqe = *self.sq.at(position);
         self.sq.done = position.wrapping_add(1);

@@ -1,5 +1,7 @@
 //! The responder of RC, XRC and UC: a chain of checks in the order of IBA 9.7.4 and 9.8.3, then the execution.
 
+pub(super) mod tag_matching;
+
 use crate::counters::Counter;
 use crate::env::{Env, Side};
 use crate::event::QpEvent;
@@ -288,6 +290,9 @@ impl Qp {
     }
 
     fn execute_send<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) -> Result<(), Stop> {
+        if self.tag_matching.is_some() {
+            return self.execute_tagged_send(packet, env);
+        }
         let received = match self.responder.inbound {
             Inbound::Send { received } => received,
             _ => {
@@ -305,12 +310,23 @@ impl Qp {
         self.responder.inbound = Inbound::Send { received: end };
         if packet.headers.bth.opcode.ends_message() {
             let mut wc = Wc { opcode: WcOpcode::Recv, byte_len: end as u32, ..Wc::default() };
-            if let Some(rkey) = packet.headers.ieth {
-                env.mrs().invalidate(rkey, self.responder.pd).map_err(|_| Refusal::ACCESS)?;
-                wc.flags |= WcFlags::WITH_INV;
-                wc.imm = rkey;
-            }
+            self.invalidate_for(packet, &mut wc, env)?;
             self.finish_recv(wc, packet, env);
+        }
+        Ok(())
+    }
+
+    /// Invalidates the key that a SEND names.
+    fn invalidate_for<E: Env>(
+        &self,
+        packet: &Incoming<'_>,
+        wc: &mut Wc,
+        env: &E,
+    ) -> Result<(), Refusal> {
+        if let Some(rkey) = packet.headers.ieth {
+            env.mrs().invalidate(rkey, self.responder.pd).map_err(|_| Refusal::ACCESS)?;
+            wc.flags |= WcFlags::WITH_INV;
+            wc.imm = rkey;
         }
         Ok(())
     }
