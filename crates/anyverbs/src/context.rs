@@ -11,6 +11,7 @@ use crate::ah::{self, AhAttr};
 use crate::async_event::{AsyncEvent, AsyncQueue};
 use crate::clock;
 use crate::comp_channel::{ChannelCell, CompChannel};
+use crate::comp_cntr::{CompCntr, CompCntrKind};
 use crate::cq::{Cq, CqInitAttr};
 use crate::device::PortAttr;
 use crate::engine::Engine;
@@ -115,6 +116,15 @@ impl Context {
         ah::resolve(self.engine()?, attr)
     }
 
+    /// The Ethernet address to which packets for an address go, and the VLAN of the interface that they leave by
+    /// (`ibv_resolve_eth_l2_from_gid`). Asks the network where the host does not know, and waits for at most three seconds.
+    ///
+    /// # Errors
+    /// [`CreateError::Invalid`] as [`resolve`](Self::resolve), [`CreateError::System`] if nobody answers.
+    pub fn resolve_ethernet(&self, attr: &AhAttr) -> Result<([u8; 6], Option<u16>), CreateError> {
+        ah::resolve_ethernet(self.engine()?, attr)
+    }
+
     /// Makes a protection domain.
     ///
     /// # Errors
@@ -129,6 +139,14 @@ impl Context {
     /// [`CreateError::Device`].
     pub fn alloc_td(&self) -> Result<Td, CreateError> {
         Ok(Td(Arc::new(TdCell::new(self.engine()?, &self.0))))
+    }
+
+    /// Makes a completion counter (`ibv_create_comp_cntr`); [`Qp::attach_comp_cntr`](crate::Qp::attach_comp_cntr) has it count.
+    ///
+    /// # Errors
+    /// [`CreateError::Exhausted`].
+    pub fn create_comp_cntr(&self, kind: CompCntrKind) -> Result<CompCntr, CreateError> {
+        CompCntr::create(self.engine()?, &self.0, kind)
     }
 
     /// The clock of [`WcDetail::timestamp`](crate::WcDetail) now (`ibv_query_rt_values_ex`).

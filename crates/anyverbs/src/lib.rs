@@ -18,6 +18,7 @@ mod async_event;
 mod clock;
 pub mod cm;
 mod comp_channel;
+mod comp_cntr;
 pub mod config;
 mod context;
 mod cq;
@@ -40,6 +41,7 @@ mod srq;
 mod td;
 mod xrcd;
 
+pub use anyverbs_proto::comp_cntr::CompCntrOps;
 pub use anyverbs_proto::counters::{Counter, Counters};
 pub use anyverbs_proto::cq::Moderation;
 pub use anyverbs_proto::memory::Fault;
@@ -48,6 +50,7 @@ pub use anyverbs_proto::qp::PostSendError;
 pub use anyverbs_proto::qp::attr::{
     ModifyError, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType,
 };
+pub use anyverbs_proto::qp::pacing::RateLimit;
 pub use anyverbs_proto::recv_queue::PostRecvError;
 pub use anyverbs_proto::tag_list::{MAX_TAG_SGE, TagAdd, TagError, TagHandle};
 pub use anyverbs_proto::types::{Gid, Mtu, PKey, Psn, QKey, Qpn};
@@ -58,6 +61,7 @@ pub use anyverbs_proto::wr::{
 
 pub use ah::{Ah, AhAttr};
 pub use async_event::{AsyncEvent, AsyncEventKind, EventElement};
+pub use comp_cntr::{CompCntr, CompCntrKind};
 pub use comp_channel::{CompChannel, CompEvent};
 pub use context::Context;
 pub use cq::{Cq, CqFields, CqInitAttr};

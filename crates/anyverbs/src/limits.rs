@@ -71,6 +71,10 @@ pub struct DeviceAttr {
     pub max_cq_count: u16,
     /// Longest time in microseconds for which a notification may be held back.
     pub max_cq_period: u16,
+    /// Highest limit of the rate of a queue pair, in kilobits a second.
+    pub max_rate_limit: u32,
+    /// Completion counters.
+    pub max_comp_cntr: u32,
     /// Tags in the list of a tag-matching SRQ.
     pub max_num_tags: u16,
     /// Operations on that list that may be outstanding. They are done when they are posted.
@@ -113,6 +117,8 @@ pub(crate) const DEFAULT: DeviceAttr = DeviceAttr {
     clock_khz: clock::HZ / 1000,
     max_cq_count: u16::MAX,
     max_cq_period: u16::MAX,
+    max_rate_limit: 400_000_000,
+    max_comp_cntr: 16_384,
     max_num_tags: 1024,
     max_tag_ops: 16_384,
     // One packet at the smallest MTU.

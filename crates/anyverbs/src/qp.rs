@@ -4,14 +4,17 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use anyverbs_proto::comp_cntr::CompCntrOps;
 use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType};
+use anyverbs_proto::qp::pacing::RateLimit;
 use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::types::{Gid, Qpn};
 use anyverbs_proto::wr::{RecvWr, SendWr};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::async_event::EventElement;
+use crate::comp_cntr::{Attached, CompCntr};
 use crate::context::ContextCell;
 use crate::cq::{Cq, CqCell};
 use crate::engine::env::{Call, Link};
@@ -169,7 +172,9 @@ impl QpCell {
         let mut call = Call::new(self);
         let State { machine, link, .. } = &mut *state;
         machine.acknowledge(&mut call.env(link));
+        let comp_cntrs = std::mem::take(&mut link.comp_cntrs);
         call.finish_last(state);
+        drop(comp_cntrs);
         Some(hold)
     }
 
@@ -546,6 +551,38 @@ impl Qp {
     /// (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`).
     pub fn block_own_multicast(&self) {
         self.0.blocks_own_multicast.store(true, Ordering::Relaxed);
+    }
+
+    /// Limits the rate of its sends (`ibv_modify_qp_rate_limit`), in any state; RESET ends the limit.
+    ///
+    /// # Errors
+    /// [`ModifyObjectError::Invalid`] for a rate beyond the device's highest, or of a queue pair that does not send.
+    pub fn limit_rate(&self, limit: &RateLimit) -> Result<(), ModifyObjectError> {
+        let mut state = self.lock()?;
+        if self.0.qp_type == QpType::XrcRecv {
+            return Err(ModifyObjectError::Invalid("type of the queue pair: it does not send"));
+        }
+        if limit.kbps > self.0.engine.attr.max_rate_limit {
+            return Err(ModifyObjectError::Invalid("rate_limit"));
+        }
+        let mut call = Call::new(&self.0);
+        let State { machine, link, .. } = &mut *state;
+        machine.limit_rate(limit);
+        machine.transmit(&mut call.env(link));
+        call.finish(state);
+        Ok(())
+    }
+
+    /// Has `cntr` count completions of these operations (`ibv_qp_attach_comp_cntr`), until the queue pair is destroyed.
+    ///
+    /// # Errors
+    /// [`AttachError`].
+    pub fn attach_comp_cntr(&self, cntr: &CompCntr, ops: CompCntrOps) -> Result<(), AttachError> {
+        let mut state = self.lock().map_err(|error| match error {
+            ModifyObjectError::Forked => AttachError::Forked,
+            _ => AttachError::Gone,
+        })?;
+        Attached::attach(&mut state, &self.1.context, cntr, ops)
     }
 
     /// Acknowledges asynchronous events of this queue pair that were read.

@@ -30,6 +30,7 @@ pub(crate) fn new_context() -> verbs_context {
     context.alloc_parent_domain = Some(verbs::alloc_parent_domain);
     context.modify_cq = Some(verbs::modify_cq);
     context.query_rt_values = Some(verbs::query_rt_values);
+    context.modify_qp_rate_limit = Some(verbs::modify_qp_rate_limit);
     context.open_xrcd = Some(verbs::open_xrcd);
     context.close_xrcd = Some(verbs::close_xrcd);
     context.query_port = Some(verbs::query_port);

@@ -175,6 +175,7 @@ public! {
     ibv_cq_ex(handle) => verbs::CqInner;
     ibv_qp_ex(qp_base.handle) => verbs::QpInner;
     ibv_srq(handle) => verbs::SrqInner;
+    ibv_comp_cntr(handle) => verbs::CompCntrInner;
 }
 
 /// `Public` for structs without one.

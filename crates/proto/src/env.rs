@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::comp_cntr::CompCntrOps;
 use crate::counters::Counter;
 use crate::direct::Direct;
 use crate::event::QpEvent;
@@ -129,6 +130,11 @@ pub trait Env {
     fn complete_tagged(&mut self, wc: Wc, tm: TmInfo, solicited: bool) {
         let _ = tm;
         self.complete(Side::Recv, wc, solicited);
+    }
+
+    /// One of the operations that the queue pair counts ([`Qp::count`](crate::qp::Qp::count)) has completed.
+    fn count_completion(&mut self, op: CompCntrOps, bytes: u32, failed: bool) {
+        let _ = (op, bytes, failed);
     }
 
     /// Raises an asynchronous event.

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cm;
+pub mod comp_cntr;
 pub mod counters;
 pub mod cq;
 pub mod direct;

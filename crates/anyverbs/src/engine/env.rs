@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyverbs_net::{MAX_PAYLOAD_V6, is_handed_on};
+use anyverbs_proto::comp_cntr::CompCntrOps;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::direct::Direct;
 use anyverbs_proto::env::{Env, Side, TransmitError};
@@ -23,6 +24,7 @@ use parking_lot::MutexGuard;
 
 use super::Engine;
 use super::timers::Registered;
+use crate::comp_cntr::Attached;
 use crate::link::direct::{self, PublishedQp};
 use crate::link::shm::{self, Peer, Refused, ShmRoute};
 use crate::link::udp::{Asked, Outbox, UdpRoute};
@@ -94,6 +96,8 @@ pub(crate) struct Link {
     pub(crate) blocked: bool,
     /// Of a target: the SRQ that its last request named.
     pub(crate) xrc_srq: Option<Arc<SrqCell>>,
+    /// Who counts its completions.
+    pub(crate) comp_cntrs: Attached,
     /// What peers are told that they may do without a message.
     pub(crate) published: PublishedQp,
 }
@@ -429,6 +433,10 @@ impl Env for DeviceEnv<'_> {
         {
             self.engine.note_overrun(cq, self.cell.qpn);
         }
+    }
+
+    fn count_completion(&mut self, op: CompCntrOps, bytes: u32, failed: bool) {
+        self.link.comp_cntrs.count(op, bytes, failed);
     }
 
     fn raise(&mut self, event: QpEvent) {

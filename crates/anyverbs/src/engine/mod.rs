@@ -101,6 +101,7 @@ pub(crate) struct Quotas {
     pub(crate) xrcd: Quota,
     pub(crate) ah: Quota,
     pub(crate) qp: Quota,
+    pub(crate) comp_cntr: Quota,
 }
 
 /// A CQ that has overrun, and the queue pair whose completion was lost.
@@ -269,6 +270,7 @@ impl Engine {
                 xrcd: Quota::new(attr.max_pd),
                 ah: Quota::new(attr.max_ah),
                 qp: Quota::new(attr.max_qp),
+                comp_cntr: Quota::new(attr.max_comp_cntr),
             },
             inproc: Inproc::default(),
             shm,
@@ -334,6 +336,7 @@ impl Engine {
             pkeys: self.attr.max_pkeys,
             max_mtu,
             max_rd_atomic: self.attr.max_qp_rd_atom.try_into().unwrap_or(u8::MAX),
+            max_rate_limit: self.attr.max_rate_limit,
         }
     }
 

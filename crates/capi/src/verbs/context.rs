@@ -206,6 +206,13 @@ pub(crate) unsafe extern "C" fn query_device_ex(
             max_cq_count: device.max_cq_count,
             max_cq_period: device.max_cq_period,
         };
+        ex.packet_pacing_caps = ibv_packet_pacing_caps {
+            qp_rate_limit_min: 1,
+            qp_rate_limit_max: device.max_rate_limit,
+            supported_qpts: [IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_XRC_SEND]
+                .into_iter()
+                .fold(0, |mask, qp_type| mask | 1 << qp_type),
+        };
         ex.tm_caps = ibv_tm_caps {
             max_rndv_hdr_size: device.max_rndv_hdr_size,
             max_num_tags: device.max_num_tags.into(),

@@ -2,6 +2,7 @@
 
 pub(super) mod tag_matching;
 
+use crate::comp_cntr::CompCntrOps;
 use crate::counters::Counter;
 use crate::env::{Env, Side};
 use crate::event::QpEvent;
@@ -230,6 +231,9 @@ impl Qp {
         }
         self.responder.expected = self.responder.expected.plus(packet.packets);
         if opcode.ends_message() {
+            if let Inbound::Write { received, .. } = self.responder.inbound {
+                self.count_completion(CompCntrOps::REMOTE_RDMA_WRITE, received, false, env);
+            }
             self.responder.inbound = Inbound::None;
             self.next_message();
             self.responder.turn = match self.responder.turn {
@@ -382,6 +386,7 @@ impl Qp {
         };
         self.responder.answers.add(answer);
         self.responder.expected = psn.plus(packets);
+        self.count_completion(CompCntrOps::REMOTE_RDMA_READ, reth.len, false, env);
         Ok(())
     }
 
@@ -463,6 +468,7 @@ impl Qp {
         wc.src_qpn = self.attr.dest_qpn;
         wc.wr_id = self.release_recv();
         wc.qpn = self.qpn;
+        self.count_completion(CompCntrOps::RECV, wc.byte_len, false, env);
         env.complete(Side::Recv, wc, packet.headers.bth.solicited);
     }
 
@@ -471,6 +477,7 @@ impl Qp {
         let wr_id = self.release_recv();
         let wc = Wc { wr_id, qpn: self.qpn, opcode: WcOpcode::Recv, ..wc };
         env.count(Counter::RespCqeError, 1);
+        self.count_completion(CompCntrOps::RECV, 0, true, env);
         env.complete(Side::Recv, wc, true);
     }
 

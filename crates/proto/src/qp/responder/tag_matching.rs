@@ -2,6 +2,7 @@
 //! a buffer of the queue. The data of a rendezvous is fetched by a READ of this queue pair's own requester, and then the
 //! sender is told; no other sends are there.
 
+use crate::comp_cntr::CompCntrOps;
 use crate::env::{Env, Side};
 use crate::payload::{Data, ScatterError, pieces, scatter};
 use crate::recv_queue::RecvWqe;
@@ -100,6 +101,7 @@ impl Qp {
             wc.flags |= WcFlags::WITH_IMM;
         }
         self.release_recv();
+        self.count_completion(CompCntrOps::RECV, wc.byte_len, false, env);
         let info = if matched && first { info } else { TmInfo::default() };
         env.complete_tagged(wc, info, packet.headers.bth.solicited);
         Ok(())
@@ -230,6 +232,7 @@ impl Qp {
             src_qpn: self.attr.dest_qpn,
             ..Wc::default()
         };
+        self.count_completion(CompCntrOps::RECV, sqe.len, status != WcStatus::Success, env);
         env.complete(Side::Recv, wc, true);
     }
 }
