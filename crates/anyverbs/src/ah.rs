@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyverbs_proto::types::{Gid, QKey, Qpn};
 use anyverbs_proto::wr::{AddressVector, UdDest};
@@ -83,6 +84,25 @@ impl Ah {
         }
         self.hold.lock().take().map(drop).ok_or(DestroyError::Gone)
     }
+}
+
+/// How long a neighbour may take to answer.
+const NEIGHBOUR: Duration = Duration::from_secs(3);
+
+/// See [`crate::Context::resolve_ethernet`].
+pub(crate) fn resolve_ethernet(
+    engine: &Engine,
+    attr: &AhAttr,
+) -> Result<([u8; 6], Option<u16>), CreateError> {
+    let av = resolve(engine, attr)?;
+    let system = |e: std::io::Error| CreateError::System(e.raw_os_error().unwrap_or(libc::EIO));
+    let entry = engine.gids.entry(av.sgid_index.into());
+    let source = entry.ok_or(CreateError::Invalid("GID index"))?.interface;
+    let interfaces = anyverbs_net::interfaces().map_err(system)?;
+    let vlan = interfaces.iter().find(|i| i.index == source).and_then(|i| i.vlan);
+    let scope = if av.scope_id == 0 { 0 } else { source };
+    let mac = anyverbs_net::ethernet_address(av.dgid.to_ip(), scope, NEIGHBOUR).map_err(system)?;
+    Ok((mac, vlan))
 }
 
 /// Checks an address and completes it from the GID table.

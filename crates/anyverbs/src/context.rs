@@ -9,15 +9,17 @@ use anyverbs_proto::wr::AddressVector;
 
 use crate::ah::{self, AhAttr};
 use crate::async_event::{AsyncEvent, AsyncQueue};
+use crate::clock;
 use crate::comp_channel::{ChannelCell, CompChannel};
-use crate::cq::Cq;
+use crate::comp_cntr::{CompCntr, CompCntrKind};
+use crate::cq::{Cq, CqInitAttr};
 use crate::device::PortAttr;
 use crate::engine::Engine;
 use crate::error::{CreateError, EventError, OpenError};
 use crate::gid::GidEntry;
-use crate::holders::Holders;
 use crate::limits::DeviceAttr;
 use crate::pd::{Pd, PdCell};
+use crate::td::{Td, TdCell};
 use crate::xrcd::{Xrcd, XrcdInitAttr};
 
 /// An open device (`ibv_open_device`).
@@ -114,20 +116,43 @@ impl Context {
         ah::resolve(self.engine()?, attr)
     }
 
+    /// The Ethernet address to which packets for an address go, and the VLAN of the interface that they leave by
+    /// (`ibv_resolve_eth_l2_from_gid`). Asks the network where the host does not know, and waits for at most three seconds.
+    ///
+    /// # Errors
+    /// [`CreateError::Invalid`] as [`resolve`](Self::resolve), [`CreateError::System`] if nobody answers.
+    pub fn resolve_ethernet(&self, attr: &AhAttr) -> Result<([u8; 6], Option<u16>), CreateError> {
+        ah::resolve_ethernet(self.engine()?, attr)
+    }
+
     /// Makes a protection domain.
     ///
     /// # Errors
     /// [`CreateError::Exhausted`].
     pub fn alloc_pd(&self) -> Result<Pd, CreateError> {
-        let engine = self.engine()?;
-        let ticket = engine.quotas.pd.take().ok_or(CreateError::Exhausted("protection domains"))?;
-        Ok(Pd(Arc::new(PdCell {
-            engine,
-            context: Arc::clone(&self.0),
-            number: engine.next_pd(),
-            holders: Holders::default(),
-            _ticket: ticket,
-        })))
+        Ok(Pd(Arc::new(PdCell::new(self.engine()?, &self.0)?)))
+    }
+
+    /// Makes a thread domain (`ibv_alloc_td`).
+    ///
+    /// # Errors
+    /// [`CreateError::Device`].
+    pub fn alloc_td(&self) -> Result<Td, CreateError> {
+        Ok(Td(Arc::new(TdCell::new(self.engine()?, &self.0))))
+    }
+
+    /// Makes a completion counter (`ibv_create_comp_cntr`); [`Qp::attach_comp_cntr`](crate::Qp::attach_comp_cntr) has it count.
+    ///
+    /// # Errors
+    /// [`CreateError::Exhausted`].
+    pub fn create_comp_cntr(&self, kind: CompCntrKind) -> Result<CompCntr, CreateError> {
+        CompCntr::create(self.engine()?, &self.0, kind)
+    }
+
+    /// The clock of [`WcDetail::timestamp`](crate::WcDetail) now (`ibv_query_rt_values_ex`).
+    #[must_use]
+    pub fn raw_clock(&self) -> u64 {
+        clock::raw()
     }
 
     /// Opens a domain of extended reliable connections (`ibv_open_xrcd`).
@@ -160,7 +185,16 @@ impl Context {
         comp_vector: u32,
         cookie: u64,
     ) -> Result<Cq, CreateError> {
-        Cq::create(self.engine()?, &self.0, cqe, channel, comp_vector, cookie)
+        let init = CqInitAttr { channel, comp_vector, cookie, ..CqInitAttr::new(cqe) };
+        self.create_cq_ex(&init)
+    }
+
+    /// Makes a completion queue with options (`ibv_create_cq_ex`).
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub fn create_cq_ex(&self, init: &CqInitAttr<'_>) -> Result<Cq, CreateError> {
+        Cq::create(self.engine()?, &self.0, init)
     }
 
     /// Reads the oldest asynchronous event (`ibv_get_async_event`). Waits for one unless the program set `O_NONBLOCK`

@@ -2,19 +2,73 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
+use anyverbs_proto::cq::{CqOptions, Moderation, Pushed};
 use anyverbs_proto::qp::SqCredit;
+use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
-use anyverbs_proto::wc::Wc;
+use anyverbs_proto::wc::{TmInfo, Wc, WcDetail, WcEx};
+use bitflags::bitflags;
 use parking_lot::Mutex;
 
 use crate::async_event::{AsyncEventKind, EventElement};
+use crate::clock;
 use crate::comp_channel::{ChannelCell, CompChannel};
 use crate::context::ContextCell;
 use crate::engine::{Engine, Ticket};
 use crate::error::{CqError, CreateError, DestroyError, ModifyObjectError};
 use crate::event_queue::Acks;
 use crate::holders::{Held, Holdable, Holder, Holders};
+use crate::pd::{Pd, PdCell};
+
+bitflags! {
+    /// What a completion queue keeps of a completion besides the [`Wc`] (of `enum ibv_create_cq_wc_flags`).
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub struct CqFields: u8 {
+        /// [`WcDetail::timestamp`].
+        const TIMESTAMP = 1;
+        /// [`WcDetail::wallclock`].
+        const WALLCLOCK = 2;
+        /// [`WcDetail::tm`].
+        const TM_INFO = 4;
+    }
+}
+
+/// What a completion queue is made with (`struct ibv_cq_init_attr_ex`).
+#[derive(Clone, Copy, Debug)]
+pub struct CqInitAttr<'a> {
+    /// Completions that it must hold.
+    pub cqe: u32,
+    /// Where events go.
+    pub channel: Option<&'a CompChannel>,
+    /// Completion vector.
+    pub comp_vector: u32,
+    /// The program's cookie; see [`Cq::set_cookie`].
+    pub cookie: u64,
+    /// What is kept besides; [`Cq::poll_ex`] gives it.
+    pub fields: CqFields,
+    /// Where there is no room a completion takes the place of the oldest, and the queue does not fail.
+    pub ignore_overrun: bool,
+    /// A parent domain that is not to go before this queue.
+    pub pd: Option<&'a Pd>,
+}
+
+impl CqInitAttr<'_> {
+    /// A plain one.
+    #[must_use]
+    pub fn new(cqe: u32) -> Self {
+        Self {
+            cqe,
+            channel: None,
+            comp_vector: 0,
+            cookie: 0,
+            fields: CqFields::empty(),
+            ignore_overrun: false,
+            pd: None,
+        }
+    }
+}
 
 /// Completion queue (`ibv_create_cq`).
 #[derive(Debug)]
@@ -32,7 +86,8 @@ pub(crate) struct CqCell {
     pub(crate) comp_acks: Acks,
     acks: Arc<Acks>,
     holders: Holders,
-    hold: Mutex<Option<(Option<Held<ChannelCell>>, Ticket)>>,
+    hold: Mutex<Option<Hold>>,
+    fields: CqFields,
     /// Polls in a row that found nothing.
     empty_polls: AtomicU32,
 }
@@ -43,26 +98,35 @@ pub(crate) struct CqCell {
 const PATIENT_POLLS: u32 = 100;
 
 #[derive(Debug)]
+#[expect(dead_code, reason = "held for their drop")]
+struct Hold(Option<Held<ChannelCell>>, Option<Held<PdCell>>, Ticket);
+
+#[derive(Debug)]
 struct State {
     queue: anyverbs_proto::cq::Cq,
     /// Where the send slots of each queue pair go back to, by number in ascending order.
     credits: Vec<(Qpn, Arc<SqCredit>)>,
     /// Place in `credits` of the last completion.
     last: usize,
+    /// When what a moderated queue has gathered is told.
+    tell_at: Option<Time>,
+    /// A completion that was overwritten was noted in the log.
+    said_overwrote: bool,
 }
 
 impl State {
-    fn release(&mut self, wcs: &[Wc]) {
-        for wc in wcs.iter().filter(|wc| !wc.opcode.is_recv()) {
-            if self.credits.get(self.last).is_none_or(|(qpn, _)| *qpn != wc.qpn) {
-                match self.credits.binary_search_by_key(&wc.qpn, |(qpn, _)| *qpn) {
-                    Ok(at) => self.last = at,
-                    // Completions of a destroyed queue pair are purged, so all others are here.
-                    Err(_) => continue,
-                }
-            }
-            self.credits[self.last].1.release(wc.sq_count);
+    fn release(&mut self, wc: &Wc) {
+        if wc.opcode.is_recv() {
+            return;
         }
+        if self.credits.get(self.last).is_none_or(|(qpn, _)| *qpn != wc.qpn) {
+            match self.credits.binary_search_by_key(&wc.qpn, |(qpn, _)| *qpn) {
+                Ok(at) => self.last = at,
+                // Completions of a destroyed queue pair are purged, so all others are here.
+                Err(_) => return,
+            }
+        }
+        self.credits[self.last].1.release(wc.sq_count);
     }
 }
 
@@ -90,13 +154,45 @@ impl CqCell {
     #[must_use]
     pub(crate) fn push(self: &Arc<Self>, wc: Wc, solicited: bool) -> bool {
         let mut state = self.state.lock();
-        let pushed = state.queue.push(wc, solicited);
+        if self.fields.is_empty() {
+            let pushed = state.queue.push(wc, solicited);
+            return self.pushed(&mut state, pushed);
+        }
+        self.push_detailed(&mut state, wc, TmInfo::default(), solicited)
+    }
+
+    /// As [`push`](Self::push), of a message that has matched a tag.
+    #[must_use]
+    pub(crate) fn push_tagged(self: &Arc<Self>, wc: Wc, tm: TmInfo, solicited: bool) -> bool {
+        self.push_detailed(&mut self.state.lock(), wc, tm, solicited)
+    }
+
+    fn push_detailed(
+        self: &Arc<Self>,
+        state: &mut State,
+        wc: Wc,
+        tm: TmInfo,
+        solicited: bool,
+    ) -> bool {
+        let has = |field| self.fields.contains(field);
+        let detail = WcDetail {
+            timestamp: if has(CqFields::TIMESTAMP) { clock::raw() } else { 0 },
+            wallclock: if has(CqFields::WALLCLOCK) { clock::wall() } else { 0 },
+            tm,
+        };
+        let pushed = state.queue.push_detailed(wc, &detail, solicited);
+        self.pushed(state, pushed)
+    }
+
+    /// Does what a new completion asks for. True if it was lost.
+    fn pushed(self: &Arc<Self>, state: &mut State, pushed: Pushed) -> bool {
         self.any.store(true, Ordering::Release);
-        if pushed.notify
-            && let Some(channel) = &self.channel
-        {
-            // Under the lock, so that destroying the queue finds every event of it.
-            channel.notify(Arc::clone(self));
+        if pushed.notify || pushed.wait {
+            self.tell(state, pushed);
+        }
+        if pushed.overwrote && !std::mem::replace(&mut state.said_overwrote, true) {
+            let cqe = state.queue.capacity();
+            tracing::warn!(cqe, "CQ overrun, which it ignores: the oldest completions are lost");
         }
         if pushed.overrun {
             tracing::warn!(cqe = state.queue.capacity(), "CQ overrun: a completion is lost");
@@ -104,6 +200,35 @@ impl CqCell {
             self.context.events.raise(AsyncEventKind::CqErr, element, Some(&self.acks));
         }
         pushed.lost
+    }
+
+    /// Tells the channel, now or when the period of the moderation is over.
+    fn tell(self: &Arc<Self>, state: &mut State, pushed: Pushed) {
+        let Some(channel) = &self.channel else { return };
+        if pushed.notify {
+            state.tell_at = None;
+            // Under the lock, so that destroying the queue finds every event of it.
+            channel.notify(Arc::clone(self));
+        } else if pushed.wait {
+            let period = Duration::from_micros(state.queue.moderation().period.into());
+            let at = self.engine.now() + period;
+            state.tell_at = Some(at);
+            self.engine.tell_later(at, self);
+        }
+    }
+
+    /// See [`Engine::tell_later`].
+    pub(crate) fn period_over(self: &Arc<Self>, now: Time) {
+        let mut state = self.state.lock();
+        // Another count was full meanwhile, or the period has changed.
+        if self.holders.is_dead() || state.tell_at.take_if(|at| *at <= now).is_none() {
+            return;
+        }
+        if state.queue.expire()
+            && let Some(channel) = &self.channel
+        {
+            channel.notify(Arc::clone(self));
+        }
     }
 
     /// A queue pair uses this CQ for its sends.
@@ -135,9 +260,43 @@ impl CqCell {
         }
         let mut state = self.state.lock();
         let n = state.queue.poll(out);
-        state.release(&out[..n]);
+        out[..n].iter().for_each(|wc| state.release(wc));
         if state.queue.is_empty() {
             self.any.store(false, Ordering::Release);
+        }
+        n
+    }
+
+    fn take_ex(&self, out: &mut [WcEx]) -> usize {
+        if !self.any.load(Ordering::Acquire) {
+            return 0;
+        }
+        let mut state = self.state.lock();
+        let mut n = 0;
+        while n < out.len()
+            && let Some(completion) = state.queue.pop()
+        {
+            state.release(&completion.wc);
+            out[n] = completion;
+            n += 1;
+        }
+        if state.queue.is_empty() {
+            self.any.store(false, Ordering::Release);
+        }
+        n
+    }
+
+    /// Polls with `take`, and where that finds nothing once more after the network was asked.
+    fn poll_with(&self, mut take: impl FnMut() -> usize) -> usize {
+        let mut n = take();
+        if n == 0 {
+            self.engine.poll_progress();
+            n = take();
+        }
+        if n == 0 {
+            self.yield_when_idle();
+        } else {
+            self.empty_polls.store(0, Ordering::Relaxed);
         }
         n
     }
@@ -154,18 +313,15 @@ impl Cq {
     pub(crate) fn create(
         engine: &'static Engine,
         context: &Arc<ContextCell>,
-        cqe: u32,
-        channel: Option<&CompChannel>,
-        comp_vector: u32,
-        cookie: u64,
+        init: &CqInitAttr<'_>,
     ) -> Result<Self, CreateError> {
-        if cqe == 0 || cqe > engine.attr.max_cqe {
+        if init.cqe == 0 || init.cqe > engine.attr.max_cqe {
             return Err(CreateError::Invalid("cqe"));
         }
-        if comp_vector >= engine.attr.num_comp_vectors {
+        if init.comp_vector >= engine.attr.num_comp_vectors {
             return Err(CreateError::Invalid("comp_vector"));
         }
-        let held = match channel {
+        let held = match init.channel {
             Some(c) if !std::ptr::eq(c.0.engine, engine) => {
                 return Err(CreateError::Foreign("completion channel"));
             }
@@ -174,22 +330,39 @@ impl Cq {
             ),
             None => None,
         };
+        let pd = match init.pd {
+            Some(pd) if !std::ptr::eq(pd.0.engine, engine) => {
+                return Err(CreateError::Foreign("parent domain"));
+            }
+            Some(pd) => {
+                let held = Held::new(&pd.0, Holder::Cq);
+                Some(held.ok_or(CreateError::Foreign("parent domain"))?)
+            }
+            None => None,
+        };
+        let options = CqOptions {
+            details: !init.fields.is_empty(),
+            ignore_overrun: init.ignore_overrun,
+        };
         let ticket = engine.quotas.cq.take().ok_or(CreateError::Exhausted("completion queues"))?;
         Ok(Self(Arc::new(CqCell {
             engine,
             context: Arc::clone(context),
             state: Mutex::new(State {
-                queue: anyverbs_proto::cq::Cq::new(cqe),
+                queue: anyverbs_proto::cq::Cq::with_options(init.cqe, options),
                 credits: Vec::new(),
                 last: 0,
+                tell_at: None,
+                said_overwrote: false,
             }),
             any: AtomicBool::new(false),
             channel: held.as_ref().map(|h| Arc::clone(h.arc())),
-            cookie: AtomicU64::new(cookie),
+            cookie: AtomicU64::new(init.cookie),
             comp_acks: Acks::default(),
             acks: Arc::default(),
             holders: Holders::default(),
-            hold: Mutex::new(Some((held, ticket))),
+            hold: Mutex::new(Some(Hold(held, pd, ticket))),
+            fields: init.fields,
             empty_polls: AtomicU32::new(0),
         })))
     }
@@ -215,17 +388,42 @@ impl Cq {
     /// [`CqError::Gone`], [`CqError::Forked`].
     pub fn poll(&self, out: &mut [Wc]) -> Result<usize, CqError> {
         self.0.check()?;
-        let mut n = self.0.take(out);
-        if n == 0 && !out.is_empty() {
-            self.0.engine.poll_progress();
-            n = self.0.take(out);
+        if out.is_empty() {
+            return Ok(0);
         }
-        if n == 0 {
-            self.0.yield_when_idle();
-        } else {
-            self.0.empty_polls.store(0, Ordering::Relaxed);
+        Ok(self.0.poll_with(|| self.0.take(out)))
+    }
+
+    /// As [`poll`](Self::poll), with what the queue was made to keep besides.
+    ///
+    /// # Errors
+    /// [`CqError::Gone`], [`CqError::Forked`].
+    pub fn poll_ex(&self, out: &mut [WcEx]) -> Result<usize, CqError> {
+        self.0.check()?;
+        if out.is_empty() {
+            return Ok(0);
         }
-        Ok(n)
+        Ok(self.0.poll_with(|| self.0.take_ex(out)))
+    }
+
+    /// Gathers notifications from now on (`ibv_modify_cq`).
+    ///
+    /// # Errors
+    /// [`ModifyObjectError::Gone`], [`ModifyObjectError::Forked`].
+    pub fn moderate(&self, moderation: Moderation) -> Result<(), ModifyObjectError> {
+        self.check_modify()?;
+        let mut state = self.0.state.lock();
+        let pushed = state.queue.moderate(moderation);
+        self.0.tell(&mut state, pushed);
+        Ok(())
+    }
+
+    fn check_modify(&self) -> Result<(), ModifyObjectError> {
+        match self.0.check() {
+            Ok(()) => Ok(()),
+            Err(CqError::Forked) => Err(ModifyObjectError::Forked),
+            Err(_) => Err(ModifyObjectError::Gone),
+        }
     }
 
     /// Asks for one event on the channel, at the next completion that is added (`ibv_req_notify_cq`).
@@ -257,11 +455,7 @@ impl Cq {
     /// # Errors
     /// [`ModifyObjectError::DoesNotFit`], [`ModifyObjectError::Invalid`].
     pub fn resize(&self, cqe: u32) -> Result<(), ModifyObjectError> {
-        match self.0.check() {
-            Ok(()) => {}
-            Err(CqError::Forked) => return Err(ModifyObjectError::Forked),
-            Err(_) => return Err(ModifyObjectError::Gone),
-        }
+        self.check_modify()?;
         if cqe == 0 || cqe > self.0.engine.attr.max_cqe {
             return Err(ModifyObjectError::Invalid("cqe"));
         }

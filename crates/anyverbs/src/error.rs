@@ -3,6 +3,7 @@
 use anyverbs_proto::qp::PostSendError;
 use anyverbs_proto::qp::attr::ModifyError;
 use anyverbs_proto::recv_queue::PostRecvError;
+use anyverbs_proto::tag_list::TagError;
 use thiserror::Error;
 
 use crate::config::ConfigError;
@@ -129,7 +130,7 @@ pub enum ModifyObjectError {
     Forked,
 }
 
-/// Why a queue pair was not attached to a multicast group, or detached.
+/// Why a queue pair was not attached to a multicast group or a completion counter, or detached.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum AttachError {
@@ -145,6 +146,18 @@ pub enum AttachError {
     /// `ENOMEM`: the device holds no more of these.
     #[error("the device holds no more {0}")]
     Exhausted(&'static str),
+    /// `EINVAL`: an object of another context.
+    #[error("the {0} is not of this context")]
+    Foreign(&'static str),
+    /// `EINVAL`: a counter of nothing.
+    #[error("no operation to count")]
+    NoOperation,
+    /// `EINVAL`: counters are attached in RESET and INIT.
+    #[error("the queue pair is beyond INIT")]
+    TooLate,
+    /// `EBUSY`: another counter counts one of the operations.
+    #[error("another counter counts one of the operations")]
+    Counted,
     /// The system's error number: the group could not be joined.
     #[error("joining the group: {0}")]
     Join(std::io::Error),
@@ -163,6 +176,12 @@ pub enum PostError {
     /// The send queue refused it.
     #[error(transparent)]
     Send(#[from] PostSendError),
+    /// The list of tags refused it.
+    #[error(transparent)]
+    Tag(#[from] TagError),
+    /// `EINVAL`: the SRQ does not match tags.
+    #[error("the SRQ does not match tags")]
+    NoTags,
     /// The receive queue refused it.
     #[error(transparent)]
     Recv(#[from] PostRecvError),
@@ -281,6 +300,8 @@ impl AttachError {
     pub fn errno(&self) -> i32 {
         match self {
             Self::NotDatagram | Self::NotGroup | Self::NotAttached | Self::Gone => libc::EINVAL,
+            Self::Foreign(_) | Self::NoOperation | Self::TooLate => libc::EINVAL,
+            Self::Counted => libc::EBUSY,
             Self::Exhausted(_) => libc::ENOMEM,
             Self::Join(source) => source.raw_os_error().unwrap_or(libc::EIO),
             Self::Forked => libc::EIO,
@@ -293,9 +314,13 @@ impl PostError {
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
-            Self::Send(PostSendError::Full) | Self::Recv(PostRecvError::Full) => libc::ENOMEM,
+            Self::Send(PostSendError::Full)
+            | Self::Recv(PostRecvError::Full)
+            | Self::Tag(TagError::Full) => libc::ENOMEM,
             Self::Send(PostSendError::Fault) => libc::EFAULT,
-            Self::Send(_) | Self::Recv(_) | Self::Gone => libc::EINVAL,
+            Self::Send(_) | Self::Recv(_) | Self::Tag(_) | Self::NoTags | Self::Gone => {
+                libc::EINVAL
+            }
             Self::Forked => libc::EIO,
         }
     }
@@ -401,6 +426,10 @@ mod tests {
             (AttachError::Exhausted(""), ENOMEM),
             (AttachError::Join(io(ENODEV)), ENODEV),
             (AttachError::Join(std::io::ErrorKind::Other.into()), EIO),
+            (AttachError::Foreign(""), EINVAL),
+            (AttachError::NoOperation, EINVAL),
+            (AttachError::TooLate, EINVAL),
+            (AttachError::Counted, EBUSY),
             (AttachError::Gone, EINVAL),
             (AttachError::Forked, EIO),
         ] {
@@ -419,6 +448,9 @@ mod tests {
             (PostError::Recv(PostRecvError::Full), ENOMEM),
             (PostError::Recv(PostRecvError::TooManySges), EINVAL),
             (PostError::Recv(PostRecvError::State), EINVAL),
+            (PostError::Tag(TagError::Full), ENOMEM),
+            (PostError::Tag(TagError::TooManySges), EINVAL),
+            (PostError::NoTags, EINVAL),
             (PostError::Gone, EINVAL),
             (PostError::Forked, EIO),
         ] {

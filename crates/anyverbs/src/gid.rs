@@ -189,6 +189,7 @@ mod tests {
             multicast: true,
             mtu,
             mac: None,
+            vlan: None,
             addresses: ips.iter().map(address).collect(),
         }
     }

@@ -16,9 +16,10 @@ pub(crate) enum Holder {
     Qp,
     Srq,
     Cq,
+    ParentDomain,
 }
 
-const NAMES: [&str; 5] = ["MR", "AH", "QP", "SRQ", "CQ"];
+const NAMES: [&str; 6] = ["MR", "AH", "QP", "SRQ", "CQ", "parent domain"];
 const DEAD: u32 = 1 << 31;
 
 /// The holders of one object, by kind.

@@ -15,8 +15,10 @@
 
 mod ah;
 mod async_event;
+mod clock;
 pub mod cm;
 mod comp_channel;
+mod comp_cntr;
 pub mod config;
 mod context;
 mod cq;
@@ -36,32 +38,40 @@ mod multicast;
 mod pd;
 mod qp;
 mod srq;
+mod td;
 mod xrcd;
 
+pub use anyverbs_proto::comp_cntr::CompCntrOps;
 pub use anyverbs_proto::counters::{Counter, Counters};
+pub use anyverbs_proto::cq::Moderation;
 pub use anyverbs_proto::memory::Fault;
 pub use anyverbs_proto::mr::Access;
 pub use anyverbs_proto::qp::PostSendError;
 pub use anyverbs_proto::qp::attr::{
     ModifyError, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType,
 };
+pub use anyverbs_proto::qp::pacing::RateLimit;
 pub use anyverbs_proto::recv_queue::PostRecvError;
+pub use anyverbs_proto::tag_list::{MAX_TAG_SGE, TagAdd, TagError, TagHandle};
 pub use anyverbs_proto::types::{Gid, Mtu, PKey, Psn, QKey, Qpn};
-pub use anyverbs_proto::wc::{Wc, WcFlags, WcOpcode, WcStatus};
+pub use anyverbs_proto::wc::{TmInfo, Wc, WcDetail, WcEx, WcFlags, WcOpcode, WcStatus};
 pub use anyverbs_proto::wr::{
     AddressVector, MAX_MESSAGE, MAX_SGE, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge, UdDest,
 };
 
 pub use ah::{Ah, AhAttr};
 pub use async_event::{AsyncEvent, AsyncEventKind, EventElement};
+pub use comp_cntr::{CompCntr, CompCntrKind};
 pub use comp_channel::{CompChannel, CompEvent};
 pub use context::Context;
-pub use cq::Cq;
+pub use cq::{Cq, CqFields, CqInitAttr};
 pub use device::{DeviceInfo, PortAttr, PortState, devices};
 pub use gid::GidEntry;
 pub use memory::copy_guarded;
 pub use mr::{Mr, Rereg};
 pub use pd::Pd;
 pub use qp::{Poster, Qp, QpInitAttr, XrcSendInitAttr};
+pub use td::Td;
+pub use srq::tag_matching::{TagOp, TagOpKind, TmSrqInitAttr};
 pub use srq::{Srq, SrqAttr, SrqInitAttr, SrqPoster};
 pub use xrcd::{Xrcd, XrcdInitAttr};

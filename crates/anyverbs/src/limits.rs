@@ -2,6 +2,8 @@
 
 use anyverbs_proto::mr::Access;
 
+use crate::clock;
+
 /// Sizes and capabilities of the device (`ibv_query_device`). What is reported is enforced, and can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceAttr {
@@ -63,6 +65,22 @@ pub struct DeviceAttr {
     pub phys_port_cnt: u8,
     /// Completion vectors.
     pub num_comp_vectors: u32,
+    /// Thousands of ticks a second of the clock that completions are stamped with.
+    pub clock_khz: u64,
+    /// Most completions that one notification may stand for.
+    pub max_cq_count: u16,
+    /// Longest time in microseconds for which a notification may be held back.
+    pub max_cq_period: u16,
+    /// Highest limit of the rate of a queue pair, in kilobits a second.
+    pub max_rate_limit: u32,
+    /// Completion counters.
+    pub max_comp_cntr: u32,
+    /// Tags in the list of a tag-matching SRQ.
+    pub max_num_tags: u16,
+    /// Operations on that list that may be outstanding. They are done when they are posted.
+    pub max_tag_ops: u32,
+    /// Bytes of the message that announces a rendezvous.
+    pub max_rndv_hdr_size: u32,
 }
 
 /// Numbers that stay within 24 bits or 8 bits by the protocol, or that a process can hold.
@@ -96,6 +114,15 @@ pub(crate) const DEFAULT: DeviceAttr = DeviceAttr {
     local_ca_ack_delay: 15,
     phys_port_cnt: 1,
     num_comp_vectors: 2,
+    clock_khz: clock::HZ / 1000,
+    max_cq_count: u16::MAX,
+    max_cq_period: u16::MAX,
+    max_rate_limit: 400_000_000,
+    max_comp_cntr: 16_384,
+    max_num_tags: 1024,
+    max_tag_ops: 16_384,
+    // One packet at the smallest MTU.
+    max_rndv_hdr_size: 256,
 };
 
 /// Longest message (IBA 9.7.1.1).

@@ -3,17 +3,21 @@
 use std::sync::Arc;
 
 use anyverbs_proto::mr::Access;
+use parking_lot::Mutex;
 
 use crate::ah::{Ah, AhAttr};
 use crate::context::ContextCell;
 use crate::engine::{Engine, Ticket};
 use crate::error::{CreateError, DestroyError, RegisterError};
-use crate::holders::{Holdable, Holders};
+use crate::holders::{Held, Holdable, Holder, Holders};
 use crate::mr::Mr;
 use crate::qp::{Qp, QpInitAttr, XrcSendInitAttr};
+use crate::srq::tag_matching::TmSrqInitAttr;
 use crate::srq::{Srq, SrqInitAttr};
+use crate::td::{Td, TdCell};
 
-/// Protection domain (`ibv_alloc_pd`): queue pairs reach only memory of their own.
+/// Protection domain (`ibv_alloc_pd`): queue pairs reach only memory of their own. Or a parent domain, which is another
+/// name for one and takes its place everywhere ([`Pd::parent_domain`]).
 #[derive(Debug)]
 pub struct Pd(pub(crate) Arc<PdCell>);
 
@@ -24,7 +28,30 @@ pub(crate) struct PdCell {
     /// Identifies it to the machines and in memory keys; not reused while the process lives.
     pub(crate) number: u32,
     pub(crate) holders: Holders,
-    pub(crate) _ticket: Ticket,
+    /// What a parent domain stands for, until it is destroyed.
+    parent_of: Option<Mutex<Option<ParentOf>>>,
+    _ticket: Ticket,
+}
+
+#[derive(Debug)]
+#[expect(dead_code, reason = "held for their drop")]
+struct ParentOf(Held<PdCell>, Option<Held<TdCell>>);
+
+impl PdCell {
+    pub(crate) fn new(
+        engine: &'static Engine,
+        context: &Arc<ContextCell>,
+    ) -> Result<Self, CreateError> {
+        let ticket = engine.quotas.pd.take().ok_or(CreateError::Exhausted("protection domains"))?;
+        Ok(Self {
+            engine,
+            context: Arc::clone(context),
+            number: engine.next_pd(),
+            holders: Holders::default(),
+            parent_of: None,
+            _ticket: ticket,
+        })
+    }
 }
 
 impl Holdable for PdCell {
@@ -38,6 +65,46 @@ impl Pd {
     #[must_use]
     pub fn number(&self) -> u32 {
         self.0.number
+    }
+
+    /// Whether it is a parent domain.
+    #[must_use]
+    pub fn is_parent_domain(&self) -> bool {
+        self.0.parent_of.is_some()
+    }
+
+    /// Makes a parent domain of this protection domain (`ibv_alloc_parent_domain`): what is made on either belongs to the
+    /// same one, but the parent domain can be destroyed only when nothing is left that was made on it, and this one and `td`
+    /// only after it.
+    ///
+    /// # Errors
+    /// [`CreateError::Invalid`] if this is a parent domain itself, [`CreateError::Foreign`], [`CreateError::Exhausted`],
+    /// [`CreateError::Forked`].
+    pub fn parent_domain(&self, td: Option<&Td>) -> Result<Self, CreateError> {
+        let pd = &self.0;
+        if !pd.engine.is_current() {
+            return Err(CreateError::Forked);
+        }
+        if pd.parent_of.is_some() {
+            return Err(CreateError::Invalid("protection domain: it is a parent domain"));
+        }
+        let thread = match td {
+            Some(td) if !Arc::ptr_eq(&td.0.context, &pd.context) => {
+                return Err(CreateError::Foreign("thread domain"));
+            }
+            Some(td) => {
+                let held = Held::new(&td.0, Holder::ParentDomain);
+                Some(held.ok_or(CreateError::Foreign("thread domain"))?)
+            }
+            None => None,
+        };
+        let held = Held::new(pd, Holder::ParentDomain);
+        let parent_of = ParentOf(held.ok_or(CreateError::Foreign("protection domain"))?, thread);
+        Ok(Self(Arc::new(PdCell {
+            number: pd.number,
+            parent_of: Some(Mutex::new(Some(parent_of))),
+            ..PdCell::new(pd.engine, &pd.context)?
+        })))
     }
 
     /// Registers `len` bytes at `addr`, which keys name by `iova` on (`ibv_reg_mr`: `iova` = `addr`).
@@ -85,6 +152,14 @@ impl Pd {
         Srq::create(&self.0, init)
     }
 
+    /// Makes a shared receive queue that matches tags (`ibv_create_srq_ex`, `IBV_SRQT_TM`), for reliable connections.
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub fn create_tm_srq(&self, init: &TmSrqInitAttr<'_>) -> Result<Srq, CreateError> {
+        Srq::create_tm(&self.0, init)
+    }
+
     /// Makes an address handle (`ibv_create_ah`).
     ///
     /// # Errors
@@ -96,7 +171,7 @@ impl Pd {
     /// Destroys it (`ibv_dealloc_pd`).
     ///
     /// # Errors
-    /// [`DestroyError::Busy`] while an MR, AH, QP or SRQ uses it.
+    /// [`DestroyError::Busy`] while an MR, AH, QP, SRQ, CQ or parent domain uses it.
     pub fn destroy(&self) -> Result<(), DestroyError> {
         if !self.0.engine.is_current() {
             return Ok(());
@@ -104,6 +179,10 @@ impl Pd {
         self.0
             .holders
             .retire()
-            .inspect_err(|e| tracing::warn!(pd = self.0.number, "PD not destroyed: {e}"))
+            .inspect_err(|e| tracing::warn!(pd = self.0.number, "PD not destroyed: {e}"))?;
+        if let Some(parent_of) = &self.0.parent_of {
+            drop(parent_of.lock().take());
+        }
+        Ok(())
     }
 }

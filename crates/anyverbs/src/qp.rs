@@ -4,14 +4,17 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use anyverbs_proto::comp_cntr::CompCntrOps;
 use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType};
+use anyverbs_proto::qp::pacing::RateLimit;
 use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::types::{Gid, Qpn};
 use anyverbs_proto::wr::{RecvWr, SendWr};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::async_event::EventElement;
+use crate::comp_cntr::{Attached, CompCntr};
 use crate::context::ContextCell;
 use crate::cq::{Cq, CqCell};
 use crate::engine::env::{Call, Link};
@@ -169,7 +172,9 @@ impl QpCell {
         let mut call = Call::new(self);
         let State { machine, link, .. } = &mut *state;
         machine.acknowledge(&mut call.env(link));
+        let comp_cntrs = std::mem::take(&mut link.comp_cntrs);
         call.finish_last(state);
+        drop(comp_cntrs);
         Some(hold)
     }
 
@@ -296,6 +301,13 @@ impl Qp {
         if parts.srq.is_some_and(|srq| srq.number().is_some()) {
             return Err(CreateError::Invalid("SRQ: one of type XRC is for targets"));
         }
+        let tm_cq = parts.srq.and_then(|srq| srq.0.tm_cq());
+        let takes_all = parts.qp_type == QpType::Rc && parts.cap.max_send_wr == 0;
+        if tm_cq.is_some() && !takes_all {
+            return Err(CreateError::Invalid(
+                "queue pair of a tag-matching SRQ: a reliable connection without a send queue of its own",
+            ));
+        }
         let cap = actual_cap(engine, parts)?;
         let ticket = engine.quotas.qp.take().ok_or(CreateError::Exhausted("queue pairs"))?;
         let xrcd = held(parts.xrcd, "XRC domain")?;
@@ -319,7 +331,11 @@ impl Qp {
         let cell = engine
             .qps
             .insert(|qpn| {
-                let machine = anyverbs_proto::qp::Qp::new(qpn, &init);
+                let new = match tm_cq {
+                    Some(_) => anyverbs_proto::qp::Qp::with_tag_matching,
+                    None => anyverbs_proto::qp::Qp::new,
+                };
+                let machine = new(qpn, &init);
                 if let Some(cq) = parts.send_cq {
                     cq.0.attach(qpn, machine.sq_credit());
                 }
@@ -334,7 +350,7 @@ impl Qp {
                         hold: Some(hold),
                     }),
                     send_cq: parts.send_cq.map(|cq| Arc::clone(&cq.0)),
-                    recv_cq: parts.recv_cq.map(|cq| Arc::clone(&cq.0)),
+                    recv_cq: tm_cq.or(parts.recv_cq.map(|cq| &cq.0)).map(Arc::clone),
                     srq: parts.srq.map(|srq| Arc::clone(&srq.0)),
                     xrc_domain: parts.xrcd.map(|xrcd| xrcd.domain),
                     groups: AtomicU32::new(0),
@@ -535,6 +551,38 @@ impl Qp {
     /// (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`).
     pub fn block_own_multicast(&self) {
         self.0.blocks_own_multicast.store(true, Ordering::Relaxed);
+    }
+
+    /// Limits the rate of its sends (`ibv_modify_qp_rate_limit`), in any state; RESET ends the limit.
+    ///
+    /// # Errors
+    /// [`ModifyObjectError::Invalid`] for a rate beyond the device's highest, or of a queue pair that does not send.
+    pub fn limit_rate(&self, limit: &RateLimit) -> Result<(), ModifyObjectError> {
+        let mut state = self.lock()?;
+        if self.0.qp_type == QpType::XrcRecv {
+            return Err(ModifyObjectError::Invalid("type of the queue pair: it does not send"));
+        }
+        if limit.kbps > self.0.engine.attr.max_rate_limit {
+            return Err(ModifyObjectError::Invalid("rate_limit"));
+        }
+        let mut call = Call::new(&self.0);
+        let State { machine, link, .. } = &mut *state;
+        machine.limit_rate(limit);
+        machine.transmit(&mut call.env(link));
+        call.finish(state);
+        Ok(())
+    }
+
+    /// Has `cntr` count completions of these operations (`ibv_qp_attach_comp_cntr`), until the queue pair is destroyed.
+    ///
+    /// # Errors
+    /// [`AttachError`].
+    pub fn attach_comp_cntr(&self, cntr: &CompCntr, ops: CompCntrOps) -> Result<(), AttachError> {
+        let mut state = self.lock().map_err(|error| match error {
+            ModifyObjectError::Forked => AttachError::Forked,
+            _ => AttachError::Gone,
+        })?;
+        Attached::attach(&mut state, &self.1.context, cntr, ops)
     }
 
     /// Acknowledges asynchronous events of this queue pair that were read.

@@ -1,12 +1,15 @@
 //! Shared receive queue.
 
+pub(crate) mod tag_matching;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyverbs_proto::recv_queue::{RecvQueue, RecvWqe};
+use anyverbs_proto::tag_list::TagList;
 use anyverbs_proto::wc::Wc;
 use anyverbs_proto::wr::RecvWr;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::async_event::{AsyncEventKind, EventElement};
 use crate::context::ContextCell;
@@ -40,8 +43,8 @@ pub struct SrqAttr {
     pub limit: u32,
 }
 
-/// Shared receive queue (`ibv_create_srq`; of type XRC: [`crate::Xrcd::create_srq`]). One of type XRC is destroyed when
-/// dropped.
+/// Shared receive queue (`ibv_create_srq`; of type XRC: [`crate::Xrcd::create_srq`], tag matching:
+/// [`crate::Pd::create_tm_srq`]). One of type XRC is destroyed when dropped.
 #[derive(Debug)]
 pub struct Srq(pub(crate) Arc<SrqCell>);
 
@@ -55,11 +58,13 @@ pub(crate) struct SrqCell {
     holders: Holders,
     hold: Mutex<Option<Hold>>,
     xrc: Option<Xrc>,
+    /// Of one that matches tags: where its receives complete.
+    tm_cq: Option<Arc<CqCell>>,
 }
 
 #[derive(Debug)]
 #[expect(dead_code, reason = "held for their drop")]
-struct Hold(Held<PdCell>, Option<(Held<XrcdCell>, Held<CqCell>)>, Ticket);
+struct Hold(Held<PdCell>, Option<Held<XrcdCell>>, Option<Held<CqCell>>, Ticket);
 
 /// What makes it one of type XRC.
 #[derive(Debug)]
@@ -80,6 +85,7 @@ struct State {
     limit: u32,
     /// It was destroyed: what was taken from it completes nowhere.
     gone: bool,
+    tags: Option<TagList>,
 }
 
 impl Holdable for SrqCell {
@@ -89,7 +95,14 @@ impl Holdable for SrqCell {
 }
 
 impl SrqCell {
-    fn new(pd: &PdCell, init: &SrqInitAttr, hold: Hold, xrc: Option<Xrc>) -> Self {
+    fn new(
+        pd: &PdCell,
+        init: &SrqInitAttr,
+        hold: Hold,
+        xrc: Option<Xrc>,
+        tm: Option<(Arc<CqCell>, TagList)>,
+    ) -> Self {
+        let (tm_cq, tags) = tm.unzip();
         Self {
             engine: pd.engine,
             context: Arc::clone(&pd.context),
@@ -98,18 +111,23 @@ impl SrqCell {
                 max_sge: init.max_sge,
                 limit: 0,
                 gone: false,
+                tags,
             }),
             cookie: AtomicU64::new(init.cookie),
             acks: Arc::default(),
             holders: Holders::default(),
             hold: Mutex::new(Some(hold)),
             xrc,
+            tm_cq,
         }
     }
 
     /// Takes the oldest request; raises the limit event where due.
     pub(crate) fn take(&self, into: &mut RecvWqe) -> bool {
-        let mut state = self.state.lock();
+        self.take_locked(self.state.lock(), into)
+    }
+
+    fn take_locked(&self, mut state: MutexGuard<'_, State>, into: &mut RecvWqe) -> bool {
         let taken = state.queue.pop(into);
         if taken && state.limit > 0 && state.queue.len() < state.limit as usize {
             state.limit = 0;
@@ -144,6 +162,11 @@ impl SrqCell {
     /// Whether it is of type XRC and completes its receives in this CQ.
     pub(crate) fn completes_in(&self, cq: &Arc<CqCell>) -> bool {
         self.xrc.as_ref().is_some_and(|xrc| Arc::ptr_eq(&xrc.cq, cq))
+    }
+
+    /// Where its receives complete, if it matches tags.
+    pub(crate) fn tm_cq(&self) -> Option<&Arc<CqCell>> {
+        self.tm_cq.as_ref()
     }
 
     /// Completes a receive that a target took. The CQ, if the completion was lost in it for the first time.
@@ -187,7 +210,7 @@ impl SrqCell {
 impl Srq {
     pub(crate) fn create(pd: &Arc<PdCell>, init: &SrqInitAttr) -> Result<Self, CreateError> {
         let hold = Self::hold(pd, init)?;
-        Ok(Self(Arc::new(SrqCell::new(pd, init, Hold(hold.0, None, hold.1), None))))
+        Ok(Self(Arc::new(SrqCell::new(pd, init, Hold(hold.0, None, None, hold.1), None, None))))
     }
 
     pub(crate) fn create_xrc(
@@ -207,7 +230,7 @@ impl Srq {
         let xrcd_hold = Held::new(xrcd, Holder::Srq).ok_or(CreateError::Foreign("XRC domain"))?;
         let cq_hold =
             Held::new(&cq.0, Holder::Srq).ok_or(CreateError::Foreign("completion queue"))?;
-        let hold = Hold(pd_hold, Some((xrcd_hold, cq_hold)), ticket);
+        let hold = Hold(pd_hold, Some(xrcd_hold), Some(cq_hold), ticket);
         let cell = engine.xrc_srqs.insert(|number| {
             let xrc = Xrc {
                 number,
@@ -216,7 +239,7 @@ impl Srq {
                 cq: Arc::clone(&cq.0),
                 closed: AtomicBool::new(false),
             };
-            SrqCell::new(pd, init, hold, Some(xrc))
+            SrqCell::new(pd, init, hold, Some(xrc), None)
         });
         Ok(Self(cell.ok_or(CreateError::Exhausted("SRQ numbers"))?))
     }

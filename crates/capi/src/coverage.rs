@@ -33,15 +33,11 @@ const PARTIAL: &[(&str, &str)] = &[
 
 /// As `PARTIAL`, for inlines.
 const PARTIAL_SLOTS: &[(&str, &str)] = &[
-    (
-        "ibv_create_cq_ex",
-        "timestamps, VLAN, flow tags, tag matching, parent domains, ignored overrun: `EOPNOTSUPP`",
-    ),
+    ("ibv_create_cq_ex", "VLAN and flow tag are 0: there are no raw packets"),
     (
         "ibv_create_qp_ex",
         "PD, XRCD, SEND_OPS_FLAGS, BLOCK_SELF_MCAST_LB; other extensions: `EOPNOTSUPP`",
     ),
-    ("ibv_create_srq_ex", "BASIC and XRC; tag matching: `EOPNOTSUPP`"),
     ("ibv_open_xrcd", "a file names a domain within the process; processes do not share domains"),
     ("ibv_open_qp", "a QP of another process: `EOPNOTSUPP`"),
     ("ibv_post_send", "memory windows, local invalidation, TSO, FLUSH, ATOMIC_WRITE: `EOPNOTSUPP`"),

@@ -25,6 +25,12 @@ pub(crate) fn new_context() -> verbs_context {
     // SAFETY: integers, NULL pointers, empty slots and a zeroed mutex (PTHREAD_MUTEX_INITIALIZER) are valid.
     let mut context: verbs_context = unsafe { std::mem::zeroed() };
     context.sz = size_of::<verbs_context>();
+    context.alloc_td = Some(verbs::alloc_td);
+    context.dealloc_td = Some(verbs::dealloc_td);
+    context.alloc_parent_domain = Some(verbs::alloc_parent_domain);
+    context.modify_cq = Some(verbs::modify_cq);
+    context.query_rt_values = Some(verbs::query_rt_values);
+    context.modify_qp_rate_limit = Some(verbs::modify_qp_rate_limit);
     context.open_xrcd = Some(verbs::open_xrcd);
     context.close_xrcd = Some(verbs::close_xrcd);
     context.query_port = Some(verbs::query_port);
@@ -33,6 +39,7 @@ pub(crate) fn new_context() -> verbs_context {
     context.create_qp_ex = Some(verbs::create_qp_ex);
     context.open_qp = Some(verbs::open_qp);
     context.create_srq_ex = Some(verbs::create_srq_ex);
+    context.post_srq_ops = Some(verbs::post_srq_ops);
     context.get_srq_num = Some(verbs::get_srq_num);
     context.context.ops = ops();
     context.context.cmd_fd = -1;

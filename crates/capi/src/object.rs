@@ -175,6 +175,7 @@ public! {
     ibv_cq_ex(handle) => verbs::CqInner;
     ibv_qp_ex(qp_base.handle) => verbs::QpInner;
     ibv_srq(handle) => verbs::SrqInner;
+    ibv_comp_cntr(handle) => verbs::CompCntrInner;
 }
 
 /// `Public` for structs without one.
@@ -194,6 +195,7 @@ public_without_handle! {
     verbs_context => verbs::ContextInner;
     ibv_comp_channel => verbs::CompChannelInner;
     ibv_xrcd => verbs::XrcdInner;
+    ibv_td => verbs::TdInner;
     rdma_event_channel => rdmacm::ChannelInner;
     rdma_cm_id => rdmacm::IdInner;
     rdma_cm_event => rdmacm::EventInner;

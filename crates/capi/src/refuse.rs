@@ -102,7 +102,7 @@ mod tests {
         let errno = libc::EOPNOTSUPP;
         let (pd, e) = call(verbs::ibv_import_pd);
         assert!(pd.is_null() && e == errno);
-        assert_eq!(call(verbs::ibv_resolve_eth_l2_from_gid), (errno.into(), errno));
+        assert_eq!(call(verbs::ibv_register_driver), (errno.into(), errno));
         assert_eq!(call(vendor::mlx5::mlx5dv_vfio_get_events_fd), ((-errno).into(), errno));
         assert_eq!(call(vendor::mlx5::mlx5dv_pp_free), ((), 0));
         assert_eq!(call(private::__ioctl_final_num_attrs), (0, 0));

@@ -24,6 +24,8 @@ pub struct Interface {
     pub mtu: u32,
     /// Ethernet address, where there is one other than zero.
     pub mac: Option<[u8; 6]>,
+    /// Of a VLAN's interface, its number.
+    pub vlan: Option<u16>,
     /// Addresses, in the kernel's order.
     pub addresses: Vec<InterfaceAddress>,
 }
@@ -56,6 +58,8 @@ impl InterfaceAddress {
     }
 }
 
+// include/uapi/linux/if_link.h
+const IFLA_VLAN_ID: u16 = 1;
 // include/uapi/linux/if_addr.h
 const IFA_F_SECONDARY: u32 = 0x01;
 const IFA_F_OPTIMISTIC: u32 = 0x04;
@@ -94,7 +98,7 @@ pub fn interfaces() -> io::Result<Vec<Interface>> {
     Err(io::Error::new(io::ErrorKind::ResourceBusy, "interfaces change too fast to list them"))
 }
 
-fn u32_of(bytes: &[u8]) -> Option<u32> {
+pub(crate) fn u32_of(bytes: &[u8]) -> Option<u32> {
     bytes.first_chunk().map(|&bytes| u32::from_ne_bytes(bytes))
 }
 
@@ -111,6 +115,7 @@ fn link(bytes: &[u8]) -> Option<Interface> {
         multicast: flags & libc::IFF_MULTICAST != 0,
         mtu: 0,
         mac: None,
+        vlan: None,
         addresses: Vec::new(),
     };
     for (kind, value) in netlink::attributes(attributes) {
@@ -123,10 +128,22 @@ fn link(bytes: &[u8]) -> Option<Interface> {
             libc::IFLA_ADDRESS => {
                 interface.mac = value.try_into().ok().filter(|mac| *mac != [0; 6])
             }
+            libc::IFLA_LINKINFO => interface.vlan = vlan(value),
             _ => {}
         }
     }
     Some(interface)
+}
+
+/// What `IFLA_LINKINFO` says of a VLAN's interface: its kind, and what is known of that kind.
+fn vlan(info: &[u8]) -> Option<u16> {
+    let of = |wanted| netlink::attributes(info).find(|(kind, _)| *kind == wanted).map(|(_, v)| v);
+    let kind = of(libc::IFLA_INFO_KIND)?;
+    if kind.strip_suffix(&[0]).unwrap_or(kind) != b"vlan" {
+        return None;
+    }
+    let id = netlink::attributes(of(libc::IFLA_INFO_DATA)?).find(|(kind, _)| *kind == IFLA_VLAN_ID)?.1;
+    Some(u16::from_ne_bytes(*id.first_chunk()?))
 }
 
 /// An `RTM_NEWADDR` message: ifaddrmsg, then attributes.
@@ -161,7 +178,7 @@ fn address(bytes: &[u8]) -> Option<(u32, InterfaceAddress)> {
     ))
 }
 
-fn ip(family: u8, value: &[u8]) -> Option<IpAddr> {
+pub(crate) fn ip(family: u8, value: &[u8]) -> Option<IpAddr> {
     match i32::from(family) {
         libc::AF_INET => Some(Ipv4Addr::from(<[u8; 4]>::try_from(value).ok()?).into()),
         libc::AF_INET6 => Some(Ipv6Addr::from(<[u8; 16]>::try_from(value).ok()?).into()),

@@ -19,6 +19,7 @@ pub mod fault;
 pub mod forward;
 pub mod interfaces;
 pub mod monitor;
+mod neighbour;
 mod netlink;
 pub mod registry;
 pub mod services;
@@ -30,6 +31,7 @@ pub mod udp;
 
 pub use interfaces::{Interface, InterfaceAddress, interfaces};
 pub use monitor::AddressMonitor;
+pub use neighbour::ethernet_address;
 pub use registry::{Registry, Slot};
 pub use services::{Lingering, Reservation, ServiceAddress, Services};
 pub use steering::SteerByKind;

@@ -62,13 +62,43 @@ pub(crate) fn receive(fd: &OwnedFd, buffer: &mut [u8]) -> io::Result<usize> {
 /// Asks for all objects of a kind (`RTM_GETLINK`, `RTM_GETADDR`) and hands each one's message to `each`: its type and
 /// the bytes after the netlink header. Answers false when the kernel changed them meanwhile and the dump must be redone.
 pub(crate) fn dump(fd: &OwnedFd, kind: u16, mut each: impl FnMut(u16, &[u8])) -> io::Result<bool> {
-    // nlmsghdr: length 4, type 2, flags 2, sequence 4, port 4; then a zero rtgenmsg, padded.
-    let mut request = [0u8; 20];
-    request[0..4].copy_from_slice(&20u32.to_ne_bytes());
+    // A zero rtgenmsg, padded.
+    request(fd, kind, libc::NLM_F_REQUEST | libc::NLM_F_DUMP, &[0; 4], &mut each)
+}
+
+/// Asks for one object, by a message of its type with `body` after the netlink header; hands the answer to `each`.
+pub(crate) fn ask(
+    fd: &OwnedFd,
+    kind: u16,
+    body: &[u8],
+    mut each: impl FnMut(u16, &[u8]),
+) -> io::Result<()> {
+    // The acknowledgement ends it.
+    request(fd, kind, libc::NLM_F_REQUEST | libc::NLM_F_ACK, body, &mut each).map(drop)
+}
+
+/// Adds an attribute to the body of a request, padded.
+pub(crate) fn add_attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    body.extend_from_slice(&(4 + value.len() as u16).to_ne_bytes());
+    body.extend_from_slice(&kind.to_ne_bytes());
+    body.extend_from_slice(value);
+    body.resize(body.len().next_multiple_of(4), 0);
+}
+
+fn request(
+    fd: &OwnedFd,
+    kind: u16,
+    flags: c_int,
+    body: &[u8],
+    each: &mut dyn FnMut(u16, &[u8]),
+) -> io::Result<bool> {
+    // nlmsghdr: length 4, type 2, flags 2, sequence 4, port 4.
+    let mut request = vec![0u8; 16];
+    request[0..4].copy_from_slice(&(16 + body.len() as u32).to_ne_bytes());
     request[4..6].copy_from_slice(&kind.to_ne_bytes());
-    let flags = (libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16;
-    request[6..8].copy_from_slice(&flags.to_ne_bytes());
+    request[6..8].copy_from_slice(&(flags as u16).to_ne_bytes());
     request[8..12].copy_from_slice(&1u32.to_ne_bytes());
+    request.extend_from_slice(body);
     // SAFETY: a live buffer of its own length.
     let n = unsafe { libc::send(fd.as_raw_fd(), request.as_ptr().cast(), request.len(), 0) };
     if n < 0 {
@@ -88,6 +118,9 @@ pub(crate) fn dump(fd: &OwnedFd, kind: u16, mut each: impl FnMut(u16, &[u8])) ->
                     let code = payload
                         .first_chunk()
                         .map_or(libc::EIO, |&bytes| -i32::from_ne_bytes(bytes));
+                    if code == 0 {
+                        return Ok(consistent);
+                    }
                     return Err(io::Error::from_raw_os_error(code));
                 }
                 _ => each(kind, payload),

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::types::Qpn;
-use crate::wc::Wc;
+use crate::wc::{Wc, WcDetail, WcEx};
 
 /// For which completions a program wants to be told (`ibv_req_notify_cq`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -19,10 +19,39 @@ enum Armed {
 pub struct Pushed {
     /// Tell the completion channel.
     pub notify: bool,
+    /// Call [`Cq::expire`] when the period of its [`Moderation`] is over.
+    pub wait: bool,
     /// There was no room: the queue is in error from now on (IBA 11.6.3.1). Raise `CQ_ERR`.
     pub overrun: bool,
     /// The completion is lost, as all are after an overrun. Move the queue's queue pairs to the error state.
     pub lost: bool,
+    /// It took the place of the oldest one, which is lost: the queue ignores overrun.
+    pub overwrote: bool,
+}
+
+/// Fewer notifications (`ibv_modify_cq`): one for `count` completions, or `period` microseconds after the first of them,
+/// whichever comes first. 0 is no limit of that kind; both 0, the queue is not moderated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Moderation {
+    /// Completions.
+    pub count: u16,
+    /// Microseconds.
+    pub period: u16,
+}
+
+impl Moderation {
+    fn is_off(self) -> bool {
+        self == Self::default()
+    }
+}
+
+/// What a completion queue does besides.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CqOptions {
+    /// Keeps the [`WcDetail`] of each completion.
+    pub details: bool,
+    /// A completion that finds no room takes the place of the oldest one.
+    pub ignore_overrun: bool,
 }
 
 /// A completion queue. Its memory is allocated at creation and touched as it fills.
@@ -32,17 +61,38 @@ pub struct Pushed {
 #[derive(Debug)]
 pub struct Cq {
     wcs: VecDeque<Wc>,
+    /// One for each completion, where they are kept.
+    details: Option<VecDeque<WcDetail>>,
     capacity: usize,
     armed: Armed,
     overrun: bool,
+    ignore_overrun: bool,
+    moderation: Moderation,
+    /// Completions since the queue was armed of which the channel is to be told.
+    gathered: u32,
 }
 
 impl Cq {
     /// A queue for `cqe` completions.
     #[must_use]
     pub fn new(cqe: u32) -> Self {
+        Self::with_options(cqe, CqOptions::default())
+    }
+
+    /// As [`new`](Self::new), with options.
+    #[must_use]
+    pub fn with_options(cqe: u32, options: CqOptions) -> Self {
         let capacity = cqe as usize;
-        Self { wcs: VecDeque::with_capacity(capacity), capacity, armed: Armed::No, overrun: false }
+        Self {
+            wcs: VecDeque::with_capacity(capacity),
+            details: options.details.then(|| VecDeque::with_capacity(capacity)),
+            capacity,
+            armed: Armed::No,
+            overrun: false,
+            ignore_overrun: options.ignore_overrun,
+            moderation: Moderation::default(),
+            gathered: 0,
+        }
     }
 
     /// Completions that it can hold.
@@ -71,22 +121,81 @@ impl Cq {
 
     /// Adds a completion. `solicited`: also tells a channel that wants solicited ones only; errors always do.
     pub fn push(&mut self, wc: Wc, solicited: bool) -> Pushed {
-        if self.overrun || self.wcs.len() >= self.capacity {
+        self.push_detailed(wc, &WcDetail::default(), solicited)
+    }
+
+    /// As [`push`](Self::push), with what a queue that was made for it keeps besides.
+    pub fn push_detailed(&mut self, wc: Wc, detail: &WcDetail, solicited: bool) -> Pushed {
+        let full = self.wcs.len() >= self.capacity;
+        if self.overrun || full && !self.ignore_overrun {
             let first = !self.overrun;
             self.overrun = true;
-            return Pushed { notify: false, overrun: first, lost: true };
+            return Pushed { overrun: first, lost: true, ..Pushed::default() };
+        }
+        if full {
+            self.pop();
         }
         let error = wc.status != crate::wc::WcStatus::Success;
         self.wcs.push_back(wc);
-        let notify = match self.armed {
+        if let Some(details) = &mut self.details {
+            details.push_back(*detail);
+        }
+        let told = match self.armed {
             Armed::No => false,
             Armed::Solicited => solicited || error,
             Armed::Any => true,
         };
+        let mut pushed = Pushed { overwrote: full, ..Pushed::default() };
+        if told {
+            self.gather(&mut pushed);
+        }
+        pushed
+    }
+
+    /// One more completion of which the channel is to be told, now or together with others.
+    fn gather(&mut self, pushed: &mut Pushed) {
+        self.gathered += 1;
+        // Into a full queue nothing more comes.
+        if self.is_due() || self.wcs.len() >= self.capacity {
+            self.armed = Armed::No;
+            pushed.notify = true;
+        } else {
+            pushed.wait = self.gathered == 1 && self.moderation.period > 0;
+        }
+    }
+
+    fn is_due(&self) -> bool {
+        let count = u32::from(self.moderation.count);
+        self.gathered > 0
+            && self.armed != Armed::No
+            && (self.moderation.is_off() || count > 0 && self.gathered >= count)
+    }
+
+    /// Changes how notifications are gathered. What was gathered is told at once if it is enough now, or waits for the new
+    /// period.
+    pub fn moderate(&mut self, moderation: Moderation) -> Pushed {
+        self.moderation = moderation;
+        let notify = self.is_due();
         if notify {
             self.armed = Armed::No;
         }
-        Pushed { notify, ..Pushed::default() }
+        let wait = self.gathered > 0 && self.armed != Armed::No && moderation.period > 0;
+        Pushed { notify, wait, ..Pushed::default() }
+    }
+
+    /// How notifications are gathered.
+    #[must_use]
+    pub fn moderation(&self) -> Moderation {
+        self.moderation
+    }
+
+    /// The period is over: whether to tell the channel.
+    pub fn expire(&mut self) -> bool {
+        let notify = self.gathered > 0 && self.armed != Armed::No;
+        if notify {
+            self.armed = Armed::No;
+        }
+        notify
     }
 
     /// Moves the oldest completions to `out`; returns how many.
@@ -95,12 +204,25 @@ impl Cq {
         for (to, wc) in out.iter_mut().zip(self.wcs.drain(..n)) {
             *to = wc;
         }
+        if let Some(details) = &mut self.details {
+            details.drain(..n);
+        }
         n
+    }
+
+    /// The oldest completion, with what is kept besides.
+    pub fn pop(&mut self) -> Option<WcEx> {
+        let wc = self.wcs.pop_front()?;
+        let detail = self.details.as_mut().and_then(VecDeque::pop_front).unwrap_or_default();
+        Some(WcEx { wc, detail })
     }
 
     /// Asks for one notification, at the next completion that is added. Completions that wait already do not
     /// count. Asking for any overrides asking for solicited ones.
     pub fn arm(&mut self, solicited_only: bool) {
+        if self.armed == Armed::No {
+            self.gathered = 0;
+        }
         if !solicited_only {
             self.armed = Armed::Any;
         } else if self.armed == Armed::No {
@@ -110,6 +232,10 @@ impl Cq {
 
     /// Removes the completions of a queue pair that is destroyed or reset (S1.2).
     pub fn purge(&mut self, qpn: Qpn) {
+        if let Some(details) = &mut self.details {
+            let mut wcs = self.wcs.iter();
+            details.retain(|_| wcs.next().is_some_and(|wc| wc.qpn != qpn));
+        }
         self.wcs.retain(|wc| wc.qpn != qpn);
     }
 
@@ -120,6 +246,9 @@ impl Cq {
             return false;
         }
         self.wcs.reserve(capacity - self.wcs.len());
+        if let Some(details) = &mut self.details {
+            details.reserve(capacity - details.len());
+        }
         self.capacity = capacity;
         true
     }
@@ -179,5 +308,70 @@ mod tests {
         let mut out = [Wc::default(); 4];
         assert_eq!(cq.poll(&mut out), 2);
         assert_eq!([out[0].wr_id, out[1].wr_id], [0, 2]);
+    }
+
+    #[test]
+    fn a_queue_that_ignores_overrun_keeps_the_newest() {
+        let options = CqOptions { details: true, ignore_overrun: true };
+        let mut cq = Cq::with_options(2, options);
+        for i in 0..5 {
+            let detail = WcDetail { timestamp: i, ..WcDetail::default() };
+            let pushed = cq.push_detailed(wc(i), &detail, false);
+            assert_eq!(pushed, Pushed { overwrote: i >= 2, ..Pushed::default() });
+        }
+        let polled = |cq: &mut Cq| cq.pop().map(|ex| (ex.wc.wr_id, ex.detail.timestamp));
+        assert_eq!([polled(&mut cq), polled(&mut cq)], [Some((3, 3)), Some((4, 4))]);
+        assert_eq!(polled(&mut cq), None);
+    }
+
+    #[test]
+    fn details_stay_with_their_completions() {
+        let mut cq = Cq::with_options(8, CqOptions { details: true, ..CqOptions::default() });
+        for i in 0..6 {
+            let detail = WcDetail { timestamp: 100 + i, ..WcDetail::default() };
+            cq.push_detailed(wc(i), &detail, false);
+        }
+        cq.purge(Qpn::new(1));
+        let mut out = [Wc::default(); 1];
+        assert_eq!((cq.poll(&mut out), out[0].wr_id), (1, 0));
+        for expected in [2, 4] {
+            let ex = cq.pop().unwrap();
+            assert_eq!((ex.wc.wr_id, ex.detail.timestamp), (expected, 100 + expected));
+        }
+        assert!(cq.is_empty() && cq.resize(16));
+    }
+
+    #[test]
+    fn moderation_tells_after_a_count_or_a_period() {
+        let mut cq = Cq::new(16);
+        assert_eq!(cq.moderate(Moderation { count: 3, period: 50 }), Pushed::default());
+        cq.push(wc(0), false);
+        cq.arm(false);
+        let waits = Pushed { wait: true, ..Pushed::default() };
+        let told = Pushed { notify: true, ..Pushed::default() };
+        assert_eq!(cq.push(wc(1), false), waits);
+        assert_eq!(cq.push(wc(2), false), Pushed::default());
+        // Asked again, it goes on counting.
+        cq.arm(false);
+        assert_eq!(cq.push(wc(3), false), told);
+        assert!(!cq.expire());
+        cq.arm(true);
+        assert_eq!(cq.push(wc(4), false), Pushed::default());
+        assert_eq!(cq.push(wc(5), true), waits);
+        assert!(cq.expire() && !cq.expire());
+    }
+
+    #[test]
+    fn moderation_that_ends_or_a_full_queue_tells_what_was_gathered() {
+        let mut cq = Cq::new(3);
+        cq.moderate(Moderation { count: 100, period: 0 });
+        cq.arm(false);
+        assert_eq!(cq.push(wc(0), false), Pushed::default());
+        assert!(cq.moderate(Moderation { count: 100, period: 9 }).wait);
+        assert!(cq.moderate(Moderation::default()).notify);
+        cq.moderate(Moderation { count: 100, period: 0 });
+        cq.arm(false);
+        assert!(!cq.push(wc(1), false).notify);
+        assert!(cq.push(wc(2), false).notify);
     }
 }

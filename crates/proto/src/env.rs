@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::comp_cntr::CompCntrOps;
 use crate::counters::Counter;
 use crate::direct::Direct;
 use crate::event::QpEvent;
@@ -10,7 +11,8 @@ use crate::mr::MrTable;
 use crate::payload::Payload;
 use crate::recv_queue::RecvWqe;
 use crate::time::Time;
-use crate::wc::Wc;
+use crate::tag_list::{Tagged, Taken};
+use crate::wc::{TmInfo, Wc};
 use crate::wire::packet::Headers;
 use crate::wr::AddressVector;
 
@@ -115,6 +117,25 @@ pub trait Env {
     /// Takes the oldest WQE of the queue pair's SRQ, and raises the SRQ's limit event where due. Only called
     /// on a queue pair that was created with one, or on XRC after [`select_srq`](Self::select_srq).
     fn take_srq(&mut self, into: &mut RecvWqe) -> bool;
+
+    /// Takes a buffer for a message of the queue pair's tag-matching SRQ: that of its tag, or the oldest of the queue, and then
+    /// counts it as unexpected if it has a tag; the SRQ's limit event is raised where due. `None`: none is there. Only called
+    /// on a queue pair that was made by [`Qp::with_tag_matching`](crate::qp::Qp::with_tag_matching).
+    fn take_tagged(&mut self, tagged: Tagged, into: &mut RecvWqe) -> Option<Taken> {
+        let _ = (tagged, into);
+        None
+    }
+
+    /// As [`complete`](Self::complete) of the receive side, of a message that has matched a tag.
+    fn complete_tagged(&mut self, wc: Wc, tm: TmInfo, solicited: bool) {
+        let _ = tm;
+        self.complete(Side::Recv, wc, solicited);
+    }
+
+    /// One of the operations that the queue pair counts ([`Qp::count`](crate::qp::Qp::count)) has completed.
+    fn count_completion(&mut self, op: CompCntrOps, bytes: u32, failed: bool) {
+        let _ = (op, bytes, failed);
+    }
 
     /// Raises an asynchronous event.
     fn raise(&mut self, event: QpEvent);

@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod cm;
+pub mod comp_cntr;
 pub mod counters;
 pub mod cq;
 pub mod direct;
@@ -14,6 +15,7 @@ pub mod mr;
 pub mod payload;
 pub mod qp;
 pub mod recv_queue;
+pub mod tag_list;
 pub mod time;
 pub mod types;
 pub mod wc;

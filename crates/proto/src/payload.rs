@@ -153,6 +153,22 @@ impl Data<'_> {
         self.len() == 0
     }
 
+    /// Copies the beginning to `dst`; how many bytes there were.
+    pub fn read(&self, memory: &impl Memory, dst: &mut [u8]) -> Result<usize, Fault> {
+        let len = self.len().min(dst.len());
+        match *self {
+            Self::Bytes(bytes) => dst[..len].copy_from_slice(&bytes[..len]),
+            Self::Shared { addr, .. } => memory.read(addr, &mut dst[..len])?,
+        }
+        Ok(len)
+    }
+
+    /// What is left after the first `n` bytes, of which there are as many.
+    #[must_use]
+    pub fn skip(self, n: usize) -> Self {
+        self.split_at(n).1
+    }
+
     /// Copies everything to an address.
     pub fn write(&self, to: u64, memory: &impl Memory) -> Result<(), Fault> {
         match *self {

@@ -39,6 +39,10 @@ pub enum WcStatus {
     RnrRetryExcErr = 13,
     /// Anything else.
     GeneralErr = 21,
+    /// A tag could not be removed: it is not there, or a message has taken it.
+    TmErr = 22,
+    /// A rendezvous message does not fit the buffer of its tag; its headers lie there.
+    TmRndvIncomplete = 23,
 }
 
 /// `enum ibv_wc_opcode`.
@@ -60,13 +64,23 @@ pub enum WcOpcode {
     Recv = 128,
     /// A receive that a WRITE with immediate data took.
     RecvRdmaWithImm = 129,
+    /// A tag was added to a tag-matching SRQ.
+    TmAdd = 130,
+    /// A tag was removed.
+    TmDel = 131,
+    /// A count of unexpected messages was told.
+    TmSync = 132,
+    /// A message with a tag.
+    TmRecv = 133,
+    /// A message without one.
+    TmNoTag = 134,
 }
 
 impl WcOpcode {
-    /// Whether a receive queue made it.
+    /// Whether a receive queue or an SRQ made it.
     #[must_use]
     pub fn is_recv(self) -> bool {
-        matches!(self, Self::Recv | Self::RecvRdmaWithImm)
+        self as u8 >= Self::Recv as u8
     }
 }
 
@@ -80,6 +94,12 @@ bitflags! {
         const WITH_IMM = 2;
         /// `imm` holds the key that the peer invalidated.
         const WITH_INV = 8;
+        /// Messages arrived that the program has not told the tag-matching SRQ to have seen.
+        const TM_SYNC_REQ = 16;
+        /// A message matched the tag of this buffer.
+        const TM_MATCH = 32;
+        /// All data of the matched message is in the buffer.
+        const TM_DATA_VALID = 64;
     }
 }
 
@@ -108,4 +128,33 @@ pub struct Wc {
     pub src_qpn: Qpn,
     /// For a send: the send queue's count of slots that are free again once this is polled (see [`crate::cq`]).
     pub sq_count: u32,
+}
+
+/// What the header of a message for a tag-matching SRQ said (`struct ibv_wc_tm_info`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TmInfo {
+    /// Tag.
+    pub tag: u64,
+    /// The sending program's own word.
+    pub user_data: u32,
+}
+
+/// What a completion queue keeps of a completion besides, if it was made for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WcDetail {
+    /// The device's clock, in its ticks.
+    pub timestamp: u64,
+    /// Nanoseconds since 1970.
+    pub wallclock: u64,
+    /// Of a matched message.
+    pub tm: TmInfo,
+}
+
+/// A work completion of an extended completion queue (`struct ibv_cq_ex`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WcEx {
+    /// The completion.
+    pub wc: Wc,
+    /// What is kept besides; zeros where it is not.
+    pub detail: WcDetail,
 }

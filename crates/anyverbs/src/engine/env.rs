@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyverbs_net::{MAX_PAYLOAD_V6, is_handed_on};
+use anyverbs_proto::comp_cntr::CompCntrOps;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::direct::Direct;
 use anyverbs_proto::env::{Env, Side, TransmitError};
@@ -13,15 +14,17 @@ use anyverbs_proto::mr::MrTable;
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::recv_queue::RecvWqe;
+use anyverbs_proto::tag_list::{Tagged, Taken};
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
-use anyverbs_proto::wc::Wc;
+use anyverbs_proto::wc::{TmInfo, Wc};
 use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wr::AddressVector;
 use parking_lot::MutexGuard;
 
 use super::Engine;
 use super::timers::Registered;
+use crate::comp_cntr::Attached;
 use crate::link::direct::{self, PublishedQp};
 use crate::link::shm::{self, Peer, Refused, ShmRoute};
 use crate::link::udp::{Asked, Outbox, UdpRoute};
@@ -93,6 +96,8 @@ pub(crate) struct Link {
     pub(crate) blocked: bool,
     /// Of a target: the SRQ that its last request named.
     pub(crate) xrc_srq: Option<Arc<SrqCell>>,
+    /// Who counts its completions.
+    pub(crate) comp_cntrs: Attached,
     /// What peers are told that they may do without a message.
     pub(crate) published: PublishedQp,
 }
@@ -416,6 +421,22 @@ impl Env for DeviceEnv<'_> {
 
     fn take_srq(&mut self, into: &mut RecvWqe) -> bool {
         self.cell.srq.as_ref().or(self.link.xrc_srq.as_ref()).is_some_and(|srq| srq.take(into))
+    }
+
+    fn take_tagged(&mut self, tagged: Tagged, into: &mut RecvWqe) -> Option<Taken> {
+        self.cell.srq.as_ref()?.take_tagged(tagged, into)
+    }
+
+    fn complete_tagged(&mut self, wc: Wc, tm: TmInfo, solicited: bool) {
+        if let Some(cq) = &self.cell.recv_cq
+            && cq.push_tagged(wc, tm, solicited)
+        {
+            self.engine.note_overrun(cq, self.cell.qpn);
+        }
+    }
+
+    fn count_completion(&mut self, op: CompCntrOps, bytes: u32, failed: bool) {
+        self.link.comp_cntrs.count(op, bytes, failed);
     }
 
     fn raise(&mut self, event: QpEvent) {

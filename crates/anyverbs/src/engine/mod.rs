@@ -12,6 +12,7 @@
 pub(crate) mod env;
 mod exit;
 pub(crate) mod gsi;
+mod moderation;
 mod owed;
 pub(crate) mod pace;
 pub(crate) mod path;
@@ -54,6 +55,7 @@ use crate::multicast::Groups;
 use crate::xrcd::Domains;
 use exit::Farewell;
 use gsi::Gsi;
+use moderation::Moderated;
 use path::Paths;
 use progress::RxState;
 use qp_table::QpTable;
@@ -99,6 +101,7 @@ pub(crate) struct Quotas {
     pub(crate) xrcd: Quota,
     pub(crate) ah: Quota,
     pub(crate) qp: Quota,
+    pub(crate) comp_cntr: Quota,
 }
 
 /// A CQ that has overrun, and the queue pair whose completion was lost.
@@ -139,6 +142,8 @@ pub(crate) struct Engine {
     /// CQs that have overrun, whose queue pairs must fail.
     overrun: Mutex<Vec<Overrun>>,
     any_overrun: AtomicBool,
+    /// CQs whose channel is told later.
+    moderated: Moderated,
     contexts: Mutex<Vec<Weak<ContextCell>>>,
     pds: AtomicU32,
     start: Instant,
@@ -265,6 +270,7 @@ impl Engine {
                 xrcd: Quota::new(attr.max_pd),
                 ah: Quota::new(attr.max_ah),
                 qp: Quota::new(attr.max_qp),
+                comp_cntr: Quota::new(attr.max_comp_cntr),
             },
             inproc: Inproc::default(),
             shm,
@@ -277,6 +283,7 @@ impl Engine {
             acking: Mutex::new(Vec::with_capacity(8)),
             overrun: Mutex::new(Vec::new()),
             any_overrun: AtomicBool::new(false),
+            moderated: Moderated::new(),
             contexts: Mutex::new(Vec::new()),
             pds: AtomicU32::new(1),
             start: Instant::now(),
@@ -329,6 +336,7 @@ impl Engine {
             pkeys: self.attr.max_pkeys,
             max_mtu,
             max_rd_atomic: self.attr.max_qp_rd_atom.try_into().unwrap_or(u8::MAX),
+            max_rate_limit: self.attr.max_rate_limit,
         }
     }
 

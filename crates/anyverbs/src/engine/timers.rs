@@ -114,7 +114,8 @@ impl Engine {
     /// When the next timer of any kind is due, in nanoseconds.
     pub(super) fn next_deadline(&self) -> u64 {
         let shm = self.shm.as_ref().map_or(NEVER, shm::Shm::next);
-        self.timers.next().min(self.paths.next()).min(self.gsi.next()).min(shm)
+        let others = self.gsi.next().min(shm).min(self.moderated.next());
+        self.timers.next().min(self.paths.next()).min(others)
     }
 
     /// Whether everything that came before `deadline` was delivered: a timer must not take for lost what only waits
@@ -166,6 +167,7 @@ impl Engine {
         for qpn in resume {
             self.resume(qpn);
         }
+        self.tell_moderated(now);
         self.run_gsi(now);
         self.after_unlock();
     }

@@ -258,6 +258,37 @@ pub(crate) unsafe extern "C" fn ibv_create_ah_from_wc(
     }))
 }
 
+/// What stands for "no VLAN".
+const NO_VLAN: u16 = 0xffff;
+
+/// `ibv_resolve_eth_l2_from_gid`: 0, or the negative errno value, as in rdma-core. `vid` is `0xffff` without a VLAN. May take
+/// three seconds.
+///
+/// # Safety
+/// `attr` is NULL or readable; `mac` has 6 writable bytes, or is NULL; `vid` is NULL or writable.
+pub(crate) unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(
+    context_: *mut ibv_context,
+    attr: *mut ibv_ah_attr,
+    mac: *mut u8,
+    vid: *mut u16,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let attr = unsafe { attr.as_ref() };
+    let resolved = context(context_).and_then(|context| {
+        let attr = attr.filter(|_| !mac.is_null()).ok_or(Errno::EINVAL)?;
+        let (found, vlan) = context.inner.device.resolve_ethernet(&ah_attr(attr))?;
+        // SAFETY: the caller's promise.
+        unsafe {
+            mac.cast::<[u8; 6]>().write(found);
+            if !vid.is_null() {
+                vid.write(vlan.unwrap_or(NO_VLAN));
+            }
+        }
+        Ok(())
+    });
+    -value(resolved)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -178,8 +178,8 @@ fn query_device(context_: *mut ibv_context) -> Result<ibv_device_attr, Errno> {
     Ok(attr)
 }
 
-/// Slot of `ibv_query_device_ex`: fills at most `attr_size` bytes. There is no on-demand paging, offload, tag matching
-/// or device memory: those fields are 0.
+/// Slot of `ibv_query_device_ex`: fills at most `attr_size` bytes. There is no on-demand paging, offload or device memory:
+/// those fields are 0.
 ///
 /// # Safety
 /// `input` is NULL or readable; `attr` has `attr_size` writable bytes.
@@ -199,9 +199,53 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         let mut ex: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
         ex.orig_attr = queried;
         ex.device_cap_flags_ex = queried.device_cap_flags.into();
+        let device = context(context_)?.inner.device.device_attr()?;
+        ex.completion_timestamp_mask = u64::MAX;
+        ex.hca_core_clock = device.clock_khz;
+        ex.cq_mod_caps = ibv_cq_moderation_caps {
+            max_cq_count: device.max_cq_count,
+            max_cq_period: device.max_cq_period,
+        };
+        ex.packet_pacing_caps = ibv_packet_pacing_caps {
+            qp_rate_limit_min: 1,
+            qp_rate_limit_max: device.max_rate_limit,
+            supported_qpts: [IBV_QPT_RC, IBV_QPT_UC, IBV_QPT_UD, IBV_QPT_XRC_SEND]
+                .into_iter()
+                .fold(0, |mask, qp_type| mask | 1 << qp_type),
+        };
+        ex.tm_caps = ibv_tm_caps {
+            max_rndv_hdr_size: device.max_rndv_hdr_size,
+            max_num_tags: device.max_num_tags.into(),
+            flags: IBV_TM_CAP_RC,
+            max_ops: device.max_tag_ops,
+            max_sge: anyverbs::MAX_TAG_SGE as u32,
+        };
         ex.phys_port_cnt_ex = queried.phys_port_cnt.into();
         // SAFETY: the caller's promise.
         unsafe { write_sized(attr, &ex, attr_size) };
+        Ok(())
+    }))
+}
+
+/// Slot of `ibv_query_rt_values_ex`: 0, or the errno value. The clock's value stands in `tv_nsec` alone, as where devices
+/// count cycles.
+///
+/// # Safety
+/// `values` is NULL, or readable and writable.
+pub(crate) unsafe extern "C" fn query_rt_values(
+    context_: *mut ibv_context,
+    values: *mut ibv_values_ex,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let values = unsafe { values.as_mut() };
+    value(context(context_).and_then(|context| {
+        let values = values.ok_or(Errno::EINVAL)?;
+        let asked = values.comp_mask & IBV_VALUES_MASK_RAW_CLOCK;
+        if asked != 0 {
+            let ticks = context.inner.device.raw_clock();
+            values.raw_clock = libc::timespec { tv_sec: 0, tv_nsec: ticks as _ };
+        }
+        values.comp_mask = asked;
         Ok(())
     }))
 }

@@ -2,13 +2,13 @@
 
 use std::{ffi::c_int, sync::Arc};
 
-use anyverbs::{Wc, WcFlags};
+use anyverbs::{CqFields, CqInitAttr, Moderation, Wc, WcFlags};
 
 use crate::{
     abi::*,
     errno::{Errno, pointer, value},
     object::{self, Object, deref},
-    verbs::{CompChannel, Context, PollSession, context, set_iterator},
+    verbs::{CompChannel, Context, Pd, PollSession, context, set_iterator},
 };
 
 pub(crate) type Cq = Object<ibv_cq_ex>;
@@ -47,17 +47,8 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
     pointer(create(context_, &attr)).cast()
 }
 
-/// Completion fields that the iterator serves.
-const WC_FLAGS: u64 = (IBV_WC_EX_WITH_BYTE_LEN
-    | IBV_WC_EX_WITH_IMM
-    | IBV_WC_EX_WITH_QP_NUM
-    | IBV_WC_EX_WITH_SRC_QP
-    | IBV_WC_EX_WITH_SLID
-    | IBV_WC_EX_WITH_SL
-    | IBV_WC_EX_WITH_DLID_PATH_BITS) as u64;
-
-/// Slot of `ibv_create_cq_ex`: NULL with `errno` on failure, `EOPNOTSUPP` for completion fields, parent domains and
-/// overrun that is ignored. `SINGLE_THREADED` is a hint, and is not needed.
+/// Slot of `ibv_create_cq_ex`: NULL with `errno` on failure, `EOPNOTSUPP` for completion fields that are not known.
+/// `SINGLE_THREADED` is a hint, and is not needed.
 ///
 /// # Safety
 /// `attr` is NULL or readable.
@@ -68,6 +59,9 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     pointer(attr.ok_or(Errno::EINVAL).and_then(|attr| {
+        if attr.wc_flags & !u64::from(IBV_CREATE_CQ_SUP_WC_FLAGS) != 0 {
+            return Err(Errno::EOPNOTSUPP);
+        }
         let flags = if attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS != 0 { attr.flags } else { 0 };
         let known = IBV_CREATE_CQ_ATTR_SINGLE_THREADED | IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN;
         if attr.comp_mask & !(IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD) != 0
@@ -75,14 +69,28 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         {
             return Err(Errno::EINVAL);
         }
-        if attr.wc_flags & !WC_FLAGS != 0
-            || flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0
-            || attr.comp_mask & IBV_CQ_INIT_ATTR_MASK_PD != 0
-        {
-            return Err(Errno::EOPNOTSUPP);
-        }
         create(context_, attr)
     }))
+}
+
+/// What the CQ has to keep of a completion; everything else stands in the completion itself, or is 0 on this device.
+fn fields(wc_flags: u64) -> CqFields {
+    let mut fields = CqFields::empty();
+    for (flag, field) in [
+        (IBV_WC_EX_WITH_COMPLETION_TIMESTAMP, CqFields::TIMESTAMP),
+        (IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK, CqFields::WALLCLOCK),
+        (IBV_WC_EX_WITH_TM_INFO, CqFields::TM_INFO),
+    ] {
+        fields.set(field, wc_flags & u64::from(flag) != 0);
+    }
+    fields
+}
+
+/// A parent domain of this context; `EINVAL` for a plain protection domain.
+fn parent_domain(context: &Arc<Context>, pd: *mut ibv_pd) -> Result<Arc<Pd>, Errno> {
+    let pd: Arc<Pd> = object::find(pd)?;
+    let fits = pd.inner.device.is_parent_domain() && Arc::ptr_eq(&pd.inner.context, context);
+    if fits { Ok(pd) } else { Err(Errno::EINVAL) }
 }
 
 fn create(context_: *mut ibv_context, attr: &ibv_cq_init_attr_ex) -> Result<*mut ibv_cq_ex, Errno> {
@@ -92,8 +100,21 @@ fn create(context_: *mut ibv_context, attr: &ibv_cq_init_attr_ex) -> Result<*mut
     if channel.as_ref().is_some_and(|c| !Arc::ptr_eq(&c.inner.context, &context)) {
         return Err(Errno::EINVAL);
     }
-    let events = channel.as_ref().map(|c| &c.inner.device);
-    let device = context.inner.device.create_cq(attr.cqe, events, attr.comp_vector, 0)?;
+    let has = |bit| attr.comp_mask & bit != 0;
+    let pd = if has(IBV_CQ_INIT_ATTR_MASK_PD) {
+        Some(parent_domain(&context, attr.parent_domain)?)
+    } else {
+        None
+    };
+    let flags = if has(IBV_CQ_INIT_ATTR_MASK_FLAGS) { attr.flags } else { 0 };
+    let device = context.inner.device.create_cq_ex(&CqInitAttr {
+        channel: channel.as_ref().map(|c| &c.inner.device),
+        comp_vector: attr.comp_vector,
+        fields: fields(attr.wc_flags),
+        ignore_overrun: flags & IBV_CREATE_CQ_ATTR_IGNORE_OVERRUN != 0,
+        pd: pd.as_ref().map(|pd| &pd.inner.device),
+        ..CqInitAttr::new(attr.cqe)
+    })?;
     let handle = object::new_handle();
     // SAFETY: integers, NULL pointers, empty slots, and a mutex and condition that zeros initialise.
     let mut public: ibv_cq_ex = unsafe { std::mem::zeroed() };
@@ -116,6 +137,26 @@ pub(crate) unsafe extern "C" fn ibv_resize_cq(cq_: *mut ibv_cq, cqe: c_int) -> c
         cq.inner.device.resize(u32::try_from(cqe).map_err(|_| Errno::EINVAL)?)?;
         // SAFETY: the object is live.
         unsafe { (&raw mut (*cq.public()).cqe).write(cq.inner.device.capacity() as c_int) };
+        Ok(())
+    }))
+}
+
+/// Slot of `ibv_modify_cq`: 0, or the errno value. A count or a period of 0 is no limit of its kind.
+///
+/// # Safety
+/// `attr` is NULL or readable.
+pub(crate) unsafe extern "C" fn modify_cq(
+    cq_: *mut ibv_cq,
+    attr: *mut ibv_modify_cq_attr,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let attr = unsafe { attr.as_ref() };
+    value(cq(cq_).and_then(|cq| {
+        let attr = attr.filter(|a| a.attr_mask < IBV_CQ_ATTR_RESERVED).ok_or(Errno::EINVAL)?;
+        if attr.attr_mask & IBV_CQ_ATTR_MODERATE != 0 {
+            let ibv_moderate_cq { cq_count: count, cq_period: period } = attr.moderate;
+            cq.inner.device.moderate(Moderation { count, period })?;
+        }
         Ok(())
     }))
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_uint};
 
-use anyverbs::Wc;
+use anyverbs::WcEx;
 
 use crate::{
     abi::*,
@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// The completion that the program looks at, from `ibv_start_poll` to `ibv_end_poll`.
-pub(crate) type PollSession = Session<Wc>;
+pub(crate) type PollSession = Session<WcEx>;
 
 /// Fills the function pointers of a CQ. All are there, whatever fields the program asked for: a field that it did not
 /// ask for reads as 0 or as what the completion says.
@@ -35,20 +35,20 @@ pub(crate) fn set_iterator(cq: &mut ibv_cq_ex) {
     cq.read_cvlan = Some(read_cvlan);
     cq.read_flow_tag = Some(read_flow_tag);
     cq.read_tm_info = Some(read_tm_info);
-    cq.read_completion_wallclock_ns = Some(read_completion_ts);
+    cq.read_completion_wallclock_ns = Some(read_completion_wallclock_ns);
 }
 
 /// Takes the next completion: 0, `ENOENT` when there is none, or another errno value.
 fn advance(cq: &Cq) -> c_int {
     let next =
-        cq.inner.iterator.with(|current| cq.inner.device.poll(std::slice::from_mut(current)));
+        cq.inner.iterator.with(|current| cq.inner.device.poll_ex(std::slice::from_mut(current)));
     match next {
         Some(Ok(1)) => {}
         Some(Ok(_)) => return libc::ENOENT,
         Some(Err(e)) => return Errno::from(e).set(),
         None => return Errno::EINVAL.set(),
     }
-    if let Some((wr_id, status)) = cq.inner.iterator.with(|wc| (wc.wr_id, wc.status)) {
+    if let Some((wr_id, status)) = cq.inner.iterator.with(|ex| (ex.wc.wr_id, ex.wc.status)) {
         let public = cq.public();
         // SAFETY: the CQ is live, and its iterator this thread's.
         unsafe {
@@ -95,9 +95,9 @@ unsafe extern "C" fn end_poll(cq: *mut ibv_cq_ex) {
 ///
 /// # Safety
 /// `cq` is NULL or live.
-unsafe fn read<T: Default>(cq: *mut ibv_cq_ex, field: impl FnOnce(&Wc) -> T) -> T {
+unsafe fn read<T: Default>(cq: *mut ibv_cq_ex, field: impl FnOnce(&WcEx) -> T) -> T {
     // SAFETY: the caller's promise.
-    unsafe { deref(cq) }.and_then(|cq| cq.inner.iterator.with(|wc| field(wc))).unwrap_or_default()
+    unsafe { deref(cq) }.and_then(|cq| cq.inner.iterator.with(|ex| field(ex))).unwrap_or_default()
 }
 
 macro_rules! readers {
@@ -110,25 +110,29 @@ macro_rules! readers {
 }
 
 readers! {
-    read_opcode: ibv_wc_opcode = |wc| wc.opcode as u32;
-    read_vendor_err: u32 = |wc| wc.vendor_err;
-    read_byte_len: u32 = |wc| wc.byte_len;
-    read_imm_data: u32 = imm;
-    read_qp_num: u32 = |wc| wc.qpn.get();
-    read_src_qp: u32 = |wc| wc.src_qpn.get();
-    read_wc_flags: c_uint = |wc| wc.flags.bits().into();
+    read_opcode: ibv_wc_opcode = |ex| ex.wc.opcode as u32;
+    read_vendor_err: u32 = |ex| ex.wc.vendor_err;
+    read_byte_len: u32 = |ex| ex.wc.byte_len;
+    read_imm_data: u32 = |ex| imm(&ex.wc);
+    read_qp_num: u32 = |ex| ex.wc.qpn.get();
+    read_src_qp: u32 = |ex| ex.wc.src_qpn.get();
+    read_wc_flags: c_uint = |ex| ex.wc.flags.bits().into();
+    read_sl: u8 = |ex| ex.wc.sl;
+    read_completion_ts: u64 = |ex| ex.detail.timestamp;
+    read_completion_wallclock_ns: u64 = |ex| ex.detail.wallclock;
+    // RoCE has no LIDs.
     read_slid: u32 = |_| 0;
-    read_sl: u8 = |wc| wc.sl;
     read_dlid_path_bits: u8 = |_| 0;
-    // Not offered at creation.
-    read_completion_ts: u64 = |_| 0;
+    // Of raw packets.
     read_cvlan: u16 = |_| 0;
     read_flow_tag: u32 = |_| 0;
 }
 
-unsafe extern "C" fn read_tm_info(_: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) {
+unsafe extern "C" fn read_tm_info(cq: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) {
     if !info.is_null() {
+        // SAFETY: NULL or live, by the caller's promise.
+        let tm = unsafe { read(cq, |ex| ex.detail.tm) };
         // SAFETY: the program gives a writable place.
-        unsafe { info.write(ibv_wc_tm_info { tag: 0, r#priv: 0 }) };
+        unsafe { info.write(ibv_wc_tm_info { tag: tm.tag, r#priv: tm.user_data }) };
     }
 }

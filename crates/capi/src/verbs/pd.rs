@@ -21,10 +21,15 @@ pub(crate) struct PdInner {
 pub(crate) unsafe extern "C" fn ibv_alloc_pd(context_: *mut ibv_context) -> *mut ibv_pd {
     pointer(context(context_).and_then(|context| {
         let device = context.inner.device.alloc_pd()?;
-        let handle = object::new_handle();
-        let public = ibv_pd { context: context.pointer(), handle };
-        Ok(object::publish(public, handle, PdInner { device, context }))
+        Ok(publish_pd(PdInner { device, context }))
     }))
+}
+
+/// Gives a protection domain or a parent domain to the program.
+pub(crate) fn publish_pd(inner: PdInner) -> *mut ibv_pd {
+    let handle = object::new_handle();
+    let public = ibv_pd { context: inner.context.pointer(), handle };
+    object::publish(public, handle, inner)
 }
 
 /// `ibv_dealloc_pd`: 0, or the errno value; `EBUSY` while anything uses it.

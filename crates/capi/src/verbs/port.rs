@@ -84,6 +84,29 @@ pub(crate) unsafe extern "C" fn ibv_query_port(
     unsafe { query_port(context_, port, attr.cast(), COMPAT_PORT_ATTR_SIZE) }
 }
 
+/// Megabits a second of a lane and the lanes, as `port_attr` tells them; counted in hundreds.
+const SPEED: u64 = 4 * 25_000 / 100;
+
+/// `ibv_query_port_speed`: 0, or the errno value. In units of 100 Mb/s, as wide and fast as `ibv_query_port` says.
+///
+/// # Safety
+/// `speed` is NULL or writable.
+pub(crate) unsafe extern "C" fn ibv_query_port_speed(
+    context_: *mut ibv_context,
+    port: u32,
+    speed: *mut u64,
+) -> c_int {
+    value(context(context_).and_then(|context| {
+        context.inner.device.port_attr(u8::try_from(port).map_err(|_| Errno::EINVAL)?)?;
+        if speed.is_null() {
+            return Err(Errno::EINVAL);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { speed.write(SPEED) };
+        Ok(())
+    }))
+}
+
 fn c_gid(entry: Option<&GidEntry>) -> ibv_gid {
     ibv_gid { raw: entry.map_or([0; 16], |e| e.gid.0) }
 }

@@ -19,7 +19,7 @@ pub(crate) type SgeRoom = [MaybeUninit<Sge>; MAX_SGE];
 ///
 /// # Safety
 /// `list` is NULL or has `count` readable elements.
-unsafe fn sges(room: &mut SgeRoom, list: *const ibv_sge, count: c_int) -> Result<&[Sge], Errno> {
+pub(crate) unsafe fn sges(room: &mut SgeRoom, list: *const ibv_sge, count: c_int) -> Result<&[Sge], Errno> {
     let count = usize::try_from(count).ok().filter(|n| *n <= MAX_SGE).ok_or(Errno::EINVAL)?;
     if count > 0 && list.is_null() {
         return Err(Errno::EINVAL);
@@ -99,7 +99,7 @@ unsafe fn send_wr<'a>(
 ///
 /// # Safety
 /// `bad` is NULL or writable.
-unsafe fn refuse<T>(bad: *mut *mut T, wr: *mut T, errno: Errno) -> c_int {
+pub(crate) unsafe fn refuse_wr<T>(bad: *mut *mut T, wr: *mut T, errno: Errno) -> c_int {
     if !bad.is_null() {
         // SAFETY: the caller's promise.
         unsafe { bad.write(wr) };
@@ -130,7 +130,7 @@ pub(crate) unsafe extern "C" fn post_send(
         Ok(())
     });
     // SAFETY: the caller's promise.
-    posted.map_or_else(|e| unsafe { refuse(bad_wr, wr, e) }, |()| 0)
+    posted.map_or_else(|e| unsafe { refuse_wr(bad_wr, wr, e) }, |()| 0)
 }
 
 /// Posts a list of receives, one at a time.
@@ -169,7 +169,7 @@ pub(crate) unsafe extern "C" fn post_recv(
         unsafe { receives(&mut wr, |r| poster.recv(r)) }
     });
     // SAFETY: the caller's promise.
-    posted.map_or_else(|e| unsafe { refuse(bad_wr, wr, e) }, |()| 0)
+    posted.map_or_else(|e| unsafe { refuse_wr(bad_wr, wr, e) }, |()| 0)
 }
 
 /// Slot of `ibv_post_srq_recv`: 0, or the errno value with `*bad_wr` the first request that was not posted.
@@ -189,5 +189,5 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
         unsafe { receives(&mut wr, |r| poster.recv(r)) }
     });
     // SAFETY: the caller's promise.
-    posted.map_or_else(|e| unsafe { refuse(bad_wr, wr, e) }, |()| 0)
+    posted.map_or_else(|e| unsafe { refuse_wr(bad_wr, wr, e) }, |()| 0)
 }

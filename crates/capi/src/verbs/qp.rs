@@ -7,8 +7,8 @@ use std::{
 };
 
 use anyverbs::{
-    Access, Mtu, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpInitAttr, QpState, QpType, Qpn, UdDest,
-    XrcSendInitAttr,
+    Access, Mtu, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpInitAttr, QpState, QpType, Qpn, RateLimit,
+    UdDest, XrcSendInitAttr,
 };
 
 use crate::{
@@ -333,6 +333,7 @@ fn qp_attr(context: &Context, attr: &ibv_qp_attr, mask: QpAttrMask) -> Result<Qp
         min_rnr_timer: attr.min_rnr_timer,
         sq_psn: Psn::new(attr.sq_psn),
         max_dest_rd_atomic: attr.max_dest_rd_atomic,
+        rate_limit: attr.rate_limit,
         ..QpAttr::default()
     };
     if has(QpAttrMask::STATE) {
@@ -395,6 +396,26 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
     }))
 }
 
+/// Slot of `ibv_modify_qp_rate_limit`: 0, or the errno value. A rate of 0 ends the limit.
+///
+/// # Safety
+/// `attr` is NULL or readable.
+pub(crate) unsafe extern "C" fn modify_qp_rate_limit(
+    qp_: *mut ibv_qp,
+    attr: *mut ibv_qp_rate_limit_attr,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let attr = unsafe { attr.as_ref() };
+    value(qp(qp_).and_then(|qp| {
+        let attr = attr.filter(|a| a.comp_mask == 0).ok_or(Errno::EINVAL)?;
+        Ok(qp.inner.device.limit_rate(&RateLimit {
+            kbps: attr.rate_limit,
+            max_burst: attr.max_burst_sz,
+            typical_packet: attr.typical_pkt_sz,
+        })?)
+    }))
+}
+
 pub(crate) fn set_state(qp: &Qp, state: QpState) {
     // SAFETY: the object is live.
     unsafe { (&raw mut (*qp.public()).qp_base.state).write(state as u32) };
@@ -436,7 +457,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
 }
 
 pub(crate) fn c_qp_attr(attr: &QpAttr, cap: ibv_qp_cap) -> ibv_qp_attr {
-    // SAFETY: integers and GIDs; fields without a meaning here (alternate path, rate limit) stay 0.
+    // SAFETY: integers and GIDs; fields without a meaning here (alternate path) stay 0.
     let mut c: ibv_qp_attr = unsafe { std::mem::zeroed() };
     c.qp_state = attr.state as u32;
     c.cur_qp_state = attr.cur_state as u32;
@@ -458,6 +479,7 @@ pub(crate) fn c_qp_attr(attr: &QpAttr, cap: ibv_qp_cap) -> ibv_qp_attr {
     c.timeout = attr.timeout;
     c.retry_cnt = attr.retry_cnt;
     c.rnr_retry = attr.rnr_retry;
+    c.rate_limit = attr.rate_limit;
     c
 }
 

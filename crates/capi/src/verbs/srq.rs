@@ -2,7 +2,7 @@
 
 use std::{ffi::c_int, sync::Arc};
 
-use anyverbs::SrqInitAttr;
+use anyverbs::{SrqInitAttr, TmSrqInitAttr};
 
 use crate::{
     abi::*,
@@ -29,10 +29,10 @@ pub(crate) unsafe extern "C" fn ibv_create_srq(
 ) -> *mut ibv_srq {
     // SAFETY: the caller's promise.
     let init = unsafe { init.as_mut() };
-    pointer(init.ok_or(Errno::EINVAL).and_then(|init| create(pd, init, None)))
+    pointer(init.ok_or(Errno::EINVAL).and_then(|init| create(pd, init, &Kind::Basic)))
 }
 
-/// Slot of `ibv_create_srq_ex`: BASIC and XRC; tag matching `EOPNOTSUPP`.
+/// Slot of `ibv_create_srq_ex`: NULL with `errno` on failure.
 ///
 /// # Safety
 /// `attr` is NULL, or readable and writable.
@@ -53,40 +53,56 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
         match srq_type {
             IBV_SRQT_BASIC => {}
             IBV_SRQT_XRC => needs |= IBV_SRQ_INIT_ATTR_XRCD | IBV_SRQ_INIT_ATTR_CQ,
-            _ => return Err(Errno::EOPNOTSUPP),
+            _ => needs |= IBV_SRQ_INIT_ATTR_CQ | IBV_SRQ_INIT_ATTR_TM,
         }
         if attr.comp_mask & !IBV_SRQ_INIT_ATTR_TYPE != needs {
             return Err(Errno::EINVAL);
         }
-        let xrc = if srq_type == IBV_SRQT_XRC {
-            Some((object::find(attr.xrcd)?, cq(attr.cq)?))
-        } else {
-            None
+        let kind = match srq_type {
+            IBV_SRQT_BASIC => Kind::Basic,
+            IBV_SRQT_XRC => Kind::Xrc(object::find(attr.xrcd)?, cq(attr.cq)?),
+            _ => Kind::Tm(attr.tm_cap, cq(attr.cq)?),
         };
         let mut init = ibv_srq_init_attr { srq_context: attr.srq_context, attr: attr.attr };
-        let created = create(attr.pd, &mut init, xrc)?;
+        let created = create(attr.pd, &mut init, &kind)?;
         attr.attr = init.attr;
         Ok(created)
     }))
 }
 
-/// Makes an SRQ; one of XRC has a domain and a CQ.
+/// What an SRQ has besides its receives.
+enum Kind {
+    Basic,
+    Xrc(Arc<Xrcd>, Arc<Cq>),
+    Tm(ibv_tm_cap, Arc<Cq>),
+}
+
 fn create(
     pd: *mut ibv_pd,
     init: &mut ibv_srq_init_attr,
-    xrc: Option<(Arc<Xrcd>, Arc<Cq>)>,
+    kind: &Kind,
 ) -> Result<*mut ibv_srq, Errno> {
     let pd: Arc<Pd> = object::find(pd)?;
     let sizes = SrqInitAttr { max_wr: init.attr.max_wr, max_sge: init.attr.max_sge, cookie: 0 };
-    let device = match &xrc {
-        Some((xrcd, cq)) => {
-            let others = [&xrcd.inner.context, &cq.inner.context];
-            if others.into_iter().any(|c| !Arc::ptr_eq(c, &pd.inner.context)) {
-                return Err(Errno::EINVAL);
-            }
+    let own = |context| {
+        if Arc::ptr_eq(context, &pd.inner.context) { Ok(()) } else { Err(Errno::EINVAL) }
+    };
+    let device = match kind {
+        Kind::Basic => pd.inner.device.create_srq(&sizes)?,
+        Kind::Xrc(xrcd, cq) => {
+            own(&xrcd.inner.context)?;
+            own(&cq.inner.context)?;
             xrcd.inner.device.create_srq(&pd.inner.device, &cq.inner.device, &sizes)?
         }
-        None => pd.inner.device.create_srq(&sizes)?,
+        Kind::Tm(cap, cq) => {
+            own(&cq.inner.context)?;
+            pd.inner.device.create_tm_srq(&TmSrqInitAttr {
+                srq: sizes,
+                cq: &cq.inner.device,
+                max_num_tags: cap.max_num_tags,
+                max_ops: cap.max_ops,
+            })?
+        }
     };
     let actual = device.attr();
     let handle = object::new_handle();

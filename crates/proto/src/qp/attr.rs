@@ -125,7 +125,7 @@ bitflags! {
         const CAP = 1 << 19;
         /// `dest_qpn`.
         const DEST_QPN = 1 << 20;
-        /// `rate_limit`.
+        /// `rate_limit`, in kilobits a second.
         const RATE_LIMIT = 1 << 25;
     }
 }
@@ -199,6 +199,8 @@ pub struct QpAttr {
     pub max_dest_rd_atomic: u8,
     /// The peer's queue pair.
     pub dest_qpn: Qpn,
+    /// Kilobits a second that are sent at most; 0: no limit.
+    pub rate_limit: u32,
 }
 
 impl Default for QpAttr {
@@ -222,6 +224,7 @@ impl Default for QpAttr {
             sq_psn: Psn::default(),
             max_dest_rd_atomic: 0,
             dest_qpn: Qpn::default(),
+            rate_limit: 0,
         }
     }
 }
@@ -237,6 +240,8 @@ pub struct ModifyLimits {
     pub max_mtu: Mtu,
     /// Largest `max_rd_atomic` and `max_dest_rd_atomic`.
     pub max_rd_atomic: u8,
+    /// Largest `rate_limit`.
+    pub max_rate_limit: u32,
 }
 
 /// Why a modify was refused; nothing was changed.

@@ -1,5 +1,6 @@
 //! UD: one packet a message, to anybody (IBA 9.8.3, 10.2.5).
 
+use crate::comp_cntr::CompCntrOps;
 use crate::counters::Counter;
 use crate::env::{Env, Side, TransmitError};
 use crate::mr::Access;
@@ -20,10 +21,15 @@ impl Qp {
     /// Sends all datagrams that the link takes.
     pub(super) fn send_datagrams<E: Env>(&mut self, env: &mut E) -> bool {
         let mut sent = false;
-        while self.attr.state == QpState::Rts && self.sq.next != self.sq.head {
+        while self.attr.state == QpState::Rts
+            && self.sq.next != self.sq.head
+            && self.paces_one_more(env)
+        {
+            let bytes = self.sq.at(self.sq.next).len;
             match self.send_datagram(env) {
                 Ok(()) => {
                     sent = true;
+                    self.note_paced(bytes, env);
                     self.sq.next = self.sq.next.wrapping_add(1);
                     self.sq.started = self.sq.next;
                     self.complete_oldest(WcStatus::Success, env);
@@ -129,6 +135,7 @@ impl Qp {
 
     fn finish_datagram_recv<E: Env>(&mut self, wc: Wc, solicited: bool, env: &mut E) {
         let wr_id = self.release_recv();
+        self.count_completion(CompCntrOps::RECV, wc.byte_len, false, env);
         env.complete(Side::Recv, Wc { wr_id, qpn: self.qpn, ..wc }, solicited);
     }
 }

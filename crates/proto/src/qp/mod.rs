@@ -9,6 +9,7 @@ mod completer;
 mod congestion;
 mod datagram;
 pub mod grh;
+pub mod pacing;
 mod requester;
 mod responder;
 mod send_queue;
@@ -19,6 +20,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use thiserror::Error;
 
+use crate::comp_cntr::CompCntrOps;
 use crate::counters::Counter;
 use crate::env::{Env, Side};
 use crate::event::QpEvent;
@@ -35,9 +37,11 @@ use crate::wire::packet::{Headers, Packet};
 use crate::wr::{AddressVector, MAX_MESSAGE, RecvWr, SendFlags, SendWr, UdDest};
 use attr::{ModifyError, ModifyLimits, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType};
 use congestion::Congestion;
+use pacing::{Pacing, RateLimit};
 use requester::Requester;
+use responder::tag_matching::{SEND_CAP, TagMatching};
 use responder::{Responder, Turn};
-use send_queue::SendQueue;
+use send_queue::{PACKET_COST, SendQueue};
 
 /// Why a send was not posted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
@@ -63,7 +67,7 @@ pub enum PostSendError {
     /// `EINVAL`: more than [`MAX_MESSAGE`] bytes.
     #[error("the message is too long")]
     TooLong,
-    /// `EINVAL`: the target of an extended reliable connection.
+    /// `EINVAL`: the target of an extended reliable connection, or the send queue is the device's, which matches tags.
     #[error("the queue pair does not send")]
     NoSendQueue,
     /// `EINVAL`: a READ or atomic has no data that could be inline.
@@ -152,10 +156,15 @@ pub struct Qp {
     requester: Requester,
     responder: Responder,
     congestion: Congestion,
+    pacing: Option<Pacing>,
     /// PSN of the next datagram.
     next_datagram: Psn,
     /// `COMM_EST` was raised.
     established: bool,
+    /// Completions of which a counter is told.
+    counted: CompCntrOps,
+    /// Its SRQ matches tags, and its send queue is the device's.
+    tag_matching: Option<Box<TagMatching>>,
 }
 
 impl Qp {
@@ -188,10 +197,21 @@ impl Qp {
             requester: Requester::default(),
             responder: Responder::default(),
             congestion: Congestion::default(),
+            pacing: None,
             next_datagram: Psn::default(),
             established: false,
+            counted: CompCntrOps::empty(),
+            tag_matching: None,
             init,
         }
+    }
+
+    /// As [`new`](Self::new), of a reliable connection with a tag-matching SRQ. The program posts no sends.
+    #[must_use]
+    pub fn with_tag_matching(qpn: Qpn, init: &QpInit) -> Self {
+        let sq = SendQueue::new(&SEND_CAP, None).of_the_device();
+        let tag_matching = Some(Box::default());
+        Self { sq, tag_matching, ..Self::new(qpn, init) }
     }
 
     /// Its number.
@@ -204,6 +224,36 @@ impl Qp {
     #[must_use]
     pub fn init(&self) -> &QpInit {
         &self.init
+    }
+
+    /// Limits the rate of its sends from now on (`ibv_modify_qp_rate_limit`); the caller checked it against what the device
+    /// can do. Those that waited for the old limit leave with the next [`transmit`](Self::transmit).
+    pub fn limit_rate(&mut self, limit: &RateLimit) {
+        self.attr.rate_limit = limit.kbps;
+        self.pacing = Pacing::new(limit, self.mtu());
+    }
+
+    /// Whether a packet may leave now, as far as the program's limit goes.
+    fn paces_one_more<E: Env>(&mut self, env: &E) -> bool {
+        self.pacing.as_mut().is_none_or(|pacing| pacing.admits(env.now()))
+    }
+
+    fn note_paced<E: Env>(&mut self, bytes: u32, env: &E) {
+        if let Some(pacing) = &mut self.pacing {
+            let bytes = bytes.saturating_add(PACKET_COST as u32);
+            pacing.note_sent(bytes, env.now());
+        }
+    }
+
+    /// From now on [`Env::count_completion`] is told of these, too. Before RTR.
+    pub fn count(&mut self, ops: CompCntrOps) {
+        self.counted |= ops;
+    }
+
+    fn count_completion<E: Env>(&self, op: CompCntrOps, bytes: u32, failed: bool, env: &mut E) {
+        if self.counted.intersects(op) {
+            env.count_completion(op, bytes, failed);
+        }
     }
 
     /// Its attributes now (`ibv_query_qp`).
@@ -300,6 +350,9 @@ impl Qp {
             MAX_DEST_RD_ATOMIC: max_dest_rd_atomic;
             DEST_QPN: dest_qpn;
         }
+        if mask.contains(M::RATE_LIMIT) {
+            self.limit_rate(&RateLimit { kbps: from.rate_limit, ..RateLimit::default() });
+        }
         self.requester.set_retries(
             mask.contains(M::RETRY_CNT).then_some(from.retry_cnt),
             mask.contains(M::RNR_RETRY).then_some(from.rnr_retry),
@@ -314,6 +367,7 @@ impl Qp {
         self.attr = QpAttr::default();
         self.credit.release(self.sq.clear());
         self.requester = Requester::default();
+        self.pacing = None;
         self.forget_receives();
         self.established = false;
     }
@@ -339,7 +393,8 @@ impl Qp {
             return Err(PostSendError::NoDestination);
         }
         if self.sq.is_full(self.credit.released()) {
-            let receives_only = self.init.qp_type == QpType::XrcRecv;
+            let receives_only =
+                self.init.qp_type == QpType::XrcRecv || self.tag_matching.is_some();
             return Err(if receives_only {
                 PostSendError::NoSendQueue
             } else {
@@ -410,6 +465,7 @@ impl Qp {
                     ..Wc::default()
                 };
                 env.count(Counter::RespCqeError, 1);
+                self.count_completion(CompCntrOps::RECV, 0, true, env);
                 env.complete(Side::Recv, wc, true);
             }
             _ => rq.push(wr)?,
@@ -427,7 +483,12 @@ impl Qp {
             QpState::Reset | QpState::Init | QpState::Err => false,
         };
         // An XRC target's requests are checked against the SRQ that each one names.
-        if !open || !matches!(self.init.qp_type, QpType::Rc | QpType::Uc) {
+        // What the peer does by itself nobody counts here.
+        let remote = CompCntrOps::REMOTE_RDMA_READ | CompCntrOps::REMOTE_RDMA_WRITE;
+        if !open
+            || !matches!(self.init.qp_type, QpType::Rc | QpType::Uc)
+            || self.counted.intersects(remote)
+        {
             return None;
         }
         let mut access = self.attr.access;
@@ -520,7 +581,11 @@ impl Qp {
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
         let answers = self.responder.answers.paced_until;
-        [answers, self.requester_deadline()].into_iter().flatten().min()
+        let paced = match self.attr.state {
+            QpState::Rts | QpState::Sqd => self.pacing.as_ref().and_then(|p| p.wait_until),
+            _ => None,
+        };
+        [answers, self.requester_deadline(), paced].into_iter().flatten().min()
     }
 
     /// Does what is due at `env.now()`: ACK timeout, end of an RNR wait, the next piece of a paced READ response.
@@ -568,6 +633,9 @@ impl Qp {
     /// Longest payload of one piece: whole packets of the path MTU, one at least.
     fn segment<E: Env>(&self, env: &E) -> u32 {
         let mtu = self.mtu();
+        if self.pacing.is_some() {
+            return mtu;
+        }
         (env.segment() / mtu).max(1) * mtu
     }
 

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::comp_cntr::CompCntrOps;
 use crate::counters::Counter;
 use crate::direct::{Direct, Direction, Local, MAX_DIRECT};
 use crate::env::{Env, Side, TransmitError};
@@ -200,6 +201,7 @@ impl Qp {
         if !in_order
             || self.sq.done != position
             || self.attr.state != QpState::Rts
+            || self.pacing.is_some()
             || !(1..=MAX_DIRECT).contains(&sqe.len)
             || (direction == Direction::Read && self.attr.max_rd_atomic == 0)
         {
@@ -323,6 +325,9 @@ impl Qp {
 
     /// Sends the packet under the cursor. False if it has to wait.
     fn send_packet<E: Env>(&mut self, window: u64, env: &mut E) -> Result<bool, TransmitError> {
+        if !self.paces_one_more(env) {
+            return Ok(false);
+        }
         let mtu = self.mtu();
         let position = self.sq.next;
         let sqe = *self.sq.at(position);
@@ -367,6 +372,8 @@ impl Qp {
             }
         };
         env.transmit(&self.attr.av, &headers, &payload)?;
+        let sent = payload.len() as u32;
+        self.note_paced(sent, env);
 
         let requester = &mut self.requester;
         if psn.since(requester.max_sent) < 0 {
@@ -646,6 +653,9 @@ impl Qp {
 
     /// Completes the oldest WQE.
     pub(super) fn complete_oldest<E: Env>(&mut self, status: WcStatus, env: &mut E) {
+        if self.tag_matching.is_some() {
+            return self.complete_fetch(status, env);
+        }
         let position = self.sq.done;
         let sqe = *self.sq.at(position);
         self.sq.done = position.wrapping_add(1);
@@ -664,6 +674,10 @@ impl Qp {
             && !sqe.split
         {
             self.requester.accepted.add(at, sqe.len);
+        }
+        if !self.counted.is_empty() {
+            let failed = status != WcStatus::Success;
+            self.count_completion(CompCntrOps::of(&sqe.op), sqe.len, failed, env);
         }
         if status != WcStatus::Success {
             env.count(Counter::ReqCqeError, 1);

@@ -1,5 +1,8 @@
 //! The responder of RC, XRC and UC: a chain of checks in the order of IBA 9.7.4 and 9.8.3, then the execution.
 
+pub(super) mod tag_matching;
+
+use crate::comp_cntr::CompCntrOps;
 use crate::counters::Counter;
 use crate::env::{Env, Side};
 use crate::event::QpEvent;
@@ -228,6 +231,9 @@ impl Qp {
         }
         self.responder.expected = self.responder.expected.plus(packet.packets);
         if opcode.ends_message() {
+            if let Inbound::Write { received, .. } = self.responder.inbound {
+                self.count_completion(CompCntrOps::REMOTE_RDMA_WRITE, received, false, env);
+            }
             self.responder.inbound = Inbound::None;
             self.next_message();
             self.responder.turn = match self.responder.turn {
@@ -288,6 +294,9 @@ impl Qp {
     }
 
     fn execute_send<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) -> Result<(), Stop> {
+        if self.tag_matching.is_some() {
+            return self.execute_tagged_send(packet, env);
+        }
         let received = match self.responder.inbound {
             Inbound::Send { received } => received,
             _ => {
@@ -305,12 +314,23 @@ impl Qp {
         self.responder.inbound = Inbound::Send { received: end };
         if packet.headers.bth.opcode.ends_message() {
             let mut wc = Wc { opcode: WcOpcode::Recv, byte_len: end as u32, ..Wc::default() };
-            if let Some(rkey) = packet.headers.ieth {
-                env.mrs().invalidate(rkey, self.responder.pd).map_err(|_| Refusal::ACCESS)?;
-                wc.flags |= WcFlags::WITH_INV;
-                wc.imm = rkey;
-            }
+            self.invalidate_for(packet, &mut wc, env)?;
             self.finish_recv(wc, packet, env);
+        }
+        Ok(())
+    }
+
+    /// Invalidates the key that a SEND names.
+    fn invalidate_for<E: Env>(
+        &self,
+        packet: &Incoming<'_>,
+        wc: &mut Wc,
+        env: &E,
+    ) -> Result<(), Refusal> {
+        if let Some(rkey) = packet.headers.ieth {
+            env.mrs().invalidate(rkey, self.responder.pd).map_err(|_| Refusal::ACCESS)?;
+            wc.flags |= WcFlags::WITH_INV;
+            wc.imm = rkey;
         }
         Ok(())
     }
@@ -366,6 +386,7 @@ impl Qp {
         };
         self.responder.answers.add(answer);
         self.responder.expected = psn.plus(packets);
+        self.count_completion(CompCntrOps::REMOTE_RDMA_READ, reth.len, false, env);
         Ok(())
     }
 
@@ -447,6 +468,7 @@ impl Qp {
         wc.src_qpn = self.attr.dest_qpn;
         wc.wr_id = self.release_recv();
         wc.qpn = self.qpn;
+        self.count_completion(CompCntrOps::RECV, wc.byte_len, false, env);
         env.complete(Side::Recv, wc, packet.headers.bth.solicited);
     }
 
@@ -455,6 +477,7 @@ impl Qp {
         let wr_id = self.release_recv();
         let wc = Wc { wr_id, qpn: self.qpn, opcode: WcOpcode::Recv, ..wc };
         env.count(Counter::RespCqeError, 1);
+        self.count_completion(CompCntrOps::RECV, 0, true, env);
         env.complete(Side::Recv, wc, true);
     }
 

@@ -66,7 +66,7 @@ const TABLE: &[Row] = &[
         bits!(CUR_STATE ALT_PATH ACCESS_FLAGS MIN_RNR_TIMER PATH_MIG_STATE RATE_LIMIT)),
     row(&[XrcSend], &[Rtr], Rts,
         bits!(TIMEOUT RETRY_CNT RNR_RETRY SQ_PSN MAX_QP_RD_ATOMIC),
-        bits!(CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE)),
+        bits!(CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE RATE_LIMIT)),
     row(&[XrcRecv], &[Rtr], Rts,
         bits!(TIMEOUT SQ_PSN),
         bits!(CUR_STATE ALT_PATH ACCESS_FLAGS MIN_RNR_TIMER PATH_MIG_STATE)),
@@ -82,7 +82,7 @@ const TABLE: &[Row] = &[
         bits!(CUR_STATE ALT_PATH ACCESS_FLAGS MIN_RNR_TIMER PATH_MIG_STATE RATE_LIMIT)),
     row(&[XrcSend], &[Rts], Rts,
         bits!(),
-        bits!(CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE)),
+        bits!(CUR_STATE ALT_PATH ACCESS_FLAGS PATH_MIG_STATE RATE_LIMIT)),
     row(&[XrcRecv], &[Rts], Rts,
         bits!(),
         bits!(CUR_STATE ALT_PATH ACCESS_FLAGS MIN_RNR_TIMER PATH_MIG_STATE)),
@@ -135,8 +135,8 @@ const TABLE: &[Row] = &[
         bits!(CUR_STATE QKEY)),
 ];
 
-/// Legal in places, but this device has no alternate paths and no rates.
-const UNSUPPORTED: QpAttrMask = bits!(ALT_PATH PATH_MIG_STATE RATE_LIMIT);
+/// Legal in places, but this device has no alternate paths.
+const UNSUPPORTED: QpAttrMask = bits!(ALT_PATH PATH_MIG_STATE);
 
 /// Checks a modify against the table of IBA 10.3.1 / 11.2.5.2: transition, required and optional attributes,
 /// values. Returns the state to go to; without STATE in the mask, the queue pair stays where it is.
@@ -196,6 +196,7 @@ fn bad_values(
         (QpAttrMask::PKEY_INDEX, attr.pkey_index < limits.pkeys),
         (QpAttrMask::AV, is_path),
         (QpAttrMask::PATH_MTU, attr.path_mtu <= limits.max_mtu),
+        (QpAttrMask::RATE_LIMIT, attr.rate_limit <= limits.max_rate_limit),
         (QpAttrMask::TIMEOUT, attr.timeout <= 31),
         (QpAttrMask::RETRY_CNT, attr.retry_cnt <= 7),
         (QpAttrMask::RNR_RETRY, attr.rnr_retry <= 7),

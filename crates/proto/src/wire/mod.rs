@@ -13,4 +13,5 @@ pub mod imm;
 pub mod opcode;
 pub mod packet;
 pub mod reth;
+pub mod tmh;
 pub mod xrceth;

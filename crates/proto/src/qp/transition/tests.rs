@@ -2,7 +2,7 @@ use super::*;
 use crate::types::{Gid, Mtu};
 
 const LIMITS: ModifyLimits =
-    ModifyLimits { ports: 2, pkeys: 1, max_mtu: Mtu::Mtu1024, max_rd_atomic: 16 };
+    ModifyLimits { ports: 2, pkeys: 1, max_mtu: Mtu::Mtu1024, max_rd_atomic: 16, max_rate_limit: 400_000_000 };
 const NOTHING: QpAttrMask = QpAttrMask::empty();
 
 /// The legal transitions, by type, besides those to RESET and ERR.
@@ -46,11 +46,11 @@ const BY_ATTRIBUTE: &[(QpAttrMask, &[QpType], &str, &str)] = &[
     (QpAttrMask::SQ_PSN, ALL, "Rtr>Rts", ""),
     (QpAttrMask::ALT_PATH, CONNECTED, "", "Init>Rtr Rtr>Rts Rts>Rts Sqd>Rts Sqd>Sqd"),
     (QpAttrMask::PATH_MIG_STATE, CONNECTED, "", "Rtr>Rts Rts>Rts Sqd>Rts Sqd>Sqd"),
-    (QpAttrMask::RATE_LIMIT, &[Rc, Uc, Ud], "", "Rtr>Rts Rts>Rts"),
+    (QpAttrMask::RATE_LIMIT, &[Rc, Uc, Ud, XrcSend], "", "Rtr>Rts Rts>Rts"),
 ];
 
 /// Of these, what the table allows the device refuses.
-const REFUSED: QpAttrMask = bits!(ALT_PATH PATH_MIG_STATE RATE_LIMIT);
+const REFUSED: QpAttrMask = bits!(ALT_PATH PATH_MIG_STATE);
 
 fn arrow(from: QpState, to: QpState) -> String {
     format!("{from:?}>{to:?}")

@@ -1,0 +1,164 @@
+//! Completion counters (`ibv_create_comp_cntr` of rdma-core 65).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyverbs_proto::comp_cntr::CompCntrOps;
+use anyverbs_proto::qp::attr::QpState;
+
+use crate::context::ContextCell;
+use crate::engine::{Engine, Ticket};
+use crate::error::{AttachError, CreateError, DestroyError};
+use crate::holders::{Held, Holdable, Holder, Holders};
+use crate::qp::State;
+
+/// What a counter counts (`enum ibv_comp_cntr_type`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[repr(u8)]
+pub enum CompCntrKind {
+    /// Operations.
+    #[default]
+    Wrs = 0,
+    /// Bytes of operations.
+    Bytes = 1,
+}
+
+/// Counts operations of queue pairs that completed, whether or not they make completions: those that went well, by number or
+/// bytes, and those that failed, by number. Both counts wrap at 2^64.
+#[derive(Debug)]
+pub struct CompCntr(pub(crate) Arc<CompCntrCell>);
+
+#[derive(Debug)]
+pub(crate) struct CompCntrCell {
+    engine: &'static Engine,
+    context: Arc<ContextCell>,
+    kind: CompCntrKind,
+    completed: AtomicU64,
+    failed: AtomicU64,
+    holders: Holders,
+    _ticket: Ticket,
+}
+
+impl Holdable for CompCntrCell {
+    fn holders(&self) -> &Holders {
+        &self.holders
+    }
+}
+
+/// The counters of one queue pair, under its lock.
+#[derive(Debug, Default)]
+pub(crate) struct Attached(Vec<(CompCntrOps, Held<CompCntrCell>)>);
+
+impl Attached {
+    /// An operation has completed.
+    pub(crate) fn count(&self, op: CompCntrOps, bytes: u32, failed: bool) {
+        let Some((_, cntr)) = self.0.iter().find(|(ops, _)| ops.contains(op)) else { return };
+        if failed {
+            cntr.failed.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let n = match cntr.kind {
+            CompCntrKind::Wrs => 1,
+            CompCntrKind::Bytes => bytes.into(),
+        };
+        cntr.completed.fetch_add(n, Ordering::Relaxed);
+    }
+
+    pub(crate) fn attach(
+        state: &mut State,
+        context: &Arc<ContextCell>,
+        cntr: &CompCntr,
+        ops: CompCntrOps,
+    ) -> Result<(), AttachError> {
+        if !Arc::ptr_eq(context, &cntr.0.context) {
+            return Err(AttachError::Foreign("completion counter"));
+        }
+        if ops.is_empty() {
+            return Err(AttachError::NoOperation);
+        }
+        if !matches!(state.machine.state(), QpState::Reset | QpState::Init) {
+            return Err(AttachError::TooLate);
+        }
+        let attached = &mut state.link.comp_cntrs;
+        if attached.0.iter().any(|(taken, _)| taken.intersects(ops)) {
+            return Err(AttachError::Counted);
+        }
+        let held = Held::new(&cntr.0, Holder::Qp).ok_or(AttachError::Gone)?;
+        attached.0.push((ops, held));
+        state.machine.count(ops);
+        Ok(())
+    }
+}
+
+impl CompCntr {
+    pub(crate) fn create(
+        engine: &'static Engine,
+        context: &Arc<ContextCell>,
+        kind: CompCntrKind,
+    ) -> Result<Self, CreateError> {
+        let ticket =
+            engine.quotas.comp_cntr.take().ok_or(CreateError::Exhausted("completion counters"))?;
+        Ok(Self(Arc::new(CompCntrCell {
+            engine,
+            context: Arc::clone(context),
+            kind,
+            completed: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            holders: Holders::default(),
+            _ticket: ticket,
+        })))
+    }
+
+    /// What went well (`ibv_read_comp_cntr`).
+    #[must_use]
+    pub fn completed(&self) -> u64 {
+        self.0.completed.load(Ordering::Relaxed)
+    }
+
+    /// What failed (`ibv_read_err_comp_cntr`).
+    #[must_use]
+    pub fn failed(&self) -> u64 {
+        self.0.failed.load(Ordering::Relaxed)
+    }
+
+    /// Sets what went well (`ibv_set_comp_cntr`).
+    pub fn set_completed(&self, value: u64) {
+        self.0.completed.store(value, Ordering::Relaxed);
+    }
+
+    /// Sets what failed (`ibv_set_err_comp_cntr`).
+    pub fn set_failed(&self, value: u64) {
+        self.0.failed.store(value, Ordering::Relaxed);
+    }
+
+    /// Adds to what went well (`ibv_inc_comp_cntr`).
+    pub fn add_completed(&self, amount: u64) {
+        self.0.completed.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    /// Adds to what failed (`ibv_inc_err_comp_cntr`).
+    pub fn add_failed(&self, amount: u64) {
+        self.0.failed.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    /// Asks the network first: who waits for a count to change need not poll a completion queue as well.
+    pub fn progress(&self) {
+        if self.0.engine.is_current() {
+            self.0.engine.poll_progress();
+        }
+    }
+
+    /// Destroys it (`ibv_destroy_comp_cntr`).
+    ///
+    /// # Errors
+    /// [`DestroyError::Busy`] while a queue pair has it.
+    pub fn destroy(&self) -> Result<(), DestroyError> {
+        if !self.0.engine.is_current() {
+            return Ok(());
+        }
+        self.0
+            .holders
+            .retire()
+            .inspect_err(|e| tracing::warn!("completion counter not destroyed: {e}"))
+    }
+}

@@ -1,0 +1,45 @@
+//! Thread domain.
+
+use std::sync::Arc;
+
+use crate::context::ContextCell;
+use crate::engine::Engine;
+use crate::error::DestroyError;
+use crate::holders::{Holdable, Holders};
+
+/// Thread domain (`ibv_alloc_td`): a promise that what is made in it is used by one thread. This device locks all the same:
+/// it has a thread of its own.
+#[derive(Debug)]
+pub struct Td(pub(crate) Arc<TdCell>);
+
+#[derive(Debug)]
+pub(crate) struct TdCell {
+    pub(crate) engine: &'static Engine,
+    pub(crate) context: Arc<ContextCell>,
+    holders: Holders,
+}
+
+impl TdCell {
+    pub(crate) fn new(engine: &'static Engine, context: &Arc<ContextCell>) -> Self {
+        Self { engine, context: Arc::clone(context), holders: Holders::default() }
+    }
+}
+
+impl Holdable for TdCell {
+    fn holders(&self) -> &Holders {
+        &self.holders
+    }
+}
+
+impl Td {
+    /// Destroys it (`ibv_dealloc_td`).
+    ///
+    /// # Errors
+    /// [`DestroyError::Busy`] while a parent domain uses it.
+    pub fn destroy(&self) -> Result<(), DestroyError> {
+        if !self.0.engine.is_current() {
+            return Ok(());
+        }
+        self.0.holders.retire()
+    }
+}

@@ -1,0 +1,37 @@
+//! Which operations of a queue pair a completion counter counts (`ibv_qp_attach_comp_cntr`).
+
+use bitflags::bitflags;
+
+use crate::wr::SendOp;
+
+bitflags! {
+    /// `enum ibv_qp_attach_comp_cntr_op`.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub struct CompCntrOps: u8 {
+        /// SENDs.
+        const SEND = 1;
+        /// Receives.
+        const RECV = 2;
+        /// READs.
+        const RDMA_READ = 4;
+        /// The peer's READs.
+        const REMOTE_RDMA_READ = 8;
+        /// WRITEs.
+        const RDMA_WRITE = 16;
+        /// The peer's WRITEs.
+        const REMOTE_RDMA_WRITE = 32;
+    }
+}
+
+impl CompCntrOps {
+    /// What a send counts as; nothing for an atomic.
+    #[must_use]
+    pub(crate) fn of(op: &SendOp) -> Self {
+        match op {
+            SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_) => Self::SEND,
+            SendOp::Write(_) | SendOp::WriteImm(..) => Self::RDMA_WRITE,
+            SendOp::Read(_) => Self::RDMA_READ,
+            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => Self::empty(),
+        }
+    }
+}

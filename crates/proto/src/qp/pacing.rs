@@ -1,0 +1,107 @@
+//! Packet pacing: how fast a queue pair sends at most (`ibv_modify_qp_rate_limit(3)`). What it answers to the peer's
+//! requests is not held back: that is paced by who asks.
+
+use std::time::Duration;
+
+use crate::time::Time;
+
+/// A limit of the rate at which a queue pair sends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RateLimit {
+    /// Kilobits of packets a second; 0: no limit.
+    pub kbps: u32,
+    /// Most bytes that leave at one go; 0: what the device chooses.
+    pub max_burst: u32,
+    /// Bytes of a typical packet: a burst is no smaller. 0: the path MTU.
+    pub typical_packet: u16,
+}
+
+/// What leaves at one go where the program does not say.
+const BURST: Duration = Duration::from_millis(2);
+
+/// The state of a limit: a bucket of `burst` that fills at the rate.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pacing {
+    kbps: u32,
+    burst: Duration,
+    /// When everything that was sent would have left at the rate.
+    drained_at: Time,
+    /// Sends wait for this moment: half of the burst is free again then.
+    pub(super) wait_until: Option<Time>,
+}
+
+impl Pacing {
+    /// None for no limit. A packet has `packet` bytes at most.
+    pub(super) fn new(limit: &RateLimit, packet: u32) -> Option<Self> {
+        let RateLimit { kbps, max_burst, typical_packet } = *limit;
+        if kbps == 0 {
+            return None;
+        }
+        let packet = if typical_packet == 0 { packet } else { typical_packet.into() };
+        let burst = if max_burst == 0 { BURST } else { duration(max_burst, kbps) };
+        Some(Self {
+            kbps,
+            burst: burst.max(duration(packet, kbps)),
+            drained_at: Time::from_nanos(0),
+            wait_until: None,
+        })
+    }
+
+    /// Whether a packet may leave now; if not, [`wait_until`](Self::wait_until) says when.
+    pub(super) fn admits(&mut self, now: Time) -> bool {
+        // A packet goes out whole: what it needs more than is there, the next ones wait for.
+        let admits = self.drained_at < now + self.burst;
+        let wait = self.drained_at.since(now).saturating_sub(self.burst / 2);
+        self.wait_until = (!admits).then(|| now + wait);
+        admits
+    }
+
+    pub(super) fn note_sent(&mut self, bytes: u32, now: Time) {
+        self.drained_at = self.drained_at.max(now) + duration(bytes, self.kbps);
+    }
+}
+
+/// How long so many bytes take.
+fn duration(bytes: u32, kbps: u32) -> Duration {
+    Duration::from_nanos(u64::from(bytes) * 8_000_000 / u64::from(kbps.max(1)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sends as fast as it may for `micros`, looking every `step`; how many bytes.
+    fn sent(limit: &RateLimit, micros: u64, step: u64) -> u64 {
+        let mut pacing = Pacing::new(limit, 1000).unwrap();
+        let mut bytes = 0;
+        for now in (0..micros).step_by(step as usize) {
+            let now = Time::from_nanos(1_000_000_000 + now * 1000);
+            if pacing.wait_until.is_some_and(|until| until > now) {
+                continue;
+            }
+            while pacing.admits(now) {
+                pacing.note_sent(1000, now);
+                bytes += 1000;
+            }
+        }
+        bytes
+    }
+
+    #[test]
+    fn the_rate_is_reached_and_kept_however_late_the_clock_is_looked_at() {
+        // 80 Mbit/s: 10 bytes a microsecond.
+        let limit = RateLimit { kbps: 80_000, ..RateLimit::default() };
+        for step in [1, 50, 700] {
+            let bytes = sent(&limit, 1_000_000, step);
+            assert!((9_900_000..=10_040_000).contains(&bytes), "{bytes} bytes, step {step}");
+        }
+    }
+
+    #[test]
+    fn a_burst_is_as_long_as_the_program_says_and_a_packet_at_least() {
+        let burst = |max_burst| sent(&RateLimit { kbps: 80, max_burst, typical_packet: 0 }, 1, 1);
+        assert_eq!(burst(5000), 5000);
+        assert_eq!(burst(1), 1000);
+        assert!(Pacing::new(&RateLimit::default(), 1000).is_none());
+    }
+}
