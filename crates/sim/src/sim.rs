@@ -147,7 +147,14 @@ impl Sim {
 
     /// Deregisters.
     pub fn deregister(&mut self, mr: Mr) {
-        assert!(self.devices[mr.device.0].shared.mrs.deregister(mr.lkey));
+        let done = self.devices[mr.device.0].shared.mrs.deregister(mr.lkey);
+        done.expect("a region that no window is bound to");
+    }
+
+    /// The memory keys of a device.
+    #[must_use]
+    pub fn mrs(&self, device: DeviceId) -> &MrTable {
+        &self.devices[device.0].shared.mrs
     }
 
     /// The memory of a device.

@@ -241,6 +241,12 @@ mod tests {
         fn compare_swap(&self, _: u64, _: u64, _: u64) -> Result<u64, Fault> {
             Err(Fault)
         }
+        fn store(&self, _: u64, _: u64) -> Result<(), Fault> {
+            Err(Fault)
+        }
+        fn persist(&self, _: u64, _: u64) -> Result<(), Fault> {
+            Err(Fault)
+        }
         fn fetch_add(&self, _: u64, _: u64) -> Result<u64, Fault> {
             Err(Fault)
         }

@@ -382,7 +382,8 @@ impl Qp {
         }
         let newest = self.sq.at(self.sq.head.wrapping_sub(1));
         let each = newest.len.saturating_add(requester::WRITE_OVERHEAD);
-        !newest.op.has_response_data()
+        !newest.op.has_response()
+            && !newest.op.is_local()
             && newest.len <= self.mtu()
             && waiting.saturating_add(1).saturating_mul(each) <= batch
     }
