@@ -16,9 +16,11 @@ pub(crate) enum Holder {
     Qp,
     Srq,
     Cq,
+    Mw,
+    Buf,
 }
 
-const NAMES: [&str; 5] = ["MR", "AH", "QP", "SRQ", "CQ"];
+const NAMES: [&str; 7] = ["MR", "AH", "QP", "SRQ", "CQ", "MW", "buffer"];
 const DEAD: u32 = 1 << 31;
 
 /// The holders of one object, by kind.

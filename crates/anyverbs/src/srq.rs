@@ -15,7 +15,7 @@ use crate::engine::{Engine, Ticket};
 use crate::error::{CreateError, DestroyError, ModifyObjectError, PostError};
 use crate::event_queue::Acks;
 use crate::holders::{Held, Holdable, Holder, Holders};
-use crate::pd::PdCell;
+use crate::pd::{Pd, PdCell};
 use crate::xrcd::XrcdCell;
 
 /// What an SRQ is made with (`struct ibv_srq_init_attr`).
@@ -89,9 +89,9 @@ impl Holdable for SrqCell {
 }
 
 impl SrqCell {
-    fn new(pd: &PdCell, init: &SrqInitAttr, hold: Hold, xrc: Option<Xrc>) -> Self {
+    fn new(pd: &Pd, init: &SrqInitAttr, hold: Hold, xrc: Option<Xrc>) -> Self {
         Self {
-            engine: pd.engine,
+            engine: pd.cell.engine,
             context: Arc::clone(&pd.context),
             state: Mutex::new(State {
                 queue: RecvQueue::new(init.max_wr, init.max_sge),
@@ -185,19 +185,19 @@ impl SrqCell {
 }
 
 impl Srq {
-    pub(crate) fn create(pd: &Arc<PdCell>, init: &SrqInitAttr) -> Result<Self, CreateError> {
-        let hold = Self::hold(pd, init)?;
+    pub(crate) fn create(pd: &Pd, init: &SrqInitAttr) -> Result<Self, CreateError> {
+        let hold = Self::hold(&pd.cell, init)?;
         Ok(Self(Arc::new(SrqCell::new(pd, init, Hold(hold.0, None, hold.1), None))))
     }
 
     pub(crate) fn create_xrc(
-        pd: &Arc<PdCell>,
+        pd: &Pd,
         xrcd: &Arc<XrcdCell>,
         cq: &Cq,
         init: &SrqInitAttr,
     ) -> Result<Self, CreateError> {
-        let (pd_hold, ticket) = Self::hold(pd, init)?;
-        let engine = pd.engine;
+        let (pd_hold, ticket) = Self::hold(&pd.cell, init)?;
+        let engine = pd.cell.engine;
         if !std::ptr::eq(xrcd.engine, engine) {
             return Err(CreateError::Foreign("XRC domain"));
         }
@@ -211,7 +211,7 @@ impl Srq {
         let cell = engine.xrc_srqs.insert(|number| {
             let xrc = Xrc {
                 number,
-                pd: pd.number,
+                pd: pd.cell.number,
                 domain: xrcd.domain,
                 cq: Arc::clone(&cq.0),
                 closed: AtomicBool::new(false),

@@ -1,16 +1,20 @@
 //! libibverbs: one file for each kind of object, as the manual groups them.
 
 mod ah;
+mod buf;
 mod comp_channel;
 mod context;
 mod cq;
 mod cq_ex;
 mod device;
+mod dm;
 mod event;
 mod fork;
+mod import;
 mod marshall;
 mod mr;
 mod multicast;
+mod mw;
 mod pd;
 mod port;
 mod post;
@@ -26,7 +30,7 @@ mod xrcd;
 // Only the trampolines name them.
 #[cfg_attr(test, allow(unused_imports))]
 pub(crate) use {
-    ah::*, comp_channel::*, context::*, cq::*, cq_ex::*, device::*, event::*, fork::*, marshall::*,
-    mr::*, multicast::*, pd::*, port::*, post::*, qp::*, rate::*, srq::*, strings::*, sysfs::*,
-    unbuilt::*, wr::*, xrcd::*,
+    ah::*, buf::*, comp_channel::*, context::*, cq::*, cq_ex::*, device::*, dm::*, event::*,
+    fork::*, import::*, marshall::*, mr::*, multicast::*, mw::*, pd::*, port::*, post::*, qp::*,
+    rate::*, srq::*, strings::*, sysfs::*, unbuilt::*, wr::*, xrcd::*,
 };

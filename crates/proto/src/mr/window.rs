@@ -157,6 +157,20 @@ impl MrTable {
         }
     }
 
+    /// Unbinds the windows that are bound to a region, which is about to end whatever its program does.
+    pub fn unbind_all(&self, lkey: u32) {
+        let mut bindings = self.bindings();
+        for slot in self.chunks.iter().filter_map(|chunk| chunk.get()).flatten() {
+            let valid = slot.state.load(Ordering::Acquire) & VALID != 0;
+            if valid
+                && slot.access().contains(Access::WINDOW)
+                && slot.bound.load(Ordering::Relaxed) == lkey
+            {
+                self.free_again(slot, &mut bindings);
+            }
+        }
+    }
+
     /// See [`MrTable::invalidate`].
     pub(super) fn invalidate_window(
         &self,
@@ -173,7 +187,7 @@ impl MrTable {
         Ok(())
     }
 
-    /// A window of type 2 can be bound again; its key finds nothing.
+    /// A window is bound to nothing, its key finds nothing.
     fn free_again(&self, slot: &Slot, bindings: &mut MutexGuard<'_, u32>) {
         slot.state.fetch_and(!VALID, Ordering::AcqRel);
         slot.drain();
@@ -409,7 +423,8 @@ mod tests {
         assert!(at(&table, windows[0], QPN, 0x1010, Access::REMOTE_READ).is_err());
         assert!(at(&table, windows[1], OTHER, 0x1010, Access::REMOTE_READ).is_ok());
         assert_eq!(table.deregister(keys.lkey), Err(RetireError::Bound));
-        table.forget_qp(OTHER);
+        table.unbind_all(keys.lkey);
+        assert!(at(&table, windows[1], OTHER, 0x1010, Access::REMOTE_READ).is_err());
         assert_eq!(table.deregister(keys.lkey), Ok(()));
     }
 
