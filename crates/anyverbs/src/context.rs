@@ -1,6 +1,6 @@
 //! An open device.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use anyverbs_proto::counters::Counters;
@@ -10,15 +10,18 @@ use anyverbs_proto::wr::AddressVector;
 use crate::ah::{self, AhAttr};
 use crate::async_event::{AsyncEvent, AsyncQueue};
 use crate::clock;
+use crate::command::CommandFile;
 use crate::comp_channel::{ChannelCell, CompChannel};
 use crate::comp_cntr::{CompCntr, CompCntrKind};
 use crate::cq::{Cq, CqInitAttr};
 use crate::device::PortAttr;
+use crate::dm::Dm;
+use crate::dmah::{Dmah, DmahAttr};
 use crate::engine::Engine;
 use crate::error::{CreateError, EventError, OpenError};
 use crate::gid::GidEntry;
 use crate::limits::DeviceAttr;
-use crate::pd::{Pd, PdCell};
+use crate::pd::Pd;
 use crate::td::{Td, TdCell};
 use crate::xrcd::{Xrcd, XrcdInitAttr};
 
@@ -32,6 +35,8 @@ pub struct Context(Arc<ContextCell>);
 #[derive(Debug)]
 pub(crate) struct ContextCell {
     pub(crate) events: AsyncQueue,
+    /// What stands behind its descriptor.
+    pub(crate) command: CommandFile,
 }
 
 impl Context {
@@ -44,9 +49,28 @@ impl Context {
         if name != engine.config.device {
             return Err(OpenError::NoSuchDevice(name.to_owned()));
         }
+        let command = CommandFile::create(name)
+            .map_err(|source| OpenError::System { what: "make a memfd", source })?;
+        Self::with(engine, command)
+    }
+
+    /// Opens the device of a [`command_fd`](Self::command_fd) that was passed on, perhaps by another process
+    /// (`ibv_import_device`). It is this process's own device, and a context of its own, with whose original it shares the
+    /// device memory.
+    ///
+    /// # Errors
+    /// [`OpenError::NotCommand`] for a descriptor of something else.
+    pub fn import(fd: OwnedFd) -> Result<Self, OpenError> {
+        let engine = Engine::current()?;
+        let command =
+            CommandFile::open(fd, &engine.config.device).map_err(|_| OpenError::NotCommand)?;
+        Self::with(engine, command)
+    }
+
+    fn with(engine: &'static Engine, command: CommandFile) -> Result<Self, OpenError> {
         let events = AsyncQueue::new()
             .map_err(|source| OpenError::System { what: "make an eventfd", source })?;
-        let cell = Arc::new(ContextCell { events });
+        let cell = Arc::new(ContextCell { events, command });
         engine.add_context(&cell);
         Ok(Self(cell))
     }
@@ -130,7 +154,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Exhausted`].
     pub fn alloc_pd(&self) -> Result<Pd, CreateError> {
-        Ok(Pd(Arc::new(PdCell::new(self.engine()?, &self.0)?)))
+        Pd::new(self.engine()?, &self.0)
     }
 
     /// Makes a thread domain (`ibv_alloc_td`).
@@ -153,6 +177,56 @@ impl Context {
     #[must_use]
     pub fn raw_clock(&self) -> u64 {
         clock::raw()
+    }
+
+    /// The same protection domain for this context: what is made through it tells its events here (`ibv_import_pd`).
+    #[must_use]
+    pub fn import_pd(&self, pd: &Pd) -> Pd {
+        Pd { cell: Arc::clone(&pd.cell), context: Arc::clone(&self.0) }
+    }
+
+    /// Allocates device memory, all zero, at a multiple of 2^`log_align` (`ibv_alloc_dm`).
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub fn alloc_dm(&self, len: u64, log_align: u32) -> Result<Dm, CreateError> {
+        Dm::alloc(self.engine()?, &self.0, len, log_align)
+    }
+
+    /// The device memory with this handle, of any context that shares this one's descriptor, in this process or another
+    /// (`ibv_import_dm`).
+    ///
+    /// # Errors
+    /// [`CreateError::Foreign`].
+    pub fn import_dm(&self, handle: u32) -> Result<Dm, CreateError> {
+        Dm::import(self.engine()?, &self.0, handle)
+    }
+
+    /// Makes a DMA handle (`ibv_alloc_dmah`).
+    ///
+    /// # Errors
+    /// [`CreateError::Invalid`].
+    pub fn alloc_dmah(&self, attr: &DmahAttr) -> Result<Dmah, CreateError> {
+        self.engine()?;
+        Dmah::alloc(attr)
+    }
+
+    /// The descriptor that stands for this context: its duplicates [`import`](Self::import) it, here or in another process.
+    #[must_use]
+    pub fn command_fd(&self) -> BorrowedFd<'_> {
+        self.0.command.as_fd()
+    }
+
+    /// What contexts that share a descriptor have in common, and no others.
+    #[must_use]
+    pub fn identity(&self) -> (u64, u64) {
+        self.0.command.identity
+    }
+
+    /// Whether the context that the descriptor was made for is of this process.
+    #[must_use]
+    pub fn is_own(&self) -> bool {
+        self.0.command.is_own()
     }
 
     /// Opens a domain of extended reliable connections (`ibv_open_xrcd`).

@@ -331,19 +331,17 @@ impl Cq {
             None => None,
         };
         let pd = match init.pd {
-            Some(pd) if !std::ptr::eq(pd.0.engine, engine) => {
+            Some(pd) if !std::ptr::eq(pd.cell.engine, engine) => {
                 return Err(CreateError::Foreign("parent domain"));
             }
             Some(pd) => {
-                let held = Held::new(&pd.0, Holder::Cq);
+                let held = Held::new(&pd.cell, Holder::Cq);
                 Some(held.ok_or(CreateError::Foreign("parent domain"))?)
             }
             None => None,
         };
-        let options = CqOptions {
-            details: !init.fields.is_empty(),
-            ignore_overrun: init.ignore_overrun,
-        };
+        let options =
+            CqOptions { details: !init.fields.is_empty(), ignore_overrun: init.ignore_overrun };
         let ticket = engine.quotas.cq.take().ok_or(CreateError::Exhausted("completion queues"))?;
         Ok(Self(Arc::new(CqCell {
             engine,

@@ -27,6 +27,9 @@ pub enum OpenError {
     /// No device of that name.
     #[error("there is no device {0:?}")]
     NoSuchDevice(String),
+    /// `EINVAL`: a descriptor that is of no open device of that name.
+    #[error("the descriptor is of no open device")]
+    NotCommand,
     /// The system refused a descriptor, a thread or memory.
     #[error("cannot {what}: {source}")]
     System {
@@ -83,15 +86,51 @@ pub enum RegisterError {
     /// `EINVAL`: the range wraps around the end of the address space.
     #[error("the range wraps around")]
     Range,
-    /// `EFAULT`: part of the range is not mapped.
-    #[error("part of the range is not mapped")]
+    /// `EFAULT`: part of the range is not mapped, or may not be written where the region may.
+    #[error("part of the range is not mapped, or not with these rights")]
     NotMapped,
+    /// `EINVAL`: the text says what.
+    #[error("invalid {0}")]
+    Invalid(&'static str),
+    /// `EBUSY`: memory windows are bound to the region.
+    #[error("memory windows are bound to the region")]
+    Bound,
+    /// The system's error number: a descriptor that is no dma-buf, or cannot be mapped.
+    #[error("the system refused a mapping: errno {0}")]
+    System(i32),
     /// `ENOMEM`: the device holds no more regions.
     #[error("the device holds no more memory regions")]
     Exhausted,
     /// `EINVAL`: an object of another context, or one that is already destroyed.
     #[error("the {0} is not of this context, or was destroyed")]
     Foreign(&'static str),
+    /// `EIO`: the object was inherited across `fork`.
+    #[error("objects that were inherited across fork do no work")]
+    Forked,
+}
+
+/// Why device memory was not copied or exported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum DmError {
+    /// `EINVAL`: not within the memory, or an offset or a length that is no multiple of 4.
+    #[error("not within the device memory, or not in units of 4 bytes")]
+    Range,
+    /// `EFAULT`: the other side of the copy is not mapped.
+    #[error("part of the memory is not mapped")]
+    Fault,
+    /// The system's error number; `EOPNOTSUPP` where it makes no dma-bufs.
+    #[error("the system made no dma-buf: errno {0}")]
+    Export(i32),
+}
+
+/// Why no advice was taken (`ibv_advise_mr`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum AdviseError {
+    /// `EFAULT`: a key of no such region of the protection domain, a range beyond it, or one that is not mapped.
+    #[error("a range that is not within a region that is paged on demand, or is not mapped")]
+    Range,
     /// `EIO`: the object was inherited across `fork`.
     #[error("objects that were inherited across fork do no work")]
     Forked,
@@ -185,6 +224,9 @@ pub enum PostError {
     /// The receive queue refused it.
     #[error(transparent)]
     Recv(#[from] PostRecvError),
+    /// `EINVAL`: rights that no memory window can have, a length without a region, or objects of another context.
+    #[error("a bind that no memory window can have")]
+    Bind,
     /// `EINVAL`: the object was destroyed.
     #[error("already destroyed")]
     Gone,
@@ -231,7 +273,7 @@ impl OpenError {
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
-            Self::Config(_) => libc::EINVAL,
+            Self::Config(_) | Self::NotCommand => libc::EINVAL,
             Self::Port(_) => libc::EADDRINUSE,
             Self::Slot(source) | Self::System { source, .. } => {
                 source.raw_os_error().unwrap_or(libc::EIO)
@@ -262,10 +304,35 @@ impl RegisterError {
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
-            Self::Access | Self::Range | Self::Foreign(_) => libc::EINVAL,
+            Self::Access | Self::Range | Self::Invalid(_) | Self::Foreign(_) => libc::EINVAL,
             Self::Unsupported(_) => libc::EOPNOTSUPP,
             Self::NotMapped => libc::EFAULT,
+            Self::Bound => libc::EBUSY,
+            Self::System(errno) => *errno,
             Self::Exhausted => libc::ENOMEM,
+            Self::Forked => libc::EIO,
+        }
+    }
+}
+
+impl DmError {
+    /// The error number of the C ABI.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Range => libc::EINVAL,
+            Self::Fault => libc::EFAULT,
+            Self::Export(errno) => *errno,
+        }
+    }
+}
+
+impl AdviseError {
+    /// The error number of the C ABI.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Range => libc::EFAULT,
             Self::Forked => libc::EIO,
         }
     }
@@ -318,9 +385,12 @@ impl PostError {
             | Self::Recv(PostRecvError::Full)
             | Self::Tag(TagError::Full) => libc::ENOMEM,
             Self::Send(PostSendError::Fault) => libc::EFAULT,
-            Self::Send(_) | Self::Recv(_) | Self::Tag(_) | Self::NoTags | Self::Gone => {
-                libc::EINVAL
-            }
+            Self::Send(_)
+            | Self::Recv(_)
+            | Self::Tag(_)
+            | Self::NoTags
+            | Self::Bind
+            | Self::Gone => libc::EINVAL,
             Self::Forked => libc::EIO,
         }
     }
@@ -372,6 +442,7 @@ mod tests {
             (OpenError::Port(anyverbs_net::OpenError::NotShared { port: 1 }), EADDRINUSE),
             (OpenError::Slot(io(EADDRINUSE)), EADDRINUSE),
             (OpenError::NoInterface, ENETDOWN),
+            (OpenError::NotCommand, EINVAL),
             (OpenError::NoSuchDevice(String::new()), ENODEV),
             (system(EMFILE), EMFILE),
             (OpenError::System { what: "", source: std::io::ErrorKind::Other.into() }, EIO),
@@ -396,6 +467,9 @@ mod tests {
             (RegisterError::Unsupported(1), EOPNOTSUPP),
             (RegisterError::Range, EINVAL),
             (RegisterError::NotMapped, EFAULT),
+            (RegisterError::Invalid(""), EINVAL),
+            (RegisterError::Bound, EBUSY),
+            (RegisterError::System(EMFILE), EMFILE),
             (RegisterError::Exhausted, ENOMEM),
             (RegisterError::Foreign(""), EINVAL),
             (RegisterError::Forked, EIO),
@@ -404,6 +478,11 @@ mod tests {
         }
         assert_eq!(DestroyError::Busy(String::new()).errno(), EBUSY);
         assert_eq!(DestroyError::Gone.errno(), EINVAL);
+        assert_eq!(DmError::Range.errno(), EINVAL);
+        assert_eq!(DmError::Fault.errno(), EFAULT);
+        assert_eq!(DmError::Export(EOPNOTSUPP).errno(), EOPNOTSUPP);
+        assert_eq!(AdviseError::Range.errno(), EFAULT);
+        assert_eq!(AdviseError::Forked.errno(), EIO);
         let (from, to) = (QpState::Reset, QpState::Rts);
         for (error, errno) in [
             (ModifyObjectError::Qp(ModifyError::Transition { from, to }), EINVAL),
@@ -451,6 +530,7 @@ mod tests {
             (PostError::Tag(TagError::Full), ENOMEM),
             (PostError::Tag(TagError::TooManySges), EINVAL),
             (PostError::NoTags, EINVAL),
+            (PostError::Bind, EINVAL),
             (PostError::Gone, EINVAL),
             (PostError::Forked, EIO),
         ] {

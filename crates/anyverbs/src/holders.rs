@@ -17,9 +17,11 @@ pub(crate) enum Holder {
     Srq,
     Cq,
     ParentDomain,
+    Mw,
+    Buf,
 }
 
-const NAMES: [&str; 6] = ["MR", "AH", "QP", "SRQ", "CQ", "parent domain"];
+const NAMES: [&str; 8] = ["MR", "AH", "QP", "SRQ", "CQ", "parent domain", "MW", "buffer"];
 const DEAD: u32 = 1 << 31;
 
 /// The holders of one object, by kind.

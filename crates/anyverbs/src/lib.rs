@@ -13,16 +13,21 @@
 //! Every object may be used from any thread. Objects are destroyed by `destroy`, which refuses while others use them
 //! (`EBUSY`), or released when dropped and no longer in use. `cookie` arguments are for the caller: events carry them.
 
+mod advise;
 mod ah;
 mod async_event;
+mod buf;
 mod clock;
 pub mod cm;
+mod command;
 mod comp_channel;
 mod comp_cntr;
 pub mod config;
 mod context;
 mod cq;
 mod device;
+mod dm;
+mod dmah;
 mod engine;
 pub mod error;
 mod event_queue;
@@ -35,6 +40,7 @@ mod link;
 mod memory;
 mod mr;
 mod multicast;
+mod mw;
 mod pd;
 mod qp;
 mod srq;
@@ -45,7 +51,7 @@ pub use anyverbs_proto::comp_cntr::CompCntrOps;
 pub use anyverbs_proto::counters::{Counter, Counters};
 pub use anyverbs_proto::cq::Moderation;
 pub use anyverbs_proto::memory::Fault;
-pub use anyverbs_proto::mr::Access;
+pub use anyverbs_proto::mr::{Access, Bind, WindowType};
 pub use anyverbs_proto::qp::PostSendError;
 pub use anyverbs_proto::qp::attr::{
     ModifyError, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType,
@@ -55,23 +61,29 @@ pub use anyverbs_proto::recv_queue::PostRecvError;
 pub use anyverbs_proto::tag_list::{MAX_TAG_SGE, TagAdd, TagError, TagHandle};
 pub use anyverbs_proto::types::{Gid, Mtu, PKey, Psn, QKey, Qpn};
 pub use anyverbs_proto::wc::{TmInfo, Wc, WcDetail, WcEx, WcFlags, WcOpcode, WcStatus};
+pub use anyverbs_proto::wire::feth::{Feth, Placement, Selectivity};
 pub use anyverbs_proto::wr::{
     AddressVector, MAX_MESSAGE, MAX_SGE, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge, UdDest,
 };
 
+pub use advise::Advice;
 pub use ah::{Ah, AhAttr};
 pub use async_event::{AsyncEvent, AsyncEventKind, EventElement};
-pub use comp_cntr::{CompCntr, CompCntrKind};
+pub use buf::Buf;
 pub use comp_channel::{CompChannel, CompEvent};
+pub use comp_cntr::{CompCntr, CompCntrKind};
 pub use context::Context;
 pub use cq::{Cq, CqFields, CqInitAttr};
 pub use device::{DeviceInfo, PortAttr, PortState, devices};
+pub use dm::Dm;
+pub use dmah::{Dmah, DmahAttr};
 pub use gid::GidEntry;
 pub use memory::copy_guarded;
 pub use mr::{Mr, Rereg};
+pub use mw::{BindInfo, Mw};
 pub use pd::Pd;
 pub use qp::{Poster, Qp, QpInitAttr, XrcSendInitAttr};
-pub use td::Td;
 pub use srq::tag_matching::{TagOp, TagOpKind, TmSrqInitAttr};
 pub use srq::{Srq, SrqAttr, SrqInitAttr, SrqPoster};
+pub use td::Td;
 pub use xrcd::{Xrcd, XrcdInitAttr};

@@ -37,6 +37,10 @@ pub struct DeviceAttr {
     pub max_cqe: u32,
     /// Memory regions.
     pub max_mr: u32,
+    /// Memory windows.
+    pub max_mw: u32,
+    /// Bytes of device memory that one context can have.
+    pub max_dm_size: u64,
     /// Protection domains.
     pub max_pd: u32,
     /// Address handles.
@@ -100,6 +104,8 @@ pub(crate) const DEFAULT: DeviceAttr = DeviceAttr {
     max_cq: 32_768,
     max_cqe: 1 << 20,
     max_mr: 131_072,
+    max_mw: 65_536,
+    max_dm_size: MAX_DM_SIZE,
     max_pd: 32_768,
     max_ah: 131_072,
     max_qp_rd_atom: 128,
@@ -131,11 +137,26 @@ pub const MAX_MSG_SIZE: u32 = anyverbs_proto::wr::MAX_MESSAGE;
 /// Entries of the GID table. At least one stays empty.
 pub const GID_TABLE_LEN: usize = 128;
 
+/// Bytes of device memory that one context can have.
+pub(crate) const MAX_DM_SIZE: u64 = 16 << 20;
+
 /// Access flags that a memory region can have.
 pub(crate) const REGION_ACCESS: Access = Access::LOCAL_WRITE
     .union(Access::REMOTE_WRITE)
     .union(Access::REMOTE_READ)
     .union(Access::REMOTE_ATOMIC)
+    .union(Access::MW_BIND)
     .union(Access::ZERO_BASED)
+    .union(Access::ON_DEMAND)
     .union(Access::HUGETLB)
+    .union(Access::FLUSH_GLOBAL)
+    .union(Access::FLUSH_PERSISTENT)
+    .union(Access::RELAXED_ORDERING)
+    .union(Access::INVALIDATABLE);
+
+/// Access flags that a region of a dma-buf can have.
+pub(crate) const DMABUF_ACCESS: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC)
     .union(Access::RELAXED_ORDERING);

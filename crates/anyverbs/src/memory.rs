@@ -1,9 +1,12 @@
-//! Registered memory: the one module that touches it.
+//! Registered memory: the one module that touches it, with what knows about mappings ([`mapping`], [`shared_file`]).
 //!
 //! Program and peer may write the same bytes at any time, so nothing here makes a reference to them, and the program
 //! may have unmapped them: every access is made by a routine of this module's own, in assembly, whose page faults the
 //! signal handler turns into a return value by moving the instruction pointer to a landing pad. When all is well that
 //! costs nothing.
+
+pub(crate) mod mapping;
+pub(crate) mod shared_file;
 
 use std::arch::global_asm;
 use std::ffi::{c_int, c_void};
@@ -131,6 +134,13 @@ global_asm!(
     "mov [rdx], rsi",
     "xor eax, eax",
     "ret",
+    // int store(rdi = at, rsi = value)
+    ".hidden anyverbs_guarded_store",
+    ".globl anyverbs_guarded_store",
+    "anyverbs_guarded_store:",
+    "mov [rdi], rsi",
+    "xor eax, eax",
+    "ret",
     ".hidden anyverbs_guarded_end",
     ".globl anyverbs_guarded_end",
     "anyverbs_guarded_end:",
@@ -201,6 +211,13 @@ global_asm!(
     "str x4, [x2]",
     "mov w0, #0",
     "ret",
+    // int store(x0 = at, x1 = value)
+    ".hidden anyverbs_guarded_store",
+    ".globl anyverbs_guarded_store",
+    "anyverbs_guarded_store:",
+    "stlr x1, [x0]",
+    "mov w0, #0",
+    "ret",
     ".hidden anyverbs_guarded_end",
     ".globl anyverbs_guarded_end",
     "anyverbs_guarded_end:",
@@ -220,6 +237,7 @@ unsafe extern "C" {
     fn anyverbs_guarded_compare_swap(at: *mut u64, compare: u64, swap: u64, old: *mut u64)
     -> c_int;
     fn anyverbs_guarded_fetch_add(at: *mut u64, add: u64, old: *mut u64) -> c_int;
+    fn anyverbs_guarded_store(at: *mut u64, value: u64) -> c_int;
 }
 
 /// The memory of this process.
@@ -276,6 +294,16 @@ impl Memory for ProcessMemory {
         let code = unsafe { anyverbs_guarded_fetch_add(addr as *mut u64, add, &raw mut old) };
         if code == 0 { Ok(old) } else { Err(Fault) }
     }
+
+    fn store(&self, addr: u64, value: u64) -> Result<(), Fault> {
+        // SAFETY: as in `compare_swap`.
+        let code = unsafe { anyverbs_guarded_store(addr as *mut u64, value) };
+        if code == 0 { Ok(()) } else { Err(Fault) }
+    }
+
+    fn persist(&self, addr: u64, len: u64) -> Result<(), Fault> {
+        mapping::write_back(addr, len)
+    }
 }
 
 impl ProcessMemory {
@@ -320,30 +348,6 @@ pub unsafe fn copy_guarded(to: *mut u8, from: *const u8, len: usize) -> Result<(
     // SAFETY: the caller's promise; the routine answers 1 where nothing is mapped.
     let code = unsafe { anyverbs_guarded_copy(to, from, len) };
     if code == 0 { Ok(()) } else { Err(Fault) }
-}
-
-/// Whether every page of a range is mapped now.
-pub(crate) fn is_mapped(addr: u64, len: u64) -> bool {
-    const PAGES: usize = 4096;
-    let (Ok(start), Ok(len)) = (usize::try_from(addr), usize::try_from(len)) else { return false };
-    let Some(end) = start.checked_add(len) else { return false };
-    if len == 0 {
-        return true;
-    }
-    // SAFETY: sysconf has no preconditions.
-    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
-    let mut at = start & !(page - 1);
-    let mut residency = [0u8; PAGES];
-    while at < end {
-        let step = (end - at).min(PAGES * page);
-        // SAFETY: mincore reads no memory of ours and writes a byte for each page of the step, PAGES at most.
-        if unsafe { libc::mincore(at as *mut c_void, step, residency.as_mut_ptr()) } != 0 {
-            return false;
-        }
-        let Some(next) = at.checked_add(step) else { return true };
-        at = next;
-    }
-    true
 }
 
 static PREVIOUS_SEGV: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());

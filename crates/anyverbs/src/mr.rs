@@ -1,15 +1,19 @@
 //! Memory region.
 
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use anyverbs_proto::mr::{Access, Keys, Region};
+use anyverbs_proto::mr::{Access, Keys, Region, RetireError};
 use parking_lot::Mutex;
 
-use crate::engine::Engine;
+use crate::buf::Buf;
+use crate::dm::{Dm, DmCell};
+use crate::dmah::{Dmah, DmahCell};
+use crate::engine::{Engine, Ticket};
 use crate::error::{DestroyError, RegisterError};
 use crate::holders::{Held, Holder};
 use crate::limits;
-use crate::memory;
+use crate::memory::mapping::{self, Mapping, Needs, Unfit, dmabuf};
 use crate::pd::{Pd, PdCell};
 
 /// Memory region (`ibv_reg_mr`). Nothing is pinned.
@@ -24,6 +28,40 @@ pub struct Mr {
 struct State {
     pd: Held<PdCell>,
     region: Region,
+    backing: Backing,
+    _dmah: Option<Held<DmahCell>>,
+    _ticket: Ticket,
+}
+
+/// What the region's bytes are, and what keeps them there.
+#[derive(Debug)]
+enum Backing {
+    /// The program's memory: it keeps it.
+    Program,
+    /// The whole address space.
+    AddressSpace,
+    /// There are none.
+    Null,
+    #[expect(dead_code, reason = "held for its drop")]
+    Device(Held<DmCell>),
+    #[expect(dead_code, reason = "held for its drop")]
+    Buf(Arc<Mapping>),
+    #[expect(dead_code, reason = "held for its drop")]
+    DmaBuf(DmaBuf),
+}
+
+/// A mapped dma-buf, in use by this processor.
+#[derive(Debug)]
+struct DmaBuf {
+    fd: OwnedFd,
+    _mapping: Mapping,
+}
+
+impl Drop for DmaBuf {
+    fn drop(&mut self) {
+        use std::os::fd::AsFd;
+        dmabuf::sync(self.fd.as_fd(), false);
+    }
 }
 
 /// What a re-registration changes (`ibv_rereg_mr`).
@@ -50,33 +88,171 @@ fn check_access(access: Access) -> Result<Access, RegisterError> {
     Ok(access)
 }
 
-fn check_range(addr: u64, len: u64, iova: u64) -> Result<(), RegisterError> {
-    if addr.checked_add(len).is_none() || iova.checked_add(len).is_none() {
-        return Err(RegisterError::Range);
+/// Whether the program's memory is as the region needs it. Memory that is paged on demand may come later.
+fn check_memory(addr: u64, len: u64, access: Access) -> Result<(), RegisterError> {
+    let on_demand = access.contains(Access::ON_DEMAND);
+    let needs = Needs {
+        writable: access.contains(Access::LOCAL_WRITE),
+        huge: on_demand && access.contains(Access::HUGETLB),
+        persistent: access.contains(Access::FLUSH_PERSISTENT),
+    };
+    if on_demand && !needs.huge && !needs.persistent {
+        return Ok(());
     }
-    if memory::is_mapped(addr, len) { Ok(()) } else { Err(RegisterError::NotMapped) }
+    mapping::check(addr, len, needs).map_err(|unfit| match unfit {
+        Unfit::NotMapped => RegisterError::NotMapped,
+        Unfit::NotHuge => RegisterError::Invalid("memory: not all pages are huge"),
+        Unfit::Volatile => RegisterError::Invalid("memory: not all of it is of a persistent file"),
+    })
+}
+
+fn check_range(addr: u64, len: u64, iova: u64) -> Result<(), RegisterError> {
+    let wraps = addr.checked_add(len).is_none() || iova.checked_add(len).is_none();
+    if wraps { Err(RegisterError::Range) } else { Ok(()) }
+}
+
+/// A region before it is entered.
+struct Draft<'a> {
+    addr: u64,
+    len: u64,
+    iova: u64,
+    access: Access,
+    dmah: Option<&'a Dmah>,
+    backing: Backing,
 }
 
 impl Mr {
+    /// Of the program's memory.
     pub(crate) fn register(
         pd: &Arc<PdCell>,
-        addr: u64,
+        (addr, len, iova): (u64, u64, u64),
+        access: Access,
+        dmah: Option<&Dmah>,
+    ) -> Result<Self, RegisterError> {
+        let access = check_access(access)?;
+        if access.contains(Access::ON_DEMAND) && addr == 0 && len == u64::MAX {
+            if iova != 0 {
+                return Err(RegisterError::Range);
+            }
+            let backing = Backing::AddressSpace;
+            return Self::enter(pd, Draft { addr, len, iova, access, dmah, backing });
+        }
+        let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
+        check_range(addr, len, iova)?;
+        check_memory(addr, len, access)?;
+        Self::enter(pd, Draft { addr, len, iova, access, dmah, backing: Backing::Program })
+    }
+
+    /// Of part of a buffer that the device allocated in the same protection domain.
+    pub(crate) fn of_buf(
+        pd: &Arc<PdCell>,
+        buf: &Buf,
+        (addr, len, iova): (u64, u64, u64),
+        access: Access,
+        dmah: Option<&Dmah>,
+    ) -> Result<Self, RegisterError> {
+        let access = check_access(access)?;
+        if !Arc::ptr_eq(buf.pd.arc(), pd) {
+            return Err(RegisterError::Foreign("buffer"));
+        }
+        if !buf.covers(addr, len) {
+            return Err(RegisterError::Range);
+        }
+        let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
+        check_range(addr, len, iova)?;
+        check_memory(addr, len, access)?;
+        let backing = Backing::Buf(Arc::clone(&buf.mapping));
+        Self::enter(pd, Draft { addr, len, iova, access, dmah, backing })
+    }
+
+    /// Of nothing.
+    pub(crate) fn null(pd: &Arc<PdCell>) -> Result<Self, RegisterError> {
+        let access = Access::LOCAL_WRITE | Access::NULL;
+        let (addr, len, iova, dmah) = (0, u64::MAX, 0, None);
+        Self::enter(pd, Draft { addr, len, iova, access, dmah, backing: Backing::Null })
+    }
+
+    /// Of device memory.
+    pub(crate) fn of_dm(
+        pd: &Arc<PdCell>,
+        dm: &Dm,
+        offset: u64,
         len: u64,
-        iova: u64,
         access: Access,
     ) -> Result<Self, RegisterError> {
+        let access = check_access(access)?;
+        if !access.contains(Access::ZERO_BASED) {
+            return Err(RegisterError::Invalid("access: a region of device memory is zero-based"));
+        }
+        let pointless = Access::ON_DEMAND | Access::HUGETLB | Access::FLUSH_PERSISTENT;
+        if access.intersects(pointless) {
+            return Err(RegisterError::Unsupported(access.intersection(pointless).bits()));
+        }
+        if !std::ptr::eq(dm.cell.engine, pd.engine) {
+            return Err(RegisterError::Foreign("device memory"));
+        }
+        if offset.checked_add(len).is_none_or(|end| end > dm.cell.len()) {
+            return Err(RegisterError::Range);
+        }
+        let gone = RegisterError::Foreign("device memory");
+        let backing = Backing::Device(Held::new(&dm.cell, Holder::Mr).ok_or(gone)?);
+        let addr = dm.cell.addr() + offset;
+        Self::enter(pd, Draft { addr, len, iova: 0, access, dmah: None, backing })
+    }
+
+    /// Of a dma-buf.
+    pub(crate) fn of_dmabuf(
+        pd: &Arc<PdCell>,
+        fd: BorrowedFd<'_>,
+        (offset, len, iova): (u64, u64, u64),
+        access: Access,
+        dmah: Option<&Dmah>,
+    ) -> Result<Self, RegisterError> {
+        let access = check_access(access)?;
+        let unsupported = access.difference(limits::DMABUF_ACCESS);
+        if !unsupported.is_empty() {
+            return Err(RegisterError::Unsupported(unsupported.bits()));
+        }
+        let size = dmabuf::len(fd).map_err(RegisterError::System)?;
+        let page = 4096;
+        if offset.checked_add(len).is_none_or(|end| end > size) || iova % page != offset % page {
+            return Err(RegisterError::Range);
+        }
+        check_range(offset, len, iova)?;
+        let skipped = offset % page;
+        let bytes = usize::try_from(len + skipped).map_err(|_| RegisterError::Range)?;
+        let writable = access.contains(Access::LOCAL_WRITE);
+        let system =
+            |e: std::io::Error| RegisterError::System(e.raw_os_error().unwrap_or(libc::EOPNOTSUPP));
+        let mapping = Mapping::of_file(fd, offset - skipped, bytes, writable).map_err(system)?;
+        let addr = mapping.addr() + skipped;
+        let kept = fd.try_clone_to_owned().map_err(system)?;
+        dmabuf::sync(fd, true);
+        let backing = Backing::DmaBuf(DmaBuf { fd: kept, _mapping: mapping });
+        Self::enter(pd, Draft { addr, len, iova, access, dmah, backing })
+    }
+
+    fn enter(pd: &Arc<PdCell>, draft: Draft<'_>) -> Result<Self, RegisterError> {
         let engine = pd.engine;
         if !engine.is_current() {
             return Err(RegisterError::Forked);
         }
-        let access = check_access(access)?;
-        let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
-        check_range(addr, len, iova)?;
+        let ticket = engine.quotas.mr.take().ok_or(RegisterError::Exhausted)?;
         let held = Held::new(pd, Holder::Mr).ok_or(RegisterError::Foreign("protection domain"))?;
+        let hold = |dmah: &Dmah| {
+            Held::new(&dmah.0, Holder::Mr).ok_or(RegisterError::Foreign("DMA handle"))
+        };
+        let dmah = draft.dmah.map(hold).transpose()?;
+        let Draft { addr, len, iova, access, backing, .. } = draft;
         let region = Region { pd: pd.number, access, iova, len, addr };
         let keys = engine.mrs.register(region).ok_or(RegisterError::Exhausted)?;
         engine.publish_region(keys.rkey, &region);
-        Ok(Self { engine, keys, state: Mutex::new(Some(State { pd: held, region })) })
+        let state = State { pd: held, region, backing, _dmah: dmah, _ticket: ticket };
+        Ok(Self { engine, keys, state: Mutex::new(Some(state)) })
+    }
+
+    pub(crate) fn engine(&self) -> &'static Engine {
+        self.engine
     }
 
     /// Key for our own scatter/gather elements.
@@ -85,10 +261,20 @@ impl Mr {
         self.keys.lkey
     }
 
-    /// Key for peers.
+    /// Key for peers; 0 where they have none.
     #[must_use]
     pub fn rkey(&self) -> u32 {
         self.keys.rkey
+    }
+
+    /// Bytes; 0 once it is destroyed, and where a forked child inherited it.
+    #[expect(clippy::len_without_is_empty, reason = "a region of no bytes is a region")]
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        if !self.engine.is_current() {
+            return 0;
+        }
+        self.state.lock().as_ref().map_or(0, |state| state.region.len)
     }
 
     /// Changes the region in place, keys kept; waits for accesses in progress (`ibv_rereg_mr`).
@@ -97,13 +283,18 @@ impl Mr {
     /// As for [`Pd::reg_mr`], for the new range.
     ///
     /// # Errors
-    /// [`RegisterError`]; the region is as before.
+    /// [`RegisterError`]; the region is as before. A region of no memory of the program's cannot change but in its protection
+    /// domain, and with windows bound to it none can ([`RegisterError::Bound`]).
     pub unsafe fn rereg(&self, change: &Rereg<'_>) -> Result<(), RegisterError> {
         if !self.engine.is_current() {
             return Err(RegisterError::Forked);
         }
         let mut guard = self.state.lock();
         let state = guard.as_mut().ok_or(RegisterError::Foreign("memory region"))?;
+        let fixed = !matches!(state.backing, Backing::Program);
+        if fixed && (change.access.is_some() || change.translation.is_some()) {
+            return Err(RegisterError::Invalid("region: not one of the program's memory"));
+        }
         let mut region = state.region;
         if let Some(access) = change.access {
             region.access = check_access(access)?;
@@ -113,12 +304,16 @@ impl Mr {
             check_range(addr, len, iova)?;
             region = Region { addr, len, iova, ..region };
         }
+        if change.access.is_some() || change.translation.is_some() {
+            check_memory(region.addr, region.len, region.access)?;
+        }
         let held = match change.pd {
-            Some(pd) if !std::ptr::eq(pd.0.engine, self.engine) => {
+            Some(pd) if !std::ptr::eq(pd.cell.engine, self.engine) => {
                 return Err(RegisterError::Foreign("protection domain"));
             }
             Some(pd) => Some(
-                Held::new(&pd.0, Holder::Mr).ok_or(RegisterError::Foreign("protection domain"))?,
+                Held::new(&pd.cell, Holder::Mr)
+                    .ok_or(RegisterError::Foreign("protection domain"))?,
             ),
             None => None,
         };
@@ -126,10 +321,13 @@ impl Mr {
             region.pd = pd.number;
         }
         self.engine.withdraw_region(self.keys.rkey);
-        if !self.engine.mrs.replace(self.keys.lkey, region) {
-            return Err(RegisterError::Foreign("memory region"));
-        }
-        self.engine.publish_region(self.keys.rkey, &region);
+        let replaced = self.engine.mrs.replace(self.keys.lkey, region);
+        let now = if replaced.is_ok() { region } else { state.region };
+        self.engine.publish_region(self.keys.rkey, &now);
+        replaced.map_err(|error| match error {
+            RetireError::Bound => RegisterError::Bound,
+            RetireError::Key => RegisterError::Foreign("memory region"),
+        })?;
         state.region = region;
         if let Some(pd) = held {
             state.pd = pd;
@@ -140,14 +338,20 @@ impl Mr {
     /// Destroys it; waits for accesses in progress (`ibv_dereg_mr`).
     ///
     /// # Errors
-    /// [`DestroyError::Gone`].
+    /// [`DestroyError::Busy`] while memory windows are bound to it, [`DestroyError::Gone`].
     pub fn destroy(&self) -> Result<(), DestroyError> {
         if !self.engine.is_current() {
             return Ok(());
         }
-        let state = self.state.lock().take().ok_or(DestroyError::Gone)?;
+        let mut guard = self.state.lock();
+        let state = guard.as_ref().ok_or(DestroyError::Gone)?;
         self.engine.withdraw_region(self.keys.rkey);
-        self.engine.mrs.deregister(self.keys.lkey);
+        if self.engine.mrs.deregister(self.keys.lkey) == Err(RetireError::Bound) {
+            self.engine.publish_region(self.keys.rkey, &state.region);
+            return Err(DestroyError::Busy("memory windows".into()));
+        }
+        let state = guard.take();
+        drop(guard);
         drop(state);
         Ok(())
     }
@@ -156,6 +360,9 @@ impl Mr {
 impl Drop for Mr {
     fn drop(&mut self) {
         // The program may reuse the memory now. An inherited region is its parent's.
-        let _ = self.destroy();
+        if self.destroy().is_err() {
+            self.engine.mrs.unbind_all(self.keys.lkey);
+            let _ = self.destroy();
+        }
     }
 }

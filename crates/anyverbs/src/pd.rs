@@ -1,16 +1,23 @@
 //! Protection domain.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use anyverbs_proto::mr::Access;
+use anyverbs_proto::mr::{Access, WindowType};
+use anyverbs_proto::wr::Sge;
 use parking_lot::Mutex;
 
+use crate::advise::Advice;
 use crate::ah::{Ah, AhAttr};
+use crate::buf::Buf;
 use crate::context::ContextCell;
+use crate::dm::Dm;
+use crate::dmah::Dmah;
 use crate::engine::{Engine, Ticket};
-use crate::error::{CreateError, DestroyError, RegisterError};
+use crate::error::{AdviseError, CreateError, DestroyError, RegisterError};
 use crate::holders::{Held, Holdable, Holder, Holders};
 use crate::mr::Mr;
+use crate::mw::Mw;
 use crate::qp::{Qp, QpInitAttr, XrcSendInitAttr};
 use crate::srq::tag_matching::TmSrqInitAttr;
 use crate::srq::{Srq, SrqInitAttr};
@@ -19,12 +26,15 @@ use crate::td::{Td, TdCell};
 /// Protection domain (`ibv_alloc_pd`): queue pairs reach only memory of their own. Or a parent domain, which is another
 /// name for one and takes its place everywhere ([`Pd::parent_domain`]).
 #[derive(Debug)]
-pub struct Pd(pub(crate) Arc<PdCell>);
+pub struct Pd {
+    pub(crate) cell: Arc<PdCell>,
+    /// What is made through it tells its events there.
+    pub(crate) context: Arc<ContextCell>,
+}
 
 #[derive(Debug)]
 pub(crate) struct PdCell {
     pub(crate) engine: &'static Engine,
-    pub(crate) context: Arc<ContextCell>,
     /// Identifies it to the machines and in memory keys; not reused while the process lives.
     pub(crate) number: u32,
     pub(crate) holders: Holders,
@@ -38,14 +48,10 @@ pub(crate) struct PdCell {
 struct ParentOf(Held<PdCell>, Option<Held<TdCell>>);
 
 impl PdCell {
-    pub(crate) fn new(
-        engine: &'static Engine,
-        context: &Arc<ContextCell>,
-    ) -> Result<Self, CreateError> {
+    fn new(engine: &'static Engine) -> Result<Self, CreateError> {
         let ticket = engine.quotas.pd.take().ok_or(CreateError::Exhausted("protection domains"))?;
         Ok(Self {
             engine,
-            context: Arc::clone(context),
             number: engine.next_pd(),
             holders: Holders::default(),
             parent_of: None,
@@ -61,16 +67,23 @@ impl Holdable for PdCell {
 }
 
 impl Pd {
+    pub(crate) fn new(
+        engine: &'static Engine,
+        context: &Arc<ContextCell>,
+    ) -> Result<Self, CreateError> {
+        Ok(Self { cell: Arc::new(PdCell::new(engine)?), context: Arc::clone(context) })
+    }
+
     /// Its number.
     #[must_use]
     pub fn number(&self) -> u32 {
-        self.0.number
+        self.cell.number
     }
 
     /// Whether it is a parent domain.
     #[must_use]
     pub fn is_parent_domain(&self) -> bool {
-        self.0.parent_of.is_some()
+        self.cell.parent_of.is_some()
     }
 
     /// Makes a parent domain of this protection domain (`ibv_alloc_parent_domain`): what is made on either belongs to the
@@ -81,7 +94,7 @@ impl Pd {
     /// [`CreateError::Invalid`] if this is a parent domain itself, [`CreateError::Foreign`], [`CreateError::Exhausted`],
     /// [`CreateError::Forked`].
     pub fn parent_domain(&self, td: Option<&Td>) -> Result<Self, CreateError> {
-        let pd = &self.0;
+        let pd = &self.cell;
         if !pd.engine.is_current() {
             return Err(CreateError::Forked);
         }
@@ -89,7 +102,7 @@ impl Pd {
             return Err(CreateError::Invalid("protection domain: it is a parent domain"));
         }
         let thread = match td {
-            Some(td) if !Arc::ptr_eq(&td.0.context, &pd.context) => {
+            Some(td) if !Arc::ptr_eq(&td.0.context, &self.context) => {
                 return Err(CreateError::Foreign("thread domain"));
             }
             Some(td) => {
@@ -100,11 +113,12 @@ impl Pd {
         };
         let held = Held::new(pd, Holder::ParentDomain);
         let parent_of = ParentOf(held.ok_or(CreateError::Foreign("protection domain"))?, thread);
-        Ok(Self(Arc::new(PdCell {
+        let cell = PdCell {
             number: pd.number,
             parent_of: Some(Mutex::new(Some(parent_of))),
-            ..PdCell::new(pd.engine, &pd.context)?
-        })))
+            ..PdCell::new(pd.engine)?
+        };
+        Ok(Self { cell: Arc::new(cell), context: Arc::clone(&self.context) })
     }
 
     /// Registers `len` bytes at `addr`, which keys name by `iova` on (`ibv_reg_mr`: `iova` = `addr`).
@@ -125,7 +139,106 @@ impl Pd {
         iova: u64,
         access: Access,
     ) -> Result<Mr, RegisterError> {
-        Mr::register(&self.0, addr, len, iova, access)
+        Mr::register(&self.cell, (addr, len, iova), access, None)
+    }
+
+    /// As [`reg_mr`](Self::reg_mr), with hints (`ibv_reg_mr_ex`).
+    ///
+    /// # Safety
+    /// As for [`reg_mr`](Self::reg_mr).
+    ///
+    /// # Errors
+    /// [`RegisterError`].
+    pub unsafe fn reg_mr_with(
+        &self,
+        addr: u64,
+        len: u64,
+        iova: u64,
+        access: Access,
+        dmah: Option<&Dmah>,
+    ) -> Result<Mr, RegisterError> {
+        Mr::register(&self.cell, (addr, len, iova), access, dmah)
+    }
+
+    /// Makes a region without memory (`ibv_alloc_null_mr`): it reads as zeros, and what is written to it is lost. Peers have
+    /// no key for it.
+    ///
+    /// # Errors
+    /// [`RegisterError`].
+    pub fn alloc_null_mr(&self) -> Result<Mr, RegisterError> {
+        Mr::null(&self.cell)
+    }
+
+    /// Registers device memory from `offset` on (`ibv_reg_dm_mr`); keys name it from 0 on, and `access` says so
+    /// ([`Access::ZERO_BASED`]).
+    ///
+    /// # Errors
+    /// [`RegisterError`].
+    pub fn reg_dm_mr(
+        &self,
+        dm: &Dm,
+        offset: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<Mr, RegisterError> {
+        Mr::of_dm(&self.cell, dm, offset, len, access)
+    }
+
+    /// Registers `len` bytes of a dma-buf from `offset` on (`ibv_reg_dmabuf_mr`), which keys name by `iova` on; the two have
+    /// the same offset within a page. The buffer stays mapped as long as the region.
+    ///
+    /// # Errors
+    /// [`RegisterError`].
+    pub fn reg_dmabuf_mr(
+        &self,
+        fd: BorrowedFd<'_>,
+        (offset, len, iova): (u64, u64, u64),
+        access: Access,
+        dmah: Option<&Dmah>,
+    ) -> Result<Mr, RegisterError> {
+        Mr::of_dmabuf(&self.cell, fd, (offset, len, iova), access, dmah)
+    }
+
+    /// Allocates a buffer (`ibv_alloc_buf`).
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub fn alloc_buf(&self, len: u64) -> Result<Buf, CreateError> {
+        Buf::alloc(&self.cell, len)
+    }
+
+    /// Registers part of a buffer that was allocated in this protection domain (`ibv_reg_buf_mr`).
+    ///
+    /// # Safety
+    /// As for [`reg_mr`](Self::reg_mr).
+    ///
+    /// # Errors
+    /// [`RegisterError`].
+    pub unsafe fn reg_buf_mr(
+        &self,
+        buf: &Buf,
+        (addr, len, iova): (u64, u64, u64),
+        access: Access,
+        dmah: Option<&Dmah>,
+    ) -> Result<Mr, RegisterError> {
+        Mr::of_buf(&self.cell, buf, (addr, len, iova), access, dmah)
+    }
+
+    /// Says what is going to happen to ranges of regions that are paged on demand (`ibv_advise_mr`). With `flush` it has been
+    /// seen to when this returns.
+    ///
+    /// # Errors
+    /// [`AdviseError`].
+    pub fn advise_mr(&self, advice: Advice, flush: bool, sges: &[Sge]) -> Result<(), AdviseError> {
+        self.cell.advise(advice, flush, sges)
+    }
+
+    /// Makes a memory window (`ibv_alloc_mw`).
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub fn alloc_mw(&self, kind: WindowType) -> Result<Mw, CreateError> {
+        Mw::alloc(&self.cell, kind)
     }
 
     /// Makes a queue pair (`ibv_create_qp`).
@@ -133,7 +246,7 @@ impl Pd {
     /// # Errors
     /// [`CreateError`].
     pub fn create_qp(&self, init: &QpInitAttr<'_>) -> Result<Qp, CreateError> {
-        Qp::create(&self.0, init)
+        Qp::create(self, init)
     }
 
     /// Makes the initiator of an extended reliable connection: a queue pair that only sends (`ibv_create_qp_ex`).
@@ -141,7 +254,7 @@ impl Pd {
     /// # Errors
     /// [`CreateError`].
     pub fn create_xrc_send_qp(&self, init: &XrcSendInitAttr<'_>) -> Result<Qp, CreateError> {
-        Qp::create_xrc_send(&self.0, init)
+        Qp::create_xrc_send(self, init)
     }
 
     /// Makes a shared receive queue (`ibv_create_srq`).
@@ -149,7 +262,7 @@ impl Pd {
     /// # Errors
     /// [`CreateError`].
     pub fn create_srq(&self, init: &SrqInitAttr) -> Result<Srq, CreateError> {
-        Srq::create(&self.0, init)
+        Srq::create(self, init)
     }
 
     /// Makes a shared receive queue that matches tags (`ibv_create_srq_ex`, `IBV_SRQT_TM`), for reliable connections.
@@ -157,7 +270,7 @@ impl Pd {
     /// # Errors
     /// [`CreateError`].
     pub fn create_tm_srq(&self, init: &TmSrqInitAttr<'_>) -> Result<Srq, CreateError> {
-        Srq::create_tm(&self.0, init)
+        Srq::create_tm(self, init)
     }
 
     /// Makes an address handle (`ibv_create_ah`).
@@ -165,22 +278,22 @@ impl Pd {
     /// # Errors
     /// [`CreateError::Invalid`] for a port or GID index that does not exist, or without a global route.
     pub fn create_ah(&self, attr: &AhAttr) -> Result<Ah, CreateError> {
-        Ah::create(&self.0, attr)
+        Ah::create(&self.cell, attr)
     }
 
     /// Destroys it (`ibv_dealloc_pd`).
     ///
     /// # Errors
-    /// [`DestroyError::Busy`] while an MR, AH, QP, SRQ, CQ or parent domain uses it.
+    /// [`DestroyError::Busy`] while an MR, MW, AH, QP, SRQ, CQ, buffer or parent domain uses it.
     pub fn destroy(&self) -> Result<(), DestroyError> {
-        if !self.0.engine.is_current() {
+        if !self.cell.engine.is_current() {
             return Ok(());
         }
-        self.0
+        self.cell
             .holders
             .retire()
-            .inspect_err(|e| tracing::warn!(pd = self.0.number, "PD not destroyed: {e}"))?;
-        if let Some(parent_of) = &self.0.parent_of {
+            .inspect_err(|e| tracing::warn!(pd = self.cell.number, "PD not destroyed: {e}"))?;
+        if let Some(parent_of) = &self.cell.parent_of {
             drop(parent_of.lock().take());
         }
         Ok(())

@@ -24,7 +24,7 @@ use crate::error::{AttachError, CreateError, DestroyError, ModifyObjectError, Po
 use crate::event_queue::Acks;
 use crate::holders::{Held, Holdable, Holder};
 use crate::link::udp::Asked;
-use crate::pd::PdCell;
+use crate::pd::{Pd, PdCell};
 use crate::srq::{Srq, SrqCell};
 use crate::xrcd::XrcdCell;
 
@@ -243,7 +243,7 @@ impl Handle {
 }
 
 impl Qp {
-    pub(crate) fn create(pd: &Arc<PdCell>, init: &QpInitAttr<'_>) -> Result<Self, CreateError> {
+    pub(crate) fn create(pd: &Pd, init: &QpInitAttr<'_>) -> Result<Self, CreateError> {
         match init.qp_type {
             QpType::Uc if init.srq.is_some() => {
                 return Err(CreateError::Invalid("SRQ on an unreliable connection"));
@@ -255,7 +255,7 @@ impl Qp {
         }
         let parts = QpParts {
             qp_type: init.qp_type,
-            pd: Some(pd),
+            pd: Some(&pd.cell),
             send_cq: Some(init.send_cq),
             recv_cq: Some(init.recv_cq),
             srq: init.srq,
@@ -264,22 +264,22 @@ impl Qp {
             sq_sig_all: init.sq_sig_all,
             cookie: init.cookie,
         };
-        Self::assemble(pd.engine, &pd.context, &parts)
+        Self::assemble(pd.cell.engine, &pd.context, &parts)
     }
 
     pub(crate) fn create_xrc_send(
-        pd: &Arc<PdCell>,
+        pd: &Pd,
         init: &XrcSendInitAttr<'_>,
     ) -> Result<Self, CreateError> {
         let parts = QpParts {
-            pd: Some(pd),
+            pd: Some(&pd.cell),
             send_cq: Some(init.send_cq),
             cap: QpCap { max_recv_wr: 0, max_recv_sge: 0, ..init.cap },
             sq_sig_all: init.sq_sig_all,
             cookie: init.cookie,
             ..QpParts::new(QpType::XrcSend)
         };
-        Self::assemble(pd.engine, &pd.context, &parts)
+        Self::assemble(pd.cell.engine, &pd.context, &parts)
     }
 
     /// Makes a queue pair of parts that fit its type.
@@ -624,6 +624,7 @@ impl Qp {
         drop(handles);
         let hold = cell.retire()?;
         cell.engine.qps.remove(cell.qpn);
+        cell.engine.mrs.forget_qp(cell.qpn);
         cell.leave_cqs(true);
         Some(Some(hold))
     }

@@ -18,7 +18,7 @@ use crate::engine::{Engine, Ticket};
 use crate::error::{CreateError, DestroyError, ModifyObjectError, PostError};
 use crate::event_queue::Acks;
 use crate::holders::{Held, Holdable, Holder, Holders};
-use crate::pd::PdCell;
+use crate::pd::{Pd, PdCell};
 use crate::xrcd::XrcdCell;
 
 /// What an SRQ is made with (`struct ibv_srq_init_attr`).
@@ -96,7 +96,7 @@ impl Holdable for SrqCell {
 
 impl SrqCell {
     fn new(
-        pd: &PdCell,
+        pd: &Pd,
         init: &SrqInitAttr,
         hold: Hold,
         xrc: Option<Xrc>,
@@ -104,7 +104,7 @@ impl SrqCell {
     ) -> Self {
         let (tm_cq, tags) = tm.unzip();
         Self {
-            engine: pd.engine,
+            engine: pd.cell.engine,
             context: Arc::clone(&pd.context),
             state: Mutex::new(State {
                 queue: RecvQueue::new(init.max_wr, init.max_sge),
@@ -208,19 +208,19 @@ impl SrqCell {
 }
 
 impl Srq {
-    pub(crate) fn create(pd: &Arc<PdCell>, init: &SrqInitAttr) -> Result<Self, CreateError> {
-        let hold = Self::hold(pd, init)?;
+    pub(crate) fn create(pd: &Pd, init: &SrqInitAttr) -> Result<Self, CreateError> {
+        let hold = Self::hold(&pd.cell, init)?;
         Ok(Self(Arc::new(SrqCell::new(pd, init, Hold(hold.0, None, None, hold.1), None, None))))
     }
 
     pub(crate) fn create_xrc(
-        pd: &Arc<PdCell>,
+        pd: &Pd,
         xrcd: &Arc<XrcdCell>,
         cq: &Cq,
         init: &SrqInitAttr,
     ) -> Result<Self, CreateError> {
-        let (pd_hold, ticket) = Self::hold(pd, init)?;
-        let engine = pd.engine;
+        let (pd_hold, ticket) = Self::hold(&pd.cell, init)?;
+        let engine = pd.cell.engine;
         if !std::ptr::eq(xrcd.engine, engine) {
             return Err(CreateError::Foreign("XRC domain"));
         }
@@ -234,7 +234,7 @@ impl Srq {
         let cell = engine.xrc_srqs.insert(|number| {
             let xrc = Xrc {
                 number,
-                pd: pd.number,
+                pd: pd.cell.number,
                 domain: xrcd.domain,
                 cq: Arc::clone(&cq.0),
                 closed: AtomicBool::new(false),

@@ -122,7 +122,7 @@ impl Xrcd {
     /// # Errors
     /// [`CreateError`].
     pub fn create_srq(&self, pd: &Pd, cq: &Cq, init: &SrqInitAttr) -> Result<Srq, CreateError> {
-        Srq::create_xrc(&pd.0, &self.0, cq, init)
+        Srq::create_xrc(pd, &self.0, cq, init)
     }
 
     /// Makes a target: a queue pair that only receives, for any SRQ of the domain (`ibv_create_qp_ex`).

@@ -28,7 +28,9 @@ const PARTIAL: &[(&str, &str)] = &[
     ("rdma_getaddrinfo", "`RAI_SA`: `EOPNOTSUPP`"),
     ("rdma_resolve_addrinfo", "`RAI_SA`: `EOPNOTSUPP`"),
     ("ibv_set_ece", "refuses every value: there are no enhancements (`EOPNOTSUPP`)"),
-    ("ibv_reg_mr_iova2", "no on-demand paging, no memory windows (`EOPNOTSUPP`)"),
+    ("ibv_import_pd", "a PD of another process: `EOPNOTSUPP`"),
+    ("ibv_import_mr", "an MR of another process: `EOPNOTSUPP`"),
+    ("ibv_dm_export_dmabuf_fd", "needs `/dev/udmabuf`; without it `EOPNOTSUPP`"),
 ];
 
 /// As `PARTIAL`, for inlines.
@@ -40,7 +42,7 @@ const PARTIAL_SLOTS: &[(&str, &str)] = &[
     ),
     ("ibv_open_xrcd", "a file names a domain within the process; processes do not share domains"),
     ("ibv_open_qp", "a QP of another process: `EOPNOTSUPP`"),
-    ("ibv_post_send", "memory windows, local invalidation, TSO, FLUSH, ATOMIC_WRITE: `EOPNOTSUPP`"),
+    ("ibv_post_send", "TSO, and FLUSH, for which `ibv_send_wr` has no fields: `EOPNOTSUPP`"),
 ];
 
 /// All refusals of today's interfaces; `compat` has names of its own, for programs of 2005.

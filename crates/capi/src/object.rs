@@ -54,6 +54,11 @@ impl<P: Public> Object<P> {
     pub(crate) fn public(&self) -> *mut P {
         ptr::from_ref(self).cast::<P>().cast_mut()
     }
+
+    /// The number that its public `handle` was given.
+    pub(crate) fn handle(&self) -> u32 {
+        self.handle
+    }
 }
 
 type Objects = HashMap<usize, Arc<dyn Any + Send + Sync>>;
@@ -139,6 +144,13 @@ pub(crate) fn find<P: Public>(pointer: *const P) -> Result<Arc<Object<P>>, Errno
     }
 }
 
+/// Any live object of this kind that fits.
+pub(crate) fn any<P: Public>(fits: impl Fn(&Object<P>) -> bool) -> Option<Arc<Object<P>>> {
+    let live = live().read();
+    let mut of_kind = live.values().filter_map(|o| Arc::clone(o).downcast::<Object<P>>().ok());
+    of_kind.find(|object| fits(object))
+}
+
 /// Takes the object from the program: its pointer is dead from here on. `None` if it was already.
 pub(crate) fn retire<P: Public>(object: &Arc<Object<P>>) -> Option<()> {
     live().write().remove(&(object.public() as usize)).map(drop)
@@ -170,6 +182,8 @@ macro_rules! public {
 public! {
     ibv_pd(handle) => verbs::PdInner;
     ibv_mr(handle) => verbs::MrInner;
+    ibv_mw(handle) => verbs::MwInner;
+    ibv_dm(handle) => verbs::DmInner;
     ibv_ah(handle) => verbs::AhInner;
     // A completion queue is always of the extended kind, whatever call made it; so is a queue pair.
     ibv_cq_ex(handle) => verbs::CqInner;
@@ -196,6 +210,8 @@ public_without_handle! {
     ibv_comp_channel => verbs::CompChannelInner;
     ibv_xrcd => verbs::XrcdInner;
     ibv_td => verbs::TdInner;
+    ibv_dmah => verbs::DmahInner;
+    ibv_buf => verbs::BufInner;
     rdma_event_channel => rdmacm::ChannelInner;
     rdma_cm_id => rdmacm::IdInner;
     rdma_cm_event => rdmacm::EventInner;

@@ -5,11 +5,13 @@ use std::hint::black_box;
 use anyverbs_proto::cq::Cq;
 use anyverbs_proto::mr::{Access, Keys, MrTable, Region};
 use anyverbs_proto::recv_queue::{RecvQueue, RecvWqe};
+use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wc::Wc;
 use anyverbs_proto::wr::{RecvWr, Sge};
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 
 const PD: u32 = 7;
+const QPN: Qpn = Qpn::new(1);
 const LEN: u64 = 4096;
 
 /// Completions in and out, by how many a program polls at a time.
@@ -73,12 +75,12 @@ fn memory_keys(c: &mut Criterion) {
                 // A step that visits all, far from one another.
                 at = (at + 7919) % keys.len();
                 let va = (at as u64 + 1) * LEN + 8;
-                let hold = table.remote(keys[at].rkey, PD, va, 64, Access::REMOTE_WRITE);
+                let hold = table.remote(keys[at].rkey, (PD, QPN), va, 64, Access::REMOTE_WRITE);
                 black_box(hold.map(|hold| hold.addr()).ok())
             });
         });
-        assert!(table.remote(keys[0].rkey, PD, LEN, 64, Access::REMOTE_WRITE).is_ok());
-        assert!(table.remote(keys[0].lkey, PD, LEN, 64, Access::REMOTE_WRITE).is_err());
+        assert!(table.remote(keys[0].rkey, (PD, QPN), LEN, 64, Access::REMOTE_WRITE).is_ok());
+        assert!(table.remote(keys[0].lkey, (PD, QPN), LEN, 64, Access::REMOTE_WRITE).is_err());
     }
     let table = MrTable::new(1 << 17, 1);
     group.bench_function("register_and_deregister", |b| {

@@ -36,6 +36,19 @@ pub trait Memory {
     /// Swaps the 8-byte word at `addr`, aligned to 8, for `swap` if it equals `compare`; returns what it held.
     fn compare_swap(&self, addr: u64, compare: u64, swap: u64) -> Result<u64, Fault>;
 
+    /// Writes the 8-byte word at `addr`, aligned to 8, at one go: nobody sees a mixture, and every write before it is seen by
+    /// who sees this one.
+    fn store(&self, addr: u64, value: u64) -> Result<(), Fault>;
+
+    /// Makes what was written before visible to everybody on this host.
+    fn publish(&self) {
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+    }
+
+    /// Makes what was written to these bytes survive a loss of power. Only called on regions that were registered for that
+    /// ([`Access::FLUSH_PERSISTENT`](crate::mr::Access::FLUSH_PERSISTENT)).
+    fn persist(&self, addr: u64, len: u64) -> Result<(), Fault>;
+
     /// Adds to the 8-byte word at `addr`, aligned to 8, wrapping; returns what it held.
     fn fetch_add(&self, addr: u64, add: u64) -> Result<u64, Fault>;
 }

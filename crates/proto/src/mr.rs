@@ -5,6 +5,8 @@
 //! zero. The other fields change only while the bit is clear and the number is zero, so whoever counted
 //! itself in and saw the bit may read them.
 
+mod window;
+
 use std::hint;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -12,6 +14,11 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use bitflags::bitflags;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
+use thiserror::Error;
+
+use crate::types::Qpn;
+
+pub use window::{Bind, BindError, WindowType};
 
 bitflags! {
     /// `enum ibv_access_flags`.
@@ -40,8 +47,34 @@ bitflags! {
         /// A hint: order among accesses may be relaxed.
         const RELAXED_ORDERING = 1 << 20;
         /// No flag of the verbs: a peer may invalidate the rkey (SEND with invalidate).
-        const INVALIDATABLE = 1 << 30;
+        const INVALIDATABLE = 1 << 16;
+        /// No flag of the verbs: there is no memory; reads give zeros, writes go nowhere.
+        const NULL = 1 << 17;
+        /// No flag of the verbs: a memory window.
+        const WINDOW = 1 << 18;
+        /// No flag of the verbs: a memory window of type 2.
+        const WINDOW_2 = 1 << 19;
     }
+}
+
+impl Access {
+    /// The flags that the verbs know.
+    pub const VERBS: Self = Self::all()
+        .difference(Self::INVALIDATABLE)
+        .difference(Self::NULL)
+        .difference(Self::WINDOW)
+        .difference(Self::WINDOW_2);
+}
+
+/// Why a region was not taken back or changed. It is as before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum RetireError {
+    /// No such key.
+    #[error("no such memory region")]
+    Key,
+    /// Memory windows are bound to it (IBA 10.6.7.1).
+    #[error("memory windows are bound to the region")]
+    Bound,
 }
 
 /// A memory region as registered.
@@ -105,12 +138,19 @@ struct Slot {
     iova: AtomicU64,
     len: AtomicU64,
     addr: AtomicU64,
+    /// Of a window: the queue pair that alone may use it; 0 for all.
+    qpn: AtomicU32,
+    /// Of a region: how many windows are bound to it. Of a window: the lkey of the region that it is bound to, or 0. Changes
+    /// under the lock of `bindings`.
+    bound: AtomicU32,
 }
 
-/// The device's memory keys.
+/// The device's memory keys, of regions and windows.
 pub struct MrTable {
     chunks: Box<[OnceLock<Box<[Slot]>>]>,
     free: Mutex<Free>,
+    /// Who changes which window is bound where; holds how many are bound to a queue pair. Before `free`.
+    bindings: Mutex<u32>,
 }
 
 struct Free {
@@ -123,7 +163,7 @@ struct Free {
 }
 
 impl MrTable {
-    /// A table for `capacity` regions (at most 2^18); tags come from `seed`.
+    /// A table for `capacity` regions and windows (at most 2^18); tags come from `seed`.
     #[must_use]
     pub fn new(capacity: u32, seed: u64) -> Self {
         let capacity = (capacity as usize).min(MAX_REGIONS - 1);
@@ -135,11 +175,25 @@ impl MrTable {
                 fresh: 1, // key 0 never names a region
                 capacity: capacity as u32,
             }),
+            bindings: Mutex::new(0),
         }
     }
 
-    /// Enters a region; `None` when the table is full.
+    /// Enters a region; `None` when the table is full. A null region ([`Access::NULL`]) has no rkey.
     pub fn register(&self, region: Region) -> Option<Keys> {
+        let (mut keys, slot) = self.take_slot()?;
+        if region.access.contains(Access::NULL) {
+            keys.rkey = 0;
+        }
+        slot.lkey.store(keys.lkey, Ordering::Relaxed);
+        slot.rkey.store(keys.rkey, Ordering::Relaxed);
+        slot.store(region);
+        slot.state.fetch_or(VALID, Ordering::Release);
+        Some(keys)
+    }
+
+    /// A slot that is nobody's, with keys for it: its index is on no list, its bit is clear and nobody reads its fields.
+    fn take_slot(&self) -> Option<(Keys, &Slot)> {
         let mut free = self.free();
         let index = if free.fresh <= free.capacity {
             free.fresh += 1;
@@ -153,69 +207,81 @@ impl MrTable {
         let keys = Keys { lkey: index << TAG_BITS | tag, rkey: index << TAG_BITS | other };
         let slot = &self.chunks[index as usize / CHUNK]
             .get_or_init(|| (0..CHUNK).map(|_| Slot::default()).collect())[index as usize % CHUNK];
-        // The slot is ours: its index was on no list, its bit is clear and nobody reads its fields.
-        slot.lkey.store(keys.lkey, Ordering::Relaxed);
-        slot.rkey.store(keys.rkey, Ordering::Relaxed);
-        slot.store(region);
-        slot.state.fetch_or(VALID, Ordering::Release);
-        Some(keys)
+        Some((keys, slot))
     }
 
-    /// Removes a region and waits until no access to it is in progress. False if the key names none.
-    pub fn deregister(&self, lkey: u32) -> bool {
-        let Some(slot) = self.retire(lkey) else { return false };
+    /// Removes a region and waits until no access to it is in progress.
+    ///
+    /// # Errors
+    /// [`RetireError`].
+    pub fn deregister(&self, lkey: u32) -> Result<(), RetireError> {
+        let slot = self.retire(lkey)?;
+        self.give_back(slot, lkey);
+        Ok(())
+    }
+
+    /// The slot of a dead key is free again.
+    fn give_back(&self, slot: &Slot, key: u32) {
         slot.lkey.store(0, Ordering::Relaxed);
         slot.rkey.store(0, Ordering::Relaxed);
-        self.free().returned.push_back(lkey >> TAG_BITS);
-        true
+        self.free().returned.push_back(key >> TAG_BITS);
     }
 
-    /// Changes a region in place, keys kept; no access sees a mixture. False if the key names none.
-    pub fn replace(&self, lkey: u32, region: Region) -> bool {
-        let Some(slot) = self.retire(lkey) else { return false };
+    /// Changes a region in place, keys kept; no access sees a mixture.
+    ///
+    /// # Errors
+    /// [`RetireError`].
+    pub fn replace(&self, lkey: u32, region: Region) -> Result<(), RetireError> {
+        let slot = self.retire(lkey)?;
         slot.store(region);
         slot.state.fetch_or(VALID, Ordering::Release);
-        true
+        Ok(())
     }
 
-    /// A peer or the program invalidates an rkey (IBA 9.4.1.1.3, 10.6.5): remote accesses end here, the local key stays.
+    /// A peer or the program invalidates an rkey (IBA 9.4.1.1.3, 10.6.5): of a window of type 2, which is unbound, or of a
+    /// region, of which remote accesses end here while the local key stays. `qpn` is the queue pair on which a peer asks: it
+    /// may only invalidate windows that are bound to that one.
     ///
     /// # Errors
     /// No such key, another protection domain, or a key that cannot be invalidated.
-    pub fn invalidate(&self, rkey: u32, pd: u32) -> Result<(), KeyError> {
+    pub fn invalidate(&self, rkey: u32, pd: u32, qpn: Option<Qpn>) -> Result<(), KeyError> {
+        let mut bindings = self.bindings();
         let held = self.slot(rkey).and_then(Slot::hold).ok_or(KeyError::Key)?;
         let slot = held.0;
+        if rkey == 0 || slot.rkey.load(Ordering::Relaxed) != rkey {
+            return Err(KeyError::Key);
+        }
         if slot.pd.load(Ordering::Relaxed) != pd {
             return Err(KeyError::Pd);
         }
-        let access = Access::from_bits_retain(slot.access.load(Ordering::Relaxed));
-        if !access.contains(Access::INVALIDATABLE) {
+        let access = slot.access();
+        if access.contains(Access::WINDOW) {
+            drop(held);
+            return self.invalidate_window(slot, qpn, &mut bindings);
+        }
+        if !access.contains(Access::INVALIDATABLE) || slot.bound.load(Ordering::Relaxed) != 0 {
             return Err(KeyError::Access);
         }
-        // Only one of several invalidations finds the key.
-        slot.rkey
-            .compare_exchange(rkey, 0, Ordering::Relaxed, Ordering::Relaxed)
-            .map(|_| ())
-            .map_err(|_| KeyError::Key)
+        slot.rkey.store(0, Ordering::Relaxed);
+        Ok(())
     }
 
-    /// Clears the valid bit of the region and waits for the accesses in progress.
-    fn retire(&self, lkey: u32) -> Option<&Slot> {
-        let slot = self.slot(lkey)?;
+    /// Takes a region out of use: clears its valid bit and waits for the accesses in progress.
+    fn retire(&self, lkey: u32) -> Result<&Slot, RetireError> {
+        let slot = self.slot(lkey).ok_or(RetireError::Key)?;
         {
-            let _writers = self.free();
-            let held = slot.hold()?;
-            if held.0.lkey.load(Ordering::Relaxed) != lkey {
-                return None;
+            let _bindings = self.bindings();
+            let held = slot.hold().ok_or(RetireError::Key)?;
+            if lkey == 0 || held.0.lkey.load(Ordering::Relaxed) != lkey {
+                return Err(RetireError::Key);
+            }
+            if slot.bound.load(Ordering::Relaxed) != 0 {
+                return Err(RetireError::Bound);
             }
             slot.state.fetch_and(!VALID, Ordering::AcqRel);
         }
-        let mut spins = 0u32;
-        while slot.state.load(Ordering::Acquire) & !VALID != 0 {
-            spins += 1;
-            if spins.is_multiple_of(64) { std::thread::yield_now() } else { hint::spin_loop() }
-        }
-        Some(slot)
+        slot.drain();
+        Ok(slot)
     }
 
     /// Finds the memory behind a local scatter/gather element: `len` bytes at `va`.
@@ -230,16 +296,39 @@ impl MrTable {
         self.find(lkey, |s| s.lkey.load(Ordering::Relaxed), pd, va, len, need)
     }
 
-    /// Finds the memory that a peer names: `len` bytes at `va`.
+    /// Finds the memory that a peer names to queue pair `qpn`: `len` bytes at `va`.
     pub fn remote(
         &self,
         rkey: u32,
-        pd: u32,
+        (pd, qpn): (u32, Qpn),
         va: u64,
         len: u64,
         need: Access,
     ) -> Result<Hold<'_>, KeyError> {
-        self.find(rkey, |s| s.rkey.load(Ordering::Relaxed), pd, va, len, need)
+        let hold = self.find(rkey, |s| s.rkey.load(Ordering::Relaxed), pd, va, len, need)?;
+        if hold.of_window && !hold.held.0.admits(qpn) {
+            return Err(KeyError::Access);
+        }
+        Ok(hold)
+    }
+
+    /// How many bytes a region or window has that a peer names, and where they begin, for those who have to do with all of
+    /// it.
+    pub fn extent(
+        &self,
+        rkey: u32,
+        (pd, qpn): (u32, Qpn),
+        need: Access,
+    ) -> Result<(Hold<'_>, u64), KeyError> {
+        let slot = self.slot(rkey).ok_or(KeyError::Key)?;
+        let iova = slot.iova.load(Ordering::Relaxed);
+        let hold = self.remote(rkey, (pd, qpn), iova, 0, need)?;
+        // It may have changed before it was held.
+        if slot.iova.load(Ordering::Relaxed) != iova {
+            return Err(KeyError::Key);
+        }
+        let len = slot.len.load(Ordering::Relaxed);
+        Ok((hold, len))
     }
 
     #[inline]
@@ -260,7 +349,8 @@ impl MrTable {
         if slot.pd.load(Ordering::Relaxed) != pd {
             return Err(KeyError::Pd);
         }
-        if !Access::from_bits_retain(slot.access.load(Ordering::Relaxed)).contains(need) {
+        let access = slot.access();
+        if !access.contains(need) {
             return Err(KeyError::Access);
         }
         let offset = va.checked_sub(slot.iova.load(Ordering::Relaxed)).ok_or(KeyError::Range)?;
@@ -269,12 +359,18 @@ impl MrTable {
             return Err(KeyError::Range);
         }
         let addr = slot.addr.load(Ordering::Relaxed).wrapping_add(offset);
-        Ok(Hold { addr, _held: held })
+        let (is_null, of_window) =
+            (access.contains(Access::NULL), access.contains(Access::WINDOW_2));
+        Ok(Hold { addr, is_null, of_window, held })
     }
 
     fn slot(&self, key: u32) -> Option<&Slot> {
         let index = index(key);
         Some(&self.chunks.get(index / CHUNK)?.get()?[index % CHUNK])
+    }
+
+    fn bindings(&self) -> MutexGuard<'_, u32> {
+        self.bindings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn free(&self) -> MutexGuard<'_, Free> {
@@ -293,6 +389,25 @@ impl Slot {
         let before = self.state.fetch_add(1, Ordering::Acquire);
         let held = Held(self);
         (before & VALID != 0).then_some(held)
+    }
+
+    fn access(&self) -> Access {
+        Access::from_bits_retain(self.access.load(Ordering::Relaxed))
+    }
+
+    /// Whether a window may be used through this queue pair.
+    fn admits(&self, qpn: Qpn) -> bool {
+        let bound = self.qpn.load(Ordering::Relaxed);
+        bound == 0 || bound == qpn.get()
+    }
+
+    /// Waits until no access is in progress; its valid bit is clear.
+    fn drain(&self) {
+        let mut spins = 0u32;
+        while self.state.load(Ordering::Acquire) & !VALID != 0 {
+            spins += 1;
+            if spins.is_multiple_of(64) { std::thread::yield_now() } else { hint::spin_loop() }
+        }
     }
 
     fn store(&self, region: Region) {
@@ -315,7 +430,9 @@ impl Drop for Held<'_> {
 /// An access in progress: the region cannot be deregistered while this lives.
 pub struct Hold<'a> {
     addr: u64,
-    _held: Held<'a>,
+    is_null: bool,
+    of_window: bool,
+    held: Held<'a>,
 }
 
 impl Hold<'_> {
@@ -324,85 +441,13 @@ impl Hold<'_> {
     pub fn addr(&self) -> u64 {
         self.addr
     }
+
+    /// Whether nothing lies there: it reads as zeros, and what is written to it is lost ([`Access::NULL`]).
+    #[must_use]
+    pub fn is_null(&self) -> bool {
+        self.is_null
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const REGION: Region = Region {
-        pd: 7,
-        access: Access::LOCAL_WRITE.union(Access::REMOTE_READ),
-        iova: 0x1000,
-        len: 0x100,
-        addr: 0xabc0_0000,
-    };
-
-    #[test]
-    fn checks_key_pd_range_and_access() {
-        let table = MrTable::new(10, 1);
-        let keys = table.register(REGION).unwrap();
-        assert_ne!(keys.lkey, keys.rkey);
-        let need = Access::LOCAL_WRITE;
-        let at = |va, len| table.local(keys.lkey, 7, va, len, need).map(|h| h.addr());
-        assert_eq!(at(0x1000, 0x100), Ok(0xabc0_0000));
-        assert_eq!(at(0x10ff, 1), Ok(0xabc0_00ff));
-        assert_eq!(at(0x1100, 0), Ok(0xabc0_0100));
-        assert_eq!(at(0x10ff, 2), Err(KeyError::Range));
-        assert_eq!(at(0xfff, 1), Err(KeyError::Range));
-        assert_eq!(at(u64::MAX, u64::MAX), Err(KeyError::Range));
-        let err = |r: Result<Hold<'_>, KeyError>| r.map(|h| h.addr()).unwrap_err();
-        assert_eq!(err(table.local(keys.rkey, 7, 0x1000, 1, need)), KeyError::Key);
-        assert_eq!(err(table.local(keys.lkey, 8, 0x1000, 1, need)), KeyError::Pd);
-        assert_eq!(
-            err(table.remote(keys.rkey, 7, 0x1000, 1, Access::REMOTE_WRITE)),
-            KeyError::Access
-        );
-        assert_eq!(err(table.local(0, 7, 0, 0, Access::empty())), KeyError::Key);
-        assert_eq!(err(table.local(u32::MAX, 7, 0, 0, Access::empty())), KeyError::Key);
-    }
-
-    #[test]
-    fn bounds_hold_at_the_end_of_the_address_space() {
-        let table = MrTable::new(10, 1);
-        let whole = Region { iova: 0, addr: 0, len: u64::MAX, ..REGION };
-        let keys = table.register(whole).unwrap();
-        let at = |va, len| table.local(keys.lkey, 7, va, len, Access::empty()).map(|h| h.addr());
-        assert_eq!(at(u64::MAX - 1, 1), Ok(u64::MAX - 1));
-        assert_eq!(at(u64::MAX, 1), Err(KeyError::Range));
-    }
-
-    #[test]
-    fn a_dead_key_stays_dead_and_the_table_fills_up() {
-        let table = MrTable::new(3, 1);
-        let keys: Vec<_> = (0..3).map(|_| table.register(REGION).unwrap()).collect();
-        assert!(table.register(REGION).is_none());
-        assert!(table.deregister(keys[1].lkey));
-        assert!(!table.deregister(keys[1].lkey));
-        assert!(table.local(keys[1].lkey, 7, 0x1000, 1, Access::empty()).is_err());
-        let again = table.register(REGION).unwrap();
-        assert_ne!(again, keys[1]);
-        assert!(!table.deregister(again.rkey));
-    }
-
-    #[test]
-    fn deregistration_waits_for_the_access_in_progress() {
-        let table = MrTable::new(3, 1);
-        let keys = table.register(REGION).unwrap();
-        let done = std::sync::atomic::AtomicBool::new(false);
-        std::thread::scope(|s| {
-            let hold = table.local(keys.lkey, 7, 0x1000, 1, Access::empty()).ok();
-            assert!(hold.is_some());
-            s.spawn(|| {
-                assert!(table.deregister(keys.lkey));
-                done.store(true, Ordering::SeqCst);
-            });
-            while table.local(keys.lkey, 7, 0x1000, 1, Access::empty()).is_ok() {
-                std::thread::yield_now();
-            }
-            assert!(!done.load(Ordering::SeqCst));
-            drop(hold);
-        });
-        assert!(done.load(Ordering::SeqCst));
-    }
-}
+mod tests;

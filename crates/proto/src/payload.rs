@@ -2,6 +2,7 @@
 
 use crate::memory::{Fault, Memory};
 use crate::mr::{Access, Hold, KeyError, MrTable};
+use crate::types::Qpn;
 use crate::wr::Sge;
 
 /// The payload of an outgoing packet. Its keys and bounds were checked, and are checked again piece by piece as it is
@@ -17,7 +18,7 @@ pub struct Payload<'a> {
 enum Source<'a> {
     Bytes(&'a [u8]),
     Gather { sges: &'a [Sge], skip: u64 },
-    Remote { rkey: u32, va: u64 },
+    Remote { rkey: u32, va: u64, qpn: Qpn },
 }
 
 impl<'a> Payload<'a> {
@@ -36,10 +37,10 @@ impl<'a> Payload<'a> {
         Self { source: Source::Gather { sges, skip }, len, pd }
     }
 
-    /// `len` bytes that a peer READs.
+    /// `len` bytes that a peer READs through queue pair `qpn` of protection domain `pd`.
     #[must_use]
-    pub fn remote(rkey: u32, va: u64, len: usize, pd: u32) -> Self {
-        Self { source: Source::Remote { rkey, va }, len, pd }
+    pub fn remote(rkey: u32, va: u64, len: usize, (pd, qpn): (u32, Qpn)) -> Self {
+        Self { source: Source::Remote { rkey, va, qpn }, len, pd }
     }
 
     /// Bytes.
@@ -67,12 +68,12 @@ impl<'a> Payload<'a> {
                 dst.copy_from_slice(bytes);
                 Ok(())
             }
-            Source::Remote { rkey, va } => {
+            Source::Remote { rkey, va, qpn } => {
                 if dst.is_empty() {
                     return Ok(());
                 }
                 let hold = mrs
-                    .remote(rkey, self.pd, va, dst.len() as u64, Access::REMOTE_READ)
+                    .remote(rkey, (self.pd, qpn), va, dst.len() as u64, Access::REMOTE_READ)
                     .map_err(|_| Fault)?;
                 memory.read(hold.addr(), dst)
             }
@@ -82,7 +83,11 @@ impl<'a> Payload<'a> {
                     let (here, more) = rest.split_at_mut(piece.len as usize);
                     let hold =
                         hold_local(mrs, self.pd, &piece, Access::empty()).map_err(|_| Fault)?;
-                    memory.read(hold.addr(), here)?;
+                    if hold.is_null() {
+                        here.fill(0);
+                    } else {
+                        memory.read(hold.addr(), here)?;
+                    }
                     rest = more;
                 }
                 // The machine never asks for more than the list holds.
@@ -104,9 +109,9 @@ impl Payload<'_> {
         match self.source {
             Source::Bytes(bytes) => memory.write(to, bytes),
             Source::Remote { .. } if self.len == 0 => Ok(()),
-            Source::Remote { rkey, va } => {
+            Source::Remote { rkey, va, qpn } => {
                 let hold = mrs
-                    .remote(rkey, self.pd, va, self.len as u64, Access::REMOTE_READ)
+                    .remote(rkey, (self.pd, qpn), va, self.len as u64, Access::REMOTE_READ)
                     .map_err(|_| Fault)?;
                 memory.copy(to, hold.addr(), self.len)
             }
@@ -114,13 +119,26 @@ impl Payload<'_> {
                 for piece in pieces(sges, skip, self.len) {
                     let hold =
                         hold_local(mrs, self.pd, &piece, Access::empty()).map_err(|_| Fault)?;
-                    memory.copy(to, hold.addr(), piece.len as usize)?;
+                    if hold.is_null() {
+                        write_zeros(to, piece.len, memory)?;
+                    } else {
+                        memory.copy(to, hold.addr(), piece.len as usize)?;
+                    }
                     to = to.wrapping_add(piece.len.into());
                 }
                 Ok(())
             }
         }
     }
+}
+
+#[cold]
+fn write_zeros(to: u64, len: u32, memory: &impl Memory) -> Result<(), Fault> {
+    const ZEROS: [u8; 1024] = [0; 1024];
+    (0..len).step_by(ZEROS.len()).try_for_each(|done| {
+        let here = (len - done).min(ZEROS.len() as u32);
+        memory.write(to.wrapping_add(done.into()), &ZEROS[..here as usize])
+    })
 }
 
 /// The payload of a packet that came in.
@@ -175,6 +193,17 @@ impl Data<'_> {
             Self::Bytes(bytes) => memory.write(to, bytes),
             Self::Shared { addr, len } => memory.copy(to, addr, len),
         }
+    }
+
+    /// The 8 bytes that this is, as a word of memory.
+    pub fn word(&self, memory: &impl Memory) -> Result<u64, Fault> {
+        let mut bytes = [0; 8];
+        match *self {
+            Self::Bytes(data) => bytes = data.try_into().map_err(|_| Fault)?,
+            Self::Shared { addr, len: 8 } => memory.read(addr, &mut bytes)?,
+            Self::Shared { .. } => return Err(Fault),
+        }
+        Ok(u64::from_ne_bytes(bytes))
     }
 
     fn split_at(self, at: usize) -> (Self, Self) {
@@ -240,7 +269,9 @@ pub fn scatter<M: Memory>(
     for piece in pieces(sges, skip, src.len()) {
         let (here, more) = rest.split_at(piece.len as usize);
         let hold = hold_local(mrs, pd, &piece, Access::LOCAL_WRITE).map_err(ScatterError::Key)?;
-        here.write(hold.addr(), memory).map_err(|Fault| ScatterError::Fault)?;
+        if !hold.is_null() {
+            here.write(hold.addr(), memory).map_err(|Fault| ScatterError::Fault)?;
+        }
         rest = more;
     }
     debug_assert!(rest.is_empty());

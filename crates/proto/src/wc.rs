@@ -60,6 +60,14 @@ pub enum WcOpcode {
     CompSwap = 3,
     /// Fetch and add.
     FetchAdd = 4,
+    /// Bind of a memory window.
+    BindMw = 5,
+    /// Invalidation of a key of this side.
+    LocalInv = 6,
+    /// FLUSH.
+    Flush = 8,
+    /// ATOMIC WRITE.
+    AtomicWrite = 9,
     /// A receive.
     Recv = 128,
     /// A receive that a WRITE with immediate data took.

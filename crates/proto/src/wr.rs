@@ -2,7 +2,9 @@
 
 use bitflags::bitflags;
 
+use crate::mr::Bind;
 use crate::types::{Gid, QKey, Qpn};
+use crate::wire::feth::Feth;
 
 /// Most scatter/gather elements that one work request may have.
 pub const MAX_SGE: usize = 32;
@@ -77,13 +79,52 @@ pub enum SendOp {
         /// The addend.
         add: u64,
     },
+    /// Atomic write of 8 bytes (IBA A19.3): of `data`, or else of the request's elements.
+    AtomicWrite {
+        /// The word.
+        at: RemoteAddr,
+        /// The new value, as it lies in memory.
+        data: Option<[u8; 8]>,
+    },
+    /// FLUSH (IBA A19.4): what earlier WRITEs wrote there is placed as far as `feth` says.
+    Flush {
+        /// The first byte; with [`Selectivity::Mr`](crate::wire::feth::Selectivity::Mr) only the key counts.
+        at: RemoteAddr,
+        /// Bytes.
+        len: u32,
+        /// How deep and how wide.
+        feth: Feth,
+    },
+    /// Binds a memory window; nothing is sent.
+    BindMw(Bind),
+    /// Invalidates a key of this side; nothing is sent.
+    LocalInv(u32),
 }
 
 impl SendOp {
+    /// READ, atomic, ATOMIC WRITE or FLUSH: the responder has an answer of its own to each, and remembers it.
+    #[must_use]
+    pub fn has_response(&self) -> bool {
+        matches!(
+            self,
+            Self::Read(_)
+                | Self::CompareSwap { .. }
+                | Self::FetchAdd { .. }
+                | Self::AtomicWrite { .. }
+                | Self::Flush { .. }
+        )
+    }
+
     /// READ or atomic: the responder answers with data.
     #[must_use]
     pub fn has_response_data(&self) -> bool {
         matches!(self, Self::Read(_) | Self::CompareSwap { .. } | Self::FetchAdd { .. })
+    }
+
+    /// Done by this side alone: no packet, no PSN.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        matches!(self, Self::BindMw(_) | Self::LocalInv(_))
     }
 
     /// Compare-swap or fetch-add.

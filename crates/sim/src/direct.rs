@@ -47,7 +47,10 @@ impl Around<'_> {
     fn copy(&self, device: &Device, pd: u32, need: Access, operation: &Direct<'_>) -> Option<()> {
         let peer = &device.shared;
         let (remote, len) = (operation.remote, operation.len);
-        let hold = peer.mrs.remote(remote.rkey, pd, remote.va, len.into(), need).ok()?;
+        let hold = peer
+            .mrs
+            .remote(remote.rkey, (pd, operation.dest_qpn), remote.va, len.into(), need)
+            .ok()?;
         let mut bytes = vec![0; len as usize];
         match (operation.direction, operation.local) {
             (Direction::Write, Local::Inline(data)) => bytes.copy_from_slice(data),

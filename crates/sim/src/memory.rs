@@ -15,13 +15,20 @@ pub struct Arena {
     bytes: RefCell<Vec<u8>>,
     mapped: RefCell<Vec<bool>>,
     faults: Cell<u64>,
+    persisted: RefCell<Vec<(u64, u64)>>,
 }
 
 impl Arena {
     /// Nothing but holes, from `base` (a multiple of [`PAGE`]) on.
     #[must_use]
     pub fn new(base: u64) -> Self {
-        Self { base, bytes: RefCell::default(), mapped: RefCell::default(), faults: Cell::new(0) }
+        Self {
+            base,
+            bytes: RefCell::default(),
+            mapped: RefCell::default(),
+            faults: Cell::new(0),
+            persisted: RefCell::default(),
+        }
     }
 
     /// Maps `len` new bytes, all zero, and returns their address.
@@ -50,6 +57,12 @@ impl Arena {
     #[must_use]
     pub fn faults(&self) -> u64 {
         self.faults.get()
+    }
+
+    /// Address and length of what was made persistent, in order.
+    #[must_use]
+    pub fn persisted(&self) -> Vec<(u64, u64)> {
+        self.persisted.borrow().clone()
     }
 
     fn set_mapped(&self, addr: u64, len: usize, to: bool) {
@@ -101,6 +114,16 @@ impl Memory for Arena {
 
     fn compare_swap(&self, addr: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
         self.update(addr, |old| if old == compare { swap } else { old })
+    }
+
+    fn store(&self, addr: u64, value: u64) -> Result<(), Fault> {
+        self.update(addr, |_| value).map(drop)
+    }
+
+    fn persist(&self, addr: u64, len: u64) -> Result<(), Fault> {
+        self.locate(addr, len as usize)?;
+        self.persisted.borrow_mut().push((addr, len));
+        Ok(())
     }
 
     fn fetch_add(&self, addr: u64, add: u64) -> Result<u64, Fault> {

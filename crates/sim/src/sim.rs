@@ -147,7 +147,14 @@ impl Sim {
 
     /// Deregisters.
     pub fn deregister(&mut self, mr: Mr) {
-        assert!(self.devices[mr.device.0].shared.mrs.deregister(mr.lkey));
+        let done = self.devices[mr.device.0].shared.mrs.deregister(mr.lkey);
+        done.expect("a region that no window is bound to");
+    }
+
+    /// The memory keys of a device.
+    #[must_use]
+    pub fn mrs(&self, device: DeviceId) -> &MrTable {
+        &self.devices[device.0].shared.mrs
     }
 
     /// The memory of a device.
@@ -357,7 +364,13 @@ impl Sim {
 
     /// `ibv_modify_qp`.
     pub fn modify(&mut self, qp: QpId, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyError> {
-        let limits = ModifyLimits { ports: 1, pkeys: 1, max_mtu: Mtu::Mtu4096, max_rd_atomic: 16, max_rate_limit: 400_000_000 };
+        let limits = ModifyLimits {
+            ports: 1,
+            pkeys: 1,
+            max_mtu: Mtu::Mtu4096,
+            max_rd_atomic: 16,
+            max_rate_limit: 400_000_000,
+        };
         let result = self.with(qp, |qp, env| qp.modify(attr, mask, &limits, env));
         if result.is_ok() && self.get(qp).state() == QpState::Reset {
             let device = &mut self.devices[qp.device.0];

@@ -96,6 +96,8 @@ impl Drop for Ticket {
 #[derive(Debug)]
 pub(crate) struct Quotas {
     pub(crate) pd: Quota,
+    pub(crate) mr: Quota,
+    pub(crate) mw: Quota,
     pub(crate) cq: Quota,
     pub(crate) srq: Quota,
     pub(crate) xrcd: Quota,
@@ -241,7 +243,7 @@ impl Engine {
             attr,
             slot: number,
             gids,
-            mrs: MrTable::new(attr.max_mr, rng.random()),
+            mrs: MrTable::new(attr.max_mr + attr.max_mw, rng.random()),
             memory: ProcessMemory::new(),
             counters: Counters::default(),
             qps: QpTable::new(number, rng.random()),
@@ -264,6 +266,8 @@ impl Engine {
             groups: Groups::default(),
             quotas: Quotas {
                 pd: Quota::new(attr.max_pd),
+                mr: Quota::new(attr.max_mr),
+                mw: Quota::new(attr.max_mw),
                 cq: Quota::new(attr.max_cq),
                 srq: Quota::new(attr.max_srq),
                 // The device has no number of its own for them.

@@ -303,6 +303,9 @@ fn with_pieces<const N: usize>(
     for sge in sges.iter().filter(|sge| sge.len > 0) {
         let (Some(hold), Some(piece)) = (holds.get_mut(n), pieces.get_mut(n)) else { return false };
         let Ok(held) = hold_local(&engine.mrs, operation.pd, sge, need) else { return false };
+        if held.is_null() {
+            return false;
+        }
         *piece = shm::Local { iov_base: held.addr() as usize as *mut _, iov_len: sge.len as usize };
         *hold = Some(held);
         n += 1;

@@ -153,21 +153,6 @@ fn pages_that_vanish_during_copies() {
     assert!(faults.load(Ordering::Relaxed) >= 100);
 }
 
-#[test]
-fn what_is_mapped_is_known() {
-    let m = Mapping::new(3);
-    assert!(is_mapped(m.addr(), 3 * PAGE as u64));
-    assert!(is_mapped(m.addr() + 100, 0));
-    assert!(is_mapped(0, 0));
-    assert!(!is_mapped(0, 1));
-    // SAFETY: the middle page of our mapping.
-    unsafe { libc::munmap(m.0.add(PAGE).cast(), PAGE) };
-    assert!(is_mapped(m.addr() + 1, PAGE as u64 - 1));
-    assert!(!is_mapped(m.addr() + 1, PAGE as u64));
-    assert!(!is_mapped(u64::MAX - 10, 20));
-    assert!(!is_mapped(0, u64::MAX));
-}
-
 /// Runs `body` in a forked child; its wait status.
 fn in_child(body: impl FnOnce()) -> c_int {
     // SAFETY: the child only runs `body`, which allocates nothing that another thread might hold a lock for, and exits.

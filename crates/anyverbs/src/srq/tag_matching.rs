@@ -10,7 +10,7 @@ use anyverbs_proto::wc::{Wc, WcFlags, WcOpcode, WcStatus};
 use crate::cq::Cq;
 use crate::error::{CreateError, PostError};
 use crate::holders::{Held, Holder};
-use crate::pd::PdCell;
+use crate::pd::Pd;
 
 use super::{Hold, Srq, SrqCell, SrqInitAttr};
 
@@ -70,19 +70,15 @@ impl SrqCell {
         {
             tags.count_unexpected();
         }
-        let taken =
-            if tagged == Tagged::None { Taken::Untagged } else { Taken::Unexpected };
+        let taken = if tagged == Tagged::None { Taken::Untagged } else { Taken::Unexpected };
         self.take_locked(state, into).then_some(taken)
     }
 }
 
 impl Srq {
-    pub(crate) fn create_tm(
-        pd: &Arc<PdCell>,
-        init: &TmSrqInitAttr<'_>,
-    ) -> Result<Self, CreateError> {
-        let (pd_hold, ticket) = Self::hold(pd, &init.srq)?;
-        let attr = &pd.engine.attr;
+    pub(crate) fn create_tm(pd: &Pd, init: &TmSrqInitAttr<'_>) -> Result<Self, CreateError> {
+        let (pd_hold, ticket) = Self::hold(&pd.cell, &init.srq)?;
+        let attr = &pd.cell.engine.attr;
         let max_num_tags = u16::try_from(init.max_num_tags)
             .ok()
             .filter(|n| (1..=attr.max_num_tags).contains(n))
@@ -90,11 +86,11 @@ impl Srq {
         if init.max_ops > attr.max_tag_ops {
             return Err(CreateError::Invalid("max_ops"));
         }
-        if !std::ptr::eq(init.cq.0.engine, pd.engine) {
+        if !std::ptr::eq(init.cq.0.engine, pd.cell.engine) {
             return Err(CreateError::Foreign("completion queue"));
         }
-        let cq_hold = Held::new(&init.cq.0, Holder::Srq)
-            .ok_or(CreateError::Foreign("completion queue"))?;
+        let cq_hold =
+            Held::new(&init.cq.0, Holder::Srq).ok_or(CreateError::Foreign("completion queue"))?;
         let hold = Hold(pd_hold, None, Some(cq_hold), ticket);
         let tm = (Arc::clone(&init.cq.0), TagList::new(max_num_tags));
         Ok(Self(Arc::new(SrqCell::new(pd, &init.srq, hold, None, Some(tm)))))

@@ -1,10 +1,9 @@
 //! Opening a device, and what the open device says about itself.
 
 use std::{
-    ffi::{CString, c_int},
-    io,
+    ffi::c_int,
     mem::size_of,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
     ptr,
     sync::Arc,
 };
@@ -16,7 +15,7 @@ use crate::{
     dispatch::{extended, new_context},
     errno::{Errno, pointer, value},
     object::{self, Object},
-    verbs::device,
+    verbs::{DeviceObject, device},
 };
 
 /// An open device; the program's pointer is to the `ibv_context` at its end.
@@ -26,7 +25,8 @@ pub(crate) type Context = Object<verbs_context>;
 pub(crate) struct ContextInner {
     pub(crate) device: anyverbs::Context,
     sys_image_guid: u64,
-    _cmd_fd: OwnedFd,
+    /// The descriptor that it was imported from.
+    _passed: Option<OwnedFd>,
 }
 
 impl Context {
@@ -42,19 +42,6 @@ pub(crate) fn context(pointer: *mut ibv_context) -> Result<Arc<Context>, Errno> 
     object::find(extended(pointer))
 }
 
-/// The descriptor that a program may `dup` and pass on: it names the device.
-fn cmd_fd(name: &str) -> Result<OwnedFd, Errno> {
-    let last = || Errno(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO));
-    let name = CString::new(format!("uverbs:{name}")).map_err(|_| Errno::EINVAL)?;
-    // SAFETY: a C string.
-    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(last());
-    }
-    // SAFETY: a new descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
 /// `ibv_open_device`: NULL with `errno` on failure.
 pub(crate) unsafe extern "C" fn ibv_open_device(device_: *mut ibv_device) -> *mut ibv_context {
     pointer(open(device_))
@@ -62,15 +49,23 @@ pub(crate) unsafe extern "C" fn ibv_open_device(device_: *mut ibv_device) -> *mu
 
 fn open(device_: *mut ibv_device) -> Result<*mut ibv_context, Errno> {
     let found = device(device_)?;
-    let opened = anyverbs::Context::open(&found.name)?;
-    let cmd_fd = cmd_fd(&found.name)?;
+    publish_context(found, anyverbs::Context::open(&found.name)?, None)
+}
+
+/// Gives an open device to the program, with a descriptor that it is to own besides that of the device.
+pub(crate) fn publish_context(
+    found: &DeviceObject,
+    opened: anyverbs::Context,
+    passed: Option<OwnedFd>,
+) -> Result<*mut ibv_context, Errno> {
     let mut public = new_context();
     public.context.device = found.pointer();
+    let cmd_fd = passed.as_ref().map_or(opened.command_fd(), AsFd::as_fd);
     public.context.cmd_fd = cmd_fd.as_raw_fd();
     public.context.async_fd = opened.async_fd().as_raw_fd();
     public.context.num_comp_vectors = opened.device_attr()?.num_comp_vectors as c_int;
     let inner =
-        ContextInner { device: opened, sys_image_guid: found.sys_image_guid, _cmd_fd: cmd_fd };
+        ContextInner { device: opened, sys_image_guid: found.sys_image_guid, _passed: passed };
     let published = object::publish(public, 0, inner);
     // SAFETY: just published; only the field's address is taken.
     Ok(unsafe { &raw mut (*published).context })
@@ -94,7 +89,23 @@ const CAP_FLAGS: u32 = IBV_DEVICE_BAD_PKEY_CNTR
     | IBV_DEVICE_SYS_IMAGE_GUID
     | IBV_DEVICE_RC_RNR_NAK_GEN
     | IBV_DEVICE_SRQ_RESIZE
-    | IBV_DEVICE_XRC;
+    | IBV_DEVICE_XRC
+    | IBV_DEVICE_MEM_WINDOW
+    | IBV_DEVICE_MEM_WINDOW_TYPE_2B
+    | IBV_DEVICE_MEM_MGT_EXTENSIONS;
+
+/// What `ibv_device_attr_ex.device_cap_flags_ex` has besides: the kernel's FLUSH_GLOBAL, FLUSH_PERSISTENT and ATOMIC_WRITE.
+const CAP_FLAGS_EX: u64 = 1 << 38 | 1 << 39 | 1 << 40;
+
+/// On-demand paging: nothing is ever pinned, so every operation may meet memory that is not there yet.
+const ODP_DATAGRAM: u32 = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_SRQ_RECV;
+const ODP_UNRELIABLE: u32 = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_WRITE;
+const ODP_RELIABLE: u32 = ODP_DATAGRAM
+    | IBV_ODP_SUPPORT_WRITE
+    | IBV_ODP_SUPPORT_READ
+    | IBV_ODP_SUPPORT_ATOMIC
+    | IBV_ODP_SUPPORT_FLUSH
+    | IBV_ODP_SUPPORT_ATOMIC_WRITE;
 
 /// A count that C has as a signed int.
 fn int(n: u32) -> c_int {
@@ -122,6 +133,7 @@ fn device_attr(attr: &DeviceAttr) -> ibv_device_attr {
     c.max_cq = int(attr.max_cq);
     c.max_cqe = int(attr.max_cqe);
     c.max_mr = int(attr.max_mr);
+    c.max_mw = int(attr.max_mw);
     c.max_pd = int(attr.max_pd);
     c.max_qp_rd_atom = int(attr.max_qp_rd_atom);
     c.max_qp_init_rd_atom = int(attr.max_qp_rd_atom);
@@ -178,8 +190,7 @@ fn query_device(context_: *mut ibv_context) -> Result<ibv_device_attr, Errno> {
     Ok(attr)
 }
 
-/// Slot of `ibv_query_device_ex`: fills at most `attr_size` bytes. There is no on-demand paging, offload or device memory:
-/// those fields are 0.
+/// Slot of `ibv_query_device_ex`: fills at most `attr_size` bytes. There is no offload: those fields are 0.
 ///
 /// # Safety
 /// `input` is NULL or readable; `attr` has `attr_size` writable bytes.
@@ -198,7 +209,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         // SAFETY: integers and a character array.
         let mut ex: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
         ex.orig_attr = queried;
-        ex.device_cap_flags_ex = queried.device_cap_flags.into();
+        ex.device_cap_flags_ex = u64::from(queried.device_cap_flags) | CAP_FLAGS_EX;
         let device = context(context_)?.inner.device.device_attr()?;
         ex.completion_timestamp_mask = u64::MAX;
         ex.hca_core_clock = device.clock_khz;
@@ -220,6 +231,14 @@ pub(crate) unsafe extern "C" fn query_device_ex(
             max_ops: device.max_tag_ops,
             max_sge: anyverbs::MAX_TAG_SGE as u32,
         };
+        ex.odp_caps.general_caps = u64::from(IBV_ODP_SUPPORT | IBV_ODP_SUPPORT_IMPLICIT);
+        ex.odp_caps.per_transport_caps = ibv_odp_caps_per_transport_caps {
+            rc_odp_caps: ODP_RELIABLE,
+            uc_odp_caps: ODP_UNRELIABLE,
+            ud_odp_caps: ODP_DATAGRAM,
+        };
+        ex.xrc_odp_caps = ODP_RELIABLE;
+        ex.max_dm_size = device.max_dm_size;
         ex.phys_port_cnt_ex = queried.phys_port_cnt.into();
         // SAFETY: the caller's promise.
         unsafe { write_sized(attr, &ex, attr_size) };

@@ -86,7 +86,7 @@ fn object(info: &DeviceInfo) -> Option<&'static DeviceObject> {
 }
 
 /// The devices of this process. Why there is none goes to the log, once for each reason.
-fn devices() -> Vec<&'static DeviceObject> {
+pub(crate) fn devices() -> Vec<&'static DeviceObject> {
     log::init();
     match anyverbs::devices() {
         Ok(found) => found.iter().filter_map(object).collect(),

@@ -1,17 +1,21 @@
 //! libibverbs: one file for each kind of object, as the manual groups them.
 
 mod ah;
+mod buf;
 mod comp_channel;
 mod comp_cntr;
 mod context;
 mod cq;
 mod cq_ex;
 mod device;
+mod dm;
 mod event;
 mod fork;
+mod import;
 mod marshall;
 mod mr;
 mod multicast;
+mod mw;
 mod parent_domain;
 mod pd;
 mod port;
@@ -29,7 +33,8 @@ mod xrcd;
 // Only the trampolines name them.
 #[cfg_attr(test, allow(unused_imports))]
 pub(crate) use {
-    ah::*, comp_channel::*, comp_cntr::*, context::*, cq::*, cq_ex::*, device::*, event::*, fork::*, marshall::*,
-    mr::*, multicast::*, parent_domain::*, pd::*, port::*, post::*, qp::*, rate::*, srq::*, srq_ops::*, strings::*, sysfs::*,
-    unbuilt::*, wr::*, xrcd::*,
+    ah::*, buf::*, comp_channel::*, comp_cntr::*, context::*, cq::*, cq_ex::*, device::*, dm::*,
+    event::*, fork::*, import::*, marshall::*, mr::*, multicast::*, mw::*, parent_domain::*, pd::*,
+    port::*, post::*, qp::*, rate::*, srq::*, srq_ops::*, strings::*, sysfs::*, unbuilt::*, wr::*,
+    xrcd::*,
 };

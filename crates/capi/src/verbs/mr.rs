@@ -2,33 +2,35 @@
 
 use std::{
     ffi::{c_int, c_uint, c_void},
+    os::fd::BorrowedFd,
     sync::Arc,
 };
 
-use anyverbs::{Access, Rereg};
+use anyverbs::{Access, Advice, Rereg, Sge};
 
 use crate::{
     abi::*,
-    errno::{Errno, pointer},
+    errno::{Errno, pointer, value},
     object::{self, Object},
-    verbs::{Context, Pd},
+    verbs::{Buf, Context, Dmah, Pd},
 };
 
 pub(crate) type Mr = Object<ibv_mr>;
 
 /// What an MR holds of the device.
 pub(crate) struct MrInner {
-    device: anyverbs::Mr,
+    /// Imports share it.
+    pub(crate) device: Arc<anyverbs::Mr>,
     /// For its life: `ibv_mr.context`.
-    _context: Arc<Context>,
+    pub(crate) context: Arc<Context>,
 }
 
 /// Flags that a device may ignore (`IBV_ACCESS_OPTIONAL_RANGE`).
 const OPTIONAL: c_uint = 0x3ff0_0000;
 
 /// Access flags of C: `EINVAL` for a bit that does not exist, unless it is optional.
-fn access(flags: c_uint) -> Result<Access, Errno> {
-    let known = Access::from_bits_truncate(flags);
+pub(crate) fn access(flags: c_uint) -> Result<Access, Errno> {
+    let known = Access::from_bits_truncate(flags) & Access::VERBS;
     if flags & !known.bits() & !OPTIONAL == 0 { Ok(known) } else { Err(Errno::EINVAL) }
 }
 
@@ -44,18 +46,150 @@ fn reg(
         // SAFETY: the program promises the same to `ibv_reg_mr`: until the region is deregistered the device may
         // read and write the range.
         let device = unsafe { pd.inner.device.reg_mr(addr as u64, length as u64, iova, access) }?;
-        let handle = object::new_handle();
-        let context = Arc::clone(&pd.inner.context);
-        let public = ibv_mr {
-            context: context.pointer(),
-            pd: pd.public(),
-            addr,
-            length,
-            handle,
-            lkey: device.lkey(),
-            rkey: device.rkey(),
+        Ok(publish_mr(&pd, device, addr, length))
+    }))
+}
+
+/// Gives a memory region to the program.
+pub(crate) fn publish_mr(
+    pd: &Pd,
+    device: anyverbs::Mr,
+    addr: *mut c_void,
+    length: usize,
+) -> *mut ibv_mr {
+    let handle = object::new_handle();
+    let context = Arc::clone(&pd.inner.context);
+    let public = ibv_mr {
+        context: context.pointer(),
+        pd: pd.public(),
+        addr,
+        length,
+        handle,
+        lkey: device.lkey(),
+        rkey: device.rkey(),
+    };
+    object::publish(public, handle, MrInner { device: Arc::new(device), context })
+}
+
+/// Slot of `ibv_alloc_null_mr`: NULL with `errno` on failure. The region has no rkey: it is 0.
+pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    pointer(object::find(pd).and_then(|pd: Arc<Pd>| {
+        let device = pd.inner.device.alloc_null_mr()?;
+        Ok(publish_mr(&pd, device, std::ptr::null_mut(), usize::MAX))
+    }))
+}
+
+/// A program's descriptor of a dma-buf, for the time of a call.
+fn dmabuf<'a>(fd: c_int) -> Result<BorrowedFd<'a>, Errno> {
+    // SAFETY: every call on it fails (`EBADF`) for a number that is no descriptor; -1 is none of those.
+    if fd < 0 { Err(Errno(libc::EBADF)) } else { Ok(unsafe { BorrowedFd::borrow_raw(fd) }) }
+}
+
+/// `ibv_reg_dmabuf_mr`: NULL with `errno` on failure; `EINVAL` for a descriptor of something else than a dma-buf.
+pub(crate) unsafe extern "C" fn ibv_reg_dmabuf_mr(
+    pd: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    flags: c_int,
+) -> *mut ibv_mr {
+    pointer(object::find(pd).and_then(|pd: Arc<Pd>| {
+        let access = access(flags as c_uint)?;
+        let range = (offset, length as u64, iova);
+        let device = pd.inner.device.reg_dmabuf_mr(dmabuf(fd)?, range, access, None)?;
+        Ok(publish_mr(&pd, device, std::ptr::null_mut(), length))
+    }))
+}
+
+/// `ibv_reg_mr_ex`: all the ways to register. NULL with `errno` on failure: `EINVAL` unless one of address and descriptor is
+/// given, or for a buffer with a descriptor.
+///
+/// # Safety
+/// `attr` is NULL or readable.
+pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(
+    pd: *mut ibv_pd,
+    attr: *mut ibv_mr_init_attr,
+) -> *mut ibv_mr {
+    // SAFETY: the caller's promise.
+    let attr = unsafe { attr.as_ref() };
+    pointer(attr.ok_or(Errno::EINVAL).and_then(|attr| reg_ex(pd, attr)))
+}
+
+fn reg_ex(pd: *mut ibv_pd, attr: &ibv_mr_init_attr) -> Result<*mut ibv_mr, Errno> {
+    const IBV_REG_MR_MASK_IOVA: c_uint = 1;
+    const KNOWN: c_uint = IBV_REG_MR_MASK_IOVA
+        | IBV_REG_MR_MASK_ADDR
+        | IBV_REG_MR_MASK_FD
+        | IBV_REG_MR_MASK_FD_OFFSET
+        | IBV_REG_MR_MASK_DMAH
+        | IBV_REG_MR_MASK_BUF;
+    let pd: Arc<Pd> = object::find(pd)?;
+    let has = |bit: c_uint| attr.comp_mask & u64::from(bit) != 0;
+    let (of_file, at_addr) = (has(IBV_REG_MR_MASK_FD), has(IBV_REG_MR_MASK_ADDR));
+    let offset_alone = has(IBV_REG_MR_MASK_FD_OFFSET) && !of_file;
+    if attr.comp_mask & !u64::from(KNOWN) != 0
+        || of_file == at_addr
+        || offset_alone
+        || has(IBV_REG_MR_MASK_BUF) && of_file
+    {
+        return Err(Errno::EINVAL);
+    }
+    let access = access(attr.access as c_uint)?;
+    let dmah: Option<Arc<Dmah>> =
+        if has(IBV_REG_MR_MASK_DMAH) { Some(object::find(attr.dmah)?) } else { None };
+    let dmah = dmah.as_ref().map(|dmah| &dmah.inner.device);
+    let iova = has(IBV_REG_MR_MASK_IOVA).then_some(attr.iova);
+    let len = attr.length as u64;
+    if of_file {
+        let offset = if has(IBV_REG_MR_MASK_FD_OFFSET) { attr.fd_offset } else { 0 };
+        let range = (offset, len, iova.unwrap_or(offset));
+        let device = pd.inner.device.reg_dmabuf_mr(dmabuf(attr.fd)?, range, access, dmah)?;
+        return Ok(publish_mr(&pd, device, std::ptr::null_mut(), attr.length));
+    }
+    let addr = attr.addr as u64;
+    let iova = iova.unwrap_or(addr);
+    let device = if has(IBV_REG_MR_MASK_BUF) {
+        let buf: Arc<Buf> = object::find(attr.buf)?;
+        // SAFETY: the program's promise, as for `reg`.
+        unsafe { pd.inner.device.reg_buf_mr(&buf.inner.device, (addr, len, iova), access, dmah) }?
+    } else {
+        // SAFETY: as above.
+        unsafe { pd.inner.device.reg_mr_with(addr, len, iova, access, dmah) }?
+    };
+    Ok(publish_mr(&pd, device, attr.addr, attr.length))
+}
+
+/// Most elements that one call of `ibv_advise_mr` takes.
+const MAX_ADVISED: u32 = 1 << 16;
+
+/// Slot of `ibv_advise_mr`: 0, or the errno value.
+///
+/// # Safety
+/// `list` is NULL or has `count` readable elements.
+pub(crate) unsafe extern "C" fn advise_mr(
+    pd: *mut ibv_pd,
+    advice: c_uint,
+    flags: u32,
+    list: *mut ibv_sge,
+    count: u32,
+) -> c_int {
+    const FLUSH: u32 = 1;
+    value(object::find(pd).map_err(|_| Errno::EINVAL).and_then(|pd: Arc<Pd>| {
+        let advice = match advice {
+            0 => Advice::Prefetch,
+            1 => Advice::PrefetchWrite,
+            2 => Advice::PrefetchNoFault,
+            _ => return Err(Errno(libc::ENOTSUP)),
         };
-        Ok(object::publish(public, handle, MrInner { device, _context: context }))
+        if flags & !FLUSH != 0 || list.is_null() || !(1..=MAX_ADVISED).contains(&count) {
+            return Err(Errno::EINVAL);
+        }
+        // SAFETY: the caller's promise.
+        let list = unsafe { std::slice::from_raw_parts(list, count as usize) };
+        let sge = |s: &ibv_sge| Sge { addr: s.addr, len: s.length, lkey: s.lkey };
+        let sges: Vec<Sge> = list.iter().map(sge).collect();
+        Ok(pd.inner.device.advise_mr(advice, flags & FLUSH != 0, &sges)?)
     }))
 }
 
@@ -150,9 +284,9 @@ fn rereg(
     Ok(())
 }
 
-/// `ibv_dereg_mr`: 0, or the errno value.
+/// `ibv_dereg_mr`: 0, or the errno value; `EBUSY` while memory windows are bound to it.
 pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
-    crate::errno::value(object::find(mr).and_then(|mr: Arc<Mr>| {
+    value(object::find(mr).and_then(|mr: Arc<Mr>| {
         mr.inner.device.destroy()?;
         object::retire(&mr).ok_or(Errno::EINVAL)
     }))

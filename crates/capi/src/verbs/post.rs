@@ -9,7 +9,7 @@ use crate::{
     abi::*,
     errno::Errno,
     object::deref,
-    verbs::{Qp, destination},
+    verbs::{Qp, bind, destination},
 };
 
 /// Room for the elements of one work request.
@@ -19,7 +19,11 @@ pub(crate) type SgeRoom = [MaybeUninit<Sge>; MAX_SGE];
 ///
 /// # Safety
 /// `list` is NULL or has `count` readable elements.
-pub(crate) unsafe fn sges(room: &mut SgeRoom, list: *const ibv_sge, count: c_int) -> Result<&[Sge], Errno> {
+pub(crate) unsafe fn sges(
+    room: &mut SgeRoom,
+    list: *const ibv_sge,
+    count: c_int,
+) -> Result<&[Sge], Errno> {
     let count = usize::try_from(count).ok().filter(|n| *n <= MAX_SGE).ok_or(Errno::EINVAL)?;
     if count > 0 && list.is_null() {
         return Err(Errno::EINVAL);
@@ -59,8 +63,14 @@ unsafe fn op(wr: &ibv_send_wr) -> Result<SendOp, Errno> {
             IBV_WR_ATOMIC_FETCH_AND_ADD => {
                 SendOp::FetchAdd { at: word(), add: wr.wr.atomic.compare_add }
             }
-            IBV_WR_LOCAL_INV | IBV_WR_BIND_MW | IBV_WR_TSO | IBV_WR_DRIVER1 | IBV_WR_FLUSH
-            | IBV_WR_ATOMIC_WRITE => return Err(Errno::EOPNOTSUPP),
+            IBV_WR_LOCAL_INV => SendOp::LocalInv(wr.data.invalidate_rkey),
+            IBV_WR_BIND_MW => {
+                let to = wr.ext.bind_mw;
+                bind(to.mw, to.rkey, &to.bind_info)?
+            }
+            IBV_WR_ATOMIC_WRITE => SendOp::AtomicWrite { at: remote(), data: None },
+            // A FLUSH has operands for which `ibv_send_wr` has no fields.
+            IBV_WR_TSO | IBV_WR_DRIVER1 | IBV_WR_FLUSH => return Err(Errno::EOPNOTSUPP),
             _ => return Err(Errno::EINVAL),
         })
     }
@@ -84,9 +94,13 @@ unsafe fn send_wr<'a>(
             None
         };
         let xrc = qp.inner.qp_type == QpType::XrcSend;
+        let op = op(wr)?;
+        if op.is_local() && wr.num_sge != 0 {
+            return Err(Errno::EINVAL);
+        }
         Ok(SendWr {
             wr_id: wr.wr_id,
-            op: op(wr)?,
+            op,
             flags: SendFlags::from_bits(wr.send_flags).ok_or(Errno::EINVAL)?,
             sges: sges(room, wr.sg_list, wr.num_sge)?,
             ud,

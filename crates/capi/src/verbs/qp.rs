@@ -7,8 +7,8 @@ use std::{
 };
 
 use anyverbs::{
-    Access, Mtu, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpInitAttr, QpState, QpType, Qpn, RateLimit,
-    UdDest, XrcSendInitAttr,
+    Mtu, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpInitAttr, QpState, QpType, Qpn, RateLimit, UdDest,
+    XrcSendInitAttr,
 };
 
 use crate::{
@@ -16,7 +16,8 @@ use crate::{
     errno::{Errno, pointer, value},
     object::{self, Object},
     verbs::{
-        Batch, Context, Pd, Srq, Xrcd, ah_attr, c_ah_attr, context, cq, offered, set_send_ops,
+        Batch, Context, Pd, Srq, Xrcd, ah_attr, c_ah_attr, context, cq, offered, qp_access,
+        set_send_ops,
     },
 };
 
@@ -346,7 +347,7 @@ fn qp_attr(context: &Context, attr: &ibv_qp_attr, mask: QpAttrMask) -> Result<Qp
         to.path_mtu = Mtu::from_code(attr.path_mtu).ok_or(Errno::EINVAL)?;
     }
     if has(QpAttrMask::ACCESS_FLAGS) {
-        to.access = Access::from_bits(attr.qp_access_flags).ok_or(Errno::EINVAL)?;
+        to.access = qp_access(attr.qp_access_flags)?;
     }
     if has(QpAttrMask::DEST_QPN) {
         if attr.dest_qp_num > 0xff_ffff {

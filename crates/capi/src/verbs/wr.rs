@@ -9,8 +9,8 @@ use std::{
 };
 
 use anyverbs::{
-    MAX_MESSAGE, MAX_SGE, QpCap, QpType, RemoteAddr, SendFlags, SendOp, SendWr, Sge, UdDest,
-    error::PostError,
+    Feth, MAX_MESSAGE, MAX_SGE, Placement, QpCap, QpType, RemoteAddr, Selectivity, SendFlags,
+    SendOp, SendWr, Sge, UdDest, error::PostError,
 };
 
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
     errno::{Errno, value},
     object::deref,
     session::Session,
-    verbs::{Qp, destination},
+    verbs::{Qp, bind, destination},
 };
 
 /// Operations that a type of queue pair offers (`enum ibv_qp_create_send_ops_flags`).
@@ -28,10 +28,13 @@ pub(crate) fn offered(qp_type: QpType) -> u64 {
     let reliable = IBV_QP_EX_WITH_RDMA_READ
         | IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP
         | IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD
-        | IBV_QP_EX_WITH_SEND_WITH_INV;
+        | IBV_QP_EX_WITH_SEND_WITH_INV
+        | IBV_QP_EX_WITH_FLUSH
+        | IBV_QP_EX_WITH_ATOMIC_WRITE;
+    let local = IBV_QP_EX_WITH_BIND_MW | IBV_QP_EX_WITH_LOCAL_INV;
     u64::from(match qp_type {
-        QpType::Rc | QpType::XrcSend => send | write | reliable,
-        QpType::Uc => send | write,
+        QpType::Rc | QpType::XrcSend => send | write | reliable | local,
+        QpType::Uc => send | write | local,
         QpType::Ud => send,
         QpType::XrcRecv => 0,
     })
@@ -111,11 +114,12 @@ impl Batch {
         });
     }
 
-    fn push(&self, wr_id: u64, flags: u32, needs: u32, op: SendOp) {
+    fn push(&self, wr_id: u64, flags: u32, needs: u32, op: Result<SendOp, Errno>) {
         self.change(|requests| {
             if self.ops & u64::from(needs) == 0 {
                 return Err(Errno::EOPNOTSUPP);
             }
+            let op = op?;
             let flags = SendFlags::from_bits(flags).ok_or(Errno::EINVAL)?;
             if requests.queued.len() >= self.cap.max_send_wr as usize {
                 return Err(Errno::ENOMEM);
@@ -135,7 +139,9 @@ impl Batch {
         self.change(|requests| {
             let Requests { queued, sges, inline, .. } = requests;
             let last = queued.last_mut().ok_or(Errno::EINVAL)?;
-            if last.sges > 0 || last.flags.contains(SendFlags::INLINE) {
+            let has_data = !last.op.is_local()
+                && !matches!(last.op, SendOp::AtomicWrite { .. } | SendOp::Flush { .. });
+            if last.sges > 0 || last.flags.contains(SendFlags::INLINE) || !has_data {
                 return Err(Errno::EINVAL);
             }
             match data {
@@ -193,7 +199,9 @@ impl Batch {
             }
             let ud = qp.inner.qp_type == QpType::Ud;
             let xrc = qp.inner.qp_type == QpType::XrcSend;
-            let unaddressed = |q: &Queued| (ud && q.ud.is_none()) || xrc != q.xrc_srqn.is_some();
+            let unaddressed = |q: &Queued| {
+                (ud && q.ud.is_none()) || (xrc != q.xrc_srqn.is_some() && !(xrc && q.op.is_local()))
+            };
             if requests.queued.iter().any(unaddressed) {
                 return Err(Errno::EINVAL);
             }
@@ -236,7 +244,7 @@ unsafe fn batch<'a>(qp: *mut ibv_qp_ex) -> Option<&'a Batch> {
 ///
 /// # Safety
 /// `qp` is NULL or live.
-unsafe fn push(qp: *mut ibv_qp_ex, needs: u32, op: SendOp) {
+unsafe fn push(qp: *mut ibv_qp_ex, needs: u32, op: Result<SendOp, Errno>) {
     // SAFETY: the caller's promise.
     unsafe {
         if let Some(batch) = batch(qp) {
@@ -304,7 +312,7 @@ macro_rules! operations {
     ($($name:ident($($argument:ident: $type:ty),*) $flag:ident => $op:expr;)*) => { $(
         unsafe extern "C" fn $name(qp: *mut ibv_qp_ex $(, $argument: $type)*) {
             // SAFETY: the caller's promise.
-            unsafe { push(qp, $flag, $op) };
+            unsafe { push(qp, $flag, Ok($op)) };
         }
     )* };
 }
@@ -323,6 +331,61 @@ operations! {
         SendOp::CompareSwap { at: RemoteAddr { va, rkey }, compare, swap };
     wr_atomic_fetch_add(rkey: u32, va: u64, add: u64) IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD =>
         SendOp::FetchAdd { at: RemoteAddr { va, rkey }, add };
+    wr_local_inv(rkey: u32) IBV_QP_EX_WITH_LOCAL_INV => SendOp::LocalInv(rkey);
+}
+
+/// Binds a window of type 2.
+unsafe extern "C" fn wr_bind_mw(
+    qp: *mut ibv_qp_ex,
+    mw: *mut ibv_mw,
+    rkey: u32,
+    info: *const ibv_mw_bind_info,
+) {
+    // SAFETY: the caller's promise; `info` is NULL or readable.
+    unsafe {
+        let op = info.as_ref().ok_or(Errno::EINVAL).and_then(|info| bind(mw, rkey, info));
+        push(qp, IBV_QP_EX_WITH_BIND_MW, op);
+    }
+}
+
+/// Writes the 8 bytes that lie at `word` now.
+unsafe extern "C" fn wr_atomic_write(qp: *mut ibv_qp_ex, rkey: u32, va: u64, word: *const c_void) {
+    // SAFETY: the caller's promise; `word` is NULL or has 8 readable bytes.
+    unsafe {
+        let op = word
+            .cast::<[u8; 8]>()
+            .as_ref()
+            .ok_or(Errno::EINVAL)
+            .map(|data| SendOp::AtomicWrite { at: RemoteAddr { va, rkey }, data: Some(*data) });
+        push(qp, IBV_QP_EX_WITH_ATOMIC_WRITE, op);
+    }
+}
+
+/// What a FLUSH asks for, checked.
+fn flush(at: RemoteAddr, len: usize, placement: u8, level: u8) -> Result<SendOp, Errno> {
+    let placement = Placement::from_bits(placement).filter(|p| !p.is_empty());
+    let selectivity = match level.into() {
+        IBV_FLUSH_RANGE => Selectivity::Range,
+        IBV_FLUSH_MR => Selectivity::Mr,
+        _ => return Err(Errno::EINVAL),
+    };
+    let len = u32::try_from(len).map_err(|_| Errno::EINVAL)?;
+    let feth = Feth { placement: placement.ok_or(Errno::EINVAL)?, selectivity };
+    Ok(SendOp::Flush { at, len, feth })
+}
+
+unsafe extern "C" fn wr_flush(
+    qp: *mut ibv_qp_ex,
+    rkey: u32,
+    va: u64,
+    len: usize,
+    placement: u8,
+    level: u8,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        push(qp, IBV_QP_EX_WITH_FLUSH, flush(RemoteAddr { va, rkey }, len, placement, level));
+    }
 }
 
 /// An operation that no queue pair offers.
@@ -346,11 +409,7 @@ macro_rules! not_offered {
 }
 
 not_offered! {
-    wr_bind_mw(*mut ibv_mw, u32, *const ibv_mw_bind_info);
-    wr_local_inv(u32);
     wr_send_tso(*mut c_void, u16, u16);
-    wr_atomic_write(u32, u64, *const c_void);
-    wr_flush(u32, u64, usize, u8, u8);
 }
 
 unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u32, qkey: u32) {

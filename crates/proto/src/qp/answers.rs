@@ -1,4 +1,4 @@
-//! What a responder answers with data: READs and atomics, kept for replay, and sent in the order of their PSNs
+//! What a responder answers each by itself: READs, atomics, ATOMIC WRITEs and FLUSHes, kept for replay, and sent in the order of their PSNs
 //! (IBA 9.7.5.1.3, 9.7.5.2.7).
 
 use std::collections::VecDeque;
@@ -25,8 +25,17 @@ const PACE: std::time::Duration = std::time::Duration::from_micros(50);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AnswerKind {
-    Read { va: u64, rkey: u32, len: u32, pd: u32 },
-    Atomic { original: u64 },
+    Read {
+        va: u64,
+        rkey: u32,
+        len: u32,
+        pd: u32,
+    },
+    Atomic {
+        original: u64,
+    },
+    /// To an ATOMIC WRITE or a FLUSH: a READ response without data.
+    Placed,
 }
 
 /// The answer to one request.
@@ -115,12 +124,12 @@ impl Answers {
         within.then_some(Answer { psn, packets, msn: known.msn, kind })
     }
 
-    /// An atomic came again: its result is sent again, it is not executed again.
-    pub(super) fn replay_atomic(&mut self, psn: Psn) {
+    /// An atomic, an ATOMIC WRITE or a FLUSH came again: its result is sent again, it is not executed again.
+    pub(super) fn replay_result(&mut self, psn: Psn) {
         let known = self
             .remembered
             .iter()
-            .find(|a| a.psn == psn && matches!(a.kind, AnswerKind::Atomic { .. }));
+            .find(|a| a.psn == psn && !matches!(a.kind, AnswerKind::Read { .. }));
         if let Some(known) = known.copied() {
             self.replay(known);
         }
@@ -200,12 +209,13 @@ impl Qp {
         let mtu = self.mtu();
         let (operation, payload, packets) = match answer.kind {
             AnswerKind::Atomic { .. } => (Operation::AtomicAck, Payload::EMPTY, 1),
+            AnswerKind::Placed => (Operation::ReadResponseOnly, Payload::EMPTY, 1),
             AnswerKind::Read { va, rkey, len, pd } => {
                 let offset = k * mtu;
                 let here = (len - offset.min(len)).min(self.segment(env));
                 let packets = here.div_ceil(mtu).max(1);
                 let at = va.wrapping_add(offset.into());
-                let payload = Payload::remote(rkey, at, here as usize, pd);
+                let payload = Payload::remote(rkey, at, here as usize, (pd, self.qpn));
                 let operation = match (k == 0, k + packets == answer.packets) {
                     (true, true) => Operation::ReadResponseOnly,
                     (true, false) => Operation::ReadResponseFirst,

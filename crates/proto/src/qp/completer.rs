@@ -66,14 +66,14 @@ impl Qp {
         self.fail_oldest(status, env);
     }
 
-    /// All requests before `psn` are answered: completes them. False if the answer of a READ or atomic among them
-    /// never came; then the rest of the packet means nothing yet.
+    /// All requests before `psn` are answered: completes them. False if an answer of its own that one of them has (a READ's,
+    /// an atomic's) never came; then the rest of the packet means nothing yet.
     fn answered_before<E: Env>(&mut self, psn: Psn, env: &mut E) -> bool {
         let (before, cost_before) = (self.requester.una, self.requester.una_cost);
         let mut complete = true;
         while psn.since(self.requester.una) > 0 && self.sq.done != self.sq.started {
             let sqe = *self.sq.at(self.sq.done);
-            if sqe.op.has_response_data() {
+            if sqe.op.has_response() {
                 complete = false;
                 break;
             }
@@ -85,6 +85,7 @@ impl Qp {
             }
             self.finish_oldest(env);
         }
+        self.complete_local(env);
         if self.requester.una != before {
             self.advance_cursor();
             let answered = self.requester.una_cost.wrapping_sub(cost_before);
@@ -101,13 +102,13 @@ impl Qp {
         let sqe = *self.sq.at(self.sq.done);
         self.requester.una = sqe.end_psn();
         self.requester.una_cost = sqe.cost_at(sqe.packets, self.mtu());
-        if sqe.op.has_response_data() {
+        if sqe.op.has_response() {
             self.requester.unfenced -= 1;
         }
         self.complete_oldest(WcStatus::Success, env);
     }
 
-    /// The data of a READ or atomic: `psn` is the oldest that has no answer.
+    /// The answer to a READ, atomic, ATOMIC WRITE or FLUSH: `psn` is the oldest that has none.
     fn receive_data<E: Env>(&mut self, psn: Psn, packet: &Incoming<'_>, env: &mut E) {
         let sqe = *self.sq.at(self.sq.done);
         let cost_before = self.requester.una_cost;
@@ -116,6 +117,15 @@ impl Qp {
         let k = psn.since(sqe.first_psn) as u32;
         let offset = k * mtu;
         let original;
+        if matches!(sqe.op, SendOp::AtomicWrite { .. } | SendOp::Flush { .. }) {
+            // Answered by a READ response without data (IBA A19.3.2, A19.4.3).
+            let response = packet.headers.bth.opcode.operation == Operation::ReadResponseOnly;
+            if !response || !packet.payload.is_empty() {
+                return self.fail_oldest(WcStatus::BadRespErr, env);
+            }
+            self.finish_oldest(env);
+            return self.note_answered(cost_before, env);
+        }
         let data = match (packet.headers.atomic_ack, sqe.op) {
             (Some(answer), SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }) => {
                 original = answer.original.to_ne_bytes();
@@ -140,10 +150,16 @@ impl Qp {
             self.requester.una = psn.plus(packets);
             self.requester.una_cost = sqe.cost_at(k + packets, mtu);
         }
+        self.note_answered(cost_before, env);
+    }
+
+    /// The oldest request has got its answer, or a part of it.
+    fn note_answered<E: Env>(&mut self, cost_before: u64, env: &mut E) {
         while self.requester.responses.front().is_some_and(|end| end.since(self.requester.una) <= 0)
         {
             self.requester.responses.pop_front();
         }
+        self.complete_local(env);
         self.advance_cursor();
         let answered = self.requester.una_cost.wrapping_sub(cost_before);
         self.progressed(answered, env);

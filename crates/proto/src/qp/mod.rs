@@ -393,8 +393,7 @@ impl Qp {
             return Err(PostSendError::NoDestination);
         }
         if self.sq.is_full(self.credit.released()) {
-            let receives_only =
-                self.init.qp_type == QpType::XrcRecv || self.tag_matching.is_some();
+            let receives_only = self.init.qp_type == QpType::XrcRecv || self.tag_matching.is_some();
             return Err(if receives_only {
                 PostSendError::NoSendQueue
             } else {
@@ -437,7 +436,8 @@ impl Qp {
         }
         let newest = self.sq.at(self.sq.head.wrapping_sub(1));
         let each = newest.len.saturating_add(requester::WRITE_OVERHEAD);
-        !newest.op.has_response_data()
+        !newest.op.has_response()
+            && !newest.op.is_local()
             && newest.len <= self.mtu()
             && waiting.saturating_add(1).saturating_mul(each) <= batch
     }

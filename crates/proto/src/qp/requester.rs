@@ -69,10 +69,12 @@ pub(super) struct Requester {
     /// PSN and cost for the WQE that is started next: the cost is 0 as long as none was.
     fresh_psn: Psn,
     fresh_cost: u64,
-    /// PSNs after the last response of each READ piece and atomic that is outstanding.
+    /// PSNs after the last response of each READ piece, and of all else that has one, that is outstanding.
     pub(super) responses: VecDeque<Psn>,
-    /// READs and atomics that are started and not complete.
+    /// Requests with a response of their own that are started and not complete.
     pub(super) unfenced: u32,
+    /// Local operations that are done and whose turn to complete has not come.
+    local: u32,
     retries_left: u8,
     rnr_left: u8,
     /// Not before this time: the receiver was not ready.
@@ -160,6 +162,14 @@ impl Qp {
                 if !self.start_wqe(env) {
                     break;
                 }
+                if self.sq.next == self.sq.started {
+                    // It was no message.
+                    continue;
+                }
+            } else if self.sq.at(self.sq.next).op.is_local() {
+                // Done before the cursor went back.
+                self.sq.next = self.sq.next.wrapping_add(1);
+                continue;
             }
             match self.send_packet(window, env) {
                 Ok(true) => sent = true,
@@ -260,6 +270,9 @@ impl Qp {
         if sqe.flags.contains(SendFlags::FENCE) && self.requester.unfenced != 0 {
             return false;
         }
+        if sqe.op.is_local() {
+            return self.do_locally(position, &sqe, env);
+        }
         let mtu = self.mtu();
         let packets = sqe.len.div_ceil(mtu).max(1);
         let ahead = self.requester.fresh_psn.since(self.requester.una);
@@ -283,11 +296,56 @@ impl Qp {
         entry.cost_before = requester.fresh_cost;
         requester.fresh_psn = entry.end_psn();
         requester.fresh_cost = entry.cost_at(entry.packets, mtu);
-        requester.unfenced += u32::from(sqe.op.has_response_data());
+        requester.unfenced += u32::from(sqe.op.has_response());
         requester.k = 0;
         self.sq.started = position.wrapping_add(1);
         self.responder.turn = Turn::Theirs;
         true
+    }
+
+    /// Executes a WQE that is no message, now that everything before it has been sent. It has no PSN, and completes in its
+    /// turn. False if it failed.
+    fn do_locally<E: Env>(&mut self, position: u32, sqe: &Sqe, env: &mut E) -> bool {
+        let done = match sqe.op {
+            SendOp::BindMw(ref bind) => {
+                let bound = env.mrs().bind(bind, self.init.pd, self.qpn);
+                bound.map(drop).map_err(|_| WcStatus::MwBindErr)
+            }
+            SendOp::LocalInv(rkey) => {
+                let invalidated = env.mrs().invalidate(rkey, self.init.pd, None);
+                invalidated.map_err(|_| WcStatus::LocQpOpErr)
+            }
+            _ => Err(WcStatus::LocQpOpErr),
+        };
+        if let Err(status) = done {
+            self.halt(status);
+            return false;
+        }
+        let requester = &mut self.requester;
+        let entry = self.sq.at_mut(position);
+        (entry.first_psn, entry.packets) = (requester.fresh_psn, 0);
+        entry.cost_before = requester.fresh_cost;
+        requester.k = 0;
+        requester.local += 1;
+        let next = position.wrapping_add(1);
+        (self.sq.started, self.sq.next) = (next, next);
+        self.complete_local(env);
+        true
+    }
+
+    /// Completes local operations whose turn has come: everything before them is complete.
+    pub(super) fn complete_local<E: Env>(&mut self, env: &mut E) {
+        while self.requester.local > 0
+            && self.sq.done != self.sq.started
+            && self.sq.at(self.sq.done).op.is_local()
+        {
+            // A cursor that went back to before it is not left behind.
+            if self.sq.next == self.sq.done {
+                self.sq.next = self.sq.done.wrapping_add(1);
+                self.requester.k = 0;
+            }
+            self.complete_oldest(WcStatus::Success, env);
+        }
     }
 
     fn check_wqe<E: Env>(&self, position: u32, sqe: &Sqe, env: &E) -> Result<(), WcStatus> {
@@ -295,15 +353,21 @@ impl Qp {
         match sqe.op {
             SendOp::Send | SendOp::SendImm(_) | SendOp::Write(_) | SendOp::WriteImm(..) => {}
             SendOp::SendInv(_) if reliable => {}
-            SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if reliable => {
-                // With no resources granted these can never be sent (IBA 9.4.4, 9.4.5).
+            _ if sqe.op.has_response() && reliable => {
+                // With no resources granted these can never be sent (IBA 9.4.4, 9.4.5, A19.3).
                 if self.attr.max_rd_atomic == 0 {
                     return Err(WcStatus::LocQpOpErr);
                 }
             }
             _ => return Err(WcStatus::LocQpOpErr),
         }
-        if sqe.op.is_atomic() && sqe.len != 8 {
+        let fixed_len = match sqe.op {
+            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => Some(8),
+            SendOp::AtomicWrite { data: None, .. } => Some(8),
+            SendOp::AtomicWrite { data: Some(_), .. } | SendOp::Flush { .. } => Some(0),
+            _ => None,
+        };
+        if fixed_len.is_some_and(|len| len != sqe.len) {
             return Err(WcStatus::LocLenErr);
         }
         let need = if sqe.op.has_response_data() { Access::LOCAL_WRITE } else { Access::empty() };
@@ -349,7 +413,7 @@ impl Qp {
         };
         if self.init.qp_type.is_reliable() {
             let limit = usize::from(self.attr.max_rd_atomic);
-            if sqe.op.has_response_data() && self.requester.responses.len() >= limit {
+            if sqe.op.has_response() && self.requester.responses.len() >= limit {
                 return Ok(false);
             }
             let in_flight = self.cursor_cost().wrapping_sub(self.requester.una_cost);
@@ -364,6 +428,7 @@ impl Qp {
         let headers = self.request_headers(&sqe, psn, (offset, bytes, packets), last, window);
         let payload = match sqe.op {
             _ if sqe.op.has_response_data() => Payload::EMPTY,
+            SendOp::AtomicWrite { data: Some(ref data), .. } => Payload::bytes(data),
             _ if sqe.flags.contains(SendFlags::INLINE) => Payload::bytes(
                 &self.sq.inline(position)[offset as usize..(offset + bytes) as usize],
             ),
@@ -383,7 +448,7 @@ impl Qp {
         if end.since(requester.max_sent) > 0 {
             requester.max_sent = end;
         }
-        if sqe.op.has_response_data() {
+        if sqe.op.has_response() {
             requester.responses.push_back(end);
         }
         requester.k += packets;
@@ -441,6 +506,11 @@ impl Qp {
             SendOp::FetchAdd { at, add } => {
                 headers.atomic =
                     Some(AtomicEth { va: at.va, rkey: at.rkey, swap_add: add, compare: 0 });
+            }
+            SendOp::AtomicWrite { at, .. } => headers.reth = Some(reth(at, 0, 8)),
+            SendOp::Flush { at, len, feth } => {
+                headers.feth = Some(feth);
+                headers.reth = Some(reth(at, 0, len));
             }
             _ => {}
         }
@@ -612,6 +682,7 @@ impl Qp {
         self.requester.halted = None;
         self.requester.responses.clear();
         self.requester.unfenced = 0;
+        self.requester.local = 0;
     }
 
     /// The WQE under the cursor cannot be sent.
@@ -659,6 +730,9 @@ impl Qp {
         let position = self.sq.done;
         let sqe = *self.sq.at(position);
         self.sq.done = position.wrapping_add(1);
+        if sqe.op.is_local() {
+            self.requester.local = self.requester.local.saturating_sub(1);
+        }
         let wc = Wc {
             wr_id: sqe.wr_id,
             status,
@@ -761,6 +835,8 @@ pub(super) fn operation(op: &SendOp, first: bool, last: bool) -> Operation {
         (SendOp::Read(_), ..) => O::ReadRequest,
         (SendOp::CompareSwap { .. }, ..) => O::CompareSwap,
         (SendOp::FetchAdd { .. }, ..) => O::FetchAdd,
+        (SendOp::AtomicWrite { .. }, ..) => O::AtomicWrite,
+        (SendOp::Flush { .. }, ..) => O::Flush,
         (SendOp::Write(_) | SendOp::WriteImm(..), true, false) => O::WriteFirst,
         (SendOp::Write(_) | SendOp::WriteImm(..), false, false) => O::WriteMiddle,
         (SendOp::Write(_), false, true) => O::WriteLast,
@@ -769,8 +845,9 @@ pub(super) fn operation(op: &SendOp, first: bool, last: bool) -> Operation {
         (SendOp::WriteImm(..), true, true) => O::WriteOnlyImm,
         (_, true, false) => O::SendFirst,
         (_, false, false) => O::SendMiddle,
-        (SendOp::Send, false, true) => O::SendLast,
-        (SendOp::Send, true, true) => O::SendOnly,
+        // Local operations are no messages and do not come here.
+        (SendOp::Send | SendOp::BindMw(_) | SendOp::LocalInv(_), false, true) => O::SendLast,
+        (SendOp::Send | SendOp::BindMw(_) | SendOp::LocalInv(_), true, true) => O::SendOnly,
         (SendOp::SendImm(_), false, true) => O::SendLastImm,
         (SendOp::SendImm(_), true, true) => O::SendOnlyImm,
         (SendOp::SendInv(_), false, true) => O::SendLastInv,
@@ -785,5 +862,9 @@ fn wc_opcode(op: &SendOp) -> WcOpcode {
         SendOp::Read(_) => WcOpcode::RdmaRead,
         SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
         SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
+        SendOp::AtomicWrite { .. } => WcOpcode::AtomicWrite,
+        SendOp::Flush { .. } => WcOpcode::Flush,
+        SendOp::BindMw(_) => WcOpcode::BindMw,
+        SendOp::LocalInv(_) => WcOpcode::LocalInv,
     }
 }

@@ -10,10 +10,11 @@ use crate::memory::Memory;
 use crate::mr::Access;
 use crate::payload::{ScatterError, scatter};
 use crate::recv_queue::RecvWqe;
-use crate::types::Psn;
+use crate::types::{Psn, Qpn};
 use crate::wc::{Wc, WcFlags, WcOpcode, WcStatus};
 use crate::wire::aeth::{NakCode, Syndrome};
 use crate::wire::atomic::AtomicEth;
+use crate::wire::feth::{Placement, Selectivity};
 use crate::wire::opcode::{Opcode, Operation};
 use crate::wire::reth::Reth;
 use crate::wr::MAX_MESSAGE;
@@ -226,7 +227,8 @@ impl Qp {
             }
             _ if opcode.is_send() => self.execute_send(packet, env)?,
             _ if opcode.is_write() => self.execute_write(packet, env)?,
-            // FLUSH and ATOMIC WRITE are not offered.
+            Operation::AtomicWrite => return self.execute_atomic_write(packet, env),
+            Operation::Flush => return self.execute_flush(packet, env),
             _ => return Err(Refusal::INVALID.into()),
         }
         self.responder.expected = self.responder.expected.plus(packet.packets);
@@ -328,7 +330,9 @@ impl Qp {
         env: &E,
     ) -> Result<(), Refusal> {
         if let Some(rkey) = packet.headers.ieth {
-            env.mrs().invalidate(rkey, self.responder.pd).map_err(|_| Refusal::ACCESS)?;
+            env.mrs()
+                .invalidate(rkey, self.responder.pd, Some(self.qpn))
+                .map_err(|_| Refusal::ACCESS)?;
             wc.flags |= WcFlags::WITH_INV;
             wc.imm = rkey;
         }
@@ -357,7 +361,7 @@ impl Qp {
         if len > 0 {
             let hold = env
                 .mrs()
-                .remote(rkey, self.responder.pd, va, len.into(), Access::REMOTE_WRITE)
+                .remote(rkey, self.reach(), va, len.into(), Access::REMOTE_WRITE)
                 .map_err(|_| Refusal::ACCESS)?;
             packet.payload.write(hold.addr(), env.memory()).map_err(|_| Refusal::ACCESS)?;
         }
@@ -404,7 +408,7 @@ impl Qp {
         let original = {
             let hold = env
                 .mrs()
-                .remote(rkey, self.responder.pd, va, 8, Access::REMOTE_ATOMIC)
+                .remote(rkey, self.reach(), va, 8, Access::REMOTE_ATOMIC)
                 .map_err(|_| Refusal::ACCESS)?;
             // iova and address may be aligned differently.
             if hold.addr() % 8 != 0 {
@@ -417,13 +421,83 @@ impl Qp {
             }
             .map_err(|_| Refusal::ACCESS)?
         };
+        self.answer(packet, AnswerKind::Atomic { original });
+        Ok(())
+    }
+
+    /// IBA A19.3: 8 bytes that no reader sees half of, after everything before them.
+    fn execute_atomic_write<E: Env>(
+        &mut self,
+        packet: &Incoming<'_>,
+        env: &mut E,
+    ) -> Result<(), Stop> {
+        let reth = packet.headers.reth.ok_or(Refusal::INVALID)?;
+        let access = self.attr.access.contains(Access::REMOTE_WRITE);
+        if !access || !self.responder.answers.have_room() || reth.len != 8 || reth.va % 8 != 0 {
+            return Err(Refusal::INVALID.into());
+        }
+        {
+            let hold = env
+                .mrs()
+                .remote(reth.rkey, self.reach(), reth.va, 8, Access::REMOTE_WRITE)
+                .map_err(|_| Refusal::ACCESS)?;
+            // iova and address may be aligned differently.
+            if hold.addr() % 8 != 0 {
+                return Err(Refusal::INVALID.into());
+            }
+            let word = packet.payload.word(env.memory()).map_err(|_| Refusal::INVALID)?;
+            env.memory().store(hold.addr(), word).map_err(|_| Refusal::ACCESS)?;
+        }
+        self.answer(packet, AnswerKind::Placed);
+        Ok(())
+    }
+
+    /// IBA A19.4: earlier WRITEs are where it says before it is answered.
+    fn execute_flush<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) -> Result<(), Stop> {
+        let (Some(reth), Some(feth)) = (packet.headers.reth, packet.headers.feth) else {
+            return Err(Refusal::INVALID.into());
+        };
+        let mut need = Access::empty();
+        need.set(Access::FLUSH_GLOBAL, feth.placement.contains(Placement::GLOBAL));
+        need.set(Access::FLUSH_PERSISTENT, feth.placement.contains(Placement::PERSISTENCE));
+        let known = Placement::from_bits(feth.placement.bits()).is_some() && !need.is_empty();
+        if !known || !self.attr.access.contains(need) || !self.responder.answers.have_room() {
+            return Err(Refusal::INVALID.into());
+        }
+        {
+            let (hold, len) = match feth.selectivity {
+                Selectivity::Range => {
+                    let len = u64::from(reth.len);
+                    let hold = env.mrs().remote(reth.rkey, self.reach(), reth.va, len, need);
+                    (hold.map_err(|_| Refusal::ACCESS)?, len)
+                }
+                Selectivity::Mr => {
+                    let extent = env.mrs().extent(reth.rkey, self.reach(), need);
+                    extent.map_err(|_| Refusal::ACCESS)?
+                }
+                Selectivity::Reserved(_) => return Err(Refusal::INVALID.into()),
+            };
+            env.memory().publish();
+            if need.contains(Access::FLUSH_PERSISTENT) {
+                env.memory().persist(hold.addr(), len).map_err(|_| Refusal::ACCESS)?;
+            }
+        }
+        self.answer(packet, AnswerKind::Placed);
+        Ok(())
+    }
+
+    /// A request of one packet was executed; its answer is owed, and remembered.
+    fn answer(&mut self, packet: &Incoming<'_>, kind: AnswerKind) {
         let psn = packet.headers.bth.psn;
         self.next_message();
         let msn = self.responder.msn;
-        let kind = AnswerKind::Atomic { original };
         self.responder.answers.add(Answer { psn, packets: 1, msn, kind });
         self.responder.expected = psn.plus(1);
-        Ok(())
+    }
+
+    /// Whose memory keys name what here: protection domain and queue pair.
+    fn reach(&self) -> (u32, Qpn) {
+        (self.responder.pd, self.qpn)
     }
 
     /// Rights of the queue pair and, unless the operation is empty (IBA 9.7.4.1.4), of the key.
@@ -440,7 +514,7 @@ impl Qp {
         }
         if reth.len > 0 {
             env.mrs()
-                .remote(reth.rkey, pd, reth.va, reth.len.into(), need)
+                .remote(reth.rkey, (pd, self.qpn), reth.va, reth.len.into(), need)
                 .map_err(|_| Refusal::ACCESS)?;
         }
         Ok(())
@@ -514,9 +588,10 @@ impl Qp {
                     self.responder.answers.replay(answer);
                 }
             }
-            Operation::CompareSwap | Operation::FetchAdd => {
-                self.responder.answers.replay_atomic(bth.psn);
-            }
+            Operation::CompareSwap
+            | Operation::FetchAdd
+            | Operation::AtomicWrite
+            | Operation::Flush => self.responder.answers.replay_result(bth.psn),
             // A SEND or WRITE: all up to now is acknowledged once more.
             _ => self.responder.ack_owed = true,
         }

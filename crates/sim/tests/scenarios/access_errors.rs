@@ -58,7 +58,7 @@ fn the_local_key() {
 fn a_region_that_was_deregistered() {
     all_refused(RemAccessErr, QpEvent::AccessErr, |t| {
         let b = t.b;
-        let mr = t.mr(b.device, b.pd, 4096, Access::all());
+        let mr = t.mr(b.device, b.pd, 4096, Access::VERBS);
         t.deregister(mr);
         mr.remote(0)
     });
@@ -69,12 +69,12 @@ fn beyond_the_end_or_before_the_start() {
     all_refused(RemAccessErr, QpEvent::AccessErr, |t| {
         let b = t.b;
         // Only the last bytes lie outside.
-        let mr = t.register(b.device, b.pd, b.mr.addr + 8, 2992, Access::all());
+        let mr = t.register(b.device, b.pd, b.mr.addr + 8, 2992, Access::VERBS);
         mr.remote(2992)
     });
     all_refused(RemAccessErr, QpEvent::AccessErr, |t| {
         let b = t.b;
-        let mr = t.register(b.device, b.pd, b.mr.addr + 4096, 8192, Access::all());
+        let mr = t.register(b.device, b.pd, b.mr.addr + 4096, 8192, Access::VERBS);
         RemoteAddr { va: mr.addr - 8, rkey: mr.rkey }
     });
     all_refused(RemAccessErr, QpEvent::AccessErr, |t| RemoteAddr {
@@ -86,7 +86,7 @@ fn beyond_the_end_or_before_the_start() {
 #[test]
 fn a_message_whose_last_bytes_lie_outside_changes_nothing() {
     let (mut t, _, b) = rc(QpOptions::rc());
-    let mr = t.register(b.device, b.pd, b.mr.addr, 2999, Access::all());
+    let mr = t.register(b.device, b.pd, b.mr.addr, 2999, Access::VERBS);
     refused(&mut t, SendOp::Write(mr.remote(0)), RemAccessErr, QpEvent::AccessErr);
 }
 
@@ -95,7 +95,7 @@ fn another_protection_domain() {
     all_refused(RemAccessErr, QpEvent::AccessErr, |t| {
         let b = t.b;
         let pd = t.pd(b.device);
-        t.register(b.device, pd, b.mr.addr, 8192, Access::all()).remote(0)
+        t.register(b.device, pd, b.mr.addr, 8192, Access::VERBS).remote(0)
     });
 }
 
@@ -105,7 +105,7 @@ fn a_right_that_the_region_does_not_grant() {
         [Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC, Access::REMOTE_ATOMIC];
     for (i, missing) in rights.into_iter().enumerate() {
         let (mut t, _, b) = rc(QpOptions::rc());
-        let mr = t.register(b.device, b.pd, b.mr.addr, 8192, Access::all() - missing);
+        let mr = t.register(b.device, b.pd, b.mr.addr, 8192, Access::VERBS - missing);
         refused(&mut t, one_sided(mr.remote(0))[i], RemAccessErr, QpEvent::AccessErr);
         // The others are not missed.
         let (mut t, _, b) = rc(QpOptions::rc());

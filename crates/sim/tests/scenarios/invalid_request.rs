@@ -121,7 +121,7 @@ fn packets_of_the_wrong_length() {
 }
 
 #[test]
-fn operations_that_are_not_offered() {
+fn an_atomic_write_that_announces_another_length() {
     let invalid = Some(Syndrome::Nak(NakCode::InvalidRequest));
     assert_eq!(answer_to(&[(O::AtomicWrite, 8)]), invalid);
 }

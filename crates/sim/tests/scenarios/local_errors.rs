@@ -5,8 +5,8 @@ use super::prelude::*;
 fn bad_sges(t: &mut Pair) -> Vec<(&'static str, Sge)> {
     let a = t.a;
     let other = t.pd(a.device);
-    let foreign = t.register(a.device, other, a.mr.addr, 4096, Access::all());
-    let dead = t.register(a.device, a.pd, a.mr.addr, 4096, Access::all());
+    let foreign = t.register(a.device, other, a.mr.addr, 4096, Access::VERBS);
+    let dead = t.register(a.device, a.pd, a.mr.addr, 4096, Access::VERBS);
     t.deregister(dead);
     let good = a.mr.sge(0, 100);
     vec![

@@ -11,7 +11,7 @@ fn large(options: QpOptions) -> (Pair, End, End, Mr, Mr) {
     let mut t = Pair::new(1, options);
     let (a, b) = t.ends();
     let [x, y] = [a, b].map(|end| {
-        let mr = t.mr(end.device, end.pd, 4 << 20, Access::all());
+        let mr = t.mr(end.device, end.pd, 4 << 20, Access::VERBS);
         t.fill(mr, mr.addr);
         mr
     });

@@ -6,6 +6,7 @@
 
 mod access_errors;
 mod ack_coalescing;
+mod atomic_write;
 mod bad_response;
 mod congestion;
 mod duplicate_atomic;
@@ -13,6 +14,7 @@ mod duplicate_read;
 mod duplicate_send;
 mod error_flush;
 mod fence;
+mod flush;
 mod foreign;
 mod inline_reuse;
 mod invalid_request;
@@ -23,6 +25,7 @@ mod lost_ack;
 mod lost_read_response;
 mod lost_request;
 mod max_rd_atomic;
+mod memory_windows;
 mod multi_sge;
 mod over_xrc;
 mod pkey;

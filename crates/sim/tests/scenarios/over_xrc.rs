@@ -24,6 +24,8 @@ pub(crate) mod prelude {
 mod access_errors;
 #[path = "ack_coalescing.rs"]
 mod ack_coalescing;
+#[path = "atomic_write.rs"]
+mod atomic_write;
 #[path = "bad_response.rs"]
 mod bad_response;
 #[path = "duplicate_atomic.rs"]
@@ -36,6 +38,8 @@ mod duplicate_send;
 mod error_flush;
 #[path = "fence.rs"]
 mod fence;
+#[path = "flush.rs"]
+mod flush;
 #[path = "inline_reuse.rs"]
 mod inline_reuse;
 #[path = "invalid_request.rs"]

@@ -22,7 +22,7 @@ fn shared() -> Shared {
     let (pd_x, pd_y) = (sim.pd(x), sim.pd(y));
     let (send_cq, recv_cq) = (sim.cq(x, 100), sim.cq(y, 100));
     let srq = sim.srq(y, 16, 4);
-    let (from, to) = (sim.mr(x, pd_x, 65536, Access::all()), sim.mr(y, pd_y, 65536, Access::all()));
+    let (from, to) = (sim.mr(x, pd_x, 65536, Access::VERBS), sim.mr(y, pd_y, 65536, Access::VERBS));
     sim.fill(from, 1);
     let (mut requesters, mut responders) = (vec![], vec![]);
     for _ in 0..3 {

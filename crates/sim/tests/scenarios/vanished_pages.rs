@@ -103,7 +103,7 @@ fn in_the_middle_of_a_read() {
 fn a_region_is_deregistered_under_its_work() {
     // The payload of what is sent again is gone; the peer's READ loses its ground.
     let (mut t, a, b) = rc(QpOptions::rc());
-    let mr = t.register(a.device, a.pd, a.mr.addr, 4096, Access::all());
+    let mr = t.register(a.device, a.pd, a.mr.addr, 4096, Access::VERBS);
     t.net.once(|_| true, Fate::Drop);
     t.post(a, 1, SendOp::Write(b.mr.remote(0)), &[mr.sge(0, 100)]);
     t.run_for(Duration::from_micros(100));

@@ -29,13 +29,13 @@ fn world() -> World {
     let mut sim = Sim::new(1);
     let (x, y) = (sim.device(), sim.device());
     let (pd, send_cq) = (sim.pd(x), sim.cq(x, 100));
-    let from = sim.mr(x, pd, 65536, Access::all());
+    let from = sim.mr(x, pd, 65536, Access::VERBS);
     sim.fill(from, 1);
     let receivers = [(); 3].map(|()| {
         let (pd, cq) = (sim.pd(y), sim.cq(y, 100));
         let xrcd = if pd == 3 { 8 } else { 7 };
         let srq = sim.xrc_srq(pd, xrcd, cq, 16, 4);
-        let mr = sim.mr(y, pd, 65536, Access::all());
+        let mr = sim.mr(y, pd, 65536, Access::VERBS);
         sim.fill(mr, pd.into());
         Receiver { srq, cq, mr }
     });

@@ -1,0 +1,390 @@
+//! What lies in an address space: whether a range may be registered, and memory that the device maps itself.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::fs::{self, File};
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::{self, NonNull};
+
+use anyverbs_net::Uncancelled;
+use anyverbs_proto::memory::Fault;
+
+/// `struct procmap_query` of `linux/fs.h` (Linux 6.11).
+#[repr(C)]
+struct ProcmapQuery {
+    size: u64,
+    query_flags: u64,
+    query_addr: u64,
+    vma_start: u64,
+    vma_end: u64,
+    vma_flags: u64,
+    vma_page_size: u64,
+    vma_offset: u64,
+    inode: u64,
+    dev_major: u32,
+    dev_minor: u32,
+    vma_name_size: u32,
+    build_id_size: u32,
+    vma_name_addr: u64,
+    build_id_addr: u64,
+}
+
+const _: () = assert!(size_of::<ProcmapQuery>() == 104);
+/// `_IOWR('f', 17, struct procmap_query)`.
+const PROCMAP_QUERY: u64 = 0xc068_6611;
+
+/// A part of the address space with one set of rights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Area {
+    end: u64,
+    readable: bool,
+    writable: bool,
+    /// A shared mapping of a file.
+    of_file: bool,
+    page_size: u64,
+}
+
+/// What a region asks of the memory that it names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Needs {
+    /// May be written, not only read.
+    pub(crate) writable: bool,
+    /// Made of huge pages.
+    pub(crate) huge: bool,
+    /// Of a file that survives a loss of power.
+    pub(crate) persistent: bool,
+}
+
+/// Why memory is not as it is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unfit {
+    /// Part of it is not mapped, or not with these rights.
+    NotMapped,
+    /// Part of it is of small pages.
+    NotHuge,
+    /// Part of it is lost with the power.
+    Volatile,
+}
+
+/// Whether every page of a range is mapped now, as it is needed.
+pub(crate) fn check(addr: u64, len: u64, needs: Needs) -> Result<(), Unfit> {
+    let end = addr.checked_add(len).ok_or(Unfit::NotMapped)?;
+    if len == 0 {
+        return Ok(());
+    }
+    // Opening is a cancellation point, and callers hold locks.
+    let _uncancelled = Uncancelled::new();
+    let Ok(maps) = File::open("/proc/self/maps") else {
+        // Without /proc rights are found out when the memory is used.
+        let unknown = needs.huge || needs.persistent || !is_resident(addr, len);
+        return if unknown { Err(Unfit::NotMapped) } else { Ok(()) };
+    };
+    let mut text = None;
+    let mut at = addr;
+    while at < end {
+        let area = match query(&maps, at) {
+            Err(libc::ENOTTY) => {
+                let text = text.get_or_insert_with(|| {
+                    let verbose = if needs.huge { "/proc/self/smaps" } else { "/proc/self/maps" };
+                    fs::read_to_string(verbose).unwrap_or_default()
+                });
+                find(text, at)
+            }
+            found => found.ok(),
+        };
+        let area = area.ok_or(Unfit::NotMapped)?;
+        if !area.readable || needs.writable && !area.writable {
+            return Err(Unfit::NotMapped);
+        }
+        if needs.huge && area.page_size <= page_size() as u64 {
+            return Err(Unfit::NotHuge);
+        }
+        if needs.persistent && !(area.of_file && survives(at)) {
+            return Err(Unfit::Volatile);
+        }
+        at = area.end;
+    }
+    Ok(())
+}
+
+/// Asks the kernel for the area at an address; `ENOENT` if there is none, `ENOTTY` if it cannot be asked.
+fn query(maps: &File, at: u64) -> Result<Area, c_int> {
+    // SAFETY: integers.
+    let mut query: ProcmapQuery = unsafe { std::mem::zeroed() };
+    query.size = size_of::<ProcmapQuery>() as u64;
+    query.query_addr = at;
+    // SAFETY: the kernel reads and writes `size` bytes of the live struct, and no name, whose room is 0.
+    let rc = unsafe { libc::ioctl(maps.as_raw_fd(), PROCMAP_QUERY as _, &raw mut query) };
+    if rc != 0 {
+        return Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOTTY));
+    }
+    let has = |bit| query.vma_flags & bit != 0;
+    Ok(Area {
+        end: query.vma_end,
+        readable: has(1),
+        writable: has(2),
+        of_file: has(8) && query.inode != 0,
+        page_size: query.vma_page_size,
+    })
+}
+
+/// The area at an address in the text of `/proc/self/maps` or `/proc/self/smaps`.
+fn find(text: &str, at: u64) -> Option<Area> {
+    let number = |hex| u64::from_str_radix(hex, 16).ok();
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        let mut words = line.split_ascii_whitespace();
+        let Some((start, end)) = words.next().and_then(|range| range.split_once('-')) else {
+            continue;
+        };
+        let (Some(start), Some(end)) = (number(start), number(end)) else { continue };
+        if !(start..end).contains(&at) {
+            continue;
+        }
+        let rights = words.next()?;
+        let inode = words.nth(2)?;
+        let size = lines.find_map(|line| line.strip_prefix("KernelPageSize:"));
+        let kib = size.and_then(|s| s.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
+        return Some(Area {
+            end,
+            readable: rights.starts_with('r'),
+            writable: rights.as_bytes().get(1) == Some(&b'w'),
+            of_file: rights.ends_with('s') && inode != "0",
+            page_size: kib.map_or(page_size() as u64, |kib| kib << 10),
+        });
+    }
+    None
+}
+
+/// Whether the file that is mapped at an address lies on something that is still there after a loss of power.
+fn survives(at: u64) -> bool {
+    let Ok(files) = fs::read_dir("/proc/self/map_files") else { return false };
+    let covers = |name: &str| {
+        let (start, end) = name.split_once('-')?;
+        let number = |hex| u64::from_str_radix(hex, 16).ok();
+        Some((number(start)?..number(end)?).contains(&at))
+    };
+    let of_it =
+        files.flatten().find(|entry| entry.file_name().to_str().and_then(covers).unwrap_or(false));
+    let Some(entry) = of_it else { return false };
+    let Ok(path) = std::ffi::CString::new(entry.path().into_os_string().into_encoded_bytes())
+    else {
+        return false;
+    };
+    // SAFETY: a C string, and a struct of integers to write to.
+    let kind = unsafe {
+        let mut stat: libc::statfs = std::mem::zeroed();
+        if libc::statfs(path.as_ptr(), &raw mut stat) != 0 {
+            return false;
+        }
+        stat.f_type as u64
+    };
+    const RAMFS_MAGIC: u64 = 0x8584_58f6;
+    ![libc::TMPFS_MAGIC as u64, libc::HUGETLBFS_MAGIC as u64, RAMFS_MAGIC].contains(&kind)
+}
+
+fn page_size() -> usize {
+    // SAFETY: sysconf has no preconditions.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+}
+
+/// The whole pages that hold a range: where they begin, and their bytes.
+fn pages(addr: u64, len: u64) -> Option<(usize, usize)> {
+    let mask = page_size() - 1;
+    let (addr, len) = (usize::try_from(addr).ok()?, usize::try_from(len).ok()?);
+    let start = addr & !mask;
+    let end = addr.checked_add(len)?.checked_add(mask)? & !mask;
+    Some((start, end - start))
+}
+
+/// Whether `mincore` knows every page of a range.
+fn is_resident(addr: u64, len: u64) -> bool {
+    const PAGES: usize = 4096;
+    let Some((start, len)) = pages(addr, len) else { return false };
+    let mut residency = [0u8; PAGES];
+    let step = PAGES * page_size();
+    (0..len).step_by(step).all(|done| {
+        let here = (len - done).min(step);
+        // SAFETY: mincore reads no memory of ours and writes a byte for each page of the step, PAGES at most.
+        unsafe { libc::mincore((start + done) as *mut c_void, here, residency.as_mut_ptr()) == 0 }
+    })
+}
+
+/// Writes what was stored in these bytes back to their file (`msync`), and waits for that.
+pub(crate) fn write_back(addr: u64, len: u64) -> Result<(), Fault> {
+    let (start, len) = pages(addr, len).ok_or(Fault)?;
+    // SAFETY: msync touches no memory of ours; it fails where nothing is mapped.
+    let rc = unsafe { libc::msync(start as *mut c_void, len, libc::MS_SYNC) };
+    if rc == 0 { Ok(()) } else { Err(Fault) }
+}
+
+/// How pages are to be brought in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Populate {
+    /// Soon, if the system likes.
+    Soon,
+    /// Now, to be read.
+    Read,
+    /// Now, to be written.
+    Write,
+}
+
+/// Brings the pages of a range in.
+pub(crate) fn populate(addr: u64, len: u64, how: Populate) -> Result<(), Fault> {
+    const MADV_POPULATE_READ: c_int = 22;
+    const MADV_POPULATE_WRITE: c_int = 23;
+    let (start, len) = pages(addr, len).ok_or(Fault)?;
+    let advise = |advice| {
+        // SAFETY: none of these changes what the memory holds.
+        match unsafe { libc::madvise(start as *mut c_void, len, advice) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EFAULT)),
+        }
+    };
+    let advice = match how {
+        Populate::Soon => libc::MADV_WILLNEED,
+        Populate::Read => MADV_POPULATE_READ,
+        Populate::Write => MADV_POPULATE_WRITE,
+    };
+    match advise(advice) {
+        // Linux before 5.14, or a mapping that knows no advice (EBADF: anonymous memory without swap).
+        Err(libc::EINVAL | libc::EBADF) => Ok(()),
+        Err(_) => Err(Fault),
+        Ok(()) => Ok(()),
+    }
+}
+
+/// Memory that the device has mapped; unmapped by drop.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    base: NonNull<c_void>,
+    len: usize,
+}
+
+// SAFETY: an address and a length; what lies there is touched by the guarded copies alone.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// New memory, all zero.
+    pub(crate) fn anonymous(len: usize) -> io::Result<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        Self::map(len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+    }
+
+    /// `len` bytes of a file from `offset` on, which is a multiple of the page size; shared with all who map it.
+    pub(crate) fn of_file(
+        fd: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        writable: bool,
+    ) -> io::Result<Self> {
+        let prot = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
+        let offset = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+        Self::map(len, prot, libc::MAP_SHARED, fd.as_raw_fd(), offset)
+    }
+
+    fn map(len: usize, prot: c_int, flags: c_int, fd: c_int, offset: i64) -> io::Result<Self> {
+        // SAFETY: a new mapping at a place of the kernel's choice touches no existing memory.
+        let base = unsafe { libc::mmap(ptr::null_mut(), len.max(1), prot, flags, fd, offset) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { base, len: len.max(1) })
+    }
+
+    /// Its first byte.
+    pub(crate) fn addr(&self) -> u64 {
+        self.base.as_ptr() as u64
+    }
+
+    /// Its first byte, for who may touch it.
+    pub(crate) fn as_ptr(&self) -> *mut c_void {
+        self.base.as_ptr()
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by this object, and nobody accesses it any more: regions that name it hold it.
+        unsafe { libc::munmap(self.base.as_ptr(), self.len) };
+    }
+}
+
+/// A dma-buf that another device or driver exported.
+pub(crate) mod dmabuf {
+    use super::*;
+
+    /// `DMA_BUF_MAGIC` of `linux/magic.h`: what fstatfs says of one.
+    const MAGIC: u64 = 0x444d_4142;
+    /// `_IOW('b', 0, struct dma_buf_sync)`.
+    const SYNC: u64 = 0x4008_6200;
+    const SYNC_RW: u64 = 3;
+    const SYNC_END: u64 = 4;
+    /// `_IOW('u', 0x42, struct udmabuf_create)`.
+    const UDMABUF_CREATE: u64 = 0x4018_7542;
+    const UDMABUF_FLAGS_CLOEXEC: u32 = 1;
+
+    /// Bytes of a dma-buf: `EBADF` for no descriptor, `EINVAL` for one of something else.
+    pub(crate) fn len(fd: BorrowedFd<'_>) -> Result<u64, c_int> {
+        // SAFETY: a struct of integers to write to.
+        let kind = unsafe {
+            let mut stat: libc::statfs = std::mem::zeroed();
+            if libc::fstatfs(fd.as_raw_fd(), &raw mut stat) != 0 {
+                return Err(libc::EBADF);
+            }
+            stat.f_type as u64
+        };
+        if kind != MAGIC {
+            return Err(libc::EINVAL);
+        }
+        // SAFETY: lseek has no preconditions.
+        let end = unsafe { libc::lseek(fd.as_raw_fd(), 0, libc::SEEK_END) };
+        u64::try_from(end).map_err(|_| libc::EINVAL)
+    }
+
+    /// Begins or ends access by the CPU, which is what this device has. Buffers that need no care have no such call.
+    pub(crate) fn sync(fd: BorrowedFd<'_>, begin: bool) {
+        let flags = SYNC_RW | if begin { 0 } else { SYNC_END };
+        // SAFETY: the call reads 8 bytes of a live integer.
+        unsafe { libc::ioctl(fd.as_raw_fd(), SYNC as _, &raw const flags) };
+    }
+
+    /// Makes a dma-buf of whole pages of a memfd that is sealed against shrinking; needs `/dev/udmabuf`.
+    pub(crate) fn export(memfd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<OwnedFd> {
+        #[repr(C)]
+        struct UdmabufCreate {
+            memfd: u32,
+            flags: u32,
+            offset: u64,
+            size: u64,
+        }
+        const PATH: &CStr = c"/dev/udmabuf";
+        // SAFETY: a C string.
+        let device = unsafe { libc::open(PATH.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
+        if device < 0 {
+            return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+        }
+        // SAFETY: just opened, and nobody else's.
+        let device = unsafe { OwnedFd::from_raw_fd(device) };
+        let create = UdmabufCreate {
+            memfd: memfd.as_raw_fd().unsigned_abs(),
+            flags: UDMABUF_FLAGS_CLOEXEC,
+            offset,
+            size: len.next_multiple_of(page_size() as u64),
+        };
+        // SAFETY: the call reads the live struct.
+        let fd = unsafe { libc::ioctl(device.as_raw_fd(), UDMABUF_CREATE as _, &raw const create) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a new descriptor.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+}
+
+#[cfg(test)]
+mod tests;

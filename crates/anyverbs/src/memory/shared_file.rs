@@ -1,0 +1,163 @@
+//! A file of the device's own in memory, which may be handed to other processes: words that all of them change, and room
+//! behind them.
+
+use std::ffi::CStr;
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::AtomicU64;
+
+use super::mapping::Mapping;
+
+/// Bytes of the words.
+const WORDS_LEN: usize = 64 << 10;
+/// Words at the beginning of the file.
+pub(crate) const WORDS: usize = WORDS_LEN / size_of::<AtomicU64>();
+
+/// The file and its words.
+#[derive(Debug)]
+pub(crate) struct SharedFile {
+    fd: OwnedFd,
+    words: Mapping,
+}
+
+impl SharedFile {
+    /// A new one, `room` bytes long behind the words. Memory is used as it is touched.
+    pub(crate) fn create(name: &CStr, room: u64) -> io::Result<Self> {
+        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+        // SAFETY: a C string.
+        let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a new descriptor that nobody else owns.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let len =
+            i64::try_from(WORDS_LEN as u64 + room).map_err(|_| io::ErrorKind::InvalidInput)?;
+        // SAFETY: calls with integers.
+        unsafe {
+            // A limit on the length of files would end the process (SIGXFSZ).
+            let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit);
+            let len = if limit.rlim_cur < len.unsigned_abs() { WORDS_LEN as i64 } else { len };
+            if libc::ftruncate(fd.as_raw_fd(), len) != 0
+                || libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) != 0
+            {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        let words = Mapping::of_file(fd.as_fd(), 0, WORDS_LEN, true)?;
+        Ok(Self { fd, words })
+    }
+
+    /// One that another process, or another part of this one, made: whoever has the descriptor may write to it.
+    pub(crate) fn open(fd: OwnedFd) -> io::Result<Self> {
+        // SAFETY: a call with integers; others than memfds refuse it.
+        let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
+        // What cannot shrink does not fault where it is mapped.
+        if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 || len(fd.as_fd())? < WORDS_LEN as u64 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let words = Mapping::of_file(fd.as_fd(), 0, WORDS_LEN, true)?;
+        Ok(Self { fd, words })
+    }
+
+    /// Tells files apart: device and inode.
+    pub(crate) fn identity(&self) -> io::Result<(u64, u64)> {
+        let stat = stat(self.fd.as_fd())?;
+        Ok((stat.st_dev, stat.st_ino))
+    }
+
+    /// A word.
+    ///
+    /// # Panics
+    /// Beyond [`WORDS`].
+    pub(crate) fn word(&self, index: usize) -> &AtomicU64 {
+        assert!(index < WORDS, "a word of the file");
+        // SAFETY: inside the mapping, aligned as pages are, and never touched but as an atomic; the file cannot shrink. It
+        // lives as long as `self`.
+        unsafe { &*self.words.as_ptr().cast::<AtomicU64>().add(index) }
+    }
+
+    /// Bytes of the room.
+    pub(crate) fn room(&self) -> io::Result<u64> {
+        Ok(len(self.fd.as_fd())?.saturating_sub(WORDS_LEN as u64))
+    }
+
+    /// Where the room begins in the file.
+    pub(crate) fn room_at(&self) -> u64 {
+        WORDS_LEN as u64
+    }
+
+    /// Maps a part of the room, at a multiple of the page size.
+    pub(crate) fn map(&self, at: u64, len: usize) -> io::Result<Mapping> {
+        let end = at.checked_add(len as u64).ok_or(io::ErrorKind::InvalidInput)?;
+        if end > self.room()? {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        Mapping::of_file(self.fd.as_fd(), self.room_at() + at, len, true)
+    }
+
+    /// Forgets what a part of the room holds: it is zero again, and takes no memory.
+    pub(crate) fn clear(&self, at: u64, len: u64) {
+        let (Ok(at), Ok(len)) = (i64::try_from(self.room_at() + at), i64::try_from(len)) else {
+            return;
+        };
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: a call with integers.
+        unsafe { libc::fallocate(self.fd.as_raw_fd(), mode, at, len) };
+    }
+}
+
+impl AsFd for SharedFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+fn stat(fd: BorrowedFd<'_>) -> io::Result<libc::stat> {
+    // SAFETY: a struct of integers to write to.
+    unsafe {
+        let mut stat: libc::stat = std::mem::zeroed();
+        if libc::fstat(fd.as_raw_fd(), &raw mut stat) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(stat)
+    }
+}
+
+fn len(fd: BorrowedFd<'_>) -> io::Result<u64> {
+    Ok(u64::try_from(stat(fd)?.st_size).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+
+    #[test]
+    fn two_openings_share_words_and_room() {
+        let one = SharedFile::create(c"test", 1 << 20).unwrap();
+        let two = SharedFile::open(one.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        assert_eq!(one.identity().unwrap(), two.identity().unwrap());
+        one.word(5).store(7, Ordering::Relaxed);
+        assert_eq!(two.word(5).load(Ordering::Relaxed), 7);
+        assert_eq!(two.room().unwrap(), 1 << 20);
+        assert!(one.map(0, 4096).is_ok() && one.map(1 << 20, 1).is_err());
+        assert_ne!(
+            one.identity().unwrap(),
+            SharedFile::create(c"test", 0).unwrap().identity().unwrap()
+        );
+    }
+
+    #[test]
+    fn another_file_is_refused() {
+        let null = std::fs::File::open("/dev/null").unwrap();
+        assert!(SharedFile::open(null.into()).is_err());
+        // SAFETY: a C string.
+        let bare = unsafe { libc::memfd_create(c"bare".as_ptr(), libc::MFD_CLOEXEC) };
+        // SAFETY: a new descriptor.
+        assert!(SharedFile::open(unsafe { OwnedFd::from_raw_fd(bare) }).is_err());
+    }
+}

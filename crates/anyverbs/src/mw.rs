@@ -1,0 +1,105 @@
+//! Memory window.
+
+use std::sync::Arc;
+
+use anyverbs_proto::mr::{Access, Bind, WindowType};
+use anyverbs_proto::wr::SendOp;
+use parking_lot::Mutex;
+
+use crate::engine::{Engine, Ticket};
+use crate::error::{CreateError, DestroyError, PostError};
+use crate::holders::{Held, Holder};
+use crate::mr::Mr;
+use crate::pd::PdCell;
+
+/// Memory window (`ibv_alloc_mw`): opens a part of a region to peers, under a key of its own, for as long as it is bound.
+#[derive(Debug)]
+pub struct Mw {
+    engine: &'static Engine,
+    kind: WindowType,
+    /// The first key; later ones differ in the low 8 bits.
+    rkey: u32,
+    hold: Mutex<Option<(Held<PdCell>, Ticket)>>,
+}
+
+/// What a window is to be bound to (`struct ibv_mw_bind_info`).
+#[derive(Clone, Copy, Debug)]
+pub struct BindInfo<'a> {
+    /// The region; `None` with a length of 0.
+    pub mr: Option<&'a Mr>,
+    /// First byte, in the region's terms.
+    pub addr: u64,
+    /// Bytes; 0 unbinds a window of type 1.
+    pub len: u64,
+    /// Remote rights, and whether the window's addresses count from 0.
+    pub access: Access,
+}
+
+impl Mw {
+    pub(crate) fn alloc(pd: &Arc<PdCell>, kind: WindowType) -> Result<Self, CreateError> {
+        let engine = pd.engine;
+        if !engine.is_current() {
+            return Err(CreateError::Forked);
+        }
+        let ticket = engine.quotas.mw.take().ok_or(CreateError::Exhausted("memory windows"))?;
+        let hold = Held::new(pd, Holder::Mw).ok_or(CreateError::Foreign("protection domain"))?;
+        let rkey = engine.mrs.alloc_window(pd.number, kind);
+        let rkey = rkey.ok_or(CreateError::Exhausted("memory keys"))?;
+        Ok(Self { engine, kind, rkey, hold: Mutex::new(Some((hold, ticket))) })
+    }
+
+    /// The key that it was made with. What it is bound under is what the bind says.
+    #[must_use]
+    pub fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    /// Its type.
+    #[must_use]
+    pub fn kind(&self) -> WindowType {
+        self.kind
+    }
+
+    /// The request that binds it, to be posted to a queue pair, and the key under which peers name it then: its own with the
+    /// low 8 bits of `rkey`. Whether the region grants what is asked is found out when the request's turn has come
+    /// ([`crate::WcStatus::MwBindErr`]).
+    ///
+    /// # Errors
+    /// [`PostError::Bind`] for rights that no window can have, or a length without a region.
+    pub fn bind(&self, rkey: u32, info: &BindInfo<'_>) -> Result<(SendOp, u32), PostError> {
+        let foreign = info.mr.is_some_and(|mr| !std::ptr::eq(mr.engine(), self.engine));
+        let nothing = info.mr.is_none() && info.len > 0;
+        if foreign || nothing || !Access::OF_WINDOW.contains(info.access) {
+            return Err(PostError::Bind);
+        }
+        let bind = Bind {
+            window: self.rkey,
+            rkey,
+            lkey: info.mr.map_or(0, Mr::lkey),
+            access: info.access,
+            addr: info.addr,
+            len: info.len,
+        };
+        Ok((SendOp::BindMw(bind), self.rkey & !0xff | rkey & 0xff))
+    }
+
+    /// Destroys it, bound or not; no access through it is in progress any more (`ibv_dealloc_mw`).
+    ///
+    /// # Errors
+    /// [`DestroyError::Gone`].
+    pub fn destroy(&self) -> Result<(), DestroyError> {
+        if !self.engine.is_current() {
+            return Ok(());
+        }
+        let hold = self.hold.lock().take().ok_or(DestroyError::Gone)?;
+        self.engine.mrs.free_window(self.rkey);
+        drop(hold);
+        Ok(())
+    }
+}
+
+impl Drop for Mw {
+    fn drop(&mut self) {
+        let _ = self.destroy();
+    }
+}

@@ -1,0 +1,78 @@
+//! Buffers that the library allocates (`ibv_alloc_buf`).
+
+use std::{
+    ffi::{c_int, c_void},
+    ptr,
+    sync::Arc,
+};
+
+use crate::{
+    abi::*,
+    errno::{Errno, pointer},
+    object::{self, Object},
+    verbs::{Pd, access, publish_mr},
+};
+
+pub(crate) type Buf = Object<ibv_buf>;
+
+/// What a buffer holds of the device.
+pub(crate) struct BufInner {
+    pub(crate) device: anyverbs::Buf,
+}
+
+/// `ibv_alloc_buf`: where the buffer lies, with its handle in `*buf`; NULL with `errno` on failure.
+///
+/// # Safety
+/// `buf` is NULL or writable.
+pub(crate) unsafe extern "C" fn ibv_alloc_buf(
+    pd: *mut ibv_pd,
+    size: usize,
+    buf: *mut *mut ibv_buf,
+) -> *mut c_void {
+    pointer(object::find(pd).and_then(|pd: Arc<Pd>| {
+        if buf.is_null() {
+            return Err(Errno::EINVAL);
+        }
+        let device = pd.inner.device.alloc_buf(size as u64)?;
+        let start = device.as_ptr();
+        let published = object::publish(ibv_buf::new(), 0, BufInner { device });
+        // SAFETY: the caller's promise.
+        unsafe { buf.write(published) };
+        Ok(start.cast())
+    }))
+}
+
+/// `ibv_free_buf`. Regions of the buffer keep its memory until they go.
+pub(crate) unsafe extern "C" fn ibv_free_buf(buf: *mut ibv_buf) {
+    if let Ok(buf) = object::find::<ibv_buf>(buf) {
+        let _: Option<()> = object::retire(&buf);
+    }
+}
+
+/// `ibv_reg_buf_mr`: NULL with `errno` on failure; `EINVAL` for another protection domain than the buffer's, or beyond it.
+pub(crate) unsafe extern "C" fn ibv_reg_buf_mr(
+    pd: *mut ibv_pd,
+    buf: *mut ibv_buf,
+    addr: *mut c_void,
+    length: usize,
+    flags: c_int,
+) -> *mut ibv_mr {
+    pointer(object::find(pd).and_then(|pd: Arc<Pd>| {
+        let buf: Arc<Buf> = object::find(buf)?;
+        let access = access(flags.cast_unsigned())?;
+        let at = addr as u64;
+        // SAFETY: the program's promise, as for `ibv_reg_mr`.
+        let device = unsafe {
+            pd.inner.device.reg_buf_mr(&buf.inner.device, (at, length as u64, at), access, None)
+        }?;
+        Ok(publish_mr(&pd, device, addr, length))
+    }))
+}
+
+/// A buffer's handle has nothing that a program could see.
+impl ibv_buf {
+    fn new() -> Self {
+        // SAFETY: no bytes.
+        unsafe { ptr::read(ptr::dangling()) }
+    }
+}

@@ -1,0 +1,187 @@
+//! Device memory, and DMA handles.
+
+use std::{
+    ffi::{c_int, c_uint, c_void},
+    os::fd::IntoRawFd,
+    sync::Arc,
+};
+
+use anyverbs::{DmahAttr, copy_guarded};
+
+use crate::{
+    abi::*,
+    errno::{Errno, minus_one, pointer, value},
+    object::{self, Object, deref},
+    verbs::{Context, Pd, access, context, publish_mr},
+};
+
+pub(crate) type Dm = Object<ibv_dm>;
+
+/// What device memory holds of the device.
+pub(crate) struct DmInner {
+    device: anyverbs::Dm,
+    /// For its life: `ibv_dm.context`.
+    _context: Arc<Context>,
+}
+
+/// Slot of `ibv_alloc_dm`: NULL with `errno` on failure; `ENOMEM` when there is no more.
+///
+/// # Safety
+/// `attr` is NULL or readable.
+pub(crate) unsafe extern "C" fn alloc_dm(
+    context_: *mut ibv_context,
+    attr: *mut ibv_alloc_dm_attr,
+) -> *mut ibv_dm {
+    // SAFETY: the caller's promise.
+    let attr = unsafe { attr.as_ref() };
+    pointer(context(context_).and_then(|context| {
+        let attr = attr.filter(|attr| attr.comp_mask == 0).ok_or(Errno::EINVAL)?;
+        let device = context.inner.device.alloc_dm(attr.length as u64, attr.log_align_req)?;
+        Ok(publish(device, context))
+    }))
+}
+
+fn publish(device: anyverbs::Dm, context: Arc<Context>) -> *mut ibv_dm {
+    let handle = device.handle();
+    let public = ibv_dm {
+        context: context.pointer(),
+        memcpy_to_dm: Some(memcpy_to_dm),
+        memcpy_from_dm: Some(memcpy_from_dm),
+        comp_mask: IBV_DM_MASK_HANDLE,
+        handle,
+    };
+    object::publish(public, handle, DmInner { device, _context: context })
+}
+
+/// Slot of `ibv_free_dm`: 0, or the errno value; `EBUSY` while a memory region uses it.
+pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
+    value(object::find(dm).and_then(|dm: Arc<Dm>| {
+        dm.inner.device.destroy()?;
+        object::retire(&dm).ok_or(Errno::EINVAL)
+    }))
+}
+
+/// `ibv_import_dm`: NULL with `errno` on failure; `EINVAL` for a handle that names none. The memory is shared with whom it was
+/// imported from, in this process or another.
+pub(crate) unsafe extern "C" fn ibv_import_dm(
+    context_: *mut ibv_context,
+    handle: u32,
+) -> *mut ibv_dm {
+    pointer(context(context_).and_then(|context| {
+        let device = context.inner.device.import_dm(handle)?;
+        Ok(publish(device, context))
+    }))
+}
+
+/// `ibv_unimport_dm`: the memory itself stays.
+pub(crate) unsafe extern "C" fn ibv_unimport_dm(dm: *mut ibv_dm) {
+    if let Ok(dm) = object::find(dm) {
+        let _: Option<()> = object::retire::<ibv_dm>(&dm);
+    }
+}
+
+/// Behind `ibv_memcpy_to_dm`: 0, or the errno value; `EINVAL` beyond the memory or where offset or length is no multiple of 4.
+///
+/// # Safety
+/// `dm` is NULL or live.
+unsafe extern "C" fn memcpy_to_dm(
+    dm: *mut ibv_dm,
+    offset: u64,
+    host: *const c_void,
+    length: usize,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let dm = unsafe { deref(dm) };
+    value(dm.ok_or(Errno::EINVAL).and_then(|dm| {
+        let to = dm.inner.device.at(offset, length as u64)?;
+        // SAFETY: device memory, to which nobody has references; what is not mapped on the other side ends in an error.
+        unsafe { copy_guarded(to, host.cast(), length) }.map_err(|_| Errno(libc::EFAULT))
+    }))
+}
+
+/// Behind `ibv_memcpy_from_dm`, as `memcpy_to_dm`.
+///
+/// # Safety
+/// `dm` is NULL or live; the program lets `host` be written.
+unsafe extern "C" fn memcpy_from_dm(
+    host: *mut c_void,
+    dm: *mut ibv_dm,
+    offset: u64,
+    length: usize,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let dm = unsafe { deref(dm) };
+    value(dm.ok_or(Errno::EINVAL).and_then(|dm| {
+        let from = dm.inner.device.at(offset, length as u64)?;
+        // SAFETY: as in `memcpy_to_dm`; the caller's promise for the program's side.
+        unsafe { copy_guarded(host.cast(), from, length) }.map_err(|_| Errno(libc::EFAULT))
+    }))
+}
+
+/// Slot of `ibv_reg_dm_mr`: NULL with `errno` on failure; `EINVAL` without `IBV_ACCESS_ZERO_BASED`.
+pub(crate) unsafe extern "C" fn reg_dm_mr(
+    pd: *mut ibv_pd,
+    dm: *mut ibv_dm,
+    offset: u64,
+    length: usize,
+    flags: c_uint,
+) -> *mut ibv_mr {
+    pointer(object::find(pd).and_then(|pd: Arc<Pd>| {
+        let dm: Arc<Dm> = object::find(dm)?;
+        let access = access(flags)?;
+        let device = pd.inner.device.reg_dm_mr(&dm.inner.device, offset, length as u64, access)?;
+        Ok(publish_mr(&pd, device, std::ptr::null_mut(), length))
+    }))
+}
+
+/// `ibv_dm_export_dmabuf_fd`: a descriptor, or -1 with `errno`; `EOPNOTSUPP` where the system has no `/dev/udmabuf`, of which
+/// such buffers are made.
+pub(crate) unsafe extern "C" fn ibv_dm_export_dmabuf_fd(dm: *mut ibv_dm) -> c_int {
+    minus_one(object::find(dm).and_then(|dm: Arc<Dm>| {
+        let fd = dm.inner.device.export_dmabuf()?;
+        Ok(fd.into_raw_fd())
+    }))
+}
+
+pub(crate) type Dmah = Object<ibv_dmah>;
+
+/// What a DMA handle holds of the device.
+pub(crate) struct DmahInner {
+    pub(crate) device: anyverbs::Dmah,
+    /// For its life: `ibv_dmah.context`.
+    _context: Arc<Context>,
+}
+
+/// `ibv_alloc_dmah`: NULL with `errno` on failure.
+///
+/// # Safety
+/// `attr` is NULL or readable.
+pub(crate) unsafe extern "C" fn ibv_alloc_dmah(
+    context_: *mut ibv_context,
+    attr: *mut ibv_dmah_init_attr,
+) -> *mut ibv_dmah {
+    const KNOWN: u32 = IBV_DMAH_INIT_ATTR_MASK_CPU_ID
+        | IBV_DMAH_INIT_ATTR_MASK_PH
+        | IBV_DMAH_INIT_ATTR_MASK_TPH_MEM_TYPE;
+    // SAFETY: the caller's promise.
+    let attr = unsafe { attr.as_ref() };
+    pointer(context(context_).and_then(|context| {
+        let attr = attr.filter(|attr| attr.comp_mask & !KNOWN == 0).ok_or(Errno::EINVAL)?;
+        let has = |bit| attr.comp_mask & bit != 0;
+        let device = context.inner.device.alloc_dmah(&DmahAttr {
+            cpu: has(IBV_DMAH_INIT_ATTR_MASK_CPU_ID).then_some(attr.cpu_id),
+            hint: has(IBV_DMAH_INIT_ATTR_MASK_PH).then_some(attr.ph),
+            memory: has(IBV_DMAH_INIT_ATTR_MASK_TPH_MEM_TYPE).then_some(attr.tph_mem_type),
+        })?;
+        let public = ibv_dmah { context: context.pointer() };
+        Ok(object::publish(public, 0, DmahInner { device, _context: context }))
+    }))
+}
+
+/// `ibv_dealloc_dmah`: 0, or the errno value; `EBUSY` while a memory region uses it.
+pub(crate) unsafe extern "C" fn ibv_dealloc_dmah(dmah: *mut ibv_dmah) -> c_int {
+    value(object::find(dmah).and_then(|dmah: Arc<Dmah>| {
+        dmah.inner.device.destroy()?;
+        object::retire(&dmah).ok_or(Errno::EINVAL)
+    }))
+}

@@ -1,0 +1,105 @@
+//! `ibv_import_*`: the objects of a context under further pointers, found by the `handle` that they carry.
+//!
+//! An import is an object of its own that shares the device's object: either may destroy that, `unimport` gives only the
+//! import back. A device can be imported in another process, and device memory is shared with it; protection domains and
+//! memory regions stay with the process whose memory they are about.
+
+use std::{
+    ffi::{c_int, c_void},
+    os::fd::{BorrowedFd, FromRawFd, OwnedFd},
+    ptr,
+    sync::Arc,
+};
+
+use crate::{
+    abi::*,
+    errno::{Errno, pointer},
+    object,
+    verbs::{Context, Mr, MrInner, Pd, PdInner, context, devices, publish_context},
+};
+
+/// `ibv_import_device`: NULL with `errno` on failure; `EBADF`, `EINVAL` for a descriptor of something else, or for one that
+/// is some context's own and no duplicate. The context takes the descriptor over.
+pub(crate) unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
+    pointer(import_device(cmd_fd))
+}
+
+fn import_device(cmd_fd: c_int) -> Result<*mut ibv_context, Errno> {
+    if cmd_fd < 0 {
+        return Err(Errno(libc::EBADF));
+    }
+    // SAFETY: the live contexts' fields are C's, and only read.
+    let own = |c: &Context| unsafe { (&raw const (*c.pointer()).cmd_fd).read() == cmd_fd };
+    if object::any(own).is_some() {
+        return Err(Errno::EINVAL);
+    }
+    // SAFETY: borrowed for a duplication, which fails (`EBADF`) for a number that is no descriptor.
+    let passed = unsafe { BorrowedFd::borrow_raw(cmd_fd) };
+    let duplicate = passed.try_clone_to_owned();
+    let duplicate = duplicate.map_err(|e| Errno(e.raw_os_error().unwrap_or(libc::EBADF)))?;
+    let found = devices().into_iter().next().ok_or(Errno::ENODEV)?;
+    let device = anyverbs::Context::import(duplicate)?;
+    // SAFETY: the program passes the descriptor on: from here on it is the context's.
+    let passed = unsafe { OwnedFd::from_raw_fd(cmd_fd) };
+    publish_context(found, device, Some(passed))
+}
+
+/// Why a handle names nothing: it does not, or it is of another process.
+fn not_found(context: &Context) -> Errno {
+    if context.inner.device.is_own() { Errno::ENOENT } else { Errno::EOPNOTSUPP }
+}
+
+/// `ibv_import_pd`: NULL with `errno` on failure; `ENOENT` for a handle that names none, `EOPNOTSUPP` for a context of another
+/// process.
+pub(crate) unsafe extern "C" fn ibv_import_pd(
+    context_: *mut ibv_context,
+    handle: u32,
+) -> *mut ibv_pd {
+    pointer(context(context_).and_then(|context| {
+        let identity = context.inner.device.identity();
+        let same =
+            |pd: &Pd| pd.handle() == handle && pd.inner.context.inner.device.identity() == identity;
+        let own = context.inner.device.is_own();
+        let pd = object::any(same).filter(|_| own).ok_or_else(|| not_found(&context))?;
+        let device = context.inner.device.import_pd(&pd.inner.device);
+        let public = ibv_pd { context: context.pointer(), handle };
+        Ok(object::publish(public, handle, PdInner { device, context }))
+    }))
+}
+
+/// `ibv_unimport_pd`: the protection domain stays.
+pub(crate) unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
+    if let Ok(pd) = object::find::<ibv_pd>(pd) {
+        let _: Option<()> = object::retire(&pd);
+    }
+}
+
+/// `ibv_import_mr`: NULL with `errno` on failure, as `ibv_import_pd`. `addr` is NULL.
+pub(crate) unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
+    pointer(object::find(pd).and_then(|pd: Arc<Pd>| {
+        let context = Arc::clone(&pd.inner.context);
+        let identity = context.inner.device.identity();
+        let same =
+            |mr: &Mr| mr.handle() == handle && mr.inner.context.inner.device.identity() == identity;
+        let own = context.inner.device.is_own();
+        let mr = object::any(same).filter(|_| own).ok_or_else(|| not_found(&context))?;
+        let device = Arc::clone(&mr.inner.device);
+        let public = ibv_mr {
+            context: context.pointer(),
+            pd: pd.public(),
+            addr: ptr::null_mut::<c_void>(),
+            length: device.len() as usize,
+            handle,
+            lkey: device.lkey(),
+            rkey: device.rkey(),
+        };
+        Ok(object::publish(public, handle, MrInner { device, context }))
+    }))
+}
+
+/// `ibv_unimport_mr`: the memory region stays.
+pub(crate) unsafe extern "C" fn ibv_unimport_mr(mr: *mut ibv_mr) {
+    if let Ok(mr) = object::find::<ibv_mr>(mr) {
+        let _: Option<()> = object::retire(&mr);
+    }
+}

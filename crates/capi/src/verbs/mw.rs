@@ -1,0 +1,115 @@
+//! Memory windows: the slots of `ibv_alloc_mw`, `ibv_bind_mw` and `ibv_dealloc_mw`, and what a bind is made of.
+
+use std::{
+    ffi::{c_int, c_uint},
+    sync::Arc,
+};
+
+use anyverbs::{Access, BindInfo, SendFlags, SendOp, SendWr, WindowType};
+
+use crate::{
+    abi::*,
+    errno::{Errno, pointer, value},
+    object::{self, Object, deref},
+    verbs::{Context, Mr, Pd, access},
+};
+
+pub(crate) type Mw = Object<ibv_mw>;
+
+/// What a memory window holds of the device.
+pub(crate) struct MwInner {
+    device: anyverbs::Mw,
+    /// For its life: `ibv_mw.context`.
+    _context: Arc<Context>,
+}
+
+/// Slot of `ibv_alloc_mw`: NULL with `errno` on failure.
+pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw {
+    pointer(object::find(pd).and_then(|pd: Arc<Pd>| {
+        let device = pd.inner.device.alloc_mw(match kind {
+            IBV_MW_TYPE_1 => WindowType::Type1,
+            IBV_MW_TYPE_2 => WindowType::Type2,
+            _ => return Err(Errno::EINVAL),
+        })?;
+        let handle = object::new_handle();
+        let context = Arc::clone(&pd.inner.context);
+        let public = ibv_mw {
+            context: context.pointer(),
+            pd: pd.public(),
+            rkey: device.rkey(),
+            handle,
+            r#type: kind,
+        };
+        Ok(object::publish(public, handle, MwInner { device, _context: context }))
+    }))
+}
+
+/// Slot of `ibv_dealloc_mw`: 0, or the errno value.
+pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    value(object::find(mw).and_then(|mw: Arc<Mw>| {
+        mw.inner.device.destroy()?;
+        object::retire(&mw).ok_or(Errno::EINVAL)
+    }))
+}
+
+/// The request that binds a window of this type, and the key that it has then.
+fn request(
+    mw: &Mw,
+    kind: WindowType,
+    rkey: u32,
+    info: &ibv_mw_bind_info,
+) -> Result<(SendOp, u32), Errno> {
+    if mw.inner.device.kind() != kind {
+        return Err(Errno::EINVAL);
+    }
+    let mr: Option<Arc<Mr>> = if info.mr.is_null() { None } else { Some(object::find(info.mr)?) };
+    let info = BindInfo {
+        mr: mr.as_ref().map(|mr| &*mr.inner.device),
+        addr: info.addr,
+        len: info.length,
+        access: access(info.mw_access_flags)?,
+    };
+    Ok(mw.inner.device.bind(rkey, &info)?)
+}
+
+/// What `IBV_WR_BIND_MW` does: windows of type 2 alone.
+pub(crate) fn bind(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Result<SendOp, Errno> {
+    let mw = object::find(mw)?;
+    Ok(request(&mw, WindowType::Type2, rkey, info)?.0)
+}
+
+/// Slot of `ibv_bind_mw`, for windows of type 1: 0, or the errno value. `mw->rkey` is the key after the bind, which is
+/// done, or not, when its completion says so.
+///
+/// # Safety
+/// `qp` is NULL or live; `mw_bind` is NULL or readable.
+pub(crate) unsafe extern "C" fn bind_mw(
+    qp: *mut ibv_qp,
+    mw: *mut ibv_mw,
+    mw_bind: *mut ibv_mw_bind,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let (qp, mw_bind) = unsafe { (deref::<ibv_qp_ex>(qp.cast()), mw_bind.as_ref()) };
+    value(qp.zip(mw_bind).ok_or(Errno::EINVAL).and_then(|(qp, mw_bind)| {
+        let mw: Arc<Mw> = object::find(mw)?;
+        let public = mw.public();
+        // SAFETY: the object is live. The program may have set it back after a bind that failed.
+        let now = unsafe { (&raw const (*public).rkey).read() };
+        let info = &mw_bind.bind_info;
+        let (op, rkey) = request(&mw, WindowType::Type1, now.wrapping_add(1), info)?;
+        let flags = SendFlags::from_bits(mw_bind.send_flags).ok_or(Errno::EINVAL)?;
+        let flags = flags & (SendFlags::FENCE | SendFlags::SIGNALED);
+        let wr_id = mw_bind.wr_id;
+        let wr = SendWr { wr_id, op, flags, sges: &[], ud: None, xrc_srqn: 0 };
+        qp.inner.device.post()?.send(&wr)?;
+        // SAFETY: as above.
+        unsafe { (&raw mut (*public).rkey).write(rkey) };
+        Ok(())
+    }))
+}
+
+/// Access flags of a queue pair, as C has them.
+pub(crate) fn qp_access(flags: c_uint) -> Result<Access, Errno> {
+    let access = Access::from_bits(flags).filter(|access| Access::VERBS.contains(*access));
+    access.ok_or(Errno::EINVAL)
+}

@@ -1,0 +1,106 @@
+use super::*;
+
+const REGION: Region = Region {
+    pd: 7,
+    access: Access::LOCAL_WRITE.union(Access::REMOTE_READ),
+    iova: 0x1000,
+    len: 0x100,
+    addr: 0xabc0_0000,
+};
+
+#[test]
+fn checks_key_pd_range_and_access() {
+    let table = MrTable::new(10, 1);
+    let keys = table.register(REGION).unwrap();
+    assert_ne!(keys.lkey, keys.rkey);
+    let need = Access::LOCAL_WRITE;
+    let at = |va, len| table.local(keys.lkey, 7, va, len, need).map(|h| h.addr());
+    assert_eq!(at(0x1000, 0x100), Ok(0xabc0_0000));
+    assert_eq!(at(0x10ff, 1), Ok(0xabc0_00ff));
+    assert_eq!(at(0x1100, 0), Ok(0xabc0_0100));
+    assert_eq!(at(0x10ff, 2), Err(KeyError::Range));
+    assert_eq!(at(0xfff, 1), Err(KeyError::Range));
+    assert_eq!(at(u64::MAX, u64::MAX), Err(KeyError::Range));
+    let err = |r: Result<Hold<'_>, KeyError>| r.map(|h| h.addr()).unwrap_err();
+    assert_eq!(err(table.local(keys.rkey, 7, 0x1000, 1, need)), KeyError::Key);
+    assert_eq!(err(table.local(keys.lkey, 8, 0x1000, 1, need)), KeyError::Pd);
+    assert_eq!(
+        err(table.remote(keys.rkey, (7, Qpn::new(1)), 0x1000, 1, Access::REMOTE_WRITE)),
+        KeyError::Access
+    );
+    assert_eq!(err(table.local(0, 7, 0, 0, Access::empty())), KeyError::Key);
+    assert_eq!(err(table.local(u32::MAX, 7, 0, 0, Access::empty())), KeyError::Key);
+}
+
+#[test]
+fn bounds_hold_at_the_end_of_the_address_space() {
+    let table = MrTable::new(10, 1);
+    let whole = Region { iova: 0, addr: 0, len: u64::MAX, ..REGION };
+    let keys = table.register(whole).unwrap();
+    let at = |va, len| table.local(keys.lkey, 7, va, len, Access::empty()).map(|h| h.addr());
+    assert_eq!(at(u64::MAX - 1, 1), Ok(u64::MAX - 1));
+    assert_eq!(at(u64::MAX, 1), Err(KeyError::Range));
+}
+
+#[test]
+fn a_dead_key_stays_dead_and_the_table_fills_up() {
+    let table = MrTable::new(3, 1);
+    let keys: Vec<_> = (0..3).map(|_| table.register(REGION).unwrap()).collect();
+    assert!(table.register(REGION).is_none());
+    assert_eq!(table.deregister(keys[1].lkey), Ok(()));
+    assert_eq!(table.deregister(keys[1].lkey), Err(RetireError::Key));
+    assert!(table.local(keys[1].lkey, 7, 0x1000, 1, Access::empty()).is_err());
+    let again = table.register(REGION).unwrap();
+    assert_ne!(again, keys[1]);
+    assert_eq!(table.deregister(again.rkey), Err(RetireError::Key));
+}
+
+#[test]
+fn deregistration_waits_for_the_access_in_progress() {
+    let table = MrTable::new(3, 1);
+    let keys = table.register(REGION).unwrap();
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|s| {
+        let hold = table.local(keys.lkey, 7, 0x1000, 1, Access::empty()).ok();
+        assert!(hold.is_some());
+        s.spawn(|| {
+            assert_eq!(table.deregister(keys.lkey), Ok(()));
+            done.store(true, Ordering::SeqCst);
+        });
+        while table.local(keys.lkey, 7, 0x1000, 1, Access::empty()).is_ok() {
+            std::thread::yield_now();
+        }
+        assert!(!done.load(Ordering::SeqCst));
+        drop(hold);
+    });
+    assert!(done.load(Ordering::SeqCst));
+}
+
+#[test]
+fn a_null_region_has_no_memory_and_no_remote_key() {
+    let table = MrTable::new(3, 1);
+    let access = Access::LOCAL_WRITE | Access::NULL;
+    let null = Region { pd: 7, access, iova: 0, len: u64::MAX, addr: 0 };
+    let keys = table.register(null).unwrap();
+    assert_eq!(keys.rkey, 0);
+    let hold = table.local(keys.lkey, 7, u64::MAX - 10, 10, Access::LOCAL_WRITE).ok().unwrap();
+    assert!(hold.is_null());
+    drop(hold);
+    assert!(table.remote(0, (7, Qpn::new(1)), 0, 1, Access::empty()).is_err());
+    assert_eq!(table.deregister(keys.lkey), Ok(()));
+}
+
+#[test]
+fn an_invalidatable_region_is_invalidated_once() {
+    let table = MrTable::new(3, 1);
+    let access = Access::REMOTE_READ | Access::INVALIDATABLE;
+    let keys = table.register(Region { access, ..REGION }).unwrap();
+    let qpn = Qpn::new(1);
+    assert_eq!(table.invalidate(keys.rkey, 8, Some(qpn)), Err(KeyError::Pd));
+    assert_eq!(table.invalidate(keys.rkey, 7, Some(qpn)), Ok(()));
+    assert_eq!(table.invalidate(keys.rkey, 7, Some(qpn)), Err(KeyError::Key));
+    assert_eq!(table.invalidate(0, 7, Some(qpn)), Err(KeyError::Key));
+    assert!(table.local(keys.lkey, 7, 0x1000, 1, Access::empty()).is_ok());
+    let plain = table.register(REGION).unwrap();
+    assert_eq!(table.invalidate(plain.rkey, 7, Some(qpn)), Err(KeyError::Access));
+}

@@ -1,0 +1,98 @@
+//! FLUSH: earlier WRITEs are placed before it is answered (IBA A19.4).
+
+use super::prelude::*;
+use anyverbs_proto::wire::feth::{Feth, Placement, Selectivity};
+
+const BOTH: Access = Access::FLUSH_GLOBAL.union(Access::FLUSH_PERSISTENT);
+
+fn op(at: RemoteAddr, len: u32, placement: Placement, selectivity: Selectivity) -> SendOp {
+    SendOp::Flush { at, len, feth: Feth { placement, selectivity } }
+}
+
+/// A connection that grants `access` besides WRITE, and a region at `b` that grants the same.
+fn flushing(access: Access) -> (Pair, End, End, anyverbs_sim::Mr) {
+    let access = access | Access::REMOTE_WRITE | Access::LOCAL_WRITE;
+    let (mut t, a, b) = rc(QpOptions { access, ..QpOptions::rc() });
+    let mr = t.register(b.device, b.pd, b.mr.addr, 4096, access);
+    (t, a, b, mr)
+}
+
+#[test]
+fn what_was_written_before_is_persistent_when_it_completes() {
+    let persistence = Placement::PERSISTENCE;
+    for lost in [None, Some(O::Flush), Some(O::ReadResponseOnly)] {
+        let (mut t, a, b, mr) = flushing(BOTH);
+        if let Some(lost) = lost {
+            t.net.once(is(lost), Fate::Drop);
+        }
+        t.post(a, 1, SendOp::Write(mr.remote(0)), &[a.mr.sge(0, 3000)]);
+        t.post(a, 2, op(mr.remote(10), 500, persistence, Selectivity::Range), &[]);
+        t.run();
+        let done = t.sends(a);
+        assert_eq!(
+            done.iter().map(|wc| (wc.wr_id, wc.status)).collect::<Vec<_>>(),
+            [(1, Success), (2, Success)]
+        );
+        assert_eq!(done[1].opcode, WcOpcode::Flush);
+        assert_eq!(t.memory(b.device).persisted(), [(mr.addr + 10, 500)], "lost {lost:?}");
+    }
+}
+
+#[test]
+fn how_wide_and_how_deep() {
+    let (mut t, a, b, mr) = flushing(BOTH);
+    // Address and length of a whole region do not count.
+    let nowhere = RemoteAddr { va: 1, ..mr.remote(0) };
+    let whole = Selectivity::Mr;
+    t.post(a, 1, op(nowhere, 9, Placement::PERSISTENCE, whole), &[]);
+    t.post(a, 2, op(mr.remote(0), 8, Placement::GLOBAL, Selectivity::Range), &[]);
+    t.post(a, 3, op(mr.remote(5), 8, Placement::all(), Selectivity::Range), &[]);
+    t.run();
+    assert_eq!(t.sent(a), [(1, Success), (2, Success), (3, Success)]);
+    assert_eq!(t.memory(b.device).persisted(), [(mr.addr, 4096), (mr.addr + 5, 8)]);
+}
+
+#[test]
+fn what_is_refused() {
+    let range = Selectivity::Range;
+    let try_one = |access: Access, of: fn(anyverbs_sim::Mr) -> RemoteAddr, placement, wide| {
+        let (mut t, a, b, mr) = flushing(access);
+        t.post(a, 1, op(of(mr), 8, placement, wide), &[]);
+        t.run();
+        assert!(t.memory(b.device).persisted().is_empty());
+        t.sent(a)[0].1
+    };
+    let here = |mr: anyverbs_sim::Mr| mr.remote(0);
+    let (global, persistence) = (Placement::GLOBAL, Placement::PERSISTENCE);
+    // The queue pair does not grant it.
+    assert_eq!(try_one(Access::FLUSH_GLOBAL, here, persistence, range), RemInvReqErr);
+    assert_eq!(try_one(Access::FLUSH_PERSISTENT, here, global, range), RemInvReqErr);
+    assert_eq!(try_one(Access::empty(), here, global, range), RemInvReqErr);
+    // What means nothing.
+    assert_eq!(try_one(BOTH, here, Placement::empty(), range), RemInvReqErr);
+    assert_eq!(try_one(BOTH, here, Placement::from_bits_retain(4), range), RemInvReqErr);
+    assert_eq!(try_one(BOTH, here, global, Selectivity::Reserved(2)), RemInvReqErr);
+    // Not of this key, or beyond its end.
+    let (no_key, beyond) = (
+        |mr: anyverbs_sim::Mr| RemoteAddr { rkey: mr.lkey, ..mr.remote(0) },
+        |mr: anyverbs_sim::Mr| mr.remote(4089),
+    );
+    for wide in [range, Selectivity::Mr] {
+        assert_eq!(try_one(BOTH, no_key, global, wide), RemAccessErr);
+    }
+    assert_eq!(try_one(BOTH, beyond, persistence, range), RemAccessErr);
+    // The region does not grant it.
+    let (mut t, a, b, _) = flushing(BOTH);
+    t.post(a, 1, op(b.mr.remote(0), 8, global, range), &[]);
+    t.run();
+    assert_eq!(t.sent(a), [(1, RemAccessErr)]);
+}
+
+#[test]
+fn memory_that_is_gone() {
+    let (mut t, a, b, mr) = flushing(BOTH);
+    t.memory(b.device).unmap(mr.addr, 4096);
+    t.post(a, 1, op(mr.remote(0), 8, Placement::PERSISTENCE, Selectivity::Range), &[]);
+    t.run();
+    assert_eq!(t.sent(a), [(1, RemAccessErr)]);
+}
