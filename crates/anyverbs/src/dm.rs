@@ -118,7 +118,7 @@ impl Dm {
     /// [`DmError::Range`].
     pub fn at(&self, offset: u64, len: u64) -> Result<*mut u8, DmError> {
         let end = offset.checked_add(len).ok_or(DmError::Range)?;
-        if end > self.len() || offset % UNIT != 0 || len % UNIT != 0 {
+        if end > self.len() || !offset.is_multiple_of(UNIT) || !len.is_multiple_of(UNIT) {
             return Err(DmError::Range);
         }
         Ok(self.cell.mapping.as_ptr().cast::<u8>().wrapping_add(offset as usize))

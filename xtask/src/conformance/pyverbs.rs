@@ -26,7 +26,7 @@ struct Table {
     module: Vec<Module>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Module {
     name: String,
@@ -40,6 +40,44 @@ struct Module {
     /// Test to the reason why it is not built yet: it may skip, fail or pass, and is counted as skipped.
     #[serde(default)]
     not_yet: BTreeMap<String, String>,
+    /// Huge pages of 2 MiB that its tests need.
+    #[serde(default)]
+    huge_pages: u32,
+    /// What skips, with which reason, where the system has none.
+    #[serde(default)]
+    huge_page_skips: BTreeMap<String, String>,
+}
+
+/// Huge pages that the system keeps, as many as before once this is dropped.
+struct HugePages {
+    before: u32,
+}
+
+impl HugePages {
+    const COUNT: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+
+    fn count() -> Option<u32> {
+        fs::read_to_string(Self::COUNT).ok()?.trim().parse().ok()
+    }
+
+    /// Makes sure that there are so many; `None` if the system has no memory for them, or lets nobody ask.
+    fn reserve(count: u32) -> Option<Self> {
+        let reserved = Self { before: Self::count()? };
+        if reserved.before < count {
+            // It gives what it has, and says nothing.
+            fs::write(Self::COUNT, count.to_string()).ok()?;
+        }
+        (Self::count()? >= count).then_some(reserved)
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        if Self::count().is_some_and(|count| count != self.before) {
+            // Whoever may reserve them may give them back.
+            let _ = fs::write(Self::COUNT, self.before.to_string());
+        }
+    }
 }
 
 /// What unittest says of a test.
@@ -114,6 +152,12 @@ pub(crate) fn run(dist: &Dist, release: Release, selection: &Selection) -> anyho
 }
 
 fn run_module(dist: &Dist, ready: &Ready, module: &Module) -> anyhow::Result<Tally> {
+    let huge_pages = (module.huge_pages > 0).then(|| HugePages::reserve(module.huge_pages));
+    let mut module = module.clone();
+    if matches!(huge_pages, Some(None)) {
+        module.skips.append(&mut module.huge_page_skips);
+    }
+    let module = &module;
     let name = &module.name;
     let log = ready.logs.join(format!("{name}.out"));
     let mut command = Command::new(dist.anyverbs());
@@ -326,6 +370,8 @@ FAILED (failures=1, errors=1, skipped=1)
             all_only: false,
             skips: map(skips),
             not_yet: map(not_yet),
+            huge_pages: 0,
+            huge_page_skips: BTreeMap::new(),
         }
     }
 

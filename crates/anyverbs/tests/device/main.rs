@@ -13,4 +13,5 @@ mod one_process;
 mod processes;
 mod rules;
 mod same_host;
+mod windows;
 mod xrc;

@@ -46,6 +46,8 @@ fn a_pd_is_busy_while_it_is_used() {
     cq.destroy().unwrap();
 }
 
+static CODE: u64 = 7;
+
 #[test]
 fn regions_are_checked() {
     let context = context();
@@ -62,7 +64,17 @@ fn regions_are_checked() {
     assert_eq!(reg(0, 0, Access::empty()), Ok(()));
     assert_eq!(reg(u64::MAX, 2, Access::empty()), Err(RegisterError::Range));
     assert_eq!(reg(8, 8, Access::empty()), Err(RegisterError::NotMapped));
-    assert_eq!(reg(at, 8, Access::ON_DEMAND), Err(RegisterError::Unsupported(64)));
+    assert_eq!(reg(8, 8, Access::ON_DEMAND), Ok(()));
+    assert_eq!(reg(0, u64::MAX, Access::ON_DEMAND), Ok(()));
+    assert_eq!(reg(0, u64::MAX, Access::empty()), Err(RegisterError::NotMapped));
+    let unsupported = Access::NULL;
+    assert_eq!(reg(at, 8, unsupported), Err(RegisterError::Unsupported(unsupported.bits())));
+    let volatile = reg(at, 8, Access::FLUSH_PERSISTENT);
+    assert!(matches!(volatile, Err(RegisterError::Invalid(_))), "{volatile:?}");
+    // What may not be written is not registered for writing.
+    let code = &raw const CODE as u64;
+    assert_eq!(reg(code, 8, Access::empty()), Ok(()));
+    assert_eq!(reg(code, 8, Access::LOCAL_WRITE), Err(RegisterError::NotMapped));
 }
 
 #[test]

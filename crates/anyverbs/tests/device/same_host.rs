@@ -133,6 +133,9 @@ fn peer() {
         e.qp.modify(&attr, QpAttrMask::ACCESS_FLAGS).unwrap();
     }
     println!("@ connected");
+    if role.ends_with("windows") {
+        crate::windows::serve(&e);
+    }
     if role.contains("direct") {
         crate::direct::serve(&role, &e, &buffer, remote);
     }
@@ -348,7 +351,7 @@ fn the_same_by_udp() {
     }
     isolate();
     let this = std::env::current_exe().unwrap();
-    for names in ["processes::", "same_host::", "direct::"] {
+    for names in ["processes::", "same_host::", "direct::", "windows::"] {
         let output = Command::new(&this)
             .args([names, "--skip", "cm::", "--test-threads=2"])
             .env("ANYVERBS_SHM", "0")

@@ -133,7 +133,7 @@ static void batches(struct ibv_pd *pd)
 	struct ibv_qp_init_attr_ex ex = { .send_cq = a.cq, .recv_cq = a.cq, .qp_type = IBV_QPT_RC, .pd = pd,
 		.cap = { .max_send_wr = 4, .max_send_sge = 1, .max_inline_data = 32 },
 		.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS };
-	ex.send_ops_flags = IBV_QP_EX_WITH_BIND_MW;
+	ex.send_ops_flags = IBV_QP_EX_WITH_TSO;
 	IS_NULL(ibv_create_qp_ex(pd->context, &ex), EOPNOTSUPP);
 	ex.send_ops_flags = IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
 	ex.comp_mask |= 1 << 30;
