@@ -13,6 +13,7 @@ pub mod memory;
 pub mod mr;
 pub mod payload;
 pub mod qp;
+pub mod raw;
 pub mod recv_queue;
 pub mod time;
 pub mod types;

@@ -84,7 +84,9 @@ impl SqCredit {
         let _ = self.0.fetch_update(Ordering::Release, Ordering::Relaxed, newer);
     }
 
-    fn released(&self) -> u32 {
+    /// The newest count that was taken.
+    #[must_use]
+    pub fn released(&self) -> u32 {
         self.0.load(Ordering::Acquire)
     }
 }
