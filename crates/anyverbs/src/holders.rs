@@ -16,9 +16,12 @@ pub(crate) enum Holder {
     Qp,
     Srq,
     Cq,
+    Wq,
+    IndTable,
+    Flow,
 }
 
-const NAMES: [&str; 5] = ["MR", "AH", "QP", "SRQ", "CQ"];
+const NAMES: [&str; 8] = ["MR", "AH", "QP", "SRQ", "CQ", "WQ", "indirection table", "flow rule"];
 const DEAD: u32 = 1 << 31;
 
 /// The holders of one object, by kind.
@@ -33,6 +36,11 @@ impl Holders {
     /// Whether the object was destroyed.
     pub(crate) fn is_dead(&self) -> bool {
         self.total.load(Ordering::Acquire) & DEAD != 0
+    }
+
+    /// Whether somebody holds it.
+    pub(crate) fn is_held(&self) -> bool {
+        self.total.load(Ordering::Acquire) & !DEAD != 0
     }
 
     fn acquire(&self, kind: Holder) -> bool {

@@ -35,6 +35,7 @@ mod mr;
 mod multicast;
 mod pd;
 mod qp;
+pub mod raw;
 mod srq;
 mod xrcd;
 

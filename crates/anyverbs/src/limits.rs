@@ -63,6 +63,14 @@ pub struct DeviceAttr {
     pub phys_port_cnt: u8,
     /// Completion vectors.
     pub num_comp_vectors: u32,
+    /// Work queues.
+    pub max_wq: u32,
+    /// Indirection tables of work queues.
+    pub max_rwq_ind_tables: u32,
+    /// Entries of one of them.
+    pub max_rwq_ind_table_size: u32,
+    /// Bytes of payload that leave in segments by one request.
+    pub max_tso: u32,
 }
 
 /// Numbers that stay within 24 bits or 8 bits by the protocol, or that a process can hold.
@@ -96,6 +104,10 @@ pub(crate) const DEFAULT: DeviceAttr = DeviceAttr {
     local_ca_ack_delay: 15,
     phys_port_cnt: 1,
     num_comp_vectors: 2,
+    max_wq: 16_384,
+    max_rwq_ind_tables: 16_384,
+    max_rwq_ind_table_size: 2048,
+    max_tso: 262_144,
 };
 
 /// Longest message (IBA 9.7.1.1).

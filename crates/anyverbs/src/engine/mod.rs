@@ -51,6 +51,7 @@ use crate::link::shm::Shm;
 use crate::link::udp::BatchPool;
 use crate::memory::ProcessMemory;
 use crate::multicast::Groups;
+use crate::raw::switch::Switch;
 use crate::xrcd::Domains;
 use exit::Farewell;
 use gsi::Gsi;
@@ -97,6 +98,8 @@ pub(crate) struct Quotas {
     pub(crate) cq: Quota,
     pub(crate) srq: Quota,
     pub(crate) xrcd: Quota,
+    pub(crate) wq: Quota,
+    pub(crate) ind_table: Quota,
     pub(crate) ah: Quota,
     pub(crate) qp: Quota,
 }
@@ -123,6 +126,8 @@ pub(crate) struct Engine {
     /// Who listens on this host.
     pub(crate) services: Arc<Services>,
     pub(crate) groups: Groups,
+    /// Of raw packets.
+    pub(crate) switch: Switch,
     pub(crate) quotas: Quotas,
     pub(crate) inproc: Inproc,
     /// The link to other processes of this user, unless it is switched off.
@@ -257,12 +262,15 @@ impl Engine {
             ),
             services,
             groups: Groups::default(),
+            switch: Switch::default(),
             quotas: Quotas {
                 pd: Quota::new(attr.max_pd),
                 cq: Quota::new(attr.max_cq),
                 srq: Quota::new(attr.max_srq),
                 // The device has no number of its own for them.
                 xrcd: Quota::new(attr.max_pd),
+                wq: Quota::new(attr.max_wq),
+                ind_table: Quota::new(attr.max_rwq_ind_tables),
                 ah: Quota::new(attr.max_ah),
                 qp: Quota::new(attr.max_qp),
             },
@@ -308,7 +316,7 @@ impl Engine {
     pub(crate) fn counters(&self) -> &Counters {
         self.count_direct();
         // The kernel's own count of what found the socket full.
-        let dropped = self.port.dropped();
+        let dropped = self.port.dropped() + self.switch.dropped();
         let known = self.kernel_drops.swap(dropped, Ordering::Relaxed);
         self.count(Counter::DropSocketFull, dropped.saturating_sub(known));
         &self.counters

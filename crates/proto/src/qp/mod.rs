@@ -66,6 +66,9 @@ pub enum PostSendError {
     /// `EINVAL`: the target of an extended reliable connection.
     #[error("the queue pair does not send")]
     NoSendQueue,
+    /// `EINVAL`: a header longer than the queue pair was created for, or segments of nothing.
+    #[error("no segments can be made as asked")]
+    Segmentation,
     /// `EINVAL`: a READ or atomic has no data that could be inline.
     #[error("the operation cannot have inline data")]
     InlineRead,

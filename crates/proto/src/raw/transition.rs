@@ -1,7 +1,8 @@
 //! Which modify of a RAW_PACKET queue pair is legal (`ibv_modify_qp(3)`): it has a port, and nothing to connect to.
+//! Nothing ever waits in its send queue, so there is nothing to drain (SQD).
 
 use crate::qp::attr::{ModifyError, QpAttr, QpAttrMask, QpState};
-use QpState::{Err as Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
+use QpState::{Err as Error, Init, Reset, Rtr, Rts, Sqe};
 
 /// What a transition needs and what it takes besides; `None` if there is none.
 fn row(from: QpState, to: QpState) -> Option<(QpAttrMask, QpAttrMask)> {
@@ -12,8 +13,7 @@ fn row(from: QpState, to: QpState) -> Option<(QpAttrMask, QpAttrMask)> {
         (Reset, Init) => (QpAttrMask::PORT, none),
         (Init, Init) => (none, QpAttrMask::PORT),
         (Rtr | Rts, Rts) => (none, rate),
-        (Rts, Sqd) => (none, QpAttrMask::EN_SQD_ASYNC_NOTIFY),
-        (Sqd | Sqe, Rts) => (none, QpAttrMask::CUR_STATE),
+        (Sqe, Rts) => (none, QpAttrMask::CUR_STATE),
         _ => return None,
     })
 }
@@ -49,6 +49,7 @@ pub fn check(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use QpState::Sqd;
 
     fn check(from: QpState, to: QpState, mask: QpAttrMask) -> Result<QpState, ModifyError> {
         let attr = QpAttr { state: to, cur_state: from, port: 1, ..QpAttr::default() };
@@ -64,15 +65,14 @@ mod tests {
         assert_eq!(check(Reset, Init, QpAttrMask::PORT | key), Err(ModifyError::Extra(key)));
         assert_eq!(check(Init, Rtr, none), Ok(Rtr));
         assert_eq!(check(Rtr, Rts, none), Ok(Rts));
-        assert_eq!(check(Rts, Sqd, none), Ok(Sqd));
         assert_eq!(check(Sqe, Rts, QpAttrMask::CUR_STATE), Ok(Rts));
         let rate = QpAttrMask::RATE_LIMIT;
         assert_eq!(check(Rtr, Rts, rate), Err(ModifyError::Unsupported(rate)));
-        for from in [Reset, Init, Rtr, Rts, Sqd, Sqe, Error] {
+        for from in [Reset, Init, Rtr, Rts, Sqe, Error] {
             assert_eq!(check(from, Reset, none), Ok(Reset));
             assert_eq!(check(from, Error, none), Ok(Error));
         }
-        for (from, to) in [(Reset, Rtr), (Init, Rts), (Error, Init), (Rtr, Init), (Sqe, Sqd)] {
+        for (from, to) in [(Reset, Rtr), (Init, Rts), (Error, Init), (Rtr, Init), (Rts, Sqd)] {
             assert_eq!(check(from, to, none), Err(ModifyError::Transition { from, to }));
         }
     }
