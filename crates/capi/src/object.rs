@@ -175,6 +175,8 @@ public! {
     ibv_cq_ex(handle) => verbs::CqInner;
     ibv_qp_ex(qp_base.handle) => verbs::QpInner;
     ibv_srq(handle) => verbs::SrqInner;
+    ibv_wq(handle) => verbs::WqInner;
+    ibv_flow(handle) => verbs::FlowInner;
 }
 
 /// `Public` for structs without one.
@@ -194,6 +196,8 @@ public_without_handle! {
     verbs_context => verbs::ContextInner;
     ibv_comp_channel => verbs::CompChannelInner;
     ibv_xrcd => verbs::XrcdInner;
+    ibv_rwq_ind_table => verbs::RwqIndTableInner;
+    ibv_counters => verbs::CountersInner;
     rdma_event_channel => rdmacm::ChannelInner;
     rdma_cm_id => rdmacm::IdInner;
     rdma_cm_event => rdmacm::EventInner;

@@ -54,7 +54,9 @@ const WC_FLAGS: u64 = (IBV_WC_EX_WITH_BYTE_LEN
     | IBV_WC_EX_WITH_SRC_QP
     | IBV_WC_EX_WITH_SLID
     | IBV_WC_EX_WITH_SL
-    | IBV_WC_EX_WITH_DLID_PATH_BITS) as u64;
+    | IBV_WC_EX_WITH_DLID_PATH_BITS
+    | IBV_WC_EX_WITH_CVLAN
+    | IBV_WC_EX_WITH_FLOW_TAG) as u64;
 
 /// Slot of `ibv_create_cq_ex`: NULL with `errno` on failure, `EOPNOTSUPP` for completion fields, parent domains and
 /// overrun that is ignored. `SINGLE_THREADED` is a hint, and is not needed.

@@ -122,8 +122,8 @@ readers! {
     read_dlid_path_bits: u8 = |_| 0;
     // Not offered at creation.
     read_completion_ts: u64 = |_| 0;
-    read_cvlan: u16 = |_| 0;
-    read_flow_tag: u32 = |_| 0;
+    read_cvlan: u16 = |wc| wc.cvlan();
+    read_flow_tag: u32 = |wc| wc.flow_tag();
 }
 
 unsafe extern "C" fn read_tm_info(_: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) {

@@ -9,7 +9,7 @@ use crate::{
     abi::*,
     errno::Errno,
     object::deref,
-    verbs::{Qp, destination},
+    verbs::{Device, Qp, destination, post_send_raw},
 };
 
 /// Room for the elements of one work request.
@@ -19,7 +19,7 @@ pub(crate) type SgeRoom = [MaybeUninit<Sge>; MAX_SGE];
 ///
 /// # Safety
 /// `list` is NULL or has `count` readable elements.
-unsafe fn sges(room: &mut SgeRoom, list: *const ibv_sge, count: c_int) -> Result<&[Sge], Errno> {
+pub(crate) unsafe fn sges(room: &mut SgeRoom, list: *const ibv_sge, count: c_int) -> Result<&[Sge], Errno> {
     let count = usize::try_from(count).ok().filter(|n| *n <= MAX_SGE).ok_or(Errno::EINVAL)?;
     if count > 0 && list.is_null() {
         return Err(Errno::EINVAL);
@@ -77,13 +77,13 @@ unsafe fn send_wr<'a>(
 ) -> Result<SendWr<'a>, Errno> {
     // SAFETY: the caller's promise.
     unsafe {
-        let ud = if qp.inner.qp_type == QpType::Ud {
+        let ud = if qp.inner.qp_type == Some(QpType::Ud) {
             let to = wr.wr.ud;
             Some(destination(to.ah, to.remote_qpn, to.remote_qkey)?)
         } else {
             None
         };
-        let xrc = qp.inner.qp_type == QpType::XrcSend;
+        let xrc = qp.inner.qp_type == Some(QpType::XrcSend);
         Ok(SendWr {
             wr_id: wr.wr_id,
             op: op(wr)?,
@@ -99,7 +99,7 @@ unsafe fn send_wr<'a>(
 ///
 /// # Safety
 /// `bad` is NULL or writable.
-unsafe fn refuse<T>(bad: *mut *mut T, wr: *mut T, errno: Errno) -> c_int {
+pub(crate) unsafe fn refuse_wr<T>(bad: *mut *mut T, wr: *mut T, errno: Errno) -> c_int {
     if !bad.is_null() {
         // SAFETY: the caller's promise.
         unsafe { bad.write(wr) };
@@ -118,8 +118,12 @@ pub(crate) unsafe extern "C" fn post_send(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let qp = unsafe { deref::<ibv_qp_ex>(qp.cast()) };
+    if let Some(Device::Raw(device)) = qp.map(|qp| &qp.inner.device) {
+        // SAFETY: the caller's promise.
+        return unsafe { post_send_raw(device, wr, bad_wr) };
+    }
     let posted = qp.ok_or(Errno::EINVAL).and_then(|qp| {
-        let mut poster = qp.inner.device.post()?;
+        let mut poster = qp.inner.device.transport()?.post()?;
         let mut room = [const { MaybeUninit::uninit() }; MAX_SGE];
         // SAFETY: the caller's promise.
         while let Some(next) = unsafe { wr.as_ref() } {
@@ -130,17 +134,20 @@ pub(crate) unsafe extern "C" fn post_send(
         Ok(())
     });
     // SAFETY: the caller's promise.
-    posted.map_or_else(|e| unsafe { refuse(bad_wr, wr, e) }, |()| 0)
+    posted.map_or_else(|e| unsafe { refuse_wr(bad_wr, wr, e) }, |()| 0)
 }
 
 /// Posts a list of receives, one at a time.
 ///
 /// # Safety
 /// The list is as its manual page says.
-unsafe fn receives(
+unsafe fn receives<E>(
     wr: &mut *mut ibv_recv_wr,
-    mut post: impl FnMut(&RecvWr<'_>) -> Result<(), anyverbs::error::PostError>,
-) -> Result<(), Errno> {
+    mut post: impl FnMut(&RecvWr<'_>) -> Result<(), E>,
+) -> Result<(), Errno>
+where
+    Errno: From<E>,
+{
     let mut room = [const { MaybeUninit::uninit() }; MAX_SGE];
     // SAFETY: the caller's promise.
     while let Some(next) = unsafe { wr.as_ref() } {
@@ -150,6 +157,21 @@ unsafe fn receives(
         *wr = next.next;
     }
     Ok(())
+}
+
+/// Posts receives to a queue that takes them one by one: 0, or the errno value with `*bad_wr` the first that was not posted.
+///
+/// # Safety
+/// The list is as its manual page says; `bad_wr` is NULL or writable.
+pub(crate) unsafe fn post_receives(
+    mut wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+    mut post: impl FnMut(&RecvWr<'_>) -> Result<(), Errno>,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let posted = unsafe { receives(&mut wr, |r| post(r)) };
+    // SAFETY: as above.
+    posted.map_or_else(|e| unsafe { refuse_wr(bad_wr, wr, e) }, |()| 0)
 }
 
 /// Slot of `ibv_post_recv`: 0, or the errno value with `*bad_wr` the first request that was not posted.
@@ -163,13 +185,17 @@ pub(crate) unsafe extern "C" fn post_recv(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let qp = unsafe { deref::<ibv_qp_ex>(qp.cast()) };
+    if let Some(Device::Raw(device)) = qp.map(|qp| &qp.inner.device) {
+        // SAFETY: the caller's promise.
+        return unsafe { post_receives(wr, bad_wr, |r| Ok(device.recv(r)?)) };
+    }
     let posted = qp.ok_or(Errno::EINVAL).and_then(|qp| {
-        let mut poster = qp.inner.device.post()?;
+        let mut poster = qp.inner.device.transport()?.post()?;
         // SAFETY: the caller's promise.
         unsafe { receives(&mut wr, |r| poster.recv(r)) }
     });
     // SAFETY: the caller's promise.
-    posted.map_or_else(|e| unsafe { refuse(bad_wr, wr, e) }, |()| 0)
+    posted.map_or_else(|e| unsafe { refuse_wr(bad_wr, wr, e) }, |()| 0)
 }
 
 /// Slot of `ibv_post_srq_recv`: 0, or the errno value with `*bad_wr` the first request that was not posted.
@@ -189,5 +215,5 @@ pub(crate) unsafe extern "C" fn post_srq_recv(
         unsafe { receives(&mut wr, |r| poster.recv(r)) }
     });
     // SAFETY: the caller's promise.
-    posted.map_or_else(|e| unsafe { refuse(bad_wr, wr, e) }, |()| 0)
+    posted.map_or_else(|e| unsafe { refuse_wr(bad_wr, wr, e) }, |()| 0)
 }
