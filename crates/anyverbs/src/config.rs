@@ -200,10 +200,12 @@ impl Config {
                     (1..=60_000).contains(n)
                 })?
                 .unwrap_or(default.max_qp),
-            raw_interface: env
-                .parse("RAW_INTERFACE", file.raw_interface, "the name of an interface", |name| {
-                    (1..16).contains(&name.len())
-                })?,
+            raw_interface: env.parse(
+                "RAW_INTERFACE",
+                file.raw_interface,
+                "the name of an interface",
+                |name| (1..16).contains(&name.len()),
+            )?,
             capture: env.value("CAPTURE").map(PathBuf::from).or(file.capture),
             fault: faulty.then_some(policy),
         })

@@ -33,10 +33,7 @@ const PARTIAL: &[(&str, &str)] = &[
 
 /// As `PARTIAL`, for inlines.
 const PARTIAL_SLOTS: &[(&str, &str)] = &[
-    (
-        "ibv_create_cq_ex",
-        "timestamps, tag matching, parent domains, ignored overrun: `EOPNOTSUPP`",
-    ),
+    ("ibv_create_cq_ex", "timestamps, tag matching, parent domains, ignored overrun: `EOPNOTSUPP`"),
     (
         "ibv_create_qp_ex",
         "PD, XRCD, SEND_OPS_FLAGS, BLOCK_SELF_MCAST_LB; RAW_PACKET: SCATTER_FCS, CVLAN_STRIPPING, MAX_TSO_HEADER, IND_TABLE with RX_HASH; other extensions: `EOPNOTSUPP`",
@@ -45,7 +42,10 @@ const PARTIAL_SLOTS: &[(&str, &str)] = &[
     ("ibv_open_xrcd", "a file names a domain within the process; processes do not share domains"),
     ("ibv_open_qp", "a QP of another process: `EOPNOTSUPP`"),
     ("ibv_post_send", "memory windows, local invalidation, FLUSH, ATOMIC_WRITE: `EOPNOTSUPP`"),
-    ("ibv_create_flow", "QPs of type RAW_PACKET; ESP actions: none can be made; the rules of a process know nothing of those of others"),
+    (
+        "ibv_create_flow",
+        "QPs of type RAW_PACKET; ESP actions: none can be made; the rules of a process know nothing of those of others",
+    ),
 ];
 
 /// All refusals of today's interfaces; `compat` has names of its own, for programs of 2005.

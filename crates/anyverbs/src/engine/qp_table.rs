@@ -30,7 +30,10 @@ struct Inner {
 impl QpTable {
     pub(crate) fn new(slot: u8, start: u16) -> Self {
         let chunks = (0..65_536 / CHUNK).map(|_| None).collect();
-        Self { slot, inner: RwLock::new(Inner { chunks, next: start, len: 0, reserved: HashSet::new() }) }
+        Self {
+            slot,
+            inner: RwLock::new(Inner { chunks, next: start, len: 0, reserved: HashSet::new() }),
+        }
     }
 
     /// Enters a queue pair under a new number. None when all are taken.

@@ -7,8 +7,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::time::Duration;
 
@@ -280,10 +280,7 @@ impl Shared {
 
 impl Engine {
     /// Has the worker receive what comes to some sockets for frames.
-    pub(crate) fn watch(
-        &self,
-        fds: impl Iterator<Item = BorrowedFd<'static>>,
-    ) -> io::Result<()> {
+    pub(crate) fn watch(&self, fds: impl Iterator<Item = BorrowedFd<'static>>) -> io::Result<()> {
         self.worker.watch(fds)
     }
 }

@@ -48,11 +48,9 @@ impl RawQp {
         if counters.is_some_and(|c| !std::ptr::eq(c.0.engine, engine)) {
             return Err(foreign());
         }
-        let qp =
-            Held::new(&self.0, Holder::Flow).ok_or(CreateError::Foreign("queue pair"))?;
-        let held = counters
-            .map(|c| Held::new(&c.0, Holder::Flow).ok_or_else(foreign))
-            .transpose()?;
+        let qp = Held::new(&self.0, Holder::Flow).ok_or(CreateError::Foreign("queue pair"))?;
+        let held =
+            counters.map(|c| Held::new(&c.0, Holder::Flow).ok_or_else(foreign)).transpose()?;
         let dest =
             Destination { qp: Arc::clone(&self.0), counters: counters.map(|c| Arc::clone(&c.0)) };
         let id = engine.switch.insert(engine, rule, dest)?;

@@ -370,10 +370,13 @@ impl RawQp {
         self.check()?;
         let cell = &self.0;
         if cell.own_queue().is_none() {
-            return Err(ModifyObjectError::Unsupported("a state of its own: its work queues have one"));
+            return Err(ModifyObjectError::Unsupported(
+                "a state of its own: its work queues have one",
+            ));
         }
         let mut sends = cell.sends.lock();
-        let to = transition::check(cell.current(&sends), attr, mask, cell.engine.attr.phys_port_cnt)?;
+        let to =
+            transition::check(cell.current(&sends), attr, mask, cell.engine.attr.phys_port_cnt)?;
         if mask.contains(QpAttrMask::PORT) {
             sends.port = attr.port;
         }

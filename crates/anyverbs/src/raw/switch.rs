@@ -7,10 +7,10 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use anyverbs_net::ethernet::{EthernetSocket, FrameBatch, FrameBuffers, check_permission};
 use anyverbs_proto::counters::Counter;
+use anyverbs_proto::raw::checksum;
 use anyverbs_proto::raw::flow::{FlowRule, FlowTable};
 use anyverbs_proto::raw::frame::Frame;
 use anyverbs_proto::types::Qpn;
-use anyverbs_proto::raw::checksum;
 use parking_lot::{Mutex, RwLock};
 
 use super::counters::CountersCell;
@@ -186,7 +186,13 @@ impl Switch {
 
     /// Sends a frame of queue pair `from`: to others of this process at once, to all else by way of `batch`, which is sent
     /// when it is full.
-    pub(super) fn send(&self, engine: &'static Engine, from: Qpn, bytes: &[u8], batch: &mut FrameBatch) {
+    pub(super) fn send(
+        &self,
+        engine: &'static Engine,
+        from: Qpn,
+        bytes: &[u8],
+        batch: &mut FrameBatch,
+    ) {
         let Some(frame) = Frame::parse(bytes) else { return };
         let rules = self.rules.read();
         if rules.table.has_egress() {

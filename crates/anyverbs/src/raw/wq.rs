@@ -140,8 +140,7 @@ impl Pd {
         let number = Number::take(engine)?;
         let sizes = (init.max_wr, init.max_sge);
         let cq = &init.cq.0;
-        let queue =
-            ReceiveQueue::new(engine, number.qpn(), pd.number, cq, None, sizes, init.flags);
+        let queue = ReceiveQueue::new(engine, number.qpn(), pd.number, cq, None, sizes, init.flags);
         let cell = Arc::new(WqCell {
             engine,
             context: Arc::clone(&pd.context),

@@ -34,10 +34,7 @@ pub(crate) unsafe extern "C" fn create_flow(
 
 /// # Safety
 /// As for [`create_flow`].
-unsafe fn create(
-    qp_: *mut ibv_qp,
-    attr_: *const ibv_flow_attr,
-) -> Result<*mut ibv_flow, Errno> {
+unsafe fn create(qp_: *mut ibv_qp, attr_: *const ibv_flow_attr) -> Result<*mut ibv_flow, Errno> {
     let qp = qp(qp_)?;
     let Device::Raw(device) = &qp.inner.device else {
         let ud = qp.inner.qp_type == Some(anyverbs::QpType::Ud);

@@ -158,7 +158,8 @@ fn ipv4_ext(spec: &ibv_flow_spec_ipv4_ext) -> Filter {
 }
 
 fn ipv6(spec: &ibv_flow_spec_ipv6) -> Filter {
-    let address = |val, mask| Masked { val: u128::from_be_bytes(val), mask: u128::from_be_bytes(mask) };
+    let address =
+        |val, mask| Masked { val: u128::from_be_bytes(val), mask: u128::from_be_bytes(mask) };
     Filter::Ipv6 {
         src: address(spec.val.src_ip, spec.mask.src_ip),
         dst: address(spec.val.dst_ip, spec.mask.dst_ip),

@@ -31,7 +31,7 @@ mod xrcd;
 // Only the trampolines name them.
 #[cfg_attr(test, allow(unused_imports))]
 pub(crate) use {
-    ah::*, comp_channel::*, context::*, counters::*, cq::*, cq_ex::*, device::*, event::*, flow::*, flow_spec::*, fork::*, marshall::*,
-    mr::*, multicast::*, pd::*, port::*, post::*, qp::*, rate::*, raw_qp::*, srq::*, strings::*, sysfs::*,
-    unbuilt::*, wq::*, wr::*, xrcd::*,
+    ah::*, comp_channel::*, context::*, counters::*, cq::*, cq_ex::*, device::*, event::*, flow::*,
+    flow_spec::*, fork::*, marshall::*, mr::*, multicast::*, pd::*, port::*, post::*, qp::*,
+    rate::*, raw_qp::*, srq::*, strings::*, sysfs::*, unbuilt::*, wq::*, wr::*, xrcd::*,
 };

@@ -100,8 +100,8 @@ pub(crate) unsafe fn create_hash(
     }
     // SAFETY: the caller's promise.
     let key = unsafe { slice::from_raw_parts(conf.rx_hash_key, conf.rx_hash_key_len.into()) };
-    let hash = RxHash::new(key, conf.rx_hash_fields_mask)
-        .map_err(anyverbs::error::CreateError::from)?;
+    let hash =
+        RxHash::new(key, conf.rx_hash_fields_mask).map_err(anyverbs::error::CreateError::from)?;
     let init = HashQpInit { table: &table.inner.device, hash, cookie: 0 };
     let device = pd.inner.device.create_hash_qp(&init)?;
     attr.cap = c_cap(&device.cap());
@@ -118,11 +118,7 @@ pub(crate) unsafe fn create_hash(
 }
 
 /// `ibv_modify_qp`. Attributes that a raw queue pair does not have are refused by the mask.
-pub(crate) fn modify_raw(
-    qp: &RawQp,
-    attr: &ibv_qp_attr,
-    mask: QpAttrMask,
-) -> Result<(), Errno> {
+pub(crate) fn modify_raw(qp: &RawQp, attr: &ibv_qp_attr, mask: QpAttrMask) -> Result<(), Errno> {
     let state = |bit, code| {
         let wanted = mask.contains(bit);
         if wanted { QpState::from_code(code).ok_or(Errno::EINVAL) } else { Ok(QpState::Reset) }

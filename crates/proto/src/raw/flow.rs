@@ -92,6 +92,12 @@ impl FlowRule {
         Ok(Self(attr))
     }
 
+    /// Whether the other takes the very same frames, and comes at the same time.
+    fn is_twin_of(&self, other: &Self) -> bool {
+        let (a, b) = (&self.0, &other.0);
+        a.priority == b.priority && a.flow_type == b.flow_type && a.specs == b.specs
+    }
+
     fn matches(&self, frame: &Frame<'_>) -> bool {
         match self.0.flow_type {
             FlowType::McDefault => frame.is_multicast(),
@@ -182,7 +188,7 @@ pub struct Verdict {
 pub struct FlowTable<D> {
     next: u64,
     sniffers: Vec<Entry<D>>,
-    /// By priority, then in the order in which they were made.
+    /// By priority, then in the order in which they were made, but for twins, which stand together.
     normal: Vec<Entry<D>>,
     /// As these.
     defaults: Vec<Entry<D>>,
@@ -213,8 +219,10 @@ impl<D> FlowTable<D> {
             (_, FlowType::Sniffer) => &mut self.sniffers,
             (_, FlowType::AllDefault | FlowType::McDefault) => &mut self.defaults,
         };
-        let at = list.partition_point(|e| e.rule.0.priority <= rule.0.priority);
-        list.insert(at, Entry { id, rule, dest });
+        let end = list.partition_point(|e| e.rule.0.priority <= rule.0.priority);
+        let begin = list.partition_point(|e| e.rule.0.priority < rule.0.priority);
+        let twin = list[begin..end].iter().rposition(|e| e.rule.is_twin_of(&rule));
+        list.insert(twin.map_or(end, |at| begin + at + 1), Entry { id, rule, dest });
         id
     }
 
@@ -241,7 +249,8 @@ impl<D> FlowTable<D> {
     }
 
     /// Calls `meet` for each rule that a received frame meets: the sniffers, then the normal rules up to the first that
-    /// traps it, then, if none did, the first default rule. False if there was none.
+    /// traps it, then, if none did, the first default rule; and the twins of these two, since each gets a copy. False if there
+    /// was none.
     pub fn steer<'a>(&'a self, frame: &Frame<'_>, mut meet: impl FnMut(&'a D, Verdict)) -> bool {
         let mut met = false;
         let mut call = |entry: &'a Entry<D>| {
@@ -249,16 +258,24 @@ impl<D> FlowTable<D> {
             meet(&entry.dest, entry.verdict());
         };
         self.sniffers.iter().for_each(&mut call);
-        let mut trapped = false;
-        for entry in self.normal.iter().filter(|e| e.rule.matches(frame)) {
-            call(entry);
-            trapped = !entry.rule.0.dont_trap;
-            if trapped {
-                break;
+        let mut trap: Option<&'a Entry<D>> = None;
+        for entry in self.normal.iter() {
+            match trap {
+                Some(first) if first.has_twin(entry) => call(entry),
+                Some(_) => break,
+                None if entry.rule.matches(frame) => {
+                    call(entry);
+                    trap = (!entry.rule.0.dont_trap).then_some(entry);
+                }
+                None => {}
             }
         }
-        if !trapped && let Some(entry) = self.defaults.iter().find(|e| e.rule.matches(frame)) {
-            call(entry);
+        if trap.is_none()
+            && let Some(at) = self.defaults.iter().position(|e| e.rule.matches(frame))
+        {
+            let first = &self.defaults[at];
+            call(first);
+            self.defaults[at + 1..].iter().take_while(|e| first.has_twin(e)).for_each(call);
         }
         met
     }
@@ -272,6 +289,11 @@ impl<D> FlowTable<D> {
 }
 
 impl<D> Entry<D> {
+    /// Whether the other gets a copy of what this one takes. Nobody gets one of what is dropped.
+    fn has_twin(&self, other: &Self) -> bool {
+        !self.rule.0.drop && self.rule.is_twin_of(&other.rule)
+    }
+
     fn verdict(&self) -> Verdict {
         Verdict { drop: self.rule.0.drop, tag: self.rule.0.tag.unwrap_or(0) }
     }

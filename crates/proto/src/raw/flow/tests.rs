@@ -66,6 +66,26 @@ fn the_lowest_priority_number_takes_the_frame_then_the_oldest() {
 }
 
 #[test]
+fn each_of_the_same_rules_gets_a_copy() {
+    let mut table = FlowTable::default();
+    let frame = udp4().bytes(b"abcd");
+    let at = |drop, specs: &[Spec]| rule(FlowAttr { drop, ..attr(FlowType::Normal, specs) });
+    table.insert(at(false, &[udp(5678)]), 1);
+    table.insert(at(false, &[ipv4(any())]), 2);
+    let copy = table.insert(at(false, &[udp(5678)]), 3);
+    assert_eq!(met(&table, &frame), [(1, false, 0), (3, false, 0)]);
+    table.insert(at(true, &[udp(5678)]), 4);
+    assert_eq!(met(&table, &frame), [(1, false, 0), (3, false, 0), (4, true, 0)]);
+    table.remove(copy);
+    assert_eq!(met(&table, &frame), [(1, false, 0), (4, true, 0)]);
+    let mut defaults = FlowTable::default();
+    for dest in 1..3 {
+        defaults.insert(rule(attr(FlowType::AllDefault, &[])), dest);
+    }
+    assert_eq!(met(&defaults, &frame), [(1, false, 0), (2, false, 0)]);
+}
+
+#[test]
 fn dont_trap_lets_the_next_one_have_it_too() {
     let mut table = FlowTable::default();
     let frame = udp4().bytes(b"abcd");
