@@ -40,6 +40,8 @@ pub enum AsyncEventKind {
     QpLastWqeReached = 16,
     /// The GID table changed.
     GidChange = 18,
+    /// A work queue cannot go on.
+    WqFatal = 19,
 }
 
 impl From<QpEvent> for AsyncEventKind {
@@ -73,6 +75,11 @@ pub enum EventElement {
     },
     /// A shared receive queue.
     Srq {
+        /// The program's.
+        cookie: u64,
+    },
+    /// A work queue.
+    Wq {
         /// The program's.
         cookie: u64,
     },

@@ -67,6 +67,8 @@ pub struct Config {
     pub direct: bool,
     /// Largest number of queue pairs.
     pub max_qp: u32,
+    /// Interface on which raw packets leave and arrive as well. Without one they stay on the host.
+    pub raw_interface: Option<String>,
     /// Writes every packet to this pcap file.
     pub capture: Option<PathBuf>,
     /// Faults injected into what is received.
@@ -89,6 +91,7 @@ impl Default for Config {
             shm: true,
             direct: true,
             max_qp: crate::limits::DEFAULT.max_qp,
+            raw_interface: None,
             capture: None,
             fault: None,
         }
@@ -110,6 +113,7 @@ struct File {
     shm: Option<bool>,
     direct: Option<bool>,
     max_qp: Option<u32>,
+    raw_interface: Option<String>,
     capture: Option<PathBuf>,
     loss: Option<f64>,
     duplication: Option<f64>,
@@ -196,6 +200,12 @@ impl Config {
                     (1..=60_000).contains(n)
                 })?
                 .unwrap_or(default.max_qp),
+            raw_interface: env.parse(
+                "RAW_INTERFACE",
+                file.raw_interface,
+                "the name of an interface",
+                |name| (1..16).contains(&name.len()),
+            )?,
             capture: env.value("CAPTURE").map(PathBuf::from).or(file.capture),
             fault: faulty.then_some(policy),
         })
@@ -304,6 +314,7 @@ mod tests {
             ("ANYVERBS_LOSS", "NaN"),
             ("ANYVERBS_DEVICE", "a/b"),
             ("ANYVERBS_MAX_QP", "0"),
+            ("ANYVERBS_RAW_INTERFACE", "a name that no interface has"),
             ("ANYVERBS_CONFIG", "/nonexistent/anyverbs.toml"),
         ] {
             let text = config(&[(variable, value)]).unwrap_err().to_string();

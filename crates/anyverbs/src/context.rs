@@ -22,6 +22,7 @@ use crate::error::{CreateError, EventError, OpenError};
 use crate::gid::GidEntry;
 use crate::limits::DeviceAttr;
 use crate::pd::Pd;
+use crate::raw::FlowCounters;
 use crate::td::{Td, TdCell};
 use crate::xrcd::{Xrcd, XrcdInitAttr};
 
@@ -76,7 +77,7 @@ impl Context {
     }
 
     /// The engine, started anew in a forked child.
-    fn engine(&self) -> Result<&'static Engine, CreateError> {
+    pub(crate) fn engine(&self) -> Result<&'static Engine, CreateError> {
         match Engine::current() {
             Ok(engine) => Ok(engine),
             Err(error) => {
@@ -236,6 +237,14 @@ impl Context {
     /// [`CreateError::System`] for a file that has no identity.
     pub fn open_xrcd(&self, init: XrcdInitAttr) -> Result<Xrcd, CreateError> {
         Xrcd::open(self.engine()?, &self.0, init)
+    }
+
+    /// Makes counters for flow rules (`ibv_create_counters`).
+    ///
+    /// # Errors
+    /// [`CreateError::Device`].
+    pub fn create_counters(&self) -> Result<FlowCounters, CreateError> {
+        Ok(FlowCounters::create(self.engine()?))
     }
 
     /// Makes a completion channel.

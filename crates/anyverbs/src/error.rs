@@ -2,6 +2,8 @@
 
 use anyverbs_proto::qp::PostSendError;
 use anyverbs_proto::qp::attr::ModifyError;
+use anyverbs_proto::raw::flow::FlowError;
+use anyverbs_proto::raw::rss::HashError;
 use anyverbs_proto::recv_queue::PostRecvError;
 use anyverbs_proto::tag_list::TagError;
 use thiserror::Error;
@@ -71,6 +73,15 @@ pub enum CreateError {
     /// `EMFILE` and its like: the system refused a descriptor.
     #[error("the system refused a descriptor: errno {0}")]
     System(i32),
+    /// `EPERM`: raw packets are for those who have `CAP_NET_RAW`.
+    #[error("raw packets need CAP_NET_RAW")]
+    NotPermitted,
+    /// `EINVAL`: a flow rule that is none.
+    #[error(transparent)]
+    Flow(#[from] FlowError),
+    /// `EINVAL`: a receive hash that is none.
+    #[error(transparent)]
+    Hash(#[from] HashError),
 }
 
 /// Why memory could not be registered, or a registration changed.
@@ -158,6 +169,9 @@ pub enum ModifyObjectError {
     /// `EINVAL`: a value out of range; the text says which.
     #[error("invalid {0}")]
     Invalid(&'static str),
+    /// `EOPNOTSUPP`.
+    #[error("the object does not have {0}")]
+    Unsupported(&'static str),
     /// `EINVAL`: what the object holds does not fit.
     #[error("what the queue holds does not fit")]
     DoesNotFit,
@@ -235,6 +249,18 @@ pub enum PostError {
     Forked,
 }
 
+/// Why counters were not attached or read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum CounterError {
+    /// `EINVAL`: a value out of range; the text says which.
+    #[error("invalid {0}")]
+    Invalid(&'static str),
+    /// `EBUSY`: a flow rule uses them.
+    #[error("the counters belong to a flow rule already")]
+    Bound,
+}
+
 /// Why no completions were polled or asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
@@ -289,7 +315,12 @@ impl CreateError {
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
-            Self::Invalid(_) | Self::Foreign(_) | Self::XrcDomainExists => libc::EINVAL,
+            Self::Invalid(_)
+            | Self::Foreign(_)
+            | Self::XrcDomainExists
+            | Self::Flow(_)
+            | Self::Hash(_) => libc::EINVAL,
+            Self::NotPermitted => libc::EPERM,
             Self::NoXrcDomain => libc::EAGAIN,
             Self::Exhausted(_) => libc::ENOMEM,
             Self::Unsupported(_) => libc::EOPNOTSUPP,
@@ -354,7 +385,7 @@ impl ModifyObjectError {
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
-            Self::Qp(ModifyError::Unsupported(_)) => libc::EOPNOTSUPP,
+            Self::Qp(ModifyError::Unsupported(_)) | Self::Unsupported(_) => libc::EOPNOTSUPP,
             Self::Qp(_) | Self::Invalid(_) | Self::DoesNotFit | Self::Gone => libc::EINVAL,
             Self::Forked => libc::EIO,
         }
@@ -392,6 +423,17 @@ impl PostError {
             | Self::Bind
             | Self::Gone => libc::EINVAL,
             Self::Forked => libc::EIO,
+        }
+    }
+}
+
+impl CounterError {
+    /// The error number of the C ABI.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Invalid(_) => libc::EINVAL,
+            Self::Bound => libc::EBUSY,
         }
     }
 }
@@ -459,6 +501,9 @@ mod tests {
             (CreateError::Forked, EIO),
             (CreateError::Device(String::new()), EIO),
             (CreateError::System(EMFILE), EMFILE),
+            (CreateError::NotPermitted, libc::EPERM),
+            (CreateError::Flow(FlowError::Twice), EINVAL),
+            (CreateError::Hash(HashError::KeyLen), EINVAL),
         ] {
             assert_eq!(error.errno(), errno, "{error:?}");
         }
@@ -493,6 +538,7 @@ mod tests {
             (ModifyObjectError::Qp(ModifyError::Unsupported(QpAttrMask::CAP)), EOPNOTSUPP),
             (ModifyObjectError::Invalid(""), EINVAL),
             (ModifyObjectError::DoesNotFit, EINVAL),
+            (ModifyObjectError::Unsupported(""), EOPNOTSUPP),
             (ModifyObjectError::Gone, EINVAL),
             (ModifyObjectError::Forked, EIO),
         ] {
@@ -524,6 +570,7 @@ mod tests {
             (PostError::Send(PostSendError::TooLong), EINVAL),
             (PostError::Send(PostSendError::InlineRead), EINVAL),
             (PostError::Send(PostSendError::NoSendQueue), EINVAL),
+            (PostError::Send(PostSendError::Segmentation), EINVAL),
             (PostError::Recv(PostRecvError::Full), ENOMEM),
             (PostError::Recv(PostRecvError::TooManySges), EINVAL),
             (PostError::Recv(PostRecvError::State), EINVAL),
@@ -536,6 +583,8 @@ mod tests {
         ] {
             assert_eq!(error.errno(), errno, "{error:?}");
         }
+        assert_eq!(CounterError::Invalid("").errno(), EINVAL);
+        assert_eq!(CounterError::Bound.errno(), EBUSY);
         for (error, errno) in [
             (CqError::NoChannel, EINVAL),
             (CqError::Gone, EINVAL),

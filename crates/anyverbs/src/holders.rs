@@ -19,9 +19,24 @@ pub(crate) enum Holder {
     ParentDomain,
     Mw,
     Buf,
+    Wq,
+    IndTable,
+    Flow,
 }
 
-const NAMES: [&str; 8] = ["MR", "AH", "QP", "SRQ", "CQ", "parent domain", "MW", "buffer"];
+const NAMES: [&str; 11] = [
+    "MR",
+    "AH",
+    "QP",
+    "SRQ",
+    "CQ",
+    "parent domain",
+    "MW",
+    "buffer",
+    "WQ",
+    "indirection table",
+    "flow rule",
+];
 const DEAD: u32 = 1 << 31;
 
 /// The holders of one object, by kind.
@@ -36,6 +51,11 @@ impl Holders {
     /// Whether the object was destroyed.
     pub(crate) fn is_dead(&self) -> bool {
         self.total.load(Ordering::Acquire) & DEAD != 0
+    }
+
+    /// Whether somebody holds it.
+    pub(crate) fn is_held(&self) -> bool {
+        self.total.load(Ordering::Acquire) & !DEAD != 0
     }
 
     fn acquire(&self, kind: Holder) -> bool {

@@ -43,6 +43,7 @@ mod multicast;
 mod mw;
 mod pd;
 mod qp;
+pub mod raw;
 mod srq;
 mod td;
 mod xrcd;

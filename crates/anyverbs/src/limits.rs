@@ -85,6 +85,14 @@ pub struct DeviceAttr {
     pub max_tag_ops: u32,
     /// Bytes of the message that announces a rendezvous.
     pub max_rndv_hdr_size: u32,
+    /// Work queues.
+    pub max_wq: u32,
+    /// Indirection tables of work queues.
+    pub max_rwq_ind_tables: u32,
+    /// Entries of one of them.
+    pub max_rwq_ind_table_size: u32,
+    /// Bytes of payload that leave in segments by one request.
+    pub max_tso: u32,
 }
 
 /// Numbers that stay within 24 bits or 8 bits by the protocol, or that a process can hold.
@@ -129,6 +137,10 @@ pub(crate) const DEFAULT: DeviceAttr = DeviceAttr {
     max_tag_ops: 16_384,
     // One packet at the smallest MTU.
     max_rndv_hdr_size: 256,
+    max_wq: 16_384,
+    max_rwq_ind_tables: 16_384,
+    max_rwq_ind_table_size: 2048,
+    max_tso: 262_144,
 };
 
 /// Longest message (IBA 9.7.1.1).

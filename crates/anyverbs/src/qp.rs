@@ -647,7 +647,7 @@ impl Drop for Qp {
 }
 
 /// Holds a part, if the queue pair has it.
-fn held<T: Holdable>(
+pub(crate) fn held<T: Holdable>(
     part: Option<&Arc<T>>,
     name: &'static str,
 ) -> Result<Option<Held<T>>, CreateError> {
@@ -673,10 +673,14 @@ fn actual_cap(engine: &Engine, parts: &QpParts<'_>) -> Result<QpCap, CreateError
             return Err(CreateError::Invalid(what));
         }
     }
-    // As much as the elements themselves would take: programs post a little inline without having asked for it, because every
-    // device gives that.
-    cap.max_inline_data = cap.max_inline_data.max(cap.max_send_sge * SGE_LEN);
+    cap.max_inline_data = cap.max_inline_data.max(inline_room(&cap));
     Ok(cap)
+}
+
+/// Inline data that every queue pair takes: as much as the elements themselves would take. Programs post a little inline
+/// without having asked for it, because every device gives that.
+pub(crate) fn inline_room(cap: &QpCap) -> u32 {
+    cap.max_send_sge * SGE_LEN
 }
 
 /// Bytes of `struct ibv_sge`.

@@ -46,6 +46,17 @@ pub(crate) fn new_context() -> verbs_context {
     context.create_srq_ex = Some(verbs::create_srq_ex);
     context.post_srq_ops = Some(verbs::post_srq_ops);
     context.get_srq_num = Some(verbs::get_srq_num);
+    context.create_wq = Some(verbs::create_wq);
+    context.modify_wq = Some(verbs::modify_wq);
+    context.destroy_wq = Some(verbs::destroy_wq);
+    context.create_rwq_ind_table = Some(verbs::create_rwq_ind_table);
+    context.destroy_rwq_ind_table = Some(verbs::destroy_rwq_ind_table);
+    context.ibv_create_flow = Some(verbs::create_flow);
+    context.ibv_destroy_flow = Some(verbs::destroy_flow);
+    context.create_counters = Some(verbs::create_counters);
+    context.destroy_counters = Some(verbs::destroy_counters);
+    context.attach_counters_point_flow = Some(verbs::attach_counters_point_flow);
+    context.read_counters = Some(verbs::read_counters);
     context.context.ops = ops();
     context.context.cmd_fd = -1;
     context.context.async_fd = -1;

@@ -49,7 +49,7 @@ impl From<anyverbs::cm::CmError> for Errno {
     }
 }
 
-from_device!(OpenError CreateError RegisterError DmError AdviseError DestroyError ModifyObjectError AttachError PostError CqError EventError);
+from_device!(OpenError CreateError RegisterError DmError AdviseError DestroyError ModifyObjectError AttachError PostError CounterError CqError EventError);
 
 /// 0, or the errno value, which is set as well: most of libibverbs.
 pub(crate) fn value(result: Result<(), Errno>) -> c_int {

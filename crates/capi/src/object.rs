@@ -190,6 +190,8 @@ public! {
     ibv_qp_ex(qp_base.handle) => verbs::QpInner;
     ibv_srq(handle) => verbs::SrqInner;
     ibv_comp_cntr(handle) => verbs::CompCntrInner;
+    ibv_wq(handle) => verbs::WqInner;
+    ibv_flow(handle) => verbs::FlowInner;
 }
 
 /// `Public` for structs without one.
@@ -212,6 +214,8 @@ public_without_handle! {
     ibv_td => verbs::TdInner;
     ibv_dmah => verbs::DmahInner;
     ibv_buf => verbs::BufInner;
+    ibv_rwq_ind_table => verbs::RwqIndTableInner;
+    ibv_counters => verbs::CountersInner;
     rdma_event_channel => rdmacm::ChannelInner;
     rdma_cm_id => rdmacm::IdInner;
     rdma_cm_event => rdmacm::EventInner;

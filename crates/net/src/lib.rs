@@ -8,6 +8,7 @@
 //! | [`udp`] | one UDP port shared by all processes of a user: batches in ([`udp::RxBatch`]) and out ([`udp::TxBatch`]) |
 //! | [`steering`] | which process of the host gets which datagram, decided in the kernel by a classic BPF program |
 //! | [`forward`] | datagrams that arrived at the wrong process, handed on to the right one |
+//! | [`ethernet`] | Ethernet frames, between the processes of a host and on a real interface |
 //! | [`shm`] | messages between two processes of one user through shared memory, and copies into each other's memory |
 //! | [`capture`], [`fault`] | pcap files, and seeded loss, duplication, reordering and corruption |
 //!
@@ -15,6 +16,7 @@
 
 pub mod capture;
 mod cmsg;
+pub mod ethernet;
 pub mod fault;
 pub mod forward;
 pub mod interfaces;

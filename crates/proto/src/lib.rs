@@ -14,6 +14,7 @@ pub mod memory;
 pub mod mr;
 pub mod payload;
 pub mod qp;
+pub mod raw;
 pub mod recv_queue;
 pub mod tag_list;
 pub mod time;

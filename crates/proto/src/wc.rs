@@ -64,6 +64,8 @@ pub enum WcOpcode {
     BindMw = 5,
     /// Invalidation of a key of this side.
     LocalInv = 6,
+    /// A request that left in segments.
+    Tso = 7,
     /// FLUSH.
     Flush = 8,
     /// ATOMIC WRITE.
@@ -100,6 +102,8 @@ bitflags! {
         const GRH = 1;
         /// `imm` holds immediate data.
         const WITH_IMM = 2;
+        /// The checksums of IPv4 and of TCP or UDP in a raw packet are right.
+        const IP_CSUM_OK = 4;
         /// `imm` holds the key that the peer invalidated.
         const WITH_INV = 8;
         /// Messages arrived that the program has not told the tag-matching SRQ to have seen.
@@ -128,13 +132,15 @@ pub struct Wc {
     pub vendor_err: u32,
     /// Bytes received, READ or fetched; with the 40 of the GRH on UD.
     pub byte_len: u32,
-    /// Immediate data (value of the big-endian field) or invalidated key.
+    /// Immediate data (value of the big-endian field) or invalidated key; of a raw packet that was received the tag that its
+    /// flow rule gave.
     pub imm: u32,
     /// The queue pair that the request was posted to, or received on.
     pub qpn: Qpn,
     /// Sender of a datagram.
     pub src_qpn: Qpn,
-    /// For a send: the send queue's count of slots that are free again once this is polled (see [`crate::cq`]).
+    /// For a send: the send queue's count of slots that are free again once this is polled (see [`crate::cq`]). For a raw packet
+    /// that was received: the VLAN tag that was taken out of it, or 0.
     pub sq_count: u32,
 }
 
@@ -165,4 +171,19 @@ pub struct WcEx {
     pub wc: Wc,
     /// What is kept besides; zeros where it is not.
     pub detail: WcDetail,
+}
+
+impl Wc {
+    /// The tag that the flow rule gave which led a raw packet here; 0 without one.
+    #[must_use]
+    pub fn flow_tag(&self) -> u32 {
+        let other = WcFlags::WITH_IMM | WcFlags::WITH_INV;
+        if self.opcode == WcOpcode::Recv && !self.flags.intersects(other) { self.imm } else { 0 }
+    }
+
+    /// The tag control information that was taken out of a raw packet; 0 without one.
+    #[must_use]
+    pub fn cvlan(&self) -> u16 {
+        if self.opcode.is_recv() { self.sq_count as u16 } else { 0 }
+    }
 }

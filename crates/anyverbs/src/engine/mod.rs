@@ -52,6 +52,7 @@ use crate::link::shm::Shm;
 use crate::link::udp::BatchPool;
 use crate::memory::ProcessMemory;
 use crate::multicast::Groups;
+use crate::raw::switch::Switch;
 use crate::xrcd::Domains;
 use exit::Farewell;
 use gsi::Gsi;
@@ -101,6 +102,8 @@ pub(crate) struct Quotas {
     pub(crate) cq: Quota,
     pub(crate) srq: Quota,
     pub(crate) xrcd: Quota,
+    pub(crate) wq: Quota,
+    pub(crate) ind_table: Quota,
     pub(crate) ah: Quota,
     pub(crate) qp: Quota,
     pub(crate) comp_cntr: Quota,
@@ -128,6 +131,8 @@ pub(crate) struct Engine {
     /// Who listens on this host.
     pub(crate) services: Arc<Services>,
     pub(crate) groups: Groups,
+    /// Of raw packets.
+    pub(crate) switch: Switch,
     pub(crate) quotas: Quotas,
     pub(crate) inproc: Inproc,
     /// The link to other processes of this user, unless it is switched off.
@@ -264,6 +269,7 @@ impl Engine {
             ),
             services,
             groups: Groups::default(),
+            switch: Switch::default(),
             quotas: Quotas {
                 pd: Quota::new(attr.max_pd),
                 mr: Quota::new(attr.max_mr),
@@ -272,6 +278,8 @@ impl Engine {
                 srq: Quota::new(attr.max_srq),
                 // The device has no number of its own for them.
                 xrcd: Quota::new(attr.max_pd),
+                wq: Quota::new(attr.max_wq),
+                ind_table: Quota::new(attr.max_rwq_ind_tables),
                 ah: Quota::new(attr.max_ah),
                 qp: Quota::new(attr.max_qp),
                 comp_cntr: Quota::new(attr.max_comp_cntr),
@@ -319,7 +327,7 @@ impl Engine {
     pub(crate) fn counters(&self) -> &Counters {
         self.count_direct();
         // The kernel's own count of what found the socket full.
-        let dropped = self.port.dropped();
+        let dropped = self.port.dropped() + self.switch.dropped();
         let known = self.kernel_drops.swap(dropped, Ordering::Relaxed);
         self.count(Counter::DropSocketFull, dropped.saturating_sub(known));
         &self.counters

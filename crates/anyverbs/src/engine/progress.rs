@@ -155,6 +155,13 @@ impl Engine {
             // What woke the worker came after this thread had looked.
             n = self.receive_batch(false);
         }
+        if self.switch.is_listening() {
+            let frames = self.switch.receive();
+            if frames > 0 {
+                self.after_unlock();
+            }
+            n += frames;
+        }
         n
     }
 
@@ -674,6 +681,7 @@ impl Engine {
             for srq in self.xrc_srqs.filter(|srq| overrun.iter().any(|o| srq.completes_in(&o.cq))) {
                 srq.fail();
             }
+            self.switch.fail_users(|cq| overrun.iter().any(|o| Arc::ptr_eq(cq, &o.cq)));
             for cell in self.qps.filter(uses) {
                 self.with_cell(&cell, |State { machine, link, .. }, call| {
                     machine.fail(&mut call.env(link))

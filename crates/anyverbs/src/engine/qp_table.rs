@@ -1,5 +1,6 @@
 //! Queue pairs by number.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use anyverbs_proto::types::Qpn;
@@ -22,12 +23,17 @@ struct Inner {
     chunks: Box<[Option<Box<Chunk>>]>,
     next: u16,
     len: usize,
+    /// Numbers of others, which count in `len`.
+    reserved: HashSet<u16>,
 }
 
 impl QpTable {
     pub(crate) fn new(slot: u8, start: u16) -> Self {
         let chunks = (0..65_536 / CHUNK).map(|_| None).collect();
-        Self { slot, inner: RwLock::new(Inner { chunks, next: start, len: 0 }) }
+        Self {
+            slot,
+            inner: RwLock::new(Inner { chunks, next: start, len: 0, reserved: HashSet::new() }),
+        }
     }
 
     /// Enters a queue pair under a new number. None when all are taken.
@@ -39,8 +45,8 @@ impl QpTable {
         loop {
             let counter = inner.next;
             inner.next = inner.next.wrapping_add(1);
-            let qpn = Qpn::new(u32::from(self.slot) << 16 | u32::from(counter));
-            if qpn == Qpn::MULTICAST || inner.get(counter).is_some() {
+            let qpn = self.qpn(counter);
+            if qpn == Qpn::MULTICAST || inner.is_taken(counter) {
                 continue;
             }
             let cell = Arc::new(make(qpn));
@@ -50,6 +56,34 @@ impl QpTable {
             inner.len += 1;
             return Some(cell);
         }
+    }
+
+    fn qpn(&self, counter: u16) -> Qpn {
+        Qpn::new(u32::from(self.slot) << 16 | u32::from(counter))
+    }
+
+    /// Takes a new number for what no packet of the network is for. None when all are taken.
+    pub(crate) fn reserve(&self) -> Option<Qpn> {
+        let mut inner = self.inner.write();
+        if inner.len >= 65_535 {
+            return None;
+        }
+        loop {
+            let counter = inner.next;
+            inner.next = inner.next.wrapping_add(1);
+            let qpn = self.qpn(counter);
+            if qpn != Qpn::MULTICAST && !inner.is_taken(counter) {
+                inner.reserved.insert(counter);
+                inner.len += 1;
+                return Some(qpn);
+            }
+        }
+    }
+
+    /// Gives a reserved number back.
+    pub(crate) fn release(&self, qpn: Qpn) {
+        let mut inner = self.inner.write();
+        inner.len -= usize::from(inner.reserved.remove(&(qpn.get() as u16)));
     }
 
     pub(crate) fn find(&self, qpn: Qpn) -> Option<Arc<QpCell>> {
@@ -76,6 +110,10 @@ impl QpTable {
 }
 
 impl Inner {
+    fn is_taken(&self, counter: u16) -> bool {
+        self.get(counter).is_some() || self.reserved.contains(&counter)
+    }
+
     fn get(&self, counter: u16) -> Option<&Arc<QpCell>> {
         let counter = usize::from(counter);
         self.chunks[counter / CHUNK].as_ref()?[counter % CHUNK].as_ref()

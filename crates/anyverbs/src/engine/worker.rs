@@ -7,6 +7,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::time::Duration;
@@ -51,6 +52,8 @@ const TOKEN_SHM: u64 = 2;
 const TOKEN_SHM_CONTROL: u64 = 3;
 /// The first of the port's descriptors; the others follow in their order.
 const TOKEN_INPUT: u64 = 4;
+/// Where the bits of the sockets for frames begin, behind those of the port.
+const FRAMES_BIT: usize = 30;
 
 /// What callers and the worker share.
 #[derive(Debug)]
@@ -65,6 +68,8 @@ pub(super) struct Shared {
     away_until: AtomicU64,
     /// The port's descriptors that were disarmed by their events, a bit each.
     disarmed: AtomicU32,
+    /// Sockets for frames, two at most; their bits in `disarmed` begin at [`FRAMES_BIT`].
+    frames: OnceLock<Vec<BorrowedFd<'static>>>,
     /// The worker found another thread at the sockets.
     left_to_reader: AtomicBool,
     /// The same-host link has woken the worker, or somebody polls instead: it must be armed before the worker sleeps.
@@ -136,6 +141,7 @@ impl Shared {
             asleep_until: AtomicU64::new(0),
             away_until: AtomicU64::new(0),
             disarmed: AtomicU32::new(0),
+            frames: OnceLock::new(),
             left_to_reader: AtomicBool::new(false),
             shm_spent: AtomicBool::new(shm.is_some()),
             seen: AtomicU64::new(0),
@@ -211,7 +217,9 @@ impl Shared {
             return;
         }
         let disarmed = self.disarmed.swap(0, Ordering::SeqCst);
-        for (i, fd) in port.fds().enumerate().filter(|(i, _)| disarmed & 1 << i != 0) {
+        let frames = self.frames.get().into_iter().flatten().copied();
+        let fds = port.fds().enumerate().chain((FRAMES_BIT..).zip(frames));
+        for (i, fd) in fds.filter(|(i, _)| disarmed & 1 << i != 0) {
             let armed = control(
                 &self.epoll,
                 libc::EPOLL_CTL_MOD,
@@ -221,6 +229,17 @@ impl Shared {
             );
             debug_assert!(armed.is_ok(), "the descriptors stay in the set: {armed:?}");
         }
+    }
+
+    /// Has the worker receive frames as well; once.
+    fn watch(&self, fds: impl Iterator<Item = BorrowedFd<'static>>) -> io::Result<()> {
+        let fds = self.frames.get_or_init(|| fds.take(32 - FRAMES_BIT).collect());
+        for (i, fd) in (FRAMES_BIT..).zip(fds) {
+            let token = TOKEN_INPUT + i as u64;
+            let flags = libc::EPOLLIN | libc::EPOLLONESHOT;
+            control(&self.epoll, libc::EPOLL_CTL_ADD, *fd, flags, token)?;
+        }
+        Ok(())
     }
 
     /// Waits for events for at most `timeout`; which came.
@@ -256,6 +275,13 @@ impl Shared {
     fn take_kick(&self) {
         clear(self.kick.as_fd());
         self.kicked.store(false, Ordering::SeqCst);
+    }
+}
+
+impl Engine {
+    /// Has the worker receive what comes to some sockets for frames.
+    pub(crate) fn watch(&self, fds: impl Iterator<Item = BorrowedFd<'static>>) -> io::Result<()> {
+        self.worker.watch(fds)
     }
 }
 

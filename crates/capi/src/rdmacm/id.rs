@@ -278,7 +278,7 @@ pub(crate) fn queue_pair(id: &Id) -> Option<Arc<Qp>> {
 
 /// Gives the device's id the queue pair that it moves from here on.
 pub(crate) fn attach_qp(id: &Id, qp: &Qp) -> Result<(), Errno> {
-    id.inner.device.attach_qp(&qp.inner.device)?;
+    id.inner.device.attach_qp(qp.inner.device.transport()?)?;
     id.inner.attached.store(qp.public() as usize, Ordering::Relaxed);
     Ok(())
 }
@@ -306,7 +306,7 @@ pub(crate) fn attach_shown_qp(id: &Id) -> Result<(), Errno> {
 /// `id->qp->state` after the device may have moved the queue pair.
 pub(crate) fn refresh_qp_state(id: &Id) {
     if let Some(qp) = queue_pair(id)
-        && let Ok((attr, _)) = qp.inner.device.query()
+        && let Ok((attr, ..)) = qp.inner.device.query()
     {
         verbs::set_state(&qp, attr.state);
     }

@@ -96,7 +96,7 @@ pub(crate) unsafe extern "C" fn ibv_qp_attach_comp_cntr(
         let attr = attr.filter(|a| a.comp_mask == 0).ok_or(Errno::EINVAL)?;
         let ops = u8::try_from(attr.op_mask).ok().and_then(CompCntrOps::from_bits);
         let ops = ops.ok_or(Errno::EOPNOTSUPP)?;
-        Ok(qp.inner.device.attach_comp_cntr(&cntr.inner.device, ops)?)
+        Ok(qp.inner.device.transport()?.attach_comp_cntr(&cntr.inner.device, ops)?)
     }))
 }
 

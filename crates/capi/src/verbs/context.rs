@@ -92,7 +92,9 @@ const CAP_FLAGS: u32 = IBV_DEVICE_BAD_PKEY_CNTR
     | IBV_DEVICE_XRC
     | IBV_DEVICE_MEM_WINDOW
     | IBV_DEVICE_MEM_WINDOW_TYPE_2B
-    | IBV_DEVICE_MEM_MGT_EXTENSIONS;
+    | IBV_DEVICE_MEM_MGT_EXTENSIONS
+    | IBV_DEVICE_RAW_IP_CSUM
+    | IBV_DEVICE_MANAGED_FLOW_STEERING;
 
 /// What `ibv_device_attr_ex.device_cap_flags_ex` has besides: the kernel's FLUSH_GLOBAL, FLUSH_PERSISTENT and ATOMIC_WRITE.
 const CAP_FLAGS_EX: u64 = 1 << 38 | 1 << 39 | 1 << 40;
@@ -106,6 +108,12 @@ const ODP_RELIABLE: u32 = ODP_DATAGRAM
     | IBV_ODP_SUPPORT_ATOMIC
     | IBV_ODP_SUPPORT_FLUSH
     | IBV_ODP_SUPPORT_ATOMIC_WRITE;
+
+/// `_IBV_DEVICE_RAW_SCATTER_FCS`, beyond the enum's 32 bits.
+const RAW_SCATTER_FCS: u64 = 1 << 34;
+
+/// Bit of a type of queue pair in masks of such.
+const RAW_PACKET: u32 = 1 << IBV_QPT_RAW_PACKET;
 
 /// A count that C has as a signed int.
 fn int(n: u32) -> c_int {
@@ -190,7 +198,23 @@ fn query_device(context_: *mut ibv_context) -> Result<ibv_device_attr, Errno> {
     Ok(attr)
 }
 
-/// Slot of `ibv_query_device_ex`: fills at most `attr_size` bytes. There is no offload: those fields are 0.
+/// What the device does with raw packets.
+fn raw_packet_attr(attr: &DeviceAttr, ex: &mut ibv_device_attr_ex) {
+    ex.tso_caps = ibv_tso_caps { max_tso: attr.max_tso, supported_qpts: RAW_PACKET };
+    ex.rss_caps = ibv_rss_caps {
+        supported_qpts: RAW_PACKET,
+        max_rwq_indirection_tables: attr.max_rwq_ind_tables,
+        max_rwq_indirection_table_size: attr.max_rwq_ind_table_size,
+        rx_hash_fields_mask: anyverbs::raw::HashFields::all().bits(),
+        rx_hash_function: IBV_RX_HASH_FUNC_TOEPLITZ as u8,
+    };
+    ex.max_wq_type_rq = attr.max_wq;
+    ex.raw_packet_caps = IBV_RAW_PACKET_CAP_CVLAN_STRIPPING
+        | IBV_RAW_PACKET_CAP_SCATTER_FCS
+        | IBV_RAW_PACKET_CAP_IP_CSUM;
+}
+
+/// Slot of `ibv_query_device_ex`: fills at most `attr_size` bytes.
 ///
 /// # Safety
 /// `input` is NULL or readable; `attr` has `attr_size` writable bytes.
@@ -209,7 +233,8 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         // SAFETY: integers and a character array.
         let mut ex: ibv_device_attr_ex = unsafe { std::mem::zeroed() };
         ex.orig_attr = queried;
-        ex.device_cap_flags_ex = u64::from(queried.device_cap_flags) | CAP_FLAGS_EX;
+        ex.device_cap_flags_ex =
+            u64::from(queried.device_cap_flags) | CAP_FLAGS_EX | RAW_SCATTER_FCS;
         let device = context(context_)?.inner.device.device_attr()?;
         ex.completion_timestamp_mask = u64::MAX;
         ex.hca_core_clock = device.clock_khz;
@@ -239,6 +264,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         };
         ex.xrc_odp_caps = ODP_RELIABLE;
         ex.max_dm_size = device.max_dm_size;
+        raw_packet_attr(&device, &mut ex);
         ex.phys_port_cnt_ex = queried.phys_port_cnt.into();
         // SAFETY: the caller's promise.
         unsafe { write_sized(attr, &ex, attr_size) };

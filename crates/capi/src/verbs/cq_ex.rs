@@ -124,8 +124,8 @@ readers! {
     read_slid: u32 = |_| 0;
     read_dlid_path_bits: u8 = |_| 0;
     // Of raw packets.
-    read_cvlan: u16 = |_| 0;
-    read_flow_tag: u32 = |_| 0;
+    read_cvlan: u16 = |ex| ex.wc.cvlan();
+    read_flow_tag: u32 = |ex| ex.wc.flow_tag();
 }
 
 unsafe extern "C" fn read_tm_info(cq: *mut ibv_cq_ex, info: *mut ibv_wc_tm_info) {

@@ -9,7 +9,7 @@ use crate::{
     cancel,
     errno::minus_one,
     object,
-    verbs::{Cq, Qp, Srq, context},
+    verbs::{Cq, Qp, Srq, Wq, context},
 };
 
 /// `ibv_get_async_event`: 0, or -1 with `errno`. Waits for an event unless the program made the descriptor
@@ -32,6 +32,7 @@ pub(crate) unsafe extern "C" fn ibv_get_async_event(
             }
             EventElement::Cq { cookie } => ibv_async_event_element { cq: cookie as *mut ibv_cq },
             EventElement::Srq { cookie } => ibv_async_event_element { srq: cookie as *mut ibv_srq },
+            EventElement::Wq { cookie } => ibv_async_event_element { wq: cookie as *mut ibv_wq },
             EventElement::Port(port) => {
                 // SAFETY: integers and NULL pointers.
                 let mut element: ibv_async_event_element = unsafe { std::mem::zeroed() };
@@ -65,6 +66,10 @@ pub(crate) unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event)
             let _ = object::lookup(pointer.cast())
                 .map(|srq: Arc<Srq>| srq.inner.device.ack_async_events(1));
         }
+        IBV_EVENT_WQ_FATAL => {
+            let _ = object::lookup(pointer.cast())
+                .map(|wq: Arc<Wq>| wq.inner.device.ack_async_events(1));
+        }
         IBV_EVENT_QP_FATAL
         | IBV_EVENT_QP_REQ_ERR
         | IBV_EVENT_QP_ACCESS_ERR
@@ -85,4 +90,5 @@ pub(crate) unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event)
 const _: () = assert!(AsyncEventKind::GidChange as u32 == IBV_EVENT_GID_CHANGE);
 const _: () = assert!(AsyncEventKind::QpLastWqeReached as u32 == IBV_EVENT_QP_LAST_WQE_REACHED);
 const _: () = assert!(AsyncEventKind::SrqLimitReached as u32 == IBV_EVENT_SRQ_LIMIT_REACHED);
+const _: () = assert!(AsyncEventKind::WqFatal as u32 == IBV_EVENT_WQ_FATAL);
 const _: () = assert!(AsyncEventKind::PortErr as u32 == IBV_EVENT_PORT_ERR);

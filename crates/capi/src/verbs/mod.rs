@@ -5,11 +5,14 @@ mod buf;
 mod comp_channel;
 mod comp_cntr;
 mod context;
+mod counters;
 mod cq;
 mod cq_ex;
 mod device;
 mod dm;
 mod event;
+mod flow;
+mod flow_spec;
 mod fork;
 mod import;
 mod marshall;
@@ -22,19 +25,21 @@ mod port;
 mod post;
 mod qp;
 mod rate;
+mod raw_qp;
 mod srq;
 mod srq_ops;
 mod strings;
 mod sysfs;
 mod unbuilt;
+mod wq;
 mod wr;
 mod xrcd;
 
 // Only the trampolines name them.
 #[cfg_attr(test, allow(unused_imports))]
 pub(crate) use {
-    ah::*, buf::*, comp_channel::*, comp_cntr::*, context::*, cq::*, cq_ex::*, device::*, dm::*,
-    event::*, fork::*, import::*, marshall::*, mr::*, multicast::*, mw::*, parent_domain::*, pd::*,
-    port::*, post::*, qp::*, rate::*, srq::*, srq_ops::*, strings::*, sysfs::*, unbuilt::*, wr::*,
-    xrcd::*,
+    ah::*, buf::*, comp_channel::*, comp_cntr::*, context::*, counters::*, cq::*, cq_ex::*,
+    device::*, dm::*, event::*, flow::*, flow_spec::*, fork::*, import::*, marshall::*, mr::*,
+    multicast::*, mw::*, parent_domain::*, pd::*, port::*, post::*, qp::*, rate::*, raw_qp::*,
+    srq::*, srq_ops::*, strings::*, sysfs::*, unbuilt::*, wq::*, wr::*, xrcd::*,
 };

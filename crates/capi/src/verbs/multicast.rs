@@ -30,7 +30,7 @@ pub(crate) unsafe extern "C" fn ibv_attach_mcast(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let gid = unsafe { group(gid) };
-    value(qp(qp_).and_then(|qp| Ok(qp.inner.device.attach_mcast(gid?, lid)?)))
+    value(qp(qp_).and_then(|qp| Ok(qp.inner.device.transport()?.attach_mcast(gid?, lid)?)))
 }
 
 /// `ibv_detach_mcast`: 0, or the errno value; `EINVAL` where it is not attached.
@@ -44,5 +44,5 @@ pub(crate) unsafe extern "C" fn ibv_detach_mcast(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let gid = unsafe { group(gid) };
-    value(qp(qp_).and_then(|qp| Ok(qp.inner.device.detach_mcast(gid?, lid)?)))
+    value(qp(qp_).and_then(|qp| Ok(qp.inner.device.transport()?.detach_mcast(gid?, lid)?)))
 }

@@ -101,7 +101,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
         let flags = flags & (SendFlags::FENCE | SendFlags::SIGNALED);
         let wr_id = mw_bind.wr_id;
         let wr = SendWr { wr_id, op, flags, sges: &[], ud: None, xrc_srqn: 0 };
-        qp.inner.device.post()?.send(&wr)?;
+        qp.inner.device.transport()?.post()?.send(&wr)?;
         // SAFETY: as above.
         unsafe { (&raw mut (*public).rkey).write(rkey) };
         Ok(())

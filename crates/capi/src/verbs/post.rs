@@ -9,7 +9,7 @@ use crate::{
     abi::*,
     errno::Errno,
     object::deref,
-    verbs::{Qp, bind, destination},
+    verbs::{Device, Qp, bind, destination, post_send_raw},
 };
 
 /// Room for the elements of one work request.
@@ -87,13 +87,13 @@ unsafe fn send_wr<'a>(
 ) -> Result<SendWr<'a>, Errno> {
     // SAFETY: the caller's promise.
     unsafe {
-        let ud = if qp.inner.qp_type == QpType::Ud {
+        let ud = if qp.inner.qp_type == Some(QpType::Ud) {
             let to = wr.wr.ud;
             Some(destination(to.ah, to.remote_qpn, to.remote_qkey)?)
         } else {
             None
         };
-        let xrc = qp.inner.qp_type == QpType::XrcSend;
+        let xrc = qp.inner.qp_type == Some(QpType::XrcSend);
         let op = op(wr)?;
         if op.is_local() && wr.num_sge != 0 {
             return Err(Errno::EINVAL);
@@ -132,8 +132,12 @@ pub(crate) unsafe extern "C" fn post_send(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let qp = unsafe { deref::<ibv_qp_ex>(qp.cast()) };
+    if let Some(Device::Raw(device)) = qp.map(|qp| &qp.inner.device) {
+        // SAFETY: the caller's promise.
+        return unsafe { post_send_raw(device, wr, bad_wr) };
+    }
     let posted = qp.ok_or(Errno::EINVAL).and_then(|qp| {
-        let mut poster = qp.inner.device.post()?;
+        let mut poster = qp.inner.device.transport()?.post()?;
         let mut room = [const { MaybeUninit::uninit() }; MAX_SGE];
         // SAFETY: the caller's promise.
         while let Some(next) = unsafe { wr.as_ref() } {
@@ -151,10 +155,13 @@ pub(crate) unsafe extern "C" fn post_send(
 ///
 /// # Safety
 /// The list is as its manual page says.
-unsafe fn receives(
+unsafe fn receives<E>(
     wr: &mut *mut ibv_recv_wr,
-    mut post: impl FnMut(&RecvWr<'_>) -> Result<(), anyverbs::error::PostError>,
-) -> Result<(), Errno> {
+    mut post: impl FnMut(&RecvWr<'_>) -> Result<(), E>,
+) -> Result<(), Errno>
+where
+    Errno: From<E>,
+{
     let mut room = [const { MaybeUninit::uninit() }; MAX_SGE];
     // SAFETY: the caller's promise.
     while let Some(next) = unsafe { wr.as_ref() } {
@@ -164,6 +171,21 @@ unsafe fn receives(
         *wr = next.next;
     }
     Ok(())
+}
+
+/// Posts receives to a queue that takes them one by one: 0, or the errno value with `*bad_wr` the first that was not posted.
+///
+/// # Safety
+/// The list is as its manual page says; `bad_wr` is NULL or writable.
+pub(crate) unsafe fn post_receives(
+    mut wr: *mut ibv_recv_wr,
+    bad_wr: *mut *mut ibv_recv_wr,
+    mut post: impl FnMut(&RecvWr<'_>) -> Result<(), Errno>,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let posted = unsafe { receives(&mut wr, |r| post(r)) };
+    // SAFETY: as above.
+    posted.map_or_else(|e| unsafe { refuse_wr(bad_wr, wr, e) }, |()| 0)
 }
 
 /// Slot of `ibv_post_recv`: 0, or the errno value with `*bad_wr` the first request that was not posted.
@@ -177,8 +199,12 @@ pub(crate) unsafe extern "C" fn post_recv(
 ) -> c_int {
     // SAFETY: the caller's promise.
     let qp = unsafe { deref::<ibv_qp_ex>(qp.cast()) };
+    if let Some(Device::Raw(device)) = qp.map(|qp| &qp.inner.device) {
+        // SAFETY: the caller's promise.
+        return unsafe { post_receives(wr, bad_wr, |r| Ok(device.recv(r)?)) };
+    }
     let posted = qp.ok_or(Errno::EINVAL).and_then(|qp| {
-        let mut poster = qp.inner.device.post()?;
+        let mut poster = qp.inner.device.transport()?.post()?;
         // SAFETY: the caller's promise.
         unsafe { receives(&mut wr, |r| poster.recv(r)) }
     });

@@ -8,7 +8,7 @@ use std::{
 
 use anyverbs::{
     Mtu, Psn, QKey, QpAttr, QpAttrMask, QpCap, QpInitAttr, QpState, QpType, Qpn, RateLimit, UdDest,
-    XrcSendInitAttr,
+    XrcSendInitAttr, raw::RawQp,
 };
 
 use crate::{
@@ -16,21 +16,87 @@ use crate::{
     errno::{Errno, pointer, value},
     object::{self, Object},
     verbs::{
-        Batch, Context, Pd, Srq, Xrcd, ah_attr, c_ah_attr, context, cq, offered, qp_access,
-        set_send_ops,
+        Batch, Context, Pd, RawExtras, Srq, Xrcd, ah_attr, c_ah_attr, context, cq, create_hash,
+        create_raw, modify_raw, offered, qp_access, set_send_ops,
     },
 };
 
 pub(crate) type Qp = Object<ibv_qp_ex>;
 
+/// The device's queue pair.
+pub(crate) enum Device {
+    /// One with a transport: RC, UC, UD, XRC.
+    Transport(anyverbs::Qp),
+    /// RAW_PACKET.
+    Raw(RawQp),
+}
+
+impl Device {
+    /// The one with a transport; `EINVAL` for a raw one.
+    #[inline]
+    pub(crate) fn transport(&self) -> Result<&anyverbs::Qp, Errno> {
+        match self {
+            Self::Transport(qp) => Ok(qp),
+            Self::Raw(_) => Err(Errno::EINVAL),
+        }
+    }
+
+    pub(crate) fn qpn(&self) -> Qpn {
+        match self {
+            Self::Transport(qp) => qp.qpn(),
+            Self::Raw(qp) => qp.qpn(),
+        }
+    }
+
+    /// Attributes, sizes and type.
+    pub(crate) fn query(&self) -> Result<(QpAttr, QpCap, ibv_qp_type), Errno> {
+        Ok(match self {
+            Self::Transport(qp) => {
+                let (attr, init) = qp.query()?;
+                (attr, init.cap, init.qp_type as u32)
+            }
+            Self::Raw(qp) => {
+                let (attr, cap) = qp.query()?;
+                (attr, cap, IBV_QPT_RAW_PACKET)
+            }
+        })
+    }
+
+    fn state(&self) -> Result<QpState, Errno> {
+        Ok(self.query()?.0.state)
+    }
+
+    fn set_cookie(&self, cookie: u64) {
+        match self {
+            Self::Transport(qp) => qp.set_cookie(cookie),
+            Self::Raw(qp) => qp.set_cookie(cookie),
+        }
+    }
+
+    pub(crate) fn ack_async_events(&self, n: u32) {
+        match self {
+            Self::Transport(qp) => qp.ack_async_events(n),
+            Self::Raw(qp) => qp.ack_async_events(n),
+        }
+    }
+
+    fn destroy(&self) -> Result<(), Errno> {
+        match self {
+            Self::Transport(qp) => Ok(qp.destroy()?),
+            Self::Raw(qp) => Ok(qp.destroy()?),
+        }
+    }
+}
+
 /// What a QP holds of the device.
 pub(crate) struct QpInner {
-    pub(crate) device: anyverbs::Qp,
-    pub(crate) qp_type: QpType,
+    pub(crate) device: Device,
+    /// None for raw packets.
+    pub(crate) qp_type: Option<QpType>,
     /// For `ibv_wr_start` and what follows it; with `IBV_QP_INIT_ATTR_SEND_OPS_FLAGS` only.
     pub(crate) batch: Option<Batch>,
     created: Created,
-    context: Arc<Context>,
+    pub(crate) context: Arc<Context>,
 }
 
 /// What the program gave at creation, which `ibv_query_qp` gives back. Pointers are not followed.
@@ -48,7 +114,7 @@ pub(crate) fn qp(pointer: *mut ibv_qp) -> Result<Arc<Qp>, Errno> {
     object::find(pointer.cast())
 }
 
-/// The transport type of an integer from C: `EOPNOTSUPP` for one that the device does not have.
+/// The transport type of an integer from C: `EOPNOTSUPP` for one that the device does not have, or that has no transport.
 pub(crate) fn qp_type(qp_type: ibv_qp_type) -> Result<QpType, Errno> {
     match qp_type {
         IBV_QPT_RC => Ok(QpType::Rc),
@@ -61,7 +127,7 @@ pub(crate) fn qp_type(qp_type: ibv_qp_type) -> Result<QpType, Errno> {
     }
 }
 
-fn cap(cap: &ibv_qp_cap) -> QpCap {
+pub(crate) fn cap(cap: &ibv_qp_cap) -> QpCap {
     QpCap {
         max_send_wr: cap.max_send_wr,
         max_recv_wr: cap.max_recv_wr,
@@ -71,7 +137,7 @@ fn cap(cap: &ibv_qp_cap) -> QpCap {
     }
 }
 
-fn c_cap(cap: &QpCap) -> ibv_qp_cap {
+pub(crate) fn c_cap(cap: &QpCap) -> ibv_qp_cap {
     ibv_qp_cap {
         max_send_wr: cap.max_send_wr,
         max_recv_wr: cap.max_recv_wr,
@@ -95,10 +161,11 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(
 }
 
 /// Slot of `ibv_create_qp_ex`: as `ibv_create_qp`, with `PD`, `XRCD`, `SEND_OPS_FLAGS` and, of `CREATE_FLAGS`,
-/// `BLOCK_SELF_MCAST_LB` (UD); `EOPNOTSUPP` for other extensions unless they ask for nothing.
+/// `BLOCK_SELF_MCAST_LB` (UD, RAW_PACKET); for RAW_PACKET also `SCATTER_FCS`, `CVLAN_STRIPPING`, `MAX_TSO_HEADER`, and
+/// `IND_TABLE` with `RX_HASH`; `EOPNOTSUPP` for other extensions unless they ask for nothing.
 ///
 /// # Safety
-/// `attr` is NULL, or readable and writable.
+/// `attr` is NULL, or readable and writable; its hash key is as long as it says.
 pub(crate) unsafe extern "C" fn create_qp_ex(
     context_: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
@@ -117,10 +184,31 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
             return Err(Errno::EINVAL);
         }
         let flags = if has(IBV_QP_INIT_ATTR_CREATE_FLAGS) { attr.create_flags } else { 0 };
+        let spreads = has(IBV_QP_INIT_ATTR_IND_TABLE);
+        if attr.qp_type == IBV_QPT_RAW_PACKET {
+            let send_ops = has(IBV_QP_INIT_ATTR_SEND_OPS_FLAGS).then_some(attr.send_ops_flags);
+            if spreads != has(IBV_QP_INIT_ATTR_RX_HASH) {
+                return Err(Errno::EINVAL);
+            }
+            if spreads && send_ops.is_none_or(|ops| ops == 0) {
+                // SAFETY: the caller's promise.
+                return unsafe { create_hash(&context, attr, flags) };
+            }
+            if spreads {
+                return Err(Errno::EOPNOTSUPP);
+            }
+            let mut init = plain(attr);
+            let tso = has(IBV_QP_INIT_ATTR_MAX_TSO_HEADER);
+            let max_tso_header = if tso { attr.max_tso_header } else { 0 };
+            let extras = RawExtras { create_flags: flags, max_tso_header, send_ops };
+            let created = create_raw(attr.pd, &mut init, extras)?;
+            attr.cap = init.cap;
+            return Ok(created);
+        }
         let block_own = flags & IBV_QP_CREATE_BLOCK_SELF_MCAST_LB != 0;
         let asks = flags & !IBV_QP_CREATE_BLOCK_SELF_MCAST_LB != 0
             || has(IBV_QP_INIT_ATTR_MAX_TSO_HEADER) && attr.max_tso_header != 0;
-        if asks || has(IBV_QP_INIT_ATTR_IND_TABLE) || has(IBV_QP_INIT_ATTR_RX_HASH) {
+        if asks || spreads || has(IBV_QP_INIT_ATTR_RX_HASH) {
             return Err(Errno::EOPNOTSUPP);
         }
         if block_own && attr.qp_type != IBV_QPT_UD {
@@ -135,22 +223,27 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
             attr.cap = c_cap(&QpCap::default());
             return Ok(created);
         }
-        let mut init = ibv_qp_init_attr {
-            qp_context: attr.qp_context,
-            send_cq: attr.send_cq,
-            recv_cq: attr.recv_cq,
-            srq: attr.srq,
-            cap: attr.cap,
-            qp_type: attr.qp_type,
-            sq_sig_all: attr.sq_sig_all,
-        };
+        let mut init = plain(attr);
         let created = create(attr.pd, &mut init, ops)?;
         if block_own {
-            qp(created)?.inner.device.block_own_multicast();
+            qp(created)?.inner.device.transport()?.block_own_multicast();
         }
         attr.cap = init.cap;
         Ok(created)
     }))
+}
+
+/// The fields that `ibv_create_qp` has, too.
+fn plain(attr: &ibv_qp_init_attr_ex) -> ibv_qp_init_attr {
+    ibv_qp_init_attr {
+        qp_context: attr.qp_context,
+        send_cq: attr.send_cq,
+        recv_cq: attr.recv_cq,
+        srq: attr.srq,
+        cap: attr.cap,
+        qp_type: attr.qp_type,
+        sq_sig_all: attr.sq_sig_all,
+    }
 }
 
 fn create(
@@ -158,6 +251,9 @@ fn create(
     init: &mut ibv_qp_init_attr,
     send_ops: Option<u64>,
 ) -> Result<*mut ibv_qp, Errno> {
+    if init.qp_type == IBV_QPT_RAW_PACKET {
+        return create_raw(pd, init, RawExtras { send_ops, ..RawExtras::default() });
+    }
     let pd: Arc<Pd> = object::find(pd)?;
     let qp_type = qp_type(init.qp_type)?;
     if qp_type == QpType::XrcRecv {
@@ -203,7 +299,7 @@ fn create(
     let actual = device.cap();
     let batch = send_ops.map(|ops| Batch::new(ops, &actual));
     init.cap = c_cap(&actual);
-    publish(device, qp_type, batch, Some(&pd), init, context)
+    publish_qp(Device::Transport(device), Some(qp_type), batch, Some(&pd), init, context)
 }
 
 /// Makes a target of an extended reliable connection. It has no protection domain and no queues of its own.
@@ -261,13 +357,14 @@ fn publish_target(
         qp_type: IBV_QPT_XRC_RECV,
         sq_sig_all: 0,
     };
-    publish(device, QpType::XrcRecv, None, None, &init, Arc::clone(context))
+    let device = Device::Transport(device);
+    publish_qp(device, Some(QpType::XrcRecv), None, None, &init, Arc::clone(context))
 }
 
 /// Gives a queue pair to the program.
-fn publish(
-    device: anyverbs::Qp,
-    qp_type: QpType,
+pub(crate) fn publish_qp(
+    device: Device,
+    qp_type: Option<QpType>,
     batch: Option<Batch>,
     pd: Option<&Pd>,
     init: &ibv_qp_init_attr,
@@ -363,10 +460,10 @@ fn qp_attr(context: &Context, attr: &ibv_qp_attr, mask: QpAttrMask) -> Result<Qp
 
 /// What programs give to either end of an extended reliable connection as they would to a reliable one: Linux' user
 /// verbs ignore what the end has no use for.
-fn pointless(qp_type: QpType) -> QpAttrMask {
+fn pointless(qp_type: Option<QpType>) -> QpAttrMask {
     match qp_type {
-        QpType::XrcSend => QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER,
-        QpType::XrcRecv => {
+        Some(QpType::XrcSend) => QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER,
+        Some(QpType::XrcRecv) => {
             QpAttrMask::MAX_QP_RD_ATOMIC | QpAttrMask::RETRY_CNT | QpAttrMask::RNR_RETRY
         }
         _ => QpAttrMask::empty(),
@@ -388,10 +485,14 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
         let attr = attr.ok_or(Errno::EINVAL)?;
         let mask = QpAttrMask::from_bits(mask as c_uint).ok_or(Errno::EINVAL)?;
         let mask = mask.difference(pointless(qp.inner.qp_type));
-        let to = qp_attr(&qp.inner.context, attr, mask)?;
-        qp.inner.device.modify(&to, mask)?;
+        match &qp.inner.device {
+            Device::Transport(device) => {
+                device.modify(&qp_attr(&qp.inner.context, attr, mask)?, mask)?;
+            }
+            Device::Raw(device) => modify_raw(device, attr, mask)?,
+        }
         if mask.contains(QpAttrMask::STATE) {
-            set_state(&qp, to.state);
+            set_state(&qp, QpState::from_code(attr.qp_state).ok_or(Errno::EINVAL)?);
         }
         Ok(())
     }))
@@ -409,7 +510,7 @@ pub(crate) unsafe extern "C" fn modify_qp_rate_limit(
     let attr = unsafe { attr.as_ref() };
     value(qp(qp_).and_then(|qp| {
         let attr = attr.filter(|a| a.comp_mask == 0).ok_or(Errno::EINVAL)?;
-        Ok(qp.inner.device.limit_rate(&RateLimit {
+        Ok(qp.inner.device.transport()?.limit_rate(&RateLimit {
             kbps: attr.rate_limit,
             max_burst: attr.max_burst_sz,
             typical_packet: attr.typical_pkt_sz,
@@ -436,9 +537,9 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
         if attr.is_null() || init.is_null() {
             return Err(Errno::EINVAL);
         }
-        let (now, machine) = qp.inner.device.query()?;
+        let (now, cap, qp_type) = qp.inner.device.query()?;
         let created = &qp.inner.created;
-        let cap = c_cap(&machine.cap);
+        let cap = c_cap(&cap);
         set_state(&qp, now.state);
         // SAFETY: the caller's promise.
         unsafe {
@@ -449,7 +550,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
                 recv_cq: ptr::with_exposed_provenance_mut(created.recv_cq),
                 srq: ptr::with_exposed_provenance_mut(created.srq),
                 cap,
-                qp_type: machine.qp_type as u32,
+                qp_type,
                 sq_sig_all: created.sq_sig_all,
             });
         }

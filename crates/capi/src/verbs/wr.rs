@@ -10,7 +10,9 @@ use std::{
 
 use anyverbs::{
     Feth, MAX_MESSAGE, MAX_SGE, Placement, QpCap, QpType, RemoteAddr, Selectivity, SendFlags,
-    SendOp, SendWr, Sge, UdDest, error::PostError,
+    SendOp, SendWr, Sge, UdDest,
+    error::PostError,
+    raw::{RawQp, RawSendWr, Segmentation},
 };
 
 use crate::{
@@ -18,7 +20,7 @@ use crate::{
     errno::{Errno, value},
     object::deref,
     session::Session,
-    verbs::{Qp, bind, destination},
+    verbs::{Device, Qp, bind, destination, raw_flags},
 };
 
 /// Operations that a type of queue pair offers (`enum ibv_qp_create_send_ops_flags`).
@@ -49,6 +51,15 @@ struct Queued {
     sges: usize,
     ud: Option<UdDest>,
     xrc_srqn: Option<u32>,
+    /// Of a raw packet.
+    raw: RawPart,
+}
+
+/// What only requests of raw queue pairs have.
+#[derive(Clone, Copy, Default)]
+struct RawPart {
+    fill_in_checksums: bool,
+    segmentation: Option<Segmentation>,
 }
 
 /// Requests that were built and not posted.
@@ -58,6 +69,8 @@ pub(crate) struct Requests {
     sges: Vec<Sge>,
     /// Inline data of all requests.
     inline: Vec<u8>,
+    /// Headers of segments, of all requests.
+    headers: Vec<u8>,
     /// The first mistake since the start.
     failed: Option<Errno>,
 }
@@ -65,6 +78,8 @@ pub(crate) struct Requests {
 /// A queue pair's buffers for `ibv_wr_*`.
 pub(crate) struct Batch {
     ops: u64,
+    /// Of a raw queue pair: the longest header of segments.
+    raw: Option<u16>,
     cap: QpCap,
     requests: Session<Requests>,
 }
@@ -72,14 +87,24 @@ pub(crate) struct Batch {
 impl Batch {
     /// Buffers for a queue pair of these sizes. Memory is touched as it is used.
     pub(crate) fn new(ops: u64, cap: &QpCap) -> Self {
+        Self::with(ops, cap, None)
+    }
+
+    /// As [`new`](Self::new), for a raw queue pair.
+    pub(crate) fn raw(ops: u64, cap: &QpCap, max_tso_header: u16) -> Self {
+        Self::with(ops, cap, Some(max_tso_header))
+    }
+
+    fn with(ops: u64, cap: &QpCap, raw: Option<u16>) -> Self {
         let wrs = cap.max_send_wr as usize;
         let requests = Requests {
             queued: Vec::with_capacity(wrs),
             sges: Vec::with_capacity(wrs * (cap.max_send_sge as usize).max(1)),
             inline: Vec::with_capacity(wrs * cap.max_inline_data as usize),
+            headers: Vec::with_capacity(wrs * usize::from(raw.unwrap_or(0))),
             failed: None,
         };
-        Self { ops, cap: *cap, requests: Session::new(requests) }
+        Self { ops, raw, cap: *cap, requests: Session::new(requests) }
     }
 }
 
@@ -88,6 +113,7 @@ impl Requests {
         self.queued.clear();
         self.sges.clear();
         self.inline.clear();
+        self.headers.clear();
         self.failed = None;
     }
 
@@ -120,13 +146,42 @@ impl Batch {
                 return Err(Errno::EOPNOTSUPP);
             }
             let op = op?;
-            let flags = SendFlags::from_bits(flags).ok_or(Errno::EINVAL)?;
+            let (flags, fill_in_checksums) = match self.raw {
+                Some(_) => raw_flags(flags)?,
+                None => (SendFlags::from_bits(flags).ok_or(Errno::EINVAL)?, false),
+            };
+            let raw = RawPart { fill_in_checksums, segmentation: None };
             if requests.queued.len() >= self.cap.max_send_wr as usize {
                 return Err(Errno::ENOMEM);
             }
             // Whether data is inline says the setter.
             let flags = flags.difference(SendFlags::INLINE);
-            requests.queued.push(Queued { wr_id, op, flags, sges: 0, ud: None, xrc_srqn: None });
+            let (ud, xrc_srqn) = (None, None);
+            requests.queued.push(Queued { wr_id, op, flags, sges: 0, ud, xrc_srqn, raw });
+            Ok(())
+        });
+    }
+
+    /// Has the last request leave in segments that begin with a header.
+    ///
+    /// # Safety
+    /// Registered or not, memory that is not there is found out.
+    unsafe fn segment(&self, header: *const u8, header_len: u16, mss: u16) {
+        self.change(|requests| {
+            let most = self.raw.ok_or(Errno::EOPNOTSUPP)?;
+            let last = requests.queued.last_mut().ok_or(Errno::EINVAL)?;
+            if header_len > most || mss == 0 {
+                return Err(Errno::EINVAL);
+            }
+            let (start, len) = (requests.headers.len(), usize::from(header_len));
+            requests.headers.resize(start + len, 0);
+            // Never moves: the buffer has room for a whole queue of headers.
+            let to = &mut requests.headers[start..];
+            // SAFETY: room for that many; the source may be anything.
+            unsafe { anyverbs::copy_guarded(to.as_mut_ptr(), header, len) }
+                .map_err(|_| Errno(libc::EFAULT))?;
+            let header_addr = to.as_ptr() as u64;
+            last.raw.segmentation = Some(Segmentation { header_addr, header_len, mss });
             Ok(())
         });
     }
@@ -197,15 +252,19 @@ impl Batch {
             if let Some(errno) = requests.failed {
                 return Err(errno);
             }
-            let ud = qp.inner.qp_type == QpType::Ud;
-            let xrc = qp.inner.qp_type == QpType::XrcSend;
+            let device = match &qp.inner.device {
+                Device::Transport(device) => device,
+                Device::Raw(device) => return post_raw(device, requests),
+            };
+            let ud = qp.inner.qp_type == Some(QpType::Ud);
+            let xrc = qp.inner.qp_type == Some(QpType::XrcSend);
             let unaddressed = |q: &Queued| {
                 (ud && q.ud.is_none()) || (xrc != q.xrc_srqn.is_some() && !(xrc && q.op.is_local()))
             };
             if requests.queued.iter().any(unaddressed) {
                 return Err(Errno::EINVAL);
             }
-            let mut poster = qp.inner.device.post()?;
+            let mut poster = device.post()?;
             if requests.queued.len() > poster.send_room() as usize {
                 return Err(Errno::ENOMEM);
             }
@@ -229,6 +288,24 @@ impl Batch {
         self.requests.with(Requests::clear);
         self.requests.end();
     }
+}
+
+/// Posts the requests of a raw queue pair, or none.
+fn post_raw(device: &RawQp, requests: &Requests) -> Result<(), Errno> {
+    let mut poster = device.post()?;
+    if requests.queued.len() > poster.send_room() as usize {
+        return Err(Errno::ENOMEM);
+    }
+    let mut sges = &requests.sges[..];
+    for queued in &requests.queued {
+        let (own, rest) = sges.split_at(queued.sges);
+        sges = rest;
+        let Queued { wr_id, flags, raw, .. } = *queued;
+        let RawPart { fill_in_checksums, segmentation } = raw;
+        // What can be refused after the first request was checked before it.
+        poster.send(&RawSendWr { wr_id, flags, fill_in_checksums, segmentation, sges: own })?;
+    }
+    Ok(())
 }
 
 /// The batch of a queue pair that has one, for the calls between start and end.
@@ -288,7 +365,10 @@ unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller's promise.
     let Some(qp) = (unsafe { deref(qp) }) else { return };
     let Some(batch) = &qp.inner.batch else { return };
-    let inherited = || matches!(qp.inner.device.post().err(), Some(PostError::Forked));
+    let inherited = || match &qp.inner.device {
+        Device::Transport(device) => matches!(device.post().err(), Some(PostError::Forked)),
+        Device::Raw(device) => matches!(device.post().err(), Some(PostError::Forked)),
+    };
     if batch.requests.begin(inherited) {
         batch.requests.with(Requests::clear);
     }
@@ -388,28 +468,14 @@ unsafe extern "C" fn wr_flush(
     }
 }
 
-/// An operation that no queue pair offers.
-///
-/// # Safety
-/// `qp` is NULL or live.
-unsafe fn not_offered(qp: *mut ibv_qp_ex) {
+unsafe extern "C" fn wr_send_tso(qp: *mut ibv_qp_ex, hdr: *mut c_void, hdr_sz: u16, mss: u16) {
     // SAFETY: the caller's promise.
-    if let Some(batch) = unsafe { batch(qp) } {
-        batch.change(|_| Err(Errno::EOPNOTSUPP));
-    }
-}
-
-macro_rules! not_offered {
-    ($($name:ident($($type:ty),*);)*) => { $(
-        unsafe extern "C" fn $name(qp: *mut ibv_qp_ex $(, _: $type)*) {
-            // SAFETY: the caller's promise.
-            unsafe { not_offered(qp) };
+    unsafe {
+        push(qp, IBV_QP_EX_WITH_TSO, Ok(SendOp::Send));
+        if let Some(batch) = batch(qp) {
+            batch.segment(hdr.cast(), hdr_sz, mss);
         }
-    )* };
-}
-
-not_offered! {
-    wr_send_tso(*mut c_void, u16, u16);
+    }
 }
 
 unsafe extern "C" fn wr_set_ud_addr(qp: *mut ibv_qp_ex, ah: *mut ibv_ah, qpn: u32, qkey: u32) {

@@ -70,6 +70,9 @@ pub enum PostSendError {
     /// `EINVAL`: the target of an extended reliable connection, or the send queue is the device's, which matches tags.
     #[error("the queue pair does not send")]
     NoSendQueue,
+    /// `EINVAL`: a header longer than the queue pair was created for, or segments of nothing.
+    #[error("no segments can be made as asked")]
+    Segmentation,
     /// `EINVAL`: a READ or atomic has no data that could be inline.
     #[error("the operation cannot have inline data")]
     InlineRead,
@@ -88,7 +91,9 @@ impl SqCredit {
         let _ = self.0.fetch_update(Ordering::Release, Ordering::Relaxed, newer);
     }
 
-    fn released(&self) -> u32 {
+    /// The newest count that was taken.
+    #[must_use]
+    pub fn released(&self) -> u32 {
         self.0.load(Ordering::Acquire)
     }
 }

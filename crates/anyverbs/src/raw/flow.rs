@@ -1,0 +1,90 @@
+//! Flow rules (`ibv_create_flow(3)`).
+
+use std::sync::Arc;
+
+use anyverbs_proto::raw::flow::{FlowAttr, FlowRule};
+use parking_lot::Mutex;
+
+use super::counters::{CountersCell, FlowCounters};
+use super::qp::{RawCell, RawQp};
+use super::switch::Destination;
+use crate::engine::Engine;
+use crate::error::{CreateError, DestroyError};
+use crate::holders::{Held, Holder};
+
+/// A rule that is at work (`ibv_create_flow`). It ends when it is dropped.
+#[derive(Debug)]
+pub struct Flow {
+    engine: &'static Engine,
+    /// None once it is destroyed.
+    state: Mutex<Option<Rule>>,
+}
+
+#[derive(Debug)]
+#[expect(dead_code, reason = "held for their drop")]
+struct Rule {
+    id: u64,
+    qp: Held<RawCell>,
+    counters: Option<Held<CountersCell>>,
+}
+
+impl RawQp {
+    /// Has frames that match a rule delivered here, or dropped (`ibv_create_flow`). They are counted in `counters`. For what
+    /// is sent the rule holds whichever queue pair sends, and this one only says in which device.
+    ///
+    /// # Errors
+    /// [`CreateError::Flow`] for a rule that is none, [`CreateError::NotPermitted`], [`CreateError::Exhausted`].
+    pub fn create_flow(
+        &self,
+        attr: FlowAttr,
+        counters: Option<&FlowCounters>,
+    ) -> Result<Flow, CreateError> {
+        let engine = self.0.engine();
+        if !engine.is_current() {
+            return Err(CreateError::Forked);
+        }
+        let rule = FlowRule::new(attr)?;
+        let foreign = || CreateError::Foreign("counters");
+        if counters.is_some_and(|c| !std::ptr::eq(c.0.engine, engine)) {
+            return Err(foreign());
+        }
+        let qp = Held::new(&self.0, Holder::Flow).ok_or(CreateError::Foreign("queue pair"))?;
+        let held =
+            counters.map(|c| Held::new(&c.0, Holder::Flow).ok_or_else(foreign)).transpose()?;
+        let dest =
+            Destination { qp: Arc::clone(&self.0), counters: counters.map(|c| Arc::clone(&c.0)) };
+        let id = engine.switch.insert(engine, rule, dest)?;
+        Ok(Flow { engine, state: Mutex::new(Some(Rule { id, qp, counters: held })) })
+    }
+}
+
+impl Flow {
+    fn remove(&self) -> Option<Rule> {
+        let rule = self.state.lock().take()?;
+        // Whoever was delivering by it is done when this returns.
+        drop(self.engine.switch.remove(rule.id));
+        Some(rule)
+    }
+
+    /// Ends the rule (`ibv_destroy_flow`): no more frames follow it.
+    ///
+    /// # Errors
+    /// [`DestroyError::Gone`].
+    pub fn destroy(&self) -> Result<(), DestroyError> {
+        if !self.engine.is_current() {
+            return Ok(());
+        }
+        self.remove().map(drop).ok_or(DestroyError::Gone)
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        if self.engine.is_current() {
+            drop(self.remove());
+        } else {
+            // The locks are the parent's, whose rule it stays.
+            std::mem::forget(self.state.get_mut().take());
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! Raw packets: queue pairs that send and receive whole Ethernet frames, the work queues and tables that spread frames over
+//! several receivers, and the flow rules that say who gets what.
+//!
+//! A frame is delivered on the thread of who sends it to the queue pairs of the process, and staged for the other processes
+//! of the host and, where the configuration names an interface, for that. Who receives looks each frame up in the rules of
+//! its own process ([`switch`]).
+//!
+//! Locks, in this order: a queue pair's sends, the flow table, a receive queue, then SRQ and CQ. The lock of the sockets'
+//! readers comes before the flow table.
+
+mod counters;
+mod flow;
+mod ind_table;
+mod number;
+mod qp;
+mod receive;
+mod send;
+pub(crate) mod switch;
+mod wq;
+
+pub use anyverbs_proto::raw::flow::{FlowAttr, FlowError, FlowType, MAX_SPECS};
+pub use anyverbs_proto::raw::frame::MplsOver;
+pub use anyverbs_proto::raw::rss::{HashError, HashFields, KEY_LEN, RxHash};
+pub use anyverbs_proto::raw::spec::{Filter, Layer, Masked, Spec};
+pub use anyverbs_proto::raw::{MAX_FRAME, tso::MAX_HEADER as MAX_TSO_HEADER};
+
+pub use counters::{CounterKind, FlowCounters, MAX_COUNTER_INDEX};
+pub use flow::Flow;
+pub use ind_table::RwqIndTable;
+pub use qp::{HashQpInit, RawQp, RawQpInit};
+pub use receive::ReceiveFlags;
+pub use send::{RawPoster, RawSendWr, Segmentation};
+pub use wq::{Wq, WqAttr, WqInit, WqState};

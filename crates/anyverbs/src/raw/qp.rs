@@ -1,0 +1,451 @@
+//! Queue pairs of type RAW_PACKET.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyverbs_proto::qp::SqCredit;
+use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpState};
+use anyverbs_proto::raw::rss::RxHash;
+use anyverbs_proto::raw::transition;
+use anyverbs_proto::raw::tso::MAX_HEADER;
+use anyverbs_proto::types::Qpn;
+use anyverbs_proto::wr::RecvWr;
+use parking_lot::Mutex;
+
+use super::ind_table::{RwqIndTable, TableCell};
+use super::number::Number;
+use super::receive::{Arrived, Mode, ReceiveFlags, ReceiveQueue};
+use super::send::{RawPoster, Sends};
+use super::switch::Member;
+use crate::async_event::{AsyncEventKind, EventElement};
+use crate::context::ContextCell;
+use crate::cq::{Cq, CqCell};
+use crate::engine::{Engine, Ticket};
+use crate::error::{CreateError, DestroyError, ModifyObjectError, PostError};
+use crate::event_queue::Acks;
+use crate::holders::{Held, Holdable, Holder, Holders};
+use crate::pd::{Pd, PdCell};
+use crate::qp::{held, inline_room};
+use crate::srq::{Srq, SrqCell};
+
+/// What a raw queue pair is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct RawQpInit<'a> {
+    /// Where sends complete.
+    pub send_cq: &'a Cq,
+    /// Where receives complete.
+    pub recv_cq: &'a Cq,
+    /// Where receives come from, instead of the queue pair's own queue.
+    pub srq: Option<&'a Srq>,
+    /// Sizes asked for.
+    pub cap: QpCap,
+    /// Every send makes a completion.
+    pub sq_sig_all: bool,
+    /// Bytes of the longest header of a request that leaves in segments; 0 for none.
+    pub max_tso_header: u32,
+    /// What is done to frames that are received.
+    pub flags: ReceiveFlags,
+    /// The program's cookie; see [`RawQp::set_cookie`].
+    pub cookie: u64,
+}
+
+/// What a queue pair is made with that spreads frames over work queues. It sends nothing.
+#[derive(Clone, Debug)]
+pub struct HashQpInit<'a> {
+    /// The work queues.
+    pub table: &'a RwqIndTable,
+    /// Which of them gets a frame.
+    pub hash: RxHash,
+    /// The program's cookie.
+    pub cookie: u64,
+}
+
+/// Queue pair for raw packets (`IBV_QPT_RAW_PACKET`). It receives what flow rules lead to it
+/// ([`create_flow`](Self::create_flow)). Destroyed when dropped, unless a rule leads to it.
+#[derive(Debug)]
+pub struct RawQp(pub(super) Arc<RawCell>);
+
+#[derive(Debug)]
+pub(super) struct RawCell {
+    engine: &'static Engine,
+    context: Arc<ContextCell>,
+    pub(super) sends: Mutex<Sends>,
+    pub(super) send_cq: Option<Arc<CqCell>>,
+    pub(super) pd: u32,
+    receives: Receives,
+    cookie: AtomicU64,
+    acks: Arc<Acks>,
+    holders: Holders,
+    hold: Mutex<Option<Hold>>,
+    number: Number,
+}
+
+#[derive(Debug)]
+enum Receives {
+    Own(ReceiveQueue),
+    Spread(Arc<TableCell>, RxHash),
+}
+
+#[derive(Debug)]
+#[expect(dead_code, reason = "held for their drop")]
+struct Hold {
+    pd: Held<PdCell>,
+    cqs: [Option<Held<CqCell>>; 2],
+    srq: Option<Held<SrqCell>>,
+    table: Option<Held<TableCell>>,
+    ticket: Ticket,
+}
+
+impl Holdable for RawCell {
+    fn holders(&self) -> &Holders {
+        &self.holders
+    }
+}
+
+impl Pd {
+    /// Makes a queue pair for raw packets.
+    ///
+    /// # Errors
+    /// [`CreateError::NotPermitted`] without `CAP_NET_RAW`; [`CreateError`].
+    pub fn create_raw_qp(&self, init: &RawQpInit<'_>) -> Result<RawQp, CreateError> {
+        let engine = self.engine_for_raw()?;
+        let cap = actual_cap(engine, init)?;
+        let foreign = |what| CreateError::Foreign(what);
+        if [init.send_cq, init.recv_cq].iter().any(|cq| !std::ptr::eq(cq.0.engine, engine)) {
+            return Err(foreign("completion queue"));
+        }
+        if init.srq.is_some_and(|srq| !std::ptr::eq(srq.0.engine, engine)) {
+            return Err(foreign("SRQ"));
+        }
+        if init.srq.is_some_and(|srq| srq.number().is_some()) {
+            return Err(CreateError::Invalid("SRQ: one of type XRC is for targets"));
+        }
+        let hold = Hold {
+            pd: Held::new(&self.cell, Holder::Qp).ok_or(foreign("protection domain"))?,
+            cqs: [
+                held(Some(&init.send_cq.0), "completion queue")?,
+                held(Some(&init.recv_cq.0), "completion queue")?,
+            ],
+            srq: held(init.srq.map(|srq| &srq.0), "SRQ")?,
+            table: None,
+            ticket: engine.quotas.qp.take().ok_or(CreateError::Exhausted("queue pairs"))?,
+        };
+        let number = Number::take(engine)?;
+        let (cq, srq) = (&init.recv_cq.0, init.srq.map(|srq| &srq.0));
+        let sizes = (cap.max_recv_wr, cap.max_recv_sge);
+        let queue =
+            ReceiveQueue::new(engine, number.qpn(), self.number(), cq, srq, sizes, init.flags);
+        let credit = Arc::new(SqCredit::default());
+        init.send_cq.0.attach(number.qpn(), Arc::clone(&credit));
+        let sends = Sends::new(cap, init.sq_sig_all, init.max_tso_header, credit);
+        let send_cq = Some(Arc::clone(&init.send_cq.0));
+        Ok(self.plug_in(number, sends, send_cq, Receives::Own(queue), hold, init.cookie))
+    }
+
+    /// Makes a queue pair that spreads frames over the work queues of a table. It receives from the beginning.
+    ///
+    /// # Errors
+    /// As [`create_raw_qp`](Self::create_raw_qp).
+    pub fn create_hash_qp(&self, init: &HashQpInit<'_>) -> Result<RawQp, CreateError> {
+        let engine = self.engine_for_raw()?;
+        if !std::ptr::eq(init.table.0.engine, engine) {
+            return Err(CreateError::Foreign("indirection table"));
+        }
+        let hold = Hold {
+            pd: Held::new(&self.cell, Holder::Qp)
+                .ok_or(CreateError::Foreign("protection domain"))?,
+            cqs: [None, None],
+            srq: None,
+            table: held(Some(&init.table.0), "indirection table")?,
+            ticket: engine.quotas.qp.take().ok_or(CreateError::Exhausted("queue pairs"))?,
+        };
+        let number = Number::take(engine)?;
+        let sends = Sends::none();
+        let receives = Receives::Spread(Arc::clone(&init.table.0), init.hash.clone());
+        Ok(self.plug_in(number, sends, None, receives, hold, init.cookie))
+    }
+
+    fn engine_for_raw(&self) -> Result<&'static Engine, CreateError> {
+        let engine = self.cell.engine;
+        if !engine.is_current() {
+            return Err(CreateError::Forked);
+        }
+        engine.switch.open(engine)?;
+        Ok(engine)
+    }
+
+    fn plug_in(
+        &self,
+        number: Number,
+        sends: Sends,
+        send_cq: Option<Arc<CqCell>>,
+        receives: Receives,
+        hold: Hold,
+        cookie: u64,
+    ) -> RawQp {
+        let engine = self.cell.engine;
+        let cell = Arc::new(RawCell {
+            engine,
+            context: Arc::clone(&self.context),
+            sends: Mutex::new(sends),
+            send_cq,
+            pd: self.number(),
+            receives,
+            cookie: AtomicU64::new(cookie),
+            acks: Arc::default(),
+            holders: Holders::default(),
+            hold: Mutex::new(Some(hold)),
+            number,
+        });
+        engine.switch.join(Member::Qp(Arc::downgrade(&cell)));
+        RawQp(cell)
+    }
+}
+
+/// Checks the sizes asked for; what the device gives.
+fn actual_cap(engine: &Engine, init: &RawQpInit<'_>) -> Result<QpCap, CreateError> {
+    let (mut cap, max) = (init.cap, &engine.attr);
+    if init.srq.is_some() {
+        cap.max_recv_wr = 0;
+        cap.max_recv_sge = 0;
+    }
+    for (value, most, what) in [
+        (cap.max_send_wr, max.max_qp_wr, "max_send_wr"),
+        (cap.max_recv_wr, max.max_qp_wr, "max_recv_wr"),
+        (cap.max_send_sge, max.max_sge, "max_send_sge"),
+        (cap.max_recv_sge, max.max_sge, "max_recv_sge"),
+        (cap.max_inline_data, max.max_inline_data, "max_inline_data"),
+        (init.max_tso_header, MAX_HEADER as u32, "max_tso_header"),
+    ] {
+        if value > most {
+            return Err(CreateError::Invalid(what));
+        }
+    }
+    cap.max_inline_data = cap.max_inline_data.max(inline_room(&cap));
+    Ok(cap)
+}
+
+impl RawCell {
+    pub(super) fn engine(&self) -> &'static Engine {
+        self.engine
+    }
+
+    pub(super) fn qpn(&self) -> Qpn {
+        self.number.qpn()
+    }
+
+    /// Takes a frame that a rule led here.
+    pub(super) fn receive(&self, arrived: &Arrived<'_>, tag: u32) {
+        match &self.receives {
+            Receives::Own(queue) => {
+                if queue.deliver(arrived, tag) && queue.has_srq() {
+                    self.raise(AsyncEventKind::QpLastWqeReached);
+                }
+            }
+            Receives::Spread(table, hash) => {
+                table.queue(hash.of(arrived.frame)).receive(arrived, tag);
+            }
+        }
+    }
+
+    fn own_queue(&self) -> Option<&ReceiveQueue> {
+        match &self.receives {
+            Receives::Own(queue) => Some(queue),
+            Receives::Spread(..) => None,
+        }
+    }
+
+    /// State now: a receive that failed has moved it.
+    pub(super) fn current(&self, sends: &Sends) -> QpState {
+        match &self.receives {
+            Receives::Own(queue) if queue.has_failed() => QpState::Err,
+            Receives::Own(_) => sends.state,
+            Receives::Spread(..) => QpState::Rtr,
+        }
+    }
+
+    fn raise(&self, kind: AsyncEventKind) {
+        let cookie = self.cookie.load(Ordering::Relaxed);
+        let element = EventElement::Qp { qpn: self.qpn(), cookie };
+        self.context.events.raise(kind, element, Some(&self.acks));
+    }
+
+    /// Whether it completes in one of some CQs.
+    pub(super) fn uses(&self, which: &impl Fn(&Arc<CqCell>) -> bool) -> bool {
+        self.send_cq.as_ref().is_some_and(which) || self.own_queue().is_some_and(|q| which(q.cq()))
+    }
+
+    /// One of its CQs has overrun.
+    pub(super) fn fail(&self) {
+        let mut sends = self.sends.lock();
+        if self.current(&sends) != QpState::Err {
+            self.raise(AsyncEventKind::QpFatal);
+            self.enter(&mut sends, QpState::Err);
+        }
+    }
+
+    fn enter(&self, sends: &mut Sends, to: QpState) {
+        let was = self.current(sends);
+        sends.state = to;
+        let Some(queue) = self.own_queue() else { return };
+        queue.set_mode(match to {
+            QpState::Reset => Mode::Closed,
+            QpState::Init => Mode::Idle,
+            QpState::Err => Mode::Error,
+            _ => Mode::Ready,
+        });
+        match to {
+            QpState::Reset => {
+                sends.reset();
+                if let Some(cq) = &self.send_cq {
+                    cq.purge(self.qpn());
+                }
+            }
+            QpState::Err if was != QpState::Err && queue.has_srq() => {
+                self.raise(AsyncEventKind::QpLastWqeReached);
+            }
+            _ => {}
+        }
+    }
+
+    fn end(&self) {
+        let mut sends = self.sends.lock();
+        self.enter(&mut sends, QpState::Reset);
+        drop(sends);
+        if let Some(cq) = &self.send_cq {
+            cq.detach(self.qpn());
+        }
+        self.context.events.withdraw(&self.acks);
+    }
+}
+
+impl RawQp {
+    /// Its number.
+    #[must_use]
+    pub fn qpn(&self) -> Qpn {
+        self.0.qpn()
+    }
+
+    /// Replaces the cookie that events carry.
+    pub fn set_cookie(&self, cookie: u64) {
+        self.0.cookie.store(cookie, Ordering::Relaxed);
+    }
+
+    /// Actual sizes; zeros for an inherited queue pair and for one that spreads frames.
+    #[must_use]
+    pub fn cap(&self) -> QpCap {
+        if self.0.engine.is_current() { self.0.sends.lock().cap } else { QpCap::default() }
+    }
+
+    fn check(&self) -> Result<(), ModifyObjectError> {
+        if !self.0.engine.is_current() {
+            return Err(ModifyObjectError::Forked);
+        }
+        if self.0.holders.is_dead() { Err(ModifyObjectError::Gone) } else { Ok(()) }
+    }
+
+    /// Attributes and sizes now (`ibv_query_qp`).
+    ///
+    /// # Errors
+    /// [`ModifyObjectError::Gone`], [`ModifyObjectError::Forked`].
+    pub fn query(&self) -> Result<(QpAttr, QpCap), ModifyObjectError> {
+        self.check()?;
+        let sends = self.0.sends.lock();
+        let state = self.0.current(&sends);
+        Ok((QpAttr { state, cur_state: state, port: sends.port, ..QpAttr::default() }, sends.cap))
+    }
+
+    /// State now.
+    ///
+    /// # Errors
+    /// [`ModifyObjectError::Gone`], [`ModifyObjectError::Forked`].
+    pub fn state(&self) -> Result<QpState, ModifyObjectError> {
+        Ok(self.query()?.0.state)
+    }
+
+    /// Changes port and state (`ibv_modify_qp`).
+    ///
+    /// # Errors
+    /// [`ModifyObjectError`]; nothing was changed. [`ModifyObjectError::Unsupported`] for a queue pair that spreads frames.
+    pub fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyObjectError> {
+        self.check()?;
+        let cell = &self.0;
+        if cell.own_queue().is_none() {
+            return Err(ModifyObjectError::Unsupported(
+                "a state of its own: its work queues have one",
+            ));
+        }
+        let mut sends = cell.sends.lock();
+        let to =
+            transition::check(cell.current(&sends), attr, mask, cell.engine.attr.phys_port_cnt)?;
+        if mask.contains(QpAttrMask::PORT) {
+            sends.port = attr.port;
+        }
+        if mask.contains(QpAttrMask::STATE) {
+            cell.enter(&mut sends, to);
+        }
+        drop(sends);
+        cell.engine.after_unlock();
+        Ok(())
+    }
+
+    /// Begins to post sends. The queue pair stays locked until the poster is dropped.
+    ///
+    /// # Errors
+    /// [`PostError::Gone`], [`PostError::Forked`].
+    pub fn post(&self) -> Result<RawPoster<'_>, PostError> {
+        match self.check() {
+            Ok(()) => Ok(RawPoster::new(&self.0)),
+            Err(ModifyObjectError::Forked) => Err(PostError::Forked),
+            Err(_) => Err(PostError::Gone),
+        }
+    }
+
+    /// Posts one receive (`ibv_post_recv`).
+    ///
+    /// # Errors
+    /// [`PostError`].
+    pub fn recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        use anyverbs_proto::recv_queue::PostRecvError;
+        match (self.check(), self.0.own_queue()) {
+            (Err(ModifyObjectError::Forked), _) => Err(PostError::Forked),
+            (Err(_), _) => Err(PostError::Gone),
+            (Ok(()), None) => Err(PostRecvError::State.into()),
+            (Ok(()), Some(queue)) => Ok(queue.post(wr)?),
+        }
+    }
+
+    /// Acknowledges asynchronous events of this queue pair that were read.
+    pub fn ack_async_events(&self, n: u32) {
+        self.0.acks.acknowledge(n);
+    }
+
+    /// Destroys it, in any state (`ibv_destroy_qp`); its completions leave the CQs. Waits while an event of it was read and
+    /// not acknowledged.
+    ///
+    /// # Errors
+    /// [`DestroyError::Busy`] while flow rules lead to it, [`DestroyError::Gone`].
+    pub fn destroy(&self) -> Result<(), DestroyError> {
+        let cell = &self.0;
+        if !cell.engine.is_current() {
+            return Ok(());
+        }
+        cell.holders.retire().inspect_err(|error| {
+            tracing::warn!("queue pair {} is not destroyed: {error}", cell.qpn());
+        })?;
+        cell.end();
+        cell.acks.wait(&|| format!("queue pair {}", cell.qpn()));
+        drop(cell.hold.lock().take());
+        Ok(())
+    }
+}
+
+impl Drop for RawQp {
+    fn drop(&mut self) {
+        let cell = &self.0;
+        if cell.engine.is_current() && cell.holders.retire().is_ok() {
+            cell.end();
+            drop(cell.hold.lock().take());
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! The switch that raw queue pairs are plugged into: the rules of this process, and the sockets to the other processes of
+//! the host and to the real interface.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use anyverbs_net::ethernet::{EthernetSocket, FrameBatch, FrameBuffers, check_permission};
+use anyverbs_proto::counters::Counter;
+use anyverbs_proto::raw::checksum;
+use anyverbs_proto::raw::flow::{FlowRule, FlowTable};
+use anyverbs_proto::raw::frame::Frame;
+use anyverbs_proto::types::Qpn;
+use parking_lot::{Mutex, RwLock};
+
+use super::counters::CountersCell;
+use super::qp::RawCell;
+use super::receive::Arrived;
+use super::wq::WqCell;
+use crate::cq::CqCell;
+use crate::engine::Engine;
+use crate::error::CreateError;
+
+/// Rules of a process.
+const MAX_FLOWS: usize = 65_536;
+/// Batches that are read from a socket before anything else is looked at.
+const BATCHES: usize = 4;
+
+/// Where a rule leads.
+#[derive(Debug)]
+pub(super) struct Destination {
+    pub(super) qp: Arc<RawCell>,
+    pub(super) counters: Option<Arc<CountersCell>>,
+}
+
+/// Who fails when a CQ has overrun.
+#[derive(Debug)]
+pub(super) enum Member {
+    Qp(Weak<RawCell>),
+    Wq(Weak<WqCell>),
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Switch {
+    rules: RwLock<Rules>,
+    /// Made with the first queue pair.
+    sockets: OnceLock<Vec<EthernetSocket>>,
+    opening: Mutex<()>,
+    /// The sockets receive: there is or was a rule.
+    listens: AtomicBool,
+    /// Made with the first rule.
+    buffers: Mutex<Option<FrameBuffers>>,
+    members: Mutex<Vec<Member>>,
+}
+
+#[derive(Debug, Default)]
+struct Rules {
+    table: FlowTable<Destination>,
+    len: usize,
+}
+
+fn refused(what: &str, error: &std::io::Error) -> CreateError {
+    match error.raw_os_error() {
+        Some(libc::EPERM) => CreateError::NotPermitted,
+        errno => {
+            tracing::error!(%error, "raw packets: {what}");
+            CreateError::System(errno.unwrap_or(libc::EIO))
+        }
+    }
+}
+
+impl Switch {
+    /// Checks that the process may send and receive raw packets, and opens the sockets.
+    pub(super) fn open(&self, engine: &Engine) -> Result<(), CreateError> {
+        check_permission().map_err(|error| refused("the system refuses a socket", &error))?;
+        let _opening = self.opening.lock();
+        if self.sockets.get().is_some() {
+            return Ok(());
+        }
+        let mut sockets = Vec::new();
+        let config = &engine.config;
+        match EthernetSocket::between_processes(&format!("{}:{}", config.registry, config.udp_port))
+        {
+            Ok(socket) => sockets.push(socket),
+            Err(error) => {
+                tracing::warn!(%error, "raw packets stay within the process");
+            }
+        }
+        if let Some(interface) = &config.raw_interface {
+            let socket = EthernetSocket::on_interface(interface)
+                .map_err(|error| refused(&format!("interface {interface:?}"), &error))?;
+            sockets.push(socket);
+        }
+        let _ = self.sockets.set(sockets);
+        Ok(())
+    }
+
+    /// Enters a rule; its number. The first one has the sockets receive.
+    pub(super) fn insert(
+        &self,
+        engine: &'static Engine,
+        rule: FlowRule,
+        dest: Destination,
+    ) -> Result<u64, CreateError> {
+        check_permission().map_err(|error| refused("the system refuses a socket", &error))?;
+        let mut rules = self.rules.write();
+        if rules.len >= MAX_FLOWS {
+            return Err(CreateError::Exhausted("flow rules"));
+        }
+        rules.len += 1;
+        let id = rules.table.insert(rule, dest);
+        let receives = !rules.table.is_empty();
+        drop(rules);
+        if receives && let Err(error) = engine.switch.listen(engine) {
+            drop(self.remove(id));
+            return Err(error);
+        }
+        Ok(id)
+    }
+
+    pub(super) fn remove(&self, id: u64) -> Option<Destination> {
+        let mut rules = self.rules.write();
+        let removed = rules.table.remove(id);
+        rules.len -= usize::from(removed.is_some());
+        removed
+    }
+
+    fn listen(&'static self, engine: &'static Engine) -> Result<(), CreateError> {
+        let _opening = self.opening.lock();
+        if self.is_listening() {
+            return Ok(());
+        }
+        for socket in self.sockets() {
+            socket.listen().map_err(|error| refused("receiving", &error))?;
+        }
+        *self.buffers.lock() = Some(FrameBuffers::default());
+        self.listens.store(true, Ordering::Release);
+        engine.watch_frames(self.sockets().iter().map(AsFd::as_fd));
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn is_listening(&self) -> bool {
+        self.listens.load(Ordering::Acquire)
+    }
+
+    fn sockets(&self) -> &[EthernetSocket] {
+        self.sockets.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// Remembers who uses completion queues.
+    pub(super) fn join(&self, member: Member) {
+        let mut members = self.members.lock();
+        members.retain(|member| match member {
+            Member::Qp(qp) => qp.strong_count() > 0,
+            Member::Wq(wq) => wq.strong_count() > 0,
+        });
+        members.push(member);
+    }
+
+    /// Fails all that use a CQ for which `overrun` holds.
+    pub(crate) fn fail_users(&self, overrun: impl Fn(&Arc<CqCell>) -> bool) {
+        let (mut qps, mut wqs) = (Vec::new(), Vec::new());
+        for member in &*self.members.lock() {
+            match member {
+                Member::Qp(qp) => qps.extend(qp.upgrade()),
+                Member::Wq(wq) => wqs.extend(wq.upgrade()),
+            }
+        }
+        qps.iter().filter(|qp| qp.uses(&overrun)).for_each(|qp| qp.fail());
+        wqs.iter().filter(|wq| overrun(wq.queue.cq())).for_each(|wq| wq.fail());
+    }
+
+    /// Delivers a frame as the rules say. `from` sent it: a switch does not send back.
+    fn deliver(&self, frame: &Frame<'_>, from: Option<Qpn>) {
+        let arrived = Arrived::new(frame);
+        self.rules.read().table.steer(frame, |dest, verdict| {
+            if let Some(counters) = &dest.counters {
+                counters.count(frame.bytes.len());
+            }
+            if !verdict.drop && from != Some(dest.qp.qpn()) {
+                dest.qp.receive(&arrived, verdict.tag);
+            }
+        });
+    }
+
+    /// Sends a frame of queue pair `from`: to others of this process at once, to all else by way of `batch`, which is sent
+    /// when it is full.
+    pub(super) fn send(
+        &self,
+        engine: &'static Engine,
+        from: Qpn,
+        bytes: &[u8],
+        batch: &mut FrameBatch,
+    ) {
+        let Some(frame) = Frame::parse(bytes) else { return };
+        let rules = self.rules.read();
+        if rules.table.has_egress() {
+            let leaves = rules.table.leave(&frame, |dest| {
+                if let Some(counters) = &dest.counters {
+                    counters.count(bytes.len());
+                }
+            });
+            if !leaves {
+                return;
+            }
+        }
+        let any = !rules.table.is_empty();
+        drop(rules);
+        if any {
+            self.deliver(&frame, Some(from));
+        }
+        engine.count(Counter::SentPkts, 1);
+        engine.count(Counter::SentBytes, bytes.len() as u64);
+        batch.push(bytes);
+        if batch.is_full() {
+            self.flush(engine, batch);
+        }
+    }
+
+    /// Sends what waits.
+    pub(super) fn flush(&self, engine: &Engine, batch: &mut FrameBatch) {
+        if batch.is_empty() {
+            return;
+        }
+        for socket in self.sockets() {
+            let lost = socket.send(batch);
+            engine.send_drops.fetch_add(lost as u64, Ordering::Relaxed);
+        }
+        batch.clear();
+    }
+
+    /// Receives frames; how many. 0 also while another thread is at it.
+    pub(crate) fn receive(&self) -> usize {
+        let Some(mut buffers) = self.buffers.try_lock() else { return 0 };
+        let Some(buffers) = &mut *buffers else { return 0 };
+        let mut n = 0;
+        for socket in self.sockets() {
+            for _ in 0..BATCHES {
+                let received = socket.receive(buffers).unwrap_or_else(|error| {
+                    tracing::debug!(%error, "receiving frames");
+                    0
+                });
+                for received in buffers.frames() {
+                    if received.checksum_pending {
+                        let mut bytes = received.bytes.to_vec();
+                        checksum::fill_in(&mut bytes);
+                        self.take_in(&bytes);
+                    } else {
+                        self.take_in(received.bytes);
+                    }
+                }
+                n += received;
+                if received == 0 {
+                    break;
+                }
+            }
+        }
+        n
+    }
+
+    fn take_in(&self, bytes: &[u8]) {
+        if let Some(frame) = Frame::parse(bytes) {
+            self.deliver(&frame, None);
+        }
+    }
+
+    /// Frames that found a socket's buffer full.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.sockets().iter().map(EthernetSocket::dropped).sum()
+    }
+}
+
+impl Engine {
+    /// Has the worker receive frames.
+    fn watch_frames(&'static self, fds: impl Iterator<Item = BorrowedFd<'static>>) {
+        if let Err(error) = self.watch(fds) {
+            tracing::warn!(%error, "frames are received while the program polls, and not else");
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Counters of flow rules.
+
+use std::{ffi::c_int, sync::Arc};
+
+use anyverbs::raw::{CounterKind, FlowCounters, MAX_COUNTER_INDEX};
+
+use crate::{
+    abi::*,
+    errno::{Errno, pointer, value},
+    object::{self, Object},
+    verbs::{Context, context},
+};
+
+pub(crate) type Counters = Object<ibv_counters>;
+
+/// What counters hold of the device.
+pub(crate) struct CountersInner {
+    pub(crate) device: FlowCounters,
+    pub(crate) context: Arc<Context>,
+}
+
+/// Slot of `ibv_create_counters`: NULL with `errno` on failure.
+///
+/// # Safety
+/// `attr` is NULL or readable.
+pub(crate) unsafe extern "C" fn create_counters(
+    context_: *mut ibv_context,
+    attr: *mut ibv_counters_init_attr,
+) -> *mut ibv_counters {
+    // SAFETY: the caller's promise.
+    let attr = unsafe { attr.as_ref() };
+    pointer(context(context_).and_then(|context| {
+        if attr.ok_or(Errno::EINVAL)?.comp_mask != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let device = context.inner.device.create_counters()?;
+        let public = ibv_counters { context: context.pointer() };
+        Ok(object::publish(public, 0, CountersInner { device, context }))
+    }))
+}
+
+/// Slot of `ibv_destroy_counters`: 0, or the errno value; `EBUSY` while a flow rule uses them.
+pub(crate) unsafe extern "C" fn destroy_counters(counters: *mut ibv_counters) -> c_int {
+    value(object::find(counters).and_then(|counters: Arc<Counters>| {
+        counters.inner.device.destroy()?;
+        object::retire(&counters).ok_or(Errno::EINVAL)
+    }))
+}
+
+/// Slot of `ibv_attach_counters_point_flow`: 0, or the errno value. `ENOTSUP` for an existing flow rule, and for a counter that
+/// rules do not have; `EBUSY` while a rule uses the counters.
+///
+/// # Safety
+/// `attr` is NULL or readable.
+pub(crate) unsafe extern "C" fn attach_counters_point_flow(
+    counters: *mut ibv_counters,
+    attr: *mut ibv_counter_attach_attr,
+    flow: *mut ibv_flow,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let attr = unsafe { attr.as_ref() };
+    value(object::find(counters).and_then(|counters: Arc<Counters>| {
+        let attr = attr.filter(|attr| attr.comp_mask == 0).ok_or(Errno::EINVAL)?;
+        let kind = match attr.counter_desc {
+            _ if !flow.is_null() => return Err(Errno(libc::ENOTSUP)),
+            IBV_COUNTER_PACKETS => CounterKind::Packets,
+            IBV_COUNTER_BYTES => CounterKind::Bytes,
+            _ => return Err(Errno(libc::ENOTSUP)),
+        };
+        Ok(counters.inner.device.attach(kind, attr.index)?)
+    }))
+}
+
+/// Slot of `ibv_read_counters`: 0, or the errno value; `EINVAL` for more values than there are indexes.
+///
+/// # Safety
+/// `values` is NULL or has room for `count`.
+pub(crate) unsafe extern "C" fn read_counters(
+    counters: *mut ibv_counters,
+    values: *mut u64,
+    count: u32,
+    flags: u32,
+) -> c_int {
+    value(object::find(counters).and_then(|counters: Arc<Counters>| {
+        if values.is_null()
+            || flags & !IBV_READ_COUNTERS_ATTR_PREFER_CACHED != 0
+            || count > MAX_COUNTER_INDEX + 1
+        {
+            return Err(Errno::EINVAL);
+        }
+        let mut read = vec![0; count as usize];
+        counters.inner.device.read(&mut read)?;
+        // SAFETY: the caller's promise.
+        unsafe { values.copy_from_nonoverlapping(read.as_ptr(), read.len()) };
+        Ok(())
+    }))
+}

@@ -1,0 +1,221 @@
+//! Ethernet frames (packet(7)): between the processes of a host, and on a real interface.
+//!
+//! Both are sockets of the packet family, for which a process needs `CAP_NET_RAW` over its network namespace. Between the
+//! processes frames travel over the loopback interface, each in the payload of an outer frame of the EtherType that
+//! IEEE 802 leaves to local experiments: nobody else looks at those, so that forged addresses do no harm, and the kernel
+//! gives a copy to each process that listens, so that nobody need know the others. The outer destination is a number of the
+//! segment, the outer source one of the process; a filter in the kernel keeps other segments and a process's own frames out.
+
+mod rx;
+mod tx;
+
+use std::ffi::{CString, c_int};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use crate::sockopt;
+
+pub use rx::{FrameBuffers, ReceivedFrame};
+pub use tx::FrameBatch;
+
+/// Bytes of the longest frame that travels between processes: the MTU of the loopback interface.
+pub const MAX_FRAME: usize = 65_535;
+
+/// IEEE Std 802 Local Experimental EtherType 1.
+const ENVELOPE_TYPE: u16 = 0x88b5;
+const ENVELOPE_LEN: usize = 14;
+const ETH_P_ALL: u16 = 3;
+const RECEIVE_BUFFER: c_int = 16 << 20;
+
+// linux/if_packet.h
+const SOL_PACKET: c_int = 263;
+const PACKET_ADD_MEMBERSHIP: c_int = 1;
+const PACKET_AUXDATA: c_int = 8;
+const PACKET_IGNORE_OUTGOING: c_int = 23;
+const PACKET_MR_PROMISC: u16 = 1;
+
+/// `struct packet_mreq`.
+#[repr(C)]
+struct PacketMreq {
+    ifindex: c_int,
+    kind: u16,
+    alen: u16,
+    address: [u8; 8],
+}
+
+/// A socket for frames. It receives nothing until [`listen`](Self::listen).
+#[derive(Debug)]
+pub struct EthernetSocket {
+    fd: OwnedFd,
+    ifindex: c_int,
+    /// Around each frame.
+    envelope: Option<[u8; ENVELOPE_LEN]>,
+}
+
+fn packet_socket() -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // Protocol 0: nothing is received.
+    // SAFETY: takes no pointers.
+    let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a descriptor that the kernel has just made and nobody else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn interface_index(name: &str) -> io::Result<c_int> {
+    let name = CString::new(name)?;
+    // SAFETY: a C string.
+    let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
+    if index == 0 { Err(io::Error::last_os_error()) } else { Ok(index as c_int) }
+}
+
+/// Whether this process may send and receive frames now.
+///
+/// # Errors
+/// `EPERM` without `CAP_NET_RAW`; what else the system says.
+pub fn check_permission() -> io::Result<()> {
+    // Needs the same capability as a packet socket, whose end costs milliseconds in the kernel.
+    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+    // SAFETY: takes no pointers.
+    let fd = unsafe { libc::socket(libc::AF_INET, kind, libc::IPPROTO_RAW) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a descriptor that the kernel has just made and nobody else owns.
+    drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    Ok(())
+}
+
+impl EthernetSocket {
+    /// For frames between the processes of this host that name the same segment.
+    ///
+    /// # Errors
+    /// `EPERM`; what else the system says.
+    pub fn between_processes(segment: &str) -> io::Result<Self> {
+        let fd = packet_socket()?;
+        let mut hasher = DefaultHasher::new();
+        segment.hash(&mut hasher);
+        let dst = hasher.finish().to_be_bytes();
+        let mut src = [0; 8];
+        // SAFETY: eight live bytes. So few are always given whole.
+        let n = unsafe { libc::getrandom(src.as_mut_ptr().cast(), src.len(), 0) };
+        if n != src.len() as isize {
+            return Err(io::Error::last_os_error());
+        }
+        let mut envelope = [0; ENVELOPE_LEN];
+        // Locally administered addresses.
+        envelope[0] = 2;
+        envelope[1..6].copy_from_slice(&dst[..5]);
+        envelope[6] = 2;
+        envelope[7..12].copy_from_slice(&src[..5]);
+        envelope[12..].copy_from_slice(&ENVELOPE_TYPE.to_be_bytes());
+        sockopt::attach_bpf(fd.as_fd(), libc::SO_ATTACH_FILTER, &filter(&envelope))?;
+        Ok(Self { fd, ifindex: interface_index("lo")?, envelope: Some(envelope) })
+    }
+
+    /// For the frames of a real interface.
+    ///
+    /// # Errors
+    /// `EPERM`, `ENODEV`; what else the system says.
+    pub fn on_interface(name: &str) -> io::Result<Self> {
+        let fd = packet_socket()?;
+        let ifindex = interface_index(name)?;
+        // What the host itself sends is not received. A kernel before 4.20 gives it all the same, marked.
+        let _ = sockopt::set(fd.as_fd(), SOL_PACKET, PACKET_IGNORE_OUTGOING, 1);
+        sockopt::set(fd.as_fd(), SOL_PACKET, PACKET_AUXDATA, 1)?;
+        Ok(Self { fd, ifindex, envelope: None })
+    }
+
+    /// From now on it receives: on an interface also frames that are for others' addresses.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn listen(&self) -> io::Result<()> {
+        let fd = self.fd.as_fd();
+        if sockopt::set(fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BUFFER).is_err() {
+            sockopt::set(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, RECEIVE_BUFFER)?;
+        }
+        if self.envelope.is_none() {
+            let mreq = PacketMreq {
+                ifindex: self.ifindex,
+                kind: PACKET_MR_PROMISC,
+                alen: 0,
+                address: [0; 8],
+            };
+            // SAFETY: a live structure of the size that is passed.
+            let rc = unsafe {
+                libc::setsockopt(
+                    fd.as_raw_fd(),
+                    SOL_PACKET,
+                    PACKET_ADD_MEMBERSHIP,
+                    (&raw const mreq).cast(),
+                    size_of::<PacketMreq>() as libc::socklen_t,
+                )
+            };
+            if rc != 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        let protocol = if self.envelope.is_some() { ENVELOPE_TYPE } else { ETH_P_ALL };
+        let address = self.address(protocol);
+        // SAFETY: a live address of the size that is passed.
+        let rc = unsafe {
+            libc::bind(
+                fd.as_raw_fd(),
+                (&raw const address).cast(),
+                size_of::<libc::sockaddr_ll>() as libc::socklen_t,
+            )
+        };
+        if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    fn address(&self, protocol: u16) -> libc::sockaddr_ll {
+        // SAFETY: integers.
+        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        address.sll_family = libc::AF_PACKET as u16;
+        address.sll_protocol = protocol.to_be();
+        address.sll_ifindex = self.ifindex;
+        address
+    }
+
+    /// Frames that found the receive buffer full, since the socket was made.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        sockopt::drops(self.fd.as_fd()).unwrap_or(0).into()
+    }
+}
+
+impl AsFd for EthernetSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Takes what has the destination of this envelope, and another source.
+fn filter(envelope: &[u8; ENVELOPE_LEN]) -> [libc::sock_filter; 9] {
+    const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const LOAD_HALF: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;
+    const JUMP_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    let op = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+    let word = |at: usize| {
+        u32::from_be_bytes([envelope[at], envelope[at + 1], envelope[at + 2], envelope[at + 3]])
+    };
+    let half = |at: usize| u32::from(u16::from_be_bytes([envelope[at], envelope[at + 1]]));
+    [
+        op(LOAD_WORD, 0, 0, 0),
+        op(JUMP_EQUAL, 0, 6, word(0)),
+        op(LOAD_HALF, 0, 0, 4),
+        op(JUMP_EQUAL, 0, 4, half(4)),
+        op(LOAD_WORD, 0, 0, 8),
+        // Five bytes of the source are random: four of them tell processes apart.
+        op(JUMP_EQUAL, 1, 0, word(8)),
+        op(RETURN, 0, 0, u32::MAX),
+        op(RETURN, 0, 0, 0),
+        op(RETURN, 0, 0, 0),
+    ]
+}

@@ -1,0 +1,175 @@
+use super::super::frame::tests::{Builder, udp4};
+use super::*;
+
+fn attr(flow_type: FlowType, specs: &[Spec]) -> FlowAttr {
+    FlowAttr {
+        flow_type,
+        priority: 0,
+        specs: specs.iter().copied().collect(),
+        dont_trap: false,
+        egress: false,
+        drop: false,
+        tag: None,
+    }
+}
+
+fn outer(filter: Filter) -> Spec {
+    Spec { filter, inner: false, over: None }
+}
+
+fn ethernet(ether_type: Masked<u16>) -> Spec {
+    let any = Masked::default();
+    outer(Filter::Ethernet { dst: any, src: any, ether_type, vlan: Masked::default() })
+}
+
+fn ipv4(proto: Masked<u8>) -> Spec {
+    let (any, any8) = (Masked::default(), Masked::default());
+    outer(Filter::Ipv4 { src: any, dst: any, proto, tos: any8, ttl: any8, flags: any8 })
+}
+
+fn udp(dst: u16) -> Spec {
+    let dst = Masked { val: dst, mask: u16::MAX };
+    outer(Filter::Udp { dst, src: Masked::default() })
+}
+
+fn any<T: Default>() -> Masked<T> {
+    Masked::default()
+}
+
+fn rule(attr: FlowAttr) -> FlowRule {
+    FlowRule::new(attr).unwrap()
+}
+
+/// The destinations that a frame meets.
+fn met(table: &FlowTable<u32>, frame: &Builder) -> Vec<(u32, bool, u32)> {
+    let mut met = Vec::new();
+    let any = table.steer(&frame.parse(), |dest, v| met.push((*dest, v.drop, v.tag)));
+    assert_eq!(any, !met.is_empty());
+    met
+}
+
+#[test]
+fn the_lowest_priority_number_takes_the_frame_then_the_oldest() {
+    let mut table = FlowTable::default();
+    let frame = udp4().bytes(b"abcd");
+    let at =
+        |priority, specs: &[Spec]| rule(FlowAttr { priority, ..attr(FlowType::Normal, specs) });
+    table.insert(at(5, &[ipv4(any())]), 1);
+    table.insert(at(5, &[udp(5678)]), 2);
+    assert_eq!(met(&table, &frame), [(1, false, 0)]);
+    let first = table.insert(at(1, &[udp(5678)]), 3);
+    table.insert(at(0, &[udp(1)]), 4);
+    assert_eq!(met(&table, &frame), [(3, false, 0)]);
+    assert_eq!(table.remove(first), Some(3));
+    assert_eq!(table.remove(first), None);
+    assert_eq!(met(&table, &frame), [(1, false, 0)]);
+}
+
+#[test]
+fn each_of_the_same_rules_gets_a_copy() {
+    let mut table = FlowTable::default();
+    let frame = udp4().bytes(b"abcd");
+    let at = |drop, specs: &[Spec]| rule(FlowAttr { drop, ..attr(FlowType::Normal, specs) });
+    table.insert(at(false, &[udp(5678)]), 1);
+    table.insert(at(false, &[ipv4(any())]), 2);
+    let copy = table.insert(at(false, &[udp(5678)]), 3);
+    assert_eq!(met(&table, &frame), [(1, false, 0), (3, false, 0)]);
+    table.insert(at(true, &[udp(5678)]), 4);
+    assert_eq!(met(&table, &frame), [(1, false, 0), (3, false, 0), (4, true, 0)]);
+    table.remove(copy);
+    assert_eq!(met(&table, &frame), [(1, false, 0), (4, true, 0)]);
+    let mut defaults = FlowTable::default();
+    for dest in 1..3 {
+        defaults.insert(rule(attr(FlowType::AllDefault, &[])), dest);
+    }
+    assert_eq!(met(&defaults, &frame), [(1, false, 0), (2, false, 0)]);
+}
+
+#[test]
+fn dont_trap_lets_the_next_one_have_it_too() {
+    let mut table = FlowTable::default();
+    let frame = udp4().bytes(b"abcd");
+    let passes = FlowAttr { dont_trap: true, ..attr(FlowType::Normal, &[]) };
+    table.insert(rule(passes), 1);
+    table.insert(rule(attr(FlowType::AllDefault, &[])), 3);
+    assert_eq!(met(&table, &frame), [(1, false, 0), (3, false, 0)]);
+    let drops = FlowAttr { drop: true, tag: Some(9), priority: 2, ..attr(FlowType::Normal, &[]) };
+    table.insert(rule(drops), 2);
+    assert_eq!(met(&table, &frame), [(1, false, 0), (2, true, 9)]);
+}
+
+#[test]
+fn defaults_take_what_is_left_and_sniffers_everything() {
+    let mut table = FlowTable::default();
+    let frame = udp4().bytes(b"abcd");
+    let mut group = frame.clone();
+    group.0[0] |= 1;
+    assert!(table.is_empty() && met(&table, &frame).is_empty());
+    table.insert(rule(attr(FlowType::McDefault, &[])), 1);
+    assert!(met(&table, &frame).is_empty());
+    assert_eq!(met(&table, &group), [(1, false, 0)]);
+    table.insert(rule(attr(FlowType::AllDefault, &[])), 2);
+    assert_eq!(met(&table, &frame), [(2, false, 0)]);
+    assert_eq!(met(&table, &group), [(1, false, 0)]);
+    table.insert(rule(attr(FlowType::Normal, &[udp(5678)])), 3);
+    table.insert(rule(attr(FlowType::Sniffer, &[])), 4);
+    table.insert(rule(attr(FlowType::Sniffer, &[])), 5);
+    assert_eq!(met(&table, &frame), [(4, false, 0), (5, false, 0), (3, false, 0)]);
+}
+
+#[test]
+fn egress_rules_are_for_what_is_sent_alone() {
+    let mut table = FlowTable::default();
+    let frame = udp4().bytes(b"abcd");
+    let attr = |drop, priority| FlowAttr {
+        egress: true,
+        drop,
+        priority,
+        ..attr(FlowType::Normal, &[udp(5678)])
+    };
+    table.insert(rule(attr(true, 2)), 1);
+    assert!(table.is_empty() && table.has_egress());
+    let mut counted = 0;
+    assert!(!table.leave(&frame.parse(), |dest| counted = *dest));
+    assert_eq!(counted, 1);
+    table.insert(rule(attr(false, 1)), 2);
+    assert!(table.leave(&frame.parse(), |dest| counted = *dest));
+    assert_eq!(counted, 2);
+}
+
+#[test]
+fn what_is_no_rule() {
+    let refused = |attr| FlowRule::new(attr).unwrap_err();
+    let normal = |specs: &[Spec]| attr(FlowType::Normal, specs);
+    assert_eq!(refused(normal(&[udp(1), udp(2)])), FlowError::Twice);
+    assert_eq!(refused(normal(&[ipv4(any()), ipv4(any())])), FlowError::Twice);
+    assert_eq!(refused(attr(FlowType::Sniffer, &[udp(1)])), FlowError::Filters);
+    assert_eq!(refused(attr(FlowType::AllDefault, &[udp(1)])), FlowError::Filters);
+    let dont_trap = |attr| FlowAttr { dont_trap: true, ..attr };
+    assert_eq!(refused(dont_trap(attr(FlowType::Sniffer, &[]))), FlowError::DontTrap);
+    assert_eq!(refused(FlowAttr { drop: true, ..dont_trap(normal(&[])) }), FlowError::DontTrap);
+    let six = Masked { val: 0x86dd, mask: u16::MAX };
+    assert_eq!(refused(normal(&[ethernet(six), ipv4(any())])), FlowError::Contradiction);
+    let tcp = Masked { val: 6, mask: u8::MAX };
+    assert_eq!(refused(normal(&[ipv4(tcp), udp(1)])), FlowError::Contradiction);
+    let egress = |attr| FlowAttr { egress: true, ..attr };
+    assert_eq!(refused(egress(attr(FlowType::Sniffer, &[]))), FlowError::Egress);
+    assert_eq!(refused(FlowAttr { tag: Some(1), ..egress(normal(&[])) }), FlowError::Egress);
+    let inner = Spec { inner: true, ..udp(2) };
+    assert!(FlowRule::new(normal(&[udp(1), inner])).is_ok(), "one for each level");
+}
+
+#[test]
+fn mpls_lies_on_what_stands_before_it() {
+    let mpls = outer(Filter::Mpls { entry: any() });
+    let over = |specs: &[Spec]| {
+        let rule = rule(attr(FlowType::Normal, specs));
+        rule.0.specs.iter().find(|s| matches!(s.filter, Filter::Mpls { .. })).unwrap().over
+    };
+    assert_eq!(over(&[mpls]), None);
+    assert_eq!(over(&[ethernet(any()), mpls]), Some(MplsOver::Ethernet));
+    assert_eq!(over(&[ipv4(any()), udp(6635), mpls]), Some(MplsOver::Udp));
+    let refused = |specs: &[Spec]| FlowRule::new(attr(FlowType::Normal, specs)).unwrap_err();
+    assert_eq!(refused(&[ipv4(any()), mpls]), FlowError::MplsOrder);
+    assert_eq!(refused(&[mpls, ipv4(any())]), FlowError::MplsOrder);
+}

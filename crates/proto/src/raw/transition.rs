@@ -1,0 +1,89 @@
+//! Which modify of a RAW_PACKET queue pair is legal (`ibv_modify_qp(3)`): it has a port, and nothing to connect to.
+//! Nothing ever waits in its send queue, so there is nothing to drain (SQD).
+
+use crate::qp::attr::{ModifyError, QpAttr, QpAttrMask, QpState};
+use QpState::{Err as Error, Init, Reset, Rtr, Rts, Sqe};
+
+/// What a transition needs and what it takes besides; `None` if there is none.
+fn row(from: QpState, to: QpState) -> Option<(QpAttrMask, QpAttrMask)> {
+    let none = QpAttrMask::empty();
+    let rate = QpAttrMask::CUR_STATE | QpAttrMask::RATE_LIMIT;
+    Some(match (from, to) {
+        (_, Reset | Error) | (Init, Rtr) => (none, none),
+        (Reset, Init) => (QpAttrMask::PORT, none),
+        (Init, Init) => (none, QpAttrMask::PORT),
+        (Rtr | Rts, Rts) => (none, rate),
+        (Sqe, Rts) => (none, QpAttrMask::CUR_STATE),
+        _ => return None,
+    })
+}
+
+/// Checks a modify, and says where it leads; without STATE in the mask the queue pair stays where it is.
+///
+/// # Errors
+/// In the order of those of other types: present state, transition, missing, extra, unsupported, values.
+pub fn check(
+    current: QpState,
+    attr: &QpAttr,
+    mask: QpAttrMask,
+    ports: u8,
+) -> Result<QpState, ModifyError> {
+    if mask.contains(QpAttrMask::CUR_STATE) && attr.cur_state != current {
+        return Err(ModifyError::CurState(current));
+    }
+    let to = if mask.contains(QpAttrMask::STATE) { attr.state } else { current };
+    let (required, optional) =
+        row(current, to).ok_or(ModifyError::Transition { from: current, to })?;
+    let refuse = |bits: QpAttrMask, error: fn(QpAttrMask) -> ModifyError| {
+        if bits.is_empty() { Ok(()) } else { Err(error(bits)) }
+    };
+    refuse(required.difference(mask), ModifyError::Missing)?;
+    let known = QpAttrMask::STATE | QpAttrMask::CUR_STATE | required | optional;
+    refuse(mask.difference(known), ModifyError::Extra)?;
+    refuse(mask & QpAttrMask::RATE_LIMIT, ModifyError::Unsupported)?;
+    let bad_port = mask.contains(QpAttrMask::PORT) && !(1..=ports).contains(&attr.port);
+    refuse(if bad_port { QpAttrMask::PORT } else { QpAttrMask::empty() }, ModifyError::Value)?;
+    Ok(to)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use QpState::Sqd;
+
+    fn check(from: QpState, to: QpState, mask: QpAttrMask) -> Result<QpState, ModifyError> {
+        let attr = QpAttr { state: to, cur_state: from, port: 1, ..QpAttr::default() };
+        super::check(from, &attr, mask | QpAttrMask::STATE, 1)
+    }
+
+    #[test]
+    fn up_with_a_port_alone() {
+        let none = QpAttrMask::empty();
+        assert_eq!(check(Reset, Init, QpAttrMask::PORT), Ok(Init));
+        assert_eq!(check(Reset, Init, none), Err(ModifyError::Missing(QpAttrMask::PORT)));
+        let key = QpAttrMask::PKEY_INDEX;
+        assert_eq!(check(Reset, Init, QpAttrMask::PORT | key), Err(ModifyError::Extra(key)));
+        assert_eq!(check(Init, Rtr, none), Ok(Rtr));
+        assert_eq!(check(Rtr, Rts, none), Ok(Rts));
+        assert_eq!(check(Sqe, Rts, QpAttrMask::CUR_STATE), Ok(Rts));
+        let rate = QpAttrMask::RATE_LIMIT;
+        assert_eq!(check(Rtr, Rts, rate), Err(ModifyError::Unsupported(rate)));
+        for from in [Reset, Init, Rtr, Rts, Sqe, Error] {
+            assert_eq!(check(from, Reset, none), Ok(Reset));
+            assert_eq!(check(from, Error, none), Ok(Error));
+        }
+        for (from, to) in [(Reset, Rtr), (Init, Rts), (Error, Init), (Rtr, Init), (Rts, Sqd)] {
+            assert_eq!(check(from, to, none), Err(ModifyError::Transition { from, to }));
+        }
+    }
+
+    #[test]
+    fn values_are_checked() {
+        let attr = QpAttr { state: Init, port: 2, ..QpAttr::default() };
+        let mask = QpAttrMask::STATE | QpAttrMask::PORT;
+        assert_eq!(super::check(Reset, &attr, mask, 1), Err(ModifyError::Value(QpAttrMask::PORT)));
+        let mask = QpAttrMask::CUR_STATE | QpAttrMask::STATE;
+        let attr = QpAttr { state: Rts, cur_state: Sqe, ..attr };
+        assert_eq!(super::check(Rtr, &attr, mask, 1), Err(ModifyError::CurState(Rtr)));
+    }
+}
