@@ -40,6 +40,8 @@ pub(crate) const CC: Package = ("gcc", "/usr/bin/cc");
 /// The headers that C programs for verbs and librdmacm are compiled with.
 pub(crate) const LIBIBVERBS_DEV: Package = ("libibverbs-dev", "/usr/include/infiniband/verbs.h");
 pub(crate) const LIBRDMACM_DEV: Package = ("librdmacm-dev", "/usr/include/rdma/rdma_cma.h");
+/// Runs some of the C programs.
+pub(crate) const VALGRIND: Package = ("valgrind", "/usr/bin/valgrind");
 pub(crate) const LIBC6_DEV: Package = ("libc6-dev", "/usr/include/stdio.h");
 
 // What pyverbs is built with.

@@ -28,6 +28,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     packages::ensure(&[
         packages::CC,
         packages::LIBC6_DEV,
+        packages::VALGRIND,
         packages::LIBIBVERBS_DEV,
         packages::LIBRDMACM_DEV,
         packages::IPROUTE2,

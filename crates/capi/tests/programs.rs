@@ -42,6 +42,11 @@ fn port(name: &str) -> u32 {
 
 /// Compiles and runs one program, on a device that no other program shares.
 fn run(name: &str) {
+    run_below(name, &[], &[]);
+}
+
+/// The same below another program, with arguments.
+fn run_below(name: &str, below: &[&str], arguments: &[&str]) {
     let libraries = libraries();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(name);
     let program = libraries.join(format!("{name}.{}", std::process::id()));
@@ -54,6 +59,7 @@ fn run(name: &str) {
             "-Wno-missing-field-initializers",
             "-D_GNU_SOURCE",
             "-O1",
+            "-g",
             "-pthread",
             "-o",
         ])
@@ -67,7 +73,9 @@ fn run(name: &str) {
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     let output = Command::new("timeout")
         .arg("120")
+        .args(below)
         .arg(&program)
+        .args(arguments)
         .env("LD_LIBRARY_PATH", libraries)
         .env("ANYVERBS_REGISTRY", format!("anyverbs-{name}-{}", std::process::id()))
         .env("ANYVERBS_UDP_PORT", port(name).to_string())
@@ -81,6 +89,27 @@ fn run(name: &str) {
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
+}
+
+#[test]
+fn sequences_of_other_seeds() {
+    for seed in ["2", "3", "4"] {
+        run_below("sequence", &[], &["200000", seed]);
+    }
+}
+
+/// Needs Debian's valgrind. What the process keeps until its end is no leak.
+#[test]
+fn a_sequence_touches_nothing_foreign_and_leaks_nothing() {
+    let valgrind = [
+        "valgrind",
+        "--quiet",
+        "--error-exitcode=9",
+        "--leak-check=full",
+        "--show-leak-kinds=definite",
+        "--errors-for-leak-kinds=definite",
+    ];
+    run_below("sequence", &valgrind, &["4000", "5"]);
 }
 
 macro_rules! programs {

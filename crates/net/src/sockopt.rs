@@ -29,11 +29,15 @@ pub(crate) fn attach_bpf(
     program: &[libc::sock_filter],
 ) -> io::Result<()> {
     let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // Zeroed first: the kernel copies the padding too, and memory checkers mind.
-    // SAFETY: an integer and a pointer, for which zero is valid.
-    let mut prog: libc::sock_fprog = unsafe { std::mem::zeroed() };
-    prog.len = len;
-    prog.filter = program.as_ptr().cast_mut();
+    /// `struct sock_fprog` with its padding named: the kernel copies that too, and memory checkers mind.
+    #[repr(C)]
+    struct Program {
+        len: u16,
+        padding: [u16; 3],
+        filter: *const libc::sock_filter,
+    }
+    const { assert!(size_of::<Program>() == size_of::<libc::sock_fprog>()) };
+    let prog = Program { len, padding: [0; 3], filter: program.as_ptr() };
     // SAFETY: `prog` describes a live array of `len` instructions, which the kernel copies and does not write.
     let rc = unsafe {
         libc::setsockopt(
@@ -41,7 +45,7 @@ pub(crate) fn attach_bpf(
             libc::SOL_SOCKET,
             option,
             (&raw const prog).cast(),
-            size_of::<libc::sock_fprog>() as libc::socklen_t,
+            size_of::<Program>() as libc::socklen_t,
         )
     };
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
