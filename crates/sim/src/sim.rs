@@ -357,7 +357,7 @@ impl Sim {
 
     /// `ibv_modify_qp`.
     pub fn modify(&mut self, qp: QpId, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyError> {
-        let limits = ModifyLimits { ports: 1, pkeys: 1, max_mtu: Mtu::Mtu4096, max_rd_atomic: 16 };
+        let limits = ModifyLimits { ports: 1, pkeys: 1, max_mtu: Mtu::Mtu4096, max_rd_atomic: 128 };
         let result = self.with(qp, |qp, env| qp.modify(attr, mask, &limits, env));
         if result.is_ok() && self.get(qp).state() == QpState::Reset {
             let device = &mut self.devices[qp.device.0];
