@@ -199,12 +199,15 @@ impl RxBatch {
         // SAFETY: `room` initialised headers, whose name, iovec and control buffer are live, of the given sizes, and
         // not referenced elsewhere during the call (`&mut self`).
         let n = unsafe {
-            sys::recvmmsg(
-                fd.as_raw_fd(),
-                headers.as_mut_ptr().cast(),
-                room as libc::c_uint,
-                libc::MSG_DONTWAIT as _,
-            )
+            let all: *mut libc::mmsghdr = headers.as_mut_ptr().cast();
+            if room == 1 {
+                // Cheaper by a tenth where there is nothing.
+                let len = sys::recvmsg(fd.as_raw_fd(), &raw mut (*all).msg_hdr, libc::MSG_DONTWAIT);
+                (*all).msg_len = len.max(0) as libc::c_uint;
+                if len < 0 { -1 } else { 1 }
+            } else {
+                sys::recvmmsg(fd.as_raw_fd(), all, room as libc::c_uint, libc::MSG_DONTWAIT as _)
+            }
         };
         if n < 0 {
             self.expected = (self.expected / 2).max(1);
