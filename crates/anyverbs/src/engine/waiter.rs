@@ -4,8 +4,10 @@
 //! It first looks for a while, where events have lately come that soon, and then sleeps at the sockets and the channel's
 //! descriptor. The worker takes that for polls and stays away. One thread does so at a time: what comes would wake
 //! all of them. Others sleep at their channel, and the worker serves them. Nothing depends on a thread's coming back from
-//! its sleep, for it may be cancelled there: that it is counted as waiting for ever only has the worker serve all others.
+//! its sleep, for it may be cancelled there or jump out of it (siglongjmp(3)): as long as it counts as waiting, the worker
+//! serves all others.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -85,7 +87,40 @@ impl Patience {
     }
 }
 
+thread_local! {
+    static WAITS: Waits = const { Waits(Cell::new(None)) };
+}
+
+/// Whether this thread is counted as waiting, and where. Ends with the thread, which may be cancelled.
+struct Waits(Cell<Option<&'static Engine>>);
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        if let Some(engine) = self.0.take().filter(|engine| engine.is_current()) {
+            engine.waits_no_longer();
+        }
+    }
+}
+
 impl Engine {
+    /// A thread begins to wait. Whether it is the only one.
+    fn begin_wait(&'static self) -> bool {
+        // It did not come back from its last wait.
+        let counted = WAITS.try_with(|waits| waits.0.replace(Some(self)).is_some());
+        let others = if counted.unwrap_or(false) {
+            self.waiters.load(Ordering::SeqCst).saturating_sub(1)
+        } else {
+            self.waiters.fetch_add(1, Ordering::SeqCst)
+        };
+        others == 0
+    }
+
+    fn waits_no_longer(&'static self) {
+        if self.waiters.fetch_sub(1, Ordering::SeqCst) > 1 {
+            self.end_lease();
+        }
+    }
+
     /// Receives until `take` gets an event of the channel whose descriptor is `channel`. `None`: the caller waits at the
     /// descriptor, since others wait already or were faster, and calls [`end_wait`](Self::end_wait) then.
     pub(crate) fn wait_for_event<T>(
@@ -94,7 +129,7 @@ impl Engine {
         channel: BorrowedFd<'_>,
         mut take: impl FnMut() -> Option<T>,
     ) -> io::Result<Option<T>> {
-        if self.waiters.fetch_add(1, Ordering::SeqCst) > 0 {
+        if !self.begin_wait() {
             self.end_lease();
             return Ok(None);
         }
@@ -150,9 +185,9 @@ impl Engine {
 
     /// A thread waits no longer. Others that do had left the sockets to it.
     pub(crate) fn end_wait(&'static self) {
-        if self.waiters.fetch_sub(1, Ordering::SeqCst) > 1 {
-            self.end_lease();
-        }
+        // Without the mark its end would count a second time.
+        let _ = WAITS.try_with(|waits| waits.0.take());
+        self.waits_no_longer();
     }
 
     /// Sleeps until there is input or an event. May be cancelled.

@@ -100,6 +100,8 @@ pub struct RxBatch {
     /// Messages to ask for. To prepare, and for the kernel to try, one more than there are costs as much as a fifth of
     /// a message, so it follows what came last.
     expected: usize,
+    /// The last call brought all that was asked for: if the next one does, too, it is no single message.
+    was_full: bool,
     /// The last call asked every family.
     pub(crate) asked_all: bool,
 }
@@ -125,6 +127,7 @@ impl RxBatch {
             calls: 0,
             prefer_v6: false,
             expected: 1,
+            was_full: false,
             asked_all: false,
         })
     }
@@ -211,10 +214,17 @@ impl RxBatch {
         };
         if n < 0 {
             self.expected = (self.expected / 2).max(1);
+            self.was_full = false;
             return Err(io::Error::last_os_error());
         }
         let n = n as usize;
-        self.expected = if n == room { room * 2 } else { n.max(1) };
+        let full = n == room;
+        self.expected = match (full, self.was_full) {
+            (true, true) => room * 2,
+            (true, false) => room,
+            (false, _) => n.max(1),
+        };
+        self.was_full = full;
         for (i, header) in headers.iter().enumerate().take(n) {
             // SAFETY: the first `room` headers were initialised above, and n <= room.
             let header = unsafe { header.assume_init_ref() };
