@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::cq::CqCell;
 use crate::engine::Engine;
+use crate::engine::waiter::Patience;
 use crate::error::{DestroyError, EventError};
 use crate::event_queue::EventQueue;
 use crate::holders::{Holdable, Holders};
@@ -20,6 +21,7 @@ pub struct CompChannel(pub(crate) Arc<ChannelCell>);
 pub(crate) struct ChannelCell {
     pub(crate) engine: &'static Engine,
     events: EventQueue<Arc<CqCell>>,
+    pub(crate) patience: Patience,
     holders: Holders,
 }
 
@@ -31,10 +33,16 @@ impl Holdable for ChannelCell {
 
 impl ChannelCell {
     pub(crate) fn new(engine: &'static Engine) -> std::io::Result<Self> {
-        Ok(Self { engine, events: EventQueue::new()?, holders: Holders::default() })
+        Ok(Self {
+            engine,
+            events: EventQueue::new()?,
+            patience: Patience::default(),
+            holders: Holders::default(),
+        })
     }
 
     pub(crate) fn notify(&self, cq: Arc<CqCell>) {
+        self.patience.note_event();
         self.events.push(cq);
     }
 
@@ -61,8 +69,8 @@ impl CompEvent {
 }
 
 impl CompChannel {
-    /// Reads the oldest event (`ibv_get_cq_event`). Waits for one unless the program set `O_NONBLOCK`; holds no lock
-    /// meanwhile, so that the thread may be cancelled.
+    /// Reads the oldest event (`ibv_get_cq_event`). Waits for one unless the program set `O_NONBLOCK`, and receives meanwhile
+    /// what the network brings; holds no lock while it sleeps, so that the thread may be cancelled.
     ///
     /// # Errors
     /// [`EventError`].
@@ -70,8 +78,24 @@ impl CompChannel {
         if !self.0.engine.is_current() {
             return Err(EventError::Forked);
         }
-        self.0.engine.end_lease();
-        self.0.events.pop_with(|cq| cq.comp_acks.read()).map(CompEvent)
+        let ChannelCell { engine, events, patience, .. } = &*self.0;
+        let read = |cq: &Arc<CqCell>| cq.comp_acks.read();
+        if let Some(cq) = events.try_pop_with(read) {
+            patience.note_found();
+            return Ok(CompEvent(cq));
+        }
+        if !events.may_wait() {
+            patience.note_polled();
+            engine.end_lease();
+            return events.pop_with(read).map(CompEvent);
+        }
+        let waited = engine.wait_for_event(patience, events.fd(), || events.try_pop_with(read));
+        if let Some(cq) = waited.map_err(EventError::Io)? {
+            return Ok(CompEvent(cq));
+        }
+        let event = events.pop_with(read).map(CompEvent);
+        engine.end_wait();
+        event
     }
 
     /// Destroys the channel.

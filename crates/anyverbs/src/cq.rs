@@ -430,11 +430,11 @@ impl Cq {
     /// [`CqError::NoChannel`], [`CqError::Gone`], [`CqError::Forked`].
     pub fn req_notify(&self, solicited_only: bool) -> Result<(), CqError> {
         self.0.check()?;
-        if self.0.channel.is_none() {
-            return Err(CqError::NoChannel);
-        }
+        let Some(channel) = &self.0.channel else { return Err(CqError::NoChannel) };
         self.0.state.lock().queue.arm(solicited_only);
-        self.0.engine.end_lease();
+        if !channel.patience.waits() {
+            self.0.engine.end_lease();
+        }
         Ok(())
     }
 

@@ -70,8 +70,9 @@ impl Tokens {
         flags >= 0 && flags & libc::O_NONBLOCK == 0
     }
 
-    /// Takes one, without waiting: a reader may have been faster, who then finds no event and waits on.
-    pub(crate) fn take(&self) {
+    /// Takes one, without waiting: a reader may have been faster, who then finds no event and waits on. Whether there was
+    /// one.
+    pub(crate) fn take(&self) -> bool {
         let mut count = 0u64;
         let iov = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: 8 };
         let fd = self.0.as_raw_fd();
@@ -79,7 +80,8 @@ impl Tokens {
         // SAFETY: one live iovec of eight live bytes; the position, in two halves, is that of the descriptor.
         unsafe {
             libc::syscall(libc::SYS_preadv2, fd, &raw const iov, 1, -1i64, -1i64, libc::RWF_NOWAIT)
-        };
+                > 0
+        }
     }
 }
 
@@ -127,6 +129,25 @@ impl<T> EventQueue<T> {
                 return Ok(event);
             }
         }
+    }
+
+    /// As [`pop_with`](Self::pop_with), but never waits: `None` if there is no event yet.
+    pub(crate) fn try_pop_with(&self, read: impl Fn(&T)) -> Option<T> {
+        loop {
+            if self.events.lock().is_empty() || !self.tokens.take() {
+                return None;
+            }
+            let mut events = self.events.lock();
+            if let Some(event) = events.pop_front() {
+                read(&event);
+                return Some(event);
+            }
+        }
+    }
+
+    /// Whether [`pop_with`](Self::pop_with) waits.
+    pub(crate) fn may_wait(&self) -> bool {
+        self.tokens.may_wait()
     }
 
     /// Removes the events for which `gone` holds; the descriptor's count falls with them.

@@ -368,7 +368,7 @@ impl Sim {
             ports: 1,
             pkeys: 1,
             max_mtu: Mtu::Mtu4096,
-            max_rd_atomic: 16,
+            max_rd_atomic: 128,
             max_rate_limit: 400_000_000,
         };
         let result = self.with(qp, |qp, env| qp.modify(attr, mask, &limits, env));

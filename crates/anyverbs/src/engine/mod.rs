@@ -20,6 +20,7 @@ mod progress;
 mod qp_table;
 mod srq_table;
 pub(crate) mod timers;
+pub(crate) mod waiter;
 mod worker;
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -164,6 +165,8 @@ pub(crate) struct Engine {
     pub(crate) send_drops: AtomicU64,
     /// Empty polls: a program that polls does the worker's work.
     lease: AtomicU64,
+    /// Threads that wait for a completion event.
+    waiters: AtomicU32,
 }
 
 impl std::fmt::Debug for Engine {
@@ -305,6 +308,7 @@ impl Engine {
             kernel_drops: AtomicU64::new(0),
             send_drops: AtomicU64::new(0),
             lease: AtomicU64::new(0),
+            waiters: AtomicU32::new(0),
             port,
             config,
         })

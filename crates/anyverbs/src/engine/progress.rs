@@ -124,6 +124,11 @@ impl Engine {
         self.worker.end_lease(self.lease.load(Ordering::SeqCst));
         self.flush_owed_at_once();
         self.worker.rearm_if_disarmed(&self.port);
+        self.let_shm_wake();
+    }
+
+    /// Has the same-host link wake the worker again, and receives what came before that.
+    pub(super) fn let_shm_wake(&'static self) {
         let mut rounds = 0;
         while !self.rearm_shm() {
             self.receive(false);
@@ -150,10 +155,10 @@ impl Engine {
     /// Receives one batch; how many datagrams. 0 also while another thread is at it: if the worker finds that, the other
     /// thread looks once more for it (see [`Shared::is_left_to_reader`](super::worker::Shared::is_left_to_reader)).
     pub(crate) fn receive(&'static self, worker: bool) -> usize {
-        let mut n = self.receive_batch(worker);
+        let mut n = self.receive_batch(worker, worker);
         if !worker && self.worker.take_left_to_reader() && n == 0 {
             // What woke the worker came after this thread had looked.
-            n = self.receive_batch(false);
+            n = self.receive_batch(false, false);
         }
         if self.switch.is_listening() {
             let frames = self.switch.receive();
@@ -165,7 +170,13 @@ impl Engine {
         n
     }
 
-    fn receive_batch(&'static self, worker: bool) -> usize {
+    /// As [`receive`](Self::receive) of a thread of the program, at descriptors that were found ready.
+    pub(super) fn receive_ready(&'static self) -> usize {
+        self.receive_batch(false, true)
+    }
+
+    /// `every`: all descriptors are looked at.
+    fn receive_batch(&'static self, worker: bool, every: bool) -> usize {
         let rx = self.rx.try_lock().or_else(|| {
             // Whoever holds the lock sees what is said here, or has released it before.
             worker.then(|| self.worker.leave_to_reader())?;
@@ -190,7 +201,7 @@ impl Engine {
             flow,
         } = &mut *rx;
         *calls = calls.wrapping_add(1);
-        let thorough = worker || calls.is_multiple_of(CLOCK_EVERY);
+        let thorough = every || calls.is_multiple_of(CLOCK_EVERY);
         // Before anything is read: what is found empty was so no earlier than this.
         let mut now = thorough.then(|| self.now());
         let mut by_shm = 0;
@@ -214,11 +225,11 @@ impl Engine {
                 }
             }
         }
-        let quiet = !worker
+        let quiet = !every
             && *since_shm < IDLE_AFTER
             && *empty_looks >= QUIET_AFTER
             && now.is_none_or(|now| now < *looked_at + LOOK_EVERY);
-        let received = match (quiet, worker) {
+        let received = match (quiet, every) {
             (true, _) => Ok(0),
             (false, true) => self.port.receive(batch),
             (false, false) => self.port.poll(batch),

@@ -18,7 +18,7 @@ use crate::qp::State;
 pub(crate) const NEVER: u64 = u64::MAX;
 
 /// How often a timer looks whether its link has caught up.
-const CATCH_UP: Duration = Duration::from_millis(1);
+const CATCH_UP: Duration = Duration::from_micros(100);
 /// After this time a timer acts in any case.
 const LATEST: Duration = Duration::from_millis(64);
 

@@ -5,6 +5,7 @@
 //! polls are fresh it does nothing, leaves the sockets disarmed and looks again after [`LEASE`]. When the polls have
 //! stopped it does the work and arms the sockets again. A program that is about to sleep ends the lease itself.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::OnceLock;
@@ -41,6 +42,8 @@ const PIECE: u64 = 3 << 10;
 const PIECES: Duration = Duration::from_micros(200);
 /// How long the worker waits for more of a stream before it sleeps.
 const SPIN: Duration = Duration::from_micros(25);
+/// The least that the scheduler grants.
+const SLICE: Duration = Duration::from_micros(100);
 /// Packets that came alone, likely.
 const FEW: usize = 4;
 /// Batches in a row before the worker looks at anything else.
@@ -78,6 +81,8 @@ pub(super) struct Shared {
     seen: AtomicU64,
     /// One-sided requests came since the worker last looked.
     one_sided: AtomicBool,
+    /// A thread of the program sleeps at the sockets, or did lately.
+    waited_for: AtomicBool,
 }
 
 /// What the worker was woken by.
@@ -146,6 +151,7 @@ impl Shared {
             shm_spent: AtomicBool::new(shm.is_some()),
             seen: AtomicU64::new(0),
             one_sided: AtomicBool::new(false),
+            waited_for: AtomicBool::new(false),
         })
     }
 
@@ -193,6 +199,11 @@ impl Shared {
         if !self.one_sided.load(Ordering::Relaxed) {
             self.one_sided.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// A thread of the program goes to sleep at the sockets. The same-host link does not wake it.
+    pub(super) fn note_waiter(&self) {
+        self.waited_for.store(true, Ordering::SeqCst);
     }
 
     pub(super) fn is_shm_spent(&self) -> bool {
@@ -315,7 +326,34 @@ pub(super) fn spawn_quiet(name: &str, f: impl FnOnce() + Send + 'static) -> io::
     spawned.map(drop)
 }
 
+thread_local! {
+    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether the calling thread is the worker.
+pub(super) fn is_here() -> bool {
+    IS_WORKER.get()
+}
+
+/// Asks the scheduler for short time slices (sched_setattr(2), since Linux 6.12): a thread with a shorter one than the thread that
+/// runs gets the processor when it wakes. The program may be spinning on its memory for what the worker has to receive.
+fn ask_for_short_slices() {
+    // SAFETY: all-zero is a valid sched_attr; the calls get a live one of the given size, for the calling thread.
+    unsafe {
+        let mut attr: libc::sched_attr = std::mem::zeroed();
+        let size = size_of::<libc::sched_attr>() as u32;
+        let known = libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, size, 0) == 0;
+        if known && attr.sched_policy == libc::SCHED_OTHER as u32 {
+            attr.size = size;
+            attr.sched_runtime = SLICE.as_nanos() as u64;
+            libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0);
+        }
+    }
+}
+
 fn run(engine: &'static Engine) {
+    IS_WORKER.set(true);
+    ask_for_short_slices();
     let shared = &engine.worker;
     // For how long polls keep the worker away at the moment.
     let mut away = None;
@@ -354,6 +392,9 @@ fn run(engine: &'static Engine) {
             needed_until = now + ONE_SIDED;
         }
         let needed = now < needed_until;
+        if found.shm && shared.waited_for.swap(false, Ordering::SeqCst) {
+            polled = false;
+        }
         // Woken by input that is gone, or that somebody is taking: the program polls.
         away = if polled && !needed || !serve(engine, polled && found.input != 0, &mut last) {
             Some(if needed { SHORT_LEASE } else { LEASE })

@@ -100,6 +100,8 @@ pub struct RxBatch {
     /// Messages to ask for. To prepare, and for the kernel to try, one more than there are costs as much as a fifth of
     /// a message, so it follows what came last.
     expected: usize,
+    /// The last call brought all that was asked for: if the next one does, too, it is no single message.
+    was_full: bool,
     /// The last call asked every family.
     pub(crate) asked_all: bool,
 }
@@ -125,6 +127,7 @@ impl RxBatch {
             calls: 0,
             prefer_v6: false,
             expected: 1,
+            was_full: false,
             asked_all: false,
         })
     }
@@ -199,19 +202,29 @@ impl RxBatch {
         // SAFETY: `room` initialised headers, whose name, iovec and control buffer are live, of the given sizes, and
         // not referenced elsewhere during the call (`&mut self`).
         let n = unsafe {
-            sys::recvmmsg(
-                fd.as_raw_fd(),
-                headers.as_mut_ptr().cast(),
-                room as libc::c_uint,
-                libc::MSG_DONTWAIT as _,
-            )
+            let all: *mut libc::mmsghdr = headers.as_mut_ptr().cast();
+            if room == 1 {
+                // Cheaper by a tenth where there is nothing.
+                let len = sys::recvmsg(fd.as_raw_fd(), &raw mut (*all).msg_hdr, libc::MSG_DONTWAIT);
+                (*all).msg_len = len.max(0) as libc::c_uint;
+                if len < 0 { -1 } else { 1 }
+            } else {
+                sys::recvmmsg(fd.as_raw_fd(), all, room as libc::c_uint, libc::MSG_DONTWAIT as _)
+            }
         };
         if n < 0 {
             self.expected = (self.expected / 2).max(1);
+            self.was_full = false;
             return Err(io::Error::last_os_error());
         }
         let n = n as usize;
-        self.expected = if n == room { room * 2 } else { n.max(1) };
+        let full = n == room;
+        self.expected = match (full, self.was_full) {
+            (true, true) => room * 2,
+            (true, false) => room,
+            (false, _) => n.max(1),
+        };
+        self.was_full = full;
         for (i, header) in headers.iter().enumerate().take(n) {
             // SAFETY: the first `room` headers were initialised above, and n <= room.
             let header = unsafe { header.assume_init_ref() };

@@ -31,6 +31,9 @@ use super::send_queue::{PACKET_COST, Sqe};
 
 /// A READ is asked for in pieces of this many bytes (a multiple of every MTU), so that our window also bounds
 /// what the responder sends: READ responses have no acknowledgement that could pace them.
+///
+/// Where a link wants packets of one length, and the peer lets enough READs be outstanding, each packet is asked for by
+/// itself: the first and the last response to one request are longer than those between them.
 const READ_PIECE: u32 = 64 << 10;
 
 /// An ACK is asked for at least this often inside a message, so that it can clock the window.
@@ -54,6 +57,10 @@ pub(super) const WRITE_OVERHEAD: u32 = 32;
 
 /// Packets that may be in flight however many are lost.
 const MIN_WINDOW_PACKETS: u64 = 16;
+
+/// How long a peer may be silent where packets were lost lately: likely it is the answer that was lost, or the packet that was
+/// sent again.
+const LOSSY_PROBE: Duration = Duration::from_micros(400);
 
 /// What the requester remembers.
 #[derive(Debug, Default)]
@@ -185,7 +192,7 @@ impl Qp {
             self.restart_ack_timer(env.now());
         }
         if sent && self.requester.probe.is_none() && self.awaits_answer() {
-            self.requester.probe = env.probe_after().map(|after| (env.now() + after, after));
+            self.requester.probe = self.probe_after(env).map(|after| (env.now() + after, after));
         }
         self.complete_halted(env);
         self.note_drained(env);
@@ -246,9 +253,7 @@ impl Qp {
         self.requester.congestion = self.requester.congestion.filter(|limit| *limit < window);
         window = self.requester.congestion.unwrap_or(window);
         let in_flight = self.cursor_cost().wrapping_sub(self.requester.una_cost);
-        let mtu = self.mtu();
-        let packets = (env.batch() / (mtu + WRITE_OVERHEAD)).min(BATCH_PACKETS);
-        let batch = u64::from(packets) * (u64::from(mtu) + PACKET_COST);
+        let batch = u64::from(self.batch_packets(env)) * (u64::from(self.mtu()) + PACKET_COST);
         if batch > 0 && window >= 2 * batch {
             let free = window.saturating_sub(in_flight);
             if free >= batch {
@@ -257,6 +262,11 @@ impl Qp {
             return (!self.requester.window_closed).then_some(window);
         }
         (!self.requester.window_closed || in_flight <= window - window / 4).then_some(window)
+    }
+
+    /// Full packets that leave in one go of the link; 0 if it sends each by itself.
+    fn batch_packets<E: Env>(&self, env: &E) -> u32 {
+        (env.batch() / (self.mtu() + WRITE_OVERHEAD)).min(BATCH_PACKETS)
     }
 
     /// Checks the WQE `next` and gives it PSNs. False if it has to wait or cannot be sent at all.
@@ -283,11 +293,16 @@ impl Qp {
             self.halt(status);
             return false;
         }
+        let in_batch = self.batch_packets(env);
         let requester = &mut self.requester;
         let entry = self.sq.at_mut(position);
         entry.split = match sqe.op {
             SendOp::Write(at) if packets > 1 && self.init.qp_type.is_reliable() => {
                 env.batch() > 0 && requester.accepted.covers(at, sqe.len)
+            }
+            // Two are of one length anyway.
+            SendOp::Read(_) if packets > 2 => {
+                in_batch > 0 && u32::from(self.attr.max_rd_atomic) >= 2 * in_batch
             }
             _ => false,
         };
@@ -403,7 +418,8 @@ impl Qp {
         // A READ goes out in pieces, everything else packet by packet.
         let (packets, bytes) = match sqe.op {
             SendOp::Read(_) => {
-                let piece = left.min(READ_PIECE - offset % READ_PIECE);
+                let piece = if sqe.split { mtu } else { READ_PIECE - offset % READ_PIECE };
+                let piece = left.min(piece);
                 (piece.div_ceil(mtu).max(1), piece)
             }
             _ => {
@@ -475,8 +491,7 @@ impl Qp {
     ) -> Headers {
         let qp_type = self.init.qp_type;
         let first = offset == 0;
-        let operation =
-            if sqe.split { Operation::WriteOnly } else { operation(&sqe.op, first, last) };
+        let operation = operation(&sqe.op, first || sqe.split, last || sqe.split);
         // Ask at the end of a message, every so often inside it, and where the window ends.
         let carried = if sqe.op.has_response_data() { 1 } else { packets };
         let cost = u64::from(self.mtu()) + PACKET_COST;
@@ -593,8 +608,13 @@ impl Qp {
         self.requester.went_back_to = Some(una);
         self.go_back(una);
         self.requester.window_closed = false;
-        let least = MIN_WINDOW_PACKETS * (u64::from(self.mtu()) + PACKET_COST);
-        self.requester.congestion = Some(least);
+        if after < LOSSY_PROBE * 2 {
+            // One more loss among others.
+            self.reduce_window(env);
+        } else {
+            let least = MIN_WINDOW_PACKETS * (u64::from(self.mtu()) + PACKET_COST);
+            self.requester.congestion = Some(least);
+        }
         self.requester.probe = Some((env.now() + after * 2, after * 2));
     }
 
@@ -633,8 +653,14 @@ impl Qp {
             self.requester.ack_deadline = None;
         } else {
             self.restart_ack_timer(now);
-            self.requester.probe = env.probe_after().map(|after| (now + after, after));
+            self.requester.probe = self.probe_after(env).map(|after| (now + after, after));
         }
+    }
+
+    /// After what silence of the peer it is asked again.
+    fn probe_after<E: Env>(&self, env: &E) -> Option<Duration> {
+        let after = env.probe_after()?;
+        Some(if self.requester.congestion.is_some() { after.min(LOSSY_PROBE) } else { after })
     }
 
     fn restart_ack_timer(&mut self, now: Time) {

@@ -23,7 +23,7 @@ pub(super) struct Sqe {
     pub(super) packets: u32,
     /// Window cost of all WQEs before this one.
     pub(super) cost_before: u64,
-    /// A WRITE that goes out as a message for each packet.
+    /// A WRITE that goes out as a message for each packet, a READ whose packets are asked for one by one.
     pub(super) split: bool,
     /// On XRC the peer's SRQ.
     pub(super) xrc_srqn: u32,

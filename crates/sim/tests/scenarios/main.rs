@@ -42,6 +42,7 @@ mod send_inv;
 mod send_queue_full;
 mod sequence_nak;
 mod solicited;
+mod split_read;
 mod split_write;
 mod sqd;
 mod sqe;

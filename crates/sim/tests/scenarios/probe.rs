@@ -73,3 +73,22 @@ fn losses_make_the_window_small_and_answers_large_again() {
     }
     assert_eq!(in_flight(&mut t), whole);
 }
+
+#[test]
+fn where_packets_were_lost_lately_silence_is_short() {
+    let (mut t, a, b) = rc(QpOptions { window: 64 << 10, ..options() });
+    t.net.once(nth(10, is(O::WriteMiddle)), Fate::Drop);
+    t.post(a, 1, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 50_000)]);
+    t.run();
+    assert_eq!(t.sent(a), [(1, Success)]);
+    t.net.once(is(O::WriteLast), Fate::Drop);
+    t.post(a, 2, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 10_000)]);
+    t.run_for(AFTER / 2);
+    assert_eq!(t.sent(a), [(2, Success)]);
+    // And of the packet that is sent again.
+    t.net.once(nth(3, is(O::WriteMiddle)), Fate::Drop);
+    t.net.once(is(O::Ack), Fate::Drop);
+    t.post(a, 3, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 10_000)]);
+    t.run_for(AFTER / 2);
+    assert_eq!(t.sent(a), [(3, Success)]);
+}
