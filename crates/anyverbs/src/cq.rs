@@ -51,19 +51,20 @@ struct State {
     last: usize,
 }
 
-impl State {
-    fn release(&mut self, wcs: &[Wc]) {
-        for wc in wcs.iter().filter(|wc| !wc.opcode.is_recv()) {
-            if self.credits.get(self.last).is_none_or(|(qpn, _)| *qpn != wc.qpn) {
-                match self.credits.binary_search_by_key(&wc.qpn, |(qpn, _)| *qpn) {
-                    Ok(at) => self.last = at,
-                    // Completions of a destroyed queue pair are purged, so all others are here.
-                    Err(_) => continue,
-                }
-            }
-            self.credits[self.last].1.release(wc.sq_count);
+/// Gives the send slot of a completion back. `last` is the place of the last one's queue pair in `credits`.
+#[inline]
+fn release(credits: &[(Qpn, Arc<SqCredit>)], last: &mut usize, wc: &Wc) {
+    if wc.opcode.is_recv() {
+        return;
+    }
+    if credits.get(*last).is_none_or(|(qpn, _)| *qpn != wc.qpn) {
+        match credits.binary_search_by_key(&wc.qpn, |(qpn, _)| *qpn) {
+            Ok(at) => *last = at,
+            // Completions of a destroyed queue pair are purged, so all others are here.
+            Err(_) => return,
         }
     }
+    credits[*last].1.release(wc.sq_count);
 }
 
 impl Holdable for CqCell {
@@ -129,14 +130,18 @@ impl CqCell {
         state.last = 0;
     }
 
-    fn take(&self, out: &mut [Wc]) -> usize {
+    #[inline]
+    fn take(&self, most: usize, mut each: impl FnMut(&Wc)) -> usize {
         if !self.any.load(Ordering::Acquire) {
             return 0;
         }
         let mut state = self.state.lock();
-        let n = state.queue.poll(out);
-        state.release(&out[..n]);
-        if state.queue.is_empty() {
+        let State { queue, credits, last } = &mut *state;
+        let n = queue.take(most, |wc| {
+            release(credits, last, wc);
+            each(wc);
+        });
+        if queue.is_empty() {
             self.any.store(false, Ordering::Release);
         }
         n
@@ -214,15 +219,29 @@ impl Cq {
     /// # Errors
     /// [`CqError::Gone`], [`CqError::Forked`].
     pub fn poll(&self, out: &mut [Wc]) -> Result<usize, CqError> {
+        let mut out = out.iter_mut();
+        self.poll_each(out.len(), |wc| {
+            if let Some(to) = out.next() {
+                *to = *wc;
+            }
+        })
+    }
+
+    /// As [`poll`](Self::poll), of up to `most` completions. `each` must not call the device: the queue is locked.
+    ///
+    /// # Errors
+    /// As for [`poll`](Self::poll).
+    #[inline]
+    pub fn poll_each(&self, most: usize, mut each: impl FnMut(&Wc)) -> Result<usize, CqError> {
         self.0.check()?;
-        let mut n = self.0.take(out);
-        if n == 0 && !out.is_empty() {
+        let mut n = self.0.take(most, &mut each);
+        if n == 0 && most > 0 {
             self.0.engine.poll_progress();
-            n = self.0.take(out);
+            n = self.0.take(most, &mut each);
         }
         if n == 0 {
             self.0.yield_when_idle();
-        } else {
+        } else if self.0.empty_polls.load(Ordering::Relaxed) != 0 {
             self.0.empty_polls.store(0, Ordering::Relaxed);
         }
         Ok(n)

@@ -14,6 +14,7 @@
 //! Everything is non-blocking and close-on-exec; nothing allocates per packet.
 
 pub mod capture;
+mod clock;
 mod cmsg;
 pub mod fault;
 pub mod forward;
@@ -28,6 +29,7 @@ pub mod steering;
 mod sys;
 pub mod udp;
 
+pub use clock::CoarseClock;
 pub use interfaces::{Interface, InterfaceAddress, interfaces};
 pub use monitor::AddressMonitor;
 pub use registry::{Registry, Slot};

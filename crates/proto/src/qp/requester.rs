@@ -171,7 +171,7 @@ impl Qp {
             }
         }
         if sent && self.requester.ack_deadline.is_none() && self.awaits_answer() {
-            self.restart_ack_timer(env.now());
+            self.restart_ack_timer(env.soon());
         }
         if sent && self.requester.probe.is_none() && self.awaits_answer() {
             self.requester.probe = env.probe_after().map(|after| (env.now() + after, after));
@@ -259,7 +259,7 @@ impl Qp {
             return false;
         }
         let mtu = self.mtu();
-        let packets = sqe.len.div_ceil(mtu).max(1);
+        let packets = self.packets(sqe.len);
         let ahead = self.requester.fresh_psn.since(self.requester.una);
         if ahead as u32 + packets > MAX_PSNS && ahead > 0 {
             return false;
@@ -335,11 +335,11 @@ impl Qp {
         let (packets, bytes) = match sqe.op {
             SendOp::Read(_) => {
                 let piece = left.min(READ_PIECE - offset % READ_PIECE);
-                (piece.div_ceil(mtu).max(1), piece)
+                (self.packets(piece), piece)
             }
             _ => {
                 let bytes = left.min(self.segment(env));
-                (bytes.div_ceil(mtu).max(1), bytes)
+                (self.packets(bytes), bytes)
             }
         };
         if self.init.qp_type.is_reliable() {
@@ -547,7 +547,6 @@ impl Qp {
             *limit = limit.saturating_add(answered / 8);
         }
         self.requester.probe = None;
-        let now = env.now();
         self.requester.retries_left = self.attr.retry_cnt;
         self.requester.ack_timeouts = 0;
         self.requester.rnr_left = self.attr.rnr_retry;
@@ -555,8 +554,8 @@ impl Qp {
         if self.requester.una == self.cursor_psn() {
             self.requester.ack_deadline = None;
         } else {
-            self.restart_ack_timer(now);
-            self.requester.probe = env.probe_after().map(|after| (now + after, after));
+            self.restart_ack_timer(env.soon());
+            self.requester.probe = env.probe_after().map(|after| (env.now() + after, after));
         }
     }
 
@@ -647,8 +646,19 @@ impl Qp {
     /// Completes the oldest WQE.
     pub(super) fn complete_oldest<E: Env>(&mut self, status: WcStatus, env: &mut E) {
         let position = self.sq.done;
-        let sqe = *self.sq.at(position);
         self.sq.done = position.wrapping_add(1);
+        let sqe = self.sq.at(position);
+        if status == WcStatus::Success
+            && let SendOp::Write(at) = sqe.op
+            && sqe.packets > 1
+            && !sqe.split
+        {
+            self.requester.accepted.add(at, sqe.len);
+        }
+        let told = self.init.sq_sig_all || sqe.flags.contains(SendFlags::SIGNALED);
+        if status == WcStatus::Success && !told {
+            return;
+        }
         let wc = Wc {
             wr_id: sqe.wr_id,
             status,
@@ -658,17 +668,10 @@ impl Qp {
             sq_count: self.sq.done,
             ..Wc::default()
         };
-        if status == WcStatus::Success
-            && let SendOp::Write(at) = sqe.op
-            && sqe.packets > 1
-            && !sqe.split
-        {
-            self.requester.accepted.add(at, sqe.len);
-        }
         if status != WcStatus::Success {
             env.count(Counter::ReqCqeError, 1);
             env.complete(Side::Send, wc, true);
-        } else if self.init.sq_sig_all || sqe.flags.contains(SendFlags::SIGNALED) {
+        } else {
             env.complete(Side::Send, wc, false);
         }
     }
