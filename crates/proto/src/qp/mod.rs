@@ -493,6 +493,10 @@ impl Qp {
         self.note_mark(arrival, env);
         if let Some(psn) = packet.acks {
             self.receive_ack(psn, env);
+            if self.attr.state == QpState::Err {
+                // The retries ran out with it: the request has come too late.
+                return env.count(Counter::DropQpState, 1);
+            }
         }
         if bth.opcode.is_response() {
             self.receive_response(packet, env);
