@@ -291,7 +291,7 @@ fn random_bytes_all_over_the_ring_do_no_harm() {
                 0 => random(),
                 1 => 1 << 63 | random() >> 24,
                 2 => 3 << 62,
-                _ => 1 << 63 | (random() % 121) << 32 | random() % (MAX_PAYLOAD as u64 + 64),
+                _ => 1 << 63 | (random() % 121) << 32 | (random() % (MAX_PAYLOAD as u64 + 64)),
             };
             written.store(at, word, Ordering::Relaxed);
         }
