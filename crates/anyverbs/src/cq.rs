@@ -114,20 +114,20 @@ struct State {
     said_overwrote: bool,
 }
 
-impl State {
-    fn release(&mut self, wc: &Wc) {
-        if wc.opcode.is_recv() {
-            return;
-        }
-        if self.credits.get(self.last).is_none_or(|(qpn, _)| *qpn != wc.qpn) {
-            match self.credits.binary_search_by_key(&wc.qpn, |(qpn, _)| *qpn) {
-                Ok(at) => self.last = at,
-                // Completions of a destroyed queue pair are purged, so all others are here.
-                Err(_) => return,
-            }
-        }
-        self.credits[self.last].1.release(wc.sq_count);
+/// Gives the send slot of a completion back. `last` is the place of the last one's queue pair in `credits`.
+#[inline]
+fn release(credits: &[(Qpn, Arc<SqCredit>)], last: &mut usize, wc: &Wc) {
+    if wc.opcode.is_recv() {
+        return;
     }
+    if credits.get(*last).is_none_or(|(qpn, _)| *qpn != wc.qpn) {
+        match credits.binary_search_by_key(&wc.qpn, |(qpn, _)| *qpn) {
+            Ok(at) => *last = at,
+            // Completions of a destroyed queue pair are purged, so all others are here.
+            Err(_) => return,
+        }
+    }
+    credits[*last].1.release(wc.sq_count);
 }
 
 impl Holdable for CqCell {
@@ -254,14 +254,18 @@ impl CqCell {
         state.last = 0;
     }
 
-    fn take(&self, out: &mut [Wc]) -> usize {
+    #[inline]
+    fn take(&self, most: usize, mut each: impl FnMut(&Wc)) -> usize {
         if !self.any.load(Ordering::Acquire) {
             return 0;
         }
         let mut state = self.state.lock();
-        let n = state.queue.poll(out);
-        out[..n].iter().for_each(|wc| state.release(wc));
-        if state.queue.is_empty() {
+        let State { queue, credits, last, .. } = &mut *state;
+        let n = queue.take(most, |wc| {
+            release(credits, last, wc);
+            each(wc);
+        });
+        if queue.is_empty() {
             self.any.store(false, Ordering::Release);
         }
         n
@@ -276,7 +280,8 @@ impl CqCell {
         while n < out.len()
             && let Some(completion) = state.queue.pop()
         {
-            state.release(&completion.wc);
+            let State { credits, last, .. } = &mut *state;
+            release(credits, last, &completion.wc);
             out[n] = completion;
             n += 1;
         }
@@ -287,6 +292,7 @@ impl CqCell {
     }
 
     /// Polls with `take`, and where that finds nothing once more after the network was asked.
+    #[inline]
     fn poll_with(&self, mut take: impl FnMut() -> usize) -> usize {
         let mut n = take();
         if n == 0 {
@@ -295,7 +301,7 @@ impl CqCell {
         }
         if n == 0 {
             self.yield_when_idle();
-        } else {
+        } else if self.empty_polls.load(Ordering::Relaxed) != 0 {
             self.empty_polls.store(0, Ordering::Relaxed);
         }
         n
@@ -385,11 +391,25 @@ impl Cq {
     /// # Errors
     /// [`CqError::Gone`], [`CqError::Forked`].
     pub fn poll(&self, out: &mut [Wc]) -> Result<usize, CqError> {
+        let mut out = out.iter_mut();
+        self.poll_each(out.len(), |wc| {
+            if let Some(to) = out.next() {
+                *to = *wc;
+            }
+        })
+    }
+
+    /// As [`poll`](Self::poll), of up to `most` completions. `each` must not call the device: the queue is locked.
+    ///
+    /// # Errors
+    /// As for [`poll`](Self::poll).
+    #[inline]
+    pub fn poll_each(&self, most: usize, mut each: impl FnMut(&Wc)) -> Result<usize, CqError> {
         self.0.check()?;
-        if out.is_empty() {
+        if most == 0 {
             return Ok(0);
         }
-        Ok(self.0.poll_with(|| self.0.take(out)))
+        Ok(self.0.poll_with(|| self.0.take(most, &mut each)))
     }
 
     /// As [`poll`](Self::poll), with what the queue was made to keep besides.

@@ -728,6 +728,10 @@ impl Drop for Poster<'_> {
         let Some((mut state, mut call)) = self.inner.take() else { return };
         if self.sends {
             call.send(&mut state);
+        } else if state.link.starved.is_none() {
+            // Receives alone change nothing that others have to know.
+            drop(state);
+            return self.cell.engine.after_unlock();
         }
         // Receives posted for a sender that waits for them.
         if let Some(asked) = state.link.starved.take() {

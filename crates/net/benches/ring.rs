@@ -25,7 +25,7 @@ fn party(registry: &Registry, slot: u8) -> Party {
     Party { endpoint, poller, _slot: slot }
 }
 
-fn push(channel: &Channel, payload: &[u8], count: usize) {
+fn push(channel: &Arc<Channel>, payload: &[u8], count: usize) {
     let mut sender = channel.sender();
     for _ in 0..count {
         let mut reservation = sender.reserve(HEADER.len(), payload.len()).unwrap();

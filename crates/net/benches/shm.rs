@@ -93,7 +93,7 @@ fn cache_line() -> f64 {
 }
 
 #[inline]
-fn push(channel: &Channel, payload: &[u8], batch: usize) -> usize {
+fn push(channel: &Arc<Channel>, payload: &[u8], batch: usize) -> usize {
     let mut sender = channel.sender();
     let mut n = 0;
     while n < batch {
@@ -120,7 +120,7 @@ fn pull(poller: &mut Poller, into: &mut [u8]) -> usize {
 }
 
 /// Nanoseconds of a small message one way, both sides polling.
-fn latency(a: &mut Party, b: &mut Party, to_b: &Channel, to_a: &Channel) -> f64 {
+fn latency(a: &mut Party, b: &mut Party, to_b: &Arc<Channel>, to_a: &Arc<Channel>) -> f64 {
     const N: usize = 5000;
     beside(
         |end| {
@@ -145,7 +145,7 @@ fn latency(a: &mut Party, b: &mut Party, to_b: &Channel, to_a: &Channel) -> f64 
 }
 
 /// Nanoseconds for each of many messages one way.
-fn stream(b: &mut Party, to_b: &Channel, len: usize, batch: usize, total: usize) -> f64 {
+fn stream(b: &mut Party, to_b: &Arc<Channel>, len: usize, batch: usize, total: usize) -> f64 {
     let from = vec![3u8; len];
     let done = AtomicBool::new(false);
     beside(
@@ -214,7 +214,7 @@ fn bare_stream(total: usize) -> f64 {
 }
 
 /// Nanoseconds of a cross-process copy of `len` bytes: through the channel, and by the bare system call.
-fn remote_copy(channel: &Channel, len: usize, total: usize) -> [f64; 2] {
+fn remote_copy(channel: &Arc<Channel>, len: usize, total: usize) -> [f64; 2] {
     let mut from = vec![1u8; len];
     let to = vec![0u8; len];
     let local = [Local { iov_base: from.as_mut_ptr().cast(), iov_len: len }];

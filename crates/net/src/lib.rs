@@ -15,6 +15,7 @@
 //! Everything is non-blocking and close-on-exec; nothing allocates per packet.
 
 pub mod capture;
+mod clock;
 mod cmsg;
 pub mod ethernet;
 pub mod fault;
@@ -31,6 +32,7 @@ pub mod steering;
 mod sys;
 pub mod udp;
 
+pub use clock::CoarseClock;
 pub use interfaces::{Interface, InterfaceAddress, interfaces};
 pub use monitor::AddressMonitor;
 pub use neighbour::ethernet_address;

@@ -82,7 +82,7 @@ impl Party {
     }
 }
 
-fn send(channel: &Channel, payload: &[u8]) -> Result<(), SendError> {
+fn send(channel: &Arc<Channel>, payload: &[u8]) -> Result<(), SendError> {
     let mut sender = channel.sender();
     let mut reservation = sender.reserve(0, payload.len())?;
     reservation.write_payload(0, payload);
@@ -361,7 +361,7 @@ fn connect_raw(socket: &std::os::fd::OwnedFd, name: &str) -> std::io::Result<()>
 }
 
 /// Sends messages of many sizes and checks that they come back in order.
-fn exchange(party: &mut Party, channel: &Channel, messages: u32, sleep: bool) {
+fn exchange(party: &mut Party, channel: &Arc<Channel>, messages: u32, sleep: bool) {
     let payload = |n: u32| n.to_le_bytes().repeat(1 + n as usize * 53 % 15_000);
     let (mut sent, mut received) = (0, 0);
     let deadline = Instant::now() + PATIENCE;

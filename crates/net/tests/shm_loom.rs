@@ -161,6 +161,33 @@ fn a_batch_is_visible_as_a_whole_behind_its_first_message() {
     assert!(SEEN.load(Ordering::Relaxed) > 0);
 }
 
+#[test]
+fn what_is_amended_before_it_is_published_is_seen_amended() {
+    static SEEN: AtomicUsize = AtomicUsize::new(0);
+    check(|| {
+        let (mut writer, mut reader, ..) = ring::<true>(256);
+        let receiver = thread::spawn(move || {
+            for expected in [1u64, 9] {
+                let Some(message) = reader.batch(1).next() else { return };
+                let mut header = [0; 120];
+                assert_eq!(message.header(&mut header), expected.to_le_bytes());
+                SEEN.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let mut last = None;
+        for value in [1u64, 2] {
+            let Ok(mut reservation) = writer.reserve(8, 0) else { unreachable!() };
+            reservation.write_header(&value.to_le_bytes());
+            last = Some(reservation.commit());
+        }
+        assert!(writer.amend(last.unwrap(), 0, &9u64.to_le_bytes()));
+        writer.publish();
+        assert!(!writer.amend(last.unwrap(), 0, &7u64.to_le_bytes()));
+        receiver.join().unwrap();
+    });
+    assert!(SEEN.load(Ordering::Relaxed) > 1);
+}
+
 /// A writer sends one message to a reader that falls asleep: it is found, or the reader is woken.
 fn sleeper<const F: bool>() {
     check(|| {

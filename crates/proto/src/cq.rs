@@ -200,9 +200,23 @@ impl Cq {
 
     /// Moves the oldest completions to `out`; returns how many.
     pub fn poll(&mut self, out: &mut [Wc]) -> usize {
-        let n = out.len().min(self.wcs.len());
-        for (to, wc) in out.iter_mut().zip(self.wcs.drain(..n)) {
-            *to = wc;
+        let mut out = out.iter_mut();
+        self.take(out.len(), |wc| {
+            if let Some(to) = out.next() {
+                *to = *wc;
+            }
+        })
+    }
+
+    /// Takes up to `most` of the oldest completions; returns how many.
+    #[inline]
+    pub fn take(&mut self, most: usize, mut each: impl FnMut(&Wc)) -> usize {
+        let n = most.min(self.wcs.len());
+        for _ in 0..n {
+            if let Some(wc) = self.wcs.front() {
+                each(wc);
+            }
+            self.wcs.pop_front();
         }
         if let Some(details) = &mut self.details {
             details.drain(..n);

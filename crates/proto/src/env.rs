@@ -12,6 +12,7 @@ use crate::payload::Payload;
 use crate::recv_queue::RecvWqe;
 use crate::tag_list::{Tagged, Taken};
 use crate::time::Time;
+use crate::types::Psn;
 use crate::wc::{TmInfo, Wc};
 use crate::wire::packet::Headers;
 use crate::wr::AddressVector;
@@ -71,6 +72,19 @@ pub trait Env {
         headers: &Headers,
         payload: &Payload<'_>,
     ) -> Result<(), TransmitError>;
+
+    /// Lets an ACK of everything up to `psn` go along with the packet that [`transmit`](Self::transmit) took last, if that
+    /// was a request of this queue pair, has not left, and the link can: it arrives as
+    /// [`Incoming::acks`](crate::qp::Incoming::acks). With false it has to be a packet of its own.
+    fn ride(&mut self, psn: Psn) -> bool {
+        let _ = psn;
+        false
+    }
+
+    /// About this moment, where that is cheaper to know than [`now`](Self::now): some milliseconds off. For timeouts.
+    fn soon(&self) -> Time {
+        self.now()
+    }
 
     /// Does a WRITE or READ by itself, in the peer's own memory and without a message, if it can: true, and all was copied.
     ///

@@ -14,7 +14,7 @@ use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::{Arrival, Qp, SqCredit};
 use anyverbs_proto::recv_queue::{RecvQueue, RecvWqe};
 use anyverbs_proto::time::Time;
-use anyverbs_proto::types::{Gid, Qpn};
+use anyverbs_proto::types::{Gid, Psn, Qpn};
 use anyverbs_proto::wc::Wc;
 use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::packet::Headers;
@@ -210,6 +210,11 @@ impl Env for Around<'_> {
 
     fn memory(&self) -> &Arena {
         &self.shared.memory
+    }
+
+    fn ride(&mut self, psn: Psn) -> bool {
+        // The link whose packets may stand for several is the one that takes ACKs along.
+        self.place.segment > 0 && self.net.ride(psn)
     }
 
     fn mrs(&self) -> &MrTable {

@@ -3,11 +3,12 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::time::Time;
-use anyverbs_proto::types::Gid;
+use anyverbs_proto::types::{Gid, Psn};
 use anyverbs_proto::wire::opcode::Operation;
 use anyverbs_proto::wire::packet::{Headers, Packet};
 use rand::rngs::SmallRng;
@@ -88,6 +89,8 @@ pub(crate) struct Delivery {
     pub(crate) to: DeviceId,
     pub(crate) arrival: Arrival,
     pub(crate) bytes: Vec<u8>,
+    /// An ACK that rode with it.
+    pub(crate) acks: Option<Psn>,
 }
 
 /// Links, and the packets on them.
@@ -105,6 +108,10 @@ pub struct Net {
     dead: Vec<DeviceId>,
     /// A packet may stand for several of the path MTU.
     pub(crate) segments: bool,
+    /// The numbers of the packets that the last request of this call has become.
+    last: Option<RangeInclusive<u64>>,
+    /// ACKs that ride, by the number of the packet.
+    riders: BTreeMap<u64, Psn>,
 }
 
 impl fmt::Debug for Net {
@@ -126,6 +133,8 @@ impl Net {
             trace: Trace::default(),
             dead: Vec::new(),
             segments: false,
+            last: None,
+            riders: BTreeMap::new(),
         }
     }
 
@@ -238,11 +247,26 @@ impl Net {
                 arrivals[0] = Some(now + link.delay);
             }
         }
+        let is_request = record.headers.bth.opcode.is_request();
         self.trace.push(record);
+        let first = self.sent + 1;
         for at in arrivals.into_iter().flatten() {
             self.enqueue(at, to, arrival, bytes.clone());
         }
+        self.last = is_request.then_some(first..=self.sent);
         Ok(())
+    }
+
+    /// A call into another queue pair begins.
+    pub(crate) fn forget_last(&mut self) {
+        self.last = None;
+    }
+
+    /// Lets an ACK ride with the last request of this call, and be lost or doubled with it; whether there is one.
+    pub(crate) fn ride(&mut self, psn: Psn) -> bool {
+        let Some(last) = self.last.take() else { return false };
+        self.riders.extend(last.map(|number| (number, psn)));
+        true
     }
 
     pub(crate) fn enqueue(&mut self, at: Time, to: DeviceId, arrival: Arrival, bytes: Vec<u8>) {
@@ -261,7 +285,8 @@ impl Net {
             let due = self.next()? <= now;
             let Reverse(p) = due.then(|| self.queue.pop()).flatten()?;
             if !self.dead.contains(&p.to) {
-                return Some(Delivery { to: p.to, arrival: p.arrival, bytes: p.bytes });
+                let acks = self.riders.remove(&p.number);
+                return Some(Delivery { to: p.to, arrival: p.arrival, bytes: p.bytes, acks });
             }
         }
     }

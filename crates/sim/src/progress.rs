@@ -111,7 +111,7 @@ impl Sim {
                 let mtu = qp.attr().path_mtu.bytes() as usize;
                 let packets =
                     if segments { packet.payload.len().div_ceil(mtu).max(1) as u32 } else { 1 };
-                let packet = Incoming { packets, ..packet };
+                let packet = Incoming { packets, acks: delivery.acks, ..packet };
                 qp.receive(&delivery.arrival, &packet, env);
             });
         }

@@ -326,6 +326,7 @@ impl Sim {
         let (before, rest) = self.devices.split_at_mut(id.device.0);
         let (device, behind) = rest.split_first_mut().expect("the device is one of them");
         let QpSlot { qp, place, .. } = device.qps[id.index].as_mut().expect("the queue pair lives");
+        self.net.forget_last();
         let mut env = Around {
             now: self.now,
             shared: &mut device.shared,

@@ -16,13 +16,14 @@ use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::recv_queue::RecvWqe;
 use anyverbs_proto::tag_list::{Tagged, Taken};
 use anyverbs_proto::time::Time;
-use anyverbs_proto::types::Qpn;
+use anyverbs_proto::types::{Psn, Qpn};
 use anyverbs_proto::wc::{TmInfo, Wc};
 use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wr::AddressVector;
 use parking_lot::MutexGuard;
 
 use super::Engine;
+use super::owed::Debt;
 use super::timers::Registered;
 use crate::comp_cntr::Attached;
 use crate::link::direct::{self, PublishedQp};
@@ -86,8 +87,10 @@ pub(crate) struct Link {
     pub(crate) catch_up: (Option<u64>, Option<Time>),
     /// Its peer's process has ended: what still waits for it then fails.
     pub(crate) doomed: Option<Time>,
-    /// On the engine's list of those that owe an ACK, or have small sends to gather.
-    pub(crate) owed: bool,
+    /// It owes an ACK, or has small sends to gather.
+    pub(crate) debt: Debt,
+    /// As `debt`, to queue pairs of this process.
+    pub(crate) owed_inproc: bool,
     /// Has small sends to gather.
     pub(crate) gathers: bool,
     /// A credit probe that found no receives: the answer changes when some are posted.
@@ -188,9 +191,7 @@ impl<'a> Call<'a> {
             return machine.transmit(&mut self.env(link));
         }
         if !std::mem::replace(&mut link.gathers, true) {
-            if !std::mem::replace(&mut link.owed, true) {
-                self.cell.engine.add_owed(self.cell.qpn);
-            }
+            self.cell.engine.note_owing(self.cell.qpn, &mut link.debt, true);
             self.cell.engine.look_after_owed();
         }
     }
@@ -213,13 +214,11 @@ impl<'a> Call<'a> {
         {
             engine.add_timer(deadline, self.cell.qpn);
         }
-        if machine.owes_ack() && !link.owed {
-            link.owed = true;
-            if link.is_inproc() {
-                engine.inproc.owe(self.cell.qpn);
-            } else {
-                engine.add_owed(self.cell.qpn);
-            }
+        let owes = machine.owes_ack();
+        if !link.is_inproc() {
+            engine.note_owing(self.cell.qpn, &mut link.debt, owes || link.gathers);
+        } else if owes && !std::mem::replace(&mut link.owed_inproc, true) {
+            engine.inproc.owe(self.cell.qpn);
         }
     }
 
@@ -228,6 +227,7 @@ impl<'a> Call<'a> {
         let engine = self.cell.engine;
         self.out.flush(engine);
         engine.withdraw_qp(self.cell.qpn, &mut state.link.published);
+        engine.note_owing(self.cell.qpn, &mut state.link.debt, false);
         state.link.leave_path();
         let unsettled = state.link.published.take_unsettled();
         drop(state);
@@ -251,6 +251,15 @@ pub(crate) struct DeviceEnv<'a> {
     now: &'a Cell<Option<Time>>,
     out: &'a mut Outbox,
     link: &'a mut Link,
+}
+
+/// The moment of a call.
+fn now(engine: &Engine, known: &Cell<Option<Time>>) -> Time {
+    known.get().unwrap_or_else(|| {
+        let now = engine.now();
+        known.set(Some(now));
+        now
+    })
 }
 
 impl DeviceEnv<'_> {
@@ -277,11 +286,17 @@ impl Env for DeviceEnv<'_> {
     type Memory = ProcessMemory;
 
     fn now(&self) -> Time {
-        self.now.get().unwrap_or_else(|| {
-            let now = self.engine.now();
-            self.now.set(Some(now));
-            now
-        })
+        now(self.engine, self.now)
+    }
+
+    fn soon(&self) -> Time {
+        self.now
+            .get()
+            .unwrap_or_else(|| Time::from_nanos(self.engine.coarse.soon().as_nanos() as u64))
+    }
+
+    fn ride(&mut self, psn: Psn) -> bool {
+        self.out.shm.ride(psn)
     }
 
     fn memory(&self) -> &ProcessMemory {
@@ -302,7 +317,6 @@ impl Env for DeviceEnv<'_> {
             // It is on a list already, and will be called.
             return Err(TransmitError::Blocked);
         }
-        let now = self.now();
         let dest = headers.bth.dest_qpn;
         if !self.is_connected() {
             self.route_datagram(av, dest);
@@ -315,9 +329,11 @@ impl Env for DeviceEnv<'_> {
         let (engine, reliable) = (self.engine, self.cell.qp_type.is_reliable());
         let sent = match (route, &engine.shm) {
             (Route::Shm(route), Some(shm)) => {
-                let out = &mut self.out.shm;
-                match route.send(out, engine, shm, self.cell.qpn, reliable, now, headers, payload) {
-                    Ok(bytes) => Ok(bytes),
+                let (out, qpn) = (&mut self.out.shm, self.cell.qpn);
+                let now = || now(engine, self.now);
+                match route.send(out, engine, shm, qpn, reliable, now, headers, payload) {
+                    // It counts by itself.
+                    Ok(()) => return Ok(()),
                     Err(Refused::Transmit(error)) => Err(error),
                     Err(Refused::Reroute) => {
                         self.link.reroute(engine, av, dest);
@@ -335,6 +351,7 @@ impl Env for DeviceEnv<'_> {
                 self.engine.inproc.send(self.engine, self.cell.qpn, reliable, av, headers, payload)
             }
             (Route::Udp(udp), _) => {
+                let now = now(engine, self.now);
                 self.out.send(self.engine, udp, self.cell.qpn, reliable, now, headers, payload)
             }
         };

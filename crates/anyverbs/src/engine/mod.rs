@@ -18,16 +18,18 @@ pub(crate) mod pace;
 pub(crate) mod path;
 mod progress;
 mod qp_table;
+mod ring;
 mod srq_table;
 pub(crate) mod timers;
 pub(crate) mod waiter;
 mod worker;
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use anyverbs_net::{PortOptions, Services, Slot, UdpPort};
+use anyverbs_net::{CoarseClock, PortOptions, Services, Slot, UdpPort};
 use anyverbs_proto::cm::CmConfig;
 use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::mr::MrTable;
@@ -142,9 +144,10 @@ pub(crate) struct Engine {
     pub(crate) paths: Paths,
     timers: Timers,
     rx: Mutex<RxState>,
-    /// Queue pairs that owe an ACK to a peer in another process.
-    owed: Mutex<Vec<Qpn>>,
-    owed_len: AtomicU32,
+    /// Queue pairs that owe an ACK to a peer in another process, or did.
+    owed: Mutex<VecDeque<Qpn>>,
+    /// How many of them do.
+    owing: AtomicU32,
     /// Those of them that some thread is seeing to. Locked after `owed`.
     acking: Mutex<Vec<Qpn>>,
     /// CQs that have overrun, whose queue pairs must fail.
@@ -155,6 +158,8 @@ pub(crate) struct Engine {
     contexts: Mutex<Vec<Weak<ContextCell>>>,
     pds: AtomicU32,
     start: Instant,
+    /// Begun with `start`.
+    pub(crate) coarse: CoarseClock,
     worker: Shared,
     farewell: Farewell,
     /// When the socket was last found empty with no ACK owed, in nanoseconds.
@@ -293,8 +298,8 @@ impl Engine {
             paths: Paths::default(),
             timers: Timers::new(),
             rx: Mutex::new(rx),
-            owed: Mutex::new(Vec::with_capacity(64)),
-            owed_len: AtomicU32::new(0),
+            owed: Mutex::new(VecDeque::with_capacity(64)),
+            owing: AtomicU32::new(0),
             acking: Mutex::new(Vec::with_capacity(8)),
             overrun: Mutex::new(Vec::new()),
             any_overrun: AtomicBool::new(false),
@@ -302,6 +307,7 @@ impl Engine {
             contexts: Mutex::new(Vec::new()),
             pds: AtomicU32::new(1),
             start: Instant::now(),
+            coarse: CoarseClock::new(),
             worker,
             farewell: Farewell::default(),
             rx_empty_at: AtomicU64::new(0),

@@ -13,6 +13,15 @@ use crate::qp::State;
 /// How long the end of the process waits for a lock.
 const EXIT_PATIENCE: Duration = Duration::from_millis(2);
 
+/// What a queue pair owes, under its lock.
+#[derive(Debug, Default)]
+pub(crate) struct Debt {
+    owes: bool,
+    /// On the list. One whose debt was paid stays there until somebody looks: where programs answer each other, it will owe
+    /// again with the next message, and pay with its reply.
+    listed: bool,
+}
+
 /// Which ACKs leave.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Acks {
@@ -24,7 +33,8 @@ enum Acks {
 /// Sends what a queue pair owes.
 fn pay(state: &mut State, call: &mut Call<'_>, acks: Acks) {
     let State { machine, link, .. } = state;
-    link.owed = false;
+    link.debt.listed = false;
+    link.owed_inproc = false;
     if std::mem::take(&mut link.gathers) {
         machine.transmit(&mut call.env(link));
     }
@@ -39,10 +49,20 @@ impl Engine {
         self.with_qp(qpn, |state, call| pay(state, call, Acks::All));
     }
 
-    pub(super) fn add_owed(&self, qpn: Qpn) {
-        let mut owed = self.owed.lock();
-        owed.push(qpn);
-        self.owed_len.store(owed.len() as u32, Ordering::SeqCst);
+    /// Notes whether a queue pair owes something.
+    #[inline]
+    pub(super) fn note_owing(&self, qpn: Qpn, debt: &mut Debt, owes: bool) {
+        if owes && !debt.listed {
+            debt.listed = true;
+            self.owed.lock().push_back(qpn);
+        }
+        if std::mem::replace(&mut debt.owes, owes) != owes {
+            if owes {
+                self.owing.fetch_add(1, Ordering::SeqCst);
+            } else {
+                self.owing.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
     }
 
     /// The worker is to look soon whether something is still owed, if nobody polls.
@@ -51,14 +71,13 @@ impl Engine {
     }
 
     pub(super) fn owes(&self) -> bool {
-        self.owed_len.load(Ordering::SeqCst) > 0
+        self.owing.load(Ordering::SeqCst) > 0
     }
 
     fn pop_owed(&self) -> Option<Qpn> {
         let mut owed = self.owed.lock();
-        let qpn = owed.pop()?;
+        let qpn = owed.pop_front()?;
         self.acking.lock().push(qpn);
-        self.owed_len.store(owed.len() as u32, Ordering::SeqCst);
         Some(qpn)
     }
 
@@ -74,7 +93,8 @@ impl Engine {
         if !self.owes() {
             return;
         }
-        for _ in 0..self.owed_len.load(Ordering::SeqCst) {
+        let listed = self.owed.lock().len();
+        for _ in 0..listed {
             let Some(qpn) = self.pop_owed() else { break };
             self.with_qp(qpn, |state, call| pay(state, call, acks));
             self.done_owed(qpn);

@@ -38,8 +38,6 @@ const FORWARD_BUDGET: usize = 32;
 /// the clock costs a tenth of an empty poll.
 const CLOCK_EVERY: u32 = 16;
 
-/// Bytes of one ring that are delivered before their place is given back to its writer.
-const RING_BYTES: usize = 64 << 10;
 /// Empty looks at the sockets after which a caller looks only every [`LOOK_EVERY`], as long as the same-host link is busy:
 /// a look is two system calls, and costs more than a message there.
 const QUIET_AFTER: u32 = 64;
@@ -54,6 +52,8 @@ pub(super) struct RxState {
     batch: RxBatch,
     /// Of the same-host link.
     poller: Option<Poller>,
+    /// The queue pair of its last message.
+    last: Option<Arc<QpCell>>,
     /// Processes that it has lost.
     closed: Vec<(Arc<Channel>, Closed)>,
     /// Calls since its last message.
@@ -81,6 +81,7 @@ impl RxState {
         Ok(Self {
             batch,
             poller,
+            last: None,
             closed: Vec::new(),
             since_shm: u32::MAX,
             empty_looks: 0,
@@ -107,7 +108,9 @@ enum Received<'a> {
 impl Engine {
     /// A caller's poll found nothing: does what the network and the clock ask for.
     pub(crate) fn poll_progress(&'static self) {
-        let polls = self.lease.fetch_add(1, Ordering::SeqCst);
+        // A count that two threads make at once may be lost: what matters is that it moves.
+        let polls = self.lease.load(Ordering::Relaxed).wrapping_add(1);
+        self.lease.store(polls, Ordering::Release);
         if self.inproc.is_pending() {
             self.inproc.drain(self, false);
         }
@@ -188,6 +191,7 @@ impl Engine {
         let RxState {
             batch,
             poller,
+            last,
             closed,
             since_shm,
             empty_looks,
@@ -203,14 +207,14 @@ impl Engine {
         *calls = calls.wrapping_add(1);
         let thorough = every || calls.is_multiple_of(CLOCK_EVERY);
         // Before anything is read: what is found empty was so no earlier than this.
-        let mut now = thorough.then(|| self.now());
+        let now = thorough.then(|| self.now());
         let mut by_shm = 0;
         if let Some(poller) = poller {
             if !worker && poller.is_armed() && self.worker.is_shm_spent() {
                 // The worker knows that somebody polls; the peers need not wake it.
                 poller.disarm();
             }
-            by_shm = self.receive_shm(poller, &mut now, probes, resume);
+            by_shm = self.receive_shm(poller, last, probes, resume);
             *since_shm = if by_shm > 0 { 0 } else { since_shm.saturating_add(1) };
             while let Some(event) = poller.next_event() {
                 by_shm += 1;
@@ -229,6 +233,16 @@ impl Engine {
             && *since_shm < IDLE_AFTER
             && *empty_looks >= QUIET_AFTER
             && now.is_none_or(|now| now < *looked_at + LOOK_EVERY);
+        if quiet && now.is_none() && closed.is_empty() && probes.is_empty() && resume.is_empty() {
+            // Nothing but messages through shared memory, if any: the likely case of a program that polls.
+            *since_acks += by_shm;
+            let acks_due = *since_acks >= ACK_EVERY || by_shm == 0;
+            if acks_due {
+                *since_acks = 0;
+            }
+            drop(rx);
+            return self.end_receive(false, by_shm, acks_due);
+        }
         let received = match (quiet, every) {
             (true, _) => Ok(0),
             (false, true) => self.port.receive(batch),
@@ -324,6 +338,12 @@ impl Engine {
                 self.resume(qpn);
             }
         }
+        self.end_receive(worker, n, acks_due)
+    }
+
+    /// What follows receiving `n` datagrams or messages.
+    #[inline]
+    fn end_receive(&'static self, worker: bool, n: usize, acks_due: bool) -> usize {
         if acks_due {
             self.flush_owed();
         } else if !worker && self.worker.is_asleep() {
@@ -334,65 +354,6 @@ impl Engine {
             self.after_unlock();
         }
         n
-    }
-
-    /// Takes what other processes of this host have written; how many messages.
-    fn receive_shm(
-        &'static self,
-        poller: &mut Poller,
-        now: &mut Option<Time>,
-        probes: &mut Vec<Asked>,
-        resume: &mut Vec<Qpn>,
-    ) -> usize {
-        poller.poll(|_, mut batch| {
-            let mut taken = 0;
-            let mut packets = 0;
-            let mut bytes = 0;
-            let messages = std::iter::from_fn(|| {
-                if taken >= RING_BYTES {
-                    return None;
-                }
-                let message = batch.next()?;
-                taken += message.payload_len();
-                Some(message)
-            });
-            self.deliver_at(
-                *now.get_or_insert_with(|| self.now()),
-                messages.filter_map(|message| match shm::parse(&message) {
-                    Some(shm::Received::Packet(arrival, packet)) => {
-                        let qpn = packet.headers.bth.dest_qpn;
-                        if qpn == Qpn::MULTICAST || qpn == Qpn::GSI {
-                            // These come by UDP.
-                            self.count(Counter::DropMalformed, 1);
-                            return None;
-                        }
-                        packets += 1;
-                        bytes += packet.len() as u64;
-                        if is_one_sided(packet.headers.bth.opcode.code()) {
-                            self.worker.note_one_sided();
-                        }
-                        Some((arrival, packet))
-                    }
-                    Some(shm::Received::Credit(arrival, packet)) => {
-                        let (from, to_us) = (arrival.source.to_ip(), arrival.destination.to_ip());
-                        if packet.is_probe {
-                            probes.push(Asked { packet, from, scope_id: 0, to_us, by_shm: true });
-                        } else {
-                            let Probe { bytes, messages } = packet.counts;
-                            self.paths.echo(from, packet.from, bytes, messages, resume);
-                        }
-                        None
-                    }
-                    None => {
-                        self.count(Counter::DropMalformed, 1);
-                        None
-                    }
-                }),
-            );
-            self.count(Counter::ShmRcvdPkts, packets);
-            self.count(Counter::RcvdPkts, packets);
-            self.count(Counter::RcvdBytes, bytes);
-        })
     }
 
     /// Another process of this host has ended, or given the link up: its connections learn it.
@@ -715,6 +676,6 @@ fn rides(packet: &Incoming<'_>, before: &Incoming<'_>) -> bool {
 }
 
 /// WRITE, READ, atomics: the program may be waiting for them without polling.
-fn is_one_sided(opcode: u8) -> bool {
+pub(super) fn is_one_sided(opcode: u8) -> bool {
     matches!(opcode & 0x1f, 0x06..=0x0c | 0x13 | 0x14)
 }

@@ -1,13 +1,15 @@
 //! The same-host link: packets to other processes of this user, through shared memory.
 //!
 //! A message of the ring is a packet without pad and ICRC: in front of its headers the addresses that it would have on
-//! the wire. Its payload may be as long as [`SEGMENT`]; the packet then stands for as many as it fills at the path MTU,
+//! the wire, and room for the ACK of what came before: one that the responder owes goes along with its program's reply, in
+//! the same cache line. Its payload may be as long as [`SEGMENT`]; the packet then stands for as many as it fills at the path MTU,
 //! which it says. So PSNs are the same on every link, and the two ends of a connection need not agree on one.
 //!
 //! Nothing is lost on the way, but for a peer that has not read for [`PATIENCE`]: what is sent to it then vanishes, and
 //! connections end by their retries, as they would on a network.
 
 use std::io;
+use std::mem;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,15 +17,17 @@ use std::time::{Duration, Instant};
 
 use anyverbs_net::Slot;
 use anyverbs_net::shm::{
-    Channel, Closed, Config, ConnectError, Endpoint, MAX_HEADER, Message, Poller, SendError, Sender,
+    Channel, Closed, Committed, Config, ConnectError, Endpoint, MAX_HEADER, Message, Poller,
+    SendError, Sender,
 };
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::env::TransmitError;
 use anyverbs_proto::payload::{Data, Payload};
 use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::time::Time;
-use anyverbs_proto::types::{Gid, Qpn};
+use anyverbs_proto::types::{Gid, Psn, Qpn};
 use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
 use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wr::AddressVector;
 use parking_lot::Mutex;
@@ -50,8 +54,12 @@ pub(crate) const GRACE: Duration = Duration::from_millis(250);
 /// How long a process without this link is not asked again for the sake of a datagram.
 const ABSENCE: Duration = Duration::from_secs(1);
 
-/// Flow label with the family above it, traffic class, hop limit, count of packets; then the addresses.
-const FIXED: usize = 8;
+/// Flow label with the family above it, traffic class, hop limit, count of packets, the ACK that goes along; then the
+/// addresses.
+const FIXED: usize = 12;
+/// Where the ACK is: 0, or a 1 and the PSN up to which it goes.
+const RIDER: usize = 8;
+const RIDES: u8 = 1;
 const V4: u8 = 0x40;
 const V6: u8 = 0x60;
 
@@ -110,10 +118,6 @@ impl Peer {
 
     pub(crate) fn is_open(&self) -> bool {
         self.channel.closed().is_none()
-    }
-
-    fn flush(&self) {
-        self.channel.sender().flush();
     }
 }
 
@@ -242,34 +246,68 @@ impl Shm {
     }
 }
 
-/// What is committed to a ring and not shown to its reader.
+/// What is committed to a ring and not shown to its reader. The ring stays locked from the first message on.
 #[derive(Debug, Default)]
 pub(crate) struct Unflushed {
-    peer: Option<Arc<Peer>>,
+    sender: Option<Sender>,
     bytes: usize,
+    /// The last message, if an ACK of its queue pair may go along.
+    carrier: Option<Committed>,
+    /// Packets and bytes that are to be counted.
+    packets: u64,
+    counted: u64,
 }
 
 impl Unflushed {
-    pub(crate) fn flush(&mut self) {
-        self.bytes = 0;
-        if let Some(peer) = self.peer.take() {
-            peer.flush();
+    #[inline]
+    pub(crate) fn flush(&mut self, engine: &Engine) {
+        if let Some(mut sender) = self.sender.take() {
+            sender.flush();
+            drop(sender);
+            self.bytes = 0;
+            self.carrier = None;
+        }
+        if self.packets > 0 {
+            let (packets, bytes) = (mem::take(&mut self.packets), mem::take(&mut self.counted));
+            engine.count(Counter::ShmSentPkts, packets);
+            engine.count(Counter::SentPkts, packets);
+            engine.count(Counter::SentBytes, bytes);
         }
     }
 
-    /// Notes a message in the ring of `peer`, which `sender` has locked.
-    fn note(&mut self, peer: &Arc<Peer>, sender: &mut Sender<'_>, bytes: usize) {
-        if self.peer.as_ref().is_some_and(|other| !Arc::ptr_eq(other, peer)) {
-            self.flush();
-        }
-        self.bytes += bytes;
-        if self.bytes >= SHOW_AFTER {
+    /// The sending side to `peer`.
+    #[inline]
+    fn sender(&mut self, peer: &Peer) -> &mut Sender {
+        if self.sender.as_ref().is_some_and(|sender| !sender.is_of(&peer.channel))
+            && let Some(mut other) = self.sender.take()
+        {
+            other.flush();
             self.bytes = 0;
-            self.peer = None;
-            sender.flush();
-        } else if self.peer.is_none() {
-            self.peer = Some(Arc::clone(peer));
         }
+        self.carrier = None;
+        self.sender.get_or_insert_with(|| peer.channel.sender())
+    }
+
+    /// Notes `bytes` of payload.
+    #[inline]
+    fn note(&mut self, bytes: usize) {
+        self.bytes += bytes;
+        if self.bytes >= SHOW_AFTER
+            && let Some(sender) = &mut self.sender
+        {
+            self.bytes = 0;
+            sender.flush();
+        }
+    }
+
+    /// Adds an ACK of everything up to `psn` to the last request; whether that could be.
+    #[inline]
+    pub(crate) fn ride(&mut self, psn: Psn) -> bool {
+        let (Some(sender), Some(carrier)) = (&mut self.sender, self.carrier.take()) else {
+            return false;
+        };
+        let [_, a, b, c] = psn.get().to_be_bytes();
+        sender.amend(carrier, RIDER, &[RIDES, a, b, c])
     }
 }
 
@@ -328,7 +366,7 @@ impl ShmRoute {
         self.source
     }
 
-    /// Puts a packet into the ring; how long it is.
+    /// Puts a packet into the ring.
     #[expect(clippy::too_many_arguments, reason = "the parts of one packet")]
     pub(crate) fn send(
         &self,
@@ -337,10 +375,10 @@ impl ShmRoute {
         shm: &Shm,
         from: Qpn,
         reliable: bool,
-        now: Time,
+        now: impl Fn() -> Time,
         headers: &Headers,
         payload: &Payload<'_>,
-    ) -> Result<usize, Refused> {
+    ) -> Result<(), Refused> {
         let mut head = [0; MAX_HEADER];
         let at = self.front.write(&mut head);
         let end = at + headers.emit(&mut head[at..]);
@@ -354,7 +392,7 @@ impl ShmRoute {
         let opcode = headers.bth.opcode;
         let mut probe = None;
         if !reliable {
-            match self.path.ask(end + len, from, dest, takes_recv(opcode), now) {
+            match self.path.ask(end + len, from, dest, takes_recv(opcode), now()) {
                 Credit::Send(with) => probe = with,
                 Credit::Blocked(with, until) => {
                     if let Some(counts) = with {
@@ -365,30 +403,30 @@ impl ShmRoute {
                 }
             }
         }
-        let mut sender = self.peer.channel.sender();
-        loop {
+        let sender = out.sender(&self.peer);
+        let message = loop {
             match sender.reserve(end, len) {
                 Ok(mut room) => {
-                    room.write_header(&head[..end]);
+                    room.write_front(&head);
                     if len > 0 {
                         let to = room.payload_ptr() as u64;
                         payload
                             .copy_to_addr(&engine.mrs, &engine.memory, to)
                             .map_err(TransmitError::from)?;
                     }
-                    room.commit();
-                    break;
+                    break room.commit();
                 }
                 Err(SendError::Full) => {
                     let mut waiting = self.peer.waiting.lock();
                     if waiting.stalled {
-                        return Ok(0);
+                        return Ok(());
                     }
                     if waiting.asked.is_some() {
                         waiting.blocked.push(from);
                         return Err(TransmitError::Blocked.into());
                     }
                     // Room that came before the question may not be told.
+                    let now = now();
                     waiting.asked = Some(now);
                     sender.ask_for_room();
                     drop(waiting);
@@ -404,11 +442,11 @@ impl ShmRoute {
                         Some(Gone::Dead)
                             if reliable
                                 && !opcode.is_response()
-                                && waiting.grace.is_some_and(|until| now >= until) =>
+                                && waiting.grace.is_some_and(|until| now() >= until) =>
                         {
                             Err(TransmitError::PeerGone.into())
                         }
-                        Some(Gone::Dead) => Ok(0),
+                        Some(Gone::Dead) => Ok(()),
                         None => {
                             // The last that it sent may not be read yet.
                             waiting.blocked.push(from);
@@ -418,17 +456,18 @@ impl ShmRoute {
                 }
                 Err(error) => {
                     debug_assert!(false, "no segment is longer than a ring takes: {error}");
-                    return Ok(0);
+                    return Ok(());
                 }
             }
-        }
-        out.note(&self.peer, &mut sender, len);
-        drop(sender);
-        engine.count(Counter::ShmSentPkts, 1);
+        };
+        out.carrier = opcode.is_request().then_some(message);
+        out.packets += 1;
+        out.counted += (end - at + len) as u64;
+        out.note(len);
         if let Some(counts) = probe {
             self.credit(out, CreditPacket { is_probe: true, dest, from, counts });
         }
-        Ok(end - at + len)
+        Ok(())
     }
 
     fn credit(&self, out: &mut Unflushed, packet: CreditPacket) {
@@ -437,16 +476,14 @@ impl ShmRoute {
     }
 }
 
-fn put_credit(peer: &Arc<Peer>, front: &Front, out: &mut Unflushed, packet: CreditPacket) -> bool {
+fn put_credit(peer: &Peer, front: &Front, out: &mut Unflushed, packet: CreditPacket) -> bool {
     let mut head = [0; MAX_HEADER];
     let at = front.write(&mut head);
     let end = at + CreditPacket::LEN;
     packet.emit(&mut head[at..end]);
-    let mut sender = peer.channel.sender();
-    let Ok(mut room) = sender.reserve(end, 0) else { return false };
+    let Ok(mut room) = out.sender(peer).reserve(end, 0) else { return false };
     room.write_header(&head[..end]);
     room.commit();
-    out.note(peer, &mut sender, 0);
     true
 }
 
@@ -495,56 +532,120 @@ impl Front {
     }
 
     fn write(&self, into: &mut [u8; MAX_HEADER]) -> usize {
-        into[..self.len].copy_from_slice(&self.bytes[..self.len]);
+        // All of it: its length is known here, and what follows overwrites the rest.
+        into[..self.bytes.len()].copy_from_slice(&self.bytes);
         self.len
     }
 }
 
-/// What a message is.
+/// What a message was.
 #[derive(Debug)]
-pub(crate) enum Received<'a> {
-    Packet(Arrival, Incoming<'a>),
-    Credit(Arrival, CreditPacket),
+pub(crate) enum Received {
+    /// The packet that is in the inbox.
+    Packet,
+    Credit(CreditPacket),
 }
 
-/// Reads a message. None for nonsense.
-///
-/// The payload is good as long as the message is in the ring.
-pub(crate) fn parse<'a>(message: &Message<'a>) -> Option<Received<'a>> {
-    let mut head = [0; MAX_HEADER];
-    let len = message.payload_len();
-    let payload = Data::Shared { addr: message.payload_ptr() as u64, len };
-    parse_header(message.header(&mut head), payload)
+/// A packet, as it was read last: it stays where it is, since its parts are long to move about.
+#[derive(Debug)]
+pub(crate) struct Inbox<'a> {
+    pub(crate) arrival: Arrival,
+    pub(crate) packet: Incoming<'a>,
+    /// Bytes of the packet's headers.
+    pub(crate) headers_len: usize,
+    /// What `arrival` was read from, of a packet by IPv4: the next one likely begins with the same.
+    front: [u8; FIXED + 8],
 }
 
-fn parse_header<'a>(head: &[u8], payload: Data<'a>) -> Option<Received<'a>> {
-    let (fixed, rest) = head.split_first_chunk::<FIXED>()?;
-    let (source, destination, rest) = match fixed[0] {
-        V4 => {
-            let (addresses, rest) = rest.split_first_chunk::<8>()?;
-            let [a, b, c, d, e, f, g, h] = *addresses;
-            let gid = |ip: Ipv4Addr| Gid::from(IpAddr::V4(ip));
-            (gid([a, b, c, d].into()), gid([e, f, g, h].into()), rest)
+impl<'a> Inbox<'a> {
+    pub(crate) fn new() -> Self {
+        let any = Opcode::new(Service::Rc, Operation::Ack);
+        let (source, destination) = (Gid::ZERO, Gid::ZERO);
+        Self {
+            arrival: Arrival { source, destination, traffic_class: 0, hop_limit: 0, flow_label: 0 },
+            packet: Incoming {
+                headers: Headers::new(Bth::new(any, Qpn::default(), Psn::default())),
+                payload: Data::Bytes(&[]),
+                packets: 1,
+                acks: None,
+            },
+            headers_len: 0,
+            front: [0; FIXED + 8],
         }
-        V6 => {
-            let (source, rest) = rest.split_first_chunk()?;
-            let (destination, rest) = rest.split_first_chunk()?;
-            (Gid(*source), Gid(*destination), rest)
+    }
+
+    /// Reads a message. None for nonsense.
+    ///
+    /// The payload is good as long as the message is in the ring.
+    #[inline]
+    pub(crate) fn read(&mut self, message: &Message<'a>) -> Option<Received> {
+        let mut head = [0; MAX_HEADER];
+        let len = message.payload_len();
+        let payload = Data::Shared { addr: message.payload_ptr() as u64, len };
+        self.parse(message.header(&mut head), payload)
+    }
+
+    #[inline]
+    fn parse(&mut self, head: &[u8], payload: Data<'a>) -> Option<Received> {
+        let (fixed, rest) = head.split_first_chunk::<FIXED>()?;
+        let rest = match rest.split_first_chunk::<8>() {
+            Some((addresses, rest))
+                if self.front[..6] == fixed[..6] && self.front[FIXED..] == *addresses =>
+            {
+                rest
+            }
+            _ => self.read_arrival(fixed, rest)?,
+        };
+        if let Some(credit) = CreditPacket::parse(rest) {
+            return Some(Received::Credit(credit));
         }
-        _ => return None,
-    };
-    let flow_label = u32::from_be_bytes([0, fixed[1], fixed[2], fixed[3]]);
-    let (traffic_class, hop_limit) = (fixed[4], fixed[5]);
-    let arrival = Arrival { source, destination, traffic_class, hop_limit, flow_label };
-    if let Some(credit) = CreditPacket::parse(rest) {
-        return Some(Received::Credit(arrival, credit));
+        let packet = &mut self.packet;
+        packet.headers.parse_from(rest, payload.len()).ok()?;
+        packet.packets = u32::from(u16::from_be_bytes([fixed[6], fixed[7]]));
+        packet.payload = payload;
+        packet.acks = match fixed[RIDER] {
+            0 => None,
+            RIDES if packet.headers.bth.opcode.is_request() => {
+                Some(Psn::new(u32::from_be_bytes([
+                    0,
+                    fixed[RIDER + 1],
+                    fixed[RIDER + 2],
+                    fixed[RIDER + 3],
+                ])))
+            }
+            _ => return None,
+        };
+        self.headers_len = rest.len();
+        (packet.packets > 0).then_some(Received::Packet)
     }
-    let headers = Headers::parse(rest, payload.len()).ok()?;
-    let packets = u32::from(u16::from_be_bytes([fixed[6], fixed[7]]));
-    if packets == 0 {
-        return None;
+
+    /// Reads how a packet came, and returns what follows that.
+    fn read_arrival<'b>(&mut self, fixed: &[u8; FIXED], rest: &'b [u8]) -> Option<&'b [u8]> {
+        self.front = [0; FIXED + 8];
+        let rest = match fixed[0] {
+            V4 => {
+                let (addresses, rest) = rest.split_first_chunk::<8>()?;
+                let [a, b, c, d, e, f, g, h] = *addresses;
+                let gid = |ip: Ipv4Addr| Gid::from(IpAddr::V4(ip));
+                self.arrival.source = gid([a, b, c, d].into());
+                self.arrival.destination = gid([e, f, g, h].into());
+                self.front[..6].copy_from_slice(&fixed[..6]);
+                self.front[FIXED..].copy_from_slice(addresses);
+                rest
+            }
+            V6 => {
+                let (source, rest) = rest.split_first_chunk()?;
+                let (destination, rest) = rest.split_first_chunk()?;
+                self.arrival.source = Gid(*source);
+                self.arrival.destination = Gid(*destination);
+                rest
+            }
+            _ => return None,
+        };
+        self.arrival.flow_label = u32::from_be_bytes([0, fixed[1], fixed[2], fixed[3]]);
+        (self.arrival.traffic_class, self.arrival.hop_limit) = (fixed[4], fixed[5]);
+        Some(rest)
     }
-    Some(Received::Packet(arrival, Incoming { headers, payload, packets }))
 }
 
 /// What a closed channel says about its peer.
@@ -553,5 +654,128 @@ pub(crate) fn reason(closed: Closed) -> Gone {
         Closed::Version | Closed::Refused => Gone::Unwilling,
         // The process might live, but nothing that it says can be trusted.
         _ => Gone::Dead,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyverbs_proto::wire::aeth::{Aeth, Syndrome};
+    use anyverbs_proto::wire::reth::Reth;
+
+    const ADDR: u64 = 0x1000;
+
+    fn arrival(last: u8) -> Arrival {
+        let gid = |last| Gid::from(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)));
+        Arrival {
+            source: gid(last),
+            destination: gid(9),
+            traffic_class: 4,
+            hop_limit: 64,
+            flow_label: 0xabcde,
+        }
+    }
+
+    fn message(arrival: &Arrival, headers: &Headers, len: usize) -> Vec<u8> {
+        let mut head = [0; MAX_HEADER];
+        let at = Front::new(arrival).write(&mut head);
+        let end = at + headers.emit(&mut head[at..]);
+        head[at + 1] = head[at + 1] & !0x30 | Bth::pad_of(len) << 4;
+        head[..end].to_vec()
+    }
+
+    fn send() -> Headers {
+        let opcode = Opcode::new(Service::Rc, Operation::SendOnly);
+        Headers::new(Bth::new(opcode, Qpn::new(0x01_0203), Psn::new(77)))
+    }
+
+    fn write() -> Headers {
+        let opcode = Opcode::new(Service::Rc, Operation::WriteOnly);
+        let mut headers = Headers::new(Bth::new(opcode, Qpn::new(0x01_0204), Psn::new(78)));
+        headers.reth = Some(Reth { va: 1, rkey: 2, len: 3 });
+        headers
+    }
+
+    fn payload(len: usize) -> Data<'static> {
+        Data::Shared { addr: ADDR, len }
+    }
+
+    #[test]
+    fn packets_are_read_one_after_the_other_into_one_inbox() {
+        let v6 = Arrival { source: Gid([7; 16]), ..arrival(1) };
+        let mut inbox = Inbox::new();
+        for (arrival, headers) in [
+            (arrival(1), send()),
+            (arrival(1), write()),
+            (arrival(2), send()),
+            (v6, write()),
+            (arrival(2), send()),
+        ] {
+            let bytes = message(&arrival, &headers, 3);
+            assert!(matches!(inbox.parse(&bytes, payload(3)), Some(Received::Packet)));
+            assert_eq!(inbox.arrival, arrival);
+            let mut expected = headers;
+            expected.bth.pad = 1;
+            assert_eq!(inbox.packet.headers, expected);
+            assert_eq!((inbox.packet.packets, inbox.packet.acks), (1, None));
+            assert_eq!(inbox.headers_len, headers.len());
+        }
+    }
+
+    #[test]
+    fn an_ack_rides_with_a_request_and_with_nothing_else() {
+        let mut inbox = Inbox::new();
+        let mut bytes = message(&arrival(1), &send(), 0);
+        bytes[RIDER..RIDER + 4].copy_from_slice(&[RIDES, 1, 2, 3]);
+        assert!(inbox.parse(&bytes, payload(0)).is_some());
+        assert_eq!(inbox.packet.acks, Some(Psn::new(0x01_0203)));
+        bytes[RIDER] = 2;
+        assert!(inbox.parse(&bytes, payload(0)).is_none());
+
+        let opcode = Opcode::new(Service::Rc, Operation::Ack);
+        let mut ack = Headers::new(Bth::new(opcode, Qpn::new(1), Psn::new(1)));
+        ack.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: 1 });
+        let mut bytes = message(&arrival(1), &ack, 0);
+        assert!(inbox.parse(&bytes, payload(0)).is_some());
+        assert_eq!(inbox.packet.acks, None);
+        bytes[RIDER] = RIDES;
+        assert!(inbox.parse(&bytes, payload(0)).is_none());
+    }
+
+    /// A peer may write anything: what is read is a packet of this version, or nothing, and never stays of an earlier one.
+    #[test]
+    fn nonsense_in_a_header_is_nothing_or_another_packet() {
+        let mut seed = 3u64;
+        let mut random = move || {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            seed as usize
+        };
+        let (mut packets, mut refused) = (0, 0);
+        let mut inbox = Inbox::new();
+        for _ in 0..100_000 {
+            let headers = if random() % 2 == 0 { send() } else { write() };
+            let mut bytes = message(&arrival(random() as u8 % 3), &headers, 4);
+            for _ in 0..random() % 4 {
+                let at = random() % bytes.len();
+                bytes[at] = random() as u8;
+            }
+            bytes.truncate(if random() % 8 == 0 { random() % bytes.len() } else { bytes.len() });
+            let len = if random() % 8 == 0 { random() % 40_000 } else { 4 };
+            let mut fresh = Inbox::new();
+            let (kept, anew) =
+                (inbox.parse(&bytes, payload(len)), fresh.parse(&bytes, payload(len)));
+            assert_eq!(kept.is_some(), anew.is_some());
+            if let Some(Received::Packet) = kept {
+                packets += 1;
+                assert_eq!(inbox.arrival, fresh.arrival);
+                assert_eq!(inbox.packet.headers, fresh.packet.headers);
+                assert_eq!(inbox.packet.acks, fresh.packet.acks);
+                assert!(inbox.packet.packets > 0 && inbox.packet.payload.len() == len);
+            }
+            refused += u32::from(kept.is_none());
+        }
+        assert!(packets > 10_000 && refused > 10_000, "{packets} {refused}");
     }
 }

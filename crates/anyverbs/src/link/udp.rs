@@ -186,7 +186,7 @@ impl Outbox {
 
     /// Sends what is staged.
     pub(crate) fn flush(&mut self, engine: &Engine) {
-        self.shm.flush();
+        self.shm.flush(engine);
         if let Some(mut batch) = self.batch.take() {
             let dropped = batch.stats().dropped;
             if let Err(error) = batch.flush(&engine.port) {

@@ -212,9 +212,10 @@ pub(crate) fn offered(role: &str, e: &Endpoint, len: usize) -> (Option<Pd>, Buff
             let buffer = Buffer::new(&e.pd, len);
             let page = buffer.addr().next_multiple_of(4096);
             let len = len - 8192;
+            // Not unmapped: another mapping of this process, a ring's perhaps, would soon be in its place.
             // SAFETY: pages of leaked memory, which only the device touches from here on.
             unsafe {
-                assert_eq!(libc::munmap((page - 4096) as *mut _, len), 0);
+                assert_eq!(libc::mprotect((page - 4096) as *mut _, len, libc::PROT_NONE), 0);
             }
             (None, buffer)
         }

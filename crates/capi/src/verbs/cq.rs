@@ -170,9 +170,6 @@ pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq_: *mut ibv_cq) -> c_int {
     }))
 }
 
-/// Completions that are translated at a time.
-const BATCH: usize = 16;
-
 /// Slot of `ibv_poll_cq`: how many completions there were, or -1.
 ///
 /// # Safety
@@ -186,31 +183,24 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mu
         Errno::EINVAL.set();
         return -1;
     };
-    let mut batch = [Wc::default(); BATCH];
-    let mut polled = 0;
-    while polled < entries {
-        let want = BATCH.min(entries - polled);
-        let n = match cq.inner.device.poll(&mut batch[..want]) {
-            Ok(n) => n,
-            // What was polled before it cannot be given back.
-            Err(_) if polled > 0 => break,
-            Err(e) => {
-                Errno::from(e).set();
-                return -1;
-            }
-        };
-        for (i, from) in batch[..n].iter().enumerate() {
-            // SAFETY: the caller's promise; `polled + i < entries`.
-            unsafe { wc.add(polled + i).write(c_wc(from)) };
+    let mut to = wc;
+    let polled = cq.inner.device.poll_each(entries, |wc| {
+        // SAFETY: the caller's promise; it is called for each of up to `entries`.
+        unsafe {
+            to.write(c_wc(wc));
+            to = to.add(1);
         }
-        polled += n;
-        if n < want {
-            break;
+    });
+    match polled {
+        Ok(n) => n as c_int,
+        Err(e) => {
+            Errno::from(e).set();
+            -1
         }
     }
-    polled as c_int
 }
 
+#[inline]
 fn c_wc(wc: &Wc) -> ibv_wc {
     ibv_wc {
         wr_id: wc.wr_id,

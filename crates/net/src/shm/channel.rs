@@ -1,6 +1,7 @@
 //! One connection to one process: a ring in each direction.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
@@ -16,7 +17,7 @@ use super::notify::Door;
 use super::process::PeerProcess;
 use super::published::{Mark, Marks, PeerBoard};
 use super::remote::{Local, Remote, RemoteError, RemoteMemory};
-use super::ring::{Reservation, ReserveError, Writer};
+use super::ring::{Committed, Reservation, ReserveError, Writer};
 
 /// Why a channel is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -182,8 +183,10 @@ impl Channel {
 
     /// The sending side, for one thread at a time.
     #[must_use]
-    pub fn sender(&self) -> Sender<'_> {
-        Sender { channel: self, writer: self.writer.lock() }
+    pub fn sender(self: &Arc<Self>) -> Sender {
+        // Given back by the sender's drop.
+        std::mem::forget(self.writer.lock());
+        Sender { channel: Arc::clone(self), _guard: PhantomData }
     }
 
     pub(super) fn establish(&self, door: PeerDoor) {
@@ -368,16 +371,32 @@ pub(super) fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
     crate::sockopt::poll(socket, libc::POLLRDHUP, 0).unwrap_or(false)
 }
 
-/// The sending side of a channel, held by one thread.
+/// The sending side of a channel, held by one thread until this is dropped.
 ///
 /// What is committed and not flushed stays invisible to the peer until somebody flushes.
 #[derive(Debug)]
-pub struct Sender<'a> {
-    channel: &'a Channel,
-    writer: MutexGuard<'a, Writer>,
+pub struct Sender {
+    /// Its writer's lock is held.
+    channel: Arc<Channel>,
+    /// It stays on its thread, as a guard does.
+    _guard: PhantomData<MutexGuard<'static, Writer>>,
 }
 
-impl Sender<'_> {
+impl Sender {
+    #[inline]
+    fn writer(&mut self) -> &mut Writer {
+        // SAFETY: the lock is this sender's from `Channel::sender` on, nobody else makes a reference to what it guards
+        // meanwhile, and this one borrows the sender.
+        unsafe { &mut *self.channel.writer.data_ptr() }
+    }
+
+    /// Whether it is that of `channel`.
+    #[inline]
+    #[must_use]
+    pub fn is_of(&self, channel: &Arc<Channel>) -> bool {
+        Arc::ptr_eq(&self.channel, channel)
+    }
+
     /// Room for a message, to be filled in place and committed.
     ///
     /// # Errors
@@ -387,7 +406,9 @@ impl Sender<'_> {
         if let Some(reason) = self.channel.closed() {
             return Err(SendError::Closed(reason));
         }
-        let Self { channel, writer } = self;
+        let channel = &self.channel;
+        // SAFETY: as in `writer`; the result borrows the sender.
+        let writer = unsafe { &mut *channel.writer.data_ptr() };
         writer.reserve(header, payload).map_err(|error| match error {
             ReserveError::Full => SendError::Full,
             ReserveError::TooLong => SendError::TooLong,
@@ -398,25 +419,32 @@ impl Sender<'_> {
         })
     }
 
+    /// As [`Writer::amend`].
+    #[inline]
+    #[must_use]
+    pub fn amend(&mut self, message: Committed, at: usize, bytes: &[u8]) -> bool {
+        self.writer().amend(message, at, bytes)
+    }
+
     /// Sends what is committed, and wakes the peer if it sleeps.
     #[inline]
     pub fn flush(&mut self) {
-        if self.writer.publish() {
+        if self.writer().publish() {
             self.tell();
         }
     }
 
     /// Whether something is committed and not flushed.
     #[must_use]
-    pub fn has_unflushed(&self) -> bool {
-        self.writer.has_unpublished()
+    pub fn has_unflushed(&mut self) -> bool {
+        self.writer().has_unpublished()
     }
 
     /// Asks for [`super::Event::Room`] after [`SendError::Full`]. Flushes. Room that came meanwhile may not be told:
     /// reserve once more afterwards.
     pub fn ask_for_room(&mut self) {
-        self.writer.publish();
-        let asked = self.writer.ask_for_room();
+        self.writer().publish();
+        let asked = self.writer().ask_for_room();
         self.channel.asked.store(asked, Ordering::SeqCst);
         self.tell();
     }
@@ -424,7 +452,7 @@ impl Sender<'_> {
     /// Whether the peer has taken everything that was flushed.
     #[must_use]
     pub fn is_drained(&mut self) -> bool {
-        self.writer.is_drained().unwrap_or(true)
+        self.writer().is_drained().unwrap_or(true)
     }
 
     #[inline]
@@ -440,5 +468,13 @@ impl Sender<'_> {
         {
             write_word(door.wake.as_fd());
         }
+    }
+}
+
+impl Drop for Sender {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: locked by this thread in `Channel::sender`, which forgot the guard.
+        unsafe { self.channel.writer.force_unlock() };
     }
 }

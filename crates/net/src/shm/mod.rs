@@ -97,7 +97,7 @@ pub use memory::{Area, Memory};
 pub use poller::{Event, Poller};
 pub use published::{Board, Copied};
 pub use remote::{Local, Remote, RemoteError};
-pub use ring::{Batch, Message, Reservation};
+pub use ring::{Batch, Committed, Message, Reservation};
 
 #[cfg(test)]
 mod tests;

@@ -182,6 +182,20 @@ impl<M: Memory> Writer<M> {
         true
     }
 
+    /// Writes `bytes` to offset `at` of the header of a message that is not published yet. False if it is, or if they are not
+    /// all inside the header.
+    #[inline]
+    #[must_use]
+    pub fn amend(&mut self, message: Committed, at: usize, bytes: &[u8]) -> bool {
+        let Committed { position, header } = message;
+        let is_hidden = (self.published..self.committed).contains(&position);
+        if !is_hidden || at > header || bytes.len() > header - at {
+            return false;
+        }
+        self.own.write(self.offset(position) + 8 + at, bytes);
+        true
+    }
+
     /// Asks the reader to tell when there is room. The caller tells it, as after [`publish`](Self::publish), and tries
     /// once more to reserve. The question's number.
     pub fn ask_for_room(&mut self) -> u64 {
@@ -207,6 +221,13 @@ impl<M: Memory> Writer<M> {
     }
 }
 
+/// A message that was committed to a ring.
+#[derive(Clone, Copy, Debug)]
+pub struct Committed {
+    position: u64,
+    header: usize,
+}
+
 /// Room for one message; given back by dropping it.
 #[derive(Debug)]
 pub struct Reservation<'a, M = Area> {
@@ -227,6 +248,18 @@ impl<M: Memory> Reservation<'_, M> {
         self.writer.own.write(self.start + 8, &bytes[..len]);
     }
 
+    /// As [`write_header`](Self::write_header), of a buffer whose first bytes are the header. To be called before the payload is
+    /// written: bytes behind the header may be overwritten.
+    #[inline]
+    pub fn write_front(&mut self, bytes: &[u8; MAX_HEADER]) {
+        if self.header <= LINE - 8 {
+            // A length known here makes a few moves of it; a message has its first line for itself.
+            self.writer.own.write(self.start + 8, &bytes[..LINE - 8]);
+        } else {
+            self.writer.own.write(self.start + 8, &bytes[..self.header]);
+        }
+    }
+
     /// Writes payload from offset `at` on.
     ///
     /// # Panics
@@ -243,14 +276,17 @@ impl<M: Memory> Reservation<'_, M> {
         self.payload
     }
 
-    /// The message is complete. The reader sees it after [`Writer::publish`].
+    /// The message is complete. The reader sees it after [`Writer::publish`]; until then [`Writer::amend`] finds it by what
+    /// this returns.
     #[inline]
-    pub fn commit(self) {
+    pub fn commit(self) -> Committed {
         let Self { writer, skip, header, payload, len, .. } = self;
         if skip > 0 {
             writer.append(Control::Skip, skip);
         }
+        let position = writer.committed;
         writer.append(Control::Message { header, payload }, len as u64);
+        Committed { position, header }
     }
 }
 
@@ -447,9 +483,13 @@ impl<M: Memory> Message<'_, M> {
     /// The header, copied to `into`.
     #[inline]
     pub fn header<'b>(&self, into: &'b mut [u8; MAX_HEADER]) -> &'b [u8] {
-        let header = &mut into[..self.place.header];
-        self.memory.read(self.place.at + 8, header);
-        header
+        if self.place.header <= LINE - 8 {
+            // As in `Reservation::write_front`.
+            self.memory.read(self.place.at + 8, &mut into[..LINE - 8]);
+        } else {
+            self.memory.read(self.place.at + 8, &mut into[..self.place.header]);
+        }
+        &into[..self.place.header]
     }
 
     /// Bytes of the payload.

@@ -63,7 +63,7 @@ impl Party {
     }
 }
 
-fn send(channel: &Channel, payload: &[u8]) -> Result<(), SendError> {
+fn send(channel: &Arc<Channel>, payload: &[u8]) -> Result<(), SendError> {
     let mut sender = channel.sender();
     let mut reservation = sender.reserve(4, payload.len())?;
     reservation.write_header(b"head");

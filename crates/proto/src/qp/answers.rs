@@ -244,7 +244,12 @@ impl Qp {
         if !self.responder.ack_owed || self.responder.answers.are_pending() {
             return false;
         }
-        let sent = self.send_aeth(self.last_executed(), Syndrome::ACK, env);
+        let psn = self.last_executed();
+        let rides = env.ride(psn);
+        if rides {
+            self.responder.held = None;
+        }
+        let sent = rides || self.send_aeth(psn, Syndrome::ACK, env);
         if sent {
             self.acknowledged();
             env.count(Counter::AcksSent, 1);

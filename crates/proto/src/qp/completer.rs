@@ -13,17 +13,19 @@ use super::attr::{QpState, QpType};
 use super::{Incoming, Qp};
 
 impl Qp {
+    /// Takes an ACK that came with a request: of everything up to `psn`.
+    pub(super) fn receive_ack<E: Env>(&mut self, psn: Psn, env: &mut E) {
+        if self.awaits_response(psn, env) {
+            self.answered_before(psn.plus(1), env);
+            self.after_completion(env);
+        }
+    }
+
     /// Takes a response of the peer.
     pub(super) fn receive_response<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) {
-        if !matches!(self.init.qp_type, QpType::Rc | QpType::XrcSend)
-            || !matches!(self.attr.state, QpState::Rts | QpState::Sqd)
-        {
-            return env.count(Counter::DropQpState, 1);
-        }
         let psn = packet.headers.bth.psn;
-        // Answers to what was never sent, or was answered before (IBA 9.7.5.1.1: ghost, duplicate).
-        if psn.since(self.requester.una) < 0 || psn.since(self.requester.max_sent) >= 0 {
-            return env.count(Counter::DropStaleAck, 1);
+        if !self.awaits_response(psn, env) {
+            return;
         }
         let operation = packet.headers.bth.opcode.operation;
         match packet.headers.aeth.map(|aeth| aeth.syndrome) {
@@ -43,6 +45,22 @@ impl Qp {
             }
         }
         self.after_completion(env);
+    }
+
+    /// Whether a response with this PSN can be one to what was sent; counts one that cannot.
+    fn awaits_response<E: Env>(&self, psn: Psn, env: &E) -> bool {
+        if !matches!(self.init.qp_type, QpType::Rc | QpType::XrcSend)
+            || !matches!(self.attr.state, QpState::Rts | QpState::Sqd)
+        {
+            env.count(Counter::DropQpState, 1);
+            return false;
+        }
+        // Answers to what was never sent, or was answered before (IBA 9.7.5.1.1: ghost, duplicate).
+        if psn.since(self.requester.una) < 0 || psn.since(self.requester.max_sent) >= 0 {
+            env.count(Counter::DropStaleAck, 1);
+            return false;
+        }
+        true
     }
 
     fn receive_nak<E: Env>(&mut self, psn: Psn, code: NakCode, env: &mut E) {

@@ -131,11 +131,13 @@ pub struct Incoming<'a> {
     /// How many packets of the path MTU it stands for: one, but on a link that carries longer pieces. PSN and opcode are
     /// those of the first; FIRST and LAST in one make an ONLY.
     pub packets: u32,
+    /// An ACK of everything up to this PSN, which came with it ([`Env::ride`]) and is taken before it.
+    pub acks: Option<Psn>,
 }
 
 impl<'a> From<Packet<'a>> for Incoming<'a> {
     fn from(Packet { headers, payload }: Packet<'a>) -> Self {
-        Self { headers, payload: Data::Bytes(payload), packets: 1 }
+        Self { headers, payload: Data::Bytes(payload), packets: 1, acks: None }
     }
 }
 
@@ -525,7 +527,7 @@ impl Qp {
             QpType::Rc => self.send_answers(env) | self.send_held(env) | self.send_requests(env),
             QpType::XrcRecv => self.send_answers(env) | self.send_held(env),
         };
-        if sent {
+        if sent && self.responder.ack_owed {
             self.send_owed_ack(env);
         }
     }
@@ -555,6 +557,13 @@ impl Qp {
             return env.count(Counter::DropForeign, 1);
         }
         self.note_mark(arrival, env);
+        if let Some(psn) = packet.acks {
+            self.receive_ack(psn, env);
+            if self.attr.state == QpState::Err {
+                // The retries ran out with it: the request has come too late.
+                return env.count(Counter::DropQpState, 1);
+            }
+        }
         if bth.opcode.is_response() {
             self.receive_response(packet, env);
         } else {
@@ -635,13 +644,21 @@ impl Qp {
         self.attr.path_mtu.bytes()
     }
 
+    /// How many packets of the path MTU a message or piece of `len` bytes fills; an empty one is a packet, too. The MTU is a
+    /// power of two, which the compiler does not know.
+    fn packets(&self, len: u32) -> u32 {
+        let mtu = self.mtu();
+        debug_assert!(mtu.is_power_of_two());
+        ((len >> mtu.trailing_zeros()) + u32::from(len & (mtu - 1) != 0)).max(1)
+    }
+
     /// Longest payload of one piece: whole packets of the path MTU, one at least.
     fn segment<E: Env>(&self, env: &E) -> u32 {
         let mtu = self.mtu();
         if self.pacing.is_some() {
             return mtu;
         }
-        (env.segment() / mtu).max(1) * mtu
+        (env.segment() & !(mtu - 1)).max(mtu)
     }
 
     /// The base header of a packet to the peer; the opcode is to be replaced.

@@ -189,7 +189,7 @@ impl Qp {
             }
         }
         if sent && self.requester.ack_deadline.is_none() && self.awaits_answer() {
-            self.restart_ack_timer(env.now());
+            self.restart_ack_timer(env.soon());
         }
         if sent && self.requester.probe.is_none() && self.awaits_answer() {
             self.requester.probe = self.probe_after(env).map(|after| (env.now() + after, after));
@@ -284,7 +284,7 @@ impl Qp {
             return self.do_locally(position, &sqe, env);
         }
         let mtu = self.mtu();
-        let packets = sqe.len.div_ceil(mtu).max(1);
+        let packets = self.packets(sqe.len);
         let ahead = self.requester.fresh_psn.since(self.requester.una);
         if ahead as u32 + packets > MAX_PSNS && ahead > 0 {
             return false;
@@ -420,11 +420,11 @@ impl Qp {
             SendOp::Read(_) => {
                 let piece = if sqe.split { mtu } else { READ_PIECE - offset % READ_PIECE };
                 let piece = left.min(piece);
-                (piece.div_ceil(mtu).max(1), piece)
+                (self.packets(piece), piece)
             }
             _ => {
                 let bytes = left.min(self.segment(env));
-                (bytes.div_ceil(mtu).max(1), bytes)
+                (self.packets(bytes), bytes)
             }
         };
         if self.init.qp_type.is_reliable() {
@@ -644,7 +644,6 @@ impl Qp {
             *limit = limit.saturating_add(answered / 8);
         }
         self.requester.probe = None;
-        let now = env.now();
         self.requester.retries_left = self.attr.retry_cnt;
         self.requester.ack_timeouts = 0;
         self.requester.rnr_left = self.attr.rnr_retry;
@@ -652,8 +651,8 @@ impl Qp {
         if self.requester.una == self.cursor_psn() {
             self.requester.ack_deadline = None;
         } else {
-            self.restart_ack_timer(now);
-            self.requester.probe = self.probe_after(env).map(|after| (now + after, after));
+            self.restart_ack_timer(env.soon());
+            self.requester.probe = self.probe_after(env).map(|after| (env.now() + after, after));
         }
     }
 
@@ -754,35 +753,40 @@ impl Qp {
             return self.complete_fetch(status, env);
         }
         let position = self.sq.done;
-        let sqe = *self.sq.at(position);
         self.sq.done = position.wrapping_add(1);
-        if sqe.op.is_local() {
+        let sqe = self.sq.at(position);
+        let (op, len, wr_id) = (sqe.op, sqe.len, sqe.wr_id);
+        let told = self.init.sq_sig_all || sqe.flags.contains(SendFlags::SIGNALED);
+        if status == WcStatus::Success
+            && let SendOp::Write(at) = op
+            && sqe.packets > 1
+            && !sqe.split
+        {
+            self.requester.accepted.add(at, len);
+        }
+        if op.is_local() {
             self.requester.local = self.requester.local.saturating_sub(1);
         }
+        if !self.counted.is_empty() {
+            let failed = status != WcStatus::Success;
+            self.count_completion(CompCntrOps::of(&op), len, failed, env);
+        }
+        if status == WcStatus::Success && !told {
+            return;
+        }
         let wc = Wc {
-            wr_id: sqe.wr_id,
+            wr_id,
             status,
-            opcode: wc_opcode(&sqe.op),
-            byte_len: sqe.len,
+            opcode: wc_opcode(&op),
+            byte_len: len,
             qpn: self.qpn,
             sq_count: self.sq.done,
             ..Wc::default()
         };
-        if status == WcStatus::Success
-            && let SendOp::Write(at) = sqe.op
-            && sqe.packets > 1
-            && !sqe.split
-        {
-            self.requester.accepted.add(at, sqe.len);
-        }
-        if !self.counted.is_empty() {
-            let failed = status != WcStatus::Success;
-            self.count_completion(CompCntrOps::of(&sqe.op), sqe.len, failed, env);
-        }
         if status != WcStatus::Success {
             env.count(Counter::ReqCqeError, 1);
             env.complete(Side::Send, wc, true);
-        } else if self.init.sq_sig_all || sqe.flags.contains(SendFlags::SIGNALED) {
+        } else {
             env.complete(Side::Send, wc, false);
         }
     }

@@ -280,19 +280,15 @@ impl Qp {
     /// several is as long as they are: both sides count with the same MTU.
     fn check_length(&self, packet: &Incoming<'_>) -> Result<(), Refusal> {
         let opcode = packet.headers.bth.opcode;
-        let (len, mtu) = (packet.payload.len(), self.mtu() as usize);
+        let Ok(len) = u32::try_from(packet.payload.len()) else { return Err(Refusal::INVALID) };
         let fits = if opcode.is_only() {
             true
         } else if opcode.is_last() {
             len > 0
         } else {
-            len > 0 && len % mtu == 0
+            len > 0 && len & (self.mtu() - 1) == 0
         };
-        if fits && len.div_ceil(mtu).max(1) == packet.packets as usize {
-            Ok(())
-        } else {
-            Err(Refusal::INVALID)
-        }
+        if fits && self.packets(len) == packet.packets { Ok(()) } else { Err(Refusal::INVALID) }
     }
 
     fn execute_send<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) -> Result<(), Stop> {

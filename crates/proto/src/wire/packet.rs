@@ -9,9 +9,10 @@ use super::deth::Deth;
 use super::feth::Feth;
 use super::ieth::Ieth;
 use super::imm::ImmDt;
-use super::opcode::Ext;
+use super::opcode::{Ext, Opcode, Operation, Service};
 use super::reth::Reth;
 use super::xrceth::XrcEth;
+use crate::types::{Psn, Qpn};
 
 /// The longest headers that a packet can have: BTH, XRCETH, AtomicETH.
 pub const MAX_HEADERS: usize = Bth::LEN + XrcEth::LEN + AtomicEth::LEN;
@@ -102,6 +103,9 @@ impl Headers {
         let ext = self.bth.opcode.ext();
         let mut out = Writer { rest: buf, written: 0 };
         self.bth.emit(out.next());
+        if ext.is_empty() {
+            return out.written;
+        }
         if ext.has(Ext::XRCETH) {
             out.header(self.xrceth, XrcEth::emit);
         }
@@ -138,16 +142,28 @@ impl Headers {
     /// # Errors
     /// As [`Packet::parse`].
     pub fn parse(bytes: &[u8], payload_len: usize) -> Result<Self, Malformed> {
+        let any = Opcode::new(Service::Rc, Operation::Ack);
+        let mut headers = Self::new(Bth::new(any, Qpn::default(), Psn::default()));
+        headers.parse_from(bytes, payload_len)?;
+        Ok(headers)
+    }
+
+    /// As [`parse`](Self::parse), in place: headers are long to move about. After an error they are any.
+    ///
+    /// # Errors
+    /// As [`Packet::parse`].
+    #[inline]
+    pub fn parse_from(&mut self, bytes: &[u8], payload_len: usize) -> Result<(), Malformed> {
         let mut rest = bytes;
-        let mut headers = Self::new(Bth::parse(take(&mut rest)?)?);
-        headers.parse_ext(&mut rest)?;
-        if !rest.is_empty() || !headers.bth.opcode.admits_payload(payload_len) {
+        *self = Self::new(Bth::parse(take(&mut rest)?)?);
+        self.parse_ext(&mut rest)?;
+        if !rest.is_empty() || !self.bth.opcode.admits_payload(payload_len) {
             return Err(Malformed::Length);
         }
-        if headers.bth.pad != Bth::pad_of(payload_len) {
+        if self.bth.pad != Bth::pad_of(payload_len) {
             return Err(Malformed::Pad);
         }
-        Ok(headers)
+        Ok(())
     }
 
     /// Reads the extension headers that the opcode has off the front of `rest`.

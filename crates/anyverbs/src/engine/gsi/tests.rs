@@ -31,6 +31,7 @@ use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
 use anyverbs_proto::wire::packet::Headers;
 
 use crate::engine::Engine;
+use crate::engine::owed::Debt;
 
 /// Takes the machine's events where nobody has made ids.
 #[derive(Debug, Default)]
@@ -425,7 +426,7 @@ fn an_acknowledgement_that_is_owed_precedes_a_mad() {
     let _turn = turn();
     let engine = engine();
     let nobody = Qpn::new(0xff_fffe);
-    engine.add_owed(nobody);
+    engine.note_owing(nobody, &mut Debt::default(), true);
     engine.with_cm(|_, _, _| ());
     assert!(!engine.owed.lock().contains(&nobody));
 }

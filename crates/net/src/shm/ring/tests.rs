@@ -216,3 +216,91 @@ fn the_words_do_not_overlap_and_a_side_has_room_for_them() {
     words.sort_unstable();
     assert!(words.windows(2).all(|w| w[1] - w[0] >= 128) && words[3] + 8 <= page());
 }
+
+#[test]
+fn a_message_is_amended_as_long_as_it_is_hidden() {
+    let Pair { mut writer, mut reader, .. } = pair();
+    let commit = |writer: &mut Writer, header: &[u8]| {
+        let mut reservation = writer.reserve(header.len(), 3).unwrap();
+        reservation.write_header(header);
+        reservation.write_payload(0, b"abc");
+        reservation.commit()
+    };
+    let (long, short) = ([7; MAX_HEADER], [8; 12]);
+    let first = commit(&mut writer, &long);
+    let second = commit(&mut writer, &short);
+    assert!(writer.amend(first, 116, b"last") && writer.amend(second, 8, b"tail"));
+    // Not what lies beyond the header.
+    assert!(!writer.amend(second, 9, b"tail") && !writer.amend(second, 13, b""));
+    assert!(writer.publish());
+    assert!(!writer.amend(first, 0, b"x") && !writer.amend(second, 0, b"x"));
+    commit(&mut writer, &short);
+    assert!(!writer.amend(second, 0, b"x"));
+    let (header, payload) = pop(&mut reader).unwrap();
+    assert_eq!(
+        (&header[..116], &header[116..], &payload[..]),
+        (&long[..116], &b"last"[..], &b"abc"[..])
+    );
+    let (header, payload) = pop(&mut reader).unwrap();
+    assert_eq!(
+        (&header[..8], &header[8..], &payload[..]),
+        (&short[..8], &b"tail"[..], &b"abc"[..])
+    );
+    assert_eq!(pop(&mut reader), None);
+}
+
+#[test]
+fn a_front_is_a_header_of_any_length() {
+    let Pair { mut writer, mut reader, .. } = pair();
+    let front: [u8; MAX_HEADER] = std::array::from_fn(|n| n as u8 + 1);
+    for len in [0, 1, 20, 55, 56, 57, MAX_HEADER] {
+        for payload in
+            [&b""[..], b"ab", b"a payload that takes another line than that of its header"]
+        {
+            let mut reservation = writer.reserve(len, payload.len()).unwrap();
+            reservation.write_front(&front);
+            reservation.write_payload(0, payload);
+            reservation.commit();
+            writer.publish();
+            assert_eq!(pop(&mut reader), Some((front[..len].to_vec(), payload.to_vec())), "{len}");
+        }
+    }
+}
+
+/// Bytes that no writer writes, at random over control words, headers and payloads: whatever comes out lies inside the ring,
+/// and the reader does not go on for ever.
+#[test]
+fn random_bytes_all_over_the_ring_do_no_harm() {
+    let mut seed = 1u64;
+    let mut random = move || {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed
+    };
+    let mut broken = 0;
+    for round in 0..200 {
+        let Pair { mut writer, mut reader, written, .. } = pair();
+        for n in 0..20u8 {
+            push(&mut writer, &[n; 28], &vec![n; usize::from(n) * 40]).unwrap();
+        }
+        writer.publish();
+        for _ in 0..1 + round % 8 {
+            let at = page() + (random() as usize % (16 << 10)) / 64 * 64;
+            let word = match random() % 4 {
+                0 => random(),
+                1 => 1 << 63 | random() >> 24,
+                2 => 3 << 62,
+                _ => 1 << 63 | (random() % 121) << 32 | (random() % (MAX_PAYLOAD as u64 + 64)),
+            };
+            written.store(at, word, Ordering::Relaxed);
+        }
+        for _ in 0..2 * RING / 64 {
+            if pop(&mut reader).is_none() {
+                break;
+            }
+        }
+        broken += u32::from(reader.is_broken());
+    }
+    assert!(broken > 20, "{broken}");
+}

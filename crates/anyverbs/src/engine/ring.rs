@@ -1,0 +1,142 @@
+//! Receiving from other processes of this host.
+//!
+//! Each packet is read into one place and handed to its queue pair from there; consecutive ones for one queue pair come
+//! under one hold of its lock. The queue pair is remembered: the next message is likely to be for it, too.
+
+use std::sync::Arc;
+
+use anyverbs_net::shm::{Batch, Poller};
+use anyverbs_proto::counters::Counter;
+use anyverbs_proto::qp::attr::QpType;
+use anyverbs_proto::types::Qpn;
+
+use super::Engine;
+use super::env::Call;
+use super::pace::Probe;
+use super::progress::is_one_sided;
+use crate::link::shm::{Inbox, Received};
+use crate::link::udp::Asked;
+use crate::qp::{QpCell, State};
+
+/// Bytes of one ring that are delivered before their place is given back to its writer.
+const RING_BYTES: usize = 64 << 10;
+
+/// Messages that are being taken out of one ring.
+struct Intake<'a> {
+    batch: Batch<'a>,
+    taken: usize,
+    packets: u64,
+    bytes: u64,
+}
+
+impl Engine {
+    /// Takes what other processes of this host have written; how many messages. `last` is the queue pair of the last one.
+    #[inline]
+    pub(super) fn receive_shm(
+        &'static self,
+        poller: &mut Poller,
+        last: &mut Option<Arc<QpCell>>,
+        probes: &mut Vec<Asked>,
+        resume: &mut Vec<Qpn>,
+    ) -> usize {
+        poller.poll(|_, batch| {
+            let mut intake = Intake { batch, taken: 0, packets: 0, bytes: 0 };
+            self.deliver_ring(&mut intake, last, probes, resume);
+            self.count(Counter::ShmRcvdPkts, intake.packets);
+            self.count(Counter::RcvdPkts, intake.packets);
+            self.count(Counter::RcvdBytes, intake.bytes);
+        })
+    }
+
+    fn deliver_ring(
+        &'static self,
+        intake: &mut Intake<'_>,
+        last: &mut Option<Arc<QpCell>>,
+        probes: &mut Vec<Asked>,
+        resume: &mut Vec<Qpn>,
+    ) {
+        let mut inbox = Inbox::new();
+        let mut more = self.next_packet(intake, &mut inbox, probes, resume);
+        while more {
+            let qpn = inbox.packet.headers.bth.dest_qpn;
+            let known = last.take().filter(|cell| cell.qpn == qpn);
+            let Some(cell) = known.or_else(|| self.qps.find(qpn)) else {
+                self.count(Counter::DropNoQp, 1);
+                more = self.next_packet(intake, &mut inbox, probes, resume);
+                continue;
+            };
+            let mut state = cell.state.lock();
+            if state.is_dead() {
+                drop(state);
+                // Its number may be another's by now.
+                *last = self.qps.find(qpn).filter(|other| !Arc::ptr_eq(other, &cell));
+                if last.is_none() {
+                    self.count(Counter::DropNoQp, 1);
+                    more = self.next_packet(intake, &mut inbox, probes, resume);
+                }
+                continue;
+            }
+            let mut call = Call::new(&cell);
+            loop {
+                let State { machine, link, .. } = &mut *state;
+                machine.receive(&inbox.arrival, &inbox.packet, &mut call.env(link));
+                more = self.next_packet(intake, &mut inbox, probes, resume);
+                if !more || inbox.packet.headers.bth.dest_qpn != qpn {
+                    break;
+                }
+            }
+            if cell.qp_type == QpType::XrcRecv {
+                // The program's reply leaves by another queue pair: this ACK cannot ride with it, and the requester
+                // expects its completion before the reply.
+                let State { machine, link, .. } = &mut *state;
+                machine.acknowledge(&mut call.env(link));
+            }
+            call.settle(&mut state);
+            drop(state);
+            *last = Some(cell);
+        }
+    }
+
+    /// Reads messages up to the next packet for a queue pair. False if there is none.
+    #[inline]
+    fn next_packet<'a>(
+        &self,
+        intake: &mut Intake<'a>,
+        inbox: &mut Inbox<'a>,
+        probes: &mut Vec<Asked>,
+        resume: &mut Vec<Qpn>,
+    ) -> bool {
+        while intake.taken < RING_BYTES {
+            let Some(message) = intake.batch.next() else { return false };
+            intake.taken += message.payload_len();
+            match inbox.read(&message) {
+                Some(Received::Packet) => {
+                    let bth = &inbox.packet.headers.bth;
+                    if bth.dest_qpn == Qpn::MULTICAST || bth.dest_qpn == Qpn::GSI {
+                        // These come by UDP.
+                        self.count(Counter::DropMalformed, 1);
+                        continue;
+                    }
+                    intake.packets += 1;
+                    intake.bytes += (inbox.headers_len + message.payload_len()) as u64;
+                    if is_one_sided(bth.opcode.code()) {
+                        self.worker.note_one_sided();
+                    }
+                    return true;
+                }
+                Some(Received::Credit(packet)) => {
+                    let (source, to_us) = (inbox.arrival.source, inbox.arrival.destination);
+                    let (from, to_us) = (source.to_ip(), to_us.to_ip());
+                    if packet.is_probe {
+                        probes.push(Asked { packet, from, scope_id: 0, to_us, by_shm: true });
+                    } else {
+                        let Probe { bytes, messages } = packet.counts;
+                        self.paths.echo(from, packet.from, bytes, messages, resume);
+                    }
+                }
+                None => self.count(Counter::DropMalformed, 1),
+            }
+        }
+        false
+    }
+}
