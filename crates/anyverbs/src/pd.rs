@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use anyverbs_proto::mr::Access;
+use anyverbs_queue_memory::QueueMemory;
 use parking_lot::Mutex;
 
 use crate::ah::{Ah, AhAttr};
@@ -30,6 +31,8 @@ pub(crate) struct PdCell {
     pub(crate) holders: Holders,
     /// What a parent domain stands for, until it is destroyed.
     parent_of: Option<Mutex<Option<ParentOf>>>,
+    /// Where the queues of what is made on it lie.
+    pub(crate) memory: QueueMemory,
     _ticket: Ticket,
 }
 
@@ -49,6 +52,7 @@ impl PdCell {
             number: engine.next_pd(),
             holders: Holders::default(),
             parent_of: None,
+            memory: QueueMemory::HEAP,
             _ticket: ticket,
         })
     }
@@ -75,12 +79,17 @@ impl Pd {
 
     /// Makes a parent domain of this protection domain (`ibv_alloc_parent_domain`): what is made on either belongs to the
     /// same one, but the parent domain can be destroyed only when nothing is left that was made on it, and this one and `td`
-    /// only after it.
+    /// only after it. The queues of queue pairs, SRQs and completion queues that are made on it lie in `memory`, and are given
+    /// back when those are destroyed.
     ///
     /// # Errors
     /// [`CreateError::Invalid`] if this is a parent domain itself, [`CreateError::Foreign`], [`CreateError::Exhausted`],
     /// [`CreateError::Forked`].
-    pub fn parent_domain(&self, td: Option<&Td>) -> Result<Self, CreateError> {
+    pub fn parent_domain(
+        &self,
+        td: Option<&Td>,
+        memory: QueueMemory,
+    ) -> Result<Self, CreateError> {
         let pd = &self.0;
         if !pd.engine.is_current() {
             return Err(CreateError::Forked);
@@ -103,6 +112,7 @@ impl Pd {
         Ok(Self(Arc::new(PdCell {
             number: pd.number,
             parent_of: Some(Mutex::new(Some(parent_of))),
+            memory,
             ..PdCell::new(pd.engine, &pd.context)?
         })))
     }

@@ -11,6 +11,7 @@ use anyverbs_proto::qp::pacing::RateLimit;
 use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::types::{Gid, Qpn};
 use anyverbs_proto::wr::{RecvWr, SendWr};
+use anyverbs_queue_memory::{Queue, QueueMemory};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::async_event::EventElement;
@@ -172,9 +173,9 @@ impl QpCell {
         let mut call = Call::new(self);
         let State { machine, link, .. } = &mut *state;
         machine.acknowledge(&mut call.env(link));
-        let comp_cntrs = std::mem::take(&mut link.comp_cntrs);
+        let last = (std::mem::take(&mut link.comp_cntrs), machine.give_up_queues());
         call.finish_last(state);
-        drop(comp_cntrs);
+        drop(last);
         Some(hold)
     }
 
@@ -327,15 +328,17 @@ impl Qp {
             srq: parts.srq.is_some(),
             pd: parts.pd.map_or(0, |pd| pd.number),
         };
+        let make = match tm_cq {
+            Some(_) => anyverbs_proto::qp::Qp::with_tag_matching,
+            None => anyverbs_proto::qp::Qp::in_memory,
+        };
+        let memory = parts.pd.map_or(QueueMemory::HEAP, |pd| pd.memory.of(Queue::Qp));
+        let machine = make(&init, &memory)?;
         let handle = Handle::new(context, Some(parts.cookie), xrcd);
         let cell = engine
             .qps
             .insert(|qpn| {
-                let new = match tm_cq {
-                    Some(_) => anyverbs_proto::qp::Qp::with_tag_matching,
-                    None => anyverbs_proto::qp::Qp::new,
-                };
-                let machine = new(qpn, &init);
+                let machine = machine.numbered(qpn);
                 if let Some(cq) = parts.send_cq {
                     cq.0.attach(qpn, machine.sq_credit());
                 }

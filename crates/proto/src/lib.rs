@@ -15,6 +15,7 @@ pub mod mr;
 pub mod payload;
 pub mod qp;
 pub mod recv_queue;
+mod ring;
 pub mod tag_list;
 pub mod time;
 pub mod types;
