@@ -341,10 +341,8 @@ impl Cq {
             }
             None => None,
         };
-        let options = CqOptions {
-            details: !init.fields.is_empty(),
-            ignore_overrun: init.ignore_overrun,
-        };
+        let options =
+            CqOptions { details: !init.fields.is_empty(), ignore_overrun: init.ignore_overrun };
         let memory = init.pd.map_or(QueueMemory::HEAP, |pd| pd.0.memory.of(Queue::Cq));
         let queue = anyverbs_proto::cq::Cq::in_memory(init.cqe, options, &memory)?;
         let ticket = engine.quotas.cq.take().ok_or(CreateError::Exhausted("completion queues"))?;

@@ -63,8 +63,8 @@ pub use anyverbs_queue_memory::{Lender, OutOfMemory, Queue, QueueMemory};
 
 pub use ah::{Ah, AhAttr};
 pub use async_event::{AsyncEvent, AsyncEventKind, EventElement};
-pub use comp_cntr::{CompCntr, CompCntrKind};
 pub use comp_channel::{CompChannel, CompEvent};
+pub use comp_cntr::{CompCntr, CompCntrKind};
 pub use context::Context;
 pub use cq::{Cq, CqFields, CqInitAttr};
 pub use device::{DeviceInfo, PortAttr, PortState, devices};
@@ -73,7 +73,7 @@ pub use memory::copy_guarded;
 pub use mr::{Mr, Rereg};
 pub use pd::Pd;
 pub use qp::{Poster, Qp, QpInitAttr, XrcSendInitAttr};
-pub use td::Td;
 pub use srq::tag_matching::{TagOp, TagOpKind, TmSrqInitAttr};
 pub use srq::{Srq, SrqAttr, SrqInitAttr, SrqPoster};
+pub use td::Td;
 pub use xrcd::{Xrcd, XrcdInitAttr};

@@ -85,11 +85,7 @@ impl Pd {
     /// # Errors
     /// [`CreateError::Invalid`] if this is a parent domain itself, [`CreateError::Foreign`], [`CreateError::Exhausted`],
     /// [`CreateError::Forked`].
-    pub fn parent_domain(
-        &self,
-        td: Option<&Td>,
-        memory: QueueMemory,
-    ) -> Result<Self, CreateError> {
+    pub fn parent_domain(&self, td: Option<&Td>, memory: QueueMemory) -> Result<Self, CreateError> {
         let pd = &self.0;
         if !pd.engine.is_current() {
             return Err(CreateError::Forked);

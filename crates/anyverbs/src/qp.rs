@@ -303,11 +303,13 @@ impl Qp {
             return Err(CreateError::Invalid("SRQ: one of type XRC is for targets"));
         }
         let tm_cq = parts.srq.and_then(|srq| srq.0.tm_cq());
-        let takes_all = parts.qp_type == QpType::Rc && parts.cap.max_send_wr == 0;
-        if tm_cq.is_some() && !takes_all {
-            return Err(CreateError::Invalid(
-                "queue pair of a tag-matching SRQ: a reliable connection without a send queue of its own",
-            ));
+        if let Some(srq) = parts.srq.filter(|_| tm_cq.is_some()) {
+            let same_pd = parts.pd.is_some_and(|pd| pd.number == srq.0.pd);
+            if parts.qp_type != QpType::Rc || parts.cap.max_send_wr != 0 || !same_pd {
+                return Err(CreateError::Invalid(
+                    "queue pair of a tag-matching SRQ: not a reliable connection of its PD without sends",
+                ));
+            }
         }
         let cap = actual_cap(engine, parts)?;
         let ticket = engine.quotas.qp.take().ok_or(CreateError::Exhausted("queue pairs"))?;
@@ -333,7 +335,10 @@ impl Qp {
             None => anyverbs_proto::qp::Qp::in_memory,
         };
         let memory = parts.pd.map_or(QueueMemory::HEAP, |pd| pd.memory.of(Queue::Qp));
-        let machine = make(&init, &memory)?;
+        let mut machine = make(&init, &memory)?;
+        if let Some(srq) = parts.srq {
+            machine = machine.with_srq_pd(srq.0.pd);
+        }
         let handle = Handle::new(context, Some(parts.cookie), xrcd);
         let cell = engine
             .qps

@@ -53,6 +53,8 @@ pub struct Srq(pub(crate) Arc<SrqCell>);
 pub(crate) struct SrqCell {
     pub(crate) engine: &'static Engine,
     context: Arc<ContextCell>,
+    /// Protection domain of its receives.
+    pub(crate) pd: u32,
     state: Mutex<State>,
     cookie: AtomicU64,
     acks: Arc<Acks>,
@@ -108,13 +110,8 @@ impl SrqCell {
         Self {
             engine: pd.engine,
             context: Arc::clone(&pd.context),
-            state: Mutex::new(State {
-                queue,
-                max_sge: init.max_sge,
-                limit: 0,
-                gone: false,
-                tags,
-            }),
+            pd: pd.number,
+            state: Mutex::new(State { queue, max_sge: init.max_sge, limit: 0, gone: false, tags }),
             cookie: AtomicU64::new(init.cookie),
             acks: Arc::default(),
             holders: Holders::default(),

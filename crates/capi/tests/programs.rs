@@ -96,7 +96,7 @@ macro_rules! programs {
 }
 
 programs! {
-    busy cancel comp_cntr cq_ex create_qp destroy_qp exit_log handles mcast parent_domain
+    busy cancel comp_cntr cq_ex create_qp destroy_qp exit_log handles mcast mismatches parent_domain
     rate_limit tag_matching xrc
     cm_addrinfo cm_connect cm_datagrams cm_handles cm_race cm_sync cm_threads cm_xrc rsocket
 }

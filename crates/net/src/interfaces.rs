@@ -142,7 +142,8 @@ fn vlan(info: &[u8]) -> Option<u16> {
     if kind.strip_suffix(&[0]).unwrap_or(kind) != b"vlan" {
         return None;
     }
-    let id = netlink::attributes(of(libc::IFLA_INFO_DATA)?).find(|(kind, _)| *kind == IFLA_VLAN_ID)?.1;
+    let id =
+        netlink::attributes(of(libc::IFLA_INFO_DATA)?).find(|(kind, _)| *kind == IFLA_VLAN_ID)?.1;
     Some(u16::from_ne_bytes(*id.first_chunk()?))
 }
 

@@ -165,8 +165,7 @@ mod tests {
     #[test]
     fn a_route_through_the_loopback_is_found() {
         let fd = netlink::open(0, false).unwrap();
-        let (next_hop, interface) =
-            route(&fd, "127.1.2.3".parse().unwrap(), 0).unwrap().unwrap();
+        let (next_hop, interface) = route(&fd, "127.1.2.3".parse().unwrap(), 0).unwrap().unwrap();
         assert_eq!((next_hop, interface), ("127.1.2.3".parse().unwrap(), 1));
     }
 }

@@ -55,11 +55,7 @@ impl RecvQueue {
     }
 
     /// As [`new`](Self::new), in a program's own memory.
-    pub fn in_memory(
-        max_wr: u32,
-        max_sge: u32,
-        memory: &QueueMemory,
-    ) -> Result<Self, OutOfMemory> {
+    pub fn in_memory(max_wr: u32, max_sge: u32, memory: &QueueMemory) -> Result<Self, OutOfMemory> {
         let max_sge = (max_sge as usize).min(MAX_SGE);
         Ok(Self {
             wqes: filled((0, 0), max_wr as usize, memory)?,

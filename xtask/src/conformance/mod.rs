@@ -1,6 +1,7 @@
 //! Other people's suites and tools, run on the device with their expected results as data in `conformance/`.
 
 mod hosts;
+mod huge_pages;
 mod process;
 mod pyverbs;
 mod results;

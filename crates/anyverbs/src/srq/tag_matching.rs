@@ -70,8 +70,7 @@ impl SrqCell {
         {
             tags.count_unexpected();
         }
-        let taken =
-            if tagged == Tagged::None { Taken::Untagged } else { Taken::Unexpected };
+        let taken = if tagged == Tagged::None { Taken::Untagged } else { Taken::Unexpected };
         self.take_locked(state, into).then_some(taken)
     }
 }
@@ -93,8 +92,8 @@ impl Srq {
         if !std::ptr::eq(init.cq.0.engine, pd.engine) {
             return Err(CreateError::Foreign("completion queue"));
         }
-        let cq_hold = Held::new(&init.cq.0, Holder::Srq)
-            .ok_or(CreateError::Foreign("completion queue"))?;
+        let cq_hold =
+            Held::new(&init.cq.0, Holder::Srq).ok_or(CreateError::Foreign("completion queue"))?;
         let hold = Hold(pd_hold, None, Some(cq_hold), ticket);
         let queue = Self::queue(pd, &init.srq)?;
         let tm = (Arc::clone(&init.cq.0), TagList::new(max_num_tags));

@@ -29,7 +29,7 @@ mod xrcd;
 // Only the trampolines name them.
 #[cfg_attr(test, allow(unused_imports))]
 pub(crate) use {
-    ah::*, comp_channel::*, comp_cntr::*, context::*, cq::*, cq_ex::*, device::*, event::*, fork::*, marshall::*,
-    mr::*, multicast::*, parent_domain::*, pd::*, port::*, post::*, qp::*, rate::*, srq::*, srq_ops::*, strings::*, sysfs::*,
-    unbuilt::*, wr::*, xrcd::*,
+    ah::*, comp_channel::*, comp_cntr::*, context::*, cq::*, cq_ex::*, device::*, event::*,
+    fork::*, marshall::*, mr::*, multicast::*, parent_domain::*, pd::*, port::*, post::*, qp::*,
+    rate::*, srq::*, srq_ops::*, strings::*, sysfs::*, unbuilt::*, wr::*, xrcd::*,
 };

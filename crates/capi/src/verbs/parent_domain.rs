@@ -148,8 +148,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
         let pd: Arc<Pd> = object::find(attr.pd)?;
         let td: Option<Arc<Td>> =
             if attr.td.is_null() { None } else { Some(object::find(attr.td)?) };
-        let contexts =
-            [Some(&pd.inner.context), td.as_ref().map(|td| &td.inner.context)];
+        let contexts = [Some(&pd.inner.context), td.as_ref().map(|td| &td.inner.context)];
         if contexts.into_iter().flatten().any(|c| !Arc::ptr_eq(c, &context)) {
             return Err(Errno::EINVAL);
         }

@@ -19,7 +19,11 @@ pub(crate) type SgeRoom = [MaybeUninit<Sge>; MAX_SGE];
 ///
 /// # Safety
 /// `list` is NULL or has `count` readable elements.
-pub(crate) unsafe fn sges(room: &mut SgeRoom, list: *const ibv_sge, count: c_int) -> Result<&[Sge], Errno> {
+pub(crate) unsafe fn sges(
+    room: &mut SgeRoom,
+    list: *const ibv_sge,
+    count: c_int,
+) -> Result<&[Sge], Errno> {
     let count = usize::try_from(count).ok().filter(|n| *n <= MAX_SGE).ok_or(Errno::EINVAL)?;
     if count > 0 && list.is_null() {
         return Err(Errno::EINVAL);

@@ -286,7 +286,13 @@ mod tests {
             max_recv_sge: 1,
             max_inline_data: 0,
         };
-        let limits = ModifyLimits { ports: 1, pkeys: 1, max_mtu: Mtu::Mtu4096, max_rd_atomic: 16, max_rate_limit: 400_000_000 };
+        let limits = ModifyLimits {
+            ports: 1,
+            pkeys: 1,
+            max_mtu: Mtu::Mtu4096,
+            max_rd_atomic: 16,
+            max_rate_limit: 400_000_000,
+        };
         let mut env = Bare(MrTable::new(1, 1));
         let steps = [QpState::Init, QpState::Rtr, QpState::Rts];
         for (transport, qp_type) in [(Transport::Rc, QpType::Rc), (Transport::Uc, QpType::Uc)] {

@@ -162,6 +162,8 @@ pub struct Qp {
     next_datagram: Psn,
     /// `COMM_EST` was raised.
     established: bool,
+    /// Protection domain of the SRQ, which may be another one: the keys of receives are its (IBA 10.2.9.2).
+    srq_pd: Option<u32>,
     /// Completions of which a counter is told.
     counted: CompCntrOps,
     /// Its SRQ matches tags, and its send queue is the device's.
@@ -207,10 +209,17 @@ impl Qp {
             pacing: None,
             next_datagram: Psn::default(),
             established: false,
+            srq_pd: None,
             counted: CompCntrOps::empty(),
             tag_matching: None,
             init,
         })
+    }
+
+    /// With receives of an SRQ of this protection domain.
+    #[must_use]
+    pub fn with_srq_pd(self, pd: u32) -> Self {
+        Self { srq_pd: Some(pd), ..self }
     }
 
     /// With this number.
@@ -412,8 +421,7 @@ impl Qp {
             return Err(PostSendError::NoDestination);
         }
         if self.sq.is_full(self.credit.released()) {
-            let receives_only =
-                self.init.qp_type == QpType::XrcRecv || self.tag_matching.is_some();
+            let receives_only = self.init.qp_type == QpType::XrcRecv || self.tag_matching.is_some();
             return Err(if receives_only {
                 PostSendError::NoSendQueue
             } else {

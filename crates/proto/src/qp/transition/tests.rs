@@ -1,8 +1,13 @@
 use super::*;
 use crate::types::{Gid, Mtu};
 
-const LIMITS: ModifyLimits =
-    ModifyLimits { ports: 2, pkeys: 1, max_mtu: Mtu::Mtu1024, max_rd_atomic: 16, max_rate_limit: 400_000_000 };
+const LIMITS: ModifyLimits = ModifyLimits {
+    ports: 2,
+    pkeys: 1,
+    max_mtu: Mtu::Mtu1024,
+    max_rd_atomic: 16,
+    max_rate_limit: 400_000_000,
+};
 const NOTHING: QpAttrMask = QpAttrMask::empty();
 
 /// The legal transitions, by type, besides those to RESET and ERR.
