@@ -42,6 +42,11 @@ fn port(name: &str) -> u32 {
 
 /// Compiles and runs one program, on a device that no other program shares.
 fn run(name: &str) {
+    run_with(name, &[]);
+}
+
+/// As [`run`], with a configuration.
+fn run_with(name: &str, configuration: &[(&str, &str)]) {
     let libraries = libraries();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(name);
     let program = libraries.join(format!("{name}.{}", std::process::id()));
@@ -71,6 +76,7 @@ fn run(name: &str) {
         .env("LD_LIBRARY_PATH", libraries)
         .env("ANYVERBS_REGISTRY", format!("anyverbs-{name}-{}", std::process::id()))
         .env("ANYVERBS_UDP_PORT", port(name).to_string())
+        .envs(configuration.iter().copied())
         .output()
         .unwrap();
     let _ = fs::remove_file(&program);
@@ -99,4 +105,20 @@ programs! {
     busy cancel comp_cntr cq_ex create_qp destroy_qp exit_log handles mcast mismatches parent_domain
     rate_limit tag_matching xrc
     cm_addrinfo cm_connect cm_datagrams cm_handles cm_race cm_sync cm_threads cm_xrc rsocket
+}
+
+/// What else arrives in one piece comes in packets, and later.
+#[test]
+fn tag_matching_by_udp() {
+    run_with("tag_matching", &[("ANYVERBS_INPROC", "0")]);
+}
+
+#[test]
+fn comp_cntr_by_udp() {
+    run_with("comp_cntr", &[("ANYVERBS_INPROC", "0")]);
+}
+
+#[test]
+fn rate_limit_by_udp() {
+    run_with("rate_limit", &[("ANYVERBS_INPROC", "0")]);
 }

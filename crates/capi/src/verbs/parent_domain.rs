@@ -60,6 +60,10 @@ pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
 /// What an allocator returns to have the default one used.
 const USE_DEFAULT: usize = usize::MAX;
 
+/// What memory of a program's allocator is aligned to at least, and a multiple of: a cache line. `posix_memalign`, which such
+/// allocators like to use, takes nothing below the size of a pointer, and simple ones count sizes without what aligns them.
+const ALIGN: usize = 64;
+
 /// A program's allocator. It is called with the parent domain that it was given for, and a type of resource whose upper half,
 /// the driver's number, is 0.
 struct Allocators {
@@ -77,7 +81,8 @@ unsafe impl Lender for Allocators {
     fn lend(&self, queue: Queue, layout: Layout) -> Option<NonNull<u8>> {
         let (pd, context) =
             (self.pd.load(Ordering::Acquire), self.pd_context.load(Ordering::Relaxed));
-        let (size, align) = (layout.size(), layout.align());
+        let align = layout.align().max(ALIGN);
+        let size = layout.size().next_multiple_of(align);
         // SAFETY: the program's function, called as its manual page says.
         let at = unsafe { (self.alloc)(pd, context, size, align, queue as u64) };
         if at.addr() == USE_DEFAULT {

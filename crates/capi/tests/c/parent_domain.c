@@ -13,14 +13,14 @@ struct account {
 static void *own_alloc(struct ibv_pd *pd, void *context, size_t size, size_t alignment, uint64_t type)
 {
 	struct account *a = context;
-	TRUE(pd == a->pd && size > 0 && type >> 32 == 0);
+	TRUE(pd == a->pd && size > 0 && size % alignment == 0 && type >> 32 == 0);
 	if (++a->calls >= a->refuse_from)
 		return NULL;
 	a->types |= 1u << type;
 	if (a->by_default)
 		return IBV_ALLOCATOR_USE_DEFAULT;
 	void *p = NULL;
-	OK(posix_memalign(&p, alignment < sizeof(void *) ? sizeof(void *) : alignment, size));
+	OK(posix_memalign(&p, alignment, size));
 	memset(p, 0, size);
 	a->live++;
 	a->bytes += size;
