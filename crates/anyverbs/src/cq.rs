@@ -9,6 +9,7 @@ use anyverbs_proto::qp::SqCredit;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wc::{TmInfo, Wc, WcDetail, WcEx};
+use anyverbs_queue_memory::{Queue, QueueMemory};
 use bitflags::bitflags;
 use parking_lot::Mutex;
 
@@ -348,12 +349,14 @@ impl Cq {
         };
         let options =
             CqOptions { details: !init.fields.is_empty(), ignore_overrun: init.ignore_overrun };
+        let memory = init.pd.map_or(QueueMemory::HEAP, |pd| pd.cell.memory.of(Queue::Cq));
+        let queue = anyverbs_proto::cq::Cq::in_memory(init.cqe, options, &memory)?;
         let ticket = engine.quotas.cq.take().ok_or(CreateError::Exhausted("completion queues"))?;
         Ok(Self(Arc::new(CqCell {
             engine,
             context: Arc::clone(context),
             state: Mutex::new(State {
-                queue: anyverbs_proto::cq::Cq::with_options(init.cqe, options),
+                queue,
                 credits: Vec::new(),
                 last: 0,
                 tell_at: None,
@@ -501,6 +504,10 @@ impl Cq {
         self.0.context.events.withdraw(&self.0.acks);
         self.0.acks.wait(&|| "a CQ (asynchronous events)".into());
         self.0.comp_acks.wait(&|| "a CQ (completion events)".into());
+        // Its memory may be a program's, who wants it back.
+        let empty = anyverbs_proto::cq::Cq::new(0);
+        let queue = std::mem::replace(&mut self.0.state.lock().queue, empty);
+        drop(queue);
         drop(self.0.hold.lock().take());
         Ok(())
     }

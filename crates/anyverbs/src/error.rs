@@ -6,6 +6,7 @@ use anyverbs_proto::raw::flow::FlowError;
 use anyverbs_proto::raw::rss::HashError;
 use anyverbs_proto::recv_queue::PostRecvError;
 use anyverbs_proto::tag_list::TagError;
+use anyverbs_queue_memory::OutOfMemory;
 use thiserror::Error;
 
 use crate::config::ConfigError;
@@ -307,6 +308,12 @@ impl OpenError {
             Self::NoInterface => libc::ENETDOWN,
             Self::NoSuchDevice(_) => libc::ENODEV,
         }
+    }
+}
+
+impl From<OutOfMemory> for CreateError {
+    fn from(_: OutOfMemory) -> Self {
+        Self::Exhausted("memory for queues")
     }
 }
 

@@ -67,6 +67,8 @@ pub use anyverbs_proto::wr::{
     AddressVector, MAX_MESSAGE, MAX_SGE, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge, UdDest,
 };
 
+pub use anyverbs_queue_memory::{Lender, OutOfMemory, Queue, QueueMemory};
+
 pub use advise::Advice;
 pub use ah::{Ah, AhAttr};
 pub use async_event::{AsyncEvent, AsyncEventKind, EventElement};

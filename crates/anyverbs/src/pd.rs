@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyverbs_proto::mr::{Access, WindowType};
 use anyverbs_proto::wr::Sge;
+use anyverbs_queue_memory::QueueMemory;
 use parking_lot::Mutex;
 
 use crate::advise::Advice;
@@ -40,6 +41,8 @@ pub(crate) struct PdCell {
     pub(crate) holders: Holders,
     /// What a parent domain stands for, until it is destroyed.
     parent_of: Option<Mutex<Option<ParentOf>>>,
+    /// Where the queues of what is made on it lie.
+    pub(crate) memory: QueueMemory,
     _ticket: Ticket,
 }
 
@@ -55,6 +58,7 @@ impl PdCell {
             number: engine.next_pd(),
             holders: Holders::default(),
             parent_of: None,
+            memory: QueueMemory::HEAP,
             _ticket: ticket,
         })
     }
@@ -88,12 +92,13 @@ impl Pd {
 
     /// Makes a parent domain of this protection domain (`ibv_alloc_parent_domain`): what is made on either belongs to the
     /// same one, but the parent domain can be destroyed only when nothing is left that was made on it, and this one and `td`
-    /// only after it.
+    /// only after it. The queues of queue pairs, SRQs and completion queues that are made on it lie in `memory`, and are given
+    /// back when those are destroyed.
     ///
     /// # Errors
     /// [`CreateError::Invalid`] if this is a parent domain itself, [`CreateError::Foreign`], [`CreateError::Exhausted`],
     /// [`CreateError::Forked`].
-    pub fn parent_domain(&self, td: Option<&Td>) -> Result<Self, CreateError> {
+    pub fn parent_domain(&self, td: Option<&Td>, memory: QueueMemory) -> Result<Self, CreateError> {
         let pd = &self.cell;
         if !pd.engine.is_current() {
             return Err(CreateError::Forked);
@@ -116,6 +121,7 @@ impl Pd {
         let cell = PdCell {
             number: pd.number,
             parent_of: Some(Mutex::new(Some(parent_of))),
+            memory,
             ..PdCell::new(pd.engine)?
         };
         Ok(Self { cell: Arc::new(cell), context: Arc::clone(&self.context) })

@@ -11,6 +11,7 @@ use anyverbs_proto::qp::pacing::RateLimit;
 use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::types::{Gid, Qpn};
 use anyverbs_proto::wr::{RecvWr, SendWr};
+use anyverbs_queue_memory::{Queue, QueueMemory};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::async_event::EventElement;
@@ -172,9 +173,9 @@ impl QpCell {
         let mut call = Call::new(self);
         let State { machine, link, .. } = &mut *state;
         machine.acknowledge(&mut call.env(link));
-        let comp_cntrs = std::mem::take(&mut link.comp_cntrs);
+        let last = (std::mem::take(&mut link.comp_cntrs), machine.give_up_queues());
         call.finish_last(state);
-        drop(comp_cntrs);
+        drop(last);
         Some(hold)
     }
 
@@ -302,11 +303,13 @@ impl Qp {
             return Err(CreateError::Invalid("SRQ: one of type XRC is for targets"));
         }
         let tm_cq = parts.srq.and_then(|srq| srq.0.tm_cq());
-        let takes_all = parts.qp_type == QpType::Rc && parts.cap.max_send_wr == 0;
-        if tm_cq.is_some() && !takes_all {
-            return Err(CreateError::Invalid(
-                "queue pair of a tag-matching SRQ: a reliable connection without a send queue of its own",
-            ));
+        if let Some(srq) = parts.srq.filter(|_| tm_cq.is_some()) {
+            let same_pd = parts.pd.is_some_and(|pd| pd.number == srq.0.pd);
+            if parts.qp_type != QpType::Rc || parts.cap.max_send_wr != 0 || !same_pd {
+                return Err(CreateError::Invalid(
+                    "queue pair of a tag-matching SRQ: not a reliable connection of its PD without sends",
+                ));
+            }
         }
         let cap = actual_cap(engine, parts)?;
         let ticket = engine.quotas.qp.take().ok_or(CreateError::Exhausted("queue pairs"))?;
@@ -327,15 +330,20 @@ impl Qp {
             srq: parts.srq.is_some(),
             pd: parts.pd.map_or(0, |pd| pd.number),
         };
+        let make = match tm_cq {
+            Some(_) => anyverbs_proto::qp::Qp::with_tag_matching,
+            None => anyverbs_proto::qp::Qp::in_memory,
+        };
+        let memory = parts.pd.map_or(QueueMemory::HEAP, |pd| pd.memory.of(Queue::Qp));
+        let mut machine = make(&init, &memory)?;
+        if let Some(srq) = parts.srq {
+            machine = machine.with_srq_pd(srq.0.pd);
+        }
         let handle = Handle::new(context, Some(parts.cookie), xrcd);
         let cell = engine
             .qps
             .insert(|qpn| {
-                let new = match tm_cq {
-                    Some(_) => anyverbs_proto::qp::Qp::with_tag_matching,
-                    None => anyverbs_proto::qp::Qp::new,
-                };
-                let machine = new(qpn, &init);
+                let machine = machine.numbered(qpn);
                 if let Some(cq) = parts.send_cq {
                     cq.0.attach(qpn, machine.sq_credit());
                 }

@@ -9,6 +9,7 @@ use anyverbs_proto::recv_queue::{RecvQueue, RecvWqe};
 use anyverbs_proto::tag_list::TagList;
 use anyverbs_proto::wc::Wc;
 use anyverbs_proto::wr::RecvWr;
+use anyverbs_queue_memory::Queue;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::async_event::{AsyncEventKind, EventElement};
@@ -52,6 +53,8 @@ pub struct Srq(pub(crate) Arc<SrqCell>);
 pub(crate) struct SrqCell {
     pub(crate) engine: &'static Engine,
     context: Arc<ContextCell>,
+    /// Protection domain of its receives.
+    pub(crate) pd: u32,
     state: Mutex<State>,
     cookie: AtomicU64,
     acks: Arc<Acks>,
@@ -98,6 +101,7 @@ impl SrqCell {
     fn new(
         pd: &Pd,
         init: &SrqInitAttr,
+        queue: RecvQueue,
         hold: Hold,
         xrc: Option<Xrc>,
         tm: Option<(Arc<CqCell>, TagList)>,
@@ -106,13 +110,8 @@ impl SrqCell {
         Self {
             engine: pd.cell.engine,
             context: Arc::clone(&pd.context),
-            state: Mutex::new(State {
-                queue: RecvQueue::new(init.max_wr, init.max_sge),
-                max_sge: init.max_sge,
-                limit: 0,
-                gone: false,
-                tags,
-            }),
+            pd: pd.number(),
+            state: Mutex::new(State { queue, max_sge: init.max_sge, limit: 0, gone: false, tags }),
             cookie: AtomicU64::new(init.cookie),
             acks: Arc::default(),
             holders: Holders::default(),
@@ -210,7 +209,9 @@ impl SrqCell {
 impl Srq {
     pub(crate) fn create(pd: &Pd, init: &SrqInitAttr) -> Result<Self, CreateError> {
         let hold = Self::hold(&pd.cell, init)?;
-        Ok(Self(Arc::new(SrqCell::new(pd, init, Hold(hold.0, None, None, hold.1), None, None))))
+        let hold = Hold(hold.0, None, None, hold.1);
+        let queue = Self::queue(&pd.cell, init)?;
+        Ok(Self(Arc::new(SrqCell::new(pd, init, queue, hold, None, None))))
     }
 
     pub(crate) fn create_xrc(
@@ -231,6 +232,7 @@ impl Srq {
         let cq_hold =
             Held::new(&cq.0, Holder::Srq).ok_or(CreateError::Foreign("completion queue"))?;
         let hold = Hold(pd_hold, Some(xrcd_hold), Some(cq_hold), ticket);
+        let queue = Self::queue(&pd.cell, init)?;
         let cell = engine.xrc_srqs.insert(|number| {
             let xrc = Xrc {
                 number,
@@ -239,9 +241,14 @@ impl Srq {
                 cq: Arc::clone(&cq.0),
                 closed: AtomicBool::new(false),
             };
-            SrqCell::new(pd, init, hold, Some(xrc), None)
+            SrqCell::new(pd, init, queue, hold, Some(xrc), None)
         });
         Ok(Self(cell.ok_or(CreateError::Exhausted("SRQ numbers"))?))
+    }
+
+    fn queue(pd: &PdCell, init: &SrqInitAttr) -> Result<RecvQueue, CreateError> {
+        let memory = pd.memory.of(Queue::Srq);
+        Ok(RecvQueue::in_memory(init.max_wr, init.max_sge, &memory)?)
     }
 
     /// Checks the sizes, and takes what every SRQ holds.
@@ -347,6 +354,9 @@ impl Srq {
         self.0.close();
         self.0.context.events.withdraw(&self.0.acks);
         self.0.acks.wait(&|| "an SRQ".into());
+        // Its memory may be a program's, who wants it back.
+        let queue = std::mem::replace(&mut self.0.state.lock().queue, RecvQueue::new(0, 0));
+        drop(queue);
         drop(self.0.hold.lock().take());
         Ok(())
     }

@@ -42,11 +42,16 @@ fn port(name: &str) -> u32 {
 
 /// Compiles and runs one program, on a device that no other program shares.
 fn run(name: &str) {
-    run_below(name, &[], &[]);
+    run_below(name, &[], &[], &[]);
+}
+
+/// As [`run`], with a configuration.
+fn run_with(name: &str, configuration: &[(&str, &str)]) {
+    run_below(name, &[], &[], configuration);
 }
 
 /// The same below another program, with arguments.
-fn run_below(name: &str, below: &[&str], arguments: &[&str]) {
+fn run_below(name: &str, below: &[&str], arguments: &[&str], configuration: &[(&str, &str)]) {
     let libraries = libraries();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(name);
     let program = libraries.join(format!("{name}.{}", std::process::id()));
@@ -79,6 +84,7 @@ fn run_below(name: &str, below: &[&str], arguments: &[&str]) {
         .env("LD_LIBRARY_PATH", libraries)
         .env("ANYVERBS_REGISTRY", format!("anyverbs-{name}-{}", std::process::id()))
         .env("ANYVERBS_UDP_PORT", port(name).to_string())
+        .envs(configuration.iter().copied())
         .output()
         .unwrap();
     let _ = fs::remove_file(&program);
@@ -94,7 +100,7 @@ fn run_below(name: &str, below: &[&str], arguments: &[&str]) {
 #[test]
 fn sequences_of_other_seeds() {
     for seed in ["2", "3", "4"] {
-        run_below("sequence", &[], &["200000", seed]);
+        run_below("sequence", &[], &["200000", seed], &[]);
     }
 }
 
@@ -109,7 +115,7 @@ fn a_sequence_touches_nothing_foreign_and_leaks_nothing() {
         "--show-leak-kinds=definite",
         "--errors-for-leak-kinds=definite",
     ];
-    run_below("sequence", &valgrind, &["4000", "5"]);
+    run_below("sequence", &valgrind, &["4000", "5"], &[]);
 }
 
 macro_rules! programs {
@@ -125,7 +131,23 @@ macro_rules! programs {
 }
 
 programs! {
-    busy cancel comp_cntr cq_ex create_qp destroy_qp event_wait exit_log handles import mcast memory mw
-    parent_domain rate_limit sequence tag_matching xrc
+    busy cancel comp_cntr cq_ex create_qp destroy_qp event_wait exit_log handles import mcast memory
+    mismatches mw parent_domain rate_limit sequence tag_matching xrc
     cm_addrinfo cm_connect cm_datagrams cm_handles cm_race cm_sync cm_threads cm_xrc rsocket
+}
+
+/// What else arrives in one piece comes in packets, and later.
+#[test]
+fn tag_matching_by_udp() {
+    run_with("tag_matching", &[("ANYVERBS_INPROC", "0")]);
+}
+
+#[test]
+fn comp_cntr_by_udp() {
+    run_with("comp_cntr", &[("ANYVERBS_INPROC", "0")]);
+}
+
+#[test]
+fn rate_limit_by_udp() {
+    run_with("rate_limit", &[("ANYVERBS_INPROC", "0")]);
 }

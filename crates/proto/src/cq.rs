@@ -1,7 +1,8 @@
 //! Completion queue.
 
-use std::collections::VecDeque;
+use anyverbs_queue_memory::{OutOfMemory, QueueMemory};
 
+use crate::ring::Ring;
 use crate::types::Qpn;
 use crate::wc::{Wc, WcDetail, WcEx};
 
@@ -60,10 +61,9 @@ pub struct CqOptions {
 /// [`Wc::sq_count`] back to the queue pair (`SqCredit`).
 #[derive(Debug)]
 pub struct Cq {
-    wcs: VecDeque<Wc>,
+    wcs: Ring<Wc>,
     /// One for each completion, where they are kept.
-    details: Option<VecDeque<WcDetail>>,
-    capacity: usize,
+    details: Option<Ring<WcDetail>>,
     armed: Armed,
     overrun: bool,
     ignore_overrun: bool,
@@ -76,29 +76,31 @@ impl Cq {
     /// A queue for `cqe` completions.
     #[must_use]
     pub fn new(cqe: u32) -> Self {
-        Self::with_options(cqe, CqOptions::default())
+        Self::in_memory(cqe, CqOptions::default(), &QueueMemory::HEAP).expect("the heap has room")
     }
 
-    /// As [`new`](Self::new), with options.
-    #[must_use]
-    pub fn with_options(cqe: u32, options: CqOptions) -> Self {
+    /// As [`new`](Self::new), with options, and in a program's own memory.
+    pub fn in_memory(
+        cqe: u32,
+        options: CqOptions,
+        memory: &QueueMemory,
+    ) -> Result<Self, OutOfMemory> {
         let capacity = cqe as usize;
-        Self {
-            wcs: VecDeque::with_capacity(capacity),
-            details: options.details.then(|| VecDeque::with_capacity(capacity)),
-            capacity,
+        Ok(Self {
+            wcs: Ring::new(capacity, memory)?,
+            details: options.details.then(|| Ring::new(capacity, memory)).transpose()?,
             armed: Armed::No,
             overrun: false,
             ignore_overrun: options.ignore_overrun,
             moderation: Moderation::default(),
             gathered: 0,
-        }
+        })
     }
 
     /// Completions that it can hold.
     #[must_use]
     pub fn capacity(&self) -> usize {
-        self.capacity
+        self.wcs.capacity()
     }
 
     /// Completions that wait.
@@ -110,7 +112,7 @@ impl Cq {
     /// Whether none waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.wcs.is_empty()
+        self.wcs.len() == 0
     }
 
     /// Whether a completion was lost.
@@ -126,7 +128,7 @@ impl Cq {
 
     /// As [`push`](Self::push), with what a queue that was made for it keeps besides.
     pub fn push_detailed(&mut self, wc: Wc, detail: &WcDetail, solicited: bool) -> Pushed {
-        let full = self.wcs.len() >= self.capacity;
+        let full = self.wcs.len() >= self.capacity();
         if self.overrun || full && !self.ignore_overrun {
             let first = !self.overrun;
             self.overrun = true;
@@ -156,7 +158,7 @@ impl Cq {
     fn gather(&mut self, pushed: &mut Pushed) {
         self.gathered += 1;
         // Into a full queue nothing more comes.
-        if self.is_due() || self.wcs.len() >= self.capacity {
+        if self.is_due() || self.wcs.len() >= self.capacity() {
             self.armed = Armed::No;
             pushed.notify = true;
         } else {
@@ -212,14 +214,15 @@ impl Cq {
     #[inline]
     pub fn take(&mut self, most: usize, mut each: impl FnMut(&Wc)) -> usize {
         let n = most.min(self.wcs.len());
-        for _ in 0..n {
-            if let Some(wc) = self.wcs.front() {
-                each(wc);
-            }
-            self.wcs.pop_front();
+        let (first, second) = self.wcs.take(n);
+        for wc in first {
+            each(wc);
+        }
+        for wc in second {
+            each(wc);
         }
         if let Some(details) = &mut self.details {
-            details.drain(..n);
+            details.take(n);
         }
         n
     }
@@ -227,7 +230,7 @@ impl Cq {
     /// The oldest completion, with what is kept besides.
     pub fn pop(&mut self) -> Option<WcEx> {
         let wc = self.wcs.pop_front()?;
-        let detail = self.details.as_mut().and_then(VecDeque::pop_front).unwrap_or_default();
+        let detail = self.details.as_mut().and_then(Ring::pop_front).unwrap_or_default();
         Some(WcEx { wc, detail })
     }
 
@@ -253,17 +256,15 @@ impl Cq {
         self.wcs.retain(|wc| wc.qpn != qpn);
     }
 
-    /// Changes the capacity. False if what waits would not fit.
+    /// Changes the capacity. False if what waits would not fit, or there is no memory.
     pub fn resize(&mut self, cqe: u32) -> bool {
         let capacity = cqe as usize;
         if self.wcs.len() > capacity {
             return false;
         }
-        self.wcs.reserve(capacity - self.wcs.len());
-        if let Some(details) = &mut self.details {
-            details.reserve(capacity - details.len());
-        }
-        self.capacity = capacity;
+        let details = self.details.as_ref().map(|details| details.resized(capacity)).transpose();
+        let (Ok(wcs), Ok(details)) = (self.wcs.resized(capacity), details) else { return false };
+        (self.wcs, self.details) = (wcs, details);
         true
     }
 }
@@ -327,7 +328,7 @@ mod tests {
     #[test]
     fn a_queue_that_ignores_overrun_keeps_the_newest() {
         let options = CqOptions { details: true, ignore_overrun: true };
-        let mut cq = Cq::with_options(2, options);
+        let mut cq = Cq::in_memory(2, options, &QueueMemory::HEAP).unwrap();
         for i in 0..5 {
             let detail = WcDetail { timestamp: i, ..WcDetail::default() };
             let pushed = cq.push_detailed(wc(i), &detail, false);
@@ -340,7 +341,8 @@ mod tests {
 
     #[test]
     fn details_stay_with_their_completions() {
-        let mut cq = Cq::with_options(8, CqOptions { details: true, ..CqOptions::default() });
+        let options = CqOptions { details: true, ..CqOptions::default() };
+        let mut cq = Cq::in_memory(8, options, &QueueMemory::HEAP).unwrap();
         for i in 0..6 {
             let detail = WcDetail { timestamp: 100 + i, ..WcDetail::default() };
             cq.push_detailed(wc(i), &detail, false);

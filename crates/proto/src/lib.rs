@@ -16,6 +16,7 @@ pub mod payload;
 pub mod qp;
 pub mod raw;
 pub mod recv_queue;
+mod ring;
 pub mod tag_list;
 pub mod time;
 pub mod types;

@@ -1,5 +1,6 @@
 //! A queue of receive WQEs: a queue pair's own, or a shared one.
 
+use anyverbs_queue_memory::{OutOfMemory, QueueMemory, QueueVec, filled};
 use arrayvec::ArrayVec;
 use thiserror::Error;
 
@@ -39,8 +40,8 @@ pub enum PostRecvError {
 /// A ring of receive WQEs. Nothing is allocated after creation.
 #[derive(Debug)]
 pub struct RecvQueue {
-    wqes: Box<[(u64, u8)]>,
-    sges: Box<[Sge]>,
+    wqes: QueueVec<(u64, u8)>,
+    sges: QueueVec<Sge>,
     max_sge: usize,
     head: usize,
     len: usize,
@@ -50,14 +51,19 @@ impl RecvQueue {
     /// A queue for `max_wr` requests of up to `max_sge` elements (at most [`MAX_SGE`]).
     #[must_use]
     pub fn new(max_wr: u32, max_sge: u32) -> Self {
+        Self::in_memory(max_wr, max_sge, &QueueMemory::HEAP).expect("the heap has room")
+    }
+
+    /// As [`new`](Self::new), in a program's own memory.
+    pub fn in_memory(max_wr: u32, max_sge: u32, memory: &QueueMemory) -> Result<Self, OutOfMemory> {
         let max_sge = (max_sge as usize).min(MAX_SGE);
-        Self {
-            wqes: vec![(0, 0); max_wr as usize].into(),
-            sges: vec![Sge::default(); max_wr as usize * max_sge].into(),
+        Ok(Self {
+            wqes: filled((0, 0), max_wr as usize, memory)?,
+            sges: filled(Sge::default(), max_wr as usize * max_sge, memory)?,
             max_sge,
             head: 0,
             len: 0,
-        }
+        })
     }
 
     /// Requests that the queue can hold.
@@ -115,12 +121,15 @@ impl RecvQueue {
         self.len = 0;
     }
 
-    /// Grows or shrinks to `max_wr`, keeping the requests that wait. False if they do not fit.
+    /// Grows or shrinks to `max_wr`, keeping the requests that wait. False if they do not fit, or there is no memory.
     pub fn resize(&mut self, max_wr: u32) -> bool {
         if self.len > max_wr as usize {
             return false;
         }
-        let mut new = Self::new(max_wr, self.max_sge as u32);
+        let memory = self.wqes.allocator();
+        let Ok(mut new) = Self::in_memory(max_wr, self.max_sge as u32, memory) else {
+            return false;
+        };
         let mut wqe = RecvWqe::default();
         while self.pop(&mut wqe) {
             let pushed = new.push(&RecvWr { wr_id: wqe.wr_id, sges: &wqe.sges });

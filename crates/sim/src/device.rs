@@ -13,6 +13,7 @@ use anyverbs_proto::mr::MrTable;
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::{Arrival, Qp, SqCredit};
 use anyverbs_proto::recv_queue::{RecvQueue, RecvWqe};
+use anyverbs_proto::tag_list::{TagList, Tagged, Taken};
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Gid, Psn, Qpn};
 use anyverbs_proto::wc::Wc;
@@ -120,6 +121,8 @@ pub(crate) struct SrqSlot {
     pub(crate) limit: usize,
     /// Of type XRC, and not destroyed.
     pub(crate) xrc: Option<XrcSrq>,
+    /// Of one that matches tags.
+    pub(crate) tags: Option<TagList>,
 }
 
 /// What makes a shared receive queue one of XRC.
@@ -325,6 +328,21 @@ impl Env for Around<'_> {
             self.shared.events.push(Event::SrqLimitReached(id));
         }
         taken
+    }
+
+    fn take_tagged(&mut self, tagged: Tagged, into: &mut RecvWqe) -> Option<Taken> {
+        let id = self.place.srq.expect("only called with an SRQ");
+        let slot = &mut self.shared.srqs[id.index];
+        let tags = slot.tags.as_mut().expect("it matches tags");
+        match tagged {
+            Tagged::Tag(tag) if tags.take(tag, into) => Some(Taken::Matched),
+            _ if !slot.queue.pop(into) => None,
+            Tagged::None => Some(Taken::Untagged),
+            _ => {
+                tags.count_unexpected();
+                Some(Taken::Unexpected)
+            }
+        }
     }
 
     fn raise(&mut self, event: QpEvent) {

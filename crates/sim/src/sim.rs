@@ -10,10 +10,12 @@ use anyverbs_proto::mr::{Access, MrTable, Region};
 use anyverbs_proto::qp::attr::{ModifyError, ModifyLimits, QpAttr, QpAttrMask, QpInit, QpState};
 use anyverbs_proto::qp::{PostSendError, Qp};
 use anyverbs_proto::recv_queue::{PostRecvError, RecvQueue};
+use anyverbs_proto::tag_list::TagList;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Gid, Mtu, Qpn};
 use anyverbs_proto::wc::Wc;
 use anyverbs_proto::wr::{AddressVector, RecvWr, SendWr, UdDest};
+use anyverbs_queue_memory::QueueMemory;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -202,7 +204,12 @@ impl Sim {
     /// A shared receive queue.
     pub fn srq(&mut self, device: DeviceId, max_wr: u32, max_sge: u32) -> SrqId {
         let srqs = &mut self.devices[device.0].shared.srqs;
-        srqs.push(SrqSlot { queue: RecvQueue::new(max_wr, max_sge), limit: 0, xrc: None });
+        srqs.push(SrqSlot {
+            queue: RecvQueue::new(max_wr, max_sge),
+            limit: 0,
+            xrc: None,
+            tags: None,
+        });
         SrqId { device, index: srqs.len() - 1 }
     }
 
@@ -234,6 +241,18 @@ impl Sim {
         id
     }
 
+    /// A shared receive queue that matches tags; its queue pairs complete their receives where they would anyway.
+    pub fn tm_srq(&mut self, device: DeviceId, max_wr: u32, max_sge: u32, tags: u16) -> SrqId {
+        let id = self.srq(device, max_wr, max_sge);
+        self.tags(id).replace(TagList::new(tags));
+        id
+    }
+
+    /// Its tags.
+    pub fn tags(&mut self, srq: SrqId) -> &mut Option<TagList> {
+        &mut self.devices[srq.device.0].shared.srqs[srq.index].tags
+    }
+
     /// Arms the limit event of a shared receive queue.
     pub fn arm_srq(&mut self, srq: SrqId, limit: usize) {
         self.devices[srq.device.0].shared.srqs[srq.index].limit = limit;
@@ -262,10 +281,18 @@ impl Sim {
             pd,
         };
         self.net.segments |= options.segment > 0;
-        let qps = &mut self.devices[device.0].qps;
-        let id = QpId { device, index: qps.len() };
+        let id = QpId { device, index: self.devices[device.0].qps.len() };
         let qpn = Qpn::new(((device.0 as u32 + 1) << 16) + 0x10 + id.index as u32);
-        let qp = Qp::new(qpn, &init);
+        let matches =
+            srq.is_some_and(|srq| self.devices[device.0].shared.srqs[srq.index].tags.is_some());
+        let qps = &mut self.devices[device.0].qps;
+        let qp = if matches {
+            Qp::with_tag_matching(&init, &QueueMemory::HEAP)
+                .expect("the heap has room")
+                .numbered(qpn)
+        } else {
+            Qp::new(qpn, &init)
+        };
         let credit = qp.sq_credit();
         let place = Place {
             id,

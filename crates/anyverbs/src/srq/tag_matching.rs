@@ -92,8 +92,9 @@ impl Srq {
         let cq_hold =
             Held::new(&init.cq.0, Holder::Srq).ok_or(CreateError::Foreign("completion queue"))?;
         let hold = Hold(pd_hold, None, Some(cq_hold), ticket);
+        let queue = Self::queue(&pd.cell, &init.srq)?;
         let tm = (Arc::clone(&init.cq.0), TagList::new(max_num_tags));
-        Ok(Self(Arc::new(SrqCell::new(pd, &init.srq, hold, None, Some(tm)))))
+        Ok(Self(Arc::new(SrqCell::new(pd, &init.srq, queue, hold, None, Some(tm)))))
     }
 
     /// Changes the list of tags (`ibv_post_srq_ops`). An operation is done when this returns; the handle of a tag that was

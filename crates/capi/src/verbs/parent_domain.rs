@@ -1,6 +1,18 @@
 //! Thread domains and parent domains.
 
-use std::{ffi::c_int, sync::Arc};
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    collections::HashSet,
+    ffi::{c_int, c_void},
+    ptr::{self, NonNull},
+    sync::{
+        Arc,
+        atomic::{AtomicPtr, Ordering},
+    },
+};
+
+use anyverbs::{Lender, Queue, QueueMemory};
+use parking_lot::Mutex;
 
 use crate::{
     abi::*,
@@ -45,6 +57,62 @@ pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     }))
 }
 
+/// What an allocator returns to have the default one used.
+const USE_DEFAULT: usize = usize::MAX;
+
+/// What memory of a program's allocator is aligned to at least, and a multiple of: a cache line. `posix_memalign`, which such
+/// allocators like to use, takes nothing below the size of a pointer, and simple ones count sizes without what aligns them.
+const ALIGN: usize = 64;
+
+/// A program's allocator. It is called with the parent domain that it was given for, and a type of resource whose upper half,
+/// the driver's number, is 0.
+struct Allocators {
+    alloc: unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, usize, u64) -> *mut c_void,
+    free: unsafe extern "C" fn(*mut ibv_pd, *mut c_void, *mut c_void, u64),
+    pd_context: AtomicPtr<c_void>,
+    pd: AtomicPtr<ibv_pd>,
+    /// What it left to the default allocator.
+    by_default: Mutex<HashSet<usize>>,
+}
+
+// SAFETY: `lend` passes on what the program promises (`ibv_alloc_parent_domain(3)`), having checked the alignment, or memory
+// of the system's allocator.
+unsafe impl Lender for Allocators {
+    fn lend(&self, queue: Queue, layout: Layout) -> Option<NonNull<u8>> {
+        let (pd, context) =
+            (self.pd.load(Ordering::Acquire), self.pd_context.load(Ordering::Relaxed));
+        let align = layout.align().max(ALIGN);
+        let size = layout.size().next_multiple_of(align);
+        // SAFETY: the program's function, called as its manual page says.
+        let at = unsafe { (self.alloc)(pd, context, size, align, queue as u64) };
+        if at.addr() == USE_DEFAULT {
+            // SAFETY: nobody asks for memory of no size.
+            let at = NonNull::new(unsafe { System.alloc_zeroed(layout) })?;
+            self.by_default.lock().insert(at.addr().get());
+            return Some(at);
+        }
+        let at = NonNull::new(at.cast::<u8>())?;
+        if at.addr().get() % align != 0 {
+            tracing::warn!(align, "memory of a parent domain's allocator is not aligned");
+            // SAFETY: as above; `alloc` has just returned it.
+            unsafe { (self.free)(pd, context, at.as_ptr().cast(), queue as u64) };
+            return None;
+        }
+        Some(at)
+    }
+
+    unsafe fn take_back(&self, queue: Queue, at: NonNull<u8>, layout: Layout) {
+        if self.by_default.lock().remove(&at.addr().get()) {
+            // SAFETY: `lend` took it from there, with this layout.
+            return unsafe { System.dealloc(at.as_ptr(), layout) };
+        }
+        let (pd, context) =
+            (self.pd.load(Ordering::Acquire), self.pd_context.load(Ordering::Relaxed));
+        // SAFETY: the program's function, with what its `alloc` returned.
+        unsafe { (self.free)(pd, context, at.as_ptr().cast(), queue as u64) };
+    }
+}
+
 const KNOWN: u32 = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS
     | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT
     | IBV_PARENT_DOMAIN_INIT_ATTR_ALLOW_CC_UNPROTECTED_ALLOC;
@@ -62,12 +130,26 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
     pointer(context(context_).and_then(|context| {
         let attr = attr.ok_or(Errno::EINVAL)?;
         let has = |bit| attr.comp_mask & bit != 0;
-        let allocators = has(IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS);
-        if attr.comp_mask & !KNOWN != 0
-            || allocators && (attr.alloc.is_none() || attr.free.is_none())
-        {
+        if attr.comp_mask & !KNOWN != 0 {
             return Err(Errno::EINVAL);
         }
+        let pd_context = if has(IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT) {
+            attr.pd_context
+        } else {
+            ptr::null_mut()
+        };
+        let allocators = if has(IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS) {
+            let (alloc, free) = attr.alloc.zip(attr.free).ok_or(Errno::EINVAL)?;
+            Some(Arc::new(Allocators {
+                alloc,
+                free,
+                pd_context: AtomicPtr::new(pd_context),
+                pd: AtomicPtr::default(),
+                by_default: Mutex::default(),
+            }))
+        } else {
+            None
+        };
         let pd: Arc<Pd> = object::find(attr.pd)?;
         let td: Option<Arc<Td>> =
             if attr.td.is_null() { None } else { Some(object::find(attr.td)?) };
@@ -75,7 +157,17 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
         if contexts.into_iter().flatten().any(|c| !Arc::ptr_eq(c, &context)) {
             return Err(Errno::EINVAL);
         }
-        let device = pd.inner.device.parent_domain(td.as_ref().map(|td| &td.inner.device))?;
-        Ok(publish_pd(PdInner { device, context }))
+        let memory = match &allocators {
+            Some(own) => QueueMemory::lent(Arc::clone(own) as Arc<dyn Lender>),
+            None => QueueMemory::HEAP,
+        };
+        let td = td.as_ref().map(|td| &td.inner.device);
+        let device = pd.inner.device.parent_domain(td, memory)?;
+        let published = publish_pd(PdInner { device, context });
+        if let Some(allocators) = allocators {
+            // Before the program can make anything on it.
+            allocators.pd.store(published, Ordering::Release);
+        }
+        Ok(published)
     }))
 }

@@ -107,7 +107,8 @@ impl Qp {
         }
         let wire_len = packet.len() + ICRC_LEN;
         let grh = grh::build(arrival, wire_len);
-        let (pd, mrs, memory) = (self.init.pd, env.mrs(), env.memory());
+        let pd = self.srq_pd.unwrap_or(self.init.pd);
+        let (mrs, memory) = (env.mrs(), env.memory());
         let written = scatter(&recv.sges, 0, Data::Bytes(&grh), pd, mrs, memory)
             .and_then(|()| scatter(&recv.sges, GRH_LEN as u64, packet.payload, pd, mrs, memory));
         if written.is_err() {

@@ -18,6 +18,7 @@ mod transition;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use anyverbs_queue_memory::{OutOfMemory, QueueMemory};
 use thiserror::Error;
 
 use crate::comp_cntr::CompCntrOps;
@@ -168,6 +169,8 @@ pub struct Qp {
     next_datagram: Psn,
     /// `COMM_EST` was raised.
     established: bool,
+    /// Protection domain of the SRQ, which may be another one: the keys of receives are its (IBA 10.2.9.2).
+    srq_pd: Option<u32>,
     /// Completions of which a counter is told.
     counted: CompCntrOps,
     /// Its SRQ matches tags, and its send queue is the device's.
@@ -178,6 +181,11 @@ impl Qp {
     /// A queue pair in RESET.
     #[must_use]
     pub fn new(qpn: Qpn, init: &QpInit) -> Self {
+        Self::in_memory(init, &QueueMemory::HEAP).expect("the heap has room").numbered(qpn)
+    }
+
+    /// As [`new`](Self::new), with queues in a program's own memory; without a number yet.
+    pub fn in_memory(init: &QpInit, memory: &QueueMemory) -> Result<Self, OutOfMemory> {
         let no_dest = UdDest {
             av: AddressVector::default(),
             pd: 0,
@@ -195,11 +203,12 @@ impl Qp {
         }
         let cap = &init.cap;
         let has_rq = qp_type.has_responder() && !srq;
-        Self {
-            qpn,
+        let rq = || RecvQueue::in_memory(cap.max_recv_wr, cap.max_recv_sge, memory);
+        Ok(Self {
+            qpn: Qpn::default(),
             attr: QpAttr::default(),
-            sq: SendQueue::new(cap, (qp_type == QpType::Ud).then_some(no_dest)),
-            rq: has_rq.then(|| RecvQueue::new(cap.max_recv_wr, cap.max_recv_sge)),
+            sq: SendQueue::new(cap, (qp_type == QpType::Ud).then_some(no_dest), memory)?,
+            rq: has_rq.then(rq).transpose()?,
             credit: Arc::default(),
             requester: Requester::default(),
             responder: Responder::default(),
@@ -207,18 +216,37 @@ impl Qp {
             pacing: None,
             next_datagram: Psn::default(),
             established: false,
+            srq_pd: None,
             counted: CompCntrOps::empty(),
             tag_matching: None,
             init,
-        }
+        })
     }
 
-    /// As [`new`](Self::new), of a reliable connection with a tag-matching SRQ. The program posts no sends.
+    /// With receives of an SRQ of this protection domain.
     #[must_use]
-    pub fn with_tag_matching(qpn: Qpn, init: &QpInit) -> Self {
-        let sq = SendQueue::new(&SEND_CAP, None).of_the_device();
+    pub fn with_srq_pd(self, pd: u32) -> Self {
+        Self { srq_pd: Some(pd), ..self }
+    }
+
+    /// With this number.
+    #[must_use]
+    pub fn numbered(self, qpn: Qpn) -> Self {
+        Self { qpn, ..self }
+    }
+
+    /// As [`in_memory`](Self::in_memory), of a reliable connection with a tag-matching SRQ. The program posts no sends.
+    pub fn with_tag_matching(init: &QpInit, memory: &QueueMemory) -> Result<Self, OutOfMemory> {
+        let sq = SendQueue::new(&SEND_CAP, None, memory)?.of_the_device();
         let tag_matching = Some(Box::default());
-        Self { sq, tag_matching, ..Self::new(qpn, init) }
+        Ok(Self { sq, tag_matching, ..Self::in_memory(init, memory)? })
+    }
+
+    /// Gives up the queues, of a queue pair of which nothing is called any more: their memory may be a program's, who wants
+    /// it back.
+    pub fn give_up_queues(&mut self) -> impl Sized + use<> {
+        let none = SendQueue::new(&QpCap::default(), None, &QueueMemory::HEAP);
+        (none.ok().map(|none| std::mem::replace(&mut self.sq, none)), self.rq.take())
     }
 
     /// Its number.

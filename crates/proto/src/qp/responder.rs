@@ -307,7 +307,7 @@ impl Qp {
         if end > recv.room() {
             return Err(Refusal::TOO_LONG.into());
         }
-        scatter(&recv.sges, received, packet.payload, self.responder.pd, env.mrs(), env.memory())
+        scatter(&recv.sges, received, packet.payload, self.recv_pd(), env.mrs(), env.memory())
             .map_err(|_: ScatterError| Refusal::RECEIVE)?;
         self.responder.inbound = Inbound::Send { received: end };
         if packet.headers.bth.opcode.ends_message() {
@@ -316,6 +316,11 @@ impl Qp {
             self.finish_recv(wc, packet, env);
         }
         Ok(())
+    }
+
+    /// Protection domain of receives. On XRC the same SRQ's holds for everything.
+    fn recv_pd(&self) -> u32 {
+        self.srq_pd.unwrap_or(self.responder.pd)
     }
 
     /// Invalidates the key that a SEND names.

@@ -1,5 +1,7 @@
 //! The send queue: a ring of WQEs, and where in it the requester stands.
 
+use anyverbs_queue_memory::{OutOfMemory, QueueMemory, QueueVec, filled, with_capacity};
+
 use crate::types::Psn;
 use crate::wr::{MAX_SGE, SendFlags, SendOp, SendWr, Sge, UdDest};
 
@@ -63,10 +65,10 @@ impl Default for Sqe {
 /// `done <= next <= head` and `next <= started <= head` hold in that arithmetic.
 #[derive(Debug)]
 pub(super) struct SendQueue {
-    slots: Box<[Sqe]>,
-    sges: Box<[Sge]>,
-    inline: Box<[u8]>,
-    ud: Box<[UdDest]>,
+    slots: QueueVec<Sqe>,
+    sges: QueueVec<Sge>,
+    inline: QueueVec<u8>,
+    ud: QueueVec<UdDest>,
     capacity: u32,
     max_sge: usize,
     max_inline: usize,
@@ -81,15 +83,22 @@ pub(super) struct SendQueue {
 }
 
 impl SendQueue {
-    pub(super) fn new(cap: &QpCap, datagrams: Option<UdDest>) -> Self {
+    pub(super) fn new(
+        cap: &QpCap,
+        datagrams: Option<UdDest>,
+        memory: &QueueMemory,
+    ) -> Result<Self, OutOfMemory> {
         let slots = cap.max_send_wr.max(1).next_power_of_two() as usize;
         let max_sge = (cap.max_send_sge as usize).min(MAX_SGE);
         let max_inline = cap.max_inline_data as usize;
-        Self {
-            slots: vec![Sqe::default(); slots].into(),
-            sges: vec![Sge::default(); slots * max_sge].into(),
-            inline: vec![0; slots * max_inline].into(),
-            ud: datagrams.map_or_else(Box::default, |d| vec![d; slots].into()),
+        Ok(Self {
+            slots: filled(Sqe::default(), slots, memory)?,
+            sges: filled(Sge::default(), slots * max_sge, memory)?,
+            inline: filled(0, slots * max_inline, memory)?,
+            ud: match datagrams {
+                Some(to) => filled(to, slots, memory)?,
+                None => with_capacity(0, memory)?,
+            },
             capacity: cap.max_send_wr,
             max_sge,
             max_inline,
@@ -97,7 +106,7 @@ impl SendQueue {
             started: 0,
             next: 0,
             done: 0,
-        }
+        })
     }
 
     /// As it is, for WQEs of the device alone: programs find it full.

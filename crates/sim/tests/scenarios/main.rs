@@ -47,6 +47,7 @@ mod split_write;
 mod sqd;
 mod sqe;
 mod srq;
+mod tag_matching;
 mod uc_loss;
 mod ud;
 mod vanished_pages;
