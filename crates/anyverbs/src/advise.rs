@@ -40,7 +40,7 @@ impl PdCell {
             // A page that comes and goes is the program's business; the region is not held up for that.
             drop(hold);
             let needs = Needs { writable: write, ..Needs::default() };
-            mapping::check(addr, len, needs).map_err(|_| AdviseError::Range)?;
+            self.engine.memory.maps.check(addr, len, needs).map_err(|_| AdviseError::Range)?;
             let how = match advice {
                 Advice::PrefetchNoFault => continue,
                 _ if !flush => Populate::Soon,

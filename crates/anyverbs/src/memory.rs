@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use anyverbs_net::shm::{Copying, Local};
 use anyverbs_proto::memory::{Fault, Memory};
+use mapping::Maps;
 
 // All routines keep the stack pointer as it was at entry, so that the landing pad can return for any of them. They
 // answer 0, and the landing pad 1.
@@ -242,7 +243,10 @@ unsafe extern "C" {
 
 /// The memory of this process.
 #[derive(Debug)]
-pub(crate) struct ProcessMemory(());
+pub(crate) struct ProcessMemory {
+    /// What is mapped where in it.
+    pub(crate) maps: Maps,
+}
 
 impl ProcessMemory {
     /// Installs the signal handler, once in a process.
@@ -252,7 +256,7 @@ impl ProcessMemory {
             install(libc::SIGSEGV, &PREVIOUS_SEGV);
             install(libc::SIGBUS, &PREVIOUS_BUS);
         });
-        Self(())
+        Self { maps: Maps::open() }
     }
 }
 

@@ -13,7 +13,7 @@ use crate::engine::{Engine, Ticket};
 use crate::error::{DestroyError, RegisterError};
 use crate::holders::{Held, Holder};
 use crate::limits;
-use crate::memory::mapping::{self, Mapping, Needs, Unfit, dmabuf};
+use crate::memory::mapping::{Mapping, Needs, Unfit, dmabuf};
 use crate::pd::{Pd, PdCell};
 
 /// Memory region (`ibv_reg_mr`). Nothing is pinned.
@@ -89,7 +89,15 @@ fn check_access(access: Access) -> Result<Access, RegisterError> {
 }
 
 /// Whether the program's memory is as the region needs it. Memory that is paged on demand may come later.
-fn check_memory(addr: u64, len: u64, access: Access) -> Result<(), RegisterError> {
+fn check_memory(
+    engine: &'static Engine,
+    addr: u64,
+    len: u64,
+    access: Access,
+) -> Result<(), RegisterError> {
+    if !engine.is_current() {
+        return Err(RegisterError::Forked);
+    }
     let on_demand = access.contains(Access::ON_DEMAND);
     let needs = Needs {
         writable: access.contains(Access::LOCAL_WRITE),
@@ -99,7 +107,7 @@ fn check_memory(addr: u64, len: u64, access: Access) -> Result<(), RegisterError
     if on_demand && !needs.huge && !needs.persistent {
         return Ok(());
     }
-    mapping::check(addr, len, needs).map_err(|unfit| match unfit {
+    engine.memory.maps.check(addr, len, needs).map_err(|unfit| match unfit {
         Unfit::NotMapped => RegisterError::NotMapped,
         Unfit::NotHuge => RegisterError::Invalid("memory: not all pages are huge"),
         Unfit::Volatile => RegisterError::Invalid("memory: not all of it is of a persistent file"),
@@ -139,7 +147,7 @@ impl Mr {
         }
         let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
         check_range(addr, len, iova)?;
-        check_memory(addr, len, access)?;
+        check_memory(pd.engine, addr, len, access)?;
         Self::enter(pd, Draft { addr, len, iova, access, dmah, backing: Backing::Program })
     }
 
@@ -160,7 +168,7 @@ impl Mr {
         }
         let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
         check_range(addr, len, iova)?;
-        check_memory(addr, len, access)?;
+        check_memory(pd.engine, addr, len, access)?;
         let backing = Backing::Buf(Arc::clone(&buf.mapping));
         Self::enter(pd, Draft { addr, len, iova, access, dmah, backing })
     }
@@ -305,7 +313,7 @@ impl Mr {
             region = Region { addr, len, iova, ..region };
         }
         if change.access.is_some() || change.translation.is_some() {
-            check_memory(region.addr, region.len, region.access)?;
+            check_memory(self.engine, region.addr, region.len, region.access)?;
         }
         let held = match change.pd {
             Some(pd) if !std::ptr::eq(pd.cell.engine, self.engine) => {

@@ -100,7 +100,7 @@ impl Sim {
                 id,
                 gid,
                 memory: Arena::new((id.0 as u64 + 1) << 40),
-                mrs: MrTable::new(1000, self.seed ^ id.0 as u64),
+                mrs: MrTable::new(10_000, self.seed ^ id.0 as u64),
                 cqs: Vec::new(),
                 srqs: Vec::new(),
                 events: Vec::new(),
@@ -143,7 +143,7 @@ impl Sim {
     ) -> Mr {
         let region = Region { pd, access, iova: addr, len: len as u64, addr };
         let mrs = &self.devices[device.0].shared.mrs;
-        let keys = mrs.register(region).expect("room for a thousand regions");
+        let keys = mrs.register(region).expect("room for ten thousand regions");
         Mr { device, addr, len, lkey: keys.lkey, rkey: keys.rkey }
     }
 

@@ -1,10 +1,11 @@
 //! What lies in an address space: whether a range may be registered, and memory that the device maps itself.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::fs::{self, File};
 use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::ptr::{self, NonNull};
 
 use anyverbs_net::Uncancelled;
@@ -67,45 +68,61 @@ pub(crate) enum Unfit {
     Volatile,
 }
 
-/// Whether every page of a range is mapped now, as it is needed.
-pub(crate) fn check(addr: u64, len: u64, needs: Needs) -> Result<(), Unfit> {
-    let end = addr.checked_add(len).ok_or(Unfit::NotMapped)?;
-    if len == 0 {
-        return Ok(());
+/// What is mapped where in this process: `/proc/self/maps`, kept open, since opening takes longer than asking. Not for a
+/// forked child, to which it would tell of its parent.
+#[derive(Debug)]
+pub(crate) struct Maps(Option<File>);
+
+impl Maps {
+    pub(crate) fn open() -> Self {
+        Self(File::open("/proc/self/maps").ok())
     }
+
+    /// Whether every page of a range is mapped now, as it is needed.
+    pub(crate) fn check(&self, addr: u64, len: u64, needs: Needs) -> Result<(), Unfit> {
+        let end = addr.checked_add(len).ok_or(Unfit::NotMapped)?;
+        if len == 0 {
+            return Ok(());
+        }
+        let mut text = None;
+        let mut at = addr;
+        while at < end {
+            let area = match self.0.as_ref().map_or(Err(libc::ENOTTY), |maps| query(maps, at)) {
+                Ok(area) => Some(area),
+                Err(libc::ENOENT) => None,
+                // An older kernel, or the program has closed descriptors that it does not know.
+                Err(_) => {
+                    let text = text.get_or_insert_with(|| read_maps(needs.huge));
+                    if text.is_empty() {
+                        // Without /proc rights are found out when the memory is used.
+                        let unknown = needs.huge || needs.persistent || !is_resident(addr, len);
+                        return if unknown { Err(Unfit::NotMapped) } else { Ok(()) };
+                    }
+                    find(text, at)
+                }
+            };
+            let area = area.ok_or(Unfit::NotMapped)?;
+            if !area.readable || needs.writable && !area.writable {
+                return Err(Unfit::NotMapped);
+            }
+            if needs.huge && area.page_size <= page_size() as u64 {
+                return Err(Unfit::NotHuge);
+            }
+            if needs.persistent && !(area.of_file && survives(at)) {
+                return Err(Unfit::Volatile);
+            }
+            at = area.end;
+        }
+        Ok(())
+    }
+}
+
+/// The text of `/proc/self/maps`, or of the longer `/proc/self/smaps`; empty if there is none.
+fn read_maps(verbose: bool) -> String {
     // Opening is a cancellation point, and callers hold locks.
     let _uncancelled = Uncancelled::new();
-    let Ok(maps) = File::open("/proc/self/maps") else {
-        // Without /proc rights are found out when the memory is used.
-        let unknown = needs.huge || needs.persistent || !is_resident(addr, len);
-        return if unknown { Err(Unfit::NotMapped) } else { Ok(()) };
-    };
-    let mut text = None;
-    let mut at = addr;
-    while at < end {
-        let area = match query(&maps, at) {
-            Err(libc::ENOTTY) => {
-                let text = text.get_or_insert_with(|| {
-                    let verbose = if needs.huge { "/proc/self/smaps" } else { "/proc/self/maps" };
-                    fs::read_to_string(verbose).unwrap_or_default()
-                });
-                find(text, at)
-            }
-            found => found.ok(),
-        };
-        let area = area.ok_or(Unfit::NotMapped)?;
-        if !area.readable || needs.writable && !area.writable {
-            return Err(Unfit::NotMapped);
-        }
-        if needs.huge && area.page_size <= page_size() as u64 {
-            return Err(Unfit::NotHuge);
-        }
-        if needs.persistent && !(area.of_file && survives(at)) {
-            return Err(Unfit::Volatile);
-        }
-        at = area.end;
-    }
-    Ok(())
+    fs::read_to_string(if verbose { "/proc/self/smaps" } else { "/proc/self/maps" })
+        .unwrap_or_default()
 }
 
 /// Asks the kernel for the area at an address; `ENOENT` if there is none, `ENOTTY` if it cannot be asked.
@@ -159,29 +176,35 @@ fn find(text: &str, at: u64) -> Option<Area> {
 
 /// Whether the file that is mapped at an address lies on something that is still there after a loss of power.
 fn survives(at: u64) -> bool {
-    let Ok(files) = fs::read_dir("/proc/self/map_files") else { return false };
-    let covers = |name: &str| {
-        let (start, end) = name.split_once('-')?;
-        let number = |hex| u64::from_str_radix(hex, 16).ok();
+    const RAMFS_MAGIC: u64 = 0x8584_58f6;
+    const LOST: [u64; 3] = [libc::TMPFS_MAGIC as u64, libc::HUGETLBFS_MAGIC as u64, RAMFS_MAGIC];
+    let text = read_maps(false);
+    let number = |hex: &str| u64::from_str_radix(hex, 16).ok();
+    let covers = |line: &str| {
+        let (start, end) = line.split_ascii_whitespace().next()?.split_once('-')?;
         Some((number(start)?..number(end)?).contains(&at))
     };
-    let of_it =
-        files.flatten().find(|entry| entry.file_name().to_str().and_then(covers).unwrap_or(false));
-    let Some(entry) = of_it else { return false };
-    let Ok(path) = std::ffi::CString::new(entry.path().into_os_string().into_encoded_bytes())
-    else {
-        return false;
-    };
+    let Some(line) = text.lines().find(|line| covers(line).unwrap_or(false)) else { return false };
+    let mut words = line.split_ascii_whitespace();
+    let area = words.next().unwrap_or_default();
+    let inode = words.nth(3).and_then(|inode| inode.parse::<u64>().ok());
+    let path = line.find('/').map_or("", |at| &line[at..]);
+    // By its name, if that still names it; otherwise by the mapping, which takes privileges.
+    let _uncancelled = Uncancelled::new();
+    let same = fs::metadata(path).is_ok_and(|file| Some(file.ino()) == inode);
+    let by_mapping = format!("/proc/self/map_files/{area}");
+    let kind = file_system(if same { path } else { &by_mapping });
+    kind.is_some_and(|kind| !LOST.contains(&kind))
+}
+
+/// What kind of file system a file lies on.
+fn file_system(path: &str) -> Option<u64> {
+    let path = CString::new(path).ok()?;
     // SAFETY: a C string, and a struct of integers to write to.
-    let kind = unsafe {
+    unsafe {
         let mut stat: libc::statfs = std::mem::zeroed();
-        if libc::statfs(path.as_ptr(), &raw mut stat) != 0 {
-            return false;
-        }
-        stat.f_type as u64
-    };
-    const RAMFS_MAGIC: u64 = 0x8584_58f6;
-    ![libc::TMPFS_MAGIC as u64, libc::HUGETLBFS_MAGIC as u64, RAMFS_MAGIC].contains(&kind)
+        (libc::statfs(path.as_ptr(), &raw mut stat) == 0).then_some(stat.f_type as u64)
+    }
 }
 
 fn page_size() -> usize {

@@ -181,7 +181,8 @@ fn the_programs_own_fault_reaches_its_own_handler() {
             action.sa_sigaction = own as *const () as usize;
             libc::sigaction(libc::SIGSEGV, &raw const action, ptr::null_mut());
             install(libc::SIGSEGV, &PREVIOUS_SEGV);
-            if ProcessMemory(()).read(8, &mut [0; 8]) != Err(Fault) {
+            let memory = ProcessMemory { maps: Maps::open() };
+            if memory.read(8, &mut [0; 8]) != Err(Fault) {
                 libc::_exit(1);
             }
             ptr::read_volatile(std::hint::black_box(8 as *const u8));

@@ -22,7 +22,7 @@ fn without_icrc(captured: &Captured) -> &[u8] {
 }
 
 /// Directories of captures, with the number of files and of packets.
-const CAPTURES: [(&str, usize, usize); 2] = [("rxe", 27, 1283), ("rxe-ipv6", 8, 57)];
+const CAPTURES: [(&str, usize, usize); 2] = [("rxe", 28, 1293), ("rxe-ipv6", 8, 57)];
 
 fn packets(dir: &str) -> impl Iterator<Item = (String, Captured)> {
     pcap::files(dir).into_iter().flat_map(|path| {
@@ -124,17 +124,19 @@ fn opcodes_are_those_that_were_sent() {
         ("RC WRITE_FIRST", 5),
         ("RC WRITE_MIDDLE", 10),
         ("RC WRITE_LAST", 5),
-        ("RC WRITE_ONLY", 17),
+        ("RC WRITE_ONLY", 19),
         ("RC WRITE_ONLY_WITH_IMM", 13),
-        ("RC READ_REQUEST", 134),
+        ("RC READ_REQUEST", 135),
         ("RC READ_RESPONSE_FIRST", 100),
         ("RC READ_RESPONSE_MIDDLE", 205),
         ("RC READ_RESPONSE_LAST", 105),
-        ("RC READ_RESPONSE_ONLY", 7),
-        ("RC ACK", 112),
+        ("RC READ_RESPONSE_ONLY", 9),
+        ("RC ACK", 115),
         ("RC ATOMIC_ACK", 10),
         ("RC COMPARE_SWAP", 5),
         ("RC FETCH_ADD", 5),
+        ("RC SEND_ONLY_WITH_INV", 1),
+        ("RC ATOMIC_WRITE", 1),
         ("UC SEND_FIRST", 5),
         ("UC SEND_MIDDLE", 10),
         ("UC SEND_LAST", 5),

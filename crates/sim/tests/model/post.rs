@@ -90,12 +90,13 @@ impl World {
         let len = self.len(q);
         let draft = match self.qps[q].qp_type() {
             QpType::Ud => Some(self.datagram(q, len)),
-            QpType::Uc => match self.rng.random_range(0..3) {
+            QpType::Uc => match self.rng.random_range(0..4) {
                 0 => self.write(q, len),
+                1 => Some(self.local_inv(q)),
                 _ => Some(self.message(q, len)),
             },
             QpType::XrcRecv => None,
-            QpType::Rc | QpType::XrcSend => match self.rng.random_range(0..10) {
+            QpType::Rc | QpType::XrcSend => match self.rng.random_range(0..12) {
                 0..3 => Some(self.message(q, len)),
                 3..6 => self.write(q, len),
                 6..8 => {
@@ -110,6 +111,8 @@ impl World {
                     }
                 }
                 8 => self.fetch_add(q),
+                9 => Some(self.atomic_write(q)),
+                10 => Some(self.local_inv(q)),
                 _ => self.compare_swap(q),
             },
         };
@@ -269,6 +272,22 @@ impl World {
         Some(draft)
     }
 
+    /// Of the word that only this queue pair changes.
+    fn atomic_write(&mut self, q: usize) -> Draft {
+        let theirs = &self.qps[self.qps[q].peer];
+        let at = theirs.board.remote(theirs.board_len());
+        let data = Some(self.rng.random::<u64>().to_ne_bytes());
+        Draft::new(SendOp::AtomicWrite { at, data }, vec![], 0)
+    }
+
+    /// Of a key that lives for this alone: done twice, it would fail.
+    fn local_inv(&mut self, q: usize) -> Draft {
+        let own = &self.hosts[self.qps[q].host];
+        let (device, pd, addr) = (own.device, own.pd, own.source.addr);
+        let mr = self.sim.register(device, pd, addr, 8, Access::INVALIDATABLE);
+        Draft::new(SendOp::LocalInv(mr.rkey), vec![], 0)
+    }
+
     /// Something that must fail; the connection is broken by it.
     pub(crate) fn post_bad(&mut self, q: usize) {
         let peer = self.qps[q].peer;
@@ -362,6 +381,9 @@ impl World {
             && compare == qp.word
         {
             qp.word = swap;
+        }
+        if let SendOp::AtomicWrite { data: Some(data), .. } = draft.op {
+            qp.word = u64::from_ne_bytes(data);
         }
         let message = draft.message.map(|(to, message)| {
             self.qps[to].messages.push(message);

@@ -4,6 +4,13 @@ use super::*;
 
 const PAGE: usize = 4096;
 
+fn check(addr: u64, len: u64, needs: Needs) -> Result<(), Unfit> {
+    let asked = Maps::open().check(addr, len, needs);
+    // What the text says is the same.
+    assert_eq!(Maps(None).check(addr, len, needs), asked);
+    asked
+}
+
 fn pages_of(n: usize) -> Mapping {
     Mapping::anonymous(n * PAGE).unwrap()
 }
