@@ -96,6 +96,6 @@ macro_rules! programs {
 }
 
 programs! {
-    busy cancel create_qp destroy_qp exit_log handles mcast xrc
+    busy cancel create_qp destroy_qp exit_log handles mcast raw_packet wq xrc
     cm_addrinfo cm_connect cm_datagrams cm_handles cm_race cm_sync cm_threads cm_xrc rsocket
 }
