@@ -68,6 +68,9 @@ impl Topology {
     }
 }
 
+/// The Ethernet interface of each host, where there is one.
+pub(crate) const INTERFACE: &str = "eth0";
+
 /// The hosts of one topology, gone when this value is.
 pub(crate) struct Hosts {
     topology: Topology,

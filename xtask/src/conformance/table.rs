@@ -86,6 +86,9 @@ struct Group<P> {
     /// Ordinary socket programs: `anyverbs run --sockets`.
     #[serde(default)]
     sockets: bool,
+    /// Raw packets leave by the hosts' Ethernet interface as well: `ANYVERBS_RAW_INTERFACE`.
+    #[serde(default)]
+    raw_interface: bool,
     /// Length of the file that `SOURCE` names; the server's `COPY` must become the same.
     file_bytes: Option<usize>,
     /// The tool exchanges its set-up over IPv4 whatever its traffic uses.
@@ -186,6 +189,7 @@ pub(super) struct Case<P> {
     pub(super) connected: Option<String>,
     pub(super) second_server: bool,
     pub(super) sockets: bool,
+    pub(super) raw_interface: bool,
     pub(super) file_bytes: Option<usize>,
     pub(super) dial_ipv4: bool,
     pub(super) client_posts: Vec<Operation>,
@@ -316,6 +320,7 @@ fn group_cases<P: Place>(
                 connected: group.connected.clone(),
                 second_server: group.second_server,
                 sockets: group.sockets,
+                raw_interface: group.raw_interface,
                 file_bytes: group.file_bytes,
                 dial_ipv4: group.dial_ipv4,
                 client_posts: group.client_posts.clone(),

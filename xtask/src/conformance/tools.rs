@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
-use super::hosts::{Hosts, Side, Topology, sweep};
+use super::hosts::{Hosts, INTERFACE, Side, Topology, sweep};
 use super::process::{Process, quiet, wait_for};
 use super::table::{self, Kind, Place, fill};
 use super::{Selection, Tally};
@@ -394,6 +394,9 @@ impl Runner<'_> {
         let words = self.command(role, side, pair.port)?;
         let mut command = self.hosts.command(side, &self.dist.anyverbs());
         command.arg("run");
+        if self.case.raw_interface {
+            command.env("ANYVERBS_RAW_INTERFACE", INTERFACE);
+        }
         if self.case.sockets {
             command.arg("--sockets");
         }

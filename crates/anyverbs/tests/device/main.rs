@@ -11,6 +11,7 @@ mod host;
 mod multicast;
 mod one_process;
 mod processes;
+mod raw;
 mod rules;
 mod same_host;
 mod windows;
