@@ -29,7 +29,7 @@ fn world(seed: u64, options: &QpOptions) -> World {
     let (send_cq, recv_cq) = (sim.cq(x, 1000), sim.cq(y, 1000));
     let srq = sim.tm_srq(y, 64, 1, 64);
     let len = TAGS as usize * EACH;
-    let (from, to) = (sim.mr(x, pd_x, 2 * len, Access::all()), sim.mr(y, pd_y, len, Access::all()));
+    let (from, to) = (sim.mr(x, pd_x, 2 * len, Access::VERBS), sim.mr(y, pd_y, len, Access::VERBS));
     sim.fill(from, 1);
     let sender = sim.qp(pd_x, send_cq, send_cq, None, options);
     let matcher = sim.qp(pd_y, recv_cq, recv_cq, Some(srq), options);
