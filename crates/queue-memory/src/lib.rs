@@ -128,6 +128,20 @@ pub fn filled<T: Clone>(
     Ok(vec)
 }
 
+/// Bytes of zero. On the heap no page is touched.
+///
+/// # Errors
+/// [`OutOfMemory`].
+pub fn zeroed(len: usize, memory: &QueueMemory) -> Result<QueueVec<u8>, OutOfMemory> {
+    if len == 0 || memory.lender.is_some() {
+        return filled(0, len, memory);
+    }
+    let layout = Layout::array::<u8>(len).map_err(|_| OutOfMemory)?;
+    let at = Global.allocate_zeroed(layout).map_err(|_| OutOfMemory)?;
+    // SAFETY: `memory` is the heap, from which these `len` bytes come; zero is a value of each.
+    Ok(unsafe { Vec::from_raw_parts_in(at.as_ptr().cast(), len, len, memory.clone()) })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -170,5 +184,10 @@ mod tests {
         drop((vec, empty));
         assert_eq!(lender.lent.load(Ordering::Relaxed), 0);
         assert_eq!(filled(1u8, 3, &QueueMemory::HEAP).unwrap().len(), 3);
+        for memory in [memory, QueueMemory::HEAP] {
+            assert!(zeroed(99, &memory).unwrap().iter().eq(&[0; 99]));
+            assert!(zeroed(0, &memory).unwrap().is_empty());
+        }
+        assert_eq!(lender.lent.load(Ordering::Relaxed), 0);
     }
 }

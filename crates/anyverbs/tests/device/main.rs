@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod cm;
+mod completion;
 mod direct;
 mod endpoint;
 mod events;

@@ -1,6 +1,6 @@
 //! The send queue: a ring of WQEs, and where in it the requester stands.
 
-use anyverbs_queue_memory::{OutOfMemory, QueueMemory, QueueVec, filled, with_capacity};
+use anyverbs_queue_memory::{OutOfMemory, QueueMemory, QueueVec, filled, with_capacity, zeroed};
 
 use crate::types::Psn;
 use crate::wr::{MAX_SGE, SendFlags, SendOp, SendWr, Sge, UdDest};
@@ -94,7 +94,7 @@ impl SendQueue {
         Ok(Self {
             slots: filled(Sqe::default(), slots, memory)?,
             sges: filled(Sge::default(), slots * max_sge, memory)?,
-            inline: filled(0, slots * max_inline, memory)?,
+            inline: zeroed(slots * max_inline, memory)?,
             ud: match datagrams {
                 Some(to) => filled(to, slots, memory)?,
                 None => with_capacity(0, memory)?,
