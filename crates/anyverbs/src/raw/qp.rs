@@ -82,7 +82,7 @@ pub(super) struct RawCell {
 
 #[derive(Debug)]
 enum Receives {
-    Own(ReceiveQueue),
+    Own(Box<ReceiveQueue>),
     Spread(Arc<TableCell>, RxHash),
 }
 
@@ -139,7 +139,7 @@ impl Pd {
         init.send_cq.0.attach(number.qpn(), Arc::clone(&credit));
         let sends = Sends::new(cap, init.sq_sig_all, init.max_tso_header, credit);
         let send_cq = Some(Arc::clone(&init.send_cq.0));
-        Ok(self.plug_in(number, sends, send_cq, Receives::Own(queue), hold, init.cookie))
+        Ok(self.plug_in(number, sends, send_cq, Receives::Own(Box::new(queue)), hold, init.cookie))
     }
 
     /// Makes a queue pair that spreads frames over the work queues of a table. It receives from the beginning.

@@ -101,9 +101,10 @@ impl EthernetSocket {
         segment.hash(&mut hasher);
         let dst = hasher.finish().to_be_bytes();
         let mut src = [0; 8];
+        // The C library's form is a point of cancellation.
         // SAFETY: eight live bytes. So few are always given whole.
-        let n = unsafe { libc::getrandom(src.as_mut_ptr().cast(), src.len(), 0) };
-        if n != src.len() as isize {
+        let n = unsafe { libc::syscall(libc::SYS_getrandom, src.as_mut_ptr(), src.len(), 0) };
+        if n != src.len() as libc::c_long {
             return Err(io::Error::last_os_error());
         }
         let mut envelope = [0; ENVELOPE_LEN];

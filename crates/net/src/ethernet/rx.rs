@@ -136,7 +136,7 @@ impl EthernetSocket {
                 continue;
             }
             let start = i * BUFFER + HEADROOM;
-            let aux = cmsg::messages(&control[i], header.msg_controllen as usize)
+            let aux = cmsg::messages(&control[i], header.msg_controllen)
                 .find(|m| m.level == SOL_PACKET && m.kind == PACKET_AUXDATA)
                 // SAFETY: integers.
                 .and_then(|m| unsafe { m.value::<Auxdata>() });
