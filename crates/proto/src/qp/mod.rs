@@ -9,6 +9,7 @@ mod completer;
 mod congestion;
 mod datagram;
 pub mod grh;
+mod local;
 mod requester;
 mod responder;
 mod send_queue;
