@@ -9,6 +9,7 @@ mod completer;
 mod congestion;
 mod datagram;
 pub mod grh;
+mod local;
 pub mod pacing;
 mod requester;
 mod responder;

@@ -74,14 +74,14 @@ pub(super) struct Requester {
     /// The PSN after the highest that was ever sent.
     pub(super) max_sent: Psn,
     /// PSN and cost for the WQE that is started next: the cost is 0 as long as none was.
-    fresh_psn: Psn,
-    fresh_cost: u64,
+    pub(super) fresh_psn: Psn,
+    pub(super) fresh_cost: u64,
     /// PSNs after the last response of each READ piece, and of all else that has one, that is outstanding.
     pub(super) responses: VecDeque<Psn>,
     /// Requests with a response of their own that are started and not complete.
     pub(super) unfenced: u32,
     /// Local operations that are done and whose turn to complete has not come.
-    local: u32,
+    pub(super) local: u32,
     retries_left: u8,
     rnr_left: u8,
     /// Not before this time: the receiver was not ready.
@@ -316,51 +316,6 @@ impl Qp {
         self.sq.started = position.wrapping_add(1);
         self.responder.turn = Turn::Theirs;
         true
-    }
-
-    /// Executes a WQE that is no message, now that everything before it has been sent. It has no PSN, and completes in its
-    /// turn. False if it failed.
-    fn do_locally<E: Env>(&mut self, position: u32, sqe: &Sqe, env: &mut E) -> bool {
-        let done = match sqe.op {
-            SendOp::BindMw(ref bind) => {
-                let bound = env.mrs().bind(bind, self.init.pd, self.qpn);
-                bound.map(drop).map_err(|_| WcStatus::MwBindErr)
-            }
-            SendOp::LocalInv(rkey) => {
-                let invalidated = env.mrs().invalidate(rkey, self.init.pd, None);
-                invalidated.map_err(|_| WcStatus::LocQpOpErr)
-            }
-            _ => Err(WcStatus::LocQpOpErr),
-        };
-        if let Err(status) = done {
-            self.halt(status);
-            return false;
-        }
-        let requester = &mut self.requester;
-        let entry = self.sq.at_mut(position);
-        (entry.first_psn, entry.packets) = (requester.fresh_psn, 0);
-        entry.cost_before = requester.fresh_cost;
-        requester.k = 0;
-        requester.local += 1;
-        let next = position.wrapping_add(1);
-        (self.sq.started, self.sq.next) = (next, next);
-        self.complete_local(env);
-        true
-    }
-
-    /// Completes local operations whose turn has come: everything before them is complete.
-    pub(super) fn complete_local<E: Env>(&mut self, env: &mut E) {
-        while self.requester.local > 0
-            && self.sq.done != self.sq.started
-            && self.sq.at(self.sq.done).op.is_local()
-        {
-            // A cursor that went back to before it is not left behind.
-            if self.sq.next == self.sq.done {
-                self.sq.next = self.sq.done.wrapping_add(1);
-                self.requester.k = 0;
-            }
-            self.complete_oldest(WcStatus::Success, env);
-        }
     }
 
     fn check_wqe<E: Env>(&self, position: u32, sqe: &Sqe, env: &E) -> Result<(), WcStatus> {
