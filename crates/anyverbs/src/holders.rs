@@ -144,6 +144,7 @@ mod tests {
         }
     }
 
+    // S1.9
     #[test]
     fn a_held_object_is_busy_and_names_its_holders() {
         let thing = Arc::new(Thing::default());

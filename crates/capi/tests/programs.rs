@@ -104,6 +104,11 @@ fn sequences_of_other_seeds() {
     }
 }
 
+#[test]
+fn sequences_of_eight_threads_at_once() {
+    run_below("sequence", &[], &["40000", "7", "8"], &[]);
+}
+
 /// Needs Debian's valgrind. What the process keeps until its end is no leak.
 #[test]
 fn a_sequence_touches_nothing_foreign_and_leaks_nothing() {
@@ -131,7 +136,7 @@ macro_rules! programs {
 }
 
 programs! {
-    busy cancel comp_cntr cq_ex create_qp destroy_qp event_wait exit_log handles import mcast memory
+    ah busy cancel comp_cntr cq_ex create_qp destroy_qp event_wait exit_log handles import mcast memory
     mismatches mw parent_domain rate_limit raw_packet sequence tag_matching wq xrc
     cm_addrinfo cm_connect cm_datagrams cm_handles cm_race cm_sync cm_threads cm_xrc rsocket
 }

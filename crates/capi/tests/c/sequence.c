@@ -3,13 +3,14 @@
  * call is another program's matter; what is wrong here is an object that is lost, an event that is never acknowledged, or
  * a destroy that succeeds while something uses the object.
  *
- * sequence [STEPS [SEED]]; the same seed makes the same calls (what is in flight meanwhile differs).
+ * sequence [STEPS [SEED [THREADS]]]; the same seed makes the same calls (what is in flight meanwhile differs). Each thread
+ * has objects of its own, on one device (S5.6).
  */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
-#include <poll.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,9 +22,9 @@
 
 static struct ibv_context *context;
 static uint8_t arena[ARENA] __attribute__((aligned(4096)));
-static uint64_t random_state;
+static __thread uint64_t random_state;
 /* What went through: a sequence in which nothing does shows nothing. */
-static unsigned long made, posted, completed, succeeded, events;
+static __thread unsigned long made, posted, completed, succeeded, events;
 
 static uint64_t next(void)
 {
@@ -58,7 +59,7 @@ struct pool {
 	int count;
 };
 
-static struct pool pds, cqs, cqs_ex, mrs, qps, srqs, ahs, channels, mws, dms, xrcds, wqs, tables, flows, counters, tds;
+static __thread struct pool pds, cqs, cqs_ex, mrs, qps, srqs, ahs, channels, mws, dms, xrcds, wqs, tables, flows, counters, tds;
 
 static void *any(struct pool *pool)
 {
@@ -760,11 +761,25 @@ static void end(void)
 		}
 }
 
+static unsigned long steps = 300000, seed = 1;
+
+static void *sequence(void *number)
+{
+	random_state = (seed + (uintptr_t)number * 1000) * 0x9e3779b97f4a7c15ull + 1;
+	for (unsigned long i = 0; i < steps; i++)
+		step();
+	end();
+	printf("%lu objects, %lu sends posted, %lu completions (%lu good), %lu events\n", made, posted, completed,
+	       succeeded, events);
+	CHECK(steps < 10000 || (made > steps / 50 && posted > steps / 100 && succeeded > 0));
+	return NULL;
+}
+
 int main(int argc, char **argv)
 {
-	unsigned long steps = argc > 1 ? strtoul(argv[1], NULL, 0) : 300000;
-	unsigned long seed = argc > 2 ? strtoul(argv[2], NULL, 0) : 1;
-	random_state = seed * 0x9e3779b97f4a7c15ull + 1;
+	steps = argc > 1 ? strtoul(argv[1], NULL, 0) : steps;
+	seed = argc > 2 ? strtoul(argv[2], NULL, 0) : seed;
+	unsigned long threads = argc > 3 ? strtoul(argv[3], NULL, 0) : 1;
 	struct ibv_device **list = ibv_get_device_list(NULL);
 	CHECK(list && list[0]);
 	context = ibv_open_device(list[0]);
@@ -772,17 +787,13 @@ int main(int argc, char **argv)
 	ibv_free_device_list(list);
 	CHECK(ibv_query_gid(context, 1, 0, &gid) == 0);
 	CHECK(fcntl(context->async_fd, F_SETFL, O_NONBLOCK) == 0);
-	/* The number of the step at which it ended tells where to look. */
-	unsigned long at;
-	for (at = 0; at < steps; at++) {
-		if (getenv("TRACE") && at >= strtoul(getenv("TRACE"), NULL, 0))
-			fprintf(stderr, "step %lu\n", at);
-		step();
-	}
-	end();
+	pthread_t others[64];
+	CHECK(threads >= 1 && threads <= 64);
+	for (unsigned long i = 1; i < threads; i++)
+		CHECK(pthread_create(&others[i], NULL, sequence, (void *)i) == 0);
+	sequence(NULL);
+	for (unsigned long i = 1; i < threads; i++)
+		pthread_join(others[i], NULL);
 	CHECK(ibv_close_device(context) == 0);
-	printf("%lu objects, %lu sends posted, %lu completions (%lu good), %lu events\n", made, posted, completed,
-	       succeeded, events);
-	CHECK(steps < 10000 || (made > steps / 50 && posted > steps / 100 && succeeded > 0 && events > 0));
 	return 0;
 }

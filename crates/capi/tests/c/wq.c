@@ -1,4 +1,5 @@
-/* Work queues, indirection tables and the queue pairs that spread frames over them. S4. */
+/* Work queues, indirection tables and the queue pairs that spread frames over them: S4.1 sizes, S4.2 states and flushing, S4.3 flags, S4.4
+ * spreading. */
 #include "check.h"
 
 #include <unistd.h>

@@ -113,6 +113,7 @@ fn modify(
 }
 
 #[test]
+// S5.2
 fn every_pair_with_every_bit_dropped_or_added() {
     let mut legal = 0;
     for (qp_type, from, to) in every_pair() {
