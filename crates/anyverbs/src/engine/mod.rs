@@ -87,7 +87,8 @@ impl Quota {
         let used = self
             .used
             .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < self.max).then_some(n + 1));
-        used.is_ok().then_some(Ticket(self))
+        // A ticket that is made is given back: not before there is a place.
+        used.is_ok().then(|| Ticket(self))
     }
 }
 
@@ -440,4 +441,20 @@ fn guids() -> (u64, u64) {
         hasher.write(namespace.as_os_str().as_encoded_bytes());
     }
     (local(hasher.finish()), system)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Quota;
+
+    #[test]
+    fn a_quota_that_refused_is_whole_again_when_all_is_given_back() {
+        let quota: &'static Quota = Box::leak(Box::new(Quota::new(3)));
+        for _ in 0..3 {
+            let tickets: Vec<_> = std::iter::from_fn(|| quota.take()).collect();
+            assert_eq!(tickets.len(), 3);
+            assert!(quota.take().is_none());
+        }
+        assert!(quota.take().is_some());
+    }
 }

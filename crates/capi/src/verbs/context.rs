@@ -142,6 +142,7 @@ fn device_attr(attr: &DeviceAttr) -> ibv_device_attr {
     c.max_cqe = int(attr.max_cqe);
     c.max_mr = int(attr.max_mr);
     c.max_mw = int(attr.max_mw);
+    c.max_raw_ethy_qp = int(attr.max_qp);
     c.max_pd = int(attr.max_pd);
     c.max_qp_rd_atom = int(attr.max_qp_rd_atom);
     c.max_qp_init_rd_atom = int(attr.max_qp_rd_atom);
