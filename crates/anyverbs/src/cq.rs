@@ -495,11 +495,15 @@ impl Cq {
         if cqe == 0 || cqe > self.0.engine.attr.max_cqe {
             return Err(ModifyObjectError::Invalid("cqe"));
         }
-        if self.0.state.lock().queue.resize(cqe) {
-            Ok(())
-        } else {
-            Err(ModifyObjectError::DoesNotFit)
-        }
+        // A program's allocator may do anything with the queue: it is called before and after it is locked.
+        let (options, memory) = self.0.state.lock().queue.kind();
+        let room = anyverbs_proto::cq::Cq::in_memory(cqe, options, &memory);
+        let mut room = room.map_err(|_| ModifyObjectError::DoesNotFit)?;
+        let mut state = self.0.state.lock();
+        self.check_modify()?;
+        let fits = state.queue.resize(&mut room);
+        drop(state);
+        if fits { Ok(()) } else { Err(ModifyObjectError::DoesNotFit) }
     }
 
     /// Destroys it (`ibv_destroy_cq`). Waits while an event of it was read and not acknowledged.
