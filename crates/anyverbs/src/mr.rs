@@ -143,7 +143,9 @@ impl Mr {
                 return Err(RegisterError::Range);
             }
             if access.contains(Access::FLUSH_PERSISTENT) {
-                return Err(RegisterError::Invalid("access: not all memory is of a persistent file"));
+                return Err(RegisterError::Invalid(
+                    "access: not all memory is of a persistent file",
+                ));
             }
             let backing = Backing::AddressSpace;
             return Self::enter(pd, Draft { addr, len, iova, access, dmah, backing });
