@@ -111,6 +111,8 @@ struct State {
     last: usize,
     /// When what a moderated queue has gathered is told.
     tell_at: Option<Time>,
+    /// When [`CqCell::period_over`] is called: not after `tell_at`.
+    called_at: Option<Time>,
     /// A completion that was overwritten was noted in the log.
     said_overwrote: bool,
 }
@@ -214,15 +216,27 @@ impl CqCell {
             let period = Duration::from_micros(state.queue.moderation().period.into());
             let at = self.engine.now() + period;
             state.tell_at = Some(at);
-            self.engine.tell_later(at, self);
+            // A call that is due earlier is left over from what was told meanwhile; it puts itself off.
+            if state.called_at.is_none_or(|called| at < called) {
+                state.called_at = Some(at);
+                self.engine.tell_later(at, self);
+            }
         }
     }
 
     /// See [`Engine::tell_later`].
     pub(crate) fn period_over(self: &Arc<Self>, now: Time) {
         let mut state = self.state.lock();
+        state.called_at = None;
+        if self.holders.is_dead() {
+            return;
+        }
         // Another count was full meanwhile, or the period has changed.
-        if self.holders.is_dead() || state.tell_at.take_if(|at| *at <= now).is_none() {
+        if state.tell_at.take_if(|at| *at <= now).is_none() {
+            state.called_at = state.tell_at;
+            if let Some(at) = state.tell_at {
+                self.engine.tell_later(at, self);
+            }
             return;
         }
         if state.queue.expire()
@@ -360,6 +374,7 @@ impl Cq {
                 credits: Vec::new(),
                 last: 0,
                 tell_at: None,
+                called_at: None,
                 said_overwrote: false,
             }),
             any: AtomicBool::new(false),
@@ -480,11 +495,15 @@ impl Cq {
         if cqe == 0 || cqe > self.0.engine.attr.max_cqe {
             return Err(ModifyObjectError::Invalid("cqe"));
         }
-        if self.0.state.lock().queue.resize(cqe) {
-            Ok(())
-        } else {
-            Err(ModifyObjectError::DoesNotFit)
-        }
+        // A program's allocator may do anything with the queue: it is called before and after it is locked.
+        let (options, memory) = self.0.state.lock().queue.kind();
+        let room = anyverbs_proto::cq::Cq::in_memory(cqe, options, &memory);
+        let mut room = room.map_err(|_| ModifyObjectError::DoesNotFit)?;
+        let mut state = self.0.state.lock();
+        self.check_modify()?;
+        let fits = state.queue.resize(&mut room);
+        drop(state);
+        if fits { Ok(()) } else { Err(ModifyObjectError::DoesNotFit) }
     }
 
     /// Destroys it (`ibv_destroy_cq`). Waits while an event of it was read and not acknowledged.

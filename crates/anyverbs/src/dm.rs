@@ -156,6 +156,10 @@ impl Dm {
     /// # Errors
     /// [`DestroyError::Busy`] while a memory region uses it, [`DestroyError::Gone`] if it was freed by another.
     pub fn destroy(&self) -> Result<(), DestroyError> {
+        // Whoever forked uses it.
+        if !self.cell.engine.is_current() {
+            return Ok(());
+        }
         self.cell.holders.retire()?;
         if self.cell.file().free(&self.cell.piece) { Ok(()) } else { Err(DestroyError::Gone) }
     }
@@ -163,8 +167,7 @@ impl Dm {
 
 impl Drop for Dm {
     fn drop(&mut self) {
-        // An inherited one is its parent's.
-        if !self.imported && self.cell.engine.is_current() {
+        if !self.imported {
             let _ = self.destroy();
         }
     }

@@ -142,6 +142,11 @@ impl Mr {
             if iova != 0 {
                 return Err(RegisterError::Range);
             }
+            if access.contains(Access::FLUSH_PERSISTENT) {
+                return Err(RegisterError::Invalid(
+                    "access: not all memory is of a persistent file",
+                ));
+            }
             let backing = Backing::AddressSpace;
             return Self::enter(pd, Draft { addr, len, iova, access, dmah, backing });
         }
@@ -285,7 +290,8 @@ impl Mr {
         self.state.lock().as_ref().map_or(0, |state| state.region.len)
     }
 
-    /// Changes the region in place, keys kept; waits for accesses in progress (`ibv_rereg_mr`).
+    /// Changes the region in place, keys kept; waits for accesses in progress (`ibv_rereg_mr`). An rkey that was invalidated
+    /// is good again.
     ///
     /// # Safety
     /// As for [`Pd::reg_mr`], for the new range.
@@ -329,7 +335,7 @@ impl Mr {
             region.pd = pd.number;
         }
         self.engine.withdraw_region(self.keys.rkey);
-        let replaced = self.engine.mrs.replace(self.keys.lkey, region);
+        let replaced = self.engine.mrs.replace(self.keys, region);
         let now = if replaced.is_ok() { region } else { state.region };
         self.engine.publish_region(self.keys.rkey, &now);
         replaced.map_err(|error| match error {
@@ -367,10 +373,16 @@ impl Mr {
 
 impl Drop for Mr {
     fn drop(&mut self) {
-        // The program may reuse the memory now. An inherited region is its parent's.
-        if self.destroy().is_err() {
-            self.engine.mrs.unbind_all(self.keys.lkey);
-            let _ = self.destroy();
+        // An inherited region is its parent's.
+        if !self.engine.is_current() {
+            return;
+        }
+        // The program may reuse the memory now, whatever windows are bound to it.
+        if let Some(state) = self.state.get_mut().take() {
+            self.engine.withdraw_region(self.keys.rkey);
+            let ended = self.engine.mrs.deregister_bound(self.keys.lkey);
+            debug_assert!(ended.is_ok(), "a region that was not destroyed has its keys");
+            drop(state);
         }
     }
 }

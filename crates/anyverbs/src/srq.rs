@@ -317,24 +317,41 @@ impl Srq {
     /// # Errors
     /// [`ModifyObjectError`]; nothing was changed.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), ModifyObjectError> {
-        match self.0.check() {
-            Ok(()) => {}
-            Err(PostError::Forked) => return Err(ModifyObjectError::Forked),
-            Err(_) => return Err(ModifyObjectError::Gone),
-        }
+        self.check_modify()?;
+        // A program's allocator may do anything with the queue: it is called before and after it is locked.
+        let mut room = max_wr.map(|max_wr| self.room(max_wr)).transpose()?;
         let mut state = self.0.state.lock();
+        self.check_modify()?;
         let capacity = max_wr.unwrap_or(state.queue.capacity() as u32);
-        if capacity == 0 || capacity > self.0.engine.attr.max_srq_wr {
-            return Err(ModifyObjectError::Invalid("max_wr"));
-        }
         if limit.is_some_and(|limit| limit > capacity) {
             return Err(ModifyObjectError::Invalid("srq_limit"));
         }
-        if max_wr.is_some() && !state.queue.resize(capacity) {
+        if let Some(room) = &mut room
+            && !state.queue.resize(room)
+        {
             return Err(ModifyObjectError::DoesNotFit);
         }
         state.limit = limit.unwrap_or(state.limit);
         Ok(())
+    }
+
+    fn check_modify(&self) -> Result<(), ModifyObjectError> {
+        self.0.check().map_err(|error| match error {
+            PostError::Forked => ModifyObjectError::Forked,
+            _ => ModifyObjectError::Gone,
+        })
+    }
+
+    /// An empty queue of another size, in memory of the same kind.
+    fn room(&self, max_wr: u32) -> Result<RecvQueue, ModifyObjectError> {
+        if max_wr == 0 || max_wr > self.0.engine.attr.max_srq_wr {
+            return Err(ModifyObjectError::Invalid("max_wr"));
+        }
+        let (max_sge, memory) = {
+            let state = self.0.state.lock();
+            (state.max_sge, state.queue.memory().clone())
+        };
+        RecvQueue::in_memory(max_wr, max_sge, &memory).map_err(|_| ModifyObjectError::DoesNotFit)
     }
 
     /// Acknowledges asynchronous events of this SRQ that were read.

@@ -256,15 +256,23 @@ impl Cq {
         self.wcs.retain(|wc| wc.qpn != qpn);
     }
 
-    /// Changes the capacity. False if what waits would not fit, or there is no memory.
-    pub fn resize(&mut self, cqe: u32) -> bool {
-        let capacity = cqe as usize;
-        if self.wcs.len() > capacity {
+    /// With which options and in which memory it was made.
+    #[must_use]
+    pub fn kind(&self) -> (CqOptions, QueueMemory) {
+        let (details, ignore_overrun) = (self.details.is_some(), self.ignore_overrun);
+        (CqOptions { details, ignore_overrun }, self.wcs.memory().clone())
+    }
+
+    /// Takes the capacity, and the memory, of an empty queue of the same options, which gets the old ones. False if what waits
+    /// does not fit.
+    pub fn resize(&mut self, room: &mut Self) -> bool {
+        if self.wcs.len() > room.capacity() || self.details.is_some() != room.details.is_some() {
             return false;
         }
-        let details = self.details.as_ref().map(|details| details.resized(capacity)).transpose();
-        let (Ok(wcs), Ok(details)) = (self.wcs.resized(capacity), details) else { return false };
-        (self.wcs, self.details) = (wcs, details);
+        self.wcs.move_to(&mut room.wcs);
+        if let (Some(details), Some(room)) = (&mut self.details, &mut room.details) {
+            details.move_to(room);
+        }
         true
     }
 }
@@ -317,8 +325,8 @@ mod tests {
         }
         cq.purge(Qpn::new(1));
         assert_eq!(cq.len(), 2);
-        assert!(!cq.resize(1));
-        assert!(cq.resize(2));
+        assert!(!cq.resize(&mut Cq::new(1)));
+        assert!(cq.resize(&mut Cq::new(2)));
         assert!(cq.push(wc(9), false).overrun);
         let mut out = [Wc::default(); 4];
         assert_eq!(cq.poll(&mut out), 2);
@@ -354,7 +362,10 @@ mod tests {
             let ex = cq.pop().unwrap();
             assert_eq!((ex.wc.wr_id, ex.detail.timestamp), (expected, 100 + expected));
         }
-        assert!(cq.is_empty() && cq.resize(16));
+        let (options, memory) = cq.kind();
+        let mut room = Cq::in_memory(16, options, &memory).unwrap();
+        assert!(cq.is_empty() && cq.resize(&mut room));
+        assert_eq!((cq.capacity(), room.capacity()), (16, 8));
     }
 
     #[test]

@@ -128,6 +128,13 @@ pub fn index(key: u32) -> usize {
     (key >> TAG_BITS) as usize
 }
 
+/// What a window that is bound to a region does to the region's end.
+#[derive(Clone, Copy)]
+enum Bound {
+    Refuses,
+    Unbinds,
+}
+
 #[derive(Default)]
 struct Slot {
     state: AtomicU64,
@@ -215,7 +222,18 @@ impl MrTable {
     /// # Errors
     /// [`RetireError`].
     pub fn deregister(&self, lkey: u32) -> Result<(), RetireError> {
-        let slot = self.retire(lkey)?;
+        let slot = self.retire(lkey, Bound::Refuses)?;
+        self.give_back(slot, lkey);
+        Ok(())
+    }
+
+    /// As [`deregister`](Self::deregister), but takes the windows that are bound to the region off it first, whatever their
+    /// program does meanwhile.
+    ///
+    /// # Errors
+    /// [`RetireError::Key`].
+    pub fn deregister_bound(&self, lkey: u32) -> Result<(), RetireError> {
+        let slot = self.retire(lkey, Bound::Unbinds)?;
         self.give_back(slot, lkey);
         Ok(())
     }
@@ -227,12 +245,14 @@ impl MrTable {
         self.free().returned.push_back(key >> TAG_BITS);
     }
 
-    /// Changes a region in place, keys kept; no access sees a mixture.
+    /// Changes a region in place; no access sees a mixture. As after a registration both of its keys are good: a remote key
+    /// that was invalidated, too.
     ///
     /// # Errors
     /// [`RetireError`].
-    pub fn replace(&self, lkey: u32, region: Region) -> Result<(), RetireError> {
-        let slot = self.retire(lkey)?;
+    pub fn replace(&self, keys: Keys, region: Region) -> Result<(), RetireError> {
+        let slot = self.retire(keys.lkey, Bound::Refuses)?;
+        slot.rkey.store(keys.rkey, Ordering::Relaxed);
         slot.store(region);
         slot.state.fetch_or(VALID, Ordering::Release);
         Ok(())
@@ -267,16 +287,20 @@ impl MrTable {
     }
 
     /// Takes a region out of use: clears its valid bit and waits for the accesses in progress.
-    fn retire(&self, lkey: u32) -> Result<&Slot, RetireError> {
+    fn retire(&self, lkey: u32, bound: Bound) -> Result<&Slot, RetireError> {
         let slot = self.slot(lkey).ok_or(RetireError::Key)?;
         {
-            let _bindings = self.bindings();
+            let mut bindings = self.bindings();
             let held = slot.hold().ok_or(RetireError::Key)?;
             if lkey == 0 || held.0.lkey.load(Ordering::Relaxed) != lkey {
                 return Err(RetireError::Key);
             }
             if slot.bound.load(Ordering::Relaxed) != 0 {
-                return Err(RetireError::Bound);
+                match bound {
+                    Bound::Refuses => return Err(RetireError::Bound),
+                    // Under the same lock, so that no bind comes between.
+                    Bound::Unbinds => self.unbind_all(lkey, &mut bindings),
+                }
             }
             slot.state.fetch_and(!VALID, Ordering::AcqRel);
         }

@@ -121,21 +121,24 @@ impl RecvQueue {
         self.len = 0;
     }
 
-    /// Grows or shrinks to `max_wr`, keeping the requests that wait. False if they do not fit, or there is no memory.
-    pub fn resize(&mut self, max_wr: u32) -> bool {
-        if self.len > max_wr as usize {
+    /// The memory in which it was made.
+    #[must_use]
+    pub fn memory(&self) -> &QueueMemory {
+        self.wqes.allocator()
+    }
+
+    /// Takes the capacity, and the memory, of an empty queue for requests of as many elements, which gets the old ones. False
+    /// if the requests that wait do not fit.
+    pub fn resize(&mut self, room: &mut Self) -> bool {
+        if self.len > room.capacity() || self.max_sge > room.max_sge {
             return false;
         }
-        let memory = self.wqes.allocator();
-        let Ok(mut new) = Self::in_memory(max_wr, self.max_sge as u32, memory) else {
-            return false;
-        };
         let mut wqe = RecvWqe::default();
         while self.pop(&mut wqe) {
-            let pushed = new.push(&RecvWr { wr_id: wqe.wr_id, sges: &wqe.sges });
+            let pushed = room.push(&RecvWr { wr_id: wqe.wr_id, sges: &wqe.sges });
             debug_assert!(pushed.is_ok());
         }
-        *self = new;
+        std::mem::swap(self, room);
         true
     }
 
@@ -165,7 +168,8 @@ mod tests {
             }
             assert_eq!(q.push(&RecvWr { wr_id, sges: &sges[..(wr_id % 3) as usize] }), Ok(()));
             if wr_id % 3 == 1 {
-                assert!(q.resize(5) && q.resize(3));
+                let [five, three] = &mut [5, 3].map(|n| RecvQueue::new(n, 2));
+                assert!(q.resize(five) && q.resize(three));
             }
         }
     }

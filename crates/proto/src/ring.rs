@@ -73,11 +73,16 @@ impl<T: Copy> Ring<T> {
         self.len = kept;
     }
 
-    /// A copy with room for `capacity` values, into which what is there fits.
-    pub(crate) fn resized(&self, capacity: usize) -> Result<Self, OutOfMemory> {
-        let mut new = Self::new(capacity, self.slots.allocator())?;
-        self.iter().for_each(|value| new.push_back(*value));
-        Ok(new)
+    pub(crate) fn memory(&self) -> &QueueMemory {
+        self.slots.allocator()
+    }
+
+    /// Becomes `room`, which is empty and into which what is here fits; that becomes this one.
+    pub(crate) fn move_to(&mut self, room: &mut Self) {
+        while let Some(value) = self.pop_front() {
+            room.push_back(value);
+        }
+        std::mem::swap(self, room);
     }
 
     fn wrap(&self, at: usize) -> usize {
@@ -112,7 +117,11 @@ mod tests {
                     ring.retain(|v| v % 3 != 0);
                     oracle.retain(|v| v % 3 != 0);
                 }
-                7 => ring = ring.resized(oracle.len() + 1 + (seed >> 8) as usize % 4).unwrap(),
+                7 => {
+                    let capacity = oracle.len() + 1 + (seed >> 8) as usize % 4;
+                    let mut room = Ring::new(capacity, ring.memory()).unwrap();
+                    ring.move_to(&mut room);
+                }
                 _ => {}
             }
             assert_eq!(ring.len(), oracle.len());

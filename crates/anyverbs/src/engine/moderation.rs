@@ -10,15 +10,15 @@ use super::Engine;
 use super::timers::NEVER;
 use crate::cq::CqCell;
 
-/// The queues that wait, in no order: they are few, and for a short time.
+/// The queues that wait, in no order, each of them once: they are few, and for a short time.
 #[derive(Debug)]
-pub(super) struct Moderated {
-    waiting: Mutex<Vec<(Time, Weak<CqCell>)>>,
+pub(super) struct Moderated<T = CqCell> {
+    waiting: Mutex<Vec<(Time, Weak<T>)>>,
     /// The earliest of them.
     next: AtomicU64,
 }
 
-impl Moderated {
+impl<T> Moderated<T> {
     pub(super) fn new() -> Self {
         Self { waiting: Mutex::new(Vec::new()), next: AtomicU64::new(NEVER) }
     }
@@ -28,13 +28,18 @@ impl Moderated {
         self.next.load(Ordering::SeqCst)
     }
 
-    fn add(&self, at: Time, cq: Weak<CqCell>) {
-        self.waiting.lock().push((at, cq));
+    /// Enters a queue, or moves its entry to an earlier time.
+    fn add(&self, at: Time, cq: Weak<T>) {
+        let mut waiting = self.waiting.lock();
+        match waiting.iter_mut().find(|(_, waits)| waits.ptr_eq(&cq)) {
+            Some((earliest, _)) => *earliest = at.min(*earliest),
+            None => waiting.push((at, cq)),
+        }
         self.next.fetch_min(at.as_nanos(), Ordering::SeqCst);
     }
 
     /// Takes one that is due.
-    fn pop(&self, now: Time) -> Option<Weak<CqCell>> {
+    fn pop(&self, now: Time) -> Option<Weak<T>> {
         let mut waiting = self.waiting.lock();
         let due = waiting.iter().position(|(at, _)| *at <= now);
         let cq = due.map(|i| waiting.swap_remove(i).1);
@@ -59,5 +64,26 @@ impl Engine {
                 cq.period_over(now);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_waits_once_for_the_earliest_time() {
+        let at = Time::from_nanos;
+        let moderated = Moderated::new();
+        let (one, other) = (Arc::new(1), Arc::new(2));
+        for time in (50..1000).chain(10..20) {
+            moderated.add(at(time), Arc::downgrade(&one));
+        }
+        moderated.add(at(30), Arc::downgrade(&other));
+        assert_eq!(moderated.waiting.lock().len(), 2);
+        assert_eq!(moderated.next(), 10);
+        let pop = |now| moderated.pop(at(now)).and_then(|cq| cq.upgrade()).map(|cq| *cq);
+        assert_eq!([pop(9), pop(10), pop(29), pop(30)], [None, Some(1), None, Some(2)]);
+        assert_eq!(moderated.next(), NEVER);
     }
 }

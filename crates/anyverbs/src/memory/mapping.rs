@@ -108,7 +108,9 @@ impl Maps {
             if needs.huge && area.page_size <= page_size() as u64 {
                 return Err(Unfit::NotHuge);
             }
-            if needs.persistent && !(area.of_file && survives(at)) {
+            let mut lasts =
+                || area.of_file && survives(text.get_or_insert_with(|| read_maps(needs.huge)), at);
+            if needs.persistent && !lasts() {
                 return Err(Unfit::Volatile);
             }
             at = area.end;
@@ -146,53 +148,59 @@ fn query(maps: &File, at: u64) -> Result<Area, c_int> {
     })
 }
 
-/// The area at an address in the text of `/proc/self/maps` or `/proc/self/smaps`.
-fn find(text: &str, at: u64) -> Option<Area> {
-    let number = |hex| u64::from_str_radix(hex, 16).ok();
-    let mut lines = text.lines();
-    while let Some(line) = lines.next() {
-        let mut words = line.split_ascii_whitespace();
-        let Some((start, end)) = words.next().and_then(|range| range.split_once('-')) else {
-            continue;
-        };
-        let (Some(start), Some(end)) = (number(start), number(end)) else { continue };
-        if !(start..end).contains(&at) {
-            continue;
-        }
-        let rights = words.next()?;
-        let inode = words.nth(2)?;
-        let size = lines.find_map(|line| line.strip_prefix("KernelPageSize:"));
-        let kib = size.and_then(|s| s.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
-        return Some(Area {
-            end,
-            readable: rights.starts_with('r'),
-            writable: rights.as_bytes().get(1) == Some(&b'w'),
-            of_file: rights.ends_with('s') && inode != "0",
-            page_size: kib.map_or(page_size() as u64, |kib| kib << 10),
-        });
-    }
-    None
+/// A line of `/proc/self/maps`, which is also the first of an area in `/proc/self/smaps`.
+#[derive(Debug, PartialEq, Eq)]
+struct Line<'a> {
+    start: u64,
+    end: u64,
+    rights: &'a str,
+    inode: u64,
+    /// Empty where there is none.
+    path: &'a str,
 }
 
-/// Whether the file that is mapped at an address lies on something that is still there after a loss of power.
-fn survives(at: u64) -> bool {
+/// None for the further lines of smaps, too.
+fn parse_line(line: &str) -> Option<Line<'_>> {
+    let number = |hex| u64::from_str_radix(hex, 16).ok();
+    let mut words = line.split_ascii_whitespace();
+    let (start, end) = words.next()?.split_once('-')?;
+    let (start, end, rights) = (number(start)?, number(end)?, words.next()?);
+    let inode = words.nth(2)?.parse().ok()?;
+    let path = line.find('/').map_or("", |at| &line[at..]);
+    Some(Line { start, end, rights, inode, path })
+}
+
+/// The area at an address in the text of `/proc/self/maps` or `/proc/self/smaps`.
+fn find(text: &str, at: u64) -> Option<Area> {
+    let (line, mut rest) = line_at(text, at)?;
+    let size = rest.find_map(|line| line.strip_prefix("KernelPageSize:"));
+    let kib = size.and_then(|s| s.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
+    Some(Area {
+        end: line.end,
+        readable: line.rights.starts_with('r'),
+        writable: line.rights.as_bytes().get(1) == Some(&b'w'),
+        of_file: line.rights.ends_with('s') && line.inode != 0,
+        page_size: kib.map_or(page_size() as u64, |kib| kib << 10),
+    })
+}
+
+/// The line of the area at an address, and those after it.
+fn line_at(text: &str, at: u64) -> Option<(Line<'_>, std::str::Lines<'_>)> {
+    let mut lines = text.lines();
+    let line = lines.by_ref().filter_map(parse_line).find(|l| (l.start..l.end).contains(&at))?;
+    Some((line, lines))
+}
+
+/// Whether the file that is mapped at an address lies on something that is still there after a loss of power, as the text of
+/// `/proc/self/maps` says.
+fn survives(text: &str, at: u64) -> bool {
     const RAMFS_MAGIC: u64 = 0x8584_58f6;
     const LOST: [u64; 3] = [libc::TMPFS_MAGIC as u64, libc::HUGETLBFS_MAGIC as u64, RAMFS_MAGIC];
-    let text = read_maps(false);
-    let number = |hex: &str| u64::from_str_radix(hex, 16).ok();
-    let covers = |line: &str| {
-        let (start, end) = line.split_ascii_whitespace().next()?.split_once('-')?;
-        Some((number(start)?..number(end)?).contains(&at))
-    };
-    let Some(line) = text.lines().find(|line| covers(line).unwrap_or(false)) else { return false };
-    let mut words = line.split_ascii_whitespace();
-    let area = words.next().unwrap_or_default();
-    let inode = words.nth(3).and_then(|inode| inode.parse::<u64>().ok());
-    let path = line.find('/').map_or("", |at| &line[at..]);
+    let Some((Line { start, end, inode, path, .. }, _)) = line_at(text, at) else { return false };
     // By its name, if that still names it; otherwise by the mapping, which takes privileges.
     let _uncancelled = Uncancelled::new();
-    let same = fs::metadata(path).is_ok_and(|file| Some(file.ino()) == inode);
-    let by_mapping = format!("/proc/self/map_files/{area}");
+    let same = fs::metadata(path).is_ok_and(|file| file.ino() == inode);
+    let by_mapping = format!("/proc/self/map_files/{start:x}-{end:x}");
     let kind = file_system(if same { path } else { &by_mapping });
     kind.is_some_and(|kind| !LOST.contains(&kind))
 }

@@ -1,6 +1,11 @@
 //! Completion queues with options, counters, rates and parent domains.
 
+use std::alloc::{self, Layout};
 use std::os::fd::{AsFd, AsRawFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyverbs::error::*;
@@ -78,7 +83,7 @@ fn a_moderated_channel_is_told_when_the_period_is_over() {
     a.poll(1);
     b.qp.destroy().unwrap();
     b.cq.destroy().unwrap();
-    std::thread::sleep(Duration::from_millis(30));
+    thread::sleep(Duration::from_millis(30));
 }
 
 #[test]
@@ -139,4 +144,94 @@ fn a_limit_of_the_rate_is_kept() {
     assert!(begin.elapsed() >= least, "{:?} instead of {least:?}", begin.elapsed());
     let too_fast = RateLimit { kbps: u32::MAX, ..RateLimit::default() };
     assert!(a.qp.limit_rate(&too_fast).is_err());
+}
+
+/// An allocator that looks, from another thread, at the queues whose memory it gives and takes.
+#[derive(Default)]
+struct Curious {
+    queues: Mutex<Option<Arc<(Cq, Srq)>>>,
+    looked: AtomicU32,
+    found_locked: AtomicU32,
+}
+
+impl Curious {
+    fn look(&self) {
+        let Some(queues) = self.queues.lock().unwrap().clone() else { return };
+        let (tell, told) = mpsc::channel();
+        thread::spawn(move || {
+            let sizes = (queues.0.capacity(), queues.1.attr().max_wr);
+            // Who waited in vain is gone.
+            let _ = tell.send(sizes);
+        });
+        self.looked.fetch_add(1, Ordering::Relaxed);
+        if told.recv_timeout(Duration::from_secs(2)).is_err() {
+            self.found_locked.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+// SAFETY: the heap's memory.
+unsafe impl Lender for Curious {
+    fn lend(&self, _: Queue, layout: Layout) -> Option<NonNull<u8>> {
+        self.look();
+        // SAFETY: queues of no size are not asked for.
+        NonNull::new(unsafe { alloc::alloc(layout) })
+    }
+
+    unsafe fn take_back(&self, _: Queue, at: NonNull<u8>, layout: Layout) {
+        self.look();
+        // SAFETY: `lend` took it from there with this layout.
+        unsafe { alloc::dealloc(at.as_ptr(), layout) };
+    }
+}
+
+#[test]
+fn a_programs_allocator_is_called_while_no_queue_is_locked() {
+    let e = Endpoint::new(QpType::Rc);
+    let lender = Arc::new(Curious::default());
+    let pd = e.pd.parent_domain(None, QueueMemory::lent(lender.clone())).unwrap();
+    let cq = e.context.create_cq_ex(&CqInitAttr { pd: Some(&pd), ..CqInitAttr::new(8) }).unwrap();
+    let srq = pd.create_srq(&SrqInitAttr { max_wr: 8, max_sge: 1, cookie: 0 }).unwrap();
+    srq.post().unwrap().recv(&RecvWr { wr_id: 1, sges: &[] }).unwrap();
+    let queues = Arc::new((cq, srq));
+    *lender.queues.lock().unwrap() = Some(Arc::clone(&queues));
+    queues.0.resize(16).unwrap();
+    queues.1.modify(Some(32), Some(2)).unwrap();
+    assert_eq!(queues.1.modify(Some(0), None), Err(ModifyObjectError::Invalid("max_wr")));
+    assert_eq!((queues.0.capacity(), queues.1.attr().max_wr), (16, 32));
+    *lender.queues.lock().unwrap() = None;
+    // Memory was given and taken, of both.
+    assert!(lender.looked.load(Ordering::Relaxed) >= 4);
+    assert_eq!(lender.found_locked.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn a_notification_that_is_left_over_does_not_end_the_next_period() {
+    let (a, b) = pair(QpType::Rc);
+    let (src, dst) = (Buffer::new(&a.pd, 64), Buffer::new(&b.pd, 64));
+    let send = || {
+        b.recv(1, &[dst.sge(0, 64)]);
+        a.send(2, SendOp::Send, &[src.sge(0, 8)]);
+        a.poll(1);
+    };
+    let mut pfd =
+        libc::pollfd { fd: b.channel.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // Two make a notification at once; the period of the first is not over.
+    b.cq.moderate(Moderation { count: 2, period: 30_000 }).unwrap();
+    b.cq.req_notify(false).unwrap();
+    send();
+    send();
+    // SAFETY: one live pollfd.
+    assert_eq!(unsafe { libc::poll(&raw mut pfd, 1, 10_000) }, 1);
+    b.channel.get_event().unwrap().ack();
+    b.poll(2);
+    thread::sleep(Duration::from_millis(10));
+    b.cq.req_notify(false).unwrap();
+    let begin = Instant::now();
+    send();
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::poll(&raw mut pfd, 1, 10_000) }, 1);
+    assert!(begin.elapsed() >= Duration::from_millis(29), "{:?}", begin.elapsed());
+    b.channel.get_event().unwrap().ack();
+    b.poll(1);
 }

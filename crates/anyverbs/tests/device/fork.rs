@@ -9,6 +9,8 @@ use crate::endpoint::*;
 fn inherited_objects_refuse_work_and_an_inherited_context_starts_anew() {
     let (a, b) = pair(QpType::Rc);
     let (src, dst) = (Buffer::new(&a.pd, 64), Buffer::new(&b.pd, 64));
+    let dm = a.context.alloc_dm(64, 0).unwrap();
+    dm.write(0, &[5; 64]).unwrap();
     // SAFETY: the child runs only what follows and exits without returning to the test harness.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
@@ -34,6 +36,7 @@ fn inherited_objects_refuse_work_and_an_inherited_context_starts_anew() {
         check(c.poll(1)[0].status == WcStatus::Success, 8);
         check(to.read(0, 64) == [7; 64], 9);
         check(c.qp.qpn().slot() != a.qp.qpn().slot(), 10);
+        check(dm.destroy().is_ok() && dm.destroy().is_ok(), 11);
         drop((c, d, from, to));
         // SAFETY: ends the child.
         unsafe { libc::_exit(0) };
@@ -43,6 +46,10 @@ fn inherited_objects_refuse_work_and_an_inherited_context_starts_anew() {
     assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
     assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "{status:#x}");
     // The parent goes on.
+    let mut kept = [0; 64];
+    dm.read(0, &mut kept).unwrap();
+    assert_eq!(kept, [5; 64]);
+    assert_eq!(dm.destroy(), Ok(()));
     src.write(0, &[9; 64]);
     a.send(1, SendOp::Write(dst.remote(0)), &[src.sge(0, 64)]);
     assert_eq!(a.poll(1)[0].status, WcStatus::Success);

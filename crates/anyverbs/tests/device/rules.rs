@@ -69,8 +69,10 @@ fn regions_are_checked() {
     assert_eq!(reg(0, u64::MAX, Access::empty()), Err(RegisterError::NotMapped));
     let unsupported = Access::NULL;
     assert_eq!(reg(at, 8, unsupported), Err(RegisterError::Unsupported(unsupported.bits())));
-    let volatile = reg(at, 8, Access::FLUSH_PERSISTENT);
-    assert!(matches!(volatile, Err(RegisterError::Invalid(_))), "{volatile:?}");
+    let everything = Access::ON_DEMAND | Access::FLUSH_PERSISTENT;
+    for volatile in [reg(at, 8, Access::FLUSH_PERSISTENT), reg(0, u64::MAX, everything)] {
+        assert!(matches!(volatile, Err(RegisterError::Invalid(_))), "{volatile:?}");
+    }
     // What may not be written is not registered for writing.
     let code = &raw const CODE as u64;
     assert_eq!(reg(code, 8, Access::empty()), Ok(()));

@@ -104,3 +104,18 @@ fn an_invalidatable_region_is_invalidated_once() {
     let plain = table.register(REGION).unwrap();
     assert_eq!(table.invalidate(plain.rkey, 7, Some(qpn)), Err(KeyError::Access));
 }
+
+#[test]
+fn an_invalidated_key_is_good_again_after_a_re_registration() {
+    let table = MrTable::new(10, 1);
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let region = Region { pd: 7, access, iova: 0x1000, len: 0x100, addr: 0xabc0_0000 };
+    let qpn = Qpn::new(3);
+    let first = Region { access: access | Access::INVALIDATABLE, ..region };
+    let keys = table.register(first).unwrap();
+    let open = || table.remote(keys.rkey, (7, qpn), 0x1000, 8, Access::REMOTE_WRITE).is_ok();
+    assert_eq!(table.invalidate(keys.rkey, 7, Some(qpn)), Ok(()));
+    assert!(!open());
+    assert_eq!(table.replace(keys, region), Ok(()));
+    assert!(open());
+}

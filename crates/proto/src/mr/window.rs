@@ -157,16 +157,15 @@ impl MrTable {
         }
     }
 
-    /// Unbinds the windows that are bound to a region, which is about to end whatever its program does.
-    pub fn unbind_all(&self, lkey: u32) {
-        let mut bindings = self.bindings();
+    /// Unbinds the windows that are bound to a region.
+    pub(super) fn unbind_all(&self, lkey: u32, bindings: &mut MutexGuard<'_, u32>) {
         for slot in self.chunks.iter().filter_map(|chunk| chunk.get()).flatten() {
             let valid = slot.state.load(Ordering::Acquire) & VALID != 0;
             if valid
                 && slot.access().contains(Access::WINDOW)
                 && slot.bound.load(Ordering::Relaxed) == lkey
             {
-                self.free_again(slot, &mut bindings);
+                self.free_again(slot, bindings);
             }
         }
     }
@@ -382,7 +381,7 @@ mod tests {
         table.bind(&bind(one, keys, Access::REMOTE_READ), PD, QPN).unwrap();
         let region = Region { pd: PD, access: ALL, iova: 0, len: 1, addr: 0 };
         assert_eq!(table.deregister(keys.lkey), Err(RetireError::Bound));
-        assert_eq!(table.replace(keys.lkey, region), Err(RetireError::Bound));
+        assert_eq!(table.replace(keys, region), Err(RetireError::Bound));
         assert!(table.local(keys.lkey, PD, 0x1000, 1, Access::empty()).is_ok());
         // Bound anew, and then to nothing.
         table.bind(&bind(one, keys, Access::REMOTE_READ), PD, QPN).unwrap();
@@ -423,9 +422,27 @@ mod tests {
         assert!(at(&table, windows[0], QPN, 0x1010, Access::REMOTE_READ).is_err());
         assert!(at(&table, windows[1], OTHER, 0x1010, Access::REMOTE_READ).is_ok());
         assert_eq!(table.deregister(keys.lkey), Err(RetireError::Bound));
-        table.unbind_all(keys.lkey);
+        assert_eq!(table.deregister_bound(keys.lkey), Ok(()));
         assert!(at(&table, windows[1], OTHER, 0x1010, Access::REMOTE_READ).is_err());
-        assert_eq!(table.deregister(keys.lkey), Ok(()));
+        assert_eq!(table.deregister_bound(keys.lkey), Err(RetireError::Key));
+    }
+
+    #[test]
+    fn a_region_ends_however_often_windows_are_bound_to_it() {
+        let (table, _) = table();
+        for _ in 0..200 {
+            let region = Region { pd: PD, access: ALL, iova: 0x1000, len: 0x100, addr: 0 };
+            let Some(keys) = table.register(region) else { panic!("the table has room") };
+            let window = table.alloc_window(PD, WindowType::Type1).unwrap();
+            let to = Bind { rkey: window, ..bind(window, keys, Access::REMOTE_READ) };
+            table.bind(&to, PD, QPN).unwrap();
+            std::thread::scope(|s| {
+                s.spawn(|| while table.bind(&to, PD, QPN).is_ok() {});
+                assert_eq!(table.deregister_bound(keys.lkey), Ok(()));
+            });
+            assert!(at(&table, window, QPN, 0x1010, Access::REMOTE_READ).is_err());
+            assert!(table.free_window(window));
+        }
     }
 
     #[test]

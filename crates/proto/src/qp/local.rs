@@ -17,7 +17,7 @@ impl Qp {
                 bound.map(drop).map_err(|_| WcStatus::MwBindErr)
             }
             SendOp::LocalInv(rkey) => {
-                let invalidated = env.mrs().invalidate(rkey, self.init.pd, None);
+                let invalidated = env.mrs().invalidate(rkey, self.init.pd, Some(self.qpn));
                 invalidated.map_err(|_| WcStatus::LocQpOpErr)
             }
             _ => Err(WcStatus::LocQpOpErr),

@@ -550,6 +550,10 @@ impl Qp {
     /// Sends what may be sent now: requests, READ responses that were held back, and an ACK that is owed if
     /// anything else went out. Call it after posting, and when a path that was blocked has room again.
     pub fn transmit<E: Env>(&mut self, env: &mut E) {
+        if let Some(pacing) = &mut self.pacing {
+            // What may hold the sends now need not be the rate: then its moment, once past, would stay the deadline.
+            pacing.wait_until = None;
+        }
         let sent = match self.init.qp_type {
             QpType::Ud => self.send_datagrams(env),
             QpType::Uc | QpType::XrcSend => self.send_requests(env),

@@ -28,6 +28,7 @@ mod max_rd_atomic;
 mod memory_windows;
 mod multi_sge;
 mod over_xrc;
+mod pacing;
 mod pkey;
 mod prelude;
 mod probe;

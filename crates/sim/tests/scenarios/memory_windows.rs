@@ -201,6 +201,34 @@ fn another_connection_cannot_use_a_window_of_type_2() {
 }
 
 #[test]
+fn another_queue_pair_cannot_invalidate_a_window_of_type_2() {
+    let (mut t, a, b, bind) = of_type_2(QpOptions::rc());
+    let options = QpOptions::rc();
+    let second = t.end(a.device, &options);
+    let other = t.end(b.device, &options);
+    let in_pd = End { qp: t.qp(b.pd, other.send_cq, other.recv_cq, None, &options), ..other };
+    t.connect((second.qp, &options), (in_pd.qp, &options));
+    t.post(b, 1, SendOp::BindMw(bind), &[]);
+    let wr = SendWr {
+        wr_id: 2,
+        op: SendOp::LocalInv(bound(&bind).rkey),
+        flags: SendFlags::SIGNALED,
+        sges: &[],
+        ud: None,
+        xrc_srqn: 0,
+    };
+    t.post_send(in_pd.qp, &wr).unwrap();
+    t.run();
+    assert_eq!(t.sent(in_pd), [(2, LocQpOpErr)]);
+    t.post(a, 3, SendOp::Write(bound(&bind)), &[a.mr.sge(0, 8)]);
+    t.run();
+    assert_eq!(t.sent(a), [(3, Success)]);
+    t.post(b, 4, SendOp::LocalInv(bound(&bind).rkey), &[]);
+    t.run();
+    assert_eq!(t.sent(b), [(1, Success), (4, Success)]);
+}
+
+#[test]
 fn unreliable_connections_have_windows_too() {
     let (mut t, a, b, bind) = of_type_2(QpOptions::uc());
     t.post(b, 1, SendOp::BindMw(bind), &[]);

@@ -94,6 +94,16 @@ KernelPageSize:        4 kB
     assert!(small.readable && !small.writable && !small.of_file);
     assert_eq!(small.page_size, 4096);
     assert_eq!(find(text, 0x7f00_0020_0000), None);
+    let (line, rest) = line_at(text, 0x7f00_0000_0000).unwrap();
+    assert_eq!((line.inode, line.path), (123, "/anon_hugepage (deleted)"));
+    assert_eq!(rest.filter_map(parse_line).map(|line| line.path).collect::<Vec<_>>(), [""]);
+    // Nothing but this text is asked: there is no such area here.
+    assert!(!survives(text, 0x7f00_0030_0000) && !survives("", 0x7f00_0000_0000));
+    let here = std::env::current_exe().unwrap();
+    let inode = fs::metadata(&here).unwrap().ino();
+    let kind = file_system(here.to_str().unwrap()).unwrap();
+    let line = format!("10000-20000 r--s 00000000 00:0f {inode} {}\n", here.display());
+    assert_eq!(survives(&line, 0x1_0000), kind != libc::TMPFS_MAGIC as u64);
 }
 
 #[test]
