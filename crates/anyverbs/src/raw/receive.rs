@@ -69,6 +69,7 @@ pub(super) struct ReceiveQueue {
     engine: &'static Engine,
     /// The queue's number in completions.
     number: Qpn,
+    /// Protection domain of the memory that requests may touch: those of an SRQ belong to the SRQ's.
     pd: u32,
     cq: Arc<CqCell>,
     srq: Option<Arc<SrqCell>>,
@@ -99,7 +100,7 @@ impl ReceiveQueue {
         Self {
             engine,
             number,
-            pd,
+            pd: srq.map_or(pd, |srq| srq.pd),
             cq: Arc::clone(cq),
             srq: srq.map(Arc::clone),
             failed: AtomicBool::new(false),

@@ -555,6 +555,28 @@ fn a_shared_receive_queue_feeds_raw_queue_pairs() {
     srq.destroy().unwrap();
 }
 
+#[test]
+fn receives_of_a_shared_receive_queue_touch_memory_of_its_protection_domain() {
+    let Some(_alone) = alone() else { return };
+    let a = Port::new();
+    let b = Port::new();
+    let others = b.context.alloc_pd().unwrap();
+    let buffer = Buffer::new(&others, 2048);
+    let srq = others.create_srq(&SrqInitAttr { max_wr: 4, max_sge: 1, cookie: 0 }).unwrap();
+    let init = RawQpInit { srq: Some(&srq), ..init(&b.cq, ReceiveFlags::empty()) };
+    let qp = b.pd.create_raw_qp(&init).unwrap();
+    start(&qp);
+    let _flow = qp.create_flow(rule(&[to(BOB)]), None).unwrap();
+    let sent = frame(BOB, 0x88b6, b"by way of another");
+    srq.post_recv(&[RecvWr { wr_id: 1, sges: &[buffer.sge(0, 2048)] }]).unwrap();
+    a.send(&sent);
+    assert_eq!(b.poll(1)[0].status, WcStatus::Success);
+    assert_eq!(buffer.read(0, sent.len()), sent);
+    srq.post_recv(&[RecvWr { wr_id: 2, sges: &[b.buffer.sge(0, 2048)] }]).unwrap();
+    a.send(&sent);
+    assert_eq!(b.poll(1)[0].status, WcStatus::LocProtErr);
+}
+
 const PEER: &str = "ANYVERBS_TEST_RAW_PEER";
 
 /// The other process: sleeps until a frame comes, and sends it back. Does nothing unless it is asked for.
