@@ -8,8 +8,10 @@ use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpState};
 use anyverbs_proto::raw::rss::RxHash;
 use anyverbs_proto::raw::transition;
 use anyverbs_proto::raw::tso::MAX_HEADER;
+use anyverbs_proto::recv_queue::RecvQueue;
 use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wr::RecvWr;
+use anyverbs_queue_memory::Queue;
 use parking_lot::Mutex;
 
 use super::ind_table::{RwqIndTable, TableCell};
@@ -131,10 +133,11 @@ impl Pd {
             ticket: engine.quotas.qp.take().ok_or(CreateError::Exhausted("queue pairs"))?,
         };
         let number = Number::take(engine)?;
+        let memory = self.cell.memory.of(Queue::Qp);
+        let queue = RecvQueue::in_memory(cap.max_recv_wr, cap.max_recv_sge, &memory)?;
         let (cq, srq) = (&init.recv_cq.0, init.srq.map(|srq| &srq.0));
-        let sizes = (cap.max_recv_wr, cap.max_recv_sge);
         let queue =
-            ReceiveQueue::new(engine, number.qpn(), self.number(), cq, srq, sizes, init.flags);
+            ReceiveQueue::new(engine, number.qpn(), self.number(), cq, srq, queue, init.flags);
         let credit = Arc::new(SqCredit::default());
         init.send_cq.0.attach(number.qpn(), Arc::clone(&credit));
         let sends = Sends::new(cap, init.sq_sig_all, init.max_tso_header, credit);
@@ -312,6 +315,9 @@ impl RawCell {
         let mut sends = self.sends.lock();
         self.enter(&mut sends, QpState::Reset);
         drop(sends);
+        if let Some(queue) = self.own_queue() {
+            queue.end();
+        }
         if let Some(cq) = &self.send_cq {
             cq.detach(self.qpn());
         }

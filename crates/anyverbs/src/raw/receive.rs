@@ -94,7 +94,7 @@ impl ReceiveQueue {
         pd: u32,
         cq: &Arc<CqCell>,
         srq: Option<&Arc<SrqCell>>,
-        sizes: (u32, u32),
+        queue: RecvQueue,
         flags: ReceiveFlags,
     ) -> Self {
         Self {
@@ -104,12 +104,7 @@ impl ReceiveQueue {
             cq: Arc::clone(cq),
             srq: srq.map(Arc::clone),
             failed: AtomicBool::new(false),
-            state: Mutex::new(State {
-                mode: Mode::Closed,
-                queue: RecvQueue::new(sizes.0, sizes.1),
-                flags,
-                wqe: RecvWqe::default(),
-            }),
+            state: Mutex::new(State { mode: Mode::Closed, queue, flags, wqe: RecvWqe::default() }),
         }
     }
 
@@ -146,6 +141,13 @@ impl ReceiveQueue {
         if matches!(mode, Mode::Closed | Mode::Idle) {
             self.failed.store(false, Ordering::Release);
         }
+    }
+
+    /// It takes no requests any more, and has no memory: that may be a program's, who wants it back.
+    pub(super) fn end(&self) {
+        self.set_mode(Mode::Closed);
+        let queue = std::mem::replace(&mut self.state.lock().queue, RecvQueue::new(0, 0));
+        drop(queue);
     }
 
     pub(super) fn post(&self, wr: &RecvWr<'_>) -> Result<(), PostRecvError> {

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use anyverbs_proto::recv_queue::RecvQueue;
 use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wr::RecvWr;
+use anyverbs_queue_memory::Queue;
 use parking_lot::Mutex;
 
 use super::number::Number;
@@ -139,8 +141,9 @@ impl Pd {
         );
         let number = Number::take(engine)?;
         let sizes = (init.max_wr, init.max_sge);
+        let queue = RecvQueue::in_memory(sizes.0, sizes.1, &pd.memory.of(Queue::Wq))?;
         let cq = &init.cq.0;
-        let queue = ReceiveQueue::new(engine, number.qpn(), pd.number, cq, None, sizes, init.flags);
+        let queue = ReceiveQueue::new(engine, number.qpn(), pd.number, cq, None, queue, init.flags);
         let cell = Arc::new(WqCell {
             engine,
             context: Arc::clone(&self.context),
@@ -274,7 +277,7 @@ impl WqCell {
     }
 
     fn end(&self) {
-        self.queue.set_mode(Mode::Closed);
+        self.queue.end();
         self.context.events.withdraw(&self.acks);
     }
 }
