@@ -18,7 +18,7 @@ use crate::cq::{Cq, CqCell};
 use crate::engine::{Engine, Ticket};
 use crate::error::{CreateError, DestroyError, ModifyObjectError, PostError};
 use crate::event_queue::Acks;
-use crate::holders::{Held, Holdable, Holder, Holders};
+use crate::holders::{Held, Holdable, Holder, Holders, Useless};
 use crate::pd::{Pd, PdCell};
 use crate::xrcd::XrcdCell;
 
@@ -198,11 +198,8 @@ impl SrqCell {
         state.queue = RecvQueue::new(0, 0);
     }
 
-    fn check(&self) -> Result<(), PostError> {
-        if !self.engine.is_current() {
-            return Err(PostError::Forked);
-        }
-        if self.holders.is_dead() { Err(PostError::Gone) } else { Ok(()) }
+    fn check(&self) -> Result<(), Useless> {
+        self.holders.check(self.engine)
     }
 }
 
@@ -317,11 +314,7 @@ impl Srq {
     /// # Errors
     /// [`ModifyObjectError`]; nothing was changed.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), ModifyObjectError> {
-        match self.0.check() {
-            Ok(()) => {}
-            Err(PostError::Forked) => return Err(ModifyObjectError::Forked),
-            Err(_) => return Err(ModifyObjectError::Gone),
-        }
+        self.0.check()?;
         let mut state = self.0.state.lock();
         let capacity = max_wr.unwrap_or(state.queue.capacity() as u32);
         if capacity == 0 || capacity > self.0.engine.attr.max_srq_wr {

@@ -25,7 +25,7 @@ use crate::cq::{Cq, CqCell};
 use crate::engine::{Engine, Ticket};
 use crate::error::{CreateError, DestroyError, ModifyObjectError, PostError};
 use crate::event_queue::Acks;
-use crate::holders::{Held, Holdable, Holder, Holders};
+use crate::holders::{Held, Holdable, Holder, Holders, Useless};
 use crate::pd::{Pd, PdCell};
 use crate::qp::{held, inline_room};
 use crate::srq::{Srq, SrqCell};
@@ -343,11 +343,8 @@ impl RawQp {
         if self.0.engine.is_current() { self.0.sends.lock().cap } else { QpCap::default() }
     }
 
-    fn check(&self) -> Result<(), ModifyObjectError> {
-        if !self.0.engine.is_current() {
-            return Err(ModifyObjectError::Forked);
-        }
-        if self.0.holders.is_dead() { Err(ModifyObjectError::Gone) } else { Ok(()) }
+    fn check(&self) -> Result<(), Useless> {
+        self.0.holders.check(self.0.engine)
     }
 
     /// Attributes and sizes now (`ibv_query_qp`).
@@ -400,11 +397,8 @@ impl RawQp {
     /// # Errors
     /// [`PostError::Gone`], [`PostError::Forked`].
     pub fn post(&self) -> Result<RawPoster<'_>, PostError> {
-        match self.check() {
-            Ok(()) => Ok(RawPoster::new(&self.0)),
-            Err(ModifyObjectError::Forked) => Err(PostError::Forked),
-            Err(_) => Err(PostError::Gone),
-        }
+        self.check()?;
+        Ok(RawPoster::new(&self.0))
     }
 
     /// Posts one receive (`ibv_post_recv`).
@@ -413,12 +407,9 @@ impl RawQp {
     /// [`PostError`].
     pub fn recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
         use anyverbs_proto::recv_queue::PostRecvError;
-        match (self.check(), self.0.own_queue()) {
-            (Err(ModifyObjectError::Forked), _) => Err(PostError::Forked),
-            (Err(_), _) => Err(PostError::Gone),
-            (Ok(()), None) => Err(PostRecvError::State.into()),
-            (Ok(()), Some(queue)) => Ok(queue.post(wr)?),
-        }
+        self.check()?;
+        let queue = self.0.own_queue().ok_or(PostRecvError::State)?;
+        Ok(queue.post(wr)?)
     }
 
     /// Acknowledges asynchronous events of this queue pair that were read.

@@ -18,7 +18,7 @@ use crate::cq::{Cq, CqCell};
 use crate::engine::{Engine, Ticket};
 use crate::error::{CreateError, DestroyError, ModifyObjectError, PostError};
 use crate::event_queue::Acks;
-use crate::holders::{Held, Holdable, Holder, Holders};
+use crate::holders::{Held, Holdable, Holder, Holders, Useless};
 use crate::pd::{Pd, PdCell};
 
 /// What a work queue is made with (`struct ibv_wq_init_attr`).
@@ -179,11 +179,8 @@ impl Wq {
         self.0.cookie.store(cookie, Ordering::Relaxed);
     }
 
-    fn check(&self) -> Result<(), ModifyObjectError> {
-        if !self.0.engine.is_current() {
-            return Err(ModifyObjectError::Forked);
-        }
-        if self.0.holders.is_dead() { Err(ModifyObjectError::Gone) } else { Ok(()) }
+    fn check(&self) -> Result<(), Useless> {
+        self.0.holders.check(self.0.engine)
     }
 
     /// State now.
@@ -240,11 +237,8 @@ impl Wq {
     /// # Errors
     /// [`PostError`].
     pub fn recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        match self.check() {
-            Ok(()) => Ok(self.0.queue.post(wr)?),
-            Err(ModifyObjectError::Forked) => Err(PostError::Forked),
-            Err(_) => Err(PostError::Gone),
-        }
+        self.check()?;
+        Ok(self.0.queue.post(wr)?)
     }
 
     /// Acknowledges asynchronous events of this queue that were read.
