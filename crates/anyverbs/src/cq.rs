@@ -20,7 +20,7 @@ use crate::context::ContextCell;
 use crate::engine::{Engine, Ticket};
 use crate::error::{CqError, CreateError, DestroyError, ModifyObjectError};
 use crate::event_queue::Acks;
-use crate::holders::{Held, Holdable, Holder, Holders};
+use crate::holders::{Held, Holdable, Holder, Holders, Useless};
 use crate::pd::{Pd, PdCell};
 
 bitflags! {
@@ -322,11 +322,8 @@ impl CqCell {
         n
     }
 
-    fn check(&self) -> Result<(), CqError> {
-        if !self.engine.is_current() {
-            return Err(CqError::Forked);
-        }
-        if self.holders.is_dead() { Err(CqError::Gone) } else { Ok(()) }
+    fn check(&self) -> Result<(), Useless> {
+        self.holders.check(self.engine)
     }
 }
 
@@ -447,19 +444,11 @@ impl Cq {
     /// # Errors
     /// [`ModifyObjectError::Gone`], [`ModifyObjectError::Forked`].
     pub fn moderate(&self, moderation: Moderation) -> Result<(), ModifyObjectError> {
-        self.check_modify()?;
+        self.0.check()?;
         let mut state = self.0.state.lock();
         let pushed = state.queue.moderate(moderation);
         self.0.tell(&mut state, pushed);
         Ok(())
-    }
-
-    fn check_modify(&self) -> Result<(), ModifyObjectError> {
-        match self.0.check() {
-            Ok(()) => Ok(()),
-            Err(CqError::Forked) => Err(ModifyObjectError::Forked),
-            Err(_) => Err(ModifyObjectError::Gone),
-        }
     }
 
     /// Asks for one event on the channel, at the next completion that is added (`ibv_req_notify_cq`).
@@ -491,7 +480,7 @@ impl Cq {
     /// # Errors
     /// [`ModifyObjectError::DoesNotFit`], [`ModifyObjectError::Invalid`].
     pub fn resize(&self, cqe: u32) -> Result<(), ModifyObjectError> {
-        self.check_modify()?;
+        self.0.check()?;
         if cqe == 0 || cqe > self.0.engine.attr.max_cqe {
             return Err(ModifyObjectError::Invalid("cqe"));
         }
@@ -500,7 +489,7 @@ impl Cq {
         let room = anyverbs_proto::cq::Cq::in_memory(cqe, options, &memory);
         let mut room = room.map_err(|_| ModifyObjectError::DoesNotFit)?;
         let mut state = self.0.state.lock();
-        self.check_modify()?;
+        self.0.check()?;
         let fits = state.queue.resize(&mut room);
         drop(state);
         if fits { Ok(()) } else { Err(ModifyObjectError::DoesNotFit) }

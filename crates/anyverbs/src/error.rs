@@ -10,6 +10,7 @@ use anyverbs_queue_memory::OutOfMemory;
 use thiserror::Error;
 
 use crate::config::ConfigError;
+use crate::holders::Useless;
 
 /// Why there is no device, or it could not be opened. `Display` is one clear line.
 #[derive(Debug, Error)]
@@ -310,6 +311,22 @@ impl OpenError {
         }
     }
 }
+
+macro_rules! from_useless {
+    ($($error:ident)*) => {
+        $(impl From<Useless> for $error {
+            #[inline]
+            fn from(useless: Useless) -> Self {
+                match useless {
+                    Useless::Gone => Self::Gone,
+                    Useless::Forked => Self::Forked,
+                }
+            }
+        })*
+    };
+}
+
+from_useless!(CqError ModifyObjectError PostError);
 
 impl From<OutOfMemory> for CreateError {
     fn from(_: OutOfMemory) -> Self {

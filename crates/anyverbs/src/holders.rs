@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use crate::engine::Engine;
 use crate::error::DestroyError;
 
 /// What kind of object holds another.
@@ -39,6 +40,15 @@ const NAMES: [&str; 11] = [
 ];
 const DEAD: u32 = 1 << 31;
 
+/// Why an object does nothing any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Useless {
+    /// It was destroyed.
+    Gone,
+    /// It was inherited across `fork`.
+    Forked,
+}
+
 /// The holders of one object, by kind.
 #[derive(Debug, Default)]
 pub(crate) struct Holders {
@@ -51,6 +61,15 @@ impl Holders {
     /// Whether the object was destroyed.
     pub(crate) fn is_dead(&self) -> bool {
         self.total.load(Ordering::Acquire) & DEAD != 0
+    }
+
+    /// Whether the object, which is `engine`'s, can be used.
+    #[inline]
+    pub(crate) fn check(&self, engine: &'static Engine) -> Result<(), Useless> {
+        if !engine.is_current() {
+            return Err(Useless::Forked);
+        }
+        if self.is_dead() { Err(Useless::Gone) } else { Ok(()) }
     }
 
     /// Whether somebody holds it.

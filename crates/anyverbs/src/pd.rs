@@ -92,8 +92,8 @@ impl Pd {
 
     /// Makes a parent domain of this protection domain (`ibv_alloc_parent_domain`): what is made on either belongs to the
     /// same one, but the parent domain can be destroyed only when nothing is left that was made on it, and this one and `td`
-    /// only after it. The queues of queue pairs, SRQs and completion queues that are made on it lie in `memory`, and are given
-    /// back when those are destroyed.
+    /// only after it. The queues of queue pairs, SRQs, work queues and completion queues that are made on it lie in `memory`,
+    /// and are given back when those are destroyed.
     ///
     /// # Errors
     /// [`CreateError::Invalid`] if this is a parent domain itself, [`CreateError::Foreign`], [`CreateError::Exhausted`],

@@ -18,7 +18,7 @@ use crate::cq::{Cq, CqCell};
 use crate::engine::{Engine, Ticket};
 use crate::error::{CreateError, DestroyError, ModifyObjectError, PostError};
 use crate::event_queue::Acks;
-use crate::holders::{Held, Holdable, Holder, Holders};
+use crate::holders::{Held, Holdable, Holder, Holders, Useless};
 use crate::pd::{Pd, PdCell};
 use crate::xrcd::XrcdCell;
 
@@ -198,11 +198,8 @@ impl SrqCell {
         state.queue = RecvQueue::new(0, 0);
     }
 
-    fn check(&self) -> Result<(), PostError> {
-        if !self.engine.is_current() {
-            return Err(PostError::Forked);
-        }
-        if self.holders.is_dead() { Err(PostError::Gone) } else { Ok(()) }
+    fn check(&self) -> Result<(), Useless> {
+        self.holders.check(self.engine)
     }
 }
 
@@ -317,11 +314,11 @@ impl Srq {
     /// # Errors
     /// [`ModifyObjectError`]; nothing was changed.
     pub fn modify(&self, max_wr: Option<u32>, limit: Option<u32>) -> Result<(), ModifyObjectError> {
-        self.check_modify()?;
+        self.0.check()?;
         // A program's allocator may do anything with the queue: it is called before and after it is locked.
         let mut room = max_wr.map(|max_wr| self.room(max_wr)).transpose()?;
         let mut state = self.0.state.lock();
-        self.check_modify()?;
+        self.0.check()?;
         let capacity = max_wr.unwrap_or(state.queue.capacity() as u32);
         if limit.is_some_and(|limit| limit > capacity) {
             return Err(ModifyObjectError::Invalid("srq_limit"));
@@ -333,13 +330,6 @@ impl Srq {
         }
         state.limit = limit.unwrap_or(state.limit);
         Ok(())
-    }
-
-    fn check_modify(&self) -> Result<(), ModifyObjectError> {
-        self.0.check().map_err(|error| match error {
-            PostError::Forked => ModifyObjectError::Forked,
-            _ => ModifyObjectError::Gone,
-        })
     }
 
     /// An empty queue of another size, in memory of the same kind.

@@ -18,6 +18,8 @@ pub enum Queue {
     Cq = 2,
     /// A shared receive queue.
     Srq = 3,
+    /// A work queue.
+    Wq = 4,
 }
 
 /// A program's own allocator.

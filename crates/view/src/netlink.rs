@@ -30,7 +30,7 @@ const MESSAGE_MAX: usize = 1024;
 /// Longest request.
 const REQUEST_MAX: usize = 4096;
 
-/// Sockets that a process has at a time; those beyond are the kernel's affair.
+/// Sockets that a process has at a time; for one more there is no descriptor (`EMFILE`).
 const SOCKETS: usize = 16;
 /// Descriptor and inode of each, so that a number which was closed and given out again is not taken for one. 0: free.
 static INODES: [AtomicU64; SOCKETS] = [const { AtomicU64::new(0) }; SOCKETS];

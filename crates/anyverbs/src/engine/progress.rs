@@ -163,19 +163,23 @@ impl Engine {
             // What woke the worker came after this thread had looked.
             n = self.receive_batch(false, false);
         }
-        if self.switch.is_listening() {
-            let frames = self.switch.receive();
-            if frames > 0 {
-                self.after_unlock();
-            }
-            n += frames;
-        }
-        n
+        n + self.receive_frames()
     }
 
     /// As [`receive`](Self::receive) of a thread of the program, at descriptors that were found ready.
     pub(super) fn receive_ready(&'static self) -> usize {
-        self.receive_batch(false, true)
+        self.receive_batch(false, true) + self.receive_frames()
+    }
+
+    fn receive_frames(&'static self) -> usize {
+        if !self.switch.is_listening() {
+            return 0;
+        }
+        let frames = self.switch.receive();
+        if frames > 0 {
+            self.after_unlock();
+        }
+        frames
     }
 
     /// `every`: all descriptors are looked at.

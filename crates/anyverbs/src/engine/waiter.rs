@@ -27,6 +27,8 @@ const TOO_LATE: u32 = 3;
 const SCORE: u32 = 8;
 /// What a wait that was too long takes from the score.
 const PENALTY: u32 = 2;
+/// What a thread sleeps at, at most: the channel, the port's descriptors (three) and those of frames (two).
+const DESCRIPTORS: usize = 1 + 3 + 2;
 
 /// What is known about the waits for the events of one channel.
 #[derive(Debug, Default)]
@@ -192,13 +194,13 @@ impl Engine {
 
     /// Sleeps until there is input or an event. May be cancelled.
     fn sleep_at(&self, channel: BorrowedFd<'_>) -> io::Result<Ready> {
-        let mut set = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 4];
-        let fds = std::iter::once(channel).chain(self.port.fds());
+        let mut set = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; DESCRIPTORS];
+        let fds = std::iter::once(channel).chain(self.port.fds()).chain(self.switch.fds());
         for (at, fd) in set.iter_mut().zip(fds) {
             at.fd = fd.as_raw_fd();
         }
-        // SAFETY: four live entries.
-        let n = unsafe { libc::poll(set.as_mut_ptr(), 4, -1) };
+        // SAFETY: live entries, as many as are passed.
+        let n = unsafe { libc::poll(set.as_mut_ptr(), DESCRIPTORS as libc::nfds_t, -1) };
         if n < 0 {
             return Err(io::Error::last_os_error());
         }

@@ -553,7 +553,7 @@ pub(crate) struct Inbox<'a> {
     pub(crate) packet: Incoming<'a>,
     /// Bytes of the packet's headers.
     pub(crate) headers_len: usize,
-    /// What `arrival` was read from, of a packet by IPv4: the next one likely begins with the same.
+    /// What `arrival` was read from, of a packet by IPv4: the next one likely begins with the same. Otherwise of no family.
     front: [u8; FIXED + 8],
 }
 
@@ -589,8 +589,11 @@ impl<'a> Inbox<'a> {
     fn parse(&mut self, head: &[u8], payload: Data<'a>) -> Option<Received> {
         let (fixed, rest) = head.split_first_chunk::<FIXED>()?;
         let rest = match rest.split_first_chunk::<8>() {
+            // The peer may have written a header of no family, too.
             Some((addresses, rest))
-                if self.front[..6] == fixed[..6] && self.front[FIXED..] == *addresses =>
+                if fixed[0] == V4
+                    && self.front[..6] == fixed[..6]
+                    && self.front[FIXED..] == *addresses =>
             {
                 rest
             }
@@ -740,6 +743,23 @@ mod tests {
         assert_eq!(inbox.packet.acks, None);
         bytes[RIDER] = RIDES;
         assert!(inbox.parse(&bytes, payload(0)).is_none());
+    }
+
+    #[test]
+    fn a_header_of_no_family_is_refused_whatever_came_before() {
+        let v6 = Arrival { source: Gid([7; 16]), ..arrival(1) };
+        for before in [None, Some(arrival(1)), Some(v6)] {
+            for byte in [0, 0xff] {
+                let mut inbox = Inbox::new();
+                if let Some(before) = before {
+                    assert!(inbox.parse(&message(&before, &send(), 0), payload(0)).is_some());
+                }
+                let mut bytes = message(&arrival(1), &send(), 0);
+                bytes[..6].fill(byte);
+                bytes[FIXED..FIXED + 8].fill(byte);
+                assert!(inbox.parse(&bytes, payload(0)).is_none(), "{before:?} {byte}");
+            }
+        }
     }
 
     /// A peer may write anything: what is read is a packet of this version, or nothing, and never stays of an earlier one.

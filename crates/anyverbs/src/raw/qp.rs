@@ -8,8 +8,10 @@ use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpState};
 use anyverbs_proto::raw::rss::RxHash;
 use anyverbs_proto::raw::transition;
 use anyverbs_proto::raw::tso::MAX_HEADER;
+use anyverbs_proto::recv_queue::RecvQueue;
 use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wr::RecvWr;
+use anyverbs_queue_memory::Queue;
 use parking_lot::Mutex;
 
 use super::ind_table::{RwqIndTable, TableCell};
@@ -23,7 +25,7 @@ use crate::cq::{Cq, CqCell};
 use crate::engine::{Engine, Ticket};
 use crate::error::{CreateError, DestroyError, ModifyObjectError, PostError};
 use crate::event_queue::Acks;
-use crate::holders::{Held, Holdable, Holder, Holders};
+use crate::holders::{Held, Holdable, Holder, Holders, Useless};
 use crate::pd::{Pd, PdCell};
 use crate::qp::{held, inline_room};
 use crate::srq::{Srq, SrqCell};
@@ -131,10 +133,11 @@ impl Pd {
             ticket: engine.quotas.qp.take().ok_or(CreateError::Exhausted("queue pairs"))?,
         };
         let number = Number::take(engine)?;
+        let memory = self.cell.memory.of(Queue::Qp);
+        let queue = RecvQueue::in_memory(cap.max_recv_wr, cap.max_recv_sge, &memory)?;
         let (cq, srq) = (&init.recv_cq.0, init.srq.map(|srq| &srq.0));
-        let sizes = (cap.max_recv_wr, cap.max_recv_sge);
         let queue =
-            ReceiveQueue::new(engine, number.qpn(), self.number(), cq, srq, sizes, init.flags);
+            ReceiveQueue::new(engine, number.qpn(), self.number(), cq, srq, queue, init.flags);
         let credit = Arc::new(SqCredit::default());
         init.send_cq.0.attach(number.qpn(), Arc::clone(&credit));
         let sends = Sends::new(cap, init.sq_sig_all, init.max_tso_header, credit);
@@ -312,6 +315,9 @@ impl RawCell {
         let mut sends = self.sends.lock();
         self.enter(&mut sends, QpState::Reset);
         drop(sends);
+        if let Some(queue) = self.own_queue() {
+            queue.end();
+        }
         if let Some(cq) = &self.send_cq {
             cq.detach(self.qpn());
         }
@@ -337,11 +343,8 @@ impl RawQp {
         if self.0.engine.is_current() { self.0.sends.lock().cap } else { QpCap::default() }
     }
 
-    fn check(&self) -> Result<(), ModifyObjectError> {
-        if !self.0.engine.is_current() {
-            return Err(ModifyObjectError::Forked);
-        }
-        if self.0.holders.is_dead() { Err(ModifyObjectError::Gone) } else { Ok(()) }
+    fn check(&self) -> Result<(), Useless> {
+        self.0.holders.check(self.0.engine)
     }
 
     /// Attributes and sizes now (`ibv_query_qp`).
@@ -394,11 +397,8 @@ impl RawQp {
     /// # Errors
     /// [`PostError::Gone`], [`PostError::Forked`].
     pub fn post(&self) -> Result<RawPoster<'_>, PostError> {
-        match self.check() {
-            Ok(()) => Ok(RawPoster::new(&self.0)),
-            Err(ModifyObjectError::Forked) => Err(PostError::Forked),
-            Err(_) => Err(PostError::Gone),
-        }
+        self.check()?;
+        Ok(RawPoster::new(&self.0))
     }
 
     /// Posts one receive (`ibv_post_recv`).
@@ -407,12 +407,9 @@ impl RawQp {
     /// [`PostError`].
     pub fn recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
         use anyverbs_proto::recv_queue::PostRecvError;
-        match (self.check(), self.0.own_queue()) {
-            (Err(ModifyObjectError::Forked), _) => Err(PostError::Forked),
-            (Err(_), _) => Err(PostError::Gone),
-            (Ok(()), None) => Err(PostRecvError::State.into()),
-            (Ok(()), Some(queue)) => Ok(queue.post(wr)?),
-        }
+        self.check()?;
+        let queue = self.0.own_queue().ok_or(PostRecvError::State)?;
+        Ok(queue.post(wr)?)
     }
 
     /// Acknowledges asynchronous events of this queue pair that were read.

@@ -69,6 +69,7 @@ pub(super) struct ReceiveQueue {
     engine: &'static Engine,
     /// The queue's number in completions.
     number: Qpn,
+    /// Protection domain of the memory that requests may touch: those of an SRQ belong to the SRQ's.
     pd: u32,
     cq: Arc<CqCell>,
     srq: Option<Arc<SrqCell>>,
@@ -93,22 +94,17 @@ impl ReceiveQueue {
         pd: u32,
         cq: &Arc<CqCell>,
         srq: Option<&Arc<SrqCell>>,
-        sizes: (u32, u32),
+        queue: RecvQueue,
         flags: ReceiveFlags,
     ) -> Self {
         Self {
             engine,
             number,
-            pd,
+            pd: srq.map_or(pd, |srq| srq.pd),
             cq: Arc::clone(cq),
             srq: srq.map(Arc::clone),
             failed: AtomicBool::new(false),
-            state: Mutex::new(State {
-                mode: Mode::Closed,
-                queue: RecvQueue::new(sizes.0, sizes.1),
-                flags,
-                wqe: RecvWqe::default(),
-            }),
+            state: Mutex::new(State { mode: Mode::Closed, queue, flags, wqe: RecvWqe::default() }),
         }
     }
 
@@ -145,6 +141,13 @@ impl ReceiveQueue {
         if matches!(mode, Mode::Closed | Mode::Idle) {
             self.failed.store(false, Ordering::Release);
         }
+    }
+
+    /// It takes no requests any more, and has no memory: that may be a program's, who wants it back.
+    pub(super) fn end(&self) {
+        self.set_mode(Mode::Closed);
+        let queue = std::mem::replace(&mut self.state.lock().queue, RecvQueue::new(0, 0));
+        drop(queue);
     }
 
     pub(super) fn post(&self, wr: &RecvWr<'_>) -> Result<(), PostRecvError> {

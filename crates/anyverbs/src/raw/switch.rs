@@ -135,13 +135,19 @@ impl Switch {
         }
         *self.buffers.lock() = Some(FrameBuffers::default());
         self.listens.store(true, Ordering::Release);
-        engine.watch_frames(self.sockets().iter().map(AsFd::as_fd));
+        engine.watch_frames(self.fds());
         Ok(())
     }
 
     #[inline]
     pub(crate) fn is_listening(&self) -> bool {
         self.listens.load(Ordering::Acquire)
+    }
+
+    /// What frames come to, two at most; none before there is a rule.
+    pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let sockets = if self.is_listening() { self.sockets() } else { &[] };
+        sockets.iter().map(AsFd::as_fd)
     }
 
     fn sockets(&self) -> &[EthernetSocket] {

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use anyverbs_proto::recv_queue::RecvQueue;
 use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wr::RecvWr;
+use anyverbs_queue_memory::Queue;
 use parking_lot::Mutex;
 
 use super::number::Number;
@@ -16,7 +18,7 @@ use crate::cq::{Cq, CqCell};
 use crate::engine::{Engine, Ticket};
 use crate::error::{CreateError, DestroyError, ModifyObjectError, PostError};
 use crate::event_queue::Acks;
-use crate::holders::{Held, Holdable, Holder, Holders};
+use crate::holders::{Held, Holdable, Holder, Holders, Useless};
 use crate::pd::{Pd, PdCell};
 
 /// What a work queue is made with (`struct ibv_wq_init_attr`).
@@ -139,8 +141,9 @@ impl Pd {
         );
         let number = Number::take(engine)?;
         let sizes = (init.max_wr, init.max_sge);
+        let queue = RecvQueue::in_memory(sizes.0, sizes.1, &pd.memory.of(Queue::Wq))?;
         let cq = &init.cq.0;
-        let queue = ReceiveQueue::new(engine, number.qpn(), pd.number, cq, None, sizes, init.flags);
+        let queue = ReceiveQueue::new(engine, number.qpn(), pd.number, cq, None, queue, init.flags);
         let cell = Arc::new(WqCell {
             engine,
             context: Arc::clone(&self.context),
@@ -176,11 +179,8 @@ impl Wq {
         self.0.cookie.store(cookie, Ordering::Relaxed);
     }
 
-    fn check(&self) -> Result<(), ModifyObjectError> {
-        if !self.0.engine.is_current() {
-            return Err(ModifyObjectError::Forked);
-        }
-        if self.0.holders.is_dead() { Err(ModifyObjectError::Gone) } else { Ok(()) }
+    fn check(&self) -> Result<(), Useless> {
+        self.0.holders.check(self.0.engine)
     }
 
     /// State now.
@@ -237,11 +237,8 @@ impl Wq {
     /// # Errors
     /// [`PostError`].
     pub fn recv(&self, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        match self.check() {
-            Ok(()) => Ok(self.0.queue.post(wr)?),
-            Err(ModifyObjectError::Forked) => Err(PostError::Forked),
-            Err(_) => Err(PostError::Gone),
-        }
+        self.check()?;
+        Ok(self.0.queue.post(wr)?)
     }
 
     /// Acknowledges asynchronous events of this queue that were read.
@@ -274,7 +271,7 @@ impl WqCell {
     }
 
     fn end(&self) {
-        self.queue.set_mode(Mode::Closed);
+        self.queue.end();
         self.context.events.withdraw(&self.acks);
     }
 }

@@ -91,6 +91,43 @@ static void allocators(struct ibv_context *ctx, bool by_default)
 	OK(ibv_dealloc_pd(pd));
 }
 
+static void allocators_of_raw(struct ibv_context *ctx)
+{
+	struct ibv_pd *pd = ibv_alloc_pd(ctx);
+	struct account account = { .refuse_from = 1000000 };
+	struct ibv_parent_domain_init_attr a = { .pd = pd, .alloc = own_alloc, .free = own_free, .pd_context = &account,
+		.comp_mask = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT };
+	account.pd = ibv_alloc_parent_domain(ctx, &a);
+	TRUE(account.pd != NULL);
+	struct ibv_cq *cq = ibv_create_cq(ctx, 16, NULL, NULL, 0);
+	struct ibv_wq_init_attr wq_attr = { .wq_type = IBV_WQT_RQ, .max_wr = 64, .max_sge = 2, .pd = account.pd, .cq = cq };
+	struct ibv_wq *wq = ibv_create_wq(ctx, &wq_attr);
+	TRUE(wq != NULL);
+	EQ(account.types, 1u << 4);
+	TRUE(account.bytes >= 64 * 2 * sizeof(struct ibv_sge));
+	account.refuse_from = account.calls + 2;
+	IS_NULL(ibv_create_wq(ctx, &wq_attr), ENOMEM);
+	account.refuse_from = 1000000;
+	OK(ibv_destroy_wq(wq));
+	EQ(account.live, 0);
+	struct ibv_qp_init_attr qp_attr = { .send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RAW_PACKET,
+		.cap = { .max_send_wr = 4, .max_recv_wr = 64, .max_send_sge = 1, .max_recv_sge = 2 } };
+	struct ibv_qp *qp = ibv_create_qp(account.pd, &qp_attr);
+	/* For the privileged alone. */
+	TRUE(qp != NULL || errno == EPERM);
+	if (qp) {
+		EQ(account.types, 1u << 4 | 1u << 1);
+		TRUE(account.live > 0);
+		account.refuse_from = account.calls + 1;
+		IS_NULL(ibv_create_qp(account.pd, &qp_attr), ENOMEM);
+		OK(ibv_destroy_qp(qp));
+		EQ(account.live, 0);
+	}
+	OK(ibv_destroy_cq(cq));
+	OK(ibv_dealloc_pd(account.pd));
+	OK(ibv_dealloc_pd(pd));
+}
+
 int main(void)
 {
 	struct ibv_context *ctx = open_device(), *other = open_device();
@@ -167,6 +204,7 @@ int main(void)
 	OK(ibv_close_device(other));
 	allocators(ctx, false);
 	allocators(ctx, true);
+	allocators_of_raw(ctx);
 	OK(ibv_close_device(ctx));
 	return 0;
 }
