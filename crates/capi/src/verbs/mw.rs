@@ -11,7 +11,7 @@ use crate::{
     abi::*,
     errno::{Errno, pointer, value},
     object::{self, Object, deref},
-    verbs::{Context, Mr, Pd},
+    verbs::{Context, Mr, Pd, access},
 };
 
 pub(crate) type Mw = Object<ibv_mw>;
@@ -52,15 +52,6 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     }))
 }
 
-/// Rights of a window (ibv_bind_mw(3)); `EINVAL` for those that only regions have.
-fn window_access(flags: c_uint) -> Result<Access, Errno> {
-    const KNOWN: Access = Access::REMOTE_WRITE
-        .union(Access::REMOTE_READ)
-        .union(Access::REMOTE_ATOMIC)
-        .union(Access::ZERO_BASED);
-    Access::from_bits(flags).filter(|access| KNOWN.contains(*access)).ok_or(Errno::EINVAL)
-}
-
 /// The request that binds a window of this type, and the key that it has then.
 fn request(
     mw: &Mw,
@@ -76,7 +67,7 @@ fn request(
         mr: mr.as_ref().map(|mr| &*mr.inner.device),
         addr: info.addr,
         len: info.length,
-        access: window_access(info.mw_access_flags)?,
+        access: access(info.mw_access_flags)?,
     };
     Ok(mw.inner.device.bind(rkey, &info)?)
 }

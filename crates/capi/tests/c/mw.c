@@ -74,8 +74,6 @@ static void type_1(struct ibv_pd *pd)
 	REFUSES(ibv_bind_mw(a.qp, mw, &bind), EINVAL);
 	bind = to(mr, 0, 8, IBV_ACCESS_MW_BIND);
 	REFUSES(ibv_bind_mw(a.qp, mw, &bind), EINVAL);
-	bind = to(mr, 0, 8, IBV_ACCESS_LOCAL_WRITE);
-	REFUSES(ibv_bind_mw(a.qp, mw, &bind), EINVAL);
 	REFUSES(mw->context->ops.bind_mw(a.qp, mw, NULL), EINVAL);
 	REFUSES(mw->context->ops.bind_mw(NULL, mw, &bind), EINVAL);
 	REFUSES(mw->context->ops.bind_mw(a.qp, (struct ibv_mw *)mr, &bind), EINVAL);
