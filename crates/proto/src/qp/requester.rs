@@ -4,6 +4,8 @@
 //! The send queue's `next` and the packet count `k` are the cursor: what goes out next. Going back after a loss moves
 //! the cursor only; a WQE keeps the PSNs that it got when it was started.
 
+mod retry;
+
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -14,7 +16,7 @@ use crate::env::{Env, Side, TransmitError};
 use crate::mr::Access;
 use crate::payload::{Payload, hold_local};
 use crate::time::Time;
-use crate::types::{Psn, timer_code};
+use crate::types::Psn;
 use crate::wc::{Wc, WcOpcode, WcStatus};
 use crate::wire::atomic::AtomicEth;
 use crate::wire::bth::Bth;
@@ -38,13 +40,6 @@ const READ_PIECE: u32 = 64 << 10;
 
 /// An ACK is asked for at least this often inside a message, so that it can clock the window.
 const ACK_EVERY: u32 = 16;
-
-/// The shortest ACK timeout. A responder is a process among others: it may not run for a time slice or two.
-const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(16);
-
-/// ACK timeouts in a row, each of which doubles the interval. IBA 9.7.6.1.3 allows up to four times the interval: all of
-/// it goes to a peer that keeps silent, which a host that is busy for half a second does.
-const MAX_DOUBLINGS: u32 = 2;
 
 /// PSNs that may be outstanding when a further message starts: with those of the longest message they stay within half
 /// the number space, or serial comparison breaks down (IBA 9.7.1).
@@ -518,140 +513,6 @@ impl Qp {
         }
         if self.sq.next != self.sq.started && self.cursor_psn().since(una) < 0 {
             self.go_back(una);
-        }
-    }
-
-    /// A peer's sequence NAK or a missing response: go back, at the price of a retry. False if none is left.
-    pub(super) fn retry<E: Env>(&mut self, env: &mut E) -> bool {
-        if self.requester.retries_left == 0 {
-            env.count(Counter::RetryExceeded, 1);
-            self.fail_oldest(WcStatus::RetryExcErr, env);
-            return false;
-        }
-        self.requester.retries_left -= 1;
-        self.go_back(self.requester.una);
-        self.restart_ack_timer(env.now());
-        true
-    }
-
-    /// The peer says, or an answer shows, that packet `una` or its answer is missing: goes back, once for each
-    /// (IBA 9.7.5.1.4): the network may deliver a NAK twice, and further answers show the same gap.
-    pub(super) fn sequence_error<E: Env>(&mut self, counter: Counter, env: &mut E) {
-        let una = self.requester.una;
-        if self.requester.went_back_to != Some(una) {
-            env.count(counter, 1);
-            self.requester.went_back_to = Some(una);
-            self.reduce_window(env);
-            self.retry(env);
-        }
-    }
-
-    /// Packets were lost, or the network marked them: half as much may be in flight. One for every eight that are answered
-    /// are added again, so that the window finds the size at which a handful of them pass for each loss: what goes back
-    /// sends all of it again.
-    pub(super) fn reduce_window<E: Env>(&mut self, env: &E) {
-        let least = MIN_WINDOW_PACKETS * (u64::from(self.mtu()) + PACKET_COST);
-        let window = u64::from(env.window());
-        let limit = self.requester.congestion.map_or(window, |limit| limit.min(window));
-        self.requester.congestion = Some((limit / 2).max(least));
-    }
-
-    /// The peer is silent: its answer may be lost, or the packet that would have shown it a gap.
-    fn probe<E: Env>(&mut self, after: Duration, env: &E) {
-        let una = self.requester.una;
-        // A NAK that is still on its way asks for the same.
-        self.requester.went_back_to = Some(una);
-        self.go_back(una);
-        self.requester.window_closed = false;
-        if after < LOSSY_PROBE * 2 {
-            // One more loss among others.
-            self.reduce_window(env);
-        } else {
-            let least = MIN_WINDOW_PACKETS * (u64::from(self.mtu()) + PACKET_COST);
-            self.requester.congestion = Some(least);
-        }
-        self.requester.probe = Some((env.now() + after * 2, after * 2));
-    }
-
-    /// The receiver was not ready for packet `una` (IBA 9.7.5.2.8).
-    pub(super) fn receiver_not_ready<E: Env>(&mut self, timer: u8, env: &mut E) {
-        if self.requester.rnr_until.is_some() {
-            // The network delivered the NAK twice.
-            return;
-        }
-        env.count(Counter::RnrNakReceived, 1);
-        if self.attr.rnr_retry != 7 {
-            if self.requester.rnr_left == 0 {
-                env.count(Counter::RnrRetryExceeded, 1);
-                self.fail_oldest(WcStatus::RnrRetryExcErr, env);
-                return;
-            }
-            self.requester.rnr_left -= 1;
-        }
-        self.go_back(self.requester.una);
-        self.requester.ack_deadline = None;
-        self.requester.rnr_until = Some(env.now() + timer_code::rnr(timer));
-    }
-
-    /// The peer answered something new.
-    pub(super) fn progressed<E: Env>(&mut self, answered: u64, env: &E) {
-        if let Some(limit) = &mut self.requester.congestion {
-            *limit = limit.saturating_add(answered / 8);
-        }
-        self.requester.probe = None;
-        self.requester.retries_left = self.attr.retry_cnt;
-        self.requester.ack_timeouts = 0;
-        self.requester.rnr_left = self.attr.rnr_retry;
-        self.requester.went_back_to = None;
-        if self.requester.una == self.cursor_psn() {
-            self.requester.ack_deadline = None;
-        } else {
-            self.restart_ack_timer(env.soon());
-            self.requester.probe = self.probe_after(env).map(|after| (env.now() + after, after));
-        }
-    }
-
-    /// After what silence of the peer it is asked again.
-    fn probe_after<E: Env>(&self, env: &E) -> Option<Duration> {
-        let after = env.probe_after()?;
-        Some(if self.requester.congestion.is_some() { after.min(LOSSY_PROBE) } else { after })
-    }
-
-    fn restart_ack_timer(&mut self, now: Time) {
-        let doublings = self.requester.ack_timeouts.min(MAX_DOUBLINGS);
-        self.requester.ack_deadline = timer_code::ack(self.attr.timeout)
-            .map(|t| now + t.max(MIN_ACK_TIMEOUT) * (1 << doublings));
-    }
-
-    /// When the requester wants to be called.
-    pub(super) fn requester_deadline(&self) -> Option<Time> {
-        let requester = &self.requester;
-        let probe = requester.probe.map(|(at, _)| at);
-        [requester.rnr_until, requester.ack_deadline, probe].into_iter().flatten().min()
-    }
-
-    /// Ends an RNR wait, and acts on an ACK timeout (IBA 9.7.6.1.3).
-    pub(super) fn requester_timer<E: Env>(&mut self, env: &mut E) {
-        let now = env.now();
-        if self.requester.rnr_until.is_some_and(|t| t <= now) {
-            self.requester.rnr_until = None;
-        }
-        if let Some((at, after)) = self.requester.probe
-            && at <= now
-        {
-            self.requester.probe = None;
-            if self.awaits_answer() && self.requester.rnr_until.is_none() {
-                self.probe(after, env);
-            }
-        }
-        if self.requester.ack_deadline.is_some_and(|t| t <= now) {
-            self.requester.ack_deadline = None;
-            if self.awaits_answer() {
-                env.count(Counter::LocalAckTimeoutErr, 1);
-                self.requester.went_back_to = None;
-                self.requester.ack_timeouts = self.requester.ack_timeouts.saturating_add(1);
-                self.retry(env);
-            }
         }
     }
 
