@@ -7,6 +7,7 @@ mod demo;
 mod dist;
 mod interrupt;
 mod packages;
+mod page;
 mod test;
 mod workspace;
 

@@ -55,17 +55,18 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     match built {
         Some(dist) => {
             steps.whole("abi-check", || abi_check::run_all(&root(), &dist))?;
-            let selection = Selection { all: options.full, filter: None, jobs: 1 };
+            let selection = Selection { all: options.full, jobs: 1, ..Selection::default() };
             steps.counted("pyverbs", || run_suite(Suite::Pyverbs, &dist, &selection))?;
             steps.counted("pyverbs-59", || run_suite(Suite::Pyverbs59, &dist, &selection))?;
             steps.counted("tools", || run_suite(Suite::Tools, &dist, &selection))?;
+            steps.counted("impair", || run_suite(Suite::Impair, &dist, &selection))?;
             if options.rxe {
                 steps.counted("rxe", || run_suite(Suite::Rxe, &dist, &selection))?;
             }
         }
         // What cannot run has not passed, and nobody knows how many cases it would have been.
         None => {
-            for name in ["abi-check", "pyverbs", "pyverbs-59", "tools"] {
+            for name in ["abi-check", "pyverbs", "pyverbs-59", "tools", "impair"] {
                 steps.whole(name, || bail!("there is no dist to run it on"))?;
             }
         }

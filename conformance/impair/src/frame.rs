@@ -28,8 +28,11 @@ impl Roce {
         };
         let word = |at: usize| Some(u16::from_be_bytes([*frame.get(at)?, *frame.get(at + 1)?]));
         let end = udp + usize::from(word(udp + 4)?);
-        (word(udp + 2)? == port && end >= udp + UDP_HEADER && end <= frame.len())
-            .then_some(Self { ipv6, udp, payload: udp + UDP_HEADER..end })
+        (word(udp + 2)? == port && end >= udp + UDP_HEADER && end <= frame.len()).then_some(Self {
+            ipv6,
+            udp,
+            payload: udp + UDP_HEADER..end,
+        })
     }
 
     /// Flips one bit of the datagram, its header included: the UDP checksum tells, or the port is another.
@@ -58,7 +61,8 @@ impl Roce {
 
     /// Cuts the end off. With `lengths` the headers say so too, and the device sees what is left.
     pub fn cut(&self, frame: &mut Vec<u8>, lengths: bool, rng: &mut impl Rng) {
-        let end = rng.random_range(self.payload.start..self.payload.end.max(self.payload.start + 1));
+        let end =
+            rng.random_range(self.payload.start..self.payload.end.max(self.payload.start + 1));
         frame.truncate(end);
         if !lengths {
             return;
@@ -83,7 +87,9 @@ impl Roce {
 
 /// RFC 1071.
 fn checksum(bytes: &[u8]) -> u16 {
-    let words = bytes.chunks(2).map(|word| u32::from(word[0]) << 8 | word.get(1).map_or(0, |b| u32::from(*b)));
+    let words = bytes
+        .chunks(2)
+        .map(|word| u32::from(word[0]) << 8 | word.get(1).map_or(0, |b| u32::from(*b)));
     let mut sum: u32 = words.sum();
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);

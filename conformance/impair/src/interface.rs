@@ -28,7 +28,8 @@ impl Interface {
         // SAFETY: a string that ends with a zero.
         let index = unsafe { libc::if_nametoindex(name.as_ptr()) };
         if index == 0 {
-            return Err(io::Error::last_os_error()).with_context(|| format!("no interface {name:?}"));
+            return Err(io::Error::last_os_error())
+                .with_context(|| format!("no interface {name:?}"));
         }
         let mut storage = SockAddrStorage::zeroed();
         // SAFETY: `sockaddr_ll` is a socket address and fits into the storage.
@@ -51,9 +52,8 @@ impl Interface {
     fn set(&self, level: i32, option: i32, value: libc::c_int) -> anyhow::Result<()> {
         let len = mem::size_of_val(&value) as libc::socklen_t;
         // SAFETY: an open descriptor and a live integer of that length.
-        let set = unsafe {
-            libc::setsockopt(self.fd(), level, option, (&raw const value).cast(), len)
-        };
+        let set =
+            unsafe { libc::setsockopt(self.fd(), level, option, (&raw const value).cast(), len) };
         if set != 0 {
             return Err(io::Error::last_os_error()).context("cannot set a socket option");
         }
@@ -97,7 +97,8 @@ impl Interface {
         let bit = libc::IFF_UP as libc::c_short;
         request.ifr_ifru.ifru_flags = if up { flags | bit } else { flags & !bit };
         // SAFETY: as above; the kernel only reads.
-        if got != 0 || unsafe { libc::ioctl(self.fd(), libc::SIOCSIFFLAGS, &raw mut request) } != 0 {
+        if got != 0 || unsafe { libc::ioctl(self.fd(), libc::SIOCSIFFLAGS, &raw mut request) } != 0
+        {
             return Err(io::Error::last_os_error()).context("cannot change the interface's state");
         }
         Ok(())

@@ -59,7 +59,11 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn bridge(args: &Args, interfaces: &[Interface; 2], paths: &mut [Path; 2]) -> anyhow::Result<Counts> {
+fn bridge(
+    args: &Args,
+    interfaces: &[Interface; 2],
+    paths: &mut [Path; 2],
+) -> anyhow::Result<Counts> {
     let begin = Instant::now();
     let mut buffer = vec![MaybeUninit::uninit(); 1 << 17];
     let mut is_up = true;
@@ -113,9 +117,11 @@ fn wait(interfaces: &[Interface; 2], next: Option<Duration>, now: Duration) -> a
     const LONGEST: Duration = Duration::from_millis(10);
     let wait = next.map_or(LONGEST, |next| next.saturating_sub(now).min(LONGEST));
     let timeout = libc::timespec { tv_sec: 0, tv_nsec: wait.as_nanos() as libc::c_long };
-    let mut fds = interfaces
-        .each_ref()
-        .map(|interface| libc::pollfd { fd: interface.fd(), events: libc::POLLIN, revents: 0 });
+    let mut fds = interfaces.each_ref().map(|interface| libc::pollfd {
+        fd: interface.fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    });
     // SAFETY: two live descriptors, a live time, no mask.
     let ready = unsafe { libc::ppoll(fds.as_mut_ptr(), 2, &raw const timeout, std::ptr::null()) };
     if ready < 0 {

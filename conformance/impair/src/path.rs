@@ -286,7 +286,8 @@ mod tests {
         let (out, counts) = pass(faults.clone(), 7);
         assert_eq!(pass(faults.clone(), 7), (out.clone(), counts));
         assert_ne!(pass(faults, 8).0, out);
-        let Counts { lost, duplicated, reordered, corrupted, corrupted_unseen, truncated, .. } = counts;
+        let Counts { lost, duplicated, reordered, corrupted, corrupted_unseen, truncated, .. } =
+            counts;
         for count in [lost, duplicated, reordered, corrupted, corrupted_unseen, truncated] {
             assert!((COUNT / 20..COUNT / 5).contains(&count), "{counts}");
         }
@@ -312,7 +313,8 @@ mod tests {
 
     #[test]
     fn an_outage_begins_after_the_first_packet_and_spares_nothing() {
-        let faults = Faults { down_after_ms: Some(1), down_ms: 2, delay_ms: 1, ..Faults::default() };
+        let faults =
+            Faults { down_after_ms: Some(1), down_ms: 2, delay_ms: 1, ..Faults::default() };
         let mut path = Path::new(faults, PORT, 1514, 1);
         let mut arp = vec![0; 60];
         arp[12..14].copy_from_slice(&[0x08, 0x06]);

@@ -7,18 +7,14 @@ use std::path::Path;
 use anyhow::Context;
 
 use super::{Results, picture, report};
+use crate::page;
 use crate::workspace::root;
 
 const BEGIN: &str = "<!-- result: written by `cargo xtask bench --write-docs` -->";
-const END: &str = "<!-- end of the result -->";
 
 /// Replaces the page's result and its pictures.
 pub(super) fn write(results: &Results, folder: &Path) -> anyhow::Result<()> {
     let page = root().join("docs/performance.md");
-    let text =
-        fs::read_to_string(&page).with_context(|| format!("cannot read {}", page.display()))?;
-    let text = replaced(&text, &section(results))
-        .with_context(|| format!("{} has no place for the result", page.display()))?;
     let pictures = root().join("docs/performance");
     fs::create_dir_all(&pictures).with_context(|| format!("cannot make {}", pictures.display()))?;
     for chart in &results.charts {
@@ -26,14 +22,7 @@ pub(super) fn write(results: &Results, folder: &Path) -> anyhow::Result<()> {
         fs::copy(picture(folder, &chart.name), &to)
             .with_context(|| format!("cannot write {}", to.display()))?;
     }
-    fs::write(&page, text).with_context(|| format!("cannot write {}", page.display()))
-}
-
-/// `page` with `section` between the two marks.
-fn replaced(page: &str, section: &str) -> Option<String> {
-    let (before, rest) = page.split_once(BEGIN)?;
-    let (_, after) = rest.split_once(END)?;
-    Some(format!("{before}{BEGIN}\n\n{}\n\n{END}{after}", section.trim()))
+    page::write(&page, BEGIN, &section(results))
 }
 
 fn section(results: &Results) -> String {
@@ -70,18 +59,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_result_is_replaced() {
-        let page = format!("method\n{BEGIN}\nold\n{END}\ncommands\n");
-        let fresh = replaced(&page, "new\n").unwrap();
-        assert_eq!(fresh, format!("method\n{BEGIN}\n\nnew\n\n{END}\ncommands\n"));
-        // Writing the same again changes nothing.
-        assert_eq!(replaced(&fresh, "new").unwrap(), fresh);
-        assert_eq!(replaced("no marks", "new"), None);
-    }
-
-    #[test]
     fn the_page_has_its_marks() {
         let page = fs::read_to_string(root().join("docs/performance.md")).unwrap();
-        assert!(replaced(&page, "").is_some());
+        assert!(page::replaced(&page, BEGIN, "").is_some());
     }
 }

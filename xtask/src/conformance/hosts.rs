@@ -33,6 +33,10 @@ pub(crate) enum Topology {
     TwoHostsIpv6,
     /// Two hosts on a cable, MTU 1500; programs are given link-local addresses with their scope.
     TwoHostsLinkLocal,
+    /// Two hosts, MTU 1500, and a machine between them, to which each has a cable; they send single packets with checksums.
+    Bridged,
+    /// The same; programs are given IPv6 addresses.
+    BridgedIpv6,
 }
 
 impl Place for Topology {
@@ -46,6 +50,8 @@ impl Place for Topology {
             Topology::TwoHosts9000 => "two-hosts-9000",
             Topology::TwoHostsIpv6 => "two-hosts-ipv6",
             Topology::TwoHostsLinkLocal => "two-hosts-link-local",
+            Topology::Bridged => "bridged",
+            Topology::BridgedIpv6 => "bridged-ipv6",
         }
     }
 }
@@ -62,6 +68,10 @@ impl Topology {
         )
     }
 
+    fn bridged(self) -> bool {
+        matches!(self, Topology::Bridged | Topology::BridgedIpv6)
+    }
+
     /// Whether there is a loopback interface only.
     fn loopback(self) -> bool {
         matches!(self, Topology::Loopback | Topology::LoopbackIpv6)
@@ -71,10 +81,16 @@ impl Topology {
 /// The Ethernet interface of each host, where there is one.
 pub(crate) const INTERFACE: &str = "eth0";
 
+/// The interfaces of the machine between two hosts.
+pub(crate) const MIDDLE: [&str; 2] = ["left", "right"];
+
+/// What makes a host send single packets with their checksums, and receive them one by one: arguments of `ethtool -K eth0`.
+pub(crate) const SINGLE_PACKETS: &str = "tx off tso off gso off gro off tx-udp-segmentation off";
+
 /// The hosts of one topology, gone when this value is.
 pub(crate) struct Hosts {
     topology: Topology,
-    /// Server's, then client's; one if both run on it. Empty: this machine's own network.
+    /// Server's, then client's; one if both run on it; then that of the machine between them. Empty: this machine's own network.
     namespaces: Vec<Namespace>,
 }
 
@@ -98,17 +114,29 @@ impl Hosts {
         }
         let name = |side| format!("{PREFIX}{}-{label}{side}", std::process::id());
         // A cable has two ends; with one host the other end only keeps the link up.
-        let sides: &[&str] = if topology.loopback() { &["a"] } else { &["a", "b"] };
+        let sides: &[&str] = match topology {
+            _ if topology.loopback() => &["a"],
+            _ if topology.bridged() => &["a", "b", "m"],
+            _ => &["a", "b"],
+        };
         let namespaces = sides
             .iter()
             .map(|side| Namespace::new(name(side), scratch))
             .collect::<anyhow::Result<Vec<_>>>()?;
-        if let [a, b] = &namespaces[..] {
+        if let [a, b, middle @ ..] = &namespaces[..] {
             let mtu = topology.mtu().to_string();
-            ip(&[
-                "-n", &a.name, "link", "add", "eth0", "mtu", &mtu, "type", "veth", "peer", "name",
-                "eth0", "mtu", &mtu, "netns", &b.name,
-            ])?;
+            match middle.first() {
+                None => cable((a, INTERFACE), (b, INTERFACE), &mtu)?,
+                Some(middle) => {
+                    for (host, end) in [a, b].into_iter().zip(MIDDLE) {
+                        cable((host, INTERFACE), (middle, end), &mtu)?;
+                        ip(&["-n", &middle.name, "link", "set", end, "addrgenmode", "none", "up"])?;
+                        let mut ethtool = Command::new("ip");
+                        ethtool.args(["netns", "exec", &host.name, "ethtool", "-K", INTERFACE]);
+                        quiet(ethtool.args(SINGLE_PACKETS.split(' ')))?;
+                    }
+                }
+            }
             for (host, number) in [(a, "1"), (b, "2")] {
                 let on_host = |words: &[&str]| ip(&[&["-n", &host.name], words].concat());
                 // Without link-local addresses the GID table does not change while duplicate detection runs.
@@ -137,9 +165,11 @@ impl Hosts {
             Topology::Loopback => "127.0.0.1",
             Topology::LoopbackIpv6 if ipv4 => "127.0.0.1",
             Topology::LoopbackIpv6 => "::1",
-            Topology::OneHost | Topology::TwoHosts | Topology::TwoHosts9000 => "10.77.0.1",
+            Topology::OneHost | Topology::TwoHosts | Topology::TwoHosts9000 | Topology::Bridged => {
+                "10.77.0.1"
+            }
             _ if ipv4 => "10.77.0.1",
-            Topology::OneHostIpv6 | Topology::TwoHostsIpv6 => "fd77::1",
+            Topology::OneHostIpv6 | Topology::TwoHostsIpv6 | Topology::BridgedIpv6 => "fd77::1",
             Topology::TwoHostsLinkLocal => "fe80::1%eth0",
         }
     }
@@ -147,9 +177,11 @@ impl Hosts {
     /// The address that a side uses in this topology.
     pub(crate) fn own_address(&self, side: Side) -> &'static str {
         match (self.topology, side) {
-            (Topology::TwoHostsIpv6, Side::Client) => "fd77::2",
+            (Topology::TwoHostsIpv6 | Topology::BridgedIpv6, Side::Client) => "fd77::2",
             (Topology::TwoHostsLinkLocal, Side::Client) => "fe80::2%eth0",
-            (Topology::TwoHosts | Topology::TwoHosts9000, Side::Client) => "10.77.0.2",
+            (Topology::TwoHosts | Topology::TwoHosts9000 | Topology::Bridged, Side::Client) => {
+                "10.77.0.2"
+            }
             _ => self.server_address(false),
         }
     }
@@ -163,14 +195,12 @@ impl Hosts {
 
     /// A command that runs `program` on one side.
     pub(crate) fn command(&self, side: Side, program: &Path) -> Command {
-        match self.namespace(side) {
-            None => Command::new(program),
-            Some(namespace) => {
-                let mut command = Command::new("ip");
-                command.args(["netns", "exec", &namespace.name]).arg(program);
-                command
-            }
-        }
+        within(self.namespace(side), program)
+    }
+
+    /// A command that runs `program` on the machine between the hosts of [`Topology::Bridged`].
+    pub(crate) fn in_the_middle(&self, program: &Path) -> Command {
+        within(self.namespaces.get(2), program)
     }
 
     /// The sockets of a side's host.
@@ -180,6 +210,39 @@ impl Hosts {
             None => Sockets::of("self"),
         }
     }
+}
+
+fn within(namespace: Option<&Namespace>, program: &Path) -> Command {
+    match namespace {
+        None => Command::new(program),
+        Some(namespace) => {
+            let mut command = Command::new("ip");
+            command.args(["netns", "exec", &namespace.name]).arg(program);
+            command
+        }
+    }
+}
+
+/// Connects two interfaces, which this makes.
+fn cable(one: (&Namespace, &str), other: (&Namespace, &str), mtu: &str) -> anyhow::Result<()> {
+    ip(&[
+        "-n",
+        &one.0.name,
+        "link",
+        "add",
+        one.1,
+        "mtu",
+        mtu,
+        "type",
+        "veth",
+        "peer",
+        "name",
+        other.1,
+        "mtu",
+        mtu,
+        "netns",
+        &other.0.name,
+    ])
 }
 
 /// The sockets of a process' network namespace.

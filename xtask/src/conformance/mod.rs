@@ -1,6 +1,8 @@
 //! Other people's suites and tools, run on the device with their expected results as data in `conformance/`.
 
+mod exchange;
 mod hosts;
+mod impair;
 mod process;
 mod pyverbs;
 mod results;
@@ -33,6 +35,8 @@ pub(crate) enum Suite {
     Pyverbs59,
     /// The Linux kernel's Soft-RoCE as a peer
     Rxe,
+    /// Bad networks between two hosts
+    Impair,
 }
 
 /// What to run, and how.
@@ -58,6 +62,12 @@ pub(crate) struct Selection {
     /// Cases at the same time, each on hosts of its own; more than one disturbs timing on a small machine
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub(crate) jobs: usize,
+    /// Begins the random choices of suites that make some (impair)
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+    /// Write the result to its page in docs/ (impair)
+    #[arg(long)]
+    pub(crate) write_docs: bool,
 }
 
 impl Selection {
@@ -117,5 +127,6 @@ pub(crate) fn run_suite(suite: Suite, dist: &Dist, selection: &Selection) -> any
         Suite::Pyverbs => pyverbs::run(dist, pyverbs::Release::Debian, selection),
         Suite::Pyverbs59 => pyverbs::run(dist, pyverbs::Release::Pypi, selection),
         Suite::Rxe => rxe::run(dist, selection),
+        Suite::Impair => impair::run(dist, selection),
     }
 }

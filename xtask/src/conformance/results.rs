@@ -20,6 +20,8 @@ pub(crate) enum Report {
     Cmtime,
     /// iperf3: the receiver's total on the client's side.
     Iperf3,
+    /// `exchange`: what it did, on both sides.
+    Exchange,
     /// The exit status says it all: the program checks what it does.
     Status,
     /// Only the exit status and the `prints` of the table.
@@ -29,7 +31,7 @@ pub(crate) enum Report {
 impl Report {
     /// Whether the server's side prints the same.
     pub(crate) fn on_both_sides(self) -> bool {
-        matches!(self, Report::Pingpong | Report::Rstream)
+        matches!(self, Report::Pingpong | Report::Rstream | Report::Exchange)
     }
 
     /// The figures in a few words, or what is missing. `rows` is how many lines a table must have.
@@ -44,6 +46,7 @@ impl Report {
                 .filter(|gbits| *gbits > 0.0)
                 .map(|gbits| format!("{gbits:.2} Gb/s"))
                 .ok_or("no total of the receiver".into()),
+            Report::Exchange => exchange(output),
             Report::Status | Report::None => Ok(String::new()),
         }
     }
@@ -165,6 +168,11 @@ fn rstream(output: &str, rows: usize) -> Result<String, String> {
     }
     let last = all.last().ok_or("no results")?;
     Ok(format!("{}: {} Gb/s, {} us", last.name, last.gbits, last.us_per_transfer))
+}
+
+fn exchange(output: &str) -> Result<String, String> {
+    let line = output.lines().find_map(|line| line.strip_prefix("all right: "));
+    line.map(str::to_owned).ok_or("it does not say that all is right".into())
 }
 
 fn cmtime(output: &str) -> Result<String, String> {

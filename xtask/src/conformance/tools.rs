@@ -22,7 +22,7 @@ use crate::{packages, workspace};
 /// For a server to listen, and for a server to end after its client.
 const SOON: Duration = Duration::from_secs(10);
 
-type Case = table::Case<Topology>;
+pub(super) type Case = table::Case<Topology>;
 
 /// Runs the selected cases and says what became of them.
 pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
@@ -89,7 +89,7 @@ fn take(queue: &Mutex<VecDeque<Case>>) -> Option<Case> {
 }
 
 /// What became of a case.
-enum Outcome {
+pub(super) enum Outcome {
     Passed(String),
     /// A line, and what the programs said.
     Failed(String, String),
@@ -143,12 +143,13 @@ impl Report {
     }
 }
 
-struct Runner<'a> {
-    dist: &'a Dist,
-    hosts: &'a Hosts,
-    case: &'a Case,
-    scratch: &'a Path,
-    label: usize,
+/// Runs one case on hosts that are there.
+pub(super) struct Runner<'a> {
+    pub(super) dist: &'a Dist,
+    pub(super) hosts: &'a Hosts,
+    pub(super) case: &'a Case,
+    pub(super) scratch: &'a Path,
+    pub(super) label: usize,
 }
 
 /// Servers and clients that belong together; a case without a server has a client only.
@@ -183,7 +184,7 @@ type Verdict = Result<String, String>;
 
 impl Runner<'_> {
     /// Fails only where the machine does; what the programs do is an outcome.
-    fn run(&self, next_port: &AtomicU16) -> anyhow::Result<Outcome> {
+    pub(super) fn run(&self, next_port: &AtomicU16) -> anyhow::Result<Outcome> {
         let mut pairs: Vec<Pair> = (0..self.case.pairs)
             .map(|_| Pair {
                 port: self.case.port.unwrap_or_else(|| {

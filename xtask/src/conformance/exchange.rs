@@ -1,0 +1,23 @@
+//! `conformance/c/exchange*.c`: two of them do to each other what verbs can do, and check every byte.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Context;
+
+use super::process::quiet;
+use crate::{packages, workspace};
+
+/// Compiles it into a folder, against the system's headers.
+pub(super) fn build(folder: &Path) -> anyhow::Result<PathBuf> {
+    packages::ensure(&[packages::CC, packages::LIBC6_DEV, packages::LIBIBVERBS_DEV])?;
+    let program = folder.join("exchange");
+    let sources = workspace::root().join("conformance/c");
+    let mut compile = Command::new("cc");
+    compile.args(["-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-O2", "-o"]).arg(&program);
+    for name in ["exchange.c", "exchange_side.c", "exchange_reliable.c", "exchange_unreliable.c"] {
+        compile.arg(sources.join(name));
+    }
+    quiet(compile.arg("-libverbs")).context("exchange does not compile")?;
+    Ok(program)
+}

@@ -1,0 +1,42 @@
+//! Results in pages of documentation: written by the run that measured them, so that a page never says anything else.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::Context;
+
+const END: &str = "<!-- end of the result -->";
+
+/// Replaces what stands in a page between `begin` and the next end of a result.
+pub(crate) fn write(page: &Path, begin: &str, section: &str) -> anyhow::Result<()> {
+    let text =
+        fs::read_to_string(page).with_context(|| format!("cannot read {}", page.display()))?;
+    let text = replaced(&text, begin, section)
+        .with_context(|| format!("{} has no place for the result", page.display()))?;
+    fs::write(page, text).with_context(|| format!("cannot write {}", page.display()))
+}
+
+/// `page` with `section` between the two marks.
+pub(crate) fn replaced(page: &str, begin: &str, section: &str) -> Option<String> {
+    let (before, rest) = page.split_once(begin)?;
+    let (_, after) = rest.split_once(END)?;
+    Some(format!("{before}{begin}\n\n{}\n\n{END}{after}", section.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_result_is_replaced() {
+        const ONE: &str = "<!-- one -->";
+        const TWO: &str = "<!-- two -->";
+        let page = format!("method\n{ONE}\nold\n{END}\nmore\n{TWO}\nold\n{END}\ncommands\n");
+        let fresh = replaced(&page, TWO, "new\n").unwrap();
+        let wanted = format!("method\n{ONE}\nold\n{END}\nmore\n{TWO}\n\nnew\n\n{END}\ncommands\n");
+        assert_eq!(fresh, wanted);
+        // Writing the same again changes nothing.
+        assert_eq!(replaced(&fresh, TWO, "new").unwrap(), fresh);
+        assert_eq!(replaced("no marks", ONE, "new"), None);
+    }
+}
