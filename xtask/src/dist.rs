@@ -54,6 +54,10 @@ impl Dist {
         self.root.join("lib/librspreload.so")
     }
 
+    pub(crate) fn lib(&self) -> PathBuf {
+        self.root.join("lib")
+    }
+
     pub(crate) fn libibverbs(&self) -> PathBuf {
         self.root.join("lib/libibverbs.so.1")
     }

@@ -1,8 +1,8 @@
 //! A network interface, as a packet socket.
 
 use std::ffi::CString;
-use std::io;
-use std::mem::{self, MaybeUninit};
+use std::io::{self, Read};
+use std::mem;
 use std::os::fd::{AsRawFd, RawFd};
 
 use anyhow::Context;
@@ -67,10 +67,9 @@ impl Interface {
     }
 
     /// A frame that has come.
-    pub fn receive(&self, buffer: &mut [MaybeUninit<u8>]) -> io::Result<Option<Vec<u8>>> {
-        match self.socket.recv(buffer) {
-            // SAFETY: the kernel has written that many.
-            Ok(len) => Ok(Some(unsafe { buffer[..len].assume_init_ref() }.to_vec())),
+    pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<Vec<u8>>> {
+        match (&self.socket).read(buffer) {
+            Ok(len) => Ok(Some(buffer[..len].to_vec())),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
             // It was taken down, or comes back.
             Err(error) if error.raw_os_error() == Some(libc::ENETDOWN) => Ok(None),

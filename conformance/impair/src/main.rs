@@ -1,6 +1,5 @@
 //! The program: see the library.
 
-use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -65,7 +64,7 @@ fn bridge(
     paths: &mut [Path; 2],
 ) -> anyhow::Result<Counts> {
     let begin = Instant::now();
-    let mut buffer = vec![MaybeUninit::uninit(); 1 << 17];
+    let mut buffer = vec![0; 1 << 17];
     let mut is_up = true;
     let mut refused = 0;
     while !ENDS.load(Ordering::Relaxed) {

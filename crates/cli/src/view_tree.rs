@@ -20,8 +20,10 @@ use crate::device::{self, Device};
 use crate::view_netlink;
 
 const PREFIX: &str = "anyverbs-view-";
+/// What a tree is called until it has its lock.
+const UNFINISHED: &str = "anyverbs-new-view-";
 const LOCK: &str = ".lock";
-/// A tree younger than this may not have its lock yet.
+/// An unfinished tree younger than this may be about to get its lock.
 const NEWBORN: Duration = Duration::from_secs(60);
 
 /// A tree of one launcher, gone when this value is.
@@ -68,24 +70,28 @@ impl ViewTree {
     fn create(base: &Path) -> io::Result<Self> {
         // The view gives `realpath` answers back without the tree's own path: it has to be resolved itself.
         let base = base.canonicalize()?;
-        let mut attempt = 0u32;
-        let path = loop {
-            let path = base.join(format!("{PREFIX}{}-{attempt}", std::process::id()));
+        for attempt in 0..1000 {
+            let named = |prefix| base.join(format!("{prefix}{}-{attempt}", std::process::id()));
+            let (unfinished, path) = (named(UNFINISHED), named(PREFIX));
             // Another process with this id may live in another container that shares the directory.
-            match DirBuilder::new().mode(0o700).create(&path) {
-                Ok(()) => break path,
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && attempt < 1000 => {
-                    attempt += 1
-                }
-                Err(error) => return Err(error),
+            match DirBuilder::new().mode(0o700).create(&unfinished) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+                done => done?,
             }
-        };
-        let lock = File::create(path.join(LOCK))?;
-        // SAFETY: the descriptor is open.
-        if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) } != 0 {
-            return Err(io::Error::last_os_error());
+            let lock = File::create(unfinished.join(LOCK))?;
+            // SAFETY: the descriptor is open.
+            if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // A tree that is there is not empty: it has its lock.
+            match fs::rename(&unfinished, &path) {
+                Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
+                    fs::remove_dir_all(&unfinished)?;
+                }
+                done => return done.map(|()| ViewTree { path, _lock: lock }),
+            }
         }
-        Ok(ViewTree { path, _lock: lock })
+        Err(io::ErrorKind::AlreadyExists.into())
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -103,30 +109,33 @@ impl Drop for ViewTree {
 
 /// Removes trees of this user whose launcher is gone. Best effort: a tree left behind costs some kilobytes, and what
 /// cannot be looked at or removed now is tried again by the next launcher.
-fn sweep(base: &Path, age: Duration) {
+fn sweep(base: &Path, newborn: Duration) {
     // SAFETY: cannot fail and touches no memory.
     let user = unsafe { libc::geteuid() };
     for entry in fs::read_dir(base).into_iter().flatten().flatten() {
-        let ours = entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes());
-        let Some(meta) =
-            entry.metadata().ok().filter(|meta| ours && meta.is_dir() && meta.uid() == user)
+        let name = entry.file_name();
+        let begins = |prefix: &str| name.as_encoded_bytes().starts_with(prefix.as_bytes());
+        let (finished, unfinished) = (begins(PREFIX), begins(UNFINISHED));
+        let Some(meta) = entry
+            .metadata()
+            .ok()
+            .filter(|meta| (finished || unfinished) && meta.is_dir() && meta.uid() == user)
         else {
             continue;
         };
-        if meta
-            .modified()
-            .ok()
-            .and_then(|time| time.elapsed().ok())
-            .is_none_or(|elapsed| elapsed < age)
-        {
+        let age = meta.modified().ok().and_then(|time| time.elapsed().ok());
+        if unfinished && age.is_none_or(|age| age < newborn) {
             continue;
         }
         let path = entry.path();
-        let Ok(lock) = File::open(path.join(LOCK)) else {
-            continue;
+        let is_dead = match File::open(path.join(LOCK)) {
+            // SAFETY: the descriptor is open.
+            Ok(lock) => unsafe {
+                libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0
+            },
+            Err(error) => unfinished && error.kind() == io::ErrorKind::NotFound,
         };
-        // SAFETY: the descriptor is open.
-        if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
+        if is_dead {
             let _ = fs::remove_dir_all(path);
         }
     }
@@ -356,14 +365,21 @@ mod tests {
         let live = ViewTree::create(&base).unwrap();
         let dead = ViewTree::create(&base).unwrap();
         let dead_path = dead.path.clone();
+        // A launcher that was killed before its tree had a lock.
+        let unfinished = base.join(format!("{UNFINISHED}1-0"));
+        fs::create_dir(&unfinished).unwrap();
+        sweep(&base, NEWBORN);
+        assert!(live.path().exists() && dead_path.exists() && unfinished.exists());
         let ViewTree { _lock, .. } = &dead;
         // SAFETY: unlocks a descriptor that is open, as the kernel does when a launcher dies.
         unsafe { libc::flock(_lock.as_raw_fd(), libc::LOCK_UN) };
+        // At once, however young: many launchers may be killed in a minute.
         sweep(&base, NEWBORN);
-        assert!(dead_path.exists(), "newborn");
-        sweep(&base, Duration::ZERO);
-        assert!(live.path().exists());
+        assert!(live.path().exists() && unfinished.exists());
         assert!(!dead_path.exists());
+        sweep(&base, Duration::ZERO);
+        assert!(!unfinished.exists());
+        assert!(live.path().exists());
         std::mem::forget(dead);
         drop(live);
         fs::remove_dir_all(base).unwrap();

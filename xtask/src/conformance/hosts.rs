@@ -1,5 +1,6 @@
 //! Hosts to run programs on: this machine's network, or network namespaces made for the run.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -273,6 +274,31 @@ impl Sockets {
         let path = format!("/proc/{}/net/unix", self.process);
         let table = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
         Ok(has_cm_listener(&table, port))
+    }
+
+    /// The abstract names of Unix sockets that begin so.
+    pub(crate) fn names_with(&self, prefix: &str) -> anyhow::Result<BTreeSet<String>> {
+        let table = self.table("unix")?;
+        let names = table.lines().filter_map(|line| line.split_ascii_whitespace().nth(7));
+        Ok(names.filter(|name| name.starts_with(prefix)).map(str::to_owned).collect())
+    }
+
+    /// How many sockets are bound to a UDP port.
+    pub(crate) fn bound_to(&self, port: u16) -> anyhow::Result<usize> {
+        let local = format!(":{port:04X}");
+        let bound = |table: String| {
+            let lines = table.lines().skip(1);
+            lines
+                .filter_map(|line| line.split_ascii_whitespace().nth(1))
+                .filter(|address| address.ends_with(&local))
+                .count()
+        };
+        Ok(bound(self.table("udp")?) + bound(self.table("udp6").unwrap_or_default()))
+    }
+
+    fn table(&self, name: &str) -> anyhow::Result<String> {
+        let path = format!("/proc/{}/net/{name}", self.process);
+        fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))
     }
 
     fn any(&self, [ipv4, ipv6]: [&str; 2], port: u16, state: &str) -> anyhow::Result<bool> {

@@ -150,9 +150,9 @@ fn slower(one: Option<(f64, f64)>, other: Option<(f64, f64)>) -> Option<(f64, f6
 }
 
 fn table(matrix: &Matrix, rows: &BTreeMap<usize, Row>, seed: u64) -> String {
-    let mut text = format!(
+    let mut text = String::from(
         "| fault | packets | injected | promised of RC | programs | all right | slowest operation, and what it may take |\n\
-         |---|---|---|---|---|---|---|\n"
+         |---|---|---|---|---|---|---|\n",
     );
     for (position, row) in rows {
         let fault = &matrix.faults[*position];

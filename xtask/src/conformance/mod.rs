@@ -7,6 +7,7 @@ mod process;
 mod pyverbs;
 mod results;
 mod rxe;
+mod survive;
 mod table;
 mod tools;
 
@@ -37,6 +38,8 @@ pub(crate) enum Suite {
     Rxe,
     /// Bad networks between two hosts
     Impair,
+    /// Processes that are killed and stopped
+    Survive,
 }
 
 /// What to run, and how.
@@ -62,10 +65,13 @@ pub(crate) struct Selection {
     /// Cases at the same time, each on hosts of its own; more than one disturbs timing on a small machine
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub(crate) jobs: usize,
-    /// Begins the random choices of suites that make some (impair)
+    /// Begins the random choices of suites that make some (impair, survive)
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
-    /// Write the result to its page in docs/ (impair)
+    /// Rounds of a suite that has some (survive)
+    #[arg(long, value_name = "N")]
+    pub(crate) rounds: Option<u64>,
+    /// Write the result to its page in docs/ (impair, survive)
     #[arg(long)]
     pub(crate) write_docs: bool,
 }
@@ -128,5 +134,6 @@ pub(crate) fn run_suite(suite: Suite, dist: &Dist, selection: &Selection) -> any
         Suite::Pyverbs59 => pyverbs::run(dist, pyverbs::Release::Pypi, selection),
         Suite::Rxe => rxe::run(dist, selection),
         Suite::Impair => impair::run(dist, selection),
+        Suite::Survive => survive::run(dist, selection),
     }
 }

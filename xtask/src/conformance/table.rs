@@ -104,6 +104,9 @@ struct Group<P> {
     rnr: bool,
     #[serde(default = "minute")]
     timeout_s: u64,
+    /// What a server may take to end after its client.
+    #[serde(default = "ten_seconds")]
+    end_s: u64,
     #[serde(default)]
     default: Defaults,
     #[serde(default = "Vec::new")]
@@ -136,6 +139,10 @@ fn one() -> usize {
 
 fn minute() -> u64 {
     60
+}
+
+fn ten_seconds() -> u64 {
+    10
 }
 
 /// How server and client are started.
@@ -196,6 +203,7 @@ pub(super) struct Case<P> {
     pub(super) server_posts: Vec<Operation>,
     pub(super) rnr: bool,
     pub(super) timeout_s: u64,
+    pub(super) end_s: u64,
     pub(super) default: bool,
 }
 
@@ -327,6 +335,7 @@ fn group_cases<P: Place>(
                 server_posts: group.server_posts.clone(),
                 rnr: group.rnr,
                 timeout_s: group.timeout_s,
+                end_s: group.end_s,
                 default: defaults.contains(command) && default_on.contains(&place),
             });
         }

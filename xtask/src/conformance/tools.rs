@@ -19,7 +19,7 @@ use super::{Selection, Tally};
 use crate::dist::Dist;
 use crate::{packages, workspace};
 
-/// For a server to listen, and for a server to end after its client.
+/// For a server to listen.
 const SOON: Duration = Duration::from_secs(10);
 
 pub(super) type Case = table::Case<Topology>;
@@ -314,7 +314,7 @@ impl Runner<'_> {
         let how = failed.or(statuses.first()).map(|(_, status)| *status);
         // A client that broke off may leave its server waiting for ever.
         let surprising = failed.is_some() && case.fails_with.is_none();
-        let patience = if surprising { SOON / 5 } else { SOON };
+        let patience = if surprising { SOON / 5 } else { Duration::from_secs(self.case.end_s) };
         let end = Instant::now() + patience;
         for server in servers {
             if case.stays {

@@ -30,6 +30,9 @@ pub(super) struct Fault {
     pub(super) offloads: bool,
     #[serde(default = "bridged")]
     pub(super) on: Topology,
+    /// First words of the commands that it is run with; all where empty.
+    #[serde(default)]
+    only: Vec<String>,
     /// The bridge's counter that must move.
     pub(super) injects: Option<String>,
     pub(super) promise: String,
@@ -88,7 +91,11 @@ impl Matrix {
         faults
             .into_iter()
             .flat_map(|fault| {
-                let fits = |case: &&Case| case.fails_with.is_some() == fault.ends;
+                let fits = |case: &&Case| {
+                    let named = |words: &String| case.command.starts_with(words.as_str());
+                    case.fails_with.is_some() == fault.ends
+                        && (fault.only.is_empty() || fault.only.iter().any(named))
+                };
                 self.programs.iter().filter(fits).map(|case| with(fault, case)).collect::<Vec<_>>()
             })
             .collect()
