@@ -267,9 +267,10 @@ fn judge(
         figures.push(format!("{count} {kind} from {name}"));
     }
     let refused = |syndromes: RangeInclusive<u8>| {
-        dissection.naks.keys().any(|(sender, syndrome)| {
-            sender == server && syndromes.contains(syndrome)
-        })
+        dissection
+            .naks
+            .keys()
+            .any(|(sender, syndrome)| sender == server && syndromes.contains(syndrome))
     };
     if case.rnr && !refused(RNR_NAKS) {
         return Err("the server refuses nothing for want of a receive".into());
