@@ -38,6 +38,8 @@ struct Program {
     ready: Option<String>,
     port: Option<u16>,
     stays: Option<bool>,
+    /// A C program of the project's own, below `conformance`, that is compiled for the case.
+    source: Option<String>,
 }
 
 /// Cases that differ in their command and place only.
@@ -102,6 +104,11 @@ struct Group<P> {
     /// The server must have refused a SEND for want of a receive.
     #[serde(default)]
     rnr: bool,
+    /// The server must have refused a request with a remote access error.
+    #[serde(default)]
+    access_error: bool,
+    /// Of the cable, where that is not the usual 1500.
+    mtu: Option<u16>,
     #[serde(default = "minute")]
     timeout_s: u64,
     /// What a server may take to end after its client.
@@ -170,6 +177,8 @@ pub(super) enum Operation {
     UcSend,
     UcWrite,
     UdSend,
+    RcSendInvalidate,
+    RcAtomicWrite,
     /// Messages of the connection manager, which are UD SENDs to QP 1.
     Cm,
 }
@@ -186,6 +195,7 @@ pub(super) struct Case<P> {
     pub(super) ready: Option<String>,
     pub(super) port: Option<u16>,
     pub(super) stays: bool,
+    pub(super) source: Option<String>,
     pub(super) report: Report,
     pub(super) rows: usize,
     pub(super) prints: Vec<String>,
@@ -202,6 +212,8 @@ pub(super) struct Case<P> {
     pub(super) client_posts: Vec<Operation>,
     pub(super) server_posts: Vec<Operation>,
     pub(super) rnr: bool,
+    pub(super) access_error: bool,
+    pub(super) mtu: Option<u16>,
     pub(super) timeout_s: u64,
     pub(super) end_s: u64,
     pub(super) default: bool,
@@ -216,6 +228,9 @@ impl<P: Place> Case<P> {
         }
         if self.sockets {
             name += " sockets";
+        }
+        if let Some(mtu) = self.mtu {
+            name += &format!(" mtu-{mtu}");
         }
         name += &format!(" {}", self.command);
         if self.clients > 1 {
@@ -318,6 +333,7 @@ fn group_cases<P: Place>(
                 ready: group.ready.clone().or_else(|| program.ready.clone()),
                 port: group.port.or(program.port),
                 stays: group.stays.or(program.stays).unwrap_or(false),
+                source: program.source.clone(),
                 report: group.report,
                 rows: group.rows,
                 prints: group.prints.clone(),
@@ -334,6 +350,8 @@ fn group_cases<P: Place>(
                 client_posts: group.client_posts.clone(),
                 server_posts: group.server_posts.clone(),
                 rnr: group.rnr,
+                access_error: group.access_error,
+                mtu: group.mtu,
                 timeout_s: group.timeout_s,
                 end_s: group.end_s,
                 default: defaults.contains(command) && default_on.contains(&place),

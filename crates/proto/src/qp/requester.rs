@@ -5,6 +5,7 @@
 //! the cursor only; a WQE keeps the PSNs that it got when it was started.
 
 mod retry;
+mod round_trip;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -26,6 +27,7 @@ use crate::wire::reth::Reth;
 use crate::wire::xrceth::XrcEth;
 use crate::wr::{RemoteAddr, SendFlags, SendOp};
 
+use self::round_trip::RoundTrip;
 use super::Qp;
 use super::attr::{QpState, QpType};
 use super::responder::Turn;
@@ -98,6 +100,8 @@ pub(super) struct Requester {
     congestion: Option<u64>,
     /// The peer is silent: at this time what it has not answered is sent again, and the next time twice as late.
     probe: Option<(Time, Duration)>,
+    /// Measured where the link may lose packets.
+    round_trip: RoundTrip,
 }
 
 impl Requester {
@@ -155,6 +159,7 @@ impl Qp {
         }
         let Some(window) = self.open_window(env) else { return false };
         self.requester.window_closed = false;
+        let sent_before = self.requester.max_sent;
         let mut sent = false;
         while !self.is_halted_here() && self.sq.next != self.sq.head {
             if self.sq.next == self.sq.started {
@@ -188,6 +193,13 @@ impl Qp {
         }
         if sent && self.requester.probe.is_none() && self.awaits_answer() {
             self.requester.probe = self.probe_after(env).map(|after| (env.now() + after, after));
+        }
+        let newest = self.requester.max_sent;
+        if newest != sent_before
+            && self.requester.probe.is_some()
+            && !self.requester.round_trip.is_timing()
+        {
+            self.requester.round_trip.sent(newest.prev(), env.now());
         }
         self.complete_halted(env);
         self.note_drained(env);
@@ -489,6 +501,7 @@ impl Qp {
 
     /// Moves the cursor back to `psn`, which lies between `una` and the cursor; what follows is sent again.
     pub(super) fn go_back(&mut self, psn: Psn) {
+        self.requester.round_trip.sent_again();
         let mut position = self.sq.done;
         while position != self.sq.started && self.sq.at(position).end_psn().since(psn) <= 0 {
             position = position.wrapping_add(1);

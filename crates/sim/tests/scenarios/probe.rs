@@ -92,3 +92,27 @@ fn where_packets_were_lost_lately_silence_is_short() {
     t.run_for(AFTER / 2);
     assert_eq!(t.sent(a), [(3, Success)]);
 }
+
+#[test]
+fn a_long_way_is_no_silence() {
+    let (mut t, a, b) = rc(options());
+    let link = Link { delay: AFTER * 8, ..Link::default() };
+    t.net.set_link(a.device, b.device, link.clone());
+    t.net.set_link(b.device, a.device, link);
+    let mut sent = 0;
+    for n in 0..20 {
+        // A loss makes the patience shorter; what the round trip takes remains.
+        if n == 10 {
+            t.net.once(is(O::WriteLast), Fate::Drop);
+        }
+        t.net.trace.clear();
+        t.post(a, n, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 2000)]);
+        t.run();
+        assert_eq!(t.sent(a), [(n, Success)]);
+        // The first one teaches.
+        if ![0, 10, 11].contains(&n) {
+            sent += t.net.trace.iter().filter(|r| r.from == a.device).count();
+        }
+    }
+    assert_eq!(sent, 17 * 2, "each packet once");
+}

@@ -43,6 +43,9 @@ const ACKNOWLEDGE: u8 = 0x11;
 /// Syndromes of a responder that has no receive (IBA 9.7.5.2.8).
 const RNR_NAKS: RangeInclusive<u8> = 0x20..=0x3f;
 
+/// Of one that may not touch what it is asked to.
+const ACCESS_NAK: u8 = 0x62;
+
 /// A running capture.
 pub(super) struct Capture {
     tcpdump: Process,
@@ -249,23 +252,31 @@ fn judge(
             .map_err(|reason| format!("{name} {reason}"))?;
         figures.push(format!("{} from {name}", sender.packets));
     }
+    let server = if case.place.client_is_here() { &addresses.rxe } else { &addresses.here };
     for ((sender, syndrome), count) in &dissection.naks {
         let name = if *sender == addresses.here { "here" } else { "rxe" };
         let kind = match syndrome {
             syndrome if RNR_NAKS.contains(syndrome) => "RNR NAK",
             0x60 => "sequence NAK",
             0x61 => return Err(format!("{count} NAKs (invalid request) from {name}")),
-            0x62 => return Err(format!("{count} NAKs (remote access error) from {name}")),
+            &ACCESS_NAK if case.access_error && sender == server => "remote access error",
+            &ACCESS_NAK => return Err(format!("{count} NAKs (remote access error) from {name}")),
             0x63 => return Err(format!("{count} NAKs (remote operational error) from {name}")),
             _ => return Err(format!("{count} AETHs with syndrome {syndrome:#04x} from {name}")),
         };
         figures.push(format!("{count} {kind} from {name}"));
     }
-    let server = if case.place.client_is_here() { &addresses.rxe } else { &addresses.here };
-    let refused =
-        |(sender, syndrome): &(String, u8)| sender == server && RNR_NAKS.contains(syndrome);
-    if case.rnr && !dissection.naks.keys().any(refused) {
+    let refused = |syndromes: RangeInclusive<u8>| {
+        dissection
+            .naks
+            .keys()
+            .any(|(sender, syndrome)| sender == server && syndromes.contains(syndrome))
+    };
+    if case.rnr && !refused(RNR_NAKS) {
         return Err("the server refuses nothing for want of a receive".into());
+    }
+    if case.access_error && !refused(ACCESS_NAK..=ACCESS_NAK) {
+        return Err("the server refuses nothing with a remote access error".into());
     }
     Ok(figures.join(", "))
 }

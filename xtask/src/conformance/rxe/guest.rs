@@ -119,6 +119,16 @@ impl Guest {
         format!("{}{GUEST}", self.vm.bridge)
     }
 
+    /// Sets the MTU of the cable's both ends.
+    pub(super) fn set_mtu(&self, mtu: u16) -> anyhow::Result<()> {
+        let number = mtu.to_string();
+        for interface in [&self.interface(), &self.vm.bridge] {
+            quiet(self.host_command("ip").args(["link", "set", interface, "mtu", &number]))?;
+        }
+        let time = Duration::from_secs(60);
+        self.run(&format!("ip link set {} mtu {mtu}", self.scope(false)), time).map(drop)
+    }
+
     /// A command that runs `program` on this machine, where the bridge is.
     pub(super) fn host_command(&self, program: impl Into<OsString>) -> Command {
         if self.vm.namespace.is_empty() {

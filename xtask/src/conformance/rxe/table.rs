@@ -72,6 +72,8 @@ impl Operation {
             Operation::UcSend => 0x20..=0x25,
             Operation::UcWrite => 0x26..=0x2b,
             Operation::UdSend => 0x64..=0x65,
+            Operation::RcSendInvalidate => 0x16..=0x17,
+            Operation::RcAtomicWrite => 0x1d..=0x1d,
             Operation::Cm => 0x64..=0x64,
         }
     }
@@ -79,8 +81,12 @@ impl Operation {
     /// BTH opcodes of the answers without errors; `None` where there is no answer.
     pub(super) fn answers(self) -> Option<RangeInclusive<u8>> {
         match self {
-            Operation::RcSend | Operation::RcWrite => Some(0x11..=0x11),
+            Operation::RcSend | Operation::RcWrite | Operation::RcSendInvalidate => {
+                Some(0x11..=0x11)
+            }
             Operation::RcRead => Some(0x0d..=0x10),
+            // With a READ's last response, without payload.
+            Operation::RcAtomicWrite => Some(0x10..=0x10),
             Operation::RcCompareSwap | Operation::RcFetchAdd => Some(0x12..=0x12),
             Operation::UcSend | Operation::UcWrite | Operation::UdSend | Operation::Cm => None,
         }

@@ -69,6 +69,7 @@ impl Qp {
             let least = MIN_WINDOW_PACKETS * (u64::from(self.mtu()) + PACKET_COST);
             self.requester.congestion = Some(least);
         }
+        self.requester.round_trip.back_off(after * 2);
         self.requester.probe = Some((env.now() + after * 2, after * 2));
     }
 
@@ -97,6 +98,9 @@ impl Qp {
         if let Some(limit) = &mut self.requester.congestion {
             *limit = limit.saturating_add(answered / 8);
         }
+        if self.requester.round_trip.is_answered(self.requester.una) {
+            self.requester.round_trip.answered(env.now());
+        }
         self.requester.probe = None;
         self.requester.retries_left = self.attr.retry_cnt;
         self.requester.ack_timeouts = 0;
@@ -113,7 +117,9 @@ impl Qp {
     /// After what silence of the peer it is asked again.
     pub(super) fn probe_after<E: Env>(&self, env: &E) -> Option<Duration> {
         let after = env.probe_after()?;
-        Some(if self.requester.congestion.is_some() { after.min(LOSSY_PROBE) } else { after })
+        let after =
+            if self.requester.congestion.is_some() { after.min(LOSSY_PROBE) } else { after };
+        Some(after.max(self.requester.round_trip.patience()))
     }
 
     pub(super) fn restart_ack_timer(&mut self, now: Time) {

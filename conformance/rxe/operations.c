@@ -1,6 +1,7 @@
-/* memory_ops - memory windows, SEND with invalidate, ATOMIC WRITE and FLUSH between two devices.
+/* operations - what no packaged tool posts: immediate data, memory windows, SEND with invalidate, ATOMIC WRITE and FLUSH,
+ * between two devices.
  *
- *   memory_ops GID_INDEX [SERVER [-]]   server without, client with an address; TCP port 18515
+ *   operations GID_INDEX [SERVER [-]]   server without, client with an address; TCP port 18515
  *
  * The client does one operation after the other on the server's memory, and the server looks at what came. Status 0 if all
  * was right. FLUSH is left out where the client's library does not have it (rdma-core before 45 on rxe), and with "-" as a
@@ -99,8 +100,53 @@ static void one_sided(enum ibv_wr_opcode opcode, uint64_t va, uint32_t rkey, siz
 /* Of which the header may know nothing. */
 typedef void flush_fn(struct ibv_qp_ex *, uint32_t rkey, uint64_t va, size_t len, uint8_t type, uint8_t level);
 
+/* A message of several packets and one of none. */
+static void with_immediate(struct side *to)
+{
+	for (uint32_t i = 0; i < 4; i++) {
+		uint32_t len = i % 2 ? 0 : 3000;
+		int is_write = i / 2;
+		struct ibv_sge sge = part(0, len);
+		memset(buf, '0' + i, len);
+		post((struct ibv_send_wr){ .opcode = is_write ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_SEND_WITH_IMM,
+			.sg_list = &sge, .num_sge = len ? 1 : 0, .imm_data = htonl(0xabcd0000 + i),
+			.wr.rdma = { to->va, to->region } });
+		expect(is_write ? "WRITE with immediate" : "SEND with immediate", is_write ? IBV_WC_RDMA_WRITE : IBV_WC_SEND);
+		meet();
+	}
+	memset(buf, 0, SIZE);
+	meet();
+}
+
+static void receive(size_t at, uint32_t len)
+{
+	struct ibv_sge sge = part(at, len);
+	struct ibv_recv_wr rwr = { .sg_list = &sge, .num_sge = 1 }, *bad;
+	NEED("receive", ibv_post_recv(qp, &rwr, &bad) == 0);
+}
+
+static void takes_immediate(void)
+{
+	for (uint32_t i = 0; i < 4; i++) {
+		struct ibv_wc wc = done();
+		uint32_t len = i % 2 ? 0 : 3000;
+		int is_write = i / 2;
+		size_t at = is_write ? 0 : 4096;
+		NEED("receive", wc.status == IBV_WC_SUCCESS);
+		NEED("its kind", wc.opcode == (is_write ? IBV_WC_RECV_RDMA_WITH_IMM : IBV_WC_RECV));
+		NEED("its length", wc.byte_len == len);
+		NEED("the immediate", wc.wc_flags & IBV_WC_WITH_IMM && wc.imm_data == htonl(0xabcd0000 + i));
+		for (uint32_t n = 0; n < len; n++)
+			NEED("the data", buf[at + n] == (char)('0' + i));
+		meet();
+	}
+	memset(buf, 0, SIZE);
+	meet();
+}
+
 static void client(struct side *to, int has_flush)
 {
+	with_immediate(to);
 	strcpy(buf, "through the window");
 	one_sided(IBV_WR_RDMA_WRITE, to->va + 1024, to->window, 0, 1024);
 	expect("WRITE to the window", IBV_WC_RDMA_WRITE);
@@ -134,9 +180,8 @@ static void client(struct side *to, int has_flush)
 
 static void server(uint32_t window)
 {
-	struct ibv_sge sge = part(4096, 64);
-	struct ibv_recv_wr rwr = { .sg_list = &sge, .num_sge = 1 }, *bad;
-	NEED("receive", ibv_post_recv(qp, &rwr, &bad) == 0);
+	takes_immediate();
+	receive(4096, 64);
 	meet();
 	NEED("what was written", !strcmp(buf + 1024, "through the window"));
 	NEED("what was written at once", !strcmp(buf + 2040, "8 bytes"));
@@ -152,7 +197,7 @@ static void server(uint32_t window)
 
 int main(int argc, char **argv)
 {
-	NEED("usage: memory_ops GID_INDEX [SERVER [-]]", argc >= 2 && argc <= 4);
+	NEED("usage: operations GID_INDEX [SERVER [-]]", argc >= 2 && argc <= 4);
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	int gid_index = atoi(argv[1]), is_client = argc >= 3;
 	struct ibv_device **list = ibv_get_device_list(NULL);
@@ -217,6 +262,8 @@ int main(int argc, char **argv)
 		.mw_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
 	post((struct ibv_send_wr){ .opcode = IBV_WR_BIND_MW, .bind_mw = { .mw = mw, .rkey = me.window, .bind_info = info } });
 	expect("bind", IBV_WC_BIND_MW);
+	for (int i = 0; i < 4 && !is_client; i++)
+		receive(4096, 4096);
 	meet();
 	if (is_client)
 		client(&other, has_flush);
