@@ -136,8 +136,8 @@ macro_rules! programs {
 }
 
 programs! {
-    ah busy cancel comp_cntr cq_ex create_qp destroy_qp event_wait exit_log handles import mcast memory
-    mismatches mw parent_domain rate_limit raw_packet sequence tag_matching wq xrc
+    ah bad_input busy cancel comp_cntr cq_ex create_qp destroy_qp event_wait events exit_log handles import mcast memory
+    mismatches mw parent_domain rate_limit raw_packet seed_examples sequence tag_matching wq xrc
     cm_addrinfo cm_connect cm_datagrams cm_handles cm_race cm_sync cm_threads cm_xrc rsocket
 }
 

@@ -126,7 +126,7 @@ pub struct Wc {
     pub opcode: WcOpcode,
     /// Which of the fields hold.
     pub flags: WcFlags,
-    /// Service level of a datagram.
+    /// Of a datagram: which headers came with it, 0b1010 for IPv4 and 0b1001 for IPv6. RoCE has no service levels.
     pub sl: u8,
     /// Our own reason code behind an error; 0 for none.
     pub vendor_err: u32,

@@ -34,6 +34,8 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
         packages::RDMACM_UTILS,
         packages::IPERF3,
         packages::FIO,
+        packages::UCX_UTILS,
+        packages::LIBFABRIC_BIN,
     ])?;
     let cases: Vec<Case> = table::read(&workspace::root().join("conformance/tools.toml"))?;
     let all = cases.len();

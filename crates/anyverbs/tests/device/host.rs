@@ -87,6 +87,25 @@ fn alone() {
             assert_eq!(context.get_async_event().unwrap().kind(), AsyncEventKind::GidChange);
             assert!(!has("10.9.9.1") && has("127.0.0.1"));
         }
+        "port" => {
+            ip("link set lo up");
+            let context = context();
+            let event = || {
+                let event = context.get_async_event().unwrap();
+                (event.kind(), event.element())
+            };
+            let state = || context.port_attr(1).unwrap().state;
+            let port = EventElement::Port(1);
+            assert_eq!(state(), PortState::Active);
+            ip("link set lo down");
+            assert_eq!(event(), (AsyncEventKind::GidChange, port));
+            assert_eq!(event(), (AsyncEventKind::PortErr, port));
+            assert_eq!(state(), PortState::Down);
+            ip("link set lo up");
+            assert_eq!(event(), (AsyncEventKind::GidChange, port));
+            assert_eq!(event(), (AsyncEventKind::PortActive, port));
+            assert_eq!(state(), PortState::Active);
+        }
         "nothing is up" => assert!(refusal().contains("no network interface is up")),
         "port taken" => assert!(refusal().contains("in use"), "{}", refusal()),
         "bad variable" => assert!(refusal().contains("ANYVERBS_WINDOW")),
@@ -120,6 +139,13 @@ fn cpu() -> Duration {
 fn the_gid_table_follows_the_addresses() {
     if can_unshare() {
         succeeds(&run("addresses", &[], true));
+    }
+}
+
+#[test]
+fn the_port_follows_the_interface() {
+    if can_unshare() {
+        succeeds(&run("port", &[], true));
     }
 }
 

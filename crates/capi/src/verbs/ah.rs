@@ -232,7 +232,8 @@ fn sender(
             traffic_class: route.traffic_class,
         },
         dlid: wc.slid,
-        sl: wc.sl,
+        // That of the completion tells of its headers.
+        sl: 0,
         src_path_bits: wc.dlid_path_bits,
         static_rate: 0,
         is_global: 1,

@@ -59,7 +59,8 @@ struct pool {
 	int count;
 };
 
-static __thread struct pool pds, cqs, cqs_ex, mrs, qps, srqs, ahs, channels, mws, dms, xrcds, wqs, tables, flows, counters, tds;
+static __thread struct pool pds, cqs, cqs_ex, mrs, qps, srqs, ahs, channels, mws, dms, xrcds, wqs, tables, flows, counters, tds,
+	comp_cntrs;
 
 static void *any(struct pool *pool)
 {
@@ -201,7 +202,9 @@ static void make_srq(void)
 static uint64_t send_ops(enum ibv_qp_type type)
 {
 	if (once_in(8))
-		return next() & 0xfff;
+		return next() & 0x1fff;
+	if (type == IBV_QPT_RC && once_in(2))
+		return 0x3ff | IBV_QP_EX_WITH_ATOMIC_WRITE;
 	if (type == IBV_QPT_UD)
 		return IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_SEND_WITH_IMM;
 	return IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_RDMA_WRITE | IBV_QP_EX_WITH_SEND_WITH_IMM;
@@ -438,41 +441,7 @@ static void receive_something(void)
 	}
 }
 
-static void send_by_functions(void)
-{
-	struct ibv_qp *qp = any(&qps);
-	struct ibv_mr *remote = any(&mrs);
-	struct ibv_qp_ex *ex = qp ? ibv_qp_to_qp_ex(qp) : NULL;
-	if (!ex)
-		return;
-	ibv_wr_start(ex);
-	for (uint32_t i = below(5); i > 0; i--) {
-		struct ibv_sge one = sge();
-		ex->wr_id = next();
-		ex->wr_flags = below(4);
-		/* A QP has the functions that it was made with. */
-		if (once_in(3) && ex->wr_send_imm)
-			ibv_wr_send_imm(ex, 7);
-		else if (once_in(2) && ex->wr_rdma_write && remote)
-			ibv_wr_rdma_write(ex, remote->rkey, (uintptr_t)remote->addr);
-		else if (ex->wr_send)
-			ibv_wr_send(ex);
-		else
-			break;
-		if (qp->qp_type == IBV_QPT_UD && ex->wr_set_ud_addr && ahs.count)
-			ibv_wr_set_ud_addr(ex, any(&ahs), qp->qp_num, 0x1234);
-		if (qp->qp_type == IBV_QPT_XRC_SEND && ex->wr_set_xrc_srqn)
-			ibv_wr_set_xrc_srqn(ex, (uint32_t)next());
-		if (once_in(8))
-			ibv_wr_set_inline_data(ex, arena + below(ARENA / 2), below(300));
-		else if (!once_in(16))
-			ibv_wr_set_sge(ex, one.lkey, one.addr, one.length);
-	}
-	if (once_in(8))
-		ibv_wr_abort(ex);
-	else
-		ibv_wr_complete(ex);
-}
+#include "sequence_calls.h"
 
 static void poll_something(void)
 {
@@ -692,8 +661,8 @@ static void step(void)
 	case 31: make_wq(); break;
 	case 32: make_flow(); break;
 	case 33: make_domain(); break;
-	case 34: make_counters(); break;
-	case 35: ask(); break;
+	case 34: make_counters(); make_comp_cntr(); break;
+	case 35: ask(); call_rarely(); break;
 	case 36: DESTROY(&mrs, struct ibv_mr, ibv_dereg_mr); DESTROY(&ahs, struct ibv_ah, ibv_destroy_ah); break;
 	case 37: DESTROY(&qps, struct ibv_qp, ibv_destroy_qp); DESTROY(&mws, struct ibv_mw, ibv_dealloc_mw); break;
 	case 38:
@@ -710,6 +679,7 @@ static void step(void)
 		DESTROY(&wqs, struct ibv_wq, ibv_destroy_wq);
 		DESTROY(&counters, struct ibv_counters, ibv_destroy_counters);
 		DESTROY(&tds, struct ibv_td, ibv_dealloc_td);
+		DESTROY(&comp_cntrs, struct comp_cntr, ibv_destroy_comp_cntr);
 		break;
 	}
 }
@@ -739,6 +709,7 @@ static void end(void)
 		DESTROY(&qps, struct ibv_qp, leave_and_destroy);
 		DESTROY(&tables, struct ibv_rwq_ind_table, ibv_destroy_rwq_ind_table);
 		DESTROY(&wqs, struct ibv_wq, ibv_destroy_wq);
+		DESTROY(&comp_cntrs, struct comp_cntr, ibv_destroy_comp_cntr);
 		DESTROY(&ahs, struct ibv_ah, ibv_destroy_ah);
 		DESTROY(&mws, struct ibv_mw, ibv_dealloc_mw);
 		DESTROY(&mrs, struct ibv_mr, ibv_dereg_mr);
@@ -753,7 +724,8 @@ static void end(void)
 		DESTROY(&tds, struct ibv_td, ibv_dealloc_td);
 	}
 	const struct pool *all[] = { &pds, &cqs, &cqs_ex, &mrs, &qps, &srqs, &ahs, &channels, &mws,
-				     &dms, &xrcds, &wqs, &tables, &flows, &counters, &tds };
+				     &dms, &xrcds, &wqs, &tables, &flows, &counters, &tds,
+				     &comp_cntrs };
 	for (size_t i = 0; i < sizeof all / sizeof *all; i++)
 		if (all[i]->count) {
 			printf("%d objects of kind %zu are busy though nothing uses them\n", all[i]->count, i);

@@ -117,6 +117,7 @@ impl Qp {
         let mut wc = Wc {
             opcode: WcOpcode::Recv,
             flags: WcFlags::GRH,
+            sl: grh::packet_type(arrival),
             byte_len: len as u32,
             src_qpn: deth.src_qpn,
             ..Wc::default()

@@ -45,6 +45,16 @@ pub(super) fn build(arrival: &Arrival, wire_len: usize) -> [u8; GRH_LEN] {
     grh
 }
 
+/// What a completion says of the headers of a datagram where InfiniBand has a service level: that they had UDP (bit 3), and
+/// which IP (bits 0 to 2: 1 for IPv6, 2 for IPv4). The receiver finds the addresses in the GRH area by it (annex A17.4.5.1
+/// asks for such a flag, and this is where programs look for it).
+pub(super) fn packet_type(arrival: &Arrival) -> u8 {
+    match (arrival.source.to_ip(), arrival.destination.to_ip()) {
+        (IpAddr::V4(_), IpAddr::V4(_)) => 0b1010,
+        _ => 0b1001,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -70,6 +80,7 @@ mod tests {
         assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff);
         assert_eq!(grh[22..24], 128u16.to_be_bytes());
         assert_eq!((grh[21], grh[28]), (0x12, 63));
+        assert_eq!(packet_type(&arrival("10.0.0.1", "10.0.0.2")), 0b1010);
     }
 
     #[test]
@@ -77,5 +88,6 @@ mod tests {
         let grh = build(&arrival("fd00::1", "fd00::2"), 100);
         assert_eq!(grh[..8], [0x61, 0x2a, 0xbc, 0xde, 0, 108, 17, 63]);
         assert_eq!((grh[23], grh[39]), (1, 2));
+        assert_eq!(packet_type(&arrival("fd00::1", "fd00::2")), 0b1001);
     }
 }
