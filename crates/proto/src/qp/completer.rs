@@ -48,7 +48,7 @@ impl Qp {
     }
 
     /// Whether a response with this PSN can be one to what was sent; counts one that cannot.
-    fn awaits_response<E: Env>(&self, psn: Psn, env: &E) -> bool {
+    fn awaits_response<E: Env>(&mut self, psn: Psn, env: &E) -> bool {
         if !matches!(self.init.qp_type, QpType::Rc | QpType::XrcSend)
             || !matches!(self.attr.state, QpState::Rts | QpState::Sqd)
         {
@@ -56,7 +56,11 @@ impl Qp {
             return false;
         }
         // Answers to what was never sent, or was answered before (IBA 9.7.5.1.1: ghost, duplicate).
-        if psn.since(self.requester.una) < 0 || psn.since(self.requester.max_sent) >= 0 {
+        let is_duplicate = psn.since(self.requester.una) < 0;
+        if is_duplicate || psn.since(self.requester.max_sent) >= 0 {
+            if is_duplicate {
+                self.requester.answered_twice();
+            }
             env.count(Counter::DropStaleAck, 1);
             return false;
         }

@@ -4,8 +4,8 @@
 //! The send queue's `next` and the packet count `k` are the cursor: what goes out next. Going back after a loss moves
 //! the cursor only; a WQE keeps the PSNs that it got when it was started.
 
+mod retransmit_delay;
 mod retry;
-mod round_trip;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -27,7 +27,7 @@ use crate::wire::reth::Reth;
 use crate::wire::xrceth::XrcEth;
 use crate::wr::{RemoteAddr, SendFlags, SendOp};
 
-use self::round_trip::RoundTrip;
+use self::retransmit_delay::RetransmitDelay;
 use super::Qp;
 use super::attr::{QpState, QpType};
 use super::responder::Turn;
@@ -100,8 +100,8 @@ pub(super) struct Requester {
     congestion: Option<u64>,
     /// The peer is silent: at this time what it has not answered is sent again, and the next time twice as late.
     probe: Option<(Time, Duration)>,
-    /// Measured where the link may lose packets.
-    round_trip: RoundTrip,
+    /// How long it must have been silent for that.
+    retransmit_delay: RetransmitDelay,
 }
 
 impl Requester {
@@ -109,6 +109,11 @@ impl Requester {
     pub(super) fn set_retries(&mut self, retry_cnt: Option<u8>, rnr_retry: Option<u8>) {
         self.retries_left = retry_cnt.unwrap_or(self.retries_left);
         self.rnr_left = rnr_retry.unwrap_or(self.rnr_left);
+    }
+
+    /// What was answered before was answered again.
+    pub(super) fn answered_twice(&mut self) {
+        self.retransmit_delay.answered_twice();
     }
 }
 
@@ -159,7 +164,6 @@ impl Qp {
         }
         let Some(window) = self.open_window(env) else { return false };
         self.requester.window_closed = false;
-        let sent_before = self.requester.max_sent;
         let mut sent = false;
         while !self.is_halted_here() && self.sq.next != self.sq.head {
             if self.sq.next == self.sq.started {
@@ -193,13 +197,6 @@ impl Qp {
         }
         if sent && self.requester.probe.is_none() && self.awaits_answer() {
             self.requester.probe = self.probe_after(env).map(|after| (env.now() + after, after));
-        }
-        let newest = self.requester.max_sent;
-        if newest != sent_before
-            && self.requester.probe.is_some()
-            && !self.requester.round_trip.is_timing()
-        {
-            self.requester.round_trip.sent(newest.prev(), env.now());
         }
         self.complete_halted(env);
         self.note_drained(env);
@@ -501,7 +498,6 @@ impl Qp {
 
     /// Moves the cursor back to `psn`, which lies between `una` and the cursor; what follows is sent again.
     pub(super) fn go_back(&mut self, psn: Psn) {
-        self.requester.round_trip.sent_again();
         let mut position = self.sq.done;
         while position != self.sq.started && self.sq.at(position).end_psn().since(psn) <= 0 {
             position = position.wrapping_add(1);

@@ -69,7 +69,6 @@ impl Qp {
             let least = MIN_WINDOW_PACKETS * (u64::from(self.mtu()) + PACKET_COST);
             self.requester.congestion = Some(least);
         }
-        self.requester.round_trip.back_off(after * 2);
         self.requester.probe = Some((env.now() + after * 2, after * 2));
     }
 
@@ -98,9 +97,7 @@ impl Qp {
         if let Some(limit) = &mut self.requester.congestion {
             *limit = limit.saturating_add(answered / 8);
         }
-        if self.requester.round_trip.is_answered(self.requester.una) {
-            self.requester.round_trip.answered(env.now());
-        }
+        self.requester.retransmit_delay.progressed(self.requester.una, || env.now());
         self.requester.probe = None;
         self.requester.retries_left = self.attr.retry_cnt;
         self.requester.ack_timeouts = 0;
@@ -119,7 +116,7 @@ impl Qp {
         let after = env.probe_after()?;
         let after =
             if self.requester.congestion.is_some() { after.min(LOSSY_PROBE) } else { after };
-        Some(after.max(self.requester.round_trip.patience()))
+        Some(after.max(self.requester.retransmit_delay.least()))
     }
 
     pub(super) fn restart_ack_timer(&mut self, now: Time) {
@@ -146,6 +143,7 @@ impl Qp {
         {
             self.requester.probe = None;
             if self.awaits_answer() && self.requester.rnr_until.is_none() {
+                self.requester.retransmit_delay.asked_again(self.requester.una, at - after);
                 self.probe(after, env);
             }
         }
