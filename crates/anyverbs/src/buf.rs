@@ -1,4 +1,5 @@
-//! Buffers that the device allocates for the program (`ibv_alloc_buf`): ordinary memory, whole pages.
+//! Buffers that the device allocates for the program (`ibv_alloc_buf`): whole pages, of a file in memory, so that peers on this
+//! host can map them. A forked child shares them.
 
 use std::sync::Arc;
 
@@ -20,7 +21,9 @@ impl Buf {
         let size = usize::try_from(len).ok().filter(|len| *len > 0 && *len <= isize::MAX as usize);
         let size = size.ok_or(CreateError::Invalid("length of a buffer"))?;
         let pd = Held::new(pd, Holder::Buf).ok_or(CreateError::Foreign("protection domain"))?;
-        let mapping = Mapping::anonymous(size).map_err(|_| CreateError::Exhausted("memory"))?;
+        let mapping = Mapping::shared(size)
+            .or_else(|_| Mapping::anonymous(size))
+            .map_err(|_| CreateError::Exhausted("memory"))?;
         Ok(Self { pd, mapping: Arc::new(mapping), len })
     }
 

@@ -117,20 +117,18 @@ struct State {
     said_overwrote: bool,
 }
 
-/// Gives the send slot of a completion back. `last` is the place of the last one's queue pair in `credits`.
+/// Gives the send slots of a queue pair back, up to a completion's count. `last` is the place of the last one's queue pair in
+/// `credits`.
 #[inline]
-fn release(credits: &[(Qpn, Arc<SqCredit>)], last: &mut usize, wc: &Wc) {
-    if wc.opcode.is_recv() {
-        return;
-    }
-    if credits.get(*last).is_none_or(|(qpn, _)| *qpn != wc.qpn) {
-        match credits.binary_search_by_key(&wc.qpn, |(qpn, _)| *qpn) {
+fn release(credits: &[(Qpn, Arc<SqCredit>)], last: &mut usize, of: Qpn, count: u32) {
+    if credits.get(*last).is_none_or(|(qpn, _)| *qpn != of) {
+        match credits.binary_search_by_key(&of, |(qpn, _)| *qpn) {
             Ok(at) => *last = at,
             // Completions of a destroyed queue pair are purged, so all others are here.
             Err(_) => return,
         }
     }
-    credits[*last].1.release(wc.sq_count);
+    credits[*last].1.release(count);
 }
 
 impl Holdable for CqCell {
@@ -276,10 +274,20 @@ impl CqCell {
         }
         let mut state = self.state.lock();
         let State { queue, credits, last, .. } = &mut *state;
+        // One release for all completions of a queue pair that follow each other: the newest covers those before it.
+        let mut newest: Option<(Qpn, u32)> = None;
         let n = queue.take(most, |wc| {
-            release(credits, last, wc);
+            if !wc.opcode.is_recv() {
+                if let Some((qpn, count)) = newest.filter(|(qpn, _)| *qpn != wc.qpn) {
+                    release(credits, last, qpn, count);
+                }
+                newest = Some((wc.qpn, wc.sq_count));
+            }
             each(wc);
         });
+        if let Some((qpn, count)) = newest {
+            release(credits, last, qpn, count);
+        }
         if queue.is_empty() {
             self.any.store(false, Ordering::Release);
         }
@@ -296,7 +304,9 @@ impl CqCell {
             && let Some(completion) = state.queue.pop()
         {
             let State { credits, last, .. } = &mut *state;
-            release(credits, last, &completion.wc);
+            if !completion.wc.opcode.is_recv() {
+                release(credits, last, completion.wc.qpn, completion.wc.sq_count);
+            }
             out[n] = completion;
             n += 1;
         }

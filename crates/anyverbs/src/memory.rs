@@ -13,7 +13,7 @@ use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::Once;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, Ordering, fence};
 
 use anyverbs_net::shm::{Copying, Local};
 use anyverbs_proto::memory::{Fault, Memory};
@@ -335,6 +335,39 @@ impl ProcessMemory {
     ) -> bool {
         // SAFETY: as in `write`, for the pieces.
         unsafe { copying.read(pieces, from, len) }.is_ok()
+    }
+
+    /// Writes the pieces to memory that another process shares; whether all were. Who looks at the last byte sees all others.
+    pub(crate) fn write_shared(&self, pieces: &[Local], to: u64, len: usize) -> bool {
+        // As `Copying::write`: the last line by itself, after the others.
+        let end = to.wrapping_add(len as u64);
+        let head = (end.wrapping_sub(1) & !63).saturating_sub(to) as usize;
+        let mut at = 0;
+        for piece in pieces {
+            let (from, here) = (piece.iov_base as u64, piece.iov_len);
+            let before = here.min(head.saturating_sub(at));
+            let ends = [(0, before), (before, here - before)];
+            for (skip, n) in ends.into_iter().filter(|(_, n)| *n > 0) {
+                if at + skip >= head {
+                    fence(Ordering::Release);
+                }
+                let to = to.wrapping_add((at + skip) as u64);
+                if self.copy(to, from.wrapping_add(skip as u64), n).is_err() {
+                    return false;
+                }
+            }
+            at += here;
+        }
+        true
+    }
+
+    /// Reads memory that another process shares into the pieces; whether all was.
+    pub(crate) fn read_shared(&self, pieces: &[Local], mut from: u64) -> bool {
+        pieces.iter().all(|piece| {
+            let copied = self.copy(piece.iov_base as u64, from, piece.iov_len);
+            from = from.wrapping_add(piece.iov_len as u64);
+            copied.is_ok()
+        })
     }
 }
 

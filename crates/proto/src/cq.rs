@@ -122,7 +122,14 @@ impl Cq {
     }
 
     /// Adds a completion. `solicited`: also tells a channel that wants solicited ones only; errors always do.
+    #[inline]
     pub fn push(&mut self, wc: Wc, solicited: bool) -> Pushed {
+        let is_plain = self.details.is_none() && self.armed == Armed::No && !self.overrun;
+        if is_plain && self.wcs.len() < self.wcs.capacity() {
+            // The likely case: nobody is to be told.
+            self.wcs.push_back(wc);
+            return Pushed::default();
+        }
         self.push_detailed(wc, &WcDetail::default(), solicited)
     }
 

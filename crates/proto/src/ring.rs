@@ -26,6 +26,7 @@ impl<T: Copy> Ring<T> {
     }
 
     /// Adds a value; the caller checked that there is room.
+    #[inline]
     pub(crate) fn push_back(&mut self, value: T) {
         debug_assert!(self.len < self.capacity);
         let at = self.wrap(self.head + self.len);
@@ -47,6 +48,7 @@ impl<T: Copy> Ring<T> {
     }
 
     /// The oldest `n`, of which there are as many, in two parts; and forgets them.
+    #[inline]
     pub(crate) fn take(&mut self, n: usize) -> (&[T], &[T]) {
         let first = n.min(self.capacity - self.head);
         let at = self.head;

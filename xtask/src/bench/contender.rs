@@ -6,7 +6,7 @@ use crate::conformance::Side;
 /// A program, or a pair of them, and how its figure is read.
 ///
 /// In command lines `ADDRESS` stands for the server's address, `LIMITS` for our program of that name and
-/// `PROGRAMS/` for the folder of the compiled C programs.
+/// `PROGRAMS/` for the folder of the compiled C programs and `SHARED_FILE` for a file in memory.
 #[derive(Debug, Clone)]
 pub(super) struct Contender {
     pub(super) name: &'static str,
@@ -95,6 +95,13 @@ impl Contender {
 pub(super) fn stream(verb: Verb, seconds: u32, options: &str, column: Column) -> Contender {
     let program = verb.program("bw");
     Contender::perftest(&format!("{program} -D {seconds} --report_gbits {options}"), column)
+}
+
+/// WRITEs to memory that the target shares: perftest's server has a file in memory for its buffer.
+pub(super) fn write_to_shared(seconds: u32, size: u64) -> Contender {
+    let client = stream(Verb::Write, seconds, &format!("-s {size}"), Column::Gbits);
+    let server = client.server.map(|server| format!("{server} --mmap=SHARED_FILE"));
+    Contender { server, ..client }
 }
 
 /// perftest for a number of messages, Gb/s.

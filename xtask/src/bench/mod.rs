@@ -162,7 +162,7 @@ fn prepare(options: &Options) -> anyhow::Result<Runner> {
             .args(["-lrdmacm", "-libverbs"]);
         succeed(&mut cc)?;
     }
-    Ok(Runner::new(dist, limits, programs, scratch))
+    Runner::new(dist, limits, programs, scratch)
 }
 
 fn measure_all(

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::contender::{
     Contender, GBITS, MICROSECONDS, PORT, RATE, UcxOver, Verb, bare_ring, checked, cmtime, copy,
-    latency, rstream, stream, tcp, ucx, udp_latency, udp_stream,
+    latency, rstream, stream, tcp, ucx, udp_latency, udp_stream, write_to_shared,
 };
 use super::place::{Mtu, Place};
 use super::readings::{Column, Reading, Ucx};
@@ -144,20 +144,41 @@ fn same_host(seconds: u32) -> Vec<Row> {
         row("SEND 8 B rate, batches of 16", RATE, batches)
             .target(AtLeast(8.0))
             .beside(ucx(shm, "tag_bw", 8, 5_000_000, Ucx::Rate), Open),
-        Row {
-            what: "WRITE 64 KiB into library memory".into(),
-            place: Place::SameHost,
-            unit: GBITS,
-            ours: Ours::NotBuilt("the device hands out no memory yet"),
-            against: vec![Against {
-                peer: Some(ucx(shm, "ucp_put_bw", KIB_64, 100_000, Ucx::Gbits)),
-                target: AtLeast(0.6),
-            }],
-            once: false,
-        },
+        row("WRITE 64 KiB into shared memory", GBITS, write_to_shared(seconds, KIB_64))
+            .beside(ucx(shm, "ucp_put_bw", KIB_64, 100_000, Ucx::Gbits), AtLeast(0.6)),
         many_queue_pairs(Place::SameHost, seconds),
     ]);
+    rows.extend(unreliable(seconds));
     rows
+}
+
+/// UC and UD through shared memory, beside the same by UDP over the loopback interface. (What is sent to a group always goes
+/// by UDP.)
+fn unreliable(seconds: u32) -> Vec<Row> {
+    let by_udp = |options: &str, column| Contender {
+        name: "our UDP",
+        ..stream(Verb::Send, seconds, options, column).with_environment(&[("ANYVERBS_SHM", "0")])
+    };
+    let row = |what: &str, unit, options: &str, column| {
+        Row::new(Place::SameHost, what, unit, stream(Verb::Send, seconds, options, column))
+            .beside(by_udp(options, column), AtLeast(1.0))
+    };
+    vec![
+        row("UC SEND 64 KiB", GBITS, "-c UC -s 65536", Column::Gbits)
+            .beside(udp_stream(seconds, 4112), Open),
+        row("UD SEND 4 KiB", GBITS, "-c UD -s 4096", Column::Gbits)
+            .beside(udp_stream(seconds, 4112), Open),
+        row("UC SEND 8 B rate, batches of 16", RATE, "-c UC -s 8 -l 16", Column::Rate),
+        row("UD SEND 8 B rate, batches of 16", RATE, "-c UD -s 8 -l 16", Column::Rate),
+        Row {
+            what: "multicast SEND 4 KiB".into(),
+            place: Place::SameHost,
+            unit: GBITS,
+            ours: Ours::NotBuilt("what is sent to a group goes by UDP, on one host, too"),
+            against: vec![Against { peer: Some(udp_stream(seconds, 4112)), target: Open }],
+            once: false,
+        },
+    ]
 }
 
 const JUMBO: Place = Place::TwoHosts { mtu: Mtu::Jumbo };

@@ -1,6 +1,7 @@
 //! Runs contenders in turn, one core a side, and keeps only the rounds in which the machine did not change its state.
 
 use std::collections::BTreeMap;
+use std::fs::{self, File};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -35,12 +36,38 @@ pub(super) struct Runner {
     /// The compiled C programs.
     pub(super) programs: PathBuf,
     pub(super) scratch: PathBuf,
+    shared: SharedFile,
     hosts: BTreeMap<Topology, Hosts>,
 }
 
+/// A file in memory that programs map.
+pub(super) struct SharedFile(PathBuf);
+
+impl SharedFile {
+    const BYTES: u64 = 16 << 20;
+
+    fn create() -> anyhow::Result<Self> {
+        let this = Self(format!("/dev/shm/anyverbs-bench-{}", std::process::id()).into());
+        File::create(&this.0)?.set_len(Self::BYTES)?;
+        Ok(this)
+    }
+}
+
+impl Drop for SharedFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
 impl Runner {
-    pub(super) fn new(dist: Dist, limits: PathBuf, programs: PathBuf, scratch: PathBuf) -> Self {
-        Runner { dist, limits, programs, scratch, hosts: BTreeMap::new() }
+    pub(super) fn new(
+        dist: Dist,
+        limits: PathBuf,
+        programs: PathBuf,
+        scratch: PathBuf,
+    ) -> anyhow::Result<Self> {
+        let shared = SharedFile::create().context("cannot make a file in /dev/shm")?;
+        Ok(Runner { dist, limits, programs, scratch, shared, hosts: BTreeMap::new() })
     }
 
     /// Runs `contenders` one after the other, in so many rounds. Fails only where the measurement itself is impossible.
@@ -183,17 +210,20 @@ impl Runner {
             Side::Client => ("1", "client.out"),
         };
         let mut command = hosts.command(side, "taskset".as_ref());
-        command.args(["-c", core]).envs(contender.environment.iter().copied());
+        command.args(["-c", core]);
         if contender.device {
             command.envs(place.environment().iter().copied());
             command.arg(self.dist.anyverbs()).args(["run", "--"]);
         }
+        // A contender may differ from its place.
+        command.envs(contender.environment.iter().copied());
         let address = hosts.server_address(true);
         let programs = format!("{}/", self.programs.display());
         command.args(words.split_ascii_whitespace().map(|word| {
             word.replace("ADDRESS", address)
                 .replace("LIMITS", &self.limits.to_string_lossy())
                 .replace("PROGRAMS/", &programs)
+                .replace("SHARED_FILE", &self.shared.0.to_string_lossy())
         }));
         Process::start(&mut command, &self.scratch.join(file))
     }

@@ -27,7 +27,7 @@ use super::owed::Debt;
 use super::timers::Registered;
 use crate::comp_cntr::Attached;
 use crate::link::direct::{self, PublishedQp};
-use crate::link::shm::{self, Peer, Refused, ShmRoute};
+use crate::link::shm::{self, Peer, Refused, ShmRoute, Spare};
 use crate::link::udp::{Asked, Outbox, UdpRoute};
 use crate::memory::ProcessMemory;
 use crate::qp::{QpCell, State};
@@ -79,6 +79,8 @@ pub(crate) struct Link {
     route: Option<Route>,
     /// Of the last datagram.
     last: Option<(AddressVector, u8, Route)>,
+    /// For sending through shared memory.
+    spare: Spare,
     /// Counted as in flight on its path.
     in_flight: bool,
     /// The entries among the timers that count.
@@ -121,6 +123,7 @@ impl Link {
         self.set_in_flight(false);
         self.route = None;
         self.last = None;
+        self.spare = Spare::default();
         self.blocked = false;
         self.doomed = None;
     }
@@ -149,6 +152,7 @@ impl Link {
             self.route = Some(Route::Udp(UdpRoute::new(engine, av, dest.slot())));
         }
         self.last = None;
+        self.spare = Spare::default();
     }
 
     pub(crate) fn is_inproc(&self) -> bool {
@@ -206,10 +210,17 @@ impl<'a> Call<'a> {
         let engine = self.cell.engine;
         self.out.flush(engine);
         let State { machine, link, .. } = state;
+        if let Some(spare) = self.out.shm.take_spare() {
+            link.spare = spare;
+        }
         engine.publish_qp(machine, &mut link.published);
         link.set_in_flight(machine.is_in_flight());
         let deadline = machine.deadline().map(|d| link.catch_up.1.map_or(d, |until| d.max(until)));
-        if let Some(deadline) = [deadline, link.doomed].into_iter().flatten().min()
+        let deadline = match (deadline, link.doomed) {
+            (deadline, None) => deadline,
+            (deadline, Some(doomed)) => Some(deadline.map_or(doomed, |d| d.min(doomed))),
+        };
+        if let Some(deadline) = deadline
             && link.timers.add(deadline)
         {
             engine.add_timer(deadline, self.cell.qpn);
@@ -321,7 +332,8 @@ impl Env for DeviceEnv<'_> {
         if !self.is_connected() {
             self.route_datagram(av, dest);
         }
-        let route = match (&self.link.route, &self.link.last) {
+        let Link { route, last, spare, .. } = &mut *self.link;
+        let route = match (&*route, &*last) {
             (Some(route), _) | (None, Some((_, _, route))) => route,
             // Not connected, so nothing can be owed to anybody.
             (None, None) => return Ok(()),
@@ -331,7 +343,7 @@ impl Env for DeviceEnv<'_> {
             (Route::Shm(route), Some(shm)) => {
                 let (out, qpn) = (&mut self.out.shm, self.cell.qpn);
                 let now = || now(engine, self.now);
-                match route.send(out, engine, shm, qpn, reliable, now, headers, payload) {
+                match route.send(out, spare, engine, shm, qpn, reliable, now, headers, payload) {
                     // It counts by itself.
                     Ok(()) => return Ok(()),
                     Err(Refused::Transmit(error)) => Err(error),

@@ -336,6 +336,7 @@ impl Engine {
     }
 
     pub(crate) fn counters(&self) -> &Counters {
+        self.count_rings();
         self.count_direct();
         // The kernel's own count of what found the socket full.
         let dropped = self.port.dropped() + self.switch.dropped();
@@ -346,7 +347,9 @@ impl Engine {
 
     /// Bytes of packets in and out, since the start.
     fn bytes_moved(&self) -> u64 {
-        self.counters.read(Counter::SentBytes).wrapping_add(self.counters.read(Counter::RcvdBytes))
+        let by_ring = self.shm.as_ref().map_or(0, |shm| shm.traffic().uncounted());
+        let counted = [Counter::SentBytes, Counter::RcvdBytes].map(|c| self.counters.read(c));
+        by_ring.wrapping_add(counted[0]).wrapping_add(counted[1])
     }
 
     pub(crate) fn next_pd(&self) -> u32 {

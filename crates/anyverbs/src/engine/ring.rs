@@ -42,9 +42,9 @@ impl Engine {
         poller.poll(|_, batch| {
             let mut intake = Intake { batch, taken: 0, packets: 0, bytes: 0 };
             self.deliver_ring(&mut intake, last, probes, resume);
-            self.count(Counter::ShmRcvdPkts, intake.packets);
-            self.count(Counter::RcvdPkts, intake.packets);
-            self.count(Counter::RcvdBytes, intake.bytes);
+            if let Some(shm) = &self.shm {
+                shm.traffic().note_received(intake.packets, intake.bytes);
+            }
         })
     }
 

@@ -24,6 +24,7 @@
 //! what it had begun when it goes on: what the program does with memory that it has registered and its peers' processes is
 //! theirs to agree on, as one of the same user could write there anyway.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyverbs_net::shm::{self, Board, Copied, Copying};
@@ -36,7 +37,8 @@ use anyverbs_proto::types::{Gid, Qpn};
 use anyverbs_proto::wr::{MAX_SGE, RemoteAddr, Sge};
 use parking_lot::Mutex;
 
-use super::shm::ShmRoute;
+use super::mapped::{Mapped, Target};
+use super::shm::{Peer, ShmRoute};
 use crate::engine::Engine;
 
 /// Says that what follows is laid out as here.
@@ -259,21 +261,20 @@ pub(crate) fn perform(
         Direction::Read => Access::REMOTE_READ,
     };
     let seen = Seen(&copying);
-    let addr = seen
+    let found = seen
         .pd_of(operation.dest_qpn, from, route.source(), need)
-        .and_then(|pd| seen.address_of(operation.remote, operation.len, pd, need));
-    let Some(addr) = addr else { return false };
+        .and_then(|pd| seen.target(operation.remote, operation.len, pd, need));
+    let Some((target, offset)) = found else { return false };
     let len = operation.len as usize;
+    let mapped = route.mapped(engine, &copying, &target);
+    let far = Far { engine, copying: &copying, target, offset, len, mapped };
     let copied = match operation.local {
         Local::Inline(bytes) => {
             let base = bytes.as_ptr().cast_mut().cast();
-            let piece = shm::Local { iov_base: base, iov_len: bytes.len() };
-            engine.memory.write_remote(&copying, &[piece], addr, len)
+            far.write(&[shm::Local { iov_base: base, iov_len: bytes.len() }])
         }
-        Local::Sges(sges) if sges.len() <= 4 => {
-            with_pieces::<4>(engine, operation, sges, &copying, addr)
-        }
-        Local::Sges(sges) => with_pieces::<MAX_SGE>(engine, operation, sges, &copying, addr),
+        Local::Sges(sges) if sges.len() <= 4 => with_pieces::<4>(operation, sges, &far),
+        Local::Sges(sges) => with_pieces::<MAX_SGE>(operation, sges, &far),
     };
     if !copied {
         return false;
@@ -287,15 +288,51 @@ pub(crate) fn perform(
     true
 }
 
-/// Copies between up to `N` elements and the peer's memory.
-fn with_pieces<const N: usize>(
+/// The peer's memory that an operation names.
+struct Far<'a> {
     engine: &'static Engine,
-    operation: &Direct<'_>,
-    sges: &[Sge],
-    copying: &Copying<'_>,
-    addr: u64,
-) -> bool {
-    let (write, len) = (operation.direction == Direction::Write, operation.len as usize);
+    copying: &'a Copying<'a>,
+    target: Target,
+    /// In the region.
+    offset: u64,
+    len: usize,
+    /// The region, where this process has mapped it.
+    mapped: Option<Arc<Mapped>>,
+}
+
+impl Far<'_> {
+    fn addr(&self) -> u64 {
+        self.target.addr.wrapping_add(self.offset)
+    }
+
+    fn write(&self, pieces: &[shm::Local]) -> bool {
+        let Self { engine, copying, offset, len, mapped, .. } = self;
+        let Some(mapped) = mapped else {
+            return engine.memory.write_remote(copying, pieces, self.addr(), *len);
+        };
+        let copied = engine.memory.write_shared(pieces, mapped.addr(*offset), *len);
+        if copied {
+            copying.count_write(*len);
+        }
+        copied
+    }
+
+    fn read(&self, pieces: &[shm::Local]) -> bool {
+        let Self { engine, copying, offset, len, mapped, .. } = self;
+        let Some(mapped) = mapped else {
+            return engine.memory.read_remote(copying, pieces, self.addr(), *len);
+        };
+        let copied = engine.memory.read_shared(pieces, mapped.addr(*offset));
+        if copied {
+            copying.count_read(*len);
+        }
+        copied
+    }
+}
+
+/// Copies between up to `N` elements and the peer's memory.
+fn with_pieces<const N: usize>(operation: &Direct<'_>, sges: &[Sge], far: &Far<'_>) -> bool {
+    let (engine, write) = (far.engine, operation.direction == Direction::Write);
     let need = if write { Access::empty() } else { Access::LOCAL_WRITE };
     let mut holds: [Option<Hold<'_>>; N] = [const { None }; N];
     let mut pieces = [shm::Local { iov_base: std::ptr::null_mut(), iov_len: 0 }; N];
@@ -310,20 +347,25 @@ fn with_pieces<const N: usize>(
         *hold = Some(held);
         n += 1;
     }
-    if write {
-        engine.memory.write_remote(copying, &pieces[..n], addr, len)
-    } else {
-        engine.memory.read_remote(copying, &pieces[..n], addr, len)
-    }
+    if write { far.write(&pieces[..n]) } else { far.read(&pieces[..n]) }
+}
+
+/// Gives up the mappings of regions that the peer has taken back; whether any is left. Without the peer's board all are.
+pub(crate) fn sweep(peer: &Peer) -> bool {
+    let Some(copying) = peer.channel().begin_copy() else {
+        peer.mapped().clear();
+        return false;
+    };
+    peer.mapped().sweep(|rkey| copying.board(region_at(rkey)).unwrap_or(0))
 }
 
 /// A peer's board, read under the mark of a copy.
 struct Seen<'a>(&'a Copying<'a>);
 
 impl Seen<'_> {
-    /// The words of a valid entry of this name.
+    /// The words of a valid entry of this name, behind them the one that says so.
     #[inline]
-    fn entry(&self, at: usize, name: u32) -> Option<[u64; 4]> {
+    fn entry(&self, at: usize, name: u32) -> Option<[u64; 5]> {
         let (bits, bit) = bit_of(at);
         if self.0.board(0)? != LAYOUT || self.0.board(bits)? & bit == 0 {
             return None;
@@ -337,6 +379,7 @@ impl Seen<'_> {
             self.0.board(at + 16)?,
             self.0.board(at + 24)?,
             self.0.board(at + 32)?,
+            state,
         ])
     }
 
@@ -344,24 +387,31 @@ impl Seen<'_> {
     #[inline]
     fn pd_of(&self, qpn: Qpn, from: Qpn, source: Gid, need: Access) -> Option<u32> {
         let words = self.entry(qp_at(qpn), qpn.get())?;
-        let [peer, pd, high, low] = words;
+        let [peer, pd, high, low, _] = words;
         let access = Access::from_bits_retain((peer >> 32) as u32);
         let pd = pd as u32;
         let expected = QpEntry { peer: from, access, pd, gid: source }.words();
         (expected == [peer, u64::from(pd), high, low] && access.contains(need)).then_some(pd)
     }
 
-    /// Where `len` bytes of a region lie in the peer's memory.
+    /// The region that holds `len` bytes, and where they begin in it.
     #[inline]
-    fn address_of(&self, remote: RemoteAddr, len: u32, pd: u32, need: Access) -> Option<u64> {
-        let [iova, size, addr, rights] = self.entry(region_at(remote.rkey), remote.rkey)?;
+    fn target(
+        &self,
+        remote: RemoteAddr,
+        bytes: u32,
+        pd: u32,
+        need: Access,
+    ) -> Option<(Target, u64)> {
+        let rkey = remote.rkey;
+        let [iova, len, addr, rights, state] = self.entry(region_at(rkey), rkey)?;
         let access = Access::from_bits_retain(rights as u32);
         if (rights >> 32) as u32 != pd || !access.contains(need) {
             return None;
         }
         let offset = remote.va.checked_sub(iova)?;
-        let end = offset.checked_add(len.into())?;
-        (end <= size).then(|| addr.wrapping_add(offset))
+        let end = offset.checked_add(bytes.into())?;
+        (end <= len).then_some((Target { rkey, state, addr, len, access }, offset))
     }
 }
 

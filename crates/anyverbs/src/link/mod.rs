@@ -3,5 +3,6 @@
 pub(crate) mod direct;
 mod handing;
 pub(crate) mod inproc;
+pub(crate) mod mapped;
 pub(crate) mod shm;
 pub(crate) mod udp;

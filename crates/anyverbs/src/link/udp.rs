@@ -167,7 +167,7 @@ impl Outbox {
         let counts = Probe { bytes: probe.counts.bytes, messages: limit };
         let answer = CreditPacket { is_probe: false, dest: probe.from, from: probe.dest, counts };
         if let Some(shm) = engine.shm.as_ref().filter(|_| *by_shm)
-            && shm.echo(&mut self.shm, asked, answer)
+            && shm.echo(&mut self.shm, engine, asked, answer)
         {
             return;
         }

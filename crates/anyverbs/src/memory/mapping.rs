@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString, c_int, c_void};
 use std::fs::{self, File};
 use std::io;
 use std::mem::size_of;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::ptr::{self, NonNull};
 
@@ -215,6 +215,17 @@ fn file_system(path: &str) -> Option<u64> {
     }
 }
 
+/// Bytes of a file's pages, in which it is mapped.
+pub(crate) fn block_size(fd: BorrowedFd<'_>) -> Option<u64> {
+    // SAFETY: a struct of integers to write to.
+    unsafe {
+        let mut stat: libc::statfs = std::mem::zeroed();
+        let rc = libc::fstatfs(fd.as_raw_fd(), &raw mut stat);
+        // Of huge pages it says their size, of others the system's.
+        (rc == 0).then_some((stat.f_bsize as u64).max(page_size() as u64))
+    }
+}
+
 fn page_size() -> usize {
     // SAFETY: sysconf has no preconditions.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
@@ -291,6 +302,8 @@ pub(crate) fn populate(addr: u64, len: u64, how: Populate) -> Result<(), Fault> 
 pub(crate) struct Mapping {
     base: NonNull<c_void>,
     len: usize,
+    /// By which other processes of the user find the file ([`Mapping::shared`]).
+    file: Option<File>,
 }
 
 // SAFETY: an address and a length; what lies there is touched by the guarded copies alone.
@@ -303,6 +316,33 @@ impl Mapping {
     pub(crate) fn anonymous(len: usize) -> io::Result<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         Self::map(len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+    }
+
+    /// New memory, all zero, of a file that nobody else has, and that peers on this host may map as well
+    /// ([`crate::link::mapped`]).
+    pub(crate) fn shared(len: usize) -> io::Result<Self> {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: a live struct, a C string, and integers.
+        let fd = unsafe {
+            libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit);
+            // Beyond the limit the process would end.
+            if limit.rlim_cur < len as u64 {
+                return Err(io::ErrorKind::FileTooLarge.into());
+            }
+            let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+            libc::memfd_create(c"anyverbs-buffer".as_ptr(), flags)
+        };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a new descriptor that nobody else owns.
+        let file = unsafe { File::from_raw_fd(fd) };
+        file.set_len(len as u64)?;
+        // SAFETY: a call with integers.
+        unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW) };
+        let mut mapping = Self::of_file(file.as_fd(), 0, len, true)?;
+        mapping.file = Some(file);
+        Ok(mapping)
     }
 
     /// `len` bytes of a file from `offset` on, which is a multiple of the page size; shared with all who map it.
@@ -324,7 +364,7 @@ impl Mapping {
             return Err(io::Error::last_os_error());
         }
         let base = NonNull::new(base).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { base, len: len.max(1) })
+        Ok(Self { base, len: len.max(1), file: None })
     }
 
     /// Its first byte.

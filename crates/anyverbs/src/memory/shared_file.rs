@@ -28,7 +28,11 @@ impl SharedFile {
         // SAFETY: a C string.
         let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
         if fd < 0 {
-            return Err(io::Error::last_os_error());
+            return match io::Error::last_os_error() {
+                e if e.raw_os_error() == Some(libc::EPERM) => Self::unshared(),
+                e if e.raw_os_error() == Some(libc::ENOSYS) => Self::unshared(),
+                e => Err(e),
+            };
         }
         // SAFETY: a new descriptor that nobody else owns.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
@@ -48,6 +52,21 @@ impl SharedFile {
         }
         let words = Mapping::of_file(fd.as_fd(), 0, WORDS_LEN, true)?;
         Ok(Self { fd, words })
+    }
+
+    /// One for where the kernel gives no memfd (a container's filter): a file without a name and without room, which nobody can
+    /// open. Its words lie beside it, since it could shrink.
+    fn unshared() -> io::Result<Self> {
+        let flags = libc::O_TMPFILE | libc::O_RDWR | libc::O_CLOEXEC;
+        let open = |folder: &CStr| {
+            // SAFETY: a C string and integers.
+            let fd = unsafe { libc::open(folder.as_ptr(), flags, 0o600) };
+            // SAFETY: on success a new descriptor that nobody else owns.
+            (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+        };
+        let fd = [c"/dev/shm", c"/tmp"].into_iter().find_map(open);
+        let fd = fd.ok_or_else(io::Error::last_os_error)?;
+        Ok(Self { fd, words: Mapping::anonymous(WORDS_LEN)? })
     }
 
     /// One that another process, or another part of this one, made: whoever has the descriptor may write to it.

@@ -14,7 +14,7 @@ fn counted(e: &Endpoint, counter: Counter) -> u64 {
 }
 
 /// WRITEs, READs, and packets sent by the ring.
-fn used(e: &Endpoint) -> [u64; 3] {
+pub(crate) fn used(e: &Endpoint) -> [u64; 3] {
     [Counter::ShmDirectWrites, Counter::ShmDirectReads, Counter::ShmSentPkts]
         .map(|counter| counted(e, counter))
 }
@@ -24,7 +24,7 @@ fn status(e: &Endpoint) -> WcStatus {
 }
 
 /// A WRITE and a READ of each length, whole and right; how often each way was used.
-fn exercise(e: &Endpoint, src: &Buffer, dst: &Buffer, remote: RemoteAddr) -> [u64; 3] {
+pub(crate) fn exercise(e: &Endpoint, src: &Buffer, dst: &Buffer, remote: RemoteAddr) -> [u64; 3] {
     let before = used(e);
     for (i, len) in [1, 63, 64, 65, 4095, 4097, 70_000, SIZE - 3].into_iter().enumerate() {
         let data = pattern(len, i as u8);
@@ -138,6 +138,17 @@ fn where_the_kernel_forbids_it_the_ring_carries_the_bytes() {
     assert!(buffer.read(0, SIZE / 2) == pattern(SIZE / 2, 9));
 }
 
+/// A process that gets no memory to share is reached as if it were on another host.
+#[test]
+fn where_the_kernel_gives_no_shared_memory_packets_go_by_udp() {
+    let _turn = turn();
+    let mut peer = Peer::spawn("rc no memfd", &[]);
+    let e = Endpoint::new(QpType::Rc);
+    let (src, dst) = (Buffer::new(&e.pd, SIZE), Buffer::new(&e.pd, SIZE));
+    let (_, remote) = peer.connect(&e, &src);
+    assert_eq!(exercise(&e, &src, &dst, remote), [0, 0, 0]);
+}
+
 /// When the program has taken its memory back, nobody writes there any more.
 #[test]
 fn nothing_is_written_after_it_was_taken_back() {
@@ -177,8 +188,12 @@ fn nothing_is_written_after_it_was_taken_back() {
 
 /// The peer's part, after it has connected.
 pub(crate) fn serve(role: &str, e: &Endpoint, buffer: &Buffer, remote: RemoteAddr) {
+    if role.contains("shared") {
+        return crate::mapped::serve(buffer);
+    }
     if role.ends_with("refused") {
-        forbid_copies();
+        // What a container's filter does.
+        forbid([libc::SYS_process_vm_readv, libc::SYS_process_vm_writev]);
         buffer.write(0, &pattern(SIZE / 2, 9));
         e.send(1, SendOp::Write(remote), &[buffer.sge(0, SIZE / 2)]);
         e.send(2, SendOp::Read(remote), &[buffer.sge(SIZE / 2, SIZE / 2)]);
@@ -198,6 +213,9 @@ pub(crate) fn serve(role: &str, e: &Endpoint, buffer: &Buffer, remote: RemoteAdd
 
 /// The memory that a peer offers, with what its role is to have wrong.
 pub(crate) fn offered(role: &str, e: &Endpoint, len: usize) -> (Option<Pd>, Buffer) {
+    if let Some(buffer) = crate::mapped::offered(role, e, len) {
+        return (None, buffer);
+    }
     let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
     match role.split(" direct ").nth(1) {
         Some("pd") => {
@@ -223,8 +241,8 @@ pub(crate) fn offered(role: &str, e: &Endpoint, len: usize) -> (Option<Pd>, Buff
     }
 }
 
-/// What a container's filter does: process_vm_readv and process_vm_writev fail with `EPERM`.
-fn forbid_copies() {
+/// Two system calls fail with `EPERM` from now on, in all threads.
+pub(crate) fn forbid(calls: [libc::c_long; 2]) {
     use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, sock_filter};
     let statement = |code: u32, k: u32| sock_filter { code: code as u16, jt: 0, jf: 0, k };
     let unless = |call: libc::c_long, skip: u8| sock_filter {
@@ -235,8 +253,8 @@ fn forbid_copies() {
     };
     let mut program = [
         statement(BPF_LD | BPF_W | BPF_ABS, 0),
-        unless(libc::SYS_process_vm_readv, 2),
-        unless(libc::SYS_process_vm_writev, 1),
+        unless(calls[0], 2),
+        unless(calls[1], 1),
         statement(BPF_RET | BPF_K, libc::SECCOMP_RET_ALLOW),
         statement(BPF_RET | BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
     ];

@@ -54,6 +54,13 @@ impl Buffer {
         let bytes =
             Box::leak(vec![0u64; len.div_ceil(8)].into_boxed_slice()).as_mut_ptr().cast::<u8>();
         // SAFETY: leaked memory, used by raw pointer only.
+        unsafe { Self::of(pd, bytes, len, access) }
+    }
+
+    /// # Safety
+    /// `len` bytes that stay, and that nobody makes a reference to.
+    pub(crate) unsafe fn of(pd: &Pd, bytes: *mut u8, len: usize, access: Access) -> Self {
+        // SAFETY: the caller's promise.
         let mr = unsafe { pd.reg_mr(bytes as u64, len as u64, bytes as u64, access) }.unwrap();
         Self { mr, bytes, len }
     }

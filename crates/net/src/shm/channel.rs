@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
@@ -18,6 +19,7 @@ use super::process::PeerProcess;
 use super::published::{Mark, Marks, PeerBoard};
 use super::remote::{Local, Remote, RemoteError, RemoteMemory};
 use super::ring::{Committed, Reservation, ReserveError, Writer};
+use super::shared_range::{self, SharedRange};
 
 /// Why a channel is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -184,9 +186,17 @@ impl Channel {
     /// The sending side, for one thread at a time.
     #[must_use]
     pub fn sender(self: &Arc<Self>) -> Sender {
-        // Given back by the sender's drop.
+        Arc::clone(self).into_sender()
+    }
+
+    /// As [`sender`](Self::sender), of a reference that [`Sender::release`] gives back: who keeps it for the next time counts
+    /// none.
+    #[inline]
+    #[must_use]
+    pub fn into_sender(self: Arc<Self>) -> Sender {
+        // Given back by the sender's end.
         std::mem::forget(self.writer.lock());
-        Sender { channel: Arc::clone(self), _guard: PhantomData }
+        Sender { channel: self, _guard: PhantomData }
     }
 
     pub(super) fn establish(&self, door: PeerDoor) {
@@ -346,6 +356,29 @@ impl Copying<'_> {
         Ok(())
     }
 
+    /// The file behind `len` bytes of the other process's memory, if they are a shared mapping of one; slow.
+    #[must_use]
+    pub fn shared_range(&self, address: u64, len: u64, write: bool) -> Option<SharedRange> {
+        self.is_current().then(|| shared_range::find(self.channel.pid(), address, len, write))?
+    }
+
+    /// Whether the other process was there lately: to be asked by who copies from or to a [`SharedRange`], which outlives it.
+    #[inline]
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        self.remote.check(|| self.channel.is_alive()).is_ok()
+    }
+
+    /// Counts a copy that the caller has made from a [`SharedRange`].
+    pub fn count_read(&self, len: usize) {
+        self.mark.count_read(len);
+    }
+
+    /// Counts a copy that the caller has made to a [`SharedRange`].
+    pub fn count_write(&self, len: usize) {
+        self.mark.count_write(len);
+    }
+
     #[inline]
     fn note(&self, result: Result<(), RemoteError>) -> Result<(), RemoteError> {
         if result == Err(RemoteError::Denied) {
@@ -388,6 +421,29 @@ impl Sender {
         // SAFETY: the lock is this sender's from `Channel::sender` on, nobody else makes a reference to what it guards
         // meanwhile, and this one borrows the sender.
         unsafe { &mut *self.channel.writer.data_ptr() }
+    }
+
+    /// Ends it; what is committed and not flushed stays so.
+    #[inline]
+    #[must_use]
+    pub fn release(self) -> Arc<Channel> {
+        let this = ManuallyDrop::new(self);
+        this.unlock();
+        // SAFETY: read once, of a value that is not dropped.
+        unsafe { std::ptr::read(&this.channel) }
+    }
+
+    #[inline]
+    fn unlock(&self) {
+        // SAFETY: locked by this thread in `Channel::sender`, which forgot the guard; called once, by this sender's end.
+        unsafe { self.channel.writer.force_unlock() };
+    }
+
+    /// The slot of the other process.
+    #[inline]
+    #[must_use]
+    pub fn slot(&self) -> u8 {
+        self.channel.slot
     }
 
     /// Whether it is that of `channel`.
@@ -474,7 +530,6 @@ impl Sender {
 impl Drop for Sender {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: locked by this thread in `Channel::sender`, which forgot the guard.
-        unsafe { self.channel.writer.force_unlock() };
+        self.unlock();
     }
 }

@@ -89,6 +89,7 @@ mod process;
 pub mod published;
 mod remote;
 pub mod ring;
+mod shared_range;
 
 pub use channel::{Channel, Closed, Copying, SendError, Sender};
 pub use endpoint::{Config, ConnectError, Endpoint};
@@ -98,6 +99,7 @@ pub use poller::{Event, Poller};
 pub use published::{Board, Copied};
 pub use remote::{Local, Remote, RemoteError};
 pub use ring::{Batch, Committed, Message, Reservation};
+pub use shared_range::SharedRange;
 
 #[cfg(test)]
 mod tests;

@@ -133,8 +133,9 @@ impl RemoteMemory {
         unsafe { self.copy(Direction::Write, local, remote) }
     }
 
+    /// Whether the process is still there; asks once a tick.
     #[inline]
-    fn check(&self, is_alive: impl FnOnce() -> bool) -> Result<(), RemoteError> {
+    pub(crate) fn check(&self, is_alive: impl FnOnce() -> bool) -> Result<(), RemoteError> {
         let now = tick();
         if self.seen.load(Ordering::Relaxed) != now {
             if !is_alive() {

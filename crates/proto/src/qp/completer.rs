@@ -94,15 +94,15 @@ impl Qp {
         let (before, cost_before) = (self.requester.una, self.requester.una_cost);
         let mut complete = true;
         while psn.since(self.requester.una) > 0 && self.sq.done != self.sq.started {
-            let sqe = *self.sq.at(self.sq.done);
+            let sqe = self.sq.at(self.sq.done);
             if sqe.op.has_response() {
                 complete = false;
                 break;
             }
             if psn.since(sqe.end_psn()) < 0 {
-                self.requester.una = psn;
                 let k = psn.since(sqe.first_psn) as u32;
-                self.requester.una_cost = sqe.cost_at(k, self.mtu());
+                let cost = sqe.cost_at(k, self.mtu());
+                (self.requester.una, self.requester.una_cost) = (psn, cost);
                 break;
             }
             self.finish_oldest(env);
@@ -121,10 +121,11 @@ impl Qp {
 
     /// The oldest WQE is done, and `una` moves past it.
     fn finish_oldest<E: Env>(&mut self, env: &mut E) {
-        let sqe = *self.sq.at(self.sq.done);
-        self.requester.una = sqe.end_psn();
-        self.requester.una_cost = sqe.cost_at(sqe.packets, self.mtu());
-        if sqe.op.has_response() {
+        let sqe = self.sq.at(self.sq.done);
+        let (end, cost) = (sqe.end_psn(), sqe.cost_at(sqe.packets, self.mtu()));
+        let has_response = sqe.op.has_response();
+        (self.requester.una, self.requester.una_cost) = (end, cost);
+        if has_response {
             self.requester.unfenced -= 1;
         }
         self.complete_oldest(WcStatus::Success, env);

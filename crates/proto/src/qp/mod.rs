@@ -632,7 +632,7 @@ impl Qp {
             QpState::Rts | QpState::Sqd => self.pacing.as_ref().and_then(|p| p.wait_until),
             _ => None,
         };
-        [answers, self.requester_deadline(), paced].into_iter().flatten().min()
+        earlier(earlier(answers, self.requester_deadline()), paced)
     }
 
     /// Does what is due at `env.now()`: ACK timeout, end of an RNR wait, the next piece of a paced READ response.
@@ -708,5 +708,15 @@ impl Qp {
             ack_req: false,
             psn,
         }
+    }
+}
+
+/// The earlier of two moments, of which there may be none.
+#[inline]
+fn earlier(a: Option<Time>, b: Option<Time>) -> Option<Time> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, None) => a,
+        (None, b) => b,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::field::{byte_and_u24, put, u16_at, u24_at};
+use super::field::{byte_and_u24, u16_at, u24_at};
 use super::opcode::Opcode;
 use super::packet::Malformed;
 use crate::types::{PKey, Psn, Qpn};
@@ -63,6 +63,7 @@ impl Bth {
     ///
     /// # Errors
     /// [`Malformed::Version`] and [`Malformed::Opcode`].
+    #[inline]
     pub const fn parse(b: &[u8; Self::LEN]) -> Result<Self, Malformed> {
         if b[1] & 0x0f != 0 {
             return Err(Malformed::Version);
@@ -85,14 +86,17 @@ impl Bth {
     }
 
     /// Writes the header, reserved bits as zero.
+    #[inline]
     pub fn emit(&self, b: &mut [u8; Self::LEN]) {
         debug_assert!(self.opcode.is_legal() && self.pad < 4);
-        b[0] = self.opcode.code();
-        b[1] = u8::from(self.solicited) << 7 | u8::from(self.migreq) << 6 | (self.pad & 3) << 4;
-        put(b, 2, self.pkey.0.to_be_bytes());
+        let flags =
+            u8::from(self.solicited) << 7 | u8::from(self.migreq) << 6 | (self.pad & 3) << 4;
         let congestion = u8::from(self.fecn) << 7 | u8::from(self.becn) << 6;
-        put(b, 4, byte_and_u24(congestion, self.dest_qpn.get()));
-        put(b, 8, byte_and_u24(u8::from(self.ack_req) << 7, self.psn.get()));
+        let [p, k] = self.pkey.0.to_be_bytes();
+        let [c, q, r, s] = byte_and_u24(congestion, self.dest_qpn.get());
+        let [a, x, y, z] = byte_and_u24(u8::from(self.ack_req) << 7, self.psn.get());
+        // In one piece, so that it is a few stores.
+        *b = [self.opcode.code(), flags, p, k, c, q, r, s, a, x, y, z];
     }
 }
 

@@ -19,6 +19,7 @@ pub(super) const fn u64_at<const N: usize>(b: &[u8; N], at: usize) -> u64 {
 }
 
 /// Writes the bytes of one field (`to_be_bytes` of its value) at its place.
+#[inline]
 pub(super) fn put<const N: usize, const M: usize>(b: &mut [u8; N], at: usize, field: [u8; M]) {
     b[at..at + M].copy_from_slice(&field);
 }

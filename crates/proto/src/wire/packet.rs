@@ -99,13 +99,19 @@ impl Headers {
     ///
     /// # Panics
     /// If `buf` is shorter than [`Headers::len`].
+    #[inline]
     pub fn emit(&self, buf: &mut [u8]) -> usize {
         let ext = self.bth.opcode.ext();
         let mut out = Writer { rest: buf, written: 0 };
         self.bth.emit(out.next());
-        if ext.is_empty() {
-            return out.written;
+        if !ext.is_empty() {
+            self.emit_ext(ext, &mut out);
         }
+        out.written
+    }
+
+    /// Writes the extension headers.
+    fn emit_ext(&self, ext: Ext, out: &mut Writer<'_>) {
         if ext.has(Ext::XRCETH) {
             out.header(self.xrceth, XrcEth::emit);
         }
@@ -133,7 +139,6 @@ impl Headers {
         if ext.has(Ext::IETH) {
             out.header(self.ieth.map(|rkey| Ieth { rkey }), Ieth::emit);
         }
-        out.written
     }
 
     /// Reads the headers of a packet whose payload, of `payload_len` bytes and without a pad, lies elsewhere. Nothing may

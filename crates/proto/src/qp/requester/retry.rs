@@ -8,8 +8,8 @@ use crate::time::Time;
 use crate::types::timer_code;
 use crate::wc::WcStatus;
 
-use super::super::Qp;
 use super::super::send_queue::PACKET_COST;
+use super::super::{Qp, earlier};
 use super::{LOSSY_PROBE, MIN_WINDOW_PACKETS};
 
 /// The shortest ACK timeout. A responder is a process among others: it may not run for a time slice or two.
@@ -129,7 +129,7 @@ impl Qp {
     pub(in super::super) fn requester_deadline(&self) -> Option<Time> {
         let requester = &self.requester;
         let probe = requester.probe.map(|(at, _)| at);
-        [requester.rnr_until, requester.ack_deadline, probe].into_iter().flatten().min()
+        earlier(earlier(requester.rnr_until, requester.ack_deadline), probe)
     }
 
     /// Ends an RNR wait, and acts on an ACK timeout (IBA 9.7.6.1.3).

@@ -1,0 +1,246 @@
+//! How packets leave by this link.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use anyverbs_net::shm::{Copying, MAX_HEADER, SendError};
+use anyverbs_proto::env::TransmitError;
+use anyverbs_proto::payload::Payload;
+use anyverbs_proto::qp::Arrival;
+use anyverbs_proto::time::Time;
+use anyverbs_proto::types::{Gid, Qpn};
+use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::wire::packet::Headers;
+use anyverbs_proto::wr::AddressVector;
+
+use super::message::Front;
+use super::{Gone, PATIENCE, Peer, SWEEP_EVERY, Shm, Spare, Unflushed};
+use crate::engine::Engine;
+use crate::engine::pace::Credit;
+use crate::engine::path::Path;
+use crate::link::mapped::{Mapped, Target};
+use crate::link::udp::{Asked, CreditPacket, takes_recv};
+
+/// Why a packet did not go out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Refused {
+    Transmit(TransmitError),
+    /// The peer does not have this link any more: the packet needs another route.
+    Reroute,
+}
+
+impl<T: Into<TransmitError>> From<T> for Refused {
+    fn from(error: T) -> Self {
+        Self::Transmit(error.into())
+    }
+}
+
+/// How packets of one queue pair, or to one address handle, leave.
+#[derive(Clone, Debug)]
+pub(crate) struct ShmRoute {
+    pub(crate) peer: Arc<Peer>,
+    path: Arc<Path>,
+    /// Of a connected queue pair, else 0.
+    mtu: usize,
+    front: Front,
+    /// Our address on it.
+    source: Gid,
+}
+
+impl ShmRoute {
+    /// The way to an address of this host; `mtu` of a connected queue pair. None where there is no such way.
+    pub(crate) fn new(
+        engine: &Engine,
+        shm: &Shm,
+        av: &AddressVector,
+        slot: u8,
+        mtu: Option<u32>,
+    ) -> Option<Self> {
+        let peer = shm.peer(slot, mtu.is_some())?;
+        Some(Self {
+            peer,
+            path: engine.paths.path(av.dgid.to_ip(), av.scope_id, slot, true),
+            mtu: mtu.unwrap_or(0) as usize,
+            source: av.sgid,
+            front: Front::new(&Arrival {
+                source: av.sgid,
+                destination: av.dgid,
+                traffic_class: av.traffic_class,
+                hop_limit: av.hop_limit,
+                flow_label: av.flow_label,
+            }),
+        })
+    }
+
+    pub(crate) fn source(&self) -> Gid {
+        self.source
+    }
+
+    /// A region of the peer, if this process has mapped it or does so now.
+    #[inline]
+    pub(in crate::link) fn mapped(
+        &self,
+        engine: &Engine,
+        copying: &Copying<'_>,
+        target: &Target,
+    ) -> Option<Arc<Mapped>> {
+        let (mapped, is_new) = self.peer.mapped.get(copying, target)?;
+        if is_new && let Some(shm) = &engine.shm {
+            let until = engine.now() + SWEEP_EVERY;
+            shm.next.fetch_min(until.as_nanos(), Ordering::SeqCst);
+            engine.wake_before(until);
+        }
+        Some(mapped)
+    }
+
+    /// Puts a packet into the ring.
+    #[expect(clippy::too_many_arguments, reason = "the parts of one packet")]
+    pub(crate) fn send(
+        &self,
+        out: &mut Unflushed,
+        spare: &mut Spare,
+        engine: &'static Engine,
+        shm: &Shm,
+        from: Qpn,
+        reliable: bool,
+        now: impl Fn() -> Time,
+        headers: &Headers,
+        payload: &Payload<'_>,
+    ) -> Result<(), Refused> {
+        let mut head = [0; MAX_HEADER];
+        let at = self.front.write(&mut head);
+        let end = at + headers.emit(&mut head[at..]);
+        let len = payload.len();
+        // The pad count, which is the link's affair.
+        head[at + 1] = head[at + 1] & !0x30 | Bth::pad_of(len) << 4;
+        if len > self.mtu && self.mtu > 0 {
+            head[6..8].copy_from_slice(&(len.div_ceil(self.mtu) as u16).to_be_bytes());
+        }
+        let dest = headers.bth.dest_qpn;
+        let opcode = headers.bth.opcode;
+        let mut probe = None;
+        if !reliable {
+            match self.path.ask(end + len, from, dest, takes_recv(opcode), now()) {
+                Credit::Send(with) => probe = with,
+                Credit::Blocked(with, until) => {
+                    if let Some(counts) = with {
+                        self.credit(
+                            out,
+                            engine,
+                            CreditPacket { is_probe: true, dest, from, counts },
+                        );
+                    }
+                    engine.wait_for_credit(until);
+                    return Err(TransmitError::Blocked.into());
+                }
+            }
+        }
+        let sender = out.sender(engine, &self.peer, spare);
+        let message = loop {
+            match sender.reserve(end, len) {
+                Ok(mut room) => {
+                    room.write_front(&head);
+                    if len > 0 {
+                        let to = room.payload_ptr() as u64;
+                        payload
+                            .copy_to_addr(&engine.mrs, &engine.memory, to)
+                            .map_err(TransmitError::from)?;
+                    }
+                    break room.commit();
+                }
+                Err(SendError::Full) => {
+                    let mut waiting = self.peer.waiting.lock();
+                    if waiting.stalled {
+                        return Ok(());
+                    }
+                    if waiting.asked.is_some() {
+                        waiting.blocked.push(from);
+                        return Err(TransmitError::Blocked.into());
+                    }
+                    // Room that came before the question may not be told.
+                    let now = now();
+                    waiting.asked = Some(now);
+                    sender.ask_for_room();
+                    drop(waiting);
+                    let until = now + PATIENCE;
+                    shm.next.fetch_min(until.as_nanos(), Ordering::SeqCst);
+                    engine.wake_before(until);
+                }
+                Err(SendError::Closed(_)) if self.mtu == 0 => return Err(Refused::Reroute),
+                Err(SendError::Closed(_)) => {
+                    let mut waiting = self.peer.waiting.lock();
+                    return match waiting.gone {
+                        Some(Gone::Unwilling) => Err(Refused::Reroute),
+                        Some(Gone::Dead)
+                            if reliable
+                                && !opcode.is_response()
+                                && waiting.grace.is_some_and(|until| now() >= until) =>
+                        {
+                            Err(TransmitError::PeerGone.into())
+                        }
+                        Some(Gone::Dead) => Ok(()),
+                        None => {
+                            // The last that it sent may not be read yet.
+                            waiting.blocked.push(from);
+                            Err(TransmitError::Blocked.into())
+                        }
+                    };
+                }
+                Err(error) => {
+                    debug_assert!(false, "no segment is longer than a ring takes: {error}");
+                    return Ok(());
+                }
+            }
+        };
+        out.note(end - at + len, len, opcode.is_request().then_some(message));
+        if let Some(counts) = probe {
+            self.credit(out, engine, CreditPacket { is_probe: true, dest, from, counts });
+        }
+        Ok(())
+    }
+
+    fn credit(&self, out: &mut Unflushed, engine: &Engine, packet: CreditPacket) {
+        // One that finds no room is asked for again.
+        let _ = put_credit(&self.peer, &self.front, out, engine, packet);
+    }
+}
+
+fn put_credit(
+    peer: &Peer,
+    front: &Front,
+    out: &mut Unflushed,
+    engine: &Engine,
+    packet: CreditPacket,
+) -> bool {
+    let mut head = [0; MAX_HEADER];
+    let at = front.write(&mut head);
+    let end = at + CreditPacket::LEN;
+    packet.emit(&mut head[at..end]);
+    let Ok(mut room) = out.sender(engine, peer, &mut Spare::default()).reserve(end, 0) else {
+        return false;
+    };
+    room.write_header(&head[..end]);
+    room.commit();
+    true
+}
+
+impl Shm {
+    /// Answers a credit probe that came by this link. False if it has to take another.
+    pub(crate) fn echo(
+        &self,
+        out: &mut Unflushed,
+        engine: &Engine,
+        asked: &Asked,
+        packet: CreditPacket,
+    ) -> bool {
+        let Some(peer) = self.peer(packet.dest.slot(), false) else { return false };
+        let front = Front::new(&Arrival {
+            source: asked.to_us.into(),
+            destination: asked.from.into(),
+            traffic_class: 0,
+            hop_limit: 0,
+            flow_label: 0,
+        });
+        put_credit(&peer, &front, out, engine, packet)
+    }
+}

@@ -1,0 +1,125 @@
+//! What went through rings, counted without a locked instruction: each place has one writer at a time.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyverbs_proto::counters::Counter;
+use parking_lot::Mutex;
+
+use crate::engine::Engine;
+
+/// Packets and bytes. Who adds holds a lock, always the same.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    packets: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Tally {
+    #[inline]
+    fn add(&self, packets: u64, bytes: u64) {
+        for (to, n) in [(&self.packets, packets), (&self.bytes, bytes)] {
+            to.store(to.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+        }
+    }
+
+    fn read(&self) -> [u64; 2] {
+        [self.packets.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed)]
+    }
+}
+
+/// Of all rings of the process.
+#[derive(Debug)]
+pub(crate) struct Traffic {
+    /// By the slot of the other process, under the sending side's lock.
+    sent: Box<[Tally]>,
+    /// Which of them are in use, a bit each.
+    used: [AtomicU64; 4],
+    /// Under that of the receive path.
+    received: Tally,
+    /// What is in the port's counters.
+    counted: Mutex<[[u64; 2]; 2]>,
+}
+
+impl Traffic {
+    pub(super) fn new() -> Self {
+        let sent = (0..256).map(|_| Tally::default()).collect();
+        let used = Default::default();
+        Self { sent, used, received: Tally::default(), counted: Mutex::default() }
+    }
+
+    /// Notes what was sent to a process; for who has the sending side of its ring.
+    #[inline]
+    pub(super) fn note_sent(&self, slot: u8, packets: u64, bytes: u64) {
+        let (used, bit) = (&self.used[usize::from(slot / 64)], 1 << (slot % 64));
+        if used.load(Ordering::Relaxed) & bit == 0 {
+            used.fetch_or(bit, Ordering::Relaxed);
+        }
+        self.sent[usize::from(slot)].add(packets, bytes);
+    }
+
+    /// Notes what was received; for who has the receive path.
+    #[inline]
+    pub(crate) fn note_received(&self, packets: u64, bytes: u64) {
+        self.received.add(packets, bytes);
+    }
+
+    /// Packets and bytes out, and in.
+    fn read(&self) -> [[u64; 2]; 2] {
+        let mut sent = [0; 2];
+        for (i, used) in self.used.iter().enumerate() {
+            let mut bits = used.load(Ordering::Relaxed);
+            while bits != 0 {
+                let [packets, bytes] = self.sent[i * 64 + bits.trailing_zeros() as usize].read();
+                sent = [sent[0] + packets, sent[1] + bytes];
+                bits &= bits - 1;
+            }
+        }
+        [sent, self.received.read()]
+    }
+
+    /// Bytes out and in that are not in the port's counters.
+    pub(crate) fn uncounted(&self) -> u64 {
+        let counted = self.counted.lock();
+        let bytes = |traffic: [[u64; 2]; 2]| traffic[0][1].wrapping_add(traffic[1][1]);
+        bytes(self.read()).wrapping_sub(bytes(*counted))
+    }
+}
+
+impl Engine {
+    /// Brings the port's counters up to date with what went through rings.
+    pub(crate) fn count_rings(&self) {
+        let Some(shm) = &self.shm else { return };
+        let mut counted = shm.traffic().counted.lock();
+        let now = shm.traffic().read();
+        let past = std::mem::replace(&mut *counted, now);
+        let names = [
+            [Counter::ShmSentPkts, Counter::SentPkts, Counter::SentBytes],
+            [Counter::ShmRcvdPkts, Counter::RcvdPkts, Counter::RcvdBytes],
+        ];
+        for (i, [by_ring, packets, bytes]) in names.into_iter().enumerate() {
+            let since = |what: usize| now[i][what].wrapping_sub(past[i][what]);
+            self.count(by_ring, since(0));
+            self.count(packets, since(0));
+            self.count(bytes, since(1));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_went_to_any_process_is_in_the_sum() {
+        let traffic = Traffic::new();
+        for (slot, packets, bytes) in [(3, 1, 10), (200, 2, 20), (3, 4, 40)] {
+            traffic.note_sent(slot, packets, bytes);
+        }
+        traffic.note_received(5, 50);
+        assert_eq!(traffic.read(), [[7, 70], [5, 50]]);
+        assert_eq!(traffic.uncounted(), 120);
+        *traffic.counted.lock() = traffic.read();
+        traffic.note_received(1, 9);
+        assert_eq!(traffic.uncounted(), 9);
+    }
+}
