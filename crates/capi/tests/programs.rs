@@ -123,6 +123,72 @@ fn a_sequence_touches_nothing_foreign_and_leaks_nothing() {
     run_below("sequence", &valgrind, &["4000", "5"], &[]);
 }
 
+/// The shared object built for ThreadSanitizer. The compiler's own switch is not stable; the standard library stays as it is.
+fn sanitized_libraries() -> PathBuf {
+    let target = env::current_exe().unwrap().ancestors().nth(3).unwrap().join("sanitize-thread");
+    let host = "x86_64-unknown-linux-gnu";
+    let status = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["build", "--quiet", "--profile", "quick", "--target", host, "--manifest-path"])
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))
+        .arg("--target-dir")
+        .arg(&target)
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env(
+            "CARGO_ENCODED_RUSTFLAGS",
+            "-Zsanitizer=thread\x1f-Cunsafe-allow-abi-mismatch=sanitizer",
+        )
+        .status()
+        .unwrap();
+    assert!(status.success());
+    let directory = target.join("capi-programs");
+    fs::create_dir_all(&directory).unwrap();
+    for name in ["libibverbs.so.1", "libibverbs.so"] {
+        let _ = symlink(format!("../{host}/quick/libanyverbs_capi.so"), directory.join(name));
+    }
+    directory
+}
+
+/// Every verb from eight threads at once (S5.6). `tests/c/thread_sanitizer.supp` says what it cannot know.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn sequences_of_eight_threads_race_nowhere() {
+    let libraries = sanitized_libraries();
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c");
+    let program = libraries.join(format!("sequence.{}", std::process::id()));
+    let built = Command::new("cc")
+        .args(["-D_GNU_SOURCE", "-O1", "-g", "-pthread", "-rdynamic", "-fsanitize=thread", "-o"])
+        .arg(&program)
+        .args([sources.join("sequence.c"), sources.join("thread_sanitizer.c")])
+        .arg("-L")
+        .arg(&libraries)
+        .arg("-libverbs")
+        .output()
+        .unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    // Without randomised addresses, of which newer kernels have more bits than it can bear.
+    let mut run = Command::new("setarch");
+    run.args(["-R", "timeout", "300"])
+        .arg(&program)
+        .args(["1000", "7", "8"])
+        .env("LD_LIBRARY_PATH", &libraries)
+        .env("ANYVERBS_LOG", "off")
+        .env("ANYVERBS_REGISTRY", format!("anyverbs-race-{}", std::process::id()))
+        .env("ANYVERBS_UDP_PORT", (19_000 + std::process::id() % 1000).to_string())
+        .env(
+            "TSAN_OPTIONS",
+            format!("suppressions={}", sources.join("thread_sanitizer.supp").display()),
+        );
+    let output = run.output().unwrap();
+    let _ = fs::remove_file(&program);
+    assert!(
+        output.status.success(),
+        "{}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
 macro_rules! programs {
     ($($name:ident)*) => {
         const PROGRAMS: &[&str] = &[$(stringify!($name)),*];
