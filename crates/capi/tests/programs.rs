@@ -124,6 +124,7 @@ fn a_sequence_touches_nothing_foreign_and_leaks_nothing() {
 }
 
 /// The shared object built for ThreadSanitizer. The compiler's own switch is not stable; the standard library stays as it is.
+#[cfg(target_arch = "x86_64")]
 fn sanitized_libraries() -> PathBuf {
     let target = env::current_exe().unwrap().ancestors().nth(3).unwrap().join("sanitize-thread");
     let host = "x86_64-unknown-linux-gnu";
