@@ -734,10 +734,9 @@ impl Poster<'_> {
 impl Drop for Poster<'_> {
     fn drop(&mut self) {
         let Some((mut state, mut call)) = self.inner.take() else { return };
-        if self.sends {
-            call.send(&mut state);
-        } else if state.link.starved.is_none() {
-            // Receives alone change nothing that others have to know.
+        let sent = self.sends && call.send(&mut state);
+        if !sent && state.link.starved.is_none() {
+            // Receives alone, and sends that gather, change nothing that others have to know.
             drop(state);
             return self.cell.engine.after_unlock();
         }

@@ -186,18 +186,21 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Sends what was posted, or lets it wait for more where that makes fuller batches.
-    pub(crate) fn send(&mut self, state: &mut State) {
+    /// Sends what was posted, or lets it wait for more where that makes fuller batches: then false, and there is nothing to
+    /// settle.
+    pub(crate) fn send(&mut self, state: &mut State) -> bool {
         let State { machine, link, .. } = state;
         let env = self.env(link);
         if !machine.may_gather(env.batch()) {
             link.gathers = false;
-            return machine.transmit(&mut self.env(link));
+            machine.transmit(&mut self.env(link));
+            return true;
         }
         if !std::mem::replace(&mut link.gathers, true) {
             self.cell.engine.note_owing(self.cell.qpn, &mut link.debt, true);
             self.cell.engine.look_after_owed();
         }
+        false
     }
 
     /// Answers a credit probe again.
@@ -364,7 +367,12 @@ impl Env for DeviceEnv<'_> {
             }
             (Route::Udp(udp), _) => {
                 let now = now(engine, self.now);
-                self.out.send(self.engine, udp, self.cell.qpn, reliable, now, headers, payload)
+                let (out, qpn) = (&mut self.out, self.cell.qpn);
+                match out.send(engine, udp, qpn, reliable, now, headers, payload) {
+                    // It counts by itself.
+                    Ok(()) => return Ok(()),
+                    Err(error) => Err(error),
+                }
             }
         };
         match sent {

@@ -11,17 +11,13 @@ use anyverbs_net::forward::{ForwardBuffer, Forwarded};
 use anyverbs_net::shm::{Channel, Closed, Event, Poller};
 use anyverbs_net::{Datagram, RxBatch};
 use anyverbs_proto::counters::Counter;
-use anyverbs_proto::qp::attr::QpType;
-use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::time::Time;
-use anyverbs_proto::types::{Gid, Qpn};
-use anyverbs_proto::wire::icrc::{Flow, IcrcVerdict};
-use anyverbs_proto::wire::opcode::Operation;
-use anyverbs_proto::wire::packet::{ICRC_LEN, Packet};
+use anyverbs_proto::types::Qpn;
 
 use super::Engine;
+use super::datagrams::{KnownFlow, Received, Tally};
+use super::deliver::Arrived;
 use super::env::Call;
-use super::gsi::Incoming as ToGsi;
 use super::pace::{NO_LIMIT, Probe};
 use crate::config::Config;
 use crate::link::shm::{self, Gone};
@@ -71,7 +67,7 @@ pub(super) struct RxState {
     resume: Vec<Qpn>,
     /// Credit probes, to be answered when what came before them is delivered.
     probes: Vec<Asked>,
-    flow: Option<(IpAddr, IpAddr, u16, Flow)>,
+    flow: Option<KnownFlow>,
 }
 
 impl RxState {
@@ -95,14 +91,6 @@ impl RxState {
             flow: None,
         })
     }
-}
-
-/// What a received datagram is.
-enum Received<'a> {
-    Packet(Arrival, Packet<'a>),
-    /// To QP1, which every process has.
-    Gsi(ToGsi<'a>),
-    Credit(CreditPacket),
 }
 
 impl Engine {
@@ -187,11 +175,12 @@ impl Engine {
         let rx = self.rx.try_lock().or_else(|| {
             // Whoever holds the lock sees what is said here, or has released it before.
             worker.then(|| self.worker.leave_to_reader())?;
-            let rx = self.rx.try_lock()?;
-            self.worker.take_left_to_reader();
-            Some(rx)
+            self.rx.try_lock()
         });
         let Some(mut rx) = rx else { return 0 };
+        if worker {
+            self.worker.take_left_to_reader();
+        }
         let RxState {
             batch,
             poller,
@@ -271,29 +260,29 @@ impl Engine {
         let mut n = by_shm;
         let mut to_gsi = Vec::new();
         if !quiet {
-            self.deliver_at(
-                now,
-                batch.datagrams().filter_map(|datagram| {
+            let mut datagrams = batch.datagrams();
+            let mut tally = Tally::default();
+            self.deliver_at(now, |into| {
+                for datagram in datagrams.by_ref() {
                     n += 1;
-                    match self.classify(&datagram, flow, false)? {
-                        Received::Packet(arrival, packet) => {
-                            if worker && is_one_sided(packet.headers.bth.opcode.code()) {
+                    match self.classify(&datagram, flow, false, &mut tally, into) {
+                        Some(Received::Packet) => {
+                            if worker && is_one_sided(into.packet.headers.bth.opcode.code()) {
                                 // Nobody polled when it came.
                                 self.worker.note_one_sided();
                             }
-                            Some((arrival, packet.into()))
+                            return true;
                         }
-                        Received::Gsi(incoming) => {
-                            to_gsi.push(incoming);
-                            None
-                        }
-                        Received::Credit(credit) => {
+                        Some(Received::Gsi(incoming)) => to_gsi.push(*incoming),
+                        Some(Received::Credit(credit)) => {
                             self.take_credit(credit, &datagram, probes, resume);
-                            None
                         }
+                        None => {}
                     }
-                }),
-            );
+                }
+                false
+            });
+            self.count_received(tally);
         }
         if !to_gsi.is_empty() {
             // No queue pair is locked here.
@@ -310,16 +299,19 @@ impl Engine {
                     }
                 };
                 n += 1;
-                match self.classify(&datagram, flow, true) {
-                    Some(Received::Packet(arrival, packet)) => {
-                        self.deliver_at(now, std::iter::once((arrival, packet.into())));
+                let (mut tally, mut place) = (Tally::default(), Arrived::new());
+                match self.classify(&datagram, flow, true, &mut tally, &mut place) {
+                    Some(Received::Packet) => {
+                        let Arrived { arrival, packet } = place;
+                        self.deliver(now, std::iter::once((arrival, packet)));
                     }
-                    Some(Received::Gsi(incoming)) => self.receive_mads(now, &[incoming]),
+                    Some(Received::Gsi(incoming)) => self.receive_mads(now, &[*incoming]),
                     Some(Received::Credit(credit)) => {
                         self.take_credit(credit, &datagram, probes, resume);
                     }
                     None => {}
                 }
+                self.count_received(tally);
             }
         }
         self.answer(probes);
@@ -386,76 +378,8 @@ impl Engine {
         }
     }
 
-    /// Checks a datagram up to its packet. None: it is not for us, and was counted.
-    fn classify<'d>(
-        &self,
-        datagram: &Datagram<'d>,
-        flow: &mut Option<(IpAddr, IpAddr, u16, Flow)>,
-        was_forwarded: bool,
-    ) -> Option<Received<'d>> {
-        let bytes = datagram.bytes;
-        let Some(&slot) = bytes.get(5).filter(|_| bytes.len() >= 12 + ICRC_LEN) else {
-            self.count(Counter::DropMalformed, 1);
-            return None;
-        };
-        let to_gsi = bytes[5..8] == [0, 0, Qpn::GSI.get() as u8];
-        let to_group = datagram.destination.is_multicast();
-        if to_group != (bytes[5..8] == [0xff; 3]) {
-            // Who sends a group what is for one queue pair would have all processes forward it.
-            self.count(Counter::DropNoQp, 1);
-            return None;
-        }
-        if slot != self.slot && !to_group && !to_gsi {
-            self.misdelivered(slot, datagram, was_forwarded);
-            return None;
-        }
-        let (source, destination) =
-            (datagram.source.ip().to_canonical(), datagram.destination.to_canonical());
-        let port = datagram.source.port();
-        let flow = match flow {
-            Some((s, d, p, flow)) if (*s, *d, *p) == (source, destination, port) => flow,
-            _ => {
-                let new = Flow::new(source, destination, port, self.config.udp_port);
-                &flow.insert((source, destination, port, new)).3
-            }
-        };
-        if flow.check(bytes, datagram.segment) == IcrcVerdict::Wrong {
-            self.count(Counter::DropIcrc, 1);
-            return None;
-        }
-        let bytes = &bytes[..bytes.len() - ICRC_LEN];
-        if let Some(credit) = CreditPacket::parse(bytes) {
-            if to_group {
-                self.count(Counter::DropMalformed, 1);
-                return None;
-            }
-            return Some(Received::Credit(credit));
-        }
-        let Ok(packet) = Packet::parse(bytes) else {
-            self.count(Counter::DropMalformed, 1);
-            return None;
-        };
-        self.count(Counter::RcvdPkts, 1);
-        self.count(Counter::RcvdBytes, datagram.bytes.len() as u64);
-        let arrival = Arrival {
-            source: Gid::from(source),
-            destination: Gid::from(destination),
-            traffic_class: datagram.traffic_class,
-            hop_limit: datagram.hop_limit,
-            flow_label: datagram.flow_label,
-        };
-        if arrival.is_marked() {
-            self.count(Counter::EcnMarked, 1);
-        }
-        if to_gsi {
-            let datagram = *datagram;
-            return Some(Received::Gsi(ToGsi { datagram, arrival, packet, was_forwarded }));
-        }
-        Some(Received::Packet(arrival, packet))
-    }
-
     /// A datagram for another process of this host, or for nobody.
-    fn misdelivered(&self, slot: u8, datagram: &Datagram<'_>, was_forwarded: bool) {
+    pub(super) fn misdelivered(&self, slot: u8, datagram: &Datagram<'_>, was_forwarded: bool) {
         // Slot 0 (QP0) names no process.
         if slot == 0 || was_forwarded {
             self.count(Counter::DropNoQp, 1);
@@ -511,102 +435,6 @@ impl Engine {
             echoes.flush(self);
         }
         echoes.flush(self);
-    }
-
-    /// Gives packets to their queue pairs; consecutive ones for one queue pair under one hold of its lock.
-    pub(crate) fn deliver<'p>(
-        &'static self,
-        packets: impl Iterator<Item = (Arrival, Incoming<'p>)>,
-    ) {
-        self.deliver_at(self.now(), packets);
-    }
-
-    fn deliver_at<'p>(
-        &'static self,
-        now: Time,
-        mut packets: impl Iterator<Item = (Arrival, Incoming<'p>)>,
-    ) {
-        let mut next = packets.next();
-        while let Some((arrival, packet)) = next.take() {
-            let qpn = packet.headers.bth.dest_qpn;
-            let group = arrival.destination;
-            let found = if qpn == Qpn::MULTICAST {
-                let members = self.groups.members(group);
-                match members.as_deref() {
-                    Some([cell]) => Some(Arc::clone(cell)),
-                    Some(members) => {
-                        self.deliver_copies(now, members, &arrival, &packet);
-                        next = packets.next();
-                        continue;
-                    }
-                    None => None,
-                }
-            } else {
-                self.qps.find(qpn)
-            };
-            let Some(cell) = found else {
-                self.count(Counter::DropNoQp, 1);
-                next = packets.next();
-                continue;
-            };
-            let mut state = cell.state.lock();
-            if state.is_dead() {
-                self.count(Counter::DropNoQp, 1);
-                next = packets.next();
-                continue;
-            }
-            let mut call = Call::at(&cell, now);
-            let mut current = Some((arrival, packet));
-            while let Some((arrival, packet)) = current.take() {
-                let wanted = qpn != Qpn::MULTICAST || cell.takes(&state, &arrival, &packet);
-                let State { machine, link, .. } = &mut *state;
-                let mut following = packets.next();
-                if let Some((arrival, ack)) = following.take_if(|(_, next)| rides(next, &packet)) {
-                    // It rode with the peer's answer, which a program expects to see after its own send is complete.
-                    machine.receive(&arrival, &ack, &mut call.env(link));
-                    following = packets.next();
-                }
-                if wanted {
-                    machine.receive(&arrival, &packet, &mut call.env(link));
-                }
-                match following {
-                    Some((arrival, packet))
-                        if packet.headers.bth.dest_qpn == qpn
-                            && (qpn != Qpn::MULTICAST || arrival.destination == group) =>
-                    {
-                        current = Some((arrival, packet));
-                    }
-                    other => next = other,
-                }
-            }
-            if cell.qp_type == QpType::XrcRecv {
-                // The program's reply leaves by another queue pair: this ACK cannot ride with it, and the requester
-                // expects its completion before the reply.
-                let State { machine, link, .. } = &mut *state;
-                machine.acknowledge(&mut call.env(link));
-            }
-            call.settle(&mut state);
-        }
-    }
-
-    /// Gives a packet of a group to each of its queue pairs.
-    fn deliver_copies(
-        &'static self,
-        now: Time,
-        members: &[Arc<QpCell>],
-        arrival: &Arrival,
-        packet: &Incoming<'_>,
-    ) {
-        for cell in members {
-            let mut state = cell.state.lock();
-            if state.is_dead() || !cell.takes(&state, arrival, packet) {
-                continue;
-            }
-            let mut call = Call::at(cell, now);
-            let State { machine, link, .. } = &mut *state;
-            machine.receive(arrival, packet, &mut call.env(link));
-            call.settle(&mut state);
-        }
     }
 
     /// Calls into a queue pair, if it still lives.
@@ -669,14 +497,6 @@ impl Engine {
     pub(crate) fn kick_worker(&self) {
         self.worker.kick();
     }
-}
-
-/// Whether `packet` is an ACK that left with the request before it.
-fn rides(packet: &Incoming<'_>, before: &Incoming<'_>) -> bool {
-    let (bth, before) = (&packet.headers.bth, &before.headers.bth);
-    bth.opcode.operation == Operation::Ack
-        && bth.dest_qpn == before.dest_qpn
-        && before.opcode.is_request()
 }
 
 /// WRITE, READ, atomics: the program may be waiting for them without polling.

@@ -42,6 +42,10 @@ const PIECE: u64 = 3 << 10;
 const PIECES: Duration = Duration::from_micros(200);
 /// How long the worker waits for more of a stream before it sleeps.
 const SPIN: Duration = Duration::from_micros(25);
+/// How long the worker lets a program that polls take what came.
+const MOMENT: Duration = Duration::from_micros(10);
+/// How late its timers may be: by default 50 us.
+const TIMER_SLACK: Duration = Duration::from_micros(1);
 /// The least that the scheduler grants.
 const SLICE: Duration = Duration::from_micros(100);
 /// Packets that came alone, likely.
@@ -354,6 +358,8 @@ fn ask_for_short_slices() {
 fn run(engine: &'static Engine) {
     IS_WORKER.set(true);
     ask_for_short_slices();
+    // SAFETY: takes no pointers, and is about the calling thread. Where it fails, timers are late.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, TIMER_SLACK.as_nanos() as libc::c_ulong) };
     let shared = &engine.worker;
     // For how long polls keep the worker away at the moment.
     let mut away = None;
@@ -395,8 +401,10 @@ fn run(engine: &'static Engine) {
         if found.shm && shared.waited_for.swap(false, Ordering::SeqCst) {
             polled = false;
         }
+        let contended = polled && found.input != 0;
+        let takes = if needed { contended && takes_it(engine) } else { polled };
         // Woken by input that is gone, or that somebody is taking: the program polls.
-        away = if polled && !needed || !serve(engine, polled && found.input != 0, &mut last) {
+        away = if takes || !serve(engine, contended, &mut last) {
             Some(if needed { SHORT_LEASE } else { LEASE })
         } else {
             None
@@ -420,6 +428,14 @@ fn run(engine: &'static Engine) {
             };
         }
     }
+}
+
+/// Whether the program is polling at this moment, and so takes what came: it may run on this very processor, and be in the middle
+/// of a poll. If it has polled before and now waits on its memory, it is the worker that has to.
+fn takes_it(engine: &'static Engine) -> bool {
+    std::thread::sleep(MOMENT);
+    let lease = engine.lease.load(Ordering::SeqCst);
+    engine.worker.seen.swap(lease, Ordering::SeqCst) != lease
 }
 
 /// Sleeps until there is something to do.
@@ -462,7 +478,8 @@ fn sleep(engine: &'static Engine, away: Option<Duration>, polled: bool, resteer_
 /// Receives what there is, acknowledges, and arms the sockets again.
 ///
 /// In the middle of a stream the worker waits a little for more before it sleeps: a wake-up costs as much as the wait.
-/// Where others are said to take what comes (`contended`), and there is nothing, nothing else is done: false.
+/// Where others are said to take what comes (`contended`), and there is nothing, nothing else is done: false. Nor is it where
+/// another thread is at the sockets: armed while that one does not get the processor, they would wake the worker at once.
 /// Not for small messages, whose program may be spinning on its memory on this very core.
 fn serve(engine: &'static Engine, contended: bool, last: &mut Time) -> bool {
     let stream = if engine.now().since(*last) <= PIECES { PIECE } else { STREAM };
@@ -488,7 +505,7 @@ fn serve(engine: &'static Engine, contended: bool, last: &mut Time) -> bool {
             }
             continue;
         }
-        if contended && batches == 0 {
+        if batches == 0 && (contended || engine.worker.is_left_to_reader()) {
             return false;
         }
         engine.flush_owed();
@@ -541,3 +558,6 @@ fn refresh_addresses(engine: &'static Engine) {
         Err(error) => tracing::warn!(%error, "the host's addresses could not be read"),
     }
 }
+
+#[cfg(test)]
+mod tests;

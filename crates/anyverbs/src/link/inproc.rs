@@ -184,7 +184,7 @@ impl Inproc {
             if packets.iter().any(|e| e.headers.bth.dest_qpn == Qpn::MULTICAST) {
                 self.handing.lock().hand_on(engine, all.clone());
             }
-            engine.deliver(all.map(|(arrival, packet)| (arrival, packet.into())));
+            engine.deliver(engine.now(), all.map(|(arrival, packet)| (arrival, packet.into())));
             arena.clear();
         }
         drop(arena);

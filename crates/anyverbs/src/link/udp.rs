@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use anyverbs_net::{Destination, TxBatch};
+use anyverbs_proto::counters::Counter;
 use anyverbs_proto::env::TransmitError;
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::time::Time;
@@ -90,12 +91,14 @@ pub(crate) fn address(ip: IpAddr, port: u16, scope_id: u32) -> SocketAddr {
 pub(crate) struct Outbox {
     /// Boxed: each call into a queue pair has an outbox, moves it about, and may send nothing by UDP.
     batch: Option<Box<TxBatch>>,
+    /// Packets of queue pairs in it, and their bytes, to be counted together.
+    sent: (u64, u64),
     /// What the same-host link has not shown yet.
     pub(crate) shm: Unflushed,
 }
 
 impl Outbox {
-    /// Stages a packet; how long it is.
+    /// Stages a packet.
     #[expect(clippy::too_many_arguments, reason = "the parts of one packet")]
     pub(crate) fn send(
         &mut self,
@@ -106,12 +109,13 @@ impl Outbox {
         now: Time,
         headers: &Headers,
         payload: &Payload<'_>,
-    ) -> Result<usize, TransmitError> {
+    ) -> Result<(), TransmitError> {
         let pad = usize::from(Bth::pad_of(payload.len()));
         let (head, body) = (headers.len(), payload.len());
         let len = head + body + pad + ICRC_LEN;
         let Some(flow) = &route.flow else {
-            return Ok(0);
+            engine.count(Counter::SentPkts, 1);
+            return Ok(());
         };
         let dest = headers.bth.dest_qpn;
         // Nobody answers for a group.
@@ -133,7 +137,8 @@ impl Outbox {
         let batch = self.batch.get_or_insert_with(|| engine.batches.take());
         let Ok((room, id)) = batch.segment(&engine.port, &route.to, len) else {
             // As if the network had lost it.
-            return Ok(0);
+            self.sent.0 += 1;
+            return Ok(());
         };
         headers.emit(room);
         // The pad count, which is the link's affair.
@@ -150,7 +155,8 @@ impl Outbox {
             let probe = CreditPacket { is_probe: true, dest, from, counts };
             self.credit(engine, &route.to, flow, probe);
         }
-        Ok(len)
+        self.sent = (self.sent.0 + 1, self.sent.1 + len as u64);
+        Ok(())
     }
 
     fn credit(&mut self, engine: &Engine, to: &Destination, flow: &Flow, packet: CreditPacket) {
@@ -194,6 +200,9 @@ impl Outbox {
             }
             engine.send_drops.fetch_add(batch.stats().dropped - dropped, Ordering::Relaxed);
             engine.batches.put(batch);
+            let (packets, bytes) = std::mem::take(&mut self.sent);
+            engine.count(Counter::SentPkts, packets);
+            engine.count(Counter::SentBytes, bytes);
         }
     }
 }

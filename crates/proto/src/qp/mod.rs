@@ -35,7 +35,7 @@ use crate::types::{Gid, PKey, Psn, QKey, Qpn};
 use crate::wc::{Wc, WcOpcode, WcStatus};
 use crate::wire::bth::Bth;
 use crate::wire::opcode::{Opcode, Operation, Service};
-use crate::wire::packet::{Headers, Packet};
+use crate::wire::packet::{Headers, Malformed, Packet};
 use crate::wr::{AddressVector, MAX_MESSAGE, RecvWr, SendFlags, SendWr, UdDest};
 use attr::{ModifyError, ModifyLimits, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType};
 use congestion::Congestion;
@@ -140,6 +140,19 @@ pub struct Incoming<'a> {
 impl<'a> From<Packet<'a>> for Incoming<'a> {
     fn from(Packet { headers, payload }: Packet<'a>) -> Self {
         Self { headers, payload: Data::Bytes(payload), packets: 1, acks: None }
+    }
+}
+
+impl<'a> Incoming<'a> {
+    /// As [`Packet::parse`], in place: a packet is long to move about. After an error it is any.
+    ///
+    /// # Errors
+    /// As [`Packet::parse`].
+    #[inline]
+    pub fn parse_from(&mut self, bytes: &'a [u8]) -> Result<(), Malformed> {
+        self.payload = Data::Bytes(self.headers.parse_packet(bytes)?);
+        (self.packets, self.acks) = (1, None);
+        Ok(())
     }
 }
 

@@ -346,7 +346,12 @@ impl Qp {
         let (va, rkey, left, received) = match (self.responder.inbound, packet.headers.reth) {
             (Inbound::Write { va, rkey, left, received }, _) => (va, rkey, left, received),
             (_, Some(reth)) => {
-                self.check_remote(&reth, Access::REMOTE_WRITE, self.responder.pd, env)?;
+                if reth.len == len && !opcode.has_imm() {
+                    // The key is looked up as the packet is copied.
+                    self.check_right(Access::REMOTE_WRITE)?;
+                } else {
+                    self.check_remote(&reth, Access::REMOTE_WRITE, self.responder.pd, env)?;
+                }
                 (reth.va, reth.rkey, reth.len, 0)
             }
             (_, None) => return Err(Refusal::INVALID.into()),
@@ -501,6 +506,11 @@ impl Qp {
         (self.responder.pd, self.qpn)
     }
 
+    /// A right of the queue pair.
+    fn check_right(&self, need: Access) -> Result<(), Refusal> {
+        if self.attr.access.contains(need) { Ok(()) } else { Err(Refusal::INVALID) }
+    }
+
     /// Rights of the queue pair and, unless the operation is empty (IBA 9.7.4.1.4), of the key.
     fn check_remote<E: Env>(
         &self,
@@ -510,7 +520,8 @@ impl Qp {
         env: &E,
     ) -> Result<(), Refusal> {
         let resources = need != Access::REMOTE_READ || self.responder.answers.have_room();
-        if !self.attr.access.contains(need) || !resources || reth.len > MAX_MESSAGE {
+        self.check_right(need)?;
+        if !resources || reth.len > MAX_MESSAGE {
             return Err(Refusal::INVALID);
         }
         if reth.len > 0 {

@@ -171,6 +171,25 @@ impl Headers {
         Ok(())
     }
 
+    /// As [`Packet::parse`], in place; the payload. After an error the headers are any.
+    ///
+    /// # Errors
+    /// As [`Packet::parse`].
+    #[inline]
+    pub fn parse_packet<'a>(&mut self, bytes: &'a [u8]) -> Result<&'a [u8], Malformed> {
+        let mut rest = bytes;
+        *self = Self::new(Bth::parse(take(&mut rest)?)?);
+        self.parse_ext(&mut rest)?;
+        if !rest.len().is_multiple_of(4) {
+            return Err(Malformed::Length);
+        }
+        let len = rest.len().checked_sub(self.bth.pad.into()).ok_or(Malformed::Pad)?;
+        if !self.bth.opcode.admits_payload(len) {
+            return Err(Malformed::Length);
+        }
+        Ok(&rest[..len])
+    }
+
     /// Reads the extension headers that the opcode has off the front of `rest`.
     #[inline]
     fn parse_ext(&mut self, rest: &mut &[u8]) -> Result<(), Malformed> {
@@ -283,17 +302,10 @@ impl<'a> Packet<'a> {
     /// Why the bytes are no packet.
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Malformed> {
-        let mut rest = bytes;
-        let mut headers = Headers::new(Bth::parse(take(&mut rest)?)?);
-        headers.parse_ext(&mut rest)?;
-        if !rest.len().is_multiple_of(4) {
-            return Err(Malformed::Length);
-        }
-        let len = rest.len().checked_sub(headers.bth.pad.into()).ok_or(Malformed::Pad)?;
-        if !headers.bth.opcode.admits_payload(len) {
-            return Err(Malformed::Length);
-        }
-        Ok(Self { headers, payload: &rest[..len] })
+        let any = Opcode::new(Service::Rc, Operation::Ack);
+        let mut headers = Headers::new(Bth::new(any, Qpn::default(), Psn::default()));
+        let payload = headers.parse_packet(bytes)?;
+        Ok(Self { headers, payload })
     }
 
     /// Bytes from the BTH to the pad.

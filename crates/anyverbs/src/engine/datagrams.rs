@@ -1,0 +1,150 @@
+//! What a received datagram is.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyverbs_net::Datagram;
+use anyverbs_proto::counters::Counter;
+use anyverbs_proto::qp::Arrival;
+use anyverbs_proto::types::{Gid, Qpn};
+use anyverbs_proto::wire::icrc::{Flow, IcrcVerdict};
+use anyverbs_proto::wire::packet::{ICRC_LEN, Packet};
+
+use super::Engine;
+use super::deliver::Arrived;
+use super::gsi::Incoming as ToGsi;
+use crate::link::udp::CreditPacket;
+
+/// What a received datagram is.
+pub(super) enum Received<'a> {
+    /// It lies where it was to be read to.
+    Packet,
+    /// To QP1, which every process has. Boxed: it is rare, and long.
+    Gsi(Box<ToGsi<'a>>),
+    Credit(CreditPacket),
+}
+
+/// Packets that were received, to be counted together.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    packets: u64,
+    bytes: u64,
+}
+
+/// From where to where the last datagram went: the next one likely goes there, too.
+#[derive(Debug)]
+pub(super) struct KnownFlow {
+    source: SocketAddr,
+    destination: IpAddr,
+    gids: (Gid, Gid),
+    flow: Flow,
+}
+
+impl KnownFlow {
+    fn new(source: SocketAddr, destination: IpAddr, port: u16) -> Self {
+        let (from, to) = (source.ip().to_canonical(), destination.to_canonical());
+        let flow = Flow::new(from, to, source.port(), port);
+        Self { source, destination, gids: (Gid::from(from), Gid::from(to)), flow }
+    }
+}
+
+impl Engine {
+    pub(super) fn count_received(&self, tally: Tally) {
+        self.count(Counter::RcvdPkts, tally.packets);
+        self.count(Counter::RcvdBytes, tally.bytes);
+    }
+
+    /// Checks a datagram up to its packet, which is read to `into`. None: it is not for us, and was counted.
+    #[inline]
+    pub(super) fn classify<'d>(
+        &self,
+        datagram: &Datagram<'d>,
+        flow: &mut Option<KnownFlow>,
+        was_forwarded: bool,
+        tally: &mut Tally,
+        into: &mut Arrived<'d>,
+    ) -> Option<Received<'d>> {
+        let bytes = datagram.bytes;
+        let Some(&slot) = bytes.get(5).filter(|_| bytes.len() >= 12 + ICRC_LEN) else {
+            self.count(Counter::DropMalformed, 1);
+            return None;
+        };
+        let to_gsi = bytes[5..8] == [0, 0, Qpn::GSI.get() as u8];
+        let to_group = datagram.destination.is_multicast();
+        if to_group != (bytes[5..8] == [0xff; 3]) {
+            // Who sends a group what is for one queue pair would have all processes forward it.
+            self.count(Counter::DropNoQp, 1);
+            return None;
+        }
+        if slot != self.slot && !to_group && !to_gsi {
+            self.misdelivered(slot, datagram, was_forwarded);
+            return None;
+        }
+        let known = match flow {
+            Some(known)
+                if known.source == datagram.source && known.destination == datagram.destination =>
+            {
+                known
+            }
+            _ => flow.insert(KnownFlow::new(
+                datagram.source,
+                datagram.destination,
+                self.config.udp_port,
+            )),
+        };
+        if known.flow.check(bytes, datagram.segment) == IcrcVerdict::Wrong {
+            self.count(Counter::DropIcrc, 1);
+            return None;
+        }
+        let bytes = &bytes[..bytes.len() - ICRC_LEN];
+        if let Some(credit) = CreditPacket::parse(bytes) {
+            if to_group {
+                self.count(Counter::DropMalformed, 1);
+                return None;
+            }
+            return Some(Received::Credit(credit));
+        }
+        into.arrival = Arrival {
+            source: known.gids.0,
+            destination: known.gids.1,
+            traffic_class: datagram.traffic_class,
+            hop_limit: datagram.hop_limit,
+            flow_label: datagram.flow_label,
+        };
+        if to_gsi {
+            return self.classify_mad(datagram, bytes, into.arrival, was_forwarded, tally);
+        }
+        if into.packet.parse_from(bytes).is_err() {
+            self.count(Counter::DropMalformed, 1);
+            return None;
+        }
+        self.tally(datagram, &into.arrival, tally);
+        Some(Received::Packet)
+    }
+
+    #[cold]
+    fn classify_mad<'d>(
+        &self,
+        datagram: &Datagram<'d>,
+        bytes: &'d [u8],
+        arrival: Arrival,
+        was_forwarded: bool,
+        tally: &mut Tally,
+    ) -> Option<Received<'d>> {
+        let Ok(packet) = Packet::parse(bytes) else {
+            self.count(Counter::DropMalformed, 1);
+            return None;
+        };
+        self.tally(datagram, &arrival, tally);
+        let datagram = *datagram;
+        Some(Received::Gsi(Box::new(ToGsi { datagram, arrival, packet, was_forwarded })))
+    }
+
+    #[inline]
+    fn tally(&self, datagram: &Datagram<'_>, arrival: &Arrival, tally: &mut Tally) {
+        tally.packets += 1;
+        tally.bytes += datagram.bytes.len() as u64;
+        if arrival.is_marked() {
+            self.count(Counter::EcnMarked, 1);
+        }
+    }
+}

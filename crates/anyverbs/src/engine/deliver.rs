@@ -1,0 +1,156 @@
+//! Gives packets to their queue pairs.
+
+use std::mem;
+use std::sync::Arc;
+
+use anyverbs_proto::counters::Counter;
+use anyverbs_proto::payload::Data;
+use anyverbs_proto::qp::attr::QpType;
+use anyverbs_proto::qp::{Arrival, Incoming};
+use anyverbs_proto::time::Time;
+use anyverbs_proto::types::{Gid, Psn, Qpn};
+use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
+use anyverbs_proto::wire::packet::Headers;
+
+use super::Engine;
+use super::env::Call;
+use crate::qp::{QpCell, State};
+
+/// Where a packet is read to. Packets are long to move about, so places are used again.
+pub(super) struct Arrived<'a> {
+    pub(super) arrival: Arrival,
+    pub(super) packet: Incoming<'a>,
+}
+
+impl Arrived<'_> {
+    pub(super) fn new() -> Self {
+        let any = Opcode::new(Service::Rc, Operation::Ack);
+        let (source, destination) = (Gid::ZERO, Gid::ZERO);
+        Self {
+            arrival: Arrival { source, destination, traffic_class: 0, hop_limit: 0, flow_label: 0 },
+            packet: Incoming {
+                headers: Headers::new(Bth::new(any, Qpn::default(), Psn::default())),
+                payload: Data::Bytes(&[]),
+                packets: 1,
+                acks: None,
+            },
+        }
+    }
+}
+
+impl Engine {
+    /// Gives packets to their queue pairs.
+    pub(crate) fn deliver<'p>(
+        &'static self,
+        now: Time,
+        mut packets: impl Iterator<Item = (Arrival, Incoming<'p>)>,
+    ) {
+        self.deliver_at(now, |into| match packets.next() {
+            Some((arrival, packet)) => {
+                *into = Arrived { arrival, packet };
+                true
+            }
+            None => false,
+        });
+    }
+
+    /// Gives packets to their queue pairs; consecutive ones for one queue pair under one hold of its lock. `read` reads the
+    /// next packet, if there is one.
+    #[inline]
+    pub(super) fn deliver_at<'p>(
+        &'static self,
+        now: Time,
+        mut read: impl FnMut(&mut Arrived<'p>) -> bool,
+    ) {
+        let mut places = (Arrived::new(), Arrived::new());
+        let (mut this, mut next) = (&mut places.0, &mut places.1);
+        let mut more = read(this);
+        while more {
+            let qpn = this.packet.headers.bth.dest_qpn;
+            let group = this.arrival.destination;
+            let found = if qpn == Qpn::MULTICAST {
+                let members = self.groups.members(group);
+                match members.as_deref() {
+                    Some([cell]) => Some(Arc::clone(cell)),
+                    Some(members) => {
+                        self.deliver_copies(now, members, &this.arrival, &this.packet);
+                        more = read(this);
+                        continue;
+                    }
+                    None => None,
+                }
+            } else {
+                self.qps.find(qpn)
+            };
+            let Some(cell) = found else {
+                self.count(Counter::DropNoQp, 1);
+                more = read(this);
+                continue;
+            };
+            let mut state = cell.state.lock();
+            if state.is_dead() {
+                self.count(Counter::DropNoQp, 1);
+                more = read(this);
+                continue;
+            }
+            let mut call = Call::at(&cell, now);
+            loop {
+                let Arrived { arrival, packet } = &*this;
+                let wanted = qpn != Qpn::MULTICAST || cell.takes(&state, arrival, packet);
+                let State { machine, link, .. } = &mut *state;
+                more = read(next);
+                if more && rides(&next.packet, packet) {
+                    // It rode with the peer's answer, which a program expects to see after its own send is complete.
+                    machine.receive(&next.arrival, &next.packet, &mut call.env(link));
+                    more = read(next);
+                }
+                if wanted {
+                    machine.receive(arrival, packet, &mut call.env(link));
+                }
+                mem::swap(&mut this, &mut next);
+                let goes_on = more
+                    && this.packet.headers.bth.dest_qpn == qpn
+                    && (qpn != Qpn::MULTICAST || this.arrival.destination == group);
+                if !goes_on {
+                    break;
+                }
+            }
+            if cell.qp_type == QpType::XrcRecv {
+                // The program's reply leaves by another queue pair: this ACK cannot ride with it, and the requester
+                // expects its completion before the reply.
+                let State { machine, link, .. } = &mut *state;
+                machine.acknowledge(&mut call.env(link));
+            }
+            call.settle(&mut state);
+        }
+    }
+
+    /// Gives a packet of a group to each of its queue pairs.
+    fn deliver_copies(
+        &'static self,
+        now: Time,
+        members: &[Arc<QpCell>],
+        arrival: &Arrival,
+        packet: &Incoming<'_>,
+    ) {
+        for cell in members {
+            let mut state = cell.state.lock();
+            if state.is_dead() || !cell.takes(&state, arrival, packet) {
+                continue;
+            }
+            let mut call = Call::at(cell, now);
+            let State { machine, link, .. } = &mut *state;
+            machine.receive(arrival, packet, &mut call.env(link));
+            call.settle(&mut state);
+        }
+    }
+}
+
+/// Whether `packet` is an ACK that left with the request before it.
+fn rides(packet: &Incoming<'_>, before: &Incoming<'_>) -> bool {
+    let (bth, before) = (&packet.headers.bth, &before.headers.bth);
+    bth.opcode.operation == Operation::Ack
+        && bth.dest_qpn == before.dest_qpn
+        && before.opcode.is_request()
+}

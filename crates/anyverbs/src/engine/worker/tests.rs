@@ -1,0 +1,36 @@
+use std::fs;
+use std::net::UdpSocket;
+use std::time::Duration;
+
+use super::Engine;
+
+/// The processor's time that the worker has had.
+fn worker_time() -> Duration {
+    let tasks = fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
+    let worker = |task: &std::path::PathBuf| {
+        fs::read_to_string(task.join("comm")).is_ok_and(|comm| comm.trim() == "anyverbs")
+    };
+    let tasks: Vec<_> = tasks.filter(worker).collect();
+    let [task] = &tasks[..] else { panic!("one worker: {tasks:?}") };
+    let stat = fs::read_to_string(task.join("stat")).unwrap();
+    let (_, fields) = stat.rsplit_once(") ").unwrap();
+    let ticks: u64 =
+        fields.split(' ').skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap()).sum();
+    // Of a hundredth of a second, whatever the kernel's are.
+    Duration::from_millis(10 * ticks)
+}
+
+#[test]
+fn it_does_not_spin_while_another_thread_is_at_the_sockets() {
+    let engine = Engine::current().unwrap();
+    let reading = engine.rx.lock();
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mut packet = [0; 64];
+    packet[5] = engine.slot;
+    socket.send_to(&packet, ("127.0.0.1", engine.config.udp_port)).unwrap();
+    let begin = worker_time();
+    std::thread::sleep(Duration::from_millis(400));
+    let used = worker_time() - begin;
+    drop(reading);
+    assert!(used < Duration::from_millis(100), "{used:?}");
+}
