@@ -9,6 +9,7 @@ mod endpoint;
 mod events;
 mod fork;
 mod host;
+mod hostile;
 mod multicast;
 mod one_process;
 mod processes;
