@@ -4,6 +4,10 @@
 //! A body panics if a promise of the code under test is broken, and returns on everything else.
 
 pub mod cm;
+pub mod config;
+pub mod input;
 pub mod packet;
 pub mod qp_sequence;
+pub mod requester;
+pub mod responder;
 pub mod shm_ring;

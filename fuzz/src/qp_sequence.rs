@@ -23,39 +23,10 @@ use anyverbs_proto::wr::{RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
 use anyverbs_sim::net::{Fate, Passing};
 use anyverbs_sim::{End, Mr, PAGE, Pair, QpOptions};
 
+use super::input::Input;
+
 /// Actions of one input.
 const MAX_ACTIONS: usize = 200;
-
-/// The input; zeros when it is used up.
-struct Input<'a>(&'a [u8]);
-
-impl Input<'_> {
-    fn byte(&mut self) -> u8 {
-        let Some((first, rest)) = self.0.split_first() else { return 0 };
-        self.0 = rest;
-        *first
-    }
-
-    fn word(&mut self) -> u16 {
-        u16::from_le_bytes([self.byte(), self.byte()])
-    }
-
-    /// One time of eight.
-    fn rarely(&mut self) -> bool {
-        self.byte() & 7 == 7
-    }
-
-    /// A length: mostly around the MTU.
-    fn len(&mut self, mtu: usize) -> usize {
-        let n = usize::from(self.word());
-        match n & 3 {
-            0 => n % 9,
-            1 => mtu * (1 + n / 4 % 3),
-            2 => (mtu * (n / 4 % 4) + n / 16 % 5).saturating_sub(2),
-            _ => n / 4 % 6000,
-        }
-    }
-}
 
 /// What completed on one queue.
 #[derive(Default)]

@@ -4,10 +4,14 @@ mod abi_check;
 mod bench;
 mod conformance;
 mod demo;
+mod deny;
 mod dist;
+mod fuzz;
 mod interrupt;
 mod packages;
 mod page;
+mod sanitize;
+mod soak;
 mod test;
 mod workspace;
 
@@ -34,6 +38,14 @@ enum Command {
     Test(test::Options),
     /// Run other people's suites and tools on the device
     Conformance(conformance::Options),
+    /// Run the fuzz targets
+    Fuzz(fuzz::Options),
+    /// Check licences, sources and versions of what the project is built from
+    Deny,
+    /// Run tests below sanitizers
+    Sanitize,
+    /// Do everything for long, and watch the memory
+    Soak(soak::Options),
     /// Measure the device beside TCP and bare UDP, and what it costs a process
     Bench(bench::Options),
     /// Compare the built shared object with the symbol and layout tables of rdma-core
@@ -49,6 +61,10 @@ fn main() -> ExitCode {
         Command::Demo(options) => demo::run(&options),
         Command::Test(options) => test::run(&options),
         Command::Conformance(options) => conformance::run(&options),
+        Command::Fuzz(options) => fuzz::run(&options),
+        Command::Deny => deny::run(),
+        Command::Sanitize => sanitize::run(),
+        Command::Soak(options) => soak::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::AbiCheck { object } => abi_check(object),
     };

@@ -37,6 +37,8 @@ pub(crate) const ETHTOOL: Package = ("ethtool", "/usr/sbin/ethtool");
 
 /// What programs are compiled against, and linked with: the C tests of the view need a compiler.
 pub(crate) const CC: Package = ("gcc", "/usr/bin/cc");
+/// Builds libFuzzer.
+pub(crate) const CXX: Package = ("g++", "/usr/bin/c++");
 /// The headers that C programs for verbs and librdmacm are compiled with.
 pub(crate) const LIBIBVERBS_DEV: Package = ("libibverbs-dev", "/usr/include/infiniband/verbs.h");
 pub(crate) const LIBRDMACM_DEV: Package = ("librdmacm-dev", "/usr/include/rdma/rdma_cma.h");

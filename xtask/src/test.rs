@@ -2,14 +2,14 @@
 
 use std::io::{self, Read, Write};
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
 use crate::conformance::{Selection, Suite, Tally, run_suite};
 use crate::dist;
 use crate::workspace::{cargo, root, shown};
-use crate::{abi_check, interrupt, packages};
+use crate::{abi_check, deny, fuzz, interrupt, packages, sanitize, soak};
 
 /// How much to run.
 #[derive(Debug, Clone, clap::Args)]
@@ -27,6 +27,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     interrupt::catch();
     packages::ensure(&[
         packages::CC,
+        packages::CXX,
         packages::LIBC6_DEV,
         packages::VALGRIND,
         packages::LIBIBVERBS_DEV,
@@ -45,7 +46,11 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     steps.whole("format", || check(cargo().args(["fmt", "--all", "--check"])))?;
     let lint = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
     steps.whole("clippy", || check(cargo().args(lint)))?;
-    steps.counted("unit and integration tests", unit_tests)?;
+    steps.counted("deny", deny::run_counted)?;
+    steps.counted("unit and integration tests", || unit_tests(options.full))?;
+    steps.counted("sanitize", sanitize::run_counted_all)?;
+    let fuzz = fuzz::Options::all(if options.full { 900 } else { 60 });
+    steps.counted("fuzz", || fuzz::run_counted(&fuzz))?;
 
     let mut built = None;
     steps.whole("dist", || {
@@ -56,6 +61,9 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         Some(dist) => {
             steps.whole("abi-check", || abi_check::run_all(&root(), &dist))?;
             let selection = Selection { all: options.full, jobs: 1, ..Selection::default() };
+            if options.full {
+                steps.whole("soak", || soak::run_on(&dist, Duration::from_secs(30 * 60)))?;
+            }
             steps.counted("pyverbs", || run_suite(Suite::Pyverbs, &dist, &selection))?;
             steps.counted("pyverbs-59", || run_suite(Suite::Pyverbs59, &dist, &selection))?;
             steps.counted("tools", || run_suite(Suite::Tools, &dist, &selection))?;
@@ -129,7 +137,16 @@ fn check(command: &mut Command) -> anyhow::Result<()> {
 
 /// The workspace's own tests: nextest runs each in a process of its own, so that one crash does not hide the others, and
 /// leaves documentation's examples to cargo.
-fn unit_tests() -> anyhow::Result<Tally> {
+///
+/// `full`: the load that takes minutes, too.
+fn unit_tests(full: bool) -> anyhow::Result<Tally> {
+    let cargo = || {
+        let mut command = cargo();
+        if full {
+            command.env("ANYVERBS_FULL", "1");
+        }
+        command
+    };
     let nextest =
         cargo().args(["nextest", "--version"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
     if nextest.is_ok_and(|status| status.success()) {
@@ -162,7 +179,7 @@ fn unit_tests() -> anyhow::Result<Tally> {
 
 /// Runs a test command, shows what it prints, and counts by its summary. A command that fails without a failed test (it
 /// does not build, it crashed) counts as one failure.
-fn run_counted(
+pub(crate) fn run_counted(
     command: &mut Command,
     summary: fn(&str) -> Tally,
     shown_on: &mut dyn Write,
@@ -197,7 +214,7 @@ fn run_counted(
 }
 
 /// Sums `test result: ok. 5 passed; 0 failed; 1 ignored; ...`, one line for each executable.
-fn libtest_summary(output: &str) -> Tally {
+pub(crate) fn libtest_summary(output: &str) -> Tally {
     let mut tally = Tally::default();
     for line in output.lines().filter(|line| line.contains("test result: ")) {
         tally.passed += number_before(line, " passed");

@@ -135,20 +135,26 @@ impl Config {
     }
 
     fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self, ConfigError> {
-        let mut file = File::default();
-        if let Some(path) =
-            variable("ANYVERBS_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from)
-        {
-            let text = std::fs::read_to_string(&path).map_err(|e| ConfigError::Unreadable {
-                path: path.clone(),
-                reason: e.to_string(),
-            })?;
-            file = toml::from_str(&text).map_err(|e| ConfigError::Syntax {
-                path,
-                // The parser's message has several lines: place, excerpt, reason.
-                reason: e.to_string().split_whitespace().collect::<Vec<_>>().join(" "),
-            })?;
-        }
+        let path = variable("ANYVERBS_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from);
+        let Some(path) = path else { return Self::parse("", "", variable) };
+        let text = std::fs::read_to_string(&path)
+            .map_err(|e| ConfigError::Unreadable { path: path.clone(), reason: e.to_string() })?;
+        Self::parse(path, &text, variable)
+    }
+
+    /// Reads variables, and `text`, what the file `path` holds.
+    ///
+    /// # Errors
+    /// [`ConfigError`], the first that is found.
+    pub fn parse(
+        path: impl Into<PathBuf>,
+        text: &str,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self, ConfigError> {
+        let file: File = toml::from_str(text).map_err(|e| ConfigError::Syntax {
+            path: path.into(),
+            reason: one_line(&e.to_string()),
+        })?;
         let env = Environment(variable);
         let default = Self::default();
 
@@ -210,6 +216,12 @@ impl Config {
             fault: faulty.then_some(policy),
         })
     }
+}
+
+/// The parser's message has several lines: place, excerpt, reason. The excerpt may hold what a terminal would obey.
+fn one_line(message: &str) -> String {
+    let line = message.split_whitespace().collect::<Vec<_>>().join(" ");
+    line.replace(char::is_control, "\u{fffd}")
 }
 
 struct Environment<F>(F);

@@ -171,6 +171,9 @@ pub enum ModifyObjectError {
     /// `EINVAL`: a value out of range; the text says which.
     #[error("invalid {0}")]
     Invalid(&'static str),
+    /// `EPERM`: a Q_Key with the high bit set is for those who have `CAP_NET_RAW` (IBA 3.5.3).
+    #[error("a controlled Q_Key needs CAP_NET_RAW")]
+    NotPermitted,
     /// `EOPNOTSUPP`.
     #[error("the object does not have {0}")]
     Unsupported(&'static str),
@@ -409,6 +412,7 @@ impl ModifyObjectError {
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
+            Self::NotPermitted => libc::EPERM,
             Self::Qp(ModifyError::Unsupported(_)) | Self::Unsupported(_) => libc::EOPNOTSUPP,
             Self::Qp(_) | Self::Invalid(_) | Self::DoesNotFit | Self::Gone => libc::EINVAL,
             Self::Forked => libc::EIO,

@@ -42,6 +42,7 @@ mod mr;
 mod multicast;
 mod mw;
 mod pd;
+mod privilege;
 mod qp;
 pub mod raw;
 mod srq;

@@ -26,6 +26,7 @@ use crate::event_queue::Acks;
 use crate::holders::{Held, Holdable, Holder};
 use crate::link::udp::Asked;
 use crate::pd::{Pd, PdCell};
+use crate::privilege;
 use crate::srq::{Srq, SrqCell};
 use crate::xrcd::XrcdCell;
 
@@ -468,6 +469,10 @@ impl QpCell {
     /// See [`Qp::modify`].
     pub(crate) fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyObjectError> {
         let engine = self.engine;
+        if mask.contains(QpAttrMask::QKEY) && attr.qkey.is_controlled() && !privilege::has_net_raw()
+        {
+            return Err(ModifyObjectError::NotPermitted);
+        }
         let mut state = self.lock()?;
         let mut attr = *attr;
         let mut max_mtu = engine.gids.active_mtu();

@@ -36,7 +36,7 @@ fn libraries() -> &'static Path {
 
 /// A port for each program of this process, whose tests may run at the same time.
 fn port(name: &str) -> u32 {
-    let index = PROGRAMS.iter().position(|n| *n == name).unwrap();
+    let index = PROGRAMS.iter().position(|n| *n == name).unwrap_or(PROGRAMS.len());
     20_000 + std::process::id() % 512 * 20 + u32::try_from(index).unwrap()
 }
 
@@ -51,7 +51,13 @@ fn run_with(name: &str, configuration: &[(&str, &str)]) {
 }
 
 /// The same below another program, with arguments.
-fn run_below(name: &str, below: &[&str], arguments: &[&str], configuration: &[(&str, &str)]) {
+/// What it printed.
+fn run_below(
+    name: &str,
+    below: &[&str],
+    arguments: &[&str],
+    configuration: &[(&str, &str)],
+) -> String {
     let libraries = libraries();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(name);
     let program = libraries.join(format!("{name}.{}", std::process::id()));
@@ -95,6 +101,7 @@ fn run_below(name: &str, below: &[&str], arguments: &[&str], configuration: &[(&
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 #[test]
@@ -121,6 +128,43 @@ fn a_sequence_touches_nothing_foreign_and_leaks_nothing() {
         "--errors-for-leak-kinds=definite",
     ];
     run_below("sequence", &valgrind, &["4000", "5"], &[]);
+}
+
+#[test]
+fn sequences_that_the_fuzzer_found() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/capi");
+    let inputs = fs::read_dir(corpus).unwrap().map(|entry| entry.unwrap().path());
+    let mut inputs: Vec<_> = inputs.map(|path| path.to_str().unwrap().to_owned()).collect();
+    inputs.sort();
+    let inputs: Vec<_> = inputs.iter().map(String::as_str).collect();
+    run_below("sequence_replay", &[], &inputs, &[]);
+}
+
+/// The whole load takes minutes, and gigabytes: `cargo xtask test --full`.
+fn load(what: &str, part: [&str; 2], whole: [&str; 2]) {
+    let is_full = env::var_os("ANYVERBS_FULL").is_some();
+    let [a, b] = if is_full { whole } else { part };
+    println!("{}", run_below("load", &[], &[what, a, b], &[]));
+}
+
+#[test]
+fn load_of_queue_pairs_and_regions() {
+    load("objects", ["2000", "20000"], ["10000", "100000"]);
+}
+
+#[test]
+fn load_of_processes_that_all_talk() {
+    load("processes", ["12", "200"], ["64", "200"]);
+}
+
+#[test]
+fn load_of_eight_threads_on_one_queue() {
+    load("threads", ["8", "20000"], ["8", "1000000"]);
+}
+
+#[test]
+fn load_to_the_limits() {
+    load("limits", ["", ""], ["", ""]);
 }
 
 macro_rules! programs {

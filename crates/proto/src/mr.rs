@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bitflags::bitflags;
-use rand::rngs::SmallRng;
+use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use thiserror::Error;
 
@@ -161,7 +161,8 @@ pub struct MrTable {
 }
 
 struct Free {
-    rng: SmallRng,
+    /// Keys are what keeps others out: no key tells of another one.
+    rng: StdRng,
     /// Indices given back, oldest first, so that a dead key stays dead for long.
     returned: std::collections::VecDeque<u32>,
     /// Indices never used begin here.
@@ -170,14 +171,20 @@ struct Free {
 }
 
 impl MrTable {
-    /// A table for `capacity` regions and windows (at most 2^18); tags come from `seed`.
+    /// A table whose tags can be foretold from `seed`, for simulations.
     #[must_use]
     pub fn new(capacity: u32, seed: u64) -> Self {
+        Self::with_rng(capacity, StdRng::seed_from_u64(seed))
+    }
+
+    /// A table for `capacity` regions and windows (at most 2^18); tags come from `rng`.
+    #[must_use]
+    pub fn with_rng(capacity: u32, rng: StdRng) -> Self {
         let capacity = (capacity as usize).min(MAX_REGIONS - 1);
         Self {
             chunks: (0..=capacity / CHUNK).map(|_| OnceLock::new()).collect(),
             free: Mutex::new(Free {
-                rng: SmallRng::seed_from_u64(seed),
+                rng,
                 returned: std::collections::VecDeque::new(),
                 fresh: 1, // key 0 never names a region
                 capacity: capacity as u32,

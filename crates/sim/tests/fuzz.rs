@@ -1,4 +1,4 @@
-//! The fuzz target `qp_sequence`, without a fuzzer: its corpus, and random inputs.
+//! The fuzz targets on the simulation, without a fuzzer: their corpora, and random inputs.
 
 use std::fs;
 use std::path::Path;
@@ -6,30 +6,67 @@ use std::path::Path;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
+#[path = "../../../fuzz/src/input.rs"]
+#[allow(unreachable_pub, dead_code, reason = "public in the fuzz crate")]
+mod input;
 #[path = "../../../fuzz/src/qp_sequence.rs"]
 #[allow(unreachable_pub, reason = "public in the fuzz crate")]
 mod qp_sequence;
+#[path = "../../../fuzz/src/requester.rs"]
+#[allow(unreachable_pub, reason = "public in the fuzz crate")]
+mod requester;
+#[path = "../../../fuzz/src/responder.rs"]
+#[allow(unreachable_pub, reason = "public in the fuzz crate")]
+mod responder;
 
-#[test]
-fn the_corpus_is_replayed() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/qp_sequence");
+fn replay(target: &str, run: fn(&[u8])) {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
     let mut count = 0;
     for entry in fs::read_dir(&dir).expect("the corpus is there") {
         let path = entry.expect("readable").path();
         println!("{}", path.display());
-        qp_sequence::run(&fs::read(&path).expect("readable"));
+        run(&fs::read(&path).expect("readable"));
         count += 1;
     }
     assert!(count > 0, "{} is empty", dir.display());
 }
 
-#[test]
-fn random_inputs() {
-    for seed in 0..2000 {
+fn random(seeds: u64, run: fn(&[u8])) {
+    for seed in 0..seeds {
         let mut rng = SmallRng::seed_from_u64(seed);
         let mut input = vec![0; rng.random_range(10..1500)];
         rng.fill(input.as_mut_slice());
         println!("seed {seed}");
-        qp_sequence::run(&input);
+        run(&input);
     }
+}
+
+#[test]
+fn the_corpus_is_replayed() {
+    replay("qp_sequence", qp_sequence::run);
+}
+
+#[test]
+fn the_corpus_of_the_responder_is_replayed() {
+    replay("responder", responder::run);
+}
+
+#[test]
+fn the_corpus_of_the_requester_is_replayed() {
+    replay("requester", requester::run);
+}
+
+#[test]
+fn random_inputs() {
+    random(2000, qp_sequence::run);
+}
+
+#[test]
+fn random_packets_to_a_responder() {
+    random(1000, responder::run);
+}
+
+#[test]
+fn random_answers_to_a_requester() {
+    random(1000, requester::run);
 }

@@ -39,7 +39,7 @@ use anyverbs_proto::qp::attr::ModifyLimits;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Mtu, Qpn};
 use parking_lot::Mutex;
-use rand::rngs::SmallRng;
+use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::async_event::{AsyncEventKind, EventElement};
@@ -250,7 +250,7 @@ impl Engine {
             .map_err(|source| OpenError::System { what: "map receive buffers", source })?;
         let worker = Shared::new(&port, shm.as_ref())
             .map_err(|source| OpenError::System { what: "make an epoll set", source })?;
-        let mut rng = SmallRng::from_os_rng();
+        let mut rng = StdRng::from_os_rng();
         let (node_guid, sys_image_guid) = guids();
         let attr =
             DeviceAttr { node_guid, sys_image_guid, max_qp: config.max_qp, ..limits::DEFAULT };
@@ -259,7 +259,7 @@ impl Engine {
             attr,
             slot: number,
             gids,
-            mrs: MrTable::new(attr.max_mr + attr.max_mw, rng.random()),
+            mrs: MrTable::with_rng(attr.max_mr + attr.max_mw, StdRng::from_rng(&mut rng)),
             memory: ProcessMemory::new(),
             counters: Counters::default(),
             qps: QpTable::new(number, rng.random()),

@@ -10,6 +10,7 @@ mod events;
 mod fork;
 mod host;
 mod mapped;
+mod hostile;
 mod multicast;
 mod one_process;
 mod processes;

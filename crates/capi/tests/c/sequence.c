@@ -5,6 +5,8 @@
  *
  * sequence [STEPS [SEED [THREADS]]]; the same seed makes the same calls (what is in flight meanwhile differs). Each thread
  * has objects of its own, on one device (S5.6).
+ *
+ * With FUZZ defined it is the body of the fuzz target `capi`: an input chooses the calls, until it is used up.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -26,8 +28,31 @@ static __thread uint64_t random_state;
 /* What went through: a sequence in which nothing does shows nothing. */
 static __thread unsigned long made, posted, completed, succeeded, events;
 
+#ifdef FUZZ
+static __thread const uint8_t *input;
+static __thread size_t left;
+
+/* A choice by so many bytes of the input; by chance when it is used up. */
+static uint64_t drawn(size_t bytes)
+{
+	uint64_t value = 0;
+	for (; bytes && left; bytes--, left--)
+		value = value << 8 | *input++;
+	return value;
+}
+#else
+enum { left = 0 };
+static uint64_t drawn(size_t bytes)
+{
+	(void)bytes;
+	return 0;
+}
+#endif
+
 static uint64_t next(void)
 {
+	if (left)
+		return drawn(8);
 	random_state ^= random_state << 13;
 	random_state ^= random_state >> 7;
 	random_state ^= random_state << 17;
@@ -36,6 +61,8 @@ static uint64_t next(void)
 
 static uint32_t below(uint32_t limit)
 {
+	if (left)
+		return (uint32_t)(limit ? drawn(limit <= 0x100 ? 1 : limit <= 0x10000 ? 2 : 4) % limit : 0);
 	return (uint32_t)((next() >> 32) * limit >> 32);
 }
 
@@ -733,6 +760,32 @@ static void end(void)
 		}
 }
 
+/* Opens the device; everything that may wait is told not to. */
+static void open_device(void)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	CHECK(list && list[0]);
+	context = ibv_open_device(list[0]);
+	CHECK(context);
+	ibv_free_device_list(list);
+	CHECK(ibv_query_gid(context, 1, 0, &gid) == 0);
+	CHECK(fcntl(context->async_fd, F_SETFL, O_NONBLOCK) == 0);
+}
+
+#ifdef FUZZ
+int fuzz_sequence(const uint8_t *bytes, size_t length)
+{
+	if (!context)
+		open_device();
+	random_state = 1;
+	input = bytes;
+	left = length;
+	while (left)
+		step();
+	end();
+	return 0;
+}
+#else
 static unsigned long steps = 300000, seed = 1;
 
 static void *sequence(void *number)
@@ -752,13 +805,7 @@ int main(int argc, char **argv)
 	steps = argc > 1 ? strtoul(argv[1], NULL, 0) : steps;
 	seed = argc > 2 ? strtoul(argv[2], NULL, 0) : seed;
 	unsigned long threads = argc > 3 ? strtoul(argv[3], NULL, 0) : 1;
-	struct ibv_device **list = ibv_get_device_list(NULL);
-	CHECK(list && list[0]);
-	context = ibv_open_device(list[0]);
-	CHECK(context);
-	ibv_free_device_list(list);
-	CHECK(ibv_query_gid(context, 1, 0, &gid) == 0);
-	CHECK(fcntl(context->async_fd, F_SETFL, O_NONBLOCK) == 0);
+	open_device();
 	pthread_t others[64];
 	CHECK(threads >= 1 && threads <= 64);
 	for (unsigned long i = 1; i < threads; i++)
@@ -769,3 +816,4 @@ int main(int argc, char **argv)
 	CHECK(ibv_close_device(context) == 0);
 	return 0;
 }
+#endif

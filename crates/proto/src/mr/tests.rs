@@ -119,3 +119,26 @@ fn an_invalidated_key_is_good_again_after_a_re_registration() {
     assert_eq!(table.replace(keys, region), Ok(()));
     assert!(open());
 }
+
+/// What a guesser does not know: 14 bits of each key, of which one is not told by the other nor by those before it.
+#[test]
+fn tags_are_random_in_every_bit() {
+    const ROUNDS: u32 = 4000;
+    let (one, other) = (MrTable::new(10, 1), MrTable::new(10, 2));
+    // How often each bit is set: in an rkey, against the lkey, the rkey before, and another process's.
+    let mut set = [[0u32; TAG_BITS as usize]; 4];
+    let mut last = 0;
+    for _ in 0..ROUNDS {
+        let (keys, others) = (one.register(REGION).unwrap(), other.register(REGION).unwrap());
+        let words = [keys.rkey, keys.rkey ^ keys.lkey, keys.rkey ^ last, keys.rkey ^ others.rkey];
+        for (counts, word) in set.iter_mut().zip(words) {
+            counts.iter_mut().enumerate().for_each(|(bit, n)| *n += word >> bit & 1);
+        }
+        last = keys.rkey;
+        one.deregister(keys.lkey).unwrap();
+        other.deregister(others.lkey).unwrap();
+    }
+    // Five deviations of a fair coin are 158.
+    let fair = ROUNDS / 2 - 158..=ROUNDS / 2 + 158;
+    assert!(set.iter().flatten().all(|n| fair.contains(n)), "{set:?}");
+}

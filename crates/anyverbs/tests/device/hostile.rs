@@ -1,0 +1,122 @@
+//! An attacker on the network who knows every number of a connection, but has another address than the peer.
+
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use anyverbs::*;
+use anyverbs_proto::wire::aeth::{Aeth, NakCode, Syndrome};
+use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::wire::icrc::Flow;
+use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
+use anyverbs_proto::wire::packet::{Headers, Packet};
+use anyverbs_proto::wire::reth::Reth;
+
+use crate::endpoint::*;
+
+const VICTIM: Ipv4Addr = Ipv4Addr::LOCALHOST;
+
+fn forged(operation: Operation, to: &Endpoint, psn: Psn) -> Headers {
+    let opcode = Opcode::new(Service::Rc, operation);
+    Headers::new(Bth::new(opcode, to.qp.qpn(), psn))
+}
+
+/// Sends a packet with a right ICRC from an address of the loopback interface.
+fn send_from(address: Ipv4Addr, headers: Headers, payload: &[u8]) {
+    let port = std::env::var("ANYVERBS_UDP_PORT").unwrap().parse().unwrap();
+    let socket = UdpSocket::bind((address, 0)).unwrap();
+    let from = socket.local_addr().unwrap().port();
+    let packet = Packet::new(headers, payload);
+    let mut bytes = vec![0; packet.len()];
+    packet.emit(&mut bytes);
+    let flow = Flow::new(IpAddr::V4(address), IpAddr::V4(VICTIM), from, port);
+    bytes.extend(flow.compute(0, &bytes).to_le_bytes());
+    socket.send_to(&bytes, (VICTIM, port)).unwrap();
+}
+
+/// Polls until a counter has grown by one.
+fn counted(e: &Endpoint, counter: Counter, before: u64) {
+    let begin = Instant::now();
+    let counters = e.context.counters().unwrap();
+    while counters.read(counter) == before {
+        e.cq.poll(&mut [Wc::default(); 4]).unwrap();
+        assert!(begin.elapsed() < Duration::from_secs(10), "{counter:?} does not grow");
+    }
+    assert_eq!(counters.read(counter), before + 1);
+}
+
+#[test]
+fn packets_of_another_address_change_nothing() {
+    let (a, b) = (Endpoint::new(QpType::Rc), Endpoint::new(QpType::Rc));
+    assert_eq!(b.address().gid.to_ip(), IpAddr::V4(VICTIM));
+    a.connect(b.address());
+    b.connect(a.address());
+    let (from, to) = (Buffer::new(&a.pd, 64), Buffer::new(&b.pd, 64));
+    to.write(0, &[1; 64]);
+    from.write(0, &[2; 64]);
+    let psn = Psn::new(100);
+    let mut write = forged(Operation::WriteOnly, &b, psn);
+    write.reth = Some(Reth { va: to.addr(), rkey: to.mr.rkey(), len: 64 });
+    let mut stray = write;
+    stray.reth = Some(Reth { va: 0, rkey: 0, len: 64 });
+    let mut nak = forged(Operation::Ack, &a, psn);
+    nak.aeth = Some(Aeth { syndrome: Syndrome::Nak(NakCode::RemoteAccess), msn: 0 });
+
+    // The first would write, the second end b's side, the third a's.
+    for (headers, payload) in [(write, &[9; 64][..]), (stray, &[9; 64]), (nak, &[])] {
+        let before = a.context.counters().unwrap().read(Counter::DropForeign);
+        send_from(Ipv4Addr::new(127, 0, 0, 2), headers, payload);
+        counted(&a, Counter::DropForeign, before);
+    }
+    assert_eq!(to.read(0, 64), [1; 64]);
+    a.send(1, SendOp::Write(to.remote(0)), &[from.sge(0, 64)]);
+    let wcs = a.poll(1);
+    assert_eq!((wcs[0].wr_id, wcs[0].status), (1, WcStatus::Success));
+    assert_eq!(to.read(0, 64), [2; 64]);
+
+    // The peer's address with the right numbers is the peer: what was tried above would have worked.
+    write.bth.psn = psn.plus(1);
+    send_from(VICTIM, write, &[9; 64]);
+    let begin = Instant::now();
+    while to.read(0, 64) != [9; 64] {
+        b.cq.poll(&mut [Wc::default(); 4]).unwrap();
+        assert!(begin.elapsed() < Duration::from_secs(10), "it was not taken for the peer");
+    }
+}
+
+/// `struct __user_cap_header_struct` and two of `__user_cap_data_struct` (capget(2), version 3).
+fn without_net_raw() {
+    const VERSION_3: u32 = 0x2008_0522;
+    const NET_RAW: u32 = 1 << 13;
+    let mut header = [VERSION_3, 0];
+    let mut data = [0u32; 6];
+    // SAFETY: the kernel reads the header and fills three words for each half.
+    let got = unsafe { libc::syscall(libc::SYS_capget, header.as_mut_ptr(), data.as_mut_ptr()) };
+    assert_eq!(got, 0);
+    data[0] &= !NET_RAW;
+    // SAFETY: as above; it reads both. Only this thread changes.
+    let set = unsafe { libc::syscall(libc::SYS_capset, header.as_mut_ptr(), data.as_ptr()) };
+    assert_eq!(set, 0);
+}
+
+#[test]
+fn controlled_q_keys_take_a_privilege() {
+    let e = Endpoint::new(QpType::Ud);
+    let attr = |qkey| QpAttr { state: QpState::Init, port: 1, qkey, ..QpAttr::default() };
+    let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::PORT | QpAttrMask::QKEY;
+    let reset = QpAttr { state: QpState::Reset, ..QpAttr::default() };
+    without_net_raw();
+    let refused = e.qp.modify(&attr(QKey(0x8000_0001)), mask).unwrap_err();
+    assert_eq!(refused.errno(), libc::EPERM, "{refused}");
+    e.qp.modify(&attr(QKey(0x7fff_ffff)), mask).unwrap();
+    e.qp.modify(&reset, QpAttrMask::STATE).unwrap();
+}
+
+#[test]
+fn a_key_dies_with_its_registration() {
+    let e = Endpoint::new(QpType::Rc);
+    let mut keys = std::collections::HashSet::new();
+    for _ in 0..1000 {
+        let buffer = Buffer::new(&e.pd, 64);
+        assert!(keys.insert(buffer.mr.rkey()), "a key came again");
+    }
+}

@@ -1,0 +1,21 @@
+//! The body of the target `capi` is a C program, that of the tests of the C ABI.
+
+fn main() {
+    let source = "../crates/capi/tests/c/sequence.c";
+    println!("cargo:rerun-if-changed={source}");
+    let out = std::env::var("OUT_DIR").expect("cargo sets it");
+    cc::Build::new()
+        .file(source)
+        .define("FUZZ", None)
+        .define("_GNU_SOURCE", None)
+        .flag("-pthread")
+        .opt_level(1)
+        .debug(true)
+        .warnings(false)
+        .cargo_metadata(false)
+        .compile("sequence");
+    // The library that the loader finds, instrumented, takes its counters' callbacks from the program.
+    for argument in [&format!("{out}/libsequence.a"), "-libverbs", "-rdynamic"] {
+        println!("cargo:rustc-link-arg-bin=capi={argument}");
+    }
+}
