@@ -38,6 +38,8 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         packages::RDMACM_UTILS,
         packages::IPERF3,
         packages::FIO,
+        packages::ETHTOOL,
+        packages::NFTABLES,
         packages::PYVERBS,
         packages::RDMA_CORE,
     ])?;
@@ -59,13 +61,15 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
             steps.counted("pyverbs", || run_suite(Suite::Pyverbs, &dist, &selection))?;
             steps.counted("pyverbs-59", || run_suite(Suite::Pyverbs59, &dist, &selection))?;
             steps.counted("tools", || run_suite(Suite::Tools, &dist, &selection))?;
+            steps.counted("impair", || run_suite(Suite::Impair, &dist, &selection))?;
+            steps.counted("survive", || run_suite(Suite::Survive, &dist, &selection))?;
             if options.rxe {
                 steps.counted("rxe", || run_suite(Suite::Rxe, &dist, &selection))?;
             }
         }
         // What cannot run has not passed, and nobody knows how many cases it would have been.
         None => {
-            for name in ["abi-check", "pyverbs", "pyverbs-59", "tools"] {
+            for name in ["abi-check", "pyverbs", "pyverbs-59", "tools", "impair", "survive"] {
                 steps.whole(name, || bail!("there is no dist to run it on"))?;
             }
         }
