@@ -49,7 +49,7 @@ fn op_of(case: &Case, i: usize, b: End, words: &[u64]) -> SendOp {
         Op::Read => SendOp::Read(at),
         Op::CompareSwap => {
             // Every third one does not find what it compares with.
-            let compare = words[i] ^ u64::from(i % 3 == 0);
+            let compare = words[i] ^ u64::from(i.is_multiple_of(3));
             SendOp::CompareSwap { at, compare, swap: !words[i] }
         }
         // All on one word: each of them must count once.
@@ -184,7 +184,7 @@ fn check_reliable(t: &Pair, case: &Case, before: &Before, sent: &[(Wc, Time)], r
             Op::Read => want_mine[..len].copy_from_slice(&old_theirs[..len]),
             Op::CompareSwap => {
                 want_mine[..8].copy_from_slice(&word.to_ne_bytes());
-                let new = if i % 3 == 0 { word } else { !word };
+                let new = if i.is_multiple_of(3) { word } else { !word };
                 want_theirs[..8].copy_from_slice(&new.to_ne_bytes());
             }
             Op::FetchAdd => {
