@@ -15,10 +15,6 @@ use crate::qp::Arrival;
 use crate::time::Time;
 use crate::types::Qpn;
 
-/// A disconnection without an answer is not repeated more often: the connection is over either way, and who would wait for
-/// the answer of a peer that has gone together with its host's last process waits for nothing.
-const MAX_DREQ_RETRIES: u8 = 3;
-
 impl Cm {
     /// Disconnects (`rdma_disconnect(3)`), or agrees to the peer's wish. Private data: 220 bytes, in an answer 224.
     ///
@@ -86,7 +82,6 @@ impl Cm {
         // A rejection that the peer may have missed is still the answer to what it asked.
         c.answer = c.answer.take_if(|_| c.quiet);
         c.retries = 0;
-        c.max_retries = c.max_retries.min(MAX_DREQ_RETRIES);
         c.state = S::DreqSent;
         c.attempt = self.early.begin(c.timeout, self.outbox.took_last());
         let next = c.attempt.deadline(now);

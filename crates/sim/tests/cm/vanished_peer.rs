@@ -90,23 +90,3 @@ fn a_peer_vanishes_in_the_connection() {
         w.tear_down();
     }
 }
-
-/// It is disconnected either way: who waits for that does not wait as long as for a connection.
-#[test]
-fn who_vanishes_does_not_hold_a_disconnection_up_for_long() {
-    let mut w = World::new(1, 2);
-    w.listen(1);
-    let a = w.dial(0, 1, Dial { max_cm_retries: 15, ..Dial::default() });
-    let b = w.take_request(1);
-    w.accept(1, b);
-    w.run();
-    w.event(0);
-    w.hosts[0].cm.ready(w.now, a, &[]).unwrap();
-    w.kill(1);
-    let now = w.now;
-    w.hosts[0].cm.disconnect(now, a, &[]).unwrap();
-    w.run_out();
-    assert!(matches!(w.event(0), CmEvent::Disconnected { how: Disconnected::TimedOut, .. }));
-    assert_eq!(w.hosts[0].cm.counters().tx_msgs.of(Attribute::Dreq), 4);
-    w.tear_down();
-}

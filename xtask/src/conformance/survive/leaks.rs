@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -99,9 +100,15 @@ fn files() -> BTreeSet<String> {
         .collect()
 }
 
-/// Views of launchers.
+/// Views of launchers that do not live any more.
 pub(super) fn views() -> Vec<String> {
-    names_in("/tmp").filter(|name| name.contains("/anyverbs-view-")).collect()
+    let launcher_lives = |view: &str| {
+        let id = view.split('-').nth_back(1).unwrap_or_default();
+        Path::new("/proc").join(id).exists()
+    };
+    names_in("/tmp")
+        .filter(|name| name.contains("/anyverbs-view-") && !launcher_lives(name))
+        .collect()
 }
 
 fn names_in(folder: &'static str) -> impl Iterator<Item = String> {
