@@ -99,10 +99,7 @@ impl Plan {
         let one_host = rng.random_bool(0.5);
         // WRITEs and READs go straight into the memory of a process that is stopped, as they would on a device in hardware.
         let direct = matches!(work, Work::Exchange("WRITEs" | "READs", _));
-        let blow = match blow {
-            Blow::Stop if one_host && direct => Blow::Kill,
-            blow => blow,
-        };
+        let one_host = one_host && !(direct && blow == Blow::Stop);
         // To another host nobody says that a server was killed, and a client that only waits for it never asks.
         let victim = if rng.random_bool(0.5) { Side::Server } else { Side::Client };
         let waits = matches!(work, Work::Rping | Work::Ucmatose) && !one_host;
