@@ -14,7 +14,7 @@ use crate::{abi_check, deny, fuzz, interrupt, packages, sanitize, soak};
 /// How much to run.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
-    /// The whole of the conformance tables, not their default selection
+    /// The whole of the conformance tables, not their default selection; dying peers, too
     #[arg(long)]
     full: bool,
     /// The cases against the Linux kernel's Soft-RoCE too, which take a quiet machine and a virtual one on it
@@ -39,6 +39,8 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         packages::RDMACM_UTILS,
         packages::IPERF3,
         packages::FIO,
+        packages::ETHTOOL,
+        packages::NFTABLES,
         packages::PYVERBS,
         packages::RDMA_CORE,
     ])?;
@@ -67,13 +69,17 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
             steps.counted("pyverbs", || run_suite(Suite::Pyverbs, &dist, &selection))?;
             steps.counted("pyverbs-59", || run_suite(Suite::Pyverbs59, &dist, &selection))?;
             steps.counted("tools", || run_suite(Suite::Tools, &dist, &selection))?;
+            steps.counted("impair", || run_suite(Suite::Impair, &dist, &selection))?;
+            if options.full {
+                steps.counted("survive", || run_suite(Suite::Survive, &dist, &selection))?;
+            }
             if options.rxe {
                 steps.counted("rxe", || run_suite(Suite::Rxe, &dist, &selection))?;
             }
         }
         // What cannot run has not passed, and nobody knows how many cases it would have been.
         None => {
-            for name in ["abi-check", "pyverbs", "pyverbs-59", "tools"] {
+            for name in ["abi-check", "pyverbs", "pyverbs-59", "tools", "impair"] {
                 steps.whole(name, || bail!("there is no dist to run it on"))?;
             }
         }

@@ -96,10 +96,17 @@ impl Plan {
             4 if by_exchange => Blow::KillLauncher,
             _ => Blow::Kill,
         };
+        let one_host = rng.random_bool(0.5);
+        // WRITEs and READs go straight into the memory of a process that is stopped, as they would on a device in hardware.
+        let direct = matches!(work, Work::Exchange("WRITEs" | "READs", _));
+        let one_host = one_host && !(direct && blow == Blow::Stop);
+        // To another host nobody says that a server was killed, and a client that only waits for it never asks.
+        let victim = if rng.random_bool(0.5) { Side::Server } else { Side::Client };
+        let waits = matches!(work, Work::Rping | Work::Ucmatose) && !one_host;
         Plan {
             work,
-            one_host: rng.random_bool(0.5),
-            victim: if rng.random_bool(0.5) { Side::Server } else { Side::Client },
+            one_host,
+            victim: if waits { Side::Client } else { victim },
             blow,
             moment: Duration::from_micros(rng.random_range(0..200_000)),
             seed,
