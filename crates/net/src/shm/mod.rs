@@ -90,6 +90,7 @@ pub mod published;
 mod remote;
 pub mod ring;
 
+pub(crate) use process::peer;
 pub use channel::{Channel, Closed, Copying, SendError, Sender};
 pub use endpoint::{Config, ConnectError, Endpoint};
 pub use layout::MAX_HEADER;
