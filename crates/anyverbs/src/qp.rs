@@ -27,7 +27,7 @@ use crate::holders::{Held, Holdable, Holder};
 use crate::link::udp::Asked;
 use crate::pd::{Pd, PdCell};
 use crate::srq::{Srq, SrqCell};
-use crate::xrcd::XrcdCell;
+use crate::xrcd::{FileId, XrcdCell};
 
 /// What a queue pair is made with (`struct ibv_qp_init_attr`).
 #[derive(Clone, Copy, Debug)]
@@ -119,13 +119,36 @@ pub(crate) struct QpCell {
     /// None on an initiator and a target.
     pub(crate) recv_cq: Option<Arc<CqCell>>,
     pub(crate) srq: Option<Arc<SrqCell>>,
-    xrc_domain: Option<u64>,
+    /// Of a target, or [`NO_DOMAIN`].
+    xrc_domain: AtomicU64,
+    /// The file of its domain, which other processes may share.
+    pub(crate) xrc_file: Option<FileId>,
+    /// The process of a target that is not this one's: open here, or borrowed ([`crate::engine::xrc`]).
+    pub(crate) home: Option<u8>,
+    /// The lease under which such a one is borrowed, or 0. Changes under the queue pair's lock.
+    pub(crate) borrowed: AtomicU64,
     /// Attachments to multicast groups; changed under the lock of [`crate::multicast::Groups`].
     pub(crate) groups: AtomicU32,
     blocks_own_multicast: AtomicBool,
     /// Empty once it is destroyed. A leaf, but for the queues of events.
-    handles: Mutex<Vec<Arc<Handle>>>,
+    handles: Mutex<Handles>,
 }
+
+/// Who has a queue pair open.
+#[derive(Debug, Default)]
+struct Handles {
+    own: Vec<Arc<Handle>>,
+    /// Other processes.
+    others: Vec<u8>,
+}
+
+impl Handles {
+    fn are_none(&self) -> bool {
+        self.own.is_empty() && self.others.is_empty()
+    }
+}
+
+const NO_DOMAIN: u64 = u64::MAX;
 
 /// What the queue pair's lock guards.
 pub(crate) struct State {
@@ -138,7 +161,7 @@ pub(crate) struct State {
 }
 
 #[expect(dead_code, reason = "held for their drop")]
-struct Hold(Option<Held<PdCell>>, [Option<Held<CqCell>>; 2], Option<Held<SrqCell>>, Ticket);
+struct Hold(Option<Held<PdCell>>, [Option<Held<CqCell>>; 2], Option<Held<SrqCell>>, Option<Ticket>);
 
 impl State {
     pub(crate) fn is_dead(&self) -> bool {
@@ -174,6 +197,7 @@ impl QpCell {
         let State { machine, link, .. } = &mut *state;
         machine.acknowledge(&mut call.env(link));
         let last = (std::mem::take(&mut link.comp_cntrs), machine.give_up_queues());
+        self.engine.note_modified(self, &mut state);
         call.finish_last(state);
         drop(last);
         Some(hold)
@@ -200,16 +224,122 @@ impl QpCell {
 
     /// Raises an asynchronous event of this queue pair.
     pub(crate) fn raise(&self, event: QpEvent) {
-        for handle in self.handles.lock().iter().filter(|h| h.listens.load(Ordering::Acquire)) {
-            let cookie = handle.cookie.load(Ordering::Relaxed);
-            let element = EventElement::Qp { qpn: self.qpn, cookie };
-            handle.context.events.raise(event.into(), element, Some(&handle.acks));
+        match self.home {
+            // Its process tells all who have it open, this one too.
+            Some(home) => self.engine.tell_event(home, self.qpn, event),
+            None => self.raise_for_all(event),
+        }
+    }
+
+    /// As [`raise`](Self::raise), of what another process has told.
+    pub(crate) fn raise_from(&self, event: QpEvent) {
+        match self.home {
+            Some(_) => self.handles.lock().raise(self.qpn, event),
+            None => self.raise_for_all(event),
+        }
+    }
+
+    fn raise_for_all(&self, event: QpEvent) {
+        let handles = self.handles.lock();
+        handles.raise(self.qpn, event);
+        for slot in &handles.others {
+            self.engine.tell_event(*slot, self.qpn, event);
         }
     }
 
     /// The XRC domain of a target.
     pub(crate) fn xrc_domain(&self) -> Option<u64> {
-        self.xrc_domain
+        Some(self.xrc_domain.load(Ordering::Relaxed)).filter(|domain| *domain != NO_DOMAIN)
+    }
+
+    /// The target of another process.
+    pub(crate) fn foreign(engine: &'static Engine, qpn: Qpn, home: u8, file: FileId) -> Self {
+        Self {
+            engine,
+            qpn,
+            qp_type: QpType::XrcRecv,
+            state: Mutex::new(State {
+                machine: Self::foreign_machine(qpn),
+                link: Link::default(),
+                groups: Vec::new(),
+                hold: Some(Hold(None, [None, None], None, None)),
+            }),
+            send_cq: None,
+            recv_cq: None,
+            srq: None,
+            xrc_domain: AtomicU64::new(NO_DOMAIN),
+            xrc_file: Some(file),
+            home: Some(home),
+            borrowed: AtomicU64::new(0),
+            groups: AtomicU32::new(0),
+            blocks_own_multicast: AtomicBool::new(false),
+            handles: Mutex::default(),
+        }
+    }
+
+    /// What stands for the machine of a target of another process that is not borrowed.
+    pub(crate) fn foreign_machine(qpn: Qpn) -> anyverbs_proto::qp::Qp {
+        let init = QpInit {
+            qp_type: QpType::XrcRecv,
+            cap: QpCap::default(),
+            sq_sig_all: false,
+            srq: false,
+            pd: 0,
+        };
+        anyverbs_proto::qp::Qp::new(qpn, &init)
+    }
+
+    /// The number that its domain has in this process, if it is open here.
+    pub(crate) fn set_xrc_domain(&self, number: Option<u64>) {
+        self.xrc_domain.store(number.unwrap_or(NO_DOMAIN), Ordering::Relaxed);
+    }
+
+    /// Whether this process claims a target of another one.
+    pub(crate) fn is_claimed(&self) -> bool {
+        self.borrowed.load(Ordering::Relaxed) != 0 || !self.handles.lock().own.is_empty()
+    }
+
+    /// The process of a target has ended: nothing comes any more.
+    pub(crate) fn lose_home(&self) {
+        drop(self.state.lock().hold.take());
+        self.handles.lock().raise(self.qpn, QpEvent::Fatal);
+    }
+
+    /// Another process opens it. False if it was destroyed.
+    pub(crate) fn open_for(&self, slot: u8) -> bool {
+        let mut handles = self.handles.lock();
+        if handles.are_none() {
+            return false;
+        }
+        if !handles.others.contains(&slot) {
+            handles.others.push(slot);
+        }
+        true
+    }
+
+    pub(crate) fn is_open_for(&self, slot: u8) -> bool {
+        self.handles.lock().others.contains(&slot)
+    }
+
+    /// Another process has closed its last handle.
+    pub(crate) fn close_for(&self, slot: u8) {
+        let mut handles = self.handles.lock();
+        let Some(at) = handles.others.iter().position(|s| *s == slot) else { return };
+        handles.others.remove(at);
+        let last = handles.are_none();
+        drop(handles);
+        if last {
+            drop(self.end());
+        }
+    }
+
+    /// It ends with its last handle; what it held. None if it was done.
+    fn end(&self) -> Option<Hold> {
+        let hold = self.retire()?;
+        self.engine.qps.remove(self.qpn);
+        self.engine.mrs.forget_qp(self.qpn);
+        self.leave_cqs(true);
+        Some(hold)
     }
 
     /// Its completions leave the CQs; with `forget`, the CQs forget the queue pair as well.
@@ -223,6 +353,16 @@ impl QpCell {
         }
         if let Some(cq) = &self.recv_cq {
             cq.purge(self.qpn);
+        }
+    }
+}
+
+impl Handles {
+    fn raise(&self, qpn: Qpn, event: QpEvent) {
+        for handle in self.own.iter().filter(|h| h.listens.load(Ordering::Acquire)) {
+            let cookie = handle.cookie.load(Ordering::Relaxed);
+            let element = EventElement::Qp { qpn, cookie };
+            handle.context.events.raise(event.into(), element, Some(&handle.acks));
         }
     }
 }
@@ -321,7 +461,7 @@ impl Qp {
                 held(parts.recv_cq.map(|cq| &cq.0), "completion queue")?,
             ],
             held(parts.srq.map(|srq| &srq.0), "SRQ")?,
-            ticket,
+            Some(ticket),
         );
         let init = QpInit {
             qp_type: parts.qp_type,
@@ -360,10 +500,16 @@ impl Qp {
                     send_cq: parts.send_cq.map(|cq| Arc::clone(&cq.0)),
                     recv_cq: tm_cq.or(parts.recv_cq.map(|cq| &cq.0)).map(Arc::clone),
                     srq: parts.srq.map(|srq| Arc::clone(&srq.0)),
-                    xrc_domain: parts.xrcd.map(|xrcd| xrcd.domain),
+                    xrc_domain: AtomicU64::new(parts.xrcd.map_or(NO_DOMAIN, |x| x.domain)),
+                    xrc_file: parts.xrcd.and_then(|xrcd| xrcd.file),
+                    home: None,
+                    borrowed: AtomicU64::new(0),
                     groups: AtomicU32::new(0),
                     blocks_own_multicast: AtomicBool::new(false),
-                    handles: Mutex::new(vec![Arc::clone(&handle)]),
+                    handles: Mutex::new(Handles {
+                        own: vec![Arc::clone(&handle)],
+                        others: Vec::new(),
+                    }),
                 }
             })
             .ok_or(CreateError::Exhausted("queue pair numbers"))?;
@@ -378,12 +524,26 @@ impl Qp {
     ) -> Option<Self> {
         let handle = Handle::new(&xrcd.context, cookie, Some(Held::new(xrcd, Holder::Qp)?));
         let mut handles = cell.handles.lock();
-        if handles.is_empty() {
+        if handles.are_none() {
             return None;
         }
-        handles.push(Arc::clone(&handle));
+        handles.own.push(Arc::clone(&handle));
         drop(handles);
         Some(Self(cell, handle))
+    }
+
+    /// A handle of a target of another process, through a domain's handle; an errno value.
+    pub(crate) fn open_foreign(
+        qpn: Qpn,
+        file: FileId,
+        xrcd: &Arc<XrcdCell>,
+        cookie: Option<u64>,
+    ) -> Result<Self, i32> {
+        let held = Held::new(xrcd, Holder::Qp).ok_or(libc::EINVAL)?;
+        let handle = Handle::new(&xrcd.context, cookie, Some(held));
+        let enter = |cell: &QpCell| cell.handles.lock().own.push(Arc::clone(&handle));
+        let cell = xrcd.engine.open_foreign(qpn, file, enter)?;
+        Ok(Self(cell, handle))
     }
 
     /// Its number.
@@ -413,6 +573,12 @@ impl Qp {
     /// [`ModifyObjectError::Gone`], [`ModifyObjectError::Forked`].
     pub fn query(&self) -> Result<(QpAttr, QpInit), ModifyObjectError> {
         let state = self.lock()?;
+        if let Some(home) = self.0.home {
+            let init = *state.machine.init();
+            drop(state);
+            let attr = self.0.engine.query_foreign(home, self.0.qpn);
+            return Ok((attr.map_err(ModifyObjectError::Elsewhere)?, init));
+        }
         Ok((state.machine.attr(), *state.machine.init()))
     }
 
@@ -429,6 +595,9 @@ impl Qp {
     /// # Errors
     /// [`ModifyObjectError::Gone`], [`ModifyObjectError::Forked`].
     pub fn state(&self) -> Result<QpState, ModifyObjectError> {
+        if self.0.home.is_some() {
+            return Ok(self.query()?.0.cur_state);
+        }
         Ok(self.lock()?.machine.state())
     }
 
@@ -440,8 +609,9 @@ impl Qp {
     /// Refuses where this handle of a target was destroyed; others may be left.
     fn check_open(&self) -> Result<(), ModifyObjectError> {
         let cell = &self.0;
-        let closed =
-            cell.xrc_domain.is_some() && cell.engine.is_current() && self.1.xrcd.lock().is_none();
+        let closed = cell.qp_type == QpType::XrcRecv
+            && cell.engine.is_current()
+            && self.1.xrcd.lock().is_none();
         if closed { Err(ModifyObjectError::Gone) } else { Ok(()) }
     }
 
@@ -452,6 +622,11 @@ impl Qp {
     /// [`ModifyObjectError`]; nothing was changed.
     pub fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyObjectError> {
         self.check_open()?;
+        if let Some(home) = self.0.home {
+            drop(self.lock()?);
+            let modified = self.0.engine.modify_foreign(home, self.0.qpn, attr, mask);
+            return modified.map(drop).map_err(ModifyObjectError::Elsewhere);
+        }
         self.0.modify(attr, mask)
     }
 }
@@ -492,6 +667,7 @@ impl QpCell {
         } else if mask.contains(QpAttrMask::AV) {
             link.pin(engine, machine);
         }
+        engine.note_modified(self, &mut state);
         call.settle(&mut state);
         let unsettled = state.link.published.take_unsettled();
         call.finish(state);
@@ -624,17 +800,18 @@ impl Qp {
     fn release(&self) -> Option<Option<Hold>> {
         let cell = &self.0;
         let mut handles = cell.handles.lock();
-        let at = handles.iter().position(|h| Arc::ptr_eq(h, &self.1))?;
-        handles.remove(at);
-        if !handles.is_empty() {
+        let at = handles.own.iter().position(|h| Arc::ptr_eq(h, &self.1))?;
+        handles.own.remove(at);
+        let (others, foreign) =
+            (!handles.are_none(), handles.own.is_empty() && cell.home.is_some());
+        drop(handles);
+        if foreign {
+            cell.engine.close_foreign(cell);
+        }
+        if others || foreign {
             return Some(None);
         }
-        drop(handles);
-        let hold = cell.retire()?;
-        cell.engine.qps.remove(cell.qpn);
-        cell.engine.mrs.forget_qp(cell.qpn);
-        cell.leave_cqs(true);
-        Some(Some(hold))
+        Some(Some(cell.end()?))
     }
 }
 

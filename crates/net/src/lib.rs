@@ -36,10 +36,10 @@ pub mod udp;
 
 pub use clock::CoarseClock;
 pub use interfaces::{Interface, InterfaceAddress, interfaces};
-pub use monitor::AddressMonitor;
 pub use messages::{MessageBuffer, Messages, Told};
+pub use monitor::AddressMonitor;
 pub use neighbour::ethernet_address;
-pub use registry::{Registry, Slot};
+pub use registry::{NameGuard, Registry, Slot};
 pub use services::{Lingering, Reservation, ServiceAddress, Services};
 pub use steering::SteerByKind;
 pub use sys::Uncancelled;

@@ -5,6 +5,7 @@
 //! connection carries messages one way, from who made it; its first message is the sender's slot. Those of other users are
 //! closed unread (`SO_PEERCRED`).
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, IoSlice, Read};
 use std::mem::MaybeUninit;
@@ -104,11 +105,14 @@ impl Messages {
     /// the listener is another user's, and those of socket(2).
     pub fn send(&self, slot: u8, head: &[u8], body: &[u8]) -> io::Result<()> {
         let mut outgoing = self.outgoing.lock();
-        if !outgoing.contains_key(&slot) {
-            outgoing.insert(slot, self.connect(slot)?);
-            self.wake_up();
-        }
-        let to = outgoing.get_mut(&slot).expect("it was there, or was entered");
+        let to = match outgoing.entry(slot) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
+                let to = entry.insert(self.connect(slot)?);
+                self.wake_up();
+                to
+            }
+        };
         if to.waiting.is_empty() {
             match send(&to.socket, head, body) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wake_up(),
@@ -188,13 +192,9 @@ impl Messages {
 
     /// What is to be watched: what wakes, the listener, the connections to here, and those from here to these slots.
     fn watched(&self, incoming: &[Incoming]) -> (Vec<libc::pollfd>, Vec<u8>) {
-        let watch = |socket: &Socket, events| libc::pollfd {
-            fd: socket.as_raw_fd(),
-            events,
-            revents: 0,
-        };
-        let mut set =
-            vec![watch(&self.woken, libc::POLLIN), watch(&self.listener, libc::POLLIN)];
+        let watch =
+            |socket: &Socket, events| libc::pollfd { fd: socket.as_raw_fd(), events, revents: 0 };
+        let mut set = vec![watch(&self.woken, libc::POLLIN), watch(&self.listener, libc::POLLIN)];
         set.extend(incoming.iter().map(|from| watch(&from.socket, libc::POLLIN)));
         let mut slots = Vec::new();
         for (slot, to) in &*self.outgoing.lock() {
@@ -226,7 +226,8 @@ impl Messages {
 
     fn accept(&self, incoming: &mut Vec<Incoming>) {
         while let Ok((socket, _)) = self.listener.accept() {
-            let ours = peer(socket.as_fd()).is_ok_and(|(_, user)| user == self.slot.registry().uid());
+            let ours =
+                peer(socket.as_fd()).is_ok_and(|(_, user)| user == self.slot.registry().uid());
             if ours && socket.set_nonblocking(true).is_ok() {
                 incoming.push(Incoming { socket, slot: None, ended: false });
             }
@@ -236,7 +237,12 @@ impl Messages {
 
 impl Incoming {
     /// Reads up to so many messages.
-    fn receive(&mut self, budget: usize, buffer: &mut MessageBuffer, tell: &mut dyn FnMut(Told<'_>)) {
+    fn receive(
+        &mut self,
+        budget: usize,
+        buffer: &mut MessageBuffer,
+        tell: &mut dyn FnMut(Told<'_>),
+    ) {
         for _ in 0..budget {
             let message = match buffer.receive(&self.socket) {
                 Ok([]) => {
@@ -307,9 +313,7 @@ mod tests {
 
     fn pair(test: &str) -> [Messages; 2] {
         let registry = Registry::new(&format!("av-{test}-{}", std::process::id())).unwrap();
-        [(); 2].map(|()| {
-            Messages::listen(Arc::new(Slot::claim_in(&registry).unwrap())).unwrap()
-        })
+        [(); 2].map(|()| Messages::listen(Arc::new(Slot::claim_in(&registry).unwrap())).unwrap())
     }
 
     /// What the next wait that has something to tell tells.
@@ -342,7 +346,10 @@ mod tests {
                 while next < COUNT {
                     for (_, message) in told(&b) {
                         let message = message.unwrap();
-                        assert_eq!((message.len(), &message[..4]), (4 + (16 << 10), &next.to_le_bytes()[..]));
+                        assert_eq!(
+                            (message.len(), &message[..4]),
+                            (4 + (16 << 10), &next.to_le_bytes()[..])
+                        );
                         next += 1;
                     }
                 }

@@ -32,7 +32,7 @@ pub struct LockGuard {
 
 /// A name that exists as long as this value or its process.
 #[derive(Debug)]
-pub(crate) struct NameGuard {
+pub struct NameGuard {
     _socket: UnixDatagram,
 }
 
@@ -72,6 +72,22 @@ impl Registry {
     pub(crate) fn hold(&self, name: &str) -> io::Result<NameGuard> {
         let socket = UnixDatagram::bind_addr(&self.address(format_args!("{name}"))?)?;
         Ok(NameGuard { _socket: socket })
+    }
+
+    /// Says that the owner of `slot` shares in what `name` names, of up to 56 bytes.
+    ///
+    /// # Errors
+    /// Those of socket(2) and bind(2).
+    pub fn share(&self, name: &str, slot: u8) -> io::Result<NameGuard> {
+        self.hold(&format!("{name}/{slot}"))
+    }
+
+    /// The slots whose owners share in what `name` names.
+    ///
+    /// # Errors
+    /// Those of socket(2).
+    pub fn sharers(&self, name: &str) -> io::Result<Vec<u8>> {
+        bound(&UnixDatagram::unbound()?, |n| self.address(format_args!("{name}/{n}")))
     }
 
     fn address(&self, rest: std::fmt::Arguments<'_>) -> io::Result<SocketAddr> {

@@ -556,6 +556,7 @@ impl Engine {
                 continue;
             }
             let mut call = Call::at(&cell, now);
+            let is_target = cell.qp_type == QpType::XrcRecv;
             let mut current = Some((arrival, packet));
             while let Some((arrival, packet)) = current.take() {
                 let wanted = qpn != Qpn::MULTICAST || cell.takes(&state, &arrival, &packet);
@@ -566,7 +567,10 @@ impl Engine {
                     machine.receive(&arrival, &ack, &mut call.env(link));
                     following = packets.next();
                 }
-                if wanted {
+                if is_target && self.is_elsewhere(&cell, &mut state, &mut call, &arrival, &packet) {
+                    // Another process has what it is about.
+                } else if wanted {
+                    let State { machine, link, .. } = &mut *state;
                     machine.receive(&arrival, &packet, &mut call.env(link));
                 }
                 match following {
@@ -579,7 +583,7 @@ impl Engine {
                     other => next = other,
                 }
             }
-            if cell.qp_type == QpType::XrcRecv {
+            if is_target {
                 // The program's reply leaves by another queue pair: this ACK cannot ride with it, and the requester
                 // expects its completion before the reply.
                 let State { machine, link, .. } = &mut *state;
