@@ -137,7 +137,7 @@ macro_rules! programs {
 
 programs! {
     ah busy cancel comp_cntr cq_ex create_qp destroy_qp event_wait exit_log handles import mcast memory
-    mismatches mw parent_domain rate_limit raw_packet sequence tag_matching wq xrc
+    mismatches mw parent_domain rate_limit raw_packet sequence tag_matching wq xrc xrc_shared
     cm_addrinfo cm_connect cm_datagrams cm_handles cm_race cm_sync cm_threads cm_xrc rsocket
 }
 
@@ -145,6 +145,11 @@ programs! {
 #[test]
 fn tag_matching_by_udp() {
     run_with("tag_matching", &[("ANYVERBS_INPROC", "0")]);
+}
+
+#[test]
+fn xrc_shared_by_udp() {
+    run_with("xrc_shared", &[("ANYVERBS_SHM", "0"), ("ANYVERBS_INPROC", "0")]);
 }
 
 #[test]

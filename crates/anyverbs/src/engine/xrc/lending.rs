@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use anyverbs_proto::counters::Counter;
+use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::qp::attr::QpState;
 use anyverbs_proto::qp::lending::{Lease, Lending};
 use anyverbs_proto::qp::{Arrival, Incoming};
@@ -214,6 +215,21 @@ impl Engine {
             if let Some(share) = &mut state.link.share {
                 (share.expected, share.msn) = (expected, msn);
             }
+        });
+    }
+
+    /// A borrower tells of an event: of one that ends the target, its state tells before the program can ask.
+    pub(super) fn note_failure(&'static self, from: u8, cell: &QpCell, event: QpEvent) {
+        if !matches!(event, QpEvent::Fatal | QpEvent::ReqErr | QpEvent::AccessErr) {
+            return;
+        }
+        let lease = cell.state.lock().link.share.as_ref().map_or(0, |share| share.lease);
+        self.with_lent(from, cell.qpn, lease, |cell, state, call| {
+            if let Some(here) = state.machine.lease() {
+                let failed = Lease { state: QpState::Err, ..here };
+                state.machine.resume(&failed, |_| None);
+            }
+            self.go_on(cell, state, call);
         });
     }
 

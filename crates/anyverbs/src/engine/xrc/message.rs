@@ -35,16 +35,21 @@ pub(super) enum Message {
     Ask { request: u64, target: Qpn, question: Question },
     /// An errno value or 0, and the attributes.
     Answer { request: u64, errno: i32, attr: QpAttr },
-    /// The last handle of a process was destroyed.
-    Close { target: Qpn },
 }
 
 /// What is asked of a target's process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Question {
-    Open { domain: FileId },
+    Open {
+        domain: FileId,
+    },
     Query,
-    Modify { attr: QpAttr, mask: QpAttrMask },
+    /// The last handle of the process was destroyed.
+    Close,
+    Modify {
+        attr: QpAttr,
+        mask: QpAttrMask,
+    },
 }
 
 /// Kind of a packet's message: the rest is target 4, packets 4, source 16, destination 16, traffic class 1, hop limit 1,
@@ -139,6 +144,7 @@ impl Message {
                         to.u64(domain.1);
                     }
                     Question::Query => to.u8(1),
+                    Question::Close => to.u8(3),
                     Question::Modify { attr, mask } => {
                         to.u8(2);
                         to.attr(attr);
@@ -151,7 +157,6 @@ impl Message {
                 to.u32(errno.cast_unsigned());
                 to.attr(attr);
             }
-            Self::Close { target } => to.head(10, *target, 0),
         }
         to.0
     }
@@ -178,6 +183,7 @@ impl Message {
                 let question = match from.u8()? {
                     0 => Question::Open { domain: (from.u64()?, from.u64()?) },
                     1 => Question::Query,
+                    3 => Question::Close,
                     2 => {
                         let attr = from.attr()?;
                         Question::Modify { attr, mask: QpAttrMask::from_bits_retain(from.u32()?) }
@@ -190,7 +196,6 @@ impl Message {
                 let errno = from.u32()?.cast_signed();
                 Self::Answer { request: lease, errno, attr: from.attr()? }
             }
-            10 => Self::Close { target },
             _ => return None,
         };
         from.0.is_empty().then_some(message)
@@ -434,9 +439,9 @@ mod tests {
             Message::Event { target, event: QpEvent::LastWqeReached },
             ask(Question::Open { domain: (1, 2) }),
             ask(Question::Query),
+            ask(Question::Close),
             ask(Question::Modify { attr, mask }),
             Message::Answer { request: 1, errno: libc::EINVAL, attr },
-            Message::Close { target },
         ]
     }
 

@@ -106,6 +106,7 @@ impl Engine {
             }
             Message::Event { target, event } => {
                 if let Some(cell) = self.qps.find(target).filter(|cell| cell.is_from(from)) {
+                    self.note_failure(from, &cell, event);
                     cell.raise_from(event);
                 }
             }
@@ -115,7 +116,6 @@ impl Engine {
             Message::Answer { request, errno, attr } => {
                 self.sharing.note_answer(from, request, errno, attr);
             }
-            Message::Close { target } => self.close_for(from, target),
         }
         self.after_unlock();
     }

@@ -89,8 +89,10 @@ impl Engine {
 
     /// The last handle of this process was destroyed.
     pub(crate) fn close_foreign(&self, cell: &Arc<QpCell>) {
-        if let Some(home) = cell.home {
-            self.sharing.tell(home, &Message::Close { target: cell.qpn });
+        if let Some(home) = cell.home
+            && let Err(errno) = self.sharing.ask(home, cell.qpn, Question::Close)
+        {
+            tracing::debug!(target = %cell.qpn, errno, "its process does not know that it is closed here");
         }
         self.forget_foreign(cell);
     }
@@ -124,6 +126,10 @@ impl Engine {
             }
             _ if !cell.is_open_for(from) => return Err(libc::EINVAL),
             Question::Query => {}
+            Question::Close => {
+                cell.close_for(from);
+                return Ok(QpAttr::default());
+            }
             Question::Modify { attr, mask } => {
                 cell.modify(&attr, mask).map_err(|error| error.errno())?;
             }
@@ -132,7 +138,7 @@ impl Engine {
         if state.is_dead() { Err(libc::EINVAL) } else { Ok(state.machine.attr()) }
     }
 
-    /// A process has closed its last handle, or has ended.
+    /// A process has ended.
     pub(super) fn close_for(&'static self, from: u8, target: Qpn) {
         if let Some(cell) = self.qps.find(target).filter(|cell| cell.home.is_none()) {
             cell.close_for(from);
