@@ -1,12 +1,15 @@
 //! Queue pair.
 
+mod handles;
+
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
+use anyverbs_net::NameGuard;
 use anyverbs_proto::comp_cntr::CompCntrOps;
-use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType};
+use anyverbs_proto::qp::lending::Lease;
 use anyverbs_proto::qp::pacing::RateLimit;
 use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::types::{Gid, Qpn};
@@ -14,7 +17,6 @@ use anyverbs_proto::wr::{RecvWr, SendWr};
 use anyverbs_queue_memory::{Queue, QueueMemory};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::async_event::EventElement;
 use crate::comp_cntr::{Attached, CompCntr};
 use crate::context::ContextCell;
 use crate::cq::{Cq, CqCell};
@@ -28,6 +30,7 @@ use crate::link::udp::Asked;
 use crate::pd::{Pd, PdCell};
 use crate::srq::{Srq, SrqCell};
 use crate::xrcd::{FileId, XrcdCell};
+use handles::Handles;
 
 /// What a queue pair is made with (`struct ibv_qp_init_attr`).
 #[derive(Clone, Copy, Debug)]
@@ -124,9 +127,15 @@ pub(crate) struct QpCell {
     /// The file of its domain, which other processes may share.
     pub(crate) xrc_file: Option<FileId>,
     /// The process of a target that is not this one's: open here, or borrowed ([`crate::engine::xrc`]).
-    pub(crate) home: Option<u8>,
+    home: AtomicU8,
     /// The lease under which such a one is borrowed, or 0. Changes under the queue pair's lock.
     pub(crate) borrowed: AtomicU64,
+    /// Other processes have it open.
+    pub(crate) has_others: AtomicBool,
+    /// What there is to go on with when the process of a target that is open here has ended.
+    pub(crate) estate: Mutex<Option<(QpAttr, Lease)>>,
+    /// This process goes on with it.
+    heir: Mutex<Option<NameGuard>>,
     /// Attachments to multicast groups; changed under the lock of [`crate::multicast::Groups`].
     pub(crate) groups: AtomicU32,
     blocks_own_multicast: AtomicBool,
@@ -134,20 +143,7 @@ pub(crate) struct QpCell {
     handles: Mutex<Handles>,
 }
 
-/// Who has a queue pair open.
-#[derive(Debug, Default)]
-struct Handles {
-    own: Vec<Arc<Handle>>,
-    /// Other processes.
-    others: Vec<u8>,
-}
-
-impl Handles {
-    fn are_none(&self) -> bool {
-        self.own.is_empty() && self.others.is_empty()
-    }
-}
-
+/// Of a queue pair that is no target.
 const NO_DOMAIN: u64 = u64::MAX;
 
 /// What the queue pair's lock guards.
@@ -222,123 +218,15 @@ impl QpCell {
         state.is_in(arrival.destination) && !unwanted
     }
 
-    /// Raises an asynchronous event of this queue pair.
-    pub(crate) fn raise(&self, event: QpEvent) {
-        match self.home {
-            // Its process tells all who have it open, this one too.
-            Some(home) => self.engine.tell_event(home, self.qpn, event),
-            None => self.raise_for_all(event),
-        }
-    }
-
-    /// As [`raise`](Self::raise), of what another process has told.
-    pub(crate) fn raise_from(&self, event: QpEvent) {
-        match self.home {
-            Some(_) => self.handles.lock().raise(self.qpn, event),
-            None => self.raise_for_all(event),
-        }
-    }
-
-    fn raise_for_all(&self, event: QpEvent) {
-        let handles = self.handles.lock();
-        handles.raise(self.qpn, event);
-        for slot in &handles.others {
-            self.engine.tell_event(*slot, self.qpn, event);
-        }
-    }
-
-    /// The XRC domain of a target.
-    pub(crate) fn xrc_domain(&self) -> Option<u64> {
-        Some(self.xrc_domain.load(Ordering::Relaxed)).filter(|domain| *domain != NO_DOMAIN)
-    }
-
-    /// The target of another process.
-    pub(crate) fn foreign(engine: &'static Engine, qpn: Qpn, home: u8, file: FileId) -> Self {
-        Self {
-            engine,
-            qpn,
-            qp_type: QpType::XrcRecv,
-            state: Mutex::new(State {
-                machine: Self::foreign_machine(qpn),
-                link: Link::default(),
-                groups: Vec::new(),
-                hold: Some(Hold(None, [None, None], None, None)),
-            }),
-            send_cq: None,
-            recv_cq: None,
-            srq: None,
-            xrc_domain: AtomicU64::new(NO_DOMAIN),
-            xrc_file: Some(file),
-            home: Some(home),
-            borrowed: AtomicU64::new(0),
-            groups: AtomicU32::new(0),
-            blocks_own_multicast: AtomicBool::new(false),
-            handles: Mutex::default(),
-        }
-    }
-
-    /// What stands for the machine of a target of another process that is not borrowed.
-    pub(crate) fn foreign_machine(qpn: Qpn) -> anyverbs_proto::qp::Qp {
-        let init = QpInit {
-            qp_type: QpType::XrcRecv,
-            cap: QpCap::default(),
-            sq_sig_all: false,
-            srq: false,
-            pd: 0,
-        };
-        anyverbs_proto::qp::Qp::new(qpn, &init)
-    }
-
-    /// The number that its domain has in this process, if it is open here.
-    pub(crate) fn set_xrc_domain(&self, number: Option<u64>) {
-        self.xrc_domain.store(number.unwrap_or(NO_DOMAIN), Ordering::Relaxed);
-    }
-
-    /// Whether this process claims a target of another one.
-    pub(crate) fn is_claimed(&self) -> bool {
-        self.borrowed.load(Ordering::Relaxed) != 0 || !self.handles.lock().own.is_empty()
-    }
-
-    /// The process of a target has ended: nothing comes any more.
-    pub(crate) fn lose_home(&self) {
-        drop(self.state.lock().hold.take());
-        self.handles.lock().raise(self.qpn, QpEvent::Fatal);
-    }
-
-    /// Another process opens it. False if it was destroyed.
-    pub(crate) fn open_for(&self, slot: u8) -> bool {
-        let mut handles = self.handles.lock();
-        if handles.are_none() {
-            return false;
-        }
-        if !handles.others.contains(&slot) {
-            handles.others.push(slot);
-        }
-        true
-    }
-
-    pub(crate) fn is_open_for(&self, slot: u8) -> bool {
-        self.handles.lock().others.contains(&slot)
-    }
-
-    /// Another process has closed its last handle.
-    pub(crate) fn close_for(&self, slot: u8) {
-        let mut handles = self.handles.lock();
-        let Some(at) = handles.others.iter().position(|s| *s == slot) else { return };
-        handles.others.remove(at);
-        let last = handles.are_none();
-        drop(handles);
-        if last {
-            drop(self.end());
-        }
-    }
-
     /// It ends with its last handle; what it held. None if it was done.
     fn end(&self) -> Option<Hold> {
         let hold = self.retire()?;
         self.engine.qps.remove(self.qpn);
         self.engine.mrs.forget_qp(self.qpn);
         self.leave_cqs(true);
+        if self.heir.lock().take().is_some() {
+            self.engine.release_slot_of(self.qpn);
+        }
         Some(hold)
     }
 
@@ -353,16 +241,6 @@ impl QpCell {
         }
         if let Some(cq) = &self.recv_cq {
             cq.purge(self.qpn);
-        }
-    }
-}
-
-impl Handles {
-    fn raise(&self, qpn: Qpn, event: QpEvent) {
-        for handle in self.own.iter().filter(|h| h.listens.load(Ordering::Acquire)) {
-            let cookie = handle.cookie.load(Ordering::Relaxed);
-            let element = EventElement::Qp { qpn, cookie };
-            handle.context.events.raise(event.into(), element, Some(&handle.acks));
         }
     }
 }
@@ -502,8 +380,11 @@ impl Qp {
                     srq: parts.srq.map(|srq| Arc::clone(&srq.0)),
                     xrc_domain: AtomicU64::new(parts.xrcd.map_or(NO_DOMAIN, |x| x.domain)),
                     xrc_file: parts.xrcd.and_then(|xrcd| xrcd.file),
-                    home: None,
+                    home: AtomicU8::new(0),
                     borrowed: AtomicU64::new(0),
+                    has_others: AtomicBool::new(false),
+                    estate: Mutex::default(),
+                    heir: Mutex::default(),
                     groups: AtomicU32::new(0),
                     blocks_own_multicast: AtomicBool::new(false),
                     handles: Mutex::new(Handles {
@@ -573,7 +454,7 @@ impl Qp {
     /// [`ModifyObjectError::Gone`], [`ModifyObjectError::Forked`].
     pub fn query(&self) -> Result<(QpAttr, QpInit), ModifyObjectError> {
         let state = self.lock()?;
-        if let Some(home) = self.0.home {
+        if let Some(home) = self.0.home() {
             let init = *state.machine.init();
             drop(state);
             let attr = self.0.engine.query_foreign(home, self.0.qpn);
@@ -595,7 +476,7 @@ impl Qp {
     /// # Errors
     /// [`ModifyObjectError::Gone`], [`ModifyObjectError::Forked`].
     pub fn state(&self) -> Result<QpState, ModifyObjectError> {
-        if self.0.home.is_some() {
+        if self.0.home().is_some() {
             return Ok(self.query()?.0.cur_state);
         }
         Ok(self.lock()?.machine.state())
@@ -622,7 +503,7 @@ impl Qp {
     /// [`ModifyObjectError`]; nothing was changed.
     pub fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyObjectError> {
         self.check_open()?;
-        if let Some(home) = self.0.home {
+        if let Some(home) = self.0.home() {
             drop(self.lock()?);
             let modified = self.0.engine.modify_foreign(home, self.0.qpn, attr, mask);
             return modified.map(drop).map_err(ModifyObjectError::Elsewhere);
@@ -803,7 +684,7 @@ impl Qp {
         let at = handles.own.iter().position(|h| Arc::ptr_eq(h, &self.1))?;
         handles.own.remove(at);
         let (others, foreign) =
-            (!handles.are_none(), handles.own.is_empty() && cell.home.is_some());
+            (!handles.are_none(), handles.own.is_empty() && cell.home().is_some());
         drop(handles);
         if foreign {
             cell.engine.close_foreign(cell);

@@ -71,6 +71,11 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 /// Device and inode of a file.
 pub(crate) type FileId = (u64, u64);
 
+/// The name that processes share that have the domain of a file.
+pub(crate) fn name(file: FileId) -> String {
+    format!("xrcd/{:x}/{:x}", file.0, file.1)
+}
+
 /// The domains of a process that have a file.
 #[derive(Debug, Default)]
 pub(crate) struct Domains {
@@ -108,7 +113,7 @@ impl Domains {
             None => {}
         }
         let slot = engine.port.slot().ok_or(CreateError::Unsupported("XRC domains of files"))?;
-        let (registry, name) = (slot.registry(), format!("xrcd/{:x}/{:x}", id.0, id.1));
+        let (registry, name) = (slot.registry(), name(id));
         // Of two processes that make it at the same time one comes first.
         let locked = registry.lock(LOCK_PATIENCE).map_err(refused)?;
         let exists = !registry.sharers(&name).map_err(refused)?.is_empty();
@@ -178,7 +183,9 @@ impl Xrcd {
         if cell.holders.is_dead() {
             return Err(CreateError::Foreign("XRC domain"));
         }
-        if qpn.slot() != cell.engine.slot
+        let known = cell.engine.qps.find(qpn).filter(|qp| qp.home().is_none());
+        if known.is_none()
+            && qpn.slot() != cell.engine.slot
             && let Some(file) = cell.file
         {
             return Qp::open_foreign(qpn, file, cell, cookie).map_err(|errno| match errno {
@@ -186,9 +193,7 @@ impl Xrcd {
                 errno => CreateError::System(errno),
             });
         }
-        cell.engine
-            .qps
-            .find(qpn)
+        known
             .filter(|qp| qp.xrc_domain() == Some(cell.domain))
             .and_then(|qp| Qp::open(qp, cell, cookie))
             .ok_or(CreateError::Invalid("number of a target of the XRC domain"))

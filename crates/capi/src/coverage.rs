@@ -22,7 +22,7 @@ use crate::{
 /// Calls that have a body which does not yet do all that the manual page says, and what it leaves out.
 const PARTIAL: &[(&str, &str)] = &[
     ("ibv_create_qp", "RC, UC, UD, XRC_SEND, RAW_PACKET; DRIVER: `EOPNOTSUPP`"),
-    ("ibv_modify_qp", "alternate paths and resizing of the queues: `EOPNOTSUPP`"),
+    ("ibv_modify_qp", "alternate paths: `EOPNOTSUPP`; resizing of the queues: `EINVAL`"),
     ("ibv_query_ece", "there are no enhancements (`EOPNOTSUPP`)"),
     ("rdma_set_option", "`RDMA_OPTION_IB_PATH`: `ENOSYS`"),
     ("rdma_getaddrinfo", "`RAI_SA`: `EOPNOTSUPP`"),

@@ -379,6 +379,13 @@ impl Engine {
                 let attr = machine.attr();
                 match gone {
                     Gone::Unwilling => link.reroute(self, &attr.av, attr.dest_qpn),
+                    // Another process may go on with the target.
+                    Gone::Dead
+                        if machine.init().qp_type == QpType::XrcSend
+                            && self.has_heirs(attr.dest_qpn.slot()) =>
+                    {
+                        link.reroute(self, &attr.av, attr.dest_qpn);
+                    }
                     Gone::Dead => link.doomed = Some(now + shm::GRACE),
                 }
                 machine.transmit(&mut call.env(link));
@@ -405,7 +412,11 @@ impl Engine {
             self.count(Counter::DropNoQp, 1);
             return None;
         }
-        if slot != self.slot && !to_group && !to_gsi {
+        if slot != self.slot
+            && !to_group
+            && !to_gsi
+            && !self.has_inherited([bytes[5], bytes[6], bytes[7]])
+        {
             self.misdelivered(slot, datagram, was_forwarded);
             return None;
         }
@@ -469,6 +480,7 @@ impl Engine {
                     self.kick_worker();
                 }
             }
+            Forwarded::Dead if self.forward_to_heir(datagram) => self.count(Counter::Forwarded, 1),
             Forwarded::Dead | Forwarded::Failed => self.count(Counter::DropNoQp, 1),
             Forwarded::Full => self.count(Counter::DropSocketFull, 1),
         }
@@ -584,6 +596,7 @@ impl Engine {
                 }
             }
             if is_target {
+                self.tell_heirs(&cell, &state.machine);
                 // The program's reply leaves by another queue pair: this ACK cannot ride with it, and the requester
                 // expects its completion before the reply.
                 let State { machine, link, .. } = &mut *state;

@@ -107,6 +107,10 @@ impl QpTable {
     pub(crate) fn remove(&self, qpn: Qpn) {
         let counter = usize::from(qpn.get() as u16);
         let mut inner = self.inner.write();
+        if qpn.slot() != self.slot {
+            inner.foreign.remove(&qpn);
+            return;
+        }
         let removed =
             inner.chunks[counter / CHUNK].as_mut().and_then(|chunk| chunk[counter % CHUNK].take());
         inner.len -= usize::from(removed.is_some());

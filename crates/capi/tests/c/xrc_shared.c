@@ -491,6 +491,42 @@ static void opened(const char *path)
 	free_world(&w);
 }
 
+/* The process that made a target ends, by itself or not, and whoever had the responder: the target goes on with who has it open. */
+static void inherited(const char *path, int signal, int last)
+{
+	struct world w = make_world(path);
+	OK(DO(w.a, OPEN_QP, w.target).error);
+	if (last == 3)
+		OK(DO(w.b, OPEN_QP, w.target).error);
+	message(&w, &w.home, 100), message(&w, &w.a, 3000), message(&w, &w.b, 100), message(&w, &w.home, 3000);
+	if (last == 1 || last == 2)
+		message(&w, last == 1 ? &w.a : &w.b, 5000);
+	end(&w.home, signal);
+	message(&w, &w.a, 5000), message(&w, &w.b, 5000), message(&w, &w.a, 100);
+	EQ(DO(w.a, QUERY).n[0], IBV_QPS_RTS);
+	EQ(DO(w.a, NO_EVENT).error, 0);
+	/* One that comes later finds it, too. */
+	w.home.pid = 0;
+	struct process c = begin('c');
+	OK(open_domain(&c, path, 0, O_RDWR));
+	c.srqn = DO(c, SRQ).n[0];
+	message(&w, &c, 5000), message(&w, &w.b, 5000);
+	EQ(DO(w.sender, SEND, IBV_WR_SEND_WITH_IMM, w.home.srqn, 100).error, IBV_WC_REM_ACCESS_ERR);
+	EQ(DO(w.a, EVENT).n[0], IBV_EVENT_QP_ACCESS_ERR);
+	EQ(DO(w.a, EVENT).n[0], IBV_EVENT_QP_LAST_WQE_REACHED);
+	if (last == 3) {
+		EQ(DO(w.b, EVENT).n[0], IBV_EVENT_QP_ACCESS_ERR);
+		EQ(DO(w.b, EVENT).n[0], IBV_EVENT_QP_LAST_WQE_REACHED);
+		EQ(DO(w.b, QUERY).n[0], IBV_QPS_ERR);
+		OK(DO(w.b, DESTROY).error);
+	}
+	EQ(DO(w.a, QUERY).n[0], IBV_QPS_ERR);
+	OK(DO(w.a, DESTROY).error);
+	EQ(DO(w.a, OPEN_QP, w.target).error, EINVAL);
+	w.home = c;
+	free_world(&w);
+}
+
 int main(void)
 {
 	char path[40], other[64];
@@ -500,6 +536,8 @@ int main(void)
 	traffic(path);
 	faults(path);
 	opened(path);
+	for (int last = 0; last < 4; last++)
+		inherited(path, 0, last), inherited(path, SIGKILL, last);
 	unlink(path);
 	return 0;
 }

@@ -30,11 +30,11 @@ impl Engine {
         let number = self.xrc_domains.number(domain);
         let make = |qpn| QpCell::foreign(self, qpn, from, domain);
         let cell = self.qps.enter_foreign(target, make, |cell| {
-            if cell.home == Some(from) {
+            if cell.home() == Some(from) {
                 cell.borrowed.store(lease, Ordering::Relaxed);
             }
         });
-        if cell.home != Some(from) {
+        if cell.home() != Some(from) {
             return;
         }
         cell.set_xrc_domain(number);
@@ -54,7 +54,7 @@ impl Engine {
         lease: Option<u64>,
         f: impl FnOnce(&mut State, &mut Call<'_>, u64) -> bool,
     ) {
-        let Some(cell) = self.qps.find(target).filter(|cell| cell.home == Some(from)) else {
+        let Some(cell) = self.qps.find(target).filter(|cell| cell.home() == Some(from)) else {
             return;
         };
         let mut state = cell.state.lock();
@@ -123,7 +123,7 @@ impl Engine {
     }
 
     /// The responder is here no more.
-    fn end_borrowing(&self, cell: &QpCell, state: &mut State) {
+    pub(super) fn end_borrowing(&self, cell: &QpCell, state: &mut State) {
         cell.borrowed.store(0, Ordering::Relaxed);
         state.link.leave_path();
         state.link.xrc_srq = None;
@@ -134,12 +134,5 @@ impl Engine {
     /// A target of another process that is neither borrowed nor open here is forgotten.
     pub(super) fn forget_foreign(&self, cell: &Arc<QpCell>) {
         self.qps.remove_foreign(cell.qpn, |cell| !cell.is_claimed());
-    }
-
-    /// The process of a target has ended, and with it the target.
-    pub(super) fn lose_home(&'static self, cell: &Arc<QpCell>) {
-        self.end_borrowing(cell, &mut cell.state.lock());
-        cell.lose_home();
-        self.forget_foreign(cell);
     }
 }

@@ -1,6 +1,7 @@
 //! In the process of a target: its responder goes to the process whose SRQ a request names, and comes back.
 
 use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
 
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::event::QpEvent;
@@ -167,7 +168,7 @@ impl Engine {
         lease: u64,
         f: impl FnOnce(&QpCell, &mut State, &mut Call<'_>),
     ) {
-        let Some(cell) = self.qps.find(target).filter(|cell| cell.home.is_none()) else { return };
+        let Some(cell) = self.qps.find(target).filter(|cell| cell.home().is_none()) else { return };
         let mut state = cell.state.lock();
         let lent = state.link.share.as_ref().is_some_and(|share| share.is_lent(to, lease));
         if state.is_dead() || !lent {
@@ -211,9 +212,12 @@ impl Engine {
         expected: Psn,
         msn: u32,
     ) {
-        self.with_lent(from, target, lease, |_, state, _| {
+        self.with_lent(from, target, lease, |cell, state, _| {
             if let Some(share) = &mut state.link.share {
                 (share.expected, share.msn) = (expected, msn);
+            }
+            if cell.has_others.load(Ordering::Relaxed) {
+                self.tell_heirs_of(cell, &state.machine, (expected, msn));
             }
         });
     }
@@ -247,6 +251,7 @@ impl Engine {
     fn go_on(&'static self, cell: &QpCell, state: &mut State, call: &mut Call<'_>) {
         let Some(share) = &mut state.link.share else { return };
         let waiting = share.arrive();
+        self.tell_heirs(cell, &state.machine);
         self.receive_again(cell, state, call, waiting);
     }
 
@@ -266,6 +271,7 @@ impl Engine {
             }
         }
         let State { machine, link, .. } = &mut *state;
+        self.tell_heirs(cell, machine);
         machine.acknowledge(&mut call.env(link));
     }
 
@@ -273,6 +279,7 @@ impl Engine {
     pub(crate) fn note_modified(&self, cell: &QpCell, state: &mut State) {
         let over = state.is_dead()
             || matches!(state.machine.state(), QpState::Reset | QpState::Init | QpState::Err);
+        self.tell_heirs(cell, &state.machine);
         let Some(share) = &mut state.link.share else { return };
         match share.place {
             Place::With(by) | Place::Recalled(by) if over => {

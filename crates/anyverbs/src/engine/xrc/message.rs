@@ -35,6 +35,13 @@ pub(super) enum Message {
     Ask { request: u64, target: Qpn, question: Question },
     /// An errno value or 0, and the attributes.
     Answer { request: u64, errno: i32, attr: QpAttr },
+    /// For those who have a target open: what they need to go on with it when its process has ended; or, to who goes on with
+    /// it, what had been lent.
+    State { target: Qpn, attr: QpAttr, state: Lease },
+    /// The process of a target has ended, and the sender goes on with it.
+    Inherit { target: Qpn },
+    /// To that one: the sender has it open, too.
+    Opened { target: Qpn },
 }
 
 /// What is asked of a target's process.
@@ -157,6 +164,13 @@ impl Message {
                 to.u32(errno.cast_unsigned());
                 to.attr(attr);
             }
+            Self::State { target, attr, state } => {
+                to.head(11, *target, 0);
+                to.attr(attr);
+                to.lease(state);
+            }
+            Self::Inherit { target } => to.head(12, *target, 0),
+            Self::Opened { target } => to.head(13, *target, 0),
         }
         to.0
     }
@@ -196,6 +210,9 @@ impl Message {
                 let errno = from.u32()?.cast_signed();
                 Self::Answer { request: lease, errno, attr: from.attr()? }
             }
+            11 => Self::State { target, attr: from.attr()?, state: from.lease()? },
+            12 => Self::Inherit { target },
+            13 => Self::Opened { target },
             _ => return None,
         };
         from.0.is_empty().then_some(message)
@@ -432,7 +449,10 @@ mod tests {
         vec![
             Message::Lend { target, lease: 1, domain: (2, 3), attr, state: state.clone() },
             Message::Recall { target, lease: 1 << 40 },
-            Message::Return { target, lease: 2, state },
+            Message::Return { target, lease: 2, state: state.clone() },
+            Message::State { target, attr, state },
+            Message::Inherit { target },
+            Message::Opened { target },
             Message::Busy { target, lease: 3, later: true },
             Message::Progress { target, lease: 3, expected: Psn::new(1), msn: 2 },
             Message::Revoke { target, lease: 3 },

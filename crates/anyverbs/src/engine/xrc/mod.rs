@@ -2,21 +2,25 @@
 //!
 //! A target belongs to the process that made it: that one gets its packets. A request names an SRQ, whose number says which process
 //! has it; where that is another, the responder is lent to it between two messages, and requests are handed on
-//! ([`lending`], [`borrowing`]). Handles of a target in other processes ask its process ([`opening`]).
+//! ([`lending`], [`borrowing`]). Handles of a target in other processes ask its process ([`opening`]), and one of them goes on with
+//! the target when that process has ended ([`inheriting`]).
 //!
 //! A thread of its own waits for messages of other processes, where a domain with a file was opened; no other process has it.
 
 mod borrowing;
+mod inheriting;
 mod lending;
 mod message;
 mod opening;
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::Instant;
 
-use anyverbs_net::{MessageBuffer, Messages, Told};
+use anyverbs_net::{MessageBuffer, Messages, NameGuard, Told};
 use anyverbs_proto::qp::attr::QpType;
+use anyverbs_proto::types::Qpn;
 use parking_lot::{Condvar, Mutex};
 
 use super::Engine;
@@ -34,6 +38,12 @@ pub(crate) struct Sharing {
     /// Questions that wait for their answers, each with the slot that was asked.
     asked: Mutex<HashMap<u64, (u8, Option<Reply>)>>,
     answered: Condvar,
+    /// Slots of processes whose targets are open here.
+    held_slots: Mutex<HashMap<u8, NameGuard>>,
+    /// A target of a process that has ended goes on here.
+    has_inherited: AtomicBool,
+    /// Who goes on with targets of processes that have ended, and until when that is taken for known.
+    heirs: Mutex<HashMap<Qpn, (Option<u8>, Instant)>>,
 }
 
 impl Sharing {
@@ -116,6 +126,18 @@ impl Engine {
             Message::Answer { request, errno, attr } => {
                 self.sharing.note_answer(from, request, errno, attr);
             }
+            Message::State { target, attr, state } => self.note_state(from, target, attr, state),
+            Message::Inherit { target } => {
+                if let Some(cell) = self.qps.find(target) {
+                    self.follow(from, &cell);
+                }
+            }
+            Message::Opened { target } => {
+                if let Some(cell) = self.qps.find(target).filter(|cell| cell.home().is_none()) {
+                    cell.open_for(from);
+                    self.tell_heirs(&cell, &cell.state.lock().machine);
+                }
+            }
         }
         self.after_unlock();
     }
@@ -124,9 +146,9 @@ impl Engine {
     fn lose_sharer(&'static self, slot: u8) {
         self.sharing.forget_questions(slot);
         for cell in self.qps.filter(|cell| cell.qp_type == QpType::XrcRecv) {
-            if cell.home == Some(slot) {
-                self.lose_home(&cell);
-            } else if cell.home.is_none() {
+            if cell.home() == Some(slot) {
+                self.lose_home(slot, &cell);
+            } else if cell.home().is_none() {
                 self.take_back_from_dead(slot, &cell);
                 self.close_for(slot, cell.qpn);
             }
@@ -138,6 +160,6 @@ impl Engine {
 impl QpCell {
     /// Whether a process may say something about it: its own, or one that may have borrowed it.
     fn is_from(&self, slot: u8) -> bool {
-        self.home.is_none_or(|home| home == slot)
+        self.home().is_none_or(|home| home == slot)
     }
 }

@@ -68,8 +68,13 @@ impl Engine {
         domain: FileId,
         enter: impl FnOnce(&QpCell),
     ) -> Result<Arc<QpCell>, i32> {
-        let home = target.slot();
-        self.sharing.ask(home, target, Question::Open { domain })?;
+        let home = self.heir_of(target).unwrap_or(target.slot());
+        // Before it can end.
+        self.hold_slot_of(target.slot()).map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))?;
+        if let Err(errno) = self.sharing.ask(home, target, Question::Open { domain }) {
+            self.release_slot_of(target);
+            return Err(errno);
+        }
         Ok(self.qps.enter_foreign(target, |qpn| QpCell::foreign(self, qpn, home, domain), enter))
     }
 
@@ -89,12 +94,13 @@ impl Engine {
 
     /// The last handle of this process was destroyed.
     pub(crate) fn close_foreign(&self, cell: &Arc<QpCell>) {
-        if let Some(home) = cell.home
+        if let Some(home) = cell.home()
             && let Err(errno) = self.sharing.ask(home, cell.qpn, Question::Close)
         {
             tracing::debug!(target = %cell.qpn, errno, "its process does not know that it is closed here");
         }
         self.forget_foreign(cell);
+        self.release_slot_of(cell.qpn);
     }
 
     /// Tells another process that has a target open of an event.
@@ -109,15 +115,21 @@ impl Engine {
         target: Qpn,
         question: Question,
     ) {
+        let opens = matches!(question, Question::Open { .. });
         let (errno, attr) = match self.reply(from, target, question) {
             Ok(attr) => (0, attr),
             Err(errno) => (errno, QpAttr::default()),
         };
         self.sharing.tell(from, &Message::Answer { request, errno, attr });
+        if let Some(cell) = self.qps.find(target).filter(|_| opens && errno == 0) {
+            let state = cell.state.lock();
+            self.tell_heirs(&cell, &state.machine);
+        }
     }
 
     fn reply(&'static self, from: u8, target: Qpn, question: Question) -> Result<QpAttr, i32> {
-        let cell = self.qps.find(target).filter(|cell| cell.home.is_none()).ok_or(libc::EINVAL)?;
+        let cell =
+            self.qps.find(target).filter(|cell| cell.home().is_none()).ok_or(libc::EINVAL)?;
         match question {
             Question::Open { domain } => {
                 if cell.xrc_file != Some(domain) || !cell.open_for(from) {
@@ -140,7 +152,7 @@ impl Engine {
 
     /// A process has ended.
     pub(super) fn close_for(&'static self, from: u8, target: Qpn) {
-        if let Some(cell) = self.qps.find(target).filter(|cell| cell.home.is_none()) {
+        if let Some(cell) = self.qps.find(target).filter(|cell| cell.home().is_none()) {
             cell.close_for(from);
         }
     }
