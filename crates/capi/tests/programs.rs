@@ -148,11 +148,6 @@ fn tag_matching_by_udp() {
 }
 
 #[test]
-fn xrc_shared_by_udp() {
-    run_with("xrc_shared", &[("ANYVERBS_SHM", "0"), ("ANYVERBS_INPROC", "0")]);
-}
-
-#[test]
 fn comp_cntr_by_udp() {
     run_with("comp_cntr", &[("ANYVERBS_INPROC", "0")]);
 }
