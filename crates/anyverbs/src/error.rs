@@ -60,8 +60,8 @@ pub enum CreateError {
     /// `EINVAL`: an object of another context, or one that is already destroyed.
     #[error("the {0} is not of this context, or was destroyed")]
     Foreign(&'static str),
-    /// `EAGAIN`, as Linux: the file has no XRC domain in this process, and none was to be made.
-    #[error("the file has no XRC domain in this process, and O_CREAT was not given")]
+    /// `EAGAIN`, as Linux: the file has no XRC domain, and none was to be made.
+    #[error("the file has no XRC domain, and O_CREAT was not given")]
     NoXrcDomain,
     /// `EINVAL`, as Linux: the file has an XRC domain already.
     #[error("the file has an XRC domain, and O_EXCL was given")]
@@ -186,6 +186,9 @@ pub enum ModifyObjectError {
     /// `EIO`: the object was inherited across `fork`.
     #[error("objects that were inherited across fork do no work")]
     Forked,
+    /// The errno value of the process that a target is of.
+    #[error("the process of the queue pair answers with errno {0}")]
+    Elsewhere(i32),
 }
 
 /// Why a queue pair was not attached to a multicast group or a completion counter, or detached.
@@ -416,6 +419,7 @@ impl ModifyObjectError {
             Self::Qp(ModifyError::Unsupported(_)) | Self::Unsupported(_) => libc::EOPNOTSUPP,
             Self::Qp(_) | Self::Invalid(_) | Self::DoesNotFit | Self::Gone => libc::EINVAL,
             Self::Forked => libc::EIO,
+            Self::Elsewhere(errno) => *errno,
         }
     }
 }

@@ -1,12 +1,15 @@
 //! Queue pair.
 
+mod handles;
+
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
+use anyverbs_net::NameGuard;
 use anyverbs_proto::comp_cntr::CompCntrOps;
-use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType};
+use anyverbs_proto::qp::lending::Lease;
 use anyverbs_proto::qp::pacing::RateLimit;
 use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::types::{Gid, Qpn};
@@ -14,7 +17,6 @@ use anyverbs_proto::wr::{RecvWr, SendWr};
 use anyverbs_queue_memory::{Queue, QueueMemory};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::async_event::EventElement;
 use crate::comp_cntr::{Attached, CompCntr};
 use crate::context::ContextCell;
 use crate::cq::{Cq, CqCell};
@@ -28,7 +30,8 @@ use crate::link::udp::Asked;
 use crate::pd::{Pd, PdCell};
 use crate::privilege;
 use crate::srq::{Srq, SrqCell};
-use crate::xrcd::XrcdCell;
+use crate::xrcd::{FileId, XrcdCell};
+use handles::Handles;
 
 /// What a queue pair is made with (`struct ibv_qp_init_attr`).
 #[derive(Clone, Copy, Debug)]
@@ -120,13 +123,29 @@ pub(crate) struct QpCell {
     /// None on an initiator and a target.
     pub(crate) recv_cq: Option<Arc<CqCell>>,
     pub(crate) srq: Option<Arc<SrqCell>>,
-    xrc_domain: Option<u64>,
+    /// Of a target, or [`NO_DOMAIN`].
+    xrc_domain: AtomicU64,
+    /// The file of its domain, which other processes may share.
+    pub(crate) xrc_file: Option<FileId>,
+    /// The process of a target that is not this one's: open here, or borrowed ([`crate::engine::xrc`]).
+    home: AtomicU8,
+    /// The lease under which such a one is borrowed, or 0. Changes under the queue pair's lock.
+    pub(crate) borrowed: AtomicU64,
+    /// Other processes have it open.
+    pub(crate) has_others: AtomicBool,
+    /// What there is to go on with when the process of a target that is open here has ended.
+    pub(crate) estate: Mutex<Option<(QpAttr, Lease)>>,
+    /// This process goes on with it.
+    heir: Mutex<Option<NameGuard>>,
     /// Attachments to multicast groups; changed under the lock of [`crate::multicast::Groups`].
     pub(crate) groups: AtomicU32,
     blocks_own_multicast: AtomicBool,
     /// Empty once it is destroyed. A leaf, but for the queues of events.
-    handles: Mutex<Vec<Arc<Handle>>>,
+    handles: Mutex<Handles>,
 }
+
+/// Of a queue pair that is no target.
+const NO_DOMAIN: u64 = u64::MAX;
 
 /// What the queue pair's lock guards.
 pub(crate) struct State {
@@ -139,7 +158,7 @@ pub(crate) struct State {
 }
 
 #[expect(dead_code, reason = "held for their drop")]
-struct Hold(Option<Held<PdCell>>, [Option<Held<CqCell>>; 2], Option<Held<SrqCell>>, Ticket);
+struct Hold(Option<Held<PdCell>>, [Option<Held<CqCell>>; 2], Option<Held<SrqCell>>, Option<Ticket>);
 
 impl State {
     pub(crate) fn is_dead(&self) -> bool {
@@ -175,6 +194,7 @@ impl QpCell {
         let State { machine, link, .. } = &mut *state;
         machine.acknowledge(&mut call.env(link));
         let last = (std::mem::take(&mut link.comp_cntrs), machine.give_up_queues());
+        self.engine.note_modified(self, &mut state);
         call.finish_last(state);
         drop(last);
         Some(hold)
@@ -199,18 +219,16 @@ impl QpCell {
         state.is_in(arrival.destination) && !unwanted
     }
 
-    /// Raises an asynchronous event of this queue pair.
-    pub(crate) fn raise(&self, event: QpEvent) {
-        for handle in self.handles.lock().iter().filter(|h| h.listens.load(Ordering::Acquire)) {
-            let cookie = handle.cookie.load(Ordering::Relaxed);
-            let element = EventElement::Qp { qpn: self.qpn, cookie };
-            handle.context.events.raise(event.into(), element, Some(&handle.acks));
+    /// It ends with its last handle; what it held. None if it was done.
+    fn end(&self) -> Option<Hold> {
+        let hold = self.retire()?;
+        self.engine.qps.remove(self.qpn);
+        self.engine.mrs.forget_qp(self.qpn);
+        self.leave_cqs(true);
+        if self.heir.lock().take().is_some() {
+            self.engine.release_slot_of(self.qpn);
         }
-    }
-
-    /// The XRC domain of a target.
-    pub(crate) fn xrc_domain(&self) -> Option<u64> {
-        self.xrc_domain
+        Some(hold)
     }
 
     /// Its completions leave the CQs; with `forget`, the CQs forget the queue pair as well.
@@ -322,7 +340,7 @@ impl Qp {
                 held(parts.recv_cq.map(|cq| &cq.0), "completion queue")?,
             ],
             held(parts.srq.map(|srq| &srq.0), "SRQ")?,
-            ticket,
+            Some(ticket),
         );
         let init = QpInit {
             qp_type: parts.qp_type,
@@ -361,10 +379,19 @@ impl Qp {
                     send_cq: parts.send_cq.map(|cq| Arc::clone(&cq.0)),
                     recv_cq: tm_cq.or(parts.recv_cq.map(|cq| &cq.0)).map(Arc::clone),
                     srq: parts.srq.map(|srq| Arc::clone(&srq.0)),
-                    xrc_domain: parts.xrcd.map(|xrcd| xrcd.domain),
+                    xrc_domain: AtomicU64::new(parts.xrcd.map_or(NO_DOMAIN, |x| x.domain)),
+                    xrc_file: parts.xrcd.and_then(|xrcd| xrcd.file),
+                    home: AtomicU8::new(0),
+                    borrowed: AtomicU64::new(0),
+                    has_others: AtomicBool::new(false),
+                    estate: Mutex::default(),
+                    heir: Mutex::default(),
                     groups: AtomicU32::new(0),
                     blocks_own_multicast: AtomicBool::new(false),
-                    handles: Mutex::new(vec![Arc::clone(&handle)]),
+                    handles: Mutex::new(Handles {
+                        own: vec![Arc::clone(&handle)],
+                        others: Vec::new(),
+                    }),
                 }
             })
             .ok_or(CreateError::Exhausted("queue pair numbers"))?;
@@ -379,12 +406,26 @@ impl Qp {
     ) -> Option<Self> {
         let handle = Handle::new(&xrcd.context, cookie, Some(Held::new(xrcd, Holder::Qp)?));
         let mut handles = cell.handles.lock();
-        if handles.is_empty() {
+        if handles.are_none() {
             return None;
         }
-        handles.push(Arc::clone(&handle));
+        handles.own.push(Arc::clone(&handle));
         drop(handles);
         Some(Self(cell, handle))
+    }
+
+    /// A handle of a target of another process, through a domain's handle; an errno value.
+    pub(crate) fn open_foreign(
+        qpn: Qpn,
+        file: FileId,
+        xrcd: &Arc<XrcdCell>,
+        cookie: Option<u64>,
+    ) -> Result<Self, i32> {
+        let held = Held::new(xrcd, Holder::Qp).ok_or(libc::EINVAL)?;
+        let handle = Handle::new(&xrcd.context, cookie, Some(held));
+        let enter = |cell: &QpCell| cell.handles.lock().own.push(Arc::clone(&handle));
+        let cell = xrcd.engine.open_foreign(qpn, file, enter)?;
+        Ok(Self(cell, handle))
     }
 
     /// Its number.
@@ -414,6 +455,12 @@ impl Qp {
     /// [`ModifyObjectError::Gone`], [`ModifyObjectError::Forked`].
     pub fn query(&self) -> Result<(QpAttr, QpInit), ModifyObjectError> {
         let state = self.lock()?;
+        if let Some(home) = self.0.home() {
+            let init = *state.machine.init();
+            drop(state);
+            let attr = self.0.engine.query_foreign(home, self.0.qpn);
+            return Ok((attr.map_err(ModifyObjectError::Elsewhere)?, init));
+        }
         Ok((state.machine.attr(), *state.machine.init()))
     }
 
@@ -430,6 +477,9 @@ impl Qp {
     /// # Errors
     /// [`ModifyObjectError::Gone`], [`ModifyObjectError::Forked`].
     pub fn state(&self) -> Result<QpState, ModifyObjectError> {
+        if self.0.home().is_some() {
+            return Ok(self.query()?.0.cur_state);
+        }
         Ok(self.lock()?.machine.state())
     }
 
@@ -441,8 +491,9 @@ impl Qp {
     /// Refuses where this handle of a target was destroyed; others may be left.
     fn check_open(&self) -> Result<(), ModifyObjectError> {
         let cell = &self.0;
-        let closed =
-            cell.xrc_domain.is_some() && cell.engine.is_current() && self.1.xrcd.lock().is_none();
+        let closed = cell.qp_type == QpType::XrcRecv
+            && cell.engine.is_current()
+            && self.1.xrcd.lock().is_none();
         if closed { Err(ModifyObjectError::Gone) } else { Ok(()) }
     }
 
@@ -453,6 +504,11 @@ impl Qp {
     /// [`ModifyObjectError`]; nothing was changed.
     pub fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyObjectError> {
         self.check_open()?;
+        if let Some(home) = self.0.home() {
+            drop(self.lock()?);
+            let modified = self.0.engine.modify_foreign(home, self.0.qpn, attr, mask);
+            return modified.map(drop).map_err(ModifyObjectError::Elsewhere);
+        }
         self.0.modify(attr, mask)
     }
 }
@@ -497,6 +553,7 @@ impl QpCell {
         } else if mask.contains(QpAttrMask::AV) {
             link.pin(engine, machine);
         }
+        engine.note_modified(self, &mut state);
         call.settle(&mut state);
         let unsettled = state.link.published.take_unsettled();
         call.finish(state);
@@ -629,17 +686,18 @@ impl Qp {
     fn release(&self) -> Option<Option<Hold>> {
         let cell = &self.0;
         let mut handles = cell.handles.lock();
-        let at = handles.iter().position(|h| Arc::ptr_eq(h, &self.1))?;
-        handles.remove(at);
-        if !handles.is_empty() {
+        let at = handles.own.iter().position(|h| Arc::ptr_eq(h, &self.1))?;
+        handles.own.remove(at);
+        let (others, foreign) =
+            (!handles.are_none(), handles.own.is_empty() && cell.home().is_some());
+        drop(handles);
+        if foreign {
+            cell.engine.close_foreign(cell);
+        }
+        if others || foreign {
             return Some(None);
         }
-        drop(handles);
-        let hold = cell.retire()?;
-        cell.engine.qps.remove(cell.qpn);
-        cell.engine.mrs.forget_qp(cell.qpn);
-        cell.leave_cqs(true);
-        Some(Some(hold))
+        Some(Some(cell.end()?))
     }
 }
 

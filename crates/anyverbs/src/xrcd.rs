@@ -5,7 +5,9 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
+use anyverbs_net::NameGuard;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::types::Qpn;
 use parking_lot::Mutex;
@@ -34,8 +36,7 @@ pub struct XrcdInitAttr {
 /// XRC domain (`ibv_open_xrcd`): targets receive for the SRQs of their own domain only. Closed when dropped and no
 /// longer in use.
 ///
-/// A file names a domain within a process. Two processes that open one file have a domain each: a target does not
-/// receive for an SRQ of another process.
+/// A file names a domain on the host, for all processes of the user: a target receives for the SRQs of all of them.
 #[derive(Debug)]
 pub struct Xrcd(pub(crate) Arc<XrcdCell>);
 
@@ -45,6 +46,8 @@ pub(crate) struct XrcdCell {
     pub(crate) context: Arc<ContextCell>,
     /// Identifies the domain; not reused while the process lives.
     pub(crate) domain: u64,
+    /// Names it in other processes.
+    pub(crate) file: Option<FileId>,
     holders: Holders,
     hold: Mutex<Option<(Arc<Domain>, Ticket)>>,
 }
@@ -59,11 +62,19 @@ impl Holdable for XrcdCell {
 #[derive(Debug)]
 struct Domain {
     number: u64,
-    _file: Option<File>,
+    _file: Option<(File, NameGuard)>,
 }
 
+/// How long a process is waited for that opens a domain.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+
 /// Device and inode of a file.
-type FileId = (u64, u64);
+pub(crate) type FileId = (u64, u64);
+
+/// The name that processes share that have the domain of a file.
+pub(crate) fn name(file: FileId) -> String {
+    format!("xrcd/{:x}/{:x}", file.0, file.1)
+}
 
 /// The domains of a process that have a file.
 #[derive(Debug, Default)]
@@ -73,29 +84,51 @@ pub(crate) struct Domains {
 }
 
 impl Domains {
-    fn new_domain(&self, file: Option<File>) -> Arc<Domain> {
+    fn new_domain(&self, file: Option<(File, NameGuard)>) -> Arc<Domain> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         Arc::new(Domain { number, _file: file })
     }
 
-    fn open(&self, init: XrcdInitAttr) -> Result<Arc<Domain>, CreateError> {
-        let Some(file) = init.file else { return Ok(self.new_domain(None)) };
-        let metadata = file
-            .metadata()
-            .map_err(|e| CreateError::System(e.raw_os_error().unwrap_or(libc::EBADF)))?;
+    /// The number here of a domain that other processes name by its file.
+    pub(crate) fn number(&self, file: FileId) -> Option<u64> {
+        let by_file = self.by_file.lock();
+        Some(by_file.get(&file)?.upgrade()?.number)
+    }
+
+    fn open(
+        &self,
+        engine: &'static Engine,
+        init: XrcdInitAttr,
+    ) -> Result<(Arc<Domain>, Option<FileId>), CreateError> {
+        let Some(file) = init.file else { return Ok((self.new_domain(None), None)) };
+        let refused =
+            |e: std::io::Error| CreateError::System(e.raw_os_error().unwrap_or(libc::EIO));
+        let metadata = file.metadata().map_err(refused)?;
+        let id = (metadata.dev(), metadata.ino());
         let mut by_file = self.by_file.lock();
         by_file.retain(|_, domain| domain.strong_count() > 0);
-        let id = (metadata.dev(), metadata.ino());
         match by_file.get(&id).and_then(Weak::upgrade) {
-            Some(_) if init.exclusive => Err(CreateError::XrcDomainExists),
-            Some(domain) => Ok(domain),
-            None if !init.create => Err(CreateError::NoXrcDomain),
-            None => {
-                let domain = self.new_domain(Some(file));
-                by_file.insert(id, Arc::downgrade(&domain));
-                Ok(domain)
-            }
+            Some(_) if init.exclusive => return Err(CreateError::XrcDomainExists),
+            Some(domain) => return Ok((domain, Some(id))),
+            None => {}
         }
+        let slot = engine.port.slot().ok_or(CreateError::Unsupported("XRC domains of files"))?;
+        let (registry, name) = (slot.registry(), name(id));
+        // Of two processes that make it at the same time one comes first.
+        let locked = registry.lock(LOCK_PATIENCE).map_err(refused)?;
+        let exists = !registry.sharers(&name).map_err(refused)?.is_empty();
+        if exists && init.exclusive {
+            return Err(CreateError::XrcDomainExists);
+        }
+        if !exists && !init.create {
+            return Err(CreateError::NoXrcDomain);
+        }
+        engine.start_sharing().map_err(refused)?;
+        let shared = registry.share(&name, slot.number()).map_err(refused)?;
+        drop(locked);
+        let domain = self.new_domain(Some((file, shared)));
+        by_file.insert(id, Arc::downgrade(&domain));
+        Ok((domain, Some(id)))
     }
 }
 
@@ -106,11 +139,12 @@ impl Xrcd {
         init: XrcdInitAttr,
     ) -> Result<Self, CreateError> {
         let ticket = engine.quotas.xrcd.take().ok_or(CreateError::Exhausted("XRC domains"))?;
-        let domain = engine.xrc_domains.open(init)?;
+        let (domain, file) = engine.xrc_domains.open(engine, init)?;
         Ok(Self(Arc::new(XrcdCell {
             engine,
             context: Arc::clone(context),
             domain: domain.number,
+            file,
             holders: Holders::default(),
             hold: Mutex::new(Some((domain, ticket))),
         })))
@@ -139,8 +173,8 @@ impl Xrcd {
     /// destroyed; each of them gets its events. Without a cookie those begin with [`Qp::set_cookie`].
     ///
     /// # Errors
-    /// [`CreateError::Invalid`] unless the domain has such a target; [`CreateError::Unsupported`] for a number of
-    /// another process.
+    /// [`CreateError::Invalid`] unless the domain has such a target; [`CreateError::System`] where another process has it and
+    /// does not answer.
     pub fn open_qp(&self, qpn: Qpn, cookie: Option<u64>) -> Result<Qp, CreateError> {
         let cell = &self.0;
         if !cell.engine.is_current() {
@@ -149,12 +183,17 @@ impl Xrcd {
         if cell.holders.is_dead() {
             return Err(CreateError::Foreign("XRC domain"));
         }
-        if qpn.slot() != cell.engine.slot {
-            return Err(CreateError::Unsupported("XRC domains that processes share"));
+        let known = cell.engine.qps.find(qpn).filter(|qp| qp.home().is_none());
+        if known.is_none()
+            && qpn.slot() != cell.engine.slot
+            && let Some(file) = cell.file
+        {
+            return Qp::open_foreign(qpn, file, cell, cookie).map_err(|errno| match errno {
+                libc::EINVAL => CreateError::Invalid("number of a target of the XRC domain"),
+                errno => CreateError::System(errno),
+            });
         }
-        cell.engine
-            .qps
-            .find(qpn)
+        known
             .filter(|qp| qp.xrc_domain() == Some(cell.domain))
             .and_then(|qp| Qp::open(qp, cell, cookie))
             .ok_or(CreateError::Invalid("number of a target of the XRC domain"))

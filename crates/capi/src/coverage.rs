@@ -22,7 +22,7 @@ use crate::{
 /// Calls that have a body which does not yet do all that the manual page says, and what it leaves out.
 const PARTIAL: &[(&str, &str)] = &[
     ("ibv_create_qp", "RC, UC, UD, XRC_SEND, RAW_PACKET; DRIVER: `EOPNOTSUPP`"),
-    ("ibv_modify_qp", "alternate paths and resizing of the queues: `EOPNOTSUPP`"),
+    ("ibv_modify_qp", "alternate paths: `EOPNOTSUPP`; resizing of the queues: `EINVAL`"),
     ("ibv_query_ece", "there are no enhancements (`EOPNOTSUPP`)"),
     ("rdma_set_option", "`RDMA_OPTION_IB_PATH`: `ENOSYS`"),
     ("rdma_getaddrinfo", "`RAI_SA`: `EOPNOTSUPP`"),
@@ -39,8 +39,7 @@ const PARTIAL_SLOTS: &[(&str, &str)] = &[
         "ibv_create_qp_ex",
         "PD, XRCD, SEND_OPS_FLAGS, BLOCK_SELF_MCAST_LB; RAW_PACKET: SCATTER_FCS, CVLAN_STRIPPING, MAX_TSO_HEADER, IND_TABLE with RX_HASH; other extensions: `EOPNOTSUPP`",
     ),
-    ("ibv_open_xrcd", "a file names a domain within the process; processes do not share domains"),
-    ("ibv_open_qp", "a QP of another process: `EOPNOTSUPP`"),
+    ("ibv_open_xrcd", "processes of one user share the domain of a file, those of several do not"),
     ("ibv_post_send", "FLUSH, for which `ibv_send_wr` has no fields: `EOPNOTSUPP`"),
     (
         "ibv_create_flow",

@@ -8,11 +8,12 @@
 //! | [`udp`] | one UDP port shared by all processes of a user: batches in ([`udp::RxBatch`]) and out ([`udp::TxBatch`]) |
 //! | [`steering`] | which process of the host gets which datagram, decided in the kernel by a classic BPF program |
 //! | [`forward`] | datagrams that arrived at the wrong process, handed on to the right one |
+//! | [`messages`] | messages between processes of a host, in order and whole |
 //! | [`ethernet`] | Ethernet frames, between the processes of a host and on a real interface |
 //! | [`shm`] | messages between two processes of one user through shared memory, and copies into each other's memory |
 //! | [`capture`], [`fault`] | pcap files, and seeded loss, duplication, reordering and corruption |
 //!
-//! Everything is non-blocking and close-on-exec; nothing allocates per packet.
+//! Everything is non-blocking and close-on-exec; nothing allocates per packet, but for what [`messages`] keeps.
 
 pub mod capture;
 mod clock;
@@ -21,6 +22,7 @@ pub mod ethernet;
 pub mod fault;
 pub mod forward;
 pub mod interfaces;
+pub mod messages;
 pub mod monitor;
 mod neighbour;
 mod netlink;
@@ -34,9 +36,10 @@ pub mod udp;
 
 pub use clock::CoarseClock;
 pub use interfaces::{Interface, InterfaceAddress, interfaces};
+pub use messages::{MessageBuffer, Messages, Told};
 pub use monitor::AddressMonitor;
 pub use neighbour::ethernet_address;
-pub use registry::{Registry, Slot};
+pub use registry::{NameGuard, Registry, Slot};
 pub use services::{Lingering, Reservation, ServiceAddress, Services};
 pub use steering::SteerByKind;
 pub use sys::Uncancelled;

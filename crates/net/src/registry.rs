@@ -32,7 +32,7 @@ pub struct LockGuard {
 
 /// A name that exists as long as this value or its process.
 #[derive(Debug)]
-pub(crate) struct NameGuard {
+pub struct NameGuard {
     _socket: UnixDatagram,
 }
 
@@ -72,6 +72,22 @@ impl Registry {
     pub(crate) fn hold(&self, name: &str) -> io::Result<NameGuard> {
         let socket = UnixDatagram::bind_addr(&self.address(format_args!("{name}"))?)?;
         Ok(NameGuard { _socket: socket })
+    }
+
+    /// Says that the owner of `slot` shares in what `name` names, of up to 56 bytes.
+    ///
+    /// # Errors
+    /// Those of socket(2) and bind(2).
+    pub fn share(&self, name: &str, slot: u8) -> io::Result<NameGuard> {
+        self.hold(&format!("{name}/{slot}"))
+    }
+
+    /// The slots whose owners share in what `name` names.
+    ///
+    /// # Errors
+    /// Those of socket(2).
+    pub fn sharers(&self, name: &str) -> io::Result<Vec<u8>> {
+        bound(&UnixDatagram::unbound()?, |n| self.address(format_args!("{name}/{n}")))
     }
 
     fn address(&self, rest: std::fmt::Arguments<'_>) -> io::Result<SocketAddr> {
@@ -270,12 +286,15 @@ impl Slot {
     /// Takes slot `number`.
     ///
     /// # Errors
-    /// `AddrInUse` when it is taken, `InvalidInput` for 0, and those of socket(2).
+    /// `AddrInUse` when it is taken, or others hold what its last owner left; `InvalidInput` for 0, and those of socket(2).
     pub fn claim_number(registry: &Registry, number: u8) -> io::Result<Self> {
         if number == 0 {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "slot 0 is reserved"));
         }
         let socket = UnixDatagram::bind_addr(&registry.address(format_args!("slot/{number}"))?)?;
+        if !registry.sharers(&heirs(number))?.is_empty() {
+            return Err(io::ErrorKind::AddrInUse.into());
+        }
         socket.set_nonblocking(true)?;
         sockopt::set(socket.as_fd(), libc::SOL_SOCKET, libc::SO_PASSCRED, 1)?;
         Ok(Self { registry: registry.clone(), number, socket })
@@ -307,6 +326,13 @@ impl AsFd for Slot {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
+}
+
+/// The name that those share who hold something of the owner of a slot, and go on with it when that one has ended: the slot is
+/// not given out meanwhile.
+#[must_use]
+pub fn heirs(slot: u8) -> String {
+    format!("heirs/{slot}")
 }
 
 /// A random number, from the seed that the standard library takes from the system.
@@ -375,6 +401,18 @@ mod tests {
         assert!(begin.elapsed() >= Duration::from_millis(20));
         drop(guard);
         registry.lock(Duration::ZERO).unwrap();
+    }
+
+    #[test]
+    fn a_slot_whose_owner_has_heirs_is_not_given_out() {
+        let registry = registry("heirs");
+        let owner = Slot::claim_number(&registry, 9).unwrap();
+        let heir = registry.share(&heirs(9), 3).unwrap();
+        assert_eq!(registry.sharers(&heirs(9)).unwrap(), [3]);
+        drop(owner);
+        assert_eq!(Slot::claim_number(&registry, 9).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        drop(heir);
+        Slot::claim_number(&registry, 9).unwrap();
     }
 
     #[test]

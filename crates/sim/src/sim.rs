@@ -375,6 +375,19 @@ impl Sim {
         result
     }
 
+    /// Moves a target's responder to a machine of its own, as to where another SRQ is; false if it is not between messages.
+    pub fn move_responder(&mut self, target: QpId) -> bool {
+        self.with(target, |qp, env| {
+            qp.transmit(env);
+            qp.acknowledge(env);
+            let Some(lease) = qp.lease() else { return false };
+            let (first, srqs) = (SrqId::first_srqn(target.device), &env.shared.srqs);
+            let pd_of = |srqn: u32| Some(srqs.get(srqn.checked_sub(first)? as usize)?.xrc?.pd);
+            *qp = Qp::borrowed(qp.qpn(), &qp.attr(), &lease, pd_of);
+            true
+        })
+    }
+
     /// Queue pairs whose completion queue overran lose their ground.
     fn fail_overrun(&mut self, device: DeviceId) {
         while let Some(cq) = self.devices[device.0].shared.overrun.pop() {

@@ -75,7 +75,11 @@ impl Engine {
             self.count(Counter::DropNoQp, 1);
             return None;
         }
-        if slot != self.slot && !to_group && !to_gsi {
+        if slot != self.slot
+            && !to_group
+            && !to_gsi
+            && !self.has_inherited([bytes[5], bytes[6], bytes[7]])
+        {
             self.misdelivered(slot, datagram, was_forwarded);
             return None;
         }

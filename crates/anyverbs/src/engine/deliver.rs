@@ -95,6 +95,7 @@ impl Engine {
                 continue;
             }
             let mut call = Call::at(&cell, now);
+            let is_target = cell.qp_type == QpType::XrcRecv;
             loop {
                 let Arrived { arrival, packet } = &*this;
                 let wanted = qpn != Qpn::MULTICAST || cell.takes(&state, arrival, packet);
@@ -105,7 +106,10 @@ impl Engine {
                     machine.receive(&next.arrival, &next.packet, &mut call.env(link));
                     more = read(next);
                 }
-                if wanted {
+                if is_target && self.is_elsewhere(&cell, &mut state, &mut call, arrival, packet) {
+                    // Another process has what it is about.
+                } else if wanted {
+                    let State { machine, link, .. } = &mut *state;
                     machine.receive(arrival, packet, &mut call.env(link));
                 }
                 mem::swap(&mut this, &mut next);
@@ -116,7 +120,8 @@ impl Engine {
                     break;
                 }
             }
-            if cell.qp_type == QpType::XrcRecv {
+            if is_target {
+                self.tell_heirs(&cell, &state.machine);
                 // The program's reply leaves by another queue pair: this ACK cannot ride with it, and the requester
                 // expects its completion before the reply.
                 let State { machine, link, .. } = &mut *state;

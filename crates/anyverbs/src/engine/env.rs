@@ -25,6 +25,7 @@ use parking_lot::MutexGuard;
 use super::Engine;
 use super::owed::Debt;
 use super::timers::Registered;
+use super::xrc::Share;
 use crate::comp_cntr::Attached;
 use crate::link::direct::{self, PublishedQp};
 use crate::link::shm::{self, Peer, Refused, ShmRoute, Spare};
@@ -101,6 +102,8 @@ pub(crate) struct Link {
     pub(crate) blocked: bool,
     /// Of a target: the SRQ that its last request named.
     pub(crate) xrc_srq: Option<Arc<SrqCell>>,
+    /// Of a target whose responder has been in other processes.
+    pub(crate) share: Option<Box<Share>>,
     /// Who counts its completions.
     pub(crate) comp_cntrs: Attached,
     /// What peers are told that they may do without a message.
@@ -444,10 +447,7 @@ impl Env for DeviceEnv<'_> {
     fn select_srq(&mut self, srqn: u32) -> Option<u32> {
         let link = &mut *self.link;
         if link.xrc_srq.as_ref().is_none_or(|srq| srq.number() != Some(srqn)) {
-            let Some(srq) = self.engine.xrc_srqs.find(srqn) else {
-                self.engine.note_unknown_srq(srqn);
-                return None;
-            };
+            let srq = self.engine.xrc_srqs.find(srqn)?;
             if srq.xrc_domain() != self.cell.xrc_domain() {
                 return None;
             }

@@ -25,6 +25,7 @@ mod srq_table;
 pub(crate) mod timers;
 pub(crate) mod waiter;
 mod worker;
+pub(crate) mod xrc;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -68,6 +69,7 @@ use qp_table::QpTable;
 use srq_table::SrqTable;
 use timers::Timers;
 use worker::Shared;
+use xrc::Sharing;
 
 /// How many objects of a kind the device holds at most, and has.
 #[derive(Debug)]
@@ -133,6 +135,8 @@ pub(crate) struct Engine {
     pub(crate) qps: QpTable,
     pub(crate) xrc_srqs: SrqTable,
     pub(crate) xrc_domains: Domains,
+    /// With processes that have the same domains.
+    pub(crate) sharing: Sharing,
     pub(crate) gsi: Gsi,
     /// Who listens on this host.
     pub(crate) services: Arc<Services>,
@@ -265,6 +269,7 @@ impl Engine {
             qps: QpTable::new(number, rng.random()),
             xrc_srqs: SrqTable::new(number, rng.random()),
             xrc_domains: Domains::default(),
+            sharing: Sharing::default(),
             gsi: Gsi::new(
                 CmConfig {
                     slot: number,
@@ -408,20 +413,6 @@ impl Engine {
             inproc: self.config.inproc,
             shm: self.shm.is_some(),
             slot: self.slot,
-        }
-    }
-
-    /// A request named an SRQ that this process does not have. A program that shares an XRC domain between its processes
-    /// waits in vain, and should learn why: once, since a peer may send many of these.
-    #[cold]
-    pub(crate) fn note_unknown_srq(&self, number: u32) {
-        static SAID: AtomicBool = AtomicBool::new(false);
-        let slot = Qpn::new(number).slot();
-        if slot != self.slot && !SAID.swap(true, Ordering::Relaxed) {
-            tracing::warn!(
-                slot,
-                "a request for an SRQ of another process: XRC domains are not shared between processes"
-            );
         }
     }
 

@@ -11,6 +11,7 @@ use anyverbs_net::forward::{ForwardBuffer, Forwarded};
 use anyverbs_net::shm::{Channel, Closed, Event, Poller};
 use anyverbs_net::{Datagram, RxBatch};
 use anyverbs_proto::counters::Counter;
+use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
 
@@ -371,6 +372,13 @@ impl Engine {
                 let attr = machine.attr();
                 match gone {
                     Gone::Unwilling => link.reroute(self, &attr.av, attr.dest_qpn),
+                    // Another process may go on with the target.
+                    Gone::Dead
+                        if machine.init().qp_type == QpType::XrcSend
+                            && self.has_heirs(attr.dest_qpn.slot()) =>
+                    {
+                        link.reroute(self, &attr.av, attr.dest_qpn);
+                    }
                     Gone::Dead => link.doomed = Some(now + shm::GRACE),
                 }
                 machine.transmit(&mut call.env(link));
@@ -393,6 +401,7 @@ impl Engine {
                     self.kick_worker();
                 }
             }
+            Forwarded::Dead if self.forward_to_heir(datagram) => self.count(Counter::Forwarded, 1),
             Forwarded::Dead | Forwarded::Failed => self.count(Counter::DropNoQp, 1),
             Forwarded::Full => self.count(Counter::DropSocketFull, 1),
         }

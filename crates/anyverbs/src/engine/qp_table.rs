@@ -1,6 +1,7 @@
 //! Queue pairs by number.
 
-use std::collections::HashSet;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use anyverbs_proto::types::Qpn;
@@ -25,6 +26,8 @@ struct Inner {
     len: usize,
     /// Numbers of others, which count in `len`.
     reserved: HashSet<u16>,
+    /// XRC targets of other processes: open or borrowed here.
+    foreign: HashMap<Qpn, Arc<QpCell>>,
 }
 
 impl QpTable {
@@ -32,7 +35,13 @@ impl QpTable {
         let chunks = (0..65_536 / CHUNK).map(|_| None).collect();
         Self {
             slot,
-            inner: RwLock::new(Inner { chunks, next: start, len: 0, reserved: HashSet::new() }),
+            inner: RwLock::new(Inner {
+                chunks,
+                next: start,
+                len: 0,
+                reserved: HashSet::new(),
+                foreign: HashMap::new(),
+            }),
         }
     }
 
@@ -87,25 +96,55 @@ impl QpTable {
     }
 
     pub(crate) fn find(&self, qpn: Qpn) -> Option<Arc<QpCell>> {
-        if qpn.slot() != self.slot {
-            return None;
+        let inner = self.inner.read();
+        if qpn.slot() == self.slot {
+            inner.get(qpn.get() as u16).cloned()
+        } else {
+            inner.foreign.get(&qpn).cloned()
         }
-        self.inner.read().get(qpn.get() as u16).cloned()
     }
 
     pub(crate) fn remove(&self, qpn: Qpn) {
         let counter = usize::from(qpn.get() as u16);
         let mut inner = self.inner.write();
+        if qpn.slot() != self.slot {
+            inner.foreign.remove(&qpn);
+            return;
+        }
         let removed =
             inner.chunks[counter / CHUNK].as_mut().and_then(|chunk| chunk[counter % CHUNK].take());
         inner.len -= usize::from(removed.is_some());
+    }
+
+    /// The target of another process, entered where it is not there yet; `claim` says what it is there for.
+    pub(crate) fn enter_foreign(
+        &self,
+        qpn: Qpn,
+        make: impl FnOnce(Qpn) -> QpCell,
+        claim: impl FnOnce(&QpCell),
+    ) -> Arc<QpCell> {
+        let mut inner = self.inner.write();
+        let cell = match inner.foreign.entry(qpn) {
+            Entry::Occupied(entry) => Arc::clone(entry.get()),
+            Entry::Vacant(entry) => Arc::clone(entry.insert(Arc::new(make(qpn)))),
+        };
+        claim(&cell);
+        cell
+    }
+
+    /// Forgets the target of another process if nobody here claims it any more.
+    pub(crate) fn remove_foreign(&self, qpn: Qpn, is_unclaimed: impl FnOnce(&QpCell) -> bool) {
+        let mut inner = self.inner.write();
+        if inner.foreign.get(&qpn).is_some_and(|cell| is_unclaimed(cell)) {
+            inner.foreign.remove(&qpn);
+        }
     }
 
     /// The queue pairs for which `which` holds.
     pub(crate) fn filter(&self, which: impl Fn(&Arc<QpCell>) -> bool) -> Vec<Arc<QpCell>> {
         let inner = self.inner.read();
         let all = inner.chunks.iter().flatten().flat_map(|chunk| chunk.iter().flatten());
-        all.filter(|cell| which(cell)).cloned().collect()
+        all.chain(inner.foreign.values()).filter(|cell| which(cell)).cloned().collect()
     }
 }
 

@@ -77,15 +77,20 @@ impl Engine {
                 continue;
             }
             let mut call = Call::new(&cell);
+            let is_target = cell.qp_type == QpType::XrcRecv;
             loop {
-                let State { machine, link, .. } = &mut *state;
-                machine.receive(&inbox.arrival, &inbox.packet, &mut call.env(link));
+                let (arrival, packet) = (&inbox.arrival, &inbox.packet);
+                if !is_target || !self.is_elsewhere(&cell, &mut state, &mut call, arrival, packet) {
+                    let State { machine, link, .. } = &mut *state;
+                    machine.receive(arrival, packet, &mut call.env(link));
+                }
                 more = self.next_packet(intake, &mut inbox, probes, resume);
                 if !more || inbox.packet.headers.bth.dest_qpn != qpn {
                     break;
                 }
             }
-            if cell.qp_type == QpType::XrcRecv {
+            if is_target {
+                self.tell_heirs(&cell, &state.machine);
                 // The program's reply leaves by another queue pair: this ACK cannot ride with it, and the requester
                 // expects its completion before the reply.
                 let State { machine, link, .. } = &mut *state;

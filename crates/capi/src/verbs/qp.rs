@@ -315,8 +315,8 @@ fn xrcd(context: &Arc<Context>, xrcd: *mut ibv_xrcd) -> Result<Arc<Xrcd>, Errno>
     if Arc::ptr_eq(&xrcd.inner.context, context) { Ok(xrcd) } else { Err(Errno::EINVAL) }
 }
 
-/// Slot of `ibv_open_qp`: NULL with `errno` on failure. `EINVAL` unless the domain has a target of that number,
-/// `EOPNOTSUPP` for one of another process.
+/// Slot of `ibv_open_qp`: NULL with `errno` on failure. `EINVAL` unless the domain has a target of that number, in whichever
+/// process, `ETIMEDOUT` if that process does not answer.
 ///
 /// # Safety
 /// `attr` is NULL or readable.

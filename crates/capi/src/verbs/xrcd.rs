@@ -36,8 +36,8 @@ fn file(fd: c_int) -> Result<File, Errno> {
 }
 
 /// Slot of `ibv_open_xrcd`: NULL with `errno` on failure. As Linux: `EAGAIN` for a file without a domain unless
-/// `O_CREAT` is given, `EINVAL` for one that has a domain if `O_EXCL` is. The domain of a file is that of the process:
-/// another process gets one of its own.
+/// `O_CREAT` is given, `EINVAL` for one that has a domain if `O_EXCL` is. The domain of a file is one for all processes of the
+/// user and host.
 ///
 /// # Safety
 /// `attr` is NULL or readable.

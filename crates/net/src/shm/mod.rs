@@ -96,6 +96,7 @@ pub use endpoint::{Config, ConnectError, Endpoint};
 pub use layout::MAX_HEADER;
 pub use memory::{Area, Memory};
 pub use poller::{Event, Poller};
+pub(crate) use process::peer;
 pub use published::{Board, Copied};
 pub use remote::{Local, Remote, RemoteError};
 pub use ring::{Batch, Committed, Message, Reservation};

@@ -30,6 +30,8 @@ pub(super) enum AnswerKind {
         rkey: u32,
         len: u32,
         pd: u32,
+        /// On XRC the SRQ that the request named.
+        srqn: u32,
     },
     Atomic {
         original: u64,
@@ -97,6 +99,17 @@ impl Answers {
         self.pending.len() < self.depth
     }
 
+    /// What was answered, oldest first.
+    pub(super) fn remembered(&self) -> impl Iterator<Item = &Answer> {
+        self.remembered.iter()
+    }
+
+    /// Remembers this instead of what it does.
+    pub(super) fn remember(&mut self, answers: impl Iterator<Item = Answer>) {
+        self.remembered.clear();
+        self.remembered.extend(answers.take(self.depth));
+    }
+
     /// Whether something is to be sent.
     pub(super) fn are_pending(&self) -> bool {
         !self.pending.is_empty()
@@ -115,12 +128,12 @@ impl Answers {
             k >= 0 && (k as u32) < a.packets && k as u32 + packets <= a.packets
         });
         let known = known?;
-        let AnswerKind::Read { va, rkey, len, pd } = known.kind else { return None };
+        let AnswerKind::Read { va, rkey, len, pd, srqn } = known.kind else { return None };
         let skipped = psn.since(known.psn) as u32 * mtu;
         let within = reth.rkey == rkey
             && reth.va == va.wrapping_add(skipped.into())
             && reth.len <= len.saturating_sub(skipped);
-        let kind = AnswerKind::Read { va: reth.va, rkey, len: reth.len, pd };
+        let kind = AnswerKind::Read { va: reth.va, rkey, len: reth.len, pd, srqn };
         within.then_some(Answer { psn, packets, msn: known.msn, kind })
     }
 
@@ -210,7 +223,7 @@ impl Qp {
         let (operation, payload, packets) = match answer.kind {
             AnswerKind::Atomic { .. } => (Operation::AtomicAck, Payload::EMPTY, 1),
             AnswerKind::Placed => (Operation::ReadResponseOnly, Payload::EMPTY, 1),
-            AnswerKind::Read { va, rkey, len, pd } => {
+            AnswerKind::Read { va, rkey, len, pd, .. } => {
                 let offset = k * mtu;
                 let here = (len - offset.min(len)).min(self.segment(env));
                 let packets = here.div_ceil(mtu).max(1);
@@ -293,7 +306,7 @@ mod tests {
 
     fn read(psn: u32, packets: u32) -> Answer {
         let va = u64::from(psn) * 4096;
-        let kind = AnswerKind::Read { va, rkey: 7, len: packets * MTU, pd: 1 };
+        let kind = AnswerKind::Read { va, rkey: 7, len: packets * MTU, pd: 1, srqn: 0 };
         Answer { psn: Psn::new(psn), packets, msn: 1, kind }
     }
 

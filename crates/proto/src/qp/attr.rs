@@ -268,7 +268,7 @@ pub enum ModifyError {
     /// `EINVAL`: a value out of range.
     #[error("bad value of {0:?}")]
     Value(QpAttrMask),
-    /// `EOPNOTSUPP`: alternate paths and resizing of the queues.
+    /// `EOPNOTSUPP`: alternate paths.
     #[error("this device does not support {0:?}")]
     Unsupported(QpAttrMask),
 }

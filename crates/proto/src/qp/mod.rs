@@ -41,6 +41,7 @@ use attr::{ModifyError, ModifyLimits, QpAttr, QpAttrMask, QpCap, QpInit, QpState
 use congestion::Congestion;
 use pacing::{Pacing, RateLimit};
 use requester::Requester;
+pub use responder::lending;
 use responder::tag_matching::{SEND_CAP, TagMatching};
 use responder::{Responder, Turn};
 use send_queue::{PACKET_COST, SendQueue};

@@ -1,5 +1,6 @@
 //! The responder of RC, XRC and UC: a chain of checks in the order of IBA 9.7.4 and 9.8.3, then the execution.
 
+pub mod lending;
 pub(super) mod tag_matching;
 
 use crate::comp_cntr::CompCntrOps;
@@ -392,7 +393,13 @@ impl Qp {
             psn,
             packets,
             msn: self.responder.msn,
-            kind: AnswerKind::Read { va: reth.va, rkey: reth.rkey, len: reth.len, pd },
+            kind: AnswerKind::Read {
+                va: reth.va,
+                rkey: reth.rkey,
+                len: reth.len,
+                pd,
+                srqn: self.responder.srqn,
+            },
         };
         self.responder.answers.add(answer);
         self.responder.expected = psn.plus(packets);

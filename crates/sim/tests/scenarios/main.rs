@@ -18,6 +18,7 @@ mod flush;
 mod foreign;
 mod inline_reuse;
 mod invalid_request;
+mod lending;
 mod local_errors;
 mod long_messages;
 mod loopback;

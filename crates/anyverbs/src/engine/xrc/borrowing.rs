@@ -1,0 +1,138 @@
+//! In the process of an SRQ: a target of another process at work for it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use anyverbs_proto::qp::attr::{QpAttr, QpState};
+use anyverbs_proto::qp::lending::Lease;
+use anyverbs_proto::qp::{Arrival, Incoming, Qp};
+use anyverbs_proto::types::Qpn;
+
+use super::super::Engine;
+use super::super::env::Call;
+use super::message::Message;
+use crate::qp::{QpCell, State};
+use crate::xrcd::FileId;
+
+impl Engine {
+    pub(super) fn borrow(
+        &'static self,
+        from: u8,
+        target: Qpn,
+        lease: u64,
+        domain: FileId,
+        attr: &QpAttr,
+        responder: &Lease,
+    ) {
+        if target.slot() == self.slot {
+            return;
+        }
+        let number = self.xrc_domains.number(domain);
+        let make = |qpn| QpCell::foreign(self, qpn, from, domain);
+        let cell = self.qps.enter_foreign(target, make, |cell| {
+            if cell.home() == Some(from) {
+                cell.borrowed.store(lease, Ordering::Relaxed);
+            }
+        });
+        if cell.home() != Some(from) {
+            return;
+        }
+        cell.set_xrc_domain(number);
+        let mut state = cell.state.lock();
+        let pd_of = |srqn| self.pd_of_srq(&cell, srqn);
+        state.machine = Qp::borrowed(target, attr, responder, pd_of);
+        let State { machine, link, .. } = &mut *state;
+        link.pin(self, machine);
+        link.xrc_srq = None;
+    }
+
+    /// Calls into a target that is borrowed from `from`, under this lease or any.
+    fn with_borrowed(
+        &'static self,
+        from: u8,
+        target: Qpn,
+        lease: Option<u64>,
+        f: impl FnOnce(&mut State, &mut Call<'_>, u64) -> bool,
+    ) {
+        let Some(cell) = self.qps.find(target).filter(|cell| cell.home() == Some(from)) else {
+            return;
+        };
+        let mut state = cell.state.lock();
+        let under = cell.borrowed.load(Ordering::Relaxed);
+        if under == 0 || lease.is_some_and(|lease| lease != under) || state.is_dead() {
+            return;
+        }
+        let mut call = Call::new(&cell);
+        let stays = f(&mut state, &mut call, under);
+        call.settle(&mut state);
+        if !stays {
+            self.end_borrowing(&cell, &mut state);
+        }
+        drop(state);
+        self.forget_foreign(&cell);
+        self.after_unlock();
+    }
+
+    pub(super) fn receive_borrowed(
+        &'static self,
+        from: u8,
+        target: Qpn,
+        arrival: &Arrival,
+        packet: &Incoming<'_>,
+    ) {
+        self.with_borrowed(from, target, None, |State { machine, link, .. }, call, lease| {
+            let before = machine.progress();
+            machine.receive(arrival, packet, &mut call.env(link));
+            let (expected, msn) = machine.progress();
+            if machine.state() == QpState::Err {
+                self.send_back(from, target, lease, machine);
+                return false;
+            }
+            if (expected, msn) != before {
+                // Before any ACK: should this process end, its home knows as much as the peer.
+                self.sharing.tell(from, &Message::Progress { target, lease, expected, msn });
+            }
+            machine.acknowledge(&mut call.env(link));
+            true
+        });
+    }
+
+    fn send_back(&self, to: u8, target: Qpn, lease: u64, machine: &Qp) -> bool {
+        let Some(state) = machine.lease() else { return false };
+        self.sharing.tell(to, &Message::Return { target, lease, state });
+        true
+    }
+
+    /// Its home wants it back.
+    pub(super) fn give_back(&'static self, from: u8, target: Qpn, lease: u64) {
+        self.with_borrowed(from, target, Some(lease), |State { machine, link, .. }, call, _| {
+            machine.transmit(&mut call.env(link));
+            machine.acknowledge(&mut call.env(link));
+            if self.send_back(from, target, lease, machine) {
+                return false;
+            }
+            let later = !machine.is_within_message();
+            self.sharing.tell(from, &Message::Busy { target, lease, later });
+            true
+        });
+    }
+
+    /// It was reset or destroyed.
+    pub(super) fn forget_borrowed(&'static self, from: u8, target: Qpn, lease: u64) {
+        self.with_borrowed(from, target, Some(lease), |_, _, _| false);
+    }
+
+    /// The responder is here no more.
+    pub(super) fn end_borrowing(&self, cell: &QpCell, state: &mut State) {
+        cell.borrowed.store(0, Ordering::Relaxed);
+        state.link.leave_path();
+        state.link.xrc_srq = None;
+        state.machine = QpCell::foreign_machine(cell.qpn);
+        self.mrs.forget_qp(cell.qpn);
+    }
+
+    /// A target of another process that is neither borrowed nor open here is forgotten.
+    pub(super) fn forget_foreign(&self, cell: &Arc<QpCell>) {
+        self.qps.remove_foreign(cell.qpn, |cell| !cell.is_claimed());
+    }
+}

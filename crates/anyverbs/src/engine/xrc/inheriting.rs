@@ -1,0 +1,221 @@
+//! A target whose process has ended goes on in another one that has it open.
+//!
+//! Who opens a target of another process holds a name, while which the slot of that process is not given out again, and is told
+//! after each change how far the responder has come. Of those who find that its process has ended the first to say so goes on
+//! with it; the others have it open there. Packets for the target still bear the slot of the process that has ended:
+//! whoever gets one looks for who goes on.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyverbs_net::registry::heirs;
+use anyverbs_net::{Datagram, NameGuard, forward::Forwarded};
+use anyverbs_proto::qp::Qp;
+use anyverbs_proto::qp::attr::{QpAttr, QpState};
+use anyverbs_proto::qp::lending::Lease;
+use anyverbs_proto::types::{Psn, Qpn};
+
+use super::super::Engine;
+use super::message::Message;
+use crate::qp::{QpCell, State};
+use crate::xrcd;
+
+/// How long it is remembered who goes on with a target, or that nobody does.
+const REMEMBER: Duration = Duration::from_millis(100);
+/// Of so many targets at most: a stranger's packets may name any, and to look one up takes 255 system calls.
+const MOST_KNOWN: usize = 64;
+/// How long others are waited for that say the same.
+const LOCK_PATIENCE: Duration = Duration::from_millis(200);
+
+/// XRC, in the upper bits of an opcode.
+const XRC: u8 = 0b101;
+
+fn name(target: Qpn) -> String {
+    format!("heir/{}", target.get())
+}
+
+/// Who goes on with a target.
+enum Heir {
+    Here(NameGuard),
+    Other(u8),
+}
+
+impl Engine {
+    /// Keeps the slot of a process whose targets are open here.
+    pub(super) fn hold_slot_of(&self, home: u8) -> std::io::Result<()> {
+        let mut held = self.sharing.held_slots.lock();
+        if let (false, Some(slot)) = (held.contains_key(&home), self.port.slot()) {
+            held.insert(home, slot.registry().share(&heirs(home), slot.number())?);
+        }
+        Ok(())
+    }
+
+    /// Gives it back, if no target of it is open here any more.
+    pub(crate) fn release_slot_of(&self, target: Qpn) {
+        let slot = target.slot();
+        let mut held = self.sharing.held_slots.lock();
+        if held.contains_key(&slot)
+            && self.qps.filter(|cell| cell.qpn.slot() == slot && cell.is_open()).is_empty()
+        {
+            held.remove(&slot);
+        }
+    }
+
+    /// Whether targets of the process with this slot go on, or may, when it has ended.
+    pub(in crate::engine) fn has_heirs(&self, slot: u8) -> bool {
+        let registry = self.port.slot().map(|own| own.registry());
+        registry.is_some_and(|r| r.sharers(&heirs(slot)).is_ok_and(|found| !found.is_empty()))
+    }
+
+    /// Tells other processes that have a target open how far it has come.
+    #[inline]
+    pub(in crate::engine) fn tell_heirs(&self, cell: &QpCell, machine: &Qp) {
+        if cell.has_others.load(Ordering::Relaxed) {
+            self.tell_heirs_of(cell, machine, machine.progress());
+        }
+    }
+
+    #[cold]
+    pub(super) fn tell_heirs_of(&self, cell: &QpCell, machine: &Qp, come: (Psn, u32)) {
+        // In the midst of a message there is nothing to go on with.
+        let Some(lease) = machine.lease() else { return };
+        let state = Lease { expected: come.0, msn: come.1, ..lease };
+        let message = Message::State { target: cell.qpn, attr: machine.attr(), state };
+        for slot in cell.others() {
+            self.sharing.tell(slot, &message);
+        }
+    }
+
+    pub(super) fn note_state(&'static self, from: u8, target: Qpn, attr: QpAttr, state: Lease) {
+        let Some(cell) = self.qps.find(target) else { return };
+        match cell.home() {
+            Some(home) if home == from => *cell.estate.lock() = Some((attr, state)),
+            Some(_) => {}
+            None => {
+                // A borrower's, which may have come further than was told.
+                let mut of = cell.state.lock();
+                if state.expected.since(of.machine.progress().0) > 0 {
+                    of.machine.resume(&state, |srqn| self.pd_of_srq(&cell, srqn));
+                }
+            }
+        }
+    }
+
+    /// The process of a target has ended.
+    pub(super) fn lose_home(&'static self, ended: u8, cell: &Arc<QpCell>) {
+        let is_open = cell.is_open();
+        if !is_open && cell.borrowed.load(Ordering::Relaxed) != 0 && self.has_heirs(ended) {
+            // Who goes on with it asks for what was lent.
+            return;
+        }
+        let goes_on = match is_open.then(|| self.find_heir(cell.qpn)).flatten() {
+            Some(Heir::Here(guard)) => self.go_on_with(cell, guard),
+            Some(Heir::Other(heir)) => {
+                self.follow(heir, cell);
+                true
+            }
+            None => false,
+        };
+        if !goes_on {
+            self.end_borrowing(cell, &mut cell.state.lock());
+            cell.lose_home();
+            self.forget_foreign(cell);
+        }
+    }
+
+    /// Who goes on with a target whose process has ended.
+    pub(super) fn heir_of(&self, target: Qpn) -> Option<u8> {
+        let registry = self.port.slot()?.registry();
+        if registry.is_alive(target.slot()).unwrap_or(true) {
+            return None;
+        }
+        registry.sharers(&name(target)).ok()?.first().copied()
+    }
+
+    fn find_heir(&self, target: Qpn) -> Option<Heir> {
+        let slot = self.port.slot()?;
+        let registry = slot.registry();
+        let _locked = registry.lock(LOCK_PATIENCE).ok()?;
+        match registry.sharers(&name(target)).ok()?.first() {
+            Some(other) => Some(Heir::Other(*other)),
+            None => registry.share(&name(target), slot.number()).ok().map(Heir::Here),
+        }
+    }
+
+    /// False if nothing is known to go on with.
+    fn go_on_with(&'static self, cell: &Arc<QpCell>, guard: NameGuard) -> bool {
+        let mut state = cell.state.lock();
+        if cell.borrowed.swap(0, Ordering::Relaxed) == 0 {
+            let Some((attr, lease)) = cell.estate.lock().take() else { return false };
+            cell.set_xrc_domain(cell.xrc_file.and_then(|file| self.xrc_domains.number(file)));
+            let pd_of = |srqn| self.pd_of_srq(cell, srqn);
+            state.machine = Qp::borrowed(cell.qpn, &attr, &lease, pd_of);
+            if matches!(attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd) {
+                let State { machine, link, .. } = &mut *state;
+                link.pin(self, machine);
+            }
+        }
+        cell.inherit(guard);
+        drop(state);
+        self.sharing.has_inherited.store(true, Ordering::Release);
+        tracing::debug!(target = %cell.qpn, "goes on with the target of a process that has ended");
+        let (Some(slot), Some(file)) = (self.port.slot(), cell.xrc_file) else { return true };
+        let sharers = slot.registry().sharers(&xrcd::name(file)).unwrap_or_default();
+        for other in sharers.into_iter().filter(|other| *other != self.slot) {
+            self.sharing.tell(other, &Message::Inherit { target: cell.qpn });
+        }
+        true
+    }
+
+    /// Another process goes on with a target.
+    pub(super) fn follow(&'static self, heir: u8, cell: &Arc<QpCell>) {
+        if cell.home().is_none() || cell.home() == Some(heir) {
+            return;
+        }
+        cell.set_home(heir);
+        if cell.is_open() {
+            self.sharing.tell(heir, &Message::Opened { target: cell.qpn });
+        }
+        let mut state = cell.state.lock();
+        if cell.borrowed.load(Ordering::Relaxed) != 0 {
+            if let Some(lease) = state.machine.lease() {
+                let (target, attr) = (cell.qpn, state.machine.attr());
+                self.sharing.tell(heir, &Message::State { target, attr, state: lease });
+            }
+            self.end_borrowing(cell, &mut state);
+        }
+        drop(state);
+        self.forget_foreign(cell);
+    }
+
+    /// Whether a packet for the slot of another process is for a target that goes on here.
+    #[inline]
+    pub(in crate::engine) fn has_inherited(&self, target: [u8; 3]) -> bool {
+        self.sharing.has_inherited.load(Ordering::Relaxed)
+            && self
+                .qps
+                .find(Qpn::new(u32::from_be_bytes([0, target[0], target[1], target[2]])))
+                .is_some_and(|cell| cell.home().is_none())
+    }
+
+    /// Hands a packet for a process that has ended to who goes on with its target.
+    #[cold]
+    pub(in crate::engine) fn forward_to_heir(&self, datagram: &Datagram<'_>) -> bool {
+        let &[opcode, _, _, _, _, a, b, c, ..] = datagram.bytes else { return false };
+        let Some(slot) = self.port.slot().filter(|_| opcode >> 5 == XRC) else { return false };
+        let target = Qpn::new(u32::from_be_bytes([0, a, b, c]));
+        let mut known = self.sharing.heirs.lock();
+        known.retain(|_, (_, until)| Instant::now() < *until);
+        if known.len() >= MOST_KNOWN && !known.contains_key(&target) {
+            return false;
+        }
+        let heir = known.entry(target).or_insert_with(|| {
+            let found = slot.registry().sharers(&name(target)).unwrap_or_default();
+            (found.first().copied(), Instant::now() + REMEMBER)
+        });
+        let Some(heir) = heir.0 else { return false };
+        drop(known);
+        matches!(self.port.forward(heir, datagram), Forwarded::Sent | Forwarded::Kept)
+    }
+}

@@ -1,0 +1,296 @@
+//! In the process of a target: its responder goes to the process whose SRQ a request names, and comes back.
+
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+
+use anyverbs_proto::counters::Counter;
+use anyverbs_proto::event::QpEvent;
+use anyverbs_proto::qp::attr::QpState;
+use anyverbs_proto::qp::lending::{Lease, Lending};
+use anyverbs_proto::qp::{Arrival, Incoming};
+use anyverbs_proto::types::{PKey, Psn, Qpn};
+
+use super::super::Engine;
+use super::super::env::Call;
+use super::message::{self, Message};
+use crate::qp::{QpCell, State};
+
+/// Most bytes of requests that wait for a responder to come back; more is dropped, and comes again.
+const KEEP: usize = 4 << 20;
+
+/// Where a target's responder is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Place {
+    #[default]
+    Here,
+    /// Lent to this slot's process.
+    With(u8),
+    /// As well, and wanted back.
+    Recalled(u8),
+}
+
+/// Of a target whose responder has been elsewhere.
+#[derive(Debug, Default)]
+pub(crate) struct Share {
+    place: Place,
+    /// Counts the leases: what is said about an earlier one is old.
+    lease: u64,
+    /// How far the borrower had come when it last said so.
+    expected: Psn,
+    msn: u32,
+    /// Requests that wait until it is back.
+    waiting: VecDeque<Vec<u8>>,
+    bytes: usize,
+}
+
+impl Share {
+    /// The responder is back; what waits for it.
+    fn arrive(&mut self) -> VecDeque<Vec<u8>> {
+        self.place = Place::Here;
+        self.bytes = 0;
+        std::mem::take(&mut self.waiting)
+    }
+
+    fn is_lent(&self, to: u8, lease: u64) -> bool {
+        self.lease == lease
+            && matches!(self.place, Place::With(by) | Place::Recalled(by) if by == to)
+    }
+}
+
+impl Engine {
+    /// Hands a request for a target to where it belongs, if that is not here, or if the responder is not.
+    #[inline]
+    pub(in crate::engine) fn is_elsewhere(
+        &'static self,
+        cell: &QpCell,
+        state: &mut State,
+        call: &mut Call<'_>,
+        arrival: &Arrival,
+        packet: &Incoming<'_>,
+    ) -> bool {
+        let Some(xrceth) = packet.headers.xrceth else { return false };
+        let to = Qpn::new(xrceth.srqn).slot();
+        if to == self.slot && state.link.share.is_none() {
+            return false;
+        }
+        self.hand_over(cell, state, call, arrival, packet, to)
+    }
+
+    #[cold]
+    fn hand_over(
+        &'static self,
+        cell: &QpCell,
+        state: &mut State,
+        call: &mut Call<'_>,
+        arrival: &Arrival,
+        packet: &Incoming<'_>,
+        to: u8,
+    ) -> bool {
+        let Some(domain) = cell.xrc_file else { return false };
+        let attr = state.machine.attr();
+        let bth = &packet.headers.bth;
+        // Only the peer's requests move anything.
+        if arrival.source != attr.av.dgid || !bth.pkey.matches(PKey::DEFAULT) {
+            return false;
+        }
+        let place = state.link.share.as_ref().map_or(Place::Here, |share| share.place);
+        if place == Place::Here {
+            if to == self.slot {
+                return false;
+            }
+            let State { machine, link, .. } = &mut *state;
+            match machine.lending(packet, &mut call.env(link)) {
+                Lending::Stays => return false,
+                Lending::Later => return true,
+                Lending::Goes => {}
+            }
+            // Its own ACKs first: the borrower's are about more.
+            call.settle(state);
+            let Some(responder) = state.machine.lease() else { return true };
+            let share = state.link.share.get_or_insert_default();
+            share.lease += 1;
+            (share.expected, share.msn) = (responder.expected, responder.msn);
+            let lend = Message::Lend {
+                target: cell.qpn,
+                lease: share.lease,
+                domain,
+                attr,
+                state: responder,
+            };
+            match self.sharing.send(to, &lend) {
+                Ok(()) => share.place = Place::With(to),
+                // It will come again.
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return true,
+                // There is no such process: the SRQ is not found here either.
+                Err(_) => return false,
+            }
+        }
+        let Some(bytes) = message::packet(cell.qpn, arrival, packet, &self.memory) else {
+            return true;
+        };
+        let Some(share) = &mut state.link.share else { return false };
+        if share.place == Place::With(to) {
+            self.pass_on(to, &bytes);
+            return true;
+        }
+        if let Place::With(by) = share.place {
+            self.sharing.tell(by, &Message::Recall { target: cell.qpn, lease: share.lease });
+            share.place = Place::Recalled(by);
+        }
+        if share.bytes + bytes.len() <= KEEP {
+            share.bytes += bytes.len();
+            share.waiting.push_back(bytes);
+        } else {
+            self.count(Counter::DropSocketFull, 1);
+        }
+        true
+    }
+
+    fn pass_on(&self, to: u8, bytes: &[u8]) {
+        let counter = match self.sharing.send_bytes(to, bytes) {
+            Ok(()) => Counter::Forwarded,
+            Err(_) => Counter::DropSocketFull,
+        };
+        self.count(counter, 1);
+    }
+
+    /// The protection domain of an SRQ that a target's peer may name.
+    pub(super) fn pd_of_srq(&self, cell: &QpCell, srqn: u32) -> Option<u32> {
+        let srq = self.xrc_srqs.find(srqn)?;
+        if srq.xrc_domain() == cell.xrc_domain() { srq.pd_of_requests() } else { None }
+    }
+
+    /// Calls into a target that is lent to `to`.
+    fn with_lent(
+        &'static self,
+        to: u8,
+        target: Qpn,
+        lease: u64,
+        f: impl FnOnce(&QpCell, &mut State, &mut Call<'_>),
+    ) {
+        let Some(cell) = self.qps.find(target).filter(|cell| cell.home().is_none()) else { return };
+        let mut state = cell.state.lock();
+        let lent = state.link.share.as_ref().is_some_and(|share| share.is_lent(to, lease));
+        if state.is_dead() || !lent {
+            return;
+        }
+        let mut call = Call::new(&cell);
+        f(&cell, &mut state, &mut call);
+        call.settle(&mut state);
+    }
+
+    pub(super) fn take_back(&'static self, from: u8, target: Qpn, lease: u64, responder: &Lease) {
+        self.with_lent(from, target, lease, |cell, state, call| {
+            state.machine.resume(responder, |srqn| self.pd_of_srq(cell, srqn));
+            self.go_on(cell, state, call);
+        });
+    }
+
+    /// It is not to be had back yet.
+    pub(super) fn let_go_on(&'static self, from: u8, target: Qpn, lease: u64, later: bool) {
+        self.with_lent(from, target, lease, |cell, state, call| {
+            let Some(share) = &mut state.link.share else { return };
+            let mut waiting = share.arrive();
+            share.place = Place::With(from);
+            if later {
+                // They come again.
+                return;
+            }
+            // It interrupts a message, or is not the next one: the borrower says so.
+            if let Some(first) = waiting.pop_front() {
+                self.pass_on(from, &first);
+            }
+            self.receive_again(cell, state, call, waiting);
+        });
+    }
+
+    pub(super) fn note_progress(
+        &'static self,
+        from: u8,
+        target: Qpn,
+        lease: u64,
+        expected: Psn,
+        msn: u32,
+    ) {
+        self.with_lent(from, target, lease, |cell, state, _| {
+            if let Some(share) = &mut state.link.share {
+                (share.expected, share.msn) = (expected, msn);
+            }
+            if cell.has_others.load(Ordering::Relaxed) {
+                self.tell_heirs_of(cell, &state.machine, (expected, msn));
+            }
+        });
+    }
+
+    /// A borrower tells of an event: of one that ends the target, its state tells before the program can ask.
+    pub(super) fn note_failure(&'static self, from: u8, cell: &QpCell, event: QpEvent) {
+        if !matches!(event, QpEvent::Fatal | QpEvent::ReqErr | QpEvent::AccessErr) {
+            return;
+        }
+        let lease = cell.state.lock().link.share.as_ref().map_or(0, |share| share.lease);
+        self.with_lent(from, cell.qpn, lease, |cell, state, call| {
+            if let Some(here) = state.machine.lease() {
+                let failed = Lease { state: QpState::Err, ..here };
+                state.machine.resume(&failed, |_| None);
+            }
+            self.go_on(cell, state, call);
+        });
+    }
+
+    /// A process that has ended had borrowed the responder, perhaps: it goes on from what it last said.
+    pub(super) fn take_back_from_dead(&'static self, slot: u8, cell: &QpCell) {
+        let lease = cell.state.lock().link.share.as_ref().map_or(0, |share| share.lease);
+        self.with_lent(slot, cell.qpn, lease, |cell, state, call| {
+            if let Some(share) = &state.link.share {
+                state.machine.advance(share.expected, share.msn);
+            }
+            self.go_on(cell, state, call);
+        });
+    }
+
+    fn go_on(&'static self, cell: &QpCell, state: &mut State, call: &mut Call<'_>) {
+        let Some(share) = &mut state.link.share else { return };
+        let waiting = share.arrive();
+        self.tell_heirs(cell, &state.machine);
+        self.receive_again(cell, state, call, waiting);
+    }
+
+    /// Takes requests that waited.
+    fn receive_again(
+        &'static self,
+        cell: &QpCell,
+        state: &mut State,
+        call: &mut Call<'_>,
+        waiting: VecDeque<Vec<u8>>,
+    ) {
+        for bytes in waiting {
+            let Some((_, arrival, packet)) = message::parse_packet(&bytes) else { continue };
+            if !self.is_elsewhere(cell, state, call, &arrival, &packet) {
+                let State { machine, link, .. } = &mut *state;
+                machine.receive(&arrival, &packet, &mut call.env(link));
+            }
+        }
+        let State { machine, link, .. } = &mut *state;
+        self.tell_heirs(cell, machine);
+        machine.acknowledge(&mut call.env(link));
+    }
+
+    /// The target was modified or destroyed: what is lent is void, or has to come back for its new attributes.
+    pub(crate) fn note_modified(&self, cell: &QpCell, state: &mut State) {
+        let over = state.is_dead()
+            || matches!(state.machine.state(), QpState::Reset | QpState::Init | QpState::Err);
+        self.tell_heirs(cell, &state.machine);
+        let Some(share) = &mut state.link.share else { return };
+        match share.place {
+            Place::With(by) | Place::Recalled(by) if over => {
+                self.sharing.tell(by, &Message::Revoke { target: cell.qpn, lease: share.lease });
+                share.arrive();
+            }
+            Place::With(by) => {
+                self.sharing.tell(by, &Message::Recall { target: cell.qpn, lease: share.lease });
+                share.place = Place::Recalled(by);
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,479 @@
+//! What processes that share an XRC domain tell each other. Both are of one build of the library only as a rule, so what does not
+//! parse is ignored.
+
+use anyverbs_proto::event::QpEvent;
+use anyverbs_proto::memory::Memory;
+use anyverbs_proto::mr::Access;
+use anyverbs_proto::payload::Data;
+use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpState};
+use anyverbs_proto::qp::lending::{Lease, Remembered, RememberedKind};
+use anyverbs_proto::qp::{Arrival, Incoming};
+use anyverbs_proto::types::{Gid, Mtu, Psn, QKey, Qpn};
+use anyverbs_proto::wire::packet::Headers;
+use anyverbs_proto::wr::AddressVector;
+
+use crate::xrcd::FileId;
+
+/// A message, but for packets ([`packet`]).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Message {
+    /// The responder of a target comes to where the SRQ of its next message is.
+    Lend { target: Qpn, lease: u64, domain: FileId, attr: QpAttr, state: Lease },
+    /// It is wanted back.
+    Recall { target: Qpn, lease: u64 },
+    /// It goes back.
+    Return { target: Qpn, lease: u64, state: Lease },
+    /// It cannot go back: a message is half received, or (`later`) answers are still to be sent.
+    Busy { target: Qpn, lease: u64, later: bool },
+    /// So far it has come, and no ACK says more.
+    Progress { target: Qpn, lease: u64, expected: Psn, msn: u32 },
+    /// The target was reset or destroyed: what was lent is void.
+    Revoke { target: Qpn, lease: u64 },
+    /// An event of a target: from a borrower for all who have it open, or from its process for one of them.
+    Event { target: Qpn, event: QpEvent },
+    /// Who opens, queries or modifies a target waits for the answer.
+    Ask { request: u64, target: Qpn, question: Question },
+    /// An errno value or 0, and the attributes.
+    Answer { request: u64, errno: i32, attr: QpAttr },
+    /// For those who have a target open: what they need to go on with it when its process has ended; or, to who goes on with
+    /// it, what had been lent.
+    State { target: Qpn, attr: QpAttr, state: Lease },
+    /// The process of a target has ended, and the sender goes on with it.
+    Inherit { target: Qpn },
+    /// To that one: the sender has it open, too.
+    Opened { target: Qpn },
+}
+
+/// What is asked of a target's process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Question {
+    Open {
+        domain: FileId,
+    },
+    Query,
+    /// The last handle of the process was destroyed.
+    Close,
+    Modify {
+        attr: QpAttr,
+        mask: QpAttrMask,
+    },
+}
+
+/// Kind of a packet's message: the rest is target 4, packets 4, source 16, destination 16, traffic class 1, hop limit 1,
+/// flow label 4, length of the headers 1, headers, payload.
+const PACKET: u8 = 0;
+const PACKET_HEAD: usize = 48;
+
+/// A request for a borrower of its target.
+pub(super) fn packet(
+    target: Qpn,
+    arrival: &Arrival,
+    packet: &Incoming<'_>,
+    memory: &impl Memory,
+) -> Option<Vec<u8>> {
+    let headers_len = packet.headers.len();
+    let mut bytes = Writer(Vec::with_capacity(PACKET_HEAD + headers_len + packet.payload.len()));
+    bytes.u8(PACKET);
+    bytes.u32(target.get());
+    bytes.u32(packet.packets);
+    bytes.gid(arrival.source);
+    bytes.gid(arrival.destination);
+    bytes.u8(arrival.traffic_class);
+    bytes.u8(arrival.hop_limit);
+    bytes.u32(arrival.flow_label);
+    bytes.u8(headers_len as u8);
+    let mut bytes = bytes.0;
+    bytes.resize(PACKET_HEAD + headers_len + packet.payload.len(), 0);
+    let (headers, payload) = bytes[PACKET_HEAD..].split_at_mut(headers_len);
+    packet.headers.emit(headers);
+    packet.payload.read(memory, payload).ok()?;
+    Some(bytes)
+}
+
+/// The target, and the request.
+pub(super) fn parse_packet(bytes: &[u8]) -> Option<(Qpn, Arrival, Incoming<'_>)> {
+    let mut from = Reader(bytes);
+    if from.u8()? != PACKET {
+        return None;
+    }
+    let target = Qpn::new(from.u32()?);
+    let packets = from.u32()?;
+    let arrival = Arrival {
+        source: from.gid()?,
+        destination: from.gid()?,
+        traffic_class: from.u8()?,
+        hop_limit: from.u8()?,
+        flow_label: from.u32()?,
+    };
+    let headers_len = usize::from(from.u8()?);
+    let (headers, payload) = from.0.split_at_checked(headers_len)?;
+    let headers = Headers::parse(headers, payload.len()).ok()?;
+    let packet = Incoming { headers, payload: Data::Bytes(payload), packets, acks: None };
+    Some((target, arrival, packet))
+}
+
+impl Message {
+    pub(super) fn emit(&self) -> Vec<u8> {
+        let mut to = Writer(Vec::with_capacity(128));
+        match self {
+            Self::Lend { target, lease, domain, attr, state } => {
+                to.head(1, *target, *lease);
+                to.u64(domain.0);
+                to.u64(domain.1);
+                to.attr(attr);
+                to.lease(state);
+            }
+            Self::Recall { target, lease } => to.head(2, *target, *lease),
+            Self::Return { target, lease, state } => {
+                to.head(3, *target, *lease);
+                to.lease(state);
+            }
+            Self::Busy { target, lease, later } => {
+                to.head(4, *target, *lease);
+                to.u8((*later).into());
+            }
+            Self::Progress { target, lease, expected, msn } => {
+                to.head(5, *target, *lease);
+                to.u32(expected.get());
+                to.u32(*msn);
+            }
+            Self::Revoke { target, lease } => to.head(6, *target, *lease),
+            Self::Event { target, event } => {
+                to.head(7, *target, 0);
+                to.u8(EVENTS.iter().position(|e| e == event).unwrap_or_default() as u8);
+            }
+            Self::Ask { request, target, question } => {
+                to.head(8, *target, *request);
+                match question {
+                    Question::Open { domain } => {
+                        to.u8(0);
+                        to.u64(domain.0);
+                        to.u64(domain.1);
+                    }
+                    Question::Query => to.u8(1),
+                    Question::Close => to.u8(3),
+                    Question::Modify { attr, mask } => {
+                        to.u8(2);
+                        to.attr(attr);
+                        to.u32(mask.bits());
+                    }
+                }
+            }
+            Self::Answer { request, errno, attr } => {
+                to.head(9, Qpn::default(), *request);
+                to.u32(errno.cast_unsigned());
+                to.attr(attr);
+            }
+            Self::State { target, attr, state } => {
+                to.head(11, *target, 0);
+                to.attr(attr);
+                to.lease(state);
+            }
+            Self::Inherit { target } => to.head(12, *target, 0),
+            Self::Opened { target } => to.head(13, *target, 0),
+        }
+        to.0
+    }
+
+    pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
+        let mut from = Reader(bytes);
+        let kind = from.u8()?;
+        let target = Qpn::new(from.u32()?);
+        let lease = from.u64()?;
+        let message = match kind {
+            1 => {
+                let domain = (from.u64()?, from.u64()?);
+                Self::Lend { target, lease, domain, attr: from.attr()?, state: from.lease()? }
+            }
+            2 => Self::Recall { target, lease },
+            3 => Self::Return { target, lease, state: from.lease()? },
+            4 => Self::Busy { target, lease, later: from.u8()? != 0 },
+            5 => {
+                Self::Progress { target, lease, expected: Psn::new(from.u32()?), msn: from.u32()? }
+            }
+            6 => Self::Revoke { target, lease },
+            7 => Self::Event { target, event: *EVENTS.get(usize::from(from.u8()?))? },
+            8 => {
+                let question = match from.u8()? {
+                    0 => Question::Open { domain: (from.u64()?, from.u64()?) },
+                    1 => Question::Query,
+                    3 => Question::Close,
+                    2 => {
+                        let attr = from.attr()?;
+                        Question::Modify { attr, mask: QpAttrMask::from_bits_retain(from.u32()?) }
+                    }
+                    _ => return None,
+                };
+                Self::Ask { request: lease, target, question }
+            }
+            9 => {
+                let errno = from.u32()?.cast_signed();
+                Self::Answer { request: lease, errno, attr: from.attr()? }
+            }
+            11 => Self::State { target, attr: from.attr()?, state: from.lease()? },
+            12 => Self::Inherit { target },
+            13 => Self::Opened { target },
+            _ => return None,
+        };
+        from.0.is_empty().then_some(message)
+    }
+}
+
+const EVENTS: [QpEvent; 6] = [
+    QpEvent::Fatal,
+    QpEvent::ReqErr,
+    QpEvent::AccessErr,
+    QpEvent::CommEst,
+    QpEvent::SqDrained,
+    QpEvent::LastWqeReached,
+];
+
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn u8(&mut self, value: u8) {
+        self.0.push(value);
+    }
+
+    fn u16(&mut self, value: u16) {
+        self.0.extend(value.to_le_bytes());
+    }
+
+    fn u32(&mut self, value: u32) {
+        self.0.extend(value.to_le_bytes());
+    }
+
+    fn u64(&mut self, value: u64) {
+        self.0.extend(value.to_le_bytes());
+    }
+
+    fn gid(&mut self, gid: Gid) {
+        self.0.extend(gid.0);
+    }
+
+    fn head(&mut self, kind: u8, target: Qpn, number: u64) {
+        self.u8(kind);
+        self.u32(target.get());
+        self.u64(number);
+    }
+
+    fn attr(&mut self, attr: &QpAttr) {
+        self.u8(attr.state as u8);
+        self.u8(attr.cur_state as u8);
+        self.u8(attr.en_sqd_async_notify.into());
+        self.u32(attr.access.bits());
+        self.u16(attr.pkey_index);
+        self.u8(attr.port);
+        self.u32(attr.qkey.0);
+        let av = &attr.av;
+        self.gid(av.dgid);
+        self.gid(av.sgid);
+        for byte in [av.sgid_index, av.hop_limit, av.traffic_class, av.sl] {
+            self.u8(byte);
+        }
+        self.u32(av.flow_label);
+        self.u8(av.static_rate);
+        self.u8(av.src_path_bits);
+        self.u16(av.dlid);
+        self.u8(av.port);
+        self.u32(av.scope_id);
+        self.u8(attr.path_mtu as u8);
+        for byte in [attr.timeout, attr.retry_cnt, attr.rnr_retry, attr.max_rd_atomic] {
+            self.u8(byte);
+        }
+        self.u32(attr.rq_psn.get());
+        self.u8(attr.min_rnr_timer);
+        self.u32(attr.sq_psn.get());
+        self.u8(attr.max_dest_rd_atomic);
+        self.u32(attr.dest_qpn.get());
+        self.u32(attr.rate_limit);
+    }
+
+    fn lease(&mut self, lease: &Lease) {
+        self.u8(lease.state as u8);
+        self.u8(lease.established.into());
+        self.u32(lease.expected.get());
+        self.u32(lease.msn);
+        self.u8(lease.nak_sent.into());
+        self.u8(lease.answers.len() as u8);
+        for answer in lease.answers.iter().take(u8::MAX.into()) {
+            self.u32(answer.psn.get());
+            self.u32(answer.packets);
+            self.u32(answer.msn);
+            match answer.kind {
+                RememberedKind::Read { va, rkey, len, srqn } => {
+                    self.u8(0);
+                    self.u64(va);
+                    self.u32(rkey);
+                    self.u32(len);
+                    self.u32(srqn);
+                }
+                RememberedKind::Atomic { original } => {
+                    self.u8(1);
+                    self.u64(original);
+                }
+                RememberedKind::Placed => self.u8(2),
+            }
+        }
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (first, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*first)
+    }
+
+    fn u8(&mut self) -> Option<u8> {
+        self.take().map(|[byte]| byte)
+    }
+
+    fn u16(&mut self) -> Option<u16> {
+        self.take().map(u16::from_le_bytes)
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.take().map(u64::from_le_bytes)
+    }
+
+    fn gid(&mut self) -> Option<Gid> {
+        self.take().map(Gid)
+    }
+
+    fn state(&mut self) -> Option<QpState> {
+        QpState::from_code(self.u8()?.into())
+    }
+
+    fn attr(&mut self) -> Option<QpAttr> {
+        Some(QpAttr {
+            state: self.state()?,
+            cur_state: self.state()?,
+            en_sqd_async_notify: self.u8()? != 0,
+            access: Access::from_bits_truncate(self.u32()?),
+            pkey_index: self.u16()?,
+            port: self.u8()?,
+            qkey: QKey(self.u32()?),
+            av: AddressVector {
+                dgid: self.gid()?,
+                sgid: self.gid()?,
+                sgid_index: self.u8()?,
+                hop_limit: self.u8()?,
+                traffic_class: self.u8()?,
+                sl: self.u8()?,
+                flow_label: self.u32()?,
+                static_rate: self.u8()?,
+                src_path_bits: self.u8()?,
+                dlid: self.u16()?,
+                port: self.u8()?,
+                scope_id: self.u32()?,
+            },
+            path_mtu: Mtu::from_code(self.u8()?.into())?,
+            timeout: self.u8()?,
+            retry_cnt: self.u8()?,
+            rnr_retry: self.u8()?,
+            max_rd_atomic: self.u8()?,
+            rq_psn: Psn::new(self.u32()?),
+            min_rnr_timer: self.u8()?,
+            sq_psn: Psn::new(self.u32()?),
+            max_dest_rd_atomic: self.u8()?,
+            dest_qpn: Qpn::new(self.u32()?),
+            rate_limit: self.u32()?,
+        })
+    }
+
+    fn lease(&mut self) -> Option<Lease> {
+        let (state, established) = (self.state()?, self.u8()? != 0);
+        let (expected, msn, nak_sent) = (Psn::new(self.u32()?), self.u32()?, self.u8()? != 0);
+        let count = self.u8()?;
+        let answers = (0..count).map(|_| self.remembered()).collect::<Option<_>>()?;
+        Some(Lease { state, established, expected, msn, nak_sent, answers })
+    }
+
+    fn remembered(&mut self) -> Option<Remembered> {
+        let (psn, packets, msn) = (Psn::new(self.u32()?), self.u32()?, self.u32()?);
+        let kind = match self.u8()? {
+            0 => RememberedKind::Read {
+                va: self.u64()?,
+                rkey: self.u32()?,
+                len: self.u32()?,
+                srqn: self.u32()?,
+            },
+            1 => RememberedKind::Atomic { original: self.u64()? },
+            2 => RememberedKind::Placed,
+            _ => return None,
+        };
+        Some(Remembered { psn, packets, msn, kind })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn messages() -> Vec<Message> {
+        let target = Qpn::new(0x12_3456);
+        let attr = QpAttr {
+            state: QpState::Rts,
+            port: 1,
+            access: Access::REMOTE_WRITE,
+            path_mtu: Mtu::Mtu4096,
+            rq_psn: Psn::new(0xff_fffe),
+            dest_qpn: Qpn::new(7),
+            max_dest_rd_atomic: 4,
+            av: AddressVector { dgid: Gid([3; 16]), dlid: 5, port: 1, ..AddressVector::default() },
+            ..QpAttr::default()
+        };
+        let kinds = [
+            RememberedKind::Read { va: 1 << 40, rkey: 2, len: 3, srqn: 4 },
+            RememberedKind::Atomic { original: 1 << 50 },
+            RememberedKind::Placed,
+        ];
+        let answer = |kind| Remembered { psn: Psn::new(9), packets: 2, msn: 8, kind };
+        let state = Lease {
+            state: QpState::Rtr,
+            established: true,
+            expected: Psn::new(11),
+            msn: 12,
+            nak_sent: true,
+            answers: kinds.map(answer).to_vec(),
+        };
+        let ask = |question| Message::Ask { request: 4, target, question };
+        let mask = QpAttrMask::STATE | QpAttrMask::AV;
+        vec![
+            Message::Lend { target, lease: 1, domain: (2, 3), attr, state: state.clone() },
+            Message::Recall { target, lease: 1 << 40 },
+            Message::Return { target, lease: 2, state: state.clone() },
+            Message::State { target, attr, state },
+            Message::Inherit { target },
+            Message::Opened { target },
+            Message::Busy { target, lease: 3, later: true },
+            Message::Progress { target, lease: 3, expected: Psn::new(1), msn: 2 },
+            Message::Revoke { target, lease: 3 },
+            Message::Event { target, event: QpEvent::LastWqeReached },
+            ask(Question::Open { domain: (1, 2) }),
+            ask(Question::Query),
+            ask(Question::Close),
+            ask(Question::Modify { attr, mask }),
+            Message::Answer { request: 1, errno: libc::EINVAL, attr },
+        ]
+    }
+
+    #[test]
+    fn messages_are_read_as_they_were_written_and_in_part_not_at_all() {
+        for message in messages() {
+            let bytes = message.emit();
+            assert_eq!(Message::parse(&bytes), Some(message));
+            for len in 0..bytes.len() {
+                assert_eq!(Message::parse(&bytes[..len]), None);
+            }
+            assert_eq!(Message::parse(&[&bytes[..], &[0]].concat()), None);
+        }
+    }
+}

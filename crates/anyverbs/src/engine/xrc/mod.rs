@@ -1,0 +1,165 @@
+//! XRC domains that processes of a host share: those that were opened with the same file.
+//!
+//! A target belongs to the process that made it: that one gets its packets. A request names an SRQ, whose number says which process
+//! has it; where that is another, the responder is lent to it between two messages, and requests are handed on
+//! ([`lending`], [`borrowing`]). Handles of a target in other processes ask its process ([`opening`]), and one of them goes on with
+//! the target when that process has ended ([`inheriting`]).
+//!
+//! A thread of its own waits for messages of other processes, where a domain with a file was opened; no other process has it.
+
+mod borrowing;
+mod inheriting;
+mod lending;
+mod message;
+mod opening;
+
+use std::collections::HashMap;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::Instant;
+
+use anyverbs_net::{MessageBuffer, Messages, NameGuard, Told};
+use anyverbs_proto::qp::attr::QpType;
+use anyverbs_proto::types::Qpn;
+use parking_lot::{Condvar, Mutex};
+
+use super::Engine;
+use crate::qp::QpCell;
+pub(crate) use lending::Share;
+use message::Message;
+use opening::Reply;
+
+/// What this process and others that share its domains have to say to each other.
+#[derive(Debug, Default)]
+pub(crate) struct Sharing {
+    messages: OnceLock<Messages>,
+    starting: Mutex<()>,
+    next_request: AtomicU64,
+    /// Questions that wait for their answers, each with the slot that was asked.
+    asked: Mutex<HashMap<u64, (u8, Option<Reply>)>>,
+    answered: Condvar,
+    /// Slots of processes whose targets are open here.
+    held_slots: Mutex<HashMap<u8, NameGuard>>,
+    /// A target of a process that has ended goes on here.
+    has_inherited: AtomicBool,
+    /// Who goes on with targets of processes that have ended, and until when that is taken for known.
+    heirs: Mutex<HashMap<Qpn, (Option<u8>, Instant)>>,
+}
+
+impl Sharing {
+    fn send(&self, slot: u8, message: &Message) -> std::io::Result<()> {
+        self.send_bytes(slot, &message.emit())
+    }
+
+    fn send_bytes(&self, slot: u8, bytes: &[u8]) -> std::io::Result<()> {
+        let messages = self.messages.get();
+        messages.ok_or(std::io::ErrorKind::ConnectionRefused)?.send(slot, bytes, &[])
+    }
+
+    /// Says what needs no answer.
+    fn tell(&self, slot: u8, message: &Message) {
+        if let Err(error) = self.send(slot, message) {
+            tracing::debug!(slot, %error, "a process that shares an XRC domain is not told");
+        }
+    }
+}
+
+impl Engine {
+    /// Begins to listen to other processes.
+    pub(crate) fn start_sharing(&'static self) -> std::io::Result<()> {
+        let _starting = self.sharing.starting.lock();
+        if self.sharing.messages.get().is_some() {
+            return Ok(());
+        }
+        let slot = self.port.slot().ok_or(std::io::ErrorKind::Unsupported)?;
+        let messages = Messages::listen(std::sync::Arc::clone(slot))?;
+        super::worker::spawn_quiet("anyverbs-xrc", move || self.listen_to_sharers())?;
+        // The thread waits for it.
+        let _ = self.sharing.messages.set(messages);
+        Ok(())
+    }
+
+    fn listen_to_sharers(&'static self) {
+        let messages = self.sharing.messages.wait();
+        let mut buffer = MessageBuffer::new();
+        loop {
+            let waited = messages.wait(&mut buffer, &mut |told| match told {
+                Told::Message(from, bytes) => self.hear(from, bytes),
+                Told::Ended(slot) => self.lose_sharer(slot),
+            });
+            if let Err(error) = waited {
+                tracing::error!(%error, "other processes that share XRC domains are not heard any more");
+                return;
+            }
+        }
+    }
+
+    fn hear(&'static self, from: u8, bytes: &[u8]) {
+        if let Some((target, arrival, packet)) = message::parse_packet(bytes) {
+            return self.receive_borrowed(from, target, &arrival, &packet);
+        }
+        let Some(message) = Message::parse(bytes) else {
+            return tracing::debug!(from, "a message about an XRC domain that is none");
+        };
+        match message {
+            Message::Lend { target, lease, domain, attr, state } => {
+                self.borrow(from, target, lease, domain, &attr, &state);
+            }
+            Message::Recall { target, lease } => self.give_back(from, target, lease),
+            Message::Revoke { target, lease } => self.forget_borrowed(from, target, lease),
+            Message::Return { target, lease, state } => {
+                self.take_back(from, target, lease, &state);
+            }
+            Message::Busy { target, lease, later } => self.let_go_on(from, target, lease, later),
+            Message::Progress { target, lease, expected, msn } => {
+                self.note_progress(from, target, lease, expected, msn);
+            }
+            Message::Event { target, event } => {
+                if let Some(cell) = self.qps.find(target).filter(|cell| cell.is_from(from)) {
+                    self.note_failure(from, &cell, event);
+                    cell.raise_from(event);
+                }
+            }
+            Message::Ask { request, target, question } => {
+                self.answer_question(from, request, target, question);
+            }
+            Message::Answer { request, errno, attr } => {
+                self.sharing.note_answer(from, request, errno, attr);
+            }
+            Message::State { target, attr, state } => self.note_state(from, target, attr, state),
+            Message::Inherit { target } => {
+                if let Some(cell) = self.qps.find(target) {
+                    self.follow(from, &cell);
+                }
+            }
+            Message::Opened { target } => {
+                if let Some(cell) = self.qps.find(target).filter(|cell| cell.home().is_none()) {
+                    cell.open_for(from);
+                    self.tell_heirs(&cell, &cell.state.lock().machine);
+                }
+            }
+        }
+        self.after_unlock();
+    }
+
+    /// Another process has ended: what it had borrowed comes home, what it had opened it has closed.
+    fn lose_sharer(&'static self, slot: u8) {
+        self.sharing.forget_questions(slot);
+        for cell in self.qps.filter(|cell| cell.qp_type == QpType::XrcRecv) {
+            if cell.home() == Some(slot) {
+                self.lose_home(slot, &cell);
+            } else if cell.home().is_none() {
+                self.take_back_from_dead(slot, &cell);
+                self.close_for(slot, cell.qpn);
+            }
+        }
+        self.after_unlock();
+    }
+}
+
+impl QpCell {
+    /// Whether a process may say something about it: its own, or one that may have borrowed it.
+    fn is_from(&self, slot: u8) -> bool {
+        self.home().is_none_or(|home| home == slot)
+    }
+}

@@ -1,0 +1,159 @@
+//! Handles of a target in other processes than its own (`ibv_open_qp`): what they do, its process does for them.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask};
+use anyverbs_proto::types::Qpn;
+
+use super::super::Engine;
+use super::Sharing;
+use super::message::{Message, Question};
+use crate::qp::QpCell;
+use crate::xrcd::FileId;
+
+/// How long another process is waited for. Its thread only has to be scheduled, unless it is stopped.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// An errno value or 0, and the attributes.
+pub(super) type Reply = (i32, QpAttr);
+
+impl Sharing {
+    /// Asks the process of a target, and waits: its attributes, or an errno value.
+    fn ask(&self, slot: u8, target: Qpn, question: Question) -> Result<QpAttr, i32> {
+        let request = self.next_request.fetch_add(1, Ordering::Relaxed);
+        self.asked.lock().insert(request, (slot, None));
+        let sent = self.send(slot, &Message::Ask { request, target, question });
+        let mut asked = self.asked.lock();
+        if sent.is_err() {
+            asked.remove(&request);
+            return Err(libc::EINVAL);
+        }
+        let deadline = Instant::now() + PATIENCE;
+        while asked.get(&request).is_some_and(|(_, reply)| reply.is_none()) {
+            if self.answered.wait_until(&mut asked, deadline).timed_out() {
+                asked.remove(&request);
+                return Err(libc::ETIMEDOUT);
+            }
+        }
+        match asked.remove(&request) {
+            Some((_, Some((0, attr)))) => Ok(attr),
+            Some((_, Some((errno, _)))) => Err(errno),
+            // Its process has ended.
+            _ => Err(libc::EINVAL),
+        }
+    }
+
+    pub(super) fn note_answer(&self, from: u8, request: u64, errno: i32, attr: QpAttr) {
+        if let Some((slot, reply)) = self.asked.lock().get_mut(&request)
+            && *slot == from
+        {
+            *reply = Some((errno, attr));
+        }
+        self.answered.notify_all();
+    }
+
+    pub(super) fn forget_questions(&self, slot: u8) {
+        self.asked.lock().retain(|_, (asked, _)| *asked != slot);
+        self.answered.notify_all();
+    }
+}
+
+impl Engine {
+    /// A target of another process, which now counts this one among those that have it open; an errno value.
+    pub(crate) fn open_foreign(
+        &'static self,
+        target: Qpn,
+        domain: FileId,
+        enter: impl FnOnce(&QpCell),
+    ) -> Result<Arc<QpCell>, i32> {
+        let home = self.heir_of(target).unwrap_or(target.slot());
+        // Before it can end.
+        self.hold_slot_of(target.slot()).map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))?;
+        if let Err(errno) = self.sharing.ask(home, target, Question::Open { domain }) {
+            self.release_slot_of(target);
+            return Err(errno);
+        }
+        Ok(self.qps.enter_foreign(target, |qpn| QpCell::foreign(self, qpn, home, domain), enter))
+    }
+
+    pub(crate) fn query_foreign(&self, home: u8, target: Qpn) -> Result<QpAttr, i32> {
+        self.sharing.ask(home, target, Question::Query)
+    }
+
+    pub(crate) fn modify_foreign(
+        &self,
+        home: u8,
+        target: Qpn,
+        attr: &QpAttr,
+        mask: QpAttrMask,
+    ) -> Result<QpAttr, i32> {
+        self.sharing.ask(home, target, Question::Modify { attr: *attr, mask })
+    }
+
+    /// The last handle of this process was destroyed.
+    pub(crate) fn close_foreign(&self, cell: &Arc<QpCell>) {
+        if let Some(home) = cell.home()
+            && let Err(errno) = self.sharing.ask(home, cell.qpn, Question::Close)
+        {
+            tracing::debug!(target = %cell.qpn, errno, "its process does not know that it is closed here");
+        }
+        self.forget_foreign(cell);
+        self.release_slot_of(cell.qpn);
+    }
+
+    /// Tells another process that has a target open of an event.
+    pub(crate) fn tell_event(&self, slot: u8, target: Qpn, event: anyverbs_proto::event::QpEvent) {
+        self.sharing.tell(slot, &Message::Event { target, event });
+    }
+
+    pub(super) fn answer_question(
+        &'static self,
+        from: u8,
+        request: u64,
+        target: Qpn,
+        question: Question,
+    ) {
+        let opens = matches!(question, Question::Open { .. });
+        let (errno, attr) = match self.reply(from, target, question) {
+            Ok(attr) => (0, attr),
+            Err(errno) => (errno, QpAttr::default()),
+        };
+        self.sharing.tell(from, &Message::Answer { request, errno, attr });
+        if let Some(cell) = self.qps.find(target).filter(|_| opens && errno == 0) {
+            let state = cell.state.lock();
+            self.tell_heirs(&cell, &state.machine);
+        }
+    }
+
+    fn reply(&'static self, from: u8, target: Qpn, question: Question) -> Result<QpAttr, i32> {
+        let cell =
+            self.qps.find(target).filter(|cell| cell.home().is_none()).ok_or(libc::EINVAL)?;
+        match question {
+            Question::Open { domain } => {
+                if cell.xrc_file != Some(domain) || !cell.open_for(from) {
+                    return Err(libc::EINVAL);
+                }
+            }
+            _ if !cell.is_open_for(from) => return Err(libc::EINVAL),
+            Question::Query => {}
+            Question::Close => {
+                cell.close_for(from);
+                return Ok(QpAttr::default());
+            }
+            Question::Modify { attr, mask } => {
+                cell.modify(&attr, mask).map_err(|error| error.errno())?;
+            }
+        }
+        let state = cell.state.lock();
+        if state.is_dead() { Err(libc::EINVAL) } else { Ok(state.machine.attr()) }
+    }
+
+    /// A process has ended.
+    pub(super) fn close_for(&'static self, from: u8, target: Qpn) {
+        if let Some(cell) = self.qps.find(target).filter(|cell| cell.home().is_none()) {
+            cell.close_for(from);
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Who has a queue pair open, in this process and others, and hears of its events; a target whose process is another one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use anyverbs_net::NameGuard;
+use anyverbs_proto::event::QpEvent;
+use anyverbs_proto::qp::attr::{QpCap, QpInit, QpType};
+use anyverbs_proto::types::Qpn;
+use parking_lot::Mutex;
+
+use super::{Handle, Hold, NO_DOMAIN, QpCell, State};
+use crate::async_event::EventElement;
+use crate::engine::Engine;
+use crate::engine::env::Link;
+use crate::xrcd::FileId;
+
+/// Who has a queue pair open.
+#[derive(Debug, Default)]
+pub(super) struct Handles {
+    pub(super) own: Vec<Arc<Handle>>,
+    /// Other processes.
+    pub(super) others: Vec<u8>,
+}
+
+impl Handles {
+    pub(super) fn are_none(&self) -> bool {
+        self.own.is_empty() && self.others.is_empty()
+    }
+
+    fn raise(&self, qpn: Qpn, event: QpEvent) {
+        for handle in self.own.iter().filter(|h| h.listens.load(Ordering::Acquire)) {
+            let cookie = handle.cookie.load(Ordering::Relaxed);
+            let element = EventElement::Qp { qpn, cookie };
+            handle.context.events.raise(event.into(), element, Some(&handle.acks));
+        }
+    }
+}
+
+impl QpCell {
+    /// Raises an asynchronous event of this queue pair.
+    pub(crate) fn raise(&self, event: QpEvent) {
+        match self.home() {
+            // Its process tells all who have it open, this one too.
+            Some(home) => self.engine.tell_event(home, self.qpn, event),
+            None => self.raise_for_all(event),
+        }
+    }
+
+    /// As [`raise`](Self::raise), of what another process has told.
+    pub(crate) fn raise_from(&self, event: QpEvent) {
+        match self.home() {
+            Some(_) => self.handles.lock().raise(self.qpn, event),
+            None => self.raise_for_all(event),
+        }
+    }
+
+    fn raise_for_all(&self, event: QpEvent) {
+        let handles = self.handles.lock();
+        handles.raise(self.qpn, event);
+        for slot in &handles.others {
+            self.engine.tell_event(*slot, self.qpn, event);
+        }
+    }
+
+    /// The XRC domain of a target.
+    pub(crate) fn xrc_domain(&self) -> Option<u64> {
+        Some(self.xrc_domain.load(Ordering::Relaxed)).filter(|domain| *domain != NO_DOMAIN)
+    }
+
+    /// The target of another process.
+    pub(crate) fn foreign(engine: &'static Engine, qpn: Qpn, home: u8, file: FileId) -> Self {
+        Self {
+            engine,
+            qpn,
+            qp_type: QpType::XrcRecv,
+            state: Mutex::new(State {
+                machine: Self::foreign_machine(qpn),
+                link: Link::default(),
+                groups: Vec::new(),
+                hold: Some(Hold(None, [None, None], None, None)),
+            }),
+            send_cq: None,
+            recv_cq: None,
+            srq: None,
+            xrc_domain: AtomicU64::new(NO_DOMAIN),
+            xrc_file: Some(file),
+            home: AtomicU8::new(home),
+            borrowed: AtomicU64::new(0),
+            has_others: AtomicBool::new(false),
+            estate: Mutex::default(),
+            heir: Mutex::default(),
+            groups: AtomicU32::new(0),
+            blocks_own_multicast: AtomicBool::new(false),
+            handles: Mutex::default(),
+        }
+    }
+
+    /// What stands for the machine of a target of another process that is not borrowed.
+    pub(crate) fn foreign_machine(qpn: Qpn) -> anyverbs_proto::qp::Qp {
+        let init = QpInit {
+            qp_type: QpType::XrcRecv,
+            cap: QpCap::default(),
+            sq_sig_all: false,
+            srq: false,
+            pd: 0,
+        };
+        anyverbs_proto::qp::Qp::new(qpn, &init)
+    }
+
+    /// The number that its domain has in this process, if it is open here.
+    pub(crate) fn set_xrc_domain(&self, number: Option<u64>) {
+        self.xrc_domain.store(number.unwrap_or(NO_DOMAIN), Ordering::Relaxed);
+    }
+
+    /// The process of a target that is not this one's.
+    pub(crate) fn home(&self) -> Option<u8> {
+        Some(self.home.load(Ordering::Acquire)).filter(|home| *home != 0)
+    }
+
+    pub(crate) fn set_home(&self, home: u8) {
+        self.home.store(home, Ordering::Release);
+    }
+
+    /// Its process has ended, and it is this one's now.
+    pub(crate) fn inherit(&self, guard: NameGuard) {
+        *self.heir.lock() = Some(guard);
+        self.home.store(0, Ordering::Release);
+    }
+
+    /// Whether this process has it open.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.handles.lock().own.is_empty()
+    }
+
+    /// The other processes that have it open.
+    pub(crate) fn others(&self) -> Vec<u8> {
+        self.handles.lock().others.clone()
+    }
+
+    /// Whether this process claims a target of another one.
+    pub(crate) fn is_claimed(&self) -> bool {
+        self.borrowed.load(Ordering::Relaxed) != 0 || !self.handles.lock().own.is_empty()
+    }
+
+    /// The process of a target has ended: nothing comes any more.
+    pub(crate) fn lose_home(&self) {
+        drop(self.state.lock().hold.take());
+        self.handles.lock().raise(self.qpn, QpEvent::Fatal);
+    }
+
+    /// Another process opens it. False if it was destroyed.
+    pub(crate) fn open_for(&self, slot: u8) -> bool {
+        let mut handles = self.handles.lock();
+        if handles.are_none() {
+            return false;
+        }
+        if !handles.others.contains(&slot) {
+            handles.others.push(slot);
+        }
+        self.has_others.store(true, Ordering::Relaxed);
+        true
+    }
+
+    pub(crate) fn is_open_for(&self, slot: u8) -> bool {
+        self.handles.lock().others.contains(&slot)
+    }
+
+    /// Another process has closed its last handle.
+    pub(crate) fn close_for(&self, slot: u8) {
+        let mut handles = self.handles.lock();
+        let Some(at) = handles.others.iter().position(|s| *s == slot) else { return };
+        handles.others.remove(at);
+        self.has_others.store(!handles.others.is_empty(), Ordering::Relaxed);
+        let last = handles.are_none();
+        drop(handles);
+        if last {
+            drop(self.end());
+        }
+    }
+}

@@ -1,0 +1,379 @@
+//! Messages between the processes of one user and host, whole and in order, for what is rare: unlike a datagram that is handed
+//! on ([`crate::forward`]) none is lost while both live, and the end of the other is told.
+//!
+//! Each process that takes part listens on a `SOCK_SEQPACKET` socket with the abstract name `@<name>/<uid>/messages/<slot>`. A
+//! connection carries messages one way, from who made it; its first message is the sender's slot. Those of other users are
+//! closed unread (`SO_PEERCRED`).
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, IoSlice, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use socket2::{Domain, SockAddr, Socket, Type};
+
+use crate::registry::{Registry, Slot};
+use crate::shm::peer;
+use crate::sys;
+
+/// The longest message.
+pub const MAX_MESSAGE: usize = 80 << 10;
+/// Most bytes that wait for room at one other process; more is refused.
+const KEEP: usize = 8 << 20;
+/// Connections that are waiting to be accepted.
+const BACKLOG: i32 = 64;
+/// Messages of one connection that are read in one go.
+const BUDGET: usize = 64;
+
+/// What [`Messages::wait`] found.
+#[derive(Debug)]
+pub enum Told<'a> {
+    /// A message of the process with this slot.
+    Message(u8, &'a [u8]),
+    /// It has ended, after all its messages; or has broken the connection.
+    Ended(u8),
+}
+
+/// The messages of one process.
+#[derive(Debug)]
+pub struct Messages {
+    slot: Arc<Slot>,
+    listener: Socket,
+    /// Ends the wait of [`wait`](Self::wait) for descriptors that it does not know yet.
+    wake: Socket,
+    woken: Socket,
+    outgoing: Mutex<HashMap<u8, Outgoing>>,
+    /// Of the one thread that waits.
+    incoming: Mutex<Vec<Incoming>>,
+}
+
+#[derive(Debug)]
+struct Outgoing {
+    socket: Socket,
+    waiting: VecDeque<Box<[u8]>>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Incoming {
+    socket: Socket,
+    /// None until it said so.
+    slot: Option<u8>,
+    ended: bool,
+}
+
+fn address(registry: &Registry, slot: u8) -> io::Result<SockAddr> {
+    SockAddr::unix(PathBuf::from(format!("\0{}/messages/{slot}", registry.prefix())))
+}
+
+fn socket() -> io::Result<Socket> {
+    let socket = Socket::new(Domain::UNIX, Type::SEQPACKET, None)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
+impl Messages {
+    /// Listens for messages to the owner of `slot`.
+    ///
+    /// # Errors
+    /// Those of socket(2), bind(2) and listen(2).
+    pub fn listen(slot: Arc<Slot>) -> io::Result<Self> {
+        let listener = socket()?;
+        listener.bind(&address(slot.registry(), slot.number())?)?;
+        listener.listen(BACKLOG)?;
+        let (wake, woken) = Socket::pair(Domain::UNIX, Type::DGRAM, None)?;
+        wake.set_nonblocking(true)?;
+        woken.set_nonblocking(true)?;
+        Ok(Self {
+            slot,
+            listener,
+            wake,
+            woken,
+            outgoing: Mutex::default(),
+            incoming: Mutex::default(),
+        })
+    }
+
+    /// Sends a message in two parts. Never waits: what has no room is kept, in order.
+    ///
+    /// # Errors
+    /// `ConnectionRefused` where nobody listens, `WouldBlock` where the other has not read for long, `PermissionDenied` where
+    /// the listener is another user's, and those of socket(2).
+    pub fn send(&self, slot: u8, head: &[u8], body: &[u8]) -> io::Result<()> {
+        let mut outgoing = self.outgoing.lock();
+        let to = match outgoing.entry(slot) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
+                let to = entry.insert(self.connect(slot)?);
+                self.wake_up();
+                to
+            }
+        };
+        if to.waiting.is_empty() {
+            match send(&to.socket, head, body) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wake_up(),
+                other => return other,
+            }
+        }
+        let len = head.len() + body.len();
+        if to.bytes + len > KEEP {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        to.bytes += len;
+        to.waiting.push_back([head, body].concat().into());
+        Ok(())
+    }
+
+    fn connect(&self, slot: u8) -> io::Result<Outgoing> {
+        let socket = socket()?;
+        socket.connect(&address(self.slot.registry(), slot)?)?;
+        if peer(socket.as_fd())?.1 != self.slot.registry().uid() {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        send(&socket, &[self.slot.number()], &[])?;
+        Ok(Outgoing { socket, waiting: VecDeque::new(), bytes: 0 })
+    }
+
+    fn wake_up(&self) {
+        // A full queue wakes as well.
+        let _ = self.wake.send(&[0]);
+    }
+
+    /// Waits until something is to be told, and tells it. For one thread, in a loop.
+    ///
+    /// # Errors
+    /// Those of poll(2).
+    pub fn wait(
+        &self,
+        buffer: &mut MessageBuffer,
+        tell: &mut dyn FnMut(Told<'_>),
+    ) -> io::Result<()> {
+        let mut incoming = self.incoming.lock();
+        let (mut set, slots) = self.watched(&incoming);
+        if sys::poll(&mut set, -1) < 0 {
+            let error = io::Error::last_os_error();
+            return if error.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(error) };
+        }
+        while self.woken.recv(&mut [MaybeUninit::uninit(); 8]).is_ok() {}
+        let (from, to) = set[2..].split_at(incoming.len());
+        for (from, ready) in incoming.iter_mut().zip(from) {
+            if ready.revents != 0 {
+                from.receive(BUDGET, buffer, tell);
+            }
+        }
+        let mut ended: Vec<u8> =
+            incoming.iter().filter(|from| from.ended).filter_map(|from| from.slot).collect();
+        for (slot, ready) in slots.into_iter().zip(to) {
+            if ready.revents & (libc::POLLHUP | libc::POLLERR) != 0 {
+                ended.push(slot);
+            } else if ready.revents & libc::POLLOUT != 0 {
+                self.send_waiting(slot);
+            }
+        }
+        ended.sort_unstable();
+        ended.dedup();
+        for slot in ended {
+            self.outgoing.lock().remove(&slot);
+            // What it said before its end.
+            for from in incoming.iter_mut().filter(|from| from.slot == Some(slot)) {
+                from.receive(usize::MAX, buffer, tell);
+                from.ended = true;
+            }
+            tell(Told::Ended(slot));
+        }
+        incoming.retain(|from| !from.ended);
+        self.accept(&mut incoming);
+        Ok(())
+    }
+
+    /// What is to be watched: what wakes, the listener, the connections to here, and those from here to these slots.
+    fn watched(&self, incoming: &[Incoming]) -> (Vec<libc::pollfd>, Vec<u8>) {
+        let watch =
+            |socket: &Socket, events| libc::pollfd { fd: socket.as_raw_fd(), events, revents: 0 };
+        let mut set = vec![watch(&self.woken, libc::POLLIN), watch(&self.listener, libc::POLLIN)];
+        set.extend(incoming.iter().map(|from| watch(&from.socket, libc::POLLIN)));
+        let mut slots = Vec::new();
+        for (slot, to) in &*self.outgoing.lock() {
+            let events = if to.waiting.is_empty() { 0 } else { libc::POLLOUT };
+            set.push(watch(&to.socket, events));
+            slots.push(*slot);
+        }
+        (set, slots)
+    }
+
+    fn send_waiting(&self, slot: u8) {
+        let mut outgoing = self.outgoing.lock();
+        let Some(to) = outgoing.get_mut(&slot) else { return };
+        while let Some(message) = to.waiting.front() {
+            match send(&to.socket, message, &[]) {
+                Ok(()) => {
+                    to.bytes -= message.len();
+                    to.waiting.pop_front();
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // Its end is about to be seen.
+                Err(_) => {
+                    to.waiting.clear();
+                    to.bytes = 0;
+                }
+            }
+        }
+    }
+
+    fn accept(&self, incoming: &mut Vec<Incoming>) {
+        while let Ok((socket, _)) = self.listener.accept() {
+            let ours =
+                peer(socket.as_fd()).is_ok_and(|(_, user)| user == self.slot.registry().uid());
+            if ours && socket.set_nonblocking(true).is_ok() {
+                incoming.push(Incoming { socket, slot: None, ended: false });
+            }
+        }
+    }
+}
+
+impl Incoming {
+    /// Reads up to so many messages.
+    fn receive(
+        &mut self,
+        budget: usize,
+        buffer: &mut MessageBuffer,
+        tell: &mut dyn FnMut(Told<'_>),
+    ) {
+        for _ in 0..budget {
+            let message = match buffer.receive(&self.socket) {
+                Ok([]) => {
+                    self.ended = true;
+                    return;
+                }
+                Ok(message) => message,
+                Err(error) => {
+                    self.ended = error.kind() != io::ErrorKind::WouldBlock;
+                    return;
+                }
+            };
+            match self.slot {
+                Some(slot) => tell(Told::Message(slot, message)),
+                None => self.slot = Some(message[0]),
+            }
+        }
+    }
+}
+
+/// A reused buffer for [`Messages::wait`].
+pub struct MessageBuffer(Box<[u8]>);
+
+impl MessageBuffer {
+    /// A buffer for the longest message.
+    #[must_use]
+    pub fn new() -> Self {
+        Self(vec![0; MAX_MESSAGE].into())
+    }
+
+    /// The next message; empty at the end.
+    fn receive(&mut self, mut socket: &Socket) -> io::Result<&[u8]> {
+        let len = loop {
+            match socket.read(&mut self.0) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                other => break other?,
+            }
+        };
+        Ok(&self.0[..len])
+    }
+}
+
+impl Default for MessageBuffer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl std::fmt::Debug for MessageBuffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MessageBuffer").finish_non_exhaustive()
+    }
+}
+
+fn send(socket: &Socket, head: &[u8], body: &[u8]) -> io::Result<()> {
+    let parts = [IoSlice::new(head), IoSlice::new(body)];
+    loop {
+        match socket.send_vectored_with_flags(&parts, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => return other.map(drop),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair(test: &str) -> [Messages; 2] {
+        let registry = Registry::new(&format!("av-{test}-{}", std::process::id())).unwrap();
+        [(); 2].map(|()| Messages::listen(Arc::new(Slot::claim_in(&registry).unwrap())).unwrap())
+    }
+
+    /// What the next wait that has something to tell tells.
+    fn told(to: &Messages) -> Vec<(u8, Option<Vec<u8>>)> {
+        let (mut buffer, mut told) = (MessageBuffer::new(), Vec::new());
+        while told.is_empty() {
+            to.wait(&mut buffer, &mut |what| match what {
+                Told::Message(slot, bytes) => told.push((slot, Some(bytes.to_vec()))),
+                Told::Ended(slot) => told.push((slot, None)),
+            })
+            .unwrap();
+        }
+        told
+    }
+
+    #[test]
+    fn messages_come_whole_and_in_order_and_then_the_end() {
+        let [a, b] = pair("order");
+        let (from, to) = (a.slot.number(), b.slot.number());
+        a.send(to, b"one", b" message").unwrap();
+        assert_eq!(told(&b), [(from, Some(b"one message".to_vec()))]);
+        // More than the kernel keeps: the rest waits here, and goes when there is room.
+        const COUNT: u32 = 200;
+        for n in 0..COUNT {
+            a.send(to, &n.to_le_bytes(), &[7; 16 << 10]).unwrap();
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut next = 0u32;
+                while next < COUNT {
+                    for (_, message) in told(&b) {
+                        let message = message.unwrap();
+                        assert_eq!(
+                            (message.len(), &message[..4]),
+                            (4 + (16 << 10), &next.to_le_bytes()[..])
+                        );
+                        next += 1;
+                    }
+                }
+                // The other may stop waiting.
+                b.send(from, b"done", b"").unwrap();
+            });
+            assert_eq!(told(&a), [(to, Some(b"done".to_vec()))]);
+        });
+        a.send(to, b"last", b"").unwrap();
+        drop(a);
+        let mut last = told(&b);
+        if last.len() == 1 {
+            last.extend(told(&b));
+        }
+        assert_eq!(last, [(from, Some(b"last".to_vec())), (from, None)]);
+        let error = b.send(from, b"x", b"").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn who_does_not_read_is_not_waited_for() {
+        let [a, b] = pair("full");
+        let to = b.slot.number();
+        let refused = (0..1000).find_map(|_| a.send(to, &[], &[0; 64 << 10]).err());
+        assert_eq!(refused.unwrap().kind(), io::ErrorKind::WouldBlock);
+    }
+}
