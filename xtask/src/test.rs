@@ -17,9 +17,6 @@ pub(crate) struct Options {
     /// The whole of the conformance tables, not their default selection; dying peers, too
     #[arg(long)]
     full: bool,
-    /// The cases against the Linux kernel's Soft-RoCE too, which take a quiet machine and a virtual one on it
-    #[arg(long)]
-    rxe: bool,
 }
 
 /// Runs everything, goes on after a failure, and fails at the end.
@@ -73,13 +70,11 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
             if options.full {
                 steps.counted("survive", || run_suite(Suite::Survive, &dist, &selection))?;
             }
-            if options.rxe {
-                steps.counted("rxe", || run_suite(Suite::Rxe, &dist, &selection))?;
-            }
+            steps.counted("rxe", || run_suite(Suite::Rxe, &dist, &selection))?;
         }
         // What cannot run has not passed, and nobody knows how many cases it would have been.
         None => {
-            for name in ["abi-check", "pyverbs", "pyverbs-59", "tools", "impair"] {
+            for name in ["abi-check", "pyverbs", "pyverbs-59", "tools", "impair", "rxe"] {
                 steps.whole(name, || bail!("there is no dist to run it on"))?;
             }
         }
