@@ -130,7 +130,7 @@ impl Run<'_> {
             220..235 => {
                 let packet = self.packet();
                 if let Some((headers, payload)) = packet {
-                    self.from_a_stranger(headers, &payload);
+                    self.strangers_packet(headers, &payload);
                 }
             }
             235..245 => {
@@ -211,7 +211,7 @@ impl Run<'_> {
     }
 
     /// A packet that could as well be the peer's, but for its source.
-    fn from_a_stranger(&mut self, headers: Headers, payload: &[u8]) {
+    fn strangers_packet(&mut self, headers: Headers, payload: &[u8]) {
         let everything = |run: &Self| {
             let mrs = run.regions.iter().map(|region| region.mr).chain([run.recv, run.victim.mr]);
             let memory: Vec<_> = mrs.map(|mr| run.t.bytes(mr, 0, PAGE)).collect();

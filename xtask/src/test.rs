@@ -74,7 +74,9 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         }
         // What cannot run has not passed, and nobody knows how many cases it would have been.
         None => {
-            for name in ["abi-check", "pyverbs", "pyverbs-59", "tools", "impair", "rxe"] {
+            let full = ["soak", "survive"].iter().take(if options.full { 2 } else { 0 });
+            let names = ["abi-check", "pyverbs", "pyverbs-59", "tools", "impair", "rxe"];
+            for name in names.iter().chain(full) {
                 steps.whole(name, || bail!("there is no dist to run it on"))?;
             }
         }

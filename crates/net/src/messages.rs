@@ -18,7 +18,7 @@ use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::registry::{Registry, Slot};
 use crate::shm::peer;
-use crate::sys;
+use crate::sys::{self, Uncancelled};
 
 /// The longest message.
 pub const MAX_MESSAGE: usize = 80 << 10;
@@ -104,6 +104,8 @@ impl Messages {
     /// `ConnectionRefused` where nobody listens, `WouldBlock` where the other has not read for long, `PermissionDenied` where
     /// the listener is another user's, and those of socket(2).
     pub fn send(&self, slot: u8, head: &[u8], body: &[u8]) -> io::Result<()> {
+        // Called below the engine's locks, by any thread of the program.
+        let _uncancelled = Uncancelled::new();
         let mut outgoing = self.outgoing.lock();
         let to = match outgoing.entry(slot) {
             Entry::Occupied(entry) => entry.into_mut(),

@@ -16,6 +16,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::{Duration, Instant};
 
 use crate::sockopt;
+use crate::sys::Uncancelled;
 
 /// The names of one user's processes in this network namespace.
 #[derive(Clone, Debug)]
@@ -79,6 +80,7 @@ impl Registry {
     /// # Errors
     /// Those of socket(2) and bind(2).
     pub fn share(&self, name: &str, slot: u8) -> io::Result<NameGuard> {
+        let _uncancelled = Uncancelled::new();
         self.hold(&format!("{name}/{slot}"))
     }
 
@@ -87,6 +89,7 @@ impl Registry {
     /// # Errors
     /// Those of socket(2).
     pub fn sharers(&self, name: &str) -> io::Result<Vec<u8>> {
+        let _uncancelled = Uncancelled::new();
         bound(&UnixDatagram::unbound()?, |n| self.address(format_args!("{name}/{n}")))
     }
 
@@ -137,6 +140,7 @@ impl Registry {
     /// # Errors
     /// `TimedOut`, and those of [`Registry::try_lock`].
     pub fn lock(&self, timeout: Duration) -> io::Result<LockGuard> {
+        let _uncancelled = Uncancelled::new();
         let deadline = Instant::now() + timeout;
         loop {
             if let Some(guard) = self.try_lock()? {

@@ -307,10 +307,10 @@ impl Far<'_> {
 
     fn write(&self, pieces: &[shm::Local]) -> bool {
         let Self { engine, copying, offset, len, mapped, .. } = self;
-        let Some(mapped) = mapped else {
+        let Some(addr) = mapped.as_ref().and_then(|mapped| mapped.addr(*offset, *len)) else {
             return engine.memory.write_remote(copying, pieces, self.addr(), *len);
         };
-        let copied = engine.memory.write_shared(pieces, mapped.addr(*offset), *len);
+        let copied = engine.memory.write_shared(pieces, addr, *len);
         if copied {
             copying.count_write(*len);
         }
@@ -319,10 +319,10 @@ impl Far<'_> {
 
     fn read(&self, pieces: &[shm::Local]) -> bool {
         let Self { engine, copying, offset, len, mapped, .. } = self;
-        let Some(mapped) = mapped else {
+        let Some(addr) = mapped.as_ref().and_then(|mapped| mapped.addr(*offset, *len)) else {
             return engine.memory.read_remote(copying, pieces, self.addr(), *len);
         };
-        let copied = engine.memory.read_shared(pieces, mapped.addr(*offset));
+        let copied = engine.memory.read_shared(pieces, addr);
         if copied {
             copying.count_read(*len);
         }

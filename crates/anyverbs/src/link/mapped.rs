@@ -9,6 +9,7 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use anyverbs_net::Uncancelled;
 use anyverbs_net::shm::Copying;
 use anyverbs_proto::mr::Access;
 use parking_lot::Mutex;
@@ -21,7 +22,7 @@ const MOST: usize = 64;
 const WORTH: u32 = 4;
 
 /// A region of a peer, as its board has it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Target {
     pub(super) rkey: u32,
     /// The first word of its entry, another for each validity.
@@ -33,8 +34,7 @@ pub(super) struct Target {
 
 #[derive(Debug)]
 struct Known {
-    rkey: u32,
-    state: u64,
+    target: Target,
     uses: u32,
     mapped: Option<Arc<Mapped>>,
 }
@@ -45,12 +45,15 @@ pub(super) struct Mapped {
     mapping: Mapping,
     /// Where the region's first byte lies in it.
     skip: u64,
+    /// The region's length when it was mapped: the board is the peer's own memory, and may say more by now.
+    len: u64,
 }
 
 impl Mapped {
-    /// Where a byte of the region lies in this process.
-    pub(super) fn addr(&self, offset: u64) -> u64 {
-        self.mapping.addr() + self.skip + offset
+    /// Where a part of the region lies in this process.
+    pub(super) fn addr(&self, offset: u64, bytes: usize) -> Option<u64> {
+        let end = offset.checked_add(bytes as u64)?;
+        (end <= self.len).then(|| self.mapping.addr() + self.skip + offset)
     }
 
     fn new(copying: &Copying<'_>, target: &Target) -> Option<Self> {
@@ -62,7 +65,7 @@ impl Mapped {
         let bytes = (skip + target.len).checked_next_multiple_of(page)?;
         let len = usize::try_from(bytes).ok()?;
         let mapping = Mapping::of_file(range.file.as_fd(), range.offset - skip, len, write).ok()?;
-        Some(Self { mapping, skip })
+        Some(Self { mapping, skip, len: target.len })
     }
 }
 
@@ -77,18 +80,23 @@ impl MappedRegions {
         copying: &Copying<'_>,
         target: &Target,
     ) -> Option<(Arc<Mapped>, bool)> {
+        // Opens, maps and closes below locks.
+        let _uncancelled = Uncancelled::new();
         let mut known = self.0.lock();
-        let at = known.iter().position(|k| k.rkey == target.rkey);
+        let new = || Known { target: *target, uses: 0, mapped: None };
+        let at = known.iter().position(|k| k.target.rkey == target.rkey);
         let at = at.unwrap_or_else(|| {
             if known.len() == MOST {
-                known.remove(0);
+                // The oldest that is not mapped, if there is one.
+                let oldest = known.iter().position(|k| k.mapped.is_none()).unwrap_or(0);
+                known.remove(oldest);
             }
-            known.push(Known { rkey: target.rkey, state: 0, uses: 0, mapped: None });
+            known.push(new());
             known.len() - 1
         });
         let entry = &mut known[at];
-        if entry.state != target.state {
-            *entry = Known { rkey: target.rkey, state: target.state, uses: 0, mapped: None };
+        if entry.target != *target {
+            *entry = new();
         }
         let mut is_new = false;
         if entry.uses < WORTH {
@@ -104,7 +112,7 @@ impl MappedRegions {
     /// Forgets those whose entry has ended; whether any is left. `state` says what stands in the entry of a key.
     pub(super) fn sweep(&self, state: impl Fn(u32) -> u64) -> bool {
         let mut known = self.0.lock();
-        known.retain(|k| k.mapped.is_none() || state(k.rkey) == k.state);
+        known.retain(|k| k.mapped.is_none() || state(k.target.rkey) == k.target.state);
         known.iter().any(|k| k.mapped.is_some())
     }
 
@@ -115,5 +123,22 @@ impl MappedRegions {
     /// Forgets all.
     pub(crate) fn clear(&self) {
         self.0.lock().clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lies_beyond_the_mapped_region_has_no_address() {
+        let mapping = Mapping::anonymous(8192).unwrap();
+        let base = mapping.addr();
+        let mapped = Mapped { mapping, skip: 100, len: 5000 };
+        assert_eq!(mapped.addr(0, 5000), Some(base + 100));
+        assert_eq!(mapped.addr(4999, 1), Some(base + 5099));
+        for (offset, bytes) in [(0, 5001), (5000, 1), (u64::MAX, 1), (1, usize::MAX)] {
+            assert_eq!(mapped.addr(offset, bytes), None, "{bytes} at {offset}");
+        }
     }
 }

@@ -9,41 +9,56 @@ use std::time::Duration;
 use crate::time::Time;
 use crate::types::Psn;
 
+/// Longer is left to the ACK timeout, and one that was stopped for a while has not become a slow one.
+const LONGEST: Duration = Duration::from_millis(100);
+
 #[derive(Debug, Default)]
 pub(super) struct RetransmitDelay {
-    /// The oldest packet that was sent again without a sign of a loss, and since when it had been silent before.
-    again: Option<(Psn, Time)>,
-    /// What was sent again is answered, after this time: the answer to which of both?
-    ambiguous: Option<Duration>,
+    /// What was sent again without a sign of a loss.
+    again: Option<Again>,
+    /// The first of it is answered, after this time: the answer to which of both? Until more than that is answered (its end).
+    ambiguous: Option<(Duration, Psn)>,
     least: Duration,
 }
 
+#[derive(Debug)]
+struct Again {
+    first: Psn,
+    /// The PSN behind it.
+    end: Psn,
+    /// When the peer's silence began.
+    since: Time,
+}
+
 impl RetransmitDelay {
-    /// The peer is asked again for `psn` and all behind it, after silence since `since`.
-    pub(super) fn asked_again(&mut self, psn: Psn, since: Time) {
+    /// The peer is asked again for `first` and all behind it up to `end`, after silence since `since`.
+    pub(super) fn asked_again(&mut self, first: Psn, end: Psn, since: Time) {
         if self.again.is_none() {
-            self.again = Some((psn, since));
+            self.again = Some(Again { first, end, since });
             self.ambiguous = None;
         }
     }
 
     /// The peer answered something new, up to `una`.
     pub(super) fn progressed(&mut self, una: Psn, now: impl FnOnce() -> Time) {
-        match self.again {
-            Some((psn, since)) if una.since(psn) > 0 => {
+        match &self.again {
+            Some(again) if una.since(again.first) > 0 => {
+                self.ambiguous = Some((now().since(again.since), again.end));
                 self.again = None;
-                self.ambiguous = Some(now().since(since));
             }
             Some(_) => {}
-            // A path may become short again.
-            None => self.least -= self.least / 256,
+            None => {
+                // A path may become short again.
+                self.least -= self.least / 256;
+                self.ambiguous = self.ambiguous.filter(|(_, end)| una.since(*end) <= 0);
+            }
         }
     }
 
     /// The peer answered what it had answered before.
     pub(super) fn answered_twice(&mut self) {
-        if let Some(time) = self.ambiguous.take() {
-            self.least = self.least.max(time + time / 2);
+        if let Some((time, _)) = self.ambiguous.take() {
+            self.least = self.least.max(time + time / 2).min(LONGEST);
         }
     }
 
@@ -73,8 +88,8 @@ mod tests {
         delay.progressed(Psn::new(0), never);
         delay.answered_twice();
         assert_eq!(delay.least(), Duration::ZERO, "a duplicate of the network's");
-        delay.asked_again(Psn::new(0xff_ffff), at(MS));
-        delay.asked_again(Psn::new(0xff_ffff), at(3 * MS));
+        delay.asked_again(Psn::new(0xff_ffff), Psn::new(1), at(MS));
+        delay.asked_again(Psn::new(0xff_ffff), Psn::new(1), at(3 * MS));
         delay.progressed(Psn::new(0xff_ffff), never);
         delay.progressed(Psn::new(0), || at(11 * MS));
         assert_eq!(delay.least(), Duration::ZERO, "the packet may have been lost");
@@ -87,12 +102,33 @@ mod tests {
     #[test]
     fn answers_in_time_make_it_shorter() {
         let mut delay = RetransmitDelay::default();
-        delay.asked_again(Psn::new(1), at(MS));
-        delay.progressed(Psn::new(2), || at(101 * MS));
+        delay.asked_again(Psn::new(1), Psn::new(3), at(MS));
+        delay.progressed(Psn::new(2), || at(61 * MS));
+        delay.progressed(Psn::new(3), never);
         delay.answered_twice();
+        assert_eq!(delay.least(), 90 * MS);
         for _ in 0..256 * 5 {
             delay.progressed(Psn::new(3), never);
         }
         assert!(delay.least() < 2 * MS, "{:?}", delay.least());
+    }
+
+    #[test]
+    fn a_late_duplicate_says_nothing() {
+        let mut delay = RetransmitDelay::default();
+        delay.asked_again(Psn::new(1), Psn::new(3), at(MS));
+        delay.progressed(Psn::new(3), || at(11 * MS));
+        delay.progressed(Psn::new(4), never);
+        delay.answered_twice();
+        assert_eq!(delay.least(), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_peer_that_was_stopped_is_not_a_slow_one() {
+        let mut delay = RetransmitDelay::default();
+        delay.asked_again(Psn::new(1), Psn::new(3), at(MS));
+        delay.progressed(Psn::new(3), || at(2000 * MS));
+        delay.answered_twice();
+        assert_eq!(delay.least(), LONGEST);
     }
 }

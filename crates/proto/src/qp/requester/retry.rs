@@ -143,7 +143,8 @@ impl Qp {
         {
             self.requester.probe = None;
             if self.awaits_answer() && self.requester.rnr_until.is_none() {
-                self.requester.retransmit_delay.asked_again(self.requester.una, at - after);
+                let (una, end) = (self.requester.una, self.requester.max_sent);
+                self.requester.retransmit_delay.asked_again(una, end, at - after);
                 self.probe(after, env);
             }
         }
