@@ -31,6 +31,7 @@
 	} while (0)
 
 #define SIZE 65536
+#define SENDS 4
 
 static int port;
 
@@ -60,20 +61,22 @@ struct connection {
 	struct rdma_cm_id *id;
 	struct ibv_mr *mr;
 	uint8_t buffer[1024];
+	/* Echoes whose completions have not been polled: they fill the send queue, whatever the client has of them. */
+	int unfinished;
 };
 
 static void post_recv(struct connection *c)
 {
 	struct ibv_sge sge = { (uintptr_t)c->buffer, sizeof c->buffer, c->mr->lkey };
 	struct ibv_recv_wr wr = { .sg_list = &sge, .num_sge = 1 }, *bad;
-	ibv_post_recv(c->id->qp, &wr, &bad);
+	CHECK(!ibv_post_recv(c->id->qp, &wr, &bad));
 }
 
 static void welcome(struct rdma_cm_id *id)
 {
 	struct connection *c = calloc(1, sizeof *c);
 	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .sq_sig_all = 1,
-					 .cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1,
+					 .cap = { .max_send_wr = SENDS, .max_recv_wr = 4, .max_send_sge = 1,
 						  .max_recv_sge = 1 } };
 	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1, .rnr_retry_count = 7 };
 	CHECK(c && !rdma_create_qp(id, NULL, &init));
@@ -98,15 +101,16 @@ static void farewell(struct rdma_cm_id *id)
 static void echo(struct connection *c)
 {
 	struct ibv_wc wc;
-	while (ibv_poll_cq(c->id->recv_cq, 1, &wc) > 0)
+	while (c->unfinished < SENDS && ibv_poll_cq(c->id->recv_cq, 1, &wc) > 0)
 		if (wc.status == IBV_WC_SUCCESS) {
 			struct ibv_sge sge = { (uintptr_t)c->buffer, wc.byte_len, c->mr->lkey };
 			struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND }, *bad;
 			post_recv(c);
-			ibv_post_send(c->id->qp, &wr, &bad);
+			CHECK(!ibv_post_send(c->id->qp, &wr, &bad));
+			c->unfinished++;
 		}
 	while (ibv_poll_cq(c->id->send_cq, 1, &wc) > 0)
-		;
+		c->unfinished--;
 }
 
 #define MOST 64
