@@ -337,19 +337,22 @@ static void converse_alone(unsigned round)
 	CHECK(!ibv_destroy_cq(cq) && (!channel || !ibv_destroy_comp_channel(channel)));
 }
 
+/* Keys are given out in turn, and what is kept for one stays until it is used again: memory grows until all were used. */
+static void use_every_key(void)
+{
+	struct ibv_device_attr attr;
+	CHECK(!ibv_query_device(context, &attr));
+	for (int i = 0; i < attr.max_mr; i++) {
+		struct ibv_mr *mr = ibv_reg_mr(pd, arena, 1, 0);
+		CHECK(mr && !ibv_dereg_mr(mr));
+	}
+}
+
 int main(int argc, char **argv)
 {
 	CHECK(argc > 2);
 	port = atoi(argv[2]);
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	if (!strcmp(argv[1], "serve")) {
-		pthread_t threads[2];
-		CHECK(!pthread_create(&threads[0], NULL, serve_cm, NULL));
-		CHECK(!pthread_create(&threads[1], NULL, serve_sockets, NULL));
-		while (!input_ended())
-			usleep(100000);
-		_exit(0);
-	}
 	struct ibv_device **list = ibv_get_device_list(NULL);
 	CHECK(list && list[0]);
 	context = ibv_open_device(list[0]);
@@ -357,7 +360,18 @@ int main(int argc, char **argv)
 	ibv_free_device_list(list);
 	pd = ibv_alloc_pd(context);
 	CHECK(pd);
+	if (!strcmp(argv[1], "serve")) {
+		pthread_t threads[2];
+		use_every_key();
+		CHECK(!pthread_create(&threads[0], NULL, serve_cm, NULL));
+		CHECK(!pthread_create(&threads[1], NULL, serve_sockets, NULL));
+		while (!input_ended())
+			usleep(100000);
+		_exit(0);
+	}
 	double begin = seconds(), limit = argc > 3 ? atof(argv[3]) : 0;
+	if (limit == 0)
+		use_every_key();
 	for (unsigned round = 0; limit > 0 ? seconds() - begin < limit : !input_ended(); round++) {
 		converse_alone(round);
 		converse_by_cm(round);
