@@ -1,5 +1,5 @@
 //! `cargo xtask soak`: two processes that do everything again and again, and others that come and go, killed or not. Nothing
-//! fails, and the memory of the two stays what it was.
+//! fails, and what the two hold of memory, descriptors and mappings stays what it was.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,8 +22,10 @@ pub(crate) struct Options {
     dist: dist::Options,
 }
 
-/// The most that memory may grow from the middle of the run to its end: 2 %, or so many KiB.
-const MAY_GROW: u64 = 1024;
+/// What is looked at, and the most that it may grow from the middle of the run to its end: 2 %, or so much. Of memory what is
+/// the process's own: the rings that it shares with others become resident as they are first used, and are counted as mappings.
+const LIMITS: [(&str, u64); 3] =
+    [("KiB of its own memory", 1024), ("descriptors", 32), ("mappings", 32)];
 /// Between two looks at the memory.
 const SAMPLE: Duration = Duration::from_millis(500);
 /// UDP port of the device, and of the programs.
@@ -131,8 +133,8 @@ struct Long {
     role: String,
     child: Child,
     log: PathBuf,
-    /// Resident memory in KiB.
-    samples: Vec<u64>,
+    /// One list for each of [`LIMITS`].
+    samples: [Vec<u64>; LIMITS.len()],
 }
 
 impl Long {
@@ -143,7 +145,7 @@ impl Long {
         let mut command = place.soak(role, arguments);
         command.stdin(Stdio::piped()).stdout(file);
         let child = command.spawn().with_context(|| format!("cannot run {role}"))?;
-        Ok(Self { role: role.to_owned(), child, log, samples: Vec::new() })
+        Ok(Self { role: role.to_owned(), child, log, samples: Default::default() })
     }
 
     fn check(&mut self) -> anyhow::Result<()> {
@@ -159,9 +161,9 @@ impl Long {
 
     fn look(&mut self) -> anyhow::Result<()> {
         self.check()?;
-        let path = format!("/proc/{}/status", self.child.id());
-        let status = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-        self.samples.push(resident(&status).with_context(|| format!("{path} has no VmRSS"))?);
+        for (samples, now) in self.samples.iter_mut().zip(held(self.child.id())?) {
+            samples.push(now);
+        }
         Ok(())
     }
 
@@ -176,12 +178,17 @@ impl Long {
     }
 
     fn judge(&self) -> anyhow::Result<()> {
-        let (middle, end) = middle_and_end(&self.samples).context("too short to say anything")?;
-        let most = self.samples.iter().max().copied().unwrap_or(0);
-        println!("{}: {middle} KiB in the middle, {end} KiB at the end, {most} at most", self.role);
-        let limit = middle + MAY_GROW.max(middle / 50);
-        if end > limit {
-            bail!("{} has grown from {middle} to {end} KiB, more than {limit}", self.role);
+        for (samples, (what, may_grow)) in self.samples.iter().zip(LIMITS) {
+            let (middle, end) = middle_and_end(samples).context("too short to say anything")?;
+            let most = samples.iter().max().copied().unwrap_or(0);
+            println!(
+                "{}: {what}: {middle} in the middle, {end} at the end, {most} at most",
+                self.role
+            );
+            let limit = middle + may_grow.max(middle / 50);
+            if end > limit {
+                bail!("{} has grown from {middle} to {end} {what}, more than {limit}", self.role);
+            }
         }
         Ok(())
     }
@@ -194,8 +201,19 @@ impl Drop for Long {
     }
 }
 
-fn resident(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+/// What a process holds, as [`LIMITS`] has it.
+fn held(pid: u32) -> anyhow::Result<[u64; LIMITS.len()]> {
+    let read = |name: &str| {
+        let path = format!("/proc/{pid}/{name}");
+        fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))
+    };
+    let memory = own_memory(&read("status")?).context("its status has no RssAnon")?;
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).context("cannot list descriptors")?;
+    Ok([memory, descriptors.count() as u64, read("maps")?.lines().count() as u64])
+}
+
+fn own_memory(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
     line.trim().trim_end_matches(" kB").parse().ok()
 }
 
@@ -342,6 +360,6 @@ mod tests {
         let warm: Vec<u64> = (0..100).map(|n| 1000.min(n * 50)).collect();
         assert_eq!(middle_and_end(&warm), Some((1000, 1000)));
         assert_eq!(middle_and_end(&[1, 2, 3]), None);
-        assert_eq!(resident("Name:\tx\nVmRSS:\t    1234 kB\n"), Some(1234));
+        assert_eq!(own_memory("Name:\tx\nRssAnon:\t    1234 kB\n"), Some(1234));
     }
 }

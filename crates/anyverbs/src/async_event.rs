@@ -152,6 +152,7 @@ impl AsyncQueue {
             if let Some(acks) = &event.acks {
                 acks.read();
             }
+            Some(event)
         })
     }
 

@@ -1,7 +1,7 @@
 //! Completion channel: tells a program that sleeps that a CQ has completions.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crate::cq::CqCell;
 use crate::engine::Engine;
@@ -20,7 +20,8 @@ pub struct CompChannel(pub(crate) Arc<ChannelCell>);
 #[derive(Debug)]
 pub(crate) struct ChannelCell {
     pub(crate) engine: &'static Engine,
-    events: EventQueue<Arc<CqCell>>,
+    /// They do not hold their CQs, which hold the channel.
+    events: EventQueue<Weak<CqCell>>,
     pub(crate) patience: Patience,
     holders: Holders,
 }
@@ -41,13 +42,13 @@ impl ChannelCell {
         })
     }
 
-    pub(crate) fn notify(&self, cq: Arc<CqCell>) {
+    pub(crate) fn notify(&self, cq: &Arc<CqCell>) {
         self.patience.note_event();
-        self.events.push(cq);
+        self.events.push(Arc::downgrade(cq));
     }
 
     pub(crate) fn withdraw(&self, cq: &CqCell) {
-        self.events.withdraw(|event| std::ptr::eq(&raw const **event, cq));
+        self.events.withdraw(|event| std::ptr::eq(event.as_ptr(), cq));
     }
 }
 
@@ -79,7 +80,8 @@ impl CompChannel {
             return Err(EventError::Forked);
         }
         let ChannelCell { engine, events, patience, .. } = &*self.0;
-        let read = |cq: &Arc<CqCell>| cq.comp_acks.read();
+        // `None`: it is being dropped, and withdraws what is left.
+        let read = |cq: Weak<CqCell>| cq.upgrade().inspect(|cq| cq.comp_acks.read());
         if let Some(cq) = events.try_pop_with(read) {
             patience.note_found();
             return Ok(CompEvent(cq));

@@ -131,6 +131,17 @@ fn release(credits: &[(Qpn, Arc<SqCredit>)], last: &mut usize, of: Qpn, count: u
     credits[*last].1.release(count);
 }
 
+impl Drop for CqCell {
+    fn drop(&mut self) {
+        // Inherited locks belong to threads of the parent.
+        if let Some(channel) = self.channel.take()
+            && self.engine.is_current()
+        {
+            channel.withdraw(self);
+        }
+    }
+}
+
 impl Holdable for CqCell {
     fn holders(&self) -> &Holders {
         &self.holders
@@ -209,7 +220,7 @@ impl CqCell {
         if pushed.notify {
             state.tell_at = None;
             // Under the lock, so that destroying the queue finds every event of it.
-            channel.notify(Arc::clone(self));
+            channel.notify(self);
         } else if pushed.wait {
             let period = Duration::from_micros(state.queue.moderation().period.into());
             let at = self.engine.now() + period;
@@ -240,7 +251,7 @@ impl CqCell {
         if state.queue.expire()
             && let Some(channel) = &self.channel
         {
-            channel.notify(Arc::clone(self));
+            channel.notify(self);
         }
     }
 

@@ -118,28 +118,27 @@ impl<T> EventQueue<T> {
         }
     }
 
-    /// The oldest event. Waits for one unless the program set `O_NONBLOCK` on the descriptor. `read` sees the event before anybody can find it gone from the queue.
-    pub(crate) fn pop_with(&self, read: impl Fn(&T)) -> Result<T, EventError> {
+    /// The oldest event, as `read` makes it; passed over where that is `None`. Waits for one unless the program set
+    /// `O_NONBLOCK` on the descriptor. `read` sees the event before anybody can find it gone from the queue.
+    pub(crate) fn pop_with<U>(&self, read: impl Fn(T) -> Option<U>) -> Result<U, EventError> {
         loop {
             self.tokens.wait()?;
             let mut events = self.events.lock();
             // Empty when its event was withdrawn between the read and here.
-            if let Some(event) = events.pop_front() {
-                read(&event);
+            if let Some(event) = events.pop_front().and_then(&read) {
                 return Ok(event);
             }
         }
     }
 
     /// As [`pop_with`](Self::pop_with), but never waits: `None` if there is no event yet.
-    pub(crate) fn try_pop_with(&self, read: impl Fn(&T)) -> Option<T> {
+    pub(crate) fn try_pop_with<U>(&self, read: impl Fn(T) -> Option<U>) -> Option<U> {
         loop {
             if self.events.lock().is_empty() || !self.tokens.take() {
                 return None;
             }
             let mut events = self.events.lock();
-            if let Some(event) = events.pop_front() {
-                read(&event);
+            if let Some(event) = events.pop_front().and_then(&read) {
                 return Some(event);
             }
         }
@@ -204,7 +203,7 @@ mod tests {
     use std::sync::Arc;
 
     fn pop(queue: &EventQueue<u32>) -> Result<u32, EventError> {
-        queue.pop_with(|_| ())
+        queue.pop_with(Some)
     }
 
     fn readable(queue: &EventQueue<u32>) -> bool {

@@ -93,6 +93,20 @@ fn an_unread_event_of_a_destroyed_cq_is_withdrawn() {
 }
 
 #[test]
+fn an_unread_event_of_a_dropped_cq_goes_with_it() {
+    let (a, _b) = pair(QpType::Rc);
+    a.cq.req_notify(false).unwrap();
+    a.recv(1, &[]);
+    a.qp.modify(&QpAttr { state: QpState::Err, ..QpAttr::default() }, QpAttrMask::STATE).unwrap();
+    let Endpoint { qp, cq, channel, .. } = a;
+    drop(qp);
+    assert!(readable(&channel));
+    // Had the event kept the CQ, that would keep the channel, too.
+    drop(cq);
+    assert!(!readable(&channel));
+}
+
+#[test]
 fn an_overrun_cq_fails_its_queue_pairs() {
     let (a, b) = (Endpoint::with(QpType::Rc, CAP, 2), Endpoint::new(QpType::Rc));
     a.connect(b.address());

@@ -31,6 +31,7 @@
 	} while (0)
 
 #define SIZE 65536
+#define SENDS 4
 
 static int port;
 
@@ -60,20 +61,22 @@ struct connection {
 	struct rdma_cm_id *id;
 	struct ibv_mr *mr;
 	uint8_t buffer[1024];
+	/* Echoes whose completions have not been polled: they fill the send queue, whatever the client has of them. */
+	int unfinished;
 };
 
 static void post_recv(struct connection *c)
 {
 	struct ibv_sge sge = { (uintptr_t)c->buffer, sizeof c->buffer, c->mr->lkey };
 	struct ibv_recv_wr wr = { .sg_list = &sge, .num_sge = 1 }, *bad;
-	ibv_post_recv(c->id->qp, &wr, &bad);
+	CHECK(!ibv_post_recv(c->id->qp, &wr, &bad));
 }
 
 static void welcome(struct rdma_cm_id *id)
 {
 	struct connection *c = calloc(1, sizeof *c);
 	struct ibv_qp_init_attr init = { .qp_type = IBV_QPT_RC, .sq_sig_all = 1,
-					 .cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1,
+					 .cap = { .max_send_wr = SENDS, .max_recv_wr = 4, .max_send_sge = 1,
 						  .max_recv_sge = 1 } };
 	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1, .rnr_retry_count = 7 };
 	CHECK(c && !rdma_create_qp(id, NULL, &init));
@@ -98,15 +101,16 @@ static void farewell(struct rdma_cm_id *id)
 static void echo(struct connection *c)
 {
 	struct ibv_wc wc;
-	while (ibv_poll_cq(c->id->recv_cq, 1, &wc) > 0)
+	while (c->unfinished < SENDS && ibv_poll_cq(c->id->recv_cq, 1, &wc) > 0)
 		if (wc.status == IBV_WC_SUCCESS) {
 			struct ibv_sge sge = { (uintptr_t)c->buffer, wc.byte_len, c->mr->lkey };
 			struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND }, *bad;
 			post_recv(c);
-			ibv_post_send(c->id->qp, &wr, &bad);
+			CHECK(!ibv_post_send(c->id->qp, &wr, &bad));
+			c->unfinished++;
 		}
 	while (ibv_poll_cq(c->id->send_cq, 1, &wc) > 0)
-		;
+		c->unfinished--;
 }
 
 #define MOST 64
@@ -333,19 +337,22 @@ static void converse_alone(unsigned round)
 	CHECK(!ibv_destroy_cq(cq) && (!channel || !ibv_destroy_comp_channel(channel)));
 }
 
+/* Keys are given out in turn, and what is kept for one stays until it is used again: memory grows until all were used. */
+static void use_every_key(void)
+{
+	struct ibv_device_attr attr;
+	CHECK(!ibv_query_device(context, &attr));
+	for (int i = 0; i < attr.max_mr; i++) {
+		struct ibv_mr *mr = ibv_reg_mr(pd, arena, 1, 0);
+		CHECK(mr && !ibv_dereg_mr(mr));
+	}
+}
+
 int main(int argc, char **argv)
 {
 	CHECK(argc > 2);
 	port = atoi(argv[2]);
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	if (!strcmp(argv[1], "serve")) {
-		pthread_t threads[2];
-		CHECK(!pthread_create(&threads[0], NULL, serve_cm, NULL));
-		CHECK(!pthread_create(&threads[1], NULL, serve_sockets, NULL));
-		while (!input_ended())
-			usleep(100000);
-		_exit(0);
-	}
 	struct ibv_device **list = ibv_get_device_list(NULL);
 	CHECK(list && list[0]);
 	context = ibv_open_device(list[0]);
@@ -353,7 +360,18 @@ int main(int argc, char **argv)
 	ibv_free_device_list(list);
 	pd = ibv_alloc_pd(context);
 	CHECK(pd);
+	if (!strcmp(argv[1], "serve")) {
+		pthread_t threads[2];
+		use_every_key();
+		CHECK(!pthread_create(&threads[0], NULL, serve_cm, NULL));
+		CHECK(!pthread_create(&threads[1], NULL, serve_sockets, NULL));
+		while (!input_ended())
+			usleep(100000);
+		_exit(0);
+	}
 	double begin = seconds(), limit = argc > 3 ? atof(argv[3]) : 0;
+	if (limit == 0)
+		use_every_key();
 	for (unsigned round = 0; limit > 0 ? seconds() - begin < limit : !input_ended(); round++) {
 		converse_alone(round);
 		converse_by_cm(round);
