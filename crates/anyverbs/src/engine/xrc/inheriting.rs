@@ -135,7 +135,8 @@ impl Engine {
         let slot = self.port.slot()?;
         let registry = slot.registry();
         let locked = registry.lock(Lock::Xrc, xrcd::LOCK_PATIENCE);
-        let _locked = locked.inspect_err(|error| tracing::warn!(%target, %error, "is lost")).ok()?;
+        let _locked =
+            locked.inspect_err(|error| tracing::warn!(%target, %error, "is lost")).ok()?;
         match registry.sharers(&name(target)).ok()?.first() {
             Some(other) => Some(Heir::Other(*other)),
             None => registry.share(&name(target), slot.number()).ok().map(Heir::Here),

@@ -90,7 +90,13 @@ mod tests {
     use super::*;
 
     fn request(psn: u32, ends_message: bool, ack_req: bool) -> Request {
-        Request { psn: Psn::new(psn), packets: 1, ends_message, ack_req, bytes: vec![psn as u8; 100] }
+        Request {
+            psn: Psn::new(psn),
+            packets: 1,
+            ends_message,
+            ack_req,
+            bytes: vec![psn as u8; 100],
+        }
     }
 
     fn first_bytes(requests: impl IntoIterator<Item = Vec<u8>>) -> Vec<u8> {
