@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyverbs_net::NameGuard;
+use anyverbs_net::registry::Lock;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::types::Qpn;
 use parking_lot::Mutex;
@@ -65,8 +66,8 @@ struct Domain {
     _file: Option<(File, NameGuard)>,
 }
 
-/// How long a process is waited for that opens a domain.
-const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+/// How long others are waited for that open a domain, or go on with a target.
+pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Device and inode of a file.
 pub(crate) type FileId = (u64, u64);
@@ -115,7 +116,7 @@ impl Domains {
         let slot = engine.port.slot().ok_or(CreateError::Unsupported("XRC domains of files"))?;
         let (registry, name) = (slot.registry(), name(id));
         // Of two processes that make it at the same time one comes first.
-        let locked = registry.lock(LOCK_PATIENCE).map_err(refused)?;
+        let locked = registry.lock(Lock::Xrc, LOCK_PATIENCE).map_err(refused)?;
         let exists = !registry.sharers(&name).map_err(refused)?.is_empty();
         if exists && init.exclusive {
             return Err(CreateError::XrcDomainExists);

@@ -191,6 +191,12 @@ fn tag_matching_by_udp() {
     run_with("tag_matching", &[("ANYVERBS_INPROC", "0")]);
 }
 
+/// Packets for a target arrive at its process, and requests are sent again while the responder moves.
+#[test]
+fn xrc_shared_by_udp() {
+    run_with("xrc_shared", &[("ANYVERBS_SHM", "0")]);
+}
+
 #[test]
 fn comp_cntr_by_udp() {
     run_with("comp_cntr", &[("ANYVERBS_INPROC", "0")]);

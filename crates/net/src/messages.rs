@@ -178,17 +178,18 @@ impl Messages {
         }
         ended.sort_unstable();
         ended.dedup();
+        // Who has ended may have said its first words just before, on a connection that nobody has looked at.
+        self.accept(&mut incoming);
         for slot in ended {
             self.outgoing.lock().remove(&slot);
             // What it said before its end.
-            for from in incoming.iter_mut().filter(|from| from.slot == Some(slot)) {
+            for from in incoming.iter_mut().filter(|from| from.slot.is_none_or(|of| of == slot)) {
                 from.receive(usize::MAX, buffer, tell);
-                from.ended = true;
+                from.ended |= from.slot == Some(slot);
             }
             tell(Told::Ended(slot));
         }
         incoming.retain(|from| !from.ended);
-        self.accept(&mut incoming);
         Ok(())
     }
 
@@ -369,6 +370,18 @@ mod tests {
         assert_eq!(last, [(from, Some(b"last".to_vec())), (from, None)]);
         let error = b.send(from, b"x", b"").unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn the_first_words_of_one_that_has_ended_come_before_its_end() {
+        let [a, b] = pair("first");
+        let (from, to) = (b.slot.number(), a.slot.number());
+        a.send(from, b"question", b"").unwrap();
+        assert_eq!(told(&b), [(to, Some(b"question".to_vec()))]);
+        // Not seen by `a` before all of it has happened.
+        b.send(to, b"answer", b"").unwrap();
+        drop(b);
+        assert_eq!(told(&a), [(from, Some(b"answer".to_vec())), (from, None)]);
     }
 
     #[test]

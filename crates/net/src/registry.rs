@@ -25,6 +25,24 @@ pub struct Registry {
     pub(crate) uid: u32,
 }
 
+/// What a lock of a registry is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lock {
+    /// The order of the sockets of a port; held for as long as it takes to ask all processes.
+    Steering,
+    /// Who has an XRC domain, or goes on with a target: held for some system calls.
+    Xrc,
+}
+
+impl Lock {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Steering => "lock",
+            Self::Xrc => "lock/xrc",
+        }
+    }
+}
+
 /// Excludes the other processes of this user and host until it is dropped or its process ends.
 #[derive(Debug)]
 pub struct LockGuard {
@@ -123,27 +141,27 @@ impl Registry {
         bound(probe, |n| self.address(format_args!("slot/{n}")))
     }
 
-    /// Takes the lock of this registry, if it is free.
+    /// Takes a lock of this registry, if it is free.
     ///
     /// # Errors
     /// Those of socket(2) and bind(2), but a lock that another holds is `Ok(None)`.
-    pub fn try_lock(&self) -> io::Result<Option<LockGuard>> {
-        match UnixDatagram::bind_addr(&self.address(format_args!("lock"))?) {
+    pub fn try_lock(&self, lock: Lock) -> io::Result<Option<LockGuard>> {
+        match UnixDatagram::bind_addr(&self.address(format_args!("{}", lock.name()))?) {
             Ok(socket) => Ok(Some(LockGuard { _socket: socket })),
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(None),
             Err(error) => Err(error),
         }
     }
 
-    /// Takes the lock of this registry, waiting up to `timeout` for its holder.
+    /// Takes a lock of this registry, waiting up to `timeout` for its holder.
     ///
     /// # Errors
     /// `TimedOut`, and those of [`Registry::try_lock`].
-    pub fn lock(&self, timeout: Duration) -> io::Result<LockGuard> {
+    pub fn lock(&self, lock: Lock, timeout: Duration) -> io::Result<LockGuard> {
         let _uncancelled = Uncancelled::new();
         let deadline = Instant::now() + timeout;
         loop {
-            if let Some(guard) = self.try_lock()? {
+            if let Some(guard) = self.try_lock(lock)? {
                 return Ok(guard);
             }
             if Instant::now() >= deadline {
@@ -395,16 +413,17 @@ mod tests {
     #[test]
     fn the_lock_excludes_and_waiting_is_bounded() {
         let registry = registry("lock");
-        let guard = registry.lock(Duration::ZERO).unwrap();
-        assert!(registry.try_lock().unwrap().is_none());
+        let guard = registry.lock(Lock::Steering, Duration::ZERO).unwrap();
+        assert!(registry.try_lock(Lock::Steering).unwrap().is_none());
+        registry.lock(Lock::Xrc, Duration::ZERO).unwrap();
         let begin = Instant::now();
         assert_eq!(
-            registry.lock(Duration::from_millis(20)).unwrap_err().kind(),
+            registry.lock(Lock::Steering, Duration::from_millis(20)).unwrap_err().kind(),
             io::ErrorKind::TimedOut
         );
         assert!(begin.elapsed() >= Duration::from_millis(20));
         drop(guard);
-        registry.lock(Duration::ZERO).unwrap();
+        registry.lock(Lock::Steering, Duration::ZERO).unwrap();
     }
 
     #[test]

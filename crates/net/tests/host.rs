@@ -8,6 +8,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use anyverbs_net::registry::Lock;
 use anyverbs_net::{AddressMonitor, Registry, Slot, interfaces};
 
 #[test]
@@ -118,10 +119,10 @@ fn lock_and_slot_are_released_by_death() {
         assert_ne!(stdout.read_line(&mut line).unwrap(), 0, "{line}");
     }
     let registry = Registry::new("host-test").unwrap();
-    assert!(registry.try_lock().unwrap().is_none());
+    assert!(registry.try_lock(Lock::Steering).unwrap().is_none());
     assert!(registry.is_alive(77).unwrap());
     child.kill().unwrap();
-    registry.lock(Duration::from_secs(2)).unwrap();
+    registry.lock(Lock::Steering, Duration::from_secs(2)).unwrap();
     child.wait().unwrap();
     assert!(!registry.is_alive(77).unwrap());
     Slot::claim_number(&registry, 77).unwrap();
@@ -131,7 +132,7 @@ fn lock_and_slot_are_released_by_death() {
 #[ignore = "a child process of lock_and_slot_are_released_by_death"]
 fn hold_lock_and_slot() {
     let registry = Registry::new("host-test").unwrap();
-    let _lock = registry.try_lock().unwrap().unwrap();
+    let _lock = registry.try_lock(Lock::Steering).unwrap().unwrap();
     let _slot = Slot::claim_number(&registry, 77).unwrap();
     println!("holding");
     let _ = std::io::stdin().read_to_end(&mut Vec::new());

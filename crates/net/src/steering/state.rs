@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use socket2::SockRef;
 
-use crate::registry::{self, LockGuard, Slot};
+use crate::registry::{self, Lock, LockGuard, Slot};
 use crate::sockopt;
 use crate::udp::{Family, Meta};
 
@@ -314,7 +314,7 @@ impl Steering {
 
     fn advance(&self, inner: &mut Inner, fds: Fds<'_>) -> io::Result<Resteer> {
         if let Phase::Locking { since } = inner.phase {
-            let lock = self.slot.registry().try_lock()?;
+            let lock = self.slot.registry().try_lock(Lock::Steering)?;
             if lock.is_none() && since.elapsed() < LOCK_WAIT {
                 return Ok(Resteer::Pending { retry_after: LOCK_RETRY });
             }

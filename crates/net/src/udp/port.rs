@@ -12,7 +12,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::capture::Capture;
 use crate::forward::{ForwardCounters, Forwarder};
-use crate::registry::{NameGuard, Slot};
+use crate::registry::{Lock, NameGuard, Slot};
 use crate::sockopt;
 use crate::steering::{Resteer, Rules, SteerByKind, Steering, SteeringState};
 
@@ -102,7 +102,7 @@ impl UdpPort {
         let port = options.port;
         let lock = options.slot.as_ref().and_then(|slot| {
             slot.registry()
-                .lock(JOIN_LOCK_WAIT)
+                .lock(Lock::Steering, JOIN_LOCK_WAIT)
                 .inspect_err(
                     |error| tracing::warn!(port, %error, "joining without the registry's lock"),
                 )

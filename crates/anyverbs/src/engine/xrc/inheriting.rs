@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use anyverbs_net::registry::heirs;
+use anyverbs_net::registry::{Lock, heirs};
 use anyverbs_net::{Datagram, NameGuard, forward::Forwarded};
 use anyverbs_proto::qp::Qp;
 use anyverbs_proto::qp::attr::{QpAttr, QpState};
@@ -25,8 +25,6 @@ use crate::xrcd;
 const REMEMBER: Duration = Duration::from_millis(100);
 /// Of so many targets at most: a stranger's packets may name any, and to look one up takes 255 system calls.
 const MOST_KNOWN: usize = 64;
-/// How long others are waited for that say the same.
-const LOCK_PATIENCE: Duration = Duration::from_millis(200);
 
 /// XRC, in the upper bits of an opcode.
 const XRC: u8 = 0b101;
@@ -136,7 +134,9 @@ impl Engine {
     fn find_heir(&self, target: Qpn) -> Option<Heir> {
         let slot = self.port.slot()?;
         let registry = slot.registry();
-        let _locked = registry.lock(LOCK_PATIENCE).ok()?;
+        let locked = registry.lock(Lock::Xrc, xrcd::LOCK_PATIENCE);
+        let _locked =
+            locked.inspect_err(|error| tracing::warn!(%target, %error, "is lost")).ok()?;
         match registry.sharers(&name(target)).ok()?.first() {
             Some(other) => Some(Heir::Other(*other)),
             None => registry.share(&name(target), slot.number()).ok().map(Heir::Here),
@@ -145,6 +145,8 @@ impl Engine {
 
     /// False if nothing is known to go on with.
     fn go_on_with(&'static self, cell: &Arc<QpCell>, guard: NameGuard) -> bool {
+        let (Some(slot), Some(file)) = (self.port.slot(), cell.xrc_file) else { return false };
+        let sharers = slot.registry().sharers(&xrcd::name(file)).unwrap_or_default();
         let mut state = cell.state.lock();
         if cell.borrowed.swap(0, Ordering::Relaxed) == 0 {
             let Some((attr, lease)) = cell.estate.lock().take() else { return false };
@@ -156,15 +158,14 @@ impl Engine {
                 link.pin(self, machine);
             }
         }
+        // Before anything is lent to them, which takes a request and this lock: they would not know who lends it.
+        for other in sharers.into_iter().filter(|other| *other != self.slot) {
+            self.sharing.tell(other, &Message::Inherit { target: cell.qpn });
+        }
         cell.inherit(guard);
         drop(state);
         self.sharing.has_inherited.store(true, Ordering::Release);
         tracing::debug!(target = %cell.qpn, "goes on with the target of a process that has ended");
-        let (Some(slot), Some(file)) = (self.port.slot(), cell.xrc_file) else { return true };
-        let sharers = slot.registry().sharers(&xrcd::name(file)).unwrap_or_default();
-        for other in sharers.into_iter().filter(|other| *other != self.slot) {
-            self.sharing.tell(other, &Message::Inherit { target: cell.qpn });
-        }
         true
     }
 

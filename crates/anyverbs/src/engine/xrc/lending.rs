@@ -1,6 +1,5 @@
 //! In the process of a target: its responder goes to the process whose SRQ a request names, and comes back.
 
-use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
 use anyverbs_proto::counters::Counter;
@@ -9,14 +8,14 @@ use anyverbs_proto::qp::attr::QpState;
 use anyverbs_proto::qp::lending::{Lease, Lending};
 use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::types::{PKey, Psn, Qpn};
+use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::wire::opcode::Operation;
 
 use super::super::Engine;
 use super::super::env::Call;
 use super::message::{self, Message};
+use super::waiting::Waiting;
 use crate::qp::{QpCell, State};
-
-/// Most bytes of requests that wait for a responder to come back; more is dropped, and comes again.
-const KEEP: usize = 4 << 20;
 
 /// Where a target's responder is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,16 +38,19 @@ pub(crate) struct Share {
     expected: Psn,
     msn: u32,
     /// Requests that wait until it is back.
-    waiting: VecDeque<Vec<u8>>,
-    bytes: usize,
+    waiting: Waiting,
 }
 
 impl Share {
     /// The responder is back; what waits for it.
-    fn arrive(&mut self) -> VecDeque<Vec<u8>> {
+    fn arrive(&mut self) -> Waiting {
         self.place = Place::Here;
-        self.bytes = 0;
         std::mem::take(&mut self.waiting)
+    }
+
+    /// Whether the borrower has executed it, and needs nothing of the SRQ that it names to acknowledge it once more.
+    fn is_done(&self, bth: &Bth) -> bool {
+        bth.psn.since(self.expected) < 0 && bth.opcode.operation != Operation::ReadRequest
     }
 
     fn is_lent(&self, to: u8, lease: u64) -> bool {
@@ -129,18 +131,15 @@ impl Engine {
             return true;
         };
         let Some(share) = &mut state.link.share else { return false };
-        if share.place == Place::With(to) {
-            self.pass_on(to, &bytes);
-            return true;
-        }
         if let Place::With(by) = share.place {
+            if by == to || share.is_done(bth) {
+                self.pass_on(by, &bytes);
+                return true;
+            }
             self.sharing.tell(by, &Message::Recall { target: cell.qpn, lease: share.lease });
             share.place = Place::Recalled(by);
         }
-        if share.bytes + bytes.len() <= KEEP {
-            share.bytes += bytes.len();
-            share.waiting.push_back(bytes);
-        } else {
+        if !share.waiting.add(packet, bytes) {
             self.count(Counter::DropSocketFull, 1);
         }
         true
@@ -196,9 +195,9 @@ impl Engine {
                 // They come again.
                 return;
             }
-            // It interrupts a message, or is not the next one: the borrower says so.
-            if let Some(first) = waiting.pop_front() {
-                self.pass_on(from, &first);
+            // What interrupts the message, or is not the next one, is the borrower's to refuse.
+            for bytes in waiting.take_message(share.expected) {
+                self.pass_on(from, &bytes);
             }
             self.receive_again(cell, state, call, waiting);
         });
@@ -261,9 +260,9 @@ impl Engine {
         cell: &QpCell,
         state: &mut State,
         call: &mut Call<'_>,
-        waiting: VecDeque<Vec<u8>>,
+        waiting: Waiting,
     ) {
-        for bytes in waiting {
+        for bytes in waiting.into_requests() {
             let Some((_, arrival, packet)) = message::parse_packet(&bytes) else { continue };
             if !self.is_elsewhere(cell, state, call, &arrival, &packet) {
                 let State { machine, link, .. } = &mut *state;

@@ -12,6 +12,7 @@ mod inheriting;
 mod lending;
 mod message;
 mod opening;
+mod waiting;
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
