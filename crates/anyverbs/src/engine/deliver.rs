@@ -121,11 +121,7 @@ impl Engine {
                 }
             }
             if is_target {
-                self.tell_heirs(&cell, &state.machine);
-                // The program's reply leaves by another queue pair: this ACK cannot ride with it, and the requester
-                // expects its completion before the reply.
-                let State { machine, link, .. } = &mut *state;
-                machine.acknowledge(&mut call.env(link));
+                self.end_target_batch(&cell, &mut state, &mut call);
             }
             call.settle(&mut state);
         }

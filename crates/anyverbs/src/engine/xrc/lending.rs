@@ -78,6 +78,23 @@ impl Engine {
         self.hand_over(cell, state, call, arrival, packet, to)
     }
 
+    /// A target has been given what came for it.
+    pub(in crate::engine) fn end_target_batch(
+        &'static self,
+        cell: &QpCell,
+        state: &mut State,
+        call: &mut Call<'_>,
+    ) {
+        // While the responder is elsewhere this one knows less than was told already.
+        if state.link.share.as_ref().is_none_or(|share| share.place == Place::Here) {
+            self.tell_heirs(cell, &state.machine);
+        }
+        // The program's reply leaves by another queue pair: this ACK cannot ride with it, and the requester
+        // expects its completion before the reply.
+        let State { machine, link, .. } = state;
+        machine.acknowledge(&mut call.env(link));
+    }
+
     #[cold]
     fn hand_over(
         &'static self,
