@@ -254,6 +254,14 @@ impl Target {
     }
 }
 
+impl Drop for Target {
+    fn drop(&mut self) {
+        // Of one that has ended neither does anything.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 fn kept(name: &str) -> PathBuf {
     fuzz().join("corpus").join(name)
 }

@@ -120,7 +120,7 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
             "  failed: {name}\n    cargo xtask conformance impair --seed {seed} --filter {name:?}"
         );
     }
-    if selection.write_docs {
+    if selection.write_docs && tally.skipped == 0 {
         page::write(
             &workspace::root().join("docs/reliability.md"),
             BEGIN,

@@ -71,8 +71,8 @@ pub(crate) struct Selection {
     /// Rounds of a suite that has some (survive)
     #[arg(long, value_name = "N")]
     pub(crate) rounds: Option<u64>,
-    /// Write the result to its page in docs/ (impair, survive)
-    #[arg(long)]
+    /// Write the result of a whole run to its page in docs/ (impair, survive)
+    #[arg(long, requires = "all", conflicts_with_all = ["filter", "rounds"])]
     pub(crate) write_docs: bool,
 }
 

@@ -1,6 +1,7 @@
 //! One round: what is drawn, and what becomes of it.
 
 use std::fmt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::ExitStatus;
 use std::thread::sleep;
@@ -306,7 +307,8 @@ fn judge(plan: &Plan, status: ExitStatus, took: Duration) -> Outcome {
         (Work::Exchange(..) | Work::SetUp, Some(3)) => Ok(("the right error", took)),
         (Work::SetUp, Some(6)) => Ok(("the end of its TCP connection", took)),
         (Work::Exchange(..) | Work::SetUp, _) => Err(format!("the other one ended with {status}")),
-        (_, None) if plan.work != Work::Ucmatose => {
+        // Ucmatose's other side waits for connections that never come, and is ended.
+        (work, None) if work != Work::Ucmatose || status.signal() != Some(libc::SIGTERM) => {
             Err(format!("the other one ended with {status}"))
         }
         _ if took > CM_BOUND => Err(format!("the other one ended only after {took:?}")),
