@@ -359,7 +359,15 @@ fn run(engine: &'static Engine) {
     IS_WORKER.set(true);
     ask_for_short_slices();
     // SAFETY: takes no pointers, and is about the calling thread. Where it fails, timers are late.
-    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, TIMER_SLACK.as_nanos() as libc::c_ulong) };
+    unsafe {
+        libc::prctl(
+            libc::PR_SET_TIMERSLACK,
+            TIMER_SLACK.as_nanos() as libc::c_ulong,
+            0_u64,
+            0_u64,
+            0_u64,
+        )
+    };
     let shared = &engine.worker;
     // For how long polls keep the worker away at the moment.
     let mut away = None;

@@ -9,7 +9,7 @@ use anyverbs_proto::counters::Counter;
 
 use crate::direct::exercise;
 use crate::endpoint::*;
-use crate::same_host::{Peer, SIZE, is_on, turn};
+use crate::same_host::{OFFERED, Peer, SIZE, is_on, turn};
 
 const NAME: &CStr = c"anyverbs-test-shared";
 
@@ -26,7 +26,7 @@ fn shared_like_the_region() -> usize {
         let (range, rights) = (words.next().unwrap(), words.next().unwrap());
         let (from, to) = range.split_once('-').unwrap();
         let at = |text| usize::from_str_radix(text, 16).unwrap();
-        rights.ends_with('s') && at(to) - at(from) == SIZE.next_multiple_of(4096)
+        rights.ends_with('s') && at(to) - at(from) == OFFERED.next_multiple_of(4096)
     };
     maps.lines().filter(is_like_it).count()
 }

@@ -14,6 +14,8 @@ use crate::endpoint::*;
 
 const ROLE: &str = "ANYVERBS_TEST_SAME_HOST";
 pub(crate) const SIZE: usize = 256 << 10;
+/// The memory that a peer offers.
+pub(crate) const OFFERED: usize = if SIZE > SLOTS * SLOT { SIZE } else { SLOTS * SLOT };
 /// Messages of a stream.
 const COUNT: usize = 300;
 /// Receives of the one who takes it.
@@ -127,7 +129,7 @@ fn peer() {
         crate::direct::forbid([libc::SYS_memfd_create; 2]);
     }
     let e = Endpoint::new(type_of(&role));
-    let (_pd, buffer) = crate::direct::offered(&role, &e, SIZE.max(SLOTS * SLOT));
+    let (_pd, buffer) = crate::direct::offered(&role, &e, OFFERED);
     println!("{}", introduce(&e, &buffer));
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
