@@ -14,6 +14,11 @@ fn main() {
         .warnings(false)
         .cargo_metadata(false)
         .compile("sequence");
+    // Has more calls than Debian's, which is linked where nobody says better.
+    println!("cargo:rerun-if-env-changed=ANYVERBS_LIB");
+    if let Ok(lib) = std::env::var("ANYVERBS_LIB") {
+        println!("cargo:rustc-link-arg-bin=capi=-L{lib}");
+    }
     // The library that the loader finds, instrumented, takes its counters' callbacks from the program.
     for argument in [&format!("{out}/libsequence.a"), "-libverbs", "-rdynamic"] {
         println!("cargo:rustc-link-arg-bin=capi={argument}");

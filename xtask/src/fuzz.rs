@@ -143,14 +143,19 @@ fn build() -> anyhow::Result<Built> {
             .arg(&target);
         command
     };
-    succeed(instrumented().args(["--release", "--manifest-path"]).arg(fuzz().join("Cargo.toml")))?;
     // Unwinding, thin LTO and the like are not what is looked for.
     succeed(instrumented().args(["--profile", "quick", "-p", "anyverbs-capi"]))?;
     let lib = target.join("lib");
     fs::create_dir_all(&lib).with_context(|| format!("cannot make {}", lib.display()))?;
     let object = target.join(TRIPLE).join("quick/libanyverbs_capi.so");
-    fs::copy(&object, lib.join("libibverbs.so.1"))
-        .with_context(|| format!("cannot copy {}", object.display()))?;
+    // By the one name it is linked, by the other it is loaded.
+    for name in ["libibverbs.so", "libibverbs.so.1"] {
+        fs::copy(&object, lib.join(name))
+            .with_context(|| format!("cannot copy {}", object.display()))?;
+    }
+    let mut targets = instrumented();
+    targets.env("ANYVERBS_LIB", &lib).args(["--release", "--manifest-path"]);
+    succeed(targets.arg(fuzz().join("Cargo.toml")))?;
     Ok(Built { bin: target.join(TRIPLE).join("release"), lib })
 }
 
