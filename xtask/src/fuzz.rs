@@ -90,14 +90,7 @@ pub(crate) fn run_counted(options: &Options) -> anyhow::Result<Tally> {
     let mut running: Vec<Target> = Vec::new();
     let mut tally = Tally::default();
     while !waiting.is_empty() || !running.is_empty() {
-        if interrupt::check().is_err() {
-            // libFuzzer ends by itself, on the same signal or its time.
-            for target in &mut running {
-                let _ = target.child.kill();
-                let _ = target.child.wait();
-            }
-            interrupt::check()?;
-        }
+        interrupt::check()?;
         while running.len() < AT_A_TIME && !waiting.is_empty() {
             let (name, longest) = waiting.remove(0);
             running.push(Target::start(&built, name, *longest, options.seconds)?);

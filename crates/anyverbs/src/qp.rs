@@ -1,6 +1,7 @@
 //! Queue pair.
 
 mod handles;
+mod poster;
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,6 +33,7 @@ use crate::privilege;
 use crate::srq::{Srq, SrqCell};
 use crate::xrcd::{FileId, XrcdCell};
 use handles::Handles;
+pub use poster::Poster;
 
 /// What a queue pair is made with (`struct ibv_qp_init_attr`).
 #[derive(Clone, Copy, Debug)]
@@ -186,6 +188,29 @@ impl fmt::Debug for QpCell {
 }
 
 impl QpCell {
+    /// A queue pair with nothing around its machine, and nobody who has it open.
+    fn bare(engine: &'static Engine, qpn: Qpn, qp_type: QpType, state: State) -> Self {
+        Self {
+            engine,
+            qpn,
+            qp_type,
+            state: Mutex::new(state),
+            send_cq: None,
+            recv_cq: None,
+            srq: None,
+            xrc_domain: AtomicU64::new(NO_DOMAIN),
+            xrc_file: None,
+            home: AtomicU8::new(0),
+            borrowed: AtomicU64::new(0),
+            has_others: AtomicBool::new(false),
+            estate: Mutex::default(),
+            heir: Mutex::default(),
+            groups: AtomicU32::new(0),
+            blocks_own_multicast: AtomicBool::new(false),
+            handles: Mutex::default(),
+        }
+    }
+
     /// Ends its work: the peer gets the ACK that is still owed, nothing else happens any more. None if it was done.
     fn retire(&self) -> Option<Hold> {
         let mut state = self.state.lock();
@@ -366,32 +391,19 @@ impl Qp {
                 if let Some(cq) = parts.send_cq {
                     cq.0.attach(qpn, machine.sq_credit());
                 }
+                let state =
+                    State { machine, link: Link::default(), groups: Vec::new(), hold: Some(hold) };
                 QpCell {
-                    engine,
-                    qpn,
-                    qp_type: parts.qp_type,
-                    state: Mutex::new(State {
-                        machine,
-                        link: Link::default(),
-                        groups: Vec::new(),
-                        hold: Some(hold),
-                    }),
                     send_cq: parts.send_cq.map(|cq| Arc::clone(&cq.0)),
                     recv_cq: tm_cq.or(parts.recv_cq.map(|cq| &cq.0)).map(Arc::clone),
                     srq: parts.srq.map(|srq| Arc::clone(&srq.0)),
                     xrc_domain: AtomicU64::new(parts.xrcd.map_or(NO_DOMAIN, |x| x.domain)),
                     xrc_file: parts.xrcd.and_then(|xrcd| xrcd.file),
-                    home: AtomicU8::new(0),
-                    borrowed: AtomicU64::new(0),
-                    has_others: AtomicBool::new(false),
-                    estate: Mutex::default(),
-                    heir: Mutex::default(),
-                    groups: AtomicU32::new(0),
-                    blocks_own_multicast: AtomicBool::new(false),
                     handles: Mutex::new(Handles {
                         own: vec![Arc::clone(&handle)],
                         others: Vec::new(),
                     }),
+                    ..QpCell::bare(engine, qpn, parts.qp_type, state)
                 }
             })
             .ok_or(CreateError::Exhausted("queue pair numbers"))?;
@@ -756,68 +768,3 @@ pub(crate) fn inline_room(cap: &QpCap) -> u32 {
 
 /// Bytes of `struct ibv_sge`.
 const SGE_LEN: u32 = 16;
-
-/// Posts to a queue pair; see [`Qp::post`].
-pub struct Poster<'a> {
-    cell: &'a QpCell,
-    /// Some until the drop.
-    inner: Option<(MutexGuard<'a, State>, Call<'a>)>,
-    sends: bool,
-}
-
-impl Poster<'_> {
-    /// Queues a send. It starts when the poster is dropped.
-    ///
-    /// # Errors
-    /// [`PostError::Send`].
-    pub fn send(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
-        self.sends = true;
-        let Some((state, call)) = &mut self.inner else { return Err(PostError::Gone) };
-        let State { machine, link, .. } = &mut **state;
-        Ok(machine.post_send(wr, &mut call.env(link))?)
-    }
-
-    /// How many more sends the queue takes, so that a list can be posted whole or not at all.
-    #[must_use]
-    pub fn send_room(&self) -> u32 {
-        self.inner.as_ref().map_or(0, |(state, _)| state.machine.send_room())
-    }
-
-    /// Queues a receive.
-    ///
-    /// # Errors
-    /// [`PostError::Recv`].
-    pub fn recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        let Some((state, call)) = &mut self.inner else { return Err(PostError::Gone) };
-        let State { machine, link, .. } = &mut **state;
-        Ok(machine.post_recv(wr, &mut call.env(link))?)
-    }
-}
-
-impl Drop for Poster<'_> {
-    fn drop(&mut self) {
-        let Some((mut state, mut call)) = self.inner.take() else { return };
-        let sent = self.sends && call.send(&mut state);
-        if !sent && state.link.starved.is_none() {
-            // Receives alone, and sends that gather, change nothing that others have to know.
-            drop(state);
-            return self.cell.engine.after_unlock();
-        }
-        // Receives posted for a sender that waits for them.
-        if let Some(asked) = state.link.starved.take() {
-            let limit = self.cell.message_limit(&state, &asked);
-            if limit > asked.packet.counts.messages {
-                call.echo(&asked, limit);
-            } else {
-                state.link.starved = Some(asked);
-            }
-        }
-        call.finish(state);
-    }
-}
-
-impl fmt::Debug for Poster<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Poster").finish_non_exhaustive()
-    }
-}

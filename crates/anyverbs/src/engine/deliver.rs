@@ -4,39 +4,21 @@ use std::mem;
 use std::sync::Arc;
 
 use anyverbs_proto::counters::Counter;
-use anyverbs_proto::payload::Data;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::time::Time;
-use anyverbs_proto::types::{Gid, Psn, Qpn};
-use anyverbs_proto::wire::bth::Bth;
-use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
-use anyverbs_proto::wire::packet::Headers;
+use anyverbs_proto::types::Qpn;
+use anyverbs_proto::wire::opcode::Operation;
 
 use super::Engine;
 use super::env::Call;
 use crate::qp::{QpCell, State};
 
 /// Where a packet is read to. Packets are long to move about, so places are used again.
+#[derive(Default)]
 pub(super) struct Arrived<'a> {
     pub(super) arrival: Arrival,
     pub(super) packet: Incoming<'a>,
-}
-
-impl Arrived<'_> {
-    pub(super) fn new() -> Self {
-        let any = Opcode::new(Service::Rc, Operation::Ack);
-        let (source, destination) = (Gid::ZERO, Gid::ZERO);
-        Self {
-            arrival: Arrival { source, destination, traffic_class: 0, hop_limit: 0, flow_label: 0 },
-            packet: Incoming {
-                headers: Headers::new(Bth::new(any, Qpn::default(), Psn::default())),
-                payload: Data::Bytes(&[]),
-                packets: 1,
-                acks: None,
-            },
-        }
-    }
 }
 
 impl Engine {
@@ -63,7 +45,7 @@ impl Engine {
         now: Time,
         mut read: impl FnMut(&mut Arrived<'p>) -> bool,
     ) {
-        let mut places = (Arrived::new(), Arrived::new());
+        let mut places = (Arrived::default(), Arrived::default());
         let (mut this, mut next) = (&mut places.0, &mut places.1);
         let mut more = read(this);
         while more {

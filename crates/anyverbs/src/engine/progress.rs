@@ -300,7 +300,7 @@ impl Engine {
                     }
                 };
                 n += 1;
-                let (mut tally, mut place) = (Tally::default(), Arrived::new());
+                let (mut tally, mut place) = (Tally::default(), Arrived::default());
                 match self.classify(&datagram, flow, true, &mut tally, &mut place) {
                     Some(Received::Packet) => {
                         let Arrived { arrival, packet } = place;

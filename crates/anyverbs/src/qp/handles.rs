@@ -1,13 +1,12 @@
 //! Who has a queue pair open, in this process and others, and hears of its events; a target whose process is another one.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use anyverbs_net::NameGuard;
 use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::qp::attr::{QpCap, QpInit, QpType};
 use anyverbs_proto::types::Qpn;
-use parking_lot::Mutex;
 
 use super::{Handle, Hold, NO_DOMAIN, QpCell, State};
 use crate::async_event::EventElement;
@@ -70,29 +69,16 @@ impl QpCell {
 
     /// The target of another process.
     pub(crate) fn foreign(engine: &'static Engine, qpn: Qpn, home: u8, file: FileId) -> Self {
+        let state = State {
+            machine: Self::foreign_machine(qpn),
+            link: Link::default(),
+            groups: Vec::new(),
+            hold: Some(Hold(None, [None, None], None, None)),
+        };
         Self {
-            engine,
-            qpn,
-            qp_type: QpType::XrcRecv,
-            state: Mutex::new(State {
-                machine: Self::foreign_machine(qpn),
-                link: Link::default(),
-                groups: Vec::new(),
-                hold: Some(Hold(None, [None, None], None, None)),
-            }),
-            send_cq: None,
-            recv_cq: None,
-            srq: None,
-            xrc_domain: AtomicU64::new(NO_DOMAIN),
             xrc_file: Some(file),
             home: AtomicU8::new(home),
-            borrowed: AtomicU64::new(0),
-            has_others: AtomicBool::new(false),
-            estate: Mutex::default(),
-            heir: Mutex::default(),
-            groups: AtomicU32::new(0),
-            blocks_own_multicast: AtomicBool::new(false),
-            handles: Mutex::default(),
+            ..Self::bare(engine, qpn, QpType::XrcRecv, state)
         }
     }
 

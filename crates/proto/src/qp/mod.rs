@@ -102,7 +102,7 @@ impl SqCredit {
 }
 
 /// How a packet came: its IP header, as far as the machines care.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Arrival {
     /// Sender.
     pub source: Gid,
@@ -136,6 +136,15 @@ pub struct Incoming<'a> {
     pub packets: u32,
     /// An ACK of everything up to this PSN, which came with it ([`Env::ride`]) and is taken before it.
     pub acks: Option<Psn>,
+}
+
+/// An ACK of nothing: a place for packets to be read to.
+impl Default for Incoming<'_> {
+    fn default() -> Self {
+        let ack = Opcode::new(Service::Rc, Operation::Ack);
+        let headers = Headers::new(Bth::new(ack, Qpn::default(), Psn::default()));
+        Self { headers, payload: Data::Bytes(&[]), packets: 1, acks: None }
+    }
 }
 
 impl<'a> From<Packet<'a>> for Incoming<'a> {

@@ -5,10 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use anyverbs_net::shm::{MAX_HEADER, Message};
 use anyverbs_proto::payload::Data;
 use anyverbs_proto::qp::{Arrival, Incoming};
-use anyverbs_proto::types::{Gid, Psn, Qpn};
-use anyverbs_proto::wire::bth::Bth;
-use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
-use anyverbs_proto::wire::packet::Headers;
+use anyverbs_proto::types::{Gid, Psn};
 
 use crate::link::udp::CreditPacket;
 
@@ -79,16 +76,9 @@ pub(crate) struct Inbox<'a> {
 
 impl<'a> Inbox<'a> {
     pub(crate) fn new() -> Self {
-        let any = Opcode::new(Service::Rc, Operation::Ack);
-        let (source, destination) = (Gid::ZERO, Gid::ZERO);
         Self {
-            arrival: Arrival { source, destination, traffic_class: 0, hop_limit: 0, flow_label: 0 },
-            packet: Incoming {
-                headers: Headers::new(Bth::new(any, Qpn::default(), Psn::default())),
-                payload: Data::Bytes(&[]),
-                packets: 1,
-                acks: None,
-            },
+            arrival: Arrival::default(),
+            packet: Incoming::default(),
             headers_len: 0,
             front: [0; FIXED + 8],
         }

@@ -1,5 +1,10 @@
 //! Headers of the ring's messages, read as they come and not.
 
+use anyverbs_proto::types::Qpn;
+use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
+use anyverbs_proto::wire::packet::Headers;
+
 use super::*;
 use anyverbs_proto::wire::aeth::{Aeth, Syndrome};
 use anyverbs_proto::wire::reth::Reth;

@@ -1,0 +1,75 @@
+//! Posting under one hold of the queue pair's lock.
+
+use std::fmt;
+
+use anyverbs_proto::wr::{RecvWr, SendWr};
+use parking_lot::MutexGuard;
+
+use super::{QpCell, State};
+use crate::engine::env::Call;
+use crate::error::PostError;
+
+/// Posts to a queue pair; see [`Qp::post`].
+pub struct Poster<'a> {
+    pub(super) cell: &'a QpCell,
+    /// Some until the drop.
+    pub(super) inner: Option<(MutexGuard<'a, State>, Call<'a>)>,
+    pub(super) sends: bool,
+}
+
+impl Poster<'_> {
+    /// Queues a send. It starts when the poster is dropped.
+    ///
+    /// # Errors
+    /// [`PostError::Send`].
+    pub fn send(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.sends = true;
+        let Some((state, call)) = &mut self.inner else { return Err(PostError::Gone) };
+        let State { machine, link, .. } = &mut **state;
+        Ok(machine.post_send(wr, &mut call.env(link))?)
+    }
+
+    /// How many more sends the queue takes, so that a list can be posted whole or not at all.
+    #[must_use]
+    pub fn send_room(&self) -> u32 {
+        self.inner.as_ref().map_or(0, |(state, _)| state.machine.send_room())
+    }
+
+    /// Queues a receive.
+    ///
+    /// # Errors
+    /// [`PostError::Recv`].
+    pub fn recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
+        let Some((state, call)) = &mut self.inner else { return Err(PostError::Gone) };
+        let State { machine, link, .. } = &mut **state;
+        Ok(machine.post_recv(wr, &mut call.env(link))?)
+    }
+}
+
+impl Drop for Poster<'_> {
+    fn drop(&mut self) {
+        let Some((mut state, mut call)) = self.inner.take() else { return };
+        let sent = self.sends && call.send(&mut state);
+        if !sent && state.link.starved.is_none() {
+            // Receives alone, and sends that gather, change nothing that others have to know.
+            drop(state);
+            return self.cell.engine.after_unlock();
+        }
+        // Receives posted for a sender that waits for them.
+        if let Some(asked) = state.link.starved.take() {
+            let limit = self.cell.message_limit(&state, &asked);
+            if limit > asked.packet.counts.messages {
+                call.echo(&asked, limit);
+            } else {
+                state.link.starved = Some(asked);
+            }
+        }
+        call.finish(state);
+    }
+}
+
+impl fmt::Debug for Poster<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Poster").finish_non_exhaustive()
+    }
+}
