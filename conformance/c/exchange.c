@@ -127,7 +127,7 @@ static void parse(int argc, char **argv)
 		}
 	}
 	opt.host = argv[optind];
-	if (opt.qps < 1 || opt.qps > MAX_QPS || opt.depth < 1 || opt.depth > MAX_DEPTH || opt.size < 64)
+	if (opt.qps < 1 || opt.qps > MAX_QPS || opt.depth < 1 || opt.depth > MAX_DEPTH || opt.size < 64 || opt.size > SOURCE)
 		die(WRONG, "out of range");
 }
 

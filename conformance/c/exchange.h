@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 enum { WRONG = 1, UNREACHABLE = 3, LATE = 4, PEER_GONE = 6 };
-enum { MAX_QPS = 16, MAX_DEPTH = 16, RECEIVES = 64, SOURCE = 1 << 17 };
+enum { MAX_QPS = 16, MAX_DEPTH = 16, RECEIVES = 64, SOURCE = 1 << 18 };
 
 struct options {
 	const char *type, *ops, *host;

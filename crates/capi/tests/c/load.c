@@ -19,14 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define CHECK(condition)                                                                        \
-	do {                                                                                    \
-		if (!(condition)) {                                                             \
-			printf("line %d: %s (%s)\n", __LINE__, #condition, strerror(errno));    \
-			fflush(stdout);                                                         \
-			_exit(1);                                                               \
-		}                                                                               \
-	} while (0)
+#include "check_line.h"
 
 static struct ibv_context *context;
 static struct ibv_pd *pd;

@@ -19,6 +19,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "check_line.h"
+
 #define MOST 12
 #define ARENA (1 << 20)
 
@@ -71,14 +73,6 @@ static int once_in(uint32_t times)
 {
 	return below(times) == 0;
 }
-
-#define CHECK(condition)                                                                        \
-	do {                                                                                    \
-		if (!(condition)) {                                                             \
-			printf("line %d: %s (%s)\n", __LINE__, #condition, strerror(errno));    \
-			exit(1);                                                                \
-		}                                                                               \
-	} while (0)
 
 /* Objects of one kind. */
 struct pool {

@@ -21,14 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define CHECK(condition)                                                                        \
-	do {                                                                                    \
-		if (!(condition)) {                                                             \
-			printf("line %d: %s (%s)\n", __LINE__, #condition, strerror(errno));    \
-			fflush(stdout);                                                         \
-			_exit(1);                                                               \
-		}                                                                               \
-	} while (0)
+#include "check_line.h"
 
 #define SIZE 65536
 #define SENDS 4
