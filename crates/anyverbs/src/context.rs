@@ -22,7 +22,7 @@ use crate::error::{CreateError, EventError, OpenError};
 use crate::gid::GidEntry;
 use crate::limits::DeviceAttr;
 use crate::pd::Pd;
-use crate::raw::FlowCounters;
+use crate::raw::{EspAttr, FlowActionEsp, FlowCounters};
 use crate::td::{Td, TdCell};
 use crate::xrcd::{Xrcd, XrcdInitAttr};
 
@@ -245,6 +245,14 @@ impl Context {
     /// [`CreateError::Device`].
     pub fn create_counters(&self) -> Result<FlowCounters, CreateError> {
         Ok(FlowCounters::create(self.engine()?))
+    }
+
+    /// Makes a flow action that encrypts or decrypts (`ibv_create_flow_action_esp`).
+    ///
+    /// # Errors
+    /// [`CreateError::Esp`], [`CreateError::Device`].
+    pub fn create_flow_action_esp(&self, attr: EspAttr) -> Result<FlowActionEsp, CreateError> {
+        FlowActionEsp::create(self.engine()?, attr)
     }
 
     /// Makes a completion channel.

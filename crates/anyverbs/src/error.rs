@@ -2,6 +2,7 @@
 
 use anyverbs_proto::qp::PostSendError;
 use anyverbs_proto::qp::attr::ModifyError;
+use anyverbs_proto::raw::esp::EspError;
 use anyverbs_proto::raw::flow::FlowError;
 use anyverbs_proto::raw::rss::HashError;
 use anyverbs_proto::recv_queue::PostRecvError;
@@ -84,6 +85,9 @@ pub enum CreateError {
     /// `EINVAL`: a receive hash that is none.
     #[error(transparent)]
     Hash(#[from] HashError),
+    /// `EINVAL`, `EOPNOTSUPP`: a security association that is none, or that this device cannot do.
+    #[error(transparent)]
+    Esp(#[from] EspError),
 }
 
 /// Why memory could not be registered, or a registration changed.
@@ -186,6 +190,9 @@ pub enum ModifyObjectError {
     /// `EIO`: the object was inherited across `fork`.
     #[error("objects that were inherited across fork do no work")]
     Forked,
+    /// `EINVAL`, `EOPNOTSUPP`: the flow action's parameters.
+    #[error(transparent)]
+    Esp(#[from] EspError),
     /// The errno value of the process that a target is of.
     #[error("the process of the queue pair answers with errno {0}")]
     Elsewhere(i32),
@@ -340,6 +347,10 @@ impl From<OutOfMemory> for CreateError {
     }
 }
 
+fn esp_errno(error: EspError) -> i32 {
+    if error.is_unsupported() { libc::EOPNOTSUPP } else { libc::EINVAL }
+}
+
 impl CreateError {
     /// The error number of the C ABI.
     #[must_use]
@@ -354,6 +365,7 @@ impl CreateError {
             Self::NoXrcDomain => libc::EAGAIN,
             Self::Exhausted(_) => libc::ENOMEM,
             Self::Unsupported(_) => libc::EOPNOTSUPP,
+            Self::Esp(error) => esp_errno(*error),
             Self::Forked | Self::Device(_) => libc::EIO,
             Self::System(errno) => *errno,
         }
@@ -418,6 +430,7 @@ impl ModifyObjectError {
             Self::NotPermitted => libc::EPERM,
             Self::Qp(ModifyError::Unsupported(_)) | Self::Unsupported(_) => libc::EOPNOTSUPP,
             Self::Qp(_) | Self::Invalid(_) | Self::DoesNotFit | Self::Gone => libc::EINVAL,
+            Self::Esp(error) => esp_errno(*error),
             Self::Forked => libc::EIO,
             Self::Elsewhere(errno) => *errno,
         }
@@ -536,6 +549,8 @@ mod tests {
             (CreateError::NotPermitted, libc::EPERM),
             (CreateError::Flow(FlowError::Twice), EINVAL),
             (CreateError::Hash(HashError::KeyLen), EINVAL),
+            (CreateError::Esp(EspError::KeyLen), EINVAL),
+            (CreateError::Esp(EspError::InlineTransport), EOPNOTSUPP),
         ] {
             assert_eq!(error.errno(), errno, "{error:?}");
         }
@@ -571,6 +586,8 @@ mod tests {
             (ModifyObjectError::Invalid(""), EINVAL),
             (ModifyObjectError::DoesNotFit, EINVAL),
             (ModifyObjectError::Unsupported(""), EOPNOTSUPP),
+            (ModifyObjectError::Esp(EspError::Fixed), EINVAL),
+            (ModifyObjectError::Esp(EspError::TfcPad), EOPNOTSUPP),
             (ModifyObjectError::Gone, EINVAL),
             (ModifyObjectError::Forked, EIO),
         ] {

@@ -43,7 +43,7 @@ const PARTIAL_SLOTS: &[(&str, &str)] = &[
     ("ibv_post_send", "FLUSH, for which `ibv_send_wr` has no fields: `EOPNOTSUPP`"),
     (
         "ibv_create_flow",
-        "QPs of type RAW_PACKET; ESP actions: none can be made; the rules of a process know nothing of those of others",
+        "QPs of type RAW_PACKET; the rules of a process know nothing of those of others",
     ),
 ];
 

@@ -53,6 +53,9 @@ pub(crate) fn new_context() -> verbs_context {
     context.destroy_rwq_ind_table = Some(verbs::destroy_rwq_ind_table);
     context.ibv_create_flow = Some(verbs::create_flow);
     context.ibv_destroy_flow = Some(verbs::destroy_flow);
+    context.create_flow_action_esp = Some(verbs::create_flow_action_esp);
+    context.modify_flow_action_esp = Some(verbs::modify_flow_action_esp);
+    context.destroy_flow_action = Some(verbs::destroy_flow_action);
     context.create_counters = Some(verbs::create_counters);
     context.destroy_counters = Some(verbs::destroy_counters);
     context.attach_counters_point_flow = Some(verbs::attach_counters_point_flow);

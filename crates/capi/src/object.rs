@@ -216,6 +216,7 @@ public_without_handle! {
     ibv_buf => verbs::BufInner;
     ibv_rwq_ind_table => verbs::RwqIndTableInner;
     ibv_counters => verbs::CountersInner;
+    ibv_flow_action => verbs::FlowActionInner;
     rdma_event_channel => rdmacm::ChannelInner;
     rdma_cm_id => rdmacm::IdInner;
     rdma_cm_event => rdmacm::EventInner;

@@ -105,6 +105,8 @@ counters! {
     DropUcAccess = "drop_uc_access",
     /// Dropped: an acknowledgement that matches nothing outstanding.
     DropStaleAck = "drop_stale_ack",
+    /// Dropped: a flow action could not encrypt or decrypt it.
+    DropEsp = "drop_esp",
     /// Dropped by the kernel: the socket's buffer was full.
     DropSocketFull = "drop_socket_full",
     /// Datagrams that arrived at another process of this host and were forwarded.

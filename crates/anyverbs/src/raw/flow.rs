@@ -6,6 +6,7 @@ use anyverbs_proto::raw::flow::{FlowAttr, FlowRule};
 use parking_lot::Mutex;
 
 use super::counters::{CountersCell, FlowCounters};
+use super::flow_action::{EspCell, FlowActionEsp};
 use super::qp::{RawCell, RawQp};
 use super::switch::Destination;
 use crate::engine::Engine;
@@ -26,18 +27,22 @@ struct Rule {
     id: u64,
     qp: Held<RawCell>,
     counters: Option<Held<CountersCell>>,
+    esp: Option<Held<EspCell>>,
 }
 
 impl RawQp {
-    /// Has frames that match a rule delivered here, or dropped (`ibv_create_flow`). They are counted in `counters`. For what
-    /// is sent the rule holds whichever queue pair sends, and this one only says in which device.
+    /// Has frames that match a rule delivered here, or dropped (`ibv_create_flow`). They are counted in `counters`, as they come,
+    /// and `esp` encrypts or decrypts them. For what is sent the rule holds whichever queue pair sends, and this one only says
+    /// in which device.
     ///
     /// # Errors
-    /// [`CreateError::Flow`] for a rule that is none, [`CreateError::NotPermitted`], [`CreateError::Exhausted`].
+    /// [`CreateError::Flow`] for a rule that is none, or not for this action; [`CreateError::NotPermitted`],
+    /// [`CreateError::Exhausted`].
     pub fn create_flow(
         &self,
         attr: FlowAttr,
         counters: Option<&FlowCounters>,
+        esp: Option<&FlowActionEsp>,
     ) -> Result<Flow, CreateError> {
         let engine = self.0.engine();
         if !engine.is_current() {
@@ -48,13 +53,26 @@ impl RawQp {
         if counters.is_some_and(|c| !std::ptr::eq(c.0.engine, engine)) {
             return Err(foreign());
         }
+        let foreign_action = || CreateError::Foreign("flow action");
+        if esp.is_some_and(|esp| !std::ptr::eq(esp.0.engine, engine)) {
+            return Err(foreign_action());
+        }
+        if let Some(esp) = esp {
+            esp.0.check(&rule)?;
+        }
         let qp = Held::new(&self.0, Holder::Flow).ok_or(CreateError::Foreign("queue pair"))?;
         let held =
             counters.map(|c| Held::new(&c.0, Holder::Flow).ok_or_else(foreign)).transpose()?;
-        let dest =
-            Destination { qp: Arc::clone(&self.0), counters: counters.map(|c| Arc::clone(&c.0)) };
+        let held_esp = esp
+            .map(|esp| Held::new(&esp.0, Holder::Flow).ok_or_else(foreign_action))
+            .transpose()?;
+        let dest = Destination {
+            qp: Arc::clone(&self.0),
+            counters: counters.map(|c| Arc::clone(&c.0)),
+            esp: esp.map(|esp| Arc::clone(&esp.0)),
+        };
         let id = engine.switch.insert(engine, rule, dest)?;
-        Ok(Flow { engine, state: Mutex::new(Some(Rule { id, qp, counters: held })) })
+        Ok(Flow { engine, state: Mutex::new(Some(Rule { id, qp, counters: held, esp: held_esp })) })
     }
 }
 

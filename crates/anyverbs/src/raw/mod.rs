@@ -5,11 +5,12 @@
 //! of the host and, where the configuration names an interface, for that. Who receives looks each frame up in the rules of
 //! its own process ([`switch`]).
 //!
-//! Locks, in this order: a queue pair's sends, the flow table, a receive queue, then SRQ and CQ. The lock of the sockets'
+//! Locks, in this order: a queue pair's sends, the flow table, a flow action, a receive queue, then SRQ and CQ. The lock of the sockets'
 //! readers comes before the flow table.
 
 mod counters;
 mod flow;
+mod flow_action;
 mod ind_table;
 mod number;
 mod qp;
@@ -18,6 +19,9 @@ mod send;
 pub(crate) mod switch;
 mod wq;
 
+pub use anyverbs_proto::raw::esp::{
+    AesGcm, Direction, Encapsulation, EspAttr, EspError, FullOffload, Offload, OuterIp, Restart,
+};
 pub use anyverbs_proto::raw::flow::{FlowAttr, FlowError, FlowType, MAX_SPECS};
 pub use anyverbs_proto::raw::frame::MplsOver;
 pub use anyverbs_proto::raw::rss::{HashError, HashFields, KEY_LEN, RxHash};
@@ -26,6 +30,7 @@ pub use anyverbs_proto::raw::{MAX_FRAME, tso::MAX_HEADER as MAX_TSO_HEADER};
 
 pub use counters::{CounterKind, FlowCounters, MAX_COUNTER_INDEX};
 pub use flow::Flow;
+pub use flow_action::FlowActionEsp;
 pub use ind_table::RwqIndTable;
 pub use qp::{HashQpInit, RawQp, RawQpInit};
 pub use receive::ReceiveFlags;

@@ -8,12 +8,13 @@ use std::sync::{Arc, OnceLock, Weak};
 use anyverbs_net::ethernet::{EthernetSocket, FrameBatch, FrameBuffers, check_permission};
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::raw::checksum;
-use anyverbs_proto::raw::flow::{FlowRule, FlowTable};
+use anyverbs_proto::raw::flow::{FlowRule, FlowTable, Verdict};
 use anyverbs_proto::raw::frame::Frame;
 use anyverbs_proto::types::Qpn;
 use parking_lot::{Mutex, RwLock};
 
 use super::counters::CountersCell;
+use super::flow_action::EspCell;
 use super::qp::RawCell;
 use super::receive::Arrived;
 use super::wq::WqCell;
@@ -31,6 +32,7 @@ const BATCHES: usize = 4;
 pub(super) struct Destination {
     pub(super) qp: Arc<RawCell>,
     pub(super) counters: Option<Arc<CountersCell>>,
+    pub(super) esp: Option<Arc<EspCell>>,
 }
 
 /// Who fails when a CQ has overrun.
@@ -66,6 +68,18 @@ fn refused(what: &str, error: &std::io::Error) -> CreateError {
             tracing::error!(%error, "raw packets: {what}");
             CreateError::System(errno.unwrap_or(libc::EIO))
         }
+    }
+}
+
+/// One who gets a frame, and how.
+type Recipient<'a> = (&'a Destination, Verdict);
+
+/// Delivers what a flow action made of a frame.
+fn receive(bytes: &[u8], first: Recipient<'_>, more: &[Recipient<'_>]) {
+    let Some(frame) = Frame::parse(bytes) else { return };
+    let arrived = Arrived::new(&frame);
+    for (dest, verdict) in std::iter::once(&first).chain(more) {
+        dest.qp.receive(&arrived, verdict.tag);
     }
 }
 
@@ -180,14 +194,26 @@ impl Switch {
     /// Delivers a frame as the rules say. `from` sent it: a switch does not send back.
     fn deliver(&self, frame: &Frame<'_>, from: Option<Qpn>) {
         let arrived = Arrived::new(frame);
-        self.rules.read().table.steer(frame, |dest, verdict| {
+        let rules = self.rules.read();
+        // Who else gets a copy by the same action: that takes a packet once.
+        let mut by_action: Option<(&Arc<EspCell>, Recipient<'_>, Vec<Recipient<'_>>)> = None;
+        rules.table.steer(frame, |dest, verdict| {
             if let Some(counters) = &dest.counters {
                 counters.count(frame.bytes.len());
             }
-            if !verdict.drop && from != Some(dest.qp.qpn()) {
-                dest.qp.receive(&arrived, verdict.tag);
+            if verdict.drop || from == Some(dest.qp.qpn()) {
+                return;
+            }
+            let Some(esp) = &dest.esp else { return dest.qp.receive(&arrived, verdict.tag) };
+            match &mut by_action {
+                Some((first, _, more)) if Arc::ptr_eq(first, esp) => more.push((dest, verdict)),
+                Some(_) => esp.apply(frame, |bytes| receive(bytes, (dest, verdict), &[])),
+                None => by_action = Some((esp, (dest, verdict), Vec::new())),
             }
         });
+        if let Some((esp, first, more)) = by_action {
+            esp.apply(frame, |bytes| receive(bytes, first, &more));
+        }
     }
 
     /// Sends a frame of queue pair `from`: to others of this process at once, to all else by way of `batch`, which is sent
@@ -202,19 +228,41 @@ impl Switch {
         let Some(frame) = Frame::parse(bytes) else { return };
         let rules = self.rules.read();
         if rules.table.has_egress() {
+            let mut esp = None;
             let leaves = rules.table.leave(&frame, |dest| {
                 if let Some(counters) = &dest.counters {
                     counters.count(bytes.len());
                 }
+                esp.clone_from(&dest.esp);
             });
             if !leaves {
                 return;
             }
+            if let Some(esp) = esp {
+                drop(rules);
+                return esp.apply(&frame, |bytes| {
+                    if let Some(frame) = Frame::parse(bytes) {
+                        self.transmit(engine, from, &frame, batch);
+                    }
+                });
+            }
         }
-        let any = !rules.table.is_empty();
         drop(rules);
+        self.transmit(engine, from, &frame, batch);
+    }
+
+    /// Sends a frame as it is.
+    fn transmit(
+        &self,
+        engine: &'static Engine,
+        from: Qpn,
+        frame: &Frame<'_>,
+        batch: &mut FrameBatch,
+    ) {
+        let bytes = frame.bytes;
+        let any = !self.rules.read().table.is_empty();
         if any {
-            self.deliver(&frame, Some(from));
+            self.deliver(frame, Some(from));
         }
         engine.count(Counter::SentPkts, 1);
         engine.count(Counter::SentBytes, bytes.len() as u64);

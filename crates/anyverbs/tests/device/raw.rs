@@ -164,7 +164,7 @@ fn to_port(port: u16) -> Filter {
 fn a_frame_goes_where_the_rule_says_and_arrives_as_it_was_sent() {
     let Some(_alone) = alone() else { return };
     let (a, b) = (Port::new(), Port::new());
-    let _rule = b.qp.create_flow(FlowAttr { tag: Some(0xabcdef), ..rule(&[to(BOB)]) }, None);
+    let _rule = b.qp.create_flow(FlowAttr { tag: Some(0xabcdef), ..rule(&[to(BOB)]) }, None, None);
     b.recv(5, 0, 2048);
     a.recv(6, 0, 2048);
     let sent = frame(BOB, 0x88b6, b"hello");
@@ -184,7 +184,7 @@ fn a_frame_goes_where_the_rule_says_and_arrives_as_it_was_sent() {
 fn checksums_are_filled_in_and_checked() {
     let Some(_alone) = alone() else { return };
     let (a, b) = (Port::new(), Port::new());
-    let _rule = b.qp.create_flow(rule(&[to(BOB)]), None).unwrap();
+    let _rule = b.qp.create_flow(rule(&[to(BOB)]), None, None).unwrap();
     b.recv(1, 0, 2048);
     b.recv(2, 2048, 2048);
     let sent = udp(BOB, [10, 0, 0, 1], 9, b"odd");
@@ -203,7 +203,7 @@ fn a_tag_is_taken_out_and_the_check_sequence_given() {
     let Some(_alone) = alone() else { return };
     let flags = ReceiveFlags::CVLAN_STRIPPING | ReceiveFlags::SCATTER_FCS;
     let (a, b) = (Port::new(), Port::with(flags));
-    let _rule = b.qp.create_flow(rule(&[to(BOB)]), None).unwrap();
+    let _rule = b.qp.create_flow(rule(&[to(BOB)]), None, None).unwrap();
     b.recv(1, 0, 256);
     let plain = frame(BOB, 0x88b6, b"payload");
     let tagged = [&plain[..12], &[0x81, 0, 0x60, 0x05], &plain[12..]].concat();
@@ -218,7 +218,7 @@ fn a_tag_is_taken_out_and_the_check_sequence_given() {
 fn what_does_not_fit_fails_its_request_and_what_nobody_waits_for_is_dropped() {
     let Some(_alone) = alone() else { return };
     let (a, b) = (Port::new(), Port::new());
-    let _rule = b.qp.create_flow(rule(&[to(BOB)]), None).unwrap();
+    let _rule = b.qp.create_flow(rule(&[to(BOB)]), None, None).unwrap();
     let dropped = || b.context.counters().unwrap().read(Counter::DropNoRecv);
     let before = dropped();
     a.send(&frame(BOB, 0x88b6, &[1; 100]));
@@ -314,7 +314,7 @@ fn posting_is_checked_and_slots_come_back_with_completions() {
 fn payload_leaves_in_segments() {
     let Some(_alone) = alone() else { return };
     let (a, b) = (Port::new(), Port::new());
-    let _rule = b.qp.create_flow(rule(&[to(BOB)]), None).unwrap();
+    let _rule = b.qp.create_flow(rule(&[to(BOB)]), None, None).unwrap();
     for i in 0..3 {
         b.recv(i, i as usize * 2048, 2048);
     }
@@ -348,9 +348,9 @@ fn rules_are_held_counted_and_dropped() {
     counters.attach(CounterKind::Packets, 0).unwrap();
     counters.attach(CounterKind::Bytes, 1).unwrap();
     counters.attach(CounterKind::Bytes, 1).unwrap();
-    let counted = b.qp.create_flow(rule(&[to(BOB), to_port(7)]), Some(&counters)).unwrap();
+    let counted = b.qp.create_flow(rule(&[to(BOB), to_port(7)]), Some(&counters), None).unwrap();
     let drops = FlowAttr { drop: true, priority: 1, ..rule(&[to(BOB)]) };
-    let drops = b.qp.create_flow(drops, None).unwrap();
+    let drops = b.qp.create_flow(drops, None, None).unwrap();
     assert_eq!(b.qp.destroy(), Err(DestroyError::Busy("2 flow rule".into())));
     assert_eq!(counters.destroy(), Err(DestroyError::Busy("1 flow rule".into())));
     assert_eq!(counters.attach(CounterKind::Bytes, 2), Err(CounterError::Bound));
@@ -373,19 +373,19 @@ fn rules_are_held_counted_and_dropped() {
     a.send(&frame);
     assert_eq!(b.cq.poll(&mut [Wc::default()]).unwrap(), 0);
     let bad = FlowAttr { egress: true, tag: Some(1), ..rule(&[]) };
-    let refused = b.qp.create_flow(bad, None).unwrap_err();
+    let refused = b.qp.create_flow(bad, None, None).unwrap_err();
     assert_eq!((refused.errno(), refused), (libc::EINVAL, CreateError::Flow(FlowError::Egress)));
     b.qp.destroy().unwrap();
-    assert!(matches!(b.qp.create_flow(rule(&[]), None), Err(CreateError::Foreign(_))));
+    assert!(matches!(b.qp.create_flow(rule(&[]), None, None), Err(CreateError::Foreign(_))));
 }
 
 #[test]
 fn egress_rules_look_at_what_is_sent() {
     let Some(_alone) = alone() else { return };
     let (a, b) = (Port::new(), Port::new());
-    let _rule = b.qp.create_flow(rule(&[to(BOB)]), None).unwrap();
+    let _rule = b.qp.create_flow(rule(&[to(BOB)]), None, None).unwrap();
     let egress = FlowAttr { egress: true, drop: true, ..rule(&[to_port(6)]) };
-    let egress = a.qp.create_flow(egress, None).unwrap();
+    let egress = a.qp.create_flow(egress, None, None).unwrap();
     b.recv(1, 0, 2048);
     a.send(&udp(BOB, [1; 4], 6, b"kept in"));
     a.send(&udp(BOB, [1; 4], 5, b""));
@@ -398,10 +398,10 @@ fn a_switch_does_not_send_back_but_sniffers_hear_the_others() {
     let Some(_alone) = alone() else { return };
     let (a, b, ears) = (Port::new(), Port::new(), Port::new());
     let all = FlowAttr { flow_type: FlowType::AllDefault, ..rule(&[]) };
-    let _a = a.qp.create_flow(all.clone(), None).unwrap();
-    let _b = b.qp.create_flow(all, None).unwrap();
+    let _a = a.qp.create_flow(all.clone(), None, None).unwrap();
+    let _b = b.qp.create_flow(all, None, None).unwrap();
     let sniffer = FlowAttr { flow_type: FlowType::Sniffer, ..rule(&[]) };
-    let _ears = ears.qp.create_flow(sniffer, None).unwrap();
+    let _ears = ears.qp.create_flow(sniffer, None, None).unwrap();
     for port in [&a, &b, &ears] {
         port.recv(1, 0, 2048);
     }
@@ -447,7 +447,7 @@ fn frames_are_spread_over_work_queues() {
     assert!(qp.recv(&RecvWr { wr_id: 0, sges: &[] }).is_err());
     assert!(qp.post().unwrap().send(&wr()).is_err());
 
-    let flow = qp.create_flow(rule(&[to(BOB)]), None).unwrap();
+    let flow = qp.create_flow(rule(&[to(BOB)]), None, None).unwrap();
     for i in 0..32 {
         a.send(&udp(BOB, [10, 0, i, i.wrapping_mul(7)], 1, b""));
     }
@@ -512,7 +512,7 @@ fn a_full_cq_fails_who_uses_it() {
     let table = b.context.create_rwq_ind_table(&[&wq]).unwrap();
     let hash = RxHash::new(&[1; KEY_LEN], 0).unwrap();
     let qp = b.pd.create_hash_qp(&HashQpInit { table: &table, hash, cookie: 0 }).unwrap();
-    let _flow = qp.create_flow(rule(&[to(BOB)]), None).unwrap();
+    let _flow = qp.create_flow(rule(&[to(BOB)]), None, None).unwrap();
     a.send(&frame(BOB, 0x88b6, b""));
     a.send(&frame(BOB, 0x88b6, b""));
     assert_eq!(wq.state().unwrap(), WqState::Error);
@@ -540,7 +540,7 @@ fn a_shared_receive_queue_feeds_raw_queue_pairs() {
         b.pd.create_raw_qp(&RawQpInit { srq: Some(&srq), ..init(&b.cq, ReceiveFlags::empty()) });
     let qp = qp.unwrap();
     start(&qp);
-    let flow = qp.create_flow(rule(&[to(BOB)]), None).unwrap();
+    let flow = qp.create_flow(rule(&[to(BOB)]), None, None).unwrap();
     srq.post_recv(&[RecvWr { wr_id: 8, sges: &[b.buffer.sge(0, 2048)] }]).unwrap();
     assert!(qp.recv(&RecvWr { wr_id: 0, sges: &[] }).is_err());
     a.send(&frame(BOB, 0x88b6, b""));
@@ -566,7 +566,7 @@ fn receives_of_a_shared_receive_queue_touch_memory_of_its_protection_domain() {
     let init = RawQpInit { srq: Some(&srq), ..init(&b.cq, ReceiveFlags::empty()) };
     let qp = b.pd.create_raw_qp(&init).unwrap();
     start(&qp);
-    let _flow = qp.create_flow(rule(&[to(BOB)]), None).unwrap();
+    let _flow = qp.create_flow(rule(&[to(BOB)]), None, None).unwrap();
     let sent = frame(BOB, 0x88b6, b"by way of another");
     srq.post_recv(&[RecvWr { wr_id: 1, sges: &[buffer.sge(0, 2048)] }]).unwrap();
     a.send(&sent);
@@ -613,7 +613,7 @@ impl Waiter {
         let init = RawQpInit { recv_cq: &cq, ..init(&port.cq, ReceiveFlags::empty()) };
         let qp = port.pd.create_raw_qp(&init).unwrap();
         start(&qp);
-        let _rule = qp.create_flow(rule(&[to(address)]), None).unwrap();
+        let _rule = qp.create_flow(rule(&[to(address)]), None, None).unwrap();
         Self { port, channel, cq, qp, _rule }
     }
 
@@ -646,7 +646,7 @@ fn spawn_peer(rounds: usize) -> Child {
 fn frames_cross_to_another_process_and_back() {
     let Some(_alone) = alone() else { return };
     let a = Port::new();
-    let _rule = a.qp.create_flow(rule(&[to(ALICE)]), None).unwrap();
+    let _rule = a.qp.create_flow(rule(&[to(ALICE)]), None, None).unwrap();
     let mut child = spawn_peer(3);
     for round in 0..3u8 {
         a.recv(9, 0, 2048);

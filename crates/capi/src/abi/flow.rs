@@ -252,3 +252,39 @@ pub(crate) struct ibv_flow_action_esp_attr {
     pub(crate) comp_mask: u32,
     pub(crate) esn: u32,
 }
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ib_uverbs_flow_action_esp {
+    pub(crate) spi: u32,
+    pub(crate) seq: u32,
+    pub(crate) tfc_pad: u32,
+    pub(crate) flags: u32,
+    pub(crate) hard_limit_pkts: u64,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ib_uverbs_flow_action_esp_encap {
+    pub(crate) val_ptr: u64,
+    pub(crate) next_ptr: u64,
+    pub(crate) len: u16,
+    pub(crate) r#type: u16,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ib_uverbs_flow_action_esp_keymat_aes_gcm {
+    pub(crate) iv: u64,
+    pub(crate) iv_algo: u32,
+    pub(crate) salt: u32,
+    pub(crate) icv_len: u32,
+    pub(crate) key_len: u32,
+    pub(crate) aes_key: [u32; 8],
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ib_uverbs_flow_action_esp_replay_bmp {
+    pub(crate) size: u32,
+}

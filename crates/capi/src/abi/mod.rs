@@ -39,7 +39,7 @@ macro_rules! opaque {
     )* };
 }
 
-opaque!(ibv_buf verbs_ex_private ib_uverbs_flow_action_esp ib_uverbs_flow_action_esp_encap);
+opaque!(ibv_buf verbs_ex_private);
 
 /// `ibv_port_attr` as it was before it grew: what the `query_port` slot of `ibv_context_ops` fills.
 pub(crate) const COMPAT_PORT_ATTR_SIZE: usize = 48;

@@ -8,7 +8,7 @@ use crate::{
     abi::*,
     errno::{Errno, pointer, value},
     object::{self, Object},
-    verbs::{Context, Counters, Device, FlowSpecs, qp},
+    verbs::{Context, Counters, Device, FlowAction, FlowSpecs, qp},
 };
 
 pub(crate) type Flow = Object<ibv_flow>;
@@ -59,7 +59,11 @@ unsafe fn create(qp_: *mut ibv_qp, attr_: *const ibv_flow_attr) -> Result<*mut i
     // SAFETY: the caller's promise.
     let specs = unsafe { FlowSpecs::read(attr_.add(1).cast(), attr.num_of_specs)? };
     let counters: Option<Arc<Counters>> = specs.counters.map(|c| object::find(c)).transpose()?;
+    let action: Option<Arc<FlowAction>> = specs.action.map(|a| object::find(a)).transpose()?;
     let context = Arc::clone(&qp.inner.context);
+    if action.as_ref().is_some_and(|a| !Arc::ptr_eq(&a.inner.context, &context)) {
+        return Err(Errno::EINVAL);
+    }
     if counters.as_ref().is_some_and(|c| !Arc::ptr_eq(&c.inner.context, &context)) {
         return Err(Errno::EINVAL);
     }
@@ -72,7 +76,11 @@ unsafe fn create(qp_: *mut ibv_qp, attr_: *const ibv_flow_attr) -> Result<*mut i
         drop: specs.drop,
         tag: specs.tag,
     };
-    let device = device.create_flow(rule, counters.as_ref().map(|c| &c.inner.device))?;
+    let device = device.create_flow(
+        rule,
+        counters.as_ref().map(|c| &c.inner.device),
+        action.as_ref().map(|a| &a.inner.device),
+    )?;
     let handle = object::new_handle();
     let public = ibv_flow { comp_mask: 0, context: context.pointer(), handle };
     Ok(object::publish(public, handle, FlowInner { device, _context: context }))

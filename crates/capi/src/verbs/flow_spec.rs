@@ -13,6 +13,7 @@ pub(crate) struct FlowSpecs {
     pub(crate) tag: Option<u32>,
     pub(crate) drop: bool,
     pub(crate) counters: Option<*mut ibv_counters>,
+    pub(crate) action: Option<*const ibv_flow_action>,
 }
 
 /// A value and its mask, each in network byte order.
@@ -79,6 +80,10 @@ impl FlowSpecs {
                 IBV_FLOW_SPEC_ACTION_COUNT => {
                     let action: ibv_flow_spec_counter_action = read(at, header)?;
                     return once(self.counters.replace(action.counters).is_none());
+                }
+                IBV_FLOW_SPEC_ACTION_HANDLE => {
+                    let action: ibv_flow_spec_action_handle = read(at, header)?;
+                    return once(self.action.replace(action.action).is_none());
                 }
                 _ => {}
             }

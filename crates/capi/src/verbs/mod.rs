@@ -12,6 +12,7 @@ mod device;
 mod dm;
 mod event;
 mod flow;
+mod flow_action;
 mod flow_spec;
 mod fork;
 mod import;
@@ -39,7 +40,8 @@ mod xrcd;
 #[cfg_attr(test, allow(unused_imports))]
 pub(crate) use {
     ah::*, buf::*, comp_channel::*, comp_cntr::*, context::*, counters::*, cq::*, cq_ex::*,
-    device::*, dm::*, event::*, flow::*, flow_spec::*, fork::*, import::*, marshall::*, mr::*,
-    multicast::*, mw::*, parent_domain::*, pd::*, port::*, post::*, qp::*, rate::*, raw_qp::*,
-    srq::*, srq_ops::*, strings::*, sysfs::*, unbuilt::*, wq::*, wr::*, xrcd::*,
+    device::*, dm::*, event::*, flow::*, flow_action::*, flow_spec::*, fork::*, import::*,
+    marshall::*, mr::*, multicast::*, mw::*, parent_domain::*, pd::*, port::*, post::*, qp::*,
+    rate::*, raw_qp::*, srq::*, srq_ops::*, strings::*, sysfs::*, unbuilt::*, wq::*, wr::*,
+    xrcd::*,
 };

@@ -278,7 +278,7 @@ int main(void)
 	REFUSES(ibv_attach_counters_point_flow(counters, &(struct ibv_counter_attach_attr){ 0 }, NULL), EBUSY);
 	REFUSES(ibv_attach_counters_point_flow(counters, &(struct ibv_counter_attach_attr){ 0 }, flow), ENOTSUP);
 
-	IS_NULL(ibv_create_flow_action_esp(ctx, &(struct ibv_flow_action_esp_attr){ 0 }), EOPNOTSUPP);
+	IS_NULL(ibv_create_flow_action_esp(ctx, &(struct ibv_flow_action_esp_attr){ 0 }), EINVAL);
 
 	OK(ibv_destroy_flow(flow));
 	REFUSES(ibv_destroy_flow(flow), EINVAL);

@@ -39,9 +39,18 @@ fn transport(headers: &Headers) -> Option<(usize, u64)> {
     Some((at, addresses + u64::from(proto) + len as u64))
 }
 
-/// Length of an IPv4 header.
-fn ipv4_len(bytes: &[u8], headers: &Headers) -> usize {
-    usize::from(bytes[headers.network_at] & 15) * 4
+/// Length of the IPv4 header at `at`.
+fn ipv4_len(bytes: &[u8], at: usize) -> usize {
+    usize::from(bytes[at] & 15) * 4
+}
+
+/// Fills in the checksum of the IPv4 header at `at`, which is whole.
+pub(super) fn fill_in_ipv4(bytes: &mut [u8], at: usize) {
+    let len = ipv4_len(bytes, at);
+    let header = &mut bytes[at..at + len];
+    header[10..12].fill(0);
+    let sum = !fold(add(0, header));
+    header[10..12].copy_from_slice(&sum.to_be_bytes());
 }
 
 /// Whether this is IPv4 with TCP or UDP above it and the checksums of both are right: what `IBV_WC_IP_CSUM_OK` says. A UDP
@@ -53,7 +62,7 @@ pub fn is_right(frame: &Frame<'_>) -> bool {
         return false;
     }
     let at = headers.network_at;
-    if fold(add(0, &bytes[at..at + ipv4_len(bytes, headers)])) != 0xffff {
+    if fold(add(0, &bytes[at..at + ipv4_len(bytes, at)])) != 0xffff {
         return false;
     }
     let Some((at, pseudo)) = transport(headers) else { return false };
@@ -67,12 +76,7 @@ pub fn is_right(frame: &Frame<'_>) -> bool {
 pub fn fill_in(bytes: &mut [u8]) {
     let Some(headers) = Frame::parse(bytes).map(|frame| frame.outer) else { return };
     if matches!(headers.network, Some(Network::V4 { .. })) {
-        let at = headers.network_at;
-        let len = ipv4_len(bytes, &headers);
-        let header = &mut bytes[at..at + len];
-        header[10..12].fill(0);
-        let sum = !fold(add(0, header));
-        header[10..12].copy_from_slice(&sum.to_be_bytes());
+        fill_in_ipv4(bytes, headers.network_at);
     }
     if let Some((at, pseudo)) = transport(&headers) {
         bytes[at..at + 2].fill(0);

@@ -3,6 +3,7 @@
 use arrayvec::ArrayVec;
 use thiserror::Error;
 
+use super::esp::{Direction, EspAttr, Offload};
 use super::frame::{Frame, MplsOver};
 use super::spec::{Filter, Layer, Masked, Spec};
 
@@ -62,6 +63,14 @@ pub enum FlowError {
     /// A rule for frames that are sent has another type, or a tag.
     #[error("a rule for frames that are sent is normal, and gives no tag")]
     Egress,
+    /// An ESP action encrypts what is received, or decrypts what is sent; or frames that it changed would pass on.
+    #[error(
+        "an ESP action encrypts what leaves and decrypts what arrives, in a normal rule that traps"
+    )]
+    EspPlace,
+    /// Inline crypto without filters that find its packets.
+    #[error("inline crypto wants filters of IP and ESP")]
+    EspFilters,
 }
 
 /// A rule that was checked.
@@ -90,6 +99,27 @@ impl FlowRule {
             return Err(FlowError::MplsOrder);
         }
         Ok(Self(attr))
+    }
+
+    /// Checks that an ESP action may be this rule's.
+    ///
+    /// # Errors
+    /// [`FlowError::EspPlace`], [`FlowError::EspFilters`].
+    pub fn check_esp(&self, esp: &EspAttr) -> Result<(), FlowError> {
+        let rule = &self.0;
+        let egress = esp.direction == Direction::Encrypt;
+        if rule.flow_type != FlowType::Normal || rule.dont_trap || rule.egress != egress {
+            return Err(FlowError::EspPlace);
+        }
+        let has = |fits: fn(&Filter) -> bool| {
+            rule.specs.iter().any(|spec| !spec.inner && fits(&spec.filter))
+        };
+        let finds = has(|filter| filter.layer() == Layer::Network)
+            && has(|filter| matches!(filter, Filter::Esp { .. }));
+        if matches!(esp.offload, Offload::InlineCrypto { .. }) && !finds {
+            return Err(FlowError::EspFilters);
+        }
+        Ok(())
     }
 
     /// Whether the other takes the very same frames, and comes at the same time.

@@ -2,6 +2,7 @@
 //! the offloads of a network card. No I/O, and nothing is allocated per frame.
 
 pub mod checksum;
+pub mod esp;
 pub mod fcs;
 pub mod flow;
 pub mod frame;

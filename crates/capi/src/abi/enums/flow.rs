@@ -32,6 +32,26 @@ pub(crate) const IBV_FLOW_SPEC_ACTION_COUNT: ibv_flow_spec_type = 4099;
 pub(crate) type ibv_flow_action_esp_mask = c_uint;
 pub(crate) const IBV_FLOW_ACTION_ESP_MASK_ESN: ibv_flow_action_esp_mask = 1;
 
+pub(crate) type ib_uverbs_flow_action_esp_keymat = c_uint;
+pub(crate) const IB_UVERBS_FLOW_ACTION_ESP_KEYMAT_AES_GCM: ib_uverbs_flow_action_esp_keymat = 0;
+
+pub(crate) type ib_uverbs_flow_action_esp_keymat_aes_gcm_iv_algo = c_uint;
+pub(crate) const IB_UVERBS_FLOW_ACTION_IV_ALGO_SEQ:
+    ib_uverbs_flow_action_esp_keymat_aes_gcm_iv_algo = 0;
+
+pub(crate) type ib_uverbs_flow_action_esp_replay = c_uint;
+pub(crate) const IB_UVERBS_FLOW_ACTION_ESP_REPLAY_NONE: ib_uverbs_flow_action_esp_replay = 0;
+pub(crate) const IB_UVERBS_FLOW_ACTION_ESP_REPLAY_BMP: ib_uverbs_flow_action_esp_replay = 1;
+
+/// The other value of each of these is 0.
+pub(crate) type ib_uverbs_flow_action_esp_flags = c_uint;
+pub(crate) const IB_UVERBS_FLOW_ACTION_ESP_FLAGS_FULL_OFFLOAD: ib_uverbs_flow_action_esp_flags = 1;
+pub(crate) const IB_UVERBS_FLOW_ACTION_ESP_FLAGS_TRANSPORT: ib_uverbs_flow_action_esp_flags =
+    1 << 1;
+pub(crate) const IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ENCRYPT: ib_uverbs_flow_action_esp_flags = 1 << 2;
+pub(crate) const IB_UVERBS_FLOW_ACTION_ESP_FLAGS_ESN_NEW_WINDOW: ib_uverbs_flow_action_esp_flags =
+    1 << 3;
+
 pub(crate) type ibv_comp_cntr_type = c_uint;
 pub(crate) const IBV_COMP_CNTR_TYPE_WRS: ibv_comp_cntr_type = 0;
 pub(crate) const IBV_COMP_CNTR_TYPE_BYTES: ibv_comp_cntr_type = 1;
