@@ -85,8 +85,8 @@ pub(super) struct Requester {
     rnr_left: u8,
     /// Not before this time: the receiver was not ready.
     pub(super) rnr_until: Option<Time>,
-    /// When the oldest request counts as lost.
-    ack_deadline: Option<Time>,
+    /// When the oldest request counts as lost, and after what silence that is.
+    ack_deadline: Option<(Time, Duration)>,
     /// ACK timeouts since the peer last answered something new.
     ack_timeouts: u32,
     /// The WQE at this position cannot be sent; completed with this status once all before it are.
@@ -104,6 +104,8 @@ pub(super) struct Requester {
     probe: Option<(Time, Duration)>,
     /// How long it must have been silent for that.
     retransmit_delay: RetransmitDelay,
+    /// What `congestion` was before the first repeat that may turn out to be needless.
+    congestion_before: Option<Option<u64>>,
 }
 
 impl Requester {
@@ -115,7 +117,10 @@ impl Requester {
 
     /// What was answered before was answered again.
     pub(super) fn answered_twice(&mut self) {
-        self.retransmit_delay.answered_twice();
+        if self.retransmit_delay.answered_twice() {
+            // Nothing was lost: the window becomes what it was (RFC 4015).
+            self.congestion = self.congestion_before.take().unwrap_or(self.congestion);
+        }
     }
 }
 

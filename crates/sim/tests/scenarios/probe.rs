@@ -116,3 +116,45 @@ fn a_long_way_is_no_silence() {
     }
     assert_eq!(sent, 18 * 2, "each packet once");
 }
+
+/// A way longer than the ACK timeout: 100 ms there and back, against 67 ms. The first messages teach; then the peer gets its time
+/// (IBA 9.7.6.1.3: up to four timeouts), and the window is not smaller for repeats that were needless.
+#[test]
+fn a_way_longer_than_the_timeout_costs_its_length_alone() {
+    for options in [
+        QpOptions {
+            mtu: Mtu::Mtu256,
+            probe_after: Some(Duration::from_millis(1)),
+            window: 64 << 10,
+            ..options()
+        },
+        QpOptions { mtu: Mtu::Mtu256, probe_after: None, window: 64 << 10, ..options() },
+    ] {
+        let (mut t, a, b) = rc(options);
+        let link = Link { delay: Duration::from_millis(50), ..Link::default() };
+        t.net.set_link(a.device, b.device, link.clone());
+        t.net.set_link(b.device, a.device, link);
+        let one_at_a_time = |t: &mut Pair, op: &dyn Fn() -> SendOp, count: u64| {
+            let begin = t.now();
+            t.net.trace.clear();
+            for n in 0..count {
+                t.post(a, n, op(), &[a.mr.sge(0, 20_000)]);
+                t.run();
+                assert_eq!(t.sent(a), [(n, Success)]);
+            }
+            let packets = t.net.trace.iter().filter(|r| r.from == a.device).count() as u64;
+            (t.now().since(begin).as_millis() as u64 / count, packets / count)
+        };
+        let write = || SendOp::Write(b.mr.remote(0));
+        let read = || SendOp::Read(b.mr.remote(0));
+        one_at_a_time(&mut t, &write, 10);
+        let (ms, packets) = one_at_a_time(&mut t, &write, 40);
+        assert!(
+            ms <= 110 && packets <= 90,
+            "a WRITE of 79 packets takes {ms} ms and {packets} packets"
+        );
+        one_at_a_time(&mut t, &read, 10);
+        let (ms, packets) = one_at_a_time(&mut t, &read, 40);
+        assert!(ms <= 110 && packets <= 2, "a READ takes {ms} ms and {packets} packets");
+    }
+}

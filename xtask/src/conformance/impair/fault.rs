@@ -33,6 +33,9 @@ pub(super) struct Fault {
     /// First words of the commands that it is run with; all where empty.
     #[serde(default)]
     only: Vec<String>,
+    /// How long a program may run, where that is longer than it says itself.
+    #[serde(default)]
+    timeout_s: u64,
     /// The bridge's counter that must move.
     pub(super) injects: Option<String>,
     pub(super) promise: String,
@@ -86,8 +89,10 @@ impl Matrix {
     pub(super) fn cases(&self) -> Vec<(Fault, Case)> {
         let mut faults: Vec<&Fault> = self.faults.iter().collect();
         faults.sort_by_key(|fault| fault.on);
-        let with =
-            |fault: &Fault, case: &Case| (fault.clone(), Case { place: fault.on, ..case.clone() });
+        let with = |fault: &Fault, case: &Case| {
+            let timeout_s = case.timeout_s.max(fault.timeout_s);
+            (fault.clone(), Case { place: fault.on, timeout_s, ..case.clone() })
+        };
         faults
             .into_iter()
             .flat_map(|fault| {

@@ -9,8 +9,11 @@ use std::time::Duration;
 use crate::time::Time;
 use crate::types::Psn;
 
-/// Longer is left to the ACK timeout, and one that was stopped for a while has not become a slow one.
-const LONGEST: Duration = Duration::from_millis(100);
+/// One that was stopped for a while has not become a slow one: once does not prove more.
+const LONGEST_AT_ONCE: Duration = Duration::from_millis(100);
+
+/// Longer is left to the ACK timeout.
+const LONGEST: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 pub(super) struct RetransmitDelay {
@@ -18,6 +21,10 @@ pub(super) struct RetransmitDelay {
     again: Option<Again>,
     /// The first of it is answered, after this time: the answer to which of both? Until more than that is answered (its end).
     ambiguous: Option<(Duration, Psn)>,
+    /// Behind what was in flight when `least` last became shorter.
+    round: Psn,
+    /// What the last needless repeat proved.
+    last: Duration,
     least: Duration,
 }
 
@@ -31,16 +38,20 @@ struct Again {
 }
 
 impl RetransmitDelay {
-    /// The peer is asked again for `first` and all behind it up to `end`, after silence since `since`.
-    pub(super) fn asked_again(&mut self, first: Psn, end: Psn, since: Time) {
-        if self.again.is_none() {
+    /// The peer is asked again for `first` and all behind it up to `end`, after silence since `since`. Whether that is the
+    /// first time.
+    pub(super) fn asked_again(&mut self, first: Psn, end: Psn, since: Time) -> bool {
+        let first_time = self.again.is_none();
+        if first_time {
             self.again = Some(Again { first, end, since });
             self.ambiguous = None;
         }
+        first_time
     }
 
-    /// The peer answered something new, up to `una`.
-    pub(super) fn progressed(&mut self, una: Psn, now: impl FnOnce() -> Time) {
+    /// The peer answered something new, up to `una`, of what was sent up to `end`. Whether no repeat can turn out to be
+    /// needless any more.
+    pub(super) fn progressed(&mut self, una: Psn, end: Psn, now: impl FnOnce() -> Time) -> bool {
         match &self.again {
             Some(again) if una.since(again.first) > 0 => {
                 self.ambiguous = Some((now().since(again.since), again.end));
@@ -48,18 +59,26 @@ impl RetransmitDelay {
             }
             Some(_) => {}
             None => {
-                // A path may become short again.
-                self.least -= self.least / 256;
+                // A path may become short again: once for each way there and back.
+                if una.since(self.round) > 0 {
+                    self.round = end;
+                    self.least -= self.least / 64;
+                }
                 self.ambiguous = self.ambiguous.filter(|(_, end)| una.since(*end) <= 0);
             }
         }
+        self.again.is_none() && self.ambiguous.is_none()
     }
 
-    /// The peer answered what it had answered before.
-    pub(super) fn answered_twice(&mut self) {
-        if let Some((time, _)) = self.ambiguous.take() {
-            self.least = self.least.max(time + time / 2).min(LONGEST);
-        }
+    /// The peer answered what it had answered before. Whether that shows that it was asked again too early.
+    pub(super) fn answered_twice(&mut self) -> bool {
+        let Some((time, end)) = self.ambiguous.take() else { return false };
+        self.round = end;
+        let proven = time + time / 2;
+        let longest = self.last.clamp(LONGEST_AT_ONCE, LONGEST);
+        self.last = proven;
+        self.least = self.least.max(proven.min(longest));
+        true
     }
 
     /// For how long silence means nothing.
@@ -85,13 +104,13 @@ mod tests {
     #[test]
     fn a_second_answer_makes_it_longer() {
         let mut delay = RetransmitDelay::default();
-        delay.progressed(Psn::new(0), never);
+        delay.progressed(Psn::new(0), Psn::new(0), never);
         delay.answered_twice();
         assert_eq!(delay.least(), Duration::ZERO, "a duplicate of the network's");
         delay.asked_again(Psn::new(0xff_ffff), Psn::new(1), at(MS));
         delay.asked_again(Psn::new(0xff_ffff), Psn::new(1), at(3 * MS));
-        delay.progressed(Psn::new(0xff_ffff), never);
-        delay.progressed(Psn::new(0), || at(11 * MS));
+        delay.progressed(Psn::new(0xff_ffff), Psn::new(0xff_ffff), never);
+        delay.progressed(Psn::new(0), Psn::new(0), || at(11 * MS));
         assert_eq!(delay.least(), Duration::ZERO, "the packet may have been lost");
         delay.answered_twice();
         assert_eq!(delay.least(), 15 * MS);
@@ -101,14 +120,20 @@ mod tests {
 
     #[test]
     fn answers_in_time_make_it_shorter() {
-        let mut delay = RetransmitDelay::default();
+        // Whatever the numbers of an earlier connection were.
+        let mut delay = RetransmitDelay { round: Psn::new(1 << 23 | 100), ..Default::default() };
         delay.asked_again(Psn::new(1), Psn::new(3), at(MS));
-        delay.progressed(Psn::new(2), || at(61 * MS));
-        delay.progressed(Psn::new(3), never);
+        delay.progressed(Psn::new(2), Psn::new(2), || at(61 * MS));
+        delay.progressed(Psn::new(3), Psn::new(3), never);
         delay.answered_twice();
         assert_eq!(delay.least(), 90 * MS);
-        for _ in 0..256 * 5 {
-            delay.progressed(Psn::new(3), never);
+        let long = delay.least();
+        for n in 4..=13 {
+            delay.progressed(Psn::new(n), Psn::new(14), never);
+        }
+        assert!(delay.least() > long * 19 / 20, "one round, not ten answers");
+        for n in 14..14 + 64 * 5 {
+            delay.progressed(Psn::new(n), Psn::new(n), never);
         }
         assert!(delay.least() < 2 * MS, "{:?}", delay.least());
     }
@@ -117,8 +142,8 @@ mod tests {
     fn a_late_duplicate_says_nothing() {
         let mut delay = RetransmitDelay::default();
         delay.asked_again(Psn::new(1), Psn::new(3), at(MS));
-        delay.progressed(Psn::new(3), || at(11 * MS));
-        delay.progressed(Psn::new(4), never);
+        delay.progressed(Psn::new(3), Psn::new(3), || at(11 * MS));
+        delay.progressed(Psn::new(4), Psn::new(4), never);
         delay.answered_twice();
         assert_eq!(delay.least(), Duration::ZERO);
     }
@@ -127,8 +152,13 @@ mod tests {
     fn a_peer_that_was_stopped_is_not_a_slow_one() {
         let mut delay = RetransmitDelay::default();
         delay.asked_again(Psn::new(1), Psn::new(3), at(MS));
-        delay.progressed(Psn::new(3), || at(2000 * MS));
+        delay.progressed(Psn::new(3), Psn::new(3), || at(2000 * MS));
         delay.answered_twice();
-        assert_eq!(delay.least(), LONGEST);
+        assert_eq!(delay.least(), LONGEST_AT_ONCE);
+        // Twice in a row it is.
+        delay.asked_again(Psn::new(3), Psn::new(4), at(3000 * MS));
+        delay.progressed(Psn::new(4), Psn::new(4), || at(3200 * MS));
+        delay.answered_twice();
+        assert_eq!(delay.least(), 300 * MS);
     }
 }

@@ -10,7 +10,7 @@ use crate::wc::WcStatus;
 
 use super::super::send_queue::PACKET_COST;
 use super::super::{Qp, earlier};
-use super::{LOSSY_PROBE, MIN_WINDOW_PACKETS};
+use super::{LOSSY_PROBE, MIN_WINDOW_PACKETS, Requester};
 
 /// The shortest ACK timeout. A responder is a process among others: it may not run for a time slice or two.
 const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(16);
@@ -97,7 +97,10 @@ impl Qp {
         if let Some(limit) = &mut self.requester.congestion {
             *limit = limit.saturating_add(answered / 8);
         }
-        self.requester.retransmit_delay.progressed(self.requester.una, || env.now());
+        let Requester { una, max_sent, .. } = self.requester;
+        if self.requester.retransmit_delay.progressed(una, max_sent, || env.now()) {
+            self.requester.congestion_before = None;
+        }
         self.requester.probe = None;
         self.requester.retries_left = self.attr.retry_cnt;
         self.requester.ack_timeouts = 0;
@@ -121,15 +124,29 @@ impl Qp {
 
     pub(super) fn restart_ack_timer(&mut self, now: Time) {
         let doublings = self.requester.ack_timeouts.min(MAX_DOUBLINGS);
-        self.requester.ack_deadline = timer_code::ack(self.attr.timeout)
-            .map(|t| now + t.max(MIN_ACK_TIMEOUT) * (1 << doublings));
+        self.requester.ack_deadline = timer_code::ack(self.attr.timeout).map(|t| {
+            let t = t.max(MIN_ACK_TIMEOUT);
+            // A peer that is known to take longer gets that, too.
+            let least = self.requester.retransmit_delay.least().min(t * (1 << MAX_DOUBLINGS));
+            let after = (t * (1 << doublings)).max(least);
+            (now + after, after)
+        });
+    }
+
+    /// What is not answered is sent again after this silence: the answers may show that it was needless.
+    fn note_repeat(&mut self, at: Time, after: Duration) {
+        let (una, end) = (self.requester.una, self.requester.max_sent);
+        if self.requester.retransmit_delay.asked_again(una, end, at - after) {
+            self.requester.congestion_before = Some(self.requester.congestion);
+        }
     }
 
     /// When the requester wants to be called.
     pub(in super::super) fn requester_deadline(&self) -> Option<Time> {
         let requester = &self.requester;
         let probe = requester.probe.map(|(at, _)| at);
-        earlier(earlier(requester.rnr_until, requester.ack_deadline), probe)
+        let ack = requester.ack_deadline.map(|(at, _)| at);
+        earlier(earlier(requester.rnr_until, ack), probe)
     }
 
     /// Ends an RNR wait, and acts on an ACK timeout (IBA 9.7.6.1.3).
@@ -143,14 +160,16 @@ impl Qp {
         {
             self.requester.probe = None;
             if self.awaits_answer() && self.requester.rnr_until.is_none() {
-                let (una, end) = (self.requester.una, self.requester.max_sent);
-                self.requester.retransmit_delay.asked_again(una, end, at - after);
+                self.note_repeat(at, after);
                 self.probe(after, env);
             }
         }
-        if self.requester.ack_deadline.is_some_and(|t| t <= now) {
+        if let Some((at, after)) = self.requester.ack_deadline
+            && at <= now
+        {
             self.requester.ack_deadline = None;
             if self.awaits_answer() {
+                self.note_repeat(at, after);
                 env.count(Counter::LocalAckTimeoutErr, 1);
                 self.requester.went_back_to = None;
                 self.requester.ack_timeouts = self.requester.ack_timeouts.saturating_add(1);

@@ -191,7 +191,7 @@ fn what_is_none() {
         Esp::new(attr).map(drop)
     };
     let encrypt = Direction::Encrypt;
-    assert_eq!(make(encrypt, &|a| drop(a.keymat.key.pop())), Err(EspError::KeyLen));
+    assert_eq!(make(encrypt, &|a| a.keymat.key.truncate(15)), Err(EspError::KeyLen));
     assert_eq!(make(encrypt, &|a| a.keymat.icv_len = 4), Err(EspError::IcvLen));
     assert_eq!(make(encrypt, &|a| a.tunnel = true), Err(EspError::Encapsulation));
     let inline = |a: &mut EspAttr| a.offload = Offload::InlineCrypto { new_window: false };
