@@ -27,6 +27,8 @@ use crate::{packages, workspace};
 const SOON: Duration = Duration::from_secs(60);
 /// So many times what the table allows a tool.
 const EMULATED: u64 = 3;
+/// For a peer to hear that its server was killed; else it would wait for ever.
+const HEARD: Duration = Duration::from_secs(20);
 /// For a command of the runner's own in the guest.
 const GUEST_TIME: Duration = Duration::from_secs(60);
 /// Below the range from which the kernel takes ports for clients.
@@ -278,9 +280,15 @@ impl<'a> Runner<'a> {
     ) -> anyhow::Result<Result<String, String>> {
         let case = self.case;
         let deadline = Instant::now() + Duration::from_secs(case.timeout_s * EMULATED);
+        let mut heard = deadline;
+        if let (Some(text), Program::Here(launcher)) = (&case.kill_server_at, &mut *server) {
+            wait_for(deadline, || Ok(client.ended()?.is_some() || client.output().contains(text)))?;
+            launcher.kill_program()?;
+            heard = Instant::now() + HEARD;
+        }
         // A side without the other may wait for ever.
         wait_for(deadline, || Ok(client.ended()?.is_some() || server.ended()?.is_some()))?;
-        let late = deadline.min(Instant::now() + SOON);
+        let late = deadline.min(Instant::now() + SOON).min(heard);
         wait_for(late, || {
             Ok(client.ended()?.is_some() && (case.stays || server.ended()?.is_some()))
         })?;
@@ -294,6 +302,8 @@ impl<'a> Runner<'a> {
         let fails = case.fails_with.is_some();
         for (side, ending) in &endings {
             match ending {
+                // How they end when one was killed is theirs; that they do, and say, counts.
+                Some(_) if case.kill_server_at.is_some() => {}
                 Some(Err(status)) if !fails => {
                     return Ok(Err(format!("the {side} ended with {status}")));
                 }
