@@ -21,6 +21,8 @@ pub struct DeviceInfo {
     pub port: PortAttr,
     /// UDP port.
     pub udp_port: u16,
+    /// Name of the registry in which the processes of this host find each other.
+    pub registry: String,
     /// Whether queue pairs of one process talk directly.
     pub inproc: bool,
     /// Whether it talks to other processes of this user and host through shared memory.

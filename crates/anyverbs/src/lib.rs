@@ -13,6 +13,7 @@
 //! Every object may be used from any thread. Objects are destroyed by `destroy`, which refuses while others use them
 //! (`EBUSY`), or released when dropped and no longer in use. `cookie` arguments are for the caller: events carry them.
 
+pub mod abandoned;
 mod advise;
 mod ah;
 mod async_event;

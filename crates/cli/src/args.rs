@@ -40,6 +40,9 @@ pub(crate) enum Command {
     /// Print what the device says of itself; asked by the other commands
     #[command(name = crate::device::ASK, hide = true)]
     DeviceFacts,
+    /// End the connections that processes left which could not; asked by `run`
+    #[command(name = crate::run::DISCONNECT, hide = true)]
+    DisconnectAbandoned,
     /// Print the manual page
     Man {
         /// Write one page for each command into this directory instead

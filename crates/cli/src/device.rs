@@ -25,6 +25,8 @@ pub(crate) struct Device {
     pub(crate) hw_ver: u32,
     pub(crate) fw_ver: String,
     pub(crate) udp_port: u16,
+    /// In which the processes of this host find each other.
+    pub(crate) registry: String,
     /// Ways to peers, the first that leads there is taken: `inproc`, `shm`, `udp`.
     pub(crate) links: Vec<String>,
     pub(crate) port: Port,
@@ -106,6 +108,7 @@ fn describe(info: &anyverbs::DeviceInfo, attr: &DeviceAttr) -> Device {
         hw_ver: attr.hw_ver,
         fw_ver: env!("CARGO_PKG_VERSION").into(),
         udp_port: info.udp_port,
+        registry: info.registry.clone(),
         links: [(info.inproc, "inproc"), (info.shm, "shm"), (true, "udp")]
             .into_iter()
             .filter(|(is_on, _)| *is_on)
@@ -148,6 +151,7 @@ pub(crate) fn example() -> Device {
         hw_ver: 0,
         fw_ver: "0".into(),
         udp_port: 4791,
+        registry: "anyverbs".into(),
         links: vec!["inproc".into(), "shm".into(), "udp".into()],
         port: Port {
             state: 4,

@@ -32,6 +32,7 @@ fn main() -> ExitCode {
             write_out(&script)
         }
         Command::DeviceFacts => device::answer(),
+        Command::DisconnectAbandoned => run::disconnect_abandoned(),
         Command::Man { directory } => manual(directory.as_deref()),
     };
     match done {

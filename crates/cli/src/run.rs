@@ -5,17 +5,23 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{self, ExitCode, ExitStatus};
+use std::process::{self, ExitCode, ExitStatus, Stdio};
+use std::time::Duration;
 
 use anyhow::Context;
+use anyverbs::abandoned::{self, Keeper};
 
-use crate::args::Run;
+use crate::args::{Run, Settings};
 use crate::stop_signals::{Blocked, Seen, die_of};
 use crate::view_tree::ViewTree;
 use crate::{device, libraries};
 
 const CANNOT_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
+/// The name of the hidden command that ends the connections of a program which could not.
+pub(crate) const DISCONNECT: &str = "disconnect-abandoned";
+/// How long it waits for the answers of their peers, who are asked four times meanwhile.
+const PATIENCE: Duration = Duration::from_millis(1500);
 
 /// Runs the program to its end and returns its exit status.
 pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
@@ -29,6 +35,7 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
         preload = prepended(&libraries.join(libraries::RSPRELOAD), " ", Some(preload));
         variables.push(("ANYVERBS_SOCKETS", sockets.variable().into()));
     }
+    let mut registry = None;
     let tree = if args.no_view {
         None
     } else {
@@ -38,6 +45,7 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
             Vec::new()
         });
         let tree = ViewTree::new(&devices)?;
+        registry = devices.into_iter().next().map(|device| device.registry);
         preload = prepended(&libraries.join(libraries::VIEW), " ", Some(preload));
         variables.push(("ANYVERBS_VIEW", tree.path().as_os_str().to_owned()));
         Some(tree)
@@ -54,6 +62,8 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
             .collect();
         return crate::write_out(&lines);
     }
+    // Without one the program runs as well.
+    let keeper = registry.and_then(|registry| Keeper::new(&registry).ok());
     let status = match start_and_wait(&args.program, &variables, &blocked)? {
         Ok(status) => status,
         Err(error) => {
@@ -63,6 +73,9 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
         }
     };
     drop(tree);
+    if keeper.is_some_and(|keeper| finish_for_program(&keeper, &args.settings)) {
+        eprintln!("anyverbs: the peers of a program that ended without a word were not told");
+    }
     if let Some(signal) = status.signal() {
         die_of(signal);
     }
@@ -71,6 +84,24 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
         .code()
         .and_then(|code| u8::try_from(code).ok())
         .map_or(ExitCode::from(crate::FAILED), ExitCode::from))
+}
+
+/// Tells the peers of a program that could not do so. A child does it, which takes a slot of the host while it lives, as the
+/// launcher must not. False if there was nothing to do, or it is done.
+fn finish_for_program(keeper: &Keeper, settings: &Settings) -> bool {
+    if !keeper.has_any().unwrap_or(false) {
+        return false;
+    }
+    let Ok(executable) = env::current_exe() else { return true };
+    let mut child = process::Command::new(executable);
+    child.arg(DISCONNECT).envs(settings.variables()).stdin(Stdio::null()).stdout(Stdio::null());
+    !child.status().is_ok_and(|status| status.success())
+}
+
+/// The child's side.
+pub(crate) fn disconnect_abandoned() -> anyhow::Result<ExitCode> {
+    abandoned::disconnect(PATIENCE)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The outer error is the launcher's, the inner one the program's that could not be started.

@@ -8,6 +8,7 @@
 //! | [`udp`] | one UDP port shared by all processes of a user: batches in ([`udp::RxBatch`]) and out ([`udp::TxBatch`]) |
 //! | [`steering`] | which process of the host gets which datagram, decided in the kernel by a classic BPF program |
 //! | [`forward`] | datagrams that arrived at the wrong process, handed on to the right one |
+//! | [`journal`] | records that outlive their process, for the others of the host |
 //! | [`messages`] | messages between processes of a host, in order and whole |
 //! | [`ethernet`] | Ethernet frames, between the processes of a host and on a real interface |
 //! | [`shm`] | messages between two processes of one user through shared memory, and copies into each other's memory |
@@ -22,6 +23,7 @@ pub mod ethernet;
 pub mod fault;
 pub mod forward;
 pub mod interfaces;
+pub mod journal;
 pub mod messages;
 pub mod monitor;
 mod neighbour;
@@ -36,6 +38,7 @@ pub mod udp;
 
 pub use clock::CoarseClock;
 pub use interfaces::{Interface, InterfaceAddress, interfaces};
+pub use journal::Journal;
 pub use messages::{MessageBuffer, Messages, Told};
 pub use monitor::AddressMonitor;
 pub use neighbour::ethernet_address;

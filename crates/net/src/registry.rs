@@ -32,6 +32,8 @@ pub enum Lock {
     Steering,
     /// Who has an XRC domain, or goes on with a target: held for some system calls.
     Xrc,
+    /// Who makes the journal: held for some system calls.
+    Journal,
 }
 
 impl Lock {
@@ -39,6 +41,7 @@ impl Lock {
         match self {
             Self::Steering => "lock",
             Self::Xrc => "lock/xrc",
+            Self::Journal => "lock/journal",
         }
     }
 }
@@ -206,6 +209,12 @@ impl Registry {
 
     /// The names `<kind>/<slot>` that are bound, by the inodes of their sockets; none without `/proc`.
     fn inodes(&self, kind: &str) -> io::Result<Vec<(u64, u8)>> {
+        let names = self.names(kind)?.into_iter();
+        Ok(names.filter_map(|(inode, slot)| Some((inode, slot.parse().ok()?))).collect())
+    }
+
+    /// What follows in the names `<kind>/...` that are bound, with the inodes of their sockets; none without `/proc`.
+    pub(crate) fn names(&self, kind: &str) -> io::Result<Vec<(u64, String)>> {
         let prefix = format!("@{}/{kind}/", self.prefix);
         let table = match std::fs::read("/proc/thread-self/net/unix") {
             Ok(table) => table,
@@ -226,8 +235,8 @@ impl Registry {
             // Names of streams are names of their own, which anybody may bind.
             let is_ours = fields.next()? == DATAGRAM;
             let inode = fields.nth(1)?.parse().ok()?;
-            let slot = fields.next()?.strip_prefix(&prefix)?.parse().ok()?;
-            is_ours.then_some((inode, slot))
+            let rest = fields.next()?.strip_prefix(&prefix)?;
+            is_ours.then(|| (inode, rest.to_owned()))
         });
         Ok(found.collect())
     }

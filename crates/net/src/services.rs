@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::registry::{self, NameGuard, Slot};
+use crate::registry::{self, NameGuard, Registry, Slot};
 use crate::sys::Uncancelled;
 
 /// How long reserving waits for another process that reserves the same service.
@@ -154,6 +154,12 @@ impl Services {
             #[cfg(test)]
             lookups: std::sync::atomic::AtomicUsize::new(0),
         })
+    }
+
+    /// Where their names are.
+    #[must_use]
+    pub fn registry(&self) -> &Registry {
+        self.slot.registry()
     }
 
     /// Takes a service at an address: alone, or with others who share it. `locals` are the addresses of this host: only

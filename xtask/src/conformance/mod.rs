@@ -71,7 +71,7 @@ pub(crate) struct Selection {
     /// Rounds of a suite that has some (survive)
     #[arg(long, value_name = "N")]
     pub(crate) rounds: Option<u64>,
-    /// Write the result of a whole run to its page in docs/ (impair, survive)
+    /// Write the result of a whole run to its page in docs/ (impair, rxe, survive)
     #[arg(long, requires = "all", conflicts_with_all = ["filter", "rounds"])]
     pub(crate) write_docs: bool,
 }

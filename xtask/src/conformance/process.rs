@@ -73,6 +73,18 @@ impl Process {
         Ok(())
     }
 
+    /// Kills the programs that the child has started, and not the child, a launcher.
+    pub(crate) fn kill_program(&mut self) -> anyhow::Result<()> {
+        if self.ended()?.is_none() {
+            for program in descendants(self.child.id()) {
+                // SAFETY: touches no memory. While its parent has not waited for it, the process id is its own; it may have by
+                // now, within the moment since it was listed.
+                unsafe { libc::kill(program.cast_signed(), libc::SIGKILL) };
+            }
+        }
+        Ok(())
+    }
+
     /// Ends the child: politely, so that it can take its own children and files along, then by force.
     pub(crate) fn stop(&mut self) {
         let end = Instant::now() + GRACE;

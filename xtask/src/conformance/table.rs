@@ -74,6 +74,8 @@ struct Group<P> {
     both_print: Vec<String>,
     /// The test is to fail (on both sides), and to say this.
     fails_with: Option<String>,
+    /// What the client prints when the server is to be killed (SIGKILL).
+    kill_server_at: Option<String>,
     /// Pairs of server and client at the same time.
     #[serde(default = "one")]
     pairs: usize,
@@ -201,6 +203,7 @@ pub(super) struct Case<P> {
     pub(super) prints: Vec<String>,
     pub(super) both_print: Vec<String>,
     pub(super) fails_with: Option<String>,
+    pub(super) kill_server_at: Option<String>,
     pub(super) pairs: usize,
     pub(super) clients: usize,
     pub(super) connected: Option<String>,
@@ -339,6 +342,7 @@ fn group_cases<P: Place>(
                 prints: group.prints.clone(),
                 both_print: group.both_print.clone(),
                 fails_with: group.fails_with.clone(),
+                kill_server_at: group.kill_server_at.clone(),
                 pairs: group.pairs,
                 clients: group.clients,
                 connected: group.connected.clone(),

@@ -2,8 +2,9 @@
 //!
 //! One lock guards the machine and the table of ids. It is taken after the receive path's lock and before the queues of event
 //! channels; no queue pair is locked under it. What the machine has to send waits in it, is taken out under its lock, and
-//! leaves when that is released ([`send`]): a system call under it would hold up the receiving thread. One is made all the
-//! same, seldom: bind(2), where a listener ends that has accepted what may be asked again ([`lingering`]).
+//! leaves when that is released ([`send`]): a system call under it would hold up the receiving thread. Two are made all the
+//! same: seldom bind(2), where a listener ends that has accepted what may be asked again ([`lingering`]), and pwrite(2) to
+//! memory, twice for each connection to another host ([`records`]).
 //!
 //! In the order in which they may be taken: the receive path's lock; the sender's line, or the neighbours; the machine's;
 //! what lingers. Requests that wait for a listener have a leaf. Who asks for services may hold the line, not the machine's.
@@ -14,6 +15,7 @@
 mod lingering;
 mod neighbours;
 mod receive;
+mod records;
 mod requests;
 mod send;
 #[cfg(test)]
@@ -21,9 +23,10 @@ pub(crate) mod tests;
 mod unserved;
 
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use anyverbs_net::{Lingering, SteerByKind};
+use anyverbs_net::{Journal, Lingering, SteerByKind};
 use anyverbs_proto::cm::counters::DropReason;
 use anyverbs_proto::cm::message::Attribute;
 use anyverbs_proto::cm::{Cm, CmConfig, Transmit};
@@ -37,6 +40,7 @@ use super::timers::NEVER;
 use crate::cm::Ids;
 use neighbours::Neighbours;
 pub(super) use receive::Incoming;
+use records::Records;
 use send::Sender;
 use unserved::Unserved;
 
@@ -83,6 +87,7 @@ const FAREWELL: Duration = Duration::from_millis(400);
 struct State {
     machine: Cm,
     ids: Ids,
+    records: Records,
     #[cfg(test)]
     tap: tests::Tap,
 }
@@ -107,6 +112,10 @@ pub(crate) struct Gsi {
     unserved_at: AtomicU64,
     /// When a listener that ended is no longer expected back, in nanoseconds.
     left_until: AtomicU64,
+    /// `None` inside where there can be none.
+    journal: OnceLock<Option<Arc<Journal>>>,
+    /// When it is looked for what others left there, in nanoseconds.
+    abandoned_at: AtomicU64,
 }
 
 impl Gsi {
@@ -116,6 +125,7 @@ impl Gsi {
             state: Mutex::new(State {
                 machine: Cm::new(config),
                 ids: Ids::default(),
+                records: Records::default(),
                 #[cfg(test)]
                 tap: tests::Tap::default(),
             }),
@@ -129,6 +139,8 @@ impl Gsi {
             unserved: Mutex::default(),
             unserved_at: AtomicU64::new(NEVER),
             left_until: AtomicU64::new(NEVER),
+            journal: OnceLock::new(),
+            abandoned_at: AtomicU64::new(NEVER),
         }
     }
 
@@ -141,6 +153,7 @@ impl Gsi {
             &self.linger_until,
             &self.unserved_at,
             &self.left_until,
+            &self.abandoned_at,
         ];
         let next = times.into_iter().map(|at| at.load(Ordering::SeqCst)).min();
         next.unwrap_or(NEVER).min(self.sender.next())
@@ -151,6 +164,8 @@ impl Engine {
     /// Calls the machine. Then, still under the lock, its events go to the ids, in their order; what it has to send leaves
     /// after that. Neither `f` nor who takes the events may lock a queue pair or call this.
     pub(crate) fn with_cm<R>(&'static self, f: impl FnOnce(&mut Cm, &mut Ids, Time) -> R) -> R {
+        // Not joined under the lock.
+        self.journal();
         let now = self.now();
         let mut state = self.gsi.state.lock();
         let result = self.call_cm(&mut state, now, f);
@@ -168,7 +183,7 @@ impl Engine {
         now: Time,
         f: impl FnOnce(&mut Cm, &mut Ids, Time) -> R,
     ) -> R {
-        let State { machine, ids, .. } = state;
+        let State { machine, ids, records, .. } = state;
         let listeners = machine.usage().listeners;
         let result = f(machine, ids, now);
         if machine.usage().listeners < listeners {
@@ -179,6 +194,7 @@ impl Engine {
             let Some(event) = state.tap.take(event) else { continue };
             ids.deliver(event);
         }
+        self.write_records(machine, records, now);
         self.publish(machine);
         self.watch_neighbours(machine, now);
         result
@@ -210,6 +226,9 @@ impl Engine {
         }
         if is_due(&self.gsi.watch_at) {
             self.look_after_neighbours();
+        }
+        if is_due(&self.gsi.abandoned_at) {
+            self.look_for_abandoned();
         }
         if is_due(&self.gsi.unserved_at) {
             self.look_for_listeners(now);
@@ -247,6 +266,9 @@ impl Engine {
         while self.gsi.sender.next() != NEVER && Instant::now() < end {
             std::thread::sleep(Duration::from_micros(500));
             self.send_in(&mut line, self.now());
+        }
+        if let Some(mut state) = self.gsi.state.try_lock_for(patience) {
+            state.records.clear();
         }
     }
 

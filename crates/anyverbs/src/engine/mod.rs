@@ -274,6 +274,7 @@ impl Engine {
                 CmConfig {
                     slot: number,
                     early_repeats: true,
+                    records: true,
                     first_id: rng.random(),
                     ca_guid: node_guid,
                     ack_delay: attr.local_ca_ack_delay,
@@ -410,6 +411,7 @@ impl Engine {
             gids: self.gids.entries(),
             port: self.port_attr(),
             udp_port: self.config.udp_port,
+            registry: self.config.registry.clone(),
             inproc: self.config.inproc,
             shm: self.shm.is_some(),
             slot: self.slot,

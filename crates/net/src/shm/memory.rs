@@ -207,21 +207,26 @@ pub(crate) struct SharedObject(OwnedFd);
 
 const NOEXEC_SEAL: u32 = 0x8; // MFD_NOEXEC_SEAL, Linux 6.3
 
+/// A new memfd without a byte.
+pub(crate) fn memfd() -> io::Result<OwnedFd> {
+    let create = |flags: u32| {
+        // SAFETY: a terminated name and flags.
+        let fd = unsafe { libc::memfd_create(c"anyverbs".as_ptr(), flags) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a new descriptor that nobody else owns.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    };
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    create(flags | NOEXEC_SEAL).or_else(|_| create(flags))
+}
+
 impl SharedObject {
     /// A new object of `len` zero bytes. There is no memory behind them yet ([`allocate`](Self::allocate)): touched
     /// when the system has none to give, they would end the process.
     pub(crate) fn new(len: usize) -> io::Result<Self> {
-        let create = |flags: u32| {
-            // SAFETY: a terminated name and flags.
-            let fd = unsafe { libc::memfd_create(c"anyverbs".as_ptr(), flags) };
-            if fd < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            // SAFETY: a new descriptor that nobody else owns.
-            Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-        };
-        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-        let fd = create(flags | NOEXEC_SEAL).or_else(|_| create(flags))?;
+        let fd = memfd()?;
         let size = i64::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
         // SAFETY: a plain call on our own descriptor.
         if unsafe { libc::ftruncate(fd.as_raw_fd(), size) } != 0 {

@@ -82,6 +82,8 @@ pub(super) struct Connection {
     pub(super) named_id: bool,
     /// It is found by the peer's queue pair.
     pub(super) named_qpn: bool,
+    /// Others know it: see [`super::record`].
+    pub(super) is_recorded: bool,
 }
 
 impl Connection {

@@ -19,6 +19,7 @@ use super::message::private_data::PrivateData;
 use super::outbox::{Outbox, Transmit, asks};
 use super::params::Listen;
 use super::qp_attr::QpParams;
+use super::record::Record;
 use super::sidr::Sidrs;
 use super::timeout;
 use super::timers::Timers;
@@ -46,6 +47,8 @@ pub struct CmConfig {
     pub service_timeout: u8,
     /// Repeats what is not answered up to three times within the first wait, besides the repetitions that the program asks for.
     pub early_repeats: bool,
+    /// Keeps records of connections, which must be polled: [`Cm::poll_record`].
+    pub records: bool,
     /// How long a rejection or a SIDR answer is kept for the peer that asks again.
     pub hold: Duration,
     /// How long a SIDR request waits for the program; the kernel's client asks for 65 s.
@@ -64,6 +67,7 @@ impl Default for CmConfig {
             max_orphans: 16 * 1024,
             service_timeout: 24,
             early_repeats: false,
+            records: false,
             hold: Duration::from_secs(10),
             sidr_patience: Duration::from_secs(70),
         }
@@ -130,6 +134,7 @@ pub struct Cm {
     pub(super) events: VecDeque<CmEvent>,
     pub(super) orphans: usize,
     pub(super) early: Early,
+    pub(super) records: VecDeque<(CommId, Option<Record>)>,
 }
 
 /// IDs that fit below the slot.
@@ -159,6 +164,7 @@ impl Cm {
             events: VecDeque::new(),
             orphans: 0,
             early: Early::new(config.early_repeats),
+            records: VecDeque::new(),
         }
     }
 
@@ -400,6 +406,7 @@ impl Cm {
 
     /// Packets may still be about: the connection waits, then is over.
     pub(super) fn enter_timewait(&mut self, now: Time, id: CommId) {
+        self.unrecord(id);
         let Some(c) = self.connections.get_mut(&id) else { return };
         c.state = ConnectionState::Timewait;
         c.sent = None;
@@ -411,6 +418,7 @@ impl Cm {
 
     /// The connection is over; an answer that the peer may have missed is kept for a while.
     pub(super) fn close(&mut self, now: Time, id: CommId) {
+        self.unrecord(id);
         let Some(c) = self.connections.get_mut(&id) else { return };
         c.state = ConnectionState::Closed;
         c.sent = None;
@@ -424,6 +432,7 @@ impl Cm {
 
     /// The connection is past. While the program holds it, its peer's late messages still find it.
     fn forget(&mut self, id: CommId) {
+        self.unrecord(id);
         let Some(c) = self.connections.get_mut(&id) else { return };
         c.state = ConnectionState::Closed;
         c.sent = None;

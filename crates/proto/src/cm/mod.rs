@@ -36,6 +36,7 @@ mod outbox;
 mod params;
 mod peer_gone;
 pub mod qp_attr;
+mod record;
 mod reject;
 mod reply;
 mod request;
@@ -52,4 +53,5 @@ pub use params::{
     AcceptParams, ConnectParams, Listen, ListenAddress, Path, Serves, SidrAnswer, SidrParams,
     Transport,
 };
+pub use record::Record;
 pub use route::{Route, route};

@@ -159,6 +159,7 @@ impl Cm {
         c.qp.ack_timeout = timeout::ack_code(packet_life_time, rep.target_ack_delay);
         self.names.enter(c);
         self.timers.set(id, &mut c.deadline, None);
+        self.record(id);
         let response = ConnectResponse {
             remote_ca_guid: rep.local_ca_guid,
             remote_qpn: dest_qpn,

@@ -183,6 +183,7 @@ impl Cm {
             patience: Duration::ZERO,
             named_id: false,
             named_qpn: false,
+            is_recorded: false,
         };
         connection.attempt = self.early.begin(connection.timeout, self.outbox.took_last());
         let next = connection.attempt.deadline(now);
@@ -243,6 +244,7 @@ impl Cm {
         self.timers.set(id, &mut c.deadline, Some(next));
         let waiting = c.waiting.take();
         self.release_backlog(waiting);
+        self.record(id);
         Ok(())
     }
 
@@ -430,6 +432,7 @@ impl Cm {
             patience: peer_waits * (u32::from(req.max_cm_retries) + 1),
             named_id: false,
             named_qpn: false,
+            is_recorded: false,
         }
     }
 

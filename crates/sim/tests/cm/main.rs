@@ -12,5 +12,6 @@ mod model;
 mod peer_gone;
 mod sidr;
 mod stale;
+mod successor;
 mod vanished_peer;
 mod world;

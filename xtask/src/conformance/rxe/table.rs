@@ -127,6 +127,10 @@ fn check(cases: &[Case]) -> anyhow::Result<()> {
     for case in cases {
         let name = case.name();
         ensure!(!case.client_posts.is_empty(), "nothing on the wire to check in {name:?}");
+        ensure!(
+            case.kill_server_at.is_none() || !case.place.client_is_here(),
+            "only a server here can be killed in {name:?}"
+        );
         let single = case.kind == table::Kind::Pair
             && (case.pairs, case.clients) == (1, 1)
             && !case.second_server;

@@ -77,7 +77,9 @@ impl Engine {
             self.gsi.sender.answered(mad.transaction_id, incoming.arrival.source, slot);
         }
         match route(&mad) {
-            Route::Slot(slot) if slot == self.slot || incoming.was_forwarded => true,
+            Route::Slot(slot) if slot == self.slot || incoming.was_forwarded => {
+                !self.is_for_successor(now, incoming, &mad)
+            }
             Route::Slot(slot) => {
                 let handed_on = self.hand_on(now, slot, &incoming.datagram);
                 if handed_on {
@@ -86,7 +88,7 @@ impl Engine {
                         self.kick_worker();
                     }
                 }
-                !handed_on
+                !handed_on && !self.is_for_successor(now, incoming, &mad)
             }
             // Even of one that was handed on: who listens may have changed.
             Route::Service(service_id) => {

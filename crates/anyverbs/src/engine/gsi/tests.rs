@@ -303,6 +303,7 @@ fn peer() {
                     engine.look_after_neighbours();
                     println!("@ looked");
                 }
+                ["abandoned"] => println!("@ {}", engine.abandoned()),
                 ["seen"] => {
                     println!("@ {} {} {}", seen.requests, seen.established, seen.ended);
                 }

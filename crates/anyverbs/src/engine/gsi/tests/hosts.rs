@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyverbs_proto::cm::event::CmEvent;
+use anyverbs_proto::cm::event::{CmEvent, Disconnected};
 
 use super::{PATIENCE, Peer, ROLE, connect, disconnect, engine, establish, event, ip, of};
 
@@ -147,6 +147,37 @@ fn on_two_hosts() {
     astray.close();
     assert!(astray.child.wait().unwrap().success());
     seen(0);
+
+    // One that is killed cannot say so: another process there, which has a connection, does.
+    assert_eq!(there[0].ask("listen 3001"), "@ listens");
+    let watched = connect(engine, ip("10.77.0.2"), 3001, 20);
+    establish(engine, watched);
+    assert_eq!(there[1].ask("listen 3002"), "@ listens");
+    let ids: Vec<_> = ["10.77.0.2", "fd77::2", "fe80::77:2"]
+        .into_iter()
+        .map(|address| {
+            let id = connect(engine, ip(address), 3002, 20);
+            establish(engine, id);
+            id
+        })
+        .collect();
+    there[0].expect("seen", "@ 1 1 0");
+    there[1].expect("seen", "@ 3 3 0");
+    there[1].child.kill().unwrap();
+    there[1].child.wait().unwrap();
+    let begin = Instant::now();
+    for id in ids {
+        match event(engine, of(id)) {
+            CmEvent::Disconnected { how: Disconnected::Requested(_), .. } => {}
+            other => panic!("{other:?}"),
+        }
+        engine.with_cm(|machine, _, now| machine.disconnect(now, id, &[])).unwrap();
+        engine.with_cm(|machine, _, now| machine.destroy(now, id)).unwrap();
+    }
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    // Its answers find that process, whoever gets them.
+    there[0].expect("abandoned", "@ 0");
+    disconnect(engine, watched);
 
     // Nobody is left of one that was killed: another process there says that.
     let id = connect(engine, ip("10.77.0.2"), 3000, 20);

@@ -1,0 +1,54 @@
+//! Connections that a process had which ended without a word, seen by who started it.
+//!
+//! Processes of the device write down their connections to other hosts in a journal of the host, which exists as long as one
+//! who joined it, and end the connections of those that are killed. A launcher joins as well, so that what its program
+//! had is known when nobody else is left.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyverbs_net::{Journal, Registry};
+
+use crate::engine::Engine;
+use crate::error::OpenError;
+
+/// How often it is looked whether peers have answered.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// Keeps what processes leave, without being one of the device.
+#[derive(Debug)]
+pub struct Keeper(Arc<Journal>);
+
+impl Keeper {
+    /// For the processes of the registry of this name: [`DeviceInfo::registry`](crate::DeviceInfo).
+    ///
+    /// # Errors
+    /// `InvalidInput` for a bad name; those of memfd_create(2) and bind(2).
+    pub fn new(registry: &str) -> io::Result<Self> {
+        Journal::join(&Registry::new(registry)?).map(Self)
+    }
+
+    /// Whether a process has ended and left connections, to be ended by [`disconnect`].
+    ///
+    /// # Errors
+    /// Those of pread(2).
+    pub fn has_any(&self) -> io::Result<bool> {
+        self.0.has_abandoned()
+    }
+}
+
+/// Ends the connections that processes of this host left: sends their peers DREQs, and waits for the answers, at most for
+/// `patience`. Starts the process's engine.
+///
+/// # Errors
+/// Why there is no device.
+pub fn disconnect(patience: Duration) -> Result<(), OpenError> {
+    let engine = Engine::current()?;
+    let end = Instant::now() + patience;
+    engine.look_for_abandoned();
+    while engine.abandoned() > 0 && Instant::now() < end {
+        std::thread::sleep(LOOK);
+    }
+    Ok(())
+}

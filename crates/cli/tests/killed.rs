@@ -1,0 +1,173 @@
+//! A program that is killed below the launcher: its peer on another host, a network namespace, hears of it.
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyverbs::cm::{Address, ConnParam, EventChannel, EventKind, Id, PortSpace};
+use anyverbs::{QpType, Qpn};
+
+const ROLE: &str = "ANYVERBS_TEST_ROLE";
+const SERVER: &str = "10.78.0.2:5555";
+
+fn run(line: &str) {
+    let words: Vec<_> = line.split(' ').collect();
+    assert!(Command::new(words[0]).args(&words[1..]).status().unwrap().success(), "{line}");
+}
+
+/// Names only: the test's own program has the device in itself.
+fn libraries() -> std::path::PathBuf {
+    let dir = std::env::temp_dir().join(format!("anyverbs-killed-{}", std::process::id()));
+    fs::create_dir_all(&dir).unwrap();
+    for name in [
+        "libibverbs.so.1",
+        "libibverbs.so",
+        "librdmacm.so.1",
+        "librdmacm.so",
+        "libmlx5.so.1",
+        "libmlx4.so.1",
+        "libefa.so.1",
+        "libanyverbs_view.so",
+        "librspreload.so",
+    ] {
+        fs::write(dir.join(name), "").unwrap();
+    }
+    dir
+}
+
+/// This test program in another role, in the host of the process `host`.
+fn role(host: u32, launcher: Option<&Path>, role: &str) -> (Child, BufReader<ChildStdout>) {
+    let mut command = Command::new("nsenter");
+    command.args(["-n", "-t", &host.to_string()]);
+    if let Some(libraries) = launcher {
+        command.arg(env!("CARGO_BIN_EXE_anyverbs")).args(["run", "--"]);
+        command.env("ANYVERBS_LIB_DIR", libraries);
+    }
+    command
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "in_a_role", "--nocapture", "--test-threads=1"])
+        .env(ROLE, role)
+        .env_remove("LD_PRELOAD")
+        .stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let out = BufReader::new(child.stdout.take().unwrap());
+    (child, out)
+}
+
+/// The rest of the next line that begins with `@`.
+fn hear(out: &mut BufReader<ChildStdout>) -> String {
+    for line in out.lines() {
+        if let Some((_, said)) = line.unwrap().split_once("@ ") {
+            return said.to_owned();
+        }
+    }
+    panic!("it ended");
+}
+
+#[test]
+fn a_peer_hears_of_it_from_the_launcher() {
+    let can = Command::new("unshare").args(["-Urn", "ip", "link"]).output();
+    if !can.is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: no network namespaces for this user here");
+        return;
+    }
+    let output = Command::new("unshare")
+        .arg("-Urn")
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "in_a_role", "--nocapture", "--test-threads=1"])
+        .env(ROLE, "hosts")
+        .envs([("ANYVERBS_REGISTRY", "killed"), ("ANYVERBS_UDP_PORT", "4791")])
+        .output()
+        .unwrap();
+    let (out, err) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && out.contains("@ done"), "{out}\n{err}");
+}
+
+/// Not a test by itself: what the other processes run.
+#[test]
+fn in_a_role() {
+    match std::env::var(ROLE).as_deref() {
+        Ok("hosts") => hosts(),
+        Ok("server") => server(),
+        Ok("client") => client(),
+        _ => {}
+    }
+}
+
+fn hosts() {
+    let mut other = Command::new("unshare").args(["-n", "sleep", "60"]).spawn().unwrap();
+    let (here, there) = (std::process::id(), other.id());
+    let own = fs::read_link("/proc/self/ns/net").unwrap();
+    while fs::read_link(format!("/proc/{there}/ns/net")).unwrap() == own {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    run(&format!("ip link add av0 type veth peer name av1 netns {there}"));
+    for (host, name, address) in [(here, "av0", "10.78.0.1/24"), (there, "av1", "10.78.0.2/24")] {
+        let enter = format!("nsenter -n -t {host} ip");
+        run(&format!("{enter} link set lo up"));
+        run(&format!("{enter} addr add {address} dev {name}"));
+        run(&format!("{enter} link set {name} up"));
+    }
+    let libraries = libraries();
+    let (mut launcher, mut server) = role(there, Some(&libraries), "server");
+    assert_eq!(hear(&mut server), "listens");
+    let (mut client, mut heard) = role(here, None, "client");
+    assert_eq!(hear(&mut heard), "connected");
+    let pid = hear(&mut server).parse().unwrap();
+    let begin = Instant::now();
+    // SAFETY: touches no memory; a descendant, whose launcher waits for it.
+    assert_eq!(unsafe { libc::kill(pid, libc::SIGKILL) }, 0);
+    assert_eq!(hear(&mut heard), "disconnected");
+    // Else it would have been minutes.
+    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+    assert!(!launcher.wait().unwrap().success());
+    assert!(client.wait().unwrap().success());
+    other.kill().unwrap();
+    other.wait().unwrap();
+    fs::remove_dir_all(libraries).unwrap();
+    println!("@ done");
+}
+
+fn address() -> Address {
+    Address::Ip(SERVER.parse::<SocketAddr>().unwrap())
+}
+
+fn params() -> ConnParam<'static> {
+    ConnParam { qpn: Qpn::new(0x12_3456), ..ConnParam::default() }
+}
+
+fn server() {
+    let channel = EventChannel::new().unwrap();
+    let listener = Id::create(&channel, PortSpace::Tcp, QpType::Rc, 0).unwrap();
+    listener.bind_addr(&address()).unwrap();
+    listener.listen(0).unwrap();
+    println!("@ listens");
+    let request = channel.get_event().unwrap();
+    assert_eq!(request.kind, EventKind::ConnectRequest);
+    let id = request.new_id.unwrap();
+    id.accept(Some(&params())).unwrap();
+    assert_eq!(channel.get_event().unwrap().kind, EventKind::Established);
+    println!("@ {}", std::process::id());
+    std::thread::sleep(Duration::from_secs(60));
+}
+
+fn client() {
+    let channel = EventChannel::new().unwrap();
+    let expect = |kind| assert_eq!(channel.get_event().unwrap().kind, kind);
+    let id = Id::create(&channel, PortSpace::Tcp, QpType::Rc, 0).unwrap();
+    id.resolve_addr(None, &address(), Duration::ZERO).unwrap();
+    expect(EventKind::AddrResolved);
+    id.resolve_route(Duration::ZERO).unwrap();
+    expect(EventKind::RouteResolved);
+    id.connect(&params()).unwrap();
+    expect(EventKind::ConnectResponse);
+    id.establish().unwrap();
+    println!("@ connected");
+    expect(EventKind::Disconnected);
+    println!("@ disconnected");
+}

@@ -1,0 +1,259 @@
+//! What a DREQ of a connection takes, so that somebody else can send it when the process has ended without a word.
+//!
+//! Where [`CmConfig::records`](super::CmConfig) says so, the machine says of each connection of which the peer may believe
+//! that it stands, from its REP on, what its record is, and that it has none any more ([`Cm::poll_record`]). Another process's machine takes
+//! such a connection over, only to end it ([`Cm::disconnect_for`]).
+//!
+//! The target of an XRC connection has none: it outlives its process where others have opened it.
+
+use std::time::Duration;
+
+use super::connection::{Connection, ConnectionState as S};
+use super::early::Attempt;
+use super::id::CommId;
+use super::machine::{Cm, CmError};
+use super::message::private_data::PrivateData;
+use super::outbox::Destination;
+use super::params::Transport;
+use super::qp_attr::{QpParams, Side};
+use crate::time::Time;
+use crate::types::{Gid, Mtu, Qpn};
+
+/// A connection, for who has to end it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Record {
+    /// Our name of it.
+    pub id: CommId,
+    /// The peer's.
+    pub remote_id: CommId,
+    /// The peer's queue pair.
+    pub remote_qpn: Qpn,
+    /// Our address.
+    pub sgid: Gid,
+    /// The peer's.
+    pub dgid: Gid,
+    /// Traffic class or TOS.
+    pub traffic_class: u8,
+    /// IPv6 flow label, 20 bits.
+    pub flow_label: u32,
+    /// Hop limit or TTL.
+    pub hop_limit: u8,
+    /// How long to wait for an answer: whole microseconds.
+    pub timeout: Duration,
+    /// How often to ask again.
+    pub max_retries: u8,
+}
+
+/// Longest and shortest timeout that is believed.
+const TIMEOUTS: std::ops::RangeInclusive<Duration> =
+    Duration::from_millis(1)..=Duration::from_secs(140);
+/// Most retries that a REQ can ask for.
+const MOST_RETRIES: u8 = 15;
+
+impl Record {
+    /// Bytes of a record.
+    pub const LEN: usize = 63;
+
+    /// As bytes. Integers are little-endian.
+    #[must_use]
+    pub fn emit(&self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        let micros = u32::try_from(self.timeout.as_micros()).unwrap_or(u32::MAX);
+        bytes[..4].copy_from_slice(&self.id.0.to_le_bytes());
+        bytes[4..8].copy_from_slice(&self.remote_id.0.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.remote_qpn.get().to_le_bytes());
+        bytes[12..28].copy_from_slice(&self.sgid.0);
+        bytes[28..44].copy_from_slice(&self.dgid.0);
+        bytes[44..48].copy_from_slice(&self.flow_label.to_le_bytes());
+        bytes[48..52].copy_from_slice(&micros.to_le_bytes());
+        bytes[52..55].copy_from_slice(&[self.traffic_class, self.hop_limit, self.max_retries]);
+        bytes
+    }
+
+    /// From bytes that anybody may have written; `None` if they are no record.
+    #[must_use]
+    pub fn parse(bytes: &[u8; Self::LEN]) -> Option<Self> {
+        let word =
+            |at: usize| u32::from_le_bytes(*bytes[at..].first_chunk().expect("a record is longer"));
+        let gid = |at: usize| Gid(*bytes[at..].first_chunk().expect("a record is longer"));
+        let qpn = word(8);
+        let record = Self {
+            id: CommId(word(0)),
+            remote_id: CommId(word(4)),
+            remote_qpn: Qpn::new(qpn),
+            sgid: gid(12),
+            dgid: gid(28),
+            flow_label: word(44),
+            timeout: Duration::from_micros(word(48).into()),
+            traffic_class: bytes[52],
+            hop_limit: bytes[53],
+            max_retries: bytes[54],
+        };
+        let is_port = |gid: Gid| !gid.is_zero() && !gid.is_multicast();
+        let is_sound = !record.id.is_none()
+            && !record.remote_id.is_none()
+            && qpn == record.remote_qpn.get()
+            && is_port(record.sgid)
+            && is_port(record.dgid)
+            && record.flow_label < 1 << 20
+            && TIMEOUTS.contains(&record.timeout)
+            && record.max_retries <= MOST_RETRIES
+            && bytes[55..].iter().all(|byte| *byte == 0);
+        is_sound.then_some(record)
+    }
+}
+
+impl Cm {
+    /// What others should know next: the record of a connection, or that it has none any more.
+    pub fn poll_record(&mut self) -> Option<(CommId, Option<Record>)> {
+        self.records.pop_front()
+    }
+
+    /// Disconnects for a process that has ended and cannot. No event comes of it; when the peer has answered, or the retries
+    /// have run out, [`poll_record`](Self::poll_record) says that there is no record any more.
+    ///
+    /// # Errors
+    /// [`CmError::InUse`] where this machine has such an ID, [`CmError::Full`].
+    pub fn disconnect_for(&mut self, now: Time, record: &Record) -> Result<(), CmError> {
+        let id = record.id;
+        if self.connections.contains_key(&id) || self.sidrs.contains(id) {
+            return Err(CmError::InUse);
+        }
+        if self.orphans >= self.config.max_orphans {
+            return Err(CmError::Full);
+        }
+        let Record { sgid, dgid, traffic_class, flow_label, hop_limit, .. } = *record;
+        // The queue pairs are no more: of the connection only its names count.
+        let qp = QpParams {
+            transport: Transport::Rc,
+            side: Side::Passive,
+            sgid,
+            dgid,
+            flow_label,
+            traffic_class,
+            hop_limit,
+            sl: 0,
+            rate: 0,
+            path_mtu: Mtu::Mtu256,
+            ack_timeout: 0,
+            retry_count: 0,
+            rnr_retry_count: 0,
+            qpn: None,
+            dest_qpn: Some(record.remote_qpn),
+            rq_psn: None,
+            sq_psn: None,
+            responder_resources: 0,
+            initiator_depth: 0,
+        };
+        let connection = Connection {
+            state: S::Established,
+            orphan: true,
+            quiet: true,
+            waiting: None,
+            local_id: id,
+            remote_id: Some(record.remote_id),
+            transaction_id: 0,
+            to: Destination { sgid, dgid, traffic_class, flow_label, hop_limit },
+            qp,
+            timeout: record.timeout,
+            max_retries: record.max_retries,
+            retries: 0,
+            attempt: Attempt::default(),
+            asked: now,
+            deadline: None,
+            sent: None,
+            answer: None,
+            packet_life_time: 0,
+            dreq_transaction: 0,
+            patience: Duration::ZERO,
+            named_id: false,
+            named_qpn: false,
+            is_recorded: true,
+        };
+        self.connections.insert(id, Box::new(connection));
+        self.orphans += 1;
+        self.send_dreq(now, id, PrivateData::EMPTY);
+        Ok(())
+    }
+
+    /// Whether this machine has a connection of this name.
+    #[must_use]
+    pub fn has(&self, id: CommId) -> bool {
+        self.connections.contains_key(&id)
+    }
+
+    /// The peer may believe in the connection from now on.
+    pub(super) fn record(&mut self, id: CommId) {
+        let Some(c) = self.connections.get_mut(&id) else { return };
+        let (Some(remote_id), Some(remote_qpn)) = (c.remote_id, c.qp.dest_qpn) else { return };
+        if !self.config.records || c.is_recorded || c.is_xrc_target() {
+            return;
+        }
+        c.is_recorded = true;
+        let Destination { sgid, dgid, traffic_class, flow_label, hop_limit } = c.to;
+        let record = Record {
+            id,
+            remote_id,
+            remote_qpn,
+            sgid,
+            dgid,
+            traffic_class,
+            flow_label,
+            hop_limit,
+            timeout: c.timeout,
+            max_retries: c.max_retries.min(MOST_RETRIES),
+        };
+        self.records.push_back((id, Some(record)));
+    }
+
+    /// The peer knows that it is over, or was told as often as it takes.
+    pub(super) fn unrecord(&mut self, id: CommId) {
+        if let Some(c) = self.connections.get_mut(&id)
+            && std::mem::take(&mut c.is_recorded)
+        {
+            self.records.push_back((id, None));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> Record {
+        Record {
+            id: CommId(0x0700_0001),
+            remote_id: CommId(0xdead_beef),
+            remote_qpn: Qpn::new(0xab_cdef),
+            sgid: Gid([1; 16]),
+            dgid: Gid([2; 16]),
+            traffic_class: 3,
+            flow_label: 0xf_ffff,
+            hop_limit: 64,
+            timeout: Duration::from_micros(4_300_800),
+            max_retries: 15,
+        }
+    }
+
+    #[test]
+    fn a_record_comes_back() {
+        assert_eq!(Record::parse(&record().emit()), Some(record()));
+    }
+
+    #[test]
+    fn what_is_no_record_is_refused() {
+        assert_eq!(Record::parse(&[0; Record::LEN]), None);
+        assert_eq!(Record::parse(&[0xff; Record::LEN]), None);
+        let bytes = record().emit();
+        for (at, bad) in [(11, 1), (47, 1), (51, 0xff), (54, 16), (62, 1), (28, 0xff)] {
+            let mut bytes = bytes;
+            bytes[at] = bad;
+            assert_eq!(Record::parse(&bytes), None, "byte {at}");
+        }
+        for range in [0..4, 4..8, 12..28, 28..44, 48..52] {
+            let mut bytes = bytes;
+            bytes[range].fill(0);
+            assert_eq!(Record::parse(&bytes), None);
+        }
+    }
+}
