@@ -17,6 +17,53 @@ pub(super) struct Bystanders {
     read: Vec<usize>,
 }
 
+/// What they did in 100 ms.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Sample {
+    /// The end of the 100 ms by the monotonic clock.
+    pub(super) at: f64,
+    pub(super) operations: u64,
+    pub(super) slowest: Duration,
+}
+
+/// Operations, and the time of one process that they took.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Rate {
+    pub(super) operations: u64,
+    pub(super) seconds: f64,
+}
+
+/// The monotonic clock in seconds, as `exchange` prints it.
+pub(super) fn monotonic() -> f64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes to `time` only.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// The length of a sample.
+const SAMPLE: f64 = 0.1;
+
+impl Rate {
+    /// Of the samples that lie between two times.
+    pub(super) fn between(samples: &[Sample], from: f64, to: f64) -> Self {
+        let within = |sample: &&Sample| sample.at - SAMPLE >= from && sample.at <= to;
+        let operations: Vec<u64> = samples.iter().filter(within).map(|s| s.operations).collect();
+        Rate { operations: operations.iter().sum(), seconds: operations.len() as f64 * SAMPLE }
+    }
+
+    pub(super) fn per_second(self) -> Option<f64> {
+        (self.seconds > 0.0).then(|| self.operations as f64 / self.seconds)
+    }
+}
+
+impl std::ops::AddAssign for Rate {
+    fn add_assign(&mut self, other: Self) {
+        self.operations += other.operations;
+        self.seconds += other.seconds;
+    }
+}
+
 impl Bystanders {
     pub(super) fn start(stage: &Stage<'_>) -> anyhow::Result<Self> {
         let mut processes = Vec::new();
@@ -49,7 +96,9 @@ impl Bystanders {
         if !talk {
             bail!("the bystanders do not talk: {}", bystanders.processes[0].output());
         }
-        bystanders.slowest()?;
+        if let Err(ended) = bystanders.samples()? {
+            bail!(ended);
+        }
         Ok(bystanders)
     }
 
@@ -57,25 +106,22 @@ impl Bystanders {
         self.processes.iter().map(Process::id)
     }
 
-    /// The slowest operation since the last call, of all of them; fails if one has ended.
-    pub(super) fn slowest(&mut self) -> anyhow::Result<Duration> {
-        let mut slowest = 0.0f64;
+    /// What all of them did since the last call; an error says which one has ended.
+    pub(super) fn samples(&mut self) -> anyhow::Result<Result<Vec<Sample>, String>> {
+        let mut samples = Vec::new();
         for (process, read) in self.processes.iter_mut().zip(&mut self.read) {
             let output = process.output();
             if let Some(status) = process.ended()? {
-                bail!(
-                    "a bystander ended with {status}: {}",
-                    output.lines().last().unwrap_or_default()
-                );
+                let last = output.lines().last().unwrap_or_default();
+                return Ok(Err(format!("a bystander ended with {status}: {last}")));
             }
-            let lines: Vec<&str> = output.lines().collect();
-            let times = lines[*read..].iter().filter_map(|line| {
-                line.split_once("slowest ")?.1.strip_suffix(" ms")?.parse::<f64>().ok()
-            });
-            slowest = times.fold(slowest, f64::max);
+            // The last line may not be whole.
+            let whole = output.rsplit_once('\n').map_or("", |(whole, _)| whole);
+            let lines: Vec<&str> = whole.lines().collect();
+            samples.extend(lines[*read..].iter().filter_map(|line| sample(line)));
             *read = lines.len();
         }
-        Ok(Duration::from_secs_f64(slowest / 1e3))
+        Ok(Ok(samples))
     }
 
     /// Whether all still make progress.
@@ -91,5 +137,35 @@ impl Bystanders {
             Ok(counts(self).iter().zip(&before).all(|(now, before)| now > before))
         })?;
         Ok((!go_on).then(|| "a bystander does not go on".into()))
+    }
+}
+
+/// Reads `at 12.345: 100 operations, 20 more, slowest 1.5 ms`.
+fn sample(line: &str) -> Option<Sample> {
+    let (at, rest) = line.strip_prefix("at ")?.split_once(": ")?;
+    let more = rest.split_once(" operations, ")?.1.split_once(" more, slowest ")?;
+    let slowest = more.1.strip_suffix(" ms")?.parse::<f64>().ok()?;
+    Some(Sample {
+        at: at.parse().ok()?,
+        operations: more.0.parse().ok()?,
+        slowest: Duration::from_secs_f64(slowest / 1e3),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_of_what_lies_wholly_between() {
+        let line = |at: f64, more: u64| {
+            sample(&format!("at {at:.3}: 1000 operations, {more} more, slowest 1.5 ms")).unwrap()
+        };
+        let samples = [line(1.0, 1), line(1.1, 2), line(1.2, 4), line(1.3, 8)];
+        assert_eq!(samples[0].slowest, Duration::from_micros(1500));
+        let rate = Rate::between(&samples, 0.95, 1.25);
+        assert_eq!((rate.operations, rate.per_second()), (6, Some(30.0)));
+        assert_eq!(Rate::between(&samples, 2.0, 3.0).per_second(), None);
+        assert_eq!(sample("connected"), None);
     }
 }
