@@ -16,8 +16,9 @@
  *   -w          unreliable: every message must arrive
  *
  * Ends with 0 if everything was right; 3 if each queue pair ended as it must when its peer cannot be reached: with
- * IBV_WC_RETRY_EXC_ERR, then flushes, within 4 x 4.096 us x 2^timeout x (retries + 1) + 1 s of the last sign of life; 6 if the
- * other ended during the set-up or when all was done. Anything else is wrong.
+ * IBV_WC_RETRY_EXC_ERR, then flushes, within 4 x 4.096 us x 2^timeout x (retries + 1) + 1 s of the last sign of life, not
+ * counted what its threads waited for a processor meanwhile; 6 if the other ended during the set-up or when all was done.
+ * Anything else is wrong.
  */
 #include "exchange.h"
 
@@ -40,6 +41,25 @@ double now(void)
 	struct timespec t;
 	clock_gettime(CLOCK_MONOTONIC, &t);
 	return t.tv_sec + t.tv_nsec / 1e9;
+}
+
+double waited_for_processors(void)
+{
+	double sum = 0;
+	DIR *threads = opendir("/proc/self/task");
+	for (struct dirent *entry; threads && (entry = readdir(threads));) {
+		char path[300];
+		snprintf(path, sizeof path, "/proc/self/task/%s/schedstat", entry->d_name);
+		FILE *file = entry->d_name[0] == '.' ? NULL : fopen(path, "r");
+		unsigned long long ran, waited;
+		if (file && fscanf(file, "%llu %llu", &ran, &waited) == 2)
+			sum += waited / 1e9;
+		if (file)
+			fclose(file);
+	}
+	if (threads)
+		closedir(threads);
+	return sum;
 }
 
 uint64_t mix(uint64_t z)

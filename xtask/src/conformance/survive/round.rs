@@ -18,8 +18,8 @@ use super::{FIRST_PORT, Stage};
 /// 2.34 s (4 x 4.096 us x 2^14 x 5 + 1 s).
 const RETRIES: &str = "-T 14 -r 4";
 const BOUND: Duration = Duration::from_millis(2342);
-/// For a program to start, on a machine that does other things.
-const SOON: Duration = Duration::from_secs(10);
+/// For a program to start or to be ended, on a machine that does other things.
+const SOON: Duration = Duration::from_secs(60);
 /// For a program of the connection manager to end, whose peer is gone: somebody else on its host says so.
 const CM_BOUND: Duration = Duration::from_secs(20);
 /// How often a round is drawn again whose victim had ended before the fault.
@@ -237,7 +237,7 @@ fn after_end(
     let by_exchange = matches!(plan.workload, Workload::Exchange(..) | Workload::SetUp);
     let bound = if by_exchange { BOUND } else { CM_BOUND };
     // It measures itself what it promises; this is about its end.
-    let status = pair.survivor(plan).wait(injected + bound + SOON)?;
+    let status = pair.survivor(plan).wait(injected + bound + CM_BOUND)?;
     let took = injected.elapsed();
     let Some(status) = status else {
         return Ok(Err(format!("the survivor has not ended after {took:?}")));
@@ -269,6 +269,13 @@ fn next_client(stage: &Stage<'_>, plan: &Plan, pair: &mut Pair) -> anyhow::Resul
     let line = format!("-c -a 10.77.0.1 -p {} -C 5", port(plan));
     let mut next = stage.start(plan.client_side(), "next", Path::new("/usr/bin/rping"), &line)?;
     let status = next.wait(begin + CM_BOUND)?;
+    // Rping's server ends at any rejection, as that of its answer to a client that was killed before it was connected.
+    if status.is_some_and(|status| !status.success())
+        && pair.server.output().contains("RDMA_CM_EVENT_REJECTED")
+        && pair.server.wait(begin + CM_BOUND)?.is_some_and(|end| end.code() == Some(255))
+    {
+        return Ok(Ok(("rping's end at the rejection of its answer", Some(begin.elapsed()))));
+    }
     Ok(match status {
         Some(status) if status.success() && pair.server.ended()?.is_none() => {
             Ok(("the next client is served", Some(begin.elapsed())))
