@@ -2,7 +2,6 @@
 #ifndef EXCHANGE_H
 #define EXCHANGE_H
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
@@ -18,6 +17,8 @@
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "waited.h"
 
 enum { WRONG = 1, UNREACHABLE = 3, LATE = 4, PEER_GONE = 6 };
 enum { MAX_QPS = 16, MAX_DEPTH = 16, RECEIVES = 64, SOURCE = 1 << 17 };
@@ -70,8 +71,6 @@ void exchange_unreliable(struct side *side);
 
 void die(int status, const char *format, ...) __attribute__((noreturn, format(printf, 2, 3)));
 double now(void);
-/* Seconds that the threads of this process, all together, were ready to run and did not. */
-double waited_for_processors(void);
 uint64_t mix(uint64_t z);
 void pattern(char *to, size_t len, uint64_t key);
 void swap_over_tcp(int fd, void *mine, void *theirs, size_t len);

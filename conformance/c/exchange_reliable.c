@@ -318,12 +318,15 @@ static void compare(struct side *side, const struct totals *theirs)
 
 static void say_progress(void)
 {
-	static double next;
+	static double next, waited_before;
 	static unsigned long before;
 	double t = now();
 	if (t < next)
 		return;
-	printf("at %.3f: %lu operations, %lu more, slowest %.1f ms\n", t, done_ops, done_ops - before, slowest * 1e3);
+	double waits = waited_for_processors();
+	printf("at %.3f: %lu operations, %lu more, slowest %.1f ms, waited %.1f ms for processors\n", t, done_ops,
+	       done_ops - before, slowest * 1e3, (waits - waited_before) * 1e3);
+	waited_before = waits;
 	before = done_ops;
 	slowest = 0;
 	next = t + 0.1;

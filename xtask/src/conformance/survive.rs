@@ -8,6 +8,7 @@ mod bystanders;
 mod leaks;
 mod plan;
 mod round;
+mod shared_xrc;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,7 +34,7 @@ const FIRST_SEED: u64 = 1;
 /// Of TCP and of the CM: a port for each seed.
 const FIRST_PORT: u16 = 20_000;
 /// Rounds before the first that counts, in which bystanders open what they open once in their lives.
-const WARM_UP: u64 = 6;
+const WARM_UP: u64 = 14;
 /// What an operation between bystanders may take while somebody ends.
 const BYSTANDERS_MOST: Duration = Duration::from_secs(2);
 /// What of their speed before the faults the bystanders keep after them, taken over a run, and how much of each must have
@@ -52,6 +53,7 @@ struct Stage<'a> {
     /// The programs' directory for temporary files, which they share with nobody.
     temporary: PathBuf,
     exchange: PathBuf,
+    xrc_share: PathBuf,
 }
 
 impl Stage<'_> {
@@ -125,12 +127,16 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
     }
     let hosts = Hosts::new(Topology::TwoHosts, 0, &scratch)?.context("no network namespaces")?;
     let exchange = exchange::build(&scratch)?;
-    let stage = Stage { dist, hosts, scratch: &scratch, temporary, exchange };
+    let xrc_share = exchange::compile(&scratch, "xrc_share", &["xrc_share.c", "waited.c"])?;
+    let stage = Stage { dist, hosts, scratch: &scratch, temporary, exchange, xrc_share };
     // What an earlier run left behind is not this one's.
     stage.sweep_views()?;
     let mut bystanders = Bystanders::start(&stage)?;
     for seed in 0..WARM_UP {
         round::run(&stage, &Plan::draw(seed))?;
+    }
+    if let Err(ended) = bystanders.samples()? {
+        bail!(ended);
     }
     let mut baseline = Traces::of(&stage, &bystanders)?;
 

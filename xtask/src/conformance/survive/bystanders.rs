@@ -23,7 +23,18 @@ pub(super) struct Sample {
     /// The end of the 100 ms by the monotonic clock.
     pub(super) at: f64,
     pub(super) operations: u64,
+    /// Of the slowest operation, what neither the process nor its peer was waiting for a processor.
     pub(super) slowest: Duration,
+}
+
+/// What one process says of 100 ms.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Line {
+    at: f64,
+    operations: u64,
+    /// Seconds of the slowest operation that ended, and that the process' threads were ready and did not run.
+    slowest: f64,
+    waited: f64,
 }
 
 /// Operations, and the time of one process that they took.
@@ -108,7 +119,7 @@ impl Bystanders {
 
     /// What all of them did since the last call; an error says which one has ended.
     pub(super) fn samples(&mut self) -> anyhow::Result<Result<Vec<Sample>, String>> {
-        let mut samples = Vec::new();
+        let mut said = Vec::new();
         for (process, read) in self.processes.iter_mut().zip(&mut self.read) {
             let output = process.output();
             if let Some(status) = process.ended()? {
@@ -118,10 +129,11 @@ impl Bystanders {
             // The last line may not be whole.
             let whole = output.rsplit_once('\n').map_or("", |(whole, _)| whole);
             let lines: Vec<&str> = whole.lines().collect();
-            samples.extend(lines[*read..].iter().filter_map(|line| sample(line)));
+            said.push(lines[*read..].iter().filter_map(|line| parse(line)).collect::<Vec<_>>());
             *read = lines.len();
         }
-        Ok(Ok(samples))
+        let pairs = said.chunks(2).flat_map(|pair| [(&pair[0], &pair[1]), (&pair[1], &pair[0])]);
+        Ok(Ok(pairs.flat_map(|(one, other)| samples(one, other)).collect()))
     }
 
     /// Whether all still make progress.
@@ -140,15 +152,32 @@ impl Bystanders {
     }
 }
 
-/// Reads `at 12.345: 100 operations, 20 more, slowest 1.5 ms`.
-fn sample(line: &str) -> Option<Sample> {
+/// The samples of one of a pair.
+fn samples(one: &[Line], other: &[Line]) -> Vec<Sample> {
+    let of = |line: &Line| {
+        let begin = line.at - SAMPLE - line.slowest;
+        let during = |other: &&Line| other.at >= begin && other.at - SAMPLE <= line.at;
+        let waited: f64 = one.iter().chain(other).filter(during).map(|line| line.waited).sum();
+        Sample {
+            at: line.at,
+            operations: line.operations,
+            slowest: Duration::from_secs_f64((line.slowest - waited).max(0.0)),
+        }
+    };
+    one.iter().map(of).collect()
+}
+
+/// Reads `at 12.345: 100 operations, 20 more, slowest 1.5 ms, waited 0.2 ms for processors`.
+fn parse(line: &str) -> Option<Line> {
     let (at, rest) = line.strip_prefix("at ")?.split_once(": ")?;
-    let more = rest.split_once(" operations, ")?.1.split_once(" more, slowest ")?;
-    let slowest = more.1.strip_suffix(" ms")?.parse::<f64>().ok()?;
-    Some(Sample {
+    let (more, rest) = rest.split_once(" operations, ")?.1.split_once(" more, slowest ")?;
+    let (slowest, rest) = rest.split_once(" ms, waited ")?;
+    let waited = rest.strip_suffix(" ms for processors")?;
+    Some(Line {
         at: at.parse().ok()?,
-        operations: more.0.parse().ok()?,
-        slowest: Duration::from_secs_f64(slowest / 1e3),
+        operations: more.parse().ok()?,
+        slowest: slowest.parse::<f64>().ok()? / 1e3,
+        waited: waited.parse::<f64>().ok()? / 1e3,
     })
 }
 
@@ -156,16 +185,32 @@ fn sample(line: &str) -> Option<Sample> {
 mod tests {
     use super::*;
 
+    fn line(at: f64, more: u64, slowest: f64, waited: f64) -> Line {
+        let counts = format!("1000 operations, {more} more");
+        let times = format!("slowest {slowest:.1} ms, waited {waited:.1} ms for processors");
+        parse(&format!("at {at:.3}: {counts}, {times}")).unwrap()
+    }
+
     #[test]
     fn a_rate_is_of_what_lies_wholly_between() {
-        let line = |at: f64, more: u64| {
-            sample(&format!("at {at:.3}: 1000 operations, {more} more, slowest 1.5 ms")).unwrap()
-        };
-        let samples = [line(1.0, 1), line(1.1, 2), line(1.2, 4), line(1.3, 8)];
+        let lines = [1, 2, 4, 8].map(|more| line(1.0 + more as f64 / 100.0, more, 1.5, 0.0));
+        let samples = samples(&lines, &[]);
         assert_eq!(samples[0].slowest, Duration::from_micros(1500));
-        let rate = Rate::between(&samples, 0.95, 1.25);
+        let rate = Rate::between(&samples, 0.905, 1.045);
         assert_eq!((rate.operations, rate.per_second()), (6, Some(30.0)));
         assert_eq!(Rate::between(&samples, 2.0, 3.0).per_second(), None);
-        assert_eq!(sample("connected"), None);
+        assert_eq!(parse("connected"), None);
+    }
+
+    #[test]
+    fn who_had_no_processor_was_not_slow() {
+        let slow = |waited: [f64; 2]| {
+            let one = [line(5.0, 1, 0.1, 0.0), line(8.0, 1, 3000.0, waited[0])];
+            let other = [line(4.0, 1, 0.1, 900.0), line(8.0, 1, 0.1, waited[1])];
+            samples(&one, &other)[1].slowest
+        };
+        assert_eq!(slow([0.0, 0.0]), Duration::from_secs(3));
+        assert_eq!(slow([1000.0, 1500.0]), Duration::from_millis(500));
+        assert_eq!(slow([2000.0, 1500.0]), Duration::ZERO);
     }
 }

@@ -4,7 +4,6 @@ use std::fmt;
 use std::time::Duration;
 
 use rand::rngs::SmallRng;
-use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 
 use super::super::hosts::Side;
@@ -20,9 +19,23 @@ pub(super) enum Workload {
     Rping,
     /// Connections by the hundred: most of its time is handshakes of the CM.
     Ucmatose,
+    /// An XRC domain of several processes; this one is the victim.
+    SharedXrc(Part),
 }
 
-const WORKLOADS: [Workload; 10] = [
+/// A process of those that share an XRC domain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    Initiator,
+    /// Has the SRQ.
+    Holder,
+    /// Has the target queue pair.
+    Target,
+    /// Has the target open, too.
+    Opener,
+}
+
+const WORKLOADS: [Workload; 14] = [
     Workload::Exchange("everything", "-t rc"),
     Workload::Exchange("SENDs", "-t rc -o s"),
     Workload::Exchange("WRITEs", "-t rc -o w"),
@@ -33,6 +46,10 @@ const WORKLOADS: [Workload; 10] = [
     Workload::SetUp,
     Workload::Rping,
     Workload::Ucmatose,
+    Workload::SharedXrc(Part::Initiator),
+    Workload::SharedXrc(Part::Holder),
+    Workload::SharedXrc(Part::Target),
+    Workload::SharedXrc(Part::Opener),
 ];
 
 /// What happens to the victim.
@@ -62,14 +79,15 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn draw(seed: u64) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
-        let workload = *WORKLOADS.choose(&mut rng).expect("not empty");
+        let workload = WORKLOADS[(seed % WORKLOADS.len() as u64) as usize];
         let by_exchange = matches!(workload, Workload::Exchange(..));
+        let shared = matches!(workload, Workload::SharedXrc(_));
         let by_cm = matches!(workload, Workload::Rping | Workload::Ucmatose);
         let fault = match rng.random_range(0..10) {
-            0 | 1 if by_exchange || by_cm => {
+            0 | 1 if by_exchange || by_cm || shared => {
                 Fault::Pause(Duration::from_millis(rng.random_range(1..=200)))
             }
-            2 | 3 if by_exchange || workload == Workload::Rping => Fault::Stop,
+            2 | 3 if by_exchange || shared || workload == Workload::Rping => Fault::Stop,
             4 if by_exchange => Fault::KillLauncher,
             _ => Fault::Kill,
         };
@@ -99,6 +117,12 @@ impl Plan {
         Plan { delay: self.delay / 2, ..self.clone() }
     }
 
+    /// Whether the victim may have ended before the fault because its work was done.
+    pub(super) fn ends_by_itself(&self) -> bool {
+        let limited = self.workload == Workload::Rping && matches!(self.fault, Fault::Pause(_));
+        limited || self.workload == Workload::Ucmatose
+    }
+
     /// What a row of the table tells of.
     pub(super) fn subject(&self) -> String {
         let workload = match self.workload {
@@ -106,6 +130,10 @@ impl Plan {
             Workload::SetUp => "set-up",
             Workload::Rping => "rping",
             Workload::Ucmatose => "CM handshakes (ucmatose)",
+            Workload::SharedXrc(Part::Initiator) => "a shared XRC domain: the initiator",
+            Workload::SharedXrc(Part::Holder) => "a shared XRC domain: who has the SRQ",
+            Workload::SharedXrc(Part::Target) => "a shared XRC domain: who has the target",
+            Workload::SharedXrc(Part::Opener) => "a shared XRC domain: who opened the target",
         };
         let place = if self.one_host { "one host" } else { "two hosts" };
         format!("{workload}, {place}: {}", self.fault_name())
@@ -126,6 +154,13 @@ impl Plan {
             (Workload::Rping | Workload::Ucmatose, Fault::Pause(_), _) => "both end well",
             (Workload::Exchange(..), ..) => "IBV_WC_RETRY_EXC_ERR in time, then flushes",
             (Workload::SetUp, ..) => "the same, or the end of its TCP connection",
+            (Workload::SharedXrc(_), Fault::Pause(_), _)
+            | (Workload::SharedXrc(Part::Opener), ..)
+            | (Workload::SharedXrc(Part::Target), Fault::Kill, _) => {
+                "all go on, every message and addition once"
+            }
+            (Workload::SharedXrc(Part::Initiator), ..) => "the others stay",
+            (Workload::SharedXrc(_), ..) => "IBV_WC_RETRY_EXC_ERR or IBV_WC_REM_ACCESS_ERR in time",
             (Workload::Rping, _, Side::Client) => "serves the next client",
             (Workload::Ucmatose, _, Side::Client) => "can be ended",
             _ => "ends",
@@ -139,8 +174,12 @@ impl Plan {
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let victim = if self.victim == Side::Server { "server" } else { "client" };
-        write!(f, "{} to the {victim} after {} us", self.subject(), self.delay.as_micros())
+        let victim = match (self.workload, self.victim) {
+            (Workload::SharedXrc(_), _) => "",
+            (_, Side::Server) => " to the server",
+            (_, Side::Client) => " to the client",
+        };
+        write!(f, "{}{victim} after {} us", self.subject(), self.delay.as_micros())
     }
 }
 

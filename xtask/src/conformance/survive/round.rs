@@ -12,18 +12,21 @@ use super::super::process::{Process, wait_for};
 use super::super::tools::tail;
 use super::bystanders::monotonic;
 use super::plan::{Fault, Plan, Workload};
-use super::{FIRST_PORT, Stage};
+use super::{FIRST_PORT, Stage, shared_xrc};
 
 /// Timeout and retries: with these a peer that is silent for 0.3 s is waited for, and one that is gone is given up after at most
 /// 2.34 s (4 x 4.096 us x 2^14 x 5 + 1 s).
 const RETRIES: &str = "-T 14 -r 4";
-const BOUND: Duration = Duration::from_millis(2342);
+pub(super) const BOUND: Duration = Duration::from_millis(2342);
 /// For a program to start or to be ended, on a machine that does other things.
-const SOON: Duration = Duration::from_secs(60);
+pub(super) const SOON: Duration = Duration::from_secs(60);
 /// For a program of the connection manager to end, whose peer is gone: somebody else on its host says so.
-const CM_BOUND: Duration = Duration::from_secs(20);
+pub(super) const CM_BOUND: Duration = Duration::from_secs(20);
 /// How often a round is drawn again whose victim had ended before the fault.
 const ATTEMPTS: u32 = 6;
+
+/// Of a victim whose work has no end.
+pub(super) const ENDED_BEFORE: &str = "the victim had ended by itself before the fault";
 
 /// What became of a round.
 #[derive(Debug)]
@@ -46,8 +49,26 @@ pub(super) struct Round {
     pub(super) said: String,
 }
 
+impl Round {
+    pub(super) fn not_begun(complaint: String) -> Self {
+        let verdict = Verdict::Broken(complaint);
+        Round { verdict, drawn_again: 0, times: None, said: String::new() }
+    }
+}
+
+impl Verdict {
+    /// `outcome` is none if the fault hit nobody; `end` says whether the programs could be ended.
+    pub(super) fn of(outcome: Option<Outcome>, end: Result<(), String>) -> Self {
+        match (outcome, end) {
+            (_, Err(stuck)) | (Some(Err(stuck)), _) => Verdict::Broken(stuck),
+            (None, Ok(())) => Verdict::Void,
+            (Some(Ok((what, took))), Ok(())) => Verdict::Kept(what, took),
+        }
+    }
+}
+
 /// As promised, after so long; or not, and why.
-type Outcome = Result<(&'static str, Option<Duration>), String>;
+pub(super) type Outcome = Result<(&'static str, Option<Duration>), String>;
 
 /// The two programs.
 struct Pair {
@@ -68,18 +89,24 @@ impl Pair {
         tail("server", &self.server.output()) + &tail("client", &self.client.output())
     }
 
-    /// Ends both, stopped or not; `Err` if one does not.
     fn end(&mut self) -> anyhow::Result<Result<(), String>> {
-        let mut stuck = Ok(());
-        for (name, process) in [("server", &mut self.server), ("client", &mut self.client)] {
-            process.signal(libc::SIGKILL)?;
-            if process.wait(Instant::now() + SOON)?.is_none() {
-                let id = process.id();
-                stuck = Err(format!("the {name} ({id}) does not end after SIGKILL"));
-            }
-        }
-        Ok(stuck)
+        end([("server", &mut self.server), ("client", &mut self.client)])
     }
+}
+
+/// Ends programs, stopped or not; the inner error names one that does not end.
+pub(super) fn end<'a>(
+    programs: impl IntoIterator<Item = (&'static str, &'a mut Process)>,
+) -> anyhow::Result<Result<(), String>> {
+    let mut stuck = Ok(());
+    for (name, process) in programs {
+        process.signal(libc::SIGKILL)?;
+        if process.wait(Instant::now() + SOON)?.is_none() {
+            let id = process.id();
+            stuck = Err(format!("the {name} ({id}) does not end after SIGKILL"));
+        }
+    }
+    Ok(stuck)
 }
 
 /// Runs one; with the fault earlier, where the victim had ended before it.
@@ -97,42 +124,41 @@ pub(super) fn run(stage: &Stage<'_>, plan: &Plan) -> anyhow::Result<Round> {
 }
 
 fn attempt(stage: &Stage<'_>, plan: &Plan) -> anyhow::Result<Round> {
+    if let Workload::SharedXrc(part) = plan.workload {
+        return shared_xrc::attempt(stage, plan, part);
+    }
     let mut pair = match start(stage, plan)? {
         Ok(pair) => pair,
-        Err(complaint) => {
-            return Ok(Round {
-                verdict: Verdict::Broken(complaint),
-                drawn_again: 0,
-                times: None,
-                said: String::new(),
-            });
-        }
+        Err(complaint) => return Ok(Round::not_begun(complaint)),
     };
     let begin = monotonic();
     sleep(plan.delay);
     let (injected, at) = (Instant::now(), monotonic());
-    let signal = match plan.fault {
-        Fault::Kill | Fault::KillLauncher => libc::SIGKILL,
-        Fault::Pause(_) | Fault::Stop => libc::SIGSTOP,
-    };
-    pair.victim(plan).signal(signal)?;
-    let outcome = match (took_effect(pair.victim(plan), signal)?, plan.fault) {
-        (false, _) => None,
-        (true, Fault::Pause(time)) => {
-            sleep(time);
-            pair.victim(plan).signal(libc::SIGCONT)?;
-            Some(after_pause(plan, &mut pair)?)
-        }
+    let outcome = match (inject(plan.fault, pair.victim(plan))?, plan.fault) {
+        (false, _) if plan.ends_by_itself() => None,
+        (false, _) => Some(Err(ENDED_BEFORE.into())),
+        (true, Fault::Pause(_)) => Some(after_pause(plan, &mut pair)?),
         (true, _) => Some(after_end(stage, plan, &mut pair, injected)?),
     };
     let times = Some([begin, at, monotonic()]);
     let said = pair.said();
-    let verdict = match (outcome, pair.end()?) {
-        (_, Err(stuck)) | (Some(Err(stuck)), _) => Verdict::Broken(stuck),
-        (None, Ok(())) => Verdict::Void,
-        (Some(Ok((what, took))), Ok(())) => Verdict::Kept(what, took),
-    };
+    let verdict = Verdict::of(outcome, pair.end()?);
     Ok(Round { verdict, drawn_again: 0, times, said })
+}
+
+/// Injects a fault, with the end of a pause, and says whether it hit.
+pub(super) fn inject(fault: Fault, victim: &mut Process) -> anyhow::Result<bool> {
+    let signal = match fault {
+        Fault::Kill | Fault::KillLauncher => libc::SIGKILL,
+        Fault::Pause(_) | Fault::Stop => libc::SIGSTOP,
+    };
+    victim.signal(signal)?;
+    let hit = took_effect(victim, signal)?;
+    if let Fault::Pause(time) = fault {
+        sleep(time);
+        victim.signal(libc::SIGCONT)?;
+    }
+    Ok(hit)
 }
 
 /// Whether it was the signal that ended or stopped the victim: it may have ended by itself before.
@@ -180,6 +206,7 @@ fn start(stage: &Stage<'_>, plan: &Plan) -> anyhow::Result<Result<Pair, String>>
             format!("-b 10.77.0.1 -p {port} -c 500"),
             format!("-s 10.77.0.1 -p {port} -c 500"),
         ),
+        Workload::SharedXrc(_) => unreachable!("has programs of its own"),
     };
     let launched = plan.fault == Fault::KillLauncher;
     let start = |side, name: &str, line: &str, is_victim: bool| {
@@ -216,7 +243,7 @@ fn start(stage: &Stage<'_>, plan: &Plan) -> anyhow::Result<Result<Pair, String>>
     Ok(Ok(Pair { server, client }))
 }
 
-fn port(plan: &Plan) -> u16 {
+pub(super) fn port(plan: &Plan) -> u16 {
     FIRST_PORT + (plan.seed % 10_000) as u16
 }
 
@@ -316,16 +343,14 @@ fn ends_well(plan: &Plan, pair: &mut Pair) -> anyhow::Result<Outcome> {
     Ok(Ok(("both end well", None)))
 }
 
+/// How many times 100 ms a program has done something in.
+pub(super) fn progress(process: &Process) -> usize {
+    let output = process.output();
+    output.lines().filter(|line| line.starts_with("at ") && !line.contains(", 0 more")).count()
+}
+
 /// Both make progress again.
 fn go_on(pair: &mut Pair) -> anyhow::Result<Outcome> {
-    let progress = |process: &Process| {
-        // Numbers of operations in the last 100 ms that are not zero.
-        process
-            .output()
-            .lines()
-            .filter(|line| line.starts_with("at ") && !line.contains(", 0 more"))
-            .count()
-    };
     let before = [progress(&pair.server), progress(&pair.client)];
     let mut ended = None;
     let on = wait_for(Instant::now() + SOON, || {
