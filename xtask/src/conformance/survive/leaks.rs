@@ -14,6 +14,10 @@ use super::{Bystanders, Stage};
 /// In which what was left must be gone: others look once a second.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Sending sockets of a process: one for each slot that a peer can have, and family, opened when somebody with that slot is
+/// first sent something (`net/src/udp/lanes.rs`), be it for a process that has ended.
+const MOST_LANES: usize = 512;
+
 /// What a launcher's private tree is called.
 const VIEW: &str = "anyverbs-view-";
 
@@ -93,10 +97,22 @@ fn held(id: u32) -> anyhow::Result<BTreeMap<String, usize>> {
     let entries = fs::read_dir(&folder).with_context(|| format!("cannot read {folder}"))?;
     // One that was closed meanwhile leads nowhere.
     let descriptors = entries.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
+    let table = |name: &str| fs::read_to_string(format!("/proc/{id}/net/{name}"));
+    let udp =
+        table("udp").context("cannot read the UDP sockets")? + &table("udp6").unwrap_or_default();
     let mut kinds = BTreeMap::new();
+    let mut lanes = 0;
     for target in descriptors {
-        *kinds.entry(format!("descriptors of {}", kind(&target.to_string_lossy()))).or_default() +=
-            1;
+        let target = target.to_string_lossy();
+        if is_lane(&udp, &target) {
+            lanes += 1;
+        // What `exchange` itself looks up now and then.
+        } else if !target.starts_with("/proc/") {
+            *kinds.entry(format!("descriptors of {}", kind(&target))).or_default() += 1;
+        }
+    }
+    if lanes > MOST_LANES {
+        kinds.insert("sending sockets".to_owned(), lanes);
     }
     let maps = fs::read_to_string(format!("/proc/{id}/maps")).context("cannot read maps")?;
     let shared = |line: &&str| line.split(' ').nth(1).is_some_and(|mode| mode.ends_with('s'));
@@ -105,6 +121,20 @@ fn held(id: u32) -> anyhow::Result<BTreeMap<String, usize>> {
         *kinds.entry(format!("mappings of {}", kind(target))).or_default() += 1;
     }
     Ok(kinds)
+}
+
+/// Whether a link of `/proc/PID/fd` leads to a socket by which the device sends: UDP, at another port than RoCE's. `udp` are
+/// lines as in `/proc/net/udp`.
+fn is_lane(udp: &str, target: &str) -> bool {
+    let Some(inode) = target.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']'))
+    else {
+        return false;
+    };
+    udp.lines().any(|line| {
+        let mut fields = line.split_ascii_whitespace();
+        let port = fields.nth(1).and_then(|address| address.rsplit_once(':'));
+        fields.nth(7) == Some(inode) && port.is_some_and(|(_, port)| port != "12B7")
+    })
 }
 
 /// What a link of `/proc/PID/fd` leads to, without its number: `socket:[12345]` is a `socket`.
@@ -162,6 +192,11 @@ mod tests {
             "a bystander holds 5 descriptors of socket, not 4"
         );
         assert_eq!(now.excess(&before), None);
+        let udp = "   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
+             12: 00000000:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 77 2 0 0\n\
+             13: 00000000:D7A8 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 78 2 0 0\n";
+        assert!(is_lane(udp, "socket:[78]"));
+        assert!(!is_lane(udp, "socket:[77]") && !is_lane(udp, "socket:[7]"));
         assert_eq!(kind("socket:[12345]"), "socket");
         assert_eq!(kind("anon_inode:[eventfd]"), "anon_inode:[eventfd]");
         assert_eq!(kind("/memfd:anyverbs (deleted)"), "/memfd:anyverbs (deleted)");
