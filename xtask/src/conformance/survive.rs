@@ -263,7 +263,7 @@ fn speeds<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> (Rate, Rate) {
 
 fn table(entries: &[Entry], seed: u64) -> String {
     let mut text = String::from(
-        "| what two programs do, and what happens to one | rounds | promised of the other | as promised | slowest | slowest operation of the bystanders |\n\
+        "| what programs do, and what happens to one | rounds | promised of the survivors | as promised | slowest | slowest operation of the bystanders |\n\
          |---|---|---|---|---|---|\n",
     );
     let mut rows: Vec<(String, &str)> =
