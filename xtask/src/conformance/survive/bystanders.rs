@@ -196,7 +196,7 @@ mod tests {
         let lines = [1, 2, 4, 8].map(|more| line(1.0 + more as f64 / 100.0, more, 1.5, 0.0));
         let samples = samples(&lines, &[]);
         assert_eq!(samples[0].slowest, Duration::from_micros(1500));
-        let rate = Rate::between(&samples, 0.905, 1.045);
+        let rate = Rate::between(&samples, 0.915, 1.045);
         assert_eq!((rate.operations, rate.per_second()), (6, Some(30.0)));
         assert_eq!(Rate::between(&samples, 2.0, 3.0).per_second(), None);
         assert_eq!(parse("connected"), None);
