@@ -16,8 +16,9 @@
  *   -w          unreliable: every message must arrive
  *
  * Ends with 0 if everything was right; 3 if each queue pair ended as it must when its peer cannot be reached: with
- * IBV_WC_RETRY_EXC_ERR, then flushes, within 4 x 4.096 us x 2^timeout x (retries + 1) + 1 s of the last sign of life; 6 if the
- * other ended during the set-up or when all was done. Anything else is wrong.
+ * IBV_WC_RETRY_EXC_ERR, then flushes, within 4 x 4.096 us x 2^timeout x (retries + 1) + 1 s of the last sign of life, not
+ * counted what its threads waited for a processor meanwhile; 6 if the other ended during the set-up or when all was done.
+ * Anything else is wrong.
  */
 #include "exchange.h"
 

@@ -18,6 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "waited.h"
+
 enum { WRONG = 1, UNREACHABLE = 3, LATE = 4, PEER_GONE = 6 };
 enum { MAX_QPS = 16, MAX_DEPTH = 16, RECEIVES = 64, SOURCE = 1 << 18 };
 

@@ -133,7 +133,8 @@ fn sweep(base: &Path, newborn: Duration) {
             Ok(lock) => unsafe {
                 libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0
             },
-            Err(error) => unfinished && error.kind() == io::ErrorKind::NotFound,
+            // A finished tree has had its lock from the beginning: who removed it was killed before it was done.
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
         };
         if is_dead {
             let _ = fs::remove_dir_all(path);
@@ -377,6 +378,11 @@ mod tests {
         sweep(&base, NEWBORN);
         assert!(live.path().exists() && unfinished.exists());
         assert!(!dead_path.exists());
+        // Its removal was cut short: the lock went first.
+        let half_removed = base.join(format!("{PREFIX}1-0"));
+        fs::create_dir_all(half_removed.join("sys")).unwrap();
+        sweep(&base, NEWBORN);
+        assert!(!half_removed.exists());
         sweep(&base, Duration::ZERO);
         assert!(!unfinished.exists());
         assert!(live.path().exists());

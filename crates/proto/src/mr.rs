@@ -1,13 +1,11 @@
 //! Memory regions: keys, and the check of every access (IBA 10.6).
 //!
-//! Readers take no lock. A slot's one state word holds a valid bit and the number of accesses in progress: an access
-//! adds itself, then looks at the bit; deregistration clears the bit, then waits for the number to fall to
-//! zero. The other fields change only while the bit is clear and the number is zero, so whoever counted
-//! itself in and saw the bit may read them.
+//! Readers take no lock ([`uses`]).
 
+#[doc(hidden)]
+pub mod uses;
 mod window;
 
-use std::hint;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -18,6 +16,7 @@ use thiserror::Error;
 
 use crate::types::Qpn;
 
+use self::uses::{Use, Uses};
 pub use window::{Bind, BindError, WindowType};
 
 bitflags! {
@@ -114,7 +113,6 @@ pub enum KeyError {
     Access,
 }
 
-const VALID: u64 = 1 << 63;
 /// A key is index and tag: the low bits are random, anew at each registration.
 const TAG_BITS: u32 = 14;
 const TAG_MASK: u32 = (1 << TAG_BITS) - 1;
@@ -137,7 +135,7 @@ enum Bound {
 
 #[derive(Default)]
 struct Slot {
-    state: AtomicU64,
+    uses: Uses,
     lkey: AtomicU32,
     rkey: AtomicU32,
     pd: AtomicU32,
@@ -202,7 +200,7 @@ impl MrTable {
         slot.lkey.store(keys.lkey, Ordering::Relaxed);
         slot.rkey.store(keys.rkey, Ordering::Relaxed);
         slot.store(region);
-        slot.state.fetch_or(VALID, Ordering::Release);
+        slot.uses.open();
         Some(keys)
     }
 
@@ -261,7 +259,7 @@ impl MrTable {
         let slot = self.retire(keys.lkey, Bound::Refuses)?;
         slot.rkey.store(keys.rkey, Ordering::Relaxed);
         slot.store(region);
-        slot.state.fetch_or(VALID, Ordering::Release);
+        slot.uses.open();
         Ok(())
     }
 
@@ -274,7 +272,7 @@ impl MrTable {
     pub fn invalidate(&self, rkey: u32, pd: u32, qpn: Option<Qpn>) -> Result<(), KeyError> {
         let mut bindings = self.bindings();
         let held = self.slot(rkey).and_then(Slot::hold).ok_or(KeyError::Key)?;
-        let slot = held.0;
+        let slot = held.slot;
         if rkey == 0 || slot.rkey.load(Ordering::Relaxed) != rkey {
             return Err(KeyError::Key);
         }
@@ -299,7 +297,7 @@ impl MrTable {
         {
             let mut bindings = self.bindings();
             let held = slot.hold().ok_or(RetireError::Key)?;
-            if lkey == 0 || held.0.lkey.load(Ordering::Relaxed) != lkey {
+            if lkey == 0 || held.slot.lkey.load(Ordering::Relaxed) != lkey {
                 return Err(RetireError::Key);
             }
             if slot.bound.load(Ordering::Relaxed) != 0 {
@@ -309,9 +307,9 @@ impl MrTable {
                     Bound::Unbinds => self.unbind_all(lkey, &mut bindings),
                 }
             }
-            slot.state.fetch_and(!VALID, Ordering::AcqRel);
+            slot.uses.close();
         }
-        slot.drain();
+        slot.uses.drain();
         Ok(slot)
     }
 
@@ -337,7 +335,7 @@ impl MrTable {
         need: Access,
     ) -> Result<Hold<'_>, KeyError> {
         let hold = self.find(rkey, |s| s.rkey.load(Ordering::Relaxed), pd, va, len, need)?;
-        if hold.of_window && !hold.held.0.admits(qpn) {
+        if hold.of_window && !hold.held.slot.admits(qpn) {
             return Err(KeyError::Access);
         }
         Ok(hold)
@@ -373,7 +371,7 @@ impl MrTable {
         need: Access,
     ) -> Result<Hold<'_>, KeyError> {
         let held = self.slot(key).and_then(Slot::hold).ok_or(KeyError::Key)?;
-        let slot = held.0;
+        let slot = held.slot;
         if key_of(slot) != key {
             return Err(KeyError::Key);
         }
@@ -417,9 +415,8 @@ impl std::fmt::Debug for MrTable {
 
 impl Slot {
     fn hold(&self) -> Option<Held<'_>> {
-        let before = self.state.fetch_add(1, Ordering::Acquire);
-        let held = Held(self);
-        (before & VALID != 0).then_some(held)
+        let in_use = self.uses.begin()?;
+        Some(Held { slot: self, _use: in_use })
     }
 
     fn access(&self) -> Access {
@@ -432,15 +429,6 @@ impl Slot {
         bound == 0 || bound == qpn.get()
     }
 
-    /// Waits until no access is in progress; its valid bit is clear.
-    fn drain(&self) {
-        let mut spins = 0u32;
-        while self.state.load(Ordering::Acquire) & !VALID != 0 {
-            spins += 1;
-            if spins.is_multiple_of(64) { std::thread::yield_now() } else { hint::spin_loop() }
-        }
-    }
-
     fn store(&self, region: Region) {
         self.pd.store(region.pd, Ordering::Relaxed);
         self.access.store(region.access.bits(), Ordering::Relaxed);
@@ -450,12 +438,10 @@ impl Slot {
     }
 }
 
-struct Held<'a>(&'a Slot);
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        self.0.state.fetch_sub(1, Ordering::Release);
-    }
+/// A slot whose fields stay as they are.
+struct Held<'a> {
+    slot: &'a Slot,
+    _use: Use<'a>,
 }
 
 /// An access in progress: the region cannot be deregistered while this lives.

@@ -10,14 +10,24 @@ use crate::{packages, workspace};
 
 /// Compiles it into a folder, against the system's headers.
 pub(super) fn build(folder: &Path) -> anyhow::Result<PathBuf> {
+    let sources = [
+        "exchange.c",
+        "exchange_side.c",
+        "exchange_reliable.c",
+        "exchange_unreliable.c",
+        "waited.c",
+    ];
+    compile(folder, "exchange", &sources)
+}
+
+/// Compiles a program of `conformance/c`.
+pub(super) fn compile(folder: &Path, name: &str, sources: &[&str]) -> anyhow::Result<PathBuf> {
     packages::ensure(&[packages::CC, packages::LIBC6_DEV, packages::LIBIBVERBS_DEV])?;
-    let program = folder.join("exchange");
-    let sources = workspace::root().join("conformance/c");
+    let program = folder.join(name);
+    let from = workspace::root().join("conformance/c");
     let mut compile = Command::new("cc");
     compile.args(["-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", "-O2", "-o"]).arg(&program);
-    for name in ["exchange.c", "exchange_side.c", "exchange_reliable.c", "exchange_unreliable.c"] {
-        compile.arg(sources.join(name));
-    }
-    quiet(compile.arg("-libverbs")).context("exchange does not compile")?;
+    compile.args(sources.iter().map(|source| from.join(source)));
+    quiet(compile.arg("-libverbs")).with_context(|| format!("{name} does not compile"))?;
     Ok(program)
 }

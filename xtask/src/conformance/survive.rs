@@ -1,12 +1,14 @@
 //! Processes that are killed or stopped at random moments, while others talk on.
 //!
-//! Each round draws what two programs do, on one host or on two, which of them is struck, how and when. The other one must
-//! end with the right error in time, or go on; nothing of the struck one may stay; and two pairs of bystanders, one on one
-//! host and one between the hosts, talk on all the time.
+//! Each round draws what two programs do, on one host or on two, which of them is the victim of which fault, and when. The
+//! survivor must end with the right error in time, or go on; nothing of the victim may stay; and two pairs of bystanders, one
+//! on one host and one between the hosts, talk on all the time at their speed.
 
 mod bystanders;
 mod leaks;
+mod plan;
 mod round;
+mod shared_xrc;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,9 +17,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
-use self::bystanders::Bystanders;
+use self::bystanders::{Bystanders, Rate};
 use self::leaks::Traces;
-use self::round::{Plan, Verdict};
+use self::plan::Plan;
+use self::round::{Round, Verdict};
 use super::hosts::{Hosts, Side, Topology, sweep};
 use super::process::{Process, quiet};
 use super::{Selection, Tally, exchange};
@@ -28,8 +31,16 @@ use crate::{interrupt, packages, page, workspace};
 const ROUNDS: u64 = 40;
 const ALL_ROUNDS: u64 = 500;
 const FIRST_SEED: u64 = 1;
-/// What an operation between others may take while somebody ends.
+/// Of TCP and of the CM: a port for each seed.
+const FIRST_PORT: u16 = 20_000;
+/// Rounds before the first that counts, in which bystanders open what they open once in their lives.
+const WARM_UP: u64 = 14;
+/// What an operation between bystanders may take while somebody ends.
 const BYSTANDERS_MOST: Duration = Duration::from_secs(2);
+/// What of their speed before the faults the bystanders keep after them, taken over a run, and how much of each must have
+/// been seen. Before, two programs more use the processors.
+const SPEED_KEPT: f64 = 0.8;
+const SPEED_SEEN: f64 = 20.0;
 
 const BEGIN: &str =
     "<!-- result: written by `cargo xtask conformance survive --all --write-docs` -->";
@@ -39,7 +50,10 @@ struct Stage<'a> {
     dist: &'a Dist,
     hosts: Hosts,
     scratch: &'a Path,
+    /// The programs' directory for temporary files, which they share with nobody.
+    temporary: PathBuf,
     exchange: PathBuf,
+    xrc_share: PathBuf,
 }
 
 impl Stage<'_> {
@@ -54,6 +68,7 @@ impl Stage<'_> {
         let mut command = self.hosts.command(side, program);
         command.args(words.split_ascii_whitespace());
         command.env("LD_LIBRARY_PATH", self.dist.lib()).current_dir(self.scratch);
+        self.keep_apart(&mut command);
         Process::start(&mut command, &self.scratch.join(format!("{name}.out")))
     }
 
@@ -68,8 +83,30 @@ impl Stage<'_> {
         let mut command = self.hosts.command(side, &self.dist.anyverbs());
         command.args(["run", "--"]).arg(program).args(words.split_ascii_whitespace());
         command.current_dir(self.scratch);
+        self.keep_apart(&mut command);
         Process::start(&mut command, &self.scratch.join(format!("{name}.out")))
     }
+
+    /// A launcher removes the views that killed ones have left.
+    fn sweep_views(&self) -> anyhow::Result<()> {
+        let mut launcher = Command::new(self.dist.anyverbs());
+        self.keep_apart(&mut launcher);
+        quiet(launcher.args(["run", "--", "true"])).map(|_| ())
+    }
+
+    fn keep_apart(&self, command: &mut Command) {
+        command.env("TMPDIR", &self.temporary).env_remove("XDG_RUNTIME_DIR");
+    }
+}
+
+/// What a round came to, for the table.
+struct Entry {
+    plan: Plan,
+    round: Round,
+    /// The slowest operation of the bystanders, and their rates while both programs worked and after the fault.
+    slowest: Duration,
+    before: Rate,
+    after: Rate,
 }
 
 /// Runs the rounds and says what became of them.
@@ -78,7 +115,9 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
     let rounds = selection.rounds.unwrap_or(if selection.all { ALL_ROUNDS } else { ROUNDS });
     let seed = selection.seed.unwrap_or(FIRST_SEED);
     let scratch = workspace::target().join("conformance/survive");
-    fs::create_dir_all(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;
+    let temporary = scratch.join("tmp");
+    fs::create_dir_all(&temporary)
+        .with_context(|| format!("cannot make {}", temporary.display()))?;
     sweep();
     println!("survive: {rounds} rounds");
     // SAFETY: cannot fail and touches no memory.
@@ -87,13 +126,21 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
         return Ok(Tally { skipped: 1, ..Tally::default() });
     }
     let hosts = Hosts::new(Topology::TwoHosts, 0, &scratch)?.context("no network namespaces")?;
-    let stage = Stage { dist, hosts, scratch: &scratch, exchange: exchange::build(&scratch)? };
+    let exchange = exchange::build(&scratch)?;
+    let xrc_share = exchange::compile(&scratch, "xrc_share", &["xrc_share.c", "waited.c"])?;
+    let stage = Stage { dist, hosts, scratch: &scratch, temporary, exchange, xrc_share };
     // What an earlier run left behind is not this one's.
-    sweep_views(dist)?;
+    stage.sweep_views()?;
     let mut bystanders = Bystanders::start(&stage)?;
-    let before = Traces::of(&stage, &bystanders)?;
+    for seed in 0..WARM_UP {
+        round::run(&stage, &Plan::draw(seed))?;
+    }
+    if let Err(ended) = bystanders.samples()? {
+        bail!(ended);
+    }
+    let mut baseline = Traces::of(&stage, &bystanders)?;
 
-    let (mut tally, mut verdicts) = (Tally::default(), Vec::new());
+    let (mut tally, mut entries) = (Tally::default(), Vec::new());
     for number in 0..rounds {
         interrupt::check()?;
         let plan = Plan::draw(seed + number);
@@ -101,95 +148,168 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
             continue;
         }
         let started = Instant::now();
-        let mut verdict = round::run(&stage, &plan)?;
-        if verdict.complaint.is_none() {
-            verdict.complaint = before.left_behind(&stage, &bystanders)?;
-        }
-        let slowest = bystanders.slowest()?;
-        if verdict.complaint.is_none() && slowest > BYSTANDERS_MOST {
-            verdict.complaint = Some(format!("a bystander's operation took {slowest:?}"));
-        }
-        let head = format!("[{:>3}/{rounds}] seed {} {plan}", number + 1, seed + number);
+        let mut entry = play(&stage, plan, &mut bystanders, &mut baseline)?;
+        let head = format!("[{:>3}/{rounds}] seed {} {}", number + 1, seed + number, entry.plan);
         let seconds = started.elapsed().as_secs_f64();
-        match &verdict.complaint {
-            None => {
+        match &mut entry.round.verdict {
+            Verdict::Kept(what, took) => {
                 tally.passed += 1;
-                let took = verdict
-                    .took
-                    .map_or(String::new(), |took| format!(" after {} ms", took.as_millis()));
-                println!(
-                    "ok   {head}: {}{took}; others at most {} ms  ({seconds:.1} s)",
-                    verdict.what,
-                    slowest.as_millis()
-                );
+                let took =
+                    took.map_or(String::new(), |took| format!(" after {} ms", took.as_millis()));
+                let most = entry.slowest.as_millis();
+                println!("ok   {head}: {what}{took}; others at most {most} ms  ({seconds:.1} s)");
             }
-            Some(complaint) => {
+            Verdict::Void => {
+                tally.skipped += 1;
+                println!("skip {head}: the victim ended before the fault each time");
+            }
+            Verdict::Broken(complaint) => {
                 tally.failed += 1;
-                println!("FAIL {head}: {complaint}  ({seconds:.1} s)\n{}", verdict.said);
+                println!("FAIL {head}: {complaint}  ({seconds:.1} s)\n{}", entry.round.said);
                 println!(
                     "  again: cargo xtask conformance survive --rounds 1 --seed {}",
                     seed + number
                 );
             }
         }
-        verdicts.push((plan, verdict, slowest));
+        entries.push(entry);
     }
-    if tally.passed + tally.failed == 0 {
+    if entries.is_empty() {
         bail!("no round has that in its name");
     }
-    if let Some(complaint) = after(&stage, &mut bystanders)? {
+    for complaint in after(&stage, &mut bystanders, &entries)? {
         tally.failed += 1;
         println!("FAIL in the end: {complaint}");
     }
-    println!("survive: {tally}");
+    let drawn_again: u32 = entries.iter().map(|entry| entry.round.drawn_again).sum();
+    println!("survive: {tally}; {drawn_again} times the victim had ended before the fault");
     if selection.write_docs {
-        let text = table(&verdicts, seed);
+        let text = table(&entries, seed);
         page::write(&workspace::root().join("docs/reliability.md"), BEGIN, &text)?;
     }
     Ok(tally)
 }
 
-/// What is still to be seen when all rounds are over.
-fn after(stage: &Stage<'_>, bystanders: &mut Bystanders) -> anyhow::Result<Option<String>> {
-    sweep_views(stage.dist)?;
-    let left = leaks::views();
-    if !left.is_empty() {
-        return Ok(Some(format!("views of killed launchers stay: {left:?}")));
+/// Runs a round, and looks for what it left behind and how the bystanders fared.
+fn play(
+    stage: &Stage<'_>,
+    plan: Plan,
+    bystanders: &mut Bystanders,
+    baseline: &mut Traces,
+) -> anyhow::Result<Entry> {
+    let mut round = round::run(stage, &plan)?;
+    let mut complaint = baseline.left_behind(stage, bystanders)?;
+    let samples = match bystanders.samples()? {
+        Ok(samples) => samples,
+        Err(ended) => {
+            complaint = Some(ended);
+            *bystanders = Bystanders::start(stage)?;
+            *baseline = Traces::of(stage, bystanders)?;
+            Vec::new()
+        }
+    };
+    let slowest = samples.iter().map(|sample| sample.slowest).max().unwrap_or_default();
+    if slowest > BYSTANDERS_MOST {
+        complaint = complaint.or(Some(format!("a bystander's operation took {slowest:?}")));
     }
-    bystanders.finish()
+    if let Some(complaint) = complaint
+        && !matches!(round.verdict, Verdict::Broken(_))
+    {
+        round.verdict = Verdict::Broken(complaint);
+    }
+    let rate = |from, to| Rate::between(&samples, from, to);
+    let (before, after) = match round.times {
+        Some([begin, fault, end]) if !matches!(round.verdict, Verdict::Void) => {
+            (rate(begin, fault), rate(fault, end))
+        }
+        _ => Default::default(),
+    };
+    Ok(Entry { plan, round, slowest, before, after })
 }
 
-/// A launcher removes what killed ones have left.
-fn sweep_views(dist: &Dist) -> anyhow::Result<()> {
-    quiet(Command::new(dist.anyverbs()).args(["run", "--", "true"])).map(|_| ())
+/// What is still to be seen when all rounds are over.
+fn after(
+    stage: &Stage<'_>,
+    bystanders: &mut Bystanders,
+    entries: &[Entry],
+) -> anyhow::Result<Vec<String>> {
+    let mut complaints = Vec::new();
+    stage.sweep_views()?;
+    let left = leaks::views(&stage.temporary);
+    if !left.is_empty() {
+        complaints.push(format!("views of killed launchers stay: {left:?}"));
+    }
+    complaints.extend(bystanders.finish()?);
+    let (before, after) = speeds(entries);
+    if let (Some(was), Some(is)) = (before.per_second(), after.per_second()) {
+        println!("bystanders: {was:.0} operations/s each before the faults, {is:.0} after them");
+        let seen = before.seconds.min(after.seconds) >= SPEED_SEEN;
+        if seen && is < was * SPEED_KEPT {
+            complaints.push(format!("the bystanders fell from {was:.0} to {is:.0} operations/s"));
+        }
+    }
+    Ok(complaints)
 }
 
-fn table(verdicts: &[(Plan, Verdict, Duration)], seed: u64) -> String {
+/// Of the bystanders, before and after all faults of these rounds.
+fn speeds<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> (Rate, Rate) {
+    let (mut before, mut after) = (Rate::default(), Rate::default());
+    for entry in entries {
+        before += entry.before;
+        after += entry.after;
+    }
+    (before, after)
+}
+
+fn table(entries: &[Entry], seed: u64) -> String {
     let mut text = String::from(
-        "| what two programs do, and what happens to one | rounds | promised of the other | as promised | slowest | slowest operation of the bystanders |\n\
+        "| what programs do, and what happens to one | rounds | promised of the survivors | as promised | slowest | slowest operation of the bystanders |\n\
          |---|---|---|---|---|---|\n",
     );
     let mut rows: Vec<(String, &str)> =
-        verdicts.iter().map(|(plan, ..)| (plan.subject(), plan.promise())).collect();
+        entries.iter().map(|entry| (entry.plan.subject(), entry.plan.promise())).collect();
     rows.sort();
     rows.dedup();
-    for (subject, promise) in rows {
-        let of: Vec<_> = verdicts
+    for row in rows {
+        let of: Vec<_> = entries
             .iter()
-            .filter(|(plan, ..)| (plan.subject(), plan.promise()) == (subject.clone(), promise))
+            .filter(|entry| (entry.plan.subject(), entry.plan.promise()) == row)
+            .filter(|entry| !matches!(entry.round.verdict, Verdict::Void))
             .collect();
-        let kept = of.iter().filter(|(_, verdict, _)| verdict.complaint.is_none()).count();
-        let slowest = of.iter().filter_map(|(_, verdict, _)| verdict.took).max();
-        let slowest = slowest.map_or("-".into(), |took| format!("{} ms", took.as_millis()));
-        let others = of.iter().map(|(.., slowest)| *slowest).max().unwrap_or_default();
+        let took = of.iter().filter_map(|entry| match entry.round.verdict {
+            Verdict::Kept(_, took) => Some(took),
+            _ => None,
+        });
+        let kept = took.clone().count();
+        let slowest =
+            took.flatten().max().map_or("-".into(), |took| format!("{} ms", took.as_millis()));
+        let others = of.iter().map(|entry| entry.slowest).max().unwrap_or_default();
+        let (subject, promise) = row;
         text += &format!(
             "| {subject} | {} | {promise} | {kept} | {slowest} | {} ms |\n",
             of.len(),
             others.as_millis()
         );
     }
+    text += "\n| fault | bystanders before, each | after |\n|---|---|---|\n";
+    let mut faults: Vec<&str> = entries.iter().map(|entry| entry.plan.fault_name()).collect();
+    faults.sort_unstable();
+    faults.dedup();
+    for fault in faults {
+        let (before, after) =
+            speeds(entries.iter().filter(|entry| entry.plan.fault_name() == fault));
+        let shown = |rate: Rate| {
+            rate.per_second().map_or("-".into(), |rate| format!("{rate:.0} operations/s"))
+        };
+        text += &format!("| {fault} | {} | {} |\n", shown(before), shown(after));
+    }
+    let drawn_again: u32 = entries.iter().map(|entry| entry.round.drawn_again).sum();
+    let void = entries.iter().filter(|entry| matches!(entry.round.verdict, Verdict::Void)).count();
     text + &format!(
-        "\nSeeds from {seed}. One of them again: `cargo xtask conformance survive --rounds 1 --seed {seed}`."
+        "\n{} rounds, seeds from {seed}; {drawn_again} times the victim had ended by itself before the fault, and the round was drawn again with an \
+         earlier one; {void} rounds are not counted because that never helped. One of them again: \
+         `cargo xtask conformance survive --rounds 1 --seed {seed}`.",
+        entries.len()
     )
 }
 

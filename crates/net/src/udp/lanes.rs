@@ -36,7 +36,7 @@ impl Lane {
     }
 }
 
-/// All lanes of a port, opened when first used.
+/// All lanes of a port, opened when first used and closed with the port: at most 256 of a family.
 #[derive(Debug)]
 pub(crate) struct Lanes {
     lanes: [Box<[OnceLock<Lane>]>; 2],
@@ -120,4 +120,22 @@ fn bind(socket: &Socket, any: std::net::IpAddr) -> io::Result<()> {
         }
     }
     socket.bind(&SocketAddr::new(any, 0).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_is_opened_once() {
+        let lanes = Lanes::new(false, false);
+        for _ in 0..2 {
+            for number in [0, 7, 255] {
+                lanes.lane(Family::V4, number).unwrap();
+            }
+        }
+        assert_eq!(lanes.opened().count(), 3);
+        let [port, again] = [7, 7].map(|number| lanes.lane(Family::V4, number).unwrap().port);
+        assert_eq!(port, again);
+    }
 }

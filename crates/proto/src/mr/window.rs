@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use thiserror::Error;
 
-use super::{Access, KeyError, MrTable, Slot, VALID};
+use super::{Access, KeyError, MrTable, Slot};
 use crate::types::Qpn;
 
 /// `enum ibv_mw_type`.
@@ -83,7 +83,7 @@ impl MrTable {
         slot.rkey.store(keys.rkey, Ordering::Relaxed);
         slot.pd.store(pd, Ordering::Relaxed);
         slot.store_unbound(kind);
-        slot.state.fetch_or(VALID, Ordering::Release);
+        slot.uses.open();
         Some(keys.rkey)
     }
 
@@ -92,8 +92,8 @@ impl MrTable {
         let mut bindings = self.bindings();
         let Some(slot) = self.window(window) else { return false };
         let key = slot.rkey.load(Ordering::Relaxed);
-        slot.state.fetch_and(!VALID, Ordering::AcqRel);
-        slot.drain();
+        slot.uses.close();
+        slot.uses.drain();
         self.unbind(slot, &mut bindings);
         drop(bindings);
         self.give_back(slot, key);
@@ -117,8 +117,8 @@ impl MrTable {
             return Err(BindError::State);
         }
         let region = if bind.len == 0 { None } else { Some(self.bindable(bind, pd)?) };
-        slot.state.fetch_and(!VALID, Ordering::AcqRel);
-        slot.drain();
+        slot.uses.close();
+        slot.uses.drain();
         self.unbind(slot, &mut bindings);
         if let Some((region, addr)) = region {
             region.bound.fetch_add(1, Ordering::Relaxed);
@@ -136,7 +136,7 @@ impl MrTable {
         }
         let key = slot.rkey.load(Ordering::Relaxed) & FIXED | bind.rkey & !FIXED;
         slot.rkey.store(key, Ordering::Relaxed);
-        slot.state.fetch_or(VALID, Ordering::Release);
+        slot.uses.open();
         Ok(key)
     }
 
@@ -147,7 +147,7 @@ impl MrTable {
             return;
         }
         for slot in self.chunks.iter().filter_map(|chunk| chunk.get()).flatten() {
-            let valid = slot.state.load(Ordering::Acquire) & VALID != 0;
+            let valid = slot.uses.is_valid();
             if valid
                 && slot.access().contains(Access::WINDOW_2)
                 && slot.qpn.load(Ordering::Relaxed) == qpn.get()
@@ -160,7 +160,7 @@ impl MrTable {
     /// Unbinds the windows that are bound to a region.
     pub(super) fn unbind_all(&self, lkey: u32, bindings: &mut MutexGuard<'_, u32>) {
         for slot in self.chunks.iter().filter_map(|chunk| chunk.get()).flatten() {
-            let valid = slot.state.load(Ordering::Acquire) & VALID != 0;
+            let valid = slot.uses.is_valid();
             if valid
                 && slot.access().contains(Access::WINDOW)
                 && slot.bound.load(Ordering::Relaxed) == lkey
@@ -188,17 +188,17 @@ impl MrTable {
 
     /// A window is bound to nothing, its key finds nothing.
     fn free_again(&self, slot: &Slot, bindings: &mut MutexGuard<'_, u32>) {
-        slot.state.fetch_and(!VALID, Ordering::AcqRel);
-        slot.drain();
+        slot.uses.close();
+        slot.uses.drain();
         self.unbind(slot, bindings);
-        slot.state.fetch_or(VALID, Ordering::Release);
+        slot.uses.open();
     }
 
     /// The region that a window is to be bound to, and where in this process the window begins. The region stays: who takes
     /// one back needs the lock of the bindings.
     fn bindable(&self, bind: &Bind, pd: u32) -> Result<(&Slot, u64), BindError> {
         let held = self.slot(bind.lkey).and_then(Slot::hold).ok_or(BindError::Region)?;
-        let region = held.0;
+        let region = held.slot;
         if bind.lkey == 0 || region.lkey.load(Ordering::Relaxed) != bind.lkey {
             return Err(BindError::Region);
         }
@@ -226,7 +226,7 @@ impl MrTable {
     /// The window with this key, or that had it.
     fn window(&self, key: u32) -> Option<&Slot> {
         let slot = self.slot(key)?;
-        let valid = slot.state.load(Ordering::Acquire) & VALID != 0;
+        let valid = slot.uses.is_valid();
         let same = slot.rkey.load(Ordering::Relaxed) & FIXED == key & FIXED;
         (valid && same && slot.access().contains(Access::WINDOW)).then_some(slot)
     }

@@ -17,6 +17,64 @@ pub(super) struct Bystanders {
     read: Vec<usize>,
 }
 
+/// What they did in 100 ms.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Sample {
+    /// The end of the 100 ms by the monotonic clock.
+    pub(super) at: f64,
+    pub(super) operations: u64,
+    /// Of the slowest operation, what neither the process nor its peer was waiting for a processor.
+    pub(super) slowest: Duration,
+}
+
+/// What one process says of 100 ms.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Line {
+    at: f64,
+    operations: u64,
+    /// Seconds of the slowest operation that ended, and that the process' threads were ready and did not run.
+    slowest: f64,
+    waited: f64,
+}
+
+/// Operations, and the time of one process that they took.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Rate {
+    pub(super) operations: u64,
+    pub(super) seconds: f64,
+}
+
+/// The monotonic clock in seconds, as `exchange` prints it.
+pub(super) fn monotonic() -> f64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes to `time` only.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// The length of a sample.
+const SAMPLE: f64 = 0.1;
+
+impl Rate {
+    /// Of the samples that lie between two times.
+    pub(super) fn between(samples: &[Sample], from: f64, to: f64) -> Self {
+        let within = |sample: &&Sample| sample.at - SAMPLE >= from && sample.at <= to;
+        let operations: Vec<u64> = samples.iter().filter(within).map(|s| s.operations).collect();
+        Rate { operations: operations.iter().sum(), seconds: operations.len() as f64 * SAMPLE }
+    }
+
+    pub(super) fn per_second(self) -> Option<f64> {
+        (self.seconds > 0.0).then(|| self.operations as f64 / self.seconds)
+    }
+}
+
+impl std::ops::AddAssign for Rate {
+    fn add_assign(&mut self, other: Self) {
+        self.operations += other.operations;
+        self.seconds += other.seconds;
+    }
+}
+
 impl Bystanders {
     pub(super) fn start(stage: &Stage<'_>) -> anyhow::Result<Self> {
         let mut processes = Vec::new();
@@ -49,7 +107,9 @@ impl Bystanders {
         if !talk {
             bail!("the bystanders do not talk: {}", bystanders.processes[0].output());
         }
-        bystanders.slowest()?;
+        if let Err(ended) = bystanders.samples()? {
+            bail!(ended);
+        }
         Ok(bystanders)
     }
 
@@ -57,25 +117,23 @@ impl Bystanders {
         self.processes.iter().map(Process::id)
     }
 
-    /// The slowest operation since the last call, of all of them; fails if one has ended.
-    pub(super) fn slowest(&mut self) -> anyhow::Result<Duration> {
-        let mut slowest = 0.0f64;
+    /// What all of them did since the last call; an error says which one has ended.
+    pub(super) fn samples(&mut self) -> anyhow::Result<Result<Vec<Sample>, String>> {
+        let mut said = Vec::new();
         for (process, read) in self.processes.iter_mut().zip(&mut self.read) {
             let output = process.output();
             if let Some(status) = process.ended()? {
-                bail!(
-                    "a bystander ended with {status}: {}",
-                    output.lines().last().unwrap_or_default()
-                );
+                let last = output.lines().last().unwrap_or_default();
+                return Ok(Err(format!("a bystander ended with {status}: {last}")));
             }
-            let lines: Vec<&str> = output.lines().collect();
-            let times = lines[*read..].iter().filter_map(|line| {
-                line.split_once("slowest ")?.1.strip_suffix(" ms")?.parse::<f64>().ok()
-            });
-            slowest = times.fold(slowest, f64::max);
+            // The last line may not be whole.
+            let whole = output.rsplit_once('\n').map_or("", |(whole, _)| whole);
+            let lines: Vec<&str> = whole.lines().collect();
+            said.push(lines[*read..].iter().filter_map(|line| parse(line)).collect::<Vec<_>>());
             *read = lines.len();
         }
-        Ok(Duration::from_secs_f64(slowest / 1e3))
+        let pairs = said.chunks(2).flat_map(|pair| [(&pair[0], &pair[1]), (&pair[1], &pair[0])]);
+        Ok(Ok(pairs.flat_map(|(one, other)| samples(one, other)).collect()))
     }
 
     /// Whether all still make progress.
@@ -91,5 +149,68 @@ impl Bystanders {
             Ok(counts(self).iter().zip(&before).all(|(now, before)| now > before))
         })?;
         Ok((!go_on).then(|| "a bystander does not go on".into()))
+    }
+}
+
+/// The samples of one of a pair.
+fn samples(one: &[Line], other: &[Line]) -> Vec<Sample> {
+    let of = |line: &Line| {
+        let begin = line.at - SAMPLE - line.slowest;
+        let during = |other: &&Line| other.at >= begin && other.at - SAMPLE <= line.at;
+        let waited: f64 = one.iter().chain(other).filter(during).map(|line| line.waited).sum();
+        Sample {
+            at: line.at,
+            operations: line.operations,
+            slowest: Duration::from_secs_f64((line.slowest - waited).max(0.0)),
+        }
+    };
+    one.iter().map(of).collect()
+}
+
+/// Reads `at 12.345: 100 operations, 20 more, slowest 1.5 ms, waited 0.2 ms for processors`.
+fn parse(line: &str) -> Option<Line> {
+    let (at, rest) = line.strip_prefix("at ")?.split_once(": ")?;
+    let (more, rest) = rest.split_once(" operations, ")?.1.split_once(" more, slowest ")?;
+    let (slowest, rest) = rest.split_once(" ms, waited ")?;
+    let waited = rest.strip_suffix(" ms for processors")?;
+    Some(Line {
+        at: at.parse().ok()?,
+        operations: more.parse().ok()?,
+        slowest: slowest.parse::<f64>().ok()? / 1e3,
+        waited: waited.parse::<f64>().ok()? / 1e3,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(at: f64, more: u64, slowest: f64, waited: f64) -> Line {
+        let counts = format!("1000 operations, {more} more");
+        let times = format!("slowest {slowest:.1} ms, waited {waited:.1} ms for processors");
+        parse(&format!("at {at:.3}: {counts}, {times}")).unwrap()
+    }
+
+    #[test]
+    fn a_rate_is_of_what_lies_wholly_between() {
+        let lines = [1, 2, 4, 8].map(|more| line(1.0 + more as f64 / 100.0, more, 1.5, 0.0));
+        let samples = samples(&lines, &[]);
+        assert_eq!(samples[0].slowest, Duration::from_micros(1500));
+        let rate = Rate::between(&samples, 0.915, 1.045);
+        assert_eq!((rate.operations, rate.per_second()), (6, Some(30.0)));
+        assert_eq!(Rate::between(&samples, 2.0, 3.0).per_second(), None);
+        assert_eq!(parse("connected"), None);
+    }
+
+    #[test]
+    fn who_had_no_processor_was_not_slow() {
+        let slow = |waited: [f64; 2]| {
+            let one = [line(5.0, 1, 0.1, 0.0), line(8.0, 1, 3000.0, waited[0])];
+            let other = [line(4.0, 1, 0.1, 900.0), line(8.0, 1, 0.1, waited[1])];
+            samples(&one, &other)[1].slowest
+        };
+        assert_eq!(slow([0.0, 0.0]), Duration::from_secs(3));
+        assert_eq!(slow([1000.0, 1500.0]), Duration::from_millis(500));
+        assert_eq!(slow([2000.0, 1500.0]), Duration::ZERO);
     }
 }

@@ -1,6 +1,6 @@
 //! What processes leave behind: names, sockets, files, and what others hold of them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -14,8 +14,12 @@ use super::{Bystanders, Stage};
 /// In which what was left must be gone: others look once a second.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a process opens once in its life, when it is first needed, and not for each peer: a leak is more after a few rounds.
-const LAZY: usize = 4;
+/// Sending sockets of a process: one for each slot that a peer can have, and family, opened when somebody with that slot is
+/// first sent something (`net/src/udp/lanes.rs`), be it for a process that has ended.
+const MOST_LANES: usize = 512;
+
+/// What a launcher's private tree is called.
+const VIEW: &str = "anyverbs-view-";
 
 /// What there is of the device on both hosts.
 #[derive(Debug, PartialEq, Eq)]
@@ -25,8 +29,8 @@ pub(super) struct Traces {
     udp: [usize; 2],
     /// Files with our name in shared memory and among the temporary ones.
     files: BTreeSet<String>,
-    /// Descriptors and shared mappings of each bystander.
-    held: Vec<(usize, usize)>,
+    /// Descriptors and shared mappings of each bystander: how many of each kind.
+    held: Vec<BTreeMap<String, usize>>,
 }
 
 impl Traces {
@@ -39,7 +43,7 @@ impl Traces {
             udp[at] = sockets.bound_to(4791)?;
         }
         let held = bystanders.ids().map(held).collect::<anyhow::Result<_>>()?;
-        Ok(Traces { names, udp, files: files(), held })
+        Ok(Traces { names, udp, files: files(&stage.temporary), held })
     }
 
     /// What is there now and was not before, if it does not go away.
@@ -71,49 +75,130 @@ impl Traces {
             return Some(format!("files stay: {files:?}"));
         }
         for (now, before) in now.held.iter().zip(&self.held) {
-            if now.0 > before.0 + LAZY || now.1 > before.1 + LAZY {
-                return Some(format!(
-                    "a bystander holds {} descriptors and {} shared mappings, not {} and {}",
-                    now.0, now.1, before.0, before.1
-                ));
+            let total = |held: &BTreeMap<String, usize>| held.values().sum::<usize>();
+            if total(now) > total(before) {
+                let more: Vec<String> = now
+                    .iter()
+                    .filter(|(kind, count)| before.get(*kind).is_none_or(|had| had < count))
+                    .map(|(kind, count)| {
+                        format!("{count} {kind}, not {}", before.get(kind).unwrap_or(&0))
+                    })
+                    .collect();
+                return Some(format!("a bystander holds {}", more.join("; ")));
             }
         }
         None
     }
 }
 
-/// Descriptors and shared mappings of a process.
-fn held(id: u32) -> anyhow::Result<(usize, usize)> {
+/// Descriptors and shared mappings of a process, by kind.
+fn held(id: u32) -> anyhow::Result<BTreeMap<String, usize>> {
     let folder = format!("/proc/{id}/fd");
-    let descriptors =
-        fs::read_dir(&folder).with_context(|| format!("cannot read {folder}"))?.count();
+    let entries = fs::read_dir(&folder).with_context(|| format!("cannot read {folder}"))?;
+    // One that was closed meanwhile leads nowhere.
+    let descriptors = entries.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
+    let table = |name: &str| fs::read_to_string(format!("/proc/{id}/net/{name}"));
+    let udp =
+        table("udp").context("cannot read the UDP sockets")? + &table("udp6").unwrap_or_default();
+    let mut kinds = BTreeMap::new();
+    let mut lanes = 0;
+    for target in descriptors {
+        let target = target.to_string_lossy();
+        if is_lane(&udp, &target) {
+            lanes += 1;
+        // What `exchange` itself looks up now and then.
+        } else if !target.starts_with("/proc/") {
+            *kinds.entry(format!("descriptors of {}", kind(&target))).or_default() += 1;
+        }
+    }
+    if lanes > MOST_LANES {
+        kinds.insert("sending sockets".to_owned(), lanes);
+    }
     let maps = fs::read_to_string(format!("/proc/{id}/maps")).context("cannot read maps")?;
     let shared = |line: &&str| line.split(' ').nth(1).is_some_and(|mode| mode.ends_with('s'));
-    Ok((descriptors, maps.lines().filter(shared).count()))
+    for line in maps.lines().filter(shared) {
+        let target = line.split_ascii_whitespace().nth(5).unwrap_or("nothing");
+        *kinds.entry(format!("mappings of {}", kind(target))).or_default() += 1;
+    }
+    Ok(kinds)
+}
+
+/// Whether a link of `/proc/PID/fd` leads to a socket by which the device sends: UDP, at another port than RoCE's. `udp` are
+/// lines as in `/proc/net/udp`.
+fn is_lane(udp: &str, target: &str) -> bool {
+    let Some(inode) = target.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']'))
+    else {
+        return false;
+    };
+    udp.lines().any(|line| {
+        let mut fields = line.split_ascii_whitespace();
+        let port = fields.nth(1).and_then(|address| address.rsplit_once(':'));
+        fields.nth(7) == Some(inode) && port.is_some_and(|(_, port)| port != "12B7")
+    })
+}
+
+/// What a link of `/proc/PID/fd` leads to, without its number: `socket:[12345]` is a `socket`.
+fn kind(target: &str) -> &str {
+    match target.split_once(":[") {
+        Some((kind, number)) if number.starts_with(|c: char| c.is_ascii_digit()) => kind,
+        _ => target,
+    }
 }
 
 /// Files with our name, but for the views of launchers, which the next launcher removes.
-fn files() -> BTreeSet<String> {
-    names_in("/dev/shm")
-        .chain(names_in("/tmp"))
-        .filter(|name| !name.contains("/anyverbs-view-"))
+fn files(temporary: &Path) -> BTreeSet<String> {
+    names_in(Path::new("/dev/shm"))
+        .chain(names_in(temporary))
+        .filter(|name| !name.contains(VIEW))
         .collect()
 }
 
 /// Views of launchers that do not live any more.
-pub(super) fn views() -> Vec<String> {
+pub(super) fn views(temporary: &Path) -> Vec<String> {
     let launcher_lives = |view: &str| {
         let id = view.split('-').nth_back(1).unwrap_or_default();
         Path::new("/proc").join(id).exists()
     };
-    names_in("/tmp")
-        .filter(|name| name.contains("/anyverbs-view-") && !launcher_lives(name))
-        .collect()
+    names_in(temporary).filter(|name| name.contains(VIEW) && !launcher_lives(name)).collect()
 }
 
-fn names_in(folder: &'static str) -> impl Iterator<Item = String> {
+fn names_in(folder: &Path) -> impl Iterator<Item = String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries
-        .map(move |entry| format!("{folder}/{}", entry.file_name().to_string_lossy()))
-        .filter(|name| name.contains("anyverbs"))
+        .map(|entry| entry.path().to_string_lossy().into_owned())
+        .filter(|path| path.rsplit('/').next().is_some_and(|name| name.contains("anyverbs")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn traces(held: &[(&str, usize)]) -> Traces {
+        let held = held.iter().map(|(kind, count)| ((*kind).to_owned(), *count)).collect();
+        Traces {
+            names: [BTreeSet::new(), BTreeSet::new()],
+            udp: [0; 2],
+            files: BTreeSet::new(),
+            held: vec![held],
+        }
+    }
+
+    #[test]
+    fn one_descriptor_more_is_told_by_its_kind() {
+        let before = traces(&[("descriptors of socket", 4), ("mappings of /memfd:anyverbs", 2)]);
+        let now = traces(&[("descriptors of socket", 5), ("mappings of /memfd:anyverbs", 2)]);
+        assert_eq!(
+            before.excess(&now).unwrap(),
+            "a bystander holds 5 descriptors of socket, not 4"
+        );
+        assert_eq!(now.excess(&before), None);
+        let udp = "   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
+             12: 00000000:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 77 2 0 0\n\
+             13: 00000000:D7A8 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 78 2 0 0\n";
+        assert!(is_lane(udp, "socket:[78]"));
+        assert!(!is_lane(udp, "socket:[77]") && !is_lane(udp, "socket:[7]"));
+        assert_eq!(kind("socket:[12345]"), "socket");
+        assert_eq!(kind("anon_inode:[eventfd]"), "anon_inode:[eventfd]");
+        assert_eq!(kind("/memfd:anyverbs (deleted)"), "/memfd:anyverbs (deleted)");
+    }
 }

@@ -4,6 +4,7 @@ mod channels;
 mod connections;
 mod datagrams;
 mod groups;
+mod hostile;
 mod many;
 mod places;
 mod processes;

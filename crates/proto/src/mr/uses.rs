@@ -1,0 +1,111 @@
+//! Who uses a slot of the key table, without a lock. Public for the model checker only (`tests/mr_loom.rs`).
+//!
+//! One word holds a valid bit and the number of accesses in progress. An access adds itself, then looks at the bit, in one
+//! step; who takes the slot out of use clears the bit, then waits for the number to fall to zero. The slot's other fields
+//! change only while the bit is clear and the number of those who saw it set is zero, so whoever counted itself in and saw
+//! the bit may read them.
+
+use std::hint;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const VALID: u64 = 1 << 63;
+
+/// An atomic word: that of the machine, or that of a model checker.
+pub trait Word {
+    /// As [`AtomicU64::load`]; the others likewise.
+    fn load(&self, order: Ordering) -> u64;
+    /// Adds.
+    fn fetch_add(&self, value: u64, order: Ordering) -> u64;
+    /// Subtracts.
+    fn fetch_sub(&self, value: u64, order: Ordering) -> u64;
+    /// Sets bits.
+    fn fetch_or(&self, bits: u64, order: Ordering) -> u64;
+    /// Keeps bits.
+    fn fetch_and(&self, bits: u64, order: Ordering) -> u64;
+    /// Lets others run.
+    fn pause(&self, spins: u32);
+}
+
+impl Word for AtomicU64 {
+    #[inline]
+    fn load(&self, order: Ordering) -> u64 {
+        self.load(order)
+    }
+
+    #[inline]
+    fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+        self.fetch_add(value, order)
+    }
+
+    #[inline]
+    fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
+        self.fetch_sub(value, order)
+    }
+
+    #[inline]
+    fn fetch_or(&self, bits: u64, order: Ordering) -> u64 {
+        self.fetch_or(bits, order)
+    }
+
+    #[inline]
+    fn fetch_and(&self, bits: u64, order: Ordering) -> u64 {
+        self.fetch_and(bits, order)
+    }
+
+    fn pause(&self, spins: u32) {
+        if spins.is_multiple_of(64) { std::thread::yield_now() } else { hint::spin_loop() }
+    }
+}
+
+/// The state word of a slot.
+#[derive(Debug, Default)]
+pub struct Uses<W = AtomicU64>(W);
+
+/// An access in progress; the slot's fields stay as they are while this lives.
+#[derive(Debug)]
+pub struct Use<'a, W: Word = AtomicU64>(&'a W);
+
+impl<W: Word> Uses<W> {
+    /// Begins an access, if the slot is valid.
+    #[inline]
+    #[must_use]
+    pub fn begin(&self) -> Option<Use<'_, W>> {
+        // Acquire: what was written before the bit was set is seen.
+        let before = self.0.fetch_add(1, Ordering::Acquire);
+        let in_use = Use(&self.0);
+        (before & VALID != 0).then_some(in_use)
+    }
+
+    /// Whether it is open.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        self.0.load(Ordering::Acquire) & VALID != 0
+    }
+
+    /// Whoever finds the slot from now on may use it.
+    pub fn open(&self) {
+        self.0.fetch_or(VALID, Ordering::Release);
+    }
+
+    /// Nobody begins to use the slot from now on; some may still do.
+    pub fn close(&self) {
+        self.0.fetch_and(!VALID, Ordering::AcqRel);
+    }
+
+    /// Waits until no access is in progress, after [`close`](Self::close).
+    pub fn drain(&self) {
+        let mut spins = 0u32;
+        // Acquire: what the last access read was read before what is written from now on.
+        while self.0.load(Ordering::Acquire) & !VALID != 0 {
+            spins = spins.wrapping_add(1);
+            self.0.pause(spins);
+        }
+    }
+}
+
+impl<W: Word> Drop for Use<'_, W> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
