@@ -147,6 +147,11 @@ impl ImportedRegion {
     }
 }
 
+/// Whether that process has the slot, and its memory can be reached.
+pub(crate) fn is_reachable(shm: &Shm, (slot, pid): (u8, i32)) -> bool {
+    reach(shm, slot, pid).is_ok()
+}
+
 /// The memory of that process cannot be reached from here.
 #[derive(Debug)]
 pub(crate) struct Unreachable;
