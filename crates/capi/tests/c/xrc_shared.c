@@ -601,7 +601,7 @@ static void modified_while_lent(const char *path)
 	OK(DO(w.home, ACCESS, 0).error);
 	OK(answer(&w.sender).error);
 	OK(DO(w.sender, RATE, 0).error);
-	EQ(DO(w.sender, SEND, IBV_WR_RDMA_WRITE, w.a.srqn, 8, w.a.addr + SIZE / 2, w.a.rkey).error, IBV_WC_REM_ACCESS_ERR);
+	EQ(DO(w.sender, SEND, IBV_WR_RDMA_WRITE, w.a.srqn, 8, w.a.addr + SIZE / 2, w.a.rkey).error, IBV_WC_REM_INV_REQ_ERR);
 	free_world(&w);
 }
 
