@@ -18,8 +18,8 @@ use std::sync::atomic::{AtomicPtr, Ordering, fence};
 
 use anyverbs_net::shm::{Copying, Local};
 use anyverbs_proto::memory::{Fault, Memory};
-pub(crate) use imports::is_imported;
 use imports::Imports;
+pub(crate) use imports::is_imported;
 use mapping::Maps;
 
 // All routines keep the stack pointer as it was at entry, so that the landing pad can return for any of them. They

@@ -213,7 +213,11 @@ impl Registry {
         let _uncancelled = Uncancelled::new();
         let Some(names) = self.names(kind)? else {
             let sharers = self.sharers(&format!("{kind}/{wanted}"))?;
-            return Ok(sharers.first().map(|slot| (wanted.to_owned(), *slot)).into_iter().collect());
+            return Ok(sharers
+                .first()
+                .map(|slot| (wanted.to_owned(), *slot))
+                .into_iter()
+                .collect());
         };
         let found = names.into_iter().filter_map(|(_, name)| {
             let (name, slot) = name.rsplit_once('/')?;

@@ -53,18 +53,13 @@ pub enum Message {
 #[expect(missing_docs, reason = "as above")]
 pub enum Question {
     /// To count among those that have it open.
-    Open {
-        domain: FileId,
-    },
+    Open { domain: FileId },
     /// Its attributes.
     Query,
     /// The last handle of the process was destroyed.
     Close,
     /// To change attributes.
-    Modify {
-        attr: QpAttr,
-        mask: QpAttrMask,
-    },
+    Modify { attr: QpAttr, mask: QpAttrMask },
 }
 
 /// Kind of a packet's message: the rest is target 4, packets 4, source 16, destination 16, traffic class 1, hop limit 1,
@@ -508,7 +503,7 @@ mod tests {
             ask(Question::Query),
             ask(Question::Close),
             ask(Question::Modify { attr, mask }),
-            Message::Answer { request: 1, errno: libc::EINVAL, attr },
+            Message::Answer { request: 1, errno: 22, attr },
         ]
     }
 

@@ -410,9 +410,7 @@ impl Sim {
         arrival: &Arrival,
         packet: &Incoming<'_>,
     ) -> Option<Vec<u8>> {
-        self.with(target, |qp, env| {
-            xrc_message::packet(qp.qpn(), arrival, packet, env.memory())
-        })
+        self.with(target, |qp, env| xrc_message::packet(qp.qpn(), arrival, packet, env.memory()))
     }
 
     /// Gives a target a request that was handed on to it.

@@ -401,7 +401,9 @@ impl Engine {
                     self.kick_worker();
                 }
             }
-            Forwarded::Dead if self.forward_to_successor(datagram) => self.count(Counter::Forwarded, 1),
+            Forwarded::Dead if self.forward_to_successor(datagram) => {
+                self.count(Counter::Forwarded, 1)
+            }
             Forwarded::Dead | Forwarded::Failed => self.count(Counter::DropNoQp, 1),
             Forwarded::Full => self.count(Counter::DropSocketFull, 1),
         }

@@ -81,9 +81,7 @@ pub(crate) unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *
         let known = object::any(same).map(|mr| Arc::clone(&mr.inner.device));
         let device = match known {
             Some(device) if device.imported_is_current() != Some(false) => device,
-            None if pd.inner.device.is_imported() => {
-                Arc::new(pd.inner.device.import_mr(handle)?)
-            }
+            None if pd.inner.device.is_imported() => Arc::new(pd.inner.device.import_mr(handle)?),
             _ => return Err(Errno::ENOENT),
         };
         let public = ibv_mr {

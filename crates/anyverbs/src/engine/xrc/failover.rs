@@ -219,7 +219,10 @@ impl Engine {
         let target = Qpn::new(u32::from_be_bytes([0, a, b, c]));
         let known = self.sharing.successors.lock().find(target, Instant::now(), |wanted| {
             let names = slot.registry().shared_names(SUCCESSOR, wanted)?;
-            Ok(names.into_iter().filter_map(|(target, by)| Some((target.parse().ok()?, by))).collect())
+            Ok(names
+                .into_iter()
+                .filter_map(|(target, by)| Some((target.parse().ok()?, by)))
+                .collect())
         });
         let Some(successor) = known else { return false };
         matches!(self.port.forward(successor, datagram), Forwarded::Sent | Forwarded::Kept)

@@ -73,11 +73,8 @@ impl Engine {
         let _opening = self.sharing.opening.lock();
         let home = self.successor_of(target).unwrap_or(target.slot());
         // First, since its process tells how far it has come as soon as it has answered, and then may end.
-        let cell = self.qps.enter_foreign(
-            target,
-            |qpn| QpCell::foreign(self, qpn, home, domain),
-            enter,
-        );
+        let cell =
+            self.qps.enter_foreign(target, |qpn| QpCell::foreign(self, qpn, home, domain), enter);
         let held = self.hold_slot_of(target.slot());
         let opened = held.map_err(|e| e.raw_os_error().unwrap_or(libc::EIO)).and_then(|()| {
             self.sharing.ask(cell.home().unwrap_or(home), target, Question::Open { domain })

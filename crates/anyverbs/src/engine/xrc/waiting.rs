@@ -118,7 +118,8 @@ impl Waiting {
                 }
             }
         }
-        let taken: Vec<_> = self.requests.drain(..end).map(|request| request.message.take()).collect();
+        let taken: Vec<_> =
+            self.requests.drain(..end).map(|request| request.message.take()).collect();
         self.bytes -= taken.iter().map(Vec::len).sum::<usize>();
         taken
     }
@@ -165,7 +166,8 @@ mod tests {
     fn a_copy_that_asks_for_an_ack_replaces_one_that_does_not() {
         let mut waiting = Waiting::default();
         for (ack_req, byte) in [(false, 1), (true, 2), (false, 3)] {
-            waiting.add_request(Request { message: kept(vec![byte; 8]), ..request(5, true, ack_req) });
+            waiting
+                .add_request(Request { message: kept(vec![byte; 8]), ..request(5, true, ack_req) });
         }
         assert_eq!(first_bytes(waiting.into_requests()), [2]);
     }
