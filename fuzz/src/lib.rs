@@ -11,3 +11,4 @@ pub mod qp_sequence;
 pub mod requester;
 pub mod responder;
 pub mod shm_ring;
+pub mod xrc_message;

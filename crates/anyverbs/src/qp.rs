@@ -136,9 +136,9 @@ pub(crate) struct QpCell {
     /// Other processes have it open.
     pub(crate) has_others: AtomicBool,
     /// What there is to go on with when the process of a target that is open here has ended.
-    pub(crate) estate: Mutex<Option<(QpAttr, Lease)>>,
+    pub(crate) replica: Mutex<Option<(QpAttr, Lease)>>,
     /// This process goes on with it.
-    heir: Mutex<Option<NameGuard>>,
+    successor: Mutex<Option<NameGuard>>,
     /// Attachments to multicast groups; changed under the lock of [`crate::multicast::Groups`].
     pub(crate) groups: AtomicU32,
     blocks_own_multicast: AtomicBool,
@@ -203,8 +203,8 @@ impl QpCell {
             home: AtomicU8::new(0),
             borrowed: AtomicU64::new(0),
             has_others: AtomicBool::new(false),
-            estate: Mutex::default(),
-            heir: Mutex::default(),
+            replica: Mutex::default(),
+            successor: Mutex::default(),
             groups: AtomicU32::new(0),
             blocks_own_multicast: AtomicBool::new(false),
             handles: Mutex::default(),
@@ -250,7 +250,7 @@ impl QpCell {
         self.engine.qps.remove(self.qpn);
         self.engine.mrs.forget_qp(self.qpn);
         self.leave_cqs(true);
-        if self.heir.lock().take().is_some() {
+        if self.successor.lock().take().is_some() {
             self.engine.release_slot_of(self.qpn);
         }
         Some(hold)
@@ -434,10 +434,17 @@ impl Qp {
         cookie: Option<u64>,
     ) -> Result<Self, i32> {
         let held = Held::new(xrcd, Holder::Qp).ok_or(libc::EINVAL)?;
-        let handle = Handle::new(&xrcd.context, cookie, Some(held));
+        // It hears of no event before it is there.
+        let handle = Handle::new(&xrcd.context, None, Some(held));
         let enter = |cell: &QpCell| cell.handles.lock().own.push(Arc::clone(&handle));
-        let cell = xrcd.engine.open_foreign(qpn, file, enter)?;
-        Ok(Self(cell, handle))
+        let leave =
+            |cell: &QpCell| cell.handles.lock().own.retain(|other| !Arc::ptr_eq(other, &handle));
+        let cell = xrcd.engine.open_foreign(qpn, file, enter, leave)?;
+        let qp = Self(cell, handle);
+        if let Some(cookie) = cookie {
+            qp.set_cookie(cookie);
+        }
+        Ok(qp)
     }
 
     /// Its number.

@@ -69,8 +69,7 @@ struct Domain {
 /// How long others are waited for that open a domain, or go on with a target.
 pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Device and inode of a file.
-pub(crate) type FileId = (u64, u64);
+pub(crate) use anyverbs_proto::xrc_message::FileId;
 
 /// The name that processes share that have the domain of a file.
 pub(crate) fn name(file: FileId) -> String {

@@ -28,8 +28,6 @@ const PARTIAL: &[(&str, &str)] = &[
     ("rdma_getaddrinfo", "`RAI_SA`: `EOPNOTSUPP`"),
     ("rdma_resolve_addrinfo", "`RAI_SA`: `EOPNOTSUPP`"),
     ("ibv_set_ece", "refuses every value: there are no enhancements (`EOPNOTSUPP`)"),
-    ("ibv_import_pd", "a PD of another process: `EOPNOTSUPP`"),
-    ("ibv_import_mr", "an MR of another process: `EOPNOTSUPP`"),
     ("ibv_dm_export_dmabuf_fd", "needs `/dev/udmabuf`; without it `EOPNOTSUPP`"),
 ];
 

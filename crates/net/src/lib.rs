@@ -39,7 +39,7 @@ pub mod udp;
 pub use clock::CoarseClock;
 pub use interfaces::{Interface, InterfaceAddress, interfaces};
 pub use journal::Journal;
-pub use messages::{MessageBuffer, Messages, Told};
+pub use messages::{Delivery, MessageBuffer, Messages, Told};
 pub use monitor::AddressMonitor;
 pub use neighbour::ethernet_address;
 pub use registry::{NameGuard, Registry, Slot};

@@ -7,7 +7,7 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
-use std::io::{self, IoSlice, Read};
+use std::io::{self, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::PathBuf;
@@ -28,6 +28,15 @@ const KEEP: usize = 8 << 20;
 const BACKLOG: i32 = 64;
 /// Messages of one connection that are read in one go.
 const BUDGET: usize = 64;
+
+/// Whether a message may be refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    /// Where much waits for the other already: it is sent again, or the next one says as much.
+    Refusable,
+    /// Never: nobody would say it again. For what there is little of.
+    Owed,
+}
 
 /// What [`Messages::wait`] found.
 #[derive(Debug)]
@@ -98,12 +107,12 @@ impl Messages {
         })
     }
 
-    /// Sends a message in two parts. Never waits: what has no room is kept, in order.
+    /// Sends a message. Never waits: what has no room is kept, in order.
     ///
     /// # Errors
-    /// `ConnectionRefused` where nobody listens, `WouldBlock` where the other has not read for long, `PermissionDenied` where
-    /// the listener is another user's, and those of socket(2).
-    pub fn send(&self, slot: u8, head: &[u8], body: &[u8]) -> io::Result<()> {
+    /// `ConnectionRefused` where nobody listens, `WouldBlock` where the other has not read for long and the message may be
+    /// refused, `PermissionDenied` where the listener is another user's, and those of socket(2).
+    pub fn send(&self, slot: u8, message: &[u8], delivery: Delivery) -> io::Result<()> {
         // Called below the engine's locks, by any thread of the program.
         let _uncancelled = Uncancelled::new();
         let mut outgoing = self.outgoing.lock();
@@ -116,17 +125,16 @@ impl Messages {
             }
         };
         if to.waiting.is_empty() {
-            match send(&to.socket, head, body) {
+            match send(&to.socket, message) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.wake_up(),
                 other => return other,
             }
         }
-        let len = head.len() + body.len();
-        if to.bytes + len > KEEP {
+        if delivery == Delivery::Refusable && to.bytes + message.len() > KEEP {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        to.bytes += len;
-        to.waiting.push_back([head, body].concat().into());
+        to.bytes += message.len();
+        to.waiting.push_back(message.into());
         Ok(())
     }
 
@@ -136,7 +144,7 @@ impl Messages {
         if peer(socket.as_fd())?.1 != self.slot.registry().uid() {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
-        send(&socket, &[self.slot.number()], &[])?;
+        send(&socket, &[self.slot.number()])?;
         Ok(Outgoing { socket, waiting: VecDeque::new(), bytes: 0 })
     }
 
@@ -212,7 +220,7 @@ impl Messages {
         let mut outgoing = self.outgoing.lock();
         let Some(to) = outgoing.get_mut(&slot) else { return };
         while let Some(message) = to.waiting.front() {
-            match send(&to.socket, message, &[]) {
+            match send(&to.socket, message) {
                 Ok(()) => {
                     to.bytes -= message.len();
                     to.waiting.pop_front();
@@ -300,10 +308,9 @@ impl std::fmt::Debug for MessageBuffer {
     }
 }
 
-fn send(socket: &Socket, head: &[u8], body: &[u8]) -> io::Result<()> {
-    let parts = [IoSlice::new(head), IoSlice::new(body)];
+fn send(socket: &Socket, message: &[u8]) -> io::Result<()> {
     loop {
-        match socket.send_vectored_with_flags(&parts, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) {
+        match socket.send_with_flags(message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             other => return other.map(drop),
         }
@@ -336,12 +343,14 @@ mod tests {
     fn messages_come_whole_and_in_order_and_then_the_end() {
         let [a, b] = pair("order");
         let (from, to) = (a.slot.number(), b.slot.number());
-        a.send(to, b"one", b" message").unwrap();
+        a.send(to, b"one message", Delivery::Owed).unwrap();
         assert_eq!(told(&b), [(from, Some(b"one message".to_vec()))]);
         // More than the kernel keeps: the rest waits here, and goes when there is room.
         const COUNT: u32 = 200;
         for n in 0..COUNT {
-            a.send(to, &n.to_le_bytes(), &[7; 16 << 10]).unwrap();
+            let mut message = vec![7; 4 + (16 << 10)];
+            message[..4].copy_from_slice(&n.to_le_bytes());
+            a.send(to, &message, Delivery::Refusable).unwrap();
         }
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -357,18 +366,18 @@ mod tests {
                     }
                 }
                 // The other may stop waiting.
-                b.send(from, b"done", b"").unwrap();
+                b.send(from, b"done", Delivery::Owed).unwrap();
             });
             assert_eq!(told(&a), [(to, Some(b"done".to_vec()))]);
         });
-        a.send(to, b"last", b"").unwrap();
+        a.send(to, b"last", Delivery::Owed).unwrap();
         drop(a);
         let mut last = told(&b);
         if last.len() == 1 {
             last.extend(told(&b));
         }
         assert_eq!(last, [(from, Some(b"last".to_vec())), (from, None)]);
-        let error = b.send(from, b"x", b"").unwrap_err();
+        let error = b.send(from, b"x", Delivery::Owed).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
     }
 
@@ -376,10 +385,10 @@ mod tests {
     fn the_first_words_of_one_that_has_ended_come_before_its_end() {
         let [a, b] = pair("first");
         let (from, to) = (b.slot.number(), a.slot.number());
-        a.send(from, b"question", b"").unwrap();
+        a.send(from, b"question", Delivery::Owed).unwrap();
         assert_eq!(told(&b), [(to, Some(b"question".to_vec()))]);
         // Not seen by `a` before all of it has happened.
-        b.send(to, b"answer", b"").unwrap();
+        b.send(to, b"answer", Delivery::Owed).unwrap();
         drop(b);
         assert_eq!(told(&a), [(from, Some(b"answer".to_vec())), (from, None)]);
     }
@@ -388,7 +397,28 @@ mod tests {
     fn who_does_not_read_is_not_waited_for() {
         let [a, b] = pair("full");
         let to = b.slot.number();
-        let refused = (0..1000).find_map(|_| a.send(to, &[], &[0; 64 << 10]).err());
-        assert_eq!(refused.unwrap().kind(), io::ErrorKind::WouldBlock);
+        let mut sent = 0;
+        let refused = loop {
+            match a.send(to, &[0; 64 << 10], Delivery::Refusable) {
+                Ok(()) => sent += 1,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+        // What nobody would say again is kept all the same, and comes when it is read.
+        a.send(to, b"owed", Delivery::Owed).unwrap();
+        let (mut received, mut last) = (0, Vec::new());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while received <= sent {
+                    for (_, message) in told(&b) {
+                        (received, last) = (received + 1, message.unwrap());
+                    }
+                }
+                b.send(a.slot.number(), b"done", Delivery::Owed).unwrap();
+            });
+            assert_eq!(told(&a), [(to, Some(b"done".to_vec()))]);
+        });
+        assert_eq!((received, &last[..]), (sent + 1, &b"owed"[..]));
     }
 }

@@ -207,14 +207,36 @@ impl Registry {
         Ok(found.into_iter().map(|(inode, slot)| (slot, inode)).collect())
     }
 
-    /// The names `<kind>/<slot>` that are bound, by the inodes of their sockets; none without `/proc`.
-    fn inodes(&self, kind: &str) -> io::Result<Vec<(u64, u8)>> {
-        let names = self.names(kind)?.into_iter();
-        Ok(names.filter_map(|(inode, slot)| Some((inode, slot.parse().ok()?))).collect())
+    /// All names `<kind>/<name>` that processes share ([`share`](Self::share)), with the slot of one of those. Without `/proc`
+    /// only that of `wanted` is looked for.
+    ///
+    /// # Errors
+    /// Those of open(2), read(2) and socket(2).
+    pub fn shared_names(&self, kind: &str, wanted: &str) -> io::Result<Vec<(String, u8)>> {
+        let _uncancelled = Uncancelled::new();
+        let Some(names) = self.names(kind)? else {
+            let sharers = self.sharers(&format!("{kind}/{wanted}"))?;
+            return Ok(sharers
+                .first()
+                .map(|slot| (wanted.to_owned(), *slot))
+                .into_iter()
+                .collect());
+        };
+        let found = names.into_iter().filter_map(|(_, name)| {
+            let (name, slot) = name.rsplit_once('/')?;
+            Some((name.to_owned(), slot.parse().ok()?))
+        });
+        Ok(found.collect())
     }
 
-    /// What follows in the names `<kind>/...` that are bound, with the inodes of their sockets; none without `/proc`.
-    pub(crate) fn names(&self, kind: &str) -> io::Result<Vec<(u64, String)>> {
+    /// The names `<kind>/<slot>` that are bound, by the inodes of their sockets; none without `/proc`.
+    fn inodes(&self, kind: &str) -> io::Result<Vec<(u64, u8)>> {
+        let names = self.names(kind)?.unwrap_or_default();
+        Ok(names.into_iter().filter_map(|(inode, n)| Some((inode, n.parse().ok()?))).collect())
+    }
+
+    /// What follows `<kind>/` in names that are bound, by the inodes of their sockets; `None` without `/proc`.
+    pub(crate) fn names(&self, kind: &str) -> io::Result<Option<Vec<(u64, String)>>> {
         let prefix = format!("@{}/{kind}/", self.prefix);
         let table = match std::fs::read("/proc/thread-self/net/unix") {
             Ok(table) => table,
@@ -224,7 +246,7 @@ impl Registry {
                     io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied
                 ) =>
             {
-                return Ok(Vec::new());
+                return Ok(None);
             }
             Err(error) => return Err(error),
         };
@@ -235,10 +257,10 @@ impl Registry {
             // Names of streams are names of their own, which anybody may bind.
             let is_ours = fields.next()? == DATAGRAM;
             let inode = fields.nth(1)?.parse().ok()?;
-            let rest = fields.next()?.strip_prefix(&prefix)?;
-            is_ours.then(|| (inode, rest.to_owned()))
+            let name = fields.next()?.strip_prefix(&prefix)?.to_owned();
+            is_ours.then_some((inode, name))
         });
-        Ok(found.collect())
+        Ok(Some(found.collect()))
     }
 
     /// Whether the owner of `slot` has announced `port`.
@@ -323,7 +345,7 @@ impl Slot {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "slot 0 is reserved"));
         }
         let socket = UnixDatagram::bind_addr(&registry.address(format_args!("slot/{number}"))?)?;
-        if !registry.sharers(&heirs(number))?.is_empty() {
+        if !registry.sharers(&standbys(number))?.is_empty() {
             return Err(io::ErrorKind::AddrInUse.into());
         }
         socket.set_nonblocking(true)?;
@@ -362,8 +384,8 @@ impl AsFd for Slot {
 /// The name that those share who hold something of the owner of a slot, and go on with it when that one has ended: the slot is
 /// not given out meanwhile.
 #[must_use]
-pub fn heirs(slot: u8) -> String {
-    format!("heirs/{slot}")
+pub fn standbys(slot: u8) -> String {
+    format!("standby/{slot}")
 }
 
 /// A random number, from the seed that the standard library takes from the system.
@@ -436,14 +458,15 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_whose_owner_has_heirs_is_not_given_out() {
-        let registry = registry("heirs");
+    fn a_slot_whose_owner_has_standbys_is_not_given_out() {
+        let registry = registry("standby");
         let owner = Slot::claim_number(&registry, 9).unwrap();
-        let heir = registry.share(&heirs(9), 3).unwrap();
-        assert_eq!(registry.sharers(&heirs(9)).unwrap(), [3]);
+        let successor = registry.share(&standbys(9), 3).unwrap();
+        assert_eq!(registry.sharers(&standbys(9)).unwrap(), [3]);
         drop(owner);
         assert_eq!(Slot::claim_number(&registry, 9).unwrap_err().kind(), io::ErrorKind::AddrInUse);
-        drop(heir);
+        assert_eq!(registry.shared_names("standby", "9").unwrap(), [("9".to_owned(), 3)]);
+        drop(successor);
         Slot::claim_number(&registry, 9).unwrap();
     }
 

@@ -23,3 +23,4 @@ pub mod types;
 pub mod wc;
 pub mod wire;
 pub mod wr;
+pub mod xrc_message;

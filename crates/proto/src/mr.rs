@@ -6,8 +6,9 @@
 pub mod uses;
 mod window;
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use bitflags::bitflags;
 use rand::rngs::StdRng;
@@ -156,6 +157,8 @@ pub struct MrTable {
     free: Mutex<Free>,
     /// Who changes which window is bound where; holds how many are bound to a queue pair. Before `free`.
     bindings: Mutex<u32>,
+    /// Keys of regions that were imported, and by which they are entered here. Looked into only where a key names nothing else.
+    imported: RwLock<HashMap<u32, u32>>,
 }
 
 struct Free {
@@ -163,8 +166,9 @@ struct Free {
     rng: StdRng,
     /// Indices given back, oldest first, so that a dead key stays dead for long.
     returned: std::collections::VecDeque<u32>,
-    /// Indices never used begin here.
-    fresh: u32,
+    /// Indices never used: how many were, and where they begin. Key 0 never names a region.
+    used: u32,
+    first: u32,
     capacity: u32,
 }
 
@@ -184,11 +188,21 @@ impl MrTable {
             free: Mutex::new(Free {
                 rng,
                 returned: std::collections::VecDeque::new(),
-                fresh: 1, // key 0 never names a region
+                used: 0,
+                first: 0,
                 capacity: capacity as u32,
             }),
             bindings: Mutex::new(0),
+            imported: RwLock::default(),
         }
+    }
+
+    /// Has indices begin elsewhere, so that the keys of processes that import each other's regions differ as a rule. Before the
+    /// first registration.
+    #[must_use]
+    pub fn beginning_at(mut self, first: u32) -> Self {
+        self.free.get_mut().unwrap_or_else(PoisonError::into_inner).first = first;
+        self
     }
 
     /// Enters a region; `None` when the table is full. A null region ([`Access::NULL`]) has no rkey.
@@ -204,19 +218,64 @@ impl MrTable {
         Some(keys)
     }
 
+    /// Enters a region of another table, which is from now on found by its keys there as well; `None` when the table is full, or
+    /// one of the keys names something here. No window is bound to it, and its key is not invalidated, by those.
+    pub fn import(&self, region: Region, theirs: Keys) -> Option<Keys> {
+        let keys = self.register(region)?;
+        let mut imported = self.imported.write().unwrap_or_else(PoisonError::into_inner);
+        let named = |key| imported.contains_key(&key) || self.is_key(key);
+        if named(theirs.lkey) || named(theirs.rkey) {
+            drop(imported);
+            let _ = self.deregister(keys.lkey);
+            return None;
+        }
+        imported.insert(theirs.lkey, keys.lkey);
+        imported.insert(theirs.rkey, keys.rkey);
+        Some(keys)
+    }
+
+    /// Ends an import that [`import`](Self::import) gave these keys, and waits until no access is in progress.
+    pub fn end_import(&self, own: Keys, theirs: Keys) {
+        let mut imported = self.imported.write().unwrap_or_else(PoisonError::into_inner);
+        imported.remove(&theirs.lkey);
+        imported.remove(&theirs.rkey);
+        drop(imported);
+        // Nobody else knows the key.
+        let _ = self.deregister_bound(own.lkey);
+    }
+
+    fn is_key(&self, key: u32) -> bool {
+        self.slot(key).and_then(Slot::hold).is_some_and(|held| {
+            let slot = held.0;
+            slot.lkey.load(Ordering::Relaxed) == key || slot.rkey.load(Ordering::Relaxed) == key
+        })
+    }
+
+    /// The key here of a region that was imported.
+    #[cold]
+    fn imported(&self, key: u32) -> Option<u32> {
+        self.imported.read().unwrap_or_else(PoisonError::into_inner).get(&key).copied()
+    }
+
     /// A slot that is nobody's, with keys for it: its index is on no list, its bit is clear and nobody reads its fields.
     fn take_slot(&self) -> Option<(Keys, &Slot)> {
         let mut free = self.free();
-        let index = if free.fresh <= free.capacity {
-            free.fresh += 1;
-            free.fresh - 1
+        let index = if free.used < free.capacity {
+            free.used += 1;
+            (free.first + free.used - 1) % free.capacity + 1
         } else {
             free.returned.pop_front()?
         };
-        let tag = free.rng.random::<u32>() & TAG_MASK;
-        let other = tag ^ free.rng.random_range(1..=TAG_MASK);
+        let keys = loop {
+            let tag = free.rng.random::<u32>() & TAG_MASK;
+            let other = tag ^ free.rng.random_range(1..=TAG_MASK);
+            let keys = Keys { lkey: index << TAG_BITS | tag, rkey: index << TAG_BITS | other };
+            let imported = self.imported.read().unwrap_or_else(PoisonError::into_inner);
+            if !imported.contains_key(&keys.lkey) && !imported.contains_key(&keys.rkey) {
+                break keys;
+            }
+        };
         drop(free);
-        let keys = Keys { lkey: index << TAG_BITS | tag, rkey: index << TAG_BITS | other };
         let slot = &self.chunks[index as usize / CHUNK]
             .get_or_init(|| (0..CHUNK).map(|_| Slot::default()).collect())[index as usize % CHUNK];
         Some((keys, slot))
@@ -349,6 +408,7 @@ impl MrTable {
         (pd, qpn): (u32, Qpn),
         need: Access,
     ) -> Result<(Hold<'_>, u64), KeyError> {
+        let rkey = if self.is_key(rkey) { rkey } else { self.imported(rkey).unwrap_or(rkey) };
         let slot = self.slot(rkey).ok_or(KeyError::Key)?;
         let iova = slot.iova.load(Ordering::Relaxed);
         let hold = self.remote(rkey, (pd, qpn), iova, 0, need)?;
@@ -365,6 +425,25 @@ impl MrTable {
         &self,
         key: u32,
         key_of: impl Fn(&Slot) -> u32,
+        pd: u32,
+        va: u64,
+        len: u64,
+        need: Access,
+    ) -> Result<Hold<'_>, KeyError> {
+        match self.find_own(key, &key_of, pd, va, len, need) {
+            Err(KeyError::Key) => match self.imported(key) {
+                Some(own) => self.find_own(own, &key_of, pd, va, len, need),
+                None => Err(KeyError::Key),
+            },
+            found => found,
+        }
+    }
+
+    #[inline]
+    fn find_own(
+        &self,
+        key: u32,
+        key_of: &impl Fn(&Slot) -> u32,
         pd: u32,
         va: u64,
         len: u64,

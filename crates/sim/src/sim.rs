@@ -5,16 +5,19 @@ use std::time::Duration;
 
 use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::cq::Cq;
+use anyverbs_proto::env::Env;
 use anyverbs_proto::memory::Memory;
 use anyverbs_proto::mr::{Access, MrTable, Region};
 use anyverbs_proto::qp::attr::{ModifyError, ModifyLimits, QpAttr, QpAttrMask, QpInit, QpState};
-use anyverbs_proto::qp::{PostSendError, Qp};
+use anyverbs_proto::qp::lending::Lease;
+use anyverbs_proto::qp::{Arrival, Incoming, PostSendError, Qp};
 use anyverbs_proto::recv_queue::{PostRecvError, RecvQueue};
 use anyverbs_proto::tag_list::TagList;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Gid, Mtu, Qpn};
 use anyverbs_proto::wc::Wc;
 use anyverbs_proto::wr::{AddressVector, RecvWr, SendWr, UdDest};
+use anyverbs_proto::xrc_message;
 use anyverbs_queue_memory::QueueMemory;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -377,15 +380,45 @@ impl Sim {
 
     /// Moves a target's responder to a machine of its own, as to where another SRQ is; false if it is not between messages.
     pub fn move_responder(&mut self, target: QpId) -> bool {
+        let Some((attr, lease)) = self.lease(target) else { return false };
+        self.put_responder(target, &attr, &lease);
+        true
+    }
+
+    /// A target's responder, if it is between messages.
+    pub fn lease(&mut self, target: QpId) -> Option<(QpAttr, Lease)> {
         self.with(target, |qp, env| {
             qp.transmit(env);
             qp.acknowledge(env);
-            let Some(lease) = qp.lease() else { return false };
+            Some((qp.attr(), qp.lease()?))
+        })
+    }
+
+    /// Has a target go on with this responder.
+    pub fn put_responder(&mut self, target: QpId, attr: &QpAttr, lease: &Lease) {
+        self.with(target, |qp, env| {
             let (first, srqs) = (SrqId::first_srqn(target.device), &env.shared.srqs);
             let pd_of = |srqn: u32| Some(srqs.get(srqn.checked_sub(first)? as usize)?.xrc?.pd);
-            *qp = Qp::borrowed(qp.qpn(), &qp.attr(), &lease, pd_of);
-            true
-        })
+            *qp = Qp::borrowed(qp.qpn(), attr, lease, pd_of);
+        });
+    }
+
+    /// A request for a target as it is handed on to where the responder is.
+    pub fn handed_on(
+        &mut self,
+        target: QpId,
+        arrival: &Arrival,
+        packet: &Incoming<'_>,
+    ) -> Option<Vec<u8>> {
+        self.with(target, |qp, env| xrc_message::packet(qp.qpn(), arrival, packet, env.memory()))
+    }
+
+    /// Gives a target a request that was handed on to it.
+    pub fn receive_handed_on(&mut self, target: QpId, arrival: &Arrival, packet: &Incoming<'_>) {
+        self.with(target, |qp, env| {
+            qp.receive(arrival, packet, env);
+            qp.acknowledge(env);
+        });
     }
 
     /// Queue pairs whose completion queue overran lose their ground.

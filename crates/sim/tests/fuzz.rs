@@ -18,6 +18,9 @@ mod requester;
 #[path = "../../../fuzz/src/responder.rs"]
 #[allow(unreachable_pub, reason = "public in the fuzz crate")]
 mod responder;
+#[path = "../../../fuzz/src/xrc_message.rs"]
+#[allow(unreachable_pub, reason = "public in the fuzz crate")]
+mod xrc_message;
 
 fn replay(target: &str, run: fn(&[u8])) {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
@@ -69,4 +72,14 @@ fn random_packets_to_a_responder() {
 #[test]
 fn random_answers_to_a_requester() {
     random(1000, requester::run);
+}
+
+#[test]
+fn the_corpus_of_xrc_messages_is_replayed() {
+    replay("xrc_message", xrc_message::run);
+}
+
+#[test]
+fn random_xrc_messages() {
+    random(1000, xrc_message::run);
 }

@@ -78,7 +78,7 @@ impl Engine {
         if slot != self.slot
             && !to_group
             && !to_gsi
-            && !self.has_inherited([bytes[5], bytes[6], bytes[7]])
+            && !self.has_taken_over([bytes[5], bytes[6], bytes[7]])
         {
             self.misdelivered(slot, datagram, was_forwarded);
             return None;

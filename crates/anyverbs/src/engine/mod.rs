@@ -27,7 +27,7 @@ pub(crate) mod waiter;
 mod worker;
 pub(crate) mod xrc;
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
@@ -123,6 +123,18 @@ struct Overrun {
     qpn: Qpn,
 }
 
+/// Numbers of protection domains, but for the slot in their top byte.
+#[derive(Debug, Default)]
+struct PdNumbers {
+    last: u32,
+    live: HashSet<u32>,
+}
+
+impl PdNumbers {
+    /// The greatest: with the last slot no number of all ones, which is no domain's.
+    const LAST: u32 = (1 << 24) - 2;
+}
+
 pub(crate) struct Engine {
     pub(crate) config: Config,
     pub(crate) attr: DeviceAttr,
@@ -163,7 +175,7 @@ pub(crate) struct Engine {
     /// CQs whose channel is told later.
     moderated: Moderated,
     contexts: Mutex<Vec<Weak<ContextCell>>>,
-    pds: AtomicU32,
+    pds: Mutex<PdNumbers>,
     start: Instant,
     /// Begun with `start`.
     pub(crate) coarse: CoarseClock,
@@ -263,7 +275,8 @@ impl Engine {
             attr,
             slot: number,
             gids,
-            mrs: MrTable::with_rng(attr.max_mr + attr.max_mw, StdRng::from_rng(&mut rng)),
+            mrs: MrTable::with_rng(attr.max_mr + attr.max_mw, StdRng::from_rng(&mut rng))
+                .beginning_at(u32::from(number) << 10),
             memory: ProcessMemory::new(),
             counters: Counters::default(),
             qps: QpTable::new(number, rng.random()),
@@ -314,7 +327,7 @@ impl Engine {
             any_overrun: AtomicBool::new(false),
             moderated: Moderated::new(),
             contexts: Mutex::new(Vec::new()),
-            pds: AtomicU32::new(1),
+            pds: Mutex::default(),
             start: Instant::now(),
             coarse: CoarseClock::new(),
             worker,
@@ -360,8 +373,21 @@ impl Engine {
         by_ring.wrapping_add(counted[0]).wrapping_add(counted[1])
     }
 
-    pub(crate) fn next_pd(&self) -> u32 {
-        self.pds.fetch_add(1, Ordering::Relaxed)
+    /// A number that no protection domain has that is there now, in no process of the host: processes import each other's.
+    pub(crate) fn take_pd(&self) -> u32 {
+        let mut pds = self.pds.lock();
+        loop {
+            pds.last = pds.last % PdNumbers::LAST + 1;
+            let number = u32::from(self.slot) << 24 | pds.last;
+            if pds.live.insert(number) {
+                return number;
+            }
+        }
+    }
+
+    /// It is nobody's any more.
+    pub(crate) fn give_back_pd(&self, number: u32) {
+        self.pds.lock().live.remove(&number);
     }
 
     pub(crate) fn modify_limits(&self, max_mtu: Mtu) -> ModifyLimits {

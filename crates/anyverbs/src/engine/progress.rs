@@ -375,7 +375,7 @@ impl Engine {
                     // Another process may go on with the target.
                     Gone::Dead
                         if machine.init().qp_type == QpType::XrcSend
-                            && self.has_heirs(attr.dest_qpn.slot()) =>
+                            && self.has_standbys(attr.dest_qpn.slot()) =>
                     {
                         link.reroute(self, &attr.av, attr.dest_qpn);
                     }
@@ -401,7 +401,9 @@ impl Engine {
                     self.kick_worker();
                 }
             }
-            Forwarded::Dead if self.forward_to_heir(datagram) => self.count(Counter::Forwarded, 1),
+            Forwarded::Dead if self.forward_to_successor(datagram) => {
+                self.count(Counter::Forwarded, 1)
+            }
             Forwarded::Dead | Forwarded::Failed => self.count(Counter::DropNoQp, 1),
             Forwarded::Full => self.count(Counter::DropSocketFull, 1),
         }

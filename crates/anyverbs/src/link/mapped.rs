@@ -56,8 +56,8 @@ impl Mapped {
         (end <= self.len).then(|| self.mapping.addr() + self.skip + offset)
     }
 
-    fn new(copying: &Copying<'_>, target: &Target) -> Option<Self> {
-        let write = target.access.contains(Access::REMOTE_WRITE);
+    /// Maps a region, if it is, whole, one shared mapping of a file.
+    pub(super) fn new(copying: &Copying<'_>, target: &Target, write: bool) -> Option<Self> {
         let range = copying.shared_range(target.addr, target.len, write)?;
         // Both sides have pages of one size, or huge ones: those of the mapping.
         let page = crate::memory::mapping::block_size(range.file.as_fd())?;
@@ -65,6 +65,7 @@ impl Mapped {
         let bytes = (skip + target.len).checked_next_multiple_of(page)?;
         let len = usize::try_from(bytes).ok()?;
         let mapping = Mapping::of_file(range.file.as_fd(), range.offset - skip, len, write).ok()?;
+        let mapping = mapping.keep_from_children().ok()?;
         Some(Self { mapping, skip, len: target.len })
     }
 }
@@ -102,7 +103,8 @@ impl MappedRegions {
         if entry.uses < WORTH {
             entry.uses += 1;
             if entry.uses == WORTH {
-                entry.mapped = Mapped::new(copying, target).map(Arc::new);
+                let write = target.access.contains(Access::REMOTE_WRITE);
+                entry.mapped = Mapped::new(copying, target, write).map(Arc::new);
                 is_new = entry.mapped.is_some();
             }
         }

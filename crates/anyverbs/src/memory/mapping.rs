@@ -304,6 +304,8 @@ pub(crate) struct Mapping {
     len: usize,
     /// By which other processes of the user find the file ([`Mapping::shared`]).
     file: Option<File>,
+    /// The one process that has it, if forked children do not ([`Mapping::keep_from_children`]).
+    owner: Option<u32>,
 }
 
 // SAFETY: an address and a length; what lies there is touched by the guarded copies alone.
@@ -364,7 +366,17 @@ impl Mapping {
             return Err(io::Error::last_os_error());
         }
         let base = NonNull::new(base).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { base, len: len.max(1), file: None })
+        Ok(Self { base, len: len.max(1), file: None, owner: None })
+    }
+
+    /// Has the kernel leave it out of forked children, which would keep the file's memory for as long as they live.
+    pub(crate) fn keep_from_children(mut self) -> io::Result<Self> {
+        // SAFETY: whole pages of this mapping; nothing changes for this process.
+        if unsafe { libc::madvise(self.base.as_ptr(), self.len, libc::MADV_DONTFORK) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        self.owner = Some(std::process::id());
+        Ok(self)
     }
 
     /// Its first byte.
@@ -380,6 +392,10 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // A child may have something else in its place.
+        if self.owner.is_some_and(|owner| owner != std::process::id()) {
+            return;
+        }
         // SAFETY: mapped by this object, and nobody accesses it any more: regions that name it hold it.
         unsafe { libc::munmap(self.base.as_ptr(), self.len) };
     }

@@ -109,8 +109,8 @@ impl QpCell {
     }
 
     /// Its process has ended, and it is this one's now.
-    pub(crate) fn inherit(&self, guard: NameGuard) {
-        *self.heir.lock() = Some(guard);
+    pub(crate) fn take_over(&self, guard: NameGuard) {
+        *self.successor.lock() = Some(guard);
         self.home.store(0, Ordering::Release);
     }
 

@@ -1,8 +1,7 @@
 //! `ibv_import_*`: the objects of a context under further pointers, found by the `handle` that they carry.
 //!
 //! An import is an object of its own that shares the device's object: either may destroy that, `unimport` gives only the
-//! import back. A device can be imported in another process, and device memory is shared with it; protection domains and
-//! memory regions stay with the process whose memory they are about.
+//! import back. In another process than its own it is there as well, but only its own destroys it.
 
 use std::{
     ffi::{c_int, c_void},
@@ -44,13 +43,8 @@ fn import_device(cmd_fd: c_int) -> Result<*mut ibv_context, Errno> {
     publish_context(found, device, Some(passed))
 }
 
-/// Why a handle names nothing: it does not, or it is of another process.
-fn not_found(context: &Context) -> Errno {
-    if context.inner.device.is_own() { Errno::ENOENT } else { Errno::EOPNOTSUPP }
-}
-
-/// `ibv_import_pd`: NULL with `errno` on failure; `ENOENT` for a handle that names none, `EOPNOTSUPP` for a context of another
-/// process.
+/// `ibv_import_pd`: NULL with `errno` on failure; `ENOENT` for a handle that names none, `EOPNOTSUPP` where the process that has
+/// it has ended, or its memory cannot be reached from this one.
 pub(crate) unsafe extern "C" fn ibv_import_pd(
     context_: *mut ibv_context,
     handle: u32,
@@ -59,9 +53,11 @@ pub(crate) unsafe extern "C" fn ibv_import_pd(
         let identity = context.inner.device.identity();
         let same =
             |pd: &Pd| pd.handle() == handle && pd.inner.context.inner.device.identity() == identity;
-        let own = context.inner.device.is_own();
-        let pd = object::any(same).filter(|_| own).ok_or_else(|| not_found(&context))?;
-        let device = context.inner.device.import_pd(&pd.inner.device);
+        let device = match object::any(same) {
+            Some(pd) => context.inner.device.import_pd(&pd.inner.device),
+            None if context.inner.device.is_own() => return Err(Errno::ENOENT),
+            None => context.inner.device.import_foreign_pd(handle)?,
+        };
         let public = ibv_pd { context: context.pointer(), handle };
         Ok(object::publish(public, handle, PdInner { device, context }))
     }))
@@ -74,16 +70,20 @@ pub(crate) unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
     }
 }
 
-/// `ibv_import_mr`: NULL with `errno` on failure, as `ibv_import_pd`. `addr` is NULL.
+/// `ibv_import_mr`: NULL with `errno` on failure, as `ibv_import_pd`; `EEXIST` where a key of it names another region here.
+/// `addr` is NULL.
 pub(crate) unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
     pointer(object::find(pd).and_then(|pd: Arc<Pd>| {
         let context = Arc::clone(&pd.inner.context);
         let identity = context.inner.device.identity();
         let same =
             |mr: &Mr| mr.handle() == handle && mr.inner.context.inner.device.identity() == identity;
-        let own = context.inner.device.is_own();
-        let mr = object::any(same).filter(|_| own).ok_or_else(|| not_found(&context))?;
-        let device = Arc::clone(&mr.inner.device);
+        let known = object::any(same).map(|mr| Arc::clone(&mr.inner.device));
+        let device = match known {
+            Some(device) if device.imported_is_current() != Some(false) => device,
+            None if pd.inner.device.is_imported() => Arc::new(pd.inner.device.import_mr(handle)?),
+            _ => return Err(Errno::ENOENT),
+        };
         let public = ibv_mr {
             context: context.pointer(),
             pd: pd.public(),

@@ -57,7 +57,8 @@ pub(crate) fn publish_mr(
     addr: *mut c_void,
     length: usize,
 ) -> *mut ibv_mr {
-    let handle = object::new_handle();
+    // By which other processes import it.
+    let handle = device.lkey();
     let context = Arc::clone(&pd.inner.context);
     let public = ibv_mr {
         context: context.pointer(),

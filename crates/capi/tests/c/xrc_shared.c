@@ -2,6 +2,7 @@
 #include "check.h"
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -9,7 +10,7 @@
 #include <unistd.h>
 
 enum what { OPEN, XRCD, SRQ, RECV, POLL, NONE, TARGET, CONNECT, OPEN_QP, QUERY, ERROR, DESTROY, INITIATOR, SEND, STREAM, EVENT, NO_EVENT,
-	CLOSE, FREE_SRQ, CELL };
+	CLOSE, FREE_SRQ, CELL, RATE, ACCESS, REOPEN };
 
 /* An order, with its numbers, and the answer. */
 struct order {
@@ -107,6 +108,27 @@ static struct answer event(void)
 	return a;
 }
 
+static struct ibv_qp *open_target(uint32_t number)
+{
+	struct ibv_qp_open_attr i = { .comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE |
+		IBV_QP_OPEN_ATTR_CONTEXT, .qp_num = number, .xrcd = xrcd, .qp_type = IBV_QPT_XRC_RECV };
+	return ibv_open_qp(ctx, &i);
+}
+
+/* Opens a target, uses it and closes it, often. */
+static void *reopen(void *number)
+{
+	for (int i = 0; i < 300; i++) {
+		struct ibv_qp *opened = open_target((uint32_t)(uintptr_t)number);
+		struct ibv_qp_attr attr;
+		struct ibv_qp_init_attr init;
+		TRUE(opened != NULL);
+		OK(ibv_query_qp(opened, &attr, IBV_QP_STATE, &init));
+		OK(ibv_destroy_qp(opened));
+	}
+	return NULL;
+}
+
 static struct answer obey(const struct order *o)
 {
 	struct answer a = { 0 };
@@ -188,9 +210,7 @@ static struct answer obey(const struct order *o)
 		join_target((uint32_t)o->n[0]);
 		break;
 	case OPEN_QP: {
-		struct ibv_qp_open_attr i = { .comp_mask = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE |
-			IBV_QP_OPEN_ATTR_CONTEXT, .qp_num = (uint32_t)o->n[0], .xrcd = xrcd, .qp_type = IBV_QPT_XRC_RECV };
-		struct ibv_qp *opened = ibv_open_qp(ctx, &i);
+		struct ibv_qp *opened = open_target((uint32_t)o->n[0]);
 		a.error = opened ? 0 : errno;
 		qp = opened ? opened : qp;
 		break;
@@ -218,6 +238,23 @@ static struct answer obey(const struct order *o)
 	case STREAM:
 		stream(o->n);
 		break;
+	case RATE: {
+		struct ibv_qp_rate_limit_attr limit = { .rate_limit = (uint32_t)o->n[0] };
+		a.error = ibv_modify_qp_rate_limit(qp, &limit);
+		break;
+	}
+	case ACCESS: {
+		struct ibv_qp_attr attr = { .qp_access_flags = (unsigned)o->n[0] };
+		a.error = ibv_modify_qp(qp, &attr, IBV_QP_ACCESS_FLAGS);
+		break;
+	}
+	case REOPEN: {
+		pthread_t other;
+		OK(pthread_create(&other, NULL, reopen, (void *)(uintptr_t)o->n[0]));
+		reopen((void *)(uintptr_t)o->n[0]);
+		OK(pthread_join(other, NULL));
+		break;
+	}
 	case EVENT:
 		return event();
 	case NO_EVENT: {
@@ -527,6 +564,47 @@ static void inherited(const char *path, int signal, int last)
 	free_world(&w);
 }
 
+/* A target that has had no traffic since it was opened goes on as well. */
+static void opened_before_traffic(const char *path)
+{
+	for (int i = 0; i < 10; i++) {
+		struct world w = make_world(path);
+		OK(DO(w.a, OPEN_QP, w.target).error);
+		end(&w.home, SIGKILL);
+		message(&w, &w.a, 5000), message(&w, &w.b, 100);
+		EQ(DO(w.a, NO_EVENT).error, 0);
+		OK(DO(w.a, DESTROY).error);
+		w.home = begin('h');
+		free_world(&w);
+	}
+}
+
+/* Threads of a process open and close the same target: its process knows whether it is open there. */
+static void reopened(const char *path)
+{
+	struct world w = make_world(path);
+	DO(w.a, REOPEN, w.target);
+	OK(DO(w.a, OPEN_QP, w.target).error);
+	OK(DO(w.a, QUERY).error);
+	free_world(&w);
+}
+
+/* Rights that are taken away while the responder is elsewhere, in the midst of a message, count for the next. */
+static void modified_while_lent(const char *path)
+{
+	struct world w = make_world(path);
+	const int64_t len = 30000;
+	message(&w, &w.a, 100);
+	OK(DO(w.sender, RATE, 800).error);
+	order(&w.sender, SEND, N(IBV_WR_RDMA_WRITE, w.a.srqn, len, w.a.addr + SIZE / 2, w.a.rkey), NULL);
+	usleep(100000);
+	OK(DO(w.home, ACCESS, 0).error);
+	OK(answer(&w.sender).error);
+	OK(DO(w.sender, RATE, 0).error);
+	EQ(DO(w.sender, SEND, IBV_WR_RDMA_WRITE, w.a.srqn, 8, w.a.addr + SIZE / 2, w.a.rkey).error, IBV_WC_REM_INV_REQ_ERR);
+	free_world(&w);
+}
+
 int main(void)
 {
 	char path[40], other[64];
@@ -536,6 +614,9 @@ int main(void)
 	traffic(path);
 	faults(path);
 	opened(path);
+	opened_before_traffic(path);
+	reopened(path);
+	modified_while_lent(path);
 	for (int last = 0; last < 4; last++)
 		inherited(path, 0, last), inherited(path, SIGKILL, last);
 	unlink(path);

@@ -129,10 +129,10 @@ impl Answers {
         });
         let known = known?;
         let AnswerKind::Read { va, rkey, len, pd, srqn } = known.kind else { return None };
-        let skipped = psn.since(known.psn) as u32 * mtu;
+        let skipped = u64::from(psn.since(known.psn).unsigned_abs()) * u64::from(mtu);
         let within = reth.rkey == rkey
-            && reth.va == va.wrapping_add(skipped.into())
-            && reth.len <= len.saturating_sub(skipped);
+            && reth.va == va.wrapping_add(skipped)
+            && u64::from(reth.len) <= u64::from(len).saturating_sub(skipped);
         let kind = AnswerKind::Read { va: reth.va, rkey, len: reth.len, pd, srqn };
         within.then_some(Answer { psn, packets, msn: known.msn, kind })
     }

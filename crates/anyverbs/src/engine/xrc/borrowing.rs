@@ -7,10 +7,10 @@ use anyverbs_proto::qp::attr::{QpAttr, QpState};
 use anyverbs_proto::qp::lending::Lease;
 use anyverbs_proto::qp::{Arrival, Incoming, Qp};
 use anyverbs_proto::types::Qpn;
+use anyverbs_proto::xrc_message::Message;
 
 use super::super::Engine;
 use super::super::env::Call;
-use super::message::Message;
 use crate::qp::{QpCell, State};
 use crate::xrcd::FileId;
 
@@ -85,8 +85,7 @@ impl Engine {
             machine.receive(arrival, packet, &mut call.env(link));
             let (expected, msn) = machine.progress();
             if machine.state() == QpState::Err {
-                self.send_back(from, target, lease, machine);
-                return false;
+                return !self.send_back(from, target, lease, machine);
             }
             if (expected, msn) != before {
                 // Before any ACK: should this process end, its home knows as much as the peer.
@@ -97,10 +96,17 @@ impl Engine {
         });
     }
 
+    /// False if it has to stay: a message is half received, or the system has nothing to send it by, and it is asked for again.
     fn send_back(&self, to: u8, target: Qpn, lease: u64, machine: &Qp) -> bool {
         let Some(state) = machine.lease() else { return false };
-        self.sharing.tell(to, &Message::Return { target, lease, state });
-        true
+        match self.sharing.send(to, &Message::Return { target, lease, state }) {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::debug!(%target, %error, "a responder is not given back");
+                // Nobody is there to have it.
+                error.kind() == std::io::ErrorKind::ConnectionRefused
+            }
+        }
     }
 
     /// Its home wants it back.
@@ -113,6 +119,14 @@ impl Engine {
             }
             let later = !machine.is_within_message();
             self.sharing.tell(from, &Message::Busy { target, lease, later });
+            true
+        });
+    }
+
+    /// Its attributes have changed.
+    pub(super) fn follow_attr(&'static self, from: u8, target: Qpn, lease: u64, attr: &QpAttr) {
+        self.with_borrowed(from, target, Some(lease), |State { machine, .. }, _, _| {
+            machine.follow_attr(attr);
             true
         });
     }

@@ -1,7 +1,9 @@
 //! In the process of a target: its responder goes to the process whose SRQ a request names, and comes back.
 
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
+use anyverbs_net::Delivery;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::qp::attr::QpState;
@@ -10,12 +12,15 @@ use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::types::{PKey, Psn, Qpn};
 use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::opcode::Operation;
+use anyverbs_proto::xrc_message::{self, Message};
 
 use super::super::Engine;
 use super::super::env::Call;
-use super::message::{self, Message};
 use super::waiting::Waiting;
 use crate::qp::{QpCell, State};
+
+/// After which a borrower that has not answered is asked once more for a responder.
+const PATIENCE: Duration = Duration::from_millis(200);
 
 /// Where a target's responder is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,8 +29,8 @@ enum Place {
     Here,
     /// Lent to this slot's process.
     With(u8),
-    /// As well, and wanted back.
-    Recalled(u8),
+    /// As well, and wanted back, since this time.
+    Recalled(u8, Instant),
 }
 
 /// Of a target whose responder has been elsewhere.
@@ -53,9 +58,14 @@ impl Share {
         bth.psn.since(self.expected) < 0 && bth.opcode.operation != Operation::ReadRequest
     }
 
+    /// How far the responder had come when that was last said, where it is not here.
+    pub(super) fn progress_elsewhere(&self) -> Option<(Psn, u32)> {
+        (self.place != Place::Here).then_some((self.expected, self.msn))
+    }
+
     fn is_lent(&self, to: u8, lease: u64) -> bool {
         self.lease == lease
-            && matches!(self.place, Place::With(by) | Place::Recalled(by) if by == to)
+            && matches!(self.place, Place::With(by) | Place::Recalled(by, _) if by == to)
     }
 }
 
@@ -87,7 +97,7 @@ impl Engine {
     ) {
         // While the responder is elsewhere this one knows less than was told already.
         if state.link.share.as_ref().is_none_or(|share| share.place == Place::Here) {
-            self.tell_heirs(cell, &state.machine);
+            self.replicate(cell, &state.machine);
         }
         // The program's reply leaves by another queue pair: this ACK cannot ride with it, and the requester
         // expects its completion before the reply.
@@ -144,7 +154,7 @@ impl Engine {
                 Err(_) => return false,
             }
         }
-        let Some(bytes) = message::packet(cell.qpn, arrival, packet, &self.memory) else {
+        let Some(bytes) = xrc_message::packet(cell.qpn, arrival, packet, &self.memory) else {
             return true;
         };
         let Some(share) = &mut state.link.share else { return false };
@@ -153,17 +163,26 @@ impl Engine {
                 self.pass_on(by, &bytes);
                 return true;
             }
-            self.sharing.tell(by, &Message::Recall { target: cell.qpn, lease: share.lease });
-            share.place = Place::Recalled(by);
+            self.recall(cell.qpn, share, by);
         }
-        if !share.waiting.add(packet, bytes) {
+        if let Place::Recalled(by, since) = share.place
+            && since.elapsed() > PATIENCE
+        {
+            self.recall(cell.qpn, share, by);
+        }
+        if !share.waiting.add(packet, bytes, &self.sharing.waiting) {
             self.count(Counter::DropSocketFull, 1);
         }
         true
     }
 
+    fn recall(&self, target: Qpn, share: &mut Share, from: u8) {
+        self.sharing.tell(from, &Message::Recall { target, lease: share.lease });
+        share.place = Place::Recalled(from, Instant::now());
+    }
+
     fn pass_on(&self, to: u8, bytes: &[u8]) {
-        let counter = match self.sharing.send_bytes(to, bytes) {
+        let counter = match self.sharing.send_bytes(to, bytes, Delivery::Refusable) {
             Ok(()) => Counter::Forwarded,
             Err(_) => Counter::DropSocketFull,
         };
@@ -233,7 +252,7 @@ impl Engine {
                 (share.expected, share.msn) = (expected, msn);
             }
             if cell.has_others.load(Ordering::Relaxed) {
-                self.tell_heirs_of(cell, &state.machine, (expected, msn));
+                self.replicate_of(cell, &state.machine, (expected, msn));
             }
         });
     }
@@ -267,7 +286,7 @@ impl Engine {
     fn go_on(&'static self, cell: &QpCell, state: &mut State, call: &mut Call<'_>) {
         let Some(share) = &mut state.link.share else { return };
         let waiting = share.arrive();
-        self.tell_heirs(cell, &state.machine);
+        self.replicate(cell, &state.machine);
         self.receive_again(cell, state, call, waiting);
     }
 
@@ -280,33 +299,32 @@ impl Engine {
         waiting: Waiting,
     ) {
         for bytes in waiting.into_requests() {
-            let Some((_, arrival, packet)) = message::parse_packet(&bytes) else { continue };
+            let Some((_, arrival, packet)) = xrc_message::parse_packet(&bytes) else { continue };
             if !self.is_elsewhere(cell, state, call, &arrival, &packet) {
                 let State { machine, link, .. } = &mut *state;
                 machine.receive(&arrival, &packet, &mut call.env(link));
             }
         }
         let State { machine, link, .. } = &mut *state;
-        self.tell_heirs(cell, machine);
+        self.replicate(cell, machine);
         machine.acknowledge(&mut call.env(link));
     }
 
-    /// The target was modified or destroyed: what is lent is void, or has to come back for its new attributes.
+    /// The target was modified or destroyed: what is lent is void, or gets its new attributes.
     pub(crate) fn note_modified(&self, cell: &QpCell, state: &mut State) {
         let over = state.is_dead()
             || matches!(state.machine.state(), QpState::Reset | QpState::Init | QpState::Err);
-        self.tell_heirs(cell, &state.machine);
+        self.replicate_state(cell, state);
         let Some(share) = &mut state.link.share else { return };
-        match share.place {
-            Place::With(by) | Place::Recalled(by) if over => {
-                self.sharing.tell(by, &Message::Revoke { target: cell.qpn, lease: share.lease });
-                share.arrive();
-            }
-            Place::With(by) => {
-                self.sharing.tell(by, &Message::Recall { target: cell.qpn, lease: share.lease });
-                share.place = Place::Recalled(by);
-            }
-            _ => {}
+        let (Place::With(by) | Place::Recalled(by, _)) = share.place else { return };
+        let (target, lease) = (cell.qpn, share.lease);
+        if over {
+            self.sharing.tell(by, &Message::Revoke { target, lease });
+            share.arrive();
+        } else {
+            // At once: it may be in the midst of a message, and come back after many.
+            let attr = state.machine.attr();
+            self.sharing.tell(by, &Message::Attributes { target, lease, attr });
         }
     }
 }

@@ -3,31 +3,28 @@
 //! A target belongs to the process that made it: that one gets its packets. A request names an SRQ, whose number says which process
 //! has it; where that is another, the responder is lent to it between two messages, and requests are handed on
 //! ([`lending`], [`borrowing`]). Handles of a target in other processes ask its process ([`opening`]), and one of them goes on with
-//! the target when that process has ended ([`inheriting`]).
+//! the target when that process has ended ([`failover`]).
 //!
 //! A thread of its own waits for messages of other processes, where a domain with a file was opened; no other process has it.
 
 mod borrowing;
-mod inheriting;
+mod failover;
 mod lending;
-mod message;
 mod opening;
 mod waiting;
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::time::Instant;
 
-use anyverbs_net::{MessageBuffer, Messages, NameGuard, Told};
+use anyverbs_net::{Delivery, MessageBuffer, Messages, NameGuard, Told};
 use anyverbs_proto::qp::attr::QpType;
-use anyverbs_proto::types::Qpn;
+use anyverbs_proto::xrc_message::{self, Message};
 use parking_lot::{Condvar, Mutex};
 
 use super::Engine;
 use crate::qp::QpCell;
 pub(crate) use lending::Share;
-use message::Message;
 use opening::Reply;
 
 /// What this process and others that share its domains have to say to each other.
@@ -39,22 +36,35 @@ pub(crate) struct Sharing {
     /// Questions that wait for their answers, each with the slot that was asked.
     asked: Mutex<HashMap<u64, (u8, Option<Reply>)>>,
     answered: Condvar,
+    /// While a target of another process is opened or closed: its process hears of both in the order in which they are here.
+    opening: Mutex<()>,
+    /// Of requests that wait for responders.
+    waiting: waiting::Room,
     /// Slots of processes whose targets are open here.
     held_slots: Mutex<HashMap<u8, NameGuard>>,
     /// A target of a process that has ended goes on here.
-    has_inherited: AtomicBool,
-    /// Who goes on with targets of processes that have ended, and until when that is taken for known.
-    heirs: Mutex<HashMap<Qpn, (Option<u8>, Instant)>>,
+    has_taken_over: AtomicBool,
+    /// Who goes on with targets of processes that have ended.
+    successors: Mutex<failover::Successors>,
 }
 
 impl Sharing {
     fn send(&self, slot: u8, message: &Message) -> std::io::Result<()> {
-        self.send_bytes(slot, &message.emit())
+        let delivery = match message {
+            // Asked again, or followed by others that say more.
+            Message::Lend { .. }
+            | Message::Progress { .. }
+            | Message::State { .. }
+            | Message::Ask { .. }
+            | Message::Answer { .. } => Delivery::Refusable,
+            _ => Delivery::Owed,
+        };
+        self.send_bytes(slot, &message.emit(), delivery)
     }
 
-    fn send_bytes(&self, slot: u8, bytes: &[u8]) -> std::io::Result<()> {
+    fn send_bytes(&self, slot: u8, bytes: &[u8], delivery: Delivery) -> std::io::Result<()> {
         let messages = self.messages.get();
-        messages.ok_or(std::io::ErrorKind::ConnectionRefused)?.send(slot, bytes, &[])
+        messages.ok_or(std::io::ErrorKind::ConnectionRefused)?.send(slot, bytes, delivery)
     }
 
     /// Says what needs no answer.
@@ -96,7 +106,7 @@ impl Engine {
     }
 
     fn hear(&'static self, from: u8, bytes: &[u8]) {
-        if let Some((target, arrival, packet)) = message::parse_packet(bytes) {
+        if let Some((target, arrival, packet)) = xrc_message::parse_packet(bytes) {
             return self.receive_borrowed(from, target, &arrival, &packet);
         }
         let Some(message) = Message::parse(bytes) else {
@@ -108,6 +118,9 @@ impl Engine {
             }
             Message::Recall { target, lease } => self.give_back(from, target, lease),
             Message::Revoke { target, lease } => self.forget_borrowed(from, target, lease),
+            Message::Attributes { target, lease, attr } => {
+                self.follow_attr(from, target, lease, &attr);
+            }
             Message::Return { target, lease, state } => {
                 self.take_back(from, target, lease, &state);
             }
@@ -128,7 +141,7 @@ impl Engine {
                 self.sharing.note_answer(from, request, errno, attr);
             }
             Message::State { target, attr, state } => self.note_state(from, target, attr, state),
-            Message::Inherit { target } => {
+            Message::TakeOver { target } => {
                 if let Some(cell) = self.qps.find(target) {
                     self.follow(from, &cell);
                 }
@@ -136,7 +149,7 @@ impl Engine {
             Message::Opened { target } => {
                 if let Some(cell) = self.qps.find(target).filter(|cell| cell.home().is_none()) {
                     cell.open_for(from);
-                    self.tell_heirs(&cell, &cell.state.lock().machine);
+                    self.replicate_state(&cell, &cell.state.lock());
                 }
             }
         }

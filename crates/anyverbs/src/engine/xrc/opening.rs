@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask};
 use anyverbs_proto::types::Qpn;
+use anyverbs_proto::xrc_message::{Message, Question};
 
 use super::super::Engine;
 use super::Sharing;
-use super::message::{Message, Question};
 use crate::qp::QpCell;
 use crate::xrcd::FileId;
 
@@ -61,21 +61,31 @@ impl Sharing {
 }
 
 impl Engine {
-    /// A target of another process, which now counts this one among those that have it open; an errno value.
+    /// A target of another process, which now counts this one among those that have it open; an errno value. `enter` gives it
+    /// its handle, and `leave` takes that away again.
     pub(crate) fn open_foreign(
         &'static self,
         target: Qpn,
         domain: FileId,
         enter: impl FnOnce(&QpCell),
+        leave: impl FnOnce(&QpCell),
     ) -> Result<Arc<QpCell>, i32> {
-        let home = self.heir_of(target).unwrap_or(target.slot());
-        // Before it can end.
-        self.hold_slot_of(target.slot()).map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))?;
-        if let Err(errno) = self.sharing.ask(home, target, Question::Open { domain }) {
+        let _opening = self.sharing.opening.lock();
+        let home = self.successor_of(target).unwrap_or(target.slot());
+        // First, since its process tells how far it has come as soon as it has answered, and then may end.
+        let cell =
+            self.qps.enter_foreign(target, |qpn| QpCell::foreign(self, qpn, home, domain), enter);
+        let held = self.hold_slot_of(target.slot());
+        let opened = held.map_err(|e| e.raw_os_error().unwrap_or(libc::EIO)).and_then(|()| {
+            self.sharing.ask(cell.home().unwrap_or(home), target, Question::Open { domain })
+        });
+        if let Err(errno) = opened {
+            leave(&cell);
+            self.forget_foreign(&cell);
             self.release_slot_of(target);
             return Err(errno);
         }
-        Ok(self.qps.enter_foreign(target, |qpn| QpCell::foreign(self, qpn, home, domain), enter))
+        Ok(cell)
     }
 
     pub(crate) fn query_foreign(&self, home: u8, target: Qpn) -> Result<QpAttr, i32> {
@@ -94,6 +104,11 @@ impl Engine {
 
     /// The last handle of this process was destroyed.
     pub(crate) fn close_foreign(&self, cell: &Arc<QpCell>) {
+        let _opening = self.sharing.opening.lock();
+        if self.qps.find(cell.qpn).is_some_and(|now| now.is_open()) {
+            // Another thread has opened it meanwhile.
+            return;
+        }
         if let Some(home) = cell.home()
             && let Err(errno) = self.sharing.ask(home, cell.qpn, Question::Close)
         {
@@ -122,8 +137,7 @@ impl Engine {
         };
         self.sharing.tell(from, &Message::Answer { request, errno, attr });
         if let Some(cell) = self.qps.find(target).filter(|_| opens && errno == 0) {
-            let state = cell.state.lock();
-            self.tell_heirs(&cell, &state.machine);
+            self.replicate_state(&cell, &cell.state.lock());
         }
     }
 

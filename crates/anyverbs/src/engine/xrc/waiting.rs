@@ -3,11 +3,48 @@
 //! A requester that hears nothing sends its requests again, the more often the longer it takes: each waits once, or what is done
 //! again would take longer than new requests are waited for.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use anyverbs_proto::qp::Incoming;
 use anyverbs_proto::types::Psn;
 
-/// Most bytes; more is dropped, and comes again.
+/// Most bytes of one target; more is dropped, and comes again.
 const KEEP: usize = 4 << 20;
+/// Most bytes of all targets of the process.
+const KEEP_IN_ALL: usize = 64 << 20;
+
+/// Bytes that wait, for all targets of a process.
+#[derive(Debug, Default)]
+pub(super) struct Room(AtomicUsize);
+
+impl Room {
+    fn reserve(&'static self, bytes: Vec<u8>) -> Option<Kept> {
+        let len = bytes.len();
+        let more = |used: usize| used.checked_add(len).filter(|sum| *sum <= KEEP_IN_ALL);
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        Some(Kept { bytes, len, room: self })
+    }
+}
+
+/// A message that has its room.
+#[derive(Debug)]
+struct Kept {
+    bytes: Vec<u8>,
+    len: usize,
+    room: &'static Room,
+}
+
+impl Kept {
+    fn take(mut self) -> Vec<u8> {
+        std::mem::take(&mut self.bytes)
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.room.0.fetch_sub(self.len, Ordering::Relaxed);
+    }
+}
 
 #[derive(Debug)]
 struct Request {
@@ -15,7 +52,7 @@ struct Request {
     packets: u32,
     ends_message: bool,
     ack_req: bool,
-    bytes: Vec<u8>,
+    message: Kept,
 }
 
 /// Of one target. All PSNs are within half of their range.
@@ -27,14 +64,20 @@ pub(super) struct Waiting {
 
 impl Waiting {
     /// Adds a request with its message; false if there is no room.
-    pub(super) fn add(&mut self, packet: &Incoming<'_>, bytes: Vec<u8>) -> bool {
+    pub(super) fn add(
+        &mut self,
+        packet: &Incoming<'_>,
+        bytes: Vec<u8>,
+        room: &'static Room,
+    ) -> bool {
+        let Some(message) = room.reserve(bytes) else { return false };
         let bth = &packet.headers.bth;
         let request = Request {
             psn: bth.psn,
             packets: packet.packets,
             ends_message: bth.opcode.ends_message(),
             ack_req: bth.ack_req,
-            bytes,
+            message,
         };
         self.add_request(request)
     }
@@ -49,14 +92,14 @@ impl Waiting {
                 // Only the later copy may ask for an ACK.
                 self.requests[at].ack_req |= request.ack_req;
                 if request.ack_req {
-                    self.bytes = self.bytes + request.bytes.len() - self.requests[at].bytes.len();
-                    self.requests[at].bytes = request.bytes;
+                    self.bytes = self.bytes + request.message.len - self.requests[at].message.len;
+                    self.requests[at].message = request.message;
                 }
                 true
             }
-            Err(_) if self.bytes + request.bytes.len() > KEEP => false,
+            Err(_) if self.bytes + request.message.len > KEEP => false,
             Err(at) => {
-                self.bytes += request.bytes.len();
+                self.bytes += request.message.len;
                 self.requests.insert(at, request);
                 true
             }
@@ -75,13 +118,14 @@ impl Waiting {
                 }
             }
         }
-        let taken: Vec<_> = self.requests.drain(..end).map(|request| request.bytes).collect();
+        let taken: Vec<_> =
+            self.requests.drain(..end).map(|request| request.message.take()).collect();
         self.bytes -= taken.iter().map(Vec::len).sum::<usize>();
         taken
     }
 
     pub(super) fn into_requests(self) -> impl Iterator<Item = Vec<u8>> {
-        self.requests.into_iter().map(|request| request.bytes)
+        self.requests.into_iter().map(|request| request.message.take())
     }
 }
 
@@ -89,13 +133,18 @@ impl Waiting {
 mod tests {
     use super::*;
 
+    fn kept(bytes: Vec<u8>) -> Kept {
+        static ROOM: Room = Room(AtomicUsize::new(0));
+        ROOM.reserve(bytes).unwrap()
+    }
+
     fn request(psn: u32, ends_message: bool, ack_req: bool) -> Request {
         Request {
             psn: Psn::new(psn),
             packets: 1,
             ends_message,
             ack_req,
-            bytes: vec![psn as u8; 100],
+            message: kept(vec![psn as u8; 100]),
         }
     }
 
@@ -117,7 +166,8 @@ mod tests {
     fn a_copy_that_asks_for_an_ack_replaces_one_that_does_not() {
         let mut waiting = Waiting::default();
         for (ack_req, byte) in [(false, 1), (true, 2), (false, 3)] {
-            waiting.add_request(Request { bytes: vec![byte; 8], ..request(5, true, ack_req) });
+            waiting
+                .add_request(Request { message: kept(vec![byte; 8]), ..request(5, true, ack_req) });
         }
         assert_eq!(first_bytes(waiting.into_requests()), [2]);
     }
@@ -137,9 +187,30 @@ mod tests {
     #[test]
     fn there_is_an_end_to_what_waits() {
         let mut waiting = Waiting::default();
-        let large = |psn| Request { bytes: vec![0; KEEP / 2], ..request(psn, true, false) };
+        let large = |psn| Request { message: kept(vec![0; KEEP / 2]), ..request(psn, true, false) };
         assert!(waiting.add_request(large(1)) && waiting.add_request(large(2)));
         assert!(!waiting.add_request(large(3)));
         assert!(waiting.add_request(large(2)));
+    }
+
+    #[test]
+    fn there_is_an_end_to_what_waits_for_all_targets() {
+        static ROOM: Room = Room(AtomicUsize::new(0));
+        let packet = Incoming::default();
+        let mut targets = Vec::new();
+        loop {
+            let mut waiting = Waiting::default();
+            if !waiting.add(&packet, vec![0; KEEP], &ROOM) {
+                break;
+            }
+            targets.push(waiting);
+        }
+        assert_eq!(targets.len(), KEEP_IN_ALL / KEEP);
+        targets.pop();
+        let mut waiting = Waiting::default();
+        assert!(waiting.add(&packet, vec![0; KEEP], &ROOM));
+        assert_eq!(waiting.take_message(Psn::new(0)).len(), 1);
+        drop((waiting, targets));
+        assert_eq!(ROOM.0.load(Ordering::Relaxed), 0);
     }
 }

@@ -46,8 +46,6 @@ pub struct Lease {
 pub struct Remembered {
     /// PSN of its first packet.
     pub psn: Psn,
-    /// How many packets it has.
-    pub packets: u32,
     /// The MSN in it.
     pub msn: u32,
     /// What it says.
@@ -148,6 +146,16 @@ impl Qp {
         qp
     }
 
+    /// The attributes of a borrowed target have changed, in its own process.
+    pub fn follow_attr(&mut self, attr: &QpAttr) {
+        // A failure here its process is still to hear of, and the MTU is that of the answers which are remembered.
+        let (state, path_mtu) = (self.attr.state, self.attr.path_mtu);
+        self.attr = QpAttr { path_mtu, ..*attr };
+        if state == QpState::Err {
+            self.attr.state = state;
+        }
+    }
+
     /// Goes on where a responder has come to. `pd_of` gives the protection domain of an SRQ of this device.
     pub fn resume(&mut self, lease: &Lease, pd_of: impl Fn(u32) -> Option<u32>) {
         if lease.state == QpState::Err {
@@ -156,7 +164,8 @@ impl Qp {
         self.established = lease.established;
         self.advance(lease.expected, lease.msn);
         self.responder.nak_sent = lease.nak_sent;
-        let answers = lease.answers.iter().map(|remembered| remembered.answer(&pd_of));
+        let mtu = self.mtu();
+        let answers = lease.answers.iter().map(|remembered| remembered.answer(mtu, &pd_of));
         self.responder.answers.remember(answers);
     }
 
@@ -179,7 +188,7 @@ impl Qp {
 
 impl Remembered {
     fn of(answer: &Answer) -> Self {
-        let &Answer { psn, packets, msn, kind } = answer;
+        let &Answer { psn, msn, kind, .. } = answer;
         let kind = match kind {
             AnswerKind::Read { va, rkey, len, srqn, .. } => {
                 RememberedKind::Read { va, rkey, len, srqn }
@@ -187,11 +196,15 @@ impl Remembered {
             AnswerKind::Atomic { original } => RememberedKind::Atomic { original },
             AnswerKind::Placed => RememberedKind::Placed,
         };
-        Self { psn, packets, msn, kind }
+        Self { psn, msn, kind }
     }
 
-    fn answer(&self, pd_of: impl Fn(u32) -> Option<u32>) -> Answer {
-        let &Self { psn, packets, msn, kind } = self;
+    fn answer(&self, mtu: u32, pd_of: impl Fn(u32) -> Option<u32>) -> Answer {
+        let &Self { psn, msn, kind } = self;
+        let packets = match kind {
+            RememberedKind::Read { len, .. } => len.div_ceil(mtu).max(1),
+            _ => 1,
+        };
         let kind = match kind {
             RememberedKind::Read { va, rkey, len, srqn } => {
                 // Memory of another device is not answered from here.

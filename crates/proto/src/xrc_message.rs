@@ -1,22 +1,24 @@
 //! What processes that share an XRC domain tell each other. Both are of one build of the library only as a rule, so what does not
-//! parse is ignored.
+//! parse, or names what no responder has, is ignored.
 
-use anyverbs_proto::event::QpEvent;
-use anyverbs_proto::memory::Memory;
-use anyverbs_proto::mr::Access;
-use anyverbs_proto::payload::Data;
-use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpState};
-use anyverbs_proto::qp::lending::{Lease, Remembered, RememberedKind};
-use anyverbs_proto::qp::{Arrival, Incoming};
-use anyverbs_proto::types::{Gid, Mtu, Psn, QKey, Qpn};
-use anyverbs_proto::wire::packet::Headers;
-use anyverbs_proto::wr::AddressVector;
+use crate::event::QpEvent;
+use crate::memory::Memory;
+use crate::mr::Access;
+use crate::payload::Data;
+use crate::qp::attr::{QpAttr, QpAttrMask, QpState};
+use crate::qp::lending::{Lease, Remembered, RememberedKind};
+use crate::qp::{Arrival, Incoming};
+use crate::types::{Gid, Mtu, Psn, QKey, Qpn};
+use crate::wire::packet::Headers;
+use crate::wr::{AddressVector, MAX_MESSAGE};
 
-use crate::xrcd::FileId;
+/// Device and inode of the file that names a domain.
+pub type FileId = (u64, u64);
 
 /// A message, but for packets ([`packet`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Message {
+#[expect(missing_docs, reason = "the fields say what they are: whose, under which lease, and what")]
+pub enum Message {
     /// The responder of a target comes to where the SRQ of its next message is.
     Lend { target: Qpn, lease: u64, domain: FileId, attr: QpAttr, state: Lease },
     /// It is wanted back.
@@ -29,6 +31,8 @@ pub(super) enum Message {
     Progress { target: Qpn, lease: u64, expected: Psn, msn: u32 },
     /// The target was reset or destroyed: what was lent is void.
     Revoke { target: Qpn, lease: u64 },
+    /// The target was modified otherwise, while it is lent.
+    Attributes { target: Qpn, lease: u64, attr: QpAttr },
     /// An event of a target: from a borrower for all who have it open, or from its process for one of them.
     Event { target: Qpn, event: QpEvent },
     /// Who opens, queries or modifies a target waits for the answer.
@@ -39,24 +43,23 @@ pub(super) enum Message {
     /// it, what had been lent.
     State { target: Qpn, attr: QpAttr, state: Lease },
     /// The process of a target has ended, and the sender goes on with it.
-    Inherit { target: Qpn },
+    TakeOver { target: Qpn },
     /// To that one: the sender has it open, too.
     Opened { target: Qpn },
 }
 
 /// What is asked of a target's process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Question {
-    Open {
-        domain: FileId,
-    },
+#[expect(missing_docs, reason = "as above")]
+pub enum Question {
+    /// To count among those that have it open.
+    Open { domain: FileId },
+    /// Its attributes.
     Query,
     /// The last handle of the process was destroyed.
     Close,
-    Modify {
-        attr: QpAttr,
-        mask: QpAttrMask,
-    },
+    /// To change attributes.
+    Modify { attr: QpAttr, mask: QpAttrMask },
 }
 
 /// Kind of a packet's message: the rest is target 4, packets 4, source 16, destination 16, traffic class 1, hop limit 1,
@@ -64,8 +67,8 @@ pub(super) enum Question {
 const PACKET: u8 = 0;
 const PACKET_HEAD: usize = 48;
 
-/// A request for a borrower of its target.
-pub(super) fn packet(
+/// A request for a borrower of its target; none if its payload is not there any more.
+pub fn packet(
     target: Qpn,
     arrival: &Arrival,
     packet: &Incoming<'_>,
@@ -91,7 +94,8 @@ pub(super) fn packet(
 }
 
 /// The target, and the request.
-pub(super) fn parse_packet(bytes: &[u8]) -> Option<(Qpn, Arrival, Incoming<'_>)> {
+#[must_use]
+pub fn parse_packet(bytes: &[u8]) -> Option<(Qpn, Arrival, Incoming<'_>)> {
     let mut from = Reader(bytes);
     if from.u8()? != PACKET {
         return None;
@@ -113,7 +117,9 @@ pub(super) fn parse_packet(bytes: &[u8]) -> Option<(Qpn, Arrival, Incoming<'_>)>
 }
 
 impl Message {
-    pub(super) fn emit(&self) -> Vec<u8> {
+    /// Its bytes.
+    #[must_use]
+    pub fn emit(&self) -> Vec<u8> {
         let mut to = Writer(Vec::with_capacity(128));
         match self {
             Self::Lend { target, lease, domain, attr, state } => {
@@ -138,6 +144,10 @@ impl Message {
                 to.u32(*msn);
             }
             Self::Revoke { target, lease } => to.head(6, *target, *lease),
+            Self::Attributes { target, lease, attr } => {
+                to.head(14, *target, *lease);
+                to.attr(attr);
+            }
             Self::Event { target, event } => {
                 to.head(7, *target, 0);
                 to.u8(EVENTS.iter().position(|e| e == event).unwrap_or_default() as u8);
@@ -169,13 +179,15 @@ impl Message {
                 to.attr(attr);
                 to.lease(state);
             }
-            Self::Inherit { target } => to.head(12, *target, 0),
+            Self::TakeOver { target } => to.head(12, *target, 0),
             Self::Opened { target } => to.head(13, *target, 0),
         }
         to.0
     }
 
-    pub(super) fn parse(bytes: &[u8]) -> Option<Self> {
+    /// From bytes; none if they are no message.
+    #[must_use]
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
         let mut from = Reader(bytes);
         let kind = from.u8()?;
         let target = Qpn::new(from.u32()?);
@@ -211,8 +223,9 @@ impl Message {
                 Self::Answer { request: lease, errno, attr: from.attr()? }
             }
             11 => Self::State { target, attr: from.attr()?, state: from.lease()? },
-            12 => Self::Inherit { target },
+            12 => Self::TakeOver { target },
             13 => Self::Opened { target },
+            14 => Self::Attributes { target, lease, attr: from.attr()? },
             _ => return None,
         };
         from.0.is_empty().then_some(message)
@@ -295,10 +308,11 @@ impl Writer {
         self.u32(lease.expected.get());
         self.u32(lease.msn);
         self.u8(lease.nak_sent.into());
-        self.u8(lease.answers.len() as u8);
-        for answer in lease.answers.iter().take(u8::MAX.into()) {
+        // No responder answers more at a time.
+        let answers = &lease.answers[..lease.answers.len().min(u8::MAX.into())];
+        self.u8(answers.len() as u8);
+        for answer in answers {
             self.u32(answer.psn.get());
-            self.u32(answer.packets);
             self.u32(answer.msn);
             match answer.kind {
                 RememberedKind::Read { va, rkey, len, srqn } => {
@@ -329,6 +343,10 @@ impl Reader<'_> {
 
     fn u8(&mut self) -> Option<u8> {
         self.take().map(|[byte]| byte)
+    }
+
+    fn up_to(&mut self, most: u8) -> Option<u8> {
+        self.u8().filter(|value| *value <= most)
     }
 
     fn u16(&mut self) -> Option<u16> {
@@ -375,12 +393,12 @@ impl Reader<'_> {
                 scope_id: self.u32()?,
             },
             path_mtu: Mtu::from_code(self.u8()?.into())?,
-            timeout: self.u8()?,
-            retry_cnt: self.u8()?,
-            rnr_retry: self.u8()?,
+            timeout: self.up_to(31)?,
+            retry_cnt: self.up_to(7)?,
+            rnr_retry: self.up_to(7)?,
             max_rd_atomic: self.u8()?,
             rq_psn: Psn::new(self.u32()?),
-            min_rnr_timer: self.u8()?,
+            min_rnr_timer: self.up_to(31)?,
             sq_psn: Psn::new(self.u32()?),
             max_dest_rd_atomic: self.u8()?,
             dest_qpn: Qpn::new(self.u32()?),
@@ -397,25 +415,48 @@ impl Reader<'_> {
     }
 
     fn remembered(&mut self) -> Option<Remembered> {
-        let (psn, packets, msn) = (Psn::new(self.u32()?), self.u32()?, self.u32()?);
+        let (psn, msn) = (Psn::new(self.u32()?), self.u32()?);
         let kind = match self.u8()? {
             0 => RememberedKind::Read {
                 va: self.u64()?,
                 rkey: self.u32()?,
-                len: self.u32()?,
+                len: self.u32().filter(|len| *len <= MAX_MESSAGE)?,
                 srqn: self.u32()?,
             },
             1 => RememberedKind::Atomic { original: self.u64()? },
             2 => RememberedKind::Placed,
             _ => return None,
         };
-        Some(Remembered { psn, packets, msn, kind })
+        Some(Remembered { psn, msn, kind })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_no_responder_has_is_no_message() {
+        let target = Qpn::new(5);
+        let attr = QpAttr { path_mtu: Mtu::Mtu256, ..QpAttr::default() };
+        let read = |len| RememberedKind::Read { va: 0, rkey: 1, len, srqn: 2 };
+        let state = |len| Lease {
+            state: QpState::Rts,
+            established: true,
+            expected: Psn::new(1),
+            msn: 2,
+            nak_sent: false,
+            answers: vec![Remembered { psn: Psn::new(0), msn: 1, kind: read(len) }; 300],
+        };
+        let parsed = |len, min_rnr_timer| {
+            let attr = QpAttr { min_rnr_timer, ..attr };
+            Message::parse(&Message::State { target, attr, state: state(len) }.emit())
+        };
+        assert_eq!(parsed(MAX_MESSAGE + 1, 1), None);
+        assert_eq!(parsed(1, 32), None);
+        let Some(Message::State { state, .. }) = parsed(MAX_MESSAGE, 31) else { panic!() };
+        assert_eq!(state.answers.len(), 255);
+    }
 
     fn messages() -> Vec<Message> {
         let target = Qpn::new(0x12_3456);
@@ -435,7 +476,7 @@ mod tests {
             RememberedKind::Atomic { original: 1 << 50 },
             RememberedKind::Placed,
         ];
-        let answer = |kind| Remembered { psn: Psn::new(9), packets: 2, msn: 8, kind };
+        let answer = |kind| Remembered { psn: Psn::new(9), msn: 8, kind };
         let state = Lease {
             state: QpState::Rtr,
             established: true,
@@ -451,17 +492,18 @@ mod tests {
             Message::Recall { target, lease: 1 << 40 },
             Message::Return { target, lease: 2, state: state.clone() },
             Message::State { target, attr, state },
-            Message::Inherit { target },
+            Message::TakeOver { target },
             Message::Opened { target },
             Message::Busy { target, lease: 3, later: true },
             Message::Progress { target, lease: 3, expected: Psn::new(1), msn: 2 },
             Message::Revoke { target, lease: 3 },
+            Message::Attributes { target, lease: 3, attr },
             Message::Event { target, event: QpEvent::LastWqeReached },
             ask(Question::Open { domain: (1, 2) }),
             ask(Question::Query),
             ask(Question::Close),
             ask(Question::Modify { attr, mask }),
-            Message::Answer { request: 1, errno: libc::EINVAL, attr },
+            Message::Answer { request: 1, errno: 22, attr },
         ]
     }
 
