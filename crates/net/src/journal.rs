@@ -390,7 +390,7 @@ impl Place {
 }
 
 fn find(registry: &Registry) -> io::Result<Option<File>> {
-    let names = registry.names(KIND)?;
+    let names = registry.names(KIND)?.unwrap_or_default();
     let places = names.iter().filter_map(|(_, name)| Place::parse(name));
     Ok(places.into_iter().find_map(|place| place.open(registry.uid())))
 }

@@ -246,7 +246,7 @@ impl MrTable {
 
     fn is_key(&self, key: u32) -> bool {
         self.slot(key).and_then(Slot::hold).is_some_and(|held| {
-            let slot = held.0;
+            let slot = held.slot;
             slot.lkey.load(Ordering::Relaxed) == key || slot.rkey.load(Ordering::Relaxed) == key
         })
     }
