@@ -283,7 +283,9 @@ impl Section {
     /// Takes all records back.
     pub fn clear(&mut self) {
         if self.len > 0 {
-            (self.len, self.free) = (0, Vec::new());
+            // Nothing is given back: this is called in exit(3), in whose caller malloc(3) may have been interrupted.
+            self.len = 0;
+            self.free.clear();
             let _ = self.journal.set_header(self.number, (0, 0));
         }
     }
