@@ -179,6 +179,18 @@ fn state(id: u32) -> Option<char> {
     stat.rsplit_once(") ")?.1.chars().next()
 }
 
+/// The threads of a process: name, state, and where in the kernel each one waits.
+fn threads(id: u32) -> String {
+    let tasks = fs::read_dir(format!("/proc/{id}/task")).into_iter().flatten().flatten();
+    let about = tasks.map(|task| {
+        let read = |name: &str| fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        let (stat, wchan) = (read("stat"), read("wchan"));
+        let state = stat.rsplit_once(") ").map_or("", |(_, rest)| &rest[..1]);
+        format!("{} {state} {wchan}", read("comm").trim())
+    });
+    about.collect::<Vec<_>>().join(", ")
+}
+
 /// Starts both; they are connected where the plan wants that. The inner error is the device's.
 fn start(stage: &Stage<'_>, plan: &Plan) -> anyhow::Result<Result<Pair, String>> {
     let port = port(plan);
@@ -267,7 +279,12 @@ fn after_end(
     let status = pair.survivor(plan).wait(injected + bound + CM_BOUND)?;
     let took = injected.elapsed();
     let Some(status) = status else {
-        return Ok(Err(format!("the survivor has not ended after {took:?}")));
+        let (survivor, victim) = (pair.survivor(plan).id(), pair.victim(plan).id());
+        return Ok(Err(format!(
+            "the survivor has not ended after {took:?}; its threads: {}; the victim's: {}",
+            threads(survivor),
+            threads(victim)
+        )));
     };
     Ok(judge(plan, status, took))
 }
