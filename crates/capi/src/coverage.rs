@@ -28,6 +28,11 @@ const PARTIAL: &[(&str, &str)] = &[
     ("rdma_getaddrinfo", "`RAI_SA`: `EOPNOTSUPP`"),
     ("rdma_resolve_addrinfo", "`RAI_SA`: `EOPNOTSUPP`"),
     ("ibv_set_ece", "refuses every value: there are no enhancements (`EOPNOTSUPP`)"),
+    ("ibv_import_pd", "one of another process is destroyed by that process alone"),
+    (
+        "ibv_import_mr",
+        "one of another process is destroyed by that process alone; atomics only where its memory is shared",
+    ),
     ("ibv_dm_export_dmabuf_fd", "needs `/dev/udmabuf`; without it `EOPNOTSUPP`"),
 ];
 
