@@ -165,12 +165,25 @@ impl CqCell {
     /// Adds a completion. True if it was lost for want of room, for the first time: the queue pairs must fail.
     #[must_use]
     pub(crate) fn push(self: &Arc<Self>, wc: Wc, solicited: bool) -> bool {
+        self.push_all(&[(wc, solicited)])
+    }
+
+    /// As [`push`](Self::push), of several, each with whether it is solicited. The queue pairs must fail if one was lost.
+    #[inline]
+    #[must_use]
+    pub(crate) fn push_all(self: &Arc<Self>, completions: &[(Wc, bool)]) -> bool {
         let mut state = self.state.lock();
-        if self.fields.is_empty() {
-            let pushed = state.queue.push(wc, solicited);
-            return self.pushed(&mut state, pushed);
+        let mut lost = false;
+        for (wc, solicited) in completions {
+            lost |= if self.fields.is_empty() {
+                let pushed = state.queue.push(*wc, *solicited);
+                pushed != Pushed::default() && self.pushed(&mut state, pushed)
+            } else {
+                self.push_detailed(&mut state, *wc, TmInfo::default(), *solicited)
+            };
         }
-        self.push_detailed(&mut state, wc, TmInfo::default(), solicited)
+        self.any.store(true, Ordering::Release);
+        lost
     }
 
     /// As [`push`](Self::push), of a message that has matched a tag.

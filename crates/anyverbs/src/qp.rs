@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use anyverbs_net::NameGuard;
 use anyverbs_proto::comp_cntr::CompCntrOps;
+use anyverbs_proto::env::Side;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType};
 use anyverbs_proto::qp::lending::Lease;
 use anyverbs_proto::qp::pacing::RateLimit;
@@ -208,6 +209,15 @@ impl QpCell {
             groups: AtomicU32::new(0),
             blocks_own_multicast: AtomicBool::new(false),
             handles: Mutex::default(),
+        }
+    }
+
+    /// Where a side completes, unless that is an SRQ's affair.
+    #[inline]
+    pub(crate) fn cq(&self, side: Side) -> Option<&Arc<CqCell>> {
+        match side {
+            Side::Send => self.send_cq.as_ref(),
+            Side::Recv => self.recv_cq.as_ref(),
         }
     }
 

@@ -4,18 +4,18 @@ use std::time::Duration;
 
 use crate::comp_cntr::CompCntrOps;
 use crate::counters::Counter;
-use crate::direct::Direct;
+use crate::direct::{Direct, Direction};
 use crate::event::QpEvent;
 use crate::memory::{Fault, Memory};
-use crate::mr::MrTable;
+use crate::mr::{Access, KeyError, LastLocal, MrTable};
 use crate::payload::Payload;
 use crate::recv_queue::RecvWqe;
 use crate::tag_list::{Tagged, Taken};
 use crate::time::Time;
-use crate::types::Psn;
+use crate::types::{Psn, Qpn};
 use crate::wc::{TmInfo, Wc};
 use crate::wire::packet::Headers;
-use crate::wr::AddressVector;
+use crate::wr::{AddressVector, RemoteAddr, Sge};
 
 /// Which of a queue pair's completion queues.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,6 +60,23 @@ pub trait Env {
     /// The device's keys.
     fn mrs(&self) -> &MrTable;
 
+    /// Calls `f` with where the bytes of a local element lie, which stay registered for that long; with `None` if nothing lies
+    /// there ([`Access::NULL`]).
+    ///
+    /// # Errors
+    /// As [`MrTable::local`].
+    fn with_local<R>(
+        &mut self,
+        pd: u32,
+        sge: &Sge,
+        need: Access,
+        f: impl FnOnce(&Self::Memory, Option<u64>) -> R,
+    ) -> Result<R, KeyError> {
+        let mut region = LastLocal::default();
+        let addr = region.find(self.mrs(), pd, sge, need)?;
+        Ok(f(self.memory(), addr))
+    }
+
     /// Hands one packet to the link, which copies the payload ([`Payload::copy_to`]), pads it (`headers.bth.pad` is not
     /// set) and adds the ICRC. `av` is the queue pair's own path or, on UD, the datagram's. The packet must have left (or be staged, in order) when the device gives up
     /// the queue pair's lock.
@@ -93,6 +110,13 @@ pub trait Env {
     /// the peer must be one that would have executed the request: in a state that takes it, connected to this queue pair.
     fn direct(&mut self, operation: &Direct<'_>) -> bool {
         let _ = operation;
+        false
+    }
+
+    /// Whether [`direct`](Self::direct) would do a WRITE or READ of the connected queue pair so much faster than a message that
+    /// it is worth waiting until nothing is in flight.
+    fn is_worth_rest(&self, dest: Qpn, direction: Direction, remote: RemoteAddr, len: u32) -> bool {
+        let _ = (dest, direction, remote, len);
         false
     }
 

@@ -16,6 +16,7 @@ use rand::{Rng, SeedableRng};
 use thiserror::Error;
 
 use crate::types::Qpn;
+use crate::wr::Sge;
 
 use self::uses::{Use, Uses};
 pub use window::{Bind, BindError, WindowType};
@@ -253,6 +254,13 @@ impl MrTable {
 
     /// The key here of a region that was imported.
     #[cold]
+    /// The slot of an `lkey`, in use.
+    #[inline]
+    fn hold_local(&self, lkey: u32) -> Option<Held<'_>> {
+        let held = self.slot(lkey).and_then(Slot::hold)?;
+        (held.slot.lkey.load(Ordering::Relaxed) == lkey).then_some(held)
+    }
+
     fn imported(&self, key: u32) -> Option<u32> {
         self.imported.read().unwrap_or_else(PoisonError::into_inner).get(&key).copied()
     }
@@ -450,23 +458,10 @@ impl MrTable {
         need: Access,
     ) -> Result<Hold<'_>, KeyError> {
         let held = self.slot(key).and_then(Slot::hold).ok_or(KeyError::Key)?;
-        let slot = held.slot;
-        if key_of(slot) != key {
+        if key_of(held.slot) != key {
             return Err(KeyError::Key);
         }
-        if slot.pd.load(Ordering::Relaxed) != pd {
-            return Err(KeyError::Pd);
-        }
-        let access = slot.access();
-        if !access.contains(need) {
-            return Err(KeyError::Access);
-        }
-        let offset = va.checked_sub(slot.iova.load(Ordering::Relaxed)).ok_or(KeyError::Range)?;
-        let end = offset.checked_add(len).ok_or(KeyError::Range)?;
-        if end > slot.len.load(Ordering::Relaxed) {
-            return Err(KeyError::Range);
-        }
-        let addr = slot.addr.load(Ordering::Relaxed).wrapping_add(offset);
+        let (addr, access) = held.slot.place(pd, va, len, need)?;
         let (is_null, of_window) =
             (access.contains(Access::NULL), access.contains(Access::WINDOW_2));
         Ok(Hold { addr, is_null, of_window, held })
@@ -498,6 +493,24 @@ impl Slot {
         Some(Held { slot: self, _use: in_use })
     }
 
+    /// Where `len` bytes at `va` lie, and what may be done there. The slot is held, and the key is its own.
+    #[inline]
+    fn place(&self, pd: u32, va: u64, len: u64, need: Access) -> Result<(u64, Access), KeyError> {
+        if self.pd.load(Ordering::Relaxed) != pd {
+            return Err(KeyError::Pd);
+        }
+        let access = self.access();
+        if !access.contains(need) {
+            return Err(KeyError::Access);
+        }
+        let offset = va.checked_sub(self.iova.load(Ordering::Relaxed)).ok_or(KeyError::Range)?;
+        let end = offset.checked_add(len).ok_or(KeyError::Range)?;
+        if end > self.len.load(Ordering::Relaxed) {
+            return Err(KeyError::Range);
+        }
+        Ok((self.addr.load(Ordering::Relaxed).wrapping_add(offset), access))
+    }
+
     fn access(&self) -> Access {
         Access::from_bits_retain(self.access.load(Ordering::Relaxed))
     }
@@ -521,6 +534,52 @@ impl Slot {
 struct Held<'a> {
     slot: &'a Slot,
     _use: Use<'a>,
+}
+
+/// Accesses to local elements, one after the other. The region of the last one stays in use, as if the access were in
+/// progress: the next one to it counts itself neither in nor out, which costs two locked instructions. To be kept for a batch
+/// at most, since deregistration waits for it.
+#[derive(Default)]
+pub struct LastLocal<'a>(Option<(u32, Held<'a>)>);
+
+impl<'a> LastLocal<'a> {
+    /// Where an element lies, `None` if nothing does ([`Access::NULL`]); good until the next call, or the end of this.
+    ///
+    /// # Errors
+    /// As [`MrTable::local`].
+    #[inline]
+    pub fn find(
+        &mut self,
+        mrs: &'a MrTable,
+        pd: u32,
+        sge: &Sge,
+        need: Access,
+    ) -> Result<Option<u64>, KeyError> {
+        let held = match &self.0 {
+            Some((lkey, held)) if *lkey == sge.lkey => held,
+            _ => {
+                let held = mrs.hold_local(sge.lkey).or_else(|| {
+                    let own = mrs.imported(sge.lkey)?;
+                    mrs.hold_local(own)
+                });
+                &self.0.insert((sge.lkey, held.ok_or(KeyError::Key)?)).1
+            }
+        };
+        let (addr, access) = held.slot.place(pd, sge.addr, sge.len.into(), need)?;
+        Ok((!access.contains(Access::NULL)).then_some(addr))
+    }
+
+    /// Nothing stays in use.
+    #[inline]
+    pub fn release(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl std::fmt::Debug for LastLocal<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("LastLocal").field(&self.0.as_ref().map(|(lkey, _)| lkey)).finish()
+    }
 }
 
 /// An access in progress: the region cannot be deregistered while this lives.

@@ -1,7 +1,7 @@
 //! A packet's payload, by reference.
 
 use crate::memory::{Fault, Memory};
-use crate::mr::{Access, Hold, KeyError, MrTable};
+use crate::mr::{Access, Hold, KeyError, LastLocal, MrTable};
 use crate::types::Qpn;
 use crate::wr::Sge;
 
@@ -99,10 +99,12 @@ impl<'a> Payload<'a> {
 }
 
 impl Payload<'_> {
-    /// As [`copy_to`](Self::copy_to), to [`len`](Self::len) bytes at an address that `memory` may write.
-    pub fn copy_to_addr(
+    /// As [`copy_to`](Self::copy_to), to [`len`](Self::len) bytes at an address that `memory` may write. The region of the last
+    /// local element stays in use as `region`.
+    pub fn copy_to_addr<'m>(
         &self,
-        mrs: &MrTable,
+        mrs: &'m MrTable,
+        region: &mut LastLocal<'m>,
         memory: &impl Memory,
         mut to: u64,
     ) -> Result<(), Fault> {
@@ -117,12 +119,9 @@ impl Payload<'_> {
             }
             Source::Gather { sges, skip } => {
                 for piece in pieces(sges, skip, self.len) {
-                    let hold =
-                        hold_local(mrs, self.pd, &piece, Access::empty()).map_err(|_| Fault)?;
-                    if hold.is_null() {
-                        write_zeros(to, piece.len, memory)?;
-                    } else {
-                        memory.copy(to, hold.addr(), piece.len as usize)?;
+                    match region.find(mrs, self.pd, &piece, Access::empty()).map_err(|_| Fault)? {
+                        Some(from) => memory.copy(to, from, piece.len as usize)?,
+                        None => write_zeros(to, piece.len, memory)?,
                     }
                     to = to.wrapping_add(piece.len.into());
                 }

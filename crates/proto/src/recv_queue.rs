@@ -115,6 +115,21 @@ impl RecvQueue {
         true
     }
 
+    /// The oldest request, if it has one element: cookie and element.
+    #[inline]
+    pub(crate) fn single(&self) -> Option<(u64, &Sge)> {
+        let (wr_id, 1) = *self.wqes.get(self.head).filter(|_| self.len > 0)? else { return None };
+        Some((wr_id, self.sges.get(self.head * self.max_sge)?))
+    }
+
+    /// Takes the oldest request, of which there is one.
+    #[inline]
+    pub(crate) fn skip(&mut self) {
+        debug_assert!(self.len > 0);
+        self.head = self.wrap(self.head + 1);
+        self.len -= 1;
+    }
+
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.head = 0;

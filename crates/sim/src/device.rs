@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::cq::Cq;
-use anyverbs_proto::direct::Direct;
+use anyverbs_proto::direct::{Direct, Direction};
 use anyverbs_proto::env::{Env, Side, TransmitError};
 use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::mr::MrTable;
@@ -269,6 +269,10 @@ impl Env for Around<'_> {
 
     fn direct(&mut self, operation: &Direct<'_>) -> bool {
         self.do_directly(operation)
+    }
+
+    fn is_worth_rest(&self, _: Qpn, _: Direction, _: RemoteAddr, _: u32) -> bool {
+        self.chance.probability > 0.0
     }
 
     fn batch(&self) -> u32 {

@@ -7,10 +7,10 @@ use std::time::Duration;
 use anyverbs_net::{MAX_PAYLOAD_V6, is_handed_on};
 use anyverbs_proto::comp_cntr::CompCntrOps;
 use anyverbs_proto::counters::Counter;
-use anyverbs_proto::direct::Direct;
+use anyverbs_proto::direct::{Direct, Direction};
 use anyverbs_proto::env::{Env, Side, TransmitError};
 use anyverbs_proto::event::QpEvent;
-use anyverbs_proto::mr::MrTable;
+use anyverbs_proto::mr::{Access, KeyError, LastLocal, MrTable};
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::recv_queue::RecvWqe;
@@ -19,10 +19,11 @@ use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Psn, Qpn};
 use anyverbs_proto::wc::{TmInfo, Wc};
 use anyverbs_proto::wire::packet::Headers;
-use anyverbs_proto::wr::AddressVector;
+use anyverbs_proto::wr::{AddressVector, RemoteAddr, Sge};
 use parking_lot::MutexGuard;
 
 use super::Engine;
+use super::arrivals::Arrivals;
 use super::owed::Debt;
 use super::timers::Registered;
 use super::xrc::Share;
@@ -179,14 +180,24 @@ impl<'a> Call<'a> {
         Self { cell, now: Cell::new(Some(now)), out: Outbox::default() }
     }
 
-    pub(crate) fn env<'b>(&'b mut self, link: &'b mut Link) -> DeviceEnv<'b> {
+    pub(crate) fn env<'b, 'c>(&'b mut self, link: &'b mut Link) -> DeviceEnv<'b, 'c> {
         DeviceEnv {
             engine: self.cell.engine,
             cell: self.cell,
             now: &self.now,
             out: &mut self.out,
             link,
+            arrivals: None,
         }
+    }
+
+    /// As [`env`](Self::env), for one of several packets that share what they can.
+    pub(super) fn env_with<'b, 'c>(
+        &'b mut self,
+        link: &'b mut Link,
+        arrivals: &'b mut Arrivals<'c>,
+    ) -> DeviceEnv<'b, 'c> {
+        DeviceEnv { arrivals: Some(arrivals), ..self.env(link) }
     }
 
     /// Sends what was posted, or lets it wait for more where that makes fuller batches: then false, and there is nothing to
@@ -262,12 +273,14 @@ impl<'a> Call<'a> {
     }
 }
 
-pub(crate) struct DeviceEnv<'a> {
+pub(crate) struct DeviceEnv<'a, 'c> {
     engine: &'static Engine,
     cell: &'a QpCell,
     now: &'a Cell<Option<Time>>,
     out: &'a mut Outbox,
     link: &'a mut Link,
+    /// What it shares with other packets of its batch.
+    arrivals: Option<&'a mut Arrivals<'c>>,
 }
 
 /// The moment of a call.
@@ -279,9 +292,16 @@ fn now(engine: &Engine, known: &Cell<Option<Time>>) -> Time {
     })
 }
 
-impl DeviceEnv<'_> {
+impl DeviceEnv<'_, '_> {
     fn is_connected(&self) -> bool {
         self.cell.qp_type != QpType::Ud
+    }
+
+    /// What comes next is not to overtake the completions that were gathered.
+    fn flush_completions(&mut self) {
+        if let Some(arrivals) = &mut self.arrivals {
+            arrivals.flush();
+        }
     }
 
     /// Finds another route for a datagram. False if it would go to where the last one ended.
@@ -299,7 +319,7 @@ impl DeviceEnv<'_> {
     }
 }
 
-impl Env for DeviceEnv<'_> {
+impl Env for DeviceEnv<'_, '_> {
     type Memory = ProcessMemory;
 
     fn now(&self) -> Time {
@@ -322,6 +342,28 @@ impl Env for DeviceEnv<'_> {
 
     fn mrs(&self) -> &MrTable {
         &self.engine.mrs
+    }
+
+    fn with_local<R>(
+        &mut self,
+        pd: u32,
+        sge: &Sge,
+        need: Access,
+        f: impl FnOnce(&ProcessMemory, Option<u64>) -> R,
+    ) -> Result<R, KeyError> {
+        let engine = self.engine;
+        match &mut self.arrivals {
+            Some(arrivals) => {
+                let addr = arrivals.region.find(&engine.mrs, pd, sge, need)?;
+                Ok(f(&engine.memory, addr))
+            }
+            None => {
+                // In use until `f` is done.
+                let mut region = LastLocal::default();
+                let addr = region.find(&engine.mrs, pd, sge, need)?;
+                Ok(f(&engine.memory, addr))
+            }
+        }
     }
 
     fn transmit(
@@ -400,6 +442,16 @@ impl Env for DeviceEnv<'_> {
         }
     }
 
+    fn is_worth_rest(&self, dest: Qpn, direction: Direction, remote: RemoteAddr, len: u32) -> bool {
+        match &self.link.route {
+            Some(Route::Shm(route)) => {
+                let qpns = (self.cell.qpn, dest);
+                direct::is_mapped(self.engine, route, qpns, direction, remote, len)
+            }
+            _ => false,
+        }
+    }
+
     fn segment(&self) -> u32 {
         match &self.link.route {
             Some(Route::Shm(_)) => shm::SEGMENT,
@@ -429,11 +481,12 @@ impl Env for DeviceEnv<'_> {
     }
 
     fn complete(&mut self, side: Side, wc: Wc, solicited: bool) {
-        let cq = match side {
-            Side::Send => &self.cell.send_cq,
-            Side::Recv => &self.cell.recv_cq,
-        };
-        let lost = match (cq, &self.link.xrc_srq) {
+        if let Some(arrivals) = &mut self.arrivals
+            && arrivals.complete(side, wc, solicited)
+        {
+            return;
+        }
+        let lost = match (self.cell.cq(side), &self.link.xrc_srq) {
             (Some(cq), _) => cq.push(wc, solicited).then_some(cq),
             (None, Some(srq)) => srq.complete(wc, solicited),
             // A target has no receive but from an SRQ that was selected.
@@ -465,6 +518,7 @@ impl Env for DeviceEnv<'_> {
     }
 
     fn complete_tagged(&mut self, wc: Wc, tm: TmInfo, solicited: bool) {
+        self.flush_completions();
         if let Some(cq) = &self.cell.recv_cq
             && cq.push_tagged(wc, tm, solicited)
         {
@@ -477,6 +531,7 @@ impl Env for DeviceEnv<'_> {
     }
 
     fn raise(&mut self, event: QpEvent) {
+        self.flush_completions();
         self.cell.raise(event);
     }
 

@@ -9,6 +9,7 @@
 //! and the lists of queue pairs that wait are leaves: nothing is locked under
 //! them, but that the table of queue pairs may attach a new one to its CQ.
 
+mod arrivals;
 mod datagrams;
 mod deliver;
 pub(crate) mod env;

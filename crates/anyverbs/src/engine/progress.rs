@@ -21,7 +21,7 @@ use super::deliver::Arrived;
 use super::env::Call;
 use super::pace::{NO_LIMIT, Probe};
 use crate::config::Config;
-use crate::link::shm::{self, Gone};
+use crate::link::shm::{self, Gone, Inbox};
 use crate::link::udp::{Asked, CreditPacket, Outbox};
 use crate::qp::{QpCell, State};
 
@@ -51,6 +51,8 @@ pub(super) struct RxState {
     poller: Option<Poller>,
     /// The queue pair of its last message.
     last: Option<Arc<QpCell>>,
+    /// Where its messages are read to.
+    inbox: Inbox,
     /// Processes that it has lost.
     closed: Vec<(Arc<Channel>, Closed)>,
     /// Calls since its last message.
@@ -79,6 +81,7 @@ impl RxState {
             batch,
             poller,
             last: None,
+            inbox: Inbox::new(),
             closed: Vec::new(),
             since_shm: u32::MAX,
             empty_looks: 0,
@@ -186,6 +189,7 @@ impl Engine {
             batch,
             poller,
             last,
+            inbox,
             closed,
             since_shm,
             empty_looks,
@@ -208,7 +212,7 @@ impl Engine {
                 // The worker knows that somebody polls; the peers need not wake it.
                 poller.disarm();
             }
-            by_shm = self.receive_shm(poller, last, probes, resume);
+            by_shm = self.receive_shm(poller, (last, inbox), probes, resume);
             *since_shm = if by_shm > 0 { 0 } else { since_shm.saturating_add(1) };
             while let Some(event) = poller.next_event() {
                 by_shm += 1;

@@ -1,7 +1,8 @@
 //! Receiving from other processes of this host.
 //!
 //! Each packet is read into one place and handed to its queue pair from there; consecutive ones for one queue pair come
-//! under one hold of its lock. The queue pair is remembered: the next message is likely to be for it, too.
+//! under one hold of its lock, and their completions under one of the completion queue's. Queue pair and headers are
+//! remembered: the next message is likely to be for the same one, and of the same kind.
 
 use std::sync::Arc;
 
@@ -11,6 +12,7 @@ use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::types::Qpn;
 
 use super::Engine;
+use super::arrivals::Arrivals;
 use super::env::Call;
 use super::pace::Probe;
 use super::progress::is_one_sided;
@@ -35,13 +37,13 @@ impl Engine {
     pub(super) fn receive_shm(
         &'static self,
         poller: &mut Poller,
-        last: &mut Option<Arc<QpCell>>,
+        (last, inbox): (&mut Option<Arc<QpCell>>, &mut Inbox),
         probes: &mut Vec<Asked>,
         resume: &mut Vec<Qpn>,
     ) -> usize {
         poller.poll(|_, batch| {
             let mut intake = Intake { batch, taken: 0, packets: 0, bytes: 0 };
-            self.deliver_ring(&mut intake, last, probes, resume);
+            self.deliver_ring(&mut intake, last, inbox, probes, resume);
             if let Some(shm) = &self.shm {
                 shm.traffic().note_received(intake.packets, intake.bytes);
             }
@@ -52,17 +54,17 @@ impl Engine {
         &'static self,
         intake: &mut Intake<'_>,
         last: &mut Option<Arc<QpCell>>,
+        inbox: &mut Inbox,
         probes: &mut Vec<Asked>,
         resume: &mut Vec<Qpn>,
     ) {
-        let mut inbox = Inbox::new();
-        let mut more = self.next_packet(intake, &mut inbox, probes, resume);
+        let mut more = self.next_packet(intake, inbox, probes, resume);
         while more {
             let qpn = inbox.packet.headers.bth.dest_qpn;
             let known = last.take().filter(|cell| cell.qpn == qpn);
             let Some(cell) = known.or_else(|| self.qps.find(qpn)) else {
                 self.count(Counter::DropNoQp, 1);
-                more = self.next_packet(intake, &mut inbox, probes, resume);
+                more = self.next_packet(intake, inbox, probes, resume);
                 continue;
             };
             let mut state = cell.state.lock();
@@ -72,23 +74,25 @@ impl Engine {
                 *last = self.qps.find(qpn).filter(|other| !Arc::ptr_eq(other, &cell));
                 if last.is_none() {
                     self.count(Counter::DropNoQp, 1);
-                    more = self.next_packet(intake, &mut inbox, probes, resume);
+                    more = self.next_packet(intake, inbox, probes, resume);
                 }
                 continue;
             }
             let mut call = Call::new(&cell);
+            let mut arrivals = Arrivals::new(&cell);
             let is_target = cell.qp_type == QpType::XrcRecv;
             loop {
                 let (arrival, packet) = (&inbox.arrival, &inbox.packet);
                 if !is_target || !self.is_elsewhere(&cell, &mut state, &mut call, arrival, packet) {
                     let State { machine, link, .. } = &mut *state;
-                    machine.receive(arrival, packet, &mut call.env(link));
+                    machine.receive(arrival, packet, &mut call.env_with(link, &mut arrivals));
                 }
-                more = self.next_packet(intake, &mut inbox, probes, resume);
+                more = self.next_packet(intake, inbox, probes, resume);
                 if !more || inbox.packet.headers.bth.dest_qpn != qpn {
                     break;
                 }
             }
+            arrivals.end();
             if is_target {
                 self.end_target_batch(&cell, &mut state, &mut call);
             }
@@ -100,10 +104,10 @@ impl Engine {
 
     /// Reads messages up to the next packet for a queue pair. False if there is none.
     #[inline]
-    fn next_packet<'a>(
+    fn next_packet(
         &self,
-        intake: &mut Intake<'a>,
-        inbox: &mut Inbox<'a>,
+        intake: &mut Intake<'_>,
+        inbox: &mut Inbox,
         probes: &mut Vec<Asked>,
         resume: &mut Vec<Qpn>,
     ) -> bool {

@@ -254,15 +254,17 @@ pub(crate) fn perform(
     operation: &Direct<'_>,
 ) -> bool {
     let Some(copying) = route.peer.channel().begin_copy() else { return false };
-    let need = match operation.direction {
-        Direction::Write => Access::REMOTE_WRITE,
-        Direction::Read => Access::REMOTE_READ,
-    };
     let seen = Seen(&copying);
-    let found = seen
-        .pd_of(operation.dest_qpn, from, route.source(), need)
-        .and_then(|pd| seen.target(operation.remote, operation.len, pd, need));
-    let Some((target, offset)) = found else { return false };
+    let Some((target, offset)) = seen.admitted(
+        route,
+        from,
+        operation.dest_qpn,
+        operation.direction,
+        operation.remote,
+        operation.len,
+    ) else {
+        return false;
+    };
     let len = operation.len as usize;
     let mapped = route.mapped(engine, &copying, &target);
     let far = Far { engine, copying: &copying, target, offset, len, mapped };
@@ -284,6 +286,21 @@ pub(crate) fn perform(
     engine.count(times, 1);
     engine.count(bytes, len as u64);
     true
+}
+
+/// Whether [`perform`] would do such an operation without the kernel's help, as long as nothing changes: the region is mapped.
+pub(crate) fn is_mapped(
+    engine: &'static Engine,
+    route: &ShmRoute,
+    (from, dest): (Qpn, Qpn),
+    direction: Direction,
+    remote: RemoteAddr,
+    len: u32,
+) -> bool {
+    route.peer.channel().begin_copy().is_some_and(|copying| {
+        let target = Seen(&copying).admitted(route, from, dest, direction, remote, len);
+        target.is_some_and(|(target, _)| route.mapped(engine, &copying, &target).is_some())
+    })
 }
 
 /// The peer's memory that an operation names.
@@ -380,6 +397,25 @@ pub(super) fn region(copying: &Copying<'_>, key: u32) -> Option<(Target, RegionE
 struct Seen<'a>(&'a Copying<'a>);
 
 impl Seen<'_> {
+    /// The region of an operation that the peer's queue pair `dest` takes from ours, and where in it that begins.
+    #[inline]
+    fn admitted(
+        &self,
+        route: &ShmRoute,
+        from: Qpn,
+        dest: Qpn,
+        direction: Direction,
+        remote: RemoteAddr,
+        len: u32,
+    ) -> Option<(Target, u64)> {
+        let need = match direction {
+            Direction::Write => Access::REMOTE_WRITE,
+            Direction::Read => Access::REMOTE_READ,
+        };
+        let pd = self.pd_of(dest, from, route.source(), need)?;
+        self.target(remote, len, pd, need)
+    }
+
     /// The words of a valid entry of this name, behind them the one that says so.
     #[inline]
     fn entry(&self, at: usize, name: u32) -> Option<[u64; 5]> {

@@ -169,3 +169,28 @@ pub(crate) fn serve(buffer: &Buffer) {
         }
     }
 }
+
+/// Keeps 16 WRITEs on their way, behind one without bytes, which is a message in any case.
+#[test]
+fn a_stream_that_begins_with_messages_goes_on_without() {
+    let _turn = turn();
+    let mut peer = Peer::spawn("rc direct shared", &[]);
+    let e = Endpoint::new(QpType::Rc);
+    let src = Buffer::new(&e.pd, SIZE);
+    let (_, remote) = peer.connect(&e, &src);
+    let unused = crate::direct::used(&e)[0];
+    e.send(0, SendOp::Write(remote), &[]);
+    let (mut posted, mut done) = (0, 0);
+    while done <= 20_000 {
+        while posted < 20_000 && posted + 1 < done + 16 {
+            posted += 1;
+            e.send(posted, SendOp::Write(remote), &[src.sge(0, 64)]);
+        }
+        for wc in e.poll(1) {
+            assert_eq!((wc.wr_id, wc.status), (done, WcStatus::Success), "in order");
+            done += 1;
+        }
+    }
+    let direct = crate::direct::used(&e)[0] - unused;
+    assert!(if is_on() { direct > 10_000 } else { direct == 0 }, "{direct} of 20000");
+}

@@ -1,7 +1,7 @@
 //! Where things lie in shared memory. Both sides must agree in all of it: a change is a new [`VERSION`].
 
 /// The layout and the protocol on it.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 
 /// Bytes of a cache line, the unit in which a ring is used.
 pub(crate) const LINE: usize = 64;
@@ -58,6 +58,20 @@ pub(crate) enum Control {
 
 const VALID: u64 = 1 << 63;
 const SKIP: u64 = 1 << 62;
+/// The first control word of those that are published together says how many lines they have in all: the reader can fetch
+/// them before it comes to them, and does not look behind the last, which costs a line from the writer's cache.
+const SHOWN_AT: u32 = 40;
+const SHOWN: u64 = (1 << 21) - 1;
+
+/// A control word that also says that `bytes`, from it on, are published.
+pub(crate) fn with_shown(word: u64, bytes: u64) -> u64 {
+    word & !(SHOWN << SHOWN_AT) | (bytes / LINE as u64).min(SHOWN) << SHOWN_AT
+}
+
+/// How many bytes a control word says are published; 0 if it does not say.
+pub(crate) fn shown(word: u64) -> u64 {
+    (word >> SHOWN_AT & SHOWN) * LINE as u64
+}
 
 impl Control {
     pub(crate) fn encode(self) -> u64 {
@@ -69,6 +83,7 @@ impl Control {
 
     /// `None` for a word that no writer of this version writes.
     pub(crate) fn decode(word: u64) -> Option<Self> {
+        let word = with_shown(word, 0);
         if word == VALID | SKIP {
             return Some(Self::Skip);
         }
@@ -104,8 +119,13 @@ mod tests {
             Control::Message { header: MAX_HEADER, payload: u32::MAX as usize },
         ] {
             assert_eq!(Control::decode(control.encode()), Some(control));
+            assert_eq!(shown(control.encode()), 0);
+            for (bytes, expected) in [(64, 64), (8001, 8000), (u64::MAX, SHOWN * 64)] {
+                let word = with_shown(control.encode(), bytes);
+                assert_eq!((Control::decode(word), shown(word)), (Some(control), expected));
+            }
             assert_eq!(Control::decode(control.encode() & !VALID), None);
-            assert_eq!(Control::decode(control.encode() | 1 << 50), None);
+            assert_eq!(Control::decode(control.encode() | 1 << 61), None);
         }
         assert_eq!(Control::decode(VALID | SKIP | 1), None);
         assert_eq!(Control::decode(VALID | 121 << 32), None);

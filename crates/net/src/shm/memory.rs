@@ -29,6 +29,10 @@ pub trait Memory {
     fn read(&self, at: usize, into: &mut [u8]);
     /// Copies bytes in.
     fn write(&self, at: usize, from: &[u8]);
+    /// A hint: a line will be read soon.
+    fn prefetch(&self, at: usize) {
+        let _ = at;
+    }
     /// Makes sure that there is memory behind these bytes; false if the system has none to give.
     fn allocate(&self, at: usize, len: usize) -> bool {
         let _ = (at, len);
@@ -190,6 +194,19 @@ impl Memory for Area {
         let to = self.at(at, from.len());
         // SAFETY: `to` has room for that many bytes, which no reference covers.
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+    }
+
+    #[inline]
+    fn prefetch(&self, at: usize) {
+        let line = self.at(at, 1);
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a hint, which changes nothing that can be seen.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(line.cast());
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = line;
     }
 
     fn allocate(&self, at: usize, len: usize) -> bool {

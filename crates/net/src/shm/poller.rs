@@ -208,7 +208,12 @@ impl Poller {
             return 0;
         }
         let before = line.reader.messages();
-        each(&line.channel, line.reader.batch(BATCH));
+        let mut batch = line.reader.batch(BATCH);
+        if line.last.wrapping_add(1) != self.polls {
+            // The poll before this one found nothing: it is no stream, and the next message is not there yet.
+            batch = batch.of_one_publication();
+        }
+        each(&line.channel, batch);
         line.reader.release();
         line.last = self.polls;
         let n = (line.reader.messages() - before) as usize;

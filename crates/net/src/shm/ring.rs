@@ -4,7 +4,8 @@
 //! that the message is there: the reader looks at the place where the next one will be, so a small message costs the
 //! transfer of one cache line. Before a batch is published the writer puts a zero behind it, lest the reader take old
 //! bytes for a control word; then all control words of the batch but the first, and last, with release ordering, the
-//! first. One acquire load thus makes the whole batch visible.
+//! first. One acquire load thus makes the whole batch visible. The first control word also says how long the batch is, so that
+//! the reader can fetch its lines ahead, and need not look behind it for what is not there yet.
 //!
 //! Each side has a [`Memory`] of its own, to which it alone writes; see [`super`] for what lies there. Positions count
 //! bytes since the beginning and are taken modulo the size of the ring.
@@ -16,7 +17,9 @@ use std::sync::atomic::Ordering;
 
 use thiserror::Error;
 
-use super::layout::{ALLOCATION, Control, FED, HEAD, HUNGRY, LINE, MAX_HEADER, extent};
+use super::layout::{
+    ALLOCATION, Control, FED, HEAD, HUNGRY, LINE, MAX_HEADER, extent, shown, with_shown,
+};
 use super::memory::{Area, Memory};
 
 /// Why there is no room for a message.
@@ -33,6 +36,9 @@ pub enum ReserveError {
     Broken,
 }
 
+/// How far ahead a reader fetches lines.
+const AHEAD: u64 = 8 * LINE as u64;
+
 /// The side that writes messages.
 #[derive(Debug)]
 pub struct Writer<M = Area> {
@@ -47,6 +53,11 @@ pub struct Writer<M = Area> {
     published: u64,
     /// The control word at `published`, which is held back.
     first: u64,
+    /// The rest of its line, if the message there fills no more than that: the reader looks at that line
+    /// all the time, and takes it from this processor's cache between one write to it and the next. So all go together.
+    line: [u8; LINE],
+    /// How many bytes of it are behind the control word; 0 if the message is not there, but in its place.
+    held: usize,
     /// The reader's position, as last seen.
     head: u64,
     hungry: u64,
@@ -67,6 +78,8 @@ impl<M: Memory> Writer<M> {
             committed: 0,
             published: 0,
             first: 0,
+            line: [0; LINE],
+            held: 0,
             head: 0,
             hungry: 0,
             allocated: ALLOCATION.min(size),
@@ -129,7 +142,8 @@ impl<M: Memory> Writer<M> {
         if end > self.allocated && !self.allocate(end) {
             return Err(ReserveError::Full);
         }
-        Ok(Reservation { writer: self, skip, start, header, front, payload, len })
+        let is_held = self.committed == self.published && skip == 0 && len == LINE;
+        Ok(Reservation { writer: self, skip, start, header, front, payload, len, is_held })
     }
 
     #[inline]
@@ -177,7 +191,15 @@ impl<M: Memory> Writer<M> {
             return false;
         }
         self.own.store(self.offset(self.committed), 0, Ordering::Relaxed);
-        self.own.store(self.offset(self.published), self.first, Ordering::Release);
+        let (start, first) = (self.offset(self.published), self.first);
+        match std::mem::take(&mut self.held) {
+            0 => {}
+            // Lengths known here make a few moves of it.
+            1..=8 => self.own.write(start + 8, &self.line[8..16]),
+            _ => self.own.write(start + 8, &self.line[8..]),
+        }
+        let first = with_shown(first, self.committed - self.published);
+        self.own.store(start, first, Ordering::Release);
         self.published = self.committed;
         true
     }
@@ -192,7 +214,11 @@ impl<M: Memory> Writer<M> {
         if !is_hidden || at > header || bytes.len() > header - at {
             return false;
         }
-        self.own.write(self.offset(position) + 8 + at, bytes);
+        if self.held > 0 && position == self.published {
+            self.line[8 + at..8 + at + bytes.len()].copy_from_slice(bytes);
+        } else {
+            self.own.write(self.offset(position) + 8 + at, bytes);
+        }
         true
     }
 
@@ -238,14 +264,26 @@ pub struct Reservation<'a, M = Area> {
     front: usize,
     payload: usize,
     len: usize,
+    /// It is written to [`Writer::line`].
+    is_held: bool,
 }
 
 impl<M: Memory> Reservation<'_, M> {
+    /// Writes bytes to offset `at` of the message.
+    #[inline]
+    fn write(&mut self, at: usize, bytes: &[u8]) {
+        if self.is_held {
+            self.writer.line[at..at + bytes.len()].copy_from_slice(bytes);
+        } else {
+            self.writer.own.write(self.start + at, bytes);
+        }
+    }
+
     /// Writes the header: the first bytes of it, if `bytes` is shorter than was asked for, and no more than that.
     #[inline]
     pub fn write_header(&mut self, bytes: &[u8]) {
         let len = bytes.len().min(self.header);
-        self.writer.own.write(self.start + 8, &bytes[..len]);
+        self.write(8, &bytes[..len]);
     }
 
     /// As [`write_header`](Self::write_header), of a buffer whose first bytes are the header. To be called before the payload is
@@ -254,9 +292,9 @@ impl<M: Memory> Reservation<'_, M> {
     pub fn write_front(&mut self, bytes: &[u8; MAX_HEADER]) {
         if self.header <= LINE - 8 {
             // A length known here makes a few moves of it; a message has its first line for itself.
-            self.writer.own.write(self.start + 8, &bytes[..LINE - 8]);
+            self.write(8, &bytes[..LINE - 8]);
         } else {
-            self.writer.own.write(self.start + 8, &bytes[..self.header]);
+            self.write(8, &bytes[..self.header]);
         }
     }
 
@@ -267,7 +305,7 @@ impl<M: Memory> Reservation<'_, M> {
     #[inline]
     pub fn write_payload(&mut self, at: usize, bytes: &[u8]) {
         assert!(at <= self.payload && bytes.len() <= self.payload - at, "inside the payload");
-        self.writer.own.write(self.start + self.front + at, bytes);
+        self.write(self.front + at, bytes);
     }
 
     /// Bytes of the payload.
@@ -280,7 +318,10 @@ impl<M: Memory> Reservation<'_, M> {
     /// this returns.
     #[inline]
     pub fn commit(self) -> Committed {
-        let Self { writer, skip, header, payload, len, .. } = self;
+        let Self { writer, skip, header, payload, len, is_held, .. } = self;
+        if is_held {
+            writer.held = (header + payload).max(1);
+        }
         if skip > 0 {
             writer.append(Control::Skip, skip);
         }
@@ -292,11 +333,15 @@ impl<M: Memory> Reservation<'_, M> {
 
 impl Reservation<'_, Area> {
     /// Where the payload belongs: [`payload_len`](Self::payload_len) bytes, which hold old ones, to be written by raw
-    /// copies while this reservation lives. No reference may be made to them: the peer may write there.
+    /// copies while this reservation lives, and after the header. No reference may be made to them: the peer may write there.
     #[must_use]
     #[inline]
     pub fn payload_ptr(&mut self) -> *mut u8 {
-        self.writer.own.at(self.start + self.front, self.payload)
+        if self.is_held {
+            self.writer.line[self.front..self.front + self.payload].as_mut_ptr()
+        } else {
+            self.writer.own.at(self.start + self.front, self.payload)
+        }
     }
 }
 
@@ -318,6 +363,9 @@ struct Cursor {
     size: u64,
     max_payload: usize,
     position: u64,
+    /// Up to where the writer says that messages are published, and up to where they are fetched. Nothing depends on it.
+    shown: u64,
+    fetched: u64,
     /// The last control word was a skip.
     skipped: bool,
     messages: u64,
@@ -332,6 +380,8 @@ impl<M: Memory> Reader<M> {
             size: size as u64,
             max_payload,
             position: 0,
+            shown: 0,
+            fetched: 0,
             skipped: false,
             messages: 0,
             broken: false,
@@ -372,7 +422,7 @@ impl<M: Memory> Reader<M> {
     /// The messages that are there now, at most `limit`. They stay in place until [`release`](Self::release).
     #[inline]
     pub fn batch(&mut self, limit: usize) -> Batch<'_, M> {
-        Batch { peer: &self.peer, cursor: &mut self.cursor, left: limit }
+        Batch { peer: &self.peer, cursor: &mut self.cursor, left: limit, ends: false }
     }
 
     /// Gives the place of all messages taken so far back to the writer.
@@ -409,6 +459,21 @@ impl Cursor {
         self.data + (self.position & (self.size - 1)) as usize
     }
 
+    /// Fetches lines behind the one with this control word that the writer says are published.
+    #[inline]
+    fn fetch<M: Memory>(&mut self, word: u64, ring: &M) {
+        let shown = shown(word);
+        if shown > 0 {
+            self.shown = self.position + shown;
+        }
+        let until = self.shown.min(self.position + AHEAD);
+        self.fetched = self.fetched.max(self.position + LINE as u64);
+        while self.fetched < until {
+            ring.prefetch(self.data + (self.fetched & (self.size - 1)) as usize);
+            self.fetched += LINE as u64;
+        }
+    }
+
     /// Moves on to the next message: where its parts lie.
     #[inline]
     fn advance<M: Memory>(&mut self, ring: &M) -> Option<Place> {
@@ -420,6 +485,7 @@ impl Cursor {
                 return None;
             }
             let to_end = self.size - (self.position & (self.size - 1));
+            self.fetch(word, ring);
             match Control::decode(word) {
                 // Skips without messages between them would be an endless loop.
                 Some(Control::Skip) if !self.skipped && to_end < self.size => {
@@ -434,7 +500,8 @@ impl Cursor {
                     self.skipped = false;
                     self.position += len as u64;
                     self.messages += 1;
-                    return Some(Place { at, header, front, payload });
+                    let is_last = self.position == self.shown;
+                    return Some(Place { at, header, front, payload, is_last });
                 }
                 _ => break,
             }
@@ -451,6 +518,7 @@ struct Place {
     header: usize,
     front: usize,
     payload: usize,
+    is_last: bool,
 }
 
 /// Iterates over the messages that are there. What is not taken stays for the next time.
@@ -459,6 +527,16 @@ pub struct Batch<'a, M = Area> {
     peer: &'a M,
     cursor: &'a mut Cursor,
     left: usize,
+    ends: bool,
+}
+
+impl<M: Memory> Batch<'_, M> {
+    /// Ends it behind the last message of those that were published together, whatever has come since.
+    #[inline]
+    #[must_use]
+    pub fn of_one_publication(self) -> Self {
+        Self { ends: true, ..self }
+    }
 }
 
 impl<'a, M: Memory> Iterator for Batch<'a, M> {
@@ -468,6 +546,9 @@ impl<'a, M: Memory> Iterator for Batch<'a, M> {
     fn next(&mut self) -> Option<Message<'a, M>> {
         self.left = self.left.checked_sub(1)?;
         let place = self.cursor.advance(self.peer)?;
+        if place.is_last && self.ends {
+            self.left = 0;
+        }
         Some(Message { memory: self.peer, place })
     }
 }

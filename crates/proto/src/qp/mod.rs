@@ -625,7 +625,18 @@ impl Qp {
         } else {
             self.receive_request(packet, env);
         }
-        self.transmit(env);
+        if self.has_to_send() {
+            self.transmit(env);
+        }
+    }
+
+    /// Whether anything waits that [`transmit`](Self::transmit) might send.
+    #[inline]
+    fn has_to_send(&self) -> bool {
+        self.sq.next != self.sq.head
+            || self.responder.answers.are_pending()
+            || self.responder.held.is_some()
+            || self.pacing.is_some()
     }
 
     /// Whether an ACK is held back: the device calls [`acknowledge`](Self::acknowledge) soon, best when nothing else is left to

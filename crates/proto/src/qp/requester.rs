@@ -4,6 +4,7 @@
 //! The send queue's `next` and the packet count `k` are the cursor: what goes out next. Going back after a loss moves
 //! the cursor only; a WQE keeps the PSNs that it got when it was started.
 
+mod direct;
 mod retransmit_delay;
 mod retry;
 mod single;
@@ -13,7 +14,6 @@ use std::time::Duration;
 
 use crate::comp_cntr::CompCntrOps;
 use crate::counters::Counter;
-use crate::direct::{Direct, Direction, Local, MAX_DIRECT};
 use crate::env::{Env, Side, TransmitError};
 use crate::mr::Access;
 use crate::payload::{Payload, hold_local};
@@ -28,6 +28,7 @@ use crate::wire::reth::Reth;
 use crate::wire::xrceth::XrcEth;
 use crate::wr::{RemoteAddr, SendFlags, SendOp};
 
+use self::direct::{Rest, Way};
 use self::retransmit_delay::RetransmitDelay;
 use super::Qp;
 use super::attr::{QpState, QpType};
@@ -106,6 +107,8 @@ pub(super) struct Requester {
     retransmit_delay: RetransmitDelay,
     /// What `congestion` was before the first repeat that may turn out to be needless.
     congestion_before: Option<Option<u64>>,
+    /// When the queue pair comes to rest for the sake of WRITEs and READs without messages.
+    rest: Rest,
 }
 
 impl Requester {
@@ -190,8 +193,10 @@ impl Qp {
                     Single::Stopped(TransmitError::Blocked) => break,
                     Single::Other => {}
                 }
-                if self.send_direct(env) {
-                    continue;
+                match self.send_direct(env) {
+                    Way::Done => continue,
+                    Way::Wait => break,
+                    Way::Message => {}
                 }
                 if !self.start_wqe(env) {
                     break;
@@ -224,53 +229,6 @@ impl Qp {
         self.complete_halted(env);
         self.note_drained(env);
         sent
-    }
-
-    /// Has the device do the WQE `next` without a message, where that keeps the order: everything before it was executed. It
-    /// takes no PSNs. False if it has to go the ordinary way, which also finds out what is wrong with it.
-    fn send_direct<E: Env>(&mut self, env: &mut E) -> bool {
-        let position = self.sq.next;
-        let sqe = self.sq.at(position);
-        let (direction, remote) = match sqe.op {
-            SendOp::Write(remote) => (Direction::Write, remote),
-            SendOp::Read(remote) => (Direction::Read, remote),
-            _ => return false,
-        };
-        let in_order = if self.init.qp_type.is_reliable() {
-            self.requester.una == self.requester.fresh_psn
-        } else {
-            // Nobody tells when the peer has executed what was sent.
-            self.requester.fresh_cost == 0
-        };
-        if !in_order
-            || self.sq.done != position
-            || self.attr.state != QpState::Rts
-            || self.pacing.is_some()
-            || !(1..=MAX_DIRECT).contains(&sqe.len)
-            || (direction == Direction::Read && self.attr.max_rd_atomic == 0)
-        {
-            return false;
-        }
-        let inline = sqe.flags.contains(SendFlags::INLINE);
-        let operation = Direct {
-            dest_qpn: self.attr.dest_qpn,
-            direction,
-            remote,
-            len: sqe.len,
-            local: if inline {
-                Local::Inline(self.sq.inline(position))
-            } else {
-                Local::Sges(self.sq.sges(position))
-            },
-            pd: self.init.pd,
-        };
-        if !env.direct(&operation) {
-            return false;
-        }
-        let next = position.wrapping_add(1);
-        (self.sq.next, self.sq.started) = (next, next);
-        self.complete_oldest(WcStatus::Success, env);
-        true
     }
 
     /// How much may be in flight after this sending. `None`: a trickle of single packets behind each ACK would cost a

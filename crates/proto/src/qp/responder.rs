@@ -1,6 +1,7 @@
 //! The responder of RC, XRC and UC: a chain of checks in the order of IBA 9.7.4 and 9.8.3, then the execution.
 
 pub mod lending;
+mod single;
 pub(super) mod tag_matching;
 
 use crate::comp_cntr::CompCntrOps;
@@ -130,6 +131,9 @@ impl Qp {
 
     /// Takes a request on a connected queue pair.
     pub(super) fn receive_request<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) {
+        if self.execute_single(packet, env) {
+            return;
+        }
         if !self.init.qp_type.has_responder() {
             return env.count(Counter::DropQpState, 1);
         }

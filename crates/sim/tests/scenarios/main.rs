@@ -9,6 +9,7 @@ mod ack_coalescing;
 mod atomic_write;
 mod bad_response;
 mod congestion;
+mod direct;
 mod duplicate_atomic;
 mod duplicate_read;
 mod duplicate_send;

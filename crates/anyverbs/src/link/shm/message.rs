@@ -6,6 +6,7 @@ use anyverbs_net::shm::{MAX_HEADER, Message};
 use anyverbs_proto::payload::Data;
 use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::types::{Gid, Psn};
+use anyverbs_proto::wire::bth::Bth;
 
 use crate::link::udp::CreditPacket;
 
@@ -65,30 +66,53 @@ pub(crate) enum Received {
 
 /// A packet, as it was read last: it stays where it is, since its parts are long to move about.
 #[derive(Debug)]
-pub(crate) struct Inbox<'a> {
+pub(crate) struct Inbox {
     pub(crate) arrival: Arrival,
-    pub(crate) packet: Incoming<'a>,
+    /// Its payload is good as long as the message is in the ring.
+    pub(crate) packet: Incoming<'static>,
     /// Bytes of the packet's headers.
     pub(crate) headers_len: usize,
     /// What `arrival` was read from, of a packet by IPv4: the next one likely begins with the same. Otherwise of no family.
     front: [u8; FIXED + 8],
+    /// The header from which the packet was read, if that was a request by IPv4 with nothing but a base header.
+    plain: Option<[u64; PLAIN / 8]>,
 }
 
-impl<'a> Inbox<'a> {
+/// Bytes of the header of such a packet.
+const PLAIN: usize = FIXED + 8 + Bth::LEN;
+/// Where its BTH has the pad, the request for an ACK and the PSN.
+const PAD: usize = FIXED + 8 + 1;
+const ACK_REQ: usize = FIXED + 8 + 8;
+
+/// Such a header as words.
+#[inline]
+fn words(header: &[u8; PLAIN]) -> [u64; PLAIN / 8] {
+    std::array::from_fn(|n| u64::from_le_bytes(std::array::from_fn(|i| header[8 * n + i])))
+}
+
+/// Whether two such headers are those of packets of one kind and one flow, to one queue pair: all but the ACK that goes
+/// along, the pad, the request for an ACK and the PSN is the same.
+#[inline]
+fn is_alike(a: &[u64; PLAIN / 8], b: &[u64; PLAIN / 8]) -> bool {
+    const _: () = assert!(RIDER == 8 && PAD == 21 && ACK_REQ == 28 && PLAIN == 32);
+    const MASK: [u64; 4] = [!0, !0 << 32, !(0x30 << 40), !(!0 << 32)];
+    (0..4).fold(0, |differ, n| differ | (a[n] ^ b[n]) & MASK[n]) == 0
+}
+
+impl Inbox {
     pub(crate) fn new() -> Self {
         Self {
             arrival: Arrival::default(),
             packet: Incoming::default(),
             headers_len: 0,
             front: [0; FIXED + 8],
+            plain: None,
         }
     }
 
     /// Reads a message. None for nonsense.
-    ///
-    /// The payload is good as long as the message is in the ring.
     #[inline]
-    pub(crate) fn read(&mut self, message: &Message<'a>) -> Option<Received> {
+    pub(crate) fn read(&mut self, message: &Message<'_>) -> Option<Received> {
         let mut head = [0; MAX_HEADER];
         let len = message.payload_len();
         let payload = Data::Shared { addr: message.payload_ptr() as u64, len };
@@ -96,7 +120,27 @@ impl<'a> Inbox<'a> {
     }
 
     #[inline]
-    fn parse(&mut self, head: &[u8], payload: Data<'a>) -> Option<Received> {
+    fn parse(&mut self, head: &[u8], payload: Data<'static>) -> Option<Received> {
+        if let (Some(known), Ok(header)) = (&self.plain, <&[u8; PLAIN]>::try_from(head))
+            && is_alike(known, &words(header))
+            && header[PAD] >> 4 & 3 == Bth::pad_of(payload.len())
+            && header[RIDER] <= RIDES
+        {
+            // Any payload goes with an operation that has no other header.
+            let [a, x, y, z] = std::array::from_fn(|i| header[ACK_REQ + i]);
+            let bth = &mut self.packet.headers.bth;
+            bth.pad = header[PAD] >> 4 & 3;
+            bth.ack_req = a & 0x80 != 0;
+            bth.psn = Psn::new(u32::from_be_bytes([0, x, y, z]));
+            self.packet.acks = (header[RIDER] == RIDES).then(|| rider(header));
+            self.packet.payload = payload;
+            return Some(Received::Packet);
+        }
+        self.parse_any(head, payload)
+    }
+
+    fn parse_any(&mut self, head: &[u8], payload: Data<'static>) -> Option<Received> {
+        self.plain = None;
         let (fixed, rest) = head.split_first_chunk::<FIXED>()?;
         let rest = match rest.split_first_chunk::<8>() {
             // The peer may have written a header of no family, too.
@@ -116,20 +160,20 @@ impl<'a> Inbox<'a> {
         packet.headers.parse_from(rest, payload.len()).ok()?;
         packet.packets = u32::from(u16::from_be_bytes([fixed[6], fixed[7]]));
         packet.payload = payload;
+        let is_request = packet.headers.bth.opcode.is_request();
         packet.acks = match fixed[RIDER] {
             0 => None,
-            RIDES if packet.headers.bth.opcode.is_request() => {
-                Some(Psn::new(u32::from_be_bytes([
-                    0,
-                    fixed[RIDER + 1],
-                    fixed[RIDER + 2],
-                    fixed[RIDER + 3],
-                ])))
-            }
+            RIDES if is_request => Some(rider(fixed)),
             _ => return None,
         };
         self.headers_len = rest.len();
-        (packet.packets > 0).then_some(Received::Packet)
+        if packet.packets == 0 {
+            return None;
+        }
+        if is_request && fixed[0] == V4 {
+            self.plain = head.try_into().ok().map(words);
+        }
+        Some(Received::Packet)
     }
 
     /// Reads how a packet came, and returns what follows that.
@@ -159,6 +203,12 @@ impl<'a> Inbox<'a> {
         (self.arrival.traffic_class, self.arrival.hop_limit) = (fixed[4], fixed[5]);
         Some(rest)
     }
+}
+
+/// Up to where the ACK goes that goes along.
+#[inline]
+fn rider<const N: usize>(header: &[u8; N]) -> Psn {
+    Psn::new(u32::from_be_bytes([0, header[RIDER + 1], header[RIDER + 2], header[RIDER + 3]]))
 }
 
 #[cfg(test)]

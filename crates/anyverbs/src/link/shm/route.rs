@@ -135,7 +135,7 @@ impl ShmRoute {
                 }
             }
         }
-        let sender = out.sender(engine, &self.peer, spare);
+        let (sender, region) = out.sender(engine, &self.peer, spare);
         let message = loop {
             match sender.reserve(end, len) {
                 Ok(mut room) => {
@@ -143,7 +143,7 @@ impl ShmRoute {
                     if len > 0 {
                         let to = room.payload_ptr() as u64;
                         payload
-                            .copy_to_addr(&engine.mrs, &engine.memory, to)
+                            .copy_to_addr(&engine.mrs, region, &engine.memory, to)
                             .map_err(TransmitError::from)?;
                     }
                     break room.commit();
@@ -216,7 +216,7 @@ fn put_credit(
     let at = front.write(&mut head);
     let end = at + CreditPacket::LEN;
     packet.emit(&mut head[at..end]);
-    let Ok(mut room) = out.sender(engine, peer, &mut Spare::default()).reserve(end, 0) else {
+    let Ok(mut room) = out.sender(engine, peer, &mut Spare::default()).0.reserve(end, 0) else {
         return false;
     };
     room.write_header(&head[..end]);

@@ -4,6 +4,7 @@ use std::mem;
 use std::sync::Arc;
 
 use anyverbs_net::shm::{Channel, Committed, Sender};
+use anyverbs_proto::mr::LastLocal;
 use anyverbs_proto::types::Psn;
 
 use super::message::{RIDER, RIDES};
@@ -20,6 +21,8 @@ pub(crate) struct Unflushed {
     /// Packets and bytes that are to be counted.
     packets: u64,
     counted: u64,
+    /// The region of the last element that was sent, while the ring is locked.
+    region: LastLocal<'static>,
     /// The reference of the last sender, for the next one.
     spare: Spare,
 }
@@ -46,6 +49,7 @@ impl Unflushed {
             shm.traffic().note_sent(sender.slot(), packets, bytes);
         }
         self.spare = Spare(Some(sender.release()));
+        self.region.release();
         self.bytes = 0;
         self.carrier = None;
     }
@@ -56,14 +60,14 @@ impl Unflushed {
         self.spare.0.is_some().then(|| mem::take(&mut self.spare))
     }
 
-    /// The sending side to `peer`; `spare` may be a reference to it.
+    /// The sending side to `peer`, and the region of what was sent last; `spare` may be a reference to the former.
     #[inline]
     pub(super) fn sender(
         &mut self,
         engine: &Engine,
         peer: &Peer,
         spare: &mut Spare,
-    ) -> &mut Sender {
+    ) -> (&mut Sender, &mut LastLocal<'static>) {
         if self.sender.as_ref().is_some_and(|sender| !sender.is_of(&peer.channel))
             && let Some(mut other) = self.sender.take()
         {
@@ -71,10 +75,11 @@ impl Unflushed {
             self.end(other, engine);
         }
         self.carrier = None;
-        self.sender.get_or_insert_with(|| match spare.0.take() {
+        let sender = self.sender.get_or_insert_with(|| match spare.0.take() {
             Some(channel) if peer.is(&channel) => channel.into_sender(),
             _ => peer.channel.sender(),
-        })
+        });
+        (sender, &mut self.region)
     }
 
     /// Notes a packet, `bytes` of it with headers, `payload` without, as the last message, which an ACK may ride with if it is a

@@ -304,3 +304,30 @@ fn random_bytes_all_over_the_ring_do_no_harm() {
     }
     assert!(broken > 20, "{broken}");
 }
+
+#[test]
+fn a_batch_of_one_publication_ends_with_it() {
+    let Pair { mut writer, mut reader, .. } = pair();
+    for messages in [1, 2, 3, 1] {
+        for n in 0..messages {
+            push(&mut writer, &[n], b"").unwrap();
+        }
+        writer.publish();
+    }
+    assert_eq!(reader.batch(64).of_one_publication().count(), 1);
+    // Messages beyond the limit are left, and the rest ends where it would have.
+    assert_eq!(reader.batch(1).of_one_publication().count(), 1);
+    assert_eq!(reader.batch(64).of_one_publication().count(), 1);
+    assert_eq!(reader.batch(64).count(), 4);
+    assert!(!reader.is_ready() && !reader.is_broken());
+    // The end of the ring, where a publication begins with a skip.
+    let mut seen = 0;
+    for _ in 0..3 * RING / (16 << 10) {
+        push(&mut writer, b"h", &[7; 12_000]).unwrap();
+        writer.publish();
+        seen += reader.batch(64).of_one_publication().count();
+        assert!(!reader.is_ready());
+        reader.release();
+    }
+    assert_eq!(seen, 3 * RING / (16 << 10));
+}

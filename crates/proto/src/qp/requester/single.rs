@@ -68,6 +68,7 @@ impl Qp {
         requester.fresh_psn = psn.plus(1);
         requester.max_sent = requester.fresh_psn;
         requester.k = 0;
+        requester.rest.interrupt();
         let next = position.wrapping_add(1);
         (self.sq.next, self.sq.started) = (next, next);
         self.responder.turn = Turn::Theirs;

@@ -1,7 +1,6 @@
 //! Headers of the ring's messages, read as they come and not.
 
 use anyverbs_proto::types::Qpn;
-use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
 use anyverbs_proto::wire::packet::Headers;
 

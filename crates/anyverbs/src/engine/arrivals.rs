@@ -1,0 +1,58 @@
+//! What packets of one batch for one queue pair share. Their completions are gathered, and enter the completion queue under one
+//! hold of its lock; the region of the last receive stays in use for the next one.
+
+use anyverbs_proto::env::Side;
+use anyverbs_proto::mr::LastLocal;
+use anyverbs_proto::wc::Wc;
+use arrayvec::ArrayVec;
+
+use crate::qp::QpCell;
+
+/// Of a queue pair, under its lock. What it holds is [ended](Self::end) before that is released.
+#[derive(Debug)]
+pub(super) struct Arrivals<'a> {
+    cell: &'a QpCell,
+    /// Whose completions wait.
+    side: Side,
+    /// With whether they are solicited.
+    waiting: ArrayVec<(Wc, bool), 16>,
+    pub(super) region: LastLocal<'static>,
+}
+
+impl<'a> Arrivals<'a> {
+    pub(super) fn new(cell: &'a QpCell) -> Self {
+        let region = LastLocal::default();
+        Self { cell, side: Side::Recv, waiting: ArrayVec::new_const(), region }
+    }
+
+    /// Adds a completion. False if there is no queue of the queue pair's own that it belongs to.
+    #[inline]
+    pub(super) fn complete(&mut self, side: Side, wc: Wc, solicited: bool) -> bool {
+        if self.cell.cq(side).is_none() {
+            return false;
+        }
+        if side != self.side || self.waiting.is_full() {
+            self.flush();
+            self.side = side;
+        }
+        self.waiting.push((wc, solicited));
+        true
+    }
+
+    /// Gives the completions to their queue.
+    #[inline]
+    pub(super) fn flush(&mut self) {
+        if let Some(cq) = self.cell.cq(self.side).filter(|_| !self.waiting.is_empty()) {
+            if cq.push_all(&self.waiting) {
+                self.cell.engine.note_overrun(cq, self.cell.qpn);
+            }
+            self.waiting.clear();
+        }
+    }
+
+    /// The batch is over.
+    #[inline]
+    pub(super) fn end(mut self) {
+        self.flush();
+    }
+}
