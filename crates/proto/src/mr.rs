@@ -252,8 +252,6 @@ impl MrTable {
         })
     }
 
-    /// The key here of a region that was imported.
-    #[cold]
     /// The slot of an `lkey`, in use.
     #[inline]
     fn hold_local(&self, lkey: u32) -> Option<Held<'_>> {
@@ -261,6 +259,8 @@ impl MrTable {
         (held.slot.lkey.load(Ordering::Relaxed) == lkey).then_some(held)
     }
 
+    /// The key here of a region that was imported.
+    #[cold]
     fn imported(&self, key: u32) -> Option<u32> {
         self.imported.read().unwrap_or_else(PoisonError::into_inner).get(&key).copied()
     }

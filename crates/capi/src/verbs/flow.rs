@@ -59,7 +59,7 @@ unsafe fn create(qp_: *mut ibv_qp, attr_: *const ibv_flow_attr) -> Result<*mut i
     // SAFETY: the caller's promise.
     let specs = unsafe { FlowSpecs::read(attr_.add(1).cast(), attr.num_of_specs)? };
     let counters: Option<Arc<Counters>> = specs.counters.map(|c| object::find(c)).transpose()?;
-    let action: Option<Arc<FlowAction>> = specs.action.map(|a| object::find(a)).transpose()?;
+    let action: Option<Arc<FlowAction>> = specs.action.map(object::find).transpose()?;
     let context = Arc::clone(&qp.inner.context);
     if action.as_ref().is_some_and(|a| !Arc::ptr_eq(&a.inner.context, &context)) {
         return Err(Errno::EINVAL);
