@@ -106,8 +106,10 @@ impl Pd {
     ) -> Result<Self, CreateError> {
         let number = engine.take_pd();
         let own = Own { engine, context: Arc::clone(context), number };
-        // Where the list is full, others cannot import it.
-        context.command.add_pd(number);
+        // Where the list is full, others cannot import it. In another process's list it would be taken for one of that process.
+        if context.command.is_own() {
+            context.command.add_pd(number);
+        }
         let cell = PdCell::new(engine, number, Some(own))?;
         Ok(Self { cell: Arc::new(cell), context: Arc::clone(context) })
     }
@@ -118,11 +120,13 @@ impl Pd {
         context: &Arc<ContextCell>,
         number: u32,
     ) -> Result<Self, CreateError> {
-        if !context.command.has_pd(number) {
+        let owner = context.command.owner();
+        // Its own numbers only: whoever holds the descriptor can write any into the list.
+        if number >> 24 != owner.0.into() || !context.command.has_pd(number) {
             return Err(CreateError::NoSuchHandle);
         }
         let shm = engine.shm.as_ref().ok_or(CreateError::Unsupported("imports"))?;
-        if !imported::is_reachable(shm, context.command.owner()) {
+        if !imported::is_reachable(shm, owner) {
             return Err(CreateError::Unsupported("imports of a process that is not reached"));
         }
         let cell = PdCell::new(engine, number, None)?;

@@ -48,6 +48,10 @@ const PARTIAL_SLOTS: &[(&str, &str)] = &[
         "ibv_create_flow",
         "QPs of type RAW_PACKET; the rules of a process know nothing of those of others",
     ),
+    (
+        "ibv_create_flow_action_esp",
+        "inline encryption in transport mode, padding against traffic analysis in transport mode: `EOPNOTSUPP`",
+    ),
 ];
 
 /// All refusals of today's interfaces; `compat` has names of its own, for programs of 2005.

@@ -73,7 +73,7 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
         }
     };
     drop(tree);
-    if keeper.is_some_and(|keeper| finish_for_program(&keeper, &args.settings)) {
+    if keeper.is_some_and(|keeper| finish_for_program(&keeper, &args.settings, &blocked)) {
         eprintln!("anyverbs: the peers of a program that ended without a word were not told");
     }
     if let Some(signal) = status.signal() {
@@ -88,20 +88,29 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
 
 /// Tells the peers of a program that could not do so. A child does it, which takes a slot of the host while it lives, as the
 /// launcher must not. False if there was nothing to do, or it is done.
-fn finish_for_program(keeper: &Keeper, settings: &Settings) -> bool {
+fn finish_for_program(keeper: &Keeper, settings: &Settings, blocked: &Blocked) -> bool {
     if !keeper.has_any().unwrap_or(false) {
         return false;
     }
     let Ok(executable) = env::current_exe() else { return true };
     let mut child = process::Command::new(executable);
     child.arg(DISCONNECT).envs(settings.variables()).stdin(Stdio::null()).stdout(Stdio::null());
+    // The terminal's signals end it.
+    let mask = blocked.before();
+    let unblock = move || {
+        // SAFETY: an async-signal-safe call on the child itself, with an initialised set.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &mask, std::ptr::null_mut()) };
+        Ok(())
+    };
+    // SAFETY: `unblock` allocates nothing and makes only an async-signal-safe call.
+    unsafe { child.pre_exec(unblock) };
     !child.status().is_ok_and(|status| status.success())
 }
 
 /// The child's side.
 pub(crate) fn disconnect_abandoned() -> anyhow::Result<ExitCode> {
-    abandoned::disconnect(PATIENCE)?;
-    Ok(ExitCode::SUCCESS)
+    let left = abandoned::disconnect(PATIENCE)?;
+    Ok(if left == 0 { ExitCode::SUCCESS } else { ExitCode::from(crate::FAILED) })
 }
 
 /// The outer error is the launcher's, the inner one the program's that could not be started.

@@ -13,6 +13,8 @@ use anyverbs::{QpType, Qpn};
 
 const ROLE: &str = "ANYVERBS_TEST_ROLE";
 const SERVER: &str = "10.78.0.2:5555";
+/// What the launcher says if peers did not answer.
+const NOT_TOLD: &str = "were not told";
 
 fn run(line: &str) {
     let words: Vec<_> = line.split(' ').collect();
@@ -45,7 +47,7 @@ fn role(host: u32, launcher: Option<&Path>, role: &str) -> (Child, BufReader<Chi
     command.args(["-n", "-t", &host.to_string()]);
     if let Some(libraries) = launcher {
         command.arg(env!("CARGO_BIN_EXE_anyverbs")).args(["run", "--"]);
-        command.env("ANYVERBS_LIB_DIR", libraries);
+        command.env("ANYVERBS_LIB_DIR", libraries).stderr(Stdio::piped());
     }
     command
         .arg(std::env::current_exe().unwrap())
@@ -114,19 +116,38 @@ fn hosts() {
         run(&format!("{enter} link set {name} up"));
     }
     let libraries = libraries();
-    let (mut launcher, mut server) = role(there, Some(&libraries), "server");
-    assert_eq!(hear(&mut server), "listens");
-    let (mut client, mut heard) = role(here, None, "client");
-    assert_eq!(hear(&mut heard), "connected");
-    let pid = hear(&mut server).parse().unwrap();
+    let connect = || {
+        let (launcher, mut server) = role(there, Some(&libraries), "server");
+        assert_eq!(hear(&mut server), "listens");
+        let (client, mut heard) = role(here, None, "client");
+        assert_eq!(hear(&mut heard), "connected");
+        let pid: i32 = hear(&mut server).parse().unwrap();
+        (launcher, pid, client, heard)
+    };
+    let end = |launcher: Child| {
+        let output = launcher.wait_with_output().unwrap();
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let (launcher, pid, mut client, mut heard) = connect();
     let begin = Instant::now();
     // SAFETY: touches no memory; a descendant, whose launcher waits for it.
     assert_eq!(unsafe { libc::kill(pid, libc::SIGKILL) }, 0);
     assert_eq!(hear(&mut heard), "disconnected");
     // Else it would have been minutes.
     assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
-    assert!(!launcher.wait().unwrap().success());
+    let said = end(launcher);
+    assert!(!said.contains(NOT_TOLD), "{said}");
     assert!(client.wait().unwrap().success());
+
+    // Whose peer does not answer.
+    let (launcher, pid, mut client, _) = connect();
+    client.kill().unwrap();
+    client.wait().unwrap();
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::kill(pid, libc::SIGKILL) }, 0);
+    let said = end(launcher);
+    assert!(said.contains(NOT_TOLD), "{said}");
     other.kill().unwrap();
     other.wait().unwrap();
     fs::remove_dir_all(libraries).unwrap();

@@ -82,7 +82,7 @@ impl Journal {
         let _lock = registry.lock(Lock::Journal, LOCK_WAIT)?;
         let file = match find(registry)? {
             Some(file) => file,
-            None => File::from(memfd()?),
+            None => new_file()?,
         };
         let name = Place {
             pid: std::process::id(),
@@ -104,11 +104,13 @@ impl Journal {
             if held.contains(&number) || !self.try_lock(number) {
                 continue;
             }
-            if self.header(number)?.0 == 0 {
+            let header = self.header(number);
+            if let Ok((0, _)) = header {
                 held.insert(number);
                 return Ok(Section { journal: Arc::clone(self), number, len: 0, free: Vec::new() });
             }
             self.unlock(number);
+            header?;
         }
         Err(io::ErrorKind::StorageFull.into())
     }
@@ -116,33 +118,38 @@ impl Journal {
     /// Takes over what processes left that have ended. `slot`: where this one is found.
     ///
     /// # Errors
-    /// Those of pread(2).
+    /// Those of pread(2) and pwrite(2).
     pub fn take_abandoned(self: &Arc<Self>, slot: u8) -> io::Result<Vec<Abandoned>> {
         let _uncancelled = Uncancelled::new();
-        let mut held = self.held.lock();
+        // Declared before `held`: those in it lock that when they are dropped.
         let mut all = Vec::new();
+        let mut held = self.held.lock();
         for number in self.in_use()? {
             if held.contains(&number) || !self.try_lock(number) {
                 continue;
             }
-            match self.records(number) {
-                Ok(records) if records.is_empty() => {
-                    self.set_header(number, (0, 0))?;
-                    self.unlock(number);
-                }
-                Ok(records) => {
+            match self.take_over(number, slot) {
+                Ok(records) if !records.is_empty() => {
                     held.insert(number);
-                    self.set_header(number, (self.header(number)?.0, slot.into()))?;
                     let left = records.len();
                     all.push(Abandoned { journal: Arc::clone(self), number, records, left });
                 }
-                Err(error) => {
+                nothing => {
                     self.unlock(number);
-                    return Err(error);
+                    nothing?;
                 }
             }
         }
         Ok(all)
+    }
+
+    /// The records of a section whose lock this process has just got.
+    fn take_over(&self, number: u32, slot: u8) -> io::Result<Vec<(u32, Payload)>> {
+        let records = self.records(number)?;
+        let header =
+            if records.is_empty() { (0, 0) } else { (self.header(number)?.0, slot.into()) };
+        self.set_header(number, header)?;
+        Ok(records)
     }
 
     /// Whether a process has ended and left something.
@@ -189,6 +196,7 @@ impl Journal {
     }
 
     fn set_header(&self, number: u32, (len, slot): (u32, u32)) -> io::Result<()> {
+        let _uncancelled = Uncancelled::new();
         let mut bytes = [0; HEADER_LEN];
         bytes[..4].copy_from_slice(&len.to_le_bytes());
         bytes[4..].copy_from_slice(&slot.to_le_bytes());
@@ -207,6 +215,7 @@ impl Journal {
     }
 
     fn set_record(&self, number: u32, at: u32, record: Option<&Payload>) -> io::Result<()> {
+        let _uncancelled = Uncancelled::new();
         let mut bytes = [0; RECORD_LEN];
         if let Some(payload) = record {
             bytes[0] = IS_SET;
@@ -217,6 +226,7 @@ impl Journal {
 
     /// Reads; behind the end are zeros.
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
+        let _uncancelled = Uncancelled::new();
         let mut done = 0;
         while done < into.len() {
             match self.file.read_at(&mut into[done..], at + done as u64) {
@@ -391,6 +401,16 @@ impl Place {
     }
 }
 
+/// One that nobody can seal against those who write it.
+fn new_file() -> io::Result<File> {
+    let file = File::from(memfd()?);
+    // SAFETY: fcntl with an integer argument, on our own descriptor.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SEAL) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(file)
+}
+
 fn find(registry: &Registry) -> io::Result<Option<File>> {
     let names = registry.names(KIND)?.unwrap_or_default();
     let places = names.iter().filter_map(|(_, name)| Place::parse(name));
@@ -486,5 +506,66 @@ mod tests {
             let _name = registry.hold(&name).unwrap();
             assert!(find(&registry).unwrap().is_none(), "{name}");
         }
+    }
+
+    fn seal(file: &File, seals: i32) -> bool {
+        // SAFETY: fcntl with an integer argument.
+        unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) == 0 }
+    }
+
+    #[test]
+    fn a_section_is_not_kept_after_an_error() {
+        let registry = registry("journal-error");
+        assert!(!seal(&Journal::join(&registry).unwrap().file, libc::F_SEAL_WRITE));
+        // One that can be sealed, so that to write it fails.
+        let file = File::from(memfd().unwrap());
+        let open = || {
+            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+            let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
+            let _name = registry.hold(&format!("test/{}", file.as_raw_fd())).unwrap();
+            Arc::new(Journal { file, held: Mutex::default(), _name })
+        };
+        let (a, b, c) = (open(), open(), open());
+        let mut sections = [a.section().unwrap(), a.section().unwrap()];
+        for section in &mut sections {
+            section.add(&payload(1)).unwrap();
+        }
+        drop(sections);
+        assert!(seal(&file, libc::F_SEAL_WRITE));
+        b.take_abandoned(1).unwrap_err();
+        assert!(b.held.lock().is_empty());
+        assert!((0..2).all(|number| c.try_lock(number)), "it has a lock");
+    }
+
+    /// pread(2) and pwrite(2) are cancellation points in the C library.
+    #[test]
+    fn nobody_is_cancelled_while_it_reads_or_writes() {
+        unsafe extern "C" {
+            fn pthread_cancel(thread: libc::pthread_t) -> libc::c_int;
+        }
+        let registry = registry("journal-cancelled");
+        let (a, b) = (Journal::join(&registry).unwrap(), Journal::join(&registry).unwrap());
+        let (sender, done) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            // SAFETY: this thread's own id.
+            assert_eq!(unsafe { pthread_cancel(libc::pthread_self()) }, 0);
+            let mut section = a.section().unwrap();
+            let places = [1, 2, 3].map(|n| section.add(&payload(n)).unwrap());
+            section.remove(places[0]);
+            drop(section);
+            let has = b.has_abandoned().unwrap();
+            let mut taken = b.take_abandoned(7).unwrap();
+            let successors = a.successors().unwrap();
+            taken[0].done(places[1]);
+            drop(taken);
+            let mut section = b.section().unwrap();
+            section.add(&payload(4)).unwrap();
+            section.clear();
+            // For what follows in this thread.
+            std::mem::forget(Uncancelled::new());
+            sender.send(has && successors.contains(&7)).unwrap();
+        });
+        assert!(done.recv_timeout(Duration::from_secs(20)).unwrap());
+        thread.join().unwrap();
     }
 }

@@ -8,6 +8,9 @@ use arrayvec::ArrayVec;
 
 use crate::qp::QpCell;
 
+/// A message of more bytes than this is told at once: copying it costs more than the lock of the queue.
+const LONG: u32 = 4096;
+
 /// Of a queue pair, under its lock. What it holds is [ended](Self::end) before that is released.
 #[derive(Debug)]
 pub(super) struct Arrivals<'a> {
@@ -36,6 +39,10 @@ impl<'a> Arrivals<'a> {
             self.side = side;
         }
         self.waiting.push((wc, solicited));
+        // Who waits for it elsewhere does not wait for the copies of a whole batch.
+        if wc.byte_len > LONG {
+            self.flush();
+        }
         true
     }
 

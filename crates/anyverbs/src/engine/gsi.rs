@@ -2,9 +2,10 @@
 //!
 //! One lock guards the machine and the table of ids. It is taken after the receive path's lock and before the queues of event
 //! channels; no queue pair is locked under it. What the machine has to send waits in it, is taken out under its lock, and
-//! leaves when that is released ([`send`]): a system call under it would hold up the receiving thread. Two are made all the
+//! leaves when that is released ([`send`]): a system call under it would hold up the receiving thread. Some are made all the
 //! same: seldom bind(2), where a listener ends that has accepted what may be asked again ([`lingering`]), and pwrite(2) to
-//! memory, twice for each connection to another host ([`records`]).
+//! memory, at most four times for each connection to another host ([`records`]), and once for all that another process left
+//! what gives its section back (pread(2), fcntl(2)).
 //!
 //! In the order in which they may be taken: the receive path's lock; the sender's line, or the neighbours; the machine's;
 //! what lingers. Requests that wait for a listener have a leaf. Who asks for services may hold the line, not the machine's.
@@ -23,10 +24,9 @@ pub(crate) mod tests;
 mod unserved;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use anyverbs_net::{Journal, Lingering, SteerByKind};
+use anyverbs_net::{Lingering, SteerByKind};
 use anyverbs_proto::cm::counters::DropReason;
 use anyverbs_proto::cm::message::Attribute;
 use anyverbs_proto::cm::{Cm, CmConfig, Transmit};
@@ -40,7 +40,7 @@ use super::timers::NEVER;
 use crate::cm::Ids;
 use neighbours::Neighbours;
 pub(super) use receive::Incoming;
-use records::Records;
+use records::{Joined, Records};
 use send::Sender;
 use unserved::Unserved;
 
@@ -112,8 +112,7 @@ pub(crate) struct Gsi {
     unserved_at: AtomicU64,
     /// When a listener that ended is no longer expected back, in nanoseconds.
     left_until: AtomicU64,
-    /// `None` inside where there can be none.
-    journal: OnceLock<Option<Arc<Journal>>>,
+    journal: Joined,
     /// When it is looked for what others left there, in nanoseconds.
     abandoned_at: AtomicU64,
 }
@@ -139,7 +138,7 @@ impl Gsi {
             unserved: Mutex::default(),
             unserved_at: AtomicU64::new(NEVER),
             left_until: AtomicU64::new(NEVER),
-            journal: OnceLock::new(),
+            journal: Joined::default(),
             abandoned_at: AtomicU64::new(NEVER),
         }
     }

@@ -42,7 +42,7 @@ use super::shm::{Peer, ShmRoute};
 use crate::engine::Engine;
 
 /// Says that what follows is laid out as here.
-const LAYOUT: u64 = u64::from_le_bytes(*b"avb-dir1");
+const LAYOUT: u64 = u64::from_le_bytes(*b"avb-dir2");
 const BITS: usize = 8;
 const BLOCK: usize = 4096;
 const ENTRY: usize = 64;
@@ -382,6 +382,11 @@ pub(super) struct RegionEntry {
     pub(super) iova: u64,
 }
 
+/// Whether a peer publishes what it has.
+pub(super) fn is_laid_out(copying: &Copying<'_>) -> bool {
+    Seen(copying).is_laid_out()
+}
+
 /// The valid entry of the region to which a key's index belongs, of which the caller checks the key.
 pub(super) fn region(copying: &Copying<'_>, key: u32) -> Option<(Target, RegionEntry)> {
     let at = region_at(key);
@@ -416,11 +421,17 @@ impl Seen<'_> {
         self.target(remote, len, pd, need)
     }
 
+    /// Whether there is anything to see.
+    #[inline]
+    fn is_laid_out(&self) -> bool {
+        self.0.board(0) == Some(LAYOUT)
+    }
+
     /// The words of a valid entry of this name, behind them the one that says so.
     #[inline]
     fn entry(&self, at: usize, name: u32) -> Option<[u64; 5]> {
         let (bits, bit) = bit_of(at);
-        if self.0.board(0)? != LAYOUT || self.0.board(bits)? & bit == 0 {
+        if !self.is_laid_out() || self.0.board(bits)? & bit == 0 {
             return None;
         }
         let state = self.0.board(at)?;

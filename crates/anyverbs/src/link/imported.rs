@@ -168,7 +168,10 @@ fn reach(shm: &Shm, slot: u8, pid: i32) -> Result<Arc<Peer>, Unreachable> {
         std::thread::sleep(Duration::from_micros(100));
     }
     peer.channel().can_copy().map_err(|_| Unreachable)?;
-    Ok(peer)
+    // Either may have said that it goes by messages alone (`ANYVERBS_DIRECT=0`).
+    let published = shm.published().is_some()
+        && begin(&peer).is_ok_and(|copying| direct::is_laid_out(&copying));
+    if published { Ok(peer) } else { Err(Unreachable) }
 }
 
 /// Begins a copy. Where too many threads are at it, it is waited for one of them.

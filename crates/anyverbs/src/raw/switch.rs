@@ -195,8 +195,9 @@ impl Switch {
     fn deliver(&self, frame: &Frame<'_>, from: Option<Qpn>) {
         let arrived = Arrived::new(frame);
         let rules = self.rules.read();
-        // Who else gets a copy by the same action: that takes a packet once.
-        let mut by_action: Option<(&Arc<EspCell>, Recipient<'_>, Vec<Recipient<'_>>)> = None;
+        // Who gets a copy by which action: each takes a packet once. Few rules have twins, and none twins of many actions.
+        let mut first: Option<(&Arc<EspCell>, Recipient<'_>)> = None;
+        let mut more: Vec<(&Arc<EspCell>, Recipient<'_>)> = Vec::new();
         rules.table.steer(frame, |dest, verdict| {
             if let Some(counters) = &dest.counters {
                 counters.count(frame.bytes.len());
@@ -205,14 +206,17 @@ impl Switch {
                 return;
             }
             let Some(esp) = &dest.esp else { return dest.qp.receive(&arrived, verdict.tag) };
-            match &mut by_action {
-                Some((first, _, more)) if Arc::ptr_eq(first, esp) => more.push((dest, verdict)),
-                Some(_) => esp.apply(frame, |bytes| receive(bytes, (dest, verdict), &[])),
-                None => by_action = Some((esp, (dest, verdict), Vec::new())),
+            match first {
+                None => first = Some((esp, (dest, verdict))),
+                Some(_) => more.push((esp, (dest, verdict))),
             }
         });
-        if let Some((esp, first, more)) = by_action {
-            esp.apply(frame, |bytes| receive(bytes, first, &more));
+        let mut next = first;
+        while let Some((esp, recipient)) = next {
+            let same = more.extract_if(.., |(other, _)| Arc::ptr_eq(other, esp));
+            let same: Vec<_> = same.map(|(_, recipient)| recipient).collect();
+            esp.apply(frame, |bytes| receive(bytes, recipient, &same));
+            next = more.pop();
         }
     }
 
@@ -227,6 +231,7 @@ impl Switch {
     ) {
         let Some(frame) = Frame::parse(bytes) else { return };
         let rules = self.rules.read();
+        let any = !rules.table.is_empty();
         if rules.table.has_egress() {
             let mut esp = None;
             let leaves = rules.table.leave(&frame, |dest| {
@@ -242,25 +247,25 @@ impl Switch {
                 drop(rules);
                 return esp.apply(&frame, |bytes| {
                     if let Some(frame) = Frame::parse(bytes) {
-                        self.transmit(engine, from, &frame, batch);
+                        self.transmit(engine, from, &frame, any, batch);
                     }
                 });
             }
         }
         drop(rules);
-        self.transmit(engine, from, &frame, batch);
+        self.transmit(engine, from, &frame, any, batch);
     }
 
-    /// Sends a frame as it is.
+    /// Sends a frame as it is; `any`: there are rules for what is received.
     fn transmit(
         &self,
         engine: &'static Engine,
         from: Qpn,
         frame: &Frame<'_>,
+        any: bool,
         batch: &mut FrameBatch,
     ) {
         let bytes = frame.bytes;
-        let any = !self.rules.read().table.is_empty();
         if any {
             self.deliver(frame, Some(from));
         }

@@ -11,6 +11,8 @@ use anyverbs::*;
 
 use crate::endpoint::*;
 
+mod flow_action;
+
 const ALICE: u64 = 0x0200_0000_000a;
 const BOB: u64 = 0x0200_0000_000b;
 

@@ -333,12 +333,19 @@ static void imported(int signal)
 	close(socket);
 }
 
+static void await(pid_t pid)
+{
+	int status;
+	EQ(waitpid(pid, &status, 0), pid);
+	EQ(status, 0);
+}
+
 /* Another user has the descriptor: that is not enough to reach the memory. */
 static void another_user(void)
 {
 	if (geteuid() != 0)
 		return;
-	int socket, status;
+	int socket;
 	struct hello hello;
 	pid_t pid = begin(&socket);
 	int fd = recv_fd(socket, &hello);
@@ -357,16 +364,87 @@ static void another_user(void)
 		IS_NULL(ibv_import_pd(ctx, hello.pd), EOPNOTSUPP);
 		exit(0);
 	}
-	EQ(waitpid(stranger, &status, 0), stranger);
-	EQ(status, 0);
+	await(stranger);
 	close(fd), close(socket);
-	EQ(waitpid(pid, &status, 0), pid);
-	EQ(status, 0);
+	await(pid);
+}
+
+/* A protection domain that a second process made on the context of the first is not the first one's: a third does not get it. */
+static void of_a_second_process(void)
+{
+	int socket, said[2], done[2];
+	struct hello hello;
+	pid_t pid = begin(&socket);
+	int fd = recv_fd(socket, &hello);
+	uint32_t handle;
+	OK(pipe(said) | pipe(done));
+	pid_t second = fork();
+	if (second == 0) {
+		close(done[1]);
+		struct ibv_pd *pd = ibv_alloc_pd(ibv_import_device(fd));
+		TRUE(pd != NULL);
+		EQ(write(said[1], &pd->handle, sizeof pd->handle), sizeof pd->handle);
+		/* Until the third is done. */
+		EQ(read(done[0], &handle, 1), 0);
+		exit(0);
+	}
+	pid_t third = fork();
+	if (third == 0) {
+		EQ(read(said[0], &handle, sizeof handle), sizeof handle);
+		struct ibv_context *ctx = ibv_import_device(fd);
+		TRUE(ctx != NULL && ibv_import_pd(ctx, hello.pd) != NULL);
+		IS_NULL(ibv_import_pd(ctx, handle), ENOENT);
+		exit(0);
+	}
+	await(third);
+	close(done[1]);
+	await(second);
+	close(fd), close(socket), close(done[0]), close(said[0]), close(said[1]);
+	await(pid);
+}
+
+/* Who goes by messages alone reaches nobody's memory. */
+static void without_copies(void)
+{
+	int socket;
+	struct hello hello;
+	pid_t pid = begin(&socket);
+	int fd = recv_fd(socket, &hello);
+	pid_t child = fork();
+	if (child == 0) {
+		OK(setenv("ANYVERBS_DIRECT", "0", 1));
+		struct ibv_context *ctx = ibv_import_device(fd);
+		TRUE(ctx != NULL);
+		IS_NULL(ibv_import_pd(ctx, hello.pd), EOPNOTSUPP);
+		exit(0);
+	}
+	await(child);
+	close(fd), close(socket);
+	await(pid);
+	/* And the other way. */
+	const char *before = getenv("ANYVERBS_DIRECT");
+	TRUE(before == NULL);
+	OK(setenv("ANYVERBS_DIRECT", "0", 1));
+	pid = begin(&socket);
+	OK(unsetenv("ANYVERBS_DIRECT"));
+	fd = recv_fd(socket, &hello);
+	child = fork();
+	if (child == 0) {
+		struct ibv_context *ctx = ibv_import_device(fd);
+		TRUE(ctx != NULL);
+		IS_NULL(ibv_import_pd(ctx, hello.pd), EOPNOTSUPP);
+		exit(0);
+	}
+	await(child);
+	close(fd), close(socket);
+	await(pid);
 }
 
 int main(void)
 {
 	another_user();
+	of_a_second_process();
+	without_copies();
 	int socket, status;
 	struct hello hello;
 	/* Before the device is opened here: processes of their own. */

@@ -2,6 +2,7 @@
 
 mod hosts;
 mod neighbours;
+mod records;
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};

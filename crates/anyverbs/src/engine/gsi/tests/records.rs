@@ -1,0 +1,81 @@
+//! What processes left that have ended without a word.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use anyverbs_net::Journal;
+use anyverbs_net::journal::PAYLOAD_LEN;
+use anyverbs_proto::cm::Record;
+use anyverbs_proto::cm::id::CommId;
+use anyverbs_proto::types::{Gid, Qpn};
+
+use super::{PATIENCE, engine};
+
+fn gid(address: &str) -> Gid {
+    Gid::from(address.parse::<IpAddr>().unwrap())
+}
+
+#[test]
+fn what_cannot_be_ended_here_is_left_for_others() {
+    let engine = engine();
+    let other = Journal::join(engine.services.registry()).unwrap();
+    let record = |id, sgid| Record {
+        id: CommId(id),
+        remote_id: CommId(7),
+        remote_qpn: Qpn::new(8),
+        sgid,
+        // Nobody is there.
+        dgid: gid("192.0.2.1"),
+        traffic_class: 0,
+        flow_label: 0,
+        hop_limit: 64,
+        timeout: Duration::from_secs(60),
+        max_retries: 15,
+    };
+    let ours = record(0xfe00_0001, engine.gids.entries()[0].gid);
+    let others = [2, 3].map(|n| record(0xfe00_0000 + n, gid("192.0.2.2")));
+    let mut sections = [other.section().unwrap(), other.section().unwrap()];
+    for payload in [[0xff; PAYLOAD_LEN], ours.emit(), others[0].emit()] {
+        sections[0].add(&payload).unwrap();
+    }
+    sections[1].add(&others[1].emit()).unwrap();
+    drop(sections);
+    // What is there for others; this process holds it now and then, for a moment.
+    let expect = |records: &[Record]| {
+        let end = Instant::now() + PATIENCE;
+        let expected: BTreeSet<_> = records.iter().map(Record::emit).collect();
+        loop {
+            let taken = other.take_abandoned(9).unwrap();
+            let found = taken.iter().flat_map(|left| left.records()).map(|(_, bytes)| *bytes);
+            if found.collect::<BTreeSet<_>>() == expected {
+                return;
+            }
+            drop(taken);
+            assert!(Instant::now() < end, "{records:?}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+
+    engine.look_for_abandoned();
+    assert_eq!(engine.abandoned(), 1);
+    expect(&others[1..]);
+    engine.look_for_abandoned();
+    assert_eq!(engine.abandoned(), 1);
+    // Asked in vain.
+    assert_eq!(engine.leave_abandoned(Duration::ZERO), 3);
+    expect(&others);
+
+    // Not asked for long enough.
+    let ours = record(0xfe00_0004, ours.sgid);
+    let mut section = other.section().unwrap();
+    section.add(&ours.emit()).unwrap();
+    drop(section);
+    let end = Instant::now() + PATIENCE;
+    while engine.abandoned() == 0 {
+        assert!(Instant::now() < end, "it does not begin");
+        engine.look_for_abandoned();
+    }
+    assert_eq!(engine.leave_abandoned(Duration::from_secs(3600)), 3);
+    expect(&[others[0], others[1], ours]);
+}
