@@ -162,9 +162,16 @@ impl Gsi {
 impl Engine {
     /// Calls the machine. Then, still under the lock, its events go to the ids, in their order; what it has to send leaves
     /// after that. Neither `f` nor who takes the events may lock a queue pair or call this.
+    ///
+    /// For the program's calls, of which connections come: joins the journal first, not under the lock.
     pub(crate) fn with_cm<R>(&'static self, f: impl FnOnce(&mut Cm, &mut Ids, Time) -> R) -> R {
-        // Not joined under the lock.
         self.journal();
+        self.drive_cm(f)
+    }
+
+    /// The same for messages and timers, which processes without connections have, too: any process answers for those that
+    /// have ended.
+    pub(crate) fn drive_cm<R>(&'static self, f: impl FnOnce(&mut Cm, &mut Ids, Time) -> R) -> R {
         let now = self.now();
         let mut state = self.gsi.state.lock();
         let result = self.call_cm(&mut state, now, f);
@@ -239,7 +246,7 @@ impl Engine {
             self.linger_no_longer();
         }
         if is_due(&self.gsi.deadline) {
-            self.with_cm(|machine, _, now| machine.on_timer(now));
+            self.drive_cm(|machine, _, now| machine.on_timer(now));
         } else if self.gsi.sender.next() <= now.as_nanos() {
             self.send_mads(now);
         }

@@ -556,7 +556,7 @@ fn refresh_addresses(engine: &'static Engine) {
         Ok(true) => {
             engine.groups.follow(&engine.port, &engine.gids);
             engine.raise_port(AsyncEventKind::GidChange);
-            engine.with_cm(|_, ids, _| ids.addresses_changed(|gid| engine.gids.contains(gid)));
+            engine.drive_cm(|_, ids, _| ids.addresses_changed(|gid| engine.gids.contains(gid)));
             match (was_empty, engine.gids.is_empty()) {
                 (false, true) => engine.raise_port(AsyncEventKind::PortErr),
                 (true, false) => engine.raise_port(AsyncEventKind::PortActive),

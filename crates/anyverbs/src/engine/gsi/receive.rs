@@ -43,7 +43,7 @@ impl Engine {
             return;
         }
         self.gsi.sender.earn(ours.len() as u32);
-        self.with_cm(|machine, _, now| {
+        self.drive_cm(|machine, _, now| {
             for incoming in ours {
                 machine.handle(now, &incoming.arrival, incoming.packet.payload);
             }

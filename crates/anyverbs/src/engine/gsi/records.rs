@@ -41,7 +41,7 @@ pub(super) struct Joined {
 }
 
 impl Joined {
-    fn get(&self) -> Option<&Arc<Journal>> {
+    pub(super) fn get(&self) -> Option<&Arc<Journal>> {
         self.journal.get()
     }
 
@@ -142,7 +142,7 @@ impl Records {
 }
 
 impl Engine {
-    /// The host's journal, joined with the first use of the connection manager. Not called under the machine's lock.
+    /// The host's journal, joined with the program's first call of the connection manager. Not called under the machine's lock.
     pub(super) fn journal(&self) -> Option<&Arc<Journal>> {
         self.gsi.journal.get_or_join(
             || self.now(),

@@ -122,7 +122,7 @@ impl Engine {
         let ended: Vec<_> =
             due.into_iter().filter_map(|r| self.served(now, r, &mut listeners)).collect();
         if !ended.is_empty() {
-            self.with_cm(|machine, _, now| {
+            self.drive_cm(|machine, _, now| {
                 for request in ended {
                     machine.handle(now, &request.arrival, &request.payload);
                 }

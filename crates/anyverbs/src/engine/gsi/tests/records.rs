@@ -79,3 +79,13 @@ fn what_cannot_be_ended_here_is_left_for_others() {
     assert_eq!(engine.leave_abandoned(Duration::from_secs(3600)), 3);
     expect(&[others[0], others[1], ours]);
 }
+
+/// A process that only answers for those who have ended holds nothing of the journal.
+#[test]
+fn who_has_no_connections_does_not_join() {
+    let engine = engine();
+    engine.drive_cm(|machine, _, now| machine.on_timer(now));
+    assert!(engine.gsi.journal.get().is_none());
+    engine.with_cm(|_, _, _| ());
+    assert!(engine.gsi.journal.get().is_some());
+}
