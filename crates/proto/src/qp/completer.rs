@@ -59,7 +59,7 @@ impl Qp {
         let is_duplicate = psn.since(self.requester.una) < 0;
         if is_duplicate || psn.since(self.requester.max_sent) >= 0 {
             if is_duplicate {
-                self.requester.answered_twice();
+                self.requester.answered_twice(|| env.now());
             }
             env.count(Counter::DropStaleAck, 1);
             return false;

@@ -119,8 +119,8 @@ impl Requester {
     }
 
     /// What was answered before was answered again.
-    pub(super) fn answered_twice(&mut self) {
-        if self.retransmit_delay.answered_twice() {
+    pub(super) fn answered_twice(&mut self, now: impl FnOnce() -> Time) {
+        if self.retransmit_delay.answered_twice(now) {
             // Nothing was lost: the window becomes what it was (RFC 4015).
             self.congestion = self.congestion_before.take().unwrap_or(self.congestion);
         }

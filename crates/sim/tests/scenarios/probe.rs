@@ -158,3 +158,23 @@ fn a_way_longer_than_the_timeout_costs_its_length_alone() {
         assert!(ms <= 110 && packets <= 2, "a READ takes {ms} ms and {packets} packets");
     }
 }
+
+/// Where packets get lost on a short way, silence does not become longer and longer.
+#[test]
+fn losses_do_not_make_a_way_longer() {
+    for seed in 1..=5 {
+        let (mut t, a, b) =
+            rc(QpOptions { probe_after: Some(Duration::from_millis(1)), ..options() });
+        let link = Link { loss: 0.05, delay: Duration::from_micros(20), ..Link::default() };
+        t.net.set_link(a.device, b.device, link.clone());
+        t.net.set_link(b.device, a.device, link);
+        let begin = t.now();
+        for n in 0..1000 {
+            t.post(a, n, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 4096)]);
+            t.run();
+            assert_eq!(t.sent(a), [(n, Success)]);
+        }
+        let each = t.now().since(begin) / 1000;
+        assert!(each < Duration::from_millis(2), "seed {seed}: {each:?} each");
+    }
+}

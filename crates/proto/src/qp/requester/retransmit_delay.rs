@@ -1,8 +1,9 @@
 //! How long a silent peer is left alone at least, learnt from what was sent again too early.
 //!
-//! A request that is repeated although the first one was only slow is answered twice. The second answer is the sign of it
-//! (as in RFC 3522): from then on the peer gets at least the time that the first answer took. No clock is read for
-//! answers that come in time.
+//! A request that is repeated although the first one was only slow is answered once more than it is repeated, and the answers
+//! come as far apart as the requests went out. That is the sign of it (as in RFC 3522): from then on the peer gets at least
+//! the time that the first answer took. Where a request or an answer was lost one answer is missing, and the answers to one
+//! repeat of several packets come close together: that proves nothing. No clock is read for answers that come in time.
 
 use std::time::Duration;
 
@@ -19,8 +20,7 @@ const LONGEST: Duration = Duration::from_secs(1);
 pub(super) struct RetransmitDelay {
     /// What was sent again without a sign of a loss.
     again: Option<Again>,
-    /// The first of it is answered, after this time: the answer to which of both? Until more than that is answered (its end).
-    ambiguous: Option<(Duration, Psn)>,
+    ambiguous: Option<Ambiguous>,
     /// Behind what was in flight when `least` last became shorter.
     round: Psn,
     /// What the last needless repeat proved.
@@ -33,20 +33,43 @@ struct Again {
     first: Psn,
     /// The PSN behind it.
     end: Psn,
-    /// When the peer's silence began.
+    /// When the peer's silence began, and how long it was before the first repeat.
     since: Time,
+    after: Duration,
+    repeats: u32,
+}
+
+/// The first of what was sent again is answered: the answer to which? Until more than that is answered.
+#[derive(Debug)]
+struct Ambiguous {
+    /// How long the answer took.
+    took: Duration,
+    /// When it came.
+    at: Time,
+    end: Psn,
+    /// How far apart the answers to the first request and to its repeat would come.
+    after: Duration,
+    /// Answers that are missing until there are more than repeats.
+    missing: u32,
 }
 
 impl RetransmitDelay {
-    /// The peer is asked again for `first` and all behind it up to `end`, after silence since `since`. Whether that is the
-    /// first time.
-    pub(super) fn asked_again(&mut self, first: Psn, end: Psn, since: Time) -> bool {
-        let first_time = self.again.is_none();
-        if first_time {
-            self.again = Some(Again { first, end, since });
-            self.ambiguous = None;
+    /// The peer is asked again for `first` and all behind it up to `end`, after that much silence since `since`. Whether that is
+    /// the first time.
+    pub(super) fn asked_again(
+        &mut self,
+        first: Psn,
+        end: Psn,
+        since: Time,
+        after: Duration,
+    ) -> bool {
+        if let Some(again) = &mut self.again {
+            again.repeats += 1;
+            return false;
         }
-        first_time
+        self.again = Some(Again { first, end, since, after, repeats: 1 });
+        self.ambiguous = None;
+        true
     }
 
     /// The peer answered something new, up to `una`, of what was sent up to `end`. Whether no repeat can turn out to be
@@ -54,7 +77,10 @@ impl RetransmitDelay {
     pub(super) fn progressed(&mut self, una: Psn, end: Psn, now: impl FnOnce() -> Time) -> bool {
         match &self.again {
             Some(again) if una.since(again.first) > 0 => {
-                self.ambiguous = Some((now().since(again.since), again.end));
+                let at = now();
+                let &Again { end, since, after, repeats, .. } = again;
+                self.ambiguous =
+                    Some(Ambiguous { took: at.since(since), at, end, after, missing: repeats });
                 self.again = None;
             }
             Some(_) => {}
@@ -64,17 +90,29 @@ impl RetransmitDelay {
                     self.round = end;
                     self.least -= self.least / 64;
                 }
-                self.ambiguous = self.ambiguous.filter(|(_, end)| una.since(*end) <= 0);
+                self.ambiguous.take_if(|ambiguous| una.since(ambiguous.end) > 0);
             }
         }
         self.again.is_none() && self.ambiguous.is_none()
     }
 
     /// The peer answered what it had answered before. Whether that shows that it was asked again too early.
-    pub(super) fn answered_twice(&mut self) -> bool {
-        let Some((time, end)) = self.ambiguous.take() else { return false };
+    pub(super) fn answered_twice(&mut self, now: impl FnOnce() -> Time) -> bool {
+        let Some(ambiguous) = &mut self.ambiguous else { return false };
+        let now = now();
+        if now.since(ambiguous.at) < ambiguous.after / 2 {
+            // Another answer to what the one before answered.
+            return false;
+        }
+        ambiguous.missing -= 1;
+        if ambiguous.missing > 0 {
+            ambiguous.at = now;
+            return false;
+        }
+        let Ambiguous { took, end, .. } = *ambiguous;
+        self.ambiguous = None;
         self.round = end;
-        let proven = time + time / 2;
+        let proven = took + took / 2;
         let longest = self.last.clamp(LONGEST_AT_ONCE, LONGEST);
         self.last = proven;
         self.least = self.least.max(proven.min(longest));
@@ -93,47 +131,72 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    fn at(time: Duration) -> Time {
-        Time::default() + time
+    fn at(ms: u32) -> Time {
+        Time::default() + MS * ms
+    }
+
+    fn psn(n: u32) -> Psn {
+        Psn::new(n)
     }
 
     fn never() -> Time {
         panic!("no clock is needed")
     }
 
+    /// Sent at 1 ms, again at 2 ms, and answered at these times.
+    fn repeated_once(delay: &mut RetransmitDelay, answers: [u32; 2]) -> bool {
+        delay.asked_again(psn(1), psn(3), at(1), MS);
+        delay.progressed(psn(3), psn(3), || at(answers[0]));
+        delay.answered_twice(|| at(answers[1]))
+    }
+
     #[test]
     fn a_second_answer_makes_it_longer() {
         let mut delay = RetransmitDelay::default();
-        delay.progressed(Psn::new(0), Psn::new(0), never);
-        delay.answered_twice();
-        assert_eq!(delay.least(), Duration::ZERO, "a duplicate of the network's");
-        delay.asked_again(Psn::new(0xff_ffff), Psn::new(1), at(MS));
-        delay.asked_again(Psn::new(0xff_ffff), Psn::new(1), at(3 * MS));
-        delay.progressed(Psn::new(0xff_ffff), Psn::new(0xff_ffff), never);
-        delay.progressed(Psn::new(0), Psn::new(0), || at(11 * MS));
+        delay.progressed(psn(0), psn(0), never);
+        assert!(!delay.answered_twice(never), "a duplicate of the network's");
+        delay.asked_again(psn(0xff_ffff), psn(1), at(1), MS);
+        delay.progressed(psn(0xff_ffff), psn(1), never);
+        delay.progressed(psn(0), psn(1), || at(11));
         assert_eq!(delay.least(), Duration::ZERO, "the packet may have been lost");
-        delay.answered_twice();
+        assert!(delay.answered_twice(|| at(12)));
         assert_eq!(delay.least(), 15 * MS);
-        delay.answered_twice();
+        assert!(!delay.answered_twice(never));
         assert_eq!(delay.least(), 15 * MS);
+    }
+
+    #[test]
+    fn where_something_was_lost_it_stays() {
+        let mut delay = RetransmitDelay::default();
+        // The repeat was several packets, each with an answer.
+        assert!(!repeated_once(&mut delay, [11, 11]));
+        // The first one was lost, both repeats were answered.
+        delay.asked_again(psn(1), psn(3), at(1), MS);
+        delay.asked_again(psn(1), psn(3), at(2), 2 * MS);
+        delay.progressed(psn(3), psn(3), || at(3));
+        assert!(!delay.answered_twice(|| at(5)));
+        assert_eq!(delay.least(), Duration::ZERO);
+        // All three were.
+        assert!(delay.answered_twice(|| at(7)));
+        assert_eq!(delay.least(), 3 * MS);
     }
 
     #[test]
     fn answers_in_time_make_it_shorter() {
         // Whatever the numbers of an earlier connection were.
-        let mut delay = RetransmitDelay { round: Psn::new(1 << 23 | 100), ..Default::default() };
-        delay.asked_again(Psn::new(1), Psn::new(3), at(MS));
-        delay.progressed(Psn::new(2), Psn::new(2), || at(61 * MS));
-        delay.progressed(Psn::new(3), Psn::new(3), never);
-        delay.answered_twice();
+        let mut delay = RetransmitDelay { round: psn(1 << 23 | 100), ..Default::default() };
+        delay.asked_again(psn(1), psn(3), at(1), MS);
+        delay.progressed(psn(2), psn(3), || at(61));
+        delay.progressed(psn(3), psn(3), never);
+        assert!(delay.answered_twice(|| at(62)));
         assert_eq!(delay.least(), 90 * MS);
         let long = delay.least();
         for n in 4..=13 {
-            delay.progressed(Psn::new(n), Psn::new(14), never);
+            delay.progressed(psn(n), psn(14), never);
         }
         assert!(delay.least() > long * 19 / 20, "one round, not ten answers");
         for n in 14..14 + 64 * 5 {
-            delay.progressed(Psn::new(n), Psn::new(n), never);
+            delay.progressed(psn(n), psn(n), never);
         }
         assert!(delay.least() < 2 * MS, "{:?}", delay.least());
     }
@@ -141,24 +204,22 @@ mod tests {
     #[test]
     fn a_late_duplicate_says_nothing() {
         let mut delay = RetransmitDelay::default();
-        delay.asked_again(Psn::new(1), Psn::new(3), at(MS));
-        delay.progressed(Psn::new(3), Psn::new(3), || at(11 * MS));
-        delay.progressed(Psn::new(4), Psn::new(4), never);
-        delay.answered_twice();
+        delay.asked_again(psn(1), psn(3), at(1), MS);
+        delay.progressed(psn(3), psn(3), || at(11));
+        delay.progressed(psn(4), psn(4), never);
+        assert!(!delay.answered_twice(never));
         assert_eq!(delay.least(), Duration::ZERO);
     }
 
     #[test]
     fn a_peer_that_was_stopped_is_not_a_slow_one() {
         let mut delay = RetransmitDelay::default();
-        delay.asked_again(Psn::new(1), Psn::new(3), at(MS));
-        delay.progressed(Psn::new(3), Psn::new(3), || at(2000 * MS));
-        delay.answered_twice();
+        assert!(repeated_once(&mut delay, [2000, 2001]));
         assert_eq!(delay.least(), LONGEST_AT_ONCE);
         // Twice in a row it is.
-        delay.asked_again(Psn::new(3), Psn::new(4), at(3000 * MS));
-        delay.progressed(Psn::new(4), Psn::new(4), || at(3200 * MS));
-        delay.answered_twice();
+        delay.asked_again(psn(3), psn(4), at(3000), MS);
+        delay.progressed(psn(4), psn(4), || at(3200));
+        assert!(delay.answered_twice(|| at(3201)));
         assert_eq!(delay.least(), 300 * MS);
     }
 }

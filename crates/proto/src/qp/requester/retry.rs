@@ -136,7 +136,7 @@ impl Qp {
     /// What is not answered is sent again after this silence: the answers may show that it was needless.
     fn note_repeat(&mut self, at: Time, after: Duration) {
         let (una, end) = (self.requester.una, self.requester.max_sent);
-        if self.requester.retransmit_delay.asked_again(una, end, at - after) {
+        if self.requester.retransmit_delay.asked_again(una, end, at - after, after) {
             self.requester.congestion_before = Some(self.requester.congestion);
         }
     }
