@@ -1,6 +1,8 @@
 //! A program that is killed below the launcher: its peer on another host, a network namespace, hears of it.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
+mod library_names;
+
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -19,26 +21,6 @@ const NOT_TOLD: &str = "were not told";
 fn run(line: &str) {
     let words: Vec<_> = line.split(' ').collect();
     assert!(Command::new(words[0]).args(&words[1..]).status().unwrap().success(), "{line}");
-}
-
-/// Names only: the test's own program has the device in itself.
-fn libraries() -> std::path::PathBuf {
-    let dir = std::env::temp_dir().join(format!("anyverbs-killed-{}", std::process::id()));
-    fs::create_dir_all(&dir).unwrap();
-    for name in [
-        "libibverbs.so.1",
-        "libibverbs.so",
-        "librdmacm.so.1",
-        "librdmacm.so",
-        "libmlx5.so.1",
-        "libmlx4.so.1",
-        "libefa.so.1",
-        "libanyverbs_view.so",
-        "librspreload.so",
-    ] {
-        fs::write(dir.join(name), "").unwrap();
-    }
-    dir
 }
 
 /// This test program in another role, in the host of the process `host`.
@@ -115,7 +97,9 @@ fn hosts() {
         run(&format!("{enter} addr add {address} dev {name}"));
         run(&format!("{enter} link set {name} up"));
     }
-    let libraries = libraries();
+    // The test's own program has the device in itself.
+    let libraries = std::env::temp_dir().join(format!("anyverbs-killed-{here}"));
+    library_names::fill(&libraries);
     let connect = || {
         let (launcher, mut server) = role(there, Some(&libraries), "server");
         assert_eq!(hear(&mut server), "listens");

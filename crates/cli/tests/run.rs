@@ -1,6 +1,8 @@
 //! `anyverbs run` as a parent: statuses, signals, and what it leaves behind.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
+mod library_names;
+
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
@@ -13,21 +15,8 @@ struct Scratch(PathBuf);
 impl Scratch {
     fn new(name: &str) -> Self {
         let dir = std::env::temp_dir().join(format!("anyverbs-run-{}-{name}", std::process::id()));
-        fs::create_dir_all(dir.join("lib")).unwrap();
+        library_names::fill(&dir.join("lib"));
         fs::create_dir_all(dir.join("tmp")).unwrap();
-        for name in [
-            "libibverbs.so.1",
-            "libibverbs.so",
-            "librdmacm.so.1",
-            "librdmacm.so",
-            "libmlx5.so.1",
-            "libmlx4.so.1",
-            "libefa.so.1",
-            "libanyverbs_view.so",
-            "librspreload.so",
-        ] {
-            fs::write(dir.join("lib").join(name), "").unwrap();
-        }
         Scratch(dir)
     }
 
