@@ -9,7 +9,7 @@ use anyhow::bail;
 
 use crate::conformance::Tally;
 use crate::interrupt;
-use crate::test::{libtest_summary, run_counted};
+use crate::test::{libtest_summary, run_counted, run_each_alone};
 use crate::workspace::{cargo, target};
 
 const TRIPLE: &str = env!("XTASK_TARGET");
@@ -36,9 +36,8 @@ pub(crate) fn run() -> anyhow::Result<()> {
 pub(crate) fn run_counted_all() -> anyhow::Result<Tally> {
     let mut tally = Tally::default();
     for (sanitizer, what) in RUNS {
-        let mut command = sanitized(sanitizer);
-        command.args(["test", "--quiet", "--no-fail-fast", "--target", TRIPLE]).args(what);
-        tally += run_counted(&mut command, libtest_summary, &mut std::io::stdout())?;
+        let what: Vec<_> = ["--target", TRIPLE].iter().chain(what).copied().collect();
+        tally += run_each_alone(&mut sanitized(sanitizer), &what)?;
     }
     tally += miri()?;
     Ok(tally)

@@ -138,8 +138,7 @@ fn check(command: &mut Command) -> anyhow::Result<()> {
     crate::workspace::succeed(command)
 }
 
-/// The workspace's own tests: nextest runs each in a process of its own, so that one crash does not hide the others, and
-/// leaves documentation's examples to cargo.
+/// The workspace's own tests, and documentation's examples.
 ///
 /// `full`: the load that takes minutes, too.
 fn unit_tests(full: bool) -> anyhow::Result<Tally> {
@@ -150,34 +149,37 @@ fn unit_tests(full: bool) -> anyhow::Result<Tally> {
         }
         command
     };
-    let nextest =
-        cargo().args(["nextest", "--version"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
-    if nextest.is_ok_and(|status| status.success()) {
-        let mut tally = run_counted(
-            cargo().args([
-                "nextest",
-                "run",
-                "--workspace",
-                "--no-fail-fast",
-                "--cargo-quiet",
-                "--no-tests",
-                "pass",
-            ]),
-            nextest_summary,
-            &mut io::stdout(),
-        )?;
-        tally += run_counted(
-            cargo().args(["test", "--workspace", "--doc", "--no-fail-fast", "--quiet"]),
+    if !has_nextest() {
+        return run_counted(
+            cargo().args(["test", "--workspace", "--no-fail-fast", "--quiet"]),
             libtest_summary,
             &mut io::stdout(),
-        )?;
-        return Ok(tally);
+        );
     }
-    run_counted(
-        cargo().args(["test", "--workspace", "--no-fail-fast", "--quiet"]),
+    let mut tally = run_each_alone(&mut cargo(), &["--workspace"])?;
+    // Nextest leaves these to cargo.
+    tally += run_counted(
+        cargo().args(["test", "--workspace", "--doc", "--no-fail-fast", "--quiet"]),
         libtest_summary,
         &mut io::stdout(),
-    )
+    )?;
+    Ok(tally)
+}
+
+/// Runs `which` tests, each in a process of its own so that one crash does not hide the others, where nextest is installed.
+pub(crate) fn run_each_alone(cargo: &mut Command, which: &[&str]) -> anyhow::Result<Tally> {
+    if has_nextest() {
+        cargo.args(["nextest", "run", "--no-fail-fast", "--cargo-quiet", "--no-tests", "pass"]);
+        return run_counted(cargo.args(which), nextest_summary, &mut io::stdout());
+    }
+    cargo.args(["test", "--no-fail-fast", "--quiet"]);
+    run_counted(cargo.args(which), libtest_summary, &mut io::stdout())
+}
+
+fn has_nextest() -> bool {
+    let mut command = cargo();
+    command.args(["nextest", "--version"]).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
 }
 
 /// Runs a test command, shows what it prints, and counts by its summary. A command that fails without a failed test (it

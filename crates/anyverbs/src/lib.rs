@@ -42,6 +42,8 @@ mod memory;
 mod mr;
 mod multicast;
 mod mw;
+#[cfg(test)]
+mod own_process;
 mod pd;
 mod privilege;
 mod qp;

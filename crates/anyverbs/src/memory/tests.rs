@@ -1,4 +1,5 @@
 use super::*;
+use crate::own_process::in_own_process;
 use std::fs::File;
 use std::io::Write as _;
 use std::os::fd::AsRawFd;
@@ -74,33 +75,35 @@ fn atomics_return_the_old_value() {
 
 #[test]
 fn unmapped_and_protected_pages_are_faults() {
-    let memory = ProcessMemory::new();
-    let m = Mapping::new(3);
-    // SAFETY: the middle page of our mapping.
-    unsafe { libc::munmap(m.0.add(PAGE).cast(), PAGE) };
-    let mut buf = vec![0u8; 3 * PAGE];
-    for len in [1usize, 3, 4, 8, 15, 16, 31, 33, 64, 65, 200, 1023, 1024, 4096] {
-        assert_eq!(memory.read(m.addr(), &mut buf[..len]), Ok(()));
-        // Across the hole's beginning, and from inside it.
-        assert_eq!(
-            memory.read(m.addr() + PAGE as u64 - 1, &mut buf[..len + 1]),
-            Err(Fault),
-            "{len}"
-        );
-        assert_eq!(memory.write(m.addr() + PAGE as u64, &buf[..len]), Err(Fault), "{len}");
-    }
-    for bad in [0u64, 8, 1 << 62, u64::MAX - 7] {
-        assert_eq!(memory.read(bad, &mut buf[..8]), Err(Fault), "{bad:#x}");
-        assert_eq!(memory.fetch_add(bad & !7, 1), Err(Fault));
-        assert_eq!(memory.compare_swap(bad & !7, 1, 1), Err(Fault));
-    }
-    // SAFETY: the first page of our mapping.
-    unsafe { libc::mprotect(m.0.cast(), PAGE, libc::PROT_NONE) };
-    assert_eq!(memory.read(m.addr(), &mut buf[..8]), Err(Fault));
-    // SAFETY: as above.
-    unsafe { libc::mprotect(m.0.cast(), PAGE, libc::PROT_READ) };
-    assert_eq!(memory.read(m.addr(), &mut buf[..8]), Ok(()));
-    assert_eq!(memory.write(m.addr(), &buf[..8]), Err(Fault));
+    in_own_process("memory::tests::unmapped_and_protected_pages_are_faults", || {
+        let memory = ProcessMemory::new();
+        let m = Mapping::new(3);
+        // SAFETY: the middle page of our mapping.
+        unsafe { libc::munmap(m.0.add(PAGE).cast(), PAGE) };
+        let mut buf = vec![0u8; 3 * PAGE];
+        for len in [1usize, 3, 4, 8, 15, 16, 31, 33, 64, 65, 200, 1023, 1024, 4096] {
+            assert_eq!(memory.read(m.addr(), &mut buf[..len]), Ok(()));
+            // Across the hole's beginning, and from inside it.
+            assert_eq!(
+                memory.read(m.addr() + PAGE as u64 - 1, &mut buf[..len + 1]),
+                Err(Fault),
+                "{len}"
+            );
+            assert_eq!(memory.write(m.addr() + PAGE as u64, &buf[..len]), Err(Fault), "{len}");
+        }
+        for bad in [0u64, 8, 1 << 62, u64::MAX - 7] {
+            assert_eq!(memory.read(bad, &mut buf[..8]), Err(Fault), "{bad:#x}");
+            assert_eq!(memory.fetch_add(bad & !7, 1), Err(Fault));
+            assert_eq!(memory.compare_swap(bad & !7, 1, 1), Err(Fault));
+        }
+        // SAFETY: the first page of our mapping.
+        unsafe { libc::mprotect(m.0.cast(), PAGE, libc::PROT_NONE) };
+        assert_eq!(memory.read(m.addr(), &mut buf[..8]), Err(Fault));
+        // SAFETY: as above.
+        unsafe { libc::mprotect(m.0.cast(), PAGE, libc::PROT_READ) };
+        assert_eq!(memory.read(m.addr(), &mut buf[..8]), Ok(()));
+        assert_eq!(memory.write(m.addr(), &buf[..8]), Err(Fault));
+    });
 }
 
 #[test]

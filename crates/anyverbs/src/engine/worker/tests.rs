@@ -1,11 +1,11 @@
-use std::env;
 use std::fs;
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use super::Engine;
+use crate::engine::gsi::tests::isolate;
+use crate::own_process::in_own_process;
 
 /// The worker's directory in `/proc`, once it has given itself its name.
 fn worker() -> PathBuf {
@@ -35,28 +35,23 @@ fn time_of(task: &Path) -> Duration {
     Duration::from_millis(10 * ticks)
 }
 
-/// Other tests of a process use its one worker, too: this one gets a process of its own.
+/// Alone: other tests of a process use its one worker, too.
 #[test]
 fn it_does_not_spin_while_another_thread_is_at_the_sockets() {
-    const ALONE: &str = "ANYVERBS_TEST_ALONE";
-    if env::var_os(ALONE).is_none() {
-        let name = "engine::worker::tests::it_does_not_spin_while_another_thread_is_at_the_sockets";
-        let mut alone = Command::new(env::current_exe().unwrap());
-        let output = alone.args(["--exact", name]).env(ALONE, "1").output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success() && said.contains("1 passed"), "{said}");
-        return;
-    }
-    let engine = Engine::current().unwrap();
-    let reading = engine.rx.lock();
-    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    let mut packet = [0; 64];
-    packet[5] = engine.slot;
-    socket.send_to(&packet, ("127.0.0.1", engine.config.udp_port)).unwrap();
-    let worker = worker();
-    let begin = time_of(&worker);
-    std::thread::sleep(Duration::from_millis(400));
-    let used = time_of(&worker) - begin;
-    drop(reading);
-    assert!(used < Duration::from_millis(100), "{used:?}");
+    let name = "engine::worker::tests::it_does_not_spin_while_another_thread_is_at_the_sockets";
+    in_own_process(name, || {
+        isolate();
+        let engine = Engine::current().unwrap();
+        let reading = engine.rx.lock();
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let mut packet = [0; 64];
+        packet[5] = engine.slot;
+        socket.send_to(&packet, ("127.0.0.1", engine.config.udp_port)).unwrap();
+        let worker = worker();
+        let begin = time_of(&worker);
+        std::thread::sleep(Duration::from_millis(400));
+        let used = time_of(&worker) - begin;
+        drop(reading);
+        assert!(used < Duration::from_millis(100), "{used:?}");
+    });
 }

@@ -1,6 +1,7 @@
 use std::os::fd::AsFd;
 
 use super::*;
+use crate::own_process::in_own_process;
 
 const PAGE: usize = 4096;
 
@@ -23,19 +24,21 @@ fn protect(m: &Mapping, page: usize, prot: c_int) {
 
 #[test]
 fn what_is_mapped_is_known() {
-    let m = pages_of(3);
-    let (addr, any) = (m.addr(), Needs::default());
-    assert_eq!(check(addr, 3 * PAGE as u64, any), Ok(()));
-    assert_eq!(check(addr + 100, 0, any), Ok(()));
-    assert_eq!(check(0, 0, any), Ok(()));
-    assert_eq!(check(0, 1, any), Err(Unfit::NotMapped));
-    // SAFETY: a page of our own mapping.
-    unsafe { libc::munmap(m.as_ptr().wrapping_byte_add(PAGE), PAGE) };
-    assert_eq!(check(addr + 1, PAGE as u64 - 1, any), Ok(()));
-    assert_eq!(check(addr + 1, PAGE as u64, any), Err(Unfit::NotMapped));
-    assert_eq!(check(u64::MAX - 10, 20, any), Err(Unfit::NotMapped));
-    assert_eq!(check(0, u64::MAX, any), Err(Unfit::NotMapped));
-    assert!(is_resident(addr, PAGE as u64) && !is_resident(addr, PAGE as u64 + 1));
+    in_own_process("memory::mapping::tests::what_is_mapped_is_known", || {
+        let m = pages_of(3);
+        let (addr, any) = (m.addr(), Needs::default());
+        assert_eq!(check(addr, 3 * PAGE as u64, any), Ok(()));
+        assert_eq!(check(addr + 100, 0, any), Ok(()));
+        assert_eq!(check(0, 0, any), Ok(()));
+        assert_eq!(check(0, 1, any), Err(Unfit::NotMapped));
+        // SAFETY: a page of our own mapping.
+        unsafe { libc::munmap(m.as_ptr().wrapping_byte_add(PAGE), PAGE) };
+        assert_eq!(check(addr + 1, PAGE as u64 - 1, any), Ok(()));
+        assert_eq!(check(addr + 1, PAGE as u64, any), Err(Unfit::NotMapped));
+        assert_eq!(check(u64::MAX - 10, 20, any), Err(Unfit::NotMapped));
+        assert_eq!(check(0, u64::MAX, any), Err(Unfit::NotMapped));
+        assert!(is_resident(addr, PAGE as u64) && !is_resident(addr, PAGE as u64 + 1));
+    });
 }
 
 #[test]
@@ -53,20 +56,25 @@ fn rights_are_known() {
 
 #[test]
 fn small_pages_are_not_huge_and_anonymous_memory_does_not_last() {
-    let m = pages_of(1);
-    let huge = Needs { huge: true, ..Needs::default() };
-    assert_eq!(check(m.addr(), 10, huge), Err(Unfit::NotHuge));
-    let persistent = Needs { persistent: true, ..Needs::default() };
-    assert_eq!(check(m.addr(), 10, persistent), Err(Unfit::Volatile));
-    let file = tempfile();
-    let of_file = Mapping::of_file(file.as_fd(), 0, PAGE, true).unwrap();
-    let lasts = check(of_file.addr(), 10, persistent);
-    // A test directory in memory does not last either.
-    assert!(matches!(lasts, Ok(()) | Err(Unfit::Volatile)), "{lasts:?}");
-    assert_eq!(write_back(of_file.addr() + 5, 10), Ok(()));
-    let unmapped = of_file.addr();
-    drop(of_file);
-    assert_eq!(write_back(unmapped, 10), Err(Fault));
+    in_own_process(
+        "memory::mapping::tests::small_pages_are_not_huge_and_anonymous_memory_does_not_last",
+        || {
+            let m = pages_of(1);
+            let huge = Needs { huge: true, ..Needs::default() };
+            assert_eq!(check(m.addr(), 10, huge), Err(Unfit::NotHuge));
+            let persistent = Needs { persistent: true, ..Needs::default() };
+            assert_eq!(check(m.addr(), 10, persistent), Err(Unfit::Volatile));
+            let file = tempfile();
+            let of_file = Mapping::of_file(file.as_fd(), 0, PAGE, true).unwrap();
+            let lasts = check(of_file.addr(), 10, persistent);
+            // A test directory in memory does not last either.
+            assert!(matches!(lasts, Ok(()) | Err(Unfit::Volatile)), "{lasts:?}");
+            assert_eq!(write_back(of_file.addr() + 5, 10), Ok(()));
+            let unmapped = of_file.addr();
+            drop(of_file);
+            assert_eq!(write_back(unmapped, 10), Err(Fault));
+        },
+    );
 }
 
 fn tempfile() -> File {
@@ -108,13 +116,15 @@ KernelPageSize:        4 kB
 
 #[test]
 fn pages_come_in() {
-    let m = pages_of(4);
-    for how in [Populate::Soon, Populate::Read, Populate::Write] {
-        assert_eq!(populate(m.addr() + 10, 2 * PAGE as u64, how), Ok(()));
-    }
-    let addr = m.addr();
-    drop(m);
-    assert_eq!(populate(addr, 1, Populate::Write), Err(Fault));
+    in_own_process("memory::mapping::tests::pages_come_in", || {
+        let m = pages_of(4);
+        for how in [Populate::Soon, Populate::Read, Populate::Write] {
+            assert_eq!(populate(m.addr() + 10, 2 * PAGE as u64, how), Ok(()));
+        }
+        let addr = m.addr();
+        drop(m);
+        assert_eq!(populate(addr, 1, Populate::Write), Err(Fault));
+    });
 }
 
 #[test]

@@ -11,6 +11,7 @@ use anyverbs_proto::cm::id::CommId;
 use anyverbs_proto::types::{Gid, Qpn};
 
 use super::{PATIENCE, engine};
+use crate::own_process::in_own_process;
 
 fn gid(address: &str) -> Gid {
     Gid::from(address.parse::<IpAddr>().unwrap())
@@ -18,74 +19,82 @@ fn gid(address: &str) -> Gid {
 
 #[test]
 fn what_cannot_be_ended_here_is_left_for_others() {
-    let engine = engine();
-    let other = Journal::join(engine.services.registry()).unwrap();
-    let record = |id, sgid| Record {
-        id: CommId(id),
-        remote_id: CommId(7),
-        remote_qpn: Qpn::new(8),
-        sgid,
-        // Nobody is there.
-        dgid: gid("192.0.2.1"),
-        traffic_class: 0,
-        flow_label: 0,
-        hop_limit: 64,
-        timeout: Duration::from_secs(60),
-        max_retries: 15,
-    };
-    let ours = record(0xfe00_0001, engine.gids.entries()[0].gid);
-    let others = [2, 3].map(|n| record(0xfe00_0000 + n, gid("192.0.2.2")));
-    let mut sections = [other.section().unwrap(), other.section().unwrap()];
-    for payload in [[0xff; PAYLOAD_LEN], ours.emit(), others[0].emit()] {
-        sections[0].add(&payload).unwrap();
-    }
-    sections[1].add(&others[1].emit()).unwrap();
-    drop(sections);
-    // What is there for others; this process holds it now and then, for a moment.
-    let expect = |records: &[Record]| {
-        let end = Instant::now() + PATIENCE;
-        let expected: BTreeSet<_> = records.iter().map(Record::emit).collect();
-        loop {
-            let taken = other.take_abandoned(9).unwrap();
-            let found = taken.iter().flat_map(|left| left.records()).map(|(_, bytes)| *bytes);
-            if found.collect::<BTreeSet<_>>() == expected {
-                return;
+    in_own_process(
+        "engine::gsi::tests::records::what_cannot_be_ended_here_is_left_for_others",
+        || {
+            let engine = engine();
+            let other = Journal::join(engine.services.registry()).unwrap();
+            let record = |id, sgid| Record {
+                id: CommId(id),
+                remote_id: CommId(7),
+                remote_qpn: Qpn::new(8),
+                sgid,
+                // Nobody is there.
+                dgid: gid("192.0.2.1"),
+                traffic_class: 0,
+                flow_label: 0,
+                hop_limit: 64,
+                timeout: Duration::from_secs(60),
+                max_retries: 15,
+            };
+            let ours = record(0xfe00_0001, engine.gids.entries()[0].gid);
+            let others = [2, 3].map(|n| record(0xfe00_0000 + n, gid("192.0.2.2")));
+            let mut sections = [other.section().unwrap(), other.section().unwrap()];
+            for payload in [[0xff; PAYLOAD_LEN], ours.emit(), others[0].emit()] {
+                sections[0].add(&payload).unwrap();
             }
-            drop(taken);
-            assert!(Instant::now() < end, "{records:?}");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    };
+            sections[1].add(&others[1].emit()).unwrap();
+            drop(sections);
+            // What is there for others; this process holds it now and then, for a moment.
+            let expect = |records: &[Record]| {
+                let end = Instant::now() + PATIENCE;
+                let expected: BTreeSet<_> = records.iter().map(Record::emit).collect();
+                loop {
+                    let taken = other.take_abandoned(9).unwrap();
+                    let found =
+                        taken.iter().flat_map(|left| left.records()).map(|(_, bytes)| *bytes);
+                    if found.collect::<BTreeSet<_>>() == expected {
+                        return;
+                    }
+                    drop(taken);
+                    assert!(Instant::now() < end, "{records:?}");
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            };
 
-    engine.look_for_abandoned();
-    assert_eq!(engine.abandoned(), 1);
-    expect(&others[1..]);
-    engine.look_for_abandoned();
-    assert_eq!(engine.abandoned(), 1);
-    // Asked in vain.
-    assert_eq!(engine.leave_abandoned(Duration::ZERO), 3);
-    expect(&others);
+            engine.look_for_abandoned();
+            assert_eq!(engine.abandoned(), 1);
+            expect(&others[1..]);
+            engine.look_for_abandoned();
+            assert_eq!(engine.abandoned(), 1);
+            // Asked in vain.
+            assert_eq!(engine.leave_abandoned(Duration::ZERO), 3);
+            expect(&others);
 
-    // Not asked for long enough.
-    let ours = record(0xfe00_0004, ours.sgid);
-    let mut section = other.section().unwrap();
-    section.add(&ours.emit()).unwrap();
-    drop(section);
-    let end = Instant::now() + PATIENCE;
-    while engine.abandoned() == 0 {
-        assert!(Instant::now() < end, "it does not begin");
-        engine.look_for_abandoned();
-    }
-    assert_eq!(engine.leave_abandoned(Duration::from_secs(3600)), 3);
-    expect(&[others[0], others[1], ours]);
+            // Not asked for long enough.
+            let ours = record(0xfe00_0004, ours.sgid);
+            let mut section = other.section().unwrap();
+            section.add(&ours.emit()).unwrap();
+            drop(section);
+            let end = Instant::now() + PATIENCE;
+            while engine.abandoned() == 0 {
+                assert!(Instant::now() < end, "it does not begin");
+                engine.look_for_abandoned();
+            }
+            assert_eq!(engine.leave_abandoned(Duration::from_secs(3600)), 3);
+            expect(&[others[0], others[1], ours]);
+        },
+    );
 }
 
 /// A process that only answers for those who have ended holds nothing of the journal.
 #[test]
 fn who_has_no_connections_does_not_join() {
-    let engine = engine();
-    engine.drive_cm(|machine, _, now| machine.on_timer(now));
-    assert!(engine.gsi.journal.get().is_none());
-    engine.with_cm(|_, _, _| ());
-    assert!(engine.gsi.journal.get().is_some());
+    in_own_process("engine::gsi::tests::records::who_has_no_connections_does_not_join", || {
+        let engine = engine();
+        engine.drive_cm(|machine, _, now| machine.on_timer(now));
+        assert!(engine.gsi.journal.get().is_none());
+        engine.with_cm(|_, _, _| ());
+        assert!(engine.gsi.journal.get().is_some());
+    });
 }
