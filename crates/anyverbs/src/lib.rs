@@ -42,8 +42,6 @@ mod memory;
 mod mr;
 mod multicast;
 mod mw;
-#[cfg(test)]
-mod own_process;
 mod pd;
 mod privilege;
 mod qp;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::own_process::in_own_process;
+use anyverbs_testing::in_own_process;
 use std::fs::File;
 use std::io::Write as _;
 use std::os::fd::AsRawFd;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::Engine;
 use crate::engine::gsi::tests::isolate;
-use crate::own_process::in_own_process;
+use anyverbs_testing::in_own_process;
 
 /// The worker's directory in `/proc`, once it has given itself its name.
 fn worker() -> PathBuf {

@@ -1,7 +1,7 @@
 use std::os::fd::AsFd;
 
 use super::*;
-use crate::own_process::in_own_process;
+use anyverbs_testing::in_own_process;
 
 const PAGE: usize = 4096;
 

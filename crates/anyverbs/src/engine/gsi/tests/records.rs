@@ -11,7 +11,7 @@ use anyverbs_proto::cm::id::CommId;
 use anyverbs_proto::types::{Gid, Qpn};
 
 use super::{PATIENCE, engine};
-use crate::own_process::in_own_process;
+use anyverbs_testing::in_own_process;
 
 fn gid(address: &str) -> Gid {
     Gid::from(address.parse::<IpAddr>().unwrap())
