@@ -166,8 +166,9 @@ impl Services {
     /// there a wildcard's conflicts are looked for.
     ///
     /// # Errors
-    /// `AddrInUse` when another reservation conflicts, of this process or another, unless both are shared; `TimedOut` when
-    /// another process does not get done; those of socket(2).
+    /// When another reservation conflicts, of this process or another, unless both are shared: `AddrInUse` if it is of the same
+    /// address, `AddrNotAvailable` if one of the two is a wildcard (as Linux has it). `TimedOut` when another process does not
+    /// get done; those of socket(2).
     pub fn reserve(
         self: &Arc<Self>,
         service: u64,
@@ -221,7 +222,9 @@ impl Services {
                 Err(error)
                     if matches!(
                         error.kind(),
-                        io::ErrorKind::AddrInUse | io::ErrorKind::TimedOut
+                        io::ErrorKind::AddrInUse
+                            | io::ErrorKind::AddrNotAvailable
+                            | io::ErrorKind::TimedOut
                     ) => {}
                 result => return result.map(|reservation| (port, reservation)),
             }
@@ -413,13 +416,14 @@ impl Services {
             all.chain([address]).filter(|other| address.conflicts(*other)).collect();
         others.sort_unstable();
         others.dedup();
-        let taken = self.live_slots(Duration::ZERO).into_iter().any(|slot| {
-            others.iter().any(|&other| {
+        let slots = self.live_slots(Duration::ZERO);
+        let taken = others.into_iter().find(|&other| {
+            slots.iter().any(|&slot| {
                 held(&self.name((service, other), slot))
                     || (!share && held(&self.shared_in((service, other), slot)))
             })
         });
-        if taken { Err(io::ErrorKind::AddrInUse.into()) } else { Ok(()) }
+        taken.map_or(Ok(()), |other| Err(conflict(address, other).into()))
     }
 
     fn hold(&self, own: &mut Own, name: Name) -> io::Result<Guard> {
@@ -459,6 +463,14 @@ fn remember<K: Eq + Hash, T>(table: &mut HashMap<K, T>, key: K, value: T) {
     table.insert(key, value);
 }
 
+/// What is said to who wants `wanted` while another has `held`.
+fn conflict(wanted: ServiceAddress, held: ServiceAddress) -> io::ErrorKind {
+    match (wanted, held) {
+        (ServiceAddress::Ip(_), ServiceAddress::Ip(_)) => io::ErrorKind::AddrInUse,
+        _ => io::ErrorKind::AddrNotAvailable,
+    }
+}
+
 fn left_name(service: u64, slot: u8) -> String {
     format!("s/{service:x}/left/{slot}")
 }
@@ -471,8 +483,7 @@ impl Reservation {
     /// Nobody shares it any more from here on: what a listener wants.
     ///
     /// # Errors
-    /// `AddrInUse` while another shares it, or holds it at a conflicting address; it stays shared then. `TimedOut` and those
-    /// of socket(2) as for [`Services::reserve`].
+    /// As [`Services::reserve`], while another shares it or holds it at a conflicting address; it stays shared then.
     pub fn make_exclusive(&self, locals: &[IpAddr]) -> io::Result<()> {
         let _uncancelled = Uncancelled::new();
         let mut guard = self.guard.lock();
@@ -480,7 +491,7 @@ impl Reservation {
         let _lock = self.services.lock(self.name.0, LOCK_WAIT)?;
         let own = self.services.own.lock();
         if Arc::strong_count(shared) > 1 {
-            return Err(io::ErrorKind::AddrInUse.into());
+            return Err(conflict(self.name.1, self.name.1).into());
         }
         drop(own);
         let mine = self.services.shared_name(self.name);

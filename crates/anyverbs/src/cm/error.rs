@@ -12,6 +12,9 @@ pub enum CmError {
     /// `EADDRINUSE`.
     #[error("address in use")]
     InUse,
+    /// `EADDRNOTAVAIL`: in use, and either is a wildcard; or no port is left.
+    #[error("address not available")]
+    NotAvailable,
     /// `EADDRNOTAVAIL`, `ENODEV`: not an address of this device.
     #[error("no device has this address")]
     NoDevice,
@@ -59,6 +62,7 @@ impl CmError {
         match self {
             Self::Invalid(_) => libc::EINVAL,
             Self::InUse => libc::EADDRINUSE,
+            Self::NotAvailable => libc::EADDRNOTAVAIL,
             Self::NoDevice => libc::ENODEV,
             Self::Unreachable => libc::ENETUNREACH,
             Self::Exhausted(_) => libc::ENOMEM,

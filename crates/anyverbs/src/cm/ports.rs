@@ -77,7 +77,7 @@ fn locals(engine: &Engine) -> Vec<IpAddr> {
 fn refused(error: &io::Error) -> CmError {
     let errno = match error.kind() {
         io::ErrorKind::AddrInUse => return CmError::InUse,
-        io::ErrorKind::AddrNotAvailable => libc::EADDRNOTAVAIL,
+        io::ErrorKind::AddrNotAvailable => return CmError::NotAvailable,
         io::ErrorKind::TimedOut => libc::ETIMEDOUT,
         _ => error.raw_os_error().unwrap_or(libc::EIO),
     };

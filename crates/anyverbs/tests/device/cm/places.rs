@@ -51,9 +51,7 @@ fn an_id_is_bound_to_addresses_of_the_device() {
 
 #[test]
 fn a_port_is_taken_once_for_each_address() {
-    let taken = |node: Node, address: &Address| {
-        assert_eq!(node.id.bind_addr(address).unwrap_err(), CmError::InUse);
-    };
+    let refused = |address: &Address| Node::tcp().id.bind_addr(address).unwrap_err();
     let bound = |address: &Address| {
         let node = Node::tcp();
         node.id.bind_addr(address).unwrap();
@@ -61,15 +59,17 @@ fn a_port_is_taken_once_for_each_address() {
     };
     let first = bound(&at("127.0.0.1", 0));
     let port = first.port();
-    taken(Node::tcp(), &at("127.0.0.1", port));
-    taken(Node::tcp(), &at("0.0.0.0", port));
-    taken(Node::tcp(), &at("::", port));
+    assert_eq!(refused(&at("127.0.0.1", port)), CmError::InUse);
+    assert_eq!(refused(&at("0.0.0.0", port)), CmError::NotAvailable);
+    assert_eq!(refused(&at("::", port)), CmError::NotAvailable);
+    assert_eq!(CmError::NotAvailable.errno(), libc::EADDRNOTAVAIL);
     let _other_address = bound(&at("::1", port));
     Node::new(PortSpace::Udp, QpType::Ud).id.bind_addr(&at("127.0.0.1", port)).unwrap();
     // It is free again when its id is gone.
     first.id.destroy().unwrap();
     let any = bound(&at("0.0.0.0", port));
-    taken(Node::tcp(), &at("127.0.0.1", port));
+    assert_eq!(refused(&at("127.0.0.1", port)), CmError::NotAvailable);
+    assert_eq!(refused(&at("0.0.0.0", port)), CmError::NotAvailable);
     drop(any);
     bound(&at("127.0.0.1", port));
 }
