@@ -1,9 +1,6 @@
 //! Records that outlive the process that wrote them, so that others can finish what it left undone.
 //!
-//! A journal is a memfd that all processes of a registry share which joined it, and that exists as long as one of them does: nothing is
-//! in the file system. Who joins says in the registry where it has it (`<registry>/journal/<pid>/<descriptor>/<inode>`), and who comes
-//! later opens it there, through `/proc`: the kernel lets the same user do that, and needs no help of the other process, which
-//! may be stopped.
+//! A journal is a memfd that all processes of a registry share which joined it ([`crate::held_file`]).
 //!
 //! It has *sections*, each a list of records. Who holds the lock of a section, one of the open file, writes it: the process that
 //! claimed it or, when that has ended, however it did, the one that takes it over. So each record has one process that sees to it, whoever
@@ -13,15 +10,15 @@
 //! leaves no half of it. What it says is checked by who takes it over.
 
 use std::collections::BTreeSet;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use crate::held_file;
 use crate::registry::{Lock, NameGuard, Registry};
 use crate::shm::memfd;
 use crate::sys::Uncancelled;
@@ -41,8 +38,6 @@ const RECORDS: u32 = 4096;
 /// For each section: how many of its records to look at, and the slot of the process that has taken it over, each in 4 bytes.
 const HEADER_LEN: usize = 8;
 const HEADERS_LEN: usize = HEADER_LEN * SECTIONS as usize;
-/// For others that join at the same time.
-const LOCK_WAIT: Duration = Duration::from_millis(250);
 
 /// The journal of a registry, as one process has it.
 #[derive(Debug)]
@@ -78,18 +73,7 @@ impl Journal {
     /// # Errors
     /// `TimedOut` where another process does not get done; those of memfd_create(2) and bind(2).
     pub fn join(registry: &Registry) -> io::Result<Arc<Self>> {
-        let _uncancelled = Uncancelled::new();
-        let _lock = registry.lock(Lock::Journal, LOCK_WAIT)?;
-        let file = match find(registry)? {
-            Some(file) => file,
-            None => new_file()?,
-        };
-        let name = Place {
-            pid: std::process::id(),
-            descriptor: file.as_raw_fd(),
-            inode: file.metadata()?.ino(),
-        };
-        let _name = registry.hold(&name.to_string())?;
+        let (file, _name) = held_file::join(registry, KIND, Lock::Journal, new_file)?;
         Ok(Arc::new(Self { file, held: Mutex::default(), _name }))
     }
 
@@ -358,48 +342,7 @@ fn parse_header(bytes: [u8; HEADER_LEN]) -> (u32, u32) {
     (word(0).min(RECORDS), word(4))
 }
 
-/// Where a process has a journal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
-    pid: u32,
-    descriptor: i32,
-    inode: u64,
-}
-
 const KIND: &str = "journal";
-
-impl std::fmt::Display for Place {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{KIND}/{}/{}/{}", self.pid, self.descriptor, self.inode)
-    }
-}
-
-impl Place {
-    /// From what follows the kind in its name.
-    fn parse(text: &str) -> Option<Self> {
-        let mut parts = text.split('/');
-        let place = Self {
-            pid: parts.next()?.parse().ok()?,
-            descriptor: parts.next()?.parse().ok()?,
-            inode: parts.next()?.parse().ok()?,
-        };
-        parts.next().is_none().then_some(place)
-    }
-
-    /// Opens it, if it is there, and of this user: anybody may bind any name, and a process of another PID namespace has another number.
-    fn open(self, uid: u32) -> Option<File> {
-        let path = format!("/proc/{}/fd/{}", self.pid, self.descriptor);
-        let is_it = |meta: &std::fs::Metadata| {
-            let unlinked_file = meta.is_file() && meta.nlink() == 0;
-            unlinked_file && meta.ino() == self.inode && meta.uid() == uid
-        };
-        // Looked at before: to open something else may do something.
-        std::fs::metadata(&path).ok().filter(is_it)?;
-        let file = OpenOptions::new().read(true).write(true).open(&path).ok()?;
-        file.metadata().ok().filter(is_it)?;
-        Some(file)
-    }
-}
 
 /// One that nobody can seal against those who write it.
 fn new_file() -> io::Result<File> {
@@ -411,14 +354,12 @@ fn new_file() -> io::Result<File> {
     Ok(file)
 }
 
-fn find(registry: &Registry) -> io::Result<Option<File>> {
-    let names = registry.names(KIND)?.unwrap_or_default();
-    let places = names.iter().filter_map(|(_, name)| Place::parse(name));
-    Ok(places.into_iter().find_map(|place| place.open(registry.uid())))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs::OpenOptions;
+    use std::os::unix::fs::MetadataExt;
+    use std::time::Duration;
+
     use super::*;
 
     fn registry(name: &str) -> Registry {
@@ -504,7 +445,7 @@ mod tests {
         let pid = std::process::id();
         for name in ["journal/1/2".into(), format!("journal/{pid}/0/1"), "journal/x/y/z".into()] {
             let _name = registry.hold(&name).unwrap();
-            assert!(find(&registry).unwrap().is_none(), "{name}");
+            assert!(held_file::find(&registry, KIND).unwrap().is_none(), "{name}");
         }
     }
 

@@ -22,6 +22,7 @@ mod cmsg;
 pub mod ethernet;
 pub mod fault;
 pub mod forward;
+mod held_file;
 pub mod interfaces;
 pub mod journal;
 pub mod messages;
@@ -47,6 +48,6 @@ pub use services::{Lingering, Reservation, ServiceAddress, Services};
 pub use steering::SteerByKind;
 pub use sys::Uncancelled;
 pub use udp::{
-    Datagram, Destination, MAX_PAYLOAD_V6, OpenError, PortOptions, RxBatch, TxBatch, UdpPort,
-    is_handed_on,
+    Datagram, Destination, LOOPBACK, MAX_PAYLOAD_V6, Members, OpenError, PortOptions, RxBatch,
+    TxBatch, UdpPort, is_handed_on,
 };

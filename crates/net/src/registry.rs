@@ -34,6 +34,8 @@ pub enum Lock {
     Xrc,
     /// Who makes the journal: held for some system calls.
     Journal,
+    /// Who makes the list of those who joined multicast groups: held for some system calls.
+    Groups,
 }
 
 impl Lock {
@@ -42,6 +44,7 @@ impl Lock {
             Self::Steering => "lock",
             Self::Xrc => "lock/xrc",
             Self::Journal => "lock/journal",
+            Self::Groups => "lock/groups",
         }
     }
 }

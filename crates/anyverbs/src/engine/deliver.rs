@@ -110,7 +110,7 @@ impl Engine {
     }
 
     /// Gives a packet of a group to each of its queue pairs.
-    fn deliver_copies(
+    pub(super) fn deliver_copies(
         &'static self,
         now: Time,
         members: &[Arc<QpCell>],

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyverbs_net::{MAX_PAYLOAD_V6, is_handed_on};
+use anyverbs_net::MAX_PAYLOAD_V6;
 use anyverbs_proto::comp_cntr::CompCntrOps;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::direct::{Direct, Direction};
@@ -29,6 +29,7 @@ use super::timers::Registered;
 use super::xrc::Share;
 use crate::comp_cntr::Attached;
 use crate::link::direct::{self, PublishedQp};
+use crate::link::group::GroupRoute;
 use crate::link::shm::{self, Peer, Refused, ShmRoute, Spare};
 use crate::link::udp::{Asked, Outbox, UdpRoute};
 use crate::memory::ProcessMemory;
@@ -42,20 +43,21 @@ const PROBE_AFTER: Duration = Duration::from_millis(8);
 /// How a packet leaves.
 #[derive(Clone, Debug)]
 pub(crate) enum Route {
-    /// To a queue pair of this process, or to a group of which the kernel does not take care.
+    /// To a queue pair of this process.
     Inproc,
     /// To another process of this host, through shared memory.
     Shm(ShmRoute),
     /// By UDP.
     Udp(UdpRoute),
+    /// To a multicast group.
+    Group(Box<GroupRoute>),
 }
 
 impl Route {
     /// `mtu` of a connected queue pair.
     fn new(engine: &'static Engine, av: &AddressVector, dest: Qpn, mtu: Option<u32>) -> Self {
-        if dest == Qpn::MULTICAST && is_handed_on(av.dgid.to_ip(), av.scope_id) {
-            // Whoever drains the queue hands it on.
-            return Self::Inproc;
+        if is_to_group(av, dest) {
+            return Self::Group(Box::new(GroupRoute::new(engine, av)));
         }
         let slot = dest.slot();
         if slot == engine.slot {
@@ -64,7 +66,6 @@ impl Route {
             }
         } else if let Some(link) = &engine.shm
             && slot != 0
-            && dest != Qpn::MULTICAST
             && engine.gids.contains(av.dgid)
             && let Some(route) = ShmRoute::new(engine, link, av, slot, mtu)
         {
@@ -72,6 +73,18 @@ impl Route {
         }
         Self::Udp(UdpRoute::new(engine, av, slot))
     }
+
+    /// Whether it still leads to `dest`, as it did to another queue pair of the same slot.
+    fn leads(&self, engine: &Engine, av: &AddressVector, dest: Qpn) -> bool {
+        match self {
+            Self::Group(group) => is_to_group(av, dest) && group.is_current(engine),
+            _ => !is_to_group(av, dest),
+        }
+    }
+}
+
+fn is_to_group(av: &AddressVector, dest: Qpn) -> bool {
+    dest == Qpn::MULTICAST && av.dgid.is_multicast()
 }
 
 /// What the engine keeps for each queue pair, under its lock.
@@ -312,8 +325,11 @@ impl DeviceEnv<'_, '_> {
 
     /// Makes sure that the datagram's route stands in `last`.
     fn route_datagram(&mut self, av: &AddressVector, dest: Qpn) {
-        let slot = dest.slot();
-        if self.link.last.as_ref().is_none_or(|(last, s, _)| *s != slot || last != av) {
+        let (slot, engine) = (dest.slot(), self.engine);
+        let leads = |(last, s, route): &(AddressVector, u8, Route)| {
+            *s == slot && last == av && route.leads(engine, av, dest)
+        };
+        if !self.link.last.as_ref().is_some_and(leads) {
             self.link.last = Some((*av, slot, Route::new(self.engine, av, dest, None)));
         }
     }
@@ -408,7 +424,17 @@ impl Env for DeviceEnv<'_, '_> {
             }
             (Route::Shm(_), None) => Ok(0),
             (Route::Inproc, _) => {
-                self.engine.inproc.send(self.engine, self.cell.qpn, reliable, av, headers, payload)
+                let (inproc, qpn) = (&engine.inproc, self.cell.qpn);
+                inproc.send(engine, qpn, reliable, false, av, headers, payload)
+            }
+            (Route::Group(group), _) => {
+                let (out, qpn) = (&mut *self.out, self.cell.qpn);
+                let now = || now(engine, self.now);
+                match group.send(out, spare, engine, qpn, now, av, headers, payload) {
+                    // It counts by itself.
+                    Ok(()) => return Ok(()),
+                    Err(error) => Err(error),
+                }
             }
             (Route::Udp(udp), _) => {
                 let now = now(engine, self.now);

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use anyverbs_net::Datagram;
 use anyverbs_net::forward::Forwarded;
 use anyverbs_proto::qp::Arrival;
-use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wire::icrc::Flow;
 use anyverbs_proto::wire::packet::{ICRC_LEN, Packet};
 
@@ -32,7 +31,7 @@ pub(super) struct Handing {
 }
 
 impl Handing {
-    /// Hands on those of the packets that are for groups.
+    /// Hands on packets for groups.
     pub(super) fn hand_on<'p>(
         &mut self,
         engine: &'static Engine,
@@ -41,9 +40,8 @@ impl Handing {
         let slots = engine.port.sharers();
         self.stuck.retain(|(slot, until)| slots.contains(slot) && Instant::now() < *until);
         for (arrival, packet) in packets {
-            let to_group = arrival.destination.is_multicast();
-            if slots.is_empty() || !to_group || packet.headers.bth.dest_qpn != Qpn::MULTICAST {
-                continue;
+            if slots.is_empty() {
+                break;
             }
             self.write(engine, &arrival, &packet);
             let source = SocketAddr::new(arrival.source.to_ip(), SOURCE_PORT);

@@ -66,6 +66,8 @@ struct Arena {
 struct Entry {
     arrival: Arrival,
     headers: Headers,
+    /// It is of a group, and the other processes are to get it from whoever delivers it here.
+    hand_on: bool,
     start: usize,
     len: usize,
 }
@@ -81,12 +83,14 @@ impl Arena {
 }
 
 impl Inproc {
-    /// Queues a packet; how long it is.
+    /// Queues a packet; how long it is. With `hand_on` it is for a group, and who delivers it hands it on to the other processes.
+    #[expect(clippy::too_many_arguments, reason = "the parts of one packet")]
     pub(crate) fn send(
         &self,
         engine: &Engine,
         from: Qpn,
         reliable: bool,
+        hand_on: bool,
         av: &AddressVector,
         headers: &Headers,
         payload: &Payload<'_>,
@@ -114,7 +118,7 @@ impl Inproc {
             hop_limit: av.hop_limit,
             flow_label: av.flow_label,
         };
-        queue.packets.push(Entry { arrival, headers, start, len });
+        queue.packets.push(Entry { arrival, headers, hand_on, start, len });
         queue.used += len;
         self.len.store(queue.packets.len(), Ordering::SeqCst);
         Ok(headers.len() + len)
@@ -177,13 +181,15 @@ impl Inproc {
         let n = arena.packets.len();
         if n > 0 {
             let Arena { packets, bytes, .. } = &*arena;
-            let all = packets.iter().map(|e| {
+            let packet = |e: &Entry| {
                 let payload = &bytes[e.start..e.start + e.len];
                 (e.arrival, Packet { headers: e.headers, payload })
-            });
-            if packets.iter().any(|e| e.headers.bth.dest_qpn == Qpn::MULTICAST) {
-                self.handing.lock().hand_on(engine, all.clone());
+            };
+            if packets.iter().any(|e| e.hand_on) {
+                let those = packets.iter().filter(|e| e.hand_on).map(packet);
+                self.handing.lock().hand_on(engine, those);
             }
+            let all = packets.iter().map(packet);
             engine.deliver(engine.now(), all.map(|(arrival, packet)| (arrival, packet.into())));
             arena.clear();
         }

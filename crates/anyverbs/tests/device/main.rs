@@ -8,6 +8,7 @@ mod direct;
 mod endpoint;
 mod events;
 mod fork;
+mod group_rings;
 mod host;
 mod hostile;
 mod mapped;

@@ -13,28 +13,28 @@ use crate::host::{can_unshare, ip, succeeds};
 
 const ROLE: &str = "ANYVERBS_TEST_MULTICAST";
 /// Messages that leave by one post, so that they ride in batches.
-const BURST: u32 = 50;
+pub(crate) const BURST: u32 = 50;
 /// Bytes of a message, besides its GRH.
 const LEN: usize = 200;
 
-fn gid(ip: &str) -> Gid {
+pub(crate) fn gid(ip: &str) -> Gid {
     Gid::from(ip.parse::<IpAddr>().unwrap())
 }
 
 /// A queue pair in a group, with receives.
-struct Member {
-    e: Endpoint,
+pub(crate) struct Member {
+    pub(crate) e: Endpoint,
     buffer: Buffer,
-    group: Gid,
+    pub(crate) group: Gid,
     av: AddressVector,
     own: Gid,
     /// Sends not yet completed.
-    sending: u32,
+    pub(crate) sending: u32,
 }
 
 impl Member {
     /// `sgid_of`: the first address of the interface that has this one and is of the group's family.
-    fn new(group: &str, source: &str) -> Self {
+    pub(crate) fn new(group: &str, source: &str) -> Self {
         let e = Endpoint::new(QpType::Ud);
         e.connect(e.address());
         let buffer = Buffer::new(&e.pd, 64 * 256);
@@ -60,12 +60,23 @@ impl Member {
         self.e.recv(i, &[self.buffer.sge(i as usize * 256, 40 + LEN)]);
     }
 
+    /// Packets that this process has received by rings, and in all from other processes.
+    pub(crate) fn received(&self) -> [u64; 2] {
+        let counters = self.e.context.counters().unwrap();
+        [counters.read(Counter::ShmRcvdPkts), counters.read(Counter::RcvdPkts)]
+    }
+
+    /// Packets that this process has sent by rings.
+    pub(crate) fn sent_by_rings(&self) -> u64 {
+        self.e.context.counters().unwrap().read(Counter::ShmSentPkts)
+    }
+
     fn dest(&self, qpn: Qpn, qkey: QKey) -> UdDest {
         UdDest { av: self.av, pd: self.e.pd.number(), qpn, qkey }
     }
 
     /// Sends messages with these numbers to the group.
-    fn say(&mut self, numbers: impl Iterator<Item = u32>) {
+    pub(crate) fn say(&mut self, numbers: impl Iterator<Item = u32>) {
         self.say_to(numbers, self.dest(Qpn::MULTICAST, QKEY));
     }
 
@@ -86,7 +97,7 @@ impl Member {
     }
 
     /// Receives exactly these, in order.
-    fn hears(&mut self, numbers: impl ExactSizeIterator<Item = u32>) {
+    pub(crate) fn hears(&mut self, numbers: impl ExactSizeIterator<Item = u32>) {
         let (mut wanted, begin) = (numbers.peekable(), Instant::now());
         while self.sending > 0 || wanted.peek().is_some() {
             let mut wcs = [Wc::default(); 16];
@@ -122,7 +133,7 @@ impl Member {
 }
 
 /// Another process.
-struct Process {
+pub(crate) struct Process {
     child: Child,
     stdin: ChildStdin,
     stdout: BufReader<ChildStdout>,
@@ -130,6 +141,17 @@ struct Process {
 
 impl Process {
     fn spawn(role: &str, own_namespace: bool) -> Self {
+        Self::spawn_with(role, own_namespace, &[])
+    }
+
+    /// On this host, with these variables, in no group yet.
+    pub(crate) fn here(variables: &[(&str, &str)]) -> Self {
+        let mut process = Self::spawn_with("obey", false, variables);
+        assert_eq!(process.hear(), "here");
+        process
+    }
+
+    fn spawn_with(role: &str, own_namespace: bool, variables: &[(&str, &str)]) -> Self {
         isolate();
         let this = std::env::current_exe().unwrap();
         let mut command = Command::new(if own_namespace { "unshare".into() } else { this.clone() });
@@ -139,6 +161,7 @@ impl Process {
         let mut child = command
             .args(["--exact", "multicast::alone", "--nocapture", "--test-threads=1"])
             .env(ROLE, role)
+            .envs(variables.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -151,7 +174,11 @@ impl Process {
         writeln!(self.stdin, "{line}").unwrap();
     }
 
-    fn ask(&mut self, line: &str) -> String {
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn ask(&mut self, line: &str) -> String {
         self.tell(line);
         self.hear()
     }
@@ -175,7 +202,8 @@ impl Drop for Process {
     }
 }
 
-/// Does what the parent says: `join GROUP SOURCE`, `say FIRST`, `hear FIRST COUNT`, `leave`.
+/// Does what the parent says: `join GROUP SOURCE`, `say FIRST [COUNT]`, `hear FIRST COUNT`, `detach`, `leave`, `count`. Answers with the
+/// number of its queue pair, or the last with the packets that it has received by rings and in all.
 fn obey() {
     println!("@ here");
     let mut member = None;
@@ -183,19 +211,29 @@ fn obey() {
         let line = line.unwrap();
         let words: Vec<&str> = line.split(' ').collect();
         let number = |i: usize| words[i].parse::<u32>().unwrap();
+        let mut reply = None;
         match words[0] {
             "ip" => ip(&line[3..]),
             "carrier" => carrier(words[1]),
             "join" => member = Some(Member::new(words[1], words[2])),
-            "say" => member.as_mut().unwrap().say(number(1)..number(1) + BURST),
+            "say" => {
+                let n = words.get(2).map_or(BURST, |n| n.parse().unwrap());
+                member.as_mut().unwrap().say(number(1)..number(1) + n);
+            }
             "hear" => member.as_mut().unwrap().hears(number(1)..number(1) + number(2)),
+            "leave" => member = None,
             "detach" => {
                 let member = member.as_ref().unwrap();
                 member.e.qp.detach_mcast(member.group, 0).unwrap();
             }
+            "count" => {
+                let [by_rings, all] = member.as_ref().unwrap().received();
+                reply = Some(format!("{by_rings} {all}"));
+            }
             other => panic!("{other}"),
         }
-        println!("@ {}", member.as_ref().map_or(0, |m| m.e.qp.qpn().get()));
+        let qpn = member.as_ref().map_or(0, |m| m.e.qp.qpn().get());
+        println!("@ {}", reply.unwrap_or_else(|| qpn.to_string()));
     }
 }
 
@@ -207,12 +245,15 @@ fn alone() {
         "obey" => obey(),
         "two hosts" => between_two_hosts(),
         "interfaces" => groups_follow_the_interfaces(),
+        "rings" => crate::group_rings::by_rings_where_all_have_them(),
+        "others" => crate::group_rings::by_the_kernel_where_others_take_part(),
+        "stopped" => crate::group_rings::a_member_that_does_not_read(),
         other => panic!("{other}"),
     }
 }
 
 /// Runs [`alone`] in a network namespace of its own.
-fn run(role: &str) -> Output {
+pub(crate) fn run(role: &str) -> Output {
     isolate();
     Command::new("unshare")
         .arg("-Urn")
@@ -267,10 +308,19 @@ fn several_processes(group: &str, source: &str) {
     others[0].ask("hear 0 0");
 }
 
+/// Groups of this process: who joins such a one beside it, in whatever registry, changes how its datagrams travel.
+fn own_group(number: u8) -> String {
+    let pid = std::process::id().to_be_bytes();
+    format!("239.{}.{}.{number}", pid[2], pid[3])
+}
+
 #[test]
 fn several_processes_over_the_loopback() {
-    several_processes("239.4.7.91", "127.0.0.1");
-    several_processes("ff15::4791", "::1");
+    several_processes(&own_group(100), "127.0.0.1");
+    several_processes(
+        &format!("ff15::{:x}:{:x}", std::process::id() >> 16, std::process::id() & 0xffff),
+        "::1",
+    );
 }
 
 /// Waits until an interface is up at both ends: what is sent before is lost.
@@ -319,6 +369,8 @@ fn between_two_hosts() {
     }
     carrier("va");
     other.ask("carrier vb");
+    // Beside this process on this host, so that datagrams go by rings and between hosts.
+    let mut beside = Process::here(&[]);
     for (group, here, there) in [
         ("239.4.7.91", "10.9.9.1", "10.9.9.2"),
         ("224.0.0.77", "10.9.9.1", "10.9.9.2"),
@@ -327,6 +379,7 @@ fn between_two_hosts() {
         ("ff0e::ffff:ef04:75b", "10.9.9.1", "10.9.9.2"),
     ] {
         other.ask(&format!("join {group} {there}"));
+        beside.ask(&format!("join {group} {here}"));
         let mut member = Member::new(group, here);
         let sources = member.e.context.gids().unwrap();
         let interface = |gid| sources.iter().find(|g| g.gid == gid).unwrap().interface;
@@ -342,8 +395,12 @@ fn between_two_hosts() {
             }
             member.hears(first..first + BURST);
             other.ask(&format!("hear {first} {BURST}"));
+            beside.ask(&format!("hear {first} {BURST}"));
         }
+        let sent = member.sent_by_rings();
+        assert!(sent >= u64::from(BURST), "{group}: {sent} by rings");
         drop(member);
+        beside.ask("leave");
         if group.contains('.') {
             assert!(joined_on(group).is_empty(), "left with the last queue pair");
         }
@@ -394,7 +451,7 @@ fn new_interfaces_join_the_groups() {
 
 #[test]
 fn a_group_of_many_queue_pairs_and_many_groups_of_one() {
-    let first = Member::new("239.4.0.0", "127.0.0.1");
+    let first = Member::new(&own_group(0), "127.0.0.1");
     let attr = first.e.context.device_attr().unwrap();
     let qps: Vec<_> = (1..attr.max_mcast_qp_attach)
         .map(|_| {
@@ -410,10 +467,10 @@ fn a_group_of_many_queue_pairs_and_many_groups_of_one() {
     drop(qps);
     one_more.qp.attach_mcast(first.group, 0).unwrap();
     for i in 1..100 {
-        one_more.qp.attach_mcast(gid(&format!("239.5.0.{i}")), 0).unwrap();
+        one_more.qp.attach_mcast(gid(&own_group(i)), 0).unwrap();
     }
     // Beyond what one socket can join.
-    let mut last = Member::new("239.5.0.99", "127.0.0.1");
+    let mut last = Member::new(&own_group(99), "127.0.0.1");
     last.say(0..BURST);
     last.hears(0..BURST);
 }

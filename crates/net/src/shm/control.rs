@@ -328,7 +328,19 @@ impl Shared {
         let process = Arc::new(process);
         self.board.attach(peer.clone(), &process);
         let known = Arc::clone(&process);
-        let opened = handshake::send(socket.as_fd(), &answer.emit(), &fds).and_then(|()| {
+        let told = match handshake::send(socket.as_fd(), &answer.emit(), &fds) {
+            // It has ended since: what it has sent is read nevertheless, and the hang-up says the rest.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+                ) =>
+            {
+                Ok(())
+            }
+            told => told,
+        };
+        let opened = told.and_then(|()| {
             let Greeting { slot, ring, max_payload, .. } = hello;
             let opening = Opening { index, slot, process, socket, own, peer, ring, max_payload };
             self.open(control, opening)

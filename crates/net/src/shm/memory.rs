@@ -145,6 +145,11 @@ impl Area {
         unsafe { self.mapping.base.as_ptr().add(self.start + at) }
     }
 
+    /// Adds to a word, sequentially consistent.
+    pub(crate) fn fetch_add(&self, at: usize, n: u64) -> u64 {
+        self.word(at).fetch_add(n, Ordering::SeqCst)
+    }
+
     #[inline]
     fn word(&self, at: usize) -> &AtomicU64 {
         let word = self.at(at, 8).cast::<u64>();
@@ -296,6 +301,12 @@ impl SharedObject {
         // SAFETY: zeroed integers, overwritten by the kernel.
         let size = unsafe { stat.assume_init() }.st_size;
         (u64::try_from(size) == Ok(len as u64)).then_some(Self(fd))
+    }
+}
+
+impl From<SharedObject> for OwnedFd {
+    fn from(object: SharedObject) -> Self {
+        object.0
     }
 }
 

@@ -88,6 +88,21 @@ fn until<const N: usize>(
 }
 
 #[test]
+fn what_a_process_sent_that_ended_before_it_was_answered_arrives() {
+    let registry = registry();
+    let (a, mut b) = (Party::new(&registry, 1), Party::new(&registry, 2));
+    let channel = a.endpoint.connect(2).unwrap();
+    for n in 0..3 {
+        send(&channel, &[n]).unwrap();
+    }
+    // It answers nobody any more: the socket is closed.
+    drop((channel, a));
+    until([&mut b], |[b]| b.take_closed() == Some((1, Closed::HungUp)));
+    assert_eq!(b.received, [(1, vec![0]), (1, vec![1]), (1, vec![2])]);
+    assert_eq!(b.endpoint.in_use(), (0, 0));
+}
+
+#[test]
 fn messages_sent_before_the_peer_answers_arrive_and_so_do_the_answers() {
     let registry = registry();
     let (mut a, mut b) = (Party::new(&registry, 1), Party::new(&registry, 2));

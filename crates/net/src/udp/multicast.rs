@@ -8,27 +8,38 @@
 //!   host has joined: the reader has to tell its own ones anyway.
 //! - IPv6 has no multicast route over the loopback interface. A datagram for a group there is to be handed on to all
 //!   [`UdpPort::sharers`] by their slots' sockets ([`UdpPort::forward`]).
+//!
+//! Who has other ways to the processes of this host asks for the [`Members`] of a group. Those that a list in shared memory names
+//! ([`super::roster`]) are all where the kernel counts as many memberships: processes of other users or registries, and such as
+//! have nothing to do with this crate, are in its count only.
 
 use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 use socket2::{Domain, InterfaceIndexOrAddress, Protocol, Socket, Type};
 
 use crate::sockopt;
+use crate::sys::Uncancelled;
 
 use super::port::IPV6_MULTICAST_ALL;
+use super::roster::Roster;
 use super::{Family, UdpPort};
 
 /// Index of the loopback interface, the same in every network namespace (`LOOPBACK_IFINDEX`).
-const LOOPBACK: u32 = 1;
+pub const LOOPBACK: u32 = 1;
 
 /// What this process has joined.
 #[derive(Debug, Default)]
-pub(crate) struct Memberships(Mutex<Inner>);
+pub(crate) struct Memberships {
+    inner: Mutex<Inner>,
+    roster: OnceLock<Roster>,
+    /// Of who joins the roster: that clears what is there.
+    joining: Mutex<()>,
+}
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -52,6 +63,17 @@ enum Holder {
     Nobody,
 }
 
+/// Who of this host has joined a group on an interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Members {
+    /// The slots of processes that share the port, this one perhaps among them; some may be of processes that have ended.
+    pub slots: Vec<u8>,
+    /// How many have joined, whoever they are.
+    pub count: usize,
+    /// What [`UdpPort::groups_generation`] was.
+    pub generation: u64,
+}
+
 /// Whether a group of an interface is out of the kernel's reach, so that its datagrams have to be handed on.
 #[must_use]
 pub fn is_handed_on(group: IpAddr, interface: u32) -> bool {
@@ -67,26 +89,26 @@ impl UdpPort {
     /// Those of setsockopt(2), `NoSuchDevice` for one; `Unsupported` when the port does not receive the group's family.
     pub fn join_multicast(&self, group: IpAddr, interface: u32) -> io::Result<()> {
         let receiver = self.socket_for(group)?;
-        let mut inner = self.memberships.0.lock();
+        let mut inner = self.memberships.inner.lock();
         let Inner { joined, helpers } = &mut *inner;
         if let Some(membership) = joined.get_mut(&(group, interface)) {
             membership.times += 1;
             return Ok(());
         }
-        let holder = if is_handed_on(group, interface) {
-            Holder::Nobody
-        } else {
-            match join(receiver, group, interface) {
-                Err(error) if is_full(&error) => {
-                    let family = Family::of(group);
-                    let helper = join_elsewhere(&mut helpers[family as usize], group, interface)?;
-                    take_all(receiver, family, true);
-                    Holder::Helper(helper)
-                }
-                result => result.map(|()| Holder::Receiver)?,
+        let holder = match join(receiver, group, interface) {
+            Ok(()) => Holder::Receiver,
+            Err(error) if is_full(&error) => {
+                let family = Family::of(group);
+                let helper = join_elsewhere(&mut helpers[family as usize], group, interface)?;
+                take_all(receiver, family, true);
+                Holder::Helper(helper)
             }
+            // Nothing would come by it: it is for the count.
+            Err(_) if is_handed_on(group, interface) => Holder::Nobody,
+            Err(error) => return Err(error),
         };
         joined.insert((group, interface), Membership { times: 1, holder });
+        self.list(&inner);
         Ok(())
     }
 
@@ -97,8 +119,8 @@ impl UdpPort {
     /// receive the group's family.
     pub fn leave_multicast(&self, group: IpAddr, interface: u32) -> io::Result<()> {
         let receiver = self.socket_for(group)?;
-        let mut inner = self.memberships.0.lock();
-        let Inner { joined, helpers } = &mut *inner;
+        let mut inner = self.memberships.inner.lock();
+        let Inner { joined, .. } = &mut *inner;
         let Some(membership) = joined.get_mut(&(group, interface)) else {
             return Err(io::ErrorKind::AddrNotAvailable.into());
         };
@@ -107,7 +129,11 @@ impl UdpPort {
             return Ok(());
         }
         let family = Family::of(group);
-        match joined.remove(&(group, interface)).map(|m| m.holder) {
+        let left = joined.remove(&(group, interface));
+        // First, so that nobody counts on it any more.
+        self.list(&inner);
+        let Inner { helpers, .. } = &mut *inner;
+        match left.map(|m| m.holder) {
             Some(Holder::Receiver) => leave(receiver, group, interface),
             Some(Holder::Helper(socket)) => {
                 let left = leave(&socket, group, interface);
@@ -123,6 +149,53 @@ impl UdpPort {
         }
     }
 
+    /// Tells the others what this process has joined.
+    fn list(&self, inner: &Inner) {
+        match self.roster() {
+            Ok(Some(roster)) => roster.publish(inner.joined.keys()),
+            Ok(None) => {}
+            Err(error) => {
+                tracing::debug!(%error, "this process's groups are not on the host's list");
+            }
+        }
+    }
+
+    /// The host's list, joined with the first use of groups; `None` where the port is not shared.
+    fn roster(&self) -> io::Result<Option<&Roster>> {
+        let Memberships { roster, joining, .. } = &self.memberships;
+        if let Some(roster) = roster.get() {
+            return Ok(Some(roster));
+        }
+        let Some(slot) = self.slot() else { return Ok(None) };
+        let _uncancelled = Uncancelled::new();
+        let _one = joining.lock();
+        if roster.get().is_none() {
+            let joined = Roster::join(slot, self.port())?;
+            return Ok(Some(roster.get_or_init(|| joined)));
+        }
+        Ok(roster.get())
+    }
+
+    /// How often processes of this host have joined and left groups, as far as they share the list: a member that has joined before
+    /// the call is in it. 0 before [`members`](Self::members) was called.
+    #[inline]
+    #[must_use]
+    pub fn groups_generation(&self) -> u64 {
+        self.memberships.roster.get().map_or(0, Roster::generation)
+    }
+
+    /// Who of this host has joined a group on an interface; `None` where the port is not shared. Takes some system calls.
+    ///
+    /// # Errors
+    /// Those of open(2) and read(2), and `TimedOut`, where it cannot be found out.
+    pub fn members(&self, group: IpAddr, interface: u32) -> io::Result<Option<Members>> {
+        let Some(roster) = self.roster()? else { return Ok(None) };
+        // What changes while this looks makes another generation.
+        let generation = roster.generation();
+        let slots = roster.members(group, interface);
+        Ok(Some(Members { slots, count: joins(group, interface)?, generation }))
+    }
+
     /// The slots of the other processes that share the port, for what has to be handed on to all of them. Takes some 255
     /// system calls.
     #[must_use]
@@ -132,6 +205,32 @@ impl UdpPort {
         all.retain(|number| *number != slot.number());
         all
     }
+}
+
+/// How many sockets have joined a group on an interface, as the kernel counts; of processes of this crate one each.
+fn joins(group: IpAddr, interface: u32) -> io::Result<usize> {
+    let _uncancelled = Uncancelled::new();
+    let (file, wanted) = match group {
+        IpAddr::V4(ip) => ("igmp", format!("{:08X}", u32::from_ne_bytes(ip.octets()))),
+        IpAddr::V6(ip) => ("igmp6", format!("{:032x}", ip.to_bits())),
+    };
+    let list = std::fs::read_to_string(format!("/proc/thread-self/net/{file}"))?;
+    Ok(count_in(&list, &wanted, interface).unwrap_or(0))
+}
+
+/// What a list of `/proc/net/igmp` or `igmp6` says. The former has a line for each interface, beginning with its index, and
+/// below it a line for each group; the latter has both in one line.
+fn count_in(list: &str, group: &str, interface: u32) -> Option<usize> {
+    let mut of_interface = false;
+    list.lines().find_map(|line| {
+        let mut fields = line.split_ascii_whitespace();
+        if !line.starts_with('\t') {
+            of_interface = fields.next()?.parse() == Ok(interface);
+            fields.next()?;
+        }
+        let is_it = of_interface && fields.next()? == group;
+        fields.next().filter(|_| is_it)?.parse().ok()
+    })
 }
 
 fn join(socket: &Socket, group: IpAddr, interface: u32) -> io::Result<()> {
@@ -186,5 +285,31 @@ fn take_all(receiver: &Socket, family: Family, all: bool) {
     if let Err(error) = sockopt::set(receiver.as_fd(), level, option, all.into()) {
         // A kernel without the option for IPv6 always takes all.
         tracing::debug!(%error, "MULTICAST_ALL");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_lists_are_read() {
+        let igmp = "Idx\tDevice    : Count Querier\tGroup    Users Timer\tReporter\n\
+            1\tlo        :     2      V3\n\t\t\t\t5B0704EF     3 0:00000000\t\t0\n\t\t\t\t010000E0     1 0:00000000\t\t0\n\
+            12\teth0      :     1      V3\n\t\t\t\t5B0704EF    12 0:00000000\t\t0\n";
+        for (group, interface, count) in [
+            ("5B0704EF", 1, Some(3)),
+            ("5B0704EF", 12, Some(12)),
+            ("010000E0", 1, Some(1)),
+            ("010000E0", 12, None),
+            ("5B0704EF", 2, None),
+        ] {
+            assert_eq!(count_in(igmp, group, interface), count, "{group} {interface}");
+        }
+        let igmp6 = "1    lo              ff020000000000000000000000000001     1 0000000C 0\n\
+            2    eth0            ff150000000000000000000000004791     2 00000004 0\n";
+        let group = "ff150000000000000000000000004791";
+        assert_eq!(count_in(igmp6, group, 2), Some(2));
+        assert_eq!(count_in(igmp6, group, 1), None);
     }
 }

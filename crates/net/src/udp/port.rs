@@ -241,7 +241,7 @@ impl UdpPort {
     /// # Errors
     /// Those of socket(2) when the lane cannot be opened.
     pub fn source_port(&self, to: &super::Destination) -> io::Result<u16> {
-        Ok(self.lanes.lane(Family::of(to.address.ip()), to.lane)?.port)
+        Ok(self.lanes.of(to)?.port)
     }
 
     /// Whether all lanes opened so far can use GSO; `None` when none is open.

@@ -12,7 +12,7 @@ use crate::sockopt;
 use crate::sys;
 
 use super::lanes::Lane;
-use super::{Family, MAX_PAYLOAD_V4, MAX_PAYLOAD_V6, UdpPort};
+use super::{MAX_PAYLOAD_V4, MAX_PAYLOAD_V6, UdpPort};
 
 /// Most datagrams in one batch: the kernel's limit before Linux 6.9.
 pub const MAX_SEGMENTS: usize = 64;
@@ -41,6 +41,8 @@ pub struct Destination {
     pub flow_label: u32,
     /// Which sending socket, and so which source port: one lane for each receiving process.
     pub lane: u8,
+    /// To a group: its members on this host do not get it. By a lane of its own, whatever `lane` says.
+    pub unlooped: bool,
 }
 
 impl Destination {
@@ -55,6 +57,7 @@ impl Destination {
             hop_limit: 0,
             flow_label: 0,
             lane: 0,
+            unlooped: false,
         }
     }
 }
@@ -153,7 +156,7 @@ impl TxBatch {
         }
         // Counted in the statistics; the caller's new datagram is not to blame.
         let _ = self.flush(port);
-        self.gso = port.lanes.lane(Family::of(to.address.ip()), to.lane)?.gso();
+        self.gso = port.lanes.of(to)?.gso();
         self.to = *to;
         self.segment_size = len;
         self.last_len = len;
@@ -222,10 +225,7 @@ impl TxBatch {
 
     /// Sends the staged datagrams; on failure says how many were sent.
     fn send_all(&mut self, port: &UdpPort) -> Result<(), (usize, io::Error)> {
-        let lane = port
-            .lanes
-            .lane(Family::of(self.to.address.ip()), self.to.lane)
-            .map_err(|error| (0, error))?;
+        let lane = port.lanes.of(&self.to).map_err(|error| (0, error))?;
         if let Some(capture) = port.capture() {
             for (i, bytes) in self.staging[..self.len].chunks(self.segment_size).enumerate() {
                 capture.record_sent(

@@ -57,7 +57,28 @@ impl ShmRoute {
         mtu: Option<u32>,
     ) -> Option<Self> {
         let peer = shm.peer(slot, mtu.is_some())?;
-        Some(Self {
+        Some(Self::to(engine, peer, av, slot, mtu))
+    }
+
+    /// The way of a group's datagrams to one process. None where there is no such way.
+    pub(in crate::link) fn of_group(
+        engine: &Engine,
+        shm: &Shm,
+        av: &AddressVector,
+        slot: u8,
+    ) -> Option<Self> {
+        let peer = shm.peer(slot, true)?;
+        Some(Self::to(engine, peer, av, slot, None))
+    }
+
+    fn to(
+        engine: &Engine,
+        peer: Arc<Peer>,
+        av: &AddressVector,
+        slot: u8,
+        mtu: Option<u32>,
+    ) -> Self {
+        Self {
             peer,
             path: engine.paths.path(av.dgid.to_ip(), av.scope_id, slot, true),
             mtu: mtu.unwrap_or(0) as usize,
@@ -69,7 +90,7 @@ impl ShmRoute {
                 hop_limit: av.hop_limit,
                 flow_label: av.flow_label,
             }),
-        })
+        }
     }
 
     pub(crate) fn source(&self) -> Gid {
@@ -108,11 +129,8 @@ impl ShmRoute {
         payload: &Payload<'_>,
     ) -> Result<(), Refused> {
         let mut head = [0; MAX_HEADER];
-        let at = self.front.write(&mut head);
-        let end = at + headers.emit(&mut head[at..]);
         let len = payload.len();
-        // The pad count, which is the link's affair.
-        head[at + 1] = head[at + 1] & !0x30 | Bth::pad_of(len) << 4;
+        let (at, end) = self.emit(headers, len, &mut head);
         if len > self.mtu && self.mtu > 0 {
             head[6..8].copy_from_slice(&(len.div_ceil(self.mtu) as u16).to_be_bytes());
         }
@@ -197,6 +215,41 @@ impl ShmRoute {
             self.credit(out, engine, CreditPacket { is_probe: true, dest, from, counts });
         }
         Ok(())
+    }
+
+    /// Writes what stands before a payload of `len` bytes; where the packet's headers begin and end.
+    #[inline]
+    fn emit(&self, headers: &Headers, len: usize, head: &mut [u8; MAX_HEADER]) -> (usize, usize) {
+        let at = self.front.write(head);
+        let end = at + headers.emit(&mut head[at..]);
+        // The pad count, which is the link's affair.
+        head[at + 1] = head[at + 1] & !0x30 | Bth::pad_of(len) << 4;
+        (at, end)
+    }
+
+    /// Puts a datagram of a group into the ring, or drops it where that is full or closed: nobody waits for a group. Whether it
+    /// is in the ring.
+    pub(in crate::link) fn offer(
+        &self,
+        out: &mut Unflushed,
+        spare: &mut Spare,
+        engine: &'static Engine,
+        headers: &Headers,
+        payload: &Payload<'_>,
+    ) -> Result<bool, TransmitError> {
+        let mut head = [0; MAX_HEADER];
+        let len = payload.len();
+        let (at, end) = self.emit(headers, len, &mut head);
+        let (sender, region) = out.sender(engine, &self.peer, spare);
+        let Ok(mut room) = sender.reserve(end, len) else { return Ok(false) };
+        room.write_front(&head);
+        if len > 0 {
+            let to = room.payload_ptr() as u64;
+            payload.copy_to_addr(&engine.mrs, region, &engine.memory, to)?;
+        }
+        room.commit();
+        out.note(end - at + len, len, None);
+        Ok(true)
     }
 
     fn credit(&self, out: &mut Unflushed, engine: &Engine, packet: CreditPacket) {

@@ -1,0 +1,171 @@
+//! Who on this host has joined which multicast groups: a list in memory that processes of one user share which use groups of one
+//! port ([`crate::held_file`]), so that a sender looks once, and then at one word.
+//!
+//! | offset | what |
+//! |---|---|
+//! | 0 | *generation*: counts the changes of the list |
+//! | 64 | slots that have a section, a bit each |
+//! | slot x 32 KiB | its section: how many entries; from byte 64 on 24 bytes each: the group (as IPv6), the interface |
+//!
+//! A section is written by the owner of its slot alone. It counts a change when it has made it, before the call that joins
+//! returns: who sends after that sees it. A list that is read during a change may be any mixture, and is read again
+//! since its generation is not the last. What stands there was written by other processes, and may be of one that has
+//! ended: the reader compares it with what the kernel says ([`super::multicast`]).
+
+use std::fs::File;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+use crate::held_file;
+use crate::registry::{Lock, NameGuard, Slot};
+use crate::shm::{Access, Area, Memory, SharedObject};
+
+const SECTION: usize = 32 << 10;
+const LEN: usize = 256 * SECTION;
+// In the section of slot 0, which nobody has.
+const GENERATION: usize = 0;
+const USED: usize = 64;
+/// In a section.
+const ENTRIES: usize = 64;
+const ENTRY: usize = 24;
+const MOST: usize = (SECTION - ENTRIES) / ENTRY;
+
+/// The list, as one process has it.
+#[derive(Debug)]
+pub(super) struct Roster {
+    area: Area,
+    slot: u8,
+    /// Found by its number.
+    _file: SharedObject,
+    _name: NameGuard,
+}
+
+/// A group and an interface.
+pub(super) type Joined = (IpAddr, u32);
+
+impl Roster {
+    /// That of the other processes, or a new one. What an earlier owner of the slot left is cleared.
+    pub(super) fn join(slot: &Slot, port: u16) -> io::Result<Self> {
+        let new = || Ok(File::from(OwnedFd::from(SharedObject::new(LEN)?)));
+        let kind = format!("groups/{port}");
+        let (file, name) = held_file::join(slot.registry(), &kind, Lock::Groups, new)?;
+        let file = SharedObject::check(file.into(), LEN).ok_or(io::ErrorKind::InvalidData)?;
+        file.allocate(0, USED + 32)?;
+        let area = Area::map(file.as_fd(), LEN, Access::ReadWrite)?;
+        let roster = Self { area, slot: slot.number(), _file: file, _name: name };
+        if roster.has_section(slot.number()) {
+            roster.publish(std::iter::empty());
+        }
+        Ok(roster)
+    }
+
+    /// How often the list has changed.
+    #[inline]
+    pub(super) fn generation(&self) -> u64 {
+        self.area.load(GENERATION, Ordering::SeqCst)
+    }
+
+    /// Replaces what this process has joined. What finds no room is left out.
+    pub(super) fn publish<'a>(&self, all: impl Iterator<Item = &'a Joined>) {
+        let section = usize::from(self.slot) * SECTION;
+        let mut count = 0;
+        for (group, interface) in all.take(MOST) {
+            let at = section + ENTRIES + count * ENTRY;
+            if !self.area.allocate(at, ENTRY) {
+                break;
+            }
+            for (i, word) in words(*group, *interface).into_iter().enumerate() {
+                self.area.store(at + 8 * i, word, Ordering::Relaxed);
+            }
+            count += 1;
+        }
+        if self.area.allocate(section, ENTRIES) {
+            self.area.store(section, count as u64, Ordering::Release);
+            self.area.fetch_or(USED + usize::from(self.slot) / 64 * 8, 1 << (self.slot % 64));
+        }
+        self.area.fetch_add(GENERATION, 1);
+    }
+
+    fn has_section(&self, slot: u8) -> bool {
+        let used = self.area.load(USED + usize::from(slot) / 64 * 8, Ordering::Acquire);
+        used >> (slot % 64) & 1 == 1
+    }
+
+    /// The slots of those who joined a group on an interface, as they say.
+    pub(super) fn members(&self, group: IpAddr, interface: u32) -> Vec<u8> {
+        let wanted = words(group, interface);
+        let has_joined = |slot: &u8| {
+            let section = usize::from(*slot) * SECTION;
+            let count = self.area.load(section, Ordering::Acquire).min(MOST as u64) as usize;
+            (0..count).any(|n| {
+                let at = section + ENTRIES + n * ENTRY;
+                let word = |i: usize| self.area.load(at + 8 * i, Ordering::Relaxed);
+                wanted == [word(0), word(1), word(2)]
+            })
+        };
+        (1..=255).filter(|slot| self.has_section(*slot)).filter(has_joined).collect()
+    }
+}
+
+fn words(group: IpAddr, interface: u32) -> [u64; 3] {
+    let bits = match group {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    }
+    .to_bits();
+    [(bits >> 64) as u64, bits as u64, interface.into()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_sees_what_all_have_joined_and_that_it_has_changed() {
+        let name = format!("roster-{}", std::process::id());
+        let slots = [(); 3].map(|()| Slot::claim(&name).unwrap());
+        let rosters = slots.each_ref().map(|slot| Roster::join(slot, 4791).unwrap());
+        let other_port = Roster::join(&slots[0], 4792).unwrap();
+        let ip = |s: &str| s.parse::<IpAddr>().unwrap();
+        let (a, b) = ((ip("239.1.2.3"), 2), (ip("ff15::1"), 7));
+        let before = rosters[2].generation();
+        rosters[0].publish([a, b].iter());
+        rosters[1].publish([b].iter());
+        assert_ne!(rosters[2].generation(), before);
+        let numbers = |of: &[usize]| {
+            let mut all: Vec<u8> = of.iter().map(|i| slots[*i].number()).collect();
+            all.sort_unstable();
+            all
+        };
+        assert_eq!(rosters[2].members(a.0, a.1), numbers(&[0]));
+        assert_eq!(rosters[2].members(b.0, b.1), numbers(&[0, 1]));
+        assert!(rosters[2].members(a.0, 3).is_empty() && other_port.members(a.0, a.1).is_empty());
+        // One ends without a word; who has its slot next has joined nothing.
+        let [first, _second, third] = rosters;
+        drop(first);
+        let before = third.generation();
+        let next = Roster::join(&slots[0], 4791).unwrap();
+        assert_ne!(next.generation(), before);
+        assert!(third.members(a.0, a.1).is_empty());
+    }
+
+    #[test]
+    fn nonsense_and_too_many_entries_are_bounded() {
+        let slot = Slot::claim(&format!("roster-many-{}", std::process::id())).unwrap();
+        let roster = Roster::join(&slot, 4791).unwrap();
+        let group = |n: u32| (IpAddr::from(std::net::Ipv4Addr::from_bits(0xef00_0000 + n)), 1);
+        let all: Vec<_> = (0..MOST as u32 + 5).map(group).collect();
+        roster.publish(all.iter());
+        let last = group(MOST as u32 - 1);
+        assert_eq!(roster.members(last.0, last.1), [slot.number()]);
+        assert!(roster.members(group(MOST as u32).0, 1).is_empty());
+        // Whoever shares it may write anything.
+        roster.area.store(usize::from(slot.number()) * SECTION, u64::MAX, Ordering::Relaxed);
+        for word in 0..4 {
+            roster.area.store(USED + 8 * word, u64::MAX, Ordering::Relaxed);
+        }
+        assert_eq!(roster.members(last.0, last.1), [slot.number()]);
+    }
+}
