@@ -248,7 +248,7 @@ fn start(stage: &Stage<'_>, plan: &Plan) -> anyhow::Result<Result<Pair, String>>
             return Ok(Err(format!("not connected: {} {}", server.output(), client.output())));
         }
     } else {
-        // Until then it is `ip`, which enters the host.
+        // Until then it is this program, which enters the host.
         let runs = |id| fs::read_link(format!("/proc/{id}/exe")).is_ok_and(|exe| exe == program);
         wait_for(Instant::now() + SOON, || Ok(runs(client.id()) || client.ended()?.is_some()))?;
     }
