@@ -215,8 +215,9 @@ fn start(stage: &Stage<'_>, plan: &Plan) -> anyhow::Result<Result<Pair, String>>
         }
         Workload::Ucmatose => (
             Path::new("/usr/bin/ucmatose"),
-            format!("-b 10.77.0.1 -p {port} -c 500"),
-            format!("-s 10.77.0.1 -p {port} -c 500"),
+            // Without messages: who waits for these polls, and looks for no event, so that it never learns of its peer's end.
+            format!("-b 10.77.0.1 -p {port} -c 500 -C 0"),
+            format!("-s 10.77.0.1 -p {port} -c 500 -C 0"),
         ),
         Workload::SharedXrc(_) => unreachable!("has programs of its own"),
     };
