@@ -27,7 +27,8 @@
 
 #include "waited.h"
 
-enum { TIMEOUT = 14, RETRIES = 4, RECEIVES = 64, COUNTER = 0, PLACE = 4096, LENGTH = 5000, INBOX = 16384,
+/* An ACK timeout of 0.27 s, and 4 s until the retries run out: who goes on with a target may have to wait for a processor. */
+enum { TIMEOUT = 16, RETRIES = 4, RECEIVES = 64, COUNTER = 0, PLACE = 4096, LENGTH = 5000, INBOX = 16384,
        SIZE = INBOX + RECEIVES * LENGTH };
 
 struct endpoint {

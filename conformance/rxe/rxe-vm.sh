@@ -4,6 +4,7 @@
 #
 #   rxe-vm.sh deps             apt-get what the host needs (root)
 #   rxe-vm.sh build            kernel + root file system + initramfs -> $RXE_WORK
+#   rxe-vm.sh fresh            whether that was built, and as this script and these settings build it (status)
 #   rxe-vm.sh uml              also build a User Mode Linux kernel (rxe, siw built in) for RXE_ACCEL=uml
 #   rxe-vm.sh start N          boot guest N (1..9) at $RXE_NET.(N+1), host is $RXE_NET.1; IPv6 likewise
 #   rxe-vm.sh run N 'COMMAND'  run a shell command in guest N; its output, its exit status
@@ -62,12 +63,22 @@ cmd_deps() {
 }
 
 # ---------------------------------------------------------------- image build
+# What the image is made by and from: another text makes another image. The guest's process 1 has a mark of its own, since
+# that alone is soon replaced.
+made_from() {
+	{ declare -f kernel_package cmd_build build_siw build_initrd probe_accel; echo "$GUEST_PKGS $RXE_FLAVOR $RXE_SUITE"; } | sha256sum
+}
+init_made_from() { declare -f write_guest_init cmd_image | sha256sum; }
+marked() { [ -s "$RXE_WORK/$1" ] && [ "$(cat "$RXE_WORK/$1")" = "$2" ]; }
+cmd_fresh() { marked made-from "$(made_from)"; }
+
 kernel_package() {
 	apt-cache depends "linux-image-$RXE_FLAVOR" 2>/dev/null | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p' | head -1
 }
 
 cmd_build() {
 	mkdir -p "$RXE_WORK"; cd "$RXE_WORK"
+	rm -f made-from
 	mkdir -p deb
 	local img ver base
 	img=$(kernel_package)
@@ -115,6 +126,7 @@ cmd_build() {
 	rm -rf kern hdr
 	say "accelerator check"
 	probe_accel > accel
+	made_from > made-from
 	say "done: accelerator $(cat accel), $(du -sh --apparent-size root | cut -f1) root file system"
 }
 
@@ -123,6 +135,7 @@ cmd_image() {
 	write_guest_init > root/sbin/rxe-init; chmod 755 root/sbin/rxe-init
 	rm -f root.img; truncate -s 1G root.img
 	mke2fs -q -t ext4 -O ^has_journal -d root -F root.img
+	init_made_from > init-made-from
 }
 
 # Debian does not switch SoftiWARP on, so build that one module from Debian's
@@ -261,7 +274,12 @@ while :; do
 	done
 	for j in /mnt/jobs/*.kill; do
 		[ -f "$j" ] || continue
-		rm -f "$j"; p=$(cat "${j%.kill}.pid" 2>/dev/null) && kill -TERM -- "-$p"; echo 143 > "${j%.kill}.rc"
+		b=${j%.kill}
+		# A job that was taken a moment ago has not said its number yet: in the next turn.
+		p=$(cat "$b.pid" 2>/dev/null)
+		if [ -e "$b.sh" -o -e "$b.cmd" ] && [ ! -e "$b.rc" ] && [ -z "$p" ]; then continue; fi
+		rm -f "$j"
+		if [ ! -e "$b.rc" ] && [ -n "$p" ]; then kill -TERM -- "-$p"; echo 143 > "$b.tmp"; mv "$b.tmp" "$b.rc"; fi
 	done
 	read -rt 0.15 -u 9 || :
 done
@@ -306,11 +324,11 @@ net_up() {
 # ------------------------------------------------------------------- running
 cmd_start() {
 	vmdir "${1:-}"; alive && die "guest $1 already runs"
-	[ -f "$RXE_WORK/root.img" ] || die "run build first"
-	# This script holds the guest's process 1.
-	if [ "${BASH_SOURCE[0]}" -nt "$RXE_WORK/root.img" ]; then (cmd_image); fi
+	cmd_fresh || die "no image, or an outdated one: run build first"
+	marked init-made-from "$(init_made_from)" || (cmd_image)
 	local acc=${RXE_ACCEL:-$(cat "$RXE_WORK/accel")} cpu accel
 	rm -rf "$D"; mkdir -p "$D/share/jobs"
+	cat "$RXE_WORK/made-from" "$RXE_WORK/init-made-from" > "$D/made-from"
 	net_up "$1"
 	if [ "$acc" = uml ]; then
 		TMPDIR=$D exec_inns "$RXE_WORK/linux-uml" mem="${RXE_MEM}M" umid="rxe$1-$$" \
@@ -401,11 +419,14 @@ cmd_stop() {
 cmd_status() {
 	local n
 	echo "work $RXE_WORK, kernel $(cat "$RXE_WORK/version" 2>/dev/null || echo none), accel $(cat "$RXE_WORK/accel" 2>/dev/null)"
-	for n in 1 2 3 4 5 6 7 8 9; do vmdir $n; if alive; then echo "guest $n pid $(cat "$D/pid") $RXE_NET.$((n + 1))"; fi; done
+	for n in 1 2 3 4 5 6 7 8 9; do
+		vmdir $n; alive || continue
+		echo "guest $n pid $(cat "$D/pid") $RXE_NET.$((n + 1))$([ "$(cat "$D/made-from" 2>/dev/null)" = "$(made_from; init_made_from)" ] || echo ' outdated')"
+	done
 }
 
 c=${1:-}; shift || :
 case $c in
-deps | build | image | uml | start | spawn | wait | run | kill | stop | status) "cmd_$c" "$@" ;;
+deps | build | fresh | image | uml | start | spawn | wait | run | kill | stop | status) "cmd_$c" "$@" ;;
 *) sed -n '2,/^set -/p' "$0" | sed '$d; s/^# \{0,1\}//'; exit 2 ;;
 esac

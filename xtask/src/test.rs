@@ -14,7 +14,7 @@ use crate::{abi_check, deny, fuzz, interrupt, packages, sanitize, soak};
 /// How much to run.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
-    /// The whole of the conformance tables, not their default selection; dying peers, too
+    /// The whole of the conformance tables, not their default selection
     #[arg(long)]
     full: bool,
 }
@@ -67,16 +67,14 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
             steps.counted("pyverbs-59", || run_suite(Suite::Pyverbs59, &dist, &selection))?;
             steps.counted("tools", || run_suite(Suite::Tools, &dist, &selection))?;
             steps.counted("impair", || run_suite(Suite::Impair, &dist, &selection))?;
-            if options.full {
-                steps.counted("survive", || run_suite(Suite::Survive, &dist, &selection))?;
-            }
+            steps.counted("survive", || run_suite(Suite::Survive, &dist, &selection))?;
             steps.counted("rxe", || run_suite(Suite::Rxe, &dist, &selection))?;
         }
         // What cannot run has not passed, and nobody knows how many cases it would have been.
         None => {
-            let full = ["soak", "survive"].iter().take(if options.full { 2 } else { 0 });
-            let names = ["abi-check", "pyverbs", "pyverbs-59", "tools", "impair", "rxe"];
-            for name in names.iter().chain(full) {
+            let full = options.full.then_some("soak");
+            let names = ["abi-check", "pyverbs", "pyverbs-59", "tools", "impair", "survive", "rxe"];
+            for name in names.into_iter().chain(full) {
                 steps.whole(name, || bail!("there is no dist to run it on"))?;
             }
         }

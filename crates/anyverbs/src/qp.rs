@@ -221,13 +221,13 @@ impl QpCell {
         }
     }
 
-    /// Ends its work: the peer gets the ACK that is still owed, nothing else happens any more. None if it was done.
+    /// Ends its work: the peer gets the ACK that is still owed, and the last one once more; nothing else happens any more. None if it was done.
     fn retire(&self) -> Option<Hold> {
         let mut state = self.state.lock();
         let hold = state.hold.take()?;
         let mut call = Call::new(self);
         let State { machine, link, .. } = &mut *state;
-        machine.acknowledge(&mut call.env(link));
+        machine.say_farewell(&mut call.env(link));
         let last = (std::mem::take(&mut link.comp_cntrs), machine.give_up_queues());
         self.engine.note_modified(self, &mut state);
         call.finish_last(state);

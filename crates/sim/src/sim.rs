@@ -317,6 +317,7 @@ impl Sim {
 
     /// Destroys a queue pair, with its completions.
     pub fn destroy(&mut self, qp: QpId) {
+        self.with(qp, |qp, env| qp.say_farewell(env));
         let slot = self.devices[qp.device.0].qps[qp.index].take();
         assert!(slot.is_some(), "destroyed twice");
         if let Some(slot) = slot {

@@ -1,10 +1,13 @@
 //! Hosts to run programs on: this machine's network, or network namespaces made for the run.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -216,11 +219,7 @@ impl Hosts {
 fn within(namespace: Option<&Namespace>, program: &Path) -> Command {
     match namespace {
         None => Command::new(program),
-        Some(namespace) => {
-            let mut command = Command::new("ip");
-            command.args(["netns", "exec", &namespace.name]).arg(program);
-            command
-        }
+        Some(namespace) => namespace.command(program),
     }
 }
 
@@ -346,6 +345,8 @@ const PREFIX: &str = "avt-";
 struct Namespace {
     name: String,
     holder: Process,
+    /// Of the network, and of the holder's mounts, which have this network's `/sys`.
+    entrances: [Arc<File>; 2],
 }
 
 impl Namespace {
@@ -361,26 +362,53 @@ impl Namespace {
     fn hold(name: &str, scratch: &Path) -> anyhow::Result<Self> {
         ip(&["-n", name, "link", "set", "lo", "up"])?;
         let mut command = Command::new("ip");
-        command.args(["netns", "exec", name, "sleep", "infinity"]);
+        let script = "echo inside; exec sleep infinity";
+        command.args(["netns", "exec", name, "sh", "-c", script]);
         let mut holder = Process::start(&mut command, &scratch.join(format!("{name}.out")))?;
-        let inode = |path: &str| {
-            fs::metadata(path)
-                .map(|meta| meta.ino())
-                .with_context(|| format!("cannot look at {path}"))
-        };
-        let namespace = inode(&format!("/run/netns/{name}"))?;
-        let inside = format!("/proc/{}/ns/net", holder.id());
         let there = wait_for(Instant::now() + Duration::from_secs(5), || {
             if holder.ended()?.is_some() {
                 bail!("cannot enter {name}: {}", holder.output().trim());
             }
-            Ok(inode(&inside)? == namespace)
+            Ok(holder.output().contains("inside"))
         })?;
         if !there {
             bail!("cannot enter {name}");
         }
-        Ok(Namespace { name: name.to_owned(), holder })
+        let entrance = |kind| {
+            let path = format!("/proc/{}/ns/{kind}", holder.id());
+            File::open(&path).map(Arc::new).with_context(|| format!("cannot open {path}"))
+        };
+        let entrances = [entrance("net")?, entrance("mnt")?];
+        Ok(Namespace { name: name.to_owned(), holder, entrances })
     }
+
+    /// A command that runs `program` inside.
+    ///
+    /// Not by `ip netns exec`, which gives each program mounts of its own: the last thread of a process that ends would wait
+    /// in the kernel until these are gone, for a grace period of RCU, which takes seconds on a busy machine.
+    fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        let [net, mounts] = self.entrances.clone();
+        let enter = move || enter(&net, &mounts);
+        // SAFETY: nothing but system calls on memory of its own stack.
+        unsafe { command.pre_exec(enter) };
+        command
+    }
+}
+
+/// Takes the calling process into namespaces; it stays in its directory, by name.
+fn enter(net: &File, mounts: &File) -> io::Result<()> {
+    const PATH_MAX: usize = libc::PATH_MAX as usize;
+    let check = |done: bool| if done { Ok(()) } else { Err(io::Error::last_os_error()) };
+    let mut here: [libc::c_char; PATH_MAX] = [0; PATH_MAX];
+    // SAFETY: writes at most the length of `here` to it, with an end.
+    check(!unsafe { libc::getcwd(here.as_mut_ptr(), here.len()) }.is_null())?;
+    for (file, kind) in [(net, libc::CLONE_NEWNET), (mounts, libc::CLONE_NEWNS)] {
+        // SAFETY: touches no memory.
+        check(unsafe { libc::setns(file.as_raw_fd(), kind) } == 0)?;
+    }
+    // SAFETY: reads a string that has an end.
+    check(unsafe { libc::chdir(here.as_ptr()) } == 0)
 }
 
 impl Drop for Namespace {

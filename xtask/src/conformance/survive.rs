@@ -28,7 +28,7 @@ use crate::dist::Dist;
 use crate::{interrupt, packages, page, workspace};
 
 /// Of an ordinary run, and of a whole one.
-const ROUNDS: u64 = 40;
+const ROUNDS: u64 = 20;
 const ALL_ROUNDS: u64 = 500;
 const FIRST_SEED: u64 = 1;
 /// Of TCP and of the CM: a port for each seed.

@@ -137,5 +137,15 @@ impl Engine {
                 call.settle(&mut state);
             }
         }
+        // What is lost from now on is lost for good.
+        self.qps.each(EXIT_PATIENCE, |cell| {
+            let Some(mut state) = cell.state.try_lock() else { return };
+            if !state.is_dead() {
+                let mut call = Call::new(cell);
+                let State { machine, link, .. } = &mut *state;
+                machine.say_farewell(&mut call.env(link));
+                call.settle(&mut state);
+            }
+        });
     }
 }

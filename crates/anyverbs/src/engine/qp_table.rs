@@ -3,6 +3,7 @@
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyverbs_proto::types::Qpn;
 use parking_lot::RwLock;
@@ -138,6 +139,13 @@ impl QpTable {
         if inner.foreign.get(&qpn).is_some_and(|cell| is_unclaimed(cell)) {
             inner.foreign.remove(&qpn);
         }
+    }
+
+    /// Calls `f` with each queue pair, without allocating, if the table can be had within `patience`; it stays locked.
+    pub(crate) fn each(&self, patience: Duration, mut f: impl FnMut(&Arc<QpCell>)) {
+        let Some(inner) = self.inner.try_read_for(patience) else { return };
+        let all = inner.chunks.iter().flatten().flat_map(|chunk| chunk.iter().flatten());
+        all.for_each(&mut f);
     }
 
     /// The queue pairs for which `which` holds.

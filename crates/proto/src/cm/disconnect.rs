@@ -1,5 +1,7 @@
 //! DREQ and DREP: how a connection ends, and how the program lets go of it.
 
+use std::time::Duration;
+
 use super::connection::{Connection, ConnectionState as S};
 use super::counters::DropReason;
 use super::event::{CmEvent, Disconnected, Rejection};
@@ -11,9 +13,13 @@ use super::message::disconnect::{Drep, Dreq};
 use super::message::lap::{Apr, Lap};
 use super::message::private_data::PrivateData;
 use super::outbox::Destination;
+use super::timeout;
 use crate::qp::Arrival;
 use crate::time::Time;
 use crate::types::Qpn;
+
+/// How old a DREP may be whose loss the peer has not shown: it asks again within this time, at first.
+const RECENT: Duration = Duration::from_secs(1);
 
 impl Cm {
     /// Disconnects (`rdma_disconnect(3)`), or agrees to the peer's wish. Private data: 220 bytes, in an answer 224.
@@ -174,6 +180,21 @@ impl Cm {
                     Some(answer) => self.outbox.replay(c.to, answer),
                     None => drop(self.outbox.send(c.to, tid, drep)),
                 }
+            }
+        }
+    }
+
+    /// Sends each DREP that is no older than [`RECENT`] once more: nobody may be left to answer when the peer asks again, which
+    /// it then does for a minute. For a peer that has it already it is of no connection any more.
+    pub(super) fn repeat_last_dreps(&mut self, now: Time) {
+        for c in self.connections.values() {
+            let over = c.deadline.filter(|_| c.state == S::Timewait);
+            let since = over.map(|end| end - timeout::timewait(c.qp.ack_timeout));
+            if let (Some(since), Some(drep)) = (since, c.answer.as_deref())
+                && now.since(since) <= RECENT
+                && c.answered_with(Attribute::Drep)
+            {
+                self.outbox.replay(c.to, drep);
             }
         }
     }

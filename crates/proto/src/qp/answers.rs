@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use crate::counters::Counter;
 use crate::env::{Env, TransmitError};
 use crate::payload::Payload;
+use crate::time::Time;
 use crate::types::Psn;
 use crate::wire::aeth::{Aeth, Syndrome};
 use crate::wire::atomic::AtomicAckEth;
@@ -22,6 +23,9 @@ const BURST: u64 = 128 << 10;
 
 /// The pause between two bursts.
 const PACE: std::time::Duration = std::time::Duration::from_micros(50);
+
+/// How old an ACK may be whose loss the peer has not shown: after this time it has asked again, as a rule.
+const RECENT: std::time::Duration = std::time::Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AnswerKind {
@@ -67,7 +71,7 @@ pub(super) struct Answers {
     /// In the order of their PSNs.
     pending: VecDeque<Pending>,
     /// No more before this time.
-    pub(super) paced_until: Option<crate::time::Time>,
+    pub(super) paced_until: Option<Time>,
 }
 
 impl Answers {
@@ -196,6 +200,7 @@ impl Qp {
                 }
             };
             any = true;
+            self.responder.last_ack = None;
             // An answer acknowledges all requests before it.
             if answer.psn.plus(answer.packets).prev() == self.last_executed() {
                 self.acknowledged();
@@ -265,14 +270,27 @@ impl Qp {
         let sent = rides || self.send_aeth(psn, Syndrome::ACK, env);
         if sent {
             self.acknowledged();
+            self.responder.last_ack = env.probe_after().map(|_| env.soon());
             env.count(Counter::AcksSent, 1);
         }
         sent
     }
 
+    /// Sends the last ACK once more, if it is no older than [`RECENT`]: nobody will answer when the peer asks again.
+    pub(super) fn send_last_ack<E: Env>(&mut self, env: &mut E) {
+        let is_recent = |at: Time| env.now().since(at) <= RECENT;
+        let answers = matches!(self.attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
+        let responder = &self.responder;
+        if answers && !responder.answers.are_pending() && responder.last_ack.is_some_and(is_recent)
+        {
+            self.send_aeth(self.last_executed(), Syndrome::ACK, env);
+        }
+    }
+
     /// Sends a NAK of `psn`. What was executed before it is acknowledged by it.
     pub(super) fn send_nak<E: Env>(&mut self, psn: Psn, syndrome: Syndrome, env: &mut E) {
         self.acknowledged();
+        self.responder.last_ack = None;
         self.send_aeth(psn, syndrome, env);
     }
 

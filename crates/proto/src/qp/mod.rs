@@ -658,6 +658,13 @@ impl Qp {
         self.send_owed_ack(env);
     }
 
+    /// The last words before the queue pair, or its process, ends: the ACK that is owed, and once more the last one, since
+    /// what is lost now is lost for good. A peer that has it already takes it for a duplicate (IBA 9.7.5.1.1).
+    pub fn say_farewell<E: Env>(&mut self, env: &mut E) {
+        self.acknowledge(env);
+        self.send_last_ack(env);
+    }
+
     /// When [`on_timer`](Self::on_timer) must be called at the latest. It may move with every call.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {

@@ -12,6 +12,7 @@ use crate::memory::Memory;
 use crate::mr::Access;
 use crate::payload::{ScatterError, scatter};
 use crate::recv_queue::RecvWqe;
+use crate::time::Time;
 use crate::types::{Psn, Qpn};
 use crate::wc::{Wc, WcFlags, WcOpcode, WcStatus};
 use crate::wire::aeth::{NakCode, Syndrome};
@@ -74,6 +75,8 @@ pub(super) struct Responder {
     /// An ACK or NAK for which the path had no room: it goes before further requests.
     pub(super) held: Option<(Psn, Syndrome)>,
     unacknowledged: u32,
+    /// When the last answer left, if that was an ACK and the link may have lost it.
+    pub(super) last_ack: Option<Time>,
     pub(super) turn: Turn,
     pub(super) answers: Answers,
 }

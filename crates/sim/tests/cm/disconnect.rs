@@ -179,3 +179,32 @@ fn the_disconnect_of_another_queue_pair_is_ignored() {
     assert_eq!(w.state(1, b), S::Established);
     w.tear_down();
 }
+
+#[test]
+fn the_last_drep_is_sent_again_when_its_process_ends() {
+    for [lost, late] in [[true, false], [false, false], [false, true]] {
+        let mut w = World::new(1, 2);
+        w.listen(1);
+        let (a, b) = w.pair(0, 1);
+        if lost {
+            w.next(0, |_, m| m.attribute() == Attribute::Drep, Fate::Drop);
+        }
+        w.hosts[0].cm.disconnect(w.now, a, &[]).unwrap();
+        let CmEvent::Disconnected { id, .. } = w.wait_event(1) else { panic!() };
+        w.hosts[1].cm.disconnect(w.now, id, &[]).unwrap();
+        assert_eq!(id, b);
+        if late {
+            w.run_for(Duration::from_secs(2));
+        }
+        let sent = |w: &World| w.hosts[1].cm.counters().tx_msgs.of(Attribute::Drep);
+        let before = sent(&w);
+        w.hosts[1].cm.shutdown(w.now);
+        assert_eq!(sent(&w) - before, u64::from(!late));
+        w.run_for(Duration::from_millis(1));
+        w.kill(1);
+        let now = w.now;
+        let CmEvent::Disconnected { how, .. } = w.wait_event(0) else { panic!() };
+        assert!(matches!(how, Disconnected::Acknowledged(_)), "{how:?}");
+        assert!(w.now.since(now) < Duration::from_secs(1));
+    }
+}

@@ -58,3 +58,56 @@ fn a_read_response_acknowledges_what_came_before() {
     t.run_for(Duration::from_millis(1));
     assert_eq!(t.sent(a), [(1, Success), (2, Success)]);
 }
+
+/// A connection over a link that loses packets, whose receiver has got one SEND, and was heard of that.
+fn received_one(lost: bool) -> (Pair, End, End) {
+    let options =
+        QpOptions { probe_after: Some(Duration::from_millis(8)), retry_cnt: 2, ..QpOptions::rc() };
+    let (mut t, a, b) = rc(options);
+    if lost {
+        t.net.once(is(O::Ack), Fate::Drop);
+    }
+    t.recv(b, 1, &[b.mr.sge(0, 10)]);
+    t.post(a, 2, SendOp::Send, &[a.mr.sge(0, 10)]);
+    t.run_for(Duration::from_millis(1));
+    assert_eq!(t.received(b), [(1, Success)]);
+    assert_eq!(t.net.trace.count(b.device, O::Ack), 1);
+    (t, a, b)
+}
+
+#[test]
+fn the_last_one_is_sent_again_when_its_queue_pair_ends() {
+    let (mut t, a, b) = received_one(true);
+    t.destroy(b.qp);
+    t.run();
+    assert_eq!(t.sent(a), [(2, Success)]);
+    assert_eq!(t.net.trace.count(b.device, O::Ack), 2);
+}
+
+#[test]
+fn the_last_one_sent_again_is_a_duplicate_where_none_was_lost() {
+    let (mut t, a, b) = received_one(false);
+    assert_eq!(t.sent(a), [(2, Success)]);
+    t.destroy(b.qp);
+    t.run();
+    assert_eq!(t.sent(a), []);
+    assert_eq!(t.state(a), QpState::Rts);
+}
+
+#[test]
+fn an_ack_of_old_and_one_before_another_answer_are_not_sent_again() {
+    let (mut t, _, b) = received_one(false);
+    t.run_for(Duration::from_secs(2));
+    t.destroy(b.qp);
+    t.run();
+    assert_eq!(t.net.trace.count(b.device, O::Ack), 1);
+
+    let (mut t, a, b) = received_one(false);
+    t.post(a, 3, SendOp::Read(b.mr.remote(0)), &[a.mr.sge(4096, 10)]);
+    t.run_for(Duration::from_millis(1));
+    assert_eq!(t.sent(a), [(2, Success), (3, Success)]);
+    // An ACK of a READ would say that its response is missing.
+    t.destroy(b.qp);
+    t.run();
+    assert_eq!(t.net.trace.count(b.device, O::Ack), 1);
+}

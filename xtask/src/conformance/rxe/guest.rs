@@ -6,6 +6,7 @@ use std::fs;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -20,7 +21,10 @@ const GUEST: &str = "1";
 const BUILD_TIME: Duration = Duration::from_secs(900);
 const START_TIME: Duration = Duration::from_secs(200);
 /// A job that was ended says so soon.
-const GRACE: Duration = Duration::from_secs(5);
+const GRACE: Duration = Duration::from_secs(20);
+const POLL: Duration = Duration::from_millis(20);
+/// What the script's status says of a guest whose image would be made otherwise now.
+const OUTDATED: &str = " outdated";
 
 /// A running guest on a bridge with this machine; stopped with this value if it was started for it.
 pub(super) struct Guest {
@@ -51,7 +55,15 @@ impl Guest {
             return Ok(Err(format!("no QEMU: {error:#}")));
         }
         let vm = Vm::from_environment();
-        if !vm.work.join("accel").exists() {
+        let status = quiet(&mut vm.command(&["status"]))?;
+        let running = status.lines().find(|line| line.starts_with(&format!("guest {GUEST} ")));
+        if running.is_some_and(|line| line.ends_with(OUTDATED)) {
+            bail!(
+                "the guest that runs is outdated: {} stop {GUEST}",
+                workspace::shown(&vm.command(&[]))
+            );
+        }
+        if running.is_none() && !vm.command(&["fresh"]).status().is_ok_and(|it| it.success()) {
             println!("building the guest in {}", vm.work.display());
             for step in ["deps", "build"] {
                 if let Err(reason) = vm.step(&[step], log, BUILD_TIME)? {
@@ -59,12 +71,10 @@ impl Guest {
                 }
             }
         }
-        let runs = quiet(&mut vm.command(&["status"]))?
-            .lines()
-            .any(|line| line.starts_with(&format!("guest {GUEST} ")));
+        let ours = running.is_none();
         // From here on a guest that does not come up is taken down again.
-        let mut guest = Guest { vm, ours: !runs, gids: String::new() };
-        if !runs && let Err(reason) = guest.vm.step(&["start", GUEST], log, START_TIME)? {
+        let mut guest = Guest { vm, ours, gids: String::new() };
+        if ours && let Err(reason) = guest.vm.step(&["start", GUEST], log, START_TIME)? {
             return Ok(Err(reason));
         }
         let gids = guest.run(
@@ -279,7 +289,7 @@ impl Job<'_> {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Ends the command if it still runs.
+    /// Ends the command if it still runs, after an interruption, too: nobody else knows of it.
     pub(super) fn stop(&mut self) {
         if !matches!(self.ended(), Ok(None)) {
             return;
@@ -288,14 +298,20 @@ impl Job<'_> {
             eprintln!("xtask: {error:#}");
             return;
         }
-        // An interrupt ends the wait, which is as well.
-        let _ = wait_for(Instant::now() + GRACE, || Ok(self.ended()?.is_some()));
+        let end = Instant::now() + GRACE;
+        while matches!(self.ended(), Ok(None)) && Instant::now() < end {
+            sleep(POLL);
+        }
     }
 }
 
 impl Drop for Job<'_> {
     fn drop(&mut self) {
         self.stop();
+        if matches!(self.ended(), Ok(None)) {
+            eprintln!("xtask: a job does not end in the guest: {}", self.file.display());
+            return;
+        }
         // The guest reads the whole directory several times a second, which is slow when files pile up.
         for extension in ["sh", "pid", "out", "rc"] {
             let _ = fs::remove_file(self.file.with_extension(extension));
@@ -306,6 +322,52 @@ impl Drop for Job<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::interrupt;
+
+    const CHILD: &str = "XTASK_TEST_INTERRUPTED";
+
+    /// Whatever else an interruption ends: what runs in a guest that goes on is ended, and only then its files are removed,
+    /// by which the guest finds it.
+    #[test]
+    fn a_job_is_ended_after_an_interruption_too() {
+        if env::var_os(CHILD).is_none() {
+            // In a process of its own, since all of one is interrupted.
+            let name = "conformance::rxe::guest::tests::a_job_is_ended_after_an_interruption_too";
+            let mut again = Command::new(env::current_exe().unwrap());
+            quiet(again.args(["--exact", name, "--nocapture"]).env(CHILD, "1")).unwrap();
+            return;
+        }
+        let folder = env::temp_dir().join(format!("xtask-job-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let script = folder.join("script");
+        fs::write(&script, "#!/bin/sh\n: > \"$RXE_WORK/$3.kill\"\n").unwrap();
+        quiet(Command::new("chmod").arg("+x").arg(&script)).unwrap();
+        let vm = Vm { script, work: folder.clone(), ..Vm::from_environment() };
+        let file = folder.join("job");
+        let path = |extension| file.with_extension(extension);
+        fs::write(path("pid"), "1").unwrap();
+        let guest = std::thread::spawn({
+            let [kill, pid, rc] = ["kill", "pid", "rc"].map(path);
+            move || {
+                while !kill.exists() {
+                    sleep(POLL);
+                }
+                // Its next look into the directory.
+                sleep(POLL * 10);
+                let found = pid.exists();
+                fs::write(rc, "143").unwrap();
+                found
+            }
+        });
+        interrupt::catch();
+        // SAFETY: touches no memory; the signal is caught.
+        unsafe { libc::raise(libc::SIGTERM) };
+        assert!(interrupt::check().is_err());
+        drop(Job { vm: &vm, name: "job".into(), file: file.clone() });
+        assert!(guest.join().unwrap(), "the guest did not find the job any more");
+        assert!(!path("pid").exists() && !path("rc").exists());
+        fs::remove_dir_all(folder).unwrap();
+    }
 
     #[test]
     fn the_gid_of_an_address_is_found_by_its_type() {

@@ -215,8 +215,9 @@ fn start(stage: &Stage<'_>, plan: &Plan) -> anyhow::Result<Result<Pair, String>>
         }
         Workload::Ucmatose => (
             Path::new("/usr/bin/ucmatose"),
-            format!("-b 10.77.0.1 -p {port} -c 500"),
-            format!("-s 10.77.0.1 -p {port} -c 500"),
+            // Without messages: who waits for these polls, and looks for no event, so that it never learns of its peer's end.
+            format!("-b 10.77.0.1 -p {port} -c 500 -C 0"),
+            format!("-s 10.77.0.1 -p {port} -c 500 -C 0"),
         ),
         Workload::SharedXrc(_) => unreachable!("has programs of its own"),
     };
@@ -248,7 +249,7 @@ fn start(stage: &Stage<'_>, plan: &Plan) -> anyhow::Result<Result<Pair, String>>
             return Ok(Err(format!("not connected: {} {}", server.output(), client.output())));
         }
     } else {
-        // Until then it is `ip`, which enters the host.
+        // Until then it is this program, which enters the host.
         let runs = |id| fs::read_link(format!("/proc/{id}/exe")).is_ok_and(|exe| exe == program);
         wait_for(Instant::now() + SOON, || Ok(runs(client.id()) || client.ended()?.is_some()))?;
     }
