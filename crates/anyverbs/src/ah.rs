@@ -31,7 +31,7 @@ pub struct AhAttr {
     pub is_global: bool,
     /// Service level.
     pub sl: u8,
-    /// Static rate, as given.
+    /// Static rate (`enum ibv_rate`): sends that way are paced.
     pub static_rate: u8,
     /// Source path bits, as given.
     pub src_path_bits: u8,

@@ -254,6 +254,12 @@ impl Cq {
         }
     }
 
+    /// Whether completions of a queue pair wait.
+    #[must_use]
+    pub fn holds_of(&self, qpn: Qpn) -> bool {
+        self.wcs.iter().any(|wc| wc.qpn == qpn)
+    }
+
     /// Removes the completions of a queue pair that is destroyed or reset (S1.2).
     pub fn purge(&mut self, qpn: Qpn) {
         if let Some(details) = &mut self.details {

@@ -151,9 +151,9 @@ pub struct AddressVector {
     pub sl: u8,
     /// IPv6 flow label, 20 bits.
     pub flow_label: u32,
-    /// Static rate, source path bits and DLID, as given: RoCE has no use for them.
+    /// Static rate (`enum ibv_rate`): sends that way are paced ([`crate::qp::pacing`]).
     pub static_rate: u8,
-    /// Source path bits, as given.
+    /// Source path bits, as given: RoCE has no use for them, nor for the DLID.
     pub src_path_bits: u8,
     /// Destination LID, as given.
     pub dlid: u16,

@@ -14,8 +14,8 @@ use crate::gid::GidEntry;
 
 /// Code of a packet's life time that Linux takes for RoCE.
 const PACKET_LIFE_TIME: u8 = 16;
-/// `IBV_RATE_25_GBPS`: that of the port.
-const RATE: u8 = 15;
+/// `IBV_RATE_100_GBPS`: that of the port.
+const RATE: u8 = 16;
 pub(super) const HOP_LIMIT: u8 = 64;
 
 /// An address of the device.

@@ -8,11 +8,12 @@
 //! what gives its section back (pread(2), fcntl(2)).
 //!
 //! In the order in which they may be taken: the receive path's lock; the sender's line, or the neighbours; the machine's;
-//! what lingers. Requests that wait for a listener have a leaf. Who asks for services may hold the line, not the machine's.
+//! what lingers. Requests that wait for a listener, and DREQs that wait, have a leaf. Who asks for services may hold the line, not the machine's.
 //!
 //! A MAD may reach any process of the host ([`receive`]): those that name a communication ID are steered like data, by
 //! the slot in it; a request goes to the process that listens, which who receives it finds in the registry.
 
+mod disconnects;
 mod lingering;
 mod neighbours;
 mod receive;
@@ -38,6 +39,7 @@ use parking_lot::Mutex;
 use super::Engine;
 use super::timers::NEVER;
 use crate::cm::Ids;
+use disconnects::Disconnects;
 use neighbours::Neighbours;
 pub(super) use receive::Incoming;
 use records::{Joined, Records};
@@ -112,6 +114,7 @@ pub(crate) struct Gsi {
     unserved_at: AtomicU64,
     /// When a listener that ended is no longer expected back, in nanoseconds.
     left_until: AtomicU64,
+    disconnects: Disconnects,
     journal: Joined,
     /// When it is looked for what others left there, in nanoseconds.
     abandoned_at: AtomicU64,
@@ -138,6 +141,7 @@ impl Gsi {
             unserved: Mutex::default(),
             unserved_at: AtomicU64::new(NEVER),
             left_until: AtomicU64::new(NEVER),
+            disconnects: Disconnects::default(),
             journal: Joined::default(),
             abandoned_at: AtomicU64::new(NEVER),
         }
@@ -155,7 +159,7 @@ impl Gsi {
             &self.abandoned_at,
         ];
         let next = times.into_iter().map(|at| at.load(Ordering::SeqCst)).min();
-        next.unwrap_or(NEVER).min(self.sender.next())
+        next.unwrap_or(NEVER).min(self.sender.next()).min(self.disconnects.until())
     }
 }
 
@@ -177,7 +181,7 @@ impl Engine {
         let result = self.call_cm(&mut state, now, f);
         drop(state);
         // What acknowledges earlier messages arrives before a MAD that may be the program's answer to them.
-        self.flush_owed();
+        self.flush_owed_at_once();
         self.send_mads(now);
         self.worker.wake_before(self.gsi.next());
         result
@@ -235,6 +239,9 @@ impl Engine {
         }
         if is_due(&self.gsi.abandoned_at) {
             self.look_for_abandoned();
+        }
+        if self.gsi.disconnects.until() <= now.as_nanos() {
+            self.look_at_disconnects(now, None);
         }
         if is_due(&self.gsi.unserved_at) {
             self.look_for_listeners(now);

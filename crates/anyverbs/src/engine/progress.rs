@@ -155,12 +155,22 @@ impl Engine {
             // What woke the worker came after this thread had looked.
             n = self.receive_batch(false, false);
         }
-        n + self.receive_frames()
+        n + self.receive_before_disconnects(worker) + self.receive_frames()
     }
 
     /// As [`receive`](Self::receive) of a thread of the program, at descriptors that were found ready.
     pub(super) fn receive_ready(&'static self) -> usize {
-        self.receive_batch(false, true) + self.receive_frames()
+        self.receive_batch(false, true)
+            + self.receive_before_disconnects(false)
+            + self.receive_frames()
+    }
+
+    /// Where a DREQ waits, what came before it is received now: whoever calls may be about to sleep.
+    fn receive_before_disconnects(&'static self, worker: bool) -> usize {
+        if !self.keeps_disconnects() {
+            return 0;
+        }
+        self.receive_batch(worker, true)
     }
 
     fn receive_frames(&'static self) -> usize {
@@ -321,7 +331,8 @@ impl Engine {
         }
         self.answer(probes);
         *since_acks += n;
-        if n == 0 && !quiet && batch.asked_all() && !self.owes() {
+        let is_empty = n == 0 && !quiet && batch.asked_all();
+        if is_empty && !self.owes() {
             self.rx_empty_at.store(now.as_nanos(), Ordering::Release);
         }
         let acks_due = *since_acks >= ACK_EVERY || (n == 0 && !worker);
@@ -331,6 +342,9 @@ impl Engine {
         let mut resumed = std::mem::take(resume);
         let lost = std::mem::take(closed);
         drop(rx);
+        if self.keeps_disconnects() && is_empty && !self.inproc.is_pending() {
+            self.look_at_disconnects(now, Some(now));
+        }
         for (channel, why) in lost {
             self.lose_peer(&channel, why, &mut resumed);
         }

@@ -594,8 +594,16 @@ pub(crate) unsafe extern "C" fn ibv_query_qp_data_in_order(
     0
 }
 
-/// `ibv_query_ece`: `EOPNOTSUPP`; this device agrees on no vendor's enhancements with its peers.
+/// `ibv_query_ece`: `EOPNOTSUPP`; this device agrees on no vendor's enhancements with its peers, and says so to programs that do not look
+/// at what is returned: zeros.
+///
+/// # Safety
+/// `ece` is NULL or writable.
 pub(crate) unsafe extern "C" fn ibv_query_ece(qp_: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    if !ece.is_null() {
+        // SAFETY: the caller's promise.
+        unsafe { ece.write(ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 }) };
+    }
     no_ece(qp_, ece)
 }
 

@@ -192,6 +192,38 @@ static void batches(struct ibv_pd *pd)
 	free_end(&a), free_end(&b);
 }
 
+/* What this device has not: a vendor's enhancements, and alternate paths. */
+static void not_there(struct ibv_context *ctx, struct ibv_pd *pd)
+{
+	struct end a = make_end(pd, IBV_QPT_RC), b = make_end(pd, IBV_QPT_RC);
+	struct ibv_ece ece = { .vendor_id = 7, .options = 7, .comp_mask = 7 };
+	REFUSES(ibv_query_ece(a.qp, &ece), EOPNOTSUPP);
+	EQ(ece.vendor_id, 0);
+	EQ(ece.options, 0);
+	EQ(ece.comp_mask, 0);
+	REFUSES(ibv_set_ece(a.qp, &ece), EOPNOTSUPP);
+	ece.vendor_id = 7;
+	REFUSES(ibv_set_ece(a.qp, &ece), EOPNOTSUPP);
+
+	struct ibv_device_attr device;
+	OK(ibv_query_device(ctx, &device));
+	EQ(device.device_cap_flags & IBV_DEVICE_AUTO_PATH_MIG, 0);
+	connect_ends(&a, &b);
+	struct ibv_qp_attr attr = { .alt_port_num = 1, .alt_timeout = 14, .path_mig_state = IBV_MIG_REARM,
+		.alt_ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = own_gid(ctx), .hop_limit = 9 } } };
+	REFUSES(ibv_modify_qp(a.qp, &attr, IBV_QP_ALT_PATH), EOPNOTSUPP);
+	REFUSES(ibv_modify_qp(a.qp, &attr, IBV_QP_PATH_MIG_STATE), EOPNOTSUPP);
+	struct ibv_qp_init_attr init;
+	memset(&attr, 0xff, sizeof(attr));
+	OK(ibv_query_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_ALT_PATH | IBV_QP_PATH_MIG_STATE, &init));
+	EQ(attr.qp_state, IBV_QPS_RTS);
+	EQ(attr.path_mig_state, IBV_MIG_MIGRATED);
+	EQ(attr.alt_port_num, 0);
+	EQ(attr.alt_timeout, 0);
+	EQ(attr.alt_pkey_index, 0);
+	free_end(&a), free_end(&b);
+}
+
 int main(void)
 {
 	struct ibv_context *ctx = open_device();
@@ -200,6 +232,7 @@ int main(void)
 	sizes(pd, cq);
 	queues(pd);
 	batches(pd);
+	not_there(ctx, pd);
 	OK(ibv_destroy_cq(cq));
 	OK(ibv_dealloc_pd(pd));
 	OK(ibv_close_device(ctx));

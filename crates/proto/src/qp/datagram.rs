@@ -15,7 +15,8 @@ use crate::wr::{SendFlags, SendOp};
 
 use super::attr::QpState;
 use super::grh::{self, GRH_LEN};
-use super::{Arrival, Incoming, Qp};
+use super::pacing::Pacing;
+use super::{Arrival, Incoming, PACKET_COST, Qp};
 
 impl Qp {
     /// Sends all datagrams that the link takes.
@@ -23,13 +24,13 @@ impl Qp {
         let mut sent = false;
         while self.attr.state == QpState::Rts
             && self.sq.next != self.sq.head
-            && self.paces_one_more(env)
+            && self.paces_next(env)
         {
             let bytes = self.sq.at(self.sq.next).len;
             match self.send_datagram(env) {
                 Ok(()) => {
                     sent = true;
-                    self.note_paced(bytes, env);
+                    self.note_paced_datagram(bytes, env);
                     self.sq.next = self.sq.next.wrapping_add(1);
                     self.sq.started = self.sq.next;
                     self.complete_oldest(WcStatus::Success, env);
@@ -40,6 +41,37 @@ impl Qp {
         }
         self.after_completion(env);
         sent
+    }
+
+    /// Whether the oldest may leave now, as far as the program's limit and its address handle's static rate go.
+    fn paces_next<E: Env>(&mut self, env: &E) -> bool {
+        let static_rate = self.sq.dest(self.sq.next).av.static_rate;
+        let mut admits = self.pacing.as_mut().is_none_or(|pacing| pacing.admits(env.now()));
+        if static_rate != 0
+            && let Some(path) = Pacing::of_path(static_rate, self.mtu())
+        {
+            let pacing = self.path_pacing.get_or_insert(path);
+            pacing.turns_to(&path);
+            admits = admits && pacing.admits(env.now());
+        }
+        admits
+    }
+
+    fn note_paced_datagram<E: Env>(&mut self, bytes: u32, env: &E) {
+        if !self.is_paced() {
+            return;
+        }
+        let bytes = bytes.saturating_add(PACKET_COST as u32);
+        let static_rate = self.sq.dest(self.sq.next).av.static_rate;
+        if let Some(pacing) = &mut self.pacing {
+            pacing.note_sent(bytes, env.now());
+        }
+        // What goes to others takes nothing of this path's rate.
+        if let Some(pacing) = &mut self.path_pacing
+            && Pacing::of_path(static_rate, 0).is_some()
+        {
+            pacing.note_sent(bytes, env.now());
+        }
     }
 
     /// Sends the oldest. An error without status: the path has no room.

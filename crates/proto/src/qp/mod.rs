@@ -189,6 +189,8 @@ pub struct Qp {
     responder: Responder,
     congestion: Congestion,
     pacing: Option<Pacing>,
+    /// By the static rate of its path; UD: since a datagram went to an address handle that has one.
+    path_pacing: Option<Pacing>,
     /// PSN of the next datagram.
     next_datagram: Psn,
     /// `COMM_EST` was raised.
@@ -238,6 +240,7 @@ impl Qp {
             responder: Responder::default(),
             congestion: Congestion::default(),
             pacing: None,
+            path_pacing: None,
             next_datagram: Psn::default(),
             established: false,
             srq_pd: None,
@@ -292,15 +295,25 @@ impl Qp {
         self.pacing = Pacing::new(limit, self.mtu());
     }
 
-    /// Whether a packet may leave now, as far as the program's limit goes.
+    /// Whether something limits the rate of its sends.
+    #[inline]
+    fn is_paced(&self) -> bool {
+        self.pacing.is_some() || self.path_pacing.is_some()
+    }
+
+    fn pacers(&mut self) -> impl Iterator<Item = &mut Pacing> {
+        self.pacing.iter_mut().chain(&mut self.path_pacing)
+    }
+
+    /// Whether a packet may leave now, as far as the limits of the rate go.
     fn paces_one_more<E: Env>(&mut self, env: &E) -> bool {
-        self.pacing.as_mut().is_none_or(|pacing| pacing.admits(env.now()))
+        !self.is_paced() || self.pacers().all(|pacing| pacing.admits(env.now()))
     }
 
     fn note_paced<E: Env>(&mut self, bytes: u32, env: &E) {
-        if let Some(pacing) = &mut self.pacing {
+        if self.is_paced() {
             let bytes = bytes.saturating_add(PACKET_COST as u32);
-            pacing.note_sent(bytes, env.now());
+            self.pacers().for_each(|pacing| pacing.note_sent(bytes, env.now()));
         }
     }
 
@@ -409,6 +422,9 @@ impl Qp {
             MAX_DEST_RD_ATOMIC: max_dest_rd_atomic;
             DEST_QPN: dest_qpn;
         }
+        if mask.contains(M::AV) || mask.contains(M::PATH_MTU) {
+            self.path_pacing = Pacing::of_path(self.attr.av.static_rate, self.mtu());
+        }
         if mask.contains(M::RATE_LIMIT) {
             self.limit_rate(&RateLimit { kbps: from.rate_limit, ..RateLimit::default() });
         }
@@ -426,7 +442,7 @@ impl Qp {
         self.attr = QpAttr::default();
         self.credit.release(self.sq.clear());
         self.requester = Requester::default();
-        self.pacing = None;
+        (self.pacing, self.path_pacing) = (None, None);
         self.forget_receives();
         self.established = false;
     }
@@ -573,10 +589,8 @@ impl Qp {
     /// Sends what may be sent now: requests, READ responses that were held back, and an ACK that is owed if
     /// anything else went out. Call it after posting, and when a path that was blocked has room again.
     pub fn transmit<E: Env>(&mut self, env: &mut E) {
-        if let Some(pacing) = &mut self.pacing {
-            // What may hold the sends now need not be the rate: then its moment, once past, would stay the deadline.
-            pacing.wait_until = None;
-        }
+        // What may hold the sends now need not be the rate: then its moment, once past, would stay the deadline.
+        self.pacers().for_each(|pacing| pacing.wait_until = None);
         let sent = match self.init.qp_type {
             QpType::Ud => self.send_datagrams(env),
             QpType::Uc | QpType::XrcSend => self.send_requests(env),
@@ -636,7 +650,7 @@ impl Qp {
         self.sq.next != self.sq.head
             || self.responder.answers.are_pending()
             || self.responder.held.is_some()
-            || self.pacing.is_some()
+            || self.is_paced()
     }
 
     /// Whether an ACK is held back: the device calls [`acknowledge`](Self::acknowledge) soon, best when nothing else is left to
@@ -670,7 +684,9 @@ impl Qp {
     pub fn deadline(&self) -> Option<Time> {
         let answers = self.responder.answers.paced_until;
         let paced = match self.attr.state {
-            QpState::Rts | QpState::Sqd => self.pacing.as_ref().and_then(|p| p.wait_until),
+            QpState::Rts | QpState::Sqd => {
+                self.pacing.iter().chain(&self.path_pacing).filter_map(|p| p.wait_until).min()
+            }
             _ => None,
         };
         earlier(earlier(answers, self.requester_deadline()), paced)
@@ -729,7 +745,7 @@ impl Qp {
     /// Longest payload of one piece: whole packets of the path MTU, one at least.
     fn segment<E: Env>(&self, env: &E) -> u32 {
         let mtu = self.mtu();
-        if self.pacing.is_some() {
+        if self.is_paced() {
             return mtu;
         }
         (env.segment() & !(mtu - 1)).max(mtu)

@@ -1,5 +1,6 @@
-//! Packet pacing: how fast a queue pair sends at most (`ibv_modify_qp_rate_limit(3)`). What it answers to the peer's
-//! requests is not held back: that is paced by who asks.
+//! Packet pacing: how fast a queue pair sends at most, by the program's limit (`ibv_modify_qp_rate_limit(3)`) and by the static
+//! rate of the path or address handle (IBA 9.11). What it answers to the peer's requests is not held back: that is paced by
+//! who asks.
 
 use std::time::Duration;
 
@@ -14,6 +15,40 @@ pub struct RateLimit {
     pub max_burst: u32,
     /// Bytes of a typical packet: a burst is no smaller. 0: the path MTU.
     pub typical_packet: u16,
+}
+
+/// The port's own rate, in Mb/s: a path that is as fast holds nothing back.
+pub const PORT_MBPS: u32 = 100_000;
+
+/// Megabits a second of a static rate (`enum ibv_rate`); `None` for 0, the port's own, and for a code that does not exist.
+#[must_use]
+pub fn static_rate_mbps(code: u8) -> Option<u32> {
+    Some(match code {
+        2 => 2_500,
+        3 => 10_000,
+        4 => 30_000,
+        5 => 5_000,
+        6 => 20_000,
+        7 => 40_000,
+        8 => 60_000,
+        9 => 80_000,
+        10 => 120_000,
+        11 => 14_062,
+        12 => 56_250,
+        13 => 112_500,
+        14 => 168_750,
+        15 => 25_781,
+        16 => 103_125,
+        17 => 206_250,
+        18 => 309_375,
+        19 => 28_125,
+        20 => 53_125,
+        21 => 425_000,
+        22 => 637_500,
+        23 => 850_000,
+        24 => 1_275_000,
+        _ => return None,
+    })
 }
 
 /// What leaves at one go where the program does not say.
@@ -45,6 +80,17 @@ impl Pacing {
             drained_at: Time::from_nanos(0),
             wait_until: None,
         })
+    }
+
+    /// Of a path with this static rate. None if that is no slower than the port.
+    pub(super) fn of_path(static_rate: u8, packet: u32) -> Option<Self> {
+        let mbps = static_rate_mbps(static_rate).filter(|mbps| *mbps < PORT_MBPS)?;
+        Self::new(&RateLimit { kbps: mbps * 1000, ..RateLimit::default() }, packet)
+    }
+
+    /// The same for the next datagram, whose path may have another rate: what left before still has to drain.
+    pub(super) fn turns_to(&mut self, path: &Self) {
+        (self.kbps, self.burst) = (path.kbps, path.burst);
     }
 
     /// Whether a packet may leave now; if not, [`wait_until`](Self::wait_until) says when.

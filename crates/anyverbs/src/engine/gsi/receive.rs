@@ -38,7 +38,8 @@ impl Engine {
             reason.inspect(|counter| self.count(*counter, 1)).is_none()
         };
         let mads = incoming.iter().filter(is_mad);
-        let ours: Vec<_> = mads.filter(|incoming| self.is_ours(now, incoming)).collect();
+        let ours = mads.filter(|incoming| self.is_ours(now, incoming));
+        let ours: Vec<_> = ours.filter(|incoming| !self.keep_disconnect(incoming)).collect();
         if ours.is_empty() {
             return;
         }

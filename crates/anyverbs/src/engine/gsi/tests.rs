@@ -1,5 +1,6 @@
 //! The machine alone, over the device: connections between this process and others of its host, or of another.
 
+mod disconnects;
 mod hosts;
 mod neighbours;
 mod records;

@@ -86,7 +86,7 @@ impl Qp {
             }
         };
         if self.attr.state != QpState::Rts
-            || self.pacing.is_some()
+            || self.is_paced()
             || !(1..=MAX_DIRECT).contains(&sqe.len)
             || (direction == Direction::Read && self.attr.max_rd_atomic == 0)
         {

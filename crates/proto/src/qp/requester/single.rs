@@ -37,7 +37,7 @@ impl Qp {
             && len <= self.mtu()
             && self.init.qp_type == QpType::Rc
             && self.attr.state == QpState::Rts
-            && self.pacing.is_none()
+            && !self.is_paced()
             && !(flags.contains(SendFlags::FENCE) && requester.unfenced != 0);
         let has_room = (in_flight == 0 || in_flight + cost <= window)
             && (psn.since(requester.una) as u32) < MAX_PSNS;
