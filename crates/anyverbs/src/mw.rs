@@ -80,7 +80,13 @@ impl Mw {
             addr: info.addr,
             len: info.len,
         };
-        Ok((SendOp::BindMw(bind), self.rkey & !0xff | rkey & 0xff))
+        Ok((SendOp::BindMw(bind), self.bound_key(rkey)))
+    }
+
+    /// The key that a bind under `rkey` gives it: its own, with the low 8 bits of that.
+    #[must_use]
+    pub fn bound_key(&self, rkey: u32) -> u32 {
+        self.rkey & !0xff | rkey & 0xff
     }
 
     /// Destroys it, bound or not; no access through it is in progress any more (`ibv_dealloc_mw`).

@@ -52,7 +52,8 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     }))
 }
 
-/// The request that binds a window of this type, and the key that it has then.
+/// The request that binds a window of this type, and the key that it has then. Binds are posted: as elsewhere on the data
+/// path nobody compares handles.
 fn request(
     mw: &Mw,
     kind: WindowType,
@@ -62,7 +63,7 @@ fn request(
     if mw.inner.device.kind() != kind {
         return Err(Errno::EINVAL);
     }
-    let mr: Option<Arc<Mr>> = if info.mr.is_null() { None } else { Some(object::find(info.mr)?) };
+    let mr: Option<Arc<Mr>> = if info.mr.is_null() { None } else { Some(object::lookup(info.mr)?) };
     let info = BindInfo {
         mr: mr.as_ref().map(|mr| &*mr.inner.device),
         addr: info.addr,
@@ -74,8 +75,17 @@ fn request(
 
 /// What `IBV_WR_BIND_MW` does: windows of type 2 alone.
 pub(crate) fn bind(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Result<SendOp, Errno> {
-    let mw = object::find(mw)?;
+    let mw = object::lookup(mw)?;
     Ok(request(&mw, WindowType::Type2, rkey, info)?.0)
+}
+
+/// A bind of a window of type 2 was posted: `mw->rkey` is the key that it has then, as after `ibv_bind_mw`.
+pub(crate) fn name_bound(mw: *mut ibv_mw, rkey: u32) {
+    if let Ok(mw) = object::lookup(mw) {
+        let key = mw.inner.device.bound_key(rkey);
+        // SAFETY: the object is live.
+        unsafe { (&raw mut (*mw.public()).rkey).write(key) };
+    }
 }
 
 /// Slot of `ibv_bind_mw`, for windows of type 1: 0, or the errno value. `mw->rkey` is the key after the bind, which is
@@ -91,7 +101,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
     // SAFETY: the caller's promise.
     let (qp, mw_bind) = unsafe { (deref::<ibv_qp_ex>(qp.cast()), mw_bind.as_ref()) };
     value(qp.zip(mw_bind).ok_or(Errno::EINVAL).and_then(|(qp, mw_bind)| {
-        let mw: Arc<Mw> = object::find(mw)?;
+        let mw: Arc<Mw> = object::lookup(mw)?;
         let public = mw.public();
         // SAFETY: the object is live. The program may have set it back after a bind that failed.
         let now = unsafe { (&raw const (*public).rkey).read() };

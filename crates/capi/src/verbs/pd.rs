@@ -34,9 +34,15 @@ pub(crate) fn publish_pd(inner: PdInner) -> *mut ibv_pd {
     object::publish(public, handle, inner)
 }
 
-/// `ibv_dealloc_pd`: 0, or the errno value; `EBUSY` while anything uses it.
+/// `ibv_dealloc_pd`: 0, or the errno value; `EBUSY` while anything uses it, `ENOENT` if the program says that it is another
+/// context's.
 pub(crate) unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     value(object::find(pd).and_then(|pd| {
+        // SAFETY: the object is live.
+        let said = unsafe { (&raw const (*pd.public()).context).read() };
+        if said != pd.inner.context.pointer() {
+            return Err(Errno::ENOENT);
+        }
         pd.inner.device.destroy()?;
         object::retire(&pd).ok_or(Errno::EINVAL)
     }))

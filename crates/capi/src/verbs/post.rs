@@ -1,5 +1,5 @@
-//! Posting: the slots of `ibv_post_send`, `ibv_post_recv` and `ibv_post_srq_recv`. Nothing here allocates, or looks a
-//! pointer up.
+//! Posting: the slots of `ibv_post_send`, `ibv_post_recv` and `ibv_post_srq_recv`. Nothing here allocates, or, but for
+//! memory windows, looks a pointer up.
 
 use std::{ffi::c_int, mem::MaybeUninit};
 
@@ -9,7 +9,7 @@ use crate::{
     abi::*,
     errno::Errno,
     object::deref,
-    verbs::{Device, Qp, bind, destination, post_send_raw},
+    verbs::{Device, Qp, bind, destination, name_bound, post_send_raw},
 };
 
 /// Room for the elements of one work request.
@@ -143,6 +143,11 @@ pub(crate) unsafe extern "C" fn post_send(
         while let Some(next) = unsafe { wr.as_ref() } {
             // SAFETY: as above.
             poster.send(&unsafe { send_wr(qp, next, &mut room) }?)?;
+            if next.opcode == IBV_WR_BIND_MW {
+                // SAFETY: as above.
+                let to = unsafe { next.ext.bind_mw };
+                name_bound(to.mw, to.rkey);
+            }
             wr = next.next;
         }
         Ok(())

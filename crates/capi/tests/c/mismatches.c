@@ -134,6 +134,11 @@ static void contexts(void)
 	IS_NULL(ibv_create_qp(second, &init), EINVAL);
 	OK(ibv_destroy_srq(tags));
 	OK(ibv_destroy_srq(srq));
+	struct ibv_pd *ours = ibv_alloc_pd(ctx);
+	ours->context = other;
+	REFUSES(ibv_dealloc_pd(ours), ENOENT);
+	ours->context = ctx;
+	OK(ibv_dealloc_pd(ours));
 	OK(ibv_destroy_comp_channel(channel));
 	OK(ibv_destroy_cq(theirs));
 	OK(ibv_destroy_cq(own));

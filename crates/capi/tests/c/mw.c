@@ -68,11 +68,25 @@ static void type_1(struct ibv_pd *pd)
 	EQ(write8(&a, 0, mw->rkey), IBV_WC_REM_ACCESS_ERR);
 	OK(ibv_dereg_mr(mr));
 
+	/* Rights that only regions have mean nothing; a bind is posted, and looks at no handles. */
+	mr = bindable(pd, &b, IBV_ACCESS_LOCAL_WRITE);
+	struct end c = make_end(pd, IBV_QPT_RC), d = make_end(pd, IBV_QPT_RC);
+	connect_ends(&c, &d);
+	bind = to(mr, 0, 64, RW | IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND);
+	mr->handle ^= 0xffff, mw->handle ^= 0xffff;
+	OK(ibv_bind_mw(d.qp, mw, &bind));
+	mr->handle ^= 0xffff, mw->handle ^= 0xffff;
+	EQ(poll_one(d.cq).status, IBV_WC_SUCCESS);
+	EQ(write8(&c, (uintptr_t)b.buf, mw->rkey), IBV_WC_SUCCESS);
+	bind = to(mr, 0, 0, 0);
+	OK(ibv_bind_mw(d.qp, mw, &bind));
+	EQ(poll_one(d.cq).status, IBV_WC_SUCCESS);
+	OK(ibv_dereg_mr(mr));
+	free_end(&c), free_end(&d);
+
 	/* What the call itself refuses. */
 	mr = bindable(pd, &a, IBV_ACCESS_LOCAL_WRITE);
 	bind = to(mr, 0, 8, 1 << 12);
-	REFUSES(ibv_bind_mw(a.qp, mw, &bind), EINVAL);
-	bind = to(mr, 0, 8, IBV_ACCESS_MW_BIND);
 	REFUSES(ibv_bind_mw(a.qp, mw, &bind), EINVAL);
 	REFUSES(mw->context->ops.bind_mw(a.qp, mw, NULL), EINVAL);
 	REFUSES(mw->context->ops.bind_mw(NULL, mw, &bind), EINVAL);
@@ -127,9 +141,13 @@ static void type_2(struct ibv_pd *pd)
 	EQ(wc.status, IBV_WC_SUCCESS);
 	TRUE(wc.wc_flags & IBV_WC_WITH_INV);
 	EQ(wc.invalidated_rkey, key);
-	/* Bound again, and taken back here; the region is free then. */
+	/* Bound again, and taken back here; the region is free then. Of the key asked for the low 8 bits count; `mw` has what became of it. */
 	key = ibv_inc_rkey(key);
-	OK(post_bind(&b, mw, key, bind.bind_info));
+	mr->handle ^= 0xffff, mw->handle ^= 0xffff;
+	bind.bind_info.mw_access_flags |= IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_MW_BIND;
+	OK(post_bind(&b, mw, (key & 0xff) | 0x12345600, bind.bind_info));
+	EQ(mw->rkey, key);
+	mr->handle ^= 0xffff, mw->handle ^= 0xffff;
 	EQ(poll_one(b.cq).status, IBV_WC_SUCCESS);
 	EQ(write8(&a, (uintptr_t)b.buf, key), IBV_WC_SUCCESS);
 	OK(post_inv(&b, IBV_WR_LOCAL_INV, key));
@@ -170,7 +188,7 @@ static void type_2(struct ibv_pd *pd)
 	a = make_end(pd, IBV_QPT_RC), b = make_end(pd, IBV_QPT_RC);
 	connect_ends(&a, &b);
 	OK(post_inv(&a, IBV_WR_LOCAL_INV, a.mr->rkey));
-	EQ(poll_one(a.cq).status, IBV_WC_LOC_QP_OP_ERR);
+	EQ(poll_one(a.cq).status, IBV_WC_MW_BIND_ERR);
 	free_end(&a), free_end(&b);
 	/* A region of the verbs cannot be invalidated by a peer. */
 	a = make_end(pd, IBV_QPT_RC), b = make_end(pd, IBV_QPT_RC);

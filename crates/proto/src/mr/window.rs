@@ -65,14 +65,17 @@ pub enum BindError {
 const FIXED: u32 = !0xff;
 
 impl Access {
-    /// What a window may grant. Local write is accepted and means nothing.
+    /// What a bind may ask for. Local write and bind are accepted, as programs give windows the rights of their region, and
+    /// mean nothing.
     pub const OF_WINDOW: Self = Self::REMOTE_WRITE
         .union(Self::REMOTE_READ)
         .union(Self::REMOTE_ATOMIC)
         .union(Self::FLUSH_GLOBAL)
         .union(Self::FLUSH_PERSISTENT)
         .union(Self::ZERO_BASED)
-        .union(Self::LOCAL_WRITE);
+        .union(Self::WITHOUT_MEANING);
+
+    const WITHOUT_MEANING: Self = Self::LOCAL_WRITE.union(Self::MW_BIND);
 }
 
 impl MrTable {
@@ -123,7 +126,7 @@ impl MrTable {
         if let Some((region, addr)) = region {
             region.bound.fetch_add(1, Ordering::Relaxed);
             let zero_based = bind.access.contains(Access::ZERO_BASED);
-            let rights = bind.access & Access::OF_WINDOW & !Access::LOCAL_WRITE;
+            let rights = bind.access & Access::OF_WINDOW & !Access::WITHOUT_MEANING;
             slot.access.store((rights | kind.flags()).bits(), Ordering::Relaxed);
             slot.iova.store(if zero_based { 0 } else { bind.addr }, Ordering::Relaxed);
             slot.len.store(bind.len, Ordering::Relaxed);

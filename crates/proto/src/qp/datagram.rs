@@ -3,7 +3,6 @@
 use crate::comp_cntr::CompCntrOps;
 use crate::counters::Counter;
 use crate::env::{Env, Side, TransmitError};
-use crate::mr::Access;
 use crate::payload::{Data, Payload, scatter};
 use crate::types::QKey;
 use crate::wc::{Wc, WcFlags, WcOpcode, WcStatus};
@@ -90,7 +89,7 @@ impl Qp {
         if sqe.len > self.mtu() {
             return Err(Some(WcStatus::LocLenErr));
         }
-        self.check_sges(position, Access::empty(), env)?;
+        self.check_sges(position, env)?;
         let mut headers = Headers::new(Bth {
             opcode: Opcode::new(Service::Ud, operation),
             solicited: sqe.flags.contains(SendFlags::SOLICITED),

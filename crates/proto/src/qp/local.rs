@@ -18,7 +18,8 @@ impl Qp {
             }
             SendOp::LocalInv(rkey) => {
                 let invalidated = env.mrs().invalidate(rkey, self.init.pd, Some(self.qpn));
-                invalidated.map_err(|_| WcStatus::LocQpOpErr)
+                // A memory management operation error (IBA 11.6.2) is what the verbs call a bind error.
+                invalidated.map_err(|_| WcStatus::MwBindErr)
             }
             _ => Err(WcStatus::LocQpOpErr),
         };

@@ -358,6 +358,10 @@ impl Qp {
                     // The key is looked up as the packet is copied.
                     self.check_right(Access::REMOTE_WRITE)?;
                 } else {
+                    if opcode.has_imm() {
+                        // Before the key (IBA 9.7.4.1): the receive tells the program of one that is wrong.
+                        self.take_recv(env)?;
+                    }
                     self.check_remote(&reth, Access::REMOTE_WRITE, self.responder.pd, env)?;
                 }
                 (reth.va, reth.rkey, reth.len, 0)

@@ -57,6 +57,34 @@ fn what_a_read_or_an_atomic_returns_must_be_writable() {
 }
 
 #[test]
+fn where_an_answer_goes_is_looked_at_when_it_comes() {
+    let nowhere = |a: End, op: &SendOp| Sge { lkey: 0, ..a.mr.sge(0, len_of(op)) };
+    for lost in [None, Some(O::AtomicAck), Some(O::ReadResponseFirst)] {
+        for (op, word) in [(4, 1_u64), (5, 2), (6, 4)] {
+            let (mut t, a, b) = rc(QpOptions::rc());
+            let op = every_op(b)[op];
+            t.write(b.mr, 0, &1_u64.to_ne_bytes());
+            if let Some(lost) = lost {
+                t.net.once(is(lost), Fate::Drop);
+            }
+            t.post(a, 1, op, &[nowhere(a, &op)]);
+            t.run();
+            assert_eq!((t.sent(a), t.state(b)), (vec![(1, LocProtErr)], QpState::Rts), "{op:?}");
+            assert_eq!(t.word(b.mr, 0), word, "{op:?} is done, and once");
+        }
+    }
+    // What the peer refuses comes before.
+    for op in [4, 5, 6] {
+        let (mut t, a, b) = rc(QpOptions::rc());
+        t.deregister(b.mr);
+        let op = every_op(b)[op];
+        t.post(a, 1, op, &[nowhere(a, &op)]);
+        t.run();
+        assert_eq!(t.sent(a), [(1, RemAccessErr)], "{op:?}");
+    }
+}
+
+#[test]
 fn a_receive_with_a_bad_element() {
     // The last one is long enough for what comes; what lies behind is not looked at.
     for i in 0..8 {

@@ -119,8 +119,8 @@ fn what_cannot_be_done_ends_the_queue_pair_in_its_turn() {
         (|b| SendOp::BindMw(Bind { lkey: 0, ..b }), MwBindErr),
         (|b| SendOp::BindMw(Bind { window: 0, ..b }), MwBindErr),
         (|b| SendOp::BindMw(Bind { access: Access::FLUSH_GLOBAL, ..b }), MwBindErr),
-        (|b| SendOp::LocalInv(b.window), LocQpOpErr),
-        (|_| SendOp::LocalInv(0), LocQpOpErr),
+        (|b| SendOp::LocalInv(b.window), MwBindErr),
+        (|_| SendOp::LocalInv(0), MwBindErr),
     ];
     for (spoil, status) in cases {
         let (mut t, a, b, bind) = of_type_2(QpOptions::rc());
@@ -219,7 +219,7 @@ fn another_queue_pair_cannot_invalidate_a_window_of_type_2() {
     };
     t.post_send(in_pd.qp, &wr).unwrap();
     t.run();
-    assert_eq!(t.sent(in_pd), [(2, LocQpOpErr)]);
+    assert_eq!(t.sent(in_pd), [(2, MwBindErr)]);
     t.post(a, 3, SendOp::Write(bound(&bind)), &[a.mr.sge(0, 8)]);
     t.run();
     assert_eq!(t.sent(a), [(3, Success)]);
@@ -238,7 +238,7 @@ fn unreliable_connections_have_windows_too() {
     assert_eq!(t.bytes(b.mr, 1024, 1024), t.bytes(a.mr, 0, 1024));
     t.post(b, 3, SendOp::LocalInv(0), &[]);
     t.run();
-    assert_eq!((t.sent(b), t.state(b)), (vec![(3, LocQpOpErr)], QpState::Sqe));
+    assert_eq!((t.sent(b), t.state(b)), (vec![(3, MwBindErr)], QpState::Sqe));
 }
 
 #[test]

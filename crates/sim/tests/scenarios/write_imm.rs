@@ -49,12 +49,20 @@ fn a_plain_write_takes_no_receive() {
 }
 
 #[test]
-fn a_wrong_key_uses_up_no_receive() {
-    let (mut t, a, b) = rc(QpOptions::rc());
-    t.recv(b, 1, &[]);
-    let nowhere = RemoteAddr { va: 0, rkey: 0 };
-    t.post(a, 2, SendOp::WriteImm(nowhere, 1), &[a.mr.sge(0, 10)]);
-    t.run();
-    assert_eq!(t.sent(a), [(2, RemAccessErr)]);
-    assert_eq!(t.received(b), flushed(b, &[1]));
+fn a_wrong_key_fails_the_receive_that_the_packet_takes() {
+    // IBA 11.6.2, local access error. The first packet of several takes none yet.
+    for len in [10, 3000] {
+        let (mut t, a, b) = rc(QpOptions::rc());
+        t.recv(b, 1, &[]);
+        t.recv(b, 2, &[]);
+        let nowhere = RemoteAddr { va: 0, rkey: 0 };
+        t.post(a, 3, SendOp::WriteImm(nowhere, 1), &[a.mr.sge(0, len)]);
+        t.run();
+        assert_eq!(t.sent(a), [(3, RemAccessErr)]);
+        let received = match len {
+            10 => [vec![(1, LocAccessErr)], flushed(b, &[2])].concat(),
+            _ => flushed(b, &[1, 2]),
+        };
+        assert_eq!(t.received(b), received);
+    }
 }
