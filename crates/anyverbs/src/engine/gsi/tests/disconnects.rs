@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use super::{PATIENCE, isolate};
 use crate::cm::{Address, ConnParam, EventChannel, EventKind, Id, PortSpace};
-use crate::own_process::in_own_process;
 use crate::{
     Context, Cq, Pd, Qp, QpCap, QpInitAttr, QpType, RecvWr, SendFlags, SendOp, SendWr, Wc,
     WcStatus, devices,
 };
+use anyverbs_testing::in_own_process;
 
 const SECOND: Duration = Duration::from_secs(1);
 const PARAM: ConnParam<'_> = ConnParam {
