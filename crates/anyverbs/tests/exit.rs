@@ -11,6 +11,8 @@ use std::cell::Cell;
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use anyverbs_testing::UdpPort;
+
 struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
@@ -69,12 +71,13 @@ fn exit_allocates_nothing() {
         unsafe { libc::exit(0) };
     }
     let pid = std::process::id();
+    let port = UdpPort::reserve();
     let status = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "exit_allocates_nothing", "--nocapture", "--test-threads=1"])
         .env(CHILD, "1")
         .env("ANYVERBS_INTERFACES", "lo")
         .env("ANYVERBS_REGISTRY", format!("anyverbs-exit-{pid}"))
-        .env("ANYVERBS_UDP_PORT", (32_000 + pid % 12_000).to_string())
+        .env("ANYVERBS_UDP_PORT", port.number().to_string())
         .status()
         .unwrap();
     assert_eq!(status.code(), Some(0), "3: it allocates");

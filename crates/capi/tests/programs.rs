@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
+use anyverbs_testing::UdpPort;
+
 /// The shared object under the names of the libraries that it stands for. Cargo does not build a cdylib for the tests of its package,
 /// and would build it with another panic strategy, on which the cancellation of threads depends.
 fn libraries() -> &'static Path {
@@ -34,12 +36,6 @@ fn libraries() -> &'static Path {
     })
 }
 
-/// A port for each program of this process, whose tests may run at the same time.
-fn port(name: &str) -> u32 {
-    let index = PROGRAMS.iter().position(|n| *n == name).unwrap_or(PROGRAMS.len());
-    20_000 + std::process::id() % 512 * 20 + u32::try_from(index).unwrap()
-}
-
 /// Compiles and runs one program, on a device that no other program shares.
 fn run(name: &str) {
     run_below(name, &[], &[], &[]);
@@ -60,7 +56,9 @@ fn run_below(
 ) -> String {
     let libraries = libraries();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(name);
-    let program = libraries.join(format!("{name}.{}", std::process::id()));
+    let port = UdpPort::reserve();
+    let number = port.number();
+    let program = libraries.join(format!("{name}.{number}"));
     let built = Command::new("cc")
         .args([
             "-Wall",
@@ -88,8 +86,8 @@ fn run_below(
         .arg(&program)
         .args(arguments)
         .env("LD_LIBRARY_PATH", libraries)
-        .env("ANYVERBS_REGISTRY", format!("anyverbs-{name}-{}", std::process::id()))
-        .env("ANYVERBS_UDP_PORT", port(name).to_string())
+        .env("ANYVERBS_REGISTRY", format!("anyverbs-{name}-{number}"))
+        .env("ANYVERBS_UDP_PORT", number.to_string())
         .envs(configuration.iter().copied())
         .output()
         .unwrap();
@@ -169,7 +167,6 @@ fn load_to_the_limits() {
 
 macro_rules! programs {
     ($($name:ident)*) => {
-        const PROGRAMS: &[&str] = &[$(stringify!($name)),*];
         $(
         #[test]
         fn $name() {

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
+use anyverbs_testing::UdpPort;
+
 /// The object with the library beside it, as they are shipped: cargo does not build a cdylib for the tests of its package.
 fn libraries() -> &'static Path {
     static LIBRARIES: OnceLock<PathBuf> = OnceLock::new();
@@ -41,7 +43,7 @@ fn libraries() -> &'static Path {
 /// A program under the object, on a device that no other test shares.
 fn preloaded(test: &str, program: &str) -> Command {
     let id = std::process::id();
-    let port = 20_000 + (id * 7 + test.len() as u32) % 12_000;
+    let port = UdpPort::of_this_process();
     let mut command = Command::new("timeout");
     command
         .args(["60", "env"])

@@ -1,7 +1,10 @@
 //! What the tests of several crates share.
 
 use std::env;
-use std::process::Command;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::process::{Command, id};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Runs `test`, the body of the test called `name`, in a process where nothing else runs.
 ///
@@ -23,4 +26,60 @@ pub fn in_own_process(name: &str, test: impl FnOnce()) {
     let output = output.expect("a test can start its executable");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
+
+/// A UDP port for the devices of one test, which no other test of this host uses meanwhile.
+#[derive(Debug)]
+pub struct UdpPort {
+    number: u16,
+    _held: UnixDatagram,
+}
+
+impl UdpPort {
+    /// One that nobody has reserved.
+    ///
+    /// # Panics
+    /// If there is none.
+    #[must_use]
+    pub fn reserve() -> Self {
+        // Below what the kernel gives to sockets that do not ask.
+        const PORTS: std::ops::Range<u32> = 8_000..32_000;
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let from = id().wrapping_mul(7).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let ports = (0..PORTS.len() as u32)
+            .map(|i| PORTS.start + from.wrapping_add(i) % PORTS.len() as u32);
+        let mut free = ports.filter_map(|port| {
+            let name = SocketAddr::from_abstract_name(format!("anyverbs-test-port/{port}"));
+            let held = UnixDatagram::bind_addr(&name.ok()?).ok()?;
+            Some(Self { number: u16::try_from(port).ok()?, _held: held })
+        });
+        free.next().expect("a port that no other test has reserved")
+    }
+
+    /// One for as long as this process lives.
+    #[must_use]
+    pub fn of_this_process() -> u16 {
+        let port = std::mem::ManuallyDrop::new(Self::reserve());
+        port.number
+    }
+
+    /// Its number.
+    #[must_use]
+    pub fn number(&self) -> u16 {
+        self.number
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_reserved_once() {
+        let ports = [(); 100].map(|()| UdpPort::reserve());
+        let mut numbers: Vec<_> = ports.iter().map(UdpPort::number).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        assert_eq!(numbers.len(), ports.len());
+    }
 }

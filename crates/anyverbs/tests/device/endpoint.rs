@@ -4,6 +4,7 @@ use std::sync::Once;
 use std::time::{Duration, Instant};
 
 use anyverbs::*;
+use anyverbs_testing::UdpPort;
 
 /// A registry and a port of this test process and its children alone, over the loopback.
 pub(crate) fn isolate() {
@@ -12,7 +13,7 @@ pub(crate) fn isolate() {
         let pid = std::process::id();
         for (name, value) in [
             ("ANYVERBS_REGISTRY", format!("anyverbs-test-{pid}")),
-            ("ANYVERBS_UDP_PORT", (20_000 + pid % 12_000).to_string()),
+            ("ANYVERBS_UDP_PORT", UdpPort::of_this_process().to_string()),
             ("ANYVERBS_INTERFACES", "lo".into()),
             ("ANYVERBS_SHM", "1".into()),
         ] {

@@ -7,6 +7,7 @@ use std::process::{Command, Output};
 use std::time::Duration;
 
 use anyverbs::*;
+use anyverbs_testing::UdpPort;
 
 use crate::endpoint::*;
 
@@ -21,9 +22,10 @@ fn run(role: &str, variables: &[(&str, &str)], namespace: bool) -> Output {
         command.arg("-Urn").arg(&this);
     }
     command.args(["--exact", "host::alone", "--nocapture", "--test-threads=1"]);
+    let port = UdpPort::reserve();
     // Apart from the processes of the other tests, whose coming and going would wake it.
     command.env("ANYVERBS_REGISTRY", format!("anyverbs-alone-{}", std::process::id()));
-    command.env("ANYVERBS_UDP_PORT", (8_000 + std::process::id() % 12_000).to_string());
+    command.env("ANYVERBS_UDP_PORT", port.number().to_string());
     command.env(ROLE, role).envs(variables.iter().copied());
     if namespace {
         command.env("ANYVERBS_INTERFACES", "");

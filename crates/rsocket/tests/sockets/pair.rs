@@ -5,6 +5,7 @@ use std::sync::{Arc, Once};
 
 use anyverbs::cm::Address;
 use anyverbs_rsocket::*;
+use anyverbs_testing::UdpPort;
 
 /// A registry and a port of this test process alone, over the loopback.
 pub(crate) fn isolate() {
@@ -13,7 +14,7 @@ pub(crate) fn isolate() {
         let pid = std::process::id();
         for (name, value) in [
             ("ANYVERBS_REGISTRY", format!("anyverbs-test-{pid}")),
-            ("ANYVERBS_UDP_PORT", (20_000 + pid % 12_000).to_string()),
+            ("ANYVERBS_UDP_PORT", UdpPort::of_this_process().to_string()),
             ("ANYVERBS_INTERFACES", "lo".into()),
             ("ANYVERBS_RSOCKET_CONFIG", "/nonexistent".into()),
         ] {

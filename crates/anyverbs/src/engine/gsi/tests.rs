@@ -31,6 +31,7 @@ use anyverbs_proto::wire::deth::Deth;
 use anyverbs_proto::wire::icrc::Flow;
 use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
 use anyverbs_proto::wire::packet::Headers;
+use anyverbs_testing::UdpPort;
 
 use crate::engine::Engine;
 use crate::engine::owed::Debt;
@@ -61,7 +62,7 @@ pub(crate) fn isolate() {
         let pid = std::process::id();
         for (name, value) in [
             ("ANYVERBS_REGISTRY", format!("anyverbs-gsi-{pid}")),
-            ("ANYVERBS_UDP_PORT", (32_000 + pid % 12_000).to_string()),
+            ("ANYVERBS_UDP_PORT", UdpPort::of_this_process().to_string()),
             ("ANYVERBS_INTERFACES", "lo".into()),
         ] {
             if std::env::var_os(name).is_none() {
