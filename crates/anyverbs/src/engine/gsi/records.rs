@@ -273,7 +273,8 @@ impl Engine {
         if incoming.was_forwarded || self.gsi.state.lock().machine.has(drep.remote_comm_id) {
             return false;
         }
-        let Some(journal) = self.gsi.journal.get() else { return false };
+        // Who has no connections, and has not joined, may be the one that gets them all.
+        let Some(journal) = self.journal() else { return false };
         let successors: io::Result<_> = journal.successors();
         let mut others = successors.unwrap_or_default().into_iter().filter(|s| *s != self.slot);
         // More than one at a time is seldom; the others are asked again, and answered by chance.

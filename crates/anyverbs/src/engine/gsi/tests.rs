@@ -498,6 +498,23 @@ fn a_thousand_at_once_to_a_socket_of_ordinary_size() {
     peer.expect("seen", "@ 1000 1000 1000");
 }
 
+/// Those of a MAD to the connection manager.
+fn headers() -> Headers {
+    Headers {
+        deth: Some(Deth { qkey: QKey::GSI, src_qpn: Qpn::GSI }),
+        ..Headers::new(Bth::new(super::send::OPCODE, Qpn::GSI, Psn::new(5)))
+    }
+}
+
+fn datagram(flow: &Flow, headers: &Headers, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0; headers.len() + payload.len()];
+    headers.emit(&mut bytes);
+    bytes[headers.len()..].copy_from_slice(payload);
+    let icrc = flow.compute(0, &bytes);
+    bytes.extend_from_slice(&icrc.to_le_bytes());
+    bytes
+}
+
 #[test]
 fn packets_that_are_none_of_the_managers_are_counted_and_dropped() {
     let _turn = turn();
@@ -507,17 +524,9 @@ fn packets_that_are_none_of_the_managers_are_counted_and_dropped() {
     let from = socket.local_addr().unwrap();
     let flow = Flow::new(from.ip(), to.ip(), from.port(), to.port());
     let dreq = Mad { transaction_id: 1, modifier: 0, message: Dreq::default().into() }.emit();
-    let right = Headers {
-        deth: Some(Deth { qkey: QKey::GSI, src_qpn: Qpn::GSI }),
-        ..Headers::new(Bth::new(super::send::OPCODE, Qpn::GSI, Psn::new(5)))
-    };
+    let right = headers();
     let send = |headers: Headers, payload: &[u8]| {
-        let mut bytes = vec![0; headers.len() + payload.len()];
-        headers.emit(&mut bytes);
-        bytes[headers.len()..].copy_from_slice(payload);
-        let icrc = flow.compute(0, &bytes);
-        bytes.extend_from_slice(&icrc.to_le_bytes());
-        socket.send_to(&bytes, to).unwrap();
+        socket.send_to(&datagram(&flow, &headers, payload), to).unwrap();
     };
     let received = || engine.with_cm(|m, _, _| m.counters().rx_msgs.of(Attribute::Dreq));
     let until = |what: &dyn Fn() -> u64, before: u64| {

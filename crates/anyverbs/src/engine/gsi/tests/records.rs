@@ -1,16 +1,19 @@
 //! What processes left that have ended without a word.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use anyverbs_net::Journal;
 use anyverbs_net::journal::PAYLOAD_LEN;
 use anyverbs_proto::cm::Record;
 use anyverbs_proto::cm::id::CommId;
+use anyverbs_proto::cm::mad::Mad;
+use anyverbs_proto::cm::message::disconnect::Drep;
 use anyverbs_proto::types::{Gid, Qpn};
+use anyverbs_proto::wire::icrc::Flow;
 
-use super::{PATIENCE, engine};
+use super::{PATIENCE, datagram, engine, headers};
 use anyverbs_testing::in_own_process;
 
 fn gid(address: &str) -> Gid {
@@ -97,4 +100,30 @@ fn who_has_no_connections_does_not_join() {
         engine.with_cm(|_, _, _| ());
         assert!(engine.gsi.journal.get().is_some());
     });
+}
+
+/// Answers to those who have ended reach any process, by chance always the same one: it has to know who took over.
+#[test]
+fn who_gets_the_answer_to_another_looks_into_the_journal() {
+    in_own_process(
+        "engine::gsi::tests::records::who_gets_the_answer_to_another_looks_into_the_journal",
+        || {
+            let engine = engine();
+            assert!(engine.gsi.journal.get().is_none());
+            let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+            let from = socket.local_addr().unwrap();
+            let flow = Flow::new(from.ip(), from.ip(), from.port(), engine.config.udp_port);
+            // Nobody has this slot.
+            let drep = Drep { remote_comm_id: CommId(0xfe00_0001), ..Drep::default() };
+            let mad = Mad { transaction_id: 1, modifier: 0, message: drep.into() }.emit();
+            socket
+                .send_to(&datagram(&flow, &headers(), &mad), (from.ip(), engine.config.udp_port))
+                .unwrap();
+            let end = Instant::now() + PATIENCE;
+            while engine.gsi.journal.get().is_none() {
+                assert!(Instant::now() < end, "it does not look");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        },
+    );
 }
