@@ -142,7 +142,8 @@ impl Records {
 }
 
 impl Engine {
-    /// The host's journal, joined with the program's first call of the connection manager. Not called under the machine's lock.
+    /// The host's journal, joined with the program's first call of the connection manager, or with the first answer to a process that has
+    /// ended. Not called under the machine's lock.
     pub(super) fn journal(&self) -> Option<&Arc<Journal>> {
         self.gsi.journal.get_or_join(
             || self.now(),

@@ -185,7 +185,16 @@ fn on_two_hosts() {
     server.child.kill().unwrap();
     server.child.wait().unwrap();
     let begin = Instant::now();
-    disconnect(engine, id);
+    engine.with_cm(|machine, _, now| machine.disconnect(now, id, &[])).unwrap();
+    match event(engine, of(id)) {
+        // The second where somebody there has asked already, in the dead one's place.
+        CmEvent::Disconnected {
+            how: Disconnected::Acknowledged(_) | Disconnected::Requested(_),
+            ..
+        } => {}
+        other => panic!("{other:?}"),
+    }
+    engine.with_cm(|machine, _, now| machine.destroy(now, id)).unwrap();
     let id = connect(engine, ip("10.77.0.2"), 3000, 20);
     assert!(matches!(event(engine, of(id)), CmEvent::Rejected { .. }));
     assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
