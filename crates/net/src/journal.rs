@@ -15,6 +15,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -73,8 +74,20 @@ impl Journal {
     /// # Errors
     /// `TimedOut` where another process does not get done; those of memfd_create(2) and bind(2).
     pub fn join(registry: &Registry) -> io::Result<Arc<Self>> {
-        let (file, _name) = held_file::join(registry, KIND, Lock::Journal, new_file)?;
-        Ok(Arc::new(Self { file, held: Mutex::default(), _name }))
+        Ok(Self::new(held_file::join(registry, KIND, Lock::Journal, new_file)?))
+    }
+
+    /// The same, `TimedOut` at once where another process is joining.
+    ///
+    /// # Errors
+    /// As for [`join`](Self::join).
+    pub fn join_at_once(registry: &Registry) -> io::Result<Arc<Self>> {
+        let at_once = Duration::ZERO;
+        Ok(Self::new(held_file::join_within(at_once, registry, KIND, Lock::Journal, new_file)?))
+    }
+
+    fn new((file, name): (File, NameGuard)) -> Arc<Self> {
+        Arc::new(Self { file, held: Mutex::default(), _name: name })
     }
 
     /// A section for the records of this process.

@@ -1,6 +1,8 @@
 //! What the tests of several crates share.
 
 use std::env;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::process::{Command, id};
@@ -25,7 +27,12 @@ pub fn in_own_process(name: &str, test: impl FnOnce()) {
     let output = alone.args(["--exact", name]).env(ALONE, "1").output();
     let output = output.expect("a test can start its executable");
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    assert!(
+        output.status.success() && said.contains("1 passed"),
+        "{}\n{said}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
 }
 
 /// A UDP port for the devices of one test, which no other test of this host uses meanwhile.
@@ -36,7 +43,7 @@ pub struct UdpPort {
 }
 
 impl UdpPort {
-    /// One that nobody has reserved.
+    /// One that nobody has reserved, and no program has.
     ///
     /// # Panics
     /// If there is none.
@@ -51,7 +58,13 @@ impl UdpPort {
         let mut free = ports.filter_map(|port| {
             let name = SocketAddr::from_abstract_name(format!("anyverbs-test-port/{port}"));
             let held = UnixDatagram::bind_addr(&name.ok()?).ok()?;
-            Some(Self { number: u16::try_from(port).ok()?, _held: held })
+            let number = u16::try_from(port).ok()?;
+            UdpSocket::bind((Ipv4Addr::UNSPECIFIED, number)).ok()?;
+            let in_use = |error: io::Error| error.kind() == io::ErrorKind::AddrInUse;
+            if UdpSocket::bind((Ipv6Addr::UNSPECIFIED, number)).is_err_and(in_use) {
+                return None;
+            }
+            Some(Self { number, _held: held })
         });
         free.next().expect("a port that no other test has reserved")
     }

@@ -167,7 +167,7 @@ impl Engine {
     /// Calls the machine. Then, still under the lock, its events go to the ids, in their order; what it has to send leaves
     /// after that. Neither `f` nor who takes the events may lock a queue pair or call this.
     ///
-    /// For the program's calls, of which connections come: joins the journal first, not under the lock.
+    /// For the program's calls, of which connections come: joins the journal first, not under the lock (others do with the first answer to a process that has ended).
     pub(crate) fn with_cm<R>(&'static self, f: impl FnOnce(&mut Cm, &mut Ids, Time) -> R) -> R {
         self.journal();
         self.drive_cm(f)

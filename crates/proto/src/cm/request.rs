@@ -407,7 +407,9 @@ impl Cm {
                 traffic_class: path.traffic_class,
                 hop_limit: path.hop_limit,
                 sl: path.sl,
-                rate: path.packet_rate,
+                // The port's own (`IBV_RATE_MAX`): the packet rate that the peer names is a guess, on Linux by the kind of its
+                // interface, and it would slow us down.
+                rate: 0,
                 path_mtu: req.path_mtu.expect("checked by find_listener"),
                 ack_timeout: path.ack_timeout,
                 retry_count: req.retry_count,

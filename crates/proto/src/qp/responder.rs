@@ -359,6 +359,9 @@ impl Qp {
                     self.check_right(Access::REMOTE_WRITE)?;
                 } else {
                     if opcode.has_imm() {
+                        if reth.len != len {
+                            return Err(Refusal::INVALID.into());
+                        }
                         // Before the key (IBA 9.7.4.1): the receive tells the program of one that is wrong.
                         self.take_recv(env)?;
                     }

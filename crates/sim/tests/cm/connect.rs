@@ -7,7 +7,7 @@ use anyverbs_proto::cm::{CmError, ConnectionState as S, Transport};
 use anyverbs_proto::qp::attr::QpState;
 use anyverbs_proto::types::{Mtu, Psn, Qpn};
 
-use crate::world::{Dial, World, accept_params, gid, header};
+use crate::world::{Dial, World, accept_params, gid, header, path};
 
 fn padded(bytes: &[u8], len: usize) -> Vec<u8> {
     let mut padded = bytes.to_vec();
@@ -69,6 +69,7 @@ fn queue_pairs_of_both_sides_fit_together() {
     }
     assert_eq!((pa.rnr_retry_count, pb.rnr_retry_count), (6, 4), "each what the other asks for");
     assert_eq!((pa.retry_count, pb.retry_count), (7, 7));
+    assert_eq!((pa.rate, pb.rate), (path(0, 1).rate, 0), "nobody is paced by what its peer says");
     let port = LocalPort { port: 1, sgid_index: 0, pkey_index: 0, scope_id: 0 };
     for to in [QpState::Init, QpState::Rtr, QpState::Rts] {
         assert_eq!(pa.attr(to, &port).unwrap().1, pb.attr(to, &port).unwrap().1);

@@ -124,7 +124,7 @@ pub(crate) fn path(from: usize, to: usize) -> Path {
         traffic_class: 0,
         hop_limit: 64,
         sl: 0,
-        rate: 0,
+        rate: 3,
         packet_life_time: 12,
     }
 }

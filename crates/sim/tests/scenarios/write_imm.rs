@@ -1,6 +1,7 @@
 //! WRITE with immediate data: the data goes where the RETH says, the receive says that it is there (IBA 9.4.3).
 
 use super::prelude::*;
+use anyverbs_proto::wire::reth::Reth;
 
 #[test]
 fn the_receive_tells_length_and_immediate() {
@@ -65,4 +66,16 @@ fn a_wrong_key_fails_the_receive_that_the_packet_takes() {
         };
         assert_eq!(t.received(b), received);
     }
+}
+
+#[test]
+fn what_is_not_as_long_as_it_says_takes_no_receive() {
+    let (mut t, a, b) = rc(QpOptions::rc());
+    t.recv(b, 1, &[]);
+    let opcode = Opcode::new(Service::Rc, O::WriteOnlyImm);
+    let mut headers = Headers::new(Bth::new(opcode, t.get(b.qp).qpn(), QpOptions::rc().sq_psn));
+    headers.reth = Some(Reth { va: b.mr.addr, rkey: b.mr.rkey, len: 200 });
+    headers.imm = Some(5);
+    t.inject(a.device, b.device, headers, &[7; 100]);
+    assert_eq!(t.received(b), flushed(b, &[1]));
 }

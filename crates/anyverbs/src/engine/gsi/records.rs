@@ -22,7 +22,7 @@ use anyverbs_proto::cm::mad::Mad;
 use anyverbs_proto::cm::message::Message;
 use anyverbs_proto::cm::{Cm, Record};
 use anyverbs_proto::time::Time;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::State;
 use super::receive::Incoming;
@@ -55,7 +55,28 @@ impl Joined {
             return Some(journal);
         }
         let _uncancelled = Uncancelled::new();
-        let mut again_at = self.again_at.lock();
+        self.try_to_join(self.again_at.lock(), now, join)
+    }
+
+    /// The same, of which nobody waits for another.
+    fn get_or_join_at_once(
+        &self,
+        now: impl Fn() -> Time,
+        join: impl FnOnce() -> io::Result<Arc<Journal>>,
+    ) -> Option<&Arc<Journal>> {
+        if let Some(journal) = self.get() {
+            return Some(journal);
+        }
+        let _uncancelled = Uncancelled::new();
+        self.try_to_join(self.again_at.try_lock()?, now, join)
+    }
+
+    fn try_to_join(
+        &self,
+        mut again_at: MutexGuard<'_, Option<Time>>,
+        now: impl Fn() -> Time,
+        join: impl FnOnce() -> io::Result<Arc<Journal>>,
+    ) -> Option<&Arc<Journal>> {
         if self.get().is_none() && again_at.is_none_or(|at| now() >= at) {
             match join() {
                 Ok(journal) => drop(self.journal.set(journal)),
@@ -142,13 +163,24 @@ impl Records {
 }
 
 impl Engine {
-    /// The host's journal, joined with the program's first call of the connection manager, or with the first answer to a process that has
-    /// ended. Not called under the machine's lock.
+    /// The host's journal, joined with the program's first call of the connection manager. Not called under the machine's lock.
     pub(super) fn journal(&self) -> Option<&Arc<Journal>> {
         self.gsi.journal.get_or_join(
             || self.now(),
             || {
                 let journal = Journal::join(self.services.registry())?;
+                self.take_section(&journal);
+                Ok(journal)
+            },
+        )
+    }
+
+    /// The same for who only looks for others, as he receives: waits for nobody.
+    fn journal_at_once(&self) -> Option<&Arc<Journal>> {
+        self.gsi.journal.get_or_join_at_once(
+            || self.now(),
+            || {
+                let journal = Journal::join_at_once(self.services.registry())?;
                 self.take_section(&journal);
                 Ok(journal)
             },
@@ -275,11 +307,11 @@ impl Engine {
             return false;
         }
         // Who has no connections, and has not joined, may be the one that gets them all.
-        let Some(journal) = self.journal() else { return false };
+        let Some(journal) = self.journal_at_once() else { return false };
         let successors: io::Result<_> = journal.successors();
-        let mut others = successors.unwrap_or_default().into_iter().filter(|s| *s != self.slot);
-        // More than one at a time is seldom; the others are asked again, and answered by chance.
-        others.any(|slot| self.hand_on(now, slot, &incoming.datagram))
+        let others = successors.unwrap_or_default().into_iter().filter(|s| *s != self.slot);
+        // Which of them it is for only they know.
+        others.fold(false, |any, slot| self.hand_on(now, slot, &incoming.datagram) | any)
     }
 }
 
@@ -300,5 +332,19 @@ mod tests {
         assert!(joined.get_or_join(at(1999), || unreachable!()).is_none());
         assert!(joined.get_or_join(at(2000), || Journal::join(&registry)).is_some());
         assert!(joined.get_or_join(at(2000), || unreachable!()).is_some());
+    }
+
+    #[test]
+    fn who_receives_waits_for_nobody_who_joins() {
+        let joined = Joined::default();
+        let joining = joined.again_at.lock();
+        assert!(joined.get_or_join_at_once(Time::default, || unreachable!()).is_none());
+        drop(joining);
+        let registry = Registry::new(&format!("at-once-{}", std::process::id())).unwrap();
+        assert!(
+            joined
+                .get_or_join_at_once(Time::default, || Journal::join_at_once(&registry))
+                .is_some()
+        );
     }
 }

@@ -90,7 +90,7 @@ fn what_cannot_be_ended_here_is_left_for_others() {
     );
 }
 
-/// A process that only answers for those who have ended holds nothing of the journal.
+/// A process without connections holds nothing of the journal.
 #[test]
 fn who_has_no_connections_does_not_join() {
     in_own_process("engine::gsi::tests::records::who_has_no_connections_does_not_join", || {
