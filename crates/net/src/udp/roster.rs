@@ -7,10 +7,12 @@
 //! | 64 | slots that have a section, a bit each |
 //! | slot x 32 KiB | its section: how many entries; from byte 64 on 24 bytes each: the group (as IPv6), the interface |
 //!
-//! A section is written by the owner of its slot alone. It counts a change when it has made it, before the call that joins
+//! A section is written by the owner of its slot alone, who holds a lock of the byte of the file that has the slot's number, one of the open
+//! file ([`crate::ofd_lock`]): a section whose byte nobody holds is that of a process that has ended, and says nothing. (A child that
+//! forked and did not exec keeps its parent's lock, as it keeps its slot and its sockets.) A section counts a change when it has made it, before the call that joins
 //! returns: who sends after that sees it. A list that is read during a change may be any mixture, and is read again
-//! since its generation is not the last. What stands there was written by other processes, and may be of one that has
-//! ended: the reader compares it with what the kernel says ([`super::multicast`]).
+//! since its generation is not the last. What stands there was written by other processes: the reader compares it with what the
+//! kernel says ([`super::multicast`]).
 
 use std::fs::File;
 use std::io;
@@ -19,6 +21,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 
 use crate::held_file;
+use crate::ofd_lock;
 use crate::registry::{Lock, NameGuard, Slot};
 use crate::shm::{Access, Area, Memory, SharedObject};
 
@@ -37,8 +40,8 @@ const MOST: usize = (SECTION - ENTRIES) / ENTRY;
 pub(super) struct Roster {
     area: Area,
     slot: u8,
-    /// Found by its number.
-    _file: SharedObject,
+    /// Found by its number. Its open file, which no other process has, holds the lock.
+    file: SharedObject,
     _name: NameGuard,
 }
 
@@ -47,6 +50,9 @@ pub(super) type Joined = (IpAddr, u32);
 
 impl Roster {
     /// That of the other processes, or a new one. What an earlier owner of the slot left is cleared.
+    ///
+    /// # Errors
+    /// `ResourceBusy` where another process has the slot's section; those of [`held_file::join`], fallocate(2), fcntl(2) and mmap(2).
     pub(super) fn join(slot: &Slot, port: u16) -> io::Result<Self> {
         let new = || Ok(File::from(OwnedFd::from(SharedObject::new(LEN)?)));
         let kind = format!("groups/{port}");
@@ -54,9 +60,17 @@ impl Roster {
         let file = SharedObject::check(file.into(), LEN).ok_or(io::ErrorKind::InvalidData)?;
         file.allocate(0, USED + 32)?;
         let area = Area::map(file.as_fd(), LEN, Access::ReadWrite)?;
-        let roster = Self { area, slot: slot.number(), _file: file, _name: name };
+        let roster = Self { area, slot: slot.number(), file, _name: name };
+        let byte = slot.number().into();
+        if ofd_lock::is_locked_by_another(&roster.file, byte)? {
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
+        // Before the lock, with which it would be believed.
         if roster.has_section(slot.number()) {
             roster.publish(std::iter::empty());
+        }
+        if !ofd_lock::try_lock(&roster.file, byte) {
+            return Err(io::ErrorKind::ResourceBusy.into());
         }
         Ok(roster)
     }
@@ -93,7 +107,7 @@ impl Roster {
         used >> (slot % 64) & 1 == 1
     }
 
-    /// The slots of those who joined a group on an interface, as they say.
+    /// The slots of those who joined a group on an interface, as they say, and have not ended.
     pub(super) fn members(&self, group: IpAddr, interface: u32) -> Vec<u8> {
         let wanted = words(group, interface);
         let has_joined = |slot: &u8| {
@@ -105,7 +119,13 @@ impl Roster {
                 wanted == [word(0), word(1), word(2)]
             })
         };
-        (1..=255).filter(|slot| self.has_section(*slot)).filter(has_joined).collect()
+        // Who is left out though it lives is counted by the kernel.
+        let lives = |slot: &u8| {
+            *slot == self.slot
+                || ofd_lock::is_locked_by_another(&self.file, (*slot).into()).unwrap_or(false)
+        };
+        let named = (1..=255).filter(|slot| self.has_section(*slot)).filter(has_joined);
+        named.filter(lives).collect()
     }
 }
 
@@ -142,13 +162,20 @@ mod tests {
         assert_eq!(rosters[2].members(a.0, a.1), numbers(&[0]));
         assert_eq!(rosters[2].members(b.0, b.1), numbers(&[0, 1]));
         assert!(rosters[2].members(a.0, 3).is_empty() && other_port.members(a.0, a.1).is_empty());
-        // One ends without a word; who has its slot next has joined nothing.
+        // One ends without a word: what it has left is believed no more, and who has its slot next has joined nothing.
         let [first, _second, third] = rosters;
         drop(first);
+        assert!(third.members(a.0, a.1).is_empty());
+        assert_eq!(third.members(b.0, b.1), numbers(&[1]));
         let before = third.generation();
         let next = Roster::join(&slots[0], 4791).unwrap();
         assert_ne!(next.generation(), before);
-        assert!(third.members(a.0, a.1).is_empty());
+        assert!(third.members(a.0, a.1).is_empty() && third.members(b.0, b.1) == numbers(&[1]));
+        // It is the only one, and stays as it is.
+        next.publish([a].iter());
+        let error = Roster::join(&slots[0], 4791).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ResourceBusy);
+        assert_eq!(third.members(a.0, a.1), numbers(&[0]));
     }
 
     #[test]
