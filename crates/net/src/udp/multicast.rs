@@ -68,6 +68,25 @@ enum Holder {
     Nobody,
 }
 
+impl Holder {
+    /// What came of joining by the receiver, and `elsewhere` where that is full.
+    fn of(
+        joined: io::Result<()>,
+        elsewhere: impl FnOnce() -> io::Result<Arc<Socket>>,
+        is_handed_on: bool,
+    ) -> io::Result<Self> {
+        let holder = match joined {
+            Err(error) if is_full(&error) => elsewhere().map(Self::Helper),
+            joined => joined.map(|()| Self::Receiver),
+        };
+        match holder {
+            // Nothing would come by it: it is for the count.
+            Err(_) if is_handed_on => Ok(Self::Nobody),
+            holder => holder,
+        }
+    }
+}
+
 /// Who of this host has joined a group on an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Members {
@@ -126,18 +145,16 @@ impl UdpPort {
             membership.times += 1;
             return Ok(());
         }
-        let holder = match join(receiver, group, interface) {
-            Ok(()) => Holder::Receiver,
-            Err(error) if is_full(&error) => {
-                let family = Family::of(group);
-                let helper = join_elsewhere(&mut helpers[family as usize], group, interface)?;
-                take_all(receiver, family, true);
-                Holder::Helper(helper)
-            }
-            // Nothing would come by it: it is for the count.
-            Err(_) if is_handed_on(group, interface) => Holder::Nobody,
-            Err(error) => return Err(error),
-        };
+        let family = Family::of(group);
+        let elsewhere = || join_elsewhere(&mut helpers[family as usize], group, interface);
+        let holder = Holder::of(
+            join(receiver, group, interface),
+            elsewhere,
+            is_handed_on(group, interface),
+        )?;
+        if matches!(holder, Holder::Helper(_)) {
+            take_all(receiver, family, true);
+        }
         joined.insert((group, interface), Membership { times: 1, holder });
         self.list(&mut inner);
         Ok(())
@@ -320,6 +337,33 @@ mod tests {
     use super::super::PortOptions;
     use super::*;
     use crate::registry::{Lock, Registry, Slot};
+
+    #[test]
+    fn what_is_handed_on_needs_no_membership() {
+        let error = |n| io::Error::from_raw_os_error(n);
+        let socket = Arc::new(Socket::new(Domain::IPV6, Type::DGRAM.cloexec(), None).unwrap());
+        let full = || Err(error(libc::ENOBUFS));
+        let unasked = || panic!("it is asked");
+        for is_handed_on in [false, true] {
+            let of = |joined, elsewhere| Holder::of(joined, || elsewhere, is_handed_on);
+            let helper = of(full(), Ok(Arc::clone(&socket)));
+            assert!(matches!(helper, Ok(Holder::Helper(_))));
+            for (joined, elsewhere) in [
+                (full(), Err(error(libc::EMFILE))),
+                (full(), full().map(|()| Arc::clone(&socket))),
+                (Err(error(libc::ENODEV)), Ok(Arc::clone(&socket))),
+            ] {
+                let holder = of(joined, elsewhere);
+                assert!(match holder {
+                    Ok(Holder::Nobody) => is_handed_on,
+                    Ok(_) => false,
+                    Err(_) => !is_handed_on,
+                });
+            }
+            let joined = Holder::of(Ok(()), unasked, is_handed_on);
+            assert!(matches!(joined, Ok(Holder::Receiver)));
+        }
+    }
 
     #[test]
     fn a_list_that_cannot_be_joined_is_left_alone_for_a_while() {
