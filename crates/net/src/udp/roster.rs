@@ -18,12 +18,13 @@ use std::fs::File;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::held_file;
 use crate::ofd_lock;
 use crate::registry::{Lock, NameGuard, Slot};
 use crate::shm::{Access, Area, Memory, SharedObject};
+use crate::sys::Uncancelled;
 
 const SECTION: usize = 32 << 10;
 const LEN: usize = 256 * SECTION;
@@ -34,12 +35,16 @@ const USED: usize = 64;
 const ENTRIES: usize = 64;
 const ENTRY: usize = 24;
 const MOST: usize = (SECTION - ENTRIES) / ENTRY;
+/// What memory a section gets at a time; the kernel makes whole pages of it.
+const STEP: usize = 4 << 10;
 
 /// The list, as one process has it.
 #[derive(Debug)]
 pub(super) struct Roster {
     area: Area,
     slot: u8,
+    /// How many bytes of the section have memory behind them.
+    allocated: AtomicUsize,
     /// Found by its number. Its open file, which no other process has, holds the lock.
     file: SharedObject,
     _name: NameGuard,
@@ -60,7 +65,9 @@ impl Roster {
         let file = SharedObject::check(file.into(), LEN).ok_or(io::ErrorKind::InvalidData)?;
         file.allocate(0, USED + 32)?;
         let area = Area::map(file.as_fd(), LEN, Access::ReadWrite)?;
-        let roster = Self { area, slot: slot.number(), file, _name: name };
+        file.allocate(usize::from(slot.number()) * SECTION, STEP)?;
+        let allocated = AtomicUsize::new(STEP);
+        let roster = Self { area, slot: slot.number(), allocated, file, _name: name };
         let byte = slot.number().into();
         if ofd_lock::is_locked_by_another(&roster.file, byte)? {
             return Err(io::ErrorKind::ResourceBusy.into());
@@ -81,25 +88,40 @@ impl Roster {
         self.area.load(GENERATION, Ordering::SeqCst)
     }
 
-    /// Replaces what this process has joined. What finds no room is left out.
-    pub(super) fn publish<'a>(&self, all: impl Iterator<Item = &'a Joined>) {
+    /// Replaces what this process has joined. What finds no room is left out. One at a time.
+    pub(super) fn publish<'a>(&self, all: impl ExactSizeIterator<Item = &'a Joined>) {
         let section = usize::from(self.slot) * SECTION;
-        let mut count = 0;
-        for (group, interface) in all.take(MOST) {
-            let at = section + ENTRIES + count * ENTRY;
-            if !self.area.allocate(at, ENTRY) {
-                break;
-            }
+        let room = self.make_room(ENTRIES + all.len().min(MOST) * ENTRY);
+        let count = all.len().min((room - ENTRIES) / ENTRY);
+        for (n, (group, interface)) in all.take(count).enumerate() {
+            let at = section + ENTRIES + n * ENTRY;
             for (i, word) in words(*group, *interface).into_iter().enumerate() {
                 self.area.store(at + 8 * i, word, Ordering::Relaxed);
             }
-            count += 1;
         }
-        if self.area.allocate(section, ENTRIES) {
-            self.area.store(section, count as u64, Ordering::Release);
-            self.area.fetch_or(USED + usize::from(self.slot) / 64 * 8, 1 << (self.slot % 64));
-        }
+        self.area.store(section, count as u64, Ordering::Release);
+        self.area.fetch_or(USED + usize::from(self.slot) / 64 * 8, 1 << (self.slot % 64));
         self.area.fetch_add(GENERATION, 1);
+    }
+
+    /// How many bytes of the section may be written: `len` or more, if the system has memory to give.
+    fn make_room(&self, len: usize) -> usize {
+        let has = self.allocated.load(Ordering::Relaxed);
+        if len <= has {
+            return has;
+        }
+        let _uncancelled = Uncancelled::new();
+        let len = len.next_multiple_of(STEP);
+        match self.file.allocate(usize::from(self.slot) * SECTION + has, len - has) {
+            Ok(()) => {
+                self.allocated.store(len, Ordering::Relaxed);
+                len
+            }
+            Err(error) => {
+                tracing::debug!(%error, "no room on the list of the host's groups");
+                has
+            }
+        }
     }
 
     fn has_section(&self, slot: u8) -> bool {
@@ -140,6 +162,8 @@ fn words(group: IpAddr, interface: u32) -> [u64; 3] {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
 
     #[test]
@@ -184,6 +208,14 @@ mod tests {
         let roster = Roster::join(&slot, 4791).unwrap();
         let group = |n: u32| (IpAddr::from(std::net::Ipv4Addr::from_bits(0xef00_0000 + n)), 1);
         let all: Vec<_> = (0..MOST as u32 + 5).map(group).collect();
+        // Memory comes before it is touched, and once.
+        let file = File::from(roster.file.as_fd().try_clone_to_owned().unwrap());
+        for (n, bytes) in [(0, STEP), (1, STEP), (168, STEP), (169, 2 * STEP), (1, 2 * STEP)] {
+            roster.publish(all[..n].iter());
+            assert_eq!(roster.allocated.load(Ordering::Relaxed), bytes, "{n} groups");
+        }
+        assert_eq!(roster.make_room(3 * STEP - 1), 3 * STEP);
+        assert!(file.metadata().unwrap().blocks() * 512 >= 4 * STEP as u64, "with the first page");
         roster.publish(all.iter());
         let last = group(MOST as u32 - 1);
         assert_eq!(roster.members(last.0, last.1), [slot.number()]);
