@@ -20,6 +20,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::held_file;
+use crate::ofd_lock;
 use crate::registry::{Lock, NameGuard, Registry};
 use crate::shm::memfd;
 use crate::sys::Uncancelled;
@@ -237,22 +238,11 @@ impl Journal {
     }
 
     fn try_lock(&self, number: u32) -> bool {
-        self.set_lock(number, libc::F_WRLCK)
+        ofd_lock::try_lock(&self.file, number.into())
     }
 
     fn unlock(&self, number: u32) {
-        self.set_lock(number, libc::F_UNLCK);
-    }
-
-    fn set_lock(&self, number: u32, kind: i32) -> bool {
-        // SAFETY: all zeros is a valid flock.
-        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-        lock.l_type = kind as i16;
-        lock.l_whence = libc::SEEK_SET as i16;
-        lock.l_start = number.into();
-        lock.l_len = 1;
-        // SAFETY: a live descriptor, and a lock that the kernel reads.
-        unsafe { libc::fcntl(self.file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) == 0 }
+        ofd_lock::unlock(&self.file, number.into());
     }
 }
 

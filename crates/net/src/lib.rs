@@ -29,6 +29,7 @@ pub mod messages;
 pub mod monitor;
 mod neighbour;
 mod netlink;
+mod ofd_lock;
 pub mod registry;
 pub mod services;
 pub mod shm;

@@ -50,14 +50,14 @@ pub(crate) enum Route {
     /// By UDP.
     Udp(UdpRoute),
     /// To a multicast group.
-    Group(Box<GroupRoute>),
+    Group(Arc<GroupRoute>),
 }
 
 impl Route {
     /// `mtu` of a connected queue pair.
     fn new(engine: &'static Engine, av: &AddressVector, dest: Qpn, mtu: Option<u32>) -> Self {
         if is_to_group(av, dest) {
-            return Self::Group(Box::new(GroupRoute::new(engine, av)));
+            return Self::Group(engine.groups.routes.find(engine, av));
         }
         let slot = dest.slot();
         if slot == engine.slot {

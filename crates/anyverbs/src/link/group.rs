@@ -4,11 +4,12 @@
 //! That is possible where every member on this host is known and has a ring ([`UdpPort::members`](anyverbs_net::UdpPort::members)
 //! says how many there are). Else all of them get what the kernel gives out, or what is handed on where it does not: no member
 //! gets a datagram in both ways. A member of this user's processes is known from its joining on, at the cost of one word that
-//! the sender looks at; whoever else joins (another user's process, a program that has nothing to do with this device) may
-//! miss what is sent in the next [`LOOK_AGAIN`].
+//! the sender looks at; whoever else joins (another user's process, a program that has nothing to do with this device, a process that
+//! could not join the host's list, or whose groups are more than it has room for) may miss what is sent in the next [`LOOK_AGAIN`].
 //!
 //! Nobody answers for a group, so nothing waits: what finds a ring full is dropped, as by a full socket.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wr::AddressVector;
+use parking_lot::Mutex;
 
 use super::shm::{ShmRoute, Spare};
 use super::udp::{Outbox, UdpRoute};
@@ -27,6 +29,9 @@ use crate::engine::Engine;
 
 /// How long it is not asked who has joined, while no process of this user has joined or left.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
+/// How many routes to groups the process keeps.
+const KEPT: usize = 16;
 
 /// How datagrams to one group leave by one interface.
 #[derive(Clone, Debug)]
@@ -47,8 +52,50 @@ enum Way {
     HandingOn,
 }
 
+/// The routes that the process's queue pairs use, so that who sends to several groups in turn looks no more often than who sends to one.
+#[derive(Debug, Default)]
+pub(crate) struct GroupRoutes {
+    /// The one that was looked for last at the end.
+    kept: Mutex<Vec<(AddressVector, Arc<GroupRoute>)>>,
+}
+
+impl GroupRoutes {
+    pub(crate) fn find(&self, engine: &'static Engine, av: &AddressVector) -> Arc<GroupRoute> {
+        // Without rings there is nothing to look for.
+        if engine.shm.is_none() {
+            return Arc::new(GroupRoute::new(engine, av));
+        }
+        let fits =
+            |(a, route): &&(AddressVector, Arc<GroupRoute>)| a == av && route.is_current(engine);
+        if let Some((_, route)) = self.kept.lock().iter().find(fits) {
+            return Arc::clone(route);
+        }
+        // Without the lock: it takes system calls.
+        let route = Arc::new(GroupRoute::new(engine, av));
+        let mut kept = self.kept.lock();
+        let (mut current, mut old): (Vec<_>, Vec<_>) = std::mem::take(&mut *kept)
+            .into_iter()
+            .partition(|(a, route)| a != av && route.is_current(engine));
+        if current.len() == KEPT {
+            old.push(current.remove(0));
+        }
+        current.push((*av, Arc::clone(&route)));
+        *kept = current;
+        // What they hold may end now.
+        drop(kept);
+        drop(old);
+        route
+    }
+
+    /// A process has ended: its ring is not kept for the sake of groups that nobody sends to.
+    pub(crate) fn forget(&self) {
+        let old = std::mem::take(&mut *self.kept.lock());
+        drop(old);
+    }
+}
+
 impl GroupRoute {
-    pub(crate) fn new(engine: &'static Engine, av: &AddressVector) -> Self {
+    fn new(engine: &'static Engine, av: &AddressVector) -> Self {
         let until = engine.coarse.soon() + LOOK_AGAIN;
         let (group, interface) = (av.dgid.to_ip(), av.scope_id);
         let members = engine.shm.as_ref().and_then(|_| {
@@ -126,7 +173,7 @@ fn rings(engine: &'static Engine, av: &AddressVector, members: &Members) -> Opti
     if own && !engine.config.inproc {
         return None;
     }
-    // Names of processes that have ended lead nowhere.
+    // Who has ended since it was listed has no ring, and is not counted. Where the kernel counts it still, all get the kernel's copy.
     let others = members.slots.iter().filter(|slot| **slot != engine.slot);
     let peers: Vec<_> =
         others.filter_map(|slot| ShmRoute::of_group(engine, shm, av, *slot)).collect();
@@ -136,4 +183,53 @@ fn rings(engine: &'static Engine, av: &AddressVector, members: &Members) -> Opti
     // There is nobody else on the loopback interface.
     let others = (av.scope_id != LOOPBACK).then(|| UdpRoute::to_others(engine, av));
     Some(Way::Rings { peers, own, others })
+}
+
+#[cfg(test)]
+mod tests {
+    use anyverbs_proto::types::Gid;
+    use anyverbs_testing::in_own_process;
+
+    use super::*;
+    use crate::engine::gsi::tests::isolate;
+
+    fn av(n: u16) -> AddressVector {
+        let ip = |s: String| Gid::from(s.parse::<std::net::IpAddr>().unwrap());
+        AddressVector {
+            dgid: ip(format!("239.4.8.{n}")),
+            sgid: ip("127.0.0.1".into()),
+            scope_id: LOOPBACK,
+            ..AddressVector::default()
+        }
+    }
+
+    #[test]
+    fn who_sends_to_groups_in_turn_looks_as_seldom_as_for_one() {
+        let name = "link::group::tests::who_sends_to_groups_in_turn_looks_as_seldom_as_for_one";
+        in_own_process(name, || {
+            isolate();
+            let engine = Engine::current().unwrap();
+            assert!(engine.shm.is_some());
+            let routes = &engine.groups.routes;
+            let all: Vec<_> = (0..KEPT as u16).map(av).collect();
+            let mut before: Vec<Option<Arc<GroupRoute>>> = vec![None; KEPT];
+            for _ in 0..100 {
+                for (av, before) in all.iter().zip(&mut before) {
+                    let route = routes.find(engine, av);
+                    // It is another one only where the time has come to look again.
+                    let last = before.replace(Arc::clone(&route));
+                    assert!(last.is_none_or(|l| Arc::ptr_eq(&l, &route) || !l.is_current(engine)));
+                }
+            }
+            // One more takes the place of another, and who has ended leaves nothing.
+            (0..100).for_each(|n| drop(routes.find(engine, &av(n))));
+            assert!(routes.kept.lock().len() <= KEPT);
+            // A change is seen at once.
+            let route = routes.find(engine, &av(0));
+            engine.port.join_multicast("239.4.8.200".parse().unwrap(), LOOPBACK).unwrap();
+            assert!(!Arc::ptr_eq(&route, &routes.find(engine, &av(0))));
+            routes.forget();
+            assert!(routes.kept.lock().is_empty());
+        });
+    }
 }

@@ -4,6 +4,7 @@
 use std::net::{Ipv4Addr, UdpSocket};
 
 use anyverbs::*;
+use anyverbs_net::{Registry, Slot};
 
 use crate::host::{can_unshare, ip, succeeds};
 use crate::multicast::{BURST, Member, Process, gid, run};
@@ -15,8 +16,13 @@ const V6: (&str, &str) = ("ff15::4792", "::1");
 /// What a process has room for that does not read, where datagrams are handed on.
 const FEW: u32 = 10;
 
-fn join(member: &mut Process, (group, source): (&str, &str)) {
-    member.ask(&format!("join {group} {source}"));
+fn join(member: &mut Process, (group, source): (&str, &str)) -> String {
+    member.ask(&format!("join {group} {source}"))
+}
+
+/// Of the process whose queue pair has this number.
+fn slot_of(qpn: &str) -> u8 {
+    Qpn::new(qpn.parse().unwrap()).slot()
 }
 
 fn hear(others: &mut [Process], first: u32, n: u32) {
@@ -64,7 +70,7 @@ pub(crate) fn by_rings_where_all_have_them() {
     ip("link set va up");
     for place in [V4, V6, ("239.4.7.93", "10.9.9.1")] {
         let mut others = [(); 2].map(|()| Process::here(&[]));
-        others.iter_mut().for_each(|other| join(other, place));
+        others.iter_mut().for_each(|other| drop(join(other, place)));
         let mut a = Member::new(place.0, place.1);
         assert_eq!(round(&mut a, &mut others, 0), by_rings(), "{place:?}");
         // Others speak, who are members and hear themselves.
@@ -104,7 +110,7 @@ pub(crate) fn by_the_kernel_where_others_take_part() {
         a.e.qp.detach_mcast(gid("239.4.7.94"), 0).unwrap();
     };
     let mut others = [(); 2].map(|()| Process::here(&[]));
-    others.iter_mut().for_each(|other| join(other, V4));
+    others.iter_mut().for_each(|other| drop(join(other, V4)));
     let mut a = Member::new(V4.0, V4.1);
     assert_eq!(round(&mut a, &mut others, 0), by_rings());
     // A socket that has nothing to do with the device.
@@ -122,7 +128,7 @@ pub(crate) fn by_the_kernel_where_others_take_part() {
         // A process without rings is known at once, and gets what all get.
         let mut others =
             [Process::here(&[("ANYVERBS_SHM", "0")]), Process::here(&[]), Process::here(&[])];
-        others.iter_mut().for_each(|other| join(other, place));
+        others.iter_mut().for_each(|other| drop(join(other, place)));
         let mut a = Member::new(place.0, place.1);
         let (sent, received) = round_of(FEW, &mut a, &mut others, 300);
         assert_eq!(sent, 0, "{place:?}");
@@ -140,11 +146,42 @@ pub(crate) fn by_the_kernel_where_others_take_part() {
     }
 }
 
+/// A member ends without a word, and a process gets its slot that has rings, but uses no groups.
+pub(crate) fn an_heir_of_a_members_slot() {
+    ip("link set lo up");
+    for place in [V4, V6] {
+        let mut a = Member::new(place.0, place.1);
+        let mut others = [Process::here(&[])];
+        let slot = slot_of(&join(&mut others[0], place));
+        assert_eq!(round(&mut a, &mut others, 0).0, u64::from(BURST), "{place:?}");
+        drop(others);
+        // It is the only one that is free.
+        let registry = Registry::new(&std::env::var("ANYVERBS_REGISTRY").unwrap()).unwrap();
+        let taken = (1..=255).filter(|n| *n != slot);
+        let taken: Vec<_> = taken.filter_map(|n| Slot::claim_number(&registry, n).ok()).collect();
+        let mut heir = Process::here(&[]);
+        assert_eq!(slot_of(&heir.ask("alone")), slot);
+        drop(taken);
+        // There are as many members as names on the list.
+        let mut others = [Process::here(&[("ANYVERBS_SHM", "0")])];
+        join(&mut others[0], place);
+        let by_udp = (0, vec![[0, u64::from(FEW)]]);
+        assert_eq!(round_of(FEW, &mut a, &mut others, 100), by_udp, "{place:?}");
+        // By rings again, where all have them.
+        others = [Process::here(&[])];
+        join(&mut others[0], place);
+        let n = u64::from(BURST);
+        assert_eq!(round(&mut a, &mut others, 200), (n, vec![[n, n]]), "{place:?}");
+        // It is there still.
+        heir.ask("alone");
+    }
+}
+
 /// Sending does not wait for it, nor do others.
 pub(crate) fn a_member_that_does_not_read() {
     ip("link set lo up");
     let mut others = [(); 2].map(|()| Process::here(&[]));
-    others.iter_mut().for_each(|other| join(other, V4));
+    others.iter_mut().for_each(|other| drop(join(other, V4)));
     let mut a = Member::new(V4.0, V4.1);
     assert_eq!(round(&mut a, &mut others, 0), by_rings());
     a.e.qp.detach_mcast(a.group, 0).unwrap();
@@ -183,6 +220,13 @@ fn rings_carry_groups_within_a_host() {
 fn the_kernel_carries_groups_where_others_take_part() {
     if can_unshare() {
         succeeds(&run("others"));
+    }
+}
+
+#[test]
+fn who_has_ended_is_no_member_whoever_has_its_slot() {
+    if can_unshare() {
+        succeeds(&run("heir"));
     }
 }
 

@@ -202,11 +202,12 @@ impl Drop for Process {
     }
 }
 
-/// Does what the parent says: `join GROUP SOURCE`, `say FIRST [COUNT]`, `hear FIRST COUNT`, `detach`, `leave`, `count`. Answers with the
+/// Does what the parent says: `join GROUP SOURCE`, `alone` (a queue pair that is in no group), `say FIRST [COUNT]`, `hear FIRST COUNT`, `detach`, `leave`, `count`. Answers with the
 /// number of its queue pair, or the last with the packets that it has received by rings and in all.
 fn obey() {
     println!("@ here");
     let mut member = None;
+    let mut alone = None;
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
         let words: Vec<&str> = line.split(' ').collect();
@@ -216,6 +217,10 @@ fn obey() {
             "ip" => ip(&line[3..]),
             "carrier" => carrier(words[1]),
             "join" => member = Some(Member::new(words[1], words[2])),
+            "alone" => {
+                let e = alone.get_or_insert_with(|| Endpoint::new(QpType::Ud));
+                reply = Some(e.qp.qpn().get().to_string());
+            }
             "say" => {
                 let n = words.get(2).map_or(BURST, |n| n.parse().unwrap());
                 member.as_mut().unwrap().say(number(1)..number(1) + n);
@@ -247,6 +252,7 @@ fn alone() {
         "interfaces" => groups_follow_the_interfaces(),
         "rings" => crate::group_rings::by_rings_where_all_have_them(),
         "others" => crate::group_rings::by_the_kernel_where_others_take_part(),
+        "heir" => crate::group_rings::an_heir_of_a_members_slot(),
         "stopped" => crate::group_rings::a_member_that_does_not_read(),
         other => panic!("{other}"),
     }

@@ -18,6 +18,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use socket2::{Domain, InterfaceIndexOrAddress, Protocol, Socket, Type};
@@ -32,13 +33,15 @@ use super::{Family, UdpPort};
 /// Index of the loopback interface, the same in every network namespace (`LOOPBACK_IFINDEX`).
 pub const LOOPBACK: u32 = 1;
 
+/// How long it is not tried to join the host's list after that has failed.
+const PAUSE: Duration = Duration::from_secs(1);
+
 /// What this process has joined.
 #[derive(Debug, Default)]
 pub(crate) struct Memberships {
     inner: Mutex<Inner>,
+    /// Set under the lock of `inner`.
     roster: OnceLock<Roster>,
-    /// Of who joins the roster: that clears what is there.
-    joining: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -46,6 +49,8 @@ struct Inner {
     joined: HashMap<(IpAddr, u32), Membership>,
     /// Sockets that do nothing but join, by family.
     helpers: [Vec<Arc<Socket>>; 2],
+    /// When it is tried again to join the list of the host, if that failed.
+    again_at: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -63,6 +68,25 @@ enum Holder {
     Nobody,
 }
 
+impl Holder {
+    /// What came of joining by the receiver, and `elsewhere` where that is full.
+    fn of(
+        joined: io::Result<()>,
+        elsewhere: impl FnOnce() -> io::Result<Arc<Socket>>,
+        is_handed_on: bool,
+    ) -> io::Result<Self> {
+        let holder = match joined {
+            Err(error) if is_full(&error) => elsewhere().map(Self::Helper),
+            joined => joined.map(|()| Self::Receiver),
+        };
+        match holder {
+            // Nothing would come by it: it is for the count.
+            Err(_) if is_handed_on => Ok(Self::Nobody),
+            holder => holder,
+        }
+    }
+}
+
 /// Who of this host has joined a group on an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Members {
@@ -72,6 +96,32 @@ pub struct Members {
     pub count: usize,
     /// What [`UdpPort::groups_generation`] was.
     pub generation: u64,
+}
+
+impl Inner {
+    /// The list, once it is joined. After an error it is not tried again for a while: who sends would wait each time.
+    fn join<'a>(
+        &mut self,
+        roster: &'a OnceLock<Roster>,
+        now: impl Fn() -> Instant,
+        join: impl FnOnce() -> io::Result<Roster>,
+    ) -> io::Result<&'a Roster> {
+        if let Some(roster) = roster.get() {
+            return Ok(roster);
+        }
+        if self.again_at.is_some_and(|at| now() < at) {
+            return Err(io::Error::new(io::ErrorKind::WouldBlock, "tried a moment ago"));
+        }
+        let _uncancelled = Uncancelled::new();
+        let joined = join().inspect_err(|_| self.again_at = Some(now() + PAUSE))?;
+        Ok(roster.get_or_init(|| joined))
+    }
+
+    fn publish(&self, roster: Option<&Roster>) {
+        if let Some(roster) = roster {
+            roster.publish(self.joined.keys());
+        }
+    }
 }
 
 /// Whether a group of an interface is out of the kernel's reach, so that its datagrams have to be handed on.
@@ -90,25 +140,23 @@ impl UdpPort {
     pub fn join_multicast(&self, group: IpAddr, interface: u32) -> io::Result<()> {
         let receiver = self.socket_for(group)?;
         let mut inner = self.memberships.inner.lock();
-        let Inner { joined, helpers } = &mut *inner;
+        let Inner { joined, helpers, .. } = &mut *inner;
         if let Some(membership) = joined.get_mut(&(group, interface)) {
             membership.times += 1;
             return Ok(());
         }
-        let holder = match join(receiver, group, interface) {
-            Ok(()) => Holder::Receiver,
-            Err(error) if is_full(&error) => {
-                let family = Family::of(group);
-                let helper = join_elsewhere(&mut helpers[family as usize], group, interface)?;
-                take_all(receiver, family, true);
-                Holder::Helper(helper)
-            }
-            // Nothing would come by it: it is for the count.
-            Err(_) if is_handed_on(group, interface) => Holder::Nobody,
-            Err(error) => return Err(error),
-        };
+        let family = Family::of(group);
+        let elsewhere = || join_elsewhere(&mut helpers[family as usize], group, interface);
+        let holder = Holder::of(
+            join(receiver, group, interface),
+            elsewhere,
+            is_handed_on(group, interface),
+        )?;
+        if matches!(holder, Holder::Helper(_)) {
+            take_all(receiver, family, true);
+        }
         joined.insert((group, interface), Membership { times: 1, holder });
-        self.list(&inner);
+        self.list(&mut inner);
         Ok(())
     }
 
@@ -131,7 +179,7 @@ impl UdpPort {
         let family = Family::of(group);
         let left = joined.remove(&(group, interface));
         // First, so that nobody counts on it any more.
-        self.list(&inner);
+        self.list(&mut inner);
         let Inner { helpers, .. } = &mut *inner;
         match left.map(|m| m.holder) {
             Some(Holder::Receiver) => leave(receiver, group, interface),
@@ -150,30 +198,17 @@ impl UdpPort {
     }
 
     /// Tells the others what this process has joined.
-    fn list(&self, inner: &Inner) {
-        match self.roster() {
-            Ok(Some(roster)) => roster.publish(inner.joined.keys()),
-            Ok(None) => {}
-            Err(error) => {
-                tracing::debug!(%error, "this process's groups are not on the host's list");
-            }
+    fn list(&self, inner: &mut Inner) {
+        if let Err(error) = self.roster(inner).map(|roster| inner.publish(roster)) {
+            tracing::debug!(%error, "this process's groups are not on the host's list");
         }
     }
 
     /// The host's list, joined with the first use of groups; `None` where the port is not shared.
-    fn roster(&self) -> io::Result<Option<&Roster>> {
-        let Memberships { roster, joining, .. } = &self.memberships;
-        if let Some(roster) = roster.get() {
-            return Ok(Some(roster));
-        }
+    fn roster(&self, inner: &mut Inner) -> io::Result<Option<&Roster>> {
         let Some(slot) = self.slot() else { return Ok(None) };
-        let _uncancelled = Uncancelled::new();
-        let _one = joining.lock();
-        if roster.get().is_none() {
-            let joined = Roster::join(slot, self.port())?;
-            return Ok(Some(roster.get_or_init(|| joined)));
-        }
-        Ok(roster.get())
+        let join = || Roster::join(slot, self.port());
+        inner.join(&self.memberships.roster, Instant::now, join).map(Some)
     }
 
     /// How often processes of this host have joined and left groups, as far as they share the list: a member that has joined before
@@ -189,7 +224,16 @@ impl UdpPort {
     /// # Errors
     /// Those of open(2) and read(2), and `TimedOut`, where it cannot be found out.
     pub fn members(&self, group: IpAddr, interface: u32) -> io::Result<Option<Members>> {
-        let Some(roster) = self.roster()? else { return Ok(None) };
+        let roster = match self.memberships.roster.get() {
+            Some(roster) => roster,
+            None => {
+                let inner = &mut *self.memberships.inner.lock();
+                let Some(roster) = self.roster(inner)? else { return Ok(None) };
+                // What was joined while the list could not be.
+                inner.publish(Some(roster));
+                roster
+            }
+        };
         // What changes while this looks makes another generation.
         let generation = roster.generation();
         let slots = roster.members(group, interface);
@@ -290,7 +334,73 @@ fn take_all(receiver: &Socket, family: Family, all: bool) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::PortOptions;
     use super::*;
+    use crate::registry::{Lock, Registry, Slot};
+
+    #[test]
+    fn what_is_handed_on_needs_no_membership() {
+        let error = |n| io::Error::from_raw_os_error(n);
+        let socket = Arc::new(Socket::new(Domain::IPV6, Type::DGRAM.cloexec(), None).unwrap());
+        let full = || Err(error(libc::ENOBUFS));
+        let unasked = || panic!("it is asked");
+        for is_handed_on in [false, true] {
+            let of = |joined, elsewhere| Holder::of(joined, || elsewhere, is_handed_on);
+            let helper = of(full(), Ok(Arc::clone(&socket)));
+            assert!(matches!(helper, Ok(Holder::Helper(_))));
+            for (joined, elsewhere) in [
+                (full(), Err(error(libc::EMFILE))),
+                (full(), full().map(|()| Arc::clone(&socket))),
+                (Err(error(libc::ENODEV)), Ok(Arc::clone(&socket))),
+            ] {
+                let holder = of(joined, elsewhere);
+                assert!(match holder {
+                    Ok(Holder::Nobody) => is_handed_on,
+                    Ok(_) => false,
+                    Err(_) => !is_handed_on,
+                });
+            }
+            let joined = Holder::of(Ok(()), unasked, is_handed_on);
+            assert!(matches!(joined, Ok(Holder::Receiver)));
+        }
+    }
+
+    #[test]
+    fn a_list_that_cannot_be_joined_is_left_alone_for_a_while() {
+        let slot = Slot::claim(&format!("roster-pause-{}", std::process::id())).unwrap();
+        let (mut inner, roster, begin) = (Inner::default(), OnceLock::new(), Instant::now());
+        let fails = || Err(io::ErrorKind::TimedOut.into());
+        let kind = |joined: io::Result<&Roster>| joined.unwrap_err().kind();
+        assert_eq!(kind(inner.join(&roster, || begin, fails)), io::ErrorKind::TimedOut);
+        let unasked = || -> io::Result<Roster> { panic!("it is asked") };
+        let soon = begin + PAUSE - Duration::from_nanos(1);
+        assert_eq!(kind(inner.join(&roster, || soon, unasked)), io::ErrorKind::WouldBlock);
+        assert_eq!(kind(inner.join(&roster, || begin + PAUSE, fails)), io::ErrorKind::TimedOut);
+        assert_eq!(kind(inner.join(&roster, || begin + PAUSE, unasked)), io::ErrorKind::WouldBlock);
+        let later = begin + 2 * PAUSE;
+        inner.join(&roster, || later, || Roster::join(&slot, 4791)).unwrap();
+        inner.join(&roster, || later, unasked).unwrap();
+    }
+
+    /// Another process holds the registry's lock.
+    #[test]
+    fn what_was_joined_without_the_list_is_on_it_later() {
+        let registry = Registry::new(&format!("roster-late-{}", std::process::id())).unwrap();
+        let slots = [(); 2].map(|()| Arc::new(Slot::claim_in(&registry).unwrap()));
+        let (number, udp) = (slots[0].number(), anyverbs_testing::UdpPort::of_this_process());
+        let other = Roster::join(&slots[1], udp).unwrap();
+        let slot = Some(Arc::clone(&slots[0]));
+        let port = UdpPort::open(PortOptions { slot, ..PortOptions::new(udp) });
+        let port = port.unwrap();
+        let group = "239.4.7.101".parse().unwrap();
+        let held = registry.try_lock(Lock::Groups).unwrap().unwrap();
+        port.join_multicast(group, LOOPBACK).unwrap();
+        assert!(other.members(group, LOOPBACK).is_empty());
+        drop(held);
+        port.memberships.inner.lock().again_at = None;
+        assert_eq!(port.members(group, LOOPBACK).unwrap().unwrap().slots, [number]);
+        assert_eq!(other.members(group, LOOPBACK), [number]);
+    }
 
     #[test]
     fn the_kernels_lists_are_read() {

@@ -7,20 +7,24 @@
 //! | 64 | slots that have a section, a bit each |
 //! | slot x 32 KiB | its section: how many entries; from byte 64 on 24 bytes each: the group (as IPv6), the interface |
 //!
-//! A section is written by the owner of its slot alone. It counts a change when it has made it, before the call that joins
+//! A section is written by the owner of its slot alone, who holds a lock of the byte of the file that has the slot's number, one of the open
+//! file ([`crate::ofd_lock`]): a section whose byte nobody holds is that of a process that has ended, and says nothing. (A child that
+//! forked and did not exec keeps its parent's lock, as it keeps its slot and its sockets.) A section counts a change when it has made it, before the call that joins
 //! returns: who sends after that sees it. A list that is read during a change may be any mixture, and is read again
-//! since its generation is not the last. What stands there was written by other processes, and may be of one that has
-//! ended: the reader compares it with what the kernel says ([`super::multicast`]).
+//! since its generation is not the last. What stands there was written by other processes: the reader compares it with what the
+//! kernel says ([`super::multicast`]).
 
 use std::fs::File;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::held_file;
+use crate::ofd_lock;
 use crate::registry::{Lock, NameGuard, Slot};
 use crate::shm::{Access, Area, Memory, SharedObject};
+use crate::sys::Uncancelled;
 
 const SECTION: usize = 32 << 10;
 const LEN: usize = 256 * SECTION;
@@ -31,14 +35,18 @@ const USED: usize = 64;
 const ENTRIES: usize = 64;
 const ENTRY: usize = 24;
 const MOST: usize = (SECTION - ENTRIES) / ENTRY;
+/// What memory a section gets at a time; the kernel makes whole pages of it.
+const STEP: usize = 4 << 10;
 
 /// The list, as one process has it.
 #[derive(Debug)]
 pub(super) struct Roster {
     area: Area,
     slot: u8,
-    /// Found by its number.
-    _file: SharedObject,
+    /// How many bytes of the section have memory behind them.
+    allocated: AtomicUsize,
+    /// Found by its number. Its open file, which no other process has, holds the lock.
+    file: SharedObject,
     _name: NameGuard,
 }
 
@@ -47,6 +55,9 @@ pub(super) type Joined = (IpAddr, u32);
 
 impl Roster {
     /// That of the other processes, or a new one. What an earlier owner of the slot left is cleared.
+    ///
+    /// # Errors
+    /// `ResourceBusy` where another process has the slot's section; those of [`held_file::join`], fallocate(2), fcntl(2) and mmap(2).
     pub(super) fn join(slot: &Slot, port: u16) -> io::Result<Self> {
         let new = || Ok(File::from(OwnedFd::from(SharedObject::new(LEN)?)));
         let kind = format!("groups/{port}");
@@ -54,9 +65,19 @@ impl Roster {
         let file = SharedObject::check(file.into(), LEN).ok_or(io::ErrorKind::InvalidData)?;
         file.allocate(0, USED + 32)?;
         let area = Area::map(file.as_fd(), LEN, Access::ReadWrite)?;
-        let roster = Self { area, slot: slot.number(), _file: file, _name: name };
+        file.allocate(usize::from(slot.number()) * SECTION, STEP)?;
+        let allocated = AtomicUsize::new(STEP);
+        let roster = Self { area, slot: slot.number(), allocated, file, _name: name };
+        let byte = slot.number().into();
+        if ofd_lock::is_locked_by_another(&roster.file, byte)? {
+            return Err(io::ErrorKind::ResourceBusy.into());
+        }
+        // Before the lock, with which it would be believed.
         if roster.has_section(slot.number()) {
             roster.publish(std::iter::empty());
+        }
+        if !ofd_lock::try_lock(&roster.file, byte) {
+            return Err(io::ErrorKind::ResourceBusy.into());
         }
         Ok(roster)
     }
@@ -67,25 +88,40 @@ impl Roster {
         self.area.load(GENERATION, Ordering::SeqCst)
     }
 
-    /// Replaces what this process has joined. What finds no room is left out.
-    pub(super) fn publish<'a>(&self, all: impl Iterator<Item = &'a Joined>) {
+    /// Replaces what this process has joined. What finds no room is left out. One at a time.
+    pub(super) fn publish<'a>(&self, all: impl ExactSizeIterator<Item = &'a Joined>) {
         let section = usize::from(self.slot) * SECTION;
-        let mut count = 0;
-        for (group, interface) in all.take(MOST) {
-            let at = section + ENTRIES + count * ENTRY;
-            if !self.area.allocate(at, ENTRY) {
-                break;
-            }
+        let room = self.make_room(ENTRIES + all.len().min(MOST) * ENTRY);
+        let count = all.len().min((room - ENTRIES) / ENTRY);
+        for (n, (group, interface)) in all.take(count).enumerate() {
+            let at = section + ENTRIES + n * ENTRY;
             for (i, word) in words(*group, *interface).into_iter().enumerate() {
                 self.area.store(at + 8 * i, word, Ordering::Relaxed);
             }
-            count += 1;
         }
-        if self.area.allocate(section, ENTRIES) {
-            self.area.store(section, count as u64, Ordering::Release);
-            self.area.fetch_or(USED + usize::from(self.slot) / 64 * 8, 1 << (self.slot % 64));
-        }
+        self.area.store(section, count as u64, Ordering::Release);
+        self.area.fetch_or(USED + usize::from(self.slot) / 64 * 8, 1 << (self.slot % 64));
         self.area.fetch_add(GENERATION, 1);
+    }
+
+    /// How many bytes of the section may be written: `len` or more, if the system has memory to give.
+    fn make_room(&self, len: usize) -> usize {
+        let has = self.allocated.load(Ordering::Relaxed);
+        if len <= has {
+            return has;
+        }
+        let _uncancelled = Uncancelled::new();
+        let len = len.next_multiple_of(STEP);
+        match self.file.allocate(usize::from(self.slot) * SECTION + has, len - has) {
+            Ok(()) => {
+                self.allocated.store(len, Ordering::Relaxed);
+                len
+            }
+            Err(error) => {
+                tracing::debug!(%error, "no room on the list of the host's groups");
+                has
+            }
+        }
     }
 
     fn has_section(&self, slot: u8) -> bool {
@@ -93,7 +129,7 @@ impl Roster {
         used >> (slot % 64) & 1 == 1
     }
 
-    /// The slots of those who joined a group on an interface, as they say.
+    /// The slots of those who joined a group on an interface, as they say, and have not ended.
     pub(super) fn members(&self, group: IpAddr, interface: u32) -> Vec<u8> {
         let wanted = words(group, interface);
         let has_joined = |slot: &u8| {
@@ -105,7 +141,13 @@ impl Roster {
                 wanted == [word(0), word(1), word(2)]
             })
         };
-        (1..=255).filter(|slot| self.has_section(*slot)).filter(has_joined).collect()
+        // Who is left out though it lives is counted by the kernel.
+        let lives = |slot: &u8| {
+            *slot == self.slot
+                || ofd_lock::is_locked_by_another(&self.file, (*slot).into()).unwrap_or(false)
+        };
+        let named = (1..=255).filter(|slot| self.has_section(*slot)).filter(has_joined);
+        named.filter(lives).collect()
     }
 }
 
@@ -120,6 +162,8 @@ fn words(group: IpAddr, interface: u32) -> [u64; 3] {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt;
+
     use super::*;
 
     #[test]
@@ -142,13 +186,20 @@ mod tests {
         assert_eq!(rosters[2].members(a.0, a.1), numbers(&[0]));
         assert_eq!(rosters[2].members(b.0, b.1), numbers(&[0, 1]));
         assert!(rosters[2].members(a.0, 3).is_empty() && other_port.members(a.0, a.1).is_empty());
-        // One ends without a word; who has its slot next has joined nothing.
+        // One ends without a word: what it has left is believed no more, and who has its slot next has joined nothing.
         let [first, _second, third] = rosters;
         drop(first);
+        assert!(third.members(a.0, a.1).is_empty());
+        assert_eq!(third.members(b.0, b.1), numbers(&[1]));
         let before = third.generation();
         let next = Roster::join(&slots[0], 4791).unwrap();
         assert_ne!(next.generation(), before);
-        assert!(third.members(a.0, a.1).is_empty());
+        assert!(third.members(a.0, a.1).is_empty() && third.members(b.0, b.1) == numbers(&[1]));
+        // It is the only one, and stays as it is.
+        next.publish([a].iter());
+        let error = Roster::join(&slots[0], 4791).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ResourceBusy);
+        assert_eq!(third.members(a.0, a.1), numbers(&[0]));
     }
 
     #[test]
@@ -157,6 +208,14 @@ mod tests {
         let roster = Roster::join(&slot, 4791).unwrap();
         let group = |n: u32| (IpAddr::from(std::net::Ipv4Addr::from_bits(0xef00_0000 + n)), 1);
         let all: Vec<_> = (0..MOST as u32 + 5).map(group).collect();
+        // Memory comes before it is touched, and once.
+        let file = File::from(roster.file.as_fd().try_clone_to_owned().unwrap());
+        for (n, bytes) in [(0, STEP), (1, STEP), (168, STEP), (169, 2 * STEP), (1, 2 * STEP)] {
+            roster.publish(all[..n].iter());
+            assert_eq!(roster.allocated.load(Ordering::Relaxed), bytes, "{n} groups");
+        }
+        assert_eq!(roster.make_room(3 * STEP - 1), 3 * STEP);
+        assert!(file.metadata().unwrap().blocks() * 512 >= 4 * STEP as u64, "with the first page");
         roster.publish(all.iter());
         let last = group(MOST as u32 - 1);
         assert_eq!(roster.members(last.0, last.1), [slot.number()]);
