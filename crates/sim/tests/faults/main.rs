@@ -100,6 +100,8 @@ enum Op {
     CompareSwap,
     FetchAdd,
     AtomicWrite,
+    /// WRITEs, READs and atomics in an order of the seed's.
+    Mixed,
 }
 
 /// One of the matrix.
@@ -134,9 +136,10 @@ impl Drop for Replay {
 }
 
 fn cases(seeds: u64) -> Vec<Case> {
-    use Op::{AtomicWrite, CompareSwap, FetchAdd, Read, Send, SendImm, Write, WriteImm};
+    use Op::{AtomicWrite, CompareSwap, FetchAdd, Mixed, Read, Send, SendImm, Write, WriteImm};
     let reliable =
-        [Send, SendImm, Write, WriteImm, Read, CompareSwap, FetchAdd, AtomicWrite].as_slice();
+        [Send, SendImm, Write, WriteImm, Read, CompareSwap, FetchAdd, AtomicWrite, Mixed]
+            .as_slice();
     let services = [
         (QpType::Rc, reliable),
         (QpType::XrcSend, reliable),
