@@ -59,7 +59,8 @@ impl Roce {
         false
     }
 
-    /// Cuts the end off. With `lengths` the headers say so too, and the device sees what is left.
+    /// Cuts the end off. With `lengths` the headers say so too. Over IPv6 the UDP checksum is right as well, so that the device sees
+    /// what is left and only the ICRC tells; over IPv4, where the ICRC alone does not tell enough, it is as it was.
     pub fn cut(&self, frame: &mut Vec<u8>, lengths: bool, rng: &mut impl Rng) {
         let end =
             rng.random_range(self.payload.start..self.payload.end.max(self.payload.start + 1));
@@ -72,15 +73,27 @@ impl Roce {
             frame[at..at + 2].copy_from_slice(&value.to_be_bytes());
         };
         set(frame, self.udp + 4, end - self.udp);
-        // No checksum.
-        set(frame, self.udp + 6, 0);
         if self.ipv6 {
             set(frame, ETHERNET + 4, end - self.udp);
+            set(frame, self.udp + 6, 0);
+            let sum = self.udp_checksum_v6(frame);
+            set(frame, self.udp + 6, usize::from(sum));
         } else {
             set(frame, ETHERNET + 2, end - ETHERNET);
             set(frame, ETHERNET + 10, 0);
             let sum = checksum(&frame[ETHERNET..self.udp]);
             set(frame, ETHERNET + 10, usize::from(sum));
+        }
+    }
+
+    /// Of what lies behind the IPv6 header, with zero as checksum (RFC 8200, 8.1).
+    fn udp_checksum_v6(&self, frame: &[u8]) -> u16 {
+        let (addresses, udp) = (&frame[ETHERNET + 8..ETHERNET + 40], &frame[self.udp..]);
+        let len = u16::try_from(udp.len()).expect("a datagram").to_be_bytes();
+        match checksum(&[addresses, &len, &[0, UDP], udp].concat()) {
+            // That would say that there is none.
+            0 => 0xffff,
+            sum => sum,
         }
     }
 }
@@ -175,6 +188,10 @@ pub(crate) mod tests {
                 let left = Roce::parse(&bytes, PORT).unwrap();
                 assert!(left.payload.len() < 64);
                 assert!(ipv6 || checksum(&bytes[ETHERNET..34]) == 0);
+                if ipv6 {
+                    let pseudo = [&bytes[22..54], &bytes[58..60], &[0, UDP], &bytes[54..]];
+                    assert_eq!(checksum(&pseudo.concat()), 0);
+                }
                 let mut bytes = frame(64, ipv6);
                 roce.cut(&mut bytes, false, &mut rng);
                 assert_eq!(Roce::parse(&bytes, PORT), None);
