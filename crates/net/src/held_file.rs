@@ -28,19 +28,8 @@ pub(crate) fn join(
     lock: Lock,
     new: impl FnOnce() -> io::Result<File>,
 ) -> io::Result<(File, NameGuard)> {
-    join_within(LOCK_WAIT, registry, kind, lock, new)
-}
-
-/// The same, waiting for others no longer than that.
-pub(crate) fn join_within(
-    patience: Duration,
-    registry: &Registry,
-    kind: &str,
-    lock: Lock,
-    new: impl FnOnce() -> io::Result<File>,
-) -> io::Result<(File, NameGuard)> {
     let _uncancelled = Uncancelled::new();
-    let _lock = registry.lock(lock, patience)?;
+    let _lock = registry.lock(lock, LOCK_WAIT)?;
     let file = match find(registry, kind)? {
         Some(file) => file,
         None => new()?,

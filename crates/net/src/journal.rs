@@ -15,7 +15,6 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -75,20 +74,8 @@ impl Journal {
     /// # Errors
     /// `TimedOut` where another process does not get done; those of memfd_create(2) and bind(2).
     pub fn join(registry: &Registry) -> io::Result<Arc<Self>> {
-        Ok(Self::new(held_file::join(registry, KIND, Lock::Journal, new_file)?))
-    }
-
-    /// The same, `TimedOut` at once where another process is joining.
-    ///
-    /// # Errors
-    /// As for [`join`](Self::join).
-    pub fn join_at_once(registry: &Registry) -> io::Result<Arc<Self>> {
-        let at_once = Duration::ZERO;
-        Ok(Self::new(held_file::join_within(at_once, registry, KIND, Lock::Journal, new_file)?))
-    }
-
-    fn new((file, name): (File, NameGuard)) -> Arc<Self> {
-        Arc::new(Self { file, held: Mutex::default(), _name: name })
+        let (file, _name) = held_file::join(registry, KIND, Lock::Journal, new_file)?;
+        Ok(Arc::new(Self { file, held: Mutex::default(), _name }))
     }
 
     /// A section for the records of this process.
@@ -173,8 +160,17 @@ impl Journal {
     /// # Errors
     /// Those of pread(2).
     pub fn successors(&self) -> io::Result<BTreeSet<u8>> {
-        let slots = self.headers()?.into_iter().filter(|(len, _)| *len > 0);
-        Ok(slots.filter_map(|(_, slot)| u8::try_from(slot).ok()).filter(|s| *s != 0).collect())
+        successors_in(&self.file)
+    }
+
+    /// The same for who has not joined, and does not: of the journal that others of the registry have, if there is one.
+    ///
+    /// # Errors
+    /// Those of pread(2), and of reading the registry.
+    pub fn successors_in_registry(registry: &Registry) -> io::Result<BTreeSet<u8>> {
+        let _uncancelled = Uncancelled::new();
+        let file = held_file::find(registry, KIND)?;
+        file.map_or_else(|| Ok(BTreeSet::new()), |file| successors_in(&file))
     }
 
     fn in_use(&self) -> io::Result<Vec<u32>> {
@@ -182,9 +178,7 @@ impl Journal {
     }
 
     fn headers(&self) -> io::Result<Vec<(u32, u32)>> {
-        let mut bytes = [0; HEADERS_LEN];
-        self.read(0, &mut bytes)?;
-        Ok(bytes.as_chunks().0.iter().copied().map(parse_header).collect())
+        headers_in(&self.file)
     }
 
     fn header(&self, number: u32) -> io::Result<(u32, u32)> {
@@ -224,17 +218,7 @@ impl Journal {
 
     /// Reads; behind the end are zeros.
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
-        let _uncancelled = Uncancelled::new();
-        let mut done = 0;
-        while done < into.len() {
-            match self.file.read_at(&mut into[done..], at + done as u64) {
-                Ok(0) => break,
-                Ok(n) => done += n,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
+        read_from(&self.file, at, into)
     }
 
     fn try_lock(&self, number: u32) -> bool {
@@ -244,6 +228,31 @@ impl Journal {
     fn unlock(&self, number: u32) {
         ofd_lock::unlock(&self.file, number.into());
     }
+}
+
+fn successors_in(file: &File) -> io::Result<BTreeSet<u8>> {
+    let slots = headers_in(file)?.into_iter().filter(|(len, _)| *len > 0);
+    Ok(slots.filter_map(|(_, slot)| u8::try_from(slot).ok()).filter(|s| *s != 0).collect())
+}
+
+fn headers_in(file: &File) -> io::Result<Vec<(u32, u32)>> {
+    let mut bytes = [0; HEADERS_LEN];
+    read_from(file, 0, &mut bytes)?;
+    Ok(bytes.as_chunks().0.iter().copied().map(parse_header).collect())
+}
+
+fn read_from(file: &File, at: u64, into: &mut [u8]) -> io::Result<()> {
+    let _uncancelled = Uncancelled::new();
+    let mut done = 0;
+    while done < into.len() {
+        match file.read_at(&mut into[done..], at + done as u64) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }
 
 impl Section {

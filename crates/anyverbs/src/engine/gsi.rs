@@ -24,6 +24,7 @@ mod send;
 pub(crate) mod tests;
 mod unserved;
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -116,6 +117,8 @@ pub(crate) struct Gsi {
     left_until: AtomicU64,
     disconnects: Disconnects,
     journal: Joined,
+    /// Who had taken something over when it was last looked at, where this process has not joined the journal.
+    successors: Mutex<Option<(Time, BTreeSet<u8>)>>,
     /// When it is looked for what others left there, in nanoseconds.
     abandoned_at: AtomicU64,
 }
@@ -143,6 +146,7 @@ impl Gsi {
             left_until: AtomicU64::new(NEVER),
             disconnects: Disconnects::default(),
             journal: Joined::default(),
+            successors: Mutex::default(),
             abandoned_at: AtomicU64::new(NEVER),
         }
     }
@@ -167,7 +171,7 @@ impl Engine {
     /// Calls the machine. Then, still under the lock, its events go to the ids, in their order; what it has to send leaves
     /// after that. Neither `f` nor who takes the events may lock a queue pair or call this.
     ///
-    /// For the program's calls, of which connections come: joins the journal first, not under the lock (others do with the first answer to a process that has ended).
+    /// For the program's calls, of which connections come: joins the journal first, not under the lock.
     pub(crate) fn with_cm<R>(&'static self, f: impl FnOnce(&mut Cm, &mut Ids, Time) -> R) -> R {
         self.journal();
         self.drive_cm(f)

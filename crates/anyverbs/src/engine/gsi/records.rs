@@ -9,7 +9,7 @@
 //! Records are written below the machine's lock, by a pwrite(2) into memory. What takes more system calls, to join the journal and
 //! to get a section of it, is done before.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
@@ -22,7 +22,7 @@ use anyverbs_proto::cm::mad::Mad;
 use anyverbs_proto::cm::message::Message;
 use anyverbs_proto::cm::{Cm, Record};
 use anyverbs_proto::time::Time;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use super::State;
 use super::receive::Incoming;
@@ -31,6 +31,9 @@ use crate::engine::timers::NEVER;
 
 /// How often it is looked for what others left, and tried to join a journal.
 const PERIOD: Duration = Duration::from_secs(1);
+
+/// How long who has not joined believes what it saw of the journal.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// The host's journal, once this process has joined it.
 #[derive(Debug, Default)]
@@ -55,28 +58,7 @@ impl Joined {
             return Some(journal);
         }
         let _uncancelled = Uncancelled::new();
-        self.try_to_join(self.again_at.lock(), now, join)
-    }
-
-    /// The same, of which nobody waits for another.
-    fn get_or_join_at_once(
-        &self,
-        now: impl Fn() -> Time,
-        join: impl FnOnce() -> io::Result<Arc<Journal>>,
-    ) -> Option<&Arc<Journal>> {
-        if let Some(journal) = self.get() {
-            return Some(journal);
-        }
-        let _uncancelled = Uncancelled::new();
-        self.try_to_join(self.again_at.try_lock()?, now, join)
-    }
-
-    fn try_to_join(
-        &self,
-        mut again_at: MutexGuard<'_, Option<Time>>,
-        now: impl Fn() -> Time,
-        join: impl FnOnce() -> io::Result<Arc<Journal>>,
-    ) -> Option<&Arc<Journal>> {
+        let mut again_at = self.again_at.lock();
         if self.get().is_none() && again_at.is_none_or(|at| now() >= at) {
             match join() {
                 Ok(journal) => drop(self.journal.set(journal)),
@@ -175,16 +157,24 @@ impl Engine {
         )
     }
 
-    /// The same for who only looks for others, as he receives: waits for nobody.
-    fn journal_at_once(&self) -> Option<&Arc<Journal>> {
-        self.gsi.journal.get_or_join_at_once(
-            || self.now(),
-            || {
-                let journal = Journal::join_at_once(self.services.registry())?;
-                self.take_section(&journal);
-                Ok(journal)
-            },
-        )
+    /// The slots of those who have taken something over.
+    ///
+    /// A process without connections has not joined, and does not for this: it looks at what others have, and not for each
+    /// datagram that somebody sends.
+    pub(super) fn successors(&self, now: Time) -> BTreeSet<u8> {
+        let unknown = |error: &io::Error| tracing::debug!(%error, "who has taken something over is not known at present");
+        if let Some(journal) = self.gsi.journal.get() {
+            return journal.successors().inspect_err(unknown).unwrap_or_default();
+        }
+        let mut seen = self.gsi.successors.lock();
+        match &*seen {
+            Some((at, slots)) if now < *at + LOOK_AGAIN => slots.clone(),
+            _ => {
+                let slots = Journal::successors_in_registry(self.services.registry());
+                let slots = slots.inspect_err(unknown).unwrap_or_default();
+                seen.insert((now, slots)).1.clone()
+            }
+        }
     }
 
     /// Gets a place for this process's records, if it has none. That may take many system calls: not under the machine's lock.
@@ -306,10 +296,7 @@ impl Engine {
         if incoming.was_forwarded || self.gsi.state.lock().machine.has(drep.remote_comm_id) {
             return false;
         }
-        // Who has no connections, and has not joined, may be the one that gets them all.
-        let Some(journal) = self.journal_at_once() else { return false };
-        let successors: io::Result<_> = journal.successors();
-        let others = successors.unwrap_or_default().into_iter().filter(|s| *s != self.slot);
+        let others = self.successors(now).into_iter().filter(|s| *s != self.slot);
         // Which of them it is for only they know.
         others.fold(false, |any, slot| self.hand_on(now, slot, &incoming.datagram) | any)
     }
@@ -332,19 +319,5 @@ mod tests {
         assert!(joined.get_or_join(at(1999), || unreachable!()).is_none());
         assert!(joined.get_or_join(at(2000), || Journal::join(&registry)).is_some());
         assert!(joined.get_or_join(at(2000), || unreachable!()).is_some());
-    }
-
-    #[test]
-    fn who_receives_waits_for_nobody_who_joins() {
-        let joined = Joined::default();
-        let joining = joined.again_at.lock();
-        assert!(joined.get_or_join_at_once(Time::default, || unreachable!()).is_none());
-        drop(joining);
-        let registry = Registry::new(&format!("at-once-{}", std::process::id())).unwrap();
-        assert!(
-            joined
-                .get_or_join_at_once(Time::default, || Journal::join_at_once(&registry))
-                .is_some()
-        );
     }
 }
