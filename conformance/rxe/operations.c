@@ -1,5 +1,5 @@
-/* operations - what no packaged tool posts: immediate data, memory windows, SEND with invalidate, ATOMIC WRITE and FLUSH,
- * between two devices.
+/* operations - what no packaged tool posts: a SEND that comes before its receive for certain, immediate data, memory windows,
+ * SEND with invalidate, ATOMIC WRITE and FLUSH, between two devices.
  *
  *   operations GID_INDEX [SERVER [-]]   server without, client with an address; TCP port 18515
  *
@@ -144,8 +144,31 @@ static void takes_immediate(void)
 	meet();
 }
 
+/* Whose receive is a second late: in that time the server must have refused the SEND, and the client repeats it. */
+static void before_its_receive(void)
+{
+	struct ibv_sge sge = part(0, 64);
+	post((struct ibv_send_wr){ .opcode = IBV_WR_SEND, .sg_list = &sge, .num_sge = 1 });
+	meet();
+	expect("SEND before its receive", IBV_WC_SEND);
+	meet();
+}
+
+static void takes_late(void)
+{
+	meet();
+	sleep(1);
+	receive(4096, 4096);
+	struct ibv_wc wc = done();
+	NEED("the late receive", wc.status == IBV_WC_SUCCESS && wc.byte_len == 64);
+	for (int i = 0; i < 4; i++)
+		receive(4096, 4096);
+	meet();
+}
+
 static void client(struct side *to, int has_flush)
 {
+	before_its_receive();
 	with_immediate(to);
 	strcpy(buf, "through the window");
 	one_sided(IBV_WR_RDMA_WRITE, to->va + 1024, to->window, 0, 1024);
@@ -180,6 +203,7 @@ static void client(struct side *to, int has_flush)
 
 static void server(uint32_t window)
 {
+	takes_late();
 	takes_immediate();
 	receive(4096, 64);
 	meet();
@@ -262,8 +286,6 @@ int main(int argc, char **argv)
 		.mw_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
 	post((struct ibv_send_wr){ .opcode = IBV_WR_BIND_MW, .bind_mw = { .mw = mw, .rkey = me.window, .bind_info = info } });
 	expect("bind", IBV_WC_BIND_MW);
-	for (int i = 0; i < 4 && !is_client; i++)
-		receive(4096, 4096);
 	meet();
 	if (is_client)
 		client(&other, has_flush);
