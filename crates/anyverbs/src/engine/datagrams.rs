@@ -12,6 +12,7 @@ use anyverbs_proto::wire::packet::{ICRC_LEN, Packet};
 use super::Engine;
 use super::deliver::Arrived;
 use super::gsi::Incoming as ToGsi;
+use super::ip_ids::{IpIds, Place};
 use crate::link::udp::CreditPacket;
 
 /// What a received datagram is.
@@ -30,20 +31,35 @@ pub(super) struct Tally {
     bytes: u64,
 }
 
+/// What is known of those who send.
+#[derive(Debug)]
+pub(super) struct Senders {
+    last: Option<KnownFlow>,
+    ids: IpIds,
+}
+
+impl Senders {
+    pub(super) fn new() -> Self {
+        Self { last: None, ids: IpIds::new() }
+    }
+}
+
 /// From where to where the last datagram went: the next one likely goes there, too.
 #[derive(Debug)]
-pub(super) struct KnownFlow {
+struct KnownFlow {
     source: SocketAddr,
     destination: IpAddr,
     gids: (Gid, Gid),
     flow: Flow,
+    ids: Place,
 }
 
 impl KnownFlow {
-    fn new(source: SocketAddr, destination: IpAddr, port: u16) -> Self {
+    fn new(source: SocketAddr, destination: IpAddr, port: u16, ids: &mut IpIds) -> Self {
         let (from, to) = (source.ip().to_canonical(), destination.to_canonical());
         let flow = Flow::new(from, to, source.port(), port);
-        Self { source, destination, gids: (Gid::from(from), Gid::from(to)), flow }
+        let ids = ids.place(from);
+        Self { source, destination, gids: (Gid::from(from), Gid::from(to)), flow, ids }
     }
 }
 
@@ -58,7 +74,7 @@ impl Engine {
     pub(super) fn classify<'d>(
         &self,
         datagram: &Datagram<'d>,
-        flow: &mut Option<KnownFlow>,
+        Senders { last, ids }: &mut Senders,
         was_forwarded: bool,
         tally: &mut Tally,
         into: &mut Arrived<'d>,
@@ -83,19 +99,25 @@ impl Engine {
             self.misdelivered(slot, datagram, was_forwarded);
             return None;
         }
-        let known = match flow {
+        let known = match last {
             Some(known)
                 if known.source == datagram.source && known.destination == datagram.destination =>
             {
                 known
             }
-            _ => flow.insert(KnownFlow::new(
+            _ => last.insert(KnownFlow::new(
                 datagram.source,
                 datagram.destination,
                 self.config.udp_port,
+                ids,
             )),
         };
-        if known.flow.check(bytes, datagram.segment) == IcrcVerdict::Wrong {
+        let id = match known.flow.check(bytes, datagram.segment) {
+            IcrcVerdict::Exact => Some(datagram.segment),
+            IcrcVerdict::SomeId(id) => Some(id),
+            IcrcVerdict::Wrong => None,
+        };
+        if !id.is_some_and(|id| ids.is_plausible(known.ids, id)) {
             self.count(Counter::DropIcrc, 1);
             return None;
         }

@@ -15,6 +15,7 @@ mod deliver;
 pub(crate) mod env;
 mod exit;
 pub(crate) mod gsi;
+mod ip_ids;
 mod moderation;
 mod owed;
 pub(crate) mod pace;

@@ -16,7 +16,7 @@ use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
 
 use super::Engine;
-use super::datagrams::{KnownFlow, Received, Tally};
+use super::datagrams::{Received, Senders, Tally};
 use super::deliver::Arrived;
 use super::env::Call;
 use super::pace::{NO_LIMIT, Probe};
@@ -70,7 +70,7 @@ pub(super) struct RxState {
     resume: Vec<Qpn>,
     /// Credit probes, to be answered when what came before them is delivered.
     probes: Vec<Asked>,
-    flow: Option<KnownFlow>,
+    senders: Senders,
 }
 
 impl RxState {
@@ -92,7 +92,7 @@ impl RxState {
             since_acks: 0,
             resume: Vec::with_capacity(64),
             probes: Vec::with_capacity(64),
-            flow: None,
+            senders: Senders::new(),
         })
     }
 }
@@ -210,7 +210,7 @@ impl Engine {
             since_acks,
             resume,
             probes,
-            flow,
+            senders,
         } = &mut *rx;
         *calls = calls.wrapping_add(1);
         let thorough = every || calls.is_multiple_of(CLOCK_EVERY);
@@ -280,7 +280,7 @@ impl Engine {
             self.deliver_at(now, |into| {
                 for datagram in datagrams.by_ref() {
                     n += 1;
-                    match self.classify(&datagram, flow, false, &mut tally, into) {
+                    match self.classify(&datagram, senders, false, &mut tally, into) {
                         Some(Received::Packet) => {
                             if worker && is_one_sided(into.packet.headers.bth.opcode.code()) {
                                 // Nobody polled when it came.
@@ -315,7 +315,7 @@ impl Engine {
                 };
                 n += 1;
                 let (mut tally, mut place) = (Tally::default(), Arrived::default());
-                match self.classify(&datagram, flow, true, &mut tally, &mut place) {
+                match self.classify(&datagram, senders, true, &mut tally, &mut place) {
                     Some(Received::Packet) => {
                         let Arrived { arrival, packet } = place;
                         self.deliver(now, std::iter::once((arrival, packet)));

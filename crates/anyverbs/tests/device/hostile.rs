@@ -22,6 +22,11 @@ fn forged(operation: Operation, to: &Endpoint, psn: Psn) -> Headers {
 
 /// Sends a packet with a right ICRC from an address of the loopback interface.
 fn send_from(address: Ipv4Addr, headers: Headers, payload: &[u8]) {
+    send_with_id(address, 0, headers, payload);
+}
+
+/// Sends a packet whose ICRC is right if its IPv4 header has this ID.
+fn send_with_id(address: Ipv4Addr, id: u16, headers: Headers, payload: &[u8]) {
     let port = std::env::var("ANYVERBS_UDP_PORT").unwrap().parse().unwrap();
     let socket = UdpSocket::bind((address, 0)).unwrap();
     let from = socket.local_addr().unwrap().port();
@@ -29,7 +34,7 @@ fn send_from(address: Ipv4Addr, headers: Headers, payload: &[u8]) {
     let mut bytes = vec![0; packet.len()];
     packet.emit(&mut bytes);
     let flow = Flow::new(IpAddr::V4(address), IpAddr::V4(VICTIM), from, port);
-    bytes.extend(flow.compute(0, &bytes).to_le_bytes());
+    bytes.extend(flow.compute(id, &bytes).to_le_bytes());
     socket.send_to(&bytes, (VICTIM, port)).unwrap();
 }
 
@@ -81,6 +86,28 @@ fn packets_of_another_address_change_nothing() {
         b.cq.poll(&mut [Wc::default(); 4]).unwrap();
         assert!(begin.elapsed() < Duration::from_secs(10), "it was not taken for the peer");
     }
+}
+
+/// Of 65,536 damaged packets one is right for some ID that the IPv4 header did not have.
+#[test]
+fn a_packet_with_an_id_that_its_host_never_sends_is_damaged() {
+    let host = Ipv4Addr::new(127, 0, 0, 3);
+    let (a, b) = (Endpoint::new(QpType::Rc), Endpoint::new(QpType::Rc));
+    a.connect(b.address());
+    b.connect(a.address());
+    let to_nobody = forged(Operation::SendOnly, &b, Psn::new(100));
+    let counters = a.context.counters().unwrap();
+    let mut foreign = counters.read(Counter::DropForeign);
+    for id in (0..64).cycle().take(256) {
+        send_with_id(host, id, to_nobody, &[9; 64]);
+        counted(&a, Counter::DropForeign, foreign);
+        foreign += 1;
+    }
+    let before = counters.read(Counter::DropIcrc);
+    send_with_id(host, 40_000, to_nobody, &[9; 64]);
+    counted(&a, Counter::DropIcrc, before);
+    send_from(host, to_nobody, &[9; 64]);
+    counted(&a, Counter::DropForeign, foreign);
 }
 
 /// `struct __user_cap_header_struct` and two of `__user_cap_data_struct` (capget(2), version 3).

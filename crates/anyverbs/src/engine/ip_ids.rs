@@ -1,0 +1,135 @@
+//! Which IPv4 IDs a host sends.
+//!
+//! The ICRC covers the ID, which a UDP socket does not show, so that one packet of 65,536 that were damaged is right with
+//! some ID. Hosts of this device send small ones, the place in a batch (see [`IcrcVerdict::SomeId`]); kernels and hardware
+//! may count. Of a host that was seen to send small ones alone, a packet that would be right with a large one is damaged:
+//! what is taken for good by chance is one of 2^25.
+//!
+//! [`IcrcVerdict::SomeId`]: anyverbs_proto::wire::icrc::IcrcVerdict::SomeId
+
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::net::IpAddr;
+
+/// IDs below are small: twice the segments of our batches, since a gateway may join two and cut them again.
+const SMALL: u16 = 128;
+/// Packets with small IDs in a row after which those alone are expected. A counter that wraps passes `SMALL` of them.
+const CONVINCED_AFTER: u16 = 2 * SMALL;
+/// Packets in a row that are right with large IDs after which any ID is expected again: the host is another one now.
+const DOUBTED_AFTER: u8 = 3;
+/// Hosts that are remembered at a time.
+const PLACES: usize = 64;
+
+/// What was seen of the IDs of hosts.
+#[derive(Debug)]
+pub(super) struct IpIds([Seen; PLACES]);
+
+#[derive(Clone, Copy, Default, Debug)]
+struct Seen {
+    host: Option<IpAddr>,
+    /// Packets with small IDs since the last with a large one that was taken, up to `CONVINCED_AFTER`.
+    small: u16,
+    /// Packets with large IDs in a row that were refused.
+    refused: u8,
+}
+
+/// Where a host's IDs are remembered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place(u8);
+
+impl IpIds {
+    pub(super) fn new() -> Self {
+        Self([Seen::default(); PLACES])
+    }
+
+    /// Where the IDs of `host` are remembered; forgets the host that was remembered there before.
+    pub(super) fn place(&mut self, host: IpAddr) -> Place {
+        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(host);
+        let place = Place((hash % PLACES as u64) as u8);
+        let seen = &mut self.0[usize::from(place.0)];
+        if seen.host != Some(host) {
+            *seen = Seen { host: Some(host), ..Seen::default() };
+        }
+        place
+    }
+
+    /// Whether a packet of the host that is remembered at `place` is to be taken, which is right with the ID `id`.
+    #[inline]
+    pub(super) fn is_plausible(&mut self, place: Place, id: u16) -> bool {
+        let seen = &mut self.0[usize::from(place.0)];
+        if id < SMALL {
+            seen.refused = 0;
+            seen.small = (seen.small + 1).min(CONVINCED_AFTER);
+            return true;
+        }
+        seen.takes_large()
+    }
+}
+
+impl Seen {
+    #[cold]
+    fn takes_large(&mut self) -> bool {
+        if self.small == CONVINCED_AFTER {
+            self.refused += 1;
+            if self.refused < DOUBTED_AFTER {
+                return false;
+            }
+        }
+        (self.small, self.refused) = (0, 0);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host(last: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, last])
+    }
+
+    /// Of one host, whether packets with these IDs are taken.
+    fn taken(ids: &mut IpIds, of: IpAddr, packets: impl IntoIterator<Item = u16>) -> Vec<bool> {
+        let place = ids.place(of);
+        packets.into_iter().map(|id| ids.is_plausible(place, id)).collect()
+    }
+
+    #[test]
+    fn of_a_host_that_sends_places_in_batches_a_large_id_is_refused() {
+        let mut ids = IpIds::new();
+        assert!(taken(&mut ids, host(1), (0..8).flat_map(|_| 0..64)).iter().all(|t| *t));
+        assert_eq!(
+            taken(&mut ids, host(1), [5, 40_000, 6, 700, 0, 128, 127]),
+            [true, false, true, false, true, false, true]
+        );
+    }
+
+    #[test]
+    fn a_host_that_changes_loses_two_packets() {
+        let mut ids = IpIds::new();
+        taken(&mut ids, host(1), [0; 1000]);
+        assert_eq!(
+            taken(&mut ids, host(1), [9000, 9001, 9002, 9003, 0, 9004]),
+            [false, false, true, true, true, true]
+        );
+    }
+
+    #[test]
+    fn what_one_host_sends_says_nothing_of_another() {
+        let mut ids = IpIds::new();
+        taken(&mut ids, host(1), [0; 1000]);
+        for other in 2..=255 {
+            // Whoever shares a place takes it.
+            assert_eq!(taken(&mut ids, host(other), [40_000]), [true]);
+        }
+    }
+
+    /// Also where it wraps; not every packet of its is for us.
+    #[test]
+    fn no_packet_of_a_host_that_counts_is_refused() {
+        for step in 1..200 {
+            let mut ids = IpIds::new();
+            let packets = (0..=u16::MAX).map(|n| n.wrapping_mul(step));
+            assert!(taken(&mut ids, host(1), packets).iter().all(|taken| *taken), "{step}");
+        }
+    }
+}
