@@ -59,7 +59,7 @@ pub use anyverbs_proto::qp::PostSendError;
 pub use anyverbs_proto::qp::attr::{
     ModifyError, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType,
 };
-pub use anyverbs_proto::qp::pacing::RateLimit;
+pub use anyverbs_proto::qp::pacing::{RateLimit, static_rate_mbps};
 pub use anyverbs_proto::recv_queue::PostRecvError;
 pub use anyverbs_proto::tag_list::{MAX_TAG_SGE, TagAdd, TagError, TagHandle};
 pub use anyverbs_proto::types::{Gid, Mtu, PKey, Psn, QKey, Qpn};

@@ -184,17 +184,23 @@ impl Cm {
         }
     }
 
-    /// Sends each DREP that is no older than [`RECENT`] once more: nobody may be left to answer when the peer asks again, which
-    /// it then does for a minute. For a peer that has it already it is of no connection any more.
-    pub(super) fn repeat_last_dreps(&mut self, now: Time) {
+    /// Sends each DREQ that waits for its answer once more, and each DREP that is no older than [`RECENT`]: nobody may be left
+    /// to do so when the first was lost. A peer that waits for a DREQ in vain never hears of the end; one that waits for a DREP
+    /// asks for a minute. For a peer that has had the first it is of no connection any more.
+    pub(super) fn repeat_last_disconnects(&mut self, now: Time) {
         for c in self.connections.values() {
-            let over = c.deadline.filter(|_| c.state == S::Timewait);
-            let since = over.map(|end| end - timeout::timewait(c.qp.ack_timeout));
-            if let (Some(since), Some(drep)) = (since, c.answer.as_deref())
-                && now.since(since) <= RECENT
-                && c.answered_with(Attribute::Drep)
-            {
-                self.outbox.replay(c.to, drep);
+            let last = match c.state {
+                S::DreqSent => c.sent.as_deref(),
+                S::Timewait => {
+                    let since = c.deadline.map(|end| end - timeout::timewait(c.qp.ack_timeout));
+                    let is_recent = since.is_some_and(|since| now.since(since) <= RECENT);
+                    let is_drep = is_recent && c.answered_with(Attribute::Drep);
+                    c.answer.as_deref().filter(|_| is_drep)
+                }
+                _ => None,
+            };
+            if let Some(last) = last {
+                self.outbox.replay(c.to, last);
             }
         }
     }

@@ -342,7 +342,7 @@ impl Cm {
             }
             self.destroy(now, id).expect("it is there");
         }
-        self.repeat_last_dreps(now);
+        self.repeat_last_disconnects(now);
     }
 
     /// A free ID, never [`CommId::NONE`].

@@ -208,3 +208,24 @@ fn the_last_drep_is_sent_again_when_its_process_ends() {
         assert!(w.now.since(now) < Duration::from_secs(1));
     }
 }
+
+#[test]
+fn the_last_dreq_is_sent_again_when_its_process_ends() {
+    for asked_before in [false, true] {
+        let mut w = World::new(1, 2);
+        w.listen(1);
+        let (_, b) = w.pair(0, 1);
+        w.next(1, |_, m| m.attribute() == Attribute::Dreq, Fate::Drop);
+        if asked_before {
+            w.hosts[1].cm.disconnect(w.now, b, &[]).unwrap();
+            w.run_for(Duration::from_millis(1));
+        }
+        w.hosts[1].cm.shutdown(w.now);
+        w.run_for(Duration::from_millis(1));
+        w.kill(1);
+        let now = w.now;
+        let CmEvent::Disconnected { how, .. } = w.wait_event(0) else { panic!() };
+        assert!(matches!(how, Disconnected::Requested(_)), "{how:?}");
+        assert!(w.now.since(now) < Duration::from_secs(1));
+    }
+}
