@@ -16,7 +16,6 @@ use crate::wire::packet::Headers;
 use crate::wire::reth::Reth;
 
 use super::Qp;
-use super::attr::QpState;
 
 /// READ response bytes that go out in one call: a peer that asks for more in one request gets the rest piece by piece.
 const BURST: u64 = 128 << 10;
@@ -180,7 +179,7 @@ impl Qp {
         }
         self.responder.answers.paced_until = None;
         while let Some(&Pending { answer, sent: k }) = self.responder.answers.pending.front() {
-            if !matches!(self.attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd) {
+            if !self.attr.state.receives() {
                 return any;
             }
             if bytes >= BURST {
@@ -259,7 +258,7 @@ impl Qp {
 
     /// Sends the ACK that is owed, unless answers before it are still to go out.
     pub(super) fn send_owed_ack<E: Env>(&mut self, env: &mut E) -> bool {
-        if !self.responder.ack_owed || self.responder.answers.are_pending() {
+        if !self.owes_ack() {
             return false;
         }
         let psn = self.last_executed();
@@ -279,7 +278,7 @@ impl Qp {
     /// Sends the last ACK once more, if it is no older than [`RECENT`]: nobody will answer when the peer asks again.
     pub(super) fn send_last_ack<E: Env>(&mut self, env: &mut E) {
         let is_recent = |at: Time| env.now().since(at) <= RECENT;
-        let answers = matches!(self.attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
+        let answers = self.attr.state.receives();
         let responder = &self.responder;
         if answers && !responder.answers.are_pending() && responder.last_ack.is_some_and(is_recent)
         {

@@ -77,6 +77,16 @@ impl QpState {
         use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
         [Reset, Init, Rtr, Rts, Sqd, Sqe, Err].into_iter().find(|s| *s as u32 == code)
     }
+
+    /// Whether packets are taken, and answered.
+    #[must_use]
+    pub fn receives(self) -> bool {
+        use QpState::{Err, Init, Reset, Rtr, Rts, Sqd, Sqe};
+        match self {
+            Rtr | Rts | Sqd | Sqe => true,
+            Reset | Init | Err => false,
+        }
+    }
 }
 
 bitflags! {

@@ -578,12 +578,7 @@ impl Qp {
     /// queue pair takes no packets now.
     #[must_use]
     pub fn recvs_posted(&self) -> Option<usize> {
-        match self.attr.state {
-            QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe => {
-                self.rq.as_ref().map(RecvQueue::len)
-            }
-            QpState::Reset | QpState::Init | QpState::Err => None,
-        }
+        self.rq.as_ref().filter(|_| self.attr.state.receives()).map(RecvQueue::len)
     }
 
     /// Sends what may be sent now: requests, READ responses that were held back, and an ACK that is owed if
@@ -608,9 +603,8 @@ impl Qp {
     pub fn receive<E: Env>(&mut self, arrival: &Arrival, packet: &Incoming<'_>, env: &mut E) {
         let bth = &packet.headers.bth;
         let service = self.init.qp_type.service();
-        let receives = !matches!(self.attr.state, QpState::Reset | QpState::Init | QpState::Err);
         let notifies = bth.opcode.service == Service::Cnp;
-        if !receives || (bth.opcode.service != service && !notifies) {
+        if !self.attr.state.receives() || (bth.opcode.service != service && !notifies) {
             return env.count(Counter::DropQpState, 1);
         }
         if !bth.pkey.matches(PKey::DEFAULT) {
@@ -654,10 +648,11 @@ impl Qp {
     }
 
     /// Whether an ACK is held back: the device calls [`acknowledge`](Self::acknowledge) soon, best when nothing else is left to
-    /// receive, so that one ACK answers many packets or rides with the program's reply.
+    /// receive, so that one ACK answers many packets or rides with the program's reply. One that has to wait for answers
+    /// before it is none: it leaves behind them, with no call of its own.
     #[must_use]
     pub fn owes_ack(&self) -> bool {
-        self.responder.ack_owed
+        self.responder.ack_owed && !self.responder.answers.are_pending()
     }
 
     /// Whether the peers take turns, and the last word was the other's: then the program's reply is likely to come soon,

@@ -1,6 +1,7 @@
 //! One ACK answers many requests (IBA 9.7.5.1.2).
 
 use super::prelude::*;
+use anyverbs_proto::wire::reth::Reth;
 
 #[test]
 fn packets_that_arrive_together() {
@@ -66,4 +67,28 @@ fn requests_that_no_one_asked_an_ack_for() {
         t.net.trace.iter().filter(|r| r.from == a.device).map(|r| r.headers.bth.ack_req).collect();
     assert_eq!(asks.iter().filter(|asks| **asks).count(), 1);
     assert_eq!(asks.last(), Some(&true));
+}
+
+#[test]
+fn an_ack_behind_answers_that_are_paced_leaves_with_the_last_of_them() {
+    let (mut t, a, b) = rc(QpOptions::rc());
+    let mr = t.mr(b.device, b.pd, 300_000, Access::VERBS);
+    let psn = QpOptions::rc().sq_psn;
+    let mut read = forged(&t, b, O::ReadRequest, psn);
+    let len = mr.len as u32;
+    read.reth = Some(Reth { va: mr.addr, rkey: mr.rkey, len });
+    t.inject(a.device, b.device, read, &[]);
+    let behind = psn.plus(len.div_ceil(1024));
+    let mut write = forged(&t, b, O::WriteOnly, behind);
+    write.reth = Some(Reth { va: mr.addr, rkey: mr.rkey, len: 0 });
+    write.bth.ack_req = true;
+    t.inject(a.device, b.device, write, &[]);
+    t.run_for(Duration::from_micros(20));
+    // Nothing that the device could see to.
+    assert!(!t.get(b.qp).owes_ack());
+    t.run();
+    let answers: Vec<_> = t.net.trace.iter().filter(|r| r.from == b.device).collect();
+    let [.., last_response, ack] = &answers[..] else { panic!("{answers:?}") };
+    assert_eq!(last_response.headers.bth.opcode.operation, O::ReadResponseLast);
+    assert_eq!((ack.headers.bth.opcode.operation, ack.headers.bth.psn), (O::Ack, behind));
 }

@@ -81,8 +81,7 @@ const NO_PD: u32 = u32::MAX;
 impl Qp {
     /// Where a request of the peer for an SRQ of another device is to be executed. Sends what is owed before it goes.
     pub fn lending<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) -> Lending {
-        let receives = matches!(self.attr.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
-        if !receives || self.init.qp_type != QpType::XrcRecv {
+        if !self.attr.state.receives() || self.init.qp_type != QpType::XrcRecv {
             return Lending::Stays;
         }
         let bth = &packet.headers.bth;
