@@ -83,26 +83,35 @@ pub(super) struct Responder {
 
 /// A request that cannot be executed: what the peer is told, what our side shows.
 struct Refusal {
-    nak: NakCode,
+    /// None: the peer finds out by its retries.
+    nak: Option<NakCode>,
     /// Completion of the receive in use.
     recv: WcStatus,
     event: QpEvent,
 }
 
 impl Refusal {
-    const INVALID: Self =
-        Self { nak: NakCode::InvalidRequest, recv: WcStatus::RemInvReqErr, event: QpEvent::ReqErr };
+    const INVALID: Self = Self {
+        nak: Some(NakCode::InvalidRequest),
+        recv: WcStatus::RemInvReqErr,
+        event: QpEvent::ReqErr,
+    };
     const ACCESS: Self = Self {
-        nak: NakCode::RemoteAccess,
+        nak: Some(NakCode::RemoteAccess),
         recv: WcStatus::LocAccessErr,
         event: QpEvent::AccessErr,
     };
+    /// The key that a SEND names cannot be invalidated (IBA 9.9.6.3, class J).
+    const INVALIDATE: Self = Self { nak: None, ..Self::ACCESS };
     /// The message does not fit the receive.
-    const TOO_LONG: Self =
-        Self { nak: NakCode::InvalidRequest, recv: WcStatus::LocLenErr, event: QpEvent::ReqErr };
+    const TOO_LONG: Self = Self {
+        nak: Some(NakCode::InvalidRequest),
+        recv: WcStatus::LocLenErr,
+        event: QpEvent::ReqErr,
+    };
     /// The receive buffer cannot be written.
     const RECEIVE: Self = Self {
-        nak: NakCode::RemoteOperational,
+        nak: Some(NakCode::RemoteOperational),
         recv: WcStatus::LocProtErr,
         event: QpEvent::ReqErr,
     };
@@ -211,7 +220,8 @@ impl Qp {
                 Stop::Refused(refusal) => {
                     env.count(Counter::DropUcAccess, 1);
                     // A receive that cannot be written is the program's mistake, and is shown (IBA 9.8.3.2.5).
-                    if refusal.nak == NakCode::RemoteOperational && self.responder.recv_taken {
+                    if refusal.nak == Some(NakCode::RemoteOperational) && self.responder.recv_taken
+                    {
                         self.complete_recv(Wc { status: refusal.recv, ..Wc::default() }, env);
                         self.enter_error(env);
                     }
@@ -317,12 +327,12 @@ impl Qp {
         }
         scatter(&recv.sges, received, packet.payload, self.recv_pd(), env.mrs(), env.memory())
             .map_err(|_: ScatterError| Refusal::RECEIVE)?;
-        self.responder.inbound = Inbound::Send { received: end };
         if packet.headers.bth.opcode.ends_message() {
             let mut wc = Wc { opcode: WcOpcode::Recv, byte_len: end as u32, ..Wc::default() };
             self.invalidate_for(packet, &mut wc, env)?;
             self.finish_recv(wc, packet, env);
         }
+        self.responder.inbound = Inbound::Send { received: end };
         Ok(())
     }
 
@@ -331,7 +341,8 @@ impl Qp {
         self.srq_pd.unwrap_or(self.responder.pd)
     }
 
-    /// Invalidates the key that a SEND names.
+    /// Invalidates the key that a SEND names. Of a message that is refused nothing has happened that its repetition would not
+    /// do again.
     fn invalidate_for<E: Env>(
         &self,
         packet: &Incoming<'_>,
@@ -341,7 +352,7 @@ impl Qp {
         if let Some(rkey) = packet.headers.ieth {
             env.mrs()
                 .invalidate(rkey, self.responder.pd, Some(self.qpn))
-                .map_err(|_| Refusal::ACCESS)?;
+                .map_err(|_| Refusal::INVALIDATE)?;
             wc.flags |= WcFlags::WITH_INV;
             wc.imm = rkey;
         }
@@ -588,12 +599,22 @@ impl Qp {
         env.complete(Side::Recv, wc, true);
     }
 
-    /// The request cannot be executed: tells the peer, goes to ERR (IBA 9.9.3, class A to C faults).
+    /// The request cannot be executed: tells the peer, goes to ERR (IBA 9.9.3, class A to C faults; without a NAK class J).
     fn refuse<E: Env>(&mut self, psn: Psn, refusal: Refusal, env: &mut E) {
-        if refusal.nak == NakCode::RemoteAccess {
+        match refusal.nak {
+            Some(nak) => self.send_nak(psn, Syndrome::Nak(nak), env),
+            None => {
+                // What a NAK would have acknowledged: asked for or not, in ERR nothing is.
+                self.responder.ack_owed = true;
+                if !self.send_owed_ack(env) {
+                    // The path has no room. The request comes again.
+                    return;
+                }
+            }
+        }
+        if refusal.event == QpEvent::AccessErr {
             env.count(Counter::RespRemoteAccessErrors, 1);
         }
-        self.send_nak(psn, Syndrome::Nak(refusal.nak), env);
         if self.responder.recv_taken {
             self.complete_recv(Wc { status: refusal.recv, ..Wc::default() }, env);
         }

@@ -161,7 +161,8 @@ fn a_peer_invalidates_a_window_of_type_2_alone() {
         t.post(a, 3, SendOp::SendInv(bound(&bind).rkey), &[a.mr.sge(0, 10)]);
         t.run();
         if kind == WindowType::Type1 {
-            assert_eq!(t.sent(a), [(3, RemAccessErr)]);
+            assert_eq!(t.sent(a), [(3, RetryExcErr)]);
+            assert_eq!(t.state(b), QpState::Err);
             continue;
         }
         let wc = t.recvs(b)[0];

@@ -1,11 +1,20 @@
 //! SEND with invalidate (IBA 9.4.1.1.3, 10.6.5).
 
 use super::prelude::*;
+use anyverbs_proto::wire::aeth::Syndrome;
+use anyverbs_proto::wire::reth::Reth;
 
 fn invalidatable(t: &mut Pair) -> anyverbs_sim::Mr {
     let b = t.b;
     let access = Access::REMOTE_WRITE | Access::INVALIDATABLE;
     t.register(b.device, b.pd, b.mr.addr, 4096, access)
+}
+
+fn naks(t: &Pair, by: End) -> usize {
+    let by = t.net.trace.iter().filter(|r| r.from == by.device);
+    by.filter_map(|r| r.headers.aeth)
+        .filter(|a| !matches!(a.syndrome, Syndrome::Ack { .. }))
+        .count()
 }
 
 #[test]
@@ -56,11 +65,58 @@ fn a_key_that_cannot_be_invalidated() {
         let (mut t, a, b) = rc(QpOptions::rc());
         let key = key(&mut t);
         t.recv(b, 1, &[b.mr.sge(0, 100)]);
-        t.post(a, 2, SendOp::SendInv(key), &[a.mr.sge(0, 10)]);
-        t.run();
-        assert_eq!(t.sent(a), [(2, RemAccessErr)]);
+        t.recv(b, 2, &[b.mr.sge(0, 100)]);
+        t.post(a, 3, SendOp::Send, &[a.mr.sge(0, 10)]);
+        t.post(a, 4, SendOp::SendInv(key), &[a.mr.sge(0, 10)]);
+        t.run_for(Duration::from_millis(60));
+        // Class J (IBA 9.9.6.3): the peer is told of what came before, and no more.
+        assert_eq!(t.sent(a), [(3, Success)]);
         let received = t.received(b);
-        assert!(matches!(received[..], [(1, status)] if status != Success), "{received:?}");
+        assert!(matches!(received[..], [(1, Success), (2, LocAccessErr)]), "{received:?}");
         assert_eq!(t.state(b), QpState::Err);
+        assert!(t.qp_events(b).contains(&QpEvent::AccessErr));
+        t.run();
+        assert_eq!(t.sent(a), [(4, RetryExcErr)]);
+        assert_eq!(naks(&t, b), 0);
     }
+}
+
+#[test]
+fn a_key_that_cannot_be_invalidated_behind_answers_that_are_still_to_go() {
+    let (mut t, a, b) = rc(QpOptions::rc());
+    let mr = t.mr(b.device, b.pd, 300_000, Access::VERBS);
+    t.recv(b, 1, &[b.mr.sge(0, 100)]);
+    let psn = QpOptions::rc().sq_psn;
+    let mut read = forged(&t, b, O::ReadRequest, psn);
+    read.reth = Some(Reth { va: mr.addr, rkey: mr.rkey, len: mr.len as u32 });
+    t.inject(a.device, b.device, read, &[]);
+    let mut send = forged(&t, b, O::SendOnlyInv, psn.plus(300_000_u32.div_ceil(1024)));
+    send.ieth = Some(0);
+    t.inject(a.device, b.device, send, &[1; 8]);
+    t.run();
+    // As if it had not come.
+    assert_eq!((t.state(b), t.received(b)), (QpState::Rts, vec![]));
+    t.inject(a.device, b.device, send, &[1; 8]);
+    t.run();
+    assert_eq!((t.state(b), t.received(b)), (QpState::Err, vec![(1, LocAccessErr)]));
+    assert_eq!(naks(&t, b), 0);
+}
+
+#[test]
+fn what_came_before_is_acknowledged_although_nobody_asked() {
+    let (mut t, a, b) = rc(QpOptions::rc());
+    t.recv(b, 1, &[b.mr.sge(0, 100)]);
+    let psn = QpOptions::rc().sq_psn;
+    let mut write = forged(&t, b, O::WriteOnly, psn);
+    write.reth = Some(Reth { va: b.mr.addr, rkey: b.mr.rkey, len: 0 });
+    t.inject(a.device, b.device, write, &[]);
+    let mut send = forged(&t, b, O::SendOnlyInv, psn.plus(1));
+    send.ieth = Some(0);
+    t.inject(a.device, b.device, send, &[]);
+    t.run();
+    assert_eq!(t.state(b), QpState::Err);
+    let answers: Vec<_> = t.net.trace.iter().filter(|r| r.from == b.device).collect();
+    let [ack] = &answers[..] else { panic!("{answers:?}") };
+    assert_eq!((ack.headers.bth.opcode.operation, ack.headers.bth.psn), (O::Ack, psn));
+    assert_eq!(naks(&t, b), 0);
 }

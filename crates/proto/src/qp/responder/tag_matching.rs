@@ -77,13 +77,13 @@ impl Qp {
         }
         scatter(&recv.sges, received, data, self.responder.pd, env.mrs(), env.memory())
             .map_err(|_: ScatterError| Refusal::RECEIVE)?;
-        self.responder.inbound = Inbound::Send { received: end };
         let last = packet.headers.bth.opcode.ends_message();
         if first && matched && !last {
             let wc = self.tagged_wc(WcFlags::TM_MATCH, 0);
             env.complete_tagged(wc, info, packet.headers.bth.solicited);
         }
         if !last {
+            self.responder.inbound = Inbound::Send { received: end };
             return Ok(());
         }
         let (opcode, flags) = match tm.taken {
@@ -96,6 +96,7 @@ impl Qp {
         };
         let mut wc = Wc { opcode, ..self.tagged_wc(flags, end as u32) };
         self.invalidate_for(packet, &mut wc, env)?;
+        self.responder.inbound = Inbound::Send { received: end };
         if let Some(imm) = packet.headers.imm {
             wc.imm = imm;
             wc.flags |= WcFlags::WITH_IMM;
