@@ -137,6 +137,12 @@ pub trait Env {
         None
     }
 
+    /// Whether silence of the peer says that its queue pair does not receive: nothing is lost on the way, and what is late is
+    /// waited for before [`Qp::on_timer`](crate::qp::Qp::on_timer) is called. Then patience helps nobody.
+    fn is_certain(&self) -> bool {
+        false
+    }
+
     /// Most bytes (payload and 64 a packet) that this connected queue pair may have in flight on its path now.
     fn window(&self) -> u32;
 

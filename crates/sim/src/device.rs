@@ -163,6 +163,7 @@ pub(crate) struct Place {
     pub(crate) segment: u32,
     pub(crate) batch: u32,
     pub(crate) probe_after: Option<Duration>,
+    pub(crate) certain: bool,
     /// The path had no room; it has at this time.
     pub(crate) blocked_until: Option<Time>,
     /// When a held ACK is sent.
@@ -281,6 +282,10 @@ impl Env for Around<'_> {
 
     fn probe_after(&self) -> Option<Duration> {
         self.place.probe_after
+    }
+
+    fn is_certain(&self) -> bool {
+        self.place.certain
     }
 
     fn window(&self) -> u32 {

@@ -45,6 +45,8 @@ pub struct QpOptions {
     pub batch: u32,
     /// Silence after which the requester sends again, see `Env::probe_after`.
     pub probe_after: Option<Duration>,
+    /// Whether silence of the peer says that it does not receive, see `Env::is_certain`.
+    pub certain: bool,
     /// Completions that each of its completion queues holds.
     pub cqe: u32,
 }
@@ -81,6 +83,7 @@ impl QpOptions {
             segment: 0,
             batch: 0,
             probe_after: None,
+            certain: false,
             cqe: 1024,
         }
     }

@@ -492,6 +492,12 @@ impl Env for DeviceEnv<'_, '_> {
         }
     }
 
+    fn is_certain(&self) -> bool {
+        // Timers wait until what was queued is delivered (`Inproc::has_caught_up`). An XRC target's responder may be in another
+        // process.
+        self.link.is_inproc() && self.cell.qp_type != QpType::XrcSend
+    }
+
     fn probe_after(&self) -> Option<Duration> {
         matches!(self.link.route, Some(Route::Udp(_))).then_some(PROBE_AFTER)
     }

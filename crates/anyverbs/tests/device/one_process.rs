@@ -1,5 +1,7 @@
 //! Queue pairs of one process.
 
+use std::time::{Duration, Instant};
+
 use anyverbs::*;
 
 use crate::endpoint::*;
@@ -24,6 +26,20 @@ fn rc_send_of_all_sizes() {
         let wc = a.poll(1)[0];
         assert_eq!((wc.status, wc.wr_id), (WcStatus::Success, 2));
     }
+}
+
+#[test]
+fn a_peer_in_reset_is_given_up_after_the_intervals_that_were_asked_for() {
+    let (a, b) = pair(QpType::Rc);
+    let attr = QpAttr { state: QpState::Reset, ..QpAttr::default() };
+    b.qp.modify(&attr, QpAttrMask::STATE).unwrap();
+    let begin = Instant::now();
+    a.send(1, SendOp::Send, &[]);
+    assert_eq!(a.poll(1)[0].status, WcStatus::RetryExcErr);
+    // Timeout 14, 7 retries.
+    let least = Duration::from_nanos(4096 << 14) * 8;
+    let took = begin.elapsed();
+    assert!((least..least * 2).contains(&took), "{took:?}");
 }
 
 #[test]

@@ -221,7 +221,7 @@ impl Qp {
             }
         }
         if sent && self.requester.ack_deadline.is_none() && self.awaits_answer() {
-            self.restart_ack_timer(env.soon());
+            self.restart_ack_timer(env.soon(), env);
         }
         if sent && self.requester.probe.is_none() && self.awaits_answer() {
             self.requester.probe = self.probe_after(env).map(|after| (env.now() + after, after));

@@ -106,6 +106,7 @@ impl Config {
             window: one_of(rng, &[1, 3000, 10_000, 64 << 10, 64 << 10, 1 << 20]),
             segment: one_of(rng, &[0, 0, 0, 2048, 7000, 32 << 10]),
             batch: one_of(rng, &[0, 10_000, 65_000]),
+            certain: false,
             probe_after: one_of(rng, &[None, Some(us(100)), Some(us(2000))]),
             cqe: 10_000,
             ..QpOptions::rc()

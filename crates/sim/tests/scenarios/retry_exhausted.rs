@@ -26,6 +26,18 @@ fn in_bounded_time_and_with_the_right_count() {
 }
 
 #[test]
+fn where_silence_is_certain_no_interval_is_longer_than_the_first() {
+    let options = QpOptions { retry_cnt: 5, certain: true, ..QpOptions::rc() };
+    let (mut t, a, b) = rc(options);
+    t.to_state(b.qp, QpState::Reset);
+    t.post(a, 1, SendOp::Send, &[a.mr.sge(0, 10)]);
+    let start = t.now();
+    t.run_until(|t| t.get(a.qp).state() == QpState::Err);
+    assert_eq!(t.sent(a), [(1, RetryExcErr)]);
+    assert_eq!(t.now().since(start), Duration::from_nanos(4096 << 14) * 6);
+}
+
+#[test]
 fn for_a_read_and_an_atomic_as_well() {
     for op in [4, 5, 6] {
         let (mut t, a, b) = rc(QpOptions { retry_cnt: 1, ..QpOptions::rc() });

@@ -16,7 +16,8 @@ use super::{LOSSY_PROBE, MIN_WINDOW_PACKETS, Requester};
 const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(16);
 
 /// ACK timeouts in a row, each of which doubles the interval. IBA 9.7.6.1.3 allows up to four times the interval: all of
-/// it goes to a peer that keeps silent, which a host that is busy for half a second does.
+/// it goes to a peer that keeps silent, which a host that is busy for half a second does. Not where silence says all
+/// ([`Env::is_certain`]).
 const MAX_DOUBLINGS: u32 = 2;
 
 impl Qp {
@@ -29,7 +30,7 @@ impl Qp {
         }
         self.requester.retries_left -= 1;
         self.go_back(self.requester.una);
-        self.restart_ack_timer(env.now());
+        self.restart_ack_timer(env.now(), env);
         true
     }
 
@@ -109,7 +110,7 @@ impl Qp {
         if self.requester.una == self.cursor_psn() {
             self.requester.ack_deadline = None;
         } else {
-            self.restart_ack_timer(env.soon());
+            self.restart_ack_timer(env.soon(), env);
             self.requester.probe = self.probe_after(env).map(|after| (env.now() + after, after));
         }
     }
@@ -122,10 +123,13 @@ impl Qp {
         Some(after.max(self.requester.retransmit_delay.least()))
     }
 
-    pub(super) fn restart_ack_timer(&mut self, now: Time) {
+    pub(super) fn restart_ack_timer<E: Env>(&mut self, now: Time, env: &E) {
         let doublings = self.requester.ack_timeouts.min(MAX_DOUBLINGS);
         self.requester.ack_deadline = timer_code::ack(self.attr.timeout).map(|t| {
             let t = t.max(MIN_ACK_TIMEOUT);
+            if env.is_certain() {
+                return (now + t, t);
+            }
             // A peer that is known to take longer gets that, too.
             let least = self.requester.retransmit_delay.least().min(t * (1 << MAX_DOUBLINGS));
             let after = (t * (1 << doublings)).max(least);
