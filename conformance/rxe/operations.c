@@ -273,7 +273,7 @@ int main(int argc, char **argv)
 		.qp_access_flags = access | FLUSH_GLOBAL };
 	NEED("INIT", ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
 	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = other.qpn,
-		.rq_psn = other.psn, .max_dest_rd_atomic = 4, .min_rnr_timer = 12,
+		.rq_psn = other.psn, .max_dest_rd_atomic = 4, .min_rnr_timer = 18,
 		.ah_attr = { .is_global = 1, .port_num = 1, .grh = { .dgid = other.gid, .sgid_index = gid_index, .hop_limit = 64 } } };
 	NEED("RTR", ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 					     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) == 0);

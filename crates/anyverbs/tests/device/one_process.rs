@@ -39,7 +39,8 @@ fn a_peer_in_reset_is_given_up_after_the_intervals_that_were_asked_for() {
     // Timeout 14, 7 retries.
     let least = Duration::from_nanos(4096 << 14) * 8;
     let took = begin.elapsed();
-    assert!((least..least * 2).contains(&took), "{took:?}");
+    // With intervals that double it would be 27 of them.
+    assert!((least..least * 3).contains(&took), "{took:?}");
 }
 
 #[test]

@@ -186,7 +186,7 @@ impl Cm {
 
     /// Sends each DREQ that waits for its answer once more, and each DREP that is no older than [`RECENT`]: nobody may be left
     /// to do so when the first was lost. A peer that waits for a DREQ in vain never hears of the end; one that waits for a DREP
-    /// asks for a minute. For a peer that has had the first it is of no connection any more.
+    /// asks for a minute. A peer that has had the first counts a duplicate.
     pub(super) fn repeat_last_disconnects(&mut self, now: Time) {
         for c in self.connections.values() {
             let last = match c.state {

@@ -309,9 +309,9 @@ impl Qp {
         let opcode = Opcode::new(self.init.qp_type.service(), Operation::Ack);
         let mut headers = Headers::new(Bth { opcode, ..self.bth(psn) });
         headers.aeth = Some(Aeth { syndrome, msn: self.responder.msn });
-        let sent = env.transmit(&self.attr.av, &headers, &Payload::EMPTY).is_ok();
-        self.responder.held = (!sent).then_some((psn, syndrome));
-        sent
+        let result = env.transmit(&self.attr.av, &headers, &Payload::EMPTY);
+        self.responder.held = (result == Err(TransmitError::Blocked)).then_some((psn, syndrome));
+        result.is_ok()
     }
 }
 

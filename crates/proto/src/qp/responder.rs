@@ -606,7 +606,8 @@ impl Qp {
             None => {
                 // What a NAK would have acknowledged: asked for or not, in ERR nothing is.
                 self.responder.ack_owed = true;
-                if !self.send_owed_ack(env) {
+                self.send_owed_ack(env);
+                if self.responder.held.is_some() {
                     // The path has no room. The request comes again.
                     return;
                 }
