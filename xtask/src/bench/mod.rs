@@ -24,7 +24,7 @@ use serde::Serialize;
 use self::contender::Contender;
 use self::machine::Machine;
 use self::report::Outcome;
-use self::rows::{Ours, Row};
+use self::rows::Row;
 use self::runner::{Rounds, Runner};
 use self::sweep::{Chart, Sweep};
 use crate::dist;
@@ -191,14 +191,13 @@ fn measure_all(
 }
 
 fn measure(runner: &mut Runner, row: &Row, runs: usize) -> anyhow::Result<Outcome> {
-    let Ours::Measured(ours) = &row.ours else { return Ok(Outcome::new(row, None)) };
     eprint!("{}", row.name());
     let peers = row.against.iter().filter_map(|against| against.peer.as_ref());
-    let contenders: Vec<&Contender> = std::iter::once(ours).chain(peers).collect();
+    let contenders: Vec<&Contender> = std::iter::once(&row.ours).chain(peers).collect();
     let rounds = if row.once { Rounds::Once } else { Rounds::Settled(runs) };
     let turns = runner.in_turn(row.place, &contenders, rounds)?;
     eprintln!();
-    Ok(Outcome::new(row, Some(turns)))
+    Ok(Outcome::new(row, turns))
 }
 
 /// Where the JSON and the pictures go.

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::rows::{Ours, Row, Target};
+use super::rows::{Row, Target};
 use super::turns::{Missing, Turns};
 
 /// A row that was measured.
@@ -19,7 +19,7 @@ pub(super) struct Outcome {
     pub(super) checks: Vec<Check>,
     pub(super) states: String,
     /// What it was computed from; the first contender is ours.
-    pub(super) turns: Option<Turns>,
+    pub(super) turns: Turns,
 }
 
 /// A figure, or why there is none.
@@ -72,7 +72,6 @@ impl Figure {
             Self::Median(value) => format!("{} {unit}", number(*value)),
             Self::Missing(Missing::Failed(_)) => "failed".into(),
             Self::Missing(Missing::Unsettled { .. }) => "unsettled".into(),
-            Self::Missing(Missing::NotBuilt(_)) => "not built".into(),
         }
     }
 
@@ -95,13 +94,9 @@ fn number(value: f64) -> String {
 }
 
 impl Outcome {
-    /// `turns` has our figures, then those of the peers in their order; none if there was nothing to measure.
-    pub(super) fn new(row: &Row, turns: Option<Turns>) -> Self {
-        let ours = match (&row.ours, &turns) {
-            (Ours::Measured(_), Some(turns)) => turns.median(0).into(),
-            (Ours::Measured(_), None) => Figure::Missing(Missing::Unsettled { rounds: 0 }),
-            (Ours::NotBuilt(why), _) => Figure::Missing(Missing::NotBuilt(why)),
-        };
+    /// `turns` has our figures, then those of the peers in their order.
+    pub(super) fn new(row: &Row, turns: Turns) -> Self {
+        let ours = turns.median(0).into();
         let mut peers = 0;
         let checks = row.against.iter().map(|against| {
             let peer = against.peer.as_ref();
@@ -109,14 +104,14 @@ impl Outcome {
                 peers += 1;
                 peers
             });
-            let value = match (at, &turns, &ours) {
-                (Some(at), Some(turns), _) => turns.ratio(0, at).ok(),
-                (None, _, Figure::Median(value)) => Some(*value),
+            let value = match (at, &ours) {
+                (Some(at), _) => turns.ratio(0, at).ok(),
+                (None, Figure::Median(value)) => Some(*value),
                 _ => None,
             };
             Check {
                 peer: peer.map(|peer| peer.name),
-                theirs: at.zip(turns.as_ref()).map(|(at, turns)| turns.median(at).into()),
+                theirs: at.map(|at| turns.median(at).into()),
                 value,
                 target: against.target.to_string(),
                 verdict: match value {
@@ -133,7 +128,7 @@ impl Outcome {
             unit: row.unit,
             checks: checks.collect(),
             ours,
-            states: turns.as_ref().map(Turns::states).unwrap_or_default(),
+            states: turns.states(),
             turns,
         }
     }
@@ -263,7 +258,7 @@ mod tests {
             what: "WRITE".into(),
             place: Place::SameHost,
             unit: GBITS,
-            ours: Ours::Measured(contender("anyverbs")),
+            ours: contender("anyverbs"),
             against: targets
                 .iter()
                 .map(|(peer, target)| Against { peer: peer.map(contender), target: *target })
@@ -289,8 +284,7 @@ mod tests {
             (Some("B"), Target::AtLeast(1.5)),
             (Some("C"), Target::Open),
         ]);
-        let outcome =
-            Outcome::new(&row, Some(turns(&[Some(20.0), Some(10.0), Some(40.0), Some(1.0)])));
+        let outcome = Outcome::new(&row, turns(&[Some(20.0), Some(10.0), Some(40.0), Some(1.0)]));
         let verdicts: Vec<_> = outcome.checks.iter().map(|c| (c.value, c.verdict)).collect();
         assert_eq!(
             verdicts,
@@ -308,13 +302,13 @@ mod tests {
     #[test]
     fn who_failed_is_named_and_judges_nothing() {
         let row = row(&[(Some("A"), Target::AtLeast(1.5)), (None, Target::AtLeast(1.0))]);
-        let peer_failed = Outcome::new(&row, Some(turns(&[Some(20.0), None])));
+        let peer_failed = Outcome::new(&row, turns(&[Some(20.0), None]));
         assert!(!peer_failed.failed());
         assert_eq!(peer_failed.checks[0].verdict, Verdict::None);
         assert_eq!(peer_failed.checks[1].verdict, Verdict::Met);
         let text = table(&[peer_failed]);
         assert!(text.contains("same host, WRITE: A: it hangs"), "{text}");
-        let ours_failed = Outcome::new(&row, Some(turns(&[None, Some(20.0)])));
+        let ours_failed = Outcome::new(&row, turns(&[None, Some(20.0)]));
         assert!(ours_failed.failed());
         assert!(ours_failed.checks.iter().all(|check| check.verdict == Verdict::None));
     }

@@ -25,8 +25,6 @@ pub(super) enum Missing {
     Failed(String),
     /// In each of so many rounds the machine changed its state.
     Unsettled { rounds: usize },
-    /// There is nothing to measure.
-    NotBuilt(&'static str),
 }
 
 impl fmt::Display for Missing {
@@ -36,7 +34,6 @@ impl fmt::Display for Missing {
             Self::Unsettled { rounds } => {
                 write!(f, "the machine changed its state in each of {rounds} rounds")
             }
-            Self::NotBuilt(why) => f.write_str(why),
         }
     }
 }
