@@ -75,6 +75,11 @@ impl Contender {
         Contender { environment, ..self }
     }
 
+    /// What the server says: of services that may lose something, the client says what it sent.
+    pub(super) fn received(self) -> Self {
+        Contender { printer: Side::Server, ..self }
+    }
+
     /// A program on the device.
     pub(super) fn on_device(self) -> Self {
         Contender { device: true, ..self }
@@ -209,7 +214,7 @@ pub(super) fn udp_stream(seconds: u32, segment: u32) -> Contender {
         format!("{command} client ADDRESS:{PORT}"),
         Reading::Number,
     );
-    Contender { printer: Side::Server, ..contender }
+    contender.received()
 }
 
 /// One `process_vm_writev` or `process_vm_readv` a message: microseconds or Gb/s.
