@@ -198,14 +198,13 @@ fn play(
     baseline: &mut Traces,
 ) -> anyhow::Result<Entry> {
     let mut round = round::run(stage, &plan)?;
-    let mut complaint = baseline.left_behind(stage, bystanders)?;
-    let samples = match bystanders.samples()? {
-        Ok(samples) => samples,
+    let (samples, mut complaint) = match bystanders.samples()? {
+        Ok(samples) => (samples, baseline.left_behind(stage, bystanders)?),
+        // Of one that has ended nothing can be read.
         Err(ended) => {
-            complaint = Some(ended);
             *bystanders = Bystanders::start(stage)?;
             *baseline = Traces::of(stage, bystanders)?;
-            Vec::new()
+            (Vec::new(), Some(ended))
         }
     };
     let slowest = samples.iter().map(|sample| sample.slowest).max().unwrap_or_default();
