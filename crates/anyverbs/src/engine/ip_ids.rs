@@ -17,7 +17,8 @@ const CONVINCED_AFTER: u32 = 2 * SMALL as u32;
 /// Packets that are right with large IDs after which any ID is expected of a host for good: it is another one than it seemed,
 /// two are behind one address, or somebody sends small IDs in its name. A real sender loses one less at most.
 const DOUBTED_AFTER: u8 = 3;
-/// Packets with small IDs after which those that were refused are forgotten: by chance as many of them are not right with large ones.
+/// Packets with small IDs after which those that were refused are forgotten: among so many, chance makes no [`DOUBTED_AFTER`]
+/// damaged ones right.
 const FORGIVEN_AFTER: u32 = 1 << 16;
 /// Places for hosts. Of those that share one the last is remembered.
 const PLACES: usize = 256;
@@ -31,10 +32,8 @@ struct Seen {
     host: Option<IpAddr>,
     /// Packets with small IDs since the last with a large one that was taken. From `CONVINCED_AFTER` on small ones are expected.
     small: u32,
-    /// Packets with large IDs that were refused.
+    /// Packets with large IDs since small ones are expected, up to `DOUBTED_AFTER`.
     refused: u8,
-    /// Any ID is expected for good.
-    is_doubted: bool,
 }
 
 /// Where a host's IDs are remembered.
@@ -66,30 +65,36 @@ impl IpIds {
         }
         seen.small += 1;
         if seen.small == CONVINCED_AFTER + FORGIVEN_AFTER {
-            (seen.small, seen.refused) = (CONVINCED_AFTER, 0);
+            seen.small = CONVINCED_AFTER;
+            if !seen.is_doubted() {
+                seen.refused = 0;
+            }
         }
         true
     }
 }
 
 impl Seen {
+    /// Whether any ID is expected for good.
+    fn is_doubted(&self) -> bool {
+        self.refused == DOUBTED_AFTER
+    }
+
     #[cold]
     fn takes_large(&mut self) -> bool {
-        if self.is_doubted {
-            return true;
-        }
         if self.small < CONVINCED_AFTER {
             self.small = 0;
             return true;
         }
-        self.refused += 1;
-        self.is_doubted = self.refused == DOUBTED_AFTER;
-        self.is_doubted
+        self.refused = (self.refused + 1).min(DOUBTED_AFTER);
+        self.is_doubted()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::iter::repeat_n;
+
     use super::*;
 
     fn host(last: u8) -> IpAddr {
@@ -109,7 +114,7 @@ mod tests {
         let packets = [5, 40_000, 6, 700, 0, 127];
         assert_eq!(taken(&mut ids, host(1), packets), [true, false, true, false, true, true]);
         // So few in so many are chance.
-        assert!(taken(&mut ids, host(1), [0; FORGIVEN_AFTER as usize]).iter().all(|t| *t));
+        assert!(taken(&mut ids, host(1), repeat_n(0, FORGIVEN_AFTER as usize)).iter().all(|t| *t));
         assert_eq!(taken(&mut ids, host(1), [128, 0, 129]), [false, true, false]);
     }
 
@@ -120,8 +125,9 @@ mod tests {
         taken(&mut ids, host(1), [0; 1000]);
         let packets = [9000, 0, 9001, 0, 9002, 0, 9003];
         assert_eq!(taken(&mut ids, host(1), packets), [false, true, false, true, true, true, true]);
-        taken(&mut ids, host(1), [0; 1000]);
-        assert_eq!(taken(&mut ids, host(1), [9004]), [true]);
+        // Now it is known, and not forgiven.
+        taken(&mut ids, host(1), repeat_n(0, 2 * FORGIVEN_AFTER as usize));
+        assert_eq!(taken(&mut ids, host(1), [9004, 9005]), [true, true]);
     }
 
     #[test]
