@@ -119,6 +119,9 @@ pub enum KeyError {
 const TAG_BITS: u32 = 14;
 const TAG_MASK: u32 = (1 << TAG_BITS) - 1;
 const CHUNK: usize = 1024;
+/// So many indices rest before the oldest is used again, while there are new ones: a dead key stays dead for long, and the
+/// table of a program that registers and deregisters all the time does not grow.
+const RESTING: usize = 4096;
 /// How many regions keys can tell apart.
 pub const MAX_REGIONS: usize = 1 << (32 - TAG_BITS);
 
@@ -165,7 +168,7 @@ pub struct MrTable {
 struct Free {
     /// Keys are what keeps others out: no key tells of another one.
     rng: StdRng,
-    /// Indices given back, oldest first, so that a dead key stays dead for long.
+    /// Indices given back, oldest first.
     returned: std::collections::VecDeque<u32>,
     /// Indices never used: how many were, and where they begin. Key 0 never names a region.
     used: u32,
@@ -268,7 +271,7 @@ impl MrTable {
     /// A slot that is nobody's, with keys for it: its index is on no list, its bit is clear and nobody reads its fields.
     fn take_slot(&self) -> Option<(Keys, &Slot)> {
         let mut free = self.free();
-        let index = if free.used < free.capacity {
+        let index = if free.returned.len() < RESTING && free.used < free.capacity {
             free.used += 1;
             (free.first + free.used - 1) % free.capacity + 1
         } else {

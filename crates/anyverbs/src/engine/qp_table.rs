@@ -14,24 +14,24 @@ const CHUNK: usize = 256;
 
 /// The queue pairs of this process. Their numbers are its slot in the top byte and a counter, which starts at a random
 /// place, so that a number is not reused at once, not even by the slot's next owner.
-pub(crate) struct QpTable {
+pub(crate) struct QpTable<Q = QpCell> {
     slot: u8,
-    inner: RwLock<Inner>,
+    inner: RwLock<Inner<Q>>,
 }
 
-type Chunk = [Option<Arc<QpCell>>; CHUNK];
+type Chunk<Q> = [Option<Arc<Q>>; CHUNK];
 
-struct Inner {
-    chunks: Box<[Option<Box<Chunk>>]>,
+struct Inner<Q> {
+    chunks: Box<[Option<Box<Chunk<Q>>>]>,
     next: u16,
     len: usize,
     /// Numbers of others, which count in `len`.
     reserved: HashSet<u16>,
     /// XRC targets of other processes: open or borrowed here.
-    foreign: HashMap<Qpn, Arc<QpCell>>,
+    foreign: HashMap<Qpn, Arc<Q>>,
 }
 
-impl QpTable {
+impl<Q> QpTable<Q> {
     pub(crate) fn new(slot: u8, start: u16) -> Self {
         let chunks = (0..65_536 / CHUNK).map(|_| None).collect();
         Self {
@@ -47,7 +47,7 @@ impl QpTable {
     }
 
     /// Enters a queue pair under a new number. None when all are taken.
-    pub(crate) fn insert(&self, make: impl FnOnce(Qpn) -> QpCell) -> Option<Arc<QpCell>> {
+    pub(crate) fn insert(&self, make: impl FnOnce(Qpn) -> Q) -> Option<Arc<Q>> {
         let mut inner = self.inner.write();
         if inner.len >= 65_535 {
             return None;
@@ -96,7 +96,7 @@ impl QpTable {
         inner.len -= usize::from(inner.reserved.remove(&(qpn.get() as u16)));
     }
 
-    pub(crate) fn find(&self, qpn: Qpn) -> Option<Arc<QpCell>> {
+    pub(crate) fn find(&self, qpn: Qpn) -> Option<Arc<Q>> {
         let inner = self.inner.read();
         if qpn.slot() == self.slot {
             inner.get(qpn.get() as u16).cloned()
@@ -112,8 +112,13 @@ impl QpTable {
             inner.foreign.remove(&qpn);
             return;
         }
-        let removed =
-            inner.chunks[counter / CHUNK].as_mut().and_then(|chunk| chunk[counter % CHUNK].take());
+        let next = usize::from(inner.next);
+        let Some(chunk) = &mut inner.chunks[counter / CHUNK] else { return };
+        let removed = chunk[counter % CHUNK].take();
+        // Numbers go round: what they have passed would stay for good. The next ones come into the newest chunk.
+        if next / CHUNK != counter / CHUNK && chunk.iter().all(Option::is_none) {
+            inner.chunks[counter / CHUNK] = None;
+        }
         inner.len -= usize::from(removed.is_some());
     }
 
@@ -121,9 +126,9 @@ impl QpTable {
     pub(crate) fn enter_foreign(
         &self,
         qpn: Qpn,
-        make: impl FnOnce(Qpn) -> QpCell,
-        claim: impl FnOnce(&QpCell),
-    ) -> Arc<QpCell> {
+        make: impl FnOnce(Qpn) -> Q,
+        claim: impl FnOnce(&Q),
+    ) -> Arc<Q> {
         let mut inner = self.inner.write();
         let cell = match inner.foreign.entry(qpn) {
             Entry::Occupied(entry) => Arc::clone(entry.get()),
@@ -134,7 +139,7 @@ impl QpTable {
     }
 
     /// Forgets the target of another process if nobody here claims it any more.
-    pub(crate) fn remove_foreign(&self, qpn: Qpn, is_unclaimed: impl FnOnce(&QpCell) -> bool) {
+    pub(crate) fn remove_foreign(&self, qpn: Qpn, is_unclaimed: impl FnOnce(&Q) -> bool) {
         let mut inner = self.inner.write();
         if inner.foreign.get(&qpn).is_some_and(|cell| is_unclaimed(cell)) {
             inner.foreign.remove(&qpn);
@@ -142,27 +147,49 @@ impl QpTable {
     }
 
     /// Calls `f` with each queue pair, without allocating, if the table can be had within `patience`; it stays locked.
-    pub(crate) fn each(&self, patience: Duration, mut f: impl FnMut(&Arc<QpCell>)) {
+    pub(crate) fn each(&self, patience: Duration, mut f: impl FnMut(&Arc<Q>)) {
         let Some(inner) = self.inner.try_read_for(patience) else { return };
         let all = inner.chunks.iter().flatten().flat_map(|chunk| chunk.iter().flatten());
         all.for_each(&mut f);
     }
 
     /// The queue pairs for which `which` holds.
-    pub(crate) fn filter(&self, which: impl Fn(&Arc<QpCell>) -> bool) -> Vec<Arc<QpCell>> {
+    pub(crate) fn filter(&self, which: impl Fn(&Arc<Q>) -> bool) -> Vec<Arc<Q>> {
         let inner = self.inner.read();
         let all = inner.chunks.iter().flatten().flat_map(|chunk| chunk.iter().flatten());
         all.chain(inner.foreign.values()).filter(|cell| which(cell)).cloned().collect()
     }
 }
 
-impl Inner {
+impl<Q> Inner<Q> {
     fn is_taken(&self, counter: u16) -> bool {
         self.get(counter).is_some() || self.reserved.contains(&counter)
     }
 
-    fn get(&self, counter: u16) -> Option<&Arc<QpCell>> {
+    fn get(&self, counter: u16) -> Option<&Arc<Q>> {
         let counter = usize::from(counter);
         self.chunks[counter / CHUNK].as_ref()?[counter % CHUNK].as_ref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_go_round_without_taking_memory_for_those_they_have_passed() {
+        let table = QpTable::new(3, 65_000);
+        let stays = table.insert(|qpn| qpn).unwrap();
+        let mut seen = HashSet::from([*stays]);
+        for _ in 1..=65_534 {
+            let qpn = *table.insert(|qpn| qpn).unwrap();
+            assert!(seen.insert(qpn));
+            assert_eq!(table.find(qpn).as_deref(), Some(&qpn));
+            table.remove(qpn);
+            assert!(table.find(qpn).is_none());
+            let chunks = table.inner.read().chunks.iter().flatten().count();
+            assert!(chunks <= 3, "{chunks}: of the one that stays, the last and the next");
+        }
+        assert_eq!(table.find(*stays), Some(stays));
     }
 }

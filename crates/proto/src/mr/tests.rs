@@ -56,6 +56,21 @@ fn a_dead_key_stays_dead_and_the_table_fills_up() {
 }
 
 #[test]
+fn an_index_rests_and_registering_again_and_again_takes_no_new_memory() {
+    let table = MrTable::new(1 << 17, 1);
+    let mut last = std::collections::HashMap::new();
+    for turn in 0..10 * RESTING {
+        let keys = table.register(REGION).unwrap();
+        if let Some(before) = last.insert(index(keys.lkey), turn) {
+            assert!(turn - before >= RESTING, "{turn} after {before}");
+        }
+        table.deregister(keys.lkey).unwrap();
+    }
+    let chunks = table.chunks.iter().filter(|c| c.get().is_some()).count();
+    assert!(chunks <= RESTING / CHUNK + 1, "{chunks}");
+}
+
+#[test]
 fn deregistration_waits_for_the_access_in_progress() {
     let table = MrTable::new(3, 1);
     let keys = table.register(REGION).unwrap();
