@@ -50,6 +50,18 @@ impl Report {
             Report::Status | Report::None => Ok(String::new()),
         }
     }
+
+    /// As [`read`](Self::read), but of a program whose clock cannot be relied on: perftest's speeds, which it takes from the
+    /// processor's cycles, are not looked at.
+    pub(crate) fn read_untimed(self, output: &str, rows: usize) -> Result<String, String> {
+        match self {
+            Report::Perftest => perftest_table(output, rows).map(|(_, table)| {
+                let counts = table.iter().map(|row| format!("{} of {} B", row[1], row[0]));
+                counts.collect::<Vec<_>>().join(", ")
+            }),
+            _ => self.read(output, rows),
+        }
+    }
 }
 
 fn pingpong(output: &str) -> Result<String, String> {
@@ -85,8 +97,8 @@ struct Figure {
     unit: &'static str,
 }
 
-/// Reads perftest's table, which must have at least `rows` rows, each with results.
-fn perftest_figure(output: &str, rows: usize) -> Result<Figure, String> {
+/// perftest's table, which must have at least `rows` rows, each of some iterations: its header, and the numbers of each row.
+fn perftest_table(output: &str, rows: usize) -> Result<(&str, Vec<Vec<f64>>), String> {
     let mut lines = output.lines().skip_while(|line| !line.trim_start().starts_with("#bytes"));
     let header = lines.next().ok_or("no table of results")?;
     let table: Vec<Vec<f64>> = lines
@@ -101,11 +113,18 @@ fn perftest_figure(output: &str, rows: usize) -> Result<Figure, String> {
     if table.len() < rows {
         return Err(format!("{} rows of results in place of {rows}", table.len()));
     }
-    for row in &table {
-        // Size and iterations, then figures, of which the slowest may print as 0.00 but never all.
-        if row[0] <= 0.0 || row[1] <= 0.0 || !row[2..].iter().any(|figure| *figure > 0.0) {
-            return Err(format!("a row without results: {row:?}"));
-        }
+    match table.iter().find(|row| row[0] <= 0.0 || row[1] <= 0.0) {
+        Some(row) => Err(format!("a row without iterations: {row:?}")),
+        None => Ok((header, table)),
+    }
+}
+
+/// The last row of perftest's table, each of whose rows must have results.
+fn perftest_figure(output: &str, rows: usize) -> Result<Figure, String> {
+    let (header, table) = perftest_table(output, rows)?;
+    // Of the figures the slowest may print as 0.00, but never all.
+    if let Some(row) = table.iter().find(|row| !row[2..].iter().any(|figure| *figure > 0.0)) {
+        return Err(format!("a row without results: {row:?}"));
     }
     let last = table.last().ok_or("an empty table of results")?;
     let bandwidth = header.contains("BW average");
@@ -291,6 +310,9 @@ Conflicting CPU frequency values detected: 1 != 2. CPU Frequency is not max.
         );
         let zero = " #bytes #iterations BW peak[MB/sec] BW average[MB/sec] MsgRate[Mpps]\n 2 1000 0.00 0.00 0.000000\n";
         assert!(perftest(zero, 1).is_err());
+        assert_eq!(Report::Perftest.read_untimed(zero, 1).unwrap(), "1000 of 2 B");
+        assert!(Report::Perftest.read_untimed(zero, 2).is_err());
+        assert!(Report::Perftest.read_untimed(&zero.replace("1000", "0"), 1).is_err());
         let latency = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec] \n 2       1000          1.00           9.00         2.50     \t       2.60        \t0.1\t\t2.7 \t\t9.0   \n";
         assert_eq!(perftest(latency, 1).unwrap(), "2 B: 2.5 us");
         let duration = " #bytes        #iterations       t_avg[usec]    tps average\n 2             1000            2.50             200000.00\n";

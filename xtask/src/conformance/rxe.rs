@@ -327,7 +327,12 @@ impl<'a> Runner<'a> {
         {
             return Ok(Err(format!("the server: {reason}")));
         }
-        Ok(case.report.read(&client.output(), case.rows))
+        // The clock of an emulated machine may go wrong.
+        Ok(if case.place.client_is_here() {
+            case.report.read(&client.output(), case.rows)
+        } else {
+            case.report.read_untimed(&client.output(), case.rows)
+        })
     }
 
     fn port(&self) -> u16 {
