@@ -4,11 +4,11 @@
 //! No queue pair is locked meanwhile. A process's queue for these is short, so the sender waits for it, and receives
 //! itself while it does: the other may be waiting for this one.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-use anyverbs_net::Datagram;
 use anyverbs_net::forward::Forwarded;
+use anyverbs_net::{Datagram, LOOPBACK};
 use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::wire::icrc::Flow;
 use anyverbs_proto::wire::packet::{ICRC_LEN, Packet};
@@ -20,6 +20,8 @@ const PATIENCE: Duration = Duration::from_millis(200);
 /// How long it is not waited for after that.
 const REST: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_micros(50);
+/// How long it is not asked who shares the port, while no process of this user has joined or left a group.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Of these datagrams, of which no UDP socket knows.
 const SOURCE_PORT: u16 = 0xc000;
 
@@ -28,6 +30,35 @@ pub(super) struct Handing {
     bytes: Vec<u8>,
     /// Slots that did not read, and until when nobody waits for them.
     stuck: Vec<(u8, Instant)>,
+    sharers: Sharers,
+}
+
+/// The other processes of the host.
+#[derive(Debug, Default)]
+struct Sharers {
+    slots: Vec<u8>,
+    generation: u64,
+    /// By the coarse clock; None before the first look.
+    until: Option<Duration>,
+}
+
+impl Sharers {
+    /// `group`: one to which a datagram goes.
+    fn look(&mut self, engine: &Engine, group: IpAddr) {
+        let (port, now) = (&engine.port, engine.coarse.soon());
+        let is_new = self.until.is_some_and(|until| now < until);
+        if is_new && self.generation == port.groups_generation() {
+            return;
+        }
+        // Joins the host's list, by which a member's joining is seen at once.
+        if let Err(error) = port.members(group, LOOPBACK) {
+            tracing::debug!(%error, %group, "members are not known");
+        }
+        // What changes while this looks makes another generation.
+        self.generation = port.groups_generation();
+        self.slots = port.sharers();
+        self.until = Some(now + LOOK_AGAIN);
+    }
 }
 
 impl Handing {
@@ -37,13 +68,14 @@ impl Handing {
         engine: &'static Engine,
         packets: impl Iterator<Item = (Arrival, Packet<'p>)>,
     ) {
-        let slots = engine.port.sharers();
-        self.stuck.retain(|(slot, until)| slots.contains(slot) && Instant::now() < *until);
         for (arrival, packet) in packets {
+            self.sharers.look(engine, arrival.destination.to_ip());
+            let slots = &self.sharers.slots;
             if slots.is_empty() {
-                break;
+                continue;
             }
-            self.write(engine, &arrival, &packet);
+            self.stuck.retain(|(slot, until)| slots.contains(slot) && Instant::now() < *until);
+            write(&mut self.bytes, engine, &arrival, &packet);
             let source = SocketAddr::new(arrival.source.to_ip(), SOURCE_PORT);
             let datagram = Datagram {
                 source,
@@ -55,7 +87,7 @@ impl Handing {
                 segment: 0,
                 bytes: &self.bytes,
             };
-            for slot in &slots {
+            for slot in slots {
                 let begin = Instant::now();
                 while engine.port.forward(*slot, &datagram) == Forwarded::Full
                     && !self.stuck.iter().any(|(stuck, _)| stuck == slot)
@@ -69,15 +101,15 @@ impl Handing {
             }
         }
     }
+}
 
-    /// The packet as it would be on the wire, with pad and ICRC.
-    fn write(&mut self, engine: &Engine, arrival: &Arrival, packet: &Packet<'_>) {
-        self.bytes.clear();
-        self.bytes.resize(packet.len() + ICRC_LEN, 0);
-        let (body, icrc) = self.bytes.split_at_mut(packet.len());
-        packet.emit(body);
-        let (source, destination) = (arrival.source.to_ip(), arrival.destination.to_ip());
-        let flow = Flow::new(source, destination, SOURCE_PORT, engine.config.udp_port);
-        icrc.copy_from_slice(&flow.compute(0, body).to_le_bytes());
-    }
+/// The packet as it would be on the wire, with pad and ICRC.
+fn write(bytes: &mut Vec<u8>, engine: &Engine, arrival: &Arrival, packet: &Packet<'_>) {
+    bytes.clear();
+    bytes.resize(packet.len() + ICRC_LEN, 0);
+    let (body, icrc) = bytes.split_at_mut(packet.len());
+    packet.emit(body);
+    let (source, destination) = (arrival.source.to_ip(), arrival.destination.to_ip());
+    let flow = Flow::new(source, destination, SOURCE_PORT, engine.config.udp_port);
+    icrc.copy_from_slice(&flow.compute(0, body).to_le_bytes());
 }
