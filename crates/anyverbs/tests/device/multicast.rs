@@ -250,6 +250,7 @@ fn alone() {
         "obey" => obey(),
         "two hosts" => between_two_hosts(),
         "interfaces" => groups_follow_the_interfaces(),
+        "handed on" => who_joins_while_others_send(),
         "rings" => crate::group_rings::by_rings_where_all_have_them(),
         "others" => crate::group_rings::by_the_kernel_where_others_take_part(),
         "heir" => crate::group_rings::an_heir_of_a_members_slot(),
@@ -260,6 +261,11 @@ fn alone() {
 
 /// Runs [`alone`] in a network namespace of its own.
 pub(crate) fn run(role: &str) -> Output {
+    run_with(role, &[])
+}
+
+/// As [`run`], with these variables.
+fn run_with(role: &str, variables: &[(&str, &str)]) -> Output {
     isolate();
     Command::new("unshare")
         .arg("-Urn")
@@ -267,6 +273,7 @@ pub(crate) fn run(role: &str) -> Output {
         .args(["--exact", "multicast::alone", "--nocapture", "--test-threads=1"])
         .env(ROLE, role)
         .env("ANYVERBS_INTERFACES", "")
+        .envs(variables.iter().copied())
         .output()
         .unwrap()
 }
@@ -452,6 +459,36 @@ fn groups_follow_the_interfaces() {
 fn new_interfaces_join_the_groups() {
     if can_unshare() {
         succeeds(&run("interfaces"));
+    }
+}
+
+/// Without rings, and where the kernel delivers no groups, senders hand on, and keep a list of whom to.
+fn who_joins_while_others_send() {
+    ip("link set lo up");
+    let place = ("ff15::4793", "::1");
+    let mut speaker = Member::new(place.0, place.1);
+    let mut elsewhere = Member::new("ff15::4794", place.1);
+    for first in (100..2000).step_by(100) {
+        let mut late = Process::here(&[]);
+        late.tell(&format!("join {} {}", place.0, place.1));
+        let answer = std::thread::spawn(move || {
+            late.hear();
+            late
+        });
+        while !answer.is_finished() {
+            elsewhere.say(0..1);
+            elsewhere.hears(0..1);
+        }
+        speaker.say(first..first + 2);
+        speaker.hears(first..first + 2);
+        answer.join().unwrap().ask(&format!("hear {first} 2"));
+    }
+}
+
+#[test]
+fn a_member_hears_what_is_handed_on_after_it_has_joined() {
+    if can_unshare() {
+        succeeds(&run_with("handed on", &[("ANYVERBS_SHM", "0")]));
     }
 }
 
