@@ -46,7 +46,7 @@ const PARTIAL_SLOTS: &[(&str, &str)] = &[
     ("ibv_post_send", "FLUSH, for which `ibv_send_wr` has no fields: `EOPNOTSUPP`"),
     (
         "ibv_create_flow",
-        "QPs of type RAW_PACKET; the rules of a process know nothing of those of others",
+        "QPs of type RAW_PACKET; rules of several users' processes do not rank among each other",
     ),
     (
         "ibv_create_flow_action_esp",

@@ -9,7 +9,7 @@ use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::time::Duration;
 
 use crate::registry::{Lock, NameGuard, Registry};
@@ -41,6 +41,21 @@ pub(crate) fn join(
     };
     let name = registry.hold(&format!("{kind}/{place}"))?;
     Ok((file, name))
+}
+
+/// Reads up to the end of the file; how many bytes there were.
+pub(crate) fn read_at(file: &File, at: u64, into: &mut [u8]) -> io::Result<usize> {
+    let _uncancelled = Uncancelled::new();
+    let mut done = 0;
+    while done < into.len() {
+        match file.read_at(&mut into[done..], at + done as u64) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
 }
 
 /// The file of this kind that some process has.

@@ -218,7 +218,7 @@ impl Journal {
 
     /// Reads; behind the end are zeros.
     fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
-        read_from(&self.file, at, into)
+        held_file::read_at(&self.file, at, into).map(drop)
     }
 
     fn try_lock(&self, number: u32) -> bool {
@@ -237,22 +237,8 @@ fn successors_in(file: &File) -> io::Result<BTreeSet<u8>> {
 
 fn headers_in(file: &File) -> io::Result<Vec<(u32, u32)>> {
     let mut bytes = [0; HEADERS_LEN];
-    read_from(file, 0, &mut bytes)?;
+    held_file::read_at(file, 0, &mut bytes)?;
     Ok(bytes.as_chunks().0.iter().copied().map(parse_header).collect())
-}
-
-fn read_from(file: &File, at: u64, into: &mut [u8]) -> io::Result<()> {
-    let _uncancelled = Uncancelled::new();
-    let mut done = 0;
-    while done < into.len() {
-        match file.read_at(&mut into[done..], at + done as u64) {
-            Ok(0) => break,
-            Ok(n) => done += n,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 impl Section {

@@ -36,6 +36,8 @@ pub enum Lock {
     Journal,
     /// Who makes the list of those who joined multicast groups: held for some system calls.
     Groups,
+    /// Who makes a [shared table](crate::shared_table): held for some system calls.
+    Table,
 }
 
 impl Lock {
@@ -45,6 +47,7 @@ impl Lock {
             Self::Xrc => "lock/xrc",
             Self::Journal => "lock/journal",
             Self::Groups => "lock/groups",
+            Self::Table => "lock/table",
         }
     }
 }

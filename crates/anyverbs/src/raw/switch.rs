@@ -1,5 +1,5 @@
-//! The switch that raw queue pairs are plugged into: the rules of this process, and the sockets to the other processes of
-//! the host and to the real interface.
+//! The switch that raw queue pairs are plugged into: the rules of the host, and the sockets to its other processes and to the
+//! real interface.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,13 +8,14 @@ use std::sync::{Arc, OnceLock, Weak};
 use anyverbs_net::ethernet::{EthernetSocket, FrameBatch, FrameBuffers, check_permission};
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::raw::checksum;
-use anyverbs_proto::raw::flow::{FlowRule, FlowTable, Verdict};
+use anyverbs_proto::raw::flow::{FlowRule, FlowTable, Ingress, MAX_FLOWS, Reach, Verdict};
 use anyverbs_proto::raw::frame::Frame;
 use anyverbs_proto::types::Qpn;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use super::counters::CountersCell;
 use super::flow_action::EspCell;
+use super::host_rules::HostRules;
 use super::qp::RawCell;
 use super::receive::Arrived;
 use super::wq::WqCell;
@@ -22,8 +23,6 @@ use crate::cq::CqCell;
 use crate::engine::Engine;
 use crate::error::CreateError;
 
-/// Rules of a process.
-const MAX_FLOWS: usize = 65_536;
 /// Batches that are read from a socket before anything else is looked at.
 const BATCHES: usize = 4;
 
@@ -52,6 +51,8 @@ pub(crate) struct Switch {
     listens: AtomicBool,
     /// Made with the first rule.
     buffers: Mutex<Option<FrameBuffers>>,
+    /// Joined with the first rule. Without it the rules of others count for nothing, as theirs do for them.
+    host: OnceLock<HostRules>,
     members: Mutex<Vec<Member>>,
 }
 
@@ -59,6 +60,16 @@ pub(crate) struct Switch {
 struct Rules {
     table: FlowTable<Destination>,
     len: usize,
+    /// The age of the last one to which the host gave none.
+    last_age: u64,
+}
+
+/// A rule that stands in the table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entered {
+    id: u64,
+    /// Where others read it.
+    record: Option<usize>,
 }
 
 fn refused(what: &str, error: &std::io::Error) -> CreateError {
@@ -109,33 +120,71 @@ impl Switch {
         Ok(())
     }
 
-    /// Enters a rule; its number. The first one has the sockets receive.
+    /// Enters a rule, and tells the other processes of it. The first one has the sockets receive.
     pub(super) fn insert(
         &self,
         engine: &'static Engine,
         rule: FlowRule,
         dest: Destination,
-    ) -> Result<u64, CreateError> {
+    ) -> Result<Entered, CreateError> {
         check_permission().map_err(|error| refused("the system refuses a socket", &error))?;
-        let mut rules = self.rules.write();
-        if rules.len >= MAX_FLOWS {
+        if !rule.is_egress() {
+            // Before others leave frames to it.
+            engine.switch.listen(engine)?;
+            self.join_host(engine);
+        }
+        let rules = &mut *self.rules.write();
+        let host = self.host.get();
+        if let Some(host) = host {
+            host.refresh(&mut rules.table, None);
+        }
+        if rules.len + rules.table.foreign_len() >= MAX_FLOWS {
             return Err(CreateError::Exhausted("flow rules"));
         }
+        let (age, record) = match host {
+            // Others may be told before the rule is here, since no frame is looked up meanwhile.
+            Some(host) if !rule.is_egress() => host.publish(&rule, self.reach())?,
+            _ => {
+                rules.last_age += 1;
+                (rules.last_age, None)
+            }
+        };
         rules.len += 1;
-        let id = rules.table.insert(rule, dest);
-        let receives = !rules.table.is_empty();
-        drop(rules);
-        if receives && let Err(error) = engine.switch.listen(engine) {
-            drop(self.remove(id));
-            return Err(error);
-        }
-        Ok(id)
+        let id = rules.table.insert(rule, age, dest);
+        Ok(Entered { id, record })
     }
 
-    pub(super) fn remove(&self, id: u64) -> Option<Destination> {
+    /// Joins the table of the host, if there is no rule that others would not know of.
+    fn join_host(&self, engine: &Engine) {
+        let _opening = self.opening.lock();
+        if self.host.get().is_some() || !self.rules.read().table.is_empty() {
+            return;
+        }
+        let Some(slot) = engine.port.slot() else { return };
+        match HostRules::join(slot, engine.config.udp_port) {
+            Ok(host) => drop(self.host.set(host)),
+            Err(error) => {
+                tracing::warn!(%error, "the flow rules of this process do not rank with those of others");
+            }
+        }
+    }
+
+    /// Which frames come here.
+    fn reach(&self) -> Reach {
+        let mut interfaces = self.sockets().iter().map(EthernetSocket::interface);
+        Reach {
+            host: interfaces.clone().any(|interface| interface.is_none()),
+            interface: interfaces.find_map(|interface| interface).unwrap_or(0),
+        }
+    }
+
+    pub(super) fn remove(&self, entered: Entered) -> Option<Destination> {
         let mut rules = self.rules.write();
-        let removed = rules.table.remove(id);
+        let removed = rules.table.remove(entered.id);
         rules.len -= usize::from(removed.is_some());
+        if let (Some(host), Some(record)) = (self.host.get(), entered.record) {
+            host.withdraw(record);
+        }
         removed
     }
 
@@ -191,14 +240,38 @@ impl Switch {
         wqs.iter().filter(|wq| overrun(wq.queue.cq())).for_each(|wq| wq.fail());
     }
 
-    /// Delivers a frame as the rules say. `from` sent it: a switch does not send back.
-    fn deliver(&self, frame: &Frame<'_>, from: Option<Qpn>) {
-        let arrived = Arrived::new(frame);
+    /// The rules as they stand now.
+    fn current(&self) -> RwLockReadGuard<'_, Rules> {
         let rules = self.rules.read();
+        match self.host.get() {
+            Some(host) if !rules.table.is_empty() && host.has_changed() => {
+                drop(rules);
+                host.refresh(&mut self.rules.write().table, None);
+                self.rules.read()
+            }
+            _ => rules,
+        }
+    }
+
+    /// Delivers a frame as the rules say. `from` sent it: a switch does not send back.
+    fn deliver(&self, frame: &Frame<'_>, ingress: Ingress, from: Option<Qpn>) {
+        let arrived = Arrived::new(frame);
+        let rules = self.current();
+        if rules.table.is_empty() {
+            return;
+        }
         // Who gets a copy by which action: each takes a packet once. Few rules have twins, and none twins of many actions.
         let mut first: Option<(&Arc<EspCell>, Recipient<'_>)> = None;
         let mut more: Vec<(&Arc<EspCell>, Recipient<'_>)> = Vec::new();
-        rules.table.steer(frame, |dest, verdict| {
+        let mut ended: Option<u8> = None;
+        let lives = |owner| {
+            let lives = self.host.get().is_none_or(|host| host.lives(owner));
+            if !lives {
+                ended = Some(owner);
+            }
+            lives
+        };
+        rules.table.steer(frame, ingress, lives, |dest, verdict| {
             if let Some(counters) = &dest.counters {
                 counters.count(frame.bytes.len());
             }
@@ -217,6 +290,10 @@ impl Switch {
             let same: Vec<_> = same.map(|(_, recipient)| recipient).collect();
             esp.apply(frame, |bytes| receive(bytes, recipient, &same));
             next = more.pop();
+        }
+        drop(rules);
+        if let (Some(host), Some(owner)) = (self.host.get(), ended) {
+            host.refresh(&mut self.rules.write().table, Some(owner));
         }
     }
 
@@ -267,7 +344,8 @@ impl Switch {
     ) {
         let bytes = frame.bytes;
         if any {
-            self.deliver(frame, Some(from));
+            let ingress = if self.reach().host { Ingress::Host } else { Ingress::Process };
+            self.deliver(frame, ingress, Some(from));
         }
         engine.count(Counter::SentPkts, 1);
         engine.count(Counter::SentBytes, bytes.len() as u64);
@@ -295,6 +373,7 @@ impl Switch {
         let Some(buffers) = &mut *buffers else { return 0 };
         let mut n = 0;
         for socket in self.sockets() {
+            let ingress = socket.interface().map_or(Ingress::Host, Ingress::Interface);
             for _ in 0..BATCHES {
                 let received = socket.receive(buffers).unwrap_or_else(|error| {
                     tracing::debug!(%error, "receiving frames");
@@ -304,9 +383,9 @@ impl Switch {
                     if received.checksum_pending {
                         let mut bytes = received.bytes.to_vec();
                         checksum::fill_in(&mut bytes);
-                        self.take_in(&bytes);
+                        self.take_in(&bytes, ingress);
                     } else {
-                        self.take_in(received.bytes);
+                        self.take_in(received.bytes, ingress);
                     }
                 }
                 n += received;
@@ -318,9 +397,9 @@ impl Switch {
         n
     }
 
-    fn take_in(&self, bytes: &[u8]) {
+    fn take_in(&self, bytes: &[u8], ingress: Ingress) {
         if let Some(frame) = Frame::parse(bytes) {
-            self.deliver(&frame, None);
+            self.deliver(&frame, ingress, None);
         }
     }
 

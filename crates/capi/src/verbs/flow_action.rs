@@ -54,13 +54,16 @@ pub(crate) unsafe extern "C" fn create_flow_action_esp(
             offload: if full {
                 raw::Offload::Full(raw::FullOffload::default())
             } else {
-                raw::Offload::InlineCrypto { new_window: false }
+                raw::Offload::InlineCrypto { new_window: false, tunnel }
             },
-            tunnel,
             keymat: given.keymat.clone().ok_or(Errno::EINVAL)?,
             esn: None,
         };
         given.apply(&mut attr)?;
+        // In tunnel mode the outer headers are needed, else there are none.
+        if attr.offload.is_tunnel() != tunnel {
+            return Err(Errno::EINVAL);
+        }
         let device = context.inner.device.create_flow_action_esp(attr)?;
         let public = ibv_flow_action { context: context.pointer() };
         Ok(object::publish(public, 0, FlowActionInner { device, context }))
@@ -82,7 +85,7 @@ pub(crate) unsafe extern "C" fn modify_flow_action_esp(
         let mut attr = action.inner.device.attr();
         if let Some(esp) = &given.esp {
             let same = |flag, is| (esp.flags & flag != 0) == is;
-            let fits = same(IB_UVERBS_FLOW_ACTION_ESP_FLAGS_TRANSPORT, !attr.tunnel)
+            let fits = same(IB_UVERBS_FLOW_ACTION_ESP_FLAGS_TRANSPORT, !attr.offload.is_tunnel())
                 && same(
                     IB_UVERBS_FLOW_ACTION_ESP_FLAGS_FULL_OFFLOAD,
                     matches!(attr.offload, raw::Offload::Full(_)),
@@ -184,7 +187,7 @@ impl Parameters {
             attr.esn = self.esn;
         }
         match &mut attr.offload {
-            raw::Offload::InlineCrypto { new_window } => {
+            raw::Offload::InlineCrypto { new_window, .. } => {
                 if self.replay_window.is_some() || self.tunnel.is_some() {
                     return Err(Errno::EINVAL);
                 }

@@ -128,6 +128,12 @@ impl EthernetSocket {
         Ok(Self { fd, ifindex, envelope: None })
     }
 
+    /// The index of the real interface; `None` for frames between processes.
+    #[must_use]
+    pub fn interface(&self) -> Option<u32> {
+        self.envelope.is_none().then_some(self.ifindex.unsigned_abs())
+    }
+
     /// From now on it receives: on an interface also frames that are for others' addresses.
     ///
     /// # Errors

@@ -54,6 +54,8 @@ pub enum Offload {
     InlineCrypto {
         /// The extended sequence number's lower half is about to begin anew: packets with a small one belong to the next `esn`.
         new_window: bool,
+        /// A packet is carried whole, not only what its IP header carries.
+        tunnel: bool,
     },
     /// The device does all of it.
     Full(FullOffload),
@@ -76,6 +78,17 @@ pub struct FullOffload {
     pub tunnel: Option<Encapsulation>,
 }
 
+impl Offload {
+    /// Whether a packet is carried whole: tunnel mode, not transport mode.
+    #[must_use]
+    pub fn is_tunnel(&self) -> bool {
+        match self {
+            Self::InlineCrypto { tunnel, .. } => *tunnel,
+            Self::Full(full) => full.tunnel.is_some(),
+        }
+    }
+}
+
 /// What a security association is made with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EspAttr {
@@ -83,8 +96,6 @@ pub struct EspAttr {
     pub direction: Direction,
     /// Who does what.
     pub offload: Offload,
-    /// A packet is carried whole, not only what its IP header carries. Of inline crypto only the type of the payload depends on it.
-    pub tunnel: bool,
     /// Key material.
     pub keymat: AesGcm,
     /// The upper half of 64-bit sequence numbers; `None` for sequence numbers of 32 bits.
@@ -100,9 +111,6 @@ pub enum EspError {
     /// `EINVAL`.
     #[error("an integrity check value has 8, 12 or 16 bytes")]
     IcvLen,
-    /// `EINVAL`: in tunnel mode the outer headers are needed, else there are none.
-    #[error("outer headers belong to full offload in tunnel mode")]
-    Encapsulation,
     /// `EOPNOTSUPP`: nothing tells which protocol is carried.
     #[error(
         "in transport mode the trailer names a protocol, which a packet without a trailer does not tell"
@@ -170,15 +178,12 @@ impl Esp {
     pub fn new(attr: EspAttr) -> Result<Self, EspError> {
         let aead = Aead::new(&attr.keymat)?;
         let inline = matches!(attr.offload, Offload::InlineCrypto { .. });
-        if inline && !attr.tunnel && attr.direction == Direction::Encrypt {
+        if inline && !attr.offload.is_tunnel() && attr.direction == Direction::Encrypt {
             return Err(EspError::InlineTransport);
         }
         let (mut seq, mut window) = (0, 0);
         if let Offload::Full(full) = &attr.offload {
-            if attr.tunnel != full.tunnel.is_some() {
-                return Err(EspError::Encapsulation);
-            }
-            if full.tfc_pad != 0 && !attr.tunnel {
+            if full.tfc_pad != 0 && full.tunnel.is_none() {
                 return Err(EspError::TfcPad);
             }
             if full.replay_window > MAX_REPLAY_WINDOW {
@@ -204,7 +209,7 @@ impl Esp {
     /// [`EspError`]; nothing has changed then.
     pub fn modify(&mut self, attr: EspAttr, restart: Restart) -> Result<(), EspError> {
         let same = attr.direction == self.attr.direction
-            && attr.tunnel == self.attr.tunnel
+            && attr.offload.is_tunnel() == self.attr.offload.is_tunnel()
             && std::mem::discriminant(&attr.offload) == std::mem::discriminant(&self.attr.offload);
         if !same {
             return Err(EspError::Fixed);
@@ -357,7 +362,7 @@ impl Esp {
         self.count()?;
         self.window.take(number);
         let next_header = edit::cut_trailer(to, payload).ok_or(EspDrop::Trailer)?;
-        if self.attr.tunnel {
+        if self.attr.offload.is_tunnel() {
             return edit::leave_tunnel(to, &frame.outer, payload, next_header)
                 .ok_or(EspDrop::Trailer);
         }
@@ -399,7 +404,7 @@ impl Esp {
 
     /// The 64-bit number of a packet of inline crypto, by the rule of the manual page.
     fn inline_number(&self, low: u32) -> u64 {
-        let next = matches!(self.attr.offload, Offload::InlineCrypto { new_window: true });
+        let next = matches!(self.attr.offload, Offload::InlineCrypto { new_window: true, .. });
         self.attr.esn.map_or(low.into(), |esn| extend(esn, next, low))
     }
 }

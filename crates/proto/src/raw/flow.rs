@@ -1,4 +1,9 @@
 //! Flow rules: what they may say, and which of them a frame meets (`ibv_create_flow(3)`).
+//!
+//! One table steers for all processes of a host. Each process has the whole of it as far as it knows it: its own rules with what they
+//! lead to, and those of others, which lead nowhere here but may come before its own ([`record`]).
+
+use std::collections::BTreeMap;
 
 use arrayvec::ArrayVec;
 use thiserror::Error;
@@ -7,8 +12,15 @@ use super::esp::{Direction, EspAttr, Offload};
 use super::frame::{Frame, MplsOver};
 use super::spec::{Filter, Layer, Masked, Spec};
 
+pub mod record;
+
+use record::ForeignRule;
+
 /// Most filters of a rule: each layer once, outside and inside.
 pub const MAX_SPECS: usize = 8;
+
+/// Most rules that a host has; of others no more are entered.
+pub const MAX_FLOWS: usize = 65_536;
 
 /// `enum ibv_flow_attr_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,6 +134,12 @@ impl FlowRule {
         Ok(())
     }
 
+    /// Whether it is for frames that are sent.
+    #[must_use]
+    pub fn is_egress(&self) -> bool {
+        self.0.egress
+    }
+
     /// Whether the other takes the very same frames, and comes at the same time.
     fn is_twin_of(&self, other: &Self) -> bool {
         let (a, b) = (&self.0, &other.0);
@@ -196,12 +214,59 @@ fn excludes<T: Copy + PartialEq + std::ops::BitAnd<Output = T>>(
     filter.val & filter.mask != value & filter.mask
 }
 
+/// Where a frame came from, which says who else got a copy of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ingress {
+    /// This process, for itself alone.
+    Process,
+    /// A process of the host, perhaps this one.
+    Host,
+    /// A real interface, by its index.
+    Interface(u32),
+}
+
+/// Which frames a process gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reach {
+    /// Those of the other processes of the host.
+    pub host: bool,
+    /// Those of the interface with this index; 0 for none.
+    pub interface: u32,
+}
+
+impl Reach {
+    fn includes(self, ingress: Ingress) -> bool {
+        match ingress {
+            Ingress::Process => false,
+            Ingress::Host => self.host,
+            Ingress::Interface(index) => index != 0 && self.interface == index,
+        }
+    }
+}
+
+/// What a rule leads to.
+#[derive(Debug)]
+enum Dest<D> {
+    Own {
+        id: u64,
+        to: D,
+    },
+    /// In the process with this number, which gets these frames.
+    Foreign {
+        owner: u8,
+        reach: Reach,
+    },
+}
+
 /// A rule in the table.
 #[derive(Debug)]
 struct Entry<D> {
-    id: u64,
     rule: FlowRule,
-    dest: D,
+    /// The older rule has the smaller one.
+    age: u64,
+    /// The age of the oldest of its twins.
+    rank: u64,
+    dest: Dest<D>,
 }
 
 /// What a frame meets.
@@ -213,12 +278,15 @@ pub struct Verdict {
     pub tag: u32,
 }
 
-/// The rules of a device, each with a destination.
+/// The rules of a device, each with a destination, and those of other processes.
 #[derive(Debug)]
 pub struct FlowTable<D> {
     next: u64,
+    /// How many are this process's, for frames that are received.
+    own: usize,
+    foreign: usize,
     sniffers: Vec<Entry<D>>,
-    /// By priority, then in the order in which they were made, but for twins, which stand together.
+    /// By priority, then by age; but twins stand together, at the place of the oldest.
     normal: Vec<Entry<D>>,
     /// As these.
     defaults: Vec<Entry<D>>,
@@ -230,6 +298,8 @@ impl<D> Default for FlowTable<D> {
     fn default() -> Self {
         Self {
             next: 0,
+            own: 0,
+            foreign: 0,
             sniffers: Vec::new(),
             normal: Vec::new(),
             defaults: Vec::new(),
@@ -239,37 +309,74 @@ impl<D> Default for FlowTable<D> {
 }
 
 impl<D> FlowTable<D> {
-    /// Enters a rule; the number by which it is removed.
-    pub fn insert(&mut self, rule: FlowRule, dest: D) -> u64 {
+    /// Enters a rule of this process; the number by which it is removed. `age` orders the rules of all processes.
+    pub fn insert(&mut self, rule: FlowRule, age: u64, dest: D) -> u64 {
         let id = self.next;
         self.next += 1;
-        let list = match (rule.0.egress, rule.0.flow_type) {
-            (true, _) => &mut self.egress,
-            (_, FlowType::Normal) => &mut self.normal,
-            (_, FlowType::Sniffer) => &mut self.sniffers,
-            (_, FlowType::AllDefault | FlowType::McDefault) => &mut self.defaults,
-        };
-        let end = list.partition_point(|e| e.rule.0.priority <= rule.0.priority);
-        let begin = list.partition_point(|e| e.rule.0.priority < rule.0.priority);
-        let twin = list[begin..end].iter().rposition(|e| e.rule.is_twin_of(&rule));
-        list.insert(twin.map_or(end, |at| begin + at + 1), Entry { id, rule, dest });
+        let egress = rule.0.egress;
+        self.own += usize::from(!egress);
+        let list = if egress { &mut self.egress } else { self.list(rule.0.flow_type) };
+        enter(list, Entry { rule, age, rank: age, dest: Dest::Own { id, to: dest } });
         id
+    }
+
+    fn list(&mut self, flow_type: FlowType) -> &mut Vec<Entry<D>> {
+        match flow_type {
+            FlowType::Normal => &mut self.normal,
+            FlowType::Sniffer => &mut self.sniffers,
+            FlowType::AllDefault | FlowType::McDefault => &mut self.defaults,
+        }
     }
 
     /// Takes a rule out; what it led to.
     pub fn remove(&mut self, id: u64) -> Option<D> {
-        for list in [&mut self.sniffers, &mut self.normal, &mut self.defaults, &mut self.egress] {
-            if let Some(at) = list.iter().position(|e| e.id == id) {
-                return Some(list.remove(at).dest);
+        let lists = [&mut self.sniffers, &mut self.normal, &mut self.defaults, &mut self.egress];
+        for (received, list) in [true, true, true, false].into_iter().zip(lists) {
+            let is_it = |e: &Entry<D>| matches!(e.dest, Dest::Own { id: i, .. } if i == id);
+            if let Some(at) = list.iter().position(is_it)
+                && let Dest::Own { to, .. } = take_out(list, at).dest
+            {
+                self.own -= usize::from(received);
+                return Some(to);
             }
         }
         None
     }
 
-    /// Whether frames that are received meet no rule.
+    /// Replaces what the process `owner` has. One that stood here by the same age stays, since a rule does not change. False if some
+    /// found no room.
+    pub fn set_foreign(&mut self, owner: u8, rules: impl IntoIterator<Item = ForeignRule>) -> bool {
+        let mut wanted: BTreeMap<u64, ForeignRule> =
+            rules.into_iter().map(|r| (r.age, r)).collect();
+        for list in [&mut self.normal, &mut self.defaults] {
+            let before = list.len();
+            list.retain(|e| e.owner() != Some(owner) || wanted.remove(&e.age).is_some());
+            if list.len() < before {
+                self.foreign -= before - list.len();
+                settle(list);
+            }
+        }
+        for (age, ForeignRule { rule, reach, .. }) in wanted {
+            if self.foreign >= MAX_FLOWS {
+                return false;
+            }
+            self.foreign += 1;
+            let entry = Entry { rule, age, rank: age, dest: Dest::Foreign { owner, reach } };
+            enter(self.list(entry.rule.0.flow_type), entry);
+        }
+        true
+    }
+
+    /// How many rules of other processes it has.
+    #[must_use]
+    pub fn foreign_len(&self) -> usize {
+        self.foreign
+    }
+
+    /// Whether frames that are received meet no rule of this process.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.sniffers.is_empty() && self.normal.is_empty() && self.defaults.is_empty()
+        self.own == 0
     }
 
     /// Whether there are rules for frames that are sent.
@@ -278,22 +385,40 @@ impl<D> FlowTable<D> {
         !self.egress.is_empty()
     }
 
-    /// Calls `meet` for each rule that a received frame meets: the sniffers, then the normal rules up to the first that
-    /// traps it, then, if none did, the first default rule; and the twins of these two, since each gets a copy. False if there
-    /// was none.
-    pub fn steer<'a>(&'a self, frame: &Frame<'_>, mut meet: impl FnMut(&'a D, Verdict)) -> bool {
-        let mut met = false;
+    /// Calls `meet` for each rule of this process that a received frame meets: the sniffers, then the normal rules up to the first that
+    /// traps it, then, if none did, the first default rule; and the twins of these two, since each gets a copy. Rules of other processes
+    /// trap as well, if these got the frame and `lives` says of the process that it has not ended.
+    pub fn steer<'a>(
+        &'a self,
+        frame: &Frame<'_>,
+        ingress: Ingress,
+        mut lives: impl FnMut(u8) -> bool,
+        mut meet: impl FnMut(&'a D, Verdict),
+    ) {
         let mut call = |entry: &'a Entry<D>| {
-            met = true;
-            meet(&entry.dest, entry.verdict());
+            if let Dest::Own { to, .. } = &entry.dest {
+                meet(to, entry.verdict());
+            }
         };
         self.sniffers.iter().for_each(&mut call);
+        if self.own == self.sniffers.len() {
+            return;
+        }
+        let mut stands = |entry: &Entry<D>| match entry.dest {
+            Dest::Own { .. } => entry.rule.matches(frame),
+            Dest::Foreign { owner, reach } => {
+                !entry.rule.0.dont_trap
+                    && reach.includes(ingress)
+                    && entry.rule.matches(frame)
+                    && lives(owner)
+            }
+        };
         let mut trap: Option<&'a Entry<D>> = None;
-        for entry in self.normal.iter() {
+        for entry in &self.normal {
             match trap {
                 Some(first) if first.has_twin(entry) => call(entry),
                 Some(_) => break,
-                None if entry.rule.matches(frame) => {
+                None if stands(entry) => {
                     call(entry);
                     trap = (!entry.rule.0.dont_trap).then_some(entry);
                 }
@@ -301,24 +426,99 @@ impl<D> FlowTable<D> {
             }
         }
         if trap.is_none()
-            && let Some(at) = self.defaults.iter().position(|e| e.rule.matches(frame))
+            && let Some(at) = self.defaults.iter().position(stands)
         {
             let first = &self.defaults[at];
             call(first);
             self.defaults[at + 1..].iter().take_while(|e| first.has_twin(e)).for_each(call);
         }
-        met
     }
 
     /// Calls `meet` for the first rule that a frame meets as it is sent. False if that drops it.
     pub fn leave<'a>(&'a self, frame: &Frame<'_>, meet: impl FnOnce(&'a D)) -> bool {
         let Some(entry) = self.egress.iter().find(|e| e.rule.matches(frame)) else { return true };
-        meet(&entry.dest);
+        if let Dest::Own { to, .. } = &entry.dest {
+            meet(to);
+        }
         !entry.rule.0.drop
     }
 }
 
+/// Enters a rule at its place.
+fn enter<D>(list: &mut Vec<Entry<D>>, mut entry: Entry<D>) {
+    let priority = entry.rule.0.priority;
+    let begin = list.partition_point(|e| e.rule.0.priority < priority);
+    let end = list.partition_point(|e| e.rule.0.priority <= priority);
+    let Some(first) = list[begin..end].iter().position(|e| e.rule.is_twin_of(&entry.rule)) else {
+        return place(list, vec![entry]);
+    };
+    let first = begin + first;
+    let twins = twins_from(list, first);
+    if entry.age < list[first].age {
+        let rest = list.drain(first..first + twins);
+        let group = std::iter::once(entry).chain(rest).collect();
+        return place(list, group);
+    }
+    entry.rank = list[first].rank;
+    let at = list[first..first + twins].partition_point(|e| e.age <= entry.age);
+    list.insert(first + at, entry);
+}
+
+/// Takes a rule out. Its twins move to the place of the oldest that is left.
+fn take_out<D>(list: &mut Vec<Entry<D>>, at: usize) -> Entry<D> {
+    let removed = list.remove(at);
+    let was_first = at == 0 || !list[at - 1].rule.is_twin_of(&removed.rule);
+    if was_first && list.get(at).is_some_and(|next| next.rule.is_twin_of(&removed.rule)) {
+        let group = list.drain(at..at + twins_from(list, at)).collect();
+        place(list, group);
+    }
+    removed
+}
+
+/// Moves twins whose oldest was taken out to the place of the oldest that is left.
+fn settle<D>(list: &mut Vec<Entry<D>>) {
+    let mut moved: Vec<Vec<Entry<D>>> = Vec::new();
+    let mut rest = std::mem::take(list).into_iter().peekable();
+    while let Some(first) = rest.next() {
+        let mut group = vec![first];
+        while let Some(twin) = rest.next_if(|e| e.rule.is_twin_of(&group[0].rule)) {
+            group.push(twin);
+        }
+        let stays = group[0].age == group[0].rank;
+        if stays { list.append(&mut group) } else { moved.push(group) }
+    }
+    moved.into_iter().for_each(|group| place(list, group));
+}
+
+/// How many twins stand together from here on.
+fn twins_from<D>(list: &[Entry<D>], at: usize) -> usize {
+    let (first, list) = (&list[at], &list[at..]);
+    let place = (first.rule.0.priority, first.rank);
+    let n = list.partition_point(|e| (e.rule.0.priority, e.rank) == place);
+    // Others may give two rules one age: then more than twins stand there.
+    if list[n - 1].rule.is_twin_of(&first.rule) {
+        return n;
+    }
+    list.iter().take_while(|e| e.rule.is_twin_of(&first.rule)).count()
+}
+
+/// Enters twins, by age, where the oldest of them belongs.
+fn place<D>(list: &mut Vec<Entry<D>>, mut group: Vec<Entry<D>>) {
+    let Some(first) = group.first() else { return };
+    let (priority, rank) = (first.rule.0.priority, first.age);
+    group.iter_mut().for_each(|e| e.rank = rank);
+    let at = list.partition_point(|e| (e.rule.0.priority, e.rank) <= (priority, rank));
+    list.splice(at..at, group);
+}
+
 impl<D> Entry<D> {
+    fn owner(&self) -> Option<u8> {
+        match self.dest {
+            Dest::Own { .. } => None,
+            Dest::Foreign { owner, .. } => Some(owner),
+        }
+    }
+
     /// Whether the other gets a copy of what this one takes. Nobody gets one of what is dropped.
     fn has_twin(&self, other: &Self) -> bool {
         !self.rule.0.drop && self.rule.is_twin_of(&other.rule)

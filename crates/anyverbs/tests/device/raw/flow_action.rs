@@ -6,7 +6,6 @@ fn esp(direction: Direction) -> EspAttr {
     EspAttr {
         direction,
         offload: Offload::Full(FullOffload { spi: 7, replay_window: 32, ..FullOffload::default() }),
-        tunnel: false,
         keymat: AesGcm { key: (0..16).collect(), salt: [1; 4], iv: 1, icv_len: 16 },
         esn: None,
     }

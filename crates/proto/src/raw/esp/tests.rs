@@ -19,13 +19,7 @@ fn full() -> FullOffload {
 }
 
 fn attr(direction: Direction, full: &FullOffload) -> EspAttr {
-    EspAttr {
-        direction,
-        tunnel: full.tunnel.is_some(),
-        offload: Offload::Full(full.clone()),
-        keymat: keymat(16, 16),
-        esn: None,
-    }
+    EspAttr { direction, offload: Offload::Full(full.clone()), keymat: keymat(16, 16), esn: None }
 }
 
 fn pair(full: &FullOffload) -> (Esp, Esp) {
@@ -150,8 +144,7 @@ fn inline_crypto_leaves_the_headers() {
     let inline = |direction, esn, new_window| {
         Esp::new(EspAttr {
             direction,
-            offload: Offload::InlineCrypto { new_window },
-            tunnel: true,
+            offload: Offload::InlineCrypto { new_window, tunnel: true },
             keymat: keymat(32, 16),
             esn,
         })
@@ -193,8 +186,8 @@ fn what_is_none() {
     let encrypt = Direction::Encrypt;
     assert_eq!(make(encrypt, &|a| a.keymat.key.truncate(15)), Err(EspError::KeyLen));
     assert_eq!(make(encrypt, &|a| a.keymat.icv_len = 4), Err(EspError::IcvLen));
-    assert_eq!(make(encrypt, &|a| a.tunnel = true), Err(EspError::Encapsulation));
-    let inline = |a: &mut EspAttr| a.offload = Offload::InlineCrypto { new_window: false };
+    let inline =
+        |a: &mut EspAttr| a.offload = Offload::InlineCrypto { new_window: false, tunnel: false };
     assert_eq!(make(encrypt, &inline), Err(EspError::InlineTransport));
     assert_eq!(make(Direction::Decrypt, &inline), Ok(()));
     let with = |full: FullOffload| move |a: &mut EspAttr| a.offload = Offload::Full(full.clone());
@@ -218,6 +211,9 @@ fn a_modification_goes_on_or_begins_anew() {
     assert_eq!(number(&apply(&mut encrypt, &packet).unwrap()), 2);
     encrypt.modify(again.clone(), Restart { sequence: true, ..Restart::default() }).unwrap();
     assert_eq!(number(&apply(&mut encrypt, &packet).unwrap()), 1);
+    let tunnel = FullOffload { tunnel: tunnels().pop(), ..full() };
+    let other = EspAttr { offload: Offload::Full(tunnel), ..again.clone() };
+    assert_eq!(encrypt.modify(other, Restart::default()), Err(EspError::Fixed));
     let other = EspAttr { direction: Direction::Decrypt, ..again };
     assert_eq!(encrypt.modify(other, Restart::default()), Err(EspError::Fixed));
 }
