@@ -288,7 +288,8 @@ impl Mr {
         let addr = addr.ok_or(RegisterError::Exhausted)?;
         let region = imported.region(pd.number, addr);
         let theirs = imported.keys;
-        let Some(keys) = engine.mrs.import(region, theirs) else {
+        let is_over = |addr| engine.memory.imports.is_over(addr);
+        let Some(keys) = engine.mrs.import(region, theirs, is_over) else {
             engine.memory.imports.leave(addr);
             return Err(RegisterError::KeyTaken);
         };

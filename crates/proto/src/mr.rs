@@ -223,11 +223,19 @@ impl MrTable {
     }
 
     /// Enters a region of another table, which is from now on found by its keys there as well; `None` when the table is full, or
-    /// one of the keys names something here. No window is bound to it, and its key is not invalidated, by those.
-    pub fn import(&self, region: Region, theirs: Keys) -> Option<Keys> {
+    /// one of the keys names something here that `is_over` does not say to have ended there, by its address here. No window is bound to
+    /// it, and its key is not invalidated, by those.
+    pub fn import(
+        &self,
+        region: Region,
+        theirs: Keys,
+        is_over: impl Fn(u64) -> bool,
+    ) -> Option<Keys> {
         let keys = self.register(region)?;
         let mut imported = self.imported.write().unwrap_or_else(PoisonError::into_inner);
-        let named = |key| imported.contains_key(&key) || self.is_key(key);
+        let addr_of = |own| self.hold_local(own).map(|held| held.slot.addr.load(Ordering::Relaxed));
+        let stands = |own: &u32| addr_of(*own).is_some_and(|addr| !is_over(addr));
+        let named = |key| imported.get(&key).is_some_and(stands) || self.is_key(key);
         if named(theirs.lkey) || named(theirs.rkey) {
             drop(imported);
             let _ = self.deregister(keys.lkey);
@@ -241,8 +249,12 @@ impl MrTable {
     /// Ends an import that [`import`](Self::import) gave these keys, and waits until no access is in progress.
     pub fn end_import(&self, own: Keys, theirs: Keys) {
         let mut imported = self.imported.write().unwrap_or_else(PoisonError::into_inner);
-        imported.remove(&theirs.lkey);
-        imported.remove(&theirs.rkey);
+        for key in [theirs.lkey, theirs.rkey] {
+            // Another may have taken its place.
+            if imported.get(&key) == Some(&own.lkey) {
+                imported.remove(&key);
+            }
+        }
         drop(imported);
         // Nobody else knows the key.
         let _ = self.deregister_bound(own.lkey);

@@ -52,6 +52,12 @@ impl Imports {
         self.0.write().remove(&addr);
     }
 
+    /// Whether the process of the region at this address has it no more.
+    pub(crate) fn is_over(&self, addr: u64) -> bool {
+        let region = self.0.read().get(&addr).cloned();
+        region.is_none_or(|region| !region.is_current())
+    }
+
     /// The region that holds these bytes, and where they begin in it.
     fn find(&self, addr: u64, len: usize) -> Result<(Arc<ImportedRegion>, u64), Fault> {
         let regions = self.0.read();

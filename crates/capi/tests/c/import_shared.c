@@ -22,7 +22,7 @@ struct hello {
 	struct told mr[KINDS];
 };
 
-enum what { FILL, LOOK, DEREG, CONNECT, WRITE_BY, DEALLOC };
+enum what { FILL, LOOK, REREG, DEREG, CONNECT, WRITE_BY, DEALLOC };
 
 struct order {
 	enum what what;
@@ -97,6 +97,14 @@ static void owner(int socket)
 				memcpy(&answer, bytes + o.n, 8);
 			} else
 				memcpy(&answer, memory[o.kind] + o.n, 8);
+			break;
+		case REREG:
+			/* The old memory stays, and is not looked at any more. */
+			memory[o.kind] = calloc(1, SIZE);
+			OK(ibv_rereg_mr(mr[o.kind], IBV_REREG_MR_CHANGE_TRANSLATION, NULL, memory[o.kind], SIZE, 0));
+			EQ(mr[o.kind]->lkey, hello.mr[o.kind].lkey);
+			hello.mr[o.kind].addr = (uintptr_t)memory[o.kind];
+			answer = (int64_t)hello.mr[o.kind].addr;
 			break;
 		case DEREG:
 			answer = ibv_dereg_mr(mr[o.kind]);
@@ -298,6 +306,15 @@ static void imported(int signal)
 	gone(pd, &hello.mr[PRIVATE]);
 	mr[PRIVATE] = ibv_import_mr(pd, hello.mr[PRIVATE].handle);
 	TRUE(mr[PRIVATE] != NULL);
+	/* Changed by its process it is another, whether or not the old import has ended. */
+	more = mr[PRIVATE];
+	hello.mr[PRIVATE].addr = (uint64_t)ask(socket, REREG, PRIVATE, 0);
+	gone(pd, &hello.mr[PRIVATE]);
+	mr[PRIVATE] = ibv_import_mr(pd, hello.mr[PRIVATE].handle);
+	TRUE(mr[PRIVATE] && mr[PRIVATE] != more && mr[PRIVATE]->rkey == more->rkey);
+	use(pd, socket, &hello.mr[PRIVATE], PRIVATE);
+	ibv_unimport_mr(more);
+	use(pd, socket, &hello.mr[PRIVATE], PRIVATE);
 	/* Handles of nothing, of nothing any more, and of a region of another protection domain. */
 	IS_NULL(ibv_import_pd(ctx, hello.pd ^ 1), ENOENT);
 	IS_NULL(ibv_import_pd(ctx, (uint32_t)ask(socket, DEALLOC, 0, 0)), ENOENT);

@@ -162,17 +162,33 @@ fn tags_are_random_in_every_bit() {
 fn an_imported_region_is_found_by_the_keys_of_its_own_table() {
     let theirs = MrTable::new(10, 1).register(REGION).unwrap();
     let table = MrTable::new(10, 2).beginning_at(5);
-    let own = table.import(REGION, theirs).unwrap();
+    let stands = |_| false;
+    let own = table.import(REGION, theirs, stands).unwrap();
     let local = |key| table.local(key, 7, 0x1000, 8, Access::empty()).map(|hold| hold.addr());
     assert!(own.lkey != theirs.lkey && local(theirs.lkey) == local(own.lkey));
     assert!(local(theirs.lkey).is_ok());
     let remote = |key| table.remote(key, (7, Qpn::new(2)), 0x1000, 8, Access::empty()).is_ok();
     assert!(remote(theirs.rkey) && !remote(theirs.lkey));
     // Once only, and not over what is there.
-    assert_eq!(table.import(REGION, theirs), None);
+    assert_eq!(table.import(REGION, theirs, stands), None);
     let here = table.register(REGION).unwrap();
-    assert_eq!(table.import(REGION, here), None);
+    assert_eq!(table.import(REGION, here, |_| true), None);
     table.end_import(own, theirs);
     assert_eq!(local(theirs.lkey), Err(KeyError::Key));
     assert!(local(own.lkey).is_err() && !remote(theirs.rkey) && local(here.lkey).is_ok());
+}
+
+#[test]
+fn an_import_takes_the_place_of_one_whose_region_is_over() {
+    let theirs = MrTable::new(10, 1).register(REGION).unwrap();
+    let table = MrTable::new(10, 2).beginning_at(5);
+    let local = |key| table.local(key, 7, 0x1000, 8, Access::empty()).map(|hold| hold.addr());
+    let old = table.import(REGION, theirs, |_| false).unwrap();
+    let changed = Region { addr: 0xdef0_0000, ..REGION };
+    let new = table.import(changed, theirs, |addr| addr == REGION.addr).unwrap();
+    assert_eq!((local(theirs.lkey), local(old.lkey)), (Ok(changed.addr), Ok(REGION.addr)));
+    table.end_import(old, theirs);
+    assert_eq!((local(theirs.lkey), local(old.lkey)), (Ok(changed.addr), Err(KeyError::Key)));
+    table.end_import(new, theirs);
+    assert_eq!(local(theirs.lkey), Err(KeyError::Key));
 }
