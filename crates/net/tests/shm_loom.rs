@@ -140,6 +140,33 @@ fn messages_arrive_whole_in_order_and_once_over_reused_places() {
 }
 
 #[test]
+fn messages_arrive_whole_behind_a_zero_that_was_put_ahead() {
+    check(|| {
+        let (mut writer, mut reader, ..) = ring::<true>(256);
+        let sender = thread::spawn(move || {
+            for value in 1..=4 {
+                while !push(&mut writer, value) {
+                    thread::yield_now();
+                }
+                writer.publish();
+                writer.prepare();
+            }
+        });
+        for value in 1..=4 {
+            let got = loop {
+                if let Some(got) = pop(&mut reader) {
+                    break got;
+                }
+                thread::yield_now();
+            };
+            assert_eq!(got, value);
+        }
+        sender.join().unwrap();
+        assert!(!reader.is_ready() && !reader.is_broken());
+    });
+}
+
+#[test]
 fn a_batch_is_visible_as_a_whole_behind_its_first_message() {
     static SEEN: AtomicUsize = AtomicUsize::new(0);
     check(|| {

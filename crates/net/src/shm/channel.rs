@@ -496,6 +496,7 @@ impl Sender {
     pub fn flush(&mut self) {
         if self.writer().publish() {
             self.tell();
+            self.writer().prepare();
         }
     }
 

@@ -51,6 +51,8 @@ pub struct Writer<M = Area> {
     /// Up to where messages are committed, and up to where published.
     committed: u64,
     published: u64,
+    /// Behind a message of one line at `published` stands a zero already, at this position; 0 if none does.
+    zeroed: u64,
     /// The control word at `published`, which is held back.
     first: u64,
     /// The rest of its line, if the message there fills no more than that: the reader looks at that line
@@ -77,6 +79,7 @@ impl<M: Memory> Writer<M> {
             max_payload,
             committed: 0,
             published: 0,
+            zeroed: 0,
             first: 0,
             line: [0; LINE],
             held: 0,
@@ -143,6 +146,10 @@ impl<M: Memory> Writer<M> {
             return Err(ReserveError::Full);
         }
         let is_held = self.committed == self.published && skip == 0 && len == LINE;
+        if !is_held {
+            // It is written to its place, and maybe never committed.
+            self.zeroed = 0;
+        }
         Ok(Reservation { writer: self, skip, start, header, front, payload, len, is_held })
     }
 
@@ -190,7 +197,9 @@ impl<M: Memory> Writer<M> {
         if self.committed == self.published {
             return false;
         }
-        self.own.store(self.offset(self.committed), 0, Ordering::Relaxed);
+        if self.zeroed != self.committed {
+            self.own.store(self.offset(self.committed), 0, Ordering::Relaxed);
+        }
         let (start, first) = (self.offset(self.published), self.first);
         match std::mem::take(&mut self.held) {
             0 => {}
@@ -202,6 +211,17 @@ impl<M: Memory> Writer<M> {
         self.own.store(start, first, Ordering::Release);
         self.published = self.committed;
         true
+    }
+
+    /// Puts a zero behind the place of the next message of one line, so that publishing it takes no line but its own. To be
+    /// called when there is time: the reader may have that line.
+    #[inline]
+    pub fn prepare(&mut self) {
+        let position = self.committed + LINE as u64;
+        if self.committed == self.published && self.free() >= 2 * LINE as u64 {
+            self.own.store(self.offset(position), 0, Ordering::Relaxed);
+            self.zeroed = position;
+        }
     }
 
     /// Writes `bytes` to offset `at` of the header of a message that is not published yet. False if it is, or if they are not

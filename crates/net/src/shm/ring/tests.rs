@@ -71,6 +71,44 @@ fn a_dropped_reservation_leaves_no_trace() {
 }
 
 #[test]
+fn a_zero_that_was_put_ahead_is_not_relied_on_when_it_was_overwritten() {
+    let Pair { mut writer, mut reader, .. } = pair();
+    let line = |byte: u8| [byte; 40];
+    for lap in 0..3 * RING / LINE {
+        push(&mut writer, &[], &line(1)).unwrap();
+        writer.publish();
+        writer.prepare();
+        assert_eq!(pop(&mut reader), Some((vec![], line(1).to_vec())));
+        // Of several lines, and never committed; of one behind one that is; all of them leave bytes in the second line.
+        let mut dropped = writer.reserve(8, 200).unwrap();
+        dropped.write_payload(0, &[0xff; 200]);
+        push(&mut writer, &[], &line(2)).unwrap();
+        if lap % 2 == 0 {
+            let mut dropped = writer.reserve(8, 40).unwrap();
+            dropped.write_header(&[0xff; 8]);
+            dropped.write_payload(0, &[0xff; 40]);
+        }
+        writer.publish();
+        assert_eq!(pop(&mut reader), Some((vec![], line(2).to_vec())));
+        assert_eq!((pop(&mut reader), reader.is_broken()), (None, false));
+    }
+}
+
+#[test]
+fn a_zero_is_put_ahead_only_where_there_is_room() {
+    let Pair { mut writer, mut reader, .. } = pair();
+    let mut sent = 0;
+    while push(&mut writer, &[], &[7; 40]).is_ok() {
+        writer.publish();
+        writer.prepare();
+        sent += 1;
+    }
+    assert_eq!(sent, RING / LINE - 1);
+    (0..sent).for_each(|_| assert_eq!(pop(&mut reader), Some((vec![], vec![7; 40]))));
+    assert_eq!(pop(&mut reader), None);
+}
+
+#[test]
 fn messages_of_all_sizes_pass_for_many_laps() {
     let Pair { mut writer, mut reader, .. } = pair();
     let sizes = [0, 1, 2, 20, 36, 48, 56, 57, 100, 1000, 4096, 5000, 16_383, MAX_PAYLOAD];
