@@ -92,7 +92,8 @@ pub trait Env {
 
     /// Lets an ACK of everything up to `psn` go along with the packet that [`transmit`](Self::transmit) took last, if that
     /// was a request of this queue pair, has not left, and the link can: it arrives as
-    /// [`Incoming::acks`](crate::qp::Incoming::acks). With false it has to be a packet of its own.
+    /// [`Incoming::acks`](crate::qp::Incoming::acks). With false it has to be a packet of its own, which
+    /// the caller counts; what rides is counted here.
     fn ride(&mut self, psn: Psn) -> bool {
         let _ = psn;
         false

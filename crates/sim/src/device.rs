@@ -218,7 +218,11 @@ impl Env for Around<'_> {
 
     fn ride(&mut self, psn: Psn) -> bool {
         // The link whose packets may stand for several is the one that takes ACKs along.
-        self.place.segment > 0 && self.net.ride(psn)
+        let rides = self.place.segment > 0 && self.net.ride(psn);
+        if rides {
+            self.count(Counter::AcksSent, 1);
+        }
+        rides
     }
 
     fn mrs(&self) -> &MrTable {

@@ -270,7 +270,9 @@ impl Qp {
         if sent {
             self.acknowledged();
             self.responder.last_ack = env.probe_after().map(|_| env.soon());
-            env.count(Counter::AcksSent, 1);
+            if !rides {
+                env.count(Counter::AcksSent, 1);
+            }
         }
         sent
     }

@@ -7,23 +7,24 @@ use parking_lot::Mutex;
 
 use crate::engine::Engine;
 
-/// Packets and bytes. Who adds holds a lock, always the same.
+/// Packets, their bytes, and ACKs that rode with them. Who adds holds a lock, always the same.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     packets: AtomicU64,
     bytes: AtomicU64,
+    acks: AtomicU64,
 }
 
 impl Tally {
     #[inline]
-    fn add(&self, packets: u64, bytes: u64) {
-        for (to, n) in [(&self.packets, packets), (&self.bytes, bytes)] {
+    fn add(&self, packets: u64, bytes: u64, acks: u64) {
+        for (to, n) in [(&self.packets, packets), (&self.bytes, bytes), (&self.acks, acks)] {
             to.store(to.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
         }
     }
 
-    fn read(&self) -> [u64; 2] {
-        [self.packets.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed)]
+    fn read(&self) -> [u64; 3] {
+        [&self.packets, &self.bytes, &self.acks].map(|n| n.load(Ordering::Relaxed))
     }
 }
 
@@ -37,7 +38,7 @@ pub(crate) struct Traffic {
     /// Under that of the receive path.
     received: Tally,
     /// What is in the port's counters.
-    counted: Mutex<[[u64; 2]; 2]>,
+    counted: Mutex<[[u64; 3]; 2]>,
 }
 
 impl Traffic {
@@ -49,28 +50,29 @@ impl Traffic {
 
     /// Notes what was sent to a process; for who has the sending side of its ring.
     #[inline]
-    pub(super) fn note_sent(&self, slot: u8, packets: u64, bytes: u64) {
+    pub(super) fn note_sent(&self, slot: u8, packets: u64, bytes: u64, acks: u64) {
         let (used, bit) = (&self.used[usize::from(slot / 64)], 1 << (slot % 64));
         if used.load(Ordering::Relaxed) & bit == 0 {
             used.fetch_or(bit, Ordering::Relaxed);
         }
-        self.sent[usize::from(slot)].add(packets, bytes);
+        self.sent[usize::from(slot)].add(packets, bytes, acks);
     }
 
     /// Notes what was received; for who has the receive path.
     #[inline]
     pub(crate) fn note_received(&self, packets: u64, bytes: u64) {
-        self.received.add(packets, bytes);
+        self.received.add(packets, bytes, 0);
     }
 
-    /// Packets and bytes out, and in.
-    fn read(&self) -> [[u64; 2]; 2] {
-        let mut sent = [0; 2];
+    /// Packets, bytes and ACKs out, and in.
+    fn read(&self) -> [[u64; 3]; 2] {
+        let mut sent = [0; 3];
         for (i, used) in self.used.iter().enumerate() {
             let mut bits = used.load(Ordering::Relaxed);
             while bits != 0 {
-                let [packets, bytes] = self.sent[i * 64 + bits.trailing_zeros() as usize].read();
-                sent = [sent[0] + packets, sent[1] + bytes];
+                let [packets, bytes, acks] =
+                    self.sent[i * 64 + bits.trailing_zeros() as usize].read();
+                sent = [sent[0] + packets, sent[1] + bytes, sent[2] + acks];
                 bits &= bits - 1;
             }
         }
@@ -80,7 +82,7 @@ impl Traffic {
     /// Bytes out and in that are not in the port's counters.
     pub(crate) fn uncounted(&self) -> u64 {
         let counted = self.counted.lock();
-        let bytes = |traffic: [[u64; 2]; 2]| traffic[0][1].wrapping_add(traffic[1][1]);
+        let bytes = |traffic: [[u64; 3]; 2]| traffic[0][1].wrapping_add(traffic[1][1]);
         bytes(self.read()).wrapping_sub(bytes(*counted))
     }
 }
@@ -102,6 +104,7 @@ impl Engine {
             self.count(packets, since(0));
             self.count(bytes, since(1));
         }
+        self.count(Counter::AcksSent, now[0][2].wrapping_sub(past[0][2]));
     }
 }
 
@@ -112,11 +115,11 @@ mod tests {
     #[test]
     fn what_went_to_any_process_is_in_the_sum() {
         let traffic = Traffic::new();
-        for (slot, packets, bytes) in [(3, 1, 10), (200, 2, 20), (3, 4, 40)] {
-            traffic.note_sent(slot, packets, bytes);
+        for (slot, packets, bytes, acks) in [(3, 1, 10, 1), (200, 2, 20, 0), (3, 4, 40, 3)] {
+            traffic.note_sent(slot, packets, bytes, acks);
         }
         traffic.note_received(5, 50);
-        assert_eq!(traffic.read(), [[7, 70], [5, 50]]);
+        assert_eq!(traffic.read(), [[7, 70, 4], [5, 50, 0]]);
         assert_eq!(traffic.uncounted(), 120);
         *traffic.counted.lock() = traffic.read();
         traffic.note_received(1, 9);

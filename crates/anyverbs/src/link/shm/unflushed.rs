@@ -21,6 +21,8 @@ pub(crate) struct Unflushed {
     /// Packets and bytes that are to be counted.
     packets: u64,
     counted: u64,
+    /// ACKs that ride with them.
+    acks: u64,
     /// The region of the last element that was sent, while the ring is locked.
     region: LastLocal<'static>,
     /// The reference of the last sender, for the next one.
@@ -46,7 +48,8 @@ impl Unflushed {
     fn end(&mut self, sender: Sender, engine: &Engine) {
         if let Some(shm) = &engine.shm {
             let (packets, bytes) = (mem::take(&mut self.packets), mem::take(&mut self.counted));
-            shm.traffic().note_sent(sender.slot(), packets, bytes);
+            let acks = mem::take(&mut self.acks);
+            shm.traffic().note_sent(sender.slot(), packets, bytes, acks);
         }
         self.spare = Spare(Some(sender.release()));
         self.region.release();
@@ -105,6 +108,8 @@ impl Unflushed {
             return false;
         };
         let [_, a, b, c] = psn.get().to_be_bytes();
-        sender.amend(carrier, RIDER, &[RIDES, a, b, c])
+        let rides = sender.amend(carrier, RIDER, &[RIDES, a, b, c]);
+        self.acks += u64::from(rides);
+        rides
     }
 }
