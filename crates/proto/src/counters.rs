@@ -126,7 +126,9 @@ impl Default for Counters {
 impl Counters {
     /// Adds `n`.
     pub fn add(&self, counter: Counter, n: u64) {
-        self.0[counter as usize].fetch_add(n, Ordering::Relaxed);
+        if n > 0 {
+            self.0[counter as usize].fetch_add(n, Ordering::Relaxed);
+        }
     }
 
     /// The value now.

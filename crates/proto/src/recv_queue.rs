@@ -37,6 +37,16 @@ pub enum PostRecvError {
     State,
 }
 
+/// Copies elements between slices of one length: mostly one, for which a call of memcpy takes longer than the copy.
+#[inline]
+pub(crate) fn copy_sges(to: &mut [Sge], from: &[Sge]) {
+    if let ([to], [from]) = (&mut *to, from) {
+        *to = *from;
+    } else {
+        to.copy_from_slice(from);
+    }
+}
+
 /// A ring of receive WQEs. Nothing is allocated after creation.
 #[derive(Debug)]
 pub struct RecvQueue {
@@ -95,7 +105,7 @@ impl RecvQueue {
         let at = self.wrap(self.head + self.len);
         self.wqes[at] = (wr.wr_id, wr.sges.len() as u8);
         let first = at * self.max_sge;
-        self.sges[first..first + wr.sges.len()].copy_from_slice(wr.sges);
+        copy_sges(&mut self.sges[first..first + wr.sges.len()], wr.sges);
         self.len += 1;
         Ok(())
     }

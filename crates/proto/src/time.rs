@@ -29,14 +29,22 @@ impl Time {
 
 impl Add<Duration> for Time {
     type Output = Self;
+    #[inline]
     fn add(self, d: Duration) -> Self {
-        Self(self.0.saturating_add(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)))
+        Self(self.0.saturating_add(nanos(d)))
     }
 }
 
 impl Sub<Duration> for Time {
     type Output = Self;
+    #[inline]
     fn sub(self, d: Duration) -> Self {
-        Self(self.0.saturating_sub(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)))
+        Self(self.0.saturating_sub(nanos(d)))
     }
+}
+
+/// Nanoseconds, without the 128 bits of [`Duration::as_nanos`].
+#[inline]
+fn nanos(d: Duration) -> u64 {
+    d.as_secs().saturating_mul(1_000_000_000).saturating_add(d.subsec_nanos().into())
 }

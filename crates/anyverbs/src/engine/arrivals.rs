@@ -59,7 +59,8 @@ impl<'a> Arrivals<'a> {
 
     /// The batch is over.
     #[inline]
-    pub(super) fn end(mut self) {
+    pub(super) fn end(&mut self) {
         self.flush();
+        self.region.release();
     }
 }

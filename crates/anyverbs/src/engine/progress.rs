@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyverbs_net::fault::Fault;
 use anyverbs_net::forward::{ForwardBuffer, Forwarded};
+use anyverbs_net::mutex::MutexGuard;
 use anyverbs_net::shm::{Channel, Closed, Event, Poller};
 use anyverbs_net::{Datagram, RxBatch};
 use anyverbs_proto::counters::Counter;
@@ -95,6 +96,18 @@ impl RxState {
             senders: Senders::new(),
         })
     }
+}
+
+/// What a call to receive has done so far.
+#[derive(Clone, Copy)]
+struct Done {
+    /// It is its turn to look at everything.
+    thorough: bool,
+    now: Option<Time>,
+    /// Messages through shared memory.
+    by_shm: usize,
+    /// Sockets are not to be looked at.
+    quiet: bool,
 }
 
 impl Engine {
@@ -196,7 +209,6 @@ impl Engine {
             self.worker.take_left_to_reader();
         }
         let RxState {
-            batch,
             poller,
             last,
             inbox,
@@ -204,13 +216,11 @@ impl Engine {
             since_shm,
             empty_looks,
             looked_at,
-            forwarded,
             calls,
-            failed,
             since_acks,
             resume,
             probes,
-            senders,
+            ..
         } = &mut *rx;
         *calls = calls.wrapping_add(1);
         let thorough = every || calls.is_multiple_of(CLOCK_EVERY);
@@ -251,6 +261,32 @@ impl Engine {
             drop(rx);
             return self.end_receive(false, by_shm, acks_due);
         }
+        let done = Done { thorough, now, by_shm, quiet };
+        self.receive_rest(rx, worker, every, done)
+    }
+
+    /// Goes on where there may be more than messages through shared memory: with a frame of its own, which is large.
+    #[inline(never)]
+    fn receive_rest(
+        &'static self,
+        mut rx: MutexGuard<'_, RxState>,
+        worker: bool,
+        every: bool,
+        Done { thorough, now, by_shm, quiet }: Done,
+    ) -> usize {
+        let RxState {
+            batch,
+            closed,
+            empty_looks,
+            looked_at,
+            forwarded,
+            failed,
+            since_acks,
+            resume,
+            probes,
+            senders,
+            ..
+        } = &mut *rx;
         let received = match (quiet, every) {
             (true, _) => Ok(0),
             (false, true) => self.port.receive(batch),

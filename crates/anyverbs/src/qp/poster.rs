@@ -48,23 +48,26 @@ impl Poster<'_> {
 
 impl Drop for Poster<'_> {
     fn drop(&mut self) {
-        let Some((mut state, mut call)) = self.inner.take() else { return };
-        let sent = self.sends && call.send(&mut state);
+        // In place: a call is long to move about.
+        let Some((state, call)) = &mut self.inner else { return };
+        let sent = self.sends && call.send(state);
         if !sent && state.link.starved.is_none() {
             // Receives alone, and sends that gather, change nothing that others have to know.
-            drop(state);
+            self.inner = None;
             return self.cell.engine.after_unlock();
         }
         // Receives posted for a sender that waits for them.
         if let Some(asked) = state.link.starved.take() {
-            let limit = self.cell.message_limit(&state, &asked);
+            let limit = self.cell.message_limit(state, &asked);
             if limit > asked.packet.counts.messages {
                 call.echo(&asked, limit);
             } else {
                 state.link.starved = Some(asked);
             }
         }
-        call.finish(state);
+        call.settle(state);
+        self.inner = None;
+        self.cell.engine.after_unlock();
     }
 }
 

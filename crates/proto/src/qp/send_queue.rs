@@ -2,6 +2,7 @@
 
 use anyverbs_queue_memory::{OutOfMemory, QueueMemory, QueueVec, filled, with_capacity, zeroed};
 
+use crate::recv_queue::copy_sges;
 use crate::types::Psn;
 use crate::wr::{MAX_SGE, SendFlags, SendOp, SendWr, Sge, UdDest};
 
@@ -149,7 +150,7 @@ impl SendQueue {
         };
         if !inline {
             let first = slot * self.max_sge;
-            self.sges[first..first + sge_count].copy_from_slice(wr.sges);
+            copy_sges(&mut self.sges[first..first + sge_count], wr.sges);
         }
         if let (Some(dest), Some(ud)) = (self.ud.get_mut(slot), wr.ud) {
             *dest = ud;
