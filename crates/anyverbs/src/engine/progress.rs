@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use anyverbs_net::fault::Fault;
 use anyverbs_net::forward::{ForwardBuffer, Forwarded};
-use anyverbs_net::mutex::MutexGuard;
 use anyverbs_net::shm::{Channel, Closed, Event, Poller};
 use anyverbs_net::{Datagram, RxBatch};
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
+use parking_lot::MutexGuard;
 
 use super::Engine;
 use super::datagrams::{Received, Senders, Tally};
