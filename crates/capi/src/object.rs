@@ -144,11 +144,18 @@ pub(crate) fn find<P: Public>(pointer: *const P) -> Result<Arc<Object<P>>, Errno
     }
 }
 
-/// Any live object of this kind that fits.
+/// Any live object of this kind that fits. `fits` does not wait: it is called with the table of all objects locked.
 pub(crate) fn any<P: Public>(fits: impl Fn(&Object<P>) -> bool) -> Option<Arc<Object<P>>> {
     let live = live().read();
     let mut of_kind = live.values().filter_map(|o| Arc::clone(o).downcast::<Object<P>>().ok());
     of_kind.find(|object| fits(object))
+}
+
+/// All live objects of this kind that fit, as [`any`].
+pub(crate) fn all<P: Public>(fits: impl Fn(&Object<P>) -> bool) -> Vec<Arc<Object<P>>> {
+    let live = live().read();
+    let of_kind = live.values().filter_map(|o| Arc::clone(o).downcast::<Object<P>>().ok());
+    of_kind.filter(|object| fits(object)).collect()
 }
 
 /// Takes the object from the program: its pointer is dead from here on. `None` if it was already.

@@ -57,8 +57,7 @@ fn frames_cross_an_interface_with_their_tags() {
         return;
     }
     netns::ip("link add va type veth peer name vb");
-    netns::ip("link set va up");
-    netns::ip("link set vb up");
+    netns::plug_in(["va", "vb"]);
     let a = EthernetSocket::on_interface("va").unwrap();
     let b = EthernetSocket::on_interface("vb").unwrap();
     b.listen().unwrap();

@@ -310,8 +310,9 @@ fn the_ipv4_id_is_the_index_in_the_gso_batch_and_zero_without() {
         return;
     }
     netns::ip("link add va type veth peer name vb");
-    netns::ip("link set va mtu 9000 gso_max_segs 1 up");
-    netns::ip("link set vb mtu 9000 up");
+    netns::ip("link set va mtu 9000 gso_max_segs 1");
+    netns::ip("link set vb mtu 9000");
+    netns::plug_in(["va", "vb"]);
     netns::ip("addr add 10.9.0.1/24 dev va");
     netns::ip("neigh add 10.9.0.2 lladdr 02:00:00:00:00:02 dev va");
     const DF: u16 = 0x4000;

@@ -232,9 +232,13 @@ impl MrTable {
         is_over: impl Fn(u64) -> bool,
     ) -> Option<Keys> {
         let keys = self.register(region)?;
+        // Without the lock: it may take a while.
+        let over = [theirs.lkey, theirs.rkey].map(|key| {
+            let own = self.imported(key)?;
+            self.addr_of(own).is_none_or(&is_over).then_some(own)
+        });
         let mut imported = self.imported.write().unwrap_or_else(PoisonError::into_inner);
-        let addr_of = |own| self.hold_local(own).map(|held| held.slot.addr.load(Ordering::Relaxed));
-        let stands = |own: &u32| addr_of(*own).is_some_and(|addr| !is_over(addr));
+        let stands = |own: &u32| !over.contains(&Some(*own));
         let named = |key| imported.get(&key).is_some_and(stands) || self.is_key(key);
         if named(theirs.lkey) || named(theirs.rkey) {
             drop(imported);
@@ -251,7 +255,7 @@ impl MrTable {
         let mut imported = self.imported.write().unwrap_or_else(PoisonError::into_inner);
         for key in [theirs.lkey, theirs.rkey] {
             // Another may have taken its place.
-            if imported.get(&key) == Some(&own.lkey) {
+            if imported.get(&key).is_some_and(|now| index(*now) == index(own.lkey)) {
                 imported.remove(&key);
             }
         }
@@ -261,10 +265,14 @@ impl MrTable {
     }
 
     fn is_key(&self, key: u32) -> bool {
-        self.slot(key).and_then(Slot::hold).is_some_and(|held| {
-            let slot = held.slot;
-            slot.lkey.load(Ordering::Relaxed) == key || slot.rkey.load(Ordering::Relaxed) == key
-        })
+        self.addr_of(key).is_some()
+    }
+
+    /// Where the region of a key of either kind lies.
+    fn addr_of(&self, key: u32) -> Option<u64> {
+        let held = self.slot(key).and_then(Slot::hold)?;
+        let is = |word: &AtomicU32| word.load(Ordering::Relaxed) == key;
+        (is(&held.slot.lkey) || is(&held.slot.rkey)).then(|| held.slot.addr.load(Ordering::Relaxed))
     }
 
     /// The slot of an `lkey`, in use.

@@ -4,11 +4,11 @@
 //! No queue pair is locked meanwhile. A process's queue for these is short, so the sender waits for it, and receives
 //! itself while it does: the other may be waiting for this one.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use anyverbs_net::Datagram;
 use anyverbs_net::forward::Forwarded;
-use anyverbs_net::{Datagram, LOOPBACK};
 use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::wire::icrc::Flow;
 use anyverbs_proto::wire::packet::{ICRC_LEN, Packet};
@@ -43,21 +43,22 @@ struct Sharers {
 }
 
 impl Sharers {
-    /// `group`: one to which a datagram goes.
-    fn look(&mut self, engine: &Engine, group: IpAddr) {
+    fn look(&mut self, engine: &Engine) {
         let (port, now) = (&engine.port, engine.coarse.soon());
         let is_new = self.until.is_some_and(|until| now < until);
         if is_new && self.generation == port.groups_generation() {
             return;
         }
-        // Joins the host's list, by which a member's joining is seen at once.
-        if let Err(error) = port.members(group, LOOPBACK) {
-            tracing::debug!(%error, %group, "members are not known");
+        // By it a member's joining is seen at once; who cannot join it either is seen when it is time to look again.
+        if let Err(error) = port.join_groups_list() {
+            tracing::debug!(%error, "changes of groups are not seen");
         }
         // What changes while this looks makes another generation.
-        self.generation = port.groups_generation();
-        self.slots = port.sharers();
-        self.until = Some(now + LOOK_AGAIN);
+        let generation = port.groups_generation();
+        match port.sharers() {
+            Ok(slots) => *self = Self { slots, generation, until: Some(now + LOOK_AGAIN) },
+            Err(error) => tracing::debug!(%error, "who shares the port is not known"),
+        }
     }
 }
 
@@ -69,7 +70,7 @@ impl Handing {
         packets: impl Iterator<Item = (Arrival, Packet<'p>)>,
     ) {
         for (arrival, packet) in packets {
-            self.sharers.look(engine, arrival.destination.to_ip());
+            self.sharers.look(engine);
             let slots = &self.sharers.slots;
             if slots.is_empty() {
                 continue;

@@ -76,13 +76,13 @@ pub(crate) unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *
     pointer(object::find(pd).and_then(|pd: Arc<Pd>| {
         let context = Arc::clone(&pd.inner.context);
         let identity = context.inner.device.identity();
+        let same =
+            |mr: &Mr| mr.handle() == handle && mr.inner.context.inner.device.identity() == identity;
         // One that its process has changed since it was imported is another.
-        let same = |mr: &Mr| {
-            mr.handle() == handle
-                && mr.inner.context.inner.device.identity() == identity
-                && mr.inner.device.imported_is_current() != Some(false)
-        };
-        let known = object::any(same).map(|mr| Arc::clone(&mr.inner.device));
+        let known = object::all(same)
+            .into_iter()
+            .map(|mr| Arc::clone(&mr.inner.device))
+            .find(|device| device.imported_is_current() != Some(false));
         let device = match known {
             Some(device) => device,
             None if pd.inner.device.is_imported() => Arc::new(pd.inner.device.import_mr(handle)?),

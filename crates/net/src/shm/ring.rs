@@ -2,8 +2,8 @@
 //!
 //! A message is a control word, a header and a payload, contiguous, at a multiple of 64 bytes. The control word says
 //! that the message is there: the reader looks at the place where the next one will be, so a small message costs the
-//! transfer of one cache line. Before a batch is published the writer puts a zero behind it, lest the reader take old
-//! bytes for a control word; then all control words of the batch but the first, and last, with release ordering, the
+//! transfer of one cache line. Before a batch is published the writer puts a zero behind it (or has put it there after the
+//! batch before, where there was time), lest the reader take old bytes for a control word; then all control words of the batch but the first, and last, with release ordering, the
 //! first. One acquire load thus makes the whole batch visible. The first control word also says how long the batch is, so that
 //! the reader can fetch its lines ahead, and need not look behind it for what is not there yet.
 //!
@@ -218,8 +218,10 @@ impl<M: Memory> Writer<M> {
     #[inline]
     pub fn prepare(&mut self) {
         let position = self.committed + LINE as u64;
-        if self.committed == self.published && self.free() >= 2 * LINE as u64 {
-            self.own.store(self.offset(position), 0, Ordering::Relaxed);
+        let at = self.offset(position);
+        let has_memory = at - self.data + LINE <= self.allocated;
+        if self.committed == self.published && has_memory && self.free() >= 2 * LINE as u64 {
+            self.own.store(at, 0, Ordering::Relaxed);
             self.zeroed = position;
         }
     }

@@ -212,11 +212,31 @@ impl UdpPort {
     }
 
     /// How often processes of this host have joined and left groups, as far as they share the list: a member that has joined before
-    /// the call is in it. 0 before [`members`](Self::members) was called.
+    /// the call is in it. 0 before the list is joined.
     #[inline]
     #[must_use]
     pub fn groups_generation(&self) -> u64 {
         self.memberships.roster.get().map_or(0, Roster::generation)
+    }
+
+    /// Joins the host's list of groups, so that [`groups_generation`](Self::groups_generation) tells of changes. Costs nothing once
+    /// that is done, and little for a while after it has failed.
+    ///
+    /// # Errors
+    /// Why it could not be joined.
+    pub fn join_groups_list(&self) -> io::Result<()> {
+        self.joined_roster().map(drop)
+    }
+
+    fn joined_roster(&self) -> io::Result<Option<&Roster>> {
+        if let Some(roster) = self.memberships.roster.get() {
+            return Ok(Some(roster));
+        }
+        let inner = &mut *self.memberships.inner.lock();
+        let Some(roster) = self.roster(inner)? else { return Ok(None) };
+        // What was joined while the list could not be.
+        inner.publish(Some(roster));
+        Ok(Some(roster))
     }
 
     /// Who of this host has joined a group on an interface; `None` where the port is not shared. Takes some system calls.
@@ -224,16 +244,7 @@ impl UdpPort {
     /// # Errors
     /// Those of open(2) and read(2), and `TimedOut`, where it cannot be found out.
     pub fn members(&self, group: IpAddr, interface: u32) -> io::Result<Option<Members>> {
-        let roster = match self.memberships.roster.get() {
-            Some(roster) => roster,
-            None => {
-                let inner = &mut *self.memberships.inner.lock();
-                let Some(roster) = self.roster(inner)? else { return Ok(None) };
-                // What was joined while the list could not be.
-                inner.publish(Some(roster));
-                roster
-            }
-        };
+        let Some(roster) = self.joined_roster()? else { return Ok(None) };
         // What changes while this looks makes another generation.
         let generation = roster.generation();
         let slots = roster.members(group, interface);
@@ -242,12 +253,14 @@ impl UdpPort {
 
     /// The slots of the other processes that share the port, for what has to be handed on to all of them. Takes some 255
     /// system calls.
-    #[must_use]
-    pub fn sharers(&self) -> Vec<u8> {
-        let Some(slot) = self.slot() else { return Vec::new() };
-        let mut all = slot.registry().announced(self.port()).unwrap_or_default();
+    ///
+    /// # Errors
+    /// Those of socket(2).
+    pub fn sharers(&self) -> io::Result<Vec<u8>> {
+        let Some(slot) = self.slot() else { return Ok(Vec::new()) };
+        let mut all = slot.registry().announced(self.port())?;
         all.retain(|number| *number != slot.number());
-        all
+        Ok(all)
     }
 }
 

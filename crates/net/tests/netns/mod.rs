@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 /// With this variable set, the caller has made a network namespace with loopback up and runs the
 /// tests there one by one, as any user. Tests that need more than that are skipped.
@@ -47,4 +48,14 @@ pub(crate) fn ip(arguments: &str) -> String {
     let output = Command::new("ip").args(arguments.split_whitespace()).output().expect("ip runs");
     assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("ip prints text")
+}
+
+/// Sets both ends of a cable up, and waits until they carry: what is sent before that is lost without a word.
+pub(crate) fn plug_in(ends: [&str; 2]) {
+    ends.map(|end| ip(&format!("link set {end} up")));
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !ends.iter().all(|end| ip(&format!("link show {end}")).contains("state UP")) {
+        assert!(Instant::now() < deadline, "{ends:?} do not carry: {}", ip("link show"));
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }

@@ -1,6 +1,7 @@
 use super::super::layout::{WATCH, page, side_len};
 use super::super::memory::{Access, SharedObject};
 use super::*;
+use std::cell::Cell;
 use std::os::fd::AsFd;
 
 const RING: usize = 64 << 10;
@@ -27,7 +28,11 @@ fn pair() -> Pair {
     }
 }
 
-fn push(writer: &mut Writer, header: &[u8], payload: &[u8]) -> Result<(), ReserveError> {
+fn push<M: Memory>(
+    writer: &mut Writer<M>,
+    header: &[u8],
+    payload: &[u8],
+) -> Result<(), ReserveError> {
     let mut reservation = writer.reserve(header.len(), payload.len())?;
     reservation.write_header(header);
     reservation.write_payload(0, payload);
@@ -92,6 +97,91 @@ fn a_zero_that_was_put_ahead_is_not_relied_on_when_it_was_overwritten() {
         assert_eq!(pop(&mut reader), Some((vec![], line(2).to_vec())));
         assert_eq!((pop(&mut reader), reader.is_broken()), (None, false));
     }
+}
+
+/// What is written lies where there is memory.
+struct Given {
+    area: Area,
+    limit: Cell<usize>,
+    /// Whether there is more to give.
+    more: Cell<bool>,
+}
+
+impl Given {
+    fn check(&self, at: usize, len: usize) {
+        assert!(at + len <= self.limit.get(), "{at} + {len} of {}", self.limit.get());
+    }
+}
+
+impl Memory for Given {
+    fn load(&self, at: usize, order: Ordering) -> u64 {
+        self.area.load(at, order)
+    }
+
+    fn store(&self, at: usize, value: u64, order: Ordering) {
+        self.check(at, 8);
+        self.area.store(at, value, order);
+    }
+
+    fn fetch_or(&self, at: usize, bits: u64) -> u64 {
+        self.area.fetch_or(at, bits)
+    }
+
+    fn swap(&self, at: usize, value: u64) -> u64 {
+        self.area.swap(at, value)
+    }
+
+    fn fence(&self) {
+        self.area.fence();
+    }
+
+    fn read(&self, at: usize, into: &mut [u8]) {
+        self.area.read(at, into);
+    }
+
+    fn write(&self, at: usize, from: &[u8]) {
+        self.check(at, from.len());
+        self.area.write(at, from);
+    }
+
+    fn allocate(&self, at: usize, len: usize) -> bool {
+        if self.more.get() {
+            assert_eq!(at, self.limit.get());
+            self.limit.set(at + len);
+        }
+        self.more.get()
+    }
+}
+
+#[test]
+fn nothing_is_written_where_the_system_has_given_no_memory() {
+    const RING: usize = 4 * ALLOCATION;
+    let side = side_len(RING);
+    let object = SharedObject::new(2 * side).unwrap();
+    let area = Area::map(object.as_fd(), 2 * side, Access::ReadWrite).unwrap();
+    let own = Given {
+        area: area.part(0, side),
+        limit: Cell::new(page() + ALLOCATION),
+        more: Cell::new(true),
+    };
+    let peer = Given {
+        area: area.part(side, side),
+        limit: Cell::new(page() + ALLOCATION),
+        more: Cell::new(false),
+    };
+    let mut writer = Writer::new(own, peer, page(), RING, MAX_PAYLOAD);
+    let send = |writer: &mut Writer<Given>| {
+        push(writer, &[], &[7; 40])?;
+        writer.publish();
+        writer.prepare();
+        Ok::<_, ReserveError>(())
+    };
+    for _ in 0..2 * ALLOCATION / LINE {
+        send(&mut writer).unwrap();
+    }
+    writer.own.more.set(false);
+    let left = (0..).find(|_| send(&mut writer).is_err());
+    assert_eq!(left, Some(ALLOCATION / LINE - 1), "behind the last there is a zero");
 }
 
 #[test]
