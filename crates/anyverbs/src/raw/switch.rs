@@ -1,9 +1,11 @@
 //! The switch that raw queue pairs are plugged into: the rules of the host, and the sockets to its other processes and to the
 //! real interface.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
 
 use anyverbs_net::ethernet::{EthernetSocket, FrameBatch, FrameBuffers, check_permission};
 use anyverbs_proto::counters::Counter;
@@ -15,7 +17,7 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use super::counters::CountersCell;
 use super::flow_action::EspCell;
-use super::host_rules::HostRules;
+use super::host_rules::{HostRules, Owners};
 use super::qp::RawCell;
 use super::receive::Arrived;
 use super::wq::WqCell;
@@ -25,6 +27,8 @@ use crate::error::CreateError;
 
 /// Batches that are read from a socket before anything else is looked at.
 const BATCHES: usize = 4;
+/// How often, at most, the host's table is tried to be joined.
+const JOIN_AGAIN: Duration = Duration::from_secs(1);
 
 /// Where a rule leads.
 #[derive(Debug)]
@@ -51,8 +55,11 @@ pub(crate) struct Switch {
     listens: AtomicBool,
     /// Made with the first rule.
     buffers: Mutex<Option<FrameBuffers>>,
-    /// Joined with the first rule. Without it the rules of others count for nothing, as theirs do for them.
+    /// Joined with the first rule, or a later one. Without it the rules of others count for nothing, as theirs do for them. Set with the
+    /// rules locked.
     host: OnceLock<HostRules>,
+    /// When it was not joined.
+    join_failed: Mutex<Option<Instant>>,
     members: Mutex<Vec<Member>>,
 }
 
@@ -62,15 +69,13 @@ struct Rules {
     len: usize,
     /// The age of the last one to which the host gave none.
     last_age: u64,
+    /// Where others read those of this process.
+    records: BTreeMap<u64, usize>,
 }
 
 /// A rule that stands in the table.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Entered {
-    id: u64,
-    /// Where others read it.
-    record: Option<usize>,
-}
+pub(super) struct Entered(u64);
 
 fn refused(what: &str, error: &std::io::Error) -> CreateError {
     match error.raw_os_error() {
@@ -134,39 +139,78 @@ impl Switch {
             self.join_host(engine);
         }
         let rules = &mut *self.rules.write();
-        let host = self.host.get();
+        // Nobody else heeds what is for frames that are sent.
+        let host = self.host.get().filter(|_| !rule.is_egress());
         if let Some(host) = host {
-            host.refresh(&mut rules.table, None);
+            host.refresh(&mut rules.table);
+            if rules.len + rules.table.foreign_len() >= MAX_FLOWS {
+                host.drop_ended(&mut rules.table);
+            }
         }
-        if rules.len + rules.table.foreign_len() >= MAX_FLOWS {
+        let others = if host.is_some() { rules.table.foreign_len() } else { 0 };
+        if rules.len + others >= MAX_FLOWS {
             return Err(CreateError::Exhausted("flow rules"));
         }
         let (age, record) = match host {
             // Others may be told before the rule is here, since no frame is looked up meanwhile.
-            Some(host) if !rule.is_egress() => host.publish(&rule, self.reach())?,
-            _ => {
+            Some(host) => host.publish(&rule, self.reach())?,
+            None => {
                 rules.last_age += 1;
                 (rules.last_age, None)
             }
         };
         rules.len += 1;
         let id = rules.table.insert(rule, age, dest);
-        Ok(Entered { id, record })
+        rules.records.extend(record.map(|record| (id, record)));
+        Ok(Entered(id))
     }
 
-    /// Joins the table of the host, if there is no rule that others would not know of.
+    /// Joins the table of the host, and tells it of the rules that are here already.
     fn join_host(&self, engine: &Engine) {
-        let _opening = self.opening.lock();
-        if self.host.get().is_some() || !self.rules.read().table.is_empty() {
+        if self.host.get().is_some() {
             return;
         }
-        let Some(slot) = engine.port.slot() else { return };
-        match HostRules::join(slot, engine.config.udp_port) {
-            Ok(host) => drop(self.host.set(host)),
-            Err(error) => {
-                tracing::warn!(%error, "the flow rules of this process do not rank with those of others");
-            }
+        let mut failed = self.join_failed.lock();
+        let is_early = failed.is_some_and(|at| at.elapsed() < JOIN_AGAIN);
+        if is_early || self.host.get().is_some() {
+            return;
         }
+        let joined = match engine.port.slot() {
+            None => Err("it has no slot in the registry".to_owned()),
+            // Not with the rules locked: it may wait for other processes.
+            Some(slot) => HostRules::join(slot, engine.config.udp_port)
+                .map_err(|error| error.to_string())
+                .and_then(|host| self.set_host(host).map_err(|error| error.to_string())),
+        };
+        if let Err(error) = joined {
+            if failed.is_none() {
+                tracing::warn!(
+                    error,
+                    "the flow rules of this process do not rank with those of others"
+                );
+            }
+            *failed = Some(Instant::now());
+        }
+    }
+
+    /// What is here is as old as if it were made now.
+    fn set_host(&self, host: HostRules) -> Result<(), CreateError> {
+        let rules = &mut *self.rules.write();
+        let (mut ages, mut records) = (BTreeMap::new(), BTreeMap::new());
+        for (id, rule) in rules.table.own_rules() {
+            let (age, record) = host.publish(rule, self.reach())?;
+            ages.insert(id, age);
+            records.extend(record.map(|record| (id, record)));
+        }
+        rules.table.set_ages(&ages);
+        rules.records = records;
+        drop(self.host.set(host));
+        Ok(())
+    }
+
+    /// Tells other processes that this one ends. False if that takes longer.
+    pub(crate) fn leave(&self, patience: Duration) -> bool {
+        self.host.get().is_none_or(|host| host.leave(patience))
     }
 
     /// Which frames come here.
@@ -180,9 +224,9 @@ impl Switch {
 
     pub(super) fn remove(&self, entered: Entered) -> Option<Destination> {
         let mut rules = self.rules.write();
-        let removed = rules.table.remove(entered.id);
+        let removed = rules.table.remove(entered.0);
         rules.len -= usize::from(removed.is_some());
-        if let (Some(host), Some(record)) = (self.host.get(), entered.record) {
+        if let (Some(host), Some(record)) = (self.host.get(), rules.records.remove(&entered.0)) {
             host.withdraw(record);
         }
         removed
@@ -246,7 +290,7 @@ impl Switch {
         match self.host.get() {
             Some(host) if !rules.table.is_empty() && host.has_changed() => {
                 drop(rules);
-                host.refresh(&mut self.rules.write().table, None);
+                host.refresh(&mut self.rules.write().table);
                 self.rules.read()
             }
             _ => rules,
@@ -263,11 +307,11 @@ impl Switch {
         // Who gets a copy by which action: each takes a packet once. Few rules have twins, and none twins of many actions.
         let mut first: Option<(&Arc<EspCell>, Recipient<'_>)> = None;
         let mut more: Vec<(&Arc<EspCell>, Recipient<'_>)> = Vec::new();
-        let mut ended: Option<u8> = None;
+        let mut ended = Owners::default();
         let lives = |owner| {
             let lives = self.host.get().is_none_or(|host| host.lives(owner));
             if !lives {
-                ended = Some(owner);
+                ended.insert(owner);
             }
             lives
         };
@@ -292,8 +336,10 @@ impl Switch {
             next = more.pop();
         }
         drop(rules);
-        if let (Some(host), Some(owner)) = (self.host.get(), ended) {
-            host.refresh(&mut self.rules.write().table, Some(owner));
+        if let Some(host) = self.host.get()
+            && !ended.is_empty()
+        {
+            host.forget(&mut self.rules.write().table, &ended);
         }
     }
 

@@ -3,7 +3,7 @@
 //! One table steers for all processes of a host. Each process has the whole of it as far as it knows it: its own rules with what they
 //! lead to, and those of others, which lead nowhere here but may come before its own ([`record`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use arrayvec::ArrayVec;
 use thiserror::Error;
@@ -23,7 +23,7 @@ pub const MAX_SPECS: usize = 8;
 pub const MAX_FLOWS: usize = 65_536;
 
 /// `enum ibv_flow_attr_type`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FlowType {
     /// Frames that the filters match.
     Normal,
@@ -36,7 +36,7 @@ pub enum FlowType {
 }
 
 /// What a program asks for.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowAttr {
     /// Which frames.
     pub flow_type: FlowType,
@@ -86,7 +86,7 @@ pub enum FlowError {
 }
 
 /// A rule that was checked.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowRule(FlowAttr);
 
 impl FlowRule {
@@ -142,8 +142,12 @@ impl FlowRule {
 
     /// Whether the other takes the very same frames, and comes at the same time.
     fn is_twin_of(&self, other: &Self) -> bool {
-        let (a, b) = (&self.0, &other.0);
-        a.priority == b.priority && a.flow_type == b.flow_type && a.specs == b.specs
+        self.key() == other.key()
+    }
+
+    /// The same for twins alone.
+    fn key(&self) -> (u16, FlowType, &[Spec]) {
+        (self.0.priority, self.0.flow_type, &self.0.specs)
     }
 
     fn matches(&self, frame: &Frame<'_>) -> bool {
@@ -284,7 +288,8 @@ pub struct FlowTable<D> {
     next: u64,
     /// How many are this process's, for frames that are received.
     own: usize,
-    foreign: usize,
+    /// How many each other process has.
+    foreign: BTreeMap<u8, usize>,
     sniffers: Vec<Entry<D>>,
     /// By priority, then by age; but twins stand together, at the place of the oldest.
     normal: Vec<Entry<D>>,
@@ -299,7 +304,7 @@ impl<D> Default for FlowTable<D> {
         Self {
             next: 0,
             own: 0,
-            foreign: 0,
+            foreign: BTreeMap::new(),
             sniffers: Vec::new(),
             normal: Vec::new(),
             defaults: Vec::new(),
@@ -343,34 +348,85 @@ impl<D> FlowTable<D> {
         None
     }
 
-    /// Replaces what the process `owner` has. One that stood here by the same age stays, since a rule does not change. False if some
-    /// found no room.
+    /// The rules of this process for frames that are received, with the numbers by which they are removed, the oldest first.
+    #[must_use]
+    pub fn own_rules(&self) -> Vec<(u64, &FlowRule)> {
+        let lists = [&self.sniffers, &self.normal, &self.defaults];
+        let own = lists.into_iter().flatten().filter_map(|entry| match entry.dest {
+            Dest::Own { id, .. } => Some((entry.age, id, &entry.rule)),
+            Dest::Foreign { .. } => None,
+        });
+        let mut own: Vec<_> = own.collect();
+        own.sort_by_key(|(age, id, _)| (*age, *id));
+        own.into_iter().map(|(_, id, rule)| (id, rule)).collect()
+    }
+
+    /// Gives rules of this process other ages, by their numbers.
+    pub fn set_ages(&mut self, ages: &BTreeMap<u64, u64>) {
+        for list in [&mut self.sniffers, &mut self.normal, &mut self.defaults] {
+            for entry in &mut *list {
+                if let Dest::Own { id, .. } = entry.dest
+                    && let Some(age) = ages.get(&id)
+                {
+                    entry.age = *age;
+                }
+            }
+            arrange(list);
+        }
+    }
+
+    /// Replaces what the process `owner` has. What stood here already stays. False if some found no room.
     pub fn set_foreign(&mut self, owner: u8, rules: impl IntoIterator<Item = ForeignRule>) -> bool {
         let mut wanted: BTreeMap<u64, ForeignRule> =
             rules.into_iter().map(|r| (r.age, r)).collect();
-        for list in [&mut self.normal, &mut self.defaults] {
+        let mut count = self.foreign.remove(&owner).unwrap_or(0);
+        let mut changed = [false; 2];
+        for (list, changed) in [&mut self.normal, &mut self.defaults].into_iter().zip(&mut changed)
+        {
             let before = list.len();
-            list.retain(|e| e.owner() != Some(owner) || wanted.remove(&e.age).is_some());
-            if list.len() < before {
-                self.foreign -= before - list.len();
-                settle(list);
+            list.retain(|entry| match entry.dest {
+                Dest::Foreign { owner: of, reach } if of == owner => {
+                    let is_same = |w: &ForeignRule| w.rule == entry.rule && w.reach == reach;
+                    let stays = wanted.get(&entry.age).is_some_and(is_same);
+                    if stays {
+                        wanted.remove(&entry.age);
+                    }
+                    stays
+                }
+                _ => true,
+            });
+            count -= before - list.len();
+            *changed = list.len() < before;
+        }
+        let room = MAX_FLOWS - self.foreign_len() - count;
+        let fits = wanted.len() <= room;
+        for (age, ForeignRule { rule, reach, .. }) in wanted.into_iter().take(room) {
+            count += 1;
+            let is_normal = rule.0.flow_type == FlowType::Normal;
+            changed[usize::from(!is_normal)] = true;
+            let list = if is_normal { &mut self.normal } else { &mut self.defaults };
+            list.push(Entry { rule, age, rank: age, dest: Dest::Foreign { owner, reach } });
+        }
+        for (list, changed) in [&mut self.normal, &mut self.defaults].into_iter().zip(changed) {
+            if changed {
+                arrange(list);
             }
         }
-        for (age, ForeignRule { rule, reach, .. }) in wanted {
-            if self.foreign >= MAX_FLOWS {
-                return false;
-            }
-            self.foreign += 1;
-            let entry = Entry { rule, age, rank: age, dest: Dest::Foreign { owner, reach } };
-            enter(self.list(entry.rule.0.flow_type), entry);
+        if count > 0 {
+            self.foreign.insert(owner, count);
         }
-        true
+        fits
     }
 
     /// How many rules of other processes it has.
     #[must_use]
     pub fn foreign_len(&self) -> usize {
-        self.foreign
+        self.foreign.values().sum()
+    }
+
+    /// The processes whose rules these are.
+    pub fn owners(&self) -> impl Iterator<Item = u8> {
+        self.foreign.keys().copied()
     }
 
     /// Whether frames that are received meet no rule of this process.
@@ -475,19 +531,18 @@ fn take_out<D>(list: &mut Vec<Entry<D>>, at: usize) -> Entry<D> {
     removed
 }
 
-/// Moves twins whose oldest was taken out to the place of the oldest that is left.
-fn settle<D>(list: &mut Vec<Entry<D>>) {
-    let mut moved: Vec<Vec<Entry<D>>> = Vec::new();
-    let mut rest = std::mem::take(list).into_iter().peekable();
-    while let Some(first) = rest.next() {
-        let mut group = vec![first];
-        while let Some(twin) = rest.next_if(|e| e.rule.is_twin_of(&group[0].rule)) {
-            group.push(twin);
-        }
-        let stays = group[0].age == group[0].rank;
-        if stays { list.append(&mut group) } else { moved.push(group) }
+/// Puts all at their places.
+fn arrange<D>(list: &mut Vec<Entry<D>>) {
+    // The age of the oldest of the twins; and which twins, since others may give two rules one age.
+    let mut groups: HashMap<_, (u64, usize)> = HashMap::new();
+    for (n, entry) in list.iter().enumerate() {
+        let group = groups.entry(entry.rule.key()).or_insert((entry.age, n));
+        group.0 = group.0.min(entry.age);
     }
-    moved.into_iter().for_each(|group| place(list, group));
+    let places: Vec<_> = list.iter().map(|entry| groups[&entry.rule.key()]).collect();
+    let mut placed: Vec<_> = std::mem::take(list).into_iter().zip(places).collect();
+    placed.sort_by_key(|(entry, (rank, group))| (entry.rule.0.priority, *rank, *group, entry.age));
+    list.extend(placed.into_iter().map(|(entry, (rank, _))| Entry { rank, ..entry }));
 }
 
 /// How many twins stand together from here on.
@@ -512,13 +567,6 @@ fn place<D>(list: &mut Vec<Entry<D>>, mut group: Vec<Entry<D>>) {
 }
 
 impl<D> Entry<D> {
-    fn owner(&self) -> Option<u8> {
-        match self.dest {
-            Dest::Own { .. } => None,
-            Dest::Foreign { owner, .. } => Some(owner),
-        }
-    }
-
     /// Whether the other gets a copy of what this one takes. Nobody gets one of what is dropped.
     fn has_twin(&self, other: &Self) -> bool {
         !self.rule.0.drop && self.rule.is_twin_of(&other.rule)

@@ -113,7 +113,7 @@ pub enum Transport {
 }
 
 /// Below what an MPLS label lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MplsOver {
     /// RFC 3032.
     Ethernet,

@@ -5,7 +5,7 @@ use std::ops::BitAnd;
 use super::frame::{Frame, Headers, MplsOver, Network, Transport};
 
 /// A value, of which only the bits of the mask count.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Masked<T> {
     /// The value.
     pub val: T,
@@ -20,7 +20,7 @@ impl<T: Copy + PartialEq + BitAnd<Output = T>> Masked<T> {
 }
 
 /// What one header must be. A filter that looks at no bit still wants the header itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Filter {
     /// `IBV_FLOW_SPEC_ETH`. MACs are in the low 48 bits.
     Ethernet {
@@ -134,7 +134,7 @@ impl Filter {
 }
 
 /// One filter of a rule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Spec {
     /// What is wanted.
     pub filter: Filter,

@@ -3,7 +3,8 @@
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 
 use super::*;
 
@@ -68,6 +69,14 @@ impl Pair {
             None => false,
         }
     }
+
+    /// Until no rule of a process that has ended takes it.
+    fn waits_for_itself(&self) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !self.sends_to_itself(9, 0) {
+            assert!(Instant::now() < deadline, "it has ended");
+        }
+    }
 }
 
 /// Of the words of a command.
@@ -114,8 +123,9 @@ fn neighbour() {
 
 struct Neighbour {
     child: Child,
-    stdin: ChildStdin,
-    stdout: BufReader<ChildStdout>,
+    /// None at its end.
+    stdin: Option<ChildStdin>,
+    said: Receiver<String>,
     slot: u64,
 }
 
@@ -133,32 +143,44 @@ impl Neighbour {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let stdin = child.stdin.take().unwrap();
+        let stdin = child.stdin.take();
         let stdout = BufReader::new(child.stdout.take().unwrap());
-        let mut this = Self { child, stdin, stdout, slot: 0 };
+        let (says, said) = channel();
+        std::thread::spawn(move || {
+            for line in stdout.lines().map_while(Result::ok) {
+                if let Some(word) = line.strip_prefix("@ ") {
+                    let _ = says.send(word.trim().to_owned());
+                }
+            }
+        });
+        let mut this = Self { child, stdin, said, slot: 0 };
         this.slot = this.hear().parse().unwrap();
         this
     }
 
     fn hear(&mut self) -> String {
-        loop {
-            let mut line = String::new();
-            assert_ne!(self.stdout.read_line(&mut line).unwrap(), 0, "it ended");
-            if let Some(said) = line.strip_prefix("@ ") {
-                return said.trim().to_owned();
-            }
-        }
+        self.said.recv_timeout(Duration::from_secs(30)).expect("it has ended, or says nothing")
+    }
+
+    fn tell(&mut self, command: &str) {
+        writeln!(self.stdin.as_ref().unwrap(), "{command}").unwrap();
     }
 
     fn say(&mut self, command: &str) {
-        writeln!(self.stdin, "{command}").unwrap();
+        self.tell(command);
         assert_eq!(self.hear(), "done");
     }
 
     /// The number of the frame that comes next there.
     fn next(&mut self) -> u8 {
-        writeln!(self.stdin, "next").unwrap();
+        self.tell("next");
         self.hear().parse().unwrap()
+    }
+
+    /// Has it end without a word.
+    fn end(&mut self) {
+        self.signal(libc::SIGKILL);
+        self.child.wait().unwrap();
     }
 
     fn signal(&self, signal: i32) {
@@ -168,7 +190,16 @@ impl Neighbour {
 }
 
 impl Drop for Neighbour {
+    /// Has it destroy its rules, which the tests behind this one would meet for a while.
     fn drop(&mut self) {
+        drop(self.stdin.take());
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !std::thread::panicking()
+            && Instant::now() < deadline
+            && matches!(self.child.try_wait(), Ok(None))
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -273,12 +304,8 @@ fn the_rules_of_a_process_end_with_it_and_not_while_it_is_stopped() {
     }
     there.signal(libc::SIGCONT);
     assert_eq!([there.next(), there.next(), there.next()], [0, 1, 2]);
-    there.signal(libc::SIGKILL);
-    there.child.wait().unwrap();
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while !here.sends_to_itself(9, 3) {
-        assert!(Instant::now() < deadline, "it has ended");
-    }
+    there.end();
+    here.waits_for_itself();
     // From then on none is missed, and who comes next ranks again.
     assert!((4..50).all(|n| here.sends_to_itself(9, n)));
     let mut next = Neighbour::spawn();
@@ -286,6 +313,69 @@ fn the_rules_of_a_process_end_with_it_and_not_while_it_is_stopped() {
     next.say("rule 1 any");
     assert!(!here.sends_to_itself(9, 51));
     assert_eq!(next.next(), 51);
+}
+
+#[test]
+fn the_rules_of_processes_that_ended_together_end_soon() {
+    let Some(_alone) = alone() else { return };
+    let (here, mut others) = (Pair::new(), [(); 3].map(|()| Neighbour::spawn()));
+    let _flow = here.receiver.qp.create_flow(described(&["5"]), None, None).unwrap();
+    for (n, there) in others.iter_mut().enumerate() {
+        there.say(&format!("rule {n} any"));
+    }
+    assert!(!here.sends_to_itself(9, 1));
+    assert_eq!(others[0].next(), 1);
+    others.iter_mut().for_each(Neighbour::end);
+    // The first frame that comes here has found out about all of them.
+    here.waits_for_itself();
+    assert!((2..50).all(|n| here.sends_to_itself(9, n)));
+}
+
+/// Who could not join the table of the host does so later, with the rules that he has by then.
+#[test]
+fn rules_that_others_could_not_be_told_of_are_told_later() {
+    anyverbs_testing::in_own_process(
+        "raw::host_rules::rules_that_others_could_not_be_told_of_are_told_later",
+        || {
+            let Some(_alone) = alone() else { return };
+            let (here, mut there) = (Pair::new(), Neighbour::spawn());
+            let limit = |bytes| {
+                let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+                // SAFETY: a limit to read.
+                assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+            };
+            there.say("rule 2 any");
+            limit(4096);
+            let first = here.receiver.qp.create_flow(described(&["3"]), None, None).unwrap();
+            let _second = here.receiver.qp.create_flow(described(&["1"]), None, None).unwrap();
+            assert!(here.sends_to_itself(9, 1));
+            assert_eq!(there.next(), 1, "nobody knows of the other");
+            limit(libc::RLIM_INFINITY);
+            let deadline = Instant::now() + Duration::from_secs(10);
+            let marker = loop {
+                let specs = rule(&[to_port(11)]).specs;
+                let marker = FlowAttr { specs, ..described(&["3"]) };
+                let marker = here.receiver.qp.create_flow(marker, None, None).unwrap();
+                // It ranks with the other's as soon as they know of each other.
+                if !here.sends_to_itself(11, 2) {
+                    assert_eq!(there.next(), 2);
+                    break marker;
+                }
+                assert_eq!(there.next(), 2);
+                assert!(Instant::now() < deadline, "it is not joined again");
+                marker.destroy().unwrap();
+                std::thread::sleep(Duration::from_millis(100));
+            };
+            assert!(here.sends_to_itself(9, 3));
+            here.send(10, 4);
+            assert_eq!(there.next(), 4, "and not the one before");
+            assert_eq!(here.now(), None);
+            marker.destroy().unwrap();
+            first.destroy().unwrap();
+            there.say("destroy");
+            assert!(here.sends_to_itself(9, 5));
+        },
+    );
 }
 
 /// The table of the host as it is found in the registry.
@@ -299,15 +389,23 @@ fn table_of_the_host() -> std::fs::File {
         .map(|(_, place)| place)
         .unwrap();
     let parts: Vec<_> = place.split('/').collect();
-    let path = format!("/proc/{}/fd/{}", parts[1], parts[2]);
+    let path = format!("/proc/{}/fd/{}", parts[2], parts[3]);
     OpenOptions::new().read(true).write(true).open(path).unwrap()
 }
 
+/// The others of this process do not share the table.
 #[test]
 fn nonsense_of_another_process_is_ignored() {
+    anyverbs_testing::in_own_process(
+        "raw::host_rules::nonsense_of_another_process_is_ignored",
+        nonsense,
+    );
+}
+
+fn nonsense() {
     let Some(_alone) = alone() else { return };
     let (here, mut there) = (Pair::new(), Neighbour::spawn());
-    let _flow = here.receiver.qp.create_flow(described(&["5"]), None, None).unwrap();
+    let _flow = here.receiver.qp.create_flow(described(&["5", "any"]), None, None).unwrap();
     there.say("rule 1 any");
     there.say("rule 2");
     assert!(!here.sends_to_itself(9, 1));
@@ -327,9 +425,10 @@ fn nonsense_of_another_process_is_ignored() {
     let mut first = [0; 320];
     table.read_exact_at(&mut first, section).unwrap();
     assert_eq!(first[..2], [1, 1], "a record, of a normal rule");
-    // The first rule is none; the second one, which drops by now, is in force.
+    // The first rule is none; the second one, to one port, is in force.
     table.write_all_at(&[1, 77], section).unwrap();
     changed();
+    assert!(here.sends_to_itself(10, 2));
     assert!(!here.sends_to_itself(9, 2));
     for n in 0..2 {
         table.write_all_at(&[0xff; 320], section + n * entry).unwrap();
@@ -353,6 +452,13 @@ fn nonsense_of_another_process_is_ignored() {
     table.write_all_at(&first, section).unwrap();
     changed_from_all_ones(&table, header);
     assert!(!here.sends_to_itself(9, 8));
+    // Its section says that it was never written, and it has ended.
+    change(header, &|_| 1002);
+    change(0, &|generation| generation + 1);
+    there.end();
+    change(header, &|_| 0);
+    here.waits_for_itself();
+    assert!((9..50).all(|n| here.sends_to_itself(9, n)));
 }
 
 fn changed_from_all_ones(table: &std::fs::File, header: u64) {

@@ -309,6 +309,93 @@ fn the_rules_of_others_are_bounded() {
     assert_eq!(table.remove(0), Some(1));
 }
 
+#[test]
+fn a_record_that_was_read_as_it_was_written_is_replaced() {
+    let mut table = FlowTable::default();
+    let frame = udp4().bytes(b"abcd");
+    add(&mut table, rule(at(5, &[])), 10);
+    let (takes, not) = (at(0, &[udp(5678)]), at(0, &[udp(1)]));
+    for (torn, reach) in [(not, EVERYWHERE), (takes.clone(), Reach { host: false, interface: 0 })] {
+        table.set_foreign(7, [foreign(&rule(torn), 1, reach)]);
+        assert_eq!(met(&table, &frame), [(10, false, 0)]);
+        table.set_foreign(7, [other(takes.clone(), 1)]);
+        assert_eq!((met(&table, &frame), table.foreign_len()), (vec![], 1));
+    }
+}
+
+#[test]
+fn other_ages_move_rules_with_their_twins() {
+    let mut table = FlowTable::default();
+    let frame = udp4().bytes(b"abcd");
+    let a = add(&mut table, rule(at(5, &[udp(5678)])), 1);
+    let b = add(&mut table, rule(at(5, &[ipv4(any())])), 2);
+    let c = add(&mut table, rule(at(5, &[udp(5678)])), 3);
+    assert!(table.own_rules().iter().map(|(id, _)| *id).eq([a, b, c]));
+    table.set_ages(&BTreeMap::from([(a, 13), (b, 12), (c, 14)]));
+    assert_eq!(met(&table, &frame), [(2, false, 0)]);
+    assert!(table.own_rules().iter().map(|(id, _)| *id).eq([b, a, c]));
+    table.set_ages(&BTreeMap::from([(c, 11)]));
+    assert_eq!(met(&table, &frame), [(3, false, 0), (1, false, 0)]);
+    table.set_foreign(7, [other(at(5, &[]), 10)]);
+    assert_eq!(met(&table, &frame), []);
+}
+
+/// Ages that others say may collide.
+#[test]
+fn whatever_ages_others_say_the_order_is_kept() {
+    use rand::rngs::StdRng;
+    use rand::{Rng, SeedableRng};
+
+    for seed in 0..200 {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut table = FlowTable::default();
+        let mut own = Vec::new();
+        let mut of: BTreeMap<u8, BTreeMap<u64, ForeignRule>> = BTreeMap::new();
+        let random = |rng: &mut StdRng| {
+            let specs = [udp(rng.random_range(0..3))];
+            let flow_type =
+                if rng.random_ratio(1, 4) { FlowType::AllDefault } else { FlowType::Normal };
+            let specs = if flow_type == FlowType::Normal { &specs[..] } else { &[] };
+            rule(FlowAttr { priority: rng.random_range(0..2), ..attr(flow_type, specs) })
+        };
+        for _ in 0..60 {
+            match rng.random_range(0..4) {
+                0 => own.push(table.insert(random(&mut rng), rng.random_range(0..4), 0u32)),
+                1 if !own.is_empty() => {
+                    let id = own.swap_remove(rng.random_range(0..own.len()));
+                    assert_eq!(table.remove(id), Some(0));
+                }
+                _ => {
+                    let owner = rng.random_range(1..4);
+                    let n = rng.random_range(0..6);
+                    let rules = (0..n).map(|_| {
+                        let age = rng.random_range(0..4);
+                        (age, foreign(&random(&mut rng), age, EVERYWHERE))
+                    });
+                    let rules: BTreeMap<_, _> = rules.collect();
+                    assert!(table.set_foreign(owner, rules.values().cloned()));
+                    of.insert(owner, rules);
+                }
+            }
+            of.retain(|_, rules| !rules.is_empty());
+            assert!(table.owners().eq(of.keys().copied()));
+            assert_eq!(table.foreign_len(), of.values().map(BTreeMap::len).sum::<usize>());
+            let len = table.normal.len() + table.defaults.len();
+            assert_eq!(len, own.len() + table.foreign_len(), "seed {seed}");
+            for list in [&table.normal, &table.defaults] {
+                assert!(list.is_sorted_by_key(|e| (e.rule.0.priority, e.rank)), "seed {seed}");
+                let groups: Vec<_> = list.chunk_by(|a, b| a.rule.is_twin_of(&b.rule)).collect();
+                for (n, group) in groups.iter().enumerate() {
+                    assert!(group.is_sorted_by_key(|e| e.age), "seed {seed}");
+                    assert!(group.iter().all(|e| e.rank == group[0].age), "seed {seed}");
+                    let more = &groups[n + 1..];
+                    assert!(more.iter().all(|g| !g[0].rule.is_twin_of(&group[0].rule)));
+                }
+            }
+        }
+    }
+}
+
 /// Processes that know each other's rules do together what one table does.
 #[test]
 fn processes_steer_as_one_table() {
