@@ -52,7 +52,9 @@ pub(crate) fn ip(arguments: &str) -> String {
 
 /// Sets both ends of a cable up, and waits until they carry: what is sent before that is lost without a word.
 pub(crate) fn plug_in(ends: [&str; 2]) {
-    ends.map(|end| ip(&format!("link set {end} up")));
+    for end in ends {
+        ip(&format!("link set {end} up"));
+    }
     let deadline = Instant::now() + Duration::from_secs(20);
     while !ends.iter().all(|end| ip(&format!("link show {end}")).contains("state UP")) {
         assert!(Instant::now() < deadline, "{ends:?} do not carry: {}", ip("link show"));
