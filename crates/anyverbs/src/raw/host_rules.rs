@@ -248,10 +248,9 @@ mod tests {
 
     fn hosts<const N: usize>(name: &str) -> [(u8, HostRules); N] {
         let name = format!("{name}-{}", std::process::id());
-        [(); N].map(|()| {
-            let slot = Slot::claim(&name).unwrap();
-            (slot.number(), HostRules::join(&slot, 1).unwrap())
-        })
+        // All before the first is given back: each has a slot of its own.
+        let slots = [(); N].map(|()| Slot::claim(&name).unwrap());
+        slots.each_ref().map(|slot| (slot.number(), HostRules::join(slot, 1).unwrap()))
     }
 
     fn rule() -> FlowRule {
