@@ -113,19 +113,21 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-#[test]
-fn messages_arrive_whole_in_order_and_once_over_reused_places() {
-    check(|| {
-        let (mut writer, mut reader, ..) = ring::<true>(RING);
+/// Messages up to `last`, each published by itself, through a ring of this size, arrive whole, in order and once. `then` follows
+/// each.
+fn arrive_in_order(size: usize, last: u64, then: fn(&mut Writer<Model<true>>)) {
+    check(move || {
+        let (mut writer, mut reader, ..) = ring::<true>(size);
         let sender = thread::spawn(move || {
-            for value in 1..=3 {
+            for value in 1..=last {
                 while !push(&mut writer, value) {
                     thread::yield_now();
                 }
                 writer.publish();
+                then(&mut writer);
             }
         });
-        for value in 1..=3 {
+        for value in 1..=last {
             let got = loop {
                 if let Some(got) = pop(&mut reader) {
                     break got;
@@ -140,30 +142,13 @@ fn messages_arrive_whole_in_order_and_once_over_reused_places() {
 }
 
 #[test]
+fn messages_arrive_whole_in_order_and_once_over_reused_places() {
+    arrive_in_order(RING, 3, |_| ());
+}
+
+#[test]
 fn messages_arrive_whole_behind_a_zero_that_was_put_ahead() {
-    check(|| {
-        let (mut writer, mut reader, ..) = ring::<true>(256);
-        let sender = thread::spawn(move || {
-            for value in 1..=4 {
-                while !push(&mut writer, value) {
-                    thread::yield_now();
-                }
-                writer.publish();
-                writer.prepare();
-            }
-        });
-        for value in 1..=4 {
-            let got = loop {
-                if let Some(got) = pop(&mut reader) {
-                    break got;
-                }
-                thread::yield_now();
-            };
-            assert_eq!(got, value);
-        }
-        sender.join().unwrap();
-        assert!(!reader.is_ready() && !reader.is_broken());
-    });
+    arrive_in_order(256, 4, Writer::prepare);
 }
 
 #[test]

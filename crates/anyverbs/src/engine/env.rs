@@ -177,8 +177,8 @@ impl Link {
     }
 }
 
-/// One call into a queue pair's machine, or several under one hold of its lock. Ends with [`finish`](Self::finish), or with [`settle`](Self::settle) under the lock and
-/// [`Engine::after_unlock`] behind it.
+/// One call into a queue pair's machine, or several under one hold of its lock. Ends with [`finish`](Self::finish), or with
+/// [`settle`](Self::settle) under the lock and [`Engine::after_unlock`] behind it.
 pub(crate) struct Call<'a> {
     cell: &'a QpCell,
     now: Cell<Option<Time>>,

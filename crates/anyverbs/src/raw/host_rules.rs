@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyverbs_net::{CoarseClock, SharedTable, Slot, shared_table};
 use anyverbs_proto::raw::flow::record::{self, ForeignRule};
-use anyverbs_proto::raw::flow::{FlowRule, FlowTable, Reach};
+use anyverbs_proto::raw::flow::{FlowRule, FlowTable, MAX_FLOWS, Reach};
 use parking_lot::Mutex;
 
 use crate::error::CreateError;
@@ -62,8 +62,8 @@ impl Owners {
         self.0 == [0; 4]
     }
 
-    fn iter(&self) -> impl Iterator<Item = u8> {
-        (0..=255).filter(|slot: &u8| self.0[usize::from(slot / 64)] >> (slot % 64) & 1 != 0)
+    fn contains(&self, slot: u8) -> bool {
+        self.0[usize::from(slot / 64)] >> (slot % 64) & 1 != 0
     }
 }
 
@@ -109,10 +109,7 @@ impl HostRules {
         }
         // What changes while this reads makes another generation.
         let generation = self.table.generation();
-        let ended: Vec<_> = rules.owners().filter(|owner| !self.lives(*owner)).collect();
-        for owner in ended {
-            rules.set_foreign(owner, []);
-        }
+        drop_those(rules, |owner| !self.lives(owner));
         let now = self.now();
         let mut again: Option<u64> = None;
         for (slot, version) in self.table.versions() {
@@ -150,10 +147,10 @@ impl HostRules {
             rule
         });
         let all: Vec<_> = all.collect();
-        let mut fits = rules.set_foreign(slot, all.iter().cloned());
-        if !fits && self.drop_ended(rules) {
-            fits = rules.set_foreign(slot, all);
+        if rules.foreign_len() + all.len() > MAX_FLOWS {
+            self.drop_ended(rules);
         }
+        let fits = rules.set_foreign(slot, all);
         ignored += u64::from(!fits);
         // What is read while it is written may be anything, and is read again.
         if section.settled && ignored > 0 && self.ignored.fetch_add(ignored, Ordering::Relaxed) == 0
@@ -193,20 +190,13 @@ impl HostRules {
     pub(super) fn forget<D>(&self, rules: &mut FlowTable<D>, ended: &Owners) {
         // Others may have their slots by now.
         self.refresh(rules);
-        let ended = ended.iter().filter(|owner| !self.table.lives(*owner));
-        for owner in ended {
-            // Whatever its section says: who has the slot next changes that.
-            rules.set_foreign(owner, []);
-        }
+        // Whatever its section says: who has the slot next changes that.
+        drop_those(rules, |owner| ended.contains(owner) && !self.table.lives(owner));
     }
 
     /// Takes out the rules of those that have ended; whether there were any.
     pub(super) fn drop_ended<D>(&self, rules: &mut FlowTable<D>) -> bool {
-        let ended: Vec<_> = rules.owners().filter(|owner| !self.table.lives(*owner)).collect();
-        for owner in &ended {
-            rules.set_foreign(*owner, []);
-        }
-        !ended.is_empty()
+        drop_those(rules, |owner| !self.table.lives(owner))
     }
 
     /// Tells the others of a rule, if it takes anything from them; its age, and where it stands.
@@ -238,9 +228,18 @@ impl HostRules {
     }
 }
 
+/// Takes out the rules of some owners; whether there were any.
+fn drop_those<D>(rules: &mut FlowTable<D>, which: impl Fn(u8) -> bool) -> bool {
+    let owners: Vec<_> = rules.owners().filter(|owner| which(*owner)).collect();
+    for owner in &owners {
+        rules.set_foreign(*owner, []);
+    }
+    !owners.is_empty()
+}
+
 #[cfg(test)]
 mod tests {
-    use anyverbs_proto::raw::flow::{FlowAttr, FlowType, MAX_FLOWS};
+    use anyverbs_proto::raw::flow::{FlowAttr, FlowType};
 
     use super::*;
 

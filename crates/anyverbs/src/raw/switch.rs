@@ -66,7 +66,6 @@ pub(crate) struct Switch {
 #[derive(Debug, Default)]
 struct Rules {
     table: FlowTable<Destination>,
-    len: usize,
     /// The age of the last one to which the host gave none.
     last_age: u64,
     /// Where others read those of this process.
@@ -141,14 +140,17 @@ impl Switch {
         let rules = &mut *self.rules.write();
         // Nobody else heeds what is for frames that are sent.
         let host = self.host.get().filter(|_| !rule.is_egress());
+        let is_full = |table: &FlowTable<_>| {
+            let others = if host.is_some() { table.foreign_len() } else { 0 };
+            table.own_len() + others >= MAX_FLOWS
+        };
         if let Some(host) = host {
             host.refresh(&mut rules.table);
-            if rules.len + rules.table.foreign_len() >= MAX_FLOWS {
+            if is_full(&rules.table) {
                 host.drop_ended(&mut rules.table);
             }
         }
-        let others = if host.is_some() { rules.table.foreign_len() } else { 0 };
-        if rules.len + others >= MAX_FLOWS {
+        if is_full(&rules.table) {
             return Err(CreateError::Exhausted("flow rules"));
         }
         let (age, record) = match host {
@@ -159,7 +161,6 @@ impl Switch {
                 (rules.last_age, None)
             }
         };
-        rules.len += 1;
         let id = rules.table.insert(rule, age, dest);
         rules.records.extend(record.map(|record| (id, record)));
         Ok(Entered(id))
@@ -225,7 +226,6 @@ impl Switch {
     pub(super) fn remove(&self, entered: Entered) -> Option<Destination> {
         let mut rules = self.rules.write();
         let removed = rules.table.remove(entered.0);
-        rules.len -= usize::from(removed.is_some());
         if let (Some(host), Some(record)) = (self.host.get(), rules.records.remove(&entered.0)) {
             host.withdraw(record);
         }

@@ -3,8 +3,8 @@
 //! A message is a control word, a header and a payload, contiguous, at a multiple of 64 bytes. The control word says
 //! that the message is there: the reader looks at the place where the next one will be, so a small message costs the
 //! transfer of one cache line. Before a batch is published the writer puts a zero behind it (or has put it there after the
-//! batch before, where there was time), lest the reader take old bytes for a control word; then all control words of the batch but the first, and last, with release ordering, the
-//! first. One acquire load thus makes the whole batch visible. The first control word also says how long the batch is, so that
+//! batch before, where there was time), lest the reader take old bytes for a control word; then all control words of the
+//! batch but the first, and last, with release ordering, the first. One acquire load thus makes the whole batch visible. The first control word also says how long the batch is, so that
 //! the reader can fetch its lines ahead, and need not look behind it for what is not there yet.
 //!
 //! Each side has a [`Memory`] of its own, to which it alone writes; see [`super`] for what lies there. Positions count

@@ -418,6 +418,12 @@ impl<D> FlowTable<D> {
         fits
     }
 
+    /// How many rules of this process it has.
+    #[must_use]
+    pub fn own_len(&self) -> usize {
+        self.own + self.egress.len()
+    }
+
     /// How many rules of other processes it has.
     #[must_use]
     pub fn foreign_len(&self) -> usize {
