@@ -173,6 +173,11 @@ impl CqCell {
     #[must_use]
     pub(crate) fn push_all(self: &Arc<Self>, completions: &[(Wc, bool)]) -> bool {
         let mut state = self.state.lock();
+        if state.queue.push_plain(completions) {
+            // The likely case.
+            self.any.store(true, Ordering::Release);
+            return false;
+        }
         let mut lost = false;
         for (wc, solicited) in completions {
             lost |= if self.fields.is_empty() {

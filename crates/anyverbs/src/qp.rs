@@ -625,7 +625,7 @@ impl Qp {
         if state.is_dead() {
             return Err(PostError::Gone);
         }
-        Ok(Poster { cell: &self.0, inner: Some((state, Call::new(&self.0))), sends: false })
+        Ok(Poster { cell: &self.0, state: Some(state), call: None, sends: false })
     }
 
     /// Attaches it to a multicast group (`ibv_attach_mcast`): it gets a copy of what is sent to the group on any interface of

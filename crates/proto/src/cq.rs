@@ -122,15 +122,21 @@ impl Cq {
     }
 
     /// Adds a completion. `solicited`: also tells a channel that wants solicited ones only; errors always do.
-    #[inline]
     pub fn push(&mut self, wc: Wc, solicited: bool) -> Pushed {
-        let is_plain = self.details.is_none() && self.armed == Armed::No && !self.overrun;
-        if is_plain && self.wcs.len() < self.wcs.capacity() {
-            // The likely case: nobody is to be told.
-            self.wcs.push_back(wc);
-            return Pushed::default();
-        }
         self.push_detailed(wc, &WcDetail::default(), solicited)
+    }
+
+    /// As [`push`](Self::push), of several, each with whether it is solicited, where nobody is to be told of any. False: nothing was
+    /// added.
+    #[inline]
+    pub fn push_plain(&mut self, completions: &[(Wc, bool)]) -> bool {
+        let room = self.wcs.capacity() - self.wcs.len();
+        let is_plain = self.details.is_none() && self.armed == Armed::No && !self.overrun;
+        let fits = is_plain && completions.len() <= room;
+        if fits {
+            completions.iter().for_each(|(wc, _)| self.wcs.push_back(*wc));
+        }
+        fits
     }
 
     /// As [`push`](Self::push), with what a queue that was made for it keeps besides.
@@ -313,6 +319,28 @@ mod tests {
         cq.arm(false);
         cq.arm(true);
         assert!(cq.push(wc(5), false).notify);
+    }
+
+    #[test]
+    fn completions_are_added_in_one_go_only_where_nobody_is_told_and_all_fit() {
+        let some = |n: u64| (0..n).map(|id| (wc(id), false)).collect::<Vec<_>>();
+        let mut cq = Cq::new(4);
+        assert!(cq.push_plain(&some(3)) && !cq.push_plain(&some(2)));
+        assert!(cq.push_plain(&some(1)) && cq.push_plain(&[]));
+        let mut ids = Vec::new();
+        assert_eq!(cq.take(9, |wc| ids.push(wc.wr_id)), 4);
+        assert_eq!(ids, [0, 1, 2, 0]);
+        for solicited_only in [true, false] {
+            cq.arm(solicited_only);
+            assert!(!cq.push_plain(&some(1)));
+        }
+        let options = CqOptions { details: true, ..CqOptions::default() };
+        assert!(!Cq::in_memory(4, options, &QueueMemory::HEAP).unwrap().push_plain(&some(1)));
+        let mut cq = Cq::new(1);
+        assert!(cq.push(wc(0), false) == Pushed::default() && cq.push(wc(1), false).overrun);
+        cq.purge(Qpn::new(0));
+        assert!(cq.is_empty() && !cq.push_plain(&some(1)), "it is in error");
+        assert!(cq.push(wc(2), false).lost);
     }
 
     #[test]

@@ -117,6 +117,12 @@ impl Payload<'_> {
                     .map_err(|_| Fault)?;
                 memory.copy(to, hold.addr(), self.len)
             }
+            Source::Gather { sges: [sge], skip: 0 } if sge.len as usize == self.len => {
+                match region.find(mrs, self.pd, sge, Access::empty()).map_err(|_| Fault)? {
+                    Some(from) => memory.copy(to, from, self.len),
+                    None => write_zeros(to, sge.len, memory),
+                }
+            }
             Source::Gather { sges, skip } => {
                 for piece in pieces(sges, skip, self.len) {
                     match region.find(mrs, self.pd, &piece, Access::empty()).map_err(|_| Fault)? {

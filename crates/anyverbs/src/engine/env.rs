@@ -28,7 +28,7 @@ use super::owed::Debt;
 use super::timers::Registered;
 use super::xrc::Share;
 use crate::comp_cntr::Attached;
-use crate::link::direct::{self, PublishedQp};
+use crate::link::direct::{self, LastTarget, PublishedQp};
 use crate::link::group::GroupRoute;
 use crate::link::shm::{self, Peer, Refused, ShmRoute, Spare};
 use crate::link::udp::{Asked, Outbox, UdpRoute};
@@ -96,6 +96,8 @@ pub(crate) struct Link {
     last: Option<(AddressVector, u8, Route)>,
     /// For sending through shared memory.
     spare: Spare,
+    /// Of one-sided operations without a message.
+    last_target: LastTarget,
     /// Counted as in flight on its path.
     in_flight: bool,
     /// The entries among the timers that count.
@@ -141,6 +143,7 @@ impl Link {
         self.route = None;
         self.last = None;
         self.spare = Spare::default();
+        self.last_target = LastTarget::default();
         self.blocked = false;
         self.doomed = None;
     }
@@ -170,6 +173,7 @@ impl Link {
         }
         self.last = None;
         self.spare = Spare::default();
+        self.last_target = LastTarget::default();
     }
 
     pub(crate) fn is_inproc(&self) -> bool {
@@ -461,9 +465,10 @@ impl Env for DeviceEnv<'_, '_> {
     }
 
     fn direct(&mut self, operation: &Direct<'_>) -> bool {
-        match &self.link.route {
+        let Link { route, last_target, .. } = &mut *self.link;
+        match route {
             Some(Route::Shm(route)) => {
-                direct::perform(self.engine, route, self.cell.qpn, operation)
+                direct::perform(self.engine, route, last_target, self.cell.qpn, operation)
             }
             _ => false,
         }
@@ -513,6 +518,7 @@ impl Env for DeviceEnv<'_, '_> {
         }
     }
 
+    #[inline]
     fn complete(&mut self, side: Side, wc: Wc, solicited: bool) {
         if let Some(arrivals) = &mut self.arrivals
             && arrivals.complete(side, wc, solicited)

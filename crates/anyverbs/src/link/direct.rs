@@ -246,27 +246,77 @@ impl Engine {
     }
 }
 
+/// The region that a queue pair was last admitted to. As long as the words that say so stand on the peer's board, all that
+/// was found behind them does: entries change only while they are not valid, and are others then, but for a queue pair's rights.
+#[derive(Debug, Default)]
+pub(crate) struct LastTarget(Option<Admitted>);
+
+#[derive(Debug)]
+struct Admitted {
+    dest: Qpn,
+    /// Of the queue pair's entry: the word that says that it is valid, and the one with its rights.
+    qp: [u64; 2],
+    /// What both entries permit.
+    access: Access,
+    iova: u64,
+    target: Target,
+    /// The region is none that can be mapped.
+    is_private: bool,
+}
+
+impl LastTarget {
+    /// The region of an operation, if that is the same, and where in it that begins.
+    #[inline]
+    fn find(&self, seen: &Seen<'_>, operation: &Direct<'_>) -> Option<(&Admitted, u64)> {
+        let last = self.0.as_ref()?;
+        let Direct { dest_qpn, direction, remote, len, .. } = operation;
+        if last.dest != *dest_qpn
+            || last.target.rkey != remote.rkey
+            || !last.access.contains(right_to(*direction))
+        {
+            return None;
+        }
+        let [qp, region] = [qp_at(last.dest), region_at(remote.rkey)];
+        let is_there = seen.0.board(qp)? == last.qp[0]
+            && seen.0.board(qp + 8)? == last.qp[1]
+            && seen.0.board(region)? == last.target.state;
+        let offset = remote.va.wrapping_sub(last.iova);
+        let fits = offset <= last.target.len && u64::from(*len) <= last.target.len - offset;
+        (is_there && fits).then_some((last, offset))
+    }
+}
+
 /// Does a one-sided operation of the queue pair `from`; false if it has to go by the ring.
 pub(crate) fn perform(
     engine: &'static Engine,
     route: &ShmRoute,
+    last: &mut LastTarget,
     from: Qpn,
     operation: &Direct<'_>,
 ) -> bool {
     let Some(copying) = route.peer.channel().begin_copy() else { return false };
     let seen = Seen(&copying);
-    let Some((target, offset)) = seen.admitted(
-        route,
-        from,
-        operation.dest_qpn,
-        operation.direction,
-        operation.remote,
-        operation.len,
-    ) else {
-        return false;
+    let known = last.find(&seen, operation).filter(|(last, _)| last.is_private);
+    let (target, offset, mapped) = match known {
+        Some((last, offset)) => (last.target, offset, None),
+        None => {
+            let Some((admitted, offset)) = seen.admitted(
+                route,
+                from,
+                operation.dest_qpn,
+                operation.direction,
+                operation.remote,
+                operation.len,
+            ) else {
+                return false;
+            };
+            let target = admitted.target;
+            let (mapped, is_private) = route.mapped(engine, &copying, &target);
+            *last = LastTarget(Some(Admitted { is_private, ..admitted }));
+            (target, offset, mapped)
+        }
     };
     let len = operation.len as usize;
-    let mapped = route.mapped(engine, &copying, &target);
     let far = Far { engine, copying: &copying, target, offset, len, mapped };
     let copied = match operation.local {
         Local::Inline(bytes) => {
@@ -288,6 +338,14 @@ pub(crate) fn perform(
     true
 }
 
+/// What a peer must have granted.
+fn right_to(direction: Direction) -> Access {
+    match direction {
+        Direction::Write => Access::REMOTE_WRITE,
+        Direction::Read => Access::REMOTE_READ,
+    }
+}
+
 /// Whether [`perform`] would do such an operation without the kernel's help, as long as nothing changes: the region is mapped.
 pub(crate) fn is_mapped(
     engine: &'static Engine,
@@ -298,8 +356,10 @@ pub(crate) fn is_mapped(
     len: u32,
 ) -> bool {
     route.peer.channel().begin_copy().is_some_and(|copying| {
-        let target = Seen(&copying).admitted(route, from, dest, direction, remote, len);
-        target.is_some_and(|(target, _)| route.mapped(engine, &copying, &target).is_some())
+        let admitted = Seen(&copying).admitted(route, from, dest, direction, remote, len);
+        admitted.is_some_and(|(admitted, _)| {
+            route.mapped(engine, &copying, &admitted.target).0.is_some()
+        })
     })
 }
 
@@ -412,13 +472,12 @@ impl Seen<'_> {
         direction: Direction,
         remote: RemoteAddr,
         len: u32,
-    ) -> Option<(Target, u64)> {
-        let need = match direction {
-            Direction::Write => Access::REMOTE_WRITE,
-            Direction::Read => Access::REMOTE_READ,
-        };
-        let pd = self.pd_of(dest, from, route.source(), need)?;
-        self.target(remote, len, pd, need)
+    ) -> Option<(Admitted, u64)> {
+        let need = right_to(direction);
+        let (pd, rights, qp) = self.pd_of(dest, from, route.source(), need)?;
+        let (target, iova, offset) = self.target(remote, len, pd, need)?;
+        let access = rights & target.access;
+        Some((Admitted { dest, qp, access, iova, target, is_private: false }, offset))
     }
 
     /// Whether there is anything to see.
@@ -447,18 +506,26 @@ impl Seen<'_> {
         ])
     }
 
-    /// The protection domain of the peer's queue pair, if that takes such requests from ours.
+    /// The protection domain of the peer's queue pair, if that takes such requests from ours, its rights, and the words that
+    /// say that it is valid and has those.
     #[inline]
-    fn pd_of(&self, qpn: Qpn, from: Qpn, source: Gid, need: Access) -> Option<u32> {
+    fn pd_of(
+        &self,
+        qpn: Qpn,
+        from: Qpn,
+        source: Gid,
+        need: Access,
+    ) -> Option<(u32, Access, [u64; 2])> {
         let words = self.entry(qp_at(qpn), qpn.get())?;
-        let [peer, pd, high, low, _] = words;
+        let [peer, pd, high, low, state] = words;
         let access = Access::from_bits_retain((peer >> 32) as u32);
         let pd = pd as u32;
         let expected = QpEntry { peer: from, access, pd, gid: source }.words();
-        (expected == [peer, u64::from(pd), high, low] && access.contains(need)).then_some(pd)
+        let takes = expected == [peer, u64::from(pd), high, low] && access.contains(need);
+        takes.then_some((pd, access, [state, peer]))
     }
 
-    /// The region that holds `len` bytes, and where they begin in it.
+    /// The region that holds `len` bytes, where it and where they begin.
     #[inline]
     fn target(
         &self,
@@ -466,7 +533,7 @@ impl Seen<'_> {
         bytes: u32,
         pd: u32,
         need: Access,
-    ) -> Option<(Target, u64)> {
+    ) -> Option<(Target, u64, u64)> {
         let rkey = remote.rkey;
         let [iova, len, addr, rights, state] = self.entry(region_at(rkey), rkey)?;
         let access = Access::from_bits_retain(rights as u32);
@@ -475,7 +542,7 @@ impl Seen<'_> {
         }
         let offset = remote.va.checked_sub(iova)?;
         let end = offset.checked_add(bytes.into())?;
-        (end <= len).then_some((Target { rkey, state, addr, len, access }, offset))
+        (end <= len).then_some((Target { rkey, state, addr, len, access }, iova, offset))
     }
 }
 

@@ -70,17 +70,23 @@ impl Mapped {
     }
 }
 
+/// What became of a region.
+pub(super) enum Lookup {
+    /// It is mapped, since now if so.
+    Mapped(Arc<Mapped>, bool),
+    /// It cannot be, as long as this is its entry.
+    Private,
+    /// It may be later.
+    NotYet,
+}
+
 /// The regions of one peer.
 #[derive(Debug, Default)]
 pub(crate) struct MappedRegions(Mutex<Vec<Known>>);
 
 impl MappedRegions {
-    /// The mapping of a region, if it has one. To be used under the mark of `copying`. True: it is new.
-    pub(super) fn get(
-        &self,
-        copying: &Copying<'_>,
-        target: &Target,
-    ) -> Option<(Arc<Mapped>, bool)> {
+    /// Whether a region has a mapping. What is found is to be used under the mark of `copying`.
+    pub(super) fn get(&self, copying: &Copying<'_>, target: &Target) -> Lookup {
         // Opens, maps and closes below locks.
         let _uncancelled = Uncancelled::new();
         let mut known = self.0.lock();
@@ -108,7 +114,11 @@ impl MappedRegions {
                 is_new = entry.mapped.is_some();
             }
         }
-        copying.is_current().then(|| entry.mapped.clone())?.map(|mapped| (mapped, is_new))
+        match &entry.mapped {
+            Some(mapped) if copying.is_current() => Lookup::Mapped(Arc::clone(mapped), is_new),
+            None if entry.uses == WORTH => Lookup::Private,
+            _ => Lookup::NotYet,
+        }
     }
 
     /// Forgets those whose entry has ended; whether any is left. `state` says what stands in the entry of a key.

@@ -13,7 +13,9 @@ use crate::error::PostError;
 pub struct Poster<'a> {
     pub(super) cell: &'a QpCell,
     /// Some until the drop.
-    pub(super) inner: Option<(MutexGuard<'a, State>, Call<'a>)>,
+    pub(super) state: Option<MutexGuard<'a, State>>,
+    /// From the first request on that is more than a receive that is queued.
+    pub(super) call: Option<Call<'a>>,
     pub(super) sends: bool,
 }
 
@@ -24,36 +26,48 @@ impl Poster<'_> {
     /// [`PostError::Send`].
     pub fn send(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
         self.sends = true;
-        let Some((state, call)) = &mut self.inner else { return Err(PostError::Gone) };
+        let Some(state) = &mut self.state else { return Err(PostError::Gone) };
         let State { machine, link, .. } = &mut **state;
+        let call = self.call.get_or_insert_with(|| Call::new(self.cell));
         Ok(machine.post_send(wr, &mut call.env(link))?)
     }
 
     /// How many more sends the queue takes, so that a list can be posted whole or not at all.
     #[must_use]
     pub fn send_room(&self) -> u32 {
-        self.inner.as_ref().map_or(0, |(state, _)| state.machine.send_room())
+        self.state.as_ref().map_or(0, |state| state.machine.send_room())
     }
 
     /// Queues a receive.
     ///
     /// # Errors
     /// [`PostError::Recv`].
+    #[inline]
     pub fn recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
-        let Some((state, call)) = &mut self.inner else { return Err(PostError::Gone) };
+        let Some(state) = &mut self.state else { return Err(PostError::Gone) };
         let State { machine, link, .. } = &mut **state;
+        if let Some(queued) = machine.queue_recv(wr) {
+            return Ok(queued?);
+        }
+        let call = self.call.get_or_insert_with(|| Call::new(self.cell));
         Ok(machine.post_recv(wr, &mut call.env(link))?)
     }
 }
 
 impl Drop for Poster<'_> {
     fn drop(&mut self) {
+        let Some(state) = &mut self.state else { return };
+        if self.call.is_none() && state.link.starved.is_none() {
+            // Receives alone change nothing that others have to know.
+            self.state = None;
+            return self.cell.engine.after_unlock();
+        }
         // In place: a call is long to move about.
-        let Some((state, call)) = &mut self.inner else { return };
+        let call = self.call.get_or_insert_with(|| Call::new(self.cell));
         let sent = self.sends && call.send(state);
         if !sent && state.link.starved.is_none() {
-            // Receives alone, and sends that gather, change nothing that others have to know.
-            self.inner = None;
+            // Nor do sends that gather.
+            self.state = None;
             return self.cell.engine.after_unlock();
         }
         // Receives posted for a sender that waits for them.
@@ -66,7 +80,7 @@ impl Drop for Poster<'_> {
             }
         }
         call.settle(state);
-        self.inner = None;
+        self.state = None;
         self.cell.engine.after_unlock();
     }
 }

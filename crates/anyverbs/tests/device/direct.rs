@@ -7,7 +7,7 @@ use anyverbs::*;
 use anyverbs_proto::counters::Counter;
 
 use crate::endpoint::*;
-use crate::same_host::{Peer, SIZE, is_on, turn};
+use crate::same_host::{OFFERED, Peer, SIZE, is_on, turn};
 
 fn counted(e: &Endpoint, counter: Counter) -> u64 {
     e.context.counters().unwrap().read(counter)
@@ -127,6 +127,56 @@ fn what_is_not_allowed_ends_as_it_would_by_messages() {
     }
 }
 
+/// What was admitted many times is looked at each time.
+#[test]
+fn what_changes_between_operations_shows_at_the_next() {
+    let _turn = turn();
+    for change in ["region", "rights", "no rights", "beyond", "before", "key", "much"] {
+        let mut peer = Peer::spawn("rc direct change", &[]);
+        let e = Endpoint::new(QpType::Rc);
+        let buffer = Buffer::new(&e.pd, SIZE);
+        let (_, remote) = peer.connect(&e, &buffer);
+        let done = |op, len| {
+            e.send(1, op, &[buffer.sge(0, len)]);
+            status(&e)
+        };
+        for _ in 0..100 {
+            assert_eq!(done(SendOp::Write(remote), 8), WcStatus::Success);
+            assert_eq!(done(SendOp::Read(remote), 8), WcStatus::Success);
+        }
+        let before = used(&e);
+        assert_eq!(done(SendOp::Write(remote), 8), WcStatus::Success);
+        assert_eq!(used(&e)[0] - before[0], u64::from(is_on()), "{change}");
+        let mut at = remote;
+        match change {
+            "beyond" => at.va += OFFERED as u64 - 7,
+            "before" => at.va -= 1,
+            "key" => at.rkey ^= 1,
+            "much" => at.va = at.va.wrapping_add(u64::MAX / 2),
+            _ => {
+                peer.say(change);
+                assert_eq!(peer.hear(), "@ changed");
+            }
+        }
+        if change == "rights" {
+            // They went, and came back.
+            assert_eq!(done(SendOp::Write(at), 8), WcStatus::Success);
+            continue;
+        }
+        if change == "no rights" {
+            assert_eq!(done(SendOp::Read(at), 8), WcStatus::Success);
+        }
+        let before = used(&e);
+        let refused = done(SendOp::Write(at), 8);
+        let expected = match change {
+            "no rights" => WcStatus::RemInvReqErr,
+            _ => WcStatus::RemAccessErr,
+        };
+        assert_eq!(refused, expected, "{change}");
+        assert_eq!(used(&e)[0], before[0], "{change}");
+    }
+}
+
 #[test]
 fn where_the_kernel_forbids_it_the_ring_carries_the_bytes() {
     let _turn = turn();
@@ -204,6 +254,23 @@ pub(crate) fn serve(role: &str, e: &Endpoint, buffer: &Buffer, remote: RemoteAdd
     }
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
+    if role.ends_with("change") {
+        let permit = |access| {
+            let attr = QpAttr { access, ..QpAttr::default() };
+            e.qp.modify(&attr, QpAttrMask::ACCESS_FLAGS).unwrap();
+        };
+        let read = Access::REMOTE_READ;
+        match line.trim() {
+            "region" => buffer.mr.destroy().unwrap(),
+            "no rights" => permit(read),
+            "rights" => [read, read | Access::REMOTE_WRITE].into_iter().for_each(permit),
+            _ => return,
+        }
+        println!("@ changed");
+        line.clear();
+        std::io::stdin().read_line(&mut line).unwrap();
+        return;
+    }
     let begin = Instant::now();
     while e.qp.state().unwrap() != QpState::Err && begin.elapsed() < Duration::from_secs(5) {
         std::thread::yield_now();

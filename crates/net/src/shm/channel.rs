@@ -18,7 +18,7 @@ use super::notify::Door;
 use super::process::PeerProcess;
 use super::published::{Mark, Marks, PeerBoard};
 use super::remote::{Local, Remote, RemoteError, RemoteMemory};
-use super::ring::{Committed, Reservation, ReserveError, Writer};
+use super::ring::{Committed, ONE_LINE, Reservation, ReserveError, Writer};
 use super::shared_range::{self, SharedRange};
 
 /// Why a channel is closed.
@@ -482,6 +482,20 @@ impl Sender {
                 SendError::Closed(Closed::Nonsense)
             }
         })
+    }
+
+    /// As [`Writer::commit_line`]. None also where the channel is closed.
+    #[inline]
+    pub fn commit_line(
+        &mut self,
+        header: usize,
+        payload: usize,
+        line: &[u8; ONE_LINE],
+    ) -> Option<Committed> {
+        if self.channel.closed().is_some() {
+            return None;
+        }
+        self.writer().commit_line(header, payload, line)
     }
 
     /// As [`Writer::amend`].

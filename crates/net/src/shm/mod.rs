@@ -100,7 +100,7 @@ pub use poller::{Event, Poller};
 pub(crate) use process::peer;
 pub use published::{Board, Copied};
 pub use remote::{Local, Remote, RemoteError};
-pub use ring::{Batch, Committed, Message, Reservation};
+pub use ring::{Batch, Committed, Message, ONE_LINE, Reservation};
 pub use shared_range::SharedRange;
 
 #[cfg(test)]

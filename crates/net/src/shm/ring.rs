@@ -36,6 +36,9 @@ pub enum ReserveError {
     Broken,
 }
 
+/// Bytes of header and payload that go into one line.
+pub const ONE_LINE: usize = LINE - 8;
+
 /// How far ahead a reader fetches lines.
 const AHEAD: u64 = 8 * LINE as u64;
 
@@ -151,6 +154,34 @@ impl<M: Memory> Writer<M> {
             self.zeroed = 0;
         }
         Ok(Reservation { writer: self, skip, start, header, front, payload, len, is_held })
+    }
+
+    /// Commits a message of one line, header and payload, which the caller has put together. None where there may be no room:
+    /// [`reserve`](Self::reserve) finds out.
+    #[inline]
+    pub fn commit_line(
+        &mut self,
+        header: usize,
+        payload: usize,
+        line: &[u8; ONE_LINE],
+    ) -> Option<Committed> {
+        let position = self.committed;
+        let at = self.offset(position);
+        // With the zero behind it. No line reaches out of the ring.
+        let end = (at - self.data + 2 * LINE).min(self.size as usize);
+        let is_room = self.free() >= 2 * LINE as u64 && end <= self.allocated && !self.broken;
+        if !is_room || header > ONE_LINE || payload > ONE_LINE - header {
+            return None;
+        }
+        if position == self.published {
+            self.line[8..].copy_from_slice(line);
+            self.held = (header + payload).max(1);
+        } else {
+            self.zeroed = 0;
+            self.own.write(at + 8, line);
+        }
+        self.append(Control::Message { header, payload }, LINE as u64);
+        Some(Committed { position, header })
     }
 
     #[inline]
@@ -593,6 +624,17 @@ impl<M: Memory> Message<'_, M> {
             self.memory.read(self.place.at + 8, &mut into[..self.place.header]);
         }
         &into[..self.place.header]
+    }
+
+    /// The header, if it has `N` bytes.
+    #[inline]
+    #[must_use]
+    pub fn header_of<const N: usize>(&self) -> Option<[u8; N]> {
+        (self.place.header == N).then(|| {
+            let mut bytes = [0; N];
+            self.memory.read(self.place.at + 8, &mut bytes);
+            bytes
+        })
     }
 
     /// Bytes of the payload.

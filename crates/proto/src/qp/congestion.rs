@@ -39,11 +39,8 @@ fn is_due(last: &mut Option<Time>, now: Time) -> bool {
 
 impl Qp {
     /// A packet of the peer came: notifies it if the network has marked that.
-    pub(super) fn note_mark<E: Env>(&mut self, arrival: &Arrival, env: &mut E) {
-        if !arrival.is_marked()
-            || !self.init.qp_type.is_reliable()
-            || !is_due(&mut self.congestion.sent, env.now())
-        {
+    pub(super) fn note_mark<E: Env>(&mut self, env: &mut E) {
+        if !self.init.qp_type.is_reliable() || !is_due(&mut self.congestion.sent, env.now()) {
             return;
         }
         let headers = Headers::new(Bth {

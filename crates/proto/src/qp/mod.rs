@@ -525,27 +525,35 @@ impl Qp {
 
     /// Queues a receive.
     pub fn post_recv<E: Env>(&mut self, wr: &RecvWr<'_>, env: &mut E) -> Result<(), PostRecvError> {
-        let Some(rq) = &mut self.rq else { return Err(PostRecvError::State) };
-        match self.attr.state {
-            QpState::Reset => return Err(PostRecvError::State),
-            QpState::Err => {
-                if wr.sges.len() > self.init.cap.max_recv_sge as usize {
-                    return Err(PostRecvError::TooManySges);
-                }
-                let wc = Wc {
-                    wr_id: wr.wr_id,
-                    status: WcStatus::WrFlushErr,
-                    opcode: WcOpcode::Recv,
-                    qpn: self.qpn,
-                    ..Wc::default()
-                };
-                env.count(Counter::RespCqeError, 1);
-                self.count_completion(CompCntrOps::RECV, 0, true, env);
-                env.complete(Side::Recv, wc, true);
-            }
-            _ => rq.push(wr)?,
+        if let Some(queued) = self.queue_recv(wr) {
+            return queued;
         }
+        if wr.sges.len() > self.init.cap.max_recv_sge as usize {
+            return Err(PostRecvError::TooManySges);
+        }
+        let wc = Wc {
+            wr_id: wr.wr_id,
+            status: WcStatus::WrFlushErr,
+            opcode: WcOpcode::Recv,
+            qpn: self.qpn,
+            ..Wc::default()
+        };
+        env.count(Counter::RespCqeError, 1);
+        self.count_completion(CompCntrOps::RECV, 0, true, env);
+        env.complete(Side::Recv, wc, true);
         Ok(())
+    }
+
+    /// As [`post_recv`](Self::post_recv), where that touches nothing but the queue. None in the error state: the receive is
+    /// flushed at once.
+    #[inline]
+    pub fn queue_recv(&mut self, wr: &RecvWr<'_>) -> Option<Result<(), PostRecvError>> {
+        let Some(rq) = &mut self.rq else { return Some(Err(PostRecvError::State)) };
+        match self.attr.state {
+            QpState::Reset => Some(Err(PostRecvError::State)),
+            QpState::Err => None,
+            _ => Some(rq.push(wr)),
+        }
     }
 
     /// Whether a request of the peer would be executed now without anybody being told, so that the peer may do it by itself
@@ -620,7 +628,9 @@ impl Qp {
         if arrival.source != self.attr.av.dgid {
             return env.count(Counter::DropForeign, 1);
         }
-        self.note_mark(arrival, env);
+        if arrival.is_marked() {
+            self.note_mark(env);
+        }
         if let Some(psn) = packet.acks {
             self.receive_ack(psn, env);
             if self.attr.state == QpState::Err {
@@ -628,7 +638,9 @@ impl Qp {
                 return env.count(Counter::DropQpState, 1);
             }
         }
-        if bth.opcode.is_response() {
+        if self.execute_single(packet, env) {
+            // The likely request.
+        } else if bth.opcode.is_response() {
             self.receive_response(packet, env);
         } else {
             self.receive_request(packet, env);

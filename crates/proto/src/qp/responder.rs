@@ -143,9 +143,6 @@ impl Qp {
 
     /// Takes a request on a connected queue pair.
     pub(super) fn receive_request<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) {
-        if self.execute_single(packet, env) {
-            return;
-        }
         if !self.init.qp_type.has_responder() {
             return env.count(Counter::DropQpState, 1);
         }

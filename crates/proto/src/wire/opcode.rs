@@ -148,6 +148,7 @@ impl Ext {
         self.0 & other.0 != 0
     }
 
+    #[inline]
     pub(super) const fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -229,6 +230,7 @@ static TABLE: [Row; 26] = {
 
 impl Operation {
     /// The place of this operation in [`TABLE`].
+    #[inline]
     const fn index(self) -> usize {
         match self {
             Self::SendLastInv => 21,
@@ -240,6 +242,7 @@ impl Operation {
         }
     }
 
+    #[inline]
     const fn row(self) -> &'static Row {
         &TABLE[self.index()]
     }
@@ -278,6 +281,7 @@ impl Opcode {
 
     /// The byte of the BTH.
     #[must_use]
+    #[inline]
     pub const fn code(self) -> u8 {
         self.service.base() | (self.operation as u8 & 0x1f)
     }
@@ -297,12 +301,14 @@ impl Opcode {
 
     /// Whether a requester sends it.
     #[must_use]
+    #[inline]
     pub const fn is_request(self) -> bool {
         matches!(self.operation.row().kind, Kind::Send | Kind::Write | Kind::OtherRequest)
     }
 
     /// Whether a responder sends it: READ responses, ACKs, atomic ACKs.
     #[must_use]
+    #[inline]
     pub const fn is_response(self) -> bool {
         matches!(self.operation.row().kind, Kind::Response)
     }
@@ -391,6 +397,7 @@ impl Opcode {
     }
 
     /// The extension headers. In XRC the requests carry an XRCETH, the responses do not (IBA A14.3).
+    #[inline]
     pub(super) const fn ext(self) -> Ext {
         let ext = self.operation.row().ext;
         match self.service {

@@ -87,6 +87,13 @@ impl Headers {
         }
     }
 
+    /// Whether the packet has no header but the base header.
+    #[inline]
+    #[must_use]
+    pub const fn is_bare(&self) -> bool {
+        self.bth.opcode.ext().is_empty()
+    }
+
     /// Bytes on the wire. The opcode decides, whatever is `Some`.
     #[expect(clippy::len_without_is_empty, reason = "headers are never empty")]
     #[must_use]

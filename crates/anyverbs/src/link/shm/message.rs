@@ -16,6 +16,8 @@ const FIXED: usize = 12;
 /// Where the ACK is: 0, or a 1 and the PSN up to which it goes.
 pub(super) const RIDER: usize = 8;
 pub(super) const RIDES: u8 = 1;
+/// Bytes in front of the headers of a packet by IPv4.
+pub(super) const FRONT_V4: usize = FIXED + 8;
 const V4: u8 = 0x40;
 const V6: u8 = 0x60;
 
@@ -48,6 +50,12 @@ impl Front {
         Self { bytes, len }
     }
 
+    /// All of it, of a packet by IPv4.
+    #[inline]
+    pub(super) fn v4(&self) -> Option<&[u8; FRONT_V4]> {
+        self.bytes.first_chunk().filter(|_| self.len == FRONT_V4)
+    }
+
     #[inline]
     pub(super) fn write(&self, into: &mut [u8; MAX_HEADER]) -> usize {
         // All of it: its length is known here, and what follows overwrites the rest.
@@ -73,16 +81,16 @@ pub(crate) struct Inbox {
     /// Bytes of the packet's headers.
     pub(crate) headers_len: usize,
     /// What `arrival` was read from, of a packet by IPv4: the next one likely begins with the same. Otherwise of no family.
-    front: [u8; FIXED + 8],
+    front: [u8; FRONT_V4],
     /// The header from which the packet was read, if that was a request by IPv4 with nothing but a base header.
     plain: Option<[u64; PLAIN / 8]>,
 }
 
 /// Bytes of the header of such a packet.
-const PLAIN: usize = FIXED + 8 + Bth::LEN;
+pub(super) const PLAIN: usize = FRONT_V4 + Bth::LEN;
 /// Where its BTH has the pad, the request for an ACK and the PSN.
-const PAD: usize = FIXED + 8 + 1;
-const ACK_REQ: usize = FIXED + 8 + 8;
+const PAD: usize = FRONT_V4 + 1;
+const ACK_REQ: usize = FRONT_V4 + 8;
 
 /// Such a header as words.
 #[inline]
@@ -105,7 +113,7 @@ impl Inbox {
             arrival: Arrival::default(),
             packet: Incoming::default(),
             headers_len: 0,
-            front: [0; FIXED + 8],
+            front: [0; FRONT_V4],
             plain: None,
         }
     }
@@ -113,19 +121,24 @@ impl Inbox {
     /// Reads a message. None for nonsense.
     #[inline]
     pub(crate) fn read(&mut self, message: &Message<'_>) -> Option<Received> {
-        let mut head = [0; MAX_HEADER];
         let len = message.payload_len();
         let payload = Data::Shared { addr: message.payload_ptr() as u64, len };
-        self.parse(message.header(&mut head), payload)
+        if let Some(header) = message.header_of::<PLAIN>()
+            && self.parse_alike(&header, payload)
+        {
+            return Some(Received::Packet);
+        }
+        let mut head = [0; MAX_HEADER];
+        self.parse_any(message.header(&mut head), payload)
     }
 
+    /// Reads the header of a packet that is like the last; false if it is not.
     #[inline]
-    fn parse(&mut self, head: &[u8], payload: Data<'static>) -> Option<Received> {
-        if let (Some(known), Ok(header)) = (&self.plain, <&[u8; PLAIN]>::try_from(head))
-            && is_alike(known, &words(header))
+    fn parse_alike(&mut self, header: &[u8; PLAIN], payload: Data<'static>) -> bool {
+        let is_alike = self.plain.is_some_and(|known| is_alike(&known, &words(header)))
             && header[PAD] >> 4 & 3 == Bth::pad_of(payload.len())
-            && header[RIDER] <= RIDES
-        {
+            && header[RIDER] <= RIDES;
+        if is_alike {
             // Any payload goes with an operation that has no other header.
             let [a, x, y, z] = std::array::from_fn(|i| header[ACK_REQ + i]);
             let bth = &mut self.packet.headers.bth;
@@ -134,9 +147,8 @@ impl Inbox {
             bth.psn = Psn::new(u32::from_be_bytes([0, x, y, z]));
             self.packet.acks = (header[RIDER] == RIDES).then(|| rider(header));
             self.packet.payload = payload;
-            return Some(Received::Packet);
         }
-        self.parse_any(head, payload)
+        is_alike
     }
 
     fn parse_any(&mut self, head: &[u8], payload: Data<'static>) -> Option<Received> {
@@ -178,7 +190,7 @@ impl Inbox {
 
     /// Reads how a packet came, and returns what follows that.
     fn read_arrival<'b>(&mut self, fixed: &[u8; FIXED], rest: &'b [u8]) -> Option<&'b [u8]> {
-        self.front = [0; FIXED + 8];
+        self.front = [0; FRONT_V4];
         let rest = match fixed[0] {
             V4 => {
                 let (addresses, rest) = rest.split_first_chunk::<8>()?;

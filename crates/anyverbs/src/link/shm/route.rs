@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use anyverbs_net::shm::{Copying, MAX_HEADER, SendError};
+use anyverbs_net::shm::{Copying, MAX_HEADER, ONE_LINE, SendError};
 use anyverbs_proto::env::TransmitError;
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::Arrival;
@@ -13,12 +13,12 @@ use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wr::AddressVector;
 
-use super::message::Front;
+use super::message::{FRONT_V4, Front, PLAIN};
 use super::{Gone, PATIENCE, Peer, SWEEP_EVERY, Shm, Spare, Unflushed};
 use crate::engine::Engine;
 use crate::engine::pace::Credit;
 use crate::engine::path::Path;
-use crate::link::mapped::{Mapped, Target};
+use crate::link::mapped::{Lookup, Mapped, Target};
 use crate::link::udp::{Asked, CreditPacket, takes_recv};
 
 /// Why a packet did not go out.
@@ -97,21 +97,25 @@ impl ShmRoute {
         self.source
     }
 
-    /// A region of the peer, if this process has mapped it or does so now.
+    /// A region of the peer, if this process has mapped it or does so now. True: it never can.
     #[inline]
     pub(in crate::link) fn mapped(
         &self,
         engine: &Engine,
         copying: &Copying<'_>,
         target: &Target,
-    ) -> Option<Arc<Mapped>> {
-        let (mapped, is_new) = self.peer.mapped.get(copying, target)?;
+    ) -> (Option<Arc<Mapped>>, bool) {
+        let (mapped, is_new) = match self.peer.mapped.get(copying, target) {
+            Lookup::Mapped(mapped, is_new) => (mapped, is_new),
+            Lookup::Private => return (None, true),
+            Lookup::NotYet => return (None, false),
+        };
         if is_new && let Some(shm) = &engine.shm {
             let until = engine.now() + SWEEP_EVERY;
             shm.next.fetch_min(until.as_nanos(), Ordering::SeqCst);
             engine.wake_before(until);
         }
-        Some(mapped)
+        (Some(mapped), false)
     }
 
     /// Puts a packet into the ring.
@@ -128,6 +132,9 @@ impl ShmRoute {
         headers: &Headers,
         payload: &Payload<'_>,
     ) -> Result<(), Refused> {
+        if reliable && let Some(sent) = self.send_line(out, spare, engine, headers, payload) {
+            return sent.map_err(Refused::Transmit);
+        }
         let mut head = [0; MAX_HEADER];
         let len = payload.len();
         let (at, end) = self.emit(headers, len, &mut head);
@@ -215,6 +222,37 @@ impl ShmRoute {
             self.credit(out, engine, CreditPacket { is_probe: true, dest, from, counts });
         }
         Ok(())
+    }
+
+    /// As [`send`](Self::send), of a request with nothing but a base header that goes into one line with its payload: the
+    /// likely one of a program that sends short messages. None if it is no such, or there may be no room.
+    #[inline]
+    fn send_line(
+        &self,
+        out: &mut Unflushed,
+        spare: &mut Spare,
+        engine: &'static Engine,
+        headers: &Headers,
+        payload: &Payload<'_>,
+    ) -> Option<Result<(), TransmitError>> {
+        let (front, len) = (self.front.v4()?, payload.len());
+        if len > ONE_LINE - PLAIN || !headers.is_bare() || !headers.bth.opcode.is_request() {
+            return None;
+        }
+        let mut line = [0; ONE_LINE];
+        line[..FRONT_V4].copy_from_slice(front);
+        let bth: &mut [u8; Bth::LEN] = (&mut line[FRONT_V4..PLAIN]).try_into().ok()?;
+        Bth { pad: Bth::pad_of(len), ..headers.bth }.emit(bth);
+        let (sender, region) = out.sender(engine, &self.peer, spare);
+        if len > 0 {
+            let to = line[PLAIN..].as_mut_ptr() as u64;
+            if let Err(fault) = payload.copy_to_addr(&engine.mrs, region, &engine.memory, to) {
+                return Some(Err(fault.into()));
+            }
+        }
+        let message = sender.commit_line(PLAIN, len, &line)?;
+        out.note(Bth::LEN + len, len, Some(message));
+        Some(Ok(()))
     }
 
     /// Writes what stands before a payload of `len` bytes; where the packet's headers begin and end.

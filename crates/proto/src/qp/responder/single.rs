@@ -14,7 +14,11 @@ impl Qp {
     /// Executes a request if it is such a SEND, and nothing is wrong with it. False: nothing has changed, but for bytes of the
     /// receive's memory.
     #[inline]
-    pub(super) fn execute_single<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) -> bool {
+    pub(in crate::qp) fn execute_single<E: Env>(
+        &mut self,
+        packet: &Incoming<'_>,
+        env: &mut E,
+    ) -> bool {
         const SEND: Opcode = Opcode::new(Service::Rc, Operation::SendOnly);
         let (bth, len) = (&packet.headers.bth, packet.payload.len());
         let responder = &self.responder;

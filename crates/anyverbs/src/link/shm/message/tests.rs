@@ -8,6 +8,16 @@ use super::*;
 use anyverbs_proto::wire::aeth::{Aeth, Syndrome};
 use anyverbs_proto::wire::reth::Reth;
 
+impl Inbox {
+    /// As [`read`](Self::read), of a header and a payload.
+    fn parse(&mut self, head: &[u8], payload: Data<'static>) -> Option<Received> {
+        match head.try_into() {
+            Ok(header) if self.parse_alike(header, payload) => Some(Received::Packet),
+            _ => self.parse_any(head, payload),
+        }
+    }
+}
+
 const ADDR: u64 = 0x1000;
 
 fn arrival(last: u8) -> Arrival {
