@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use anyverbs_net::shm::Memory;
 use anyverbs_net::shm::notify::{Door, Ears, unwatch, watch};
 use anyverbs_net::shm::published::Marks;
-use anyverbs_net::shm::ring::{Reader, Writer};
+use anyverbs_net::shm::ring::{ONE_LINE, Reader, Writer};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, fence};
@@ -93,6 +93,13 @@ fn ring<const F: bool>(size: usize) -> (Writer<Model<F>>, Reader<Model<F>>, Mode
 }
 
 fn push<const F: bool>(writer: &mut Writer<Model<F>>, value: u64) -> bool {
+    if value.is_multiple_of(2) {
+        let mut line = [0; ONE_LINE];
+        line[..8].copy_from_slice(&value.to_le_bytes());
+        if writer.commit_line(0, 8, &line).is_some() {
+            return true;
+        }
+    }
     let Ok(mut reservation) = writer.reserve(0, 8) else { return false };
     reservation.write_payload(0, &value.to_le_bytes());
     reservation.commit();

@@ -129,6 +129,7 @@ impl Cq {
     /// As [`push`](Self::push), of several, each with whether it is solicited, where nobody is to be told of any. False: nothing was
     /// added.
     #[inline]
+    #[must_use]
     pub fn push_plain(&mut self, completions: &[(Wc, bool)]) -> bool {
         let room = self.wcs.capacity() - self.wcs.len();
         let is_plain = self.details.is_none() && self.armed == Armed::No && !self.overrun;

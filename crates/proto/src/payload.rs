@@ -117,7 +117,9 @@ impl Payload<'_> {
                     .map_err(|_| Fault)?;
                 memory.copy(to, hold.addr(), self.len)
             }
-            Source::Gather { sges: [sge], skip: 0 } if sge.len as usize == self.len => {
+            Source::Gather { sges: [sge], skip: 0 }
+                if sge.len as usize == self.len && self.len > 0 =>
+            {
                 match region.find(mrs, self.pd, sge, Access::empty()).map_err(|_| Fault)? {
                     Some(from) => memory.copy(to, from, self.len),
                     None => write_zeros(to, sge.len, memory),

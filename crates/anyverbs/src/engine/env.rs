@@ -173,7 +173,6 @@ impl Link {
         }
         self.last = None;
         self.spare = Spare::default();
-        self.last_target = LastTarget::default();
     }
 
     pub(crate) fn is_inproc(&self) -> bool {

@@ -2,7 +2,7 @@
 //! no message.
 //!
 //! Each process publishes on its board (`anyverbs_net::shm::published`) which regions there are and which queue pairs take
-//! requests, of whom and with which rights. The requester checks there what the responder would check, and copies. If
+//! requests, of whom and with which rights. The requester checks there what the responder would check, or that it has not changed since ([`LastTarget`]), and copies. If
 //! anything is not as it should be it says no, and the request goes by the ring: the responder finds the fault, answers, and
 //! makes its events, as ever.
 //!
@@ -37,7 +37,7 @@ use anyverbs_proto::types::{Gid, Qpn};
 use anyverbs_proto::wr::{MAX_SGE, RemoteAddr, Sge};
 use parking_lot::Mutex;
 
-use super::mapped::{Mapped, Target};
+use super::mapped::{Lookup, Mapped, Target};
 use super::shm::{Peer, ShmRoute};
 use crate::engine::Engine;
 
@@ -49,6 +49,8 @@ const ENTRY: usize = 64;
 const REGIONS: usize = BLOCK;
 const QUEUE_PAIRS: usize = REGIONS + MAX_REGIONS * ENTRY;
 const LEN: usize = QUEUE_PAIRS + (1 << 16) * ENTRY;
+/// Of a queue pair's entry: where its peer and rights are.
+const PEER: usize = 8;
 const VALID: u64 = 1 << 63;
 
 const _: () = assert!(BITS + LEN / BLOCK / 8 + 8 <= BLOCK, "a bit for each block");
@@ -109,7 +111,8 @@ impl PublishedQp {
 /// What a process has on its board.
 #[derive(Debug, Default)]
 pub(crate) struct Published {
-    /// Of entries; each validity has another, so that an entry that was replaced is another.
+    /// Of entries; each validity has another, so that an entry that was replaced is another. It has 31 bits: who remembers an
+    /// entry ([`LastTarget`], [`super::mapped`]) would have to sleep through all of them to take one for another.
     generation: AtomicU64,
     /// What is in the port's counters of what others, and we, copied.
     counted: Mutex<(Copied, Copied)>,
@@ -197,7 +200,7 @@ impl Engine {
             QpEntry { peer: attr.dest_qpn, access, pd: machine.init().pd, gid: attr.av.dgid };
         if known.access.is_some() {
             // Only the rights are others, which share a word with what stays.
-            board.store(at + 8, entry.words()[0]);
+            board.store(at + PEER, entry.words()[0]);
             known.unsettled = true;
         } else {
             published.enter(board, at, machine.qpn().get(), &entry.words());
@@ -246,44 +249,56 @@ impl Engine {
     }
 }
 
-/// The region that a queue pair was last admitted to. As long as the words that say so stand on the peer's board, all that
-/// was found behind them does: entries change only while they are not valid, and are others then, but for a queue pair's rights.
+/// The private region that a queue pair was last admitted to. A valid entry of the board does not change but for a queue pair's
+/// rights, and another validity has another first word: so while these three words stand, so does what was read behind them.
 #[derive(Debug, Default)]
 pub(crate) struct LastTarget(Option<Admitted>);
 
 #[derive(Debug)]
 struct Admitted {
+    peer: Arc<Peer>,
     dest: Qpn,
-    /// Of the queue pair's entry: the word that says that it is valid, and the one with its rights.
+    /// Of the queue pair's entry: the first word, and the one with its rights.
     qp: [u64; 2],
     /// What both entries permit.
     access: Access,
     iova: u64,
     target: Target,
-    /// The region is none that can be mapped.
-    is_private: bool,
 }
 
 impl LastTarget {
     /// The region of an operation, if that is the same, and where in it that begins.
     #[inline]
-    fn find(&self, seen: &Seen<'_>, operation: &Direct<'_>) -> Option<(&Admitted, u64)> {
+    fn find(
+        &self,
+        seen: &Seen<'_>,
+        peer: &Arc<Peer>,
+        operation: &Direct<'_>,
+    ) -> Option<(Target, u64)> {
         let last = self.0.as_ref()?;
         let Direct { dest_qpn, direction, remote, len, .. } = operation;
-        if last.dest != *dest_qpn
-            || last.target.rkey != remote.rkey
-            || !last.access.contains(right_to(*direction))
-        {
+        let is_same = Arc::ptr_eq(&last.peer, peer)
+            && last.dest == *dest_qpn
+            && last.target.rkey == remote.rkey
+            && last.access.contains(right_to(*direction));
+        if !is_same {
             return None;
         }
         let [qp, region] = [qp_at(last.dest), region_at(remote.rkey)];
-        let is_there = seen.0.board(qp)? == last.qp[0]
-            && seen.0.board(qp + 8)? == last.qp[1]
+        let stands = seen.0.board(qp)? == last.qp[0]
+            && seen.0.board(qp + PEER)? == last.qp[1]
             && seen.0.board(region)? == last.target.state;
-        let offset = remote.va.wrapping_sub(last.iova);
-        let fits = offset <= last.target.len && u64::from(*len) <= last.target.len - offset;
-        (is_there && fits).then_some((last, offset))
+        let offset = offset_in((last.iova, last.target.len), remote.va, *len)?;
+        stands.then_some((last.target, offset))
     }
+}
+
+/// Where `bytes` bytes from `va` on begin in a region, if they lie in it.
+#[inline]
+fn offset_in((iova, len): (u64, u64), va: u64, bytes: u32) -> Option<u64> {
+    let offset = va.checked_sub(iova)?;
+    let end = offset.checked_add(bytes.into())?;
+    (end <= len).then_some(offset)
 }
 
 /// Does a one-sided operation of the queue pair `from`; false if it has to go by the ring.
@@ -296,9 +311,8 @@ pub(crate) fn perform(
 ) -> bool {
     let Some(copying) = route.peer.channel().begin_copy() else { return false };
     let seen = Seen(&copying);
-    let known = last.find(&seen, operation).filter(|(last, _)| last.is_private);
-    let (target, offset, mapped) = match known {
-        Some((last, offset)) => (last.target, offset, None),
+    let (target, offset, mapped) = match last.find(&seen, &route.peer, operation) {
+        Some((target, offset)) => (target, offset, None),
         None => {
             let Some((admitted, offset)) = seen.admitted(
                 route,
@@ -311,8 +325,14 @@ pub(crate) fn perform(
                 return false;
             };
             let target = admitted.target;
-            let (mapped, is_private) = route.mapped(engine, &copying, &target);
-            *last = LastTarget(Some(Admitted { is_private, ..admitted }));
+            let mapped = match route.mapped(engine, &copying, &target) {
+                Lookup::Mapped { region, .. } => Some(region),
+                Lookup::NotYet => None,
+                Lookup::Private => {
+                    *last = LastTarget(Some(admitted));
+                    None
+                }
+            };
             (target, offset, mapped)
         }
     };
@@ -358,7 +378,8 @@ pub(crate) fn is_mapped(
     route.peer.channel().begin_copy().is_some_and(|copying| {
         let admitted = Seen(&copying).admitted(route, from, dest, direction, remote, len);
         admitted.is_some_and(|(admitted, _)| {
-            route.mapped(engine, &copying, &admitted.target).0.is_some()
+            let found = route.mapped(engine, &copying, &admitted.target);
+            matches!(found, Lookup::Mapped { .. })
         })
     })
 }
@@ -477,7 +498,8 @@ impl Seen<'_> {
         let (pd, rights, qp) = self.pd_of(dest, from, route.source(), need)?;
         let (target, iova, offset) = self.target(remote, len, pd, need)?;
         let access = rights & target.access;
-        Some((Admitted { dest, qp, access, iova, target, is_private: false }, offset))
+        let peer = Arc::clone(&route.peer);
+        Some((Admitted { peer, dest, qp, access, iova, target }, offset))
     }
 
     /// Whether there is anything to see.
@@ -540,9 +562,8 @@ impl Seen<'_> {
         if (rights >> 32) as u32 != pd || !access.contains(need) {
             return None;
         }
-        let offset = remote.va.checked_sub(iova)?;
-        let end = offset.checked_add(bytes.into())?;
-        (end <= len).then_some((Target { rkey, state, addr, len, access }, iova, offset))
+        let offset = offset_in((iova, len), remote.va, bytes)?;
+        Some((Target { rkey, state, addr, len, access }, iova, offset))
     }
 }
 

@@ -72,11 +72,14 @@ impl Mapped {
 
 /// What became of a region.
 pub(super) enum Lookup {
-    /// It is mapped, since now if so.
-    Mapped(Arc<Mapped>, bool),
-    /// It cannot be, as long as this is its entry.
+    Mapped {
+        region: Arc<Mapped>,
+        /// Since now.
+        is_new: bool,
+    },
+    /// It was tried, and could not be.
     Private,
-    /// It may be later.
+    /// It was not tried yet.
     NotYet,
 }
 
@@ -115,7 +118,9 @@ impl MappedRegions {
             }
         }
         match &entry.mapped {
-            Some(mapped) if copying.is_current() => Lookup::Mapped(Arc::clone(mapped), is_new),
+            Some(region) if copying.is_current() => {
+                Lookup::Mapped { region: Arc::clone(region), is_new }
+            }
             None if entry.uses == WORTH => Lookup::Private,
             _ => Lookup::NotYet,
         }

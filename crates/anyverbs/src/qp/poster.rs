@@ -56,20 +56,16 @@ impl Poster<'_> {
 
 impl Drop for Poster<'_> {
     fn drop(&mut self) {
-        let Some(state) = &mut self.state else { return };
-        if self.call.is_none() && state.link.starved.is_none() {
-            // Receives alone change nothing that others have to know.
-            self.state = None;
-            return self.cell.engine.after_unlock();
-        }
         // In place: a call is long to move about.
-        let call = self.call.get_or_insert_with(|| Call::new(self.cell));
-        let sent = self.sends && call.send(state);
+        let Some(state) = &mut self.state else { return };
+        let sent = self.sends && self.call.as_mut().is_some_and(|call| call.send(state));
         if !sent && state.link.starved.is_none() {
-            // Nor do sends that gather.
+            // Receives alone, and sends that gather, change nothing that others have to know.
+            self.call = None;
             self.state = None;
             return self.cell.engine.after_unlock();
         }
+        let call = self.call.get_or_insert_with(|| Call::new(self.cell));
         // Receives posted for a sender that waits for them.
         if let Some(asked) = state.link.starved.take() {
             let limit = self.cell.message_limit(state, &asked);
@@ -80,6 +76,7 @@ impl Drop for Poster<'_> {
             }
         }
         call.settle(state);
+        self.call = None;
         self.state = None;
         self.cell.engine.after_unlock();
     }

@@ -98,7 +98,8 @@ fn writes_and_reads_need_no_message() {
 #[test]
 fn what_is_not_allowed_ends_as_it_would_by_messages() {
     let _turn = turn();
-    for fault in ["key", "range", "pd", "rights", "qp rights", "local key", "unmapped"] {
+    let faults = ["key", "range", "pd", "rights", "qp rights", "local key", "local key of a SEND"];
+    for fault in faults.into_iter().chain(["unmapped"]) {
         let mut peer = Peer::spawn(&format!("rc direct {fault}"), &[]);
         let e = Endpoint::new(QpType::Rc);
         let src = Buffer::new(&e.pd, SIZE);
@@ -107,20 +108,22 @@ fn what_is_not_allowed_ends_as_it_would_by_messages() {
         match fault {
             "key" => remote.rkey ^= 1,
             "range" => remote.va -= 1,
-            "local key" => sge.lkey ^= 1,
+            "local key" | "local key of a SEND" => sge.lkey ^= 1,
             _ => {}
         }
         let before = used(&e);
-        e.send(7, SendOp::Write(remote), &[sge]);
+        let is_send = fault.ends_with("SEND");
+        e.send(7, if is_send { SendOp::Send } else { SendOp::Write(remote) }, &[sge]);
         let expected = match fault {
-            "local key" => WcStatus::LocProtErr,
+            "local key" | "local key of a SEND" => WcStatus::LocProtErr,
             "qp rights" => WcStatus::RemInvReqErr,
             _ => WcStatus::RemAccessErr,
         };
         assert_eq!(status(&e), expected, "{fault}");
         assert_eq!(e.qp.state().unwrap(), QpState::Err);
         assert_eq!(used(&e)[0], before[0], "{fault}");
-        if fault != "local key" {
+        assert!(!is_send || used(&e) == before, "nothing was sent");
+        if !fault.starts_with("local key") {
             peer.say("state");
             assert_eq!(peer.hear(), "@ Err", "{fault}");
         }

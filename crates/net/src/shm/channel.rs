@@ -486,6 +486,7 @@ impl Sender {
 
     /// As [`Writer::commit_line`]. None also where the channel is closed.
     #[inline]
+    #[must_use]
     pub fn commit_line(
         &mut self,
         header: usize,

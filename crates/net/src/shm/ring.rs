@@ -156,9 +156,10 @@ impl<M: Memory> Writer<M> {
         Ok(Reservation { writer: self, skip, start, header, front, payload, len, is_held })
     }
 
-    /// Commits a message of one line, header and payload, which the caller has put together. None where there may be no room:
-    /// [`reserve`](Self::reserve) finds out.
+    /// Commits a message of one line, header and payload, which the caller has put together. None where there may be no room,
+    /// or the message is too long: [`reserve`](Self::reserve) finds out.
     #[inline]
+    #[must_use]
     pub fn commit_line(
         &mut self,
         header: usize,
@@ -170,14 +171,15 @@ impl<M: Memory> Writer<M> {
         // With the zero behind it. No line reaches out of the ring.
         let end = (at - self.data + 2 * LINE).min(self.size as usize);
         let is_room = self.free() >= 2 * LINE as u64 && end <= self.allocated && !self.broken;
-        if !is_room || header > ONE_LINE || payload > ONE_LINE - header {
+        let fits = header <= ONE_LINE && payload <= (ONE_LINE - header).min(self.max_payload);
+        if !is_room || !fits {
             return None;
         }
         if position == self.published {
             self.line[8..].copy_from_slice(line);
-            self.held = (header + payload).max(1);
+            self.held = header + payload;
         } else {
-            self.zeroed = 0;
+            // Over a zero that was put there ahead, if any: nobody relies on that once this is committed.
             self.own.write(at + 8, line);
         }
         self.append(Control::Message { header, payload }, LINE as u64);
@@ -343,9 +345,9 @@ impl<M: Memory> Reservation<'_, M> {
     /// written: bytes behind the header may be overwritten.
     #[inline]
     pub fn write_front(&mut self, bytes: &[u8; MAX_HEADER]) {
-        if self.header <= LINE - 8 {
+        if self.header <= ONE_LINE {
             // A length known here makes a few moves of it; a message has its first line for itself.
-            self.write(8, &bytes[..LINE - 8]);
+            self.write(8, &bytes[..ONE_LINE]);
         } else {
             self.write(8, &bytes[..self.header]);
         }
@@ -617,9 +619,9 @@ impl<M: Memory> Message<'_, M> {
     /// The header, copied to `into`.
     #[inline]
     pub fn header<'b>(&self, into: &'b mut [u8; MAX_HEADER]) -> &'b [u8] {
-        if self.place.header <= LINE - 8 {
+        if self.place.header <= ONE_LINE {
             // As in `Reservation::write_front`.
-            self.memory.read(self.place.at + 8, &mut into[..LINE - 8]);
+            self.memory.read(self.place.at + 8, &mut into[..ONE_LINE]);
         } else {
             self.memory.read(self.place.at + 8, &mut into[..self.place.header]);
         }

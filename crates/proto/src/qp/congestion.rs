@@ -38,7 +38,7 @@ fn is_due(last: &mut Option<Time>, now: Time) -> bool {
 }
 
 impl Qp {
-    /// A packet of the peer came: notifies it if the network has marked that.
+    /// The network has marked a packet of the peer: notifies it.
     pub(super) fn note_mark<E: Env>(&mut self, env: &mut E) {
         if !self.init.qp_type.is_reliable() || !is_due(&mut self.congestion.sent, env.now()) {
             return;

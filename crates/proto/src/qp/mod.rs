@@ -547,6 +547,7 @@ impl Qp {
     /// As [`post_recv`](Self::post_recv), where that touches nothing but the queue. None in the error state: the receive is
     /// flushed at once.
     #[inline]
+    #[must_use]
     pub fn queue_recv(&mut self, wr: &RecvWr<'_>) -> Option<Result<(), PostRecvError>> {
         let Some(rq) = &mut self.rq else { return Some(Err(PostRecvError::State)) };
         match self.attr.state {

@@ -123,13 +123,24 @@ impl Inbox {
     pub(crate) fn read(&mut self, message: &Message<'_>) -> Option<Received> {
         let len = message.payload_len();
         let payload = Data::Shared { addr: message.payload_ptr() as u64, len };
-        if let Some(header) = message.header_of::<PLAIN>()
-            && self.parse_alike(&header, payload)
-        {
-            return Some(Received::Packet);
+        self.parse(message.header_of(), payload, |inbox| {
+            let mut head = [0; MAX_HEADER];
+            inbox.parse_any(message.header(&mut head), payload)
+        })
+    }
+
+    /// Reads a packet that is like the last by its header, if that is as long as such a one has, and others by `any`.
+    #[inline]
+    fn parse(
+        &mut self,
+        header: Option<[u8; PLAIN]>,
+        payload: Data<'static>,
+        any: impl FnOnce(&mut Self) -> Option<Received>,
+    ) -> Option<Received> {
+        match header {
+            Some(header) if self.parse_alike(&header, payload) => Some(Received::Packet),
+            _ => any(self),
         }
-        let mut head = [0; MAX_HEADER];
-        self.parse_any(message.header(&mut head), payload)
     }
 
     /// Reads the header of a packet that is like the last; false if it is not.

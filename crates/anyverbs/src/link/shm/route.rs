@@ -18,7 +18,7 @@ use super::{Gone, PATIENCE, Peer, SWEEP_EVERY, Shm, Spare, Unflushed};
 use crate::engine::Engine;
 use crate::engine::pace::Credit;
 use crate::engine::path::Path;
-use crate::link::mapped::{Lookup, Mapped, Target};
+use crate::link::mapped::{Lookup, Target};
 use crate::link::udp::{Asked, CreditPacket, takes_recv};
 
 /// Why a packet did not go out.
@@ -97,25 +97,23 @@ impl ShmRoute {
         self.source
     }
 
-    /// A region of the peer, if this process has mapped it or does so now. True: it never can.
+    /// Whether this process has mapped a region of the peer, or does so now.
     #[inline]
     pub(in crate::link) fn mapped(
         &self,
         engine: &Engine,
         copying: &Copying<'_>,
         target: &Target,
-    ) -> (Option<Arc<Mapped>>, bool) {
-        let (mapped, is_new) = match self.peer.mapped.get(copying, target) {
-            Lookup::Mapped(mapped, is_new) => (mapped, is_new),
-            Lookup::Private => return (None, true),
-            Lookup::NotYet => return (None, false),
-        };
-        if is_new && let Some(shm) = &engine.shm {
+    ) -> Lookup {
+        let found = self.peer.mapped.get(copying, target);
+        if let Lookup::Mapped { is_new: true, .. } = found
+            && let Some(shm) = &engine.shm
+        {
             let until = engine.now() + SWEEP_EVERY;
             shm.next.fetch_min(until.as_nanos(), Ordering::SeqCst);
             engine.wake_before(until);
         }
-        (Some(mapped), false)
+        found
     }
 
     /// Puts a packet into the ring.
@@ -224,8 +222,9 @@ impl ShmRoute {
         Ok(())
     }
 
-    /// As [`send`](Self::send), of a request with nothing but a base header that goes into one line with its payload: the
-    /// likely one of a program that sends short messages. None if it is no such, or there may be no room.
+    /// As [`send`](Self::send), of a packet with nothing but a base header that goes into one line with its payload: the
+    /// likely one of a program that sends short messages. None if it is no such, or there may be no room. The payload is read
+    /// first: where that fails it does not matter what else would have stood in the way.
     #[inline]
     fn send_line(
         &self,
@@ -236,7 +235,7 @@ impl ShmRoute {
         payload: &Payload<'_>,
     ) -> Option<Result<(), TransmitError>> {
         let (front, len) = (self.front.v4()?, payload.len());
-        if len > ONE_LINE - PLAIN || !headers.is_bare() || !headers.bth.opcode.is_request() {
+        if len > ONE_LINE - PLAIN || !headers.is_bare() {
             return None;
         }
         let mut line = [0; ONE_LINE];
@@ -251,7 +250,7 @@ impl ShmRoute {
             }
         }
         let message = sender.commit_line(PLAIN, len, &line)?;
-        out.note(Bth::LEN + len, len, Some(message));
+        out.note(Bth::LEN + len, len, headers.bth.opcode.is_request().then_some(message));
         Some(Ok(()))
     }
 

@@ -61,6 +61,10 @@ fn pop(reader: &mut Reader) -> Option<(Vec<u8>, Vec<u8>)> {
     let message = reader.batch(1).next()?;
     let mut header = [0; MAX_HEADER];
     let header = message.header(&mut header).to_vec();
+    assert_eq!(
+        message.header_of::<12>().as_ref().map(|h| &h[..]),
+        header.get(..).filter(|h| h.len() == 12)
+    );
     let mut payload = vec![0; message.payload_len()];
     message.read_payload(0, &mut payload);
     reader.release();
@@ -98,9 +102,15 @@ fn a_message_of_one_line_is_amended_as_any_other() {
             assert_eq!(pop(&mut reader), Some((header, vec![n; 8])));
         }
     }
+    let side = side_len(RING);
+    let object = SharedObject::new(2 * side).unwrap();
+    let area = Area::map(object.as_fd(), 2 * side, Access::ReadWrite).unwrap();
+    let mut short = Writer::new(area.part(0, side), area.part(side, side), page(), RING, 20);
     for (header, payload) in [(ONE_LINE + 1, 0), (0, ONE_LINE + 1), (30, 27), (usize::MAX, 1)] {
         assert!(writer.commit_line(header, payload, &[0; ONE_LINE]).is_none());
     }
+    assert!(short.commit_line(9, 20, &[0; ONE_LINE]).is_some());
+    assert!(short.commit_line(9, 21, &[0; ONE_LINE]).is_none());
     assert!(!writer.publish());
 }
 
@@ -345,6 +355,7 @@ fn an_impossible_head_breaks_the_writer_only_when_it_looks() {
         };
         assert_eq!(error, ReserveError::Broken, "{head}");
         assert_eq!(push(&mut writer, &[], &[]), Err(ReserveError::Broken));
+        assert!(writer.commit_line(0, 0, &[0; ONE_LINE]).is_none());
     }
     let Pair { mut writer, mut reader, read, .. } = pair();
     push(&mut writer, &[], &[]).unwrap();

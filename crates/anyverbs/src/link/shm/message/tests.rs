@@ -8,14 +8,9 @@ use super::*;
 use anyverbs_proto::wire::aeth::{Aeth, Syndrome};
 use anyverbs_proto::wire::reth::Reth;
 
-impl Inbox {
-    /// As [`read`](Self::read), of a header and a payload.
-    fn parse(&mut self, head: &[u8], payload: Data<'static>) -> Option<Received> {
-        match head.try_into() {
-            Ok(header) if self.parse_alike(header, payload) => Some(Received::Packet),
-            _ => self.parse_any(head, payload),
-        }
-    }
+/// Reads a header and a payload.
+fn read(inbox: &mut Inbox, head: &[u8], payload: Data<'static>) -> Option<Received> {
+    inbox.parse(head.try_into().ok(), payload, |inbox| inbox.parse_any(head, payload))
 }
 
 const ADDR: u64 = 0x1000;
@@ -67,7 +62,7 @@ fn packets_are_read_one_after_the_other_into_one_inbox() {
         (arrival(2), send()),
     ] {
         let bytes = message(&arrival, &headers, 3);
-        assert!(matches!(inbox.parse(&bytes, payload(3)), Some(Received::Packet)));
+        assert!(matches!(read(&mut inbox, &bytes, payload(3)), Some(Received::Packet)));
         assert_eq!(inbox.arrival, arrival);
         let mut expected = headers;
         expected.bth.pad = 1;
@@ -82,19 +77,19 @@ fn an_ack_rides_with_a_request_and_with_nothing_else() {
     let mut inbox = Inbox::new();
     let mut bytes = message(&arrival(1), &send(), 0);
     bytes[RIDER..RIDER + 4].copy_from_slice(&[RIDES, 1, 2, 3]);
-    assert!(inbox.parse(&bytes, payload(0)).is_some());
+    assert!(read(&mut inbox, &bytes, payload(0)).is_some());
     assert_eq!(inbox.packet.acks, Some(Psn::new(0x01_0203)));
     bytes[RIDER] = 2;
-    assert!(inbox.parse(&bytes, payload(0)).is_none());
+    assert!(read(&mut inbox, &bytes, payload(0)).is_none());
 
     let opcode = Opcode::new(Service::Rc, Operation::Ack);
     let mut ack = Headers::new(Bth::new(opcode, Qpn::new(1), Psn::new(1)));
     ack.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: 1 });
     let mut bytes = message(&arrival(1), &ack, 0);
-    assert!(inbox.parse(&bytes, payload(0)).is_some());
+    assert!(read(&mut inbox, &bytes, payload(0)).is_some());
     assert_eq!(inbox.packet.acks, None);
     bytes[RIDER] = RIDES;
-    assert!(inbox.parse(&bytes, payload(0)).is_none());
+    assert!(read(&mut inbox, &bytes, payload(0)).is_none());
 }
 
 #[test]
@@ -104,12 +99,12 @@ fn a_header_of_no_family_is_refused_whatever_came_before() {
         for byte in [0, 0xff] {
             let mut inbox = Inbox::new();
             if let Some(before) = before {
-                assert!(inbox.parse(&message(&before, &send(), 0), payload(0)).is_some());
+                assert!(read(&mut inbox, &message(&before, &send(), 0), payload(0)).is_some());
             }
             let mut bytes = message(&arrival(1), &send(), 0);
             bytes[..6].fill(byte);
             bytes[FIXED..FIXED + 8].fill(byte);
-            assert!(inbox.parse(&bytes, payload(0)).is_none(), "{before:?} {byte}");
+            assert!(read(&mut inbox, &bytes, payload(0)).is_none(), "{before:?} {byte}");
         }
     }
 }
@@ -136,7 +131,8 @@ fn nonsense_in_a_header_is_nothing_or_another_packet() {
         bytes.truncate(if random() % 8 == 0 { random() % bytes.len() } else { bytes.len() });
         let len = if random() % 8 == 0 { random() % 40_000 } else { 4 };
         let mut fresh = Inbox::new();
-        let (kept, anew) = (inbox.parse(&bytes, payload(len)), fresh.parse(&bytes, payload(len)));
+        let (kept, anew) =
+            (read(&mut inbox, &bytes, payload(len)), read(&mut fresh, &bytes, payload(len)));
         assert_eq!(kept.is_some(), anew.is_some());
         if let Some(Received::Packet) = kept {
             packets += 1;
