@@ -80,7 +80,7 @@ impl Turns {
         median(self.rounds.iter().filter_map(value).collect()).ok_or(unsettled)
     }
 
-    /// The states of the rounds that count, as `near`, `far` or both.
+    /// The states of the rounds that count, as `near` or `near/far`.
     pub(super) fn states(&self) -> String {
         let mut states: Vec<_> = self.rounds.iter().filter_map(Round::state).collect();
         states.sort_unstable();
