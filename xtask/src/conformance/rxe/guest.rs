@@ -369,6 +369,40 @@ mod tests {
         fs::remove_dir_all(folder).unwrap();
     }
 
+    /// apt knows the kernel only after an update, or never.
+    #[test]
+    fn a_list_of_packages_that_is_too_old_is_renewed() {
+        let folder = env::temp_dir().join(format!("xtask-apt-{}", std::process::id()));
+        let [work, bin] = ["work", "bin"].map(|name| folder.join(name));
+        [&work, &bin].map(|folder| fs::create_dir_all(folder).unwrap());
+        let programs = [
+            (
+                "apt-cache",
+                "test -e \"$RXE_WORK/renewed\" || exit 100\necho '  Depends: linux-image-9.9'",
+            ),
+            ("apt-get", "echo \"$1\" >> \"$RXE_WORK/asked\"\n: > \"$RXE_WORK/$RENEWS\""),
+            ("mmdebstrap", "exit 77"),
+        ];
+        for (name, text) in programs {
+            let program = bin.join(name);
+            fs::write(&program, format!("#!/bin/sh\n{text}\n")).unwrap();
+            quiet(Command::new("chmod").arg("+x").arg(&program)).unwrap();
+        }
+        let path = format!("{}:{}", bin.display(), env::var("PATH").unwrap());
+        let vm = Vm { work: work.clone(), ..Vm::from_environment() };
+        for (renews, asked, status) in
+            [("nothing", "update\n", 1), ("renewed", "update\ndownload\n", 77)]
+        {
+            let mut build = vm.command(&["build"]);
+            let output = build.env("PATH", &path).env("RENEWS", renews).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(status), "{said}");
+            assert_eq!(fs::read_to_string(work.join("asked")).unwrap(), asked, "{said}");
+            fs::remove_file(work.join("asked")).unwrap();
+        }
+        fs::remove_dir_all(folder).unwrap();
+    }
+
     #[test]
     fn the_gid_of_an_address_is_found_by_its_type() {
         let table = "\
