@@ -374,7 +374,7 @@ mod tests {
     fn a_list_of_packages_that_is_too_old_is_renewed() {
         let folder = env::temp_dir().join(format!("xtask-apt-{}", std::process::id()));
         let [work, bin] = ["work", "bin"].map(|name| folder.join(name));
-        [&work, &bin].map(|folder| fs::create_dir_all(folder).unwrap());
+        [&work, &bin].into_iter().for_each(|folder| fs::create_dir_all(folder).unwrap());
         let programs = [
             (
                 "apt-cache",
