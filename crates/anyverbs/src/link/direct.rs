@@ -2,8 +2,8 @@
 //! no message.
 //!
 //! Each process publishes on its board (`anyverbs_net::shm::published`) which regions there are and which queue pairs take
-//! requests, of whom and with which rights. The requester checks there what the responder would check, or that it has not changed since ([`LastTarget`]), and copies. If
-//! anything is not as it should be it says no, and the request goes by the ring: the responder finds the fault, answers, and
+//! requests, of whom and with which rights. The requester checks there what the responder would check, or that it has not
+//! changed since ([`LastTarget`]), and copies. If anything is not as it should be it says no, and the request goes by the ring: the responder finds the fault, answers, and
 //! makes its events, as ever.
 //!
 //! | on the board, in words | what |
@@ -252,11 +252,10 @@ impl Engine {
 /// The private region that a queue pair was last admitted to. A valid entry of the board does not change but for a queue pair's
 /// rights, and another validity has another first word: so while these three words stand, so does what was read behind them.
 #[derive(Debug, Default)]
-pub(crate) struct LastTarget(Option<Admitted>);
+pub(crate) struct LastTarget(Option<(Arc<Peer>, Admitted)>);
 
 #[derive(Debug)]
 struct Admitted {
-    peer: Arc<Peer>,
     dest: Qpn,
     /// Of the queue pair's entry: the first word, and the one with its rights.
     qp: [u64; 2],
@@ -275,9 +274,9 @@ impl LastTarget {
         peer: &Arc<Peer>,
         operation: &Direct<'_>,
     ) -> Option<(Target, u64)> {
-        let last = self.0.as_ref()?;
+        let (of, last) = self.0.as_ref()?;
         let Direct { dest_qpn, direction, remote, len, .. } = operation;
-        let is_same = Arc::ptr_eq(&last.peer, peer)
+        let is_same = Arc::ptr_eq(of, peer)
             && last.dest == *dest_qpn
             && last.target.rkey == remote.rkey
             && last.access.contains(right_to(*direction));
@@ -329,7 +328,7 @@ pub(crate) fn perform(
                 Lookup::Mapped { region, .. } => Some(region),
                 Lookup::NotYet => None,
                 Lookup::Private => {
-                    *last = LastTarget(Some(admitted));
+                    *last = LastTarget(Some((Arc::clone(&route.peer), admitted)));
                     None
                 }
             };
@@ -498,8 +497,7 @@ impl Seen<'_> {
         let (pd, rights, qp) = self.pd_of(dest, from, route.source(), need)?;
         let (target, iova, offset) = self.target(remote, len, pd, need)?;
         let access = rights & target.access;
-        let peer = Arc::clone(&route.peer);
-        Some((Admitted { peer, dest, qp, access, iova, target }, offset))
+        Some((Admitted { dest, qp, access, iova, target }, offset))
     }
 
     /// Whether there is anything to see.
