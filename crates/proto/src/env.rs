@@ -77,6 +77,27 @@ pub trait Env {
         Ok(f(self.memory(), addr))
     }
 
+    /// Calls `f` with where `len` bytes lie that a peer names to queue pair `qpn`, which stay registered for that long, or
+    /// until [`end_remote`](Self::end_remote).
+    ///
+    /// # Errors
+    /// As [`MrTable::remote`].
+    fn with_remote<R>(
+        &mut self,
+        rkey: u32,
+        (pd, qpn): (u32, Qpn),
+        (va, len): (u64, u64),
+        need: Access,
+        f: impl FnOnce(&Self::Memory, u64) -> R,
+    ) -> Result<R, KeyError> {
+        let hold = self.mrs().remote(rkey, (pd, qpn), va, len, need)?;
+        Ok(f(self.memory(), hold.addr()))
+    }
+
+    /// Nothing of [`with_remote`](Self::with_remote) stays in use: to be called before anything that may take a window or a
+    /// region out of use.
+    fn end_remote(&mut self) {}
+
     /// Hands one packet to the link, which copies the payload ([`Payload::copy_to`]), pads it (`headers.bth.pad` is not
     /// set) and adds the ICRC. `av` is the queue pair's own path or, on UD, the datagram's. The packet must have left (or be staged, in order) when the device gives up
     /// the queue pair's lock.

@@ -559,6 +559,14 @@ struct Held<'a> {
     _use: Use<'a>,
 }
 
+impl Held<'_> {
+    /// Whether peers may name it so now.
+    #[inline]
+    fn is_of(&self, rkey: u32) -> bool {
+        self.slot.rkey.load(Ordering::Relaxed) == rkey
+    }
+}
+
 /// Accesses to local elements, one after the other. The region of the last one stays in use, as if the access were in
 /// progress: the next one to it counts itself neither in nor out, which costs two locked instructions. To be kept for a batch
 /// at most, since deregistration waits for it.
@@ -596,6 +604,55 @@ impl<'a> LastLocal<'a> {
     #[inline]
     pub fn release(&mut self) {
         self.0 = None;
+    }
+}
+
+/// As [`LastLocal`], of the accesses of a peer. Nothing that takes a window or a region out of use may be called by the thread
+/// that keeps it: it would wait for itself.
+#[derive(Default)]
+pub struct LastRemote<'a>(Option<(u32, Held<'a>)>);
+
+impl<'a> LastRemote<'a> {
+    /// Where `len` bytes at `va` lie; good until the next call, or the end of this.
+    ///
+    /// # Errors
+    /// As [`MrTable::remote`].
+    #[inline]
+    pub fn find(
+        &mut self,
+        mrs: &'a MrTable,
+        rkey: u32,
+        (pd, qpn): (u32, Qpn),
+        va: u64,
+        len: u64,
+        need: Access,
+    ) -> Result<u64, KeyError> {
+        // A key may be invalidated while its region is in use.
+        let held = match &self.0 {
+            Some((key, held)) if *key == rkey && held.is_of(rkey) => held,
+            _ => {
+                self.release();
+                let hold = mrs.remote(rkey, (pd, qpn), va, len, need)?;
+                &self.0.insert((rkey, hold.held)).1
+            }
+        };
+        let (addr, access) = held.slot.place(pd, va, len, need)?;
+        if access.contains(Access::WINDOW_2) && !held.slot.admits(qpn) {
+            return Err(KeyError::Access);
+        }
+        Ok(addr)
+    }
+
+    /// Nothing stays in use.
+    #[inline]
+    pub fn release(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl std::fmt::Debug for LastRemote<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("LastRemote").field(&self.0.as_ref().map(|(rkey, _)| rkey)).finish()
     }
 }
 

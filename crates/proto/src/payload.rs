@@ -117,12 +117,14 @@ impl Payload<'_> {
                     .map_err(|_| Fault)?;
                 memory.copy(to, hold.addr(), self.len)
             }
-            Source::Gather { sges: [sge], skip: 0 }
-                if sge.len as usize == self.len && self.len > 0 =>
-            {
-                match region.find(mrs, self.pd, sge, Access::empty()).map_err(|_| Fault)? {
+            Source::Gather { sges: [sge], skip } if self.len > 0 => {
+                let addr = sge.addr.wrapping_add(skip);
+                let part = Sge { addr, len: self.len as u32, lkey: sge.lkey };
+                // The machine never asks for more than the list holds.
+                debug_assert!(skip + self.len as u64 <= sge.len.into());
+                match region.find(mrs, self.pd, &part, Access::empty()).map_err(|_| Fault)? {
                     Some(from) => memory.copy(to, from, self.len),
-                    None => write_zeros(to, sge.len, memory),
+                    None => write_zeros(to, part.len, memory),
                 }
             }
             Source::Gather { sges, skip } => {

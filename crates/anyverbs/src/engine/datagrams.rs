@@ -139,7 +139,7 @@ impl Engine {
         if to_gsi {
             return self.classify_mad(datagram, bytes, into.arrival, was_forwarded, tally);
         }
-        if into.packet.parse_from(bytes).is_err() {
+        if into.read(bytes).is_err() {
             self.count(Counter::DropMalformed, 1);
             return None;
         }

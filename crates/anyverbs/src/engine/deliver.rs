@@ -9,8 +9,10 @@ use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wire::opcode::Operation;
+use anyverbs_proto::wire::packet::{Beginning, Malformed};
 
 use super::Engine;
+use super::arrivals::Arrivals;
 use super::env::Call;
 use crate::qp::{QpCell, State};
 
@@ -19,6 +21,16 @@ use crate::qp::{QpCell, State};
 pub(super) struct Arrived<'a> {
     pub(super) arrival: Arrival,
     pub(super) packet: Incoming<'a>,
+    /// Of the packet, if [`read`](Self::read) has read it.
+    beginning: Beginning,
+}
+
+impl<'a> Arrived<'a> {
+    /// Reads a packet, without its ICRC, to this place.
+    #[inline]
+    pub(super) fn read(&mut self, bytes: &'a [u8]) -> Result<(), Malformed> {
+        self.packet.parse_next(&mut self.beginning, bytes)
+    }
 }
 
 impl Engine {
@@ -30,7 +42,7 @@ impl Engine {
     ) {
         self.deliver_at(now, |into| match packets.next() {
             Some((arrival, packet)) => {
-                *into = Arrived { arrival, packet };
+                *into = Arrived { arrival, packet, ..Arrived::default() };
                 true
             }
             None => false,
@@ -77,22 +89,24 @@ impl Engine {
                 continue;
             }
             let mut call = Call::at(&cell, now);
+            let mut arrivals = Arrivals::new(&cell);
             let is_target = cell.qp_type == QpType::XrcRecv;
             loop {
-                let Arrived { arrival, packet } = &*this;
+                let Arrived { arrival, packet, .. } = &*this;
                 let wanted = qpn != Qpn::MULTICAST || cell.takes(&state, arrival, packet);
                 let State { machine, link, .. } = &mut *state;
                 more = read(next);
                 if more && rides(&next.packet, packet) {
                     // It rode with the peer's answer, which a program expects to see after its own send is complete.
-                    machine.receive(&next.arrival, &next.packet, &mut call.env(link));
+                    let mut env = call.env_with(link, &mut arrivals);
+                    machine.receive(&next.arrival, &next.packet, &mut env);
                     more = read(next);
                 }
                 if is_target && self.is_elsewhere(&cell, &mut state, &mut call, arrival, packet) {
                     // Another process has what it is about.
                 } else if wanted {
                     let State { machine, link, .. } = &mut *state;
-                    machine.receive(arrival, packet, &mut call.env(link));
+                    machine.receive(arrival, packet, &mut call.env_with(link, &mut arrivals));
                 }
                 mem::swap(&mut this, &mut next);
                 let goes_on = more
@@ -102,6 +116,7 @@ impl Engine {
                     break;
                 }
             }
+            arrivals.end();
             if is_target {
                 self.end_target_batch(&cell, &mut state, &mut call);
             }

@@ -386,6 +386,35 @@ impl Env for DeviceEnv<'_, '_> {
         }
     }
 
+    #[inline]
+    fn with_remote<R>(
+        &mut self,
+        rkey: u32,
+        reach: (u32, Qpn),
+        (va, len): (u64, u64),
+        need: Access,
+        f: impl FnOnce(&ProcessMemory, u64) -> R,
+    ) -> Result<R, KeyError> {
+        let engine = self.engine;
+        match &mut self.arrivals {
+            Some(arrivals) => {
+                let addr = arrivals.target.find(&engine.mrs, rkey, reach, va, len, need)?;
+                Ok(f(&engine.memory, addr))
+            }
+            None => {
+                let hold = engine.mrs.remote(rkey, reach, va, len, need)?;
+                Ok(f(&engine.memory, hold.addr()))
+            }
+        }
+    }
+
+    #[inline]
+    fn end_remote(&mut self) {
+        if let Some(arrivals) = &mut self.arrivals {
+            arrivals.target.release();
+        }
+    }
+
     fn transmit(
         &mut self,
         av: &AddressVector,

@@ -353,7 +353,7 @@ impl Engine {
                 let (mut tally, mut place) = (Tally::default(), Arrived::default());
                 match self.classify(&datagram, senders, true, &mut tally, &mut place) {
                     Some(Received::Packet) => {
-                        let Arrived { arrival, packet } = place;
+                        let Arrived { arrival, packet, .. } = place;
                         self.deliver(now, std::iter::once((arrival, packet)));
                     }
                     Some(Received::Gsi(incoming)) => self.receive_mads(now, &[*incoming]),

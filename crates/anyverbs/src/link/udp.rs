@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use anyverbs_net::{Destination, TxBatch};
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::env::TransmitError;
+use anyverbs_proto::mr::LastLocal;
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
@@ -103,6 +104,8 @@ pub(crate) struct Outbox {
     batch: Option<Box<TxBatch>>,
     /// Packets of queue pairs in it, and their bytes, to be counted together.
     sent: (u64, u64),
+    /// The region of the last element that was copied, while there is a batch.
+    region: LastLocal<'static>,
     /// What the same-host link has not shown yet.
     pub(crate) shm: Unflushed,
 }
@@ -153,13 +156,16 @@ impl Outbox {
         headers.emit(room);
         // The pad count, which is the link's affair.
         room[1] = room[1] & !0x30 | (pad as u8) << 4;
+        let to = room[head..head + body].as_mut_ptr() as u64;
         if let Err(fault) =
-            payload.copy_to(&engine.mrs, &engine.memory, &mut room[head..head + body])
+            payload.copy_to_addr(&engine.mrs, &mut self.region, &engine.memory, to)
         {
             batch.discard_last();
             return Err(fault.into());
         }
-        room[head + body..len - ICRC_LEN].fill(0);
+        if pad > 0 {
+            room[head + body..len - ICRC_LEN].fill(0);
+        }
         seal(flow, id, room);
         if let Some(counts) = probe {
             let probe = CreditPacket { is_probe: true, dest, from, counts };
@@ -204,6 +210,7 @@ impl Outbox {
     pub(crate) fn flush(&mut self, engine: &Engine) {
         self.shm.flush(engine);
         if let Some(mut batch) = self.batch.take() {
+            self.region.release();
             let dropped = batch.stats().dropped;
             if let Err(error) = batch.flush(&engine.port) {
                 tracing::debug!(%error, "packets were not sent");

@@ -202,3 +202,70 @@ fn an_import_takes_the_place_of_one_whose_region_is_over() {
     assert!(local(theirs.lkey).is_err() && remote(theirs.rkey).is_err());
     assert!(table.imported.read().unwrap().is_empty());
 }
+
+#[test]
+fn the_last_remote_access_answers_as_a_new_one_would() {
+    let table = MrTable::new(10, 1);
+    let region = Region { access: REGION.access | Access::REMOTE_WRITE, ..REGION };
+    let (keys, other) = (table.register(region).unwrap(), table.register(REGION).unwrap());
+    let mut last = LastRemote::default();
+    let here = (7, Qpn::new(1));
+    for rkey in [keys.rkey, keys.rkey, other.rkey, keys.lkey, 0, keys.rkey] {
+        for (va, len) in [(0x1000, 0x100), (0x10ff, 2), (0xfff, 1), (0x1100, 0)] {
+            for reach in [here, (8, Qpn::new(1))] {
+                let need = Access::REMOTE_WRITE;
+                let alone = table.remote(rkey, reach, va, len, need).map(|hold| hold.addr());
+                assert_eq!(last.find(&table, rkey, reach, va, len, need), alone);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_key_that_was_invalidated_is_not_found_though_its_region_is_in_use() {
+    let table = MrTable::new(10, 1);
+    let access = REGION.access | Access::INVALIDATABLE;
+    let keys = table.register(Region { access, ..REGION }).unwrap();
+    let mut last = LastRemote::default();
+    let mut find =
+        || last.find(&table, keys.rkey, (7, Qpn::new(1)), 0x1000, 1, Access::REMOTE_READ).is_ok();
+    assert!(find() && find());
+    table.invalidate(keys.rkey, 7, None).unwrap();
+    assert!(!find());
+}
+
+#[test]
+fn a_window_of_another_queue_pair_is_not_found_after_its_own_has_used_it() {
+    let table = MrTable::new(10, 1);
+    let access = REGION.access | Access::MW_BIND;
+    let keys = table.register(Region { access, ..REGION }).unwrap();
+    let window = table.alloc_window(7, WindowType::Type2).unwrap();
+    let (access, qpn) = (Access::REMOTE_READ, Qpn::new(1));
+    let bind = Bind { window, rkey: 1, lkey: keys.lkey, access, addr: 0x1000, len: 0x10 };
+    let rkey = table.bind(&bind, 7, qpn).unwrap();
+    let mut last = LastRemote::default();
+    let mut find = |qpn| last.find(&table, rkey, (7, qpn), 0x1000, 1, Access::REMOTE_READ);
+    assert!(find(qpn).is_ok());
+    assert_eq!(find(Qpn::new(2)), Err(KeyError::Access));
+    assert!(find(qpn).is_ok());
+}
+
+#[test]
+fn deregistration_waits_for_the_last_remote_access_until_it_is_released() {
+    let table = MrTable::new(10, 1);
+    let keys = table.register(REGION).unwrap();
+    let mut last = LastRemote::default();
+    let reach = (7, Qpn::new(1));
+    last.find(&table, keys.rkey, reach, 0x1000, 1, Access::REMOTE_READ).unwrap();
+    std::thread::scope(|scope| {
+        let ends = scope.spawn(|| table.deregister(keys.lkey));
+        while table.remote(keys.rkey, reach, 0x1000, 1, Access::REMOTE_READ).is_ok() {
+            std::thread::yield_now();
+        }
+        assert!(!ends.is_finished());
+        last.release();
+        assert_eq!(ends.join().unwrap(), Ok(()));
+    });
+    let again = last.find(&table, keys.rkey, reach, 0x1000, 1, Access::REMOTE_READ);
+    assert_eq!(again, Err(KeyError::Key));
+}

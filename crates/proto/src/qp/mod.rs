@@ -35,7 +35,7 @@ use crate::types::{Gid, PKey, Psn, QKey, Qpn};
 use crate::wc::{Wc, WcOpcode, WcStatus};
 use crate::wire::bth::Bth;
 use crate::wire::opcode::{Opcode, Operation, Service};
-use crate::wire::packet::{Headers, Malformed, Packet};
+use crate::wire::packet::{Beginning, Headers, Malformed, Packet};
 use crate::wr::{AddressVector, MAX_MESSAGE, RecvWr, SendFlags, SendWr, UdDest};
 use attr::{ModifyError, ModifyLimits, QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType};
 use congestion::Congestion;
@@ -154,13 +154,13 @@ impl<'a> From<Packet<'a>> for Incoming<'a> {
 }
 
 impl<'a> Incoming<'a> {
-    /// As [`Packet::parse`], in place: a packet is long to move about. After an error it is any.
+    /// As [`Headers::parse_next`], in place: a packet is long to move about. After an error it is any.
     ///
     /// # Errors
     /// As [`Packet::parse`].
     #[inline]
-    pub fn parse_from(&mut self, bytes: &'a [u8]) -> Result<(), Malformed> {
-        self.payload = Data::Bytes(self.headers.parse_packet(bytes)?);
+    pub fn parse_next(&mut self, last: &mut Beginning, bytes: &'a [u8]) -> Result<(), Malformed> {
+        self.payload = Data::Bytes(self.headers.parse_next(last, bytes)?);
         (self.packets, self.acks) = (1, None);
         Ok(())
     }
@@ -639,14 +639,17 @@ impl Qp {
                 return env.count(Counter::DropQpState, 1);
             }
         }
-        if self.execute_single(packet, env) {
-            // The likely request.
-        } else if bth.opcode.is_response() {
-            self.receive_response(packet, env);
-        } else {
-            self.receive_request(packet, env);
+        if !self.execute_single(packet, env) {
+            // It is not the likely request.
+            env.end_remote();
+            if bth.opcode.is_response() {
+                self.receive_response(packet, env);
+            } else {
+                self.receive_request(packet, env);
+            }
         }
         if self.has_to_send() {
+            env.end_remote();
             self.transmit(env);
         }
     }

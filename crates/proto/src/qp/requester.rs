@@ -8,6 +8,7 @@ mod direct;
 mod retransmit_delay;
 mod retry;
 mod single;
+mod stream;
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -210,7 +211,8 @@ impl Qp {
                 self.sq.next = self.sq.next.wrapping_add(1);
                 continue;
             }
-            match self.send_packet(window, env) {
+            let streamed = self.send_stream(window, &mut sent, env);
+            match streamed.and_then(|()| self.send_packet(window, env)) {
                 Ok(true) => sent = true,
                 Ok(false) | Err(TransmitError::Blocked) => break,
                 Err(TransmitError::Fault(_)) => self.halt(WcStatus::LocProtErr),
@@ -433,13 +435,8 @@ impl Qp {
         let qp_type = self.init.qp_type;
         let first = offset == 0;
         let operation = operation(&sqe.op, first || sqe.split, last || sqe.split);
-        // Ask at the end of a message, every so often inside it, and where the window ends.
         let carried = if sqe.op.has_response_data() { 1 } else { packets };
-        let cost = u64::from(self.mtu()) + PACKET_COST;
-        let after = u64::from(psn.plus(carried).since(self.requester.una) as u32) * cost;
-        let asks = last
-            || psn.get() % ACK_EVERY + carried >= ACK_EVERY
-            || after + u64::from(carried) * cost > window;
+        let asks = last || self.asks_for_ack(psn, carried, window);
         let mut headers = Headers::new(Bth {
             opcode: Opcode::new(qp_type.service(), operation),
             solicited: last && sqe.flags.contains(SendFlags::SOLICITED),
@@ -476,6 +473,13 @@ impl Qp {
             _ => {}
         }
         headers
+    }
+
+    /// Whether packets at `psn` that do not end a message ask for an ACK: every so often, and where the window ends.
+    fn asks_for_ack(&self, psn: Psn, packets: u32, window: u64) -> bool {
+        let cost = u64::from(self.mtu()) + PACKET_COST;
+        let after = u64::from(psn.plus(packets).since(self.requester.una) as u32) * cost;
+        psn.get() % ACK_EVERY + packets >= ACK_EVERY || after + u64::from(packets) * cost > window
     }
 
     /// Moves the cursor back to `psn`, which lies between `una` and the cursor; what follows is sent again.

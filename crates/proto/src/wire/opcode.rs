@@ -392,8 +392,19 @@ impl Opcode {
 
     /// Bytes of extension headers between the BTH and the payload.
     #[must_use]
+    #[inline]
     pub const fn ext_len(self) -> usize {
-        self.ext().len()
+        const LEN: [u8; 512] = {
+            let mut len = [0; 512];
+            let mut ext = 0;
+            while ext < 512 {
+                len[ext] = Ext(ext as u16).len() as u8;
+                ext += 1;
+            }
+            len
+        };
+        const _: () = assert!(LEN.len() == 1 << Ext::LEN.len());
+        LEN[self.ext().0 as usize] as usize
     }
 
     /// The extension headers. In XRC the requests carry an XRCETH, the responses do not (IBA A14.3).

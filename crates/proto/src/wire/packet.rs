@@ -7,6 +7,7 @@ use super::atomic::{AtomicAckEth, AtomicEth};
 use super::bth::Bth;
 use super::deth::Deth;
 use super::feth::Feth;
+use super::field::u24_at;
 use super::ieth::Ieth;
 use super::imm::ImmDt;
 use super::opcode::{Ext, Opcode, Operation, Service};
@@ -69,6 +70,11 @@ pub struct Headers {
     pub ieth: Option<u32>,
 }
 
+/// How a packet began, if many of its kind may follow each other: its base header up to the destination. No two packets that
+/// begin the same differ in more than the rest of that and, where they have one, their RETH.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Beginning(Option<[u8; 8]>);
+
 impl Headers {
     /// A base header alone.
     #[must_use]
@@ -111,8 +117,11 @@ impl Headers {
         let ext = self.bth.opcode.ext();
         let mut out = Writer { rest: buf, written: 0 };
         self.bth.emit(out.next());
-        if !ext.is_empty() {
-            self.emit_ext(ext, &mut out);
+        match self.reth {
+            // Of a WRITE, the likely one.
+            Some(reth) if ext == Ext::RETH => reth.emit(out.next()),
+            _ if !ext.is_empty() => self.emit_ext(ext, &mut out),
+            _ => {}
         }
         out.written
     }
@@ -195,6 +204,49 @@ impl Headers {
             return Err(Malformed::Length);
         }
         Ok(&rest[..len])
+    }
+
+    /// As [`parse_packet`](Self::parse_packet), of one of many packets that are read to the same headers; `last` says how the
+    /// last one began.
+    ///
+    /// # Errors
+    /// As [`Packet::parse`].
+    #[inline]
+    pub fn parse_next<'a>(
+        &mut self,
+        last: &mut Beginning,
+        bytes: &'a [u8],
+    ) -> Result<&'a [u8], Malformed> {
+        if let Some((begins, rest)) = bytes.split_first_chunk()
+            && last.0 == Some(*begins)
+            && let Some(payload) = self.parse_alike(rest)
+        {
+            return Ok(payload);
+        }
+        last.0 = None;
+        let payload = self.parse_packet(bytes)?;
+        let opcode = self.bth.opcode;
+        let (is_bare, is_plain_write) = (self.is_bare(), opcode.is_write() && !opcode.has_imm());
+        if opcode.service != Service::Xrc && (is_bare || is_plain_write && self.reth.is_some()) {
+            last.0 = bytes.first_chunk().copied();
+        }
+        Ok(payload)
+    }
+
+    /// Reads what differs between two packets that begin the same, behind that. None if it is not for us to say what is wrong.
+    #[inline]
+    fn parse_alike<'a>(&mut self, rest: &'a [u8]) -> Option<&'a [u8]> {
+        let (&[ack_req, psn @ ..], mut rest) = rest.split_first_chunk::<4>()?;
+        if let Some(reth) = &mut self.reth {
+            *reth = Reth::parse(take(&mut rest).ok()?);
+        }
+        let len = rest.len().checked_sub(self.bth.pad.into())?;
+        if !rest.len().is_multiple_of(4) || !self.bth.opcode.admits_payload(len) {
+            return None;
+        }
+        self.bth.ack_req = ack_req & 0x80 != 0;
+        self.bth.psn = Psn::new(u24_at(&psn, 0));
+        Some(&rest[..len])
     }
 
     /// Reads the extension headers that the opcode has off the front of `rest`.

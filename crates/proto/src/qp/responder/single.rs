@@ -1,5 +1,6 @@
-//! A SEND of one packet that comes next and finds a receive of one element: the likely request of a program that answers
-//! messages. It is executed as the general way would, without the checks of what it cannot be.
+//! A request of one packet that comes next: a SEND that finds a receive of one element, as programs send who answer messages,
+//! or a WRITE: a requester may cut a long one into those. It is executed as the general way would, without the checks of what it
+//! cannot be.
 
 use crate::env::{Env, Side};
 use crate::mr::Access;
@@ -10,39 +11,90 @@ use super::super::attr::QpState;
 use super::super::{Incoming, Qp};
 use super::{ACK_BYTES, Inbound, Turn};
 
+const SEND: Opcode = Opcode::new(Service::Rc, Operation::SendOnly);
+const WRITE: Opcode = Opcode::new(Service::Rc, Operation::WriteOnly);
+
 impl Qp {
-    /// Executes a request if it is such a SEND, and nothing is wrong with it. False: nothing has changed, but for bytes of the
-    /// receive's memory.
+    /// Executes a request if it is such a one, and nothing is wrong with it. False: nothing has changed, but for bytes of the
+    /// memory that it is about.
     #[inline]
     pub(in crate::qp) fn execute_single<E: Env>(
         &mut self,
         packet: &Incoming<'_>,
         env: &mut E,
     ) -> bool {
-        const SEND: Opcode = Opcode::new(Service::Rc, Operation::SendOnly);
-        let (bth, len) = (&packet.headers.bth, packet.payload.len());
         let responder = &self.responder;
-        let is_plain = bth.opcode == SEND
-            && bth.psn == responder.expected
+        let is_plain = packet.headers.bth.psn == responder.expected
             && responder.inbound == Inbound::None
             && !responder.recv_taken
             && !responder.nak_sent
             && packet.packets == 1
-            && len <= self.mtu() as usize
+            && packet.payload.len() <= self.mtu() as usize
             && self.tag_matching.is_none()
             && self.counted.is_empty()
             && (self.established || self.attr.state != QpState::Rtr);
-        let Some((wr_id, sge)) = self.rq.as_ref().filter(|_| is_plain).and_then(|rq| rq.single())
-        else {
+        is_plain
+            && match packet.headers.bth.opcode {
+                SEND => self.execute_single_send(packet, env),
+                WRITE => self.execute_single_write(packet, env),
+                _ => false,
+            }
+    }
+
+    #[inline]
+    fn execute_single_write<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) -> bool {
+        let Some(reth) = packet.headers.reth else { return false };
+        let len = packet.payload.len();
+        if reth.len as usize != len || !self.attr.access.contains(Access::REMOTE_WRITE) {
+            return false;
+        }
+        if len > 0 {
+            let range = (reth.va, len as u64);
+            let (reach, right) = (self.reach(), Access::REMOTE_WRITE);
+            let written = env.with_remote(reth.rkey, reach, range, right, |memory, to| {
+                packet.payload.write(to, memory).is_ok()
+            });
+            if written != Ok(true) {
+                return false;
+            }
+        }
+        let turn = match self.responder.turn {
+            Turn::Theirs => Turn::Ours,
+            _ => Turn::None,
+        };
+        self.end_single(packet, turn, env);
+        true
+    }
+
+    /// The request was executed.
+    #[inline]
+    fn end_single<E: Env>(&mut self, packet: &Incoming<'_>, turn: Turn, env: &mut E) {
+        let bth = &packet.headers.bth;
+        let responder = &mut self.responder;
+        responder.expected = bth.psn.plus(1);
+        responder.msn = (responder.msn + 1) & 0xff_ffff;
+        responder.turn = turn;
+        responder.ack_owed |= bth.ack_req;
+        responder.unacknowledged =
+            responder.unacknowledged.saturating_add(packet.payload.len() as u32);
+        if responder.ack_owed && responder.unacknowledged >= ACK_BYTES {
+            self.send_owed_ack(env);
+        }
+    }
+
+    #[inline]
+    fn execute_single_send<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) -> bool {
+        let Some((wr_id, sge)) = self.rq.as_ref().and_then(|rq| rq.single()) else {
             return false;
         };
+        let len = packet.payload.len();
         if len > sge.len as usize {
             return false;
         }
         if len > 0 {
             let mut part = *sge;
             part.len = len as u32;
-            let pd = self.srq_pd.unwrap_or(responder.pd);
+            let pd = self.srq_pd.unwrap_or(self.responder.pd);
             let written = env.with_local(pd, &part, Access::LOCAL_WRITE, |memory, to| {
                 to.is_none_or(|to| packet.payload.write(to, memory).is_ok())
             });
@@ -53,12 +105,6 @@ impl Qp {
         if let Some(rq) = &mut self.rq {
             rq.skip();
         }
-        let responder = &mut self.responder;
-        responder.expected = bth.psn.plus(1);
-        responder.msn = (responder.msn + 1) & 0xff_ffff;
-        responder.turn = Turn::None;
-        responder.ack_owed |= bth.ack_req;
-        responder.unacknowledged = responder.unacknowledged.saturating_add(len as u32);
         let wc = Wc {
             wr_id,
             opcode: WcOpcode::Recv,
@@ -67,10 +113,8 @@ impl Qp {
             src_qpn: self.attr.dest_qpn,
             ..Wc::default()
         };
-        env.complete(Side::Recv, wc, bth.solicited);
-        if self.responder.ack_owed && self.responder.unacknowledged >= ACK_BYTES {
-            self.send_owed_ack(env);
-        }
+        env.complete(Side::Recv, wc, packet.headers.bth.solicited);
+        self.end_single(packet, Turn::None, env);
         true
     }
 }

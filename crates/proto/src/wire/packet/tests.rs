@@ -142,6 +142,89 @@ proptest! {
     }
 }
 
+/// How a packet differs from the one before it.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    /// PSN, request for an ACK, RETH and payload.
+    Usual,
+    Other,
+    /// Usual, and one bit of its bytes.
+    Flip(prop::sample::Index, u8),
+    /// Usual, and cut.
+    Cut(prop::sample::Index),
+}
+
+fn any_change() -> impl Strategy<Value = Change> {
+    prop_oneof![
+        4 => Just(Change::Usual),
+        2 => Just(Change::Other),
+        1 => (any::<prop::sample::Index>(), 0u8..8).prop_map(|(at, bit)| Change::Flip(at, bit)),
+        1 => any::<prop::sample::Index>().prop_map(Change::Cut),
+    ]
+}
+
+fn any_write_or_send() -> impl Strategy<Value = Opcode> {
+    use Operation as O;
+    let operation = prop::sample::select(vec![
+        O::SendFirst,
+        O::SendMiddle,
+        O::SendOnly,
+        O::WriteFirst,
+        O::WriteMiddle,
+        O::WriteOnly,
+        O::WriteOnlyImm,
+        O::ReadRequest,
+    ]);
+    let service = prop::sample::select(vec![Service::Rc, Service::Xrc]);
+    (service, operation).prop_map(|(service, operation)| Opcode { service, operation })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    /// Whatever came before to the same place.
+    #[test]
+    fn one_of_many_packets_is_read_as_it_would_be_alone(
+        packets in prop::collection::vec(
+            (
+                any_headers(),
+                prop::option::weighted(0.7, any_write_or_send()),
+                prop::collection::vec(any::<u8>(), 16..80),
+                any_change(),
+            ),
+            1..20,
+        ),
+    ) {
+        let mut place = headers(Service::Rc, Operation::Ack);
+        let (mut last, mut before) = (Beginning::default(), packets[0].0);
+        for (drawn, opcode, payload, change) in packets {
+            let this = if let Change::Other = change {
+                let bth = Bth { opcode: opcode.unwrap_or(drawn.bth.opcode), ..drawn.bth };
+                let reth = Some(drawn.reth.unwrap_or(Reth { va: 1, rkey: 2, len: 3 }));
+                let (imm, xrceth) = (drawn.imm.or(Some(4)), drawn.xrceth.or(Some(XrcEth { srqn: 5 })));
+                Headers { bth, reth, imm, xrceth, ..drawn }
+            } else {
+                let bth = Bth { ack_req: drawn.bth.ack_req, psn: drawn.bth.psn, ..before.bth };
+                Headers { bth, reth: before.reth.map(|reth| drawn.reth.unwrap_or(reth)), ..before }
+            };
+            before = this;
+            let payload = payload_for(this.bth.opcode, &payload);
+            let mut bytes = emitted(&Packet::new(this, payload));
+            match change {
+                Change::Flip(at, bit) => bytes[at.index(payload.len().max(1)).min(11)] ^= 1 << bit,
+                Change::Cut(at) => bytes.truncate(at.index(bytes.len())),
+                _ => {}
+            }
+            let read = place.parse_next(&mut last, &bytes).map(<[u8]>::to_vec);
+            let alone = Packet::parse(&bytes);
+            prop_assert_eq!(read, alone.map(|packet| packet.payload.to_vec()));
+            if let Ok(packet) = alone {
+                prop_assert_eq!(place, packet.headers);
+            }
+        }
+    }
+}
+
 const QPN: Qpn = Qpn::new(0x0a_0001);
 
 fn headers(service: Service, operation: Operation) -> Headers {

@@ -1,0 +1,70 @@
+//! The packets of a long message that are as long as the path MTU, between its first and its last: where each leaves by itself
+//! they differ in little but the PSN and where their payload lies.
+
+use crate::env::{Env, TransmitError};
+use crate::payload::Payload;
+use crate::wire::bth::Bth;
+use crate::wire::opcode::Opcode;
+use crate::wire::packet::Headers;
+use crate::wr::{SendFlags, SendOp};
+
+use super::super::Qp;
+use super::super::attr::QpType;
+use super::super::send_queue::PACKET_COST;
+use super::{operation, reth};
+
+impl Qp {
+    /// Sends such packets from the cursor on, as the general way would, while the window has room; `sent` is set if there were
+    /// any. What comes next, and what is sent again, is left to the general way.
+    pub(super) fn send_stream<E: Env>(
+        &mut self,
+        window: u64,
+        sent: &mut bool,
+        env: &mut E,
+    ) -> Result<(), TransmitError> {
+        let position = self.sq.next;
+        let sqe = self.sq.at(position);
+        let (k, packets) = (self.requester.k, sqe.packets);
+        let is_stream = packets > k + 1
+            && (k > 0 || sqe.split)
+            && !sqe.op.has_response()
+            && !sqe.flags.contains(SendFlags::INLINE)
+            && self.init.qp_type == QpType::Rc
+            && !self.is_paced()
+            && sqe.first_psn.plus(k) == self.requester.max_sent
+            && self.segment(env) == self.mtu();
+        if !is_stream {
+            return Ok(());
+        }
+        let (op, split, first_psn) = (sqe.op, sqe.split, sqe.first_psn);
+        let target = match op {
+            SendOp::Write(at) if split => Some(at),
+            _ => None,
+        };
+        let opcode = Opcode::new(self.init.qp_type.service(), operation(&op, split, split));
+        let mut headers = Headers::new(Bth { opcode, ..self.bth(first_psn) });
+        let mtu = self.mtu();
+        let cost = u64::from(mtu) + PACKET_COST;
+        let mut in_flight = self.cursor_cost().wrapping_sub(self.requester.una_cost);
+        let mut result = Ok(());
+        let mut next = k;
+        while next + 1 < packets && (in_flight == 0 || in_flight + cost <= window) {
+            let (psn, offset) = (first_psn.plus(next), next * mtu);
+            headers.bth.psn = psn;
+            headers.bth.ack_req = self.asks_for_ack(psn, 1, window);
+            headers.reth = target.map(|at| reth(at, offset, mtu));
+            let sges = self.sq.sges(position);
+            let payload = Payload::gather(sges, offset.into(), mtu as usize, self.init.pd);
+            result = env.transmit(&self.attr.av, &headers, &payload);
+            if result.is_err() {
+                break;
+            }
+            next += 1;
+            in_flight += cost;
+        }
+        *sent |= next > k;
+        self.requester.k = next;
+        self.requester.max_sent = first_psn.plus(next);
+        result
+    }
+}
