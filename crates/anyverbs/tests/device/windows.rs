@@ -43,7 +43,12 @@ pub(crate) fn serve(e: &Endpoint) {
     std::io::stdin().read_line(&mut line).unwrap();
     e.send(2, SendOp::LocalInv(rkey), &[]);
     assert_eq!(done(e), WcStatus::Success);
-    println!("@ closed");
+    let (op, rkey) = mw.bind(mw.rkey().wrapping_add(1), &info(&buffer)).unwrap();
+    e.send(3, op, &[]);
+    assert_eq!(done(e), WcStatus::Success);
+    e.recv(4, &[]);
+    println!("@ {rkey}");
+    std::io::stdin().read_line(&mut line).unwrap();
 }
 
 #[test]
@@ -76,9 +81,18 @@ fn between_two_processes() {
         let wcs = e.poll(3);
         assert!(wcs.iter().all(|wc| wc.status == WcStatus::Success), "{wcs:?}");
         assert_eq!(buffer.read(0, 8), 77u64.to_ne_bytes());
-        peer.say("close");
-        assert_eq!(peer.hear(), "@ closed");
-        e.send(6, SendOp::Write(window), &[buffer.sge(0, 8)]);
+        peer.say("close, and open another");
+        let other = peer.hear().split_whitespace().nth(1).unwrap().parse().unwrap();
+        let other = RemoteAddr { rkey: other, ..window };
+        // Together: the end of the window waits for accesses through it.
+        for i in 0..20 {
+            e.send(6 + i, SendOp::Write(other), &[buffer.sge(0, 8)]);
+        }
+        e.send(30, SendOp::SendInv(other.rkey), &[]);
+        let wcs = e.poll(21);
+        assert!(wcs.iter().all(|wc| wc.status == WcStatus::Success), "{wcs:?}");
+        let closed = if direct == "1" { other } else { window };
+        e.send(31, SendOp::Write(closed), &[buffer.sge(0, 8)]);
         assert_eq!(done(&e), WcStatus::RemAccessErr);
     }
 }
