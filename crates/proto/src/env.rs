@@ -94,9 +94,15 @@ pub trait Env {
         Ok(f(self.memory(), hold.addr()))
     }
 
-    /// Nothing of [`with_remote`](Self::with_remote) stays in use: to be called before anything that may take a window or a
-    /// region out of use.
+    /// Nothing of [`with_remote`](Self::with_remote) or of what peers READ stays in use: to be called before anything that takes
+    /// a window or a region out of use, and so waits for that.
     fn end_remote(&mut self) {}
+
+    /// Whether a further packet for this queue pair comes at once: then [`Qp::transmit_rest`](crate::qp::Qp::transmit_rest) is
+    /// called behind the last.
+    fn more_follow(&self) -> bool {
+        false
+    }
 
     /// Hands one packet to the link, which copies the payload ([`Payload::copy_to`]), pads it (`headers.bth.pad` is not
     /// set) and adds the ICRC. `av` is the queue pair's own path or, on UD, the datagram's. The packet must have left (or be staged, in order) when the device gives up

@@ -1,7 +1,8 @@
 //! A packet's payload, by reference.
 
+use crate::env::Env;
 use crate::memory::{Fault, Memory};
-use crate::mr::{Access, Hold, KeyError, LastLocal, MrTable};
+use crate::mr::{Access, Hold, KeyError, LastLocal, LastRemote, MrTable};
 use crate::types::Qpn;
 use crate::wr::Sge;
 
@@ -100,11 +101,11 @@ impl<'a> Payload<'a> {
 
 impl Payload<'_> {
     /// As [`copy_to`](Self::copy_to), to [`len`](Self::len) bytes at an address that `memory` may write. The region of the last
-    /// local element stays in use as `region`.
+    /// local element stays in use as `region`, what a peer reads as `target`.
     pub fn copy_to_addr<'m>(
         &self,
         mrs: &'m MrTable,
-        region: &mut LastLocal<'m>,
+        (region, target): (&mut LastLocal<'m>, &mut LastRemote<'m>),
         memory: &impl Memory,
         mut to: u64,
     ) -> Result<(), Fault> {
@@ -112,10 +113,9 @@ impl Payload<'_> {
             Source::Bytes(bytes) => memory.write(to, bytes),
             Source::Remote { .. } if self.len == 0 => Ok(()),
             Source::Remote { rkey, va, qpn } => {
-                let hold = mrs
-                    .remote(rkey, (self.pd, qpn), va, self.len as u64, Access::REMOTE_READ)
-                    .map_err(|_| Fault)?;
-                memory.copy(to, hold.addr(), self.len)
+                let (reach, len) = ((self.pd, qpn), self.len as u64);
+                let from = target.find(mrs, rkey, reach, va, len, Access::REMOTE_READ);
+                memory.copy(to, from.map_err(|_| Fault)?, self.len)
             }
             Source::Gather { sges: [sge], skip } if self.len > 0 => {
                 let addr = sge.addr.wrapping_add(skip);
@@ -285,6 +285,27 @@ pub fn scatter<M: Memory>(
     }
     debug_assert!(rest.is_empty());
     Ok(())
+}
+
+/// As [`scatter`], to a list of `env`'s device.
+pub fn scatter_by<E: Env>(
+    sges: &[Sge],
+    skip: u64,
+    src: Data<'_>,
+    pd: u32,
+    env: &mut E,
+) -> Result<(), ScatterError> {
+    match sges {
+        [sge] if !src.is_empty() => {
+            let addr = sge.addr.wrapping_add(skip);
+            let part = Sge { addr, len: src.len() as u32, lkey: sge.lkey };
+            let written = env.with_local(pd, &part, Access::LOCAL_WRITE, |memory, to| {
+                to.map_or(Ok(()), |to| src.write(to, memory))
+            });
+            written.map_err(ScatterError::Key)?.map_err(|Fault| ScatterError::Fault)
+        }
+        _ => scatter(sges, skip, src, pd, env.mrs(), env.memory()),
+    }
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! What packets of one batch for one queue pair share. Their completions are gathered, and enter the completion queue under one
-//! hold of its lock; the region of the last receive, and that of the peer's last WRITE, stay in use for the next one.
+//! hold of its lock; the region of the last receive stays in use for the next one.
 
 use anyverbs_proto::env::Side;
-use anyverbs_proto::mr::{LastLocal, LastRemote};
+use anyverbs_proto::mr::LastLocal;
 use anyverbs_proto::wc::Wc;
 use arrayvec::ArrayVec;
 
@@ -20,14 +20,14 @@ pub(super) struct Arrivals<'a> {
     /// With whether they are solicited.
     waiting: ArrayVec<(Wc, bool), 16>,
     pub(super) region: LastLocal<'static>,
-    /// What the peer has written to last.
-    pub(super) target: LastRemote<'static>,
+    /// There is one more packet.
+    pub(super) more: bool,
 }
 
 impl<'a> Arrivals<'a> {
     pub(super) fn new(cell: &'a QpCell) -> Self {
-        let (region, target) = (LastLocal::default(), LastRemote::default());
-        Self { cell, side: Side::Recv, waiting: ArrayVec::new_const(), region, target }
+        let region = LastLocal::default();
+        Self { cell, side: Side::Recv, waiting: ArrayVec::new_const(), region, more: false }
     }
 
     /// Adds a completion. False if there is no queue of the queue pair's own that it belongs to.
@@ -64,6 +64,5 @@ impl<'a> Arrivals<'a> {
     pub(super) fn end(&mut self) {
         self.flush();
         self.region.release();
-        self.target.release();
     }
 }

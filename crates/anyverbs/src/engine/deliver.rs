@@ -102,6 +102,10 @@ impl Engine {
                     machine.receive(&next.arrival, &next.packet, &mut env);
                     more = read(next);
                 }
+                let goes_on = more
+                    && next.packet.headers.bth.dest_qpn == qpn
+                    && (qpn != Qpn::MULTICAST || next.arrival.destination == group);
+                arrivals.more = goes_on;
                 if is_target && self.is_elsewhere(&cell, &mut state, &mut call, arrival, packet) {
                     // Another process has what it is about.
                 } else if wanted {
@@ -109,13 +113,13 @@ impl Engine {
                     machine.receive(arrival, packet, &mut call.env_with(link, &mut arrivals));
                 }
                 mem::swap(&mut this, &mut next);
-                let goes_on = more
-                    && this.packet.headers.bth.dest_qpn == qpn
-                    && (qpn != Qpn::MULTICAST || this.arrival.destination == group);
                 if !goes_on {
                     break;
                 }
             }
+            // The last packet may have been one that is dropped.
+            let State { machine, link, .. } = &mut *state;
+            machine.transmit_rest(&mut call.env_with(link, &mut arrivals));
             arrivals.end();
             if is_target {
                 self.end_target_batch(&cell, &mut state, &mut call);

@@ -396,23 +396,18 @@ impl Env for DeviceEnv<'_, '_> {
         f: impl FnOnce(&ProcessMemory, u64) -> R,
     ) -> Result<R, KeyError> {
         let engine = self.engine;
-        match &mut self.arrivals {
-            Some(arrivals) => {
-                let addr = arrivals.target.find(&engine.mrs, rkey, reach, va, len, need)?;
-                Ok(f(&engine.memory, addr))
-            }
-            None => {
-                let hold = engine.mrs.remote(rkey, reach, va, len, need)?;
-                Ok(f(&engine.memory, hold.addr()))
-            }
-        }
+        let addr = self.out.target.find(&engine.mrs, rkey, reach, va, len, need)?;
+        Ok(f(&engine.memory, addr))
     }
 
     #[inline]
     fn end_remote(&mut self) {
-        if let Some(arrivals) = &mut self.arrivals {
-            arrivals.target.release();
-        }
+        self.out.target.release();
+    }
+
+    #[inline]
+    fn more_follow(&self) -> bool {
+        self.arrivals.as_ref().is_some_and(|arrivals| arrivals.more)
     }
 
     fn transmit(

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use anyverbs_net::{Destination, TxBatch};
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::env::TransmitError;
-use anyverbs_proto::mr::LastLocal;
+use anyverbs_proto::mr::{LastLocal, LastRemote};
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
@@ -106,6 +106,8 @@ pub(crate) struct Outbox {
     sent: (u64, u64),
     /// The region of the last element that was copied, while there is a batch.
     region: LastLocal<'static>,
+    /// What the peer has named last.
+    pub(crate) target: LastRemote<'static>,
     /// What the same-host link has not shown yet.
     pub(crate) shm: Unflushed,
 }
@@ -157,9 +159,12 @@ impl Outbox {
         // The pad count, which is the link's affair.
         room[1] = room[1] & !0x30 | (pad as u8) << 4;
         let to = room[head..head + body].as_mut_ptr() as u64;
-        if let Err(fault) =
-            payload.copy_to_addr(&engine.mrs, &mut self.region, &engine.memory, to)
-        {
+        if let Err(fault) = payload.copy_to_addr(
+            &engine.mrs,
+            (&mut self.region, &mut self.target),
+            &engine.memory,
+            to,
+        ) {
             batch.discard_last();
             return Err(fault.into());
         }
@@ -209,6 +214,7 @@ impl Outbox {
     /// Sends what is staged.
     pub(crate) fn flush(&mut self, engine: &Engine) {
         self.shm.flush(engine);
+        self.target.release();
         if let Some(mut batch) = self.batch.take() {
             self.region.release();
             let dropped = batch.stats().dropped;

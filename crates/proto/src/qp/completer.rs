@@ -2,7 +2,7 @@
 
 use crate::counters::Counter;
 use crate::env::Env;
-use crate::payload::{Data, scatter};
+use crate::payload::{Data, scatter_by};
 use crate::types::Psn;
 use crate::wc::WcStatus;
 use crate::wire::aeth::{NakCode, Syndrome};
@@ -164,7 +164,7 @@ impl Qp {
             return self.fail_oldest(WcStatus::BadRespErr, env);
         }
         let sges = self.sq.sges(self.sq.done);
-        if scatter(sges, offset.into(), data, self.init.pd, env.mrs(), env.memory()).is_err() {
+        if scatter_by(sges, offset.into(), data, self.init.pd, env).is_err() {
             return self.fail_oldest(WcStatus::LocProtErr, env);
         }
         if k + packets == sqe.packets {

@@ -11,6 +11,7 @@ impl Qp {
     /// Executes a WQE that is no message, now that everything before it has been sent. It has no PSN, and completes in its
     /// turn. False if it failed.
     pub(super) fn do_locally<E: Env>(&mut self, position: u32, sqe: &Sqe, env: &mut E) -> bool {
+        env.end_remote();
         let done = match sqe.op {
             SendOp::BindMw(ref bind) => {
                 let bound = env.mrs().bind(bind, self.init.pd, self.qpn);

@@ -639,17 +639,24 @@ impl Qp {
                 return env.count(Counter::DropQpState, 1);
             }
         }
-        if !self.execute_single(packet, env) {
-            // It is not the likely request.
-            env.end_remote();
-            if bth.opcode.is_response() {
-                self.receive_response(packet, env);
-            } else {
-                self.receive_request(packet, env);
-            }
+        let is_response = bth.opcode.is_response();
+        if self.execute_single(packet, env) {
+            // The likely request.
+        } else if is_response {
+            self.receive_response(packet, env);
+        } else {
+            self.receive_request(packet, env);
         }
+        // What many responses make room for leaves together.
+        if !(is_response && env.more_follow()) {
+            self.transmit_rest(env);
+        }
+    }
+
+    /// As [`transmit`](Self::transmit), if there is anything to send.
+    #[inline]
+    pub fn transmit_rest<E: Env>(&mut self, env: &mut E) {
         if self.has_to_send() {
-            env.end_remote();
             self.transmit(env);
         }
     }

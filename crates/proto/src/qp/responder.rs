@@ -10,7 +10,7 @@ use crate::env::{Env, Side};
 use crate::event::QpEvent;
 use crate::memory::Memory;
 use crate::mr::Access;
-use crate::payload::{ScatterError, scatter};
+use crate::payload::{ScatterError, scatter_by};
 use crate::recv_queue::RecvWqe;
 use crate::time::Time;
 use crate::types::{Psn, Qpn};
@@ -322,7 +322,7 @@ impl Qp {
         if end > recv.room() {
             return Err(Refusal::TOO_LONG.into());
         }
-        scatter(&recv.sges, received, packet.payload, self.recv_pd(), env.mrs(), env.memory())
+        scatter_by(&recv.sges, received, packet.payload, self.recv_pd(), env)
             .map_err(|_: ScatterError| Refusal::RECEIVE)?;
         if packet.headers.bth.opcode.ends_message() {
             let mut wc = Wc { opcode: WcOpcode::Recv, byte_len: end as u32, ..Wc::default() };
@@ -344,9 +344,10 @@ impl Qp {
         &self,
         packet: &Incoming<'_>,
         wc: &mut Wc,
-        env: &E,
+        env: &mut E,
     ) -> Result<(), Refusal> {
         if let Some(rkey) = packet.headers.ieth {
+            env.end_remote();
             env.mrs()
                 .invalidate(rkey, self.responder.pd, Some(self.qpn))
                 .map_err(|_| Refusal::INVALIDATE)?;
@@ -388,11 +389,12 @@ impl Qp {
             self.take_recv(env)?;
         }
         if len > 0 {
-            let hold = env
-                .mrs()
-                .remote(rkey, self.reach(), va, len.into(), Access::REMOTE_WRITE)
-                .map_err(|_| Refusal::ACCESS)?;
-            packet.payload.write(hold.addr(), env.memory()).map_err(|_| Refusal::ACCESS)?;
+            let (range, right) = ((va, len.into()), Access::REMOTE_WRITE);
+            env.with_remote(rkey, self.reach(), range, right, |memory, to| {
+                packet.payload.write(to, memory)
+            })
+            .map_err(|_| Refusal::ACCESS)?
+            .map_err(|_| Refusal::ACCESS)?;
         }
         let received = received + len;
         self.responder.inbound =
@@ -546,7 +548,7 @@ impl Qp {
         reth: &Reth,
         need: Access,
         pd: u32,
-        env: &E,
+        env: &mut E,
     ) -> Result<(), Refusal> {
         let resources = need != Access::REMOTE_READ || self.responder.answers.have_room();
         self.check_right(need)?;
@@ -554,8 +556,8 @@ impl Qp {
             return Err(Refusal::INVALID);
         }
         if reth.len > 0 {
-            env.mrs()
-                .remote(reth.rkey, (pd, self.qpn), reth.va, reth.len.into(), need)
+            let range = (reth.va, reth.len.into());
+            env.with_remote(reth.rkey, (pd, self.qpn), range, need, |_, _| ())
                 .map_err(|_| Refusal::ACCESS)?;
         }
         Ok(())

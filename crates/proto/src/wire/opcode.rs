@@ -126,7 +126,7 @@ enum Payload {
 pub(super) struct Ext(u16);
 
 impl Ext {
-    const NONE: Self = Self(0);
+    pub(super) const NONE: Self = Self(0);
     pub(super) const XRCETH: Self = Self(1);
     pub(super) const DETH: Self = Self(1 << 1);
     pub(super) const FETH: Self = Self(1 << 2);

@@ -71,7 +71,7 @@ pub struct Headers {
 }
 
 /// How a packet began, if many of its kind may follow each other: its base header up to the destination. No two packets that
-/// begin the same differ in more than the rest of that and, where they have one, their RETH.
+/// begin the same differ in more than the rest of that and, where they have one, their RETH or AETH.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Beginning(Option<[u8; 8]>);
 
@@ -225,9 +225,7 @@ impl Headers {
         }
         last.0 = None;
         let payload = self.parse_packet(bytes)?;
-        let opcode = self.bth.opcode;
-        let (is_bare, is_plain_write) = (self.is_bare(), opcode.is_write() && !opcode.has_imm());
-        if opcode.service != Service::Xrc && (is_bare || is_plain_write && self.reth.is_some()) {
+        if [Ext::NONE, Ext::RETH, Ext::AETH].contains(&self.bth.opcode.ext()) {
             last.0 = bytes.first_chunk().copied();
         }
         Ok(payload)
@@ -237,8 +235,10 @@ impl Headers {
     #[inline]
     fn parse_alike<'a>(&mut self, rest: &'a [u8]) -> Option<&'a [u8]> {
         let (&[ack_req, psn @ ..], mut rest) = rest.split_first_chunk::<4>()?;
-        if let Some(reth) = &mut self.reth {
-            *reth = Reth::parse(take(&mut rest).ok()?);
+        match (&mut self.reth, &mut self.aeth) {
+            (Some(reth), _) => *reth = Reth::parse(take(&mut rest).ok()?),
+            (None, Some(aeth)) => *aeth = Aeth::parse(take(&mut rest).ok()?).ok()?,
+            (None, None) => {}
         }
         let len = rest.len().checked_sub(self.bth.pad.into())?;
         if !rest.len().is_multiple_of(4) || !self.bth.opcode.admits_payload(len) {

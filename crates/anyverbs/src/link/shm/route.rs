@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use anyverbs_net::shm::{Copying, MAX_HEADER, ONE_LINE, SendError};
 use anyverbs_proto::env::TransmitError;
+use anyverbs_proto::mr::LastRemote;
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::time::Time;
@@ -165,8 +166,9 @@ impl ShmRoute {
                     room.write_front(&head);
                     if len > 0 {
                         let to = room.payload_ptr() as u64;
+                        let regions = (&mut *region, &mut LastRemote::default());
                         payload
-                            .copy_to_addr(&engine.mrs, region, &engine.memory, to)
+                            .copy_to_addr(&engine.mrs, regions, &engine.memory, to)
                             .map_err(TransmitError::from)?;
                     }
                     break room.commit();
@@ -245,7 +247,8 @@ impl ShmRoute {
         let (sender, region) = out.sender(engine, &self.peer, spare);
         if len > 0 {
             let to = line[PLAIN..].as_mut_ptr() as u64;
-            if let Err(fault) = payload.copy_to_addr(&engine.mrs, region, &engine.memory, to) {
+            let regions = (region, &mut LastRemote::default());
+            if let Err(fault) = payload.copy_to_addr(&engine.mrs, regions, &engine.memory, to) {
                 return Some(Err(fault.into()));
             }
         }
@@ -282,7 +285,8 @@ impl ShmRoute {
         room.write_front(&head);
         if len > 0 {
             let to = room.payload_ptr() as u64;
-            payload.copy_to_addr(&engine.mrs, region, &engine.memory, to)?;
+            let regions = (region, &mut LastRemote::default());
+            payload.copy_to_addr(&engine.mrs, regions, &engine.memory, to)?;
         }
         room.commit();
         out.note(end - at + len, len, None);

@@ -130,9 +130,14 @@ impl Qp {
             if env.is_certain() {
                 return (now + t, t);
             }
+            let doubled = if doublings == 0 { t } else { t * (1 << doublings) };
             // A peer that is known to take longer gets that, too.
-            let least = self.requester.retransmit_delay.least().min(t * (1 << MAX_DOUBLINGS));
-            let after = (t * (1 << doublings)).max(least);
+            let least = self.requester.retransmit_delay.least();
+            let after = if least <= doubled {
+                doubled
+            } else {
+                least.min(t * (1 << MAX_DOUBLINGS)).max(doubled)
+            };
             (now + after, after)
         });
     }
