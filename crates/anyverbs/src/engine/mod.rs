@@ -167,8 +167,8 @@ pub(crate) struct Engine {
     rx: Mutex<RxState>,
     /// Queue pairs that owe an ACK to a peer in another process, or did.
     owed: Mutex<VecDeque<Qpn>>,
-    /// How many of them do.
-    owing: AtomicU32,
+    /// How many of them do, and how often one began to: see [`owed::Owed`].
+    owing: AtomicU64,
     /// Those of them that some thread is seeing to. Locked after `owed`.
     acking: Mutex<Vec<Qpn>>,
     /// CQs that have overrun, whose queue pairs must fail.
@@ -323,7 +323,7 @@ impl Engine {
             timers: Timers::new(),
             rx: Mutex::new(rx),
             owed: Mutex::new(VecDeque::with_capacity(64)),
-            owing: AtomicU32::new(0),
+            owing: AtomicU64::new(0),
             acking: Mutex::new(Vec::with_capacity(8)),
             overrun: Mutex::new(Vec::new()),
             any_overrun: AtomicBool::new(false),

@@ -22,6 +22,20 @@ pub(crate) struct Debt {
     listed: bool,
 }
 
+/// What all queue pairs owe: in the lower half how many of them do, in the upper how often one began to. If it is the same
+/// as before, so are the debts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Owed(u64);
+
+impl Owed {
+    /// What a queue pair adds when it begins to owe. It takes one away when it has paid.
+    const BEGUN: u64 = 1 << 32 | 1;
+
+    pub(super) fn is_any(self) -> bool {
+        self.0 as u32 > 0
+    }
+}
+
 /// Which ACKs leave.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Acks {
@@ -58,7 +72,7 @@ impl Engine {
         }
         if std::mem::replace(&mut debt.owes, owes) != owes {
             if owes {
-                self.owing.fetch_add(1, Ordering::SeqCst);
+                self.owing.fetch_add(Owed::BEGUN, Ordering::SeqCst);
             } else {
                 self.owing.fetch_sub(1, Ordering::SeqCst);
             }
@@ -71,7 +85,12 @@ impl Engine {
     }
 
     pub(super) fn owes(&self) -> bool {
-        self.owing.load(Ordering::SeqCst) > 0
+        self.owed().is_any()
+    }
+
+    #[inline]
+    pub(super) fn owed(&self) -> Owed {
+        Owed(self.owing.load(Ordering::SeqCst))
     }
 
     fn pop_owed(&self) -> Option<Qpn> {
@@ -146,6 +165,34 @@ impl Engine {
                 machine.say_farewell(&mut call.env(link));
                 call.settle(&mut state);
             }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::gsi::tests::isolate;
+    use anyverbs_testing::in_own_process;
+
+    /// Alone: the worker is to find nothing else.
+    #[test]
+    fn a_debt_that_was_paid_and_made_anew_is_not_the_old_one() {
+        let name = "engine::owed::tests::a_debt_that_was_paid_and_made_anew_is_not_the_old_one";
+        in_own_process(name, || {
+            isolate();
+            let engine = Engine::current().unwrap();
+            let nobody = Qpn::new(0x00ab_cdef);
+            let mut debt = Debt::default();
+            assert!(!engine.owes());
+            engine.note_owing(nobody, &mut debt, true);
+            let old = engine.owed();
+            engine.note_owing(nobody, &mut debt, true);
+            assert!(old.is_any() && old == engine.owed());
+            engine.note_owing(nobody, &mut debt, false);
+            assert!(!engine.owes());
+            engine.note_owing(nobody, &mut debt, true);
+            assert!(engine.owes() && old != engine.owed());
         });
     }
 }

@@ -29,10 +29,10 @@ use crate::link::shm::Shm;
 const LEASE: Duration = Duration::from_micros(700);
 /// How long the worker waits for a request of the program that takes an ACK along, and for small sends to gather.
 pub(super) const ACK_DELAY: Duration = Duration::from_micros(60);
-/// How long after a one-sided request polls do not keep the worker away.
+/// How long after a one-sided request that the worker had to take polls keep it away for no longer than [`SHORT_LEASE`].
 const ONE_SIDED: Duration = Duration::from_millis(20);
-/// As [`LEASE`], while one-sided requests come.
-const SHORT_LEASE: Duration = Duration::from_micros(60);
+/// As [`LEASE`], while one-sided requests come. Such a look has to be cheap, for it interrupts the program.
+const SHORT_LEASE: Duration = Duration::from_micros(30);
 /// Bytes in one go, in and out, that make a stream.
 const STREAM: u64 = 32 << 10;
 /// Bytes in one go that make a stream where the last ones came no longer ago than [`PIECES`]: where packets are lost,
@@ -379,7 +379,7 @@ fn run(engine: &'static Engine) {
     serve(engine, false, &mut last);
     let mut resteer_at = NEVER;
     loop {
-        let owed = engine.owes();
+        let owed = engine.owed();
         let found = sleep(engine, away, polled, resteer_at);
         if found.kicked {
             shared.take_kick();
@@ -410,15 +410,21 @@ fn run(engine: &'static Engine) {
             polled = false;
         }
         let contended = polled && found.input != 0;
-        let takes = if needed { contended && takes_it(engine) } else { polled };
+        let takes = match (needed, contended) {
+            (true, true) => takes_it(engine),
+            // Polls that go on take it all. Where they stop, it is seen at the next look.
+            (true, false) => polled && !found.shm,
+            (false, _) => polled,
+        };
         // Woken by input that is gone, or that somebody is taking: the program polls.
         away = if takes || !serve(engine, contended, &mut last) {
             Some(if needed { SHORT_LEASE } else { LEASE })
         } else {
             None
         };
-        if owed && away.is_some() {
-            // The program polled, but not since.
+        if away.is_some() && owed.is_any() && owed == engine.owed() {
+            // The program polled, but not since. What it owes anew, its answer may still take along: an ACK that leaves before
+            // it would end the peer's poll, and have it wait on its memory for the answer.
             engine.flush_owed();
         }
         engine.run_timers();
@@ -454,7 +460,7 @@ fn sleep(engine: &'static Engine, away: Option<Duration>, polled: bool, resteer_
         let now = engine.now().as_nanos();
         let timer =
             Duration::from_nanos(engine.next_deadline().min(resteer_at).saturating_sub(now));
-        let lease = if engine.owes() { ACK_DELAY } else { lease };
+        let lease = if engine.owes() { lease.min(ACK_DELAY) } else { lease };
         let timeout = lease.min(timer.max(Duration::from_micros(50)));
         shared.away_until.store(now + timeout.as_nanos() as u64, Ordering::SeqCst);
         let found = shared.wait(Some(timeout));

@@ -1,9 +1,10 @@
 use std::fs;
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::Engine;
+use super::{Engine, SHORT_LEASE};
 use crate::engine::gsi::tests::isolate;
 use anyverbs_testing::in_own_process;
 
@@ -53,5 +54,44 @@ fn it_does_not_spin_while_another_thread_is_at_the_sockets() {
         let used = time_of(&worker) - begin;
         drop(reading);
         assert!(used < Duration::from_millis(100), "{used:?}");
+    });
+}
+
+/// Each of its rounds at the sockets interrupts the program, which shares the processor with it, in the middle of a poll.
+#[test]
+fn it_leaves_one_sided_requests_to_polls_that_go_on() {
+    let name = "engine::worker::tests::it_leaves_one_sided_requests_to_polls_that_go_on";
+    in_own_process(name, || {
+        isolate();
+        let engine = Engine::current().unwrap();
+        // Worker and sockets are ready.
+        worker();
+        std::thread::sleep(Duration::from_millis(20));
+        // At the sockets, the worker finds this and says so.
+        let reading = engine.rx.lock();
+        // On a busy machine the polls of one go may hardly ever go on.
+        let found: Vec<_> = std::iter::repeat_with(|| {
+            let (mut looks, mut rounds, mut seen) = (0, 0, 0);
+            let mut polled_at = Instant::now();
+            engine.kick_worker();
+            while looks < 500 {
+                engine.worker.note_one_sided();
+                engine.lease.fetch_add(1, Ordering::SeqCst);
+                // Where this thread does not get the processor, polls do not go on, and the worker is right to take over.
+                let goes_on = polled_at.elapsed() < SHORT_LEASE;
+                polled_at = Instant::now();
+                let last = std::mem::replace(&mut seen, engine.worker.seen.load(Ordering::SeqCst));
+                looks += u32::from(goes_on && seen != last);
+                if engine.worker.take_left_to_reader() {
+                    rounds += u32::from(goes_on);
+                    engine.kick_worker();
+                }
+            }
+            (rounds, looks)
+        })
+        .take(10)
+        .collect();
+        drop(reading);
+        assert!(found.iter().any(|(rounds, looks)| *rounds < looks / 2), "{found:?}");
     });
 }
