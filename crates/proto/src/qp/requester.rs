@@ -178,6 +178,11 @@ impl Qp {
         let mut sent = false;
         while !self.is_halted_here() && self.sq.next != self.sq.head {
             if self.sq.next == self.sq.started {
+                match self.send_direct(env) {
+                    Way::Done => continue,
+                    Way::Wait => break,
+                    Way::Message => {}
+                }
                 match self.send_single(window, env) {
                     Single::Sent => {
                         sent = true;
@@ -193,11 +198,6 @@ impl Qp {
                     }
                     Single::Stopped(TransmitError::Blocked) => break,
                     Single::Other => {}
-                }
-                match self.send_direct(env) {
-                    Way::Done => continue,
-                    Way::Wait => break,
-                    Way::Message => {}
                 }
                 if !self.start_wqe(env) {
                     break;

@@ -1,11 +1,13 @@
-//! A SEND of one packet that nothing holds back: the likely request of a program that answers messages. It leaves as the
-//! general way would send it, without the cursor inside a message and the headers that it cannot have.
+//! A SEND or WRITE of one packet that nothing holds back: the likely request of a program that answers messages, or sends many
+//! short ones. It leaves as the general way would send it, without the cursor inside a message and the headers that it cannot
+//! have.
 
 use crate::env::{Env, TransmitError};
 use crate::payload::Payload;
 use crate::wire::bth::Bth;
 use crate::wire::opcode::{Opcode, Operation, Service};
 use crate::wire::packet::Headers;
+use crate::wire::reth::Reth;
 use crate::wr::{SendFlags, SendOp};
 
 use super::super::Qp;
@@ -23,18 +25,24 @@ pub(super) enum Single {
 }
 
 impl Qp {
-    /// Sends the WQE `next`, which was not started, if it is such a SEND.
+    /// Sends the WQE `next`, which was not started, if it is such a one.
     #[inline]
     pub(super) fn send_single<E: Env>(&mut self, window: u64, env: &mut E) -> Single {
         let position = self.sq.next;
         let sqe = self.sq.at(position);
         let (len, flags) = (sqe.len, sqe.flags);
+        let (operation, reth) = match sqe.op {
+            SendOp::Send => (Operation::SendOnly, None),
+            SendOp::Write(at) => {
+                (Operation::WriteOnly, Some(Reth { va: at.va, rkey: at.rkey, len }))
+            }
+            _ => return Single::Other,
+        };
         let requester = &self.requester;
         let cost = u64::from(len) + PACKET_COST;
         let in_flight = requester.fresh_cost.wrapping_sub(requester.una_cost);
         let psn = requester.fresh_psn;
-        let is_plain = matches!(sqe.op, SendOp::Send)
-            && len <= self.mtu()
+        let is_plain = len <= self.mtu()
             && self.init.qp_type == QpType::Rc
             && self.attr.state == QpState::Rts
             && !self.is_paced()
@@ -45,12 +53,13 @@ impl Qp {
         if !is_plain || !has_room || requester.max_sent != psn {
             return Single::Other;
         }
-        let headers = Headers::new(Bth {
-            opcode: const { Opcode::new(Service::Rc, Operation::SendOnly) },
+        let mut headers = Headers::new(Bth {
+            opcode: Opcode::new(Service::Rc, operation),
             solicited: flags.contains(SendFlags::SOLICITED),
             ack_req: true,
             ..self.bth(psn)
         });
+        headers.reth = reth;
         let payload = if flags.contains(SendFlags::INLINE) {
             Payload::bytes(self.sq.inline(position))
         } else {
@@ -68,7 +77,6 @@ impl Qp {
         requester.fresh_psn = psn.plus(1);
         requester.max_sent = requester.fresh_psn;
         requester.k = 0;
-        requester.rest.interrupt();
         let next = position.wrapping_add(1);
         (self.sq.next, self.sq.started) = (next, next);
         self.responder.turn = Turn::Theirs;
