@@ -598,8 +598,8 @@ impl Qp {
         let sent = match self.init.qp_type {
             QpType::Ud => self.send_datagrams(env),
             QpType::Uc | QpType::XrcSend => self.send_requests(env),
-            QpType::Rc => self.send_answers(env) | self.send_held(env) | self.send_requests(env),
-            QpType::XrcRecv => self.send_answers(env) | self.send_held(env),
+            QpType::Rc => self.send_kept(env) | self.send_requests(env),
+            QpType::XrcRecv => self.send_kept(env),
         };
         if sent && self.responder.ack_owed {
             self.send_owed_ack(env);
@@ -661,13 +661,22 @@ impl Qp {
         }
     }
 
+    /// Sends what the responder has kept. Returns whether anything went out.
+    #[inline]
+    fn send_kept<E: Env>(&mut self, env: &mut E) -> bool {
+        self.keeps_any() && (self.send_answers(env) | self.send_held(env))
+    }
+
+    /// Whether answers, or an ACK or NAK that found no room, are still to be sent.
+    #[inline]
+    fn keeps_any(&self) -> bool {
+        self.responder.answers.are_pending() || self.responder.held.is_some()
+    }
+
     /// Whether anything waits that [`transmit`](Self::transmit) might send.
     #[inline]
     fn has_to_send(&self) -> bool {
-        self.sq.next != self.sq.head
-            || self.responder.answers.are_pending()
-            || self.responder.held.is_some()
-            || self.is_paced()
+        self.sq.next != self.sq.head || self.keeps_any() || self.is_paced()
     }
 
     /// Whether an ACK is held back: the device calls [`acknowledge`](Self::acknowledge) soon, best when nothing else is left to
