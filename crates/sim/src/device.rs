@@ -168,6 +168,8 @@ pub(crate) struct Place {
     pub(crate) blocked_until: Option<Time>,
     /// When a held ACK is sent.
     pub(crate) ack_at: Option<Time>,
+    /// More packets come at this moment; whether they are for this queue pair is not known.
+    pub(crate) more: bool,
 }
 
 #[derive(Debug)]
@@ -214,6 +216,10 @@ impl Env for Around<'_> {
 
     fn memory(&self) -> &Arena {
         &self.shared.memory
+    }
+
+    fn more_follow(&self) -> bool {
+        self.place.more
     }
 
     fn ride(&mut self, psn: Psn) -> bool {

@@ -58,6 +58,13 @@ impl Sim {
             let due = |at: Option<Time>| at.is_some_and(|at| at <= now);
             let ids: Vec<QpId> = self.qps().map(|slot| slot.place.id).collect();
             for &id in &ids {
+                self.with(id, |qp, env| {
+                    if std::mem::take(&mut env.place.more) {
+                        qp.transmit_rest(env);
+                    }
+                });
+            }
+            for &id in &ids {
                 if due(self.slot(id).qp.deadline()) {
                     self.with(id, |qp, env| qp.on_timer(env));
                 }
@@ -104,8 +111,10 @@ impl Sim {
         }
         let packet = Incoming::from(packet);
         let segments = self.net.segments;
+        let more = self.net.next().is_some_and(|at| at <= self.now);
         for id in to {
             self.with(id, |qp, env| {
+                env.place.more |= more;
                 env.count(Counter::RcvdPkts, 1);
                 // Where links carry packets that stand for several, they say for how many.
                 let mtu = qp.attr().path_mtu.bytes() as usize;

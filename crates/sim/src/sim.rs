@@ -311,6 +311,7 @@ impl Sim {
             certain: options.certain,
             blocked_until: None,
             ack_at: None,
+            more: false,
         };
         qps.push(Some(QpSlot { qp, credit, place }));
         id

@@ -395,6 +395,8 @@ impl Env for DeviceEnv<'_, '_> {
         need: Access,
         f: impl FnOnce(&ProcessMemory, u64) -> R,
     ) -> Result<R, KeyError> {
+        // What the program finds in its memory then is not to overtake them.
+        self.flush_completions();
         let engine = self.engine;
         let addr = self.out.target.find(&engine.mrs, rkey, reach, va, len, need)?;
         Ok(f(&engine.memory, addr))
@@ -431,6 +433,10 @@ impl Env for DeviceEnv<'_, '_> {
             (None, None) => return Ok(()),
         };
         let (engine, reliable) = (self.engine, self.cell.qp_type.is_reliable());
+        if matches!(route, Route::Shm(_) | Route::Group(_)) {
+            // Who has locked a ring may be waiting for the end of a window.
+            self.out.target.release();
+        }
         let sent = match (route, &engine.shm) {
             (Route::Shm(route), Some(shm)) => {
                 let (out, qpn) = (&mut self.out.shm, self.cell.qpn);

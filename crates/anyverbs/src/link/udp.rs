@@ -106,7 +106,8 @@ pub(crate) struct Outbox {
     sent: (u64, u64),
     /// The region of the last element that was copied, while there is a batch.
     region: LastLocal<'static>,
-    /// What the peer has named last.
+    /// What the peer has named last, in use until the next flush or [`Env::end_remote`](anyverbs_proto::env::Env::end_remote).
+    /// Meanwhile no ring is locked: who has done that may be waiting for the end of a window.
     pub(crate) target: LastRemote<'static>,
     /// What the same-host link has not shown yet.
     pub(crate) shm: Unflushed,

@@ -85,10 +85,18 @@ fn between_two_processes() {
         let other = peer.hear().split_whitespace().nth(1).unwrap().parse().unwrap();
         let other = RemoteAddr { rkey: other, ..window };
         // Together: the end of the window waits for accesses through it.
-        for i in 0..20 {
-            e.send(6 + i, SendOp::Write(other), &[buffer.sge(0, 8)]);
-        }
-        e.send(30, SendOp::SendInv(other.rkey), &[]);
+        let sges = [buffer.sge(0, 8)];
+        let wr = |wr_id, op, sges| SendWr {
+            wr_id,
+            op,
+            flags: SendFlags::SIGNALED,
+            sges,
+            ud: None,
+            xrc_srqn: 0,
+        };
+        let mut list: Vec<_> = (6..26).map(|i| wr(i, SendOp::Write(other), &sges[..])).collect();
+        list.push(wr(30, SendOp::SendInv(other.rkey), &[]));
+        e.qp.post_send(&list).unwrap();
         let wcs = e.poll(21);
         assert!(wcs.iter().all(|wc| wc.status == WcStatus::Success), "{wcs:?}");
         let closed = if direct == "1" { other } else { window };

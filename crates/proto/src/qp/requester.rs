@@ -377,7 +377,7 @@ impl Qp {
             }
             let in_flight = self.cursor_cost().wrapping_sub(self.requester.una_cost);
             let cost = u64::from(bytes) + u64::from(packets) * PACKET_COST;
-            if in_flight > 0 && in_flight + cost > window {
+            if !has_room(in_flight, cost, window) {
                 self.requester.window_closed = true;
                 return Ok(false);
             }
@@ -663,6 +663,12 @@ impl Accepted {
         self.ranges[self.next] = (at.rkey, at.va, end);
         self.next = (self.next + 1) % self.ranges.len();
     }
+}
+
+/// Whether something of this cost may follow what is in flight. Whatever its cost, it may where nothing is.
+#[inline]
+fn has_room(in_flight: u64, cost: u64, window: u64) -> bool {
+    in_flight == 0 || in_flight + cost <= window
 }
 
 fn reth(at: RemoteAddr, offset: u32, len: u32) -> Reth {

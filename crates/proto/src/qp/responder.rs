@@ -442,22 +442,21 @@ impl Qp {
         if va % 8 != 0 {
             return Err(Refusal::INVALID.into());
         }
-        let original = {
-            let hold = env
-                .mrs()
-                .remote(rkey, self.reach(), va, 8, Access::REMOTE_ATOMIC)
-                .map_err(|_| Refusal::ACCESS)?;
-            // iova and address may be aligned differently.
-            if hold.addr() % 8 != 0 {
-                return Err(Refusal::INVALID.into());
-            }
-            if packet.headers.bth.opcode.operation == Operation::CompareSwap {
-                env.memory().compare_swap(hold.addr(), compare, swap_add)
-            } else {
-                env.memory().fetch_add(hold.addr(), swap_add)
-            }
-            .map_err(|_| Refusal::ACCESS)?
-        };
+        let (range, right) = ((va, 8), Access::REMOTE_ATOMIC);
+        let original = env
+            .with_remote(rkey, self.reach(), range, right, |memory, addr| {
+                // iova and address may be aligned differently.
+                if addr % 8 != 0 {
+                    return Err(Refusal::INVALID);
+                }
+                if packet.headers.bth.opcode.operation == Operation::CompareSwap {
+                    memory.compare_swap(addr, compare, swap_add)
+                } else {
+                    memory.fetch_add(addr, swap_add)
+                }
+                .map_err(|_| Refusal::ACCESS)
+            })
+            .map_err(|_| Refusal::ACCESS)??;
         self.answer(packet, AnswerKind::Atomic { original });
         Ok(())
     }
@@ -473,18 +472,16 @@ impl Qp {
         if !access || !self.responder.answers.have_room() || reth.len != 8 || reth.va % 8 != 0 {
             return Err(Refusal::INVALID.into());
         }
-        {
-            let hold = env
-                .mrs()
-                .remote(reth.rkey, self.reach(), reth.va, 8, Access::REMOTE_WRITE)
-                .map_err(|_| Refusal::ACCESS)?;
+        let (range, right) = ((reth.va, 8), Access::REMOTE_WRITE);
+        env.with_remote(reth.rkey, self.reach(), range, right, |memory, addr| {
             // iova and address may be aligned differently.
-            if hold.addr() % 8 != 0 {
-                return Err(Refusal::INVALID.into());
+            if addr % 8 != 0 {
+                return Err(Refusal::INVALID);
             }
-            let word = packet.payload.word(env.memory()).map_err(|_| Refusal::INVALID)?;
-            env.memory().store(hold.addr(), word).map_err(|_| Refusal::ACCESS)?;
-        }
+            let word = packet.payload.word(memory).map_err(|_| Refusal::INVALID)?;
+            memory.store(addr, word).map_err(|_| Refusal::ACCESS)
+        })
+        .map_err(|_| Refusal::ACCESS)??;
         self.answer(packet, AnswerKind::Placed);
         Ok(())
     }

@@ -7,14 +7,13 @@ use crate::payload::Payload;
 use crate::wire::bth::Bth;
 use crate::wire::opcode::{Opcode, Operation, Service};
 use crate::wire::packet::Headers;
-use crate::wire::reth::Reth;
 use crate::wr::{SendFlags, SendOp};
 
 use super::super::Qp;
 use super::super::attr::{QpState, QpType};
 use super::super::responder::Turn;
 use super::super::send_queue::PACKET_COST;
-use super::MAX_PSNS;
+use super::{MAX_PSNS, has_room, reth};
 
 /// What became of the WQE `next`.
 pub(super) enum Single {
@@ -33,9 +32,7 @@ impl Qp {
         let (len, flags) = (sqe.len, sqe.flags);
         let (operation, reth) = match sqe.op {
             SendOp::Send => (Operation::SendOnly, None),
-            SendOp::Write(at) => {
-                (Operation::WriteOnly, Some(Reth { va: at.va, rkey: at.rkey, len }))
-            }
+            SendOp::Write(at) => (Operation::WriteOnly, Some(reth(at, 0, len))),
             _ => return Single::Other,
         };
         let requester = &self.requester;
@@ -47,8 +44,8 @@ impl Qp {
             && self.attr.state == QpState::Rts
             && !self.is_paced()
             && !(flags.contains(SendFlags::FENCE) && requester.unfenced != 0);
-        let has_room = (in_flight == 0 || in_flight + cost <= window)
-            && (psn.since(requester.una) as u32) < MAX_PSNS;
+        let has_room =
+            has_room(in_flight, cost, window) && (psn.since(requester.una) as u32) < MAX_PSNS;
         // One that was sent before, and lost, is counted as such there.
         if !is_plain || !has_room || requester.max_sent != psn {
             return Single::Other;

@@ -11,7 +11,7 @@ use crate::wr::{SendFlags, SendOp};
 use super::super::Qp;
 use super::super::attr::QpType;
 use super::super::send_queue::PACKET_COST;
-use super::{operation, reth};
+use super::{has_room, operation, reth};
 
 impl Qp {
     /// Sends such packets from the cursor on, as the general way would, while the window has room; `sent` is set if there were
@@ -48,7 +48,7 @@ impl Qp {
         let mut in_flight = self.cursor_cost().wrapping_sub(self.requester.una_cost);
         let mut result = Ok(());
         let mut next = k;
-        while next + 1 < packets && (in_flight == 0 || in_flight + cost <= window) {
+        while next + 1 < packets && has_room(in_flight, cost, window) {
             let (psn, offset) = (first_psn.plus(next), next * mtu);
             headers.bth.psn = psn;
             headers.bth.ack_req = self.asks_for_ack(psn, 1, window);
