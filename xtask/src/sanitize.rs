@@ -21,6 +21,10 @@ const RUNS: [(&str, &[&str]); 1] = [(
     &["-p", "anyverbs-net", "-p", "anyverbs-queue-memory", "-p", "anyverbs", "--lib"],
 )];
 
+/// What is left to the builds without a sanitizer: eleven processes that are slowed ten times each overflow a socket again
+/// and again, and wait for their timers. It runs the same code as the tests beside it.
+const NOT_SLOWED: &[&str] = &["many_clients_at_once_to_a_socket_of_ordinary_size"];
+
 /// Runs all, and fails if one finds something.
 pub(crate) fn run() -> anyhow::Result<()> {
     interrupt::catch();
@@ -36,7 +40,9 @@ pub(crate) fn run() -> anyhow::Result<()> {
 pub(crate) fn run_counted_all() -> anyhow::Result<Tally> {
     let mut tally = Tally::default();
     for (sanitizer, what) in RUNS {
-        let what: Vec<_> = ["--target", TRIPLE].iter().chain(what).copied().collect();
+        let skipped = NOT_SLOWED.iter().flat_map(|test| ["--skip", test]);
+        let what = ["--target", TRIPLE].iter().chain(what).chain(&["--"]).copied();
+        let what: Vec<_> = what.chain(skipped).collect();
         tally += run_each_alone(&mut sanitized(sanitizer), &what)?;
     }
     tally += miri()?;
