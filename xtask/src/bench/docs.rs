@@ -32,8 +32,8 @@ fn section(results: &Results) -> String {
     let versions: Vec<_> = machine.versions.iter().map(|(name, v)| format!("{name} {v}")).collect();
     let _ = write!(
         text,
-        "A {kind} with {} processors ({}), {} GiB, Linux {}, {}; socket buffers of {} B; load {} before the run. \
-         {}.\nThe device was built with the profile `{}`; {} rounds a row, {} s a bandwidth run.\n\n",
+        "A {kind} with {} processors ({}), {} GiB, Linux {}, {}; socket buffers of {} B; load {} before the run, others had {:.1}% of \
+         the processors' time during it. {}.\nThe device was built with the profile `{}`; {} rounds a row, {} s a bandwidth run.\n\n",
         machine.processors,
         machine.processor,
         machine.memory_gib,
@@ -41,6 +41,7 @@ fn section(results: &Results) -> String {
         machine.distribution,
         machine.receive_buffer,
         machine.load,
+        machine.stolen,
         versions.join(", "),
         results.profile,
         results.runs,

@@ -55,6 +55,36 @@ pub(super) fn cache_line(limits: &Path) -> anyhow::Result<f64> {
     said.trim().parse().with_context(|| format!("not a number: {said:?}"))
 }
 
+/// What all processors did since they began, in ticks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Ticks {
+    all: u64,
+    stolen: u64,
+}
+
+impl Ticks {
+    /// Those of now.
+    pub(super) fn now() -> anyhow::Result<Self> {
+        let stat = fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
+        Self::parse(&stat).context("no processors in /proc/stat")
+    }
+
+    fn parse(stat: &str) -> Option<Self> {
+        let fields = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
+        // What guests had is in the first two already.
+        let ticks: Result<Vec<u64>, _> =
+            fields.split_whitespace().take(8).map(str::parse).collect();
+        let ticks = ticks.ok()?;
+        Some(Self { all: ticks.iter().sum(), stolen: *ticks.get(7)? })
+    }
+
+    /// Percent of what passed since then that others had.
+    pub(super) fn stolen_since(self, then: Self) -> f64 {
+        let passed = self.all.saturating_sub(then.all).max(1);
+        100.0 * self.stolen.saturating_sub(then.stolen) as f64 / passed as f64
+    }
+}
+
 /// As the machine describes itself.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Machine {
@@ -68,6 +98,8 @@ pub(super) struct Machine {
     pub(super) receive_buffer: String,
     /// Runnable processes when the run began: a busy machine measures something else.
     pub(super) load: f64,
+    /// Percent of the processors' time that the host gave to others while it was measured (steal, proc_stat(5)).
+    pub(super) stolen: f64,
     /// Debian's versions of the peers.
     pub(super) versions: BTreeMap<String, String>,
 }
@@ -94,6 +126,7 @@ impl Machine {
             distribution: field(&text("/etc/os-release"), "PRETTY_NAME", '='),
             receive_buffer: text("/proc/sys/net/core/rmem_default").trim().to_owned(),
             load: load.split(' ').next().and_then(|load| load.parse().ok()).unwrap_or_default(),
+            stolen: 0.0,
             versions: versions(packages),
         }
     }
@@ -123,6 +156,18 @@ mod tests {
             assert_eq!(State::of(ns), State::Near);
         }
         assert_eq!(State::of(250.0), State::Far);
+    }
+
+    #[test]
+    fn what_others_had_of_the_time_that_passed() {
+        let at = |line: &str| Ticks::parse(&format!("{line}\ncpu0 1 1 1 1\n")).unwrap();
+        let then = at("cpu  100 0 50 800 10 0 20 20 7 0");
+        let now = at("cpu  150 0 60 810 10 0 20 50 9 0");
+        assert!((now.stolen_since(then) - 30.0).abs() < 1e-9);
+        assert!(then.stolen_since(then).abs() < 1e-9);
+        assert_eq!(Ticks::parse("cpu 1 2 3"), None);
+        assert_eq!(Ticks::parse("intr 1"), None);
+        assert!(Ticks::now().is_ok());
     }
 
     #[test]

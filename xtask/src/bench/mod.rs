@@ -22,7 +22,7 @@ use anyhow::{Context, bail};
 use serde::Serialize;
 
 use self::contender::Contender;
-use self::machine::Machine;
+use self::machine::{Machine, Ticks};
 use self::report::Outcome;
 use self::rows::Row;
 use self::runner::{Rounds, Runner};
@@ -82,6 +82,8 @@ const PEERS: [&str; 5] = ["perftest", "iperf3", "qperf", "ucx-utils", "libfabric
 
 /// C programs of `benches/`, each linked with their common set-up.
 const PROGRAMS: [&str; 2] = ["footprint", "connections"];
+/// Percent of the processors' time that others may have without a word.
+const MUCH_STOLEN: f64 = 2.0;
 
 /// All that was measured.
 #[derive(Debug, Serialize)]
@@ -125,7 +127,13 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         rows: Vec::new(),
         charts: Vec::new(),
     };
+    let begin = Ticks::now()?;
     let finished = measure_all(&mut runner, &rows, &sweeps, options, &mut results);
+    results.machine.stolen = Ticks::now()?.stolen_since(begin);
+    if results.machine.stolen > MUCH_STOLEN {
+        let stolen = results.machine.stolen;
+        eprintln!("others had {stolen:.0}% of the processors' time: figures are worth little");
+    }
     // Also what was measured until it was interrupted.
     print!("{}", report::table(&results.rows));
     save(&results, &results_folder())?;
