@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::comp_cntr::CompCntrOps;
 use crate::counters::Counter;
-use crate::direct::{Direct, Direction};
+use crate::direct::{Direct, Direction, Worth};
 use crate::event::QpEvent;
 use crate::memory::{Fault, Memory};
 use crate::mr::{Access, KeyError, LastLocal, MrTable};
@@ -143,9 +143,15 @@ pub trait Env {
 
     /// Whether [`direct`](Self::direct) would do a WRITE or READ of the connected queue pair so much faster than a message that
     /// it is worth waiting until nothing is in flight.
-    fn is_worth_rest(&self, dest: Qpn, direction: Direction, remote: RemoteAddr, len: u32) -> bool {
+    fn worth_of_rest(
+        &self,
+        dest: Qpn,
+        direction: Direction,
+        remote: RemoteAddr,
+        len: u32,
+    ) -> Worth {
         let _ = (dest, direction, remote, len);
-        false
+        Worth::Nothing
     }
 
     /// Longest payload that the link of this connected queue pair carries in one piece; nothing below the path MTU counts.

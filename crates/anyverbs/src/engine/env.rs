@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyverbs_net::MAX_PAYLOAD_V6;
 use anyverbs_proto::comp_cntr::CompCntrOps;
 use anyverbs_proto::counters::Counter;
-use anyverbs_proto::direct::{Direct, Direction};
+use anyverbs_proto::direct::{Direct, Direction, Worth};
 use anyverbs_proto::env::{Env, Side, TransmitError};
 use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::mr::{Access, KeyError, LastLocal, MrTable};
@@ -503,13 +503,19 @@ impl Env for DeviceEnv<'_, '_> {
         }
     }
 
-    fn is_worth_rest(&self, dest: Qpn, direction: Direction, remote: RemoteAddr, len: u32) -> bool {
+    fn worth_of_rest(
+        &self,
+        dest: Qpn,
+        direction: Direction,
+        remote: RemoteAddr,
+        len: u32,
+    ) -> Worth {
         match &self.link.route {
             Some(Route::Shm(route)) => {
                 let qpns = (self.cell.qpn, dest);
-                direct::is_mapped(self.engine, route, qpns, direction, remote, len)
+                direct::worth_of_rest(self.engine, route, qpns, direction, remote, len)
             }
-            _ => false,
+            _ => Worth::Nothing,
         }
     }
 

@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyverbs_net::shm::{self, Board, Copied, Copying};
 use anyverbs_proto::counters::Counter;
-use anyverbs_proto::direct::{Direct, Direction, Local};
+use anyverbs_proto::direct::{Direct, Direction, Local, Worth};
 use anyverbs_proto::mr::{self, Access, Hold, Keys, MAX_REGIONS, Region};
 use anyverbs_proto::payload::hold_local;
 use anyverbs_proto::qp::Qp;
@@ -54,6 +54,9 @@ const PEER: usize = 8;
 const VALID: u64 = 1 << 63;
 
 const _: () = assert!(BITS + LEN / BLOCK / 8 + 8 <= BLOCK, "a bit for each block");
+
+/// From this length on the kernel's copies may be as fast as messages: below, its call alone takes longer.
+const LONG: u32 = 16 * 1024;
 
 /// Bytes of the board of a process that does this.
 pub(crate) const BOARD: usize = LEN;
@@ -365,22 +368,24 @@ fn right_to(direction: Direction) -> Access {
     }
 }
 
-/// Whether [`perform`] would do such an operation without the kernel's help, as long as nothing changes: the region is mapped.
-pub(crate) fn is_mapped(
+/// What [`perform`] has over messages, as long as nothing changes: no help of the kernel where the region is mapped; and one copy
+/// instead of two, which for long operations may be faster or, since two processors share those, slower.
+pub(crate) fn worth_of_rest(
     engine: &'static Engine,
     route: &ShmRoute,
     (from, dest): (Qpn, Qpn),
     direction: Direction,
     remote: RemoteAddr,
     len: u32,
-) -> bool {
-    route.peer.channel().begin_copy().is_some_and(|copying| {
-        let admitted = Seen(&copying).admitted(route, from, dest, direction, remote, len);
-        admitted.is_some_and(|(admitted, _)| {
-            let found = route.mapped(engine, &copying, &admitted.target);
-            matches!(found, Lookup::Mapped { .. })
-        })
-    })
+) -> Worth {
+    let Some(copying) = route.peer.channel().begin_copy() else { return Worth::Nothing };
+    let admitted = Seen(&copying).admitted(route, from, dest, direction, remote, len);
+    let Some((admitted, _)) = admitted else { return Worth::Nothing };
+    match route.mapped(engine, &copying, &admitted.target) {
+        Lookup::Mapped { .. } => Worth::Much,
+        Lookup::Private | Lookup::NotYet if len >= LONG => Worth::Perhaps,
+        Lookup::Private | Lookup::NotYet => Worth::Nothing,
+    }
 }
 
 /// The peer's memory that an operation names.

@@ -170,27 +170,40 @@ pub(crate) fn serve(buffer: &Buffer) {
     }
 }
 
-/// Keeps 16 WRITEs on their way, behind one without bytes, which is a message in any case.
-#[test]
-fn a_stream_that_begins_with_messages_goes_on_without() {
-    let _turn = turn();
-    let mut peer = Peer::spawn("rc direct shared", &[]);
+/// WRITEs of `len` bytes, 16 on their way at a time, behind one without bytes, which is a message in any case: how many of them
+/// needed no message.
+fn stream(role: &str, count: u64, len: usize) -> u64 {
+    let mut peer = Peer::spawn(role, &[]);
     let e = Endpoint::new(QpType::Rc);
     let src = Buffer::new(&e.pd, SIZE);
     let (_, remote) = peer.connect(&e, &src);
     let unused = crate::direct::used(&e)[0];
     e.send(0, SendOp::Write(remote), &[]);
     let (mut posted, mut done) = (0, 0);
-    while done <= 20_000 {
-        while posted < 20_000 && posted + 1 < done + 16 {
+    while done <= count {
+        while posted < count && posted + 1 < done + 16 {
             posted += 1;
-            e.send(posted, SendOp::Write(remote), &[src.sge(0, 64)]);
+            e.send(posted, SendOp::Write(remote), &[src.sge(0, len)]);
         }
         for wc in e.poll(1) {
             assert_eq!((wc.wr_id, wc.status), (done, WcStatus::Success), "in order");
             done += 1;
         }
     }
-    let direct = crate::direct::used(&e)[0] - unused;
+    crate::direct::used(&e)[0] - unused
+}
+
+#[test]
+fn a_stream_that_begins_with_messages_goes_on_without() {
+    let _turn = turn();
+    let direct = stream("rc direct shared", 20_000, 64);
     assert!(if is_on() { direct > 10_000 } else { direct == 0 }, "{direct} of 20000");
+}
+
+#[test]
+fn a_stream_to_private_memory_tries_what_is_faster() {
+    let _turn = turn();
+    let direct = stream("rc", 500, 32 * 1024);
+    // A trial is half a MiB, with the cost of its packets.
+    assert!(if is_on() { direct >= 15 } else { direct == 0 }, "{direct} of 500");
 }

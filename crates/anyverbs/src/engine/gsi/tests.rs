@@ -169,7 +169,12 @@ fn event(engine: &'static Engine, wanted: impl Fn(&CmEvent) -> bool) -> CmEvent 
             return state.tap.events.remove(at).unwrap();
         }
         drop(state);
-        assert!(Instant::now() < end, "no event");
+        if Instant::now() >= end {
+            let drops = engine.send_drops.load(Ordering::Relaxed);
+            engine.with_cm(|machine, _, _| {
+                panic!("no event; {drops} not sent, {:?}", machine.counters());
+            });
+        }
         std::thread::sleep(Duration::from_micros(200));
     }
 }

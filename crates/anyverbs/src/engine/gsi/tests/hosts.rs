@@ -84,6 +84,7 @@ fn on_two_hosts() {
     // Every kind of address.
     let engine = engine();
     for address in ["10.77.0.2", "fd77::2", "fe80::77:2"] {
+        eprintln!("to {address}");
         let id = connect(engine, ip(address), 3000, 20);
         establish(engine, id);
         disconnect(engine, id);
