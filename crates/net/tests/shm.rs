@@ -138,20 +138,8 @@ impl Peer {
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
-    /// Stops it, and waits until it stands.
     fn stop(&self) {
-        self.signal(libc::SIGSTOP);
-        // SAFETY: zero is a valid siginfo_t, and the call gets a live one. The child stays waitable.
-        unsafe {
-            let mut info: libc::siginfo_t = std::mem::zeroed();
-            let rc = libc::waitid(
-                libc::P_PID,
-                self.child.id(),
-                &raw mut info,
-                libc::WSTOPPED | libc::WNOWAIT,
-            );
-            assert_eq!(rc, 0);
-        }
+        anyverbs_testing::stop(&self.child);
     }
 
     fn kill(&mut self) {

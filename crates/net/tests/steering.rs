@@ -185,6 +185,10 @@ impl Member {
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
+    fn stop(&self) {
+        anyverbs_testing::stop(&self.child);
+    }
+
     fn exit(mut self) {
         writeln!(self.stdin, "exit").unwrap();
         assert!(self.child.wait().unwrap().success());
@@ -315,7 +319,7 @@ fn a_stopped_process_is_not_forgotten() {
     }
     let mut sender = Sender::new();
     let mut members: Vec<_> = (0..3).map(|_| Member::spawn(true).joined()).collect();
-    members[1].signal(libc::SIGSTOP);
+    members[1].stop();
     let begin = Instant::now();
     members.push(Member::spawn(true).joined());
     println!("joined beside a stopped process in {:?}", begin.elapsed());
@@ -328,8 +332,8 @@ fn a_stopped_process_is_not_forgotten() {
     );
 
     // Two silent ones cannot be told apart; they are steered to after they have gone on.
-    members[0].signal(libc::SIGSTOP);
-    members[1].signal(libc::SIGSTOP);
+    members[0].stop();
+    members[1].stop();
     members.push(Member::spawn(true).joined());
     let state = members[4].ask("state");
     assert!(state.contains("Partial"), "{state}");

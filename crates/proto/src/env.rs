@@ -54,6 +54,11 @@ pub trait Env {
     /// The moment of this call; the same value throughout.
     fn now(&self) -> Time;
 
+    /// The moment itself, for what happens within a call.
+    fn clock(&self) -> Time {
+        self.now()
+    }
+
     /// Copies to and from registered memory.
     fn memory(&self) -> &Self::Memory;
 
@@ -141,8 +146,8 @@ pub trait Env {
         false
     }
 
-    /// Whether [`direct`](Self::direct) would do a WRITE or READ of the connected queue pair so much faster than a message that
-    /// it is worth waiting until nothing is in flight.
+    /// What it brings to wait until nothing is in flight and [`direct`](Self::direct) can do a WRITE or READ of the connected queue
+    /// pair.
     fn worth_of_rest(
         &self,
         dest: Qpn,

@@ -285,7 +285,7 @@ impl Env for Around<'_> {
     fn worth_of_rest(&self, _: Qpn, _: Direction, _: RemoteAddr, len: u32) -> Worth {
         if self.chance.probability == 0.0 {
             Worth::Nothing
-        } else if len.is_multiple_of(3) {
+        } else if len.is_multiple_of(37) {
             Worth::Perhaps
         } else {
             Worth::Much

@@ -5,8 +5,24 @@ use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
-use std::process::{Command, id};
+use std::process::{Child, Command, id};
 use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Stops a process with SIGSTOP, and waits until all its threads stand: until then it may go on answering. It goes on with SIGCONT.
+///
+/// # Panics
+/// If it has ended.
+pub fn stop(child: &Child) {
+    // SAFETY: a child that its owner has not waited for, whose number is nobody else's; zero is a valid siginfo_t, and the call
+    // gets a live one. The child stays waitable.
+    unsafe {
+        assert_eq!(libc::kill(child.id() as i32, libc::SIGSTOP), 0);
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        let how = libc::WSTOPPED | libc::WEXITED | libc::WNOWAIT;
+        assert_eq!(libc::waitid(libc::P_PID, child.id(), &raw mut info, how), 0);
+        assert_eq!(info.si_code, libc::CLD_STOPPED);
+    }
+}
 
 /// Runs `test`, the body of the test called `name`, in a process where nothing else runs.
 ///

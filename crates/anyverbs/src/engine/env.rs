@@ -346,6 +346,10 @@ impl Env for DeviceEnv<'_, '_> {
         now(self.engine, self.now)
     }
 
+    fn clock(&self) -> Time {
+        self.engine.now()
+    }
+
     fn soon(&self) -> Time {
         self.now
             .get()

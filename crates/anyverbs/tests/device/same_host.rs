@@ -79,12 +79,7 @@ impl Peer {
 impl Peer {
     /// Stops it; it does nothing any more when this returns.
     pub(crate) fn stop(&self) {
-        self.signal(libc::SIGSTOP);
-        let mut status = 0;
-        // SAFETY: our own child, and a live int.
-        let pid =
-            unsafe { libc::waitpid(self.child.id() as i32, &raw mut status, libc::WUNTRACED) };
-        assert!(pid > 0 && libc::WIFSTOPPED(status));
+        anyverbs_testing::stop(&self.child);
     }
 }
 

@@ -296,7 +296,7 @@ fn the_rules_of_a_process_end_with_it_and_not_while_it_is_stopped() {
     let (here, mut there) = (Pair::new(), Neighbour::spawn());
     let _flow = here.receiver.qp.create_flow(described(&["5"]), None, None).unwrap();
     there.say("rule 1 any");
-    there.signal(libc::SIGSTOP);
+    anyverbs_testing::stop(&there.child);
     for n in 0..3 {
         assert!(!here.sends_to_itself(9, n));
         // Longer than it is believed to live without a look.

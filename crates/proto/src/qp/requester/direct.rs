@@ -7,7 +7,7 @@
 //! Where it has to be a message all the same, it is asked again after twice as many.
 //!
 //! Where the link does not know what is faster, it is tried: some that are done without messages are compared with the
-//! messages before them, and where those were faster, the stream goes on with messages until it is tried again.
+//! messages before them, and the stream goes on with what was faster until it is tried again.
 
 use std::time::Duration;
 
@@ -24,10 +24,14 @@ use super::super::send_queue::PACKET_COST;
 /// WRITEs and READs that go as messages before the queue pair comes to rest: at first, and at most.
 const FIRST_REST: u32 = 16;
 const LAST_REST: u32 = 4096;
-/// The shortest row that is compared with a trial.
+/// The shortest row that is compared with a trial, and where in a row its time begins.
 const FIRST_TRIAL: u32 = 64;
-/// What is done without messages before it is compared, in bytes and cost of packets.
+const TIMED_FROM: u32 = 16;
+/// What is done without messages before it is compared, in bytes and cost of packets; and before messages are tried again.
 const TRIAL: u64 = 512 * 1024;
+const TRIED_AGAIN: u64 = 512 * TRIAL;
+/// Messages in a row that begin with nothing unanswered where messages are faster, before the stream counts as ended.
+const PAUSES: u32 = 16;
 
 /// What becomes of the WQE `next`.
 pub(super) enum Way {
@@ -46,9 +50,27 @@ pub(super) struct Rest {
     row: u32,
     /// How many make it rest.
     after: u32,
-    /// Where the row began.
+    /// Of the last one.
+    kind: Kind,
+    /// Of the row, another began with another kind.
+    is_mixed: bool,
+    /// Where the row's time began.
     began: Mark,
     trial: Trial,
+}
+
+/// What can be compared.
+#[derive(Clone, Copy, Debug)]
+struct Kind {
+    direction: Direction,
+    /// The logarithm of the length.
+    log: u32,
+}
+
+impl Kind {
+    fn is_like(self, other: Self) -> bool {
+        self.direction == other.direction && self.log.abs_diff(other.log) <= 1
+    }
 }
 
 /// How far the queue pair had come, and when.
@@ -59,11 +81,11 @@ struct Mark {
     answered: u64,
 }
 
-/// Whether some are done without messages to see how long that takes.
+/// What is known, or about to be, of which way is faster.
 #[derive(Clone, Copy, Debug)]
 enum Trial {
     None,
-    /// As soon as the queue pair has come to rest.
+    /// It begins as soon as the queue pair has come to rest.
     Next,
     Goes {
         /// What the messages before it took.
@@ -71,6 +93,14 @@ enum Trial {
         since: Time,
         /// What was done since then.
         cost: u64,
+    },
+    /// Messages were slower. What was done without since then.
+    Won {
+        cost: u64,
+    },
+    /// Messages were as fast. How many more of them may begin with nothing unanswered.
+    Lost {
+        pauses: u32,
     },
 }
 
@@ -90,7 +120,14 @@ impl Speed {
 
 impl Default for Rest {
     fn default() -> Self {
-        Self { row: 0, after: FIRST_REST, began: Mark::default(), trial: Trial::None }
+        Self {
+            row: 0,
+            after: FIRST_REST,
+            kind: Kind { direction: Direction::Write, log: 0 },
+            is_mixed: false,
+            began: Mark::default(),
+            trial: Trial::None,
+        }
     }
 }
 
@@ -102,14 +139,29 @@ impl Rest {
         self.trial = Trial::None;
     }
 
+    /// One that might be done without a message comes next.
+    #[inline]
+    fn see(&mut self, direction: Direction, len: u32) {
+        let kind = Kind { direction, log: len.ilog2() };
+        if !kind.is_like(self.kind) {
+            (self.kind, self.is_mixed, self.trial) = (kind, true, Trial::None);
+        }
+    }
+
     /// A message that might have been done without, for the answers to others are missing. Whether it waits for them.
     fn begins(&mut self, mark: impl FnOnce() -> Mark) -> bool {
-        self.trial = Trial::None;
+        self.trial = match self.trial {
+            Trial::Lost { .. } => Trial::Lost { pauses: PAUSES },
+            _ => Trial::None,
+        };
         if self.row == 0 {
-            self.began = mark();
+            self.is_mixed = false;
         }
         if self.row < self.after {
             self.row += 1;
+            if self.row == TIMED_FROM && self.after >= FIRST_TRIAL {
+                self.began = mark();
+            }
         }
         self.row == self.after
     }
@@ -118,8 +170,8 @@ impl Rest {
     fn is_worth(&mut self, worth: Worth) -> bool {
         match worth {
             Worth::Nothing => false,
-            // A few messages do not tell how fast they are.
-            Worth::Perhaps if self.after < FIRST_TRIAL => false,
+            // A few messages do not tell how fast they are, nor those of other kinds.
+            Worth::Perhaps if self.after < FIRST_TRIAL || self.is_mixed => false,
             Worth::Perhaps => {
                 self.trial = Trial::Next;
                 true
@@ -128,36 +180,53 @@ impl Rest {
         }
     }
 
-    /// Everything is answered, and the next one can be done. Whether a message is faster.
+    /// Everything is answered, and the next one can be done. Whether it had better be a message.
+    #[inline]
+    fn prefers_message(&mut self, mark: impl FnOnce() -> Mark) -> bool {
+        !matches!(self.trial, Trial::None) && self.judges(mark)
+    }
+
     fn judges(&mut self, mark: impl FnOnce() -> Mark) -> bool {
-        match self.trial {
-            Trial::None => {}
+        match &mut self.trial {
             Trial::Next => {
                 let now = mark();
                 let cost = now.answered.wrapping_sub(self.began.answered);
                 let messages = Speed { cost, time: now.at.since(self.began.at) };
                 self.trial = Trial::Goes { messages, since: now.at, cost: 0 };
+                false
             }
-            Trial::Goes { cost, .. } if cost < TRIAL => {}
-            Trial::Goes { messages, since, cost } => {
-                let time = mark().at.since(since);
-                // The clock stands while one call does them all.
-                if !time.is_zero() {
-                    if messages.is_above(Speed { cost, time }) {
-                        self.refused();
-                        return true;
-                    }
-                    self.trial = Trial::None;
+            Trial::Goes { messages, since, cost } if *cost >= TRIAL => {
+                let direct = Speed { cost: *cost, time: mark().at.since(*since) };
+                let is_lost = messages.is_above(direct);
+                if is_lost {
+                    self.refused();
+                    self.trial = Trial::Lost { pauses: PAUSES };
+                } else {
+                    self.trial = Trial::Won { cost: 0 };
                 }
+                is_lost
             }
+            Trial::Won { cost } if *cost >= TRIED_AGAIN => {
+                (self.row, self.after, self.trial) = (0, FIRST_TRIAL, Trial::None);
+                true
+            }
+            Trial::Lost { pauses: 0 } => {
+                self.trial = Trial::None;
+                false
+            }
+            Trial::Lost { pauses } => {
+                *pauses -= 1;
+                true
+            }
+            _ => false,
         }
-        false
     }
 
-    fn done(&mut self, cost_of: u64) {
+    #[inline]
+    fn done(&mut self, its_cost: impl FnOnce() -> u64) {
         match &mut self.trial {
-            Trial::Goes { cost, .. } => *cost += cost_of,
-            _ => *self = Self::default(),
+            Trial::Goes { cost, .. } | Trial::Won { cost } => *cost += its_cost(),
+            _ => (self.row, self.after) = (0, FIRST_REST),
         }
     }
 
@@ -190,12 +259,14 @@ impl Qp {
             || !(1..=MAX_DIRECT).contains(&sqe.len)
             || (direction == Direction::Read && self.attr.max_rd_atomic == 0)
         {
+            self.requester.rest.interrupt();
             return Way::Message;
         }
+        self.requester.rest.see(direction, sqe.len);
         let reliable = self.init.qp_type.is_reliable();
         if reliable && self.requester.una != self.requester.fresh_psn {
             let answered = self.requester.una_cost;
-            if !self.requester.rest.begins(|| Mark { at: env.now(), answered }) {
+            if !self.requester.rest.begins(|| Mark { at: env.clock(), answered }) {
                 return Way::Message;
             }
             let worth = env.worth_of_rest(self.attr.dest_qpn, direction, remote, sqe.len);
@@ -211,10 +282,10 @@ impl Qp {
             return Way::Message;
         }
         let answered = self.requester.una_cost;
-        if self.requester.rest.judges(|| Mark { at: env.now(), answered }) {
+        if self.requester.rest.prefers_message(|| Mark { at: env.clock(), answered }) {
             return Way::Message;
         }
-        let cost = u64::from(sqe.len) + u64::from(sqe.len.div_ceil(self.mtu())) * PACKET_COST;
+        let len = sqe.len;
         let inline = sqe.flags.contains(SendFlags::INLINE);
         let operation = Direct {
             dest_qpn: self.attr.dest_qpn,
@@ -232,7 +303,8 @@ impl Qp {
             self.requester.rest.refused();
             return Way::Message;
         }
-        self.requester.rest.done(cost);
+        let packets = self.packets(len);
+        self.requester.rest.done(|| u64::from(len) + u64::from(packets) * PACKET_COST);
         let next = position.wrapping_add(1);
         (self.sq.next, self.sq.started) = (next, next);
         self.complete_oldest(WcStatus::Success, env);
@@ -256,12 +328,12 @@ mod tests {
             assert_eq!(row(&mut rest), expected);
             assert!(rest.is_worth(Worth::Much), "it waits for all answers");
             assert!(rest.begins(Mark::default), "and goes on waiting");
-            assert!(!rest.judges(Mark::default));
+            assert!(!rest.prefers_message(Mark::default));
             rest.refused();
         }
         rest.refused();
         assert_eq!(row(&mut rest), 4096, "a refusal without a rest changes nothing");
-        rest.done(1);
+        rest.done(|| 1);
         assert_eq!(row(&mut rest), FIRST_REST);
     }
 
@@ -315,11 +387,11 @@ mod tests {
         fn directs(&mut self, most: u32) -> u32 {
             for n in 0..most {
                 let mark = self.mark();
-                if self.rest.judges(&mark) {
+                if self.rest.prefers_message(&mark) {
                     return n;
                 }
                 self.now += self.direct;
-                self.rest.done(COST);
+                self.rest.done(|| COST);
             }
             most
         }
@@ -335,10 +407,6 @@ mod tests {
         assert_eq!(stream.directs(1000), 8, "with messages it goes on");
         assert_eq!(stream.messages(), 128);
         assert_eq!(stream.directs(1000), 8);
-        // It changes.
-        assert_eq!(stream.messages(), 256);
-        stream.direct = 800;
-        assert_eq!(stream.directs(1000), 1000);
         for (message, expected) in [(800, 1000), (799, 8)] {
             let mut stream = Stream::new(message, 800);
             stream.messages();
@@ -347,16 +415,69 @@ mod tests {
     }
 
     #[test]
-    fn what_one_call_does_takes_no_time_and_is_judged_after_it() {
-        let mut stream = Stream::new(1000, 0);
+    fn what_was_faster_is_tried_again() {
+        let mut stream = Stream::new(1000, 900);
         stream.messages();
-        assert_eq!(stream.directs(500), 500);
-        stream.now += 500 * 1100;
-        assert_eq!(stream.directs(500), 0, "slower");
+        let again = 8 + (TRIED_AGAIN / COST) as u32;
+        assert_eq!(stream.directs(again + 1), again, "then one is a message");
+        stream.message = 800;
+        assert_eq!(stream.messages(), FIRST_TRIAL);
+        assert_eq!(stream.directs(1000), 8, "messages have become faster");
+        assert_eq!(stream.messages(), 128);
+        stream.direct = 700;
+        assert_eq!(stream.directs(1000), 1000, "and slower again");
+    }
+
+    #[test]
+    fn a_stream_of_messages_may_pause() {
+        let mut stream = Stream::new(1000, 1100);
         stream.messages();
-        assert_eq!(stream.directs(500), 500);
-        stream.now += 500 * 900;
-        assert_eq!(stream.directs(500), 500, "faster");
+        stream.directs(1000);
+        for _ in 0..3 {
+            for _ in 0..PAUSES {
+                assert_eq!(stream.directs(1), 0, "it goes on with a message");
+            }
+            assert!(!stream.rest.begins(stream.mark()));
+        }
+        for _ in 0..PAUSES {
+            assert_eq!(stream.directs(1), 0);
+        }
+        assert_eq!(stream.directs(1000), 1000, "there is no stream any more");
+    }
+
+    #[test]
+    fn only_like_is_compared_with_like() {
+        let (write, read) = (Direction::Write, Direction::Read);
+        let stream = || {
+            let mut stream = Stream::new(1000, 1100);
+            stream.rest.see(write, 65536);
+            stream.messages();
+            stream
+        };
+        for (direction, len, like) in [
+            (write, 65535, true),
+            (write, 131_072, true),
+            (write, 262_144, false),
+            (read, 65536, false),
+        ] {
+            // Within a trial.
+            let mut stream = stream();
+            assert_eq!(stream.directs(4), 4);
+            stream.rest.see(direction, len);
+            assert_eq!(stream.directs(1000), if like { 4 } else { 1000 }, "{direction:?} {len}");
+            // In the row before one.
+            let mut rest = Rest { after: FIRST_TRIAL, ..Rest::default() };
+            for n in 0..FIRST_TRIAL {
+                rest.see(write, if n == 0 { 65536 } else { 65000 });
+                if n == 40 {
+                    rest.see(direction, len);
+                    rest.see(write, 65536);
+                }
+                rest.begins(Mark::default);
+            }
+            assert_eq!(rest.is_worth(Worth::Perhaps), like, "{direction:?} {len}");
+            assert!(rest.is_worth(Worth::Much));
+        }
     }
 
     #[test]

@@ -60,9 +60,7 @@ fn one_that_lingers_and_is_stopped_swallows_nothing_for_long() {
     while engine.services.lingering(Duration::ZERO).is_empty() {
         assert!(Instant::now() < end, "it does not linger");
     }
-    let pid = peer.child.id() as libc::pid_t;
-    // SAFETY: a child of this process that was not waited for.
-    assert_eq!(unsafe { libc::kill(pid, libc::SIGSTOP) }, 0);
+    anyverbs_testing::stop(&peer.child);
     // The queue of its socket holds some (net.unix.max_dgram_qlen), which it may know: no more.
     let queued = std::fs::read_to_string("/proc/sys/net/unix/max_dgram_qlen").unwrap();
     let queued = queued.trim().parse::<usize>().unwrap() + 1;
@@ -76,8 +74,8 @@ fn one_that_lingers_and_is_stopped_swallows_nothing_for_long() {
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    // SAFETY: as above.
-    assert_eq!(unsafe { libc::kill(pid, libc::SIGCONT) }, 0);
+    // SAFETY: a child of this process that was not waited for.
+    assert_eq!(unsafe { libc::kill(peer.child.id() as i32, libc::SIGCONT) }, 0);
     for id in ids.into_iter().chain([id]) {
         engine.with_cm(|machine, _, now| machine.destroy(now, id)).unwrap();
     }
