@@ -233,6 +233,7 @@ impl Engine {
 
     fn new() -> Result<Self, OpenError> {
         let config = Config::load()?;
+        let monitor = worker::watch_addresses();
         let gids = GidTable::new(&config.interfaces)
             .map_err(|source| OpenError::System { what: "list the network interfaces", source })?;
         if gids.is_empty() {
@@ -266,7 +267,7 @@ impl Engine {
         }
         let rx = RxState::new(&config, poller)
             .map_err(|source| OpenError::System { what: "map receive buffers", source })?;
-        let worker = Shared::new(&port, shm.as_ref())
+        let worker = Shared::new(&port, shm.as_ref(), monitor)
             .map_err(|source| OpenError::System { what: "make an epoll set", source })?;
         let mut rng = StdRng::from_os_rng();
         let (node_guid, sys_image_guid) = guids();

@@ -114,8 +114,20 @@ fn control(epoll: &OwnedFd, op: i32, fd: BorrowedFd<'_>, flags: i32, token: u64)
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Without it the GID table stays as it is; nothing else depends on it.
+pub(super) fn watch_addresses() -> Option<AddressMonitor> {
+    AddressMonitor::new()
+        .inspect_err(|error| tracing::warn!(%error, "addresses are not watched"))
+        .ok()
+}
+
 impl Shared {
-    pub(super) fn new(port: &UdpPort, shm: Option<&Shm>) -> io::Result<Self> {
+    /// `monitor` was there before the GID table read the addresses: what changes meanwhile shows on it.
+    pub(super) fn new(
+        port: &UdpPort,
+        shm: Option<&Shm>,
+        monitor: Option<AddressMonitor>,
+    ) -> io::Result<Self> {
         // SAFETY: takes no pointers.
         let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         if epoll < 0 {
@@ -125,10 +137,6 @@ impl Shared {
         let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
         let kick = eventfd(libc::EFD_NONBLOCK)?;
         control(&epoll, libc::EPOLL_CTL_ADD, kick.as_fd(), libc::EPOLLIN, TOKEN_KICK)?;
-        // Without it the GID table stays as it is; nothing else depends on it.
-        let monitor = AddressMonitor::new()
-            .inspect_err(|error| tracing::warn!(%error, "addresses are not watched"))
-            .ok();
         if let Some(monitor) = &monitor {
             control(&epoll, libc::EPOLL_CTL_ADD, monitor.as_fd(), libc::EPOLLIN, TOKEN_MONITOR)?;
         }

@@ -1,10 +1,11 @@
 //! What the host does to the device: addresses that come and go, a port that is taken, idleness. Each in a process of
 //! its own, since a process has one device.
 
+use std::io::Write as _;
 use std::net::UdpSocket;
 use std::path::Path;
-use std::process::{Command, Output};
-use std::time::Duration;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use anyverbs::*;
 use anyverbs_testing::UdpPort;
@@ -12,6 +13,8 @@ use anyverbs_testing::UdpPort;
 use crate::endpoint::*;
 
 const ROLE: &str = "ANYVERBS_TEST_ALONE";
+/// Of [`ROLE`], in microseconds.
+const DELAY: &str = "ANYVERBS_TEST_DELAY";
 
 /// Runs [`alone`] in a child with these variables; in a network namespace of its own if `namespace`.
 fn run(role: &str, variables: &[(&str, &str)], namespace: bool) -> Output {
@@ -89,6 +92,36 @@ fn alone() {
             assert_eq!(context.get_async_event().unwrap().kind(), AsyncEventKind::GidChange);
             assert!(!has("10.9.9.1") && has("127.0.0.1"));
         }
+        "an address meanwhile" => {
+            ip("link set lo up");
+            let mut batch = Command::new("ip");
+            let mut batch = batch.args(["-batch", "-"]).stdin(Stdio::piped()).spawn().unwrap();
+            let mut lines = batch.stdin.take().unwrap();
+            let mut add = move |ip: &str| writeln!(lines, "addr add {ip}/32 dev lo").unwrap();
+            let is_there = |ip: &str| UdpSocket::bind((ip, 0)).is_ok();
+            let wait = |condition: &dyn Fn() -> bool| {
+                let end = Instant::now() + Duration::from_secs(10);
+                while !condition() {
+                    assert!(Instant::now() < end);
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            };
+            // Its own start takes longer than the device's.
+            add("10.9.9.1");
+            wait(&|| is_there("10.9.9.1"));
+            let delay = std::env::var(DELAY).unwrap().parse().unwrap();
+            let adder = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_micros(delay));
+                add("10.9.9.2");
+                add
+            });
+            let context = context();
+            drop(adder.join().unwrap());
+            assert!(batch.wait().unwrap().success());
+            wait(&|| is_there("10.9.9.2"));
+            let gid = Gid::from("10.9.9.2".parse::<std::net::IpAddr>().unwrap());
+            wait(&|| context.gids().unwrap().iter().any(|e| e.gid == gid));
+        }
         "port" => {
             ip("link set lo up");
             let context = context();
@@ -141,6 +174,16 @@ fn cpu() -> Duration {
 fn the_gid_table_follows_the_addresses() {
     if can_unshare() {
         succeeds(&run("addresses", &[], true));
+    }
+}
+
+/// The device reads the addresses first of all when it is opened.
+#[test]
+fn an_address_that_comes_while_the_device_is_opened_is_not_missed() {
+    if can_unshare() {
+        for delay in (0..60).map(|n| n * 25) {
+            succeeds(&run("an address meanwhile", &[(DELAY, &delay.to_string())], true));
+        }
     }
 }
 
