@@ -233,6 +233,7 @@ impl Engine {
 
     fn new() -> Result<Self, OpenError> {
         let config = Config::load()?;
+        // Before they are read, so that none that changes meanwhile is missed.
         let monitor = worker::watch_addresses();
         let gids = GidTable::new(&config.interfaces)
             .map_err(|source| OpenError::System { what: "list the network interfaces", source })?;
