@@ -96,7 +96,7 @@ pub(crate) struct CqCell {
 /// Empty polls in a row, some tens of microseconds, after which a poller offers its core to others. Where pollers
 /// outnumber the cores, the peer that it waits for may be one of them, and would else wait for the end of a time
 /// slice.
-const PATIENT_POLLS: u32 = 100;
+const PATIENT_POLLS: u32 = 200;
 
 #[derive(Debug)]
 #[expect(dead_code, reason = "held for their drop")]
@@ -301,11 +301,14 @@ impl CqCell {
         state.last = 0;
     }
 
-    #[inline]
-    fn take(&self, most: usize, mut each: impl FnMut(&Wc)) -> usize {
-        if !self.any.load(Ordering::Acquire) {
-            return 0;
-        }
+    /// Looks without a lock, where most polls end.
+    #[inline(always)]
+    fn take(&self, most: usize, each: &mut impl FnMut(&Wc)) -> usize {
+        if self.any.load(Ordering::Acquire) { self.take_locked(most, each) } else { 0 }
+    }
+
+    #[inline(never)]
+    fn take_locked(&self, most: usize, each: &mut impl FnMut(&Wc)) -> usize {
         let mut state = self.state.lock();
         let State { queue, credits, last, .. } = &mut *state;
         // One release for all completions of a queue pair that follow each other: the newest covers those before it.

@@ -21,6 +21,7 @@ use super::datagrams::{Received, Senders, Tally};
 use super::deliver::Arrived;
 use super::env::Call;
 use super::pace::{NO_LIMIT, Probe};
+use super::worker::Shared;
 use crate::config::Config;
 use crate::link::shm::{self, Gone, Inbox};
 use crate::link::udp::{Asked, CreditPacket, Outbox};
@@ -96,6 +97,25 @@ impl RxState {
             senders: Senders::new(),
         })
     }
+
+    /// The likely poll of a program that waits for a message through shared memory. False if there is one, or if it is time
+    /// for something else: then nothing was done.
+    #[inline]
+    fn finds_nothing(&mut self, worker: &Shared) -> bool {
+        let Some(poller) = &mut self.poller else { return false };
+        let calls = self.calls.wrapping_add(1);
+        let is_quiet = self.since_shm < IDLE_AFTER
+            && self.empty_looks >= QUIET_AFTER
+            && !calls.is_multiple_of(CLOCK_EVERY)
+            && !(poller.is_armed() && worker.is_shm_spent());
+        if !is_quiet || !poller.finds_nothing() {
+            return false;
+        }
+        self.calls = calls;
+        self.since_shm += 1;
+        self.since_acks = 0;
+        true
+    }
 }
 
 /// What a call to receive has done so far.
@@ -119,12 +139,26 @@ impl Engine {
         if self.inproc.is_pending() {
             self.inproc.drain(self, false);
         }
-        if self.receive(false) == 0 {
+        if !self.finds_nothing() && self.receive(false) == 0 {
             self.flush_owed();
         }
         if polls.is_multiple_of(CLOCK_EVERY.into()) {
             self.run_timers();
         }
+    }
+
+    /// A poll for which there is nothing to do, as most are while a message is on its way. False if it is to be made in full.
+    #[inline]
+    fn finds_nothing(&self) -> bool {
+        let Some(mut rx) = self.rx.try_lock() else { return false };
+        let nothing = rx.finds_nothing(&self.worker);
+        drop(rx);
+        // The worker may have left the sockets to this poll.
+        nothing
+            && !self.worker.is_left_to_reader()
+            && !self.owes()
+            && !self.keeps_disconnects()
+            && !self.switch.is_listening()
     }
 
     /// The program is about to sleep: ACKs leave, and the worker is on duty again.

@@ -199,7 +199,7 @@ impl Shared {
         self.left_to_reader.store(true, Ordering::SeqCst);
     }
 
-    fn is_left_to_reader(&self) -> bool {
+    pub(super) fn is_left_to_reader(&self) -> bool {
         self.left_to_reader.load(Ordering::SeqCst)
     }
 

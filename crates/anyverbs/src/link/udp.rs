@@ -213,9 +213,16 @@ impl Outbox {
     }
 
     /// Sends what is staged.
+    #[inline]
     pub(crate) fn flush(&mut self, engine: &Engine) {
         self.shm.flush(engine);
         self.target.release();
+        if self.batch.is_some() {
+            self.flush_batch(engine);
+        }
+    }
+
+    fn flush_batch(&mut self, engine: &Engine) {
         if let Some(mut batch) = self.batch.take() {
             self.region.release();
             let dropped = batch.stats().dropped;

@@ -55,7 +55,20 @@ impl Poster<'_> {
 }
 
 impl Drop for Poster<'_> {
+    #[inline]
     fn drop(&mut self) {
+        let is_starved = self.state.as_ref().is_some_and(|state| state.link.starved.is_some());
+        if self.sends || self.call.is_some() || is_starved {
+            return self.finish();
+        }
+        // Receives that were queued, and for which nobody waits.
+        self.state = None;
+        self.cell.engine.after_unlock();
+    }
+}
+
+impl Poster<'_> {
+    fn finish(&mut self) {
         // In place: a call is long to move about.
         let Some(state) = &mut self.state else { return };
         let sent = self.sends && self.call.as_mut().is_some_and(|call| call.send(state));

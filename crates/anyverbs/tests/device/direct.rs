@@ -99,7 +99,7 @@ fn writes_and_reads_need_no_message() {
 fn what_is_not_allowed_ends_as_it_would_by_messages() {
     let _turn = turn();
     let faults = ["key", "range", "pd", "rights", "qp rights", "local key", "local key of a SEND"];
-    for fault in faults.into_iter().chain(["unmapped"]) {
+    for fault in faults.into_iter().chain(["unmapped", "protected"]) {
         let mut peer = Peer::spawn(&format!("rc direct {fault}"), &[]);
         let e = Endpoint::new(QpType::Rc);
         let src = Buffer::new(&e.pd, SIZE);
@@ -109,6 +109,8 @@ fn what_is_not_allowed_ends_as_it_would_by_messages() {
             "key" => remote.rkey ^= 1,
             "range" => remote.va -= 1,
             "local key" | "local key of a SEND" => sge.lkey ^= 1,
+            // A short one is executed, if not by a message.
+            "protected" => sge.len = 4096,
             _ => {}
         }
         let before = used(&e);
@@ -296,14 +298,21 @@ pub(crate) fn offered(role: &str, e: &Endpoint, len: usize) -> (Option<Pd>, Buff
         Some("rights") => {
             (None, Buffer::with_access(&e.pd, len, all.difference(Access::REMOTE_WRITE)))
         }
-        Some("unmapped") => {
+        Some(fault @ ("unmapped" | "protected")) => {
             let buffer = Buffer::new(&e.pd, len);
             let page = buffer.addr().next_multiple_of(4096);
-            let len = len - 8192;
-            // Not unmapped: another mapping of this process, a ring's perhaps, would soon be in its place.
+            let (at, len) = ((page - 4096) as *mut libc::c_void, len - 8192);
             // SAFETY: pages of leaked memory, which only the device touches from here on.
             unsafe {
-                assert_eq!(libc::mprotect((page - 4096) as *mut _, len, libc::PROT_NONE), 0);
+                if fault == "protected" {
+                    assert_eq!(libc::mprotect(at, len, libc::PROT_NONE), 0);
+                } else {
+                    // Nothing is behind it, but it is taken: another mapping of this process would soon be there.
+                    let file = libc::memfd_create(c"empty".as_ptr(), libc::MFD_CLOEXEC);
+                    let rights = libc::PROT_READ | libc::PROT_WRITE;
+                    let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
+                    assert_eq!(libc::mmap(at, len, rights, flags, file, 0), at);
+                }
             }
             (None, buffer)
         }

@@ -352,7 +352,8 @@ impl Copying<'_> {
     /// The local pieces may be read, as far as they are mapped.
     pub unsafe fn write(&self, local: &[Local], to: u64, len: usize) -> Result<(), RemoteError> {
         // The kernel copies a page after the other, upwards, but inside a page a processor's string instruction may let the
-        // end be seen before the beginning. One for the last line alone comes after all others.
+        // end be seen before the beginning. One for the last line alone comes after all others. What lies in one line is a
+        // short copy.
         let end = to.wrapping_add(len as u64);
         let line = end.wrapping_sub(1) / LINE as u64 * LINE as u64;
         let head = (line.saturating_sub(to) as usize).min(len);

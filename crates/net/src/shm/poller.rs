@@ -91,6 +91,25 @@ impl Poller {
         n
     }
 
+    /// A [`poll`](Self::poll) that has nothing to do, and no event to tell of. False if it is to be made: then nothing was done.
+    #[inline]
+    pub fn finds_nothing(&mut self) -> bool {
+        let polls = self.polls.wrapping_add(1);
+        let is_ready = |&index: &usize| {
+            self.lines.get(index).and_then(Option::as_ref).is_some_and(|l| l.reader.is_ready())
+        };
+        let is_due = polls.is_multiple_of(SWEEP_EVERY)
+            || self.rung != 0
+            || self.look_into_all
+            || self.ears.is_rung()
+            || !self.events.is_empty();
+        if is_due || self.watched.iter().map_while(Option::as_ref).any(is_ready) {
+            return false;
+        }
+        self.polls = polls;
+        true
+    }
+
     /// What happened to channels since this was last asked. [`poll`](Self::poll) finds it.
     pub fn next_event(&mut self) -> Option<Event> {
         self.events.pop_front()
