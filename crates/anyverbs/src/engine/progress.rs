@@ -139,7 +139,12 @@ impl Engine {
         if self.inproc.is_pending() {
             self.inproc.drain(self, false);
         }
-        if !self.finds_nothing() && self.receive(false) == 0 {
+        let received = match self.rx.try_lock() {
+            Some(rx) => self.unless_nothing_came(rx).map(|rx| self.receive_by(rx, false, false)),
+            // Another thread is at it.
+            None => Some(0),
+        };
+        if received.is_some_and(|n| self.receive_more(n) == 0) {
             self.flush_owed();
         }
         if polls.is_multiple_of(CLOCK_EVERY.into()) {
@@ -147,18 +152,22 @@ impl Engine {
         }
     }
 
-    /// A poll for which there is nothing to do, as most are while a message is on its way. False if it is to be made in full.
+    /// Ends a poll for which there is nothing to do, as most are while a message is on its way.
     #[inline]
-    fn finds_nothing(&self) -> bool {
-        let Some(mut rx) = self.rx.try_lock() else { return false };
-        let nothing = rx.finds_nothing(&self.worker);
-        drop(rx);
-        // The worker may have left the sockets to this poll.
-        nothing
-            && !self.worker.is_left_to_reader()
-            && !self.owes()
+    fn unless_nothing_came<'a>(
+        &'a self,
+        mut rx: MutexGuard<'a, RxState>,
+    ) -> Option<MutexGuard<'a, RxState>> {
+        let is_done = !self.owes()
             && !self.keeps_disconnects()
             && !self.switch.is_listening()
+            && rx.finds_nothing(&self.worker);
+        if !is_done {
+            return Some(rx);
+        }
+        drop(rx);
+        // The worker may have left the sockets to this poll.
+        if self.worker.is_left_to_reader() { self.rx.try_lock() } else { None }
     }
 
     /// The program is about to sleep: ACKs leave, and the worker is on duty again.
@@ -197,12 +206,20 @@ impl Engine {
     /// Receives one batch; how many datagrams. 0 also while another thread is at it: if the worker finds that, the other
     /// thread looks once more for it (see [`Shared::is_left_to_reader`](super::worker::Shared::is_left_to_reader)).
     pub(crate) fn receive(&'static self, worker: bool) -> usize {
-        let mut n = self.receive_batch(worker, worker);
-        if !worker && self.worker.take_left_to_reader() && n == 0 {
+        let n = self.receive_batch(worker, worker);
+        if worker {
+            return n + self.receive_before_disconnects(true) + self.receive_frames();
+        }
+        self.receive_more(n)
+    }
+
+    /// What follows a batch of `n` that a thread of the program has received; how many it received in all.
+    fn receive_more(&'static self, mut n: usize) -> usize {
+        if self.worker.take_left_to_reader() && n == 0 {
             // What woke the worker came after this thread had looked.
             n = self.receive_batch(false, false);
         }
-        n + self.receive_before_disconnects(worker) + self.receive_frames()
+        n + self.receive_before_disconnects(false) + self.receive_frames()
     }
 
     /// As [`receive`](Self::receive) of a thread of the program, at descriptors that were found ready.
@@ -238,10 +255,20 @@ impl Engine {
             worker.then(|| self.worker.leave_to_reader())?;
             self.rx.try_lock()
         });
-        let Some(mut rx) = rx else { return 0 };
+        let Some(rx) = rx else { return 0 };
         if worker {
             self.worker.take_left_to_reader();
         }
+        self.receive_by(rx, worker, every)
+    }
+
+    /// As [`receive_batch`](Self::receive_batch), by the thread that has locked the receive path.
+    fn receive_by(
+        &'static self,
+        mut rx: MutexGuard<'_, RxState>,
+        worker: bool,
+        every: bool,
+    ) -> usize {
         let RxState {
             poller,
             last,

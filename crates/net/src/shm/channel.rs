@@ -280,7 +280,8 @@ impl Channel {
     /// Copies from the other process's memory, whose pieces must have as many bytes in all as the local ones.
     ///
     /// # Errors
-    /// See [`RemoteError`]. Any part may have been copied.
+    /// See [`RemoteError`]. Any part may have been copied. That a living process has given the channel up shows in a long copy,
+    /// and in [`closed`](Self::closed).
     ///
     /// # Safety
     /// The local pieces may be written, as far as they are mapped.
@@ -296,7 +297,7 @@ impl Channel {
     /// Copies to the other process's memory, whose pieces must have as many bytes in all as the local ones.
     ///
     /// # Errors
-    /// See [`RemoteError`]. Any part may have been copied.
+    /// As for [`read_remote`](Self::read_remote).
     ///
     /// # Safety
     /// The local pieces may be read, as far as they are mapped.
