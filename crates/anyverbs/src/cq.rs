@@ -89,11 +89,11 @@ pub(crate) struct CqCell {
     holders: Holders,
     hold: Mutex<Option<Hold>>,
     fields: CqFields,
-    /// Polls in a row that found nothing.
+    /// Polls in a row that found nothing, of which long ones count twice.
     empty_polls: AtomicU32,
 }
 
-/// Empty polls in a row, some tens of microseconds, after which a poller offers its core to others. Where pollers
+/// Empty polls in a row, long ones counted twice, some tens of microseconds, after which a poller offers its core to others. Where pollers
 /// outnumber the cores, the peer that it waits for may be one of them, and would else wait for the end of a time
 /// slice.
 const PATIENT_POLLS: u32 = 200;
@@ -149,10 +149,12 @@ impl Holdable for CqCell {
 }
 
 impl CqCell {
-    fn yield_when_idle(&self) {
-        let polls = self.empty_polls.load(Ordering::Relaxed);
-        if polls < PATIENT_POLLS {
-            self.empty_polls.store(polls + 1, Ordering::Relaxed);
+    /// After a poll that found nothing and was as long as so many short ones.
+    #[inline]
+    fn yield_when_idle(&self, polls: u32) {
+        let before = self.empty_polls.load(Ordering::Relaxed);
+        if before < PATIENT_POLLS {
+            self.empty_polls.store(before + polls, Ordering::Relaxed);
         } else {
             std::thread::yield_now();
         }
@@ -357,12 +359,13 @@ impl CqCell {
     #[inline]
     fn poll_with(&self, mut take: impl FnMut() -> usize) -> usize {
         let mut n = take();
+        let mut is_short = false;
         if n == 0 {
-            self.engine.poll_progress();
+            is_short = self.engine.poll_progress();
             n = take();
         }
         if n == 0 {
-            self.yield_when_idle();
+            self.yield_when_idle(if is_short { 1 } else { 2 });
             // Others may have had the processor for long: a program may hear of what came after it before it polls again.
             n = take();
         }

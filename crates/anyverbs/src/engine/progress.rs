@@ -131,8 +131,8 @@ struct Done {
 }
 
 impl Engine {
-    /// A caller's poll found nothing: does what the network and the clock ask for.
-    pub(crate) fn poll_progress(&'static self) {
+    /// A caller's poll found nothing: does what the network and the clock ask for. Whether that was next to nothing.
+    pub(crate) fn poll_progress(&'static self) -> bool {
         // A count that two threads make at once may be lost: what matters is that it moves.
         let polls = self.lease.load(Ordering::Relaxed).wrapping_add(1);
         self.lease.store(polls, Ordering::Release);
@@ -150,6 +150,7 @@ impl Engine {
         if polls.is_multiple_of(CLOCK_EVERY.into()) {
             self.run_timers();
         }
+        received.is_none()
     }
 
     /// Ends a poll for which there is nothing to do, as most are while a message is on its way.

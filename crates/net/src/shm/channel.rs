@@ -280,8 +280,8 @@ impl Channel {
     /// Copies from the other process's memory, whose pieces must have as many bytes in all as the local ones.
     ///
     /// # Errors
-    /// See [`RemoteError`]. Any part may have been copied. That a living process has given the channel up shows in a long copy,
-    /// and in [`closed`](Self::closed).
+    /// See [`RemoteError`]. Any part may have been copied. That a living process has given the channel up shows where much
+    /// is read, and in [`closed`](Self::closed).
     ///
     /// # Safety
     /// The local pieces may be written, as far as they are mapped.
@@ -297,7 +297,7 @@ impl Channel {
     /// Copies to the other process's memory, whose pieces must have as many bytes in all as the local ones.
     ///
     /// # Errors
-    /// As for [`read_remote`](Self::read_remote).
+    /// See [`RemoteError`]. Any part may have been copied.
     ///
     /// # Safety
     /// The local pieces may be read, as far as they are mapped.
@@ -353,8 +353,7 @@ impl Copying<'_> {
     /// The local pieces may be read, as far as they are mapped.
     pub unsafe fn write(&self, local: &[Local], to: u64, len: usize) -> Result<(), RemoteError> {
         // The kernel copies a page after the other, upwards, but inside a page a processor's string instruction may let the
-        // end be seen before the beginning. One for the last line alone comes after all others. What lies in one line is a
-        // short copy.
+        // end be seen before the beginning. One for the last line alone comes after all others.
         let end = to.wrapping_add(len as u64);
         let line = end.wrapping_sub(1) / LINE as u64 * LINE as u64;
         let head = (line.saturating_sub(to) as usize).min(len);

@@ -71,7 +71,7 @@
 //! - Sleeping: [`Poller::arm`]; if it says false, poll again; else wait for `endpoint.wake_fd()` (epoll), then
 //!   [`Poller::disarm`] and poll. While disarmed nobody writes to the eventfd, so it may stay in the epoll set.
 //! - [`Channel::can_copy`], [`Channel::read_remote`] and [`Channel::write_remote`] are process_vm_readv(2) and
-//!   process_vm_writev(2) with a check that the process is still the same, or where they are short proc_pid_mem(5).
+//!   process_vm_writev(2) with a check that the process is still the same, or to read a little proc_pid_mem(5).
 //! - [`Channel::begin_copy`] is the same as the other process's [`Board`] allows it: it can be read meanwhile, and its owner,
 //!   who takes something back from [`Endpoint::board`], waits in [`Endpoint::settle`] until the copy has ended.
 //!

@@ -1,17 +1,17 @@
-//! Copies to and from another process's memory without its help: process_vm_readv(2) and process_vm_writev(2), and for short
-//! ones the file of that memory (proc_pid_mem(5)), which takes a fifth less time.
+//! Copies to and from another process's memory without its help: process_vm_readv(2) and process_vm_writev(2), and to read a
+//! little the file of that memory (proc_pid_mem(5)), which takes a fifth less time.
 //!
 //! Those calls take a process number and no descriptor, so the number must still be the peer's. Numbers are handed out
 //! in a cycle: one comes back only after all others were used, which takes far longer than the tick of the coarse clock.
 //! Hence it is enough to look once a tick whether the process and its socket (which `execve` closes) are still there.
 //!
 //! The file is bound to the memory: it is at its end when the process has ended or executed another program. It asks for the
-//! right to trace the process once, when it is opened. It heeds what is mapped, but not how: private memory that the
-//! process has made read-only or inaccessible is written and read all the same, as by a device that has pinned what was
-//! registered.
+//! right to trace the process once, when it is opened. It heeds what is mapped, but not how: what the process has made
+//! inaccessible is read all the same. Nothing is written by it: it would not heed write protection, and may
+//! show the end of a word of 2 bytes, or of a line, before its beginning.
 
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
@@ -21,11 +21,12 @@ use thiserror::Error;
 
 use super::handshake::Probe;
 use super::process::PeerProcess;
+use crate::Uncancelled;
 
 /// Most pieces of one system call, the kernel's limit.
 const MAX_PIECES: usize = 1024;
 
-/// Longest copy by the file: from here on the kernel's page between the two sides costs more than it saves.
+/// Most that is read by the file: from here on the kernel's page between the two sides costs more than it saves.
 const SHORT: usize = 1024;
 
 /// Why a copy did not happen, or not all of it.
@@ -131,7 +132,7 @@ impl RemoteMemory {
         is_alive: impl FnOnce() -> bool,
     ) -> Result<(), RemoteError> {
         // SAFETY: the caller's promise.
-        if unsafe { self.copy_short(Direction::Read, local, remote) } {
+        if unsafe { self.read_short(local, remote) }? {
             return Ok(());
         }
         self.check(is_alive)?;
@@ -139,7 +140,7 @@ impl RemoteMemory {
         unsafe { self.copy(Direction::Read, local, remote) }
     }
 
-    /// Copies to the process. `is_alive` is asked once a tick, but for what goes by the file.
+    /// Copies to the process. `is_alive` is asked once a tick.
     ///
     /// # Safety
     /// The local pieces may be read, as far as they are mapped.
@@ -149,10 +150,6 @@ impl RemoteMemory {
         remote: &[Remote],
         is_alive: impl FnOnce() -> bool,
     ) -> Result<(), RemoteError> {
-        // SAFETY: the caller's promise.
-        if unsafe { self.copy_short(Direction::Write, local, remote) } {
-            return Ok(());
-        }
         self.check(is_alive)?;
         // SAFETY: the caller's promise.
         unsafe { self.copy(Direction::Write, local, remote) }
@@ -171,27 +168,26 @@ impl RemoteMemory {
         Ok(())
     }
 
-    /// A copy by the file, if it is one that is faster so. False if it is not, or went wrong: the long way finds out how.
+    /// Reads by the file, if that is faster. False if it is not, or went wrong: the long way finds out how.
     ///
     /// # Safety
-    /// As for [`copy`](Self::copy).
+    /// As for [`read`](Self::read).
     #[inline]
-    unsafe fn copy_short(&self, direction: Direction, local: &[Local], remote: &[Remote]) -> bool {
-        let (Some(file), [near], [Remote(far)]) = (&self.file, local, remote) else { return false };
+    unsafe fn read_short(&self, local: &[Local], remote: &[Remote]) -> Result<bool, RemoteError> {
+        let (Some(file), [near], [Remote(far)]) = (&self.file, local, remote) else {
+            return Ok(false);
+        };
         let len = near.iov_len;
         if len != far.iov_len || !(1..=SHORT).contains(&len) {
-            return false;
+            return Ok(false);
         }
-        let call = match direction {
-            Direction::Read => libc::SYS_pread64,
-            Direction::Write => libc::SYS_pwrite64,
-        };
-        // By number: the functions of libc are cancellation points (pthreads(7)), and the caller holds locks.
-        // SAFETY: the kernel checks both sides' addresses; that the local ones may be touched is the caller's promise.
-        let done = unsafe {
-            libc::syscall(call, file.as_raw_fd(), near.iov_base, len, far.iov_base as libc::off_t)
-        };
-        usize::try_from(done) == Ok(len)
+        let (call, at) = (libc::SYS_pread64, far.iov_base as libc::off_t);
+        // By number: the function of libc is a cancellation point (pthreads(7)), and the caller holds locks.
+        // SAFETY: the kernel checks both sides' addresses; that the local ones may be written is the caller's promise.
+        match unsafe { libc::syscall(call, file.as_raw_fd(), near.iov_base, len, at) } {
+            0 => Err(RemoteError::Gone),
+            done => Ok(usize::try_from(done) == Ok(len)),
+        }
     }
 
     /// # Safety
@@ -294,7 +290,8 @@ impl RemoteMemory {
 
 /// The memory of the process with this number, if that is the one that sent `probe`.
 fn memory_file(pid: i32, probe: Probe) -> Option<File> {
-    let file = OpenOptions::new().read(true).write(true).open(format!("/proc/{pid}/mem")).ok()?;
+    let _uncancelled = Uncancelled::new();
+    let file = File::open(format!("/proc/{pid}/mem")).ok()?;
     let mut value = [0; 8];
     // `/proc` may be that of another PID namespace.
     file.read_exact_at(&mut value, probe.address).ok()?;
@@ -355,6 +352,7 @@ fn tick() -> u64 {
 mod tests {
     use super::*;
     use std::ptr;
+    use std::time::Duration;
 
     fn ours() -> RemoteMemory {
         let word = 0x1234_5678_u64;
@@ -368,56 +366,76 @@ mod tests {
     }
 
     #[test]
-    fn short_copies_go_by_the_file() {
+    fn a_little_is_read_by_the_file() {
         let memory = ours();
+        let from: Vec<u8> = (1..=250).cycle().take(SHORT + 1).collect();
         for (len, by_file) in [(1, true), (SHORT, true), (SHORT + 1, false), (0, false)] {
-            let mut from: Vec<u8> = (0..=250).cycle().take(len).collect();
-            let mut target = vec![0u8; len];
-            let (near, far) = ([local(&mut from)], [Remote::new(target.as_mut_ptr() as u64, len)]);
-            // SAFETY: both sides are buffers of this test.
-            let written = unsafe { memory.copy_short(Direction::Write, &near, &far) };
-            assert!(written == by_file && (from == target) == (by_file || len == 0), "{len}");
+            let far = [Remote::new(from.as_ptr() as u64, len)];
             let mut back = vec![0u8; len];
-            // SAFETY: as above.
-            let read = unsafe { memory.copy_short(Direction::Read, &[local(&mut back)], &far) };
-            assert!(read == by_file && back == target, "{len}");
+            // SAFETY: the local side is a buffer of this test.
+            let read = unsafe { memory.read_short(&[local(&mut back)], &far) };
+            assert_eq!(read, Ok(by_file), "{len}");
+            assert_eq!(by_file, len > 0 && back == from[..len], "{len}");
         }
-        let (mut bytes, mut other) = ([1u8; 4], [0u8; 4]);
-        let far = Remote::new(other.as_mut_ptr() as u64, 2);
+        let mut bytes = [0u8; 4];
+        let far = Remote::new(from.as_ptr() as u64, 2);
         let [two, four] = [local(&mut bytes[..2]), local(&mut bytes)];
         // SAFETY: as above.
-        let copy = |near: &[Local], far: &[Remote]| unsafe {
-            memory.copy_short(Direction::Write, near, far)
-        };
-        assert!(!copy(&[four], &[far]), "lengths must agree");
-        assert!(!copy(&[two, two], &[far, far]), "one piece at a time");
-        assert!(copy(&[two], &[far]));
-        assert_eq!(other, [1, 1, 0, 0]);
+        let read = |near: &[Local], far: &[Remote]| unsafe { memory.read_short(near, far) };
+        assert_eq!(read(&[four], &[far]), Ok(false), "lengths must agree");
+        assert_eq!(read(&[two, two], &[far, far]), Ok(false), "one piece at a time");
+        assert_eq!(read(&[two], &[Remote::new(64, 2)]), Ok(false), "nothing is there");
+        assert_eq!(bytes, [0; 4]);
+        assert_eq!(read(&[two], &[far]), Ok(true));
+        assert_eq!(bytes, [1, 2, 0, 0]);
+    }
+
+    /// open(2), pread(2) and close(2) are cancellation points in the C library.
+    #[test]
+    fn nobody_is_cancelled_while_it_opens_or_reads() {
+        unsafe extern "C" {
+            fn pthread_cancel(thread: libc::pthread_t) -> libc::c_int;
+        }
+        let (sender, done) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            // SAFETY: this thread's own id.
+            assert_eq!(unsafe { pthread_cancel(libc::pthread_self()) }, 0);
+            let memory = ours();
+            let mut byte = [0];
+            let far = [Remote::new((&raw const THERE) as u64, 1)];
+            // SAFETY: the local side is a byte of this test.
+            let read = unsafe { memory.read_short(&[local(&mut byte)], &far) };
+            // For what follows in this thread.
+            std::mem::forget(Uncancelled::new());
+            sender.send(read).unwrap();
+        });
+        assert_eq!(done.recv_timeout(Duration::from_secs(20)).unwrap(), Ok(true));
+        thread.join().unwrap();
     }
 
     #[test]
     fn the_file_ends_with_the_process() {
         let mut word = 5u64;
-        // SAFETY: the child does nothing but wait for a signal.
+        // SAFETY: the child makes system calls alone, and ends with its parent.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            loop {
-                // SAFETY: no preconditions.
-                unsafe { libc::pause() };
+            // SAFETY: no preconditions.
+            unsafe {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                loop {
+                    libc::pause();
+                }
             }
         }
         let probe = Probe { address: (&raw const word) as u64, value: 5 };
         let memory = RemoteMemory::open(&PeerProcess { pid: child, pidfd: None }, probe).unwrap();
-        assert!(memory.file.is_some());
         let far = [Remote::new(probe.address, 8)];
         let mut read = || {
+            let near = [Local { iov_base: (&raw mut word).cast(), iov_len: 8 }];
             // SAFETY: the local side is a word of this test, which nobody looks at meanwhile.
-            unsafe {
-                let near = Local { iov_base: (&raw mut word).cast(), iov_len: 8 };
-                memory.read(&[near], &far, || true)
-            }
+            unsafe { memory.read_short(&near, &far) }
         };
-        assert_eq!(read(), Ok(()));
+        assert_eq!(read(), Ok(true));
         // SAFETY: the child of this test, which is waited for once.
         unsafe {
             libc::kill(child, libc::SIGKILL);

@@ -1,0 +1,158 @@
+//! Posting: what is checked while a work request is queued, and whether a send may wait for others.
+
+use thiserror::Error;
+
+use super::attr::{QpState, QpType};
+use super::{Qp, requester};
+use crate::comp_cntr::CompCntrOps;
+use crate::counters::Counter;
+use crate::env::{Env, Side};
+use crate::memory::Memory;
+use crate::recv_queue::{PostRecvError, RecvQueue};
+use crate::wc::{Wc, WcOpcode, WcStatus};
+use crate::wr::{MAX_MESSAGE, RecvWr, SendFlags, SendWr};
+
+/// Why a send was not posted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum PostSendError {
+    /// `EINVAL`: sends may be posted in RTS, SQD, SQE and ERR only (IBA 10.3.1).
+    #[error("the queue pair is not ready to send")]
+    State,
+    /// `ENOMEM`: no slot is free; one is when a completion that covers it was polled.
+    #[error("the send queue is full")]
+    Full,
+    /// `EINVAL`.
+    #[error("more scatter/gather elements than the queue pair was created for")]
+    TooManySges,
+    /// `EINVAL`.
+    #[error("more inline data than the queue pair was created for")]
+    InlineTooLong,
+    /// `EFAULT`: the inline data cannot be read.
+    #[error("the inline data is not mapped")]
+    Fault,
+    /// `EINVAL`: a datagram without a destination.
+    #[error("a datagram needs an address handle")]
+    NoDestination,
+    /// `EINVAL`: more than [`MAX_MESSAGE`] bytes.
+    #[error("the message is too long")]
+    TooLong,
+    /// `EINVAL`: the target of an extended reliable connection, or the send queue is the device's, which matches tags.
+    #[error("the queue pair does not send")]
+    NoSendQueue,
+    /// `EINVAL`: a header longer than the queue pair was created for, or segments of nothing.
+    #[error("no segments can be made as asked")]
+    Segmentation,
+    /// `EINVAL`: a READ or atomic has no data that could be inline.
+    #[error("the operation cannot have inline data")]
+    InlineRead,
+}
+
+impl Qp {
+    /// Queues a send. Call [`transmit`](Self::transmit) after the last of a list.
+    pub fn post_send<E: Env>(&mut self, wr: &SendWr<'_>, env: &mut E) -> Result<(), PostSendError> {
+        if matches!(self.attr.state, QpState::Reset | QpState::Init | QpState::Rtr) {
+            return Err(PostSendError::State);
+        }
+        if wr.sges.len() > self.sq.max_sge() {
+            return Err(PostSendError::TooManySges);
+        }
+        if self.init.qp_type == QpType::Ud && wr.ud.is_none() {
+            return Err(PostSendError::NoDestination);
+        }
+        if self.sq.is_full(self.credit.released()) {
+            let receives_only = self.init.qp_type == QpType::XrcRecv || self.tag_matching.is_some();
+            return Err(if receives_only {
+                PostSendError::NoSendQueue
+            } else {
+                PostSendError::Full
+            });
+        }
+        let len: u64 = wr.sges.iter().map(|s| u64::from(s.len)).sum();
+        let len = u32::try_from(len).ok().filter(|l| *l <= MAX_MESSAGE);
+        let len = len.ok_or(PostSendError::TooLong)?;
+        if wr.flags.contains(SendFlags::INLINE) {
+            if wr.op.has_response_data() {
+                return Err(PostSendError::InlineRead);
+            }
+            if len as usize > self.sq.max_inline() {
+                return Err(PostSendError::InlineTooLong);
+            }
+            let mut room = &mut self.sq.inline_mut()[..len as usize];
+            for sge in wr.sges {
+                let (here, rest) = std::mem::take(&mut room).split_at_mut(sge.len as usize);
+                env.memory().read(sge.addr, here).map_err(|_| PostSendError::Fault)?;
+                room = rest;
+            }
+        }
+        self.sq.stage(wr, len);
+        self.sq.commit();
+        if matches!(self.attr.state, QpState::Err | QpState::Sqe) {
+            self.flush_sends(env);
+        }
+        Ok(())
+    }
+
+    /// Whether what was posted may wait for more of its kind, to leave with it in one batch of `batch` bytes
+    /// ([`Env::batch`]): it is small, and an answer that is on its way will ask for it. Who lets it wait calls
+    /// [`transmit`](Self::transmit) soon all the same.
+    #[must_use]
+    pub fn may_gather(&self, batch: u32) -> bool {
+        let waiting = self.sq.head.wrapping_sub(self.sq.next);
+        if waiting == 0 || waiting >= requester::BATCH_PACKETS || !self.awaits_answer() {
+            return false;
+        }
+        let newest = self.sq.at(self.sq.head.wrapping_sub(1));
+        let each = newest.len.saturating_add(requester::WRITE_OVERHEAD);
+        !newest.op.has_response()
+            && !newest.op.is_local()
+            && newest.len <= self.mtu()
+            && waiting.saturating_add(1).saturating_mul(each) <= batch
+    }
+
+    /// How many more sends the queue takes before one of its completions is polled.
+    #[must_use]
+    pub fn send_room(&self) -> u32 {
+        self.sq.room(self.credit.released())
+    }
+
+    /// Queues a receive.
+    pub fn post_recv<E: Env>(&mut self, wr: &RecvWr<'_>, env: &mut E) -> Result<(), PostRecvError> {
+        if let Some(queued) = self.queue_recv(wr) {
+            return queued;
+        }
+        if wr.sges.len() > self.init.cap.max_recv_sge as usize {
+            return Err(PostRecvError::TooManySges);
+        }
+        let wc = Wc {
+            wr_id: wr.wr_id,
+            status: WcStatus::WrFlushErr,
+            opcode: WcOpcode::Recv,
+            qpn: self.qpn,
+            ..Wc::default()
+        };
+        env.count(Counter::RespCqeError, 1);
+        self.count_completion(CompCntrOps::RECV, 0, true, env);
+        env.complete(Side::Recv, wc, true);
+        Ok(())
+    }
+
+    /// As [`post_recv`](Self::post_recv), where that touches nothing but the queue. None in the error state: the receive is
+    /// flushed at once.
+    #[inline]
+    #[must_use]
+    pub fn queue_recv(&mut self, wr: &RecvWr<'_>) -> Option<Result<(), PostRecvError>> {
+        let Some(rq) = &mut self.rq else { return Some(Err(PostRecvError::State)) };
+        match self.attr.state {
+            QpState::Reset => Some(Err(PostRecvError::State)),
+            QpState::Err => None,
+            _ => Some(rq.push(wr)),
+        }
+    }
+
+    /// How many messages the queue pair's own receive queue has receives for; `None` if it has no such queue, or the
+    /// queue pair takes no packets now.
+    #[must_use]
+    pub fn recvs_posted(&self) -> Option<usize> {
+        self.rq.as_ref().filter(|_| self.attr.state.receives()).map(RecvQueue::len)
+    }
+}
