@@ -21,13 +21,17 @@ pub(crate) fn wall() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     #[test]
     fn both_run_in_nanoseconds() {
+        let begin = Instant::now();
         let (raw_before, wall_before) = (raw(), wall());
         std::thread::sleep(Duration::from_millis(2));
-        assert!((2_000_000..1_000_000_000).contains(&(raw() - raw_before)));
+        let passed = u128::from(raw() - raw_before);
+        // Nobody sets the raw clock right.
+        let most = begin.elapsed().as_nanos() * 101 / 100;
+        assert!((1_900_000..=most).contains(&passed), "{passed} of {most}");
         assert!(wall() - wall_before >= 1_900_000);
         // After 2020.
         assert!(wall_before > 1_577_836_800 * HZ);

@@ -239,17 +239,47 @@ impl Sender {
 }
 
 /// Sends until every member gets everything directly, at most three seconds; then demands just that of a fresh round.
+/// How long a test waits for what is certain to come.
+const CERTAIN: Duration = Duration::from_secs(20);
+
+/// What the members have received, as [`Member::counts`] says, since they were last asked: as soon as that are `expected`
+/// datagrams, or when they have not come in `patience`.
+fn gather(
+    members: &mut [Member],
+    expected: usize,
+    patience: Duration,
+) -> Vec<(usize, usize, usize, String)> {
+    let begin = Instant::now();
+    let mut sums = vec![(0, 0, 0, String::new()); members.len()];
+    loop {
+        for (sum, member) in sums.iter_mut().zip(members.iter_mut()) {
+            let (direct, forwarded, foreign, example) = member.counts();
+            (sum.0, sum.1, sum.2) = (sum.0 + direct, sum.1 + forwarded, sum.2 + foreign);
+            if forwarded > 0 {
+                sum.3 = example;
+            }
+        }
+        let all: usize = sums.iter().map(|sum| sum.0 + sum.1).sum();
+        if all >= expected || begin.elapsed() > patience {
+            return sums;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 fn assert_steered(members: &mut [Member], sender: &mut Sender, may_repair: bool, what: &str) {
     const N: usize = 5;
-    let deadline = Instant::now() + Duration::from_secs(3);
+    let deadline = Instant::now() + CERTAIN;
+    // What is lost before a repair does not come.
+    let patience = if may_repair { Duration::from_millis(100) } else { CERTAIN };
     for member in members.iter_mut() {
         member.counts();
     }
     loop {
         sender.send(members.iter().map(|m| m.slot).collect::<Vec<_>>().into_iter(), N);
         std::thread::sleep(Duration::from_millis(20));
-        let counts: Vec<_> =
-            members.iter_mut().map(|m| m.counts()).map(|c| (c.0, c.1, c.2)).collect();
+        let gathered = gather(members, members.len() * 2 * N, patience);
+        let counts: Vec<_> = gathered.into_iter().map(|c| (c.0, c.1, c.2)).collect();
         if counts.iter().all(|&c| c == (2 * N, 0, 0)) {
             return;
         }
@@ -359,8 +389,7 @@ fn what_is_not_steered_is_forwarded_with_its_headers() {
         sender.send([members[3].slot].into_iter(), 2);
         std::thread::sleep(Duration::from_millis(10));
     }
-    for member in &mut members {
-        let counts = member.counts();
+    for counts in gather(&mut members, 40, CERTAIN) {
         foreign += counts.2;
         if counts.1 > 0 {
             (forwarded, example) = (counts.1, counts.3);
@@ -378,9 +407,15 @@ fn what_is_not_steered_is_forwarded_with_its_headers() {
 
     // What is for a dead process is dropped, and counted as that, by whoever has its index now.
     sender.send([dead_slot].into_iter(), 3);
-    std::thread::sleep(Duration::from_millis(20));
-    let states: Vec<String> = members.iter_mut().map(|m| m.ask("state")).collect();
-    assert!(states.iter().any(|s| s.contains("dropped_dead: 6")), "{states:?}");
+    let begin = Instant::now();
+    let states = loop {
+        std::thread::sleep(Duration::from_millis(20));
+        let states: Vec<String> = members.iter_mut().map(|m| m.ask("state")).collect();
+        if states.iter().any(|s| s.contains("dropped_dead: 6")) {
+            break states;
+        }
+        assert!(begin.elapsed() < CERTAIN, "{states:?}");
+    };
     assert!(states.iter().all(|s| s.contains("ignored: 0")), "{states:?}");
 }
 
