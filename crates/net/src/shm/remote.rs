@@ -7,14 +7,14 @@
 //!
 //! The file is bound to the memory: it is at its end when the process has ended or executed another program. It asks for the
 //! right to trace the process once, when it is opened. It heeds what is mapped, but not how: what the process has made
-//! inaccessible is read all the same. Nothing is written by it: it would not heed write protection, and may
+//! inaccessible is read all the same. A program may close its descriptor, and open another file by the same number: hence it
+//! has a high one, and is looked at once a tick. Nothing is written by it: it would not heed write protection, and may
 //! show the end of a word of 2 bytes, or of a line, before its beginning.
 
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use thiserror::Error;
@@ -97,6 +97,9 @@ pub(crate) struct RemoteMemory {
     seen: AtomicU64,
     /// Its memory as a file, if there is `/proc` and it is that of our PID namespace.
     file: Option<File>,
+    /// A word there, and the tick in which it was last found by the file.
+    probe: Probe,
+    found: AtomicU64,
 }
 
 impl RemoteMemory {
@@ -105,7 +108,8 @@ impl RemoteMemory {
         if process.pid <= 0 {
             return Err(RemoteError::Denied);
         }
-        let mut this = Self { pid: process.pid, seen: AtomicU64::new(0), file: None };
+        let (seen, found) = (AtomicU64::new(0), AtomicU64::new(0));
+        let mut this = Self { pid: process.pid, seen, file: None, probe, found };
         let mut value = 0u64;
         let local = Local { iov_base: (&raw mut value).cast(), iov_len: 8 };
         let remote = Remote::new(probe.address, 8);
@@ -181,10 +185,15 @@ impl RemoteMemory {
         if len != far.iov_len || !(1..=SHORT).contains(&len) {
             return Ok(false);
         }
-        let (call, at) = (libc::SYS_pread64, far.iov_base as libc::off_t);
-        // By number: the function of libc is a cancellation point (pthreads(7)), and the caller holds locks.
-        // SAFETY: the kernel checks both sides' addresses; that the local ones may be written is the caller's promise.
-        match unsafe { libc::syscall(call, file.as_raw_fd(), near.iov_base, len, at) } {
+        let now = tick();
+        if self.found.load(Ordering::Relaxed) != now {
+            if !finds(file, self.probe) {
+                return Ok(false);
+            }
+            self.found.store(now, Ordering::Relaxed);
+        }
+        // SAFETY: the caller's promise.
+        match unsafe { pread(file, near, far.iov_base as u64) } {
             0 => Err(RemoteError::Gone),
             done => Ok(usize::try_from(done) == Ok(len)),
         }
@@ -292,10 +301,41 @@ impl RemoteMemory {
 fn memory_file(pid: i32, probe: Probe) -> Option<File> {
     let _uncancelled = Uncancelled::new();
     let file = File::open(format!("/proc/{pid}/mem")).ok()?;
-    let mut value = [0; 8];
+    let file = out_of_the_way(&file).unwrap_or(file);
     // `/proc` may be that of another PID namespace.
-    file.read_exact_at(&mut value, probe.address).ok()?;
-    (u64::from_ne_bytes(value) == probe.value).then_some(file)
+    finds(&file, probe).then_some(file)
+}
+
+/// The file by a high number. A program that closes all descriptors, ours as well, gets low ones for what it opens then.
+fn out_of_the_way(file: &File) -> Option<File> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a live rlimit.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    let from = (limit.rlim_cur / 2).min(4096) as libc::c_int;
+    // SAFETY: a descriptor and an integer.
+    let fd = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, from) };
+    // SAFETY: on success a new descriptor that is ours.
+    (fd >= 0).then(|| unsafe { File::from_raw_fd(fd) })
+}
+
+/// Whether the word is found by the file: it is no more where the program has closed the descriptor, and opened something else.
+fn finds(file: &File, probe: Probe) -> bool {
+    let mut value = 0u64;
+    let near = Local { iov_base: (&raw mut value).cast(), iov_len: 8 };
+    // SAFETY: the local side is a live word.
+    let done = unsafe { pread(file, &near, probe.address) };
+    done == 8 && value == probe.value
+}
+
+/// pread(2), by number: the function of libc is a cancellation point (pthreads(7)), and the caller holds locks.
+///
+/// # Safety
+/// `into` may be written, as far as it is mapped.
+#[inline]
+unsafe fn pread(file: &File, into: &Local, at: u64) -> libc::c_long {
+    let (fd, at) = (file.as_raw_fd(), at as libc::off_t);
+    // SAFETY: the kernel checks both sides' addresses; that the local ones may be written is the caller's promise.
+    unsafe { libc::syscall(libc::SYS_pread64, fd, into.iov_base, into.iov_len, at) }
 }
 
 fn error_of(errno: i32, done: usize) -> RemoteError {
@@ -355,9 +395,9 @@ mod tests {
     use std::time::Duration;
 
     fn ours() -> RemoteMemory {
-        let word = 0x1234_5678_u64;
+        static WORD: u64 = 0x1234_5678;
         let process = PeerProcess { pid: std::process::id() as i32, pidfd: None };
-        let probe = Probe { address: (&raw const word) as u64, value: word };
+        let probe = Probe { address: (&raw const WORD) as u64, value: WORD };
         RemoteMemory::open(&process, probe).unwrap()
     }
 
@@ -414,6 +454,29 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_the_program_has_replaced_is_not_read() {
+        let memory = ours();
+        let fd = memory.file.as_ref().unwrap().as_raw_fd();
+        assert!(fd >= 256, "{fd}");
+        let from = [7u8; 8];
+        let mut back = [1u8; 8];
+        let near = [local(&mut back)];
+        let far = [Remote::new(from.as_ptr() as u64, 8)];
+        // SAFETY: the local side is a buffer of this test, which nobody looks at meanwhile.
+        let read = || unsafe { memory.read_short(&near, &far) };
+        assert_eq!(read(), Ok(true));
+        let zero = File::open("/dev/zero").unwrap();
+        // SAFETY: what a program may do, too; the number is closed once, by `memory`.
+        assert_eq!(unsafe { libc::dup2(zero.as_raw_fd(), fd) }, fd);
+        memory.found.store(0, Ordering::Relaxed);
+        assert_eq!([read(), read()], [Ok(false); 2]);
+        assert_eq!(back, [7; 8]);
+        // SAFETY: as above.
+        unsafe { memory.read(&near, &far, || true) }.unwrap();
+        assert_eq!(back, [7; 8]);
+    }
+
+    #[test]
     fn the_file_ends_with_the_process() {
         let mut word = 5u64;
         // SAFETY: the child makes system calls alone, and ends with its parent.
@@ -433,9 +496,9 @@ mod tests {
         let mut read = || {
             let near = [Local { iov_base: (&raw mut word).cast(), iov_len: 8 }];
             // SAFETY: the local side is a word of this test, which nobody looks at meanwhile.
-            unsafe { memory.read_short(&near, &far) }
+            unsafe { memory.read(&near, &far, || true) }
         };
-        assert_eq!(read(), Ok(true));
+        assert_eq!(read(), Ok(()));
         // SAFETY: the child of this test, which is waited for once.
         unsafe {
             libc::kill(child, libc::SIGKILL);
