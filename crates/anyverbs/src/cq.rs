@@ -93,9 +93,9 @@ pub(crate) struct CqCell {
     empty_polls: AtomicU32,
 }
 
-/// Empty polls in a row, long ones counted twice, some tens of microseconds, after which a poller offers its core to others. Where pollers
-/// outnumber the cores, the peer that it waits for may be one of them, and would else wait for the end of a time
-/// slice.
+/// Empty polls in a row, long ones counted twice, after which a poller offers its core to others: some tens of
+/// microseconds. Where pollers outnumber the cores, the peer that it waits for may be one of them, and would else wait for
+/// the end of a time slice.
 const PATIENT_POLLS: u32 = 200;
 
 #[derive(Debug)]

@@ -217,24 +217,22 @@ impl Outbox {
     pub(crate) fn flush(&mut self, engine: &Engine) {
         self.shm.flush(engine);
         self.target.release();
-        if self.batch.is_some() {
-            self.flush_batch(engine);
+        if let Some(batch) = self.batch.take() {
+            self.flush_batch(batch, engine);
         }
     }
 
-    fn flush_batch(&mut self, engine: &Engine) {
-        if let Some(mut batch) = self.batch.take() {
-            self.region.release();
-            let dropped = batch.stats().dropped;
-            if let Err(error) = batch.flush(&engine.port) {
-                tracing::debug!(%error, "packets were not sent");
-            }
-            engine.send_drops.fetch_add(batch.stats().dropped - dropped, Ordering::Relaxed);
-            engine.batches.put(batch);
-            let (packets, bytes) = std::mem::take(&mut self.sent);
-            engine.count(Counter::SentPkts, packets);
-            engine.count(Counter::SentBytes, bytes);
+    fn flush_batch(&mut self, mut batch: Box<TxBatch>, engine: &Engine) {
+        self.region.release();
+        let dropped = batch.stats().dropped;
+        if let Err(error) = batch.flush(&engine.port) {
+            tracing::debug!(%error, "packets were not sent");
         }
+        engine.send_drops.fetch_add(batch.stats().dropped - dropped, Ordering::Relaxed);
+        engine.batches.put(batch);
+        let (packets, bytes) = std::mem::take(&mut self.sent);
+        engine.count(Counter::SentPkts, packets);
+        engine.count(Counter::SentBytes, bytes);
     }
 }
 

@@ -68,6 +68,7 @@ impl Drop for Poster<'_> {
 }
 
 impl Poster<'_> {
+    /// Starts what was posted, and tells who waits for receives.
     fn finish(&mut self) {
         // In place: a call is long to move about.
         let Some(state) = &mut self.state else { return };

@@ -280,8 +280,7 @@ impl Channel {
     /// Copies from the other process's memory, whose pieces must have as many bytes in all as the local ones.
     ///
     /// # Errors
-    /// See [`RemoteError`]. Any part may have been copied. That a living process has given the channel up shows where much
-    /// is read, and in [`closed`](Self::closed).
+    /// See [`RemoteError`]. Any part may have been copied.
     ///
     /// # Safety
     /// The local pieces may be written, as far as they are mapped.

@@ -127,7 +127,7 @@ impl RemoteMemory {
         }
     }
 
-    /// Copies from the process. `is_alive` is asked once a tick, but for what goes by the file.
+    /// Copies from the process. `is_alive` is asked once a tick.
     ///
     /// # Safety
     /// The local pieces may be written, as far as they are mapped.
@@ -137,12 +137,12 @@ impl RemoteMemory {
         remote: &[Remote],
         is_alive: impl FnOnce() -> bool,
     ) -> Result<(), RemoteError> {
+        let now = self.check(is_alive)?;
         // SAFETY: the caller's promise.
-        if unsafe { self.read_short(local, remote) }? {
+        if unsafe { self.read_short(now, local, remote) }? {
             return Ok(());
         }
-        self.check(is_alive)?;
-        // SAFETY: the caller's promise.
+        // SAFETY: as above.
         unsafe { self.copy(Direction::Read, local, remote) }
     }
 
@@ -161,9 +161,9 @@ impl RemoteMemory {
         unsafe { self.copy(Direction::Write, local, remote) }
     }
 
-    /// Whether the process is still there; asks once a tick.
+    /// Whether the process is still there; asks once a tick. The tick.
     #[inline]
-    pub(crate) fn check(&self, is_alive: impl FnOnce() -> bool) -> Result<(), RemoteError> {
+    pub(crate) fn check(&self, is_alive: impl FnOnce() -> bool) -> Result<u64, RemoteError> {
         let now = tick();
         if self.seen.load(Ordering::Relaxed) != now {
             if !is_alive() {
@@ -171,7 +171,7 @@ impl RemoteMemory {
             }
             self.seen.store(now, Ordering::Relaxed);
         }
-        Ok(())
+        Ok(now)
     }
 
     /// Reads by the file, if that is faster. False if it is not, or went wrong: the long way finds out how.
@@ -179,7 +179,12 @@ impl RemoteMemory {
     /// # Safety
     /// As for [`read`](Self::read).
     #[inline]
-    unsafe fn read_short(&self, local: &[Local], remote: &[Remote]) -> Result<bool, RemoteError> {
+    unsafe fn read_short(
+        &self,
+        now: u64,
+        local: &[Local],
+        remote: &[Remote],
+    ) -> Result<bool, RemoteError> {
         let (Some(file), [near], [Remote(far)]) = (&self.file, local, remote) else {
             return Ok(false);
         };
@@ -187,7 +192,6 @@ impl RemoteMemory {
         if len != far.iov_len || !(1..=SHORT).contains(&len) {
             return Ok(false);
         }
-        let now = tick();
         if self.found.load(Ordering::Relaxed) != now {
             if !finds(file, self.probe) {
                 return Ok(false);
@@ -412,7 +416,7 @@ mod tests {
             let far = [Remote::new(from.as_ptr() as u64, len)];
             let mut back = vec![0u8; len];
             // SAFETY: the local side is a buffer of this test.
-            let read = unsafe { memory.read_short(&[local(&mut back)], &far) };
+            let read = unsafe { memory.read_short(tick(), &[local(&mut back)], &far) };
             assert_eq!(read, Ok(by_file), "{len}");
             assert_eq!(by_file, len > 0 && back == from[..len], "{len}");
         }
@@ -420,7 +424,7 @@ mod tests {
         let far = Remote::new(from.as_ptr() as u64, 2);
         let [two, four] = [local(&mut bytes[..2]), local(&mut bytes)];
         // SAFETY: as above.
-        let read = |near: &[Local], far: &[Remote]| unsafe { memory.read_short(near, far) };
+        let read = |near: &[Local], far: &[Remote]| unsafe { memory.read_short(tick(), near, far) };
         assert_eq!(read(&[four], &[far]), Ok(false), "lengths must agree");
         assert_eq!(read(&[two, two], &[far, far]), Ok(false), "one piece at a time");
         assert_eq!(read(&[two], &[Remote::new(64, 2)]), Ok(false), "nothing is there");
@@ -441,9 +445,9 @@ mod tests {
             assert_eq!(unsafe { pthread_cancel(libc::pthread_self()) }, 0);
             let memory = ours();
             let mut byte = [0];
-            let far = [Remote::new((&raw const THERE) as u64, 1)];
+            let far = [Remote::new((&raw const MAX_PIECES_HERE) as u64, 1)];
             // SAFETY: the local side is a byte of this test.
-            let read = unsafe { memory.read_short(&[local(&mut byte)], &far) };
+            let read = unsafe { memory.read_short(tick(), &[local(&mut byte)], &far) };
             // For what follows in this thread.
             std::mem::forget(Uncancelled::new());
             sender.send(read).unwrap();
@@ -462,7 +466,7 @@ mod tests {
         let near = [local(&mut back)];
         let far = [Remote::new(from.as_ptr() as u64, 8)];
         // SAFETY: the local side is a buffer of this test, which nobody looks at meanwhile.
-        let read = || unsafe { memory.read_short(&near, &far) };
+        let read = || unsafe { memory.read_short(tick(), &near, &far) };
         assert_eq!(read(), Ok(true));
         let zero = File::open("/dev/zero").unwrap();
         // SAFETY: what a program may do, too; the number is closed once, by `memory`.
@@ -565,9 +569,9 @@ mod tests {
     #[test]
     fn life_is_asked_once_a_tick_and_death_is_final_for_the_call() {
         let memory = ours();
-        let mut bytes = vec![0u8; LONG];
-        let near = [local(&mut bytes)];
-        let far = [Remote::new((&raw const THERE) as u64, LONG)];
+        let mut word = [0u8; 8];
+        let near = [local(&mut word)];
+        let far = [Remote::new((&raw const MAX_PIECES_HERE) as u64, 8)];
         // SAFETY: the local side is a buffer of this test.
         let result = unsafe { memory.read(&near, &far, || false) };
         assert_eq!(result, Err(RemoteError::Gone));
@@ -583,11 +587,10 @@ mod tests {
             assert_eq!(result, Ok(()));
         }
         assert!((1..50).contains(&asked), "{asked}");
-        assert!(bytes == THERE);
+        assert_eq!(u64::from_ne_bytes(word), MAX_PIECES_HERE);
     }
 
-    const LONG: usize = SHORT + 1;
-    static THERE: [u8; LONG] = [7; LONG];
+    static MAX_PIECES_HERE: u64 = 1024;
 
     #[test]
     fn another_process_than_the_one_expected_is_refused() {

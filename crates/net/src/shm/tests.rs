@@ -416,16 +416,16 @@ fn a_channel_copies_from_and_to_the_other_memory_once_it_is_established() {
     assert_eq!(channel.can_copy(), Err(RemoteError::Denied));
     until([&mut a, &mut b], |_| channel.is_established());
     assert_eq!(channel.can_copy(), Ok(()));
-    let (mut from, to) = ([7u8; 5000], [0u8; 5000]);
-    let local = [Local { iov_base: from.as_mut_ptr().cast(), iov_len: 5000 }];
-    let remote = [Remote::new(to.as_ptr() as u64, 5000)];
+    let (mut from, to) = (*b"payload!", [0u8; 8]);
+    let local = [Local { iov_base: from.as_mut_ptr().cast(), iov_len: 8 }];
+    let remote = [Remote::new(to.as_ptr() as u64, 8)];
     // SAFETY: both are arrays of this test.
     unsafe { channel.write_remote(&local, &remote) }.unwrap();
-    let mut back = [0u8; 5000];
-    let local = [Local { iov_base: back.as_mut_ptr().cast(), iov_len: 5000 }];
+    let mut back = [0u8; 8];
+    let local = [Local { iov_base: back.as_mut_ptr().cast(), iov_len: 8 }];
     // SAFETY: as above.
     unsafe { channel.read_remote(&local, &remote) }.unwrap();
-    assert_eq!(back, [7; 5000]);
+    assert_eq!(&back, b"payload!");
     drop(b);
     until([&mut a], |[a]| a.take_closed() == Some((2, Closed::HungUp)));
     // It is seen with the next tick of the coarse clock.
