@@ -82,7 +82,7 @@ pub(super) const STEERING: SteerByKind = SteerByKind {
 const FORWARD_RETRY: Duration = Duration::from_micros(200);
 /// How long the counters wait for the lock at the end of the process.
 const EXIT_PATIENCE: Duration = Duration::from_millis(2);
-/// How long it sends what its peers should hear, at most.
+/// How long it sends what its peers should hear, at most. Of whom it has not told by then, its records tell others.
 const FAREWELL: Duration = Duration::from_millis(400);
 
 /// What the lock guards.
@@ -284,7 +284,8 @@ impl Engine {
             std::thread::sleep(Duration::from_micros(500));
             self.send_in(&mut line, self.now());
         }
-        if let Some(mut state) = self.gsi.state.try_lock_for(patience) {
+        let all_told = self.gsi.sender.next() == NEVER;
+        if all_told && let Some(mut state) = self.gsi.state.try_lock_for(patience) {
             state.records.clear();
         }
     }

@@ -305,8 +305,43 @@ impl Engine {
 #[cfg(test)]
 mod tests {
     use anyverbs_net::Registry;
+    use anyverbs_proto::types::{Gid, Qpn};
+    use anyverbs_testing::in_own_process;
 
+    use super::super::tests::{connect, engine, ip};
     use super::*;
+
+    #[test]
+    fn of_whom_the_end_had_no_time_to_tell_others_know() {
+        let name = "engine::gsi::records::tests::of_whom_the_end_had_no_time_to_tell_others_know";
+        in_own_process(name, || {
+            let engine = engine();
+            let own = engine.gids.entries()[0].gid;
+            let record = Record {
+                id: CommId(7),
+                remote_id: CommId(8),
+                remote_qpn: Qpn::new(9),
+                sgid: own,
+                dgid: Gid::from(ip("192.0.2.1")),
+                traffic_class: 0,
+                flow_label: 0,
+                hop_limit: 64,
+                timeout: Duration::from_secs(1),
+                max_retries: 15,
+            };
+            let recorded = || engine.gsi.state.lock().records.places.len();
+            engine.with_cm(|_, _, _| ());
+            engine.gsi.state.lock().records.add(record.id, &record);
+            engine.gsi.sender.pause_until(engine.now() + Duration::from_secs(3600));
+            connect(engine, own.to_ip(), 4000, 20);
+            let patience = Duration::from_secs(10);
+            engine.shut_gsi_down(patience);
+            assert_eq!(recorded(), 1);
+            engine.gsi.sender.pause_until(engine.now());
+            engine.shut_gsi_down(patience);
+            assert_eq!(recorded(), 0);
+        });
+    }
 
     #[test]
     fn it_is_tried_again_to_join() {

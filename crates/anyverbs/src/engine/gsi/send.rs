@@ -120,6 +120,12 @@ impl Sender {
         self.line.try_lock_for(patience)
     }
 
+    /// Nothing leaves before that time.
+    #[cfg(test)]
+    pub(super) fn pause_until(&self, until: Time) {
+        self.line.lock().pace = Pace { tokens: 0, until };
+    }
+
     /// A process accepted a request.
     pub(super) fn answered(&self, transaction: u64, from: Gid, slot: u8) {
         self.line.lock().requests.answered(transaction, from, slot);

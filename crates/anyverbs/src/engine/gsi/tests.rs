@@ -73,7 +73,7 @@ pub(crate) fn isolate() {
     });
 }
 
-fn engine() -> &'static Engine {
+pub(super) fn engine() -> &'static Engine {
     isolate();
     let engine = Engine::current().unwrap();
     engine.gsi.state.lock().tap.on = true;
@@ -115,7 +115,7 @@ fn source(engine: &Engine, to: IpAddr) -> Gid {
     own.or_else(|| entries.iter().find(same)).unwrap().gid
 }
 
-fn connect(engine: &'static Engine, to: IpAddr, port: u16, timeout: u8) -> CommId {
+pub(super) fn connect(engine: &'static Engine, to: IpAddr, port: u16, timeout: u8) -> CommId {
     let from = source(engine, to);
     let params = ConnectParams {
         service_id: service(port),
@@ -426,7 +426,7 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn ip(text: &str) -> IpAddr {
+pub(super) fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
@@ -493,10 +493,10 @@ fn a_thousand_at_once_to_a_socket_of_ordinary_size() {
         establish(engine, id);
     }
     peer.expect("seen", "@ 1000 1000 0");
-    let took = begin.elapsed();
-    println!("1000 connections in {took:?}");
-    // Nothing was lost: the first repetition is after 4 s.
-    assert!(took < Duration::from_secs(3), "{took:?}");
+    println!("1000 connections in {:?}", begin.elapsed());
+    // A socket that overflows loses hundreds at a time. Slow processes repeat some that were not lost.
+    let repeated = engine.with_cm(|m, _, _| m.counters().tx_retries.of(Attribute::Req));
+    assert!(repeated < 300, "{repeated}");
     for id in ids {
         engine.with_cm(|machine, _, now| machine.destroy(now, id)).unwrap();
     }

@@ -129,7 +129,7 @@ fn on_two_hosts() {
     }
     stop(libc::SIGCONT);
     // Where the first of them was late by more than the connection lasted, it was one more request, which came to nothing.
-    let mut seen = |open: usize| {
+    let mut seen = |n: usize, open: usize| {
         let end = Instant::now() + PATIENCE;
         loop {
             let answer = server.ask("seen");
@@ -142,12 +142,16 @@ fn on_two_hosts() {
             std::thread::sleep(Duration::from_millis(1));
         }
     };
-    seen(1010);
+    seen(n, 1010);
 
-    // A process that ends says so.
+    // A process that ends says so, and of whom it cannot tell in time, another with connections does.
+    let watching = connect(engine, ip("10.77.0.2"), 3000, 20);
+    establish(engine, watching);
     astray.close();
     assert!(astray.child.wait().unwrap().success());
-    seen(0);
+    n += 1;
+    seen(n, 1);
+    disconnect(engine, watching);
 
     // One that is killed cannot say so: another process there, which has a connection, does.
     assert_eq!(there[0].ask("listen 3001"), "@ listens");
