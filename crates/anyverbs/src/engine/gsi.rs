@@ -279,14 +279,17 @@ impl Engine {
         self.call_cm(&mut state, now, |machine, _, now| machine.shutdown(now));
         drop(state);
         let end = Instant::now() + FAREWELL;
+        let dropped = self.send_drops.load(Ordering::Relaxed);
         self.send_in(&mut line, now);
         while self.gsi.sender.next() != NEVER && Instant::now() < end {
             std::thread::sleep(Duration::from_micros(500));
             self.send_in(&mut line, self.now());
         }
-        let all_told = self.gsi.sender.next() == NEVER;
-        if all_told && let Some(mut state) = self.gsi.state.try_lock_for(patience) {
-            state.records.clear();
+        // What did not leave may have been for anyone.
+        let all_left = self.send_drops.load(Ordering::Relaxed) == dropped;
+        if all_left && let Some(mut state) = self.gsi.state.try_lock_for(patience) {
+            let State { machine, records, .. } = &mut *state;
+            records.forget(|id| machine.has_told(id));
         }
     }
 

@@ -161,7 +161,7 @@ impl RemoteMemory {
         unsafe { self.copy(Direction::Write, local, remote) }
     }
 
-    /// Whether the process is still there; asks once a tick. The tick.
+    /// Whether the process is still there; asks once a tick. Returns the tick.
     #[inline]
     pub(crate) fn check(&self, is_alive: impl FnOnce() -> bool) -> Result<u64, RemoteError> {
         let now = tick();

@@ -99,6 +99,11 @@ impl Attempt {
         self.is_queued
     }
 
+    /// Whether it was sent at least once.
+    pub(super) fn has_left(&self) -> bool {
+        self.since.is_some()
+    }
+
     /// It leaves; if it was waited for, when to look for an answer.
     pub(super) fn leave(&mut self, now: Time) -> Option<Time> {
         self.since.get_or_insert(now);
@@ -159,10 +164,10 @@ mod tests {
     #[test]
     fn what_waits_to_be_sent_waits_for_no_answer() {
         let mut attempt = Early::new(true).begin(WAIT, true);
-        assert!(attempt.is_queued());
+        assert!(attempt.is_queued() && !attempt.has_left());
         let later = Time::default() + Duration::from_secs(3);
         assert_eq!(attempt.leave(later), Some(later + WAIT / 64));
-        assert!(!attempt.is_queued());
+        assert!(!attempt.is_queued() && attempt.has_left());
         assert_eq!(attempt.leave(later), None, "sent to a peer that asked");
     }
 

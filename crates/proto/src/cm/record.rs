@@ -176,6 +176,13 @@ impl Cm {
         Ok(())
     }
 
+    /// Whether the peer of a connection that has a record was sent a DREQ. True for one that is not there any more.
+    #[must_use]
+    pub fn has_told(&self, id: CommId) -> bool {
+        let has_left = |c: &Connection| c.state == S::DreqSent && c.attempt.has_left();
+        self.connections.get(&id).is_none_or(|c| has_left(c))
+    }
+
     /// Whether this machine has a connection of this name.
     #[must_use]
     pub fn has(&self, id: CommId) -> bool {

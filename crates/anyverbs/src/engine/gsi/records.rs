@@ -1,5 +1,5 @@
 //! Records of connections to other hosts, for whoever ends the connections of a process that cannot (SIGKILL, a crash,
-//! exec): another process of the host, or its launcher.
+//! exec, too many to tell their peers while exit(3) waits): another process of the host, or its launcher.
 //!
 //! Each connection that its peer may believe in has one in the host's journal ([`anyverbs_net::journal`]), until it has ended
 //! on both sides. While a process has connections, it looks once a second for what others left, and sends
@@ -135,11 +135,15 @@ impl Records {
         }
     }
 
-    /// This process has told all its peers itself.
-    pub(super) fn clear(&mut self) {
-        self.places.clear();
-        if let Some(section) = &mut self.section {
-            section.clear();
+    /// Forgets the connections of which this process has told the peer itself.
+    pub(super) fn forget(&mut self, has_told: impl Fn(CommId) -> bool) {
+        let Some(section) = &mut self.section else { return };
+        if self.places.keys().all(|id| has_told(*id)) {
+            self.places.clear();
+            return section.clear();
+        }
+        for (_, at) in self.places.extract_if(|id, _| has_told(*id)) {
+            section.remove(at);
         }
     }
 }
@@ -308,7 +312,7 @@ mod tests {
     use anyverbs_proto::types::{Gid, Qpn};
     use anyverbs_testing::in_own_process;
 
-    use super::super::tests::{connect, engine, ip};
+    use super::super::tests::{engine, ip};
     use super::*;
 
     #[test]
@@ -317,29 +321,35 @@ mod tests {
         in_own_process(name, || {
             let engine = engine();
             let own = engine.gids.entries()[0].gid;
-            let record = Record {
-                id: CommId(7),
+            let record = |id| Record {
+                id: CommId(id),
                 remote_id: CommId(8),
                 remote_qpn: Qpn::new(9),
                 sgid: own,
-                dgid: Gid::from(ip("192.0.2.1")),
+                dgid: Gid::from(ip("127.0.0.9")),
                 traffic_class: 0,
                 flow_label: 0,
                 hop_limit: 64,
                 timeout: Duration::from_secs(1),
                 max_retries: 15,
             };
-            let recorded = || engine.gsi.state.lock().records.places.len();
-            engine.with_cm(|_, _, _| ());
-            engine.gsi.state.lock().records.add(record.id, &record);
-            engine.gsi.sender.pause_until(engine.now() + Duration::from_secs(3600));
-            connect(engine, own.to_ip(), 4000, 20);
+            let (told, untold) = (record(7), record(8));
             let patience = Duration::from_secs(10);
-            engine.shut_gsi_down(patience);
-            assert_eq!(recorded(), 1);
-            engine.gsi.sender.pause_until(engine.now());
-            engine.shut_gsi_down(patience);
-            assert_eq!(recorded(), 0);
+            let end = || {
+                engine.shut_gsi_down(patience);
+                let state = engine.gsi.state.lock();
+                state.records.places.keys().copied().collect::<Vec<_>>()
+            };
+            let disconnect = |record: &Record| {
+                engine.with_cm(|machine, _, now| machine.disconnect_for(now, record).unwrap());
+                engine.gsi.state.lock().records.add(record.id, record);
+            };
+            disconnect(&told);
+            engine.gsi.sender.pause_until(engine.now() + Duration::from_secs(3600));
+            disconnect(&untold);
+            assert_eq!(end(), [untold.id]);
+            engine.gsi.sender.pause_until(Time::default());
+            assert_eq!(end(), []);
         });
     }
 

@@ -120,7 +120,7 @@ impl Sender {
         self.line.try_lock_for(patience)
     }
 
-    /// Nothing leaves before that time.
+    /// Time alone lets nothing leave before `until`.
     #[cfg(test)]
     pub(super) fn pause_until(&self, until: Time) {
         self.line.lock().pace = Pace { tokens: 0, until };

@@ -144,7 +144,7 @@ fn on_two_hosts() {
     };
     seen(n, 1010);
 
-    // A process that ends says so, and of whom it cannot tell in time, another with connections does.
+    // A process that ends says so; whom it cannot tell in time, another with connections does.
     let watching = connect(engine, ip("10.77.0.2"), 3000, 20);
     establish(engine, watching);
     astray.close();
@@ -152,6 +152,13 @@ fn on_two_hosts() {
     n += 1;
     seen(n, 1);
     disconnect(engine, watching);
+    // Now there is no other.
+    let mut client = Peer::spawn();
+    assert_eq!(client.ask("connect 10.77.0.2 3000 10 20"), "@ connected");
+    n += 10;
+    client.close();
+    assert!(client.child.wait().unwrap().success());
+    seen(n, 0);
 
     // One that is killed cannot say so: another process there, which has a connection, does.
     assert_eq!(there[0].ask("listen 3001"), "@ listens");
