@@ -135,3 +135,24 @@ fn a_killed_launcher_takes_its_program_along() {
     // The program held the other end: it comes to its end with it.
     assert!(lines.next().is_none());
 }
+
+/// Which links there are is seen before a program is run.
+#[test]
+fn devices_says_which_links_there_are() {
+    let links = |variables: &[(&str, &str)]| {
+        let registry = format!("anyverbs-links-{}", std::process::id());
+        let output = Command::new(env!("CARGO_BIN_EXE_anyverbs"))
+            .arg("devices")
+            .env("ANYVERBS_REGISTRY", registry)
+            .envs(variables.iter().copied())
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        let line = text.lines().find_map(|line| line.trim().strip_prefix("links"));
+        line.expect(&text).trim().to_owned()
+    };
+    assert_eq!(links(&[]), "inproc, shm, udp");
+    assert_eq!(links(&[("ANYVERBS_SHM", "0")]), "inproc, udp");
+    assert_eq!(links(&[("ANYVERBS_SHM", "0"), ("ANYVERBS_INPROC", "0")]), "udp");
+}

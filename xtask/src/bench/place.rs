@@ -39,12 +39,6 @@ impl Place {
         }
     }
 
-    /// What the device is told.
-    pub(super) fn environment(self) -> &'static [(&'static str, &'static str)] {
-        // Shared memory between processes is not yet the default.
-        if self == Self::SameHost { &[("ANYVERBS_SHM", "1")] } else { &[] }
-    }
-
     /// Whether hosts are not as others have them after [`Place::set`].
     pub(super) fn changes_hosts(self) -> bool {
         matches!(self, Self::Loss { .. })

@@ -80,7 +80,7 @@ impl Runner {
         self.prepare(place)?;
         let hosts = &self.hosts[&place.topology()];
         place.set(hosts)?;
-        let turns = self.rounds(hosts, place, contenders, rounds);
+        let turns = self.rounds(hosts, contenders, rounds);
         if place.changes_hosts() {
             // Who comes next gets hosts as they are made.
             self.hosts.remove(&place.topology());
@@ -91,7 +91,6 @@ impl Runner {
     fn rounds(
         &self,
         hosts: &Hosts,
-        place: Place,
         contenders: &[&Contender],
         rounds: Rounds,
     ) -> anyhow::Result<Turns> {
@@ -106,7 +105,7 @@ impl Runner {
             let mut figures = Vec::with_capacity(contenders.len());
             for (contender, failure) in contenders.iter().zip(&mut turns.failures) {
                 // Once failed, a contender has no figure: trying again until one comes would hide it.
-                let figure = failure.is_none().then(|| self.measure(hosts, place, contender));
+                let figure = failure.is_none().then(|| self.measure(hosts, contender));
                 interrupt::check()?;
                 figures.push(match figure.transpose() {
                     Ok(figure) => figure,
@@ -143,12 +142,12 @@ impl Runner {
         Ok(())
     }
 
-    fn measure(&self, hosts: &Hosts, place: Place, contender: &Contender) -> anyhow::Result<f64> {
+    fn measure(&self, hosts: &Hosts, contender: &Contender) -> anyhow::Result<f64> {
         let server = match &contender.server {
-            Some(words) => Some(self.serve(hosts, place, contender, words)?),
+            Some(words) => Some(self.serve(hosts, contender, words)?),
             None => None,
         };
-        let mut client = self.start(hosts, place, Side::Client, contender, &contender.client)?;
+        let mut client = self.start(hosts, Side::Client, contender, &contender.client)?;
         let status = client.wait(Instant::now() + PATIENCE)?;
         let output = client.output();
         let said = |server: &Option<Process>| server.as_ref().map(Process::output);
@@ -175,14 +174,8 @@ impl Runner {
         Ok(figure.with_context(|| format!("no figure in\n{printed}"))? * contender.scale)
     }
 
-    fn serve(
-        &self,
-        hosts: &Hosts,
-        place: Place,
-        contender: &Contender,
-        words: &str,
-    ) -> anyhow::Result<Process> {
-        let mut server = self.start(hosts, place, Side::Server, contender, words)?;
+    fn serve(&self, hosts: &Hosts, contender: &Contender, words: &str) -> anyhow::Result<Process> {
+        let mut server = self.start(hosts, Side::Server, contender, words)?;
         let sockets = hosts.sockets(Side::Server);
         // UDP has no listener to wait for: its client starts when the server has bound.
         let ready = wait_for(Instant::now() + PATIENCE, || {
@@ -200,7 +193,6 @@ impl Runner {
     fn start(
         &self,
         hosts: &Hosts,
-        place: Place,
         side: Side,
         contender: &Contender,
         words: &str,
@@ -212,7 +204,6 @@ impl Runner {
         let mut command = hosts.command(side, "taskset".as_ref());
         command.args(["-c", core]);
         if contender.device {
-            command.envs(place.environment().iter().copied());
             command.arg(self.dist.anyverbs()).args(["run", "--"]);
         }
         // A contender may differ from its place.

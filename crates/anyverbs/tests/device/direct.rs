@@ -191,6 +191,18 @@ fn where_the_kernel_forbids_it_the_ring_carries_the_bytes() {
     assert!(buffer.read(0, SIZE / 2) == pattern(SIZE / 2, 9));
 }
 
+/// Nor is the file of the peer's memory, by which READs go that are short, the only way.
+#[test]
+fn where_the_kernel_forbids_the_file_the_copy_between_processes_is_taken() {
+    let _turn = turn();
+    let mut peer = Peer::spawn("rc direct without files", &[]);
+    let e = Endpoint::new(QpType::Rc);
+    let buffer = Buffer::new(&e.pd, SIZE);
+    peer.connect(&e, &buffer);
+    let all = u64::from(is_on());
+    assert_eq!(peer.hear(), format!("@ [{all}, {}] true", 2 * all));
+}
+
 /// A process that gets no memory to share is reached as if it were on another host.
 #[test]
 fn where_the_kernel_gives_no_shared_memory_packets_go_by_udp() {
@@ -243,6 +255,31 @@ fn nothing_is_written_after_it_was_taken_back() {
 pub(crate) fn serve(role: &str, e: &Endpoint, buffer: &Buffer, remote: RemoteAddr) {
     if role.contains("shared") {
         return crate::mapped::serve(buffer);
+    }
+    if role.ends_with("without files") {
+        let data = pattern(512, 9);
+        buffer.write(0, &data);
+        let begin = Instant::now();
+        let before = loop {
+            let before = used(e);
+            e.send(1, SendOp::Write(remote), &[buffer.sge(0, 512)]);
+            assert_eq!(status(e), WcStatus::Success);
+            if !is_on() || used(e)[0] > before[0] {
+                break before;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(10));
+        };
+        let read = || {
+            buffer.write(512, &[0; 512]);
+            e.send(2, SendOp::Read(remote), &[buffer.sge(512, 512)]);
+            status(e) == WcStatus::Success && buffer.read(512, 512) == data
+        };
+        let by_file = read();
+        forbid([libc::SYS_pread64; 2]);
+        let same = by_file && read();
+        let after = used(e);
+        println!("@ {:?} {same}", [after[0] - before[0], after[1] - before[1]]);
+        return;
     }
     if role.ends_with("refused") {
         // What a container's filter does.
