@@ -7,7 +7,8 @@
 //! Where it has to be a message all the same, it is asked again after twice as many.
 //!
 //! Where the link does not know what is faster, it is tried: some that are done without messages are compared with the
-//! messages before them, and the stream goes on with what was faster until it is tried again.
+//! messages before them. The stream goes on with messages if they were well faster, for they take time of the peer's
+//! processor as well, else without, until it is tried again.
 
 use std::time::Duration;
 
@@ -27,9 +28,14 @@ const LAST_REST: u32 = 4096;
 /// The shortest row that is compared with a trial, and where in a row its time begins.
 const FIRST_TRIAL: u32 = 64;
 const TIMED_FROM: u32 = 16;
-/// What is done without messages before it is compared, in bytes and cost of packets; and before messages are tried again.
-const TRIAL: u64 = 512 * 1024;
-const TRIED_AGAIN: u64 = 512 * TRIAL;
+/// What is done without messages before its time begins, since at first the peer's processor has the data in its cache, and then
+/// before it is compared: bytes and cost of packets, and so many at least.
+const WARM_UP: u64 = 1024 * 1024;
+const TRIAL: u64 = 1024 * 1024;
+const TRIED_AT_LEAST: u32 = 4;
+/// What is done without messages before they are tried again: so much, and so many.
+const TRIED_AGAIN: u64 = 256 * 1024 * 1024;
+const TRIED_AGAIN_AFTER: u32 = 32 * FIRST_TRIAL;
 /// Messages in a row that begin with nothing unanswered where messages are faster, before the stream counts as ended.
 const PAUSES: u32 = 16;
 
@@ -90,15 +96,18 @@ enum Trial {
     Goes {
         /// What the messages before it took.
         messages: Speed,
-        since: Time,
-        /// What was done since then.
+        /// When its time began.
+        since: Option<Time>,
+        /// What was done since then, and before that since it began, and how many that were.
         cost: u64,
+        done: u32,
     },
-    /// Messages were slower. What was done without since then.
+    /// Messages were not much faster. What was done without since then, and how many that were.
     Won {
         cost: u64,
+        done: u32,
     },
-    /// Messages were as fast. How many more of them may begin with nothing unanswered.
+    /// Messages were faster. How many more of them may begin with nothing unanswered.
     Lost {
         pauses: u32,
     },
@@ -112,9 +121,10 @@ struct Speed {
 }
 
 impl Speed {
-    fn is_above(self, other: Self) -> bool {
+    /// By more than an eighth.
+    fn is_well_above(self, other: Self) -> bool {
         let product = |cost: u64, time: Duration| u128::from(cost) * time.as_nanos();
-        product(self.cost, other.time) > product(other.cost, self.time)
+        8 * product(self.cost, other.time) > 9 * product(other.cost, self.time)
     }
 }
 
@@ -192,21 +202,26 @@ impl Rest {
                 let now = mark();
                 let cost = now.answered.wrapping_sub(self.began.answered);
                 let messages = Speed { cost, time: now.at.since(self.began.at) };
-                self.trial = Trial::Goes { messages, since: now.at, cost: 0 };
+                self.trial = Trial::Goes { messages, since: None, cost: 0, done: 0 };
                 false
             }
-            Trial::Goes { messages, since, cost } if *cost >= TRIAL => {
+            Trial::Goes { done, .. } if *done < TRIED_AT_LEAST => false,
+            Trial::Goes { since: since @ None, cost, done, .. } if *cost >= WARM_UP => {
+                (*since, *cost, *done) = (Some(mark().at), 0, 0);
+                false
+            }
+            Trial::Goes { messages, since: Some(since), cost, .. } if *cost >= TRIAL => {
                 let direct = Speed { cost: *cost, time: mark().at.since(*since) };
-                let is_lost = messages.is_above(direct);
+                let is_lost = messages.is_well_above(direct);
                 if is_lost {
                     self.refused();
                     self.trial = Trial::Lost { pauses: PAUSES };
                 } else {
-                    self.trial = Trial::Won { cost: 0 };
+                    self.trial = Trial::Won { cost: 0, done: 0 };
                 }
                 is_lost
             }
-            Trial::Won { cost } if *cost >= TRIED_AGAIN => {
+            Trial::Won { cost, done } if *cost >= TRIED_AGAIN && *done >= TRIED_AGAIN_AFTER => {
                 (self.row, self.after, self.trial) = (0, FIRST_TRIAL, Trial::None);
                 true
             }
@@ -225,7 +240,10 @@ impl Rest {
     #[inline]
     fn done(&mut self, its_cost: impl FnOnce() -> u64) {
         match &mut self.trial {
-            Trial::Goes { cost, .. } | Trial::Won { cost } => *cost += its_cost(),
+            Trial::Goes { cost, done, .. } | Trial::Won { cost, done } => {
+                *cost += its_cost();
+                *done = done.saturating_add(1);
+            }
             _ => (self.row, self.after) = (0, FIRST_REST),
         }
     }
@@ -356,6 +374,8 @@ mod tests {
     }
 
     const COST: u64 = TRIAL / 8;
+    /// Of a trial.
+    const TRIED: u32 = ((WARM_UP + TRIAL) / COST) as u32;
 
     impl Stream {
         fn new(message: u64, direct: u64) -> Self {
@@ -402,35 +422,69 @@ mod tests {
         let mut stream = Stream::new(1000, 900);
         assert_eq!(stream.messages(), 16 + 32 + 64, "not before a row tells something");
         assert_eq!(stream.directs(1000), 1000, "without messages it goes on");
-        let mut stream = Stream::new(1000, 1100);
+        let mut stream = Stream::new(1000, 1200);
         stream.messages();
-        assert_eq!(stream.directs(1000), 8, "with messages it goes on");
+        assert_eq!(stream.directs(1000), TRIED, "with messages it goes on");
         assert_eq!(stream.messages(), 128);
-        assert_eq!(stream.directs(1000), 8);
-        for (message, expected) in [(800, 1000), (799, 8)] {
-            let mut stream = Stream::new(message, 800);
+        assert_eq!(stream.directs(1000), TRIED);
+        for (message, expected) in [(800, 1000), (799, TRIED)] {
+            let mut stream = Stream::new(message, 900);
             stream.messages();
             assert_eq!(stream.directs(1000), expected, "{message}");
         }
     }
 
     #[test]
+    fn the_first_without_messages_are_not_timed() {
+        let mut stream = Stream::new(1000, 3000);
+        stream.messages();
+        let warm_up = (WARM_UP / COST) as u32;
+        assert_eq!(stream.directs(warm_up), warm_up);
+        stream.direct = 1000;
+        assert_eq!(stream.directs(1000), 1000);
+    }
+
+    #[test]
+    fn a_trial_has_some_long_operations() {
+        let mut stream = Stream::new(1, 0);
+        stream.messages();
+        for _ in 0..2 * TRIED_AT_LEAST {
+            assert!(!stream.rest.prefers_message(stream.mark()));
+            stream.rest.done(|| WARM_UP + TRIAL);
+            stream.now += 1_000_000_000;
+        }
+        assert!(stream.rest.prefers_message(stream.mark()));
+    }
+
+    #[test]
+    fn messages_are_not_tried_again_for_a_few_long_operations() {
+        let mut stream = Stream::new(1000, 900);
+        stream.messages();
+        assert_eq!(stream.directs(TRIED + 1), TRIED + 1);
+        for _ in 1..TRIED_AGAIN_AFTER {
+            assert!(!stream.rest.prefers_message(stream.mark()));
+            stream.rest.done(|| TRIED_AGAIN);
+        }
+        assert!(stream.rest.prefers_message(stream.mark()));
+    }
+
+    #[test]
     fn what_was_faster_is_tried_again() {
         let mut stream = Stream::new(1000, 900);
         stream.messages();
-        let again = 8 + (TRIED_AGAIN / COST) as u32;
+        let again = TRIED + (TRIED_AGAIN / COST) as u32;
         assert_eq!(stream.directs(again + 1), again, "then one is a message");
-        stream.message = 800;
+        stream.message = 700;
         assert_eq!(stream.messages(), FIRST_TRIAL);
-        assert_eq!(stream.directs(1000), 8, "messages have become faster");
+        assert_eq!(stream.directs(1000), TRIED, "messages have become faster");
         assert_eq!(stream.messages(), 128);
-        stream.direct = 700;
+        stream.direct = 600;
         assert_eq!(stream.directs(1000), 1000, "and slower again");
     }
 
     #[test]
     fn a_stream_of_messages_may_pause() {
-        let mut stream = Stream::new(1000, 1100);
+        let mut stream = Stream::new(1000, 1200);
         stream.messages();
         stream.directs(1000);
         for _ in 0..3 {
@@ -449,7 +503,7 @@ mod tests {
     fn only_like_is_compared_with_like() {
         let (write, read) = (Direction::Write, Direction::Read);
         let stream = || {
-            let mut stream = Stream::new(1000, 1100);
+            let mut stream = Stream::new(1000, 1200);
             stream.rest.see(write, 65536);
             stream.messages();
             stream
@@ -464,7 +518,11 @@ mod tests {
             let mut stream = stream();
             assert_eq!(stream.directs(4), 4);
             stream.rest.see(direction, len);
-            assert_eq!(stream.directs(1000), if like { 4 } else { 1000 }, "{direction:?} {len}");
+            assert_eq!(
+                stream.directs(1000),
+                if like { TRIED - 4 } else { 1000 },
+                "{direction:?} {len}"
+            );
             // In the row before one.
             let mut rest = Rest { after: FIRST_TRIAL, ..Rest::default() };
             for n in 0..FIRST_TRIAL {
@@ -482,7 +540,7 @@ mod tests {
 
     #[test]
     fn a_trial_ends_with_a_message_of_another_kind() {
-        let mut stream = Stream::new(1000, 1100);
+        let mut stream = Stream::new(1000, 1200);
         stream.messages();
         assert_eq!(stream.directs(4), 4);
         stream.rest.interrupt();
