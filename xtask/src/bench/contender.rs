@@ -205,7 +205,7 @@ pub(super) fn udp_latency(name: &'static str, options: &str) -> Contender {
     )
 }
 
-/// Our own bare UDP stream with all offloads: what arrives.
+/// Our own bare UDP stream with the offloads that the place has: what arrives.
 pub(super) fn udp_stream(seconds: u32, segment: u32) -> Contender {
     let command = format!("LIMITS udp-stream --segment {segment} --seconds {seconds}");
     let contender = Contender::pair(

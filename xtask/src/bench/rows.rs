@@ -234,13 +234,14 @@ fn many_queue_pairs(place: Place, seconds: u32) -> Row {
 
 fn loss(seconds: u32) -> Vec<Row> {
     let mut rows = Vec::new();
-    for mtu in [Mtu::Jumbo, Mtu::Ethernet] {
+    for (mtu, datagram) in [(Mtu::Jumbo, 4112), (Mtu::Ethernet, 1040)] {
         for offloads in [true, false] {
             let place = Place::Loss { mtu, offloads };
             let write = stream(Verb::Write, seconds, "-s 65536", Column::Gbits);
             rows.push(
                 Row::new(place, "WRITE 64 KiB", GBITS, write)
-                    .beside(tcp(seconds, ""), AtLeast(1.0)),
+                    .beside(tcp(seconds, ""), AtLeast(1.0))
+                    .beside(udp_stream(seconds, datagram), Open),
             );
         }
     }
