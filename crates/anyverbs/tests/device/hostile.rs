@@ -1,61 +1,19 @@
 //! An attacker on the network who knows every number of a connection, but has another address than the peer.
 
-use std::net::{IpAddr, Ipv4Addr, UdpSocket};
-use std::sync::{Mutex, PoisonError};
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use anyverbs::*;
 use anyverbs_proto::wire::aeth::{Aeth, NakCode, Syndrome};
-use anyverbs_proto::wire::bth::Bth;
-use anyverbs_proto::wire::icrc::Flow;
-use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
-use anyverbs_proto::wire::packet::{Headers, Packet};
+use anyverbs_proto::wire::opcode::Operation;
 use anyverbs_proto::wire::reth::Reth;
 
 use crate::endpoint::*;
-
-const VICTIM: Ipv4Addr = Ipv4Addr::LOCALHOST;
-
-/// For who counts exactly: the counters are those of the process, which may run the tests of this file at a time.
-static COUNTS: Mutex<()> = Mutex::new(());
-
-fn forged(operation: Operation, to: &Endpoint, psn: Psn) -> Headers {
-    let opcode = Opcode::new(Service::Rc, operation);
-    Headers::new(Bth::new(opcode, to.qp.qpn(), psn))
-}
-
-/// Sends a packet with a right ICRC from an address of the loopback interface.
-fn send_from(address: Ipv4Addr, headers: Headers, payload: &[u8]) {
-    send_with_id(address, 0, headers, payload);
-}
-
-/// Sends a packet whose ICRC is right if its IPv4 header has this ID.
-fn send_with_id(address: Ipv4Addr, id: u16, headers: Headers, payload: &[u8]) {
-    let port = std::env::var("ANYVERBS_UDP_PORT").unwrap().parse().unwrap();
-    let socket = UdpSocket::bind((address, 0)).unwrap();
-    let from = socket.local_addr().unwrap().port();
-    let packet = Packet::new(headers, payload);
-    let mut bytes = vec![0; packet.len()];
-    packet.emit(&mut bytes);
-    let flow = Flow::new(IpAddr::V4(address), IpAddr::V4(VICTIM), from, port);
-    bytes.extend(flow.compute(id, &bytes).to_le_bytes());
-    socket.send_to(&bytes, (VICTIM, port)).unwrap();
-}
-
-/// Polls until a counter has grown by one.
-fn counted(e: &Endpoint, counter: Counter, before: u64) {
-    let begin = Instant::now();
-    let counters = e.context.counters().unwrap();
-    while counters.read(counter) == before {
-        e.cq.poll(&mut [Wc::default(); 4]).unwrap();
-        assert!(begin.elapsed() < Duration::from_secs(10), "{counter:?} does not grow");
-    }
-    assert_eq!(counters.read(counter), before + 1);
-}
+use crate::forged::*;
 
 #[test]
 fn packets_of_another_address_change_nothing() {
-    let _alone = COUNTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = counting_alone();
     let (a, b) = (Endpoint::new(QpType::Rc), Endpoint::new(QpType::Rc));
     assert_eq!(b.address().gid.to_ip(), IpAddr::V4(VICTIM));
     a.connect(b.address());
@@ -74,7 +32,7 @@ fn packets_of_another_address_change_nothing() {
     // The first would write, the second end b's side, the third a's.
     for (headers, payload) in [(write, &[9; 64][..]), (stray, &[9; 64]), (nak, &[])] {
         let before = a.context.counters().unwrap().read(Counter::DropForeign);
-        send_from(Ipv4Addr::new(127, 0, 0, 2), headers, payload);
+        Forged::from(Ipv4Addr::new(127, 0, 0, 2)).send(headers, payload);
         counted(&a, Counter::DropForeign, before);
     }
     assert_eq!(to.read(0, 64), [1; 64]);
@@ -85,7 +43,7 @@ fn packets_of_another_address_change_nothing() {
 
     // The peer's address with the right numbers is the peer: what was tried above would have worked.
     write.bth.psn = psn.plus(1);
-    send_from(VICTIM, write, &[9; 64]);
+    Forged::from(VICTIM).send(write, &[9; 64]);
     let begin = Instant::now();
     while to.read(0, 64) != [9; 64] {
         b.cq.poll(&mut [Wc::default(); 4]).unwrap();
@@ -96,7 +54,7 @@ fn packets_of_another_address_change_nothing() {
 /// Of 65,536 damaged packets one is right for some ID that the IPv4 header did not have.
 #[test]
 fn a_packet_with_an_id_that_its_host_never_sends_is_damaged() {
-    let _alone = COUNTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = counting_alone();
     let host = Ipv4Addr::new(127, 0, 0, 3);
     let (a, b) = (Endpoint::new(QpType::Rc), Endpoint::new(QpType::Rc));
     a.connect(b.address());
@@ -105,14 +63,14 @@ fn a_packet_with_an_id_that_its_host_never_sends_is_damaged() {
     let counters = a.context.counters().unwrap();
     let mut foreign = counters.read(Counter::DropForeign);
     for id in (0..64).cycle().take(256) {
-        send_with_id(host, id, to_nobody, &[9; 64]);
+        Forged { id, ..Forged::from(host) }.send(to_nobody, &[9; 64]);
         counted(&a, Counter::DropForeign, foreign);
         foreign += 1;
     }
     let before = counters.read(Counter::DropIcrc);
-    send_with_id(host, 40_000, to_nobody, &[9; 64]);
+    Forged { id: 40_000, ..Forged::from(host) }.send(to_nobody, &[9; 64]);
     counted(&a, Counter::DropIcrc, before);
-    send_from(host, to_nobody, &[9; 64]);
+    Forged::from(host).send(to_nobody, &[9; 64]);
     counted(&a, Counter::DropForeign, foreign);
 }
 

@@ -4,9 +4,11 @@
 
 mod cm;
 mod completion;
+mod congestion;
 mod direct;
 mod endpoint;
 mod events;
+mod forged;
 mod fork;
 mod group_rings;
 mod host;

@@ -1,0 +1,79 @@
+//! Packets that no device has sent.
+
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyverbs::*;
+use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::wire::icrc::Flow;
+use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
+use anyverbs_proto::wire::packet::{Headers, Packet};
+
+use crate::endpoint::*;
+
+/// To whom they are sent.
+pub(crate) const VICTIM: Ipv4Addr = Ipv4Addr::LOCALHOST;
+
+/// For who counts exactly: the counters are those of the process, which may run the tests of two files at a time.
+pub(crate) fn counting_alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(crate) fn forged(operation: Operation, to: &Endpoint, psn: Psn) -> Headers {
+    let opcode = Opcode::new(Service::Rc, operation);
+    Headers::new(Bth::new(opcode, to.qp.qpn(), psn))
+}
+
+/// A packet with a right ICRC from an address of the loopback interface.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Forged {
+    pub(crate) from: Ipv4Addr,
+    /// The ID of the IPv4 header that makes the ICRC right; that of the header is 0.
+    pub(crate) id: u16,
+    /// IPv4 TOS, as it arrives: DSCP and ECN.
+    pub(crate) tos: u8,
+}
+
+impl Forged {
+    pub(crate) fn from(from: Ipv4Addr) -> Self {
+        Self { from, id: 0, tos: 0 }
+    }
+
+    pub(crate) fn send(self, headers: Headers, payload: &[u8]) {
+        let port = std::env::var("ANYVERBS_UDP_PORT").unwrap().parse().unwrap();
+        let socket = UdpSocket::bind((self.from, 0)).unwrap();
+        let tos = libc::c_int::from(self.tos);
+        // SAFETY: the value lives through the call, and its size is given.
+        let set = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::IPPROTO_IP,
+                libc::IP_TOS,
+                (&raw const tos).cast(),
+                size_of_val(&tos) as _,
+            )
+        };
+        assert_eq!(set, 0);
+        let from = socket.local_addr().unwrap().port();
+        let packet = Packet::new(headers, payload);
+        let mut bytes = vec![0; packet.len()];
+        packet.emit(&mut bytes);
+        let flow = Flow::new(IpAddr::V4(self.from), IpAddr::V4(VICTIM), from, port);
+        bytes.extend(flow.compute(self.id, &bytes).to_le_bytes());
+        socket.send_to(&bytes, (VICTIM, port)).unwrap();
+    }
+}
+
+/// Polls until a counter has grown by one.
+pub(crate) fn counted(e: &Endpoint, counter: Counter, before: u64) {
+    let begin = Instant::now();
+    let counters = e.context.counters().unwrap();
+    while counters.read(counter) == before {
+        e.cq.poll(&mut [Wc::default(); 4]).unwrap();
+        assert!(begin.elapsed() < Duration::from_secs(10), "{counter:?} does not grow");
+    }
+    assert_eq!(counters.read(counter), before + 1);
+}
