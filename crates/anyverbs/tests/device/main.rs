@@ -20,5 +20,6 @@ mod processes;
 mod raw;
 mod rules;
 mod same_host;
+mod spoiler;
 mod windows;
 mod xrc;

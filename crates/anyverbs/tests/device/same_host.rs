@@ -162,6 +162,9 @@ fn peer() {
             posted -= n;
         }
     }
+    if let Some((_, seed)) = role.split_once("spoiler ") {
+        crate::spoiler::serve(&e, &buffer, remote, seed.parse().unwrap());
+    }
     if role.ends_with("adds") {
         add_up(&e, &buffer, remote);
         println!("@ added");
@@ -191,6 +194,15 @@ fn peer() {
     let _ = std::io::stdin().read_line(&mut line);
 }
 
+/// Ends a thread that looks at the flag, also when the test fails.
+pub(crate) struct Ends<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Whether this process may use shared memory: the tests also run without.
 pub(crate) fn is_on() -> bool {
     std::env::var("ANYVERBS_SHM").as_deref() != Ok("0")
@@ -207,7 +219,7 @@ pub(crate) fn turn() -> std::sync::MutexGuard<'static, ()> {
 }
 
 /// Writes, reads and an atomic, whole and right.
-fn exercise(e: &Endpoint, src: &Buffer, dst: &Buffer, remote: RemoteAddr) {
+pub(crate) fn exercise(e: &Endpoint, src: &Buffer, dst: &Buffer, remote: RemoteAddr) {
     for (i, len) in [1, 28, 29, 4096, 4097, 32 << 10, (32 << 10) + 1, SIZE].into_iter().enumerate()
     {
         let data = pattern(len, i as u8);
@@ -366,6 +378,7 @@ fn kill_under_load() {
                 talks.fetch_add(1, Ordering::Relaxed);
             }
         });
+        let _ends = Ends(&ends);
         for round in 0..rounds {
             let talked = talks.load(Ordering::Relaxed);
             killed.push(kill_a_peer(round % 2 == 0));
@@ -377,7 +390,6 @@ fn kill_under_load() {
                 std::thread::yield_now();
             }
         }
-        ends.store(true, Ordering::Relaxed);
     });
     assert!(third.child.try_wait().unwrap().is_none());
     assert_eq!(f.qp.state().unwrap(), QpState::Rts);

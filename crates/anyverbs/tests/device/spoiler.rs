@@ -1,0 +1,191 @@
+//! A peer that writes nonsense into whatever memory it shares with this process, among it rings in use, its published keys
+//! and states, and the words by which processes wake each other.
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::thread::{scope, sleep, spawn, yield_now};
+use std::time::{Duration, Instant};
+
+use anyverbs::*;
+use anyverbs_testing::in_own_process;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use crate::endpoint::*;
+use crate::same_host::{Ends, OFFERED, Peer, exercise, is_on};
+
+const ROUNDS: u64 = 24;
+/// How long a spoiler has.
+const ROUND: Duration = Duration::from_millis(60);
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Requests of either side at a time.
+const AT_ONCE: usize = 16;
+const LEN: usize = 20_000;
+
+/// Operations of all kinds, a few bytes or many.
+fn post(e: &Endpoint, buffer: &Buffer, remote: RemoteAddr, random: &mut SmallRng) {
+    let op = match random.random_range(0..8) {
+        0..3 => SendOp::Write(remote),
+        3..5 => SendOp::Read(remote),
+        5 => SendOp::FetchAdd { at: remote, add: 1 },
+        _ => SendOp::Send,
+    };
+    let len = match op {
+        SendOp::FetchAdd { .. } => 8,
+        _ if random.random() => random.random_range(1..64),
+        _ => random.random_range(64..LEN),
+    };
+    e.send(0, op, &[buffer.sge(0, len)]);
+}
+
+/// What the peer does until it is killed.
+pub(crate) fn serve(e: &Endpoint, buffer: &Buffer, remote: RemoteAddr, seed: u64) -> ! {
+    let mut random = SmallRng::seed_from_u64(!seed);
+    receive(e, buffer, AT_ONCE);
+    spawn(move || spoil(seed));
+    loop {
+        for _ in 0..AT_ONCE {
+            post(e, buffer, remote, &mut random);
+        }
+        // It may have spoilt what would tell of them.
+        finish(e, buffer, Duration::MAX);
+    }
+}
+
+fn receive(e: &Endpoint, buffer: &Buffer, n: usize) {
+    for _ in 0..n {
+        e.recv(1, &[buffer.sge(0, LEN)]);
+    }
+}
+
+/// Polls until the requests have ended, somehow; how many have.
+fn finish(e: &Endpoint, buffer: &Buffer, patience: Duration) -> usize {
+    let (begin, mut done) = (Instant::now(), 0);
+    while done < AT_ONCE && begin.elapsed() < patience {
+        let mut wcs = [Wc::default(); AT_ONCE];
+        let n = e.cq.poll(&mut wcs).unwrap();
+        let ended = wcs[..n].iter().filter(|wc| wc.wr_id == 0).count();
+        done += ended;
+        receive(e, buffer, n - ended);
+    }
+    done
+}
+
+/// Writes to words of what it shares: a few or many, at once or one after the other, for ever.
+fn spoil(seed: u64) {
+    let mut random = SmallRng::seed_from_u64(seed);
+    let at_once = 1 << (seed % 4 * 4);
+    for burst in 0.. {
+        sleep(Duration::from_micros(random.random_range(0..2000)));
+        let shared = shared();
+        if burst == 0 {
+            assert_ne!(shared, []);
+            println!("@ spoils");
+        }
+        for _ in 0..at_once {
+            let (word, old) = used(&shared, &mut random);
+            let nonsense = match random.random_range(0..6) {
+                0 => random.random(),
+                1 => old ^ 1 << random.random_range(0..64),
+                2 => old.wrapping_add(random.random_range(0..256)).wrapping_sub(128),
+                3 => u64::MAX,
+                4 => random.random_range(0..1 << 20),
+                _ => 0,
+            };
+            word.store(nonsense, Ordering::Release);
+        }
+    }
+}
+
+/// A word of these ranges, likely one that is used, and its value.
+fn used<'a>(shared: &[(usize, usize)], random: &mut SmallRng) -> (&'a AtomicU64, u64) {
+    loop {
+        let &(start, len) = &shared[random.random_range(0..shared.len())];
+        // What governs the rest stands in front.
+        let end = if random.random() { len.min(4096) } else { len };
+        let at = start + random.random_range(0..end / 8) * 8;
+        // SAFETY: an aligned word of a mapping that may be written to, and that nobody unmaps; if its owner is surprised, or
+        // this process dies of it, the better.
+        let word = unsafe { AtomicU64::from_ptr(at as *mut u64) };
+        let value = word.load(Ordering::Relaxed);
+        if value != 0 || random.random_ratio(1, 64) {
+            return (word, value);
+        }
+    }
+}
+
+/// Start and length of the mappings that this process shares and may write to.
+fn shared() -> Vec<(usize, usize)> {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    let ours = maps.lines().filter(|map| map.contains(" rw-s ") && map.contains("/memfd:anyverbs"));
+    let range = |map: &str| {
+        let (range, _) = map.split_once(' ').unwrap();
+        let (start, end) = range.split_once('-').unwrap();
+        let [start, end] = [start, end].map(|n| usize::from_str_radix(n, 16).unwrap());
+        (start, end - start)
+    };
+    ours.map(range).collect()
+}
+
+#[test]
+fn who_spoils_what_it_shares_harms_nobody_else() {
+    isolate();
+    if is_on() {
+        let name = "spoiler::who_spoils_what_it_shares_harms_nobody_else";
+        in_own_process(name, while_others_talk);
+    }
+}
+
+fn while_others_talk() {
+    let mut third = Peer::spawn("rc", &[]);
+    let f = Endpoint::new(QpType::Rc);
+    let [src, dst, sink] = [(); 3].map(|()| Buffer::new(&f.pd, OFFERED));
+    let (_, to_third) = third.connect(&f, &sink);
+    let (ends, talks) = (AtomicBool::new(false), AtomicUsize::new(0));
+    scope(|scope| {
+        let talker = scope.spawn(|| {
+            while !ends.load(Ordering::Relaxed) {
+                exercise(&f, &src, &dst, to_third);
+                talks.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let _ends = Ends(&ends);
+        for seed in 0..ROUNDS {
+            let talked = talks.load(Ordering::Relaxed);
+            beside_a_spoiler(seed);
+            let deadline = Instant::now() + Duration::from_secs(10);
+            while talks.load(Ordering::Relaxed) < talked + 2 {
+                assert!(!talker.is_finished(), "seed {seed}");
+                assert!(Instant::now() < deadline, "seed {seed}: the third is not answered");
+                yield_now();
+            }
+        }
+    });
+    assert_eq!(f.qp.state().unwrap(), QpState::Rts);
+}
+
+/// Whatever the peer makes of requests, each ends, and nothing but what it was offered changes.
+fn beside_a_spoiler(seed: u64) {
+    let mut peer = Peer::spawn(&format!("rc spoiler {seed}"), &[]);
+    let e = Endpoint::new(QpType::Rc);
+    let (offered, own) = (Buffer::new(&e.pd, OFFERED), Buffer::new(&e.pd, 2 * LEN));
+    let untouched = pattern(LEN, seed as u8);
+    own.write(LEN, &untouched);
+    let (_, remote) = peer.connect(&e, &offered);
+    let mut random = SmallRng::seed_from_u64(seed);
+    receive(&e, &offered, AT_ONCE);
+    let begin = Instant::now();
+    while begin.elapsed() < ROUND {
+        for _ in 0..AT_ONCE {
+            post(&e, &own, remote, &mut random);
+        }
+        assert_eq!(finish(&e, &offered, PATIENCE), AT_ONCE, "seed {seed}");
+    }
+    assert_eq!(peer.hear(), "@ spoils");
+    peer.signal(libc::SIGKILL);
+    for _ in 0..AT_ONCE {
+        post(&e, &own, remote, &mut random);
+    }
+    assert_eq!(finish(&e, &offered, PATIENCE), AT_ONCE, "seed {seed}");
+    assert!(own.read(LEN, LEN) == untouched, "seed {seed}");
+}
