@@ -57,7 +57,8 @@ pub fn run(input: &[u8]) {
     let mut input = Input(input);
     let first = input.byte();
     let options = match first & 3 {
-        0 | 1 => QpOptions::rc(),
+        0 => QpOptions::rc(),
+        1 => QpOptions { early_room: 16 << 10, ..QpOptions::rc() },
         2 => QpOptions::uc(),
         _ => QpOptions::xrc_send(),
     };

@@ -182,6 +182,12 @@ pub trait Env {
         false
     }
 
+    /// Most bytes of requests that came before their turn the responder may keep, until those before them have come; 0 where
+    /// nothing is lost.
+    fn early_room(&self) -> usize {
+        0
+    }
+
     /// Most bytes (payload and 64 a packet) that this connected queue pair may have in flight on its path now.
     fn window(&self) -> u32;
 

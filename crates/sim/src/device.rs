@@ -163,6 +163,7 @@ pub(crate) struct Place {
     pub(crate) segment: u32,
     pub(crate) batch: u32,
     pub(crate) probe_after: Option<Duration>,
+    pub(crate) early_room: usize,
     pub(crate) certain: bool,
     /// The path had no room; it has at this time.
     pub(crate) blocked_until: Option<Time>,
@@ -302,6 +303,10 @@ impl Env for Around<'_> {
 
     fn is_certain(&self) -> bool {
         self.place.certain
+    }
+
+    fn early_room(&self) -> usize {
+        self.place.early_room
     }
 
     fn window(&self) -> u32 {

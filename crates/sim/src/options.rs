@@ -45,6 +45,8 @@ pub struct QpOptions {
     pub batch: u32,
     /// Silence after which the requester sends again, see `Env::probe_after`.
     pub probe_after: Option<Duration>,
+    /// Bytes of requests that came before their turn, see `Env::early_room`.
+    pub early_room: usize,
     /// Whether silence of the peer says that it does not receive, see `Env::is_certain`.
     pub certain: bool,
     /// Completions that each of its completion queues holds.
@@ -83,6 +85,7 @@ impl QpOptions {
             segment: 0,
             batch: 0,
             probe_after: None,
+            early_room: 0,
             certain: false,
             cqe: 1024,
         }

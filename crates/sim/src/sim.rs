@@ -308,6 +308,7 @@ impl Sim {
             segment: options.segment,
             batch: options.batch,
             probe_after: options.probe_after,
+            early_room: options.early_room,
             certain: options.certain,
             blocked_until: None,
             ack_at: None,

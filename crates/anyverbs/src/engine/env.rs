@@ -40,6 +40,9 @@ use crate::srq::SrqCell;
 /// than the kernel's tick: a nearer timer is programmed whenever the worker sleeps, which costs an event 8 us.
 const PROBE_AFTER: Duration = Duration::from_millis(8);
 
+/// Bytes of early requests that a queue pair may keep: a window of a peer like this one.
+const EARLY_ROOM: usize = 256 << 10;
+
 /// How a packet leaves.
 #[derive(Clone, Debug)]
 pub(crate) enum Route {
@@ -545,6 +548,13 @@ impl Env for DeviceEnv<'_, '_> {
 
     fn probe_after(&self) -> Option<Duration> {
         matches!(self.link.route, Some(Route::Udp(_))).then_some(PROBE_AFTER)
+    }
+
+    fn early_room(&self) -> usize {
+        match &self.link.route {
+            Some(Route::Udp(_)) => EARLY_ROOM,
+            _ => 0,
+        }
     }
 
     fn window(&self) -> u32 {

@@ -17,6 +17,7 @@ impl Qp {
     pub(super) fn receive_ack<E: Env>(&mut self, psn: Psn, env: &mut E) {
         if self.awaits_response(psn, env) {
             self.answered_before(psn.plus(1), env);
+            self.check_repair(env);
             self.after_completion(env);
         }
     }
@@ -37,6 +38,7 @@ impl Qp {
             }
             _ if operation == Operation::Ack => {
                 self.answered_before(psn.plus(1), env);
+                self.check_repair(env);
             }
             _ => {
                 if self.answered_before(psn, env) {
@@ -72,9 +74,7 @@ impl Qp {
             return;
         }
         let status = match code {
-            NakCode::PsnSequence => {
-                return self.sequence_error(Counter::PacketSeqErr, env);
-            }
+            NakCode::PsnSequence => return self.sequence_nak(env),
             NakCode::InvalidRequest => {
                 env.count(Counter::ReqRemoteInvalidRequest, 1);
                 WcStatus::RemInvReqErr
@@ -114,7 +114,7 @@ impl Qp {
             self.progressed(answered, env);
         }
         if !complete {
-            self.sequence_error(Counter::ImpliedNakSeqErr, env);
+            self.implied_nak(env);
         }
         complete
     }

@@ -64,7 +64,7 @@ impl Qp {
         }
         env.count(Counter::CnpHandled, 1);
         if is_due(&mut self.congestion.taken, env.now()) {
-            self.reduce_window(env);
+            self.reduce_window(2, env);
         }
     }
 }

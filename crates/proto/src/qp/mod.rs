@@ -1,7 +1,7 @@
 //! Queue pair: the machines of requester and responder behind one lock.
 //!
 //! The device calls in, the machines answer through [`Env`]. Nothing here blocks, and nothing is allocated once
-//! a queue pair is ready to send.
+//! a queue pair is ready to send, but for copies of packets that came before their turn.
 
 mod answers;
 pub mod attr;

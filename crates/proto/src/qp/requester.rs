@@ -5,6 +5,7 @@
 //! the cursor only; a WQE keeps the PSNs that it got when it was started.
 
 mod direct;
+mod repair;
 mod retransmit_delay;
 mod retry;
 mod single;
@@ -30,6 +31,7 @@ use crate::wire::xrceth::XrcEth;
 use crate::wr::{RemoteAddr, SendFlags, SendOp};
 
 use self::direct::{Rest, Way};
+use self::repair::Repair;
 use self::retransmit_delay::RetransmitDelay;
 use super::Qp;
 use super::attr::{QpState, QpType};
@@ -95,6 +97,8 @@ pub(super) struct Requester {
     halted: Option<(u32, WcStatus)>,
     /// Went back to this PSN because it or its answer was missing; not again until it is there.
     went_back_to: Option<Psn>,
+    /// Whether a single packet is sent again where one is missing.
+    repair: Repair,
     /// The window ended the last sending: what is in flight includes a packet that asks for an ACK.
     window_closed: bool,
     /// `SQ_DRAINED` was raised since the move to SQD.
@@ -482,7 +486,7 @@ impl Qp {
         psn.get() % ACK_EVERY + packets >= ACK_EVERY || after + u64::from(packets) * cost > window
     }
 
-    /// Moves the cursor back to `psn`, which lies between `una` and the cursor; what follows is sent again.
+    /// Moves the cursor to `psn`, which was sent before and is not answered; what follows it is sent again.
     pub(super) fn go_back(&mut self, psn: Psn) {
         let mut position = self.sq.done;
         while position != self.sq.started && self.sq.at(position).end_psn().since(psn) <= 0 {

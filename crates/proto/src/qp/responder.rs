@@ -1,5 +1,6 @@
 //! The responder of RC, XRC and UC: a chain of checks in the order of IBA 9.7.4 and 9.8.3, then the execution.
 
+mod early;
 pub mod lending;
 mod single;
 pub(super) mod tag_matching;
@@ -25,6 +26,7 @@ use crate::wr::MAX_MESSAGE;
 use super::answers::{Answer, AnswerKind, Answers};
 use super::attr::QpType;
 use super::{Incoming, Qp};
+use early::Early;
 
 /// An ACK is not held back any longer once it covers this many bytes: a sender whose window is small would wait.
 const ACK_BYTES: u32 = 96 << 10;
@@ -70,6 +72,8 @@ pub(super) struct Responder {
     srqn: u32,
     /// A NAK went out: silence until the packet that it asked for comes (IBA 9.7.5.2.8).
     nak_sent: bool,
+    /// What came after a packet that is missing, or that it came.
+    early: Option<Box<Early>>,
     /// An ACK is owed for everything before `expected`.
     pub(super) ack_owed: bool,
     /// An ACK or NAK for which the path had no room: it goes before further requests.
@@ -150,33 +154,84 @@ impl Qp {
         if self.init.qp_type == QpType::Uc {
             return self.receive_unreliable(packet, env);
         }
-        let psn = packet.headers.bth.psn;
-        match psn.since(self.responder.expected) {
-            0 => {}
-            1.. => {
-                env.count(Counter::OutOfSequence, 1);
-                // A NAK must not overtake answers that were held back: the requester would miss them.
-                if !self.responder.nak_sent && !self.responder.answers.are_pending() {
-                    self.responder.nak_sent = true;
-                    let expected = self.responder.expected;
-                    self.send_nak(expected, Syndrome::Nak(NakCode::PsnSequence), env);
-                }
+        match packet.headers.bth.psn.since(self.responder.expected) {
+            0 => self.receive_next(packet, env),
+            1.. => self.receive_early(packet, env),
+            _ => self.receive_duplicate(packet, env),
+        }
+    }
+
+    /// Takes the request that comes next, and what was kept of those after it.
+    fn receive_next<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) {
+        let early = self.responder.early.take();
+        if self.take_next(packet, env)
+            && let Some(early) = early
+        {
+            self.receive_kept(early, packet.headers.bth.ack_req, env);
+        }
+    }
+
+    /// Takes the requests that came early and whose turn it is. Where another one is missing after them, a requester that wants
+    /// to hear is told at once. One that does not is going back: the missing one is on its way.
+    fn receive_kept<E: Env>(&mut self, mut early: Box<Early>, tell: bool, env: &mut E) {
+        let mut any = false;
+        while let Some(kept) = early.next(self.responder.expected) {
+            any = true;
+            // Whoever goes back for them all need not go on with that.
+            self.responder.ack_owed = true;
+            if !self.take_next(&kept.packet(), env) {
                 return;
             }
-            _ => return self.receive_duplicate(packet, env),
         }
+        if early.goes_beyond(self.responder.expected) {
+            self.responder.early = Some(early);
+            if any && tell && !self.responder.answers.are_pending() {
+                self.ask_for_missing(env);
+            }
+        }
+    }
+
+    /// A request that is not the next one: a packet before it was lost, or is late.
+    fn receive_early<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) {
+        env.count(Counter::OutOfSequence, 1);
+        // A NAK must not overtake answers that were held back: the requester would miss them.
+        if !self.responder.nak_sent && !self.responder.answers.are_pending() {
+            // Where a request of an XRC target belongs is found out when its turn has come.
+            if self.init.qp_type == QpType::Rc {
+                self.responder.early.get_or_insert_default();
+            }
+            self.ask_for_missing(env);
+        }
+        let expected = self.responder.expected;
+        if let Some(early) = &mut self.responder.early {
+            early.keep(packet, expected, env.early_room());
+        }
+    }
+
+    fn ask_for_missing<E: Env>(&mut self, env: &mut E) {
+        self.responder.nak_sent = true;
+        let expected = self.responder.expected;
+        self.send_nak(expected, Syndrome::Nak(NakCode::PsnSequence), env);
+    }
+
+    /// Executes the request that comes next. False if that does not go.
+    fn take_next<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) -> bool {
+        let psn = packet.headers.bth.psn;
         match self.execute(packet, env) {
             Ok(()) => {}
-            // As above; the requester sends it again.
-            Err(_) if self.responder.answers.are_pending() => return,
+            // As for one that is early; the requester sends it again.
+            Err(_) if self.responder.answers.are_pending() => return false,
             Err(Stop::NotReady) => {
                 env.count(Counter::RnrNakSent, 1);
                 self.responder.nak_sent = true;
                 let timer = self.attr.min_rnr_timer;
                 self.send_nak(psn, Syndrome::RnrNak { timer }, env);
-                return;
+                return false;
             }
-            Err(Stop::Refused(refusal)) => return self.refuse(psn, refusal, env),
+            Err(Stop::Refused(refusal)) => {
+                self.refuse(psn, refusal, env);
+                return false;
+            }
         }
         if self.responder.nak_sent {
             self.responder.nak_sent = false;
@@ -190,6 +245,7 @@ impl Qp {
         if self.responder.ack_owed && self.responder.unacknowledged >= ACK_BYTES {
             self.send_owed_ack(env);
         }
+        true
     }
 
     /// UC: what does not fit is dropped without a word, and the next message begins anew (IBA 9.8.3).
@@ -683,6 +739,7 @@ impl Qp {
     /// Completes the receive in hand and all that wait as flushed, on the move to ERR.
     pub(super) fn flush_receives<E: Env>(&mut self, env: &mut E) {
         self.responder.inbound = Inbound::None;
+        self.responder.early = None;
         self.responder.ack_owed = false;
         self.responder.answers.clear();
         let flushed = Wc { status: WcStatus::WrFlushErr, ..Wc::default() };

@@ -35,6 +35,7 @@ mod pkey;
 mod prelude;
 mod probe;
 mod psn_wrap;
+mod repair;
 mod reset;
 mod retry_exhausted;
 mod rnr;

@@ -21,39 +21,59 @@ const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(16);
 const MAX_DOUBLINGS: u32 = 2;
 
 impl Qp {
-    /// A peer's sequence NAK or a missing response: go back, at the price of a retry. False if none is left.
+    /// Goes back, at the price of a retry. False if none is left.
     pub(in super::super) fn retry<E: Env>(&mut self, env: &mut E) -> bool {
+        let may = self.take_retry(env);
+        if may {
+            self.go_back(self.requester.una);
+        }
+        may
+    }
+
+    /// Pays for sending something again. False if no retry is left.
+    pub(super) fn take_retry<E: Env>(&mut self, env: &mut E) -> bool {
         if self.requester.retries_left == 0 {
             env.count(Counter::RetryExceeded, 1);
             self.fail_oldest(WcStatus::RetryExcErr, env);
             return false;
         }
         self.requester.retries_left -= 1;
-        self.go_back(self.requester.una);
         self.restart_ack_timer(env.now(), env);
         true
     }
 
-    /// The peer says, or an answer shows, that packet `una` or its answer is missing: goes back, once for each
-    /// (IBA 9.7.5.1.4): the network may deliver a NAK twice, and further answers show the same gap.
-    pub(in super::super) fn sequence_error<E: Env>(&mut self, counter: Counter, env: &mut E) {
-        let una = self.requester.una;
-        if self.requester.went_back_to != Some(una) {
-            env.count(counter, 1);
-            self.requester.went_back_to = Some(una);
-            self.reduce_window(env);
-            self.retry(env);
+    /// An answer shows that the one to `una` is missing.
+    pub(in super::super) fn implied_nak<E: Env>(&mut self, env: &mut E) {
+        if self.is_new_gap(Counter::ImpliedNakSeqErr, env) {
+            self.go_back_for_gap(env);
         }
     }
 
-    /// Packets were lost, or the network marked them: half as much may be in flight. One for every eight that are answered
-    /// are added again, so that the window finds the size at which a handful of them pass for each loss: what goes back
-    /// sends all of it again.
-    pub(in super::super) fn reduce_window<E: Env>(&mut self, env: &E) {
+    /// Packet `una` or its answer is missing: whether that was not known. Once for each (IBA 9.7.5.1.4): the network may deliver
+    /// a NAK twice, and further answers show the same gap.
+    pub(super) fn is_new_gap<E: Env>(&mut self, counter: Counter, env: &E) -> bool {
+        let una = Some(self.requester.una);
+        let is_new = self.requester.went_back_to != una;
+        if is_new {
+            env.count(counter, 1);
+            self.requester.went_back_to = una;
+        }
+        is_new
+    }
+
+    pub(super) fn go_back_for_gap<E: Env>(&mut self, env: &mut E) {
+        self.reduce_window(2, env);
+        self.retry(env);
+    }
+
+    /// Packets were lost, or the network marked them: less by this part of it may be in flight. One for every eight that are
+    /// answered are added again, so that the window finds the size at which a handful of them pass for each loss: what goes
+    /// back sends all of it again.
+    pub(in super::super) fn reduce_window<E: Env>(&mut self, part: u64, env: &E) {
         let least = MIN_WINDOW_PACKETS * (u64::from(self.mtu()) + PACKET_COST);
         let window = u64::from(env.window());
         let limit = self.requester.congestion.map_or(window, |limit| limit.min(window));
-        self.requester.congestion = Some((limit / 2).max(least));
+        self.requester.congestion = Some((limit - limit / part).max(least));
     }
 
     /// The peer is silent: its answer may be lost, or the packet that would have shown it a gap.
@@ -65,7 +85,7 @@ impl Qp {
         self.requester.window_closed = false;
         if after < LOSSY_PROBE * 2 {
             // One more loss among others.
-            self.reduce_window(env);
+            self.reduce_window(2, env);
         } else {
             let least = MIN_WINDOW_PACKETS * (u64::from(self.mtu()) + PACKET_COST);
             self.requester.congestion = Some(least);

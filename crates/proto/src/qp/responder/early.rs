@@ -1,0 +1,179 @@
+//! Requests that came before their turn, since a packet before them was lost or is late. They are kept until it comes, so that a
+//! requester that sends nothing else again loses little by it; to one that goes back, as most do, what it sends again are
+//! duplicates.
+
+use std::collections::VecDeque;
+use std::mem::size_of;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::super::Incoming;
+use crate::payload::Data;
+use crate::types::Psn;
+use crate::wire::packet::Headers;
+
+/// How far behind the one that is missing a packet may be: further than any window of ours, and little to somebody who guesses
+/// numbers.
+const MOST_AHEAD: i32 = 512;
+
+/// Most bytes that all queue pairs of the process keep.
+const MOST_KEPT: usize = 16 << 20;
+
+static KEPT: AtomicUsize = AtomicUsize::new(0);
+
+/// Ordered by PSN.
+#[derive(Debug, Default)]
+pub(super) struct Early {
+    packets: VecDeque<Kept>,
+    /// Their part of `KEPT`.
+    bytes: usize,
+    /// The highest that has come, kept or not.
+    last: Option<Psn>,
+}
+
+/// One of them.
+#[derive(Debug)]
+pub(super) struct Kept {
+    headers: Headers,
+    payload: Box<[u8]>,
+}
+
+impl Kept {
+    pub(super) fn packet(&self) -> Incoming<'_> {
+        let payload = Data::Bytes(&self.payload);
+        Incoming { headers: self.headers, payload, packets: 1, acks: None }
+    }
+
+    fn cost(&self) -> usize {
+        size_of::<Self>() + self.payload.len()
+    }
+}
+
+impl Early {
+    /// Keeps a packet, if it is no more than a copy of one and there is room: this queue pair has so many bytes.
+    pub(super) fn keep(&mut self, packet: &Incoming<'_>, expected: Psn, room: usize) {
+        let psn = packet.headers.bth.psn;
+        if psn.since(expected) > MOST_AHEAD {
+            return;
+        }
+        if self.last.is_none_or(|last| psn.since(last) > 0) {
+            self.last = Some(psn);
+        }
+        let Data::Bytes(bytes) = packet.payload else { return };
+        let cost = size_of::<Kept>() + bytes.len();
+        if packet.packets != 1 || self.bytes + cost > room {
+            return;
+        }
+        let at = self.packets.partition_point(|kept| kept.headers.bth.psn.since(psn) < 0);
+        if self.packets.get(at).is_some_and(|kept| kept.headers.bth.psn == psn) {
+            return;
+        }
+        if KEPT.fetch_add(cost, Ordering::Relaxed) + cost > MOST_KEPT {
+            KEPT.fetch_sub(cost, Ordering::Relaxed);
+            return;
+        }
+        self.bytes += cost;
+        self.packets.insert(at, Kept { headers: packet.headers, payload: bytes.into() });
+    }
+
+    /// The one with this PSN, and those before it are forgotten.
+    pub(super) fn next(&mut self, expected: Psn) -> Option<Kept> {
+        while let Some(kept) = self.packets.front() {
+            let ahead = kept.headers.bth.psn.since(expected);
+            if ahead > 0 {
+                return None;
+            }
+            let kept = self.packets.pop_front()?;
+            self.bytes -= kept.cost();
+            KEPT.fetch_sub(kept.cost(), Ordering::Relaxed);
+            if ahead == 0 {
+                return Some(kept);
+            }
+        }
+        None
+    }
+
+    /// Whether later ones have come than that which comes next.
+    pub(super) fn goes_beyond(&self, expected: Psn) -> bool {
+        self.last.is_some_and(|last| last.since(expected) >= 0)
+    }
+}
+
+impl Drop for Early {
+    fn drop(&mut self) {
+        KEPT.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::Qpn;
+    use crate::wire::bth::Bth;
+    use crate::wire::opcode::{Opcode, Operation, Service};
+
+    const EXPECTED: Psn = Psn::new(0xff_fff0);
+    const ROOM: usize = 1 << 20;
+
+    fn keep(early: &mut Early, ahead: u32, bytes: &[u8], room: usize) {
+        let send = Opcode::new(Service::Rc, Operation::SendOnly);
+        let headers = Headers::new(Bth::new(send, Qpn::default(), EXPECTED.plus(ahead)));
+        let payload = Data::Bytes(bytes);
+        let packet = Incoming { headers, payload, packets: 1, acks: None };
+        early.keep(&packet, EXPECTED, room);
+    }
+
+    /// What there is from there on.
+    fn rest(early: &mut Early, ahead: u32) -> Vec<u8> {
+        let mut all = Vec::new();
+        let mut next = EXPECTED.plus(ahead);
+        while let Some(kept) = early.next(next) {
+            all.push(kept.payload[0]);
+            next = next.plus(1);
+        }
+        all
+    }
+
+    #[test]
+    fn they_come_in_their_order_and_once() {
+        let mut early = Early::default();
+        for n in [20, 2, 19, 3, 2, 18, 40] {
+            keep(&mut early, n, &[n as u8], ROOM);
+        }
+        // The second of a number is no other.
+        keep(&mut early, 3, &[99], ROOM);
+        assert_eq!(rest(&mut early, 1), []);
+        assert_eq!(rest(&mut early, 2), [2, 3]);
+        assert!(early.goes_beyond(EXPECTED.plus(4)));
+        // What a longer request has passed is forgotten.
+        assert_eq!(rest(&mut early, 19), [19, 20]);
+        assert_eq!(rest(&mut early, 40), [40]);
+        assert!(!early.goes_beyond(EXPECTED.plus(41)));
+        assert_eq!((early.packets.len(), early.bytes), (0, 0));
+    }
+
+    #[test]
+    fn they_are_bounded_for_each_and_for_all() {
+        let bytes = [0; 4096];
+        let mut early = Early::default();
+        for n in 1..20 {
+            keep(&mut early, n, &bytes, 10_000);
+        }
+        assert_eq!(early.packets.len(), 2);
+        assert!(early.goes_beyond(EXPECTED.plus(19)), "the others came, too");
+        keep(&mut early, MOST_AHEAD as u32 + 1, &[], ROOM);
+        assert_eq!(early.packets.len(), 2);
+
+        let mut all: Vec<_> = (0..20).map(|_| Early::default()).collect();
+        for early in &mut all {
+            for n in 1..=256 {
+                keep(early, n, &bytes, usize::MAX);
+            }
+        }
+        // The other test keeps some bytes, too.
+        let kept = KEPT.load(Ordering::Relaxed);
+        assert!(kept <= MOST_KEPT && kept > MOST_KEPT - 8192, "{kept}");
+        drop((all, early));
+        let kept = KEPT.load(Ordering::Relaxed);
+        assert!(kept < 4096, "{kept}");
+    }
+}
