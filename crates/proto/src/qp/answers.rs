@@ -261,6 +261,9 @@ impl Qp {
         if !self.owes_ack() {
             return false;
         }
+        if self.tell_missing(env) {
+            return true;
+        }
         let psn = self.last_executed();
         let rides = env.ride(psn);
         if rides {

@@ -237,6 +237,7 @@ impl Qp {
     /// Gives up the queues, of a queue pair of which nothing is called any more: their memory may be a program's, who wants
     /// it back.
     pub fn give_up_queues(&mut self) -> impl Sized + use<> {
+        self.forget_early();
         let none = SendQueue::new(&QpCap::default(), None, &QueueMemory::HEAP);
         (none.ok().map(|none| std::mem::replace(&mut self.sq, none)), self.rq.take())
     }

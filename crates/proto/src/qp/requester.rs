@@ -95,8 +95,8 @@ pub(super) struct Requester {
     ack_timeouts: u32,
     /// The WQE at this position cannot be sent; completed with this status once all before it are.
     halted: Option<(u32, WcStatus)>,
-    /// Went back to this PSN because it or its answer was missing; not again until it is there.
-    went_back_to: Option<Psn>,
+    /// Was told that this PSN or its answer is missing, and has sent it again; not once more until it is there.
+    asked_for: Option<Psn>,
     /// Whether a single packet is sent again where one is missing.
     repair: Repair,
     /// The window ended the last sending: what is in flight includes a packet that asks for an ACK.
@@ -230,7 +230,7 @@ impl Qp {
             self.restart_ack_timer(env.soon(), env);
         }
         if sent && self.requester.probe.is_none() && self.awaits_answer() {
-            self.requester.probe = self.probe_after(env).map(|after| (env.now() + after, after));
+            self.restart_probe(env);
         }
         self.complete_halted(env);
         self.note_drained(env);
@@ -486,8 +486,16 @@ impl Qp {
         psn.get() % ACK_EVERY + packets >= ACK_EVERY || after + u64::from(packets) * cost > window
     }
 
-    /// Moves the cursor to `psn`, which was sent before and is not answered; what follows it is sent again.
+    /// Moves the cursor back to `psn`, which lies between `una` and the cursor; what follows is sent again.
     pub(super) fn go_back(&mut self, psn: Psn) {
+        self.move_cursor(psn);
+        while self.requester.responses.back().is_some_and(|end| end.since(psn) > 0) {
+            self.requester.responses.pop_back();
+        }
+    }
+
+    /// Moves the cursor to `psn`, which is not answered, or was not sent yet.
+    fn move_cursor(&mut self, psn: Psn) {
         let mut position = self.sq.done;
         while position != self.sq.started && self.sq.at(position).end_psn().since(psn) <= 0 {
             position = position.wrapping_add(1);
@@ -498,9 +506,6 @@ impl Qp {
         } else {
             psn.since(self.sq.at(position).first_psn).max(0) as u32
         };
-        while self.requester.responses.back().is_some_and(|end| end.since(psn) > 0) {
-            self.requester.responses.pop_back();
-        }
     }
 
     /// Everything before `una` was answered meanwhile: a cursor that went back does not stay behind it.

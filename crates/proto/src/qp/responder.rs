@@ -164,31 +164,37 @@ impl Qp {
     /// Takes the request that comes next, and what was kept of those after it.
     fn receive_next<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) {
         let early = self.responder.early.take();
-        if self.take_next(packet, env)
-            && let Some(early) = early
-        {
-            self.receive_kept(early, packet.headers.bth.ack_req, env);
+        let taken = self.take_next(packet, env);
+        if let Some(early) = early {
+            self.receive_kept(taken, early, env);
         }
     }
 
-    /// Takes the requests that came early and whose turn it is. Where another one is missing after them, a requester that wants
-    /// to hear is told at once. One that does not is going back: the missing one is on its way.
-    fn receive_kept<E: Env>(&mut self, mut early: Box<Early>, tell: bool, env: &mut E) {
-        let mut any = false;
-        while let Some(kept) = early.next(self.responder.expected) {
-            any = true;
+    /// Takes the requests that came early and whose turn it is, if the one before them was `taken`.
+    fn receive_kept<E: Env>(&mut self, mut taken: bool, mut early: Box<Early>, env: &mut E) {
+        while taken && let Some(kept) = early.next(self.responder.expected) {
+            taken = self.take_next(&kept.packet(), env);
             // Whoever goes back for them all need not go on with that.
-            self.responder.ack_owed = true;
-            if !self.take_next(&kept.packet(), env) {
-                return;
-            }
+            self.responder.ack_owed |= taken;
+            // Where another one is missing after them it may be on its way, with all that is sent again: that is seen until the
+            // ACK leaves.
+            early.tell = true;
         }
-        if early.goes_beyond(self.responder.expected) {
+        let comes_again = !taken && self.responder.answers.are_pending();
+        if (taken || comes_again) && early.goes_beyond(self.responder.expected) {
             self.responder.early = Some(early);
-            if any && tell && !self.responder.answers.are_pending() {
-                self.ask_for_missing(env);
-            }
         }
+    }
+
+    /// In place of an ACK: the NAK of a packet that is missing after some that were kept. False if there is none.
+    pub(super) fn tell_missing<E: Env>(&mut self, env: &mut E) -> bool {
+        let Responder { expected, nak_sent, early, .. } = &mut self.responder;
+        let Some(early) = early else { return false };
+        let tells = std::mem::take(&mut early.tell) && !*nak_sent && early.goes_beyond(*expected);
+        if tells {
+            self.ask_for_missing(env);
+        }
+        tells
     }
 
     /// A request that is not the next one: a packet before it was lost, or is late.
@@ -683,6 +689,10 @@ impl Qp {
     /// A request that was executed before (IBA 9.7.5.1.3).
     fn receive_duplicate<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) {
         env.count(Counter::DuplicateRequest, 1);
+        if let Some(early) = &mut self.responder.early {
+            // It goes back: what is missing comes without being asked for.
+            early.tell = false;
+        }
         let bth = &packet.headers.bth;
         match bth.opcode.operation {
             Operation::ReadRequest => {
@@ -739,7 +749,7 @@ impl Qp {
     /// Completes the receive in hand and all that wait as flushed, on the move to ERR.
     pub(super) fn flush_receives<E: Env>(&mut self, env: &mut E) {
         self.responder.inbound = Inbound::None;
-        self.responder.early = None;
+        self.forget_early();
         self.responder.ack_owed = false;
         self.responder.answers.clear();
         let flushed = Wc { status: WcStatus::WrFlushErr, ..Wc::default() };
@@ -755,6 +765,11 @@ impl Qp {
             None if self.init.srq => env.raise(QpEvent::LastWqeReached),
             None => {}
         }
+    }
+
+    /// What came before its turn is forgotten.
+    pub(super) fn forget_early(&mut self) {
+        self.responder.early = None;
     }
 
     /// Receives of a queue pair that is reset are forgotten.

@@ -6,6 +6,7 @@ use crate::env::Env;
 use crate::types::Psn;
 
 use super::super::Qp;
+use super::super::attr::QpType;
 
 /// For so many losses at most all is sent again, after some for which a single packet was not enough: the attempt costs a way
 /// there and back, which a peer that keeps nothing never makes good.
@@ -17,7 +18,7 @@ const PART: u64 = 8;
 /// Whether a single packet is likely to be enough, by what was seen last.
 #[derive(Debug, Default)]
 pub(super) struct Repair {
-    /// Behind the packet that was sent again alone.
+    /// Behind the packet that was sent again alone, until more than it is acknowledged, or all is sent again.
     end: Option<Psn>,
     /// The next losses for which all is sent again.
     whole: u8,
@@ -26,20 +27,21 @@ pub(super) struct Repair {
 }
 
 impl Repair {
-    /// For the loss of this packet.
+    /// For the loss of `una`.
     fn may_suffice(&mut self, una: Psn) -> bool {
-        match self.end.take() {
-            Some(end) if end == una => {
-                self.last_whole = (4 * self.last_whole).clamp(1, MOST_WHOLE);
-                self.whole = self.last_whole - 1;
-                return false;
-            }
-            Some(_) => self.last_whole = 0,
-            None => {}
+        if self.end.take() == Some(una) {
+            self.last_whole = self.last_whole.saturating_mul(4).clamp(1, MOST_WHOLE);
+            self.whole = self.last_whole - 1;
+            return false;
         }
         let may = self.whole == 0;
         self.whole = self.whole.saturating_sub(1);
         may
+    }
+
+    /// All is sent again, for another reason.
+    pub(super) fn give_up(&mut self) {
+        self.end = None;
     }
 }
 
@@ -49,35 +51,48 @@ impl Qp {
         if !self.is_new_gap(Counter::PacketSeqErr, env) {
             return;
         }
-        if self.requester.repair.may_suffice(self.requester.una) {
-            self.reduce_window(PART, env);
-            if self.take_retry(env) {
-                self.send_missing(env);
-            }
-        } else {
+        let alone = self.requester.repair.may_suffice(self.requester.una);
+        if !alone || !self.send_missing(env) {
             self.go_back_for_gap(env);
         }
     }
 
-    /// Sends packet `una` again, and goes on where the requester was; if that does not go, back there with all.
-    fn send_missing<E: Env>(&mut self, env: &mut E) {
+    /// Sends packet `una` again, and goes on where the requester was. False, and nothing has changed, if that does not go: it or
+    /// what follows has an answer of its own, whose order counts, or nothing may leave now.
+    fn send_missing<E: Env>(&mut self, env: &mut E) -> bool {
         let (una, resume) = (self.requester.una, self.cursor_psn());
-        // Requests with answers of their own keep the order in which those come.
-        let is_plain = self.requester.responses.is_empty() && self.requester.rnr_until.is_none();
-        self.go_back(una);
-        if is_plain && resume.since(una) > 1 && self.send_packet(0, env) == Ok(true) {
-            self.requester.repair.end = Some(self.cursor_psn());
-            self.go_back(resume);
+        let is_plain = self.init.qp_type == QpType::Rc
+            && self.requester.responses.is_empty()
+            && self.requester.rnr_until.is_none()
+            && self.requester.retries_left > 0
+            && resume.since(una) > 1;
+        if !is_plain {
+            return false;
         }
+        self.move_cursor(una);
+        let sent = self.send_packet(0, env) == Ok(true);
+        let end = self.cursor_psn();
+        self.move_cursor(resume);
+        if sent {
+            self.requester.retries_left -= 1;
+            self.requester.repair.end = Some(end);
+            self.reduce_window(PART, env);
+            self.restart_ack_timer(env.now(), env);
+            self.restart_probe(env);
+        }
+        sent
     }
 
     /// Packets up to `una` were acknowledged. If that is the one that was sent again and no more, the peer has kept nothing of
     /// what came after it, and need not say so.
     pub(in crate::qp) fn check_repair<E: Env>(&mut self, env: &mut E) {
-        let una = self.requester.una;
-        if self.requester.repair.end == Some(una) && self.awaits_answer() {
+        let (una, repair) = (self.requester.una, &mut self.requester.repair);
+        let Some(end) = repair.end else { return };
+        if una.since(end) > 0 {
+            (repair.end, repair.last_whole) = (None, 0);
+        } else if end == una && self.awaits_answer() {
             self.requester.repair.may_suffice(una);
-            self.requester.went_back_to = Some(una);
+            self.requester.asked_for = Some(una);
             self.go_back_for_gap(env);
         }
     }

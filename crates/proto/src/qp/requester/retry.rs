@@ -23,21 +23,14 @@ const MAX_DOUBLINGS: u32 = 2;
 impl Qp {
     /// Goes back, at the price of a retry. False if none is left.
     pub(in super::super) fn retry<E: Env>(&mut self, env: &mut E) -> bool {
-        let may = self.take_retry(env);
-        if may {
-            self.go_back(self.requester.una);
-        }
-        may
-    }
-
-    /// Pays for sending something again. False if no retry is left.
-    pub(super) fn take_retry<E: Env>(&mut self, env: &mut E) -> bool {
         if self.requester.retries_left == 0 {
             env.count(Counter::RetryExceeded, 1);
             self.fail_oldest(WcStatus::RetryExcErr, env);
             return false;
         }
         self.requester.retries_left -= 1;
+        self.requester.repair.give_up();
+        self.go_back(self.requester.una);
         self.restart_ack_timer(env.now(), env);
         true
     }
@@ -53,10 +46,10 @@ impl Qp {
     /// a NAK twice, and further answers show the same gap.
     pub(super) fn is_new_gap<E: Env>(&mut self, counter: Counter, env: &E) -> bool {
         let una = Some(self.requester.una);
-        let is_new = self.requester.went_back_to != una;
+        let is_new = self.requester.asked_for != una;
         if is_new {
             env.count(counter, 1);
-            self.requester.went_back_to = una;
+            self.requester.asked_for = una;
         }
         is_new
     }
@@ -80,7 +73,8 @@ impl Qp {
     pub(super) fn probe<E: Env>(&mut self, after: Duration, env: &E) {
         let una = self.requester.una;
         // A NAK that is still on its way asks for the same.
-        self.requester.went_back_to = Some(una);
+        self.requester.asked_for = Some(una);
+        self.requester.repair.give_up();
         self.go_back(una);
         self.requester.window_closed = false;
         if after < LOSSY_PROBE * 2 {
@@ -108,6 +102,7 @@ impl Qp {
             }
             self.requester.rnr_left -= 1;
         }
+        self.requester.repair.give_up();
         self.go_back(self.requester.una);
         self.requester.ack_deadline = None;
         self.requester.rnr_until = Some(env.now() + timer_code::rnr(timer));
@@ -126,13 +121,17 @@ impl Qp {
         self.requester.retries_left = self.attr.retry_cnt;
         self.requester.ack_timeouts = 0;
         self.requester.rnr_left = self.attr.rnr_retry;
-        self.requester.went_back_to = None;
+        self.requester.asked_for = None;
         if self.requester.una == self.cursor_psn() {
             self.requester.ack_deadline = None;
         } else {
             self.restart_ack_timer(env.soon(), env);
-            self.requester.probe = self.probe_after(env).map(|after| (env.now() + after, after));
+            self.restart_probe(env);
         }
+    }
+
+    pub(super) fn restart_probe<E: Env>(&mut self, env: &E) {
+        self.requester.probe = self.probe_after(env).map(|after| (env.now() + after, after));
     }
 
     /// After what silence of the peer it is asked again.
@@ -200,7 +199,7 @@ impl Qp {
             if self.awaits_answer() {
                 self.note_repeat(at, after);
                 env.count(Counter::LocalAckTimeoutErr, 1);
-                self.requester.went_back_to = None;
+                self.requester.asked_for = None;
                 self.requester.ack_timeouts = self.requester.ack_timeouts.saturating_add(1);
                 self.retry(env);
             }
