@@ -256,7 +256,7 @@ impl Qp {
         Ok((payload.len() as u64, packets))
     }
 
-    /// Sends the ACK that is owed, unless answers before it are still to go out.
+    /// Sends the ACK that is owed, or a NAK that says as much, unless answers before it are still to go out. Whether it is settled.
     pub(super) fn send_owed_ack<E: Env>(&mut self, env: &mut E) -> bool {
         if !self.owes_ack() {
             return false;

@@ -331,6 +331,7 @@ impl Qp {
         let to = transition::check(self.init.qp_type, from, attr, mask, limits, &self.attr)?;
         if matches!(to, QpState::Reset | QpState::Err) {
             // What was executed stays executed: the peer shall know.
+            self.forget_early();
             self.send_owed_ack(env);
         }
         self.assign(attr, mask);
@@ -552,7 +553,8 @@ impl Qp {
         self.responder.ack_owed && self.responder.turn == Turn::Ours
     }
 
-    /// Sends the ACK that is owed, if any.
+    /// Sends the ACK that is owed, if any, or in its place the NAK of a packet that is missing after those which it would
+    /// acknowledge.
     pub fn acknowledge<E: Env>(&mut self, env: &mut E) {
         self.send_owed_ack(env);
     }
@@ -560,6 +562,7 @@ impl Qp {
     /// The last words before the queue pair, or its process, ends: the ACK that is owed, and once more the last one, since
     /// what is lost now is lost for good. A peer that has it already takes it for a duplicate (IBA 9.7.5.1.1).
     pub fn say_farewell<E: Env>(&mut self, env: &mut E) {
+        self.forget_early();
         self.acknowledge(env);
         self.send_last_ack(env);
     }

@@ -31,6 +31,9 @@ use early::Early;
 /// An ACK is not held back any longer once it covers this many bytes: a sender whose window is small would wait.
 const ACK_BYTES: u32 = 96 << 10;
 
+/// For so many gaps a requester that was seen to go back is not told of the next one.
+const GOES_BACK: u8 = 16;
+
 /// The message that is coming in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Inbound {
@@ -74,6 +77,8 @@ pub(super) struct Responder {
     nak_sent: bool,
     /// What came after a packet that is missing, or that it came.
     early: Option<Box<Early>>,
+    /// For how many gaps more the requester is taken for one that sends all again.
+    goes_back: u8,
     /// An ACK is owed for everything before `expected`.
     pub(super) ack_owed: bool,
     /// An ACK or NAK for which the path had no room: it goes before further requests.
@@ -166,22 +171,28 @@ impl Qp {
         let early = self.responder.early.take();
         let taken = self.take_next(packet, env);
         if let Some(early) = early {
-            self.receive_kept(taken, early, env);
+            self.receive_kept(taken.then_some(packet.headers.bth.psn), early, env);
         }
     }
 
     /// Takes the requests that came early and whose turn it is, if the one before them was `taken`.
-    fn receive_kept<E: Env>(&mut self, mut taken: bool, mut early: Box<Early>, env: &mut E) {
-        while taken && let Some(kept) = early.next(self.responder.expected) {
-            taken = self.take_next(&kept.packet(), env);
+    fn receive_kept<E: Env>(&mut self, taken: Option<Psn>, mut early: Box<Early>, env: &mut E) {
+        let mut goes_on = taken.is_some();
+        let mut any = false;
+        while goes_on && let Some(kept) = early.next(self.responder.expected) {
+            goes_on = self.take_next(&kept.packet(), env);
             // Whoever goes back for them all need not go on with that.
-            self.responder.ack_owed |= taken;
-            // Where another one is missing after them it may be on its way, with all that is sent again: that is seen until the
-            // ACK leaves.
-            early.tell = true;
+            self.responder.ack_owed |= goes_on;
+            any = true;
         }
-        let comes_again = !taken && self.responder.answers.are_pending();
-        if (taken || comes_again) && early.goes_beyond(self.responder.expected) {
+        // Where another one is missing after them a requester that goes back sends it by itself.
+        let waits = &mut self.responder.goes_back;
+        if let Some(psn) = taken.filter(|_| any) {
+            early.note_executed(psn, *waits == 0);
+        }
+        *waits = waits.saturating_sub(any.into());
+        let comes_again = !goes_on && self.responder.answers.are_pending();
+        if (goes_on || comes_again) && early.goes_beyond(self.responder.expected) {
             self.responder.early = Some(early);
         }
     }
@@ -189,8 +200,7 @@ impl Qp {
     /// In place of an ACK: the NAK of a packet that is missing after some that were kept. False if there is none.
     pub(super) fn tell_missing<E: Env>(&mut self, env: &mut E) -> bool {
         let Responder { expected, nak_sent, early, .. } = &mut self.responder;
-        let Some(early) = early else { return false };
-        let tells = std::mem::take(&mut early.tell) && !*nak_sent && early.goes_beyond(*expected);
+        let tells = early.as_mut().is_some_and(|early| early.take_tell(*expected)) && !*nak_sent;
         if tells {
             self.ask_for_missing(env);
         }
@@ -217,6 +227,7 @@ impl Qp {
     fn ask_for_missing<E: Env>(&mut self, env: &mut E) {
         self.responder.nak_sent = true;
         let expected = self.responder.expected;
+        self.responder.early.as_mut().map(|early| early.take_tell(expected));
         self.send_nak(expected, Syndrome::Nak(NakCode::PsnSequence), env);
     }
 
@@ -689,11 +700,10 @@ impl Qp {
     /// A request that was executed before (IBA 9.7.5.1.3).
     fn receive_duplicate<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) {
         env.count(Counter::DuplicateRequest, 1);
-        if let Some(early) = &mut self.responder.early {
-            // It goes back: what is missing comes without being asked for.
-            early.tell = false;
-        }
         let bth = &packet.headers.bth;
+        if self.responder.early.as_mut().is_some_and(|early| early.goes_back(bth.psn)) {
+            self.responder.goes_back = GOES_BACK;
+        }
         match bth.opcode.operation {
             Operation::ReadRequest => {
                 if let Some(reth) = packet.headers.reth

@@ -15,7 +15,7 @@ pub(crate) use anyverbs_proto::wire::opcode::{Opcode, Operation as O, Service};
 pub(crate) use anyverbs_proto::wire::packet::Headers;
 pub(crate) use anyverbs_proto::wire::xrceth::XrcEth;
 pub(crate) use anyverbs_proto::wr::{RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
-pub(crate) use anyverbs_sim::link::Link;
+pub(crate) use anyverbs_sim::link::{Full, Link, Rate};
 pub(crate) use anyverbs_sim::net::{Fate, Passing, emit};
 pub(crate) use anyverbs_sim::{End, Event, Pair, QpOptions, Sim};
 

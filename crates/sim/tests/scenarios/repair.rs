@@ -67,12 +67,16 @@ fn a_peer_that_keeps_nothing_is_found_out() {
 }
 
 #[test]
-fn an_xrc_target_keeps_nothing() {
+fn an_xrc_target_keeps_nothing_and_is_not_tried() {
     let early_room = 1 << 20;
     let initiator = QpOptions { early_room, ..QpOptions::xrc_send() };
     let mut t = Pair::with(1, initiator, QpOptions { early_room, ..QpOptions::xrc_recv() });
     assert_eq!(lose(&mut t, &[9]), PACKETS - 9);
-    assert_eq!(t.counter(t.b.device, Counter::OutOfSequence), PACKETS - 10);
+    assert_eq!(t.counter(t.b.device, Counter::DuplicateRequest), 0);
+    let again = t.net.trace.iter().filter(|r| r.from == t.a.device).skip(PACKETS as usize);
+    let mut times: Vec<_> = again.map(|r| r.at).collect();
+    times.dedup();
+    assert_eq!(times.len(), 1, "all at once");
 }
 
 #[test]
@@ -177,10 +181,13 @@ fn one_that_is_refused_ends_it() {
     assert_eq!(recvs, [Success, Success, Success, LocLenErr, WrFlushErr, WrFlushErr]);
 }
 
-#[test]
-fn a_requester_that_goes_back_is_not_asked_again() {
-    let (mut t, a, b) = keeping(1 << 20);
-    let first = QpOptions::rc().sq_psn;
+/// 40 SENDs of which two are lost, and behind them a request whose answer is in the way of sending one alone. How often the peer
+/// said that one is missing, and how many were sent again.
+fn go_back(t: &mut Pair) -> (u64, u64) {
+    let (a, b) = t.ends();
+    let before = [Counter::PacketSeqErr, Counter::Retransmitted].map(|c| t.counter(a.device, c));
+    let trace = t.net.trace.iter().filter(|r| r.from == a.device).count() as u64;
+    let first = QpOptions::rc().sq_psn.plus((trace - before[1]) as u32);
     for lost in [5, 15] {
         t.net.once(psn(first.plus(lost)), Fate::Drop);
     }
@@ -188,13 +195,33 @@ fn a_requester_that_goes_back_is_not_asked_again() {
         t.recv(b, 100 + i, &[b.mr.sge(64 * i as usize, 64)]);
         t.post(a, i, SendOp::Send, &[a.mr.sge(64 * i as usize, 64)]);
     }
-    // Its answer is in the way of sending one alone.
     t.post(a, 40, SendOp::FetchAdd { at: b.mr.remote(4096), add: 3 }, &[a.mr.sge(4096, 8)]);
     t.run();
     assert_eq!(t.sent(a), (0..41).map(|i| (i, Success)).collect::<Vec<_>>());
+    assert_eq!(t.recvs(b).len(), 40);
     assert_eq!(t.bytes(b.mr, 0, 2560), t.bytes(a.mr, 0, 2560));
-    assert_eq!(t.counter(a.device, Counter::PacketSeqErr), 1);
-    assert_eq!(t.counter(a.device, Counter::Retransmitted), 41 - 5);
+    let after = [Counter::PacketSeqErr, Counter::Retransmitted].map(|c| t.counter(a.device, c));
+    (after[0] - before[0], after[1] - before[1])
+}
+
+#[test]
+fn a_requester_that_goes_back_is_not_asked_again() {
+    let (mut t, ..) = keeping(1 << 20);
+    assert_eq!(go_back(&mut t), (1, 41 - 5));
+}
+
+#[test]
+fn nor_where_its_packets_come_one_by_one() {
+    for ack_delay in [40, 0].map(Duration::from_micros) {
+        let (mut t, ..) = keeping(1 << 20);
+        t.ack_delay = ack_delay;
+        let rate = Rate { bytes_per_sec: 10_000_000, queue: 100, full: Full::Drop };
+        t.net.default_link = Link { rate: Some(rate), ..Link::default() };
+        let first = go_back(&mut t);
+        // What shows it are the duplicates, which come too late where ACKs leave at once: then it is learnt.
+        assert!(first == (1, 41 - 5) || ack_delay.is_zero(), "{first:?}");
+        assert_eq!(go_back(&mut t).0, 1);
+    }
 }
 
 #[test]
@@ -222,16 +249,28 @@ fn one_that_is_lost_again_comes_after_a_silence() {
 
 #[test]
 fn a_number_far_ahead_is_not_kept() {
-    let (mut t, a, b) = keeping(1 << 20);
-    let far = forged(&t, b, O::SendOnly, QpOptions::rc().sq_psn.plus(1000));
-    t.inject(a.device, b.device, far, b"no packet of the peer's");
-    t.run();
-    t.post(a, 1, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, LEN)]);
-    t.run();
-    assert_eq!(t.sent(a), [(1, Success)]);
-    // The number is asked for when it comes, and not after each packet before it.
-    assert_eq!(t.counter(a.device, Counter::DropStaleAck), 1);
-    assert_eq!(t.counter(a.device, Counter::PacketSeqErr), 0);
+    for ahead in [9, 1000, 8] {
+        let (mut t, a, b) = keeping(1 << 20);
+        let forged = forged(&t, b, O::SendOnly, QpOptions::rc().sq_psn.plus(ahead));
+        t.inject(a.device, b.device, forged, b"no packet of the peer's");
+        t.run();
+        t.post(a, 1, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, LEN)]);
+        t.run();
+        assert_eq!(t.counter(a.device, Counter::DropStaleAck), 1, "a NAK");
+        // In the middle of a message it is refused.
+        let kept = ahead == 8;
+        assert_eq!(t.sent(a), [(1, if kept { RemInvReqErr } else { Success })], "{ahead}");
+        assert_eq!(t.counter(a.device, Counter::PacketSeqErr), 0);
+    }
+}
+
+#[test]
+fn a_gap_too_wide_to_keep_what_follows_is_told() {
+    let (mut t, a, _) = keeping(1 << 20);
+    let lost: Vec<_> = [5].into_iter().chain(10..25).collect();
+    // One alone, and one more before the rest.
+    assert_eq!(lose(&mut t, &lost), 1 + PACKETS - 10);
+    assert_eq!(t.counter(a.device, Counter::PacketSeqErr), 2);
 }
 
 #[test]

@@ -22,17 +22,21 @@ pub(super) struct Repair {
     end: Option<Psn>,
     /// The next losses for which all is sent again.
     whole: u8,
-    /// How many those were the last time.
+    /// How many those were the last time; 0 since a single packet was enough.
     last_whole: u8,
 }
 
 impl Repair {
     /// For the loss of `una`.
     fn may_suffice(&mut self, una: Psn) -> bool {
-        if self.end.take() == Some(una) {
-            self.last_whole = self.last_whole.saturating_mul(4).clamp(1, MOST_WHOLE);
-            self.whole = self.last_whole - 1;
-            return false;
+        match self.end.take() {
+            Some(end) if end == una => {
+                self.last_whole = self.last_whole.saturating_mul(4).clamp(1, MOST_WHOLE);
+                self.whole = self.last_whole - 1;
+                return false;
+            }
+            Some(_) => self.last_whole = 0,
+            None => {}
         }
         let may = self.whole == 0;
         self.whole = self.whole.saturating_sub(1);

@@ -72,6 +72,11 @@ impl RetransmitDelay {
         true
     }
 
+    /// Whether the peer was asked again and has not answered.
+    pub(super) fn has_asked(&self) -> bool {
+        self.again.is_some()
+    }
+
     /// The peer answered something new, up to `una`, of what was sent up to `end`. Whether no repeat can turn out to be
     /// needless any more.
     pub(super) fn progressed(&mut self, una: Psn, end: Psn, now: impl FnOnce() -> Time) -> bool {

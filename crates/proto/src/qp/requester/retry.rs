@@ -161,8 +161,13 @@ impl Qp {
         });
     }
 
-    /// What is not answered is sent again after this silence: the answers may show that it was needless.
+    /// What is not answered is sent again after this silence: the answers may show that it was needless. Not where the peer said
+    /// that it was lost, for a peer that has kept what followed answers the repeats of that twice.
     fn note_repeat(&mut self, at: Time, after: Duration) {
+        let lost = self.requester.asked_for == Some(self.requester.una);
+        if lost && !self.requester.retransmit_delay.has_asked() {
+            return;
+        }
         let (una, end) = (self.requester.una, self.requester.max_sent);
         if self.requester.retransmit_delay.asked_again(una, end, at - after, after) {
             self.requester.congestion_before = Some(self.requester.congestion);

@@ -3,7 +3,7 @@
 //! duplicates.
 
 use std::collections::VecDeque;
-use std::mem::size_of;
+use std::mem;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::super::Incoming;
@@ -11,8 +11,9 @@ use crate::payload::Data;
 use crate::types::Psn;
 use crate::wire::packet::Headers;
 
-/// So many in a row may be missing before a packet that is kept, and before the first. Packets are lost one by one, or a batch at
-/// a time, of which nothing is won; and a forger who guesses numbers has so many more that are good.
+/// So many numbers may be missing between the next one, or the highest that was noted, and a packet. Where more are a whole batch
+/// was lost, and a requester has to send more than one packet again anyway; and each of these numbers is one more that a forger
+/// may hit.
 const MOST_MISSING: i32 = 8;
 
 /// Numbers are compared within this distance.
@@ -29,10 +30,14 @@ pub(super) struct Early {
     packets: VecDeque<Kept>,
     /// Their part of `KEPT`.
     bytes: usize,
-    /// The highest that has come, kept or not.
+    /// The highest that has come within the bounds, kept or not.
     last: Option<Psn>,
-    /// The requester is to hear of the next one that is missing.
-    pub(super) tell: bool,
+    /// Others have come beyond that.
+    more: bool,
+    /// Packets that were kept have been executed, behind this one.
+    closed: Option<Psn>,
+    /// The requester is to hear of what is missing after them.
+    tell: bool,
 }
 
 /// One of them.
@@ -49,7 +54,7 @@ impl Kept {
     }
 
     fn cost(&self) -> usize {
-        size_of::<Self>() + self.payload.len()
+        mem::size_of::<Self>() + self.payload.len()
     }
 }
 
@@ -59,13 +64,14 @@ impl Early {
         let psn = packet.headers.bth.psn;
         let before = self.last.filter(|last| last.since(expected) > 0).unwrap_or(expected.prev());
         if psn.since(before) > MOST_MISSING + 1 || psn.since(expected) > MOST_AHEAD {
+            self.more |= !self.packets.is_empty();
             return;
         }
         if psn.since(before) > 0 {
             self.last = Some(psn);
         }
         let Data::Bytes(bytes) = packet.payload else { return };
-        let cost = size_of::<Kept>() + bytes.len();
+        let cost = mem::size_of::<Kept>() + bytes.len();
         if packet.packets != 1 || self.bytes + cost > room {
             return;
         }
@@ -100,7 +106,27 @@ impl Early {
 
     /// Whether later ones have come than that which comes next.
     pub(super) fn goes_beyond(&self, expected: Psn) -> bool {
-        self.last.is_some_and(|last| last.since(expected) >= 0)
+        self.more || self.last.is_some_and(|last| last.since(expected) >= 0)
+    }
+
+    /// Packets that were kept have been executed, behind `closed`. What is missing after them is to be told if `tell`.
+    pub(super) fn note_executed(&mut self, closed: Psn, tell: bool) {
+        (self.closed, self.tell) = (Some(closed), tell);
+    }
+
+    /// A request that was executed before has come again. Whether that shows a requester that goes back: what is missing comes
+    /// without being asked for.
+    pub(super) fn goes_back(&mut self, psn: Psn) -> bool {
+        let goes_back = self.closed.is_some_and(|closed| psn.since(closed) > 0);
+        self.tell &= !goes_back;
+        goes_back
+    }
+
+    /// Whether the requester is to hear now that `expected` is missing: once.
+    pub(super) fn take_tell(&mut self, expected: Psn) -> bool {
+        let tells = mem::take(&mut self.tell) && self.goes_beyond(expected);
+        self.more = false;
+        tells
     }
 }
 
