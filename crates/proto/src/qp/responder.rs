@@ -186,11 +186,11 @@ impl Qp {
             any = true;
         }
         // Where another one is missing after them a requester that goes back sends it by itself.
-        let waits = &mut self.responder.goes_back;
+        let untold = &mut self.responder.goes_back;
         if let Some(psn) = taken.filter(|_| any) {
-            early.note_executed(psn, *waits == 0);
+            early.note_executed(psn, *untold == 0);
         }
-        *waits = waits.saturating_sub(any.into());
+        *untold = untold.saturating_sub(any.into());
         let comes_again = !goes_on && self.responder.answers.are_pending();
         if (goes_on || comes_again) && early.goes_beyond(self.responder.expected) {
             self.responder.early = Some(early);
@@ -226,8 +226,10 @@ impl Qp {
 
     fn ask_for_missing<E: Env>(&mut self, env: &mut E) {
         self.responder.nak_sent = true;
+        if let Some(early) = &mut self.responder.early {
+            early.note_told();
+        }
         let expected = self.responder.expected;
-        self.responder.early.as_mut().map(|early| early.take_tell(expected));
         self.send_nak(expected, Syndrome::Nak(NakCode::PsnSequence), env);
     }
 

@@ -10,17 +10,27 @@ fn keeping(early_room: usize) -> (Pair, End, End) {
     rc(QpOptions { early_room, ..QpOptions::rc() })
 }
 
+/// Packets that the end has sent, those that it has sent again among them.
+fn sent_by(t: &Pair, end: End) -> usize {
+    t.net.trace.iter().filter(|r| r.from == end.device).count()
+}
+
+/// The number of the first packet of the end's next message.
+fn next_psn(t: &Pair, end: End) -> Psn {
+    let new = sent_by(t, end) as u64 - t.counter(end.device, Counter::Retransmitted);
+    QpOptions::rc().sq_psn.plus(new as u32)
+}
+
 /// Loses these packets of a message, counted from its first, once, and looks whether it comes all the same. How many packets
 /// were sent again.
 fn lose(t: &mut Pair, lost: &[u32]) -> u64 {
     let (a, b) = t.ends();
     let before = t.counter(a.device, Counter::Retransmitted);
-    let trace = t.net.trace.iter().filter(|r| r.from == a.device).count() as u64;
-    let first = QpOptions::rc().sq_psn.plus((trace - before) as u32);
+    let first = next_psn(t, a);
     for n in lost {
         t.net.once(psn(first.plus(*n)), Fate::Drop);
     }
-    t.fill(a.mr, trace);
+    t.fill(a.mr, first.get().into());
     t.post(a, 1, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, LEN)]);
     t.run();
     assert_eq!(t.sent(a), [(1, Success)], "{lost:?}");
@@ -84,9 +94,9 @@ fn single_losses_leave_the_window_open() {
     let window = 30_000;
     let (mut t, a, b) = rc(QpOptions { early_room: 1 << 20, window, ..QpOptions::rc() });
     let mut at_once = |lost: &[u32]| {
-        let before = t.net.trace.iter().filter(|r| r.from == a.device).count();
+        let before = sent_by(&t, a);
         t.post(a, 1, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, LEN)]);
-        let sent = t.net.trace.iter().filter(|r| r.from == a.device).count() - before;
+        let sent = sent_by(&t, a) - before;
         t.run();
         assert_eq!(t.sent(a), [(1, Success)]);
         for _ in 0..20 {
@@ -186,8 +196,7 @@ fn one_that_is_refused_ends_it() {
 fn go_back(t: &mut Pair) -> (u64, u64) {
     let (a, b) = t.ends();
     let before = [Counter::PacketSeqErr, Counter::Retransmitted].map(|c| t.counter(a.device, c));
-    let trace = t.net.trace.iter().filter(|r| r.from == a.device).count() as u64;
-    let first = QpOptions::rc().sq_psn.plus((trace - before[1]) as u32);
+    let first = next_psn(t, a);
     for lost in [5, 15] {
         t.net.once(psn(first.plus(lost)), Fate::Drop);
     }

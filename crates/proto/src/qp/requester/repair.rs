@@ -31,8 +31,7 @@ impl Repair {
     fn may_suffice(&mut self, una: Psn) -> bool {
         match self.end.take() {
             Some(end) if end == una => {
-                self.last_whole = self.last_whole.saturating_mul(4).clamp(1, MOST_WHOLE);
-                self.whole = self.last_whole - 1;
+                self.fell_short();
                 return false;
             }
             Some(_) => self.last_whole = 0,
@@ -41,6 +40,12 @@ impl Repair {
         let may = self.whole == 0;
         self.whole = self.whole.saturating_sub(1);
         may
+    }
+
+    /// What follows the packet that was sent again alone is missing, too.
+    fn fell_short(&mut self) {
+        self.last_whole = self.last_whole.saturating_mul(4).clamp(1, MOST_WHOLE);
+        self.whole = self.last_whole - 1;
     }
 
     /// All is sent again, for another reason.
@@ -95,7 +100,7 @@ impl Qp {
         if una.since(end) > 0 {
             (repair.end, repair.last_whole) = (None, 0);
         } else if end == una && self.awaits_answer() {
-            self.requester.repair.may_suffice(una);
+            self.requester.repair.fell_short();
             self.requester.asked_for = Some(una);
             self.go_back_for_gap(env);
         }

@@ -124,9 +124,14 @@ impl Early {
 
     /// Whether the requester is to hear now that `expected` is missing: once.
     pub(super) fn take_tell(&mut self, expected: Psn) -> bool {
-        let tells = mem::take(&mut self.tell) && self.goes_beyond(expected);
-        self.more = false;
+        let tells = self.tell && self.goes_beyond(expected);
+        self.note_told();
         tells
+    }
+
+    /// The requester hears of what is missing.
+    pub(super) fn note_told(&mut self) {
+        (self.tell, self.more) = (false, false);
     }
 }
 
