@@ -1,7 +1,6 @@
 //! Packets that no device has sent.
 
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
-use std::os::fd::AsRawFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -10,6 +9,7 @@ use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::icrc::Flow;
 use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
 use anyverbs_proto::wire::packet::{Headers, Packet};
+use socket2::SockRef;
 
 use crate::endpoint::*;
 
@@ -45,18 +45,7 @@ impl Forged {
     pub(crate) fn send(self, headers: Headers, payload: &[u8]) {
         let port = std::env::var("ANYVERBS_UDP_PORT").unwrap().parse().unwrap();
         let socket = UdpSocket::bind((self.from, 0)).unwrap();
-        let tos = libc::c_int::from(self.tos);
-        // SAFETY: the value lives through the call, and its size is given.
-        let set = unsafe {
-            libc::setsockopt(
-                socket.as_raw_fd(),
-                libc::IPPROTO_IP,
-                libc::IP_TOS,
-                (&raw const tos).cast(),
-                size_of_val(&tos) as _,
-            )
-        };
-        assert_eq!(set, 0);
+        SockRef::from(&socket).set_tos_v4(self.tos.into()).unwrap();
         let from = socket.local_addr().unwrap().port();
         let packet = Packet::new(headers, payload);
         let mut bytes = vec![0; packet.len()];

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
+use std::ops::Range;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -194,13 +195,42 @@ fn peer() {
     let _ = std::io::stdin().read_line(&mut line);
 }
 
-/// Ends a thread that looks at the flag, also when the test fails.
-pub(crate) struct Ends<'a>(pub(crate) &'a AtomicBool);
-
-impl Drop for Ends<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
+/// Does each round while `e` talks with a peer at full speed, which goes on after every one of them.
+pub(crate) fn beside_a_talk(
+    e: &Endpoint,
+    [src, dst]: [&Buffer; 2],
+    remote: RemoteAddr,
+    rounds: Range<u32>,
+    patience: Duration,
+    mut each: impl FnMut(u32),
+) {
+    /// Also when the test fails.
+    struct Ends<'a>(&'a AtomicBool);
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
     }
+    let (ends, talks) = (AtomicBool::new(false), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        let talker = scope.spawn(|| {
+            while !ends.load(Ordering::Relaxed) {
+                exercise(e, src, dst, remote);
+                talks.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        let _ends = Ends(&ends);
+        for round in rounds {
+            let talked = talks.load(Ordering::Relaxed);
+            each(round);
+            let deadline = Instant::now() + patience;
+            while talks.load(Ordering::Relaxed) < talked + 2 {
+                assert!(!talker.is_finished(), "round {round}");
+                assert!(Instant::now() < deadline, "round {round}: the third is not answered");
+                std::thread::yield_now();
+            }
+        }
+    });
 }
 
 /// Whether this process may use shared memory: the tests also run without.
@@ -219,7 +249,7 @@ pub(crate) fn turn() -> std::sync::MutexGuard<'static, ()> {
 }
 
 /// Writes, reads and an atomic, whole and right.
-pub(crate) fn exercise(e: &Endpoint, src: &Buffer, dst: &Buffer, remote: RemoteAddr) {
+fn exercise(e: &Endpoint, src: &Buffer, dst: &Buffer, remote: RemoteAddr) {
     for (i, len) in [1, 28, 29, 4096, 4097, 32 << 10, (32 << 10) + 1, SIZE].into_iter().enumerate()
     {
         let data = pattern(len, i as u8);
@@ -369,27 +399,10 @@ fn kill_under_load() {
     exercise(&f, &src, &dst, to_third);
     let before = sockets();
     assert!(!before.is_empty());
-    let (ends, talks) = (AtomicBool::new(false), AtomicUsize::new(0));
     let mut killed = Vec::new();
-    std::thread::scope(|scope| {
-        let talker = scope.spawn(|| {
-            while !ends.load(Ordering::Relaxed) {
-                exercise(&f, &src, &dst, to_third);
-                talks.fetch_add(1, Ordering::Relaxed);
-            }
-        });
-        let _ends = Ends(&ends);
-        for round in 0..rounds {
-            let talked = talks.load(Ordering::Relaxed);
-            killed.push(kill_a_peer(round % 2 == 0));
-            assert!(!talker.is_finished());
-            // Somebody's end keeps nobody else from going on.
-            let deadline = Instant::now() + Duration::from_secs(5);
-            while talks.load(Ordering::Relaxed) < talked + 2 {
-                assert!(Instant::now() < deadline, "round {round}: the third is not answered");
-                std::thread::yield_now();
-            }
-        }
+    // Somebody's end keeps nobody else from going on.
+    beside_a_talk(&f, [&src, &dst], to_third, 0..rounds, Duration::from_secs(5), |round| {
+        killed.push(kill_a_peer(round % 2 == 0));
     });
     assert!(third.child.try_wait().unwrap().is_none());
     assert_eq!(f.qp.state().unwrap(), QpState::Rts);
@@ -404,7 +417,7 @@ fn kill_under_load() {
         let left: Vec<_> = names.filter(|name| ours(&name.to_string_lossy())).collect();
         assert!(left.is_empty(), "{dir}: {left:?}");
     }
-    eprintln!("{:?} a round, {talks:?} talks", begin.elapsed() / rounds);
+    eprintln!("{:?} a round", begin.elapsed() / rounds);
 }
 
 /// Kills a peer in the middle of its load, after this process's own writes to it or before their end. The process that was.

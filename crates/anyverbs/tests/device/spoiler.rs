@@ -2,8 +2,8 @@
 //! and states, and the words by which processes wake each other.
 
 use std::fs;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::thread::{scope, sleep, spawn, yield_now};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
 
 use anyverbs::*;
@@ -12,9 +12,9 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 use crate::endpoint::*;
-use crate::same_host::{Ends, OFFERED, Peer, exercise, is_on};
+use crate::same_host::{OFFERED, Peer, beside_a_talk, is_on};
 
-const ROUNDS: u64 = 24;
+const ROUNDS: u32 = 24;
 /// How long a spoiler has.
 const ROUND: Duration = Duration::from_millis(60);
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -141,25 +141,8 @@ fn while_others_talk() {
     let f = Endpoint::new(QpType::Rc);
     let [src, dst, sink] = [(); 3].map(|()| Buffer::new(&f.pd, OFFERED));
     let (_, to_third) = third.connect(&f, &sink);
-    let (ends, talks) = (AtomicBool::new(false), AtomicUsize::new(0));
-    scope(|scope| {
-        let talker = scope.spawn(|| {
-            while !ends.load(Ordering::Relaxed) {
-                exercise(&f, &src, &dst, to_third);
-                talks.fetch_add(1, Ordering::Relaxed);
-            }
-        });
-        let _ends = Ends(&ends);
-        for seed in 0..ROUNDS {
-            let talked = talks.load(Ordering::Relaxed);
-            beside_a_spoiler(seed);
-            let deadline = Instant::now() + Duration::from_secs(10);
-            while talks.load(Ordering::Relaxed) < talked + 2 {
-                assert!(!talker.is_finished(), "seed {seed}");
-                assert!(Instant::now() < deadline, "seed {seed}: the third is not answered");
-                yield_now();
-            }
-        }
+    beside_a_talk(&f, [&src, &dst], to_third, 0..ROUNDS, PATIENCE, |round| {
+        beside_a_spoiler(round.into());
     });
     assert_eq!(f.qp.state().unwrap(), QpState::Rts);
 }
