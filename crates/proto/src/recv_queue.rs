@@ -23,7 +23,7 @@ impl RecvWqe {
     }
 }
 
-/// Why a receive was not posted (errno in `docs/abi.md`).
+/// Why a receive was not posted (`docs/semantics.md`, smaller rules).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum PostRecvError {
     /// `ENOMEM`.
