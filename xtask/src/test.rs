@@ -1,7 +1,10 @@
 //! `cargo xtask test`: every test, and one line at the end.
 
+use std::collections::BTreeMap;
+use std::fs;
 use std::io::{self, Read, Write};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -40,6 +43,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         packages::NFTABLES,
         packages::PYVERBS,
         packages::RDMA_CORE,
+        packages::TSHARK,
     ])?;
     let mut steps = Steps::default();
     steps.whole("format", || check(cargo().args(["fmt", "--all", "--check"])))?;
@@ -143,7 +147,8 @@ fn unit_tests(full: bool) -> anyhow::Result<Tally> {
     let cargo = || {
         let mut command = cargo();
         if full {
-            command.env("ANYVERBS_FULL", "1");
+            // The profile has longer time limits.
+            command.env("ANYVERBS_FULL", "1").env("NEXTEST_PROFILE", "full");
         }
         command
     };
@@ -180,8 +185,11 @@ fn has_nextest() -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
+/// The file that tests add a line to when they cannot run: see `anyverbs_testing::skip`.
+const SKIPS: &str = "ANYVERBS_TEST_SKIPS";
+
 /// Runs a test command, shows what it prints, and counts by its summary. A command that fails without a failed test (it
-/// does not build, it crashed) counts as one failure.
+/// does not build, it crashed) counts as one failure. Tests that could not run count as skipped, and their reasons are shown.
 pub(crate) fn run_counted(
     command: &mut Command,
     summary: fn(&str) -> Tally,
@@ -189,6 +197,11 @@ pub(crate) fn run_counted(
 ) -> anyhow::Result<Tally> {
     // Both outputs in one pipe, in the order written: nextest reports on standard error.
     let (mut reader, writer) = io::pipe().context("cannot make a pipe")?;
+    static RUNS: AtomicU32 = AtomicU32::new(0);
+    let run = RUNS.fetch_add(1, Ordering::Relaxed);
+    let skips = std::env::temp_dir().join(format!("anyverbs-skips-{}-{run}", std::process::id()));
+    fs::write(&skips, "").with_context(|| format!("cannot write {}", skips.display()))?;
+    command.env(SKIPS, &skips);
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
     let mut child = command.spawn().with_context(|| format!("cannot run {}", shown(command)))?;
     // The command holds the writing ends; the pipe ends when the child's do.
@@ -213,7 +226,23 @@ pub(crate) fn run_counted(
         println!("{} ended with {status}", shown(command));
         tally.failed = 1;
     }
+    let text = fs::read_to_string(&skips).context("cannot read which tests were skipped")?;
+    fs::remove_file(&skips).context("cannot remove the list of skipped tests")?;
+    let skipped = skipped_tests(&text);
+    for (test, reason) in &skipped {
+        writeln!(shown_on, "skip {test}: {reason}").context("cannot show the skipped tests")?;
+    }
+    // A test that skips returns, and its runner counts it as passed.
+    tally.passed = tally.passed.checked_sub(skipped.len()).with_context(|| {
+        format!("{} tests skipped, but only {} passed", skipped.len(), tally.passed)
+    })?;
+    tally.skipped += skipped.len();
     Ok(tally)
+}
+
+/// Each test that could not run, and why.
+fn skipped_tests(text: &str) -> BTreeMap<&str, &str> {
+    text.lines().filter_map(|line| line.split_once('\t')).collect()
 }
 
 /// Sums `test result: ok. 5 passed; 0 failed; 1 ignored; ...`, one line for each executable.
@@ -279,5 +308,45 @@ mod tests {
         )
         .unwrap();
         assert_eq!(tally, Tally { passed: 2, ..Tally::default() });
+    }
+
+    #[test]
+    fn a_test_that_cannot_run_counts_as_skipped() {
+        let mut shown = Vec::new();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["test::tests::roles::", "--nocapture"]).env(ROLE, "1");
+        let tally = run_counted(&mut command, libtest_summary, &mut shown).unwrap();
+        let shown = String::from_utf8(shown).unwrap();
+        assert_eq!(tally, Tally { passed: 1, skipped: 2, failed: 0 }, "{shown}");
+        assert!(shown.contains("test::tests::roles::skips: no such thing here\n"), "{shown}");
+        assert!(shown.contains("test::tests::roles::skips_twice: the second\n"), "{shown}");
+    }
+
+    /// Set where the tests of `roles` are run by another test.
+    const ROLE: &str = "XTASK_TEST_ROLE";
+
+    /// What `a_test_that_cannot_run_counts_as_skipped` runs.
+    mod roles {
+        fn asked() -> bool {
+            std::env::var_os(super::ROLE).is_some()
+        }
+
+        #[test]
+        fn runs() {}
+
+        #[test]
+        fn skips() {
+            if asked() {
+                anyverbs_testing::skip("no such\nthing here");
+            }
+        }
+
+        #[test]
+        fn skips_twice() {
+            if asked() {
+                anyverbs_testing::skip("the first");
+                anyverbs_testing::skip("the second");
+            }
+        }
     }
 }

@@ -54,9 +54,7 @@ fn hear(out: &mut BufReader<ChildStdout>) -> String {
 
 #[test]
 fn a_peer_hears_of_it_from_the_launcher() {
-    let can = Command::new("unshare").args(["-Urn", "ip", "link"]).output();
-    if !can.is_ok_and(|output| output.status.success()) {
-        eprintln!("skipped: no network namespaces for this user here");
+    if !anyverbs_testing::unshare_or_skip() {
         return;
     }
     let output = Command::new("unshare")

@@ -28,7 +28,7 @@ fn batch(frames: &[&[u8]]) -> FrameBatch {
 
 #[test]
 fn processes_of_one_segment_hear_each_other_and_not_themselves() {
-    if !netns::isolate_as_root("processes_of_one_segment") {
+    if !netns::isolate_as_root() {
         return;
     }
     let open = |segment| {
@@ -53,7 +53,7 @@ fn processes_of_one_segment_hear_each_other_and_not_themselves() {
 
 #[test]
 fn frames_cross_an_interface_with_their_tags() {
-    if !netns::isolate_as_root("frames_cross_an_interface") {
+    if !netns::isolate_as_root() {
         return;
     }
     netns::ip("link add va type veth peer name vb");

@@ -13,7 +13,7 @@ use anyverbs_net::{AddressMonitor, Registry, Slot, interfaces};
 
 #[test]
 fn interfaces_are_those_that_ip_shows() {
-    if !netns::isolate_as_root("interfaces_are_those_that_ip_shows") {
+    if !netns::isolate_as_root() {
         return;
     }
     netns::ip("link add va type veth peer name vb");
@@ -74,7 +74,7 @@ fn interfaces_are_those_that_ip_shows() {
 
 #[test]
 fn the_monitor_tells_of_links_and_addresses() {
-    if !netns::isolate_as_root("the_monitor_tells_of_links_and_addresses") {
+    if !netns::isolate_as_root() {
         return;
     }
     let monitor = AddressMonitor::new().unwrap();
@@ -104,7 +104,7 @@ fn the_monitor_tells_of_links_and_addresses() {
 
 #[test]
 fn lock_and_slot_are_released_by_death() {
-    if !netns::isolate("lock_and_slot_are_released_by_death") {
+    if !netns::isolate() {
         return;
     }
     let mut child = Command::new("/proc/self/exe")

@@ -118,7 +118,7 @@ fn everybody_gets_one_copy(name: &str, group: &str, source: &str, interface: u32
 
 #[test]
 fn on_a_network() {
-    if !netns::isolate_as_root("on_a_network") {
+    if !netns::isolate_as_root() {
         return;
     }
     let va = veth();
@@ -133,7 +133,7 @@ fn on_a_network() {
 
 #[test]
 fn on_the_loopback() {
-    if !netns::isolate_as_root("on_the_loopback") {
+    if !netns::isolate_as_root() {
         return;
     }
     everybody_gets_one_copy("mc-lo-v4", "239.1.2.3", "127.0.0.1", LOOPBACK);
@@ -152,7 +152,7 @@ fn on_the_loopback() {
 
 #[test]
 fn more_groups_than_a_socket_has_room_for() {
-    if !netns::isolate_as_root("more_groups_than_a_socket_has_room_for") {
+    if !netns::isolate_as_root() {
         return;
     }
     let va = veth();

@@ -315,11 +315,6 @@ fn become_nobody() {
     assert_eq!(unsafe { libc::setresuid(NOBODY, NOBODY, NOBODY) }, 0);
 }
 
-fn is_root() -> bool {
-    // SAFETY: geteuid cannot fail.
-    unsafe { libc::geteuid() == 0 }
-}
-
 fn seqpacket() -> std::os::fd::OwnedFd {
     use std::os::fd::FromRawFd;
     // SAFETY: plain flags; a new descriptor is ours.
@@ -500,8 +495,8 @@ fn another_process_s_memory_is_read_and_written_until_it_ends() {
 
 #[test]
 fn where_the_kernel_forbids_copies_the_rings_work_on() {
-    if !is_root() {
-        println!("SKIPPED: needs root to become nobody");
+    // It becomes nobody.
+    if !anyverbs_testing::root_or_skip() {
         return;
     }
     let name = name("denied");
@@ -540,8 +535,8 @@ fn a_process_that_runs_another_program_hangs_up() {
 
 #[test]
 fn another_user_can_neither_attach_nor_pretend() {
-    if !is_root() {
-        println!("SKIPPED: needs root to become nobody");
+    // It becomes nobody.
+    if !anyverbs_testing::root_or_skip() {
         return;
     }
     let name = name("user");

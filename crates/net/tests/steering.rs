@@ -295,7 +295,7 @@ fn assert_steered(members: &mut [Member], sender: &mut Sender, may_repair: bool,
 
 #[test]
 fn every_process_gets_its_own_datagrams_through_joins_exits_and_kills() {
-    if !netns::isolate("every_process_gets_its_own_datagrams_through_joins_exits_and_kills") {
+    if !netns::isolate() {
         return;
     }
     let mut sender = Sender::new();
@@ -344,7 +344,7 @@ fn every_process_gets_its_own_datagrams_through_joins_exits_and_kills() {
 
 #[test]
 fn a_stopped_process_is_not_forgotten() {
-    if !netns::isolate("a_stopped_process_is_not_forgotten") {
+    if !netns::isolate() {
         return;
     }
     let mut sender = Sender::new();
@@ -381,7 +381,7 @@ fn number_after(text: &str, word: &str) -> usize {
 
 #[test]
 fn what_is_not_steered_is_forwarded_with_its_headers() {
-    if !netns::isolate("what_is_not_steered_is_forwarded_with_its_headers") {
+    if !netns::isolate() {
         return;
     }
     let mut sender = Sender::new();
@@ -429,7 +429,7 @@ fn what_is_not_steered_is_forwarded_with_its_headers() {
 
 #[test]
 fn a_full_queue_drops_and_counts() {
-    if !netns::isolate("a_full_queue_drops_and_counts") {
+    if !netns::isolate() {
         return;
     }
     let port = open();
@@ -458,7 +458,7 @@ fn a_full_queue_drops_and_counts() {
 
 #[test]
 fn what_does_not_fit_is_kept_in_order_until_there_is_room() {
-    if !netns::isolate("what_does_not_fit_is_kept_in_order_until_there_is_room") {
+    if !netns::isolate() {
         return;
     }
     // Two processes, as far as slots are concerned, each with a port of its own.
@@ -515,7 +515,7 @@ fn what_does_not_fit_is_kept_in_order_until_there_is_room() {
 
 #[test]
 fn strangers_messages_are_ignored() {
-    if !netns::isolate_as_root("strangers_messages_are_ignored") {
+    if !netns::isolate_as_root() {
         return;
     }
     use std::os::linux::net::SocketAddrExt;
@@ -561,7 +561,7 @@ fn strangers_messages_are_ignored() {
 
 #[test]
 fn without_loopback_the_order_of_joining_is_assumed() {
-    if !netns::isolate_down("without_loopback_the_order_of_joining_is_assumed") {
+    if !netns::isolate_down() {
         return;
     }
     let first = open();
@@ -588,7 +588,7 @@ fn without_loopback_the_order_of_joining_is_assumed() {
 
 #[test]
 fn without_ipv6_ipv4_is_steered_and_nobody_waits() {
-    if !netns::isolate_as_root("without_ipv6_ipv4_is_steered_and_nobody_waits") {
+    if !netns::isolate_as_root() {
         return;
     }
     std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1").unwrap();
@@ -600,7 +600,7 @@ fn without_ipv6_ipv4_is_steered_and_nobody_waits() {
 
 #[test]
 fn repairs_are_rate_limited_and_slow_down_when_they_change_nothing() {
-    if !netns::isolate("repairs_are_rate_limited_and_slow_down_when_they_change_nothing") {
+    if !netns::isolate() {
         return;
     }
     let port = open();

@@ -62,7 +62,7 @@ fn stage(batch: &mut TxBatch, port: &UdpPort, to: &Destination, len: usize, fill
 
 #[test]
 fn a_gso_batch_arrives_whole_with_its_headers() {
-    if !netns::isolate_as_root("a_gso_batch_arrives_whole_with_its_headers") {
+    if !netns::isolate_as_root() {
         return;
     }
     netns::ip("addr add 10.1.2.3/32 dev lo");
@@ -113,7 +113,7 @@ fn a_gso_batch_arrives_whole_with_its_headers() {
 
 #[test]
 fn a_batch_ends_where_the_next_datagram_does_not_fit() {
-    if !netns::isolate("a_batch_ends_where_the_next_datagram_does_not_fit") {
+    if !netns::isolate() {
         return;
     }
     let port = UdpPort::open(PortOptions::new(PORT)).unwrap();
@@ -192,7 +192,7 @@ fn a_batch_ends_where_the_next_datagram_does_not_fit() {
 
 #[test]
 fn errors_of_a_flush_lose_its_batch_and_nothing_else() {
-    if !netns::isolate_as_root("errors_of_a_flush_lose_its_batch_and_nothing_else") {
+    if !netns::isolate_as_root() {
         return;
     }
     let port = UdpPort::open(PortOptions::new(PORT)).unwrap();
@@ -230,7 +230,7 @@ fn errors_of_a_flush_lose_its_batch_and_nothing_else() {
 
 #[test]
 fn without_gso_datagrams_leave_one_by_one() {
-    if !netns::isolate("without_gso_datagrams_leave_one_by_one") {
+    if !netns::isolate() {
         return;
     }
     let mut batch = RxBatch::new(64).unwrap();
@@ -262,7 +262,7 @@ fn ip_ids(gso: bool, segments: usize) -> Option<Vec<(u16, u16)>> {
     let packet = match Socket::new(Domain::PACKET, Type::RAW, None) {
         Ok(socket) => socket,
         Err(error) => {
-            println!("SKIPPED: no AF_PACKET socket: {error}");
+            anyverbs_testing::skip(format_args!("no AF_PACKET socket: {error}"));
             return None;
         }
     };
@@ -306,7 +306,7 @@ fn ip_ids(gso: bool, segments: usize) -> Option<Vec<(u16, u16)>> {
 
 #[test]
 fn the_ipv4_id_is_the_index_in_the_gso_batch_and_zero_without() {
-    if !netns::isolate_as_root("the_ipv4_id_is_the_index_in_the_gso_batch_and_zero_without") {
+    if !netns::isolate_as_root() {
         return;
     }
     netns::ip("link add va type veth peer name vb");
@@ -326,7 +326,7 @@ fn the_ipv4_id_is_the_index_in_the_gso_batch_and_zero_without() {
 
 #[test]
 fn faults_are_injected_into_what_is_received() {
-    if !netns::isolate("faults_are_injected_into_what_is_received") {
+    if !netns::isolate() {
         return;
     }
     let port = UdpPort::open(PortOptions::new(PORT)).unwrap();
@@ -362,7 +362,7 @@ fn faults_are_injected_into_what_is_received() {
 
 #[test]
 fn memory_can_be_given_back() {
-    if !netns::isolate("memory_can_be_given_back") {
+    if !netns::isolate() {
         return;
     }
     let port = UdpPort::open(PortOptions::new(PORT)).unwrap();
@@ -380,7 +380,7 @@ fn memory_can_be_given_back() {
 
 #[test]
 fn a_port_that_is_not_shared_gives_a_clear_error() {
-    if !netns::isolate("a_port_that_is_not_shared_gives_a_clear_error") {
+    if !netns::isolate() {
         return;
     }
     let open = || {
@@ -397,7 +397,7 @@ fn a_port_that_is_not_shared_gives_a_clear_error() {
 
 #[test]
 fn a_port_of_another_user_gives_a_clear_error() {
-    if !netns::isolate_as_root("a_port_of_another_user_gives_a_clear_error") {
+    if !netns::isolate_as_root() {
         return;
     }
     // The child is this very test program, as user 65534, holding the port until its standard input ends.
@@ -432,7 +432,7 @@ fn hold_the_port() {
 
 #[test]
 fn the_receive_buffer_is_what_was_asked_for_if_allowed() {
-    if !netns::isolate("the_receive_buffer_is_what_was_asked_for_if_allowed") {
+    if !netns::isolate() {
         return;
     }
     let port =
@@ -472,7 +472,7 @@ impl std::io::Write for Sink {
 
 #[test]
 fn a_capture_is_read_by_tshark() {
-    if !netns::isolate("a_capture_is_read_by_tshark") {
+    if !netns::isolate() {
         return;
     }
     let sink = Sink::default();
@@ -521,7 +521,7 @@ fn a_capture_is_read_by_tshark() {
     {
         Ok(child) => child,
         Err(error) => {
-            println!("SKIPPED a_capture_is_read_by_tshark: {error}");
+            anyverbs_testing::skip(format_args!("no tshark: {error}"));
             return;
         }
     };

@@ -1,12 +1,71 @@
 //! What the tests of several crates share.
 
 use std::env;
-use std::io;
+use std::fmt::Display;
+use std::fs::OpenOptions;
+use std::io::{self, Write as _};
 use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::process::{Child, Command, id};
 use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Names a file. Each test that cannot run here adds a line to it: the executable and the test, a tab, the reason.
+///
+/// A test that returns early passes, for a test runner knows no other end. `cargo xtask test` sets this variable and counts
+/// the tests of the file as skipped.
+pub const SKIPS: &str = "ANYVERBS_TEST_SKIPS";
+
+/// Says that the calling test cannot run here, and why. The test returns afterwards.
+///
+/// The line goes to standard error, and to the file that [`SKIPS`] names.
+///
+/// # Panics
+/// If the file cannot be written: the test would count as passed.
+pub fn skip(reason: impl Display) {
+    let reason = reason.to_string().replace('\n', " ");
+    let test = test_name();
+    // Not by `eprintln`, which libtest hides when a test passes.
+    let _ = writeln!(io::stderr(), "SKIPPED {test}: {reason}");
+    let Some(file) = env::var_os(SKIPS) else { return };
+    let line = format!("{test}\t{reason}\n");
+    // Lines of several processes stay whole: each is one write at the end of the file.
+    let file = OpenOptions::new().append(true).create(true).open(file);
+    file.and_then(|mut file| file.write_all(line.as_bytes())).expect("a skip is recorded");
+}
+
+/// The executable and the name of the calling test.
+fn test_name() -> String {
+    let exe = env::current_exe().expect("a test knows its executable");
+    let exe = exe.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    // libtest names the thread after its test, but runs a test on the main thread where it may use one thread only.
+    let thread = std::thread::current();
+    let named = thread.name().filter(|name| *name != "main").map(str::to_owned);
+    let asked_for = || env::args().skip_while(|word| word != "--exact").nth(1);
+    format!("{exe} {}", named.or_else(asked_for).unwrap_or_default())
+}
+
+/// Whether the caller is root. If not, the calling test is skipped.
+#[must_use]
+pub fn root_or_skip() -> bool {
+    // SAFETY: geteuid cannot fail and touches no memory.
+    let root = unsafe { libc::geteuid() } == 0;
+    if !root {
+        skip("needs root");
+    }
+    root
+}
+
+/// Whether this user can make a network namespace with `unshare -Urn`. If not, the calling test is skipped.
+#[must_use]
+pub fn unshare_or_skip() -> bool {
+    let can = Command::new("unshare").args(["-Urn", "ip", "link"]).output();
+    let can = can.is_ok_and(|output| output.status.success());
+    if !can {
+        skip("no network namespaces for this user here");
+    }
+    can
+}
 
 /// Stops a process with SIGSTOP, and waits until all its threads stand: until then it may go on answering. It goes on with SIGCONT.
 ///

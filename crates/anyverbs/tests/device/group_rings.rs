@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, UdpSocket};
 use anyverbs::*;
 use anyverbs_net::{Registry, Slot};
 
-use crate::host::{can_unshare, ip, succeeds};
+use crate::host::{ip, succeeds};
 use crate::multicast::{BURST, Member, Process, gid, run};
 
 /// Groups of the loopback interface.
@@ -211,28 +211,28 @@ pub(crate) fn a_member_that_does_not_read() {
 
 #[test]
 fn rings_carry_groups_within_a_host() {
-    if can_unshare() {
+    if anyverbs_testing::unshare_or_skip() {
         succeeds(&run("rings"));
     }
 }
 
 #[test]
 fn the_kernel_carries_groups_where_others_take_part() {
-    if can_unshare() {
+    if anyverbs_testing::unshare_or_skip() {
         succeeds(&run("others"));
     }
 }
 
 #[test]
 fn who_has_ended_is_no_member_whoever_has_its_slot() {
-    if can_unshare() {
+    if anyverbs_testing::unshare_or_skip() {
         succeeds(&run("heir"));
     }
 }
 
 #[test]
 fn a_full_ring_drops_what_is_for_groups() {
-    if can_unshare() {
+    if anyverbs_testing::unshare_or_skip() {
         succeeds(&run("stopped"));
     }
 }

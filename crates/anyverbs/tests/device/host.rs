@@ -45,18 +45,6 @@ pub(crate) fn succeeds(output: &Output) {
     );
 }
 
-/// Whether this system lets us make a network namespace; says so if not.
-pub(crate) fn can_unshare() -> bool {
-    let can = Command::new("unshare")
-        .args(["-Urn", "ip", "link"])
-        .output()
-        .is_ok_and(|o| o.status.success());
-    if !can {
-        eprintln!("skipped: no network namespaces for this user here");
-    }
-    can
-}
-
 pub(crate) fn ip(arguments: &str) {
     assert!(
         Command::new("ip").args(arguments.split(' ')).status().unwrap().success(),
@@ -172,7 +160,7 @@ fn cpu() -> Duration {
 
 #[test]
 fn the_gid_table_follows_the_addresses() {
-    if can_unshare() {
+    if anyverbs_testing::unshare_or_skip() {
         succeeds(&run("addresses", &[], true));
     }
 }
@@ -180,7 +168,7 @@ fn the_gid_table_follows_the_addresses() {
 /// The device reads the addresses first of all when it is opened.
 #[test]
 fn an_address_that_comes_while_the_device_is_opened_is_not_missed() {
-    if can_unshare() {
+    if anyverbs_testing::unshare_or_skip() {
         for delay in (0..60).map(|n| n * 25) {
             succeeds(&run("an address meanwhile", &[(DELAY, &delay.to_string())], true));
         }
@@ -189,14 +177,14 @@ fn an_address_that_comes_while_the_device_is_opened_is_not_missed() {
 
 #[test]
 fn the_port_follows_the_interface() {
-    if can_unshare() {
+    if anyverbs_testing::unshare_or_skip() {
         succeeds(&run("port", &[], true));
     }
 }
 
 #[test]
 fn without_an_interface_there_is_no_device() {
-    if can_unshare() {
+    if anyverbs_testing::unshare_or_skip() {
         succeeds(&run("nothing is up", &[], true));
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyverbs::*;
 
 use crate::endpoint::*;
-use crate::host::{can_unshare, ip, succeeds};
+use crate::host::{ip, succeeds};
 
 const ROLE: &str = "ANYVERBS_TEST_MULTICAST";
 /// Messages that leave by one post, so that they ride in batches.
@@ -422,7 +422,7 @@ fn between_two_hosts() {
 
 #[test]
 fn two_hosts() {
-    if can_unshare() {
+    if anyverbs_testing::unshare_or_skip() {
         succeeds(&run("two hosts"));
     }
 }
@@ -457,7 +457,7 @@ fn groups_follow_the_interfaces() {
 
 #[test]
 fn new_interfaces_join_the_groups() {
-    if can_unshare() {
+    if anyverbs_testing::unshare_or_skip() {
         succeeds(&run("interfaces"));
     }
 }
@@ -487,7 +487,7 @@ fn who_joins_while_others_send() {
 
 #[test]
 fn a_member_hears_what_is_handed_on_after_it_has_joined() {
-    if can_unshare() {
+    if anyverbs_testing::unshare_or_skip() {
         succeeds(&run_with("handed on", &[("ANYVERBS_SHM", "0")]));
     }
 }

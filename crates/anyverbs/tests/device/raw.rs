@@ -26,7 +26,7 @@ fn alone() -> Option<MutexGuard<'static, ()>> {
     let cq = context.create_cq(1, None, 0, 0).unwrap();
     match pd.create_raw_qp(&init(&cq, ReceiveFlags::empty())).map(drop) {
         Err(CreateError::NotPermitted) => {
-            println!("SKIPPED: no CAP_NET_RAW");
+            anyverbs_testing::skip("no CAP_NET_RAW");
             None
         }
         made => {

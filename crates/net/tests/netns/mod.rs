@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 /// tests there one by one, as any user. Tests that need more than that are skipped.
 const GIVEN: &str = "ANYVERBS_TEST_IN_THIS_NETNS";
 
-/// Moves the calling thread into a new network namespace with loopback up. Without privileges prints a line and
-/// answers false: the test is skipped.
-pub(crate) fn isolate(test: &str) -> bool {
+/// Moves the calling thread into a new network namespace with loopback up. Answers false without privileges: the
+/// test is skipped.
+pub(crate) fn isolate() -> bool {
     if std::env::var_os(GIVEN).is_some() {
         return true;
     }
-    if !isolate_down(test) {
+    if !isolate_down() {
         return false;
     }
     ip("link set lo up");
@@ -23,24 +23,19 @@ pub(crate) fn isolate(test: &str) -> bool {
 }
 
 /// As [`isolate`], with loopback down.
-pub(crate) fn isolate_down(test: &str) -> bool {
+pub(crate) fn isolate_down() -> bool {
     // SAFETY: unshare(CLONE_NEWNET) changes the calling thread's network namespace and touches no memory.
     if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
         let error = std::io::Error::last_os_error();
-        println!("SKIPPED {test}: cannot make a network namespace: {error}");
+        anyverbs_testing::skip(format_args!("cannot make a network namespace: {error}"));
         return false;
     }
     true
 }
 
 /// As [`isolate`], for tests that configure the namespace or change users.
-pub(crate) fn isolate_as_root(test: &str) -> bool {
-    // SAFETY: geteuid cannot fail.
-    if unsafe { libc::geteuid() } != 0 {
-        println!("SKIPPED {test}: not root");
-        return false;
-    }
-    isolate(test)
+pub(crate) fn isolate_as_root() -> bool {
+    anyverbs_testing::root_or_skip() && isolate()
 }
 
 /// Runs `ip` with `arguments`, which must succeed; its output.

@@ -9,7 +9,7 @@ use anyverbs::*;
 
 use super::*;
 use crate::endpoint::{Buffer, pattern};
-use crate::host::{can_unshare, ip};
+use crate::host::ip;
 
 const ROLE: &str = "ANYVERBS_TEST_CM";
 const LEN: usize = 5000;
@@ -230,7 +230,7 @@ fn a_server_that_ends_is_noticed() {
 
 #[test]
 fn two_hosts() {
-    if can_unshare() {
+    if anyverbs_testing::unshare_or_skip() {
         let output = Command::new("unshare")
             .arg("-Urn")
             .arg(std::env::current_exe().unwrap())
@@ -323,7 +323,7 @@ fn two_hosts_from_one() {
 
 #[test]
 fn an_id_hears_when_its_address_goes() {
-    if can_unshare() {
+    if anyverbs_testing::unshare_or_skip() {
         let output = Command::new("unshare")
             .arg("-Urn")
             .arg(std::env::current_exe().unwrap())

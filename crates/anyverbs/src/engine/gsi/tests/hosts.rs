@@ -15,9 +15,7 @@ fn run(arguments: &str) -> bool {
 /// Two hosts, in namespaces of their own: this process and more on one, others on the second.
 #[test]
 fn two_hosts() {
-    let can = Command::new("unshare").args(["-Urn", "ip", "link"]).output();
-    if !can.is_ok_and(|output| output.status.success()) {
-        eprintln!("skipped: no network namespaces for this user here");
+    if !anyverbs_testing::unshare_or_skip() {
         return;
     }
     let output = Command::new("unshare")
