@@ -7,11 +7,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use anyverbs_net::NameGuard;
 use anyverbs_proto::comp_cntr::CompCntrOps;
 use anyverbs_proto::env::Side;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpInit, QpState, QpType};
-use anyverbs_proto::qp::lending::Lease;
 use anyverbs_proto::qp::pacing::RateLimit;
 use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::types::{Gid, Qpn};
@@ -134,12 +132,6 @@ pub(crate) struct QpCell {
     home: AtomicU8,
     /// The lease under which such a one is borrowed, or 0. Changes under the queue pair's lock.
     pub(crate) borrowed: AtomicU64,
-    /// Other processes have it open.
-    pub(crate) has_others: AtomicBool,
-    /// What there is to go on with when the process of a target that is open here has ended.
-    pub(crate) replica: Mutex<Option<(QpAttr, Lease)>>,
-    /// This process goes on with it.
-    successor: Mutex<Option<NameGuard>>,
     /// Attachments to multicast groups; changed under the lock of [`crate::multicast::Groups`].
     pub(crate) groups: AtomicU32,
     blocks_own_multicast: AtomicBool,
@@ -203,9 +195,6 @@ impl QpCell {
             xrc_file: None,
             home: AtomicU8::new(0),
             borrowed: AtomicU64::new(0),
-            has_others: AtomicBool::new(false),
-            replica: Mutex::default(),
-            successor: Mutex::default(),
             groups: AtomicU32::new(0),
             blocks_own_multicast: AtomicBool::new(false),
             handles: Mutex::default(),
@@ -260,9 +249,6 @@ impl QpCell {
         self.engine.qps.remove(self.qpn);
         self.engine.mrs.forget_qp(self.qpn);
         self.leave_cqs(true);
-        if self.successor.lock().take().is_some() {
-            self.engine.release_slot_of(self.qpn);
-        }
         Some(hold)
     }
 

@@ -9,7 +9,6 @@
 //! | [`steering`] | which process of the host gets which datagram, decided in the kernel by a classic BPF program |
 //! | [`forward`] | datagrams that arrived at the wrong process, handed on to the right one |
 //! | [`journal`] | records that outlive their process, for the others of the host |
-//! | [`shared_table`] | records of each process of the host, for the others to heed |
 //! | [`messages`] | messages between processes of a host, in order and whole |
 //! | [`ethernet`] | Ethernet frames, between the processes of a host and on a real interface |
 //! | [`shm`] | messages between two processes of one user through shared memory, and copies into each other's memory |
@@ -33,7 +32,6 @@ mod netlink;
 mod ofd_lock;
 pub mod registry;
 pub mod services;
-pub mod shared_table;
 pub mod shm;
 mod sockopt;
 pub mod steering;
@@ -48,7 +46,6 @@ pub use monitor::AddressMonitor;
 pub use neighbour::ethernet_address;
 pub use registry::{NameGuard, Registry, Slot};
 pub use services::{Lingering, Reservation, ServiceAddress, Services};
-pub use shared_table::SharedTable;
 pub use steering::SteerByKind;
 pub use sys::Uncancelled;
 pub use udp::{

@@ -39,13 +39,6 @@ pub enum Message {
     Ask { request: u64, target: Qpn, question: Question },
     /// An errno value or 0, and the attributes.
     Answer { request: u64, errno: i32, attr: QpAttr },
-    /// For those who have a target open: what they need to go on with it when its process has ended; or, to who goes on with
-    /// it, what had been lent.
-    State { target: Qpn, attr: QpAttr, state: Lease },
-    /// The process of a target has ended, and the sender goes on with it.
-    TakeOver { target: Qpn },
-    /// To that one: the sender has it open, too.
-    Opened { target: Qpn },
 }
 
 /// What is asked of a target's process.
@@ -174,13 +167,6 @@ impl Message {
                 to.u32(errno.cast_unsigned());
                 to.attr(attr);
             }
-            Self::State { target, attr, state } => {
-                to.head(11, *target, 0);
-                to.attr(attr);
-                to.lease(state);
-            }
-            Self::TakeOver { target } => to.head(12, *target, 0),
-            Self::Opened { target } => to.head(13, *target, 0),
         }
         to.0
     }
@@ -222,9 +208,6 @@ impl Message {
                 let errno = from.u32()?.cast_signed();
                 Self::Answer { request: lease, errno, attr: from.attr()? }
             }
-            11 => Self::State { target, attr: from.attr()?, state: from.lease()? },
-            12 => Self::TakeOver { target },
-            13 => Self::Opened { target },
             14 => Self::Attributes { target, lease, attr: from.attr()? },
             _ => return None,
         };
@@ -450,11 +433,12 @@ mod tests {
         };
         let parsed = |len, min_rnr_timer| {
             let attr = QpAttr { min_rnr_timer, ..attr };
-            Message::parse(&Message::State { target, attr, state: state(len) }.emit())
+            let (lease, domain, state) = (1, (2, 3), state(len));
+            Message::parse(&Message::Lend { target, lease, domain, attr, state }.emit())
         };
         assert_eq!(parsed(MAX_MESSAGE + 1, 1), None);
         assert_eq!(parsed(1, 32), None);
-        let Some(Message::State { state, .. }) = parsed(MAX_MESSAGE, 31) else { panic!() };
+        let Some(Message::Lend { state, .. }) = parsed(MAX_MESSAGE, 31) else { panic!() };
         assert_eq!(state.answers.len(), 255);
     }
 
@@ -490,10 +474,7 @@ mod tests {
         vec![
             Message::Lend { target, lease: 1, domain: (2, 3), attr, state: state.clone() },
             Message::Recall { target, lease: 1 << 40 },
-            Message::Return { target, lease: 2, state: state.clone() },
-            Message::State { target, attr, state },
-            Message::TakeOver { target },
-            Message::Opened { target },
+            Message::Return { target, lease: 2, state },
             Message::Busy { target, lease: 3, later: true },
             Message::Progress { target, lease: 3, expected: Psn::new(1), msn: 2 },
             Message::Revoke { target, lease: 3 },

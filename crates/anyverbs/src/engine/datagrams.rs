@@ -91,11 +91,7 @@ impl Engine {
             self.count(Counter::DropNoQp, 1);
             return None;
         }
-        if slot != self.slot
-            && !to_group
-            && !to_gsi
-            && !self.has_taken_over([bytes[5], bytes[6], bytes[7]])
-        {
+        if slot != self.slot && !to_group && !to_gsi {
             self.misdelivered(slot, datagram, was_forwarded);
             return None;
         }

@@ -122,7 +122,7 @@ impl Engine {
             machine.transmit_rest(&mut call.env_with(link, &mut arrivals));
             arrivals.end();
             if is_target {
-                self.end_target_batch(&cell, &mut state, &mut call);
+                self.end_target_batch(&mut state, &mut call);
             }
             call.settle(&mut state);
         }

@@ -100,7 +100,6 @@ impl Engine {
     fn say_farewell(&'static self, patience: Duration) {
         self.shut_gsi_down(patience);
         self.flush_owed_at_exit();
-        self.switch.leave(patience);
     }
 
     /// For whoever looks into a process that misbehaved: what it counted, at its end.

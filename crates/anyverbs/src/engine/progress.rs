@@ -11,7 +11,6 @@ use anyverbs_net::forward::{ForwardBuffer, Forwarded};
 use anyverbs_net::shm::{Channel, Closed, Event, Poller};
 use anyverbs_net::{Datagram, RxBatch};
 use anyverbs_proto::counters::Counter;
-use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
 use parking_lot::MutexGuard;
@@ -489,13 +488,6 @@ impl Engine {
                 let attr = machine.attr();
                 match gone {
                     Gone::Unwilling => link.reroute(self, &attr.av, attr.dest_qpn),
-                    // Another process may go on with the target.
-                    Gone::Dead
-                        if machine.init().qp_type == QpType::XrcSend
-                            && self.has_standbys(attr.dest_qpn.slot()) =>
-                    {
-                        link.reroute(self, &attr.av, attr.dest_qpn);
-                    }
                     Gone::Dead => link.doomed = Some(now + shm::GRACE),
                 }
                 machine.transmit(&mut call.env(link));
@@ -517,9 +509,6 @@ impl Engine {
                 if self.port.needs_resteer() {
                     self.kick_worker();
                 }
-            }
-            Forwarded::Dead if self.forward_to_successor(datagram) => {
-                self.count(Counter::Forwarded, 1)
             }
             Forwarded::Dead | Forwarded::Failed => self.count(Counter::DropNoQp, 1),
             Forwarded::Full => self.count(Counter::DropSocketFull, 1),

@@ -99,7 +99,7 @@ impl Engine {
             }
             arrivals.end();
             if is_target {
-                self.end_target_batch(&cell, &mut state, &mut call);
+                self.end_target_batch(&mut state, &mut call);
             }
             call.settle(&mut state);
             drop(state);

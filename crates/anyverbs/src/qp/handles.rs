@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use anyverbs_net::NameGuard;
 use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::qp::attr::{QpCap, QpInit, QpType};
 use anyverbs_proto::types::Qpn;
@@ -104,24 +103,9 @@ impl QpCell {
         Some(self.home.load(Ordering::Acquire)).filter(|home| *home != 0)
     }
 
-    pub(crate) fn set_home(&self, home: u8) {
-        self.home.store(home, Ordering::Release);
-    }
-
-    /// Its process has ended, and it is this one's now.
-    pub(crate) fn take_over(&self, guard: NameGuard) {
-        *self.successor.lock() = Some(guard);
-        self.home.store(0, Ordering::Release);
-    }
-
     /// Whether this process has it open.
     pub(crate) fn is_open(&self) -> bool {
         !self.handles.lock().own.is_empty()
-    }
-
-    /// The other processes that have it open.
-    pub(crate) fn others(&self) -> Vec<u8> {
-        self.handles.lock().others.clone()
     }
 
     /// Whether this process claims a target of another one.
@@ -144,7 +128,6 @@ impl QpCell {
         if !handles.others.contains(&slot) {
             handles.others.push(slot);
         }
-        self.has_others.store(true, Ordering::Relaxed);
         true
     }
 
@@ -157,7 +140,6 @@ impl QpCell {
         let mut handles = self.handles.lock();
         let Some(at) = handles.others.iter().position(|s| *s == slot) else { return };
         handles.others.remove(at);
-        self.has_others.store(!handles.others.is_empty(), Ordering::Relaxed);
         let last = handles.are_none();
         drop(handles);
         if last {

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use super::counters::{CountersCell, FlowCounters};
 use super::flow_action::{EspCell, FlowActionEsp};
 use super::qp::{RawCell, RawQp};
-use super::switch::{Destination, Entered};
+use super::switch::Destination;
 use crate::engine::Engine;
 use crate::error::{CreateError, DestroyError};
 use crate::holders::{Held, Holder};
@@ -24,15 +24,14 @@ pub struct Flow {
 #[derive(Debug)]
 #[expect(dead_code, reason = "held for their drop")]
 struct Rule {
-    entered: Entered,
+    id: u64,
     qp: Held<RawCell>,
     counters: Option<Held<CountersCell>>,
     esp: Option<Held<EspCell>>,
 }
 
 impl RawQp {
-    /// Has frames that match a rule delivered here, or dropped (`ibv_create_flow`), unless a rule of this or another process of the host
-    /// comes before: one of a lower priority number, or an older one. They are counted in `counters`, as they come,
+    /// Has frames that match a rule delivered here, or dropped (`ibv_create_flow`). They are counted in `counters`, as they come,
     /// and `esp` encrypts or decrypts them. For what is sent the rule holds whichever queue pair sends, and this one only says
     /// in which device.
     ///
@@ -72,9 +71,8 @@ impl RawQp {
             counters: counters.map(|c| Arc::clone(&c.0)),
             esp: esp.map(|esp| Arc::clone(&esp.0)),
         };
-        let entered = engine.switch.insert(engine, rule, dest)?;
-        let rule = Rule { entered, qp, counters: held, esp: held_esp };
-        Ok(Flow { engine, state: Mutex::new(Some(rule)) })
+        let id = engine.switch.insert(engine, rule, dest)?;
+        Ok(Flow { engine, state: Mutex::new(Some(Rule { id, qp, counters: held, esp: held_esp })) })
     }
 }
 
@@ -82,7 +80,7 @@ impl Flow {
     fn remove(&self) -> Option<Rule> {
         let rule = self.state.lock().take()?;
         // Whoever was delivering by it is done when this returns.
-        drop(self.engine.switch.remove(rule.entered));
+        drop(self.engine.switch.remove(rule.id));
         Some(rule)
     }
 

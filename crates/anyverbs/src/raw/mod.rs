@@ -3,15 +3,14 @@
 //!
 //! A frame is delivered on the thread of who sends it to the queue pairs of the process, and staged for the other processes
 //! of the host and, where the configuration names an interface, for that. Who receives looks each frame up in the rules of
-//! the host, of which it follows its own ([`switch`], [`host_rules`]).
+//! its own process ([`switch`]).
 //!
 //! Locks, in this order: a queue pair's sends, the flow table, a flow action, a receive queue, then SRQ and CQ. The lock of the sockets'
-//! readers comes before the flow table, and what is known of the rules of others after it.
+//! readers comes before the flow table.
 
 mod counters;
 mod flow;
 mod flow_action;
-mod host_rules;
 mod ind_table;
 mod number;
 mod qp;

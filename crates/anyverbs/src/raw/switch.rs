@@ -1,23 +1,20 @@
-//! The switch that raw queue pairs are plugged into: the rules of the host, and the sockets to its other processes and to the
-//! real interface.
+//! The switch that raw queue pairs are plugged into: the rules of this process, and the sockets to the other processes of
+//! the host and to the real interface.
 
-use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
 
 use anyverbs_net::ethernet::{EthernetSocket, FrameBatch, FrameBuffers, check_permission};
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::raw::checksum;
-use anyverbs_proto::raw::flow::{FlowRule, FlowTable, Ingress, MAX_FLOWS, Reach, Verdict};
+use anyverbs_proto::raw::flow::{FlowRule, FlowTable, Verdict};
 use anyverbs_proto::raw::frame::Frame;
 use anyverbs_proto::types::Qpn;
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use parking_lot::{Mutex, RwLock};
 
 use super::counters::CountersCell;
 use super::flow_action::EspCell;
-use super::host_rules::{HostRules, Owners};
 use super::qp::RawCell;
 use super::receive::Arrived;
 use super::wq::WqCell;
@@ -25,10 +22,10 @@ use crate::cq::CqCell;
 use crate::engine::Engine;
 use crate::error::CreateError;
 
+/// Rules of a process.
+const MAX_FLOWS: usize = 65_536;
 /// Batches that are read from a socket before anything else is looked at.
 const BATCHES: usize = 4;
-/// How often, at most, the host's table is tried to be joined.
-const JOIN_AGAIN: Duration = Duration::from_secs(1);
 
 /// Where a rule leads.
 #[derive(Debug)]
@@ -55,26 +52,14 @@ pub(crate) struct Switch {
     listens: AtomicBool,
     /// Made with the first rule.
     buffers: Mutex<Option<FrameBuffers>>,
-    /// Joined with the first rule, or a later one. Without it the rules of others count for nothing, as theirs do for them. Set with the
-    /// rules locked.
-    host: OnceLock<HostRules>,
-    /// When it was not joined.
-    join_failed: Mutex<Option<Instant>>,
     members: Mutex<Vec<Member>>,
 }
 
 #[derive(Debug, Default)]
 struct Rules {
     table: FlowTable<Destination>,
-    /// The age of the last one to which the host gave none.
-    last_age: u64,
-    /// Where others read those of this process.
-    records: BTreeMap<u64, usize>,
+    len: usize,
 }
-
-/// A rule that stands in the table.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Entered(u64);
 
 fn refused(what: &str, error: &std::io::Error) -> CreateError {
     match error.raw_os_error() {
@@ -124,111 +109,33 @@ impl Switch {
         Ok(())
     }
 
-    /// Enters a rule, and tells the other processes of it. The first one has the sockets receive.
+    /// Enters a rule; its number. The first one has the sockets receive.
     pub(super) fn insert(
         &self,
         engine: &'static Engine,
         rule: FlowRule,
         dest: Destination,
-    ) -> Result<Entered, CreateError> {
+    ) -> Result<u64, CreateError> {
         check_permission().map_err(|error| refused("the system refuses a socket", &error))?;
-        if !rule.is_egress() {
-            // Before others leave frames to it.
-            engine.switch.listen(engine)?;
-            self.join_host(engine);
-        }
-        let rules = &mut *self.rules.write();
-        // Nobody else heeds what is for frames that are sent.
-        let host = self.host.get().filter(|_| !rule.is_egress());
-        let is_full = |table: &FlowTable<_>| {
-            let others = if host.is_some() { table.foreign_len() } else { 0 };
-            table.own_len() + others >= MAX_FLOWS
-        };
-        if let Some(host) = host {
-            host.refresh(&mut rules.table);
-            if is_full(&rules.table) {
-                host.drop_ended(&mut rules.table);
-            }
-        }
-        if is_full(&rules.table) {
+        let mut rules = self.rules.write();
+        if rules.len >= MAX_FLOWS {
             return Err(CreateError::Exhausted("flow rules"));
         }
-        let (age, record) = match host {
-            // Others may be told before the rule is here, since no frame is looked up meanwhile.
-            Some(host) => host.publish(&rule, self.reach())?,
-            None => {
-                rules.last_age += 1;
-                (rules.last_age, None)
-            }
-        };
-        let id = rules.table.insert(rule, age, dest);
-        rules.records.extend(record.map(|record| (id, record)));
-        Ok(Entered(id))
+        rules.len += 1;
+        let id = rules.table.insert(rule, dest);
+        let receives = !rules.table.is_empty();
+        drop(rules);
+        if receives && let Err(error) = engine.switch.listen(engine) {
+            drop(self.remove(id));
+            return Err(error);
+        }
+        Ok(id)
     }
 
-    /// Joins the table of the host, and tells it of the rules that are here already.
-    fn join_host(&self, engine: &Engine) {
-        if self.host.get().is_some() {
-            return;
-        }
-        let mut failed = self.join_failed.lock();
-        let is_early = failed.is_some_and(|at| at.elapsed() < JOIN_AGAIN);
-        if is_early || self.host.get().is_some() {
-            return;
-        }
-        let joined = match engine.port.slot() {
-            None => Err("it has no slot in the registry".to_owned()),
-            // Not with the rules locked: it may wait for other processes.
-            Some(slot) => HostRules::join(slot, engine.config.udp_port)
-                .map_err(|error| error.to_string())
-                .and_then(|host| self.set_host(host).map_err(|error| error.to_string())),
-        };
-        if let Err(error) = joined {
-            if failed.is_none() {
-                tracing::warn!(
-                    error,
-                    "the flow rules of this process do not rank with those of others"
-                );
-            }
-            *failed = Some(Instant::now());
-        }
-    }
-
-    /// What is here is as old as if it were made now.
-    fn set_host(&self, host: HostRules) -> Result<(), CreateError> {
-        let rules = &mut *self.rules.write();
-        let (mut ages, mut records) = (BTreeMap::new(), BTreeMap::new());
-        for (id, rule) in rules.table.own_rules() {
-            let (age, record) = host.publish(rule, self.reach())?;
-            ages.insert(id, age);
-            records.extend(record.map(|record| (id, record)));
-        }
-        rules.table.set_ages(&ages);
-        rules.records = records;
-        drop(self.host.set(host));
-        Ok(())
-    }
-
-    /// Tells other processes that this one ends. False if that takes longer.
-    pub(crate) fn leave(&self, patience: Duration) -> bool {
-        self.host.get().is_none_or(|host| host.leave(patience))
-    }
-
-    /// Which frames come here.
-    fn reach(&self) -> Reach {
-        let mut interfaces = self.sockets().iter().map(EthernetSocket::interface);
-        Reach {
-            host: interfaces.clone().any(|interface| interface.is_none()),
-            interface: interfaces.find_map(|interface| interface).unwrap_or(0),
-        }
-    }
-
-    pub(super) fn remove(&self, entered: Entered) -> Option<Destination> {
+    pub(super) fn remove(&self, id: u64) -> Option<Destination> {
         let mut rules = self.rules.write();
-        let removed = rules.table.remove(entered.0);
-        if let (Some(host), Some(record)) = (self.host.get(), rules.records.remove(&entered.0)) {
-            host.withdraw(record);
-        }
+        let removed = rules.table.remove(id);
+        rules.len -= usize::from(removed.is_some());
         removed
     }
 
@@ -284,38 +191,14 @@ impl Switch {
         wqs.iter().filter(|wq| overrun(wq.queue.cq())).for_each(|wq| wq.fail());
     }
 
-    /// The rules as they stand now.
-    fn current(&self) -> RwLockReadGuard<'_, Rules> {
-        let rules = self.rules.read();
-        match self.host.get() {
-            Some(host) if !rules.table.is_empty() && host.has_changed() => {
-                drop(rules);
-                host.refresh(&mut self.rules.write().table);
-                self.rules.read()
-            }
-            _ => rules,
-        }
-    }
-
     /// Delivers a frame as the rules say. `from` sent it: a switch does not send back.
-    fn deliver(&self, frame: &Frame<'_>, ingress: Ingress, from: Option<Qpn>) {
+    fn deliver(&self, frame: &Frame<'_>, from: Option<Qpn>) {
         let arrived = Arrived::new(frame);
-        let rules = self.current();
-        if rules.table.is_empty() {
-            return;
-        }
+        let rules = self.rules.read();
         // Who gets a copy by which action: each takes a packet once. Few rules have twins, and none twins of many actions.
         let mut first: Option<(&Arc<EspCell>, Recipient<'_>)> = None;
         let mut more: Vec<(&Arc<EspCell>, Recipient<'_>)> = Vec::new();
-        let mut ended = Owners::default();
-        let lives = |owner| {
-            let lives = self.host.get().is_none_or(|host| host.lives(owner));
-            if !lives {
-                ended.insert(owner);
-            }
-            lives
-        };
-        rules.table.steer(frame, ingress, lives, |dest, verdict| {
+        rules.table.steer(frame, |dest, verdict| {
             if let Some(counters) = &dest.counters {
                 counters.count(frame.bytes.len());
             }
@@ -334,12 +217,6 @@ impl Switch {
             let same: Vec<_> = same.map(|(_, recipient)| recipient).collect();
             esp.apply(frame, |bytes| receive(bytes, recipient, &same));
             next = more.pop();
-        }
-        drop(rules);
-        if let Some(host) = self.host.get()
-            && !ended.is_empty()
-        {
-            host.forget(&mut self.rules.write().table, &ended);
         }
     }
 
@@ -390,8 +267,7 @@ impl Switch {
     ) {
         let bytes = frame.bytes;
         if any {
-            let ingress = if self.reach().host { Ingress::Host } else { Ingress::Process };
-            self.deliver(frame, ingress, Some(from));
+            self.deliver(frame, Some(from));
         }
         engine.count(Counter::SentPkts, 1);
         engine.count(Counter::SentBytes, bytes.len() as u64);
@@ -419,7 +295,6 @@ impl Switch {
         let Some(buffers) = &mut *buffers else { return 0 };
         let mut n = 0;
         for socket in self.sockets() {
-            let ingress = socket.interface().map_or(Ingress::Host, Ingress::Interface);
             for _ in 0..BATCHES {
                 let received = socket.receive(buffers).unwrap_or_else(|error| {
                     tracing::debug!(%error, "receiving frames");
@@ -429,9 +304,9 @@ impl Switch {
                     if received.checksum_pending {
                         let mut bytes = received.bytes.to_vec();
                         checksum::fill_in(&mut bytes);
-                        self.take_in(&bytes, ingress);
+                        self.take_in(&bytes);
                     } else {
-                        self.take_in(received.bytes, ingress);
+                        self.take_in(received.bytes);
                     }
                 }
                 n += received;
@@ -443,9 +318,9 @@ impl Switch {
         n
     }
 
-    fn take_in(&self, bytes: &[u8], ingress: Ingress) {
+    fn take_in(&self, bytes: &[u8]) {
         if let Some(frame) = Frame::parse(bytes) {
-            self.deliver(&frame, ingress, None);
+            self.deliver(&frame, None);
         }
     }
 

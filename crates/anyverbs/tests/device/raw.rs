@@ -12,7 +12,6 @@ use anyverbs::*;
 use crate::endpoint::*;
 
 mod flow_action;
-mod host_rules;
 
 const ALICE: u64 = 0x0200_0000_000a;
 const BOB: u64 = 0x0200_0000_000b;

@@ -1,6 +1,5 @@
 //! In the process of a target: its responder goes to the process whose SRQ a request names, and comes back.
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyverbs_net::Delivery;
@@ -58,11 +57,6 @@ impl Share {
         bth.psn.since(self.expected) < 0 && bth.opcode.operation != Operation::ReadRequest
     }
 
-    /// How far the responder had come when that was last said, where it is not here.
-    pub(super) fn progress_elsewhere(&self) -> Option<(Psn, u32)> {
-        (self.place != Place::Here).then_some((self.expected, self.msn))
-    }
-
     fn is_lent(&self, to: u8, lease: u64) -> bool {
         self.lease == lease
             && matches!(self.place, Place::With(by) | Place::Recalled(by, _) if by == to)
@@ -91,14 +85,9 @@ impl Engine {
     /// A target has been given what came for it.
     pub(in crate::engine) fn end_target_batch(
         &'static self,
-        cell: &QpCell,
         state: &mut State,
         call: &mut Call<'_>,
     ) {
-        // While the responder is elsewhere this one knows less than was told already.
-        if state.link.share.as_ref().is_none_or(|share| share.place == Place::Here) {
-            self.replicate(cell, &state.machine);
-        }
         // The program's reply leaves by another queue pair: this ACK cannot ride with it, and the requester
         // expects its completion before the reply.
         let State { machine, link, .. } = state;
@@ -247,12 +236,9 @@ impl Engine {
         expected: Psn,
         msn: u32,
     ) {
-        self.with_lent(from, target, lease, |cell, state, _| {
+        self.with_lent(from, target, lease, |_, state, _| {
             if let Some(share) = &mut state.link.share {
                 (share.expected, share.msn) = (expected, msn);
-            }
-            if cell.has_others.load(Ordering::Relaxed) {
-                self.replicate_of(cell, &state.machine, (expected, msn));
             }
         });
     }
@@ -286,7 +272,6 @@ impl Engine {
     fn go_on(&'static self, cell: &QpCell, state: &mut State, call: &mut Call<'_>) {
         let Some(share) = &mut state.link.share else { return };
         let waiting = share.arrive();
-        self.replicate(cell, &state.machine);
         self.receive_again(cell, state, call, waiting);
     }
 
@@ -306,7 +291,6 @@ impl Engine {
             }
         }
         let State { machine, link, .. } = &mut *state;
-        self.replicate(cell, machine);
         machine.acknowledge(&mut call.env(link));
     }
 
@@ -314,7 +298,6 @@ impl Engine {
     pub(crate) fn note_modified(&self, cell: &QpCell, state: &mut State) {
         let over = state.is_dead()
             || matches!(state.machine.state(), QpState::Reset | QpState::Init | QpState::Err);
-        self.replicate_state(cell, state);
         let Some(share) = &mut state.link.share else { return };
         let (Place::With(by) | Place::Recalled(by, _)) = share.place else { return };
         let (target, lease) = (cell.qpn, share.lease);

@@ -2,22 +2,20 @@
 //!
 //! A target belongs to the process that made it: that one gets its packets. A request names an SRQ, whose number says which process
 //! has it; where that is another, the responder is lent to it between two messages, and requests are handed on
-//! ([`lending`], [`borrowing`]). Handles of a target in other processes ask its process ([`opening`]), and one of them goes on with
-//! the target when that process has ended ([`failover`]).
+//! ([`lending`], [`borrowing`]). Handles of a target in other processes ask its process ([`opening`]). A target ends with its process.
 //!
 //! A thread of its own waits for messages of other processes, where a domain with a file was opened; no other process has it.
 
 mod borrowing;
-mod failover;
 mod lending;
 mod opening;
 mod waiting;
 
 use std::collections::HashMap;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, OnceLock};
+use std::sync::atomic::AtomicU64;
 
-use anyverbs_net::{Delivery, MessageBuffer, Messages, NameGuard, Told};
+use anyverbs_net::{Delivery, MessageBuffer, Messages, Told};
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::xrc_message::{self, Message};
 use parking_lot::{Condvar, Mutex};
@@ -40,12 +38,6 @@ pub(crate) struct Sharing {
     opening: Mutex<()>,
     /// Of requests that wait for responders.
     waiting: waiting::Room,
-    /// Slots of processes whose targets are open here.
-    held_slots: Mutex<HashMap<u8, NameGuard>>,
-    /// A target of a process that has ended goes on here.
-    has_taken_over: AtomicBool,
-    /// Who goes on with targets of processes that have ended.
-    successors: Mutex<failover::Successors>,
 }
 
 impl Sharing {
@@ -54,7 +46,6 @@ impl Sharing {
             // Asked again, or followed by others that say more.
             Message::Lend { .. }
             | Message::Progress { .. }
-            | Message::State { .. }
             | Message::Ask { .. }
             | Message::Answer { .. } => Delivery::Refusable,
             _ => Delivery::Owed,
@@ -83,7 +74,7 @@ impl Engine {
             return Ok(());
         }
         let slot = self.port.slot().ok_or(std::io::ErrorKind::Unsupported)?;
-        let messages = Messages::listen(std::sync::Arc::clone(slot))?;
+        let messages = Messages::listen(Arc::clone(slot))?;
         super::worker::spawn_quiet("anyverbs-xrc", move || self.listen_to_sharers())?;
         // The thread waits for it.
         let _ = self.sharing.messages.set(messages);
@@ -140,20 +131,15 @@ impl Engine {
             Message::Answer { request, errno, attr } => {
                 self.sharing.note_answer(from, request, errno, attr);
             }
-            Message::State { target, attr, state } => self.note_state(from, target, attr, state),
-            Message::TakeOver { target } => {
-                if let Some(cell) = self.qps.find(target) {
-                    self.follow(from, &cell);
-                }
-            }
-            Message::Opened { target } => {
-                if let Some(cell) = self.qps.find(target).filter(|cell| cell.home().is_none()) {
-                    cell.open_for(from);
-                    self.replicate_state(&cell, &cell.state.lock());
-                }
-            }
         }
         self.after_unlock();
+    }
+
+    /// The process of a target has ended, and the target with it.
+    fn lose_home(&self, cell: &Arc<QpCell>) {
+        self.end_borrowing(cell, &mut cell.state.lock());
+        cell.lose_home();
+        self.forget_foreign(cell);
     }
 
     /// Another process has ended: what it had borrowed comes home, what it had opened it has closed.
@@ -161,7 +147,7 @@ impl Engine {
         self.sharing.forget_questions(slot);
         for cell in self.qps.filter(|cell| cell.qp_type == QpType::XrcRecv) {
             if cell.home() == Some(slot) {
-                self.lose_home(slot, &cell);
+                self.lose_home(&cell);
             } else if cell.home().is_none() {
                 self.take_back_from_dead(slot, &cell);
                 self.close_for(slot, cell.qpn);

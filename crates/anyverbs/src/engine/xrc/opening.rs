@@ -71,18 +71,13 @@ impl Engine {
         leave: impl FnOnce(&QpCell),
     ) -> Result<Arc<QpCell>, i32> {
         let _opening = self.sharing.opening.lock();
-        let home = self.successor_of(target).unwrap_or(target.slot());
-        // First, since its process tells how far it has come as soon as it has answered, and then may end.
+        let home = target.slot();
+        // First: its process may end as soon as it has answered.
         let cell =
             self.qps.enter_foreign(target, |qpn| QpCell::foreign(self, qpn, home, domain), enter);
-        let held = self.hold_slot_of(target.slot());
-        let opened = held.map_err(|e| e.raw_os_error().unwrap_or(libc::EIO)).and_then(|()| {
-            self.sharing.ask(cell.home().unwrap_or(home), target, Question::Open { domain })
-        });
-        if let Err(errno) = opened {
+        if let Err(errno) = self.sharing.ask(home, target, Question::Open { domain }) {
             leave(&cell);
             self.forget_foreign(&cell);
-            self.release_slot_of(target);
             return Err(errno);
         }
         Ok(cell)
@@ -115,7 +110,6 @@ impl Engine {
             tracing::debug!(target = %cell.qpn, errno, "its process does not know that it is closed here");
         }
         self.forget_foreign(cell);
-        self.release_slot_of(cell.qpn);
     }
 
     /// Tells another process that has a target open of an event.
@@ -130,15 +124,11 @@ impl Engine {
         target: Qpn,
         question: Question,
     ) {
-        let opens = matches!(question, Question::Open { .. });
         let (errno, attr) = match self.reply(from, target, question) {
             Ok(attr) => (0, attr),
             Err(errno) => (errno, QpAttr::default()),
         };
         self.sharing.tell(from, &Message::Answer { request, errno, attr });
-        if let Some(cell) = self.qps.find(target).filter(|_| opens && errno == 0) {
-            self.replicate_state(&cell, &cell.state.lock());
-        }
     }
 
     fn reply(&'static self, from: u8, target: Qpn, question: Question) -> Result<QpAttr, i32> {
