@@ -20,7 +20,8 @@ use anyverbs_proto::types::{Gid, Mtu, PKey, Psn, QKey, Qpn};
 /// Most connections that the victim may have.
 const MOST: usize = 12;
 
-/// Hosts: the victim, its friend, and a stranger that has no CM but the input.
+/// Hosts: the victim, its friend, and a stranger that has no CM but the input. The stranger can also send from the friend's
+/// address.
 const VICTIM: u8 = 1;
 const FRIEND: u8 = 2;
 const STRANGER: u8 = 3;
@@ -192,8 +193,17 @@ impl World {
         self.ids[usize::from(choice) % self.ids.len()]
     }
 
-    fn inject(&mut self, bytes: &[u8]) {
-        self.victim.handle(self.now, &arrival(gid(STRANGER), gid(VICTIM)), bytes);
+    fn inject(&mut self, source: u8, bytes: &[u8]) {
+        // Both IDs of the bystander are all that tells the friend from who forges its address.
+        let names_both = bytes.len() == MAD_LEN && {
+            let body = &bytes[MAD_LEN - BODY_LEN..];
+            body[..4] == self.bystander.1.0.to_be_bytes()
+                && body[4..8] == self.bystander.0.0.to_be_bytes()
+        };
+        if source == FRIEND && names_both {
+            return;
+        }
+        self.victim.handle(self.now, &arrival(gid(source), gid(VICTIM)), bytes);
     }
 
     fn step(&mut self, rest: &mut &[u8]) {
@@ -205,11 +215,15 @@ impl World {
         let data =
             if op & 0x80 == 0 { &[][..] } else { &[0x5a; 240][..usize::from(op & 0x7f) * 2 % 240] };
         match op % 16 {
-            0 => self.inject(bytes(rest, MAD_LEN)),
+            0 => {
+                let source = if op & 0x10 == 0 { STRANGER } else { FRIEND };
+                self.inject(source, bytes(rest, MAD_LEN));
+            }
             1..=4 => {
-                let mad = self.forge(op % 16, id, rest);
+                let source = if op & 0x10 == 0 { STRANGER } else { FRIEND };
+                let mad = self.forge(op % 16, source, id, rest);
                 parse(&mad);
-                self.inject(&mad);
+                self.inject(source, &mad);
             }
             5 | 6 => {
                 self.now = now + Duration::from_micros(1 << (byte(rest) % 34));
@@ -280,7 +294,7 @@ impl World {
     }
 
     /// A message whose header is right, with names that exist and otherwise the input's bytes.
-    fn forge(&self, how: u8, id: CommId, rest: &mut &[u8]) -> [u8; MAD_LEN] {
+    fn forge(&self, how: u8, source: u8, id: CommId, rest: &mut &[u8]) -> [u8; MAD_LEN] {
         let which = usize::from(byte(rest)) % Attribute::ALL.len();
         let attribute = Attribute::ALL[which];
         let mut mad = [0; MAD_LEN];
@@ -293,12 +307,19 @@ impl World {
         let given = &given[..given.len().min(BODY_LEN - at)];
         if matches!(attribute, Attribute::Req | Attribute::SidrReq) {
             body[3] = 1 + byte(rest) % 8;
-            let header = header(STRANGER, VICTIM).emit();
+            let header = header(source, VICTIM).emit();
             let service = match attribute {
                 Attribute::Req => {
                     body[35 - 1] = 2 + byte(rest) % 8;
+                    if how == 3 {
+                        // As if the friend's queue pair, or ID, were in another connection.
+                        body[32..35].copy_from_slice(&[0, 1, FRIEND]);
+                    }
+                    if how == 4 {
+                        body[..4].copy_from_slice(&self.bystander.1.0.to_be_bytes());
+                    }
                     body[48..52].copy_from_slice(&[0xff, 0xff, 0x30, 0x10]);
-                    body[56..72].copy_from_slice(&gid(STRANGER).0);
+                    body[56..72].copy_from_slice(&gid(source).0);
                     body[72..88].copy_from_slice(&gid(VICTIM).0);
                     body[140..176].copy_from_slice(&header);
                     ServiceId::of_port(PortSpace::Tcp, 7471)

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::challenge::Doubt;
 use super::early::Attempt;
 use super::id::CommId;
 use super::listener::ListenerId;
@@ -84,7 +85,15 @@ pub(super) struct Connection {
     pub(super) named_qpn: bool,
     /// Others know it: see [`super::record`].
     pub(super) is_recorded: bool,
+    /// The peer may have forgotten it: see [`super::challenge`].
+    pub(super) doubt: Option<Doubt>,
+    /// Passive, until a message comes that names our ID: how many datagrams may still be sent to the address of the REQ,
+    /// which may be forged.
+    pub(super) unproven: Option<u8>,
 }
+
+/// Most datagrams that one REQ brings an address that has not answered.
+pub(super) const MOST_UNPROVEN: u8 = 3;
 
 impl Connection {
     /// Whether messages of this peer's connection `remote` belong here.
@@ -94,6 +103,22 @@ impl Connection {
 
     pub(super) fn is_xrc_target(&self) -> bool {
         self.qp.transport == Transport::Xrc && !self.is_active()
+    }
+
+    pub(super) fn is_xrc_initiator(&self) -> bool {
+        self.qp.transport == Transport::Xrc && self.is_active()
+    }
+
+    /// Whether a datagram may be sent that the peer did not just ask for; counts it.
+    pub(super) fn may_send(&mut self) -> bool {
+        match &mut self.unproven {
+            Some(0) => false,
+            Some(left) => {
+                *left -= 1;
+                true
+            }
+            None => true,
+        }
     }
 
     pub(super) fn is_active(&self) -> bool {

@@ -84,7 +84,7 @@ impl Cm {
             remote_qpn: c.qp.dest_qpn.unwrap_or_default(),
             private_data,
         };
-        c.sent = Some(self.outbox.send(c.to, transaction_id, dreq));
+        c.sent = Some(self.outbox.send_if(c.may_send(), c.to, transaction_id, dreq));
         // A rejection that the peer may have missed is still the answer to what it asked.
         c.answer = c.answer.take_if(|_| c.quiet);
         c.retries = 0;
@@ -133,6 +133,7 @@ impl Cm {
             return self.drop(DropReason::Foreign);
         }
         c.dreq_transaction = tid;
+        c.unproven = None;
         let private_data: Box<[u8]> = dreq.private_data.0.into();
         match c.state {
             S::Established | S::RepSent | S::MraRepRcvd | S::RepRcvd | S::MraRepSent => {
@@ -188,7 +189,7 @@ impl Cm {
     /// to do so when the first was lost. A peer that waits for a DREQ in vain never hears of the end; one that waits for a DREP
     /// asks for a minute. A peer that has had the first counts a duplicate.
     pub(super) fn repeat_last_disconnects(&mut self, now: Time) {
-        for c in self.connections.values() {
+        for c in self.connections.values_mut() {
             let last = match c.state {
                 S::DreqSent => c.sent.as_deref(),
                 S::Timewait => {
@@ -199,13 +200,15 @@ impl Cm {
                 }
                 _ => None,
             };
-            if let Some(last) = last {
-                self.outbox.replay(c.to, last);
+            if let Some(last) = last.copied()
+                && c.may_send()
+            {
+                self.outbox.replay(c.to, &last);
             }
         }
     }
 
-    pub(super) fn on_drep(&mut self, now: Time, arrival: &Arrival, drep: &Drep) {
+    pub(super) fn on_drep(&mut self, now: Time, arrival: &Arrival, tid: u64, drep: &Drep) {
         let id = drep.remote_comm_id;
         let Some(c) = self.connections.get_mut(&id) else { return self.drop(DropReason::Unknown) };
         if !c.is_with(arrival.source, drep.local_comm_id) {
@@ -218,7 +221,11 @@ impl Cm {
                 let how = Disconnected::Acknowledged(drep.private_data.0.into());
                 self.raise(CmEvent::Disconnected { id, how });
             }
-            _ => self.drop(DropReason::State),
+            _ => {
+                if !self.is_forgotten(now, id, tid) {
+                    self.drop(DropReason::State);
+                }
+            }
         }
     }
 

@@ -46,13 +46,6 @@ impl Early {
         Attempt { since: None, interval, done, is_queued, is_answered: false }
     }
 
-    /// A message was sent to which there is no answer: as [`begin`](Self::begin), if it is repeated early at all.
-    pub(super) fn begin_unanswered(&self, timeout: Duration) -> Option<Attempt> {
-        let attempt = self.begin(timeout, false);
-        let done = attempt.done.min(PARTS.len() as u8 - 1);
-        self.on.then(|| Attempt { interval: until(done, timeout), done, ..attempt })
-    }
-
     /// Something came that answers the message, be it that the answer takes time.
     pub(super) fn answered(&mut self, attempt: &mut Attempt, now: Time) {
         if let Some(since) = attempt.since
@@ -169,16 +162,6 @@ mod tests {
         assert_eq!(attempt.leave(later), Some(later + WAIT / 64));
         assert!(!attempt.is_queued() && attempt.has_left());
         assert_eq!(attempt.leave(later), None, "sent to a peer that asked");
-    }
-
-    #[test]
-    fn what_is_not_answered_is_repeated_at_least_once() {
-        let mut early = Early::new(true);
-        early.answers_take = WAIT;
-        let mut attempt = early.begin_unanswered(WAIT).unwrap();
-        assert_eq!(attempt.deadline(Time::default()), Time::default() + WAIT / 4);
-        assert!(attempt.repeat(WAIT) && !attempt.repeat(WAIT));
-        assert!(Early::new(false).begin_unanswered(WAIT).is_none());
     }
 
     #[test]

@@ -188,7 +188,7 @@ impl Cm {
             Message::Rep(rep) => self.on_rep(now, arrival, tid, modifier, rep),
             Message::Rtu(rtu) => self.on_rtu(now, arrival, tid, rtu),
             Message::Dreq(dreq) => self.on_dreq(now, arrival, tid, dreq),
-            Message::Drep(drep) => self.on_drep(now, arrival, drep),
+            Message::Drep(drep) => self.on_drep(now, arrival, tid, drep),
             Message::SidrReq(req) => self.on_sidr_req(now, arrival, tid, req),
             Message::SidrRep(rep) => self.on_sidr_rep(arrival, modifier, rep),
             Message::Lap(lap) => self.on_lap(arrival, tid, lap),
@@ -465,7 +465,8 @@ impl Cm {
         let c = self.connections.get_mut(&id).expect("the caller found it");
         let waits = matches!(c.state, S::ReqSent | S::RepSent | S::DreqSent);
         if waits && (c.attempt.is_queued() || c.attempt.repeat(c.timeout)) {
-            if !c.attempt.is_queued() {
+            // To an address that has not answered, the last datagram waits for the end of the first wait.
+            if !c.attempt.is_queued() && c.unproven.is_none_or(|left| left > 1) && c.may_send() {
                 let bytes = c.sent.as_deref().expect("these states wait for an answer");
                 self.outbox.retry(c.to, bytes);
                 c.attempt.queue(self.outbox.took_last());
@@ -474,12 +475,7 @@ impl Cm {
             return self.timers.set(id, &mut c.deadline, Some(next));
         }
         if c.state == S::Established {
-            let again = c.attempt.repeat(c.timeout);
-            if let (true, Some(rtu)) = (again, c.answer.as_deref()) {
-                self.outbox.replay(c.to, rtu);
-            }
-            let next = again.then(|| c.attempt.deadline(now));
-            return self.timers.set(id, &mut c.deadline, next);
+            return self.repeat_rtu(now, id);
         }
         match c.state {
             S::ReqSent | S::MraReqRcvd | S::RepSent | S::MraRepRcvd | S::DreqSent
@@ -492,10 +488,12 @@ impl Cm {
                     S::MraRepRcvd => S::RepSent,
                     state => state,
                 };
-                let bytes = c.sent.as_deref().expect("these states wait for an answer");
-                self.outbox.retry(c.to, bytes);
                 c.attempt.retry(c.timeout);
-                c.attempt.queue(self.outbox.took_last());
+                if c.may_send() {
+                    let bytes = c.sent.as_deref().expect("these states wait for an answer");
+                    self.outbox.retry(c.to, bytes);
+                    c.attempt.queue(self.outbox.took_last());
+                }
                 let next = now + c.timeout;
                 self.timers.set(id, &mut c.deadline, Some(next));
             }

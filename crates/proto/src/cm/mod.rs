@@ -21,6 +21,7 @@
 //! destroys goes on without it until the peer was told, and then is gone; nothing that a peer sends can make the tables
 //! longer than [`CmConfig`] says.
 
+mod challenge;
 mod connection;
 pub mod counters;
 mod disconnect;

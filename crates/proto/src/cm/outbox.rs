@@ -74,6 +74,21 @@ impl Outbox {
         self.send_with(to, transaction_id, 0, message)
     }
 
+    /// As [`send`](Self::send); if it may not be sent, only its bytes are made.
+    pub(super) fn send_if(
+        &mut self,
+        may: bool,
+        to: Destination,
+        transaction_id: u64,
+        message: impl Into<Message>,
+    ) -> Box<MadBytes> {
+        if may {
+            return self.send(to, transaction_id, message);
+        }
+        self.took_last = false;
+        Box::new(Mad { transaction_id, modifier: 0, message: message.into() }.emit())
+    }
+
     /// As [`send`](Self::send), with an attribute modifier.
     pub(super) fn send_with(
         &mut self,

@@ -74,7 +74,7 @@ impl Cm {
                 }
                 Word::Drep => {
                     let drep = Drep { local_comm_id, remote_comm_id, ..Drep::default() };
-                    self.on_drep(now, &arrival, &drep);
+                    self.on_drep(now, &arrival, tid, &drep);
                 }
             }
         }

@@ -169,6 +169,8 @@ impl Cm {
             named_id: false,
             named_qpn: false,
             is_recorded: true,
+            doubt: None,
+            unproven: None,
         };
         self.connections.insert(id, Box::new(connection));
         self.orphans += 1;

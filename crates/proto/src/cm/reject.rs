@@ -48,7 +48,8 @@ impl Cm {
             private_data: private_data(private)?,
             ..Rej::default()
         };
-        c.answer = Some(self.outbox.send(c.to, c.transaction_id, rej.with_info(info)));
+        c.answer =
+            Some(self.outbox.send_if(c.may_send(), c.to, c.transaction_id, rej.with_info(info)));
         match about {
             About::Req => self.close(now, id),
             // Our queue pair may be ready to receive. The REJ is said again if the peer repeats its REP.
@@ -74,7 +75,7 @@ impl Cm {
             ..Rej::default()
         };
         let rej = rej.with_info(&self.config.ca_guid.to_be_bytes());
-        c.answer = Some(self.outbox.send(c.to, c.transaction_id, rej));
+        c.answer = Some(self.outbox.send_if(c.may_send(), c.to, c.transaction_id, rej));
     }
 
     /// Says no to a REQ for which there is no connection.
@@ -112,7 +113,11 @@ impl Cm {
         };
         // Only who never had a connection gives no ID: afterwards our own alone, which can be guessed, ends nothing.
         let is_unnamed = remote.is_none() && matches!(c.state, S::ReqSent | S::MraReqRcvd);
-        if c.to.dgid != peer || !(is_unnamed || c.is_with(peer, remote)) {
+        // And only who never learned our ID leaves that out: an established connection ends by both IDs.
+        let may_not_know_us =
+            matches!(c.state, S::ReqRcvd | S::MraReqSent | S::RepSent | S::MraRepRcvd);
+        let is_named = !rej.remote_comm_id.is_none() || may_not_know_us;
+        if c.to.dgid != peer || !is_named || !(is_unnamed || c.is_with(peer, remote)) {
             return self.drop(DropReason::Foreign);
         }
         if let (S::ReqSent | S::MraReqRcvd, RejReason::InvalidMtu) = (c.state, rej.reason)
@@ -175,32 +180,5 @@ impl Cm {
         c.attempt = self.early.begin(c.timeout, self.outbox.took_last());
         let next = c.attempt.deadline(now);
         self.timers.set(id, &mut c.deadline, Some(next));
-    }
-
-    /// The peer has forgotten this connection (IBA 12.9.8.3.1): it ends, by DREQ where it was established.
-    pub(super) fn bury(&mut self, now: Time, id: CommId) {
-        let Some(c) = self.connections.get_mut(&id) else { return };
-        let about = match c.state {
-            S::Established => return self.send_dreq(now, id, PrivateData::EMPTY),
-            S::ReqRcvd | S::MraReqSent => {
-                c.answer = None;
-                self.close(now, id);
-                About::Req
-            }
-            S::RepSent | S::MraRepRcvd | S::RepRcvd | S::MraRepSent => {
-                c.answer = None;
-                self.enter_timewait(now, id);
-                About::Rep
-            }
-            // It ends already.
-            _ => return,
-        };
-        let rejection = Rejection {
-            reason: RejReason::StaleConn,
-            about,
-            info: Box::default(),
-            private_data: Box::default(),
-        };
-        self.raise(CmEvent::Rejected { id, rejection: Box::new(rejection) });
     }
 }

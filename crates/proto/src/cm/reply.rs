@@ -23,6 +23,11 @@ use crate::time::Time;
 /// Longest wait that MRAs can ask for, until the message is repeated.
 const LONGEST_SERVICE: Duration = Duration::from_secs(300);
 
+/// Where in a wait an RTU is first repeated. Each repetition takes four times as long as the last one.
+const FIRST_RTU_AGAIN: u32 = 64;
+/// How often an RTU is repeated.
+const RTUS_AGAIN: u8 = 5;
+
 impl Cm {
     /// Confirms a connection that the peer has accepted (`rdma_establish(3)`, active side): the queue pair is in RTS by now.
     ///
@@ -39,16 +44,25 @@ impl Cm {
             private_data: private_data(private)?,
         };
         c.answer = Some(self.outbox.send(c.to, c.transaction_id, rtu));
-        if c.state == S::MraRepSent
-            && let Some(attempt) = self.early.begin_unanswered(c.timeout)
-        {
-            // The peer will not repeat its REP for as long as our MRA said, not even if the RTU is lost.
-            c.attempt = attempt;
-            let next = attempt.deadline(now);
-            self.timers.set(id, &mut c.deadline, Some(next));
-        }
         c.state = S::Established;
+        c.retries = 0;
+        // The target of an XRC connection may let go of its ID, and then rejects an RTU.
+        let again = (!c.is_xrc_initiator()).then(|| now + c.timeout / FIRST_RTU_AGAIN);
+        self.timers.set(id, &mut c.deadline, again);
         Ok(())
+    }
+
+    /// Says an RTU again that may be lost. Nothing answers it, and the peer asks for it only a few times before it has heard of
+    /// us, or not at all for as long as our MRA said.
+    pub(super) fn repeat_rtu(&mut self, now: Time, id: CommId) {
+        let Some(c) = self.connections.get_mut(&id) else { return };
+        let mut next = None;
+        if let Some(rtu) = c.answer.as_deref().filter(|_| c.retries < RTUS_AGAIN) {
+            self.outbox.replay(c.to, rtu);
+            c.retries += 1;
+            next = Some(now + c.timeout * (1 << (2 * c.retries)) / FIRST_RTU_AGAIN);
+        }
+        self.timers.set(id, &mut c.deadline, next);
     }
 
     /// Data came before the RTU (`IBV_EVENT_COMM_EST`, `rdma_notify(3)`, passive side): the peer must be ready.
@@ -67,6 +81,7 @@ impl Cm {
     fn established(&mut self, id: CommId, private_data: Box<[u8]>) {
         let Some(c) = self.connections.get_mut(&id) else { return };
         c.state = S::Established;
+        c.unproven = None;
         c.sent = None;
         self.timers.set(id, &mut c.deadline, None);
         self.raise(CmEvent::Established { id, private_data });
@@ -133,8 +148,10 @@ impl Cm {
         };
         if let Some(old) = self.names.of_remote_qpn(peer, dest_qpn) {
             // IBA 12.9.8.3.1: the peer has forgotten the old connection of this queue pair.
+            if !self.challenge(old, tid) {
+                return self.drop(DropReason::State);
+            }
             refuse(self, RejReason::StaleConn);
-            self.bury(now, old);
             self.close(now, id);
             let rejection = Rejection {
                 reason: RejReason::StaleConn,
@@ -194,6 +211,7 @@ impl Cm {
         let found =
             found.filter(|c| c.is_with(arrival.source, rtu.local_comm_id) && !c.is_active());
         let Some(c) = found else { return self.unknown_rtu(arrival, tid, rtu) };
+        c.unproven = None;
         match c.state {
             S::RepSent | S::MraRepRcvd => {
                 self.early.answered(&mut c.attempt, now);
@@ -221,6 +239,7 @@ impl Cm {
             _ => return self.drop(DropReason::State),
         };
         c.remote_id = Some(mra.local_comm_id);
+        c.unproven = None;
         let service = timeout::decode(mra.service_timeout).min(LONGEST_SERVICE);
         // Not longer in all, however many MRAs come.
         let served = (now + service).min(c.asked + LONGEST_SERVICE);

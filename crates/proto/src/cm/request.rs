@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::connection::{Connection, ConnectionState as S};
+use super::connection::{Connection, ConnectionState as S, MOST_UNPROVEN};
 use super::counters::DropReason;
 use super::early::Attempt;
 use super::event::{CmEvent, ConnectRequest};
@@ -184,6 +184,8 @@ impl Cm {
             named_id: false,
             named_qpn: false,
             is_recorded: false,
+            doubt: None,
+            unproven: None,
         };
         connection.attempt = self.early.begin(connection.timeout, self.outbox.took_last());
         let next = connection.attempt.deadline(now);
@@ -238,6 +240,8 @@ impl Cm {
         c.retries = 0;
         c.asked = now;
         c.answer = None;
+        // It goes out whatever was sent before: nothing but answers to the peer's REQs.
+        c.may_send();
         c.sent = Some(self.outbox.send_with(c.to, c.transaction_id, params.ece.options, rep));
         c.attempt = self.early.begin(c.timeout, self.outbox.took_last());
         let next = c.attempt.deadline(now);
@@ -270,8 +274,7 @@ impl Cm {
             }
             // The peer gives its ID anew. If we are past that connection too, it does so by right.
             if !matches!(c.state, S::Timewait | S::Closed) {
-                self.bury(now, id);
-                return self.refuse(arrival, tid, remote, RejReason::StaleConn, &[]);
+                return self.doubt(arrival, tid, remote, id);
             }
             if let Some(c) = self.connections.get_mut(&id) {
                 self.names.leave(c);
@@ -279,8 +282,7 @@ impl Cm {
         }
         if let Some(id) = self.names.of_remote_qpn(peer, req.local_qpn) {
             // IBA 12.9.8.3.1: the peer has forgotten the connection of this queue pair.
-            self.bury(now, id);
-            return self.refuse(arrival, tid, remote, RejReason::StaleConn, &[]);
+            return self.doubt(arrival, tid, remote, id);
         }
         match self.find_listener(arrival, req) {
             Ok(found) => self.admit(now, arrival, tid, modifier, req, found),
@@ -290,6 +292,14 @@ impl Cm {
             }
             Err(reason) => self.refuse(arrival, tid, remote, reason, &[]),
         }
+    }
+
+    /// A REQ gives a name of the connection `id` to another one.
+    fn doubt(&mut self, arrival: &Arrival, tid: u64, remote: CommId, id: CommId) {
+        if self.challenge(id, tid) {
+            return self.refuse(arrival, tid, remote, RejReason::StaleConn, &[]);
+        }
+        self.drop(DropReason::State);
     }
 
     /// Who answers a REQ, or why nobody does.
@@ -421,7 +431,7 @@ impl Cm {
                 responder_resources: req.initiator_depth.min(most),
                 initiator_depth: req.responder_resources.min(most),
             },
-            timeout: timeout::answer(req.local_response_timeout, path.ack_timeout),
+            timeout: timeout::answer_of_peer(req.local_response_timeout, path.ack_timeout),
             max_retries: req.max_cm_retries,
             retries: 0,
             attempt: Attempt::default(),
@@ -435,6 +445,8 @@ impl Cm {
             named_id: false,
             named_qpn: false,
             is_recorded: false,
+            doubt: None,
+            unproven: Some(MOST_UNPROVEN),
         }
     }
 

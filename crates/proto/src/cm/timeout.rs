@@ -7,6 +7,9 @@ use std::time::Duration;
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(70);
 
+/// Shortest wait for an answer where the peer has chosen it: a stranger does not set our pace.
+const SHORTEST_OF_PEER: Duration = Duration::from_millis(250);
+
 /// What a code stands for.
 pub(super) const fn decode(code: u8) -> Duration {
     Duration::from_nanos(4096 << (code & 0x1f))
@@ -16,6 +19,11 @@ pub(super) const fn decode(code: u8) -> Duration {
 /// ACK timeout code).
 pub(super) fn answer(code: u8, round_trip: u8) -> Duration {
     (decode(code) + decode(round_trip)).clamp(SHORTEST, LONGEST)
+}
+
+/// As [`answer`], where the peer has chosen `code` and `round_trip`.
+pub(super) fn answer_of_peer(code: u8, round_trip: u8) -> Duration {
+    answer(code, round_trip).max(SHORTEST_OF_PEER)
 }
 
 /// How long packets of a connection may still be about (IBA 12.9.8.4): what its ACK timeout allows for.
@@ -52,5 +60,7 @@ mod tests {
         assert_eq!(answer(0, 0), SHORTEST);
         assert_eq!(answer(31, 31), LONGEST);
         assert_eq!(answer(20, 17), decode(20) + decode(17));
+        assert_eq!(answer_of_peer(0, 0), SHORTEST_OF_PEER);
+        assert_eq!(answer_of_peer(20, 17), decode(20) + decode(17));
     }
 }

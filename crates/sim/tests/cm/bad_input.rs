@@ -26,12 +26,12 @@ use rand::{Rng, SeedableRng};
 
 use crate::world::{Dial, PORT, World, gid, header};
 
-fn bytes(message: impl Into<Message>) -> MadBytes {
+pub(crate) fn bytes(message: impl Into<Message>) -> MadBytes {
     Mad { transaction_id: 7, modifier: 0, message: message.into() }.emit()
 }
 
 /// A REQ from host 0 to host 1 that a listener takes.
-fn good_req() -> Req {
+pub(crate) fn good_req() -> Req {
     Req {
         local_comm_id: CommId(0x0000_4444),
         service_id: ServiceId::of_port(PortSpace::Tcp, PORT),

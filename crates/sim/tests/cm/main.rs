@@ -4,6 +4,7 @@
 mod bad_input;
 mod connect;
 mod disconnect;
+mod forged;
 mod fuzzed;
 mod listener;
 mod loss;

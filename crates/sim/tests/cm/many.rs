@@ -1,5 +1,7 @@
 //! Ten thousand connections between two processes, all at once.
 
+use std::time::Duration;
+
 use anyverbs_proto::cm::event::CmEvent;
 
 use crate::world::{PORT, World};
@@ -29,6 +31,8 @@ fn ten_thousand_connections_pair_up_and_part() {
         }
     }
     assert_eq!(established, MANY);
+    // RTUs are repeated for a while.
+    w.run_for(Duration::from_secs(20));
     for host in [0, 1] {
         let usage = w.hosts[host].cm.usage();
         assert_eq!((usage.connections, usage.timers), (MANY, 0), "nothing waits");

@@ -8,8 +8,8 @@ use anyverbs_proto::cm::event::CmEvent;
 use anyverbs_proto::cm::id::{CommId, PortSpace, ServiceId};
 use anyverbs_proto::cm::ip::IpHeader;
 use anyverbs_proto::cm::mad::Mad;
-use anyverbs_proto::cm::message::Message;
 use anyverbs_proto::cm::message::ece::Ece;
+use anyverbs_proto::cm::message::{Attribute, Message};
 use anyverbs_proto::cm::{
     AcceptParams, Cm, CmConfig, ConnectParams, ConnectionState, Listen, ListenAddress, ListenerId,
     Path, Serves, SidrParams, Transport, Usage,
@@ -382,6 +382,12 @@ impl World {
                 }
             }
         }
+    }
+
+    /// How many datagrams a host has sent.
+    pub(crate) fn datagrams(&self, host: usize) -> u64 {
+        let sent = &self.hosts[host].cm.counters().tx_msgs;
+        Attribute::ALL.iter().map(|attribute| sent.of(*attribute)).sum()
     }
 
     /// Hands a host any bytes, as from another.
