@@ -4,7 +4,8 @@
 //! serve their completions. Here callers hold locks, which would then be held for ever. None of these calls waits long.
 
 use std::marker::PhantomData;
-use std::os::fd::RawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::time::Duration;
 
 use libc::{SYS_recvmmsg, SYS_recvmsg, SYS_sendmmsg, SYS_sendmsg, c_int, c_uint, syscall};
 
@@ -41,6 +42,39 @@ impl Drop for Uncancelled {
     fn drop(&mut self) {
         // SAFETY: the state that the call above gave, on the same thread.
         unsafe { pthread_setcancelstate(self.before, std::ptr::null_mut()) };
+    }
+}
+
+/// A descriptor whose end is no cancellation point, as close(2) of the C library is: for who may drop it below a lock.
+#[derive(Debug)]
+pub(crate) struct Descriptor(Option<OwnedFd>);
+
+impl From<OwnedFd> for Descriptor {
+    fn from(fd: OwnedFd) -> Self {
+        Self(Some(fd))
+    }
+}
+
+impl AsFd for Descriptor {
+    #[inline]
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_ref().expect("it is there until the drop").as_fd()
+    }
+}
+
+impl AsRawFd for Descriptor {
+    #[inline]
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        if let Some(fd) = self.0.take() {
+            // SAFETY: this was its only owner.
+            unsafe { syscall(libc::SYS_close, fd.into_raw_fd()) };
+        }
     }
 }
 
@@ -106,4 +140,27 @@ pub(crate) fn poll(fds: &mut [libc::pollfd], timeout_ms: c_int) -> isize {
     unsafe {
         syscall(libc::SYS_ppoll, fds.as_mut_ptr(), fds.len(), timeout, no_mask, 0usize) as isize
     }
+}
+
+/// Sleeps, or less where a signal handler ran meanwhile.
+pub(crate) fn sleep(time: Duration) {
+    let time = libc::timespec {
+        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: time.subsec_nanos().into(),
+    };
+    let rest = std::ptr::null_mut::<libc::timespec>();
+    // SAFETY: a live timespec; what is left of the time is not asked for.
+    unsafe { syscall(libc::SYS_nanosleep, &raw const time, rest) };
+}
+
+/// read(2).
+pub(crate) fn read(fd: RawFd, into: &mut [u8]) -> isize {
+    // SAFETY: a live buffer of its own length.
+    unsafe { syscall(libc::SYS_read, fd, into.as_mut_ptr(), into.len()) as isize }
+}
+
+/// write(2).
+pub(crate) fn write(fd: RawFd, bytes: &[u8]) -> isize {
+    // SAFETY: a live buffer of its own length.
+    unsafe { syscall(libc::SYS_write, fd, bytes.as_ptr(), bytes.len()) as isize }
 }

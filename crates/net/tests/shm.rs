@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -105,6 +105,13 @@ impl Peer {
 
     /// As [`start`](Self::start), with what else it says.
     fn start_with(role: &str, registry: &str, slot: u8) -> (Self, String) {
+        let mut peer = Self::spawn(role, registry, slot);
+        let said = peer.expect("ready");
+        (peer, said)
+    }
+
+    /// As [`start`](Self::start), without waiting.
+    fn spawn(role: &str, registry: &str, slot: u8) -> Self {
         let mut child = Command::new("/proc/self/exe")
             .args(["--ignored", "--exact", "peer", "--nocapture"])
             .env("SHM_ROLE", role)
@@ -115,9 +122,11 @@ impl Peer {
             .spawn()
             .unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap());
-        let mut peer = Self { child, stdout };
-        let said = peer.expect("ready");
-        (peer, said)
+        Self { child, stdout }
+    }
+
+    fn say(&mut self, line: &str) {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{line}").unwrap();
     }
 
     /// Waits for a line that begins with `word`: the rest of it.
@@ -231,6 +240,32 @@ fn peer() {
                 party.turn(|_, payload| answers += usize::from(payload == b"by the ring"));
             }
             println!("ring works");
+        }
+        // Begins a copy to the address that it is told, and makes it when it is told to.
+        "copier" => {
+            let mut party = Party::new(&registry, slot);
+            let channel = party.established(HUB);
+            println!("ready");
+            let mut line = String::new();
+            std::io::stdin().read_line(&mut line).unwrap();
+            let to = line.trim().parse().unwrap();
+            let copying = channel.begin_copy().unwrap();
+            println!("marked");
+            line.clear();
+            std::io::stdin().read_line(&mut line).unwrap();
+            if line.trim() == "exec" {
+                use std::os::unix::process::CommandExt;
+                panic!("{}", Command::new("sleep").arg("1000").exec());
+            }
+            let mut bytes = [0xaa_u8; 64];
+            let local = [Local { iov_base: bytes.as_mut_ptr().cast(), iov_len: 64 }];
+            // SAFETY: the local side is an array of this function.
+            unsafe { copying.write(&local, to, 64) }.unwrap();
+            drop(copying);
+            println!("copied");
+            wait_for_end(|| {
+                party.turn(|_, _| {});
+            });
         }
         "forker" => {
             let mut party = Party::new(&registry, slot);
@@ -550,4 +585,146 @@ fn another_user_can_neither_attach_nor_pretend() {
     // And a name of ours that another user took is no peer.
     let _squatter = Peer::start("squatter", &name, 77);
     assert!(matches!(hub.endpoint.connect(77), Err(ConnectError::OtherUser)));
+}
+
+/// A process in the middle of a copy to 64 bytes of this one, and this one's settling meanwhile.
+struct Settling {
+    hub: Arc<Party>,
+    peer: Peer,
+    target: Box<[u8; 64]>,
+    settled: std::sync::mpsc::Receiver<Vec<u8>>,
+}
+
+impl Settling {
+    fn begin(test: &str) -> Self {
+        let name = name(test);
+        let mut hub = Party::new(&name, HUB);
+        let mut peer = Peer::spawn("copier", &name, 2);
+        hub.until(|hub| hub.events.iter().any(|e| matches!(e, Event::Established(_))));
+        peer.expect("ready");
+        let target = Box::new([0u8; 64]);
+        let address = target.as_ptr() as usize;
+        peer.say(&address.to_string());
+        peer.expect("marked");
+        let hub = Arc::new(hub);
+        let (sender, settled) = std::sync::mpsc::channel();
+        let other = Arc::clone(&hub);
+        std::thread::spawn(move || {
+            other.endpoint.settle();
+            // SAFETY: the test keeps the array for as long as it waits for this.
+            let bytes = unsafe { std::ptr::read_volatile(address as *const [u8; 64]) };
+            let _ = sender.send(bytes.to_vec());
+        });
+        Self { hub, peer, target, settled }
+    }
+
+    fn is_waiting(&self, time: Duration) -> bool {
+        self.settled.recv_timeout(time).is_err()
+    }
+
+    /// What stood in the memory when it had been taken back.
+    fn end(&self) -> Vec<u8> {
+        self.settled.recv_timeout(PATIENCE).unwrap()
+    }
+}
+
+#[test]
+fn what_is_taken_back_waits_for_a_stopped_process_in_the_middle_of_a_copy() {
+    let mut settling = Settling::begin("stopped copy");
+    settling.peer.stop();
+    assert!(settling.is_waiting(Duration::from_millis(2500)), "it can still write");
+    settling.peer.signal(libc::SIGCONT);
+    assert!(settling.is_waiting(Duration::from_millis(50)), "it can still write");
+    settling.peer.say("copy");
+    assert_eq!(settling.end(), [0xaa; 64], "the copy was before the end");
+    settling.peer.expect("copied");
+    // Nobody is given up: the next copy is waited for as well.
+    assert!(settling.hub.endpoint.board().copied().writes == 1);
+    assert_eq!(settling.target[..], [0xaa; 64]);
+}
+
+#[test]
+fn what_is_taken_back_waits_for_a_frozen_process_in_the_middle_of_a_copy() {
+    let mut settling = Settling::begin("frozen copy");
+    let Some(freezer) = Freezer::new(settling.peer.child.id()) else {
+        println!("SKIPPED: needs a cgroup that can be frozen");
+        return;
+    };
+    freezer.freeze(true);
+    assert!(settling.is_waiting(Duration::from_millis(1500)), "it can still write");
+    freezer.freeze(false);
+    settling.peer.say("copy");
+    assert_eq!(settling.end(), [0xaa; 64]);
+    settling.peer.kill();
+}
+
+#[test]
+fn a_process_that_ends_in_the_middle_of_a_copy_is_not_waited_for() {
+    for stopped in [false, true] {
+        let mut settling = Settling::begin(&format!("killed copy {stopped}"));
+        if stopped {
+            settling.peer.stop();
+        }
+        assert!(settling.is_waiting(Duration::from_millis(100)));
+        settling.peer.kill();
+        assert_eq!(settling.end(), [0; 64]);
+    }
+}
+
+#[test]
+fn a_process_that_runs_another_program_in_the_middle_of_a_copy_is_not_waited_for() {
+    let mut settling = Settling::begin("exec copy");
+    assert!(settling.is_waiting(Duration::from_millis(100)));
+    settling.peer.say("exec");
+    assert_eq!(settling.end(), [0; 64]);
+}
+
+/// A control group with one process in it, in either version of the hierarchy.
+struct Freezer {
+    directory: std::path::PathBuf,
+    switch: (&'static str, [&'static str; 2]),
+    pid: u32,
+}
+
+impl Freezer {
+    fn new(pid: u32) -> Option<Self> {
+        let kinds = [
+            ("/sys/fs/cgroup/freezer", ("freezer.state", ["THAWED", "FROZEN"])),
+            ("/sys/fs/cgroup/unified", ("cgroup.freeze", ["0", "1"])),
+            ("/sys/fs/cgroup", ("cgroup.freeze", ["0", "1"])),
+        ];
+        kinds.into_iter().find_map(|(root, switch)| {
+            let directory = std::path::Path::new(root).join(format!("anyverbs-test-{pid}"));
+            std::fs::create_dir(&directory).ok()?;
+            let freezer = Self { directory, switch, pid };
+            let entered =
+                std::fs::write(freezer.directory.join("cgroup.procs"), pid.to_string()).is_ok();
+            (entered && freezer.directory.join(switch.0).exists()).then_some(freezer)
+        })
+    }
+
+    fn freeze(&self, on: bool) {
+        let (file, values) = self.switch;
+        std::fs::write(self.directory.join(file), values[usize::from(on)]).unwrap();
+        let is_done = || {
+            let state = std::fs::read_to_string(self.directory.join(file)).unwrap();
+            // The first version says `FREEZING` until all of them stand.
+            state.trim() == values[usize::from(on)]
+        };
+        let begin = Instant::now();
+        while !is_done() {
+            assert!(begin.elapsed() < PATIENCE, "it does not freeze");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Drop for Freezer {
+    fn drop(&mut self) {
+        let (file, values) = self.switch;
+        let _ = std::fs::write(self.directory.join(file), values[0]);
+        let root = self.directory.parent().unwrap();
+        let _ = std::fs::write(root.join("cgroup.procs"), self.pid.to_string());
+        let _ = std::fs::remove_dir(&self.directory);
+    }
 }

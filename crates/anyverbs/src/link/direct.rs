@@ -20,9 +20,7 @@
 //!
 //! Deregistration, and the move of a queue pair to RESET or ERR and its end as far as the program asked for them, wait for the
 //! copies in progress. A queue pair that an error moves is taken back at once, and waited for when the program acts on it. A
-//! peer that is stopped in the middle of a copy is waited for a second; then its channels are closed, since it may still write
-//! what it had begun when it goes on: what the program does with memory that it has registered and its peers' processes is
-//! theirs to agree on, as one of the same user could write there anyway.
+//! peer that is stopped in the middle of a copy is waited for until it goes on or ends: it would write what it had begun.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

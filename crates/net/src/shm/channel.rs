@@ -10,9 +10,9 @@ use std::sync::{Arc, OnceLock};
 use parking_lot::{Mutex, MutexGuard};
 use thiserror::Error;
 
-use super::endpoint::write_word;
+use super::endpoint::Waker;
 use super::handshake::Probe;
-use super::layout::{FED, LINE};
+use super::layout::{FED, LINE, REVOKED};
 use super::memory::{Area, Memory};
 use super::notify::Door;
 use super::process::PeerProcess;
@@ -20,6 +20,7 @@ use super::published::{Mark, Marks, PeerBoard};
 use super::remote::{Local, Remote, RemoteError, RemoteMemory};
 use super::ring::{Committed, ONE_LINE, Reservation, ReserveError, Writer};
 use super::shared_range::{self, SharedRange};
+use crate::sys::Descriptor;
 
 /// Why a channel is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -43,21 +44,11 @@ pub enum Closed {
     /// This process closed it.
     #[error("closed")]
     Local,
-    /// The other process stayed in the middle of a copy.
-    #[error("the process stayed in the middle of a copy")]
-    Stuck,
 }
 
 impl Closed {
-    const ALL: [Self; 7] = [
-        Self::Died,
-        Self::HungUp,
-        Self::Nonsense,
-        Self::Version,
-        Self::Refused,
-        Self::Local,
-        Self::Stuck,
-    ];
+    const ALL: [Self; 6] =
+        [Self::Died, Self::HungUp, Self::Nonsense, Self::Version, Self::Refused, Self::Local];
 }
 
 /// Why a message cannot be sent now.
@@ -79,8 +70,7 @@ pub enum SendError {
 #[derive(Debug)]
 pub(super) struct PeerDoor {
     pub(super) door: Door,
-    /// The peer's eventfd, non-blocking.
-    pub(super) wake: OwnedFd,
+    pub(super) waker: Waker,
     pub(super) probe: Probe,
     pub(super) board: PeerBoard,
 }
@@ -93,7 +83,7 @@ pub struct Channel {
     pub(super) key: u64,
     slot: u8,
     pub(super) process: Arc<PeerProcess>,
-    pub(super) socket: OwnedFd,
+    pub(super) socket: Descriptor,
     /// 0, or the reason why it is closed.
     closed: AtomicU8,
     max_payload: usize,
@@ -123,7 +113,7 @@ impl Channel {
             key,
             slot,
             process,
-            socket,
+            socket: socket.into(),
             closed: AtomicU8::new(0),
             max_payload: writer.max_payload(),
             peer: writer.peer().clone(),
@@ -210,7 +200,7 @@ impl Channel {
         if let Some(door) = self.door.get()
             && door.door.call()
         {
-            write_word(door.wake.as_fd());
+            door.waker.wake();
         }
     }
 
@@ -265,7 +255,12 @@ impl Channel {
         }
         let door = self.door.get()?;
         let remote = self.remote().ok()?;
-        Some(Copying { channel: self, remote, board: &door.board, mark: self.marks.set()? })
+        let mark = self.marks.set()?;
+        // Behind the mark's fence: an owner that has not seen the mark has said it before.
+        if self.peer.load(REVOKED, Ordering::Relaxed) != 0 {
+            return None;
+        }
+        Some(Copying { channel: self, remote, board: &door.board, mark })
     }
 
     /// Whether [`begin_copy`](Self::begin_copy) may succeed later where it has not now, since other threads are copying.
@@ -547,7 +542,7 @@ impl Sender {
         if let Some(door) = door
             && door.door.knock(&self.channel.peer)
         {
-            write_word(door.wake.as_fd());
+            door.waker.wake();
         }
     }
 }

@@ -3,12 +3,11 @@
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use super::channel::{Channel, Closed, PeerDoor, has_hung_up};
-use super::endpoint::{Shared, write_word};
+use super::endpoint::{Config, Shared, Waker};
 use super::handshake::{self, Greeting, Probe, Received, Status};
 use super::layout::{page, side_len};
 use super::memory::{Access, Area, SharedObject};
@@ -47,6 +46,8 @@ pub(super) struct Control {
     indices: Vec<bool>,
     /// Connections wait for descriptors.
     accept_again: bool,
+    /// A descriptor that is kept for [`Shared::turn_away`].
+    reserve: Option<OwnedFd>,
     pub(super) shut_down: bool,
 }
 
@@ -73,7 +74,7 @@ pub(super) struct Opening {
 }
 
 impl Control {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(reserve: OwnedFd) -> Self {
         Self {
             connections: BTreeMap::new(),
             strangers: 0,
@@ -81,6 +82,7 @@ impl Control {
             by_slot: vec![None; 256],
             indices: Vec::new(),
             accept_again: false,
+            reserve: Some(reserve),
             shut_down: false,
         }
     }
@@ -156,7 +158,7 @@ impl Shared {
     fn tell(&self, news: News) {
         self.news.lock().push(news);
         if self.door.call() {
-            write_word(self.wake.as_fd());
+            self.wake();
         }
     }
 
@@ -226,15 +228,23 @@ impl Shared {
         for _ in 0..BUDGET {
             let socket = match self.listener.accept() {
                 Ok((socket, _)) => socket,
-                Err(error) => {
-                    let out_of = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS];
-                    control.accept_again =
-                        error.raw_os_error().is_some_and(|errno| out_of.contains(&errno));
-                    return;
+                Err(error) if process::is_scarcity(&error) => {
+                    control.accept_again = !self.turn_away(control);
+                    if control.accept_again {
+                        return;
+                    }
+                    continue;
                 }
+                Err(_) => return,
             };
-            let is_ours = process::peer(socket.as_fd()).ok().filter(|&(_, uid)| uid == self.uid);
-            let Some((process, _)) = is_ours else { continue };
+            let process = match process::peer(socket.as_fd()) {
+                Ok((process, uid)) if uid == self.uid => process,
+                Err(error) if process::is_scarcity(&error) => {
+                    self.decline(socket.as_fd());
+                    continue;
+                }
+                _ => continue,
+            };
             let key = control.next_key;
             if socket.set_nonblocking(true).is_err()
                 || self.watch(socket.as_fd(), key << 1, libc::EPOLLIN | libc::EPOLLRDHUP).is_err()
@@ -255,6 +265,27 @@ impl Shared {
         }
         // There may be more, and the edge has passed.
         self.watch_again(self.listener.as_fd(), LISTENER_KEY, libc::EPOLLIN | libc::EPOLLET);
+    }
+
+    /// Accepts a connection for which there is no descriptor by the one that is kept for this, and declines it. False where that
+    /// is missing, too.
+    fn turn_away(&self, control: &mut Control) -> bool {
+        if control.reserve.take().is_none() {
+            return false;
+        }
+        if let Ok((socket, _)) = self.listener.accept() {
+            self.decline(socket.as_fd());
+        }
+        control.reserve = self.given.as_fd().try_clone_to_owned().ok();
+        true
+    }
+
+    /// Tells who connected that there is no place, so that it takes another way at once.
+    fn decline(&self, socket: BorrowedFd<'_>) {
+        self.report_scarcity(None, &io::Error::from_raw_os_error(libc::EMFILE));
+        // What is unread when the socket is closed would be an error at the other end, in front of the answer.
+        let _ = handshake::receive(socket);
+        let _ = handshake::send(socket, &self.no().emit(), &[]);
     }
 
     /// Ends what is between us and a stranger, and hands it out.
@@ -285,25 +316,27 @@ impl Shared {
         };
         // Gone without a word.
         let Some(received) = received else { return };
-        let answer = socket.try_clone();
-        if let (Err(status), Ok(socket)) =
-            (self.welcome(control, socket, process, received), answer)
+        let mut socket = Some(socket);
+        if let Err(status) = self.welcome(control, &mut socket, process, received)
+            && let Some(socket) = socket
         {
-            let refusal = self.greeting(status, self.config.ring, self.config.max_payload, 0);
+            let refusal = Greeting { status, ..self.no() };
             let _ = handshake::send(socket.as_fd(), &refusal.emit(), &[]);
         }
     }
 
-    /// Makes the channel that a hello asks for, or says what to answer.
+    /// Makes the channel that a hello asks for, which takes the socket, or says what to answer.
     fn welcome(
         &self,
         control: &mut Control,
-        socket: OwnedFd,
+        place: &mut Option<OwnedFd>,
         process: PeerProcess,
         received: Received,
     ) -> Result<(), Status> {
         let hello = received.greeting?;
-        let Ok([object, epoch, bells, wake, board]) = <[OwnedFd; 5]>::try_from(received.fds) else {
+        let socket = place.as_ref().ok_or(Status::Nonsense)?.as_fd();
+        let Ok([object, epoch, bells, waker, board]) = <[OwnedFd; 5]>::try_from(received.fds)
+        else {
             return Err(Status::Nonsense);
         };
         let taken = control.by_slot[usize::from(hello.slot)].as_ref().is_some_and(|other| {
@@ -317,18 +350,19 @@ impl Shared {
         }
         let side = side_len(hello.ring);
         let object = SharedObject::check(object, 2 * side).ok_or(Status::Nonsense)?;
-        let map =
-            Area::map(object.as_fd(), 2 * side, Access::ReadWrite).map_err(|_| Status::Nonsense)?;
+        let map = Area::map(object.as_fd(), 2 * side, Access::ReadWrite);
+        let map = map.map_err(|error| refusal(&error))?;
         let (own, peer) = (map.part(side, side), map.part(0, side));
-        let door = peer_door(&hello, epoch, bells, wake, board).ok_or(Status::Nonsense)?;
+        let door = peer_door(&hello, epoch, bells, waker, board)?;
         let index = control.take_index().ok_or(Status::Full)?;
         let answer = self.greeting(Status::Ok, hello.ring, hello.max_payload, index);
         let fds =
-            [self.epoch.as_fd(), self.bells.as_fd(), self.wake.as_fd(), self.board.object.as_fd()];
+            [self.epoch.as_fd(), self.bells.as_fd(), self.given.as_fd(), self.board.object.as_fd()];
         let process = Arc::new(process);
-        self.board.attach(peer.clone(), &process);
+        self.board.attach(hello.slot, [&own, &peer], &process);
+        self.board.introduce(&process, hello.probe);
         let known = Arc::clone(&process);
-        let told = match handshake::send(socket.as_fd(), &answer.emit(), &fds) {
+        let told = match handshake::send(socket, &answer.emit(), &fds) {
             // It has ended since: what it has sent is read nevertheless, and the hang-up says the rest.
             Err(error)
                 if matches!(
@@ -341,6 +375,7 @@ impl Shared {
             told => told,
         };
         let opened = told.and_then(|()| {
+            let socket = place.take().ok_or(io::ErrorKind::NotConnected)?;
             let Greeting { slot, ring, max_payload, .. } = hello;
             let opening = Opening { index, slot, process, socket, own, peer, ring, max_payload };
             self.open(control, opening)
@@ -365,7 +400,14 @@ impl Shared {
         let reason = if ended {
             Some(Closed::Died)
         } else {
-            match handshake::receive(channel.socket.as_fd()) {
+            let received = match handshake::receive(channel.socket.as_fd()) {
+                // The other side closed it without having read everything. Its answer lies behind that.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
+                    handshake::receive(channel.socket.as_fd())
+                }
+                received => received,
+            };
+            match received {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
                 Ok(Some(received)) => self.answered(channel, received).err(),
                 _ if channel.process.has_ended() => Some(Closed::Died),
@@ -381,31 +423,47 @@ impl Shared {
         }
     }
 
-    /// Reads the answer to our hello.
+    /// Reads the answer to our hello, or the refusal of who cannot take ours.
     fn answered(&self, channel: &Arc<Channel>, received: Received) -> Result<(), Closed> {
-        if channel.is_established() {
-            return Err(Closed::Nonsense);
-        }
-        let answer = received.greeting.map_err(|status| match status {
-            Status::Version => Closed::Version,
-            _ => Closed::Nonsense,
-        })?;
-        match answer.status {
+        let answer = received.greeting;
+        match answer.map_or_else(|status| status, |answer| answer.status) {
+            Status::Ok if channel.is_established() => return Err(Closed::Nonsense),
             Status::Ok => {}
             Status::Version => return Err(Closed::Version),
+            Status::Full if answer.is_err() => return Err(self.refuse(channel)),
             Status::Full => return Err(Closed::Refused),
             Status::Nonsense => return Err(Closed::Nonsense),
         }
-        let [epoch, bells, wake, board] =
-            <[OwnedFd; 4]>::try_from(received.fds).map_err(|_| Closed::Nonsense)?;
-        let door = peer_door(&answer, epoch, bells, wake, board).ok_or(Closed::Nonsense)?;
+        let (Ok(answer), Ok([epoch, bells, waker, board])) =
+            (answer, <[OwnedFd; 4]>::try_from(received.fds))
+        else {
+            return Err(Closed::Nonsense);
+        };
+        self.board.introduce(&channel.process, answer.probe);
+        let door = match peer_door(&answer, epoch, bells, waker, board) {
+            Err(Status::Full) => return Err(self.refuse(channel)),
+            door => door.map_err(|_| Closed::Nonsense)?,
+        };
         channel.establish(door);
         self.tell(News::Answered(Arc::clone(channel)));
         Ok(())
     }
 
+    /// Says that this process has no place for what the other has sent, which takes the channel for good.
+    fn refuse(&self, channel: &Channel) -> Closed {
+        self.report_scarcity(Some(channel.slot()), &io::ErrorKind::OutOfMemory.into());
+        let _ = handshake::send(channel.socket.as_fd(), &self.no().emit(), &[]);
+        Closed::Refused
+    }
+
+    /// A refusal, which says nothing else.
+    fn no(&self) -> Greeting {
+        let Config { ring, max_payload, .. } = self.config;
+        Greeting { probe: Probe::default(), ..self.greeting(Status::Full, ring, max_payload, 0) }
+    }
+
     /// Stops watching a channel. Its index stays taken until [`give_back`](Self::give_back).
-    fn forget(&self, control: &mut Control, channel: &Arc<Channel>) {
+    pub(super) fn forget(&self, control: &mut Control, channel: &Arc<Channel>) {
         if control.connections.remove(&channel.key).is_none() {
             return;
         }
@@ -420,20 +478,6 @@ impl Shared {
         }
     }
 
-    /// Closes the channels to processes that do not get on with a copy.
-    #[cold]
-    pub(super) fn end(&self, stuck: &[Arc<PeerProcess>]) {
-        let control = self.control.lock();
-        for connection in control.connections.values() {
-            if let Connection::Channel(channel) = connection
-                && stuck.iter().any(|process| Arc::ptr_eq(process, &channel.process))
-            {
-                // The socket's hang-up tells the rest.
-                channel.close(Closed::Stuck);
-            }
-        }
-    }
-
     /// The poller has done with a closed channel.
     pub(super) fn give_back(&self, channel: &Arc<Channel>) {
         let mut control = self.control.lock();
@@ -442,38 +486,30 @@ impl Shared {
     }
 }
 
+/// What this process has no place for is refused as [`Status::Full`].
+fn refusal(error: &io::Error) -> Status {
+    tracing::debug!(%error, "a channel has no place");
+    Status::Full
+}
+
 /// Checks what a peer sent to be told by.
 fn peer_door(
     greeting: &Greeting,
     epoch: OwnedFd,
     bells: OwnedFd,
-    wake: OwnedFd,
+    waker: OwnedFd,
     board: OwnedFd,
-) -> Option<PeerDoor> {
-    let epoch = SharedObject::check(epoch, page())?;
-    let bells = SharedObject::check(bells, page())?;
-    let epoch = Area::map(epoch.as_fd(), page(), Access::ReadOnly).ok()?;
-    let bells = Area::map(bells.as_fd(), page(), Access::ReadWrite).ok()?;
-    if !is_eventfd(wake.as_fd()) {
-        return None;
-    }
-    let board = SharedObject::check(board, greeting.board)?;
-    let board = PeerBoard::new(&board, greeting.board).ok()?;
-    let index = usize::try_from(greeting.index).ok().filter(|&i| i < MAX_CHANNELS)?;
-    let door = Door::new(bells, epoch, bell_of(index));
-    Some(PeerDoor { door, wake, probe: greeting.probe, board })
-}
-
-/// Whether writing to a descriptor cannot block: it is non-blocking, and no file, socket or pipe.
-fn is_eventfd(fd: BorrowedFd<'_>) -> bool {
-    // SAFETY: fcntl with F_GETFL only reads flags.
-    let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) };
-    let mut stat = MaybeUninit::<libc::stat>::zeroed();
-    // SAFETY: a live buffer of the right type.
-    let rc = unsafe { libc::fstat(fd.as_raw_fd(), stat.as_mut_ptr()) };
-    if flags & libc::O_NONBLOCK == 0 || rc != 0 {
-        return false;
-    }
-    // SAFETY: zeroed integers, overwritten by the kernel. Anonymous inodes have no type.
-    unsafe { stat.assume_init() }.st_mode & libc::S_IFMT == 0
+) -> Result<PeerDoor, Status> {
+    let map = |object: OwnedFd, access| {
+        let object = SharedObject::check(object, page()).ok_or(Status::Nonsense)?;
+        Area::map(object.as_fd(), page(), access).map_err(|error| refusal(&error))
+    };
+    let (epoch, bells) = (map(epoch, Access::ReadOnly)?, map(bells, Access::ReadWrite)?);
+    let waker = Waker::open(waker.as_fd()).map_err(|error| refusal(&error))?;
+    let waker = waker.ok_or(Status::Nonsense)?;
+    let board = SharedObject::check(board, greeting.board).ok_or(Status::Nonsense)?;
+    let board = PeerBoard::new(&board, greeting.board).map_err(|error| refusal(&error))?;
+    let index = usize::try_from(greeting.index).ok().filter(|&i| i < MAX_CHANNELS);
+    let door = Door::new(bells, epoch, bell_of(index.ok_or(Status::Nonsense)?));
+    Ok(PeerDoor { door, waker, probe: greeting.probe, board })
 }

@@ -1,10 +1,11 @@
 //! One process's part of the link: its listener and its channels.
 
 use std::ffi::c_int;
-use std::io;
-use std::mem::size_of;
+use std::io::{self, PipeReader, PipeWriter};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use socket2::{Domain, SockAddr, Socket, Type};
@@ -20,6 +21,7 @@ use super::poller::Poller;
 use super::process;
 use super::published::Board;
 use crate::registry::{Slot, random_u64};
+use crate::sys::{self, Descriptor, Uncancelled};
 
 /// The sizes of the rings that this process makes. The other process takes what it is offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,14 +78,21 @@ pub(super) struct Shared {
     pub(super) epoll: OwnedFd,
     pub(super) epoch: SharedObject,
     pub(super) bells: SharedObject,
-    pub(super) wake: OwnedFd,
+    pub(super) wake: PipeReader,
+    /// What peers are given to wake this process.
+    pub(super) given: PipeWriter,
+    /// How this process wakes itself: as peers do.
+    waker: Waker,
     pub(super) board: Board,
     /// How this process tells its own poller.
     pub(super) door: Door,
-    pub(super) probe_value: Box<u64>,
+    /// Never freed: who has lost it runs another program.
+    pub(super) probe_value: &'static u64,
     pub(super) control: Mutex<Control>,
     /// For the poller.
     pub(super) news: Mutex<Vec<News>>,
+    /// It is known from the log that descriptors or memory have run out.
+    scarce: AtomicBool,
     /// Who made it, and alone may take it apart: a forked child shares the sockets.
     pub(super) owner: u32,
 }
@@ -93,8 +102,9 @@ impl Endpoint {
     ///
     /// # Errors
     /// `InvalidInput` for sizes that [`Config`] does not allow, `AddrInUse` when somebody has taken the name, and those
-    /// of socket(2), memfd_create(2), eventfd(2) and epoll_create(2).
+    /// of socket(2), memfd_create(2), pipe(2) and epoll_create(2); `FileTooLarge` where `RLIMIT_FSIZE` is too low.
     pub fn new(slot: &Slot, config: Config) -> io::Result<(Self, Poller)> {
+        let _uncancelled = Uncancelled::new();
         if !is_valid_ring(config.ring, config.max_payload) {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
@@ -115,10 +125,11 @@ impl Endpoint {
             // SAFETY: flags only.
             unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) },
         )?;
-        let wake = owned(
-            // SAFETY: a number and flags only.
-            unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) },
-        )?;
+        let (wake, given) = io::pipe()?;
+        // Only the other end is given away, so this one stays as it is.
+        set_nonblocking(wake.as_fd())?;
+        let waker = Waker::open(given.as_fd())?.ok_or(io::ErrorKind::Unsupported)?;
+        let reserve = given.as_fd().try_clone_to_owned()?;
         let shared = Arc::new(Shared {
             slot: slot.number(),
             uid: slot.registry().uid(),
@@ -129,11 +140,14 @@ impl Endpoint {
             epoch,
             bells,
             wake,
+            given,
+            waker,
             board: Board::new(config.board)?,
             door: Door::new(bells_area.clone(), epoch_area.clone(), OWN_BELL),
-            probe_value: Box::new(random_u64()),
-            control: Mutex::new(Control::new()),
+            probe_value: Box::leak(Box::new(random_u64())),
+            control: Mutex::new(Control::new(reserve)),
             news: Mutex::new(Vec::new()),
+            scarce: AtomicBool::new(false),
             owner: std::process::id(),
         });
         // Edge-triggered: what cannot be accepted for want of descriptors must not keep the caller awake.
@@ -152,6 +166,16 @@ impl Endpoint {
         if slot == shared.slot || slot == 0 {
             return Err(ConnectError::NotAnother);
         }
+        let _uncancelled = Uncancelled::new();
+        let connected = self.connect_to(slot);
+        if let Err(ConnectError::Io(error)) = &connected {
+            shared.report_scarcity(Some(slot), error);
+        }
+        connected
+    }
+
+    fn connect_to(&self, slot: u8) -> Result<Arc<Channel>, ConnectError> {
+        let shared = &self.shared;
         let mut control = shared.control.lock();
         if let Some(channel) = &control.by_slot[usize::from(slot)]
             && channel.closed().is_none()
@@ -184,11 +208,11 @@ impl Endpoint {
             object.as_fd(),
             shared.epoch.as_fd(),
             shared.bells.as_fd(),
-            shared.wake.as_fd(),
+            shared.given.as_fd(),
             shared.board.object.as_fd(),
         ];
         let process = Arc::new(process);
-        shared.board.attach(peer.clone(), &process);
+        shared.board.attach(slot, [&own, &peer], &process);
         let known = Arc::clone(&process);
         let socket: OwnedFd = socket.into();
         let opened = handshake::send(socket.as_fd(), &greeting.emit(), &fds).and_then(|()| {
@@ -208,6 +232,7 @@ impl Endpoint {
     /// # Errors
     /// Those of epoll_wait(2). What concerns one connection only ends that one.
     pub fn control(&self) -> io::Result<()> {
+        let _uncancelled = Uncancelled::new();
         self.shared.control()
     }
 
@@ -230,13 +255,11 @@ impl Endpoint {
     }
 
     /// Waits until all copies have ended that others may have begun before the last change of the board: what was taken back
-    /// is not touched any more. It takes as long as a copy does. A process that is stopped in the middle of one may still
-    /// finish it when it goes on: it is waited for a second, once, and loses its channels.
+    /// is not touched any more. It takes as long as a copy does. A process that is stopped in the middle of one is waited for
+    /// until it goes on or ends.
     pub fn settle(&self) {
-        let stuck = self.shared.board.settle();
-        if !stuck.is_empty() {
-            self.shared.end(&stuck);
-        }
+        let _uncancelled = Uncancelled::new();
+        self.shared.board.settle();
     }
 
     /// The slot of this process.
@@ -253,6 +276,20 @@ impl Endpoint {
         let socket = Socket::new(Domain::UNIX, Type::SEQPACKET.nonblocking(), None).unwrap();
         socket.connect(&address(&self.shared.prefix, slot).unwrap()).unwrap();
         socket.into()
+    }
+
+    /// Fills the pipe by the end that peers have, which then blocks.
+    pub(super) fn fill_pipe(&self) {
+        let given = self.shared.given.as_fd();
+        set_nonblocking(given).unwrap();
+        while sys::write(given.as_raw_fd(), &[0; 4096]) > 0 {}
+        // SAFETY: fcntl with an integer argument.
+        assert_eq!(unsafe { libc::fcntl(given.as_raw_fd(), libc::F_SETFL, 0) }, 0);
+    }
+
+    /// Stops watching a channel, as for one that has closed.
+    pub(super) fn forget(&self, channel: &Arc<Channel>) {
+        self.shared.forget(&mut self.shared.control.lock(), channel);
     }
 
     /// Connections that are watched, and numbers of rings that are taken.
@@ -291,16 +328,74 @@ fn address(prefix: &str, slot: u8) -> io::Result<SockAddr> {
     SockAddr::unix(format!("\0{prefix}/shm/{slot}"))
 }
 
-/// Counts an eventfd up.
-pub(super) fn write_word(fd: BorrowedFd<'_>) {
-    let one = 1u64;
-    // SAFETY: eight live bytes. A full counter (`EAGAIN`) means that the reader is awake or will be.
-    unsafe { libc::write(fd.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
+fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: fcntl with an integer argument.
+    if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) } == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
-/// Sets an eventfd to zero.
-pub(super) fn read_word(fd: BorrowedFd<'_>) {
-    let mut count = 0u64;
-    // SAFETY: eight live bytes; the descriptor does not block.
-    unsafe { libc::read(fd.as_raw_fd(), (&raw mut count).cast(), size_of::<u64>()) };
+impl Shared {
+    /// Says once that another process is reached by UDP for want of descriptors or memory.
+    pub(super) fn report_scarcity(&self, slot: Option<u8>, error: &io::Error) {
+        let kinds = [io::ErrorKind::FileTooLarge, io::ErrorKind::OutOfMemory];
+        let is_one = process::is_scarcity(error) || kinds.contains(&error.kind());
+        if is_one && !self.scarce.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                slot,
+                %error,
+                "no shared memory with another process of this host: messages go by UDP"
+            );
+        }
+    }
+
+    /// Wakes this process's own reader.
+    pub(super) fn wake(&self) {
+        self.waker.wake();
+    }
+}
+
+/// How to wake another process: its pipe, opened by this process for itself. Whoever else has the pipe cannot make writing to it
+/// block, as they could with a descriptor that they gave away; and it never lacks a reader, so there is no `SIGPIPE`.
+#[derive(Debug)]
+pub(super) struct Waker(Descriptor);
+
+impl Waker {
+    /// Opens the pipe that a peer sent. None if it is none.
+    ///
+    /// # Errors
+    /// Those of open(2) of `/proc/self/fd`.
+    pub(super) fn open(given: BorrowedFd<'_>) -> io::Result<Option<Self>> {
+        let mut stat = MaybeUninit::<libc::stat>::zeroed();
+        // SAFETY: a live buffer of the right type.
+        if unsafe { libc::fstat(given.as_raw_fd(), stat.as_mut_ptr()) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: zeroed integers, overwritten by the kernel.
+        if unsafe { stat.assume_init() }.st_mode & libc::S_IFMT != libc::S_IFIFO {
+            return Ok(None);
+        }
+        let name = format!("/proc/self/fd/{}\0", given.as_raw_fd());
+        let flags = libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC;
+        // SAFETY: a terminated name and flags.
+        let fd = owned(unsafe { libc::open(name.as_ptr().cast(), flags) })?;
+        Ok(Some(Self(fd.into())))
+    }
+
+    /// Wakes the process. A full pipe (`EAGAIN`) means that it is awake or will be.
+    pub(super) fn wake(&self) {
+        sys::write(self.0.as_raw_fd(), &[1]);
+    }
+}
+
+/// Empties this process's pipe, or some of it where others go on writing.
+pub(super) fn read_wakes(pipe: BorrowedFd<'_>) {
+    let mut bytes = [0; 256];
+    for _ in 0..256 {
+        if sys::read(pipe.as_raw_fd(), &mut bytes) != bytes.len() as isize {
+            return;
+        }
+    }
 }

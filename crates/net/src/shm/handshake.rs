@@ -12,6 +12,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use super::layout::{RING_SIZES, VERSION, page};
 use super::published::MAX_BOARD;
 use crate::cmsg::{self, ControlBuffer};
+use crate::sys;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"avb-shm\0");
 const LEN: usize = 72;
@@ -24,7 +25,7 @@ pub(crate) enum Status {
     Ok,
     /// Another version or layout.
     Version,
-    /// Too many channels.
+    /// Too many channels, or no descriptor or memory for one.
     Full,
     /// It is not what this version sends, or the slot belongs to another process.
     Nonsense,
@@ -166,7 +167,7 @@ pub(crate) fn send(
     }
     // SAFETY: the header describes live buffers, which the kernel only reads.
     let n = unsafe {
-        libc::sendmsg(
+        sys::sendmsg(
             socket.as_raw_fd(),
             &raw const message,
             libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
@@ -199,7 +200,7 @@ pub(crate) fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Received>> {
     message.msg_controllen = control.0.len() as _;
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
     // SAFETY: the header describes live buffers with their sizes.
-    let n = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
+    let n = unsafe { sys::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
     let n = usize::try_from(n).map_err(|_| io::Error::last_os_error())?;
     let mut fds = Vec::new();
     for m in cmsg::messages(&control, message.msg_controllen) {
@@ -211,11 +212,14 @@ pub(crate) fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Received>> {
     if n == 0 {
         return Ok(None);
     }
-    let is_whole = message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) == 0;
+    let has = |flag| message.msg_flags & flag != 0;
     let greeting = match bytes.get(..n) {
-        Some(bytes) if is_whole && fds.len() <= MAX_FDS => Greeting::parse(bytes),
+        Some(bytes) if !has(libc::MSG_TRUNC) && fds.len() <= MAX_FDS => Greeting::parse(bytes),
         _ => Err(Status::Nonsense),
     };
+    // The kernel gave fewer descriptors than were sent: this process has no place for more.
+    let greeting =
+        greeting.and_then(|g| if has(libc::MSG_CTRUNC) { Err(Status::Full) } else { Ok(g) });
     Ok(Some(Received { greeting, fds }))
 }
 

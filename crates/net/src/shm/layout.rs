@@ -1,7 +1,7 @@
 //! Where things lie in shared memory. Both sides must agree in all of it: a change is a new [`VERSION`].
 
 /// The layout and the protocol on it.
-pub(crate) const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = 5;
 
 /// Bytes of a cache line, the unit in which a ring is used.
 pub(crate) const LINE: usize = 64;
@@ -20,6 +20,8 @@ pub(crate) const WATCH: usize = 128;
 pub(crate) const FED: usize = 256;
 /// Counts how often this side, as a writer, has asked to be told when there is room.
 pub(crate) const HUNGRY: usize = 384;
+/// Not 0 once this side has given the channel up: the other begins no copy any more.
+pub(crate) const REVOKED: usize = 448;
 /// The marks of the copies that this side makes from and to the other's memory, a line each.
 pub(crate) const MARKS: usize = 512;
 pub(crate) const MARK_COUNT: usize = 8;

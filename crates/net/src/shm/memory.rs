@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, compiler_fence, fence};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 
 /// Words of 64 bits, at offsets that are multiples of 8, and bytes.
 ///
@@ -50,7 +50,7 @@ struct Mapping {
     owner: u32,
 }
 
-// SAFETY: an address and a length. What lies there is touched by atomics and raw copies only, from any thread.
+// SAFETY: an address and a length. What lies there is touched by atomics and by the guarded copies in assembly, from any thread.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -187,18 +187,40 @@ impl Memory for Area {
     #[inline]
     fn read(&self, at: usize, into: &mut [u8]) {
         let from = self.at(at, into.len());
-        // SAFETY: `from` has that many bytes, and `into` is ours alone. The peer may write them meanwhile: then they
-        // are any bytes, which is all that is assumed of them.
-        unsafe { ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
-        // What is checked later is the copy: the compiler must not go back to the original.
-        compiler_fence(Ordering::SeqCst);
+        let (words, bytes) = match (from as usize).is_multiple_of(8) {
+            true => into.as_chunks_mut::<8>(),
+            false => (&mut [][..], into),
+        };
+        let done = 8 * words.len();
+        for (n, word) in words.iter_mut().enumerate() {
+            // SAFETY: eight aligned bytes inside a live mapping.
+            let place = unsafe { AtomicU64::from_ptr(from.add(8 * n).cast()) };
+            *word = place.load(Ordering::Relaxed).to_ne_bytes();
+        }
+        for (n, byte) in bytes.iter_mut().enumerate() {
+            // SAFETY: a byte inside a live mapping.
+            let place = unsafe { AtomicU8::from_ptr(from.add(done + n)) };
+            *byte = place.load(Ordering::Relaxed);
+        }
     }
 
     #[inline]
     fn write(&self, at: usize, from: &[u8]) {
         let to = self.at(at, from.len());
-        // SAFETY: `to` has room for that many bytes, which no reference covers.
-        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+        let (words, bytes) = match (to as usize).is_multiple_of(8) {
+            true => from.as_chunks::<8>(),
+            false => (&[][..], from),
+        };
+        for (n, word) in words.iter().enumerate() {
+            // SAFETY: eight aligned bytes inside a live mapping.
+            let place = unsafe { AtomicU64::from_ptr(to.add(8 * n).cast()) };
+            place.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+        }
+        for (n, byte) in bytes.iter().enumerate() {
+            // SAFETY: a byte inside a live mapping.
+            let place = unsafe { AtomicU8::from_ptr(to.add(8 * words.len() + n)) };
+            place.store(*byte, Ordering::Relaxed);
+        }
     }
 
     #[inline]
@@ -229,6 +251,16 @@ pub(crate) struct SharedObject(OwnedFd);
 
 const NOEXEC_SEAL: u32 = 0x8; // MFD_NOEXEC_SEAL, Linux 6.3
 
+/// The longest file that this process may make (`RLIMIT_FSIZE`, setrlimit(2)).
+fn longest_file() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a live rlimit.
+    match unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) } {
+        0 => limit.rlim_cur,
+        _ => libc::RLIM_INFINITY,
+    }
+}
+
 /// A new memfd without a byte.
 pub(crate) fn memfd() -> io::Result<OwnedFd> {
     let create = |flags: u32| {
@@ -250,6 +282,10 @@ impl SharedObject {
     pub(crate) fn new(len: usize) -> io::Result<Self> {
         let fd = memfd()?;
         let size = i64::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
+        if len as u64 > longest_file() {
+            // The call would end the process by `SIGXFSZ`.
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
         // SAFETY: a plain call on our own descriptor.
         if unsafe { libc::ftruncate(fd.as_raw_fd(), size) } != 0 {
             return Err(io::Error::last_os_error());

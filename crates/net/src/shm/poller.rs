@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::channel::{Channel, Closed};
 use super::control::News;
-use super::endpoint::{Shared, read_word};
+use super::endpoint::{Shared, read_wakes};
 use super::notify::{self, Ears, OWN_BELL, bell_of};
 use super::ring::{Batch, Reader};
 
@@ -130,7 +130,7 @@ impl Poller {
     pub fn disarm(&mut self) {
         if self.ears.is_asleep() {
             self.ears.wake();
-            read_word(self.shared.wake.as_fd());
+            read_wakes(self.shared.wake.as_fd());
             self.look_into_all = true;
         }
     }

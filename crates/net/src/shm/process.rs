@@ -5,6 +5,7 @@ use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::sockopt;
+use crate::sys::Descriptor;
 
 const SO_PEERPIDFD: i32 = 77; // Linux 6.5
 
@@ -14,7 +15,7 @@ pub(crate) struct PeerProcess {
     /// Its number in our PID namespace, 0 when it has none there.
     pub(crate) pid: i32,
     /// Becomes readable when the process ends. `None` where the kernel has no such thing to give.
-    pub(crate) pidfd: Option<OwnedFd>,
+    pub(crate) pidfd: Option<Descriptor>,
 }
 
 /// The process that connected, or that listens, and its effective user (`SO_PEERCRED`, unix(7)).
@@ -34,11 +35,19 @@ pub(crate) fn peer(socket: BorrowedFd<'_>) -> io::Result<(PeerProcess, u32)> {
     if rc != 0 {
         return Err(io::Error::last_os_error());
     }
-    let pidfd = peer_pidfd(socket).or_else(|| pidfd_open(credentials.pid));
+    let pidfd = match peer_pidfd(socket)? {
+        None => pidfd_open(credentials.pid)?,
+        pidfd => pidfd,
+    };
+    let pidfd = pidfd.map(Descriptor::from);
     Ok((PeerProcess { pid: credentials.pid, pidfd }, credentials.uid))
 }
 
-fn peer_pidfd(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
+/// None where the kernel has no such option, or nothing to give.
+///
+/// # Errors
+/// Those of a process or a system that has no descriptor left: its end would go unnoticed.
+fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     let mut fd: i32 = -1;
     let mut len = size_of::<i32>() as libc::socklen_t;
     // SAFETY: a live int, whose size is passed.
@@ -51,20 +60,37 @@ fn peer_pidfd(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
             &raw mut len,
         )
     };
+    if rc != 0 {
+        return unless_scarce();
+    }
     // SAFETY: on success a new descriptor, close-on-exec, that is ours.
-    (rc == 0 && fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok((fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
 /// By number: it may meanwhile be another process's, which its socket's hang-up makes up for.
-fn pidfd_open(pid: i32) -> Option<OwnedFd> {
+fn pidfd_open(pid: i32) -> io::Result<Option<OwnedFd>> {
     if pid <= 0 {
-        return None;
+        return Ok(None);
     }
     // SAFETY: a system call with integer arguments.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-    let fd = i32::try_from(fd).ok().filter(|&fd| fd >= 0)?;
-    // SAFETY: a new descriptor, close-on-exec, that is ours.
-    Some(unsafe { OwnedFd::from_raw_fd(fd) })
+    match i32::try_from(fd) {
+        // SAFETY: a new descriptor, close-on-exec, that is ours.
+        Ok(fd) if fd >= 0 => Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) })),
+        _ => unless_scarce(),
+    }
+}
+
+/// The last error, if something has run out; None for others.
+fn unless_scarce<T>() -> io::Result<Option<T>> {
+    let error = io::Error::last_os_error();
+    if is_scarcity(&error) { Err(error) } else { Ok(None) }
+}
+
+/// Whether descriptors or memory have run out, which the same call may find again later.
+pub(crate) fn is_scarcity(error: &io::Error) -> bool {
+    let scarce = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS];
+    error.raw_os_error().is_some_and(|errno| scarce.contains(&errno))
 }
 
 impl PeerProcess {
@@ -95,9 +121,9 @@ mod tests {
     fn a_process_that_ended_has_ended() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pid = child.id() as i32;
-        let process = PeerProcess { pid, pidfd: pidfd_open(pid) };
+        let process = PeerProcess { pid, pidfd: pidfd_open(pid).unwrap().map(Descriptor::from) };
         child.wait().unwrap();
         assert!(process.has_ended());
-        assert!(pidfd_open(pid).is_none() && pidfd_open(0).is_none());
+        assert!(pidfd_open(pid).unwrap().is_none() && pidfd_open(0).unwrap().is_none());
     }
 }

@@ -12,18 +12,31 @@
 //! Both fences are sequentially consistent, so at least one sees the other: the copy the change, or the owner the mark.
 //! What stands on the board under a mark stays as it is until the mark goes, if the owner changes an entry only after it
 //! has taken it back and [waited](Marks::wait). `tests/shm_loom.rs` checks that, and that it fails without the fences.
+//!
+//! # A process that does not get on
+//!
+//! The mark and the copy are two steps. A process that is stopped between them (a signal, a debugger, a frozen cgroup) copies
+//! when it goes on. So the owner waits for as long as the mark stays, and says after a second for whom. Two things end the wait
+//! besides: the process has ended, or it runs another program. The kernel says both. The second shows by the word that the
+//! process had told us of ([`Probe`]): the old program's threads are gone when its memory is.
+//!
+//! An owner that closes a channel says so in a word that the other side reads under each mark. From then on no copy begins, so a
+//! closed channel is forgotten as soon as its marks are clear.
 
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use std::{fmt, io, thread};
 
 use parking_lot::Mutex;
 
-use super::layout::{LINE, MARK_COUNT, MARKS, page};
+use super::handshake::Probe;
+use super::layout::{LINE, MARK_COUNT, MARKS, REVOKED, page};
 use super::memory::{Access, Area, Memory, SharedObject};
 use super::process::PeerProcess;
+use super::remote;
+use crate::sys;
 
 /// Words of a mark: how often it was set and taken away (odd: it is set), and what was done under it since the
 /// beginning.
@@ -33,12 +46,12 @@ const WRITTEN: usize = 16;
 const READS: usize = 24;
 const READ: usize = 32;
 
-/// How long an owner waits for a process that has a mark and does not get on. A copy takes milliseconds.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// After which an owner says for whom it waits. A copy takes milliseconds.
+const SILENCE: Duration = Duration::from_secs(1);
 /// How long it looks all the time.
 const SPIN: Duration = Duration::from_micros(50);
-/// For how long the marks of a process are looked at after its channel was closed: it may learn of that a tick later.
-const FAREWELL: Duration = Duration::from_secs(1);
+/// The longest pause between two looks after that.
+const LONGEST_PAUSE: Duration = Duration::from_millis(5);
 
 /// What processes did to a process's memory by copying from and to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -182,12 +195,17 @@ impl<M: Memory> Drop for Mark<'_, M> {
 /// A process that sees a board.
 #[derive(Debug)]
 pub(super) struct Attached {
+    /// What this process writes for the other.
+    own: Area,
     marks: Marks<Area>,
     process: Arc<PeerProcess>,
-    /// Since when its channel is closed.
-    closed: Mutex<Option<Instant>>,
-    /// It was waited for in vain.
-    given_up: AtomicBool,
+    slot: u8,
+    /// A word of the other process, once it has told.
+    probe: OnceLock<Probe>,
+    /// The channel is closed.
+    revoked: AtomicBool,
+    /// It is known from the log that the process does not get on.
+    reported: AtomicBool,
 }
 
 /// Words that a process publishes.
@@ -256,48 +274,52 @@ impl Board {
     }
 
     /// Waits until all copies have ended that may have begun before the caller's last change: what it has taken back is not
-    /// touched any more. A process that has ended is not waited for, and one that does not get on for a second no longer than
-    /// that; those are returned.
-    pub(super) fn settle(&self) -> Vec<Arc<PeerProcess>> {
+    /// touched any more. A process that has ended is not waited for; any other is, for as long as it takes.
+    pub(super) fn settle(&self) {
         self.area.fence();
         let busy: Vec<_> = {
             let mut attached = self.attached.lock();
             attached.retain(|one| !self.is_past(one));
-            attached.iter().filter(|one| one.is_awaited()).map(Arc::clone).collect()
+            attached.iter().filter(|one| !one.marks.are_clear()).map(Arc::clone).collect()
         };
-        let stuck = busy.into_iter().filter(|one| !one.wait());
-        stuck.map(|one| Arc::clone(&one.process)).collect()
+        busy.iter().for_each(|one| one.wait());
     }
 
     /// Whether a process cannot copy any more; if so, remembers what it did.
     fn is_past(&self, one: &Attached) -> bool {
-        let closed = *one.closed.lock();
-        let is_past = closed.is_some_and(|at| {
-            one.process.has_ended() || (at.elapsed() > FAREWELL && !one.is_awaited())
-        });
+        let is_past =
+            one.revoked.load(Ordering::Acquire) && (one.marks.are_clear() || one.is_gone());
         if is_past {
             *self.past.lock() += one.marks.copied();
         }
         is_past
     }
 
-    /// Enters a process, before it can see the board: `peer` is its side of the channel.
-    pub(super) fn attach(&self, peer: Area, process: &Arc<PeerProcess>) {
+    /// Enters the process with this slot, before it can see the board. `sides` are this process's side of the channel and the
+    /// other's.
+    pub(super) fn attach(&self, slot: u8, sides: [&Area; 2], process: &Arc<PeerProcess>) {
+        let [own, peer] = sides.map(Area::clone);
         let (marks, process) = (Marks::new(peer), Arc::clone(process));
+        let (probe, revoked, reported) = Default::default();
         let mut attached = self.attached.lock();
         attached.retain(|one| !self.is_past(one));
-        attached.push(Arc::new(Attached {
-            marks,
-            process,
-            closed: Mutex::new(None),
-            given_up: AtomicBool::new(false),
-        }));
+        attached.push(Arc::new(Attached { own, marks, process, slot, probe, revoked, reported }));
+    }
+
+    /// The process has told of a word in its memory.
+    pub(super) fn introduce(&self, process: &Arc<PeerProcess>, probe: Probe) {
+        for one in self.attached.lock().iter().filter(|one| Arc::ptr_eq(&one.process, process)) {
+            let _ = one.probe.set(probe);
+        }
     }
 
     /// The channel to this process is closed.
     pub(super) fn detach(&self, process: &Arc<PeerProcess>) {
         for one in self.attached.lock().iter().filter(|one| Arc::ptr_eq(&one.process, process)) {
-            one.closed.lock().get_or_insert_with(Instant::now);
+            one.own.store(REVOKED, 1, Ordering::Release);
+            // Either this process sees the mark of a copy, or who copies sees the word.
+            one.own.fence();
+            one.revoked.store(true, Ordering::Release);
         }
     }
 
@@ -318,30 +340,40 @@ impl fmt::Debug for Board {
 }
 
 impl Attached {
-    fn is_awaited(&self) -> bool {
-        !self.marks.are_clear() && !self.given_up.load(Ordering::Relaxed)
+    /// Whether the process has ended or runs another program.
+    fn is_gone(&self) -> bool {
+        self.process.has_ended()
+            || self.probe.get().is_some_and(|&probe| remote::has_vanished(self.process.pid, probe))
     }
 
-    /// Waits for the marks that are set; false if one stays.
-    fn wait(&self) -> bool {
-        let begin = Instant::now();
-        let cleared = self.marks.wait(|| {
+    /// Waits for the marks that are set.
+    fn wait(&self) {
+        let (begin, mut pause) = (Instant::now(), SPIN);
+        self.marks.wait(|| {
             let waited = begin.elapsed();
             if waited < SPIN {
                 thread::yield_now();
                 return true;
             }
-            if waited > PATIENCE || self.process.has_ended() {
+            if self.is_gone() {
                 return false;
             }
-            thread::sleep(SPIN);
+            if waited > SILENCE && !self.reported.swap(true, Ordering::Relaxed) {
+                tracing::warn!(
+                    pid = self.process.pid,
+                    slot = self.slot,
+                    "memory or a queue pair is not taken back before this process ends the copy that it has begun; is it \
+                     stopped?"
+                );
+            }
+            sys::sleep(pause);
+            pause = (2 * pause).min(LONGEST_PAUSE);
             true
         });
-        if !cleared {
-            // Once: nobody else shall wait for it as long.
-            self.given_up.store(true, Ordering::Relaxed);
+        if self.reported.swap(false, Ordering::Relaxed) {
+            let (pid, seconds) = (self.process.pid, begin.elapsed().as_secs());
+            tracing::warn!(pid, slot = self.slot, seconds, "the copy of this process has ended");
         }
-        cleared || self.process.has_ended()
     }
 }
 

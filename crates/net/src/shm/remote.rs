@@ -1,35 +1,23 @@
-//! Copies to and from another process's memory without its help: process_vm_readv(2) and process_vm_writev(2), and to read a
-//! little the file of that memory (proc_pid_mem(5)), which takes a fifth less time.
+//! Copies to and from another process's memory without its help: process_vm_readv(2) and process_vm_writev(2).
 //!
 //! Those calls take a process number and no descriptor, so the number must still be the peer's. Numbers are handed out
 //! in a cycle: one comes back only after all others were used, which takes far longer than the tick of the coarse clock.
 //! Hence it is enough to look once a tick whether the process and its socket (which `execve` closes) are still there.
 //!
-//! The file is bound to the memory: it is at its end when the process has ended or executed another program. It asks for the
-//! right to trace the process once, when it is opened. It heeds what is mapped, but not how: what the process has made
-//! inaccessible is read all the same. A program may close its descriptor, and open another file by the same number: hence it
-//! has a high one, and is looked at once a tick. Nothing is written by it: it would not heed write protection, and may
-//! show the end of a word of 2 bytes, or of a line, before its beginning.
+//! The file of a process's memory (proc_pid_mem(5)) would read a little in less time. It ignores protection, so a page that its
+//! owner has made inaccessible would be read.
 
 use std::fmt;
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use thiserror::Error;
 
 use super::handshake::Probe;
 use super::process::PeerProcess;
-use crate::Uncancelled;
 
 /// Most pieces of one system call, the kernel's limit.
 const MAX_PIECES: usize = 1024;
-
-/// Most that is read by the file: from here on the kernel's page between the two sides costs more than it saves.
-const SHORT: usize = 1024;
-/// Least number of a file that reads memory.
-const HIGH: libc::c_int = 48;
 
 /// Why a copy did not happen, or not all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -97,11 +85,6 @@ pub(crate) struct RemoteMemory {
     pid: i32,
     /// The tick in which the process was last seen alive.
     seen: AtomicU64,
-    /// Its memory as a file, if there is `/proc` and it is that of our PID namespace.
-    file: Option<File>,
-    /// A word there, and the tick in which it was last found by the file.
-    probe: Probe,
-    found: AtomicU64,
 }
 
 impl RemoteMemory {
@@ -110,19 +93,23 @@ impl RemoteMemory {
         if process.pid <= 0 {
             return Err(RemoteError::Denied);
         }
-        let (seen, found) = (AtomicU64::new(0), AtomicU64::new(0));
-        let mut this = Self { pid: process.pid, seen, file: None, probe, found };
+        let this = Self { pid: process.pid, seen: AtomicU64::new(0) };
+        match this.finds(probe)? {
+            true => Ok(this),
+            // Some process is there, but not this one: a number of another PID namespace.
+            false => Err(RemoteError::Denied),
+        }
+    }
+
+    /// Whether the process has this word.
+    fn finds(&self, probe: Probe) -> Result<bool, RemoteError> {
         let mut value = 0u64;
         let local = Local { iov_base: (&raw mut value).cast(), iov_len: 8 };
         let remote = Remote::new(probe.address, 8);
         // SAFETY: the local piece is a live word.
-        match unsafe { this.copy(Direction::Read, &[local], &[remote]) } {
-            Ok(()) if value == probe.value => {
-                this.file = memory_file(process.pid, probe);
-                Ok(this)
-            }
-            // Some process is there, but not this one: a number of another PID namespace.
-            Ok(()) | Err(RemoteError::Fault { .. }) => Err(RemoteError::Denied),
+        match unsafe { self.copy(Direction::Read, &[local], &[remote]) } {
+            Ok(()) => Ok(value == probe.value),
+            Err(RemoteError::Fault { .. }) => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -137,12 +124,8 @@ impl RemoteMemory {
         remote: &[Remote],
         is_alive: impl FnOnce() -> bool,
     ) -> Result<(), RemoteError> {
-        let now = self.check(is_alive)?;
+        self.check(is_alive)?;
         // SAFETY: the caller's promise.
-        if unsafe { self.read_short(now, local, remote) }? {
-            return Ok(());
-        }
-        // SAFETY: as above.
         unsafe { self.copy(Direction::Read, local, remote) }
     }
 
@@ -161,9 +144,9 @@ impl RemoteMemory {
         unsafe { self.copy(Direction::Write, local, remote) }
     }
 
-    /// Whether the process is still there; asks once a tick. Returns the tick.
+    /// Whether the process is still there; asks once a tick.
     #[inline]
-    pub(crate) fn check(&self, is_alive: impl FnOnce() -> bool) -> Result<u64, RemoteError> {
+    pub(crate) fn check(&self, is_alive: impl FnOnce() -> bool) -> Result<(), RemoteError> {
         let now = tick();
         if self.seen.load(Ordering::Relaxed) != now {
             if !is_alive() {
@@ -171,38 +154,7 @@ impl RemoteMemory {
             }
             self.seen.store(now, Ordering::Relaxed);
         }
-        Ok(now)
-    }
-
-    /// Reads by the file, if that is faster. False if it is not, or went wrong: the long way finds out how.
-    ///
-    /// # Safety
-    /// As for [`read`](Self::read).
-    #[inline]
-    unsafe fn read_short(
-        &self,
-        now: u64,
-        local: &[Local],
-        remote: &[Remote],
-    ) -> Result<bool, RemoteError> {
-        let (Some(file), [near], [Remote(far)]) = (&self.file, local, remote) else {
-            return Ok(false);
-        };
-        let len = near.iov_len;
-        if len != far.iov_len || !(1..=SHORT).contains(&len) {
-            return Ok(false);
-        }
-        if self.found.load(Ordering::Relaxed) != now {
-            if !finds(file, self.probe) {
-                return Ok(false);
-            }
-            self.found.store(now, Ordering::Relaxed);
-        }
-        // SAFETY: the caller's promise.
-        match unsafe { pread(file, near, far.iov_base as u64) } {
-            0 => Err(RemoteError::Gone),
-            done => Ok(usize::try_from(done) == Ok(len)),
-        }
+        Ok(())
     }
 
     /// # Safety
@@ -303,42 +255,10 @@ impl RemoteMemory {
     }
 }
 
-/// The memory of the process with this number, if that is the one that sent `probe`.
-fn memory_file(pid: i32, probe: Probe) -> Option<File> {
-    let _uncancelled = Uncancelled::new();
-    let file = File::open(format!("/proc/{pid}/mem")).ok()?;
-    let file = out_of_the_way(&file).unwrap_or(file);
-    // `/proc` may be that of another PID namespace.
-    finds(&file, probe).then_some(file)
-}
-
-/// The file by a higher number. A program that closes all descriptors, ours as well, gets low ones for what it opens then. One
-/// above 63 may cost the first READ 20 ms, since the kernel makes the table of descriptors larger.
-fn out_of_the_way(file: &File) -> Option<File> {
-    // SAFETY: a descriptor and an integer.
-    let fd = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, HIGH) };
-    // SAFETY: on success a new descriptor that is ours.
-    (fd >= 0).then(|| unsafe { File::from_raw_fd(fd) })
-}
-
-/// Whether the word is found by the file: it is no more where the program has closed the descriptor, and opened something else.
-fn finds(file: &File, probe: Probe) -> bool {
-    let mut value = 0u64;
-    let near = Local { iov_base: (&raw mut value).cast(), iov_len: 8 };
-    // SAFETY: the local side is a live word.
-    let done = unsafe { pread(file, &near, probe.address) };
-    done == 8 && value == probe.value
-}
-
-/// pread(2), by number: the function of libc is a cancellation point (pthreads(7)), and the caller holds locks.
-///
-/// # Safety
-/// `into` may be written, as far as it is mapped.
-#[inline]
-unsafe fn pread(file: &File, into: &Local, at: u64) -> libc::c_long {
-    let (fd, at) = (file.as_raw_fd(), at as libc::off_t);
-    // SAFETY: the kernel checks both sides' addresses; that the local ones may be written is the caller's promise.
-    unsafe { libc::syscall(libc::SYS_pread64, fd, into.iov_base, into.iov_len, at) }
+/// Whether the process with this number has lost the word that it told of: it runs another program. False where the kernel
+/// does not let us look.
+pub(super) fn has_vanished(pid: i32, probe: Probe) -> bool {
+    pid > 0 && RemoteMemory { pid, seen: AtomicU64::new(0) }.finds(probe) == Ok(false)
 }
 
 fn error_of(errno: i32, done: usize) -> RemoteError {
@@ -395,7 +315,6 @@ fn tick() -> u64 {
 mod tests {
     use super::*;
     use std::ptr;
-    use std::time::Duration;
 
     fn ours() -> RemoteMemory {
         static WORD: u64 = 0x1234_5678;
@@ -409,105 +328,37 @@ mod tests {
     }
 
     #[test]
-    fn a_little_is_read_by_the_file() {
+    fn a_process_that_ended_is_no_process_that_runs_another_program() {
+        let word = 5u64;
+        let at = |value| Probe { address: (&raw const word) as u64, value };
+        let pid = std::process::id() as i32;
+        assert!(!has_vanished(pid, at(5)) && has_vanished(pid, at(6)));
+        assert!(has_vanished(pid, Probe { address: 64, value: 5 }), "nothing is there");
+        assert!(!has_vanished(0, at(6)) && !has_vanished(i32::MAX, at(6)), "nobody is known");
+    }
+
+    #[test]
+    fn nothing_of_an_inaccessible_page_is_read_whatever_the_length() {
         let memory = ours();
-        let from: Vec<u8> = (1..=250).cycle().take(SHORT + 1).collect();
-        for (len, by_file) in [(1, true), (SHORT, true), (SHORT + 1, false), (0, false)] {
-            let far = [Remote::new(from.as_ptr() as u64, len)];
-            let mut back = vec![0u8; len];
-            // SAFETY: the local side is a buffer of this test.
-            let read = unsafe { memory.read_short(tick(), &[local(&mut back)], &far) };
-            assert_eq!(read, Ok(by_file), "{len}");
-            assert_eq!(by_file, len > 0 && back == from[..len], "{len}");
-        }
-        let mut bytes = [0u8; 4];
-        let far = Remote::new(from.as_ptr() as u64, 2);
-        let [two, four] = [local(&mut bytes[..2]), local(&mut bytes)];
-        // SAFETY: as above.
-        let read = |near: &[Local], far: &[Remote]| unsafe { memory.read_short(tick(), near, far) };
-        assert_eq!(read(&[four], &[far]), Ok(false), "lengths must agree");
-        assert_eq!(read(&[two, two], &[far, far]), Ok(false), "one piece at a time");
-        assert_eq!(read(&[two], &[Remote::new(64, 2)]), Ok(false), "nothing is there");
-        assert_eq!(bytes, [0; 4]);
-        assert_eq!(read(&[two], &[far]), Ok(true));
-        assert_eq!(bytes, [1, 2, 0, 0]);
-    }
-
-    /// open(2), pread(2) and close(2) are cancellation points in the C library.
-    #[test]
-    fn nobody_is_cancelled_while_it_opens_or_reads() {
-        unsafe extern "C" {
-            fn pthread_cancel(thread: libc::pthread_t) -> libc::c_int;
-        }
-        let (sender, done) = std::sync::mpsc::channel();
-        let thread = std::thread::spawn(move || {
-            // SAFETY: this thread's own id.
-            assert_eq!(unsafe { pthread_cancel(libc::pthread_self()) }, 0);
-            let memory = ours();
-            let mut byte = [0];
-            let far = [Remote::new((&raw const MAX_PIECES_HERE) as u64, 1)];
-            // SAFETY: the local side is a byte of this test.
-            let read = unsafe { memory.read_short(tick(), &[local(&mut byte)], &far) };
-            // For what follows in this thread.
-            std::mem::forget(Uncancelled::new());
-            sender.send(read).unwrap();
-        });
-        assert_eq!(done.recv_timeout(Duration::from_secs(20)).unwrap(), Ok(true));
-        thread.join().unwrap();
-    }
-
-    #[test]
-    fn a_file_that_the_program_has_replaced_is_not_read() {
-        let memory = ours();
-        let fd = memory.file.as_ref().unwrap().as_raw_fd();
-        assert!(fd >= HIGH, "{fd}");
-        let from = [7u8; 8];
-        let mut back = [1u8; 8];
-        let near = [local(&mut back)];
-        let far = [Remote::new(from.as_ptr() as u64, 8)];
-        // SAFETY: the local side is a buffer of this test, which nobody looks at meanwhile.
-        let read = || unsafe { memory.read_short(tick(), &near, &far) };
-        assert_eq!(read(), Ok(true));
-        let zero = File::open("/dev/zero").unwrap();
-        // SAFETY: what a program may do, too; the number is closed once, by `memory`.
-        assert_eq!(unsafe { libc::dup2(zero.as_raw_fd(), fd) }, fd);
-        memory.found.store(0, Ordering::Relaxed);
-        assert_eq!([read(), read()], [Ok(false); 2]);
-        assert_eq!(back, [7; 8]);
-        // SAFETY: as above.
-        unsafe { memory.read(&near, &far, || true) }.unwrap();
-        assert_eq!(back, [7; 8]);
-    }
-
-    #[test]
-    fn the_file_ends_with_the_process() {
-        let mut word = 5u64;
-        // SAFETY: the child makes system calls alone, and ends with its parent.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            // SAFETY: no preconditions.
-            unsafe {
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                loop {
-                    libc::pause();
-                }
-            }
-        }
-        let probe = Probe { address: (&raw const word) as u64, value: 5 };
-        let memory = RemoteMemory::open(&PeerProcess { pid: child, pidfd: None }, probe).unwrap();
-        let far = [Remote::new(probe.address, 8)];
-        let mut read = || {
-            let near = [Local { iov_base: (&raw mut word).cast(), iov_len: 8 }];
-            // SAFETY: the local side is a word of this test, which nobody looks at meanwhile.
-            unsafe { memory.read(&near, &far, || true) }
+        // SAFETY: a new anonymous mapping, which is made inaccessible.
+        let page = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            let page = libc::mmap(ptr::null_mut(), 4096, libc::PROT_WRITE, flags, -1, 0);
+            assert_ne!(page, libc::MAP_FAILED);
+            page.cast::<u8>().write_bytes(7, 4096);
+            assert_eq!(libc::mprotect(page, 4096, libc::PROT_NONE), 0);
+            page as u64
         };
-        assert_eq!(read(), Ok(()));
-        // SAFETY: the child of this test, which is waited for once.
-        unsafe {
-            libc::kill(child, libc::SIGKILL);
-            libc::waitpid(child, ptr::null_mut(), 0);
+        for len in [1, 2, 64, 1024, 1025, 4096] {
+            let mut back = vec![0u8; len];
+            let (near, far) = ([local(&mut back)], [Remote::new(page, len)]);
+            // SAFETY: the local side is a buffer of this test.
+            let read = unsafe { memory.read(&near, &far, || true) };
+            assert_eq!(read, Err(RemoteError::Fault { done: 0 }), "{len}");
+            assert!(back.iter().all(|&byte| byte == 0), "{len}");
         }
-        assert_eq!(read(), Err(RemoteError::Gone));
+        // SAFETY: the mapping made above.
+        unsafe { libc::munmap(page as *mut libc::c_void, 4096) };
     }
 
     #[test]

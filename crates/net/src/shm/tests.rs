@@ -345,8 +345,8 @@ fn bad_hellos_are_refused_and_leave_nothing_behind() {
     };
     let object = SharedObject::new(2 * side).unwrap();
     let word = SharedObject::new(page()).unwrap();
-    let wake = b.endpoint.wake_fd().try_clone_to_owned().unwrap();
-    let (pipe, _other_end) = std::io::pipe().unwrap();
+    let (_reader, wake) = std::io::pipe().unwrap();
+    let (socket, _other) = std::os::unix::net::UnixDatagram::pair().unwrap();
     let object = object.as_fd();
     let fds = [object, word.as_fd(), word.as_fd(), wake.as_fd(), word.as_fd()];
     let mut wrong_version = good.emit();
@@ -368,7 +368,7 @@ fn bad_hellos_are_refused_and_leave_nothing_behind() {
         ),
         (
             good.emit(),
-            vec![object, word.as_fd(), word.as_fd(), pipe.as_fd(), word.as_fd()],
+            vec![object, word.as_fd(), word.as_fd(), socket.as_fd(), word.as_fd()],
             Status::Nonsense,
         ),
         (Greeting { board: 2 * page(), ..good }.emit(), fds.to_vec(), Status::Nonsense),
@@ -400,6 +400,10 @@ fn strangers_that_say_nothing_do_not_keep_others_out() {
     let registry = registry();
     let (mut a, mut b) = (Party::new(&registry, 1), Party::new(&registry, 2));
     let strangers: Vec<_> = (0..300).map(|_| b.endpoint.dial(2)).collect();
+    for _ in 0..10 {
+        b.turn();
+    }
+    assert_eq!(b.endpoint.in_use(), (64, 0), "the oldest make room");
     let channel = a.endpoint.connect(2).unwrap();
     send(&channel, b"me").unwrap();
     until([&mut a, &mut b], |[_, b]| b.received.len() == 1);
@@ -465,4 +469,52 @@ fn threads_that_send_on_one_channel_do_not_mix_their_messages() {
             assert_eq!(*payload, vec![thread; n * 37 % 3000 + 1]);
         }
     }
+}
+
+#[test]
+fn a_peer_whose_pipe_is_full_makes_nobody_wait() {
+    let registry = registry();
+    let (mut a, mut b) = (Party::new(&registry, 1), Party::new(&registry, 2));
+    let channel = a.endpoint.connect(2).unwrap();
+    until([&mut a, &mut b], |_| channel.is_established());
+    until([&mut a, &mut b], |[a, b]| a.turn() + b.turn() == 0);
+    assert!(b.poller.arm());
+    // What B, or another of its peers, may do with the end that it gives away.
+    b.endpoint.fill_pipe();
+    let (sender, done) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        let sent = send(&channel, b"wake up");
+        sender.send(sent).unwrap();
+    });
+    assert_eq!(done.recv_timeout(PATIENCE), Ok(Ok(())), "it waits for a reader");
+    thread.join().unwrap();
+    b.poller.disarm();
+    until([&mut b], |[b]| b.received.len() == 1);
+    assert!(b.poller.arm() && !sockopt::poll(b.endpoint.wake_fd(), libc::POLLIN, 0).unwrap());
+}
+
+#[test]
+fn who_has_given_a_channel_up_is_copied_to_no_more() {
+    let registry = registry();
+    let (mut a, mut b) = (Party::new(&registry, 1), Party::new(&registry, 2));
+    let channel = a.endpoint.connect(2).unwrap();
+    until([&mut a, &mut b], |_| channel.is_established());
+    assert!(channel.begin_copy().is_some());
+    let copying = channel.begin_copy().unwrap();
+    let back = b.endpoint.connect(1).unwrap();
+    back.close(Closed::Nonsense);
+    b.endpoint.forget(&back);
+    // A has not heard of it.
+    assert!(channel.closed().is_none() && channel.begin_copy().is_none());
+    let (sender, settled) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            b.endpoint.settle();
+            sender.send(()).unwrap();
+        });
+        let waits = settled.recv_timeout(Duration::from_millis(50)).is_err();
+        drop(copying);
+        assert!(waits, "the copy had begun before");
+        settled.recv_timeout(PATIENCE).unwrap();
+    });
 }
