@@ -21,7 +21,6 @@ use crate::engine::Engine;
 use crate::error::{AttachError, DestroyError};
 use crate::gid::GidTable;
 use crate::limits::DeviceAttr;
-use crate::link::group::GroupRoutes;
 use crate::qp::QpCell;
 
 /// The groups of this process.
@@ -30,8 +29,6 @@ pub(crate) struct Groups {
     control: Mutex<Control>,
     /// The queue pairs of each group, each once.
     table: RwLock<HashMap<Gid, Arc<[Arc<QpCell>]>>>,
-    /// How datagrams leave to groups, these or others.
-    pub(crate) routes: GroupRoutes,
 }
 
 #[derive(Debug, Default)]

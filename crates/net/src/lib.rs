@@ -49,6 +49,6 @@ pub use services::{Lingering, Reservation, ServiceAddress, Services};
 pub use steering::SteerByKind;
 pub use sys::Uncancelled;
 pub use udp::{
-    Datagram, Destination, LOOPBACK, MAX_PAYLOAD_V6, Members, OpenError, PortOptions, RxBatch,
-    TxBatch, UdpPort, is_handed_on,
+    Datagram, Destination, LOOPBACK, MAX_PAYLOAD_V6, OpenError, PortOptions, RxBatch,
+    SHARERS_LEASE, TxBatch, UdpPort, is_handed_on,
 };

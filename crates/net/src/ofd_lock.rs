@@ -18,6 +18,7 @@ pub(crate) fn unlock(file: impl AsFd, byte: u64) {
 ///
 /// # Errors
 /// Those of fcntl(2).
+#[cfg(test)]
 pub(crate) fn is_locked_by_another(file: impl AsFd, byte: u64) -> io::Result<bool> {
     let mut lock = lock_of(libc::F_WRLCK, byte);
     call(file, libc::F_OFD_GETLK, &mut lock)?;

@@ -34,8 +34,6 @@ pub enum Lock {
     Xrc,
     /// Who makes the journal: held for some system calls.
     Journal,
-    /// Who makes the list of those who joined multicast groups: held for some system calls.
-    Groups,
     /// Who makes a [shared table](crate::shared_table): held for some system calls.
     Table,
 }
@@ -46,7 +44,6 @@ impl Lock {
             Self::Steering => "lock",
             Self::Xrc => "lock/xrc",
             Self::Journal => "lock/journal",
-            Self::Groups => "lock/groups",
             Self::Table => "lock/table",
         }
     }

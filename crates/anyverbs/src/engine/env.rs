@@ -29,7 +29,6 @@ use super::timers::Registered;
 use super::xrc::Share;
 use crate::comp_cntr::Attached;
 use crate::link::direct::{self, LastTarget, PublishedQp};
-use crate::link::group::GroupRoute;
 use crate::link::shm::{self, Peer, Refused, ShmRoute, Spare};
 use crate::link::udp::{Asked, Outbox, UdpRoute};
 use crate::memory::ProcessMemory;
@@ -52,15 +51,21 @@ pub(crate) enum Route {
     Shm(ShmRoute),
     /// By UDP.
     Udp(UdpRoute),
-    /// To a multicast group.
-    Group(Arc<GroupRoute>),
+    /// To a multicast group that the kernel does not deliver: through the queue of this process, and whoever drains that hands
+    /// it on to the others.
+    HandingOn,
 }
 
 impl Route {
     /// `mtu` of a connected queue pair.
     fn new(engine: &'static Engine, av: &AddressVector, dest: Qpn, mtu: Option<u32>) -> Self {
         if is_to_group(av, dest) {
-            return Self::Group(engine.groups.routes.find(engine, av));
+            // The kernel gives copies to the members on this host, too, but where it cannot.
+            return if is_handed_on(av, dest) {
+                Self::HandingOn
+            } else {
+                Self::Udp(UdpRoute::new(engine, av, dest.slot()))
+            };
         }
         let slot = dest.slot();
         if slot == engine.slot {
@@ -76,18 +81,14 @@ impl Route {
         }
         Self::Udp(UdpRoute::new(engine, av, slot))
     }
-
-    /// Whether it still leads to `dest`, as it did to another queue pair of the same slot.
-    fn leads(&self, engine: &Engine, av: &AddressVector, dest: Qpn) -> bool {
-        match self {
-            Self::Group(group) => is_to_group(av, dest) && group.is_current(engine),
-            _ => !is_to_group(av, dest),
-        }
-    }
 }
 
 fn is_to_group(av: &AddressVector, dest: Qpn) -> bool {
     dest == Qpn::MULTICAST && av.dgid.is_multicast()
+}
+
+fn is_handed_on(av: &AddressVector, dest: Qpn) -> bool {
+    is_to_group(av, dest) && anyverbs_net::is_handed_on(av.dgid.to_ip(), av.scope_id)
 }
 
 /// What the engine keeps for each queue pair, under its lock.
@@ -332,9 +333,9 @@ impl DeviceEnv<'_, '_> {
 
     /// Makes sure that the datagram's route stands in `last`.
     fn route_datagram(&mut self, av: &AddressVector, dest: Qpn) {
-        let (slot, engine) = (dest.slot(), self.engine);
+        let slot = dest.slot();
         let leads = |(last, s, route): &(AddressVector, u8, Route)| {
-            *s == slot && last == av && route.leads(engine, av, dest)
+            *s == slot && last == av && matches!(route, Route::HandingOn) == is_handed_on(av, dest)
         };
         if !self.link.last.as_ref().is_some_and(leads) {
             self.link.last = Some((*av, slot, Route::new(self.engine, av, dest, None)));
@@ -440,7 +441,7 @@ impl Env for DeviceEnv<'_, '_> {
             (None, None) => return Ok(()),
         };
         let (engine, reliable) = (self.engine, self.cell.qp_type.is_reliable());
-        if matches!(route, Route::Shm(_) | Route::Group(_)) {
+        if matches!(route, Route::Shm(_) | Route::HandingOn) {
             // Who has locked a ring may be waiting for the end of a window.
             self.out.target.release();
         }
@@ -468,14 +469,9 @@ impl Env for DeviceEnv<'_, '_> {
                 let (inproc, qpn) = (&engine.inproc, self.cell.qpn);
                 inproc.send(engine, qpn, reliable, false, av, headers, payload)
             }
-            (Route::Group(group), _) => {
-                let (out, qpn) = (&mut *self.out, self.cell.qpn);
-                let now = || now(engine, self.now);
-                match group.send(out, spare, engine, qpn, now, av, headers, payload) {
-                    // It counts by itself.
-                    Ok(()) => return Ok(()),
-                    Err(error) => Err(error),
-                }
+            (Route::HandingOn, _) => {
+                let (inproc, qpn) = (&engine.inproc, self.cell.qpn);
+                inproc.send(engine, qpn, reliable, true, av, headers, payload)
             }
             (Route::Udp(udp), _) => {
                 let now = now(engine, self.now);

@@ -478,7 +478,6 @@ impl Engine {
             peer.end(gone, now, resume);
         }
         shm.forget(channel, gone);
-        self.groups.routes.forget();
         for cell in self.qps.filter(|_| true) {
             self.with_cell(&cell, |State { machine, link, .. }, call| {
                 let Some(peer) = link.shm_peer().filter(|peer| peer.is(channel)) else { return };

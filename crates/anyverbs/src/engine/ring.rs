@@ -61,11 +61,6 @@ impl Engine {
         let mut more = self.next_packet(intake, inbox, probes, resume);
         while more {
             let qpn = inbox.packet.headers.bth.dest_qpn;
-            if qpn == Qpn::MULTICAST {
-                self.deliver_to_group(inbox);
-                more = self.next_packet(intake, inbox, probes, resume);
-                continue;
-            }
             let known = last.take().filter(|cell| cell.qpn == qpn);
             let Some(cell) = known.or_else(|| self.qps.find(qpn)) else {
                 self.count(Counter::DropNoQp, 1);
@@ -107,17 +102,7 @@ impl Engine {
         }
     }
 
-    /// Gives a packet to the queue pairs of its group.
-    fn deliver_to_group(&'static self, inbox: &Inbox) {
-        match self.groups.members(inbox.arrival.destination) {
-            Some(members) => {
-                self.deliver_copies(self.now(), &members, &inbox.arrival, &inbox.packet);
-            }
-            None => self.count(Counter::DropNoQp, 1),
-        }
-    }
-
-    /// Reads messages up to the next packet for a queue pair or a group. False if there is none.
+    /// Reads messages up to the next packet for a queue pair. False if there is none.
     #[inline]
     fn next_packet(
         &self,

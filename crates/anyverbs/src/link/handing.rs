@@ -7,8 +7,8 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use anyverbs_net::Datagram;
 use anyverbs_net::forward::Forwarded;
+use anyverbs_net::{Datagram, SHARERS_LEASE};
 use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::wire::icrc::Flow;
 use anyverbs_proto::wire::packet::{ICRC_LEN, Packet};
@@ -20,8 +20,6 @@ const PATIENCE: Duration = Duration::from_millis(200);
 /// How long it is not waited for after that.
 const REST: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_micros(50);
-/// How long it is not asked who shares the port, while no process of this user has joined or left a group.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Of these datagrams, of which no UDP socket knows.
 const SOURCE_PORT: u16 = 0xc000;
 
@@ -37,26 +35,18 @@ pub(super) struct Handing {
 #[derive(Debug, Default)]
 struct Sharers {
     slots: Vec<u8>,
-    generation: u64,
-    /// By the coarse clock; None before the first look.
-    until: Option<Duration>,
+    /// None before the first look.
+    until: Option<Instant>,
 }
 
 impl Sharers {
     fn look(&mut self, engine: &Engine) {
-        let (port, now) = (&engine.port, engine.coarse.soon());
-        let is_new = self.until.is_some_and(|until| now < until);
-        if is_new && self.generation == port.groups_generation() {
+        let now = Instant::now();
+        if self.until.is_some_and(|until| now < until) {
             return;
         }
-        // By it a member's joining is seen at once; who cannot join it either is seen when it is time to look again.
-        if let Err(error) = port.join_groups_list() {
-            tracing::debug!(%error, "changes of groups are not seen");
-        }
-        // What changes while this looks makes another generation.
-        let generation = port.groups_generation();
-        match port.sharers() {
-            Ok(slots) => *self = Self { slots, generation, until: Some(now + LOOK_AGAIN) },
+        match engine.port.sharers() {
+            Ok(slots) => *self = Self { slots, until: Some(now + SHARERS_LEASE) },
             Err(error) => tracing::debug!(%error, "who shares the port is not known"),
         }
     }

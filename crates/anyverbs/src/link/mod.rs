@@ -1,7 +1,6 @@
 //! Links: how packets get from one queue pair to another.
 
 pub(crate) mod direct;
-pub(crate) mod group;
 mod handing;
 pub(crate) mod imported;
 pub(crate) mod inproc;

@@ -58,15 +58,6 @@ pub(crate) struct UdpRoute {
 
 impl UdpRoute {
     pub(crate) fn new(engine: &Engine, av: &AddressVector, slot: u8) -> Self {
-        Self::with(engine, av, slot, false)
-    }
-
-    /// To the members of a group that are on other hosts.
-    pub(super) fn to_others(engine: &Engine, av: &AddressVector) -> Self {
-        Self::with(engine, av, Qpn::MULTICAST.slot(), true)
-    }
-
-    fn with(engine: &Engine, av: &AddressVector, slot: u8, unlooped: bool) -> Self {
         let (ip, source) = (av.dgid.to_ip(), av.sgid.to_ip());
         let port = engine.config.udp_port;
         let to = Destination {
@@ -76,7 +67,6 @@ impl UdpRoute {
             hop_limit: av.hop_limit,
             flow_label: av.flow_label,
             lane: slot,
-            unlooped,
             ..Destination::new(address(ip, port, av.scope_id))
         };
         // Without a lane nothing is sent, and every try says so in the counters.

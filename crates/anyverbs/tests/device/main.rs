@@ -10,7 +10,6 @@ mod endpoint;
 mod events;
 mod forged;
 mod fork;
-mod group_rings;
 mod host;
 mod hostile;
 mod mapped;

@@ -60,17 +60,6 @@ impl Member {
         self.e.recv(i, &[self.buffer.sge(i as usize * 256, 40 + LEN)]);
     }
 
-    /// Packets that this process has received by rings, and in all from other processes.
-    pub(crate) fn received(&self) -> [u64; 2] {
-        let counters = self.e.context.counters().unwrap();
-        [counters.read(Counter::ShmRcvdPkts), counters.read(Counter::RcvdPkts)]
-    }
-
-    /// Packets that this process has sent by rings.
-    pub(crate) fn sent_by_rings(&self) -> u64 {
-        self.e.context.counters().unwrap().read(Counter::ShmSentPkts)
-    }
-
     fn dest(&self, qpn: Qpn, qkey: QKey) -> UdDest {
         UdDest { av: self.av, pd: self.e.pd.number(), qpn, qkey }
     }
@@ -202,8 +191,8 @@ impl Drop for Process {
     }
 }
 
-/// Does what the parent says: `join GROUP SOURCE`, `alone` (a queue pair that is in no group), `say FIRST [COUNT]`, `hear FIRST COUNT`, `detach`, `leave`, `count`. Answers with the
-/// number of its queue pair, or the last with the packets that it has received by rings and in all.
+/// Does what the parent says: `join GROUP SOURCE`, `alone` (a queue pair that is in no group), `say FIRST [COUNT]`, `hear FIRST COUNT`, `detach`, `leave`. Answers with the
+/// number of its queue pair.
 fn obey() {
     println!("@ here");
     let mut member = None;
@@ -231,10 +220,6 @@ fn obey() {
                 let member = member.as_ref().unwrap();
                 member.e.qp.detach_mcast(member.group, 0).unwrap();
             }
-            "count" => {
-                let [by_rings, all] = member.as_ref().unwrap().received();
-                reply = Some(format!("{by_rings} {all}"));
-            }
             other => panic!("{other}"),
         }
         let qpn = member.as_ref().map_or(0, |m| m.e.qp.qpn().get());
@@ -251,21 +236,14 @@ fn alone() {
         "two hosts" => between_two_hosts(),
         "interfaces" => groups_follow_the_interfaces(),
         "handed on" => who_joins_while_others_send(),
-        "rings" => crate::group_rings::by_rings_where_all_have_them(),
-        "others" => crate::group_rings::by_the_kernel_where_others_take_part(),
-        "heir" => crate::group_rings::an_heir_of_a_members_slot(),
-        "stopped" => crate::group_rings::a_member_that_does_not_read(),
+        "beside" => whoever_runs_beside_a_member(),
+        "stopped" => a_member_that_does_not_read(),
         other => panic!("{other}"),
     }
 }
 
 /// Runs [`alone`] in a network namespace of its own.
 pub(crate) fn run(role: &str) -> Output {
-    run_with(role, &[])
-}
-
-/// As [`run`], with these variables.
-fn run_with(role: &str, variables: &[(&str, &str)]) -> Output {
     isolate();
     Command::new("unshare")
         .arg("-Urn")
@@ -273,7 +251,6 @@ fn run_with(role: &str, variables: &[(&str, &str)]) -> Output {
         .args(["--exact", "multicast::alone", "--nocapture", "--test-threads=1"])
         .env(ROLE, role)
         .env("ANYVERBS_INTERFACES", "")
-        .envs(variables.iter().copied())
         .output()
         .unwrap()
 }
@@ -365,24 +342,29 @@ fn joined_on(group: &str) -> Vec<String> {
     found
 }
 
-fn between_two_hosts() {
+/// A process on another host, with a cable from each of `here` to the interface `there` of the same place.
+fn other_host(here: &[&str], there: &[&str]) -> Process {
     let mut other = Process::spawn("obey", true);
     assert_eq!(other.hear(), "here");
     ip("link set lo up");
-    ip("link add va type veth peer name vb");
-    ip(&format!("link set vb netns {}", other.child.id()));
-    for what in ["addr add 10.9.9.1/24", "addr add fd09::1/64 nodad"] {
-        ip(&format!("{what} dev va"));
+    for (net, (va, vb)) in (9..).zip(here.iter().zip(there)) {
+        ip(&format!("link add {va} type veth peer name {vb}"));
+        ip(&format!("link set {vb} netns {}", other.child.id()));
+        ip(&format!("addr add 10.9.{net}.1/24 dev {va}"));
+        ip(&format!("addr add fd{net:02}::1/64 nodad dev {va}"));
+        ip(&format!("link set {va} up"));
+        other.ask(&format!("ip addr add 10.9.{net}.2/24 dev {vb}"));
+        other.ask(&format!("ip addr add fd{net:02}::2/64 dev {vb} nodad"));
+        other.ask(&format!("ip link set {vb} up"));
+        carrier(va);
+        other.ask(&format!("carrier {vb}"));
     }
-    ip("link set va up");
-    for line in
-        ["addr add 10.9.9.2/24 dev vb", "addr add fd09::2/64 dev vb nodad", "link set vb up"]
-    {
-        other.ask(&format!("ip {line}"));
-    }
-    carrier("va");
-    other.ask("carrier vb");
-    // Beside this process on this host, so that datagrams go by rings and between hosts.
+    other
+}
+
+fn between_two_hosts() {
+    let mut other = other_host(&["va"], &["vb"]);
+    // On this host as well.
     let mut beside = Process::here(&[]);
     for (group, here, there) in [
         ("239.4.7.91", "10.9.9.1", "10.9.9.2"),
@@ -410,8 +392,6 @@ fn between_two_hosts() {
             other.ask(&format!("hear {first} {BURST}"));
             beside.ask(&format!("hear {first} {BURST}"));
         }
-        let sent = member.sent_by_rings();
-        assert!(sent >= u64::from(BURST), "{group}: {sent} by rings");
         drop(member);
         beside.ask("leave");
         if group.contains('.') {
@@ -424,6 +404,114 @@ fn between_two_hosts() {
 fn two_hosts() {
     if anyverbs_testing::unshare_or_skip() {
         succeeds(&run("two hosts"));
+    }
+}
+
+/// Each copy comes from another host, once, whatever other processes of the device this host runs.
+fn whoever_runs_beside_a_member() {
+    // Enough that a kernel that picks one of three processes at random is found out.
+    const GROUPS: u32 = 30;
+    let mut other = other_host(&["va", "wa"], &["vb", "wb"]);
+    let mut member = Process::here(&[]);
+    let bystander = || {
+        let mut process = Process::here(&[]);
+        process.ask("alone");
+        process
+    };
+    let mut number = 0;
+    let mut say = |other: &mut Process, members: &mut [&mut Process]| {
+        number += 1;
+        other.ask(&format!("say {number} 1"));
+        other.ask(&format!("hear {number} 1"));
+        for member in members {
+            member.ask(&format!("hear {number} 1"));
+        }
+    };
+    let mut before = [bystander(), bystander()];
+    let mut second = Process::here(&[]);
+    for n in 0..GROUPS {
+        for (group, net) in [
+            (format!("239.4.6.{n}"), "10.9.9"),
+            (format!("ff15::46:{n}"), "fd09:"),
+            // By the other interface.
+            (format!("239.4.5.{n}"), "10.9.10"),
+        ] {
+            let at = |host: u8| {
+                let separator = if net.ends_with(':') { ":" } else { "." };
+                format!("{net}{separator}{host}")
+            };
+            other.ask(&format!("join {group} {}", at(2)));
+            member.ask(&format!("join {group} {}", at(1)));
+            say(&mut other, &mut [&mut member]);
+            // One of two members goes.
+            second.ask(&format!("join {group} {}", at(1)));
+            say(&mut other, &mut [&mut member, &mut second]);
+            second.ask("leave");
+            say(&mut other, &mut [&mut member]);
+        }
+    }
+    // The last group again, while a process comes, stands, goes on, and is killed.
+    let after = bystander();
+    say(&mut other, &mut [&mut member]);
+    anyverbs_testing::stop(&after.child);
+    before.iter().for_each(|process| anyverbs_testing::stop(&process.child));
+    for _ in 0..10 {
+        say(&mut other, &mut [&mut member]);
+    }
+    drop(after);
+    say(&mut other, &mut [&mut member]);
+    let [killed, stopped] = &mut before;
+    killed.child.kill().unwrap();
+    killed.child.wait().unwrap();
+    say(&mut other, &mut [&mut member]);
+    // A member that is killed takes nothing from another.
+    // SAFETY: a child of this process, which has not ended.
+    assert_eq!(unsafe { libc::kill(stopped.id() as i32, libc::SIGCONT) }, 0);
+    second.ask(&format!("join 239.4.5.{} 10.9.10.1", GROUPS - 1));
+    say(&mut other, &mut [&mut member, &mut second]);
+    drop(second);
+    for _ in 0..10 {
+        say(&mut other, &mut [&mut member]);
+    }
+}
+
+#[test]
+fn every_member_hears_another_host_whoever_runs_beside_it() {
+    if anyverbs_testing::unshare_or_skip() {
+        succeeds(&run("beside"));
+    }
+}
+
+/// Sending does not wait for it, nor do others. What finds no room is lost.
+fn a_member_that_does_not_read() {
+    ip("link set lo up");
+    for (group, source) in [("239.4.7.92", "127.0.0.1"), ("ff15::4792", "::1")] {
+        let mut others = [(); 2].map(|()| Process::here(&[]));
+        for other in &mut others {
+            other.ask(&format!("join {group} {source}"));
+        }
+        let mut a = Member::new(group, source);
+        a.say(0..BURST);
+        a.hears(0..BURST);
+        others.iter_mut().for_each(|other| drop(other.ask(&format!("hear 0 {BURST}"))));
+        a.e.qp.detach_mcast(a.group, 0).unwrap();
+        let [stopped, reads] = &mut others;
+        anyverbs_testing::stop(&stopped.child);
+        let begin = Instant::now();
+        for first in (0..20).map(|n| 100 + n * BURST) {
+            a.say(first..first + BURST);
+            a.hears(0..0);
+            reads.ask(&format!("hear {first} {BURST}"));
+        }
+        // A stopped member to which datagrams are handed on is waited for once in a second.
+        assert!(begin.elapsed() < Duration::from_secs(5), "{group}: {:?}", begin.elapsed());
+    }
+}
+
+#[test]
+fn a_stopped_member_delays_nobody() {
+    if anyverbs_testing::unshare_or_skip() {
+        succeeds(&run("stopped"));
     }
 }
 
@@ -462,7 +550,7 @@ fn new_interfaces_join_the_groups() {
     }
 }
 
-/// Without rings, and where the kernel delivers no groups, senders hand on, and keep a list of whom to.
+/// Where the kernel delivers no groups senders hand on, and keep a list of whom to.
 fn who_joins_while_others_send() {
     ip("link set lo up");
     let place = ("ff15::4793", "::1");
@@ -488,7 +576,7 @@ fn who_joins_while_others_send() {
 #[test]
 fn a_member_hears_what_is_handed_on_after_it_has_joined() {
     if anyverbs_testing::unshare_or_skip() {
-        succeeds(&run_with("handed on", &[("ANYVERBS_SHM", "0")]));
+        succeeds(&run("handed on"));
     }
 }
 

@@ -94,6 +94,7 @@ mod shared_range;
 pub use channel::{Channel, Closed, Copying, SendError, Sender};
 pub use endpoint::{Config, ConnectError, Endpoint};
 pub use layout::MAX_HEADER;
+#[allow(unused_imports, reason = "kept for tables that processes of a host share")]
 pub(crate) use memory::{Access, SharedObject, memfd};
 pub use memory::{Area, Memory};
 pub use poller::{Event, Poller};

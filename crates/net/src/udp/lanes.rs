@@ -36,12 +36,10 @@ impl Lane {
     }
 }
 
-/// All lanes of a port, opened when first used and closed with the port: at most 257 of a family.
+/// All lanes of a port, opened when first used and closed with the port: at most 256 of a family.
 #[derive(Debug)]
 pub(crate) struct Lanes {
     lanes: [Box<[OnceLock<Lane>]>; 2],
-    /// For what a group's members on this host do not get.
-    unlooped: [OnceLock<Lane>; 2],
     gso: bool,
     no_checksum6: bool,
 }
@@ -49,38 +47,27 @@ pub(crate) struct Lanes {
 impl Lanes {
     pub(crate) fn new(gso: bool, no_checksum6: bool) -> Self {
         let family = || (0..256).map(|_| OnceLock::new()).collect();
-        Self { lanes: [family(), family()], unlooped: Default::default(), gso, no_checksum6 }
+        Self { lanes: [family(), family()], gso, no_checksum6 }
     }
 
     /// The lane by which datagrams go to a destination, opened if it is not yet.
     pub(crate) fn of(&self, to: &Destination) -> io::Result<&Lane> {
-        self.lane(Family::of(to.address.ip()), (!to.unlooped).then_some(to.lane))
+        self.lane(Family::of(to.address.ip()), to.lane)
     }
 
-    /// The lane `number` of `family`, or the one that does not loop.
-    fn lane(&self, family: Family, number: Option<u8>) -> io::Result<&Lane> {
-        let cell = match number {
-            Some(number) => &self.lanes[family as usize][usize::from(number)],
-            None => &self.unlooped[family as usize],
-        };
+    fn lane(&self, family: Family, number: u8) -> io::Result<&Lane> {
+        let cell = &self.lanes[family as usize][usize::from(number)];
         if let Some(lane) = cell.get() {
             return Ok(lane);
         }
         // Two threads may both open one; the loser's closes again, unused.
         let lane = self.open(family)?;
-        if number.is_none() {
-            let (level, option) = match family {
-                Family::V4 => (libc::IPPROTO_IP, libc::IP_MULTICAST_LOOP),
-                Family::V6 => (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_LOOP),
-            };
-            sockopt::set(lane.socket.as_fd(), level, option, 0)?;
-        }
         Ok(cell.get_or_init(|| lane))
     }
 
     /// Lanes opened so far.
     pub(crate) fn opened(&self) -> impl Iterator<Item = &Lane> {
-        self.lanes.iter().flatten().chain(&self.unlooped).filter_map(OnceLock::get)
+        self.lanes.iter().flatten().filter_map(OnceLock::get)
     }
 
     fn open(&self, family: Family) -> io::Result<Lane> {
@@ -116,15 +103,19 @@ impl Lanes {
         {
             socket.set_send_buffer_size(SEND_BUFFER)?;
         }
-        // Nobody reads these sockets: what is sent to them must not pile up.
-        let drop_all =
-            [libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 }];
-        sockopt::attach_bpf(fd, libc::SO_ATTACH_FILTER, &drop_all)?;
+        drop_all(&socket)?;
         bind(&socket, any)?;
         let port = socket.local_addr()?.as_socket().map_or(0, |address| address.port());
         let gso = self.gso && sockopt::set(fd, libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok();
         Ok(Lane { socket, port, gso: AtomicBool::new(gso) })
     }
+}
+
+/// Drops what is sent to a socket that nobody reads: it must not pile up.
+pub(super) fn drop_all(socket: &Socket) -> io::Result<()> {
+    let code = (libc::BPF_RET | libc::BPF_K) as u16;
+    let filter = [libc::sock_filter { code, jt: 0, jf: 0, k: 0 }];
+    sockopt::attach_bpf(socket.as_fd(), libc::SO_ATTACH_FILTER, &filter)
 }
 
 /// Binds to a port of the range that RoCEv2 senders use for flow entropy, else to any.
@@ -148,11 +139,11 @@ mod tests {
         let lanes = Lanes::new(false, false);
         for _ in 0..2 {
             for number in [0, 7, 255] {
-                lanes.lane(Family::V4, Some(number)).unwrap();
+                lanes.lane(Family::V4, number).unwrap();
             }
         }
         assert_eq!(lanes.opened().count(), 3);
-        let [port, again] = [7, 7].map(|number| lanes.lane(Family::V4, Some(number)).unwrap().port);
+        let [port, again] = [7, 7].map(|number| lanes.lane(Family::V4, number).unwrap().port);
         assert_eq!(port, again);
     }
 }

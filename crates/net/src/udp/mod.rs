@@ -27,12 +27,11 @@ mod error;
 mod lanes;
 mod multicast;
 mod port;
-mod roster;
 mod rx;
 mod tx;
 
 pub use error::OpenError;
-pub use multicast::{LOOPBACK, Members, is_handed_on};
+pub use multicast::{LOOPBACK, SHARERS_LEASE, is_handed_on};
 pub use port::{PortOptions, UdpPort};
 pub(crate) use rx::Meta;
 pub use rx::{Datagram, Datagrams, RxBatch};

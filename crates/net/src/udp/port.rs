@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -88,6 +88,8 @@ pub struct UdpPort {
     pub(super) memberships: Memberships,
     receive_errors: AtomicU64,
     capture: OnceLock<Arc<Capture>>,
+    /// When the other processes could find this one.
+    pub(super) announced_at: Instant,
     // Declared after the sockets: the announcement must not end before they are closed.
     _announced: Option<NameGuard>,
 }
@@ -130,6 +132,7 @@ impl UdpPort {
             memberships: Memberships::default(),
             receive_errors: AtomicU64::new(0),
             capture: OnceLock::new(),
+            announced_at: Instant::now(),
             _announced: None,
         };
         if let Some(slot) = options.slot {
@@ -139,6 +142,7 @@ impl UdpPort {
                 action: "announce this process",
                 source,
             })?);
+            this.announced_at = Instant::now();
             let rules = Rules {
                 probe_byte: options.probe_byte,
                 steer_offset: options.steer_offset,

@@ -41,8 +41,6 @@ pub struct Destination {
     pub flow_label: u32,
     /// Which sending socket, and so which source port: one lane for each receiving process.
     pub lane: u8,
-    /// To a group: its members on this host do not get it. By a lane of its own, whatever `lane` says.
-    pub unlooped: bool,
 }
 
 impl Destination {
@@ -57,7 +55,6 @@ impl Destination {
             hop_limit: 0,
             flow_label: 0,
             lane: 0,
-            unlooped: false,
         }
     }
 }

@@ -12,8 +12,8 @@ mod opening;
 mod waiting;
 
 use std::collections::HashMap;
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 
 use anyverbs_net::{Delivery, MessageBuffer, Messages, Told};
 use anyverbs_proto::qp::attr::QpType;

@@ -61,17 +61,6 @@ impl ShmRoute {
         Some(Self::to(engine, peer, av, slot, mtu))
     }
 
-    /// The way of a group's datagrams to one process. None where there is no such way.
-    pub(in crate::link) fn of_group(
-        engine: &Engine,
-        shm: &Shm,
-        av: &AddressVector,
-        slot: u8,
-    ) -> Option<Self> {
-        let peer = shm.peer(slot, true)?;
-        Some(Self::to(engine, peer, av, slot, None))
-    }
-
     fn to(
         engine: &Engine,
         peer: Arc<Peer>,
@@ -265,32 +254,6 @@ impl ShmRoute {
         // The pad count, which is the link's affair.
         head[at + 1] = head[at + 1] & !0x30 | Bth::pad_of(len) << 4;
         (at, end)
-    }
-
-    /// Puts a datagram of a group into the ring, or drops it where that is full or closed: nobody waits for a group. Whether it
-    /// is in the ring.
-    pub(in crate::link) fn offer(
-        &self,
-        out: &mut Unflushed,
-        spare: &mut Spare,
-        engine: &'static Engine,
-        headers: &Headers,
-        payload: &Payload<'_>,
-    ) -> Result<bool, TransmitError> {
-        let mut head = [0; MAX_HEADER];
-        let len = payload.len();
-        let (at, end) = self.emit(headers, len, &mut head);
-        let (sender, region) = out.sender(engine, &self.peer, spare);
-        let Ok(mut room) = sender.reserve(end, len) else { return Ok(false) };
-        room.write_front(&head);
-        if len > 0 {
-            let to = room.payload_ptr() as u64;
-            let regions = (region, &mut LastRemote::default());
-            payload.copy_to_addr(&engine.mrs, regions, &engine.memory, to)?;
-        }
-        room.commit();
-        out.note(end - at + len, len, None);
-        Ok(true)
     }
 
     fn credit(&self, out: &mut Unflushed, engine: &Engine, packet: CreditPacket) {
