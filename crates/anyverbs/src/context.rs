@@ -110,10 +110,11 @@ impl Context {
     /// [`CreateError::Invalid`] for a port or an index that does not exist.
     pub fn gid(&self, port: u8, index: usize) -> Result<Option<GidEntry>, CreateError> {
         check_port(port)?;
-        if index >= crate::limits::GID_TABLE_LEN {
+        let entry = self.engine()?.gids.entry(index);
+        if entry.is_none() && index >= crate::limits::GID_TABLE_LEN {
             return Err(CreateError::Invalid("GID index"));
         }
-        Ok(self.engine()?.gids.entry(index))
+        Ok(entry)
     }
 
     /// All entries of the GID table that hold an address (`ibv_query_gid_table`).
@@ -121,6 +122,14 @@ impl Context {
     /// # Errors
     /// [`CreateError::Device`].
     pub fn gids(&self) -> Result<Vec<GidEntry>, CreateError> {
+        Ok(self.engine()?.gids.listed())
+    }
+
+    /// All addresses of the device: the table's, and those of the loopback interface where the table does not list them.
+    ///
+    /// # Errors
+    /// [`CreateError::Device`].
+    pub fn addresses(&self) -> Result<Vec<GidEntry>, CreateError> {
         Ok(self.engine()?.gids.entries())
     }
 

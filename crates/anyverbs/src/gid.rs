@@ -1,4 +1,8 @@
 //! GID table: the addresses of the port.
+//!
+//! A device that has another address does not list 127.0.0.1 and ::1, as devices of an Ethernet interface do not: programs that look
+//! for an address to give to peers would find them. They are addresses of the device all the same, behind the table, so that
+//! connections to 127.0.0.1 stay on the loopback interface.
 
 use std::io;
 use std::net::IpAddr;
@@ -26,9 +30,13 @@ pub struct GidEntry {
     pub link_mtu: u32,
 }
 
+/// Places behind the table, for addresses that are not listed.
+const UNLISTED_LEN: usize = 4;
+
 /// The table. Entry 0 is the IPv4 address of the first interface that is up and not the loopback, or 127.0.0.1.
 #[derive(Debug)]
 pub(crate) struct GidTable {
+    /// The table, and behind it the addresses that are not listed.
     entries: RwLock<Vec<Option<GidEntry>>>,
     only: Vec<String>,
 }
@@ -36,7 +44,8 @@ pub(crate) struct GidTable {
 impl GidTable {
     /// A table of the interfaces named in `only`, or of all where that is empty.
     pub(crate) fn new(only: &[String]) -> io::Result<Self> {
-        let table = Self { entries: RwLock::new(vec![None; GID_TABLE_LEN]), only: only.to_vec() };
+        let entries = RwLock::new(vec![None; GID_TABLE_LEN + UNLISTED_LEN]);
+        let table = Self { entries, only: only.to_vec() };
         table.refresh()?;
         Ok(table)
     }
@@ -51,8 +60,14 @@ impl GidTable {
         self.entries.read().get(index).cloned().flatten()
     }
 
+    /// Every address of the device.
     pub(crate) fn entries(&self) -> Vec<GidEntry> {
         self.entries.read().iter().flatten().cloned().collect()
+    }
+
+    /// Those that the table lists.
+    pub(crate) fn listed(&self) -> Vec<GidEntry> {
+        self.entries.read()[..GID_TABLE_LEN].iter().flatten().cloned().collect()
     }
 
     /// Whether an address is ours.
@@ -105,9 +120,18 @@ impl GidTable {
     }
 }
 
-/// Every address of every interface that is up; the first is the one for index 0.
-fn candidates(interfaces: &[Interface], only: &[String]) -> Vec<GidEntry> {
-    let mut found: Vec<GidEntry> = interfaces
+/// The addresses of the device.
+#[derive(Debug, Default)]
+struct Candidates {
+    /// Those for the table; the first is the one for index 0.
+    listed: Vec<GidEntry>,
+    unlisted: Vec<GidEntry>,
+}
+
+/// Every address of every interface that is up. Loopback addresses are listed if their interface was asked for by name, or
+/// if there is no other address than link-local ones.
+fn candidates(interfaces: &[Interface], only: &[String]) -> Candidates {
+    let found = interfaces
         .iter()
         .filter(|i| i.up && (only.is_empty() || only.contains(&i.name)))
         .flat_map(|i| {
@@ -119,51 +143,75 @@ fn candidates(interfaces: &[Interface], only: &[String]) -> Vec<GidEntry> {
                 mtu: Mtu::fitting(i.mtu),
                 link_mtu: i.mtu,
             })
-        })
-        .collect();
-    let loopback = |e: &GidEntry| interfaces.iter().any(|i| i.index == e.interface && i.loopback);
-    let is_v4 = |e: &GidEntry| matches!(e.gid.to_ip(), IpAddr::V4(_));
-    let first = found
-        .iter()
-        .position(|e| is_v4(e) && !loopback(e))
-        .or_else(|| found.iter().position(|e| is_v4(e) && loopback(e)))
-        .unwrap_or(0);
-    if !found.is_empty() {
-        let first = found.remove(first);
-        found.insert(0, first);
+        });
+    let is_loopback = |e: &GidEntry| e.gid.to_ip().is_loopback();
+    let (mut unlisted, mut listed): (Vec<_>, Vec<_>) =
+        found.partition(|e| is_loopback(e) && only.is_empty());
+    let leads_elsewhere = |e: &GidEntry| match e.gid.to_ip() {
+        IpAddr::V4(_) => true,
+        IpAddr::V6(ip) => !ip.is_unicast_link_local(),
+    };
+    if !listed.iter().any(leads_elsewhere) {
+        // In the order of the interfaces, of which the loopback is the first.
+        unlisted.append(&mut listed);
+        listed = std::mem::take(&mut unlisted);
     }
-    found
+    let on_loopback = |e: &GidEntry| interfaces.iter().any(|i| i.index == e.interface && i.loopback);
+    let is_v4 = |e: &GidEntry| matches!(e.gid.to_ip(), IpAddr::V4(_));
+    let first = listed
+        .iter()
+        .position(|e| is_v4(e) && !on_loopback(e))
+        .or_else(|| listed.iter().position(is_v4))
+        .or_else(|| listed.iter().position(leads_elsewhere))
+        .unwrap_or(0);
+    if !listed.is_empty() {
+        let first = listed.remove(first);
+        listed.insert(0, first);
+    }
+    Candidates { listed, unlisted }
 }
 
-/// Enters what was found: addresses that stay keep their places, others go where one is free; the last stays empty.
-fn update(entries: &mut [Option<GidEntry>], found: Vec<GidEntry>) -> bool {
+/// Enters what was found: addresses that stay keep their places, others go where one is free; the last of the table stays empty.
+fn update(entries: &mut [Option<GidEntry>], found: Candidates) -> bool {
     let before = entries.to_vec();
     entries.fill(None);
-    let last = entries.len() - 1;
-    let mut new = Vec::new();
-    for (i, mut entry) in found.into_iter().enumerate() {
-        let kept =
-            before.iter().flatten().find(|b| (b.gid, b.interface) == (entry.gid, entry.interface));
-        entry.index = match kept {
-            _ if i == 0 => 0,
-            Some(b) if b.index != 0 => b.index,
-            _ => {
-                new.push(entry);
-                continue;
-            }
-        };
-        let at = entry.index;
-        entries[at] = Some(entry);
+    let len = entries.len() - UNLISTED_LEN;
+    let (table, behind) = entries.split_at_mut(len);
+    let Candidates { mut listed, unlisted } = found;
+    if !listed.is_empty() {
+        table[0] = Some(GidEntry { index: 0, ..listed.remove(0) });
     }
-    for mut entry in new {
-        let Some(at) = entries[1..last].iter().position(Option::is_none).map(|at| at + 1) else {
+    enter(&mut table[..len - 1], 1, 0, &before, listed);
+    enter(behind, 0, len, &before, unlisted);
+    before != entries
+}
+
+/// Enters addresses at `from` and later of `places`, which begin at index `first`.
+fn enter(
+    places: &mut [Option<GidEntry>],
+    from: usize,
+    first: usize,
+    before: &[Option<GidEntry>],
+    found: Vec<GidEntry>,
+) {
+    let range = first + from..first + places.len();
+    let place_of = |entry: &GidEntry| {
+        let is_it = |b: &&GidEntry| (b.gid, b.interface) == (entry.gid, entry.interface);
+        before.iter().flatten().find(is_it).map(|b| b.index).filter(|index| range.contains(index))
+    };
+    let (kept, new): (Vec<_>, Vec<_>) = found.into_iter().partition(|e| place_of(e).is_some());
+    for entry in kept {
+        if let Some(index) = place_of(&entry) {
+            places[index - first] = Some(GidEntry { index, ..entry });
+        }
+    }
+    for entry in new {
+        let Some(at) = (from..places.len()).find(|at| places[*at].is_none()) else {
             tracing::warn!(gid = %entry.gid, "the GID table is full; this address is left out");
             continue;
         };
-        entry.index = at;
-        entries[at] = Some(entry);
+        places[at] = Some(GidEntry { index: first + at, ..entry });
     }
-    before != entries
 }
 
 #[cfg(test)]
@@ -194,8 +242,14 @@ mod tests {
         }
     }
 
+    /// A table of eight places.
+    fn table() -> Vec<Option<GidEntry>> {
+        vec![None; 8 + UNLISTED_LEN]
+    }
+
     fn shown(entries: &[Option<GidEntry>]) -> Vec<String> {
-        entries.iter().flatten().map(|e| format!("{}={}", e.index, e.gid.to_ip())).collect()
+        let places = entries.iter().enumerate().filter_map(|(i, e)| Some((i, e.as_ref()?)));
+        places.inspect(|(i, e)| assert_eq!(*i, e.index)).map(|(i, e)| format!("{i}={}", e.gid.to_ip())).collect()
     }
 
     #[test]
@@ -204,12 +258,12 @@ mod tests {
         let mut down = interface(2, "eth0", 1500, &["10.0.0.9"]);
         down.up = false;
         let eth = interface(3, "eth1", 1500, &["fe80::1", "10.0.0.1"]);
-        let mut entries = vec![None; 8];
+        let mut entries = table();
         assert!(update(&mut entries, candidates(&[lo.clone(), down.clone(), eth.clone()], &[])));
-        assert_eq!(shown(&entries), ["0=10.0.0.1", "1=127.0.0.1", "2=::1", "3=fe80::1"]);
+        assert_eq!(shown(&entries), ["0=10.0.0.1", "1=fe80::1", "8=127.0.0.1", "9=::1"]);
         assert_eq!(entries[0].as_ref().unwrap().mtu, Mtu::Mtu1024);
         assert!(!update(&mut entries, candidates(&[lo.clone(), down, eth], &[])));
-        let mut alone = vec![None; 8];
+        let mut alone = table();
         update(&mut alone, candidates(&[lo], &[]));
         assert_eq!(shown(&alone), ["0=127.0.0.1", "1=::1"]);
     }
@@ -217,37 +271,59 @@ mod tests {
     #[test]
     fn addresses_that_stay_keep_their_places() {
         let lo = interface(1, "lo", 65536, &["127.0.0.1"]);
-        let mut entries = vec![None; 8];
+        let mut entries = table();
         let eth = |ips: &[&str]| interface(2, "eth0", 9000, ips);
         update(
             &mut entries,
             candidates(&[lo.clone(), eth(&["10.0.0.1", "10.0.0.2", "10.0.0.3"])], &[]),
         );
-        assert_eq!(shown(&entries), ["0=10.0.0.1", "1=127.0.0.1", "2=10.0.0.2", "3=10.0.0.3"]);
+        assert_eq!(shown(&entries), ["0=10.0.0.1", "1=10.0.0.2", "2=10.0.0.3", "8=127.0.0.1"]);
         update(
             &mut entries,
             candidates(&[lo.clone(), eth(&["10.0.0.1", "10.0.0.3", "10.0.0.4"])], &[]),
         );
-        assert_eq!(shown(&entries), ["0=10.0.0.1", "1=127.0.0.1", "2=10.0.0.4", "3=10.0.0.3"]);
+        assert_eq!(shown(&entries), ["0=10.0.0.1", "1=10.0.0.4", "2=10.0.0.3", "8=127.0.0.1"]);
         update(&mut entries, candidates(&[lo, eth(&["10.0.0.3"])], &[]));
-        assert_eq!(shown(&entries), ["0=10.0.0.3", "1=127.0.0.1"]);
+        assert_eq!(shown(&entries), ["0=10.0.0.3", "8=127.0.0.1"]);
     }
 
     #[test]
     fn one_index_stays_empty() {
         let ips: Vec<String> = (0..20).map(|i| format!("10.0.0.{i}")).collect();
         let ips: Vec<&str> = ips.iter().map(String::as_str).collect();
-        let mut entries = vec![None; 8];
+        let mut entries = table();
         update(&mut entries, candidates(&[interface(2, "eth0", 1500, &ips)], &[]));
         assert_eq!(shown(&entries).len(), 7);
         assert!(entries[7].is_none());
     }
 
     #[test]
+    fn loopback_addresses_are_listed_where_there_is_nothing_else() {
+        let lo = interface(1, "lo", 65536, &["127.0.0.1", "::1", "192.0.2.7"]);
+        let mut entries = table();
+        // A service's address on the loopback interface is as good as another.
+        update(&mut entries, candidates(std::slice::from_ref(&lo), &[]));
+        assert_eq!(shown(&entries), ["0=192.0.2.7", "8=127.0.0.1", "9=::1"]);
+        let lo = interface(1, "lo", 65536, &["127.0.0.1", "::1"]);
+        let eth = |ips: &[&str]| interface(2, "eth0", 1500, ips);
+        let mut entries = table();
+        update(&mut entries, candidates(&[lo.clone(), eth(&["fe80::1"])], &[]));
+        assert_eq!(shown(&entries), ["0=127.0.0.1", "1=::1", "2=fe80::1"]);
+        assert!(update(&mut entries, candidates(&[lo.clone(), eth(&["fe80::1", "fd00::1"])], &[])));
+        assert_eq!(shown(&entries), ["0=fd00::1", "2=fe80::1", "8=127.0.0.1", "9=::1"]);
+        assert!(update(&mut entries, candidates(&[lo.clone(), eth(&[])], &[])));
+        assert_eq!(shown(&entries), ["0=127.0.0.1", "1=::1"]);
+        // Who names the interface wants its addresses.
+        let named = ["lo".into(), "eth0".into()];
+        update(&mut entries, candidates(&[lo, eth(&["10.0.0.1"])], &named));
+        assert_eq!(shown(&entries), ["0=10.0.0.1", "1=::1", "2=127.0.0.1"]);
+    }
+
+    #[test]
     fn only_the_named_interfaces() {
         let lo = interface(1, "lo", 65536, &["127.0.0.1"]);
         let eth = interface(2, "eth0", 1500, &["10.0.0.1"]);
-        let mut entries = vec![None; 8];
+        let mut entries = table();
         update(&mut entries, candidates(&[lo, eth], &["lo".into()]));
         assert_eq!(shown(&entries), ["0=127.0.0.1"]);
     }

@@ -438,7 +438,7 @@ impl Engine {
             name: self.config.device.clone(),
             node_guid: self.attr.node_guid,
             sys_image_guid: self.attr.sys_image_guid,
-            gids: self.gids.entries(),
+            gids: self.gids.listed(),
             port: self.port_attr(),
             udp_port: self.config.udp_port,
             registry: self.config.registry.clone(),

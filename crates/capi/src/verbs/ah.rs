@@ -221,7 +221,7 @@ fn sender(
         return Err(Errno::EINVAL);
     }
     let route = route(grh).ok_or(Errno::EINVAL)?;
-    let gids = context.inner.device.gids()?;
+    let gids = context.inner.device.addresses()?;
     let own = receiver(&gids, route.destination).ok_or(Errno::ENOENT)?;
     Ok(ibv_ah_attr {
         grh: ibv_global_route {

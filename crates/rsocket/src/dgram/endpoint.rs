@@ -322,7 +322,7 @@ impl Endpoint {
         let entry = self
             .device
             .context
-            .gids()?
+            .addresses()?
             .into_iter()
             .find(|entry| entry.gid == gid && (scope == 0 || entry.interface == scope))
             .ok_or(Errno(libc::EADDRNOTAVAIL))?;
