@@ -123,14 +123,27 @@ struct File {
 }
 
 impl Config {
-    /// Reads the environment, and the file that it names.
+    /// Reads the environment, and the file that it names. A set-user-ID program gets the defaults.
     ///
     /// # Errors
     /// [`ConfigError`], the first that is found.
     pub fn load() -> Result<Self, ConfigError> {
+        Self::load_with(&[])
+    }
+
+    /// As [`load`](Self::load), with these variables before those of the environment.
+    ///
+    /// # Errors
+    /// [`ConfigError`], the first that is found.
+    pub fn load_with(variables: &[(&str, std::ffi::OsString)]) -> Result<Self, ConfigError> {
         Self::from_variables(|name| {
+            let given = variables.iter().find(|(given, _)| *given == name);
+            let value = match given {
+                Some((_, value)) => Some(value.clone()),
+                None => anyverbs_environment::variable(name),
+            };
             // Bytes that are no UTF-8 then fail to parse, with the replacement character in the message.
-            std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+            value.map(|value| value.to_string_lossy().into_owned())
         })
     }
 

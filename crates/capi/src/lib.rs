@@ -12,7 +12,7 @@
 //! - `refuse`: the calls that are not built, and how each of them says so;
 //! - `compat`, `private`, `vendor`: version nodes that must exist, and whose calls all refuse;
 //! - `coverage`: `docs/coverage.md`, made from those tables.
-
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 // Only the trampolines call the exported functions, and a test binary has none.
 #![cfg_attr(test, allow(dead_code))]
 

@@ -46,7 +46,7 @@ impl io::Write for Stderr {
 pub(crate) fn init() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let wanted = std::env::var("ANYVERBS_LOG").unwrap_or_default();
+        let wanted = anyverbs_environment::text("ANYVERBS_LOG").unwrap_or_default();
         let (filter, bad) = match EnvFilter::try_new(&wanted) {
             Ok(filter) if !wanted.is_empty() => (filter, None),
             Ok(_) => (EnvFilter::new("warn"), None),

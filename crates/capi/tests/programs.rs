@@ -3,7 +3,8 @@
 
 use std::env;
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::fs::Permissions;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -41,6 +42,32 @@ fn run(name: &str) {
     run_below(name, &[], &[], &[]);
 }
 
+/// Compiles one program.
+fn compile(name: &str, program: &Path, link: &[&str]) {
+    let built = Command::new("cc")
+        .args([
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-Wno-unused-function",
+            "-Wno-missing-field-initializers",
+            "-D_GNU_SOURCE",
+            "-O1",
+            "-g",
+            "-pthread",
+            "-o",
+        ])
+        .arg(program)
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(name).with_extension("c"))
+        .arg("-L")
+        .arg(libraries())
+        .args(["-lrdmacm", "-libverbs", "-ldl"])
+        .args(link)
+        .output()
+        .unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+}
+
 /// As [`run`], with a configuration.
 fn run_with(name: &str, configuration: &[(&str, &str)]) {
     run_below(name, &[], &[], configuration);
@@ -55,31 +82,10 @@ fn run_below(
     configuration: &[(&str, &str)],
 ) -> String {
     let libraries = libraries();
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(name);
     let port = UdpPort::reserve();
     let number = port.number();
     let program = libraries.join(format!("{name}.{number}"));
-    let built = Command::new("cc")
-        .args([
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            "-Wno-unused-function",
-            "-Wno-missing-field-initializers",
-            "-D_GNU_SOURCE",
-            "-O1",
-            "-g",
-            "-pthread",
-            "-o",
-        ])
-        .arg(&program)
-        .arg(source.with_extension("c"))
-        .arg("-L")
-        .arg(libraries)
-        .args(["-lrdmacm", "-libverbs", "-ldl"])
-        .output()
-        .unwrap();
-    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    compile(name, &program, &[]);
     let output = Command::new("timeout")
         .arg("120")
         .args(below)
@@ -178,7 +184,7 @@ macro_rules! programs {
 
 programs! {
     ah bad_input busy cancel comp_cntr cq_ex create_qp destroy_qp event_wait events exit_log flow_action handles import
-    import_shared mcast memory
+    import_shared listing mcast memory
     mismatches mw parent_domain rate_limit raw_packet seed_examples sequence tag_matching wq xrc xrc_shared
     cm_addrinfo cm_connect cm_datagrams cm_handles cm_race cm_sync cm_threads cm_xrc rsocket
 }
@@ -203,4 +209,65 @@ fn comp_cntr_by_udp() {
 #[test]
 fn rate_limit_by_udp() {
     run_with("rate_limit", &[("ANYVERBS_INPROC", "0")]);
+}
+
+/// As a system-wide library in a program with the set-user-ID bit, or with file capabilities, that another user starts.
+#[test]
+fn a_privileged_program_obeys_no_variable() {
+    if !anyverbs_testing::root_or_skip() {
+        return;
+    }
+    let directory = env::temp_dir().join(format!("anyverbs-privileged-{}", std::process::id()));
+    fs::create_dir_all(&directory).unwrap();
+    let library = libraries().join("libibverbs.so.1").canonicalize().unwrap();
+    for name in ["libibverbs.so.1", "librdmacm.so.1"] {
+        fs::copy(&library, directory.join(name)).unwrap();
+    }
+    let mode = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    mode(&directory, 0o755);
+    let (precious, secret) = (directory.join("precious"), directory.join("secret"));
+    fs::write(&precious, "precious").unwrap();
+    fs::write(&secret, "password = swordfish").unwrap();
+    mode(&precious, 0o600);
+    mode(&secret, 0o600);
+    let program = directory.join("program");
+    compile("privileged", &program, &[&format!("-Wl,-rpath,{}", directory.display())]);
+    let run = |variable: &str, value: &Path| {
+        let alone = "ip link set lo up; exec setpriv --reuid 65534 --regid 65534 --clear-groups $0";
+        let mut command = Command::new("unshare");
+        command.args(["-n", "sh", "-c", alone]).arg(&program).env(variable, value);
+        let output = command.output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        String::from_utf8(said).unwrap()
+    };
+    let check = |what: &str| {
+        let said = run("ANYVERBS_CAPTURE", &precious);
+        assert!(said.contains("secure 1, anyverbs0, open"), "{what}: {said}");
+        assert_eq!(fs::read_to_string(&precious).unwrap(), "precious", "{what}");
+        for variable in ["ANYVERBS_CONFIG", "ANYVERBS_LOG", "ANYVERBS_DEVICE"] {
+            let said = run(variable, &secret);
+            assert_eq!(said.trim(), "secure 1, anyverbs0, open", "{what}: {variable}");
+        }
+    };
+    mode(&program, 0o4755);
+    check("set-user-ID");
+    mode(&program, 0o755);
+    let capable = Command::new("setcap").arg("cap_dac_override+ep").arg(&program).status().unwrap();
+    assert!(capable.success());
+    check("file capabilities");
+    // The same program without them does obey.
+    assert!(Command::new("setcap").arg("-r").arg(&program).status().unwrap().success());
+    let said = run("ANYVERBS_DEVICE", Path::new("other0"));
+    assert_eq!(said.trim(), "secure 0, other0, open");
+    fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn what_is_wrong_again_and_again_is_said_a_few_times() {
+    let said = run_below("again", &["sh", "-c", "exec \"$@\" 2>&1", "sh"], &[], &[]);
+    let count = |text: &str| said.lines().filter(|line| line.contains(text)).count();
+    for text in ["CQ not destroyed", "PD not destroyed", "destroyed address handle"] {
+        assert_eq!(count(text), 4, "{text}: {said}");
+    }
+    assert_eq!(count("times=1000"), 3, "{said}");
 }

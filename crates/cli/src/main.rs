@@ -1,4 +1,5 @@
 //! The `anyverbs` command: runs programs on the device, lists it, and says what stands in its way.
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod args;
 mod device;

@@ -1,4 +1,5 @@
 //! libc's own functions behind the ones that a preload object defines.
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 use core::ffi::{CStr, c_void};
 use core::ptr;

@@ -15,6 +15,7 @@
 //! | [`capture`], [`fault`] | pcap files, and seeded loss, duplication, reordering and corruption |
 //!
 //! Everything is non-blocking and close-on-exec; nothing allocates per packet, but for what [`messages`] keeps.
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod capture;
 mod clock;

@@ -1,6 +1,7 @@
 //! RoCEv2 without I/O: wire formats and the machines behind the verbs.
 //!
 //! No clock, no socket, no thread: time, randomness and memory come in as arguments.
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 #![forbid(unsafe_code)]
 
 pub mod cm;

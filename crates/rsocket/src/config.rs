@@ -100,7 +100,8 @@ impl Config {
 pub(crate) fn config() -> &'static Config {
     static CONFIG: OnceLock<Config> = OnceLock::new();
     CONFIG.get_or_init(|| {
-        let directory = std::env::var_os(VARIABLE).unwrap_or_else(|| DIRECTORY.into());
+        let directory =
+            anyverbs_environment::variable(VARIABLE).unwrap_or_else(|| DIRECTORY.into());
         Config::read(Path::new(&directory))
     })
 }

@@ -18,6 +18,7 @@
 //! # Ok(())
 //! # }
 //! ```
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod config;
 mod device;

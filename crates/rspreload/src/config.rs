@@ -1,7 +1,6 @@
 //! Which sockets become rsockets.
 
 use core::ffi::{CStr, c_int};
-use std::env;
 use std::fs;
 use std::sync::OnceLock;
 
@@ -34,11 +33,11 @@ struct Config {
 fn config() -> &'static Config {
     static CONFIG: OnceLock<Config> = OnceLock::new();
     CONFIG.get_or_init(|| {
-        let rules = match env::var(VARIABLE) {
-            Ok(kinds) => from_variable(&kinds),
-            Err(_) => fs::read_to_string(FILE).map(|text| from_file(&text)).unwrap_or_default(),
+        let rules = match anyverbs_environment::text(VARIABLE) {
+            Some(kinds) => from_variable(&kinds),
+            None => fs::read_to_string(FILE).map(|text| from_file(&text)).unwrap_or_default(),
         };
-        let size = |variable: &str| env::var(variable).ok()?.trim().parse().ok();
+        let size = |variable: &str| anyverbs_environment::text(variable)?.trim().parse().ok();
         let sizes = [
             ("RS_SQ_SIZE", crate::rdma::RDMA_SQSIZE),
             ("RS_RQ_SIZE", crate::rdma::RDMA_RQSIZE),

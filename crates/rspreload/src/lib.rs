@@ -13,6 +13,7 @@
 //!
 //! The library is loaded so that its own calls do not come back here (`RTLD_DEEPBIND`). Descriptors that are not in the
 //! table cost a bounds check and a load.
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod calls;
 mod config;

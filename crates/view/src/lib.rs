@@ -14,6 +14,7 @@
 //! Many of these calls are cancellation points: a cancelled thread unwinds through the frames of this object. That works
 //! because they hold nothing to drop, and because libc is called as `C`, not `C-unwind`: the latter aborts the process
 //! under `panic = "abort"`.
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod answer;
 mod calls;

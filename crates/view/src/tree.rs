@@ -58,8 +58,15 @@ pub(crate) fn init() -> u8 {
             }
         }
     }
-    // SAFETY: the name is a NUL-terminated string.
-    let value = unsafe { libc::getenv(c"ANYVERBS_VIEW".as_ptr()) };
+    let value = if anyverbs_environment::is_privileged() {
+        core::ptr::null_mut()
+    } else {
+        #[expect(clippy::disallowed_methods, reason = "a privileged program does not get here")]
+        // SAFETY: the name is a NUL-terminated string.
+        unsafe {
+            libc::getenv(c"ANYVERBS_VIEW".as_ptr())
+        }
+    };
     let state = if value.is_null() {
         OFF
     } else {

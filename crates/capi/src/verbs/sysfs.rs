@@ -18,8 +18,8 @@ use crate::{
 pub(crate) unsafe extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     static PATH: OnceLock<CString> = OnceLock::new();
     PATH.get_or_init(|| {
-        let mut path =
-            std::env::var_os("SYSFS_PATH").map(OsStringExt::into_vec).unwrap_or_default();
+        let mut path = anyverbs_environment::variable("SYSFS_PATH")
+            .map_or_else(Vec::new, OsStringExt::into_vec);
         while path.last() == Some(&b'/') {
             path.pop();
         }
