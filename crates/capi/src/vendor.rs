@@ -33,7 +33,8 @@ pub(crate) mod mlx5 {
             mlx5dv_dr_action_create_pop_vlan mlx5dv_dr_action_create_push_vlan mlx5dv_dr_action_create_tag
             mlx5dv_dr_domain_create mlx5dv_dr_matcher_create mlx5dv_dr_rule_create mlx5dv_dr_table_create
             mlx5dv_get_vfio_device_list mlx5dv_open_device mlx5dv_pp_alloc mlx5dv_qp_ex_from_ibv_qp_ex
-            mlx5dv_reg_dmabuf_mr mlx5dv_sched_leaf_create mlx5dv_sched_node_create;
+            mlx5dv_reg_dmabuf_mr mlx5dv_sched_leaf_create mlx5dv_sched_node_create __mlx5dv_create_flow
+            mlx5dv_devx_obj_import mlx5dv_devx_umem_import mlx5dv_var_import;
         Errno(EOPNOTSUPP): mlx5dv_crypto_login mlx5dv_crypto_login_destroy mlx5dv_crypto_login_query
             mlx5dv_crypto_login_query_state mlx5dv_crypto_logout mlx5dv_dci_stream_id_reset mlx5dv_dek_destroy
             mlx5dv_dek_query mlx5dv_destroy_flow_matcher mlx5dv_destroy_mkey mlx5dv_destroy_steering_anchor
@@ -51,12 +52,14 @@ pub(crate) mod mlx5 {
             mlx5dv_modify_qp_sched_elem mlx5dv_modify_qp_udp_sport mlx5dv_qp_cancel_posted_send_wrs
             mlx5dv_query_device mlx5dv_query_qp_lag_port mlx5dv_reserved_qpn_alloc mlx5dv_reserved_qpn_dealloc
             mlx5dv_sched_leaf_destroy mlx5dv_sched_leaf_modify mlx5dv_sched_node_destroy mlx5dv_sched_node_modify
-            mlx5dv_set_context_attr mlx5dv_vfio_process_events _mlx5dv_mkey_check _mlx5dv_query_port;
-        MinusOne(EOPNOTSUPP): mlx5dv_devx_get_event;
+            mlx5dv_set_context_attr mlx5dv_vfio_process_events _mlx5dv_mkey_check _mlx5dv_query_port
+            mlx5dv_devx_obj_export mlx5dv_devx_umem_export mlx5dv_var_export;
+        MinusOne(EOPNOTSUPP): mlx5dv_devx_get_event mlx5dv_devx_uar_export_dmabuf_fd;
         NegativeErrno(EOPNOTSUPP): mlx5dv_vfio_get_events_fd;
         Void(0): mlx5dv_devx_destroy_cmd_comp mlx5dv_devx_destroy_event_channel mlx5dv_devx_free_uar
             mlx5dv_dr_domain_allow_duplicate_rules mlx5dv_dr_domain_set_reclaim_device_memory mlx5dv_free_var
-            mlx5dv_pp_free;
+            mlx5dv_pp_free _mlx5dv_get_export_sizes mlx5dv_devx_obj_unimport mlx5dv_devx_umem_unimport
+            mlx5dv_var_unimport;
     }
 }
 
@@ -79,7 +82,9 @@ pub(crate) mod efa {
     use libc::EOPNOTSUPP;
 
     refuse! {
-        Null(EOPNOTSUPP): efadv_cq_from_ibv_cq_ex efadv_create_cq efadv_create_driver_qp efadv_create_qp_ex;
+        Null(EOPNOTSUPP): efadv_cq_from_ibv_cq_ex efadv_create_cq efadv_create_driver_qp efadv_create_qp_ex
+            efadv_create_comp_cntr efadv_qp_from_ibv_qp_ex;
         Errno(EOPNOTSUPP): efadv_query_ah efadv_query_cq efadv_query_device efadv_query_mr efadv_query_qp_wqs;
+        NegativeErrno(EOPNOTSUPP): efadv_get_max_rq_depth efadv_get_max_sq_depth;
     }
 }
