@@ -11,7 +11,8 @@ Examples:
   anyverbs run -- ib_write_bw &  sleep 1;  anyverbs run -- ib_write_bw 127.0.0.1
   anyverbs run --log debug -- python3 my_program.py
   anyverbs devices
-  anyverbs doctor";
+  anyverbs doctor
+  anyverbs doctor ./my_program";
 
 /// A complete RDMA device in user space: unmodified libibverbs programs, no hardware, no kernel module, no root.
 #[derive(Debug, Parser)]
@@ -40,7 +41,7 @@ pub(crate) enum Command {
     /// Print what the device says of itself; asked by the other commands
     #[command(name = crate::device::ASK, hide = true)]
     DeviceFacts,
-    /// End the connections that processes left which could not; asked by `run`
+    /// End the connections that killed processes left; asked by `run`
     #[command(name = crate::run::DISCONNECT, hide = true)]
     DisconnectAbandoned,
     /// Print the manual page
@@ -63,7 +64,7 @@ pub(crate) struct Settings {
     /// What to log to standard error: error, warn, info, debug, trace, or a `tracing` filter [env: ANYVERBS_LOG]
     #[arg(long, value_name = "LEVEL")]
     pub(crate) log: Option<String>,
-    /// Where libibverbs.so.1 and the view's object lie [env: ANYVERBS_LIB_DIR]
+    /// The directory of libibverbs.so.1 and of the objects that are preloaded [env: ANYVERBS_LIB_DIR]
     #[arg(long, value_name = "DIR")]
     pub(crate) lib_dir: Option<PathBuf>,
 }
@@ -85,16 +86,13 @@ impl Settings {
 
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-With --sockets the program's TCP sockets are rsockets: sockets over RDMA, to peers that have them too (another
-`anyverbs run --sockets`, or rdma-core's librspreload.so on RDMA hardware). A client whose peer has none connects by TCP;
-a listener takes RDMA connections only.
+The program finds this library in place of the system's libibverbs and librdmacm (LD_LIBRARY_PATH). It is preloaded as well (LD_PRELOAD), for programs and Python packages that bring a libibverbs of their own; --no-preload leaves that out. A second preloaded object shows the device in /sys/class/infiniband and /dev/infiniband; --no-view leaves that out. Children of the program inherit all of it. Static and set-user-ID programs cannot use it.
 
-The program finds this library in place of the system's libibverbs and librdmacm (LD_LIBRARY_PATH), and the device in
-/sys/class/infiniband and /dev/infiniband (LD_PRELOAD; leave it out with --no-view). Its children inherit both. Static
-and set-user-ID programs ignore both.
+With --sockets the program's TCP sockets are rsockets, that is, sockets over RDMA. Its peers need them too: another `anyverbs run --sockets`, or rdma-core's librspreload.so on RDMA hardware. A client whose peer has none connects by TCP. A listener takes RDMA connections only. The library is not preloaded then.
 
-Exit status: the program's own; 125 if anyverbs itself failed, 126 if the program cannot be run, 127 if it was not found.
-A program that died of a signal makes anyverbs die of the same signal.
+Every option of the device is a variable as well (ANYVERBS_DEVICE and so on), and so is every key of the configuration file: ANYVERBS_INTERFACES, ANYVERBS_UDP_PORT, ANYVERBS_SHM, ANYVERBS_DIRECT, ANYVERBS_INPROC, ANYVERBS_CAPTURE, ANYVERBS_RAW_INTERFACE and more.
+
+Exit status: the program's own; 125 if anyverbs itself failed, 126 if the program cannot be run, 127 if it was not found. A program that died of a signal makes anyverbs die of the same signal.
 
 Examples:
   anyverbs run -- ibv_devinfo -v
@@ -108,6 +106,9 @@ pub(crate) struct Run {
     /// Do not show the device in /sys/class/infiniband and /dev/infiniband
     #[arg(long)]
     pub(crate) no_view: bool,
+    /// Do not preload the library: programs that bring a libibverbs of their own then use that
+    #[arg(long)]
+    pub(crate) no_preload: bool,
     /// Give the program rsockets in place of its TCP sockets (stream), its UDP sockets (dgram) or both (all)
     #[arg(long, value_name = "KINDS", num_args = 0..=1, require_equals = true, default_missing_value = "stream")]
     pub(crate) sockets: Option<Sockets>,
@@ -157,7 +158,8 @@ pub(crate) struct Devices {
 pub(crate) struct Doctor {
     #[command(flatten)]
     pub(crate) settings: Settings,
-    /// A program to look at as well: static and set-user-ID programs cannot be run on the device
+    /// A program to look at as well: whether it can be run on the device, and which copies of libibverbs and librdmacm its objects
+    /// load. A directory stands for all shared objects below it
     #[arg(value_name = "PROGRAM")]
     pub(crate) program: Option<PathBuf>,
 }

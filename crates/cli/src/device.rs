@@ -1,6 +1,6 @@
 //! What the command knows about the devices: the one place that asks for it.
 //!
-//! The device itself is asked, so that the view and the listing show what a program will find. Since asking starts its
+//! The device itself is asked, so that the view and the listing show what a program will find. Since asking opens it and starts its
 //! engine, which takes one of the host's process slots for as long as the process lives, a short-lived child asks: a
 //! launcher must not hold a slot beside its program's.
 
@@ -78,14 +78,14 @@ pub(crate) fn list(settings: &Settings) -> anyhow::Result<Vec<Device>> {
 /// The child's side: prints what the device says of itself.
 pub(crate) fn answer() -> anyhow::Result<ExitCode> {
     let describe = |info: &anyverbs::DeviceInfo| {
-        let attr = anyverbs::Context::open(&info.name)?.device_attr()?;
-        anyhow::Ok(describe(info, &attr))
+        let context = anyverbs::Context::open(&info.name)?;
+        anyhow::Ok(describe(info, &context.details()?, &context.device_attr()?))
     };
     let devices = anyverbs::devices()?.iter().map(describe).collect::<anyhow::Result<Vec<_>>>()?;
     crate::write_out(&serde_json::to_vec(&devices)?)
 }
 
-fn describe(info: &anyverbs::DeviceInfo, attr: &DeviceAttr) -> Device {
+fn describe(info: &anyverbs::DeviceInfo, details: &anyverbs::Details, attr: &DeviceAttr) -> Device {
     let gid = |entry: &anyverbs::GidEntry| {
         let address = entry.gid.to_ip();
         Gid {
@@ -107,19 +107,19 @@ fn describe(info: &anyverbs::DeviceInfo, attr: &DeviceAttr) -> Device {
         vendor_part_id: attr.vendor_part_id,
         hw_ver: attr.hw_ver,
         fw_ver: env!("CARGO_PKG_VERSION").into(),
-        udp_port: info.udp_port,
-        registry: info.registry.clone(),
-        links: [(info.inproc, "inproc"), (info.shm, "shm"), (true, "udp")]
+        udp_port: details.udp_port,
+        registry: details.registry.clone(),
+        links: [(details.inproc, "inproc"), (details.shm, "shm"), (true, "udp")]
             .into_iter()
             .filter(|(is_on, _)| *is_on)
             .map(|(_, name)| name.to_owned())
             .collect(),
         port: Port {
-            state: info.port.state as u8,
-            active_mtu: info.port.active_mtu.bytes(),
-            lid: info.port.lid,
-            gid_tbl_len: info.port.gid_tbl_len,
-            gids: info.gids.iter().map(gid).collect(),
+            state: details.port.state as u8,
+            active_mtu: details.port.active_mtu.bytes(),
+            lid: details.port.lid,
+            gid_tbl_len: details.port.gid_tbl_len,
+            gids: details.gids.iter().map(gid).collect(),
         },
     }
 }

@@ -1,7 +1,8 @@
 //! `anyverbs doctor`: what would stop a program here, what would slow it down, and what to do about it.
 
 mod checks;
-mod elf;
+pub(crate) mod elf;
+mod loading;
 
 use std::fmt::Write as _;
 use std::process::ExitCode;

@@ -13,6 +13,9 @@ pub(crate) const VIEW: &str = "libanyverbs_view.so";
 /// The preload object that gives a program rsockets.
 pub(crate) const RSPRELOAD: &str = "librspreload.so";
 
+/// The device's library, preloaded for programs that bring a libibverbs of their own. It has the functions of librdmacm as well.
+pub(crate) const PRELOAD: &str = "libibverbs.so.1";
+
 /// The names that programs look for; all but the first are links to it.
 pub(crate) const NAMES: &[&str] = &[
     "libibverbs.so.1",
@@ -26,8 +29,10 @@ pub(crate) const NAMES: &[&str] = &[
 
 /// Finds the directory: what the user named, else beside the executable.
 pub(crate) fn find(settings: &Settings) -> anyhow::Result<PathBuf> {
-    let named =
-        settings.lib_dir.clone().or_else(|| env::var_os("ANYVERBS_LIB_DIR").map(PathBuf::from));
+    let named = settings
+        .lib_dir
+        .clone()
+        .or_else(|| anyverbs_environment::variable("ANYVERBS_LIB_DIR").map(PathBuf::from));
     if let Some(dir) = named {
         let dir = dir
             .canonicalize()

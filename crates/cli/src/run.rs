@@ -10,8 +10,11 @@ use std::time::Duration;
 
 use anyhow::Context;
 use anyverbs::abandoned::{self, Keeper};
+use anyverbs::config::Config;
+use anyverbs_environment as environment;
 
 use crate::args::{Run, Settings};
+use crate::doctor::elf;
 use crate::stop_signals::{Blocked, Seen, die_of};
 use crate::view_tree::ViewTree;
 use crate::{device, libraries};
@@ -29,8 +32,21 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
     let blocked = Blocked::new().context("cannot block signals")?;
     let libraries = libraries::find(&args.settings)?;
     let mut variables = args.settings.variables();
-    variables.push(("LD_LIBRARY_PATH", prepended(&libraries, ":", env::var_os("LD_LIBRARY_PATH"))));
-    let mut preload = without_ours(env::var_os("LD_PRELOAD").unwrap_or_default());
+    Config::load_with(&variables)?;
+    if let Some((what, remedy)) =
+        elf::find(Path::new(&args.program[0])).and_then(|path| elf::hindrance(&path))
+    {
+        eprintln!("anyverbs: it will not find the device: {what}; {remedy}");
+    }
+    variables.push((
+        "LD_LIBRARY_PATH",
+        prepended(&libraries, ":", environment::variable("LD_LIBRARY_PATH")),
+    ));
+    let mut preload = without_ours(environment::variable("LD_PRELOAD").unwrap_or_default());
+    // The sockets' own library must not be loaded before them: its calls would come back to them.
+    if !args.no_preload && args.sockets.is_none() {
+        preload = prepended(&libraries.join(libraries::PRELOAD), " ", Some(preload));
+    }
     if let Some(sockets) = args.sockets {
         preload = prepended(&libraries.join(libraries::RSPRELOAD), " ", Some(preload));
         variables.push(("ANYVERBS_SOCKETS", sockets.variable().into()));
@@ -50,7 +66,7 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
         variables.push(("ANYVERBS_VIEW", tree.path().as_os_str().to_owned()));
         Some(tree)
     };
-    if env::var_os("LD_PRELOAD").unwrap_or_default() != preload {
+    if environment::variable("LD_PRELOAD").unwrap_or_default() != preload {
         variables.push(("LD_PRELOAD", preload));
     }
     if args.print_env {
@@ -74,7 +90,9 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
     };
     drop(tree);
     if keeper.is_some_and(|keeper| finish_for_program(&keeper, &args.settings, &blocked)) {
-        eprintln!("anyverbs: the peers of a program that ended without a word were not told");
+        eprintln!(
+            "anyverbs: the program ended and left connections open, and their peers could not be told"
+        );
     }
     if let Some(signal) = status.signal() {
         die_of(signal);
@@ -172,7 +190,7 @@ fn without_ours(list: OsString) -> OsString {
         .split(|byte| b" :".contains(byte))
         .map(OsStr::from_bytes)
         .filter(|object| {
-            let ours = [libraries::VIEW, libraries::RSPRELOAD].map(OsStr::new);
+            let ours = [libraries::VIEW, libraries::RSPRELOAD, libraries::PRELOAD].map(OsStr::new);
             !object.is_empty() && !Path::new(object).file_name().is_some_and(|n| ours.contains(&n))
         })
         .fold(OsString::new(), |mut list, object| {
@@ -198,7 +216,7 @@ mod tests {
 
     #[test]
     fn only_our_objects_leave_the_preload_list() {
-        let list = "/x/libanyverbs_view.so:/a.so /y/librspreload.so /b.so";
+        let list = "/x/libanyverbs_view.so:/a.so /y/librspreload.so /z/libibverbs.so.1 /b.so";
         assert_eq!(without_ours(list.into()), "/a.so /b.so");
         assert_eq!(without_ours("".into()), "");
     }

@@ -6,13 +6,13 @@
 //! `counters` and `hw_counters` are empty: a file would show a number that nobody counts. The port's rate and capability
 //! mask, which the C interface makes up, are left out rather than made up again.
 
-use std::fs::{self, DirBuilder, File};
-use std::io;
+use std::ffi::OsStr;
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
+use std::io::{self, Read, Write};
 use std::net::Ipv6Addr;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, symlink};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::Context;
 
@@ -20,11 +20,9 @@ use crate::device::{self, Device};
 use crate::view_netlink;
 
 const PREFIX: &str = "anyverbs-view-";
-/// What a tree is called until it has its lock.
-const UNFINISHED: &str = "anyverbs-new-view-";
+/// A tree's lock, which says that the directory is one. It is made first and removed last.
 const LOCK: &str = ".lock";
-/// An unfinished tree younger than this may be about to get its lock.
-const NEWBORN: Duration = Duration::from_secs(60);
+const MARK: &[u8] = b"the view of a device, of an `anyverbs run`; removed by the next one when nobody holds the lock\n";
 
 /// A tree of one launcher, gone when this value is.
 #[derive(Debug)]
@@ -39,14 +37,14 @@ impl ViewTree {
     /// launchers that died before they could.
     pub(crate) fn new(devices: &[Device]) -> anyhow::Result<Self> {
         let mut failure = None;
-        let bases = std::env::var_os("XDG_RUNTIME_DIR")
+        let bases = anyverbs_environment::variable("XDG_RUNTIME_DIR")
             .map(PathBuf::from)
             .into_iter()
             .chain([std::env::temp_dir()]);
         for base in bases.filter(|base| base.is_absolute()) {
             match Self::create(&base) {
                 Ok(tree) => {
-                    sweep(&base, NEWBORN);
+                    sweep(&base);
                     for (device, index) in devices.iter().zip(0..) {
                         write_device(&tree.path, device, index).with_context(|| {
                             format!("cannot write the view to {}", tree.path.display())
@@ -70,28 +68,22 @@ impl ViewTree {
     fn create(base: &Path) -> io::Result<Self> {
         // The view gives `realpath` answers back without the tree's own path: it has to be resolved itself.
         let base = base.canonicalize()?;
-        for attempt in 0..1000 {
-            let named = |prefix| base.join(format!("{prefix}{}-{attempt}", std::process::id()));
-            let (unfinished, path) = (named(UNFINISHED), named(PREFIX));
-            // Another process with this id may live in another container that shares the directory.
-            match DirBuilder::new().mode(0o700).create(&unfinished) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
-                done => done?,
+        let path = loop {
+            let path = base.join(name());
+            match DirBuilder::new().mode(0o700).create(&path) {
+                // Somebody made it before: it is theirs.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                done => break done.map(|()| path)?,
             }
-            let lock = File::create(unfinished.join(LOCK))?;
-            // SAFETY: the descriptor is open.
-            if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) } != 0 {
-                return Err(io::Error::last_os_error());
-            }
-            // A tree that is there is not empty: it has its lock.
-            match fs::rename(&unfinished, &path) {
-                Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
-                    fs::remove_dir_all(&unfinished)?;
-                }
-                done => return done.map(|()| ViewTree { path, _lock: lock }),
-            }
+        };
+        let mut lock = File::create(path.join(LOCK))?;
+        // SAFETY: the descriptor is open.
+        if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX) } != 0 {
+            return Err(io::Error::last_os_error());
         }
-        Err(io::ErrorKind::AlreadyExists.into())
+        // Whoever finds the mark finds the lock held, as long as this process lives.
+        lock.write_all(MARK)?;
+        Ok(ViewTree { path, _lock: lock })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -101,43 +93,64 @@ impl ViewTree {
 
 impl Drop for ViewTree {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.path) {
+        if let Err(error) = remove(&self.path) {
             eprintln!("anyverbs: cannot remove {}: {error}", self.path.display());
         }
     }
 }
 
-/// Removes trees of this user whose launcher is gone. Best effort: a tree left behind costs some kilobytes, and what
-/// cannot be looked at or removed now is tried again by the next launcher.
-fn sweep(base: &Path, newborn: Duration) {
+/// A new name, which nobody can make in advance.
+fn name() -> String {
+    use std::hash::{BuildHasher, RandomState};
+    let random = RandomState::new().hash_one(()) >> 32;
+    format!("{PREFIX}{}-{random}", std::process::id())
+}
+
+fn is_name(name: &OsStr) -> bool {
+    let number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let numbers = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split_once('-'));
+    numbers.is_some_and(|(process, random)| number(process) && number(random))
+}
+
+/// Removes a tree, its lock last: without that it would be nobody's.
+fn remove(tree: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(tree)? {
+        let entry = entry?;
+        if entry.file_name() == LOCK {
+            continue;
+        }
+        if entry.file_type()?.is_dir() {
+            fs::remove_dir_all(entry.path())?;
+        } else {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    fs::remove_file(tree.join(LOCK))?;
+    fs::remove_dir(tree)
+}
+
+/// Removes trees of this user whose launcher is gone, and nothing else. Best effort: a tree left behind costs some kilobytes,
+/// and what cannot be looked at or removed now is tried again by the next launcher.
+fn sweep(base: &Path) {
     // SAFETY: cannot fail and touches no memory.
     let user = unsafe { libc::geteuid() };
     for entry in fs::read_dir(base).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let begins = |prefix: &str| name.as_encoded_bytes().starts_with(prefix.as_bytes());
-        let (finished, unfinished) = (begins(PREFIX), begins(UNFINISHED));
-        let Some(meta) = entry
-            .metadata()
-            .ok()
-            .filter(|meta| (finished || unfinished) && meta.is_dir() && meta.uid() == user)
+        let is_own = |meta: Metadata| meta.is_dir() && meta.uid() == user;
+        if !is_name(&entry.file_name()) || !entry.metadata().is_ok_and(is_own) {
+            continue;
+        }
+        let tree = entry.path();
+        let Ok(mut lock) =
+            OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW).open(tree.join(LOCK))
         else {
             continue;
         };
-        let age = meta.modified().ok().and_then(|time| time.elapsed().ok());
-        if unfinished && age.is_none_or(|age| age < newborn) {
-            continue;
-        }
-        let path = entry.path();
-        let is_dead = match File::open(path.join(LOCK)) {
-            // SAFETY: the descriptor is open.
-            Ok(lock) => unsafe {
-                libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0
-            },
-            // A finished tree has had its lock from the beginning: who removed it was killed before it was done.
-            Err(error) => error.kind() == io::ErrorKind::NotFound,
-        };
-        if is_dead {
-            let _ = fs::remove_dir_all(path);
+        let mut mark = Vec::new();
+        // SAFETY: the descriptor is open.
+        let is_free = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0;
+        // Of a launcher that has its lock by now the mark may be missing.
+        if is_free && lock.read_to_end(&mut mark).is_ok() && mark == MARK {
+            let _ = remove(&tree);
         }
     }
 }
@@ -366,28 +379,45 @@ mod tests {
         let live = ViewTree::create(&base).unwrap();
         let dead = ViewTree::create(&base).unwrap();
         let dead_path = dead.path.clone();
-        // A launcher that was killed before its tree had a lock.
-        let unfinished = base.join(format!("{UNFINISHED}1-0"));
-        fs::create_dir(&unfinished).unwrap();
-        sweep(&base, NEWBORN);
-        assert!(live.path().exists() && dead_path.exists() && unfinished.exists());
+        fs::create_dir_all(dead_path.join("sys/class")).unwrap();
+        // What a person or another program calls by such names.
+        let others = ["notes", "1-0", "12-34-56", "1-", "-1", "1-0x", "9-9"].map(|name| {
+            let path = base.join(format!("{PREFIX}{name}"));
+            fs::create_dir(&path).unwrap();
+            fs::write(path.join("precious"), "").unwrap();
+            path
+        });
+        fs::write(others[2].join(LOCK), MARK).unwrap();
+        fs::write(others[6].join(LOCK), "").unwrap();
+        symlink(&others[0], base.join(format!("{PREFIX}1-2"))).unwrap();
+        sweep(&base);
+        assert!(live.path().exists() && dead_path.exists());
         let ViewTree { _lock, .. } = &dead;
         // SAFETY: unlocks a descriptor that is open, as the kernel does when a launcher dies.
         unsafe { libc::flock(_lock.as_raw_fd(), libc::LOCK_UN) };
         // At once, however young: many launchers may be killed in a minute.
-        sweep(&base, NEWBORN);
-        assert!(live.path().exists() && unfinished.exists());
-        assert!(!dead_path.exists());
-        // Its removal was cut short: the lock went first.
-        let half_removed = base.join(format!("{PREFIX}1-0"));
-        fs::create_dir_all(half_removed.join("sys")).unwrap();
-        sweep(&base, NEWBORN);
-        assert!(!half_removed.exists());
-        sweep(&base, Duration::ZERO);
-        assert!(!unfinished.exists());
-        assert!(live.path().exists());
+        sweep(&base);
+        assert!(live.path().exists() && !dead_path.exists());
+        assert!(others.iter().all(|path| path.join("precious").exists()));
         std::mem::forget(dead);
         drop(live);
         fs::remove_dir_all(base).unwrap();
+    }
+
+    #[test]
+    fn a_tree_whose_removal_was_cut_short_is_still_one() {
+        let base = std::env::temp_dir().join(format!("anyverbs-cut-{}", std::process::id()));
+        fs::create_dir(&base).unwrap();
+        let tree = ViewTree::create(&base).unwrap();
+        fs::create_dir_all(tree.path.join("sys")).unwrap();
+        let path = tree.path.clone();
+        // The lock is left when all else is gone.
+        fs::remove_dir(path.join("sys")).unwrap();
+        // SAFETY: unlocks a descriptor that is open, as the kernel does when a launcher dies.
+        unsafe { libc::flock(tree._lock.as_raw_fd(), libc::LOCK_UN) };
+        sweep(&base);
+        assert!(!path.exists());
+        std::mem::forget(tree);
+        fs::remove_dir(base).unwrap();
     }
 }

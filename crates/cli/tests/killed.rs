@@ -16,7 +16,7 @@ use anyverbs::{QpType, Qpn};
 const ROLE: &str = "ANYVERBS_TEST_ROLE";
 const SERVER: &str = "10.78.0.2:5555";
 /// What the launcher says if peers did not answer.
-const NOT_TOLD: &str = "were not told";
+const NOT_TOLD: &str = "could not be told";
 
 fn run(line: &str) {
     let words: Vec<_> = line.split(' ').collect();

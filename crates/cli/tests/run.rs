@@ -3,8 +3,9 @@
 
 mod library_names;
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -73,10 +74,16 @@ fn the_program_finds_library_and_tree() {
         format!("{}:/before\ndebug\n700\ntest7\n", lib.display())
     );
     let output = scratch
-        .run(&["--no-view", "--", "sh", "-c", "echo $LD_PRELOAD$ANYVERBS_VIEW"])
+        .run(&["--no-view", "--no-preload", "--", "sh", "-c", "echo $LD_PRELOAD$ANYVERBS_VIEW"])
         .output()
         .unwrap();
     assert_eq!(output.stdout, b"\n");
+    let script = "echo $LD_PRELOAD";
+    let output = scratch.run(&["--no-view", "--", "sh", "-c", script]).output().unwrap();
+    assert_eq!(
+        String::from_utf8(output.stdout).unwrap(),
+        format!("{}/libibverbs.so.1\n", lib.display())
+    );
     let script = "echo $LD_PRELOAD $ANYVERBS_SOCKETS";
     let output = scratch
         .run(&["--no-view", "--sockets=all", "--", "sh", "-c", script])
@@ -88,6 +95,72 @@ fn the_program_finds_library_and_tree() {
         format!("{}/librspreload.so stream,dgram\n", lib.display())
     );
     assert_eq!(scratch.trees(), 0);
+}
+
+/// What a launch says on standard error that is not the loader's.
+fn said(command: &mut Command) -> (Option<i32>, Vec<String>) {
+    let output = command.stderr(Stdio::piped()).output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    let lines = text.lines().filter(|line| !line.starts_with("ERROR: ld.so: object"));
+    (output.status.code(), lines.map(str::to_owned).collect())
+}
+
+#[test]
+fn a_configuration_that_cannot_be_read_is_the_launchers_failure() {
+    let scratch = Scratch::new("config");
+    let bad = scratch.0.join("bad.toml");
+    fs::write(&bad, "nonsense = 1\n").unwrap();
+    for file in ["/nonexistent.toml", bad.to_str().unwrap()] {
+        for view in [&[][..], &["--no-view"]] {
+            let options = [view, &["--config", file, "--", "echo", "ran"]].concat();
+            let (code, lines) = said(&mut scratch.run(&options));
+            assert_eq!((code, lines.len()), (Some(125), 1), "{lines:?}");
+            assert!(lines[0].contains(file), "{lines:?}");
+        }
+        let (code, _) = said(scratch.run(&["--", "true"]).env("ANYVERBS_CONFIG", file));
+        assert_eq!(code, Some(125));
+    }
+    assert_eq!(scratch.trees(), 0);
+}
+
+#[test]
+fn a_program_that_cannot_use_the_device_is_told_so() {
+    let scratch = Scratch::new("hindered");
+    let program = scratch.0.join("program");
+    fs::copy("/bin/true", &program).unwrap();
+    let launch = || said(&mut scratch.run(&["--", program.to_str().unwrap()]));
+    assert_eq!(launch(), (Some(0), Vec::new()));
+    fs::set_permissions(&program, Permissions::from_mode(0o4755)).unwrap();
+    let (code, lines) = launch();
+    assert_eq!((code, lines.len()), (Some(0), 1), "{lines:?}");
+    assert!(lines[0].contains("set-user-ID"), "{lines:?}");
+    let source = scratch.0.join("static.c");
+    fs::write(&source, "int main(void) { return 0; }\n").unwrap();
+    let built = Command::new("cc").args(["-static", "-o"]).arg(&program).arg(&source).status();
+    assert!(built.unwrap().success());
+    fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    let (code, lines) = launch();
+    assert_eq!((code, lines.len()), (Some(0), 1), "{lines:?}");
+    assert!(lines[0].contains("statically linked"), "{lines:?}");
+}
+
+#[test]
+fn what_others_call_like_a_tree_stays_and_does_not_stop_a_launch() {
+    let scratch = Scratch::new("notes");
+    let notes = scratch.0.join("tmp/anyverbs-view-notes");
+    fs::create_dir_all(&notes).unwrap();
+    fs::write(notes.join("precious"), "").unwrap();
+    // As another user might, for every process that may be the launcher.
+    let taken = scratch.0.join("tmp/anyverbs-view-");
+    let script = format!("mkdir {}$$-0; exec \"$@\"", taken.display());
+    let launch = scratch.run(&["--", "true"]);
+    let mut below = Command::new("sh");
+    below.args(["-c", &script, "sh"]).arg(launch.get_program()).args(launch.get_args());
+    below.envs(launch.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let (code, lines) = said(below.env_remove("XDG_RUNTIME_DIR"));
+    assert_eq!((code, lines), (Some(0), Vec::new()));
+    assert!(notes.join("precious").exists());
+    assert_eq!(scratch.trees(), 2);
 }
 
 #[test]

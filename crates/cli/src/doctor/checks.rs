@@ -1,13 +1,15 @@
 //! The checks. Each looks at one thing, changes nothing, and says what it saw.
 
-use std::env;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
+use anyverbs_environment as environment;
+
 use super::elf;
+use super::loading::Loader;
 use super::{Finding, Severity};
 use crate::args::{Doctor, Settings};
 use crate::device::Device;
@@ -44,8 +46,17 @@ pub(super) fn all(args: &Doctor) -> Vec<Finding> {
     findings.extend(other_devices());
     findings.extend(descriptors());
     findings.extend(configuration(&args.settings));
-    findings.extend(args.program.as_deref().map(elf::program));
+    if let Some(program) = args.program.as_deref() {
+        findings.extend(elf::program(program, &Loader::new(library_path(&args.settings))));
+    }
     findings
+}
+
+/// Where `anyverbs run` lets the loader look.
+fn library_path(settings: &Settings) -> Vec<PathBuf> {
+    let before = environment::variable("LD_LIBRARY_PATH").unwrap_or_default();
+    let before = std::env::split_paths(&before).filter(|dir| !dir.as_os_str().is_empty());
+    libraries::find(settings).ok().into_iter().chain(before.collect::<Vec<_>>()).collect()
 }
 
 fn library_directory(settings: &Settings) -> Finding {
@@ -212,7 +223,8 @@ fn view_directory() -> Finding {
 
 /// Where rsockets read their defaults.
 fn rsocket_settings() -> PathBuf {
-    env::var_os("ANYVERBS_RSOCKET_CONFIG").map_or_else(|| "/etc/rdma/rsocket".into(), PathBuf::from)
+    environment::variable("ANYVERBS_RSOCKET_CONFIG")
+        .map_or_else(|| "/etc/rdma/rsocket".into(), PathBuf::from)
 }
 
 /// The object was found with the libraries; what is left is whether its settings are what they seem.
@@ -230,7 +242,9 @@ fn rsockets(directory: &Path) -> Finding {
     odd.extend(
         ["RS_SQ_SIZE", "RS_RQ_SIZE", "RS_INLINE"]
             .into_iter()
-            .filter(|name| env::var(name).is_ok_and(|value| value.trim().parse::<u32>().is_err()))
+            .filter(|name| {
+                environment::text(name).is_some_and(|value| value.trim().parse::<u32>().is_err())
+            })
             .map(str::to_owned),
     );
     if odd.is_empty() {
@@ -257,7 +271,7 @@ fn buffers() -> Finding {
         .map(|(name, bytes)| format!("net.core.{name} = {bytes}"))
         .collect();
     if small.is_empty() {
-        return Finding::good("socket buffers may be large enough");
+        return Finding::good("the system allows socket buffers that are large enough");
     }
     Finding::new(
         Severity::Slow,
@@ -364,7 +378,7 @@ fn copy_by_a_child() -> Result<(), Refusal> {
 fn nat(devices: &[Device]) -> Option<Finding> {
     let container =
         ["/.dockerenv", "/run/.containerenv"].iter().any(|path| Path::new(path).exists())
-            || env::var_os("KUBERNETES_SERVICE_HOST").is_some();
+            || environment::variable("KUBERNETES_SERVICE_HOST").is_some();
     let address = devices.first()?.port.gids.first()?.address;
     let private = matches!(address, IpAddr::V4(address) if address.is_private());
     (container && private).then(|| {
@@ -377,7 +391,7 @@ fn nat(devices: &[Device]) -> Option<Finding> {
 }
 
 fn preload() -> Option<Finding> {
-    let list = env::var("LD_PRELOAD").ok().filter(|list| !list.is_empty())?;
+    let list = environment::text("LD_PRELOAD").filter(|list| !list.is_empty())?;
     Some(Finding::new(
         Severity::Note,
         format!("LD_PRELOAD is set already: {list}"),
@@ -417,8 +431,10 @@ fn descriptors() -> Option<Finding> {
 }
 
 fn configuration(settings: &Settings) -> Option<Finding> {
-    let path =
-        settings.config.clone().or_else(|| env::var_os("ANYVERBS_CONFIG").map(Into::into))?;
+    let path = settings
+        .config
+        .clone()
+        .or_else(|| environment::variable("ANYVERBS_CONFIG").map(Into::into))?;
     Some(match fs::read_to_string(&path) {
         Ok(_) => Finding::good(format!("the configuration {} can be read", path.display())),
         Err(error) => Finding::new(
@@ -432,6 +448,7 @@ fn configuration(settings: &Settings) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::env;
 
     #[test]
     fn the_ports_holders_are_found() {
