@@ -44,6 +44,29 @@ pub enum AsyncEventKind {
     WqFatal = 19,
 }
 
+impl AsyncEventKind {
+    /// Its name in C.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::CqErr => "IBV_EVENT_CQ_ERR",
+            Self::QpFatal => "IBV_EVENT_QP_FATAL",
+            Self::QpReqErr => "IBV_EVENT_QP_REQ_ERR",
+            Self::QpAccessErr => "IBV_EVENT_QP_ACCESS_ERR",
+            Self::CommEst => "IBV_EVENT_COMM_EST",
+            Self::SqDrained => "IBV_EVENT_SQ_DRAINED",
+            Self::DeviceFatal => "IBV_EVENT_DEVICE_FATAL",
+            Self::PortActive => "IBV_EVENT_PORT_ACTIVE",
+            Self::PortErr => "IBV_EVENT_PORT_ERR",
+            Self::SrqErr => "IBV_EVENT_SRQ_ERR",
+            Self::SrqLimitReached => "IBV_EVENT_SRQ_LIMIT_REACHED",
+            Self::QpLastWqeReached => "IBV_EVENT_QP_LAST_WQE_REACHED",
+            Self::GidChange => "IBV_EVENT_GID_CHANGE",
+            Self::WqFatal => "IBV_EVENT_WQ_FATAL",
+        }
+    }
+}
+
 impl From<QpEvent> for AsyncEventKind {
     fn from(event: QpEvent) -> Self {
         match event {
@@ -150,7 +173,7 @@ impl AsyncQueue {
     pub(crate) fn pop(&self) -> Result<AsyncEvent, EventError> {
         self.0.pop_with(|event| {
             if let Some(acks) = &event.acks {
-                acks.read();
+                acks.read(event.kind.name());
             }
             Some(event)
         })

@@ -81,7 +81,7 @@ impl CompChannel {
         }
         let ChannelCell { engine, events, patience, .. } = &*self.0;
         // `None`: it is being dropped, and withdraws what is left.
-        let read = |cq: Weak<CqCell>| cq.upgrade().inspect(|cq| cq.comp_acks.read());
+        let read = |cq: Weak<CqCell>| cq.upgrade().inspect(|cq| cq.comp_acks.read("completion"));
         if let Some(cq) = events.try_pop_with(read) {
             patience.note_found();
             return Ok(CompEvent(cq));
@@ -108,10 +108,9 @@ impl CompChannel {
         if !self.0.engine.is_current() {
             return Ok(());
         }
-        self.0
-            .holders
-            .retire()
-            .inspect_err(|e| tracing::warn!("completion channel not destroyed: {e}"))
+        self.0.holders.retire().inspect_err(|e| {
+            crate::say_again!(warn, self.0.holders.id(), "completion channel not destroyed: {e}")
+        })
     }
 }
 

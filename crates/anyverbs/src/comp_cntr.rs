@@ -156,9 +156,8 @@ impl CompCntr {
         if !self.0.engine.is_current() {
             return Ok(());
         }
-        self.0
-            .holders
-            .retire()
-            .inspect_err(|e| tracing::warn!("completion counter not destroyed: {e}"))
+        self.0.holders.retire().inspect_err(|e| {
+            crate::say_again!(warn, self.0.holders.id(), "completion counter not destroyed: {e}")
+        })
     }
 }

@@ -224,10 +224,16 @@ impl CqCell {
         }
         if pushed.overwrote && !std::mem::replace(&mut state.said_overwrote, true) {
             let cqe = state.queue.capacity();
-            tracing::warn!(cqe, "CQ overrun, which it ignores: the oldest completions are lost");
+            crate::say_again!(
+                warn,
+                self.holders.id(),
+                cqe,
+                "CQ overrun, which it ignores: the oldest completions are lost"
+            );
         }
         if pushed.overrun {
-            tracing::warn!(cqe = state.queue.capacity(), "CQ overrun: a completion is lost");
+            let cqe = state.queue.capacity();
+            crate::say_again!(warn, self.holders.id(), cqe, "CQ overrun: a completion is lost");
             let element = EventElement::Cq { cookie: self.cookie() };
             self.context.events.raise(AsyncEventKind::CqErr, element, Some(&self.acks));
         }
@@ -556,15 +562,17 @@ impl Cq {
         if !self.0.engine.is_current() {
             return Ok(());
         }
-        self.0.holders.retire().inspect_err(|e| tracing::warn!("CQ not destroyed: {e}"))?;
+        self.0.holders.retire().inspect_err(|e| {
+            crate::say_again!(warn, self.0.holders.id(), "CQ not destroyed: {e}")
+        })?;
         if let Some(channel) = &self.0.channel {
             // Who added the last completion has let go of this lock, its event included.
             drop(self.0.state.lock());
             channel.withdraw(&self.0);
         }
         self.0.context.events.withdraw(&self.0.acks);
-        self.0.acks.wait(&|| "a CQ (asynchronous events)".into());
-        self.0.comp_acks.wait(&|| "a CQ (completion events)".into());
+        self.0.acks.wait(format_args!("a CQ"));
+        self.0.comp_acks.wait(format_args!("a CQ"));
         // Its memory may be a program's, who wants it back.
         let empty = anyverbs_proto::cq::Cq::new(0);
         let queue = std::mem::replace(&mut self.0.state.lock().queue, empty);

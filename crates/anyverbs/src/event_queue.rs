@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
+use arrayvec::ArrayVec;
 use parking_lot::{Condvar, Mutex};
 
 use crate::error::EventError;
@@ -163,34 +164,50 @@ impl<T> EventQueue<T> {
 /// Events of one object that the program has read, and how many of them it has acknowledged.
 #[derive(Debug, Default)]
 pub(crate) struct Acks {
-    unacknowledged: Mutex<u64>,
+    unacknowledged: Mutex<Unacknowledged>,
     changed: Condvar,
 }
 
+#[derive(Debug, Default)]
+struct Unacknowledged {
+    events: u64,
+    /// Their types, as far as there is room; some of these may be acknowledged.
+    types: ArrayVec<&'static str, 4>,
+}
+
 impl Acks {
-    /// The program has read an event.
-    pub(crate) fn read(&self) {
-        *self.unacknowledged.lock() += 1;
+    /// The program has read an event of this type.
+    pub(crate) fn read(&self, event: &'static str) {
+        let mut unacknowledged = self.unacknowledged.lock();
+        unacknowledged.events += 1;
+        if !unacknowledged.types.contains(&event) {
+            let _ = unacknowledged.types.try_push(event);
+        }
     }
 
     /// The program acknowledges `n` events. More than it read count as all.
     pub(crate) fn acknowledge(&self, n: u32) {
         let mut unacknowledged = self.unacknowledged.lock();
-        *unacknowledged = unacknowledged.saturating_sub(n.into());
+        unacknowledged.events = unacknowledged.events.saturating_sub(n.into());
+        if unacknowledged.events == 0 {
+            unacknowledged.types.clear();
+        }
         self.changed.notify_all();
     }
 
     /// Waits until every event that was read is acknowledged; says in the log what it waits for.
-    pub(crate) fn wait(&self, what: &dyn Fn() -> String) {
+    pub(crate) fn wait(&self, what: std::fmt::Arguments<'_>) {
         let mut unacknowledged = self.unacknowledged.lock();
-        while *unacknowledged > 0 {
+        while unacknowledged.events > 0 {
             let timeout =
                 self.changed.wait_for(&mut unacknowledged, Duration::from_secs(2)).timed_out();
-            if timeout && *unacknowledged > 0 {
-                tracing::warn!(
-                    events = *unacknowledged,
-                    "destroying {} waits for events that were read and not acknowledged",
-                    what()
+            if timeout && unacknowledged.events > 0 {
+                crate::say_again!(
+                    warn,
+                    std::ptr::from_ref(self).addr() as u64,
+                    events = unacknowledged.events,
+                    "destroying {what} waits for events that were read and not acknowledged: {}",
+                    unacknowledged.types.join(", ")
                 );
             }
         }
@@ -265,11 +282,11 @@ mod tests {
     #[test]
     fn waiting_ends_with_the_last_acknowledgement() {
         let acks = Arc::new(Acks::default());
-        acks.read();
-        acks.read();
+        acks.read("a");
+        acks.read("b");
         let waiter = std::thread::spawn({
             let acks = Arc::clone(&acks);
-            move || acks.wait(&|| "it".into())
+            move || acks.wait(format_args!("it"))
         });
         acks.acknowledge(1);
         std::thread::sleep(Duration::from_millis(20));

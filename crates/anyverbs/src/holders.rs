@@ -92,6 +92,11 @@ impl Holders {
         self.total.fetch_sub(1, Ordering::AcqRel);
     }
 
+    /// What tells these holders from others.
+    pub(crate) fn id(&self) -> u64 {
+        std::ptr::from_ref(self).addr() as u64
+    }
+
     /// Marks the object destroyed if nobody holds it.
     pub(crate) fn retire(&self) -> Result<(), DestroyError> {
         match self.total.compare_exchange(0, DEAD, Ordering::AcqRel, Ordering::Acquire) {

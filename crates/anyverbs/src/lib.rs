@@ -12,6 +12,7 @@
 //!
 //! Every object may be used from any thread. Objects are destroyed by `destroy`, which refuses while others use them
 //! (`EBUSY`), or released when dropped and no longer in use. `cookie` arguments are for the caller: events carry them.
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod abandoned;
 mod advise;
@@ -46,6 +47,7 @@ mod pd;
 mod privilege;
 mod qp;
 pub mod raw;
+mod repeats;
 mod srq;
 mod td;
 mod xrcd;
@@ -79,7 +81,7 @@ pub use comp_channel::{CompChannel, CompEvent};
 pub use comp_cntr::{CompCntr, CompCntrKind};
 pub use context::Context;
 pub use cq::{Cq, CqFields, CqInitAttr};
-pub use device::{DeviceInfo, PortAttr, PortState, devices};
+pub use device::{Details, DeviceInfo, PortAttr, PortState, devices};
 pub use dm::Dm;
 pub use dmah::{Dmah, DmahAttr};
 pub use gid::GidEntry;
@@ -88,6 +90,7 @@ pub use mr::{Mr, Rereg};
 pub use mw::{BindInfo, Mw};
 pub use pd::Pd;
 pub use qp::{Poster, Qp, QpInitAttr, XrcSendInitAttr};
+pub use repeats::Repeats;
 pub use srq::tag_matching::{TagOp, TagOpKind, TmSrqInitAttr};
 pub use srq::{Srq, SrqAttr, SrqInitAttr, SrqPoster};
 pub use td::Td;

@@ -369,10 +369,14 @@ impl Pd {
         if self.is_imported() {
             return Err(DestroyError::Imported);
         }
-        self.cell
-            .holders
-            .retire()
-            .inspect_err(|e| tracing::warn!(pd = self.cell.number, "PD not destroyed: {e}"))?;
+        self.cell.holders.retire().inspect_err(|e| {
+            crate::say_again!(
+                warn,
+                self.cell.number.into(),
+                pd = self.cell.number,
+                "PD not destroyed: {e}"
+            )
+        })?;
         if let Some(own) = &self.cell.own {
             own.unlist();
         }

@@ -687,11 +687,16 @@ impl Qp {
         }
         let released = cell.engine.groups.unless_attached(cell, || self.release());
         let released = released.inspect_err(|error| {
-            tracing::warn!("queue pair {} is not destroyed: {error}", cell.qpn);
+            crate::say_again!(
+                warn,
+                cell.qpn.get().into(),
+                "queue pair {} is not destroyed: {error}",
+                cell.qpn
+            );
         });
         let hold = released?.ok_or(DestroyError::Gone)?;
         self.1.context.events.withdraw(&self.1.acks);
-        self.1.acks.wait(&|| format!("queue pair {}", cell.qpn));
+        self.1.acks.wait(format_args!("queue pair {}", cell.qpn));
         drop(hold);
         drop(self.1.xrcd.lock().take());
         Ok(())

@@ -357,10 +357,12 @@ impl Srq {
         if !self.0.engine.is_current() {
             return Ok(());
         }
-        self.0.holders.retire().inspect_err(|e| tracing::warn!("SRQ not destroyed: {e}"))?;
+        self.0.holders.retire().inspect_err(|e| {
+            crate::say_again!(warn, self.0.holders.id(), "SRQ not destroyed: {e}")
+        })?;
         self.0.close();
         self.0.context.events.withdraw(&self.0.acks);
-        self.0.acks.wait(&|| "an SRQ".into());
+        self.0.acks.wait(format_args!("an SRQ"));
         // Its memory may be a program's, who wants it back.
         let queue = std::mem::replace(&mut self.0.state.lock().queue, RecvQueue::new(0, 0));
         drop(queue);

@@ -207,7 +207,9 @@ impl Xrcd {
         if !self.0.engine.is_current() {
             return Ok(());
         }
-        self.0.holders.retire().inspect_err(|e| tracing::warn!("XRC domain not closed: {e}"))?;
+        self.0.holders.retire().inspect_err(|e| {
+            crate::say_again!(warn, self.0.holders.id(), "XRC domain not closed: {e}")
+        })?;
         drop(self.0.hold.lock().take());
         Ok(())
     }

@@ -58,7 +58,7 @@ impl EventChannel {
     /// [`CmError::System`].
     pub fn new() -> Result<Self, CmError> {
         let engine = Engine::current().map_err(|error| {
-            tracing::error!("{error}");
+            crate::say_again!(error, 0, "cannot open the device: {error}");
             CmError::System { what: "open the device", errno: error.errno() }
         })?;
         let tokens = Tokens::new().map_err(|e| CmError::System {
@@ -140,7 +140,7 @@ impl ChannelCell {
         while let Some(id) = self.next_ticket(one_by_one) {
             let mut mailbox = id.mailbox.lock();
             if let Some(pending) = mailbox.take(self) {
-                id.acks.read();
+                id.acks.read(pending.kind.name());
                 drop(mailbox);
                 return Some((id, pending));
             }

@@ -55,6 +55,35 @@ pub enum EventKind {
     Internal = 19,
 }
 
+impl EventKind {
+    /// Its name in C.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AddrResolved => "RDMA_CM_EVENT_ADDR_RESOLVED",
+            Self::AddrError => "RDMA_CM_EVENT_ADDR_ERROR",
+            Self::RouteResolved => "RDMA_CM_EVENT_ROUTE_RESOLVED",
+            Self::RouteError => "RDMA_CM_EVENT_ROUTE_ERROR",
+            Self::ConnectRequest => "RDMA_CM_EVENT_CONNECT_REQUEST",
+            Self::ConnectResponse => "RDMA_CM_EVENT_CONNECT_RESPONSE",
+            Self::ConnectError => "RDMA_CM_EVENT_CONNECT_ERROR",
+            Self::Unreachable => "RDMA_CM_EVENT_UNREACHABLE",
+            Self::Rejected => "RDMA_CM_EVENT_REJECTED",
+            Self::Established => "RDMA_CM_EVENT_ESTABLISHED",
+            Self::Disconnected => "RDMA_CM_EVENT_DISCONNECTED",
+            Self::DeviceRemoval => "RDMA_CM_EVENT_DEVICE_REMOVAL",
+            Self::MulticastJoin => "RDMA_CM_EVENT_MULTICAST_JOIN",
+            Self::MulticastError => "RDMA_CM_EVENT_MULTICAST_ERROR",
+            Self::AddrChange => "RDMA_CM_EVENT_ADDR_CHANGE",
+            Self::TimewaitExit => "RDMA_CM_EVENT_TIMEWAIT_EXIT",
+            Self::AddrinfoResolved => "RDMA_CM_EVENT_ADDRINFO_RESOLVED",
+            Self::AddrinfoError => "RDMA_CM_EVENT_ADDRINFO_ERROR",
+            Self::User => "RDMA_CM_EVENT_USER",
+            Self::Internal => "RDMA_CM_EVENT_INTERNAL",
+        }
+    }
+}
+
 /// What the peer said of a connection (`rdma_conn_param` of an event).
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct ConnEvent {

@@ -255,7 +255,7 @@ impl Id {
         if !self.0.change_channel(&channel.0) {
             return Err(CmError::Invalid("it was destroyed"));
         }
-        self.0.acks.wait(&|| "an id's migration".into());
+        self.0.acks.wait(format_args!("an id's migration"));
         Ok(())
     }
 
@@ -354,7 +354,7 @@ impl Id {
         if !self.0.retire() {
             return Err(DestroyError::Gone);
         }
-        self.0.acks.wait(&|| "an id".into());
+        self.0.acks.wait(format_args!("an id"));
         Ok(())
     }
 }

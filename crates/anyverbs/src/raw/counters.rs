@@ -118,6 +118,8 @@ impl FlowCounters {
         if !self.0.engine.is_current() {
             return Ok(());
         }
-        self.0.holders.retire().inspect_err(|e| tracing::warn!("counters not destroyed: {e}"))
+        self.0.holders.retire().inspect_err(|e| {
+            crate::say_again!(warn, self.0.holders.id(), "counters not destroyed: {e}")
+        })
     }
 }

@@ -89,6 +89,8 @@ impl FlowActionEsp {
         if !self.0.engine.is_current() {
             return Ok(());
         }
-        self.0.holders.retire().inspect_err(|e| tracing::warn!("flow action not destroyed: {e}"))
+        self.0.holders.retire().inspect_err(|e| {
+            crate::say_again!(warn, self.0.holders.id(), "flow action not destroyed: {e}")
+        })
     }
 }

@@ -77,10 +77,9 @@ impl RwqIndTable {
         if !self.0.engine.is_current() {
             return Ok(());
         }
-        self.0
-            .holders
-            .retire()
-            .inspect_err(|e| tracing::warn!("indirection table not destroyed: {e}"))?;
+        self.0.holders.retire().inspect_err(|e| {
+            crate::say_again!(warn, self.0.holders.id(), "indirection table not destroyed: {e}")
+        })?;
         drop(self.0.hold.lock().take());
         Ok(())
     }

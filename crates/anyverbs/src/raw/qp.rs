@@ -428,10 +428,15 @@ impl RawQp {
             return Ok(());
         }
         cell.holders.retire().inspect_err(|error| {
-            tracing::warn!("queue pair {} is not destroyed: {error}", cell.qpn());
+            crate::say_again!(
+                warn,
+                cell.qpn().get().into(),
+                "queue pair {} is not destroyed: {error}",
+                cell.qpn()
+            );
         })?;
         cell.end();
-        cell.acks.wait(&|| format!("queue pair {}", cell.qpn()));
+        cell.acks.wait(format_args!("queue pair {}", cell.qpn()));
         drop(cell.hold.lock().take());
         Ok(())
     }

@@ -65,7 +65,7 @@ fn refused(what: &str, error: &std::io::Error) -> CreateError {
     match error.raw_os_error() {
         Some(libc::EPERM) => CreateError::NotPermitted,
         errno => {
-            tracing::error!(%error, "raw packets: {what}");
+            crate::say_again!(error, 0, %error, "raw packets: {what}");
             CreateError::System(errno.unwrap_or(libc::EIO))
         }
     }

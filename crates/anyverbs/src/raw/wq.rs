@@ -256,9 +256,11 @@ impl Wq {
         if !cell.engine.is_current() {
             return Ok(());
         }
-        cell.holders.retire().inspect_err(|e| tracing::warn!("work queue not destroyed: {e}"))?;
+        cell.holders.retire().inspect_err(|e| {
+            crate::say_again!(warn, cell.holders.id(), "work queue not destroyed: {e}")
+        })?;
         cell.end();
-        cell.acks.wait(&|| "a work queue".into());
+        cell.acks.wait(format_args!("a work queue"));
         drop(cell.hold.lock().take());
         Ok(())
     }

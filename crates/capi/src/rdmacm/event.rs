@@ -98,7 +98,9 @@ pub(crate) fn next(channel: Arc<Channel>) -> Result<*mut rdma_cm_event, Errno> {
 fn to_c(channel: &Channel, event: cm::Event) -> Option<*mut rdma_cm_event> {
     let id = object::lookup(event.cookie as *mut rdma_cm_id).ok()?;
     accept_event(channel, event, &id)
-        .inspect_err(|error| tracing::warn!("an event was dropped: errno {}", error.0))
+        .inspect_err(|error| {
+            anyverbs::say_again!(warn, 0, "an event was dropped: errno {}", error.0)
+        })
         .ok()
 }
 

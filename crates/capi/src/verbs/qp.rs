@@ -624,7 +624,11 @@ pub(crate) unsafe fn destination(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> Result
     // SAFETY: the caller's promise.
     let ah = unsafe { object::deref(ah) }.ok_or(Errno::EINVAL)?;
     if ah.inner.dead.load(std::sync::atomic::Ordering::Acquire) {
-        tracing::warn!("a datagram was posted with a destroyed address handle");
+        anyverbs::say_again!(
+            warn,
+            ptr::from_ref(&ah.inner).addr() as u64,
+            "a datagram was posted with a destroyed address handle"
+        );
         return Err(Errno::EINVAL);
     }
     Ok(ah.inner.device.dest(Qpn::new(qpn), QKey(qkey)))
