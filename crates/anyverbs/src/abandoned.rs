@@ -21,7 +21,7 @@ const LOOK: Duration = Duration::from_millis(2);
 pub struct Keeper(Arc<Journal>);
 
 impl Keeper {
-    /// For the processes of the registry of this name: [`DeviceInfo::registry`](crate::DeviceInfo).
+    /// For the processes of the registry of this name: [`Details::registry`](crate::Details).
     ///
     /// # Errors
     /// `InvalidInput` for a bad name; those of memfd_create(2) and bind(2).

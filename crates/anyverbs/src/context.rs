@@ -14,7 +14,7 @@ use crate::command::CommandFile;
 use crate::comp_channel::{ChannelCell, CompChannel};
 use crate::comp_cntr::{CompCntr, CompCntrKind};
 use crate::cq::{Cq, CqInitAttr};
-use crate::device::PortAttr;
+use crate::device::{Details, PortAttr};
 use crate::dm::Dm;
 use crate::dmah::{Dmah, DmahAttr};
 use crate::engine::Engine;
@@ -81,7 +81,7 @@ impl Context {
         match Engine::current() {
             Ok(engine) => Ok(engine),
             Err(error) => {
-                tracing::error!("{error}");
+                crate::say_again!(error, 0, "cannot open the device: {error}");
                 Err(CreateError::Device(error.to_string()))
             }
         }
@@ -93,6 +93,14 @@ impl Context {
     /// [`CreateError::Device`].
     pub fn device_attr(&self) -> Result<DeviceAttr, CreateError> {
         Ok(self.engine()?.attr)
+    }
+
+    /// What the device says about itself beside its attributes.
+    ///
+    /// # Errors
+    /// [`CreateError::Device`].
+    pub fn details(&self) -> Result<Details, CreateError> {
+        Ok(self.engine()?.details())
     }
 
     /// State of a port (`ibv_query_port`).

@@ -2,11 +2,12 @@
 
 use anyverbs_proto::types::Mtu;
 
+use crate::config::Config;
 use crate::engine::Engine;
 use crate::error::OpenError;
 use crate::gid::GidEntry;
 
-/// A device of this process (`ibv_get_device_list`).
+/// A device that can be opened (`ibv_get_device_list`).
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
     /// Its name: `anyverbs0`, or what the configuration says.
@@ -15,6 +16,11 @@ pub struct DeviceInfo {
     pub node_guid: u64,
     /// Identifies the host.
     pub sys_image_guid: u64,
+}
+
+/// What an open device says about itself beside its attributes.
+#[derive(Clone, Debug)]
+pub struct Details {
     /// The addresses in its GID table.
     pub gids: Vec<GidEntry>,
     /// Its port.
@@ -64,10 +70,32 @@ pub struct PortAttr {
     pub qkey_viol_cntr: u32,
 }
 
-/// The devices of this process: one, unless there can be none. The first call starts the process's engine.
+/// The devices of this process: one, unless the configuration cannot be read. Whether it can be opened shows when it is opened
+/// ([`Context::open`](crate::Context::open)): many programs list the devices and open none, and nothing is started for them.
 ///
 /// # Errors
-/// Why there is none.
+/// [`OpenError::Config`].
 pub fn devices() -> Result<Vec<DeviceInfo>, OpenError> {
-    Ok(vec![Engine::current()?.device_info()])
+    let name = match Engine::running() {
+        Some(engine) => engine.config.device.clone(),
+        None => Config::load()?.device,
+    };
+    let (node_guid, sys_image_guid) = guids();
+    Ok(vec![DeviceInfo { name, node_guid, sys_image_guid }])
+}
+
+/// GUIDs of node and system: equal in all processes of a host (network namespace), different between hosts.
+pub(crate) fn guids() -> (u64, u64) {
+    use std::hash::{DefaultHasher, Hasher};
+    let mut hasher = DefaultHasher::new();
+    for path in ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"] {
+        hasher.write(&std::fs::read(path).unwrap_or_default());
+    }
+    // Locally administered, so that no vendor's prefix is claimed.
+    let local = |n: u64| (n & !(3 << 56)) | (2 << 56);
+    let system = local(hasher.finish());
+    if let Ok(namespace) = std::fs::read_link("/proc/self/ns/net") {
+        hasher.write(namespace.as_os_str().as_encoded_bytes());
+    }
+    (local(hasher.finish()), system)
 }

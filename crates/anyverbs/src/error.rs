@@ -29,6 +29,9 @@ pub enum OpenError {
     /// No interface is up, not even the loopback.
     #[error("no network interface is up; bring one up, for instance `ip link set lo up`")]
     NoInterface,
+    /// None of the interfaces that the configuration names can be used.
+    #[error("no interface that ANYVERBS_INTERFACES names can be used: {0}")]
+    Interfaces(String),
     /// No device of that name.
     #[error("there is no device {0:?}")]
     NoSuchDevice(String),
@@ -334,7 +337,7 @@ impl OpenError {
             Self::Slot(source) | Self::System { source, .. } => {
                 source.raw_os_error().unwrap_or(libc::EIO)
             }
-            Self::NoInterface => libc::ENETDOWN,
+            Self::NoInterface | Self::Interfaces(_) => libc::ENETDOWN,
             Self::NoSuchDevice(_) => libc::ENODEV,
         }
     }

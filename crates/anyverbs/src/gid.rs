@@ -115,9 +115,35 @@ impl GidTable {
         self.entries.read()[0].as_ref().map_or(Mtu::Mtu1024, |e| e.mtu)
     }
 
+    /// Why interfaces that were asked for by name give no address.
+    pub(crate) fn unusable(&self) -> Vec<String> {
+        match anyverbs_net::interfaces() {
+            Ok(interfaces) if !self.only.is_empty() => unusable(&interfaces, &self.only),
+            _ => Vec::new(),
+        }
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.entries.read().iter().all(Option::is_none)
     }
+}
+
+/// What is wrong with each name of a list of interfaces, if it gives no address.
+fn unusable(interfaces: &[Interface], only: &[String]) -> Vec<String> {
+    let reason = |name: &String| {
+        let Some(interface) = interfaces.iter().find(|i| i.name == *name) else {
+            if name.contains(char::is_whitespace) {
+                return Some(format!("{name:?} has a space, and names are separated by commas"));
+            }
+            let names: Vec<_> = interfaces.iter().map(|i| i.name.as_str()).collect();
+            return Some(format!("there is no interface {name:?}, but {}", names.join(", ")));
+        };
+        if !interface.up {
+            return Some(format!("{name} is down; `ip link set {name} up` brings it up"));
+        }
+        interface.addresses.iter().all(|a| a.tentative).then(|| format!("{name} has no address"))
+    };
+    only.iter().filter_map(reason).collect()
 }
 
 /// The addresses of the device.
@@ -156,7 +182,8 @@ fn candidates(interfaces: &[Interface], only: &[String]) -> Candidates {
         unlisted.append(&mut listed);
         listed = std::mem::take(&mut unlisted);
     }
-    let on_loopback = |e: &GidEntry| interfaces.iter().any(|i| i.index == e.interface && i.loopback);
+    let on_loopback =
+        |e: &GidEntry| interfaces.iter().any(|i| i.index == e.interface && i.loopback);
     let is_v4 = |e: &GidEntry| matches!(e.gid.to_ip(), IpAddr::V4(_));
     let first = listed
         .iter()
@@ -207,7 +234,7 @@ fn enter(
     }
     for entry in new {
         let Some(at) = (from..places.len()).find(|at| places[*at].is_none()) else {
-            tracing::warn!(gid = %entry.gid, "the GID table is full; this address is left out");
+            crate::say_again!(warn, 0, gid = %entry.gid, "the GID table is full; this address is left out");
             continue;
         };
         places[at] = Some(GidEntry { index: first + at, ..entry });
@@ -249,7 +276,10 @@ mod tests {
 
     fn shown(entries: &[Option<GidEntry>]) -> Vec<String> {
         let places = entries.iter().enumerate().filter_map(|(i, e)| Some((i, e.as_ref()?)));
-        places.inspect(|(i, e)| assert_eq!(*i, e.index)).map(|(i, e)| format!("{i}={}", e.gid.to_ip())).collect()
+        places
+            .inspect(|(i, e)| assert_eq!(*i, e.index))
+            .map(|(i, e)| format!("{i}={}", e.gid.to_ip()))
+            .collect()
     }
 
     #[test]
@@ -317,6 +347,24 @@ mod tests {
         let named = ["lo".into(), "eth0".into()];
         update(&mut entries, candidates(&[lo, eth(&["10.0.0.1"])], &named));
         assert_eq!(shown(&entries), ["0=10.0.0.1", "1=::1", "2=127.0.0.1"]);
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_list_of_interfaces_is_said() {
+        let lo = interface(1, "lo", 65536, &["127.0.0.1"]);
+        let mut down = interface(2, "eth0", 1500, &["10.0.0.9"]);
+        down.up = false;
+        let bare = interface(3, "eth1", 1500, &[]);
+        let interfaces = [lo, down, bare];
+        let said = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|n| (*n).to_owned()).collect();
+            unusable(&interfaces, &names).join("; ")
+        };
+        assert_eq!(said(&["lo"]), "");
+        assert_eq!(said(&["lo", "nosuch"]), "there is no interface \"nosuch\", but lo, eth0, eth1");
+        assert!(said(&["eth0"]).starts_with("eth0 is down"));
+        assert_eq!(said(&["eth1"]), "eth1 has no address");
+        assert!(said(&["eth0 lo"]).contains("separated by commas"));
     }
 
     #[test]

@@ -49,7 +49,7 @@ use crate::async_event::{AsyncEventKind, EventElement};
 use crate::config::Config;
 use crate::context::ContextCell;
 use crate::cq::CqCell;
-use crate::device::{DeviceInfo, PortAttr, PortState};
+use crate::device::{Details, PortAttr, PortState, guids};
 use crate::error::OpenError;
 use crate::fork;
 use crate::gid::GidTable;
@@ -225,6 +225,11 @@ impl Engine {
         Ok(engine)
     }
 
+    /// This process's engine, if there is one.
+    pub(crate) fn running() -> Option<&'static Self> {
+        fork::current()
+    }
+
     /// Whether this engine is this process's own, and not its parent's.
     #[inline]
     pub(crate) fn is_current(&'static self) -> bool {
@@ -237,8 +242,16 @@ impl Engine {
         let monitor = worker::watch_addresses();
         let gids = GidTable::new(&config.interfaces)
             .map_err(|source| OpenError::System { what: "list the network interfaces", source })?;
+        let unusable = gids.unusable();
         if gids.is_empty() {
-            return Err(OpenError::NoInterface);
+            return Err(if unusable.is_empty() {
+                OpenError::NoInterface
+            } else {
+                OpenError::Interfaces(unusable.join("; "))
+            });
+        }
+        for reason in unusable {
+            tracing::warn!("ANYVERBS_INTERFACES: {reason}");
         }
         let slot = Arc::new(Slot::claim(&config.registry).map_err(OpenError::Slot)?);
         let number = slot.number();
@@ -433,11 +446,8 @@ impl Engine {
         }
     }
 
-    pub(crate) fn device_info(&self) -> DeviceInfo {
-        DeviceInfo {
-            name: self.config.device.clone(),
-            node_guid: self.attr.node_guid,
-            sys_image_guid: self.attr.sys_image_guid,
+    pub(crate) fn details(&self) -> Details {
+        Details {
             gids: self.gids.listed(),
             port: self.port_attr(),
             udp_port: self.config.udp_port,
@@ -453,22 +463,6 @@ impl Engine {
         self.overrun.lock().push(Overrun { cq: Arc::clone(cq), qpn });
         self.any_overrun.store(true, Ordering::Release);
     }
-}
-
-/// GUIDs of node and system: equal in all processes of a host (network namespace), different between hosts.
-fn guids() -> (u64, u64) {
-    use std::hash::{DefaultHasher, Hasher};
-    let mut hasher = DefaultHasher::new();
-    for path in ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"] {
-        hasher.write(&std::fs::read(path).unwrap_or_default());
-    }
-    // Locally administered, so that no vendor's prefix is claimed.
-    let local = |n: u64| (n & !(3 << 56)) | (2 << 56);
-    let system = local(hasher.finish());
-    if let Ok(namespace) = std::fs::read_link("/proc/self/ns/net") {
-        hasher.write(namespace.as_os_str().as_encoded_bytes());
-    }
-    (local(hasher.finish()), system)
 }
 
 #[cfg(test)]

@@ -52,9 +52,9 @@ pub(crate) fn ip(arguments: &str) {
     );
 }
 
-/// One line that says why there is no device.
+/// One line that says why the device, which is listed all the same, cannot be opened.
 fn refusal() -> String {
-    let text = devices().unwrap_err().to_string();
+    let text = Context::open(&devices().unwrap()[0].name).unwrap_err().to_string();
     assert!(!text.contains('\n'), "{text}");
     text
 }
@@ -131,7 +131,50 @@ fn alone() {
         }
         "nothing is up" => assert!(refusal().contains("no network interface is up")),
         "port taken" => assert!(refusal().contains("in use"), "{}", refusal()),
-        "bad variable" => assert!(refusal().contains("ANYVERBS_WINDOW")),
+        "no such interface" => {
+            let text = refusal();
+            assert!(text.contains("there is no interface \"nosuch\", but lo"), "{text}");
+        }
+        "bad variable" => {
+            let text = devices().unwrap_err().to_string();
+            assert!(text.contains("ANYVERBS_WINDOW") && !text.contains('\n'), "{text}");
+        }
+        "listing" => {
+            let entries = |of: &str| std::fs::read_dir(format!("/proc/self/{of}")).unwrap().count();
+            let handler = |signal| {
+                // SAFETY: zero is a valid sigaction, which the call fills; it changes nothing.
+                unsafe {
+                    let mut action: libc::sigaction = std::mem::zeroed();
+                    assert_eq!(libc::sigaction(signal, std::ptr::null(), &raw mut action), 0);
+                    action.sa_sigaction
+                }
+            };
+            let state = || {
+                let names = std::fs::read_to_string("/proc/net/unix").unwrap();
+                let ours = format!("@{}/", std::env::var("ANYVERBS_REGISTRY").unwrap());
+                (
+                    entries("task"),
+                    entries("fd"),
+                    handler(libc::SIGSEGV),
+                    handler(libc::SIGBUS),
+                    names.contains(&ours),
+                    ["udp", "udp6"].map(|of| {
+                        std::fs::read_to_string(format!("/proc/self/net/{of}")).unwrap().len()
+                    }),
+                )
+            };
+            ip("link set lo up");
+            let before = state();
+            let listed = devices().unwrap();
+            assert_eq!(state(), before);
+            let context = Context::open(&listed[0].name).unwrap();
+            assert_ne!(state(), before, "opening is seen in what is compared");
+            let attr = context.device_attr().unwrap();
+            assert_eq!(
+                (listed[0].node_guid, listed[0].sys_image_guid),
+                (attr.node_guid, attr.sys_image_guid)
+            );
+        }
         "idle" => {
             let (a, b) = pair(QpType::Rc);
             let (src, dst) = (Buffer::new(&a.pd, 4096), Buffer::new(&b.pd, 4096));
@@ -194,6 +237,18 @@ fn a_port_that_somebody_else_has_is_told() {
     let taken = UdpSocket::bind("0.0.0.0:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     succeeds(&run("port taken", &[("ANYVERBS_UDP_PORT", &port)], false));
+}
+
+#[test]
+fn an_interface_that_is_not_there_is_told() {
+    succeeds(&run("no such interface", &[("ANYVERBS_INTERFACES", "nosuch")], false));
+}
+
+#[test]
+fn listing_the_devices_starts_nothing() {
+    if unshare_or_skip() {
+        succeeds(&run("listing", &[("ANYVERBS_REGISTRY", "anyverbs-listing")], true));
+    }
 }
 
 #[test]

@@ -38,7 +38,8 @@ impl Member {
         let e = Endpoint::new(QpType::Ud);
         e.connect(e.address());
         let buffer = Buffer::new(&e.pd, 64 * 256);
-        let own = e.context.gids().unwrap().into_iter().find(|g| g.gid == gid(source)).unwrap();
+        let own =
+            e.context.addresses().unwrap().into_iter().find(|g| g.gid == gid(source)).unwrap();
         let attr = AhAttr {
             dgid: gid(group),
             sgid_index: own.index as u8,

@@ -49,7 +49,11 @@ pub(crate) unsafe extern "C" fn ibv_open_device(device_: *mut ibv_device) -> *mu
 
 fn open(device_: *mut ibv_device) -> Result<*mut ibv_context, Errno> {
     let found = device(device_)?;
-    publish_context(found, anyverbs::Context::open(&found.name)?, None)
+    let opened = anyverbs::Context::open(&found.name).inspect_err(|error| {
+        let errno = u64::from(error.errno().unsigned_abs());
+        anyverbs::say_again!(error, errno, "cannot open {}: {error}", found.name);
+    })?;
+    publish_context(found, opened, None)
 }
 
 /// Gives an open device to the program, with a descriptor that it is to own besides that of the device.

@@ -3,9 +3,10 @@
 use std::{
     ffi::{c_char, c_int, c_void},
     mem::{offset_of, size_of},
+    path::Path,
     ptr,
     sync::{
-        OnceLock,
+        Once, OnceLock,
         atomic::{AtomicU32, Ordering},
     },
 };
@@ -85,11 +86,29 @@ fn object(info: &DeviceInfo) -> Option<&'static DeviceObject> {
         .find(|d| d.name == info.name && d.node_guid == info.node_guid)
 }
 
-/// The devices of this process. Why there is none goes to the log, once for each reason.
+/// Says once, at level `info`, if programs that look for the node of the device themselves will not find it.
+fn look_for_node(index: usize, name: &str) {
+    static LOOKED: Once = Once::new();
+    LOOKED.call_once(|| {
+        let node = format!("/dev/infiniband/uverbs{index}");
+        if !Path::new(&node).exists() {
+            tracing::info!(
+                "there is no {node}: a program that looks for it itself will not use {name}; `anyverbs run` shows it"
+            );
+        }
+    });
+}
+
+/// The devices of this process, none of which is opened. Why there is none goes to the log, once for each reason.
 pub(crate) fn devices() -> Vec<&'static DeviceObject> {
     log::init();
     match anyverbs::devices() {
-        Ok(found) => found.iter().filter_map(object).collect(),
+        Ok(found) => {
+            for (index, info) in found.iter().enumerate() {
+                look_for_node(index, &info.name);
+            }
+            found.iter().filter_map(object).collect()
+        }
         Err(error) => {
             static SAID: AtomicU32 = AtomicU32::new(0);
             let errno = error.errno().unsigned_abs();
@@ -117,7 +136,8 @@ pub(crate) fn device_of_path(path: &std::path::Path) -> Option<&'static DeviceOb
 }
 
 /// `ibv_get_device_list`: a NULL-terminated array for `ibv_free_device_list`; NULL with `errno` when out of memory.
-/// When no device can be had the list is empty and the log says why.
+/// It starts nothing: whether a device can be opened, `ibv_open_device` finds out. Without a configuration that can be read the
+/// list is empty, and the log says why.
 ///
 /// # Safety
 /// `num_devices` is NULL or writable.
