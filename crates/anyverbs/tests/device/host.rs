@@ -246,7 +246,7 @@ fn an_interface_that_is_not_there_is_told() {
 
 #[test]
 fn listing_the_devices_starts_nothing() {
-    if unshare_or_skip() {
+    if anyverbs_testing::unshare_or_skip() {
         succeeds(&run("listing", &[("ANYVERBS_REGISTRY", "anyverbs-listing")], true));
     }
 }
