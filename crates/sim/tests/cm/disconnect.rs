@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use anyverbs_proto::cm::event::{CmEvent, Disconnected};
-use anyverbs_proto::cm::id::{PortSpace, ServiceId};
+use anyverbs_proto::cm::id::{CommId, PortSpace, ServiceId};
 use anyverbs_proto::cm::message::{Attribute, Message};
-use anyverbs_proto::cm::{ConnectionState as S, Listen, ListenAddress, Serves, Transport};
+use anyverbs_proto::cm::{
+    CmConfig, CmError, ConnectionState as S, Listen, ListenAddress, Record, Serves, Transport,
+};
 
 use crate::world::{Dial, Fate, PORT, World};
 
@@ -227,5 +229,36 @@ fn the_last_dreq_is_sent_again_when_its_process_ends() {
         let CmEvent::Disconnected { how, .. } = w.wait_event(0) else { panic!() };
         assert!(matches!(how, Disconnected::Requested(_)), "{how:?}");
         assert!(w.now.since(now) < Duration::from_secs(1));
+    }
+}
+
+/// What the program has let go of waits for its peer, but only so many.
+#[test]
+fn more_orphans_than_there_may_be_are_forgotten() {
+    const MOST: usize = 3;
+    let config = CmConfig { max_orphans: MOST, records: true, ..CmConfig::default() };
+    let mut w = World::with_config(1, 2, config);
+    w.listen(1);
+    let ids: Vec<_> = (0..6).map(|_| w.pair(0, 1).0).collect();
+    let record = w.hosts[0].cm.poll_record().unwrap().1.unwrap();
+    w.kill(1);
+    for (n, id) in ids.into_iter().enumerate() {
+        let now = w.now;
+        w.hosts[0].cm.destroy(now, id).unwrap();
+        let usage = w.hosts[0].cm.usage();
+        assert_eq!(usage.orphans, (n + 1).min(MOST));
+        assert_eq!(usage.connections - usage.orphans, 5 - n);
+    }
+    // Nor are those of a process that is gone taken over.
+    let now = w.now;
+    let other = Record { id: CommId(0x77), ..record };
+    assert_eq!(w.hosts[0].cm.disconnect_for(now, &other), Err(CmError::Full));
+    w.run_out();
+    assert_eq!(w.hosts[0].cm.usage().orphans, 0);
+    let now = w.now;
+    for n in 0..=MOST {
+        let record = Record { id: CommId(0x100 + n as u32), ..record };
+        let expected = if n < MOST { Ok(()) } else { Err(CmError::Full) };
+        assert_eq!(w.hosts[0].cm.disconnect_for(now, &record), expected);
     }
 }
