@@ -31,6 +31,10 @@ use early::Early;
 /// An ACK is not held back any longer once it covers this many bytes: a sender whose window is small would wait.
 const ACK_BYTES: u32 = 96 << 10;
 
+/// So many requests with a wrong key or address end a UC queue pair, which the IBA lets drop them (IBA 9.9.3, class E): no
+/// sequence number protects it, and a key would be guessed in a second. A guess on RC ends the queue pair at once.
+const WRONG_KEYS: u8 = 8;
+
 /// For so many gaps a requester that was seen to go back is not told of the next one.
 const GOES_BACK: u8 = 16;
 
@@ -73,6 +77,8 @@ pub(super) struct Responder {
     pd: u32,
     /// On XRC the SRQ of the message that is coming in, or of the last one.
     srqn: u32,
+    /// UC: how many requests named memory that they may not touch.
+    wrong_keys: u8,
     /// A NAK went out: silence until the packet that it asked for comes (IBA 9.7.5.2.8).
     nak_sent: bool,
     /// What came after a packet that is missing, or that it came.
@@ -297,8 +303,21 @@ impl Qp {
                         self.complete_recv(Wc { status: refusal.recv, ..Wc::default() }, env);
                         self.enter_error(env);
                     }
+                    if refusal.nak == Some(NakCode::RemoteAccess) {
+                        self.note_wrong_key(env);
+                    }
                 }
             }
+        }
+    }
+
+    /// UC: a request named memory that it may not touch.
+    fn note_wrong_key<E: Env>(&mut self, env: &mut E) {
+        self.responder.wrong_keys += 1;
+        if self.responder.wrong_keys >= WRONG_KEYS {
+            env.count(Counter::RespRemoteAccessErrors, 1);
+            env.raise(QpEvent::AccessErr);
+            self.enter_error(env);
         }
     }
 

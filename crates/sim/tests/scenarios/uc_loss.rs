@@ -126,3 +126,47 @@ fn every_operation_without_loss_and_across_the_end_of_the_psns() {
         }
     }
 }
+
+#[test]
+fn a_peer_that_guesses_keys_ends_the_queue_pair() {
+    let (mut t, a, b) = uc();
+    let hidden = t.bytes(b.mr, 0, 8192);
+    for guess in 0..100u32 {
+        let at = RemoteAddr { rkey: b.mr.remote(0).rkey.wrapping_add(1 + guess), ..b.mr.remote(0) };
+        t.post(a, u64::from(guess), SendOp::Write(at), &[a.mr.sge(0, 16)]);
+        t.run();
+        t.sent(a);
+        let state = if guess < 7 { QpState::Rts } else { QpState::Err };
+        assert_eq!(t.state(b), state, "guess {guess}");
+    }
+    assert!(t.qp_events(b).contains(&QpEvent::AccessErr));
+    t.post(a, 100, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 16)]);
+    t.run();
+    assert_eq!(t.bytes(b.mr, 0, 8192), hidden, "not even with the right key");
+}
+
+/// Who forges the peer's address needs no sequence number to send a message, and cannot touch one of the peer's but to lose it.
+#[test]
+fn a_forged_sequence_number_adds_to_no_message() {
+    let first = QpOptions::uc().sq_psn;
+    for operation in [O::SendFirst, O::SendMiddle, O::SendLast, O::WriteMiddle, O::WriteLast] {
+        for ahead in [1, 2, 3, 5, 1000, 1 << 22, (1 << 23) + 1, (1 << 24) - 1] {
+            let (mut t, a, b) = uc();
+            t.recv(b, 0, &[b.mr.sge(0, 5000)]);
+            // The second packet of a message of five is late, and the forgery comes in its place.
+            t.net.once(psn(first.plus(1)), Fate::Delay(Duration::from_micros(100)));
+            t.post(a, 1, SendOp::SendImm(1), &[a.mr.sge(0, 5000)]);
+            let headers = forged(&t, b, operation, first.plus(1 + ahead));
+            t.inject(a.device, b.device, headers, &[0xee; 1024]);
+            t.run();
+            assert_eq!(t.recvs(b), [], "{operation} {ahead}");
+            // The next message is whole.
+            t.post(a, 2, SendOp::SendImm(2), &[a.mr.sge(0, 5000)]);
+            t.run();
+            let got: Vec<_> = t.recvs(b).iter().map(|wc| (wc.wr_id, wc.imm, wc.byte_len)).collect();
+            assert_eq!(got, [(0, 2, 5000)], "{operation} {ahead}");
+            assert_eq!(t.bytes(b.mr, 0, 5000), t.bytes(a.mr, 0, 5000));
+            assert_eq!(t.state(b), QpState::Rts);
+        }
+    }
+}
