@@ -97,8 +97,10 @@ counters! {
     DropPkey = "drop_pkey",
     /// Dropped: Q_Key mismatch.
     DropQkey = "drop_qkey",
-    /// Dropped: a UD or UC message found no receive, or did not fit.
+    /// Dropped: a UD or UC message found no receive.
     DropNoRecv = "drop_no_recv",
+    /// Dropped: a datagram was longer than its receive, or than the port's MTU.
+    DropRecvTooShort = "drop_recv_too_short",
     /// Dropped: UC message with a gap in its PSNs.
     DropUcGap = "drop_uc_gap",
     /// Dropped: UC access or length violation.

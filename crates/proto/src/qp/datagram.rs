@@ -134,7 +134,7 @@ impl Qp {
         let len = GRH_LEN as u64 + packet.payload.len() as u64;
         let recv = self.datagram_recv();
         if packet.payload.len() > self.mtu() as usize || len > recv.room() {
-            return env.count(Counter::DropNoRecv, 1);
+            return env.count(Counter::DropRecvTooShort, 1);
         }
         let wire_len = packet.len() + ICRC_LEN;
         let grh = grh::build(arrival, wire_len);
