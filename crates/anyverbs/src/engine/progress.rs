@@ -379,7 +379,7 @@ impl Engine {
                     n += 1;
                     match self.classify(&datagram, senders, false, &mut tally, into) {
                         Some(Received::Packet) => {
-                            if worker && is_one_sided(into.packet.headers.bth.opcode.code()) {
+                            if worker && into.packet.headers.bth.opcode.is_one_sided() {
                                 // Nobody polled when it came.
                                 self.worker.note_one_sided();
                             }
@@ -613,9 +613,4 @@ impl Engine {
     pub(crate) fn kick_worker(&self) {
         self.worker.kick();
     }
-}
-
-/// WRITE, READ, atomics: the program may be waiting for them without polling.
-pub(super) fn is_one_sided(opcode: u8) -> bool {
-    matches!(opcode & 0x1f, 0x06..=0x0c | 0x13 | 0x14)
 }

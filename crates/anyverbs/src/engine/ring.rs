@@ -15,7 +15,6 @@ use super::Engine;
 use super::arrivals::Arrivals;
 use super::env::Call;
 use super::pace::Probe;
-use super::progress::is_one_sided;
 use crate::link::shm::{Inbox, Received};
 use crate::link::udp::Asked;
 use crate::qp::{QpCell, State};
@@ -124,7 +123,7 @@ impl Engine {
                     }
                     intake.packets += 1;
                     intake.bytes += (inbox.headers_len + message.payload_len()) as u64;
-                    if is_one_sided(bth.opcode.code()) {
+                    if bth.opcode.is_one_sided() {
                         self.worker.note_one_sided();
                     }
                     return true;

@@ -313,6 +313,14 @@ impl Opcode {
         matches!(self.operation.row().kind, Kind::Response)
     }
 
+    /// Whether it is a request to memory that the program named before: a WRITE, a READ, an atomic, an ATOMIC WRITE or a FLUSH.
+    /// The program may wait for it without polling.
+    #[must_use]
+    #[inline]
+    pub const fn is_one_sided(self) -> bool {
+        matches!(self.operation.row().kind, Kind::Write | Kind::OtherRequest)
+    }
+
     /// Whether this is a FIRST packet: more of the message follow.
     #[must_use]
     pub const fn is_first(self) -> bool {
@@ -497,6 +505,29 @@ mod tests {
         assert_eq!(len(0x65), 12, "DETH and ImmDt");
         assert_eq!(len(0xb3), 32, "XRCETH and AtomicETH");
         assert_eq!(len(0xb1), 4, "an XRC response has no XRCETH");
+    }
+
+    #[test]
+    fn one_sided_requests_are_those_that_take_no_receive_by_kind() {
+        use Operation as O;
+        for code in 0..=255u8 {
+            let Some(opcode) = Opcode::parse(code) else { continue };
+            let operation = opcode.operation;
+            let is_write = matches!(
+                operation,
+                O::WriteFirst
+                    | O::WriteMiddle
+                    | O::WriteLast
+                    | O::WriteLastImm
+                    | O::WriteOnly
+                    | O::WriteOnlyImm
+            );
+            let is_other = matches!(
+                operation,
+                O::ReadRequest | O::CompareSwap | O::FetchAdd | O::AtomicWrite | O::Flush
+            );
+            assert_eq!(opcode.is_one_sided(), is_write || is_other, "{opcode}");
+        }
     }
 
     #[test]
