@@ -148,6 +148,9 @@ struct Slot {
     iova: AtomicU64,
     len: AtomicU64,
     addr: AtomicU64,
+    /// Of a region whose rkey can be invalidated: the accesses of peers, which are counted in `uses`, too. Open as long as the
+    /// rkey is good.
+    peers: Uses,
     /// Of a window: the queue pair that alone may use it; 0 for all.
     qpn: AtomicU32,
     /// Of a region: how many windows are bound to it. Of a window: the lkey of the region that it is bound to, or 0. Changes
@@ -355,7 +358,7 @@ impl MrTable {
 
     /// A peer or the program invalidates an rkey (IBA 9.4.1.1.3, 10.6.5): of a window of type 2, which is unbound, or of a
     /// region, of which remote accesses end here while the local key stays. `qpn` is the queue pair on which a peer asks: it
-    /// may only invalidate windows that are bound to that one.
+    /// may only invalidate windows that are bound to that one. Waits until no access by the key is in progress.
     ///
     /// # Errors
     /// No such key, another protection domain, or a key that cannot be invalidated.
@@ -378,6 +381,8 @@ impl MrTable {
             return Err(KeyError::Access);
         }
         slot.rkey.store(0, Ordering::Relaxed);
+        slot.peers.close();
+        slot.peers.drain();
         Ok(())
     }
 
@@ -424,9 +429,13 @@ impl MrTable {
         len: u64,
         need: Access,
     ) -> Result<Hold<'_>, KeyError> {
-        let hold = self.find(rkey, |s| s.rkey.load(Ordering::Relaxed), pd, va, len, need)?;
-        if hold.of_window && !hold.held.slot.admits(qpn) {
+        let mut hold = self.find(rkey, |s| s.rkey.load(Ordering::Relaxed), pd, va, len, need)?;
+        let slot = hold.held.slot;
+        if hold.of_window && !slot.admits(qpn) {
             return Err(KeyError::Access);
+        }
+        if slot.access().contains(Access::INVALIDATABLE) {
+            hold.peer = Some(slot.peers.begin().ok_or(KeyError::Key)?);
         }
         Ok(hold)
     }
@@ -487,7 +496,7 @@ impl MrTable {
         let (addr, access) = held.slot.place(pd, va, len, need)?;
         let (is_null, of_window) =
             (access.contains(Access::NULL), access.contains(Access::WINDOW_2));
-        Ok(Hold { addr, is_null, of_window, held })
+        Ok(Hold { addr, is_null, of_window, peer: None, held })
     }
 
     fn slot(&self, key: u32) -> Option<&Slot> {
@@ -550,6 +559,9 @@ impl Slot {
         self.iova.store(region.iova, Ordering::Relaxed);
         self.len.store(region.len, Ordering::Relaxed);
         self.addr.store(region.addr, Ordering::Relaxed);
+        if region.access.contains(Access::INVALIDATABLE) {
+            self.peers.open();
+        }
     }
 }
 
@@ -610,7 +622,7 @@ impl<'a> LastLocal<'a> {
 /// As [`LastLocal`], of the accesses of a peer. Nothing that takes a window or a region out of use may be called by the thread
 /// that keeps it: it would wait for itself.
 #[derive(Default)]
-pub struct LastRemote<'a>(Option<(u32, Held<'a>)>);
+pub struct LastRemote<'a>(Option<(u32, Held<'a>, Option<Use<'a>>)>);
 
 impl<'a> LastRemote<'a> {
     /// Where `len` bytes at `va` lie; good until the next call, or the end of this.
@@ -629,11 +641,11 @@ impl<'a> LastRemote<'a> {
     ) -> Result<u64, KeyError> {
         // A key may be invalidated while its region is in use.
         let held = match &self.0 {
-            Some((key, held)) if *key == rkey && held.is_of(rkey) => held,
+            Some((key, held, _)) if *key == rkey && held.is_of(rkey) => held,
             _ => {
                 self.release();
                 let hold = mrs.remote(rkey, (pd, qpn), va, len, need)?;
-                &self.0.insert((rkey, hold.held)).1
+                &self.0.insert((rkey, hold.held, hold.peer)).1
             }
         };
         let (addr, access) = held.slot.place(pd, va, len, need)?;
@@ -652,7 +664,7 @@ impl<'a> LastRemote<'a> {
 
 impl std::fmt::Debug for LastRemote<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("LastRemote").field(&self.0.as_ref().map(|(rkey, _)| rkey)).finish()
+        f.debug_tuple("LastRemote").field(&self.0.as_ref().map(|(rkey, ..)| rkey)).finish()
     }
 }
 
@@ -667,6 +679,8 @@ pub struct Hold<'a> {
     addr: u64,
     is_null: bool,
     of_window: bool,
+    /// Counted among the peers' accesses, where the key can be invalidated.
+    peer: Option<Use<'a>>,
     held: Held<'a>,
 }
 

@@ -230,8 +230,14 @@ fn a_key_that_was_invalidated_is_not_found_though_its_region_is_in_use() {
     let mut find =
         || last.find(&table, keys.rkey, (7, Qpn::new(1)), 0x1000, 1, Access::REMOTE_READ).is_ok();
     assert!(find() && find());
-    table.invalidate(keys.rkey, 7, None).unwrap();
-    assert!(!find());
+    std::thread::scope(|scope| {
+        // It waits for the access that is kept, which ends when the key is looked for again.
+        let ends = scope.spawn(|| table.invalidate(keys.rkey, 7, None));
+        while find() {
+            std::thread::yield_now();
+        }
+        assert_eq!(ends.join().unwrap(), Ok(()));
+    });
 }
 
 #[test]
@@ -268,4 +274,57 @@ fn deregistration_waits_for_the_last_remote_access_until_it_is_released() {
     });
     let again = last.find(&table, keys.rkey, reach, 0x1000, 1, Access::REMOTE_READ);
     assert_eq!(again, Err(KeyError::Key));
+}
+
+/// Whether `end` returns only when the access to the key, which is in progress, has ended.
+fn waits_for_access(table: &MrTable, rkey: u32, end: impl FnOnce() + Send) {
+    std::thread::scope(|scope| {
+        let reach = (7, Qpn::new(1));
+        let hold = table.remote(rkey, reach, 0x1000, 1, Access::REMOTE_READ).unwrap();
+        let ends = scope.spawn(end);
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(!ends.is_finished(), "it did not wait");
+        drop(hold);
+        ends.join().unwrap();
+    });
+}
+
+#[test]
+fn invalidating_waits_for_the_accesses_in_progress() {
+    let table = MrTable::new(10, 1);
+    let access = REGION.access | Access::INVALIDATABLE;
+    let keys = table.register(Region { access, ..REGION }).unwrap();
+    // An access by the local key is not waited for, since that key stays.
+    let local = table.local(keys.lkey, 7, 0x1000, 1, Access::empty()).unwrap();
+    waits_for_access(&table, keys.rkey, || table.invalidate(keys.rkey, 7, None).unwrap());
+    let reach = (7, Qpn::new(1));
+    let again = table.remote(keys.rkey, reach, 0x1000, 1, Access::REMOTE_READ).map(|_| ());
+    assert_eq!(again, Err(KeyError::Key));
+    drop(local);
+    // A region that is changed has both keys again.
+    table.replace(keys, Region { access, ..REGION }).unwrap();
+    waits_for_access(&table, keys.rkey, || table.invalidate(keys.rkey, 7, None).unwrap());
+}
+
+#[test]
+fn a_window_that_is_bound_anew_or_ends_waits_for_the_accesses_in_progress() {
+    for kind in [WindowType::Type1, WindowType::Type2] {
+        let table = MrTable::new(10, 1);
+        let access = REGION.access | Access::MW_BIND;
+        let keys = table.register(Region { access, ..REGION }).unwrap();
+        let window = table.alloc_window(7, kind).unwrap();
+        let (access, qpn) = (Access::REMOTE_READ, Qpn::new(1));
+        let bind = Bind { window, rkey: 1, lkey: keys.lkey, access, addr: 0x1000, len: 0x10 };
+        let mut rkey = table.bind(&bind, 7, qpn).unwrap();
+        if kind == WindowType::Type1 {
+            let again = Bind { rkey: 2, ..bind };
+            waits_for_access(&table, rkey, || rkey = table.bind(&again, 7, qpn).unwrap());
+        } else {
+            waits_for_access(&table, rkey, || table.invalidate(rkey, 7, Some(qpn)).unwrap());
+            rkey = table.bind(&Bind { rkey: 3, ..bind }, 7, qpn).unwrap();
+            waits_for_access(&table, rkey, || table.forget_qp(qpn));
+            rkey = table.bind(&Bind { rkey: 4, ..bind }, 7, qpn).unwrap();
+        }
+        waits_for_access(&table, rkey, || assert!(table.free_window(window)));
+    }
 }
