@@ -86,7 +86,8 @@ impl Answers {
 
     /// A request was executed.
     pub(super) fn add(&mut self, answer: Answer) {
-        while self.remembered.len() >= self.depth {
+        // At a depth of 0 nobody should ask; the request was executed, and its answer is kept.
+        while self.remembered.len() >= self.depth.max(1) {
             self.remembered.pop_front();
         }
         self.remembered.push_back(answer);
@@ -359,6 +360,28 @@ mod tests {
         assert_eq!(shown(&answers), [(0xff_ffff, 1, 0), (0, 4, 3), (4, 1, 0)]);
         again(&mut answers, 2, 2, 2 * u64::from(MTU));
         assert_eq!(shown(&answers), [(0xff_ffff, 1, 0), (2, 2, 0), (4, 1, 0)]);
+    }
+
+    #[test]
+    fn a_read_that_comes_again_has_its_key_and_its_place() {
+        let mut answers = Answers::new(4);
+        answers.add(read(10, 4));
+        let reth = Reth { va: 10 * 4096, rkey: 7, len: 4 * MTU };
+        let answer = |reth| answers.answer_of(Psn::new(10), &reth, MTU);
+        assert_eq!(answer(reth), Some(read(10, 4)));
+        assert_eq!(answer(Reth { rkey: 8, ..reth }), None);
+        assert_eq!(answer(Reth { va: reth.va + 1, ..reth }), None);
+        assert_eq!(answer(Reth { len: reth.len + 1, ..reth }), None);
+    }
+
+    #[test]
+    fn without_responder_resources_an_answer_is_kept_all_the_same() {
+        let mut answers = Answers::new(0);
+        assert!(!answers.have_room());
+        for psn in [1, 2] {
+            answers.add(read(psn, 1));
+        }
+        assert_eq!(answers.remembered().map(|a| a.psn.get()).collect::<Vec<_>>(), [2]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use super::prelude::*;
 use anyverbs_proto::wire::aeth::{NakCode, Syndrome};
+use anyverbs_proto::wire::reth::Reth;
 
 fn naks(t: &Pair, end: End) -> usize {
     let nak = Syndrome::Nak(NakCode::PsnSequence);
@@ -88,4 +89,33 @@ fn a_nak_that_arrives_twice_counts_once() {
         assert_eq!(t.sent(a), [(1, Success)]);
         assert_eq!(t.counter(a.device, Counter::Retransmitted), 8, "{later} us later");
     }
+}
+
+/// A NAK acknowledges what came before it. One that overtakes the rest of an answer would show it lost.
+#[test]
+fn it_does_not_overtake_an_answer_that_is_still_being_sent() {
+    const LEN: usize = 600 << 10;
+    let (mut t, a, b) = rc(QpOptions::rc());
+    let from = t.mr(b.device, b.pd, LEN, Access::REMOTE_READ);
+    let first = QpOptions::rc().sq_psn;
+    // A peer that asks for all at once: it gets that burst by burst, with pauses.
+    let mut headers = forged(&t, b, O::ReadRequest, first);
+    let RemoteAddr { va, rkey, .. } = from.remote(0);
+    headers.reth = Some(Reth { va, rkey, len: LEN as u32 });
+    t.inject(a.device, b.device, headers, &[]);
+    t.run_for(Duration::from_micros(60));
+    let sent = |t: &Pair| t.net.trace.iter().filter(|r| r.from == b.device).count();
+    let begun = sent(&t);
+    assert!(begun > 0 && begun < LEN / 1024, "{begun}");
+    let next = first.plus((LEN / 1024) as u32);
+    let headers = forged(&t, b, O::SendOnly, next.plus(5));
+    t.inject(a.device, b.device, headers, &[1; 16]);
+    t.run();
+    assert_eq!(t.counter(b.device, Counter::OutOfSequence), 1);
+    assert_eq!((naks(&t, b), sent(&t)), (0, LEN / 1024));
+    // Afterwards it is due.
+    let headers = forged(&t, b, O::SendOnly, next.plus(6));
+    t.inject(a.device, b.device, headers, &[1; 16]);
+    t.run();
+    assert_eq!(naks(&t, b), 1);
 }
