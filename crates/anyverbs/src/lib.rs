@@ -52,6 +52,7 @@ mod srq;
 mod td;
 mod xrcd;
 
+pub use anyverbs_net::Uncancelled;
 pub use anyverbs_proto::comp_cntr::CompCntrOps;
 pub use anyverbs_proto::counters::{Counter, Counters};
 pub use anyverbs_proto::cq::Moderation;

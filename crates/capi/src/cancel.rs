@@ -1,3 +1,7 @@
+//! Calls that are cancellation points, and those that are none.
+//!
+//! What sets up or takes down is none: it makes system calls below locks, so it disables cancellation ([`Uncancelled`]).
+//!
 //! Waiting in a call that a thread may be cancelled in (`pthread_cancel(3)`): programs end their event threads so.
 //!
 //! A cancelled thread's stack is unwound by the C library, which knows nothing of Rust's destructors: what was held would be
@@ -8,6 +12,8 @@ use std::{
     mem::MaybeUninit,
     sync::Arc,
 };
+
+pub(crate) use anyverbs::Uncancelled;
 
 /// `struct _pthread_cleanup_buffer` of glibc.
 #[repr(C)]

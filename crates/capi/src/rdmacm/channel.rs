@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::{Errno, pointer},
     log,
     object::{self, Object},
@@ -53,11 +54,13 @@ fn create() -> Result<*mut rdma_event_channel, Errno> {
 
 /// `rdma_create_event_channel`: NULL with `errno` on failure.
 pub(crate) unsafe extern "C" fn rdma_create_event_channel() -> *mut rdma_event_channel {
+    let _uncancelled = Uncancelled::new();
     pointer(create())
 }
 
 /// `rdma_destroy_event_channel`. Ids that are still on it keep working; nobody hears of them.
 pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
+    let _uncancelled = Uncancelled::new();
     let found: Result<Arc<Channel>, _> = object::find(channel);
     if let Ok(channel) = found {
         object::retire(&channel);

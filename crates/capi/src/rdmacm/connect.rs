@@ -11,6 +11,7 @@ use cm::ConnParam;
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::Errno,
     rdmacm::{Id, complete, id, release_event, zero},
 };
@@ -69,6 +70,7 @@ pub(crate) unsafe extern "C" fn rdma_connect(
     // SAFETY: the caller's promise.
     let param = unsafe { param.as_ref() };
     zero(id::find(id).and_then(|id| {
+        let uncancelled = Uncancelled::new();
         let public = id::fields(&id);
         if param.is_none() && public.qp.is_null() && public.ps == RDMA_PS_TCP {
             return Err(Errno::EINVAL);
@@ -81,6 +83,7 @@ pub(crate) unsafe extern "C" fn rdma_connect(
         id::attach_shown_qp(&id)?;
         id.inner.device.connect(&conn_param(&id, param, &data))?;
         id.inner.state.lock().connect.clear();
+        drop(uncancelled);
         complete(&id)
     }))
 }
@@ -96,6 +99,7 @@ pub(crate) unsafe extern "C" fn rdma_accept(
     // SAFETY: the caller's promise.
     let param = unsafe { param.as_ref() };
     zero(id::find(id).and_then(|id| {
+        let uncancelled = Uncancelled::new();
         let public = id::fields(&id);
         if param.is_none() && public.qp.is_null() {
             return Err(Errno::EINVAL);
@@ -114,6 +118,7 @@ pub(crate) unsafe extern "C" fn rdma_accept(
             }
             return Ok(());
         }
+        drop(uncancelled);
         complete(&id)
     }))
 }
@@ -139,6 +144,7 @@ pub(crate) unsafe extern "C" fn rdma_reject(
     data: *const c_void,
     len: u8,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     zero(reject(id, data, len, false))
 }
 
@@ -151,11 +157,13 @@ pub(crate) unsafe extern "C" fn rdma_reject_ece(
     data: *const c_void,
     len: u8,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     zero(reject(id, data, len, true))
 }
 
 /// `rdma_establish`: 0, or -1 with `errno`; `EINVAL` for an id that has a queue pair.
 pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
+    let _uncancelled = Uncancelled::new();
     zero(id::find(id).and_then(|id| {
         if !id::fields(&id).qp.is_null() {
             return Err(Errno::EINVAL);
@@ -167,6 +175,7 @@ pub(crate) unsafe extern "C" fn rdma_establish(id: *mut rdma_cm_id) -> c_int {
 /// `rdma_notify`: 0, or -1 with `errno`; `EINVAL` for an event other than `IBV_EVENT_COMM_EST`, `EISCONN` if the connection
 /// is there already.
 pub(crate) unsafe extern "C" fn rdma_notify(id: *mut rdma_cm_id, event: ibv_event_type) -> c_int {
+    let _uncancelled = Uncancelled::new();
     zero(id::find(id).and_then(|id| {
         if event != IBV_EVENT_COMM_EST {
             return Err(Errno::EINVAL);
@@ -181,8 +190,10 @@ pub(crate) unsafe extern "C" fn rdma_disconnect(id: *mut rdma_cm_id) -> c_int {
 }
 
 fn disconnect(id: &Arc<Id>) -> Result<(), Errno> {
+    let uncancelled = Uncancelled::new();
     let done = id.inner.device.disconnect();
     id::refresh_qp_state(id);
     done?;
+    drop(uncancelled);
     complete(id)
 }

@@ -11,6 +11,7 @@ use std::{
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::{Errno, pointer},
     object,
     verbs::{self, Pd, Xrcd},
@@ -128,6 +129,7 @@ pub(crate) fn shared_device() -> Result<&'static SharedDevice, Errno> {
 /// # Safety
 /// `num_devices` is NULL or writable.
 pub(crate) unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mut *mut ibv_context {
+    let _uncancelled = Uncancelled::new();
     let list = shared_device().and_then(|device| {
         // SAFETY: calloc has no preconditions.
         let list: *mut *mut ibv_context =
@@ -151,6 +153,7 @@ pub(crate) unsafe extern "C" fn rdma_get_devices(num_devices: *mut c_int) -> *mu
 /// # Safety
 /// `list` is NULL or from `rdma_get_devices`, and not used again.
 pub(crate) unsafe extern "C" fn rdma_free_devices(list: *mut *mut ibv_context) {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: `rdma_get_devices` allocated it with calloc; free takes NULL.
     unsafe { libc::free(list.cast()) };
 }

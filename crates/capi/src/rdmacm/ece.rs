@@ -6,6 +6,7 @@ use anyverbs::cm::Ece;
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::Errno,
     rdmacm::{id, zero},
 };
@@ -18,6 +19,7 @@ pub(crate) unsafe extern "C" fn rdma_set_local_ece(
     id: *mut rdma_cm_id,
     ece: *mut ibv_ece,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let ece = unsafe { ece.as_ref() };
     zero(id::find(id).and_then(|id| {
@@ -36,6 +38,7 @@ pub(crate) unsafe extern "C" fn rdma_get_remote_ece(
     id: *mut rdma_cm_id,
     ece: *mut ibv_ece,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     zero(id::find(id).and_then(|id| {
         if ece.is_null() {
             return Err(Errno::EINVAL);

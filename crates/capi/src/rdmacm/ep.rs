@@ -4,6 +4,7 @@ use std::{ffi::c_int, ptr, slice, sync::Arc};
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::Errno,
     rdmacm::{
         Id, address_of_length,
@@ -25,6 +26,7 @@ pub(crate) unsafe extern "C" fn rdma_create_ep(
     pd: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let (res, init) = unsafe { (res.as_ref(), init.as_mut()) };
     zero(res.filter(|_| !id.is_null()).ok_or(Errno::EINVAL).and_then(|res| {
@@ -101,6 +103,7 @@ unsafe fn active(
 
 /// `rdma_destroy_ep`: the id, and what was made on it.
 pub(crate) unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
+    let _uncancelled = Uncancelled::new();
     if let Ok(id) = id::find(id) {
         destroy(&id);
     }

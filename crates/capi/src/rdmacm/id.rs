@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::Errno,
     log,
     object::{self, Object},
@@ -140,6 +141,7 @@ pub(crate) unsafe extern "C" fn rdma_create_id(
     context: *mut c_void,
     ps: rdma_port_space,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     let datagrams = ps == RDMA_PS_UDP || ps == RDMA_PS_IPOIB;
     let qp_type = if datagrams { QpType::Ud } else { QpType::Rc } as ibv_qp_type;
     zero(if id.is_null() {
@@ -167,6 +169,7 @@ pub(crate) fn destroy(id: &Arc<Id>) -> Result<(), Errno> {
 /// `rdma_destroy_id`: 0, or -1 with `errno`. Waits while events of it were read and not acknowledged. A queue pair that the program
 /// did not free before, as it should, stays.
 pub(crate) unsafe extern "C" fn rdma_destroy_id(id: *mut rdma_cm_id) -> c_int {
+    let _uncancelled = Uncancelled::new();
     zero(find(id).and_then(|id| destroy(&id)))
 }
 
@@ -176,6 +179,7 @@ pub(crate) unsafe extern "C" fn rdma_migrate_id(
     id: *mut rdma_cm_id,
     channel: *mut rdma_event_channel,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     zero(find(id).and_then(|id| migrate(&id, channel)))
 }
 

@@ -10,6 +10,7 @@ use libc::sockaddr;
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::Errno,
     rdmacm::{Id, address, complete, id, zero},
 };
@@ -22,9 +23,11 @@ unsafe fn join(
     send_only: bool,
     context: *mut c_void,
 ) -> Result<(), Errno> {
+    let uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let group = unsafe { address(addr) }?;
     id.inner.device.join(&Join { group, send_only, cookie: context as u64 })?;
+    drop(uncancelled);
     complete(id)
 }
 
@@ -76,6 +79,7 @@ pub(crate) unsafe extern "C" fn rdma_leave_multicast(
     id: *mut rdma_cm_id,
     addr: *mut sockaddr,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     zero(id::find(id).and_then(|id| {
         // SAFETY: the caller's promise.
         let group = unsafe { address(addr) }?;

@@ -9,6 +9,7 @@ use anyverbs::{QpState, cm::IdOption};
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::Errno,
     rdmacm::{id, zero},
     verbs,
@@ -38,6 +39,7 @@ pub(crate) unsafe extern "C" fn rdma_set_option(
     optval: *mut c_void,
     optlen: usize,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     zero(id::find(id).and_then(|id| {
         // SAFETY: the caller's promise.
         let byte = || unsafe { value::<u8>(optval, optlen) };
@@ -63,6 +65,7 @@ pub(crate) unsafe extern "C" fn rdma_init_qp_attr(
     attr: *mut ibv_qp_attr,
     mask: *mut c_int,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     zero(id::find(id).and_then(|id| {
         if attr.is_null() || mask.is_null() {
             return Err(Errno::EINVAL);

@@ -4,6 +4,7 @@ use std::{ffi::c_int, ptr, sync::Arc};
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::Errno,
     rdmacm::{
         Id,
@@ -23,6 +24,7 @@ pub(crate) unsafe extern "C" fn rdma_create_qp(
     pd: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let init = unsafe { init.as_mut() };
     zero(id::find(id).and_then(|id| create(&id, pd, init.ok_or(Errno::EINVAL)?)))
@@ -60,6 +62,7 @@ pub(crate) unsafe extern "C" fn rdma_create_qp_ex(
     id: *mut rdma_cm_id,
     attr: *mut ibv_qp_init_attr_ex,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_mut() };
     zero(id::find(id).and_then(|id| create_ex(&id, attr.ok_or(Errno::EINVAL)?)))
@@ -138,6 +141,7 @@ fn attach(id: &Id, attr: &mut ibv_qp_init_attr_ex) -> Result<(*mut ibv_qp, *mut 
 
 /// `rdma_destroy_qp`: with the completion queues that the id shows. Nothing without a queue pair.
 pub(crate) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
+    let _uncancelled = Uncancelled::new();
     if let Ok(id) = id::find(id) {
         destroy(&id);
     }

@@ -7,6 +7,7 @@ use libc::sockaddr;
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::Errno,
     rdmacm::{Id, address, complete, id, zero},
 };
@@ -21,6 +22,7 @@ fn timeout(milliseconds: c_int) -> Duration {
 /// # Safety
 /// `addr` is NULL or an address.
 pub(crate) unsafe extern "C" fn rdma_bind_addr(id: *mut rdma_cm_id, addr: *mut sockaddr) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     zero(id::find(id).and_then(|id| bind(&id, &unsafe { address(addr) }?)))
 }
@@ -59,9 +61,11 @@ pub(crate) fn resolve_addr(
     destination: &Address,
     timeout_ms: c_int,
 ) -> Result<(), Errno> {
+    let uncancelled = Uncancelled::new();
     id.inner.device.resolve_addr(source, destination, timeout(timeout_ms))?;
     // The peer's address is there before the event.
     id::refresh(id)?;
+    drop(uncancelled);
     complete(id)
 }
 
@@ -74,12 +78,15 @@ pub(crate) unsafe extern "C" fn rdma_resolve_route(
 }
 
 pub(crate) fn resolve_route(id: &Arc<Id>, timeout_ms: c_int) -> Result<(), Errno> {
+    let uncancelled = Uncancelled::new();
     id.inner.device.resolve_route(timeout(timeout_ms))?;
+    drop(uncancelled);
     complete(id)
 }
 
 /// `rdma_listen`: 0, or -1 with `errno`. A backlog that is not positive is the largest.
 pub(crate) unsafe extern "C" fn rdma_listen(id: *mut rdma_cm_id, backlog: c_int) -> c_int {
+    let _uncancelled = Uncancelled::new();
     zero(id::find(id).and_then(|id| {
         id.inner.device.listen(usize::try_from(backlog).unwrap_or(0))?;
         // An id that was not bound is now.

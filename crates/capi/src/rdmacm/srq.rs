@@ -4,6 +4,7 @@ use std::{ffi::c_int, ptr};
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::Errno,
     rdmacm::{
         Id,
@@ -23,6 +24,7 @@ pub(crate) unsafe extern "C" fn rdma_create_srq(
     pd: *mut ibv_pd,
     attr: *mut ibv_srq_init_attr,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_mut() };
     zero(id::find(id).and_then(|id| {
@@ -50,6 +52,7 @@ pub(crate) unsafe extern "C" fn rdma_create_srq_ex(
     id: *mut rdma_cm_id,
     attr: *mut ibv_srq_init_attr_ex,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_mut() };
     zero(id::find(id).and_then(|id| create(&id, attr.ok_or(Errno::EINVAL)?)))
@@ -94,6 +97,7 @@ fn create(id: &Id, attr: &mut ibv_srq_init_attr_ex) -> Result<(), Errno> {
 
 /// `rdma_destroy_srq`: with the completion queues that the id shows, if it has no queue pair. Nothing without an SRQ, or while a queue pair uses it.
 pub(crate) unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
+    let _uncancelled = Uncancelled::new();
     if let Ok(id) = id::find(id) {
         destroy(&id);
     }

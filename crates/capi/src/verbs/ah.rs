@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::{Errno, minus_one, pointer, value},
     object::{self, Object},
     verbs::{Context, Pd, context},
@@ -100,6 +101,7 @@ pub(crate) unsafe extern "C" fn ibv_create_ah(
     pd: *mut ibv_pd,
     attr: *mut ibv_ah_attr,
 ) -> *mut ibv_ah {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     pointer(attr.ok_or(Errno::EINVAL).and_then(|attr| create(pd, attr)))
@@ -120,6 +122,7 @@ fn create(pd: *mut ibv_pd, attr: &ibv_ah_attr) -> Result<*mut ibv_ah, Errno> {
 
 /// `ibv_destroy_ah`: 0, or the errno value. Sends that were posted go on (S3.2).
 pub(crate) unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
+    let _uncancelled = Uncancelled::new();
     value(object::find(ah).and_then(|ah: Arc<Ah>| {
         ah.inner.device.destroy()?;
         ah.inner.dead.store(true, Ordering::Release);
@@ -196,6 +199,7 @@ pub(crate) unsafe extern "C" fn ibv_init_ah_from_wc(
     grh: *mut ibv_grh,
     attr: *mut ibv_ah_attr,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let (wc, grh) = unsafe { (wc.as_ref(), grh.cast::<[u8; 40]>().as_ref()) };
     minus_one(sender(context_, port, wc, grh).and_then(|found| {
@@ -251,6 +255,7 @@ pub(crate) unsafe extern "C" fn ibv_create_ah_from_wc(
     grh: *mut ibv_grh,
     port: u8,
 ) -> *mut ibv_ah {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let (wc, grh) = unsafe { (wc.as_ref(), grh.cast::<[u8; 40]>().as_ref()) };
     pointer(object::find(pd).and_then(|found: Arc<Pd>| {
@@ -273,6 +278,7 @@ pub(crate) unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(
     mac: *mut u8,
     vid: *mut u16,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     let resolved = context(context_).and_then(|context| {

@@ -8,6 +8,7 @@ use std::{
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::{Errno, pointer},
     object::{self, Object},
     verbs::{Pd, access, publish_mr},
@@ -29,6 +30,7 @@ pub(crate) unsafe extern "C" fn ibv_alloc_buf(
     size: usize,
     buf: *mut *mut ibv_buf,
 ) -> *mut c_void {
+    let _uncancelled = Uncancelled::new();
     pointer(object::find(pd).and_then(|pd: Arc<Pd>| {
         if buf.is_null() {
             return Err(Errno::EINVAL);
@@ -44,6 +46,7 @@ pub(crate) unsafe extern "C" fn ibv_alloc_buf(
 
 /// `ibv_free_buf`. Regions of the buffer keep its memory until they go.
 pub(crate) unsafe extern "C" fn ibv_free_buf(buf: *mut ibv_buf) {
+    let _uncancelled = Uncancelled::new();
     if let Ok(buf) = object::find::<ibv_buf>(buf) {
         let _: Option<()> = object::retire(&buf);
     }
@@ -57,6 +60,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_buf_mr(
     length: usize,
     flags: c_int,
 ) -> *mut ibv_mr {
+    let _uncancelled = Uncancelled::new();
     pointer(object::find(pd).and_then(|pd: Arc<Pd>| {
         let buf: Arc<Buf> = object::find(buf)?;
         let access = access(flags.cast_unsigned())?;

@@ -9,6 +9,7 @@ use std::{
 use crate::{
     abi::*,
     cancel,
+    cancel::Uncancelled,
     errno::{Errno, minus_one, pointer, value},
     object::{self, Object},
     verbs::{Context, Cq, context},
@@ -26,6 +27,7 @@ pub(crate) struct CompChannelInner {
 pub(crate) unsafe extern "C" fn ibv_create_comp_channel(
     context_: *mut ibv_context,
 ) -> *mut ibv_comp_channel {
+    let _uncancelled = Uncancelled::new();
     pointer(context(context_).and_then(|context| {
         let device = context.inner.device.create_comp_channel()?;
         let public = ibv_comp_channel {
@@ -39,6 +41,7 @@ pub(crate) unsafe extern "C" fn ibv_create_comp_channel(
 
 /// `ibv_destroy_comp_channel`: 0, or the errno value; `EBUSY` while a CQ uses it.
 pub(crate) unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    let _uncancelled = Uncancelled::new();
     value(object::find(channel).and_then(|channel: Arc<CompChannel>| {
         channel.inner.device.destroy()?;
         object::retire(&channel).ok_or(Errno::EINVAL)

@@ -12,6 +12,7 @@ use anyverbs::limits::DeviceAttr;
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     dispatch::{extended, new_context},
     errno::{Errno, pointer, value},
     object::{self, Object},
@@ -44,6 +45,7 @@ pub(crate) fn context(pointer: *mut ibv_context) -> Result<Arc<Context>, Errno> 
 
 /// `ibv_open_device`: NULL with `errno` on failure.
 pub(crate) unsafe extern "C" fn ibv_open_device(device_: *mut ibv_device) -> *mut ibv_context {
+    let _uncancelled = Uncancelled::new();
     pointer(open(device_))
 }
 
@@ -77,6 +79,7 @@ pub(crate) fn publish_context(
 
 /// `ibv_close_device`: 0, or -1 with `errno`. Objects that were not destroyed keep what they need of the context.
 pub(crate) unsafe extern "C" fn ibv_close_device(context_: *mut ibv_context) -> c_int {
+    let _uncancelled = Uncancelled::new();
     let closed = context(context_).and_then(|c| object::retire(&c).ok_or(Errno::EINVAL));
     if closed.is_err() {
         value(closed);
@@ -186,6 +189,7 @@ pub(crate) unsafe extern "C" fn ibv_query_device(
     context_: *mut ibv_context,
     attr: *mut ibv_device_attr,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     value(query_device(context_).and_then(|queried| {
         if attr.is_null() {
             return Err(Errno::EINVAL);
@@ -229,6 +233,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     attr: *mut ibv_device_attr_ex,
     attr_size: usize,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     value(query_device(context_).and_then(|queried| {
         // SAFETY: the caller's promise.
         let extended = !input.is_null() && unsafe { (*input).comp_mask } != 0;
@@ -286,6 +291,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(
     context_: *mut ibv_context,
     values: *mut ibv_values_ex,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let values = unsafe { values.as_mut() };
     value(context(context_).and_then(|context| {

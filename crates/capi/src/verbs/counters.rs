@@ -6,6 +6,7 @@ use anyverbs::raw::{CounterKind, FlowCounters, MAX_COUNTER_INDEX};
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::{Errno, pointer, value},
     object::{self, Object},
     verbs::{Context, context},
@@ -27,6 +28,7 @@ pub(crate) unsafe extern "C" fn create_counters(
     context_: *mut ibv_context,
     attr: *mut ibv_counters_init_attr,
 ) -> *mut ibv_counters {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     pointer(context(context_).and_then(|context| {
@@ -41,6 +43,7 @@ pub(crate) unsafe extern "C" fn create_counters(
 
 /// Slot of `ibv_destroy_counters`: 0, or the errno value; `EBUSY` while a flow rule uses them.
 pub(crate) unsafe extern "C" fn destroy_counters(counters: *mut ibv_counters) -> c_int {
+    let _uncancelled = Uncancelled::new();
     value(object::find(counters).and_then(|counters: Arc<Counters>| {
         counters.inner.device.destroy()?;
         object::retire(&counters).ok_or(Errno::EINVAL)
@@ -57,6 +60,7 @@ pub(crate) unsafe extern "C" fn attach_counters_point_flow(
     attr: *mut ibv_counter_attach_attr,
     flow: *mut ibv_flow,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     value(object::find(counters).and_then(|counters: Arc<Counters>| {
@@ -81,6 +85,7 @@ pub(crate) unsafe extern "C" fn read_counters(
     count: u32,
     flags: u32,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     value(object::find(counters).and_then(|counters: Arc<Counters>| {
         if values.is_null()
             || flags & !IBV_READ_COUNTERS_ATTR_PREFER_CACHED != 0

@@ -6,6 +6,7 @@ use anyverbs::{CqFields, CqInitAttr, Moderation, Wc, WcFlags};
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::{Errno, pointer, value},
     object::{self, Object, deref},
     verbs::{CompChannel, Context, Pd, PollSession, context, set_iterator},
@@ -33,6 +34,7 @@ pub(crate) unsafe extern "C" fn ibv_create_cq(
     channel: *mut ibv_comp_channel,
     comp_vector: c_int,
 ) -> *mut ibv_cq {
+    let _uncancelled = Uncancelled::new();
     // A negative number is too large for any device.
     let attr = ibv_cq_init_attr_ex {
         cqe: cqe as u32,
@@ -56,6 +58,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     context_: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     pointer(attr.ok_or(Errno::EINVAL).and_then(|attr| {
@@ -133,6 +136,7 @@ fn create(context_: *mut ibv_context, attr: &ibv_cq_init_attr_ex) -> Result<*mut
 
 /// `ibv_resize_cq`: 0, or the errno value.
 pub(crate) unsafe extern "C" fn ibv_resize_cq(cq_: *mut ibv_cq, cqe: c_int) -> c_int {
+    let _uncancelled = Uncancelled::new();
     value(cq(cq_).and_then(|cq| {
         cq.inner.device.resize(u32::try_from(cqe).map_err(|_| Errno::EINVAL)?)?;
         // SAFETY: the object is live.
@@ -149,6 +153,7 @@ pub(crate) unsafe extern "C" fn modify_cq(
     cq_: *mut ibv_cq,
     attr: *mut ibv_modify_cq_attr,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     value(cq(cq_).and_then(|cq| {
@@ -164,6 +169,7 @@ pub(crate) unsafe extern "C" fn modify_cq(
 /// `ibv_destroy_cq`: 0, or the errno value; `EBUSY` while a QP uses it. Waits while events of it were read and not
 /// acknowledged.
 pub(crate) unsafe extern "C" fn ibv_destroy_cq(cq_: *mut ibv_cq) -> c_int {
+    let _uncancelled = Uncancelled::new();
     value(cq(cq_).and_then(|cq| {
         cq.inner.device.destroy()?;
         object::retire(&cq).ok_or(Errno::EINVAL)

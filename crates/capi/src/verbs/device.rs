@@ -15,6 +15,7 @@ use anyverbs::DeviceInfo;
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::{Errno, pointer},
     log,
 };
@@ -144,6 +145,7 @@ pub(crate) fn device_of_path(path: &std::path::Path) -> Option<&'static DeviceOb
 pub(crate) unsafe extern "C" fn ibv_get_device_list(
     num_devices: *mut c_int,
 ) -> *mut *mut ibv_device {
+    let _uncancelled = Uncancelled::new();
     let found = devices();
     // SAFETY: calloc has no preconditions.
     let list: *mut *mut ibv_device =
@@ -167,6 +169,7 @@ pub(crate) unsafe extern "C" fn ibv_get_device_list(
 /// # Safety
 /// `list` is NULL or from `ibv_get_device_list`, and not used again.
 pub(crate) unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: `ibv_get_device_list` allocated it with calloc; free takes NULL.
     unsafe { libc::free(list.cast()) };
 }
@@ -174,6 +177,7 @@ pub(crate) unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device)
 /// `ibv_get_device_name`: the device's name, valid as long as the device; NULL for NULL. That is a field of the public
 /// struct: a device that a program made up (suites do, to test their own code) has its name there too.
 pub(crate) unsafe extern "C" fn ibv_get_device_name(device_: *mut ibv_device) -> *const c_char {
+    let _uncancelled = Uncancelled::new();
     if device_.is_null() {
         return pointer(Err(Errno::EINVAL));
     }
@@ -182,11 +186,13 @@ pub(crate) unsafe extern "C" fn ibv_get_device_name(device_: *mut ibv_device) ->
 
 /// `ibv_get_device_guid`: network byte order; 0 for no device.
 pub(crate) unsafe extern "C" fn ibv_get_device_guid(device_: *mut ibv_device) -> u64 {
+    let _uncancelled = Uncancelled::new();
     device(device_).map_or(0, |d| d.node_guid.to_be())
 }
 
 /// `ibv_get_device_index`: -1 for no device.
 pub(crate) unsafe extern "C" fn ibv_get_device_index(device_: *mut ibv_device) -> c_int {
+    let _uncancelled = Uncancelled::new();
     let slots = DEVICES.iter().map(OnceLock::get);
     let same = |d: Option<&DeviceObject>| d.is_some_and(|d| ptr::eq(&d.public, device_));
     slots.into_iter().position(same).map_or(-1, |i| i as c_int)

@@ -10,6 +10,7 @@ use anyverbs::{DmahAttr, copy_guarded};
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::{Errno, minus_one, pointer, value},
     object::{self, Object, deref},
     verbs::{Context, Pd, access, context, publish_mr},
@@ -32,6 +33,7 @@ pub(crate) unsafe extern "C" fn alloc_dm(
     context_: *mut ibv_context,
     attr: *mut ibv_alloc_dm_attr,
 ) -> *mut ibv_dm {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     pointer(context(context_).and_then(|context| {
@@ -55,6 +57,7 @@ fn publish(device: anyverbs::Dm, context: Arc<Context>) -> *mut ibv_dm {
 
 /// Slot of `ibv_free_dm`: 0, or the errno value; `EBUSY` while a memory region uses it.
 pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
+    let _uncancelled = Uncancelled::new();
     value(object::find(dm).and_then(|dm: Arc<Dm>| {
         dm.inner.device.destroy()?;
         object::retire(&dm).ok_or(Errno::EINVAL)
@@ -67,6 +70,7 @@ pub(crate) unsafe extern "C" fn ibv_import_dm(
     context_: *mut ibv_context,
     handle: u32,
 ) -> *mut ibv_dm {
+    let _uncancelled = Uncancelled::new();
     pointer(context(context_).and_then(|context| {
         let device = context.inner.device.import_dm(handle)?;
         Ok(publish(device, context))
@@ -75,6 +79,7 @@ pub(crate) unsafe extern "C" fn ibv_import_dm(
 
 /// `ibv_unimport_dm`: the memory itself stays.
 pub(crate) unsafe extern "C" fn ibv_unimport_dm(dm: *mut ibv_dm) {
+    let _uncancelled = Uncancelled::new();
     if let Ok(dm) = object::find(dm) {
         let _: Option<()> = object::retire::<ibv_dm>(&dm);
     }
@@ -90,6 +95,7 @@ unsafe extern "C" fn memcpy_to_dm(
     host: *const c_void,
     length: usize,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let dm = unsafe { deref(dm) };
     value(dm.ok_or(Errno::EINVAL).and_then(|dm| {
@@ -109,6 +115,7 @@ unsafe extern "C" fn memcpy_from_dm(
     offset: u64,
     length: usize,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let dm = unsafe { deref(dm) };
     value(dm.ok_or(Errno::EINVAL).and_then(|dm| {
@@ -126,6 +133,7 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
     length: usize,
     flags: c_uint,
 ) -> *mut ibv_mr {
+    let _uncancelled = Uncancelled::new();
     pointer(object::find(pd).and_then(|pd: Arc<Pd>| {
         let dm: Arc<Dm> = object::find(dm)?;
         let access = access(flags)?;
@@ -137,6 +145,7 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
 /// `ibv_dm_export_dmabuf_fd`: a descriptor, or -1 with `errno`; `EOPNOTSUPP` where the system has no `/dev/udmabuf`, of which
 /// such buffers are made.
 pub(crate) unsafe extern "C" fn ibv_dm_export_dmabuf_fd(dm: *mut ibv_dm) -> c_int {
+    let _uncancelled = Uncancelled::new();
     minus_one(object::find(dm).and_then(|dm: Arc<Dm>| {
         let fd = dm.inner.device.export_dmabuf()?;
         Ok(fd.into_raw_fd())
@@ -160,6 +169,7 @@ pub(crate) unsafe extern "C" fn ibv_alloc_dmah(
     context_: *mut ibv_context,
     attr: *mut ibv_dmah_init_attr,
 ) -> *mut ibv_dmah {
+    let _uncancelled = Uncancelled::new();
     const KNOWN: u32 = IBV_DMAH_INIT_ATTR_MASK_CPU_ID
         | IBV_DMAH_INIT_ATTR_MASK_PH
         | IBV_DMAH_INIT_ATTR_MASK_TPH_MEM_TYPE;
@@ -180,6 +190,7 @@ pub(crate) unsafe extern "C" fn ibv_alloc_dmah(
 
 /// `ibv_dealloc_dmah`: 0, or the errno value; `EBUSY` while a memory region uses it.
 pub(crate) unsafe extern "C" fn ibv_dealloc_dmah(dmah: *mut ibv_dmah) -> c_int {
+    let _uncancelled = Uncancelled::new();
     value(object::find(dmah).and_then(|dmah: Arc<Dmah>| {
         dmah.inner.device.destroy()?;
         object::retire(&dmah).ok_or(Errno::EINVAL)

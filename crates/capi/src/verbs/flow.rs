@@ -6,6 +6,7 @@ use anyverbs::raw;
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::{Errno, pointer, value},
     object::{self, Object},
     verbs::{Context, Counters, Device, FlowAction, FlowSpecs, qp},
@@ -28,6 +29,7 @@ pub(crate) unsafe extern "C" fn create_flow(
     qp_: *mut ibv_qp,
     attr: *mut ibv_flow_attr,
 ) -> *mut ibv_flow {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     pointer(unsafe { create(qp_, attr) })
 }
@@ -88,6 +90,7 @@ unsafe fn create(qp_: *mut ibv_qp, attr_: *const ibv_flow_attr) -> Result<*mut i
 
 /// Slot of `ibv_destroy_flow`: 0, or the errno value.
 pub(crate) unsafe extern "C" fn destroy_flow(flow: *mut ibv_flow) -> c_int {
+    let _uncancelled = Uncancelled::new();
     value(object::find(flow).and_then(|flow: Arc<Flow>| {
         flow.inner.device.destroy()?;
         object::retire(&flow).ok_or(Errno::EINVAL)

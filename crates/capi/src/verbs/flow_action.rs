@@ -6,6 +6,7 @@ use anyverbs::raw;
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::{Errno, pointer, value},
     object::{self, Object},
     verbs::{Context, context},
@@ -42,6 +43,7 @@ pub(crate) unsafe extern "C" fn create_flow_action_esp(
     context_: *mut ibv_context,
     attr: *mut ibv_flow_action_esp_attr,
 ) -> *mut ibv_flow_action {
+    let _uncancelled = Uncancelled::new();
     pointer(context(context_).and_then(|context| {
         // SAFETY: the caller's promise.
         let given = unsafe { Parameters::read(attr)? };
@@ -79,6 +81,7 @@ pub(crate) unsafe extern "C" fn modify_flow_action_esp(
     action: *mut ibv_flow_action,
     attr: *mut ibv_flow_action_esp_attr,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     value(object::find(action).and_then(|action: Arc<FlowAction>| {
         // SAFETY: the caller's promise.
         let given = unsafe { Parameters::read(attr)? };
@@ -110,6 +113,7 @@ pub(crate) unsafe extern "C" fn modify_flow_action_esp(
 
 /// Slot of `ibv_destroy_flow_action`: 0, or the errno value; `EBUSY` while a flow rule uses it.
 pub(crate) unsafe extern "C" fn destroy_flow_action(action: *mut ibv_flow_action) -> c_int {
+    let _uncancelled = Uncancelled::new();
     value(object::find(action).and_then(|action: Arc<FlowAction>| {
         action.inner.device.destroy()?;
         object::retire(&action).ok_or(Errno::EINVAL)

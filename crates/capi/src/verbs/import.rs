@@ -12,6 +12,7 @@ use std::{
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::{Errno, pointer},
     object,
     verbs::{Context, Mr, MrInner, Pd, PdInner, context, devices, publish_context},
@@ -20,6 +21,7 @@ use crate::{
 /// `ibv_import_device`: NULL with `errno` on failure; `EBADF`, `EINVAL` for a descriptor of something else, or for one that
 /// is some context's own and no duplicate. The context takes the descriptor over.
 pub(crate) unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
+    let _uncancelled = Uncancelled::new();
     pointer(import_device(cmd_fd))
 }
 
@@ -49,6 +51,7 @@ pub(crate) unsafe extern "C" fn ibv_import_pd(
     context_: *mut ibv_context,
     handle: u32,
 ) -> *mut ibv_pd {
+    let _uncancelled = Uncancelled::new();
     pointer(context(context_).and_then(|context| {
         let identity = context.inner.device.identity();
         let same =
@@ -65,6 +68,7 @@ pub(crate) unsafe extern "C" fn ibv_import_pd(
 
 /// `ibv_unimport_pd`: the protection domain stays.
 pub(crate) unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
+    let _uncancelled = Uncancelled::new();
     if let Ok(pd) = object::find::<ibv_pd>(pd) {
         let _: Option<()> = object::retire(&pd);
     }
@@ -73,6 +77,7 @@ pub(crate) unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
 /// `ibv_import_mr`: NULL with `errno` on failure, as `ibv_import_pd`; `EEXIST` where a key of it names another region here.
 /// `addr` is NULL.
 pub(crate) unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
+    let _uncancelled = Uncancelled::new();
     pointer(object::find(pd).and_then(|pd: Arc<Pd>| {
         let context = Arc::clone(&pd.inner.context);
         let identity = context.inner.device.identity();
@@ -103,6 +108,7 @@ pub(crate) unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *
 
 /// `ibv_unimport_mr`: the memory region stays.
 pub(crate) unsafe extern "C" fn ibv_unimport_mr(mr: *mut ibv_mr) {
+    let _uncancelled = Uncancelled::new();
     if let Ok(mr) = object::find::<ibv_mr>(mr) {
         let _: Option<()> = object::retire(&mr);
     }

@@ -10,6 +10,7 @@ use anyverbs::{Access, Advice, Rereg, Sge};
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::{Errno, pointer, value},
     object::{self, Object},
     verbs::{Buf, Context, Dmah, Pd},
@@ -74,6 +75,7 @@ pub(crate) fn publish_mr(
 
 /// Slot of `ibv_alloc_null_mr`: NULL with `errno` on failure. The region has no rkey: it is 0.
 pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    let _uncancelled = Uncancelled::new();
     pointer(object::find(pd).and_then(|pd: Arc<Pd>| {
         let device = pd.inner.device.alloc_null_mr()?;
         Ok(publish_mr(&pd, device, std::ptr::null_mut(), usize::MAX))
@@ -95,6 +97,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_dmabuf_mr(
     fd: c_int,
     flags: c_int,
 ) -> *mut ibv_mr {
+    let _uncancelled = Uncancelled::new();
     pointer(object::find(pd).and_then(|pd: Arc<Pd>| {
         let access = access(flags as c_uint)?;
         let range = (offset, length as u64, iova);
@@ -112,6 +115,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_ex(
     pd: *mut ibv_pd,
     attr: *mut ibv_mr_init_attr,
 ) -> *mut ibv_mr {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     pointer(attr.ok_or(Errno::EINVAL).and_then(|attr| reg_ex(pd, attr)))
@@ -175,6 +179,7 @@ pub(crate) unsafe extern "C" fn advise_mr(
     list: *mut ibv_sge,
     count: u32,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     const FLUSH: u32 = 1;
     value(object::find(pd).map_err(|_| Errno::EINVAL).and_then(|pd: Arc<Pd>| {
         let advice = match advice {
@@ -201,6 +206,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr(
     length: usize,
     access: c_int,
 ) -> *mut ibv_mr {
+    let _uncancelled = Uncancelled::new();
     reg(pd, addr, length, addr as u64, access as c_uint)
 }
 
@@ -212,6 +218,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova(
     iova: u64,
     access: c_int,
 ) -> *mut ibv_mr {
+    let _uncancelled = Uncancelled::new();
     reg(pd, addr, length, iova, access as c_uint)
 }
 
@@ -223,6 +230,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
     iova: u64,
     access: c_uint,
 ) -> *mut ibv_mr {
+    let _uncancelled = Uncancelled::new();
     reg(pd, addr, length, iova, access)
 }
 
@@ -236,6 +244,7 @@ pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     length: usize,
     access: c_int,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     match rereg(mr, flags as c_uint, pd, addr, length, access as c_uint) {
         Ok(()) => 0,
         Err(e) => {
@@ -287,6 +296,7 @@ fn rereg(
 
 /// `ibv_dereg_mr`: 0, or the errno value; `EBUSY` while memory windows are bound to it.
 pub(crate) unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
+    let _uncancelled = Uncancelled::new();
     value(object::find(mr).and_then(|mr: Arc<Mr>| {
         mr.inner.device.destroy()?;
         object::retire(&mr).ok_or(Errno::EINVAL)

@@ -6,6 +6,7 @@ use anyverbs::Gid;
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::{Errno, value},
     verbs::qp,
 };
@@ -28,6 +29,7 @@ pub(crate) unsafe extern "C" fn ibv_attach_mcast(
     gid: *const ibv_gid,
     lid: u16,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let gid = unsafe { group(gid) };
     value(qp(qp_).and_then(|qp| Ok(qp.inner.device.transport()?.attach_mcast(gid?, lid)?)))
@@ -42,6 +44,7 @@ pub(crate) unsafe extern "C" fn ibv_detach_mcast(
     gid: *const ibv_gid,
     lid: u16,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let gid = unsafe { group(gid) };
     value(qp(qp_).and_then(|qp| Ok(qp.inner.device.transport()?.detach_mcast(gid?, lid)?)))

@@ -9,6 +9,7 @@ use anyverbs::{Access, BindInfo, SendFlags, SendOp, SendWr, WindowType};
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::{Errno, pointer, value},
     object::{self, Object, deref},
     verbs::{Context, Mr, Pd, access},
@@ -25,6 +26,7 @@ pub(crate) struct MwInner {
 
 /// Slot of `ibv_alloc_mw`: NULL with `errno` on failure.
 pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut ibv_mw {
+    let _uncancelled = Uncancelled::new();
     pointer(object::find(pd).and_then(|pd: Arc<Pd>| {
         let device = pd.inner.device.alloc_mw(match kind {
             IBV_MW_TYPE_1 => WindowType::Type1,
@@ -46,6 +48,7 @@ pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: c_uint) -> *mut 
 
 /// Slot of `ibv_dealloc_mw`: 0, or the errno value.
 pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    let _uncancelled = Uncancelled::new();
     value(object::find(mw).and_then(|mw: Arc<Mw>| {
         mw.inner.device.destroy()?;
         object::retire(&mw).ok_or(Errno::EINVAL)
@@ -98,6 +101,7 @@ pub(crate) unsafe extern "C" fn bind_mw(
     mw: *mut ibv_mw,
     mw_bind: *mut ibv_mw_bind,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let (qp, mw_bind) = unsafe { (deref::<ibv_qp_ex>(qp.cast()), mw_bind.as_ref()) };
     value(qp.zip(mw_bind).ok_or(Errno::EINVAL).and_then(|(qp, mw_bind)| {

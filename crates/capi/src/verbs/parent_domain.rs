@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::{Errno, pointer, value},
     object::{self, Object},
     verbs::{Context, Pd, PdInner, context, publish_pd},
@@ -37,6 +38,7 @@ pub(crate) unsafe extern "C" fn alloc_td(
     context_: *mut ibv_context,
     init: *mut ibv_td_init_attr,
 ) -> *mut ibv_td {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let init = unsafe { init.as_ref() };
     pointer(context(context_).and_then(|context| {
@@ -51,6 +53,7 @@ pub(crate) unsafe extern "C" fn alloc_td(
 
 /// Slot of `ibv_dealloc_td`: 0, or the errno value; `EBUSY` while a parent domain uses it.
 pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
+    let _uncancelled = Uncancelled::new();
     value(object::find(td).and_then(|td: Arc<Td>| {
         td.inner.device.destroy()?;
         object::retire(&td).ok_or(Errno::EINVAL)
@@ -125,6 +128,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
     context_: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     pointer(context(context_).and_then(|context| {

@@ -4,6 +4,7 @@ use std::{ffi::c_int, sync::Arc};
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::{Errno, pointer, value},
     object::{self, Object},
     verbs::{Context, context},
@@ -19,6 +20,7 @@ pub(crate) struct PdInner {
 
 /// `ibv_alloc_pd`: NULL with `errno` on failure.
 pub(crate) unsafe extern "C" fn ibv_alloc_pd(context_: *mut ibv_context) -> *mut ibv_pd {
+    let _uncancelled = Uncancelled::new();
     pointer(context(context_).and_then(|context| {
         let device = context.inner.device.alloc_pd()?;
         Ok(publish_pd(PdInner { device, context }))
@@ -37,6 +39,7 @@ pub(crate) fn publish_pd(inner: PdInner) -> *mut ibv_pd {
 /// `ibv_dealloc_pd`: 0, or the errno value; `EBUSY` while anything uses it, `ENOENT` if the program says that it is another
 /// context's.
 pub(crate) unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    let _uncancelled = Uncancelled::new();
     value(object::find(pd).and_then(|pd| {
         // SAFETY: the object is live.
         let said = unsafe { (&raw const (*pd.public()).context).read() };

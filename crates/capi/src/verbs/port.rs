@@ -9,6 +9,7 @@ use anyverbs::{GidEntry, PortAttr, PortState};
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::{Errno, minus_one, value},
     verbs::{context, write_sized},
 };
@@ -60,6 +61,7 @@ pub(crate) unsafe extern "C" fn query_port(
     attr: *mut ibv_port_attr,
     size: usize,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     value(context(context_).and_then(|context| {
         if attr.is_null() || size < COMPAT_PORT_ATTR_SIZE {
             return Err(Errno::EINVAL);
@@ -80,6 +82,7 @@ pub(crate) unsafe extern "C" fn ibv_query_port(
     port: u8,
     attr: *mut _compat_ibv_port_attr,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     unsafe { query_port(context_, port, attr.cast(), COMPAT_PORT_ATTR_SIZE) }
 }
@@ -96,6 +99,7 @@ pub(crate) unsafe extern "C" fn ibv_query_port_speed(
     port: u32,
     speed: *mut u64,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     value(context(context_).and_then(|context| {
         context.inner.device.port_attr(u8::try_from(port).map_err(|_| Errno::EINVAL)?)?;
         if speed.is_null() {
@@ -126,6 +130,7 @@ pub(crate) unsafe extern "C" fn ibv_query_gid(
     gid_index: c_int,
     gid: *mut ibv_gid,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     minus_one(context(context_).and_then(|context| {
         let entry = context.inner.device.gid(port, index(gid_index))?;
         if gid.is_null() {
@@ -159,6 +164,7 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_ex(
     flags: u32,
     entry_size: usize,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     value(context(context_).and_then(|context| {
         if entry.is_null() || flags != 0 || entry_size < size_of::<ibv_gid_entry>() {
             return Err(Errno::EINVAL);
@@ -183,6 +189,7 @@ pub(crate) unsafe extern "C" fn _ibv_query_gid_table(
     flags: u32,
     entry_size: usize,
 ) -> isize {
+    let _uncancelled = Uncancelled::new();
     let filled = context(context_).and_then(|context| {
         let unusable = entries.is_null() && max_entries > 0;
         if unusable || flags != 0 || entry_size < size_of::<ibv_gid_entry>() {
@@ -214,6 +221,7 @@ pub(crate) unsafe extern "C" fn ibv_query_gid_type(
     gid_index: c_uint,
     gid_type: *mut c_uint,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     minus_one(context(context_).and_then(|context| {
         let entry = context.inner.device.gid(port, gid_index as usize)?;
         if gid_type.is_null() {
@@ -236,6 +244,7 @@ pub(crate) unsafe extern "C" fn ibv_query_pkey(
     pkey_index: c_int,
     pkey: *mut u16,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     minus_one(context(context_).and_then(|context| {
         let found = context.inner.device.pkey(port, index(pkey_index))?;
         if pkey.is_null() {
@@ -253,6 +262,7 @@ pub(crate) unsafe extern "C" fn ibv_get_pkey_index(
     port: u8,
     pkey: u16,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     minus_one(context(context_).and_then(|context| {
         let mut at = 0;
         loop {

@@ -13,6 +13,7 @@ use anyverbs::{
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::{Errno, pointer, value},
     object::{self, Object},
     verbs::{
@@ -155,6 +156,7 @@ pub(crate) unsafe extern "C" fn ibv_create_qp(
     pd: *mut ibv_pd,
     init: *mut ibv_qp_init_attr,
 ) -> *mut ibv_qp {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let init = unsafe { init.as_mut() };
     pointer(init.ok_or(Errno::EINVAL).and_then(|init| create(pd, init, None)))
@@ -170,6 +172,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     context_: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_mut() };
     pointer(attr.ok_or(Errno::EINVAL).and_then(|attr| {
@@ -324,6 +327,7 @@ pub(crate) unsafe extern "C" fn open_qp(
     context_: *mut ibv_context,
     attr: *mut ibv_qp_open_attr,
 ) -> *mut ibv_qp {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     pointer(context(context_).and_then(|context| {
@@ -399,6 +403,7 @@ pub(crate) fn publish_qp(
 
 /// `ibv_qp_to_qp_ex`: NULL unless the QP was created with send operations.
 pub(crate) unsafe extern "C" fn ibv_qp_to_qp_ex(qp_: *mut ibv_qp) -> *mut ibv_qp_ex {
+    let _uncancelled = Uncancelled::new();
     pointer(
         qp(qp_).and_then(|qp| {
             if qp.inner.batch.is_some() { Ok(qp.public()) } else { Err(Errno::EINVAL) }
@@ -408,6 +413,7 @@ pub(crate) unsafe extern "C" fn ibv_qp_to_qp_ex(qp_: *mut ibv_qp) -> *mut ibv_qp
 
 /// `ibv_destroy_qp`: 0, or the errno value. Waits while events of it were read and not acknowledged.
 pub(crate) unsafe extern "C" fn ibv_destroy_qp(qp_: *mut ibv_qp) -> c_int {
+    let _uncancelled = Uncancelled::new();
     value(qp(qp_).and_then(|qp| {
         qp.inner.device.destroy()?;
         object::retire(&qp).ok_or(Errno::EINVAL)
@@ -479,6 +485,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_qp(
     attr: *mut ibv_qp_attr,
     mask: c_int,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     value(qp(qp_).and_then(|qp| {
@@ -506,6 +513,7 @@ pub(crate) unsafe extern "C" fn modify_qp_rate_limit(
     qp_: *mut ibv_qp,
     attr: *mut ibv_qp_rate_limit_attr,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     value(qp(qp_).and_then(|qp| {
@@ -533,6 +541,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
     _mask: c_int,
     init: *mut ibv_qp_init_attr,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     value(qp(qp_).and_then(|qp| {
         if attr.is_null() || init.is_null() {
             return Err(Errno::EINVAL);
@@ -591,6 +600,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp_data_in_order(
     _op: ibv_wr_opcode,
     _flags: u32,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     0
 }
 
@@ -600,6 +610,7 @@ pub(crate) unsafe extern "C" fn ibv_query_qp_data_in_order(
 /// # Safety
 /// `ece` is NULL or writable.
 pub(crate) unsafe extern "C" fn ibv_query_ece(qp_: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    let _uncancelled = Uncancelled::new();
     if !ece.is_null() {
         // SAFETY: the caller's promise.
         unsafe { ece.write(ibv_ece { vendor_id: 0, options: 0, comp_mask: 0 }) };
@@ -613,6 +624,7 @@ fn no_ece(qp_: *mut ibv_qp, ece: *const ibv_ece) -> c_int {
 
 /// `ibv_set_ece`: `EOPNOTSUPP`; there are no enhancements to set.
 pub(crate) unsafe extern "C" fn ibv_set_ece(qp_: *mut ibv_qp, ece: *mut ibv_ece) -> c_int {
+    let _uncancelled = Uncancelled::new();
     no_ece(qp_, ece)
 }
 

@@ -6,6 +6,7 @@ use anyverbs::{SrqInitAttr, TmSrqInitAttr};
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::{Errno, pointer, value},
     object::{self, Object},
     verbs::{Context, Cq, Pd, Xrcd, context, cq},
@@ -27,6 +28,7 @@ pub(crate) unsafe extern "C" fn ibv_create_srq(
     pd: *mut ibv_pd,
     init: *mut ibv_srq_init_attr,
 ) -> *mut ibv_srq {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let init = unsafe { init.as_mut() };
     pointer(init.ok_or(Errno::EINVAL).and_then(|init| create(pd, init, &Kind::Basic)))
@@ -40,6 +42,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     context_: *mut ibv_context,
     attr: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_mut() };
     pointer(attr.ok_or(Errno::EINVAL).and_then(|attr| {
@@ -129,6 +132,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_srq(
     attr: *mut ibv_srq_attr,
     mask: c_int,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     value(object::find(srq).and_then(|srq: Arc<Srq>| {
@@ -148,6 +152,7 @@ pub(crate) unsafe extern "C" fn ibv_modify_srq(
 /// # Safety
 /// `attr` is NULL or writable.
 pub(crate) unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_srq_attr) -> c_int {
+    let _uncancelled = Uncancelled::new();
     value(object::find(srq).and_then(|srq: Arc<Srq>| {
         if attr.is_null() {
             return Err(Errno::EINVAL);
@@ -165,6 +170,7 @@ pub(crate) unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, attr: *mut ibv_
 /// # Safety
 /// `num` is NULL or writable.
 pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, num: *mut u32) -> c_int {
+    let _uncancelled = Uncancelled::new();
     value(object::find(srq).and_then(|srq: Arc<Srq>| {
         let number = srq.inner.device.number().ok_or(Errno::EOPNOTSUPP)?;
         if num.is_null() {
@@ -179,6 +185,7 @@ pub(crate) unsafe extern "C" fn get_srq_num(srq: *mut ibv_srq, num: *mut u32) ->
 /// `ibv_destroy_srq`: 0, or the errno value; `EBUSY` while a QP uses it. Waits while events of it were read and not
 /// acknowledged.
 pub(crate) unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
+    let _uncancelled = Uncancelled::new();
     value(object::find(srq).and_then(|srq: Arc<Srq>| {
         srq.inner.device.destroy()?;
         object::retire(&srq).ok_or(Errno::EINVAL)

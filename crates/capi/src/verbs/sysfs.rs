@@ -10,12 +10,14 @@ use std::{
 };
 
 use crate::{
+    cancel::Uncancelled,
     errno::Errno,
     verbs::{DeviceObject, device_of_path},
 };
 
 /// `ibv_get_sysfs_path`: `$SYSFS_PATH` without its trailing slashes, or `/sys`. The string lives for ever.
 pub(crate) unsafe extern "C" fn ibv_get_sysfs_path() -> *const c_char {
+    let _uncancelled = Uncancelled::new();
     static PATH: OnceLock<CString> = OnceLock::new();
     PATH.get_or_init(|| {
         let mut path = anyverbs_environment::variable("SYSFS_PATH")
@@ -59,6 +61,7 @@ pub(crate) unsafe extern "C" fn ibv_read_sysfs_file(
     buf: *mut c_char,
     size: usize,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     if dir.is_null()
         || file.is_null()
         || buf.is_null()

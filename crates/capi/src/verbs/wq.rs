@@ -6,6 +6,7 @@ use anyverbs::raw::{self, ReceiveFlags, WqAttr, WqInit, WqState};
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::{Errno, pointer, value},
     object::{self, Object, deref},
     verbs::{Context, Pd, context, cq, post_receives},
@@ -46,6 +47,7 @@ pub(crate) unsafe extern "C" fn create_wq(
     context_: *mut ibv_context,
     attr: *mut ibv_wq_init_attr,
 ) -> *mut ibv_wq {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_mut() };
     pointer(attr.ok_or(Errno::EINVAL).and_then(|attr| {
@@ -98,6 +100,7 @@ fn state(code: ibv_wq_state) -> Result<WqState, Errno> {
 /// # Safety
 /// `attr` is NULL or readable.
 pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_attr) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     value(object::find(wq).and_then(|wq: Arc<Wq>| {
@@ -127,6 +130,7 @@ pub(crate) unsafe extern "C" fn modify_wq(wq: *mut ibv_wq, attr: *mut ibv_wq_att
 /// Slot of `ibv_destroy_wq`: 0, or the errno value; `EBUSY` while an indirection table has it. Waits while events of it were
 /// read and not acknowledged.
 pub(crate) unsafe extern "C" fn destroy_wq(wq: *mut ibv_wq) -> c_int {
+    let _uncancelled = Uncancelled::new();
     value(object::find(wq).and_then(|wq: Arc<Wq>| {
         wq.inner.device.destroy()?;
         object::retire(&wq).ok_or(Errno::EINVAL)
@@ -142,6 +146,7 @@ unsafe extern "C" fn post_wq_recv(
     wr: *mut ibv_recv_wr,
     bad_wr: *mut *mut ibv_recv_wr,
 ) -> c_int {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     unsafe {
         let wq = deref(wq).ok_or(Errno::EINVAL);
@@ -157,6 +162,7 @@ pub(crate) unsafe extern "C" fn create_rwq_ind_table(
     context_: *mut ibv_context,
     attr: *mut ibv_rwq_ind_table_init_attr,
 ) -> *mut ibv_rwq_ind_table {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     pointer(attr.ok_or(Errno::EINVAL).and_then(|attr| {
@@ -191,6 +197,7 @@ pub(crate) unsafe extern "C" fn create_rwq_ind_table(
 
 /// Slot of `ibv_destroy_rwq_ind_table`: 0, or the errno value; `EBUSY` while a QP uses it.
 pub(crate) unsafe extern "C" fn destroy_rwq_ind_table(table: *mut ibv_rwq_ind_table) -> c_int {
+    let _uncancelled = Uncancelled::new();
     value(object::find(table).and_then(|table: Arc<RwqIndTable>| {
         table.inner.device.destroy()?;
         object::retire(&table).ok_or(Errno::EINVAL)

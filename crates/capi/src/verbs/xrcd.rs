@@ -11,6 +11,7 @@ use anyverbs::XrcdInitAttr;
 
 use crate::{
     abi::*,
+    cancel::Uncancelled,
     errno::{Errno, pointer, value},
     object::{self, Object},
     verbs::{Context, context},
@@ -45,6 +46,7 @@ pub(crate) unsafe extern "C" fn open_xrcd(
     context_: *mut ibv_context,
     attr: *mut ibv_xrcd_init_attr,
 ) -> *mut ibv_xrcd {
+    let _uncancelled = Uncancelled::new();
     // SAFETY: the caller's promise.
     let attr = unsafe { attr.as_ref() };
     pointer(context(context_).and_then(|context| {
@@ -67,6 +69,7 @@ pub(crate) unsafe extern "C" fn open_xrcd(
 
 /// Slot of `ibv_close_xrcd`: 0, or the errno value; `EBUSY` while a QP or an SRQ was made through it.
 pub(crate) unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
+    let _uncancelled = Uncancelled::new();
     value(object::find(xrcd).and_then(|xrcd: Arc<Xrcd>| {
         xrcd.inner.device.close()?;
         object::retire(&xrcd).ok_or(Errno::EINVAL)
