@@ -3,18 +3,16 @@
 //! Program and peer may write the same bytes at any time, so nothing here makes a reference to them, and the program
 //! may have unmapped them: every access is made by a routine of this module's own, in assembly, whose page faults the
 //! signal handler turns into a return value by moving the instruction pointer to a landing pad. When all is well that
-//! costs nothing.
+//! costs nothing. Where the program keeps that handler from running, the kernel copies ([`guard`]).
 
+mod guard;
 mod imports;
 pub(crate) mod mapping;
 pub(crate) mod shared_file;
 
 use std::arch::global_asm;
-use std::ffi::{c_int, c_void};
-use std::mem::MaybeUninit;
-use std::ptr;
-use std::sync::Once;
-use std::sync::atomic::{AtomicPtr, Ordering, fence};
+use std::ffi::c_int;
+use std::sync::atomic::{Ordering, fence};
 
 use anyverbs_net::shm::{Copying, Local};
 use anyverbs_proto::memory::{Fault, Memory};
@@ -256,11 +254,7 @@ pub(crate) struct ProcessMemory {
 impl ProcessMemory {
     /// Installs the signal handler, once in a process.
     pub(crate) fn new() -> Self {
-        static INSTALLED: Once = Once::new();
-        INSTALLED.call_once(|| {
-            install(libc::SIGSEGV, &PREVIOUS_SEGV);
-            install(libc::SIGBUS, &PREVIOUS_BUS);
-        });
+        guard::install_once();
         Self { maps: Maps::open(), imports: Imports::default() }
     }
 }
@@ -273,8 +267,7 @@ impl Memory for ProcessMemory {
         }
         // SAFETY: `dst` is ours to write. The other side is an address that the program registered: whoever registered
         // it vouched that the device may touch it (`Pd::reg_mr`), and where nothing is mapped the routine returns 1.
-        let code = unsafe { anyverbs_guarded_copy(dst.as_mut_ptr(), addr as *const u8, dst.len()) };
-        if code == 0 { Ok(()) } else { Err(Fault) }
+        unsafe { guard::copy(dst.as_mut_ptr(), addr as *const u8, dst.len()) }
     }
 
     #[inline]
@@ -283,8 +276,7 @@ impl Memory for ProcessMemory {
             return self.write_imported(addr, src);
         }
         // SAFETY: as in `read`, the other way.
-        let code = unsafe { anyverbs_guarded_copy(addr as *mut u8, src.as_ptr(), src.len()) };
-        if code == 0 { Ok(()) } else { Err(Fault) }
+        unsafe { guard::copy(addr as *mut u8, src.as_ptr(), src.len()) }
     }
 
     #[inline]
@@ -294,14 +286,14 @@ impl Memory for ProcessMemory {
         }
         // SAFETY: as in `read` and `write`; or an address in a mapped ring of the same-host link, where this process
         // reads or fills a message, by this copy alone.
-        let code = unsafe { anyverbs_guarded_copy(to as *mut u8, from as *const u8, len) };
-        if code == 0 { Ok(()) } else { Err(Fault) }
+        unsafe { guard::copy(to as *mut u8, from as *const u8, len) }
     }
 
     fn compare_swap(&self, addr: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
         if is_imported(addr) {
             return self.at_imported(addr, 8, |addr| self.compare_swap(addr, compare, swap));
         }
+        guard::probe(addr)?;
         let mut old = 0;
         // SAFETY: as in `read`; `old` is live, and the callers have checked that `addr` is aligned.
         let code =
@@ -313,6 +305,7 @@ impl Memory for ProcessMemory {
         if is_imported(addr) {
             return self.at_imported(addr, 8, |addr| self.fetch_add(addr, add));
         }
+        guard::probe(addr)?;
         let mut old = 0;
         // SAFETY: as in `compare_swap`.
         let code = unsafe { anyverbs_guarded_fetch_add(addr as *mut u64, add, &raw mut old) };
@@ -323,6 +316,7 @@ impl Memory for ProcessMemory {
         if is_imported(addr) {
             return self.at_imported(addr, 8, |addr| self.store(addr, value));
         }
+        guard::probe(addr)?;
         // SAFETY: as in `compare_swap`.
         let code = unsafe { anyverbs_guarded_store(addr as *mut u64, value) };
         if code == 0 { Ok(()) } else { Err(Fault) }
@@ -408,104 +402,8 @@ impl ProcessMemory {
 /// [`Fault`]: part of a range is not mapped.
 #[inline]
 pub unsafe fn copy_guarded(to: *mut u8, from: *const u8, len: usize) -> Result<(), Fault> {
-    // SAFETY: the caller's promise; the routine answers 1 where nothing is mapped.
-    let code = unsafe { anyverbs_guarded_copy(to, from, len) };
-    if code == 0 { Ok(()) } else { Err(Fault) }
-}
-
-static PREVIOUS_SEGV: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
-static PREVIOUS_BUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
-
-/// Puts our handler in front of the one that is there.
-fn install(signal: c_int, previous: &AtomicPtr<libc::sigaction>) {
-    // SAFETY: all-zero is a valid sigaction; the calls get live pointers to them. Our handler does nothing that a
-    // signal handler must not do, and what it chains to is what was there.
-    unsafe {
-        let mut old: libc::sigaction = MaybeUninit::zeroed().assume_init();
-        if libc::sigaction(signal, ptr::null(), &raw mut old) != 0 {
-            return;
-        }
-        // Before ours is installed, so that it never runs without.
-        previous.store(Box::into_raw(Box::new(old)), Ordering::Release);
-        let mut new: libc::sigaction = MaybeUninit::zeroed().assume_init();
-        new.sa_sigaction = handler as *const () as usize;
-        new.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
-        libc::sigemptyset(&raw mut new.sa_mask);
-        libc::sigaction(signal, &raw const new, ptr::null_mut());
-    }
-}
-
-unsafe extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel passes a ucontext to a handler with SA_SIGINFO, and nobody else touches it now.
-    let pc = unsafe { program_counter(context.cast()) };
-    let (begin, end) =
-        (&raw const anyverbs_guarded_begin as usize, &raw const anyverbs_guarded_end as usize);
-    // SAFETY: as above.
-    unsafe {
-        if (begin..end).contains(&(*pc as usize)) {
-            *pc = &raw const anyverbs_guarded_landing as usize as _;
-            return;
-        }
-        chain(signal, info, context);
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-unsafe fn program_counter(context: *mut libc::ucontext_t) -> *mut i64 {
-    // SAFETY: the caller's context is live.
-    unsafe { &raw mut (*context).uc_mcontext.gregs[libc::REG_RIP as usize] }
-}
-
-#[cfg(target_arch = "aarch64")]
-unsafe fn program_counter(context: *mut libc::ucontext_t) -> *mut u64 {
-    // SAFETY: the caller's context is live.
-    unsafe { &raw mut (*context).uc_mcontext.pc }
-}
-
-/// Does what would have happened without our handler.
-///
-/// # Safety
-/// Called from a signal handler with its arguments.
-unsafe fn chain(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    let previous = if signal == libc::SIGBUS { &PREVIOUS_BUS } else { &PREVIOUS_SEGV };
-    // SAFETY: stored before our handler was installed, and never freed.
-    let old = unsafe { &*previous.load(Ordering::Acquire) };
-    // SAFETY: the kernel passes a valid siginfo.
-    let sent = unsafe { (*info).si_code } <= 0;
-    match old.sa_sigaction {
-        libc::SIG_IGN if sent => {}
-        libc::SIG_DFL | libc::SIG_IGN => {
-            // SAFETY: restoring the default action. A fault comes again at once when this handler returns, and then
-            // ends the process with the right core; one that was sent is sent again.
-            unsafe {
-                let mut default: libc::sigaction = MaybeUninit::zeroed().assume_init();
-                default.sa_sigaction = libc::SIG_DFL;
-                libc::sigaction(signal, &raw const default, ptr::null_mut());
-                if sent {
-                    libc::raise(signal);
-                }
-            }
-        }
-        action => {
-            // SAFETY: a handler that the program installed, called as the kernel would have: with the signals blocked
-            // that it asked for. Returning from our own handler restores the mask.
-            unsafe {
-                let mut mask = old.sa_mask;
-                if old.sa_flags & libc::SA_NODEFER == 0 {
-                    libc::sigaddset(&raw mut mask, signal);
-                }
-                libc::pthread_sigmask(libc::SIG_BLOCK, &raw const mask, ptr::null_mut());
-                if old.sa_flags & libc::SA_SIGINFO != 0 {
-                    let f: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
-                        std::mem::transmute(action);
-                    f(signal, info, context);
-                } else {
-                    let f: extern "C" fn(c_int) = std::mem::transmute(action);
-                    f(signal);
-                }
-            }
-        }
-    }
+    // SAFETY: the caller's promise; where nothing is mapped it is a fault.
+    unsafe { guard::copy(to, from, len) }
 }
 
 #[cfg(test)]

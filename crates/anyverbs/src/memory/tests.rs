@@ -1,8 +1,11 @@
+use super::guard::{PREVIOUS_SEGV, install};
 use super::*;
 use anyverbs_testing::in_own_process;
 use std::fs::File;
 use std::io::Write as _;
+use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
+use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 const PAGE: usize = 4096;
@@ -275,4 +278,132 @@ fn an_address_of_an_import_is_no_address() {
     // What does not know of them faults as well.
     // SAFETY: `here` is live; the other is no address of a process.
     assert_eq!(unsafe { copy_guarded(here.as_mut_ptr(), addr as *const u8, 8) }, Err(Fault));
+}
+
+/// A device's memory in a child, whose middle page of three is gone; and whether accesses there are faults, and others not.
+fn survives_a_hole(memory: &ProcessMemory, m: &Mapping) -> bool {
+    let mut buf = [0u8; 100];
+    let hole = m.addr() + PAGE as u64;
+    memory.read(hole, &mut buf) == Err(Fault)
+        && memory.read(hole - 50, &mut buf) == Err(Fault)
+        && memory.write(hole, &buf[..1]) == Err(Fault)
+        && memory.fetch_add(hole, 1) == Err(Fault)
+        && memory.compare_swap(hole, 0, 1) == Err(Fault)
+        && memory.store(hole, 1) == Err(Fault)
+        && memory.write(m.addr(), &[7; 5000][..PAGE]) == Ok(())
+        && memory.read(m.addr() + 8, &mut buf) == Ok(())
+        && buf == [7; 100]
+        && memory.fetch_add(m.addr(), 1) == Ok(0x0707_0707_0707_0707)
+}
+
+fn child_with_a_hole(body: impl FnOnce(&ProcessMemory, &Mapping) -> bool) {
+    let memory = ProcessMemory::new();
+    let m = Mapping::new(3);
+    let status = in_child(|| {
+        // SAFETY: the middle page of our mapping.
+        unsafe { libc::munmap(m.0.add(PAGE).cast(), PAGE) };
+        if !body(&memory, &m) {
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(1) };
+        }
+    });
+    assert_eq!(status, 0, "{status:#x}");
+}
+
+/// The tick in which the handlers were looked at passes.
+fn pass_a_tick() {
+    std::thread::sleep(std::time::Duration::from_millis(30));
+}
+
+#[test]
+fn a_thread_that_blocks_the_signals_survives_a_vanished_page() {
+    child_with_a_hole(|memory, m| {
+        let before = survives_a_hole(memory, m);
+        // SAFETY: a live set; the mask of this thread.
+        unsafe {
+            let mut all: libc::sigset_t = MaybeUninit::zeroed().assume_init();
+            libc::sigfillset(&raw mut all);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, ptr::null_mut());
+        }
+        pass_a_tick();
+        before && survives_a_hole(memory, m)
+    });
+}
+
+#[test]
+fn a_handler_that_the_program_installs_later_is_not_run_for_a_vanished_page() {
+    extern "C" fn own(_: c_int) {
+        // SAFETY: _exit may be called from a signal handler.
+        unsafe { libc::_exit(42) };
+    }
+    child_with_a_hole(|memory, m| {
+        let before = survives_a_hole(memory, m);
+        for signal in [libc::SIGSEGV, libc::SIGBUS] {
+            // SAFETY: a handler that only ends the process.
+            unsafe { libc::signal(signal, own as *const () as usize) };
+        }
+        pass_a_tick();
+        before && survives_a_hole(memory, m)
+    });
+}
+
+#[test]
+fn a_handler_that_is_to_run_once_runs_once() {
+    static RUNS: AtomicUsize = AtomicUsize::new(0);
+    extern "C" fn own(_: c_int) {
+        if RUNS.fetch_add(1, Ordering::Relaxed) > 0 {
+            // SAFETY: as above.
+            unsafe { libc::_exit(42) };
+        }
+    }
+    let status = in_child(|| {
+        // SAFETY: installs a handler, then ours in front of it, then faults on purpose.
+        unsafe {
+            libc::alarm(20);
+            let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
+            action.sa_sigaction = own as *const () as usize;
+            action.sa_flags = libc::SA_RESETHAND;
+            libc::sigaction(libc::SIGSEGV, &raw const action, ptr::null_mut());
+            install(libc::SIGSEGV, &PREVIOUS_SEGV);
+            ptr::read_volatile(std::hint::black_box(8 as *const u8));
+        }
+    });
+    assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV, "{status:#x}");
+}
+
+#[test]
+fn a_signal_that_is_sent_during_a_copy_reaches_the_program() {
+    extern "C" fn own(_: c_int) {
+        // SAFETY: as above.
+        unsafe { libc::_exit(42) };
+    }
+    let (from, mut to) = (vec![1u8; 64 << 20], vec![0u8; 64 << 20]);
+    let status = in_child(|| {
+        // SAFETY: installs a handler, then ours in front of it; a timer sends this process the signal.
+        unsafe {
+            let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
+            action.sa_sigaction = own as *const () as usize;
+            libc::sigaction(libc::SIGSEGV, &raw const action, ptr::null_mut());
+            install(libc::SIGSEGV, &PREVIOUS_SEGV);
+            let mut event: libc::sigevent = MaybeUninit::zeroed().assume_init();
+            event.sigev_notify = libc::SIGEV_SIGNAL;
+            event.sigev_signo = libc::SIGSEGV;
+            let mut timer: libc::timer_t = ptr::null_mut();
+            libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer);
+            let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            let soon = libc::timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+            let once = libc::itimerspec { it_interval: zero, it_value: soon };
+            libc::timer_settime(timer, 0, &raw const once, ptr::null_mut());
+        }
+        // Nearly all of the time passes in copies.
+        let begin = std::time::Instant::now();
+        while begin.elapsed().as_secs() < 10 {
+            // SAFETY: both are buffers of this test.
+            if unsafe { copy_guarded(to.as_mut_ptr(), from.as_ptr(), from.len()) }.is_err() {
+                // SAFETY: ends the child.
+                unsafe { libc::_exit(1) };
+            }
+        }
+    });
+    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 42, "{status:#x}");
 }

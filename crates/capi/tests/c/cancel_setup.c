@@ -197,6 +197,7 @@ static struct rdma_conn_param param = { .retry_count = 7, .rnr_retry_count = 7 }
 static void connect_it(void) { OK(rdma_connect(active, &param)); }
 static void accept_it(void) { OK(rdma_accept(passive, &param)); }
 static void disconnect_it(void) { OK(rdma_disconnect(active)); }
+static void answer_it(void) { OK(rdma_disconnect(passive)); }
 static void destroy_cm_qps(void) { rdma_destroy_qp(active), rdma_destroy_qp(passive); }
 static void destroy_cm_ids(void) { OK(rdma_destroy_id(active)); OK(rdma_destroy_id(passive)); }
 static void destroy_id(void) { OK(rdma_destroy_id(id)); }
@@ -262,7 +263,7 @@ int main(void)
 	passive = event->id;
 	STEP(ack_event), STEP(create_passive_qp), STEP(accept_it);
 	next_event(RDMA_CM_EVENT_ESTABLISHED), STEP(ack_event), next_event(RDMA_CM_EVENT_ESTABLISHED), STEP(ack_event);
-	STEP(disconnect_it), next_event(RDMA_CM_EVENT_DISCONNECTED), STEP(ack_event);
+	STEP(disconnect_it), next_event(RDMA_CM_EVENT_DISCONNECTED), STEP(ack_event), STEP(answer_it);
 	next_event(RDMA_CM_EVENT_DISCONNECTED), STEP(ack_event);
 	STEP(destroy_cm_qps), STEP(destroy_cm_ids), STEP(destroy_id), STEP(destroy_events);
 	STEP(err_rc), STEP(destroy_ah), STEP(destroy_rc), STEP(destroy_ud), STEP(destroy_srq), STEP(destroy_cq);

@@ -1,0 +1,258 @@
+//! How a fault in a guarded copy becomes a return value: the signal handler, and what is done where it does not run.
+//!
+//! A thread that blocks SIGSEGV or SIGBUS is killed by a fault, and a handler that the program installs later takes the place of
+//! ours. Neither can be prevented, so both are looked for: by a thread's first copy, and then once a tick of the coarse clock
+//! (4 ms). Where one is found, that thread's copies, or all, are made by the kernel (process_vm_writev(2) on this very process),
+//! which says what is not mapped. That takes some 0.4 us a copy, and ends when the cause ends. Where the kernel refuses that
+//! call, copies are made as ever.
+
+use std::cell::Cell;
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::Once;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use anyverbs_proto::memory::Fault;
+
+use super::{
+    anyverbs_guarded_begin, anyverbs_guarded_copy, anyverbs_guarded_end, anyverbs_guarded_landing,
+};
+
+/// What a thread knows of its copies.
+#[derive(Clone, Copy)]
+struct Known {
+    /// The tick in which it looked; 0 if it never did.
+    tick: i64,
+    /// A fault would not reach our handler.
+    by_kernel: bool,
+}
+
+thread_local! {
+    static KNOWN: Cell<Known> = const { Cell::new(Known { tick: 0, by_kernel: false }) };
+}
+
+/// Installs the signal handler, once in a process.
+pub(super) fn install_once() {
+    static INSTALLED: Once = Once::new();
+    INSTALLED.call_once(|| {
+        install(libc::SIGSEGV, &PREVIOUS_SEGV);
+        install(libc::SIGBUS, &PREVIOUS_BUS);
+    });
+}
+
+/// The coarse clock's tick; never 0.
+#[inline]
+fn tick() -> i64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: a live timespec.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
+    now.tv_sec.wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec) | 1
+}
+
+/// Whether a fault of this thread would not reach our handler.
+#[inline]
+fn is_deaf() -> bool {
+    let (known, now) = (KNOWN.get(), tick());
+    if known.tick == now { known.by_kernel } else { look(now) }
+}
+
+#[cold]
+#[inline(never)]
+fn look(now: i64) -> bool {
+    let by_kernel = [libc::SIGSEGV, libc::SIGBUS].into_iter().any(|signal| {
+        // SAFETY: all-zero is a valid sigset_t and a valid sigaction; the calls get live ones, and change nothing.
+        unsafe {
+            let mut mask: libc::sigset_t = MaybeUninit::zeroed().assume_init();
+            libc::pthread_sigmask(libc::SIG_BLOCK, ptr::null(), &raw mut mask);
+            let mut action: libc::sigaction = MaybeUninit::zeroed().assume_init();
+            libc::sigaction(signal, ptr::null(), &raw mut action);
+            libc::sigismember(&raw const mask, signal) == 1
+                || action.sa_sigaction != handler as *const () as usize
+        }
+    });
+    KNOWN.set(Known { tick: now, by_kernel });
+    by_kernel
+}
+
+/// Copies bytes of which either side may not be mapped.
+///
+/// # Safety
+/// As for [`super::copy_guarded`].
+#[inline]
+pub(super) unsafe fn copy(to: *mut u8, from: *const u8, len: usize) -> Result<(), Fault> {
+    if is_deaf() {
+        // SAFETY: the caller's promise.
+        return unsafe { copy_by_kernel(to, from, len) };
+    }
+    // SAFETY: the caller's promise; the routine answers 1 where nothing is mapped.
+    let code = unsafe { anyverbs_guarded_copy(to, from, len) };
+    if code == 0 { Ok(()) } else { Err(Fault) }
+}
+
+/// # Safety
+/// As for [`copy`].
+#[cold]
+#[inline(never)]
+unsafe fn copy_by_kernel(to: *mut u8, from: *const u8, len: usize) -> Result<(), Fault> {
+    let mut done = 0;
+    while done < len {
+        let piece = |at: *mut u8| libc::iovec {
+            iov_base: at.wrapping_add(done).cast(),
+            iov_len: len - done,
+        };
+        let (near, far) = (piece(from.cast_mut()), piece(to));
+        // SAFETY: live pieces, one of either side; the kernel checks the addresses, and that they may be touched is the
+        // caller's promise.
+        let n = unsafe {
+            libc::process_vm_writev(libc::getpid(), &raw const near, 1, &raw const far, 1, 0)
+        };
+        match usize::try_from(n) {
+            Ok(n) if n > 0 => done += n,
+            Ok(_) => return Err(Fault),
+            Err(_) => match std::io::Error::last_os_error().raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EPERM | libc::ENOSYS | libc::EACCES) => {
+                    // SAFETY: the caller's promise.
+                    let code =
+                        unsafe { anyverbs_guarded_copy(to.add(done), from.add(done), len - done) };
+                    return if code == 0 { Ok(()) } else { Err(Fault) };
+                }
+                _ => return Err(Fault),
+            },
+        }
+    }
+    Ok(())
+}
+
+/// Looks whether a word can be changed, where a fault would not reach our handler: the kernel has no call for an atomic
+/// operation on 64 bits. Not certain: the page may go before the operation.
+#[inline]
+pub(super) fn probe(addr: u64) -> Result<(), Fault> {
+    if is_deaf() { probe_by_kernel(addr) } else { Ok(()) }
+}
+
+#[cold]
+#[inline(never)]
+fn probe_by_kernel(addr: u64) -> Result<(), Fault> {
+    const MADV_POPULATE_WRITE: c_int = 23; // Linux 5.14
+    // SAFETY: sysconf has no preconditions.
+    let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).map_err(|_| Fault)?;
+    let begin = (addr & !(page - 1)) as *mut c_void;
+    // SAFETY: the content of the page does not change.
+    let rc = unsafe { libc::madvise(begin, page as usize, MADV_POPULATE_WRITE) };
+    // An older kernel cannot say.
+    let is_unknown =
+        rc != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL);
+    if rc == 0 || is_unknown { Ok(()) } else { Err(Fault) }
+}
+
+pub(super) static PREVIOUS_SEGV: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
+static PREVIOUS_BUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
+
+/// The default action.
+struct NoHandler(libc::sigaction);
+
+// SAFETY: plain data that nobody changes.
+unsafe impl Sync for NoHandler {}
+
+// SAFETY: all-zero is a valid sigaction: the default action, no flags.
+static NO_HANDLER: NoHandler = NoHandler(unsafe { MaybeUninit::zeroed().assume_init() });
+
+/// Puts our handler in front of the one that is there.
+pub(super) fn install(signal: c_int, previous: &AtomicPtr<libc::sigaction>) {
+    // SAFETY: all-zero is a valid sigaction; the calls get live pointers to them. Our handler does nothing that a
+    // signal handler must not do, and what it chains to is what was there.
+    unsafe {
+        let mut old: libc::sigaction = MaybeUninit::zeroed().assume_init();
+        if libc::sigaction(signal, ptr::null(), &raw mut old) != 0 {
+            return;
+        }
+        // Before ours is installed, so that it never runs without.
+        previous.store(Box::into_raw(Box::new(old)), Ordering::Release);
+        let mut new: libc::sigaction = MaybeUninit::zeroed().assume_init();
+        new.sa_sigaction = handler as *const () as usize;
+        new.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_NODEFER;
+        libc::sigemptyset(&raw mut new.sa_mask);
+        libc::sigaction(signal, &raw const new, ptr::null_mut());
+    }
+}
+
+unsafe extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // SAFETY: the kernel passes a ucontext to a handler with SA_SIGINFO, and nobody else touches it now.
+    let pc = unsafe { program_counter(context.cast()) };
+    // SAFETY: as above. One that was sent has nothing to do with the copy that it hits.
+    let is_fault = unsafe { (*info).si_code } > 0;
+    let (begin, end) =
+        (&raw const anyverbs_guarded_begin as usize, &raw const anyverbs_guarded_end as usize);
+    // SAFETY: as above.
+    unsafe {
+        if is_fault && (begin..end).contains(&(*pc as usize)) {
+            *pc = &raw const anyverbs_guarded_landing as usize as _;
+            return;
+        }
+        chain(signal, info, context);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+unsafe fn program_counter(context: *mut libc::ucontext_t) -> *mut i64 {
+    // SAFETY: the caller's context is live.
+    unsafe { &raw mut (*context).uc_mcontext.gregs[libc::REG_RIP as usize] }
+}
+
+#[cfg(target_arch = "aarch64")]
+unsafe fn program_counter(context: *mut libc::ucontext_t) -> *mut u64 {
+    // SAFETY: the caller's context is live.
+    unsafe { &raw mut (*context).uc_mcontext.pc }
+}
+
+/// Does what would have happened without our handler.
+///
+/// # Safety
+/// Called from a signal handler with its arguments.
+unsafe fn chain(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let previous = if signal == libc::SIGBUS { &PREVIOUS_BUS } else { &PREVIOUS_SEGV };
+    // SAFETY: stored before our handler was installed, and never freed.
+    let old = unsafe { &*previous.load(Ordering::Acquire) };
+    if old.sa_flags & libc::SA_RESETHAND != 0 {
+        // It runs once; afterwards it is as if there were none.
+        previous.store((&raw const NO_HANDLER.0).cast_mut(), Ordering::Release);
+    }
+    // SAFETY: the kernel passes a valid siginfo.
+    let sent = unsafe { (*info).si_code } <= 0;
+    match old.sa_sigaction {
+        libc::SIG_IGN if sent => {}
+        libc::SIG_DFL | libc::SIG_IGN => {
+            // SAFETY: restoring the default action. A fault comes again at once when this handler returns, and then
+            // ends the process with the right core; one that was sent is sent again.
+            unsafe {
+                let mut default: libc::sigaction = MaybeUninit::zeroed().assume_init();
+                default.sa_sigaction = libc::SIG_DFL;
+                libc::sigaction(signal, &raw const default, ptr::null_mut());
+                if sent {
+                    libc::raise(signal);
+                }
+            }
+        }
+        action => {
+            // SAFETY: a handler that the program installed, called as the kernel would have: with the signals blocked
+            // that it asked for. Returning from our own handler restores the mask.
+            unsafe {
+                let mut mask = old.sa_mask;
+                if old.sa_flags & libc::SA_NODEFER == 0 {
+                    libc::sigaddset(&raw mut mask, signal);
+                }
+                libc::pthread_sigmask(libc::SIG_BLOCK, &raw const mask, ptr::null_mut());
+                if old.sa_flags & libc::SA_SIGINFO != 0 {
+                    let f: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
+                        std::mem::transmute(action);
+                    f(signal, info, context);
+                } else {
+                    let f: extern "C" fn(c_int) = std::mem::transmute(action);
+                    f(signal);
+                }
+            }
+        }
+    }
+}
