@@ -52,6 +52,7 @@ struct KnownFlow {
     gids: (Gid, Gid),
     flow: Flow,
     ids: Place,
+    is_link_local: bool,
 }
 
 impl KnownFlow {
@@ -59,7 +60,9 @@ impl KnownFlow {
         let (from, to) = (source.ip().to_canonical(), destination.to_canonical());
         let flow = Flow::new(from, to, source.port(), port);
         let ids = ids.place(from);
-        Self { source, destination, gids: (Gid::from(from), Gid::from(to)), flow, ids }
+        let is_link_local = matches!(from, IpAddr::V6(ip) if ip.is_unicast_link_local());
+        let gids = (Gid::from(from), Gid::from(to));
+        Self { source, destination, gids, flow, ids, is_link_local }
     }
 }
 
@@ -91,10 +94,6 @@ impl Engine {
             self.count(Counter::DropNoQp, 1);
             return None;
         }
-        if slot != self.slot && !to_group && !to_gsi {
-            self.misdelivered(slot, datagram, was_forwarded);
-            return None;
-        }
         let known = match last {
             Some(known)
                 if known.source == datagram.source && known.destination == datagram.destination =>
@@ -115,6 +114,14 @@ impl Engine {
         };
         if !id.is_some_and(|id| ids.is_plausible(known.ids, id)) {
             self.count(Counter::DropIcrc, 1);
+            return None;
+        }
+        if known.is_link_local && self.is_from_elsewhere(datagram) {
+            self.count(Counter::DropForeign, 1);
+            return None;
+        }
+        if slot != self.slot && !to_group && !to_gsi {
+            self.misdelivered(slot, datagram, was_forwarded);
             return None;
         }
         let bytes = &bytes[..bytes.len() - ICRC_LEN];
@@ -141,6 +148,18 @@ impl Engine {
         }
         self.tally(datagram, &into.arrival, tally);
         Some(Received::Packet)
+    }
+
+    /// Whether a datagram from a link-local address came by another interface than the one that has its destination: the host
+    /// there may have the address of one that a queue pair is connected to.
+    #[cold]
+    fn is_from_elsewhere(&self, datagram: &Datagram<'_>) -> bool {
+        let SocketAddr::V6(source) = datagram.source else { return false };
+        let destination = datagram.destination.to_canonical();
+        source.scope_id() != 0
+            && !destination.is_multicast()
+            && !self.gids.contains(Gid::from(datagram.source.ip()))
+            && self.gids.find(Gid::from(destination), source.scope_id()).is_none()
     }
 
     #[cold]

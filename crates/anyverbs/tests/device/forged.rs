@@ -31,6 +31,7 @@ pub(crate) fn forged(operation: Operation, to: &Endpoint, psn: Psn) -> Headers {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Forged {
     pub(crate) from: Ipv4Addr,
+    pub(crate) to: Ipv4Addr,
     /// The ID of the IPv4 header that makes the ICRC right; that of the header is 0.
     pub(crate) id: u16,
     /// IPv4 TOS, as it arrives: DSCP and ECN.
@@ -39,7 +40,7 @@ pub(crate) struct Forged {
 
 impl Forged {
     pub(crate) fn from(from: Ipv4Addr) -> Self {
-        Self { from, id: 0, tos: 0 }
+        Self { from, to: VICTIM, id: 0, tos: 0 }
     }
 
     pub(crate) fn send(self, headers: Headers, payload: &[u8]) {
@@ -50,9 +51,9 @@ impl Forged {
         let packet = Packet::new(headers, payload);
         let mut bytes = vec![0; packet.len()];
         packet.emit(&mut bytes);
-        let flow = Flow::new(IpAddr::V4(self.from), IpAddr::V4(VICTIM), from, port);
+        let flow = Flow::new(IpAddr::V4(self.from), IpAddr::V4(self.to), from, port);
         bytes.extend(flow.compute(self.id, &bytes).to_le_bytes());
-        socket.send_to(&bytes, (VICTIM, port)).unwrap();
+        socket.send_to(&bytes, (self.to, port)).unwrap();
     }
 }
 

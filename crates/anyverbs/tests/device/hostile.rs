@@ -51,6 +51,45 @@ fn packets_of_another_address_change_nothing() {
     }
 }
 
+/// On another link there may be a host with the peer's link-local address. It cannot send to the queue pair's own address.
+#[test]
+fn packets_of_the_peers_address_to_another_of_ours_change_nothing() {
+    let _alone = counting_alone();
+    let (a, b) = (Endpoint::new(QpType::Rc), Endpoint::new(QpType::Rc));
+    a.connect(b.address());
+    b.connect(a.address());
+    let to = Buffer::new(&b.pd, 64);
+    to.write(0, &[1; 64]);
+    let mut write = forged(Operation::WriteOnly, &b, Psn::new(100));
+    write.reth = Some(Reth { va: to.addr(), rkey: to.mr.rkey(), len: 64 });
+    let before = a.context.counters().unwrap().read(Counter::DropForeign);
+    Forged { to: Ipv4Addr::new(127, 0, 0, 2), ..Forged::from(VICTIM) }.send(write, &[9; 64]);
+    counted(&a, Counter::DropForeign, before);
+    assert_eq!(to.read(0, 64), [1; 64]);
+}
+
+/// A packet for another process is looked at as any other before it is handed on.
+#[test]
+fn a_damaged_packet_for_another_process_is_not_handed_on() {
+    let _alone = counting_alone();
+    let e = Endpoint::new(QpType::Rc);
+    let mut headers = forged(Operation::SendOnly, &e, Psn::new(100));
+    let other = e.qp.qpn().slot() ^ 0xff;
+    headers.bth.dest_qpn = Qpn::new(u32::from(other.max(1)) << 16 | 0x77);
+    let counters = e.context.counters().unwrap();
+    let read = |counter| counters.read(counter);
+    let (icrc, no_qp) = (read(Counter::DropIcrc), read(Counter::DropNoQp));
+    // The ICRC is that of an ID which the header did not have, and the host never sends.
+    let host = Ipv4Addr::new(127, 0, 0, 4);
+    for (n, id) in (0..64).cycle().take(256).enumerate() {
+        Forged { id, ..Forged::from(host) }.send(headers, &[9; 64]);
+        counted(&e, Counter::DropNoQp, no_qp + n as u64);
+    }
+    Forged { id: 40_000, ..Forged::from(host) }.send(headers, &[9; 64]);
+    counted(&e, Counter::DropIcrc, icrc);
+    assert_eq!(read(Counter::DropNoQp), no_qp + 256);
+}
+
 /// Of 65,536 damaged packets one is right for some ID that the IPv4 header did not have.
 #[test]
 fn a_packet_with_an_id_that_its_host_never_sends_is_damaged() {

@@ -12,6 +12,7 @@ use super::message::Attribute;
 use super::outbox::Destination;
 use super::params::Transport;
 use super::qp_attr::{QpParams, Side};
+use crate::qp::Arrival;
 use crate::time::Time;
 use crate::types::{Gid, Qpn};
 
@@ -97,8 +98,14 @@ pub(super) const MOST_UNPROVEN: u8 = 3;
 
 impl Connection {
     /// Whether messages of this peer's connection `remote` belong here.
-    pub(super) fn is_with(&self, source: Gid, remote: CommId) -> bool {
-        self.to.dgid == source && self.remote_id.is_none_or(|id| id == remote)
+    pub(super) fn is_with(&self, arrival: &Arrival, remote: CommId) -> bool {
+        self.is_between(arrival) && self.remote_id.is_none_or(|id| id == remote)
+    }
+
+    /// Whether a message went between the addresses of this connection. A link-local address alone does not tell the peer
+    /// from a host on another link.
+    pub(super) fn is_between(&self, arrival: &Arrival) -> bool {
+        (self.to.dgid, self.to.sgid) == (arrival.source, arrival.destination)
     }
 
     pub(super) fn is_xrc_target(&self) -> bool {

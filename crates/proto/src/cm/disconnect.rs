@@ -116,7 +116,7 @@ impl Cm {
         let found = self.connections.get_mut(&id);
         // Before the answer to our REQ, the queue pair tells whether we are meant, or one that had our ID before.
         let is_it = |c: &Connection| {
-            c.is_with(arrival.source, dreq.local_comm_id)
+            c.is_with(arrival, dreq.local_comm_id)
                 && (c.remote_id.is_some() || c.qp.qpn == Some(dreq.remote_qpn))
         };
         let Some(c) = found.filter(|c| is_it(c)) else {
@@ -211,7 +211,7 @@ impl Cm {
     pub(super) fn on_drep(&mut self, now: Time, arrival: &Arrival, tid: u64, drep: &Drep) {
         let id = drep.remote_comm_id;
         let Some(c) = self.connections.get_mut(&id) else { return self.drop(DropReason::Unknown) };
-        if !c.is_with(arrival.source, drep.local_comm_id) {
+        if !c.is_with(arrival, drep.local_comm_id) {
             return self.drop(DropReason::Foreign);
         }
         match c.state {
@@ -232,7 +232,7 @@ impl Cm {
     /// Alternate paths are for links that this device does not have; the answer says so.
     pub(super) fn on_lap(&mut self, arrival: &Arrival, tid: u64, lap: &Lap) {
         let known = self.connections.get(&lap.remote_comm_id);
-        let known = known.filter(|c| c.is_with(arrival.source, lap.local_comm_id));
+        let known = known.filter(|c| c.is_with(arrival, lap.local_comm_id));
         let status = match known {
             Some(c) if c.qp.qpn == Some(lap.remote_qpn) => ApStatus::Unsupported,
             Some(_) => ApStatus::InvalidQpn,

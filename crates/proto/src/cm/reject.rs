@@ -117,7 +117,7 @@ impl Cm {
         let may_not_know_us =
             matches!(c.state, S::ReqRcvd | S::MraReqSent | S::RepSent | S::MraRepRcvd);
         let is_named = !rej.remote_comm_id.is_none() || may_not_know_us;
-        if c.to.dgid != peer || !is_named || !(is_unnamed || c.is_with(peer, remote)) {
+        if !c.is_between(arrival) || !is_named || !(is_unnamed || c.is_with(arrival, remote)) {
             return self.drop(DropReason::Foreign);
         }
         if let (S::ReqSent | S::MraReqRcvd, RejReason::InvalidMtu) = (c.state, rej.reason)

@@ -104,9 +104,10 @@ impl Cm {
             let rej = Rej { local_comm_id, remote_comm_id, about, reason, ..Rej::default() };
             cm.outbox.send(Destination::answering(arrival), tid, rej);
         };
-        let known = self.connections.get_mut(&id).filter(|c| c.to.dgid == peer && c.is_active());
+        let known =
+            self.connections.get_mut(&id).filter(|c| c.is_between(arrival) && c.is_active());
         let Some(c) = known else { return refuse(self, RejReason::InvalidCommId) };
-        if !c.is_with(peer, remote) {
+        if !c.is_with(arrival, remote) {
             return refuse(self, RejReason::InvalidCommInstance);
         }
         match c.state {
@@ -208,8 +209,7 @@ impl Cm {
     pub(super) fn on_rtu(&mut self, now: Time, arrival: &Arrival, tid: u64, rtu: &Rtu) {
         let id = rtu.remote_comm_id;
         let found = self.connections.get_mut(&id);
-        let found =
-            found.filter(|c| c.is_with(arrival.source, rtu.local_comm_id) && !c.is_active());
+        let found = found.filter(|c| c.is_with(arrival, rtu.local_comm_id) && !c.is_active());
         let Some(c) = found else { return self.unknown_rtu(arrival, tid, rtu) };
         c.unproven = None;
         match c.state {
@@ -230,7 +230,7 @@ impl Cm {
     pub(super) fn on_mra(&mut self, now: Time, arrival: &Arrival, mra: &Mra) {
         let id = mra.remote_comm_id;
         let Some(c) = self.connections.get_mut(&id) else { return self.drop(DropReason::Unknown) };
-        if !c.is_with(arrival.source, mra.local_comm_id) || mra.local_comm_id.is_none() {
+        if !c.is_with(arrival, mra.local_comm_id) || mra.local_comm_id.is_none() {
             return self.drop(DropReason::Foreign);
         }
         c.state = match (mra.about, c.state) {

@@ -55,7 +55,8 @@ impl Qp {
 
     /// The peer says that packets of this queue pair were marked.
     pub(super) fn receive_notification<E: Env>(&mut self, arrival: &Arrival, env: &mut E) {
-        if arrival.source != self.attr.av.dgid {
+        let av = &self.attr.av;
+        if arrival.source != av.dgid || arrival.destination != av.sgid {
             return env.count(Counter::DropForeign, 1);
         }
         let sends = matches!(self.attr.state, QpState::Rts | QpState::Sqd);

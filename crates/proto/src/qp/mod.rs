@@ -484,8 +484,10 @@ impl Qp {
         if service == Service::Ud {
             return self.receive_datagram(arrival, packet, env);
         }
-        // Only the peer may touch a connection.
-        if arrival.source != self.attr.av.dgid {
+        // Only the peer may touch a connection, and only on the path that it is on: hosts on other links may have the peer's
+        // link-local address.
+        let av = &self.attr.av;
+        if arrival.source != av.dgid || arrival.destination != av.sgid {
             return env.count(Counter::DropForeign, 1);
         }
         if arrival.is_marked() {
