@@ -63,6 +63,14 @@ impl Device {
         })
     }
 
+    /// Whether it is in SQD and sends still wait. Raw packets wait for nobody.
+    fn is_draining(&self) -> Result<bool, Errno> {
+        match self {
+            Self::Transport(qp) => Ok(qp.is_draining()?),
+            Self::Raw(_) => Ok(false),
+        }
+    }
+
     fn state(&self) -> Result<QpState, Errno> {
         Ok(self.query()?.0.state)
     }
@@ -263,7 +271,10 @@ fn create(
         // It is made of an XRC domain.
         return Err(Errno::EINVAL);
     }
-    // An initiator has no receives: what else is given is not looked at.
+    if !init.srq.is_null() && !matches!(qp_type, QpType::Rc | QpType::Ud) {
+        return Err(Errno::EINVAL);
+    }
+    // An initiator has no receives: the queue for them is not looked at.
     let receives = qp_type.has_responder();
     let send_cq = cq(init.send_cq)?;
     let recv_cq = if receives { Some(cq(init.recv_cq)?) } else { None };
@@ -547,12 +558,13 @@ pub(crate) unsafe extern "C" fn ibv_query_qp(
             return Err(Errno::EINVAL);
         }
         let (now, cap, qp_type) = qp.inner.device.query()?;
+        let is_draining = qp.inner.device.is_draining()?;
         let created = &qp.inner.created;
         let cap = c_cap(&cap);
         set_state(&qp, now.state);
         // SAFETY: the caller's promise.
         unsafe {
-            attr.write(c_qp_attr(&now, cap));
+            attr.write(ibv_qp_attr { sq_draining: is_draining.into(), ..c_qp_attr(&now, cap) });
             init.write(ibv_qp_init_attr {
                 qp_context: ptr::with_exposed_provenance_mut(created.qp_context),
                 send_cq: ptr::with_exposed_provenance_mut(created.send_cq),

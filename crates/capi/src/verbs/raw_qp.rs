@@ -11,9 +11,7 @@ use crate::{
     abi::*,
     errno::Errno,
     object,
-    verbs::{
-        Batch, Context, Device, Pd, RwqIndTable, Srq, c_cap, cap, cq, publish_qp, refuse_wr, sges,
-    },
+    verbs::{Batch, Context, Device, Pd, RwqIndTable, c_cap, cap, cq, publish_qp, refuse_wr, sges},
 };
 
 /// What `ibv_create_qp_ex` may ask for besides.
@@ -47,12 +45,13 @@ pub(crate) fn create_raw(
 ) -> Result<*mut ibv_qp, Errno> {
     let pd: Arc<Pd> = object::find(pd)?;
     let (send_cq, recv_cq) = (cq(init.send_cq)?, cq(init.recv_cq)?);
-    let srq: Option<Arc<Srq>> =
-        if init.srq.is_null() { None } else { Some(object::find(init.srq)?) };
+    // ibv_create_qp(3): an SRQ goes with RC and UD alone.
+    if !init.srq.is_null() {
+        return Err(Errno::EINVAL);
+    }
     let context = Arc::clone(&pd.inner.context);
     let others = [&send_cq.inner.context, &recv_cq.inner.context];
-    let mut others = others.into_iter().chain(srq.as_ref().map(|srq| &srq.inner.context));
-    if others.any(|c| !Arc::ptr_eq(c, &context)) {
+    if others.into_iter().any(|c| !Arc::ptr_eq(c, &context)) {
         return Err(Errno::EINVAL);
     }
     if extras.send_ops.is_some_and(|ops| ops & !OFFERED != 0) {
@@ -61,7 +60,7 @@ pub(crate) fn create_raw(
     let device = pd.inner.device.create_raw_qp(&RawQpInit {
         send_cq: &send_cq.inner.device,
         recv_cq: &recv_cq.inner.device,
-        srq: srq.as_ref().map(|srq| &srq.inner.device),
+        srq: None,
         cap: cap(&init.cap),
         sq_sig_all: init.sq_sig_all != 0,
         max_tso_header: extras.max_tso_header.into(),

@@ -55,6 +55,10 @@ static void sizes(struct ibv_pd *pd, struct ibv_cq *cq)
 	struct ibv_srq *srq = ibv_create_srq(pd, &si);
 	qi.send_cq = cq, qi.srq = srq, qi.qp_type = IBV_QPT_UC;
 	IS_NULL(ibv_create_qp(pd, &qi), EINVAL);
+	qi.qp_type = IBV_QPT_XRC_SEND;
+	IS_NULL(ibv_create_qp(pd, &qi), EINVAL);
+	qi.qp_type = IBV_QPT_RAW_PACKET;
+	IS_NULL(ibv_create_qp(pd, &qi), EINVAL);
 	qi.qp_type = IBV_QPT_UD;
 	qi.cap.max_recv_wr = dev.max_qp_wr + 1;
 	qp = ibv_create_qp(pd, &qi);

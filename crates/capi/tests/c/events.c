@@ -99,11 +99,13 @@ static void drained(void)
 	attr.qp_state = IBV_QPS_SQD, attr.en_sqd_async_notify = 1;
 	OK(ibv_modify_qp(a.qp, &attr, IBV_QP_STATE | IBV_QP_EN_SQD_ASYNC_NOTIFY));
 	EQ(waits(50), 0);
+	struct ibv_qp_init_attr init;
+	OK(ibv_query_qp(a.qp, &attr, IBV_QP_STATE, &init));
+	EQ(attr.sq_draining, 1);
 	receive(&b, NULL);
 	EQ(poll_one(a.cq).status, IBV_WC_SUCCESS);
 	struct ibv_async_event event = next_event(IBV_EVENT_SQ_DRAINED, a.qp);
 	EQ(waits(0), 0);
-	struct ibv_qp_init_attr init;
 	OK(ibv_query_qp(a.qp, &attr, IBV_QP_STATE, &init));
 	EQ(attr.sq_draining, 0);
 	/* Acknowledged twice: the second one is nobody's. */
