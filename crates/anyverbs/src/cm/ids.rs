@@ -16,6 +16,7 @@ use super::event::{ConnEvent, EventKind, EventParam, Pending, UdEvent};
 use super::id::{IdCell, Phase, State};
 use super::place::Place;
 use crate::ah::AhAttr;
+use crate::gid::GidEntry;
 
 /// The ids of this process by their communication IDs and listeners. Guarded by the CM's lock.
 #[derive(Debug, Default)]
@@ -53,14 +54,19 @@ impl Ids {
     }
 
     /// The device's addresses are not what they were: ids whose own is gone hear of it.
-    pub(crate) fn addresses_changed(&self, is_ours: impl Fn(Gid) -> bool) {
+    pub(crate) fn addresses_changed(&self, find: impl Fn(Gid, u32) -> Option<GidEntry>) {
         for id in self.placed.values().filter_map(Weak::upgrade) {
             let mut state = id.state.lock();
             // The program does not know it yet.
             if state.is_silent {
                 continue;
             }
-            let is_here = state.place.is_none_or(|place| is_ours(place.gid));
+            // Its index may be another now.
+            let found = state.place.map(|place| find(place.gid, place.interface).map(Place::from));
+            if let Some(Some(place)) = found {
+                state.place = Some(place);
+            }
+            let is_here = found.is_none_or(|place| place.is_some());
             let was_away = std::mem::replace(&mut state.is_away, !is_here);
             drop(state);
             if !is_here && !was_away {

@@ -120,7 +120,7 @@ fn a_request_that_is_not_taken_hears_of_no_address() {
     let change = || {
         cell.engine.with_cm(|_, ids, _| {
             ids.place(&cell);
-            ids.addresses_changed(|gid| gid != gone);
+            ids.addresses_changed(|gid, on| cell.engine.gids.find(gid, on).filter(|_| gid != gone));
         });
     };
     change();

@@ -570,7 +570,10 @@ fn refresh_addresses(engine: &'static Engine) {
         Ok(true) => {
             engine.groups.follow(&engine.port, &engine.gids);
             engine.raise_port(AsyncEventKind::GidChange);
-            engine.drive_cm(|_, ids, _| ids.addresses_changed(|gid| engine.gids.contains(gid)));
+            engine.drive_cm(|_, ids, _| {
+                let find = |gid, interface| engine.gids.find(gid, interface);
+                ids.addresses_changed(|gid, on| find(gid, on).or_else(|| find(gid, 0)));
+            });
             match (was_empty, engine.gids.is_empty()) {
                 (false, true) => engine.raise_port(AsyncEventKind::PortErr),
                 (true, false) => engine.raise_port(AsyncEventKind::PortActive),

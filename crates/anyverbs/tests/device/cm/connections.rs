@@ -46,45 +46,50 @@ fn parts(active: &Node, passive: &Node) {
 #[test]
 fn connects_sends_and_parts() {
     for ip in ["127.0.0.1", "::1"] {
-        let listener = Node::listener(&at(ip, 0));
-        let active = Node::towards(&listener.on(ip));
-        active.id.connect(&ConnParam { private_data: b"hello", ..PARAM }).unwrap();
-        let (mut passive, request) = listener.request();
-        let told = conn(&request);
-        assert_eq!(told.private_data.len(), 56);
-        assert!(told.private_data.starts_with(b"hello\0"));
-        assert_eq!((told.responder_resources, told.initiator_depth), (3, 4));
-        assert_eq!((told.retry_count, told.rnr_retry_count, told.flow_control), (7, 6, true));
-        assert_eq!((told.qpn, told.srq), (active.e().qp.qpn(), false));
-        let (ours, theirs) = (active.id.info(), passive.id.info());
-        assert_eq!((ours.local, ours.peer), (theirs.peer, theirs.local));
-        assert_eq!((ours.sgid, ours.dgid), (theirs.dgid, theirs.sgid));
-        assert!(ours.has_device && theirs.has_device);
-        assert_eq!(theirs.path.map(|p| p.mtu), ours.path.map(|p| p.mtu));
-        passive.attach(QpType::Rc);
-        passive.id.accept(Some(&ConnParam { private_data: b"welcome", ..PARAM })).unwrap();
-        let established = active.expect(EventKind::Established);
-        let told = conn(&established);
-        assert_eq!(told.private_data.len(), 196);
-        assert!(told.private_data.starts_with(b"welcome\0"));
-        assert_eq!((told.responder_resources, told.initiator_depth), (3, 4));
-        assert_eq!(told.qpn, passive.e().qp.qpn());
-        let established = passive.expect(EventKind::Established);
-        assert!(conn(&established).private_data.is_empty());
-        let attr = active.e().qp.query().unwrap().0;
-        assert_eq!((attr.max_rd_atomic, attr.max_dest_rd_atomic), (4, 3));
-        assert_eq!((attr.retry_cnt, attr.rnr_retry), (7, 6));
-        exchange(&active, &passive);
-        exchange(&passive, &active);
-        write_and_read(&active, &passive);
-        write_and_read(&passive, &active);
-        parts(&active, &passive);
-        for id in [&listener.id, &active.id, &passive.id] {
-            id.destroy().unwrap();
-            assert_eq!(id.destroy(), Err(error::DestroyError::Gone));
-        }
-        assert!(is_quiet(&listener.channel));
+        connect_send_and_part(ip);
     }
+}
+
+/// With an address of this host.
+pub(super) fn connect_send_and_part(ip: &str) {
+    let listener = Node::listener(&at(ip, 0));
+    let active = Node::towards(&listener.on(ip));
+    active.id.connect(&ConnParam { private_data: b"hello", ..PARAM }).unwrap();
+    let (mut passive, request) = listener.request();
+    let told = conn(&request);
+    assert_eq!(told.private_data.len(), 56);
+    assert!(told.private_data.starts_with(b"hello\0"));
+    assert_eq!((told.responder_resources, told.initiator_depth), (3, 4));
+    assert_eq!((told.retry_count, told.rnr_retry_count, told.flow_control), (7, 6, true));
+    assert_eq!((told.qpn, told.srq), (active.e().qp.qpn(), false));
+    let (ours, theirs) = (active.id.info(), passive.id.info());
+    assert_eq!((ours.local, ours.peer), (theirs.peer, theirs.local));
+    assert_eq!((ours.sgid, ours.dgid), (theirs.dgid, theirs.sgid));
+    assert!(ours.has_device && theirs.has_device);
+    assert_eq!(theirs.path.map(|p| p.mtu), ours.path.map(|p| p.mtu));
+    passive.attach(QpType::Rc);
+    passive.id.accept(Some(&ConnParam { private_data: b"welcome", ..PARAM })).unwrap();
+    let established = active.expect(EventKind::Established);
+    let told = conn(&established);
+    assert_eq!(told.private_data.len(), 196);
+    assert!(told.private_data.starts_with(b"welcome\0"));
+    assert_eq!((told.responder_resources, told.initiator_depth), (3, 4));
+    assert_eq!(told.qpn, passive.e().qp.qpn());
+    let established = passive.expect(EventKind::Established);
+    assert!(conn(&established).private_data.is_empty());
+    let attr = active.e().qp.query().unwrap().0;
+    assert_eq!((attr.max_rd_atomic, attr.max_dest_rd_atomic), (4, 3));
+    assert_eq!((attr.retry_cnt, attr.rnr_retry), (7, 6));
+    exchange(&active, &passive);
+    exchange(&passive, &active);
+    write_and_read(&active, &passive);
+    write_and_read(&passive, &active);
+    parts(&active, &passive);
+    for id in [&listener.id, &active.id, &passive.id] {
+        id.destroy().unwrap();
+        assert_eq!(id.destroy(), Err(error::DestroyError::Gone));
+    }
+    assert!(is_quiet(&listener.channel));
 }
 
 #[test]

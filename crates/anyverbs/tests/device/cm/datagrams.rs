@@ -20,42 +20,47 @@ fn ud(event: &Event) -> &UdEvent {
 #[test]
 fn a_queue_pair_is_asked_for_and_sent_to() {
     for ip in ["127.0.0.1", "::1"] {
-        let listener = udp().listening(&at(ip, 0));
-        let mut active = udp();
-        active.resolve(&listener.on(ip));
-        active.attach(QpType::Ud);
-        assert_eq!(active.e().qp.state().unwrap(), QpState::Rts);
-        let too_long = ConnParam { private_data: &[1; 181], ..PARAM };
-        assert_eq!(active.id.connect(&too_long).unwrap_err().errno(), libc::EINVAL);
-        active.id.connect(&ConnParam { private_data: &[1; 180], ..PARAM }).unwrap();
-        let (mut passive, request) = listener.request();
-        assert_eq!(&*ud(&request).private_data, &[1; 180]);
-        let (ours, theirs) = (active.id.info(), passive.id.info());
-        assert_eq!((ours.local, ours.peer), (theirs.peer, theirs.local));
-        passive.attach(QpType::Ud);
-        assert_eq!(passive.e().qp.state().unwrap(), QpState::Rts);
-        let welcome = ConnParam { private_data: b"welcome", ..PARAM };
-        passive.id.accept(Some(&welcome)).unwrap();
-        assert_eq!(passive.id.accept(Some(&welcome)).unwrap_err().errno(), libc::EINVAL);
-        let event = active.expect(EventKind::Established);
-        let told = ud(&event);
-        assert_eq!(told.private_data.len(), 136);
-        assert!(told.private_data.starts_with(b"welcome\0"));
-        assert_eq!((told.qpn, told.qkey), (passive.e().qp.qpn(), QKey(0x0123_4567)));
-        assert_eq!((told.ah.dgid, told.ah.port), (ours.dgid, 1));
-        let ah = active.e().pd.create_ah(&told.ah).unwrap();
-        let (src, dst) = (Buffer::new(&active.e().pd, 64), Buffer::new(&passive.e().pd, 128));
-        src.write(0, &[6; 64]);
-        passive.e().recv(1, &[dst.sge(0, 128)]);
-        let to = Some(ah.dest(told.qpn, told.qkey));
-        active.e().send_to(2, SendOp::Send, &[src.sge(0, 64)], to);
-        active.e().poll(1);
-        assert_eq!(passive.e().poll(1)[0].status, WcStatus::Success);
-        assert_eq!(dst.read(40, 64), [6; 64]);
-        // There is nothing to disconnect.
-        active.id.disconnect().unwrap();
-        stays_quiet(&passive.channel);
+        ask_and_send(ip);
     }
+}
+
+/// With an address of this host.
+pub(super) fn ask_and_send(ip: &str) {
+    let listener = udp().listening(&at(ip, 0));
+    let mut active = udp();
+    active.resolve(&listener.on(ip));
+    active.attach(QpType::Ud);
+    assert_eq!(active.e().qp.state().unwrap(), QpState::Rts);
+    let too_long = ConnParam { private_data: &[1; 181], ..PARAM };
+    assert_eq!(active.id.connect(&too_long).unwrap_err().errno(), libc::EINVAL);
+    active.id.connect(&ConnParam { private_data: &[1; 180], ..PARAM }).unwrap();
+    let (mut passive, request) = listener.request();
+    assert_eq!(&*ud(&request).private_data, &[1; 180]);
+    let (ours, theirs) = (active.id.info(), passive.id.info());
+    assert_eq!((ours.local, ours.peer), (theirs.peer, theirs.local));
+    passive.attach(QpType::Ud);
+    assert_eq!(passive.e().qp.state().unwrap(), QpState::Rts);
+    let welcome = ConnParam { private_data: b"welcome", ..PARAM };
+    passive.id.accept(Some(&welcome)).unwrap();
+    assert_eq!(passive.id.accept(Some(&welcome)).unwrap_err().errno(), libc::EINVAL);
+    let event = active.expect(EventKind::Established);
+    let told = ud(&event);
+    assert_eq!(told.private_data.len(), 136);
+    assert!(told.private_data.starts_with(b"welcome\0"));
+    assert_eq!((told.qpn, told.qkey), (passive.e().qp.qpn(), QKey(0x0123_4567)));
+    assert_eq!((told.ah.dgid, told.ah.port), (ours.dgid, 1));
+    let ah = active.e().pd.create_ah(&told.ah).unwrap();
+    let (src, dst) = (Buffer::new(&active.e().pd, 64), Buffer::new(&passive.e().pd, 128));
+    src.write(0, &[6; 64]);
+    passive.e().recv(1, &[dst.sge(0, 128)]);
+    let to = Some(ah.dest(told.qpn, told.qkey));
+    active.e().send_to(2, SendOp::Send, &[src.sge(0, 64)], to);
+    active.e().poll(1);
+    assert_eq!(passive.e().poll(1)[0].status, WcStatus::Success);
+    assert_eq!(dst.read(40, 64), [6; 64]);
+    // There is nothing to disconnect.
+    active.id.disconnect().unwrap();
+    stays_quiet(&passive.channel);
 }
 
 #[test]

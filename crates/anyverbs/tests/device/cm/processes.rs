@@ -78,6 +78,7 @@ fn other() {
         Ok("now") => {}
         Ok("hosts") => return two_hosts_from_one(),
         Ok("addresses") => return addresses_come_and_go(),
+        Ok("loopback") => return loopback_beside_another_address(),
         _ => return,
     }
     for line in std::io::stdin().lines() {
@@ -334,6 +335,52 @@ fn an_id_hears_when_its_address_goes() {
             .unwrap();
         crate::host::succeeds(&output);
     }
+}
+
+#[test]
+fn loopback_addresses_work_that_the_gid_table_does_not_list() {
+    if anyverbs_testing::unshare_or_skip() {
+        let output = Command::new("unshare")
+            .arg("-Urn")
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", "cm::processes::other", "--nocapture", "--test-threads=1"])
+            .env(ROLE, "loopback")
+            .envs([("ANYVERBS_REGISTRY", "cm-loopback"), ("ANYVERBS_INTERFACES", "")])
+            .output()
+            .unwrap();
+        crate::host::succeeds(&output);
+    }
+}
+
+/// What [`loopback_addresses_work_that_the_gid_table_does_not_list`] runs.
+fn loopback_beside_another_address() {
+    ip("link set lo up");
+    let context = crate::endpoint::context();
+    let early = Node::tcp();
+    early.id.bind_addr(&at("127.0.0.1", 0)).unwrap();
+    ip("addr add 10.9.9.1/24 dev lo");
+    assert_eq!(context.get_async_event().unwrap().kind(), AsyncEventKind::GidChange);
+    let listed = context.gids().unwrap();
+    let listed: Vec<_> = listed.iter().map(|entry| entry.gid.to_ip().to_string()).collect();
+    assert_eq!(listed, ["10.9.9.1"]);
+    let all = context.addresses().unwrap();
+    let unlisted = all.iter().find(|entry| entry.gid.to_ip().is_loopback()).unwrap();
+    assert_eq!(unlisted.index, limits::GID_TABLE_LEN);
+    assert_eq!(context.gid(1, unlisted.index).unwrap().as_ref(), Some(unlisted));
+    assert!(context.gid(1, limits::GID_TABLE_LEN + 100).is_err());
+    for ip in ["127.0.0.1", "::1", "10.9.9.1"] {
+        super::connections::connect_send_and_part(ip);
+        super::datagrams::ask_and_send(ip);
+    }
+    // An id from before has the address still, at its new index.
+    early.id.listen(0).unwrap();
+    let active = Node::towards(&early.on("127.0.0.1"));
+    active.id.connect(&PARAM).unwrap();
+    let (mut passive, _) = early.request();
+    passive.attach(QpType::Rc);
+    passive.id.accept(Some(&PARAM)).unwrap();
+    active.expect(EventKind::Established);
+    assert!(is_quiet(&early.channel));
 }
 
 /// What [`an_id_hears_when_its_address_goes`] runs.
