@@ -1,11 +1,15 @@
 //! Debian packages that the commands use.
 
+use std::io::{self, Write as _};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 
-use crate::workspace::succeed;
+use crate::interrupt;
+use crate::workspace::shown;
 
 /// A package and a file of it that is used.
 pub(crate) type Package = (&'static str, &'static str);
@@ -71,21 +75,52 @@ pub(crate) fn ensure(packages: &[Package]) -> anyhow::Result<()> {
     eprintln!("installing {}", missing.join(", "));
     let apt = || {
         let mut command = Command::new("apt-get");
-        command.env("DEBIAN_FRONTEND", "noninteractive");
+        // In English, so that it is seen what failed.
+        command.env("DEBIAN_FRONTEND", "noninteractive").env("LC_ALL", "C");
         command
     };
     // A list that is too old, or none as in a fresh container, fails the first time.
     let mut words = line.split(' ').skip(1).collect::<Vec<_>>();
     words.insert(0, "--quiet=2");
-    if succeed(apt().args(&words)).is_err() {
-        succeed(apt().args(["--quiet=2", "update"]))?;
-        succeed(apt().args(&words))?;
+    if unlocked(apt().args(&words), LOCK_WAIT).is_err() {
+        unlocked(apt().args(["--quiet=2", "update"]), LOCK_WAIT)?;
+        unlocked(apt().args(&words), LOCK_WAIT)?;
     }
     match self::missing(packages) {
         still if still.is_empty() => Ok(()),
         still => {
             bail!("{} installed, but their files are not where they should be", still.join(" "))
         }
+    }
+}
+
+/// How long another program that installs packages is waited for.
+const LOCK_WAIT: Duration = Duration::from_secs(15 * 60);
+
+/// Runs `apt-get`, again and again while another program has one of the locks: dpkg's, that of the lists, that of the archives.
+/// (`DPkg::Lock::Timeout` waits for the first of these alone.)
+fn unlocked(command: &mut Command, patience: Duration) -> anyhow::Result<()> {
+    const AGAIN: Duration = Duration::from_secs(1);
+    let deadline = Instant::now() + patience;
+    let mut told = false;
+    loop {
+        let output = command.stdin(Stdio::null()).stdout(Stdio::inherit()).output();
+        let output = output.with_context(|| format!("cannot run {}", shown(command)))?;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let is_locked = !output.status.success() && errors.contains("Could not get lock");
+        if !is_locked || Instant::now() >= deadline {
+            io::stderr().write_all(&output.stderr).context("cannot show what apt-get says")?;
+            if !output.status.success() {
+                bail!("{} failed ({})", shown(command), output.status);
+            }
+            return Ok(());
+        }
+        if !told {
+            eprint!("waiting for another program that installs packages:\n{errors}");
+            told = true;
+        }
+        interrupt::check()?;
+        sleep(AGAIN);
     }
 }
 
@@ -96,6 +131,31 @@ fn missing(packages: &[Package]) -> Vec<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Fails as `apt-get` does, once less often than `times`, and counts its runs in a file.
+    fn locked(file: &Path, times: u32) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo >>$0; test $(wc -l <$0) -ge $1 || { echo 'E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 1 (apt-get)' >&2; exit 100; }"]);
+        command.arg(file).arg(times.to_string());
+        command
+    }
+
+    #[test]
+    fn another_apt_get_is_waited_for() {
+        let dir = std::env::temp_dir().join(format!("anyverbs-apt-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let runs = |file: &Path| std::fs::read_to_string(file).unwrap().lines().count();
+        let [waits, ends, fails] = ["waits", "ends", "fails"].map(|name| dir.join(name));
+        unlocked(&mut locked(&waits, 3), Duration::from_secs(60)).unwrap();
+        assert_eq!(runs(&waits), 3);
+        // Not for ever, and not after any other error.
+        assert!(unlocked(&mut locked(&ends, u32::MAX), Duration::from_millis(1)).is_err());
+        let script =
+            format!("echo >>{}; echo 'E: Unable to locate package' >&2; exit 100", fails.display());
+        assert!(unlocked(Command::new("sh").args(["-c", &script]), LOCK_WAIT).is_err());
+        assert_eq!(runs(&fails), 1);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 
     #[test]
     fn only_packages_whose_file_is_absent_are_missing() {
