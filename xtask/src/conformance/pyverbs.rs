@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
 
+use super::hosts::{Hosts, Side, Topology};
 use super::process::{Process, quiet};
 use super::{Selection, Tally};
 use crate::dist::Dist;
@@ -124,11 +125,12 @@ pub(crate) fn run(dist: &Dist, release: Release, selection: &Selection) -> anyho
         fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let table: Table = toml::from_str(&text).with_context(|| format!("in {}", path.display()))?;
     let scratch = workspace::target().join("conformance/pyverbs");
+    fs::create_dir_all(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;
     let ready = match release {
         Release::Debian => {
             packages::ensure(&[packages::PYVERBS, packages::RDMA_CORE])?;
             unpack(&scratch.join("tests"))?;
-            Ready { device: table.device, dir: scratch.clone(), logs: scratch }
+            Ready { device: table.device, dir: scratch.clone(), logs: scratch.clone() }
         }
         Release::Pypi => {
             let dir = package::build(&scratch)?;
@@ -144,14 +146,16 @@ pub(crate) fn run(dist: &Dist, release: Release, selection: &Selection) -> anyho
 
     let mut total = Tally::default();
     let started = Instant::now();
+    // Whoever uses the device on this machine's network, or changes its addresses, does not matter there.
+    let host = Hosts::new(Topology::OneHost, 0, &scratch)?.context("namespaces need root")?;
     for module in modules {
-        total += run_module(dist, &ready, module)?;
+        total += run_module(dist, &ready, &host, module)?;
     }
     println!("{}: {total} ({:.0} s)", release.table(), started.elapsed().as_secs_f64());
     Ok(total)
 }
 
-fn run_module(dist: &Dist, ready: &Ready, module: &Module) -> anyhow::Result<Tally> {
+fn run_module(dist: &Dist, ready: &Ready, host: &Hosts, module: &Module) -> anyhow::Result<Tally> {
     let huge_pages = (module.huge_pages > 0).then(|| HugePages::reserve(module.huge_pages));
     let mut module = module.clone();
     if matches!(huge_pages, Some(None)) {
@@ -160,7 +164,7 @@ fn run_module(dist: &Dist, ready: &Ready, module: &Module) -> anyhow::Result<Tal
     let module = &module;
     let name = &module.name;
     let log = ready.logs.join(format!("{name}.out"));
-    let mut command = Command::new(dist.anyverbs());
+    let mut command = host.command(Side::Server, &dist.anyverbs());
     command.args(["run", "--", "/usr/bin/python3", "run_tests.py", "--dev", &ready.device, "-v"]);
     command.arg(format!("tests.{name}")).current_dir(ready.dir.join("tests"));
     command.env("PYTHONPATH", &ready.dir);
