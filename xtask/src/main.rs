@@ -8,6 +8,7 @@ mod deny;
 mod dist;
 mod fuzz;
 mod interrupt;
+mod mutants;
 mod packages;
 mod page;
 mod sanitize;
@@ -44,6 +45,8 @@ enum Command {
     Deny,
     /// Run tests below sanitizers
     Sanitize,
+    /// Put defects into the code, and see whether tests notice
+    Mutants(mutants::Options),
     /// Do everything for long, and watch the memory
     Soak(soak::Options),
     /// Measure the device beside TCP and bare UDP, and what it costs a process
@@ -64,6 +67,7 @@ fn main() -> ExitCode {
         Command::Fuzz(options) => fuzz::run(&options),
         Command::Deny => deny::run(),
         Command::Sanitize => sanitize::run(),
+        Command::Mutants(options) => mutants::run(&options),
         Command::Soak(options) => soak::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::AbiCheck { object } => abi_check(object),

@@ -12,7 +12,7 @@ use anyhow::{Context, bail};
 use crate::conformance::{Selection, Suite, Tally, run_suite};
 use crate::dist;
 use crate::workspace::{cargo, root, shown};
-use crate::{abi_check, deny, fuzz, interrupt, packages, sanitize, soak};
+use crate::{abi_check, deny, fuzz, interrupt, mutants, packages, sanitize, soak};
 
 /// How much to run.
 #[derive(Debug, Clone, clap::Args)]
@@ -52,7 +52,11 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     steps.counted("deny", deny::run_counted)?;
     steps.counted("unit and integration tests", || unit_tests(options.full))?;
     steps.counted("sanitize", sanitize::run_counted_all)?;
-    let fuzz = fuzz::Options::all(if options.full { 900 } else { 60 });
+    if options.full {
+        steps.counted("mutants", || mutants::run_counted(&mutants::Options::of_today()))?;
+    }
+    // Four at a time: 30 s each keep a whole run below an hour on two cores.
+    let fuzz = fuzz::Options::all(if options.full { 900 } else { 30 });
     steps.counted("fuzz", || fuzz::run_counted(&fuzz))?;
 
     let mut built = None;
