@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyverbs_net::{Journal, Registry};
+use anyverbs_net::{Journal, Registry, Store};
 
 use crate::engine::Engine;
 use crate::error::OpenError;
@@ -21,12 +21,12 @@ const LOOK: Duration = Duration::from_millis(2);
 pub struct Keeper(Arc<Journal>);
 
 impl Keeper {
-    /// For the processes of the registry of this name: [`Details::registry`](crate::Details).
+    /// For the processes of the registry of this name that share this UDP port ([`Details`](crate::Details)).
     ///
     /// # Errors
-    /// `InvalidInput` for a bad name; those of memfd_create(2) and bind(2).
-    pub fn new(registry: &str) -> io::Result<Self> {
-        Journal::join(&Registry::new(registry)?).map(Self)
+    /// `InvalidInput` for a bad name; why there is no journal.
+    pub fn new(registry: &str, port: u16) -> io::Result<Self> {
+        Journal::join(&Store::join(&Registry::of_port(registry, port)?)?).map(Self)
     }
 
     /// Whether a process has ended and left connections, to be ended by [`disconnect`].

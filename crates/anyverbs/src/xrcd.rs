@@ -7,8 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use anyverbs_net::NameGuard;
-use anyverbs_net::registry::Lock;
+use anyverbs_net::{Lock, Said};
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::types::Qpn;
 use parking_lot::Mutex;
@@ -63,17 +62,17 @@ impl Holdable for XrcdCell {
 #[derive(Debug)]
 struct Domain {
     number: u64,
-    _file: Option<(File, NameGuard)>,
+    _file: Option<(File, Said)>,
 }
 
-/// How long others are waited for that open a domain, or go on with a target.
-pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(2);
+/// How long others are waited for that open a domain.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 pub(crate) use anyverbs_proto::xrc_message::FileId;
 
-/// The name that processes share that have the domain of a file.
-pub(crate) fn name(file: FileId) -> String {
-    format!("xrcd/{:x}/{:x}", file.0, file.1)
+/// What processes share that have the domain of a file.
+fn name(file: FileId) -> u128 {
+    u128::from(file.0) << 64 | u128::from(file.1)
 }
 
 /// The domains of a process that have a file.
@@ -84,7 +83,7 @@ pub(crate) struct Domains {
 }
 
 impl Domains {
-    fn new_domain(&self, file: Option<(File, NameGuard)>) -> Arc<Domain> {
+    fn new_domain(&self, file: Option<(File, Said)>) -> Arc<Domain> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         Arc::new(Domain { number, _file: file })
     }
@@ -113,10 +112,10 @@ impl Domains {
             None => {}
         }
         let slot = engine.port.slot().ok_or(CreateError::Unsupported("XRC domains of files"))?;
-        let (registry, name) = (slot.registry(), name(id));
+        let (store, name) = (slot.store(), name(id));
         // Of two processes that make it at the same time one comes first.
-        let locked = registry.lock(Lock::Xrc, LOCK_PATIENCE).map_err(refused)?;
-        let exists = !registry.sharers(&name).map_err(refused)?.is_empty();
+        let locked = store.lock(Lock::Xrc, LOCK_PATIENCE).map_err(refused)?;
+        let exists = !store.sharers(name).is_empty();
         if exists && init.exclusive {
             return Err(CreateError::XrcDomainExists);
         }
@@ -124,7 +123,7 @@ impl Domains {
             return Err(CreateError::NoXrcDomain);
         }
         engine.start_sharing().map_err(refused)?;
-        let shared = registry.share(&name, slot.number()).map_err(refused)?;
+        let shared = store.share(name).map_err(refused)?;
         drop(locked);
         let domain = self.new_domain(Some((file, shared)));
         by_file.insert(id, Arc::downgrade(&domain));

@@ -61,7 +61,7 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
             Vec::new()
         });
         let tree = ViewTree::new(&devices)?;
-        registry = devices.into_iter().next().map(|device| device.registry);
+        registry = devices.into_iter().next().map(|device| (device.registry, device.udp_port));
         preload = prepended(&libraries.join(libraries::VIEW), " ", Some(preload));
         variables.push(("ANYVERBS_VIEW", tree.path().as_os_str().to_owned()));
         Some(tree)
@@ -79,7 +79,7 @@ pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
         return crate::write_out(&lines);
     }
     // Without one the program runs as well.
-    let keeper = registry.and_then(|registry| Keeper::new(&registry).ok());
+    let keeper = registry.and_then(|(registry, port)| Keeper::new(&registry, port).ok());
     let status = match start_and_wait(&args.program, &variables, &blocked)? {
         Ok(status) => status,
         Err(error) => {

@@ -1,23 +1,25 @@
-//! Datagrams that arrived at the wrong process of the host, handed on to the right one through its slot's socket.
+//! Datagrams that arrived at the wrong process of the host, handed on to the right one over a connection to its slot
+//! ([`crate::host`]): the kernel says that it is a process of the same user before anything is sent.
 //!
-//! The kernel queues few datagrams on a Unix socket (`net.unix.max_dgram_qlen`, 10 by default), so this is for the
-//! moments in which steering is out of date, not for a stream. What does not fit is dropped and counted, or, if the
-//! caller wants that ([`UdpPort::forward_or_keep`]), kept in order until there is room.
+//! The kernel queues a socket's send buffer full of them, some hundred small ones, so this is for the moments in which steering is
+//! out of date, not for a stream. What does not fit is dropped and counted, or, if the caller wants that
+//! ([`UdpPort::forward_or_keep`]), kept in order until there is room.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
-use std::mem::{MaybeUninit, size_of};
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use socket2::Socket;
 
-use crate::cmsg::{self, ControlBuffer};
-use crate::registry::Slot;
-use crate::sys;
+use crate::host::{Name, Received, Slot};
+use crate::sys::{self, Uncancelled};
 use crate::udp::{Datagram, UdpPort};
 
 /// Header of a forwarded datagram. Integers are little-endian.
@@ -54,7 +56,7 @@ pub struct ForwardCounters {
     pub dropped_error: u64,
     /// Received from others.
     pub received: u64,
-    /// Received and ignored: malformed, or of another user.
+    /// Ignored: malformed messages, and connections of other users, which are closed unread.
     pub ignored: u64,
 }
 
@@ -113,6 +115,8 @@ impl std::fmt::Debug for ForwardBuffer {
 #[derive(Debug)]
 pub(crate) struct Forwarder {
     slot: Arc<Slot>,
+    /// Connections to those that datagrams were handed on to.
+    to: Mutex<HashMap<u8, Socket>>,
     counters: Counters,
     kept: Mutex<Kept>,
     /// Datagrams that are kept.
@@ -185,6 +189,7 @@ impl Forwarder {
     pub(crate) fn new(slot: Arc<Slot>) -> Self {
         Self {
             slot,
+            to: Mutex::default(),
             counters: Counters::default(),
             kept: Mutex::default(),
             kept_len: AtomicUsize::new(0),
@@ -289,9 +294,14 @@ impl Forwarder {
     fn try_forward(&self, slot: u8, header: &[u8], bytes: &[u8]) -> Forwarded {
         match self.send(slot, header, bytes) {
             Ok(()) => Forwarded::Sent,
-            Err(error) => match error.raw_os_error() {
-                Some(libc::ECONNREFUSED) => Forwarded::Dead,
-                Some(libc::EAGAIN | libc::ENOBUFS) => Forwarded::Full,
+            Err(error) => match error.kind() {
+                io::ErrorKind::ConnectionRefused => Forwarded::Dead,
+                io::ErrorKind::PermissionDenied => {
+                    tracing::debug!(slot, %error, "nothing is handed on to another user");
+                    Forwarded::Dead
+                }
+                io::ErrorKind::WouldBlock => Forwarded::Full,
+                _ if error.raw_os_error() == Some(libc::ENOBUFS) => Forwarded::Full,
                 _ => Forwarded::Failed,
             },
         }
@@ -299,133 +309,69 @@ impl Forwarder {
 
     fn send(&self, slot: u8, header: &[u8], bytes: &[u8]) -> io::Result<()> {
         if slot == 0 {
-            return Err(io::Error::from_raw_os_error(libc::ECONNREFUSED));
+            return Err(io::ErrorKind::ConnectionRefused.into());
         }
-        let (name, name_len) = name(self.slot.registry().prefix(), slot);
-        let mut iovecs = [
-            libc::iovec { iov_base: header.as_ptr().cast_mut().cast(), iov_len: header.len() },
-            libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() },
-        ];
-        let mut control = ControlBuffer::new();
-        let mut writer = cmsg::Writer::new(&mut control);
-        // The effective user, who owns the sockets; by itself the kernel would attach the real one.
-        // SAFETY: these have no preconditions and cannot fail.
-        let credentials = unsafe {
-            libc::ucred { pid: libc::getpid(), uid: libc::geteuid(), gid: libc::getegid() }
-        };
-        writer.push(libc::SOL_SOCKET, libc::SCM_CREDENTIALS, credentials);
-        let control_len = writer.len();
-        // SAFETY: all-zero is a valid msghdr.
-        let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
-        message.msg_name = (&raw const name).cast_mut().cast();
-        message.msg_namelen = name_len;
-        message.msg_iov = iovecs.as_mut_ptr();
-        message.msg_iovlen = iovecs.len() as _;
-        message.msg_control = (&raw mut control).cast();
-        message.msg_controllen = control_len as _;
-        loop {
-            // SAFETY: name, iovecs, their bytes and the control buffer are live and of the given sizes; sendmsg reads.
-            let n = unsafe {
-                sys::sendmsg(
-                    self.slot.as_fd().as_raw_fd(),
-                    &raw const message,
-                    libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
-                )
-            };
-            if n >= 0 {
-                return Ok(());
+        let _uncancelled = Uncancelled::new();
+        let mut to = self.to.lock();
+        if let Entry::Occupied(known) = to.entry(slot) {
+            match send(known.get(), header, bytes) {
+                // Its process has ended. Another may have the slot.
+                Err(error) if is_end(&error) => drop(known.remove()),
+                result => return result,
             }
-            let error = io::Error::last_os_error();
-            if error.kind() != io::ErrorKind::Interrupted {
-                return Err(error);
+        }
+        let (socket, _) = self.slot.registry().connect(Name::Slot(slot))?;
+        let sent = send(&socket, header, bytes);
+        match sent {
+            Err(error) if is_end(&error) => Err(io::ErrorKind::ConnectionRefused.into()),
+            sent => {
+                to.insert(slot, socket);
+                sent
             }
         }
     }
 
     fn receive<'a>(&self, buffer: &'a mut ForwardBuffer) -> io::Result<Option<Datagram<'a>>> {
         let len = loop {
-            let mut control = ControlBuffer::new();
-            let mut iovec =
-                libc::iovec { iov_base: buffer.bytes.as_mut_ptr().cast(), iov_len: MAX_LEN };
-            // SAFETY: all-zero is a valid msghdr.
-            let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
-            message.msg_iov = &raw mut iovec;
-            message.msg_iovlen = 1;
-            message.msg_control = (&raw mut control).cast();
-            message.msg_controllen = cmsg::CONTROL_LEN as _;
-            // SAFETY: the iovec's bytes and the control buffer are live, exclusive and of the given sizes.
-            let n = unsafe {
-                sys::recvmsg(
-                    self.slot.as_fd().as_raw_fd(),
-                    &raw mut message,
-                    libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC,
-                )
-            };
-            if n < 0 {
-                let error = io::Error::last_os_error();
-                match error.kind() {
-                    io::ErrorKind::WouldBlock => return Ok(None),
-                    io::ErrorKind::Interrupted => continue,
-                    _ => return Err(error),
+            match self.slot.receive(&mut buffer.bytes)? {
+                Received::Nothing => return Ok(None),
+                Received::Message(len) if decode(&buffer.bytes[..len]).is_some() => break len,
+                Received::Message(_) | Received::Stranger => {
+                    self.counters.ignored.fetch_add(1, Ordering::Relaxed);
                 }
             }
-            let control_len = message.msg_controllen;
-            close_received_fds(&control, control_len);
-            let whole = message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) == 0;
-            if whole
-                && sender(&control, control_len) == Some(self.slot.registry().uid())
-                && decode(&buffer.bytes[..n as usize]).is_some()
-            {
-                break n as usize;
-            }
-            self.counters.ignored.fetch_add(1, Ordering::Relaxed);
         };
         self.counters.received.fetch_add(1, Ordering::Relaxed);
         Ok(decode(&buffer.bytes[..len]))
     }
 }
 
-/// The user who sent a message.
-fn sender(control: &ControlBuffer, len: usize) -> Option<u32> {
-    let message = cmsg::messages(control, len)
-        .find(|m| (m.level, m.kind) == (libc::SOL_SOCKET, libc::SCM_CREDENTIALS))?;
-    // SAFETY: ucred consists of integers.
-    unsafe { message.value::<libc::ucred>() }.map(|credentials| credentials.uid)
+/// Whether an error says that who was connected has ended.
+fn is_end(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotConnected};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | NotConnected | ConnectionRefused)
 }
 
-/// Nobody passes descriptors here; one who does must not fill our table.
-fn close_received_fds(control: &ControlBuffer, len: usize) {
-    for message in cmsg::messages(control, len) {
-        if (message.level, message.kind) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
-            for fd in message.integers() {
-                // SAFETY: the kernel has just made this descriptor for us, and nothing else knows it.
-                unsafe { libc::close(fd) };
-            }
+fn send(socket: &Socket, header: &[u8], bytes: &[u8]) -> io::Result<()> {
+    let mut iovecs = [
+        libc::iovec { iov_base: header.as_ptr().cast_mut().cast(), iov_len: header.len() },
+        libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() },
+    ];
+    // SAFETY: all-zero is a valid msghdr.
+    let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+    message.msg_iov = iovecs.as_mut_ptr();
+    message.msg_iovlen = iovecs.len() as _;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    loop {
+        // SAFETY: iovecs and their bytes are live and of the given sizes; sendmsg reads.
+        if unsafe { sys::sendmsg(socket.as_raw_fd(), &raw const message, flags) } >= 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
         }
     }
-}
-
-/// The abstract address of a slot's socket.
-fn name(prefix: &str, slot: u8) -> (libc::sockaddr_un, libc::socklen_t) {
-    // SAFETY: all-zero is a valid sockaddr_un.
-    let mut name: libc::sockaddr_un = unsafe { MaybeUninit::zeroed().assume_init() };
-    name.sun_family = libc::AF_UNIX as _;
-    let digits = [slot / 100, slot / 10 % 10, slot % 10].map(|d| b'0' + d);
-    let skip = if slot >= 100 {
-        0
-    } else if slot >= 10 {
-        1
-    } else {
-        2
-    };
-    // Abstract names begin with a zero byte. The registry bounds the prefix: 48 bytes, a slash and a user id.
-    let text = prefix.bytes().chain(*b"/slot/").chain(digits.into_iter().skip(skip));
-    let mut len = 1;
-    for (to, from) in name.sun_path[1..].iter_mut().zip(text) {
-        *to = from as _;
-        len += 1;
-    }
-    (name, (size_of::<libc::sa_family_t>() + len) as libc::socklen_t)
 }
 
 fn encode(d: &Datagram<'_>) -> [u8; HEADER_LEN] {
@@ -546,19 +492,5 @@ mod tests {
         let now = Instant::now() + MIN_PAUSE + pause;
         assert!(to.receive(&mut ForwardBuffer::new()).unwrap().is_some());
         assert!(from.forward_kept(now).unwrap() <= MIN_PAUSE);
-    }
-
-    #[test]
-    fn slot_names_are_those_of_the_registry() {
-        use std::os::linux::net::SocketAddrExt;
-        for slot in [1, 9, 10, 99, 100, 255] {
-            let (raw, len) = name("x/0", slot);
-            let expected =
-                std::os::unix::net::SocketAddr::from_abstract_name(format!("x/0/slot/{slot}"))
-                    .unwrap();
-            let bytes: Vec<u8> =
-                raw.sun_path[1..len as usize - 2].iter().map(|&c| c as u8).collect();
-            assert_eq!(expected.as_abstract_name(), Some(&bytes[..]));
-        }
     }
 }

@@ -3,12 +3,10 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`interfaces`], [`monitor`] | the host's interfaces and addresses, and a pollable "something changed" |
-//! | [`registry`] | process slots of a host (= network namespace) through abstract Unix sockets; no daemon, no files |
-//! | [`services`] | which process of the host holds a service, at which address |
+//! | [`host`] | what the processes of a host (= network namespace) share: slots, who holds which service, a journal; no daemon, no files |
 //! | [`udp`] | one UDP port shared by all processes of a user: batches in ([`udp::RxBatch`]) and out ([`udp::TxBatch`]) |
 //! | [`steering`] | which process of the host gets which datagram, decided in the kernel by a classic BPF program |
 //! | [`forward`] | datagrams that arrived at the wrong process, handed on to the right one |
-//! | [`journal`] | records that outlive their process, for the others of the host |
 //! | [`messages`] | messages between processes of a host, in order and whole |
 //! | [`ethernet`] | Ethernet frames, between the processes of a host and on a real interface |
 //! | [`shm`] | messages between two processes of one user through shared memory, and copies into each other's memory |
@@ -23,16 +21,12 @@ mod cmsg;
 pub mod ethernet;
 pub mod fault;
 pub mod forward;
-mod held_file;
+pub mod host;
 pub mod interfaces;
-pub mod journal;
 pub mod messages;
 pub mod monitor;
 mod neighbour;
 mod netlink;
-mod ofd_lock;
-pub mod registry;
-pub mod services;
 pub mod shm;
 mod sockopt;
 pub mod steering;
@@ -40,16 +34,22 @@ mod sys;
 pub mod udp;
 
 pub use clock::CoarseClock;
+pub use host::{
+    Journal, Lingering, Lock, Registry, Reservation, Said, ServiceAddress, Services, Slot, Store,
+};
 pub use interfaces::{Interface, InterfaceAddress, interfaces};
-pub use journal::Journal;
 pub use messages::{Delivery, MessageBuffer, Messages, Told};
 pub use monitor::AddressMonitor;
 pub use neighbour::ethernet_address;
-pub use registry::{NameGuard, Registry, Slot};
-pub use services::{Lingering, Reservation, ServiceAddress, Services};
 pub use steering::SteerByKind;
 pub use sys::Uncancelled;
 pub use udp::{
     Datagram, Destination, LOOPBACK, MAX_PAYLOAD_V6, OpenError, PortOptions, RxBatch,
     SHARERS_LEASE, TxBatch, UdpPort, is_handed_on,
 };
+
+/// A random number, from the seed that the standard library takes from the system.
+pub(crate) fn random_u64() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::time::Instant::now())
+}

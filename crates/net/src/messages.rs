@@ -1,31 +1,26 @@
 //! Messages between the processes of one user and host, whole and in order, for what is rare: unlike a datagram that is handed
 //! on ([`crate::forward`]) none is lost while both live, and the end of the other is told.
 //!
-//! Each process that takes part listens on a `SOCK_SEQPACKET` socket with the abstract name `@<name>/<uid>/messages/<slot>`. A
-//! connection carries messages one way, from who made it; its first message is the sender's slot. Those of other users are
-//! closed unread (`SO_PEERCRED`).
+//! Each process that takes part listens ([`crate::host`]). A connection carries messages one way, from who made it; its first message
+//! is the sender's slot. Those of other users are closed unread.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd};
-use std::path::PathBuf;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use socket2::{Domain, SockAddr, Socket, Type};
+use socket2::{Domain, Socket, Type};
 
-use crate::registry::{Registry, Slot};
-use crate::shm::peer;
+use crate::host::{Name, Slot};
 use crate::sys::{self, Uncancelled};
 
 /// The longest message.
 pub const MAX_MESSAGE: usize = 80 << 10;
 /// Most bytes that wait for room at one other process; more is refused.
 const KEEP: usize = 8 << 20;
-/// Connections that are waiting to be accepted.
-const BACKLOG: i32 = 64;
 /// Messages of one connection that are read in one go.
 const BUDGET: usize = 64;
 
@@ -75,25 +70,13 @@ struct Incoming {
     ended: bool,
 }
 
-fn address(registry: &Registry, slot: u8) -> io::Result<SockAddr> {
-    SockAddr::unix(PathBuf::from(format!("\0{}/messages/{slot}", registry.prefix())))
-}
-
-fn socket() -> io::Result<Socket> {
-    let socket = Socket::new(Domain::UNIX, Type::SEQPACKET, None)?;
-    socket.set_nonblocking(true)?;
-    Ok(socket)
-}
-
 impl Messages {
     /// Listens for messages to the owner of `slot`.
     ///
     /// # Errors
     /// Those of socket(2), bind(2) and listen(2).
     pub fn listen(slot: Arc<Slot>) -> io::Result<Self> {
-        let listener = socket()?;
-        listener.bind(&address(slot.registry(), slot.number())?)?;
-        listener.listen(BACKLOG)?;
+        let listener = slot.registry().listen(Name::Messages(slot.number()))?;
         let (wake, woken) = Socket::pair(Domain::UNIX, Type::DGRAM, None)?;
         wake.set_nonblocking(true)?;
         woken.set_nonblocking(true)?;
@@ -139,11 +122,7 @@ impl Messages {
     }
 
     fn connect(&self, slot: u8) -> io::Result<Outgoing> {
-        let socket = socket()?;
-        socket.connect(&address(self.slot.registry(), slot)?)?;
-        if peer(socket.as_fd())?.1 != self.slot.registry().uid() {
-            return Err(io::ErrorKind::PermissionDenied.into());
-        }
+        let (socket, _) = self.slot.registry().connect(Name::Messages(slot))?;
         send(&socket, &[self.slot.number()])?;
         Ok(Outgoing { socket, waiting: VecDeque::new(), bytes: 0 })
     }
@@ -236,11 +215,11 @@ impl Messages {
     }
 
     fn accept(&self, incoming: &mut Vec<Incoming>) {
-        while let Ok((socket, _)) = self.listener.accept() {
-            let ours =
-                peer(socket.as_fd()).is_ok_and(|(_, user)| user == self.slot.registry().uid());
-            if ours && socket.set_nonblocking(true).is_ok() {
-                incoming.push(Incoming { socket, slot: None, ended: false });
+        loop {
+            match self.slot.registry().accept(&self.listener) {
+                Ok(socket) => incoming.push(Incoming { socket, slot: None, ended: false }),
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+                Err(_) => return,
             }
         }
     }
@@ -322,7 +301,7 @@ mod tests {
     use super::*;
 
     fn pair(test: &str) -> [Messages; 2] {
-        let registry = Registry::new(&format!("av-{test}-{}", std::process::id())).unwrap();
+        let registry = crate::Registry::new(&format!("av-{test}-{}", std::process::id())).unwrap();
         [(); 2].map(|()| Messages::listen(Arc::new(Slot::claim_in(&registry).unwrap())).unwrap())
     }
 

@@ -75,6 +75,23 @@ pub(crate) fn drops(fd: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(unsafe { info.assume_init() }[SK_MEMINFO_DROPS])
 }
 
+/// Who is at the other end of a Unix socket: who connected, or who listens (`SO_PEERCRED`, unix(7)).
+pub(crate) fn credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
+    let mut who = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: a live ucred, whose size is passed.
+    let rc = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut who).cast(),
+            &raw mut len,
+        )
+    };
+    if rc == 0 { Ok(who) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Waits until `fd` is ready for `events` or `timeout_ms` have passed; whether it became ready.
 pub(crate) fn poll(fd: BorrowedFd<'_>, events: i16, timeout_ms: c_int) -> io::Result<bool> {
     let mut pfd = libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };

@@ -127,6 +127,16 @@ pub(crate) unsafe fn recvmmsg(
     }
 }
 
+/// epoll_wait(2), without waiting.
+pub(crate) fn epoll_ready(epoll: RawFd, events: &mut [libc::epoll_event]) -> isize {
+    let no_mask = std::ptr::null::<libc::sigset_t>();
+    let len = events.len() as c_int;
+    // SAFETY: a live array of that many events, and no signal mask.
+    unsafe {
+        syscall(libc::SYS_epoll_pwait, epoll, events.as_mut_ptr(), len, 0, no_mask, 0usize) as isize
+    }
+}
+
 /// poll(2).
 pub(crate) fn poll(fds: &mut [libc::pollfd], timeout_ms: c_int) -> isize {
     // ppoll is there on every architecture.

@@ -8,8 +8,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyverbs_net::registry::Lock;
-use anyverbs_net::{AddressMonitor, Registry, Slot, interfaces};
+use anyverbs_net::{AddressMonitor, Lock, Registry, Slot, Store, interfaces};
 
 #[test]
 fn interfaces_are_those_that_ip_shows() {
@@ -119,12 +118,13 @@ fn lock_and_slot_are_released_by_death() {
         assert_ne!(stdout.read_line(&mut line).unwrap(), 0, "{line}");
     }
     let registry = Registry::new("host-test").unwrap();
-    assert!(registry.try_lock(Lock::Steering).unwrap().is_none());
-    assert!(registry.is_alive(77).unwrap());
+    let store = Store::join(&registry).unwrap();
+    assert!(store.try_lock(Lock::Steering).is_none());
+    assert!(store.is_alive(77));
     child.kill().unwrap();
-    registry.lock(Lock::Steering, Duration::from_secs(2)).unwrap();
+    store.lock(Lock::Steering, Duration::from_secs(2)).unwrap();
     child.wait().unwrap();
-    assert!(!registry.is_alive(77).unwrap());
+    assert!(!store.is_alive(77));
     Slot::claim_number(&registry, 77).unwrap();
 }
 
@@ -132,8 +132,8 @@ fn lock_and_slot_are_released_by_death() {
 #[ignore = "a child process of lock_and_slot_are_released_by_death"]
 fn hold_lock_and_slot() {
     let registry = Registry::new("host-test").unwrap();
-    let _lock = registry.try_lock(Lock::Steering).unwrap().unwrap();
-    let _slot = Slot::claim_number(&registry, 77).unwrap();
+    let slot = Slot::claim_number(&registry, 77).unwrap();
+    let _lock = slot.store().try_lock(Lock::Steering).unwrap();
     println!("holding");
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }

@@ -295,7 +295,7 @@ fn peer() {
         }
         "stranger" => {
             become_nobody();
-            let address = format!("{registry}/0/shm/{HUB}");
+            let address = format!("{registry}/shm/{HUB}");
             let socket = seqpacket();
             let error = connect_raw(&socket, &address).err();
             println!("ready {error:?}");
@@ -307,7 +307,7 @@ fn peer() {
         "squatter" => {
             become_nobody();
             let socket = seqpacket();
-            let (address, len) = raw_address(&format!("{registry}/0/shm/{slot}"));
+            let (address, len) = raw_address(&format!("{registry}/shm/{slot}"));
             // SAFETY: a live address of that length.
             unsafe {
                 assert_eq!(libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len), 0);

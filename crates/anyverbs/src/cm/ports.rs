@@ -2,7 +2,6 @@
 
 use std::io;
 use std::mem::ManuallyDrop;
-use std::net::IpAddr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU16, Ordering};
 
@@ -41,13 +40,13 @@ impl Port {
             ListenAddress::AnyV6 => ServiceAddress::AnyV6,
             ListenAddress::Ip(ip) => ServiceAddress::Ip(ip),
         };
-        let (service, locals) = (|port| ServiceId::of_port(space, port).0, locals(engine));
+        let service = |port| ServiceId::of_port(space, port).0;
         let reserve = |port| {
-            let reserved = engine.services.reserve(service(port), at, share, &locals);
+            let reserved = engine.services.reserve(service(port), at, share);
             reserved.map(|reservation| (port, reservation))
         };
         let taken = match address.port() {
-            0 => engine.services.reserve_ephemeral(service, at, share, &locals),
+            0 => engine.services.reserve_ephemeral(service, at, share),
             port => reserve(port),
         };
         let (port, reservation) = taken.map_err(|error| refused(&error))?;
@@ -56,7 +55,7 @@ impl Port {
 
     /// It is not shared any more.
     pub(super) fn make_exclusive(&self) -> Result<(), CmError> {
-        self.reservation.make_exclusive(&locals(self.engine)).map_err(|error| refused(&error))
+        self.reservation.make_exclusive().map_err(|error| refused(&error))
     }
 }
 
@@ -68,10 +67,6 @@ impl Drop for Port {
             unsafe { ManuallyDrop::drop(&mut self.reservation) };
         }
     }
-}
-
-fn locals(engine: &Engine) -> Vec<IpAddr> {
-    engine.gids.entries().iter().map(|entry| entry.gid.to_ip()).collect()
 }
 
 fn refused(error: &io::Error) -> CmError {

@@ -24,7 +24,6 @@ mod send;
 pub(crate) mod tests;
 mod unserved;
 
-use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -118,7 +117,6 @@ pub(crate) struct Gsi {
     disconnects: Disconnects,
     journal: Joined,
     /// Who had taken something over when it was last looked at, where this process has not joined the journal.
-    successors: Mutex<Option<(Time, BTreeSet<u8>)>>,
     /// When it is looked for what others left there, in nanoseconds.
     abandoned_at: AtomicU64,
 }
@@ -146,7 +144,6 @@ impl Gsi {
             left_until: AtomicU64::new(NEVER),
             disconnects: Disconnects::default(),
             journal: Joined::default(),
-            successors: Mutex::default(),
             abandoned_at: AtomicU64::new(NEVER),
         }
     }

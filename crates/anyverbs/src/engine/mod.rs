@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use anyverbs_net::{CoarseClock, PortOptions, Services, Slot, UdpPort};
+use anyverbs_net::{CoarseClock, PortOptions, Registry, Services, Slot, UdpPort};
 use anyverbs_proto::cm::CmConfig;
 use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::mr::MrTable;
@@ -253,7 +253,9 @@ impl Engine {
         for reason in unusable {
             tracing::warn!("ANYVERBS_INTERFACES: {reason}");
         }
-        let slot = Arc::new(Slot::claim(&config.registry).map_err(OpenError::Slot)?);
+        let registry = Registry::of_port(&config.registry, config.udp_port);
+        let slot = registry.and_then(|r| Slot::claim_in(&r)).map_err(OpenError::Slot)?;
+        let slot = Arc::new(slot);
         let number = slot.number();
         // Before others can know the slot: who sends here by UDP has found nobody at the link.
         let (shm, poller) = config

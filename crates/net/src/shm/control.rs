@@ -226,8 +226,10 @@ impl Shared {
         }
         control.accept_again = false;
         for _ in 0..BUDGET {
-            let socket = match self.listener.accept() {
-                Ok((socket, _)) => socket,
+            let socket = match self.registry.accept(&self.listener) {
+                Ok(socket) => socket,
+                // Another user's.
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => continue,
                 Err(error) if process::is_scarcity(&error) => {
                     control.accept_again = !self.turn_away(control);
                     if control.accept_again {
@@ -238,7 +240,7 @@ impl Shared {
                 Err(_) => return,
             };
             let process = match process::peer(socket.as_fd()) {
-                Ok((process, uid)) if uid == self.uid => process,
+                Ok(process) => process,
                 Err(error) if process::is_scarcity(&error) => {
                     self.decline(socket.as_fd());
                     continue;
@@ -246,9 +248,7 @@ impl Shared {
                 _ => continue,
             };
             let key = control.next_key;
-            if socket.set_nonblocking(true).is_err()
-                || self.watch(socket.as_fd(), key << 1, libc::EPOLLIN | libc::EPOLLRDHUP).is_err()
-            {
+            if self.watch(socket.as_fd(), key << 1, libc::EPOLLIN | libc::EPOLLRDHUP).is_err() {
                 continue;
             }
             control.next_key += 1;

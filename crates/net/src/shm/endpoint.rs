@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use socket2::{Domain, SockAddr, Socket, Type};
+use socket2::Socket;
 use thiserror::Error;
 
 use super::channel::{Channel, Closed};
@@ -20,7 +20,8 @@ use super::notify::{Door, Ears, OWN_BELL};
 use super::poller::Poller;
 use super::process;
 use super::published::Board;
-use crate::registry::{Slot, random_u64};
+use crate::host::{Name, Registry, Slot};
+use crate::random_u64;
 use crate::sys::{self, Descriptor, Uncancelled};
 
 /// The sizes of the rings that this process makes. The other process takes what it is offered.
@@ -70,9 +71,8 @@ pub struct Endpoint {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) slot: u8,
-    pub(super) uid: u32,
-    /// Of the names of listeners.
-    pub(super) prefix: String,
+    /// Where listeners are found.
+    pub(super) registry: Registry,
     pub(super) config: Config,
     pub(super) listener: Socket,
     pub(super) epoll: OwnedFd,
@@ -111,10 +111,7 @@ impl Endpoint {
                 "a ring is a power of two from 64 KiB to 64 MiB, a payload at most a quarter of it",
             ));
         }
-        let prefix = slot.registry().prefix().to_owned();
-        let listener = Socket::new(Domain::UNIX, Type::SEQPACKET.nonblocking(), None)?;
-        listener.bind(&address(&prefix, slot.number())?)?;
-        listener.listen(4096)?;
+        let listener = slot.registry().listen(Name::Channels(slot.number()))?;
         let (epoch, bells) = (SharedObject::new(page())?, SharedObject::new(page())?);
         epoch.allocate(0, page())?;
         bells.allocate(0, page())?;
@@ -132,8 +129,7 @@ impl Endpoint {
         let reserve = given.as_fd().try_clone_to_owned()?;
         let shared = Arc::new(Shared {
             slot: slot.number(),
-            uid: slot.registry().uid(),
-            prefix,
+            registry: slot.registry().clone(),
             config,
             listener,
             epoll,
@@ -182,18 +178,14 @@ impl Endpoint {
         {
             return Ok(Arc::clone(channel));
         }
-        let socket = Socket::new(Domain::UNIX, Type::SEQPACKET.nonblocking(), None)?;
-        socket.connect(&address(&shared.prefix, slot)?).map_err(|error| {
-            match error.raw_os_error() {
-                Some(libc::ECONNREFUSED) => ConnectError::Nobody,
-                Some(libc::EAGAIN) => ConnectError::TooMany,
+        let (socket, _) =
+            shared.registry.connect(Name::Channels(slot)).map_err(|error| match error.kind() {
+                io::ErrorKind::ConnectionRefused => ConnectError::Nobody,
+                io::ErrorKind::PermissionDenied => ConnectError::OtherUser,
+                io::ErrorKind::WouldBlock => ConnectError::TooMany,
                 _ => error.into(),
-            }
-        })?;
-        let (process, uid) = process::peer(socket.as_fd())?;
-        if uid != shared.uid {
-            return Err(ConnectError::OtherUser);
-        }
+            })?;
+        let process = process::peer(socket.as_fd())?;
         let Config { ring, max_payload, .. } = shared.config;
         let side = side_len(ring);
         let object = SharedObject::new(2 * side)?;
@@ -273,9 +265,7 @@ impl Endpoint {
 impl Endpoint {
     /// A connection to `slot` that says nothing.
     pub(super) fn dial(&self, slot: u8) -> OwnedFd {
-        let socket = Socket::new(Domain::UNIX, Type::SEQPACKET.nonblocking(), None).unwrap();
-        socket.connect(&address(&self.shared.prefix, slot).unwrap()).unwrap();
-        socket.into()
+        self.shared.registry.connect(Name::Channels(slot)).unwrap().0.into()
     }
 
     /// Fills the pipe by the end that peers have, which then blocks.
@@ -321,11 +311,6 @@ fn owned(fd: c_int) -> io::Result<OwnedFd> {
     }
     // SAFETY: a descriptor that the kernel has just made for us.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// Where the process with slot `slot` listens.
-fn address(prefix: &str, slot: u8) -> io::Result<SockAddr> {
-    SockAddr::unix(format!("\0{prefix}/shm/{slot}"))
 }
 
 fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {

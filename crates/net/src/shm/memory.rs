@@ -3,7 +3,7 @@
 //! [`Memory`] is what the algorithms of [`super::ring`] and [`super::notify`] need of it, so that a model checker can
 //! stand in for it. [`Area`] is the real one: a part of a mapped memfd.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_void};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -98,6 +98,30 @@ impl Area {
         if unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_DONTFORK) } != 0 {
             return Err(io::Error::last_os_error());
         }
+        Ok(Self { mapping: Arc::new(mapping), start: 0, len })
+    }
+
+    /// As [`map`](Self::map), for writing, and forked children keep it.
+    pub(crate) fn map_for_children(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
+        let area = Self::map(fd, len, Access::ReadWrite)?;
+        // SAFETY: the mapping just made.
+        if unsafe { libc::madvise(area.at(0, len).cast(), len, libc::MADV_DOFORK) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(area)
+    }
+
+    /// Memory of this process and its forked children alone.
+    pub(crate) fn private(len: usize) -> io::Result<Self> {
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at a place of the kernel's choice touches no existing memory.
+        let base = unsafe { libc::mmap(ptr::null_mut(), len, prot, flags, -1, 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let mapping = Mapping { base, len, owner: std::process::id() };
         Ok(Self { mapping: Arc::new(mapping), start: 0, len })
     }
 
@@ -252,21 +276,11 @@ pub(crate) struct SharedObject(OwnedFd);
 
 const NOEXEC_SEAL: u32 = 0x8; // MFD_NOEXEC_SEAL, Linux 6.3
 
-/// The longest file that this process may make (`RLIMIT_FSIZE`, setrlimit(2)).
-fn longest_file() -> u64 {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: a live rlimit.
-    match unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) } {
-        0 => limit.rlim_cur,
-        _ => libc::RLIM_INFINITY,
-    }
-}
-
 /// A new memfd without a byte.
-pub(crate) fn memfd() -> io::Result<OwnedFd> {
+pub(crate) fn memfd(name: &CStr) -> io::Result<OwnedFd> {
     let create = |flags: u32| {
         // SAFETY: a terminated name and flags.
-        let fd = unsafe { libc::memfd_create(c"anyverbs".as_ptr(), flags) };
+        let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -277,16 +291,48 @@ pub(crate) fn memfd() -> io::Result<OwnedFd> {
     create(flags | NOEXEC_SEAL).or_else(|_| create(flags))
 }
 
+/// Whether the process may make a file of this length (`RLIMIT_FSIZE`, which counts for memory files, too). To try would end it
+/// (`SIGXFSZ`).
+///
+/// # Errors
+/// `FileTooLarge`.
+pub(crate) fn check_length(len: u64) -> io::Result<()> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a struct to write to.
+    unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
+    if len > limit.rlim_cur { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(()) }
+}
+
+/// Adds seals to a memfd (fcntl(2)).
+pub(crate) fn seal(fd: BorrowedFd<'_>, seals: i32) -> io::Result<()> {
+    // SAFETY: fcntl with an integer argument.
+    if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) } == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Puts memory behind `len` bytes of a file from `start` on.
+pub(crate) fn allocate(fd: BorrowedFd<'_>, start: usize, len: usize) -> io::Result<()> {
+    check_length((start + len) as u64)?;
+    let to_offset = |n: usize| i64::try_from(n).map_err(|_| io::ErrorKind::InvalidInput);
+    let (start, len) = (to_offset(start)?, to_offset(len)?);
+    // SAFETY: a plain call on our own descriptor.
+    if unsafe { libc::fallocate(fd.as_raw_fd(), 0, start, len) } == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 impl SharedObject {
     /// A new object of `len` zero bytes. There is no memory behind them yet ([`allocate`](Self::allocate)): touched
     /// when the system has none to give, they would end the process.
     pub(crate) fn new(len: usize) -> io::Result<Self> {
-        let fd = memfd()?;
+        check_length(len as u64)?;
+        let fd = memfd(c"anyverbs")?;
         let size = i64::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
-        if len as u64 > longest_file() {
-            // The call would end the process by `SIGXFSZ`.
-            return Err(io::ErrorKind::FileTooLarge.into());
-        }
         // SAFETY: a plain call on our own descriptor.
         if unsafe { libc::ftruncate(fd.as_raw_fd(), size) } != 0 {
             return Err(io::Error::last_os_error());
@@ -298,14 +344,7 @@ impl SharedObject {
 
     /// Puts memory behind `len` bytes from `start` on.
     pub(crate) fn allocate(&self, start: usize, len: usize) -> io::Result<()> {
-        let to_offset = |n: usize| i64::try_from(n).map_err(|_| io::ErrorKind::InvalidInput);
-        let (start, len) = (to_offset(start)?, to_offset(len)?);
-        // SAFETY: a plain call on our own descriptor.
-        if unsafe { libc::fallocate(self.0.as_raw_fd(), 0, start, len) } == 0 {
-            Ok(())
-        } else {
-            Err(io::Error::last_os_error())
-        }
+        allocate(self.as_fd(), start, len)
     }
 
     /// Makes it impossible for those who get the descriptor to write to it. Mappings that exist stay writable.
@@ -315,12 +354,7 @@ impl SharedObject {
     }
 
     fn seal(&self, seals: i32) -> io::Result<()> {
-        // SAFETY: fcntl with an integer argument.
-        if unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_ADD_SEALS, seals) } == 0 {
-            Ok(())
-        } else {
-            Err(io::Error::last_os_error())
-        }
+        seal(self.as_fd(), seals)
     }
 
     /// Takes a descriptor that a peer sent, if it is a memfd of exactly `len` bytes that cannot shrink.

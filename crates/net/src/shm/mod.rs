@@ -94,11 +94,9 @@ mod shared_range;
 pub use channel::{Channel, Closed, Copying, SendError, Sender};
 pub use endpoint::{Config, ConnectError, Endpoint};
 pub use layout::MAX_HEADER;
-#[allow(unused_imports, reason = "kept for tables that processes of a host share")]
-pub(crate) use memory::{Access, SharedObject, memfd};
+pub(crate) use memory::{Access, SharedObject, allocate, check_length, memfd, seal};
 pub use memory::{Area, Memory};
 pub use poller::{Event, Poller};
-pub(crate) use process::peer;
 pub use published::{Board, Copied};
 pub use remote::{Local, Remote, RemoteError};
 pub use ring::{Batch, Committed, Message, ONE_LINE, Reservation};

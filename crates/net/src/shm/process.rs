@@ -18,29 +18,17 @@ pub(crate) struct PeerProcess {
     pub(crate) pidfd: Option<Descriptor>,
 }
 
-/// The process that connected, or that listens, and its effective user (`SO_PEERCRED`, unix(7)).
-pub(crate) fn peer(socket: BorrowedFd<'_>) -> io::Result<(PeerProcess, u32)> {
-    let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: a live ucred, whose size is passed.
-    let rc = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut credentials).cast(),
-            &raw mut len,
-        )
-    };
-    if rc != 0 {
-        return Err(io::Error::last_os_error());
-    }
+/// The process that connected, or that listens.
+///
+/// # Errors
+/// Those of a process or a system that has no descriptor left.
+pub(crate) fn peer(socket: BorrowedFd<'_>) -> io::Result<PeerProcess> {
+    let pid = sockopt::credentials(socket)?.pid;
     let pidfd = match peer_pidfd(socket)? {
-        None => pidfd_open(credentials.pid)?,
+        None => pidfd_open(pid)?,
         pidfd => pidfd,
     };
-    let pidfd = pidfd.map(Descriptor::from);
-    Ok((PeerProcess { pid: credentials.pid, pidfd }, credentials.uid))
+    Ok(PeerProcess { pid, pidfd: pidfd.map(Descriptor::from) })
 }
 
 /// None where the kernel has no such option, or nothing to give.
@@ -110,10 +98,8 @@ mod tests {
     #[test]
     fn the_peer_of_a_socket_pair_is_this_process_and_lives() {
         let (a, _b) = UnixStream::pair().unwrap();
-        let (peer, uid) = peer(a.as_fd()).unwrap();
+        let peer = peer(a.as_fd()).unwrap();
         assert_eq!(peer.pid, std::process::id() as i32);
-        // SAFETY: geteuid cannot fail.
-        assert_eq!(uid, unsafe { libc::geteuid() });
         assert!(peer.pidfd.is_some() && !peer.has_ended());
     }
 

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use socket2::SockRef;
 
-use crate::registry::{self, Lock, LockGuard, Slot};
-use crate::sockopt;
+use crate::host::{Lock, LockGuard, Slot};
 use crate::udp::{Family, Meta};
+use crate::{random_u64, sockopt};
 
 use super::probe::{ANSWER_LEN, Answer, Probe};
 use super::program::{self, Map, Rules};
@@ -245,9 +245,8 @@ impl Steering {
     }
 
     /// Begins at once, with the lock that the caller holds.
-    pub(crate) fn start_join(&self, lock: Option<LockGuard>) -> io::Result<()> {
-        self.inner.lock().phase = Phase::Probing(self.begin(lock)?);
-        Ok(())
+    pub(crate) fn start_join(&self, lock: Option<LockGuard>) {
+        self.inner.lock().phase = Phase::Probing(self.begin(lock));
     }
 
     /// One step of a wanted repair.
@@ -300,25 +299,25 @@ impl Steering {
         sockopt::poll_any(fds.into_iter().flatten().chain(probes), timeout);
     }
 
-    fn begin(&self, lock: Option<LockGuard>) -> io::Result<Discovery> {
-        let members = self.slot.registry().announced(self.port)?;
-        Ok(Discovery {
+    fn begin(&self, lock: Option<LockGuard>) -> Discovery {
+        let members = self.slot.store().announced(self.port);
+        Discovery {
             _lock: lock,
             begun: Instant::now(),
             round: 0,
             members,
-            cookie: registry::random_u64(),
+            cookie: random_u64(),
             groups: [None, None],
-        })
+        }
     }
 
     fn advance(&self, inner: &mut Inner, fds: Fds<'_>) -> io::Result<Resteer> {
         if let Phase::Locking { since } = inner.phase {
-            let lock = self.slot.registry().try_lock(Lock::Steering)?;
+            let lock = self.slot.store().try_lock(Lock::Steering);
             if lock.is_none() && since.elapsed() < LOCK_WAIT {
                 return Ok(Resteer::Pending { retry_after: LOCK_RETRY });
             }
-            inner.phase = Phase::Probing(self.begin(lock)?);
+            inner.phase = Phase::Probing(self.begin(lock));
         }
         let Phase::Probing(discovery) = &mut inner.phase else {
             return Ok(Resteer::Idle);
@@ -360,8 +359,8 @@ impl Steering {
         }
         if ROUNDS_MS.get(discovery.round).is_some_and(|&ms| elapsed >= Duration::from_millis(ms)) {
             if discovery.round > 0 {
-                let (registry, port) = (self.slot.registry(), self.port);
-                discovery.members.retain(|&slot| registry.has_port(port, slot).unwrap_or(true));
+                let (store, port) = (self.slot.store(), self.port);
+                discovery.members.retain(|&slot| store.has_port(port, slot));
             }
             for family in Family::ALL {
                 if let Some(group) = &mut discovery.groups[family as usize] {
@@ -447,7 +446,7 @@ impl Steering {
     fn order_of_joining(&self) -> Map {
         let mut map = [None; 256];
         for (slot, index) in
-            self.slot.registry().announced_in_order(self.port).into_iter().zip(0u8..=255)
+            self.slot.store().announced_in_order(self.port).into_iter().zip(0u8..=255)
         {
             map[usize::from(slot)] = Some(index);
         }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::{registry, sockopt};
+use crate::{random_u64, sockopt};
 
 use super::{Destination, Family};
 
@@ -120,7 +120,7 @@ pub(super) fn drop_all(socket: &Socket) -> io::Result<()> {
 
 /// Binds to a port of the range that RoCEv2 senders use for flow entropy, else to any.
 fn bind(socket: &Socket, any: std::net::IpAddr) -> io::Result<()> {
-    let random = registry::random_u64();
+    let random = random_u64();
     for i in 0..4 {
         let port = 0xc000 | (random >> (16 * i)) as u16;
         if socket.bind(&SocketAddr::new(any, port).into()).is_ok() {

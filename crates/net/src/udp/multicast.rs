@@ -157,7 +157,7 @@ impl UdpPort {
     /// Those of socket(2).
     pub fn sharers(&self) -> io::Result<Vec<u8>> {
         let Some(slot) = self.slot() else { return Ok(Vec::new()) };
-        let mut all = slot.registry().announced(self.port())?;
+        let mut all = slot.store().announced(self.port());
         all.retain(|number| *number != slot.number());
         Ok(all)
     }

@@ -12,7 +12,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::capture::Capture;
 use crate::forward::{ForwardCounters, Forwarder};
-use crate::registry::{Lock, NameGuard, Slot};
+use crate::host::{Announced, Lock, Slot};
 use crate::sockopt;
 use crate::steering::{Resteer, Rules, SteerByKind, Steering, SteeringState};
 
@@ -91,7 +91,7 @@ pub struct UdpPort {
     /// When the other processes could find this one.
     pub(super) announced_at: Instant,
     // Declared after the sockets: the announcement must not end before they are closed.
-    _announced: Option<NameGuard>,
+    _announced: Option<Announced>,
 }
 
 impl UdpPort {
@@ -103,10 +103,10 @@ impl UdpPort {
     pub fn open(options: PortOptions) -> Result<Self, OpenError> {
         let port = options.port;
         let lock = options.slot.as_ref().and_then(|slot| {
-            slot.registry()
+            slot.store()
                 .lock(Lock::Steering, JOIN_LOCK_WAIT)
                 .inspect_err(
-                    |error| tracing::warn!(port, %error, "joining without the registry's lock"),
+                    |error| tracing::warn!(port, %error, "joining without the lock of the host's store"),
                 )
                 .ok()
         });
@@ -136,12 +136,7 @@ impl UdpPort {
             _announced: None,
         };
         if let Some(slot) = options.slot {
-            let announced = slot.registry().announce(port, slot.number());
-            this._announced = Some(announced.map_err(|source| OpenError::Io {
-                port,
-                action: "announce this process",
-                source,
-            })?);
+            this._announced = Some(slot.announce(port));
             this.announced_at = Instant::now();
             let rules = Rules {
                 probe_byte: options.probe_byte,
@@ -160,13 +155,13 @@ impl UdpPort {
     }
 
     /// Steers for the first time, serving probes meanwhile; nobody else reads the sockets yet.
-    fn join(&self, lock: Option<crate::registry::LockGuard>) -> io::Result<()> {
+    fn join(&self, lock: Option<crate::host::LockGuard>) -> io::Result<()> {
         let (Some(steering), Some(slot)) = (&self.steering, self.slot()) else {
             return Ok(());
         };
         let rules = steering.rules();
         let mut scratch = RxBatch::new(4)?;
-        steering.start_join(lock)?;
+        steering.start_join(lock);
         loop {
             match steering.step(self.fds_by_family())? {
                 Resteer::Pending { retry_after } => {

@@ -13,7 +13,7 @@ use anyverbs_proto::cm::mad::Mad;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::time::Time;
 
-use super::receive::{FRESH, Incoming};
+use super::receive::Incoming;
 use crate::engine::Engine;
 use crate::engine::timers::NEVER;
 
@@ -28,11 +28,7 @@ impl Engine {
         }
         let mut lingering = self.gsi.lingering.lock();
         if lingering.is_none() {
-            *lingering = self
-                .services
-                .linger()
-                .inspect_err(|error| tracing::debug!(%error, "lingering unseen"))
-                .ok();
+            *lingering = Some(self.services.linger());
         }
         self.gsi.linger_until.store((now + PATIENCE).as_nanos(), Ordering::SeqCst);
     }
@@ -46,7 +42,7 @@ impl Engine {
 
     /// Whether a request to which nobody listens ends here; if not, it was handed on.
     pub(super) fn is_asked_in_vain(&self, incoming: &Incoming<'_>, mad: &Mad) -> bool {
-        let others = self.services.lingering(FRESH);
+        let others = self.services.lingering();
         if others.is_empty() {
             return true;
         }

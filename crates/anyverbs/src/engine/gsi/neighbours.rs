@@ -1,11 +1,9 @@
 //! Processes of this host that end without a word (SIGKILL): nobody else tells those who are connected to them.
 //!
-//! While there are connections to processes of this host, the registry is asked once a second who still lives. A slot may
-//! have been taken again meanwhile, so a process is known by its slot and the incarnation of that. Who is not in the
-//! registry's list is gone only if nobody holds the slot; and while this process has no descriptor to ask with, all live.
+//! While there are connections to processes of this host, the host's store is asked once a second who still lives. A slot may
+//! have been taken again meanwhile, so a process is known by its slot and the incarnation of that.
 
 use std::collections::{HashMap, HashSet};
-use std::io;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -21,7 +19,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 
 /// The processes of this host that connections lead to, as they were last: by slot the incarnation, and the IDs that
 /// connections have there.
-pub(super) type Neighbours = HashMap<u8, (u64, HashSet<CommId>)>;
+pub(super) type Neighbours = HashMap<u8, (u32, HashSet<CommId>)>;
 
 impl Engine {
     /// Sees to it that neighbours are watched while there are any.
@@ -34,34 +32,26 @@ impl Engine {
 
     /// Ends the connections to those that are gone.
     pub(super) fn look_after_neighbours(&'static self) {
-        if let Err(error) = self.end_those_gone() {
-            tracing::debug!(%error, "the host's processes are not known at present");
-            let next = (self.now() + PERIOD).as_nanos();
-            self.gsi.watch_at.store(next, Ordering::SeqCst);
-        }
+        self.end_those_gone();
         self.worker.wake_before(self.gsi.next());
         self.send_mads(self.now());
     }
 
-    fn end_those_gone(&'static self) -> io::Result<()> {
+    fn end_those_gone(&'static self) {
         let hosts: HashSet<Gid> = self.gids.entries().into_iter().map(|e| e.gid).collect();
-        let alive = self.services.incarnations()?;
         let mut known = self.gsi.neighbours.lock();
-        // The machine's lock is not held while the registry is asked.
+        // The machine's lock is not held while the kernel is asked who lives.
+        let alive = self.services.store().incarnations();
         let mut peers: HashSet<CommId> = known.values().flat_map(|(_, ids)| ids).copied().collect();
         let state = self.gsi.state.lock();
         peers.extend(state.machine.peers().filter(|(gid, _)| hosts.contains(gid)).map(|p| p.1));
         drop(state);
-        let mut dead = HashSet::new();
-        for slot in peers.iter().map(|id| id.slot()).filter(|slot| !alive.contains_key(slot)) {
-            if !dead.contains(&slot) && !self.services.is_alive(slot)? {
-                dead.insert(slot);
-            }
-        }
+        let slots = peers.iter().map(|id| id.slot());
+        let dead: HashSet<u8> = slots.filter(|slot| !alive.contains_key(slot)).collect();
         let mut gone: HashSet<CommId> =
             peers.into_iter().filter(|id| dead.contains(&id.slot())).collect();
         known.retain(|slot, (incarnation, ids)| {
-            let is_another = |now: &u64| *now != *incarnation && *now != 0 && *incarnation != 0;
+            let is_another = |now: &u32| *now != *incarnation;
             let ended = dead.contains(slot) || alive.get(slot).is_some_and(is_another);
             if ended {
                 gone.extend(ids.iter());
@@ -94,6 +84,5 @@ impl Engine {
         });
         // Under the lock, so that who has a neighbour next sees it.
         self.gsi.watch_at.store(next, Ordering::SeqCst);
-        Ok(())
     }
 }

@@ -1,6 +1,5 @@
 //! MADs in: checked, and given to the machine of the process that they are for.
 
-use std::time::Duration;
 
 use anyverbs_net::Datagram;
 use anyverbs_net::forward::Forwarded;
@@ -17,9 +16,6 @@ use anyverbs_proto::wire::packet::Packet;
 use super::FORWARD_RETRY;
 use super::send::OPCODE;
 use crate::engine::Engine;
-
-/// How old a list of the host's processes may be for a MAD that is for all of them.
-pub(super) const FRESH: Duration = Duration::from_millis(50);
 
 /// A packet to QP1.
 pub(in crate::engine) struct Incoming<'d> {
@@ -107,7 +103,7 @@ impl Engine {
             }
             Route::Everyone => {
                 if !incoming.was_forwarded {
-                    let others = self.services.live_slots(FRESH).into_iter();
+                    let others = self.services.store().live_slots().into_iter();
                     for slot in others.filter(|slot| *slot != self.slot) {
                         self.hand_on(now, slot, &incoming.datagram);
                     }

@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use anyverbs_net::journal::{Abandoned, Section};
+use anyverbs_net::host::{Abandoned, Section};
 use anyverbs_net::{Journal, Uncancelled};
 use anyverbs_proto::cm::id::CommId;
 use anyverbs_proto::cm::mad::Mad;
@@ -31,9 +31,6 @@ use crate::engine::timers::NEVER;
 
 /// How often it is looked for what others left, and tried to join a journal.
 const PERIOD: Duration = Duration::from_secs(1);
-
-/// How long who has not joined believes what it saw of the journal.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// The host's journal, once this process has joined it.
 #[derive(Debug, Default)]
@@ -80,7 +77,7 @@ pub(super) struct Records {
     places: HashMap<CommId, u32>,
     inherited: Vec<Inherited>,
     /// In which section, and where there, the record of a connection is that this process ends.
-    taken: HashMap<CommId, (u32, u32)>,
+    taken: HashMap<CommId, (u8, u32)>,
     /// How many could not be ended when they were last looked at.
     waiting: usize,
 }
@@ -154,31 +151,16 @@ impl Engine {
         self.gsi.journal.get_or_join(
             || self.now(),
             || {
-                let journal = Journal::join(self.services.registry())?;
+                let journal = Journal::join(self.services.store())?;
                 self.take_section(&journal);
                 Ok(journal)
             },
         )
     }
 
-    /// The slots of those who have taken something over.
-    ///
-    /// A process without connections has not joined, and does not for this: it looks at what others have, and not for each
-    /// datagram that somebody sends.
-    pub(super) fn successors(&self, now: Time) -> BTreeSet<u8> {
-        let unknown = |error: &io::Error| tracing::debug!(%error, "who has taken something over is not known at present");
-        if let Some(journal) = self.gsi.journal.get() {
-            return journal.successors().inspect_err(unknown).unwrap_or_default();
-        }
-        let mut seen = self.gsi.successors.lock();
-        match &*seen {
-            Some((at, slots)) if now < *at + LOOK_AGAIN => slots.clone(),
-            _ => {
-                let slots = Journal::successors_in_registry(self.services.registry());
-                let slots = slots.inspect_err(unknown).unwrap_or_default();
-                seen.insert((now, slots)).1.clone()
-            }
-        }
+    /// The slots of those who have taken something over. Memory is read.
+    pub(super) fn successors(&self) -> BTreeSet<u8> {
+        Journal::successors(self.services.store())
     }
 
     /// Gets a place for this process's records, if it has none. That may take many system calls: not under the machine's lock.
@@ -300,7 +282,7 @@ impl Engine {
         if incoming.was_forwarded || self.gsi.state.lock().machine.has(drep.remote_comm_id) {
             return false;
         }
-        let others = self.successors(now).into_iter().filter(|s| *s != self.slot);
+        let others = self.successors().into_iter().filter(|s| *s != self.slot);
         // Which of them it is for only they know.
         others.fold(false, |any, slot| self.hand_on(now, slot, &incoming.datagram) | any)
     }
@@ -308,7 +290,7 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
-    use anyverbs_net::Registry;
+    use anyverbs_net::{Registry, Store};
     use anyverbs_proto::types::{Gid, Qpn};
     use anyverbs_testing::in_own_process;
 
@@ -357,12 +339,13 @@ mod tests {
     fn it_is_tried_again_to_join() {
         let joined = Joined::default();
         let registry = Registry::new(&format!("rejoin-{}", std::process::id())).unwrap();
+        let store = Store::join(&registry).unwrap();
         let at = |ms| move || Time::default() + Duration::from_millis(ms);
         assert!(joined.get_or_join(at(0), || Err(io::ErrorKind::TimedOut.into())).is_none());
         assert!(joined.get_or_join(at(999), || unreachable!()).is_none());
         assert!(joined.get_or_join(at(1000), || Err(io::ErrorKind::TimedOut.into())).is_none());
         assert!(joined.get_or_join(at(1999), || unreachable!()).is_none());
-        assert!(joined.get_or_join(at(2000), || Journal::join(&registry)).is_some());
+        assert!(joined.get_or_join(at(2000), || Journal::join(&store)).is_some());
         assert!(joined.get_or_join(at(2000), || unreachable!()).is_some());
     }
 }

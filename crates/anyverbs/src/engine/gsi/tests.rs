@@ -84,14 +84,9 @@ fn service(port: u16) -> ServiceId {
     ServiceId::of_port(PortSpace::Tcp, port)
 }
 
-fn locals(engine: &Engine) -> Vec<IpAddr> {
-    engine.gids.entries().iter().map(|entry| entry.gid.to_ip()).collect()
-}
-
 fn listen(engine: &'static Engine, port: u16) -> (ListenerId, Reservation) {
-    let locals = locals(engine);
     let services = &engine.services;
-    let held = services.reserve(service(port).0, ServiceAddress::Any, false, &locals).unwrap();
+    let held = services.reserve(service(port).0, ServiceAddress::Any, false).unwrap();
     let listen = Listen {
         service_id: service(port),
         address: ListenAddress::Any,

@@ -1,8 +1,8 @@
 //! Records that outlive the process that wrote them, so that others can finish what it left undone.
 //!
-//! A journal is a memfd that all processes of a registry share which joined it ([`crate::held_file`]).
+//! A journal is a part of the store's file ([`super::store`]): headers in memory, records behind the table.
 //!
-//! It has *sections*, each a list of records. Who holds the lock of a section, one of the open file, writes it: the process that
+//! It has *sections*, each a list of records. Who holds the lock of a section, writes it: the process that
 //! claimed it or, when that has ended, however it did, the one that takes it over. So each record has one process that sees to it, whoever
 //! dies. (A child that forked and did not exec keeps its parent's locks, as it keeps its slot.)
 //!
@@ -12,16 +12,13 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::held_file;
-use crate::ofd_lock;
-use crate::registry::{Lock, NameGuard, Registry};
-use crate::shm::memfd;
+use super::store::{JOURNAL_LOCKS_AT, Store, read_at};
+use crate::shm::check_length;
 use crate::sys::Uncancelled;
 
 /// Bytes that a record has for its user.
@@ -33,27 +30,23 @@ const RECORD_LEN: usize = 1 + PAYLOAD_LEN;
 /// The first byte of a record; 0 where there is none.
 const IS_SET: u8 = 1;
 /// As many as there can be processes.
-const SECTIONS: u32 = 256;
+const SECTIONS: u16 = 256;
 /// Records of a section.
 const RECORDS: u32 = 4096;
-/// For each section: how many of its records to look at, and the slot of the process that has taken it over, each in 4 bytes.
-const HEADER_LEN: usize = 8;
-const HEADERS_LEN: usize = HEADER_LEN * SECTIONS as usize;
 
 /// The journal of a registry, as one process has it.
 #[derive(Debug)]
 pub struct Journal {
-    file: File,
+    store: Arc<Store>,
     /// Sections whose lock this process holds: to the kernel its own lock is none.
-    held: Mutex<BTreeSet<u32>>,
-    _name: NameGuard,
+    held: Mutex<BTreeSet<u8>>,
 }
 
 /// The records of this process. They stay when the value is dropped, for others, unless it was [cleared](Self::clear).
 #[derive(Debug)]
 pub struct Section {
     journal: Arc<Journal>,
-    number: u32,
+    number: u8,
     /// Records that were or are set.
     len: u32,
     free: Vec<u32>,
@@ -63,39 +56,38 @@ pub struct Section {
 #[derive(Debug)]
 pub struct Abandoned {
     journal: Arc<Journal>,
-    number: u32,
+    number: u8,
     records: Vec<(u32, Payload)>,
     left: usize,
 }
 
 impl Journal {
-    /// The journal that others of the registry have, or a new one.
+    /// That of a store.
     ///
     /// # Errors
-    /// `TimedOut` where another process does not get done; those of memfd_create(2) and bind(2).
-    pub fn join(registry: &Registry) -> io::Result<Arc<Self>> {
-        let (file, _name) = held_file::join(registry, KIND, Lock::Journal, new_file)?;
-        Ok(Arc::new(Self { file, held: Mutex::default(), _name }))
+    /// `Unsupported` where the store has no file, `FileTooLarge` where a limit of the process keeps it from growing.
+    pub fn join(store: &Arc<Store>) -> io::Result<Arc<Self>> {
+        store.file().ok_or(io::ErrorKind::Unsupported)?;
+        check_length(record_at(store, 0, RECORDS))?;
+        Ok(Arc::new(Self { store: Arc::clone(store), held: Mutex::default() }))
     }
 
     /// A section for the records of this process.
     ///
     /// # Errors
-    /// `StorageFull` where there is none; those of pread(2).
+    /// `StorageFull` where there is none.
     pub fn section(self: &Arc<Self>) -> io::Result<Section> {
         let _uncancelled = Uncancelled::new();
         let mut held = self.held.lock();
-        for number in 0..SECTIONS {
+        for number in 0..=(SECTIONS - 1) as u8 {
             if held.contains(&number) || !self.try_lock(number) {
                 continue;
             }
-            let header = self.header(number);
-            if let Ok((0, _)) = header {
+            if self.header(number).0 == 0 {
                 held.insert(number);
                 return Ok(Section { journal: Arc::clone(self), number, len: 0, free: Vec::new() });
             }
             self.unlock(number);
-            header?;
         }
         Err(io::ErrorKind::StorageFull.into())
     }
@@ -109,7 +101,7 @@ impl Journal {
         // Declared before `held`: those in it lock that when they are dropped.
         let mut all = Vec::new();
         let mut held = self.held.lock();
-        for number in self.in_use()? {
+        for number in self.in_use() {
             if held.contains(&number) || !self.try_lock(number) {
                 continue;
             }
@@ -129,11 +121,10 @@ impl Journal {
     }
 
     /// The records of a section whose lock this process has just got.
-    fn take_over(&self, number: u32, slot: u8) -> io::Result<Vec<(u32, Payload)>> {
+    fn take_over(&self, number: u8, slot: u8) -> io::Result<Vec<(u32, Payload)>> {
         let records = self.records(number)?;
-        let header =
-            if records.is_empty() { (0, 0) } else { (self.header(number)?.0, slot.into()) };
-        self.set_header(number, header)?;
+        let header = if records.is_empty() { (0, 0) } else { (self.header(number).0, slot.into()) };
+        self.set_header(number, header);
         Ok(records)
     }
 
@@ -143,7 +134,7 @@ impl Journal {
     /// Those of pread(2).
     pub fn has_abandoned(&self) -> io::Result<bool> {
         let held = self.held.lock();
-        for number in self.in_use()? {
+        for number in self.in_use() {
             if !held.contains(&number) && self.try_lock(number) {
                 let records = self.records(number);
                 self.unlock(number);
@@ -155,50 +146,36 @@ impl Journal {
         Ok(false)
     }
 
-    /// The slots of those that have taken something over, and maybe of some that have ended themselves.
-    ///
-    /// # Errors
-    /// Those of pread(2).
-    pub fn successors(&self) -> io::Result<BTreeSet<u8>> {
-        successors_in(&self.file)
+    /// The slots of those that have taken something over, and maybe of some that have ended themselves. Who asks need not have
+    /// joined.
+    #[must_use]
+    pub fn successors(store: &Store) -> BTreeSet<u8> {
+        let headers =
+            (0..=(SECTIONS - 1) as u8).map(|number| parse_header(store.table().header(number)));
+        let slots = headers.filter(|(len, _)| *len > 0).map(|(_, slot)| slot);
+        slots.filter_map(|slot| u8::try_from(slot).ok()).filter(|slot| *slot != 0).collect()
     }
 
-    /// The same for who has not joined, and does not: of the journal that others of the registry have, if there is one.
-    ///
-    /// # Errors
-    /// Those of pread(2), and of reading the registry.
-    pub fn successors_in_registry(registry: &Registry) -> io::Result<BTreeSet<u8>> {
-        let _uncancelled = Uncancelled::new();
-        let file = held_file::find(registry, KIND)?;
-        file.map_or_else(|| Ok(BTreeSet::new()), |file| successors_in(&file))
+    fn in_use(&self) -> impl Iterator<Item = u8> {
+        (0..=(SECTIONS - 1) as u8).filter(|number| self.header(*number).0 > 0)
     }
 
-    fn in_use(&self) -> io::Result<Vec<u32>> {
-        Ok((0..).zip(self.headers()?).filter(|(_, (len, _))| *len > 0).map(|(n, _)| n).collect())
+    fn header(&self, number: u8) -> (u32, u32) {
+        parse_header(self.store.table().header(number))
     }
 
-    fn headers(&self) -> io::Result<Vec<(u32, u32)>> {
-        headers_in(&self.file)
+    fn set_header(&self, number: u8, (len, slot): (u32, u32)) {
+        self.store.table().set_header(number, u64::from(slot) << 32 | u64::from(len));
     }
 
-    fn header(&self, number: u32) -> io::Result<(u32, u32)> {
-        let mut bytes = [0; HEADER_LEN];
-        self.read(HEADER_LEN as u64 * u64::from(number), &mut bytes)?;
-        Ok(parse_header(bytes))
+    fn file(&self) -> &File {
+        self.store.file().expect("who joins a journal has a file")
     }
 
-    fn set_header(&self, number: u32, (len, slot): (u32, u32)) -> io::Result<()> {
-        let _uncancelled = Uncancelled::new();
-        let mut bytes = [0; HEADER_LEN];
-        bytes[..4].copy_from_slice(&len.to_le_bytes());
-        bytes[4..].copy_from_slice(&slot.to_le_bytes());
-        self.file.write_all_at(&bytes, HEADER_LEN as u64 * u64::from(number))
-    }
-
-    fn records(&self, number: u32) -> io::Result<Vec<(u32, Payload)>> {
-        let len = self.header(number)?.0;
-        let mut bytes = vec![0; RECORD_LEN * len as usize];
-        self.read(record_at(number, 0), &mut bytes)?;
+    fn records(&self, number: u8) -> io::Result<Vec<(u32, Payload)>> {
+        // Behind the end are zeros.
+        let mut bytes = vec![0; RECORD_LEN * self.header(number).0 as usize];
+        read_at(self.file(), record_at(&self.store, number, 0), &mut bytes)?;
         let records = bytes.as_chunks::<RECORD_LEN>().0.iter().zip(0..);
         let set = records.filter(|(record, _)| record[0] == IS_SET);
         Ok(set
@@ -206,39 +183,25 @@ impl Journal {
             .collect())
     }
 
-    fn set_record(&self, number: u32, at: u32, record: Option<&Payload>) -> io::Result<()> {
+    fn set_record(&self, number: u8, at: u32, record: Option<&Payload>) -> io::Result<()> {
         let _uncancelled = Uncancelled::new();
         let mut bytes = [0; RECORD_LEN];
         if let Some(payload) = record {
             bytes[0] = IS_SET;
             bytes[1..].copy_from_slice(payload);
         }
-        self.file.write_all_at(&bytes, record_at(number, at))
+        // To write behind the limit on the length of files would end the process.
+        check_length(record_at(&self.store, number, at + 1))?;
+        self.file().write_all_at(&bytes, record_at(&self.store, number, at))
     }
 
-    /// Reads; behind the end are zeros.
-    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()> {
-        held_file::read_at(&self.file, at, into).map(drop)
+    fn try_lock(&self, number: u8) -> bool {
+        self.store.try_lock_byte(JOURNAL_LOCKS_AT + u64::from(number))
     }
 
-    fn try_lock(&self, number: u32) -> bool {
-        ofd_lock::try_lock(&self.file, number.into())
+    fn unlock(&self, number: u8) {
+        self.store.unlock_byte(JOURNAL_LOCKS_AT + u64::from(number));
     }
-
-    fn unlock(&self, number: u32) {
-        ofd_lock::unlock(&self.file, number.into());
-    }
-}
-
-fn successors_in(file: &File) -> io::Result<BTreeSet<u8>> {
-    let slots = headers_in(file)?.into_iter().filter(|(len, _)| *len > 0);
-    Ok(slots.filter_map(|(_, slot)| u8::try_from(slot).ok()).filter(|s| *s != 0).collect())
-}
-
-fn headers_in(file: &File) -> io::Result<Vec<(u32, u32)>> {
-    let mut bytes = [0; HEADERS_LEN];
-    held_file::read_at(file, 0, &mut bytes)?;
-    Ok(bytes.as_chunks().0.iter().copied().map(parse_header).collect())
 }
 
 impl Section {
@@ -248,7 +211,7 @@ impl Section {
         let added = (at < RECORDS).then(|| {
             self.journal.set_record(self.number, at, Some(payload))?;
             if at == self.len {
-                self.journal.set_header(self.number, (self.len + 1, 0))?;
+                self.journal.set_header(self.number, (self.len + 1, 0));
                 self.len += 1;
             }
             io::Result::Ok(())
@@ -262,8 +225,8 @@ impl Section {
         self.free.push(at);
         let done = if self.free.len() == self.len as usize {
             (self.len, self.free) = (0, Vec::new());
-            let header = self.journal.set_header(self.number, (0, 0));
-            header.and_then(|()| self.journal.set_record(self.number, at, None))
+            self.journal.set_header(self.number, (0, 0));
+            self.journal.set_record(self.number, at, None)
         } else {
             self.journal.set_record(self.number, at, None)
         };
@@ -278,7 +241,7 @@ impl Section {
             // Nothing is given back: this is called in exit(3), in whose caller malloc(3) may have been interrupted.
             self.len = 0;
             self.free.clear();
-            let _ = self.journal.set_header(self.number, (0, 0));
+            self.journal.set_header(self.number, (0, 0));
         }
     }
 }
@@ -290,7 +253,7 @@ impl Drop for Section {
 }
 
 impl Journal {
-    fn release(&self, number: u32) {
+    fn release(&self, number: u8) {
         let mut held = self.held.lock();
         self.unlock(number);
         held.remove(&number);
@@ -300,7 +263,7 @@ impl Journal {
 impl Abandoned {
     /// Tells it from others that this process has.
     #[must_use]
-    pub fn number(&self) -> u32 {
+    pub fn number(&self) -> u8 {
         self.number
     }
 
@@ -322,46 +285,36 @@ impl Abandoned {
 
 impl Drop for Abandoned {
     fn drop(&mut self) {
-        let len =
-            if self.left == 0 { 0 } else { self.journal.header(self.number).map_or(0, |h| h.0) };
-        let _ = self.journal.set_header(self.number, (len, 0));
+        let len = if self.left == 0 { 0 } else { self.journal.header(self.number).0 };
+        self.journal.set_header(self.number, (len, 0));
         self.journal.release(self.number);
     }
 }
 
-fn record_at(number: u32, at: u32) -> u64 {
+fn record_at(store: &Store, number: u8, at: u32) -> u64 {
     let index = u64::from(number) * u64::from(RECORDS) + u64::from(at);
-    HEADERS_LEN as u64 + index * RECORD_LEN as u64
+    store.base + index * RECORD_LEN as u64
 }
 
-/// The length is bounded, whatever stands there.
-fn parse_header(bytes: [u8; HEADER_LEN]) -> (u32, u32) {
-    let word = |at| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-    (word(0).min(RECORDS), word(4))
-}
-
-const KIND: &str = "journal";
-
-/// One that nobody can seal against those who write it.
-fn new_file() -> io::Result<File> {
-    let file = File::from(memfd()?);
-    // SAFETY: fcntl with an integer argument, on our own descriptor.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SEAL) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(file)
+/// How many of a section's records to look at, and the slot of the process that has taken it over. The number is bounded, whatever
+/// stands there.
+fn parse_header(word: u64) -> (u32, u32) {
+    ((word as u32).min(RECORDS), (word >> 32) as u32)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs::OpenOptions;
-    use std::os::unix::fs::MetadataExt;
     use std::time::Duration;
 
     use super::*;
+    use crate::host::Registry;
 
-    fn registry(name: &str) -> Registry {
-        Registry::new(&format!("{name}-{}", std::process::id())).unwrap()
+    /// As many processes of one store.
+    fn join<const N: usize>(name: &str) -> [Arc<Journal>; N] {
+        let registry = Registry::new(&format!("{name}-{}", std::process::id())).unwrap();
+        // All before the first is given back.
+        let stores = [(); N].map(|()| Store::join(&registry).unwrap());
+        stores.map(|store| Journal::join(&store).unwrap())
     }
 
     fn payload(n: u8) -> Payload {
@@ -374,10 +327,7 @@ mod tests {
 
     #[test]
     fn what_a_holder_leaves_another_takes_over_once() {
-        let registry = registry("journal");
-        let (a, b) = (Journal::join(&registry).unwrap(), Journal::join(&registry).unwrap());
-        let c = Journal::join(&registry).unwrap();
-        assert_eq!(a.file.metadata().unwrap().ino(), b.file.metadata().unwrap().ino());
+        let [a, b, c] = join("journal");
         let mut section = a.section().unwrap();
         let places: Vec<_> = (1..=3).map(|n| section.add(&payload(n)).unwrap()).collect();
         section.remove(places[1]);
@@ -389,7 +339,7 @@ mod tests {
         assert_eq!(contents(&taken), [1, 3]);
         assert!(b.take_abandoned(7).unwrap().is_empty(), "it has it");
         assert!(!c.has_abandoned().unwrap() && c.take_abandoned(8).unwrap().is_empty());
-        assert_eq!(c.successors().unwrap(), BTreeSet::from([7]));
+        assert_eq!(Journal::successors(&c.store), BTreeSet::from([7]));
         assert!(!taken[0].done(places[0]));
         // So does this one: what it has not done others find.
         drop((taken, b));
@@ -397,13 +347,12 @@ mod tests {
         assert_eq!(contents(&taken), [3]);
         assert!(taken[0].done(places[2]));
         drop(taken);
-        assert!(!c.has_abandoned().unwrap() && c.successors().unwrap().is_empty());
+        assert!(!c.has_abandoned().unwrap() && Journal::successors(&c.store).is_empty());
     }
 
     #[test]
     fn who_has_nothing_open_leaves_nothing() {
-        let registry = registry("journal-empty");
-        let (a, b) = (Journal::join(&registry).unwrap(), Journal::join(&registry).unwrap());
+        let [a, b] = join("journal-empty");
         let mut section = a.section().unwrap();
         let at = section.add(&payload(1)).unwrap();
         section.remove(at);
@@ -420,7 +369,7 @@ mod tests {
 
     #[test]
     fn places_are_used_again_and_end() {
-        let journal = Journal::join(&registry("journal-full")).unwrap();
+        let [journal] = join("journal-full");
         let mut section = journal.section().unwrap();
         for n in 0..RECORDS {
             assert_eq!(section.add(&payload(1)), Some(n));
@@ -432,48 +381,33 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_bounded_and_strangers_files_are_not_taken() {
-        let registry = registry("journal-nonsense");
-        let journal = Journal::join(&registry).unwrap();
-        journal.set_header(5, (u32::MAX, u32::MAX)).unwrap();
-        assert!(!journal.has_abandoned().unwrap() && journal.successors().unwrap().is_empty());
+    fn nonsense_is_bounded() {
+        let [journal] = join("journal-nonsense");
+        journal.set_header(5, (u32::MAX, u32::MAX));
+        assert!(!journal.has_abandoned().unwrap());
+        assert!(Journal::successors(&journal.store).is_empty());
         assert!(journal.take_abandoned(1).unwrap().is_empty());
-        drop(journal);
-        // Names that lead to no journal.
-        let pid = std::process::id();
-        for name in ["journal/1/2".into(), format!("journal/{pid}/0/1"), "journal/x/y/z".into()] {
-            let _name = registry.hold(&name).unwrap();
-            assert!(held_file::find(&registry, KIND).unwrap().is_none(), "{name}");
-        }
-    }
-
-    fn seal(file: &File, seals: i32) -> bool {
-        // SAFETY: fcntl with an integer argument.
-        unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) == 0 }
     }
 
     #[test]
-    fn a_section_is_not_kept_after_an_error() {
-        let registry = registry("journal-error");
-        assert!(!seal(&Journal::join(&registry).unwrap().file, libc::F_SEAL_WRITE));
-        // One that can be sealed, so that to write it fails.
-        let file = File::from(memfd().unwrap());
-        let open = || {
-            let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-            let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
-            let _name = registry.hold(&format!("test/{}", file.as_raw_fd())).unwrap();
-            Arc::new(Journal { file, held: Mutex::default(), _name })
-        };
-        let (a, b, c) = (open(), open(), open());
-        let mut sections = [a.section().unwrap(), a.section().unwrap()];
-        for section in &mut sections {
-            section.add(&payload(1)).unwrap();
-        }
-        drop(sections);
-        assert!(seal(&file, libc::F_SEAL_WRITE));
-        b.take_abandoned(1).unwrap_err();
-        assert!(b.held.lock().is_empty());
-        assert!((0..2).all(|number| c.try_lock(number)), "it has a lock");
+    fn a_limit_on_the_length_of_files_ends_nobody() {
+        let name = "host::journal::tests::a_limit_on_the_length_of_files_ends_nobody";
+        anyverbs_testing::in_own_process(name, || {
+            let [journal] = join("journal-limit");
+            let mut section = journal.section().unwrap();
+            let at = section.add(&payload(1)).unwrap();
+            let limit = libc::rlimit {
+                rlim_cur: journal.store.base + RECORD_LEN as u64,
+                rlim_max: libc::RLIM_INFINITY,
+            };
+            // SAFETY: a limit to read.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+            assert_eq!(section.add(&payload(2)), None);
+            let error = Journal::join(&journal.store).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
+            section.remove(at);
+            assert_eq!(section.add(&payload(3)), Some(at));
+        });
     }
 
     /// pread(2) and pwrite(2) are cancellation points in the C library.
@@ -482,8 +416,7 @@ mod tests {
         unsafe extern "C" {
             fn pthread_cancel(thread: libc::pthread_t) -> libc::c_int;
         }
-        let registry = registry("journal-cancelled");
-        let (a, b) = (Journal::join(&registry).unwrap(), Journal::join(&registry).unwrap());
+        let [a, b] = join("journal-cancelled");
         let (sender, done) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
             // SAFETY: this thread's own id.
@@ -494,7 +427,7 @@ mod tests {
             drop(section);
             let has = b.has_abandoned().unwrap();
             let mut taken = b.take_abandoned(7).unwrap();
-            let successors = a.successors().unwrap();
+            let successors = Journal::successors(&a.store);
             taken[0].done(places[1]);
             drop(taken);
             let mut section = b.section().unwrap();

@@ -1,0 +1,47 @@
+//! One store for what the processes of a host share, and one authenticated way to each of them.
+//!
+//! A *host* is a network namespace; its *processes* are those of one user that share a UDP port. There is no daemon, and nothing is in the
+//! file system.
+//!
+//! # Life
+//! The store is a memfd that all processes have ([`Store`]): it exists as long as one of them does. A process that starts connects to
+//! the names of the 255 slots ([`Registry`]), and takes the store of the first that is of its user: by `/proc`, which needs no help of
+//! the other, that may be stopped; or else by a message that the other answers with a descriptor (containers of one pod, user
+//! namespaces). It makes one if nobody has one. Those who start wait for each other, 2 s at most. A launcher has the store without a slot.
+//! Where a limit on the length of files, or a container's filter, allows no such file, the process has a store of its own: it gets and
+//! hands on datagrams, and others do not find its services.
+//!
+//! # Who lives
+//! The owner of a slot holds a lock of a byte of the file, and listens at the slot's name. Both end with it, however it ends. A child
+//! that forked and did not exec keeps both.
+//!
+//! # Layout and memory ordering
+//! See `table.rs`. Sections have one writer each, entries are added under a lock and published by one store. There is no count of
+//! changes: an entry has its own. The journal's records lie behind the table and are read and written by system calls.
+//!
+//! # Hostile input
+//! | from | what holds |
+//! |---|---|
+//! | another user | It may bind any name, and take slots away. It gets nothing and is believed nothing: whoever listens or connects is asked for its user (`SO_PEERCRED`) before a byte is sent or read. Nothing is read from `/proc/net`. |
+//! | a file that is none of ours | A file is taken only if it is unlinked, of this user, cannot shrink and begins with the magic number: nothing is written before. |
+//! | a process of the same user | It may write anything into the store. Lengths and indices are bounded, and all loops are (fuzz target `host_store`). |
+//!
+//! # Use
+//! [`Slot`] for a place on the host, [`Services`] for who listens where, [`Journal`] for what outlives its process.
+
+mod journal;
+mod lock;
+mod name;
+mod pass;
+mod services;
+mod slot;
+mod store;
+mod table;
+
+pub use journal::{Abandoned, Journal, PAYLOAD_LEN, Payload, Section};
+pub(crate) use name::Name;
+pub use name::Registry;
+pub use services::{Lingering, Reservation, ServiceAddress, Services, ephemeral_ports};
+pub use slot::Slot;
+pub(crate) use slot::{Announced, Received};
+pub use store::{Lock, LockGuard, Said, Store};

@@ -1,0 +1,204 @@
+//! Names by which processes find each other, and the one way in: whoever connects and whoever listens is asked who it is.
+//!
+//! Anybody may bind an abstract name. So a name says nothing: the kernel says who listens (`SO_PEERCRED`, unix(7)) before a byte
+//! is sent, and who has connected before a byte is read. It translates the number of the user into the reader's user namespace.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use socket2::{Domain, SockAddr, Socket, Type};
+
+use crate::sockopt::credentials;
+use crate::sys::Uncancelled;
+
+/// A socket's address has 107 bytes for the longest name.
+const NAME_LEN: usize = 32;
+/// What the kernel calls users that a user namespace does not know.
+const OVERFLOW_UID: u32 = 65_534;
+/// Connections that wait to be accepted; the system may allow fewer.
+const BACKLOG: i32 = 4096;
+
+/// Where the processes of one user that share a UDP port find each other in this network namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Registry {
+    prefix: String,
+    /// None trusts nobody.
+    uid: Option<u32>,
+}
+
+/// What a name is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Name {
+    /// The owner of a slot: datagrams that are handed on, and who asks for the store.
+    Slot(u8),
+    /// The same for channels in shared memory.
+    Channels(u8),
+    /// The same for messages.
+    Messages(u8),
+    /// Who has the store without a slot.
+    Keeper(u8),
+    /// Who is starting.
+    Start,
+}
+
+impl Registry {
+    /// The registry called `name`, of the effective user.
+    ///
+    /// # Errors
+    /// `InvalidInput` when `name` is empty, longer than 32 bytes or contains a zero byte or a slash.
+    pub fn new(name: &str) -> io::Result<Self> {
+        if name.is_empty() || name.len() > NAME_LEN || name.contains(['\0', '/']) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "registry names have 1 to 32 bytes, none zero or /",
+            ));
+        }
+        Ok(Self { prefix: name.to_owned(), uid: own_uid() })
+    }
+
+    /// That of those who share a UDP port. The kernel lets only one user share it.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn of_port(name: &str, port: u16) -> io::Result<Self> {
+        let Self { prefix, uid } = Self::new(name)?;
+        Ok(Self { prefix: format!("{prefix}/{port}"), uid })
+    }
+
+    pub(crate) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    pub(super) fn is_own_user(&self, uid: u32) -> bool {
+        self.uid == Some(uid)
+    }
+
+    fn text(&self, name: Name) -> String {
+        let prefix = &self.prefix;
+        match name {
+            Name::Slot(n) => format!("{prefix}/{n}"),
+            Name::Channels(n) => format!("{prefix}/shm/{n}"),
+            Name::Messages(n) => format!("{prefix}/messages/{n}"),
+            Name::Keeper(n) => format!("{prefix}/keeper/{n}"),
+            Name::Start => format!("{prefix}/start"),
+        }
+    }
+
+    fn address(&self, name: Name) -> io::Result<SockAddr> {
+        // A name that begins with a zero byte is an abstract one.
+        SockAddr::unix(format!("\0{}", self.text(name)))
+    }
+
+    /// Listens; non-blocking.
+    ///
+    /// # Errors
+    /// `AddrInUse` where somebody has the name; those of socket(2).
+    pub(crate) fn listen(&self, name: Name) -> io::Result<Socket> {
+        let listener = socket()?;
+        listener.bind(&self.address(name)?)?;
+        listener.listen(BACKLOG)?;
+        Ok(listener)
+    }
+
+    /// Connects to a process of this user, which need not have accepted it. Non-blocking.
+    ///
+    /// # Errors
+    /// `ConnectionRefused` where nobody listens, `PermissionDenied` where another user does, `WouldBlock` where too many wait to
+    /// be accepted; those of socket(2).
+    pub(crate) fn connect(&self, name: Name) -> io::Result<(Socket, libc::ucred)> {
+        let _uncancelled = Uncancelled::new();
+        let socket = socket()?;
+        socket.connect(&self.address(name)?)?;
+        let who = self.check(socket.as_fd()).map_err(|error| {
+            io::Error::new(error.kind(), format!("the name @{}: {error}", self.text(name)))
+        })?;
+        Ok((socket, who))
+    }
+
+    /// Accepts one connection, non-blocking; `PermissionDenied` for one of another user, which is closed unread.
+    pub(crate) fn accept(&self, listener: &Socket) -> io::Result<Socket> {
+        let _uncancelled = Uncancelled::new();
+        let (socket, _) = listener.accept()?;
+        self.check(socket.as_fd())?;
+        socket.set_nonblocking(true)?;
+        Ok(socket)
+    }
+
+    /// Who is at the other end, if it is this user.
+    fn check(&self, socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
+        let who = credentials(socket)?;
+        if self.is_own_user(who.uid) {
+            return Ok(who);
+        }
+        let libc::ucred { uid, pid, .. } = who;
+        Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!("it belongs to user {uid} (process {pid})"),
+        ))
+    }
+
+    /// Why a name cannot be bound, for people.
+    pub(super) fn holder(&self, name: Name) -> String {
+        match self.connect(name) {
+            Ok((_, who)) => format!("process {} of this user has it", who.pid),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => error.to_string(),
+            Err(_) => format!("somebody has bound @{} and does not listen", self.text(name)),
+        }
+    }
+}
+
+fn socket() -> io::Result<Socket> {
+    Socket::new(Domain::UNIX, Type::SEQPACKET.nonblocking(), None)
+}
+
+/// The effective user; none where strangers could have the same number, in a user namespace that does not know them.
+fn own_uid() -> Option<u32> {
+    // SAFETY: geteuid has no preconditions and cannot fail.
+    let uid = unsafe { libc::geteuid() };
+    let knows_all = || {
+        let map = std::fs::read_to_string("/proc/self/uid_map").ok()?;
+        let words: Vec<&str> = map.split_ascii_whitespace().collect();
+        Some(words == ["0", "0", "4294967295"])
+    };
+    (uid != OVERFLOW_UID || knows_all() == Some(true)).then_some(uid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bad_names_are_refused() {
+        for name in ["", "a/b", "a\0b", &"x".repeat(33)] {
+            let error = Registry::new(name).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn both_ends_are_asked_who_they_are() {
+        let name = format!("av-name-{}", std::process::id());
+        let registry = Registry::new(&name).unwrap();
+        let stranger = Registry { uid: registry.uid.map(|uid| uid + 1), ..registry.clone() };
+        let kind = |result: io::Result<_>| result.map(drop).unwrap_err().kind();
+        assert_eq!(
+            kind(registry.connect(Name::Slot(7)).map(drop)),
+            io::ErrorKind::ConnectionRefused
+        );
+        let listener = registry.listen(Name::Slot(7)).unwrap();
+        assert_eq!(kind(registry.listen(Name::Slot(7)).map(drop)), io::ErrorKind::AddrInUse);
+        let error = stranger.connect(Name::Slot(7)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        assert!(
+            error.to_string().contains(&format!("(process {})", std::process::id())),
+            "{error}"
+        );
+        let (_socket, who) = registry.connect(Name::Slot(7)).unwrap();
+        assert_eq!(who.pid, std::process::id() as i32);
+        // Of the two that are waiting here the stranger's view refuses the one, and the own view takes the other.
+        assert_eq!(kind(stranger.accept(&listener).map(drop)), io::ErrorKind::PermissionDenied);
+        let accepted = registry.accept(&listener).unwrap();
+        assert!(accepted.nonblocking().unwrap());
+        assert_eq!(kind(registry.accept(&listener).map(drop)), io::ErrorKind::WouldBlock);
+    }
+}

@@ -1,0 +1,344 @@
+//! One process's place on the host, and the way to it.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use socket2::Socket;
+
+use super::name::{Name, Registry};
+use super::pass;
+use super::store::{Start, Store};
+use crate::random_u64;
+use crate::sys::{self, Uncancelled};
+
+/// Connections of other processes; one has one, and one more while it asks for the store.
+const MAX_CONNECTIONS: usize = 1024;
+/// What is ready when somebody connects.
+const LISTENER: u64 = 0;
+
+/// One process's place on the host: a number from 1 to 255, freed when the process ends.
+///
+/// A child that `fork`s without `exec` keeps its parent's slot; every descriptor here is close-on-exec.
+#[derive(Debug)]
+pub struct Slot {
+    store: Arc<Store>,
+    number: u8,
+    listener: Socket,
+    /// Of the listener, and of what was accepted.
+    epoll: OwnedFd,
+    connections: Mutex<Connections>,
+}
+
+#[derive(Debug, Default)]
+struct Connections {
+    by_key: HashMap<u64, Socket>,
+    next: u64,
+    /// There was no descriptor for one that waits.
+    accept_again: bool,
+}
+
+/// What [`Slot::receive`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Received {
+    Nothing,
+    /// A message of another process of this user, and its length.
+    Message(usize),
+    /// Another user has connected. Nothing of it was read.
+    Stranger,
+}
+
+impl Slot {
+    /// Takes a free slot of the registry called `name`, searching from a random place so that a slot is not reused at
+    /// once after its owner's death. Slot 0 is never given out.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a bad name, `AddrInUse` when all 255 slots are taken, and those of socket(2).
+    pub fn claim(name: &str) -> io::Result<Self> {
+        Self::claim_in(&Registry::new(name)?)
+    }
+
+    /// As [`Slot::claim`], in a registry that the caller has.
+    ///
+    /// # Errors
+    /// See [`Slot::claim`].
+    pub fn claim_in(registry: &Registry) -> io::Result<Self> {
+        let start = (random_u64() % 255) as u16;
+        Self::claim_one_of(registry, (0..255).map(|i| ((start + i) % 255 + 1) as u8))
+    }
+
+    /// Takes slot `number`.
+    ///
+    /// # Errors
+    /// `AddrInUse` when it is taken; `InvalidInput` for 0, and those of socket(2).
+    pub fn claim_number(registry: &Registry, number: u8) -> io::Result<Self> {
+        if number == 0 {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "slot 0 is reserved"));
+        }
+        Self::claim_one_of(registry, std::iter::once(number))
+    }
+
+    fn claim_one_of(registry: &Registry, numbers: impl Iterator<Item = u8>) -> io::Result<Self> {
+        let _uncancelled = Uncancelled::new();
+        let _start = Start::begin(registry);
+        let found = Store::find(registry)?;
+        let is_new = found.is_none();
+        let mut store = found.map_or_else(|| Store::make(registry), Ok)?;
+        let mut tried = 0;
+        for number in numbers {
+            tried += 1;
+            let listener = match registry.listen(Name::Slot(number)) {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => continue,
+                listener => listener?,
+            };
+            // Who did not see the lock of those who start may have made one, too: the name decides whose it is.
+            if is_new && let Some(other) = Store::older(registry, &store, number)? {
+                store = other;
+            }
+            if store.take_slot(number) {
+                store.settle();
+                return Self::with(Arc::new(store), number, listener);
+            }
+        }
+        Err(io::Error::new(io::ErrorKind::AddrInUse, taken(registry, tried)))
+    }
+
+    fn with(store: Arc<Store>, number: u8, listener: Socket) -> io::Result<Self> {
+        // SAFETY: flags only.
+        let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        if epoll < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a descriptor that the kernel has just made for us.
+        let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
+        let connections = Mutex::new(Connections { next: LISTENER + 1, ..Default::default() });
+        let slot = Self { store, number, listener, epoll, connections };
+        // Edge-triggered: what cannot be accepted for want of descriptors must not keep the caller awake.
+        slot.watch(&slot.listener, LISTENER, libc::EPOLLIN | libc::EPOLLET)?;
+        Ok(slot)
+    }
+
+    /// This process's number, 1 to 255.
+    #[must_use]
+    pub fn number(&self) -> u8 {
+        self.number
+    }
+
+    /// What the processes of the host share.
+    #[must_use]
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// Where processes find each other.
+    #[must_use]
+    pub fn registry(&self) -> &Registry {
+        self.store.registry()
+    }
+
+    /// Says that this process has `port` open, until the value is dropped.
+    pub(crate) fn announce(self: &Arc<Self>, port: u16) -> Announced {
+        self.store.table().set_port(self.number, Some(port));
+        Announced(Arc::clone(self))
+    }
+
+    fn watch(&self, socket: &Socket, key: u64, events: i32) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: events.cast_unsigned(), u64: key };
+        let (epoll, fd) = (self.epoll.as_raw_fd(), socket.as_raw_fd());
+        // SAFETY: two open descriptors and a live event, which the kernel copies.
+        match unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, &raw mut event) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// The next message of another process, if there is one; who asks for the store gets it.
+    ///
+    /// # Errors
+    /// Those of epoll_wait(2).
+    pub(crate) fn receive(&self, into: &mut [u8]) -> io::Result<Received> {
+        let _uncancelled = Uncancelled::new();
+        let mut connections = self.connections.lock();
+        if connections.accept_again && self.accept(&mut connections) {
+            return Ok(Received::Stranger);
+        }
+        loop {
+            let mut event = [libc::epoll_event { events: 0, u64: 0 }];
+            match sys::epoll_ready(self.epoll.as_raw_fd(), &mut event) {
+                0 => return Ok(Received::Nothing),
+                n if n < 0 => {
+                    let error = io::Error::last_os_error();
+                    if error.kind() != io::ErrorKind::Interrupted {
+                        return Err(error);
+                    }
+                    continue;
+                }
+                _ => {}
+            }
+            let key = event[0].u64;
+            if key == LISTENER {
+                if self.accept(&mut connections) {
+                    return Ok(Received::Stranger);
+                }
+                continue;
+            }
+            let Some(socket) = connections.by_key.get(&key) else { continue };
+            match read(socket, into) {
+                Ok(1) if into[0] == pass::ASK => pass::give(socket, self.store.copy()),
+                // Its end.
+                Ok(0) => drop(connections.by_key.remove(&key)),
+                Ok(len) => return Ok(Received::Message(len)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => drop(connections.by_key.remove(&key)),
+            }
+        }
+    }
+
+    /// Accepts all that wait. True if there was one of another user; there may be more then.
+    fn accept(&self, connections: &mut Connections) -> bool {
+        connections.accept_again = false;
+        loop {
+            match self.registry().accept(&self.listener) {
+                Ok(socket) if connections.by_key.len() < MAX_CONNECTIONS => {
+                    let key = connections.next;
+                    if self.watch(&socket, key, libc::EPOLLIN).is_ok() {
+                        connections.next += 1;
+                        connections.by_key.insert(key, socket);
+                    }
+                }
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    connections.accept_again = true;
+                    return true;
+                }
+                Err(error) => {
+                    let out_of = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS];
+                    connections.accept_again =
+                        error.raw_os_error().is_some_and(|errno| out_of.contains(&errno));
+                    return false;
+                }
+            }
+        }
+    }
+}
+
+impl AsFd for Slot {
+    /// Readable when [`Slot::receive`] has something to do.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.store.leave_slot(self.number);
+    }
+}
+
+/// This process has a port open as long as this value lives.
+#[derive(Debug)]
+pub(crate) struct Announced(Arc<Slot>);
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        if self.0.store.is_own() {
+            self.0.store.table().set_port(self.0.number, None);
+        }
+    }
+}
+
+/// Reads one message; what comes with it is not taken.
+fn read(socket: &Socket, into: &mut [u8]) -> io::Result<usize> {
+    let mut iov = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+    // SAFETY: all-zero is a valid msghdr.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    (message.msg_iov, message.msg_iovlen) = (&raw mut iov, 1);
+    // SAFETY: the iovec's bytes are live, exclusive and of the given size.
+    let n = unsafe { sys::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) };
+    usize::try_from(n).map_err(|_| io::Error::last_os_error())
+}
+
+/// Who has the slots, for people.
+fn taken(registry: &Registry, tried: usize) -> String {
+    if tried == 1 {
+        return "the slot is taken".into();
+    }
+    let mut foreign: Vec<u8> = Vec::new();
+    for number in 1..=255 {
+        let refused = registry.connect(Name::Slot(number)).map(drop).map_err(|e| e.kind());
+        if refused != Ok(()) {
+            foreign.push(number);
+        }
+    }
+    let all = "all 255 process slots of this host are taken";
+    match &foreign[..] {
+        [] => all.into(),
+        [first, ..] => {
+            let holder = registry.holder(Name::Slot(*first));
+            format!("{all}, {} of them not by processes of this user: {holder}", foreign.len())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn registry(test: &str) -> Registry {
+        Registry::new(&format!("anyverbs-test-{test}-{}", std::process::id())).unwrap()
+    }
+
+    #[test]
+    fn slots_are_distinct_and_freed_by_drop() {
+        let registry = registry("slots");
+        let keeper = Store::join(&registry).unwrap();
+        let slots: Vec<_> = (0..255).map(|_| Slot::claim_in(&registry).unwrap()).collect();
+        assert_eq!(keeper.live_slots(), (1..=255).collect::<Vec<u8>>());
+        let error = Slot::claim_in(&registry).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(error.to_string(), "all 255 process slots of this host are taken");
+        assert!(!keeper.is_alive(0));
+        drop(slots);
+        assert_eq!(keeper.live_slots(), [] as [u8; 0]);
+        let error = Slot::claim_number(&registry, 0).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn who_has_a_slot_next_is_another() {
+        let registry = registry("incarnations");
+        let keeper = Store::join(&registry).unwrap();
+        let slots = [3, 200].map(|n| Slot::claim_number(&registry, n).unwrap());
+        let error = Slot::claim_number(&registry, 3).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        let before = keeper.incarnations();
+        assert_eq!(before.len(), 2);
+        assert_eq!(before, slots[0].store().incarnations());
+        drop(slots);
+        assert_eq!(keeper.incarnations(), HashMap::new());
+        let _again = Slot::claim_number(&registry, 3).unwrap();
+        assert_ne!(keeper.incarnations()[&3], before[&3]);
+    }
+
+    #[test]
+    fn slots_begin_at_random_places() {
+        let registry = registry("random");
+        let _keeper = Store::join(&registry).unwrap();
+        let numbers: std::collections::BTreeSet<u8> =
+            (0..40).map(|_| Slot::claim_in(&registry).unwrap().number()).collect();
+        assert!(numbers.len() > 5, "{numbers:?}");
+    }
+
+    #[test]
+    fn descriptors_are_close_on_exec() {
+        let slot = Slot::claim_in(&registry("cloexec")).unwrap();
+        let fds = [slot.as_fd(), slot.listener.as_fd(), slot.store().file().unwrap().as_fd()];
+        for fd in fds {
+            // SAFETY: fcntl with F_GETFD only reads flags of an open fd.
+            let flags = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFD) };
+            assert_ne!(flags & libc::FD_CLOEXEC, 0);
+        }
+    }
+}

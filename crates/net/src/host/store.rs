@@ -1,0 +1,525 @@
+//! The store of a host: how it is found, checked and kept, and who lives.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+
+use socket2::Socket;
+
+use super::lock::Owner;
+use super::name::{Name, Registry};
+use super::pass;
+use super::table::{self, ENTRY_BITS, Entry, Fact, Header, Kind, Table};
+use crate::shm::{Area, allocate, check_length, memfd, seal};
+use crate::sockopt;
+use crate::sys::Uncancelled;
+
+/// How long one who starts waits for another who does.
+const START_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a name may be bound and not listen yet.
+const BIND_PATIENCE: Duration = Duration::from_millis(50);
+/// How long all others together are asked for the store, and one of them.
+const ASK_PATIENCE: Duration = Duration::from_secs(2);
+const ASK_ONE: Duration = Duration::from_millis(500);
+const RETRY: Duration = Duration::from_micros(500);
+/// Who has the store without a slot is found by one of so many names.
+const KEEPERS: u8 = 16;
+/// Seals of the file: it does not shrink, and nobody seals it against those who write it. The journal lets it grow.
+const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
+
+// Bytes of the file that are locked: one for each slot, then these.
+const LOCKS_AT: u64 = 256;
+pub(super) const JOURNAL_LOCKS_AT: u64 = 1024;
+
+/// What a lock of the store is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lock {
+    /// The order of the sockets of a port; held for as long as it takes to ask all processes.
+    Steering,
+    /// Who has an XRC domain: held for some system calls.
+    Xrc,
+    /// Who adds entries: held for some system calls.
+    Entries,
+}
+
+/// Excludes the other processes of this store until it is dropped or its process ends.
+#[derive(Debug)]
+pub struct LockGuard {
+    store: Arc<Store>,
+    lock: Lock,
+}
+
+/// An entry that exists as long as this value or its process.
+#[derive(Debug)]
+pub struct Said {
+    store: Arc<Store>,
+    at: usize,
+    slot: u8,
+}
+
+/// What the processes of a registry share, as one of them has it.
+#[derive(Debug)]
+pub struct Store {
+    registry: Registry,
+    table: Table,
+    /// None where the process may have no such file: then it shares nothing.
+    file: Option<File>,
+    locks: Owner,
+    /// Bytes of the file before the journal's records.
+    pub(super) base: u64,
+    /// Locks that this process has: to the kernel its own are none.
+    taken: [AtomicBool; 3],
+    /// The slot of this process, or 0.
+    own: AtomicU8,
+    /// Who made this value, and alone takes back what it said: a forked child shares the file and its locks.
+    owner: u32,
+    /// Where others find it that have no slot to look at.
+    keeper: Option<Socket>,
+}
+
+/// Excludes others that start, as far as that is possible.
+#[derive(Debug)]
+pub(super) struct Start {
+    _listener: Option<Socket>,
+}
+
+impl Start {
+    pub(super) fn begin(registry: &Registry) -> Self {
+        let begin = Instant::now();
+        loop {
+            match registry.listen(Name::Start) {
+                Ok(listener) => return Self { _listener: Some(listener) },
+                Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
+                    tracing::warn!(%error, "starting beside others");
+                    break;
+                }
+                Err(_) => {}
+            }
+            let patience = match registry.connect(Name::Start) {
+                Ok(_) => START_PATIENCE,
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Duration::ZERO,
+                Err(_) => BIND_PATIENCE,
+            };
+            if begin.elapsed() >= patience {
+                let holder = registry.holder(Name::Start);
+                tracing::warn!(
+                    holder,
+                    "starting beside others: the lock of those who start is taken"
+                );
+                break;
+            }
+            std::thread::sleep(RETRY);
+        }
+        Self { _listener: None }
+    }
+}
+
+impl Store {
+    /// The store of a registry, for one who takes no slot: the one that others have, or a new one.
+    ///
+    /// # Errors
+    /// `Unsupported` where another version of this library has it; those of mmap(2).
+    pub fn join(registry: &Registry) -> io::Result<Arc<Self>> {
+        let _uncancelled = Uncancelled::new();
+        let _start = Start::begin(registry);
+        let mut store = Self::find(registry)?.map_or_else(|| Self::make(registry), Ok)?;
+        let names = (1..=KEEPERS).map(Name::Keeper);
+        store.keeper = names.into_iter().find_map(|name| registry.listen(name).ok());
+        Ok(Arc::new(store))
+    }
+
+    /// The store that others have.
+    pub(super) fn find(registry: &Registry) -> io::Result<Option<Self>> {
+        let begin = Instant::now();
+        let mut silent = 0;
+        let names = (1..=255).map(Name::Slot).chain((1..=KEEPERS).map(Name::Keeper));
+        for name in names {
+            let Ok((socket, who)) = registry.connect(name) else { continue };
+            let mut found = Self::find_at(registry, who.pid);
+            if let (Ok(None), Name::Slot(_)) = (&found, name)
+                && begin.elapsed() < ASK_PATIENCE
+            {
+                found = Self::ask(registry, &socket);
+            }
+            if let Some(store) = found? {
+                return Ok(Some(store));
+            }
+            silent += 1;
+        }
+        if silent > 0 {
+            tracing::warn!(silent, "other processes of this user do not hand over what they share");
+        }
+        Ok(None)
+    }
+
+    /// That of a process, by `/proc`: it may be stopped, and does not even notice.
+    fn find_at(registry: &Registry, pid: i32) -> io::Result<Option<Self>> {
+        let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return Ok(None) };
+        let name = format!("/memfd:{} (deleted)", file_name(registry));
+        for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+            // Looked at before: to open something else may do something.
+            if std::fs::read_link(&path).is_ok_and(|link| link.as_os_str() == &*name)
+                && let Ok(file) = OpenOptions::new().read(true).write(true).open(&path)
+                && let Some(store) = Self::open(registry, file, Owner::Description)?
+            {
+                return Ok(Some(store));
+            }
+        }
+        Ok(None)
+    }
+
+    /// That of who listens at a slot, by a message.
+    fn ask(registry: &Registry, socket: &Socket) -> io::Result<Option<Self>> {
+        let wait = ASK_ONE.as_millis() as i32;
+        let answered = pass::ask(socket).is_ok()
+            && sockopt::poll(socket.as_fd(), libc::POLLIN, wait).unwrap_or(false);
+        match answered.then(|| pass::take(socket)).flatten() {
+            Some((file, pass::Given::Own)) => Self::open(registry, file, Owner::Description),
+            // The lock of its description would be the other's.
+            Some((file, pass::Given::Shared)) => match reopen(&file) {
+                Ok(file) => Self::open(registry, file, Owner::Description),
+                Err(_) => Self::open(registry, file, Owner::Process),
+            },
+            None => Ok(None),
+        }
+    }
+
+    /// Takes a file for the store if it is one, whoever gave it.
+    fn open(registry: &Registry, file: File, locks: Owner) -> io::Result<Option<Self>> {
+        let meta = file.metadata()?;
+        // SAFETY: fcntl without an argument that points anywhere.
+        let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+        let is_sound = meta.is_file() && meta.nlink() == 0 && registry.is_own_user(meta.uid());
+        if !is_sound || seals < 0 || seals & SEALS != SEALS {
+            return Ok(None);
+        }
+        let mut header = [0; 16];
+        if read_at(&file, 0, &mut header)? < header.len() {
+            return Ok(None);
+        }
+        let entry_bits = match table::parse_header(header) {
+            Header::Table { entry_bits } => entry_bits,
+            Header::Nonsense => return Ok(None),
+            Header::OtherVersion => {
+                return Err(io::Error::new(
+                    io::ErrorKind::Unsupported,
+                    "processes of another version of this library share the port",
+                ));
+            }
+        };
+        let len = table::len(entry_bits);
+        if meta.len() < len as u64 {
+            return Ok(None);
+        }
+        let area = Area::map_for_children(file.as_fd(), len)?;
+        Ok(Some(Self::with(registry, Table::new(area, entry_bits), Some(file), locks)))
+    }
+
+    /// A new one; of this process alone where it may have no such file.
+    pub(super) fn make(registry: &Registry) -> io::Result<Self> {
+        let sizes = ENTRY_BITS.rev();
+        let fits = |bits: &u32| check_length(table::len(*bits) as u64).is_ok();
+        let made = sizes.into_iter().find(fits).ok_or(io::Error::from(io::ErrorKind::FileTooLarge));
+        let made = made.and_then(|entry_bits| {
+            let name = CString::new(file_name(registry)).unwrap_or_default();
+            let file = File::from(memfd(&name)?);
+            let len = table::len(entry_bits);
+            allocate(file.as_fd(), 0, len)?;
+            seal(file.as_fd(), SEALS)?;
+            Ok((entry_bits, Area::map_for_children(file.as_fd(), len)?, Some(file)))
+        });
+        let (entry_bits, area, file) = match made {
+            Ok(made) => made,
+            Err(error) => {
+                let why = "this process shares nothing with others of its host but the port, so that requests of other hosts may not find it";
+                tracing::warn!(%error, "{why}");
+                let entry_bits = *ENTRY_BITS.start();
+                (entry_bits, Area::private(table::len(entry_bits))?, None)
+            }
+        };
+        let table = Table::new(area, entry_bits);
+        table.begin();
+        Ok(Self::with(registry, table, file, Owner::Description))
+    }
+
+    fn with(registry: &Registry, table: Table, file: Option<File>, locks: Owner) -> Self {
+        let base = table.len().next_multiple_of(4096) as u64;
+        Self {
+            registry: registry.clone(),
+            table,
+            file,
+            locks,
+            base,
+            taken: [const { AtomicBool::new(false) }; 3],
+            own: AtomicU8::new(0),
+            owner: std::process::id(),
+            keeper: None,
+        }
+    }
+
+    /// The store of another process that has begun at the same time as this one with a `new` store: of two that others may have
+    /// joined already, or may not, that of the lower slot is taken.
+    pub(super) fn older(registry: &Registry, new: &Self, own: u8) -> io::Result<Option<Self>> {
+        let id = |store: &Self| {
+            let meta = store.file.as_ref()?.metadata().ok()?;
+            Some((meta.dev(), meta.ino()))
+        };
+        for slot in (1..=255).filter(|slot| *slot != own) {
+            let Ok((socket, who)) = registry.connect(Name::Slot(slot)) else { continue };
+            let other = match Self::find_at(registry, who.pid)? {
+                None => Self::ask(registry, &socket)?,
+                found => found,
+            };
+            let is_taken =
+                |store: &Self| id(store) != id(new) && (slot < own || store.table.is_settled());
+            if let Some(other) = other.filter(is_taken) {
+                return Ok(Some(other));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Its first process has joined it.
+    pub(super) fn settle(&self) {
+        self.table.settle();
+    }
+
+    /// Where its processes find each other.
+    #[must_use]
+    pub fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    pub(super) fn table(&self) -> &Table {
+        &self.table
+    }
+
+    pub(super) fn file(&self) -> Option<&File> {
+        self.file.as_ref()
+    }
+
+    /// Whether this is the process that made the value, and no forked child.
+    pub(super) fn is_own(&self) -> bool {
+        self.owner == std::process::id()
+    }
+
+    /// For others, each of whom needs an open file for itself; shared where that cannot be had.
+    pub(super) fn copy(&self) -> Option<(OwnedFd, pass::Given)> {
+        let file = self.file.as_ref()?;
+        match reopen(file) {
+            Ok(file) => Some((file.into(), pass::Given::Own)),
+            Err(_) => Some((file.try_clone().ok()?.into(), pass::Given::Shared)),
+        }
+    }
+
+    pub(super) fn try_lock_byte(&self, byte: u64) -> bool {
+        self.file.as_ref().is_none_or(|file| self.locks.try_lock(file.as_fd(), byte))
+    }
+
+    pub(super) fn unlock_byte(&self, byte: u64) {
+        if let Some(file) = &self.file {
+            self.locks.unlock(file.as_fd(), byte);
+        }
+    }
+
+    /// Takes a slot, whose name the caller has bound. False if another has it all the same: a child of its last owner.
+    pub(super) fn take_slot(&self, slot: u8) -> bool {
+        if !self.try_lock_byte(slot.into()) {
+            return false;
+        }
+        self.table.enter(slot);
+        self.own.store(slot, Ordering::Relaxed);
+        true
+    }
+
+    pub(super) fn leave_slot(&self, slot: u8) {
+        if self.is_own() {
+            self.table.leave(slot);
+            self.own.store(0, Ordering::Relaxed);
+            self.unlock_byte(slot.into());
+        }
+    }
+
+    /// Whether some process holds a slot. A snapshot: it may end at any time. One system call, if any.
+    #[must_use]
+    pub fn is_alive(&self, slot: u8) -> bool {
+        if slot == self.own.load(Ordering::Relaxed) {
+            return slot != 0;
+        }
+        match &self.file {
+            Some(file) => {
+                self.table.incarnation(slot) != 0
+                    && self.locks.is_locked_by_another(file.as_fd(), slot.into())
+            }
+            // What it shares with nobody tells nothing.
+            None => slot != 0 && self.registry.connect(Name::Slot(slot)).is_ok(),
+        }
+    }
+
+    /// All slots that some process holds, in ascending order.
+    #[must_use]
+    pub fn live_slots(&self) -> Vec<u8> {
+        (1..=255).filter(|slot| self.is_alive(*slot)).collect()
+    }
+
+    /// The slots that processes hold, each with a number that its next owner will not have.
+    #[must_use]
+    pub fn incarnations(&self) -> HashMap<u8, u32> {
+        let slots = self.live_slots().into_iter();
+        slots.map(|slot| (slot, self.table.incarnation(slot))).collect()
+    }
+
+    /// The slots of those who have `port` open, in ascending order. Who shares nothing else knows who has a slot.
+    #[must_use]
+    pub(crate) fn announced(&self, port: u16) -> Vec<u8> {
+        (1..=255).filter(|slot| self.has_port(port, *slot)).collect()
+    }
+
+    /// As [`announced`](Self::announced), in the order of opening it.
+    pub(crate) fn announced_in_order(&self, port: u16) -> Vec<u8> {
+        let mut all = self.announced(port);
+        all.sort_by_key(|slot| self.table.order(*slot));
+        all
+    }
+
+    /// Whether the owner of a slot has `port` open.
+    pub(crate) fn has_port(&self, port: u16, slot: u8) -> bool {
+        let is_known = self.file.is_some() || slot == self.own.load(Ordering::Relaxed);
+        (!is_known || self.table.port(slot) == Some(port)) && self.is_alive(slot)
+    }
+
+    /// The entries of a number that are `wanted` and whose owners have not ended.
+    pub(super) fn find_entries(
+        &self,
+        number: u64,
+        wanted: impl Fn(&Entry) -> bool,
+    ) -> impl Iterator<Item = Entry> {
+        let current = self.table.find(number).filter(|entry| self.table.is_current(entry));
+        current.filter(wanted).filter(|entry| self.is_alive(entry.slot))
+    }
+
+    /// Says something of the owner of `slot`, which is this process. The lock is that of entries.
+    pub(super) fn say(
+        self: &Arc<Self>,
+        fact: Fact,
+        slot: u8,
+        lock: &LockGuard,
+    ) -> io::Result<Said> {
+        debug_assert_eq!(lock.lock, Lock::Entries);
+        let at = self.table.add(fact, slot, |slot| self.is_alive(slot));
+        let at = at.ok_or(io::ErrorKind::StorageFull)?;
+        Ok(Said { store: Arc::clone(self), at, slot })
+    }
+
+    /// Says that this process shares in what `name` names.
+    ///
+    /// # Errors
+    /// `TimedOut`, and `StorageFull`.
+    pub fn share(self: &Arc<Self>, name: u128) -> io::Result<Said> {
+        let _uncancelled = Uncancelled::new();
+        let lock = self.lock(Lock::Entries, START_PATIENCE)?;
+        self.say(common(name), self.own.load(Ordering::Relaxed), &lock)
+    }
+
+    /// The slots of those who share in what `name` names.
+    #[must_use]
+    pub fn sharers(&self, name: u128) -> Vec<u8> {
+        let wanted = common(name);
+        let all = self.find_entries(wanted.number, |entry| entry.fact == wanted);
+        let mut slots: Vec<u8> = all.map(|entry| entry.slot).collect();
+        slots.sort_unstable();
+        slots.dedup();
+        slots
+    }
+
+    /// Takes a lock of this store, if it is free.
+    pub fn try_lock(self: &Arc<Self>, lock: Lock) -> Option<LockGuard> {
+        let taken = &self.taken[lock as usize];
+        if taken.swap(true, Ordering::Acquire) {
+            return None;
+        }
+        if self.try_lock_byte(LOCKS_AT + lock as u64) {
+            return Some(LockGuard { store: Arc::clone(self), lock });
+        }
+        taken.store(false, Ordering::Release);
+        None
+    }
+
+    /// Takes a lock of this store, waiting up to `timeout` for its holder.
+    ///
+    /// # Errors
+    /// `TimedOut`.
+    pub fn lock(self: &Arc<Self>, lock: Lock, timeout: Duration) -> io::Result<LockGuard> {
+        let _uncancelled = Uncancelled::new();
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(guard) = self.try_lock(lock) {
+                return Ok(guard);
+            }
+            if Instant::now() >= deadline {
+                let what = "a lock of the host's store is held by another process";
+                return Err(io::Error::new(io::ErrorKind::TimedOut, what));
+            }
+            std::thread::sleep(RETRY);
+        }
+    }
+}
+
+fn common(name: u128) -> Fact {
+    let number = (name >> 64) as u64 ^ (name as u64).rotate_left(32);
+    Fact { kind: Kind::Common, number, form: 0, details: name }
+}
+
+impl Drop for LockGuard {
+    fn drop(&mut self) {
+        if self.store.is_own() {
+            self.store.unlock_byte(LOCKS_AT + self.lock as u64);
+            self.store.taken[self.lock as usize].store(false, Ordering::Release);
+        }
+    }
+}
+
+impl Said {
+    pub(super) fn at(&self) -> usize {
+        self.at
+    }
+}
+
+impl Drop for Said {
+    fn drop(&mut self) {
+        if self.store.is_own() {
+            self.store.table.remove(self.at, self.slot);
+        }
+    }
+}
+
+/// Another open file of the same file.
+fn reopen(file: &File) -> io::Result<File> {
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    OpenOptions::new().read(true).write(true).open(path)
+}
+
+fn file_name(registry: &Registry) -> String {
+    format!("anyverbs-host:{}", registry.prefix())
+}
+
+/// Reads up to the end of the file; how many bytes there were.
+pub(super) fn read_at(file: &File, at: u64, into: &mut [u8]) -> io::Result<usize> {
+    let _uncancelled = Uncancelled::new();
+    let mut done = 0;
+    while done < into.len() {
+        match file.read_at(&mut into[done..], at + done as u64) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(done)
+}
