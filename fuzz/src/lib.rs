@@ -5,6 +5,7 @@
 
 pub mod cm;
 pub mod config;
+pub mod host_store;
 pub mod input;
 pub mod packet;
 pub mod qp_sequence;

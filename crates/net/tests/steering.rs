@@ -16,7 +16,9 @@ use std::time::{Duration, Instant};
 
 use anyverbs_net::forward::{ForwardBuffer, Forwarded};
 use anyverbs_net::steering::{Resteer, SteeringMode};
-use anyverbs_net::{Datagram, Destination, PortOptions, Registry, RxBatch, Slot, Store, TxBatch, UdpPort};
+use anyverbs_net::{
+    Datagram, Destination, PortOptions, Registry, RxBatch, Slot, Store, TxBatch, UdpPort,
+};
 
 const NAME: &str = "anyverbs-steering-test";
 const PORT: u16 = 4791;
@@ -67,7 +69,7 @@ fn member() {
                 slot if slot == own => counts.direct += 1,
                 slot => {
                     counts.foreign += 1;
-                    if port.slot().unwrap().is_alive(slot).unwrap() {
+                    if port.slot().unwrap().store().is_alive(slot) {
                         port.note_misdelivery();
                     }
                     port.forward(slot, &d);

@@ -1,5 +1,7 @@
 //! What the tests of several crates share.
 
+mod system_calls;
+
 use std::env;
 use std::fmt::Display;
 use std::fs::OpenOptions;
@@ -9,6 +11,8 @@ use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::process::{Child, Command, id};
 use std::sync::atomic::{AtomicU32, Ordering};
+
+pub use system_calls::system_calls;
 
 /// Names a file. Each test that cannot run here adds a line to it: the executable and the test, a tab, the reason.
 ///

@@ -5,12 +5,13 @@ use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use anyverbs_net::Store;
 use serde::Deserialize;
 
 use super::process::{Process, quiet, wait_for};
@@ -270,9 +271,18 @@ impl Sockets {
 
     /// Whether a program on the device listens on a port of librdmacm.
     pub(crate) fn cm_listens(&self, port: u16) -> anyhow::Result<bool> {
-        let path = format!("/proc/{}/net/unix", self.process);
-        let table = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-        Ok(has_cm_listener(&table, port))
+        let namespace = |process: &Path| fs::read_link(process.join("ns/net")).ok();
+        let wanted = namespace(&Path::new("/proc").join(&self.process));
+        let processes = fs::read_dir("/proc").context("cannot read /proc")?;
+        for process in processes.filter_map(|entry| Some(entry.ok()?.path())) {
+            if wanted.is_none() || namespace(&process) != wanted {
+                continue;
+            }
+            if let Some(services) = services_of(&process) {
+                return Ok(services.into_iter().any(|id| is_cm_port(id, port)));
+            }
+        }
+        Ok(false)
     }
 
     /// The abstract names of Unix sockets that begin so.
@@ -321,22 +331,21 @@ fn has_socket(table: &str, port: u16, wanted: &str) -> bool {
     })
 }
 
-/// Whether a table as in `/proc/net/unix` has a name by which the device holds a port of librdmacm for a listener:
-/// `@<registry>/s/<service, hexadecimal>/<address>/<slot>`, and `...s` for one that is bound only.
-fn has_cm_listener(table: &str, port: u16) -> bool {
-    table.lines().skip(1).any(|line| {
-        let name = line.split_ascii_whitespace().nth(7).unwrap_or_default();
-        let Some((service, holder)) =
-            name.split_once("/s/").and_then(|(_, service)| service.split_once('/'))
-        else {
-            return false;
-        };
-        // Service ids of librdmacm are 0x1, the port space and the port (IBA A11).
-        u64::from_str_radix(service, 16)
-            .is_ok_and(|id| id >> 24 == 1 && id & 0xffff == u64::from(port))
-            && holder != "lock"
-            && !holder.ends_with('s')
-    })
+/// The services that processes of the device hold, as the store says that a process shares with others.
+fn services_of(process: &Path) -> Option<Vec<u64>> {
+    let files = fs::read_dir(process.join("fd")).ok()?;
+    let is_store = |path: &PathBuf| {
+        let link = fs::read_link(path);
+        link.is_ok_and(|link| link.to_string_lossy().starts_with("/memfd:anyverbs-host:"))
+    };
+    let path = files.filter_map(|entry| Some(entry.ok()?.path())).find(is_store)?;
+    let file = fs::File::options().read(true).write(true).open(path).ok()?;
+    Store::held_services(file).ok()?
+}
+
+/// Whether a service is a port of librdmacm: 0x1, the port space and the port (IBA A11).
+fn is_cm_port(service: u64, port: u16) -> bool {
+    service >> 24 == 1 && service & 0xffff == u64::from(port)
 }
 
 const PREFIX: &str = "avt-";
@@ -451,16 +460,26 @@ mod tests {
 
     #[test]
     fn a_port_of_the_device_is_seen() {
-        let table = "Num       RefCount Protocol Flags    Type St Inode Path\n\
-            0000000000000000: 00000002 00000000 00000000 0002 01 71237 @anyverbs/0/s/1064e20/10.77.0.1/3\n\
-            0000000000000000: 00000002 00000000 00000000 0002 01 71238 @anyverbs/0/s/1064e21/lock\n\
-            0000000000000000: 00000002 00000000 00000000 0002 01 71238 @anyverbs/0/s/1064e22/10.77.0.1/3s\n\
-            0000000000000000: 00000002 00000000 00000000 0002 01 71239 @anyverbs/0/slot/3\n\
-            0000000000000000: 00000002 00000000 00000000 0002 01 71240\n";
-        assert!(has_cm_listener(table, 20_000));
-        assert!(!has_cm_listener(table, 20_001));
-        assert!(!has_cm_listener(table, 20_002), "bound");
-        assert!(!has_cm_listener(table, 3));
+        assert!(is_cm_port(0x106_4e20, 20_000) && is_cm_port(0x111_4e20, 20_000));
+        assert!(!is_cm_port(0x106_4e20, 20_001) && !is_cm_port(0x4e20, 20_000));
+    }
+
+    #[test]
+    fn who_holds_a_port_of_the_device_is_seen() {
+        let registry = format!("av-xtask-{}", std::process::id());
+        let slot = std::sync::Arc::new(anyverbs_net::Slot::claim(&registry).unwrap());
+        let services = anyverbs_net::Services::new(slot);
+        let own = Sockets::of("self");
+        let port = 20_123;
+        assert!(!own.cm_listens(port).unwrap());
+        let held = services.reserve(
+            0x106_0000 | u64::from(port),
+            anyverbs_net::ServiceAddress::Any,
+            false,
+        );
+        assert!(services_of(Path::new("/proc/self")).unwrap().contains(&0x106_4e9b));
+        drop(held);
+        assert!(services_of(Path::new("/proc/self")).unwrap().is_empty());
     }
 
     #[test]

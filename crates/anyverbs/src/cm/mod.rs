@@ -14,8 +14,7 @@
 //! takes no time here: the host's routes choose our address, and its neighbours are the sockets' business. The new id of a
 //! request hears nothing before it is accepted; should the peer give up meanwhile, the accept fails.
 //!
-//! A port that a program binds or listens on is reserved on the host (`anyverbs_net::Services`), at the cost of a
-//! descriptor. An id that merely connects takes a number that nobody is found by.
+//! A port that a program binds or listens on is reserved on the host (`anyverbs_net::Services`). An id that merely connects takes a number that nobody is found by.
 //!
 //! Locks: the CM's (`engine::gsi`) guards the machine and the tables of ids. An id's own state comes after it, its
 //! mailbox after that, then a channel's tickets, and a listener's uptake last; none is held while a queue pair is locked, a program's event is waited for, or

@@ -11,7 +11,7 @@
 //! what lingers. Requests that wait for a listener, and DREQs that wait, have a leaf. Who asks for services may hold the line, not the machine's.
 //!
 //! A MAD may reach any process of the host ([`receive`]): those that name a communication ID are steered like data, by
-//! the slot in it; a request goes to the process that listens, which who receives it finds in the registry.
+//! the slot in it; a request goes to the process that listens, which who receives it finds in the store of the host.
 
 mod disconnects;
 mod lingering;

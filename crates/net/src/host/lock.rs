@@ -45,8 +45,9 @@ fn lock_of(kind: i32, byte: u64) -> libc::flock {
 }
 
 fn call(file: BorrowedFd<'_>, command: i32, lock: &mut libc::flock) -> io::Result<()> {
+    // Not by the C library, in which this is a cancellation point.
     // SAFETY: a live descriptor, and a lock that the kernel reads and may write.
-    let done = unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut *lock) };
+    let done = unsafe { libc::syscall(libc::SYS_fcntl, file.as_raw_fd(), command, &raw mut *lock) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 

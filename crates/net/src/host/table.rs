@@ -131,6 +131,14 @@ impl Table {
         ENTRIES + self.entries * ENTRY_LEN
     }
 
+    pub(super) fn place_of(&self, number: u64) -> usize {
+        self.cell(home(number))
+    }
+
+    pub(super) fn overwrite(&self, at: usize, word: u64) {
+        self.area.store(16 + at % (self.len() - 16) / 8 * 8, word, Ordering::SeqCst);
+    }
+
     /// Its first process has joined.
     pub(super) fn settle(&self) {
         self.area.store(SETTLED, 1, Ordering::Release);
@@ -223,6 +231,12 @@ impl Table {
             .map(|at| (at, self.area.load(at, Ordering::Acquire)))
             .take_while(|(_, word)| *word != EMPTY)
             .filter_map(move |(at, word)| self.read(at, word).filter(|e| e.fact.number == number))
+    }
+
+    /// All entries.
+    pub(super) fn all(&self) -> impl Iterator<Item = Entry> {
+        let cells = (0..self.entries).map(|index| self.cell(index));
+        cells.filter_map(|at| self.read(at, self.area.load(at, Ordering::Acquire)))
     }
 
     fn read(&self, at: usize, word: u64) -> Option<Entry> {

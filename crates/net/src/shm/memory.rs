@@ -170,7 +170,6 @@ impl Area {
     }
 
     /// Adds to a word, sequentially consistent.
-    #[allow(dead_code, reason = "kept for tables that processes of a host share")]
     pub(crate) fn fetch_add(&self, at: usize, n: u64) -> u64 {
         self.word(at).fetch_add(n, Ordering::SeqCst)
     }

@@ -94,7 +94,7 @@ mod shared_range;
 pub use channel::{Channel, Closed, Copying, SendError, Sender};
 pub use endpoint::{Config, ConnectError, Endpoint};
 pub use layout::MAX_HEADER;
-pub(crate) use memory::{Access, SharedObject, allocate, check_length, memfd, seal};
+pub(crate) use memory::{allocate, check_length, memfd, seal};
 pub use memory::{Area, Memory};
 pub use poller::{Event, Poller};
 pub use published::{Board, Copied};

@@ -10,7 +10,7 @@ use super::handshake::{self, Greeting, Probe, Status};
 use super::layout::{HEAD, page, side_len};
 use super::memory::SharedObject;
 use super::*;
-use crate::registry::{Registry, Slot};
+use crate::host::{Registry, Slot};
 use crate::sockopt;
 
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -1,6 +1,6 @@
 //! Requests that are repeated when their listener is no more: the process that was asked has the connection still.
 //!
-//! Who has such says so in the registry, since nothing in a request tells. A request to which nobody listens goes through
+//! Who has such says so in the store of the host, since nothing in a request tells. A request to which nobody listens goes through
 //! those that say so, in the order of their slots, until one knows it; the last refuses it. One whose queue is full is passed
 //! over: it may be stopped, and whoever else asks a closed port should hear so.
 

@@ -1,6 +1,5 @@
 //! MADs in: checked, and given to the machine of the process that they are for.
 
-
 use anyverbs_net::Datagram;
 use anyverbs_net::forward::Forwarded;
 use anyverbs_proto::cm::id::ServiceId;

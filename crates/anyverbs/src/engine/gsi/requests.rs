@@ -1,6 +1,6 @@
 //! Requests that were sent: how often, and who answered.
 //!
-//! A request carries no slot, so that it reaches any process of the host that it is for. On this host the registry says
+//! A request carries no slot, so that it reaches any process of the host that it is for. On this host the store says
 //! who listens; of another host it is remembered who answered last. What is wrong in that costs the receiving host a
 //! hand-over, no more. A repetition of a request takes another way than the first, since it may have reached a process
 //! that is stopped.

@@ -3,7 +3,7 @@
 //!
 //! Programs stop listening and start again, and their clients come back at once (perftest between its two connections).
 //! Other devices take milliseconds to make what a client needs for its request, this one microseconds: a client that
-//! never met a closed port there would always meet one here. Who stops listening says so in the registry.
+//! never met a closed port there would always meet one here. Who stops listening says so in the store of the host.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;

@@ -125,11 +125,11 @@ fn to_look_for_a_holder_takes_no_system_call_unless_there_is_one() {
             assert!(first.lingering().is_empty());
         }
     });
-    assert_eq!(calls, 0);
+    assert!(calls.is_none_or(|calls| calls == 0), "{calls:?}");
     let calls = anyverbs_testing::system_calls(|| {
         assert_eq!(first.holder(5, at), Some(second.slot.number()));
     });
-    assert_eq!(calls, 1);
+    assert!(calls.is_none_or(|calls| calls == 1), "{calls:?}");
 }
 
 /// connect(2), nanosleep(2) and close(2) are cancellation points in the C library.
@@ -210,5 +210,5 @@ fn an_ephemeral_port_takes_few_system_calls() {
     let calls = anyverbs_testing::system_calls(|| {
         drop(first.reserve_ephemeral(u64::from, ServiceAddress::Any, false).unwrap());
     });
-    assert!(calls <= 16, "{calls}");
+    assert!(calls.is_none_or(|calls| calls <= 16), "{calls:?}");
 }
