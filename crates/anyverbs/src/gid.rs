@@ -38,6 +38,8 @@ const UNLISTED_LEN: usize = 4;
 pub(crate) struct GidTable {
     /// The table, and behind it the addresses that are not listed.
     entries: RwLock<Vec<Option<GidEntry>>>,
+    /// All addresses of the host, also of interfaces that are not in `only`, which other processes may use.
+    host: RwLock<Vec<Gid>>,
     only: Vec<String>,
 }
 
@@ -45,14 +47,17 @@ impl GidTable {
     /// A table of the interfaces named in `only`, or of all where that is empty.
     pub(crate) fn new(only: &[String]) -> io::Result<Self> {
         let entries = RwLock::new(vec![None; GID_TABLE_LEN + UNLISTED_LEN]);
-        let table = Self { entries, only: only.to_vec() };
+        let table = Self { entries, host: RwLock::default(), only: only.to_vec() };
         table.refresh()?;
         Ok(table)
     }
 
     /// Reads the host's addresses again. Whether anything changed.
     pub(crate) fn refresh(&self) -> io::Result<bool> {
-        let found = candidates(&anyverbs_net::interfaces()?, &self.only);
+        let interfaces = anyverbs_net::interfaces()?;
+        *self.host.write() =
+            interfaces.iter().flat_map(|i| &i.addresses).map(|a| Gid::from(a.ip)).collect();
+        let found = candidates(&interfaces, &self.only);
         Ok(update(&mut self.entries.write(), found))
     }
 
@@ -73,6 +78,11 @@ impl GidTable {
     /// Whether an address is ours.
     pub(crate) fn contains(&self, gid: Gid) -> bool {
         self.entries.read().iter().flatten().any(|e| e.gid == gid)
+    }
+
+    /// Whether an address is one of the host's, whatever interface has it.
+    pub(crate) fn is_of_host(&self, gid: Gid) -> bool {
+        self.host.read().contains(&gid)
     }
 
     /// The entry of an address; of one interface unless that is 0.

@@ -113,7 +113,7 @@ impl Engine {
         while intake.taken < RING_BYTES {
             let Some(message) = intake.batch.next() else { return false };
             intake.taken += message.payload_len();
-            match inbox.read(&message) {
+            match inbox.read(&message, |source| self.gids.is_of_host(source)) {
                 Some(Received::Packet) => {
                     let bth = &inbox.packet.headers.bth;
                     if bth.dest_qpn == Qpn::GSI {

@@ -120,6 +120,8 @@ enum Entry {
     Unknown,
     Peer(Arc<Peer>),
     Absent(Instant),
+    /// It declined a channel.
+    Unwilling(Instant),
 }
 
 /// The link of this process.
@@ -184,6 +186,8 @@ impl Shm {
                 return Some(Arc::clone(peer));
             }
             Entry::Absent(since) if !thorough && since.elapsed() < ABSENCE => return None,
+            // Asked again at once it would decline again, and what is sent meanwhile be lost.
+            Entry::Unwilling(since) if since.elapsed() < ABSENCE => return None,
             _ => {}
         }
         // Twice: the slot's last owner may have ended, and not be known to have.
@@ -225,7 +229,7 @@ impl Shm {
         if matches!(entry, Entry::Peer(peer) if peer.is(channel)) {
             *entry = match gone {
                 Gone::Dead => Entry::Unknown,
-                Gone::Unwilling => Entry::Absent(Instant::now()),
+                Gone::Unwilling => Entry::Unwilling(Instant::now()),
             };
         }
     }

@@ -9,7 +9,7 @@ use std::{
 use crate::{
     abi::*,
     cancel::Uncancelled,
-    errno::{Errno, pointer},
+    errno::{Errno, minus_one, pointer},
     object::{self, Object},
     verbs::{Pd, access, publish_mr},
 };
@@ -50,6 +50,12 @@ pub(crate) unsafe extern "C" fn ibv_free_buf(buf: *mut ibv_buf) {
     if let Ok(buf) = object::find::<ibv_buf>(buf) {
         let _: Option<()> = object::retire(&buf);
     }
+}
+
+/// `ibv_export_buf_dmabuf_fd`: -1 with `ENODATA`, since buffers are ordinary memory, behind which no dma-buf is.
+pub(crate) unsafe extern "C" fn ibv_export_buf_dmabuf_fd(buf: *mut ibv_buf) -> c_int {
+    let found: Result<Arc<Buf>, _> = object::find(buf);
+    minus_one(found.and(Err(Errno(libc::ENODATA))))
 }
 
 /// `ibv_reg_buf_mr`: NULL with `errno` on failure; `EINVAL` for another protection domain than the buffer's, or beyond it.

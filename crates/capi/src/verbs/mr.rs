@@ -143,6 +143,9 @@ fn reg_ex(pd: *mut ibv_pd, attr: &ibv_mr_init_attr) -> Result<*mut ibv_mr, Errno
     let access = access(attr.access as c_uint)?;
     let dmah: Option<Arc<Dmah>> =
         if has(IBV_REG_MR_MASK_DMAH) { Some(object::find(attr.dmah)?) } else { None };
+    if dmah.is_some() && access.contains(Access::ON_DEMAND) {
+        return Err(Errno::EOPNOTSUPP);
+    }
     let dmah = dmah.as_ref().map(|dmah| &dmah.inner.device);
     let iova = has(IBV_REG_MR_MASK_IOVA).then_some(attr.iova);
     let len = attr.length as u64;

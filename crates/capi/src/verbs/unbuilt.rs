@@ -6,6 +6,4 @@ use libc::EOPNOTSUPP;
 refuse! {
     // Device, port, context.
     Errno(EOPNOTSUPP): ibv_register_driver;
-    // Buffers are ordinary memory: no dma-buf is behind them.
-    MinusOne(EOPNOTSUPP): ibv_export_buf_dmabuf_fd;
 }

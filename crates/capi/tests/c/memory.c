@@ -26,6 +26,7 @@ struct mr_attr {
 enum { IOVA = 1, ADDR = 2, FD = 4, FD_OFFSET = 8, DMAH = 16, OF_BUF = 32 };
 struct dmah *ibv_alloc_dmah(struct ibv_context *context, struct dmah_attr *attr);
 int ibv_dealloc_dmah(struct dmah *dmah);
+int ibv_export_buf_dmabuf_fd(struct ibv_buf *buf);
 struct ibv_mr *ibv_reg_mr_ex(struct ibv_pd *pd, struct mr_attr *attr);
 void *ibv_alloc_buf(struct ibv_pd *pd, size_t size, struct ibv_buf **buf);
 void ibv_free_buf(struct ibv_buf *buf);
@@ -242,6 +243,8 @@ static void buffers(struct ibv_pd *pd)
 	IS_NULL(ibv_reg_buf_mr(other, NULL, at, 1, LOCAL), EINVAL);
 	struct ibv_mr *mr = ibv_reg_buf_mr(other, buf, at + 8, 9992, LOCAL);
 	TRUE(mr && mr->addr == at + 8);
+	MINUS_ONE(ibv_export_buf_dmabuf_fd(buf), ENODATA);
+	MINUS_ONE(ibv_export_buf_dmabuf_fd(NULL), EINVAL);
 
 	struct dmah_attr hints = { .comp_mask = 7, .cpu_id = 0, .ph = 1, .tph_mem_type = 0 };
 	struct dmah *dmah = ibv_alloc_dmah(pd->context, &hints);
@@ -257,6 +260,10 @@ static void buffers(struct ibv_pd *pd)
 	struct ibv_mr *second = ibv_reg_mr_ex(other, &ex);
 	TRUE(second != NULL);
 	REFUSES(ibv_dealloc_dmah(dmah), EBUSY);
+	/* Hints and on-demand paging exclude each other. */
+	ex.access |= IBV_ACCESS_ON_DEMAND;
+	IS_NULL(ibv_reg_mr_ex(other, &ex), EOPNOTSUPP);
+	ex.access = LOCAL;
 	ex.comp_mask |= FD;
 	IS_NULL(ibv_reg_mr_ex(other, &ex), EINVAL);
 	ex.comp_mask = OF_BUF;

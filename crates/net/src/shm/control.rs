@@ -231,11 +231,11 @@ impl Shared {
                 // Another user's.
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => continue,
                 Err(error) if process::is_scarcity(&error) => {
-                    control.accept_again = !self.turn_away(control);
-                    if control.accept_again {
-                        return;
+                    // The kernel says so also where nobody waits.
+                    if self.turn_away(control) {
+                        continue;
                     }
-                    continue;
+                    return;
                 }
                 Err(_) => return,
             };
@@ -267,17 +267,22 @@ impl Shared {
         self.watch_again(self.listener.as_fd(), LISTENER_KEY, libc::EPOLLIN | libc::EPOLLET);
     }
 
-    /// Accepts a connection for which there is no descriptor by the one that is kept for this, and declines it. False where that
-    /// is missing, too.
+    /// Accepts a connection for which there is no descriptor by the one that is kept for this, and declines it. False if there
+    /// was none, or that descriptor is missing, too.
     fn turn_away(&self, control: &mut Control) -> bool {
-        if control.reserve.take().is_none() {
-            return false;
-        }
-        if let Ok((socket, _)) = self.listener.accept() {
-            self.decline(socket.as_fd());
-        }
+        control.accept_again = control.reserve.take().is_none();
+        let accepted = match self.listener.accept() {
+            Ok((socket, _)) => {
+                self.decline(socket.as_fd());
+                true
+            }
+            Err(error) => {
+                control.accept_again = process::is_scarcity(&error);
+                false
+            }
+        };
         control.reserve = self.given.as_fd().try_clone_to_owned().ok();
-        true
+        accepted
     }
 
     /// Tells who connected that there is no place, so that it takes another way at once.

@@ -7,6 +7,9 @@
 
 use std::hint;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 const VALID: u64 = 1 << 63;
 
@@ -53,8 +56,24 @@ impl Word for AtomicU64 {
     }
 
     fn pause(&self, spins: u32) {
-        if spins.is_multiple_of(64) { std::thread::yield_now() } else { hint::spin_loop() }
+        /// After which the access is taken for one that waits for a page: a millisecond or more.
+        const LONG: u32 = 64 * 1024;
+        match spins {
+            LONG.. => rest(),
+            _ if spins.is_multiple_of(64) => thread::yield_now(),
+            _ => hint::spin_loop(),
+        }
     }
+}
+
+/// Leaves the processor to others for a while. By a futex: the sleep of the C library is a cancellation point, and callers hold
+/// locks.
+#[cold]
+fn rest() {
+    const PAUSE: Duration = Duration::from_micros(500);
+    let nobody = Mutex::new(());
+    let guard = nobody.lock().unwrap_or_else(PoisonError::into_inner);
+    drop(Condvar::new().wait_timeout(guard, PAUSE));
 }
 
 /// The state word of a slot.
@@ -97,7 +116,7 @@ impl<W: Word> Uses<W> {
         let mut spins = 0u32;
         // Acquire: what the last access read was read before what is written from now on.
         while self.0.load(Ordering::Acquire) & !VALID != 0 {
-            spins = spins.wrapping_add(1);
+            spins = spins.saturating_add(1);
             self.0.pause(spins);
         }
     }
@@ -107,5 +126,34 @@ impl<W: Word> Drop for Use<'_, W> {
     #[inline]
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    /// Time that this thread has had a processor.
+    fn busy() -> Duration {
+        let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+        Duration::from_nanos(stat.split(' ').next().unwrap().parse().unwrap())
+    }
+
+    #[test]
+    fn who_waits_long_for_an_access_leaves_the_processor() {
+        let uses: &'static Uses = Box::leak(Box::default());
+        uses.open();
+        let access = uses.begin().unwrap();
+        uses.close();
+        let waiting = thread::spawn(|| {
+            let (begin, before) = (Instant::now(), busy());
+            uses.drain();
+            (begin.elapsed(), busy() - before)
+        });
+        thread::sleep(Duration::from_secs(2));
+        drop(access);
+        let (waited, busy) = waiting.join().unwrap();
+        assert!(waited > Duration::from_secs(1) && busy < waited / 4, "{busy:?} of {waited:?}");
     }
 }

@@ -118,14 +118,19 @@ impl Inbox {
         }
     }
 
-    /// Reads a message. None for nonsense.
+    /// Reads a message. None for nonsense, and for a packet that would have come from another host: whoever writes a ring could
+    /// pretend to be any.
     #[inline]
-    pub(crate) fn read(&mut self, message: &Message<'_>) -> Option<Received> {
+    pub(crate) fn read(
+        &mut self,
+        message: &Message<'_>,
+        is_of_host: impl Fn(Gid) -> bool,
+    ) -> Option<Received> {
         let len = message.payload_len();
         let payload = Data::Shared { addr: message.payload_ptr() as u64, len };
         self.parse(message.header_of(), payload, |inbox| {
             let mut head = [0; MAX_HEADER];
-            inbox.parse_any(message.header(&mut head), payload)
+            inbox.parse_any(message.header(&mut head), payload, is_of_host)
         })
     }
 
@@ -162,7 +167,12 @@ impl Inbox {
         is_alike
     }
 
-    fn parse_any(&mut self, head: &[u8], payload: Data<'static>) -> Option<Received> {
+    fn parse_any(
+        &mut self,
+        head: &[u8],
+        payload: Data<'static>,
+        is_of_host: impl Fn(Gid) -> bool,
+    ) -> Option<Received> {
         self.plain = None;
         let (fixed, rest) = head.split_first_chunk::<FIXED>()?;
         let rest = match rest.split_first_chunk::<8>() {
@@ -174,7 +184,7 @@ impl Inbox {
             {
                 rest
             }
-            _ => self.read_arrival(fixed, rest)?,
+            _ => self.read_arrival(fixed, rest, is_of_host)?,
         };
         if let Some(credit) = CreditPacket::parse(rest) {
             return Some(Received::Credit(credit));
@@ -200,14 +210,19 @@ impl Inbox {
     }
 
     /// Reads how a packet came, and returns what follows that.
-    fn read_arrival<'b>(&mut self, fixed: &[u8; FIXED], rest: &'b [u8]) -> Option<&'b [u8]> {
+    fn read_arrival<'b>(
+        &mut self,
+        fixed: &[u8; FIXED],
+        rest: &'b [u8],
+        is_of_host: impl Fn(Gid) -> bool,
+    ) -> Option<&'b [u8]> {
         self.front = [0; FRONT_V4];
         let rest = match fixed[0] {
             V4 => {
                 let (addresses, rest) = rest.split_first_chunk::<8>()?;
                 let [a, b, c, d, e, f, g, h] = *addresses;
                 let gid = |ip: Ipv4Addr| Gid::from(IpAddr::V4(ip));
-                self.arrival.source = gid([a, b, c, d].into());
+                self.accept(gid([a, b, c, d].into()), is_of_host)?;
                 self.arrival.destination = gid([e, f, g, h].into());
                 self.front[..6].copy_from_slice(&fixed[..6]);
                 self.front[FIXED..].copy_from_slice(addresses);
@@ -216,7 +231,7 @@ impl Inbox {
             V6 => {
                 let (source, rest) = rest.split_first_chunk()?;
                 let (destination, rest) = rest.split_first_chunk()?;
-                self.arrival.source = Gid(*source);
+                self.accept(Gid(*source), is_of_host)?;
                 self.arrival.destination = Gid(*destination);
                 rest
             }
@@ -225,6 +240,19 @@ impl Inbox {
         self.arrival.flow_label = u32::from_be_bytes([0, fixed[1], fixed[2], fixed[3]]);
         (self.arrival.traffic_class, self.arrival.hop_limit) = (fixed[4], fixed[5]);
         Some(rest)
+    }
+}
+
+impl Inbox {
+    /// Takes an address as the source, if it is one of this host.
+    #[inline]
+    fn accept(&mut self, source: Gid, is_of_host: impl Fn(Gid) -> bool) -> Option<()> {
+        // The last one was, and the next one likely is the same.
+        if self.arrival.source != source {
+            is_of_host(source).then_some(())?;
+            self.arrival.source = source;
+        }
+        Some(())
     }
 }
 

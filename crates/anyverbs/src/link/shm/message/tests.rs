@@ -10,7 +10,7 @@ use anyverbs_proto::wire::reth::Reth;
 
 /// Reads a header and a payload.
 fn read(inbox: &mut Inbox, head: &[u8], payload: Data<'static>) -> Option<Received> {
-    inbox.parse(head.try_into().ok(), payload, |inbox| inbox.parse_any(head, payload))
+    inbox.parse(head.try_into().ok(), payload, |inbox| inbox.parse_any(head, payload, |_| true))
 }
 
 const ADDR: u64 = 0x1000;
@@ -144,4 +144,26 @@ fn nonsense_in_a_header_is_nothing_or_another_packet() {
         refused += u32::from(kept.is_none());
     }
     assert!(packets > 10_000 && refused > 10_000, "{packets} {refused}");
+}
+
+#[test]
+fn a_packet_that_names_another_host_as_its_source_is_refused() {
+    let (here, elsewhere) = (arrival(1), arrival(2));
+    let v6 = |byte| Arrival { source: Gid([byte; 16]), ..arrival(1) };
+    let ours = [here.source, v6(7).source];
+    let mut inbox = Inbox::new();
+    let mut read = |arrival: &Arrival| {
+        let bytes = message(arrival, &send(), 3);
+        let header = bytes.as_slice().try_into().ok();
+        let read = inbox.parse(header, payload(3), |inbox| {
+            inbox.parse_any(&bytes, payload(3), |gid| ours.contains(&gid))
+        });
+        read.is_some()
+    };
+    for _ in 0..3 {
+        assert!(read(&here) && read(&here));
+        assert!(!read(&elsewhere) && !read(&elsewhere), "by IPv4");
+        assert!(read(&v6(7)) && read(&v6(7)));
+        assert!(!read(&v6(8)) && !read(&v6(8)), "by IPv6");
+    }
 }
