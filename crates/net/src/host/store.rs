@@ -406,6 +406,8 @@ impl Store {
     /// The slots that processes hold, each with a number that its next owner will not have.
     #[must_use]
     pub fn incarnations(&self) -> HashMap<u8, u32> {
+        // A thread's first map takes a random number, which is a cancellation point.
+        let _uncancelled = Uncancelled::new();
         let slots = self.live_slots().into_iter();
         slots.map(|slot| (slot, self.table.incarnation(slot))).collect()
     }
