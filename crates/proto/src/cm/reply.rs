@@ -26,7 +26,7 @@ const LONGEST_SERVICE: Duration = Duration::from_secs(300);
 /// Where in a wait an RTU is first repeated. Each repetition takes four times as long as the last one.
 const FIRST_RTU_AGAIN: u32 = 64;
 /// How often an RTU is repeated.
-const RTUS_AGAIN: u8 = 5;
+const RTUS_AGAIN: u8 = 3;
 
 impl Cm {
     /// Confirms a connection that the peer has accepted (`rdma_establish(3)`, active side): the queue pair is in RTS by now.

@@ -19,6 +19,7 @@ use anyverbs_proto::cm::id::{CommId, PortSpace, ServiceId};
 use anyverbs_proto::cm::ip::IpHeader;
 use anyverbs_proto::cm::mad::Mad;
 use anyverbs_proto::cm::message::Attribute;
+use anyverbs_proto::cm::message::code::RejReason;
 use anyverbs_proto::cm::message::disconnect::Dreq;
 use anyverbs_proto::cm::message::ece::Ece;
 use anyverbs_proto::cm::{
@@ -655,6 +656,8 @@ fn each_request_finds_the_process_that_listens() {
     drop(peers.remove(0));
     match event(engine, of(id)) {
         CmEvent::Disconnected { how: Disconnected::Requested(_), .. } => {}
+        // Another process has rejected the RTU, which is sent more than once.
+        CmEvent::Disconnected { how: Disconnected::Rejected(RejReason::InvalidCommId), .. } => {}
         event => panic!("{event:?}"),
     }
     engine.with_cm(|machine, _, now| machine.destroy(now, id)).unwrap();
