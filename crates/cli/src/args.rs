@@ -30,6 +30,8 @@ pub(crate) enum Command {
     Devices(Devices),
     /// Say what would stop a program on this machine, and what to do about it
     Doctor(Doctor),
+    /// Print the directory of the libraries that programs are given
+    LibDir(Settings),
     /// Print the completion script of a shell
     #[command(
         after_help = "Example:\n  anyverbs completions bash > ~/.local/share/bash-completion/completions/anyverbs"

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 
 use crate::args::Settings;
+use crate::embedded;
 
 /// The preload object that shows the device in `/sys` and `/dev`.
 pub(crate) const VIEW: &str = "libanyverbs_view.so";
@@ -27,7 +28,10 @@ pub(crate) const NAMES: &[&str] = &[
     "libefa.so.1",
 ];
 
-/// Finds the directory: what the user named, else beside the executable.
+/// The files behind all the names.
+pub(crate) const OBJECTS: [&str; 3] = [NAMES[0], VIEW, RSPRELOAD];
+
+/// Finds the directory: what the user named, else beside the executable, else what the executable has inside.
 pub(crate) fn find(settings: &Settings) -> anyhow::Result<PathBuf> {
     let named = settings
         .lib_dir
@@ -51,10 +55,17 @@ pub(crate) fn find(settings: &Settings) -> anyhow::Result<PathBuf> {
             check(&dir)?;
             Ok(dir)
         }
-        None => bail!(
-            "no library directory (looked in {}): run `cargo xtask dist`, or set ANYVERBS_LIB_DIR",
-            candidates.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(", ")
-        ),
+        None => match embedded::find(&executable)? {
+            Some(dir) => Ok(dir),
+            None => bail!(
+                "no library directory (looked in {}): run `cargo xtask dist`, or set ANYVERBS_LIB_DIR",
+                candidates
+                    .iter()
+                    .map(|dir| dir.display().to_string())
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            ),
+        },
     }
 }
 
@@ -71,7 +82,7 @@ fn candidates(executable: &Path) -> Vec<PathBuf> {
 fn check(dir: &Path) -> anyhow::Result<()> {
     let missing: Vec<&str> = NAMES
         .iter()
-        .chain([&VIEW, &RSPRELOAD])
+        .chain(&OBJECTS[1..])
         .copied()
         .filter(|name| !dir.join(name).exists())
         .collect();
@@ -82,6 +93,11 @@ fn check(dir: &Path) -> anyhow::Result<()> {
             missing.join(", ")
         );
     }
+    check_name(dir)
+}
+
+/// Fails if a list of the loader cannot hold the name.
+pub(crate) fn check_name(dir: &Path) -> anyhow::Result<()> {
     // The loader separates both lists with colons, and LD_PRELOAD with spaces too; neither has an escape.
     if dir.as_os_str().as_encoded_bytes().iter().any(|byte| b": ;\t\n".contains(byte)) {
         bail!(

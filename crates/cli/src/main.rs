@@ -5,6 +5,7 @@ mod args;
 mod device;
 mod devices;
 mod doctor;
+mod embedded;
 mod libraries;
 mod run;
 mod stop_signals;
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
         }
         Command::DeviceFacts => device::answer(),
         Command::DisconnectAbandoned => run::disconnect_abandoned(),
+        Command::LibDir(settings) => print_lib_dir(&settings),
         Command::Man { directory } => manual(directory.as_deref()),
     };
     match done {
@@ -44,6 +46,12 @@ fn main() -> ExitCode {
             ExitCode::from(FAILED)
         }
     }
+}
+
+/// Prints the directory of the libraries in one line.
+fn print_lib_dir(settings: &args::Settings) -> anyhow::Result<ExitCode> {
+    let dir = libraries::find(settings)?.into_os_string();
+    write_out(&[dir.as_encoded_bytes(), b"\n"].concat())
 }
 
 /// Writes the manual page to standard output, or one page per command into a directory.
