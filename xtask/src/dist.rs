@@ -11,7 +11,7 @@ use anyhow::{Context, bail};
 use crate::workspace::{cargo, shown, succeed, target};
 
 /// The other names of `libibverbs.so.1`, which all lead to the one object, so that a process has one copy of the device.
-const LINKS: [&str; 6] = [
+pub(crate) const LINKS: [&str; 6] = [
     "libibverbs.so",
     "librdmacm.so.1",
     "librdmacm.so",
@@ -20,7 +20,7 @@ const LINKS: [&str; 6] = [
     "libefa.so.1",
 ];
 
-const SHELLS: [(&str, &str); 3] =
+pub(crate) const SHELLS: [(&str, &str); 3] =
     [("bash", "anyverbs"), ("zsh", "_anyverbs"), ("fish", "anyverbs.fish")];
 
 /// What to build.

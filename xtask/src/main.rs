@@ -9,6 +9,7 @@ mod dist;
 mod fuzz;
 mod interrupt;
 mod mutants;
+mod package;
 mod packages;
 mod page;
 mod sanitize;
@@ -33,6 +34,8 @@ struct Args {
 enum Command {
     /// Build what is shipped and lay it out in target/dist
     Dist(dist::Options),
+    /// Make the packages that users install, in target/package
+    Package(package::Options),
     /// Show Debian's own RDMA tools running on the device
     Demo(dist::Options),
     /// Run every test
@@ -61,6 +64,7 @@ enum Command {
 fn main() -> ExitCode {
     let done = match Args::parse().command {
         Command::Dist(options) => dist::run(&options).map(|_| ()),
+        Command::Package(options) => package::run(&options),
         Command::Demo(options) => demo::run(&options),
         Command::Test(options) => test::run(&options),
         Command::Conformance(options) => conformance::run(&options),

@@ -38,6 +38,8 @@ pub(crate) const LIBFABRIC_BIN: Package = ("libfabric-bin", "/usr/bin/fi_pingpon
 /// `nft`, which loses packets.
 pub(crate) const NFTABLES: Package = ("nftables", "/usr/sbin/nft");
 pub(crate) const ETHTOOL: Package = ("ethtool", "/usr/sbin/ethtool");
+/// Makes roots of other Debian releases.
+pub(crate) const MMDEBSTRAP: Package = ("mmdebstrap", "/usr/bin/mmdebstrap");
 
 /// What programs are compiled against, and linked with: the C tests of the view need a compiler.
 pub(crate) const CC: Package = ("gcc", "/usr/bin/cc");

@@ -12,7 +12,7 @@ use anyhow::{Context, bail};
 use crate::conformance::{Selection, Suite, Tally, run_suite};
 use crate::dist;
 use crate::workspace::{cargo, root, shown};
-use crate::{abi_check, deny, fuzz, interrupt, mutants, packages, sanitize, soak};
+use crate::{abi_check, deny, fuzz, interrupt, mutants, package, packages, sanitize, soak};
 
 /// How much to run.
 #[derive(Debug, Clone, clap::Args)]
@@ -86,6 +86,9 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
                 steps.whole(name, || bail!("there is no dist to run it on"))?;
             }
         }
+    }
+    if options.full {
+        steps.counted("package", package::run_counted)?;
     }
     steps.finish()
 }

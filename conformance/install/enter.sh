@@ -1,0 +1,18 @@
+#!/bin/sh
+# Runs one case in a clean root: enter.sh ROOT PACKAGES CASES CASE, in mount, PID and network namespaces of its own.
+# What the case writes is gone afterwards.
+set -eu
+
+root=$1 packages=$2 cases=$3 name=$4
+mount -t tmpfs tmpfs /mnt
+mkdir /mnt/upper /mnt/work /mnt/root
+mount -t overlay overlay -o "lowerdir=$root,upperdir=/mnt/upper,workdir=/mnt/work" /mnt/root
+mkdir /mnt/root/packages /mnt/root/cases
+mount --bind "$packages" /mnt/root/packages
+mount --bind "$cases" /mnt/root/cases
+mount -t proc proc /mnt/root/proc
+ip link set lo up
+cd /mnt/root
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C.UTF-8
+unset TMPDIR XDG_RUNTIME_DIR XDG_CACHE_HOME LD_PRELOAD LD_LIBRARY_PATH
+exec chroot /mnt/root sh "/cases/$name.sh"

@@ -1,0 +1,40 @@
+#!/bin/sh
+# The wheel in a virtual environment with the distribution's Python.
+set -eu
+
+python3 -m venv --system-site-packages /tmp/venv
+/tmp/venv/bin/pip install --quiet --no-index --disable-pip-version-check /packages/anyverbs-*.whl
+PATH=/tmp/venv/bin:$PATH
+sh /cases/use.sh /tmp/venv/bin/anyverbs
+python -m anyverbs --version
+cat > /tmp/test_it.py << 'END'
+import os
+import subprocess
+
+import anyverbs
+
+
+def test_lib_dir():
+    assert os.path.exists(os.path.join(anyverbs.lib_dir(), "libibverbs.so.1"))
+
+
+def test_environment(anyverbs_env):
+    out = subprocess.run(["ibv_devinfo"], env=anyverbs_env, stdout=subprocess.PIPE, check=True)
+    assert b"PORT_ACTIVE" in out.stdout
+
+
+def test_options():
+    with anyverbs.environment("--device", "named0") as env:
+        out = subprocess.run(["ibv_devices"], env=env, stdout=subprocess.PIPE, check=True)
+    assert b"named0" in out.stdout
+
+
+def test_run(anyverbs_run):
+    assert anyverbs_run(["sh", "-c", "exit 7"]).returncode == 7
+    out = anyverbs_run(["ibv_devices"], options=["--device", "other0"], stdout=subprocess.PIPE)
+    assert b"other0" in out.stdout
+END
+cd /tmp
+python -m pytest -q /tmp/test_it.py
+/tmp/venv/bin/pip uninstall --quiet --yes --disable-pip-version-check anyverbs
+[ ! -e /tmp/venv/bin/anyverbs ]

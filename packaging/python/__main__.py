@@ -1,0 +1,5 @@
+"""``python -m anyverbs`` is ``anyverbs``."""
+
+from anyverbs import main
+
+main()

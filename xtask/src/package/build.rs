@@ -1,0 +1,358 @@
+//! What is shipped, built so that it runs on other machines: for an old glibc, stripped, and the same bytes each time.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, bail};
+use object::elf;
+use object::read::elf::{ElfFile64, FileHeader};
+
+use super::archive::Tree;
+use super::debian_rust;
+use crate::dist::{LINKS, SHELLS};
+use crate::packages;
+use crate::workspace::{cargo, root, shown, succeed, target};
+
+/// The oldest glibc that packages run on: that of manylinux_2_28.
+const GLIBC: (u32, u32) = (2, 28);
+/// Zig's C compiler links for any glibc. Its version is fixed so that two builds give the same bytes.
+const ZIGLANG: &str = "ziglang==0.17.1";
+/// What all installed files may have together.
+const MOST: usize = 10 << 20;
+
+/// A kind of machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Machine {
+    pub(super) triple: &'static str,
+    pub(super) arch: &'static str,
+    /// Debian's name.
+    pub(super) debian: &'static str,
+}
+
+pub(super) const MACHINES: [Machine; 2] = [
+    Machine { triple: "x86_64-unknown-linux-gnu", arch: "x86_64", debian: "amd64" },
+    Machine { triple: "aarch64-unknown-linux-gnu", arch: "aarch64", debian: "arm64" },
+];
+
+/// What packages hold.
+#[derive(Debug)]
+pub(super) struct Built {
+    pub(super) machine: Machine,
+    pub(super) version: &'static str,
+    /// When the source was committed, in seconds since 1970.
+    pub(super) epoch: u64,
+    pub(super) anyverbs: Vec<u8>,
+    /// The shared objects, without the links to them.
+    pub(super) objects: Tree,
+    /// The debugging information of all of it.
+    pub(super) debug: Tree,
+    /// Manual pages and completions.
+    pub(super) share: Tree,
+}
+
+impl Built {
+    /// The shared objects and the links to them.
+    pub(super) fn lib(&self) -> Tree {
+        let mut lib = self.objects.clone();
+        for name in LINKS {
+            lib.link(name, "libibverbs.so.1");
+        }
+        lib
+    }
+
+    /// What the names of files begin with.
+    pub(super) fn stem(&self) -> String {
+        format!("anyverbs-{}-{}-linux-gnu", self.version, self.machine.arch)
+    }
+}
+
+/// Builds for `machine`.
+pub(super) fn build(machine: Machine) -> anyhow::Result<Built> {
+    packages::ensure(&[packages::CC, packages::PYTHON3, packages::PYTHON3_VENV])?;
+    let tools = target().join("package-tools");
+    fs::create_dir_all(&tools).with_context(|| format!("cannot make {}", tools.display()))?;
+    let rust = rust_for(machine, &tools)?;
+    let linker = linker(machine, &tools, &rust.libgcc)?;
+
+    let mut build = cargo();
+    build.args(["build", "--release", "--locked", "--target", machine.triple]);
+    for package in ["anyverbs-capi", "anyverbs-view", "anyverbs-rspreload", "anyverbs-cli"] {
+        build.args(["-p", package]);
+    }
+    let variable = machine.triple.to_uppercase().replace('-', "_");
+    build.env(format!("CARGO_TARGET_{variable}_LINKER"), linker);
+    build.env("RUSTFLAGS", remapped()?).env_remove("CARGO_ENCODED_RUSTFLAGS");
+    if let Some(compiler) = &rust.compiler {
+        // Objects of two compilers do not mix.
+        build.env("RUSTC", compiler).env("CARGO_TARGET_DIR", target().join("package-debian-rust"));
+    }
+    succeed(&mut build)?;
+    let folder =
+        rust.compiler.as_ref().map_or_else(target, |_| target().join("package-debian-rust"));
+    let folder = folder.join(machine.triple).join("release");
+
+    let objcopy = objcopy()?;
+    let mut debug = Tree::default();
+    let mut stripped = |file: &str, name: &str| {
+        let (bytes, information) = strip(&objcopy, &folder.join(file), name, &tools)?;
+        check_glibc(name, &bytes)?;
+        debug.file(format!("{name}.debug"), information);
+        anyhow::Ok(bytes)
+    };
+    let anyverbs = stripped("anyverbs", "anyverbs")?;
+    let mut objects = Tree::default();
+    for (file, name) in [
+        ("libanyverbs_capi.so", "libibverbs.so.1"),
+        ("libanyverbs_view.so", "libanyverbs_view.so"),
+        ("librspreload.so", "librspreload.so"),
+    ] {
+        objects.executable(name, stripped(file, name)?);
+    }
+    let share = share(machine, &folder)?;
+    let all = anyverbs.len() + objects.size() + share.size();
+    if all > MOST {
+        bail!("the files have {all} bytes together, more than {MOST}");
+    }
+    let version = env!("CARGO_PKG_VERSION");
+    Ok(Built { machine, version, epoch: epoch()?, anyverbs, objects, debug, share })
+}
+
+/// What the machine's code is compiled with.
+pub(super) struct Rust {
+    /// None for cargo's own.
+    pub(super) compiler: Option<PathBuf>,
+    /// GCC's runtime, whose unwinder the C library's cancellation of threads uses, too.
+    pub(super) libgcc: PathBuf,
+}
+
+fn rust_for(machine: Machine, tools: &Path) -> anyhow::Result<Rust> {
+    let libdir = output(Command::new("rustc").args([
+        "--print",
+        "target-libdir",
+        "--target",
+        machine.triple,
+    ]))?;
+    if machine.arch != env::consts::ARCH {
+        let mut rust = debian_rust::fetch(machine, tools)?;
+        if Path::new(&libdir).is_dir() {
+            rust.compiler = None;
+        }
+        return Ok(rust);
+    }
+    let libgcc = output(Command::new("cc").arg("-print-file-name=libgcc_s.so.1"))?;
+    Ok(Rust { compiler: None, libgcc: libgcc.into() })
+}
+
+/// Writes the script that links.
+fn linker(machine: Machine, tools: &Path, libgcc: &Path) -> anyhow::Result<PathBuf> {
+    let venv = tools.join("venv");
+    let zig = venv.join("bin/python");
+    let marker = venv.join(ZIGLANG);
+    if !marker.exists() {
+        succeed(Command::new(packages::PYTHON3.1).args(["-m", "venv", "--clear"]).arg(&venv))?;
+        succeed(Command::new(&zig).args(["-m", "pip", "install", "--quiet", ZIGLANG]))?;
+        write(&marker, b"")?;
+    }
+    let script = tools.join(format!("link-{}", machine.arch));
+    let (major, minor) = GLIBC;
+    // Zig would put an unwinder of its own in place of GCC's, and takes neither Rust's linker nor an option for the word size.
+    let text = format!(
+        "#!/bin/sh\n\
+         for argument do\n\
+         shift\n\
+         case $argument in\n\
+         -lgcc_s) set -- \"$@\" '{libgcc}' ;;\n\
+         -m64 | -fuse-ld=* | -B*) ;;\n\
+         *) set -- \"$@\" \"$argument\" ;;\n\
+         esac\n\
+         done\n\
+         ZIG_GLOBAL_CACHE_DIR='{cache}' exec '{zig}' -m ziglang cc -target {arch}-linux-gnu.{major}.{minor} \
+         -Wl,--allow-shlib-undefined \"$@\"\n",
+        libgcc = libgcc.display(),
+        cache = tools.join("zig-cache").display(),
+        zig = zig.display(),
+        arch = machine.arch,
+    );
+    write(&script, text.as_bytes())?;
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
+    Ok(script)
+}
+
+/// Compiler options by which no path of this machine gets into what is built.
+fn remapped() -> anyhow::Result<OsString> {
+    let home = env::var_os("CARGO_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(env::home_dir()?.join(".cargo")));
+    let home = home.context("there is no home directory, and CARGO_HOME is not set")?;
+    let mut options = OsString::new();
+    // The last that fits is taken.
+    for (from, to) in [(home, "/cargo"), (root(), "/anyverbs"), (target(), "/target")] {
+        options.push(" --remap-path-prefix=");
+        options.push(from);
+        options.push("=");
+        options.push(to);
+    }
+    Ok(options)
+}
+
+/// LLVM's objcopy of the toolchain, which knows every machine, or else the system's.
+fn objcopy() -> anyhow::Result<PathBuf> {
+    let libdir = output(Command::new("rustc").args(["--print", "target-libdir"]))?;
+    let own = Path::new(&libdir).with_file_name("bin").join("rust-objcopy");
+    Ok(if own.exists() { own } else { "objcopy".into() })
+}
+
+/// An object without its debugging information, and that.
+fn strip(
+    objcopy: &Path,
+    file: &Path,
+    name: &str,
+    tools: &Path,
+) -> anyhow::Result<(Vec<u8>, Vec<u8>)> {
+    // The stripped file names the other one, which a debugger looks for beside it.
+    let information = tools.join(format!("{name}.debug"));
+    let stripped = tools.join(name);
+    succeed(Command::new(objcopy).arg("--only-keep-debug").args([file, &information]))?;
+    succeed(Command::new(objcopy).arg("--strip-all").args([file, &stripped]))?;
+    let mut link = OsString::from("--add-gnu-debuglink=");
+    link.push(&information);
+    succeed(Command::new(objcopy).arg(link).arg(&stripped))?;
+    Ok((read(&stripped)?, read(&information)?))
+}
+
+/// Fails if an object needs a newer glibc.
+fn check_glibc(name: &str, bytes: &[u8]) -> anyhow::Result<()> {
+    let newer: Vec<String> = needed_versions(bytes)
+        .with_context(|| format!("cannot read what {name} needs"))?
+        .into_iter()
+        .filter(|version| version.strip_prefix("GLIBC_").is_some_and(is_newer))
+        .collect();
+    if !newer.is_empty() {
+        bail!("{name} needs {}, newer than GLIBC_{}.{}", newer.join(", "), GLIBC.0, GLIBC.1);
+    }
+    Ok(())
+}
+
+/// Whether a version such as `2.2.5` is above the oldest glibc. What is no number (`PRIVATE`) is.
+fn is_newer(version: &str) -> bool {
+    let mut numbers = version.split('.').map(str::parse);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) > GLIBC,
+        _ => true,
+    }
+}
+
+/// The symbol versions that an object needs of others.
+fn needed_versions(bytes: &[u8]) -> anyhow::Result<Vec<String>> {
+    let file: ElfFile64<'_> = ElfFile64::parse(bytes)?;
+    let endian = file.endian();
+    let sections = file.elf_header().sections(endian, bytes)?;
+    let Some((mut needs, strings)) = sections.gnu_verneed(endian, bytes)? else {
+        bail!("it has no symbol versions");
+    };
+    let strings = sections.strings(endian, bytes, strings)?;
+    let mut versions = Vec::new();
+    while let Some((_, mut of_one)) = needs.next()? {
+        while let Some(version) = of_one.next()? {
+            let name: &elf::Vernaux<_> = version;
+            versions.push(String::from_utf8_lossy(name.name(endian, strings)?).into_owned());
+        }
+    }
+    Ok(versions)
+}
+
+/// Manual pages and completions, written by the built command where this machine can run it.
+fn share(machine: Machine, folder: &Path) -> anyhow::Result<Tree> {
+    let ask = |arguments: &[&str]| {
+        let mut command = if machine.arch == env::consts::ARCH {
+            Command::new(folder.join("anyverbs"))
+        } else {
+            let mut command = cargo();
+            command.args(["run", "--quiet", "-p", "anyverbs-cli", "--"]);
+            command
+        };
+        let out = command.args(arguments).output().context("cannot run the built anyverbs")?;
+        if !out.status.success() {
+            bail!("{} failed: {}", shown(&command), String::from_utf8_lossy(&out.stderr));
+        }
+        Ok(out.stdout)
+    };
+    let mut share = Tree::default();
+    let pages = target().join("package-tools/man");
+    if pages.exists() {
+        fs::remove_dir_all(&pages)?;
+    }
+    ask(&[
+        "man",
+        "--directory",
+        pages.to_str().context("the target directory's name is no text")?,
+    ])?;
+    for page in fs::read_dir(&pages)? {
+        let page = page?;
+        let name =
+            page.file_name().into_string().ok().context("a manual page's name is no text")?;
+        share.file(format!("man/man1/{name}"), read(&page.path())?);
+    }
+    let folders =
+        ["bash-completion/completions", "zsh/site-functions", "fish/vendor_completions.d"];
+    for ((shell, file), folder) in SHELLS.into_iter().zip(folders) {
+        share.file(format!("{folder}/{file}"), ask(&["completions", shell])?);
+    }
+    Ok(share)
+}
+
+/// The time that files in archives have: `SOURCE_DATE_EPOCH`, or that of the last commit.
+fn epoch() -> anyhow::Result<u64> {
+    let text = match env::var("SOURCE_DATE_EPOCH") {
+        Ok(text) => text,
+        Err(_) => {
+            output(Command::new("git").current_dir(root()).args(["log", "-1", "--format=%ct"]))
+                .context(
+                    "SOURCE_DATE_EPOCH is not set, and the time of the last commit is not known",
+                )?
+        }
+    };
+    text.parse().with_context(|| format!("{text:?} is no number of seconds"))
+}
+
+/// What a command prints, without the end of the line.
+pub(super) fn output(command: &mut Command) -> anyhow::Result<String> {
+    let out = command.output().with_context(|| format!("cannot run {}", shown(command)))?;
+    if !out.status.success() {
+        bail!("{} failed: {}", shown(command), String::from_utf8_lossy(&out.stderr));
+    }
+    Ok(String::from_utf8(out.stdout)?.trim_end().to_owned())
+}
+
+pub(super) fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+    fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+pub(super) fn write(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_compared_by_number() {
+        for old in ["2.2.5", "2.4", "2.28", "2.17"] {
+            assert!(!is_newer(old), "{old}");
+        }
+        for new in ["2.29", "2.34", "3.0", "PRIVATE", "2.280"] {
+            assert!(is_newer(new), "{new}");
+        }
+    }
+
+    #[test]
+    fn needed_versions_of_this_program_are_seen() {
+        let versions = needed_versions(&read(&env::current_exe().unwrap()).unwrap()).unwrap();
+        assert!(versions.iter().any(|version| version == "GLIBC_2.2.5"), "{versions:?}");
+    }
+}

@@ -1,0 +1,128 @@
+//! `cargo xtask package`: what users install, in `target/package`.
+
+mod archive;
+mod build;
+mod deb;
+mod debian_rust;
+mod install_tests;
+mod payload;
+mod sbom;
+mod tarball;
+mod wheel;
+
+use std::env;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+
+use self::archive::{hex, sha256};
+use self::build::{Built, MACHINES, Machine};
+use crate::conformance::Tally;
+use crate::workspace::target;
+
+/// What to package.
+#[derive(Debug, Clone, Default, clap::Args)]
+#[group(skip)]
+pub(crate) struct Options {
+    /// The machine that they are for, as Rust names it: x86_64-unknown-linux-gnu or aarch64-unknown-linux-gnu
+    #[arg(long, value_name = "TRIPLE")]
+    target: Option<String>,
+    /// Install them in clean roots of Debian's releases, and use them there
+    #[arg(long)]
+    test: bool,
+}
+
+/// Makes every package.
+pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
+    let machine = machine(options.target.as_deref())?;
+    if options.test && machine.arch != env::consts::ARCH {
+        bail!("this machine cannot run packages for {}", machine.triple);
+    }
+    let made = make(machine)?;
+    if options.test {
+        let tally = install_tests::run_counted(&made)?;
+        println!("packages: {tally}");
+        if tally.failed > 0 {
+            bail!("{} of the install tests failed", tally.failed);
+        }
+    }
+    Ok(())
+}
+
+/// Makes the packages of this machine and tests them.
+pub(crate) fn run_counted() -> anyhow::Result<Tally> {
+    install_tests::run_counted(&make(machine(None)?)?)
+}
+
+/// The packages of one kind of machine.
+#[derive(Debug)]
+struct Made {
+    files: Vec<PathBuf>,
+}
+
+fn make(machine: Machine) -> anyhow::Result<Made> {
+    let built = build::build(machine)?;
+    let one_file = payload::one_file(&built.anyverbs, &built.objects)?;
+    let sbom = sbom::cyclonedx(machine, built.version)?;
+    let stem = built.stem();
+    let mut files = vec![
+        (format!("{stem}.tar.gz"), tarball::make(&built, &one_file, &sbom)?),
+        (
+            format!("{stem}-debug.tar.gz"),
+            built.debug.tar_gz(&format!("{stem}-debug/"), built.epoch)?,
+        ),
+        (format!("{stem}.cdx.json"), sbom),
+        (wheel::name(&built), wheel::make(&built, &one_file)?),
+    ];
+    files.extend(deb::make(&built)?);
+    // Last, for it is large and needed no more.
+    files.push((stem, one_file));
+    files.sort();
+    write(&built, &files)
+}
+
+/// Writes the packages, and the digests of all of them.
+fn write(built: &Built, files: &[(String, Vec<u8>)]) -> anyhow::Result<Made> {
+    let dir = target().join("package");
+    fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+    let mut digests = String::new();
+    let mut paths = Vec::new();
+    for (name, bytes) in files {
+        let path = dir.join(name);
+        build::write(&path, bytes)?;
+        if *name == built.stem() {
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        }
+        println!("{:>9} {}", bytes.len(), path.display());
+        digests += &format!("{}  {name}\n", hex(&sha256(bytes)));
+        paths.push(path);
+    }
+    build::write(&dir.join(format!("SHA256SUMS-{}", built.machine.arch)), digests.as_bytes())?;
+    Ok(Made { files: paths })
+}
+
+fn machine(triple: Option<&str>) -> anyhow::Result<Machine> {
+    let is_it = |machine: &&Machine| {
+        triple.map_or(machine.arch == env::consts::ARCH, |triple| machine.triple == triple)
+    };
+    match MACHINES.iter().find(is_it) {
+        Some(machine) => Ok(*machine),
+        None => bail!(
+            "there are packages for {} only",
+            MACHINES.map(|machine| machine.triple).join(" and ")
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machines_are_known_by_rusts_names() {
+        assert_eq!(machine(Some("aarch64-unknown-linux-gnu")).unwrap().debian, "arm64");
+        assert!(machine(Some("riscv64gc-unknown-linux-gnu")).is_err());
+    }
+}
