@@ -99,6 +99,8 @@ pub(super) fn build(machine: Machine) -> anyhow::Result<Built> {
     let mut debug = Tree::default();
     let mut stripped = |file: &str, name: &str| {
         let (bytes, information) = strip(&objcopy, &folder.join(file), name, &tools)?;
+        check_paths(name, &bytes)?;
+        check_paths(name, &information)?;
         check_glibc(name, &bytes)?;
         debug.file(format!("{name}.debug"), information);
         anyhow::Ok(bytes)
@@ -157,6 +159,7 @@ fn linker(machine: Machine, tools: &Path, libgcc: &Path) -> anyhow::Result<PathB
         succeed(Command::new(&zig).args(["-m", "pip", "install", "--quiet", ZIGLANG]))?;
         write(&marker, b"")?;
     }
+    let cache = tools.join(format!("zig-cache-{}", machine.arch));
     let script = tools.join(format!("link-{}", machine.arch));
     let (major, minor) = GLIBC;
     // Zig would put an unwinder of its own in place of GCC's, and takes neither Rust's linker nor an option for the word size.
@@ -170,33 +173,81 @@ fn linker(machine: Machine, tools: &Path, libgcc: &Path) -> anyhow::Result<PathB
          *) set -- \"$@\" \"$argument\" ;;\n\
          esac\n\
          done\n\
-         ZIG_GLOBAL_CACHE_DIR='{cache}' exec '{zig}' -m ziglang cc -target {arch}-linux-gnu.{major}.{minor} \
+         export ZIG_GLOBAL_CACHE_DIR='{cache}' ZIG_LOCAL_CACHE_DIR='{cache}'\n\
+         exec '{zig}' -m ziglang cc -target {arch}-linux-gnu.{major}.{minor} \
          -Wl,--allow-shlib-undefined \"$@\"\n",
         libgcc = libgcc.display(),
-        cache = tools.join("zig-cache").display(),
+        cache = cache.display(),
         zig = zig.display(),
         arch = machine.arch,
     );
     write(&script, text.as_bytes())?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
+    fill_zig_cache(&script, &cache, tools)?;
     Ok(script)
 }
 
-/// Compiler options by which no path of this machine gets into what is built.
-fn remapped() -> anyhow::Result<OsString> {
+/// Has Zig build its parts of the C library, and removes their debugging information, which holds paths of this machine.
+fn fill_zig_cache(linker: &Path, cache: &Path, tools: &Path) -> anyhow::Result<()> {
+    let done = cache.join("anyverbs-filled");
+    if done.exists() {
+        return Ok(());
+    }
+    if cache.exists() {
+        fs::remove_dir_all(cache)?;
+    }
+    let source = tools.join("empty.c");
+    write(&source, b"int main(void) { return 0; }\n")?;
+    for kind in ["-shared", "-pie"] {
+        let mut link = Command::new(linker);
+        link.args([kind, "-nodefaultlibs"]).arg(&source);
+        link.args(["-lc", "-lpthread", "-ldl", "-lm", "-lrt", "-lutil", "-o"]);
+        succeed(link.arg(tools.join("empty")))?;
+    }
+    let objcopy = objcopy()?;
+    for folder in fs::read_dir(cache.join("o"))? {
+        for file in fs::read_dir(folder?.path())? {
+            let file = file?.path();
+            if file.extension().is_some_and(|kind| kind == "o" || kind == "a") {
+                succeed(Command::new(&objcopy).arg("--strip-debug").arg(&file))?;
+            }
+        }
+    }
+    write(&done, b"")
+}
+
+/// Directories of this machine, and what stands for them in debugging information.
+fn local_directories() -> anyhow::Result<[(PathBuf, &'static str); 3]> {
     let home = env::var_os("CARGO_HOME")
         .map(PathBuf::from)
         .or_else(|| Some(env::home_dir()?.join(".cargo")));
     let home = home.context("there is no home directory, and CARGO_HOME is not set")?;
+    Ok([(home, "/cargo"), (root(), "/anyverbs"), (target(), "/target")])
+}
+
+/// Compiler options by which no path of this machine gets into what is built.
+fn remapped() -> anyhow::Result<OsString> {
     let mut options = OsString::new();
     // The last that fits is taken.
-    for (from, to) in [(home, "/cargo"), (root(), "/anyverbs"), (target(), "/target")] {
+    for (from, to) in local_directories()? {
         options.push(" --remap-path-prefix=");
         options.push(from);
         options.push("=");
         options.push(to);
     }
     Ok(options)
+}
+
+/// Fails if a path of this machine is in an object: another machine would build other bytes.
+fn check_paths(name: &str, bytes: &[u8]) -> anyhow::Result<()> {
+    for (dir, _) in local_directories()? {
+        let dir = dir.join("");
+        let dir = dir.as_os_str().as_encoded_bytes();
+        if bytes.windows(dir.len()).any(|window| window == dir) {
+            bail!("{name} holds the path {}", String::from_utf8_lossy(dir));
+        }
+    }
+    Ok(())
 }
 
 /// LLVM's objcopy of the toolchain, which knows every machine, or else the system's.
@@ -348,6 +399,14 @@ mod tests {
         for new in ["2.29", "2.34", "3.0", "PRIVATE", "2.280"] {
             assert!(is_newer(new), "{new}");
         }
+    }
+
+    #[test]
+    fn a_path_of_this_machine_is_found() {
+        let path = root().join("crates/view/src/lib.rs");
+        let bytes = [b"some bytes", path.as_os_str().as_encoded_bytes(), b"more"].concat();
+        assert!(check_paths("it", &bytes).is_err());
+        check_paths("it", b"/anyverbs/crates/view/src/lib.rs").unwrap();
     }
 
     #[test]
