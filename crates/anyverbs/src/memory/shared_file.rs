@@ -43,6 +43,9 @@ impl SharedFile {
             // A limit on the length of files would end the process (SIGXFSZ).
             let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
             libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit);
+            if limit.rlim_cur < WORDS_LEN as u64 {
+                return Self::unshared();
+            }
             let len = if limit.rlim_cur < len.unsigned_abs() { WORDS_LEN as i64 } else { len };
             if libc::ftruncate(fd.as_raw_fd(), len) != 0
                 || libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) != 0
