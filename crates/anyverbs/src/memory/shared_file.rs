@@ -174,6 +174,21 @@ mod tests {
     }
 
     #[test]
+    fn a_limit_on_the_length_of_files_ends_nobody() {
+        let name = "memory::shared_file::tests::a_limit_on_the_length_of_files_ends_nobody";
+        anyverbs_testing::in_own_process(name, || {
+            for bytes in [WORDS_LEN as u64, 20 << 10, 0] {
+                let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+                // SAFETY: a limit to read.
+                assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+                let file = SharedFile::create(c"test", 1 << 20).unwrap();
+                file.word(5).store(7, Ordering::Relaxed);
+                assert_eq!(file.word(5).load(Ordering::Relaxed), 7);
+            }
+        });
+    }
+
+    #[test]
     fn another_file_is_refused() {
         let null = std::fs::File::open("/dev/null").unwrap();
         assert!(SharedFile::open(null.into()).is_err());
