@@ -23,10 +23,10 @@ use crate::time::Time;
 /// Longest wait that MRAs can ask for, until the message is repeated.
 const LONGEST_SERVICE: Duration = Duration::from_secs(300);
 
-/// Where in a wait an RTU is first repeated. Each repetition takes four times as long as the last one.
+/// Where in a wait an RTU is first repeated. Each repetition takes twice as long as the last one.
 const FIRST_RTU_AGAIN: u32 = 64;
-/// How often an RTU is repeated.
-const RTUS_AGAIN: u8 = 3;
+/// How often an RTU is repeated: as often as fits into the wait.
+const RTUS_AGAIN: u8 = 6;
 
 impl Cm {
     /// Confirms a connection that the peer has accepted (`rdma_establish(3)`, active side): the queue pair is in RTS by now.
@@ -56,13 +56,13 @@ impl Cm {
     /// us, or not at all for as long as our MRA said.
     pub(super) fn repeat_rtu(&mut self, now: Time, id: CommId) {
         let Some(c) = self.connections.get_mut(&id) else { return };
-        let mut next = None;
-        if let Some(rtu) = c.answer.as_deref().filter(|_| c.retries < RTUS_AGAIN) {
+        if let Some(rtu) = c.answer.as_deref() {
             self.outbox.replay(c.to, rtu);
-            c.retries += 1;
-            next = Some(now + c.timeout * (1 << (2 * c.retries)) / FIRST_RTU_AGAIN);
         }
-        self.timers.set(id, &mut c.deadline, next);
+        c.retries += 1;
+        let is_last = c.answer.is_none() || c.retries >= RTUS_AGAIN;
+        let next = now + c.timeout * (1 << c.retries) / FIRST_RTU_AGAIN;
+        self.timers.set(id, &mut c.deadline, (!is_last).then_some(next));
     }
 
     /// Data came before the RTU (`IBV_EVENT_COMM_EST`, `rdma_notify(3)`, passive side): the peer must be ready.
