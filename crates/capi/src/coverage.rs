@@ -33,6 +33,7 @@ const PARTIAL: &[(&str, &str)] = &[
         "ibv_import_mr",
         "one of another process is destroyed by that process alone; atomics only where its memory is shared",
     ),
+    ("ibv_export_buf_dmabuf_fd", "-1 with `ENODATA`: no buffer has a dma-buf behind it"),
     ("ibv_dm_export_dmabuf_fd", "needs `/dev/udmabuf`; without it `EOPNOTSUPP`"),
 ];
 
