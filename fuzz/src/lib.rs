@@ -11,14 +11,5 @@ pub mod packet;
 pub mod qp_sequence;
 pub mod requester;
 pub mod responder;
-pub mod rsocket;
 pub mod shm_ring;
 pub mod xrc_message;
-
-// The machine has no I/O and is private to its crate.
-#[path = "../../crates/rsocket/src/machine/mod.rs"]
-#[allow(dead_code)]
-mod machine;
-#[path = "../../crates/rsocket/src/wire.rs"]
-#[allow(dead_code)]
-mod wire;

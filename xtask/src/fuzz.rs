@@ -30,14 +30,13 @@ const INSTRUMENTED: [&str; 9] = [
 const TRIPLE: &str = env!("XTASK_TARGET");
 
 /// The targets, and the longest input of each.
-const TARGETS: [(&str, u32); 11] = [
+const TARGETS: [(&str, u32); 10] = [
     ("packet", 512),
     ("responder", 1500),
     ("requester", 1500),
     ("qp_sequence", 1500),
     ("cm", 1500),
     ("shm_ring", 1000),
-    ("rsocket", 1500),
     ("host_store", 1000),
     ("xrc_message", 1000),
     ("capi", 1000),

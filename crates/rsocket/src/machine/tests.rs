@@ -8,14 +8,6 @@ use rand::{Rng, SeedableRng};
 use super::*;
 use crate::wire::{IoMapEntry, SGL_LEN};
 
-#[path = "../../../../fuzz/src/input.rs"]
-#[allow(unreachable_pub, dead_code, reason = "public in the fuzz crate")]
-mod input;
-/// The fuzz target of the machine.
-#[path = "../../../../fuzz/src/rsocket.rs"]
-#[allow(unreachable_pub, reason = "public in the fuzz crate")]
-mod rsocket;
-
 const RING: u64 = 0x10_0000;
 const TABLE: u64 = 0x1000;
 const MAP_LEN: u16 = 2;
@@ -372,27 +364,4 @@ fn entries_of_the_io_map_cost_a_credit_that_comes_back() {
     }
     assert_eq!(sides[0].machine.sender.plan_map_entry(MAP_LEN), None);
     assert_eq!(sides[0].machine.sender.iomap_len(), 2);
-}
-
-#[test]
-fn the_corpus_is_replayed() {
-    let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/rsocket");
-    let files: Vec<_> =
-        std::fs::read_dir(corpus).unwrap().map(|file| file.unwrap().path()).collect();
-    assert!(!files.is_empty());
-    for file in files {
-        println!("{}", file.display());
-        rsocket::run(&std::fs::read(&file).unwrap());
-    }
-}
-
-#[test]
-fn a_peer_that_says_anything() {
-    for seed in 0..2000 {
-        let mut rng = SmallRng::seed_from_u64(seed);
-        let mut input = vec![0; rng.random_range(50..1500)];
-        rng.fill(input.as_mut_slice());
-        println!("seed {seed}");
-        rsocket::run(&input);
-    }
 }
