@@ -215,18 +215,19 @@ impl ConnData {
         bytes
     }
 
-    /// `None` for another protocol or version.
+    /// `None` for another protocol or version, and for a table without entries: there is no place to grant anything.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::LEN] = bytes.first_chunk()?;
         if bytes[0] != VERSION {
             return None;
         }
         let big = bytes[1] & Self::FLAG_BIG_ENDIAN != 0;
-        Some(Self {
+        let sgl = Target::decode(&part(bytes, 8), ByteOrder::Big);
+        (sgl.len > 0).then(|| Self {
             order: if big { ByteOrder::Big } else { ByteOrder::Little },
             credits: u16::from_be_bytes(part(bytes, 2)),
             iomap_len: if bytes[1] & Self::FLAG_IOMAP != 0 { from_scale(bytes[7]) } else { 0 },
-            sgl: Target::decode(&part(bytes, 8), ByteOrder::Big),
+            sgl,
             buffer: Target::decode(&part(bytes, 24), ByteOrder::Big),
         })
     }
@@ -282,6 +283,8 @@ mod tests {
         assert_eq!(ConnData::decode(&[&bytes[..], &[0; 16]].concat()), Some(data));
         assert_eq!(ConnData::decode(&bytes[..39]), None);
         assert_eq!(ConnData::decode(&[2; 40]), None);
+        let no_table = ConnData { sgl: Target { len: 0, ..data.sgl }, ..data };
+        assert_eq!(ConnData::decode(&no_table.encode()), None);
     }
 
     #[test]
