@@ -159,7 +159,8 @@ impl UdpPort {
     }
 
     /// Hands on what was kept, as far as there is room. If something is left, in what time to call this again: 200 us for a
-    /// process whose queue has just become full, up to 50 ms for one that takes nothing. Earlier calls do not try it.
+    /// process whose queue has just become full, up to 50 ms for one that takes nothing. Earlier calls do not try it. If
+    /// nothing is left, the connections to other processes are closed.
     pub fn forward_kept(&self) -> Option<Duration> {
         self.forwarder.as_ref()?.forward_kept(Instant::now())
     }
@@ -247,6 +248,8 @@ impl Forwarder {
 
     fn forward_kept(&self, now: Instant) -> Option<Duration> {
         if self.kept_len.load(Ordering::SeqCst) == 0 {
+            // Who needs a connection makes one; those of ended processes would stay otherwise.
+            self.to.lock().clear();
             return None;
         }
         let mut kept = self.kept.lock();

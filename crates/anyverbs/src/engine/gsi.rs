@@ -79,6 +79,8 @@ pub(super) const STEERING: SteerByKind = SteerByKind {
 
 /// When a process whose queue is full is tried again first.
 const FORWARD_RETRY: Duration = Duration::from_micros(200);
+/// Connections to other processes are closed within this time, in which more datagrams for them may come.
+const FORWARD_IDLE: Duration = Duration::from_secs(1);
 /// How long the counters wait for the lock at the end of the process.
 const EXIT_PATIENCE: Duration = Duration::from_millis(2);
 /// How long it sends what its peers should hear, at most. Of whom it has not told by then, its records tell others.
@@ -261,6 +263,11 @@ impl Engine {
     }
 
     /// A process has no room for what is to be handed on to it; it may have then.
+    /// A datagram was handed on: the connection for it is closed after a while.
+    pub(crate) fn forwarded(&self, now: Time) {
+        self.forward_later(now + FORWARD_IDLE);
+    }
+
     fn forward_later(&self, at: Time) {
         let at = at.as_nanos();
         self.gsi.forward_at.fetch_min(at, Ordering::SeqCst);

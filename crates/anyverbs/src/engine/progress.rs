@@ -504,6 +504,7 @@ impl Engine {
         match self.port.forward(slot, datagram) {
             Forwarded::Sent | Forwarded::Kept => {
                 self.count(Counter::Forwarded, 1);
+                self.forwarded(self.now());
                 self.port.note_misdelivery();
                 if self.port.needs_resteer() {
                     self.kick_worker();

@@ -90,6 +90,7 @@ impl Handing {
                     }
                 }
             }
+            engine.forwarded(engine.now());
         }
     }
 }

@@ -55,7 +55,10 @@ impl Engine {
                 .into_iter()
                 .filter(|slot| *slot > least)
                 .any(|slot| self.port.forward(slot, &incoming.datagram) == Forwarded::Sent);
-        self.count(Counter::Forwarded, handed_on.into());
+        if handed_on {
+            self.count(Counter::Forwarded, 1);
+            self.forwarded(self.now());
+        }
         !handed_on
     }
 }

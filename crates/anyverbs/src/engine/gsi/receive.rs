@@ -120,7 +120,10 @@ impl Engine {
     /// Hands a datagram on to another process. False if there is none.
     pub(super) fn hand_on(&self, now: Time, slot: u8, datagram: &Datagram<'_>) -> bool {
         match self.port.forward_or_keep(slot, datagram) {
-            Forwarded::Sent => self.count(Counter::Forwarded, 1),
+            Forwarded::Sent => {
+                self.count(Counter::Forwarded, 1);
+                self.forwarded(now);
+            }
             Forwarded::Kept => {
                 self.count(Counter::Forwarded, 1);
                 self.forward_later(now + FORWARD_RETRY);
