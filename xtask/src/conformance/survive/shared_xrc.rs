@@ -136,9 +136,7 @@ fn survive(
     injected: Instant,
 ) -> anyhow::Result<Outcome> {
     match (part, plan.fault) {
-        (_, Fault::Pause(_)) | (Part::Opener, _) | (Part::Target, Fault::Kill) => {
-            go_on(part, programs)
-        }
+        (_, Fault::Pause(_)) | (Part::Opener, _) => go_on(part, programs),
         (Part::Initiator, _) => {
             sleep(A_WHILE);
             Ok(programs.ended(part)?.map_or(Ok(("the others stay", None)), Err))
