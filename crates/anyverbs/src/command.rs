@@ -1,9 +1,9 @@
 //! The descriptor that stands for an open device (`ibv_context.cmd_fd`): it survives `dup`, may be passed to other processes,
 //! and names the device there. Behind it is a file that all who have it share, with the device memory of the context.
 //!
-//! Words: what the file is, the process that made it and its slot, bytes of device memory in use, the last handle, the
-//! device's name, from [`PDS`] on one for each protection domain: its number, or 0, and from [`SLOTS`] on one for each piece of
-//! device memory: handle and length, or 0. Whoever has the descriptor may write anything there: what is read is checked.
+//! Words: what the file is, the process that made it, bytes of device memory in use, the last handle, the device's name, and
+//! from [`SLOTS`] on one for each piece of device memory: handle and length, or 0. Whoever has the descriptor may write
+//! anything there: what is read is checked.
 
 use std::ffi::CString;
 use std::io;
@@ -14,18 +14,16 @@ use crate::limits::MAX_DM_SIZE;
 use crate::memory::mapping::{Mapping, dmabuf};
 use crate::memory::shared_file::{SharedFile, WORDS};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"avb-cmd1");
+const MAGIC: u64 = u64::from_le_bytes(*b"avb-cmd2");
 const KIND: usize = 0;
 const PROCESS: usize = 1;
 const USED: usize = 2;
 const LAST_HANDLE: usize = 3;
 const NAME: usize = 4;
 const NAME_LEN: usize = 64;
-const SLOT: usize = 12;
-const PDS: usize = 16;
-const SLOTS: usize = 2048;
+const SLOTS: usize = 16;
 
-const _: () = assert!(NAME + NAME_LEN / 8 <= SLOT && SLOT < PDS);
+const _: () = assert!(NAME + NAME_LEN / 8 <= SLOTS);
 
 /// The file behind the descriptor.
 #[derive(Debug)]
@@ -70,12 +68,11 @@ fn name_words(name: &str) -> [u64; NAME_LEN / 8] {
 
 impl CommandFile {
     /// For a context of the device called `name`.
-    pub(crate) fn create(name: &str, slot: u8) -> io::Result<Self> {
+    pub(crate) fn create(name: &str) -> io::Result<Self> {
         let file_name = CString::new(format!("uverbs:{name}"))?;
         let file = SharedFile::create(&file_name, (WORDS - SLOTS) as u64 * MAX_DM_SIZE)?;
         let set = |word, value| file.word(word).store(value, Ordering::Relaxed);
         set(PROCESS, std::process::id().into());
-        set(SLOT, slot.into());
         for (i, word) in name_words(name).into_iter().enumerate() {
             set(NAME + i, word);
         }
@@ -99,35 +96,6 @@ impl CommandFile {
     /// Whether this process made it.
     pub(crate) fn is_own(&self) -> bool {
         self.file.word(PROCESS).load(Ordering::Relaxed) == u64::from(std::process::id())
-    }
-
-    /// Slot and number of the process that made it.
-    pub(crate) fn owner(&self) -> (u8, i32) {
-        let word = |word| self.file.word(word).load(Ordering::Relaxed);
-        (word(SLOT) as u8, i32::try_from(word(PROCESS)).unwrap_or(0))
-    }
-
-    /// Enters a protection domain, which others may import; false if there is no room.
-    pub(crate) fn add_pd(&self, number: u32) -> bool {
-        let order = (Ordering::AcqRel, Ordering::Relaxed);
-        (PDS..SLOTS).any(|at| {
-            let word = self.file.word(at);
-            word.compare_exchange(0, number.into(), order.0, order.1).is_ok()
-        })
-    }
-
-    pub(crate) fn remove_pd(&self, number: u32) {
-        let order = (Ordering::AcqRel, Ordering::Relaxed);
-        let _ = (PDS..SLOTS).any(|at| {
-            let word = self.file.word(at);
-            word.compare_exchange(number.into(), 0, order.0, order.1).is_ok()
-        });
-    }
-
-    pub(crate) fn has_pd(&self, number: u32) -> bool {
-        number != 0
-            && (PDS..SLOTS)
-                .any(|at| self.file.word(at).load(Ordering::Acquire) == u64::from(number))
     }
 
     /// Takes device memory, all zero; `None` when there is no more.
@@ -205,7 +173,7 @@ mod tests {
 
     #[test]
     fn memory_is_taken_found_and_given_back() {
-        let file = CommandFile::create("dev0", 3).unwrap();
+        let file = CommandFile::create("dev0").unwrap();
         assert!(file.is_own());
         let all = file.alloc(MAX_DM_SIZE as u32).unwrap();
         assert_eq!(file.alloc(1), None);
@@ -219,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_passed_descriptor_leads_to_the_same_file() {
-        let file = CommandFile::create("dev0", 3).unwrap();
+        let file = CommandFile::create("dev0").unwrap();
         let fd = || file.as_fd().try_clone_to_owned().unwrap();
         let other = CommandFile::open(fd(), "dev0").unwrap();
         assert_eq!(other.identity, file.identity);

@@ -50,7 +50,7 @@ impl Context {
         if name != engine.config.device {
             return Err(OpenError::NoSuchDevice(name.to_owned()));
         }
-        let command = CommandFile::create(name, engine.slot)
+        let command = CommandFile::create(name)
             .map_err(|source| OpenError::System { what: "make a memfd", source })?;
         Self::with(engine, command)
     }
@@ -201,16 +201,6 @@ impl Context {
     #[must_use]
     pub fn import_pd(&self, pd: &Pd) -> Pd {
         Pd { cell: Arc::clone(&pd.cell), context: Arc::clone(&self.0) }
-    }
-
-    /// The protection domain with this number of the process whose descriptor was imported (`ibv_import_pd`): queue pairs here
-    /// belong to it, and the regions of it that are imported, too, are theirs ([`Pd::import_mr`]).
-    ///
-    /// # Errors
-    /// [`CreateError::NoSuchHandle`], [`CreateError::Unsupported`] where that process has ended, is another user's, or its memory
-    /// cannot be reached.
-    pub fn import_foreign_pd(&self, number: u32) -> Result<Pd, CreateError> {
-        Pd::import(self.engine()?, &self.0, number)
     }
 
     /// Allocates device memory, all zero, at a multiple of 2^`log_align` (`ibv_alloc_dm`).

@@ -64,9 +64,6 @@ pub enum CreateError {
     /// `EINVAL`: an object of another context, or one that is already destroyed.
     #[error("the {0} is not of this context, or was destroyed")]
     Foreign(&'static str),
-    /// `ENOENT`: nothing that is to be imported has this handle.
-    #[error("nothing has this handle")]
-    NoSuchHandle,
     /// `EAGAIN`, as Linux: the file has no XRC domain, and none was to be made.
     #[error("the file has no XRC domain, and O_CREAT was not given")]
     NoXrcDomain,
@@ -121,15 +118,6 @@ pub enum RegisterError {
     /// The system's error number: a descriptor that is no dma-buf, or cannot be mapped.
     #[error("the system refused a mapping: errno {0}")]
     System(i32),
-    /// `ENOENT`: no region of the protection domain has this handle in its process.
-    #[error("no memory region has this handle")]
-    NoSuchHandle,
-    /// `EOPNOTSUPP`: the process of a region that is to be imported has ended, or its memory cannot be reached from here.
-    #[error("the memory of the other process cannot be reached")]
-    Unreachable,
-    /// `EEXIST`: a key of a region that is to be imported names another one here.
-    #[error("a key of the region names another one here")]
-    KeyTaken,
     /// `ENOMEM`: the device holds no more regions.
     #[error("the device holds no more memory regions")]
     Exhausted,
@@ -178,9 +166,6 @@ pub enum DestroyError {
     /// `EINVAL`: it was destroyed before.
     #[error("already destroyed")]
     Gone,
-    /// `EOPNOTSUPP`: another process has it, which alone destroys it.
-    #[error("another process's")]
-    Imported,
 }
 
 /// Why a queue pair, CQ or SRQ was not modified; nothing was changed.
@@ -380,7 +365,6 @@ impl CreateError {
             | Self::Flow(_)
             | Self::Hash(_) => libc::EINVAL,
             Self::NotPermitted => libc::EPERM,
-            Self::NoSuchHandle => libc::ENOENT,
             Self::NoXrcDomain => libc::EAGAIN,
             Self::Exhausted(_) => libc::ENOMEM,
             Self::Unsupported(_) => libc::EOPNOTSUPP,
@@ -397,9 +381,7 @@ impl RegisterError {
     pub fn errno(&self) -> i32 {
         match self {
             Self::Access | Self::Range | Self::Invalid(_) | Self::Foreign(_) => libc::EINVAL,
-            Self::Unsupported(_) | Self::Unreachable => libc::EOPNOTSUPP,
-            Self::NoSuchHandle => libc::ENOENT,
-            Self::KeyTaken => libc::EEXIST,
+            Self::Unsupported(_) => libc::EOPNOTSUPP,
             Self::NotMapped => libc::EFAULT,
             Self::Bound => libc::EBUSY,
             Self::System(errno) => *errno,
@@ -439,7 +421,6 @@ impl DestroyError {
         match self {
             Self::Busy(_) => libc::EBUSY,
             Self::Gone => libc::EINVAL,
-            Self::Imported => libc::EOPNOTSUPP,
         }
     }
 }
@@ -563,7 +544,6 @@ mod tests {
             (CreateError::Exhausted(""), ENOMEM),
             (CreateError::Unsupported(""), EOPNOTSUPP),
             (CreateError::Foreign(""), EINVAL),
-            (CreateError::NoSuchHandle, libc::ENOENT),
             (CreateError::NoXrcDomain, EAGAIN),
             (CreateError::XrcDomainExists, EINVAL),
             (CreateError::Forked, EIO),
@@ -588,15 +568,11 @@ mod tests {
             (RegisterError::Exhausted, ENOMEM),
             (RegisterError::Foreign(""), EINVAL),
             (RegisterError::Forked, EIO),
-            (RegisterError::NoSuchHandle, libc::ENOENT),
-            (RegisterError::Unreachable, EOPNOTSUPP),
-            (RegisterError::KeyTaken, libc::EEXIST),
         ] {
             assert_eq!(error.errno(), errno, "{error:?}");
         }
         assert_eq!(DestroyError::Busy(String::new()).errno(), EBUSY);
         assert_eq!(DestroyError::Gone.errno(), EINVAL);
-        assert_eq!(DestroyError::Imported.errno(), EOPNOTSUPP);
         assert_eq!(DmError::Range.errno(), EINVAL);
         assert_eq!(DmError::Fault.errno(), EFAULT);
         assert_eq!(DmError::Export(EOPNOTSUPP).errno(), EOPNOTSUPP);

@@ -6,7 +6,6 @@
 //! costs nothing. Where the program keeps that handler from running, the kernel copies ([`guard`]).
 
 mod guard;
-mod imports;
 pub(crate) mod mapping;
 pub(crate) mod shared_file;
 
@@ -16,8 +15,6 @@ use std::sync::atomic::{Ordering, fence};
 
 use anyverbs_net::shm::{Copying, Local};
 use anyverbs_proto::memory::{Fault, Memory};
-use imports::Imports;
-pub(crate) use imports::is_imported;
 use mapping::Maps;
 
 // All routines keep the stack pointer as it was at entry, so that the landing pad can return for any of them. They
@@ -247,24 +244,19 @@ unsafe extern "C" {
 pub(crate) struct ProcessMemory {
     /// What is mapped where in it.
     pub(crate) maps: Maps,
-    /// Regions of other processes.
-    pub(crate) imports: Imports,
 }
 
 impl ProcessMemory {
     /// Installs the signal handler, once in a process.
     pub(crate) fn new() -> Self {
         guard::install_once();
-        Self { maps: Maps::open(), imports: Imports::default() }
+        Self { maps: Maps::open() }
     }
 }
 
 impl Memory for ProcessMemory {
     #[inline]
     fn read(&self, addr: u64, dst: &mut [u8]) -> Result<(), Fault> {
-        if is_imported(addr) {
-            return self.read_imported(addr, dst);
-        }
         // SAFETY: `dst` is ours to write. The other side is an address that the program registered: whoever registered
         // it vouched that the device may touch it (`Pd::reg_mr`), and where nothing is mapped the routine returns 1.
         unsafe { guard::copy(dst.as_mut_ptr(), addr as *const u8, dst.len()) }
@@ -272,27 +264,18 @@ impl Memory for ProcessMemory {
 
     #[inline]
     fn write(&self, addr: u64, src: &[u8]) -> Result<(), Fault> {
-        if is_imported(addr) {
-            return self.write_imported(addr, src);
-        }
         // SAFETY: as in `read`, the other way.
         unsafe { guard::copy(addr as *mut u8, src.as_ptr(), src.len()) }
     }
 
     #[inline]
     fn copy(&self, to: u64, from: u64, len: usize) -> Result<(), Fault> {
-        if is_imported(to) || is_imported(from) {
-            return self.copy_imported(to, from, len);
-        }
         // SAFETY: as in `read` and `write`; or an address in a mapped ring of the same-host link, where this process
         // reads or fills a message, by this copy alone.
         unsafe { guard::copy(to as *mut u8, from as *const u8, len) }
     }
 
     fn compare_swap(&self, addr: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
-        if is_imported(addr) {
-            return self.at_imported(addr, 8, |addr| self.compare_swap(addr, compare, swap));
-        }
         guard::probe(addr)?;
         let mut old = 0;
         // SAFETY: as in `read`; `old` is live, and the callers have checked that `addr` is aligned.
@@ -302,9 +285,6 @@ impl Memory for ProcessMemory {
     }
 
     fn fetch_add(&self, addr: u64, add: u64) -> Result<u64, Fault> {
-        if is_imported(addr) {
-            return self.at_imported(addr, 8, |addr| self.fetch_add(addr, add));
-        }
         guard::probe(addr)?;
         let mut old = 0;
         // SAFETY: as in `compare_swap`.
@@ -313,9 +293,6 @@ impl Memory for ProcessMemory {
     }
 
     fn store(&self, addr: u64, value: u64) -> Result<(), Fault> {
-        if is_imported(addr) {
-            return self.at_imported(addr, 8, |addr| self.store(addr, value));
-        }
         guard::probe(addr)?;
         // SAFETY: as in `compare_swap`.
         let code = unsafe { anyverbs_guarded_store(addr as *mut u64, value) };
@@ -323,9 +300,6 @@ impl Memory for ProcessMemory {
     }
 
     fn persist(&self, addr: u64, len: u64) -> Result<(), Fault> {
-        if is_imported(addr) {
-            return self.at_imported(addr, len as usize, |addr| mapping::write_back(addr, len));
-        }
         mapping::write_back(addr, len)
     }
 }

@@ -13,7 +13,6 @@ use crate::engine::{Engine, Ticket};
 use crate::error::{DestroyError, RegisterError};
 use crate::holders::{Held, Holder};
 use crate::limits;
-use crate::link::imported::{ImportedRegion, Unreachable};
 use crate::memory::mapping::{Mapping, Needs, Unfit, dmabuf};
 use crate::pd::{Pd, PdCell};
 
@@ -49,28 +48,6 @@ enum Backing {
     Buf(Arc<Mapping>),
     #[expect(dead_code, reason = "held for its drop")]
     DmaBuf(DmaBuf),
-    /// Another process's.
-    Imported(Imported),
-}
-
-/// A region of another process.
-#[derive(Debug)]
-struct Imported {
-    engine: &'static Engine,
-    region: Arc<ImportedRegion>,
-    addr: u64,
-    /// By which it is entered in the table here.
-    keys: Keys,
-}
-
-impl Drop for Imported {
-    fn drop(&mut self) {
-        // The table is a forked child's parent's.
-        if self.engine.is_current() {
-            self.engine.mrs.end_import(self.keys, self.region.keys);
-            self.engine.memory.imports.leave(self.addr);
-        }
-    }
 }
 
 /// A mapped dma-buf, in use by this processor.
@@ -268,45 +245,6 @@ impl Mr {
         Self::enter(pd, Draft { addr, len, iova, access, dmah, backing })
     }
 
-    /// Of another process: that with this slot and process number, by its lkey.
-    pub(crate) fn import(
-        pd: &Arc<PdCell>,
-        owner: (u8, i32),
-        lkey: u32,
-    ) -> Result<Self, RegisterError> {
-        let engine = pd.engine;
-        if !engine.is_current() {
-            return Err(RegisterError::Forked);
-        }
-        let shm = engine.shm.as_ref().ok_or(RegisterError::Unreachable)?;
-        let ticket = engine.quotas.mr.take().ok_or(RegisterError::Exhausted)?;
-        let held = Held::new(pd, Holder::Mr).ok_or(RegisterError::Foreign("protection domain"))?;
-        let found = ImportedRegion::find(shm, &engine.memory, owner, pd.number, lkey)
-            .map_err(|Unreachable| RegisterError::Unreachable)?;
-        let imported = Arc::new(found.ok_or(RegisterError::NoSuchHandle)?);
-        let addr = engine.memory.imports.enter(Arc::clone(&imported));
-        let addr = addr.ok_or(RegisterError::Exhausted)?;
-        let region = imported.region(pd.number, addr);
-        let theirs = imported.keys;
-        let is_over = |addr| engine.memory.imports.is_over(addr);
-        let Some(keys) = engine.mrs.import(region, theirs, is_over) else {
-            engine.memory.imports.leave(addr);
-            return Err(RegisterError::KeyTaken);
-        };
-        let backing = Backing::Imported(Imported { engine, region: imported, addr, keys });
-        let state = State { pd: held, region, backing, _dmah: None, _ticket: ticket };
-        Ok(Self { engine, keys: theirs, state: Mutex::new(Some(state)) })
-    }
-
-    /// Whether it is another process's, and that process still has it. None of one of this process.
-    #[must_use]
-    pub fn imported_is_current(&self) -> Option<bool> {
-        match self.state.lock().as_ref()?.backing {
-            Backing::Imported(ref imported) => Some(imported.region.is_current()),
-            _ => None,
-        }
-    }
-
     fn enter(pd: &Arc<PdCell>, draft: Draft<'_>) -> Result<Self, RegisterError> {
         let engine = pd.engine;
         if !engine.is_current() {
@@ -367,9 +305,6 @@ impl Mr {
         }
         let mut guard = self.state.lock();
         let state = guard.as_mut().ok_or(RegisterError::Foreign("memory region"))?;
-        if matches!(state.backing, Backing::Imported(_)) {
-            return Err(RegisterError::Invalid("region: another process's"));
-        }
         let fixed = !matches!(state.backing, Backing::Program);
         if fixed && (change.access.is_some() || change.translation.is_some()) {
             return Err(RegisterError::Invalid("region: not one of the program's memory"));
@@ -414,20 +349,16 @@ impl Mr {
         Ok(())
     }
 
-    /// Destroys it; waits for accesses in progress (`ibv_dereg_mr`), in processes that have imported it, too.
+    /// Destroys it; waits for accesses in progress (`ibv_dereg_mr`).
     ///
     /// # Errors
-    /// [`DestroyError::Busy`] while memory windows are bound to it, [`DestroyError::Gone`], [`DestroyError::Imported`] of one of
-    /// another process: a drop ends the import.
+    /// [`DestroyError::Busy`] while memory windows are bound to it, [`DestroyError::Gone`].
     pub fn destroy(&self) -> Result<(), DestroyError> {
         if !self.engine.is_current() {
             return Ok(());
         }
         let mut guard = self.state.lock();
         let state = guard.as_ref().ok_or(DestroyError::Gone)?;
-        if matches!(state.backing, Backing::Imported(_)) {
-            return Err(DestroyError::Imported);
-        }
         self.engine.withdraw_region(self.keys);
         if self.engine.mrs.deregister(self.keys.lkey) == Err(RetireError::Bound) {
             self.engine.publish_region(self.keys, &state.region);
@@ -448,9 +379,6 @@ impl Drop for Mr {
         }
         // The program may reuse the memory now, whatever windows are bound to it.
         if let Some(state) = self.state.get_mut().take() {
-            if matches!(state.backing, Backing::Imported(_)) {
-                return;
-            }
             self.engine.withdraw_region(self.keys);
             let ended = self.engine.mrs.deregister_bound(self.keys.lkey);
             debug_assert!(ended.is_ok(), "a region that was not destroyed has its keys");

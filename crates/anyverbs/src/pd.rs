@@ -17,7 +17,6 @@ use crate::dmah::Dmah;
 use crate::engine::{Engine, Ticket};
 use crate::error::{AdviseError, CreateError, DestroyError, RegisterError};
 use crate::holders::{Held, Holdable, Holder, Holders};
-use crate::link::imported;
 use crate::mr::Mr;
 use crate::mw::Mw;
 use crate::qp::{Qp, QpInitAttr, XrcSendInitAttr};
@@ -37,10 +36,10 @@ pub struct Pd {
 #[derive(Debug)]
 pub(crate) struct PdCell {
     pub(crate) engine: &'static Engine,
-    /// Identifies it to the machines, in memory keys, and to other processes that import it.
+    /// Identifies it to the machines, and in memory keys.
     pub(crate) number: u32,
-    /// None of a parent domain, and of one that was imported.
-    own: Option<Own>,
+    /// None of a parent domain, which has that of another.
+    _taken: Option<Taken>,
     pub(crate) holders: Holders,
     /// What a parent domain stands for, until it is destroyed.
     parent_of: Option<Mutex<Option<ParentOf>>>,
@@ -49,26 +48,17 @@ pub(crate) struct PdCell {
     _ticket: Ticket,
 }
 
-/// What its own process has of a protection domain.
+/// A number that was taken from the engine.
 #[derive(Debug)]
-struct Own {
+struct Taken {
     engine: &'static Engine,
-    context: Arc<ContextCell>,
     number: u32,
 }
 
-impl Own {
-    /// Nobody imports it any more.
-    fn unlist(&self) {
-        self.context.command.remove_pd(self.number);
-    }
-}
-
-impl Drop for Own {
+impl Drop for Taken {
     fn drop(&mut self) {
-        // A forked child shares the file, and has no such domain.
+        // A forked child has no such domain.
         if self.engine.is_current() {
-            self.unlist();
             self.engine.give_back_pd(self.number);
         }
     }
@@ -79,12 +69,16 @@ impl Drop for Own {
 struct ParentOf(Held<PdCell>, Option<Held<TdCell>>);
 
 impl PdCell {
-    fn new(engine: &'static Engine, number: u32, own: Option<Own>) -> Result<Self, CreateError> {
+    fn new(
+        engine: &'static Engine,
+        number: u32,
+        taken: Option<Taken>,
+    ) -> Result<Self, CreateError> {
         let ticket = engine.quotas.pd.take().ok_or(CreateError::Exhausted("protection domains"))?;
         Ok(Self {
             engine,
             number,
-            own,
+            _taken: taken,
             holders: Holders::default(),
             parent_of: None,
             memory: QueueMemory::HEAP,
@@ -105,48 +99,8 @@ impl Pd {
         context: &Arc<ContextCell>,
     ) -> Result<Self, CreateError> {
         let number = engine.take_pd();
-        let own = Own { engine, context: Arc::clone(context), number };
-        // Where the list is full, others cannot import it. In another process's list it would be taken for one of that process.
-        if context.command.is_own() {
-            context.command.add_pd(number);
-        }
-        let cell = PdCell::new(engine, number, Some(own))?;
+        let cell = PdCell::new(engine, number, Some(Taken { engine, number }))?;
         Ok(Self { cell: Arc::new(cell), context: Arc::clone(context) })
-    }
-
-    /// That of another process, which the context's descriptor leads to.
-    pub(crate) fn import(
-        engine: &'static Engine,
-        context: &Arc<ContextCell>,
-        number: u32,
-    ) -> Result<Self, CreateError> {
-        let owner = context.command.owner();
-        // Its own numbers only: whoever holds the descriptor can write any into the list.
-        if number >> 24 != owner.0.into() || !context.command.has_pd(number) {
-            return Err(CreateError::NoSuchHandle);
-        }
-        let shm = engine.shm.as_ref().ok_or(CreateError::Unsupported("imports"))?;
-        if !imported::is_reachable(shm, owner) {
-            return Err(CreateError::Unsupported("imports of a process that is not reached"));
-        }
-        let cell = PdCell::new(engine, number, None)?;
-        Ok(Self { cell: Arc::new(cell), context: Arc::clone(context) })
-    }
-
-    /// Imports a region of another process in this protection domain, which was imported from it, by its handle there, its
-    /// lkey (`ibv_import_mr`): from now on both of its keys are good here. See [`Mr::destroy`].
-    ///
-    /// # Errors
-    /// [`RegisterError::NoSuchHandle`]; [`RegisterError::Unreachable`] where the system does not let this process at its memory;
-    /// [`RegisterError`].
-    pub fn import_mr(&self, handle: u32) -> Result<Mr, RegisterError> {
-        Mr::import(&self.cell, self.context.command.owner(), handle)
-    }
-
-    /// Whether it is another process's.
-    #[must_use]
-    pub fn is_imported(&self) -> bool {
-        self.cell.own.is_none() && self.cell.parent_of.is_none()
     }
 
     /// Its number.
@@ -360,14 +314,10 @@ impl Pd {
     /// Destroys it (`ibv_dealloc_pd`).
     ///
     /// # Errors
-    /// [`DestroyError::Busy`] while an MR, MW, AH, QP, SRQ, CQ, buffer or parent domain of this process uses it;
-    /// [`DestroyError::Imported`] of one of another process.
+    /// [`DestroyError::Busy`] while an MR, MW, AH, QP, SRQ, CQ, buffer or parent domain uses it.
     pub fn destroy(&self) -> Result<(), DestroyError> {
         if !self.cell.engine.is_current() {
             return Ok(());
-        }
-        if self.is_imported() {
-            return Err(DestroyError::Imported);
         }
         self.cell.holders.retire().inspect_err(|e| {
             crate::say_again!(
@@ -377,9 +327,6 @@ impl Pd {
                 "PD not destroyed: {e}"
             )
         })?;
-        if let Some(own) = &self.cell.own {
-            own.unlist();
-        }
         if let Some(parent_of) = &self.cell.parent_of {
             drop(parent_of.lock().take());
         }

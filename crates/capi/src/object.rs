@@ -151,13 +151,6 @@ pub(crate) fn any<P: Public>(fits: impl Fn(&Object<P>) -> bool) -> Option<Arc<Ob
     of_kind.find(|object| fits(object))
 }
 
-/// All live objects of this kind that fit, as [`any`].
-pub(crate) fn all<P: Public>(fits: impl Fn(&Object<P>) -> bool) -> Vec<Arc<Object<P>>> {
-    let live = live().read();
-    let of_kind = live.values().filter_map(|o| Arc::clone(o).downcast::<Object<P>>().ok());
-    of_kind.filter(|object| fits(object)).collect()
-}
-
 /// Takes the object from the program: its pointer is dead from here on. `None` if it was already.
 pub(crate) fn retire<P: Public>(object: &Arc<Object<P>>) -> Option<()> {
     live().write().remove(&(object.public() as usize)).map(drop)

@@ -6,9 +6,8 @@
 pub mod uses;
 mod window;
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bitflags::bitflags;
 use rand::rngs::StdRng;
@@ -164,8 +163,6 @@ pub struct MrTable {
     free: Mutex<Free>,
     /// Who changes which window is bound where; holds how many are bound to a queue pair. Before `free`.
     bindings: Mutex<u32>,
-    /// Keys of regions that were imported, and by which they are entered here. Looked into only where a key names nothing else.
-    imported: RwLock<HashMap<u32, u32>>,
 }
 
 struct Free {
@@ -173,9 +170,8 @@ struct Free {
     rng: StdRng,
     /// Indices given back, oldest first.
     returned: std::collections::VecDeque<u32>,
-    /// Indices never used: how many were, and where they begin. Key 0 never names a region.
+    /// The last index that was new. Key 0 never names a region.
     used: u32,
-    first: u32,
     capacity: u32,
 }
 
@@ -196,20 +192,10 @@ impl MrTable {
                 rng,
                 returned: std::collections::VecDeque::new(),
                 used: 0,
-                first: 0,
                 capacity: capacity as u32,
             }),
             bindings: Mutex::new(0),
-            imported: RwLock::default(),
         }
-    }
-
-    /// Has indices begin elsewhere, so that the keys of processes that import each other's regions differ as a rule. Before the
-    /// first registration.
-    #[must_use]
-    pub fn beginning_at(mut self, first: u32) -> Self {
-        self.free.get_mut().unwrap_or_else(PoisonError::into_inner).first = first;
-        self
     }
 
     /// Enters a region; `None` when the table is full. A null region ([`Access::NULL`]) has no rkey.
@@ -225,59 +211,6 @@ impl MrTable {
         Some(keys)
     }
 
-    /// Enters a region of another table, which is from now on found by its keys there as well; `None` when the table is full, or
-    /// one of the keys names something here that `is_over` does not say to have ended there, by its address here. No window is bound to
-    /// it, and its key is not invalidated, by those.
-    pub fn import(
-        &self,
-        region: Region,
-        theirs: Keys,
-        is_over: impl Fn(u64) -> bool,
-    ) -> Option<Keys> {
-        let keys = self.register(region)?;
-        // Without the lock: it may take a while.
-        let over = [theirs.lkey, theirs.rkey].map(|key| {
-            let own = self.imported(key)?;
-            self.addr_of(own).is_none_or(&is_over).then_some(own)
-        });
-        let mut imported = self.imported.write().unwrap_or_else(PoisonError::into_inner);
-        let stands = |own: &u32| !over.contains(&Some(*own));
-        let named = |key| imported.get(&key).is_some_and(stands) || self.is_key(key);
-        if named(theirs.lkey) || named(theirs.rkey) {
-            drop(imported);
-            let _ = self.deregister(keys.lkey);
-            return None;
-        }
-        imported.insert(theirs.lkey, keys.lkey);
-        imported.insert(theirs.rkey, keys.rkey);
-        Some(keys)
-    }
-
-    /// Ends an import that [`import`](Self::import) gave these keys, and waits until no access is in progress.
-    pub fn end_import(&self, own: Keys, theirs: Keys) {
-        let mut imported = self.imported.write().unwrap_or_else(PoisonError::into_inner);
-        for key in [theirs.lkey, theirs.rkey] {
-            // Another may have taken its place.
-            if imported.get(&key).is_some_and(|now| index(*now) == index(own.lkey)) {
-                imported.remove(&key);
-            }
-        }
-        drop(imported);
-        // Nobody else knows the key.
-        let _ = self.deregister_bound(own.lkey);
-    }
-
-    fn is_key(&self, key: u32) -> bool {
-        self.addr_of(key).is_some()
-    }
-
-    /// Where the region of a key of either kind lies.
-    fn addr_of(&self, key: u32) -> Option<u64> {
-        let held = self.slot(key).and_then(Slot::hold)?;
-        let is = |word: &AtomicU32| word.load(Ordering::Relaxed) == key;
-        (is(&held.slot.lkey) || is(&held.slot.rkey)).then(|| held.slot.addr.load(Ordering::Relaxed))
-    }
-
     /// The slot of an `lkey`, in use.
     #[inline]
     fn hold_local(&self, lkey: u32) -> Option<Held<'_>> {
@@ -285,30 +218,18 @@ impl MrTable {
         (held.slot.lkey.load(Ordering::Relaxed) == lkey).then_some(held)
     }
 
-    /// The key here of a region that was imported.
-    #[cold]
-    fn imported(&self, key: u32) -> Option<u32> {
-        self.imported.read().unwrap_or_else(PoisonError::into_inner).get(&key).copied()
-    }
-
     /// A slot that is nobody's, with keys for it: its index is on no list, its bit is clear and nobody reads its fields.
     fn take_slot(&self) -> Option<(Keys, &Slot)> {
         let mut free = self.free();
         let index = if free.returned.len() < RESTING && free.used < free.capacity {
             free.used += 1;
-            (free.first + free.used - 1) % free.capacity + 1
+            free.used
         } else {
             free.returned.pop_front()?
         };
-        let keys = loop {
-            let tag = free.rng.random::<u32>() & TAG_MASK;
-            let other = tag ^ free.rng.random_range(1..=TAG_MASK);
-            let keys = Keys { lkey: index << TAG_BITS | tag, rkey: index << TAG_BITS | other };
-            let imported = self.imported.read().unwrap_or_else(PoisonError::into_inner);
-            if !imported.contains_key(&keys.lkey) && !imported.contains_key(&keys.rkey) {
-                break keys;
-            }
-        };
+        let tag = free.rng.random::<u32>() & TAG_MASK;
+        let other = tag ^ free.rng.random_range(1..=TAG_MASK);
+        let keys = Keys { lkey: index << TAG_BITS | tag, rkey: index << TAG_BITS | other };
         drop(free);
         let slot = &self.chunks[index as usize / CHUNK]
             .get_or_init(|| (0..CHUNK).map(|_| Slot::default()).collect())[index as usize % CHUNK];
@@ -448,7 +369,6 @@ impl MrTable {
         (pd, qpn): (u32, Qpn),
         need: Access,
     ) -> Result<(Hold<'_>, u64), KeyError> {
-        let rkey = if self.is_key(rkey) { rkey } else { self.imported(rkey).unwrap_or(rkey) };
         let slot = self.slot(rkey).ok_or(KeyError::Key)?;
         let iova = slot.iova.load(Ordering::Relaxed);
         let hold = self.remote(rkey, (pd, qpn), iova, 0, need)?;
@@ -465,25 +385,6 @@ impl MrTable {
         &self,
         key: u32,
         key_of: impl Fn(&Slot) -> u32,
-        pd: u32,
-        va: u64,
-        len: u64,
-        need: Access,
-    ) -> Result<Hold<'_>, KeyError> {
-        match self.find_own(key, &key_of, pd, va, len, need) {
-            Err(KeyError::Key) => match self.imported(key) {
-                Some(own) => self.find_own(own, &key_of, pd, va, len, need),
-                None => Err(KeyError::Key),
-            },
-            found => found,
-        }
-    }
-
-    #[inline]
-    fn find_own(
-        &self,
-        key: u32,
-        key_of: &impl Fn(&Slot) -> u32,
         pd: u32,
         va: u64,
         len: u64,
@@ -601,11 +502,8 @@ impl<'a> LastLocal<'a> {
         let held = match &self.0 {
             Some((lkey, held)) if *lkey == sge.lkey => held,
             _ => {
-                let held = mrs.hold_local(sge.lkey).or_else(|| {
-                    let own = mrs.imported(sge.lkey)?;
-                    mrs.hold_local(own)
-                });
-                &self.0.insert((sge.lkey, held.ok_or(KeyError::Key)?)).1
+                let held = mrs.hold_local(sge.lkey).ok_or(KeyError::Key)?;
+                &self.0.insert((sge.lkey, held)).1
             }
         };
         let (addr, access) = held.slot.place(pd, sge.addr, sge.len.into(), need)?;

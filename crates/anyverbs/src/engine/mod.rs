@@ -294,8 +294,7 @@ impl Engine {
             attr,
             slot: number,
             gids,
-            mrs: MrTable::with_rng(attr.max_mr + attr.max_mw, StdRng::from_rng(&mut rng))
-                .beginning_at(u32::from(number) << 10),
+            mrs: MrTable::with_rng(attr.max_mr + attr.max_mw, StdRng::from_rng(&mut rng)),
             memory: ProcessMemory::new(),
             counters: Counters::default(),
             qps: QpTable::new(number, rng.random()),
@@ -392,7 +391,8 @@ impl Engine {
         by_ring.wrapping_add(counted[0]).wrapping_add(counted[1])
     }
 
-    /// A number that no protection domain has that is there now, in no process of the host: processes import each other's.
+    /// A number that no protection domain has that is there now, in no process of the host: it is the handle in C, and that of
+    /// another process names nothing here.
     pub(crate) fn take_pd(&self) -> u32 {
         let mut pds = self.pds.lock();
         loop {

@@ -10,7 +10,7 @@
 //! |---|---|
 //! | 0 | the layout |
 //! | 8 to 511 | a bit for each block of 4 KiB that may be read: the others have no memory yet |
-//! | from block 1 | regions, by the index in their keys: valid, generation, rkey · iova · length · address · PD, rights · lkey |
+//! | from block 1 | regions, by the index in their keys: valid, generation, rkey · iova · length · address · PD, rights |
 //! | behind them | queue pairs, by their number: valid, generation, number · peer, rights · PD · the peer's GID |
 //!
 //! An entry is a line whose first word says whether it is valid. Its owner changes the others only while it is not, and after
@@ -159,7 +159,7 @@ impl Engine {
         self.shm.as_ref().and_then(|shm| Some((shm.endpoint().board(), shm.published()?)))
     }
 
-    /// Lets other processes see a region: peers reach it as far as its rights go, and who imports it ([`super::imported`]).
+    /// Lets peers see a region: they reach it as far as its rights go.
     pub(crate) fn publish_region(&self, keys: Keys, region: &Region) {
         // A key that a peer can invalidate goes by the ring, as its invalidation does.
         if region.access.intersects(Access::INVALIDATABLE | Access::NULL) {
@@ -167,7 +167,7 @@ impl Engine {
         }
         let Some((board, published)) = self.board() else { return };
         let rights = u64::from(region.pd) << 32 | u64::from(region.access.bits());
-        let words = [region.iova, region.len, region.addr, rights, keys.lkey.into()];
+        let words = [region.iova, region.len, region.addr, rights];
         published.enter(board, region_at(keys.rkey), keys.rkey, &words);
     }
 
@@ -438,7 +438,7 @@ fn with_pieces<const N: usize>(operation: &Direct<'_>, sges: &[Sge], far: &Far<'
     for sge in sges.iter().filter(|sge| sge.len > 0) {
         let (Some(hold), Some(piece)) = (holds.get_mut(n), pieces.get_mut(n)) else { return false };
         let Ok(held) = hold_local(&engine.mrs, operation.pd, sge, need) else { return false };
-        if held.is_null() || crate::memory::is_imported(held.addr()) {
+        if held.is_null() {
             return false;
         }
         *piece = shm::Local { iov_base: held.addr() as usize as *mut _, iov_len: sge.len as usize };
@@ -455,30 +455,6 @@ pub(crate) fn sweep(peer: &Peer) -> bool {
         return false;
     };
     peer.mapped().sweep(|rkey| copying.board(region_at(rkey)).unwrap_or(0))
-}
-
-/// What the board says of a region, but for how it is reached.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct RegionEntry {
-    pub(super) lkey: u32,
-    pub(super) pd: u32,
-    pub(super) iova: u64,
-}
-
-/// Whether a peer publishes what it has.
-pub(super) fn is_laid_out(copying: &Copying<'_>) -> bool {
-    Seen(copying).is_laid_out()
-}
-
-/// The valid entry of the region to which a key's index belongs, of which the caller checks the key.
-pub(super) fn region(copying: &Copying<'_>, key: u32) -> Option<(Target, RegionEntry)> {
-    let at = region_at(key);
-    let name = copying.board(at)? as u32;
-    let [iova, len, addr, rights, state] = Seen(copying).entry(at, name)?;
-    let lkey = copying.board(at + 40)? as u32;
-    let access = Access::from_bits_retain(rights as u32);
-    let entry = RegionEntry { lkey, pd: (rights >> 32) as u32, iova };
-    Some((Target { rkey: name, state, addr, len, access }, entry))
 }
 
 /// A peer's board, read under the mark of a copy.

@@ -57,7 +57,7 @@ impl Mapped {
     }
 
     /// Maps a region, if it is, whole, one shared mapping of a file.
-    pub(super) fn new(copying: &Copying<'_>, target: &Target, write: bool) -> Option<Self> {
+    fn new(copying: &Copying<'_>, target: &Target, write: bool) -> Option<Self> {
         let range = copying.shared_range(target.addr, target.len, write)?;
         // Both sides have pages of one size, or huge ones: those of the mapping.
         let page = crate::memory::mapping::block_size(range.file.as_fd())?;

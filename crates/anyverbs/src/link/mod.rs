@@ -2,7 +2,6 @@
 
 pub(crate) mod direct;
 mod handing;
-pub(crate) mod imported;
 pub(crate) mod inproc;
 pub(crate) mod mapped;
 pub(crate) mod shm;

@@ -170,11 +170,6 @@ impl Shm {
         }
     }
 
-    /// The process that holds `slot`, if it lives and has this link.
-    pub(super) fn peer_of(&self, slot: u8) -> Option<Arc<Peer>> {
-        self.peer(slot, true)
-    }
-
     /// The process that holds `slot`, if it has this link. `thorough`: it lives now, and is asked in any case.
     fn peer(&self, slot: u8, thorough: bool) -> Option<Arc<Peer>> {
         let mut entries = self.entries.lock();

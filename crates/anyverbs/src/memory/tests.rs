@@ -187,7 +187,7 @@ fn the_programs_own_fault_reaches_its_own_handler() {
             action.sa_sigaction = own as *const () as usize;
             libc::sigaction(libc::SIGSEGV, &raw const action, ptr::null_mut());
             install(libc::SIGSEGV, &PREVIOUS_SEGV);
-            let memory = ProcessMemory { maps: Maps::open(), imports: Imports::default() };
+            let memory = ProcessMemory { maps: Maps::open() };
             if memory.read(8, &mut [0; 8]) != Err(Fault) {
                 libc::_exit(1);
             }
@@ -263,21 +263,6 @@ fn a_peers_memory_is_not_mapped_in_a_forked_child() {
     });
     assert_eq!(status, 0);
     assert_eq!(memory.read(addr, &mut [0; 8]), Ok(()));
-}
-
-#[test]
-fn an_address_of_an_import_is_no_address() {
-    let memory = ProcessMemory::new();
-    let addr = 0xa7e5_0000_0000_1000;
-    assert!(is_imported(addr) && !is_imported(&raw const memory as u64));
-    assert_eq!(memory.read(addr, &mut [0; 8]), Err(Fault));
-    assert_eq!(memory.write(addr, &[0; 8]), Err(Fault));
-    let mut here = [1u8; 8];
-    assert_eq!(memory.copy(here.as_mut_ptr() as u64, addr, 8), Err(Fault));
-    assert_eq!(memory.fetch_add(addr, 1), Err(Fault));
-    // What does not know of them faults as well.
-    // SAFETY: `here` is live; the other is no address of a process.
-    assert_eq!(unsafe { copy_guarded(here.as_mut_ptr(), addr as *const u8, 8) }, Err(Fault));
 }
 
 /// A device's memory in a child, whose middle page of three is gone; and whether accesses there are faults, and others not.

@@ -1,7 +1,7 @@
 //! `ibv_import_*`: the objects of a context under further pointers, found by the `handle` that they carry.
 //!
 //! An import is an object of its own that shares the device's object: either may destroy that, `unimport` gives only the
-//! import back. In another process than its own it is there as well, but only its own destroys it.
+//! import back. In another process than its own a context and its device memory can be imported, and nothing else.
 
 use std::{
     ffi::{c_int, c_void},
@@ -45,8 +45,13 @@ fn import_device(cmd_fd: c_int) -> Result<*mut ibv_context, Errno> {
     publish_context(found, device, Some(passed))
 }
 
-/// `ibv_import_pd`: NULL with `errno` on failure; `ENOENT` for a handle that names none, `EOPNOTSUPP` where the process that has
-/// it has ended, or its memory cannot be reached from this one.
+/// Why nothing has a handle here: what another process made on its context stays there.
+fn nothing(context: &Context) -> Errno {
+    if context.inner.device.is_own() { Errno::ENOENT } else { Errno::EOPNOTSUPP }
+}
+
+/// `ibv_import_pd`: NULL with `errno` on failure; for a handle that names none here `ENOENT`, or `EOPNOTSUPP` where the context's
+/// descriptor is another process's.
 pub(crate) unsafe extern "C" fn ibv_import_pd(
     context_: *mut ibv_context,
     handle: u32,
@@ -56,11 +61,8 @@ pub(crate) unsafe extern "C" fn ibv_import_pd(
         let identity = context.inner.device.identity();
         let same =
             |pd: &Pd| pd.handle() == handle && pd.inner.context.inner.device.identity() == identity;
-        let device = match object::any(same) {
-            Some(pd) => context.inner.device.import_pd(&pd.inner.device),
-            None if context.inner.device.is_own() => return Err(Errno::ENOENT),
-            None => context.inner.device.import_foreign_pd(handle)?,
-        };
+        let pd = object::any(same).ok_or_else(|| nothing(&context))?;
+        let device = context.inner.device.import_pd(&pd.inner.device);
         let public = ibv_pd { context: context.pointer(), handle };
         Ok(object::publish(public, handle, PdInner { device, context }))
     }))
@@ -74,8 +76,7 @@ pub(crate) unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
     }
 }
 
-/// `ibv_import_mr`: NULL with `errno` on failure, as `ibv_import_pd`; `EEXIST` where a key of it names another region here.
-/// `addr` is NULL.
+/// `ibv_import_mr`: NULL with `errno` on failure, as `ibv_import_pd`. `addr` is NULL.
 pub(crate) unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *mut ibv_mr {
     let _uncancelled = Uncancelled::new();
     pointer(object::find(pd).and_then(|pd: Arc<Pd>| {
@@ -83,16 +84,8 @@ pub(crate) unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, handle: u32) -> *
         let identity = context.inner.device.identity();
         let same =
             |mr: &Mr| mr.handle() == handle && mr.inner.context.inner.device.identity() == identity;
-        // One that its process has changed since it was imported is another.
-        let known = object::all(same)
-            .into_iter()
-            .map(|mr| Arc::clone(&mr.inner.device))
-            .find(|device| device.imported_is_current() != Some(false));
-        let device = match known {
-            Some(device) => device,
-            None if pd.inner.device.is_imported() => Arc::new(pd.inner.device.import_mr(handle)?),
-            _ => return Err(Errno::ENOENT),
-        };
+        let mr = object::any(same).ok_or_else(|| nothing(&context))?;
+        let device = Arc::clone(&mr.inner.device);
         let public = ibv_mr {
             context: context.pointer(),
             pd: pd.public(),

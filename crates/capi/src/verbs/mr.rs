@@ -58,7 +58,7 @@ pub(crate) fn publish_mr(
     addr: *mut c_void,
     length: usize,
 ) -> *mut ibv_mr {
-    // By which other processes import it.
+    // By which it is imported.
     let handle = device.lkey();
     let context = Arc::clone(&pd.inner.context);
     let public = ibv_mr {

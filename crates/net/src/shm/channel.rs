@@ -263,15 +263,6 @@ impl Channel {
         Some(Copying { channel: self, remote, board: &door.board, mark })
     }
 
-    /// Whether [`begin_copy`](Self::begin_copy) may succeed later where it has not now, since other threads are copying.
-    #[must_use]
-    pub fn is_open_to_copies(&self) -> bool {
-        self.closed().is_none()
-            && !self.denied.load(Ordering::Relaxed)
-            && self.door.get().is_some()
-            && self.remote().is_ok()
-    }
-
     /// Copies from the other process's memory, whose pieces must have as many bytes in all as the local ones.
     ///
     /// # Errors

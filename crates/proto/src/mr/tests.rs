@@ -159,51 +159,6 @@ fn tags_are_random_in_every_bit() {
 }
 
 #[test]
-fn an_imported_region_is_found_by_the_keys_of_its_own_table() {
-    let theirs = MrTable::new(10, 1).register(REGION).unwrap();
-    let table = MrTable::new(10, 2).beginning_at(5);
-    let stands = |_| false;
-    let own = table.import(REGION, theirs, stands).unwrap();
-    let local = |key| table.local(key, 7, 0x1000, 8, Access::empty()).map(|hold| hold.addr());
-    assert!(own.lkey != theirs.lkey && local(theirs.lkey) == local(own.lkey));
-    assert!(local(theirs.lkey).is_ok());
-    let remote = |key| table.remote(key, (7, Qpn::new(2)), 0x1000, 8, Access::empty()).is_ok();
-    assert!(remote(theirs.rkey) && !remote(theirs.lkey));
-    // Once only, and not over what is there.
-    assert_eq!(table.import(REGION, theirs, stands), None);
-    let here = table.register(REGION).unwrap();
-    assert_eq!(table.import(REGION, here, |_| true), None);
-    // Nor one that has but a key in common with what stands.
-    let half = Keys { lkey: theirs.lkey ^ 1, ..theirs };
-    assert_eq!(table.import(REGION, half, stands), None);
-    assert_eq!(table.import(REGION, Keys { rkey: theirs.rkey ^ 1, ..theirs }, stands), None);
-    table.end_import(own, theirs);
-    assert!(table.imported.read().unwrap().is_empty());
-    assert_eq!(local(theirs.lkey), Err(KeyError::Key));
-    assert!(local(own.lkey).is_err() && !remote(theirs.rkey) && local(here.lkey).is_ok());
-}
-
-#[test]
-fn an_import_takes_the_place_of_one_whose_region_is_over() {
-    let theirs = MrTable::new(10, 1).register(REGION).unwrap();
-    let table = MrTable::new(10, 2).beginning_at(5);
-    let addr = |hold: Hold<'_>| hold.addr();
-    let local = |key| table.local(key, 7, 0x1000, 8, Access::empty()).map(addr);
-    let remote = |key| table.remote(key, (7, Qpn::new(2)), 0x1000, 8, Access::empty()).map(addr);
-    let old = table.import(REGION, theirs, |_| false).unwrap();
-    let changed = Region { addr: 0xdef0_0000, ..REGION };
-    let new = table.import(changed, theirs, |addr| addr == REGION.addr).unwrap();
-    assert_eq!((local(theirs.lkey), local(old.lkey)), (Ok(changed.addr), Ok(REGION.addr)));
-    assert_eq!(remote(theirs.rkey), Ok(changed.addr));
-    table.end_import(old, theirs);
-    assert_eq!((local(theirs.lkey), local(old.lkey)), (Ok(changed.addr), Err(KeyError::Key)));
-    assert_eq!(remote(theirs.rkey), Ok(changed.addr));
-    table.end_import(new, theirs);
-    assert!(local(theirs.lkey).is_err() && remote(theirs.rkey).is_err());
-    assert!(table.imported.read().unwrap().is_empty());
-}
-
-#[test]
 fn the_last_remote_access_answers_as_a_new_one_would() {
     let table = MrTable::new(10, 1);
     let region = Region { access: REGION.access | Access::REMOTE_WRITE, ..REGION };
