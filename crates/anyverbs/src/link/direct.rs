@@ -10,7 +10,7 @@
 //! |---|---|
 //! | 0 | the layout |
 //! | 8 to 511 | a bit for each block of 4 KiB that may be read: the others have no memory yet |
-//! | from block 1 | regions, by the index in their keys: valid, generation, rkey · iova · length · address · PD, rights |
+//! | from block 1 | regions that peers may WRITE or READ, by the index in their keys: valid, generation, rkey · iova · length · address · PD, rights |
 //! | behind them | queue pairs, by their number: valid, generation, number · peer, rights · PD · the peer's GID |
 //!
 //! An entry is a line whose first word says whether it is valid. Its owner changes the others only while it is not, and after
@@ -159,10 +159,12 @@ impl Engine {
         self.shm.as_ref().and_then(|shm| Some((shm.endpoint().board(), shm.published()?)))
     }
 
-    /// Lets peers see a region: they reach it as far as its rights go.
+    /// Lets peers see a region that they may WRITE or READ.
     pub(crate) fn publish_region(&self, keys: Keys, region: &Region) {
         // A key that a peer can invalidate goes by the ring, as its invalidation does.
-        if region.access.intersects(Access::INVALIDATABLE | Access::NULL) {
+        if !region.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_READ)
+            || region.access.contains(Access::INVALIDATABLE)
+        {
             return;
         }
         let Some((board, published)) = self.board() else { return };
