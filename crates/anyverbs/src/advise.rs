@@ -7,7 +7,7 @@ use anyverbs_proto::wr::Sge;
 
 use crate::error::AdviseError;
 use crate::memory::mapping::{self, Needs, Populate};
-use crate::pd::PdCell;
+use crate::pd::{Pd, PdCell};
 
 /// What is going to happen to a range (`enum ibv_advise_mr_advice`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,19 +28,19 @@ impl PdCell {
         flush: bool,
         sges: &[Sge],
     ) -> Result<(), AdviseError> {
-        if !self.engine.is_current() {
+        if !self.core.is_current() {
             return Err(AdviseError::Forked);
         }
         let write = advice == Advice::PrefetchWrite;
         let need = if write { Access::LOCAL_WRITE } else { Access::empty() } | Access::ON_DEMAND;
         for sge in sges {
-            let hold = hold_local(&self.engine.mrs, self.number, sge, need)
+            let hold = hold_local(&self.core.mrs, self.number, sge, need)
                 .map_err(|_| AdviseError::Range)?;
             let (addr, len) = (hold.addr(), u64::from(sge.len));
             // A page that comes and goes is the program's business; the region is not held up for that.
             drop(hold);
             let needs = Needs { writable: write, ..Needs::default() };
-            self.engine.memory.maps.check(addr, len, needs).map_err(|_| AdviseError::Range)?;
+            self.core.memory.maps.check(addr, len, needs).map_err(|_| AdviseError::Range)?;
             let how = match advice {
                 Advice::PrefetchNoFault => continue,
                 _ if !flush => Populate::Soon,
@@ -53,5 +53,16 @@ impl PdCell {
             }
         }
         Ok(())
+    }
+}
+
+impl Pd {
+    /// Says what is going to happen to ranges of regions that are paged on demand (`ibv_advise_mr`). With `flush` it has been
+    /// seen to when this returns.
+    ///
+    /// # Errors
+    /// [`AdviseError`].
+    pub fn advise_mr(&self, advice: Advice, flush: bool, sges: &[Sge]) -> Result<(), AdviseError> {
+        self.cell.advise(advice, flush, sges)
     }
 }

@@ -8,11 +8,11 @@ use anyverbs_proto::types::{Gid, QKey, Qpn};
 use anyverbs_proto::wr::{AddressVector, UdDest};
 use parking_lot::Mutex;
 
-use crate::engine::{Engine, Ticket};
+use crate::base::{Core, Ticket};
 use crate::error::{CreateError, DestroyError};
 use crate::holders::{Held, Holder};
 use crate::lid;
-use crate::pd::PdCell;
+use crate::pd::{Pd, PdCell};
 
 /// Attributes of an address handle or of a queue pair's path (`struct ibv_ah_attr`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -44,7 +44,7 @@ pub struct AhAttr {
 /// Address handle (`ibv_create_ah`). A posted send keeps a copy of what it needs: the handle may be destroyed at once.
 #[derive(Debug)]
 pub struct Ah {
-    engine: &'static Engine,
+    core: &'static Core,
     av: AddressVector,
     pd: u32,
     hold: Mutex<Option<(Held<PdCell>, Ticket)>>,
@@ -52,14 +52,14 @@ pub struct Ah {
 
 impl Ah {
     pub(crate) fn create(pd: &Arc<PdCell>, attr: &AhAttr) -> Result<Self, CreateError> {
-        let engine = pd.engine;
-        if !engine.is_current() {
+        let core = pd.core;
+        if !core.is_current() {
             return Err(CreateError::Forked);
         }
-        let av = resolve(engine, attr)?;
-        let ticket = engine.quotas.ah.take().ok_or(CreateError::Exhausted("address handles"))?;
+        let av = resolve(core, attr)?;
+        let ticket = core.quotas.ah.take().ok_or(CreateError::Exhausted("address handles"))?;
         let hold = Held::new(pd, Holder::Ah).ok_or(CreateError::Foreign("protection domain"))?;
-        Ok(Self { engine, av, pd: pd.number, hold: Mutex::new(Some((hold, ticket))) })
+        Ok(Self { core, av, pd: pd.number, hold: Mutex::new(Some((hold, ticket))) })
     }
 
     /// The resolved address.
@@ -79,7 +79,7 @@ impl Ah {
     /// # Errors
     /// [`DestroyError::Gone`].
     pub fn destroy(&self) -> Result<(), DestroyError> {
-        if !self.engine.is_current() {
+        if !self.core.is_current() {
             return Ok(());
         }
         self.hold.lock().take().map(drop).ok_or(DestroyError::Gone)
@@ -91,12 +91,12 @@ const NEIGHBOUR: Duration = Duration::from_secs(3);
 
 /// See [`crate::Context::resolve_ethernet`].
 pub(crate) fn resolve_ethernet(
-    engine: &Engine,
+    core: &Core,
     attr: &AhAttr,
 ) -> Result<([u8; 6], Option<u16>), CreateError> {
-    let av = resolve(engine, attr)?;
+    let av = resolve(core, attr)?;
     let system = |e: std::io::Error| CreateError::System(e.raw_os_error().unwrap_or(libc::EIO));
-    let entry = engine.gids.entry(av.sgid_index.into());
+    let entry = core.gids.entry(av.sgid_index.into());
     let source = entry.ok_or(CreateError::Invalid("GID index"))?.interface;
     let interfaces = anyverbs_net::interfaces().map_err(system)?;
     let vlan = interfaces.iter().find(|i| i.index == source).and_then(|i| i.vlan);
@@ -106,7 +106,7 @@ pub(crate) fn resolve_ethernet(
 }
 
 /// Checks an address and completes it from the GID table.
-pub(crate) fn resolve(engine: &Engine, attr: &AhAttr) -> Result<AddressVector, CreateError> {
+pub(crate) fn resolve(core: &Core, attr: &AhAttr) -> Result<AddressVector, CreateError> {
     if attr.port != 1 {
         return Err(CreateError::Invalid("port"));
     }
@@ -114,20 +114,20 @@ pub(crate) fn resolve(engine: &Engine, attr: &AhAttr) -> Result<AddressVector, C
     let attr = if attr.is_global {
         attr
     } else {
-        from_lid = globalize(engine, attr).ok_or(CreateError::Invalid(
+        from_lid = globalize(core, attr).ok_or(CreateError::Invalid(
             "address without a global route (GRH), which RoCE needs",
         ))?;
         &from_lid
     };
     let source =
-        engine.gids.entry(attr.sgid_index.into()).ok_or(CreateError::Invalid("GID index"))?;
+        core.gids.entry(attr.sgid_index.into()).ok_or(CreateError::Invalid("GID index"))?;
     let dest = attr.dgid.to_ip();
     let (mut sgid, mut scope_id) = (source.gid, 0);
     if attr.dgid.is_multicast() {
         // A group's datagrams leave by the interface of the GID, from an address of the group's family.
         scope_id = source.interface;
         if sgid.to_ip().is_ipv4() != dest.is_ipv4() {
-            sgid = engine.gids.address(source.interface, dest.is_ipv4()).ok_or(
+            sgid = core.gids.address(source.interface, dest.is_ipv4()).ok_or(
                 CreateError::Invalid("GID index: no address of the group's family beside it"),
             )?;
         }
@@ -151,8 +151,8 @@ pub(crate) fn resolve(engine: &Engine, attr: &AhAttr) -> Result<AddressVector, C
 }
 
 /// The global form of an address that names a LID.
-fn globalize(engine: &Engine, attr: &AhAttr) -> Option<AhAttr> {
-    let own = engine.gids.entry(0)?.gid.to_ip();
+fn globalize(core: &Core, attr: &AhAttr) -> Option<AhAttr> {
+    let own = core.gids.entry(0)?.gid.to_ip();
     let dgid = Gid::from(lid::resolve(attr.dlid, own)?);
     Some(AhAttr {
         dgid,
@@ -163,4 +163,14 @@ fn globalize(engine: &Engine, attr: &AhAttr) -> Option<AhAttr> {
         is_global: true,
         ..*attr
     })
+}
+
+impl Pd {
+    /// Makes an address handle (`ibv_create_ah`).
+    ///
+    /// # Errors
+    /// [`CreateError::Invalid`] for a port or GID index that does not exist, or without a global route.
+    pub fn create_ah(&self, attr: &AhAttr) -> Result<Ah, CreateError> {
+        Ah::create(&self.cell, attr)
+    }
 }

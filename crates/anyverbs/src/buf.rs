@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::error::CreateError;
 use crate::holders::{Held, Holder};
 use crate::memory::mapping::Mapping;
-use crate::pd::PdCell;
+use crate::pd::{Pd, PdCell};
 
 /// A buffer. Its memory goes when it is dropped and no region of it is left.
 #[derive(Debug)]
@@ -44,5 +44,15 @@ impl Buf {
     pub(crate) fn covers(&self, addr: u64, len: u64) -> bool {
         let offset = addr.checked_sub(self.mapping.addr());
         offset.and_then(|o| o.checked_add(len)).is_some_and(|end| end <= self.len)
+    }
+}
+
+impl Pd {
+    /// Allocates a buffer (`ibv_alloc_buf`).
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub fn alloc_buf(&self, len: u64) -> Result<Buf, CreateError> {
+        Buf::alloc(&self.cell, len)
     }
 }

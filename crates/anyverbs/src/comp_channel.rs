@@ -3,9 +3,9 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Weak};
 
+use crate::base::Core;
+use crate::base::Patience;
 use crate::cq::CqCell;
-use crate::engine::Engine;
-use crate::engine::waiter::Patience;
 use crate::error::{DestroyError, EventError};
 use crate::event_queue::EventQueue;
 use crate::holders::{Holdable, Holders};
@@ -19,7 +19,7 @@ pub struct CompChannel(pub(crate) Arc<ChannelCell>);
 
 #[derive(Debug)]
 pub(crate) struct ChannelCell {
-    pub(crate) engine: &'static Engine,
+    pub(crate) core: &'static Core,
     /// They do not hold their CQs, which hold the channel.
     events: EventQueue<Weak<CqCell>>,
     pub(crate) patience: Patience,
@@ -33,9 +33,9 @@ impl Holdable for ChannelCell {
 }
 
 impl ChannelCell {
-    pub(crate) fn new(engine: &'static Engine) -> std::io::Result<Self> {
+    pub(crate) fn new(core: &'static Core) -> std::io::Result<Self> {
         Ok(Self {
-            engine,
+            core,
             events: EventQueue::new()?,
             patience: Patience::default(),
             holders: Holders::default(),
@@ -76,10 +76,10 @@ impl CompChannel {
     /// # Errors
     /// [`EventError`].
     pub fn get_event(&self) -> Result<CompEvent, EventError> {
-        if !self.0.engine.is_current() {
+        if !self.0.core.is_current() {
             return Err(EventError::Forked);
         }
-        let ChannelCell { engine, events, patience, .. } = &*self.0;
+        let ChannelCell { core, events, patience, .. } = &*self.0;
         // `None`: it is being dropped, and withdraws what is left.
         let read = |cq: Weak<CqCell>| cq.upgrade().inspect(|cq| cq.comp_acks.read("completion"));
         if let Some(cq) = events.try_pop_with(read) {
@@ -88,15 +88,22 @@ impl CompChannel {
         }
         if !events.may_wait() {
             patience.note_polled();
-            engine.end_lease();
+            core.progress().end_polling();
             return events.pop_with(read).map(CompEvent);
         }
-        let waited = engine.wait_for_event(patience, events.fd(), || events.try_pop_with(read));
-        if let Some(cq) = waited.map_err(EventError::Io)? {
+        let mut event = None;
+        let mut found = || {
+            event = events.try_pop_with(read);
+            event.is_some()
+        };
+        core.progress()
+            .wait_for_event(patience, events.fd(), &mut found)
+            .map_err(EventError::Io)?;
+        if let Some(cq) = event {
             return Ok(CompEvent(cq));
         }
         let event = events.pop_with(read).map(CompEvent);
-        engine.end_wait();
+        core.progress().end_wait();
         event
     }
 
@@ -105,7 +112,7 @@ impl CompChannel {
     /// # Errors
     /// [`DestroyError::Busy`] while a CQ uses it.
     pub fn destroy(&self) -> Result<(), DestroyError> {
-        if !self.0.engine.is_current() {
+        if !self.0.core.is_current() {
             return Ok(());
         }
         self.0.holders.retire().inspect_err(|e| {

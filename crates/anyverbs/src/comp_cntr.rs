@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyverbs_proto::comp_cntr::CompCntrOps;
 use anyverbs_proto::qp::attr::QpState;
 
-use crate::context::ContextCell;
-use crate::engine::{Engine, Ticket};
+use crate::base::{Core, Ticket};
+use crate::context_cell::ContextCell;
 use crate::error::{AttachError, CreateError, DestroyError};
 use crate::holders::{Held, Holdable, Holder, Holders};
 use crate::qp::State;
@@ -30,7 +30,7 @@ pub struct CompCntr(pub(crate) Arc<CompCntrCell>);
 
 #[derive(Debug)]
 pub(crate) struct CompCntrCell {
-    engine: &'static Engine,
+    core: &'static Core,
     context: Arc<ContextCell>,
     kind: CompCntrKind,
     completed: AtomicU64,
@@ -92,14 +92,14 @@ impl Attached {
 
 impl CompCntr {
     pub(crate) fn create(
-        engine: &'static Engine,
+        core: &'static Core,
         context: &Arc<ContextCell>,
         kind: CompCntrKind,
     ) -> Result<Self, CreateError> {
         let ticket =
-            engine.quotas.comp_cntr.take().ok_or(CreateError::Exhausted("completion counters"))?;
+            core.quotas.comp_cntr.take().ok_or(CreateError::Exhausted("completion counters"))?;
         Ok(Self(Arc::new(CompCntrCell {
-            engine,
+            core,
             context: Arc::clone(context),
             kind,
             completed: AtomicU64::new(0),
@@ -143,8 +143,8 @@ impl CompCntr {
 
     /// Asks the network first: who waits for a count to change need not poll a completion queue as well.
     pub fn progress(&self) {
-        if self.0.engine.is_current() {
-            self.0.engine.poll_progress();
+        if self.0.core.is_current() {
+            self.0.core.progress().poll();
         }
     }
 
@@ -153,7 +153,7 @@ impl CompCntr {
     /// # Errors
     /// [`DestroyError::Busy`] while a queue pair has it.
     pub fn destroy(&self) -> Result<(), DestroyError> {
-        if !self.0.engine.is_current() {
+        if !self.0.core.is_current() {
             return Ok(());
         }
         self.0.holders.retire().inspect_err(|e| {

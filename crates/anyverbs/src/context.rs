@@ -9,10 +9,12 @@ use anyverbs_proto::wr::AddressVector;
 
 use crate::ah::{self, AhAttr};
 use crate::async_event::{AsyncEvent, AsyncQueue};
+use crate::base::Core;
 use crate::clock;
 use crate::command::CommandFile;
 use crate::comp_channel::{ChannelCell, CompChannel};
 use crate::comp_cntr::{CompCntr, CompCntrKind};
+use crate::context_cell::ContextCell;
 use crate::cq::{Cq, CqInitAttr};
 use crate::device::{Details, PortAttr};
 use crate::dm::Dm;
@@ -22,7 +24,10 @@ use crate::error::{CreateError, EventError, OpenError};
 use crate::gid::GidEntry;
 use crate::limits::DeviceAttr;
 use crate::pd::Pd;
-use crate::raw::{EspAttr, FlowActionEsp, FlowCounters};
+use crate::qp::{Qp, QpInitAttr, XrcSendInitAttr};
+use crate::raw::{
+    EspAttr, FlowActionEsp, FlowCounters, HashQpInit, RawQp, RawQpInit, RwqIndTable, Wq, WqInit,
+};
 use crate::td::{Td, TdCell};
 use crate::xrcd::{Xrcd, XrcdInitAttr};
 
@@ -33,13 +38,6 @@ use crate::xrcd::{Xrcd, XrcdInitAttr};
 #[derive(Debug)]
 pub struct Context(Arc<ContextCell>);
 
-#[derive(Debug)]
-pub(crate) struct ContextCell {
-    pub(crate) events: AsyncQueue,
-    /// What stands behind its descriptor.
-    pub(crate) command: CommandFile,
-}
-
 impl Context {
     /// Opens the device called `name` (see [`crate::devices`]).
     ///
@@ -47,7 +45,7 @@ impl Context {
     /// [`OpenError`].
     pub fn open(name: &str) -> Result<Self, OpenError> {
         let engine = Engine::current()?;
-        if name != engine.config.device {
+        if name != engine.core.config.device {
             return Err(OpenError::NoSuchDevice(name.to_owned()));
         }
         let command = CommandFile::create(name)
@@ -64,7 +62,7 @@ impl Context {
     pub fn import(fd: OwnedFd) -> Result<Self, OpenError> {
         let engine = Engine::current()?;
         let command =
-            CommandFile::open(fd, &engine.config.device).map_err(|_| OpenError::NotCommand)?;
+            CommandFile::open(fd, &engine.core.config.device).map_err(|_| OpenError::NotCommand)?;
         Self::with(engine, command)
     }
 
@@ -74,6 +72,11 @@ impl Context {
         let cell = Arc::new(ContextCell { events, command });
         engine.add_context(&cell);
         Ok(Self(cell))
+    }
+
+    /// What objects are made on, of this process's own engine.
+    pub(crate) fn core(&self) -> Result<&'static Core, CreateError> {
+        Ok(self.engine()?.core)
     }
 
     /// The engine, started anew in a forked child.
@@ -92,7 +95,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Device`].
     pub fn device_attr(&self) -> Result<DeviceAttr, CreateError> {
-        Ok(self.engine()?.attr)
+        Ok(self.core()?.attr)
     }
 
     /// What the device says about itself beside its attributes.
@@ -118,7 +121,7 @@ impl Context {
     /// [`CreateError::Invalid`] for a port or an index that does not exist.
     pub fn gid(&self, port: u8, index: usize) -> Result<Option<GidEntry>, CreateError> {
         check_port(port)?;
-        let entry = self.engine()?.gids.entry(index);
+        let entry = self.core()?.gids.entry(index);
         if entry.is_none() && index >= crate::limits::GID_TABLE_LEN {
             return Err(CreateError::Invalid("GID index"));
         }
@@ -130,7 +133,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Device`].
     pub fn gids(&self) -> Result<Vec<GidEntry>, CreateError> {
-        Ok(self.engine()?.gids.listed())
+        Ok(self.core()?.gids.listed())
     }
 
     /// All addresses of the device: the table's, and those of the loopback interface where the table does not list them.
@@ -138,7 +141,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Device`].
     pub fn addresses(&self) -> Result<Vec<GidEntry>, CreateError> {
-        Ok(self.engine()?.gids.entries())
+        Ok(self.core()?.gids.entries())
     }
 
     /// An entry of the P_Key table (`ibv_query_pkey`).
@@ -155,7 +158,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Invalid`] for a port or GID index that does not exist, or without a global route.
     pub fn resolve(&self, attr: &AhAttr) -> Result<AddressVector, CreateError> {
-        ah::resolve(self.engine()?, attr)
+        ah::resolve(self.core()?, attr)
     }
 
     /// The Ethernet address to which packets for an address go, and the VLAN of the interface that they leave by
@@ -164,7 +167,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Invalid`] as [`resolve`](Self::resolve), [`CreateError::System`] if nobody answers.
     pub fn resolve_ethernet(&self, attr: &AhAttr) -> Result<([u8; 6], Option<u16>), CreateError> {
-        ah::resolve_ethernet(self.engine()?, attr)
+        ah::resolve_ethernet(self.core()?, attr)
     }
 
     /// Makes a protection domain.
@@ -172,7 +175,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Exhausted`].
     pub fn alloc_pd(&self) -> Result<Pd, CreateError> {
-        Pd::new(self.engine()?, &self.0)
+        Pd::new(self.core()?, &self.0)
     }
 
     /// Makes a thread domain (`ibv_alloc_td`).
@@ -180,7 +183,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Device`].
     pub fn alloc_td(&self) -> Result<Td, CreateError> {
-        Ok(Td(Arc::new(TdCell::new(self.engine()?, &self.0))))
+        Ok(Td(Arc::new(TdCell::new(self.core()?, &self.0))))
     }
 
     /// Makes a completion counter (`ibv_create_comp_cntr`); [`Qp::attach_comp_cntr`](crate::Qp::attach_comp_cntr) has it count.
@@ -188,7 +191,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Exhausted`].
     pub fn create_comp_cntr(&self, kind: CompCntrKind) -> Result<CompCntr, CreateError> {
-        CompCntr::create(self.engine()?, &self.0, kind)
+        CompCntr::create(self.core()?, &self.0, kind)
     }
 
     /// The clock of [`WcDetail::timestamp`](crate::WcDetail) now (`ibv_query_rt_values_ex`).
@@ -208,7 +211,7 @@ impl Context {
     /// # Errors
     /// [`CreateError`].
     pub fn alloc_dm(&self, len: u64, log_align: u32) -> Result<Dm, CreateError> {
-        Dm::alloc(self.engine()?, &self.0, len, log_align)
+        Dm::alloc(self.core()?, &self.0, len, log_align)
     }
 
     /// The device memory with this handle, of any context that shares this one's descriptor, in this process or another
@@ -217,7 +220,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Foreign`].
     pub fn import_dm(&self, handle: u32) -> Result<Dm, CreateError> {
-        Dm::import(self.engine()?, &self.0, handle)
+        Dm::import(self.core()?, &self.0, handle)
     }
 
     /// Makes a DMA handle (`ibv_alloc_dmah`).
@@ -256,12 +259,64 @@ impl Context {
         Xrcd::open(self.engine()?, &self.0, init)
     }
 
+    /// Makes a queue pair (`ibv_create_qp`).
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub fn create_qp(&self, pd: &Pd, init: &QpInitAttr<'_>) -> Result<Qp, CreateError> {
+        Qp::create(self.engine()?, pd, init)
+    }
+
+    /// Makes the initiator of an extended reliable connection: a queue pair that only sends (`ibv_create_qp_ex`).
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub fn create_xrc_send_qp(
+        &self,
+        pd: &Pd,
+        init: &XrcSendInitAttr<'_>,
+    ) -> Result<Qp, CreateError> {
+        Qp::create_xrc_send(self.engine()?, pd, init)
+    }
+
+    /// Makes a queue pair for raw packets (`IBV_QPT_RAW_PACKET`).
+    ///
+    /// # Errors
+    /// [`CreateError::NotPermitted`] without `CAP_NET_RAW`; [`CreateError`].
+    pub fn create_raw_qp(&self, pd: &Pd, init: &RawQpInit<'_>) -> Result<RawQp, CreateError> {
+        RawQp::create(self.engine()?, pd, init)
+    }
+
+    /// Makes a queue pair that spreads frames over the work queues of a table. It receives from the beginning.
+    ///
+    /// # Errors
+    /// As [`create_raw_qp`](Self::create_raw_qp).
+    pub fn create_hash_qp(&self, pd: &Pd, init: &HashQpInit<'_>) -> Result<RawQp, CreateError> {
+        RawQp::create_hash(self.engine()?, pd, init)
+    }
+
+    /// Makes a work queue, in RESET (`ibv_create_wq`).
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub fn create_wq(&self, pd: &Pd, init: &WqInit<'_>) -> Result<Wq, CreateError> {
+        Wq::create(self.engine()?, pd, init)
+    }
+
+    /// Makes an indirection table of work queues, a power of two; one may stand in it several times.
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub fn create_rwq_ind_table(&self, wqs: &[&Wq]) -> Result<RwqIndTable, CreateError> {
+        RwqIndTable::create(self.core()?, wqs)
+    }
+
     /// Makes counters for flow rules (`ibv_create_counters`).
     ///
     /// # Errors
     /// [`CreateError::Device`].
     pub fn create_counters(&self) -> Result<FlowCounters, CreateError> {
-        Ok(FlowCounters::create(self.engine()?))
+        Ok(FlowCounters::create(self.core()?))
     }
 
     /// Makes a flow action that encrypts or decrypts (`ibv_create_flow_action_esp`).
@@ -269,7 +324,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Esp`], [`CreateError::Device`].
     pub fn create_flow_action_esp(&self, attr: EspAttr) -> Result<FlowActionEsp, CreateError> {
-        FlowActionEsp::create(self.engine()?, attr)
+        FlowActionEsp::create(self.core()?, attr)
     }
 
     /// Makes a completion channel.
@@ -277,7 +332,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::System`] when the system refuses a descriptor.
     pub fn create_comp_channel(&self) -> Result<CompChannel, CreateError> {
-        let cell = ChannelCell::new(self.engine()?)
+        let cell = ChannelCell::new(self.core()?)
             .map_err(|e| CreateError::System(e.raw_os_error().unwrap_or(libc::EMFILE)))?;
         Ok(CompChannel(Arc::new(cell)))
     }
@@ -302,7 +357,7 @@ impl Context {
     /// # Errors
     /// [`CreateError`].
     pub fn create_cq_ex(&self, init: &CqInitAttr<'_>) -> Result<Cq, CreateError> {
-        Cq::create(self.engine()?, &self.0, init)
+        Cq::create(self.core()?, &self.0, init)
     }
 
     /// Reads the oldest asynchronous event (`ibv_get_async_event`). Waits for one unless the program set `O_NONBLOCK`

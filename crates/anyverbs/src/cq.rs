@@ -14,10 +14,10 @@ use bitflags::bitflags;
 use parking_lot::Mutex;
 
 use crate::async_event::{AsyncEventKind, EventElement};
+use crate::base::{Core, Ticket, Timed};
 use crate::clock;
 use crate::comp_channel::{ChannelCell, CompChannel};
-use crate::context::ContextCell;
-use crate::engine::{Engine, Ticket};
+use crate::context_cell::ContextCell;
 use crate::error::{CqError, CreateError, DestroyError, ModifyObjectError};
 use crate::event_queue::Acks;
 use crate::holders::{Held, Holdable, Holder, Holders, Useless};
@@ -77,7 +77,7 @@ pub struct Cq(pub(crate) Arc<CqCell>);
 
 #[derive(Debug)]
 pub(crate) struct CqCell {
-    pub(crate) engine: &'static Engine,
+    pub(crate) core: &'static Core,
     context: Arc<ContextCell>,
     state: Mutex<State>,
     /// There are completions; written under the lock. A poller without any need not take it.
@@ -135,9 +135,33 @@ impl Drop for CqCell {
     fn drop(&mut self) {
         // Inherited locks belong to threads of the parent.
         if let Some(channel) = self.channel.take()
-            && self.engine.is_current()
+            && self.core.is_current()
         {
             channel.withdraw(self);
+        }
+    }
+}
+
+impl Timed for CqCell {
+    /// The period of its moderation is over.
+    fn on_time(self: Arc<Self>, now: Time) {
+        let mut state = self.state.lock();
+        state.called_at = None;
+        if self.holders.is_dead() {
+            return;
+        }
+        // Another count was full meanwhile, or the period has changed.
+        if state.tell_at.take_if(|at| *at <= now).is_none() {
+            state.called_at = state.tell_at;
+            if let Some(at) = state.tell_at {
+                self.call_at(at);
+            }
+            return;
+        }
+        if state.queue.expire()
+            && let Some(channel) = &self.channel
+        {
+            channel.notify(&self);
         }
     }
 }
@@ -249,36 +273,20 @@ impl CqCell {
             channel.notify(self);
         } else if pushed.wait {
             let period = Duration::from_micros(state.queue.moderation().period.into());
-            let at = self.engine.now() + period;
+            let at = self.core.now() + period;
             state.tell_at = Some(at);
             // A call that is due earlier is left over from what was told meanwhile; it puts itself off.
             if state.called_at.is_none_or(|called| at < called) {
                 state.called_at = Some(at);
-                self.engine.tell_later(at, self);
+                self.call_at(at);
             }
         }
     }
 
-    /// See [`Engine::tell_later`].
-    pub(crate) fn period_over(self: &Arc<Self>, now: Time) {
-        let mut state = self.state.lock();
-        state.called_at = None;
-        if self.holders.is_dead() {
-            return;
-        }
-        // Another count was full meanwhile, or the period has changed.
-        if state.tell_at.take_if(|at| *at <= now).is_none() {
-            state.called_at = state.tell_at;
-            if let Some(at) = state.tell_at {
-                self.engine.tell_later(at, self);
-            }
-            return;
-        }
-        if state.queue.expire()
-            && let Some(channel) = &self.channel
-        {
-            channel.notify(self);
-        }
+    /// Has [`on_time`](Timed::on_time) called at this time.
+    fn call_at(self: &Arc<Self>, at: Time) {
+        let this = Arc::downgrade(self);
+        self.core.progress().call_at(at, this);
     }
 
     /// A queue pair uses this CQ for its sends.
@@ -367,7 +375,7 @@ impl CqCell {
         let mut n = take();
         let mut is_short = false;
         if n == 0 {
-            is_short = self.engine.poll_progress();
+            is_short = self.core.progress().poll();
             n = take();
         }
         if n == 0 {
@@ -382,24 +390,24 @@ impl CqCell {
     }
 
     fn check(&self) -> Result<(), Useless> {
-        self.holders.check(self.engine)
+        self.holders.check(self.core)
     }
 }
 
 impl Cq {
     pub(crate) fn create(
-        engine: &'static Engine,
+        core: &'static Core,
         context: &Arc<ContextCell>,
         init: &CqInitAttr<'_>,
     ) -> Result<Self, CreateError> {
-        if init.cqe == 0 || init.cqe > engine.attr.max_cqe {
+        if init.cqe == 0 || init.cqe > core.attr.max_cqe {
             return Err(CreateError::Invalid("cqe"));
         }
-        if init.comp_vector >= engine.attr.num_comp_vectors {
+        if init.comp_vector >= core.attr.num_comp_vectors {
             return Err(CreateError::Invalid("comp_vector"));
         }
         let held = match init.channel {
-            Some(c) if !std::ptr::eq(c.0.engine, engine) => {
+            Some(c) if !std::ptr::eq(c.0.core, core) => {
                 return Err(CreateError::Foreign("completion channel"));
             }
             Some(c) => Some(
@@ -408,7 +416,7 @@ impl Cq {
             None => None,
         };
         let pd = match init.pd {
-            Some(pd) if !std::ptr::eq(pd.cell.engine, engine) => {
+            Some(pd) if !std::ptr::eq(pd.cell.core, core) => {
                 return Err(CreateError::Foreign("parent domain"));
             }
             Some(pd) => {
@@ -421,9 +429,9 @@ impl Cq {
             CqOptions { details: !init.fields.is_empty(), ignore_overrun: init.ignore_overrun };
         let memory = init.pd.map_or(QueueMemory::HEAP, |pd| pd.cell.memory.of(Queue::Cq));
         let queue = anyverbs_proto::cq::Cq::in_memory(init.cqe, options, &memory)?;
-        let ticket = engine.quotas.cq.take().ok_or(CreateError::Exhausted("completion queues"))?;
+        let ticket = core.quotas.cq.take().ok_or(CreateError::Exhausted("completion queues"))?;
         Ok(Self(Arc::new(CqCell {
-            engine,
+            core,
             context: Arc::clone(context),
             state: Mutex::new(State {
                 queue,
@@ -453,7 +461,7 @@ impl Cq {
     /// Completions that it can hold (`ibv_cq.cqe`).
     #[must_use]
     pub fn capacity(&self) -> u32 {
-        if !self.0.engine.is_current() {
+        if !self.0.core.is_current() {
             return 0;
         }
         self.0.state.lock().queue.capacity() as u32
@@ -519,7 +527,7 @@ impl Cq {
         let Some(channel) = &self.0.channel else { return Err(CqError::NoChannel) };
         self.0.state.lock().queue.arm(solicited_only);
         if !channel.patience.waits() {
-            self.0.engine.end_lease();
+            self.0.core.progress().end_polling();
         }
         Ok(())
     }
@@ -540,7 +548,7 @@ impl Cq {
     /// [`ModifyObjectError::DoesNotFit`], [`ModifyObjectError::Invalid`].
     pub fn resize(&self, cqe: u32) -> Result<(), ModifyObjectError> {
         self.0.check()?;
-        if cqe == 0 || cqe > self.0.engine.attr.max_cqe {
+        if cqe == 0 || cqe > self.0.core.attr.max_cqe {
             return Err(ModifyObjectError::Invalid("cqe"));
         }
         // A program's allocator may do anything with the queue: it is called before and after it is locked.
@@ -559,7 +567,7 @@ impl Cq {
     /// # Errors
     /// [`DestroyError::Busy`] while a queue pair uses it.
     pub fn destroy(&self) -> Result<(), DestroyError> {
-        if !self.0.engine.is_current() {
+        if !self.0.core.is_current() {
             return Ok(());
         }
         self.0.holders.retire().inspect_err(|e| {

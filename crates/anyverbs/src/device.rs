@@ -77,7 +77,7 @@ pub struct PortAttr {
 /// [`OpenError::Config`].
 pub fn devices() -> Result<Vec<DeviceInfo>, OpenError> {
     let name = match Engine::running() {
-        Some(engine) => engine.config.device.clone(),
+        Some(engine) => engine.core.config.device.clone(),
         None => Config::load()?.device,
     };
     let (node_guid, sys_image_guid) = guids();

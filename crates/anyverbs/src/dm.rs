@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use anyverbs_proto::memory::{Fault, Memory};
 
+use crate::base::Core;
 use crate::command::{CommandFile, Piece};
-use crate::context::ContextCell;
-use crate::engine::Engine;
+use crate::context_cell::ContextCell;
 use crate::error::{CreateError, DestroyError, DmError};
 use crate::holders::{Holdable, Holders};
 use crate::limits::MAX_DM_SIZE;
@@ -27,7 +27,7 @@ pub struct Dm {
 
 #[derive(Debug)]
 pub(crate) struct DmCell {
-    pub(crate) engine: &'static Engine,
+    pub(crate) core: &'static Core,
     context: Arc<ContextCell>,
     piece: Piece,
     mapping: Mapping,
@@ -56,7 +56,7 @@ impl DmCell {
 
 impl Dm {
     pub(crate) fn alloc(
-        engine: &'static Engine,
+        core: &'static Core,
         context: &Arc<ContextCell>,
         len: u64,
         log_align: u32,
@@ -70,7 +70,7 @@ impl Dm {
         let none = CreateError::Exhausted("device memory");
         let len = u32::try_from(len).ok().filter(|len| u64::from(*len) <= MAX_DM_SIZE);
         let piece = context.command.alloc(len.ok_or(none.clone())?).ok_or(none.clone())?;
-        let dm = Self::of(engine, context, piece, false);
+        let dm = Self::of(core, context, piece, false);
         if dm.is_err() {
             context.command.free(&piece);
         }
@@ -78,16 +78,16 @@ impl Dm {
     }
 
     pub(crate) fn import(
-        engine: &'static Engine,
+        core: &'static Core,
         context: &Arc<ContextCell>,
         handle: u32,
     ) -> Result<Self, CreateError> {
         let piece = context.command.find(handle).ok_or(CreateError::Foreign("device memory"))?;
-        Self::of(engine, context, piece, true)
+        Self::of(core, context, piece, true)
     }
 
     fn of(
-        engine: &'static Engine,
+        core: &'static Core,
         context: &Arc<ContextCell>,
         piece: Piece,
         imported: bool,
@@ -96,7 +96,7 @@ impl Dm {
             context.command.map(&piece).map_err(|_| CreateError::Exhausted("device memory"))?;
         let context = Arc::clone(context);
         let holders = Holders::default();
-        Ok(Self { cell: Arc::new(DmCell { engine, context, piece, mapping, holders }), imported })
+        Ok(Self { cell: Arc::new(DmCell { core, context, piece, mapping, holders }), imported })
     }
 
     /// By which others import it ([`crate::Context::import_dm`]).
@@ -130,7 +130,7 @@ impl Dm {
     /// [`DmError`].
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), DmError> {
         let to = self.at(offset, data.len() as u64)?;
-        self.cell.engine.memory.write(to as u64, data).map_err(|Fault| DmError::Fault)
+        self.cell.core.memory.write(to as u64, data).map_err(|Fault| DmError::Fault)
     }
 
     /// Copies from it.
@@ -139,7 +139,7 @@ impl Dm {
     /// [`DmError`].
     pub fn read(&self, offset: u64, into: &mut [u8]) -> Result<(), DmError> {
         let from = self.at(offset, into.len() as u64)?;
-        self.cell.engine.memory.read(from as u64, into).map_err(|Fault| DmError::Fault)
+        self.cell.core.memory.read(from as u64, into).map_err(|Fault| DmError::Fault)
     }
 
     /// A dma-buf of it (`ibv_dm_export_dmabuf_fd`).
@@ -157,7 +157,7 @@ impl Dm {
     /// [`DestroyError::Busy`] while a memory region uses it, [`DestroyError::Gone`] if it was freed by another.
     pub fn destroy(&self) -> Result<(), DestroyError> {
         // Whoever forked uses it.
-        if !self.cell.engine.is_current() {
+        if !self.cell.core.is_current() {
             return Ok(());
         }
         self.cell.holders.retire()?;

@@ -14,6 +14,8 @@ use std::time::Duration;
 struct Page {
     /// The process's singleton.
     value: AtomicPtr<()>,
+    /// What its objects carry to show that they are the process's own.
+    owner: AtomicPtr<()>,
     /// Held by the thread that makes it.
     lock: AtomicU32,
 }
@@ -56,19 +58,27 @@ fn page() -> io::Result<&'static Page> {
 extern "C" fn wipe() {
     if let Ok(page) = page() {
         page.value.store(ptr::null_mut(), Ordering::Relaxed);
+        page.owner.store(ptr::null_mut(), Ordering::Relaxed);
         page.lock.store(0, Ordering::Relaxed);
     }
 }
 
-/// Whether `value` is this process's singleton.
-pub(crate) fn is_current<T>(value: &'static T) -> bool {
+/// Whether `owner` is what this process has set with [`set_owner`].
+pub(crate) fn is_current<T>(owner: &'static T) -> bool {
     let page = PAGE.load(Ordering::Acquire);
     if page.is_null() {
         return false;
     }
     // SAFETY: as in `page`.
-    let current = unsafe { &*page }.value.load(Ordering::Acquire);
-    ptr::eq(current.cast_const().cast(), value)
+    let current = unsafe { &*page }.owner.load(Ordering::Acquire);
+    ptr::eq(current.cast_const().cast(), owner)
+}
+
+/// Makes `owner` the mark of this process's objects. For the thread that makes the singleton.
+pub(crate) fn set_owner<T>(owner: &'static T) {
+    if let Ok(page) = page() {
+        page.owner.store(ptr::from_ref(owner).cast_mut().cast(), Ordering::Release);
+    }
 }
 
 /// This process's singleton, if it was made. `T` is that of [`singleton`].

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::engine::Engine;
+use crate::base::Core;
 use crate::error::DestroyError;
 
 /// What kind of object holds another.
@@ -65,8 +65,8 @@ impl Holders {
 
     /// Whether the object, which is `engine`'s, can be used.
     #[inline]
-    pub(crate) fn check(&self, engine: &'static Engine) -> Result<(), Useless> {
-        if !engine.is_current() {
+    pub(crate) fn check(&self, core: &'static Core) -> Result<(), Useless> {
+        if !core.is_current() {
             return Err(Useless::Forked);
         }
         if self.is_dead() { Err(Useless::Gone) } else { Ok(()) }

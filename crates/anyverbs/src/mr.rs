@@ -6,10 +6,10 @@ use std::sync::Arc;
 use anyverbs_proto::mr::{Access, Keys, Region, RetireError};
 use parking_lot::Mutex;
 
+use crate::base::{Core, Ticket};
 use crate::buf::Buf;
 use crate::dm::{Dm, DmCell};
 use crate::dmah::{Dmah, DmahCell};
-use crate::engine::{Engine, Ticket};
 use crate::error::{DestroyError, RegisterError};
 use crate::holders::{Held, Holder};
 use crate::limits;
@@ -19,7 +19,7 @@ use crate::pd::{Pd, PdCell};
 /// Memory region (`ibv_reg_mr`). Nothing is pinned.
 #[derive(Debug)]
 pub struct Mr {
-    engine: &'static Engine,
+    core: &'static Core,
     keys: Keys,
     state: Mutex<Option<State>>,
 }
@@ -90,12 +90,12 @@ fn check_access(access: Access) -> Result<Access, RegisterError> {
 
 /// Whether the program's memory is as the region needs it. Memory that is paged on demand may come later.
 fn check_memory(
-    engine: &'static Engine,
+    core: &'static Core,
     addr: u64,
     len: u64,
     access: Access,
 ) -> Result<(), RegisterError> {
-    if !engine.is_current() {
+    if !core.is_current() {
         return Err(RegisterError::Forked);
     }
     let on_demand = access.contains(Access::ON_DEMAND);
@@ -107,7 +107,7 @@ fn check_memory(
     if on_demand && !needs.huge && !needs.persistent {
         return Ok(());
     }
-    engine.memory.maps.check(addr, len, needs).map_err(|unfit| match unfit {
+    core.memory.maps.check(addr, len, needs).map_err(|unfit| match unfit {
         Unfit::NotMapped => RegisterError::NotMapped,
         Unfit::NotHuge => RegisterError::Invalid("memory: not all pages are huge"),
         Unfit::Volatile => RegisterError::Invalid("memory: not all of it is of a persistent file"),
@@ -152,7 +152,7 @@ impl Mr {
         }
         let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
         check_range(addr, len, iova)?;
-        check_memory(pd.engine, addr, len, access)?;
+        check_memory(pd.core, addr, len, access)?;
         Self::enter(pd, Draft { addr, len, iova, access, dmah, backing: Backing::Program })
     }
 
@@ -173,7 +173,7 @@ impl Mr {
         }
         let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
         check_range(addr, len, iova)?;
-        check_memory(pd.engine, addr, len, access)?;
+        check_memory(pd.core, addr, len, access)?;
         let backing = Backing::Buf(Arc::clone(&buf.mapping));
         Self::enter(pd, Draft { addr, len, iova, access, dmah, backing })
     }
@@ -201,7 +201,7 @@ impl Mr {
         if access.intersects(pointless) {
             return Err(RegisterError::Unsupported(access.intersection(pointless).bits()));
         }
-        if !std::ptr::eq(dm.cell.engine, pd.engine) {
+        if !std::ptr::eq(dm.cell.core, pd.core) {
             return Err(RegisterError::Foreign("device memory"));
         }
         if offset.checked_add(len).is_none_or(|end| end > dm.cell.len()) {
@@ -246,11 +246,11 @@ impl Mr {
     }
 
     fn enter(pd: &Arc<PdCell>, draft: Draft<'_>) -> Result<Self, RegisterError> {
-        let engine = pd.engine;
-        if !engine.is_current() {
+        let core = pd.core;
+        if !core.is_current() {
             return Err(RegisterError::Forked);
         }
-        let ticket = engine.quotas.mr.take().ok_or(RegisterError::Exhausted)?;
+        let ticket = core.quotas.mr.take().ok_or(RegisterError::Exhausted)?;
         let held = Held::new(pd, Holder::Mr).ok_or(RegisterError::Foreign("protection domain"))?;
         let hold = |dmah: &Dmah| {
             Held::new(&dmah.0, Holder::Mr).ok_or(RegisterError::Foreign("DMA handle"))
@@ -258,14 +258,14 @@ impl Mr {
         let dmah = draft.dmah.map(hold).transpose()?;
         let Draft { addr, len, iova, access, backing, .. } = draft;
         let region = Region { pd: pd.number, access, iova, len, addr };
-        let keys = engine.mrs.register(region).ok_or(RegisterError::Exhausted)?;
-        engine.publish_region(keys, &region);
+        let keys = core.mrs.register(region).ok_or(RegisterError::Exhausted)?;
+        core.publish_region(keys, &region);
         let state = State { pd: held, region, backing, _dmah: dmah, _ticket: ticket };
-        Ok(Self { engine, keys, state: Mutex::new(Some(state)) })
+        Ok(Self { core, keys, state: Mutex::new(Some(state)) })
     }
 
-    pub(crate) fn engine(&self) -> &'static Engine {
-        self.engine
+    pub(crate) fn core(&self) -> &'static Core {
+        self.core
     }
 
     /// Key for our own scatter/gather elements.
@@ -284,7 +284,7 @@ impl Mr {
     #[expect(clippy::len_without_is_empty, reason = "a region of no bytes is a region")]
     #[must_use]
     pub fn len(&self) -> u64 {
-        if !self.engine.is_current() {
+        if !self.core.is_current() {
             return 0;
         }
         self.state.lock().as_ref().map_or(0, |state| state.region.len)
@@ -300,7 +300,7 @@ impl Mr {
     /// [`RegisterError`]; the region is as before. A region of no memory of the program's cannot change but in its protection
     /// domain, and with windows bound to it none can ([`RegisterError::Bound`]).
     pub unsafe fn rereg(&self, change: &Rereg<'_>) -> Result<(), RegisterError> {
-        if !self.engine.is_current() {
+        if !self.core.is_current() {
             return Err(RegisterError::Forked);
         }
         let mut guard = self.state.lock();
@@ -319,10 +319,10 @@ impl Mr {
             region = Region { addr, len, iova, ..region };
         }
         if change.access.is_some() || change.translation.is_some() {
-            check_memory(self.engine, region.addr, region.len, region.access)?;
+            check_memory(self.core, region.addr, region.len, region.access)?;
         }
         let held = match change.pd {
-            Some(pd) if !std::ptr::eq(pd.cell.engine, self.engine) => {
+            Some(pd) if !std::ptr::eq(pd.cell.core, self.core) => {
                 return Err(RegisterError::Foreign("protection domain"));
             }
             Some(pd) => Some(
@@ -334,10 +334,10 @@ impl Mr {
         if let Some(pd) = &held {
             region.pd = pd.number;
         }
-        self.engine.withdraw_region(self.keys);
-        let replaced = self.engine.mrs.replace(self.keys, region);
+        self.core.withdraw_region(self.keys);
+        let replaced = self.core.mrs.replace(self.keys, region);
         let now = if replaced.is_ok() { region } else { state.region };
-        self.engine.publish_region(self.keys, &now);
+        self.core.publish_region(self.keys, &now);
         replaced.map_err(|error| match error {
             RetireError::Bound => RegisterError::Bound,
             RetireError::Key => RegisterError::Foreign("memory region"),
@@ -354,14 +354,14 @@ impl Mr {
     /// # Errors
     /// [`DestroyError::Busy`] while memory windows are bound to it, [`DestroyError::Gone`].
     pub fn destroy(&self) -> Result<(), DestroyError> {
-        if !self.engine.is_current() {
+        if !self.core.is_current() {
             return Ok(());
         }
         let mut guard = self.state.lock();
         let state = guard.as_ref().ok_or(DestroyError::Gone)?;
-        self.engine.withdraw_region(self.keys);
-        if self.engine.mrs.deregister(self.keys.lkey) == Err(RetireError::Bound) {
-            self.engine.publish_region(self.keys, &state.region);
+        self.core.withdraw_region(self.keys);
+        if self.core.mrs.deregister(self.keys.lkey) == Err(RetireError::Bound) {
+            self.core.publish_region(self.keys, &state.region);
             return Err(DestroyError::Busy("memory windows".into()));
         }
         let state = guard.take();
@@ -374,15 +374,112 @@ impl Mr {
 impl Drop for Mr {
     fn drop(&mut self) {
         // An inherited region is its parent's.
-        if !self.engine.is_current() {
+        if !self.core.is_current() {
             return;
         }
         // The program may reuse the memory now, whatever windows are bound to it.
         if let Some(state) = self.state.get_mut().take() {
-            self.engine.withdraw_region(self.keys);
-            let ended = self.engine.mrs.deregister_bound(self.keys.lkey);
+            self.core.withdraw_region(self.keys);
+            let ended = self.core.mrs.deregister_bound(self.keys.lkey);
             debug_assert!(ended.is_ok(), "a region that was not destroyed has its keys");
             drop(state);
         }
+    }
+}
+
+impl Pd {
+    /// Registers `len` bytes at `addr`, which keys name by `iova` on (`ibv_reg_mr`: `iova` = `addr`).
+    ///
+    /// The memory may be written by this process and, as `access` grants, by peers at any time, but is never
+    /// borrowed: a range that is unmapped later makes protection errors.
+    ///
+    /// # Safety
+    /// Until the region is destroyed the device writes to the range as work requests and peers with the key ask; no
+    /// Rust reference to the range may be used meanwhile.
+    ///
+    /// # Errors
+    /// [`RegisterError`].
+    pub unsafe fn reg_mr(
+        &self,
+        addr: u64,
+        len: u64,
+        iova: u64,
+        access: Access,
+    ) -> Result<Mr, RegisterError> {
+        Mr::register(&self.cell, (addr, len, iova), access, None)
+    }
+
+    /// As [`reg_mr`](Self::reg_mr), with hints (`ibv_reg_mr_ex`).
+    ///
+    /// # Safety
+    /// As for [`reg_mr`](Self::reg_mr).
+    ///
+    /// # Errors
+    /// [`RegisterError`].
+    pub unsafe fn reg_mr_with(
+        &self,
+        addr: u64,
+        len: u64,
+        iova: u64,
+        access: Access,
+        dmah: Option<&Dmah>,
+    ) -> Result<Mr, RegisterError> {
+        Mr::register(&self.cell, (addr, len, iova), access, dmah)
+    }
+
+    /// Makes a region without memory (`ibv_alloc_null_mr`): it reads as zeros, and what is written to it is lost. Peers have
+    /// no key for it.
+    ///
+    /// # Errors
+    /// [`RegisterError`].
+    pub fn alloc_null_mr(&self) -> Result<Mr, RegisterError> {
+        Mr::null(&self.cell)
+    }
+
+    /// Registers device memory from `offset` on (`ibv_reg_dm_mr`); keys name it from 0 on, and `access` says so
+    /// ([`Access::ZERO_BASED`]).
+    ///
+    /// # Errors
+    /// [`RegisterError`].
+    pub fn reg_dm_mr(
+        &self,
+        dm: &Dm,
+        offset: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<Mr, RegisterError> {
+        Mr::of_dm(&self.cell, dm, offset, len, access)
+    }
+
+    /// Registers `len` bytes of a dma-buf from `offset` on (`ibv_reg_dmabuf_mr`), which keys name by `iova` on; the two have
+    /// the same offset within a page. The buffer stays mapped as long as the region.
+    ///
+    /// # Errors
+    /// [`RegisterError`].
+    pub fn reg_dmabuf_mr(
+        &self,
+        fd: BorrowedFd<'_>,
+        (offset, len, iova): (u64, u64, u64),
+        access: Access,
+        dmah: Option<&Dmah>,
+    ) -> Result<Mr, RegisterError> {
+        Mr::of_dmabuf(&self.cell, fd, (offset, len, iova), access, dmah)
+    }
+
+    /// Registers part of a buffer that was allocated in this protection domain (`ibv_reg_buf_mr`).
+    ///
+    /// # Safety
+    /// As for [`reg_mr`](Self::reg_mr).
+    ///
+    /// # Errors
+    /// [`RegisterError`].
+    pub unsafe fn reg_buf_mr(
+        &self,
+        buf: &Buf,
+        (addr, len, iova): (u64, u64, u64),
+        access: Access,
+        dmah: Option<&Dmah>,
+    ) -> Result<Mr, RegisterError> {
+        Mr::of_buf(&self.cell, buf, (addr, len, iova), access, dmah)
     }
 }

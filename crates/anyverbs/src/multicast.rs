@@ -62,7 +62,7 @@ impl Groups {
             return Err(AttachError::Gone);
         }
         let Control { groups, attachments } = &mut *control;
-        let max = &engine.attr;
+        let max = &engine.core.attr;
         let known = groups.get(&gid);
         if known.is_some_and(|group| group.position(cell, lid).is_some()) {
             return Ok(());
@@ -70,7 +70,9 @@ impl Groups {
         check_room(max, groups.len(), *attachments, known)?;
         let mut joined = Group::default();
         if known.is_none() {
-            joined.follow(&engine.port, &engine.gids, gid.to_ip()).map_err(AttachError::Join)?;
+            joined
+                .follow(&engine.port, &engine.core.gids, gid.to_ip())
+                .map_err(AttachError::Join)?;
         }
         let group = groups.entry(gid).or_insert(joined);
         group.attached.push((Arc::clone(cell), lid));

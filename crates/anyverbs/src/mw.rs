@@ -6,16 +6,16 @@ use anyverbs_proto::mr::{Access, Bind, WindowType};
 use anyverbs_proto::wr::SendOp;
 use parking_lot::Mutex;
 
-use crate::engine::{Engine, Ticket};
+use crate::base::{Core, Ticket};
 use crate::error::{CreateError, DestroyError, PostError};
 use crate::holders::{Held, Holder};
 use crate::mr::Mr;
-use crate::pd::PdCell;
+use crate::pd::{Pd, PdCell};
 
 /// Memory window (`ibv_alloc_mw`): opens a part of a region to peers, under a key of its own, for as long as it is bound.
 #[derive(Debug)]
 pub struct Mw {
-    engine: &'static Engine,
+    core: &'static Core,
     kind: WindowType,
     /// The first key; later ones differ in the low 8 bits.
     rkey: u32,
@@ -37,15 +37,15 @@ pub struct BindInfo<'a> {
 
 impl Mw {
     pub(crate) fn alloc(pd: &Arc<PdCell>, kind: WindowType) -> Result<Self, CreateError> {
-        let engine = pd.engine;
-        if !engine.is_current() {
+        let core = pd.core;
+        if !core.is_current() {
             return Err(CreateError::Forked);
         }
-        let ticket = engine.quotas.mw.take().ok_or(CreateError::Exhausted("memory windows"))?;
+        let ticket = core.quotas.mw.take().ok_or(CreateError::Exhausted("memory windows"))?;
         let hold = Held::new(pd, Holder::Mw).ok_or(CreateError::Foreign("protection domain"))?;
-        let rkey = engine.mrs.alloc_window(pd.number, kind);
+        let rkey = core.mrs.alloc_window(pd.number, kind);
         let rkey = rkey.ok_or(CreateError::Exhausted("memory keys"))?;
-        Ok(Self { engine, kind, rkey, hold: Mutex::new(Some((hold, ticket))) })
+        Ok(Self { core, kind, rkey, hold: Mutex::new(Some((hold, ticket))) })
     }
 
     /// The key that it was made with. What it is bound under is what the bind says.
@@ -67,7 +67,7 @@ impl Mw {
     /// # Errors
     /// [`PostError::Bind`] for rights that no window can have, or a length without a region.
     pub fn bind(&self, rkey: u32, info: &BindInfo<'_>) -> Result<(SendOp, u32), PostError> {
-        let foreign = info.mr.is_some_and(|mr| !std::ptr::eq(mr.engine(), self.engine));
+        let foreign = info.mr.is_some_and(|mr| !std::ptr::eq(mr.core(), self.core));
         let nothing = info.mr.is_none() && info.len > 0;
         if foreign || nothing || !Access::OF_WINDOW.contains(info.access) {
             return Err(PostError::Bind);
@@ -94,11 +94,11 @@ impl Mw {
     /// # Errors
     /// [`DestroyError::Gone`].
     pub fn destroy(&self) -> Result<(), DestroyError> {
-        if !self.engine.is_current() {
+        if !self.core.is_current() {
             return Ok(());
         }
         let hold = self.hold.lock().take().ok_or(DestroyError::Gone)?;
-        self.engine.mrs.free_window(self.rkey);
+        self.core.mrs.free_window(self.rkey);
         drop(hold);
         Ok(())
     }
@@ -107,5 +107,15 @@ impl Mw {
 impl Drop for Mw {
     fn drop(&mut self) {
         let _ = self.destroy();
+    }
+}
+
+impl Pd {
+    /// Makes a memory window (`ibv_alloc_mw`).
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub fn alloc_mw(&self, kind: WindowType) -> Result<Mw, CreateError> {
+        Mw::alloc(&self.cell, kind)
     }
 }

@@ -1,27 +1,14 @@
 //! Protection domain.
 
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use anyverbs_proto::mr::{Access, WindowType};
-use anyverbs_proto::wr::Sge;
 use anyverbs_queue_memory::QueueMemory;
 use parking_lot::Mutex;
 
-use crate::advise::Advice;
-use crate::ah::{Ah, AhAttr};
-use crate::buf::Buf;
-use crate::context::ContextCell;
-use crate::dm::Dm;
-use crate::dmah::Dmah;
-use crate::engine::{Engine, Ticket};
-use crate::error::{AdviseError, CreateError, DestroyError, RegisterError};
+use crate::base::{Core, Ticket};
+use crate::context_cell::ContextCell;
+use crate::error::{CreateError, DestroyError};
 use crate::holders::{Held, Holdable, Holder, Holders};
-use crate::mr::Mr;
-use crate::mw::Mw;
-use crate::qp::{Qp, QpInitAttr, XrcSendInitAttr};
-use crate::srq::tag_matching::TmSrqInitAttr;
-use crate::srq::{Srq, SrqInitAttr};
 use crate::td::{Td, TdCell};
 
 /// Protection domain (`ibv_alloc_pd`): queue pairs reach only memory of their own. Or a parent domain, which is another
@@ -35,7 +22,7 @@ pub struct Pd {
 
 #[derive(Debug)]
 pub(crate) struct PdCell {
-    pub(crate) engine: &'static Engine,
+    pub(crate) core: &'static Core,
     /// Identifies it to the machines, and in memory keys.
     pub(crate) number: u32,
     /// None of a parent domain, which has that of another.
@@ -51,15 +38,15 @@ pub(crate) struct PdCell {
 /// A number that was taken from the engine.
 #[derive(Debug)]
 struct Taken {
-    engine: &'static Engine,
+    core: &'static Core,
     number: u32,
 }
 
 impl Drop for Taken {
     fn drop(&mut self) {
         // A forked child has no such domain.
-        if self.engine.is_current() {
-            self.engine.give_back_pd(self.number);
+        if self.core.is_current() {
+            self.core.pd_numbers.give_back(self.number);
         }
     }
 }
@@ -69,14 +56,10 @@ impl Drop for Taken {
 struct ParentOf(Held<PdCell>, Option<Held<TdCell>>);
 
 impl PdCell {
-    fn new(
-        engine: &'static Engine,
-        number: u32,
-        taken: Option<Taken>,
-    ) -> Result<Self, CreateError> {
-        let ticket = engine.quotas.pd.take().ok_or(CreateError::Exhausted("protection domains"))?;
+    fn new(core: &'static Core, number: u32, taken: Option<Taken>) -> Result<Self, CreateError> {
+        let ticket = core.quotas.pd.take().ok_or(CreateError::Exhausted("protection domains"))?;
         Ok(Self {
-            engine,
+            core,
             number,
             _taken: taken,
             holders: Holders::default(),
@@ -95,11 +78,11 @@ impl Holdable for PdCell {
 
 impl Pd {
     pub(crate) fn new(
-        engine: &'static Engine,
+        core: &'static Core,
         context: &Arc<ContextCell>,
     ) -> Result<Self, CreateError> {
-        let number = engine.take_pd();
-        let cell = PdCell::new(engine, number, Some(Taken { engine, number }))?;
+        let number = core.pd_numbers.take();
+        let cell = PdCell::new(core, number, Some(Taken { core, number }))?;
         Ok(Self { cell: Arc::new(cell), context: Arc::clone(context) })
     }
 
@@ -125,7 +108,7 @@ impl Pd {
     /// [`CreateError::Forked`].
     pub fn parent_domain(&self, td: Option<&Td>, memory: QueueMemory) -> Result<Self, CreateError> {
         let pd = &self.cell;
-        if !pd.engine.is_current() {
+        if !pd.core.is_current() {
             return Err(CreateError::Forked);
         }
         if pd.parent_of.is_some() {
@@ -146,169 +129,9 @@ impl Pd {
         let cell = PdCell {
             parent_of: Some(Mutex::new(Some(parent_of))),
             memory,
-            ..PdCell::new(pd.engine, pd.number, None)?
+            ..PdCell::new(pd.core, pd.number, None)?
         };
         Ok(Self { cell: Arc::new(cell), context: Arc::clone(&self.context) })
-    }
-
-    /// Registers `len` bytes at `addr`, which keys name by `iova` on (`ibv_reg_mr`: `iova` = `addr`).
-    ///
-    /// The memory may be written by this process and, as `access` grants, by peers at any time, but is never
-    /// borrowed: a range that is unmapped later makes protection errors.
-    ///
-    /// # Safety
-    /// Until the region is destroyed the device writes to the range as work requests and peers with the key ask; no
-    /// Rust reference to the range may be used meanwhile.
-    ///
-    /// # Errors
-    /// [`RegisterError`].
-    pub unsafe fn reg_mr(
-        &self,
-        addr: u64,
-        len: u64,
-        iova: u64,
-        access: Access,
-    ) -> Result<Mr, RegisterError> {
-        Mr::register(&self.cell, (addr, len, iova), access, None)
-    }
-
-    /// As [`reg_mr`](Self::reg_mr), with hints (`ibv_reg_mr_ex`).
-    ///
-    /// # Safety
-    /// As for [`reg_mr`](Self::reg_mr).
-    ///
-    /// # Errors
-    /// [`RegisterError`].
-    pub unsafe fn reg_mr_with(
-        &self,
-        addr: u64,
-        len: u64,
-        iova: u64,
-        access: Access,
-        dmah: Option<&Dmah>,
-    ) -> Result<Mr, RegisterError> {
-        Mr::register(&self.cell, (addr, len, iova), access, dmah)
-    }
-
-    /// Makes a region without memory (`ibv_alloc_null_mr`): it reads as zeros, and what is written to it is lost. Peers have
-    /// no key for it.
-    ///
-    /// # Errors
-    /// [`RegisterError`].
-    pub fn alloc_null_mr(&self) -> Result<Mr, RegisterError> {
-        Mr::null(&self.cell)
-    }
-
-    /// Registers device memory from `offset` on (`ibv_reg_dm_mr`); keys name it from 0 on, and `access` says so
-    /// ([`Access::ZERO_BASED`]).
-    ///
-    /// # Errors
-    /// [`RegisterError`].
-    pub fn reg_dm_mr(
-        &self,
-        dm: &Dm,
-        offset: u64,
-        len: u64,
-        access: Access,
-    ) -> Result<Mr, RegisterError> {
-        Mr::of_dm(&self.cell, dm, offset, len, access)
-    }
-
-    /// Registers `len` bytes of a dma-buf from `offset` on (`ibv_reg_dmabuf_mr`), which keys name by `iova` on; the two have
-    /// the same offset within a page. The buffer stays mapped as long as the region.
-    ///
-    /// # Errors
-    /// [`RegisterError`].
-    pub fn reg_dmabuf_mr(
-        &self,
-        fd: BorrowedFd<'_>,
-        (offset, len, iova): (u64, u64, u64),
-        access: Access,
-        dmah: Option<&Dmah>,
-    ) -> Result<Mr, RegisterError> {
-        Mr::of_dmabuf(&self.cell, fd, (offset, len, iova), access, dmah)
-    }
-
-    /// Allocates a buffer (`ibv_alloc_buf`).
-    ///
-    /// # Errors
-    /// [`CreateError`].
-    pub fn alloc_buf(&self, len: u64) -> Result<Buf, CreateError> {
-        Buf::alloc(&self.cell, len)
-    }
-
-    /// Registers part of a buffer that was allocated in this protection domain (`ibv_reg_buf_mr`).
-    ///
-    /// # Safety
-    /// As for [`reg_mr`](Self::reg_mr).
-    ///
-    /// # Errors
-    /// [`RegisterError`].
-    pub unsafe fn reg_buf_mr(
-        &self,
-        buf: &Buf,
-        (addr, len, iova): (u64, u64, u64),
-        access: Access,
-        dmah: Option<&Dmah>,
-    ) -> Result<Mr, RegisterError> {
-        Mr::of_buf(&self.cell, buf, (addr, len, iova), access, dmah)
-    }
-
-    /// Says what is going to happen to ranges of regions that are paged on demand (`ibv_advise_mr`). With `flush` it has been
-    /// seen to when this returns.
-    ///
-    /// # Errors
-    /// [`AdviseError`].
-    pub fn advise_mr(&self, advice: Advice, flush: bool, sges: &[Sge]) -> Result<(), AdviseError> {
-        self.cell.advise(advice, flush, sges)
-    }
-
-    /// Makes a memory window (`ibv_alloc_mw`).
-    ///
-    /// # Errors
-    /// [`CreateError`].
-    pub fn alloc_mw(&self, kind: WindowType) -> Result<Mw, CreateError> {
-        Mw::alloc(&self.cell, kind)
-    }
-
-    /// Makes a queue pair (`ibv_create_qp`).
-    ///
-    /// # Errors
-    /// [`CreateError`].
-    pub fn create_qp(&self, init: &QpInitAttr<'_>) -> Result<Qp, CreateError> {
-        Qp::create(self, init)
-    }
-
-    /// Makes the initiator of an extended reliable connection: a queue pair that only sends (`ibv_create_qp_ex`).
-    ///
-    /// # Errors
-    /// [`CreateError`].
-    pub fn create_xrc_send_qp(&self, init: &XrcSendInitAttr<'_>) -> Result<Qp, CreateError> {
-        Qp::create_xrc_send(self, init)
-    }
-
-    /// Makes a shared receive queue (`ibv_create_srq`).
-    ///
-    /// # Errors
-    /// [`CreateError`].
-    pub fn create_srq(&self, init: &SrqInitAttr) -> Result<Srq, CreateError> {
-        Srq::create(self, init)
-    }
-
-    /// Makes a shared receive queue that matches tags (`ibv_create_srq_ex`, `IBV_SRQT_TM`), for reliable connections.
-    ///
-    /// # Errors
-    /// [`CreateError`].
-    pub fn create_tm_srq(&self, init: &TmSrqInitAttr<'_>) -> Result<Srq, CreateError> {
-        Srq::create_tm(self, init)
-    }
-
-    /// Makes an address handle (`ibv_create_ah`).
-    ///
-    /// # Errors
-    /// [`CreateError::Invalid`] for a port or GID index that does not exist, or without a global route.
-    pub fn create_ah(&self, attr: &AhAttr) -> Result<Ah, CreateError> {
-        Ah::create(&self.cell, attr)
     }
 
     /// Destroys it (`ibv_dealloc_pd`).
@@ -316,7 +139,7 @@ impl Pd {
     /// # Errors
     /// [`DestroyError::Busy`] while an MR, MW, AH, QP, SRQ, CQ, buffer or parent domain uses it.
     pub fn destroy(&self) -> Result<(), DestroyError> {
-        if !self.cell.engine.is_current() {
+        if !self.cell.core.is_current() {
             return Ok(());
         }
         self.cell.holders.retire().inspect_err(|e| {

@@ -17,12 +17,13 @@ use anyverbs_proto::wr::{RecvWr, SendWr};
 use anyverbs_queue_memory::{Queue, QueueMemory};
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::base::Ticket;
 use crate::comp_cntr::{Attached, CompCntr};
-use crate::context::ContextCell;
+use crate::context_cell::ContextCell;
 use crate::cq::{Cq, CqCell};
+use crate::engine::Engine;
 use crate::engine::env::{Call, Link};
 use crate::engine::pace::NO_LIMIT;
-use crate::engine::{Engine, Ticket};
 use crate::error::{AttachError, CreateError, DestroyError, ModifyObjectError, PostError};
 use crate::event_queue::Acks;
 use crate::holders::{Held, Holdable, Holder};
@@ -239,7 +240,7 @@ impl QpCell {
         let src_qpn = packet.headers.deth.map(|deth| deth.src_qpn);
         let unwanted = self.blocks_own_multicast.load(Ordering::Relaxed)
             && src_qpn == Some(self.qpn)
-            && self.engine.gids.contains(arrival.source);
+            && self.engine.core.gids.contains(arrival.source);
         state.is_in(arrival.destination) && !unwanted
     }
 
@@ -247,7 +248,7 @@ impl QpCell {
     fn end(&self) -> Option<Hold> {
         let hold = self.retire()?;
         self.engine.qps.remove(self.qpn);
-        self.engine.mrs.forget_qp(self.qpn);
+        self.engine.core.mrs.forget_qp(self.qpn);
         self.leave_cqs(true);
         Some(hold)
     }
@@ -284,7 +285,11 @@ impl Handle {
 }
 
 impl Qp {
-    pub(crate) fn create(pd: &Pd, init: &QpInitAttr<'_>) -> Result<Self, CreateError> {
+    pub(crate) fn create(
+        engine: &'static Engine,
+        pd: &Pd,
+        init: &QpInitAttr<'_>,
+    ) -> Result<Self, CreateError> {
         match init.qp_type {
             QpType::Uc if init.srq.is_some() => {
                 return Err(CreateError::Invalid("SRQ on an unreliable connection"));
@@ -305,10 +310,11 @@ impl Qp {
             sq_sig_all: init.sq_sig_all,
             cookie: init.cookie,
         };
-        Self::assemble(pd.cell.engine, &pd.context, &parts)
+        Self::assemble(engine, &pd.context, &parts)
     }
 
     pub(crate) fn create_xrc_send(
+        engine: &'static Engine,
         pd: &Pd,
         init: &XrcSendInitAttr<'_>,
     ) -> Result<Self, CreateError> {
@@ -320,7 +326,7 @@ impl Qp {
             cookie: init.cookie,
             ..QpParts::new(QpType::XrcSend)
         };
-        Self::assemble(pd.cell.engine, &pd.context, &parts)
+        Self::assemble(engine, &pd.context, &parts)
     }
 
     /// Makes a queue pair of parts that fit its type.
@@ -333,10 +339,10 @@ impl Qp {
             return Err(CreateError::Forked);
         }
         let cqs = [parts.send_cq, parts.recv_cq];
-        if cqs.into_iter().flatten().any(|cq| !std::ptr::eq(cq.0.engine, engine)) {
+        if cqs.into_iter().flatten().any(|cq| !std::ptr::eq(cq.0.core, engine.core)) {
             return Err(CreateError::Foreign("completion queue"));
         }
-        if parts.srq.is_some_and(|srq| !std::ptr::eq(srq.0.engine, engine)) {
+        if parts.srq.is_some_and(|srq| !std::ptr::eq(srq.0.core, engine.core)) {
             return Err(CreateError::Foreign("SRQ"));
         }
         if parts.srq.is_some_and(|srq| srq.number().is_some()) {
@@ -352,7 +358,7 @@ impl Qp {
             }
         }
         let cap = actual_cap(engine, parts)?;
-        let ticket = engine.quotas.qp.take().ok_or(CreateError::Exhausted("queue pairs"))?;
+        let ticket = engine.core.quotas.qp.take().ok_or(CreateError::Exhausted("queue pairs"))?;
         let xrcd = held(parts.xrcd, "XRC domain")?;
         let hold = Hold(
             held(parts.pd, "protection domain")?,
@@ -546,16 +552,17 @@ impl QpCell {
         }
         let mut state = self.lock()?;
         let mut attr = *attr;
-        let mut max_mtu = engine.gids.active_mtu();
+        let mut max_mtu = engine.core.gids.active_mtu();
         if mask.contains(QpAttrMask::AV) {
             let entry = engine
+                .core
                 .gids
                 .entry(attr.av.sgid_index.into())
                 .ok_or(ModifyObjectError::Invalid("GID index of the address vector"))?;
             attr.av.sgid = entry.gid;
             max_mtu = entry.mtu;
         } else if !state.machine.attr().av.sgid.is_zero() {
-            max_mtu = engine.gids.mtu_of(state.machine.attr().av.sgid).unwrap_or(max_mtu);
+            max_mtu = engine.core.gids.mtu_of(state.machine.attr().av.sgid).unwrap_or(max_mtu);
         }
         let limits = engine.modify_limits(max_mtu);
         let mut call = Call::new(self);
@@ -573,7 +580,7 @@ impl QpCell {
         let unsettled = state.link.published.take_unsettled();
         call.finish(state);
         if unsettled {
-            engine.settle_direct();
+            engine.core.settle_copies();
         }
         Ok(())
     }
@@ -647,7 +654,7 @@ impl Qp {
         if self.0.qp_type == QpType::XrcRecv {
             return Err(ModifyObjectError::Invalid("type of the queue pair: it does not send"));
         }
-        if limit.kbps > self.0.engine.attr.max_rate_limit {
+        if limit.kbps > self.0.engine.core.attr.max_rate_limit {
             return Err(ModifyObjectError::Invalid("rate_limit"));
         }
         let mut call = Call::new(&self.0);
@@ -748,7 +755,7 @@ pub(crate) fn held<T: Holdable>(
 
 /// Checks the sizes asked for; what the device gives.
 fn actual_cap(engine: &Engine, parts: &QpParts<'_>) -> Result<QpCap, CreateError> {
-    let (mut cap, max) = (parts.cap, &engine.attr);
+    let (mut cap, max) = (parts.cap, &engine.core.attr);
     if parts.srq.is_some() {
         cap.max_recv_wr = 0;
         cap.max_recv_sge = 0;

@@ -1,7 +1,9 @@
 //! Shared receive queue.
 
+pub(crate) mod table;
 pub(crate) mod tag_matching;
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -13,14 +15,14 @@ use anyverbs_queue_memory::Queue;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::async_event::{AsyncEventKind, EventElement};
-use crate::context::ContextCell;
+use crate::base::{Core, Ticket};
+use crate::context_cell::ContextCell;
 use crate::cq::{Cq, CqCell};
-use crate::engine::{Engine, Ticket};
 use crate::error::{CreateError, DestroyError, ModifyObjectError, PostError};
 use crate::event_queue::Acks;
 use crate::holders::{Held, Holdable, Holder, Holders, Useless};
 use crate::pd::{Pd, PdCell};
-use crate::xrcd::XrcdCell;
+use table::SrqTable;
 
 /// What an SRQ is made with (`struct ibv_srq_init_attr`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -51,7 +53,7 @@ pub struct Srq(pub(crate) Arc<SrqCell>);
 
 #[derive(Debug)]
 pub(crate) struct SrqCell {
-    pub(crate) engine: &'static Engine,
+    pub(crate) core: &'static Core,
     context: Arc<ContextCell>,
     /// Protection domain of its receives.
     pub(crate) pd: u32,
@@ -67,7 +69,15 @@ pub(crate) struct SrqCell {
 
 #[derive(Debug)]
 #[expect(dead_code, reason = "held for their drop")]
-struct Hold(Held<PdCell>, Option<Held<XrcdCell>>, Option<Held<CqCell>>, Ticket);
+struct Hold(Held<PdCell>, Option<Box<dyn Any + Send + Sync>>, Option<Held<CqCell>>, Ticket);
+
+/// What an SRQ has of its XRC domain.
+pub(crate) struct XrcPart {
+    pub(crate) domain: u64,
+    /// The domain is not closed before this is dropped.
+    pub(crate) held: Box<dyn Any + Send + Sync>,
+    pub(crate) table: &'static SrqTable,
+}
 
 /// What makes it one of type XRC.
 #[derive(Debug)]
@@ -76,6 +86,8 @@ struct Xrc {
     /// Protection domain of the memory that requests may touch.
     pd: u32,
     domain: u64,
+    /// Where requests find it.
+    table: &'static SrqTable,
     cq: Arc<CqCell>,
     /// Its CQ has overrun, or it was destroyed: requests no longer find it.
     closed: AtomicBool,
@@ -108,7 +120,7 @@ impl SrqCell {
     ) -> Self {
         let (tm_cq, tags) = tm.unzip();
         Self {
-            engine: pd.cell.engine,
+            core: pd.cell.core,
             context: Arc::clone(&pd.context),
             pd: pd.number(),
             state: Mutex::new(State { queue, max_sge: init.max_sge, limit: 0, gone: false, tags }),
@@ -158,9 +170,9 @@ impl SrqCell {
         (!xrc.closed.load(Ordering::Acquire)).then_some(xrc.pd)
     }
 
-    /// Whether it is of type XRC and completes its receives in this CQ.
-    pub(crate) fn completes_in(&self, cq: &Arc<CqCell>) -> bool {
-        self.xrc.as_ref().is_some_and(|xrc| Arc::ptr_eq(&xrc.cq, cq))
+    /// Whether it is of type XRC and completes its receives in such a CQ.
+    pub(crate) fn completes_in(&self, is_it: impl Fn(&Arc<CqCell>) -> bool) -> bool {
+        self.xrc.as_ref().is_some_and(|xrc| is_it(&xrc.cq))
     }
 
     /// Where its receives complete, if it matches tags.
@@ -190,7 +202,7 @@ impl SrqCell {
     /// Requests no longer find it, and what targets took from it completes nowhere.
     fn close(&self) {
         let Some(xrc) = &self.xrc else { return };
-        self.engine.xrc_srqs.remove(xrc.number);
+        xrc.table.remove(xrc.number);
         let mut state = self.state.lock();
         xrc.closed.store(true, Ordering::Release);
         state.gone = true;
@@ -199,7 +211,7 @@ impl SrqCell {
     }
 
     fn check(&self) -> Result<(), Useless> {
-        self.holders.check(self.engine)
+        self.holders.check(self.core)
     }
 }
 
@@ -213,28 +225,25 @@ impl Srq {
 
     pub(crate) fn create_xrc(
         pd: &Pd,
-        xrcd: &Arc<XrcdCell>,
+        XrcPart { domain, held, table }: XrcPart,
         cq: &Cq,
         init: &SrqInitAttr,
     ) -> Result<Self, CreateError> {
         let (pd_hold, ticket) = Self::hold(&pd.cell, init)?;
-        let engine = pd.cell.engine;
-        if !std::ptr::eq(xrcd.engine, engine) {
-            return Err(CreateError::Foreign("XRC domain"));
-        }
-        if !std::ptr::eq(cq.0.engine, engine) {
+        let core = pd.cell.core;
+        if !std::ptr::eq(cq.0.core, core) {
             return Err(CreateError::Foreign("completion queue"));
         }
-        let xrcd_hold = Held::new(xrcd, Holder::Srq).ok_or(CreateError::Foreign("XRC domain"))?;
         let cq_hold =
             Held::new(&cq.0, Holder::Srq).ok_or(CreateError::Foreign("completion queue"))?;
-        let hold = Hold(pd_hold, Some(xrcd_hold), Some(cq_hold), ticket);
+        let hold = Hold(pd_hold, Some(held), Some(cq_hold), ticket);
         let queue = Self::queue(&pd.cell, init)?;
-        let cell = engine.xrc_srqs.insert(|number| {
+        let cell = table.insert(|number| {
             let xrc = Xrc {
                 number,
                 pd: pd.cell.number,
-                domain: xrcd.domain,
+                domain,
+                table,
                 cq: Arc::clone(&cq.0),
                 closed: AtomicBool::new(false),
             };
@@ -250,18 +259,18 @@ impl Srq {
 
     /// Checks the sizes, and takes what every SRQ holds.
     fn hold(pd: &Arc<PdCell>, init: &SrqInitAttr) -> Result<(Held<PdCell>, Ticket), CreateError> {
-        let engine = pd.engine;
-        if !engine.is_current() {
+        let core = pd.core;
+        if !core.is_current() {
             return Err(CreateError::Forked);
         }
-        if init.max_wr == 0 || init.max_wr > engine.attr.max_srq_wr {
+        if init.max_wr == 0 || init.max_wr > core.attr.max_srq_wr {
             return Err(CreateError::Invalid("max_wr of an SRQ"));
         }
-        if init.max_sge > engine.attr.max_srq_sge {
+        if init.max_sge > core.attr.max_srq_sge {
             return Err(CreateError::Invalid("max_sge of an SRQ"));
         }
         let ticket =
-            engine.quotas.srq.take().ok_or(CreateError::Exhausted("shared receive queues"))?;
+            core.quotas.srq.take().ok_or(CreateError::Exhausted("shared receive queues"))?;
         let hold = Held::new(pd, Holder::Srq).ok_or(CreateError::Foreign("protection domain"))?;
         Ok((hold, ticket))
     }
@@ -298,7 +307,7 @@ impl Srq {
     /// State now (`ibv_query_srq`).
     #[must_use]
     pub fn attr(&self) -> SrqAttr {
-        if !self.0.engine.is_current() {
+        if !self.0.core.is_current() {
             return SrqAttr { max_wr: 0, max_sge: 0, limit: 0 };
         }
         let state = self.0.state.lock();
@@ -334,7 +343,7 @@ impl Srq {
 
     /// An empty queue of another size, in memory of the same kind.
     fn room(&self, max_wr: u32) -> Result<RecvQueue, ModifyObjectError> {
-        if max_wr == 0 || max_wr > self.0.engine.attr.max_srq_wr {
+        if max_wr == 0 || max_wr > self.0.core.attr.max_srq_wr {
             return Err(ModifyObjectError::Invalid("max_wr"));
         }
         let (max_sge, memory) = {
@@ -354,7 +363,7 @@ impl Srq {
     /// # Errors
     /// [`DestroyError::Busy`] while a queue pair uses it.
     pub fn destroy(&self) -> Result<(), DestroyError> {
-        if !self.0.engine.is_current() {
+        if !self.0.core.is_current() {
             return Ok(());
         }
         self.0.holders.retire().inspect_err(|e| {
@@ -374,7 +383,7 @@ impl Srq {
 impl Drop for Srq {
     fn drop(&mut self) {
         // Queue pairs keep one of type BASIC; nobody keeps one of type XRC. Of an inherited one the locks are the parent's.
-        if self.0.xrc.is_some() && self.0.engine.is_current() && self.0.holders.retire().is_ok() {
+        if self.0.xrc.is_some() && self.0.core.is_current() && self.0.holders.retire().is_ok() {
             self.0.close();
             self.0.context.events.withdraw(&self.0.acks);
             drop(self.0.hold.lock().take());
@@ -395,5 +404,15 @@ impl SrqPoster<'_> {
     /// [`PostError::Recv`].
     pub fn recv(&mut self, wr: &RecvWr<'_>) -> Result<(), PostError> {
         Ok(self.state.queue.push(wr)?)
+    }
+}
+
+impl Pd {
+    /// Makes a shared receive queue (`ibv_create_srq`).
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub fn create_srq(&self, init: &SrqInitAttr) -> Result<Srq, CreateError> {
+        Srq::create(self, init)
     }
 }

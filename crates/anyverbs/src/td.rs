@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::context::ContextCell;
-use crate::engine::Engine;
+use crate::base::Core;
+use crate::context_cell::ContextCell;
 use crate::error::DestroyError;
 use crate::holders::{Holdable, Holders};
 
@@ -14,14 +14,14 @@ pub struct Td(pub(crate) Arc<TdCell>);
 
 #[derive(Debug)]
 pub(crate) struct TdCell {
-    pub(crate) engine: &'static Engine,
+    pub(crate) core: &'static Core,
     pub(crate) context: Arc<ContextCell>,
     holders: Holders,
 }
 
 impl TdCell {
-    pub(crate) fn new(engine: &'static Engine, context: &Arc<ContextCell>) -> Self {
-        Self { engine, context: Arc::clone(context), holders: Holders::default() }
+    pub(crate) fn new(core: &'static Core, context: &Arc<ContextCell>) -> Self {
+        Self { core, context: Arc::clone(context), holders: Holders::default() }
     }
 }
 
@@ -37,7 +37,7 @@ impl Td {
     /// # Errors
     /// [`DestroyError::Busy`] while a parent domain uses it.
     pub fn destroy(&self) -> Result<(), DestroyError> {
-        if !self.0.engine.is_current() {
+        if !self.0.core.is_current() {
             return Ok(());
         }
         self.0.holders.retire()

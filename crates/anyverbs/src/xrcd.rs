@@ -12,14 +12,15 @@ use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::types::Qpn;
 use parking_lot::Mutex;
 
-use crate::context::ContextCell;
+use crate::base::Ticket;
+use crate::context_cell::ContextCell;
 use crate::cq::Cq;
-use crate::engine::{Engine, Ticket};
+use crate::engine::Engine;
 use crate::error::{CreateError, DestroyError};
-use crate::holders::{Holdable, Holders};
+use crate::holders::{Held, Holdable, Holder, Holders};
 use crate::pd::Pd;
 use crate::qp::{Qp, QpParts};
-use crate::srq::{Srq, SrqInitAttr};
+use crate::srq::{Srq, SrqInitAttr, XrcPart};
 
 /// How a domain is opened (`struct ibv_xrcd_init_attr`).
 #[derive(Debug, Default)]
@@ -137,7 +138,7 @@ impl Xrcd {
         context: &Arc<ContextCell>,
         init: XrcdInitAttr,
     ) -> Result<Self, CreateError> {
-        let ticket = engine.quotas.xrcd.take().ok_or(CreateError::Exhausted("XRC domains"))?;
+        let ticket = engine.core.quotas.xrcd.take().ok_or(CreateError::Exhausted("XRC domains"))?;
         let (domain, file) = engine.xrc_domains.open(engine, init)?;
         Ok(Self(Arc::new(XrcdCell {
             engine,
@@ -155,7 +156,14 @@ impl Xrcd {
     /// # Errors
     /// [`CreateError`].
     pub fn create_srq(&self, pd: &Pd, cq: &Cq, init: &SrqInitAttr) -> Result<Srq, CreateError> {
-        Srq::create_xrc(pd, &self.0, cq, init)
+        let cell = &self.0;
+        if !std::ptr::eq(cell.engine.core, pd.cell.core) {
+            return Err(CreateError::Foreign("XRC domain"));
+        }
+        let held = Held::new(cell, Holder::Srq).ok_or(CreateError::Foreign("XRC domain"))?;
+        let part =
+            XrcPart { domain: cell.domain, held: Box::new(held), table: &cell.engine.xrc_srqs };
+        Srq::create_xrc(pd, part, cq, init)
     }
 
     /// Makes a target: a queue pair that only receives, for any SRQ of the domain (`ibv_create_qp_ex`).
@@ -184,7 +192,7 @@ impl Xrcd {
         }
         let known = cell.engine.qps.find(qpn).filter(|qp| qp.home().is_none());
         if known.is_none()
-            && qpn.slot() != cell.engine.slot
+            && qpn.slot() != cell.engine.core.slot
             && let Some(file) = cell.file
         {
             return Qp::open_foreign(qpn, file, cell, cookie).map_err(|errno| match errno {

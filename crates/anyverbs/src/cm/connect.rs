@@ -85,7 +85,7 @@ impl IdCell {
 
     /// READs and atomics in one direction: what the program says, or as many as can be.
     fn depth(&self, asked: u8, most: u8) -> Result<u8, CmError> {
-        let device = self.engine.attr.max_qp_rd_atom.try_into().unwrap_or(u8::MAX);
+        let device = self.engine.core.attr.max_qp_rd_atom.try_into().unwrap_or(u8::MAX);
         match asked {
             AS_MANY_AS_CAN_BE => Ok(most.min(device)),
             n if n <= device => Ok(n),

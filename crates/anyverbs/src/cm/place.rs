@@ -41,7 +41,7 @@ impl From<GidEntry> for Place {
 impl Place {
     /// The device's entry of a GID, on one interface unless that is 0.
     pub(super) fn find(engine: &Engine, gid: Gid, interface: u32) -> Option<Self> {
-        engine.gids.find(gid, interface).map(Self::from)
+        engine.core.gids.find(gid, interface).map(Self::from)
     }
 
     /// Where an id that is bound to `address` is.

@@ -126,7 +126,7 @@ impl Id {
         let mut to = loopback_of(peer.socket_addr());
         if peer.is_any() && Place::find(id.engine, to.ip().into(), 0).is_none() {
             // A device without the loopback: its first address does as well.
-            if let Some(entry) = id.engine.gids.entry(0) {
+            if let Some(entry) = id.engine.core.gids.entry(0) {
                 to.set_ip(entry.gid.to_ip());
             }
         }

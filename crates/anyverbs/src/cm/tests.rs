@@ -28,7 +28,7 @@ impl Heard {
         isolate();
         let channel = EventChannel::new().unwrap();
         let engine = channel.0.engine;
-        let place = Place::from(engine.gids.entry(0).unwrap());
+        let place = Place::from(engine.core.gids.entry(0).unwrap());
         let state = State {
             phase: Phase::Connect,
             comm: Some(COMM),
@@ -120,7 +120,9 @@ fn a_request_that_is_not_taken_hears_of_no_address() {
     let change = || {
         cell.engine.with_cm(|_, ids, _| {
             ids.place(&cell);
-            ids.addresses_changed(|gid, on| cell.engine.gids.find(gid, on).filter(|_| gid != gone));
+            ids.addresses_changed(|gid, on| {
+                cell.engine.core.gids.find(gid, on).filter(|_| gid != gone)
+            });
         });
     };
     change();
@@ -172,7 +174,7 @@ fn a_group_that_is_left_meanwhile_is_not_heard() {
         sq_sig_all: true,
         cookie: 0,
     };
-    let qp = pd.create_qp(&init).unwrap();
+    let qp = context.create_qp(&pd, &init).unwrap();
     id.attach_qp(&qp).unwrap();
     id.join(&Join { group, send_only: false, cookie: 0 }).unwrap();
     let serial = id.0.state.lock().groups[0].serial;

@@ -1,6 +1,8 @@
 //! What packets of one batch for one queue pair share. Their completions are gathered, and enter the completion queue under one
 //! hold of its lock; the region of the last receive stays in use for the next one.
 
+use std::sync::Arc;
+
 use anyverbs_proto::env::Side;
 use anyverbs_proto::mr::LastLocal;
 use anyverbs_proto::wc::Wc;
@@ -53,7 +55,7 @@ impl<'a> Arrivals<'a> {
     pub(super) fn flush(&mut self) {
         if let Some(cq) = self.cell.cq(self.side).filter(|_| !self.waiting.is_empty()) {
             if cq.push_all(&self.waiting) {
-                self.cell.engine.note_overrun(cq, self.cell.qpn);
+                self.cell.engine.core.progress().note_overrun(Arc::clone(cq) as _, self.cell.qpn);
             }
             self.waiting.clear();
         }

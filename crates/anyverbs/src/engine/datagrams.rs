@@ -68,8 +68,8 @@ impl KnownFlow {
 
 impl Engine {
     pub(super) fn count_received(&self, tally: Tally) {
-        self.count(Counter::RcvdPkts, tally.packets);
-        self.count(Counter::RcvdBytes, tally.bytes);
+        self.core.count(Counter::RcvdPkts, tally.packets);
+        self.core.count(Counter::RcvdBytes, tally.bytes);
     }
 
     /// Checks a datagram up to its packet, which is read to `into`. None: it is not for us, and was counted.
@@ -84,14 +84,14 @@ impl Engine {
     ) -> Option<Received<'d>> {
         let bytes = datagram.bytes;
         let Some(&slot) = bytes.get(5).filter(|_| bytes.len() >= 12 + ICRC_LEN) else {
-            self.count(Counter::DropMalformed, 1);
+            self.core.count(Counter::DropMalformed, 1);
             return None;
         };
         let to_gsi = bytes[5..8] == [0, 0, Qpn::GSI.get() as u8];
         let to_group = datagram.destination.is_multicast();
         if to_group != (bytes[5..8] == [0xff; 3]) {
             // Who sends a group what is for one queue pair would have all processes forward it.
-            self.count(Counter::DropNoQp, 1);
+            self.core.count(Counter::DropNoQp, 1);
             return None;
         }
         let known = match last {
@@ -103,7 +103,7 @@ impl Engine {
             _ => last.insert(KnownFlow::new(
                 datagram.source,
                 datagram.destination,
-                self.config.udp_port,
+                self.core.config.udp_port,
                 ids,
             )),
         };
@@ -113,21 +113,21 @@ impl Engine {
             IcrcVerdict::Wrong => None,
         };
         if !id.is_some_and(|id| ids.is_plausible(known.ids, id)) {
-            self.count(Counter::DropIcrc, 1);
+            self.core.count(Counter::DropIcrc, 1);
             return None;
         }
         if known.is_link_local && self.is_from_elsewhere(datagram) {
-            self.count(Counter::DropForeign, 1);
+            self.core.count(Counter::DropForeign, 1);
             return None;
         }
-        if slot != self.slot && !to_group && !to_gsi {
+        if slot != self.core.slot && !to_group && !to_gsi {
             self.misdelivered(slot, datagram, was_forwarded);
             return None;
         }
         let bytes = &bytes[..bytes.len() - ICRC_LEN];
         if let Some(credit) = CreditPacket::parse(bytes) {
             if to_group {
-                self.count(Counter::DropMalformed, 1);
+                self.core.count(Counter::DropMalformed, 1);
                 return None;
             }
             return Some(Received::Credit(credit));
@@ -143,7 +143,7 @@ impl Engine {
             return self.classify_mad(datagram, bytes, into.arrival, was_forwarded, tally);
         }
         if into.read(bytes).is_err() {
-            self.count(Counter::DropMalformed, 1);
+            self.core.count(Counter::DropMalformed, 1);
             return None;
         }
         self.tally(datagram, &into.arrival, tally);
@@ -158,8 +158,8 @@ impl Engine {
         let destination = datagram.destination.to_canonical();
         source.scope_id() != 0
             && !destination.is_multicast()
-            && !self.gids.contains(Gid::from(datagram.source.ip()))
-            && self.gids.find(Gid::from(destination), source.scope_id()).is_none()
+            && !self.core.gids.contains(Gid::from(datagram.source.ip()))
+            && self.core.gids.find(Gid::from(destination), source.scope_id()).is_none()
     }
 
     #[cold]
@@ -172,7 +172,7 @@ impl Engine {
         tally: &mut Tally,
     ) -> Option<Received<'d>> {
         let Ok(packet) = Packet::parse(bytes) else {
-            self.count(Counter::DropMalformed, 1);
+            self.core.count(Counter::DropMalformed, 1);
             return None;
         };
         self.tally(datagram, &arrival, tally);
@@ -185,7 +185,7 @@ impl Engine {
         tally.packets += 1;
         tally.bytes += datagram.bytes.len() as u64;
         if arrival.is_marked() {
-            self.count(Counter::EcnMarked, 1);
+            self.core.count(Counter::EcnMarked, 1);
         }
     }
 }

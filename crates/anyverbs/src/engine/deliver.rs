@@ -78,13 +78,13 @@ impl Engine {
                 self.qps.find(qpn)
             };
             let Some(cell) = found else {
-                self.count(Counter::DropNoQp, 1);
+                self.core.count(Counter::DropNoQp, 1);
                 more = read(this);
                 continue;
             };
             let mut state = cell.state.lock();
             if state.is_dead() {
-                self.count(Counter::DropNoQp, 1);
+                self.core.count(Counter::DropNoQp, 1);
                 more = read(this);
                 continue;
             }

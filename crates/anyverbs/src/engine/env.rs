@@ -27,8 +27,9 @@ use super::arrivals::Arrivals;
 use super::owed::Debt;
 use super::timers::Registered;
 use super::xrc::Share;
+use crate::base::directory::{PublishedQp, publish_qp};
 use crate::comp_cntr::Attached;
-use crate::link::direct::{self, LastTarget, PublishedQp};
+use crate::link::direct::{self, LastTarget};
 use crate::link::shm::{self, Peer, Refused, ShmRoute, Spare};
 use crate::link::udp::{Asked, Outbox, UdpRoute};
 use crate::memory::ProcessMemory;
@@ -68,13 +69,13 @@ impl Route {
             };
         }
         let slot = dest.slot();
-        if slot == engine.slot {
-            if engine.config.inproc && engine.gids.contains(av.dgid) {
+        if slot == engine.core.slot {
+            if engine.core.config.inproc && engine.core.gids.contains(av.dgid) {
                 return Self::Inproc;
             }
         } else if let Some(link) = &engine.shm
             && slot != 0
-            && engine.gids.contains(av.dgid)
+            && engine.core.gids.contains(av.dgid)
             && let Some(route) = ShmRoute::new(engine, link, av, slot, mtu)
         {
             return Self::Shm(route);
@@ -251,7 +252,7 @@ impl<'a> Call<'a> {
         if let Some(spare) = self.out.shm.take_spare() {
             link.spare = spare;
         }
-        engine.publish_qp(machine, &mut link.published);
+        publish_qp(engine.core.directory.as_ref(), machine, &mut link.published);
         link.set_in_flight(machine.is_in_flight());
         let deadline = machine.deadline().map(|d| link.catch_up.1.map_or(d, |until| d.max(until)));
         let deadline = match (deadline, link.doomed) {
@@ -275,14 +276,16 @@ impl<'a> Call<'a> {
     pub(crate) fn finish_last(mut self, mut state: MutexGuard<'_, State>) {
         let engine = self.cell.engine;
         self.out.flush(engine);
-        engine.withdraw_qp(self.cell.qpn, &mut state.link.published);
+        if let Some(directory) = &engine.core.directory {
+            directory.withdraw_qp(self.cell.qpn, &mut state.link.published);
+        }
         engine.note_owing(self.cell.qpn, &mut state.link.debt, false);
         state.link.leave_path();
         let unsettled = state.link.published.take_unsettled();
         drop(state);
         engine.after_unlock();
         if unsettled {
-            engine.settle_direct();
+            engine.core.settle_copies();
         }
     }
 
@@ -307,7 +310,7 @@ pub(crate) struct DeviceEnv<'a, 'c> {
 /// The moment of a call.
 fn now(engine: &Engine, known: &Cell<Option<Time>>) -> Time {
     known.get().unwrap_or_else(|| {
-        let now = engine.now();
+        let now = engine.core.now();
         known.set(Some(now));
         now
     })
@@ -351,13 +354,11 @@ impl Env for DeviceEnv<'_, '_> {
     }
 
     fn clock(&self) -> Time {
-        self.engine.now()
+        self.engine.core.now()
     }
 
     fn soon(&self) -> Time {
-        self.now
-            .get()
-            .unwrap_or_else(|| Time::from_nanos(self.engine.coarse.soon().as_nanos() as u64))
+        self.now.get().unwrap_or_else(|| self.engine.core.clock.soon())
     }
 
     fn ride(&mut self, psn: Psn) -> bool {
@@ -365,11 +366,11 @@ impl Env for DeviceEnv<'_, '_> {
     }
 
     fn memory(&self) -> &ProcessMemory {
-        &self.engine.memory
+        &self.engine.core.memory
     }
 
     fn mrs(&self) -> &MrTable {
-        &self.engine.mrs
+        &self.engine.core.mrs
     }
 
     fn with_local<R>(
@@ -382,14 +383,14 @@ impl Env for DeviceEnv<'_, '_> {
         let engine = self.engine;
         match &mut self.arrivals {
             Some(arrivals) => {
-                let addr = arrivals.region.find(&engine.mrs, pd, sge, need)?;
-                Ok(f(&engine.memory, addr))
+                let addr = arrivals.region.find(&engine.core.mrs, pd, sge, need)?;
+                Ok(f(&engine.core.memory, addr))
             }
             None => {
                 // In use until `f` is done.
                 let mut region = LastLocal::default();
-                let addr = region.find(&engine.mrs, pd, sge, need)?;
-                Ok(f(&engine.memory, addr))
+                let addr = region.find(&engine.core.mrs, pd, sge, need)?;
+                Ok(f(&engine.core.memory, addr))
             }
         }
     }
@@ -406,8 +407,8 @@ impl Env for DeviceEnv<'_, '_> {
         // What the program finds in its memory then is not to overtake them.
         self.flush_completions();
         let engine = self.engine;
-        let addr = self.out.target.find(&engine.mrs, rkey, reach, va, len, need)?;
-        Ok(f(&engine.memory, addr))
+        let addr = self.out.target.find(&engine.core.mrs, rkey, reach, va, len, need)?;
+        Ok(f(&engine.core.memory, addr))
     }
 
     #[inline]
@@ -485,8 +486,8 @@ impl Env for DeviceEnv<'_, '_> {
         };
         match sent {
             Ok(bytes) => {
-                self.engine.count(Counter::SentPkts, 1);
-                self.engine.count(Counter::SentBytes, bytes as u64);
+                self.engine.core.count(Counter::SentPkts, 1);
+                self.engine.core.count(Counter::SentBytes, bytes as u64);
                 Ok(())
             }
             Err(error) => {
@@ -531,7 +532,7 @@ impl Env for DeviceEnv<'_, '_> {
 
     fn batch(&self) -> u32 {
         match &self.link.route {
-            Some(Route::Udp(_)) if self.engine.config.gso => MAX_PAYLOAD_V6 as u32,
+            Some(Route::Udp(_)) if self.engine.core.config.gso => MAX_PAYLOAD_V6 as u32,
             _ => 0,
         }
     }
@@ -557,7 +558,7 @@ impl Env for DeviceEnv<'_, '_> {
         match &self.link.route {
             Some(Route::Shm(_)) => shm::WINDOW,
             Some(Route::Udp(udp)) => {
-                udp.path.window(self.engine.config.window, self.link.in_flight)
+                udp.path.window(self.engine.core.config.window, self.link.in_flight)
             }
             _ => crate::link::inproc::WINDOW,
         }
@@ -577,7 +578,7 @@ impl Env for DeviceEnv<'_, '_> {
             (None, None) => None,
         };
         if let Some(cq) = lost {
-            self.engine.note_overrun(cq, self.cell.qpn);
+            self.engine.core.progress().note_overrun(Arc::clone(cq) as _, self.cell.qpn);
         }
     }
 
@@ -606,7 +607,7 @@ impl Env for DeviceEnv<'_, '_> {
         if let Some(cq) = &self.cell.recv_cq
             && cq.push_tagged(wc, tm, solicited)
         {
-            self.engine.note_overrun(cq, self.cell.qpn);
+            self.engine.core.progress().note_overrun(Arc::clone(cq) as _, self.cell.qpn);
         }
     }
 
@@ -620,6 +621,6 @@ impl Env for DeviceEnv<'_, '_> {
     }
 
     fn count(&self, counter: Counter, n: u64) {
-        self.engine.count(counter, n);
+        self.engine.core.count(counter, n);
     }
 }

@@ -37,7 +37,7 @@ use anyverbs_proto::wire::deth::Deth;
 use parking_lot::Mutex;
 
 use super::Engine;
-use super::timers::NEVER;
+use crate::base::NEVER;
 use crate::cm::Ids;
 use disconnects::Disconnects;
 use neighbours::Neighbours;
@@ -179,7 +179,7 @@ impl Engine {
     /// The same for messages and timers, which processes without connections have, too: any process answers for those that
     /// have ended.
     pub(crate) fn drive_cm<R>(&'static self, f: impl FnOnce(&mut Cm, &mut Ids, Time) -> R) -> R {
-        let now = self.now();
+        let now = self.core.now();
         let mut state = self.gsi.state.lock();
         let result = self.call_cm(&mut state, now, f);
         drop(state);
@@ -279,7 +279,7 @@ impl Engine {
     pub(super) fn shut_gsi_down(&'static self, patience: Duration) {
         let Some(mut line) = self.gsi.sender.try_line(patience) else { return };
         let Some(mut state) = self.gsi.state.try_lock_for(patience) else { return };
-        let now = self.now();
+        let now = self.core.now();
         self.call_cm(&mut state, now, |machine, _, now| machine.shutdown(now));
         drop(state);
         let end = Instant::now() + FAREWELL;
@@ -287,7 +287,7 @@ impl Engine {
         self.send_in(&mut line, now);
         while self.gsi.sender.next() != NEVER && Instant::now() < end {
             std::thread::sleep(Duration::from_micros(500));
-            self.send_in(&mut line, self.now());
+            self.send_in(&mut line, self.core.now());
         }
         // What did not leave may have been for anyone.
         let all_left = self.send_drops.load(Ordering::Relaxed) == dropped;

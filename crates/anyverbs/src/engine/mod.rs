@@ -23,18 +23,19 @@ pub(crate) mod path;
 mod progress;
 mod qp_table;
 mod ring;
-mod srq_table;
 pub(crate) mod timers;
 pub(crate) mod waiter;
 mod worker;
 pub(crate) mod xrc;
 
-use std::collections::{HashSet, VecDeque};
+use std::any::Any;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::sync::{Arc, OnceLock, Weak};
 
-use anyverbs_net::{CoarseClock, PortOptions, Registry, Services, Slot, UdpPort};
+use anyverbs_net::{PortOptions, Registry, Services, Slot, UdpPort};
 use anyverbs_proto::cm::CmConfig;
 use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::mr::MrTable;
@@ -46,9 +47,9 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::async_event::{AsyncEventKind, EventElement};
+use crate::base::{Core, DeviceClock, Patience, PdNumbers, Progress, Quotas, Timed};
 use crate::config::Config;
-use crate::context::ContextCell;
-use crate::cq::CqCell;
+use crate::context_cell::ContextCell;
 use crate::device::{Details, PortAttr, PortState, guids};
 use crate::error::OpenError;
 use crate::fork;
@@ -61,6 +62,7 @@ use crate::link::udp::BatchPool;
 use crate::memory::ProcessMemory;
 use crate::multicast::Groups;
 use crate::raw::switch::Switch;
+use crate::srq::table::SrqTable;
 use crate::xrcd::Domains;
 use exit::Farewell;
 use gsi::Gsi;
@@ -68,84 +70,19 @@ use moderation::Moderated;
 use path::Paths;
 use progress::RxState;
 use qp_table::QpTable;
-use srq_table::SrqTable;
 use timers::Timers;
 use worker::Shared;
 use xrc::Sharing;
 
-/// How many objects of a kind the device holds at most, and has.
-#[derive(Debug)]
-pub(crate) struct Quota {
-    max: u32,
-    used: AtomicU32,
-}
-
-/// One object's place in its quota, given back by drop.
-#[derive(Debug)]
-pub(crate) struct Ticket(&'static Quota);
-
-impl Quota {
-    fn new(max: u32) -> Self {
-        Self { max, used: AtomicU32::new(0) }
-    }
-
-    pub(crate) fn take(&'static self) -> Option<Ticket> {
-        let used = self
-            .used
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < self.max).then_some(n + 1));
-        // A ticket that is made is given back: not before there is a place.
-        used.is_ok().then(|| Ticket(self))
-    }
-}
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        self.0.used.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-#[derive(Debug)]
-pub(crate) struct Quotas {
-    pub(crate) pd: Quota,
-    pub(crate) mr: Quota,
-    pub(crate) mw: Quota,
-    pub(crate) cq: Quota,
-    pub(crate) srq: Quota,
-    pub(crate) xrcd: Quota,
-    pub(crate) wq: Quota,
-    pub(crate) ind_table: Quota,
-    pub(crate) ah: Quota,
-    pub(crate) qp: Quota,
-    pub(crate) comp_cntr: Quota,
-}
-
 /// A CQ that has overrun, and the queue pair whose completion was lost.
 struct Overrun {
-    cq: Arc<CqCell>,
+    cq: Arc<dyn Any + Send + Sync>,
     qpn: Qpn,
 }
 
-/// Numbers of protection domains, but for the slot in their top byte.
-#[derive(Debug, Default)]
-struct PdNumbers {
-    last: u32,
-    live: HashSet<u32>,
-}
-
-impl PdNumbers {
-    /// The greatest: with the last slot no number of all ones, which is no domain's.
-    const LAST: u32 = (1 << 24) - 2;
-}
-
 pub(crate) struct Engine {
-    pub(crate) config: Config,
-    pub(crate) attr: DeviceAttr,
+    pub(crate) core: &'static Core,
     pub(crate) port: UdpPort,
-    pub(crate) slot: u8,
-    pub(crate) gids: GidTable,
-    pub(crate) mrs: MrTable,
-    pub(crate) memory: ProcessMemory,
-    counters: Counters,
     pub(crate) qps: QpTable,
     pub(crate) xrc_srqs: SrqTable,
     pub(crate) xrc_domains: Domains,
@@ -157,7 +94,6 @@ pub(crate) struct Engine {
     pub(crate) groups: Groups,
     /// Of raw packets.
     pub(crate) switch: Switch,
-    pub(crate) quotas: Quotas,
     pub(crate) inproc: Inproc,
     /// The link to other processes of this user, unless it is switched off.
     pub(crate) shm: Option<Shm>,
@@ -177,10 +113,6 @@ pub(crate) struct Engine {
     /// CQs whose channel is told later.
     moderated: Moderated,
     contexts: Mutex<Vec<Weak<ContextCell>>>,
-    pds: Mutex<PdNumbers>,
-    start: Instant,
-    /// Begun with `start`.
-    pub(crate) coarse: CoarseClock,
     worker: Shared,
     farewell: Farewell,
     /// When the socket was last found empty with no ACK owed, in nanoseconds.
@@ -197,7 +129,7 @@ pub(crate) struct Engine {
 
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").field("slot", &self.slot).finish_non_exhaustive()
+        f.debug_struct("Engine").field("slot", &self.core.slot).finish_non_exhaustive()
     }
 }
 
@@ -219,6 +151,7 @@ impl Engine {
             Ok::<_, OpenError>(engine)
         })?;
         if let Some(worker) = fresh {
+            let _ = engine.core.progress.set(engine);
             worker.send(engine).expect("the worker waits for its engine");
             engine.watch_for_exit();
         }
@@ -232,8 +165,8 @@ impl Engine {
 
     /// Whether this engine is this process's own, and not its parent's.
     #[inline]
-    pub(crate) fn is_current(&'static self) -> bool {
-        fork::is_current(self)
+    pub(crate) fn is_current(&self) -> bool {
+        self.core.is_current()
     }
 
     fn new() -> Result<Self, OpenError> {
@@ -290,13 +223,25 @@ impl Engine {
         let attr =
             DeviceAttr { node_guid, sys_image_guid, max_qp: config.max_qp, ..limits::DEFAULT };
         tracing::info!(slot = number, port = config.udp_port, "device {} is open", config.device);
-        Ok(Self {
+        let directory = shm.as_ref().and_then(Shm::directory);
+        // Last of what may fail: it lives until the process ends.
+        let core: &'static Core = Box::leak(Box::new(Core {
             attr,
             slot: number,
             gids,
             mrs: MrTable::with_rng(attr.max_mr + attr.max_mw, StdRng::from_rng(&mut rng)),
             memory: ProcessMemory::new(),
             counters: Counters::default(),
+            quotas: Quotas::new(&attr),
+            clock: DeviceClock::new(),
+            pd_numbers: PdNumbers::new(number),
+            directory,
+            progress: OnceLock::new(),
+            config,
+        }));
+        fork::set_owner(core);
+        Ok(Self {
+            core,
             qps: QpTable::new(number, rng.random()),
             xrc_srqs: SrqTable::new(number, rng.random()),
             xrc_domains: Domains::default(),
@@ -318,20 +263,6 @@ impl Engine {
             services,
             groups: Groups::default(),
             switch: Switch::default(),
-            quotas: Quotas {
-                pd: Quota::new(attr.max_pd),
-                mr: Quota::new(attr.max_mr),
-                mw: Quota::new(attr.max_mw),
-                cq: Quota::new(attr.max_cq),
-                srq: Quota::new(attr.max_srq),
-                // The device has no number of its own for them.
-                xrcd: Quota::new(attr.max_pd),
-                wq: Quota::new(attr.max_wq),
-                ind_table: Quota::new(attr.max_rwq_ind_tables),
-                ah: Quota::new(attr.max_ah),
-                qp: Quota::new(attr.max_qp),
-                comp_cntr: Quota::new(attr.max_comp_cntr),
-            },
             inproc: Inproc::default(),
             shm,
             batches: BatchPool::default(),
@@ -345,9 +276,6 @@ impl Engine {
             any_overrun: AtomicBool::new(false),
             moderated: Moderated::new(),
             contexts: Mutex::new(Vec::new()),
-            pds: Mutex::default(),
-            start: Instant::now(),
-            coarse: CoarseClock::new(),
             worker,
             farewell: Farewell::default(),
             rx_empty_at: AtomicU64::new(0),
@@ -356,66 +284,35 @@ impl Engine {
             lease: AtomicU64::new(0),
             waiters: AtomicU32::new(0),
             port,
-            config,
         })
-    }
-
-    /// The clock of the machines.
-    #[inline]
-    pub(crate) fn now(&self) -> Time {
-        Time::from_nanos(self.start.elapsed().as_nanos() as u64)
-    }
-
-    pub(crate) fn count(&self, counter: Counter, n: u64) {
-        self.counters.add(counter, n);
-    }
-
-    pub(crate) fn counter(&self, counter: Counter) -> u64 {
-        self.counters.read(counter)
     }
 
     pub(crate) fn counters(&self) -> &Counters {
         self.count_rings();
-        self.count_direct();
+        if let Some(directory) = &self.core.directory {
+            directory.count(&self.core.counters);
+        }
         // The kernel's own count of what found the socket full.
         let dropped = self.port.dropped() + self.switch.dropped();
         let known = self.kernel_drops.swap(dropped, Ordering::Relaxed);
-        self.count(Counter::DropSocketFull, dropped.saturating_sub(known));
-        &self.counters
+        self.core.count(Counter::DropSocketFull, dropped.saturating_sub(known));
+        &self.core.counters
     }
 
     /// Bytes of packets in and out, since the start.
     fn bytes_moved(&self) -> u64 {
         let by_ring = self.shm.as_ref().map_or(0, |shm| shm.traffic().uncounted());
-        let counted = [Counter::SentBytes, Counter::RcvdBytes].map(|c| self.counters.read(c));
+        let counted = [Counter::SentBytes, Counter::RcvdBytes].map(|c| self.core.counters.read(c));
         by_ring.wrapping_add(counted[0]).wrapping_add(counted[1])
-    }
-
-    /// A number that no protection domain has that is there now, in no process of the host: it is the handle in C, and that of
-    /// another process names nothing here.
-    pub(crate) fn take_pd(&self) -> u32 {
-        let mut pds = self.pds.lock();
-        loop {
-            pds.last = pds.last % PdNumbers::LAST + 1;
-            let number = u32::from(self.slot) << 24 | pds.last;
-            if pds.live.insert(number) {
-                return number;
-            }
-        }
-    }
-
-    /// It is nobody's any more.
-    pub(crate) fn give_back_pd(&self, number: u32) {
-        self.pds.lock().live.remove(&number);
     }
 
     pub(crate) fn modify_limits(&self, max_mtu: Mtu) -> ModifyLimits {
         ModifyLimits {
-            ports: self.attr.phys_port_cnt,
-            pkeys: self.attr.max_pkeys,
+            ports: self.core.attr.phys_port_cnt,
+            pkeys: self.core.attr.max_pkeys,
             max_mtu,
-            max_rd_atomic: self.attr.max_qp_rd_atom.try_into().unwrap_or(u8::MAX),
-            max_rate_limit: self.attr.max_rate_limit,
+            max_rd_atomic: self.core.attr.max_qp_rd_atom.try_into().unwrap_or(u8::MAX),
+            max_rate_limit: self.core.attr.max_rate_limit,
         }
     }
 
@@ -434,15 +331,16 @@ impl Engine {
     }
 
     pub(crate) fn port_attr(&self) -> PortAttr {
-        let violations = |counter| u32::try_from(self.counters.read(counter)).unwrap_or(u32::MAX);
+        let violations =
+            |counter| u32::try_from(self.core.counters.read(counter)).unwrap_or(u32::MAX);
         PortAttr {
-            state: if self.gids.is_empty() { PortState::Down } else { PortState::Active },
+            state: if self.core.gids.is_empty() { PortState::Down } else { PortState::Active },
             max_mtu: Mtu::Mtu4096,
-            active_mtu: self.gids.active_mtu(),
-            lid: self.gids.entry(0).map_or(0, |entry| lid::of(entry.gid.to_ip())),
+            active_mtu: self.core.gids.active_mtu(),
+            lid: self.core.gids.entry(0).map_or(0, |entry| lid::of(entry.gid.to_ip())),
             gid_tbl_len: limits::GID_TABLE_LEN as u32,
             max_msg_sz: limits::MAX_MSG_SIZE,
-            pkey_tbl_len: self.attr.max_pkeys,
+            pkey_tbl_len: self.core.attr.max_pkeys,
             bad_pkey_cntr: violations(Counter::DropPkey),
             qkey_viol_cntr: violations(Counter::DropQkey),
         }
@@ -450,35 +348,56 @@ impl Engine {
 
     pub(crate) fn details(&self) -> Details {
         Details {
-            gids: self.gids.listed(),
+            gids: self.core.gids.listed(),
             port: self.port_attr(),
-            udp_port: self.config.udp_port,
-            registry: self.config.registry.clone(),
-            inproc: self.config.inproc,
+            udp_port: self.core.config.udp_port,
+            registry: self.core.config.registry.clone(),
+            inproc: self.core.config.inproc,
             shm: self.shm.is_some(),
-            slot: self.slot,
+            slot: self.core.slot,
         }
-    }
-
-    /// A CQ lost a completion of a queue pair: that one and all that use the CQ fail when the present lock is released.
-    pub(crate) fn note_overrun(&self, cq: &Arc<CqCell>, qpn: Qpn) {
-        self.overrun.lock().push(Overrun { cq: Arc::clone(cq), qpn });
-        self.any_overrun.store(true, Ordering::Release);
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::Quota;
+impl Overrun {
+    fn is_of<T>(&self, cq: &Arc<T>) -> bool {
+        std::ptr::addr_eq(Arc::as_ptr(cq), Arc::as_ptr(&self.cq))
+    }
+}
 
-    #[test]
-    fn a_quota_that_refused_is_whole_again_when_all_is_given_back() {
-        let quota: &'static Quota = Box::leak(Box::new(Quota::new(3)));
-        for _ in 0..3 {
-            let tickets: Vec<_> = std::iter::from_fn(|| quota.take()).collect();
-            assert_eq!(tickets.len(), 3);
-            assert!(quota.take().is_none());
-        }
-        assert!(quota.take().is_some());
+impl Progress for Engine {
+    fn poll(&'static self) -> bool {
+        self.poll_progress()
+    }
+
+    fn end_polling(&'static self) {
+        self.end_lease();
+    }
+
+    fn wait_for_event(
+        &'static self,
+        patience: &Patience,
+        channel: BorrowedFd<'_>,
+        found: &mut dyn FnMut() -> bool,
+    ) -> io::Result<bool> {
+        self.wait_for_event(patience, channel, found)
+    }
+
+    fn end_wait(&'static self) {
+        self.end_wait();
+    }
+
+    fn after_unlock(&'static self) {
+        self.after_unlock();
+    }
+
+    fn call_at(&'static self, at: Time, what: Weak<dyn Timed>) {
+        self.moderated.add(at, what);
+        self.worker.look_before(at.as_nanos());
+    }
+
+    fn note_overrun(&'static self, cq: Arc<dyn Any + Send + Sync>, qpn: Qpn) {
+        self.overrun.lock().push(Overrun { cq, qpn });
+        self.any_overrun.store(true, Ordering::Release);
     }
 }

@@ -1,24 +1,24 @@
 //! Completion queues whose channel is told later: when the period of their moderation is over (`ibv_modify_cq`).
 
+use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 
 use anyverbs_proto::time::Time;
 use parking_lot::Mutex;
 
 use super::Engine;
-use super::timers::NEVER;
-use crate::cq::CqCell;
+use crate::base::NEVER;
+use crate::base::Timed;
 
 /// The queues that wait, in no order, each of them once: they are few, and for a short time.
 #[derive(Debug)]
-pub(super) struct Moderated<T = CqCell> {
-    waiting: Mutex<Vec<(Time, Weak<T>)>>,
+pub(super) struct Moderated {
+    waiting: Mutex<Vec<(Time, Weak<dyn Timed>)>>,
     /// The earliest of them.
     next: AtomicU64,
 }
 
-impl<T> Moderated<T> {
+impl Moderated {
     pub(super) fn new() -> Self {
         Self { waiting: Mutex::new(Vec::new()), next: AtomicU64::new(NEVER) }
     }
@@ -29,7 +29,7 @@ impl<T> Moderated<T> {
     }
 
     /// Enters a queue, or moves its entry to an earlier time.
-    fn add(&self, at: Time, cq: Weak<T>) {
+    pub(super) fn add(&self, at: Time, cq: Weak<dyn Timed>) {
         let mut waiting = self.waiting.lock();
         match waiting.iter_mut().find(|(_, waits)| waits.ptr_eq(&cq)) {
             Some((earliest, _)) => *earliest = at.min(*earliest),
@@ -39,7 +39,7 @@ impl<T> Moderated<T> {
     }
 
     /// Takes one that is due.
-    fn pop(&self, now: Time) -> Option<Weak<T>> {
+    fn pop(&self, now: Time) -> Option<Weak<dyn Timed>> {
         let mut waiting = self.waiting.lock();
         let due = waiting.iter().position(|(at, _)| *at <= now);
         let cq = due.map(|i| waiting.swap_remove(i).1);
@@ -50,18 +50,12 @@ impl<T> Moderated<T> {
 }
 
 impl Engine {
-    /// Has [`CqCell::period_over`] called at this time.
-    pub(crate) fn tell_later(&self, at: Time, cq: &Arc<CqCell>) {
-        self.moderated.add(at, Arc::downgrade(cq));
-        self.worker.look_before(at.as_nanos());
-    }
-
     pub(super) fn tell_moderated(&self, now: Time) {
         while self.moderated.next() <= now.as_nanos()
             && let Some(cq) = self.moderated.pop(now)
         {
             if let Some(cq) = cq.upgrade() {
-                cq.period_over(now);
+                cq.on_time(now);
             }
         }
     }

@@ -81,7 +81,7 @@ impl Engine {
 
     /// The worker is to look soon whether something is still owed, if nobody polls.
     pub(super) fn look_after_owed(&self) {
-        self.worker.look_before((self.now() + worker::ACK_DELAY).as_nanos());
+        self.worker.look_before((self.core.now() + worker::ACK_DELAY).as_nanos());
     }
 
     pub(super) fn owes(&self) -> bool {

@@ -11,7 +11,7 @@ use anyverbs_proto::types::Qpn;
 use parking_lot::{Mutex, RwLock};
 
 use super::pace::{Credit, Pace};
-use super::timers::NEVER;
+use crate::base::NEVER;
 
 /// Paths are forgotten, where nobody uses them, when there are more than this.
 const MANY: usize = 4096;

@@ -286,7 +286,7 @@ impl Engine {
         *calls = calls.wrapping_add(1);
         let thorough = every || calls.is_multiple_of(CLOCK_EVERY);
         // Before anything is read: what is found empty was so no earlier than this.
-        let now = thorough.then(|| self.now());
+        let now = thorough.then(|| self.core.now());
         let mut by_shm = 0;
         if let Some(poller) = poller {
             if !worker && poller.is_armed() && self.worker.is_shm_spent() {
@@ -365,7 +365,7 @@ impl Engine {
             _ => 0,
         };
         let busy = messages > 0 || by_shm > 0;
-        let Some(now) = now.or_else(|| busy.then(|| self.now())) else { return 0 };
+        let Some(now) = now.or_else(|| busy.then(|| self.core.now())) else { return 0 };
         if !quiet {
             *looked_at = now;
         }
@@ -473,7 +473,7 @@ impl Engine {
     fn lose_peer(&'static self, channel: &Arc<Channel>, why: Closed, resume: &mut Vec<Qpn>) {
         let Some(shm) = &self.shm else { return };
         tracing::debug!(slot = channel.slot(), %why, "the same-host link to a process has ended");
-        let (gone, now) = (shm::reason(why), self.now());
+        let (gone, now) = (shm::reason(why), self.core.now());
         if let Some(peer) = shm.find(channel) {
             peer.end(gone, now, resume);
         }
@@ -498,20 +498,20 @@ impl Engine {
     pub(super) fn misdelivered(&self, slot: u8, datagram: &Datagram<'_>, was_forwarded: bool) {
         // Slot 0 (QP0) names no process.
         if slot == 0 || was_forwarded {
-            self.count(Counter::DropNoQp, 1);
+            self.core.count(Counter::DropNoQp, 1);
             return;
         }
         match self.port.forward(slot, datagram) {
             Forwarded::Sent | Forwarded::Kept => {
-                self.count(Counter::Forwarded, 1);
-                self.forwarded(self.now());
+                self.core.count(Counter::Forwarded, 1);
+                self.forwarded(self.core.now());
                 self.port.note_misdelivery();
                 if self.port.needs_resteer() {
                     self.kick_worker();
                 }
             }
-            Forwarded::Dead | Forwarded::Failed => self.count(Counter::DropNoQp, 1),
-            Forwarded::Full => self.count(Counter::DropSocketFull, 1),
+            Forwarded::Dead | Forwarded::Failed => self.core.count(Counter::DropNoQp, 1),
+            Forwarded::Full => self.core.count(Counter::DropSocketFull, 1),
         }
     }
 
@@ -595,14 +595,17 @@ impl Engine {
             let overrun = std::mem::take(&mut *self.overrun.lock());
             let uses = |cell: &Arc<QpCell>| {
                 let cqs = [&cell.send_cq, &cell.recv_cq];
-                overrun.iter().any(|o| {
-                    o.qpn == cell.qpn || cqs.into_iter().flatten().any(|cq| Arc::ptr_eq(cq, &o.cq))
-                })
+                overrun
+                    .iter()
+                    .any(|o| o.qpn == cell.qpn || cqs.into_iter().flatten().any(|cq| o.is_of(cq)))
             };
-            for srq in self.xrc_srqs.filter(|srq| overrun.iter().any(|o| srq.completes_in(&o.cq))) {
+            for srq in self
+                .xrc_srqs
+                .filter(|srq| overrun.iter().any(|o| srq.completes_in(|cq| o.is_of(cq))))
+            {
                 srq.fail();
             }
-            self.switch.fail_users(|cq| overrun.iter().any(|o| Arc::ptr_eq(cq, &o.cq)));
+            self.switch.fail_users(|cq| overrun.iter().any(|o| o.is_of(cq)));
             for cell in self.qps.filter(uses) {
                 self.with_cell(&cell, |State { machine, link, .. }, call| {
                     machine.fail(&mut call.env(link))

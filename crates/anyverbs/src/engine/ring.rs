@@ -62,7 +62,7 @@ impl Engine {
             let qpn = inbox.packet.headers.bth.dest_qpn;
             let known = last.take().filter(|cell| cell.qpn == qpn);
             let Some(cell) = known.or_else(|| self.qps.find(qpn)) else {
-                self.count(Counter::DropNoQp, 1);
+                self.core.count(Counter::DropNoQp, 1);
                 more = self.next_packet(intake, inbox, probes, resume);
                 continue;
             };
@@ -72,7 +72,7 @@ impl Engine {
                 // Its number may be another's by now.
                 *last = self.qps.find(qpn).filter(|other| !Arc::ptr_eq(other, &cell));
                 if last.is_none() {
-                    self.count(Counter::DropNoQp, 1);
+                    self.core.count(Counter::DropNoQp, 1);
                     more = self.next_packet(intake, inbox, probes, resume);
                 }
                 continue;
@@ -113,12 +113,12 @@ impl Engine {
         while intake.taken < RING_BYTES {
             let Some(message) = intake.batch.next() else { return false };
             intake.taken += message.payload_len();
-            match inbox.read(&message, |source| self.gids.is_of_host(source)) {
+            match inbox.read(&message, |source| self.core.gids.is_of_host(source)) {
                 Some(Received::Packet) => {
                     let bth = &inbox.packet.headers.bth;
                     if bth.dest_qpn == Qpn::GSI {
                         // These come by UDP.
-                        self.count(Counter::DropMalformed, 1);
+                        self.core.count(Counter::DropMalformed, 1);
                         continue;
                     }
                     intake.packets += 1;
@@ -138,7 +138,7 @@ impl Engine {
                         self.paths.echo(from, packet.from, bytes, messages, resume);
                     }
                 }
-                None => self.count(Counter::DropMalformed, 1),
+                None => self.core.count(Counter::DropMalformed, 1),
             }
         }
         false

@@ -11,11 +11,9 @@ use parking_lot::Mutex;
 
 use super::Engine;
 use super::env::Link;
+use crate::base::NEVER;
 use crate::link::shm;
 use crate::qp::State;
-
-/// "Never", in nanoseconds.
-pub(crate) const NEVER: u64 = u64::MAX;
 
 /// How often a timer looks whether its link has caught up.
 const CATCH_UP: Duration = Duration::from_micros(100);
@@ -134,7 +132,7 @@ impl Engine {
         if next == NEVER {
             return;
         }
-        let now = self.now();
+        let now = self.core.now();
         if now.as_nanos() < next {
             return;
         }

@@ -10,84 +10,16 @@
 use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::Duration;
+use std::sync::atomic::Ordering;
 
-use super::{Engine, worker};
+use super::Engine;
+use crate::base::Patience;
 
-/// How long a thread looks for an event before it sleeps. An answer of a peer that is looking, too, comes sooner; so does that
-/// of one that has to be woken, so that of two that sleep one may begin to look.
-const LOOK: Duration = Duration::from_micros(60);
-/// Waits of which one is spent looking although the last ones were longer than that.
-const TRY_EVERY: u32 = 16;
 /// How often another thread may have taken what woke one that waits: it receives then what this one would, and this one sleeps
 /// at its channel.
 const TOO_LATE: u32 = 3;
-/// How many waits in a row count.
-const SCORE: u32 = 8;
-/// What a wait that was too long takes from the score.
-const PENALTY: u32 = 2;
 /// What a thread sleeps at, at most: the channel, the port's descriptors (three) and those of frames (two).
 const DESCRIPTORS: usize = 1 + 3 + 2;
-
-/// What is known about the waits for the events of one channel.
-#[derive(Debug, Default)]
-pub(crate) struct Patience {
-    /// Waits that were short, less those that were not.
-    score: AtomicU32,
-    waits: AtomicU32,
-    /// The program waits in `ibv_get_cq_event`, not in poll(2): until it does, nobody need receive for it.
-    waits_here: AtomicBool,
-    /// The worker made an event since the program last waited.
-    by_worker: AtomicBool,
-}
-
-impl Patience {
-    /// An event is added, by the calling thread.
-    pub(crate) fn note_event(&self) {
-        if worker::is_here() {
-            self.by_worker.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// The program found an event that was there already.
-    pub(crate) fn note_found(&self) {
-        if self.by_worker.swap(false, Ordering::Relaxed) {
-            // It may have slept at the descriptor.
-            self.waits_here.store(false, Ordering::Relaxed);
-        }
-    }
-
-    /// The program does not wait for events here.
-    pub(crate) fn note_polled(&self) {
-        self.waits_here.store(false, Ordering::Relaxed);
-    }
-
-    /// Whether the program is likely to wait here for the next event.
-    pub(crate) fn waits(&self) -> bool {
-        self.waits_here.load(Ordering::Relaxed)
-    }
-
-    /// How long to look.
-    fn look(&self) -> Duration {
-        let waits = self.waits.fetch_add(1, Ordering::Relaxed);
-        if self.score.load(Ordering::Relaxed) > 0 || waits.is_multiple_of(TRY_EVERY) {
-            LOOK
-        } else {
-            Duration::ZERO
-        }
-    }
-
-    /// A wait has ended.
-    fn note_waited(&self, time: Duration) {
-        self.waits_here.store(true, Ordering::Relaxed);
-        self.by_worker.store(false, Ordering::Relaxed);
-        let score = self.score.load(Ordering::Relaxed);
-        let score =
-            if time <= LOOK { (score + 1).min(SCORE) } else { score.saturating_sub(PENALTY) };
-        self.score.store(score, Ordering::Relaxed);
-    }
-}
 
 thread_local! {
     static WAITS: Waits = const { Waits(Cell::new(None)) };
@@ -123,30 +55,30 @@ impl Engine {
         }
     }
 
-    /// Receives until `take` gets an event of the channel whose descriptor is `channel`. `None`: the caller waits at the
+    /// Receives until `found` gets an event of the channel whose descriptor is `channel`. False: the caller waits at the
     /// descriptor, since others wait already or were faster, and calls [`end_wait`](Self::end_wait) then.
-    pub(crate) fn wait_for_event<T>(
+    pub(super) fn wait_for_event(
         &'static self,
         patience: &Patience,
         channel: BorrowedFd<'_>,
-        mut take: impl FnMut() -> Option<T>,
-    ) -> io::Result<Option<T>> {
+        found: &mut dyn FnMut() -> bool,
+    ) -> io::Result<bool> {
         if !self.begin_wait() {
             self.end_lease();
-            return Ok(None);
+            return Ok(false);
         }
-        let begin = self.now();
+        let begin = self.core.now();
         let until = begin + patience.look();
         let mut late = 0;
         loop {
             loop {
                 self.poll_progress();
-                if let Some(event) = take() {
-                    patience.note_waited(self.now().since(begin));
+                if found() {
+                    patience.note_waited(self.core.now().since(begin));
                     self.end_wait();
-                    return Ok(Some(event));
+                    return Ok(true);
                 }
-                if self.now() >= until {
+                if self.core.now() >= until {
                     break;
                 }
                 std::hint::spin_loop();
@@ -162,18 +94,17 @@ impl Engine {
                         std::thread::yield_now();
                     }
                     if event && !input {
-                        let event = take();
-                        if event.is_some() {
-                            patience.note_waited(self.now().since(begin));
+                        if found() {
+                            patience.note_waited(self.core.now().since(begin));
                             self.end_wait();
-                            return Ok(event);
+                            return Ok(true);
                         }
                         // Somebody else was faster.
                         late = TOO_LATE;
                     }
                     if closed || late >= TOO_LATE {
                         self.end_lease();
-                        return Ok(None);
+                        return Ok(false);
                     }
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted && restarts() => {}
@@ -233,39 +164,4 @@ fn restarts() -> bool {
         matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)
             || action.sa_flags & libc::SA_RESTART != 0
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn looks_where_events_come_soon_and_tries_at_times() {
-        let patience = Patience::default();
-        let looks = |n| (0..n).filter(|_| patience.look() > Duration::ZERO).count();
-        assert_eq!(looks(160), 10);
-        patience.note_waited(LOOK);
-        assert_eq!(looks(160), 160);
-        for _ in 0..100 {
-            patience.note_waited(Duration::ZERO);
-        }
-        for _ in 0..SCORE / PENALTY {
-            assert_eq!(looks(16), 16);
-            patience.note_waited(LOOK * 2);
-        }
-        assert_eq!(looks(160), 10);
-    }
-
-    #[test]
-    fn a_program_that_sleeps_at_the_descriptor_is_found_out() {
-        let patience = Patience::default();
-        assert!(!patience.waits());
-        patience.note_waited(LOOK);
-        patience.note_event();
-        patience.note_found();
-        assert!(patience.waits(), "it was there, but made by the program's own thread");
-        patience.by_worker.store(true, Ordering::Relaxed);
-        patience.note_found();
-        assert!(!patience.waits());
-    }
 }

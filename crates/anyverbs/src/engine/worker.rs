@@ -5,7 +5,6 @@
 //! polls are fresh it does nothing, leaves the sockets disarmed and looks again after [`LEASE`]. When the polls have
 //! stopped it does the work and arms the sockets again. A program that is about to sleep ends the lease itself.
 
-use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::OnceLock;
@@ -20,8 +19,8 @@ use anyverbs_net::steering::Resteer;
 use anyverbs_proto::time::Time;
 
 use super::Engine;
-use super::timers::NEVER;
 use crate::async_event::AsyncEventKind;
+use crate::base::{IS_WORKER, NEVER};
 use crate::event_queue::{eventfd, signal};
 use crate::link::shm::Shm;
 
@@ -338,15 +337,6 @@ pub(super) fn spawn_quiet(name: &str, f: impl FnOnce() + Send + 'static) -> io::
     spawned.map(drop)
 }
 
-thread_local! {
-    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether the calling thread is the worker.
-pub(super) fn is_here() -> bool {
-    IS_WORKER.get()
-}
-
 /// Asks the scheduler for short time slices (sched_setattr(2), since Linux 6.12): a thread with a shorter one than the thread that
 /// runs gets the processor when it wakes. The program may be spinning on its memory for what the worker has to receive.
 fn ask_for_short_slices() {
@@ -381,9 +371,9 @@ fn run(engine: &'static Engine) {
     let mut away = None;
     let mut polled = false;
     // A program that waits on its memory polls in between, for its own sends.
-    let mut needed_until = engine.now();
+    let mut needed_until = engine.core.now();
     // When the last piece of a stream came.
-    let mut last = engine.now();
+    let mut last = engine.core.now();
     serve(engine, false, &mut last);
     let mut resteer_at = NEVER;
     loop {
@@ -409,7 +399,7 @@ fn run(engine: &'static Engine) {
         }
         let lease = engine.lease.load(Ordering::SeqCst);
         polled = shared.seen.swap(lease, Ordering::SeqCst) != lease;
-        let now = engine.now();
+        let now = engine.core.now();
         if shared.one_sided.swap(false, Ordering::Relaxed) {
             needed_until = now + ONE_SIDED;
         }
@@ -441,7 +431,9 @@ fn run(engine: &'static Engine) {
         }
         if engine.port.needs_resteer() || resteer_at != NEVER {
             resteer_at = match engine.port.resteer() {
-                Ok(Resteer::Pending { retry_after }) => (engine.now() + retry_after).as_nanos(),
+                Ok(Resteer::Pending { retry_after }) => {
+                    (engine.core.now() + retry_after).as_nanos()
+                }
                 Ok(_) => NEVER,
                 Err(error) => {
                     tracing::debug!(%error, "steering was not repaired");
@@ -465,7 +457,7 @@ fn sleep(engine: &'static Engine, away: Option<Duration>, polled: bool, resteer_
     let shared = &engine.worker;
     if let Some(lease) = away {
         // It looks again by itself, so nobody need wake it for less.
-        let now = engine.now().as_nanos();
+        let now = engine.core.now().as_nanos();
         let timer =
             Duration::from_nanos(engine.next_deadline().min(resteer_at).saturating_sub(now));
         let lease = if engine.owes() { lease.min(ACK_DELAY) } else { lease };
@@ -488,7 +480,7 @@ fn sleep(engine: &'static Engine, away: Option<Duration>, polled: bool, resteer_
         Some(ACK_DELAY)
     } else {
         let timer = (until != NEVER)
-            .then(|| Duration::from_nanos(until.saturating_sub(engine.now().as_nanos())));
+            .then(|| Duration::from_nanos(until.saturating_sub(engine.core.now().as_nanos())));
         // Whoever polls may leave an ACK behind.
         if polled { Some(timer.map_or(LEASE, |t| t.min(LEASE))) } else { timer }
     };
@@ -504,7 +496,7 @@ fn sleep(engine: &'static Engine, away: Option<Duration>, polled: bool, resteer_
 /// another thread is at the sockets: armed while that one does not get the processor, they would wake the worker at once.
 /// Not for small messages, whose program may be spinning on its memory on this very core.
 fn serve(engine: &'static Engine, contended: bool, last: &mut Time) -> bool {
-    let stream = if engine.now().since(*last) <= PIECES { PIECE } else { STREAM };
+    let stream = if engine.core.now().since(*last) <= PIECES { PIECE } else { STREAM };
     let is_stream = |begin| engine.bytes_moved().wrapping_sub(begin) >= stream;
     let lease = engine.lease.load(Ordering::SeqCst);
     let begin = engine.bytes_moved();
@@ -517,7 +509,7 @@ fn serve(engine: &'static Engine, contended: bool, last: &mut Time) -> bool {
             batches += 1;
             give_up = None;
             if engine.bytes_moved().wrapping_sub(begin) >= PIECE {
-                *last = engine.now();
+                *last = engine.core.now();
             }
             if n <= FEW && !is_stream(begin) {
                 // More makes an event when the sockets are armed, which costs less than to ask.
@@ -535,7 +527,7 @@ fn serve(engine: &'static Engine, contended: bool, last: &mut Time) -> bool {
         if polled || !is_stream(begin) {
             break;
         }
-        let now = engine.now();
+        let now = engine.core.now();
         if now >= *give_up.get_or_insert(now + SPIN) {
             if engine.receive(true) == 0 {
                 break;
@@ -564,17 +556,17 @@ fn refresh_addresses(engine: &'static Engine) {
     {
         tracing::debug!(%error, "reading address changes");
     }
-    let was_empty = engine.gids.is_empty();
-    match engine.gids.refresh() {
+    let was_empty = engine.core.gids.is_empty();
+    match engine.core.gids.refresh() {
         Ok(false) => {}
         Ok(true) => {
-            engine.groups.follow(&engine.port, &engine.gids);
+            engine.groups.follow(&engine.port, &engine.core.gids);
             engine.raise_port(AsyncEventKind::GidChange);
             engine.drive_cm(|_, ids, _| {
-                let find = |gid, interface| engine.gids.find(gid, interface);
+                let find = |gid, interface| engine.core.gids.find(gid, interface);
                 ids.addresses_changed(|gid, on| find(gid, on).or_else(|| find(gid, 0)));
             });
-            match (was_empty, engine.gids.is_empty()) {
+            match (was_empty, engine.core.gids.is_empty()) {
                 (false, true) => engine.raise_port(AsyncEventKind::PortErr),
                 (true, false) => engine.raise_port(AsyncEventKind::PortActive),
                 _ => {}

@@ -5,252 +5,24 @@
 //! requests, of whom and with which rights. The requester checks there what the responder would check, or that it has not
 //! changed since ([`LastTarget`]), and copies. If anything is not as it should be it says no, and the request goes by the ring: the responder finds the fault, answers, and
 //! makes its events, as ever.
-//!
-//! | on the board, in words | what |
-//! |---|---|
-//! | 0 | the layout |
-//! | 8 to 511 | a bit for each block of 4 KiB that may be read: the others have no memory yet |
-//! | from block 1 | regions that peers may WRITE or READ, by the index in their keys: valid, generation, rkey · iova · length · address · PD, rights |
-//! | behind them | queue pairs, by their number: valid, generation, number · peer, rights · PD · the peer's GID |
-//!
-//! An entry is a line whose first word says whether it is valid. Its owner changes the others only while it is not, and after
-//! waiting for the copies that began before ([`Engine::settle_direct`]); hence under the mark of a copy a valid entry is
-//! whole. What is read there is the word of another process: it leads to addresses of that process, which the kernel checks,
-//! and to nothing in this one.
-//!
-//! Deregistration, and the move of a queue pair to RESET or ERR and its end as far as the program asked for them, wait for the
-//! copies in progress. A queue pair that an error moves is taken back at once, and waited for when the program acts on it. A
-//! peer that is stopped in the middle of a copy is waited for until it goes on or ends: it would write what it had begun.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use anyverbs_net::shm::{self, Board, Copied, Copying};
+use anyverbs_net::shm::{self, Copying};
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::direct::{Direct, Direction, Local, Worth};
-use anyverbs_proto::mr::{self, Access, Hold, Keys, MAX_REGIONS, Region};
+use anyverbs_proto::mr::{Access, Hold};
 use anyverbs_proto::payload::hold_local;
-use anyverbs_proto::qp::Qp;
 use anyverbs_proto::types::{Gid, Qpn};
 use anyverbs_proto::wr::{MAX_SGE, RemoteAddr, Sge};
-use parking_lot::Mutex;
 
 use super::mapped::{Lookup, Mapped, Target};
 use super::shm::{Peer, ShmRoute};
+use crate::base::directory::{LAYOUT, PEER, QpEntry, VALID, bit_of, qp_at, region_at};
 use crate::engine::Engine;
-
-/// Says that what follows is laid out as here.
-const LAYOUT: u64 = u64::from_le_bytes(*b"avb-dir2");
-const BITS: usize = 8;
-const BLOCK: usize = 4096;
-const ENTRY: usize = 64;
-const REGIONS: usize = BLOCK;
-const QUEUE_PAIRS: usize = REGIONS + MAX_REGIONS * ENTRY;
-const LEN: usize = QUEUE_PAIRS + (1 << 16) * ENTRY;
-/// Of a queue pair's entry: where its peer and rights are.
-const PEER: usize = 8;
-const VALID: u64 = 1 << 63;
-
-const _: () = assert!(BITS + LEN / BLOCK / 8 + 8 <= BLOCK, "a bit for each block");
 
 /// From this length on the kernel's copies may be as fast as messages: below, its call alone takes longer.
 const LONG: u32 = 16 * 1024;
-
-/// Bytes of the board of a process that does this.
-pub(crate) const BOARD: usize = LEN;
-
-/// Where the entry of a region is.
-fn region_at(rkey: u32) -> usize {
-    REGIONS + mr::index(rkey) * ENTRY
-}
-
-/// Where the entry of a queue pair is.
-fn qp_at(qpn: Qpn) -> usize {
-    QUEUE_PAIRS + usize::from(qpn.get() as u16) * ENTRY
-}
-
-/// Where the bit of an entry's block is, and which.
-fn bit_of(at: usize) -> (usize, u64) {
-    let block = at / BLOCK;
-    (BITS + block / 64 * 8, 1 << (block % 64))
-}
-
-/// What is published of a queue pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct QpEntry {
-    peer: Qpn,
-    access: Access,
-    pd: u32,
-    gid: Gid,
-}
-
-impl QpEntry {
-    fn words(&self) -> [u64; 4] {
-        let (high, low) = self.gid.0.split_at(8);
-        let word = |bytes: &[u8]| bytes.iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
-        let peer = u64::from(self.access.bits()) << 32 | u64::from(self.peer.get());
-        [peer, self.pd.into(), word(high), word(low)]
-    }
-}
-
-/// What peers are told of a queue pair.
-#[derive(Debug, Default)]
-pub(crate) struct PublishedQp {
-    /// What they may do without a message.
-    access: Option<Access>,
-    /// Something was taken back, and who copies by it has not been waited for.
-    unsettled: bool,
-}
-
-impl PublishedQp {
-    /// Whether [`Engine::settle_direct`] is to be called, which the caller then does.
-    pub(crate) fn take_unsettled(&mut self) -> bool {
-        std::mem::take(&mut self.unsettled)
-    }
-}
-
-/// What a process has on its board.
-#[derive(Debug, Default)]
-pub(crate) struct Published {
-    /// Of entries; each validity has another, so that an entry that was replaced is another. It has 31 bits: who remembers an
-    /// entry ([`LastTarget`], [`super::mapped`]) would have to sleep through all of them to take one for another.
-    generation: AtomicU64,
-    /// What is in the port's counters of what others, and we, copied.
-    counted: Mutex<(Copied, Copied)>,
-}
-
-/// Opens a board to readers.
-pub(crate) fn begin(board: &Board) {
-    let (at, bit) = bit_of(0);
-    board.set_bits(at, bit);
-    board.store(0, LAYOUT);
-}
-
-impl Published {
-    /// Makes an entry valid. If the system has no memory for it, requests go by the ring.
-    fn enter(&self, board: &Board, at: usize, name: u32, words: &[u64]) {
-        let (bits, bit) = bit_of(at);
-        if board.load(bits) & bit == 0 {
-            if !board.allocate(at / BLOCK * BLOCK, BLOCK) {
-                return;
-            }
-            board.set_bits(bits, bit);
-        }
-        for (n, &word) in words.iter().enumerate() {
-            board.store(at + 8 * (n + 1), word);
-        }
-        let generation = self.generation.fetch_add(1, Ordering::Relaxed) & 0x7fff_ffff;
-        board.store(at, VALID | generation << 32 | u64::from(name));
-    }
-}
-
-/// Takes an entry back; whether there was one.
-fn take_back(board: &Board, at: usize) -> bool {
-    let (bits, bit) = bit_of(at);
-    if board.load(bits) & bit == 0 || board.load(at) & VALID == 0 {
-        return false;
-    }
-    board.store(at, 0);
-    true
-}
-
-impl Engine {
-    fn board(&self) -> Option<(&Board, &Published)> {
-        self.shm.as_ref().and_then(|shm| Some((shm.endpoint().board(), shm.published()?)))
-    }
-
-    /// Lets peers see a region that they may WRITE or READ.
-    pub(crate) fn publish_region(&self, keys: Keys, region: &Region) {
-        // A key that a peer can invalidate goes by the ring, as its invalidation does.
-        if !region.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_READ)
-            || region.access.contains(Access::INVALIDATABLE)
-        {
-            return;
-        }
-        let Some((board, published)) = self.board() else { return };
-        let rights = u64::from(region.pd) << 32 | u64::from(region.access.bits());
-        let words = [region.iova, region.len, region.addr, rights];
-        published.enter(board, region_at(keys.rkey), keys.rkey, &words);
-    }
-
-    /// No copy touches a region any more when this returns.
-    pub(crate) fn withdraw_region(&self, keys: Keys) {
-        if let Some((board, _)) = self.board()
-            && take_back(board, region_at(keys.lkey))
-        {
-            self.settle_direct();
-        }
-    }
-
-    /// Brings what is published of a queue pair up to date. What was taken back may be in use until
-    /// [`settle_direct`](Self::settle_direct).
-    #[inline]
-    pub(crate) fn publish_qp(&self, machine: &Qp, published: &mut PublishedQp) {
-        if published.access != machine.open_to_direct() {
-            self.republish_qp(machine, published);
-        }
-    }
-
-    #[cold]
-    fn republish_qp(&self, machine: &Qp, known: &mut PublishedQp) {
-        let Some((board, published)) = self.board() else { return };
-        let (at, attr) = (qp_at(machine.qpn()), machine.attr());
-        let Some(access) = machine.open_to_direct().filter(|_| attr.dest_qpn.slot() != self.slot)
-        else {
-            return self.withdraw_qp(machine.qpn(), known);
-        };
-        let entry =
-            QpEntry { peer: attr.dest_qpn, access, pd: machine.init().pd, gid: attr.av.dgid };
-        if known.access.is_some() {
-            // Only the rights are others, which share a word with what stays.
-            board.store(at + PEER, entry.words()[0]);
-            known.unsettled = true;
-        } else {
-            published.enter(board, at, machine.qpn().get(), &entry.words());
-        }
-        known.access = Some(access);
-    }
-
-    /// Takes a queue pair back.
-    pub(crate) fn withdraw_qp(&self, qpn: Qpn, known: &mut PublishedQp) {
-        if known.access.take().is_some()
-            && let Some((board, _)) = self.board()
-        {
-            known.unsettled |= take_back(board, qp_at(qpn));
-        }
-    }
-
-    /// Waits until nobody copies by what was taken back before.
-    pub(crate) fn settle_direct(&self) {
-        if let Some(shm) = self.shm.as_ref().filter(|shm| shm.published().is_some()) {
-            shm.endpoint().settle();
-        }
-    }
-
-    /// Brings the port's counters up to date with what was copied without packets.
-    pub(crate) fn count_direct(&self) {
-        let Some((board, published)) = self.board() else { return };
-        let mut counted = published.counted.lock();
-        let ours = Copied {
-            writes: self.counter(Counter::ShmDirectWrites),
-            written: self.counter(Counter::ShmDirectWrittenBytes),
-            reads: self.counter(Counter::ShmDirectReads),
-            read: self.counter(Counter::ShmDirectReadBytes),
-        };
-        let theirs = board.copied();
-        let (our_past, their_past) = std::mem::replace(&mut *counted, (ours, theirs));
-        // A peer may write any number there; what it says of the past may shrink.
-        let since = |now: u64, past: u64| now.saturating_sub(past);
-        let (out, into) =
-            ((our_past.writes, their_past.reads), (our_past.reads, their_past.writes));
-        self.count(Counter::SentPkts, since(ours.writes, out.0) + since(theirs.reads, out.1));
-        self.count(Counter::RcvdPkts, since(ours.reads, into.0) + since(theirs.writes, into.1));
-        let sent = since(ours.written, our_past.written) + since(theirs.read, their_past.read);
-        let received = since(ours.read, our_past.read) + since(theirs.written, their_past.written);
-        self.count(Counter::SentBytes, sent);
-        self.count(Counter::RcvdBytes, received);
-    }
-}
 
 /// The private region that a queue pair was last admitted to. A valid entry of the board does not change but for a queue pair's
 /// rights, and another validity has another first word: so while these three words stand, so does what was read behind them.
@@ -355,8 +127,8 @@ pub(crate) fn perform(
         Direction::Write => (Counter::ShmDirectWrites, Counter::ShmDirectWrittenBytes),
         Direction::Read => (Counter::ShmDirectReads, Counter::ShmDirectReadBytes),
     };
-    engine.count(times, 1);
-    engine.count(bytes, len as u64);
+    engine.core.count(times, 1);
+    engine.core.count(bytes, len as u64);
     true
 }
 
@@ -408,9 +180,9 @@ impl Far<'_> {
     fn write(&self, pieces: &[shm::Local]) -> bool {
         let Self { engine, copying, offset, len, mapped, .. } = self;
         let Some(addr) = mapped.as_ref().and_then(|mapped| mapped.addr(*offset, *len)) else {
-            return engine.memory.write_remote(copying, pieces, self.addr(), *len);
+            return engine.core.memory.write_remote(copying, pieces, self.addr(), *len);
         };
-        let copied = engine.memory.write_shared(pieces, addr, *len);
+        let copied = engine.core.memory.write_shared(pieces, addr, *len);
         if copied {
             copying.count_write(*len);
         }
@@ -420,9 +192,9 @@ impl Far<'_> {
     fn read(&self, pieces: &[shm::Local]) -> bool {
         let Self { engine, copying, offset, len, mapped, .. } = self;
         let Some(addr) = mapped.as_ref().and_then(|mapped| mapped.addr(*offset, *len)) else {
-            return engine.memory.read_remote(copying, pieces, self.addr(), *len);
+            return engine.core.memory.read_remote(copying, pieces, self.addr(), *len);
         };
-        let copied = engine.memory.read_shared(pieces, addr);
+        let copied = engine.core.memory.read_shared(pieces, addr);
         if copied {
             copying.count_read(*len);
         }
@@ -439,7 +211,7 @@ fn with_pieces<const N: usize>(operation: &Direct<'_>, sges: &[Sge], far: &Far<'
     let mut n = 0;
     for sge in sges.iter().filter(|sge| sge.len > 0) {
         let (Some(hold), Some(piece)) = (holds.get_mut(n), pieces.get_mut(n)) else { return false };
-        let Ok(held) = hold_local(&engine.mrs, operation.pd, sge, need) else { return false };
+        let Ok(held) = hold_local(&engine.core.mrs, operation.pd, sge, need) else { return false };
         if held.is_null() {
             return false;
         }
@@ -543,21 +315,5 @@ impl Seen<'_> {
         }
         let offset = offset_in((iova, len), remote.va, bytes)?;
         Some((Target { rkey, state, addr, len, access }, iova, offset))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn entries_lie_apart_and_inside() {
-        assert_eq!(region_at(0), BLOCK);
-        assert_eq!(region_at(u32::MAX) + ENTRY, QUEUE_PAIRS);
-        assert_eq!(qp_at(Qpn::new(0xff_ffff)) + ENTRY, LEN);
-        assert_eq!(qp_at(Qpn::new(0xff_0000)), QUEUE_PAIRS);
-        assert_eq!(bit_of(0), (BITS, 1));
-        assert_eq!(bit_of(REGIONS), (BITS, 2));
-        assert!(bit_of(LEN - 1).0 < BLOCK);
     }
 }

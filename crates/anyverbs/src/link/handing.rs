@@ -90,7 +90,7 @@ impl Handing {
                     }
                 }
             }
-            engine.forwarded(engine.now());
+            engine.forwarded(engine.core.now());
         }
     }
 }
@@ -102,6 +102,6 @@ fn write(bytes: &mut Vec<u8>, engine: &Engine, arrival: &Arrival, packet: &Packe
     let (body, icrc) = bytes.split_at_mut(packet.len());
     packet.emit(body);
     let (source, destination) = (arrival.source.to_ip(), arrival.destination.to_ip());
-    let flow = Flow::new(source, destination, SOURCE_PORT, engine.config.udp_port);
+    let flow = Flow::new(source, destination, SOURCE_PORT, engine.core.config.udp_port);
     icrc.copy_from_slice(&flow.compute(0, body).to_le_bytes());
 }

@@ -108,7 +108,11 @@ impl Inproc {
             let room = (start + len).next_power_of_two().max(64 << 10);
             queue.bytes.resize(room, 0);
         }
-        payload.copy_to(&engine.mrs, &engine.memory, &mut queue.bytes[start..start + len])?;
+        payload.copy_to(
+            &engine.core.mrs,
+            &engine.core.memory,
+            &mut queue.bytes[start..start + len],
+        )?;
         let mut headers = *headers;
         headers.bth.pad = Bth::pad_of(len);
         let arrival = Arrival {
@@ -190,7 +194,8 @@ impl Inproc {
                 self.handing.lock().hand_on(engine, those);
             }
             let all = packets.iter().map(packet);
-            engine.deliver(engine.now(), all.map(|(arrival, packet)| (arrival, packet.into())));
+            engine
+                .deliver(engine.core.now(), all.map(|(arrival, packet)| (arrival, packet.into())));
             arena.clear();
         }
         drop(arena);

@@ -24,9 +24,10 @@ use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
 use parking_lot::Mutex;
 
-use super::direct::{self, Published};
+use super::direct;
 use super::mapped::MappedRegions;
-use crate::engine::timers::NEVER;
+use crate::base::NEVER;
+use crate::base::directory::{self, Directory};
 pub(crate) use message::{Inbox, Received};
 pub(crate) use route::{Refused, ShmRoute};
 use traffic::Traffic;
@@ -127,9 +128,10 @@ enum Entry {
 /// The link of this process.
 #[derive(Debug)]
 pub(crate) struct Shm {
-    endpoint: Endpoint,
-    /// What is on its board, unless one-sided operations go by the rings.
-    published: Option<Published>,
+    endpoint: Arc<Endpoint>,
+    slot: u8,
+    /// One-sided operations need no message.
+    direct: bool,
     /// By slot.
     entries: Mutex<Vec<Entry>>,
     /// When [`expire`](Self::expire) has something to do, in nanoseconds.
@@ -140,15 +142,13 @@ pub(crate) struct Shm {
 impl Shm {
     /// With `direct`, one-sided operations need no message.
     pub(crate) fn new(slot: &Slot, direct: bool) -> io::Result<(Self, Poller)> {
-        let board = if direct { direct::BOARD } else { 1 };
+        let board = if direct { directory::BOARD } else { 1 };
         let (endpoint, poller) = Endpoint::new(slot, Config { board, ..Config::default() })?;
-        let published = direct.then(|| {
-            direct::begin(endpoint.board());
-            Published::default()
-        });
+        let endpoint = Arc::new(endpoint);
         let entries = Mutex::new((0..256).map(|_| Entry::default()).collect());
         let (next, traffic) = (AtomicU64::new(NEVER), Traffic::new());
-        Ok((Self { endpoint, published, entries, next, traffic }, poller))
+        let slot = slot.number();
+        Ok((Self { endpoint, slot, direct, entries, next, traffic }, poller))
     }
 
     pub(crate) fn endpoint(&self) -> &Endpoint {
@@ -159,8 +159,9 @@ impl Shm {
         &self.traffic
     }
 
-    pub(crate) fn published(&self) -> Option<&Published> {
-        self.published.as_ref()
+    /// What peers may reach here without a message, unless one-sided operations go by the rings. To be made once.
+    pub(crate) fn directory(&self) -> Option<Directory> {
+        self.direct.then(|| Directory::new(Arc::clone(&self.endpoint), self.slot))
     }
 
     /// Accepts and ends connections.

@@ -59,7 +59,7 @@ pub(crate) struct UdpRoute {
 impl UdpRoute {
     pub(crate) fn new(engine: &Engine, av: &AddressVector, slot: u8) -> Self {
         let (ip, source) = (av.dgid.to_ip(), av.sgid.to_ip());
-        let port = engine.config.udp_port;
+        let port = engine.core.config.udp_port;
         let to = Destination {
             source: Some(source),
             interface: av.scope_id,
@@ -75,7 +75,7 @@ impl UdpRoute {
             to,
             flow,
             is_group: ip.is_multicast(),
-            path: engine.paths.path(ip, av.scope_id, slot, engine.gids.contains(av.dgid)),
+            path: engine.paths.path(ip, av.scope_id, slot, engine.core.gids.contains(av.dgid)),
         }
     }
 }
@@ -120,7 +120,7 @@ impl Outbox {
         let (head, body) = (headers.len(), payload.len());
         let len = head + body + pad + ICRC_LEN;
         let Some(flow) = &route.flow else {
-            engine.count(Counter::SentPkts, 1);
+            engine.core.count(Counter::SentPkts, 1);
             return Ok(());
         };
         let dest = headers.bth.dest_qpn;
@@ -151,9 +151,9 @@ impl Outbox {
         room[1] = room[1] & !0x30 | (pad as u8) << 4;
         let to = room[head..head + body].as_mut_ptr() as u64;
         if let Err(fault) = payload.copy_to_addr(
-            &engine.mrs,
+            &engine.core.mrs,
             (&mut self.region, &mut self.target),
-            &engine.memory,
+            &engine.core.memory,
             to,
         ) {
             batch.discard_last();
@@ -189,7 +189,7 @@ impl Outbox {
         {
             return;
         }
-        let port = engine.config.udp_port;
+        let port = engine.core.config.udp_port;
         let to = Destination {
             source: Some(*to_us),
             interface: *scope_id,
@@ -221,8 +221,8 @@ impl Outbox {
         engine.send_drops.fetch_add(batch.stats().dropped - dropped, Ordering::Relaxed);
         engine.batches.put(batch);
         let (packets, bytes) = std::mem::take(&mut self.sent);
-        engine.count(Counter::SentPkts, packets);
-        engine.count(Counter::SentBytes, bytes);
+        engine.core.count(Counter::SentPkts, packets);
+        engine.core.count(Counter::SentBytes, bytes);
     }
 }
 

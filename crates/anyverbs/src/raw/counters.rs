@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::engine::Engine;
+use crate::base::Core;
 use crate::error::{CounterError, DestroyError};
 use crate::holders::{Holdable, Holders};
 
@@ -27,7 +27,7 @@ pub struct FlowCounters(pub(super) Arc<CountersCell>);
 
 #[derive(Debug)]
 pub(super) struct CountersCell {
-    pub(super) engine: &'static Engine,
+    pub(super) core: &'static Core,
     holders: Holders,
     packets: AtomicU64,
     bytes: AtomicU64,
@@ -64,9 +64,9 @@ impl CountersCell {
 }
 
 impl FlowCounters {
-    pub(crate) fn create(engine: &'static Engine) -> Self {
+    pub(crate) fn create(core: &'static Core) -> Self {
         Self(Arc::new(CountersCell {
-            engine,
+            core,
             holders: Holders::default(),
             packets: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
@@ -115,7 +115,7 @@ impl FlowCounters {
     /// # Errors
     /// [`DestroyError::Busy`] while a rule uses it.
     pub fn destroy(&self) -> Result<(), DestroyError> {
-        if !self.0.engine.is_current() {
+        if !self.0.core.is_current() {
             return Ok(());
         }
         self.0.holders.retire().inspect_err(|e| {

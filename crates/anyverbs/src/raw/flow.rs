@@ -50,11 +50,11 @@ impl RawQp {
         }
         let rule = FlowRule::new(attr)?;
         let foreign = || CreateError::Foreign("counters");
-        if counters.is_some_and(|c| !std::ptr::eq(c.0.engine, engine)) {
+        if counters.is_some_and(|c| !std::ptr::eq(c.0.core, engine.core)) {
             return Err(foreign());
         }
         let foreign_action = || CreateError::Foreign("flow action");
-        if esp.is_some_and(|esp| !std::ptr::eq(esp.0.engine, engine)) {
+        if esp.is_some_and(|esp| !std::ptr::eq(esp.0.core, engine.core)) {
             return Err(foreign_action());
         }
         if let Some(esp) = esp {

@@ -8,7 +8,7 @@ use anyverbs_proto::raw::flow::FlowRule;
 use anyverbs_proto::raw::frame::Frame;
 use parking_lot::Mutex;
 
-use crate::engine::Engine;
+use crate::base::Core;
 use crate::error::{CreateError, DestroyError, ModifyObjectError};
 use crate::holders::{Holdable, Holders};
 
@@ -18,7 +18,7 @@ pub struct FlowActionEsp(pub(super) Arc<EspCell>);
 
 #[derive(Debug)]
 pub(super) struct EspCell {
-    pub(super) engine: &'static Engine,
+    pub(super) core: &'static Core,
     holders: Holders,
     state: Mutex<State>,
 }
@@ -52,7 +52,7 @@ impl EspCell {
             Ok(()) => with(&buffer),
             Err(reason) => {
                 tracing::debug!(%reason, "a flow action drops a frame");
-                self.engine.count(Counter::DropEsp, 1);
+                self.core.count(Counter::DropEsp, 1);
             }
         }
         self.state.lock().buffer = buffer;
@@ -60,9 +60,9 @@ impl EspCell {
 }
 
 impl FlowActionEsp {
-    pub(crate) fn create(engine: &'static Engine, attr: EspAttr) -> Result<Self, CreateError> {
+    pub(crate) fn create(core: &'static Core, attr: EspAttr) -> Result<Self, CreateError> {
         let state = Mutex::new(State { esp: Esp::new(attr)?, buffer: Vec::new() });
-        Ok(Self(Arc::new(EspCell { engine, holders: Holders::default(), state })))
+        Ok(Self(Arc::new(EspCell { core, holders: Holders::default(), state })))
     }
 
     /// What it was made with, as last modified.
@@ -77,7 +77,7 @@ impl FlowActionEsp {
     /// # Errors
     /// [`ModifyObjectError`]; nothing has changed then.
     pub fn modify(&self, attr: EspAttr, restart: Restart) -> Result<(), ModifyObjectError> {
-        self.0.holders.check(self.0.engine)?;
+        self.0.holders.check(self.0.core)?;
         Ok(self.0.state.lock().esp.modify(attr, restart)?)
     }
 
@@ -86,7 +86,7 @@ impl FlowActionEsp {
     /// # Errors
     /// [`DestroyError::Busy`] while a rule uses it.
     pub fn destroy(&self) -> Result<(), DestroyError> {
-        if !self.0.engine.is_current() {
+        if !self.0.core.is_current() {
             return Ok(());
         }
         self.0.holders.retire().inspect_err(|e| {

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::wq::{Wq, WqCell};
-use crate::context::Context;
-use crate::engine::{Engine, Ticket};
+use crate::base::{Core, Ticket};
 use crate::error::{CreateError, DestroyError};
 use crate::holders::{Held, Holdable, Holder, Holders};
 
@@ -16,7 +15,7 @@ pub struct RwqIndTable(pub(super) Arc<TableCell>);
 
 #[derive(Debug)]
 pub(super) struct TableCell {
-    pub(super) engine: &'static Engine,
+    pub(super) core: &'static Core,
     /// A power of two of them.
     pub(super) wqs: Vec<Arc<WqCell>>,
     holders: Holders,
@@ -40,27 +39,23 @@ impl TableCell {
     }
 }
 
-impl Context {
-    /// Makes an indirection table of work queues, a power of two; one may stand in it several times.
-    ///
-    /// # Errors
-    /// [`CreateError`].
-    pub fn create_rwq_ind_table(&self, wqs: &[&Wq]) -> Result<RwqIndTable, CreateError> {
-        let engine = self.engine()?;
-        let most = engine.attr.max_rwq_ind_table_size as usize;
+impl RwqIndTable {
+    /// See [`crate::Context::create_rwq_ind_table`].
+    pub(crate) fn create(core: &'static Core, wqs: &[&Wq]) -> Result<Self, CreateError> {
+        let most = core.attr.max_rwq_ind_table_size as usize;
         if !wqs.len().is_power_of_two() || wqs.len() > most {
             return Err(CreateError::Invalid("size of an indirection table"));
         }
-        if wqs.iter().any(|wq| !std::ptr::eq(wq.0.engine, engine)) {
+        if wqs.iter().any(|wq| !std::ptr::eq(wq.0.engine.core, core)) {
             return Err(CreateError::Foreign("work queue"));
         }
         let ticket =
-            engine.quotas.ind_table.take().ok_or(CreateError::Exhausted("indirection tables"))?;
+            core.quotas.ind_table.take().ok_or(CreateError::Exhausted("indirection tables"))?;
         let held: Option<Vec<_>> =
             wqs.iter().map(|wq| Held::new(&wq.0, Holder::IndTable)).collect();
         let hold = Hold(held.ok_or(CreateError::Foreign("work queue"))?, ticket);
         Ok(RwqIndTable(Arc::new(TableCell {
-            engine,
+            core,
             wqs: wqs.iter().map(|wq| Arc::clone(&wq.0)).collect(),
             holders: Holders::default(),
             hold: Mutex::new(Some(hold)),
@@ -74,7 +69,7 @@ impl RwqIndTable {
     /// # Errors
     /// [`DestroyError::Busy`] while a queue pair uses it.
     pub fn destroy(&self) -> Result<(), DestroyError> {
-        if !self.0.engine.is_current() {
+        if !self.0.core.is_current() {
             return Ok(());
         }
         self.0.holders.retire().inspect_err(|e| {
@@ -87,7 +82,7 @@ impl RwqIndTable {
 
 impl Drop for RwqIndTable {
     fn drop(&mut self) {
-        if self.0.engine.is_current() && self.0.holders.retire().is_ok() {
+        if self.0.core.is_current() && self.0.holders.retire().is_ok() {
             drop(self.0.hold.lock().take());
         }
     }

@@ -20,9 +20,10 @@ use super::receive::{Arrived, Mode, ReceiveFlags, ReceiveQueue};
 use super::send::{RawPoster, Sends};
 use super::switch::Member;
 use crate::async_event::{AsyncEventKind, EventElement};
-use crate::context::ContextCell;
+use crate::base::Ticket;
+use crate::context_cell::ContextCell;
 use crate::cq::{Cq, CqCell};
-use crate::engine::{Engine, Ticket};
+use crate::engine::Engine;
 use crate::error::{CreateError, DestroyError, ModifyObjectError, PostError};
 use crate::event_queue::Acks;
 use crate::holders::{Held, Holdable, Holder, Holders, Useless};
@@ -104,81 +105,91 @@ impl Holdable for RawCell {
     }
 }
 
-impl Pd {
-    /// Makes a queue pair for raw packets.
-    ///
-    /// # Errors
-    /// [`CreateError::NotPermitted`] without `CAP_NET_RAW`; [`CreateError`].
-    pub fn create_raw_qp(&self, init: &RawQpInit<'_>) -> Result<RawQp, CreateError> {
-        let engine = self.engine_for_raw()?;
+/// Opens the way to frames for a queue pair of `pd`.
+fn open_switch(engine: &'static Engine, pd: &Pd) -> Result<(), CreateError> {
+    if !std::ptr::eq(pd.cell.core, engine.core) {
+        return Err(CreateError::Forked);
+    }
+    engine.switch.open(engine)
+}
+
+impl RawQp {
+    /// See [`crate::Context::create_raw_qp`].
+    pub(crate) fn create(
+        engine: &'static Engine,
+        pd: &Pd,
+        init: &RawQpInit<'_>,
+    ) -> Result<RawQp, CreateError> {
+        open_switch(engine, pd)?;
         let cap = actual_cap(engine, init)?;
         let foreign = |what| CreateError::Foreign(what);
-        if [init.send_cq, init.recv_cq].iter().any(|cq| !std::ptr::eq(cq.0.engine, engine)) {
+        if [init.send_cq, init.recv_cq].iter().any(|cq| !std::ptr::eq(cq.0.core, engine.core)) {
             return Err(foreign("completion queue"));
         }
-        if init.srq.is_some_and(|srq| !std::ptr::eq(srq.0.engine, engine)) {
+        if init.srq.is_some_and(|srq| !std::ptr::eq(srq.0.core, engine.core)) {
             return Err(foreign("SRQ"));
         }
         if init.srq.is_some_and(|srq| srq.number().is_some()) {
             return Err(CreateError::Invalid("SRQ: one of type XRC is for targets"));
         }
         let hold = Hold {
-            pd: Held::new(&self.cell, Holder::Qp).ok_or(foreign("protection domain"))?,
+            pd: Held::new(&pd.cell, Holder::Qp).ok_or(foreign("protection domain"))?,
             cqs: [
                 held(Some(&init.send_cq.0), "completion queue")?,
                 held(Some(&init.recv_cq.0), "completion queue")?,
             ],
             srq: held(init.srq.map(|srq| &srq.0), "SRQ")?,
             table: None,
-            ticket: engine.quotas.qp.take().ok_or(CreateError::Exhausted("queue pairs"))?,
+            ticket: engine.core.quotas.qp.take().ok_or(CreateError::Exhausted("queue pairs"))?,
         };
         let number = Number::take(engine)?;
-        let memory = self.cell.memory.of(Queue::Qp);
+        let memory = pd.cell.memory.of(Queue::Qp);
         let queue = RecvQueue::in_memory(cap.max_recv_wr, cap.max_recv_sge, &memory)?;
         let (cq, srq) = (&init.recv_cq.0, init.srq.map(|srq| &srq.0));
         let queue =
-            ReceiveQueue::new(engine, number.qpn(), self.number(), cq, srq, queue, init.flags);
+            ReceiveQueue::new(engine, number.qpn(), pd.number(), cq, srq, queue, init.flags);
         let credit = Arc::new(SqCredit::default());
         init.send_cq.0.attach(number.qpn(), Arc::clone(&credit));
         let sends = Sends::new(cap, init.sq_sig_all, init.max_tso_header, credit);
         let send_cq = Some(Arc::clone(&init.send_cq.0));
-        Ok(self.plug_in(number, sends, send_cq, Receives::Own(Box::new(queue)), hold, init.cookie))
+        Ok(Self::plug_in(
+            engine,
+            pd,
+            number,
+            sends,
+            send_cq,
+            Receives::Own(Box::new(queue)),
+            hold,
+            init.cookie,
+        ))
     }
 
-    /// Makes a queue pair that spreads frames over the work queues of a table. It receives from the beginning.
-    ///
-    /// # Errors
-    /// As [`create_raw_qp`](Self::create_raw_qp).
-    pub fn create_hash_qp(&self, init: &HashQpInit<'_>) -> Result<RawQp, CreateError> {
-        let engine = self.engine_for_raw()?;
-        if !std::ptr::eq(init.table.0.engine, engine) {
+    /// See [`crate::Context::create_hash_qp`].
+    pub(crate) fn create_hash(
+        engine: &'static Engine,
+        pd: &Pd,
+        init: &HashQpInit<'_>,
+    ) -> Result<RawQp, CreateError> {
+        open_switch(engine, pd)?;
+        if !std::ptr::eq(init.table.0.core, engine.core) {
             return Err(CreateError::Foreign("indirection table"));
         }
         let hold = Hold {
-            pd: Held::new(&self.cell, Holder::Qp)
-                .ok_or(CreateError::Foreign("protection domain"))?,
+            pd: Held::new(&pd.cell, Holder::Qp).ok_or(CreateError::Foreign("protection domain"))?,
             cqs: [None, None],
             srq: None,
             table: held(Some(&init.table.0), "indirection table")?,
-            ticket: engine.quotas.qp.take().ok_or(CreateError::Exhausted("queue pairs"))?,
+            ticket: engine.core.quotas.qp.take().ok_or(CreateError::Exhausted("queue pairs"))?,
         };
         let number = Number::take(engine)?;
         let sends = Sends::none();
         let receives = Receives::Spread(Arc::clone(&init.table.0), init.hash.clone());
-        Ok(self.plug_in(number, sends, None, receives, hold, init.cookie))
-    }
-
-    fn engine_for_raw(&self) -> Result<&'static Engine, CreateError> {
-        let engine = self.cell.engine;
-        if !engine.is_current() {
-            return Err(CreateError::Forked);
-        }
-        engine.switch.open(engine)?;
-        Ok(engine)
+        Ok(Self::plug_in(engine, pd, number, sends, None, receives, hold, init.cookie))
     }
 
     fn plug_in(
-        &self,
+        engine: &'static Engine,
+        pd: &Pd,
         number: Number,
         sends: Sends,
         send_cq: Option<Arc<CqCell>>,
@@ -186,13 +197,12 @@ impl Pd {
         hold: Hold,
         cookie: u64,
     ) -> RawQp {
-        let engine = self.cell.engine;
         let cell = Arc::new(RawCell {
             engine,
-            context: Arc::clone(&self.context),
+            context: Arc::clone(&pd.context),
             sends: Mutex::new(sends),
             send_cq,
-            pd: self.number(),
+            pd: pd.number(),
             receives,
             cookie: AtomicU64::new(cookie),
             acks: Arc::default(),
@@ -207,7 +217,7 @@ impl Pd {
 
 /// Checks the sizes asked for; what the device gives.
 fn actual_cap(engine: &Engine, init: &RawQpInit<'_>) -> Result<QpCap, CreateError> {
-    let (mut cap, max) = (init.cap, &engine.attr);
+    let (mut cap, max) = (init.cap, &engine.core.attr);
     if init.srq.is_some() {
         cap.max_recv_wr = 0;
         cap.max_recv_sge = 0;
@@ -344,7 +354,7 @@ impl RawQp {
     }
 
     fn check(&self) -> Result<(), Useless> {
-        self.0.holders.check(self.0.engine)
+        self.0.holders.check(self.0.engine.core)
     }
 
     /// Attributes and sizes now (`ibv_query_qp`).
@@ -379,8 +389,12 @@ impl RawQp {
             ));
         }
         let mut sends = cell.sends.lock();
-        let to =
-            transition::check(cell.current(&sends), attr, mask, cell.engine.attr.phys_port_cnt)?;
+        let to = transition::check(
+            cell.current(&sends),
+            attr,
+            mask,
+            cell.engine.core.attr.phys_port_cnt,
+        )?;
         if mask.contains(QpAttrMask::PORT) {
             sends.port = attr.port;
         }

@@ -174,7 +174,7 @@ impl ReceiveQueue {
     }
 
     fn complete_in_error(&self, wr_id: u64, status: WcStatus) {
-        self.engine.count(Counter::RespCqeError, 1);
+        self.engine.core.count(Counter::RespCqeError, 1);
         self.complete(Wc {
             wr_id,
             status,
@@ -186,7 +186,7 @@ impl ReceiveQueue {
 
     fn complete(&self, wc: Wc) {
         if self.cq.push(wc, false) {
-            self.engine.note_overrun(&self.cq, self.number);
+            self.engine.core.progress().note_overrun(Arc::clone(&self.cq) as _, self.number);
         }
     }
 
@@ -196,7 +196,7 @@ impl ReceiveQueue {
         let mut state = self.state.lock();
         let state = &mut *state;
         if state.mode != Mode::Ready {
-            self.engine.count(Counter::DropQpState, 1);
+            self.engine.core.count(Counter::DropQpState, 1);
             return false;
         }
         let taken = match &self.srq {
@@ -204,7 +204,7 @@ impl ReceiveQueue {
             None => state.queue.pop(&mut state.wqe),
         };
         if !taken {
-            self.engine.count(Counter::DropNoRecv, 1);
+            self.engine.core.count(Counter::DropNoRecv, 1);
             return false;
         }
         let bytes = arrived.frame.bytes;
@@ -227,8 +227,8 @@ impl ReceiveQueue {
         };
         debug_assert!(tail.len() <= FCS_LEN);
         let len = head.len() + rest.len() + tail.len();
-        self.engine.count(Counter::RcvdPkts, 1);
-        self.engine.count(Counter::RcvdBytes, len as u64);
+        self.engine.core.count(Counter::RcvdPkts, 1);
+        self.engine.core.count(Counter::RcvdBytes, len as u64);
         let wqe = &state.wqe;
         if len as u64 > wqe.room() {
             self.complete_in_error(wqe.wr_id, WcStatus::LocLenErr);
@@ -236,7 +236,7 @@ impl ReceiveQueue {
         }
         let mut at = 0;
         for piece in [head, rest, tail] {
-            let (mrs, memory) = (&self.engine.mrs, &self.engine.memory);
+            let (mrs, memory) = (&self.engine.core.mrs, &self.engine.core.memory);
             if scatter(&wqe.sges, at, Data::Bytes(piece), self.pd, mrs, memory).is_err() {
                 self.complete_in_error(wqe.wr_id, WcStatus::LocProtErr);
                 self.failed.store(true, Ordering::Release);

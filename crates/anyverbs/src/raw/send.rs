@@ -143,7 +143,7 @@ impl<'a> RawPoster<'a> {
         }
         let wanted = sends.sig_all || wr.flags.contains(SendFlags::SIGNALED);
         if status != WcStatus::Success {
-            cell.engine().count(Counter::ReqCqeError, 1);
+            cell.engine().core.count(Counter::ReqCqeError, 1);
         } else if !wanted {
             return Ok(());
         }
@@ -157,7 +157,7 @@ impl<'a> RawPoster<'a> {
             ..Wc::default()
         };
         if cq.push(wc, false) {
-            cell.engine().note_overrun(cq, cell.qpn());
+            cell.engine().core.progress().note_overrun(Arc::clone(cq) as _, cell.qpn());
         }
         Ok(())
     }
@@ -198,7 +198,7 @@ fn fill(
     let engine = cell.engine();
     let len = wr.sges.iter().map(|sge| sge.len as usize).sum::<usize>();
     let (to, most) = match wr.segmentation {
-        Some(_) => (&mut sends.payload, engine.attr.max_tso as usize),
+        Some(_) => (&mut sends.payload, engine.core.attr.max_tso as usize),
         None => (&mut sends.frame, MAX_FRAME),
     };
     if len > most {
@@ -207,13 +207,13 @@ fn fill(
     to.resize(len, 0);
     if !wr.flags.contains(SendFlags::INLINE) {
         let payload = Payload::gather(wr.sges, 0, len, cell.pd);
-        let copied = payload.copy_to(&engine.mrs, &engine.memory, to);
+        let copied = payload.copy_to(&engine.core.mrs, &engine.core.memory, to);
         return Ok(copied.map_err(|_| WcStatus::LocProtErr));
     }
     let mut rest = &mut to[..];
     for sge in wr.sges {
         let (here, more) = rest.split_at_mut(sge.len as usize);
-        engine.memory.read(sge.addr, here).map_err(|_| PostSendError::Fault)?;
+        engine.core.memory.read(sge.addr, here).map_err(|_| PostSendError::Fault)?;
         rest = more;
     }
     Ok(Ok(()))
@@ -235,7 +235,7 @@ fn transmit(cell: &RawCell, sends: &mut Sends, wr: &RawSendWr<'_>) -> WcStatus {
     let header_len = usize::from(header_len);
     let mss = usize::from(mss);
     frame.resize(header_len, 0);
-    if engine.memory.read(header_addr, frame).is_err() {
+    if engine.core.memory.read(header_addr, frame).is_err() {
         return WcStatus::LocProtErr;
     }
     let Ok(segmenter) = Segmenter::new(frame) else { return WcStatus::LocQpOpErr };

@@ -92,7 +92,7 @@ impl Switch {
             return Ok(());
         }
         let mut sockets = Vec::new();
-        let config = &engine.config;
+        let config = &engine.core.config;
         match EthernetSocket::between_processes(&format!("{}:{}", config.registry, config.udp_port))
         {
             Ok(socket) => sockets.push(socket),
@@ -269,8 +269,8 @@ impl Switch {
         if any {
             self.deliver(frame, Some(from));
         }
-        engine.count(Counter::SentPkts, 1);
-        engine.count(Counter::SentBytes, bytes.len() as u64);
+        engine.core.count(Counter::SentPkts, 1);
+        engine.core.count(Counter::SentBytes, bytes.len() as u64);
         batch.push(bytes);
         if batch.is_full() {
             self.flush(engine, batch);

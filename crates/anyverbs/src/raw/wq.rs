@@ -13,9 +13,10 @@ use super::number::Number;
 use super::receive::{Mode, ReceiveFlags, ReceiveQueue};
 use super::switch::Member;
 use crate::async_event::{AsyncEventKind, EventElement};
-use crate::context::ContextCell;
+use crate::base::Ticket;
+use crate::context_cell::ContextCell;
 use crate::cq::{Cq, CqCell};
-use crate::engine::{Engine, Ticket};
+use crate::engine::Engine;
 use crate::error::{CreateError, DestroyError, ModifyObjectError, PostError};
 use crate::event_queue::Acks;
 use crate::holders::{Held, Holdable, Holder, Holders, Useless};
@@ -113,27 +114,26 @@ impl WqCell {
     }
 }
 
-impl Pd {
-    /// Makes a work queue, in RESET (`ibv_create_wq`).
-    ///
-    /// # Errors
-    /// [`CreateError`].
-    pub fn create_wq(&self, init: &WqInit<'_>) -> Result<Wq, CreateError> {
-        let pd = &self.cell;
-        let engine = pd.engine;
-        if !engine.is_current() {
+impl Wq {
+    /// See [`crate::Context::create_wq`].
+    pub(crate) fn create(
+        engine: &'static Engine,
+        Pd { cell: pd, context }: &Pd,
+        init: &WqInit<'_>,
+    ) -> Result<Wq, CreateError> {
+        if !std::ptr::eq(pd.core, engine.core) {
             return Err(CreateError::Forked);
         }
-        if !std::ptr::eq(init.cq.0.engine, engine) {
+        if !std::ptr::eq(init.cq.0.core, engine.core) {
             return Err(CreateError::Foreign("completion queue"));
         }
-        if init.max_wr == 0 || init.max_wr > engine.attr.max_qp_wr {
+        if init.max_wr == 0 || init.max_wr > engine.core.attr.max_qp_wr {
             return Err(CreateError::Invalid("max_wr of a work queue"));
         }
-        if init.max_sge > engine.attr.max_sge {
+        if init.max_sge > engine.core.attr.max_sge {
             return Err(CreateError::Invalid("max_sge of a work queue"));
         }
-        let ticket = engine.quotas.wq.take().ok_or(CreateError::Exhausted("work queues"))?;
+        let ticket = engine.core.quotas.wq.take().ok_or(CreateError::Exhausted("work queues"))?;
         let hold = Hold(
             Held::new(pd, Holder::Wq).ok_or(CreateError::Foreign("protection domain"))?,
             Held::new(&init.cq.0, Holder::Wq).ok_or(CreateError::Foreign("completion queue"))?,
@@ -146,7 +146,7 @@ impl Pd {
         let queue = ReceiveQueue::new(engine, number.qpn(), pd.number, cq, None, queue, init.flags);
         let cell = Arc::new(WqCell {
             engine,
-            context: Arc::clone(&self.context),
+            context: Arc::clone(context),
             sizes,
             queue,
             state: Mutex::new(WqState::Reset),
@@ -180,7 +180,7 @@ impl Wq {
     }
 
     fn check(&self) -> Result<(), Useless> {
-        self.0.holders.check(self.0.engine)
+        self.0.holders.check(self.0.engine.core)
     }
 
     /// State now.

@@ -78,7 +78,7 @@ impl SrqCell {
 impl Srq {
     pub(crate) fn create_tm(pd: &Pd, init: &TmSrqInitAttr<'_>) -> Result<Self, CreateError> {
         let (pd_hold, ticket) = Self::hold(&pd.cell, &init.srq)?;
-        let attr = &pd.cell.engine.attr;
+        let attr = &pd.cell.core.attr;
         let max_num_tags = u16::try_from(init.max_num_tags)
             .ok()
             .filter(|n| (1..=attr.max_num_tags).contains(n))
@@ -86,7 +86,7 @@ impl Srq {
         if init.max_ops > attr.max_tag_ops {
             return Err(CreateError::Invalid("max_ops"));
         }
-        if !std::ptr::eq(init.cq.0.engine, pd.cell.engine) {
+        if !std::ptr::eq(init.cq.0.core, pd.cell.core) {
             return Err(CreateError::Foreign("completion queue"));
         }
         let cq_hold =
@@ -127,11 +127,21 @@ impl Srq {
             let wc = Wc { wr_id: op.wr_id, status, opcode, flags, ..Wc::default() };
             // Under the lock: completions come in the order in which the list was changed.
             if cq.push(wc, false) {
-                self.0.engine.note_overrun(cq, Qpn::default());
+                self.0.core.progress().note_overrun(Arc::clone(cq) as _, Qpn::default());
             }
         }
         drop(state);
-        self.0.engine.after_unlock();
+        self.0.core.progress().after_unlock();
         Ok(handle)
+    }
+}
+
+impl Pd {
+    /// Makes a shared receive queue that matches tags (`ibv_create_srq_ex`, `IBV_SRQT_TM`), for reliable connections.
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub fn create_tm_srq(&self, init: &TmSrqInitAttr<'_>) -> Result<Srq, CreateError> {
+        Srq::create_tm(self, init)
     }
 }

@@ -26,7 +26,7 @@ fn pair_with(fields: CqFields) -> (Endpoint, Endpoint) {
         sq_sig_all: true,
         cookie: 0,
     };
-    a.qp = a.pd.create_qp(&init).unwrap();
+    a.qp = a.context.create_qp(&a.pd, &init).unwrap();
     a.cq = cq;
     a.connect(b.address());
     b.connect(a.address());

@@ -137,7 +137,7 @@ impl Endpoint {
             sq_sig_all: true,
             cookie: 9,
         };
-        let qp = pd.create_qp(&init).unwrap();
+        let qp = context.create_qp(&pd, &init).unwrap();
         Self { context, pd, channel, cq, qp, qp_type }
     }
 

@@ -52,7 +52,7 @@ fn destroying_a_cq_waits_for_acknowledgements() {
         sq_sig_all: true,
         cookie: 0,
     };
-    let qp = a.pd.create_qp(&init).unwrap();
+    let qp = a.context.create_qp(&a.pd, &init).unwrap();
     assert_eq!(cq.destroy(), Err(DestroyError::Busy("2 QP".into())));
     assert_eq!(channel.destroy(), Err(DestroyError::Busy("1 CQ".into())));
     use QpAttrMask as M;

@@ -23,7 +23,7 @@ fn alone() -> Option<MutexGuard<'static, ()>> {
     let context = context();
     let pd = context.alloc_pd().unwrap();
     let cq = context.create_cq(1, None, 0, 0).unwrap();
-    match pd.create_raw_qp(&init(&cq, ReceiveFlags::empty())).map(drop) {
+    match context.create_raw_qp(&pd, &init(&cq, ReceiveFlags::empty())).map(drop) {
         Err(CreateError::NotPermitted) => {
             anyverbs_testing::skip("no CAP_NET_RAW");
             None
@@ -74,7 +74,7 @@ impl Port {
         let context = context();
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(256, None, 0, 0).unwrap();
-        let qp = pd.create_raw_qp(&init(&cq, flags)).unwrap();
+        let qp = context.create_raw_qp(&pd, &init(&cq, flags)).unwrap();
         start(&qp);
         let buffer = Buffer::new(&pd, 1 << 17);
         Self { context, pd, cq, qp, buffer }
@@ -306,7 +306,7 @@ fn posting_is_checked_and_slots_come_back_with_completions() {
         assert_eq!(error, PostError::Send(PostSendError::Full), "{round}");
         assert_eq!(a.poll(CAP.max_send_wr as usize).len(), 64);
     }
-    let fresh = a.pd.create_raw_qp(&init(&a.cq, ReceiveFlags::empty())).unwrap();
+    let fresh = a.context.create_raw_qp(&a.pd, &init(&a.cq, ReceiveFlags::empty())).unwrap();
     assert_eq!(fresh.post().unwrap().send(&wr()), Err(PostError::Send(PostSendError::State)));
     let recv = fresh.recv(&RecvWr { wr_id: 0, sges: &[] });
     assert_eq!(recv, Err(PostError::Recv(PostRecvError::State)));
@@ -425,7 +425,7 @@ fn frames_are_spread_over_work_queues() {
         .map(|i| {
             let flags = ReceiveFlags::empty();
             let init = WqInit { cq: &cqs[i % 2], max_wr: 64, max_sge: 1, flags, cookie: 0 };
-            b.pd.create_wq(&init).unwrap()
+            b.context.create_wq(&b.pd, &init).unwrap()
         })
         .collect();
     let recv = |wq: &Wq| wq.recv(&RecvWr { wr_id: 3, sges: &[b.buffer.sge(0, 2048)] });
@@ -440,7 +440,8 @@ fn frames_are_spread_over_work_queues() {
     assert!(b.context.create_rwq_ind_table(&[]).is_err());
     let key: Vec<u8> = (0..40u8).map(|i| i.wrapping_mul(37) ^ 0x6d).collect();
     let hash = RxHash::new(&key, 1).unwrap();
-    let qp = b.pd.create_hash_qp(&HashQpInit { table: &table, hash, cookie: 0 }).unwrap();
+    let qp =
+        b.context.create_hash_qp(&b.pd, &HashQpInit { table: &table, hash, cookie: 0 }).unwrap();
     assert_eq!(table.destroy(), Err(DestroyError::Busy("1 QP".into())));
     assert_eq!(wqs[0].destroy(), Err(DestroyError::Busy("1 indirection table".into())));
     let port = QpAttr { state: QpState::Init, port: 1, ..QpAttr::default() };
@@ -506,14 +507,15 @@ fn a_full_cq_fails_who_uses_it() {
     let small = b.context.create_cq(1, None, 0, 0).unwrap();
     let flags = ReceiveFlags::empty();
     let init = WqInit { cq: &small, max_wr: 4, max_sge: 1, flags, cookie: 42 };
-    let wq = b.pd.create_wq(&init).unwrap();
+    let wq = b.context.create_wq(&b.pd, &init).unwrap();
     wq.modify(&WqAttr { state: Some(WqState::Ready), ..WqAttr::default() }).unwrap();
     for _ in 0..3 {
         wq.recv(&RecvWr { wr_id: 0, sges: &[b.buffer.sge(0, 2048)] }).unwrap();
     }
     let table = b.context.create_rwq_ind_table(&[&wq]).unwrap();
     let hash = RxHash::new(&[1; KEY_LEN], 0).unwrap();
-    let qp = b.pd.create_hash_qp(&HashQpInit { table: &table, hash, cookie: 0 }).unwrap();
+    let qp =
+        b.context.create_hash_qp(&b.pd, &HashQpInit { table: &table, hash, cookie: 0 }).unwrap();
     let _flow = qp.create_flow(rule(&[to(BOB)]), None, None).unwrap();
     a.send(&frame(BOB, 0x88b6, b""));
     a.send(&frame(BOB, 0x88b6, b""));
@@ -538,8 +540,9 @@ fn a_shared_receive_queue_feeds_raw_queue_pairs() {
     let a = Port::new();
     let b = Port::new();
     let srq = b.pd.create_srq(&SrqInitAttr { max_wr: 4, max_sge: 1, cookie: 0 }).unwrap();
-    let qp =
-        b.pd.create_raw_qp(&RawQpInit { srq: Some(&srq), ..init(&b.cq, ReceiveFlags::empty()) });
+    let qp = b
+        .context
+        .create_raw_qp(&b.pd, &RawQpInit { srq: Some(&srq), ..init(&b.cq, ReceiveFlags::empty()) });
     let qp = qp.unwrap();
     start(&qp);
     let flow = qp.create_flow(rule(&[to(BOB)]), None, None).unwrap();
@@ -566,7 +569,7 @@ fn receives_of_a_shared_receive_queue_touch_memory_of_its_protection_domain() {
     let buffer = Buffer::new(&others, 2048);
     let srq = others.create_srq(&SrqInitAttr { max_wr: 4, max_sge: 1, cookie: 0 }).unwrap();
     let init = RawQpInit { srq: Some(&srq), ..init(&b.cq, ReceiveFlags::empty()) };
-    let qp = b.pd.create_raw_qp(&init).unwrap();
+    let qp = b.context.create_raw_qp(&b.pd, &init).unwrap();
     start(&qp);
     let _flow = qp.create_flow(rule(&[to(BOB)]), None, None).unwrap();
     let sent = frame(BOB, 0x88b6, b"by way of another");
@@ -613,7 +616,7 @@ impl Waiter {
         let channel = port.context.create_comp_channel().unwrap();
         let cq = port.context.create_cq(16, Some(&channel), 0, 0).unwrap();
         let init = RawQpInit { recv_cq: &cq, ..init(&port.cq, ReceiveFlags::empty()) };
-        let qp = port.pd.create_raw_qp(&init).unwrap();
+        let qp = port.context.create_raw_qp(&port.pd, &init).unwrap();
         start(&qp);
         let _rule = qp.create_flow(rule(&[to(address)]), None, None).unwrap();
         Self { port, channel, cq, qp, _rule }

@@ -28,7 +28,7 @@ fn a_pd_is_busy_while_it_is_used() {
         sq_sig_all: true,
         cookie: 0,
     };
-    let qp = pd.create_qp(&init).unwrap();
+    let qp = context.create_qp(&pd, &init).unwrap();
     assert_eq!(qp.cap().max_recv_wr, 0);
     assert_eq!(pd.destroy(), Err(DestroyError::Busy("1 MR, 1 AH, 1 QP, 1 SRQ".into())));
     assert_eq!(srq.destroy(), Err(DestroyError::Busy("1 QP".into())));
@@ -129,7 +129,7 @@ fn what_is_out_of_range_is_refused() {
             sq_sig_all: true,
             cookie: 0,
         };
-        pd.create_qp(&init).map(|_| ()).unwrap_err().errno()
+        context.create_qp(&pd, &init).map(|_| ()).unwrap_err().errno()
     };
     assert_eq!(bad(QpCap { max_send_wr: attr.max_qp_wr + 1, ..CAP }), libc::EINVAL);
     assert_eq!(bad(QpCap { max_recv_sge: attr.max_sge + 1, ..CAP }), libc::EINVAL);
@@ -162,7 +162,7 @@ fn numbers_of_queue_pairs_are_not_reused_at_once() {
             sq_sig_all: true,
             cookie: 0,
         };
-        let qp = pd.create_qp(&init).unwrap();
+        let qp = context.create_qp(&pd, &init).unwrap();
         assert!(seen.insert(qp.qpn().get()));
         assert_eq!(qp.qpn().slot(), context.details().unwrap().slot);
         qp.destroy().unwrap();

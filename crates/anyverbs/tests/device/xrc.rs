@@ -55,7 +55,7 @@ fn world() -> World {
     let send_cq = context.create_cq(256, None, 0, 0).unwrap();
     let xrcd = context.open_xrcd(XrcdInitAttr::default()).unwrap();
     let init = XrcSendInitAttr { send_cq: &send_cq, cap: CAP, sq_sig_all: true, cookie: 0 };
-    let initiator = pd.create_xrc_send_qp(&init).unwrap();
+    let initiator = context.create_xrc_send_qp(&pd, &init).unwrap();
     let target = xrcd.create_qp(0).unwrap();
     set_up(&target, &context, initiator.qpn());
     set_up(&initiator, &context, target.qpn());
@@ -175,7 +175,7 @@ fn types_have_calls_of_their_own() {
             sq_sig_all: false,
             cookie: 0,
         };
-        assert_eq!(w.pd.create_qp(&init).unwrap_err().errno(), libc::EINVAL);
+        assert_eq!(w.context.create_qp(&w.pd, &init).unwrap_err().errno(), libc::EINVAL);
     }
     assert_eq!(w.target.cap(), QpCap::default());
     let cap = w.initiator.cap();

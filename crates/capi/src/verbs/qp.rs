@@ -294,21 +294,27 @@ fn create(
     }
     let sq_sig_all = init.sq_sig_all != 0;
     let device = match &recv_cq {
-        Some(recv_cq) => pd.inner.device.create_qp(&QpInitAttr {
-            send_cq: &send_cq.inner.device,
-            recv_cq: &recv_cq.inner.device,
-            srq: srq.as_ref().map(|s| &s.inner.device),
-            cap: cap(&init.cap),
-            qp_type,
-            sq_sig_all,
-            cookie: 0,
-        })?,
-        None => pd.inner.device.create_xrc_send_qp(&XrcSendInitAttr {
-            send_cq: &send_cq.inner.device,
-            cap: cap(&init.cap),
-            sq_sig_all,
-            cookie: 0,
-        })?,
+        Some(recv_cq) => context.inner.device.create_qp(
+            &pd.inner.device,
+            &QpInitAttr {
+                send_cq: &send_cq.inner.device,
+                recv_cq: &recv_cq.inner.device,
+                srq: srq.as_ref().map(|s| &s.inner.device),
+                cap: cap(&init.cap),
+                qp_type,
+                sq_sig_all,
+                cookie: 0,
+            },
+        )?,
+        None => context.inner.device.create_xrc_send_qp(
+            &pd.inner.device,
+            &XrcSendInitAttr {
+                send_cq: &send_cq.inner.device,
+                cap: cap(&init.cap),
+                sq_sig_all,
+                cookie: 0,
+            },
+        )?,
     };
     let actual = device.cap();
     let batch = send_ops.map(|ops| Batch::new(ops, &actual));

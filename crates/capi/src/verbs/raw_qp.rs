@@ -57,16 +57,19 @@ pub(crate) fn create_raw(
     if extras.send_ops.is_some_and(|ops| ops & !OFFERED != 0) {
         return Err(Errno::EOPNOTSUPP);
     }
-    let device = pd.inner.device.create_raw_qp(&RawQpInit {
-        send_cq: &send_cq.inner.device,
-        recv_cq: &recv_cq.inner.device,
-        srq: None,
-        cap: cap(&init.cap),
-        sq_sig_all: init.sq_sig_all != 0,
-        max_tso_header: extras.max_tso_header.into(),
-        flags: receive_flags(extras.create_flags)?,
-        cookie: 0,
-    })?;
+    let device = context.inner.device.create_raw_qp(
+        &pd.inner.device,
+        &RawQpInit {
+            send_cq: &send_cq.inner.device,
+            recv_cq: &recv_cq.inner.device,
+            srq: None,
+            cap: cap(&init.cap),
+            sq_sig_all: init.sq_sig_all != 0,
+            max_tso_header: extras.max_tso_header.into(),
+            flags: receive_flags(extras.create_flags)?,
+            cookie: 0,
+        },
+    )?;
     let actual = device.cap();
     let batch = extras.send_ops.map(|ops| Batch::raw(ops, &actual, extras.max_tso_header));
     init.cap = c_cap(&actual);
@@ -102,7 +105,7 @@ pub(crate) unsafe fn create_hash(
     let hash =
         RxHash::new(key, conf.rx_hash_fields_mask).map_err(anyverbs::error::CreateError::from)?;
     let init = HashQpInit { table: &table.inner.device, hash, cookie: 0 };
-    let device = pd.inner.device.create_hash_qp(&init)?;
+    let device = context.inner.device.create_hash_qp(&pd.inner.device, &init)?;
     attr.cap = c_cap(&device.cap());
     let init = ibv_qp_init_attr {
         qp_context: attr.qp_context,

@@ -62,13 +62,16 @@ pub(crate) unsafe extern "C" fn create_wq(
         if [&pd.inner.context, &cq.inner.context].iter().any(|c| !Arc::ptr_eq(c, &context)) {
             return Err(Errno::EINVAL);
         }
-        let device = pd.inner.device.create_wq(&WqInit {
-            cq: &cq.inner.device,
-            max_wr: attr.max_wr,
-            max_sge: attr.max_sge,
-            flags,
-            cookie: 0,
-        })?;
+        let device = context.inner.device.create_wq(
+            &pd.inner.device,
+            &WqInit {
+                cq: &cq.inner.device,
+                max_wr: attr.max_wr,
+                max_sge: attr.max_sge,
+                flags,
+                cookie: 0,
+            },
+        )?;
         (attr.max_wr, attr.max_sge) = device.sizes();
         let handle = object::new_handle();
         // SAFETY: integers, NULL pointers, an empty slot, and a mutex and condition that zeros initialise.

@@ -124,15 +124,18 @@ impl Endpoint {
             max_recv_sge: 1,
             max_inline_data: inline,
         };
-        let qp = pd.create_qp(&QpInitAttr {
-            send_cq: &cq,
-            recv_cq: &cq,
-            srq: None,
-            cap,
-            qp_type: QpType::Ud,
-            sq_sig_all: true,
-            cookie: 0,
-        })?;
+        let qp = context.create_qp(
+            pd,
+            &QpInitAttr {
+                send_cq: &cq,
+                recv_cq: &cq,
+                srq: None,
+                cap,
+                qp_type: QpType::Ud,
+                sq_sig_all: true,
+                cookie: 0,
+            },
+        )?;
         use QpAttrMask as M;
         let init = QpAttr { state: QpState::Init, port: 1, qkey: QKEY, ..QpAttr::default() };
         qp.modify(&init, M::STATE | M::PKEY_INDEX | M::PORT | M::QKEY)?;

@@ -72,7 +72,7 @@ impl Connection {
             sq_sig_all: true,
             cookie: 0,
         };
-        let qp = pd.create_qp(&init)?;
+        let qp = device.context.create_qp(pd, &init)?;
         let written = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let send_ring = Ring::new(pd, sizes.send_buffer as usize, Access::LOCAL_WRITE)?;
         let recv_ring = Ring::new(pd, sizes.recv_buffer as usize, written)?;

@@ -18,8 +18,8 @@ use anyverbs_proto::types::Qpn;
 use parking_lot::Mutex;
 
 use super::receive::Incoming;
+use crate::base::NEVER;
 use crate::engine::Engine;
-use crate::engine::timers::NEVER;
 
 /// How long, at most: some time slices of a busy machine, for a program that polls may have lost the processor. Tests see what
 /// else ends the wait.
@@ -116,7 +116,7 @@ impl Engine {
             arrival: incoming.arrival,
             payload: incoming.packet.payload.into(),
             qpn,
-            came: self.now(),
+            came: self.core.now(),
         });
         self.worker.wake_before(end.as_nanos());
         true

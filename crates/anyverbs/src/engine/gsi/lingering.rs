@@ -14,8 +14,8 @@ use anyverbs_proto::counters::Counter;
 use anyverbs_proto::time::Time;
 
 use super::receive::Incoming;
+use crate::base::NEVER;
 use crate::engine::Engine;
-use crate::engine::timers::NEVER;
 
 /// As long as the kernel's clients repeat a request: 16 times 4.3 s.
 const PATIENCE: Duration = Duration::from_secs(70);
@@ -49,15 +49,15 @@ impl Engine {
         let state = self.gsi.state.lock();
         let is_known = state.machine.knows_request(incoming.arrival.source, mad);
         drop(state);
-        let least = if incoming.was_forwarded { self.slot } else { 0 };
+        let least = if incoming.was_forwarded { self.core.slot } else { 0 };
         let handed_on = !is_known
             && others
                 .into_iter()
                 .filter(|slot| *slot > least)
                 .any(|slot| self.port.forward(slot, &incoming.datagram) == Forwarded::Sent);
         if handed_on {
-            self.count(Counter::Forwarded, 1);
-            self.forwarded(self.now());
+            self.core.count(Counter::Forwarded, 1);
+            self.forwarded(self.core.now());
         }
         !handed_on
     }

@@ -12,8 +12,8 @@ use anyverbs_proto::cm::id::CommId;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Gid;
 
+use crate::base::NEVER;
 use crate::engine::Engine;
-use crate::engine::timers::NEVER;
 
 const PERIOD: Duration = Duration::from_secs(1);
 
@@ -34,11 +34,11 @@ impl Engine {
     pub(super) fn look_after_neighbours(&'static self) {
         self.end_those_gone();
         self.worker.wake_before(self.gsi.next());
-        self.send_mads(self.now());
+        self.send_mads(self.core.now());
     }
 
     fn end_those_gone(&'static self) {
-        let hosts: HashSet<Gid> = self.gids.entries().into_iter().map(|e| e.gid).collect();
+        let hosts: HashSet<Gid> = self.core.gids.entries().into_iter().map(|e| e.gid).collect();
         let mut known = self.gsi.neighbours.lock();
         // The machine's lock is not held while the kernel is asked who lives.
         let alive = self.services.store().incarnations();
@@ -61,7 +61,7 @@ impl Engine {
             !ended
         });
         let mut state = self.gsi.state.lock();
-        let now = self.now();
+        let now = self.core.now();
         let next = self.call_cm(&mut state, now, |machine, _, now| {
             if !gone.is_empty() {
                 machine.peers_gone(now, |gid, id| hosts.contains(&gid) && gone.contains(&id));
@@ -69,7 +69,7 @@ impl Engine {
             let mut next = NEVER;
             for (gid, id) in machine.peers() {
                 let slot = id.slot();
-                if slot == self.slot || !hosts.contains(&gid) || gone.contains(&id) {
+                if slot == self.core.slot || !hosts.contains(&gid) || gone.contains(&id) {
                     continue;
                 }
                 next = (now + PERIOD).as_nanos();

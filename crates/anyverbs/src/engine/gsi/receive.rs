@@ -30,7 +30,7 @@ impl Engine {
     pub(in crate::engine) fn receive_mads(&'static self, now: Time, incoming: &[Incoming<'_>]) {
         let is_mad = |i: &&Incoming<'_>| {
             let reason = self.why_not(i);
-            reason.inspect(|counter| self.count(*counter, 1)).is_none()
+            reason.inspect(|counter| self.core.count(*counter, 1)).is_none()
         };
         let mads = incoming.iter().filter(is_mad);
         let ours = mads.filter(|incoming| self.is_ours(now, incoming));
@@ -57,7 +57,7 @@ impl Engine {
             Some(Counter::DropPkey)
         } else if payload.len() != MAD_LEN {
             Some(Counter::DropMalformed)
-        } else if !self.gids.contains(incoming.arrival.destination) {
+        } else if !self.core.gids.contains(incoming.arrival.destination) {
             Some(Counter::DropForeign)
         } else {
             None
@@ -73,7 +73,7 @@ impl Engine {
             self.gsi.sender.answered(mad.transaction_id, incoming.arrival.source, slot);
         }
         match route(&mad) {
-            Route::Slot(slot) if slot == self.slot || incoming.was_forwarded => {
+            Route::Slot(slot) if slot == self.core.slot || incoming.was_forwarded => {
                 !self.is_for_successor(now, incoming, &mad)
             }
             Route::Slot(slot) => {
@@ -90,7 +90,9 @@ impl Engine {
             Route::Service(service_id) => {
                 let port = incoming.arrival.destination;
                 match self.listener(service_id, port) {
-                    Some(slot) if slot != self.slot => !self.hand_on(now, slot, &incoming.datagram),
+                    Some(slot) if slot != self.core.slot => {
+                        !self.hand_on(now, slot, &incoming.datagram)
+                    }
                     // It may hold the port and not listen yet.
                     Some(_) => !self.keep_for_listener(now, incoming, &mad),
                     None => {
@@ -103,7 +105,7 @@ impl Engine {
             Route::Everyone => {
                 if !incoming.was_forwarded {
                     let others = self.services.store().live_slots().into_iter();
-                    for slot in others.filter(|slot| *slot != self.slot) {
+                    for slot in others.filter(|slot| *slot != self.core.slot) {
                         self.hand_on(now, slot, &incoming.datagram);
                     }
                 }
@@ -121,14 +123,14 @@ impl Engine {
     pub(super) fn hand_on(&self, now: Time, slot: u8, datagram: &Datagram<'_>) -> bool {
         match self.port.forward_or_keep(slot, datagram) {
             Forwarded::Sent => {
-                self.count(Counter::Forwarded, 1);
+                self.core.count(Counter::Forwarded, 1);
                 self.forwarded(now);
             }
             Forwarded::Kept => {
-                self.count(Counter::Forwarded, 1);
+                self.core.count(Counter::Forwarded, 1);
                 self.forward_later(now + FORWARD_RETRY);
             }
-            Forwarded::Full => self.count(Counter::DropSocketFull, 1),
+            Forwarded::Full => self.core.count(Counter::DropSocketFull, 1),
             Forwarded::Dead | Forwarded::Failed => return false,
         }
         true

@@ -26,8 +26,8 @@ use parking_lot::Mutex;
 
 use super::State;
 use super::receive::Incoming;
+use crate::base::NEVER;
 use crate::engine::Engine;
-use crate::engine::timers::NEVER;
 
 /// How often it is looked for what others left, and tried to join a journal.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -149,7 +149,7 @@ impl Engine {
     /// The host's journal, joined with the program's first call of the connection manager. Not called under the machine's lock.
     pub(super) fn journal(&self) -> Option<&Arc<Journal>> {
         self.gsi.journal.get_or_join(
-            || self.now(),
+            || self.core.now(),
             || {
                 let journal = Journal::join(self.services.store())?;
                 self.take_section(&journal);
@@ -180,7 +180,7 @@ impl Engine {
     pub(super) fn write_records(&self, machine: &mut Cm, records: &mut Records, now: Time) {
         while let Some((id, record)) = machine.poll_record() {
             match (record, self.gsi.journal.get()) {
-                (Some(record), Some(_)) if !self.gids.contains(record.dgid) => {
+                (Some(record), Some(_)) if !self.core.gids.contains(record.dgid) => {
                     records.add(id, &record);
                     let watch_at = &self.gsi.abandoned_at;
                     if watch_at.load(Ordering::SeqCst) == NEVER {
@@ -202,7 +202,7 @@ impl Engine {
     /// end, and so what it could not begin to end. How many all these are.
     pub(crate) fn leave_abandoned(&self, asked: Duration) -> usize {
         let mut state = self.gsi.state.lock();
-        let now = self.now();
+        let now = self.core.now();
         let records = &mut state.records;
         let mut inherited = std::mem::take(&mut records.inherited);
         let taken = std::mem::take(&mut records.taken);
@@ -223,7 +223,7 @@ impl Engine {
         if let Some(journal) = journal {
             self.take_section(journal);
         }
-        let taken = journal.map_or(Ok(Vec::new()), |j| j.take_abandoned(self.slot));
+        let taken = journal.map_or(Ok(Vec::new()), |j| j.take_abandoned(self.core.slot));
         let taken = taken
             .inspect_err(
                 |error| tracing::debug!(%error, "what others left is not known at present"),
@@ -231,7 +231,7 @@ impl Engine {
             .unwrap_or_default();
         let taken: Vec<_> = taken.into_iter().map(Inherited::new).collect();
         let mut state = self.gsi.state.lock();
-        let now = self.now();
+        let now = self.core.now();
         let State { machine, records, .. } = &mut *state;
         let before = std::mem::take(&mut records.inherited);
         let mut for_others = Vec::new();
@@ -273,7 +273,7 @@ impl Engine {
     /// Whether a connection may be one of this host: of our addresses, to another's. Addresses come and go, and not all processes
     /// need have the same.
     fn is_of_this_host(&self, record: &Record) -> bool {
-        self.gids.contains(record.sgid) && !self.gids.contains(record.dgid)
+        self.core.gids.contains(record.sgid) && !self.core.gids.contains(record.dgid)
     }
 
     /// Hands the answer to a DREQ on that another process sent for one that is dead.
@@ -282,7 +282,7 @@ impl Engine {
         if incoming.was_forwarded || self.gsi.state.lock().machine.has(drep.remote_comm_id) {
             return false;
         }
-        let others = self.successors().into_iter().filter(|s| *s != self.slot);
+        let others = self.successors().into_iter().filter(|s| *s != self.core.slot);
         // Which of them it is for only they know.
         others.fold(false, |any, slot| self.hand_on(now, slot, &incoming.datagram) | any)
     }
@@ -302,7 +302,7 @@ mod tests {
         let name = "engine::gsi::records::tests::of_whom_the_end_had_no_time_to_tell_others_know";
         in_own_process(name, || {
             let engine = engine();
-            let own = engine.gids.entries()[0].gid;
+            let own = engine.core.gids.entries()[0].gid;
             let record = |id| Record {
                 id: CommId(id),
                 remote_id: CommId(8),
@@ -327,7 +327,7 @@ mod tests {
                 engine.gsi.state.lock().records.add(record.id, record);
             };
             disconnect(&told);
-            engine.gsi.sender.pause_until(engine.now() + Duration::from_secs(3600));
+            engine.gsi.sender.pause_until(engine.core.now() + Duration::from_secs(3600));
             disconnect(&untold);
             assert_eq!(end(), [untold.id]);
             engine.gsi.sender.pause_until(Time::default());

@@ -19,8 +19,8 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::requests::Requests;
 use super::{HINT_AT, MAD_AT, STEERING};
+use crate::base::NEVER;
 use crate::engine::Engine;
-use crate::engine::timers::NEVER;
 use crate::link::udp;
 
 const PACKET_LEN: usize = MAD_AT + MAD_LEN + ICRC_LEN;
@@ -212,24 +212,24 @@ impl Engine {
         headers.emit(room);
         room[MAD_AT..MAD_AT + MAD_LEN].copy_from_slice(&mad[..]);
         udp::seal(&way.flow, id, room);
-        self.count(Counter::SentPkts, 1);
-        self.count(Counter::SentBytes, PACKET_LEN as u64);
+        self.core.count(Counter::SentPkts, 1);
+        self.core.count(Counter::SentBytes, PACKET_LEN as u64);
     }
 
     /// The slot of the process that listens, or 0, and the lane of a request: 0, for a repetition another.
     fn hint(&self, requests: &mut Requests, transmit: &Transmit) -> (u8, u8) {
         let Ok(mad) = Mad::parse(&transmit.mad[..]) else { return (0, 0) };
         let Route::Service(service_id) = route(&mad) else { return (0, 0) };
-        if self.gids.contains(transmit.dgid) {
+        if self.core.gids.contains(transmit.dgid) {
             let slot = self.listener(service_id, transmit.dgid);
             // If nobody listens, this process says so.
-            return (slot.unwrap_or(self.slot), 0);
+            return (slot.unwrap_or(self.core.slot), 0);
         }
         let (slot, repeated) = requests.ask(mad.transaction_id, transmit.dgid, service_id);
         // Any lane does, but each a descriptor.
         let lane = match repeated % 16 {
             0 => 0,
-            n => self.slot.wrapping_add(16 * n),
+            n => self.core.slot.wrapping_add(16 * n),
         };
         (slot.unwrap_or(0), lane)
     }
@@ -244,12 +244,12 @@ impl Engine {
             if source.is_ipv4() != ip.is_ipv4() {
                 return None;
             }
-            let interface = self.gids.interface_of(transmit.sgid)?;
+            let interface = self.core.gids.interface_of(transmit.sgid)?;
             let scope_id = match ip {
                 IpAddr::V6(ip) if ip.is_unicast_link_local() => interface,
                 _ => 0,
             };
-            let port = self.config.udp_port;
+            let port = self.core.config.udp_port;
             let to = Destination {
                 source: Some(source),
                 interface: scope_id,

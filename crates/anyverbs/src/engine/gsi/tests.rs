@@ -104,7 +104,7 @@ fn source(engine: &Engine, to: IpAddr) -> Gid {
         IpAddr::V4(_) => 0,
         IpAddr::V6(ip) => 1 + u8::from(ip.is_unicast_link_local()),
     };
-    let entries = engine.gids.entries();
+    let entries = engine.core.gids.entries();
     let own = entries.iter().find(|e| e.gid.to_ip() == to);
     let same =
         |e: &&crate::gid::GidEntry| kind(e.gid.to_ip()) == kind(to) && e.interface_name != "lo";
@@ -153,7 +153,7 @@ fn qpn(engine: &Engine) -> Qpn {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let start = std::process::id().wrapping_mul(7919);
     let number = NEXT.fetch_add(1, Ordering::Relaxed).wrapping_add(start) & 0xffff;
-    Qpn::new(u32::from(engine.slot) << 16 | number)
+    Qpn::new(u32::from(engine.core.slot) << 16 | number)
 }
 
 /// The first event of those that `wanted` likes, which leaves the others. The worker brings it.
@@ -272,7 +272,7 @@ fn peer() {
         commands.recv().unwrap();
     }
     let engine = engine();
-    println!("@ slot {}", engine.slot);
+    println!("@ slot {}", engine.core.slot);
     let mut seen = Seen::default();
     let (mut listeners, mut connected) = (Vec::new(), Vec::new());
     loop {
@@ -521,7 +521,7 @@ fn packets_that_are_none_of_the_managers_are_counted_and_dropped() {
     let _turn = turn();
     let engine = engine();
     let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-    let to = SocketAddr::new(ip("127.0.0.1"), engine.config.udp_port);
+    let to = SocketAddr::new(ip("127.0.0.1"), engine.core.config.udp_port);
     let from = socket.local_addr().unwrap();
     let flow = Flow::new(from.ip(), to.ip(), from.port(), to.port());
     let dreq = Mad { transaction_id: 1, modifier: 0, message: Dreq::default().into() }.emit();

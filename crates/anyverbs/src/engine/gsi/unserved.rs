@@ -18,8 +18,8 @@ use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Gid;
 
 use super::receive::Incoming;
+use crate::base::NEVER;
 use crate::engine::Engine;
-use crate::engine::timers::NEVER;
 
 /// When a listener is looked for again: after this, and after twice as long each time.
 const FIRST: Duration = Duration::from_millis(1);
@@ -85,7 +85,7 @@ impl Engine {
     /// A listener has ended: it may come back.
     pub(crate) fn leave_service(&self, service_id: ServiceId) {
         match self.services.leave(port_of(service_id), RETURN) {
-            Ok(()) => self.forget_left(self.now()),
+            Ok(()) => self.forget_left(self.core.now()),
             Err(error) => tracing::debug!(%error, "a listener that may come back is not expected"),
         }
     }
@@ -143,7 +143,7 @@ impl Engine {
         let listener =
             listeners.entry((service_id, at)).or_insert_with(|| self.listener(service_id, at));
         match *listener {
-            Some(slot) if slot != self.slot => {
+            Some(slot) if slot != self.core.slot => {
                 let datagram = Datagram { bytes: &request.bytes, ..request.datagram };
                 (!self.hand_on(now, slot, &datagram)).then_some(request)
             }

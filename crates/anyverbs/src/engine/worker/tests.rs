@@ -46,8 +46,8 @@ fn it_does_not_spin_while_another_thread_is_at_the_sockets() {
         let reading = engine.rx.lock();
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let mut packet = [0; 64];
-        packet[5] = engine.slot;
-        socket.send_to(&packet, ("127.0.0.1", engine.config.udp_port)).unwrap();
+        packet[5] = engine.core.slot;
+        socket.send_to(&packet, ("127.0.0.1", engine.core.config.udp_port)).unwrap();
         let worker = worker();
         let begin = time_of(&worker);
         std::thread::sleep(Duration::from_millis(400));

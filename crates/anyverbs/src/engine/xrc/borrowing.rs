@@ -24,7 +24,7 @@ impl Engine {
         attr: &QpAttr,
         responder: &Lease,
     ) {
-        if target.slot() == self.slot {
+        if target.slot() == self.core.slot {
             return;
         }
         let number = self.xrc_domains.number(domain);
@@ -142,7 +142,7 @@ impl Engine {
         state.link.leave_path();
         state.link.xrc_srq = None;
         state.machine = QpCell::foreign_machine(cell.qpn);
-        self.mrs.forget_qp(cell.qpn);
+        self.core.mrs.forget_qp(cell.qpn);
     }
 
     /// A target of another process that is neither borrowed nor open here is forgotten.

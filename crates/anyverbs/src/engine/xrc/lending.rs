@@ -76,7 +76,7 @@ impl Engine {
     ) -> bool {
         let Some(xrceth) = packet.headers.xrceth else { return false };
         let to = Qpn::new(xrceth.srqn).slot();
-        if to == self.slot && state.link.share.is_none() {
+        if to == self.core.slot && state.link.share.is_none() {
             return false;
         }
         self.hand_over(cell, state, call, arrival, packet, to)
@@ -113,7 +113,7 @@ impl Engine {
         }
         let place = state.link.share.as_ref().map_or(Place::Here, |share| share.place);
         if place == Place::Here {
-            if to == self.slot {
+            if to == self.core.slot {
                 return false;
             }
             let State { machine, link, .. } = &mut *state;
@@ -143,7 +143,7 @@ impl Engine {
                 Err(_) => return false,
             }
         }
-        let Some(bytes) = xrc_message::packet(cell.qpn, arrival, packet, &self.memory) else {
+        let Some(bytes) = xrc_message::packet(cell.qpn, arrival, packet, &self.core.memory) else {
             return true;
         };
         let Some(share) = &mut state.link.share else { return false };
@@ -160,7 +160,7 @@ impl Engine {
             self.recall(cell.qpn, share, by);
         }
         if !share.waiting.add(packet, bytes, &self.sharing.waiting) {
-            self.count(Counter::DropSocketFull, 1);
+            self.core.count(Counter::DropSocketFull, 1);
         }
         true
     }
@@ -175,7 +175,7 @@ impl Engine {
             Ok(()) => Counter::Forwarded,
             Err(_) => Counter::DropSocketFull,
         };
-        self.count(counter, 1);
+        self.core.count(counter, 1);
     }
 
     /// The protection domain of an SRQ that a target's peer may name.

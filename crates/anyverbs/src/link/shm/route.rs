@@ -99,7 +99,7 @@ impl ShmRoute {
         if let Lookup::Mapped { is_new: true, .. } = found
             && let Some(shm) = &engine.shm
         {
-            let until = engine.now() + SWEEP_EVERY;
+            let until = engine.core.now() + SWEEP_EVERY;
             shm.next.fetch_min(until.as_nanos(), Ordering::SeqCst);
             engine.wake_before(until);
         }
@@ -157,7 +157,7 @@ impl ShmRoute {
                         let to = room.payload_ptr() as u64;
                         let regions = (&mut *region, &mut LastRemote::default());
                         payload
-                            .copy_to_addr(&engine.mrs, regions, &engine.memory, to)
+                            .copy_to_addr(&engine.core.mrs, regions, &engine.core.memory, to)
                             .map_err(TransmitError::from)?;
                     }
                     break room.commit();
@@ -237,7 +237,9 @@ impl ShmRoute {
         if len > 0 {
             let to = line[PLAIN..].as_mut_ptr() as u64;
             let regions = (region, &mut LastRemote::default());
-            if let Err(fault) = payload.copy_to_addr(&engine.mrs, regions, &engine.memory, to) {
+            if let Err(fault) =
+                payload.copy_to_addr(&engine.core.mrs, regions, &engine.core.memory, to)
+            {
                 return Some(Err(fault.into()));
             }
         }

@@ -100,11 +100,11 @@ impl Engine {
         ];
         for (i, [by_ring, packets, bytes]) in names.into_iter().enumerate() {
             let since = |what: usize| now[i][what].wrapping_sub(past[i][what]);
-            self.count(by_ring, since(0));
-            self.count(packets, since(0));
-            self.count(bytes, since(1));
+            self.core.count(by_ring, since(0));
+            self.core.count(packets, since(0));
+            self.core.count(bytes, since(1));
         }
-        self.count(Counter::AcksSent, now[0][2].wrapping_sub(past[0][2]));
+        self.core.count(Counter::AcksSent, now[0][2].wrapping_sub(past[0][2]));
     }
 }
 

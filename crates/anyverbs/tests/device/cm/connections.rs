@@ -440,7 +440,7 @@ fn extended_reliable_connections_connect_too() {
     active.id.set_option(IdOption::AckTimeout(19)).unwrap();
     active.resolve(&listener.on("127.0.0.1"));
     let init = XrcSendInitAttr { send_cq: &cq, cap: CAP, sq_sig_all: true, cookie: 0 };
-    let initiator = pd.create_xrc_send_qp(&init).unwrap();
+    let initiator = context.create_xrc_send_qp(&pd, &init).unwrap();
     let target = xrcd.create_qp(0).unwrap();
     assert_eq!(active.id.attach_qp(&target).unwrap_err().errno(), libc::EINVAL);
     active.id.attach_qp(&initiator).unwrap();

@@ -75,7 +75,7 @@ fn connect_many(count: usize) {
         match event.kind {
             EventKind::AddrResolved => active[at].0.resolve_route(SECOND).unwrap(),
             EventKind::RouteResolved => {
-                let qp = e.pd.create_qp(&init).unwrap();
+                let qp = e.context.create_qp(&e.pd, &init).unwrap();
                 active[at].0.attach_qp(&qp).unwrap();
                 active[at].0.connect(&PARAM).unwrap();
                 active[at].1 = Some(qp);
@@ -83,7 +83,7 @@ fn connect_many(count: usize) {
             EventKind::ConnectRequest => {
                 let id = event.new_id.unwrap();
                 id.set_cookie((count + passive.len()) as u64);
-                let qp = e.pd.create_qp(&init).unwrap();
+                let qp = e.context.create_qp(&e.pd, &init).unwrap();
                 id.attach_qp(&qp).unwrap();
                 id.accept(Some(&PARAM)).unwrap();
                 passive.push((id, qp));

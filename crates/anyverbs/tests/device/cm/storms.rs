@@ -28,7 +28,7 @@ fn queue_pair(e: &Endpoint, id: &Id) -> Qp {
         sq_sig_all: true,
         cookie: 0,
     };
-    let qp = e.pd.create_qp(&init).unwrap();
+    let qp = e.context.create_qp(&e.pd, &init).unwrap();
     // It may be over by now.
     let _ = id.attach_qp(&qp);
     qp

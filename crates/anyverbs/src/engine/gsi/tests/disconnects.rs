@@ -47,7 +47,7 @@ impl Side {
             sq_sig_all: true,
             cookie: 0,
         };
-        let qp = pd.create_qp(&init).unwrap();
+        let qp = context.create_qp(&pd, &init).unwrap();
         id.attach_qp(&qp).unwrap();
         Self { channel, id, _pd: pd, cq, qp }
     }

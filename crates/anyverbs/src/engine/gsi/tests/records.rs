@@ -38,7 +38,7 @@ fn what_cannot_be_ended_here_is_left_for_others() {
                 timeout: Duration::from_secs(60),
                 max_retries: 15,
             };
-            let ours = record(0xfe00_0001, engine.gids.entries()[0].gid);
+            let ours = record(0xfe00_0001, engine.core.gids.entries()[0].gid);
             let others = [2, 3].map(|n| record(0xfe00_0000 + n, gid("192.0.2.2")));
             let mut sections = [other.section().unwrap(), other.section().unwrap()];
             for payload in [[0xff; PAYLOAD_LEN], ours.emit(), others[0].emit()] {

@@ -6,15 +6,17 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 
-use crate::srq::SrqCell;
+use super::SrqCell;
 
 /// The SRQs of this process that requests can name. Their numbers are its slot in the top byte and a counter, as those
 /// of queue pairs are.
+#[derive(Debug)]
 pub(crate) struct SrqTable {
     slot: u8,
     inner: RwLock<Inner>,
 }
 
+#[derive(Debug)]
 struct Inner {
     srqs: HashMap<u32, Arc<SrqCell>>,
     next: u16,

@@ -1,0 +1,245 @@
+//! The directory of this process: what peers of the same host and user may reach without a message, on a board that they read.
+//!
+//! | on the board, in words | what |
+//! |---|---|
+//! | 0 | the layout |
+//! | 8 to 511 | a bit for each block of 4 KiB that may be read: the others have no memory yet |
+//! | from block 1 | regions that peers may WRITE or READ, by the index in their keys: valid, generation, rkey · iova · length · address · PD, rights |
+//! | behind them | queue pairs, by their number: valid, generation, number · peer, rights · PD · the peer's GID |
+//!
+//! An entry is a line whose first word says whether it is valid. Its owner changes the others only while it is not, and after
+//! waiting for the copies that began before ([`Directory::settle`]); hence under the mark of a copy a valid entry is
+//! whole. What is read there is the word of another process: it leads to addresses of that process, which the kernel checks,
+//! and to nothing in this one.
+//!
+//! Deregistration, and the move of a queue pair to RESET or ERR and its end as far as the program asked for them, wait for the
+//! copies in progress. A queue pair that an error moves is taken back at once, and waited for when the program acts on it. A
+//! peer that is stopped in the middle of a copy is waited for until it goes on or ends: it would write what it had begun.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyverbs_net::shm::{Copied, Endpoint};
+use anyverbs_proto::counters::{Counter, Counters};
+use anyverbs_proto::mr::{self, Access, Keys, MAX_REGIONS, Region};
+use anyverbs_proto::qp::Qp;
+use anyverbs_proto::types::{Gid, Qpn};
+use parking_lot::Mutex;
+
+/// Says that what follows is laid out as here.
+pub(crate) const LAYOUT: u64 = u64::from_le_bytes(*b"avb-dir2");
+pub(crate) const BITS: usize = 8;
+pub(crate) const BLOCK: usize = 4096;
+pub(crate) const ENTRY: usize = 64;
+pub(crate) const REGIONS: usize = BLOCK;
+pub(crate) const QUEUE_PAIRS: usize = REGIONS + MAX_REGIONS * ENTRY;
+pub(crate) const LEN: usize = QUEUE_PAIRS + (1 << 16) * ENTRY;
+/// Of a queue pair's entry: where its peer and rights are.
+pub(crate) const PEER: usize = 8;
+pub(crate) const VALID: u64 = 1 << 63;
+
+const _: () = assert!(BITS + LEN / BLOCK / 8 + 8 <= BLOCK, "a bit for each block");
+
+/// Bytes of the board of a process that does this.
+pub(crate) const BOARD: usize = LEN;
+
+/// Where the entry of a region is.
+pub(crate) fn region_at(rkey: u32) -> usize {
+    REGIONS + mr::index(rkey) * ENTRY
+}
+
+/// Where the entry of a queue pair is.
+pub(crate) fn qp_at(qpn: Qpn) -> usize {
+    QUEUE_PAIRS + usize::from(qpn.get() as u16) * ENTRY
+}
+
+/// Where the bit of an entry's block is, and which.
+pub(crate) fn bit_of(at: usize) -> (usize, u64) {
+    let block = at / BLOCK;
+    (BITS + block / 64 * 8, 1 << (block % 64))
+}
+
+/// What is published of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QpEntry {
+    pub(crate) peer: Qpn,
+    pub(crate) access: Access,
+    pub(crate) pd: u32,
+    pub(crate) gid: Gid,
+}
+
+impl QpEntry {
+    pub(crate) fn words(&self) -> [u64; 4] {
+        let (high, low) = self.gid.0.split_at(8);
+        let word = |bytes: &[u8]| bytes.iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
+        let peer = u64::from(self.access.bits()) << 32 | u64::from(self.peer.get());
+        [peer, self.pd.into(), word(high), word(low)]
+    }
+}
+
+/// What peers are told of a queue pair.
+#[derive(Debug, Default)]
+pub(crate) struct PublishedQp {
+    /// What they may do without a message.
+    access: Option<Access>,
+    /// Something was taken back, and who copies by it has not been waited for.
+    unsettled: bool,
+}
+
+impl PublishedQp {
+    /// Whether [`Directory::settle`] is to be called, which the caller then does.
+    pub(crate) fn take_unsettled(&mut self) -> bool {
+        std::mem::take(&mut self.unsettled)
+    }
+}
+
+/// What this process lets others of its user reach without a message.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    endpoint: Arc<Endpoint>,
+    slot: u8,
+    /// Each validity of an entry has another generation, so that an entry that was replaced is another. It has 31 bits: who
+    /// remembers an entry would have to sleep through all of them to take one for another.
+    generation: AtomicU64,
+    /// The part of what others copied here, and this process there, that the port's counters have.
+    counted: Mutex<(Copied, Copied)>,
+}
+
+impl Directory {
+    /// Opens the endpoint's board to readers.
+    pub(crate) fn new(endpoint: Arc<Endpoint>, slot: u8) -> Self {
+        let (at, bit) = bit_of(0);
+        endpoint.board().set_bits(at, bit);
+        endpoint.board().store(0, LAYOUT);
+        Self { endpoint, slot, generation: AtomicU64::new(0), counted: Mutex::default() }
+    }
+
+    /// Makes an entry valid. If the system has no memory for it, requests go by the ring.
+    fn enter(&self, at: usize, name: u32, words: &[u64]) {
+        let board = self.endpoint.board();
+        let (bits, bit) = bit_of(at);
+        if board.load(bits) & bit == 0 {
+            if !board.allocate(at / BLOCK * BLOCK, BLOCK) {
+                return;
+            }
+            board.set_bits(bits, bit);
+        }
+        for (n, &word) in words.iter().enumerate() {
+            board.store(at + 8 * (n + 1), word);
+        }
+        let generation = self.generation.fetch_add(1, Ordering::Relaxed) & 0x7fff_ffff;
+        board.store(at, VALID | generation << 32 | u64::from(name));
+    }
+
+    /// Takes an entry back; whether there was one.
+    fn take_back(&self, at: usize) -> bool {
+        let board = self.endpoint.board();
+        let (bits, bit) = bit_of(at);
+        if board.load(bits) & bit == 0 || board.load(at) & VALID == 0 {
+            return false;
+        }
+        board.store(at, 0);
+        true
+    }
+
+    /// Lets peers see a region that they may WRITE or READ.
+    pub(crate) fn publish_region(&self, keys: Keys, region: &Region) {
+        // A key that a peer can invalidate goes by the ring, as its invalidation does.
+        if !region.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_READ)
+            || region.access.contains(Access::INVALIDATABLE)
+        {
+            return;
+        }
+        let rights = u64::from(region.pd) << 32 | u64::from(region.access.bits());
+        let words = [region.iova, region.len, region.addr, rights];
+        self.enter(region_at(keys.rkey), keys.rkey, &words);
+    }
+
+    /// No copy touches a region any more when this returns.
+    pub(crate) fn withdraw_region(&self, keys: Keys) {
+        if self.take_back(region_at(keys.lkey)) {
+            self.settle();
+        }
+    }
+
+    #[cold]
+    fn republish_qp(&self, machine: &Qp, known: &mut PublishedQp) {
+        let (at, attr) = (qp_at(machine.qpn()), machine.attr());
+        let Some(access) = machine.open_to_direct().filter(|_| attr.dest_qpn.slot() != self.slot)
+        else {
+            return self.withdraw_qp(machine.qpn(), known);
+        };
+        let entry =
+            QpEntry { peer: attr.dest_qpn, access, pd: machine.init().pd, gid: attr.av.dgid };
+        if known.access.is_some() {
+            // Only the rights are others, which share a word with what stays.
+            self.endpoint.board().store(at + PEER, entry.words()[0]);
+            known.unsettled = true;
+        } else {
+            self.enter(at, machine.qpn().get(), &entry.words());
+        }
+        known.access = Some(access);
+    }
+
+    /// Takes a queue pair back.
+    pub(crate) fn withdraw_qp(&self, qpn: Qpn, known: &mut PublishedQp) {
+        if known.access.take().is_some() {
+            known.unsettled |= self.take_back(qp_at(qpn));
+        }
+    }
+
+    /// Waits until nobody copies by what was taken back before.
+    pub(crate) fn settle(&self) {
+        self.endpoint.settle();
+    }
+
+    /// Brings the port's counters up to date with what was copied without packets.
+    pub(crate) fn count(&self, counters: &Counters) {
+        let mut counted = self.counted.lock();
+        let ours = Copied {
+            writes: counters.read(Counter::ShmDirectWrites),
+            written: counters.read(Counter::ShmDirectWrittenBytes),
+            reads: counters.read(Counter::ShmDirectReads),
+            read: counters.read(Counter::ShmDirectReadBytes),
+        };
+        let theirs = self.endpoint.board().copied();
+        let (our_past, their_past) = std::mem::replace(&mut *counted, (ours, theirs));
+        // A peer may write any number there; what it says of the past may shrink.
+        let since = |now: u64, past: u64| now.saturating_sub(past);
+        let (out, into) =
+            ((our_past.writes, their_past.reads), (our_past.reads, their_past.writes));
+        counters.add(Counter::SentPkts, since(ours.writes, out.0) + since(theirs.reads, out.1));
+        counters.add(Counter::RcvdPkts, since(ours.reads, into.0) + since(theirs.writes, into.1));
+        let sent = since(ours.written, our_past.written) + since(theirs.read, their_past.read);
+        let received = since(ours.read, our_past.read) + since(theirs.written, their_past.written);
+        counters.add(Counter::SentBytes, sent);
+        counters.add(Counter::RcvdBytes, received);
+    }
+}
+
+/// Brings what is published of a queue pair up to date. What was taken back may be in use until
+/// [`Directory::settle`].
+#[inline]
+pub(crate) fn publish_qp(directory: Option<&Directory>, machine: &Qp, published: &mut PublishedQp) {
+    if published.access != machine.open_to_direct()
+        && let Some(directory) = directory
+    {
+        directory.republish_qp(machine, published);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_lie_apart_and_inside() {
+        assert_eq!(region_at(0), BLOCK);
+        assert_eq!(region_at(u32::MAX) + ENTRY, QUEUE_PAIRS);
+        assert_eq!(qp_at(Qpn::new(0xff_ffff)) + ENTRY, LEN);
+        assert_eq!(qp_at(Qpn::new(0xff_0000)), QUEUE_PAIRS);
+        assert_eq!(bit_of(0), (BITS, 1));
+        assert_eq!(bit_of(REGIONS), (BITS, 2));
+        assert!(bit_of(LEN - 1).0 < BLOCK);
+    }
+}

@@ -1,0 +1,143 @@
+//! What the objects of a device are made on: its configuration, tables, memory and clock.
+//!
+//! Objects hold a [`Core`]. It knows neither links nor queue pairs; what objects need of those above it, they ask
+//! through [`Progress`].
+
+mod clock;
+pub(crate) mod directory;
+mod patience;
+mod pd_numbers;
+mod quota;
+
+use std::any::Any;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, OnceLock, Weak};
+
+use anyverbs_proto::counters::{Counter, Counters};
+use anyverbs_proto::mr::{Keys, MrTable, Region};
+use anyverbs_proto::time::Time;
+use anyverbs_proto::types::Qpn;
+
+use crate::config::Config;
+use crate::fork;
+use crate::gid::GidTable;
+use crate::limits::DeviceAttr;
+use crate::memory::ProcessMemory;
+pub(crate) use clock::DeviceClock;
+use directory::Directory;
+pub(crate) use patience::{IS_WORKER, Patience};
+pub(crate) use pd_numbers::PdNumbers;
+pub(crate) use quota::{Quotas, Ticket};
+
+/// "Never", as a deadline in nanoseconds.
+pub(crate) const NEVER: u64 = u64::MAX;
+
+/// What every object of the device holds.
+pub(crate) struct Core {
+    pub(crate) config: Config,
+    pub(crate) attr: DeviceAttr,
+    pub(crate) slot: u8,
+    pub(crate) gids: GidTable,
+    pub(crate) mrs: MrTable,
+    pub(crate) memory: ProcessMemory,
+    pub(crate) counters: Counters,
+    pub(crate) quotas: Quotas,
+    pub(crate) clock: DeviceClock,
+    pub(crate) pd_numbers: PdNumbers,
+    /// What other processes of this host may reach without a message; `None` where all goes by messages.
+    pub(crate) directory: Option<Directory>,
+    /// Set before the first object is made.
+    pub(crate) progress: OnceLock<&'static dyn Progress>,
+}
+
+/// What objects ask of the rooms above them.
+pub(crate) trait Progress: Sync {
+    /// A poll found nothing: does what the network and the clock ask for. Whether that was next to nothing.
+    fn poll(&'static self) -> bool;
+
+    /// The program is about to sleep: what it owes leaves, and the worker serves it from now on.
+    fn end_polling(&'static self);
+
+    /// Receives until `found` says that there is an event of the channel whose descriptor is given. False: the caller
+    /// waits at the descriptor, and calls [`end_wait`](Self::end_wait) then.
+    ///
+    /// # Errors
+    /// That of poll(2).
+    fn wait_for_event(
+        &'static self,
+        patience: &Patience,
+        channel: BorrowedFd<'_>,
+        found: &mut dyn FnMut() -> bool,
+    ) -> io::Result<bool>;
+
+    /// The caller waits no longer.
+    fn end_wait(&'static self);
+
+    /// Does what had to wait until no object is locked.
+    fn after_unlock(&'static self);
+
+    /// Has `what` called at a time.
+    fn call_at(&'static self, at: Time, what: Weak<dyn Timed>);
+
+    /// A completion queue lost a completion of a queue pair: that one and all that use the queue fail when the present
+    /// lock is released.
+    fn note_overrun(&'static self, cq: Arc<dyn Any + Send + Sync>, qpn: Qpn);
+}
+
+/// Something that is called at a time that it asked for.
+pub(crate) trait Timed: Send + Sync {
+    /// The time has come.
+    fn on_time(self: Arc<Self>, now: Time);
+}
+
+impl std::fmt::Debug for Core {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Core").field("slot", &self.slot).finish_non_exhaustive()
+    }
+}
+
+impl Core {
+    /// Whether this is the process's own, and not its parent's.
+    #[inline]
+    pub(crate) fn is_current(&'static self) -> bool {
+        fork::is_current(self)
+    }
+
+    /// The clock of the machines.
+    #[inline]
+    pub(crate) fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    pub(crate) fn count(&self, counter: Counter, n: u64) {
+        self.counters.add(counter, n);
+    }
+
+    /// Lets other processes see a region: peers reach it as far as its rights go.
+    pub(crate) fn publish_region(&self, keys: Keys, region: &Region) {
+        if let Some(directory) = &self.directory {
+            directory.publish_region(keys, region);
+        }
+    }
+
+    /// No copy touches a region any more when this returns.
+    pub(crate) fn withdraw_region(&self, keys: Keys) {
+        if let Some(directory) = &self.directory {
+            directory.withdraw_region(keys);
+        }
+    }
+
+    /// Waits until no peer copies by what was taken back from the directory before.
+    pub(crate) fn settle_copies(&self) {
+        if let Some(directory) = &self.directory {
+            directory.settle();
+        }
+    }
+
+    /// The rooms above.
+    #[inline]
+    pub(crate) fn progress(&self) -> &'static dyn Progress {
+        *self.progress.get().expect("set before the first object is made")
+    }
+}
