@@ -4,13 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyverbs_proto::comp_cntr::CompCntrOps;
-use anyverbs_proto::qp::attr::QpState;
 
 use crate::base::{Core, Ticket};
 use crate::context_cell::ContextCell;
 use crate::error::{AttachError, CreateError, DestroyError};
 use crate::holders::{Held, Holdable, Holder, Holders};
-use crate::qp::State;
 
 /// What a counter counts (`enum ibv_comp_cntr_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -64,11 +62,13 @@ impl Attached {
         cntr.completed.fetch_add(n, Ordering::Relaxed);
     }
 
+    /// Has `cntr` count these operations; `is_late`: the queue pair has left RESET and INIT.
     pub(crate) fn attach(
-        state: &mut State,
+        &mut self,
         context: &Arc<ContextCell>,
         cntr: &CompCntr,
         ops: CompCntrOps,
+        is_late: bool,
     ) -> Result<(), AttachError> {
         if !Arc::ptr_eq(context, &cntr.0.context) {
             return Err(AttachError::Foreign("completion counter"));
@@ -76,16 +76,14 @@ impl Attached {
         if ops.is_empty() {
             return Err(AttachError::NoOperation);
         }
-        if !matches!(state.machine.state(), QpState::Reset | QpState::Init) {
+        if is_late {
             return Err(AttachError::TooLate);
         }
-        let attached = &mut state.link.comp_cntrs;
-        if attached.0.iter().any(|(taken, _)| taken.intersects(ops)) {
+        if self.0.iter().any(|(taken, _)| taken.intersects(ops)) {
             return Err(AttachError::Counted);
         }
         let held = Held::new(&cntr.0, Holder::Qp).ok_or(AttachError::Gone)?;
-        attached.0.push((ops, held));
-        state.machine.count(ops);
+        self.0.push((ops, held));
         Ok(())
     }
 }

@@ -264,7 +264,7 @@ impl Context {
     /// # Errors
     /// [`CreateError`].
     pub fn create_qp(&self, pd: &Pd, init: &QpInitAttr<'_>) -> Result<Qp, CreateError> {
-        Qp::create(self.engine()?, pd, init)
+        Qp::create(self.engine()?.transport, pd, init)
     }
 
     /// Makes the initiator of an extended reliable connection: a queue pair that only sends (`ibv_create_qp_ex`).
@@ -276,7 +276,7 @@ impl Context {
         pd: &Pd,
         init: &XrcSendInitAttr<'_>,
     ) -> Result<Qp, CreateError> {
-        Qp::create_xrc_send(self.engine()?, pd, init)
+        Qp::create_xrc_send(self.engine()?.transport, pd, init)
     }
 
     /// Makes a queue pair for raw packets (`IBV_QPT_RAW_PACKET`).

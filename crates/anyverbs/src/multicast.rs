@@ -10,82 +10,106 @@ use std::fmt::Write as _;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyverbs_net::UdpPort;
-use anyverbs_proto::qp::attr::QpType;
-use anyverbs_proto::types::Gid;
+use anyverbs_proto::types::{Gid, Qpn};
 use parking_lot::{Mutex, RwLock};
 
-use crate::engine::Engine;
 use crate::error::{AttachError, DestroyError};
 use crate::gid::GidTable;
 use crate::limits::DeviceAttr;
-use crate::qp::QpCell;
+use crate::link::Links;
 
-/// The groups of this process.
-#[derive(Debug, Default)]
-pub(crate) struct Groups {
-    control: Mutex<Control>,
-    /// The queue pairs of each group, each once.
-    table: RwLock<HashMap<Gid, Arc<[Arc<QpCell>]>>>,
+/// A queue pair, for the groups.
+pub(crate) trait Member {
+    fn qpn(&self) -> Qpn;
+
+    fn links(&self) -> &'static Links;
+
+    /// Whether it is of type UD.
+    fn is_datagram(&self) -> bool;
+
+    /// How many attachments it has; changed under the lock of the groups.
+    fn attachments(&self) -> &AtomicU32;
+
+    fn is_destroyed(&self) -> bool;
+
+    /// It takes what is sent to a group, or no longer.
+    fn set_in(&self, gid: Gid, is_in: bool);
 }
 
-#[derive(Debug, Default)]
-struct Control {
-    groups: HashMap<Gid, Group>,
+/// The groups of this process.
+#[derive(Debug)]
+pub(crate) struct Groups<M> {
+    control: Mutex<Control<M>>,
+    /// The queue pairs of each group, each once.
+    table: RwLock<HashMap<Gid, Members<M>>>,
+}
+
+/// The queue pairs of a group.
+type Members<M> = Arc<[Arc<M>]>;
+
+impl<M> Default for Groups<M> {
+    fn default() -> Self {
+        let control = Control { groups: HashMap::new(), attachments: 0 };
+        Self { control: Mutex::new(control), table: RwLock::default() }
+    }
+}
+
+#[derive(Debug)]
+struct Control<M> {
+    groups: HashMap<Gid, Group<M>>,
     /// Of all groups.
     attachments: u32,
 }
 
 /// A group that queue pairs are attached to.
-#[derive(Debug, Default)]
-struct Group {
+#[derive(Debug)]
+struct Group<M> {
     /// With the LIDs, which say nothing on RoCE, but name the attachment.
-    attached: Vec<(Arc<QpCell>, u16)>,
+    attached: Vec<(Arc<M>, u16)>,
     /// Interfaces on which it is joined.
     interfaces: Vec<u32>,
 }
 
-impl Groups {
+impl<M: Member> Groups<M> {
     /// The queue pairs that get what is sent to `gid`.
-    pub(crate) fn members(&self, gid: Gid) -> Option<Arc<[Arc<QpCell>]>> {
+    pub(crate) fn members(&self, gid: Gid) -> Option<Members<M>> {
         self.table.read().get(&gid).cloned()
     }
 
     /// Attaches a queue pair; nothing happens where it is attached already.
-    pub(crate) fn attach(&self, cell: &Arc<QpCell>, gid: Gid, lid: u16) -> Result<(), AttachError> {
-        check(cell, gid)?;
-        let engine = cell.engine;
+    pub(crate) fn attach(&self, cell: &Arc<M>, gid: Gid, lid: u16) -> Result<(), AttachError> {
+        check(&**cell, gid)?;
+        let links = cell.links();
         let mut control = self.control.lock();
-        if cell.state.lock().is_dead() {
+        if cell.is_destroyed() {
             return Err(AttachError::Gone);
         }
         let Control { groups, attachments } = &mut *control;
-        let max = &engine.core.attr;
+        let max = &links.core.attr;
         let known = groups.get(&gid);
         if known.is_some_and(|group| group.position(cell, lid).is_some()) {
             return Ok(());
         }
         check_room(max, groups.len(), *attachments, known)?;
-        let mut joined = Group::default();
+        let mut joined = Group { attached: Vec::new(), interfaces: Vec::new() };
         if known.is_none() {
-            joined
-                .follow(&engine.port, &engine.core.gids, gid.to_ip())
-                .map_err(AttachError::Join)?;
+            joined.follow(&links.port, &links.core.gids, gid.to_ip()).map_err(AttachError::Join)?;
         }
         let group = groups.entry(gid).or_insert(joined);
         group.attached.push((Arc::clone(cell), lid));
         *attachments += 1;
-        cell.groups.fetch_add(1, Ordering::Relaxed);
-        cell.state.lock().set_in(gid, true);
+        cell.attachments().fetch_add(1, Ordering::Relaxed);
+        cell.set_in(gid, true);
         self.publish(gid, group);
         Ok(())
     }
 
     /// Detaches a queue pair from a group that it was attached to with this LID.
-    pub(crate) fn detach(&self, cell: &Arc<QpCell>, gid: Gid, lid: u16) -> Result<(), AttachError> {
-        check(cell, gid)?;
+    pub(crate) fn detach(&self, cell: &Arc<M>, gid: Gid, lid: u16) -> Result<(), AttachError> {
+        check(&**cell, gid)?;
         let mut control = self.control.lock();
         let at = control.groups.get(&gid).and_then(|group| group.position(cell, lid));
         let at = at.ok_or(AttachError::NotAttached)?;
@@ -94,8 +118,8 @@ impl Groups {
     }
 
     /// Detaches a queue pair that is dropped from all its groups.
-    pub(crate) fn detach_all(&self, cell: &Arc<QpCell>) {
-        if cell.groups.load(Ordering::Relaxed) == 0 {
+    pub(crate) fn detach_all(&self, cell: &Arc<M>) {
+        if cell.attachments().load(Ordering::Relaxed) == 0 {
             return;
         }
         let mut control = self.control.lock();
@@ -108,14 +132,14 @@ impl Groups {
     /// Does what ends a queue pair, unless it is attached to groups; no attachment comes between.
     pub(crate) fn unless_attached<T>(
         &self,
-        cell: &Arc<QpCell>,
+        cell: &Arc<M>,
         end: impl FnOnce() -> T,
     ) -> Result<T, DestroyError> {
-        if cell.qp_type != QpType::Ud {
+        if !cell.is_datagram() {
             return Ok(end());
         }
         let control = self.control.lock();
-        if cell.groups.load(Ordering::Relaxed) == 0 {
+        if cell.attachments().load(Ordering::Relaxed) == 0 {
             return Ok(end());
         }
         let mut text = String::new();
@@ -142,10 +166,10 @@ impl Groups {
     /// Removes those of the group's attachments that `which` picks, all of `cell`.
     fn remove(
         &self,
-        control: &mut Control,
+        control: &mut Control<M>,
         gid: Gid,
-        which: impl Fn(usize, &Arc<QpCell>) -> bool,
-        cell: &QpCell,
+        which: impl Fn(usize, &Arc<M>) -> bool,
+        cell: &M,
     ) {
         let Control { groups, attachments } = control;
         let Some(group) = groups.get_mut(&gid) else { return };
@@ -157,24 +181,24 @@ impl Groups {
         });
         let removed = (before - group.attached.len()) as u32;
         *attachments -= removed;
-        cell.groups.fetch_sub(removed, Ordering::Relaxed);
+        cell.attachments().fetch_sub(removed, Ordering::Relaxed);
         if !group.attached.iter().any(|(qp, _)| std::ptr::eq(&**qp, cell)) {
             // Whoever delivers a packet with an older view of the table finds out here.
-            cell.state.lock().set_in(gid, false);
+            cell.set_in(gid, false);
         }
         self.publish(gid, group);
         if group.attached.is_empty() {
             for interface in std::mem::take(&mut group.interfaces) {
-                leave(&cell.engine.port, gid.to_ip(), interface);
+                leave(&cell.links().port, gid.to_ip(), interface);
             }
             groups.remove(&gid);
         }
     }
 
-    fn publish(&self, gid: Gid, group: &Group) {
-        let mut cells: Vec<&Arc<QpCell>> = group.attached.iter().map(|(cell, _)| cell).collect();
-        cells.sort_by_key(|cell| cell.qpn);
-        cells.dedup_by_key(|cell| cell.qpn);
+    fn publish(&self, gid: Gid, group: &Group<M>) {
+        let mut cells: Vec<&Arc<M>> = group.attached.iter().map(|(cell, _)| cell).collect();
+        cells.sort_by_key(|cell| cell.qpn());
+        cells.dedup_by_key(|cell| cell.qpn());
         let cells: Arc<[_]> = cells.into_iter().cloned().collect();
         let mut table = self.table.write();
         if cells.is_empty() {
@@ -185,9 +209,9 @@ impl Groups {
     }
 }
 
-impl Control {
+impl<M> Control<M> {
     /// Groups and LIDs that a queue pair is attached to.
-    fn of<'a>(&'a self, cell: &'a Arc<QpCell>) -> impl Iterator<Item = (Gid, u16)> + 'a {
+    fn of<'a>(&'a self, cell: &'a Arc<M>) -> impl Iterator<Item = (Gid, u16)> + 'a {
         self.groups.iter().flat_map(move |(gid, group)| {
             let own = group.attached.iter().filter(|(qp, _)| Arc::ptr_eq(qp, cell));
             own.map(|(_, lid)| (*gid, *lid))
@@ -195,8 +219,8 @@ impl Control {
     }
 }
 
-impl Group {
-    fn position(&self, cell: &Arc<QpCell>, lid: u16) -> Option<usize> {
+impl<M> Group<M> {
+    fn position(&self, cell: &Arc<M>, lid: u16) -> Option<usize> {
         self.attached.iter().position(|(qp, l)| Arc::ptr_eq(qp, cell) && *l == lid)
     }
 
@@ -238,10 +262,10 @@ fn leave(port: &UdpPort, group: IpAddr, interface: u32) {
     }
 }
 
-fn check(cell: &QpCell, gid: Gid) -> Result<(), AttachError> {
-    if !cell.engine.is_current() {
+fn check(cell: &impl Member, gid: Gid) -> Result<(), AttachError> {
+    if !cell.links().core.is_current() {
         Err(AttachError::Forked)
-    } else if cell.qp_type != QpType::Ud {
+    } else if !cell.is_datagram() {
         Err(AttachError::NotDatagram)
     } else if !gid.is_multicast() {
         Err(AttachError::NotGroup)
@@ -250,11 +274,11 @@ fn check(cell: &QpCell, gid: Gid) -> Result<(), AttachError> {
     }
 }
 
-fn check_room(
+fn check_room<M>(
     max: &DeviceAttr,
     groups: usize,
     attachments: u32,
-    known: Option<&Group>,
+    known: Option<&Group<M>>,
 ) -> Result<(), AttachError> {
     match known {
         None if groups >= max.max_mcast_grp as usize => {
@@ -274,33 +298,33 @@ fn check_room(
 /// before a queue pair is attached. Who only sends needs none.
 #[derive(Debug)]
 pub(crate) struct Membership {
-    engine: &'static Engine,
+    links: &'static Links,
     group: IpAddr,
     interface: u32,
 }
 
 /// Joins a group on an interface (its index, [`crate::GidEntry::interface`]).
 pub(crate) fn join(
-    engine: &'static Engine,
+    links: &'static Links,
     gid: Gid,
     interface: u32,
 ) -> Result<Membership, AttachError> {
-    if !engine.is_current() {
+    if !links.core.is_current() {
         return Err(AttachError::Forked);
     }
     if !gid.is_multicast() {
         return Err(AttachError::NotGroup);
     }
     let group = gid.to_ip();
-    engine.port.join_multicast(group, interface).map_err(AttachError::Join)?;
-    Ok(Membership { engine, group, interface })
+    links.port.join_multicast(group, interface).map_err(AttachError::Join)?;
+    Ok(Membership { links, group, interface })
 }
 
 impl Drop for Membership {
     fn drop(&mut self) {
         // A forked child shares the sockets: the membership is its parent's.
-        if self.engine.is_current() {
-            leave(&self.engine.port, self.group, self.interface);
+        if self.links.core.is_current() {
+            leave(&self.links.port, self.group, self.interface);
         }
     }
 }

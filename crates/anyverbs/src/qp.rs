@@ -1,8 +1,17 @@
 //! Queue pair.
 
+pub(crate) mod arrivals;
+pub(crate) mod env;
 mod handles;
+pub(crate) mod link;
+pub(crate) mod owed;
 mod poster;
+pub(crate) mod sharing;
+pub(crate) mod table;
+pub(crate) mod timers;
+pub(crate) mod transport;
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -18,22 +27,25 @@ use anyverbs_queue_memory::{Queue, QueueMemory};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::base::Ticket;
-use crate::comp_cntr::{Attached, CompCntr};
+use crate::comp_cntr::CompCntr;
 use crate::context_cell::ContextCell;
 use crate::cq::{Cq, CqCell};
-use crate::engine::Engine;
-use crate::engine::env::{Call, Link};
-use crate::engine::pace::NO_LIMIT;
 use crate::error::{AttachError, CreateError, DestroyError, ModifyObjectError, PostError};
 use crate::event_queue::Acks;
 use crate::holders::{Held, Holdable, Holder};
+use crate::link::Links;
+use crate::link::pace::NO_LIMIT;
 use crate::link::udp::Asked;
+use crate::multicast::Member;
 use crate::pd::{Pd, PdCell};
 use crate::privilege;
 use crate::srq::{Srq, SrqCell};
-use crate::xrcd::{FileId, XrcdCell};
+use anyverbs_proto::xrc_message::FileId;
+use env::Call;
 use handles::Handles;
+use link::Link;
 pub use poster::Poster;
+use transport::Transport;
 
 /// What a queue pair is made with (`struct ibv_qp_init_attr`).
 #[derive(Clone, Copy, Debug)]
@@ -80,8 +92,19 @@ struct Handle {
     /// It has its cookie: events may come.
     listens: AtomicBool,
     acks: Arc<Acks>,
-    /// Of a target; until the handle is destroyed.
-    xrcd: Mutex<Option<Held<XrcdCell>>>,
+    /// The domain of a target, which is held until the handle is destroyed.
+    xrcd: Mutex<Option<HeldDomain>>,
+}
+
+/// Keeps an XRC domain from being closed until it is dropped.
+pub(crate) type HeldDomain = Box<dyn Any + Send + Sync>;
+
+/// The XRC domain of a target.
+#[derive(Clone, Copy)]
+pub(crate) struct XrcDomain {
+    pub(crate) number: u64,
+    /// The file of the domain, which other processes may share.
+    pub(crate) file: Option<FileId>,
 }
 
 /// All that a queue pair of any type is made of.
@@ -92,7 +115,7 @@ pub(crate) struct QpParts<'a> {
     pub(crate) send_cq: Option<&'a Cq>,
     pub(crate) recv_cq: Option<&'a Cq>,
     pub(crate) srq: Option<&'a Srq>,
-    pub(crate) xrcd: Option<&'a Arc<XrcdCell>>,
+    pub(crate) xrc: Option<XrcDomain>,
     pub(crate) cap: QpCap,
     pub(crate) sq_sig_all: bool,
     pub(crate) cookie: u64,
@@ -107,7 +130,7 @@ impl QpParts<'_> {
             send_cq: None,
             recv_cq: None,
             srq: None,
-            xrcd: None,
+            xrc: None,
             cap: QpCap::default(),
             sq_sig_all: false,
             cookie: 0,
@@ -116,7 +139,7 @@ impl QpParts<'_> {
 }
 
 pub(crate) struct QpCell {
-    pub(crate) engine: &'static Engine,
+    pub(crate) transport: &'static Transport,
     pub(crate) qpn: Qpn,
     pub(crate) qp_type: QpType,
     pub(crate) state: Mutex<State>,
@@ -129,7 +152,7 @@ pub(crate) struct QpCell {
     xrc_domain: AtomicU64,
     /// The file of its domain, which other processes may share.
     pub(crate) xrc_file: Option<FileId>,
-    /// The process of a target that is not this one's: open here, or borrowed ([`crate::engine::xrc`]).
+    /// The process of a target that is not this one's: open here, or borrowed ([`sharing::Sharing`]).
     home: AtomicU8,
     /// The lease under which such a one is borrowed, or 0. Changes under the queue pair's lock.
     pub(crate) borrowed: AtomicU64,
@@ -183,9 +206,9 @@ impl fmt::Debug for QpCell {
 
 impl QpCell {
     /// A queue pair with nothing around its machine, and nobody who has it open.
-    fn bare(engine: &'static Engine, qpn: Qpn, qp_type: QpType, state: State) -> Self {
+    fn bare(transport: &'static Transport, qpn: Qpn, qp_type: QpType, state: State) -> Self {
         Self {
-            engine,
+            transport,
             qpn,
             qp_type,
             state: Mutex::new(state),
@@ -219,7 +242,7 @@ impl QpCell {
         let State { machine, link, .. } = &mut *state;
         machine.say_farewell(&mut call.env(link));
         let last = (std::mem::take(&mut link.comp_cntrs), machine.give_up_queues());
-        self.engine.note_modified(self, &mut state);
+        self.note_modified(&mut state);
         call.finish_last(state);
         drop(last);
         Some(hold)
@@ -240,15 +263,22 @@ impl QpCell {
         let src_qpn = packet.headers.deth.map(|deth| deth.src_qpn);
         let unwanted = self.blocks_own_multicast.load(Ordering::Relaxed)
             && src_qpn == Some(self.qpn)
-            && self.engine.core.gids.contains(arrival.source);
+            && self.transport.core.gids.contains(arrival.source);
         state.is_in(arrival.destination) && !unwanted
+    }
+
+    /// Tells those who share the domain of a target that it was modified, or ends.
+    fn note_modified(&self, state: &mut State) {
+        if self.qp_type == QpType::XrcRecv {
+            self.transport.sharing().modified(self, state);
+        }
     }
 
     /// It ends with its last handle; what it held. None if it was done.
     fn end(&self) -> Option<Hold> {
         let hold = self.retire()?;
-        self.engine.qps.remove(self.qpn);
-        self.engine.core.mrs.forget_qp(self.qpn);
+        self.transport.qps.remove(self.qpn);
+        self.transport.core.mrs.forget_qp(self.qpn);
         self.leave_cqs(true);
         Some(hold)
     }
@@ -268,12 +298,34 @@ impl QpCell {
     }
 }
 
+impl Member for QpCell {
+    fn qpn(&self) -> Qpn {
+        self.qpn
+    }
+
+    fn links(&self) -> &'static Links {
+        self.transport.links
+    }
+
+    fn is_datagram(&self) -> bool {
+        self.qp_type == QpType::Ud
+    }
+
+    fn attachments(&self) -> &AtomicU32 {
+        &self.groups
+    }
+
+    fn is_destroyed(&self) -> bool {
+        self.state.lock().is_dead()
+    }
+
+    fn set_in(&self, gid: Gid, is_in: bool) {
+        self.state.lock().set_in(gid, is_in);
+    }
+}
+
 impl Handle {
-    fn new(
-        context: &Arc<ContextCell>,
-        cookie: Option<u64>,
-        xrcd: Option<Held<XrcdCell>>,
-    ) -> Arc<Self> {
+    fn new(context: &Arc<ContextCell>, cookie: Option<u64>, xrcd: Option<HeldDomain>) -> Arc<Self> {
         Arc::new(Self {
             context: Arc::clone(context),
             cookie: AtomicU64::new(cookie.unwrap_or_default()),
@@ -286,7 +338,7 @@ impl Handle {
 
 impl Qp {
     pub(crate) fn create(
-        engine: &'static Engine,
+        transport: &'static Transport,
         pd: &Pd,
         init: &QpInitAttr<'_>,
     ) -> Result<Self, CreateError> {
@@ -305,16 +357,16 @@ impl Qp {
             send_cq: Some(init.send_cq),
             recv_cq: Some(init.recv_cq),
             srq: init.srq,
-            xrcd: None,
+            xrc: None,
             cap: init.cap,
             sq_sig_all: init.sq_sig_all,
             cookie: init.cookie,
         };
-        Self::assemble(engine, &pd.context, &parts)
+        Self::assemble(transport, &pd.context, &parts, None)
     }
 
     pub(crate) fn create_xrc_send(
-        engine: &'static Engine,
+        transport: &'static Transport,
         pd: &Pd,
         init: &XrcSendInitAttr<'_>,
     ) -> Result<Self, CreateError> {
@@ -326,23 +378,24 @@ impl Qp {
             cookie: init.cookie,
             ..QpParts::new(QpType::XrcSend)
         };
-        Self::assemble(engine, &pd.context, &parts)
+        Self::assemble(transport, &pd.context, &parts, None)
     }
 
     /// Makes a queue pair of parts that fit its type.
     pub(crate) fn assemble(
-        engine: &'static Engine,
+        transport: &'static Transport,
         context: &Arc<ContextCell>,
         parts: &QpParts<'_>,
+        xrcd: Option<HeldDomain>,
     ) -> Result<Self, CreateError> {
-        if !engine.is_current() {
+        if !transport.core.is_current() {
             return Err(CreateError::Forked);
         }
         let cqs = [parts.send_cq, parts.recv_cq];
-        if cqs.into_iter().flatten().any(|cq| !std::ptr::eq(cq.0.core, engine.core)) {
+        if cqs.into_iter().flatten().any(|cq| !std::ptr::eq(cq.0.core, transport.core)) {
             return Err(CreateError::Foreign("completion queue"));
         }
-        if parts.srq.is_some_and(|srq| !std::ptr::eq(srq.0.core, engine.core)) {
+        if parts.srq.is_some_and(|srq| !std::ptr::eq(srq.0.core, transport.core)) {
             return Err(CreateError::Foreign("SRQ"));
         }
         if parts.srq.is_some_and(|srq| srq.number().is_some()) {
@@ -357,9 +410,9 @@ impl Qp {
                 ));
             }
         }
-        let cap = actual_cap(engine, parts)?;
-        let ticket = engine.core.quotas.qp.take().ok_or(CreateError::Exhausted("queue pairs"))?;
-        let xrcd = held(parts.xrcd, "XRC domain")?;
+        let cap = actual_cap(transport, parts)?;
+        let ticket =
+            transport.core.quotas.qp.take().ok_or(CreateError::Exhausted("queue pairs"))?;
         let hold = Hold(
             held(parts.pd, "protection domain")?,
             [
@@ -386,7 +439,7 @@ impl Qp {
             machine = machine.with_srq_pd(srq.0.pd);
         }
         let handle = Handle::new(context, Some(parts.cookie), xrcd);
-        let cell = engine
+        let cell = transport
             .qps
             .insert(|qpn| {
                 let machine = machine.numbered(qpn);
@@ -399,13 +452,13 @@ impl Qp {
                     send_cq: parts.send_cq.map(|cq| Arc::clone(&cq.0)),
                     recv_cq: tm_cq.or(parts.recv_cq.map(|cq| &cq.0)).map(Arc::clone),
                     srq: parts.srq.map(|srq| Arc::clone(&srq.0)),
-                    xrc_domain: AtomicU64::new(parts.xrcd.map_or(NO_DOMAIN, |x| x.domain)),
-                    xrc_file: parts.xrcd.and_then(|xrcd| xrcd.file),
+                    xrc_domain: AtomicU64::new(parts.xrc.map_or(NO_DOMAIN, |xrc| xrc.number)),
+                    xrc_file: parts.xrc.and_then(|xrc| xrc.file),
                     handles: Mutex::new(Handles {
                         own: vec![Arc::clone(&handle)],
                         others: Vec::new(),
                     }),
-                    ..QpCell::bare(engine, qpn, parts.qp_type, state)
+                    ..QpCell::bare(transport, qpn, parts.qp_type, state)
                 }
             })
             .ok_or(CreateError::Exhausted("queue pair numbers"))?;
@@ -415,10 +468,11 @@ impl Qp {
     /// One more handle of a target, through a domain's handle; None if either was destroyed meanwhile.
     pub(crate) fn open(
         cell: Arc<QpCell>,
-        xrcd: &Arc<XrcdCell>,
+        context: &Arc<ContextCell>,
+        held: HeldDomain,
         cookie: Option<u64>,
     ) -> Option<Self> {
-        let handle = Handle::new(&xrcd.context, cookie, Some(Held::new(xrcd, Holder::Qp)?));
+        let handle = Handle::new(context, cookie, Some(held));
         let mut handles = cell.handles.lock();
         if handles.are_none() {
             return None;
@@ -428,20 +482,20 @@ impl Qp {
         Some(Self(cell, handle))
     }
 
-    /// A handle of a target of another process, through a domain's handle; an errno value.
+    /// A handle of a target of another process, which `open` asks, through a domain's handle; an errno value. `open` gets
+    /// what enters the new handle and what takes it away again.
     pub(crate) fn open_foreign(
-        qpn: Qpn,
-        file: FileId,
-        xrcd: &Arc<XrcdCell>,
+        context: &Arc<ContextCell>,
+        held: HeldDomain,
         cookie: Option<u64>,
+        open: impl FnOnce(&dyn Fn(&QpCell), &dyn Fn(&QpCell)) -> Result<Arc<QpCell>, i32>,
     ) -> Result<Self, i32> {
-        let held = Held::new(xrcd, Holder::Qp).ok_or(libc::EINVAL)?;
         // It hears of no event before it is there.
-        let handle = Handle::new(&xrcd.context, None, Some(held));
+        let handle = Handle::new(context, None, Some(held));
         let enter = |cell: &QpCell| cell.handles.lock().own.push(Arc::clone(&handle));
         let leave =
             |cell: &QpCell| cell.handles.lock().own.retain(|other| !Arc::ptr_eq(other, &handle));
-        let cell = xrcd.engine.open_foreign(qpn, file, enter, leave)?;
+        let cell = open(&enter, &leave)?;
         let qp = Self(cell, handle);
         if let Some(cookie) = cookie {
             qp.set_cookie(cookie);
@@ -464,7 +518,7 @@ impl Qp {
     /// Actual sizes; zeros for an inherited queue pair.
     #[must_use]
     pub fn cap(&self) -> QpCap {
-        if !self.0.engine.is_current() {
+        if !self.0.transport.core.is_current() {
             return QpCap::default();
         }
         self.0.state.lock().machine.init().cap
@@ -479,7 +533,7 @@ impl Qp {
         if let Some(home) = self.0.home() {
             let init = *state.machine.init();
             drop(state);
-            let attr = self.0.engine.query_foreign(home, self.0.qpn);
+            let attr = self.0.transport.sharing().query(home, self.0.qpn);
             return Ok((attr.map_err(ModifyObjectError::Elsewhere)?, init));
         }
         Ok((state.machine.attr(), *state.machine.init()))
@@ -513,7 +567,7 @@ impl Qp {
     fn check_open(&self) -> Result<(), ModifyObjectError> {
         let cell = &self.0;
         let closed = cell.qp_type == QpType::XrcRecv
-            && cell.engine.is_current()
+            && cell.transport.core.is_current()
             && self.1.xrcd.lock().is_none();
         if closed { Err(ModifyObjectError::Gone) } else { Ok(()) }
     }
@@ -527,7 +581,7 @@ impl Qp {
         self.check_open()?;
         if let Some(home) = self.0.home() {
             drop(self.lock()?);
-            let modified = self.0.engine.modify_foreign(home, self.0.qpn, attr, mask);
+            let modified = self.0.transport.sharing().modify(home, self.0.qpn, attr, mask);
             return modified.map(drop).map_err(ModifyObjectError::Elsewhere);
         }
         self.0.modify(attr, mask)
@@ -536,7 +590,7 @@ impl Qp {
 
 impl QpCell {
     fn lock(&self) -> Result<MutexGuard<'_, State>, ModifyObjectError> {
-        if !self.engine.is_current() {
+        if !self.transport.core.is_current() {
             return Err(ModifyObjectError::Forked);
         }
         let state = self.state.lock();
@@ -545,16 +599,16 @@ impl QpCell {
 
     /// See [`Qp::modify`].
     pub(crate) fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyObjectError> {
-        let engine = self.engine;
+        let transport = self.transport;
         if mask.contains(QpAttrMask::QKEY) && attr.qkey.is_controlled() && !privilege::has_net_raw()
         {
             return Err(ModifyObjectError::NotPermitted);
         }
         let mut state = self.lock()?;
         let mut attr = *attr;
-        let mut max_mtu = engine.core.gids.active_mtu();
+        let mut max_mtu = transport.core.gids.active_mtu();
         if mask.contains(QpAttrMask::AV) {
-            let entry = engine
+            let entry = transport
                 .core
                 .gids
                 .entry(attr.av.sgid_index.into())
@@ -562,9 +616,9 @@ impl QpCell {
             attr.av.sgid = entry.gid;
             max_mtu = entry.mtu;
         } else if !state.machine.attr().av.sgid.is_zero() {
-            max_mtu = engine.core.gids.mtu_of(state.machine.attr().av.sgid).unwrap_or(max_mtu);
+            max_mtu = transport.core.gids.mtu_of(state.machine.attr().av.sgid).unwrap_or(max_mtu);
         }
-        let limits = engine.modify_limits(max_mtu);
+        let limits = transport.modify_limits(max_mtu);
         let mut call = Call::new(self);
         let State { machine, link, .. } = &mut *state;
         machine.modify(&attr, mask, &limits, &mut call.env(link))?;
@@ -573,14 +627,14 @@ impl QpCell {
             link.xrc_srq = None;
             self.leave_cqs(false);
         } else if mask.contains(QpAttrMask::AV) {
-            link.pin(engine, machine);
+            link.pin(transport.links, machine);
         }
-        engine.note_modified(self, &mut state);
+        self.note_modified(&mut state);
         call.settle(&mut state);
         let unsettled = state.link.published.take_unsettled();
         call.finish(state);
         if unsettled {
-            engine.core.settle_copies();
+            transport.core.settle_copies();
         }
         Ok(())
     }
@@ -611,7 +665,7 @@ impl Qp {
     /// # Errors
     /// [`PostError::Gone`], [`PostError::Forked`].
     pub fn post(&self) -> Result<Poster<'_>, PostError> {
-        if !self.0.engine.is_current() {
+        if !self.0.transport.core.is_current() {
             return Err(PostError::Forked);
         }
         let state = self.0.state.lock();
@@ -628,7 +682,7 @@ impl Qp {
     /// # Errors
     /// [`AttachError`].
     pub fn attach_mcast(&self, gid: Gid, lid: u16) -> Result<(), AttachError> {
-        self.0.engine.groups.attach(&self.0, gid, lid)
+        self.0.transport.groups.attach(&self.0, gid, lid)
     }
 
     /// Detaches it from a group (`ibv_detach_mcast`): no copy arrives any more.
@@ -636,7 +690,7 @@ impl Qp {
     /// # Errors
     /// [`AttachError`].
     pub fn detach_mcast(&self, gid: Gid, lid: u16) -> Result<(), AttachError> {
-        self.0.engine.groups.detach(&self.0, gid, lid)
+        self.0.transport.groups.detach(&self.0, gid, lid)
     }
 
     /// From now on it gets no copy of what it sends to a group that it is attached to itself
@@ -654,7 +708,7 @@ impl Qp {
         if self.0.qp_type == QpType::XrcRecv {
             return Err(ModifyObjectError::Invalid("type of the queue pair: it does not send"));
         }
-        if limit.kbps > self.0.engine.core.attr.max_rate_limit {
+        if limit.kbps > self.0.transport.core.attr.max_rate_limit {
             return Err(ModifyObjectError::Invalid("rate_limit"));
         }
         let mut call = Call::new(&self.0);
@@ -674,7 +728,11 @@ impl Qp {
             ModifyObjectError::Forked => AttachError::Forked,
             _ => AttachError::Gone,
         })?;
-        Attached::attach(&mut state, &self.1.context, cntr, ops)
+        let State { machine, link, .. } = &mut *state;
+        let is_late = !matches!(machine.state(), QpState::Reset | QpState::Init);
+        link.comp_cntrs.attach(&self.1.context, cntr, ops, is_late)?;
+        machine.count(ops);
+        Ok(())
     }
 
     /// Acknowledges asynchronous events of this queue pair that were read.
@@ -689,10 +747,10 @@ impl Qp {
     /// [`DestroyError::Busy`] while it is attached to multicast groups, [`DestroyError::Gone`].
     pub fn destroy(&self) -> Result<(), DestroyError> {
         let cell = &self.0;
-        if !cell.engine.is_current() {
+        if !cell.transport.core.is_current() {
             return Ok(());
         }
-        let released = cell.engine.groups.unless_attached(cell, || self.release());
+        let released = cell.transport.groups.unless_attached(cell, || self.release());
         let released = released.inspect_err(|error| {
             crate::say_again!(
                 warn,
@@ -719,7 +777,7 @@ impl Qp {
             (!handles.are_none(), handles.own.is_empty() && cell.home().is_some());
         drop(handles);
         if foreign {
-            cell.engine.close_foreign(cell);
+            cell.transport.sharing().close(cell);
         }
         if others || foreign {
             return Some(None);
@@ -731,11 +789,11 @@ impl Qp {
 impl Drop for Qp {
     fn drop(&mut self) {
         let cell = &self.0;
-        if !cell.engine.is_current() {
+        if !cell.transport.core.is_current() {
             // Its locks belong to threads of the parent.
             return;
         }
-        cell.engine.groups.detach_all(cell);
+        cell.transport.groups.detach_all(cell);
         // Unlike destroy, a drop cannot wait for a program that dropped its events too.
         let Some(hold) = self.release() else { return };
         self.1.context.events.withdraw(&self.1.acks);
@@ -754,8 +812,8 @@ pub(crate) fn held<T: Holdable>(
 }
 
 /// Checks the sizes asked for; what the device gives.
-fn actual_cap(engine: &Engine, parts: &QpParts<'_>) -> Result<QpCap, CreateError> {
-    let (mut cap, max) = (parts.cap, &engine.core.attr);
+fn actual_cap(transport: &Transport, parts: &QpParts<'_>) -> Result<QpCap, CreateError> {
+    let (mut cap, max) = (parts.cap, &transport.core.attr);
     if parts.srq.is_some() {
         cap.max_recv_wr = 0;
         cap.max_recv_sge = 0;

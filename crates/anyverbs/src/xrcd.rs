@@ -19,7 +19,7 @@ use crate::engine::Engine;
 use crate::error::{CreateError, DestroyError};
 use crate::holders::{Held, Holdable, Holder, Holders};
 use crate::pd::Pd;
-use crate::qp::{Qp, QpParts};
+use crate::qp::{Qp, QpCell, QpParts, XrcDomain};
 use crate::srq::{Srq, SrqInitAttr, XrcPart};
 
 /// How a domain is opened (`struct ibv_xrcd_init_attr`).
@@ -112,7 +112,8 @@ impl Domains {
             Some(domain) => return Ok((domain, Some(id))),
             None => {}
         }
-        let slot = engine.port.slot().ok_or(CreateError::Unsupported("XRC domains of files"))?;
+        let slot =
+            engine.links.port.slot().ok_or(CreateError::Unsupported("XRC domains of files"))?;
         let (store, name) = (slot.store(), name(id));
         // Of two processes that make it at the same time one comes first.
         let locked = store.lock(Lock::Xrc, LOCK_PATIENCE).map_err(refused)?;
@@ -161,8 +162,11 @@ impl Xrcd {
             return Err(CreateError::Foreign("XRC domain"));
         }
         let held = Held::new(cell, Holder::Srq).ok_or(CreateError::Foreign("XRC domain"))?;
-        let part =
-            XrcPart { domain: cell.domain, held: Box::new(held), table: &cell.engine.xrc_srqs };
+        let part = XrcPart {
+            domain: cell.domain,
+            held: Box::new(held),
+            table: &cell.engine.transport.xrc_srqs,
+        };
         Srq::create_xrc(pd, part, cq, init)
     }
 
@@ -172,8 +176,10 @@ impl Xrcd {
     /// [`CreateError`].
     pub fn create_qp(&self, cookie: u64) -> Result<Qp, CreateError> {
         let cell = &self.0;
-        let parts = QpParts { xrcd: Some(cell), cookie, ..QpParts::new(QpType::XrcRecv) };
-        Qp::assemble(cell.engine, &cell.context, &parts)
+        let held = Held::new(cell, Holder::Qp).ok_or(CreateError::Foreign("XRC domain"))?;
+        let xrc = Some(XrcDomain { number: cell.domain, file: cell.file });
+        let parts = QpParts { xrc, cookie, ..QpParts::new(QpType::XrcRecv) };
+        Qp::assemble(cell.engine.transport, &cell.context, &parts, Some(Box::new(held)))
     }
 
     /// Opens a target of the domain once more (`ibv_open_qp`). The queue pair stays until the last of its handles is
@@ -187,22 +193,25 @@ impl Xrcd {
         if !cell.engine.is_current() {
             return Err(CreateError::Forked);
         }
-        if cell.holders.is_dead() {
-            return Err(CreateError::Foreign("XRC domain"));
-        }
-        let known = cell.engine.qps.find(qpn).filter(|qp| qp.home().is_none());
+        let held = Held::new(cell, Holder::Qp).ok_or(CreateError::Foreign("XRC domain"))?;
+        let known = cell.engine.transport.qps.find(qpn).filter(|qp| qp.home().is_none());
         if known.is_none()
             && qpn.slot() != cell.engine.core.slot
             && let Some(file) = cell.file
         {
-            return Qp::open_foreign(qpn, file, cell, cookie).map_err(|errno| match errno {
+            let held = Box::new(held);
+            let open = |enter: &dyn Fn(&QpCell), leave: &dyn Fn(&QpCell)| {
+                cell.engine.open_foreign(qpn, file, enter, leave)
+            };
+            let opened = Qp::open_foreign(&cell.context, held, cookie, open);
+            return opened.map_err(|errno| match errno {
                 libc::EINVAL => CreateError::Invalid("number of a target of the XRC domain"),
                 errno => CreateError::System(errno),
             });
         }
         known
             .filter(|qp| qp.xrc_domain() == Some(cell.domain))
-            .and_then(|qp| Qp::open(qp, cell, cookie))
+            .and_then(|qp| Qp::open(qp, &cell.context, Box::new(held), cookie))
             .ok_or(CreateError::Invalid("number of a target of the XRC domain"))
     }
 

@@ -8,6 +8,7 @@ pub(crate) mod directory;
 mod patience;
 mod pd_numbers;
 mod quota;
+mod waker;
 
 use std::any::Any;
 use std::io;
@@ -29,6 +30,7 @@ use directory::Directory;
 pub(crate) use patience::{IS_WORKER, Patience};
 pub(crate) use pd_numbers::PdNumbers;
 pub(crate) use quota::{Quotas, Ticket};
+pub(crate) use waker::Waker;
 
 /// "Never", as a deadline in nanoseconds.
 pub(crate) const NEVER: u64 = u64::MAX;

@@ -181,9 +181,9 @@ fn a_group_that_is_left_meanwhile_is_not_heard() {
     let (gid, cell) = id.0.to_attach(serial).unwrap();
     let cell = cell.unwrap();
     id.leave(&group).unwrap();
-    id.0.engine.groups.attach(&cell, gid, 0).unwrap();
+    id.0.engine.transport.groups.attach(&cell, gid, 0).unwrap();
     assert_eq!(id.0.unless_left(serial, gid, &cell), None);
-    assert!(id.0.engine.groups.members(gid).is_none_or(|members| members.is_empty()));
+    assert!(id.0.engine.transport.groups.members(gid).is_none_or(|members| members.is_empty()));
 }
 
 #[test]

@@ -12,8 +12,8 @@ use anyverbs_proto::wire::opcode::Operation;
 use anyverbs_proto::wire::packet::{Beginning, Malformed};
 
 use super::Engine;
-use super::arrivals::Arrivals;
-use super::env::Call;
+use crate::qp::arrivals::Arrivals;
+use crate::qp::env::Call;
 use crate::qp::{QpCell, State};
 
 /// Where a packet is read to. Packets are long to move about, so places are used again.
@@ -64,7 +64,7 @@ impl Engine {
             let qpn = this.packet.headers.bth.dest_qpn;
             let group = this.arrival.destination;
             let found = if qpn == Qpn::MULTICAST {
-                let members = self.groups.members(group);
+                let members = self.transport.groups.members(group);
                 match members.as_deref() {
                     Some([cell]) => Some(Arc::clone(cell)),
                     Some(members) => {
@@ -75,7 +75,7 @@ impl Engine {
                     None => None,
                 }
             } else {
-                self.qps.find(qpn)
+                self.transport.qps.find(qpn)
             };
             let Some(cell) = found else {
                 self.core.count(Counter::DropNoQp, 1);
@@ -106,7 +106,12 @@ impl Engine {
                     && next.packet.headers.bth.dest_qpn == qpn
                     && (qpn != Qpn::MULTICAST || next.arrival.destination == group);
                 arrivals.more = goes_on;
-                if is_target && self.is_elsewhere(&cell, &mut state, &mut call, arrival, packet) {
+                if is_target
+                    && self
+                        .transport
+                        .sharing()
+                        .is_elsewhere(&cell, &mut state, &mut call, arrival, packet)
+                {
                     // Another process has what it is about.
                 } else if wanted {
                     let State { machine, link, .. } = &mut *state;
@@ -122,7 +127,7 @@ impl Engine {
             machine.transmit_rest(&mut call.env_with(link, &mut arrivals));
             arrivals.end();
             if is_target {
-                self.end_target_batch(&mut state, &mut call);
+                end_target_batch(&mut state, &mut call);
             }
             call.settle(&mut state);
         }
@@ -147,6 +152,14 @@ impl Engine {
             call.settle(&mut state);
         }
     }
+}
+
+/// A target has been given what came for it.
+pub(super) fn end_target_batch(state: &mut State, call: &mut Call<'_>) {
+    // The program's reply leaves by another queue pair: this ACK cannot go with it, and the requester
+    // expects its completion before the reply.
+    let State { machine, link, .. } = state;
+    machine.acknowledge(&mut call.env(link));
 }
 
 /// Whether `packet` is an ACK that left with the request before it.

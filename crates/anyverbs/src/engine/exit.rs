@@ -112,8 +112,8 @@ impl Engine {
                 counted.filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name}={n}")).collect();
             tracing::info!(
                 target: "anyverbs::counters",
-                kernel_drops = self.port.dropped(),
-                unsent = self.send_drops.load(Ordering::Relaxed),
+                kernel_drops = self.links.port.dropped(),
+                unsent = self.links.send_drops.load(Ordering::Relaxed),
                 "{}",
                 shown.join(" ")
             );

@@ -186,7 +186,7 @@ impl Engine {
         // What acknowledges earlier messages arrives before a MAD that may be the program's answer to them.
         self.flush_owed_at_once();
         self.send_mads(now);
-        self.worker.wake_before(self.gsi.next());
+        self.links.waker.wake_before(self.gsi.next());
         result
     }
 
@@ -233,7 +233,7 @@ impl Engine {
         let is_due = |at: &AtomicU64| at.load(Ordering::SeqCst) <= now.as_nanos();
         if is_due(&self.gsi.forward_at) {
             self.gsi.forward_at.store(NEVER, Ordering::SeqCst);
-            if let Some(pause) = self.port.forward_kept() {
+            if let Some(pause) = self.links.port.forward_kept() {
                 self.forward_later(now + pause);
             }
         }
@@ -271,7 +271,7 @@ impl Engine {
     fn forward_later(&self, at: Time) {
         let at = at.as_nanos();
         self.gsi.forward_at.fetch_min(at, Ordering::SeqCst);
-        self.worker.wake_before(at);
+        self.links.waker.wake_before(at);
     }
 
     /// Tells the peers of all connections that they end. Waits for each lock for `patience` only, since whoever called exit(3)
@@ -283,14 +283,14 @@ impl Engine {
         self.call_cm(&mut state, now, |machine, _, now| machine.shutdown(now));
         drop(state);
         let end = Instant::now() + FAREWELL;
-        let dropped = self.send_drops.load(Ordering::Relaxed);
+        let dropped = self.links.send_drops.load(Ordering::Relaxed);
         self.send_in(&mut line, now);
         while self.gsi.sender.next() != NEVER && Instant::now() < end {
             std::thread::sleep(Duration::from_micros(500));
             self.send_in(&mut line, self.core.now());
         }
         // What did not leave may have been for anyone.
-        let all_left = self.send_drops.load(Ordering::Relaxed) == dropped;
+        let all_left = self.links.send_drops.load(Ordering::Relaxed) == dropped;
         if all_left && let Some(mut state) = self.gsi.state.try_lock_for(patience) {
             let State { machine, records, .. } = &mut *state;
             records.forget(|id| machine.has_told(id));

@@ -9,19 +9,15 @@
 //! and the lists of queue pairs that wait are leaves: nothing is locked under
 //! them, but that the table of queue pairs may attach a new one to its CQ.
 
-mod arrivals;
 mod datagrams;
 mod deliver;
-pub(crate) mod env;
 mod exit;
 pub(crate) mod gsi;
+mod handing;
 mod ip_ids;
 mod moderation;
 mod owed;
-pub(crate) mod pace;
-pub(crate) mod path;
 mod progress;
-mod qp_table;
 mod ring;
 pub(crate) mod timers;
 pub(crate) mod waiter;
@@ -29,25 +25,25 @@ mod worker;
 pub(crate) mod xrc;
 
 use std::any::Any;
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use anyverbs_net::{PortOptions, Registry, Services, Slot, UdpPort};
 use anyverbs_proto::cm::CmConfig;
 use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::mr::MrTable;
-use anyverbs_proto::qp::attr::ModifyLimits;
+use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Mtu, Qpn};
+use anyverbs_proto::wire::packet::Packet;
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use crate::async_event::{AsyncEventKind, EventElement};
-use crate::base::{Core, DeviceClock, Patience, PdNumbers, Progress, Quotas, Timed};
+use crate::base::{Core, DeviceClock, Patience, PdNumbers, Progress, Quotas, Timed, Waker};
 use crate::config::Config;
 use crate::context_cell::ContextCell;
 use crate::device::{Details, PortAttr, PortState, guids};
@@ -56,60 +52,43 @@ use crate::fork;
 use crate::gid::GidTable;
 use crate::lid;
 use crate::limits::{self, DeviceAttr};
-use crate::link::inproc::Inproc;
+use crate::link::Links;
+use crate::link::inproc::{Inbound, Inproc};
+use crate::link::path::Paths;
 use crate::link::shm::Shm;
 use crate::link::udp::BatchPool;
 use crate::memory::ProcessMemory;
 use crate::multicast::Groups;
+use crate::qp::owed::OwedList;
+use crate::qp::table::QpTable;
+use crate::qp::timers::Timers;
+use crate::qp::transport::{Overruns, Transport};
 use crate::raw::switch::Switch;
 use crate::srq::table::SrqTable;
 use crate::xrcd::Domains;
 use exit::Farewell;
 use gsi::Gsi;
+use handing::Handing;
 use moderation::Moderated;
-use path::Paths;
 use progress::RxState;
-use qp_table::QpTable;
-use timers::Timers;
 use worker::Shared;
 use xrc::Sharing;
 
-/// A CQ that has overrun, and the queue pair whose completion was lost.
-struct Overrun {
-    cq: Arc<dyn Any + Send + Sync>,
-    qpn: Qpn,
-}
-
 pub(crate) struct Engine {
     pub(crate) core: &'static Core,
-    pub(crate) port: UdpPort,
-    pub(crate) qps: QpTable,
-    pub(crate) xrc_srqs: SrqTable,
+    pub(crate) links: &'static Links,
+    pub(crate) transport: &'static Transport,
     pub(crate) xrc_domains: Domains,
     /// With processes that have the same domains.
     pub(crate) sharing: Sharing,
     pub(crate) gsi: Gsi,
     /// Who listens on this host.
     pub(crate) services: Arc<Services>,
-    pub(crate) groups: Groups,
     /// Of raw packets.
     pub(crate) switch: Switch,
-    pub(crate) inproc: Inproc,
-    /// The link to other processes of this user, unless it is switched off.
-    pub(crate) shm: Option<Shm>,
-    pub(crate) batches: BatchPool,
-    pub(crate) paths: Paths,
-    timers: Timers,
     rx: Mutex<RxState>,
-    /// Queue pairs that owe an ACK to a peer in another process, or did.
-    owed: Mutex<VecDeque<Qpn>>,
-    /// How many of them do, and how often one began to: see [`owed::Owed`].
-    owing: AtomicU64,
-    /// Those of them that some thread is seeing to. Locked after `owed`.
-    acking: Mutex<Vec<Qpn>>,
-    /// CQs that have overrun, whose queue pairs must fail.
-    overrun: Mutex<Vec<Overrun>>,
-    any_overrun: AtomicBool,
+    /// What hands packets of groups on to other processes.
+    handing: Mutex<Handing>,
     /// CQs whose channel is told later.
     moderated: Moderated,
     contexts: Mutex<Vec<Weak<ContextCell>>>,
@@ -119,8 +98,6 @@ pub(crate) struct Engine {
     rx_empty_at: AtomicU64,
     /// Datagrams that the kernel dropped, as last read.
     kernel_drops: AtomicU64,
-    /// Packets that the kernel would not send.
-    pub(crate) send_drops: AtomicU64,
     /// Empty polls: a program that polls does the worker's work.
     lease: AtomicU64,
     /// Threads that wait for a completion event.
@@ -152,6 +129,7 @@ impl Engine {
         })?;
         if let Some(worker) = fresh {
             let _ = engine.core.progress.set(engine);
+            let _ = engine.transport.sharing.set(engine);
             worker.send(engine).expect("the worker waits for its engine");
             engine.watch_for_exit();
         }
@@ -216,8 +194,9 @@ impl Engine {
         }
         let rx = RxState::new(&config, poller)
             .map_err(|source| OpenError::System { what: "map receive buffers", source })?;
-        let worker = Shared::new(&port, shm.as_ref(), monitor)
-            .map_err(|source| OpenError::System { what: "make an epoll set", source })?;
+        let no_epoll = |source| OpenError::System { what: "make an epoll set", source };
+        let waker = Waker::new().map_err(no_epoll)?;
+        let worker = Shared::new(&waker, &port, shm.as_ref(), monitor).map_err(no_epoll)?;
         let mut rng = StdRng::from_os_rng();
         let (node_guid, sys_image_guid) = guids();
         let attr =
@@ -240,10 +219,32 @@ impl Engine {
             config,
         }));
         fork::set_owner(core);
-        Ok(Self {
+        let kept = port.kept() > 0;
+        let links: &'static Links = Box::leak(Box::new(Links {
             core,
+            port,
+            shm,
+            inproc: Inproc::default(),
+            batches: BatchPool::default(),
+            paths: Paths::default(),
+            send_drops: AtomicU64::new(0),
+            waker,
+        }));
+        let transport: &'static Transport = Box::leak(Box::new(Transport {
+            core,
+            links,
             qps: QpTable::new(number, rng.random()),
             xrc_srqs: SrqTable::new(number, rng.random()),
+            groups: Groups::default(),
+            timers: Timers::new(),
+            owed: OwedList::new(),
+            overruns: Overruns::default(),
+            sharing: OnceLock::new(),
+        }));
+        Ok(Self {
+            core,
+            links,
+            transport,
             xrc_domains: Domains::default(),
             sharing: Sharing::default(),
             gsi: Gsi::new(
@@ -258,42 +259,32 @@ impl Engine {
                     ..CmConfig::default()
                 },
                 rng.random(),
-                port.kept() > 0,
+                kept,
             ),
             services,
-            groups: Groups::default(),
             switch: Switch::default(),
-            inproc: Inproc::default(),
-            shm,
-            batches: BatchPool::default(),
-            paths: Paths::default(),
-            timers: Timers::new(),
             rx: Mutex::new(rx),
-            owed: Mutex::new(VecDeque::with_capacity(64)),
-            owing: AtomicU64::new(0),
-            acking: Mutex::new(Vec::with_capacity(8)),
-            overrun: Mutex::new(Vec::new()),
-            any_overrun: AtomicBool::new(false),
+            handing: Mutex::default(),
             moderated: Moderated::new(),
             contexts: Mutex::new(Vec::new()),
             worker,
             farewell: Farewell::default(),
             rx_empty_at: AtomicU64::new(0),
             kernel_drops: AtomicU64::new(0),
-            send_drops: AtomicU64::new(0),
             lease: AtomicU64::new(0),
             waiters: AtomicU32::new(0),
-            port,
         })
     }
 
     pub(crate) fn counters(&self) -> &Counters {
-        self.count_rings();
+        if let Some(shm) = &self.links.shm {
+            shm.traffic().count(&self.core.counters);
+        }
         if let Some(directory) = &self.core.directory {
             directory.count(&self.core.counters);
         }
         // The kernel's own count of what found the socket full.
-        let dropped = self.port.dropped() + self.switch.dropped();
+        let dropped = self.links.port.dropped() + self.switch.dropped();
         let known = self.kernel_drops.swap(dropped, Ordering::Relaxed);
         self.core.count(Counter::DropSocketFull, dropped.saturating_sub(known));
         &self.core.counters
@@ -301,19 +292,9 @@ impl Engine {
 
     /// Bytes of packets in and out, since the start.
     fn bytes_moved(&self) -> u64 {
-        let by_ring = self.shm.as_ref().map_or(0, |shm| shm.traffic().uncounted());
+        let by_ring = self.links.shm.as_ref().map_or(0, |shm| shm.traffic().uncounted());
         let counted = [Counter::SentBytes, Counter::RcvdBytes].map(|c| self.core.counters.read(c));
         by_ring.wrapping_add(counted[0]).wrapping_add(counted[1])
-    }
-
-    pub(crate) fn modify_limits(&self, max_mtu: Mtu) -> ModifyLimits {
-        ModifyLimits {
-            ports: self.core.attr.phys_port_cnt,
-            pkeys: self.core.attr.max_pkeys,
-            max_mtu,
-            max_rd_atomic: self.core.attr.max_qp_rd_atom.try_into().unwrap_or(u8::MAX),
-            max_rate_limit: self.core.attr.max_rate_limit,
-        }
     }
 
     pub(crate) fn add_context(&self, context: &Arc<ContextCell>) {
@@ -353,15 +334,9 @@ impl Engine {
             udp_port: self.core.config.udp_port,
             registry: self.core.config.registry.clone(),
             inproc: self.core.config.inproc,
-            shm: self.shm.is_some(),
+            shm: self.links.shm.is_some(),
             slot: self.core.slot,
         }
-    }
-}
-
-impl Overrun {
-    fn is_of<T>(&self, cq: &Arc<T>) -> bool {
-        std::ptr::addr_eq(Arc::as_ptr(cq), Arc::as_ptr(&self.cq))
     }
 }
 
@@ -393,11 +368,29 @@ impl Progress for Engine {
 
     fn call_at(&'static self, at: Time, what: Weak<dyn Timed>) {
         self.moderated.add(at, what);
-        self.worker.look_before(at.as_nanos());
+        self.links.waker.look_before(at.as_nanos());
     }
 
     fn note_overrun(&'static self, cq: Arc<dyn Any + Send + Sync>, qpn: Qpn) {
-        self.overrun.lock().push(Overrun { cq, qpn });
-        self.any_overrun.store(true, Ordering::Release);
+        self.transport.overruns.note(cq, qpn);
+    }
+}
+
+impl Inbound for &'static Engine {
+    fn deliver<'p>(&self, packets: impl Iterator<Item = (Arrival, Packet<'p>)>) {
+        let packets = packets.map(|(arrival, packet)| (arrival, packet.into()));
+        Engine::deliver(self, self.core.now(), packets);
+    }
+
+    fn hand_on<'p>(&self, packets: impl Iterator<Item = (Arrival, Packet<'p>)>) {
+        self.handing.lock().hand_on(self, packets);
+    }
+
+    fn acknowledge(&self, qpn: Qpn) {
+        Engine::acknowledge(self, qpn);
+    }
+
+    fn resume(&self, qpn: Qpn) {
+        Engine::resume(self, qpn);
     }
 }

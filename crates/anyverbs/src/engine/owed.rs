@@ -1,40 +1,16 @@
 //! What queue pairs owe: the ACK of what came, and small sends that were gathered. Both leave with what the program sends
 //! next, or a little later by themselves.
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyverbs_proto::types::Qpn;
 
-use super::env::Call;
-use super::{Engine, worker};
+use super::Engine;
 use crate::qp::State;
+use crate::qp::env::Call;
 
 /// How long the end of the process waits for a lock.
 const EXIT_PATIENCE: Duration = Duration::from_millis(2);
-
-/// What a queue pair owes, under its lock.
-#[derive(Debug, Default)]
-pub(crate) struct Debt {
-    owes: bool,
-    /// On the list. One whose debt was paid stays there until somebody looks: where programs answer each other, it will owe
-    /// again with the next message, and pay with its reply.
-    listed: bool,
-}
-
-/// What all queue pairs owe: in the lower half how many of them do, in the upper how often one began to. If it is the same
-/// as before, so are the debts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Owed(u64);
-
-impl Owed {
-    /// What a queue pair adds when it begins to owe. It takes one away when it has paid.
-    const BEGUN: u64 = 1 << 32 | 1;
-
-    pub(super) fn is_any(self) -> bool {
-        self.0 as u32 > 0
-    }
-}
 
 /// Which ACKs leave.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -63,60 +39,15 @@ impl Engine {
         self.with_qp(qpn, |state, call| pay(state, call, Acks::All));
     }
 
-    /// Notes whether a queue pair owes something.
-    #[inline]
-    pub(super) fn note_owing(&self, qpn: Qpn, debt: &mut Debt, owes: bool) {
-        if owes && !debt.listed {
-            debt.listed = true;
-            self.owed.lock().push_back(qpn);
-        }
-        if std::mem::replace(&mut debt.owes, owes) != owes {
-            if owes {
-                self.owing.fetch_add(Owed::BEGUN, Ordering::SeqCst);
-            } else {
-                self.owing.fetch_sub(1, Ordering::SeqCst);
-            }
-        }
-    }
-
-    /// The worker is to look soon whether something is still owed, if nobody polls.
-    pub(super) fn look_after_owed(&self) {
-        self.worker.look_before((self.core.now() + worker::ACK_DELAY).as_nanos());
-    }
-
-    pub(super) fn owes(&self) -> bool {
-        self.owed().is_any()
-    }
-
-    #[inline]
-    pub(super) fn owed(&self) -> Owed {
-        Owed(self.owing.load(Ordering::SeqCst))
-    }
-
-    fn pop_owed(&self) -> Option<Qpn> {
-        let mut owed = self.owed.lock();
-        let qpn = owed.pop_front()?;
-        self.acking.lock().push(qpn);
-        Some(qpn)
-    }
-
-    /// What [`pop_owed`](Self::pop_owed) gave has been seen to.
-    fn done_owed(&self, qpn: Qpn) {
-        let mut acking = self.acking.lock();
-        if let Some(at) = acking.iter().position(|q| *q == qpn) {
-            acking.swap_remove(at);
-        }
-    }
-
     fn pay_all(&'static self, acks: Acks) {
-        if !self.owes() {
+        if !self.transport.owed.now().is_any() {
             return;
         }
-        let listed = self.owed.lock().len();
+        let listed = self.transport.owed.len();
         for _ in 0..listed {
-            let Some(qpn) = self.pop_owed() else { break };
+            let Some(qpn) = self.transport.owed.pop() else { break };
             self.with_qp(qpn, |state, call| pay(state, call, acks));
-            self.done_owed(qpn);
+            self.transport.owed.done(qpn);
         }
         self.after_unlock();
     }
@@ -130,7 +61,7 @@ impl Engine {
     /// preempted, and an answer that the program sends next must not overtake the ACK.
     pub(super) fn flush_owed_at_once(&'static self) {
         self.flush_owed();
-        let begun = self.acking.lock().clone();
+        let begun = self.transport.owed.begun();
         for qpn in begun {
             self.acknowledge(qpn);
         }
@@ -144,11 +75,8 @@ impl Engine {
 
     /// As [`flush_owed`](Self::flush_owed), but does not wait long for a queue pair: whoever called exit(3) may have locked it.
     pub(super) fn flush_owed_at_exit(&'static self) {
-        let Some(owed) = self.owed.try_lock_for(EXIT_PATIENCE).map(|mut o| std::mem::take(&mut *o))
-        else {
-            return;
-        };
-        for cell in owed.into_iter().filter_map(|qpn| self.qps.find(qpn)) {
+        let Some(owed) = self.transport.owed.take_all(EXIT_PATIENCE) else { return };
+        for cell in owed.into_iter().filter_map(|qpn| self.transport.qps.find(qpn)) {
             let Some(mut state) = cell.state.try_lock_for(EXIT_PATIENCE) else { continue };
             if !state.is_dead() {
                 let mut call = Call::new(&cell);
@@ -157,7 +85,7 @@ impl Engine {
             }
         }
         // What is lost from now on is lost for good.
-        self.qps.each(EXIT_PATIENCE, |cell| {
+        self.transport.qps.each(EXIT_PATIENCE, |cell| {
             let Some(mut state) = cell.state.try_lock() else { return };
             if !state.is_dead() {
                 let mut call = Call::new(cell);
@@ -165,34 +93,6 @@ impl Engine {
                 machine.say_farewell(&mut call.env(link));
                 call.settle(&mut state);
             }
-        });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::engine::gsi::tests::isolate;
-    use anyverbs_testing::in_own_process;
-
-    /// Alone: the worker is to find nothing else.
-    #[test]
-    fn a_debt_that_was_paid_and_made_anew_is_not_the_old_one() {
-        let name = "engine::owed::tests::a_debt_that_was_paid_and_made_anew_is_not_the_old_one";
-        in_own_process(name, || {
-            isolate();
-            let engine = Engine::current().unwrap();
-            let nobody = Qpn::new(0x00ab_cdef);
-            let mut debt = Debt::default();
-            assert!(!engine.owes());
-            engine.note_owing(nobody, &mut debt, true);
-            let old = engine.owed();
-            engine.note_owing(nobody, &mut debt, true);
-            assert!(old.is_any() && old == engine.owed());
-            engine.note_owing(nobody, &mut debt, false);
-            assert!(!engine.owes());
-            engine.note_owing(nobody, &mut debt, true);
-            assert!(engine.owes() && old != engine.owed());
         });
     }
 }

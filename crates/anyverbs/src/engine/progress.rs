@@ -18,12 +18,12 @@ use parking_lot::MutexGuard;
 use super::Engine;
 use super::datagrams::{Received, Senders, Tally};
 use super::deliver::Arrived;
-use super::env::Call;
-use super::pace::{NO_LIMIT, Probe};
 use super::worker::Shared;
 use crate::config::Config;
+use crate::link::pace::{NO_LIMIT, Probe};
 use crate::link::shm::{self, Gone, Inbox};
 use crate::link::udp::{Asked, CreditPacket, Outbox};
+use crate::qp::env::Call;
 use crate::qp::{QpCell, State};
 
 /// Receive buffers of 64 KiB.
@@ -135,8 +135,8 @@ impl Engine {
         // A count that two threads make at once may be lost: what matters is that it moves.
         let polls = self.lease.load(Ordering::Relaxed).wrapping_add(1);
         self.lease.store(polls, Ordering::Release);
-        if self.inproc.is_pending() {
-            self.inproc.drain(self, false);
+        if self.links.inproc.is_pending() {
+            self.links.inproc.drain(&self, false);
         }
         let received = match self.rx.try_lock() {
             Some(rx) => self.unless_nothing_came(rx).map(|rx| self.receive_by(rx, false, false)),
@@ -158,7 +158,7 @@ impl Engine {
         &'a self,
         mut rx: MutexGuard<'a, RxState>,
     ) -> Option<MutexGuard<'a, RxState>> {
-        let is_done = !self.owes()
+        let is_done = !self.transport.owed.now().is_any()
             && !self.keeps_disconnects()
             && !self.switch.is_listening()
             && rx.finds_nothing(&self.worker);
@@ -174,7 +174,7 @@ impl Engine {
     pub(crate) fn end_lease(&'static self) {
         self.worker.end_lease(self.lease.load(Ordering::SeqCst));
         self.flush_owed_at_once();
-        self.worker.rearm_if_disarmed(&self.port);
+        self.worker.rearm_if_disarmed(&self.links.port);
         self.let_shm_wake();
     }
 
@@ -297,7 +297,7 @@ impl Engine {
             *since_shm = if by_shm > 0 { 0 } else { since_shm.saturating_add(1) };
             while let Some(event) = poller.next_event() {
                 by_shm += 1;
-                match (event, &self.shm) {
+                match (event, &self.links.shm) {
                     (Event::Room(channel), Some(shm)) => {
                         if let Some(peer) = shm.find(&channel) {
                             peer.take_room(resume);
@@ -350,8 +350,8 @@ impl Engine {
         } = &mut *rx;
         let received = match (quiet, every) {
             (true, _) => Ok(0),
-            (false, true) => self.port.receive(batch),
-            (false, false) => self.port.poll(batch),
+            (false, true) => self.links.port.receive(batch),
+            (false, false) => self.links.port.poll(batch),
         };
         let messages = received.unwrap_or_else(|error| {
             // Once: a program that closed our descriptors has enough to read.
@@ -402,7 +402,7 @@ impl Engine {
         }
         if (worker && n == 0) || (thorough && !quiet) {
             for _ in 0..FORWARD_BUDGET {
-                let datagram = match self.port.receive_forwarded(forwarded) {
+                let datagram = match self.links.port.receive_forwarded(forwarded) {
                     Ok(Some(datagram)) => datagram,
                     Ok(None) => break,
                     Err(error) => {
@@ -429,7 +429,7 @@ impl Engine {
         self.answer(probes);
         *since_acks += n;
         let is_empty = n == 0 && !quiet && batch.asked_all();
-        if is_empty && !self.owes() {
+        if is_empty && !self.transport.owed.now().is_any() {
             self.rx_empty_at.store(now.as_nanos(), Ordering::Release);
         }
         let acks_due = *since_acks >= ACK_EVERY || (n == 0 && !worker);
@@ -439,7 +439,7 @@ impl Engine {
         let mut resumed = std::mem::take(resume);
         let lost = std::mem::take(closed);
         drop(rx);
-        if self.keeps_disconnects() && is_empty && !self.inproc.is_pending() {
+        if self.keeps_disconnects() && is_empty && !self.links.inproc.is_pending() {
             self.look_at_disconnects(now, Some(now));
         }
         for (channel, why) in lost {
@@ -458,7 +458,7 @@ impl Engine {
     fn end_receive(&'static self, worker: bool, n: usize, acks_due: bool) -> usize {
         if acks_due {
             self.flush_owed();
-        } else if !worker && self.worker.is_asleep() {
+        } else if !worker && self.links.waker.is_asleep() {
             // Nobody would look after them before long if this was the program's last poll.
             self.flush_unawaited();
         }
@@ -471,14 +471,14 @@ impl Engine {
     /// Another process of this host has ended, or given the link up: its connections learn it.
     #[cold]
     fn lose_peer(&'static self, channel: &Arc<Channel>, why: Closed, resume: &mut Vec<Qpn>) {
-        let Some(shm) = &self.shm else { return };
+        let Some(shm) = &self.links.shm else { return };
         tracing::debug!(slot = channel.slot(), %why, "the same-host link to a process has ended");
         let (gone, now) = (shm::reason(why), self.core.now());
         if let Some(peer) = shm.find(channel) {
             peer.end(gone, now, resume);
         }
         shm.forget(channel, gone);
-        for cell in self.qps.filter(|_| true) {
+        for cell in self.transport.qps.filter(|_| true) {
             self.with_cell(&cell, |State { machine, link, .. }, call| {
                 let Some(peer) = link.shm_peer().filter(|peer| peer.is(channel)) else { return };
                 // The link may have forgotten it before.
@@ -486,7 +486,7 @@ impl Engine {
                 link.blocked = false;
                 let attr = machine.attr();
                 match gone {
-                    Gone::Unwilling => link.reroute(self, &attr.av, attr.dest_qpn),
+                    Gone::Unwilling => link.reroute(self.links, &attr.av, attr.dest_qpn),
                     Gone::Dead => link.doomed = Some(now + shm::GRACE),
                 }
                 machine.transmit(&mut call.env(link));
@@ -501,12 +501,12 @@ impl Engine {
             self.core.count(Counter::DropNoQp, 1);
             return;
         }
-        match self.port.forward(slot, datagram) {
+        match self.links.port.forward(slot, datagram) {
             Forwarded::Sent | Forwarded::Kept => {
                 self.core.count(Counter::Forwarded, 1);
                 self.forwarded(self.core.now());
-                self.port.note_misdelivery();
-                if self.port.needs_resteer() {
+                self.links.port.note_misdelivery();
+                if self.links.port.needs_resteer() {
                     self.kick_worker();
                 }
             }
@@ -532,7 +532,7 @@ impl Engine {
             probes.push(Asked { packet, from, scope_id, to_us, by_shm: false });
         } else {
             let Probe { bytes, messages } = packet.counts;
-            self.paths.echo(from, packet.from, bytes, messages, resume);
+            self.links.paths.echo(from, packet.from, bytes, messages, resume);
         }
     }
 
@@ -540,23 +540,23 @@ impl Engine {
     fn answer(&self, probes: &mut Vec<Asked>) {
         let mut echoes = Outbox::default();
         for asked in probes.drain(..) {
-            let Some(cell) = self.qps.find(asked.packet.dest) else {
-                echoes.echo(self, &asked, NO_LIMIT);
+            let Some(cell) = self.transport.qps.find(asked.packet.dest) else {
+                echoes.echo(self.links, &asked, NO_LIMIT);
                 continue;
             };
             let mut state = cell.state.lock();
             let limit = cell.message_limit(&state, &asked);
             state.link.starved = (limit == asked.packet.counts.messages).then_some(asked);
             // Under the lock, so that it cannot overtake the answer of who posts receives next.
-            echoes.echo(self, &asked, limit);
-            echoes.flush(self);
+            echoes.echo(self.links, &asked, limit);
+            echoes.flush(self.links);
         }
-        echoes.flush(self);
+        echoes.flush(self.links);
     }
 
     /// Calls into a queue pair, if it still lives.
     pub(super) fn with_qp(&'static self, qpn: Qpn, f: impl FnOnce(&mut State, &mut Call<'_>)) {
-        let Some(cell) = self.qps.find(qpn) else { return };
+        let Some(cell) = self.transport.qps.find(qpn) else { return };
         self.with_cell(&cell, f);
     }
 
@@ -581,18 +581,17 @@ impl Engine {
     /// What had to wait until no queue pair is locked.
     #[inline]
     pub(crate) fn after_unlock(&'static self) {
-        if self.any_overrun.load(Ordering::Acquire) {
+        if self.transport.overruns.is_any() {
             self.fail_overrun();
         }
-        if self.inproc.is_pending() && !self.inproc.drain(self, false) {
+        if self.links.inproc.is_pending() && !self.links.inproc.drain(&self, false) {
             self.kick_worker();
         }
     }
 
     #[cold]
     fn fail_overrun(&'static self) {
-        while self.any_overrun.swap(false, Ordering::AcqRel) {
-            let overrun = std::mem::take(&mut *self.overrun.lock());
+        while let Some(overrun) = self.transport.overruns.take() {
             let uses = |cell: &Arc<QpCell>| {
                 let cqs = [&cell.send_cq, &cell.recv_cq];
                 overrun
@@ -600,13 +599,14 @@ impl Engine {
                     .any(|o| o.qpn == cell.qpn || cqs.into_iter().flatten().any(|cq| o.is_of(cq)))
             };
             for srq in self
+                .transport
                 .xrc_srqs
                 .filter(|srq| overrun.iter().any(|o| srq.completes_in(|cq| o.is_of(cq))))
             {
                 srq.fail();
             }
             self.switch.fail_users(|cq| overrun.iter().any(|o| o.is_of(cq)));
-            for cell in self.qps.filter(uses) {
+            for cell in self.transport.qps.filter(uses) {
                 self.with_cell(&cell, |State { machine, link, .. }, call| {
                     machine.fail(&mut call.env(link))
                 });
@@ -615,6 +615,6 @@ impl Engine {
     }
 
     pub(crate) fn kick_worker(&self) {
-        self.worker.kick();
+        self.links.waker.kick();
     }
 }

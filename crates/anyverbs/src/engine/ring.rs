@@ -12,11 +12,12 @@ use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::types::Qpn;
 
 use super::Engine;
-use super::arrivals::Arrivals;
-use super::env::Call;
-use super::pace::Probe;
+use super::deliver::end_target_batch;
+use crate::link::pace::Probe;
 use crate::link::shm::{Inbox, Received};
 use crate::link::udp::Asked;
+use crate::qp::arrivals::Arrivals;
+use crate::qp::env::Call;
 use crate::qp::{QpCell, State};
 
 /// Bytes of one ring that are delivered before their place is given back to its writer.
@@ -43,7 +44,7 @@ impl Engine {
         poller.poll(|_, batch| {
             let mut intake = Intake { batch, taken: 0, packets: 0, bytes: 0 };
             self.deliver_ring(&mut intake, last, inbox, probes, resume);
-            if let Some(shm) = &self.shm {
+            if let Some(shm) = &self.links.shm {
                 shm.traffic().note_received(intake.packets, intake.bytes);
             }
         })
@@ -61,7 +62,7 @@ impl Engine {
         while more {
             let qpn = inbox.packet.headers.bth.dest_qpn;
             let known = last.take().filter(|cell| cell.qpn == qpn);
-            let Some(cell) = known.or_else(|| self.qps.find(qpn)) else {
+            let Some(cell) = known.or_else(|| self.transport.qps.find(qpn)) else {
                 self.core.count(Counter::DropNoQp, 1);
                 more = self.next_packet(intake, inbox, probes, resume);
                 continue;
@@ -70,7 +71,7 @@ impl Engine {
             if state.is_dead() {
                 drop(state);
                 // Its number may be another's by now.
-                *last = self.qps.find(qpn).filter(|other| !Arc::ptr_eq(other, &cell));
+                *last = self.transport.qps.find(qpn).filter(|other| !Arc::ptr_eq(other, &cell));
                 if last.is_none() {
                     self.core.count(Counter::DropNoQp, 1);
                     more = self.next_packet(intake, inbox, probes, resume);
@@ -82,7 +83,12 @@ impl Engine {
             let is_target = cell.qp_type == QpType::XrcRecv;
             loop {
                 let (arrival, packet) = (&inbox.arrival, &inbox.packet);
-                if !is_target || !self.is_elsewhere(&cell, &mut state, &mut call, arrival, packet) {
+                if !is_target
+                    || !self
+                        .transport
+                        .sharing()
+                        .is_elsewhere(&cell, &mut state, &mut call, arrival, packet)
+                {
                     let State { machine, link, .. } = &mut *state;
                     machine.receive(arrival, packet, &mut call.env_with(link, &mut arrivals));
                 }
@@ -93,7 +99,7 @@ impl Engine {
             }
             arrivals.end();
             if is_target {
-                self.end_target_batch(&mut state, &mut call);
+                end_target_batch(&mut state, &mut call);
             }
             call.settle(&mut state);
             drop(state);
@@ -135,7 +141,7 @@ impl Engine {
                         probes.push(Asked { packet, from, scope_id: 0, to_us, by_shm: true });
                     } else {
                         let Probe { bytes, messages } = packet.counts;
-                        self.paths.echo(from, packet.from, bytes, messages, resume);
+                        self.links.paths.echo(from, packet.from, bytes, messages, resume);
                     }
                 }
                 None => self.core.count(Counter::DropMalformed, 1),

@@ -1,126 +1,34 @@
-//! When which queue pair wants to be woken, and what is done then.
+//! What is done when a time has come.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyverbs_proto::time::Time;
-use anyverbs_proto::types::Qpn;
-use parking_lot::Mutex;
 
 use super::Engine;
-use super::env::Link;
 use crate::base::NEVER;
 use crate::link::shm;
 use crate::qp::State;
+use crate::qp::link::Link;
 
 /// How often a timer looks whether its link has caught up.
 const CATCH_UP: Duration = Duration::from_micros(100);
 /// After this time a timer acts in any case.
 const LATEST: Duration = Duration::from_millis(64);
 
-/// Deadlines, earliest first. A queue pair enters one only when it is earlier than the one it has here; one that moved
-/// later since is found out when it fires.
-#[derive(Debug)]
-pub(crate) struct Timers {
-    heap: Mutex<BinaryHeap<Reverse<(Time, Qpn)>>>,
-    /// The earliest deadline.
-    next: AtomicU64,
-}
-
-impl Timers {
-    pub(crate) fn new() -> Self {
-        Self { heap: Mutex::new(BinaryHeap::with_capacity(256)), next: AtomicU64::new(NEVER) }
-    }
-
-    /// The earliest deadline in nanoseconds, or [`NEVER`].
-    pub(crate) fn next(&self) -> u64 {
-        self.next.load(Ordering::SeqCst)
-    }
-
-    pub(crate) fn push(&self, at: Time, qpn: Qpn) {
-        let mut heap = self.heap.lock();
-        heap.push(Reverse((at, qpn)));
-        self.publish(&heap);
-    }
-
-    /// Takes one that is due.
-    pub(crate) fn pop(&self, now: Time) -> Option<(Time, Qpn)> {
-        if self.next() > now.as_nanos() {
-            return None;
-        }
-        let mut heap = self.heap.lock();
-        let due = heap.peek().is_some_and(|Reverse((at, _))| *at <= now);
-        let entry = if due { heap.pop() } else { None };
-        self.publish(&heap);
-        entry.map(|Reverse(entry)| entry)
-    }
-
-    fn publish(&self, heap: &BinaryHeap<Reverse<(Time, Qpn)>>) {
-        self.next
-            .store(heap.peek().map_or(NEVER, |Reverse((at, _))| at.as_nanos()), Ordering::SeqCst);
-    }
-}
-
-/// A queue pair's entries in the heap, latest first. One is entered only when it is earlier than all others, so that a
-/// deadline which moves to and fro (RNR waits between ACK timeouts) uses the entries that are there.
-#[derive(Debug, Default)]
-pub(crate) struct Registered(Vec<Time>);
-
-impl Registered {
-    /// Entries kept in mind. Beyond, the latest are forgotten; they fire in vain.
-    const MOST: usize = 4;
-
-    /// Whether `at` has to be entered: nothing fires as early.
-    pub(crate) fn add(&mut self, at: Time) -> bool {
-        if self.0.last().is_some_and(|earliest| *earliest <= at) {
-            return false;
-        }
-        if self.0.len() == Self::MOST {
-            self.0.remove(0);
-        }
-        self.0.push(at);
-        true
-    }
-
-    /// An entry has fired. False if it was forgotten.
-    pub(crate) fn remove(&mut self, at: Time) -> bool {
-        let found = self.0.iter().rposition(|t| *t == at);
-        found.map(|i| self.0.remove(i)).is_some()
-    }
-}
-
 impl Engine {
-    pub(super) fn add_timer(&self, at: Time, qpn: Qpn) {
-        self.timers.push(at, qpn);
-        self.worker.wake_before(at.as_nanos());
-    }
-
-    /// Who waits for credit asks again at this time. A program that polls does that itself: the worker, woken, would
-    /// only take the processor from the thread whose locks it needs.
-    pub(crate) fn wait_for_credit(&self, until: Time) {
-        self.paths.wait_until(until);
-        self.wake_before(until);
-    }
-
-    /// The worker is to look at the clock at this time, if nobody polls.
-    pub(crate) fn wake_before(&self, until: Time) {
-        self.worker.wake_before(until.as_nanos());
-    }
-
     /// When the next timer of any kind is due, in nanoseconds.
     pub(super) fn next_deadline(&self) -> u64 {
-        let shm = self.shm.as_ref().map_or(NEVER, shm::Shm::next);
+        let shm = self.links.shm.as_ref().map_or(NEVER, shm::Shm::next);
         let others = self.gsi.next().min(shm).min(self.moderated.next());
-        self.timers.next().min(self.paths.next()).min(others)
+        self.transport.timers.next().min(self.links.paths.next()).min(others)
     }
 
     /// Whether everything that came before `deadline` was delivered: a timer must not take for lost what only waits
     /// for a thread that does not get the processor.
     fn has_caught_up(&self, link: &mut Link, deadline: Time, now: Time) -> bool {
         if link.is_inproc() {
-            return self.inproc.has_caught_up(&mut link.catch_up.0);
+            return self.links.inproc.has_caught_up(&mut link.catch_up.0);
         }
         self.rx_empty_at.load(Ordering::Acquire) >= deadline.as_nanos()
             || now.since(deadline) > LATEST
@@ -136,7 +44,7 @@ impl Engine {
         if now.as_nanos() < next {
             return;
         }
-        while let Some((at, qpn)) = self.timers.pop(now) {
+        while let Some((at, qpn)) = self.transport.timers.pop(now) {
             self.with_qp(qpn, |State { machine, link, .. }, call| {
                 if !link.timers.remove(at) {
                     return;
@@ -158,8 +66,8 @@ impl Engine {
             });
         }
         let mut resume = Vec::new();
-        self.paths.expire(now, &mut resume);
-        if let Some(shm) = &self.shm {
+        self.links.paths.expire(now, &mut resume);
+        if let Some(shm) = &self.links.shm {
             shm.expire(now, &mut resume);
         }
         for qpn in resume {
@@ -168,46 +76,5 @@ impl Engine {
         self.tell_moderated(now);
         self.run_gsi(now);
         self.after_unlock();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_deadline_that_moves_to_and_fro_uses_its_entries() {
-        let at = Time::from_nanos;
-        let mut timers = Registered::default();
-        assert!(timers.add(at(1000)));
-        for round in 0..10 {
-            // An RNR wait, then an ACK timeout that is later than the one entered.
-            assert!(timers.add(at(10 + round)));
-            assert!(timers.remove(at(10 + round)));
-            assert!(!timers.add(at(1001 + round)));
-        }
-        assert!(timers.remove(at(1000)));
-        assert!(timers.add(at(2000)));
-        for early in (1..100).rev() {
-            assert!(timers.add(at(early)));
-        }
-        assert!(timers.0.len() <= Registered::MOST);
-        assert!(!timers.remove(at(2000)));
-    }
-
-    #[test]
-    fn fire_in_order_when_due() {
-        let timers = Timers::new();
-        let at = Time::from_nanos;
-        assert_eq!(timers.next(), NEVER);
-        for (ns, qpn) in [(30, 3), (10, 1), (20, 2)] {
-            timers.push(at(ns), Qpn::new(qpn));
-        }
-        assert_eq!(timers.next(), 10);
-        assert_eq!(timers.pop(at(9)), None);
-        assert_eq!(timers.pop(at(20)), Some((at(10), Qpn::new(1))));
-        assert_eq!(timers.pop(at(20)), Some((at(20), Qpn::new(2))));
-        assert_eq!(timers.pop(at(20)), None);
-        assert_eq!(timers.next(), 30);
     }
 }

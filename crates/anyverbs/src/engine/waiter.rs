@@ -126,7 +126,7 @@ impl Engine {
     /// Sleeps until there is input or an event. May be cancelled.
     fn sleep_at(&self, channel: BorrowedFd<'_>) -> io::Result<Ready> {
         let mut set = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; DESCRIPTORS];
-        let fds = std::iter::once(channel).chain(self.port.fds()).chain(self.switch.fds());
+        let fds = std::iter::once(channel).chain(self.links.port.fds()).chain(self.switch.fds());
         for (at, fd) in set.iter_mut().zip(fds) {
             at.fd = fd.as_raw_fd();
         }

@@ -20,14 +20,12 @@ use anyverbs_proto::time::Time;
 
 use super::Engine;
 use crate::async_event::AsyncEventKind;
-use crate::base::{IS_WORKER, NEVER};
-use crate::event_queue::{eventfd, signal};
+use crate::base::{IS_WORKER, NEVER, Waker};
 use crate::link::shm::Shm;
+use crate::qp::owed::ACK_DELAY;
 
 /// How long a poll keeps the worker away.
 const LEASE: Duration = Duration::from_micros(700);
-/// How long the worker waits for a request of the program that takes an ACK along, and for small sends to gather.
-pub(super) const ACK_DELAY: Duration = Duration::from_micros(60);
 /// How long after a one-sided request that the worker had to take polls keep it away for no longer than [`SHORT_LEASE`].
 const ONE_SIDED: Duration = Duration::from_millis(20);
 /// As [`LEASE`], while one-sided requests come. Such a look has to be cheap, for it interrupts the program.
@@ -65,13 +63,7 @@ const FRAMES_BIT: usize = 30;
 #[derive(Debug)]
 pub(super) struct Shared {
     epoll: OwnedFd,
-    kick: OwnedFd,
-    kicked: AtomicBool,
     monitor: Option<AddressMonitor>,
-    /// Until when the worker sleeps, in nanoseconds; 0 while it is awake or will soon look by itself.
-    asleep_until: AtomicU64,
-    /// Until when polls keep the worker away, in nanoseconds; 0 otherwise.
-    away_until: AtomicU64,
     /// The port's descriptors that were disarmed by their events, a bit each.
     disarmed: AtomicU32,
     /// Sockets for frames, two at most; their bits in `disarmed` begin at [`FRAMES_BIT`].
@@ -123,6 +115,7 @@ pub(super) fn watch_addresses() -> Option<AddressMonitor> {
 impl Shared {
     /// `monitor` was there before the GID table read the addresses: what changes meanwhile shows on it.
     pub(super) fn new(
+        waker: &Waker,
         port: &UdpPort,
         shm: Option<&Shm>,
         monitor: Option<AddressMonitor>,
@@ -134,8 +127,7 @@ impl Shared {
         }
         // SAFETY: a descriptor that the kernel has just made and nobody else owns.
         let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
-        let kick = eventfd(libc::EFD_NONBLOCK)?;
-        control(&epoll, libc::EPOLL_CTL_ADD, kick.as_fd(), libc::EPOLLIN, TOKEN_KICK)?;
+        control(&epoll, libc::EPOLL_CTL_ADD, waker.as_fd(), libc::EPOLLIN, TOKEN_KICK)?;
         if let Some(monitor) = &monitor {
             control(&epoll, libc::EPOLL_CTL_ADD, monitor.as_fd(), libc::EPOLLIN, TOKEN_MONITOR)?;
         }
@@ -151,11 +143,7 @@ impl Shared {
         }
         Ok(Self {
             epoll,
-            kick,
-            kicked: AtomicBool::new(false),
             monitor,
-            asleep_until: AtomicU64::new(0),
-            away_until: AtomicU64::new(0),
             disarmed: AtomicU32::new(0),
             frames: OnceLock::new(),
             left_to_reader: AtomicBool::new(false),
@@ -164,33 +152,6 @@ impl Shared {
             one_sided: AtomicBool::new(false),
             waited_for: AtomicBool::new(false),
         })
-    }
-
-    /// Wakes the worker.
-    pub(super) fn kick(&self) {
-        if !self.kicked.swap(true, Ordering::SeqCst) {
-            signal(self.kick.as_fd());
-        }
-    }
-
-    /// Wakes the worker if it would sleep beyond `at`.
-    pub(super) fn wake_before(&self, at: u64) {
-        if self.asleep_until.load(Ordering::SeqCst) > at {
-            self.kick();
-        }
-    }
-
-    /// As [`wake_before`](Self::wake_before), also if polls keep the worker away.
-    pub(super) fn look_before(&self, at: u64) {
-        let until = &[&self.asleep_until, &self.away_until];
-        if until.iter().any(|until| until.load(Ordering::SeqCst) > at) {
-            self.kick();
-        }
-    }
-
-    /// Whether the worker sleeps and would not look by itself soon.
-    pub(super) fn is_asleep(&self) -> bool {
-        self.asleep_until.load(Ordering::SeqCst) != 0
     }
 
     /// The worker leaves the sockets to the thread that reads them, and which looks once more if it has found nothing.
@@ -293,11 +254,6 @@ impl Shared {
         }
         found
     }
-
-    fn take_kick(&self) {
-        clear(self.kick.as_fd());
-        self.kicked.store(false, Ordering::SeqCst);
-    }
 }
 
 impl Engine {
@@ -377,15 +333,15 @@ fn run(engine: &'static Engine) {
     serve(engine, false, &mut last);
     let mut resteer_at = NEVER;
     loop {
-        let owed = engine.owed();
+        let owed = engine.transport.owed.now();
         let found = sleep(engine, away, polled, resteer_at);
         if found.kicked {
-            shared.take_kick();
+            engine.links.waker.take_kick();
         }
         if found.addresses {
             refresh_addresses(engine);
         }
-        if let Some(shm) = &engine.shm {
+        if let Some(shm) = &engine.links.shm {
             if found.shm_control {
                 shm.control();
             }
@@ -420,17 +376,17 @@ fn run(engine: &'static Engine) {
         } else {
             None
         };
-        if away.is_some() && owed.is_any() && owed == engine.owed() {
+        if away.is_some() && owed.is_any() && owed == engine.transport.owed.now() {
             // The program polled, but not since. What it owes anew, its answer may still take along: an ACK that leaves before
             // it would end the peer's poll, and have it wait on its memory for the answer.
             engine.flush_owed();
         }
         engine.run_timers();
-        if engine.inproc.is_pending() {
-            engine.inproc.drain(engine, true);
+        if engine.links.inproc.is_pending() {
+            engine.links.inproc.drain(&engine, true);
         }
-        if engine.port.needs_resteer() || resteer_at != NEVER {
-            resteer_at = match engine.port.resteer() {
+        if engine.links.port.needs_resteer() || resteer_at != NEVER {
+            resteer_at = match engine.links.port.resteer() {
                 Ok(Resteer::Pending { retry_after }) => {
                     (engine.core.now() + retry_after).as_nanos()
                 }
@@ -454,29 +410,29 @@ fn takes_it(engine: &'static Engine) -> bool {
 
 /// Sleeps until there is something to do.
 fn sleep(engine: &'static Engine, away: Option<Duration>, polled: bool, resteer_at: u64) -> Found {
-    let shared = &engine.worker;
+    let (shared, waker) = (&engine.worker, &engine.links.waker);
     if let Some(lease) = away {
         // It looks again by itself, so nobody need wake it for less.
         let now = engine.core.now().as_nanos();
         let timer =
             Duration::from_nanos(engine.next_deadline().min(resteer_at).saturating_sub(now));
-        let lease = if engine.owes() { lease.min(ACK_DELAY) } else { lease };
+        let lease = if engine.transport.owed.now().is_any() { lease.min(ACK_DELAY) } else { lease };
         let timeout = lease.min(timer.max(Duration::from_micros(50)));
-        shared.away_until.store(now + timeout.as_nanos() as u64, Ordering::SeqCst);
+        waker.set_away_until(now + timeout.as_nanos() as u64);
         let found = shared.wait(Some(timeout));
-        shared.away_until.store(0, Ordering::SeqCst);
+        waker.set_away_until(0);
         return found;
     }
     // Says how long it will sleep, then looks once more: who comes later sees it asleep.
     let mut until;
     loop {
         until = engine.next_deadline().min(resteer_at);
-        shared.asleep_until.store(until.max(1), Ordering::SeqCst);
+        waker.set_asleep_until(until.max(1));
         if engine.next_deadline().min(resteer_at) >= until {
             break;
         }
     }
-    let timeout = if engine.owes() || engine.inproc.is_pending() {
+    let timeout = if engine.transport.owed.now().is_any() || engine.links.inproc.is_pending() {
         Some(ACK_DELAY)
     } else {
         let timer = (until != NEVER)
@@ -485,7 +441,7 @@ fn sleep(engine: &'static Engine, away: Option<Duration>, polled: bool, resteer_
         if polled { Some(timer.map_or(LEASE, |t| t.min(LEASE))) } else { timer }
     };
     let found = shared.wait(timeout);
-    shared.asleep_until.store(0, Ordering::SeqCst);
+    waker.set_asleep_until(0);
     found
 }
 
@@ -543,7 +499,7 @@ fn serve(engine: &'static Engine, contended: bool, last: &mut Time) -> bool {
 
 /// To be called last: what came meanwhile makes an event at once.
 fn arm(engine: &'static Engine) {
-    engine.worker.rearm_if_disarmed(&engine.port);
+    engine.worker.rearm_if_disarmed(&engine.links.port);
     if !engine.rearm_shm() {
         // Something came meanwhile: another round.
         engine.kick_worker();
@@ -560,7 +516,7 @@ fn refresh_addresses(engine: &'static Engine) {
     match engine.core.gids.refresh() {
         Ok(false) => {}
         Ok(true) => {
-            engine.groups.follow(&engine.port, &engine.core.gids);
+            engine.transport.groups.follow(&engine.links.port, &engine.core.gids);
             engine.raise_port(AsyncEventKind::GidChange);
             engine.drive_cm(|_, ids, _| {
                 let find = |gid, interface| engine.core.gids.find(gid, interface);

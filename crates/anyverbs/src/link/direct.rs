@@ -19,7 +19,7 @@ use anyverbs_proto::wr::{MAX_SGE, RemoteAddr, Sge};
 use super::mapped::{Lookup, Mapped, Target};
 use super::shm::{Peer, ShmRoute};
 use crate::base::directory::{LAYOUT, PEER, QpEntry, VALID, bit_of, qp_at, region_at};
-use crate::engine::Engine;
+use crate::link::Links;
 
 /// From this length on the kernel's copies may be as fast as messages: below, its call alone takes longer.
 const LONG: u32 = 16 * 1024;
@@ -77,7 +77,7 @@ fn offset_in((iova, len): (u64, u64), va: u64, bytes: u32) -> Option<u64> {
 
 /// Does a one-sided operation of the queue pair `from`; false if it has to go by the ring.
 pub(crate) fn perform(
-    engine: &'static Engine,
+    links: &'static Links,
     route: &ShmRoute,
     last: &mut LastTarget,
     from: Qpn,
@@ -99,7 +99,7 @@ pub(crate) fn perform(
                 return false;
             };
             let target = admitted.target;
-            let mapped = match route.mapped(engine, &copying, &target) {
+            let mapped = match route.mapped(links, &copying, &target) {
                 Lookup::Mapped { region, .. } => Some(region),
                 Lookup::NotYet => None,
                 Lookup::Private => {
@@ -111,7 +111,7 @@ pub(crate) fn perform(
         }
     };
     let len = operation.len as usize;
-    let far = Far { engine, copying: &copying, target, offset, len, mapped };
+    let far = Far { links, copying: &copying, target, offset, len, mapped };
     let copied = match operation.local {
         Local::Inline(bytes) => {
             let base = bytes.as_ptr().cast_mut().cast();
@@ -127,8 +127,8 @@ pub(crate) fn perform(
         Direction::Write => (Counter::ShmDirectWrites, Counter::ShmDirectWrittenBytes),
         Direction::Read => (Counter::ShmDirectReads, Counter::ShmDirectReadBytes),
     };
-    engine.core.count(times, 1);
-    engine.core.count(bytes, len as u64);
+    links.core.count(times, 1);
+    links.core.count(bytes, len as u64);
     true
 }
 
@@ -143,7 +143,7 @@ fn right_to(direction: Direction) -> Access {
 /// What [`perform`] has over messages, as long as nothing changes: no help of the kernel where the region is mapped; and one copy
 /// instead of two, which for long operations may be faster or, since two processors share those, slower.
 pub(crate) fn worth_of_rest(
-    engine: &'static Engine,
+    links: &'static Links,
     route: &ShmRoute,
     (from, dest): (Qpn, Qpn),
     direction: Direction,
@@ -153,7 +153,7 @@ pub(crate) fn worth_of_rest(
     let Some(copying) = route.peer.channel().begin_copy() else { return Worth::Nothing };
     let admitted = Seen(&copying).admitted(route, from, dest, direction, remote, len);
     let Some((admitted, _)) = admitted else { return Worth::Nothing };
-    match route.mapped(engine, &copying, &admitted.target) {
+    match route.mapped(links, &copying, &admitted.target) {
         Lookup::Mapped { .. } => Worth::Much,
         Lookup::Private | Lookup::NotYet if len >= LONG => Worth::Perhaps,
         Lookup::Private | Lookup::NotYet => Worth::Nothing,
@@ -162,7 +162,7 @@ pub(crate) fn worth_of_rest(
 
 /// The peer's memory that an operation names.
 struct Far<'a> {
-    engine: &'static Engine,
+    links: &'static Links,
     copying: &'a Copying<'a>,
     target: Target,
     /// In the region.
@@ -178,11 +178,11 @@ impl Far<'_> {
     }
 
     fn write(&self, pieces: &[shm::Local]) -> bool {
-        let Self { engine, copying, offset, len, mapped, .. } = self;
+        let Self { links, copying, offset, len, mapped, .. } = self;
         let Some(addr) = mapped.as_ref().and_then(|mapped| mapped.addr(*offset, *len)) else {
-            return engine.core.memory.write_remote(copying, pieces, self.addr(), *len);
+            return links.core.memory.write_remote(copying, pieces, self.addr(), *len);
         };
-        let copied = engine.core.memory.write_shared(pieces, addr, *len);
+        let copied = links.core.memory.write_shared(pieces, addr, *len);
         if copied {
             copying.count_write(*len);
         }
@@ -190,11 +190,11 @@ impl Far<'_> {
     }
 
     fn read(&self, pieces: &[shm::Local]) -> bool {
-        let Self { engine, copying, offset, len, mapped, .. } = self;
+        let Self { links, copying, offset, len, mapped, .. } = self;
         let Some(addr) = mapped.as_ref().and_then(|mapped| mapped.addr(*offset, *len)) else {
-            return engine.core.memory.read_remote(copying, pieces, self.addr(), *len);
+            return links.core.memory.read_remote(copying, pieces, self.addr(), *len);
         };
-        let copied = engine.core.memory.read_shared(pieces, addr);
+        let copied = links.core.memory.read_shared(pieces, addr);
         if copied {
             copying.count_read(*len);
         }
@@ -204,14 +204,14 @@ impl Far<'_> {
 
 /// Copies between up to `N` elements and the peer's memory.
 fn with_pieces<const N: usize>(operation: &Direct<'_>, sges: &[Sge], far: &Far<'_>) -> bool {
-    let (engine, write) = (far.engine, operation.direction == Direction::Write);
+    let (links, write) = (far.links, operation.direction == Direction::Write);
     let need = if write { Access::empty() } else { Access::LOCAL_WRITE };
     let mut holds: [Option<Hold<'_>>; N] = [const { None }; N];
     let mut pieces = [shm::Local { iov_base: std::ptr::null_mut(), iov_len: 0 }; N];
     let mut n = 0;
     for sge in sges.iter().filter(|sge| sge.len > 0) {
         let (Some(hold), Some(piece)) = (holds.get_mut(n), pieces.get_mut(n)) else { return false };
-        let Ok(held) = hold_local(&engine.core.mrs, operation.pd, sge, need) else { return false };
+        let Ok(held) = hold_local(&links.core.mrs, operation.pd, sge, need) else { return false };
         if held.is_null() {
             return false;
         }

@@ -15,8 +15,7 @@ use anyverbs_proto::wire::packet::{Headers, Packet};
 use anyverbs_proto::wr::AddressVector;
 use parking_lot::Mutex;
 
-use super::handing::Handing;
-use crate::engine::Engine;
+use crate::link::Links;
 
 /// Bytes that a connected queue pair may have in flight here.
 pub(crate) const WINDOW: u32 = 256 << 10;
@@ -27,6 +26,21 @@ const CALLER_BUDGET: usize = 4096;
 /// Memory that an arena keeps when it is empty.
 const KEEP: usize = 4 << 20;
 
+/// Who takes what the link delivers.
+pub(crate) trait Inbound {
+    /// Gives packets to their queue pairs.
+    fn deliver<'p>(&self, packets: impl Iterator<Item = (Arrival, Packet<'p>)>);
+
+    /// Hands packets of groups on to the other processes of the host.
+    fn hand_on<'p>(&self, packets: impl Iterator<Item = (Arrival, Packet<'p>)>);
+
+    /// Sends the ACK that a queue pair owes.
+    fn acknowledge(&self, qpn: Qpn);
+
+    /// A queue pair may send again.
+    fn resume(&self, qpn: Qpn);
+}
+
 /// The in-process link.
 #[derive(Debug, Default)]
 pub(crate) struct Inproc {
@@ -36,8 +50,6 @@ pub(crate) struct Inproc {
     draining: AtomicBool,
     /// The drainer's.
     spare: Mutex<Arena>,
-    /// The drainer's.
-    handing: Mutex<Handing>,
     /// Rounds of delivery so far.
     rounds: AtomicU64,
     waiting: Mutex<Waiting>,
@@ -87,7 +99,7 @@ impl Inproc {
     #[expect(clippy::too_many_arguments, reason = "the parts of one packet")]
     pub(crate) fn send(
         &self,
-        engine: &Engine,
+        links: &Links,
         from: Qpn,
         reliable: bool,
         hand_on: bool,
@@ -109,8 +121,8 @@ impl Inproc {
             queue.bytes.resize(room, 0);
         }
         payload.copy_to(
-            &engine.core.mrs,
-            &engine.core.memory,
+            &links.core.mrs,
+            &links.core.memory,
             &mut queue.bytes[start..start + len],
         )?;
         let mut headers = *headers;
@@ -157,14 +169,14 @@ impl Inproc {
 
     /// Delivers what is queued, and what that causes. No queue pair may be locked by the caller. False if packets are
     /// left because the caller's share is done.
-    pub(crate) fn drain(&self, engine: &'static Engine, worker: bool) -> bool {
+    pub(crate) fn drain(&self, into: &impl Inbound, worker: bool) -> bool {
         let mut left = if worker { usize::MAX } else { CALLER_BUDGET };
         while self.is_pending() {
             if self.draining.swap(true, Ordering::SeqCst) {
                 return true;
             }
             while self.is_pending() && left > 0 {
-                left = left.saturating_sub(self.round(engine).max(1));
+                left = left.saturating_sub(self.round(into).max(1));
                 self.rounds.fetch_add(1, Ordering::SeqCst);
             }
             self.draining.store(false, Ordering::SeqCst);
@@ -175,7 +187,7 @@ impl Inproc {
         true
     }
 
-    fn round(&self, engine: &'static Engine) -> usize {
+    fn round(&self, into: &impl Inbound) -> usize {
         let mut arena = self.spare.lock();
         {
             let mut queue = self.queue.lock();
@@ -191,11 +203,10 @@ impl Inproc {
             };
             if packets.iter().any(|e| e.hand_on) {
                 let those = packets.iter().filter(|e| e.hand_on).map(packet);
-                self.handing.lock().hand_on(engine, those);
+                into.hand_on(those);
             }
             let all = packets.iter().map(packet);
-            engine
-                .deliver(engine.core.now(), all.map(|(arrival, packet)| (arrival, packet.into())));
+            into.deliver(all);
             arena.clear();
         }
         drop(arena);
@@ -209,10 +220,10 @@ impl Inproc {
             std::mem::swap(&mut *now, &mut *waiting);
         }
         for qpn in waiting.owed.drain(..) {
-            engine.acknowledge(qpn);
+            into.acknowledge(qpn);
         }
         for qpn in waiting.blocked.drain(..) {
-            engine.resume(qpn);
+            into.resume(qpn);
         }
         n
     }

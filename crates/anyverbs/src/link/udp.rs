@@ -18,9 +18,9 @@ use anyverbs_proto::wire::packet::{Headers, ICRC_LEN};
 use anyverbs_proto::wr::AddressVector;
 use parking_lot::Mutex;
 
-use crate::engine::Engine;
-use crate::engine::pace::{Credit, ECHO, PROBE, Probe};
-use crate::engine::path::Path;
+use crate::link::Links;
+use crate::link::pace::{Credit, ECHO, PROBE, Probe};
+use crate::link::path::Path;
 use crate::link::shm::Unflushed;
 
 const CREDIT_LEN: usize = CreditPacket::LEN + ICRC_LEN;
@@ -57,9 +57,9 @@ pub(crate) struct UdpRoute {
 }
 
 impl UdpRoute {
-    pub(crate) fn new(engine: &Engine, av: &AddressVector, slot: u8) -> Self {
+    pub(crate) fn new(links: &Links, av: &AddressVector, slot: u8) -> Self {
         let (ip, source) = (av.dgid.to_ip(), av.sgid.to_ip());
-        let port = engine.core.config.udp_port;
+        let port = links.core.config.udp_port;
         let to = Destination {
             source: Some(source),
             interface: av.scope_id,
@@ -70,12 +70,12 @@ impl UdpRoute {
             ..Destination::new(address(ip, port, av.scope_id))
         };
         // Without a lane nothing is sent, and every try says so in the counters.
-        let flow = engine.port.source_port(&to).ok().map(|from| Flow::new(source, ip, from, port));
+        let flow = links.port.source_port(&to).ok().map(|from| Flow::new(source, ip, from, port));
         Self {
             to,
             flow,
             is_group: ip.is_multicast(),
-            path: engine.paths.path(ip, av.scope_id, slot, engine.core.gids.contains(av.dgid)),
+            path: links.paths.path(ip, av.scope_id, slot, links.core.gids.contains(av.dgid)),
         }
     }
 }
@@ -108,7 +108,7 @@ impl Outbox {
     #[expect(clippy::too_many_arguments, reason = "the parts of one packet")]
     pub(crate) fn send(
         &mut self,
-        engine: &'static Engine,
+        links: &'static Links,
         route: &UdpRoute,
         from: Qpn,
         reliable: bool,
@@ -120,7 +120,7 @@ impl Outbox {
         let (head, body) = (headers.len(), payload.len());
         let len = head + body + pad + ICRC_LEN;
         let Some(flow) = &route.flow else {
-            engine.core.count(Counter::SentPkts, 1);
+            links.core.count(Counter::SentPkts, 1);
             return Ok(());
         };
         let dest = headers.bth.dest_qpn;
@@ -133,15 +133,15 @@ impl Outbox {
                 Credit::Blocked(probe, until) => {
                     if let Some(counts) = probe {
                         let probe = CreditPacket { is_probe: true, dest, from, counts };
-                        self.credit(engine, &route.to, flow, probe);
+                        self.credit(links, &route.to, flow, probe);
                     }
-                    engine.wait_for_credit(until);
+                    links.wait_for_credit(until);
                     return Err(TransmitError::Blocked);
                 }
             }
         };
-        let batch = self.batch.get_or_insert_with(|| engine.batches.take());
-        let Ok((room, id)) = batch.segment(&engine.port, &route.to, len) else {
+        let batch = self.batch.get_or_insert_with(|| links.batches.take());
+        let Ok((room, id)) = batch.segment(&links.port, &route.to, len) else {
             // As if the network had lost it.
             self.sent.0 += 1;
             return Ok(());
@@ -151,9 +151,9 @@ impl Outbox {
         room[1] = room[1] & !0x30 | (pad as u8) << 4;
         let to = room[head..head + body].as_mut_ptr() as u64;
         if let Err(fault) = payload.copy_to_addr(
-            &engine.core.mrs,
+            &links.core.mrs,
             (&mut self.region, &mut self.target),
-            &engine.core.memory,
+            &links.core.memory,
             to,
         ) {
             batch.discard_last();
@@ -165,64 +165,64 @@ impl Outbox {
         seal(flow, id, room);
         if let Some(counts) = probe {
             let probe = CreditPacket { is_probe: true, dest, from, counts };
-            self.credit(engine, &route.to, flow, probe);
+            self.credit(links, &route.to, flow, probe);
         }
         self.sent = (self.sent.0 + 1, self.sent.1 + len as u64);
         Ok(())
     }
 
-    fn credit(&mut self, engine: &Engine, to: &Destination, flow: &Flow, packet: CreditPacket) {
-        let batch = self.batch.get_or_insert_with(|| engine.batches.take());
-        if let Ok((room, id)) = batch.segment(&engine.port, to, CREDIT_LEN) {
+    fn credit(&mut self, links: &Links, to: &Destination, flow: &Flow, packet: CreditPacket) {
+        let batch = self.batch.get_or_insert_with(|| links.batches.take());
+        if let Ok((room, id)) = batch.segment(&links.port, to, CREDIT_LEN) {
             packet.emit(&mut room[..CreditPacket::LEN]);
             seal(flow, id, room);
         }
     }
 
     /// Answers a credit probe: `limit` messages may be sent in all.
-    pub(crate) fn echo(&mut self, engine: &Engine, asked: &Asked, limit: u64) {
+    pub(crate) fn echo(&mut self, links: &Links, asked: &Asked, limit: u64) {
         let Asked { packet: probe, from, scope_id, to_us, by_shm } = asked;
         let counts = Probe { bytes: probe.counts.bytes, messages: limit };
         let answer = CreditPacket { is_probe: false, dest: probe.from, from: probe.dest, counts };
-        if let Some(shm) = engine.shm.as_ref().filter(|_| *by_shm)
-            && shm.echo(&mut self.shm, engine, asked, answer)
+        if let Some(shm) = links.shm.as_ref().filter(|_| *by_shm)
+            && shm.echo(&mut self.shm, links, asked, answer)
         {
             return;
         }
-        let port = engine.core.config.udp_port;
+        let port = links.core.config.udp_port;
         let to = Destination {
             source: Some(*to_us),
             interface: *scope_id,
             lane: probe.from.slot(),
             ..Destination::new(address(*from, port, *scope_id))
         };
-        if let Ok(source_port) = engine.port.source_port(&to) {
+        if let Ok(source_port) = links.port.source_port(&to) {
             let flow = Flow::new(*to_us, *from, source_port, port);
-            self.credit(engine, &to, &flow, answer);
+            self.credit(links, &to, &flow, answer);
         }
     }
 
     /// Sends what is staged.
     #[inline]
-    pub(crate) fn flush(&mut self, engine: &Engine) {
-        self.shm.flush(engine);
+    pub(crate) fn flush(&mut self, links: &Links) {
+        self.shm.flush(links);
         self.target.release();
         if let Some(batch) = self.batch.take() {
-            self.flush_batch(batch, engine);
+            self.flush_batch(batch, links);
         }
     }
 
-    fn flush_batch(&mut self, mut batch: Box<TxBatch>, engine: &Engine) {
+    fn flush_batch(&mut self, mut batch: Box<TxBatch>, links: &Links) {
         self.region.release();
         let dropped = batch.stats().dropped;
-        if let Err(error) = batch.flush(&engine.port) {
+        if let Err(error) = batch.flush(&links.port) {
             tracing::debug!(%error, "packets were not sent");
         }
-        engine.send_drops.fetch_add(batch.stats().dropped - dropped, Ordering::Relaxed);
-        engine.batches.put(batch);
+        links.send_drops.fetch_add(batch.stats().dropped - dropped, Ordering::Relaxed);
+        links.batches.put(batch);
         let (packets, bytes) = std::mem::take(&mut self.sent);
-        engine.core.count(Counter::SentPkts, packets);
-        engine.core.count(Counter::SentBytes, bytes);
+        links.core.count(Counter::SentPkts, packets);
+        links.core.count(Counter::SentBytes, bytes);
     }
 }
 

@@ -7,11 +7,11 @@ use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::qp::attr::{QpCap, QpInit, QpType};
 use anyverbs_proto::types::Qpn;
 
+use super::link::Link;
+use super::transport::Transport;
 use super::{Handle, Hold, NO_DOMAIN, QpCell, State};
 use crate::async_event::EventElement;
-use crate::engine::Engine;
-use crate::engine::env::Link;
-use crate::xrcd::FileId;
+use anyverbs_proto::xrc_message::FileId;
 
 /// Who has a queue pair open.
 #[derive(Debug, Default)]
@@ -40,7 +40,7 @@ impl QpCell {
     pub(crate) fn raise(&self, event: QpEvent) {
         match self.home() {
             // Its process tells all who have it open, this one too.
-            Some(home) => self.engine.tell_event(home, self.qpn, event),
+            Some(home) => self.transport.sharing().tell_event(home, self.qpn, event),
             None => self.raise_for_all(event),
         }
     }
@@ -57,7 +57,7 @@ impl QpCell {
         let handles = self.handles.lock();
         handles.raise(self.qpn, event);
         for slot in &handles.others {
-            self.engine.tell_event(*slot, self.qpn, event);
+            self.transport.sharing().tell_event(*slot, self.qpn, event);
         }
     }
 
@@ -67,7 +67,7 @@ impl QpCell {
     }
 
     /// The target of another process.
-    pub(crate) fn foreign(engine: &'static Engine, qpn: Qpn, home: u8, file: FileId) -> Self {
+    pub(crate) fn foreign(transport: &'static Transport, qpn: Qpn, home: u8, file: FileId) -> Self {
         let state = State {
             machine: Self::foreign_machine(qpn),
             link: Link::default(),
@@ -77,7 +77,7 @@ impl QpCell {
         Self {
             xrc_file: Some(file),
             home: AtomicU8::new(home),
-            ..Self::bare(engine, qpn, QpType::XrcRecv, state)
+            ..Self::bare(transport, qpn, QpType::XrcRecv, state)
         }
     }
 

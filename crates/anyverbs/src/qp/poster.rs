@@ -5,8 +5,8 @@ use std::fmt;
 use anyverbs_proto::wr::{RecvWr, SendWr};
 use parking_lot::MutexGuard;
 
+use super::env::Call;
 use super::{QpCell, State};
-use crate::engine::env::Call;
 use crate::error::PostError;
 
 /// Posts to a queue pair; see [`Qp::post`].
@@ -63,7 +63,7 @@ impl Drop for Poster<'_> {
         }
         // Receives that were queued, and for which nobody waits.
         self.state = None;
-        self.cell.engine.after_unlock();
+        self.cell.transport.after_unlock();
     }
 }
 
@@ -77,7 +77,7 @@ impl Poster<'_> {
             // Receives alone, and sends that gather, change nothing that others have to know.
             self.call = None;
             self.state = None;
-            return self.cell.engine.after_unlock();
+            return self.cell.transport.after_unlock();
         }
         let call = self.call.get_or_insert_with(|| Call::new(self.cell));
         // Receives posted for a sender that waits for them.
@@ -92,7 +92,7 @@ impl Poster<'_> {
         call.settle(state);
         self.call = None;
         self.state = None;
-        self.cell.engine.after_unlock();
+        self.cell.transport.after_unlock();
     }
 }
 

@@ -14,7 +14,8 @@ pub(super) struct Number {
 
 impl Number {
     pub(super) fn take(engine: &'static Engine) -> Result<Self, CreateError> {
-        let qpn = engine.qps.reserve().ok_or(CreateError::Exhausted("queue pair numbers"))?;
+        let qpn =
+            engine.transport.qps.reserve().ok_or(CreateError::Exhausted("queue pair numbers"))?;
         Ok(Self { engine, qpn })
     }
 
@@ -26,7 +27,7 @@ impl Number {
 impl Drop for Number {
     fn drop(&mut self) {
         if self.engine.is_current() {
-            self.engine.qps.release(self.qpn);
+            self.engine.transport.qps.release(self.qpn);
         }
     }
 }

@@ -284,7 +284,7 @@ impl Switch {
         }
         for socket in self.sockets() {
             let lost = socket.send(batch);
-            engine.send_drops.fetch_add(lost as u64, Ordering::Relaxed);
+            engine.links.send_drops.fetch_add(lost as u64, Ordering::Relaxed);
         }
         batch.clear();
     }

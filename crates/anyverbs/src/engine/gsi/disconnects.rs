@@ -103,7 +103,7 @@ impl Engine {
             return false;
         };
         let qpn = dreq.remote_qpn;
-        if self.qps.find(qpn).is_none() {
+        if self.transport.qps.find(qpn).is_none() {
             return false;
         }
         if disconnects.is_repeated(incoming) {
@@ -118,7 +118,7 @@ impl Engine {
             qpn,
             came: self.core.now(),
         });
-        self.worker.wake_before(end.as_nanos());
+        self.links.waker.wake_before(end.as_nanos());
         true
     }
 
@@ -133,7 +133,7 @@ impl Engine {
             self.gsi.disconnects.take().into_iter().partition(is_over);
         for disconnect in waiting {
             let end = self.gsi.disconnects.wait(disconnect);
-            self.worker.wake_before(end.as_nanos());
+            self.links.waker.wake_before(end.as_nanos());
         }
         if over.is_empty() {
             return;
@@ -148,7 +148,7 @@ impl Engine {
 
     /// Whether completions of a queue pair wait to be polled.
     fn has_completions(&self, qpn: Qpn) -> bool {
-        self.qps.find(qpn).is_some_and(|cell| {
+        self.transport.qps.find(qpn).is_some_and(|cell| {
             let cqs = [&cell.send_cq, &cell.recv_cq];
             cqs.into_iter().flatten().any(|cq| cq.holds_of(qpn))
         })

@@ -54,7 +54,7 @@ impl Engine {
             && others
                 .into_iter()
                 .filter(|slot| *slot > least)
-                .any(|slot| self.port.forward(slot, &incoming.datagram) == Forwarded::Sent);
+                .any(|slot| self.links.port.forward(slot, &incoming.datagram) == Forwarded::Sent);
         if handed_on {
             self.core.count(Counter::Forwarded, 1);
             self.forwarded(self.core.now());

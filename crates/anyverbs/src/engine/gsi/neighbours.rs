@@ -33,7 +33,7 @@ impl Engine {
     /// Ends the connections to those that are gone.
     pub(super) fn look_after_neighbours(&'static self) {
         self.end_those_gone();
-        self.worker.wake_before(self.gsi.next());
+        self.links.waker.wake_before(self.gsi.next());
         self.send_mads(self.core.now());
     }
 

@@ -79,8 +79,8 @@ impl Engine {
             Route::Slot(slot) => {
                 let handed_on = self.hand_on(now, slot, &incoming.datagram);
                 if handed_on {
-                    self.port.note_misdelivery();
-                    if self.port.needs_resteer() {
+                    self.links.port.note_misdelivery();
+                    if self.links.port.needs_resteer() {
                         self.kick_worker();
                     }
                 }
@@ -121,7 +121,7 @@ impl Engine {
 
     /// Hands a datagram on to another process. False if there is none.
     pub(super) fn hand_on(&self, now: Time, slot: u8, datagram: &Datagram<'_>) -> bool {
-        match self.port.forward_or_keep(slot, datagram) {
+        match self.links.port.forward_or_keep(slot, datagram) {
             Forwarded::Sent => {
                 self.core.count(Counter::Forwarded, 1);
                 self.forwarded(now);

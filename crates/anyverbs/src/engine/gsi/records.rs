@@ -267,7 +267,7 @@ impl Engine {
         drop(state);
         drop(for_others);
         self.send_mads(now);
-        self.worker.wake_before(self.gsi.next());
+        self.links.waker.wake_before(self.gsi.next());
     }
 
     /// Whether a connection may be one of this host: of our addresses, to another's. Addresses come and go, and not all processes

@@ -170,7 +170,7 @@ impl Engine {
         let at = if waits { (now + LOOK).as_nanos() } else { NEVER };
         sender.at.store(at, Ordering::SeqCst);
         if waits {
-            self.worker.wake_before(at);
+            self.links.waker.wake_before(at);
         }
     }
 
@@ -194,15 +194,15 @@ impl Engine {
         }
         let Some(to) = self.way(line, transmit, lane) else {
             // As if the network had lost it.
-            self.send_drops.fetch_add(1, Ordering::Relaxed);
+            self.links.send_drops.fetch_add(1, Ordering::Relaxed);
             return;
         };
         line.psn = line.psn.wrapping_add(1);
         let psn = Psn::new(u32::from(hint) << 16 | line.psn & 0xffff);
         let Line { batch, way: Some(way), .. } = line else { return };
         let batch = batch.get_or_insert_default();
-        let Ok((room, id)) = batch.segment(&self.port, &to, PACKET_LEN) else {
-            self.send_drops.fetch_add(1, Ordering::Relaxed);
+        let Ok((room, id)) = batch.segment(&self.links.port, &to, PACKET_LEN) else {
+            self.links.send_drops.fetch_add(1, Ordering::Relaxed);
             return;
         };
         let headers = Headers {
@@ -256,7 +256,7 @@ impl Engine {
                 lane,
                 ..Destination::new(udp::address(ip, port, scope_id))
             };
-            let from = self.port.source_port(&to).ok()?;
+            let from = self.links.port.source_port(&to).ok()?;
             line.way = Some(Way { to, flow: Flow::new(source, ip, from, port) });
         }
         line.way.as_ref().map(|way| Destination {
@@ -270,10 +270,10 @@ impl Engine {
     fn flush(&self, line: &mut Line) {
         let Some(batch) = &mut line.batch else { return };
         let dropped = batch.stats().dropped;
-        if let Err(error) = batch.flush(&self.port) {
+        if let Err(error) = batch.flush(&self.links.port) {
             tracing::debug!(%error, "datagrams of the connection manager were not sent");
         }
-        self.send_drops.fetch_add(batch.stats().dropped - dropped, Ordering::Relaxed);
+        self.links.send_drops.fetch_add(batch.stats().dropped - dropped, Ordering::Relaxed);
     }
 }
 

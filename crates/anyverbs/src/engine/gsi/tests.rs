@@ -35,7 +35,7 @@ use anyverbs_proto::wire::packet::Headers;
 use anyverbs_testing::UdpPort;
 
 use crate::engine::Engine;
-use crate::engine::owed::Debt;
+use crate::qp::owed::Debt;
 
 /// Takes the machine's events where nobody has made ids.
 #[derive(Debug, Default)]
@@ -166,7 +166,7 @@ fn event(engine: &'static Engine, wanted: impl Fn(&CmEvent) -> bool) -> CmEvent 
         }
         drop(state);
         if Instant::now() >= end {
-            let drops = engine.send_drops.load(Ordering::Relaxed);
+            let drops = engine.links.send_drops.load(Ordering::Relaxed);
             engine.with_cm(|machine, _, _| {
                 panic!("no event; {drops} not sent, {:?}", machine.counters());
             });
@@ -431,9 +431,9 @@ fn an_acknowledgement_that_is_owed_precedes_a_mad() {
     let _turn = turn();
     let engine = engine();
     let nobody = Qpn::new(0xff_fffe);
-    engine.note_owing(nobody, &mut Debt::default(), true);
+    engine.transport.owed.note(nobody, &mut Debt::default(), true);
     engine.with_cm(|_, _, _| ());
-    assert!(!engine.owed.lock().contains(&nobody));
+    assert!(engine.transport.owed.pop() != Some(nobody));
 }
 
 #[test]

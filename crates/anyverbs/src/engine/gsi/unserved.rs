@@ -99,12 +99,12 @@ impl Engine {
     pub(super) fn forget_left(&self, now: Time) {
         let next = self.services.forget_left().map_or(NEVER, |wait| (now + wait).as_nanos());
         self.gsi.left_until.store(next, Ordering::SeqCst);
-        self.worker.wake_before(next);
+        self.links.waker.wake_before(next);
     }
 
     fn look_for_listeners_at(&self, at: Time) {
         self.gsi.unserved_at.fetch_min(at.as_nanos(), Ordering::SeqCst);
-        self.worker.wake_before(at.as_nanos());
+        self.links.waker.wake_before(at.as_nanos());
     }
 
     /// Gives the requests that wait to who listens now; refuses those that have waited long enough.

@@ -10,7 +10,7 @@ use anyverbs_proto::types::Qpn;
 use anyverbs_proto::xrc_message::Message;
 
 use super::super::Engine;
-use super::super::env::Call;
+use crate::qp::env::Call;
 use crate::qp::{QpCell, State};
 use crate::xrcd::FileId;
 
@@ -28,8 +28,8 @@ impl Engine {
             return;
         }
         let number = self.xrc_domains.number(domain);
-        let make = |qpn| QpCell::foreign(self, qpn, from, domain);
-        let cell = self.qps.enter_foreign(target, make, |cell| {
+        let make = |qpn| QpCell::foreign(self.transport, qpn, from, domain);
+        let cell = self.transport.qps.enter_foreign(target, make, |cell| {
             if cell.home() == Some(from) {
                 cell.borrowed.store(lease, Ordering::Relaxed);
             }
@@ -42,7 +42,7 @@ impl Engine {
         let pd_of = |srqn| self.pd_of_srq(&cell, srqn);
         state.machine = Qp::borrowed(target, attr, responder, pd_of);
         let State { machine, link, .. } = &mut *state;
-        link.pin(self, machine);
+        link.pin(self.links, machine);
         link.xrc_srq = None;
     }
 
@@ -54,7 +54,8 @@ impl Engine {
         lease: Option<u64>,
         f: impl FnOnce(&mut State, &mut Call<'_>, u64) -> bool,
     ) {
-        let Some(cell) = self.qps.find(target).filter(|cell| cell.home() == Some(from)) else {
+        let Some(cell) = self.transport.qps.find(target).filter(|cell| cell.home() == Some(from))
+        else {
             return;
         };
         let mut state = cell.state.lock();
@@ -147,6 +148,6 @@ impl Engine {
 
     /// A target of another process that is neither borrowed nor open here is forgotten.
     pub(super) fn forget_foreign(&self, cell: &Arc<QpCell>) {
-        self.qps.remove_foreign(cell.qpn, |cell| !cell.is_claimed());
+        self.transport.qps.remove_foreign(cell.qpn, |cell| !cell.is_claimed());
     }
 }

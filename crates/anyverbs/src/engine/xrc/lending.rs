@@ -14,8 +14,9 @@ use anyverbs_proto::wire::opcode::Operation;
 use anyverbs_proto::xrc_message::{self, Message};
 
 use super::super::Engine;
-use super::super::env::Call;
 use super::waiting::Waiting;
+use crate::qp::env::Call;
+use crate::qp::link::Link;
 use crate::qp::{QpCell, State};
 
 /// After which a borrower that has not answered is asked once more for a responder.
@@ -34,7 +35,7 @@ enum Place {
 
 /// Of a target whose responder has been elsewhere.
 #[derive(Debug, Default)]
-pub(crate) struct Share {
+struct Share {
     place: Place,
     /// Counts the leases: what is said about an earlier one is old.
     lease: u64,
@@ -63,10 +64,19 @@ impl Share {
     }
 }
 
+/// What is kept of a target whose responder has been elsewhere.
+fn share(link: &Link) -> Option<&Share> {
+    link.share.as_deref()?.downcast_ref()
+}
+
+fn share_mut(link: &mut Link) -> Option<&mut Share> {
+    link.share.as_deref_mut()?.downcast_mut()
+}
+
 impl Engine {
     /// Hands a request for a target to where it belongs, if that is not here, or if the responder is not.
     #[inline]
-    pub(in crate::engine) fn is_elsewhere(
+    pub(super) fn hand_over_elsewhere(
         &'static self,
         cell: &QpCell,
         state: &mut State,
@@ -80,18 +90,6 @@ impl Engine {
             return false;
         }
         self.hand_over(cell, state, call, arrival, packet, to)
-    }
-
-    /// A target has been given what came for it.
-    pub(in crate::engine) fn end_target_batch(
-        &'static self,
-        state: &mut State,
-        call: &mut Call<'_>,
-    ) {
-        // The program's reply leaves by another queue pair: this ACK cannot ride with it, and the requester
-        // expects its completion before the reply.
-        let State { machine, link, .. } = state;
-        machine.acknowledge(&mut call.env(link));
     }
 
     #[cold]
@@ -111,7 +109,7 @@ impl Engine {
         if arrival.source != attr.av.dgid || !bth.pkey.matches(PKey::DEFAULT) {
             return false;
         }
-        let place = state.link.share.as_ref().map_or(Place::Here, |share| share.place);
+        let place = share(&state.link).map_or(Place::Here, |share| share.place);
         if place == Place::Here {
             if to == self.core.slot {
                 return false;
@@ -125,7 +123,8 @@ impl Engine {
             // Its own ACKs first: the borrower's are about more.
             call.settle(state);
             let Some(responder) = state.machine.lease() else { return true };
-            let share = state.link.share.get_or_insert_default();
+            let share = state.link.share.get_or_insert_with(|| Box::<Share>::default());
+            let Some(share) = share.downcast_mut::<Share>() else { return false };
             share.lease += 1;
             (share.expected, share.msn) = (responder.expected, responder.msn);
             let lend = Message::Lend {
@@ -146,7 +145,7 @@ impl Engine {
         let Some(bytes) = xrc_message::packet(cell.qpn, arrival, packet, &self.core.memory) else {
             return true;
         };
-        let Some(share) = &mut state.link.share else { return false };
+        let Some(share) = share_mut(&mut state.link) else { return false };
         if let Place::With(by) = share.place {
             if by == to || share.is_done(bth) {
                 self.pass_on(by, &bytes);
@@ -180,7 +179,7 @@ impl Engine {
 
     /// The protection domain of an SRQ that a target's peer may name.
     pub(super) fn pd_of_srq(&self, cell: &QpCell, srqn: u32) -> Option<u32> {
-        let srq = self.xrc_srqs.find(srqn)?;
+        let srq = self.transport.xrc_srqs.find(srqn)?;
         if srq.xrc_domain() == cell.xrc_domain() { srq.pd_of_requests() } else { None }
     }
 
@@ -192,9 +191,12 @@ impl Engine {
         lease: u64,
         f: impl FnOnce(&QpCell, &mut State, &mut Call<'_>),
     ) {
-        let Some(cell) = self.qps.find(target).filter(|cell| cell.home().is_none()) else { return };
+        let Some(cell) = self.transport.qps.find(target).filter(|cell| cell.home().is_none())
+        else {
+            return;
+        };
         let mut state = cell.state.lock();
-        let lent = state.link.share.as_ref().is_some_and(|share| share.is_lent(to, lease));
+        let lent = share(&state.link).is_some_and(|share| share.is_lent(to, lease));
         if state.is_dead() || !lent {
             return;
         }
@@ -213,7 +215,7 @@ impl Engine {
     /// It is not to be had back yet.
     pub(super) fn let_go_on(&'static self, from: u8, target: Qpn, lease: u64, later: bool) {
         self.with_lent(from, target, lease, |cell, state, call| {
-            let Some(share) = &mut state.link.share else { return };
+            let Some(share) = share_mut(&mut state.link) else { return };
             let mut waiting = share.arrive();
             share.place = Place::With(from);
             if later {
@@ -237,7 +239,7 @@ impl Engine {
         msn: u32,
     ) {
         self.with_lent(from, target, lease, |_, state, _| {
-            if let Some(share) = &mut state.link.share {
+            if let Some(share) = share_mut(&mut state.link) {
                 (share.expected, share.msn) = (expected, msn);
             }
         });
@@ -248,7 +250,7 @@ impl Engine {
         if !matches!(event, QpEvent::Fatal | QpEvent::ReqErr | QpEvent::AccessErr) {
             return;
         }
-        let lease = cell.state.lock().link.share.as_ref().map_or(0, |share| share.lease);
+        let lease = share(&cell.state.lock().link).map_or(0, |share| share.lease);
         self.with_lent(from, cell.qpn, lease, |cell, state, call| {
             if let Some(here) = state.machine.lease() {
                 let failed = Lease { state: QpState::Err, ..here };
@@ -260,9 +262,9 @@ impl Engine {
 
     /// A process that has ended had borrowed the responder, perhaps: it goes on from what it last said.
     pub(super) fn take_back_from_dead(&'static self, slot: u8, cell: &QpCell) {
-        let lease = cell.state.lock().link.share.as_ref().map_or(0, |share| share.lease);
+        let lease = share(&cell.state.lock().link).map_or(0, |share| share.lease);
         self.with_lent(slot, cell.qpn, lease, |cell, state, call| {
-            if let Some(share) = &state.link.share {
+            if let Some(share) = share(&state.link) {
                 state.machine.advance(share.expected, share.msn);
             }
             self.go_on(cell, state, call);
@@ -270,7 +272,7 @@ impl Engine {
     }
 
     fn go_on(&'static self, cell: &QpCell, state: &mut State, call: &mut Call<'_>) {
-        let Some(share) = &mut state.link.share else { return };
+        let Some(share) = share_mut(&mut state.link) else { return };
         let waiting = share.arrive();
         self.receive_again(cell, state, call, waiting);
     }
@@ -285,7 +287,7 @@ impl Engine {
     ) {
         for bytes in waiting.into_requests() {
             let Some((_, arrival, packet)) = xrc_message::parse_packet(&bytes) else { continue };
-            if !self.is_elsewhere(cell, state, call, &arrival, &packet) {
+            if !self.hand_over_elsewhere(cell, state, call, &arrival, &packet) {
                 let State { machine, link, .. } = &mut *state;
                 machine.receive(&arrival, &packet, &mut call.env(link));
             }
@@ -295,10 +297,10 @@ impl Engine {
     }
 
     /// The target was modified or destroyed: what is lent is void, or gets its new attributes.
-    pub(crate) fn note_modified(&self, cell: &QpCell, state: &mut State) {
+    pub(super) fn note_modified(&self, cell: &QpCell, state: &mut State) {
         let over = state.is_dead()
             || matches!(state.machine.state(), QpState::Reset | QpState::Init | QpState::Err);
-        let Some(share) = &mut state.link.share else { return };
+        let Some(share) = share_mut(&mut state.link) else { return };
         let (Place::With(by) | Place::Recalled(by, _)) = share.place else { return };
         let (target, lease) = (cell.qpn, share.lease);
         if over {

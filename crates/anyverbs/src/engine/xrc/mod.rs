@@ -16,13 +16,16 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
 use anyverbs_net::{Delivery, MessageBuffer, Messages, Told};
-use anyverbs_proto::qp::attr::QpType;
-use anyverbs_proto::xrc_message::{self, Message};
+use anyverbs_proto::event::QpEvent;
+use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpType};
+use anyverbs_proto::qp::{Arrival, Incoming};
+use anyverbs_proto::types::Qpn;
+use anyverbs_proto::xrc_message::{self, Message, Question};
 use parking_lot::{Condvar, Mutex};
 
 use super::Engine;
-use crate::qp::QpCell;
-pub(crate) use lending::Share;
+use crate::qp::env::Call;
+use crate::qp::{QpCell, State};
 use opening::Reply;
 
 /// What this process and others that share its domains have to say to each other.
@@ -73,7 +76,7 @@ impl Engine {
         if self.sharing.messages.get().is_some() {
             return Ok(());
         }
-        let slot = self.port.slot().ok_or(std::io::ErrorKind::Unsupported)?;
+        let slot = self.links.port.slot().ok_or(std::io::ErrorKind::Unsupported)?;
         let messages = Messages::listen(Arc::clone(slot))?;
         super::worker::spawn_quiet("anyverbs-xrc", move || self.listen_to_sharers())?;
         // The thread waits for it.
@@ -120,7 +123,9 @@ impl Engine {
                 self.note_progress(from, target, lease, expected, msn);
             }
             Message::Event { target, event } => {
-                if let Some(cell) = self.qps.find(target).filter(|cell| cell.is_from(from)) {
+                if let Some(cell) =
+                    self.transport.qps.find(target).filter(|cell| cell.is_from(from))
+                {
                     self.note_failure(from, &cell, event);
                     cell.raise_from(event);
                 }
@@ -145,7 +150,7 @@ impl Engine {
     /// Another process has ended: what it had borrowed comes home, what it had opened it has closed.
     fn lose_sharer(&'static self, slot: u8) {
         self.sharing.forget_questions(slot);
-        for cell in self.qps.filter(|cell| cell.qp_type == QpType::XrcRecv) {
+        for cell in self.transport.qps.filter(|cell| cell.qp_type == QpType::XrcRecv) {
             if cell.home() == Some(slot) {
                 self.lose_home(&cell);
             } else if cell.home().is_none() {
@@ -161,5 +166,44 @@ impl QpCell {
     /// Whether a process may say something about it: its own, or one that may have borrowed it.
     fn is_from(&self, slot: u8) -> bool {
         self.home().is_none_or(|home| home == slot)
+    }
+}
+
+impl crate::qp::sharing::Sharing for Engine {
+    fn tell_event(&self, slot: u8, target: Qpn, event: QpEvent) {
+        self.sharing.tell(slot, &Message::Event { target, event });
+    }
+
+    fn query(&self, home: u8, target: Qpn) -> Result<QpAttr, i32> {
+        self.sharing.ask(home, target, Question::Query)
+    }
+
+    fn modify(
+        &self,
+        home: u8,
+        target: Qpn,
+        attr: &QpAttr,
+        mask: QpAttrMask,
+    ) -> Result<QpAttr, i32> {
+        self.sharing.ask(home, target, Question::Modify { attr: *attr, mask })
+    }
+
+    fn close(&self, cell: &Arc<QpCell>) {
+        self.close_foreign(cell);
+    }
+
+    fn modified(&self, cell: &QpCell, state: &mut State) {
+        self.note_modified(cell, state);
+    }
+
+    fn is_elsewhere(
+        &'static self,
+        cell: &QpCell,
+        state: &mut State,
+        call: &mut Call<'_>,
+        arrival: &Arrival,
+        packet: &Incoming<'_>,
+    ) -> bool {
+        self.hand_over_elsewhere(cell, state, call, arrival, packet)
     }
 }

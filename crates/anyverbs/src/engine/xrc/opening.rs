@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask};
+use anyverbs_proto::qp::attr::QpAttr;
 use anyverbs_proto::types::Qpn;
 use anyverbs_proto::xrc_message::{Message, Question};
 
@@ -21,7 +21,7 @@ pub(super) type Reply = (i32, QpAttr);
 
 impl Sharing {
     /// Asks the process of a target, and waits: its attributes, or an errno value.
-    fn ask(&self, slot: u8, target: Qpn, question: Question) -> Result<QpAttr, i32> {
+    pub(super) fn ask(&self, slot: u8, target: Qpn, question: Question) -> Result<QpAttr, i32> {
         let request = self.next_request.fetch_add(1, Ordering::Relaxed);
         self.asked.lock().insert(request, (slot, None));
         let sent = self.send(slot, &Message::Ask { request, target, question });
@@ -73,8 +73,11 @@ impl Engine {
         let _opening = self.sharing.opening.lock();
         let home = target.slot();
         // First: its process may end as soon as it has answered.
-        let cell =
-            self.qps.enter_foreign(target, |qpn| QpCell::foreign(self, qpn, home, domain), enter);
+        let cell = self.transport.qps.enter_foreign(
+            target,
+            |qpn| QpCell::foreign(self.transport, qpn, home, domain),
+            enter,
+        );
         if let Err(errno) = self.sharing.ask(home, target, Question::Open { domain }) {
             leave(&cell);
             self.forget_foreign(&cell);
@@ -83,24 +86,10 @@ impl Engine {
         Ok(cell)
     }
 
-    pub(crate) fn query_foreign(&self, home: u8, target: Qpn) -> Result<QpAttr, i32> {
-        self.sharing.ask(home, target, Question::Query)
-    }
-
-    pub(crate) fn modify_foreign(
-        &self,
-        home: u8,
-        target: Qpn,
-        attr: &QpAttr,
-        mask: QpAttrMask,
-    ) -> Result<QpAttr, i32> {
-        self.sharing.ask(home, target, Question::Modify { attr: *attr, mask })
-    }
-
     /// The last handle of this process was destroyed.
-    pub(crate) fn close_foreign(&self, cell: &Arc<QpCell>) {
+    pub(super) fn close_foreign(&self, cell: &Arc<QpCell>) {
         let _opening = self.sharing.opening.lock();
-        if self.qps.find(cell.qpn).is_some_and(|now| now.is_open()) {
+        if self.transport.qps.find(cell.qpn).is_some_and(|now| now.is_open()) {
             // Another thread has opened it meanwhile.
             return;
         }
@@ -110,11 +99,6 @@ impl Engine {
             tracing::debug!(target = %cell.qpn, errno, "its process does not know that it is closed here");
         }
         self.forget_foreign(cell);
-    }
-
-    /// Tells another process that has a target open of an event.
-    pub(crate) fn tell_event(&self, slot: u8, target: Qpn, event: anyverbs_proto::event::QpEvent) {
-        self.sharing.tell(slot, &Message::Event { target, event });
     }
 
     pub(super) fn answer_question(
@@ -132,8 +116,12 @@ impl Engine {
     }
 
     fn reply(&'static self, from: u8, target: Qpn, question: Question) -> Result<QpAttr, i32> {
-        let cell =
-            self.qps.find(target).filter(|cell| cell.home().is_none()).ok_or(libc::EINVAL)?;
+        let cell = self
+            .transport
+            .qps
+            .find(target)
+            .filter(|cell| cell.home().is_none())
+            .ok_or(libc::EINVAL)?;
         match question {
             Question::Open { domain } => {
                 if cell.xrc_file != Some(domain) || !cell.open_for(from) {
@@ -156,7 +144,7 @@ impl Engine {
 
     /// A process has ended.
     pub(super) fn close_for(&'static self, from: u8, target: Qpn) {
-        if let Some(cell) = self.qps.find(target).filter(|cell| cell.home().is_none()) {
+        if let Some(cell) = self.transport.qps.find(target).filter(|cell| cell.home().is_none()) {
             cell.close_for(from);
         }
     }

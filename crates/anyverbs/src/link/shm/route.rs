@@ -16,10 +16,10 @@ use anyverbs_proto::wr::AddressVector;
 
 use super::message::{FRONT_V4, Front, PLAIN};
 use super::{Gone, PATIENCE, Peer, SWEEP_EVERY, Shm, Spare, Unflushed};
-use crate::engine::Engine;
-use crate::engine::pace::Credit;
-use crate::engine::path::Path;
+use crate::link::Links;
 use crate::link::mapped::{Lookup, Target};
+use crate::link::pace::Credit;
+use crate::link::path::Path;
 use crate::link::udp::{Asked, CreditPacket, takes_recv};
 
 /// Why a packet did not go out.
@@ -51,26 +51,20 @@ pub(crate) struct ShmRoute {
 impl ShmRoute {
     /// The way to an address of this host; `mtu` of a connected queue pair. None where there is no such way.
     pub(crate) fn new(
-        engine: &Engine,
+        links: &Links,
         shm: &Shm,
         av: &AddressVector,
         slot: u8,
         mtu: Option<u32>,
     ) -> Option<Self> {
         let peer = shm.peer(slot, mtu.is_some())?;
-        Some(Self::to(engine, peer, av, slot, mtu))
+        Some(Self::to(links, peer, av, slot, mtu))
     }
 
-    fn to(
-        engine: &Engine,
-        peer: Arc<Peer>,
-        av: &AddressVector,
-        slot: u8,
-        mtu: Option<u32>,
-    ) -> Self {
+    fn to(links: &Links, peer: Arc<Peer>, av: &AddressVector, slot: u8, mtu: Option<u32>) -> Self {
         Self {
             peer,
-            path: engine.paths.path(av.dgid.to_ip(), av.scope_id, slot, true),
+            path: links.paths.path(av.dgid.to_ip(), av.scope_id, slot, true),
             mtu: mtu.unwrap_or(0) as usize,
             source: av.sgid,
             front: Front::new(&Arrival {
@@ -91,17 +85,17 @@ impl ShmRoute {
     #[inline]
     pub(in crate::link) fn mapped(
         &self,
-        engine: &Engine,
+        links: &Links,
         copying: &Copying<'_>,
         target: &Target,
     ) -> Lookup {
         let found = self.peer.mapped.get(copying, target);
         if let Lookup::Mapped { is_new: true, .. } = found
-            && let Some(shm) = &engine.shm
+            && let Some(shm) = &links.shm
         {
-            let until = engine.core.now() + SWEEP_EVERY;
+            let until = links.core.now() + SWEEP_EVERY;
             shm.next.fetch_min(until.as_nanos(), Ordering::SeqCst);
-            engine.wake_before(until);
+            links.wake_before(until);
         }
         found
     }
@@ -112,7 +106,7 @@ impl ShmRoute {
         &self,
         out: &mut Unflushed,
         spare: &mut Spare,
-        engine: &'static Engine,
+        links: &'static Links,
         shm: &Shm,
         from: Qpn,
         reliable: bool,
@@ -120,7 +114,7 @@ impl ShmRoute {
         headers: &Headers,
         payload: &Payload<'_>,
     ) -> Result<(), Refused> {
-        if reliable && let Some(sent) = self.send_line(out, spare, engine, headers, payload) {
+        if reliable && let Some(sent) = self.send_line(out, spare, links, headers, payload) {
             return sent.map_err(Refused::Transmit);
         }
         let mut head = [0; MAX_HEADER];
@@ -139,16 +133,16 @@ impl ShmRoute {
                     if let Some(counts) = with {
                         self.credit(
                             out,
-                            engine,
+                            links,
                             CreditPacket { is_probe: true, dest, from, counts },
                         );
                     }
-                    engine.wait_for_credit(until);
+                    links.wait_for_credit(until);
                     return Err(TransmitError::Blocked.into());
                 }
             }
         }
-        let (sender, region) = out.sender(engine, &self.peer, spare);
+        let (sender, region) = out.sender(links, &self.peer, spare);
         let message = loop {
             match sender.reserve(end, len) {
                 Ok(mut room) => {
@@ -157,7 +151,7 @@ impl ShmRoute {
                         let to = room.payload_ptr() as u64;
                         let regions = (&mut *region, &mut LastRemote::default());
                         payload
-                            .copy_to_addr(&engine.core.mrs, regions, &engine.core.memory, to)
+                            .copy_to_addr(&links.core.mrs, regions, &links.core.memory, to)
                             .map_err(TransmitError::from)?;
                     }
                     break room.commit();
@@ -178,7 +172,7 @@ impl ShmRoute {
                     drop(waiting);
                     let until = now + PATIENCE;
                     shm.next.fetch_min(until.as_nanos(), Ordering::SeqCst);
-                    engine.wake_before(until);
+                    links.wake_before(until);
                 }
                 Err(SendError::Closed(_)) if self.mtu == 0 => return Err(Refused::Reroute),
                 Err(SendError::Closed(_)) => {
@@ -208,7 +202,7 @@ impl ShmRoute {
         };
         out.note(end - at + len, len, opcode.is_request().then_some(message));
         if let Some(counts) = probe {
-            self.credit(out, engine, CreditPacket { is_probe: true, dest, from, counts });
+            self.credit(out, links, CreditPacket { is_probe: true, dest, from, counts });
         }
         Ok(())
     }
@@ -221,7 +215,7 @@ impl ShmRoute {
         &self,
         out: &mut Unflushed,
         spare: &mut Spare,
-        engine: &'static Engine,
+        links: &'static Links,
         headers: &Headers,
         payload: &Payload<'_>,
     ) -> Option<Result<(), TransmitError>> {
@@ -233,12 +227,12 @@ impl ShmRoute {
         line[..FRONT_V4].copy_from_slice(front);
         let bth: &mut [u8; Bth::LEN] = (&mut line[FRONT_V4..PLAIN]).try_into().ok()?;
         Bth { pad: Bth::pad_of(len), ..headers.bth }.emit(bth);
-        let (sender, region) = out.sender(engine, &self.peer, spare);
+        let (sender, region) = out.sender(links, &self.peer, spare);
         if len > 0 {
             let to = line[PLAIN..].as_mut_ptr() as u64;
             let regions = (region, &mut LastRemote::default());
             if let Err(fault) =
-                payload.copy_to_addr(&engine.core.mrs, regions, &engine.core.memory, to)
+                payload.copy_to_addr(&links.core.mrs, regions, &links.core.memory, to)
             {
                 return Some(Err(fault.into()));
             }
@@ -258,9 +252,9 @@ impl ShmRoute {
         (at, end)
     }
 
-    fn credit(&self, out: &mut Unflushed, engine: &Engine, packet: CreditPacket) {
+    fn credit(&self, out: &mut Unflushed, links: &Links, packet: CreditPacket) {
         // One that finds no room is asked for again.
-        let _ = put_credit(&self.peer, &self.front, out, engine, packet);
+        let _ = put_credit(&self.peer, &self.front, out, links, packet);
     }
 }
 
@@ -268,14 +262,14 @@ fn put_credit(
     peer: &Peer,
     front: &Front,
     out: &mut Unflushed,
-    engine: &Engine,
+    links: &Links,
     packet: CreditPacket,
 ) -> bool {
     let mut head = [0; MAX_HEADER];
     let at = front.write(&mut head);
     let end = at + CreditPacket::LEN;
     packet.emit(&mut head[at..end]);
-    let Ok(mut room) = out.sender(engine, peer, &mut Spare::default()).0.reserve(end, 0) else {
+    let Ok(mut room) = out.sender(links, peer, &mut Spare::default()).0.reserve(end, 0) else {
         return false;
     };
     room.write_header(&head[..end]);
@@ -288,7 +282,7 @@ impl Shm {
     pub(crate) fn echo(
         &self,
         out: &mut Unflushed,
-        engine: &Engine,
+        links: &Links,
         asked: &Asked,
         packet: CreditPacket,
     ) -> bool {
@@ -300,6 +294,6 @@ impl Shm {
             hop_limit: 0,
             flow_label: 0,
         });
-        put_credit(&peer, &front, out, engine, packet)
+        put_credit(&peer, &front, out, links, packet)
     }
 }

@@ -2,10 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use anyverbs_proto::counters::Counter;
+use anyverbs_proto::counters::{Counter, Counters};
 use parking_lot::Mutex;
-
-use crate::engine::Engine;
 
 /// Packets, their bytes, and ACKs that rode with them. Who adds holds a lock, always the same.
 #[derive(Debug, Default)]
@@ -87,12 +85,11 @@ impl Traffic {
     }
 }
 
-impl Engine {
+impl Traffic {
     /// Brings the port's counters up to date with what went through rings.
-    pub(crate) fn count_rings(&self) {
-        let Some(shm) = &self.shm else { return };
-        let mut counted = shm.traffic().counted.lock();
-        let now = shm.traffic().read();
+    pub(crate) fn count(&self, counters: &Counters) {
+        let mut counted = self.counted.lock();
+        let now = self.read();
         let past = std::mem::replace(&mut *counted, now);
         let names = [
             [Counter::ShmSentPkts, Counter::SentPkts, Counter::SentBytes],
@@ -100,11 +97,11 @@ impl Engine {
         ];
         for (i, [by_ring, packets, bytes]) in names.into_iter().enumerate() {
             let since = |what: usize| now[i][what].wrapping_sub(past[i][what]);
-            self.core.count(by_ring, since(0));
-            self.core.count(packets, since(0));
-            self.core.count(bytes, since(1));
+            counters.add(by_ring, since(0));
+            counters.add(packets, since(0));
+            counters.add(bytes, since(1));
         }
-        self.core.count(Counter::AcksSent, now[0][2].wrapping_sub(past[0][2]));
+        counters.add(Counter::AcksSent, now[0][2].wrapping_sub(past[0][2]));
     }
 }
 

@@ -9,7 +9,7 @@ use anyverbs_proto::types::Psn;
 
 use super::message::{RIDER, RIDES};
 use super::{Peer, SHOW_AFTER};
-use crate::engine::Engine;
+use crate::link::Links;
 
 /// What is committed to a ring and not shown to its reader. The ring stays locked from the first message on.
 #[derive(Debug, Default)]
@@ -36,17 +36,17 @@ pub(crate) struct Spare(Option<Arc<Channel>>);
 
 impl Unflushed {
     #[inline]
-    pub(crate) fn flush(&mut self, engine: &Engine) {
+    pub(crate) fn flush(&mut self, links: &Links) {
         if let Some(mut sender) = self.sender.take() {
             sender.flush();
-            self.end(sender, engine);
+            self.end(sender, links);
         }
     }
 
     /// What is counted is counted while the ring is locked.
     #[inline]
-    fn end(&mut self, sender: Sender, engine: &Engine) {
-        if let Some(shm) = &engine.shm {
+    fn end(&mut self, sender: Sender, links: &Links) {
+        if let Some(shm) = &links.shm {
             let (packets, bytes) = (mem::take(&mut self.packets), mem::take(&mut self.counted));
             let acks = mem::take(&mut self.acks);
             shm.traffic().note_sent(sender.slot(), packets, bytes, acks);
@@ -67,7 +67,7 @@ impl Unflushed {
     #[inline]
     pub(super) fn sender(
         &mut self,
-        engine: &Engine,
+        links: &Links,
         peer: &Peer,
         spare: &mut Spare,
     ) -> (&mut Sender, &mut LastLocal<'static>) {
@@ -75,7 +75,7 @@ impl Unflushed {
             && let Some(mut other) = self.sender.take()
         {
             other.flush();
-            self.end(other, engine);
+            self.end(other, links);
         }
         self.carrier = None;
         let sender = self.sender.get_or_insert_with(|| match spare.0.take() {

@@ -114,7 +114,7 @@ fn what_the_peer_acknowledged_is_polled_before_its_end_is_heard() {
         }
         // As a program does whose other thread, or next round, polls the completion.
         b.id.disconnect().unwrap();
-        let engine = a.qp.0.engine;
+        let engine = crate::engine::Engine::current().unwrap();
         while !engine.keeps_disconnects() {
             assert!(!is_readable(&a.channel), "the end is heard first");
             assert!(Instant::now() < end, "the DREQ does not come");

@@ -22,19 +22,15 @@ use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wr::{AddressVector, RemoteAddr, Sge};
 use parking_lot::MutexGuard;
 
-use super::Engine;
 use super::arrivals::Arrivals;
-use super::owed::Debt;
-use super::timers::Registered;
-use super::xrc::Share;
-use crate::base::directory::{PublishedQp, publish_qp};
-use crate::comp_cntr::Attached;
-use crate::link::direct::{self, LastTarget};
-use crate::link::shm::{self, Peer, Refused, ShmRoute, Spare};
-use crate::link::udp::{Asked, Outbox, UdpRoute};
+use super::link::{Link, Route, is_handed_on};
+use super::transport::Transport;
+use super::{QpCell, State};
+use crate::base::directory::publish_qp;
+use crate::link::direct;
+use crate::link::shm::{self, Refused};
+use crate::link::udp::{Asked, Outbox};
 use crate::memory::ProcessMemory;
-use crate::qp::{QpCell, State};
-use crate::srq::SrqCell;
 
 /// After what silence of a peer on another host packets are sent again: longer than it takes a process to be woken, and
 /// than the kernel's tick: a nearer timer is programmed whenever the worker sleeps, which costs an event 8 us.
@@ -43,150 +39,8 @@ const PROBE_AFTER: Duration = Duration::from_millis(8);
 /// Bytes of early requests that a queue pair may keep: a window of a peer like this one.
 const EARLY_ROOM: usize = 256 << 10;
 
-/// How a packet leaves.
-#[derive(Clone, Debug)]
-pub(crate) enum Route {
-    /// To a queue pair of this process.
-    Inproc,
-    /// To another process of this host, through shared memory.
-    Shm(ShmRoute),
-    /// By UDP.
-    Udp(UdpRoute),
-    /// To a multicast group that the kernel does not deliver: through the queue of this process, and whoever drains that hands
-    /// it on to the others.
-    HandingOn,
-}
-
-impl Route {
-    /// `mtu` of a connected queue pair.
-    fn new(engine: &'static Engine, av: &AddressVector, dest: Qpn, mtu: Option<u32>) -> Self {
-        if is_to_group(av, dest) {
-            // The kernel gives copies to the members on this host, too, but where it cannot.
-            return if is_handed_on(av, dest) {
-                Self::HandingOn
-            } else {
-                Self::Udp(UdpRoute::new(engine, av, dest.slot()))
-            };
-        }
-        let slot = dest.slot();
-        if slot == engine.core.slot {
-            if engine.core.config.inproc && engine.core.gids.contains(av.dgid) {
-                return Self::Inproc;
-            }
-        } else if let Some(link) = &engine.shm
-            && slot != 0
-            && engine.core.gids.contains(av.dgid)
-            && let Some(route) = ShmRoute::new(engine, link, av, slot, mtu)
-        {
-            return Self::Shm(route);
-        }
-        Self::Udp(UdpRoute::new(engine, av, slot))
-    }
-}
-
-fn is_to_group(av: &AddressVector, dest: Qpn) -> bool {
-    dest == Qpn::MULTICAST && av.dgid.is_multicast()
-}
-
-fn is_handed_on(av: &AddressVector, dest: Qpn) -> bool {
-    is_to_group(av, dest) && anyverbs_net::is_handed_on(av.dgid.to_ip(), av.scope_id)
-}
-
-/// What the engine keeps for each queue pair, under its lock.
-#[derive(Debug, Default)]
-pub(crate) struct Link {
-    /// Of a connected queue pair, pinned when its address is set.
-    route: Option<Route>,
-    /// Of the last datagram.
-    last: Option<(AddressVector, u8, Route)>,
-    /// For sending through shared memory.
-    spare: Spare,
-    /// Of one-sided operations without a message.
-    last_target: LastTarget,
-    /// Counted as in flight on its path.
-    in_flight: bool,
-    /// The entries among the timers that count.
-    pub(crate) timers: Registered,
-    /// A timer waits for the link to catch up: in the process from this round on; it looks again at this time.
-    pub(crate) catch_up: (Option<u64>, Option<Time>),
-    /// Its peer's process has ended: what still waits for it then fails.
-    pub(crate) doomed: Option<Time>,
-    /// It owes an ACK, or has small sends to gather.
-    pub(crate) debt: Debt,
-    /// As `debt`, to queue pairs of this process.
-    pub(crate) owed_inproc: bool,
-    /// Has small sends to gather.
-    pub(crate) gathers: bool,
-    /// A credit probe that found no receives: the answer changes when some are posted.
-    pub(crate) starved: Option<Asked>,
-    /// On a list of those that wait for room.
-    pub(crate) blocked: bool,
-    /// Of a target: the SRQ that its last request named.
-    pub(crate) xrc_srq: Option<Arc<SrqCell>>,
-    /// Of a target whose responder has been in other processes.
-    pub(crate) share: Option<Box<Share>>,
-    /// Who counts its completions.
-    pub(crate) comp_cntrs: Attached,
-    /// What peers are told that they may do without a message.
-    pub(crate) published: PublishedQp,
-}
-
-impl Link {
-    /// Pins a connected queue pair to its path.
-    pub(crate) fn pin(&mut self, engine: &'static Engine, machine: &anyverbs_proto::qp::Qp) {
-        self.leave_path();
-        let attr = machine.attr();
-        if machine.init().qp_type != QpType::Ud {
-            let mtu = attr.path_mtu.bytes();
-            self.route = Some(Route::new(engine, &attr.av, attr.dest_qpn, Some(mtu)));
-        }
-    }
-
-    /// Forgets the path.
-    pub(crate) fn leave_path(&mut self) {
-        self.set_in_flight(false);
-        self.route = None;
-        self.last = None;
-        self.spare = Spare::default();
-        self.last_target = LastTarget::default();
-        self.blocked = false;
-        self.doomed = None;
-    }
-
-    fn set_in_flight(&mut self, in_flight: bool) {
-        if self.in_flight != in_flight {
-            self.in_flight = in_flight;
-            if let Some(Route::Udp(udp)) = &self.route {
-                udp.path.set_in_flight(in_flight);
-            }
-        }
-    }
-
-    /// The other process at the end of its route, if that goes through shared memory.
-    pub(crate) fn shm_peer(&self) -> Option<&Arc<Peer>> {
-        match (&self.route, &self.last) {
-            (Some(Route::Shm(shm)), _) | (None, Some((_, _, Route::Shm(shm)))) => Some(&shm.peer),
-            _ => None,
-        }
-    }
-
-    /// Leaves shared memory for UDP.
-    pub(crate) fn reroute(&mut self, engine: &'static Engine, av: &AddressVector, dest: Qpn) {
-        self.set_in_flight(false);
-        if self.route.is_some() {
-            self.route = Some(Route::Udp(UdpRoute::new(engine, av, dest.slot())));
-        }
-        self.last = None;
-        self.spare = Spare::default();
-    }
-
-    pub(crate) fn is_inproc(&self) -> bool {
-        matches!(self.route, Some(Route::Inproc))
-    }
-}
-
 /// One call into a queue pair's machine, or several under one hold of its lock. Ends with [`finish`](Self::finish), or with
-/// [`settle`](Self::settle) under the lock and [`Engine::after_unlock`] behind it.
+/// [`settle`](Self::settle) under the lock and [`Transport::after_unlock`] behind it.
 pub(crate) struct Call<'a> {
     cell: &'a QpCell,
     now: Cell<Option<Time>>,
@@ -204,7 +58,7 @@ impl<'a> Call<'a> {
 
     pub(crate) fn env<'b, 'c>(&'b mut self, link: &'b mut Link) -> DeviceEnv<'b, 'c> {
         DeviceEnv {
-            engine: self.cell.engine,
+            transport: self.cell.transport,
             cell: self.cell,
             now: &self.now,
             out: &mut self.out,
@@ -214,7 +68,7 @@ impl<'a> Call<'a> {
     }
 
     /// As [`env`](Self::env), for one of several packets that share what they can.
-    pub(super) fn env_with<'b, 'c>(
+    pub(crate) fn env_with<'b, 'c>(
         &'b mut self,
         link: &'b mut Link,
         arrivals: &'b mut Arrivals<'c>,
@@ -233,26 +87,26 @@ impl<'a> Call<'a> {
             return true;
         }
         if !std::mem::replace(&mut link.gathers, true) {
-            self.cell.engine.note_owing(self.cell.qpn, &mut link.debt, true);
-            self.cell.engine.look_after_owed();
+            self.cell.transport.owed.note(self.cell.qpn, &mut link.debt, true);
+            self.cell.transport.look_after_owed();
         }
         false
     }
 
     /// Answers a credit probe again.
     pub(crate) fn echo(&mut self, asked: &Asked, limit: u64) {
-        self.out.echo(self.cell.engine, asked, limit);
+        self.out.echo(self.cell.transport.links, asked, limit);
     }
 
-    /// Brings the engine's books up to date and sends what is staged; the lock may be released then.
+    /// Brings the device's books up to date and sends what is staged; the lock may be released then.
     pub(crate) fn settle(&mut self, state: &mut State) {
-        let engine = self.cell.engine;
-        self.out.flush(engine);
+        let transport = self.cell.transport;
+        self.out.flush(transport.links);
         let State { machine, link, .. } = state;
         if let Some(spare) = self.out.shm.take_spare() {
             link.spare = spare;
         }
-        publish_qp(engine.core.directory.as_ref(), machine, &mut link.published);
+        publish_qp(transport.core.directory.as_ref(), machine, &mut link.published);
         link.set_in_flight(machine.is_in_flight());
         let deadline = machine.deadline().map(|d| link.catch_up.1.map_or(d, |until| d.max(until)));
         let deadline = match (deadline, link.doomed) {
@@ -262,30 +116,30 @@ impl<'a> Call<'a> {
         if let Some(deadline) = deadline
             && link.timers.add(deadline)
         {
-            engine.add_timer(deadline, self.cell.qpn);
+            transport.add_timer(deadline, self.cell.qpn);
         }
         let owes = machine.owes_ack();
         if !link.is_inproc() {
-            engine.note_owing(self.cell.qpn, &mut link.debt, owes || link.gathers);
+            transport.owed.note(self.cell.qpn, &mut link.debt, owes || link.gathers);
         } else if owes && !std::mem::replace(&mut link.owed_inproc, true) {
-            engine.inproc.owe(self.cell.qpn);
+            transport.links.inproc.owe(self.cell.qpn);
         }
     }
 
     /// Sends what is staged for a queue pair that does nothing any more, and forgets its path.
     pub(crate) fn finish_last(mut self, mut state: MutexGuard<'_, State>) {
-        let engine = self.cell.engine;
-        self.out.flush(engine);
-        if let Some(directory) = &engine.core.directory {
+        let transport = self.cell.transport;
+        self.out.flush(transport.links);
+        if let Some(directory) = &transport.core.directory {
             directory.withdraw_qp(self.cell.qpn, &mut state.link.published);
         }
-        engine.note_owing(self.cell.qpn, &mut state.link.debt, false);
+        transport.owed.note(self.cell.qpn, &mut state.link.debt, false);
         state.link.leave_path();
         let unsettled = state.link.published.take_unsettled();
         drop(state);
-        engine.after_unlock();
+        transport.after_unlock();
         if unsettled {
-            engine.core.settle_copies();
+            transport.core.settle_copies();
         }
     }
 
@@ -293,12 +147,12 @@ impl<'a> Call<'a> {
     pub(crate) fn finish(mut self, mut state: MutexGuard<'_, State>) {
         self.settle(&mut state);
         drop(state);
-        self.cell.engine.after_unlock();
+        self.cell.transport.after_unlock();
     }
 }
 
 pub(crate) struct DeviceEnv<'a, 'c> {
-    engine: &'static Engine,
+    transport: &'static Transport,
     cell: &'a QpCell,
     now: &'a Cell<Option<Time>>,
     out: &'a mut Outbox,
@@ -308,9 +162,9 @@ pub(crate) struct DeviceEnv<'a, 'c> {
 }
 
 /// The moment of a call.
-fn now(engine: &Engine, known: &Cell<Option<Time>>) -> Time {
+fn now(transport: &Transport, known: &Cell<Option<Time>>) -> Time {
     known.get().unwrap_or_else(|| {
-        let now = engine.core.now();
+        let now = transport.core.now();
         known.set(Some(now));
         now
     })
@@ -341,7 +195,7 @@ impl DeviceEnv<'_, '_> {
             *s == slot && last == av && matches!(route, Route::HandingOn) == is_handed_on(av, dest)
         };
         if !self.link.last.as_ref().is_some_and(leads) {
-            self.link.last = Some((*av, slot, Route::new(self.engine, av, dest, None)));
+            self.link.last = Some((*av, slot, Route::new(self.transport.links, av, dest, None)));
         }
     }
 }
@@ -350,15 +204,15 @@ impl Env for DeviceEnv<'_, '_> {
     type Memory = ProcessMemory;
 
     fn now(&self) -> Time {
-        now(self.engine, self.now)
+        now(self.transport, self.now)
     }
 
     fn clock(&self) -> Time {
-        self.engine.core.now()
+        self.transport.core.now()
     }
 
     fn soon(&self) -> Time {
-        self.now.get().unwrap_or_else(|| self.engine.core.clock.soon())
+        self.now.get().unwrap_or_else(|| self.transport.core.clock.soon())
     }
 
     fn ride(&mut self, psn: Psn) -> bool {
@@ -366,11 +220,11 @@ impl Env for DeviceEnv<'_, '_> {
     }
 
     fn memory(&self) -> &ProcessMemory {
-        &self.engine.core.memory
+        &self.transport.core.memory
     }
 
     fn mrs(&self) -> &MrTable {
-        &self.engine.core.mrs
+        &self.transport.core.mrs
     }
 
     fn with_local<R>(
@@ -380,17 +234,17 @@ impl Env for DeviceEnv<'_, '_> {
         need: Access,
         f: impl FnOnce(&ProcessMemory, Option<u64>) -> R,
     ) -> Result<R, KeyError> {
-        let engine = self.engine;
+        let transport = self.transport;
         match &mut self.arrivals {
             Some(arrivals) => {
-                let addr = arrivals.region.find(&engine.core.mrs, pd, sge, need)?;
-                Ok(f(&engine.core.memory, addr))
+                let addr = arrivals.region.find(&transport.core.mrs, pd, sge, need)?;
+                Ok(f(&transport.core.memory, addr))
             }
             None => {
                 // In use until `f` is done.
                 let mut region = LastLocal::default();
-                let addr = region.find(&engine.core.mrs, pd, sge, need)?;
-                Ok(f(&engine.core.memory, addr))
+                let addr = region.find(&transport.core.mrs, pd, sge, need)?;
+                Ok(f(&transport.core.memory, addr))
             }
         }
     }
@@ -406,9 +260,9 @@ impl Env for DeviceEnv<'_, '_> {
     ) -> Result<R, KeyError> {
         // What the program finds in its memory then is not to overtake them.
         self.flush_completions();
-        let engine = self.engine;
-        let addr = self.out.target.find(&engine.core.mrs, rkey, reach, va, len, need)?;
-        Ok(f(&engine.core.memory, addr))
+        let transport = self.transport;
+        let addr = self.out.target.find(&transport.core.mrs, rkey, reach, va, len, need)?;
+        Ok(f(&transport.core.memory, addr))
     }
 
     #[inline]
@@ -441,21 +295,31 @@ impl Env for DeviceEnv<'_, '_> {
             // Not connected, so nothing can be owed to anybody.
             (None, None) => return Ok(()),
         };
-        let (engine, reliable) = (self.engine, self.cell.qp_type.is_reliable());
+        let (transport, reliable) = (self.transport, self.cell.qp_type.is_reliable());
         if matches!(route, Route::Shm(_) | Route::HandingOn) {
             // Who has locked a ring may be waiting for the end of a window.
             self.out.target.release();
         }
-        let sent = match (route, &engine.shm) {
+        let sent = match (route, &transport.links.shm) {
             (Route::Shm(route), Some(shm)) => {
                 let (out, qpn) = (&mut self.out.shm, self.cell.qpn);
-                let now = || now(engine, self.now);
-                match route.send(out, spare, engine, shm, qpn, reliable, now, headers, payload) {
+                let now = || now(transport, self.now);
+                match route.send(
+                    out,
+                    spare,
+                    transport.links,
+                    shm,
+                    qpn,
+                    reliable,
+                    now,
+                    headers,
+                    payload,
+                ) {
                     // It counts by itself.
                     Ok(()) => return Ok(()),
                     Err(Refused::Transmit(error)) => Err(error),
                     Err(Refused::Reroute) => {
-                        self.link.reroute(engine, av, dest);
+                        self.link.reroute(transport.links, av, dest);
                         // Once: the next route is another one, or that to the slot's next owner.
                         return if self.is_connected() || self.redirect(av, dest) {
                             self.transmit(av, headers, payload)
@@ -467,17 +331,17 @@ impl Env for DeviceEnv<'_, '_> {
             }
             (Route::Shm(_), None) => Ok(0),
             (Route::Inproc, _) => {
-                let (inproc, qpn) = (&engine.inproc, self.cell.qpn);
-                inproc.send(engine, qpn, reliable, false, av, headers, payload)
+                let (inproc, qpn) = (&transport.links.inproc, self.cell.qpn);
+                inproc.send(transport.links, qpn, reliable, false, av, headers, payload)
             }
             (Route::HandingOn, _) => {
-                let (inproc, qpn) = (&engine.inproc, self.cell.qpn);
-                inproc.send(engine, qpn, reliable, true, av, headers, payload)
+                let (inproc, qpn) = (&transport.links.inproc, self.cell.qpn);
+                inproc.send(transport.links, qpn, reliable, true, av, headers, payload)
             }
             (Route::Udp(udp), _) => {
-                let now = now(engine, self.now);
+                let now = now(transport, self.now);
                 let (out, qpn) = (&mut self.out, self.cell.qpn);
-                match out.send(engine, udp, qpn, reliable, now, headers, payload) {
+                match out.send(transport.links, udp, qpn, reliable, now, headers, payload) {
                     // It counts by itself.
                     Ok(()) => return Ok(()),
                     Err(error) => Err(error),
@@ -486,8 +350,8 @@ impl Env for DeviceEnv<'_, '_> {
         };
         match sent {
             Ok(bytes) => {
-                self.engine.core.count(Counter::SentPkts, 1);
-                self.engine.core.count(Counter::SentBytes, bytes as u64);
+                self.transport.core.count(Counter::SentPkts, 1);
+                self.transport.core.count(Counter::SentBytes, bytes as u64);
                 Ok(())
             }
             Err(error) => {
@@ -501,7 +365,7 @@ impl Env for DeviceEnv<'_, '_> {
         let Link { route, last_target, .. } = &mut *self.link;
         match route {
             Some(Route::Shm(route)) => {
-                direct::perform(self.engine, route, last_target, self.cell.qpn, operation)
+                direct::perform(self.transport.links, route, last_target, self.cell.qpn, operation)
             }
             _ => false,
         }
@@ -517,7 +381,7 @@ impl Env for DeviceEnv<'_, '_> {
         match &self.link.route {
             Some(Route::Shm(route)) => {
                 let qpns = (self.cell.qpn, dest);
-                direct::worth_of_rest(self.engine, route, qpns, direction, remote, len)
+                direct::worth_of_rest(self.transport.links, route, qpns, direction, remote, len)
             }
             _ => Worth::Nothing,
         }
@@ -532,7 +396,7 @@ impl Env for DeviceEnv<'_, '_> {
 
     fn batch(&self) -> u32 {
         match &self.link.route {
-            Some(Route::Udp(_)) if self.engine.core.config.gso => MAX_PAYLOAD_V6 as u32,
+            Some(Route::Udp(_)) if self.transport.core.config.gso => MAX_PAYLOAD_V6 as u32,
             _ => 0,
         }
     }
@@ -558,7 +422,7 @@ impl Env for DeviceEnv<'_, '_> {
         match &self.link.route {
             Some(Route::Shm(_)) => shm::WINDOW,
             Some(Route::Udp(udp)) => {
-                udp.path.window(self.engine.core.config.window, self.link.in_flight)
+                udp.path.window(self.transport.core.config.window, self.link.in_flight)
             }
             _ => crate::link::inproc::WINDOW,
         }
@@ -578,14 +442,14 @@ impl Env for DeviceEnv<'_, '_> {
             (None, None) => None,
         };
         if let Some(cq) = lost {
-            self.engine.core.progress().note_overrun(Arc::clone(cq) as _, self.cell.qpn);
+            self.transport.core.progress().note_overrun(Arc::clone(cq) as _, self.cell.qpn);
         }
     }
 
     fn select_srq(&mut self, srqn: u32) -> Option<u32> {
         let link = &mut *self.link;
         if link.xrc_srq.as_ref().is_none_or(|srq| srq.number() != Some(srqn)) {
-            let srq = self.engine.xrc_srqs.find(srqn)?;
+            let srq = self.transport.xrc_srqs.find(srqn)?;
             if srq.xrc_domain() != self.cell.xrc_domain() {
                 return None;
             }
@@ -607,7 +471,7 @@ impl Env for DeviceEnv<'_, '_> {
         if let Some(cq) = &self.cell.recv_cq
             && cq.push_tagged(wc, tm, solicited)
         {
-            self.engine.core.progress().note_overrun(Arc::clone(cq) as _, self.cell.qpn);
+            self.transport.core.progress().note_overrun(Arc::clone(cq) as _, self.cell.qpn);
         }
     }
 
@@ -621,6 +485,6 @@ impl Env for DeviceEnv<'_, '_> {
     }
 
     fn count(&self, counter: Counter, n: u64) {
-        self.engine.core.count(counter, n);
+        self.transport.core.count(counter, n);
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyverbs_proto::types::Qpn;
 use parking_lot::RwLock;
 
-use crate::qp::QpCell;
+use super::QpCell;
 
 const CHUNK: usize = 256;
 

@@ -45,7 +45,7 @@ impl Sharers {
         if self.until.is_some_and(|until| now < until) {
             return;
         }
-        match engine.port.sharers() {
+        match engine.links.port.sharers() {
             Ok(slots) => *self = Self { slots, until: Some(now + SHARERS_LEASE) },
             Err(error) => tracing::debug!(%error, "who shares the port is not known"),
         }
@@ -80,7 +80,7 @@ impl Handing {
             };
             for slot in slots {
                 let begin = Instant::now();
-                while engine.port.forward(*slot, &datagram) == Forwarded::Full
+                while engine.links.port.forward(*slot, &datagram) == Forwarded::Full
                     && !self.stuck.iter().any(|(stuck, _)| stuck == slot)
                 {
                     if begin.elapsed() > PATIENCE {

@@ -8,33 +8,33 @@ use anyverbs_proto::mr::LastLocal;
 use anyverbs_proto::wc::Wc;
 use arrayvec::ArrayVec;
 
-use crate::qp::QpCell;
+use super::QpCell;
 
 /// A message of more bytes than this is told at once: copying it costs more than the lock of the queue.
 const LONG: u32 = 4096;
 
 /// Of a queue pair, under its lock. What it holds is [ended](Self::end) before that is released.
 #[derive(Debug)]
-pub(super) struct Arrivals<'a> {
+pub(crate) struct Arrivals<'a> {
     cell: &'a QpCell,
     /// Whose completions wait.
     side: Side,
     /// With whether they are solicited.
     waiting: ArrayVec<(Wc, bool), 16>,
-    pub(super) region: LastLocal<'static>,
+    pub(crate) region: LastLocal<'static>,
     /// There is one more packet.
-    pub(super) more: bool,
+    pub(crate) more: bool,
 }
 
 impl<'a> Arrivals<'a> {
-    pub(super) fn new(cell: &'a QpCell) -> Self {
+    pub(crate) fn new(cell: &'a QpCell) -> Self {
         let region = LastLocal::default();
         Self { cell, side: Side::Recv, waiting: ArrayVec::new_const(), region, more: false }
     }
 
     /// Adds a completion. False if there is no queue of the queue pair's own that it belongs to.
     #[inline]
-    pub(super) fn complete(&mut self, side: Side, wc: Wc, solicited: bool) -> bool {
+    pub(crate) fn complete(&mut self, side: Side, wc: Wc, solicited: bool) -> bool {
         if self.cell.cq(side).is_none() {
             return false;
         }
@@ -52,10 +52,14 @@ impl<'a> Arrivals<'a> {
 
     /// Gives the completions to their queue.
     #[inline]
-    pub(super) fn flush(&mut self) {
+    pub(crate) fn flush(&mut self) {
         if let Some(cq) = self.cell.cq(self.side).filter(|_| !self.waiting.is_empty()) {
             if cq.push_all(&self.waiting) {
-                self.cell.engine.core.progress().note_overrun(Arc::clone(cq) as _, self.cell.qpn);
+                self.cell
+                    .transport
+                    .core
+                    .progress()
+                    .note_overrun(Arc::clone(cq) as _, self.cell.qpn);
             }
             self.waiting.clear();
         }
@@ -63,7 +67,7 @@ impl<'a> Arrivals<'a> {
 
     /// The batch is over.
     #[inline]
-    pub(super) fn end(&mut self) {
+    pub(crate) fn end(&mut self) {
         self.flush();
         self.region.release();
     }
