@@ -284,7 +284,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::NotPermitted`] without `CAP_NET_RAW`; [`CreateError`].
     pub fn create_raw_qp(&self, pd: &Pd, init: &RawQpInit<'_>) -> Result<RawQp, CreateError> {
-        RawQp::create(self.engine()?, pd, init)
+        RawQp::create(&self.engine()?.switch, pd, init)
     }
 
     /// Makes a queue pair that spreads frames over the work queues of a table. It receives from the beginning.
@@ -292,7 +292,7 @@ impl Context {
     /// # Errors
     /// As [`create_raw_qp`](Self::create_raw_qp).
     pub fn create_hash_qp(&self, pd: &Pd, init: &HashQpInit<'_>) -> Result<RawQp, CreateError> {
-        RawQp::create_hash(self.engine()?, pd, init)
+        RawQp::create_hash(&self.engine()?.switch, pd, init)
     }
 
     /// Makes a work queue, in RESET (`ibv_create_wq`).
@@ -300,7 +300,7 @@ impl Context {
     /// # Errors
     /// [`CreateError`].
     pub fn create_wq(&self, pd: &Pd, init: &WqInit<'_>) -> Result<Wq, CreateError> {
-        Wq::create(self.engine()?, pd, init)
+        Wq::create(&self.engine()?.switch, pd, init)
     }
 
     /// Makes an indirection table of work queues, a power of two; one may stand in it several times.

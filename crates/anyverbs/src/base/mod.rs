@@ -82,6 +82,12 @@ pub(crate) trait Progress: Sync {
     /// Has `what` called at a time.
     fn call_at(&'static self, at: Time, what: Weak<dyn Timed>);
 
+    /// Has the worker receive what comes to some sockets for frames, two at most; once.
+    ///
+    /// # Errors
+    /// That of epoll_ctl(2).
+    fn watch(&'static self, fds: Vec<BorrowedFd<'static>>) -> io::Result<()>;
+
     /// A completion queue lost a completion of a queue pair: that one and all that use the queue fail when the present
     /// lock is released.
     fn note_overrun(&'static self, cq: Arc<dyn Any + Send + Sync>, qpn: Qpn);

@@ -262,7 +262,7 @@ impl Engine {
                 kept,
             ),
             services,
-            switch: Switch::default(),
+            switch: Switch::new(transport),
             rx: Mutex::new(rx),
             handing: Mutex::default(),
             moderated: Moderated::new(),
@@ -369,6 +369,10 @@ impl Progress for Engine {
     fn call_at(&'static self, at: Time, what: Weak<dyn Timed>) {
         self.moderated.add(at, what);
         self.links.waker.look_before(at.as_nanos());
+    }
+
+    fn watch(&'static self, fds: Vec<BorrowedFd<'static>>) -> io::Result<()> {
+        self.worker.watch(fds)
     }
 
     fn note_overrun(&'static self, cq: Arc<dyn Any + Send + Sync>, qpn: Qpn) {

@@ -215,8 +215,9 @@ impl Shared {
     }
 
     /// Has the worker receive frames as well; once.
-    fn watch(&self, fds: impl Iterator<Item = BorrowedFd<'static>>) -> io::Result<()> {
-        let fds = self.frames.get_or_init(|| fds.take(32 - FRAMES_BIT).collect());
+    pub(super) fn watch(&self, mut fds: Vec<BorrowedFd<'static>>) -> io::Result<()> {
+        fds.truncate(32 - FRAMES_BIT);
+        let fds = self.frames.get_or_init(|| fds);
         for (i, fd) in (FRAMES_BIT..).zip(fds) {
             let token = TOKEN_INPUT + i as u64;
             let flags = libc::EPOLLIN | libc::EPOLLONESHOT;
@@ -253,13 +254,6 @@ impl Shared {
             }
         }
         found
-    }
-}
-
-impl Engine {
-    /// Has the worker receive what comes to some sockets for frames.
-    pub(crate) fn watch(&self, fds: impl Iterator<Item = BorrowedFd<'static>>) -> io::Result<()> {
-        self.worker.watch(fds)
     }
 }
 

@@ -9,14 +9,14 @@ use super::counters::{CountersCell, FlowCounters};
 use super::flow_action::{EspCell, FlowActionEsp};
 use super::qp::{RawCell, RawQp};
 use super::switch::Destination;
-use crate::engine::Engine;
+use super::switch::Switch;
 use crate::error::{CreateError, DestroyError};
 use crate::holders::{Held, Holder};
 
 /// A rule that is at work (`ibv_create_flow`). It ends when it is dropped.
 #[derive(Debug)]
 pub struct Flow {
-    engine: &'static Engine,
+    switch: &'static Switch,
     /// None once it is destroyed.
     state: Mutex<Option<Rule>>,
 }
@@ -44,17 +44,17 @@ impl RawQp {
         counters: Option<&FlowCounters>,
         esp: Option<&FlowActionEsp>,
     ) -> Result<Flow, CreateError> {
-        let engine = self.0.engine();
-        if !engine.is_current() {
+        let switch = self.0.switch();
+        if !switch.core().is_current() {
             return Err(CreateError::Forked);
         }
         let rule = FlowRule::new(attr)?;
         let foreign = || CreateError::Foreign("counters");
-        if counters.is_some_and(|c| !std::ptr::eq(c.0.core, engine.core)) {
+        if counters.is_some_and(|c| !std::ptr::eq(c.0.core, switch.core())) {
             return Err(foreign());
         }
         let foreign_action = || CreateError::Foreign("flow action");
-        if esp.is_some_and(|esp| !std::ptr::eq(esp.0.core, engine.core)) {
+        if esp.is_some_and(|esp| !std::ptr::eq(esp.0.core, switch.core())) {
             return Err(foreign_action());
         }
         if let Some(esp) = esp {
@@ -71,8 +71,8 @@ impl RawQp {
             counters: counters.map(|c| Arc::clone(&c.0)),
             esp: esp.map(|esp| Arc::clone(&esp.0)),
         };
-        let id = engine.switch.insert(engine, rule, dest)?;
-        Ok(Flow { engine, state: Mutex::new(Some(Rule { id, qp, counters: held, esp: held_esp })) })
+        let id = switch.insert(rule, dest)?;
+        Ok(Flow { switch, state: Mutex::new(Some(Rule { id, qp, counters: held, esp: held_esp })) })
     }
 }
 
@@ -80,7 +80,7 @@ impl Flow {
     fn remove(&self) -> Option<Rule> {
         let rule = self.state.lock().take()?;
         // Whoever was delivering by it is done when this returns.
-        drop(self.engine.switch.remove(rule.id));
+        drop(self.switch.remove(rule.id));
         Some(rule)
     }
 
@@ -89,7 +89,7 @@ impl Flow {
     /// # Errors
     /// [`DestroyError::Gone`].
     pub fn destroy(&self) -> Result<(), DestroyError> {
-        if !self.engine.is_current() {
+        if !self.switch.core().is_current() {
             return Ok(());
         }
         self.remove().map(drop).ok_or(DestroyError::Gone)
@@ -98,7 +98,7 @@ impl Flow {
 
 impl Drop for Flow {
     fn drop(&mut self) {
-        if self.engine.is_current() {
+        if self.switch.core().is_current() {
             drop(self.remove());
         } else {
             // The locks are the parent's, whose rule it stays.

@@ -46,7 +46,7 @@ impl RwqIndTable {
         if !wqs.len().is_power_of_two() || wqs.len() > most {
             return Err(CreateError::Invalid("size of an indirection table"));
         }
-        if wqs.iter().any(|wq| !std::ptr::eq(wq.0.engine.core, core)) {
+        if wqs.iter().any(|wq| !std::ptr::eq(wq.0.switch.core(), core)) {
             return Err(CreateError::Foreign("work queue"));
         }
         let ticket =

@@ -2,21 +2,20 @@
 
 use anyverbs_proto::types::Qpn;
 
-use crate::engine::Engine;
 use crate::error::CreateError;
+use crate::qp::transport::Transport;
 
 /// A number that no queue pair has, given back by drop.
 #[derive(Debug)]
 pub(super) struct Number {
-    engine: &'static Engine,
+    transport: &'static Transport,
     qpn: Qpn,
 }
 
 impl Number {
-    pub(super) fn take(engine: &'static Engine) -> Result<Self, CreateError> {
-        let qpn =
-            engine.transport.qps.reserve().ok_or(CreateError::Exhausted("queue pair numbers"))?;
-        Ok(Self { engine, qpn })
+    pub(super) fn take(transport: &'static Transport) -> Result<Self, CreateError> {
+        let qpn = transport.qps.reserve().ok_or(CreateError::Exhausted("queue pair numbers"))?;
+        Ok(Self { transport, qpn })
     }
 
     pub(super) fn qpn(&self) -> Qpn {
@@ -26,8 +25,8 @@ impl Number {
 
 impl Drop for Number {
     fn drop(&mut self) {
-        if self.engine.is_current() {
-            self.engine.transport.qps.release(self.qpn);
+        if self.transport.core.is_current() {
+            self.transport.qps.release(self.qpn);
         }
     }
 }

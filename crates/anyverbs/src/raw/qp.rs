@@ -18,12 +18,11 @@ use super::ind_table::{RwqIndTable, TableCell};
 use super::number::Number;
 use super::receive::{Arrived, Mode, ReceiveFlags, ReceiveQueue};
 use super::send::{RawPoster, Sends};
-use super::switch::Member;
+use super::switch::{Member, Switch};
 use crate::async_event::{AsyncEventKind, EventElement};
 use crate::base::Ticket;
 use crate::context_cell::ContextCell;
 use crate::cq::{Cq, CqCell};
-use crate::engine::Engine;
 use crate::error::{CreateError, DestroyError, ModifyObjectError, PostError};
 use crate::event_queue::Acks;
 use crate::holders::{Held, Holdable, Holder, Holders, Useless};
@@ -70,7 +69,7 @@ pub struct RawQp(pub(super) Arc<RawCell>);
 
 #[derive(Debug)]
 pub(super) struct RawCell {
-    engine: &'static Engine,
+    switch: &'static Switch,
     context: Arc<ContextCell>,
     pub(super) sends: Mutex<Sends>,
     pub(super) send_cq: Option<Arc<CqCell>>,
@@ -106,27 +105,27 @@ impl Holdable for RawCell {
 }
 
 /// Opens the way to frames for a queue pair of `pd`.
-fn open_switch(engine: &'static Engine, pd: &Pd) -> Result<(), CreateError> {
-    if !std::ptr::eq(pd.cell.core, engine.core) {
+fn open_switch(switch: &'static Switch, pd: &Pd) -> Result<(), CreateError> {
+    if !std::ptr::eq(pd.cell.core, switch.core()) {
         return Err(CreateError::Forked);
     }
-    engine.switch.open(engine)
+    switch.open()
 }
 
 impl RawQp {
     /// See [`crate::Context::create_raw_qp`].
     pub(crate) fn create(
-        engine: &'static Engine,
+        switch: &'static Switch,
         pd: &Pd,
         init: &RawQpInit<'_>,
     ) -> Result<RawQp, CreateError> {
-        open_switch(engine, pd)?;
-        let cap = actual_cap(engine, init)?;
+        open_switch(switch, pd)?;
+        let cap = actual_cap(switch, init)?;
         let foreign = |what| CreateError::Foreign(what);
-        if [init.send_cq, init.recv_cq].iter().any(|cq| !std::ptr::eq(cq.0.core, engine.core)) {
+        if [init.send_cq, init.recv_cq].iter().any(|cq| !std::ptr::eq(cq.0.core, switch.core())) {
             return Err(foreign("completion queue"));
         }
-        if init.srq.is_some_and(|srq| !std::ptr::eq(srq.0.core, engine.core)) {
+        if init.srq.is_some_and(|srq| !std::ptr::eq(srq.0.core, switch.core())) {
             return Err(foreign("SRQ"));
         }
         if init.srq.is_some_and(|srq| srq.number().is_some()) {
@@ -140,20 +139,20 @@ impl RawQp {
             ],
             srq: held(init.srq.map(|srq| &srq.0), "SRQ")?,
             table: None,
-            ticket: engine.core.quotas.qp.take().ok_or(CreateError::Exhausted("queue pairs"))?,
+            ticket: switch.core().quotas.qp.take().ok_or(CreateError::Exhausted("queue pairs"))?,
         };
-        let number = Number::take(engine)?;
+        let number = Number::take(switch.transport)?;
         let memory = pd.cell.memory.of(Queue::Qp);
         let queue = RecvQueue::in_memory(cap.max_recv_wr, cap.max_recv_sge, &memory)?;
         let (cq, srq) = (&init.recv_cq.0, init.srq.map(|srq| &srq.0));
         let queue =
-            ReceiveQueue::new(engine, number.qpn(), pd.number(), cq, srq, queue, init.flags);
+            ReceiveQueue::new(switch.core(), number.qpn(), pd.number(), cq, srq, queue, init.flags);
         let credit = Arc::new(SqCredit::default());
         init.send_cq.0.attach(number.qpn(), Arc::clone(&credit));
         let sends = Sends::new(cap, init.sq_sig_all, init.max_tso_header, credit);
         let send_cq = Some(Arc::clone(&init.send_cq.0));
         Ok(Self::plug_in(
-            engine,
+            switch,
             pd,
             number,
             sends,
@@ -166,12 +165,12 @@ impl RawQp {
 
     /// See [`crate::Context::create_hash_qp`].
     pub(crate) fn create_hash(
-        engine: &'static Engine,
+        switch: &'static Switch,
         pd: &Pd,
         init: &HashQpInit<'_>,
     ) -> Result<RawQp, CreateError> {
-        open_switch(engine, pd)?;
-        if !std::ptr::eq(init.table.0.core, engine.core) {
+        open_switch(switch, pd)?;
+        if !std::ptr::eq(init.table.0.core, switch.core()) {
             return Err(CreateError::Foreign("indirection table"));
         }
         let hold = Hold {
@@ -179,16 +178,16 @@ impl RawQp {
             cqs: [None, None],
             srq: None,
             table: held(Some(&init.table.0), "indirection table")?,
-            ticket: engine.core.quotas.qp.take().ok_or(CreateError::Exhausted("queue pairs"))?,
+            ticket: switch.core().quotas.qp.take().ok_or(CreateError::Exhausted("queue pairs"))?,
         };
-        let number = Number::take(engine)?;
+        let number = Number::take(switch.transport)?;
         let sends = Sends::none();
         let receives = Receives::Spread(Arc::clone(&init.table.0), init.hash.clone());
-        Ok(Self::plug_in(engine, pd, number, sends, None, receives, hold, init.cookie))
+        Ok(Self::plug_in(switch, pd, number, sends, None, receives, hold, init.cookie))
     }
 
     fn plug_in(
-        engine: &'static Engine,
+        switch: &'static Switch,
         pd: &Pd,
         number: Number,
         sends: Sends,
@@ -198,7 +197,7 @@ impl RawQp {
         cookie: u64,
     ) -> RawQp {
         let cell = Arc::new(RawCell {
-            engine,
+            switch,
             context: Arc::clone(&pd.context),
             sends: Mutex::new(sends),
             send_cq,
@@ -210,14 +209,14 @@ impl RawQp {
             hold: Mutex::new(Some(hold)),
             number,
         });
-        engine.switch.join(Member::Qp(Arc::downgrade(&cell)));
+        switch.join(Member::Qp(Arc::downgrade(&cell)));
         RawQp(cell)
     }
 }
 
 /// Checks the sizes asked for; what the device gives.
-fn actual_cap(engine: &Engine, init: &RawQpInit<'_>) -> Result<QpCap, CreateError> {
-    let (mut cap, max) = (init.cap, &engine.core.attr);
+fn actual_cap(switch: &Switch, init: &RawQpInit<'_>) -> Result<QpCap, CreateError> {
+    let (mut cap, max) = (init.cap, &switch.core().attr);
     if init.srq.is_some() {
         cap.max_recv_wr = 0;
         cap.max_recv_sge = 0;
@@ -239,8 +238,8 @@ fn actual_cap(engine: &Engine, init: &RawQpInit<'_>) -> Result<QpCap, CreateErro
 }
 
 impl RawCell {
-    pub(super) fn engine(&self) -> &'static Engine {
-        self.engine
+    pub(super) fn switch(&self) -> &'static Switch {
+        self.switch
     }
 
     pub(super) fn qpn(&self) -> Qpn {
@@ -350,11 +349,11 @@ impl RawQp {
     /// Actual sizes; zeros for an inherited queue pair and for one that spreads frames.
     #[must_use]
     pub fn cap(&self) -> QpCap {
-        if self.0.engine.is_current() { self.0.sends.lock().cap } else { QpCap::default() }
+        if self.0.switch.core().is_current() { self.0.sends.lock().cap } else { QpCap::default() }
     }
 
     fn check(&self) -> Result<(), Useless> {
-        self.0.holders.check(self.0.engine.core)
+        self.0.holders.check(self.0.switch.core())
     }
 
     /// Attributes and sizes now (`ibv_query_qp`).
@@ -393,7 +392,7 @@ impl RawQp {
             cell.current(&sends),
             attr,
             mask,
-            cell.engine.core.attr.phys_port_cnt,
+            cell.switch.core().attr.phys_port_cnt,
         )?;
         if mask.contains(QpAttrMask::PORT) {
             sends.port = attr.port;
@@ -402,7 +401,7 @@ impl RawQp {
             cell.enter(&mut sends, to);
         }
         drop(sends);
-        cell.engine.after_unlock();
+        cell.switch.transport.after_unlock();
         Ok(())
     }
 
@@ -438,7 +437,7 @@ impl RawQp {
     /// [`DestroyError::Busy`] while flow rules lead to it, [`DestroyError::Gone`].
     pub fn destroy(&self) -> Result<(), DestroyError> {
         let cell = &self.0;
-        if !cell.engine.is_current() {
+        if !cell.switch.core().is_current() {
             return Ok(());
         }
         cell.holders.retire().inspect_err(|error| {
@@ -459,7 +458,7 @@ impl RawQp {
 impl Drop for RawQp {
     fn drop(&mut self) {
         let cell = &self.0;
-        if cell.engine.is_current() && cell.holders.retire().is_ok() {
+        if cell.switch.core().is_current() && cell.holders.retire().is_ok() {
             cell.end();
             drop(cell.hold.lock().take());
         }

@@ -16,8 +16,8 @@ use anyverbs_proto::wr::RecvWr;
 use bitflags::bitflags;
 use parking_lot::Mutex;
 
+use crate::base::Core;
 use crate::cq::CqCell;
-use crate::engine::Engine;
 use crate::srq::SrqCell;
 
 bitflags! {
@@ -66,7 +66,7 @@ impl<'a> Arrived<'a> {
 
 #[derive(Debug)]
 pub(super) struct ReceiveQueue {
-    engine: &'static Engine,
+    core: &'static Core,
     /// The queue's number in completions.
     number: Qpn,
     /// Protection domain of the memory that requests may touch: those of an SRQ belong to the SRQ's.
@@ -89,7 +89,7 @@ struct State {
 
 impl ReceiveQueue {
     pub(super) fn new(
-        engine: &'static Engine,
+        core: &'static Core,
         number: Qpn,
         pd: u32,
         cq: &Arc<CqCell>,
@@ -98,7 +98,7 @@ impl ReceiveQueue {
         flags: ReceiveFlags,
     ) -> Self {
         Self {
-            engine,
+            core,
             number,
             pd: srq.map_or(pd, |srq| srq.pd),
             cq: Arc::clone(cq),
@@ -174,7 +174,7 @@ impl ReceiveQueue {
     }
 
     fn complete_in_error(&self, wr_id: u64, status: WcStatus) {
-        self.engine.core.count(Counter::RespCqeError, 1);
+        self.core.count(Counter::RespCqeError, 1);
         self.complete(Wc {
             wr_id,
             status,
@@ -186,7 +186,7 @@ impl ReceiveQueue {
 
     fn complete(&self, wc: Wc) {
         if self.cq.push(wc, false) {
-            self.engine.core.progress().note_overrun(Arc::clone(&self.cq) as _, self.number);
+            self.core.progress().note_overrun(Arc::clone(&self.cq) as _, self.number);
         }
     }
 
@@ -196,7 +196,7 @@ impl ReceiveQueue {
         let mut state = self.state.lock();
         let state = &mut *state;
         if state.mode != Mode::Ready {
-            self.engine.core.count(Counter::DropQpState, 1);
+            self.core.count(Counter::DropQpState, 1);
             return false;
         }
         let taken = match &self.srq {
@@ -204,7 +204,7 @@ impl ReceiveQueue {
             None => state.queue.pop(&mut state.wqe),
         };
         if !taken {
-            self.engine.core.count(Counter::DropNoRecv, 1);
+            self.core.count(Counter::DropNoRecv, 1);
             return false;
         }
         let bytes = arrived.frame.bytes;
@@ -227,8 +227,8 @@ impl ReceiveQueue {
         };
         debug_assert!(tail.len() <= FCS_LEN);
         let len = head.len() + rest.len() + tail.len();
-        self.engine.core.count(Counter::RcvdPkts, 1);
-        self.engine.core.count(Counter::RcvdBytes, len as u64);
+        self.core.count(Counter::RcvdPkts, 1);
+        self.core.count(Counter::RcvdBytes, len as u64);
         let wqe = &state.wqe;
         if len as u64 > wqe.room() {
             self.complete_in_error(wqe.wr_id, WcStatus::LocLenErr);
@@ -236,7 +236,7 @@ impl ReceiveQueue {
         }
         let mut at = 0;
         for piece in [head, rest, tail] {
-            let (mrs, memory) = (&self.engine.core.mrs, &self.engine.core.memory);
+            let (mrs, memory) = (&self.core.mrs, &self.core.memory);
             if scatter(&wqe.sges, at, Data::Bytes(piece), self.pd, mrs, memory).is_err() {
                 self.complete_in_error(wqe.wr_id, WcStatus::LocProtErr);
                 self.failed.store(true, Ordering::Release);

@@ -143,7 +143,7 @@ impl<'a> RawPoster<'a> {
         }
         let wanted = sends.sig_all || wr.flags.contains(SendFlags::SIGNALED);
         if status != WcStatus::Success {
-            cell.engine().core.count(Counter::ReqCqeError, 1);
+            cell.switch().core().count(Counter::ReqCqeError, 1);
         } else if !wanted {
             return Ok(());
         }
@@ -157,7 +157,7 @@ impl<'a> RawPoster<'a> {
             ..Wc::default()
         };
         if cq.push(wc, false) {
-            cell.engine().core.progress().note_overrun(Arc::clone(cq) as _, cell.qpn());
+            cell.switch().core().progress().note_overrun(Arc::clone(cq) as _, cell.qpn());
         }
         Ok(())
     }
@@ -195,10 +195,10 @@ fn fill(
     sends: &mut Sends,
     wr: &RawSendWr<'_>,
 ) -> Result<Result<(), WcStatus>, PostSendError> {
-    let engine = cell.engine();
+    let switch = cell.switch();
     let len = wr.sges.iter().map(|sge| sge.len as usize).sum::<usize>();
     let (to, most) = match wr.segmentation {
-        Some(_) => (&mut sends.payload, engine.core.attr.max_tso as usize),
+        Some(_) => (&mut sends.payload, switch.core().attr.max_tso as usize),
         None => (&mut sends.frame, MAX_FRAME),
     };
     if len > most {
@@ -207,20 +207,20 @@ fn fill(
     to.resize(len, 0);
     if !wr.flags.contains(SendFlags::INLINE) {
         let payload = Payload::gather(wr.sges, 0, len, cell.pd);
-        let copied = payload.copy_to(&engine.core.mrs, &engine.core.memory, to);
+        let copied = payload.copy_to(&switch.core().mrs, &switch.core().memory, to);
         return Ok(copied.map_err(|_| WcStatus::LocProtErr));
     }
     let mut rest = &mut to[..];
     for sge in wr.sges {
         let (here, more) = rest.split_at_mut(sge.len as usize);
-        engine.core.memory.read(sge.addr, here).map_err(|_| PostSendError::Fault)?;
+        switch.core().memory.read(sge.addr, here).map_err(|_| PostSendError::Fault)?;
         rest = more;
     }
     Ok(Ok(()))
 }
 
 fn transmit(cell: &RawCell, sends: &mut Sends, wr: &RawSendWr<'_>) -> WcStatus {
-    let engine = cell.engine();
+    let switch = cell.switch();
     let Sends { frame, payload, batch, .. } = sends;
     let Some(Segmentation { header_addr, header_len, mss }) = wr.segmentation else {
         if frame.len() < ETHERNET_LEN {
@@ -229,13 +229,13 @@ fn transmit(cell: &RawCell, sends: &mut Sends, wr: &RawSendWr<'_>) -> WcStatus {
         if wr.fill_in_checksums {
             checksum::fill_in(frame);
         }
-        engine.switch.send(engine, cell.qpn(), frame, batch);
+        switch.send(cell.qpn(), frame, batch);
         return WcStatus::Success;
     };
     let header_len = usize::from(header_len);
     let mss = usize::from(mss);
     frame.resize(header_len, 0);
-    if engine.core.memory.read(header_addr, frame).is_err() {
+    if switch.core().memory.read(header_addr, frame).is_err() {
         return WcStatus::LocProtErr;
     }
     let Ok(segmenter) = Segmenter::new(frame) else { return WcStatus::LocQpOpErr };
@@ -252,7 +252,7 @@ fn transmit(cell: &RawCell, sends: &mut Sends, wr: &RawSendWr<'_>) -> WcStatus {
         frame.extend_from_slice(&header[..header_len]);
         frame.extend_from_slice(&payload[offset..payload.len().min(offset + mss)]);
         segmenter.finish(frame, index, offset, index == last);
-        engine.switch.send(engine, cell.qpn(), frame, batch);
+        switch.send(cell.qpn(), frame, batch);
     }
     WcStatus::Success
 }
@@ -260,11 +260,11 @@ fn transmit(cell: &RawCell, sends: &mut Sends, wr: &RawSendWr<'_>) -> WcStatus {
 impl Drop for RawPoster<'_> {
     fn drop(&mut self) {
         let Some(mut sends) = self.sends.take() else { return };
-        let engine = self.cell.engine();
+        let switch = self.cell.switch();
         // Under the lock, so that two threads cannot overtake each other.
-        engine.switch.flush(engine, &mut sends.batch);
+        switch.flush(&mut sends.batch);
         drop(sends);
-        engine.after_unlock();
+        switch.transport.after_unlock();
     }
 }
 

@@ -18,9 +18,10 @@ use super::flow_action::EspCell;
 use super::qp::RawCell;
 use super::receive::Arrived;
 use super::wq::WqCell;
+use crate::base::Core;
 use crate::cq::CqCell;
-use crate::engine::Engine;
 use crate::error::CreateError;
+use crate::qp::transport::Transport;
 
 /// Rules of a process.
 const MAX_FLOWS: usize = 65_536;
@@ -42,8 +43,9 @@ pub(super) enum Member {
     Wq(Weak<WqCell>),
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Switch {
+    pub(super) transport: &'static Transport,
     rules: RwLock<Rules>,
     /// Made with the first queue pair.
     sockets: OnceLock<Vec<EthernetSocket>>,
@@ -84,15 +86,31 @@ fn receive(bytes: &[u8], first: Recipient<'_>, more: &[Recipient<'_>]) {
 }
 
 impl Switch {
+    pub(crate) fn new(transport: &'static Transport) -> Self {
+        Self {
+            transport,
+            rules: RwLock::default(),
+            sockets: OnceLock::new(),
+            opening: Mutex::default(),
+            listens: AtomicBool::new(false),
+            buffers: Mutex::default(),
+            members: Mutex::default(),
+        }
+    }
+
+    pub(super) fn core(&self) -> &'static Core {
+        self.transport.core
+    }
+
     /// Checks that the process may send and receive raw packets, and opens the sockets.
-    pub(super) fn open(&self, engine: &Engine) -> Result<(), CreateError> {
+    pub(super) fn open(&self) -> Result<(), CreateError> {
         check_permission().map_err(|error| refused("the system refuses a socket", &error))?;
         let _opening = self.opening.lock();
         if self.sockets.get().is_some() {
             return Ok(());
         }
         let mut sockets = Vec::new();
-        let config = &engine.core.config;
+        let config = &self.core().config;
         match EthernetSocket::between_processes(&format!("{}:{}", config.registry, config.udp_port))
         {
             Ok(socket) => sockets.push(socket),
@@ -111,8 +129,7 @@ impl Switch {
 
     /// Enters a rule; its number. The first one has the sockets receive.
     pub(super) fn insert(
-        &self,
-        engine: &'static Engine,
+        &'static self,
         rule: FlowRule,
         dest: Destination,
     ) -> Result<u64, CreateError> {
@@ -125,7 +142,7 @@ impl Switch {
         let id = rules.table.insert(rule, dest);
         let receives = !rules.table.is_empty();
         drop(rules);
-        if receives && let Err(error) = engine.switch.listen(engine) {
+        if receives && let Err(error) = self.listen() {
             drop(self.remove(id));
             return Err(error);
         }
@@ -139,7 +156,7 @@ impl Switch {
         removed
     }
 
-    fn listen(&'static self, engine: &'static Engine) -> Result<(), CreateError> {
+    fn listen(&'static self) -> Result<(), CreateError> {
         let _opening = self.opening.lock();
         if self.is_listening() {
             return Ok(());
@@ -149,7 +166,9 @@ impl Switch {
         }
         *self.buffers.lock() = Some(FrameBuffers::default());
         self.listens.store(true, Ordering::Release);
-        engine.watch_frames(self.fds());
+        if let Err(error) = self.core().progress().watch(self.fds().collect()) {
+            tracing::warn!(%error, "frames are received while the program polls, and not else");
+        }
         Ok(())
     }
 
@@ -222,13 +241,7 @@ impl Switch {
 
     /// Sends a frame of queue pair `from`: to others of this process at once, to all else by way of `batch`, which is sent
     /// when it is full.
-    pub(super) fn send(
-        &self,
-        engine: &'static Engine,
-        from: Qpn,
-        bytes: &[u8],
-        batch: &mut FrameBatch,
-    ) {
+    pub(super) fn send(&self, from: Qpn, bytes: &[u8], batch: &mut FrameBatch) {
         let Some(frame) = Frame::parse(bytes) else { return };
         let rules = self.rules.read();
         let any = !rules.table.is_empty();
@@ -247,44 +260,37 @@ impl Switch {
                 drop(rules);
                 return esp.apply(&frame, |bytes| {
                     if let Some(frame) = Frame::parse(bytes) {
-                        self.transmit(engine, from, &frame, any, batch);
+                        self.transmit(from, &frame, any, batch);
                     }
                 });
             }
         }
         drop(rules);
-        self.transmit(engine, from, &frame, any, batch);
+        self.transmit(from, &frame, any, batch);
     }
 
     /// Sends a frame as it is; `any`: there are rules for what is received.
-    fn transmit(
-        &self,
-        engine: &'static Engine,
-        from: Qpn,
-        frame: &Frame<'_>,
-        any: bool,
-        batch: &mut FrameBatch,
-    ) {
+    fn transmit(&self, from: Qpn, frame: &Frame<'_>, any: bool, batch: &mut FrameBatch) {
         let bytes = frame.bytes;
         if any {
             self.deliver(frame, Some(from));
         }
-        engine.core.count(Counter::SentPkts, 1);
-        engine.core.count(Counter::SentBytes, bytes.len() as u64);
+        self.core().count(Counter::SentPkts, 1);
+        self.core().count(Counter::SentBytes, bytes.len() as u64);
         batch.push(bytes);
         if batch.is_full() {
-            self.flush(engine, batch);
+            self.flush(batch);
         }
     }
 
     /// Sends what waits.
-    pub(super) fn flush(&self, engine: &Engine, batch: &mut FrameBatch) {
+    pub(super) fn flush(&self, batch: &mut FrameBatch) {
         if batch.is_empty() {
             return;
         }
         for socket in self.sockets() {
             let lost = socket.send(batch);
-            engine.links.send_drops.fetch_add(lost as u64, Ordering::Relaxed);
+            self.transport.links.send_drops.fetch_add(lost as u64, Ordering::Relaxed);
         }
         batch.clear();
     }
@@ -327,14 +333,5 @@ impl Switch {
     /// Frames that found a socket's buffer full.
     pub(crate) fn dropped(&self) -> u64 {
         self.sockets().iter().map(EthernetSocket::dropped).sum()
-    }
-}
-
-impl Engine {
-    /// Has the worker receive frames.
-    fn watch_frames(&'static self, fds: impl Iterator<Item = BorrowedFd<'static>>) {
-        if let Err(error) = self.watch(fds) {
-            tracing::warn!(%error, "frames are received while the program polls, and not else");
-        }
     }
 }

@@ -11,12 +11,11 @@ use parking_lot::Mutex;
 
 use super::number::Number;
 use super::receive::{Mode, ReceiveFlags, ReceiveQueue};
-use super::switch::Member;
+use super::switch::{Member, Switch};
 use crate::async_event::{AsyncEventKind, EventElement};
 use crate::base::Ticket;
 use crate::context_cell::ContextCell;
 use crate::cq::{Cq, CqCell};
-use crate::engine::Engine;
 use crate::error::{CreateError, DestroyError, ModifyObjectError, PostError};
 use crate::event_queue::Acks;
 use crate::holders::{Held, Holdable, Holder, Holders, Useless};
@@ -67,7 +66,7 @@ pub struct Wq(pub(super) Arc<WqCell>);
 
 #[derive(Debug)]
 pub(super) struct WqCell {
-    pub(super) engine: &'static Engine,
+    pub(super) switch: &'static Switch,
     context: Arc<ContextCell>,
     sizes: (u32, u32),
     pub(super) queue: ReceiveQueue,
@@ -117,35 +116,36 @@ impl WqCell {
 impl Wq {
     /// See [`crate::Context::create_wq`].
     pub(crate) fn create(
-        engine: &'static Engine,
+        switch: &'static Switch,
         Pd { cell: pd, context }: &Pd,
         init: &WqInit<'_>,
     ) -> Result<Wq, CreateError> {
-        if !std::ptr::eq(pd.core, engine.core) {
+        if !std::ptr::eq(pd.core, switch.core()) {
             return Err(CreateError::Forked);
         }
-        if !std::ptr::eq(init.cq.0.core, engine.core) {
+        if !std::ptr::eq(init.cq.0.core, switch.core()) {
             return Err(CreateError::Foreign("completion queue"));
         }
-        if init.max_wr == 0 || init.max_wr > engine.core.attr.max_qp_wr {
+        if init.max_wr == 0 || init.max_wr > switch.core().attr.max_qp_wr {
             return Err(CreateError::Invalid("max_wr of a work queue"));
         }
-        if init.max_sge > engine.core.attr.max_sge {
+        if init.max_sge > switch.core().attr.max_sge {
             return Err(CreateError::Invalid("max_sge of a work queue"));
         }
-        let ticket = engine.core.quotas.wq.take().ok_or(CreateError::Exhausted("work queues"))?;
+        let ticket = switch.core().quotas.wq.take().ok_or(CreateError::Exhausted("work queues"))?;
         let hold = Hold(
             Held::new(pd, Holder::Wq).ok_or(CreateError::Foreign("protection domain"))?,
             Held::new(&init.cq.0, Holder::Wq).ok_or(CreateError::Foreign("completion queue"))?,
             ticket,
         );
-        let number = Number::take(engine)?;
+        let number = Number::take(switch.transport)?;
         let sizes = (init.max_wr, init.max_sge);
         let queue = RecvQueue::in_memory(sizes.0, sizes.1, &pd.memory.of(Queue::Wq))?;
         let cq = &init.cq.0;
-        let queue = ReceiveQueue::new(engine, number.qpn(), pd.number, cq, None, queue, init.flags);
+        let queue =
+            ReceiveQueue::new(switch.core(), number.qpn(), pd.number, cq, None, queue, init.flags);
         let cell = Arc::new(WqCell {
-            engine,
+            switch,
             context: Arc::clone(context),
             sizes,
             queue,
@@ -156,7 +156,7 @@ impl Wq {
             hold: Mutex::new(Some(hold)),
             number,
         });
-        engine.switch.join(Member::Wq(Arc::downgrade(&cell)));
+        switch.join(Member::Wq(Arc::downgrade(&cell)));
         Ok(Wq(cell))
     }
 }
@@ -180,7 +180,7 @@ impl Wq {
     }
 
     fn check(&self) -> Result<(), Useless> {
-        self.0.holders.check(self.0.engine.core)
+        self.0.holders.check(self.0.switch.core())
     }
 
     /// State now.
@@ -220,7 +220,7 @@ impl Wq {
             *state = to;
         }
         drop(state);
-        cell.engine.after_unlock();
+        cell.switch.transport.after_unlock();
         Ok(())
     }
 
@@ -253,7 +253,7 @@ impl Wq {
     /// [`DestroyError::Busy`] while an indirection table has it.
     pub fn destroy(&self) -> Result<(), DestroyError> {
         let cell = &self.0;
-        if !cell.engine.is_current() {
+        if !cell.switch.core().is_current() {
             return Ok(());
         }
         cell.holders.retire().inspect_err(|e| {
@@ -281,7 +281,7 @@ impl WqCell {
 impl Drop for Wq {
     fn drop(&mut self) {
         let cell = &self.0;
-        if cell.engine.is_current() && cell.holders.retire().is_ok() {
+        if cell.switch.core().is_current() && cell.holders.retire().is_ok() {
             cell.end();
             drop(cell.hold.lock().take());
         }
