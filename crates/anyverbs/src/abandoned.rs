@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyverbs_net::{Journal, Registry, Store};
 
-use crate::engine::Engine;
+use crate::device::Device;
 use crate::error::OpenError;
 
 /// How often it is looked whether peers have answered.
@@ -39,24 +39,24 @@ impl Keeper {
 }
 
 /// Ends the connections that processes of this host left: sends their peers DREQs, and waits for the answers, at most for
-/// `patience`. Starts the process's engine. 0 if all peers have answered, else how many have not. Those that were asked for half
+/// `patience`. Starts the process's device. 0 if all peers have answered, else how many have not. Those that were asked for half
 /// of the time at least nobody asks again; the others, also those that this process has no address for, are left to other
 /// processes.
 ///
 /// # Errors
 /// Why there is no device.
 pub fn disconnect(patience: Duration) -> Result<usize, OpenError> {
-    let engine = Engine::current()?;
+    let device = Device::current()?;
     let end = Instant::now() + patience;
     // Again, because there may not have been room for all.
     loop {
-        engine.look_for_abandoned();
-        let begun = engine.abandoned() > 0;
-        while engine.abandoned() > 0 && Instant::now() < end {
+        device.gsi.look_for_abandoned();
+        let begun = device.gsi.abandoned() > 0;
+        while device.gsi.abandoned() > 0 && Instant::now() < end {
             std::thread::sleep(LOOK);
         }
         if !begun || Instant::now() >= end {
-            return Ok(engine.leave_abandoned(patience / 2));
+            return Ok(device.gsi.leave_abandoned(patience / 2));
         }
     }
 }

@@ -16,10 +16,9 @@ use crate::comp_channel::{ChannelCell, CompChannel};
 use crate::comp_cntr::{CompCntr, CompCntrKind};
 use crate::context_cell::ContextCell;
 use crate::cq::{Cq, CqInitAttr};
-use crate::device::{Details, PortAttr};
+use crate::device::{Details, Device, PortAttr};
 use crate::dm::Dm;
 use crate::dmah::{Dmah, DmahAttr};
-use crate::engine::Engine;
 use crate::error::{CreateError, EventError, OpenError};
 use crate::gid::GidEntry;
 use crate::limits::DeviceAttr;
@@ -29,12 +28,12 @@ use crate::raw::{
     EspAttr, FlowActionEsp, FlowCounters, HashQpInit, RawQp, RawQpInit, RwqIndTable, Wq, WqInit,
 };
 use crate::td::{Td, TdCell};
-use crate::xrcd::{Xrcd, XrcdInitAttr};
+use crate::xrc::{Xrcd, XrcdInitAttr};
 
 /// An open device (`ibv_open_device`).
 ///
-/// The first one starts the process's engine, which stays until the process ends. A context that was inherited across
-/// `fork` starts a new engine at its first use; the objects that were made from it before do no work.
+/// The first one starts the process's device, which stays until the process ends. A context that was inherited across
+/// `fork` starts a new device at its first use; the objects that were made from it before do no work.
 #[derive(Debug)]
 pub struct Context(Arc<ContextCell>);
 
@@ -44,13 +43,13 @@ impl Context {
     /// # Errors
     /// [`OpenError`].
     pub fn open(name: &str) -> Result<Self, OpenError> {
-        let engine = Engine::current()?;
-        if name != engine.core.config.device {
+        let device = Device::current()?;
+        if name != device.core.config.device {
             return Err(OpenError::NoSuchDevice(name.to_owned()));
         }
         let command = CommandFile::create(name)
             .map_err(|source| OpenError::System { what: "make a memfd", source })?;
-        Self::with(engine, command)
+        Self::with(device, command)
     }
 
     /// Opens the device of a [`command_fd`](Self::command_fd) that was passed on, perhaps by another process
@@ -60,29 +59,29 @@ impl Context {
     /// # Errors
     /// [`OpenError::NotCommand`] for a descriptor of something else.
     pub fn import(fd: OwnedFd) -> Result<Self, OpenError> {
-        let engine = Engine::current()?;
+        let device = Device::current()?;
         let command =
-            CommandFile::open(fd, &engine.core.config.device).map_err(|_| OpenError::NotCommand)?;
-        Self::with(engine, command)
+            CommandFile::open(fd, &device.core.config.device).map_err(|_| OpenError::NotCommand)?;
+        Self::with(device, command)
     }
 
-    fn with(engine: &'static Engine, command: CommandFile) -> Result<Self, OpenError> {
+    fn with(device: &'static Device, command: CommandFile) -> Result<Self, OpenError> {
         let events = AsyncQueue::new()
             .map_err(|source| OpenError::System { what: "make an eventfd", source })?;
         let cell = Arc::new(ContextCell { events, command });
-        engine.add_context(&cell);
+        device.driver.listeners.add(&cell);
         Ok(Self(cell))
     }
 
-    /// What objects are made on, of this process's own engine.
-    pub(crate) fn core(&self) -> Result<&'static Core, CreateError> {
-        Ok(self.engine()?.core)
+    /// What objects are made on, of this process's own device.
+    fn core(&self) -> Result<&'static Core, CreateError> {
+        Ok(self.device()?.core)
     }
 
-    /// The engine, started anew in a forked child.
-    pub(crate) fn engine(&self) -> Result<&'static Engine, CreateError> {
-        match Engine::current() {
-            Ok(engine) => Ok(engine),
+    /// The device, started anew in a forked child.
+    fn device(&self) -> Result<&'static Device, CreateError> {
+        match Device::current() {
+            Ok(device) => Ok(device),
             Err(error) => {
                 crate::say_again!(error, 0, "cannot open the device: {error}");
                 Err(CreateError::Device(error.to_string()))
@@ -103,7 +102,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Device`].
     pub fn details(&self) -> Result<Details, CreateError> {
-        Ok(self.engine()?.details())
+        Ok(self.device()?.details())
     }
 
     /// State of a port (`ibv_query_port`).
@@ -112,7 +111,7 @@ impl Context {
     /// [`CreateError::Invalid`] unless `port` is 1.
     pub fn port_attr(&self, port: u8) -> Result<PortAttr, CreateError> {
         check_port(port)?;
-        Ok(self.engine()?.port_attr())
+        Ok(self.device()?.port_attr())
     }
 
     /// An entry of the GID table (`ibv_query_gid`, `ibv_query_gid_ex`); `None` for an empty one.
@@ -228,7 +227,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Invalid`].
     pub fn alloc_dmah(&self, attr: &DmahAttr) -> Result<Dmah, CreateError> {
-        self.engine()?;
+        self.device()?;
         Dmah::alloc(attr)
     }
 
@@ -256,7 +255,7 @@ impl Context {
     /// [`CreateError::NoXrcDomain`], [`CreateError::XrcDomainExists`], [`CreateError::Exhausted`],
     /// [`CreateError::System`] for a file that has no identity.
     pub fn open_xrcd(&self, init: XrcdInitAttr) -> Result<Xrcd, CreateError> {
-        Xrcd::open(self.engine()?, &self.0, init)
+        Xrcd::open(self.device()?.xrc, &self.0, init)
     }
 
     /// Makes a queue pair (`ibv_create_qp`).
@@ -264,7 +263,7 @@ impl Context {
     /// # Errors
     /// [`CreateError`].
     pub fn create_qp(&self, pd: &Pd, init: &QpInitAttr<'_>) -> Result<Qp, CreateError> {
-        Qp::create(self.engine()?.transport, pd, init)
+        Qp::create(self.device()?.transport, pd, init)
     }
 
     /// Makes the initiator of an extended reliable connection: a queue pair that only sends (`ibv_create_qp_ex`).
@@ -276,7 +275,7 @@ impl Context {
         pd: &Pd,
         init: &XrcSendInitAttr<'_>,
     ) -> Result<Qp, CreateError> {
-        Qp::create_xrc_send(self.engine()?.transport, pd, init)
+        Qp::create_xrc_send(self.device()?.transport, pd, init)
     }
 
     /// Makes a queue pair for raw packets (`IBV_QPT_RAW_PACKET`).
@@ -284,7 +283,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::NotPermitted`] without `CAP_NET_RAW`; [`CreateError`].
     pub fn create_raw_qp(&self, pd: &Pd, init: &RawQpInit<'_>) -> Result<RawQp, CreateError> {
-        RawQp::create(&self.engine()?.switch, pd, init)
+        RawQp::create(self.device()?.switch, pd, init)
     }
 
     /// Makes a queue pair that spreads frames over the work queues of a table. It receives from the beginning.
@@ -292,7 +291,7 @@ impl Context {
     /// # Errors
     /// As [`create_raw_qp`](Self::create_raw_qp).
     pub fn create_hash_qp(&self, pd: &Pd, init: &HashQpInit<'_>) -> Result<RawQp, CreateError> {
-        RawQp::create_hash(&self.engine()?.switch, pd, init)
+        RawQp::create_hash(self.device()?.switch, pd, init)
     }
 
     /// Makes a work queue, in RESET (`ibv_create_wq`).
@@ -300,7 +299,7 @@ impl Context {
     /// # Errors
     /// [`CreateError`].
     pub fn create_wq(&self, pd: &Pd, init: &WqInit<'_>) -> Result<Wq, CreateError> {
-        Wq::create(&self.engine()?.switch, pd, init)
+        Wq::create(self.device()?.switch, pd, init)
     }
 
     /// Makes an indirection table of work queues, a power of two; one may stand in it several times.
@@ -380,7 +379,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Device`].
     pub fn counters(&self) -> Result<&'static Counters, CreateError> {
-        Ok(self.engine()?.counters())
+        Ok(self.device()?.counters())
     }
 }
 

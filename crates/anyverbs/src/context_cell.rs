@@ -1,6 +1,10 @@
 //! What objects hold of the context that they were made through.
 
-use crate::async_event::AsyncQueue;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use crate::async_event::{AsyncEventKind, AsyncQueue, EventElement};
 use crate::command::CommandFile;
 
 #[derive(Debug)]
@@ -8,4 +12,24 @@ pub(crate) struct ContextCell {
     pub(crate) events: AsyncQueue,
     /// What stands behind its descriptor.
     pub(crate) command: CommandFile,
+}
+
+/// The contexts that hear of events of the port.
+#[derive(Debug, Default)]
+pub(crate) struct PortListeners(Mutex<Vec<Weak<ContextCell>>>);
+
+impl PortListeners {
+    pub(crate) fn add(&self, context: &Arc<ContextCell>) {
+        let mut contexts = self.0.lock();
+        contexts.retain(|c| c.strong_count() > 0);
+        contexts.push(Arc::downgrade(context));
+    }
+
+    /// Raises an event of the port in every context.
+    pub(crate) fn raise(&self, kind: AsyncEventKind) {
+        let contexts: Vec<_> = self.0.lock().iter().filter_map(Weak::upgrade).collect();
+        for context in contexts {
+            context.events.raise(kind, EventElement::Port(1), None);
+        }
+    }
 }

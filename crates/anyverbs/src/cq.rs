@@ -18,9 +18,9 @@ use crate::base::{Core, Ticket, Timed};
 use crate::clock;
 use crate::comp_channel::{ChannelCell, CompChannel};
 use crate::context_cell::ContextCell;
-use crate::error::{CqError, CreateError, DestroyError, ModifyObjectError};
+use crate::error::{CqError, CreateError, DestroyError, ModifyObjectError, Useless};
 use crate::event_queue::Acks;
-use crate::holders::{Held, Holdable, Holder, Holders, Useless};
+use crate::holders::{Held, Holdable, Holder, Holders};
 use crate::pd::{Pd, PdCell};
 
 bitflags! {
@@ -593,7 +593,7 @@ impl Cq {
 #[cfg(test)]
 mod tests {
     use super::PATIENT_POLLS;
-    use crate::engine::gsi::tests::isolate;
+    use crate::gsi::tests::isolate;
     use crate::{Context, devices};
 
     #[test]

@@ -11,7 +11,15 @@ use anyverbs_queue_memory::OutOfMemory;
 use thiserror::Error;
 
 use crate::config::ConfigError;
-use crate::holders::Useless;
+
+/// Why an object does nothing any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Useless {
+    /// It was destroyed.
+    Gone,
+    /// It was inherited across `fork`.
+    Forked,
+}
 
 /// Why there is no device, or it could not be opened. `Display` is one clear line.
 #[derive(Debug, Error)]

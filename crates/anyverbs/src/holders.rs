@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::base::Core;
-use crate::error::DestroyError;
+use crate::error::{DestroyError, Useless};
 
 /// What kind of object holds another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,15 +39,6 @@ const NAMES: [&str; 11] = [
     "flow rule",
 ];
 const DEAD: u32 = 1 << 31;
-
-/// Why an object does nothing any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Useless {
-    /// It was destroyed.
-    Gone,
-    /// It was inherited across `fork`.
-    Forked,
-}
 
 /// The holders of one object, by kind.
 #[derive(Debug, Default)]

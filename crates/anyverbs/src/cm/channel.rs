@@ -11,10 +11,10 @@ use std::time::Instant;
 use anyverbs_net::Uncancelled;
 use parking_lot::{Condvar, Mutex};
 
+use super::Gsi;
 use super::error::CmError;
 use super::event::{Event, Pending};
 use super::id::IdCell;
-use crate::engine::Engine;
 use crate::error::EventError;
 use crate::event_queue::Tokens;
 
@@ -28,7 +28,7 @@ pub struct EventChannel(pub(crate) Arc<ChannelCell>);
 
 #[derive(Debug)]
 pub(crate) struct ChannelCell {
-    pub(super) engine: &'static Engine,
+    pub(super) gsi: &'static Gsi,
     /// One for each event in the mailboxes of this channel's ids.
     tokens: Tokens,
     tickets: Mutex<Tickets>,
@@ -52,21 +52,14 @@ pub(super) struct Mailbox {
 }
 
 impl EventChannel {
-    /// A new channel; starts the device.
-    ///
-    /// # Errors
-    /// [`CmError::System`].
-    pub fn new() -> Result<Self, CmError> {
-        let engine = Engine::current().map_err(|error| {
-            crate::say_again!(error, 0, "cannot open the device: {error}");
-            CmError::System { what: "open the device", errno: error.errno() }
-        })?;
+    /// See [`EventChannel::new`].
+    pub(crate) fn with(gsi: &'static Gsi) -> Result<Self, CmError> {
         let tokens = Tokens::new().map_err(|e| CmError::System {
             what: "make an eventfd",
             errno: e.raw_os_error().unwrap_or(libc::EMFILE),
         })?;
         Ok(Self(Arc::new(ChannelCell {
-            engine,
+            gsi,
             tokens,
             tickets: Mutex::default(),
             changed: Condvar::new(),
@@ -109,10 +102,10 @@ impl EventChannel {
         one_by_one: bool,
         mut take: impl FnMut(Event) -> Option<T>,
     ) -> Result<T, EventError> {
-        if !self.0.engine.is_current() {
+        if !self.0.gsi.core().is_current() {
             return Err(EventError::Forked);
         }
-        self.0.engine.end_lease();
+        self.0.gsi.core().progress().end_polling();
         loop {
             // Here alone the thread may be cancelled: it holds nothing.
             self.0.tokens.wait()?;

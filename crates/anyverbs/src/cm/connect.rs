@@ -85,7 +85,7 @@ impl IdCell {
 
     /// READs and atomics in one direction: what the program says, or as many as can be.
     fn depth(&self, asked: u8, most: u8) -> Result<u8, CmError> {
-        let device = self.engine.core.attr.max_qp_rd_atom.try_into().unwrap_or(u8::MAX);
+        let device = self.gsi.core().attr.max_qp_rd_atom.try_into().unwrap_or(u8::MAX);
         match asked {
             AS_MANY_AS_CAN_BE => Ok(most.min(device)),
             n if n <= device => Ok(n),
@@ -96,7 +96,7 @@ impl IdCell {
     fn ask(self: &std::sync::Arc<Self>, param: &ConnParam<'_>) -> Result<(), CmError> {
         let responder_resources = self.depth(param.responder_resources, u8::MAX)?;
         let initiator_depth = self.depth(param.initiator_depth, u8::MAX)?;
-        self.engine.with_cm(|cm, ids, now| {
+        self.gsi.with_cm(|cm, ids, now| {
             let mut state = self.state.lock();
             let Route { service_id, addresses, path } = state.route(self)?;
             let comm = if self.is_datagram() {
@@ -152,7 +152,7 @@ impl IdCell {
     }
 
     fn accept_datagrams(&self, comm: CommId, param: &ConnParam<'_>) -> Result<(), CmError> {
-        self.engine.with_cm(|cm, _, now| {
+        self.gsi.with_cm(|cm, _, now| {
             let mut state = self.state.lock();
             let qkey = *state.qkey.get_or_insert(UDP_QKEY);
             let answer = SidrAnswer {
@@ -177,7 +177,7 @@ impl IdCell {
         let responder_resources = self.depth(param.responder_resources, asked.0)?;
         let initiator_depth = self.depth(param.initiator_depth, asked.1)?;
         self.move_qp_to_rts(Some((responder_resources, initiator_depth)))?;
-        let result = self.engine.with_cm(|cm, _, now| {
+        let result = self.gsi.with_cm(|cm, _, now| {
             let mut state = self.state.lock();
             let (qpn, srq) = state.named_qp(param);
             let accept = AcceptParams {
@@ -197,7 +197,7 @@ impl IdCell {
         });
         if result.is_err() {
             self.move_qp_to_err();
-            self.engine.with_cm(|cm, _, now| {
+            self.gsi.with_cm(|cm, _, now| {
                 // Refused: the peer has given up.
                 let _ = cm.reject(now, comm, RejReason::Consumer, &[], &[]);
             });
@@ -244,7 +244,7 @@ impl Id {
         let id = &self.0;
         id.check_current()?;
         let reason = if because_of_ece { RejReason::VendorOption } else { RejReason::Consumer };
-        id.engine.with_cm(|cm, _, now| {
+        id.gsi.with_cm(|cm, _, now| {
             let state = id.state.lock();
             let comm = state.comm.ok_or(STATE)?;
             if id.is_datagram() {
@@ -282,7 +282,7 @@ impl Id {
     pub fn notify(&self, event: AsyncEventKind) -> Result<(), CmError> {
         let id = &self.0;
         id.check_current()?;
-        id.engine.with_cm(|cm, _, _| {
+        id.gsi.with_cm(|cm, _, _| {
             let comm = id.state.lock().comm.ok_or(STATE)?;
             if event != AsyncEventKind::CommEst {
                 return Err(CmError::Invalid("event"));
@@ -306,7 +306,7 @@ impl Id {
             return Err(STATE);
         }
         id.move_qp_to_err();
-        id.engine.with_cm(|cm, _, now| {
+        id.gsi.with_cm(|cm, _, now| {
             // Refused: it is over, or not yet there.
             let comm = id.state.lock().comm;
             let _ = comm.map(|comm| cm.disconnect(now, comm, &[]));
@@ -318,7 +318,7 @@ impl Id {
 impl IdCell {
     /// Tells the peer that our queue pair is ready.
     pub(super) fn confirm(&self) -> Result<(), CmError> {
-        self.engine.with_cm(|cm, _, now| {
+        self.gsi.with_cm(|cm, _, now| {
             let comm = self.state.lock().comm.ok_or(STATE)?;
             Ok(cm.ready(now, comm, &[])?)
         })

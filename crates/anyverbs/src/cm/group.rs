@@ -40,7 +40,7 @@ impl IdCell {
     pub(super) fn joined(&self, serial: u64) -> Option<Result<(), CmError>> {
         let (gid, qp) = self.to_attach(serial)?;
         let Some(qp) = qp else { return Some(Ok(())) };
-        if let Err(error) = self.engine.transport.groups.attach(&qp, gid, LID) {
+        if let Err(error) = self.gsi.transport.groups.attach(&qp, gid, LID) {
             return Some(Err(refused(&error)));
         }
         self.unless_left(serial, gid, &qp).map(Ok)
@@ -63,7 +63,7 @@ impl IdCell {
         drop(state);
         if !is_heard {
             // Not attached: who left was later than we.
-            let _ = self.engine.transport.groups.detach(qp, gid, LID);
+            let _ = self.gsi.transport.groups.detach(qp, gid, LID);
         }
         None
     }
@@ -93,7 +93,7 @@ impl Id {
         let membership = if join.send_only {
             None
         } else {
-            let joined = multicast::join(id.engine.links, gid, place.interface);
+            let joined = multicast::join(id.gsi.transport.links, gid, place.interface);
             Some(joined.map_err(|error| refused(&error))?)
         };
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
@@ -148,7 +148,7 @@ impl Id {
         id.withdraw(|pending| pending.join_serial == left.serial);
         if let Some(qp) = qp {
             // Not attached: the program never read of the join.
-            let _ = id.engine.transport.groups.detach(&qp, left.gid, LID);
+            let _ = id.gsi.transport.groups.detach(&qp, left.gid, LID);
         }
         Ok(())
     }

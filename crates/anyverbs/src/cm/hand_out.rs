@@ -54,7 +54,7 @@ impl IdCell {
     fn take(self: Arc<Self>) -> Option<Id> {
         let id = Id(self);
         let cell = &id.0;
-        let serves = cell.engine.with_cm(|cm, _, now| {
+        let serves = cell.gsi.with_cm(|cm, _, now| {
             let mut state = cell.state.lock();
             let Some(comm) = state.comm else { return true };
             // The peer may have given up: an accept will tell.

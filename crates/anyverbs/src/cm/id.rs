@@ -1,6 +1,5 @@
 //! Communication identifier: its life.
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,6 +10,7 @@ use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::types::{Gid, PKey, Psn, QKey};
 use parking_lot::Mutex;
 
+use super::Gsi;
 use super::address::Address;
 use super::channel::{ChannelCell, EventChannel, Mailbox};
 use super::error::CmError;
@@ -19,8 +19,8 @@ use super::group::Group;
 use super::params::IdOption;
 use super::place::Place;
 use super::ports::Port;
+use super::random::random;
 use super::uptake::Uptake;
-use crate::engine::Engine;
 use crate::error::DestroyError;
 use crate::event_queue::Acks;
 use crate::qp::QpCell;
@@ -31,7 +31,7 @@ pub struct Id(pub(crate) Arc<IdCell>);
 
 #[derive(Debug)]
 pub(crate) struct IdCell {
-    pub(super) engine: &'static Engine,
+    pub(super) gsi: &'static Gsi,
     pub(super) space: PortSpace,
     pub(super) qp_type: QpType,
     /// With which the peer's send queue starts.
@@ -125,7 +125,7 @@ impl IdCell {
         state: State,
     ) -> Arc<Self> {
         Arc::new(Self {
-            engine: channel.engine,
+            gsi: channel.gsi,
             space,
             qp_type,
             psn: Psn::new(random() as u32),
@@ -145,7 +145,7 @@ impl IdCell {
 
     /// Refuses what was inherited across `fork`.
     pub(super) fn check_current(&self) -> Result<(), CmError> {
-        if self.engine.is_current() { Ok(()) } else { Err(CmError::Forked) }
+        if self.gsi.core().is_current() { Ok(()) } else { Err(CmError::Forked) }
     }
 
     pub(super) fn cookie(&self) -> u64 {
@@ -158,7 +158,7 @@ impl IdCell {
 
     /// Ends it, without waiting for acknowledgements. False if that was done before.
     pub(super) fn retire(&self) -> bool {
-        let old = self.engine.with_cm(|cm, ids, now| {
+        let old = self.gsi.with_cm(|cm, ids, now| {
             let mut state = self.state.lock();
             if state.phase == Phase::Destroyed {
                 return None;
@@ -181,7 +181,7 @@ impl IdCell {
         });
         let Some(old) = old else { return false };
         if let (Some(_), Some(local)) = (old.listener, old.local) {
-            self.engine.leave_service(local.service_id(self.space));
+            self.gsi.leave_service(local.service_id(self.space));
         }
         for pending in self.leave_channel() {
             // Nobody has taken this request.
@@ -205,7 +205,7 @@ impl Id {
         qp_type: QpType,
         cookie: u64,
     ) -> Result<Self, CmError> {
-        if !channel.0.engine.is_current() {
+        if !channel.0.gsi.core().is_current() {
             return Err(CmError::Forked);
         }
         let fits = match space {
@@ -227,7 +227,7 @@ impl Id {
     /// What is known of its place now.
     #[must_use]
     pub fn info(&self) -> IdInfo {
-        if !self.0.engine.is_current() {
+        if !self.0.gsi.core().is_current() {
             return IdInfo::default();
         }
         let state = self.0.state.lock();
@@ -249,7 +249,7 @@ impl Id {
     /// [`CmError::Invalid`] once destroyed, [`CmError::Forked`].
     pub fn migrate(&self, channel: &EventChannel) -> Result<(), CmError> {
         self.0.check_current()?;
-        if !channel.0.engine.is_current() {
+        if !channel.0.gsi.core().is_current() {
             return Err(CmError::Forked);
         }
         if !self.0.change_channel(&channel.0) {
@@ -337,7 +337,7 @@ impl Id {
 
     /// Acknowledges events of this id that were read (`rdma_ack_cm_event(3)`); of a request, those of the *listener*.
     pub fn ack_events(&self, n: u32) {
-        if self.0.engine.is_current() {
+        if self.0.gsi.core().is_current() {
             self.0.acks.acknowledge(n);
         }
     }
@@ -348,7 +348,7 @@ impl Id {
     /// # Errors
     /// [`DestroyError::Gone`].
     pub fn destroy(&self) -> Result<(), DestroyError> {
-        if !self.0.engine.is_current() {
+        if !self.0.gsi.core().is_current() {
             return Ok(());
         }
         if !self.0.retire() {
@@ -359,17 +359,11 @@ impl Id {
     }
 }
 
-/// A number that a stranger does not guess.
-pub(super) fn random() -> u64 {
-    // Each has keys of its own, drawn from the system once a thread.
-    RandomState::new().hash_one(0)
-}
-
 impl Drop for Id {
     fn drop(&mut self) {
         // Unlike destroy, a drop cannot wait for a program that dropped its events too. Inherited locks belong to threads
         // of the parent.
-        if self.0.engine.is_current() {
+        if self.0.gsi.core().is_current() {
             self.0.retire();
         }
     }

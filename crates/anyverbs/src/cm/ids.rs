@@ -17,6 +17,7 @@ use super::id::{IdCell, Phase, State};
 use super::place::Place;
 use crate::ah::AhAttr;
 use crate::gid::GidEntry;
+use crate::gsi::Events;
 
 /// The ids of this process by their communication IDs and listeners. Guarded by the CM's lock.
 #[derive(Debug, Default)]
@@ -25,6 +26,50 @@ pub(crate) struct Ids {
     listeners: HashMap<ListenerId, Arc<IdCell>>,
     /// Those that are at an address of the device, by their place in memory.
     placed: HashMap<usize, Weak<IdCell>>,
+}
+
+impl Events for Ids {
+    /// Ids whose own address is gone hear of it.
+    fn addresses_changed(&self, find: &dyn Fn(Gid, u32) -> Option<GidEntry>) {
+        for id in self.placed.values().filter_map(Weak::upgrade) {
+            let mut state = id.state.lock();
+            // The program does not know it yet.
+            if state.is_silent {
+                continue;
+            }
+            // Its index may be another now.
+            let found = state.place.map(|place| find(place.gid, place.interface).map(Place::from));
+            if let Some(Some(place)) = found {
+                state.place = Some(place);
+            }
+            let is_here = found.is_none_or(|place| place.is_some());
+            let was_away = std::mem::replace(&mut state.is_away, !is_here);
+            drop(state);
+            if !is_here && !was_away {
+                id.post(Pending::new(EventKind::AddrChange));
+            }
+        }
+    }
+
+    /// Queues an event on the channel of its id. Called under the CM's lock: takes leaves only.
+    fn deliver(&mut self, event: CmEvent) {
+        match event {
+            CmEvent::ConnectRequest { listener, id, request } => {
+                self.connect_request(listener, id, *request);
+            }
+            CmEvent::SidrRequest { listener, id, request } => {
+                self.sidr_request(listener, id, *request);
+            }
+            event => {
+                // One that was destroyed meanwhile hears nothing.
+                if let Some(id) = self.by_comm.get(&event.id())
+                    && let Some(pending) = id.tell(event)
+                {
+                    id.post(pending);
+                }
+            }
+        }
+    }
 }
 
 impl Ids {
@@ -51,48 +96,6 @@ impl Ids {
     /// The id is destroyed.
     pub(super) fn displace(&mut self, id: &IdCell) {
         self.placed.remove(&std::ptr::from_ref(id).addr());
-    }
-
-    /// The device's addresses are not what they were: ids whose own is gone hear of it.
-    pub(crate) fn addresses_changed(&self, find: impl Fn(Gid, u32) -> Option<GidEntry>) {
-        for id in self.placed.values().filter_map(Weak::upgrade) {
-            let mut state = id.state.lock();
-            // The program does not know it yet.
-            if state.is_silent {
-                continue;
-            }
-            // Its index may be another now.
-            let found = state.place.map(|place| find(place.gid, place.interface).map(Place::from));
-            if let Some(Some(place)) = found {
-                state.place = Some(place);
-            }
-            let is_here = found.is_none_or(|place| place.is_some());
-            let was_away = std::mem::replace(&mut state.is_away, !is_here);
-            drop(state);
-            if !is_here && !was_away {
-                id.post(Pending::new(EventKind::AddrChange));
-            }
-        }
-    }
-
-    /// Queues an event on the channel of its id. Called under the CM's lock: takes leaves only.
-    pub(crate) fn deliver(&mut self, event: CmEvent) {
-        match event {
-            CmEvent::ConnectRequest { listener, id, request } => {
-                self.connect_request(listener, id, *request);
-            }
-            CmEvent::SidrRequest { listener, id, request } => {
-                self.sidr_request(listener, id, *request);
-            }
-            event => {
-                // One that was destroyed meanwhile hears nothing.
-                if let Some(id) = self.by_comm.get(&event.id())
-                    && let Some(pending) = id.tell(event)
-                {
-                    id.post(pending);
-                }
-            }
-        }
     }
 
     fn connect_request(&mut self, listener: ListenerId, comm: CommId, request: ConnectRequest) {
@@ -154,7 +157,7 @@ impl IdCell {
         sgid: Gid,
         dgid: Gid,
     ) -> State {
-        let place = Place::find(self.engine, sgid, 0);
+        let place = Place::find(self.gsi, sgid, 0);
         let interface = place.map_or(0, |place| place.interface);
         let port = service_id.0 as u16;
         let (local, peer) = match addresses {

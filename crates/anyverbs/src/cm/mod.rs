@@ -2,7 +2,7 @@
 //!
 //! An [`Id`] is what a socket is for TCP: it is bound to an address, listens or resolves a peer, connects, and tells what
 //! happens as [`Event`]s on its [`EventChannel`]. The messages between the peers are `anyverbs_proto::cm`'s, and travel
-//! over QP1 (`engine::gsi`); this module is what the kernel's `rdma_cm` and `rdma_ucm` are under librdmacm.
+//! over QP1 (`crate::gsi`); this module is what the kernel's `rdma_cm` and `rdma_ucm` are under librdmacm.
 //!
 //! An id moves the queue pair that is attached to it: to INIT at [`Id::attach_qp`], to RTR and RTS before an accept leaves
 //! or the event is handed out that says the connection is there (by the thread that reads it), to ERR when it is disconnected or rejected. A queue pair that is not
@@ -16,7 +16,7 @@
 //!
 //! A port that a program binds or listens on is reserved on the host (`anyverbs_net::Services`). An id that merely connects takes a number that nobody is found by.
 //!
-//! Locks: the CM's (`engine::gsi`) guards the machine and the tables of ids. An id's own state comes after it, its
+//! Locks: the CM's (`crate::gsi`) guards the machine and the tables of ids. An id's own state comes after it, its
 //! mailbox after that, then a channel's tickets, and a listener's uptake last; none is held while a queue pair is locked, a program's event is waited for, or
 //! another id is destroyed. A change that the machine's events must not overtake is made under the CM's lock.
 
@@ -33,6 +33,7 @@ mod params;
 mod place;
 mod ports;
 mod queue_pair;
+mod random;
 mod resolve;
 #[cfg(test)]
 mod tests;
@@ -46,5 +47,8 @@ pub use channel::EventChannel;
 pub use error::CmError;
 pub use event::{ConnEvent, Event, EventKind, EventParam, UdEvent};
 pub use id::{Id, IdInfo};
-pub(crate) use ids::Ids;
+use ids::Ids;
 pub use params::{ConnParam, IdOption, Join};
+
+/// QP1 with the ids of this process.
+pub(crate) type Gsi = crate::gsi::Gsi<Ids>;

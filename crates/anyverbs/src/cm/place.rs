@@ -7,9 +7,9 @@ use anyverbs_proto::cm::Path;
 use anyverbs_proto::cm::qp_attr::LocalPort;
 use anyverbs_proto::types::{Gid, Mtu, PKey};
 
+use super::Gsi;
 use super::address::Address;
 use super::error::CmError;
-use crate::engine::Engine;
 use crate::gid::GidEntry;
 
 /// Code of a packet's life time that Linux takes for RoCE.
@@ -40,13 +40,13 @@ impl From<GidEntry> for Place {
 
 impl Place {
     /// The device's entry of a GID, on one interface unless that is 0.
-    pub(super) fn find(engine: &Engine, gid: Gid, interface: u32) -> Option<Self> {
-        engine.core.gids.find(gid, interface).map(Self::from)
+    pub(super) fn find(gsi: &Gsi, gid: Gid, interface: u32) -> Option<Self> {
+        gsi.core().gids.find(gid, interface).map(Self::from)
     }
 
     /// Where an id that is bound to `address` is.
-    pub(super) fn of(engine: &Engine, address: &Address) -> Result<Self, CmError> {
-        if let Some(place) = Self::find(engine, address.gid(), address.scope()) {
+    pub(super) fn of(gsi: &Gsi, address: &Address) -> Result<Self, CmError> {
+        if let Some(place) = Self::find(gsi, address.gid(), address.scope()) {
             return Ok(place);
         }
         let mut ip = address.socket_addr();

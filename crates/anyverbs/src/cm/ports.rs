@@ -9,10 +9,10 @@ use anyverbs_net::{Reservation, ServiceAddress};
 use anyverbs_proto::cm::ListenAddress;
 use anyverbs_proto::cm::id::{PortSpace, ServiceId};
 
+use super::Gsi;
 use super::address::Address;
 use super::error::CmError;
-use super::id::random;
-use crate::engine::Engine;
+use super::random::random;
 
 /// Ports for ids that connect without a port of their own: nobody is found by them, so they are not reserved.
 const FIRST: u16 = 32_768;
@@ -21,14 +21,14 @@ const COUNT: u16 = 28_232;
 /// A port that an id has taken on this host, at its address; given back by drop.
 #[derive(Debug)]
 pub(super) struct Port {
-    engine: &'static Engine,
+    gsi: &'static Gsi,
     reservation: ManuallyDrop<Reservation>,
 }
 
 impl Port {
     /// Takes the port of `address`, or a free one where that is 0. Two may share it as long as neither listens.
     pub(super) fn take(
-        engine: &'static Engine,
+        gsi: &'static Gsi,
         space: PortSpace,
         address: &Address,
         share: bool,
@@ -42,15 +42,15 @@ impl Port {
         };
         let service = |port| ServiceId::of_port(space, port).0;
         let reserve = |port| {
-            let reserved = engine.services.reserve(service(port), at, share);
+            let reserved = gsi.services.reserve(service(port), at, share);
             reserved.map(|reservation| (port, reservation))
         };
         let taken = match address.port() {
-            0 => engine.services.reserve_ephemeral(service, at, share),
+            0 => gsi.services.reserve_ephemeral(service, at, share),
             port => reserve(port),
         };
         let (port, reservation) = taken.map_err(|error| refused(&error))?;
-        Ok((port, Self { engine, reservation: ManuallyDrop::new(reservation) }))
+        Ok((port, Self { gsi, reservation: ManuallyDrop::new(reservation) }))
     }
 
     /// It is not shared any more.
@@ -62,7 +62,7 @@ impl Port {
 impl Drop for Port {
     fn drop(&mut self) {
         // In a forked child it is still the parent's, as are the locks.
-        if self.engine.is_current() {
+        if self.gsi.core().is_current() {
             // SAFETY: dropped here only, and not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.reservation) };
         }

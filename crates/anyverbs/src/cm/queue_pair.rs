@@ -19,7 +19,7 @@ impl IdCell {
             let mut state = self.state.lock();
             let place = state.place.ok_or(CmError::Invalid("the id has no device yet"))?;
             // Where its address is in the table now.
-            let place = Place::find(self.engine, place.gid, place.interface);
+            let place = Place::find(self.gsi, place.gid, place.interface);
             let place = place.ok_or(CmError::NoDevice)?;
             if self.is_datagram() {
                 let qkey = *state.qkey.get_or_insert(UDP_QKEY);
@@ -33,7 +33,7 @@ impl IdCell {
                 _ => Err(CmError::Invalid("the id is not connected")),
             };
         };
-        let mut params = self.engine.with_cm(|cm, _, _| cm.qp_params(comm))?;
+        let mut params = self.gsi.with_cm(|cm, _, _| cm.qp_params(comm))?;
         // Before it is accepted.
         params.rq_psn.get_or_insert(self.psn);
         let (mut attr, mask) = params.attr(to, &port)?;
@@ -120,7 +120,7 @@ impl Id {
 
     /// The queue pair is the program's own again (`rdma_destroy_qp(3)`).
     pub fn detach_qp(&self) {
-        if self.0.engine.is_current() {
+        if self.0.gsi.core().is_current() {
             let qp = self.0.state.lock().qp.take();
             drop(qp);
         }

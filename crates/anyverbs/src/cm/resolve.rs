@@ -45,17 +45,16 @@ impl IdCell {
         }
         let mut address = *address;
         let space = address.port_space(self.space)?;
-        let place = if address.is_any() { None } else { Some(Place::of(self.engine, &address)?) };
+        let place = if address.is_any() { None } else { Some(Place::of(self.gsi, &address)?) };
         let is_ephemeral = address.port() == 0;
         let (port, taken) = if is_ephemeral && purpose == Purpose::Connecting {
             (ports::any(), None)
         } else {
             let share = options.reuse_address;
-            let (port, taken) =
-                Port::take(self.engine, space, &address, share, options.only_family)?;
+            let (port, taken) = Port::take(self.gsi, space, &address, share, options.only_family)?;
             (port, Some(Arc::new(taken)))
         };
-        self.engine.with_cm(|_, ids, _| {
+        self.gsi.with_cm(|_, ids, _| {
             let mut state = self.state.lock();
             idle(&state)?;
             state.local = Some(address.with_port(port));
@@ -124,16 +123,16 @@ impl Id {
             peer = peer.at(super::address::scoped(destination.ip(), 0, scope));
         }
         let mut to = loopback_of(peer.socket_addr());
-        if peer.is_any() && Place::find(id.engine, to.ip().into(), 0).is_none() {
+        if peer.is_any() && Place::find(id.gsi, to.ip().into(), 0).is_none() {
             // A device without the loopback: its first address does as well.
-            if let Some(entry) = id.engine.core.gids.entry(0) {
+            if let Some(entry) = id.gsi.core().gids.entry(0) {
                 to.set_ip(entry.gid.to_ip());
             }
         }
         let from = source_towards(to, (!local.is_any()).then(|| local.socket_addr()))?;
         let local = local.at(from);
-        let place = Place::find(id.engine, local.gid(), local.scope());
-        let (event, _free) = id.engine.with_cm(|_, ids, _| {
+        let place = Place::find(id.gsi, local.gid(), local.scope());
+        let (event, _free) = id.gsi.with_cm(|_, ids, _| {
             let mut state = id.state.lock();
             if state.phase != Phase::Bound {
                 return Err(STATE);
@@ -171,7 +170,7 @@ impl Id {
         let tos = state.options.tos.unwrap_or(0);
         let label = flow_label(local.port(), peer.port());
         let path = place.path(state.dgid, tos, label, state.options.ack_timeout);
-        let here = Place::find(self.0.engine, state.dgid, 0);
+        let here = Place::find(self.0.gsi, state.dgid, 0);
         state.path = Some(Path { mtu: place.mtu_towards(here), ..path });
         state.phase = Phase::RouteResolved;
         drop(state);
@@ -203,7 +202,7 @@ impl Id {
         if phase == Phase::Idle || phase == Phase::Bound {
             id.own_port()?;
         }
-        id.engine.with_cm(|cm, ids, _| {
+        id.gsi.with_cm(|cm, ids, _| {
             let mut state = id.state.lock();
             let (Phase::Bound, Some(local)) = (state.phase, state.local) else {
                 return Err(STATE);

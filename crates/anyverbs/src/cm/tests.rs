@@ -12,7 +12,8 @@ use super::event::Pending;
 use super::id::{IdCell, Phase, State};
 use super::place::Place;
 use super::*;
-use crate::engine::gsi::tests::isolate;
+use crate::gsi::Events;
+use crate::gsi::tests::isolate;
 
 /// The machine gives no such name: its slot is nobody's.
 const COMM: CommId = CommId(7);
@@ -27,8 +28,8 @@ impl Heard {
     fn new(qp_type: QpType, is_silent: bool) -> Self {
         isolate();
         let channel = EventChannel::new().unwrap();
-        let engine = channel.0.engine;
-        let place = Place::from(engine.core.gids.entry(0).unwrap());
+        let gsi = channel.0.gsi;
+        let place = Place::from(gsi.core().gids.entry(0).unwrap());
         let state = State {
             phase: Phase::Connect,
             comm: Some(COMM),
@@ -45,7 +46,7 @@ impl Heard {
     /// What the program hears of these events: kinds and statuses.
     fn tells(&self, events: impl IntoIterator<Item = CmEvent>) -> Vec<(EventKind, i32)> {
         let cell = Arc::clone(&self.id.0);
-        cell.engine.with_cm(|_, ids, _| {
+        cell.gsi.with_cm(|_, ids, _| {
             ids.insert(COMM, &cell);
             events.into_iter().for_each(|event| ids.deliver(event));
             ids.remove(COMM);
@@ -118,10 +119,10 @@ fn a_request_that_is_not_taken_hears_of_no_address() {
     let gone = Gid([9; 16]);
     cell.state.lock().place.as_mut().unwrap().gid = gone;
     let change = || {
-        cell.engine.with_cm(|_, ids, _| {
+        cell.gsi.with_cm(|_, ids, _| {
             ids.place(&cell);
-            ids.addresses_changed(|gid, on| {
-                cell.engine.core.gids.find(gid, on).filter(|_| gid != gone)
+            ids.addresses_changed(&|gid, on| {
+                cell.gsi.core().gids.find(gid, on).filter(|_| gid != gone)
             });
         });
     };
@@ -181,9 +182,9 @@ fn a_group_that_is_left_meanwhile_is_not_heard() {
     let (gid, cell) = id.0.to_attach(serial).unwrap();
     let cell = cell.unwrap();
     id.leave(&group).unwrap();
-    id.0.engine.transport.groups.attach(&cell, gid, 0).unwrap();
+    id.0.gsi.transport.groups.attach(&cell, gid, 0).unwrap();
     assert_eq!(id.0.unless_left(serial, gid, &cell), None);
-    assert!(id.0.engine.transport.groups.members(gid).is_none_or(|members| members.is_empty()));
+    assert!(id.0.gsi.transport.groups.members(gid).is_none_or(|members| members.is_empty()));
 }
 
 #[test]

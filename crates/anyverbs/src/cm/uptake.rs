@@ -75,7 +75,7 @@ impl Id {
     /// [`EventChannel::get_event_one_by_one`](super::EventChannel::get_event_one_by_one).
     pub fn take_up(&self) {
         let uptake = &self.0.uptake;
-        if uptake.is_taken_up.load(Ordering::Relaxed) || !self.0.engine.is_current() {
+        if uptake.is_taken_up.load(Ordering::Relaxed) || !self.0.gsi.core().is_current() {
             return;
         }
         uptake.is_taken_up.store(true, Ordering::SeqCst);

@@ -21,6 +21,7 @@ use super::wq::WqCell;
 use crate::base::Core;
 use crate::cq::CqCell;
 use crate::error::CreateError;
+use crate::progress::Frames;
 use crate::qp::transport::Transport;
 
 /// Rules of a process.
@@ -166,21 +167,10 @@ impl Switch {
         }
         *self.buffers.lock() = Some(FrameBuffers::default());
         self.listens.store(true, Ordering::Release);
-        if let Err(error) = self.core().progress().watch(self.fds().collect()) {
+        if let Err(error) = self.core().progress().watch(self.fds()) {
             tracing::warn!(%error, "frames are received while the program polls, and not else");
         }
         Ok(())
-    }
-
-    #[inline]
-    pub(crate) fn is_listening(&self) -> bool {
-        self.listens.load(Ordering::Acquire)
-    }
-
-    /// What frames come to, two at most; none before there is a rule.
-    pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let sockets = if self.is_listening() { self.sockets() } else { &[] };
-        sockets.iter().map(AsFd::as_fd)
     }
 
     fn sockets(&self) -> &[EthernetSocket] {
@@ -195,19 +185,6 @@ impl Switch {
             Member::Wq(wq) => wq.strong_count() > 0,
         });
         members.push(member);
-    }
-
-    /// Fails all that use a CQ for which `overrun` holds.
-    pub(crate) fn fail_users(&self, overrun: impl Fn(&Arc<CqCell>) -> bool) {
-        let (mut qps, mut wqs) = (Vec::new(), Vec::new());
-        for member in &*self.members.lock() {
-            match member {
-                Member::Qp(qp) => qps.extend(qp.upgrade()),
-                Member::Wq(wq) => wqs.extend(wq.upgrade()),
-            }
-        }
-        qps.iter().filter(|qp| qp.uses(&overrun)).for_each(|qp| qp.fail());
-        wqs.iter().filter(|wq| overrun(wq.queue.cq())).for_each(|wq| wq.fail());
     }
 
     /// Delivers a frame as the rules say. `from` sent it: a switch does not send back.
@@ -295,8 +272,30 @@ impl Switch {
         batch.clear();
     }
 
-    /// Receives frames; how many. 0 also while another thread is at it.
-    pub(crate) fn receive(&self) -> usize {
+    fn take_in(&self, bytes: &[u8]) {
+        if let Some(frame) = Frame::parse(bytes) {
+            self.deliver(&frame, None);
+        }
+    }
+
+    /// Frames that found a socket's buffer full.
+    pub(crate) fn dropped_frames(&self) -> u64 {
+        self.sockets().iter().map(EthernetSocket::dropped).sum()
+    }
+}
+
+impl Frames for Switch {
+    #[inline]
+    fn is_listening(&self) -> bool {
+        self.listens.load(Ordering::Acquire)
+    }
+
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        let sockets = if self.is_listening() { self.sockets() } else { &[] };
+        sockets.iter().map(AsFd::as_fd).collect()
+    }
+
+    fn receive(&self) -> usize {
         let Some(mut buffers) = self.buffers.try_lock() else { return 0 };
         let Some(buffers) = &mut *buffers else { return 0 };
         let mut n = 0;
@@ -324,14 +323,15 @@ impl Switch {
         n
     }
 
-    fn take_in(&self, bytes: &[u8]) {
-        if let Some(frame) = Frame::parse(bytes) {
-            self.deliver(&frame, None);
+    fn fail_users(&self, overrun: &dyn Fn(&Arc<CqCell>) -> bool) {
+        let (mut qps, mut wqs) = (Vec::new(), Vec::new());
+        for member in &*self.members.lock() {
+            match member {
+                Member::Qp(qp) => qps.extend(qp.upgrade()),
+                Member::Wq(wq) => wqs.extend(wq.upgrade()),
+            }
         }
-    }
-
-    /// Frames that found a socket's buffer full.
-    pub(crate) fn dropped(&self) -> u64 {
-        self.sockets().iter().map(EthernetSocket::dropped).sum()
+        qps.iter().filter(|qp| qp.uses(&overrun)).for_each(|qp| qp.fail());
+        wqs.iter().filter(|wq| overrun(wq.queue.cq())).for_each(|wq| wq.fail());
     }
 }

@@ -16,9 +16,9 @@ use crate::async_event::{AsyncEventKind, EventElement};
 use crate::base::Ticket;
 use crate::context_cell::ContextCell;
 use crate::cq::{Cq, CqCell};
-use crate::error::{CreateError, DestroyError, ModifyObjectError, PostError};
+use crate::error::{CreateError, DestroyError, ModifyObjectError, PostError, Useless};
 use crate::event_queue::Acks;
-use crate::holders::{Held, Holdable, Holder, Holders, Useless};
+use crate::holders::{Held, Holdable, Holder, Holders};
 use crate::pd::{Pd, PdCell};
 
 /// What a work queue is made with (`struct ibv_wq_init_attr`).

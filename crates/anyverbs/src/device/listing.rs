@@ -1,0 +1,101 @@
+//! Which devices there are.
+
+use anyverbs_proto::types::Mtu;
+
+use super::Device;
+use crate::config::Config;
+use crate::error::OpenError;
+use crate::gid::GidEntry;
+
+/// A device that can be opened (`ibv_get_device_list`).
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// Its name: `anyverbs0`, or what the configuration says.
+    pub name: String,
+    /// Identifies it.
+    pub node_guid: u64,
+    /// Identifies the host.
+    pub sys_image_guid: u64,
+}
+
+/// What an open device says about itself beside its attributes.
+#[derive(Clone, Debug)]
+pub struct Details {
+    /// The addresses in its GID table.
+    pub gids: Vec<GidEntry>,
+    /// Its port.
+    pub port: PortAttr,
+    /// UDP port.
+    pub udp_port: u16,
+    /// Name of the registry in which the processes of this host find each other.
+    pub registry: String,
+    /// Whether queue pairs of one process talk directly.
+    pub inproc: bool,
+    /// Whether it talks to other processes of this user and host through shared memory.
+    pub shm: bool,
+    /// This process's slot on the host: the top byte of its queue pair numbers.
+    pub slot: u8,
+}
+
+/// State of a port (`enum ibv_port_state`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum PortState {
+    /// No address is up.
+    Down = 1,
+    /// Ready.
+    Active = 4,
+}
+
+/// A port's attributes (`struct ibv_port_attr`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortAttr {
+    /// State.
+    pub state: PortState,
+    /// Largest path MTU of the device.
+    pub max_mtu: Mtu,
+    /// Largest path MTU of GID 0's interface.
+    pub active_mtu: Mtu,
+    /// Made up from GID 0; 0 where that is no IPv4 address. An address handle or a queue pair without GRH may name it.
+    pub lid: u16,
+    /// Entries of the GID table.
+    pub gid_tbl_len: u32,
+    /// Longest message.
+    pub max_msg_sz: u32,
+    /// P_Keys.
+    pub pkey_tbl_len: u16,
+    /// Packets with a wrong P_Key.
+    pub bad_pkey_cntr: u32,
+    /// Packets with a wrong Q_Key.
+    pub qkey_viol_cntr: u32,
+}
+
+/// The devices of this process: one, unless the configuration cannot be read. Whether it can be opened shows when it is opened
+/// ([`Context::open`](crate::Context::open)): many programs list the devices and open none, and nothing is started for them.
+///
+/// # Errors
+/// [`OpenError::Config`].
+pub fn devices() -> Result<Vec<DeviceInfo>, OpenError> {
+    let name = match Device::running() {
+        Some(device) => device.core.config.device.clone(),
+        None => Config::load()?.device,
+    };
+    let (node_guid, sys_image_guid) = guids();
+    Ok(vec![DeviceInfo { name, node_guid, sys_image_guid }])
+}
+
+/// GUIDs of node and system: equal in all processes of a host (network namespace), different between hosts.
+pub(crate) fn guids() -> (u64, u64) {
+    use std::hash::{DefaultHasher, Hasher};
+    let mut hasher = DefaultHasher::new();
+    for path in ["/etc/machine-id", "/proc/sys/kernel/random/boot_id"] {
+        hasher.write(&std::fs::read(path).unwrap_or_default());
+    }
+    // Locally administered, so that no vendor's prefix is claimed.
+    let local = |n: u64| (n & !(3 << 56)) | (2 << 56);
+    let system = local(hasher.finish());
+    if let Ok(namespace) = std::fs::read_link("/proc/self/ns/net") {
+        hasher.write(namespace.as_os_str().as_encoded_bytes());
+    }
+    (local(hasher.finish()), system)
+}

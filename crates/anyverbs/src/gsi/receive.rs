@@ -1,0 +1,128 @@
+//! MADs in: checked, and given to the machine of the process that they are for.
+
+use anyverbs_net::Datagram;
+use anyverbs_net::forward::Forwarded;
+use anyverbs_proto::cm::id::ServiceId;
+use anyverbs_proto::cm::mad::{MAD_LEN, Mad};
+use anyverbs_proto::cm::message::Message;
+use anyverbs_proto::cm::{Route, route};
+use anyverbs_proto::counters::Counter;
+use anyverbs_proto::time::Time;
+use anyverbs_proto::types::{Gid, PKey, QKey};
+use anyverbs_proto::wire::packet::Packet;
+
+use super::FORWARD_RETRY;
+use super::send::OPCODE;
+use super::{Events, Gsi, Incoming};
+
+impl<I: Events> Gsi<I> {
+    /// Takes packets to QP1 whose ICRC is right.
+    pub(super) fn receive_mads(&'static self, now: Time, incoming: &[Incoming<'_>]) {
+        let is_mad = |i: &&Incoming<'_>| {
+            let reason = self.why_not(i);
+            reason.inspect(|counter| self.transport.core.count(*counter, 1)).is_none()
+        };
+        let mads = incoming.iter().filter(is_mad);
+        let ours = mads.filter(|incoming| self.is_ours(now, incoming));
+        let ours: Vec<_> = ours.filter(|incoming| !self.keep_disconnect(incoming)).collect();
+        if ours.is_empty() {
+            return;
+        }
+        self.sender.earn(ours.len() as u32);
+        self.drive_cm(|machine, _, now| {
+            for incoming in ours {
+                machine.handle(now, &incoming.arrival, incoming.packet.payload);
+            }
+        });
+    }
+
+    /// What is wrong with a packet.
+    fn why_not(&self, incoming: &Incoming<'_>) -> Option<Counter> {
+        let Packet { headers, payload } = &incoming.packet;
+        if headers.bth.opcode != OPCODE {
+            Some(Counter::DropQpState)
+        } else if headers.deth.is_none_or(|deth| deth.qkey != QKey::GSI) {
+            Some(Counter::DropQkey)
+        } else if !headers.bth.pkey.matches(PKey::DEFAULT) {
+            Some(Counter::DropPkey)
+        } else if payload.len() != MAD_LEN {
+            Some(Counter::DropMalformed)
+        } else if !self.transport.core.gids.contains(incoming.arrival.destination) {
+            Some(Counter::DropForeign)
+        } else {
+            None
+        }
+    }
+
+    /// Whether a MAD is for this process. If not, it was handed on.
+    fn is_ours(&self, now: Time, incoming: &Incoming<'_>) -> bool {
+        // What is no MAD of ours the machine counts, or answers as any process would.
+        let Ok(mad) = Mad::parse(incoming.packet.payload) else { return true };
+        if let Message::Rep(rep) = &mad.message {
+            let slot = rep.local_comm_id.slot();
+            self.sender.answered(mad.transaction_id, incoming.arrival.source, slot);
+        }
+        match route(&mad) {
+            Route::Slot(slot) if slot == self.transport.core.slot || incoming.was_forwarded => {
+                !self.is_for_successor(now, incoming, &mad)
+            }
+            Route::Slot(slot) => {
+                let handed_on = self.hand_on(now, slot, &incoming.datagram);
+                if handed_on {
+                    self.transport.links.port.note_misdelivery();
+                    if self.transport.links.port.needs_resteer() {
+                        self.transport.links.waker.kick();
+                    }
+                }
+                !handed_on && !self.is_for_successor(now, incoming, &mad)
+            }
+            // Even of one that was handed on: who listens may have changed.
+            Route::Service(service_id) => {
+                let port = incoming.arrival.destination;
+                match self.listener(service_id, port) {
+                    Some(slot) if slot != self.transport.core.slot => {
+                        !self.hand_on(now, slot, &incoming.datagram)
+                    }
+                    // It may hold the port and not listen yet.
+                    Some(_) => !self.keep_for_listener(now, incoming, &mad),
+                    None => {
+                        self.is_asked_in_vain(incoming, &mad)
+                            && !(self.was_left(service_id)
+                                && self.keep_for_listener(now, incoming, &mad))
+                    }
+                }
+            }
+            Route::Everyone => {
+                if !incoming.was_forwarded {
+                    let others = self.services.store().live_slots().into_iter();
+                    for slot in others.filter(|slot| *slot != self.transport.core.slot) {
+                        self.hand_on(now, slot, &incoming.datagram);
+                    }
+                }
+                true
+            }
+        }
+    }
+
+    /// The process of this host that listens to a service at a port.
+    pub(super) fn listener(&self, service_id: ServiceId, port: Gid) -> Option<u8> {
+        self.services.holder(service_id.0, port.to_ip())
+    }
+
+    /// Hands a datagram on to another process. False if there is none.
+    pub(super) fn hand_on(&self, now: Time, slot: u8, datagram: &Datagram<'_>) -> bool {
+        match self.transport.links.port.forward_or_keep(slot, datagram) {
+            Forwarded::Sent => {
+                self.transport.core.count(Counter::Forwarded, 1);
+                self.note_forwarded(now);
+            }
+            Forwarded::Kept => {
+                self.transport.core.count(Counter::Forwarded, 1);
+                self.forward_later(now + FORWARD_RETRY);
+            }
+            Forwarded::Full => self.transport.core.count(Counter::DropSocketFull, 1),
+            Forwarded::Dead | Forwarded::Failed => return false,
+        }
+        true
+    }
+}
