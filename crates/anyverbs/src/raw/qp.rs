@@ -151,16 +151,8 @@ impl RawQp {
         init.send_cq.0.attach(number.qpn(), Arc::clone(&credit));
         let sends = Sends::new(cap, init.sq_sig_all, init.max_tso_header, credit);
         let send_cq = Some(Arc::clone(&init.send_cq.0));
-        Ok(Self::plug_in(
-            switch,
-            pd,
-            number,
-            sends,
-            send_cq,
-            Receives::Own(Box::new(queue)),
-            hold,
-            init.cookie,
-        ))
+        let queues = (sends, send_cq, Receives::Own(Box::new(queue)));
+        Ok(Self::plug_in(switch, pd, number, queues, hold, init.cookie))
     }
 
     /// See [`crate::Context::create_hash_qp`].
@@ -183,16 +175,14 @@ impl RawQp {
         let number = Number::take(switch.transport)?;
         let sends = Sends::none();
         let receives = Receives::Spread(Arc::clone(&init.table.0), init.hash.clone());
-        Ok(Self::plug_in(switch, pd, number, sends, None, receives, hold, init.cookie))
+        Ok(Self::plug_in(switch, pd, number, (sends, None, receives), hold, init.cookie))
     }
 
     fn plug_in(
         switch: &'static Switch,
         pd: &Pd,
         number: Number,
-        sends: Sends,
-        send_cq: Option<Arc<CqCell>>,
-        receives: Receives,
+        (sends, send_cq, receives): (Sends, Option<Arc<CqCell>>, Receives),
         hold: Hold,
         cookie: u64,
     ) -> RawQp {
