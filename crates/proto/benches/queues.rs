@@ -1,4 +1,4 @@
-//! What a message costs in the queues and in the table of memory keys, without a queue pair.
+//! Measures the cost of a message in the queues and in the table of memory keys, without a queue pair.
 
 use std::hint::black_box;
 

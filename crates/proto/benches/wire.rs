@@ -1,4 +1,4 @@
-//! What a packet costs before and after its queue pair sees it.
+//! Measures the cost of a packet before and after its queue pair sees it.
 
 use std::hint::black_box;
 use std::net::Ipv4Addr;

@@ -1,4 +1,4 @@
-//! Which operations of a queue pair a completion counter counts (`ibv_qp_attach_comp_cntr`).
+//! The operations of a queue pair that a completion counter counts (`ibv_qp_attach_comp_cntr`).
 
 use bitflags::bitflags;
 
@@ -24,7 +24,7 @@ bitflags! {
 }
 
 impl CompCntrOps {
-    /// What a send counts as; nothing for what the manual's list does not have.
+    /// The counter that a send belongs to. Operations that the manual does not list belong to none.
     #[must_use]
     pub(crate) fn of(op: &SendOp) -> Self {
         match op {

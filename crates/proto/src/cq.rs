@@ -15,7 +15,7 @@ enum Armed {
     Any,
 }
 
-/// What the device has to do after a completion was added.
+/// The device's task after a completion was added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Pushed {
     /// Tell the completion channel.
@@ -46,7 +46,7 @@ impl Moderation {
     }
 }
 
-/// What a completion queue does besides.
+/// Optional features of a completion queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CqOptions {
     /// Keeps the [`WcDetail`] of each completion.
@@ -109,7 +109,7 @@ impl Cq {
         self.wcs.len()
     }
 
-    /// Whether none waits.
+    /// Tells whether the queue is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.wcs.len() == 0
@@ -187,8 +187,8 @@ impl Cq {
             && (self.moderation.is_off() || count > 0 && self.gathered >= count)
     }
 
-    /// Changes how notifications are gathered. What was gathered is told at once if it is enough now, or waits for the new
-    /// period.
+    /// Changes the moderation of notifications. Completions gathered so far are told at once if they are enough now;
+    /// else they wait for the new period.
     pub fn moderate(&mut self, moderation: Moderation) -> Pushed {
         self.moderation = moderation;
         let notify = self.is_due();
@@ -199,7 +199,7 @@ impl Cq {
         Pushed { notify, wait, ..Pushed::default() }
     }
 
-    /// How notifications are gathered.
+    /// The moderation of notifications.
     #[must_use]
     pub fn moderation(&self) -> Moderation {
         self.moderation
@@ -261,7 +261,7 @@ impl Cq {
         }
     }
 
-    /// Whether completions of a queue pair wait.
+    /// Tells whether completions of a queue pair are in the queue.
     #[must_use]
     pub fn holds_of(&self, qpn: Qpn) -> bool {
         self.wcs.iter().any(|wc| wc.qpn == qpn)

@@ -15,7 +15,7 @@ pub enum Local<'a> {
     Sges(&'a [Sge]),
 }
 
-/// What is to be copied.
+/// The direction of the copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
     /// RDMA WRITE: to the peer.
@@ -24,7 +24,7 @@ pub enum Direction {
     Read,
 }
 
-/// What it brings to wait for the moment at which an operation can be done without a message.
+/// The gain of waiting until an operation can be done without a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Worth {
     /// Messages are as fast, or nothing else is possible.

@@ -1,4 +1,4 @@
-//! What a queue pair's machine asks of the device around it, for the time of one call.
+//! The environment: requests of a queue pair's machine to the device around it, for the time of one call.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::wc::{TmInfo, Wc};
 use crate::wire::packet::Headers;
 use crate::wr::{AddressVector, RemoteAddr, Sge};
 
-/// Which of a queue pair's completion queues.
+/// One of a queue pair's two completion queues.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Side {
     /// Completions of sends.
@@ -29,9 +29,10 @@ pub enum Side {
 /// Why a packet was not taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TransmitError {
-    /// Its payload could not be read. Nothing was sent.
+    /// The payload could not be read. The packet was not sent.
     Fault(Fault),
-    /// The path has no room now. Nothing was sent; the device calls [`crate::qp::Qp::transmit`] when it has.
+    /// The path has no room now. The packet was not sent. The device calls [`crate::qp::Qp::transmit`] when there is
+    /// room.
     Blocked,
     /// The process at the other end of the link has ended: no answer will come.
     PeerGone,
@@ -99,12 +100,12 @@ pub trait Env {
         Ok(f(self.memory(), hold.addr()))
     }
 
-    /// Nothing of [`with_remote`](Self::with_remote) or of what peers READ stays in use: to be called before anything that takes
-    /// a window or a region out of use, and so waits for that.
+    /// Releases all that [`with_remote`](Self::with_remote) or READs of peers keep in use. Call it before anything that
+    /// takes a window or a region out of use, because that waits for the release.
     fn end_remote(&mut self) {}
 
-    /// Whether a further packet for this queue pair comes at once: then [`Qp::transmit_rest`](crate::qp::Qp::transmit_rest) is
-    /// called behind the last.
+    /// Tells whether a further packet for this queue pair comes at once. If so,
+    /// [`Qp::transmit_rest`](crate::qp::Qp::transmit_rest) is called after the last one.
     fn more_follow(&self) -> bool {
         false
     }
@@ -122,10 +123,10 @@ pub trait Env {
         payload: &Payload<'_>,
     ) -> Result<(), TransmitError>;
 
-    /// Lets an ACK of everything up to `psn` go along with the packet that [`transmit`](Self::transmit) took last, if that
-    /// was a request of this queue pair, has not left, and the link can: it arrives as
-    /// [`Incoming::acks`](crate::qp::Incoming::acks). With false it has to be a packet of its own, which
-    /// the caller counts; what rides is counted here.
+    /// Lets an ACK of everything up to `psn` go along with the packet that [`transmit`](Self::transmit) took last. That
+    /// packet has to be a request of this queue pair that has not left, and the link has to carry piggybacked ACKs. The
+    /// ACK arrives as [`Incoming::acks`](crate::qp::Incoming::acks), and it is counted here. With false the ACK has to
+    /// be a packet of its own, which the caller counts.
     fn ride(&mut self, psn: Psn) -> bool {
         let _ = psn;
         false
@@ -138,16 +139,17 @@ pub trait Env {
 
     /// Does a WRITE or READ by itself, in the peer's own memory and without a message, if it can: true, and all was copied.
     ///
-    /// With false any part may have been copied, and the operation goes the ordinary way; so whatever is not as it should be,
-    /// keys, rights, the state of the peer's queue pair, the memory on either side, ends in false and is found there. With true
-    /// the peer must be one that would have executed the request: in a state that takes it, connected to this queue pair.
+    /// With false any part may have been copied, and the operation goes the ordinary way. So every fault ends in false
+    /// and is found on that way: keys, rights, the state of the peer's queue pair, the memory on either side. With true
+    /// the peer must be one that would have executed the request: connected to this queue pair, and in a state that
+    /// takes requests.
     fn direct(&mut self, operation: &Direct<'_>) -> bool {
         let _ = operation;
         false
     }
 
-    /// What it brings to wait until nothing is in flight and [`direct`](Self::direct) can do a WRITE or READ of the connected queue
-    /// pair.
+    /// The gain of waiting until no request is in flight, so that [`direct`](Self::direct) can do a WRITE or READ of
+    /// the connected queue pair.
     fn worth_of_rest(
         &self,
         dest: Qpn,
@@ -176,8 +178,9 @@ pub trait Env {
         None
     }
 
-    /// Whether silence of the peer says that its queue pair does not receive: nothing is lost on the way, and what is late is
-    /// waited for before [`Qp::on_timer`](crate::qp::Qp::on_timer) is called. Then patience helps nobody.
+    /// Tells whether a silent peer is a queue pair that does not receive. The link loses no packet, and the device
+    /// waits for late ones before it calls [`Qp::on_timer`](crate::qp::Qp::on_timer). A longer timeout then gains
+    /// nothing.
     fn is_certain(&self) -> bool {
         false
     }
@@ -207,9 +210,10 @@ pub trait Env {
     /// on a queue pair that was created with one, or on XRC after [`select_srq`](Self::select_srq).
     fn take_srq(&mut self, into: &mut RecvWqe) -> bool;
 
-    /// Takes a buffer for a message of the queue pair's tag-matching SRQ: that of its tag, or the oldest of the queue, and then
-    /// counts it as unexpected if it has a tag; the SRQ's limit event is raised where due. `None`: none is there. Only called
-    /// on a queue pair that was made by [`Qp::with_tag_matching`](crate::qp::Qp::with_tag_matching).
+    /// Takes a buffer for a message of the queue pair's tag-matching SRQ. The buffer is the one with the message's tag,
+    /// or the oldest of the queue. In the second case a message with a tag counts as unexpected. Raises the SRQ's limit
+    /// event where due. `None`: there is no buffer. Only called on a queue pair that was made by
+    /// [`Qp::with_tag_matching`](crate::qp::Qp::with_tag_matching).
     fn take_tagged(&mut self, tagged: Tagged, into: &mut RecvWqe) -> Option<Taken> {
         let _ = (tagged, into);
         None

@@ -1,4 +1,4 @@
-//! What a queue pair tells its device besides completions.
+//! Events that a queue pair reports to its device besides completions.
 
 /// Affiliated asynchronous events of a queue pair (`enum ibv_event_type`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]

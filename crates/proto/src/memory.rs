@@ -19,8 +19,8 @@ pub trait Memory {
     /// Copies `src` to `addr`.
     fn write(&self, addr: u64, src: &[u8]) -> Result<(), Fault>;
 
-    /// Copies `len` bytes from one address to another; the two ranges do not overlap. What lies there is copied as it is
-    /// at that moment, whoever may be writing it.
+    /// Copies `len` bytes from one address to another; the two ranges do not overlap. The bytes are copied as they are
+    /// at that moment, even if another thread is writing them.
     fn copy(&self, to: u64, from: u64, len: usize) -> Result<(), Fault> {
         let mut buffer = [0; 256];
         let mut done = 0;

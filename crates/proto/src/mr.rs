@@ -88,7 +88,7 @@ pub struct Region {
     pub iova: u64,
     /// Bytes.
     pub len: u64,
-    /// Where it lies in this process.
+    /// Its address in this process.
     pub addr: u64,
 }
 
@@ -106,9 +106,9 @@ pub struct Keys {
 pub enum KeyError {
     /// No such key.
     Key,
-    /// Of another protection domain.
+    /// The key belongs to another protection domain.
     Pd,
-    /// Not within the region.
+    /// The range is not within the region.
     Range,
     /// The region does not grant it.
     Access,
@@ -118,19 +118,19 @@ pub enum KeyError {
 const TAG_BITS: u32 = 14;
 const TAG_MASK: u32 = (1 << TAG_BITS) - 1;
 const CHUNK: usize = 1024;
-/// So many indices rest before the oldest is used again, while there are new ones: a dead key stays dead for long, and the
+/// Indices that rest before the oldest is used again, while there are new ones. A dead key stays dead for long, and the
 /// table of a program that registers and deregisters all the time does not grow.
 const RESTING: usize = 4096;
-/// How many regions keys can tell apart.
+/// The number of regions that keys can tell apart.
 pub const MAX_REGIONS: usize = 1 << (32 - TAG_BITS);
 
-/// Which of the regions a key names: less than [`MAX_REGIONS`].
+/// The index of the region that a key names: less than [`MAX_REGIONS`].
 #[must_use]
 pub fn index(key: u32) -> usize {
     (key >> TAG_BITS) as usize
 }
 
-/// What a window that is bound to a region does to the region's end.
+/// The effect of a bound window on the end of its region.
 #[derive(Clone, Copy)]
 enum Bound {
     Refuses,
@@ -147,13 +147,13 @@ struct Slot {
     iova: AtomicU64,
     len: AtomicU64,
     addr: AtomicU64,
-    /// Of a region whose rkey can be invalidated: the accesses of peers, which are counted in `uses`, too. Open as long as the
+    /// Remote accesses to a region whose rkey can be invalidated. They are counted in `uses`, too. Open as long as the
     /// rkey is good.
     peers: Uses,
-    /// Of a window: the queue pair that alone may use it; 0 for all.
+    /// The queue pair that alone may use this window; 0 for all.
     qpn: AtomicU32,
-    /// Of a region: how many windows are bound to it. Of a window: the lkey of the region that it is bound to, or 0. Changes
-    /// under the lock of `bindings`.
+    /// In a region: the number of windows that are bound to it. In a window: the lkey of the region that it is bound
+    /// to, or 0. It changes under the lock of `bindings`.
     bound: AtomicU32,
 }
 
@@ -161,12 +161,13 @@ struct Slot {
 pub struct MrTable {
     chunks: Box<[OnceLock<Box<[Slot]>>]>,
     free: Mutex<Free>,
-    /// Who changes which window is bound where; holds how many are bound to a queue pair. Before `free`.
+    /// Guards changes of the bindings of windows, and holds the number of windows that are bound to a queue pair. Taken
+    /// before `free`.
     bindings: Mutex<u32>,
 }
 
 struct Free {
-    /// Keys are what keeps others out: no key tells of another one.
+    /// Keys are secrets that keep others out: one key tells nothing about another.
     rng: StdRng,
     /// Indices given back, oldest first.
     returned: std::collections::VecDeque<u32>,
@@ -176,7 +177,7 @@ struct Free {
 }
 
 impl MrTable {
-    /// A table whose tags can be foretold from `seed`, for simulations.
+    /// A table whose tags follow from `seed`, for simulations.
     #[must_use]
     pub fn new(capacity: u32, seed: u64) -> Self {
         Self::with_rng(capacity, StdRng::seed_from_u64(seed))
@@ -218,7 +219,7 @@ impl MrTable {
         (held.slot.lkey.load(Ordering::Relaxed) == lkey).then_some(held)
     }
 
-    /// A slot that is nobody's, with keys for it: its index is on no list, its bit is clear and nobody reads its fields.
+    /// Takes a free slot, with keys for it. Its index is on no list, its bit is clear and no thread reads its fields.
     fn take_slot(&self) -> Option<(Keys, &Slot)> {
         let mut free = self.free();
         let index = if free.returned.len() < RESTING && free.used < free.capacity {
@@ -246,8 +247,8 @@ impl MrTable {
         Ok(())
     }
 
-    /// As [`deregister`](Self::deregister), but takes the windows that are bound to the region off it first, whatever their
-    /// program does meanwhile.
+    /// As [`deregister`](Self::deregister), but first takes the windows that are bound to the region off it, whatever
+    /// the program does meanwhile.
     ///
     /// # Errors
     /// [`RetireError::Key`].
@@ -277,9 +278,9 @@ impl MrTable {
         Ok(())
     }
 
-    /// A peer or the program invalidates an rkey (IBA 9.4.1.1.3, 10.6.5): of a window of type 2, which is unbound, or of a
-    /// region, of which remote accesses end here while the local key stays. `qpn` is the queue pair on which a peer asks: it
-    /// may only invalidate windows that are bound to that one. Waits until no access by the key is in progress.
+    /// Invalidates an rkey for a peer or the program (IBA 9.4.1.1.3, 10.6.5). A window of type 2 is unbound. A region
+    /// keeps its local key, and only remote accesses to it end. `qpn` is the queue pair on which a peer asks: it may
+    /// only invalidate windows that are bound to that one. Waits until no access by the key is in progress.
     ///
     /// # Errors
     /// No such key, another protection domain, or a key that cannot be invalidated.
@@ -361,8 +362,7 @@ impl MrTable {
         Ok(hold)
     }
 
-    /// How many bytes a region or window has that a peer names, and where they begin, for those who have to do with all of
-    /// it.
+    /// The length and start of a region or window that a peer names, for callers that deal with all of it.
     pub fn extent(
         &self,
         rkey: u32,
@@ -426,7 +426,7 @@ impl Slot {
         Some(Held { slot: self, _use: in_use })
     }
 
-    /// Where `len` bytes at `va` lie, and what may be done there. The slot is held, and the key is its own.
+    /// The address of `len` bytes at `va`, and the rights there. The slot is held, and the key is its own.
     #[inline]
     fn place(&self, pd: u32, va: u64, len: u64, need: Access) -> Result<(u64, Access), KeyError> {
         if self.pd.load(Ordering::Relaxed) != pd {
@@ -448,7 +448,7 @@ impl Slot {
         Access::from_bits_retain(self.access.load(Ordering::Relaxed))
     }
 
-    /// Whether a window may be used through this queue pair.
+    /// Tells whether a window may be used through this queue pair.
     fn admits(&self, qpn: Qpn) -> bool {
         let bound = self.qpn.load(Ordering::Relaxed);
         bound == 0 || bound == qpn.get()
@@ -466,14 +466,14 @@ impl Slot {
     }
 }
 
-/// A slot whose fields stay as they are.
+/// A slot whose fields cannot change.
 struct Held<'a> {
     slot: &'a Slot,
     _use: Use<'a>,
 }
 
 impl Held<'_> {
-    /// Whether peers may name it so now.
+    /// Tells whether peers may use this key for it now.
     #[inline]
     fn is_of(&self, rkey: u32) -> bool {
         self.slot.rkey.load(Ordering::Relaxed) == rkey
@@ -481,8 +481,8 @@ impl Held<'_> {
 }
 
 /// Accesses to local elements, one after the other. The region of the last one stays in use, as if the access were in
-/// progress: the next one to it counts itself neither in nor out, which costs two locked instructions. To be kept for a batch
-/// at most, since deregistration waits for it.
+/// progress. So the next access to it counts itself neither in nor out, which saves two locked instructions. Keep it
+/// for a batch at most, since deregistration waits for it.
 #[derive(Default)]
 pub struct LastLocal<'a>(Option<(u32, Held<'a>)>);
 
@@ -510,15 +510,15 @@ impl<'a> LastLocal<'a> {
         Ok((!access.contains(Access::NULL)).then_some(addr))
     }
 
-    /// Nothing stays in use.
+    /// Releases what is in use.
     #[inline]
     pub fn release(&mut self) {
         self.0 = None;
     }
 }
 
-/// As [`LastLocal`], of the accesses of a peer. Nothing that takes a window or a region out of use may be called by the thread
-/// that keeps it: it would wait for itself.
+/// As [`LastLocal`], for the accesses of a peer. The thread that keeps it must not take a window or a region out of
+/// use: it would wait for itself.
 #[derive(Default)]
 pub struct LastRemote<'a>(Option<(u32, Held<'a>, Option<Use<'a>>)>);
 
@@ -553,7 +553,7 @@ impl<'a> LastRemote<'a> {
         Ok(addr)
     }
 
-    /// Nothing stays in use.
+    /// Releases what is in use.
     #[inline]
     pub fn release(&mut self) {
         self.0 = None;
@@ -589,7 +589,7 @@ impl Hold<'_> {
         self.addr
     }
 
-    /// Whether nothing lies there: it reads as zeros, and what is written to it is lost ([`Access::NULL`]).
+    /// Tells whether no memory lies there: reads give zeros, and writes are lost ([`Access::NULL`]).
     #[must_use]
     pub fn is_null(&self) -> bool {
         self.is_null

@@ -50,7 +50,7 @@ impl<'a> Payload<'a> {
         self.len
     }
 
-    /// Whether there are none.
+    /// Tells whether it has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -159,7 +159,7 @@ pub enum Data<'a> {
     Shared {
         /// Where they lie.
         addr: u64,
-        /// How many.
+        /// The number of bytes.
         len: usize,
     },
 }
@@ -174,7 +174,7 @@ impl Data<'_> {
         }
     }
 
-    /// Whether there are none.
+    /// Tells whether it has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -190,7 +190,7 @@ impl Data<'_> {
         Ok(len)
     }
 
-    /// What is left after the first `n` bytes, of which there are as many.
+    /// The bytes after the first `n`. There must be at least `n`.
     #[must_use]
     pub fn skip(self, n: usize) -> Self {
         self.split_at(n).1

@@ -47,7 +47,7 @@ pub(crate) fn copy_sges(to: &mut [Sge], from: &[Sge]) {
     }
 }
 
-/// A ring of receive WQEs. Nothing is allocated after creation.
+/// A ring of receive WQEs. It allocates only at creation.
 #[derive(Debug)]
 pub struct RecvQueue {
     wqes: QueueVec<(u64, u8)>,
@@ -88,7 +88,7 @@ impl RecvQueue {
         self.len
     }
 
-    /// Whether none waits.
+    /// Tells whether the queue is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0

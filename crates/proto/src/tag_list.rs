@@ -43,7 +43,7 @@ pub enum TagError {
     TooManySges,
 }
 
-/// What a message for the SRQ says about its tag.
+/// The tag of a message for the SRQ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tagged {
     /// It has this one.
@@ -54,10 +54,10 @@ pub enum Tagged {
     None,
 }
 
-/// Which buffer a message got.
+/// The buffer that a message got.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Taken {
-    /// That of its tag.
+    /// The buffer of its tag.
     Matched,
     /// One of the queue's, and it counts as unexpected.
     Unexpected,
@@ -73,11 +73,11 @@ struct Entry {
     mask: u64,
     /// Counts how often the place was used: an old handle does not name a new tag.
     generation: u16,
-    /// Not matched before program and device agree.
+    /// It is not matched before program and device agree.
     waits: bool,
 }
 
-/// The tags of an SRQ. Nothing is allocated after creation.
+/// The tags of an SRQ. The list allocates only at creation.
 #[derive(Debug)]
 pub struct TagList {
     entries: Box<[Entry]>,
@@ -86,7 +86,7 @@ pub struct TagList {
     order: Vec<u16>,
     /// Messages handed to the program as unexpected.
     unexpected: u32,
-    /// How many of them it says to have handled.
+    /// The number of them that the program says it has handled.
     handled: u32,
 }
 
@@ -103,7 +103,7 @@ impl TagList {
         }
     }
 
-    /// Whether the program has handled all that it was handed.
+    /// Tells whether the program has handled all messages that it was handed.
     #[must_use]
     pub fn in_sync(&self) -> bool {
         self.unexpected == self.handled
@@ -115,7 +115,7 @@ impl TagList {
         self.order.len()
     }
 
-    /// Whether there are none.
+    /// Tells whether it has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.order.is_empty()
@@ -232,7 +232,7 @@ mod tests {
         list.count_unexpected();
         assert!(!list.in_sync());
         list.add(&tag(2, 2, !0)).unwrap();
-        // What was there before is matched on.
+        // Tags that were there before are still matched.
         assert_eq!((take(&mut list, 2), take(&mut list, 1)), (None, Some(1)));
         list.count_unexpected();
         list.sync(1);

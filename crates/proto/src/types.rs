@@ -73,7 +73,7 @@ impl Psn {
         Self::new(self.0.wrapping_sub(1))
     }
 
-    /// How far `self` lies after `other`: negative if before, within +-2^23.
+    /// The distance of `self` from `other`: negative if before, within +-2^23.
     #[must_use]
     pub const fn since(self, other: Self) -> i32 {
         ((self.0.wrapping_sub(other.0) << 8) as i32) >> 8
@@ -206,7 +206,7 @@ impl Default for PKey {
 pub struct QKey(pub u32);
 
 impl QKey {
-    /// Of QP1.
+    /// The Q_Key of QP1.
     pub const GSI: Self = Self(0x8001_0000);
 
     /// In a work request, the high bit stands for "the queue pair's own".
@@ -227,7 +227,7 @@ pub mod timer_code {
         245_760, 327_680, 491_520,
     ];
 
-    /// How long a requester waits after an RNR NAK with this code (low five bits count).
+    /// The time that a requester waits after an RNR NAK with this code (low five bits count).
     #[must_use]
     pub fn rnr(code: u8) -> Duration {
         Duration::from_micros(RNR_MICROS[usize::from(code & 0x1f)].into())

@@ -87,7 +87,7 @@ pub enum WcOpcode {
 }
 
 impl WcOpcode {
-    /// Whether a receive queue or an SRQ made it.
+    /// Tells whether it belongs to a receive queue or an SRQ.
     #[must_use]
     pub fn is_recv(self) -> bool {
         self as u8 >= Self::Recv as u8
@@ -120,13 +120,13 @@ bitflags! {
 pub struct Wc {
     /// From the work request.
     pub wr_id: u64,
-    /// How it ended.
+    /// The result of the operation.
     pub status: WcStatus,
-    /// What was done.
+    /// The operation.
     pub opcode: WcOpcode,
-    /// Which of the fields hold.
+    /// The fields that hold.
     pub flags: WcFlags,
-    /// Of a datagram: which headers came with it, 0b1010 for IPv4 and 0b1001 for IPv6. RoCE has no service levels.
+    /// The headers that came with a datagram: 0b1010 for IPv4 and 0b1001 for IPv6. RoCE has no service levels.
     pub sl: u8,
     /// Our own reason code behind an error; 0 for none.
     pub vendor_err: u32,
@@ -144,7 +144,7 @@ pub struct Wc {
     pub sq_count: u32,
 }
 
-/// What the header of a message for a tag-matching SRQ said (`struct ibv_wc_tm_info`).
+/// The header of a message for a tag-matching SRQ (`struct ibv_wc_tm_info`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TmInfo {
     /// Tag.
@@ -153,14 +153,14 @@ pub struct TmInfo {
     pub user_data: u32,
 }
 
-/// What a completion queue keeps of a completion besides, if it was made for it.
+/// Further fields of a completion that a completion queue keeps if it was made for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WcDetail {
     /// The device's clock, in its ticks.
     pub timestamp: u64,
     /// Nanoseconds since 1970.
     pub wallclock: u64,
-    /// Of a matched message.
+    /// Header of a matched message.
     pub tm: TmInfo,
 }
 
@@ -169,7 +169,7 @@ pub struct WcDetail {
 pub struct WcEx {
     /// The completion.
     pub wc: Wc,
-    /// What is kept besides; zeros where it is not.
+    /// The further fields; zeros where they are not kept.
     pub detail: WcDetail,
 }
 

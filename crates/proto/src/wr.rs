@@ -48,7 +48,7 @@ pub struct RemoteAddr {
     pub rkey: u32,
 }
 
-/// What a send work request does (`enum ibv_wr_opcode` with its operands).
+/// A send work request (`enum ibv_wr_opcode` with its operands).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SendOp {
     /// SEND.
@@ -92,7 +92,7 @@ pub enum SendOp {
         at: RemoteAddr,
         /// Bytes.
         len: u32,
-        /// How deep and how wide.
+        /// Depth and range.
         feth: Feth,
     },
     /// Binds a memory window; nothing is sent.

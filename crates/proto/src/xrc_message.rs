@@ -1,5 +1,5 @@
-//! What processes that share an XRC domain tell each other. Both are of one build of the library only as a rule, so what does not
-//! parse, or names what no responder has, is ignored.
+//! Messages between processes that share an XRC domain. Usually both processes run one build of the library, but not
+//! always. So a message that does not parse, or that names no known responder, is ignored.
 
 use crate::event::QpEvent;
 use crate::memory::Memory;
@@ -35,13 +35,13 @@ pub enum Message {
     Attributes { target: Qpn, lease: u64, attr: QpAttr },
     /// An event of a target: from a borrower for all who have it open, or from its process for one of them.
     Event { target: Qpn, event: QpEvent },
-    /// Who opens, queries or modifies a target waits for the answer.
+    /// A process that opens, queries or modifies a target waits for the answer.
     Ask { request: u64, target: Qpn, question: Question },
     /// An errno value or 0, and the attributes.
     Answer { request: u64, errno: i32, attr: QpAttr },
 }
 
-/// What is asked of a target's process.
+/// A question to a target's process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "as above")]
 pub enum Question {

@@ -118,7 +118,7 @@ fn without_its_order_it_has_not() {
     lookups_against_registration::<false>();
 }
 
-/// Who waits before the bit is cleared lets an access in behind itself.
+/// A waiter that starts before the bit is cleared lets an access in behind itself.
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn who_waits_before_it_closes_waits_for_nothing() {

@@ -1,9 +1,9 @@
-//! What a REQ or REP cannot prove: that the peer has forgotten a connection.
+//! Challenges: they prove what a REQ or REP cannot, that the peer has forgotten a connection.
 //!
-//! A message that gives the queue pair or the ID of a connection to another one says so (IBA 12.9.8.3.1). But anybody can
-//! send it from the peer's address, so the peer itself is asked. The question is a DREQ for a queue pair that the peer cannot
-//! have. A peer that has the connection drops such a DREQ; one that has not answers it with a DREP (IBA 12.9.8.1). That
-//! DREP names both IDs and the transaction, which nobody else knows.
+//! A message that gives the queue pair or the ID of a connection to another one says so (IBA 12.9.8.3.1). But anybody
+//! can send it from the peer's address, so the CM asks the peer itself. The question is a DREQ for a queue pair that
+//! the peer cannot have. A peer that has the connection drops such a DREQ. A peer that does not have it answers with a
+//! DREP (IBA 12.9.8.1). That DREP names both IDs and the transaction, which nobody else knows.
 //!
 //! The message in doubt is dropped. Its sender repeats it, and finds the connection gone by then.
 
@@ -16,17 +16,17 @@ use super::message::disconnect::Dreq;
 use crate::time::Time;
 use crate::types::Qpn;
 
-/// How often the peer is asked for one message. Then the message is refused: the peer still has the connection.
+/// Questions that the peer is asked for one message. Then the message is refused: the peer still has the connection.
 const QUESTIONS: u8 = 3;
 
 /// A connection that the peer may have forgotten.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Doubt {
-    /// Of the question.
+    /// Transaction ID of the question.
     transaction_id: u64,
-    /// Of the message that raised the doubt last.
+    /// Transaction ID of the last message that raised the doubt.
     raised_by: u64,
-    /// How often that message came.
+    /// How many times that message came.
     times: u8,
 }
 
@@ -66,7 +66,7 @@ impl Cm {
         times > QUESTIONS
     }
 
-    /// Whether a DREP of this transaction is the answer to a challenge. Then the connection ends.
+    /// Tells whether a DREP with this transaction ID answers a challenge. If it does, the connection ends.
     pub(super) fn is_forgotten(&mut self, now: Time, id: CommId, transaction_id: u64) -> bool {
         let Some(c) = self.connections.get_mut(&id) else { return false };
         let is_asked = c.doubt.is_some_and(|doubt| doubt.transaction_id == transaction_id);

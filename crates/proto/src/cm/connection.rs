@@ -58,11 +58,11 @@ pub(super) struct Connection {
     pub(super) waiting: Option<ListenerId>,
     pub(super) local_id: CommId,
     pub(super) remote_id: Option<CommId>,
-    /// Of the REQ, copied to all answers.
+    /// Transaction ID of the REQ. All answers repeat it.
     pub(super) transaction_id: u64,
     pub(super) to: Destination,
     pub(super) qp: QpParams,
-    /// How long to wait for an answer.
+    /// Time to wait for an answer.
     pub(super) timeout: Duration,
     pub(super) max_retries: u8,
     pub(super) retries: u8,
@@ -76,9 +76,9 @@ pub(super) struct Connection {
     pub(super) answer: Option<Box<MadBytes>>,
     /// Active: of the path, to know the ACK timeout once the peer said its delay.
     pub(super) packet_life_time: u8,
-    /// Of the DREQ that came last.
+    /// Transaction ID of the last DREQ that came.
     pub(super) dreq_transaction: u64,
-    /// How long the peer keeps asking, at most.
+    /// The longest time for which the peer keeps asking.
     pub(super) patience: Duration,
     /// It is found by the peer's ID.
     pub(super) named_id: bool,
@@ -116,7 +116,7 @@ impl Connection {
         self.qp.transport == Transport::Xrc && self.is_active()
     }
 
-    /// Whether a datagram may be sent that the peer did not just ask for; counts it.
+    /// Tells whether a datagram may be sent that the peer did not just ask for, and counts it.
     pub(super) fn may_send(&mut self) -> bool {
         match &mut self.unproven {
             Some(0) => false,
@@ -200,7 +200,7 @@ impl Names {
 mod tests {
     use super::*;
 
-    /// Of the 24 KiB that a connection may cost, the CM takes no more than one, the two messages that it keeps included.
+    /// A connection may cost 24 KiB. The CM takes no more than one of them, with the two messages that it keeps.
     #[test]
     fn a_connection_is_small() {
         assert!(size_of::<Connection>() + 2 * size_of::<MadBytes>() <= 1024);

@@ -11,7 +11,7 @@ pub enum DropReason {
     Malformed,
     /// From or to an address that cannot be a port's.
     Address,
-    /// Not from the connection's peer, or not of this connection.
+    /// It is not from the connection's peer, or not for this connection.
     Foreign,
     /// Names nothing that we know, and wants no answer.
     Unknown,

@@ -18,7 +18,7 @@ use crate::qp::Arrival;
 use crate::time::Time;
 use crate::types::Qpn;
 
-/// How old a DREP may be whose loss the peer has not shown: it asks again within this time, at first.
+/// The greatest age of a DREP whose loss the peer has not shown. At first the peer asks again within this time.
 const RECENT: Duration = Duration::from_secs(1);
 
 impl Cm {
@@ -120,7 +120,7 @@ impl Cm {
                 && (c.remote_id.is_some() || c.qp.qpn == Some(dreq.remote_qpn))
         };
         let Some(c) = found.filter(|c| is_it(c)) else {
-            // What is not there is disconnected: the peer may rest (IBA 12.9.8.1).
+            // A connection that does not exist counts as disconnected: the peer may stop asking (IBA 12.9.8.1).
             let drep = Drep {
                 local_comm_id: dreq.remote_comm_id,
                 remote_comm_id: dreq.local_comm_id,

@@ -1,21 +1,21 @@
 //! Early repetitions: within the wait that the program asked for, on top of the repetitions that it asked for.
 //!
-//! That wait (the kernel's is 4.3 s) allows for the slowest peer, and a datagram that is lost would cost all of it. So a
-//! message is repeated after 1/64, 1/16 and 1/4 of the wait too. A peer whose program is slow answers the first of these
-//! with an MRA; and where answers take long as a rule, because both sides are busy, the first are left out.
+//! That wait (the kernel's is 4.3 s) allows for the slowest peer, and a lost datagram would cost all of it. So a
+//! message is also repeated after 1/64, 1/16 and 1/4 of the wait. A peer whose program is slow answers the first of
+//! these with an MRA. Where answers usually take long, because both sides are busy, the first repetitions are left out.
 
 use std::time::Duration;
 
 use crate::time::Time;
 
-/// Of a message: where in its first wait the repetitions lie.
+/// The repetitions lie at these fractions of a message's first wait.
 const PARTS: [u32; 3] = [64, 16, 4];
 
-/// How soon messages are repeated.
+/// Decides how soon messages are repeated.
 #[derive(Debug)]
 pub(super) struct Early {
     on: bool,
-    /// How long answers take, smoothed.
+    /// The smoothed time that answers take.
     answers_take: Duration,
 }
 
@@ -24,7 +24,7 @@ pub(super) struct Early {
 pub(super) struct Attempt {
     /// When it left first.
     since: Option<Time>,
-    /// How long to wait for an answer to what was sent last.
+    /// Time to wait for an answer to the last message sent.
     interval: Duration,
     /// Early repetitions that were made or left out.
     done: u8,
@@ -67,7 +67,7 @@ impl Attempt {
         now + self.interval
     }
 
-    /// The answer is not there. Whether it is time for an early repetition.
+    /// Tells whether it is time for an early repetition. The answer is not there yet.
     pub(super) fn repeat(&mut self, timeout: Duration) -> bool {
         if self.is_answered || usize::from(self.done) >= PARTS.len() {
             return false;

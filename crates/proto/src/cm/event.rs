@@ -1,4 +1,4 @@
-//! What the CM tells the program.
+//! Events that the CM reports to the program.
 
 use super::id::{CommId, ServiceId};
 use super::ip::IpHeader;
@@ -8,7 +8,7 @@ use super::message::ece::Ece;
 use super::params::Transport;
 use crate::types::{Gid, Mtu, Psn, QKey, Qpn};
 
-/// What a REQ asks for (`RDMA_CM_EVENT_CONNECT_REQUEST`).
+/// The contents of a REQ (`RDMA_CM_EVENT_CONNECT_REQUEST`).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConnectRequest {
     /// The service that was asked for.
@@ -49,7 +49,7 @@ pub struct ConnectRequest {
     pub private_data: Box<[u8]>,
 }
 
-/// What a REP answers (`RDMA_CM_EVENT_CONNECT_RESPONSE`).
+/// The contents of a REP (`RDMA_CM_EVENT_CONNECT_RESPONSE`).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConnectResponse {
     /// The peer's node GUID.
@@ -81,7 +81,7 @@ pub struct ConnectResponse {
 pub struct Rejection {
     /// Why; it is the event's status.
     pub reason: RejReason,
-    /// What was rejected.
+    /// The message that was rejected.
     pub about: About,
     /// Additional information: what would do.
     pub info: Box<[u8]>,
@@ -89,7 +89,7 @@ pub struct Rejection {
     pub private_data: Box<[u8]>,
 }
 
-/// What a SIDR_REQ asks for (`RDMA_CM_EVENT_CONNECT_REQUEST` of a UD id).
+/// The contents of a SIDR_REQ (`RDMA_CM_EVENT_CONNECT_REQUEST` of a UD id).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SidrRequest {
     /// The service that was asked for.
@@ -104,7 +104,7 @@ pub struct SidrRequest {
     pub private_data: Box<[u8]>,
 }
 
-/// What a SIDR_REP answers (`RDMA_CM_EVENT_ESTABLISHED` of a UD id, or `UNREACHABLE`).
+/// The contents of a SIDR_REP (`RDMA_CM_EVENT_ESTABLISHED` of a UD id, or `UNREACHABLE`).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SidrResponse {
     /// Whether there is a queue pair.
@@ -139,25 +139,25 @@ pub enum Disconnected {
 pub enum CmEvent {
     /// Somebody wants to connect. [`super::Cm::take_request`], then accept, reject or destroy `id`.
     ConnectRequest {
-        /// Who was asked.
+        /// The listener that was asked.
         listener: ListenerId,
         /// The new connection.
         id: CommId,
-        /// What is asked for.
+        /// The contents of the request.
         request: Box<ConnectRequest>,
     },
     /// The peer accepts: move the queue pair, then [`super::Cm::ready`].
     ConnectResponse {
         /// The connection.
         id: CommId,
-        /// What the peer said.
+        /// The contents of the peer's answer.
         response: Box<ConnectResponse>,
     },
     /// The peer is ready (passive side).
     Established {
         /// The connection.
         id: CommId,
-        /// Of the RTU, with its padding: 224 bytes; none if data came before it.
+        /// Private data of the RTU with its padding, 224 bytes. It is empty if data came before the RTU.
         private_data: Box<[u8]>,
     },
     /// The peer says no.
@@ -186,11 +186,11 @@ pub enum CmEvent {
     },
     /// Somebody asks for a queue pair. [`super::Cm::take_request`], then answer or destroy `id`.
     SidrRequest {
-        /// Who was asked.
+        /// The listener that was asked.
         listener: ListenerId,
         /// The new request.
         id: CommId,
-        /// What is asked for.
+        /// The contents of the request.
         request: Box<SidrRequest>,
     },
     /// The answer to a SIDR request.
@@ -203,7 +203,7 @@ pub enum CmEvent {
 }
 
 impl CmEvent {
-    /// Whose event it is.
+    /// The connection or request that the event is about.
     #[must_use]
     pub const fn id(&self) -> CommId {
         match self {

@@ -10,7 +10,7 @@ use crate::types::Gid;
 pub struct IpHeader {
     /// Where the connection comes from.
     pub source: SocketAddr,
-    /// Where it is meant to go.
+    /// The address that it is meant for.
     pub destination: IpAddr,
 }
 

@@ -55,14 +55,14 @@ impl Listeners {
         self.by_id.get_mut(&id)
     }
 
-    /// Who answers for a service, whatever the address: tells whether requests carry an IP CM header.
+    /// Finds a listener for a service, whatever the address. It tells whether requests carry an IP CM header.
     pub(super) fn any_of(&self, service_id: ServiceId) -> Option<&Listener> {
         let least = (service_id, ListenAddress::Any);
         let (name, id) = self.by_name.range(least..).next()?;
         (name.0 == service_id).then(|| self.by_id.get(id)).flatten()
     }
 
-    /// Who answers for a service at an address: the most particular one.
+    /// Finds the listener for a service at an address: the most specific one.
     pub(super) fn find(
         &mut self,
         service_id: ServiceId,

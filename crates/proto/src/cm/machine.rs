@@ -26,7 +26,7 @@ use super::timers::Timers;
 use crate::qp::Arrival;
 use crate::time::Time;
 
-/// What a [`Cm`] is made with.
+/// The settings of a [`Cm`].
 #[derive(Clone, Copy, Debug)]
 pub struct CmConfig {
     /// The process's slot: the top byte of the IDs that it gives.
@@ -49,9 +49,9 @@ pub struct CmConfig {
     pub early_repeats: bool,
     /// Keeps records of connections, which must be polled: [`Cm::poll_record`].
     pub records: bool,
-    /// How long a rejection or a SIDR answer is kept for the peer that asks again.
+    /// Time for which a rejection or a SIDR answer is kept, in case the peer asks again.
     pub hold: Duration,
-    /// How long a SIDR request waits for the program; the kernel's client asks for 65 s.
+    /// Time for which a SIDR request waits for the program. The kernel's client asks for 65 s.
     pub sidr_patience: Duration,
 }
 
@@ -98,7 +98,7 @@ pub enum CmError {
     Full,
 }
 
-/// How many entries the tables have.
+/// The number of entries in the tables.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Usage {
     /// Listeners.
@@ -297,7 +297,7 @@ impl Cm {
         self.live_connection(id).map(|c| c.state)
     }
 
-    /// What a connection's queue pair is to be set to: see [`QpParams::attr`].
+    /// The attributes for a connection's queue pair: see [`QpParams::attr`].
     ///
     /// # Errors
     /// [`CmError::UnknownId`].
@@ -311,7 +311,7 @@ impl Cm {
         &self.outbox.counters
     }
 
-    /// How many entries the tables have.
+    /// The number of entries in the tables.
     #[must_use]
     pub fn usage(&self) -> Usage {
         Usage {

@@ -22,19 +22,19 @@ pub const CLASS_VERSION: u8 = 2;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Malformed {
-    /// Not 256 bytes.
+    /// The length is not 256 bytes.
     #[error("not of a MAD's length")]
     Length,
     /// The base version is not 1.
     #[error("unknown base version")]
     BaseVersion,
-    /// Not communication management.
+    /// The class is not communication management.
     #[error("another management class")]
     Class,
     /// Another version of the class.
     #[error("unknown class version")]
     ClassVersion,
-    /// Not Send.
+    /// The method is not Send.
     #[error("unknown method")]
     Method,
     /// No message that we know.
@@ -96,8 +96,8 @@ impl Mad {
         bytes
     }
 
-    /// Of a MAD whose class version we do not speak: the transaction and the first communication ID, if it may be a
-    /// REQ. Both have lain where they lie since version 1.
+    /// Reads a MAD whose class version this device does not speak. Gives the transaction ID and, if it may be a REQ,
+    /// the first communication ID. Both fields have had these offsets since version 1.
     pub(super) fn foreign_req(bytes: &[u8]) -> Option<(u64, u32)> {
         let bytes: &MadBytes = bytes.try_into().ok()?;
         let is_req = bytes[..2] == [BASE_VERSION, CLASS]

@@ -1,8 +1,8 @@
 //! IB communication management (IBA chapter 12) for RoCEv2, without I/O.
 //!
-//! One [`Cm`] per device and process holds listeners and connections, and is driven like a queue pair: datagrams that came to
-//! QP1 go in by [`Cm::handle`], those to send come out of [`Cm::poll_transmit`], what the program should hear out of
-//! [`Cm::poll_event`]; [`Cm::on_timer`] is due at [`Cm::deadline`]. Time comes in as an argument.
+//! One [`Cm`] per device and process holds listeners and connections. It is driven like a queue pair. Datagrams that
+//! came to QP1 go in by [`Cm::handle`], and datagrams to send come out of [`Cm::poll_transmit`]. Events for the program
+//! come out of [`Cm::poll_event`]. [`Cm::on_timer`] is due at [`Cm::deadline`]. Time comes in as an argument.
 //!
 //! A connection, active side on the left:
 //!
@@ -16,10 +16,10 @@
 //! Disconnected Timewait   <-DREP--  Timewait     disconnect
 //! ```
 //!
-//! What a message asks for is done once; its duplicates get the same answer again. Every message that expects an answer is
-//! repeated on a timer and given up at last; every other wait that depends on a peer ends by itself. What a program
-//! destroys goes on without it until the peer was told, and then is gone; nothing that a peer sends can make the tables
-//! longer than [`CmConfig`] says.
+//! The CM executes a message once and gives its duplicates the same answer again. It repeats every message that expects
+//! an answer on a timer, and gives it up at last. Every other wait that depends on a peer ends by itself. When a
+//! program destroys a connection, the CM keeps it until the peer was told. Nothing that a peer sends can make the
+//! tables longer than [`CmConfig`] says.
 
 mod challenge;
 mod connection;

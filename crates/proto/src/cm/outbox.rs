@@ -55,7 +55,7 @@ pub struct Transmit {
     pub mad: Box<MadBytes>,
 }
 
-/// What waits, and what was counted.
+/// Datagrams that wait, and the counters.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
     queue: VecDeque<Transmit>,
@@ -133,13 +133,13 @@ impl Outbox {
         self.queue.len()
     }
 
-    /// Whether what was sent last waits here; else it is lost.
+    /// Tells whether the last datagram sent waits here. If not, it is lost.
     pub(super) fn took_last(&self) -> bool {
         self.took_last
     }
 }
 
-/// Of a message that wants an answer: which it is, and our ID.
+/// Reads the kind and our ID of a message that wants an answer.
 pub(super) fn asks(ours: &MadBytes) -> Option<(Attribute, CommId)> {
     use Attribute as A;
     let attribute = attribute(ours);

@@ -1,4 +1,4 @@
-//! What a program says when it connects, accepts or listens.
+//! Parameters that a program gives when it connects, accepts or listens.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -66,7 +66,7 @@ pub struct Path {
     pub packet_life_time: u8,
 }
 
-/// Who is asked, and how, by [`super::Cm::connect`] (`struct rdma_conn_param`, `rdma_connect(3)`).
+/// Parameters of [`super::Cm::connect`] (`struct rdma_conn_param`, `rdma_connect(3)`).
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectParams<'a> {
     /// The listener.
@@ -97,13 +97,13 @@ pub struct ConnectParams<'a> {
     pub ece: Ece,
     /// Code of the time in which we expect an answer to REQ and DREQ, and in which we promise to answer; the kernel takes 20.
     pub response_timeout: u8,
-    /// How often a message is repeated, 4 bits; the kernel takes 15.
+    /// Times that a message is repeated, 4 bits. The kernel takes 15.
     pub max_cm_retries: u8,
     /// For the listener: 56 bytes, or 92 without addresses.
     pub private_data: &'a [u8],
 }
 
-/// How a connection is accepted by [`super::Cm::accept`] (`rdma_accept(3)`).
+/// Parameters of [`super::Cm::accept`] (`rdma_accept(3)`).
 #[derive(Clone, Copy, Debug)]
 pub struct AcceptParams<'a> {
     /// Our queue pair.
@@ -126,7 +126,7 @@ pub struct AcceptParams<'a> {
     pub private_data: &'a [u8],
 }
 
-/// Who is asked for a queue pair by [`super::Cm::sidr_request`].
+/// Parameters of [`super::Cm::sidr_request`].
 #[derive(Clone, Copy, Debug)]
 pub struct SidrParams<'a> {
     /// The listener.
@@ -135,9 +135,9 @@ pub struct SidrParams<'a> {
     pub addresses: Option<IpHeader>,
     /// Where to.
     pub path: Path,
-    /// How long to wait for an answer; the kernel takes 4096 ms.
+    /// Time to wait for an answer. The kernel takes 4096 ms.
     pub timeout: Duration,
-    /// How often to ask again; the kernel takes 15.
+    /// Times to ask again. The kernel takes 15.
     pub max_retries: u8,
     /// For the listener: 180 bytes, or 216 without addresses.
     pub private_data: &'a [u8],
@@ -158,7 +158,7 @@ pub struct SidrAnswer<'a> {
     pub private_data: &'a [u8],
 }
 
-/// What a listener answers.
+/// The kind of requests that a listener answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Serves {
     /// REQ for this transport.
@@ -181,21 +181,21 @@ pub enum ListenAddress {
 }
 
 impl ListenAddress {
-    /// What answers for an address, the most particular first.
+    /// The listening addresses that match a destination, the most specific first.
     pub(super) fn candidates(destination: IpAddr) -> [Self; 3] {
         let family = if destination.is_ipv4() { Self::AnyV4 } else { Self::AnyV6 };
         [Self::Ip(destination), family, Self::Any]
     }
 }
 
-/// What is listened for by [`super::Cm::listen`].
+/// Parameters of [`super::Cm::listen`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Listen {
     /// The service.
     pub service_id: ServiceId,
     /// The addresses. Without an IP CM header the port's address counts.
     pub address: ListenAddress,
-    /// What is served.
+    /// The kind of requests that are served.
     pub serves: Serves,
     /// Private data begins with an IP CM header; not so with `AF_IB`.
     pub ip_header: bool,

@@ -10,7 +10,7 @@ use crate::qp::Arrival;
 use crate::time::Time;
 use crate::types::Gid;
 
-/// What a peer's CM would have said.
+/// A message that a peer's CM would have sent.
 enum Word {
     Rej(About, RejReason),
     Dreq,

@@ -1,4 +1,4 @@
-//! What the queue pair of a connection is to be set to (`rdma_init_qp_attr(3)`).
+//! Attributes for the queue pair of a connection (`rdma_init_qp_attr(3)`).
 
 use super::params::Transport;
 use crate::mr::Access;
@@ -8,7 +8,7 @@ use crate::wr::AddressVector;
 
 use super::machine::CmError;
 
-/// Which end of a connection.
+/// An end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Side {
     /// The one that sent the REQ.
@@ -30,12 +30,12 @@ pub struct LocalPort {
     pub scope_id: u32,
 }
 
-/// What the two sides of a connection agreed on, seen from ours.
+/// The parameters that the two sides of a connection agreed on, seen from our side.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QpParams {
     /// Transport.
     pub transport: Transport,
-    /// Which end we are.
+    /// Our end of the connection.
     pub side: Side,
     /// Our port.
     pub sgid: Gid,

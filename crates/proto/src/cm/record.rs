@@ -1,8 +1,8 @@
-//! What a DREQ of a connection takes, so that somebody else can send it when the process has ended without a word.
+//! Records: all that a DREQ of a connection needs. Another process can send it if this one is killed.
 //!
-//! Where [`CmConfig::records`](super::CmConfig) says so, the machine says of each connection of which the peer may believe
-//! that it stands, from its REP on, what its record is, and that it has none any more ([`Cm::poll_record`]). Another process's machine takes
-//! such a connection over, only to end it ([`Cm::disconnect_for`]).
+//! If [`CmConfig::records`](super::CmConfig) asks for it, the machine keeps a record of each connection that the peer
+//! may take for established, from its REP on. [`Cm::poll_record`] tells when a record is new and when there is none any
+//! more. The machine of another process takes over such a connection only to end it ([`Cm::disconnect_for`]).
 //!
 //! The target of an XRC connection has none: it outlives its process where others have opened it.
 
@@ -38,9 +38,9 @@ pub struct Record {
     pub flow_label: u32,
     /// Hop limit or TTL.
     pub hop_limit: u8,
-    /// How long to wait for an answer: whole microseconds.
+    /// Time to wait for an answer, in whole microseconds.
     pub timeout: Duration,
-    /// How often to ask again.
+    /// Times to ask again.
     pub max_retries: u8,
 }
 
@@ -104,7 +104,7 @@ impl Record {
 }
 
 impl Cm {
-    /// What others should know next: the record of a connection, or that it has none any more.
+    /// The next change of a record: a connection and its record, or `None` if it has none any more.
     pub fn poll_record(&mut self) -> Option<(CommId, Option<Record>)> {
         self.records.pop_front()
     }
@@ -178,7 +178,8 @@ impl Cm {
         Ok(())
     }
 
-    /// Whether the peer of a connection that has a record was sent a DREQ. True for one that is not there any more.
+    /// Tells whether a DREQ went to the peer of a connection that has a record. True also for a connection that does
+    /// not exist any more.
     #[must_use]
     pub fn has_told(&self, id: CommId) -> bool {
         let has_left = |c: &Connection| c.state == S::DreqSent && c.attempt.has_left();

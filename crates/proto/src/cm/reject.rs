@@ -102,7 +102,7 @@ impl Cm {
 
     pub(super) fn on_rej(&mut self, now: Time, arrival: &Arrival, rej: &Rej) {
         let (peer, remote) = (arrival.source, rej.local_comm_id);
-        // One that never learned our ID is known by its own.
+        // A peer that never learned our ID is found by its own ID.
         let id = if rej.remote_comm_id.is_none() {
             self.names.of_remote_id(peer, remote)
         } else {

@@ -25,7 +25,7 @@ const LONGEST_SERVICE: Duration = Duration::from_secs(300);
 
 /// Where in a wait an RTU is first repeated. Each repetition takes twice as long as the last one.
 const FIRST_RTU_AGAIN: u32 = 64;
-/// How often an RTU is repeated: as often as fits into the wait.
+/// Times that an RTU is repeated: as many as fit into the wait.
 const RTUS_AGAIN: u8 = 6;
 
 impl Cm {
@@ -52,8 +52,8 @@ impl Cm {
         Ok(())
     }
 
-    /// Says an RTU again that may be lost. Nothing answers it, and the peer asks for it only a few times before it has heard of
-    /// us, or not at all for as long as our MRA said.
+    /// Sends an RTU again that may be lost. No message answers an RTU. The peer asks for it only a few times before it
+    /// has heard of us, or not at all for as long as our MRA said.
     pub(super) fn repeat_rtu(&mut self, now: Time, id: CommId) {
         let Some(c) = self.connections.get_mut(&id) else { return };
         if let Some(rtu) = c.answer.as_deref() {
@@ -194,7 +194,8 @@ impl Cm {
         self.raise(CmEvent::ConnectResponse { id, response: Box::new(response) });
     }
 
-    /// The peer believes in a connection that we let go before it was ready. Nothing else would tell it.
+    /// Tells the peer about a connection that we dropped before it was ready. The peer believes in it, and no other
+    /// message would tell it.
     fn unknown_rtu(&mut self, arrival: &Arrival, tid: u64, rtu: &Rtu) {
         let rej = Rej {
             local_comm_id: rtu.remote_comm_id,
@@ -241,7 +242,7 @@ impl Cm {
         c.remote_id = Some(mra.local_comm_id);
         c.unproven = None;
         let service = timeout::decode(mra.service_timeout).min(LONGEST_SERVICE);
-        // Not longer in all, however many MRAs come.
+        // The total stays bounded, however many MRAs come.
         let served = (now + service).min(c.asked + LONGEST_SERVICE);
         self.early.answered(&mut c.attempt, now);
         self.timers.set(id, &mut c.deadline, Some(served + c.timeout));

@@ -302,7 +302,7 @@ impl Cm {
         self.drop(DropReason::State);
     }
 
-    /// Who answers a REQ, or why nobody does.
+    /// Finds the listener that answers a REQ, or the reason why there is none.
     fn find_listener(&mut self, arrival: &Arrival, req: &Req) -> Result<Found, RejReason> {
         let transport = Transport::of(req).ok_or(RejReason::InvalidTransport)?;
         if req.path_mtu.is_none() {
@@ -348,7 +348,7 @@ impl Cm {
     ) {
         let listener = self.listeners.get_mut(found.listener).expect("just found");
         if listener.is_full() {
-            // Not rejected: the peer asks again, when there may be room.
+            // The REQ is not rejected: the peer asks again, when there may be room.
             return self.drop(DropReason::Backlog);
         }
         if self.is_full() {

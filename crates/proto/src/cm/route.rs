@@ -1,4 +1,4 @@
-//! Which process of a host a MAD is for.
+//! Finds the process of a host that a MAD is for.
 
 use super::connection::ConnectionState as S;
 use super::id::{CommId, ServiceId};
@@ -39,7 +39,7 @@ pub fn route(mad: &Mad) -> Route {
 }
 
 impl Cm {
-    /// Whether a request is one that this process was asked before: it then belongs here, even if nobody listens any more.
+    /// Tells whether this process was asked this request before. If so it belongs here, even if the listener is gone.
     #[must_use]
     pub fn knows_request(&self, peer: Gid, mad: &Mad) -> bool {
         match &mad.message {
@@ -49,7 +49,7 @@ impl Cm {
         }
     }
 
-    /// Whether a request is answered here with more than that nobody listens.
+    /// Tells whether a request gets an answer here other than that there is no listener.
     #[must_use]
     pub fn awaits_request(&self, peer: Gid, mad: &Mad) -> bool {
         let service_id = match &mad.message {
@@ -60,7 +60,7 @@ impl Cm {
         self.listeners.any_of(service_id).is_some() || self.knows_request(peer, mad)
     }
 
-    /// Whether peers may repeat requests that this process was asked, because they have no answer yet.
+    /// Tells whether peers may repeat requests to this process because they have no answer yet.
     #[must_use]
     pub fn may_be_asked_again(&self) -> bool {
         let is_open =

@@ -59,7 +59,7 @@ pub(super) struct Sidr {
 #[derive(Debug, Default)]
 pub(super) struct Sidrs {
     by_id: BTreeMap<CommId, Box<Sidr>>,
-    /// What peers ask for, by their name of it.
+    /// Requests of peers, by the name that the peer gave them.
     by_request: BTreeMap<([u8; 16], CommId), CommId>,
 }
 
@@ -80,7 +80,7 @@ impl Sidrs {
         self.by_id.get(&id).is_some_and(|s| !s.orphan)
     }
 
-    /// One that the program may act on.
+    /// Finds a request that the program may act on.
     pub(super) fn live(&mut self, id: CommId) -> Option<&mut Sidr> {
         self.by_id.get_mut(&id).filter(|s| !s.orphan).map(|s| &mut **s)
     }
@@ -223,7 +223,7 @@ impl Cm {
             }
         };
         let found = self.listeners.get_mut(listener).expect("just found");
-        // Not refused: the peer asks again, when there may be room.
+        // The request is not refused: the peer asks again, when there may be room.
         if found.is_full() {
             return self.drop(DropReason::Backlog);
         }

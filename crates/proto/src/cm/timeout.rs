@@ -10,13 +10,13 @@ const LONGEST: Duration = Duration::from_secs(70);
 /// Shortest wait for an answer where the peer has chosen it: a stranger does not set our pace.
 const SHORTEST_OF_PEER: Duration = Duration::from_millis(250);
 
-/// What a code stands for.
+/// The time that a code stands for.
 pub(super) const fn decode(code: u8) -> Duration {
     Duration::from_nanos(4096 << (code & 0x1f))
 }
 
-/// How long to wait for an answer that the peer needs `code` for and that crosses the path twice (`round_trip`, an
-/// ACK timeout code).
+/// Time to wait for an answer. The peer needs the time of `code` for it, and it crosses the path twice (`round_trip`,
+/// an ACK timeout code).
 pub(super) fn answer(code: u8, round_trip: u8) -> Duration {
     (decode(code) + decode(round_trip)).clamp(SHORTEST, LONGEST)
 }
@@ -26,7 +26,7 @@ pub(super) fn answer_of_peer(code: u8, round_trip: u8) -> Duration {
     answer(code, round_trip).max(SHORTEST_OF_PEER)
 }
 
-/// How long packets of a connection may still be about (IBA 12.9.8.4): what its ACK timeout allows for.
+/// The time for which packets of a connection may still be on the way (IBA 12.9.8.4), as its ACK timeout allows.
 pub(super) fn timewait(ack_timeout: u8) -> Duration {
     decode(ack_timeout).min(LONGEST)
 }

@@ -26,12 +26,12 @@ impl Timers {
         self.0.first().map(|(at, _)| *at)
     }
 
-    /// One that has ended by now. It still counts as set.
+    /// Gives a timer that has ended by now. It still counts as set.
     pub(super) fn due(&self, now: Time) -> Option<CommId> {
         self.0.first().filter(|(at, _)| *at <= now).map(|(_, id)| *id)
     }
 
-    /// How many run.
+    /// The number of timers that run.
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }

@@ -135,12 +135,13 @@ fn an_invalidated_key_is_good_again_after_a_re_registration() {
     assert!(open());
 }
 
-/// What a guesser does not know: 14 bits of each key, of which one is not told by the other nor by those before it.
+/// A guesser has to find 14 random bits in each key. Neither the other key nor earlier keys tell any of them.
 #[test]
 fn tags_are_random_in_every_bit() {
     const ROUNDS: u32 = 4000;
     let (one, other) = (MrTable::new(10, 1), MrTable::new(10, 2));
-    // How often each bit is set: in an rkey, against the lkey, the rkey before, and another process's.
+    // Counts how often each bit is set in an rkey, and how often it differs from the lkey, the rkey before, and another
+    // process's.
     let mut set = [[0u32; TAG_BITS as usize]; 4];
     let mut last = 0;
     for _ in 0..ROUNDS {
@@ -231,7 +232,7 @@ fn deregistration_waits_for_the_last_remote_access_until_it_is_released() {
     assert_eq!(again, Err(KeyError::Key));
 }
 
-/// Whether `end` returns only when the access to the key, which is in progress, has ended.
+/// Tells whether `end` returns only after the access to the key in progress has ended.
 fn waits_for_access(table: &MrTable, rkey: u32, end: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
         let reach = (7, Qpn::new(1));

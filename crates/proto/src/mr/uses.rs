@@ -1,4 +1,4 @@
-//! Who uses a slot of the key table, without a lock. Public for the model checker only (`tests/mr_loom.rs`).
+//! Counts the users of a slot of the key table, without a lock. Public for the model checker only (`tests/mr_loom.rs`).
 //!
 //! One word holds a valid bit and the number of accesses in progress. An access adds itself, then looks at the bit, in one
 //! step; who takes the slot out of use clears the bit, then waits for the number to fall to zero. The slot's other fields
@@ -106,7 +106,7 @@ impl<W: Word> Uses<W> {
         self.0.fetch_or(VALID, Ordering::Release);
     }
 
-    /// Nobody begins to use the slot from now on; some may still do.
+    /// Lets no new user in from now on. Present users may go on.
     pub fn close(&self) {
         self.0.fetch_and(!VALID, Ordering::AcqRel);
     }

@@ -21,7 +21,7 @@ pub enum WindowType {
     Type2 = 2,
 }
 
-/// What a window is to be bound to.
+/// The target of a bind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bind {
     /// The window, by any of its keys.
@@ -53,7 +53,7 @@ pub enum BindError {
     /// No such region.
     #[error("no such memory region")]
     Region,
-    /// Not within the region.
+    /// The range is not within the region.
     #[error("the window is not within the region")]
     Range,
     /// The region does not let windows be bound to it, or not with these rights.
@@ -65,8 +65,8 @@ pub enum BindError {
 const FIXED: u32 = !0xff;
 
 impl Access {
-    /// What a bind may ask for. Local write and bind are accepted, as programs give windows the rights of their region, and
-    /// mean nothing.
+    /// The rights that a bind may ask for. Local write and bind are accepted, as programs give windows the rights of
+    /// their region, and mean nothing.
     pub const OF_WINDOW: Self = Self::REMOTE_WRITE
         .union(Self::REMOTE_READ)
         .union(Self::REMOTE_ATOMIC)
@@ -234,7 +234,7 @@ impl MrTable {
         (valid && same && slot.access().contains(Access::WINDOW)).then_some(slot)
     }
 
-    /// Takes a window off its region. Nobody accesses it.
+    /// Takes a window off its region. The window is not in use.
     fn unbind(&self, slot: &Slot, bindings: &mut MutexGuard<'_, u32>) {
         let lkey = slot.bound.load(Ordering::Relaxed);
         if lkey == 0 {

@@ -1,5 +1,5 @@
-//! What a responder answers each by itself: READs, atomics, ATOMIC WRITEs and FLUSHes, kept for replay, and sent in the order of their PSNs
-//! (IBA 9.7.5.1.3, 9.7.5.2.7).
+//! Answers that a responder gives to single requests: READs, atomics, ATOMIC WRITEs and FLUSHes. They are kept for
+//! replay, and sent in the order of their PSNs (IBA 9.7.5.1.3, 9.7.5.2.7).
 
 use std::collections::VecDeque;
 
@@ -23,7 +23,7 @@ const BURST: u64 = 128 << 10;
 /// The pause between two bursts.
 const PACE: std::time::Duration = std::time::Duration::from_micros(50);
 
-/// How old an ACK may be whose loss the peer has not shown: after this time it has asked again, as a rule.
+/// The greatest age of an ACK whose loss the peer has not shown. After this time the peer has usually asked again.
 const RECENT: std::time::Duration = std::time::Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub(super) enum AnswerKind {
 /// The answer to one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Answer {
-    /// Of the request, and of the first packet of the answer.
+    /// PSN of the request, and of the first packet of the answer.
     pub(super) psn: Psn,
     pub(super) packets: u32,
     pub(super) msn: u32,
@@ -98,12 +98,12 @@ impl Answers {
         self.depth = depth.into();
     }
 
-    /// Whether one more request may come: the peer agreed to `depth` at a time (IBA 9.7.4.1.3).
+    /// Tells whether one more request may come: the peer agreed to `depth` at a time (IBA 9.7.4.1.3).
     pub(super) fn have_room(&self) -> bool {
         self.pending.len() < self.depth
     }
 
-    /// What was answered, oldest first.
+    /// The answers that were given, oldest first.
     pub(super) fn remembered(&self) -> impl Iterator<Item = &Answer> {
         self.remembered.iter()
     }
@@ -257,7 +257,8 @@ impl Qp {
         Ok((payload.len() as u64, packets))
     }
 
-    /// Sends the ACK that is owed, or a NAK that says as much, unless answers before it are still to go out. Whether it is settled.
+    /// Sends the ACK that is owed, or a NAK that acknowledges as much, unless answers before it still have to leave.
+    /// Tells whether the ACK is settled.
     pub(super) fn send_owed_ack<E: Env>(&mut self, env: &mut E) -> bool {
         if !self.owes_ack() {
             return false;
@@ -292,7 +293,7 @@ impl Qp {
         }
     }
 
-    /// Sends a NAK of `psn`. What was executed before it is acknowledged by it.
+    /// Sends a NAK of `psn`. It also acknowledges the requests executed before.
     pub(super) fn send_nak<E: Env>(&mut self, psn: Psn, syndrome: Syndrome, env: &mut E) {
         self.acknowledged();
         self.responder.last_ack = None;
@@ -310,7 +311,8 @@ impl Qp {
         }
     }
 
-    /// Whether it went out. If not it is held; one that is lost is made good by the requester's timeout.
+    /// Tells whether it was sent. If not, it is held. If it is lost on the way, the requester's timeout makes up for
+    /// it.
     fn send_aeth<E: Env>(&mut self, psn: Psn, syndrome: Syndrome, env: &mut E) -> bool {
         let opcode = Opcode::new(self.init.qp_type.service(), Operation::Ack);
         let mut headers = Headers::new(Bth { opcode, ..self.bth(psn) });

@@ -25,7 +25,7 @@ pub enum QpType {
 }
 
 impl QpType {
-    /// What the opcodes of its packets say.
+    /// The service in the opcodes of its packets.
     #[must_use]
     pub const fn service(self) -> Service {
         match self {
@@ -155,7 +155,7 @@ pub struct QpCap {
     pub max_inline_data: u32,
 }
 
-/// What a queue pair is made with.
+/// The parameters of a new queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct QpInit {
     /// Transport type.
@@ -179,7 +179,7 @@ pub struct QpAttr {
     pub cur_state: QpState,
     /// Raise `SQ_DRAINED` when drained.
     pub en_sqd_async_notify: bool,
-    /// What peers may do: the REMOTE bits of [`Access`].
+    /// The rights of peers: the REMOTE bits of [`Access`].
     pub access: Access,
     /// Index in the P_Key table.
     pub pkey_index: u16,
@@ -239,7 +239,7 @@ impl Default for QpAttr {
     }
 }
 
-/// What the device allows in a modify. The caller checked `av` against its GID table before.
+/// The device's limits for a modify. The caller checked `av` against its GID table before.
 #[derive(Clone, Copy, Debug)]
 pub struct ModifyLimits {
     /// Ports of the device.

@@ -49,7 +49,7 @@ impl Qp {
         self.after_completion(env);
     }
 
-    /// Whether a response with this PSN can be one to what was sent; counts one that cannot.
+    /// Tells whether a response with this PSN can answer one of the requests sent. Counts a response that cannot.
     fn awaits_response<E: Env>(&mut self, psn: Psn, env: &E) -> bool {
         if !matches!(self.init.qp_type, QpType::Rc | QpType::XrcSend)
             || !matches!(self.attr.state, QpState::Rts | QpState::Sqd)

@@ -19,7 +19,7 @@ use super::{Arrival, Qp};
 /// moment marks many packets.
 const INTERVAL: Duration = Duration::from_micros(50);
 
-/// What a notification carries besides its base header: nothing.
+/// A notification carries nothing besides its base header.
 const RESERVED: [u8; 16] = [0; 16];
 
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ pub(super) struct Congestion {
     taken: Option<Time>,
 }
 
-/// Whether so much time has passed since `last`; then `last` is now.
+/// Tells whether that much time has passed since `last`. If so, `last` is set to now.
 fn is_due(last: &mut Option<Time>, now: Time) -> bool {
     let due = last.is_none_or(|last| now.since(last) >= INTERVAL);
     if due {

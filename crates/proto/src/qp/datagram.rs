@@ -42,7 +42,7 @@ impl Qp {
         sent
     }
 
-    /// Whether the oldest may leave now, as far as the program's limit and its address handle's static rate go.
+    /// Tells whether the program's limit and the static rate of its address handle let the oldest leave now.
     fn paces_next<E: Env>(&mut self, env: &E) -> bool {
         let static_rate = self.sq.dest(self.sq.next).av.static_rate;
         let mut admits = self.pacing.as_mut().is_none_or(|pacing| pacing.admits(env.now()));
@@ -65,7 +65,7 @@ impl Qp {
         if let Some(pacing) = &mut self.pacing {
             pacing.note_sent(bytes, env.now());
         }
-        // What goes to others takes nothing of this path's rate.
+        // Datagrams to other destinations take nothing of this path's rate.
         if let Some(pacing) = &mut self.path_pacing
             && Pacing::of_path(static_rate, 0).is_some()
         {
@@ -115,7 +115,7 @@ impl Qp {
         }
     }
 
-    /// Takes a datagram. What does not fit is dropped: a stranger cannot stop the queue pair.
+    /// Takes a datagram. One that does not fit is dropped: a stranger cannot stop the queue pair.
     pub(super) fn receive_datagram<E: Env>(
         &mut self,
         arrival: &Arrival,

@@ -45,9 +45,9 @@ pub(super) fn build(arrival: &Arrival, wire_len: usize) -> [u8; GRH_LEN] {
     grh
 }
 
-/// What a completion says of the headers of a datagram where InfiniBand has a service level: that they had UDP (bit 3), and
-/// which IP (bits 0 to 2: 1 for IPv6, 2 for IPv4). The receiver finds the addresses in the GRH area by it (annex A17.4.5.1
-/// asks for such a flag, and this is where programs look for it).
+/// The field of a completion that holds the service level on InfiniBand. Here it tells the headers of the datagram:
+/// that it had UDP (bit 3), and the IP version (bits 0 to 2: 1 for IPv6, 2 for IPv4). The receiver finds the addresses
+/// in the GRH area by it. Annex A17.4.5.1 asks for such a flag, and programs look for it in this field.
 pub(super) fn packet_type(arrival: &Arrival) -> u8 {
     match (arrival.source.to_ip(), arrival.destination.to_ip()) {
         (IpAddr::V4(_), IpAddr::V4(_)) => 0b1010,

@@ -1,7 +1,7 @@
 //! Queue pair: the machines of requester and responder behind one lock.
 //!
-//! The device calls in, the machines answer through [`Env`]. Nothing here blocks, and nothing is allocated once
-//! a queue pair is ready to send, but for copies of packets that came before their turn.
+//! The device calls in, and the machines answer through [`Env`]. Nothing here blocks. Once a queue pair is ready to
+//! send, it allocates only copies of packets that came out of order.
 
 mod answers;
 pub mod attr;
@@ -46,7 +46,7 @@ use responder::tag_matching::{SEND_CAP, TagMatching};
 use responder::{Responder, Turn};
 use send_queue::{PACKET_COST, SendQueue};
 
-/// What a poller gives back to a send queue: the slots that polled completions cover (S5.1).
+/// The slots of a send queue that a poller gives back: those that polled completions cover (S5.1).
 #[derive(Debug, Default)]
 pub struct SqCredit(AtomicU32);
 
@@ -66,7 +66,7 @@ impl SqCredit {
     }
 }
 
-/// How a packet came: its IP header, as far as the machines care.
+/// The IP header of a packet, as far as the machines need it.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Arrival {
     /// Sender.
@@ -82,7 +82,7 @@ pub struct Arrival {
 }
 
 impl Arrival {
-    /// Whether the network has marked the packet: it met congestion (RFC 3168).
+    /// Tells whether the network has marked the packet: it met congestion (RFC 3168).
     #[must_use]
     pub fn is_marked(&self) -> bool {
         self.traffic_class & 3 == 3
@@ -96,8 +96,8 @@ pub struct Incoming<'a> {
     pub headers: Headers,
     /// Its payload, without the pad.
     pub payload: Data<'a>,
-    /// How many packets of the path MTU it stands for: one, but on a link that carries longer pieces. PSN and opcode are
-    /// those of the first; FIRST and LAST in one make an ONLY.
+    /// The number of packets of the path MTU that it stands for. It is one, except on a link that carries longer
+    /// pieces. PSN and opcode are those of the first packet; FIRST and LAST in one make an ONLY.
     pub packets: u32,
     /// An ACK of everything up to this PSN, which came with it ([`Env::ride`]) and is taken before it.
     pub acks: Option<Psn>,
@@ -248,20 +248,20 @@ impl Qp {
         self.qpn
     }
 
-    /// What it was made with; `cap` holds the actual sizes.
+    /// Its parameters; `cap` holds the actual sizes.
     #[must_use]
     pub fn init(&self) -> &QpInit {
         &self.init
     }
 
-    /// Limits the rate of its sends from now on (`ibv_modify_qp_rate_limit`); the caller checked it against what the device
-    /// can do. Those that waited for the old limit leave with the next [`transmit`](Self::transmit).
+    /// Limits the rate of its sends from now on (`ibv_modify_qp_rate_limit`). The caller checked it against the limits
+    /// of the device. Sends that waited for the old limit leave with the next [`transmit`](Self::transmit).
     pub fn limit_rate(&mut self, limit: &RateLimit) {
         self.attr.rate_limit = limit.kbps;
         self.pacing = Pacing::new(limit, self.mtu());
     }
 
-    /// Whether something limits the rate of its sends.
+    /// Tells whether a rate limit applies to its sends.
     #[inline]
     fn is_paced(&self) -> bool {
         self.pacing.is_some() || self.path_pacing.is_some()
@@ -271,7 +271,7 @@ impl Qp {
         self.pacing.iter_mut().chain(&mut self.path_pacing)
     }
 
-    /// Whether a packet may leave now, as far as the limits of the rate go.
+    /// Tells whether the rate limits let a packet leave now.
     fn paces_one_more<E: Env>(&mut self, env: &E) -> bool {
         !self.is_paced() || self.pacers().all(|pacing| pacing.admits(env.now()))
     }
@@ -306,7 +306,7 @@ impl Qp {
         self.attr.state
     }
 
-    /// Whether it is in SQD and sends still wait for their answers.
+    /// Tells whether it is in SQD and sends still wait for their answers.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.attr.state == QpState::Sqd && !self.requester.drained
@@ -330,7 +330,7 @@ impl Qp {
         let from = self.attr.state;
         let to = transition::check(self.init.qp_type, from, attr, mask, limits, &self.attr)?;
         if matches!(to, QpState::Reset | QpState::Err) {
-            // What was executed stays executed: the peer shall know.
+            // Executed requests stay executed: the peer is told of them.
             self.forget_early();
             self.send_owed_ack(env);
         }
@@ -423,8 +423,9 @@ impl Qp {
         }
     }
 
-    /// Whether a request of the peer would be executed now without anybody being told, so that the peer may do it by itself
-    /// ([`Env::direct`]); and what it would be allowed. In RTR the first message raises `COMM_EST`, which has to arrive.
+    /// Tells whether the peer may execute requests by itself ([`Env::direct`]), and with which rights. It may if the
+    /// responder would execute a request now without an event. In RTR the first message raises `COMM_EST`, so it has to
+    /// arrive.
     #[must_use]
     pub fn open_to_direct(&self) -> Option<Access> {
         let open = match self.attr.state {
@@ -432,8 +433,8 @@ impl Qp {
             QpState::Rts | QpState::Sqd | QpState::Sqe => true,
             QpState::Reset | QpState::Init | QpState::Err => false,
         };
-        // An XRC target's requests are checked against the SRQ that each one names.
-        // What the peer does by itself nobody counts here.
+        // An XRC target's requests are checked against the SRQ that each one names. Operations that the peer does by
+        // itself are not counted here.
         let remote = CompCntrOps::REMOTE_RDMA_READ | CompCntrOps::REMOTE_RDMA_WRITE;
         if !open
             || !matches!(self.init.qp_type, QpType::Rc | QpType::Uc)
@@ -452,7 +453,8 @@ impl Qp {
     /// Sends what may be sent now: requests, READ responses that were held back, and an ACK that is owed if
     /// anything else went out. Call it after posting, and when a path that was blocked has room again.
     pub fn transmit<E: Env>(&mut self, env: &mut E) {
-        // What may hold the sends now need not be the rate: then its moment, once past, would stay the deadline.
+        // The sends may now wait for another reason than the rate. Then the moment of the rate would stay the deadline
+        // after it has passed.
         self.pacers().for_each(|pacing| pacing.wait_until = None);
         let sent = match self.init.qp_type {
             QpType::Ud => self.send_datagrams(env),
@@ -508,7 +510,7 @@ impl Qp {
         } else {
             self.receive_request(packet, env);
         }
-        // What many responses make room for leaves together.
+        // The requests for which many responses make room leave together.
         if !(is_response && env.more_follow()) {
             self.transmit_rest(env);
         }
@@ -528,28 +530,28 @@ impl Qp {
         self.keeps_any() && (self.send_answers(env) | self.send_held(env))
     }
 
-    /// Whether answers, or an ACK or NAK that found no room, are still to be sent.
+    /// Tells whether answers, or an ACK or NAK that found no room, still have to be sent.
     #[inline]
     fn keeps_any(&self) -> bool {
         self.responder.answers.are_pending() || self.responder.held.is_some()
     }
 
-    /// Whether anything waits that [`transmit`](Self::transmit) might send.
+    /// Tells whether [`transmit`](Self::transmit) might send a packet now.
     #[inline]
     fn has_to_send(&self) -> bool {
         self.sq.next != self.sq.head || self.keeps_any() || self.is_paced()
     }
 
-    /// Whether an ACK is held back: the device calls [`acknowledge`](Self::acknowledge) soon, best when nothing else is left to
-    /// receive, so that one ACK answers many packets or rides with the program's reply. One that has to wait for answers
-    /// before it is none: it leaves behind them, with no call of its own.
+    /// Tells whether a delayed ACK is due. The device calls [`acknowledge`](Self::acknowledge) soon, best after the
+    /// last packet received, so that one ACK answers many packets or goes along with the program's reply. An ACK that
+    /// has to wait for answers before it does not count: it leaves behind them, with no call of its own.
     #[must_use]
     pub fn owes_ack(&self) -> bool {
         self.responder.ack_owed && !self.responder.answers.are_pending()
     }
 
-    /// Whether the peers take turns, and the last word was the other's: then the program's reply is likely to come soon,
-    /// and to take the ACK along.
+    /// Tells whether the peers take turns and the last message was the other's. Then the program's reply is likely to
+    /// come soon and to carry the ACK.
     #[must_use]
     pub fn takes_turns(&self) -> bool {
         self.responder.ack_owed && self.responder.turn == Turn::Ours
@@ -606,7 +608,7 @@ impl Qp {
         }
     }
 
-    /// Whether requests wait for an answer: such queue pairs share their path's window.
+    /// Tells whether requests wait for an answer. Such queue pairs share their path's window.
     #[must_use]
     pub fn is_in_flight(&self) -> bool {
         self.awaits_answer()
@@ -624,8 +626,8 @@ impl Qp {
         self.attr.path_mtu.bytes()
     }
 
-    /// How many packets of the path MTU a message or piece of `len` bytes fills; an empty one is a packet, too. The MTU is a
-    /// power of two, which the compiler does not know.
+    /// The number of packets of the path MTU that a message or piece of `len` bytes fills. An empty one is a packet,
+    /// too. The MTU is a power of two, which the compiler does not know.
     fn packets(&self, len: u32) -> u32 {
         let mtu = self.mtu();
         debug_assert!(mtu.is_power_of_two());

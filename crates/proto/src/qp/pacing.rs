@@ -1,6 +1,6 @@
-//! Packet pacing: how fast a queue pair sends at most, by the program's limit (`ibv_modify_qp_rate_limit(3)`) and by the static
-//! rate of the path or address handle (IBA 9.11). What it answers to the peer's requests is not held back: that is paced by
-//! who asks.
+//! Packet pacing: the highest rate at which a queue pair sends. The program's limit (`ibv_modify_qp_rate_limit(3)`) and
+//! the static rate of the path or address handle (IBA 9.11) set it. Answers to the peer's requests are not held back:
+//! the requester paces them.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ pub fn static_rate_mbps(code: u8) -> Option<u32> {
     })
 }
 
-/// What leaves at one go where the program does not say.
+/// The burst that may leave at once if the program does not give one.
 const BURST: Duration = Duration::from_millis(2);
 
 /// The state of a limit: a bucket of `burst` that fills at the rate.
@@ -82,7 +82,7 @@ impl Pacing {
         })
     }
 
-    /// Of a path with this static rate. None if that is no slower than the port.
+    /// The pacing for a path with this static rate. `None` if that is no slower than the port.
     pub(super) fn of_path(static_rate: u8, packet: u32) -> Option<Self> {
         let mbps = static_rate_mbps(static_rate).filter(|mbps| *mbps < PORT_MBPS)?;
         Self::new(&RateLimit { kbps: mbps * 1000, ..RateLimit::default() }, packet)
@@ -93,7 +93,7 @@ impl Pacing {
         (self.kbps, self.burst) = (path.kbps, path.burst);
     }
 
-    /// Whether a packet may leave now; if not, [`wait_until`](Self::wait_until) says when.
+    /// Tells whether a packet may leave now. If not, [`wait_until`](Self::wait_until) says when.
     pub(super) fn admits(&mut self, now: Time) -> bool {
         // A packet goes out whole: what it needs more than is there, the next ones wait for.
         let admits = self.drained_at < now + self.burst;
@@ -107,7 +107,7 @@ impl Pacing {
     }
 }
 
-/// How long so many bytes take.
+/// The time that so many bytes take.
 fn duration(bytes: u32, kbps: u32) -> Duration {
     Duration::from_nanos(u64::from(bytes) * 8_000_000 / u64::from(kbps.max(1)))
 }

@@ -92,9 +92,9 @@ impl Qp {
         Ok(())
     }
 
-    /// Whether what was posted may wait for more of its kind, to leave with it in one batch of `batch` bytes
-    /// ([`Env::batch`]): it is small, and an answer that is on its way will ask for it. Who lets it wait calls
-    /// [`transmit`](Self::transmit) soon all the same.
+    /// Tells whether posted sends may wait for more, to leave with them in one batch of `batch` bytes ([`Env::batch`]).
+    /// They may if they are small, and an answer on its way will cause the next sending. A caller that lets them wait
+    /// calls [`transmit`](Self::transmit) soon all the same.
     #[must_use]
     pub fn may_gather(&self, batch: u32) -> bool {
         let waiting = self.sq.head.wrapping_sub(self.sq.next);
@@ -109,7 +109,7 @@ impl Qp {
             && waiting.saturating_add(1).saturating_mul(each) <= batch
     }
 
-    /// How many more sends the queue takes before one of its completions is polled.
+    /// The number of sends that the queue takes before one of its completions is polled.
     #[must_use]
     pub fn send_room(&self) -> u32 {
         self.sq.room(self.credit.released())
@@ -149,8 +149,8 @@ impl Qp {
         }
     }
 
-    /// How many messages the queue pair's own receive queue has receives for; `None` if it has no such queue, or the
-    /// queue pair takes no packets now.
+    /// The number of messages that the queue pair's own receive queue has receives for. `None` if it has no such queue,
+    /// or takes no packets now.
     #[must_use]
     pub fn recvs_posted(&self) -> Option<usize> {
         self.rq.as_ref().filter(|_| self.attr.state.receives()).map(RecvQueue::len)

@@ -42,8 +42,9 @@ use single::Single;
 /// A READ is asked for in pieces of this many bytes (a multiple of every MTU), so that our window also bounds
 /// what the responder sends: READ responses have no acknowledgement that could pace them.
 ///
-/// Where a link wants packets of one length, and the peer lets enough READs be outstanding, each packet is asked for by
-/// itself: the first and the last response to one request are longer than those between them.
+/// Length of a READ piece. Where a link wants packets of one length, and the peer lets enough READs be outstanding,
+/// each packet is asked for by itself. The first and the last response to one request are longer than those between
+/// them.
 const READ_PIECE: u32 = 64 << 10;
 
 /// An ACK is asked for at least this often inside a message, so that it can clock the window.
@@ -61,11 +62,10 @@ pub(super) const WRITE_OVERHEAD: u32 = 32;
 /// Packets that may be in flight however many are lost.
 const MIN_WINDOW_PACKETS: u64 = 16;
 
-/// How long a peer may be silent where packets were lost lately: likely it is the answer that was lost, or the packet that was
-/// sent again.
+/// Probe timeout where packets were lost lately. The answer was probably lost, or the packet that was sent again.
 const LOSSY_PROBE: Duration = Duration::from_micros(400);
 
-/// What the requester remembers.
+/// The requester's state.
 #[derive(Debug, Default)]
 pub(super) struct Requester {
     /// Packets of the WQE `next` that went out.
@@ -87,7 +87,7 @@ pub(super) struct Requester {
     pub(super) local: u32,
     retries_left: u8,
     rnr_left: u8,
-    /// Not before this time: the receiver was not ready.
+    /// The next request waits until this time: the receiver was not ready.
     pub(super) rnr_until: Option<Time>,
     /// When the oldest request counts as lost, and after what silence that is.
     ack_deadline: Option<(Time, Duration)>,
@@ -97,7 +97,7 @@ pub(super) struct Requester {
     halted: Option<(u32, WcStatus)>,
     /// Was told that this PSN or its answer is missing, and has sent it again; not once more until it is there.
     asked_for: Option<Psn>,
-    /// Whether a single packet is sent again where one is missing.
+    /// Decides whether a single packet is sent again where one is missing.
     repair: Repair,
     /// The window ended the last sending: what is in flight includes a packet that asks for an ACK.
     window_closed: bool,
@@ -108,9 +108,9 @@ pub(super) struct Requester {
     congestion: Option<u64>,
     /// The peer is silent: at this time what it has not answered is sent again, and the next time twice as late.
     probe: Option<(Time, Duration)>,
-    /// How long it must have been silent for that.
+    /// The shortest silence of the peer before that.
     retransmit_delay: RetransmitDelay,
-    /// What `congestion` was before the first repeat that may turn out to be needless.
+    /// The value of `congestion` before the first repeat that may turn out to be spurious.
     congestion_before: Option<Option<u64>>,
     /// When the queue pair comes to rest for the sake of WRITEs and READs without messages.
     rest: Rest,
@@ -123,10 +123,10 @@ impl Requester {
         self.rnr_left = rnr_retry.unwrap_or(self.rnr_left);
     }
 
-    /// What was answered before was answered again.
+    /// The peer repeated an answer.
     pub(super) fn answered_twice(&mut self, now: impl FnOnce() -> Time) {
         if self.retransmit_delay.answered_twice(now) {
-            // Nothing was lost: the window becomes what it was (RFC 4015).
+            // The retransmission was spurious: the window becomes what it was (RFC 4015).
             self.congestion = self.congestion_before.take().unwrap_or(self.congestion);
         }
     }
@@ -237,8 +237,9 @@ impl Qp {
         sent
     }
 
-    /// How much may be in flight after this sending. `None`: a trickle of single packets behind each ACK would cost a
-    /// system call each, so the requester waits for a good piece: whole batches of the link, where it has such.
+    /// The cost that may be in flight after this sending. A trickle of single packets behind each ACK would cost a
+    /// system call each. So the requester waits for a good piece, whole batches of the link where it has them. `None`
+    /// means that it waits.
     fn open_window<E: Env>(&mut self, env: &E) -> Option<u64> {
         let mut window = u64::from(env.window());
         self.requester.congestion = self.requester.congestion.filter(|limit| *limit < window);
@@ -419,7 +420,7 @@ impl Qp {
             requester.k = 0;
             self.sq.next = position.wrapping_add(1);
             if self.init.qp_type == QpType::Uc {
-                // Nobody answers: sent is done.
+                // UC gets no answers: a packet is done when it is sent.
                 self.requester.una = end;
                 self.requester.una_cost = self.cursor_cost();
                 self.complete_oldest(WcStatus::Success, env);
@@ -479,7 +480,8 @@ impl Qp {
         headers
     }
 
-    /// Whether packets at `psn` that do not end a message ask for an ACK: every so often, and where the window ends.
+    /// Tells whether packets at `psn` that do not end a message ask for an ACK. They do at intervals, and where the
+    /// window ends.
     fn asks_for_ack(&self, psn: Psn, packets: u32, window: u64) -> bool {
         let cost = u64::from(self.mtu()) + PACKET_COST;
         let after = u64::from(psn.plus(packets).since(self.requester.una) as u32) * cost;
@@ -641,10 +643,11 @@ impl Qp {
 
 /// Ranges that the peer has taken a WRITE of, whole: under one key they are one piece of one region.
 ///
-/// The first packet of a WRITE announces all of it, so that a peer refuses it before it has written a byte; it is also
-/// longer than the others, and where a link wants packets of one length it costs a batch. A WRITE to where the peer has
-/// let one in before goes out as a message for each packet, all of one length: the peer can tell only if the key became
-/// invalid in between, and then half of a message that was under way would have been written, too.
+/// A place where the peer has accepted a WRITE before. The first packet of a WRITE announces all of it, so that a peer
+/// refuses it before it has written a byte. That packet is longer than the others, which costs a batch where a link
+/// wants packets of one length. So a WRITE to such a place goes out as a message for each packet, all of one length.
+/// The peer notices only if the key became invalid in between, and then half of a message under way would have been
+/// written, too.
 #[derive(Debug, Default)]
 struct Accepted {
     /// Key, first byte, byte after the last.
@@ -674,7 +677,7 @@ impl Accepted {
     }
 }
 
-/// Whether something of this cost may follow what is in flight. Whatever its cost, it may where nothing is.
+/// Tells whether a packet of this cost may follow those in flight. If none is in flight, any packet may.
 #[inline]
 fn has_room(in_flight: u64, cost: u64, window: u64) -> bool {
     in_flight == 0 || in_flight + cost <= window

@@ -31,8 +31,8 @@ use early::Early;
 /// An ACK is not held back any longer once it covers this many bytes: a sender whose window is small would wait.
 const ACK_BYTES: u32 = 96 << 10;
 
-/// So many requests with a wrong key or address end a UC queue pair, which the IBA lets drop them (IBA 9.9.3, class E): no
-/// sequence number protects it, and a key would be guessed in a second. A guess on RC ends the queue pair at once.
+/// Requests with a wrong key or address that end a UC queue pair. The IBA lets it drop them (IBA 9.9.3, class E), but
+/// no sequence number protects it, and a key would be guessed in a second. On RC a single guess ends the queue pair.
 const WRONG_KEYS: u8 = 8;
 
 /// For so many gaps a requester that was seen to go back is not told of the next one.
@@ -50,7 +50,7 @@ enum Inbound {
     Write { va: u64, rkey: u32, left: u32, received: u32 },
 }
 
-/// Whose turn it is, where the programs of both ends answer each other's messages.
+/// The side that has the turn, where the programs of both ends answer each other's messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Turn {
     /// The program has sent, the peer has not answered.
@@ -62,7 +62,7 @@ pub(super) enum Turn {
     None,
 }
 
-/// What the responder remembers.
+/// The responder's state.
 #[derive(Debug, Default)]
 pub(super) struct Responder {
     /// The PSN that comes next.
@@ -81,7 +81,7 @@ pub(super) struct Responder {
     wrong_keys: u8,
     /// A NAK went out: silence until the packet that it asked for comes (IBA 9.7.5.2.8).
     nak_sent: bool,
-    /// What came after a packet that is missing, or that it came.
+    /// The out-of-order buffer: packets that came after a missing one, or a note that they came.
     early: Option<Box<Early>>,
     /// For how many gaps more the requester is taken for one that sends all again.
     goes_back: u8,
@@ -385,8 +385,8 @@ impl Qp {
         Ok(())
     }
 
-    /// FIRST and MIDDLE are full, LAST is not empty, none is longer than the path MTU (IBA 9.7.4.1.6). One that stands for
-    /// several is as long as they are: both sides count with the same MTU.
+    /// FIRST and MIDDLE are full, LAST is not empty, none is longer than the path MTU (IBA 9.7.4.1.6). A packet that
+    /// stands for several is as long as they are: both sides count with the same MTU.
     fn check_length(&self, packet: &Incoming<'_>) -> Result<(), Refusal> {
         let opcode = packet.headers.bth.opcode;
         let Ok(len) = u32::try_from(packet.payload.len()) else { return Err(Refusal::INVALID) };
@@ -432,8 +432,7 @@ impl Qp {
         self.srq_pd.unwrap_or(self.responder.pd)
     }
 
-    /// Invalidates the key that a SEND names. Of a message that is refused nothing has happened that its repetition would not
-    /// do again.
+    /// Invalidates the key that a SEND names. If the message is refused later, its repetition does the same again.
     fn invalidate_for<E: Env>(
         &self,
         packet: &Incoming<'_>,
@@ -623,7 +622,7 @@ impl Qp {
         self.responder.expected = psn.plus(1);
     }
 
-    /// Whose memory keys name what here: protection domain and queue pair.
+    /// Protection domain and queue pair by which memory keys are checked.
     fn reach(&self) -> (u32, Qpn) {
         (self.responder.pd, self.qpn)
     }
@@ -694,7 +693,7 @@ impl Qp {
         match refusal.nak {
             Some(nak) => self.send_nak(psn, Syndrome::Nak(nak), env),
             None => {
-                // What a NAK would have acknowledged: asked for or not, in ERR nothing is.
+                // A NAK would have acknowledged this. In ERR every executed request is acknowledged, asked for or not.
                 self.responder.ack_owed = true;
                 self.send_owed_ack(env);
                 if self.responder.held.is_some() {
@@ -798,7 +797,7 @@ impl Qp {
         }
     }
 
-    /// What came before its turn is forgotten.
+    /// Empties the out-of-order buffer.
     pub(super) fn forget_early(&mut self) {
         self.responder.early = None;
     }

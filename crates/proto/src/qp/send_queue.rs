@@ -115,7 +115,7 @@ impl SendQueue {
         Self { capacity: 0, ..self }
     }
 
-    /// Whether no slot is free, `released` being the count that pollers handed back.
+    /// Tells whether no slot is free. `released` is the count that pollers handed back.
     pub(super) fn is_full(&self, released: u32) -> bool {
         self.head.wrapping_sub(released) >= self.capacity
     }

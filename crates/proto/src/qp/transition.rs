@@ -1,4 +1,4 @@
-//! Which modify is legal: transitions, attributes and values (IBA 10.3.1, 11.2.5.2, `ibv_modify_qp(3)`).
+//! The legal modifies: transitions, attributes and values (IBA 10.3.1, 11.2.5.2, `ibv_modify_qp(3)`).
 
 use super::attr::{ModifyError, ModifyLimits, QpAttr, QpAttrMask, QpState, QpType};
 use QpState::{Err as Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
@@ -30,8 +30,7 @@ macro_rules! bits {
 const ALL: &[QpType] = &[Rc, Uc, Ud, XrcSend, XrcRecv];
 const ANY: &[QpState] = &[Reset, Init, Rtr, Rts, Sqd, Sqe, Error];
 
-/// Every legal transition, once. What is not here is not legal. CAP is nowhere: resizing is for devices that
-/// announce it.
+/// Every legal transition, once. All others are illegal. CAP is in none: resizing is for devices that announce it.
 #[rustfmt::skip] // a line each for required and optional
 const TABLE: &[Row] = &[
     row(ALL, ANY, Reset, bits!(), bits!()),
@@ -143,8 +142,8 @@ const UNSUPPORTED: QpAttrMask = bits!(ALT_PATH PATH_MIG_STATE);
 ///
 /// `known` has the present attributes.
 ///
-/// What is wrong is told in this order, each time with all the attributes concerned: CUR_STATE (the program's
-/// other choices follow from it), transition, missing, extra, unsupported, values.
+/// Faults are reported in this order, each time with all the attributes concerned: CUR_STATE (the program's other
+/// choices follow from it), transition, missing, extra, unsupported, values.
 pub(crate) fn check(
     qp_type: QpType,
     current: QpState,

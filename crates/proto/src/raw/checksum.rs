@@ -53,8 +53,8 @@ pub(super) fn fill_in_ipv4(bytes: &mut [u8], at: usize) {
     header[10..12].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// Whether this is IPv4 with TCP or UDP above it and the checksums of both are right: what `IBV_WC_IP_CSUM_OK` says. A UDP
-/// checksum of zero is none, and right.
+/// Tells whether this is IPv4 with TCP or UDP above it, and the checksums of both are right, as `IBV_WC_IP_CSUM_OK`
+/// says. A UDP checksum of zero means none, which is right.
 #[must_use]
 pub fn is_right(frame: &Frame<'_>) -> bool {
     let (bytes, headers) = (frame.bytes, &frame.outer);

@@ -1,6 +1,6 @@
 //! IPsec ESP (RFC 4303) with AES-GCM (RFC 4106), done to frames as they leave or arrive (`ibv_flow_action_esp(3)`).
 //!
-//! A security association ([`Esp`]) has state: sequence number, IV, replay window. Who uses it holds its lock.
+//! A security association ([`Esp`]) has state: sequence number, IV, replay window. Its user holds its lock.
 
 mod aead;
 mod edit;
@@ -37,7 +37,7 @@ pub struct AesGcm {
     pub icv_len: usize,
 }
 
-/// What is done to a packet.
+/// The work on a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// As it leaves.
@@ -46,7 +46,7 @@ pub enum Direction {
     Decrypt,
 }
 
-/// Which part of the work the device does (`enum ib_uverbs_flow_action_esp_flags`).
+/// The part of the work that the device does (`enum ib_uverbs_flow_action_esp_flags`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Offload {
     /// The program makes and takes away outer headers, ESP header and IV; the device encrypts, and adds trailer and ICV, or
@@ -61,7 +61,7 @@ pub enum Offload {
     Full(FullOffload),
 }
 
-/// What [`Offload::Full`] takes.
+/// Parameters of [`Offload::Full`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FullOffload {
     /// Security parameters index.
@@ -79,7 +79,7 @@ pub struct FullOffload {
 }
 
 impl Offload {
-    /// Whether a packet is carried whole: tunnel mode, not transport mode.
+    /// Tells whether a packet is carried whole: tunnel mode, not transport mode.
     #[must_use]
     pub fn is_tunnel(&self) -> bool {
         match self {
@@ -89,12 +89,12 @@ impl Offload {
     }
 }
 
-/// What a security association is made with.
+/// Parameters of a security association.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EspAttr {
     /// Encrypt or decrypt.
     pub direction: Direction,
-    /// Who does what.
+    /// The division of work between device and program.
     pub offload: Offload,
     /// Key material.
     pub keymat: AesGcm,
@@ -128,7 +128,7 @@ pub enum EspError {
 }
 
 impl EspError {
-    /// Whether it makes sense, and this device does not do it.
+    /// Tells whether the request makes sense, but this device does not do it.
     #[must_use]
     pub fn is_unsupported(self) -> bool {
         matches!(self, Self::InlineTransport | Self::TfcPad)
@@ -144,7 +144,7 @@ pub enum EspDrop {
     /// It was changed on its way, or encrypted with another key.
     #[error("the integrity check failed")]
     Integrity,
-    /// What was decrypted makes no sense.
+    /// The decrypted trailer makes no sense.
     #[error("the trailer is wrong")]
     Trailer,
     /// It was there before, or is older than the window.
@@ -196,7 +196,7 @@ impl Esp {
         Ok(Self { aead, sent, iv, packets: 0, window: ReplayWindow::new(window, sent), attr })
     }
 
-    /// What it was made with, as last modified.
+    /// Its parameters, as last modified.
     #[must_use]
     pub fn attr(&self) -> &EspAttr {
         &self.attr
@@ -409,7 +409,7 @@ impl Esp {
     }
 }
 
-/// What a modification gives anew.
+/// The state that a modification sets anew.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Restart {
     /// SPI, sequence number, limit, window.

@@ -23,10 +23,10 @@ pub enum FlowType {
     Sniffer,
 }
 
-/// What a program asks for.
+/// A program's request for a rule.
 #[derive(Clone, Debug)]
 pub struct FlowAttr {
-    /// Which frames.
+    /// The frames that it takes.
     pub flow_type: FlowType,
     /// Rules of a lower number come first.
     pub priority: u16,
@@ -54,7 +54,7 @@ pub enum FlowError {
     /// Filters of a rule whose type says what it takes.
     #[error("a rule of this type has no filters")]
     Filters,
-    /// What the filters want excludes each other, so that no frame can match.
+    /// The filters exclude each other, so that no frame can match.
     #[error("no frame can match: the filters contradict each other")]
     Contradiction,
     /// An MPLS label does not lie on this, or filters of the outer headers follow it.
@@ -122,7 +122,7 @@ impl FlowRule {
         Ok(())
     }
 
-    /// Whether the other takes the very same frames, and comes at the same time.
+    /// Tells whether the other rule takes the very same frames at the same priority.
     fn is_twin_of(&self, other: &Self) -> bool {
         let (a, b) = (&self.0, &other.0);
         a.priority == b.priority && a.flow_type == b.flow_type && a.specs == b.specs
@@ -204,7 +204,7 @@ struct Entry<D> {
     dest: D,
 }
 
-/// What a frame meets.
+/// The action for a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
     /// The frame ends here; it is counted, and goes nowhere.
@@ -266,21 +266,21 @@ impl<D> FlowTable<D> {
         None
     }
 
-    /// Whether frames that are received meet no rule.
+    /// Tells whether there is no rule for received frames.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.sniffers.is_empty() && self.normal.is_empty() && self.defaults.is_empty()
     }
 
-    /// Whether there are rules for frames that are sent.
+    /// Tells whether there are rules for frames that are sent.
     #[must_use]
     pub fn has_egress(&self) -> bool {
         !self.egress.is_empty()
     }
 
-    /// Calls `meet` for each rule that a received frame meets: the sniffers, then the normal rules up to the first that
-    /// traps it, then, if none did, the first default rule; and the twins of these two, since each gets a copy. False if there
-    /// was none.
+    /// Calls `meet` for each rule that a received frame meets. These are the sniffers, then the normal rules up to the
+    /// first that traps the frame, then, if none did, the first default rule. The twins of the last two meet it as
+    /// well, since each gets a copy. False if there was none.
     pub fn steer<'a>(&'a self, frame: &Frame<'_>, mut meet: impl FnMut(&'a D, Verdict)) -> bool {
         let mut met = false;
         let mut call = |entry: &'a Entry<D>| {
@@ -319,7 +319,7 @@ impl<D> FlowTable<D> {
 }
 
 impl<D> Entry<D> {
-    /// Whether the other gets a copy of what this one takes. Nobody gets one of what is dropped.
+    /// Tells whether the other rule gets a copy of the frames that this one takes. A dropped frame is not copied.
     fn has_twin(&self, other: &Self) -> bool {
         !self.rule.0.drop && self.rule.is_twin_of(&other.rule)
     }

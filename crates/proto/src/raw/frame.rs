@@ -77,7 +77,7 @@ pub enum Network {
     },
 }
 
-/// What is above IP.
+/// The header above IP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// RFC 9293.
@@ -153,7 +153,7 @@ pub struct Frame<'a> {
     pub bytes: &'a [u8],
     /// The outer headers.
     pub outer: Headers,
-    /// Those that a tunnel carries: VXLAN, GRE, MPLS, IP in IP.
+    /// Headers that a tunnel carries: VXLAN, GRE, MPLS, IP in IP.
     pub inner: Option<Headers>,
 }
 

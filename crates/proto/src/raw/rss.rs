@@ -38,7 +38,7 @@ bitflags! {
 /// Why there is no such hash; `EINVAL`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum HashError {
-    /// Not [`KEY_LEN`] bytes.
+    /// The key does not have [`KEY_LEN`] bytes.
     #[error("the key of the Toeplitz hash has 40 bytes")]
     KeyLen,
     /// A bit that no field has.
@@ -66,8 +66,8 @@ impl RxHash {
         Ok(Self { key: key.try_into().map_err(|_| HashError::KeyLen)?, fields })
     }
 
-    /// The hash of a frame: over those of the fields that it has, in the order of source and destination address, source
-    /// and destination port, security parameters index. 0 if it has none of them.
+    /// The hash of a frame. It covers the fields that the frame has: source and destination address, source and
+    /// destination port, security parameters index, in this order. It is 0 if the frame has none of them.
     #[must_use]
     pub fn of(&self, frame: &Frame<'_>) -> u32 {
         let inner = self.fields.contains(HashFields::INNER);

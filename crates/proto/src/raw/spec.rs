@@ -19,7 +19,7 @@ impl<T: Copy + PartialEq + BitAnd<Output = T>> Masked<T> {
     }
 }
 
-/// What one header must be. A filter that looks at no bit still wants the header itself.
+/// A filter for one header. A filter that looks at no bit still wants the header itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Filter {
     /// `IBV_FLOW_SPEC_ETH`. MACs are in the low 48 bits.
@@ -136,16 +136,16 @@ impl Filter {
 /// One filter of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Spec {
-    /// What is wanted.
+    /// The header that is wanted.
     pub filter: Filter,
-    /// Of what a tunnel carries (`IBV_FLOW_SPEC_INNER`).
+    /// The filter looks at the headers that a tunnel carries (`IBV_FLOW_SPEC_INNER`).
     pub inner: bool,
     /// For MPLS: what lies below it, as the order of the rule's filters says; otherwise `None`.
     pub over: Option<MplsOver>,
 }
 
 impl Spec {
-    /// Whether the frame has this header, and it is as the filter wants it.
+    /// Tells whether the frame has this header as the filter wants it.
     #[must_use]
     pub fn matches(&self, frame: &Frame<'_>) -> bool {
         let headers = if self.inner { frame.inner.as_ref() } else { Some(&frame.outer) };

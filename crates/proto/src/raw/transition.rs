@@ -1,10 +1,10 @@
-//! Which modify of a RAW_PACKET queue pair is legal (`ibv_modify_qp(3)`): it has a port, and nothing to connect to.
-//! Nothing ever waits in its send queue, so there is nothing to drain (SQD).
+//! The legal modifies of a RAW_PACKET queue pair (`ibv_modify_qp(3)`): it has a port, and no peer. Its send queue is
+//! always empty, so there is nothing to drain (SQD).
 
 use crate::qp::attr::{ModifyError, QpAttr, QpAttrMask, QpState};
 use QpState::{Err as Error, Init, Reset, Rtr, Rts, Sqe};
 
-/// What a transition needs and what it takes besides; `None` if there is none.
+/// The attributes that a transition requires, and those that it also allows. `None` if there is no such transition.
 fn row(from: QpState, to: QpState) -> Option<(QpAttrMask, QpAttrMask)> {
     let none = QpAttrMask::empty();
     let rate = QpAttrMask::CUR_STATE | QpAttrMask::RATE_LIMIT;

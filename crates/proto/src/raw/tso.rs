@@ -12,12 +12,12 @@ const CWR: u8 = 0x80;
 /// Bytes of the longest header.
 pub const MAX_HEADER: usize = 512;
 
-/// What a header must be to be segmented.
+/// The header is not one that can be segmented.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error("the header is not Ethernet, IP and TCP, to its end")]
 pub struct NotTcp;
 
-/// How to number the segments of one request.
+/// Numbers the segments of one request.
 #[derive(Clone, Copy, Debug)]
 pub struct Segmenter {
     headers: Headers,
@@ -27,8 +27,8 @@ pub struct Segmenter {
 }
 
 impl Segmenter {
-    /// For segments that begin with `header`: Ethernet, IP and TCP, and nothing behind them. What its length fields say
-    /// does not count.
+    /// Makes a segmenter for segments that begin with `header`: Ethernet, IP and TCP, and nothing behind them. Its
+    /// length fields do not count.
     pub fn new(header: &[u8]) -> Result<Self, NotTcp> {
         let mut copy = [0; MAX_HEADER];
         let copy = copy.get_mut(..header.len()).ok_or(NotTcp)?;

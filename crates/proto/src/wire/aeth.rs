@@ -19,7 +19,7 @@ pub enum NakCode {
     RemoteOperational = 3,
 }
 
-/// What a responder says.
+/// The meaning of a responder's AETH.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub enum Syndrome {
     /// Done, with credit for more (low five bits count; 31: not counted).

@@ -51,7 +51,7 @@ impl fmt::Display for AtomicEth {
 /// Atomic acknowledge header: the value before the operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct AtomicAckEth {
-    /// What the memory held before.
+    /// The value in the memory before.
     pub original: u64,
 }
 

@@ -3,8 +3,8 @@
 use std::fmt;
 
 bitflags::bitflags! {
-    /// How far written data shall get before the FLUSH is answered. Reserved bits are kept, so that
-    /// a responder can refuse them.
+    /// The depth that written data shall reach before the FLUSH is answered. Reserved bits are kept, so that a
+    /// responder can refuse them.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
     pub struct Placement: u8 {
         /// Visible to everybody on the responder's host.
@@ -14,7 +14,7 @@ bitflags::bitflags! {
     }
 }
 
-/// What a FLUSH covers.
+/// The range of a FLUSH.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Selectivity {
     /// The range of the RETH.
@@ -29,9 +29,9 @@ pub enum Selectivity {
 /// Flush extended transport header: how deep and how wide to flush.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Feth {
-    /// How deep.
+    /// The depth.
     pub placement: Placement,
-    /// How wide.
+    /// The range.
     pub selectivity: Selectivity,
 }
 

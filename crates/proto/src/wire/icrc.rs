@@ -4,9 +4,8 @@
 //! Whatever may change on the way counts as ones: IPv4 TOS, TTL and checksum; IPv6 traffic class,
 //! flow label and hop limit; the UDP checksum; byte 4 of the BTH. The trailer is little-endian.
 //!
-//! Of all that stands before the BTH, only the two lengths and the IPv4 ID differ between packets of
-//! a [`Flow`], and CRC is linear: the register after the headers is one that belongs to the flow,
-//! plus what the length and the ID contribute.
+//! Before the BTH, only the two lengths and the IPv4 ID differ between packets of a [`Flow`]. CRC is linear: the
+//! register after the headers is one that belongs to the flow, plus the contributions of the length and the ID.
 //!
 //! # An ID that nobody shows
 //! The checksum covers the IPv4 ID, and a UDP socket does not tell which one a datagram had. If all
@@ -33,7 +32,7 @@ const UDP_LEN: usize = 8;
 /// The flags of IPv4 with DF set, in the first byte of the field.
 const DF: u8 = 0x40;
 
-/// What the checksum covers of an IP header.
+/// The part of an IP header that the checksum covers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pseudo {
     /// IPv4 without options, DF set.
@@ -70,7 +69,7 @@ impl Pseudo {
     }
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IcrcVerdict {
     /// Right, with the ID that was expected.
@@ -83,7 +82,7 @@ pub enum IcrcVerdict {
 
 /// The checksum of one packet: `to_le_bytes` of it is the trailer.
 ///
-/// Who sends more than one packet keeps a [`Flow`].
+/// A sender of more than one packet keeps a [`Flow`].
 #[must_use]
 pub fn compute(ip: &Pseudo, src_port: u16, dst_port: u16, bth_to_pad: &[u8]) -> u32 {
     ip.flow(src_port, dst_port).compute(ip.id(), bth_to_pad)

@@ -60,7 +60,7 @@ impl fmt::Display for Service {
     }
 }
 
-/// What a packet does: the low five bits of an opcode.
+/// The operation of a packet: the low five bits of an opcode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u8)]
 #[expect(missing_docs, reason = "the names are the IBA's")]
@@ -94,7 +94,7 @@ pub enum Operation {
     Cnp = 0x81,
 }
 
-/// Which message an operation belongs to.
+/// The kind of message that an operation belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Send,
@@ -262,7 +262,7 @@ impl fmt::Display for Operation {
 pub struct Opcode {
     /// The transport service.
     pub service: Service,
-    /// What the packet does.
+    /// The operation of the packet.
     pub operation: Operation,
 }
 
@@ -313,8 +313,8 @@ impl Opcode {
         matches!(self.operation.row().kind, Kind::Response)
     }
 
-    /// Whether it is a request to memory that the program named before: a WRITE, a READ, an atomic, an ATOMIC WRITE or a FLUSH.
-    /// The program may wait for it without polling.
+    /// Tells whether it is a request to memory that the program named before: a WRITE, a READ, an atomic, an ATOMIC
+    /// WRITE or a FLUSH. The target's program may wait for it without polling.
     #[must_use]
     #[inline]
     pub const fn is_one_sided(self) -> bool {
@@ -363,8 +363,8 @@ impl Opcode {
         !matches!(self.operation.row().payload, Payload::None)
     }
 
-    /// Whether a payload of `len` bytes is one that the operation can have. The path MTU is not
-    /// looked at: it belongs to the queue pair.
+    /// Tells whether the operation can have a payload of `len` bytes. The path MTU is not looked at: it belongs to the
+    /// queue pair.
     #[must_use]
     pub const fn admits_payload(self, len: usize) -> bool {
         match self.operation.row().payload {

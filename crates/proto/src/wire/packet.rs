@@ -40,29 +40,29 @@ pub enum Malformed {
     /// A reserved AETH syndrome.
     #[error("reserved syndrome")]
     Syndrome,
-    /// Not a multiple of four bytes, or a payload that the operation cannot have.
+    /// The length is not a multiple of four bytes, or the operation cannot have that payload.
     #[error("wrong length for its opcode")]
     Length,
 }
 
-/// The headers of a packet. Those that the opcode has are `Some`.
+/// The headers of a packet. Headers that the opcode has are `Some`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Headers {
     /// Base header.
     pub bth: Bth,
-    /// Of XRC requests.
+    /// In XRC requests.
     pub xrceth: Option<XrcEth>,
-    /// Of datagrams.
+    /// In datagrams.
     pub deth: Option<Deth>,
-    /// Of READ requests, of the first packet of a WRITE, of FLUSH and ATOMIC WRITE.
+    /// In READ requests, the first packet of a WRITE, FLUSH and ATOMIC WRITE.
     pub reth: Option<Reth>,
-    /// Of compare-swap and fetch-add.
+    /// In compare-swap and fetch-add.
     pub atomic: Option<AtomicEth>,
-    /// Of responses, MIDDLE ones excepted.
+    /// In responses other than MIDDLE ones.
     pub aeth: Option<Aeth>,
-    /// Of answers to atomics.
+    /// In answers to atomics.
     pub atomic_ack: Option<AtomicAckEth>,
-    /// Of FLUSH.
+    /// In FLUSH.
     pub feth: Option<Feth>,
     /// Immediate data: the value of the big-endian field.
     pub imm: Option<u32>,
@@ -70,8 +70,9 @@ pub struct Headers {
     pub ieth: Option<u32>,
 }
 
-/// How a packet began, if many of its kind may follow each other: its base header up to the destination. No two packets that
-/// begin the same differ in more than the rest of that and, where they have one, their RETH or AETH.
+/// The first bytes of a packet, if many of its kind may follow each other: its base header up to the destination. Two
+/// packets with the same beginning differ only in the rest of that header and, where they have one, in their RETH or
+/// AETH.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Beginning(Option<[u8; 8]>);
 
@@ -118,7 +119,7 @@ impl Headers {
         let mut out = Writer { rest: buf, written: 0 };
         self.bth.emit(out.next());
         match self.reth {
-            // Of a WRITE, the likely one.
+            // The RETH of a WRITE, the likely case.
             Some(reth) if ext == Ext::RETH => reth.emit(out.next()),
             _ if !ext.is_empty() => self.emit_ext(ext, &mut out),
             _ => {}
@@ -157,8 +158,8 @@ impl Headers {
         }
     }
 
-    /// Reads the headers of a packet whose payload, of `payload_len` bytes and without a pad, lies elsewhere. Nothing may
-    /// follow them.
+    /// Reads the headers of a packet whose payload, of `payload_len` bytes and without a pad, lies elsewhere. No bytes
+    /// may follow them.
     ///
     /// # Errors
     /// As [`Packet::parse`].

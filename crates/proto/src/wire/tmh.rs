@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::field::{put, u32_at, u64_at};
 
-/// What a message is (`enum ibv_tmh_op`).
+/// The kind of a message (`enum ibv_tmh_op`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum TmOp {
@@ -30,7 +30,7 @@ impl TmOp {
 /// Tag-matching header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tmh {
-    /// What the message is.
+    /// The kind of the message.
     pub op: TmOp,
     /// The sending program's own word.
     pub user_data: u32,

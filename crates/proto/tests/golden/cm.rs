@@ -50,7 +50,7 @@ fn every_message_is_written_again() {
     assert_eq!(seen, BTreeMap::from(expected));
 }
 
-/// What tshark says of the same packets.
+/// Compares with tshark's output for the same packets.
 #[test]
 fn messages_print_as_one_line() {
     let lines = |file| messages(file).iter().map(Message::to_string).collect::<Vec<_>>();

@@ -16,7 +16,7 @@ macro_rules! codes {
         #[non_exhaustive]
         pub enum $name {
             $($(#[$variant_doc])* $variant,)*
-            /// Not defined when this was written.
+            /// A code that was not defined when this was written.
             Other($ty),
         }
 
@@ -73,7 +73,7 @@ codes! {
         InvalidCommId = 6, "invalid communication ID";
         /// The IDs are known, but not together.
         InvalidCommInstance = 7, "invalid communication instance";
-        /// Nobody listens.
+        /// No listener answers for the service.
         InvalidServiceId = 8, "invalid service ID";
         /// The listener does not serve this transport.
         InvalidTransport = 9, "invalid transport service type";
@@ -131,13 +131,13 @@ codes! {
 }
 
 codes! {
-    /// Which message is rejected, or answered late (IBA 12.7.33).
+    /// The message that is rejected, or answered late (IBA 12.7.33).
     About(u8, 2) {
         /// The REQ.
         Req = 0, "REQ";
         /// The REP.
         Rep = 1, "REP";
-        /// None of these; in an MRA, the LAP.
+        /// Another message; in an MRA, the LAP.
         No = 2, "no message";
     }
 }
@@ -181,7 +181,7 @@ codes! {
     SidrStatus(u8, 8) {
         /// The queue pair follows.
         Valid = 0, "valid";
-        /// Nobody listens.
+        /// No listener answers for the service.
         UnsupportedService = 1, "service ID is not supported";
         /// The program said no.
         Rejected = 2, "rejected";

@@ -68,7 +68,7 @@ macro_rules! attributes {
                 match self { $(Self::$variant(message) => message.emit(body),)* }
             }
 
-            /// Which message it is.
+            /// The kind of the message.
             #[must_use]
             pub const fn attribute(&self) -> Attribute {
                 match self { $(Self::$variant(_) => Attribute::$variant,)* }

@@ -14,7 +14,7 @@ message! {
         local_comm_id: CommId = at(0),
         /// The recipient's.
         remote_comm_id: CommId = at(4),
-        /// What was received.
+        /// The message that was received.
         about: About = bits(8, 0, 2),
         /// Code of the time that the answer may take from now, 5 bits.
         service_timeout: u8 = bits(9, 0, 5),

@@ -4,8 +4,8 @@ use std::fmt;
 
 use super::field::Value;
 
-/// Private data of a message that has room for `N` bytes. What the program does not fill is zero; the length that it
-/// gave is not on the wire.
+/// Private data of a message that has room for `N` bytes. Bytes that the program does not fill are zero. The length
+/// that the program gave is not on the wire.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PrivateData<const N: usize>(pub [u8; N]);
 

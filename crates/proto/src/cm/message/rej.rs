@@ -14,7 +14,7 @@ message! {
         local_comm_id: CommId = at(0),
         /// The recipient's; none if the sender never learned it.
         remote_comm_id: CommId = at(4),
-        /// What is rejected.
+        /// The message that is rejected.
         about: About = bits(8, 0, 2),
         /// Bytes of additional information that count, 7 bits.
         info_len: u8 = bits(9, 0, 7),

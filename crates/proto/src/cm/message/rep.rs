@@ -15,7 +15,7 @@ message! {
         local_comm_id: CommId = at(0),
         /// The recipient's.
         remote_comm_id: CommId = at(4),
-        /// Of datagram services; else 0.
+        /// Q_Key of datagram services; else 0.
         local_qkey: QKey = at(8),
         /// The sender's queue pair; not on XRC.
         local_qpn: Qpn = at(12),
@@ -31,7 +31,7 @@ message! {
         initiator_depth: u8 = at(25),
         /// Code of the time that the sender may take to acknowledge, 5 bits.
         target_ack_delay: u8 = bits(26, 0, 5),
-        /// What became of the alternate path, 2 bits.
+        /// The fate of the alternate path, 2 bits.
         failover_accepted: u8 = bits(26, 5, 2),
         /// The sender keeps end-to-end flow control.
         flow_control: bool = bits(26, 7, 1),

@@ -17,11 +17,11 @@ message! {
         local_comm_id: CommId = at(0),
         /// Vendor of the sender's ECE options; see [`Ece`].
         vendor_id: u32 = bits(5, 0, 24),
-        /// Who shall answer.
+        /// The service that is to answer.
         service_id: ServiceId = at(8),
         /// The sender's node GUID.
         local_ca_guid: u64 = at(16),
-        /// Of datagram services; else 0.
+        /// Q_Key of datagram services; else 0.
         local_qkey: QKey = at(28),
         /// The sender's queue pair.
         local_qpn: Qpn = at(32),
@@ -53,7 +53,7 @@ message! {
         rdc_exists: bool = bits(50, 4, 1),
         /// RNR retries of the recipient's send queue, 3 bits.
         rnr_retry_count: u8 = bits(50, 5, 3),
-        /// How often either side repeats a message that is not answered, 4 bits.
+        /// Times that either side repeats a message without an answer, 4 bits.
         max_cm_retries: u8 = bits(51, 0, 4),
         /// The sender's queue pair has an SRQ.
         srq: bool = bits(51, 4, 1),
@@ -61,7 +61,7 @@ message! {
         extended_transport: u8 = bits(51, 5, 3),
         /// Where the connection lies.
         primary: PathRecord = at(52),
-        /// Where it may move.
+        /// The path that the connection may migrate to.
         alternate: PathRecord = at(52 + PathRecord::LEN),
         /// For the listener; behind the IP CM header, if there is one.
         private_data: PrivateData<{ Req::PRIVATE_DATA }> = at(140),

@@ -16,7 +16,7 @@ message! {
         request_id: CommId = at(0),
         /// Partition.
         pkey: PKey = at(4),
-        /// Who shall answer.
+        /// The service that is to answer.
         service_id: ServiceId = at(8),
         /// For the listener; behind the IP CM header, if there is one.
         private_data: PrivateData<{ SidrReq::PRIVATE_DATA }> = at(16),
@@ -37,7 +37,7 @@ impl fmt::Display for SidrReq {
 message! {
     /// Service ID resolution response.
     SidrRep {
-        /// That of the request.
+        /// The value from the request.
         request_id: CommId = at(0),
         /// The answer.
         status: SidrStatus = at(4),
@@ -47,7 +47,7 @@ message! {
         vendor_id: SidrRepVendorId = at(6),
         /// The queue pair.
         qpn: Qpn = at(8),
-        /// That of the request.
+        /// The value from the request.
         service_id: ServiceId = at(12),
         /// The queue pair's key.
         qkey: QKey = at(20),

@@ -1,10 +1,10 @@
 //! WRITEs and READs that the device does by itself, without a message ([`Env::direct`]).
 //!
-//! That keeps the order only when everything before was executed, and a program that keeps its queue full never comes to
-//! that point once messages are in flight: the first of a stream, or those before it. So after some WRITEs and READs in a
-//! row that went as messages the queue pair comes to rest, if the link says that it is worth it
-//! ([`Env::worth_of_rest`]): the next one waits until all are answered, and if it is done then, so are those behind it.
-//! Where it has to be a message all the same, it is asked again after twice as many.
+//! A queue pair may do so only when everything before was executed. A program that keeps its queue full never reaches
+//! that point once messages are in flight. So the queue pair comes to rest after some WRITEs and READs in a row that
+//! went as messages, if the link says that it is worth it ([`Env::worth_of_rest`]). The next operation waits until all
+//! messages are answered. If it is then done without a message, so are those behind it. If it has to be a message all
+//! the same, the queue pair rests again after twice as many messages.
 //!
 //! Where the link does not know what is faster, it is tried: some that are done without messages are compared with the
 //! messages before them. The stream goes on with messages if they were well faster, for they take time of the peer's
@@ -28,18 +28,19 @@ const LAST_REST: u32 = 4096;
 /// The shortest row that is compared with a trial, and where in a row its time begins.
 const FIRST_TRIAL: u32 = 64;
 const TIMED_FROM: u32 = 16;
-/// What is done without messages before its time begins, since at first the peer's processor has the data in its cache, and then
-/// before it is compared: bytes and cost of packets, and so many at least.
+/// Work without messages before the timed part of a trial, since at first the peer's processor has the data in its
+/// cache; the timed work of a trial; and the fewest operations of a trial. The first two count bytes and cost of
+/// packets.
 const WARM_UP: u64 = 1024 * 1024;
 const TRIAL: u64 = 1024 * 1024;
 const TRIED_AT_LEAST: u32 = 4;
-/// What is done without messages before they are tried again: so much, and so many.
+/// Work without messages before messages are tried again: its cost, and its number of operations.
 const TRIED_AGAIN: u64 = 256 * 1024 * 1024;
 const TRIED_AGAIN_AFTER: u32 = 32 * FIRST_TRIAL;
 /// Messages in a row that begin with nothing unanswered where messages are faster, before the stream counts as ended.
 const PAUSES: u32 = 16;
 
-/// What becomes of the WQE `next`.
+/// The way of the WQE `next`.
 pub(super) enum Way {
     /// It was done.
     Done,
@@ -54,18 +55,18 @@ pub(super) enum Way {
 pub(super) struct Rest {
     /// Messages in a row that might have been done without.
     row: u32,
-    /// How many make it rest.
+    /// Length of the row after which the queue pair rests.
     after: u32,
-    /// Of the last one.
+    /// Kind of the last operation.
     kind: Kind,
-    /// Of the row, another began with another kind.
+    /// The row began with another kind.
     is_mixed: bool,
     /// Where the row's time began.
     began: Mark,
     trial: Trial,
 }
 
-/// What can be compared.
+/// Operations of like kinds can be compared.
 #[derive(Clone, Copy, Debug)]
 struct Kind {
     direction: Direction,
@@ -79,7 +80,7 @@ impl Kind {
     }
 }
 
-/// How far the queue pair had come, and when.
+/// A point in time, and the cost that was answered by then.
 #[derive(Clone, Copy, Debug, Default)]
 struct Mark {
     at: Time,
@@ -87,27 +88,27 @@ struct Mark {
     answered: u64,
 }
 
-/// What is known, or about to be, of which way is faster.
+/// The comparison of the two ways: its state or its result.
 #[derive(Clone, Copy, Debug)]
 enum Trial {
     None,
     /// It begins as soon as the queue pair has come to rest.
     Next,
     Goes {
-        /// What the messages before it took.
+        /// Speed of the messages before it.
         messages: Speed,
         /// When its time began.
         since: Option<Time>,
-        /// What was done since then, and before that since it began, and how many that were.
+        /// Cost and number of the operations done since then, or since the trial began if the time has not begun.
         cost: u64,
         done: u32,
     },
-    /// Messages were not much faster. What was done without since then, and how many that were.
+    /// Messages were not much faster. Counts the cost and number of operations without messages since then.
     Won {
         cost: u64,
         done: u32,
     },
-    /// Messages were faster. How many more of them may begin with nothing unanswered.
+    /// Messages were faster. Counts how many more of them may begin while all others are answered.
     Lost {
         pauses: u32,
     },
@@ -149,7 +150,7 @@ impl Rest {
         self.trial = Trial::None;
     }
 
-    /// One that might be done without a message comes next.
+    /// An operation that might be done without a message comes next.
     #[inline]
     fn see(&mut self, direction: Direction, len: u32) {
         let kind = Kind { direction, log: len.ilog2() };
@@ -158,7 +159,7 @@ impl Rest {
         }
     }
 
-    /// A message that might have been done without, for the answers to others are missing. Whether it waits for them.
+    /// A message begins that might have been done without, if all answers were there. Tells whether it waits for them.
     fn begins(&mut self, mark: impl FnOnce() -> Mark) -> bool {
         self.trial = match self.trial {
             Trial::Lost { .. } => Trial::Lost { pauses: PAUSES },
@@ -176,7 +177,7 @@ impl Rest {
         self.row == self.after
     }
 
-    /// Whether to wait.
+    /// Tells whether the queue pair should wait.
     fn is_worth(&mut self, worth: Worth) -> bool {
         match worth {
             Worth::Nothing => false,
@@ -190,7 +191,7 @@ impl Rest {
         }
     }
 
-    /// Everything is answered, and the next one can be done. Whether it had better be a message.
+    /// Tells whether the next operation had better be a message. Everything is answered, so it need not be one.
     #[inline]
     fn prefers_message(&mut self, mark: impl FnOnce() -> Mark) -> bool {
         !matches!(self.trial, Trial::None) && self.judges(mark)
@@ -259,8 +260,8 @@ impl Rest {
 }
 
 impl Qp {
-    /// Has the device do the WQE `next` without a message, where that keeps the order: everything before it was executed. It
-    /// takes no PSNs. What is wrong with one is found out as it goes the ordinary way.
+    /// Has the device do the WQE `next` without a message, where that keeps the order: everything before it was
+    /// executed. It takes no PSNs. A faulty WQE goes the ordinary way, where the fault is found.
     pub(super) fn send_direct<E: Env>(&mut self, env: &mut E) -> Way {
         let position = self.sq.next;
         let sqe = self.sq.at(position);
@@ -374,7 +375,7 @@ mod tests {
     }
 
     const COST: u64 = TRIAL / 8;
-    /// Of a trial.
+    /// The number of operations in a trial.
     const TRIED: u32 = ((WARM_UP + TRIAL) / COST) as u32;
 
     impl Stream {
@@ -403,7 +404,7 @@ mod tests {
             unreachable!()
         }
 
-        /// Those that are done without, up to `most` or one that had better be a message.
+        /// Does operations without messages, up to `most` or one that had better be a message. Gives their number.
         fn directs(&mut self, most: u32) -> u32 {
             for n in 0..most {
                 let mark = self.mark();

@@ -1,5 +1,6 @@
-//! One packet is missing at the peer: it alone is sent again, in the hope that the peer keeps those that came after it (as
-//! [`Env::early_room`] lets a responder), and that it is the only one. All behind it follow where that proves wrong.
+//! Selective retransmit. When one packet is missing at the peer, the requester sends that packet alone again. It hopes
+//! that the peer keeps the packets behind it (as [`Env::early_room`] lets a responder), and that no other is missing.
+//! If that proves wrong, the requester goes back N.
 
 use crate::counters::Counter;
 use crate::env::Env;
@@ -8,21 +9,21 @@ use crate::types::Psn;
 use super::super::Qp;
 use super::super::attr::QpType;
 
-/// For so many losses at most all is sent again, after some for which a single packet was not enough: the attempt costs a way
-/// there and back, which a peer that keeps nothing never makes good.
+/// The greatest number of losses for which the requester goes back at once, after selective retransmit did not help. An
+/// attempt costs a round trip, which a peer that keeps no packets never makes good.
 const MOST_WHOLE: u8 = 64;
 
 /// A single loss makes the window smaller by this part of it.
 const PART: u64 = 8;
 
-/// Whether a single packet is likely to be enough, by what was seen last.
+/// Predicts from recent losses whether a single packet is likely to be enough.
 #[derive(Debug, Default)]
 pub(super) struct Repair {
     /// Behind the packet that was sent again alone, until more than it is acknowledged, or all is sent again.
     end: Option<Psn>,
     /// The next losses for which all is sent again.
     whole: u8,
-    /// How many those were the last time; 0 since a single packet was enough.
+    /// The length of the last such run of losses; 0 since a single packet was enough.
     last_whole: u8,
 }
 
@@ -42,7 +43,7 @@ impl Repair {
         may
     }
 
-    /// What follows the packet that was sent again alone is missing, too.
+    /// The packets behind the one that was sent again are missing, too.
     fn fell_short(&mut self) {
         self.last_whole = self.last_whole.saturating_mul(4).clamp(1, MOST_WHOLE);
         self.whole = self.last_whole - 1;

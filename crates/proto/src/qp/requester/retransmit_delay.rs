@@ -1,16 +1,18 @@
-//! How long a silent peer is left alone at least, learnt from what was sent again too early.
+//! The shortest time for which a silent peer is left alone. It is learnt from spurious retransmissions.
 //!
-//! A request that is repeated although the first one was only slow is answered once more than it is repeated, and the answers
-//! come as far apart as the requests went out. That is the sign of it (as in RFC 3522): from then on the peer gets at least
-//! the time that the first answer took. Where a request or an answer was lost one answer is missing, and the answers to one
-//! repeat of several packets come close together: that proves nothing. No clock is read for answers that come in time.
+//! If a repeated request was only slow, the peer gives one answer more than there were repeats. The answers come as far
+//! apart as the requests went out. Both together show a spurious retransmission (as in RFC 3522). From then on the peer
+//! gets at least the time that the first answer took. If a request or an answer was lost, one answer is missing. The
+//! answers to one repeat of several packets come close together, which proves nothing. No clock is read for answers
+//! that come in time.
 
 use std::time::Duration;
 
 use crate::time::Time;
 use crate::types::Psn;
 
-/// One that was stopped for a while has not become a slow one: once does not prove more.
+/// Longest delay that a single spurious retransmission can prove. A peer that was stopped for a while has not become a
+/// slow one.
 const LONGEST_AT_ONCE: Duration = Duration::from_millis(100);
 
 /// Longer is left to the ACK timeout.
@@ -18,12 +20,12 @@ const LONGEST: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 pub(super) struct RetransmitDelay {
-    /// What was sent again without a sign of a loss.
+    /// The packets that were sent again without a sign of a loss.
     again: Option<Again>,
     ambiguous: Option<Ambiguous>,
     /// Behind what was in flight when `least` last became shorter.
     round: Psn,
-    /// What the last needless repeat proved.
+    /// The delay that the last spurious repeat proved.
     last: Duration,
     least: Duration,
 }
@@ -42,20 +44,20 @@ struct Again {
 /// The first of what was sent again is answered: the answer to which? Until more than that is answered.
 #[derive(Debug)]
 struct Ambiguous {
-    /// How long the answer took.
+    /// Time that the answer took.
     took: Duration,
     /// When it came.
     at: Time,
     end: Psn,
-    /// How far apart the answers to the first request and to its repeat would come.
+    /// The time between the answers to the first request and to its repeat, if both come.
     after: Duration,
     /// Answers that are missing until there are more than repeats.
     missing: u32,
 }
 
 impl RetransmitDelay {
-    /// The peer is asked again for `first` and all behind it up to `end`, after that much silence since `since`. Whether that is
-    /// the first time.
+    /// Notes that the peer is asked again for `first` and all behind it up to `end`, after a silence of `after` since
+    /// `since`. Tells whether that is the first time.
     pub(super) fn asked_again(
         &mut self,
         first: Psn,
@@ -77,8 +79,8 @@ impl RetransmitDelay {
         self.again.is_some()
     }
 
-    /// The peer answered something new, up to `una`, of what was sent up to `end`. Whether no repeat can turn out to be
-    /// needless any more.
+    /// Notes that the peer answered something new, up to `una`, of the packets up to `end`. Tells whether no repeat can
+    /// turn out to be spurious any more.
     pub(super) fn progressed(&mut self, una: Psn, end: Psn, now: impl FnOnce() -> Time) -> bool {
         match &self.again {
             Some(again) if una.since(again.first) > 0 => {
@@ -101,7 +103,7 @@ impl RetransmitDelay {
         self.again.is_none() && self.ambiguous.is_none()
     }
 
-    /// The peer answered what it had answered before. Whether that shows that it was asked again too early.
+    /// Notes a repeated answer. Tells whether it shows that the peer was asked again too early.
     pub(super) fn answered_twice(&mut self, now: impl FnOnce() -> Time) -> bool {
         let Some(ambiguous) = &mut self.ambiguous else { return false };
         let now = now();

@@ -1,4 +1,5 @@
-//! What a reliable requester does when answers do not come, or say that something is missing (IBA 9.7.5, 9.7.6.1.3).
+//! Loss recovery of a reliable requester: answers that do not come, or that say that a packet is missing (IBA 9.7.5,
+//! 9.7.6.1.3).
 
 use std::time::Duration;
 
@@ -15,9 +16,9 @@ use super::{LOSSY_PROBE, MIN_WINDOW_PACKETS, Requester};
 /// The shortest ACK timeout. A responder is a process among others: it may not run for a time slice or two.
 const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(16);
 
-/// ACK timeouts in a row, each of which doubles the interval. IBA 9.7.6.1.3 allows up to four times the interval: all of
-/// it goes to a peer that keeps silent, which a host that is busy for half a second does. Not where silence says all
-/// ([`Env::is_certain`]).
+/// ACK timeouts in a row, each of which doubles the interval. IBA 9.7.6.1.3 allows up to four times the interval. A
+/// silent peer gets all of it, since a host may be busy for half a second. It is not used where the link makes silence
+/// certain ([`Env::is_certain`]).
 const MAX_DOUBLINGS: u32 = 2;
 
 impl Qp {
@@ -59,9 +60,9 @@ impl Qp {
         self.retry(env);
     }
 
-    /// Packets were lost, or the network marked them: less by this part of it may be in flight. One for every eight that are
-    /// answered are added again, so that the window finds the size at which a handful of them pass for each loss: what goes
-    /// back sends all of it again.
+    /// Packets were lost, or the network marked them: the window shrinks by this part. It grows by one packet for every
+    /// eight that are answered. So it finds the size at which a handful of packets pass for each loss, as going back
+    /// sends the whole window again.
     pub(in super::super) fn reduce_window<E: Env>(&mut self, part: u64, env: &E) {
         let least = MIN_WINDOW_PACKETS * (u64::from(self.mtu()) + PACKET_COST);
         let window = u64::from(env.window());
@@ -161,8 +162,9 @@ impl Qp {
         });
     }
 
-    /// What is not answered is sent again after this silence: the answers may show that it was needless. Not where the peer said
-    /// that it was lost, for a peer that has kept what followed answers the repeats of that twice.
+    /// Notes that the unanswered packets are sent again after this silence. The answers may show that it was spurious.
+    /// The peer must not have said that they were lost, for a peer that has kept later packets answers such repeats
+    /// twice.
     fn note_repeat(&mut self, at: Time, after: Duration) {
         let lost = self.requester.asked_for == Some(self.requester.una);
         if lost && !self.requester.retransmit_delay.has_asked() {

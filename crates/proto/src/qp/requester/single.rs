@@ -15,7 +15,7 @@ use super::super::responder::Turn;
 use super::super::send_queue::PACKET_COST;
 use super::{MAX_PSNS, has_room, reth};
 
-/// What became of the WQE `next`.
+/// The fate of the WQE `next`.
 pub(super) enum Single {
     Sent,
     /// It has to go the general way.
@@ -46,7 +46,7 @@ impl Qp {
             && !(flags.contains(SendFlags::FENCE) && requester.unfenced != 0);
         let has_room =
             has_room(in_flight, cost, window) && (psn.since(requester.una) as u32) < MAX_PSNS;
-        // One that was sent before, and lost, is counted as such there.
+        // A packet that was sent before, and lost, is counted as such there.
         if !is_plain || !has_room || requester.max_sent != psn {
             return Single::Other;
         }

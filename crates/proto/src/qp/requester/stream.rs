@@ -1,5 +1,5 @@
-//! The packets of a long message that are as long as the path MTU, between its first and its last: where each leaves by itself
-//! they differ in little but the PSN and where their payload lies.
+//! The packets of a long message between its first and its last, all as long as the path MTU. Where each leaves by
+//! itself, they differ in little but the PSN and the place of their payload.
 
 use crate::env::{Env, TransmitError};
 use crate::payload::Payload;
@@ -14,8 +14,8 @@ use super::super::send_queue::PACKET_COST;
 use super::{has_room, operation, reth};
 
 impl Qp {
-    /// Sends such packets from the cursor on, as the general way would, while the window has room; `sent` is set if there were
-    /// any. What comes next, and what is sent again, is left to the general way.
+    /// Sends such packets from the cursor on, as the general way would, while the window has room. `sent` is set if
+    /// there were any. The general way sends what comes next, and all retransmissions.
     pub(super) fn send_stream<E: Env>(
         &mut self,
         window: u64,

@@ -104,25 +104,26 @@ impl Early {
         None
     }
 
-    /// Whether later ones have come than that which comes next.
+    /// Tells whether packets later than the next one have come.
     pub(super) fn goes_beyond(&self, expected: Psn) -> bool {
         self.more || self.last.is_some_and(|last| last.since(expected) >= 0)
     }
 
-    /// Packets that were kept have been executed, behind `closed`. What is missing after them is to be told if `tell`.
+    /// Notes that kept packets have been executed, behind `closed`. With `tell` the requester is to hear which packet
+    /// is missing after them.
     pub(super) fn note_executed(&mut self, closed: Psn, tell: bool) {
         (self.closed, self.tell) = (Some(closed), tell);
     }
 
-    /// A request that was executed before has come again. Whether that shows a requester that goes back: what is missing comes
-    /// without being asked for.
+    /// Notes a duplicate of an executed request. Tells whether it shows a requester that goes back N: then the missing
+    /// packet comes unasked.
     pub(super) fn goes_back(&mut self, psn: Psn) -> bool {
         let goes_back = self.closed.is_some_and(|closed| psn.since(closed) > 0);
         self.tell &= !goes_back;
         goes_back
     }
 
-    /// Whether the requester is to hear now that `expected` is missing: once.
+    /// Tells, once, whether the requester is to hear now that `expected` is missing.
     pub(super) fn take_tell(&mut self, expected: Psn) -> bool {
         let tells = self.tell && self.goes_beyond(expected);
         self.note_told();
@@ -159,7 +160,7 @@ mod tests {
         early.keep(&packet, EXPECTED, room);
     }
 
-    /// What there is from there on.
+    /// The packets that follow in order from there.
     fn rest(early: &mut Early, ahead: u32) -> Vec<u8> {
         let mut all = Vec::new();
         let mut next = EXPECTED.plus(ahead);
@@ -182,13 +183,13 @@ mod tests {
         assert_eq!(rest(&mut early, 1), []);
         assert_eq!(rest(&mut early, 2), [2, 3]);
         assert!(early.goes_beyond(EXPECTED.plus(4)));
-        // What a longer request has passed is forgotten.
+        // Packets that a longer request has passed are forgotten.
         assert_eq!(rest(&mut early, 7), [7, 8]);
         assert_eq!(rest(&mut early, 17), [17]);
         assert!(!early.goes_beyond(EXPECTED.plus(18)));
         assert_eq!((early.packets.len(), early.bytes), (0, 0));
 
-        // Not far from the others.
+        // The distance to the others is bounded.
         let mut early = Early::default();
         let most = MOST_MISSING as u32;
         keep(&mut early, most + 1, &[], ROOM);
@@ -199,7 +200,7 @@ mod tests {
         assert_eq!(early.packets.len(), 3);
         drop(early);
 
-        // Of this queue pair.
+        // The bytes of one queue pair are bounded.
         let bytes = [0; 4096];
         let mut early = Early::default();
         for n in 1..20 {
@@ -208,7 +209,7 @@ mod tests {
         assert_eq!(early.packets.len(), 2);
         assert!(early.goes_beyond(EXPECTED.plus(19)), "the others came, too");
 
-        // Of all.
+        // The bytes of all queue pairs are bounded.
         let mut all: Vec<_> = (0..20).map(|_| Early::default()).collect();
         for early in &mut all {
             for n in 1..=256 {

@@ -13,7 +13,7 @@ use super::Inbound;
 use crate::env::Env;
 use crate::wire::opcode::Operation;
 
-/// What a request for an SRQ of another device asks of the responder here.
+/// Requests of a device to the responder here, for an SRQ of that device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lending {
     /// It is answered here: it is not the next one, or interrupts a message, or the queue pair does not receive.
@@ -27,7 +27,7 @@ pub enum Lending {
 /// A responder between two messages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// Of the queue pair: RTR, RTS, SQD or ERR.
+    /// State of the queue pair: RTR, RTS, SQD or ERR.
     pub state: QpState,
     /// `COMM_EST` was raised.
     pub established: bool,
@@ -37,7 +37,7 @@ pub struct Lease {
     pub msn: u32,
     /// A NAK went out.
     pub nak_sent: bool,
-    /// What may be asked for again, oldest first.
+    /// Answers that the peer may ask for again, oldest first.
     pub answers: Vec<Remembered>,
 }
 
@@ -48,11 +48,11 @@ pub struct Remembered {
     pub psn: Psn,
     /// The MSN in it.
     pub msn: u32,
-    /// What it says.
+    /// Its contents.
     pub kind: RememberedKind,
 }
 
-/// What an answer says.
+/// The contents of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RememberedKind {
     /// Memory of the protection domain of an SRQ.
@@ -66,16 +66,16 @@ pub enum RememberedKind {
         /// The SRQ.
         srqn: u32,
     },
-    /// What was there before an atomic.
+    /// The value before an atomic.
     Atomic {
         /// The value.
         original: u64,
     },
-    /// That it is done.
+    /// The operation is done.
     Placed,
 }
 
-/// Of no region.
+/// The protection domain of no region.
 const NO_PD: u32 = u32::MAX;
 
 impl Qp {
@@ -117,7 +117,7 @@ impl Qp {
         })
     }
 
-    /// Whether a message is half received.
+    /// Tells whether a message is half received.
     #[must_use]
     pub fn is_within_message(&self) -> bool {
         self.responder.recv_taken || self.responder.inbound != Inbound::None
@@ -178,7 +178,7 @@ impl Qp {
         responder.answers.clear();
     }
 
-    /// How far the responder has come: the PSN that comes next, and the MSN.
+    /// The responder's position: the PSN that comes next, and the MSN.
     #[must_use]
     pub fn progress(&self) -> (Psn, u32) {
         (self.responder.expected, self.responder.msn)

@@ -1,6 +1,6 @@
-//! A request of one packet that comes next: a SEND that finds a receive of one element, as programs send who answer messages,
-//! or a WRITE: a requester may cut a long one into those. It is executed as the general way would, without the checks of what it
-//! cannot be.
+//! The short way for the next request of one packet: a SEND that finds a receive of one element, as programs that
+//! answer messages send it, or a WRITE. A requester may cut a long WRITE into those. The request is executed as the
+//! general way would, without the checks that cannot fail.
 
 use crate::env::{Env, Side};
 use crate::mr::Access;

@@ -33,7 +33,7 @@ pub(in super::super) const SEND_CAP: QpCap = QpCap {
 pub(in super::super) struct TagMatching {
     taken: Taken,
     info: TmInfo,
-    /// Of a rendezvous that has matched: its headers.
+    /// Headers of a rendezvous that has matched.
     rndv: Option<(Tmh, Rvh)>,
 }
 
@@ -152,7 +152,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Whether this queue pair can fetch the data of a rendezvous now; if not, the program has to.
+    /// Tells whether this queue pair can fetch the data of a rendezvous now. If not, the program has to.
     fn can_fetch(&self, rvh: &Rvh) -> bool {
         self.attr.state == QpState::Rts
             && self.attr.max_rd_atomic > 0

@@ -54,7 +54,7 @@ const BY_ATTRIBUTE: &[(QpAttrMask, &[QpType], &str, &str)] = &[
     (QpAttrMask::RATE_LIMIT, &[Rc, Uc, Ud, XrcSend], "", "Rtr>Rts Rts>Rts"),
 ];
 
-/// Of these, what the table allows the device refuses.
+/// Attributes that the table allows and the device refuses.
 const REFUSED: QpAttrMask = bits!(ALT_PATH PATH_MIG_STATE);
 
 fn arrow(from: QpState, to: QpState) -> String {

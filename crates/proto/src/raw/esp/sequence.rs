@@ -44,7 +44,7 @@ impl ReplayWindow {
         ((number / 64) as usize % self.seen.len(), 1 << (number % 64))
     }
 
-    /// Whether a packet may be the first of its number.
+    /// Tells whether a packet may be the first with its number.
     pub(super) fn check(&self, number: u64) -> Result<(), EspDrop> {
         if self.size == 0 || number > self.top {
             // A window does not move further (`ibv_flow_action_esp(3)`).

@@ -118,7 +118,7 @@ fn every_mode_and_key_comes_back() {
             };
             let (mut encrypt, mut decrypt) = (make(Direction::Encrypt), make(Direction::Decrypt));
             for packet in [&packets[0], &second] {
-                // What an interface pads a short frame with is not the packet's.
+                // The padding that an interface adds to a short frame is not part of the packet.
                 let padded = [&packet[..], &[0; 7]].concat();
                 let sealed = apply(&mut encrypt, &padded).unwrap();
                 let mut changed = sealed.clone();

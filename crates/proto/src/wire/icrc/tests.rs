@@ -110,8 +110,8 @@ proptest! {
 /// The longest packet that a path MTU allows.
 const SINGLE_BITS: usize = 4096 + 44 + 4;
 
-/// What a flipped bit makes of the ID depends on its distance from the ID alone, so that one long
-/// packet stands for all shorter ones.
+/// The effect of a flipped bit on the ID depends only on its distance from the ID. So one long packet stands for all
+/// shorter ones.
 #[test]
 fn notices_every_single_flipped_bit() {
     let packet: Vec<u8> = (0..SINGLE_BITS - ICRC_LEN).map(|i| (i / 3) as u8).collect();

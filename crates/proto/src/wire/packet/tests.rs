@@ -142,7 +142,7 @@ proptest! {
     }
 }
 
-/// How a packet differs from the one before it.
+/// The difference between a packet and the one before it.
 #[derive(Clone, Copy, Debug)]
 enum Change {
     /// PSN, request for an ACK, RETH and payload.
