@@ -30,8 +30,8 @@ pub struct Pushed {
     pub overwrote: bool,
 }
 
-/// Fewer notifications (`ibv_modify_cq`): one for `count` completions, or `period` microseconds after the first of them,
-/// whichever comes first. 0 is no limit of that kind; both 0, the queue is not moderated.
+/// Fewer notifications (`ibv_modify_cq`): one for `count` completions, or one `period` microseconds after the first of
+/// them. The earlier of the two counts. 0 means no limit of that kind. If both are 0, the queue is not moderated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Moderation {
     /// Completions.
@@ -57,7 +57,7 @@ pub struct CqOptions {
 
 /// A completion queue. Its memory is allocated at creation and touched as it fills.
 ///
-/// A slot of a send queue is free again when the completion that covers it is *polled*: whoever polls hands
+/// A slot of a send queue is free again when the completion that covers it is *polled*. The poller hands
 /// [`Wc::sq_count`] back to the queue pair (`SqCredit`).
 #[derive(Debug)]
 pub struct Cq {
@@ -68,7 +68,7 @@ pub struct Cq {
     overrun: bool,
     ignore_overrun: bool,
     moderation: Moderation,
-    /// Completions since the queue was armed of which the channel is to be told.
+    /// Completions since the queue was armed that count for the channel.
     gathered: u32,
 }
 
@@ -126,8 +126,8 @@ impl Cq {
         self.push_detailed(wc, &WcDetail::default(), solicited)
     }
 
-    /// As [`push`](Self::push), of several, each with whether it is solicited, where nobody is to be told of any. False: nothing was
-    /// added.
+    /// As [`push`](Self::push), for several completions, each with its solicited flag. False, and none was added, if the
+    /// queue has no room for all, keeps details, is armed or is overrun.
     #[inline]
     #[must_use]
     pub fn push_plain(&mut self, completions: &[(Wc, bool)]) -> bool {
@@ -140,7 +140,7 @@ impl Cq {
         fits
     }
 
-    /// As [`push`](Self::push), with what a queue that was made for it keeps besides.
+    /// As [`push`](Self::push), with the further fields that a queue keeps if it was made for them.
     pub fn push_detailed(&mut self, wc: Wc, detail: &WcDetail, solicited: bool) -> Pushed {
         let full = self.wcs.len() >= self.capacity();
         if self.overrun || full && !self.ignore_overrun {
@@ -168,7 +168,7 @@ impl Cq {
         pushed
     }
 
-    /// One more completion of which the channel is to be told, now or together with others.
+    /// Counts one more completion for the channel, which is notified now or together with others.
     fn gather(&mut self, pushed: &mut Pushed) {
         self.gathered += 1;
         // Into a full queue nothing more comes.
@@ -187,7 +187,7 @@ impl Cq {
             && (self.moderation.is_off() || count > 0 && self.gathered >= count)
     }
 
-    /// Changes the moderation of notifications. Completions gathered so far are told at once if they are enough now;
+    /// Changes the moderation of notifications. The channel is notified at once if enough completions were gathered;
     /// else they wait for the new period.
     pub fn moderate(&mut self, moderation: Moderation) -> Pushed {
         self.moderation = moderation;
@@ -241,7 +241,7 @@ impl Cq {
         n
     }
 
-    /// The oldest completion, with what is kept besides.
+    /// The oldest completion, with its further fields.
     pub fn pop(&mut self) -> Option<WcEx> {
         let wc = self.wcs.pop_front()?;
         let detail = self.details.as_mut().and_then(Ring::pop_front).unwrap_or_default();
@@ -283,8 +283,8 @@ impl Cq {
         (CqOptions { details, ignore_overrun }, self.wcs.memory().clone())
     }
 
-    /// Takes the capacity, and the memory, of an empty queue of the same options, which gets the old ones. False if what waits
-    /// does not fit.
+    /// Takes the capacity, and the memory, of an empty queue with the same options, and gives it the old ones. False if
+    /// the completions that wait do not fit.
     pub fn resize(&mut self, room: &mut Self) -> bool {
         if self.wcs.len() > room.capacity() || self.details.is_some() != room.details.is_some() {
             return false;

@@ -29,7 +29,7 @@ pub enum Direction {
 pub enum Worth {
     /// Messages are as fast, or nothing else is possible.
     Nothing,
-    /// Either may be faster: who sends tries it.
+    /// Either may be faster: the sender tries it.
     Perhaps,
     /// Much faster than messages.
     Much,
@@ -47,7 +47,7 @@ pub struct Direct<'a> {
     pub remote: RemoteAddr,
     /// Bytes, 1 to [`MAX_DIRECT`].
     pub len: u32,
-    /// Our own memory; as many bytes.
+    /// Our own memory, of the same length.
     pub local: Local<'a>,
     /// Protection domain of the elements.
     pub pd: u32,

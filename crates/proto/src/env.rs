@@ -46,8 +46,8 @@ impl From<Fault> for TransmitError {
 
 /// The device around a queue pair.
 ///
-/// All calls come while the queue pair's lock is held; an implementation may take the locks of completion
-/// queues, the SRQ and the link below it, never another queue pair's.
+/// All calls come while the queue pair's lock is held. An implementation may take the locks of completion queues, the
+/// SRQ and the link below it. It must not take another queue pair's lock.
 pub trait Env {
     /// The memory that regions lie in.
     type Memory: Memory;
@@ -55,7 +55,7 @@ pub trait Env {
     /// The moment of this call; the same value throughout.
     fn now(&self) -> Time;
 
-    /// The moment itself, for what happens within a call.
+    /// The exact time, for measurements within a call.
     fn clock(&self) -> Time {
         self.now()
     }
@@ -114,8 +114,9 @@ pub trait Env {
     /// set) and adds the ICRC. `av` is the queue pair's own path or, on UD, the datagram's. The packet must have left (or be staged, in order) when the device gives up
     /// the queue pair's lock.
     ///
-    /// The payload may be as long as [`segment`](Self::segment); the packet then stands for as many as its payload fills at
-    /// the path MTU, takes up their PSNs, and arrives as [`Incoming::packets`](crate::qp::Incoming::packets) of them.
+    /// The payload may be as long as [`segment`](Self::segment). The packet then stands for as many packets as its
+    /// payload fills at the path MTU. It takes their PSNs, and arrives with their number in
+    /// [`Incoming::packets`](crate::qp::Incoming::packets).
     fn transmit(
         &mut self,
         av: &AddressVector,
@@ -172,8 +173,8 @@ pub trait Env {
         0
     }
 
-    /// After what silence of the peer the requester sends again without taking it for a timeout; `None` where nothing is
-    /// lost, or the ACK timeout is early enough.
+    /// The silence of the peer after which the requester sends again without taking it for a timeout. `None` where the
+    /// link loses nothing, or the ACK timeout is early enough.
     fn probe_after(&self) -> Option<Duration> {
         None
     }
@@ -198,9 +199,9 @@ pub trait Env {
     /// errors always do.
     fn complete(&mut self, side: Side, wc: Wc, solicited: bool);
 
-    /// On [`XrcRecv`](crate::qp::attr::QpType::XrcRecv): the protection domain of the SRQ with this number, from which
-    /// [`take_srq`](Self::take_srq) takes and to whose completion queue [`complete`](Self::complete) adds from now on.
-    /// `None`, and nothing changes, unless the queue pair's XRC domain has such an SRQ.
+    /// On [`XrcRecv`](crate::qp::attr::QpType::XrcRecv): selects the SRQ with this number and gives its protection
+    /// domain. From now on [`take_srq`](Self::take_srq) takes from it, and [`complete`](Self::complete) adds to its
+    /// completion queue. `None`, and nothing changes, unless the queue pair's XRC domain has such an SRQ.
     fn select_srq(&mut self, srqn: u32) -> Option<u32> {
         let _ = srqn;
         None

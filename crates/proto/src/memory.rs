@@ -1,4 +1,4 @@
-//! Registered memory as the machines see it: addresses, and someone who may touch them.
+//! Registered memory as the machines see it: addresses, and an owner that may touch them.
 
 use thiserror::Error;
 
@@ -9,9 +9,9 @@ pub struct Fault;
 
 /// Copies to and from registered memory.
 ///
-/// The program and the peer may touch the same bytes at the same time, so nobody ever borrows them. Callers
-/// have checked key, bounds and rights ([`crate::mr::MrTable`]) and hold the region while they copy.
-/// After a [`Fault`] any part of the copy may have been done.
+/// The program and the peer may touch the same bytes at the same time, so the bytes are never borrowed. Callers have
+/// checked key, bounds and rights ([`crate::mr::MrTable`]) and hold the region while they copy. After a [`Fault`] any
+/// part of the copy may have been done.
 pub trait Memory {
     /// Copies `dst.len()` bytes from `addr`.
     fn read(&self, addr: u64, dst: &mut [u8]) -> Result<(), Fault>;
@@ -33,22 +33,22 @@ pub trait Memory {
         Ok(())
     }
 
-    /// Swaps the 8-byte word at `addr`, aligned to 8, for `swap` if it equals `compare`; returns what it held.
+    /// Swaps the 8-byte word at `addr`, aligned to 8, for `swap` if it equals `compare`. Returns its value before.
     fn compare_swap(&self, addr: u64, compare: u64, swap: u64) -> Result<u64, Fault>;
 
-    /// Writes the 8-byte word at `addr`, aligned to 8, at one go: nobody sees a mixture, and every write before it is seen by
-    /// who sees this one.
+    /// Writes the 8-byte word at `addr`, aligned to 8, as a whole: a reader never sees a mixture. A reader that sees
+    /// this write sees every write before it.
     fn store(&self, addr: u64, value: u64) -> Result<(), Fault>;
 
-    /// Makes what was written before visible to everybody on this host.
+    /// Makes earlier writes visible to all processes of this host.
     fn publish(&self) {
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
     }
 
-    /// Makes what was written to these bytes survive a loss of power. Only called on regions that were registered for that
-    /// ([`Access::FLUSH_PERSISTENT`](crate::mr::Access::FLUSH_PERSISTENT)).
+    /// Makes earlier writes to these bytes survive a loss of power. Only called on regions that were registered for
+    /// that ([`Access::FLUSH_PERSISTENT`](crate::mr::Access::FLUSH_PERSISTENT)).
     fn persist(&self, addr: u64, len: u64) -> Result<(), Fault>;
 
-    /// Adds to the 8-byte word at `addr`, aligned to 8, wrapping; returns what it held.
+    /// Adds to the 8-byte word at `addr`, aligned to 8, wrapping. Returns its value before.
     fn fetch_add(&self, addr: u64, add: u64) -> Result<u64, Fault>;
 }

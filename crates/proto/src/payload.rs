@@ -100,8 +100,8 @@ impl<'a> Payload<'a> {
 }
 
 impl Payload<'_> {
-    /// As [`copy_to`](Self::copy_to), to [`len`](Self::len) bytes at an address that `memory` may write. The region of the last
-    /// local element stays in use as `region`, what a peer reads as `target`.
+    /// As [`copy_to`](Self::copy_to), to [`len`](Self::len) bytes at an address that `memory` may write. The region of
+    /// the last local element stays in use as `region`, the region that a peer reads as `target`.
     pub fn copy_to_addr<'m>(
         &self,
         mrs: &'m MrTable,
@@ -153,7 +153,7 @@ fn write_zeros(to: u64, len: u32, memory: &impl Memory) -> Result<(), Fault> {
 /// The payload of a packet that came in.
 #[derive(Clone, Copy, Debug)]
 pub enum Data<'a> {
-    /// Bytes that nobody changes.
+    /// Bytes that do not change.
     Bytes(&'a [u8]),
     /// Bytes at an address that the device's [`Memory`] may read, which their sender may still be changing.
     Shared {

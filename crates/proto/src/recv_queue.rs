@@ -132,7 +132,7 @@ impl RecvQueue {
         Some((wr_id, self.sges.get(self.head * self.max_sge)?))
     }
 
-    /// Takes the oldest request, of which there is one.
+    /// Takes the oldest request. The queue must not be empty.
     #[inline]
     pub(crate) fn skip(&mut self) {
         debug_assert!(self.len > 0);
@@ -152,8 +152,8 @@ impl RecvQueue {
         self.wqes.allocator()
     }
 
-    /// Takes the capacity, and the memory, of an empty queue for requests of as many elements, which gets the old ones. False
-    /// if the requests that wait do not fit.
+    /// Takes the capacity, and the memory, of an empty queue for requests of as many elements, and gives it the old
+    /// ones. False if the requests that wait do not fit.
     pub fn resize(&mut self, room: &mut Self) -> bool {
         if self.len > room.capacity() || self.max_sge > room.max_sge {
             return false;

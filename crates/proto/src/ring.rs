@@ -47,7 +47,7 @@ impl<T: Copy> Ring<T> {
         Some(value)
     }
 
-    /// The oldest `n`, of which there are as many, in two parts; and forgets them.
+    /// Takes the oldest `n` out, in two parts. There must be at least `n`.
     #[inline]
     pub(crate) fn take(&mut self, n: usize) -> (&[T], &[T]) {
         let first = n.min(self.capacity - self.head);
@@ -79,7 +79,7 @@ impl<T: Copy> Ring<T> {
         self.slots.allocator()
     }
 
-    /// Becomes `room`, which is empty and into which what is here fits; that becomes this one.
+    /// Moves to `room`, which is empty and large enough, and gives it the old memory.
     pub(crate) fn move_to(&mut self, room: &mut Self) {
         while let Some(value) = self.pop_front() {
             room.push_back(value);

@@ -1,10 +1,10 @@
-//! The list of tags of a tag-matching SRQ, and how the program and the device agree on what came when
+//! The list of tags of a tag-matching SRQ. It makes the program and the device agree on the order of tags and messages
 //! (`ibv_post_srq_ops(3)`; "Hardware tag matching" in the documentation of libibverbs).
 //!
-//! Messages are matched in the order in which tags were added. A message without a match goes to the program, which looks
-//! among the buffers that it did not hand over. If a tag that it adds meanwhile matched a *later* message, that one would
-//! overtake. So each message that is handed to the program is counted, the program says how many it has handled, and tags
-//! that are added while the two differ are not matched before they agree.
+//! Messages are matched in the order in which tags were added. A message without a match goes to the program, which
+//! looks among the buffers that it did not hand over. If a tag that it adds meanwhile matched a *later* message, that
+//! one would overtake. So each message that is handed to the program is counted, and the program says how many it has
+//! handled. Tags that are added while the two counts differ are not matched before they agree.
 
 use arrayvec::ArrayVec;
 use thiserror::Error;
@@ -121,7 +121,7 @@ impl TagList {
         self.order.is_empty()
     }
 
-    /// The program has handled so many unexpected messages in all.
+    /// The program has handled this many unexpected messages in all.
     pub fn sync(&mut self, handled: u32) {
         self.handled = handled;
         if self.in_sync() {

@@ -152,8 +152,8 @@ pub enum Mtu {
 }
 
 impl Mtu {
-    /// Bytes on an IP link that a RoCEv2 packet needs besides its payload:
-    /// IPv6 40, UDP 8, BTH 12, the largest extension headers 32, ICRC 4.
+    /// Bytes on an IP link that a RoCEv2 packet needs in addition to its payload: IPv6 40, UDP 8, BTH 12, the largest
+    /// extension headers 32, ICRC 4.
     pub const OVERHEAD: u32 = 96;
 
     /// All sizes, smallest first.

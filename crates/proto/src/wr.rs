@@ -1,4 +1,4 @@
-//! Work requests: what a program posts to the queues.
+//! Work requests that a program posts to the queues.
 
 use bitflags::bitflags;
 
@@ -86,7 +86,7 @@ pub enum SendOp {
         /// The new value, as it lies in memory.
         data: Option<[u8; 8]>,
     },
-    /// FLUSH (IBA A19.4): what earlier WRITEs wrote there is placed as far as `feth` says.
+    /// FLUSH (IBA A19.4): places data of earlier WRITEs to this range as deep as `feth` says.
     Flush {
         /// The first byte; with [`Selectivity::Mr`](crate::wire::feth::Selectivity::Mr) only the key counts.
         at: RemoteAddr,

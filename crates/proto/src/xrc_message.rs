@@ -29,11 +29,12 @@ pub enum Message {
     Busy { target: Qpn, lease: u64, later: bool },
     /// So far it has come, and no ACK says more.
     Progress { target: Qpn, lease: u64, expected: Psn, msn: u32 },
-    /// The target was reset or destroyed: what was lent is void.
+    /// The target was reset or destroyed: the loan is void.
     Revoke { target: Qpn, lease: u64 },
     /// The target was modified otherwise, while it is lent.
     Attributes { target: Qpn, lease: u64, attr: QpAttr },
-    /// An event of a target: from a borrower for all who have it open, or from its process for one of them.
+    /// An event of a target: from a borrower for all processes that have it open, or from the target's process for one
+    /// of them.
     Event { target: Qpn, event: QpEvent },
     /// A process that opens, queries or modifies a target waits for the answer.
     Ask { request: u64, target: Qpn, question: Question },
@@ -55,8 +56,8 @@ pub enum Question {
     Modify { attr: QpAttr, mask: QpAttrMask },
 }
 
-/// Kind of a packet's message: the rest is target 4, packets 4, source 16, destination 16, traffic class 1, hop limit 1,
-/// flow label 4, length of the headers 1, headers, payload.
+/// Kind of a packet's message. The rest is target 4, packets 4, source 16, destination 16, traffic class 1, hop limit
+/// 1, flow label 4, length of the headers 1, headers, payload.
 const PACKET: u8 = 0;
 const PACKET_HEAD: usize = 48;
 

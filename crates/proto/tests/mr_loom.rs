@@ -46,15 +46,15 @@ impl<const ORDERED: bool> Word for Model<ORDERED> {
     }
 }
 
-/// A slot of the table: its state, and what is behind it. The model checker finds an access to the region that is not
-/// ordered with another one.
+/// A slot of the table: its state, and the region behind it. The model checker finds an access to the region that is
+/// not ordered with another one.
 #[derive(Default)]
 struct Slot<const ORDERED: bool> {
     uses: Uses<Model<ORDERED>>,
     region: UnsafeCell<u64>,
 }
 
-// SAFETY: that accesses of `region` exclude each other is what is checked.
+// SAFETY: this test checks that accesses of `region` exclude each other.
 unsafe impl<const ORDERED: bool> Sync for Slot<ORDERED> {}
 // SAFETY: as above.
 unsafe impl<const ORDERED: bool> Send for Slot<ORDERED> {}

@@ -52,7 +52,7 @@ pub(super) struct Connection {
     pub(super) state: ConnectionState,
     /// The program destroyed it: no more events, and it goes when it can.
     pub(super) orphan: bool,
-    /// The program was told that it is over, whatever goes on with the peer.
+    /// The program was told that the connection is over, even if messages with the peer go on.
     pub(super) quiet: bool,
     /// It counts against this listener's backlog.
     pub(super) waiting: Option<ListenerId>,
@@ -67,12 +67,12 @@ pub(super) struct Connection {
     pub(super) max_retries: u8,
     pub(super) retries: u8,
     pub(super) attempt: Attempt,
-    /// When what waits for an answer was sent, or repeated for want of one.
+    /// When the message that waits for an answer was sent, or repeated because no answer came.
     pub(super) asked: Time,
     pub(super) deadline: Option<Time>,
     /// Waits for an answer, and is repeated on the timer.
     pub(super) sent: Option<Box<MadBytes>>,
-    /// Answers what came last, and is repeated for duplicates.
+    /// Our answer to the last message. It is repeated for duplicates.
     pub(super) answer: Option<Box<MadBytes>>,
     /// Active: of the path, to know the ACK timeout once the peer said its delay.
     pub(super) packet_life_time: u8,
@@ -143,7 +143,7 @@ impl Connection {
     }
 }
 
-/// Connections by what peers call them.
+/// Connections by the names that peers give them.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     /// Passive sides, by the peer's ID: to know duplicates.
@@ -153,7 +153,7 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// Enters a connection; nobody else has its names.
+    /// Enters a connection. No other connection may have its names.
     pub(super) fn enter(&mut self, connection: &mut Connection) {
         let (gid, id) = (connection.to.dgid.0, connection.local_id);
         if let (false, Some(remote)) = (connection.is_active(), connection.remote_id) {

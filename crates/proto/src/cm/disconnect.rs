@@ -35,8 +35,8 @@ impl Cm {
         Ok(())
     }
 
-    /// Lets go of a connection or SIDR request, whatever its state; the peer is told what it has to know. No event of it
-    /// comes any more.
+    /// Drops a connection or SIDR request, whatever its state, and tells the peer as far as it has to know. It raises
+    /// no further event.
     ///
     /// # Errors
     /// [`CmError::UnknownId`].
@@ -85,7 +85,7 @@ impl Cm {
             private_data,
         };
         c.sent = Some(self.outbox.send_if(c.may_send(), c.to, transaction_id, dreq));
-        // A rejection that the peer may have missed is still the answer to what it asked.
+        // A rejection that the peer may have missed is still the answer to its request.
         c.answer = c.answer.take_if(|_| c.quiet);
         c.retries = 0;
         c.state = S::DreqSent;
@@ -185,9 +185,9 @@ impl Cm {
         }
     }
 
-    /// Sends each DREQ that waits for its answer once more, and each DREP that is no older than [`RECENT`]: nobody may be left
-    /// to do so when the first was lost. A peer that waits for a DREQ in vain never hears of the end; one that waits for a DREP
-    /// asks for a minute. A peer that has had the first counts a duplicate.
+    /// Sends each DREQ that waits for its answer once more, and each DREP that is no older than [`RECENT`]. The first
+    /// may get lost after this process has ended. A peer that misses the DREQ never hears of the end. A peer that
+    /// misses the DREP repeats its DREQ for a minute. A peer that got the first counts a duplicate.
     pub(super) fn repeat_last_disconnects(&mut self, now: Time) {
         for c in self.connections.values_mut() {
             let last = match c.state {

@@ -28,7 +28,7 @@ pub(super) struct Attempt {
     interval: Duration,
     /// Early repetitions that were made or left out.
     done: u8,
-    /// It waits to be sent: nobody can have answered.
+    /// It waits to be sent, so it cannot have been answered.
     is_queued: bool,
     is_answered: bool,
 }
@@ -46,7 +46,7 @@ impl Early {
         Attempt { since: None, interval, done, is_queued, is_answered: false }
     }
 
-    /// Something came that answers the message, be it that the answer takes time.
+    /// Something came that answers the message, even if only to say that the answer takes time.
     pub(super) fn answered(&mut self, attempt: &mut Attempt, now: Time) {
         if let Some(since) = attempt.since
             && !std::mem::replace(&mut attempt.is_answered, true)

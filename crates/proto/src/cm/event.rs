@@ -29,9 +29,9 @@ pub struct ConnectRequest {
     pub sq_psn: Psn,
     /// Path MTU.
     pub mtu: Mtu,
-    /// READs and atomics that the peer wants outstanding at a time: what we should take.
+    /// READs and atomics that the peer wants outstanding at a time. We should take that many.
     pub responder_resources: u8,
-    /// READs and atomics that the peer takes at a time: what we may have outstanding.
+    /// READs and atomics that the peer takes at a time. We may have that many outstanding.
     pub initiator_depth: u8,
     /// The peer keeps end-to-end flow control.
     pub flow_control: bool,
@@ -58,9 +58,9 @@ pub struct ConnectResponse {
     pub remote_qpn: Qpn,
     /// The PSN with which our send queue starts.
     pub sq_psn: Psn,
-    /// READs and atomics that the peer wants outstanding at a time: what we take.
+    /// READs and atomics that the peer wants outstanding at a time. We take that many.
     pub responder_resources: u8,
-    /// READs and atomics that the peer takes at a time: what we may have outstanding.
+    /// READs and atomics that the peer takes at a time. We may have that many outstanding.
     pub initiator_depth: u8,
     /// Code of the time that the peer may take to acknowledge.
     pub target_ack_delay: u8,
@@ -83,7 +83,7 @@ pub struct Rejection {
     pub reason: RejReason,
     /// The message that was rejected.
     pub about: About,
-    /// Additional information: what would do.
+    /// Additional information: a value that would be accepted.
     pub info: Box<[u8]>,
     /// With its padding: 148 bytes; none if the rejection is our own CM's.
     pub private_data: Box<[u8]>,
@@ -115,7 +115,7 @@ pub struct SidrResponse {
     pub qkey: QKey,
     /// The peer's options.
     pub ece: Ece,
-    /// Additional information: what would do.
+    /// Additional information: a value that would be accepted.
     pub info: Box<[u8]>,
     /// With its padding: 136 bytes.
     pub private_data: Box<[u8]>,

@@ -59,7 +59,7 @@ impl PortSpace {
     }
 }
 
-/// Service ID: what a listener is found by (IBA 12.7.3).
+/// Service ID, by which a listener is found (IBA 12.7.3).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct ServiceId(pub u64);
 

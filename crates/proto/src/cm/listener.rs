@@ -1,4 +1,4 @@
-//! Listeners: who answers for a service at an address.
+//! Listeners, which answer for a service at an address.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -55,7 +55,7 @@ impl Listeners {
         self.by_id.get_mut(&id)
     }
 
-    /// Finds a listener for a service, whatever the address. It tells whether requests carry an IP CM header.
+    /// Finds a listener for a service at any address. It tells whether requests carry an IP CM header.
     pub(super) fn any_of(&self, service_id: ServiceId) -> Option<&Listener> {
         let least = (service_id, ListenAddress::Any);
         let (name, id) = self.by_name.range(least..).next()?;

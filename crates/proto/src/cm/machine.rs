@@ -45,7 +45,8 @@ pub struct CmConfig {
     pub max_orphans: usize,
     /// Code of the time that our MRAs ask for; the kernel takes 24.
     pub service_timeout: u8,
-    /// Repeats what is not answered up to three times within the first wait, besides the repetitions that the program asks for.
+    /// Repeats a message without an answer up to three times within the first wait, besides the repetitions that the
+    /// program asks for.
     pub early_repeats: bool,
     /// Keeps records of connections, which must be polled: [`Cm::poll_record`].
     pub records: bool,
@@ -168,8 +169,8 @@ impl Cm {
         }
     }
 
-    /// Takes the payload of a datagram to QP1 whose Q_Key is right. Whatever it is, the worst that happens is an
-    /// answer and a count; a connection is touched only by its own peer's address.
+    /// Takes the payload of a datagram to QP1 whose Q_Key is right. At worst it causes an answer and a count. Only its
+    /// own peer's address can touch a connection.
     pub fn handle(&mut self, now: Time, arrival: &Arrival, mad: &[u8]) {
         let is_port = |gid: crate::types::Gid| !gid.is_zero() && !gid.is_multicast();
         if !is_port(arrival.source) || !is_port(arrival.destination) {
@@ -192,12 +193,12 @@ impl Cm {
             Message::SidrReq(req) => self.on_sidr_req(now, arrival, tid, req),
             Message::SidrRep(rep) => self.on_sidr_rep(arrival, modifier, rep),
             Message::Lap(lap) => self.on_lap(arrival, tid, lap),
-            // We load no alternate paths, so nobody has one to answer.
+            // We load no alternate paths, so there is none to answer for.
             Message::Apr(_) => self.drop(DropReason::State),
         }
     }
 
-    /// The next datagram to send, which leaves now: what it waits for is waited for from now on.
+    /// The next datagram to send. It leaves now, and the wait for its answer begins now.
     pub fn poll_transmit(&mut self, now: Time) -> Option<Transmit> {
         let transmit = self.outbox.pop()?;
         if let Some((attribute, id)) = asks(&transmit.mad) {
@@ -237,7 +238,7 @@ impl Cm {
         self.timers.first()
     }
 
-    /// Does what is due: repeats messages, gives up, ends waits.
+    /// Runs the timers that are due: repeats messages, gives up, ends waits.
     pub fn on_timer(&mut self, now: Time) {
         while let Some(id) = self.timers.due(now) {
             if self.connections.contains_key(&id) {
@@ -326,8 +327,8 @@ impl Cm {
         }
     }
 
-    /// Stops listening and destroys everything: what a process does when it ends. Datagrams wait to be sent, and
-    /// what wants an answer waits for it.
+    /// Stops listening and destroys everything, as a process does when it ends. Datagrams still wait to be sent, and
+    /// messages still wait for their answers.
     pub fn shutdown(&mut self, now: Time) {
         for listener in self.listeners.ids() {
             self.unlisten(now, listener).expect("it is there");
@@ -336,7 +337,7 @@ impl Cm {
         let mut ids: Vec<_> = live.collect();
         ids.extend(self.sidrs.all_live());
         for id in ids {
-            // Queue pairs end with the process, whoever else outlives an id.
+            // Queue pairs end with the process, even if another process keeps an id.
             if self.state(id) == Ok(ConnectionState::Established) {
                 self.send_dreq(now, id, PrivateData::EMPTY);
             }

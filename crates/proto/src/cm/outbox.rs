@@ -103,14 +103,14 @@ impl Outbox {
         bytes
     }
 
-    /// Sends what was sent before, because no answer came.
+    /// Sends a message again, because no answer came.
     pub(super) fn retry(&mut self, to: Destination, bytes: &MadBytes) {
         let attribute = attribute(bytes);
         self.counters.tx_retries.add(attribute);
         self.push(to, attribute, Box::new(*bytes));
     }
 
-    /// Sends what was sent before, because the peer asked again.
+    /// Sends a message again, because the peer asked again.
     pub(super) fn replay(&mut self, to: Destination, bytes: &MadBytes) {
         self.push(to, attribute(bytes), Box::new(*bytes));
     }

@@ -154,7 +154,7 @@ pub struct SidrAnswer<'a> {
     pub qkey: QKey,
     /// The vendor's options.
     pub ece: Ece,
-    /// For the one who asked: up to 136 bytes.
+    /// For the side that asked: up to 136 bytes.
     pub private_data: &'a [u8],
 }
 

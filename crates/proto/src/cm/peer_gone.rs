@@ -1,4 +1,4 @@
-//! A peer that ended without a word, of which somebody told us.
+//! A peer whose process ended without sending anything, as another process reports.
 
 use super::connection::{Connection, ConnectionState as S};
 use super::id::CommId;
@@ -18,7 +18,7 @@ enum Word {
 }
 
 impl Connection {
-    /// The last word of a peer that destroys its side of this connection.
+    /// The message that a peer sends when it destroys its side of this connection.
     fn last_word(&self) -> Option<Word> {
         match self.state {
             S::ReqRcvd | S::MraReqSent => Some(Word::Rej(About::No, RejReason::Timeout)),

@@ -150,8 +150,8 @@ impl QpParams {
     }
 }
 
-/// As [`QpParams::attr`], for INIT of a connected queue pair whose connection does not exist yet: nothing is allowed to
-/// the peer so far.
+/// As [`QpParams::attr`], for INIT of a connected queue pair whose connection does not exist yet. The peer has no
+/// rights so far.
 #[must_use]
 pub fn init_attr(port: &LocalPort) -> (QpAttr, QpAttrMask) {
     use QpAttrMask as M;
@@ -282,7 +282,7 @@ mod tests {
         fn count(&self, _: Counter, _: u64) {}
     }
 
-    /// A queue pair takes what it is given, at each step, with nothing added.
+    /// A queue pair takes the attributes at each step, with none added.
     #[test]
     fn a_queue_pair_takes_the_attributes() {
         let cap = QpCap {

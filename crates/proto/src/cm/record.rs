@@ -19,7 +19,7 @@ use super::qp_attr::{QpParams, Side};
 use crate::time::Time;
 use crate::types::{Gid, Mtu, Qpn};
 
-/// A connection, for who has to end it.
+/// A connection, for the process that has to end it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Record {
     /// Our name of it.

@@ -1,4 +1,4 @@
-//! REJ: saying no, being told no, and what is left of a peer that has forgotten us.
+//! REJ: rejecting, being rejected, and the end of a connection that the peer has forgotten.
 
 use super::connection::ConnectionState as S;
 use super::counters::DropReason;
@@ -17,8 +17,8 @@ use crate::time::Time;
 use crate::types::Mtu;
 
 impl Cm {
-    /// Says no to a peer that asks or has accepted (`rdma_reject(3)`). `info` says what would do, in up to 72 bytes; for the
-    /// peer's program there are 148 bytes of private data.
+    /// Rejects a peer that asks or has accepted (`rdma_reject(3)`). `info` gives a value that would be accepted, in up
+    /// to 72 bytes. The peer's program gets up to 148 bytes of private data.
     ///
     /// # Errors
     /// [`CmError::State`] where there is nothing to reject, [`CmError::PrivateDataTooLong`], [`CmError::Value`].
@@ -63,8 +63,8 @@ impl Cm {
         self.take_request(id)
     }
 
-    /// Tells the peer that we no longer wait for it. It may not know our ID yet, so that it is told who we are
-    /// (IBA 12.6.7.2).
+    /// Tells the peer that we no longer wait for it. It may not know our ID yet, so the message carries it (IBA
+    /// 12.6.7.2).
     pub(super) fn give_up(&mut self, id: CommId, about: About) {
         let Some(c) = self.connections.get_mut(&id) else { return };
         let rej = Rej {
@@ -91,7 +91,7 @@ impl Cm {
         self.outbox.send(Destination::answering(arrival), tid, rej.with_info(info));
     }
 
-    /// A REQ of another class version is told which one we speak; anything else is dropped.
+    /// Answers a REQ of another class version with the version that we speak, and drops any other message.
     pub(super) fn refuse_class_version(&mut self, arrival: &Arrival, mad: &[u8]) {
         let Some((tid, remote)) = Mad::foreign_req(mad) else {
             return self.drop(DropReason::Malformed);
@@ -111,9 +111,10 @@ impl Cm {
         let Some((id, c)) = id.and_then(|id| Some((id, self.connections.get_mut(&id)?))) else {
             return self.drop(DropReason::Unknown);
         };
-        // Only who never had a connection gives no ID: afterwards our own alone, which can be guessed, ends nothing.
+        // Only a peer that never had a connection gives no ID. Afterwards our own ID alone ends nothing, since it can
+        // be guessed.
         let is_unnamed = remote.is_none() && matches!(c.state, S::ReqSent | S::MraReqRcvd);
-        // And only who never learned our ID leaves that out: an established connection ends by both IDs.
+        // Only a peer that never learned our ID leaves it out: an established connection ends by both IDs.
         let may_not_know_us =
             matches!(c.state, S::ReqRcvd | S::MraReqSent | S::RepSent | S::MraRepRcvd);
         let is_named = !rej.remote_comm_id.is_none() || may_not_know_us;
@@ -131,7 +132,7 @@ impl Cm {
             RejectedLate,
             Disconnected,
         }
-        // A REJ says what it is about, so that a late one does not hit what came after.
+        // A REJ names the message that it rejects, so that a late one does not hit a later message.
         let end = match (c.state, rej.about) {
             (S::ReqSent | S::MraReqRcvd, About::Req | About::No) => End::Rejected,
             (S::ReqRcvd | S::MraReqSent, About::No) => End::Rejected,

@@ -46,7 +46,7 @@ impl Cm {
         c.answer = Some(self.outbox.send(c.to, c.transaction_id, rtu));
         c.state = S::Established;
         c.retries = 0;
-        // The target of an XRC connection may let go of its ID, and then rejects an RTU.
+        // The target of an XRC connection may drop its ID, and then it rejects an RTU.
         let again = (!c.is_xrc_initiator()).then(|| now + c.timeout / FIRST_RTU_AGAIN);
         self.timers.set(id, &mut c.deadline, again);
         Ok(())

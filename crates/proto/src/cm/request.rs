@@ -240,7 +240,7 @@ impl Cm {
         c.retries = 0;
         c.asked = now;
         c.answer = None;
-        // It goes out whatever was sent before: nothing but answers to the peer's REQs.
+        // It is sent even if the limit is reached: only answers to the peer's REQs count so far.
         c.may_send();
         c.sent = Some(self.outbox.send_with(c.to, c.transaction_id, params.ece.options, rep));
         c.attempt = self.early.begin(c.timeout, self.outbox.took_last());
@@ -311,7 +311,7 @@ impl Cm {
         if req.primary.remote_gid != arrival.destination {
             return Err(RejReason::InvalidGid);
         }
-        // A path that is not the sender's own: nobody else may be drawn into a connection.
+        // The path is not the sender's own. A third host must not be drawn into a connection.
         if req.primary.local_gid != arrival.source
             || req.local_qpn.get() < FIRST_QPN
             || !req.pkey.matches(PKey::DEFAULT)
@@ -417,8 +417,8 @@ impl Cm {
                 traffic_class: path.traffic_class,
                 hop_limit: path.hop_limit,
                 sl: path.sl,
-                // The port's own (`IBV_RATE_MAX`): the packet rate that the peer names is a guess, on Linux by the kind of its
-                // interface, and it would slow us down.
+                // The port's own rate (`IBV_RATE_MAX`). The packet rate that the peer names is a guess, on Linux by the
+                // kind of its interface, and it would slow us down.
                 rate: 0,
                 path_mtu: req.path_mtu.expect("checked by find_listener"),
                 ack_timeout: path.ack_timeout,
@@ -450,7 +450,7 @@ impl Cm {
         }
     }
 
-    /// The peer repeats its REQ: whatever was said to it is said again.
+    /// The peer repeats its REQ: the last answer is sent again.
     fn on_req_again(&mut self, now: Time, id: CommId) {
         self.outbox.counters.rx_duplicates.add(Attribute::Req);
         let c = self.connections.get_mut(&id).expect("found by its name");
@@ -488,7 +488,7 @@ impl Cm {
     }
 }
 
-/// The one who answers a REQ.
+/// The listener that answers a REQ.
 struct Found {
     listener: ListenerId,
     transport: Transport,

@@ -49,7 +49,7 @@ impl Cm {
         }
     }
 
-    /// Tells whether a request gets an answer here other than that there is no listener.
+    /// Tells whether a request gets another answer here than that there is no listener.
     #[must_use]
     pub fn awaits_request(&self, peer: Gid, mad: &Mad) -> bool {
         let service_id = match &mad.message {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Longest and shortest wait for one answer, whatever the peer asks for: a peer must not keep a state for hours, nor make
-/// us send in a loop.
+/// Longest and shortest wait for one answer, whatever the peer asks for. A peer must not keep a state for hours, nor
+/// make us send in a loop.
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(70);
 

@@ -10,7 +10,7 @@ use crate::time::Time;
 pub(super) struct Timers(BTreeSet<(Time, CommId)>);
 
 impl Timers {
-    /// Lets the timer of `id` end at `at`, or stops it. `deadline` is where its owner keeps what was set last.
+    /// Sets the timer of `id` to end at `at`, or stops it. Its owner keeps the last setting in `deadline`.
     pub(super) fn set(&mut self, id: CommId, deadline: &mut Option<Time>, at: Option<Time>) {
         if let Some(old) = deadline.take() {
             self.0.remove(&(old, id));

@@ -1,9 +1,9 @@
 //! Counts the users of a slot of the key table, without a lock. Public for the model checker only (`tests/mr_loom.rs`).
 //!
-//! One word holds a valid bit and the number of accesses in progress. An access adds itself, then looks at the bit, in one
-//! step; who takes the slot out of use clears the bit, then waits for the number to fall to zero. The slot's other fields
-//! change only while the bit is clear and the number of those who saw it set is zero, so whoever counted itself in and saw
-//! the bit may read them.
+//! One word holds a valid bit and the number of accesses in progress. An access adds itself and looks at the bit in one
+//! step. To take the slot out of use, a thread clears the bit, then waits until the number is zero. The slot's other
+//! fields change only while the bit is clear and no access that saw it set remains. So an access that counted itself in
+//! and saw the bit may read them.
 
 use std::hint;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -89,7 +89,7 @@ impl<W: Word> Uses<W> {
     #[inline]
     #[must_use]
     pub fn begin(&self) -> Option<Use<'_, W>> {
-        // Acquire: what was written before the bit was set is seen.
+        // Acquire: writes from before the bit was set are seen.
         let before = self.0.fetch_add(1, Ordering::Acquire);
         let in_use = Use(&self.0);
         (before & VALID != 0).then_some(in_use)
@@ -114,7 +114,7 @@ impl<W: Word> Uses<W> {
     /// Waits until no access is in progress, after [`close`](Self::close).
     pub fn drain(&self) {
         let mut spins = 0u32;
-        // Acquire: what the last access read was read before what is written from now on.
+        // Acquire: the last access has read before anything is written from now on.
         while self.0.load(Ordering::Acquire) & !VALID != 0 {
             spins = spins.saturating_add(1);
             self.0.pause(spins);

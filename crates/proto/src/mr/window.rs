@@ -1,7 +1,7 @@
 //! Memory windows: remote keys for a part of a region, bound and unbound by work requests (IBA 10.6.7).
 //!
-//! A window has a slot of the table, as a region has, and is looked up like one; its key is not the region's, and it has no
-//! local key. The low 8 bits of the key of a window of type 2 are the program's, and change with each bind.
+//! A window has a slot of the table like a region, and is looked up like one. Its key is not the region's, and it has
+//! no local key. The low 8 bits of the key of a window of type 2 are the program's, and change with each bind.
 
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
@@ -103,8 +103,8 @@ impl MrTable {
         true
     }
 
-    /// Binds a window for a work request of queue pair `qpn` of protection domain `pd`; returns its new key, under which
-    /// alone it is found from now on. Waits until no access through the old one is in progress.
+    /// Binds a window for a work request of queue pair `qpn` of protection domain `pd`. Returns its new key, which from
+    /// now on is its only one. Waits until no access by the old key is in progress.
     ///
     /// # Errors
     /// [`BindError`].
@@ -197,8 +197,8 @@ impl MrTable {
         slot.uses.open();
     }
 
-    /// The region that a window is to be bound to, and where in this process the window begins. The region stays: who takes
-    /// one back needs the lock of the bindings.
+    /// The region that a window is to be bound to, and the window's address in this process. The region stays, since
+    /// taking one back needs the lock of the bindings.
     fn bindable(&self, bind: &Bind, pd: u32) -> Result<(&Slot, u64), BindError> {
         let held = self.slot(bind.lkey).and_then(Slot::hold).ok_or(BindError::Region)?;
         let region = held.slot;

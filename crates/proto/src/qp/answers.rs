@@ -86,7 +86,7 @@ impl Answers {
 
     /// A request was executed.
     pub(super) fn add(&mut self, answer: Answer) {
-        // At a depth of 0 nobody should ask; the request was executed, and its answer is kept.
+        // At a depth of 0 no request should come. This one was executed, and its answer is kept.
         while self.remembered.len() >= self.depth.max(1) {
             self.remembered.pop_front();
         }
@@ -108,7 +108,7 @@ impl Answers {
         self.remembered.iter()
     }
 
-    /// Remembers this instead of what it does.
+    /// Remembers these answers in place of its own.
     pub(super) fn remember(&mut self, answers: impl Iterator<Item = Answer>) {
         self.remembered.clear();
         self.remembered.extend(answers.take(self.depth));
@@ -282,7 +282,7 @@ impl Qp {
         sent
     }
 
-    /// Sends the last ACK once more, if it is no older than [`RECENT`]: nobody will answer when the peer asks again.
+    /// Sends the last ACK once more, if it is no older than [`RECENT`]. The peer's repeats will find no answer later.
     pub(super) fn send_last_ack<E: Env>(&mut self, env: &mut E) {
         let is_recent = |at: Time| env.now().since(at) <= RECENT;
         let answers = self.attr.state.receives();

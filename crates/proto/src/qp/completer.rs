@@ -57,7 +57,7 @@ impl Qp {
             env.count(Counter::DropQpState, 1);
             return false;
         }
-        // Answers to what was never sent, or was answered before (IBA 9.7.5.1.1: ghost, duplicate).
+        // These answer packets that were never sent, or were answered before (IBA 9.7.5.1.1: ghost, duplicate).
         let is_duplicate = psn.since(self.requester.una) < 0;
         if is_duplicate || psn.since(self.requester.max_sent) >= 0 {
             if is_duplicate {

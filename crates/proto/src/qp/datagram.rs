@@ -109,7 +109,7 @@ impl Qp {
                 self.next_datagram = self.next_datagram.plus(1);
                 Ok(())
             }
-            // A datagram has no peer; nobody misses it.
+            // A datagram has no peer that would miss it.
             Err(TransmitError::Blocked | TransmitError::PeerGone) => Err(None),
             Err(TransmitError::Fault(_)) => Err(Some(WcStatus::LocProtErr)),
         }

@@ -19,7 +19,7 @@ impl Qp {
             }
             SendOp::LocalInv(rkey) => {
                 let invalidated = env.mrs().invalidate(rkey, self.init.pd, Some(self.qpn));
-                // A memory management operation error (IBA 11.6.2) is what the verbs call a bind error.
+                // The verbs report a memory management operation error (IBA 11.6.2) as a bind error.
                 invalidated.map_err(|_| WcStatus::MwBindErr)
             }
             _ => Err(WcStatus::LocQpOpErr),
@@ -40,7 +40,7 @@ impl Qp {
         true
     }
 
-    /// Completes local operations whose turn has come: everything before them is complete.
+    /// Completes local operations whose turn has come: all before them are complete.
     pub(super) fn complete_local<E: Env>(&mut self, env: &mut E) {
         while self.requester.local > 0
             && self.sq.done != self.sq.started

@@ -99,7 +99,7 @@ pub struct Incoming<'a> {
     /// The number of packets of the path MTU that it stands for. It is one, except on a link that carries longer
     /// pieces. PSN and opcode are those of the first packet; FIRST and LAST in one make an ONLY.
     pub packets: u32,
-    /// An ACK of everything up to this PSN, which came with it ([`Env::ride`]) and is taken before it.
+    /// A piggybacked ACK of everything up to this PSN ([`Env::ride`]). It is handled before the packet.
     pub acks: Option<Psn>,
 }
 
@@ -162,7 +162,7 @@ pub struct Qp {
     established: bool,
     /// Protection domain of the SRQ, which may be another one: the keys of receives are its (IBA 10.2.9.2).
     srq_pd: Option<u32>,
-    /// Completions of which a counter is told.
+    /// Completions that a counter counts.
     counted: CompCntrOps,
     /// Its SRQ matches tags, and its send queue is the device's.
     tag_matching: Option<Box<TagMatching>>,
@@ -234,8 +234,8 @@ impl Qp {
         Ok(Self { sq, tag_matching, ..Self::in_memory(init, memory)? })
     }
 
-    /// Gives up the queues, of a queue pair of which nothing is called any more: their memory may be a program's, who wants
-    /// it back.
+    /// Gives up the queues of a queue pair that gets no further calls. Their memory may be a program's, which wants it
+    /// back.
     pub fn give_up_queues(&mut self) -> impl Sized + use<> {
         self.forget_early();
         let none = SendQueue::new(&QpCap::default(), None, &QueueMemory::HEAP);
@@ -283,7 +283,7 @@ impl Qp {
         }
     }
 
-    /// From now on [`Env::count_completion`] is told of these, too. Before RTR.
+    /// From now on [`Env::count_completion`] is called for these, too. Before RTR.
     pub fn count(&mut self, ops: CompCntrOps) {
         self.counted |= ops;
     }
@@ -330,7 +330,7 @@ impl Qp {
         let from = self.attr.state;
         let to = transition::check(self.init.qp_type, from, attr, mask, limits, &self.attr)?;
         if matches!(to, QpState::Reset | QpState::Err) {
-            // Executed requests stay executed: the peer is told of them.
+            // Executed requests stay executed, so the peer gets their ACK.
             self.forget_early();
             self.send_owed_ack(env);
         }
@@ -450,7 +450,7 @@ impl Qp {
         Some(access)
     }
 
-    /// Sends what may be sent now: requests, READ responses that were held back, and an ACK that is owed if
+    /// Sends all that may be sent now: requests, READ responses that were held back, and an ACK that is owed if
     /// anything else went out. Call it after posting, and when a path that was blocked has room again.
     pub fn transmit<E: Env>(&mut self, env: &mut E) {
         // The sends may now wait for another reason than the rate. Then the moment of the rate would stay the deadline
@@ -467,9 +467,9 @@ impl Qp {
         }
     }
 
-    /// Takes a packet whose ICRC is right and whose destination QPN is this queue pair's (or the multicast
-    /// QPN); whatever it is, the worst that happens is a count. Sends what it allows (as
-    /// [`transmit`](Self::transmit)), but holds an ACK back: see [`owes_ack`](Self::owes_ack).
+    /// Takes a packet whose ICRC is right and whose destination QPN is this queue pair's (or the multicast QPN). A bad
+    /// packet at worst causes a count. Sends what the packet makes room for (as [`transmit`](Self::transmit)), but
+    /// delays the ACK: see [`owes_ack`](Self::owes_ack).
     pub fn receive<E: Env>(&mut self, arrival: &Arrival, packet: &Incoming<'_>, env: &mut E) {
         let bth = &packet.headers.bth;
         let service = self.init.qp_type.service();
@@ -524,7 +524,7 @@ impl Qp {
         }
     }
 
-    /// Sends what the responder has kept. Returns whether anything went out.
+    /// Sends answers and ACKs that the responder has kept. Tells whether anything went out.
     #[inline]
     fn send_kept<E: Env>(&mut self, env: &mut E) -> bool {
         self.keeps_any() && (self.send_answers(env) | self.send_held(env))
@@ -563,8 +563,9 @@ impl Qp {
         self.send_owed_ack(env);
     }
 
-    /// The last words before the queue pair, or its process, ends: the ACK that is owed, and once more the last one, since
-    /// what is lost now is lost for good. A peer that has it already takes it for a duplicate (IBA 9.7.5.1.1).
+    /// Sends the last packets before the queue pair, or its process, ends. These are the ACK that is owed, and once
+    /// more the last one, since a packet lost now is lost for good. A peer that has it already takes it for a duplicate
+    /// (IBA 9.7.5.1.1).
     pub fn say_farewell<E: Env>(&mut self, env: &mut E) {
         self.forget_early();
         self.acknowledge(env);
@@ -584,7 +585,8 @@ impl Qp {
         earlier(earlier(answers, self.requester_deadline()), paced)
     }
 
-    /// Does what is due at `env.now()`: ACK timeout, end of an RNR wait, the next piece of a paced READ response.
+    /// Runs the timers that are due at `env.now()`: ACK timeout, end of an RNR wait, the next piece of a paced READ
+    /// response.
     pub fn on_timer<E: Env>(&mut self, env: &mut E) {
         self.requester_timer(env);
         self.transmit(env);
@@ -598,8 +600,8 @@ impl Qp {
         }
     }
 
-    /// The link knows that the peer's process has ended: what waits for it fails now, as it would when the retries had run
-    /// out.
+    /// The link knows that the peer's process has ended. Requests that wait for it fail now, as they would when the
+    /// retries had run out.
     pub fn peer_gone<E: Env>(&mut self, env: &mut E) {
         let sends = matches!(self.attr.state, QpState::Rts | QpState::Sqd);
         if sends && self.init.qp_type.is_reliable() && self.sq.outstanding() > 0 {
@@ -660,7 +662,7 @@ impl Qp {
     }
 }
 
-/// The earlier of two moments, of which there may be none.
+/// The earlier of two optional times.
 #[inline]
 fn earlier(a: Option<Time>, b: Option<Time>) -> Option<Time> {
     match (a, b) {

@@ -11,7 +11,7 @@ use crate::time::Time;
 pub struct RateLimit {
     /// Kilobits of packets a second; 0: no limit.
     pub kbps: u32,
-    /// Most bytes that leave at one go; 0: what the device chooses.
+    /// Most bytes of a burst; 0: the device chooses.
     pub max_burst: u32,
     /// Bytes of a typical packet: a burst is no smaller. 0: the path MTU.
     pub typical_packet: u16,
@@ -88,14 +88,15 @@ impl Pacing {
         Self::new(&RateLimit { kbps: mbps * 1000, ..RateLimit::default() }, packet)
     }
 
-    /// The same for the next datagram, whose path may have another rate: what left before still has to drain.
+    /// Changes to the path of the next datagram, which may have another rate. The bytes that left before still have to
+    /// drain.
     pub(super) fn turns_to(&mut self, path: &Self) {
         (self.kbps, self.burst) = (path.kbps, path.burst);
     }
 
     /// Tells whether a packet may leave now. If not, [`wait_until`](Self::wait_until) says when.
     pub(super) fn admits(&mut self, now: Time) -> bool {
-        // A packet goes out whole: what it needs more than is there, the next ones wait for.
+        // A packet goes out whole. If it needs more than there is, the next ones wait for the rest.
         let admits = self.drained_at < now + self.burst;
         let wait = self.drained_at.since(now).saturating_sub(self.burst / 2);
         self.wait_until = (!admits).then(|| now + wait);

@@ -1,4 +1,4 @@
-//! Posting: what is checked while a work request is queued, and whether a send may wait for others.
+//! Posting: checks of a work request when it is queued, and whether a send may wait for others.
 
 use thiserror::Error;
 

@@ -1,8 +1,8 @@
 //! The requester of RC, XRC and UC: cuts work requests into packets, sends them again where a reliable one has to
 //! (IBA 9.7.3, 9.8.2).
 //!
-//! The send queue's `next` and the packet count `k` are the cursor: what goes out next. Going back after a loss moves
-//! the cursor only; a WQE keeps the PSNs that it got when it was started.
+//! The send queue's `next` and the packet count `k` are the cursor: the packet that goes out next. Going back after a
+//! loss moves the cursor only. A WQE keeps the PSNs that it got when it was started.
 
 mod direct;
 mod repair;
@@ -39,8 +39,8 @@ use super::responder::Turn;
 use super::send_queue::{PACKET_COST, Sqe};
 use single::Single;
 
-/// A READ is asked for in pieces of this many bytes (a multiple of every MTU), so that our window also bounds
-/// what the responder sends: READ responses have no acknowledgement that could pace them.
+/// A READ is asked for in pieces of this many bytes (a multiple of every MTU), so that our window also bounds the
+/// responses. READ responses have no acknowledgement that could pace them.
 ///
 /// Length of a READ piece. Where a link wants packets of one length, and the peer lets enough READs be outstanding,
 /// each packet is asked for by itself. The first and the last response to one request are longer than those between
@@ -50,7 +50,7 @@ const READ_PIECE: u32 = 64 << 10;
 /// An ACK is asked for at least this often inside a message, so that it can clock the window.
 const ACK_EVERY: u32 = 16;
 
-/// PSNs that may be outstanding when a further message starts: with those of the longest message they stay within half
+/// PSNs that may be outstanding when a further message starts. With those of the longest message they stay within half
 /// the number space, or serial comparison breaks down (IBA 9.7.1).
 const MAX_PSNS: u32 = 1 << 22;
 
@@ -83,13 +83,13 @@ pub(super) struct Requester {
     pub(super) responses: VecDeque<Psn>,
     /// Requests with a response of their own that are started and not complete.
     pub(super) unfenced: u32,
-    /// Local operations that are done and whose turn to complete has not come.
+    /// Local operations that are done but may not complete yet.
     pub(super) local: u32,
     retries_left: u8,
     rnr_left: u8,
     /// The next request waits until this time: the receiver was not ready.
     pub(super) rnr_until: Option<Time>,
-    /// When the oldest request counts as lost, and after what silence that is.
+    /// When the oldest request counts as lost, and the length of that silence.
     ack_deadline: Option<(Time, Duration)>,
     /// ACK timeouts since the peer last answered something new.
     ack_timeouts: u32,
@@ -99,14 +99,14 @@ pub(super) struct Requester {
     asked_for: Option<Psn>,
     /// Decides whether a single packet is sent again where one is missing.
     repair: Repair,
-    /// The window ended the last sending: what is in flight includes a packet that asks for an ACK.
+    /// The window ended the last sending: the packets in flight include one that asks for an ACK.
     window_closed: bool,
     /// `SQ_DRAINED` was raised since the move to SQD.
     pub(super) drained: bool,
     accepted: Accepted,
-    /// Since packets were lost or marked: so much may be in flight until the link's own window is smaller.
+    /// Congestion window since packets were lost or marked, until the link's own window is smaller.
     congestion: Option<u64>,
-    /// The peer is silent: at this time what it has not answered is sent again, and the next time twice as late.
+    /// Probe timer. When it ends, unanswered packets are sent again, and the next probe comes after twice the time.
     probe: Option<(Time, Duration)>,
     /// The shortest silence of the peer before that.
     retransmit_delay: RetransmitDelay,
@@ -267,7 +267,7 @@ impl Qp {
 
     /// Checks the WQE `next` and gives it PSNs. False if it has to wait or cannot be sent at all.
     fn start_wqe<E: Env>(&mut self, env: &mut E) -> bool {
-        // In SQD what was begun is finished, nothing new begins (IBA 10.3.1.5).
+        // In SQD begun requests are finished, and no new one begins (IBA 10.3.1.5).
         if self.attr.state == QpState::Sqd {
             return false;
         }
@@ -336,12 +336,12 @@ impl Qp {
         if fixed_len.is_some_and(|len| len != sqe.len) {
             return Err(WcStatus::LocLenErr);
         }
-        // Where the answer goes is looked at when it comes: the peer's refusal is first, and an atomic whose result has no
-        // place is done all the same, as on other devices.
+        // The place of the answer is checked when the answer comes. The peer's refusal comes first, and an atomic whose
+        // result has no place is done all the same, as on other devices.
         if sqe.op.has_response_data() { Ok(()) } else { self.check_sges(position, env) }
     }
 
-    /// The keys of what a WQE sends; of empty elements nothing is checked (S5.5).
+    /// Checks the keys of the elements that a WQE sends. Empty elements are not checked (S5.5).
     pub(super) fn check_sges<E: Env>(&self, position: u32, env: &E) -> Result<(), WcStatus> {
         for sge in self.sq.sges(position).iter().filter(|s| s.len > 0) {
             hold_local(env.mrs(), self.init.pd, sge, Access::empty())
@@ -488,7 +488,7 @@ impl Qp {
         psn.get() % ACK_EVERY + packets >= ACK_EVERY || after + u64::from(packets) * cost > window
     }
 
-    /// Moves the cursor back to `psn`, which lies between `una` and the cursor; what follows is sent again.
+    /// Moves the cursor back to `psn`, which lies between `una` and the cursor. All behind it is sent again.
     pub(super) fn go_back(&mut self, psn: Psn) {
         self.move_cursor(psn);
         while self.requester.responses.back().is_some_and(|end| end.since(psn) > 0) {

@@ -28,14 +28,14 @@ use super::attr::QpType;
 use super::{Incoming, Qp};
 use early::Early;
 
-/// An ACK is not held back any longer once it covers this many bytes: a sender whose window is small would wait.
+/// An ACK is no longer delayed once it covers this many bytes: a sender whose window is small would wait.
 const ACK_BYTES: u32 = 96 << 10;
 
 /// Requests with a wrong key or address that end a UC queue pair. The IBA lets it drop them (IBA 9.9.3, class E), but
 /// no sequence number protects it, and a key would be guessed in a second. On RC a single guess ends the queue pair.
 const WRONG_KEYS: u8 = 8;
 
-/// For so many gaps a requester that was seen to go back is not told of the next one.
+/// Gaps of which a requester that was seen to go back N gets no NAK.
 const GOES_BACK: u8 = 16;
 
 /// The message that is coming in.
@@ -55,7 +55,7 @@ enum Inbound {
 pub(super) enum Turn {
     /// The program has sent, the peer has not answered.
     Theirs,
-    /// The peer has answered with one WRITE, of which nothing but the memory tells the program.
+    /// The peer has answered with one WRITE, which only the memory shows to the program.
     Ours,
     /// The program has sent nothing between two messages of the peer.
     #[default]
@@ -73,7 +73,7 @@ pub(super) struct Responder {
     /// The receive WQE in use, if `recv_taken`.
     recv: RecvWqe,
     recv_taken: bool,
-    /// Protection domain of what requests may touch: on XRC that of the request's SRQ (IBA A14).
+    /// Protection domain that requests may touch: on XRC that of the request's SRQ (IBA A14).
     pd: u32,
     /// On XRC the SRQ of the message that is coming in, or of the last one.
     srqn: u32,
@@ -96,7 +96,7 @@ pub(super) struct Responder {
     pub(super) answers: Answers,
 }
 
-/// A request that cannot be executed: what the peer is told, what our side shows.
+/// A request that cannot be executed: the NAK for the peer, the error on our side.
 struct Refusal {
     /// None: the peer finds out by its retries.
     nak: Option<NakCode>,
@@ -172,7 +172,7 @@ impl Qp {
         }
     }
 
-    /// Takes the request that comes next, and what was kept of those after it.
+    /// Takes the request that comes next, and kept requests behind it.
     fn receive_next<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) {
         let early = self.responder.early.take();
         let taken = self.take_next(packet, env);
@@ -181,7 +181,7 @@ impl Qp {
         }
     }
 
-    /// Takes the requests that came early and whose turn it is, if the one before them was `taken`.
+    /// Takes the kept requests whose turn has come, if the one before them was `taken`.
     fn receive_kept<E: Env>(&mut self, taken: Option<Psn>, mut early: Box<Early>, env: &mut E) {
         let mut goes_on = taken.is_some();
         let mut any = false;
@@ -273,7 +273,7 @@ impl Qp {
         true
     }
 
-    /// UC: what does not fit is dropped without a word, and the next message begins anew (IBA 9.8.3).
+    /// UC: a packet out of order is dropped without an answer, and the next message begins anew (IBA 9.8.3).
     fn receive_unreliable<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) {
         let psn = packet.headers.bth.psn;
         let opcode = packet.headers.bth.opcode;
@@ -473,7 +473,7 @@ impl Qp {
             }
             (_, None) => return Err(Refusal::INVALID.into()),
         };
-        // The packets hold what the RETH announced: not more, and at the end not less (IBA 9.7.4.1.6).
+        // The packets hold as much as the RETH announced: no more, and at the end no less (IBA 9.7.4.1.6).
         if len > left || (opcode.ends_message() && len != left) {
             return Err(Refusal::INVALID.into());
         }

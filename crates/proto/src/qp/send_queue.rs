@@ -8,7 +8,7 @@ use crate::wr::{MAX_SGE, SendFlags, SendOp, SendWr, Sge, UdDest};
 
 use super::attr::QpCap;
 
-/// Bytes that a packet costs in a window besides its payload.
+/// Bytes that a packet costs in a window in addition to its payload.
 pub(super) const PACKET_COST: u64 = 64;
 
 /// A send WQE.

@@ -4,7 +4,8 @@ use super::attr::{ModifyError, ModifyLimits, QpAttr, QpAttrMask, QpState, QpType
 use QpState::{Err as Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
 use QpType::{Rc, Uc, Ud, XrcRecv, XrcSend};
 
-/// One transition of some types: what it needs and what it takes besides. STATE goes without saying.
+/// One transition of some types: the attributes that it requires and those that it also allows. STATE goes without
+/// saying.
 struct Row {
     types: &'static [QpType],
     from: &'static [QpState],

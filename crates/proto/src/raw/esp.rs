@@ -54,7 +54,7 @@ pub enum Offload {
     InlineCrypto {
         /// The extended sequence number's lower half is about to begin anew: packets with a small one belong to the next `esn`.
         new_window: bool,
-        /// A packet is carried whole, not only what its IP header carries.
+        /// The packet is carried whole, not only the payload of its IP header.
         tunnel: bool,
     },
     /// The device does all of it.
@@ -68,7 +68,7 @@ pub struct FullOffload {
     pub spi: u32,
     /// The sequence number that was used last: the first packet has one more (RFC 4303, 3.3.3).
     pub seq: u32,
-    /// Bytes of zeros behind what is encrypted (RFC 4303, 2.7).
+    /// Bytes of zeros behind the encrypted payload (RFC 4303, 2.7).
     pub tfc_pad: u32,
     /// Packets after which nothing passes any more.
     pub hard_limit: u64,
@@ -122,7 +122,7 @@ pub enum EspError {
     /// `EINVAL`.
     #[error("a replay window has at most 65536 bits")]
     ReplayWindow,
-    /// `EINVAL`: a modification may not change what is done.
+    /// `EINVAL`: a modification may not change this.
     #[error("direction, offload and mode stay what they are")]
     Fixed,
 }
@@ -153,7 +153,7 @@ pub enum EspDrop {
     /// The association has come to its end: packets, or sequence numbers.
     #[error("the association has come to its end")]
     Exhausted,
-    /// With what is added it is longer than a frame may be.
+    /// With the added bytes it is longer than a frame may be.
     #[error("too long")]
     TooLong,
 }
@@ -171,7 +171,7 @@ pub struct Esp {
 }
 
 impl Esp {
-    /// Checks what a program asks for.
+    /// Checks a program's request.
     ///
     /// # Errors
     /// [`EspError`].
@@ -230,7 +230,7 @@ impl Esp {
         Ok(())
     }
 
-    /// Encrypts or decrypts a packet; the frame that comes of it is in `to`, whatever that held.
+    /// Encrypts or decrypts a packet. The result replaces the contents of `to`.
     ///
     /// # Errors
     /// [`EspDrop`]: the packet ends here.

@@ -1,4 +1,4 @@
-//! Flow rules: what they may say, and which of them a frame meets (`ibv_create_flow(3)`).
+//! Flow rules: the rules that may be made, and the rules that a frame meets (`ibv_create_flow(3)`).
 
 use arrayvec::ArrayVec;
 use thiserror::Error;
@@ -51,7 +51,7 @@ pub enum FlowError {
     /// `DONT_TRAP` of anything but a normal rule that delivers.
     #[error("only a normal rule that delivers may let frames pass on")]
     DontTrap,
-    /// Filters of a rule whose type says what it takes.
+    /// The rule's type already says which frames it takes, so filters are not allowed.
     #[error("a rule of this type has no filters")]
     Filters,
     /// The filters exclude each other, so that no frame can match.
@@ -63,7 +63,7 @@ pub enum FlowError {
     /// A rule for frames that are sent has another type, or a tag.
     #[error("a rule for frames that are sent is normal, and gives no tag")]
     Egress,
-    /// An ESP action encrypts what is received, or decrypts what is sent; or frames that it changed would pass on.
+    /// An ESP action encrypts received frames, or decrypts sent ones, or frames that it changed would pass on.
     #[error(
         "an ESP action encrypts what leaves and decrypts what arrives, in a normal rule that traps"
     )]
@@ -78,7 +78,7 @@ pub enum FlowError {
 pub struct FlowRule(FlowAttr);
 
 impl FlowRule {
-    /// Checks what a program asks for.
+    /// Checks a program's request.
     pub fn new(mut attr: FlowAttr) -> Result<Self, FlowError> {
         let normal = attr.flow_type == FlowType::Normal;
         if attr.dont_trap && (!normal || attr.drop || attr.egress) {
@@ -136,7 +136,7 @@ impl FlowRule {
     }
 }
 
-/// Checks the filters of one level of headers, and notes what MPLS labels lie on.
+/// Checks the filters of one level of headers, and notes the header below MPLS labels.
 fn check_level(specs: &mut ArrayVec<Spec, MAX_SPECS>, inner: bool) -> Result<(), FlowError> {
     let mut before: Option<Filter> = None;
     let mut seen: ArrayVec<Layer, 4> = ArrayVec::new();
@@ -222,7 +222,7 @@ pub struct FlowTable<D> {
     normal: Vec<Entry<D>>,
     /// As these.
     defaults: Vec<Entry<D>>,
-    /// As these, for what is sent.
+    /// As these, for frames that are sent.
     egress: Vec<Entry<D>>,
 }
 
@@ -256,7 +256,7 @@ impl<D> FlowTable<D> {
         id
     }
 
-    /// Takes a rule out; what it led to.
+    /// Takes a rule out. Gives its destination.
     pub fn remove(&mut self, id: u64) -> Option<D> {
         for list in [&mut self.sniffers, &mut self.normal, &mut self.defaults, &mut self.egress] {
             if let Some(at) = list.iter().position(|e| e.id == id) {

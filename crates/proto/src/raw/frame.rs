@@ -1,6 +1,6 @@
 //! Headers of a frame, as far as rules, hash and checksums look at them.
 //!
-//! A parser of a peer's bytes: what is cut short or does not fit is simply not there.
+//! A parser of a peer's bytes. A header that is cut short or does not fit counts as absent.
 
 /// Ethernet header without VLAN tags.
 pub const ETHERNET_LEN: usize = 14;
@@ -105,14 +105,14 @@ pub enum Transport {
     Gre {
         /// The first two bytes: flags and version.
         flags: u16,
-        /// EtherType of what it carries.
+        /// EtherType of the payload.
         protocol: u16,
         /// 0 without one.
         key: u32,
     },
 }
 
-/// Below what an MPLS label lies.
+/// The header below an MPLS label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MplsOver {
     /// RFC 3032.
@@ -123,7 +123,7 @@ pub enum MplsOver {
     Udp,
 }
 
-/// The headers of one level: the outer one, or what a tunnel carries.
+/// The headers of one level: the outer one, or that inside a tunnel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Headers {
     /// Ethernet; missing where a tunnel carries IP.
@@ -136,7 +136,7 @@ pub struct Headers {
     pub mpls: Option<(MplsOver, u32)>,
     /// VXLAN network identifier.
     pub vxlan: Option<u32>,
-    /// Where the IP header begins, or what else is above Ethernet.
+    /// The start of the IP header, or of another header above Ethernet.
     pub network_at: usize,
     /// Where the header above begins.
     pub transport_at: usize,

@@ -30,7 +30,7 @@ bitflags! {
         const DST_PORT_UDP = 1 << 7;
         /// ESP security parameters index.
         const IPSEC_SPI = 1 << 8;
-        /// The fields are those of what a tunnel carries.
+        /// The fields are those inside a tunnel.
         const INNER = 1 << 31;
     }
 }
@@ -115,7 +115,7 @@ impl RxHash {
     }
 }
 
-/// The bytes that are hashed: two IPv6 addresses and two ports at most, as many as the key has room for.
+/// The bytes that are hashed: at most two IPv6 addresses and two ports, which is as much as the key has room for.
 struct Input {
     bytes: [u8; 36],
     len: usize,

@@ -88,7 +88,7 @@ pub enum Filter {
     Gre {
         /// The first two bytes.
         flags: Masked<u16>,
-        /// EtherType of what it carries.
+        /// EtherType of the payload.
         protocol: Masked<u16>,
         /// Key.
         key: Masked<u32>,
@@ -140,7 +140,7 @@ pub struct Spec {
     pub filter: Filter,
     /// The filter looks at the headers that a tunnel carries (`IBV_FLOW_SPEC_INNER`).
     pub inner: bool,
-    /// For MPLS: what lies below it, as the order of the rule's filters says; otherwise `None`.
+    /// For MPLS: the header below it, by the order of the rule's filters. Otherwise `None`.
     pub over: Option<MplsOver>,
 }
 

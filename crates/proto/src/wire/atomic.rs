@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::field::{put, u32_at, u64_at};
 
-/// Atomic extended transport header: what to do with 8 bytes of the responder's memory.
+/// Atomic extended transport header: the operation on 8 bytes of the responder's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct AtomicEth {
     /// Address, to be a multiple of 8.

@@ -1,9 +1,8 @@
 //! The register of CRC-32 as a linear machine over GF(2).
 //!
-//! A register holds a polynomial modulo the generator, bit 31 its constant term ("reflected").
-//! Feeding a zero byte multiplies it by x^8; feeding a byte `b` first adds `b` to the low eight
-//! bits. So what a byte contributes depends only on how many bytes follow it, contributions add up,
-//! and every step can be undone.
+//! A register holds a polynomial modulo the generator, bit 31 its constant term ("reflected"). Feeding a zero byte
+//! multiplies it by x^8. Feeding a byte `b` first adds `b` to the low eight bits. So the contribution of a byte depends
+//! only on how many bytes follow it, contributions add up, and every step can be undone.
 
 /// The generator, reflected, without its term x^32.
 const POLY: u32 = 0xedb8_8320;
@@ -16,7 +15,7 @@ const fn step_back(r: u32) -> u32 {
     if r >> 31 != 0 { (r ^ POLY) << 1 | 1 } else { r << 1 }
 }
 
-/// By the value of a byte: what it contributes after `following` more bytes.
+/// The contribution of each byte value after `following` more bytes.
 pub(super) const fn contribution(following: usize) -> [u32; 256] {
     let mut table = [0; 256];
     let mut byte = 0;

@@ -5,7 +5,7 @@ use std::fmt;
 use super::field::{byte_and_u24, put, u24_at, u32_at};
 use crate::types::{QKey, Qpn};
 
-/// Datagram extended transport header: who sent it, and by which right.
+/// Datagram extended transport header: the sender, and its right to send.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Deth {
     /// Must equal the receiving queue pair's.

@@ -8,12 +8,11 @@
 //! register after the headers is one that belongs to the flow, plus the contributions of the length and the ID.
 //!
 //! # An ID that nobody shows
-//! The checksum covers the IPv4 ID, and a UDP socket does not tell which one a datagram had. If all
-//! else is right, the difference between the trailer and a checksum for the expected ID is what the
-//! difference of the IDs contributes. Feeding bytes can be undone, so this difference is brought
-//! back to where the ID stands: there it must fit in the field, or the packet is damaged. A packet
-//! damaged at random passes with probability 2^-16 instead of 2^-32; a single flipped bit is always
-//! noticed, in packets of any path MTU.
+//! The checksum covers the IPv4 ID, and a UDP socket does not tell the ID of a datagram. If all else is right, the
+//! trailer and a checksum for the expected ID differ by the contribution of the difference of the IDs. Feeding bytes
+//! can be undone, so this difference is brought back to the place of the ID. There it must fit in the field, or the
+//! packet is damaged. A packet damaged at random passes with probability 2^-16 instead of 2^-32. A single flipped bit
+//! is always noticed, in packets of any path MTU.
 //!
 //! DF is expected to be set, as RoCEv2 senders do. To accept it clear as well would be one more
 //! comparison, but then some single flipped bits, the first in byte 173, would pass.
@@ -164,7 +163,7 @@ impl Flow {
                 r = feed_8(r, [a, b, c, d, 0xff, f, g, h]);
                 r = feed_all(r, rest);
             }
-            // No packet is that short; the answer is right all the same.
+            // No packet is that short, but the answer is right.
             None => {
                 for (i, byte) in bth_to_pad.iter().enumerate() {
                     r = feed(r, if i == 4 { 0xff } else { *byte });
@@ -220,8 +219,8 @@ fn id_difference(difference: u32, bth_to_pad: usize) -> Option<u16> {
     if !bytes.is_multiple_of(4) || bytes > usize::from(u16::MAX) {
         return None;
     }
-    // A register's low byte is where the next byte is added: back at the ID, the four bytes of the
-    // register are the differences of the four bytes ID, flags and fragment offset.
+    // The next byte is added to a register's low byte. So back at the ID, the register's four bytes are the differences
+    // of ID (two bytes), flags and fragment offset.
     match unfeed_words(difference, bytes / 4).to_le_bytes() {
         [high, low, 0, 0] => Some(u16::from_be_bytes([high, low])),
         _ => None,

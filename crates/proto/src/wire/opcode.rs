@@ -1,4 +1,4 @@
-//! Opcodes, and the one table that says what each of them means.
+//! Opcodes, and the one table that defines each of them.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ pub enum Service {
 }
 
 impl Service {
-    /// The service of an opcode byte; `None` for reliable datagram, which nobody implements.
+    /// The service of an opcode byte. `None` for reliable datagram, which no device implements.
     #[must_use]
     pub const fn of(code: u8) -> Option<Self> {
         Some(match code >> 5 {
@@ -256,8 +256,8 @@ impl fmt::Display for Operation {
 
 /// Opcode of a packet: a service and one of the operations that it knows.
 ///
-/// The fields are public so that senders can write one down; [`Opcode::is_legal`] says whether the
-/// service knows the operation, and what [`Opcode::parse`] returns always is.
+/// The fields are public so that senders can write one down. [`Opcode::is_legal`] says whether the service knows the
+/// operation. [`Opcode::parse`] returns only legal ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct Opcode {
     /// The transport service.
@@ -273,7 +273,7 @@ impl Opcode {
         Self { service, operation }
     }
 
-    /// From the byte of the BTH; `None` for what no service that this device knows defines.
+    /// Reads the byte of the BTH. `None` if no service that this device knows defines it.
     #[must_use]
     pub const fn parse(code: u8) -> Option<Self> {
         BY_CODE[code as usize]

@@ -101,7 +101,7 @@ impl Headers {
         self.bth.opcode.ext().is_empty()
     }
 
-    /// Bytes on the wire. The opcode decides, whatever is `Some`.
+    /// Bytes on the wire. The opcode decides, even if other headers are `Some`.
     #[expect(clippy::len_without_is_empty, reason = "headers are never empty")]
     #[must_use]
     pub const fn len(&self) -> usize {
@@ -232,7 +232,8 @@ impl Headers {
         Ok(payload)
     }
 
-    /// Reads what differs between two packets that begin the same, behind that. None if it is not for us to say what is wrong.
+    /// Reads the fields that differ between two packets with the same beginning, behind that beginning. `None` if
+    /// the general parser has to find the fault.
     #[inline]
     fn parse_alike<'a>(&mut self, rest: &'a [u8]) -> Option<&'a [u8]> {
         let (&[ack_req, psn @ ..], mut rest) = rest.split_first_chunk::<4>()?;

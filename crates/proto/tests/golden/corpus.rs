@@ -28,7 +28,7 @@ fn dir() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/packet")
 }
 
-/// A packet with its checksum, by a name that tells what is in it.
+/// A packet with its checksum, and a name that describes it.
 fn seed(packet: Packet<'_>) -> (String, Vec<u8>) {
     let bth = packet.headers.bth;
     let name = format!("{}-pad{}", bth.opcode, bth.pad).to_lowercase().replace(' ', "_");

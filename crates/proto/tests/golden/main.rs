@@ -151,7 +151,7 @@ fn opcodes_are_those_that_were_sent() {
     assert_eq!(seen, BTreeMap::from(expected.map(|(name, count)| (name.to_owned(), count))));
 }
 
-/// One line of each kind, to be compared with what tshark says of the same capture.
+/// One line of each kind, to be compared with tshark's output for the same capture.
 #[test]
 fn packets_print_as_one_line() {
     let line = |file: &str, n: usize| {

@@ -1,4 +1,4 @@
-//! Enhanced connection establishment: what the vendors' devices agree on (`struct ibv_ece`, IBA comment 9434).
+//! Enhanced connection establishment: options that devices of one vendor agree on (`struct ibv_ece`, IBA comment 9434).
 
 use super::field::{Value, read, write};
 

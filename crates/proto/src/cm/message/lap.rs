@@ -69,7 +69,7 @@ message! {
         info_len: u8 = at(8),
         /// The answer.
         status: ApStatus = at(9),
-        /// Additional information: what would do.
+        /// Additional information: a value that would be accepted.
         info: [u8; Apr::INFO] = at(12),
         /// For the peer.
         private_data: PrivateData<{ Apr::PRIVATE_DATA }> = at(84),

@@ -18,7 +18,7 @@ message! {
         about: About = bits(8, 0, 2),
         /// Code of the time that the answer may take from now, 5 bits.
         service_timeout: u8 = bits(9, 0, 5),
-        /// For the one who waits.
+        /// For the side that waits.
         private_data: PrivateData<{ Mra::PRIVATE_DATA }> = at(10),
     }
 }

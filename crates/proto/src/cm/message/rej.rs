@@ -20,9 +20,9 @@ message! {
         info_len: u8 = bits(9, 0, 7),
         /// Why.
         reason: RejReason = at(10),
-        /// Additional reject information: what would do.
+        /// Additional reject information: a value that would be accepted.
         info: [u8; Rej::INFO] = at(12),
-        /// For the one who is rejected.
+        /// For the side that is rejected.
         private_data: PrivateData<{ Rej::PRIVATE_DATA }> = at(84),
     }
 }
@@ -33,7 +33,7 @@ impl Rej {
     /// Bytes of additional information.
     pub const INFO: usize = 72;
 
-    /// Sets the additional information; what is too long is cut.
+    /// Sets the additional information. It is cut if it is too long.
     #[must_use]
     pub fn with_info(mut self, info: &[u8]) -> Self {
         let len = info.len().min(Self::INFO);

@@ -41,7 +41,7 @@ message! {
         srq: bool = bits(27, 3, 1),
         /// The sender's node GUID.
         local_ca_guid: u64 = at(28),
-        /// For the one who asked.
+        /// For the side that asked.
         private_data: PrivateData<{ Rep::PRIVATE_DATA }> = at(36),
     }
 }

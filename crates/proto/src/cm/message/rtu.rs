@@ -13,7 +13,7 @@ message! {
         local_comm_id: CommId = at(0),
         /// The recipient's.
         remote_comm_id: CommId = at(4),
-        /// For the one who accepted.
+        /// For the side that accepted.
         private_data: PrivateData<{ Rtu::PRIVATE_DATA }> = at(8),
     }
 }

@@ -51,9 +51,9 @@ message! {
         service_id: ServiceId = at(12),
         /// The queue pair's key.
         qkey: QKey = at(20),
-        /// Additional information: what would do.
+        /// Additional information: a value that would be accepted.
         info: [u8; SidrRep::INFO] = at(24),
-        /// For the one who asked.
+        /// For the side that asked.
         private_data: PrivateData<{ SidrRep::PRIVATE_DATA }> = at(96),
     }
 }

@@ -6,9 +6,9 @@
 //! messages are answered. If it is then done without a message, so are those behind it. If it has to be a message all
 //! the same, the queue pair rests again after twice as many messages.
 //!
-//! Where the link does not know what is faster, it is tried: some that are done without messages are compared with the
-//! messages before them. The stream goes on with messages if they were well faster, for they take time of the peer's
-//! processor as well, else without, until it is tried again.
+//! Where the link does not know the faster way, the queue pair tries it. Some operations that are done without messages
+//! are compared with the messages before them. Messages also take time of the peer's processor. So the stream goes on
+//! with them only if they were well faster. Else it goes on without messages, until the next trial.
 
 use std::time::Duration;
 
@@ -114,7 +114,7 @@ enum Trial {
     },
 }
 
-/// So much in so much time.
+/// A cost and the time that it took.
 #[derive(Clone, Copy, Debug)]
 struct Speed {
     cost: u64,
@@ -191,7 +191,7 @@ impl Rest {
         }
     }
 
-    /// Tells whether the next operation had better be a message. Everything is answered, so it need not be one.
+    /// Tells whether the next operation had better be a message, although everything is answered.
     #[inline]
     fn prefers_message(&mut self, mark: impl FnOnce() -> Mark) -> bool {
         !matches!(self.trial, Trial::None) && self.judges(mark)
@@ -249,7 +249,7 @@ impl Rest {
         }
     }
 
-    /// Everything was answered, and it had to be a message all the same.
+    /// The operation had to be a message, although everything was answered.
     fn refused(&mut self) {
         if self.row == self.after {
             self.after = (self.after * 2).min(LAST_REST);
@@ -295,7 +295,7 @@ impl Qp {
             self.requester.rest.refused();
             return Way::Message;
         }
-        // Without answers nobody tells when the peer has executed what was sent.
+        // Without answers it is unknown when the peer has executed the packets.
         let in_order = reliable || self.requester.fresh_cost == 0;
         if !in_order || self.sq.done != position {
             return Way::Message;
@@ -365,7 +365,7 @@ mod tests {
         }
     }
 
-    /// A stream of which a message takes `message` ns, and what is done without one `direct`, each at a cost of `COST`.
+    /// A stream in which a message takes `message` ns, and an operation without one `direct`. Each costs `COST`.
     struct Stream {
         rest: Rest,
         now: u64,
@@ -404,7 +404,7 @@ mod tests {
             unreachable!()
         }
 
-        /// Does operations without messages, up to `most` or one that had better be a message. Gives their number.
+        /// Does operations without messages, up to `most` or until a message is preferred. Gives their number.
         fn directs(&mut self, most: u32) -> u32 {
             for n in 0..most {
                 let mark = self.mark();

@@ -67,8 +67,9 @@ impl Qp {
         }
     }
 
-    /// Sends packet `una` again, and goes on where the requester was. False, and nothing has changed, if that does not go: it or
-    /// what follows has an answer of its own, whose order counts, or nothing may leave now.
+    /// Sends packet `una` again, and goes on where the requester was. False, and nothing has changed, if that is
+    /// impossible. It is if a request from there on has an answer of its own, whose order counts, or if no packet may
+    /// leave now.
     fn send_missing<E: Env>(&mut self, env: &mut E) -> bool {
         let (una, resume) = (self.requester.una, self.cursor_psn());
         let is_plain = self.init.qp_type == QpType::Rc
@@ -93,8 +94,8 @@ impl Qp {
         sent
     }
 
-    /// Packets up to `una` were acknowledged. If that is the one that was sent again and no more, the peer has kept nothing of
-    /// what came after it, and need not say so.
+    /// Packets up to `una` were acknowledged. If that covers the packet that was sent again and no more, the peer has
+    /// kept no packet behind it, and need not say so.
     pub(in crate::qp) fn check_repair<E: Env>(&mut self, env: &mut E) {
         let (una, repair) = (self.requester.una, &mut self.requester.repair);
         let Some(end) = repair.end else { return };

@@ -23,7 +23,7 @@ pub(super) struct RetransmitDelay {
     /// The packets that were sent again without a sign of a loss.
     again: Option<Again>,
     ambiguous: Option<Ambiguous>,
-    /// Behind what was in flight when `least` last became shorter.
+    /// The end of the packets in flight when `least` last became shorter.
     round: Psn,
     /// The delay that the last spurious repeat proved.
     last: Duration,
@@ -41,7 +41,8 @@ struct Again {
     repeats: u32,
 }
 
-/// The first of what was sent again is answered: the answer to which? Until more than that is answered.
+/// The first of the repeated packets is answered, but the answer may be to either sending. Kept until more than those
+/// packets is answered.
 #[derive(Debug)]
 struct Ambiguous {
     /// Time that the answer took.
@@ -92,7 +93,7 @@ impl RetransmitDelay {
             }
             Some(_) => {}
             None => {
-                // A path may become short again: once for each way there and back.
+                // A path may become short again: once for each round trip.
                 if una.since(self.round) > 0 {
                     self.round = end;
                     self.least -= self.least / 64;
@@ -108,7 +109,7 @@ impl RetransmitDelay {
         let Some(ambiguous) = &mut self.ambiguous else { return false };
         let now = now();
         if now.since(ambiguous.at) < ambiguous.after / 2 {
-            // Another answer to what the one before answered.
+            // Another answer to the same sending.
             return false;
         }
         ambiguous.missing -= 1;

@@ -135,7 +135,7 @@ impl Qp {
         self.requester.probe = self.probe_after(env).map(|after| (env.now() + after, after));
     }
 
-    /// After what silence of the peer it is asked again.
+    /// The silence of the peer after which it is asked again.
     pub(super) fn probe_after<E: Env>(&self, env: &E) -> Option<Duration> {
         let after = env.probe_after()?;
         let after =

@@ -1,6 +1,6 @@
-//! Requests that came before their turn, since a packet before them was lost or is late. They are kept until it comes, so that a
-//! requester that sends nothing else again loses little by it; to one that goes back, as most do, what it sends again are
-//! duplicates.
+//! The out-of-order buffer. It keeps requests that came before their turn, since a packet before them was lost or is
+//! late. So a requester with selective retransmit loses little. Most requesters go back N: their repeats of the kept
+//! packets are duplicates.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -11,9 +11,9 @@ use crate::payload::Data;
 use crate::types::Psn;
 use crate::wire::packet::Headers;
 
-/// So many numbers may be missing between the next one, or the highest that was noted, and a packet. Where more are a whole batch
-/// was lost, and a requester has to send more than one packet again anyway; and each of these numbers is one more that a forger
-/// may hit.
+/// PSNs that may be missing between a packet and the next expected one, or the highest that was noted. If more are
+/// missing, a whole batch was lost, and a requester has to send more than one packet again anyway. And each of these
+/// numbers is one more that a forger may hit.
 const MOST_MISSING: i32 = 8;
 
 /// Numbers are compared within this distance.
@@ -36,7 +36,7 @@ pub(super) struct Early {
     more: bool,
     /// Packets that were kept have been executed, behind this one.
     closed: Option<Psn>,
-    /// The requester is to hear of what is missing after them.
+    /// The requester should get a NAK for the packet that is missing after them.
     tell: bool,
 }
 
@@ -59,7 +59,8 @@ impl Kept {
 }
 
 impl Early {
-    /// Keeps a packet, if it is no more than a copy of one and there is room: this queue pair has so many bytes.
+    /// Keeps a packet, if it is a single one in a plain buffer and there is room: `room` is the limit of this queue
+    /// pair.
     pub(super) fn keep(&mut self, packet: &Incoming<'_>, expected: Psn, room: usize) {
         let psn = packet.headers.bth.psn;
         let before = self.last.filter(|last| last.since(expected) > 0).unwrap_or(expected.prev());
@@ -130,7 +131,7 @@ impl Early {
         tells
     }
 
-    /// The requester hears of what is missing.
+    /// The requester gets a NAK for the missing packet.
     pub(super) fn note_told(&mut self) {
         (self.tell, self.more) = (false, false);
     }
@@ -171,7 +172,7 @@ mod tests {
         all
     }
 
-    /// One test: what all keep is counted for the process.
+    /// A single test, since the bytes kept are counted for the whole process.
     #[test]
     fn they_come_in_their_order_and_once_and_are_bounded() {
         let mut early = Early::default();

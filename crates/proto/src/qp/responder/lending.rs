@@ -1,8 +1,8 @@
 //! The target of an extended reliable connection at work in more than one place.
 //!
-//! A request names an SRQ, and belongs where that is: its memory and its receives are there. A target of a domain that several
-//! devices share therefore lends its responder, between two messages, to where the next one's SRQ is, and that
-//! one's answers leave from there. Only one place has it at a time, so PSNs, duplicates and errors are judged by one machine.
+//! A request names an SRQ, and is executed in the process of that SRQ, which has its memory and its receives. So a
+//! target of a domain that several devices share lends its responder to that process between two messages. The answers
+//! leave from there. Only one process has the responder at a time, so one machine judges PSNs, duplicates and errors.
 
 use crate::types::Psn;
 
@@ -18,7 +18,7 @@ use crate::wire::opcode::Operation;
 pub enum Lending {
     /// It is answered here: it is not the next one, or interrupts a message, or the queue pair does not receive.
     Stays,
-    /// Answers to what came before are still to be sent. It will come again.
+    /// Answers to earlier requests still have to be sent. The request will come again.
     Later,
     /// It is executed where its SRQ is.
     Goes,
@@ -79,7 +79,8 @@ pub enum RememberedKind {
 const NO_PD: u32 = u32::MAX;
 
 impl Qp {
-    /// Where a request of the peer for an SRQ of another device is to be executed. Sends what is owed before it goes.
+    /// Decides where a request of the peer for an SRQ of another device is executed. Sends owed answers before the
+    /// responder goes.
     pub fn lending<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) -> Lending {
         if !self.attr.state.receives() || self.init.qp_type != QpType::XrcRecv {
             return Lending::Stays;
@@ -147,7 +148,7 @@ impl Qp {
 
     /// The attributes of a borrowed target have changed, in its own process.
     pub fn follow_attr(&mut self, attr: &QpAttr) {
-        // A failure here its process is still to hear of, and the MTU is that of the answers which are remembered.
+        // The process still has to hear of a failure here, and the MTU is that of the remembered answers.
         let (state, path_mtu) = (self.attr.state, self.attr.path_mtu);
         self.attr = QpAttr { path_mtu, ..*attr };
         if state == QpState::Err {

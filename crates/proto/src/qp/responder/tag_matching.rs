@@ -1,6 +1,6 @@
-//! SENDs to a queue pair whose SRQ matches tags: the message goes to the buffer of its tag, without its header, or whole to
-//! a buffer of the queue. The data of a rendezvous is fetched by a READ of this queue pair's own requester, and then the
-//! sender is told; no other sends are there.
+//! SENDs to a queue pair whose SRQ matches tags. The message goes to the buffer of its tag without its header, or whole
+//! to a buffer of the queue. This queue pair's own requester fetches the data of a rendezvous by a READ, and then tells
+//! the sender. It sends nothing else.
 
 use crate::comp_cntr::CompCntrOps;
 use crate::env::{Env, Side};
@@ -212,7 +212,7 @@ impl Qp {
         Ok(())
     }
 
-    /// The oldest send of a queue pair that matches tags is done: of a READ the program is told by its SRQ.
+    /// The oldest send of a queue pair that matches tags is done. If it was a READ, the SRQ tells the program.
     pub(in super::super) fn complete_fetch<E: Env>(&mut self, status: WcStatus, env: &mut E) {
         let sqe = *self.sq.at(self.sq.done);
         self.sq.done = self.sq.done.wrapping_add(1);

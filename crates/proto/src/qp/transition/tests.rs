@@ -10,7 +10,7 @@ const LIMITS: ModifyLimits = ModifyLimits {
 };
 const NOTHING: QpAttrMask = QpAttrMask::empty();
 
-/// The legal transitions, by type, besides those to RESET and ERR.
+/// The legal transitions, by type, except those to RESET and ERR.
 const LEGAL: [(QpType, &str); 5] = [
     (Rc, "Reset>Init Init>Init Init>Rtr Rtr>Rts Rts>Rts Rts>Sqd Sqd>Rts Sqd>Sqd"),
     (Uc, "Reset>Init Init>Init Init>Rtr Rtr>Rts Rts>Rts Rts>Sqd Sqd>Rts Sqd>Sqd Sqe>Rts"),
@@ -196,7 +196,7 @@ fn cur_state_must_be_the_present_state() {
             let mask = QpAttrMask::STATE | required;
             let ask = |mask| check(qp_type, from, &attr, mask, &LIMITS, &known());
             assert_eq!(ask(mask | QpAttrMask::CUR_STATE), Err(ModifyError::CurState(from)));
-            // Outside the mask it is nobody's business.
+            // Outside the mask its value does not matter.
             assert_eq!(ask(mask), modify(qp_type, from, to, mask));
         }
     }

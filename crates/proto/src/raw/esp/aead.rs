@@ -57,12 +57,12 @@ impl Aead {
 
     /// Decrypts in place. False, and `text` is of no use, if it does not fit the tag.
     pub(super) fn open(&self, iv: [u8; IV_LEN], aad: &[u8], text: &mut [u8], tag: &[u8]) -> bool {
-        // The cipher is its own inverse, but tags what it encrypts: there and back tells the tag, also for the lengths that
-        // the crate does not check.
+        // The cipher is its own inverse, but it tags the bytes that it encrypts. So decrypting and encrypting again
+        // gives the tag, also for the lengths that the crate does not check.
         self.whole_tag(iv, aad, text);
         let right = self.whole_tag(iv, aad, text);
         self.whole_tag(iv, aad, text);
-        // Takes as long whatever differs.
+        // It takes the same time wherever they differ.
         let differ = right.iter().zip(tag).fold(0, |differ, (a, b)| differ | (a ^ b));
         tag.len() == self.icv_len && differ == 0
     }

@@ -129,7 +129,7 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// Where the protocol number stands that says what is at `transport_at`.
+/// The place of the protocol number for the header at `transport_at`.
 fn protocol_at(bytes: &[u8], outer: &Headers) -> usize {
     if matches!(outer.network, Some(Network::V4 { .. })) {
         return outer.network_at + 9;
@@ -173,7 +173,7 @@ pub(super) fn cut_trailer(bytes: &mut Vec<u8>, begin: usize) -> Option<u8> {
     right.then_some(next_header)
 }
 
-/// Takes ESP header and IV out of a packet in transport mode, whose text begins at `payload`.
+/// Removes ESP header and IV from a packet in transport mode, whose text begins at `payload`.
 pub(super) fn leave_transport(
     bytes: &mut Vec<u8>,
     outer: &Headers,
@@ -186,7 +186,7 @@ pub(super) fn leave_transport(
     finish(bytes, outer.network_at, None);
 }
 
-/// Leaves of a packet in tunnel mode, whose text begins at `payload`, what it carries, behind the link's header.
+/// Reduces a packet in tunnel mode, whose text begins at `payload`, to the packet inside, behind the link's header.
 pub(super) fn leave_tunnel(
     bytes: &mut Vec<u8>,
     outer: &Headers,

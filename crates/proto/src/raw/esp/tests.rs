@@ -54,8 +54,8 @@ fn tunnels() -> Vec<Encapsulation> {
         .collect()
 }
 
-/// The first packet of draft-mcgrew-gcm-test-01, whose ciphertext another implementation of AES-GCM makes as well: its SPI and
-/// extended sequence number are the authenticated data.
+/// The first packet of draft-mcgrew-gcm-test-01. Another implementation of AES-GCM makes the same ciphertext. The SPI
+/// and the extended sequence number are the authenticated data.
 #[test]
 fn a_packet_as_published() {
     let text = "45000048699a000080114db7c0a80102c0a801010a9bf15638d301000001000000000000045f736970045f7564700373\
