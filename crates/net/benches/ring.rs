@@ -1,5 +1,5 @@
-//! What a message through the ring of two processes costs by itself: written, published, read and released by one thread, so that no cache line
-//! travels. `shm.rs` measures the same between two processors.
+//! Measures the cost of a message through the ring of two processes. One thread writes, publishes, reads and releases
+//! it, so no cache line travels. `shm.rs` measures the same between two processors.
 
 #![allow(clippy::unwrap_used, reason = "a measurement that fails has failed")]
 

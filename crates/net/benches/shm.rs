@@ -1,7 +1,8 @@
-//! The same-host link beside what the machine can do at most, measured in turn: one line for each, with the median and the best.
+//! Compares the same-host link with the best that the machine can do. Both are measured in turn, with one line each for
+//! the median and the best.
 //!
-//! `cargo bench -p anyverbs-net --bench shm`. Two threads on two processors stand for two processes; they share nothing
-//! but what the link maps.
+//! `cargo bench -p anyverbs-net --bench shm`. Two threads on two processors stand for two processes; they share only
+//! the memory that the link maps.
 
 #![allow(clippy::unwrap_used, reason = "a measurement that fails has failed")]
 
@@ -44,7 +45,7 @@ fn pin(cpu: usize) {
     }
 }
 
-/// Runs `other` beside `here` until that returns; what it returns.
+/// Runs `other` beside `here` until `here` returns. Returns its result.
 fn beside<T>(other: impl FnOnce(&AtomicBool) + Send, here: impl FnOnce() -> T) -> T {
     let (begin, end) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -107,7 +108,7 @@ fn push(channel: &Arc<Channel>, payload: &[u8], batch: usize) -> usize {
     n
 }
 
-/// Reads what is there: messages, and their bytes copied to `into`.
+/// Reads all messages that are there, and copies their bytes to `into`.
 #[inline]
 fn pull(poller: &mut Poller, into: &mut [u8]) -> usize {
     poller.poll(|_, batch| {

@@ -1,7 +1,7 @@
 //! Raw throughput of `TxBatch` to `RxBatch`: `throughput receive SECONDS`, `throughput send ADDRESS LENGTH SECONDS`.
 //!
-//! The sender keeps to what the receiver has taken, by small credits that return each 128 KiB, as a protocol above
-//! would; the receiver says what arrived.
+//! The receiver grants small credits for each 128 KiB that it has taken, as a protocol above would, and the sender
+//! keeps to them. The receiver reports all that arrived.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
@@ -109,7 +109,7 @@ fn send(ip: IpAddr, len: usize, duration: Duration) {
                 }
             }
             if begin.elapsed() > Duration::from_millis(200) {
-                // A loss: what is missing will not be credited.
+                // Packets were lost, so their credit will not come.
                 credit = sent;
             }
         }

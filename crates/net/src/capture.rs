@@ -1,8 +1,8 @@
 //! Datagrams into a pcap file, with synthetic Ethernet, IP and UDP headers, so that Wireshark and tshark read it.
 //!
 //! Sent datagrams have the source MAC address 02:00:00:00:00:01, received ones 02:00:00:00:00:02. Fields that a UDP
-//! socket does not show are written as what they most likely are: the IPv4 ID is the place inside the batch, DF is set,
-//! the UDP checksum is zero.
+//! socket does not show get their most likely values: the IPv4 ID is the place inside the batch, DF is set, the UDP
+//! checksum is zero.
 
 use std::fs::File;
 use std::io::{self, Write};

@@ -32,7 +32,7 @@ impl<'a> Writer<'a> {
     /// Appends one message. `T` must be a plain C value, free of padding that matters.
     ///
     /// # Panics
-    /// When the buffer is full: what is written is fixed by this crate and [`CONTROL_LEN`] is chosen for it.
+    /// When the buffer is full. This crate writes fixed messages, and [`CONTROL_LEN`] is chosen for them.
     pub(crate) fn push<T: Copy>(&mut self, level: c_int, kind: c_int, value: T) {
         // SAFETY: CMSG_SPACE and CMSG_LEN only compute sizes.
         let (space, len) = unsafe {

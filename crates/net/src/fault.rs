@@ -1,6 +1,6 @@
-//! Seeded faults for what is received: loss, duplication, reordering, corruption.
+//! Seeded faults for received datagrams: loss, duplication, reordering, corruption.
 
-/// How often what goes wrong; each a probability from 0 to 1 for each datagram.
+/// The probability of each fault, from 0 to 1 for each datagram.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct FaultPolicy {
     /// The datagram vanishes.
@@ -24,7 +24,7 @@ pub struct Fault {
     held: Vec<Delivery>,
 }
 
-/// What was done so far.
+/// The faults so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultCounters {
     /// Datagrams lost.
@@ -51,7 +51,7 @@ impl Fault {
         Self { policy, state: policy.seed, counters: FaultCounters::default(), held: Vec::new() }
     }
 
-    /// What was done so far.
+    /// The faults so far.
     #[must_use]
     pub fn counters(&self) -> FaultCounters {
         self.counters
@@ -96,7 +96,7 @@ impl Fault {
         out.append(&mut self.held);
     }
 
-    /// Ends a batch: what was held back for a later one that did not come is delivered now.
+    /// Ends a batch. A datagram that was held back for a later one is delivered now if none came.
     pub(crate) fn finish(&mut self, out: &mut Vec<Delivery>) {
         out.append(&mut self.held);
     }

@@ -1,9 +1,9 @@
-//! Datagrams that arrived at the wrong process of the host, handed on to the right one over a connection to its slot
-//! ([`crate::host`]): the kernel says that it is a process of the same user before anything is sent.
+//! Forwards datagrams that arrived at the wrong process of the host. They go to the right one over a connection to its
+//! slot ([`crate::host`]). Before anything is sent, the kernel confirms that it is a process of the same user.
 //!
-//! The kernel queues a socket's send buffer full of them, some hundred small ones, so this is for the moments in which steering is
-//! out of date, not for a stream. What does not fit is dropped and counted, or, if the caller wants that
-//! ([`UdpPort::forward_or_keep`]), kept in order until there is room.
+//! The kernel queues as many of them as a socket's send buffer holds, some hundred small ones. So this is for the
+//! moments in which steering is out of date, not for a stream. A datagram that does not fit is dropped and counted. If
+//! the caller wants that ([`UdpPort::forward_or_keep`]), it is kept in order until there is room.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -34,19 +34,18 @@ const KEEP: usize = 8 << 20;
 /// Most datagrams that wait for room at one.
 const KEEP_FOR_ONE: usize = 4096;
 
-/// When a process whose queue is full is tried again: after this first, then after twice as long each time, up to
-/// [`MAX_PAUSE`].
+/// Pause before a process whose queue is full is tried again. It doubles each time, up to [`MAX_PAUSE`].
 const MIN_PAUSE: Duration = Duration::from_micros(200);
 const MAX_PAUSE: Duration = Duration::from_millis(50);
-/// Datagrams that have waited this long are dropped: who sent them has sent them again.
+/// Datagrams that have waited this long are dropped: their senders have sent them again.
 const MAX_AGE: Duration = Duration::from_secs(4);
 
-/// What became of datagrams for other processes.
+/// Counts the fates of datagrams for other processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ForwardCounters {
     /// Handed on.
     pub sent: u64,
-    /// Dropped: nobody holds the slot.
+    /// Dropped: the slot is free.
     pub dropped_dead: u64,
     /// Dropped: the owner's queue is full.
     pub dropped_full: u64,
@@ -71,14 +70,14 @@ struct Counters {
     ignored: AtomicU64,
 }
 
-/// What [`UdpPort::forward`] did.
+/// The result of [`UdpPort::forward`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forwarded {
     /// Handed on.
     Sent,
     /// Kept until the owner's queue has room: [`UdpPort::forward_kept`].
     Kept,
-    /// Dropped: nobody holds the slot.
+    /// Dropped: the slot is free.
     Dead,
     /// Dropped: the owner's queue is full.
     Full,
@@ -123,7 +122,7 @@ pub(crate) struct Forwarder {
     kept_len: AtomicUsize,
 }
 
-/// What waits for room, by slot.
+/// Datagrams that wait for room, by slot.
 #[derive(Debug, Default)]
 struct Kept {
     queues: BTreeMap<u8, Waiting>,
@@ -148,9 +147,9 @@ impl UdpPort {
         }
     }
 
-    /// As [`forward`](Self::forward), but a datagram for which the owner's queue has no room is kept, and those that follow
-    /// it to that process, until [`forward_kept`](Self::forward_kept) finds room: at most 4096 for one process, and
-    /// 8 MiB in all, and none for longer than 4 s.
+    /// As [`forward`](Self::forward), but a datagram is kept if the owner's queue has no room for it. The following
+    /// ones to that process are kept as well, until [`forward_kept`](Self::forward_kept) finds room. The limits are
+    /// 4096 for one process, 8 MiB in all, and an age of 4 s.
     pub fn forward_or_keep(&self, slot: u8, datagram: &Datagram<'_>) -> Forwarded {
         match &self.forwarder {
             Some(forwarder) => forwarder.forward_or_keep(slot, datagram),
@@ -158,9 +157,9 @@ impl UdpPort {
         }
     }
 
-    /// Hands on what was kept, as far as there is room. If something is left, in what time to call this again: 200 us for a
-    /// process whose queue has just become full, up to 50 ms for one that takes nothing. Earlier calls do not try it. If
-    /// nothing is left, the connections to other processes are closed.
+    /// Forwards kept datagrams as far as there is room. If some are left, returns the time after which to call this
+    /// again. It is 200 us for a process whose queue has just become full, and up to 50 ms for one that takes nothing.
+    /// Earlier calls do not try it. If none is left, the connections to other processes are closed.
     pub fn forward_kept(&self) -> Option<Duration> {
         self.forwarder.as_ref()?.forward_kept(Instant::now())
     }
@@ -248,7 +247,7 @@ impl Forwarder {
 
     fn forward_kept(&self, now: Instant) -> Option<Duration> {
         if self.kept_len.load(Ordering::SeqCst) == 0 {
-            // Who needs a connection makes one; those of ended processes would stay otherwise.
+            // A new connection is made when one is needed. Those of ended processes would stay otherwise.
             self.to.lock().clear();
             return None;
         }
@@ -349,7 +348,7 @@ impl Forwarder {
     }
 }
 
-/// Whether an error says that who was connected has ended.
+/// Tells whether an error says that the process at the other end has ended.
 fn is_end(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotConnected};
     matches!(error.kind(), BrokenPipe | ConnectionReset | NotConnected | ConnectionRefused)
@@ -488,7 +487,7 @@ mod tests {
         assert!(waited >= MAX_AGE - MAX_PAUSE && waited <= MAX_AGE + MAX_PAUSE, "{waited:?}");
         let counters = from.counters();
         assert_eq!((counters.kept, counters.dropped_full), (1, 1));
-        // One that takes something again is tried again soon.
+        // A process that takes datagrams again is tried again soon.
         while from.forward_or_keep(slot, &datagram) != Forwarded::Kept {}
         while from.forward_or_keep(slot, &datagram) != Forwarded::Full {}
         let pause = from.forward_kept(Instant::now() + MIN_PAUSE).unwrap();

@@ -24,7 +24,7 @@ pub struct Interface {
     pub mtu: u32,
     /// Ethernet address, where there is one other than zero.
     pub mac: Option<[u8; 6]>,
-    /// Of a VLAN's interface, its number.
+    /// The number of a VLAN interface.
     pub vlan: Option<u16>,
     /// Addresses, in the kernel's order.
     pub addresses: Vec<InterfaceAddress>,
@@ -39,9 +39,9 @@ pub struct InterfaceAddress {
     pub prefix_len: u8,
     /// The interface's index for a link-local IPv6 address, which means nothing without it; else 0.
     pub scope_id: u32,
-    /// Not usable yet, or not at all: duplicate address detection is under way or found a duplicate.
+    /// Not usable yet, or not at all. Duplicate address detection is under way or found a duplicate.
     pub tentative: bool,
-    /// Not to be used for new communication.
+    /// The address must not be used for new communication.
     pub deprecated: bool,
     /// An additional IPv4 address of a subnet, or a temporary IPv6 address.
     pub secondary: bool,
@@ -135,7 +135,7 @@ fn link(bytes: &[u8]) -> Option<Interface> {
     Some(interface)
 }
 
-/// What `IFLA_LINKINFO` says of a VLAN's interface: its kind, and what is known of that kind.
+/// Reads `IFLA_LINKINFO` of a VLAN interface: its kind, and the data of that kind.
 fn vlan(info: &[u8]) -> Option<u16> {
     let of = |wanted| netlink::attributes(info).find(|(kind, _)| *kind == wanted).map(|(_, v)| v);
     let kind = of(libc::IFLA_INFO_KIND)?;

@@ -3,16 +3,16 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`interfaces`], [`monitor`] | the host's interfaces and addresses, and a pollable "something changed" |
-//! | [`host`] | what the processes of a host (= network namespace) share: slots, who holds which service, a journal; no daemon, no files |
+//! | [`host`] | state that the processes of a host (= network namespace) share: slots, services and their holders, a journal; no daemon, no files |
 //! | [`udp`] | one UDP port shared by all processes of a user: batches in ([`udp::RxBatch`]) and out ([`udp::TxBatch`]) |
-//! | [`steering`] | which process of the host gets which datagram, decided in the kernel by a classic BPF program |
-//! | [`forward`] | datagrams that arrived at the wrong process, handed on to the right one |
+//! | [`steering`] | a classic BPF program in the kernel gives each datagram to its process of the host |
+//! | [`forward`] | forwards datagrams that arrived at the wrong process to the right one |
 //! | [`messages`] | messages between processes of a host, in order and whole |
 //! | [`ethernet`] | Ethernet frames, between the processes of a host and on a real interface |
 //! | [`shm`] | messages between two processes of one user through shared memory, and copies into each other's memory |
 //! | [`capture`], [`fault`] | pcap files, and seeded loss, duplication, reordering and corruption |
 //!
-//! Everything is non-blocking and close-on-exec; nothing allocates per packet, but for what [`messages`] keeps.
+//! Everything is non-blocking and close-on-exec. Nothing allocates per packet, except messages that [`messages`] keeps.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod capture;

@@ -1,8 +1,8 @@
-//! Messages between the processes of one user and host, whole and in order, for what is rare: unlike a datagram that is handed
-//! on ([`crate::forward`]) none is lost while both live, and the end of the other is told.
+//! Messages between the processes of one user and host, whole and in order, for rare events. Unlike a forwarded
+//! datagram ([`crate::forward`]), none is lost while both processes live, and a process learns of the end of the other.
 //!
-//! Each process that takes part listens ([`crate::host`]). A connection carries messages one way, from who made it; its first message
-//! is the sender's slot. Those of other users are closed unread.
+//! Each process that takes part listens ([`crate::host`]). A connection carries messages one way, from the process that
+//! made it. Its first message is the sender's slot. Connections of other users are closed unread.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -29,11 +29,11 @@ const BUDGET: usize = 64;
 pub enum Delivery {
     /// Where much waits for the other already: it is sent again, or the next one says as much.
     Refusable,
-    /// Never: nobody would say it again. For what there is little of.
+    /// Never refused, since no one would repeat it. For rare messages.
     Owed,
 }
 
-/// What [`Messages::wait`] found.
+/// Results of [`Messages::wait`].
 #[derive(Debug)]
 pub enum Told<'a> {
     /// A message of the process with this slot.
@@ -51,7 +51,7 @@ pub struct Messages {
     wake: Socket,
     woken: Socket,
     outgoing: Mutex<HashMap<u8, Outgoing>>,
-    /// Of the one thread that waits.
+    /// Connections that the single waiting thread reads.
     incoming: Mutex<Vec<Incoming>>,
 }
 
@@ -90,11 +90,11 @@ impl Messages {
         })
     }
 
-    /// Sends a message. Never waits: what has no room is kept, in order.
+    /// Sends a message. Never waits: a message without room is kept, in order.
     ///
     /// # Errors
-    /// `ConnectionRefused` where nobody listens, `WouldBlock` where the other has not read for long and the message may be
-    /// refused, `PermissionDenied` where the listener is another user's, and those of socket(2).
+    /// `ConnectionRefused` if no process listens, `WouldBlock` if the other has not read for long and the message may
+    /// be refused, `PermissionDenied` if the listener is another user's, and those of socket(2).
     pub fn send(&self, slot: u8, message: &[u8], delivery: Delivery) -> io::Result<()> {
         // Called below the engine's locks, by any thread of the program.
         let _uncancelled = Uncancelled::new();
@@ -165,11 +165,11 @@ impl Messages {
         }
         ended.sort_unstable();
         ended.dedup();
-        // Who has ended may have said its first words just before, on a connection that nobody has looked at.
+        // An ended process may have sent its first messages just before, on a connection that was not looked at yet.
         self.accept(&mut incoming);
         for slot in ended {
             self.outgoing.lock().remove(&slot);
-            // What it said before its end.
+            // Its messages from before its end.
             for from in incoming.iter_mut().filter(|from| from.slot.is_none_or(|of| of == slot)) {
                 from.receive(usize::MAX, buffer, tell);
                 from.ended |= from.slot == Some(slot);
@@ -180,7 +180,7 @@ impl Messages {
         Ok(())
     }
 
-    /// What is to be watched: what wakes, the listener, the connections to here, and those from here to these slots.
+    /// The descriptors to watch: the waker, the listener, the connections to here, and those from here to these slots.
     fn watched(&self, incoming: &[Incoming]) -> (Vec<libc::pollfd>, Vec<u8>) {
         let watch =
             |socket: &Socket, events| libc::pollfd { fd: socket.as_raw_fd(), events, revents: 0 };
@@ -226,7 +226,7 @@ impl Messages {
 }
 
 impl Incoming {
-    /// Reads up to so many messages.
+    /// Reads up to that many messages.
     fn receive(
         &mut self,
         budget: usize,
@@ -305,7 +305,7 @@ mod tests {
         [(); 2].map(|()| Messages::listen(Arc::new(Slot::claim_in(&registry).unwrap())).unwrap())
     }
 
-    /// What the next wait that has something to tell tells.
+    /// The results of the next wait that has any.
     fn told(to: &Messages) -> Vec<(u8, Option<Vec<u8>>)> {
         let (mut buffer, mut told) = (MessageBuffer::new(), Vec::new());
         while told.is_empty() {
@@ -366,7 +366,7 @@ mod tests {
         let (from, to) = (b.slot.number(), a.slot.number());
         a.send(from, b"question", Delivery::Owed).unwrap();
         assert_eq!(told(&b), [(to, Some(b"question".to_vec()))]);
-        // Not seen by `a` before all of it has happened.
+        // `a` sees none of it before all of it has happened.
         b.send(to, b"answer", Delivery::Owed).unwrap();
         drop(b);
         assert_eq!(told(&a), [(from, Some(b"answer".to_vec())), (from, None)]);
@@ -384,7 +384,7 @@ mod tests {
             }
         };
         assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
-        // What nobody would say again is kept all the same, and comes when it is read.
+        // Messages that no one would repeat are kept all the same, and come when they are read.
         a.send(to, b"owed", Delivery::Owed).unwrap();
         let (mut received, mut last) = (0, Vec::new());
         std::thread::scope(|scope| {

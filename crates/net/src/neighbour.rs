@@ -1,4 +1,5 @@
-//! Which Ethernet address a packet for an IP address carries: that of the host itself, of its next hop, or of a group.
+//! The Ethernet address that a packet for an IP address carries: that of the host itself, of its next hop, or of a
+//! group.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -10,7 +11,7 @@ use crate::netlink;
 /// Incomplete, failed: no address.
 const NUD_USELESS: u16 = libc::NUD_INCOMPLETE | libc::NUD_FAILED;
 
-/// The discard service: nobody answers, but the kernel has to find out to whom to send.
+/// The discard service. No host answers, but the kernel has to find the next hop's address.
 const DISCARD: u16 = 9;
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
@@ -118,7 +119,7 @@ fn route(
     Ok(found)
 }
 
-/// What the kernel's table of neighbours says.
+/// The entry in the kernel's table of neighbours.
 fn known(
     fd: &std::os::fd::OwnedFd,
     neighbour: IpAddr,

@@ -75,11 +75,11 @@ pub(crate) fn drops(fd: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(unsafe { info.assume_init() }[SK_MEMINFO_DROPS])
 }
 
-/// Who is at the other end of a Unix socket: who connected, or who listens (`SO_PEERCRED`, unix(7)).
+/// The process at the other end of a Unix socket, whichever side connected (`SO_PEERCRED`, unix(7)).
 pub(crate) fn credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     let mut who = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: a live ucred, whose size is passed.
+    // SAFETY: a live ucred, and its size.
     let rc = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

@@ -1,7 +1,8 @@
 //! System calls that are no cancellation points.
 //!
-//! In the C library's forms of these calls a thread may be cancelled (`pthread_cancel(3)`), as programs cancel those that
-//! serve their completions. Here callers hold locks, which would then be held for ever. None of these calls waits long.
+//! In the C library's forms of these calls a thread may be cancelled (`pthread_cancel(3)`), and programs do cancel the
+//! threads that serve their completions. Here callers hold locks, which would then be held for ever. None of these
+//! calls waits long.
 
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
@@ -45,7 +46,8 @@ impl Drop for Uncancelled {
     }
 }
 
-/// A descriptor whose end is no cancellation point, as close(2) of the C library is: for who may drop it below a lock.
+/// A descriptor whose closing is no cancellation point, unlike close(2) of the C library. It may be dropped below a
+/// lock.
 #[derive(Debug)]
 pub(crate) struct Descriptor(Option<OwnedFd>);
 
@@ -159,7 +161,7 @@ pub(crate) fn sleep(time: Duration) {
         tv_nsec: time.subsec_nanos().into(),
     };
     let rest = std::ptr::null_mut::<libc::timespec>();
-    // SAFETY: a live timespec; what is left of the time is not asked for.
+    // SAFETY: a live timespec; the rest of the time is not asked for.
     unsafe { syscall(libc::SYS_nanosleep, &raw const time, rest) };
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyverbs_net::ethernet::{EthernetSocket, FrameBatch, FrameBuffers, MAX_FRAME};
 
-/// Frames that arrive within a while: as many as are wanted, or fewer.
+/// Frames that arrive within a while, at most `wanted`.
 fn received(socket: &EthernetSocket, wanted: usize) -> Vec<Vec<u8>> {
     let mut buffers = FrameBuffers::default();
     let mut frames = Vec::new();

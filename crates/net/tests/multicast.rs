@@ -1,4 +1,4 @@
-//! Multicast groups: everybody who joined gets one copy of each datagram, nobody else gets any.
+//! Multicast groups: every member gets one copy of each datagram, and no other process gets any.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -17,7 +17,7 @@ const LOOPBACK: u32 = 1;
 /// Three processes that share the port, as far as the kernel can tell.
 fn three(name: &str) -> [UdpPort; 3] {
     let slots = [0, 1, 2].map(|_| Arc::new(Slot::claim(name).unwrap()));
-    // Joining asks those who are there already; nobody reads for them here, so it takes its time.
+    // Joining asks the present members. No thread reads for them here, so it takes some time.
     slots.map(|slot| {
         UdpPort::open(PortOptions { slot: Some(slot), steer_offset: 5, ..PortOptions::new(PORT) })
             .unwrap()
@@ -41,7 +41,7 @@ fn to(group: &str, source: &str, interface: u32) -> Destination {
     }
 }
 
-/// A whole GSO batch, whose last datagram is short.
+/// Sends a whole GSO batch, whose last datagram is short.
 fn send(port: &UdpPort, to: &Destination) -> usize {
     let mut out = TxBatch::new();
     for (fill, len) in [(1, 100), (2, 100), (3, 40)] {
@@ -52,7 +52,7 @@ fn send(port: &UdpPort, to: &Destination) -> usize {
     3
 }
 
-/// How many datagrams for `group` a port has, after `expected` of them were waited for and checked.
+/// The number of datagrams for `group` at a port, after `expected` of them were waited for and checked.
 fn count(port: &UdpPort, to: &Destination, expected: usize) -> usize {
     let mut batch = RxBatch::new(8).unwrap();
     let deadline = Instant::now() + Duration::from_secs(5);
@@ -68,7 +68,7 @@ fn count(port: &UdpPort, to: &Destination, expected: usize) -> usize {
     loop {
         port.receive(&mut batch).unwrap();
         batch.datagrams().for_each(|d| seen = take(d));
-        // What comes over this host's own links is there when the sender's call returns.
+        // Datagrams over this host's own links are there when the sender's call returns.
         if seen >= expected || Instant::now() > deadline {
             return seen;
         }
@@ -137,7 +137,7 @@ fn on_the_loopback() {
         return;
     }
     everybody_gets_one_copy("mc-lo-v4", "239.1.2.3", "127.0.0.1", LOOPBACK);
-    // IPv6 knows no groups there: who sends hands on.
+    // IPv6 knows no groups there: the sender forwards.
     let ports = three("mc-lo-v6");
     let group = "ff15::1234".parse().unwrap();
     assert!(is_handed_on(group, LOOPBACK));
@@ -171,7 +171,7 @@ fn more_groups_than_a_socket_has_room_for() {
         ports[0].leave_multicast(group(i), va).unwrap();
         assert_eq!(memberships(group(i)), 0);
     }
-    // And no longer what others join.
+    // It no longer gets the groups that others join.
     ports[1].join_multicast(group(0), va).unwrap();
     let to = to("239.0.0.0", "10.9.0.1", va);
     send(&ports[1], &to);

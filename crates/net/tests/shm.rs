@@ -33,7 +33,7 @@ impl Party {
         Self { endpoint, poller, events: Vec::new(), _slot: slot }
     }
 
-    /// One round of control and poll: what came.
+    /// One round of control and poll. Returns the number of messages.
     fn turn(&mut self, mut each: impl FnMut(&Arc<Channel>, &[u8])) -> usize {
         self.endpoint.control().unwrap();
         let n = self.poller.poll(|channel, batch| {
@@ -103,7 +103,7 @@ impl Peer {
         Self::start_with(role, registry, slot).0
     }
 
-    /// As [`start`](Self::start), with what else it says.
+    /// As [`start`](Self::start), with the further words of its greeting.
     fn start_with(role: &str, registry: &str, slot: u8) -> (Self, String) {
         let mut peer = Self::spawn(role, registry, slot);
         let said = peer.expect("ready");
@@ -241,7 +241,7 @@ fn peer() {
             }
             println!("ring works");
         }
-        // Begins a copy to the address that it is told, and makes it when it is told to.
+        // Begins a copy to the address that it is told, and makes it on command.
         "copier" => {
             let mut party = Party::new(&registry, slot);
             let channel = party.established(HUB);
@@ -324,7 +324,7 @@ fn peer() {
 fn echo(party: &mut Party) -> usize {
     let mut again = Vec::new();
     let n = party.turn(|channel, payload| {
-        // The peer takes what it sent before it sends more than a ring holds.
+        // The peer takes its own messages back before it sends more than a ring holds.
         if send(channel, payload).is_err() {
             again.push((Arc::clone(channel), payload.to_vec()));
         }
@@ -419,7 +419,7 @@ fn two_processes_exchange_messages_while_both_sleep() {
 
 #[test]
 fn a_process_killed_under_load_is_noticed_and_leaves_nothing_behind() {
-    // In a process of its own, whose mappings and descriptors are then those of the link.
+    // In a process of its own, so that all mappings and descriptors are those of the link.
     let name = name("kill");
     let mut survivor = Peer::start("survivor", &name, HUB);
     assert_eq!(survivor.expect("survived"), "20");
@@ -530,7 +530,7 @@ fn another_process_s_memory_is_read_and_written_until_it_ends() {
 
 #[test]
 fn where_the_kernel_forbids_copies_the_rings_work_on() {
-    // It becomes nobody.
+    // It takes on the user nobody.
     if !anyverbs_testing::root_or_skip() {
         return;
     }
@@ -570,7 +570,7 @@ fn a_process_that_runs_another_program_hangs_up() {
 
 #[test]
 fn another_user_can_neither_attach_nor_pretend() {
-    // It becomes nobody.
+    // It takes on the user nobody.
     if !anyverbs_testing::root_or_skip() {
         return;
     }
@@ -622,7 +622,7 @@ impl Settling {
         self.settled.recv_timeout(time).is_err()
     }
 
-    /// What stood in the memory when it had been taken back.
+    /// The bytes in the memory when it had been taken back.
     fn end(&self) -> Vec<u8> {
         self.settled.recv_timeout(PATIENCE).unwrap()
     }
@@ -638,7 +638,7 @@ fn what_is_taken_back_waits_for_a_stopped_process_in_the_middle_of_a_copy() {
     settling.peer.say("copy");
     assert_eq!(settling.end(), [0xaa; 64], "the copy was before the end");
     settling.peer.expect("copied");
-    // Nobody is given up: the next copy is waited for as well.
+    // The process is not given up: the next copy is waited for as well.
     assert!(settling.hub.endpoint.board().copied().writes == 1);
     assert_eq!(settling.target[..], [0xaa; 64]);
 }

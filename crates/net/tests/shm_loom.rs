@@ -306,8 +306,8 @@ fn without_fences_a_bell_may_be_lost() {
     bell_taker::<false>();
 }
 
-/// A writer asks for room while the reader makes it and falls asleep: the writer sees the room, or the reader sees the
-/// question, or is woken to see it.
+/// A writer asks for room while the reader makes it and falls asleep. The writer sees the room, or the reader sees the
+/// request, or is woken to see it.
 fn asker<const F: bool>() {
     check(|| {
         let (mut writer, mut reader, _, read) = ring::<F>(RING);
@@ -427,7 +427,7 @@ fn copies_end_before_the_memory_is_used_again<const F: bool>() {
             for _ in 0..2 {
                 let mark = marks.set().unwrap();
                 if published.load(Ordering::Acquire) == 1 {
-                    // SAFETY: the model checks that nobody writes it meanwhile.
+                    // SAFETY: the model checks that no thread writes it meanwhile.
                     memory.with(|at| assert_eq!(unsafe { *at }, 0));
                 }
                 drop(mark);

@@ -1,4 +1,4 @@
-//! Several processes share a port: each gets its own datagrams, whoever joins, leaves, dies or stops.
+//! Several processes share a port. Each gets its own datagrams, whichever processes join, leave, die or stop.
 //!
 //! The processes are this test program again, running `member` in the test's network namespace.
 
@@ -35,7 +35,7 @@ fn open() -> UdpPort {
     UdpPort::open(options).unwrap()
 }
 
-/// What a member has received since it was asked last.
+/// Datagrams that a member has received since it was last asked.
 #[derive(Default)]
 struct Counts {
     direct: usize,
@@ -244,8 +244,8 @@ impl Sender {
 /// How long a test waits for what is certain to come.
 const CERTAIN: Duration = Duration::from_secs(20);
 
-/// What the members have received, as [`Member::counts`] says, since they were last asked: as soon as that are `expected`
-/// datagrams, or when they have not come in `patience`.
+/// Counts of the members since they were last asked, as [`Member::counts`] gives them. Returns as soon as that are
+/// `expected` datagrams, or after `patience`.
 fn gather(
     members: &mut [Member],
     expected: usize,
@@ -272,7 +272,7 @@ fn gather(
 fn assert_steered(members: &mut [Member], sender: &mut Sender, may_repair: bool, what: &str) {
     const N: usize = 5;
     let deadline = Instant::now() + CERTAIN;
-    // What is lost before a repair does not come.
+    // Datagrams lost before a repair do not come.
     let patience = if may_repair { Duration::from_millis(100) } else { CERTAIN };
     for member in members.iter_mut() {
         member.counts();
@@ -392,7 +392,7 @@ fn what_is_not_steered_is_forwarded_with_its_headers() {
     dead.signal(libc::SIGKILL);
     let dead_slot = dead.slot;
     drop(dead);
-    // The last one's socket has moved: what is steered to its former index reaches anybody.
+    // The last one's socket has moved: datagrams steered to its former index reach any process.
     let (mut direct, mut forwarded, mut foreign, mut example) = (0, 0, 0, String::new());
     for _ in 0..10 {
         sender.send([members[3].slot].into_iter(), 2);
@@ -414,13 +414,13 @@ fn what_is_not_steered_is_forwarded_with_its_headers() {
     assert!(["127.0.0.1", "::1"].contains(&fields[1]), "{example}");
     assert_eq!(fields[2..], ["1", "41", "77", "0", "48"], "{example}");
 
-    // What is for a dead process is dropped, and counted as that, by whoever has its index now.
+    // A datagram for a dead process is dropped, and counted as such, by the process that has its index now.
     sender.send([dead_slot].into_iter(), 3);
     let begin = Instant::now();
     let states = loop {
         std::thread::sleep(Duration::from_millis(20));
         let states: Vec<String> = members.iter_mut().map(|m| m.ask("state")).collect();
-        // Not the same for all of them, where an index changed hands meanwhile.
+        // Not the same process for all of them, where an index changed hands meanwhile.
         if states.iter().map(|state| number_after(state, "dropped_dead: ")).sum::<usize>() == 6 {
             break states;
         }
@@ -502,7 +502,7 @@ fn what_does_not_fit_is_kept_in_order_until_there_is_room() {
     }
     assert_eq!((from.kept(), from.forward_kept()), (0, None));
 
-    // What is kept has bounds, and is dropped when its process ends.
+    // Kept datagrams have bounds, and are dropped when their process ends.
     let whole: &[u8] = &[0; 280];
     let outcomes: Vec<_> =
         (0..6000).map(|_| from.forward_or_keep(slot, &datagram(whole))).collect();
@@ -537,7 +537,8 @@ fn strangers_messages_are_ignored() {
     assert!(port.receive_forwarded(&mut buffer).unwrap().is_none());
     assert_eq!(port.forward_counters().ignored, 3);
 
-    // One of another user: of a thread that took on user 65534 for itself alone. It hands on nothing, and what it says is not read.
+    // A datagram of another user: of a thread that took on user 65534 for itself alone. It is not forwarded, and its
+    // contents are not read.
     let datagram = Datagram {
         source: "127.0.0.1:50000".parse().unwrap(),
         destination: Ipv4Addr::LOCALHOST.into(),

@@ -1,4 +1,4 @@
-//! What another user of the host can do: take names, and nothing else.
+//! Abilities of another user of the host: it can take names, and nothing else.
 
 #![allow(clippy::unwrap_used, reason = "a failed unwrap is a failed test")]
 
@@ -91,7 +91,7 @@ fn payloads_are_not_handed_on_to_another_user() {
     assert_eq!(port.forward_or_keep(free, &DATAGRAM), Forwarded::Dead);
     assert_eq!(heard(&listeners[0]), 0);
     drop(listeners);
-    // One that was handed something, and has ended.
+    // A process that was handed something, and has ended.
     let registry = Registry::new(NAME).unwrap();
     let other = Slot::claim_number(&registry, free).unwrap();
     assert_eq!(port.forward(free, &DATAGRAM), Forwarded::Sent);
@@ -100,7 +100,7 @@ fn payloads_are_not_handed_on_to_another_user() {
     assert_eq!(port.forward(free, &DATAGRAM), Forwarded::Dead);
     assert_eq!(heard(&listener), 0);
     assert_eq!(port.forward_counters().dropped_dead, 3);
-    // It is no process of the host, whatever it holds.
+    // It is no process of the host, whatever name it holds.
     assert_eq!(port.slot().unwrap().store().live_slots(), [own]);
     let error = Slot::claim_number(&registry, free).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);

@@ -19,7 +19,7 @@ use socket2::{Domain, Socket, Type};
 
 const PORT: u16 = 4791;
 
-/// What a test looks at in a datagram.
+/// The parts of a datagram that a test looks at.
 #[derive(Debug, PartialEq)]
 struct Seen {
     source: SocketAddr,
@@ -81,7 +81,7 @@ fn a_gso_batch_arrives_whole_with_its_headers() {
             flow_label,
             ..Destination::new(address.parse().unwrap())
         };
-        // Nine equal segments and a short one ride in one batch, then single ones.
+        // Nine equal segments and a short one go in one batch, then single ones.
         for i in 0..9u8 {
             assert_eq!(stage(&mut out, &port, &to, 1024, i), u16::from(i));
         }
@@ -158,7 +158,7 @@ fn a_batch_ends_where_the_next_datagram_does_not_fit() {
         assert_eq!(stage(&mut out, &port, &to, 4112, 13), i % 15);
     }
     assert_eq!((sends(&out), out.pending()), (9, 1));
-    // What UDP cannot carry.
+    // Lengths that UDP cannot carry.
     for len in [0, 65_508] {
         assert_eq!(
             out.segment(&port, &to, len).unwrap_err().kind(),
@@ -442,7 +442,7 @@ fn the_receive_buffer_is_what_was_asked_for_if_allowed() {
         "{}",
         port.receive_buffer()
     );
-    // What does not fit is dropped and counted.
+    // Datagrams that do not fit are dropped and counted.
     let mut out = TxBatch::new();
     let to = Destination::new("127.0.0.1:4791".parse().unwrap());
     for i in 0..1000 {

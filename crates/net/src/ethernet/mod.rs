@@ -1,10 +1,11 @@
 //! Ethernet frames (packet(7)): between the processes of a host, and on a real interface.
 //!
-//! Both are sockets of the packet family, for which a process needs `CAP_NET_RAW` over its network namespace. Between the
-//! processes frames travel over the loopback interface, each in the payload of an outer frame of the EtherType that
-//! IEEE 802 leaves to local experiments: nobody else looks at those, so that forged addresses do no harm, and the kernel
-//! gives a copy to each process that listens, so that nobody need know the others. The outer destination is a number of the
-//! segment, the outer source one of the process; a filter in the kernel keeps other segments and a process's own frames out.
+//! Both are sockets of the packet family, for which a process needs `CAP_NET_RAW` over its network namespace. Between
+//! the processes, frames travel over the loopback interface. Each is the payload of an outer frame with the EtherType
+//! that IEEE 802 leaves to local experiments. No other program looks at those, so forged addresses do no harm. The
+//! kernel gives a copy to each process that listens, so the processes need no list of each other. The outer destination
+//! is a number of the segment, the outer source one of the process. A filter in the kernel keeps out other segments and
+//! a process's own frames.
 
 mod rx;
 mod tx;
@@ -61,7 +62,7 @@ fn packet_socket() -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a descriptor that the kernel has just made and nobody else owns.
+    // SAFETY: a descriptor that the kernel has just made and that has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -75,16 +76,16 @@ fn interface_index(name: &str) -> io::Result<c_int> {
 /// Whether this process may send and receive frames now.
 ///
 /// # Errors
-/// `EPERM` without `CAP_NET_RAW`; what else the system says.
+/// `EPERM` without `CAP_NET_RAW`, and those of the system calls.
 pub fn check_permission() -> io::Result<()> {
-    // Needs the same capability as a packet socket, whose end costs milliseconds in the kernel.
+    // Needs the same capability as a packet socket, which takes the kernel milliseconds to close.
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
     // SAFETY: takes no pointers.
     let fd = unsafe { libc::socket(libc::AF_INET, kind, libc::IPPROTO_RAW) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a descriptor that the kernel has just made and nobody else owns.
+    // SAFETY: a descriptor that the kernel has just made and that has no other owner.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
     Ok(())
 }
@@ -93,7 +94,7 @@ impl EthernetSocket {
     /// For frames between the processes of this host that name the same segment.
     ///
     /// # Errors
-    /// `EPERM`; what else the system says.
+    /// `EPERM`, and those of the system calls.
     pub fn between_processes(segment: &str) -> io::Result<Self> {
         let fd = packet_socket()?;
         let dst = segment_number(segment.as_bytes()).to_be_bytes();
@@ -118,11 +119,12 @@ impl EthernetSocket {
     /// For the frames of a real interface.
     ///
     /// # Errors
-    /// `EPERM`, `ENODEV`; what else the system says.
+    /// `EPERM`, `ENODEV`, and those of the system calls.
     pub fn on_interface(name: &str) -> io::Result<Self> {
         let fd = packet_socket()?;
         let ifindex = interface_index(name)?;
-        // What the host itself sends is not received. A kernel before 4.20 gives it all the same, marked.
+        // Frames that the host itself sends are not received. A kernel before 4.20 delivers them nevertheless, but
+        // marks them.
         let _ = sockopt::set(fd.as_fd(), SOL_PACKET, PACKET_IGNORE_OUTGOING, 1);
         sockopt::set(fd.as_fd(), SOL_PACKET, PACKET_AUXDATA, 1)?;
         Ok(Self { fd, ifindex, envelope: None })
@@ -137,7 +139,7 @@ impl EthernetSocket {
     /// From now on it receives: on an interface also frames that are for others' addresses.
     ///
     /// # Errors
-    /// What the system says.
+    /// Those of the system calls.
     pub fn listen(&self) -> io::Result<()> {
         let fd = self.fd.as_fd();
         if sockopt::set(fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, RECEIVE_BUFFER).is_err() {
@@ -199,14 +201,14 @@ impl AsFd for EthernetSocket {
     }
 }
 
-/// The number of a segment, by which its processes find each other whatever they were built with: FNV-1a of 64 bits.
+/// The number of a segment, which does not depend on the build: FNV-1a of 64 bits. By it the processes find each other.
 fn segment_number(name: &[u8]) -> u64 {
     name.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })
 }
 
-/// Takes what has the destination of this envelope, and another source.
+/// Takes frames that have the destination of this envelope, and another source.
 fn filter(envelope: &[u8; ENVELOPE_LEN]) -> [libc::sock_filter; 9] {
     const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const LOAD_HALF: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;

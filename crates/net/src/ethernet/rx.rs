@@ -86,10 +86,10 @@ impl FrameBuffers {
 }
 
 impl EthernetSocket {
-    /// Receives what is there, up to 16 frames; how many. Does not wait.
+    /// Receives up to 16 frames that are there, and returns their number. Does not wait.
     ///
     /// # Errors
-    /// What the system says; nothing to receive is none.
+    /// Those of the system calls. An empty queue is not an error.
     pub fn receive(&self, buffers: &mut FrameBuffers) -> io::Result<usize> {
         let FrameBuffers { bytes, control, found } = buffers;
         found.clear();

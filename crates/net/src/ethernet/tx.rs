@@ -11,7 +11,7 @@ use crate::{sockopt, sys};
 const FRAMES: usize = 32;
 /// Bytes after which a batch is full.
 const BYTES: usize = 256 << 10;
-/// How long one batch waits in all for room in the interface's queue, in milliseconds.
+/// The longest time that one batch waits in all for room in the interface's queue, in milliseconds.
 const PATIENCE_MS: i32 = 20;
 
 /// Frames that wait to be sent together.

@@ -1,13 +1,14 @@
-//! Records that outlive the process that wrote them, so that others can finish what it left undone.
+//! Records that outlive the process that wrote them, so that other processes can finish its work.
 //!
 //! A journal is a part of the store's file ([`super::store`]): headers in memory, records behind the table.
 //!
-//! It has *sections*, each a list of records. Who holds the lock of a section, writes it: the process that
-//! claimed it or, when that has ended, however it did, the one that takes it over. So each record has one process that sees to it, whoever
-//! dies. (A child that forked and did not exec keeps its parent's locks, as it keeps its slot.)
+//! The journal has *sections*, each a list of records. The process that holds the lock of a section writes it. At first
+//! that is the process that claimed it. When that one has ended, in whatever way, another takes it over. So each record
+//! always has one process in charge. (A child that forked and did not exec keeps its parent's locks, as it keeps its
+//! slot.)
 //!
-//! A record is written before the section's length counts it, and its first byte says that it is one: who is killed in between
-//! leaves no half of it. What it says is checked by who takes it over.
+//! A record is written before the section's length counts it, and its first byte marks it as a record. So a process
+//! that is killed in between leaves no half record. The process that takes a record over checks its contents.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -29,7 +30,7 @@ pub type Payload = [u8; PAYLOAD_LEN];
 const RECORD_LEN: usize = 1 + PAYLOAD_LEN;
 /// The first byte of a record; 0 where there is none.
 const IS_SET: u8 = 1;
-/// As many as there can be processes.
+/// The greatest number of processes.
 const SECTIONS: u16 = 256;
 /// Records of a section.
 const RECORDS: u32 = 4096;
@@ -38,7 +39,7 @@ const RECORDS: u32 = 4096;
 #[derive(Debug)]
 pub struct Journal {
     store: Arc<Store>,
-    /// Sections whose lock this process holds: to the kernel its own lock is none.
+    /// Sections whose lock this process holds. The kernel does not refuse a process its own lock.
     held: Mutex<BTreeSet<u8>>,
 }
 
@@ -52,7 +53,8 @@ pub struct Section {
     free: Vec<u32>,
 }
 
-/// What a process left that has ended; this one has it until it is dropped. What is not [done](Self::done) by then others find.
+/// Records of a process that has ended. This process has them until the value is dropped. Records that are not
+/// [done](Self::done) by then go to others.
 #[derive(Debug)]
 pub struct Abandoned {
     journal: Arc<Journal>,
@@ -62,7 +64,7 @@ pub struct Abandoned {
 }
 
 impl Journal {
-    /// That of a store.
+    /// The journal of a store.
     ///
     /// # Errors
     /// `Unsupported` where the store has no file, `FileTooLarge` where a limit of the process keeps it from growing.
@@ -92,7 +94,7 @@ impl Journal {
         Err(io::ErrorKind::StorageFull.into())
     }
 
-    /// Takes over what processes left that have ended. `slot`: where this one is found.
+    /// Takes over records of processes that have ended. `slot`: the slot of this process.
     ///
     /// # Errors
     /// Those of pread(2) and pwrite(2).
@@ -146,8 +148,8 @@ impl Journal {
         Ok(false)
     }
 
-    /// The slots of those that have taken something over, and maybe of some that have ended themselves. Who asks need not have
-    /// joined.
+    /// The slots of processes that have taken records over, maybe also of some that have ended since. The caller need
+    /// not have joined.
     #[must_use]
     pub fn successors(store: &Store) -> BTreeSet<u8> {
         let headers =
@@ -238,7 +240,7 @@ impl Section {
     /// Takes all records back.
     pub fn clear(&mut self) {
         if self.len > 0 {
-            // Nothing is given back: this is called in exit(3), in whose caller malloc(3) may have been interrupted.
+            // This is called in exit(3), whose caller may have interrupted malloc(3). So no memory is freed here.
             self.len = 0;
             self.free.clear();
             self.journal.set_header(self.number, (0, 0));
@@ -273,7 +275,7 @@ impl Abandoned {
         &self.records
     }
 
-    /// Nothing remains to be done for a record, each of which is named once. True if that was the last.
+    /// Removes a record for which nothing remains to be done. Each is named once. True if it was the last.
     pub fn done(&mut self, at: u32) -> bool {
         self.left -= 1;
         if let Err(error) = self.journal.set_record(self.number, at, None) {
@@ -296,8 +298,8 @@ fn record_at(store: &Store, number: u8, at: u32) -> u64 {
     store.base + index * RECORD_LEN as u64
 }
 
-/// How many of a section's records to look at, and the slot of the process that has taken it over. The number is bounded, whatever
-/// stands there.
+/// The number of a section's records to look at, and the slot of the process that has taken it over. The number is
+/// bounded, whatever the word holds.
 fn parse_header(word: u64) -> (u32, u32) {
     ((word as u32).min(RECORDS), (word >> 32) as u32)
 }
@@ -309,7 +311,7 @@ mod tests {
     use super::*;
     use crate::host::Registry;
 
-    /// As many processes of one store.
+    /// Joins that many processes to one store.
     fn join<const N: usize>(name: &str) -> [Arc<Journal>; N] {
         let registry = Registry::new(&format!("{name}-{}", std::process::id())).unwrap();
         // All before the first is given back.
@@ -341,7 +343,7 @@ mod tests {
         assert!(!c.has_abandoned().unwrap() && c.take_abandoned(8).unwrap().is_empty());
         assert_eq!(Journal::successors(&c.store), BTreeSet::from([7]));
         assert!(!taken[0].done(places[0]));
-        // So does this one: what it has not done others find.
+        // The next process also ends. Its unfinished records go to a third.
         drop((taken, b));
         let mut taken = c.take_abandoned(8).unwrap();
         assert_eq!(contents(&taken), [3]);
@@ -361,7 +363,8 @@ mod tests {
         let mut section = a.section().unwrap();
         section.add(&payload(2)).unwrap();
         section.clear();
-        // Killed between the record and the length that counts it: it is not there, nor what lay there before.
+        // The process was killed between the record and the length that counts it. Neither this record nor the old one
+        // in its place is there.
         a.set_record(section.number, 0, Some(&payload(3))).unwrap();
         drop(section);
         assert!(!b.has_abandoned().unwrap() && b.take_abandoned(1).unwrap().is_empty());
@@ -433,7 +436,7 @@ mod tests {
             let mut section = b.section().unwrap();
             section.add(&payload(4)).unwrap();
             section.clear();
-            // For what follows in this thread.
+            // For the rest of this thread.
             std::mem::forget(Uncancelled::new());
             sender.send(has && successors.contains(&7)).unwrap();
         });

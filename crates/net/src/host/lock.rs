@@ -1,12 +1,13 @@
 //! Locks of single bytes of the store's file (fcntl(2)): they end with their holder, however it ends.
 //!
-//! They belong to an *open file description* that no other process has, and a forked child that keeps the descriptor keeps them.
-//! Who cannot open the file for itself, for want of `/proc`, has those of processes instead: both exclude each other.
+//! The locks belong to an *open file description* that no other process has. A forked child that keeps the descriptor
+//! keeps them. A process without `/proc` cannot open the file for itself, and has process-owned locks instead. The two
+//! kinds exclude each other.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Whose the locks are.
+/// The owner of the locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
     Description,
@@ -22,7 +23,7 @@ impl Owner {
 
     pub(super) fn unlock(self, file: BorrowedFd<'_>, byte: u64) {
         let command = if self == Self::Process { libc::F_SETLK } else { libc::F_OFD_SETLK };
-        // What is not locked can be unlocked.
+        // A byte that is not locked can be unlocked.
         let _ = call(file, command, &mut lock_of(libc::F_UNLCK, byte));
     }
 
@@ -45,7 +46,7 @@ fn lock_of(kind: i32, byte: u64) -> libc::flock {
 }
 
 fn call(file: BorrowedFd<'_>, command: i32, lock: &mut libc::flock) -> io::Result<()> {
-    // Not by the C library, in which this is a cancellation point.
+    // The C library's call is a cancellation point, so this one is raw.
     // SAFETY: a live descriptor, and a lock that the kernel reads and may write.
     let done = unsafe { libc::syscall(libc::SYS_fcntl, file.as_raw_fd(), command, &raw mut *lock) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }

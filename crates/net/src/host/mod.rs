@@ -1,15 +1,16 @@
-//! One store for what the processes of a host share, and one authenticated way to each of them.
+//! One store that the processes of a host share, and one authenticated way to each of them.
 //!
 //! A *host* is a network namespace; its *processes* are those of one user that share a UDP port. There is no daemon, and nothing is in the
 //! file system.
 //!
 //! # Life
-//! The store is a memfd that all processes have ([`Store`]): it exists as long as one of them does. A process that starts connects to
-//! the names of the 255 slots ([`Registry`]), and takes the store of the first that is of its user: by `/proc`, which needs no help of
-//! the other, that may be stopped; or else by a message that the other answers with a descriptor (containers of one pod, user
-//! namespaces). It makes one if nobody has one. Those who start wait for each other, 2 s at most. A launcher has the store without a slot.
-//! Where a limit on the length of files, or a container's filter, allows no such file, the process has a store of its own: it gets and
-//! hands on datagrams, and others do not find its services.
+//! The store is a memfd that all processes have ([`Store`]): it exists as long as one of them does. A process that
+//! starts connects to the names of the 255 slots ([`Registry`]), and takes the store of the first that is of its user.
+//! It does so by `/proc`, which needs no help of the other process, which may be stopped. If that fails, the other
+//! answers a message with a descriptor (containers of one pod, user namespaces). If no process has a store, it makes
+//! one. Processes that start wait for each other, 2 s at most. A launcher has the store without a slot. Where a limit
+//! on the length of files, or a container's filter, allows no such file, the process has a private store. Datagrams are
+//! then still forwarded to and from it, but other processes do not find its services.
 //!
 //! # Who lives
 //! The owner of a slot holds a lock of a byte of the file, and listens at the slot's name. Both end with it, however it ends. A child
@@ -27,7 +28,8 @@
 //! | a process of the same user | It may write anything into the store. Lengths and indices are bounded, and all loops are (fuzz target `host_store`). |
 //!
 //! # Use
-//! [`Slot`] for a place on the host, [`Services`] for who listens where, [`Journal`] for what outlives its process.
+//! [`Slot`] is a place on the host, [`Services`] tells which process listens where, and [`Journal`] outlives its
+//! processes.
 
 mod journal;
 mod lock;

@@ -1,7 +1,9 @@
-//! Names by which processes find each other, and the one way in: whoever connects and whoever listens is asked who it is.
+//! Names by which processes find each other. This is the one way in: both sides of a connection are asked for their
+//! identity.
 //!
-//! Anybody may bind an abstract name. So a name says nothing: the kernel says who listens (`SO_PEERCRED`, unix(7)) before a byte
-//! is sent, and who has connected before a byte is read. It translates the number of the user into the reader's user namespace.
+//! Any process may bind an abstract name, so a name proves nothing. The kernel tells the identity of the listener
+//! before a byte is sent (`SO_PEERCRED`, unix(7)), and that of the connecting process before a byte is read. It
+//! translates the number of the user into the reader's user namespace.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,7 +15,7 @@ use crate::sys::Uncancelled;
 
 /// A socket's address has 107 bytes for the longest name.
 const NAME_LEN: usize = 32;
-/// What the kernel calls users that a user namespace does not know.
+/// The kernel's number for users that a user namespace does not know.
 const OVERFLOW_UID: u32 = 65_534;
 /// Connections that wait to be accepted; the system may allow fewer.
 const BACKLOG: i32 = 4096;
@@ -22,22 +24,22 @@ const BACKLOG: i32 = 4096;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registry {
     prefix: String,
-    /// None trusts nobody.
+    /// With `None` no other process is trusted.
     uid: Option<u32>,
 }
 
-/// What a name is for.
+/// The purpose of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Name {
-    /// The owner of a slot: datagrams that are handed on, and who asks for the store.
+    /// The owner of a slot. It gets forwarded datagrams and requests for the store.
     Slot(u8),
     /// The same for channels in shared memory.
     Channels(u8),
     /// The same for messages.
     Messages(u8),
-    /// Who has the store without a slot.
+    /// A process that has the store without a slot.
     Keeper(u8),
-    /// Who is starting.
+    /// A process that is starting.
     Start,
 }
 
@@ -56,7 +58,7 @@ impl Registry {
         Ok(Self { prefix: name.to_owned(), uid: own_uid() })
     }
 
-    /// That of those who share a UDP port. The kernel lets only one user share it.
+    /// The registry of the processes that share a UDP port. The kernel lets only one user share it.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -103,8 +105,8 @@ impl Registry {
     /// Connects to a process of this user, which need not have accepted it. Non-blocking.
     ///
     /// # Errors
-    /// `ConnectionRefused` where nobody listens, `PermissionDenied` where another user does, `WouldBlock` where too many wait to
-    /// be accepted; those of socket(2).
+    /// `ConnectionRefused` if no process listens, `PermissionDenied` if the listener is another user's, `WouldBlock` if
+    /// too many wait to be accepted, and those of socket(2).
     pub(crate) fn connect(&self, name: Name) -> io::Result<(Socket, libc::ucred)> {
         let _uncancelled = Uncancelled::new();
         let socket = socket()?;
@@ -124,7 +126,7 @@ impl Registry {
         Ok(socket)
     }
 
-    /// Who is at the other end, if it is this user.
+    /// The identity of the process at the other end, if it is this user's.
     fn check(&self, socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
         let who = credentials(socket)?;
         if self.is_own_user(who.uid) {
@@ -195,7 +197,7 @@ mod tests {
         );
         let (_socket, who) = registry.connect(Name::Slot(7)).unwrap();
         assert_eq!(who.pid, std::process::id() as i32);
-        // Of the two that are waiting here the stranger's view refuses the one, and the own view takes the other.
+        // Two connections wait here. The stranger's view refuses one, and our own view takes the other.
         assert_eq!(kind(stranger.accept(&listener).map(drop)), io::ErrorKind::PermissionDenied);
         let accepted = registry.accept(&listener).unwrap();
         assert!(accepted.nonblocking().unwrap());

@@ -1,4 +1,5 @@
-//! How the store goes from hand to hand: one message each way over a connection between two processes that know each other's user.
+//! Passes the store from one process to another: one message each way over a connection between two processes that know
+//! each other's user.
 
 use std::fs::File;
 use std::io;
@@ -13,12 +14,12 @@ use crate::sys;
 /// The first byte of a message that asks for the store. Others are datagrams that are handed on.
 pub(super) const ASK: u8 = 0xf3;
 
-/// Whose open file a descriptor is.
+/// The owner of a descriptor's open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Given {
-    /// One that nobody else has.
+    /// An open file of its own.
     Own = 1,
-    /// That of who gave it.
+    /// The open file of the giver.
     Shared = 2,
 }
 
@@ -45,12 +46,12 @@ pub(super) fn give(socket: &Socket, store: Option<(OwnedFd, Given)>) {
         message.msg_control = control.0.as_mut_ptr().cast();
         message.msg_controllen = control_len as _;
     }
-    // Who asked tries others.
+    // The process that asked tries others.
     // SAFETY: the header describes live buffers, which the kernel only reads.
     let _ = unsafe { sys::sendmsg(socket.as_raw_fd(), &raw const message, FLAGS) };
 }
 
-/// What was given, if anything was.
+/// The store that was given, if any.
 pub(super) fn take(socket: &Socket) -> Option<(File, Given)> {
     let mut byte = [0];
     let mut control = ControlBuffer::new();

@@ -1,7 +1,8 @@
-//! Services of a host: numbers that one process at a time holds, at an address or at all, and who holds one.
+//! Services of a host: numbers that one process at a time holds, at one address or at all addresses, and their holders.
 //!
-//! Who holds a service has an entry in the store ([`super::table`]), so that who looks for its holder reads memory, and makes one
-//! system call if there is one: whether it lives. Reserving is done under the store's lock of entries.
+//! The holder of a service has an entry in the store ([`super::table`]). So a process that looks for the holder reads
+//! memory. If it finds one, it makes one system call to see whether that process lives. Reserving is done under the
+//! store's lock of entries.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,7 +18,7 @@ use super::table::{Entry, Fact, Kind};
 use crate::random_u64;
 use crate::sys::Uncancelled;
 
-/// How long reserving waits for another process that reserves.
+/// Longest wait for another process that reserves.
 const LOCK_WAIT: Duration = Duration::from_millis(250);
 /// Services that this process says it has left, at most.
 const LEFT: usize = 16;
@@ -89,7 +90,7 @@ impl ServiceAddress {
 #[derive(Debug)]
 pub struct Services {
     slot: Arc<Slot>,
-    /// What this process has left, and until when others should know.
+    /// Services that this process has left, and until when others should know.
     left: Mutex<VecDeque<(u64, Instant, Said)>>,
 }
 
@@ -123,7 +124,7 @@ impl Services {
         self.store().lock(Lock::Entries, LOCK_WAIT)
     }
 
-    /// Takes a service at an address: alone, or with others who share it.
+    /// Takes a service at an address, alone or shared.
     ///
     /// # Errors
     /// When another reservation conflicts, of this process or another, unless both are shared: `AddrInUse` if it is of the same
@@ -141,8 +142,8 @@ impl Services {
         self.take(service, address, share, &lock)
     }
 
-    /// Takes a service of those that `service` gives for a port: a free one of `net.ipv4.ip_local_port_range`, from a random
-    /// place on. Alone, or to be shared with those who come later.
+    /// Takes a service of those that `service` gives for a port: a free one of `net.ipv4.ip_local_port_range`, searched
+    /// from a random place on. It is taken alone, or shared with processes that come later.
     ///
     /// # Errors
     /// `AddrNotAvailable` when all are taken; those of [`reserve`](Self::reserve).
@@ -194,7 +195,7 @@ impl Services {
         entries.filter_map(|e| Some((e, ServiceAddress::parse(e.fact.form, e.fact.details)?)))
     }
 
-    /// Looks for what conflicts, `mine` excepted.
+    /// Fails if an entry other than `mine` conflicts.
     fn refuse_conflicts(
         &self,
         service: u64,
@@ -208,7 +209,7 @@ impl Services {
         });
         match conflicting.map(|(_, at)| at).min() {
             None => Ok(()),
-            // One of the same address tells more than a wildcard, of which there is none beside it.
+            // An entry of the same address tells more than a wildcard, and the two do not coexist.
             Some(ServiceAddress::Ip(_)) if matches!(address, ServiceAddress::Ip(_)) => {
                 Err(io::ErrorKind::AddrInUse.into())
             }
@@ -262,7 +263,7 @@ impl Services {
         Ok(())
     }
 
-    /// Says no longer what is past. For how long there is something to say.
+    /// Removes notices that are past. Returns the time for which others remain.
     pub fn forget_left(&self) -> Option<Duration> {
         let mut left = self.left.lock();
         let now = Instant::now();
@@ -278,7 +279,7 @@ impl Services {
 }
 
 impl Reservation {
-    /// Nobody shares it any more from here on: what a listener wants.
+    /// Stops sharing, as a listener wants.
     ///
     /// # Errors
     /// As [`Services::reserve`], while another shares it or holds it at a conflicting address; it stays shared then.

@@ -16,7 +16,7 @@ use crate::sys::{self, Uncancelled};
 
 /// Connections of other processes; one has one, and one more while it asks for the store.
 const MAX_CONNECTIONS: usize = 1024;
-/// What is ready when somebody connects.
+/// The key of the listener, which is ready when a process connects.
 const LISTENER: u64 = 0;
 
 /// One process's place on the host: a number from 1 to 255, freed when the process ends.
@@ -27,7 +27,7 @@ pub struct Slot {
     store: Arc<Store>,
     number: u8,
     listener: Socket,
-    /// Of the listener, and of what was accepted.
+    /// Watches the listener and the accepted connections.
     epoll: OwnedFd,
     connections: Mutex<Connections>,
 }
@@ -40,13 +40,13 @@ struct Connections {
     accept_again: bool,
 }
 
-/// What [`Slot::receive`] found.
+/// The result of [`Slot::receive`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Received {
     Nothing,
     /// A message of another process of this user, and its length.
     Message(usize),
-    /// Another user has connected. Nothing of it was read.
+    /// Another user has connected. Its bytes were not read.
     Stranger,
 }
 
@@ -93,7 +93,7 @@ impl Slot {
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => continue,
                 listener => listener?,
             };
-            // Who did not see the lock of those who start may have made one, too: the name decides whose it is.
+            // A process that did not see the start lock may have made a store, too. The name decides which one counts.
             if is_new && let Some(other) = Store::older(registry, &store, number)? {
                 store = other;
             }
@@ -115,7 +115,7 @@ impl Slot {
         let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
         let connections = Mutex::new(Connections { next: LISTENER + 1, ..Default::default() });
         let slot = Self { store, number, listener, epoll, connections };
-        // Edge-triggered: what cannot be accepted for want of descriptors must not keep the caller awake.
+        // Edge-triggered: a connection that cannot be accepted for want of descriptors must not keep the caller awake.
         slot.watch(&slot.listener, LISTENER, libc::EPOLLIN | libc::EPOLLET)?;
         Ok(slot)
     }
@@ -126,7 +126,7 @@ impl Slot {
         self.number
     }
 
-    /// What the processes of the host share.
+    /// The store that the processes of the host share.
     #[must_use]
     pub fn store(&self) -> &Arc<Store> {
         &self.store
@@ -154,7 +154,7 @@ impl Slot {
         }
     }
 
-    /// The next message of another process, if there is one; who asks for the store gets it.
+    /// The next message of another process, if there is one. A process that asks for the store gets it.
     ///
     /// # Errors
     /// Those of epoll_wait(2).
@@ -249,7 +249,7 @@ impl Drop for Announced {
     }
 }
 
-/// Reads one message; what comes with it is not taken.
+/// Reads one message, without the descriptors that come with it.
 fn read(socket: &Socket, into: &mut [u8]) -> io::Result<usize> {
     let mut iov = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
     // SAFETY: all-zero is a valid msghdr.
@@ -260,7 +260,7 @@ fn read(socket: &Socket, into: &mut [u8]) -> io::Result<usize> {
     usize::try_from(n).map_err(|_| io::Error::last_os_error())
 }
 
-/// Who has the slots, for people.
+/// Describes the processes that have the slots.
 fn taken(registry: &Registry, tried: usize) -> String {
     if tried == 1 {
         return "the slot is taken".into();

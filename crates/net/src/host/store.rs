@@ -1,4 +1,4 @@
-//! The store of a host: how it is found, checked and kept, and who lives.
+//! The store of a host: how it is found, checked and kept, and which processes live.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -20,31 +20,32 @@ use crate::shm::{Area, allocate, check_length, memfd, seal};
 use crate::sockopt;
 use crate::sys::Uncancelled;
 
-/// How long one who starts waits for another who does.
+/// Longest wait of a process that starts for another that does.
 const START_PATIENCE: Duration = Duration::from_secs(2);
-/// How long a name may be bound and not listen yet.
+/// The longest time for which a name may be bound and not listen yet.
 const BIND_PATIENCE: Duration = Duration::from_millis(50);
-/// How long all others together are asked for the store, and one of them.
+/// Longest wait for the store from all others together, and from one of them.
 const ASK_PATIENCE: Duration = Duration::from_secs(2);
 const ASK_ONE: Duration = Duration::from_millis(500);
 const RETRY: Duration = Duration::from_micros(500);
-/// Who has the store without a slot is found by one of so many names.
+/// A process that has the store without a slot is found by one of this many names.
 const KEEPERS: u8 = 16;
-/// Seals of the file: it does not shrink, and nobody seals it against those who write it. The journal lets it grow.
+/// Seals of the file. It does not shrink, and its writers cannot be locked out by further seals. The journal lets it
+/// grow.
 const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
 
 // Bytes of the file that are locked: one for each slot, then these.
 const LOCKS_AT: u64 = 256;
 pub(super) const JOURNAL_LOCKS_AT: u64 = 1024;
 
-/// What a lock of the store is about.
+/// The purpose of a lock of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lock {
     /// The order of the sockets of a port; held for as long as it takes to ask all processes.
     Steering,
-    /// Who has an XRC domain: held for some system calls.
+    /// Guards the processes of an XRC domain: held for some system calls.
     Xrc,
-    /// Who adds entries: held for some system calls.
+    /// Guards the adding of entries: held for some system calls.
     Entries,
 }
 
@@ -63,7 +64,7 @@ pub struct Said {
     slot: u8,
 }
 
-/// What the processes of a registry share, as one of them has it.
+/// The memory that the processes of a registry share, as one of them sees it.
 #[derive(Debug)]
 pub struct Store {
     registry: Registry,
@@ -77,7 +78,8 @@ pub struct Store {
     taken: [AtomicBool; 3],
     /// The slot of this process, or 0.
     own: AtomicU8,
-    /// Who made this value, and alone takes back what it said: a forked child shares the file and its locks.
+    /// The process that made this value, and that alone takes its entries back. A forked child shares the file and its
+    /// locks.
     owner: u32,
     /// Where others find it that have no slot to look at.
     keeper: Option<Socket>,
@@ -121,7 +123,7 @@ impl Start {
 }
 
 impl Store {
-    /// The store of a registry, for one who takes no slot: the one that others have, or a new one.
+    /// The store of a registry, for a process that takes no slot. It is the store that others have, or a new one.
     ///
     /// # Errors
     /// `Unsupported` where another version of this library has it; those of mmap(2).
@@ -158,7 +160,7 @@ impl Store {
         Ok(None)
     }
 
-    /// That of a process, by `/proc`: it may be stopped, and does not even notice.
+    /// The store of a process, by `/proc`. The process may be stopped, and does not even notice.
     fn find_at(registry: &Registry, pid: i32) -> io::Result<Option<Self>> {
         let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return Ok(None) };
         let name = format!("/memfd:{} (deleted)", file_name(registry));
@@ -174,7 +176,7 @@ impl Store {
         Ok(None)
     }
 
-    /// That of who listens at a slot, by a message.
+    /// The store of the process that listens at a slot, by a message.
     fn ask(registry: &Registry, socket: &Socket) -> io::Result<Option<Self>> {
         let wait = ASK_ONE.as_millis() as i32;
         let answered = pass::ask(socket).is_ok()
@@ -190,7 +192,7 @@ impl Store {
         }
     }
 
-    /// Takes a file for the store if it is one, whoever gave it.
+    /// Takes a file for the store if it is one. Its giver is not trusted.
     fn open(registry: &Registry, file: File, locks: Owner) -> io::Result<Option<Self>> {
         let meta = file.metadata()?;
         // SAFETY: fcntl without an argument that points anywhere.
@@ -298,8 +300,8 @@ impl Store {
         }
     }
 
-    /// The store of another process that has begun at the same time as this one with a `new` store: of two that others may have
-    /// joined already, or may not, that of the lower slot is taken.
+    /// The store of another process that has begun with a `new` store at the same time as this one. Other processes may
+    /// have joined either of the two. That of the lower slot counts.
     pub(super) fn older(registry: &Registry, new: &Self, own: u8) -> io::Result<Option<Self>> {
         let id = |store: &Self| {
             let meta = store.file.as_ref()?.metadata().ok()?;
@@ -344,7 +346,8 @@ impl Store {
         self.owner == std::process::id()
     }
 
-    /// For others, each of whom needs an open file for itself; shared where that cannot be had.
+    /// Copies for other processes, each of which needs an open file for itself. The copy is shared where that is
+    /// impossible.
     pub(super) fn copy(&self) -> Option<(OwnedFd, pass::Given)> {
         let file = self.file.as_ref()?;
         match reopen(file) {
@@ -363,7 +366,7 @@ impl Store {
         }
     }
 
-    /// Takes a slot, whose name the caller has bound. False if another has it all the same: a child of its last owner.
+    /// Takes a slot, whose name the caller has bound. False if a child of its last owner still has it.
     pub(super) fn take_slot(&self, slot: u8) -> bool {
         if !self.try_lock_byte(slot.into()) {
             return false;
@@ -392,7 +395,7 @@ impl Store {
                 self.table.incarnation(slot) != 0
                     && self.locks.is_locked_by_another(file.as_fd(), slot.into())
             }
-            // What it shares with nobody tells nothing.
+            // A private store tells nothing about others.
             None => slot != 0 && self.registry.connect(Name::Slot(slot)).is_ok(),
         }
     }
@@ -412,7 +415,8 @@ impl Store {
         slots.map(|slot| (slot, self.table.incarnation(slot))).collect()
     }
 
-    /// The slots of those who have `port` open, in ascending order. Who shares nothing else knows who has a slot.
+    /// The slots of the processes that have `port` open, in ascending order. A private store only knows the slots
+    /// that are taken.
     #[must_use]
     pub(crate) fn announced(&self, port: u16) -> Vec<u8> {
         (1..=255).filter(|slot| self.has_port(port, *slot)).collect()
@@ -431,7 +435,7 @@ impl Store {
         (!is_known || self.table.port(slot) == Some(port)) && self.is_alive(slot)
     }
 
-    /// The entries of a number that are `wanted` and whose owners have not ended.
+    /// The `wanted` entries of a number whose owners have not ended.
     pub(super) fn find_entries(
         &self,
         number: u64,
@@ -454,7 +458,7 @@ impl Store {
         Ok(Said { store: Arc::clone(self), at, slot })
     }
 
-    /// Says that this process shares in what `name` names.
+    /// Enters this process as a sharer of `name`.
     ///
     /// # Errors
     /// `TimedOut`, and `StorageFull`.
@@ -464,7 +468,7 @@ impl Store {
         self.say(common(name), self.own.load(Ordering::Relaxed), &lock)
     }
 
-    /// The slots of those who share in what `name` names.
+    /// The slots of the sharers of `name`.
     #[must_use]
     pub fn sharers(&self, name: u128) -> Vec<u8> {
         let wanted = common(name);
@@ -723,7 +727,7 @@ mod tests {
         });
     }
 
-    /// One that is stopped as it starts holds up others for 2 s, and makes no second store when it goes on.
+    /// A process that is stopped as it starts holds up others for 2 s, and makes no second store when it goes on.
     #[test]
     fn who_stands_still_while_it_starts_does_not_split_the_host() {
         let registry = registry("split");

@@ -1,4 +1,4 @@
-//! What lies in the store's memory, and how it is read: all of it was written by other processes, so every index and length is bounded.
+//! Layout and reading of the store's memory. Other processes wrote all of it, so every index and length is bounded.
 //!
 //! | offset | what |
 //! |---|---|
@@ -8,13 +8,13 @@
 //! | 4096 | a section of 32 bytes for each slot: incarnation, port, place in the order of opening the port, whether it lingers |
 //! | 12288 | entries of 32 bytes each, a hash table with open addressing |
 //!
-//! A section is written by the owner of its slot alone. An *entry* says that the owner of a slot has something: a service at an
-//! address, an XRC domain. It names the slot and the *incarnation* of its owner, so that the entries of one that has ended say nothing
-//! as soon as another has its slot; until then the lock of the slot tells ([`super::store`]).
+//! Only the owner of a slot writes its section. An *entry* says that the owner of a slot has something: a service at an
+//! address, an XRC domain. It names the slot and the *incarnation* of its owner. So the entries of an ended process
+//! become void as soon as another has its slot. Until then the lock of the slot tells ([`super::store`]).
 //!
-//! Entries are added under the store's lock and removed by their owner with one store, without it. The first word of an entry is
-//! written last (`Release`) and read first (`Acquire`), then once more behind the others; it counts how often the entry was used. So
-//! a reader never waits, and sees an entry as it was written or not at all.
+//! Entries are added under the store's lock. Their owner removes them with one store, without the lock. The first word
+//! of an entry counts how often the entry was used. It is written last (`Release`) and read first (`Acquire`), then
+//! once more behind the others. So a reader never waits, and sees an entry as it was written or not at all.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -34,7 +34,7 @@ const ENTRY_LEN: usize = 32;
 pub(super) const ENTRY_BITS: std::ops::RangeInclusive<u32> = 8..=15;
 /// Entries that are looked at for one number.
 const MAX_PROBE: usize = 1024;
-/// After as many the table is swept.
+/// The table is swept after a probe of this length.
 const LONG_PROBE: usize = 64;
 /// In the second word of a section: the low 16 bits are the port.
 const OPEN: u64 = 1 << 16;
@@ -42,7 +42,7 @@ const OPEN: u64 = 1 << 16;
 const EMPTY: u64 = 0;
 const REMOVED: u64 = 1;
 
-/// What an entry says of its number.
+/// The state of a number, by its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A service that one process holds.
@@ -51,16 +51,16 @@ pub(crate) enum Kind {
     Shared = 3,
     /// A service that may be held again soon.
     Left = 4,
-    /// What several processes have in common.
+    /// A name that several processes share.
     Common = 5,
 }
 
-/// What an entry is found by, and what it says besides.
+/// The key of an entry, and its further contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fact {
     pub(crate) kind: Kind,
     pub(crate) number: u64,
-    /// Which of several kinds of details.
+    /// One of several kinds of details.
     pub(crate) form: u8,
     pub(crate) details: u128,
 }
@@ -87,14 +87,14 @@ pub(super) fn len(entry_bits: u32) -> usize {
     ENTRIES + (ENTRY_LEN << entry_bits)
 }
 
-/// What is at the beginning of a file.
+/// The header of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Header {
-    /// A table of so many entries.
+    /// A table with this number of entries.
     Table {
         entry_bits: u32,
     },
-    /// That of another version of this library.
+    /// The header of another version of this library.
     OtherVersion,
     Nonsense,
 }
@@ -114,7 +114,7 @@ pub(super) fn parse_header(bytes: [u8; 16]) -> Header {
 }
 
 impl Table {
-    /// In `area`, of which nothing is believed but its length.
+    /// A table in `area`. Only its length is trusted.
     pub(super) fn new(area: Area, entry_bits: u32) -> Self {
         Self { area, entries: 1 << entry_bits }
     }
@@ -152,12 +152,12 @@ impl Table {
         SLOTS + usize::from(slot) * SLOT_LEN
     }
 
-    /// That of who has or had a slot; 0 before anybody had it, and when it was given back.
+    /// The incarnation of the last owner of a slot; 0 if it never had one, or after it was given back.
     pub(super) fn incarnation(&self, slot: u8) -> u32 {
         self.area.load(Self::section(slot), Ordering::Acquire) as u32
     }
 
-    /// The owner of a slot begins: whatever its last owner left is void.
+    /// The owner of a slot begins, and the entries of its last owner become void.
     pub(super) fn enter(&self, slot: u8) {
         let at = Self::section(slot);
         self.area.store(at, 0, Ordering::Release);
@@ -274,7 +274,7 @@ impl Table {
             }
         };
         let uses = (self.area.load(at, Ordering::Relaxed) >> 24) as u8;
-        // Nobody believes it while it is written.
+        // Readers ignore it while it is written.
         self.area.store(at, u64::from(uses) << 24 | REMOVED, Ordering::Relaxed);
         fence(Ordering::Release);
         let details = [fact.number, fact.details as u64, (fact.details >> 64) as u64];
@@ -314,10 +314,11 @@ impl Table {
         }
     }
 
-    /// Forgets the entries of those that have ended, and what was removed where nothing lies behind it. Under the store's lock.
+    /// Frees the entries of processes that have ended, and removed entries with none behind them. Under the store's
+    /// lock.
     fn sweep(&self, lives: impl Fn(u8) -> bool) {
         let ended: Vec<bool> = (0..=255).map(|slot| !lives(slot)).collect();
-        // Twice around: what is before the first empty place hangs on what is at the end.
+        // Twice around: entries before the first empty place depend on those at the end.
         let mut behind = 1;
         for index in (0..2 * self.entries).rev() {
             let at = self.cell(index);
@@ -372,7 +373,7 @@ mod tests {
         assert_eq!(found(&table, 1), [(7, fact(1)), (8, fact(1))]);
         table.remove(a, 7);
         assert_eq!(found(&table, 1), [(8, fact(1))]);
-        // It is another's, or nobody's.
+        // The slot is another's, or free.
         table.add(fact(1), 8, |_| true).unwrap();
         table.remove(a, 7);
         assert_eq!(found(&table, 1).len(), 2);

@@ -32,7 +32,7 @@ pub enum Closed {
     /// The other process gave the channel up, or ran another program.
     #[error("the process closed the channel")]
     HungUp,
-    /// The other process wrote what no peer of this version writes.
+    /// The other process wrote words that no peer of this version writes.
     #[error("the process wrote nonsense")]
     Nonsense,
     /// The other process has another version of the protocol.
@@ -66,7 +66,7 @@ pub enum SendError {
     Closed(Closed),
 }
 
-/// How to tell the peer's reader.
+/// The way to wake the peer's reader.
 #[derive(Debug)]
 pub(super) struct PeerDoor {
     pub(super) door: Door,
@@ -77,7 +77,7 @@ pub(super) struct PeerDoor {
 
 /// A connection to one process of the host. See [`super`] for its life.
 pub struct Channel {
-    /// Which ring of ours this is: its place in the poller and its bell.
+    /// The number of our ring: its place in the poller and its bell.
     pub(super) index: usize,
     /// Names it among the descriptors that are watched; never reused.
     pub(super) key: u64,
@@ -88,7 +88,7 @@ pub struct Channel {
     closed: AtomicU8,
     max_payload: usize,
     writer: Mutex<Writer>,
-    /// What the peer writes.
+    /// The part that the peer writes.
     peer: Area,
     /// The question for room that was not answered yet, 0 for none.
     asked: AtomicU64,
@@ -179,8 +179,8 @@ impl Channel {
         Arc::clone(self).into_sender()
     }
 
-    /// As [`sender`](Self::sender), of a reference that [`Sender::release`] gives back: who keeps it for the next time counts
-    /// none.
+    /// As [`sender`](Self::sender), of a reference that [`Sender::release`] gives back. A caller that keeps it for the
+    /// next time counts no reference.
     #[inline]
     #[must_use]
     pub fn into_sender(self: Arc<Self>) -> Sender {
@@ -191,7 +191,7 @@ impl Channel {
 
     pub(super) fn establish(&self, door: PeerDoor) {
         let _ = self.door.set(door);
-        // What was published before the door was known has not been told.
+        // Publications from before the door was known have not been told.
         self.call();
     }
 
@@ -204,7 +204,7 @@ impl Channel {
         }
     }
 
-    /// Whether a question for room is answered, and who asked has not been told yet.
+    /// Tells whether a request for room is answered, and the asking side has not been told yet.
     pub(super) fn is_answered(&self) -> bool {
         let asked = self.asked.load(Ordering::SeqCst);
         asked != 0 && self.peer.load(FED, Ordering::Acquire) == asked
@@ -215,14 +215,14 @@ impl Channel {
         self.is_answered() && self.asked.swap(0, Ordering::SeqCst) != 0
     }
 
-    /// What this side writes.
+    /// The part that this side writes.
     #[cfg(test)]
     pub(super) fn own(&self) -> Area {
         self.writer.lock().own().clone()
     }
 
-    /// Whether the other process still has the channel; asks the kernel, where [`closed`](Self::closed) only knows what
-    /// [`super::Endpoint::control`] found.
+    /// Tells whether the other process still has the channel. This asks the kernel; [`closed`](Self::closed) only knows
+    /// the results of [`super::Endpoint::control`].
     #[must_use]
     pub fn is_alive(&self) -> bool {
         self.closed().is_none() && !has_hung_up(self.socket.as_fd()) && !self.process.has_ended()
@@ -263,7 +263,7 @@ impl Channel {
         Some(Copying { channel: self, remote, board: &door.board, mark })
     }
 
-    /// Copies from the other process's memory, whose pieces must have as many bytes in all as the local ones.
+    /// Copies from the other process's memory. Its pieces must have as many bytes in all as the local ones.
     ///
     /// # Errors
     /// See [`RemoteError`]. Any part may have been copied.
@@ -279,7 +279,7 @@ impl Channel {
         unsafe { self.remote()?.read(local, remote, || self.is_alive()) }
     }
 
-    /// Copies to the other process's memory, whose pieces must have as many bytes in all as the local ones.
+    /// Copies to the other process's memory. Its pieces must have as many bytes in all as the local ones.
     ///
     /// # Errors
     /// See [`RemoteError`]. Any part may have been copied.
@@ -296,7 +296,7 @@ impl Channel {
     }
 }
 
-/// A copy that is about to be made. While this lives, what the other process has on its board stays good.
+/// A copy that is about to be made. While this lives, entries on the other process's board stay valid.
 #[derive(Debug)]
 pub struct Copying<'a> {
     channel: &'a Channel,
@@ -329,7 +329,7 @@ impl Copying<'_> {
         Ok(())
     }
 
-    /// Copies `len` bytes to the other process's memory. Who looks at the last of them sees all the others, too.
+    /// Copies `len` bytes to the other process's memory. A reader that sees the last of them sees all the others, too.
     ///
     /// # Errors
     /// See [`RemoteError`]. Any part may have been copied.
@@ -357,7 +357,8 @@ impl Copying<'_> {
         self.is_current().then(|| shared_range::find(self.channel.pid(), address, len, write))?
     }
 
-    /// Whether the other process was there lately: to be asked by who copies from or to a [`SharedRange`], which outlives it.
+    /// Tells whether the other process was there lately. Ask before copying from or to a [`SharedRange`], which
+    /// outlives the process.
     #[inline]
     #[must_use]
     pub fn is_current(&self) -> bool {
@@ -401,7 +402,7 @@ pub(super) fn has_hung_up(socket: BorrowedFd<'_>) -> bool {
 
 /// The sending side of a channel, held by one thread until this is dropped.
 ///
-/// What is committed and not flushed stays invisible to the peer until somebody flushes.
+/// Messages that are committed and not flushed stay invisible to the peer until the next flush.
 #[derive(Debug)]
 pub struct Sender {
     /// Its writer's lock is held.
@@ -413,12 +414,12 @@ pub struct Sender {
 impl Sender {
     #[inline]
     fn writer(&mut self) -> &mut Writer {
-        // SAFETY: the lock is this sender's from `Channel::sender` on, nobody else makes a reference to what it guards
+        // SAFETY: the lock is this sender's from `Channel::sender` on. No one else makes a reference to its contents
         // meanwhile, and this one borrows the sender.
         unsafe { &mut *self.channel.writer.data_ptr() }
     }
 
-    /// Ends it; what is committed and not flushed stays so.
+    /// Ends it. Messages that are committed and not flushed stay so.
     #[inline]
     #[must_use]
     pub fn release(self) -> Arc<Channel> {
@@ -492,7 +493,7 @@ impl Sender {
         self.writer().amend(message, at, bytes)
     }
 
-    /// Sends what is committed, and wakes the peer if it sleeps.
+    /// Sends the committed messages, and wakes the peer if it sleeps.
     #[inline]
     pub fn flush(&mut self) {
         if self.writer().publish() {
@@ -526,7 +527,7 @@ impl Sender {
     fn tell(&self) {
         let known = &self.channel.door;
         let door = known.get().or_else(|| {
-            // Who makes it known calls afterwards: one of us sees what the other did.
+            // The side that makes it known calls afterwards: one of us sees the other's write.
             fence(Ordering::SeqCst);
             known.get()
         });

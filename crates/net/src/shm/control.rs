@@ -1,4 +1,4 @@
-//! The control side of an endpoint: who connects, who answers, who is gone.
+//! The control side of an endpoint: connections, answers, and peers that have gone.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -16,7 +16,7 @@ use super::process::{self, PeerProcess};
 use super::published::{Marks, PeerBoard};
 use super::ring::{Reader, Writer};
 
-/// Most channels of a process: two for each other process, and as many again that are about to be closed.
+/// Most channels of a process: two for each other process, and the same number of channels that are about to be closed.
 const MAX_CHANNELS: usize = 1024;
 /// Most connections that have not said anything yet.
 const MAX_STRANGERS: usize = 64;
@@ -33,7 +33,7 @@ pub(super) enum News {
     Closed(Arc<Channel>),
 }
 
-/// What is watched, and which channels there are.
+/// The descriptors that are watched, and the channels.
 #[derive(Debug)]
 pub(super) struct Control {
     /// In the order of their beginning.
@@ -42,7 +42,7 @@ pub(super) struct Control {
     next_key: u64,
     /// The youngest channel to each slot.
     pub(super) by_slot: Vec<Option<Arc<Channel>>>,
-    /// Which numbers of rings are taken.
+    /// The numbers of rings that are taken.
     indices: Vec<bool>,
     /// Connections wait for descriptors.
     accept_again: bool,
@@ -61,7 +61,7 @@ pub(super) enum Connection {
     Channel(Arc<Channel>),
 }
 
-/// What a channel is made of.
+/// The parts of a new channel.
 pub(super) struct Opening {
     pub(super) index: usize,
     pub(super) slot: u8,
@@ -108,7 +108,7 @@ impl Control {
 }
 
 impl Shared {
-    /// What this process says of itself.
+    /// This process's description of itself.
     pub(super) fn greeting(
         &self,
         status: Status,
@@ -231,7 +231,7 @@ impl Shared {
                 // Another user's.
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => continue,
                 Err(error) if process::is_scarcity(&error) => {
-                    // The kernel says so also where nobody waits.
+                    // The kernel says so also if no connection waits.
                     if self.turn_away(control) {
                         continue;
                     }
@@ -285,15 +285,15 @@ impl Shared {
         accepted
     }
 
-    /// Tells who connected that there is no place, so that it takes another way at once.
+    /// Tells the connecting process that there is no place, so that it takes another way at once.
     fn decline(&self, socket: BorrowedFd<'_>) {
         self.report_scarcity(None, &io::Error::from_raw_os_error(libc::EMFILE));
-        // What is unread when the socket is closed would be an error at the other end, in front of the answer.
+        // Bytes that are unread when the socket is closed would be an error at the other end, in front of the answer.
         let _ = handshake::receive(socket);
         let _ = handshake::send(socket, &self.no().emit(), &[]);
     }
 
-    /// Ends what is between us and a stranger, and hands it out.
+    /// Closes the connection of a stranger, and hands it out.
     fn dismiss(&self, control: &mut Control, key: u64) -> Option<(OwnedFd, PeerProcess)> {
         let Some(Connection::Stranger { socket, process }) = control.connections.remove(&key)
         else {
@@ -330,7 +330,7 @@ impl Shared {
         }
     }
 
-    /// Makes the channel that a hello asks for, which takes the socket, or says what to answer.
+    /// Makes the channel that a hello asks for, which takes the socket. Otherwise gives the answer.
     fn welcome(
         &self,
         control: &mut Control,
@@ -368,7 +368,7 @@ impl Shared {
         self.board.introduce(&process, hello.probe);
         let known = Arc::clone(&process);
         let told = match handshake::send(socket, &answer.emit(), &fds) {
-            // It has ended since: what it has sent is read nevertheless, and the hang-up says the rest.
+            // The process has ended since. Its messages are read nevertheless, and the hang-up says the rest.
             Err(error)
                 if matches!(
                     error.kind(),
@@ -428,7 +428,7 @@ impl Shared {
         }
     }
 
-    /// Reads the answer to our hello, or the refusal of who cannot take ours.
+    /// Reads the answer to our hello, or the refusal of a process that cannot take it.
     fn answered(&self, channel: &Arc<Channel>, received: Received) -> Result<(), Closed> {
         let answer = received.greeting;
         match answer.map_or_else(|status| status, |answer| answer.status) {
@@ -454,7 +454,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Says that this process has no place for what the other has sent, which takes the channel for good.
+    /// Tells the other process, which takes the channel for good, that this one has no place for it.
     fn refuse(&self, channel: &Channel) -> Closed {
         self.report_scarcity(Some(channel.slot()), &io::ErrorKind::OutOfMemory.into());
         let _ = handshake::send(channel.socket.as_fd(), &self.no().emit(), &[]);
@@ -491,13 +491,13 @@ impl Shared {
     }
 }
 
-/// What this process has no place for is refused as [`Status::Full`].
+/// A hello for which this process has no place is refused as [`Status::Full`].
 fn refusal(error: &io::Error) -> Status {
     tracing::debug!(%error, "a channel has no place");
     Status::Full
 }
 
-/// Checks what a peer sent to be told by.
+/// Checks the descriptors by which a peer wants to be woken.
 fn peer_door(
     greeting: &Greeting,
     epoch: OwnedFd,

@@ -24,7 +24,7 @@ use crate::host::{Name, Registry, Slot};
 use crate::random_u64;
 use crate::sys::{self, Descriptor, Uncancelled};
 
-/// The sizes of the rings that this process makes. The other process takes what it is offered.
+/// The sizes of the rings that this process makes. The other process takes the offered sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Bytes of a ring, there are two to a channel: a power of two from 64 KiB to 64 MiB.
@@ -79,26 +79,26 @@ pub(super) struct Shared {
     pub(super) epoch: SharedObject,
     pub(super) bells: SharedObject,
     pub(super) wake: PipeReader,
-    /// What peers are given to wake this process.
+    /// The pipe that peers get to wake this process.
     pub(super) given: PipeWriter,
-    /// How this process wakes itself: as peers do.
+    /// Wakes this process itself, as peers do.
     waker: Waker,
     pub(super) board: Board,
-    /// How this process tells its own poller.
+    /// The door to this process's own poller.
     pub(super) door: Door,
-    /// Never freed: who has lost it runs another program.
+    /// Never freed: a process without it runs another program.
     pub(super) probe_value: &'static u64,
     pub(super) control: Mutex<Control>,
     /// For the poller.
     pub(super) news: Mutex<Vec<News>>,
     /// It is known from the log that descriptors or memory have run out.
     scarce: AtomicBool,
-    /// Who made it, and alone may take it apart: a forked child shares the sockets.
+    /// The process that made it, and that alone may take it apart. A forked child shares the sockets.
     pub(super) owner: u32,
 }
 
 impl Endpoint {
-    /// Listens at the name of `slot`, and makes the poller that reads what comes.
+    /// Listens at the name of `slot`, and makes the poller that reads the messages.
     ///
     /// # Errors
     /// `InvalidInput` for sizes that [`Config`] does not allow, `AddrInUse` when somebody has taken the name, and those
@@ -146,7 +146,7 @@ impl Endpoint {
             scarce: AtomicBool::new(false),
             owner: std::process::id(),
         });
-        // Edge-triggered: what cannot be accepted for want of descriptors must not keep the caller awake.
+        // Edge-triggered: a connection that cannot be accepted for want of descriptors must not keep the caller awake.
         shared.watch(shared.listener.as_fd(), LISTENER_KEY, libc::EPOLLIN | libc::EPOLLET)?;
         let poller = Poller::new(Arc::clone(&shared), Ears::new(bells_area, epoch_area));
         Ok((Self { shared }, poller))
@@ -218,11 +218,11 @@ impl Endpoint {
         Ok(opened?)
     }
 
-    /// Accepts connections and notices who is gone. To be called when [`control_fd`](Self::control_fd) is readable;
-    /// harmless at other times. What comes of it, [`Poller::poll`] tells.
+    /// Accepts connections and notices peers that have gone. Call it when [`control_fd`](Self::control_fd) is readable;
+    /// it is harmless at other times. [`Poller::poll`] tells the results.
     ///
     /// # Errors
-    /// Those of epoll_wait(2). What concerns one connection only ends that one.
+    /// Those of epoll_wait(2). An error of one connection only ends that one.
     pub fn control(&self) -> io::Result<()> {
         let _uncancelled = Uncancelled::new();
         self.shared.control()
@@ -240,15 +240,15 @@ impl Endpoint {
         self.shared.wake.as_fd()
     }
 
-    /// What this process publishes.
+    /// The board on which this process publishes.
     #[must_use]
     pub fn board(&self) -> &Board {
         &self.shared.board
     }
 
-    /// Waits until all copies have ended that others may have begun before the last change of the board: what was taken back
-    /// is not touched any more. It takes as long as a copy does. A process that is stopped in the middle of one is waited for
-    /// until it goes on or ends.
+    /// Waits until all copies have ended that others may have begun before the last change of the board. Memory that
+    /// was taken back is then no longer touched. It takes as long as a copy does. If a process is stopped in the middle
+    /// of one, the wait lasts until it goes on or ends.
     pub fn settle(&self) {
         let _uncancelled = Uncancelled::new();
         self.shared.board.settle();
@@ -342,8 +342,9 @@ impl Shared {
     }
 }
 
-/// How to wake another process: its pipe, opened by this process for itself. Whoever else has the pipe cannot make writing to it
-/// block, as they could with a descriptor that they gave away; and it never lacks a reader, so there is no `SIGPIPE`.
+/// Wakes another process through its pipe, which this process opened for itself. Other holders of the pipe cannot make
+/// writing to it block, as they could with a descriptor that they gave away. The pipe never lacks a reader, so there is
+/// no `SIGPIPE`.
 #[derive(Debug)]
 pub(super) struct Waker(Descriptor);
 

@@ -1,4 +1,4 @@
-//! What two processes tell each other when a channel is made: one message each way over a `SOCK_SEQPACKET` socket, with
+//! The handshake of two processes that make a channel: one message each way over a `SOCK_SEQPACKET` socket, with
 //! descriptors (`SCM_RIGHTS`).
 //!
 //! Little-endian: magic 8 | version 4 | status 4 | ring 8 | max payload 8 | page 8 | probe address 8 | probe value 8 |
@@ -27,7 +27,7 @@ pub(crate) enum Status {
     Version,
     /// Too many channels, or no descriptor or memory for one.
     Full,
-    /// It is not what this version sends, or the slot belongs to another process.
+    /// This version does not send such a message, or the slot belongs to another process.
     Nonsense,
 }
 
@@ -42,8 +42,8 @@ pub(crate) struct Greeting {
     /// Bytes of each of the two rings.
     pub(crate) ring: usize,
     pub(crate) max_payload: usize,
-    /// Where the sender has a word in its memory, and what it holds: who can read that by cross-process copy has the
-    /// right process before him, and the kernel's leave.
+    /// The address of a word in the sender's memory, and its value. A process that can read it by cross-process copy
+    /// has found the right process, and has the kernel's permission.
     pub(crate) probe: Probe,
     /// The number of the ring at its reader, the sender.
     pub(crate) index: u32,
@@ -82,7 +82,7 @@ impl Greeting {
         bytes
     }
 
-    /// Reads a greeting; what to answer if it is none of this version.
+    /// Reads a greeting. Gives the status to answer if it is none of this version.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Status> {
         let (words, []) = bytes.as_chunks::<8>() else { return Err(Status::Nonsense) };
         // In front of every version's, so that others can be told from nonsense.
@@ -176,7 +176,7 @@ pub(crate) fn send(
     if n < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// A received message and what came with it.
+/// A received message and its descriptors.
 #[derive(Debug)]
 pub(crate) struct Received {
     pub(crate) greeting: Result<Greeting, Status>,

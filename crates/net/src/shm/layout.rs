@@ -20,7 +20,7 @@ pub(crate) const WATCH: usize = 128;
 pub(crate) const FED: usize = 256;
 /// Counts how often this side, as a writer, has asked to be told when there is room.
 pub(crate) const HUNGRY: usize = 384;
-/// Not 0 once this side has given the channel up: the other begins no copy any more.
+/// Not 0 once this side has given the channel up. The other side then begins no further copy.
 pub(crate) const REVOKED: usize = 448;
 /// The marks of the copies that this side makes from and to the other's memory, a line each.
 pub(crate) const MARKS: usize = 512;
@@ -34,7 +34,7 @@ pub(crate) const WATCHED: u64 = 1;
 /// Smallest and largest ring, in bytes.
 pub(crate) const RING_SIZES: std::ops::RangeInclusive<usize> = 64 << 10..=64 << 20;
 
-/// In steps of so many bytes the writer puts memory behind its ring, in the first lap. The first is there from the
+/// The writer puts memory behind its ring in steps of this length, in the first lap. The first step is there from the
 /// beginning.
 pub(crate) const ALLOCATION: usize = 64 << 10;
 
@@ -52,16 +52,17 @@ pub(crate) fn side_len(ring: usize) -> usize {
 /// The word in front of each message. 0 is "nothing here yet".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Control {
-    /// A message with a header and a payload of so many bytes.
+    /// A message with a header and a payload of these lengths.
     Message { header: usize, payload: usize },
-    /// Nothing up to the end of the ring: the next message lies at its beginning.
+    /// The rest of the ring is unused: the next message lies at its beginning.
     Skip,
 }
 
 const VALID: u64 = 1 << 63;
 const SKIP: u64 = 1 << 62;
-/// The first control word of those that are published together says how many lines they have in all: the reader can fetch
-/// them before it comes to them, and does not look behind the last, which costs a line from the writer's cache.
+/// The first control word of messages that are published together says how many lines they have in all. So the reader
+/// can fetch the lines before it comes to them. It also does not look behind the last, which costs a line from the
+/// writer's cache.
 const SHOWN_AT: u32 = 40;
 const SHOWN: u64 = (1 << 21) - 1;
 
@@ -70,7 +71,7 @@ pub(crate) fn with_shown(word: u64, bytes: u64) -> u64 {
     word & !(SHOWN << SHOWN_AT) | (bytes / LINE as u64).min(SHOWN) << SHOWN_AT
 }
 
-/// How many bytes a control word says are published; 0 if it does not say.
+/// The number of published bytes by a control word; 0 if it does not say.
 pub(crate) fn shown(word: u64) -> u64 {
     (word >> SHOWN_AT & SHOWN) * LINE as u64
 }
@@ -97,7 +98,8 @@ impl Control {
 
 /// Where the payload begins, counted from the control word, and how long the whole is.
 ///
-/// What fits into one line with its header does, so that one line changes hands; longer payloads begin on a line.
+/// A payload that fits into one line with its header lies there, so that one line changes hands. Longer payloads begin
+/// on a line.
 #[inline]
 pub(crate) fn extent(header: usize, payload: usize) -> (usize, usize) {
     let front = 8 + header;

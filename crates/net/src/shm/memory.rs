@@ -1,7 +1,7 @@
-//! Memory that another process may write at any time: nobody ever holds a reference to its bytes.
+//! Memory that another process may write at any time. No reference to its bytes ever exists.
 //!
-//! [`Memory`] is what the algorithms of [`super::ring`] and [`super::notify`] need of it, so that a model checker can
-//! stand in for it. [`Area`] is the real one: a part of a mapped memfd.
+//! [`Memory`] is the interface that the algorithms of [`super::ring`] and [`super::notify`] need, so that a model
+//! checker can stand in for it. [`Area`] is the real one: a part of a mapped memfd.
 
 use std::ffi::{CStr, c_void};
 use std::io;
@@ -45,12 +45,12 @@ pub trait Memory {
 struct Mapping {
     base: NonNull<u8>,
     len: usize,
-    /// The process that made it. A forked child has no such mapping (`MADV_DONTFORK`), and must not unmap what took
-    /// its place.
+    /// The process that made it. A forked child has no such mapping (`MADV_DONTFORK`), and must not unmap another one
+    /// in its place.
     owner: u32,
 }
 
-// SAFETY: an address and a length. What lies there is touched by atomics and by the guarded copies in assembly, from any thread.
+// SAFETY: an address and a length. Atomics and the guarded copies in assembly touch the bytes there, from any thread.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -136,8 +136,8 @@ impl Area {
 
     /// Takes the right to write away from whole pages of the mapping.
     pub(crate) fn make_read_only(&self) -> io::Result<()> {
-        // SAFETY: the range is a part of our mapping; nothing refers to it but `Area`s, and who writes there afterwards
-        // has broken the rule of the single writer.
+        // SAFETY: the range is a part of our mapping, and only `Area`s refer to it. A later write there breaks the rule
+        // of the single writer.
         let rc = unsafe {
             libc::mprotect(self.at(0, self.len).cast::<c_void>(), self.len, libc::PROT_READ)
         };
@@ -283,7 +283,7 @@ pub(crate) fn memfd(name: &CStr) -> io::Result<OwnedFd> {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a new descriptor that nobody else owns.
+        // SAFETY: a new descriptor that has no other owner.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     };
     let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
@@ -346,7 +346,7 @@ impl SharedObject {
         allocate(self.as_fd(), start, len)
     }
 
-    /// Makes it impossible for those who get the descriptor to write to it. Mappings that exist stay writable.
+    /// Prevents receivers of the descriptor from writing to it. Mappings that exist stay writable.
     pub(crate) fn seal_future_writes(&self) {
         // Linux 5.1. Without it a peer that obeys maps it read-only nevertheless.
         let _ = self.seal(libc::F_SEAL_FUTURE_WRITE);

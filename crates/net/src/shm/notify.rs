@@ -1,10 +1,10 @@
 //! Telling a reader that there is something to read, without a system call unless it sleeps.
 //!
-//! A reader looks at a few rings by itself (they are *watched*); for all others it has one word of *bells*, one bit for
-//! several rings, which writers set. Before it sleeps it makes its *epoch* odd; a writer that sees an odd epoch wakes it,
-//! once for each epoch and writer.
+//! A reader looks at a few rings by itself (they are *watched*). For all others it has one word of *bells*, one bit for
+//! several rings, which writers set. Before it sleeps it makes its *epoch* odd. A writer that sees an odd epoch wakes
+//! it, once for each epoch and writer.
 //!
-//! All of this is of the kind "I write mine and then read yours, you write yours and then read mine", and needs a
+//! All of this follows the pattern "I write mine and then read yours, you write yours and then read mine". It needs a
 //! sequentially consistent fence between the two on both sides: then at least one sees the other's write.
 //!
 //! | the writer | the reader |
@@ -34,7 +34,7 @@ pub(crate) fn bell_of(index: usize) -> u64 {
     1 << (1 + index % 63)
 }
 
-/// What a writer needs to tell one reader.
+/// The means of a writer to wake one reader.
 #[derive(Debug)]
 pub struct Door<M = Area> {
     bells: M,
@@ -50,7 +50,7 @@ impl<M: Memory> Door<M> {
         Self { bells, epoch, bell, woken: AtomicU64::new(0) }
     }
 
-    /// To be called after something was published for the reader whose words are `reader`. Whether the reader sleeps,
+    /// Call it after something was published for the reader whose words are `reader`. Tells whether the reader sleeps,
     /// and the caller must wake it.
     #[inline]
     #[must_use]
@@ -66,7 +66,7 @@ impl<M: Memory> Door<M> {
         self.is_asleep()
     }
 
-    /// As [`knock`](Self::knock), for what the reader does not find in the ring.
+    /// As [`knock`](Self::knock), for news that the reader does not find in the ring.
     #[must_use]
     pub fn call(&self) -> bool {
         self.bells.fence();

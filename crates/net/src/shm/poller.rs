@@ -19,7 +19,7 @@ const BATCH: usize = 64;
 /// After how many polls one of the other rings is looked into although it did not ring.
 const SWEEP_EVERY: u64 = 64;
 
-/// What happened to a channel.
+/// A change of a channel.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Event {
@@ -38,7 +38,7 @@ pub struct Poller {
     ears: Ears,
     lines: Vec<Option<Line>>,
     watched: [Option<usize>; WATCHED],
-    /// Bells whose rings are still to be looked into.
+    /// Bells whose rings still have to be looked at.
     rung: u64,
     look_into_all: bool,
     closed: Vec<usize>,
@@ -72,8 +72,9 @@ impl Poller {
         }
     }
 
-    /// Hands the messages that have come to `each`, those of one channel together, in the order of sending; what `each`
-    /// leaves is offered again. Their places are given back when it returns. How many messages it took.
+    /// Hands the messages that have come to `each`, those of one channel together, in the order of sending. Messages
+    /// that `each` leaves are offered again. Their places are given back when it returns. Returns the number of
+    /// messages it took.
     ///
     /// `each` may send, on any channel.
     #[inline]
@@ -110,7 +111,7 @@ impl Poller {
         true
     }
 
-    /// What happened to channels since this was last asked. [`poll`](Self::poll) finds it.
+    /// The next change of a channel that [`poll`](Self::poll) has found.
     pub fn next_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
@@ -141,7 +142,7 @@ impl Poller {
         self.ears.is_asleep()
     }
 
-    /// What a peer does that clears all bells.
+    /// Clears all bells, as a peer may do.
     #[cfg(test)]
     pub(super) fn forget_bells(&mut self) {
         self.ears.take();
@@ -205,7 +206,7 @@ impl Poller {
                         self.lines.resize_with(index + 1, || None);
                     }
                     self.lines[index] = Some(Line { channel, reader, watched: false, last: 0 });
-                    // What the peer sent before it could ring.
+                    // The peer may have sent before it could ring.
                     self.rung |= bell_of(index);
                 }
                 News::Answered(channel) => self.events.push_back(Event::Established(channel)),
@@ -245,7 +246,7 @@ impl Poller {
         n
     }
 
-    /// Does whatever a ring asks for.
+    /// Serves all requests of a ring.
     fn look_into(
         &mut self,
         index: usize,
@@ -295,11 +296,11 @@ impl Poller {
         }
     }
 
-    /// Reads what a closed channel still holds, and ends it.
+    /// Reads the rest of a closed channel, and ends it.
     fn finish(&mut self, index: usize, each: &mut impl FnMut(&Arc<Channel>, Batch<'_>)) -> usize {
         let mut n = 0;
         let bound = match self.lines.get(index) {
-            // Somebody who inherited the ring might write for ever.
+            // Another process that inherited the ring might write for ever.
             Some(Some(line)) => line.reader.position() + line.reader.size(),
             _ => return 0,
         };
@@ -330,7 +331,7 @@ impl Poller {
 }
 
 impl Line {
-    /// Whether there is anything to do, of which the peer might not tell again.
+    /// Tells whether there is work of which the peer might not tell again.
     fn has_work(&self) -> bool {
         self.reader.is_ready()
             || (self.reader.is_writer_hungry() && self.channel.is_established())

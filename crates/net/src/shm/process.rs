@@ -1,4 +1,4 @@
-//! Who is at the other end of a Unix socket.
+//! The process at the other end of a Unix socket.
 
 use std::io;
 use std::mem::size_of;
@@ -38,7 +38,7 @@ pub(crate) fn peer(socket: BorrowedFd<'_>) -> io::Result<PeerProcess> {
 fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     let mut fd: i32 = -1;
     let mut len = size_of::<i32>() as libc::socklen_t;
-    // SAFETY: a live int, whose size is passed.
+    // SAFETY: a live int, and its size.
     let rc = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

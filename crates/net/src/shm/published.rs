@@ -1,24 +1,27 @@
-//! What a process publishes for those who copy from and to its memory, and how it waits for them.
+//! The board: a process publishes its memory on it for peers that copy from and to it. This also waits for those
+//! copies.
 //!
-//! A [`Board`] is words that their owner alone writes, and that the processes at the other ends of its channels see:
-//! what of its memory may be touched, by whom. Nobody asks before copying, so there has to be a way to take back what
-//! was published: a process that copies *marks* that in words of its own, which the owner sees, and reads the board
-//! only under the mark.
+//! A [`Board`] consists of words that only their owner writes, and that the processes at the other ends of its channels
+//! see. They say which peers may touch which parts of its memory. Peers copy without asking, so there has to be a way
+//! to take back what was published. A process that copies *marks* that in words of its own, which the owner sees, and
+//! reads the board only under the mark.
 //!
-//! | who copies | who takes back |
+//! | the process that copies | the process that takes back |
 //! |---|---|
 //! | marks, fence, reads the board, copies, unmarks | changes the board, fence, looks at the marks, waits for those that are set |
 //!
-//! Both fences are sequentially consistent, so at least one sees the other: the copy the change, or the owner the mark.
-//! What stands on the board under a mark stays as it is until the mark goes, if the owner changes an entry only after it
-//! has taken it back and [waited](Marks::wait). `tests/shm_loom.rs` checks that, and that it fails without the fences.
+//! Both fences are sequentially consistent, so at least one side sees the other: the copying side the change, or the
+//! owner the mark. An entry that is read under a mark stays as it is until the mark goes, if the owner changes an entry
+//! only after it has taken it back and [waited](Marks::wait). `tests/shm_loom.rs` checks that, and that it fails
+//! without the fences.
 //!
-//! # A process that does not get on
+//! # A process that stops in the middle of a copy
 //!
-//! The mark and the copy are two steps. A process that is stopped between them (a signal, a debugger, a frozen cgroup) copies
-//! when it goes on. So the owner waits for as long as the mark stays, and says after a second for whom. Two things end the wait
-//! besides: the process has ended, or it runs another program. The kernel says both. The second shows by the word that the
-//! process had told us of ([`Probe`]): the old program's threads are gone when its memory is.
+//! The mark and the copy are two steps. A process that is stopped between them (a signal, a debugger, a frozen cgroup)
+//! copies when it goes on. So the owner waits as long as the mark stays, and logs after a second which process it waits
+//! for. The wait also ends if the process has ended, or if it runs another program. The kernel tells both. The second
+//! shows by the word that the process had told us of ([`Probe`]): the old program's threads are gone when its memory
+//! is.
 //!
 //! An owner that closes a channel says so in a word that the other side reads under each mark. From then on no copy begins, so a
 //! closed channel is forgotten as soon as its marks are clear.
@@ -38,22 +41,21 @@ use super::process::PeerProcess;
 use super::remote;
 use crate::sys;
 
-/// Words of a mark: how often it was set and taken away (odd: it is set), and what was done under it since the
-/// beginning.
+/// Words of a mark: how often it was set and removed (odd: it is set), and the work under it since the beginning.
 const STATE: usize = 0;
 const WRITES: usize = 8;
 const WRITTEN: usize = 16;
 const READS: usize = 24;
 const READ: usize = 32;
 
-/// After which an owner says for whom it waits. A copy takes milliseconds.
+/// The time after which an owner logs which process it waits for. A copy takes milliseconds.
 const SILENCE: Duration = Duration::from_secs(1);
-/// How long it looks all the time.
+/// The time for which it spins.
 const SPIN: Duration = Duration::from_micros(50);
 /// The longest pause between two looks after that.
 const LONGEST_PAUSE: Duration = Duration::from_millis(5);
 
-/// What processes did to a process's memory by copying from and to it.
+/// Copies of other processes from and to a process's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Copied {
     /// Writes.
@@ -76,12 +78,12 @@ impl std::ops::AddAssign for Copied {
     }
 }
 
-/// The marks of one channel on the side of the process that copies: a line for each of the threads that may do so at the
-/// same time.
+/// The marks of one channel on the side of the process that copies. There is a line for each thread that may do so at
+/// the same time.
 #[derive(Debug)]
 pub struct Marks<M> {
     side: M,
-    /// Which marks threads of this process have, a bit each.
+    /// The marks that threads of this process have, a bit each.
     taken: AtomicU32,
 }
 
@@ -91,7 +93,7 @@ impl<M: Memory> Marks<M> {
         Self { side, taken: AtomicU32::new(0) }
     }
 
-    /// Sets a mark. None if as many threads as there are marks have one.
+    /// Sets a mark. `None` if all marks are taken.
     #[inline]
     pub fn set(&self) -> Option<Mark<'_, M>> {
         let mut taken = self.taken.load(Ordering::Relaxed);
@@ -120,8 +122,8 @@ impl<M: Memory> Marks<M> {
         Some(Mark { marks: self, at, state })
     }
 
-    /// Waits until no copy is in progress that began before the caller's last change of its board. `goes_on` is told how long
-    /// that has taken, and says whether to go on waiting; false if it did not.
+    /// Waits until no copy is in progress that began before the caller's last change of its board. `goes_on` is called
+    /// again and again, and says whether to go on waiting. False if it did not.
     ///
     /// The caller has issued a sequentially consistent fence since the change.
     pub fn wait(&self, mut goes_on: impl FnMut() -> bool) -> bool {
@@ -145,7 +147,7 @@ impl<M: Memory> Marks<M> {
         self.wait(|| false)
     }
 
-    /// What was done under the marks.
+    /// The copies made under the marks.
     fn copied(&self) -> Copied {
         let mut sum = Copied::default();
         for index in 0..MARK_COUNT {
@@ -195,7 +197,7 @@ impl<M: Memory> Drop for Mark<'_, M> {
 /// A process that sees a board.
 #[derive(Debug)]
 pub(super) struct Attached {
-    /// What this process writes for the other.
+    /// The part that this process writes for the other.
     own: Area,
     marks: Marks<Area>,
     process: Arc<PeerProcess>,
@@ -214,7 +216,7 @@ pub struct Board {
     area: Area,
     len: usize,
     attached: Mutex<Vec<Arc<Attached>>>,
-    /// Of those who are not attached any more.
+    /// The copies of processes that are no longer attached.
     past: Mutex<Copied>,
 }
 
@@ -246,7 +248,7 @@ impl Board {
         self.area.load(at, Ordering::Acquire)
     }
 
-    /// Writes a word; who sees it sees what was written before.
+    /// Writes a word. A reader that sees it sees earlier writes, too.
     ///
     /// # Panics
     /// As for [`load`](Self::load).
@@ -262,8 +264,8 @@ impl Board {
         self.area.fetch_or(at, bits);
     }
 
-    /// Puts memory behind bytes of the board, the first page of which has some; to be done before they are written. False if
-    /// the system has none.
+    /// Puts memory behind bytes of the board; the first page has some already. Call it before they are written. False
+    /// if the system has none.
     ///
     /// # Panics
     /// When they do not lie inside.
@@ -273,8 +275,9 @@ impl Board {
         self.object.allocate(at, len).is_ok()
     }
 
-    /// Waits until all copies have ended that may have begun before the caller's last change: what it has taken back is not
-    /// touched any more. A process that has ended is not waited for; any other is, for as long as it takes.
+    /// Waits until all copies have ended that may have begun before the caller's last change. Memory that it has taken
+    /// back is then no longer touched. It does not wait for a process that has ended; it waits for any other, however
+    /// long that takes.
     pub(super) fn settle(&self) {
         self.area.fence();
         let busy: Vec<_> = {
@@ -285,7 +288,7 @@ impl Board {
         busy.iter().for_each(|one| one.wait());
     }
 
-    /// Whether a process cannot copy any more; if so, remembers what it did.
+    /// Tells whether a process cannot copy any more. If so, adds up its copies.
     fn is_past(&self, one: &Attached) -> bool {
         let is_past =
             one.revoked.load(Ordering::Acquire) && (one.marks.are_clear() || one.is_gone());
@@ -317,13 +320,13 @@ impl Board {
     pub(super) fn detach(&self, process: &Arc<PeerProcess>) {
         for one in self.attached.lock().iter().filter(|one| Arc::ptr_eq(&one.process, process)) {
             one.own.store(REVOKED, 1, Ordering::Release);
-            // Either this process sees the mark of a copy, or who copies sees the word.
+            // Either this process sees the mark of a copy, or the copying process sees the word.
             one.own.fence();
             one.revoked.store(true, Ordering::Release);
         }
     }
 
-    /// What others did to this process's memory, as they say.
+    /// Copies of others from and to this process's memory, as they report them.
     #[must_use]
     pub fn copied(&self) -> Copied {
         let attached = self.attached.lock();

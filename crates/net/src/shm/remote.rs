@@ -29,7 +29,7 @@ pub enum RemoteError {
     /// The kernel does not permit it: another user or namespace, ptrace restrictions, seccomp. (`EPERM`, `ENOSYS`)
     #[error("the kernel does not permit cross-process copy")]
     Denied,
-    /// Memory on either side is not mapped, or not so that it may be copied, after so many bytes. (`EFAULT`)
+    /// Memory on either side is not mapped, or may not be copied, after this many bytes. (`EFAULT`)
     #[error("not mapped, after {done} bytes")]
     Fault {
         /// Bytes that were copied before.
@@ -186,7 +186,8 @@ impl RemoteMemory {
         }
     }
 
-    /// What one call left, because there were too many pieces or bytes for it, or because the rest is not mapped.
+    /// Copies the rest of one call, because there were too many pieces or bytes for it, or because the rest is not
+    /// mapped.
     ///
     /// # Safety
     /// As for [`copy`](Self::copy).
@@ -210,7 +211,7 @@ impl RemoteMemory {
             far.advance(step, remote);
             near.gather(local, &mut near_pieces);
             far.gather(remote, &mut far_pieces);
-            // SAFETY: the caller's promise; these are parts of what he gave.
+            // SAFETY: the caller's promise; these are parts of the given ranges.
             let result = unsafe { self.call(direction, &near_pieces, &far_pieces) };
             step = result.map_err(|errno| error_of(errno, done))?;
             done += step;
@@ -278,7 +279,7 @@ struct Cursor {
 }
 
 impl Cursor {
-    /// What is left, in so far as one call takes it.
+    /// The rest, as far as one call takes it.
     fn gather(&self, pieces: &[libc::iovec], into: &mut Vec<libc::iovec>) {
         into.clear();
         let mut skip = self.inside;
@@ -382,7 +383,7 @@ mod tests {
     #[test]
     fn faults_tell_how_far_they_got_and_lengths_must_agree() {
         let memory = ours();
-        // SAFETY: a new anonymous mapping of two pages, the second of which is made inaccessible.
+        // SAFETY: a new anonymous mapping of two pages. The second is made inaccessible.
         let pages = unsafe {
             let rights = libc::PROT_READ | libc::PROT_WRITE;
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

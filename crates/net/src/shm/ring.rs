@@ -1,17 +1,18 @@
 //! A ring of messages from one writer to one reader in another process.
 //!
 //! A message is a control word, a header and a payload, contiguous, at a multiple of 64 bytes. The control word says
-//! that the message is there: the reader looks at the place where the next one will be, so a small message costs the
-//! transfer of one cache line. Before a batch is published the writer puts a zero behind it (or has put it there after the
-//! batch before, where there was time), lest the reader take old bytes for a control word; then all control words of the
-//! batch but the first, and last, with release ordering, the first. One acquire load thus makes the whole batch visible. The first control word also says how long the batch is, so that
-//! the reader can fetch its lines ahead, and need not look behind it for what is not there yet.
+//! that the message is there. The reader looks at the place where the next one will be, so a small message costs the
+//! transfer of one cache line. Before the writer publishes a batch, it puts a zero behind it, lest the reader take old
+//! bytes for a control word. (Where there was time, it has done so after the batch before.) Then it writes all control
+//! words of the batch but the first, and last, with release ordering, the first. One acquire load thus makes the whole
+//! batch visible. The first control word also tells the length of the batch. So the reader can fetch its lines ahead,
+//! and need not look for more messages behind it.
 //!
-//! Each side has a [`Memory`] of its own, to which it alone writes; see [`super`] for what lies there. Positions count
+//! Each side has a [`Memory`] of its own, to which it alone writes; [`super`] describes its layout. Positions count
 //! bytes since the beginning and are taken modulo the size of the ring.
 //!
-//! What the peer says is believed as far as it can be true. A head that goes backwards or beyond what was published, and
-//! a control word that no writer writes or that reaches out of the ring, break the ring for good.
+//! The peer's words are believed as far as they can be true. A head that goes backwards or beyond the published
+//! messages breaks the ring for good. So does a control word that no writer writes or that reaches out of the ring.
 
 use std::sync::atomic::Ordering;
 
@@ -31,7 +32,7 @@ pub enum ReserveError {
     /// A header longer than [`MAX_HEADER`] or a payload longer than [`Writer::max_payload`].
     #[error("the message is longer than the ring takes")]
     TooLong,
-    /// The peer wrote what no reader writes.
+    /// The peer wrote words that no reader writes.
     #[error("the peer broke the ring")]
     Broken,
 }
@@ -39,7 +40,7 @@ pub enum ReserveError {
 /// Bytes of header and payload that go into one line.
 pub const ONE_LINE: usize = LINE - 8;
 
-/// How far ahead a reader fetches lines.
+/// The distance up to which a reader fetches lines ahead.
 const AHEAD: u64 = 8 * LINE as u64;
 
 /// The side that writes messages.
@@ -58,10 +59,10 @@ pub struct Writer<M = Area> {
     zeroed: u64,
     /// The control word at `published`, which is held back.
     first: u64,
-    /// The rest of its line, if the message there fills no more than that: the reader looks at that line
-    /// all the time, and takes it from this processor's cache between one write to it and the next. So all go together.
+    /// The rest of its line, if the message there fills no more than that. The reader looks at that line all the time,
+    /// and takes it from this processor's cache between one write to it and the next. So all of it is written together.
     line: [u8; LINE],
-    /// How many bytes of it are behind the control word; 0 if the message is not there, but in its place.
+    /// Bytes of it behind the control word; 0 if the message is not there, but in its place.
     held: usize,
     /// The reader's position, as last seen.
     head: u64,
@@ -119,7 +120,7 @@ impl<M: Memory> Writer<M> {
         self.data + (position & (self.size - 1)) as usize
     }
 
-    /// Room for a message. Nothing is sent, and nothing is lost, until it is committed.
+    /// Reserves room for a message. It is not sent until it is committed, and dropping it loses nothing.
     ///
     /// # Errors
     /// See [`ReserveError`].
@@ -179,7 +180,7 @@ impl<M: Memory> Writer<M> {
             self.line[8..].copy_from_slice(line);
             self.held = header + payload;
         } else {
-            // Over a zero that was put there ahead, if any: nobody relies on that once this is committed.
+            // This overwrites a zero that was put there ahead, if any. No reader relies on that once this is committed.
             self.own.write(at + 8, line);
         }
         self.append(Control::Message { header, payload }, LINE as u64);
@@ -223,8 +224,8 @@ impl<M: Memory> Writer<M> {
         self.committed += len;
     }
 
-    /// Shows the reader what is committed; whether there was anything. The caller then tells the reader, if it must be
-    /// told ([`super::notify::Door::knock`]).
+    /// Shows the reader the committed messages. Tells whether there was any. The caller then wakes the reader, if it
+    /// must be woken ([`super::notify::Door::knock`]).
     #[inline]
     pub fn publish(&mut self) -> bool {
         if self.committed == self.published {
@@ -334,15 +335,15 @@ impl<M: Memory> Reservation<'_, M> {
         }
     }
 
-    /// Writes the header: the first bytes of it, if `bytes` is shorter than was asked for, and no more than that.
+    /// Writes the header: its first bytes, if `bytes` is shorter than the header, and never more than the header.
     #[inline]
     pub fn write_header(&mut self, bytes: &[u8]) {
         let len = bytes.len().min(self.header);
         self.write(8, &bytes[..len]);
     }
 
-    /// As [`write_header`](Self::write_header), of a buffer whose first bytes are the header. To be called before the payload is
-    /// written: bytes behind the header may be overwritten.
+    /// As [`write_header`](Self::write_header), of a buffer whose first bytes are the header. Call it before the
+    /// payload is written: bytes behind the header may be overwritten.
     #[inline]
     pub fn write_front(&mut self, bytes: &[u8; MAX_HEADER]) {
         if self.header <= ONE_LINE {
@@ -369,8 +370,8 @@ impl<M: Memory> Reservation<'_, M> {
         self.payload
     }
 
-    /// The message is complete. The reader sees it after [`Writer::publish`]; until then [`Writer::amend`] finds it by what
-    /// this returns.
+    /// Completes the message. The reader sees it after [`Writer::publish`]. Until then [`Writer::amend`] finds it by
+    /// the returned value.
     #[inline]
     pub fn commit(self) -> Committed {
         let Self { writer, skip, header, payload, len, is_held, .. } = self;
@@ -411,14 +412,15 @@ pub struct Reader<M = Area> {
     fed: u64,
 }
 
-/// How far a reader is.
+/// The position of a reader.
 #[derive(Debug)]
 struct Cursor {
     data: usize,
     size: u64,
     max_payload: usize,
     position: u64,
-    /// Up to where the writer says that messages are published, and up to where they are fetched. Nothing depends on it.
+    /// The position up to which the writer says that messages are published, and the one up to which they are fetched.
+    /// Both are hints.
     shown: u64,
     fetched: u64,
     /// The last control word was a skip.
@@ -428,7 +430,7 @@ struct Cursor {
 }
 
 impl<M: Memory> Reader<M> {
-    /// The reader of what `peer` writes with the same numbers.
+    /// The reader of the ring that `peer` writes, with the same numbers.
     pub fn new(own: M, peer: M, data: usize, size: usize, max_payload: usize) -> Self {
         let cursor = Cursor {
             data,
@@ -451,7 +453,7 @@ impl<M: Memory> Reader<M> {
         !self.cursor.broken && self.peer.load(self.cursor.offset(), Ordering::Relaxed) != 0
     }
 
-    /// Whether the peer wrote what no writer writes. Nothing comes any more.
+    /// Tells whether the peer wrote words that no writer writes. No message comes any more.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.cursor.broken
@@ -534,7 +536,7 @@ impl Cursor {
     fn advance<M: Memory>(&mut self, ring: &M) -> Option<Place> {
         while !self.broken {
             let at = self.offset();
-            // Read once: what is checked is what is used.
+            // Read once, so that the checked value is the used value.
             let word = ring.load(at, Ordering::Acquire);
             if word == 0 {
                 return None;
@@ -576,7 +578,7 @@ struct Place {
     is_last: bool,
 }
 
-/// Iterates over the messages that are there. What is not taken stays for the next time.
+/// Iterates over the messages that are there. Messages that are not taken stay for the next time.
 #[derive(Debug)]
 pub struct Batch<'a, M = Area> {
     peer: &'a M,
@@ -586,7 +588,7 @@ pub struct Batch<'a, M = Area> {
 }
 
 impl<M: Memory> Batch<'_, M> {
-    /// Ends it behind the last message of those that were published together, whatever has come since.
+    /// Ends it behind the last message of those that were published together, even if more have come since.
     #[inline]
     #[must_use]
     pub fn of_one_publication(self) -> Self {

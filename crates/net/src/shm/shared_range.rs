@@ -1,9 +1,9 @@
 //! Memory of another process that others can map, too: a shared mapping of a file in memory (tmpfs, memfd, hugetlbfs).
 //!
-//! What is mapped where stands in the process's `/proc/PID/maps`; the file is opened by its name there, or where it has none
-//! by the descriptor that the process still has. All of that the kernel allows to whoever may copy from and to the process
-//! (ptrace(2), `PTRACE_MODE_READ`), and the file's own rights are asked as well. Device and inode say whether it is the file
-//! that is mapped.
+//! The process's `/proc/PID/maps` tells which file is mapped at which address. The file is opened by its name there, or
+//! where it has none by the descriptor that the process still has. The kernel allows all of that to a process that may
+//! copy from and to the other (ptrace(2), `PTRACE_MODE_READ`). The file's own rights are checked as well. Device and
+//! inode tell whether it is the mapped file.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -71,7 +71,7 @@ impl<'a> Mapped<'a> {
     }
 }
 
-/// Whether a file is on no disk: then what is written to it is seen by who has it mapped, and by nobody else.
+/// Tells whether a file is on no disk. Then only processes that have it mapped see writes to it.
 fn is_in_memory(file: &File) -> bool {
     let mut stat = MaybeUninit::<libc::statfs>::zeroed();
     // SAFETY: a live buffer of the right type, of integers alone.

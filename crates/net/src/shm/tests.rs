@@ -1,4 +1,4 @@
-//! Endpoints in one process: everything but what takes a second process.
+//! Endpoints in one process: all tests that need no second process.
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
@@ -95,7 +95,7 @@ fn what_a_process_sent_that_ended_before_it_was_answered_arrives() {
     for n in 0..3 {
         send(&channel, &[n]).unwrap();
     }
-    // It answers nobody any more: the socket is closed.
+    // It answers no more: the socket is closed.
     drop((channel, a));
     until([&mut b], |[b]| b.take_closed() == Some((1, Closed::HungUp)));
     assert_eq!(b.received, [(1, vec![0]), (1, vec![1]), (1, vec![2])]);
@@ -304,7 +304,7 @@ fn nonsense_ends_one_channel_and_no_other() {
         until([&mut a, &mut b, &mut c], |_| bad.is_established() && good.is_established());
         let back = b.endpoint.connect(1).unwrap();
         if side == 0 {
-            // Into the ring of which B is the reader.
+            // In the ring of which B is the reader.
             bad.own().store(page(), 0xdead_beef, Ordering::Release);
         } else {
             // Into the word that B reads as a writer.
@@ -479,7 +479,7 @@ fn a_peer_whose_pipe_is_full_makes_nobody_wait() {
     until([&mut a, &mut b], |_| channel.is_established());
     until([&mut a, &mut b], |[a, b]| a.turn() + b.turn() == 0);
     assert!(b.poller.arm());
-    // What B, or another of its peers, may do with the end that it gives away.
+    // B, or another of its peers, may do this with the end that it gives away.
     b.endpoint.fill_pipe();
     let (sender, done) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {

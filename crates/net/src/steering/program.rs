@@ -5,7 +5,7 @@ use std::{io, iter};
 
 use crate::sockopt;
 
-/// What a program says: for each slot the index of its socket.
+/// The map in a program: for each slot the index of its socket.
 pub(super) type Map = [Option<u8>; 256];
 
 /// An index that no group has: the kernel then picks a socket by hash.
@@ -20,7 +20,7 @@ const JUMP_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
 const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 const RETURN_A: u16 = (libc::BPF_RET | libc::BPF_A) as u16;
 
-/// How a datagram says which slot it is for. Offsets are into the UDP payload.
+/// The place of the slot in a datagram. Offsets are into the UDP payload.
 #[derive(Clone, Debug)]
 pub(crate) struct Rules {
     pub(crate) probe_byte: u8,
@@ -31,15 +31,15 @@ pub(crate) struct Rules {
 /// Datagrams that say elsewhere than at [`crate::PortOptions::steer_offset`] which process they are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SteerByKind {
-    /// Which datagrams these are: the four bytes here, big-endian, ...
+    /// The rule covers datagrams whose four bytes here, big-endian, ...
     pub offset: usize,
-    /// ... of which these bits count, ...
+    /// ... with these bits counting, ...
     pub mask: u32,
     /// ... are this.
     pub value: u32,
-    /// Two bytes, big-endian, that say of what kind it is.
+    /// Two bytes, big-endian, that tell the kind of the datagram.
     pub kind_offset: usize,
-    /// For each kind the offset of the byte that holds the slot. One of another kind, or for a slot that nobody has, goes
+    /// For each kind the offset of the byte that holds the slot. A datagram of another kind, or for a free slot, goes
     /// to any process. At most 64.
     pub slot_offsets: &'static [(u16, usize)],
 }

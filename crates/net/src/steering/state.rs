@@ -23,7 +23,7 @@ const ROUNDS_MS: [u64; 5] = [0, 2, 5, 10, 16];
 const GIVE_UP: Duration = Duration::from_millis(25);
 /// Indices that each repetition tries beyond those tried so far: other programs of this user may share the port.
 const MORE_INDICES: usize = 4;
-/// How long a repair waits for another's lock before it goes on without.
+/// Longest wait of a repair for another's lock before it goes on without.
 const LOCK_WAIT: Duration = Duration::from_millis(250);
 const LOCK_RETRY: Duration = Duration::from_micros(500);
 const ANSWER_RETRY: Duration = Duration::from_micros(300);
@@ -33,14 +33,14 @@ const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 type Fds<'a> = [Option<BorrowedFd<'a>>; 2];
 
-/// What [`crate::UdpPort::resteer`] did.
+/// The result of [`crate::UdpPort::resteer`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resteer {
-    /// Nothing to do.
+    /// There is nothing to do.
     Idle,
     /// Call again after this time.
     Pending {
-        /// How long to wait.
+        /// Time to wait.
         retry_after: Duration,
     },
     /// The program was replaced.
@@ -50,7 +50,7 @@ pub enum Resteer {
     },
 }
 
-/// How datagrams of one address family find their process.
+/// The way in which datagrams of one address family find their process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SteeringMode {
@@ -69,16 +69,15 @@ pub enum SteeringMode {
         /// Slots of those that did not answer.
         missing: Vec<u8>,
     },
-    /// By an assumption, because the family's loopback address is not there and nobody can be asked:
-    /// that the sockets are in the order of the other family's, or of joining where that is not
-    /// known either.
+    /// By an assumption, because the family's loopback address is missing and no process can be asked. The assumption
+    /// is that the sockets are in the order of the other family's, or in the order of joining if that is unknown, too.
     Assumed {
         /// Processes that share the port.
         processes: usize,
     },
 }
 
-/// What is known about steering, for diagnostics.
+/// The state of steering, for diagnostics.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SteeringState {
     /// IPv4.
@@ -137,7 +136,7 @@ struct Discovery {
     groups: [Option<Group>; 2],
 }
 
-/// What is found out about one family's sockets.
+/// Findings about one family's sockets.
 #[derive(Debug)]
 struct Group {
     /// From which probes are sent; `None` when loopback cannot carry them.
@@ -268,7 +267,7 @@ impl Steering {
             }
             inner.phase = Phase::Locking { since: Instant::now() };
         }
-        // What goes wrong from here on counts anew; while a repair is under way, the flag keeps it going.
+        // Failures from here on count anew. While a repair is under way, the flag keeps it going.
         let result = self.advance(&mut inner, fds);
         match result {
             Ok(Resteer::Pending { .. }) => {}
@@ -282,7 +281,7 @@ impl Steering {
         result
     }
 
-    /// One step of what is under way.
+    /// Does one step of the repair under way.
     pub(crate) fn step(&self, fds: Fds<'_>) -> io::Result<Resteer> {
         self.advance(&mut self.inner.lock(), fds)
     }
@@ -335,7 +334,7 @@ impl Steering {
         Ok(Resteer::Done { changed })
     }
 
-    /// Sends what is due and takes the answers that are there; whether that was all.
+    /// Sends probes that are due and takes the answers that are there. Tells whether that was all.
     fn discover(&self, discovery: &mut Discovery, fds: Fds<'_>) -> bool {
         let alone = discovery.members.iter().all(|&slot| slot == self.slot.number());
         if alone {
@@ -399,7 +398,7 @@ impl Steering {
         }
     }
 
-    /// Attaches programs by what was found out; whether they differ from those of last time.
+    /// Attaches programs by these findings. Tells whether they differ from the last ones.
     fn finish(&self, inner: &mut Inner, discovery: &Discovery, fds: Fds<'_>) -> io::Result<bool> {
         let members = &discovery.members;
         let found: [Option<(Map, Vec<u8>)>; 2] = [0, 1].map(|i| {
@@ -413,7 +412,7 @@ impl Steering {
             let processes = members.len();
             let (map, mode) = match (&found[i], &found[1 - i]) {
                 _ if discovery.groups[i].is_none() => {
-                    // Nobody else shares the port.
+                    // No other process shares the port.
                     let mut map = [None; 256];
                     map[usize::from(self.slot.number())] = Some(0);
                     (map, SteeringMode::Steered { processes: 1 })

@@ -23,7 +23,7 @@ fn probes_and_answers_survive_and_garbage_does_not() {
     assert_eq!(Answer::parse(&[]), None);
 }
 
-/// Runs a program as the kernel would, over what the builder uses of the instruction set.
+/// Runs a program as the kernel would, for the instructions that the builder uses.
 fn run(program: &[libc::sock_filter], data: &[u8]) -> u32 {
     let (mut a, mut pc) = (0, 0);
     loop {

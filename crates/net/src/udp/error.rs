@@ -1,4 +1,4 @@
-//! Why a port cannot be opened, in words for the person who reads the log.
+//! Reasons why a port cannot be opened, in words for the reader of the log.
 
 use std::io;
 
@@ -13,7 +13,7 @@ pub enum OpenError {
     OtherUser {
         /// The port.
         port: u16,
-        /// The user who has it.
+        /// The user that has it.
         uid: u32,
     },
     /// A program that did not ask to share the port (`SO_REUSEPORT`) has it.
@@ -27,7 +27,7 @@ pub enum OpenError {
     NoPermission {
         /// The port.
         port: u16,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// Neither IPv4 nor IPv6 sockets exist here.
@@ -38,9 +38,9 @@ pub enum OpenError {
     Io {
         /// The port.
         port: u16,
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }
@@ -58,7 +58,7 @@ impl OpenError {
     }
 }
 
-/// The user other than us who has a socket on `port`, by /proc/net/udp and /proc/net/udp6.
+/// The user other than us that has a socket on `port`, by /proc/net/udp and /proc/net/udp6.
 fn other_owner(port: u16) -> Option<u32> {
     // SAFETY: geteuid has no preconditions and cannot fail.
     let own = unsafe { libc::geteuid() };

@@ -89,7 +89,7 @@ impl Lanes {
                     libc::IPV6_PMTUDISC_DO,
                 )?;
                 sockopt::set(fd, libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1)?;
-                // The flow label is what the sender says: its own, and 0 when it says none.
+                // The flow label is the sender's own, and 0 if it gives none.
                 sockopt::set(fd, libc::IPPROTO_IPV6, super::port::IPV6_FLOWINFO_SEND, 1)?;
                 sockopt::set(fd, libc::IPPROTO_IPV6, super::port::IPV6_AUTOFLOWLABEL, 0)?;
                 if self.no_checksum6 {
@@ -111,7 +111,7 @@ impl Lanes {
     }
 }
 
-/// Drops what is sent to a socket that nobody reads: it must not pile up.
+/// Drops datagrams to a socket without a reader, so that they do not pile up.
 pub(super) fn drop_all(socket: &Socket) -> io::Result<()> {
     let code = (libc::BPF_RET | libc::BPF_K) as u16;
     let filter = [libc::sock_filter { code, jt: 0, jf: 0, k: 0 }];

@@ -1,16 +1,17 @@
-//! Multicast groups: what this process has joined, and where the kernel alone does not do.
+//! Multicast groups: the groups that this process has joined, and those that the kernel alone does not serve.
 //!
 //! Every socket of the port that joined a group gets a copy of its datagrams, the sender's own included
 //! (`IP_MULTICAST_LOOP`); steering has no part in it. Three things the kernel does not give:
 //!
-//! - A datagram over IPv4 from another host skips the search for members where a single socket matches it: early
-//!   demultiplexing has found that socket. Linux 6.18 then picks again among the socket's `SO_REUSEPORT` group, and one of
-//!   the other processes of the port gets the only copy. Two sockets that match make early demultiplexing give up. So each
-//!   membership over IPv4 has a *companion*: a socket bound to the group's address that joins first, leaves last, and drops
-//!   what it gets. (The kernel counts these drops as `InErrors` of UDP.) Over IPv6 there is no early demultiplexing of groups.
-//! - One socket has room for few memberships: 20 over IPv4 (`net.ipv4.igmp_max_memberships`), over IPv6 what fits into
-//!   `net.core.optmem_max`. Beyond, the companion alone joins, and the receiving socket takes every group that anybody of the
-//!   host has joined: the reader has to tell its own ones anyway.
+//! - A datagram over IPv4 from another host skips the search for members if a single socket matches it: early
+//!   demultiplexing has found that socket. Linux 6.18 then picks again among the socket's `SO_REUSEPORT` group, and one
+//!   of the other processes of the port gets the only copy. Two sockets that match make early demultiplexing give up.
+//!   So each membership over IPv4 has a *companion*: a socket bound to the group's address that joins first, leaves
+//!   last, and drops all datagrams. (The kernel counts these drops as `InErrors` of UDP.) Over IPv6 there is no early
+//!   demultiplexing of groups.
+//! - One socket has room for few memberships: 20 over IPv4 (`net.ipv4.igmp_max_memberships`), over IPv6 as many as fit
+//!   into `net.core.optmem_max`. Beyond that the companion alone joins, and the receiving socket takes every group that
+//!   any process of the host has joined. The reader has to pick out its own ones anyway.
 //! - IPv6 has no multicast route over the loopback interface. A datagram for a group there is to be handed on to all
 //!   [`UdpPort::sharers`] by their slots' sockets ([`UdpPort::forward`]).
 
@@ -32,10 +33,10 @@ use super::{Family, UdpPort};
 /// Index of the loopback interface, the same in every network namespace (`LOOPBACK_IFINDEX`).
 pub const LOOPBACK: u32 = 1;
 
-/// How long a list of [`UdpPort::sharers`] may be used. A list costs some 255 system calls.
+/// Time for which a list of [`UdpPort::sharers`] may be used. A list costs some 255 system calls.
 pub const SHARERS_LEASE: Duration = Duration::from_millis(10);
 
-/// What this process has joined.
+/// The groups that this process has joined.
 #[derive(Debug, Default)]
 pub(crate) struct Memberships {
     joined: Mutex<HashMap<(IpAddr, u32), Membership>>,
@@ -59,7 +60,7 @@ pub fn is_handed_on(group: IpAddr, interface: u32) -> bool {
 impl UdpPort {
     /// Joins a multicast group on an interface. Each join has its [`leave_multicast`](Self::leave_multicast).
     ///
-    /// Joined are at least the groups asked for: who receives looks at [`Datagram::destination`](super::Datagram::destination).
+    /// At least these groups are joined: receivers check [`Datagram::destination`](super::Datagram::destination).
     ///
     /// # Errors
     /// Those of socket(2), bind(2) and setsockopt(2), `NoSuchDevice` for one; `Unsupported` when the port does not receive the
@@ -103,14 +104,14 @@ impl UdpPort {
         }
     }
 
-    /// A socket that joins a group and drops what it gets.
+    /// A socket that joins a group and drops all datagrams.
     fn companion(&self, group: IpAddr, interface: u32) -> io::Result<Socket> {
         let family = Family::of(group);
         let domain = if group.is_ipv4() { Domain::IPV4 } else { Domain::IPV6 };
         let socket = Socket::new(domain, Type::DGRAM.cloexec(), Some(Protocol::UDP))?;
         take_all(&socket, family, false);
         drop_all(&socket)?;
-        // A port that is not shared has no `SO_REUSEPORT` group, and lets nobody else bind.
+        // A port that is not shared has no `SO_REUSEPORT` group, and lets no other socket bind.
         if group.is_ipv4() && self.slot().is_some() {
             socket.set_reuse_port(true)?;
             // The group's address: no datagram for one process comes here.
@@ -150,8 +151,8 @@ impl UdpPort {
         Ok(())
     }
 
-    /// The slots of the other processes that share the port, for what has to be handed on to all of them. May be used for
-    /// [`SHARERS_LEASE`] from before the call. Takes some 255 system calls.
+    /// The slots of the other processes that share the port, for datagrams that have to be forwarded to all of them.
+    /// May be used for [`SHARERS_LEASE`] from before the call. Takes some 255 system calls.
     ///
     /// # Errors
     /// Those of socket(2).
@@ -162,8 +163,8 @@ impl UdpPort {
         Ok(all)
     }
 
-    /// Waits until nobody uses a list of [`sharers`](Self::sharers) from before this process was announced. That is over soon
-    /// after the port was opened.
+    /// Waits until no process uses a list of [`sharers`](Self::sharers) from before this process was announced. That is
+    /// over soon after the port was opened.
     fn outlast_older_lists(&self) {
         let since = Instant::now().saturating_duration_since(self.announced_at);
         if let Some(rest) = SHARERS_LEASE.checked_sub(since).filter(|_| self.slot().is_some()) {

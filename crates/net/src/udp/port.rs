@@ -1,4 +1,4 @@
-//! The shared UDP port: its receiving sockets, what they are set to, and receiving.
+//! The shared UDP port: its receiving sockets, their options, and receiving.
 
 use std::ffi::c_int;
 use std::io;
@@ -26,10 +26,10 @@ pub(crate) const IPV6_FLOWINFO_SEND: c_int = 33;
 pub(crate) const IPV6_AUTOFLOWLABEL: c_int = 70;
 pub(super) const IPV6_MULTICAST_ALL: c_int = 29;
 
-/// How long joining waits for another process that joins or repairs.
+/// Longest wait of joining for another process that joins or repairs.
 const JOIN_LOCK_WAIT: Duration = Duration::from_secs(2);
 
-/// How to open a [`UdpPort`].
+/// Options of a [`UdpPort`].
 #[derive(Clone, Debug)]
 pub struct PortOptions {
     /// The UDP port.
@@ -125,7 +125,7 @@ impl UdpPort {
             lanes: Lanes::new(options.gso, options.no_checksum6),
             sockets,
             port,
-            // The kernel reports twice what was asked for, its own overhead included.
+            // The kernel reports twice the requested size, its own overhead included.
             receive_buffer: receive_buffer / 2,
             steering: None,
             forwarder: None,
@@ -154,7 +154,7 @@ impl UdpPort {
         Ok(this)
     }
 
-    /// Steers for the first time, serving probes meanwhile; nobody else reads the sockets yet.
+    /// Steers for the first time, serving probes meanwhile. No other thread reads the sockets yet.
     fn join(&self, lock: Option<crate::host::LockGuard>) -> io::Result<()> {
         let (Some(steering), Some(slot)) = (&self.steering, self.slot()) else {
             return Ok(());
@@ -167,8 +167,8 @@ impl UdpPort {
                 Resteer::Pending { retry_after } => {
                     steering.wait(self.fds_by_family(), retry_after);
                     while self.receive(&mut scratch)? > 0 {
-                        // Nobody knows this process yet, so what comes here is another's, or anybody's: that waits
-                        // until this process reads what was handed on to it.
+                        // No process knows this one yet, so datagrams here belong to another process, or to any. Those
+                        // wait until this process reads forwarded datagrams.
                         for datagram in scratch.datagrams() {
                             if rules.by_kind.is_some_and(|rule| rule.covers(datagram.bytes)) {
                                 self.forward_or_keep(slot.number(), &datagram);
@@ -211,8 +211,8 @@ impl UdpPort {
         [0, 1].map(|i| self.sockets[i].as_ref().map(AsFd::as_fd))
     }
 
-    /// Bytes that each receiving socket can hold: what the system allowed of [`PortOptions::receive_buffer`]. The
-    /// kernel's own overhead counts against it too.
+    /// Bytes that each receiving socket can hold: the part of [`PortOptions::receive_buffer`] that the system allowed.
+    /// The kernel's own overhead counts against it too.
     #[must_use]
     pub fn receive_buffer(&self) -> usize {
         self.receive_buffer
@@ -249,8 +249,9 @@ impl UdpPort {
         self.lanes.opened().map(super::lanes::Lane::gso).reduce(|a, b| a && b)
     }
 
-    /// Receives of what is there, without waiting, into `batch`, whose former content is gone; the number of messages (a
-    /// GRO batch is one). One call need not bring everything; 0 means that nothing is there. Datagrams by which processes find each other are answered and not delivered.
+    /// Receives waiting datagrams into `batch`, without waiting, and drops its former content. Returns the number of
+    /// messages (a GRO batch is one). One call need not bring everything; 0 means that there is nothing. Datagrams by
+    /// which processes find each other are answered and not delivered.
     ///
     /// # Errors
     /// Those of recvmmsg(2) that are about this process. Errors of the network are counted.
@@ -258,8 +259,8 @@ impl UdpPort {
         self.receive_from(batch, true)
     }
 
-    /// As [`receive`](Self::receive), for a caller that asks over and over: of a family that was silent the last time
-    /// only every eighth call asks, which halves the price of an empty one.
+    /// As [`receive`](Self::receive), for a caller that asks over and over. Only every eighth call asks a family that
+    /// was silent the last time, which halves the price of an empty one.
     ///
     /// # Errors
     /// Those of [`receive`](Self::receive).
@@ -360,13 +361,13 @@ impl UdpPort {
         }
     }
 
-    /// What is known about steering, for diagnostics.
+    /// The state of steering, for diagnostics.
     #[must_use]
     pub fn steering_state(&self) -> SteeringState {
         self.steering.as_ref().map_or(SteeringState::UNSHARED, Steering::state)
     }
 
-    /// What was forwarded and why not, so far.
+    /// Counts of forwarded and dropped datagrams so far.
     #[must_use]
     pub fn forward_counters(&self) -> ForwardCounters {
         self.forwarder.as_ref().map(Forwarder::counters).unwrap_or_default()

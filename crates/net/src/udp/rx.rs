@@ -39,7 +39,7 @@ pub struct Datagram<'a> {
     pub bytes: &'a [u8],
 }
 
-/// What is common to all datagrams of one received message.
+/// The properties that all datagrams of one received message share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Meta {
     pub(crate) source: SocketAddr,
@@ -84,7 +84,7 @@ impl Meta {
     }
 }
 
-/// Reused buffers for [`super::UdpPort::receive`], and what the last call put into them.
+/// Reused buffers for [`super::UdpPort::receive`], and the messages of the last call.
 pub struct RxBatch {
     memory: Pages,
     names: Box<[libc::sockaddr_storage]>,
@@ -93,12 +93,12 @@ pub struct RxBatch {
     /// Messages in the batch; those with length 0 were consumed by the port.
     messages: usize,
     fault: Option<Box<Fault>>,
-    /// With fault injection: what to deliver, in this order.
+    /// With fault injection: the datagrams to deliver, in this order.
     deliveries: Vec<Delivery>,
     pub(crate) calls: u32,
     pub(crate) prefer_v6: bool,
-    /// Messages to ask for. To prepare, and for the kernel to try, one more than there are costs as much as a fifth of
-    /// a message, so it follows what came last.
+    /// Messages to ask for. It follows the size of the last batch, since each unused one costs a fifth of a message to
+    /// prepare and to try.
     expected: usize,
     /// The last call brought all that was asked for: if the next one does, too, it is no single message.
     was_full: bool,
@@ -132,7 +132,7 @@ impl RxBatch {
         })
     }
 
-    /// Injects faults into what is received from now on, or stops with `None`.
+    /// Injects faults into datagrams received from now on, or stops with `None`.
     pub fn set_fault(&mut self, fault: Option<Fault>) {
         self.fault = fault.map(Box::new);
         self.deliveries.clear();
@@ -146,7 +146,7 @@ impl RxBatch {
         self.fault.as_deref()
     }
 
-    /// Whether the last call asked every family: then what it did not bring was not there.
+    /// Tells whether the last call asked every family: then it brought all that was there.
     #[must_use]
     pub fn asked_all(&self) -> bool {
         self.asked_all
@@ -174,7 +174,7 @@ impl RxBatch {
         self.deliveries.clear();
     }
 
-    /// Appends what `fd` has, as far as there is room, without waiting; the number of messages.
+    /// Appends messages of `fd`, as far as there is room, without waiting. Returns their number.
     pub(crate) fn fill(&mut self, fd: BorrowedFd<'_>, family: Family) -> io::Result<usize> {
         let first = self.messages;
         let room = (self.capacity() - first).min(self.expected);
@@ -199,7 +199,7 @@ impl RxBatch {
             header.msg_hdr.msg_controllen = cmsg::CONTROL_LEN as _;
             headers[i].write(header);
         }
-        // SAFETY: `room` initialised headers, whose name, iovec and control buffer are live, of the given sizes, and
+        // SAFETY: `room` initialised headers. Their name, iovec and control buffer are live, of the given sizes, and
         // not referenced elsewhere during the call (`&mut self`).
         let n = unsafe {
             let all: *mut libc::mmsghdr = headers.as_mut_ptr().cast();
@@ -376,7 +376,7 @@ fn parse(
     meta
 }
 
-/// The sender's address out of what the kernel wrote.
+/// The sender's address, from the kernel's form.
 pub(crate) fn socket_address(family: Family, name: &libc::sockaddr_storage) -> SocketAddr {
     match family {
         Family::V4 => {

@@ -19,19 +19,19 @@ pub const MAX_SEGMENTS: usize = 64;
 
 /// Bytes of the staging buffer.
 const STAGING_LEN: usize = 65_536;
-/// How long a full send buffer is waited for, in all, before a batch is dropped.
+/// Longest wait for a full send buffer, in all, before a batch is dropped.
 ///
 /// The caller may hold locks, so it is short; a device that takes longer has lost these packets.
 const SEND_WAIT_MS: i32 = 5;
 
-/// Where datagrams go and what their IP headers say. All datagrams of a batch agree in all of it.
+/// The destination of datagrams and the fields of their IP headers. All datagrams of a batch agree in all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
     /// Address and port; IPv6 with scope id where it is link-local.
     pub address: SocketAddr,
-    /// Source address, or `None` for what the routing table says. Must be one of this host.
+    /// Source address, or `None` for the one of the routing table. Must be one of this host.
     pub source: Option<IpAddr>,
-    /// Outgoing interface, 0 for what the routing table says. A multicast group needs one.
+    /// Outgoing interface, 0 for the one of the routing table. A multicast group needs one.
     pub interface: u32,
     /// IPv4 TOS or IPv6 traffic class: DSCP and, in the low two bits, ECN.
     pub traffic_class: u8,
@@ -39,7 +39,7 @@ pub struct Destination {
     pub hop_limit: u8,
     /// IPv6 flow label (20 bits).
     pub flow_label: u32,
-    /// Which sending socket, and so which source port: one lane for each receiving process.
+    /// The sending socket, and so the source port: one lane for each receiving process.
     pub lane: u8,
 }
 
@@ -59,7 +59,7 @@ impl Destination {
     }
 }
 
-/// What a batch has sent so far.
+/// Counts of a batch so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TxStats {
     /// System calls that sent something.
@@ -78,7 +78,7 @@ pub struct TxStats {
 
 /// Datagrams being collected for one destination.
 ///
-/// What is staged and not yet flushed when the batch is dropped is not sent.
+/// Datagrams that are staged and not flushed when the batch is dropped are not sent.
 pub struct TxBatch {
     staging: Box<[u8]>,
     control: ControlBuffer,
@@ -109,8 +109,9 @@ impl TxBatch {
         }
     }
 
-    /// Room for one more datagram of `len` bytes to `to`, for the caller to fill completely (it holds old bytes), and
-    /// its index inside the GSO batch: the IPv4 ID that it will carry. The index is 0 throughout where GSO is off.
+    /// Room for one more datagram of `len` bytes to `to`, and its index inside the GSO batch, which is the IPv4 ID that
+    /// it will carry. The caller fills the room completely (it holds old bytes). The index is 0 throughout where GSO is
+    /// off.
     ///
     /// Flushes first when the datagram does not fit the batch: another destination, longer than the batch's segments,
     /// after a shorter one, or no room. A failure of that flush concerns earlier datagrams; it is lost packets, and
@@ -165,7 +166,7 @@ impl TxBatch {
         if self.segments > 0 {
             self.segments -= 1;
             self.len -= self.last_len;
-            // What precedes the last datagram has full size.
+            // All segments before the last datagram have full size.
             self.last_len = self.segment_size;
         }
     }
@@ -182,20 +183,20 @@ impl TxBatch {
         self.len
     }
 
-    /// What this batch has sent so far.
+    /// Counts of this batch so far.
     #[must_use]
     pub fn stats(&self) -> TxStats {
         self.stats
     }
 
-    /// Sends what is staged. A full send buffer is waited for, up to 5 ms.
+    /// Sends the staged datagrams. Waits for room in a full send buffer, up to 5 ms.
     ///
     /// When the kernel refuses to segment (a device without checksum offload), the datagrams leave one by one and the
     /// lane stops using GSO. IPv4 only: those after the first then carry ID 0 and not the index that
     /// [`TxBatch::segment`] promised, in this one batch.
     ///
     /// # Errors
-    /// Those of sendmsg(2), after which the batch is empty: what was not sent is lost.
+    /// Those of sendmsg(2). The batch is empty afterwards: datagrams that were not sent are lost.
     pub fn flush(&mut self, port: &UdpPort) -> io::Result<()> {
         if self.segments == 0 {
             return Ok(());

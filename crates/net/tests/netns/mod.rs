@@ -5,8 +5,8 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// With this variable set, the caller has made a network namespace with loopback up and runs the
-/// tests there one by one, as any user. Tests that need more than that are skipped.
+/// With this variable set, the caller has made a network namespace with loopback up and runs the tests there one by
+/// one, as any user. Tests that need more are skipped.
 const GIVEN: &str = "ANYVERBS_TEST_IN_THIS_NETNS";
 
 /// Moves the calling thread into a new network namespace with loopback up. Answers false without privileges: the
@@ -45,7 +45,7 @@ pub(crate) fn ip(arguments: &str) -> String {
     String::from_utf8(output.stdout).expect("ip prints text")
 }
 
-/// Sets both ends of a cable up, and waits until they carry: what is sent before that is lost without a word.
+/// Sets both ends of a cable up, and waits until they carry: frames sent before that are lost silently.
 pub(crate) fn plug_in(ends: [&str; 2]) {
     for end in ends {
         ip(&format!("link set {end} up"));

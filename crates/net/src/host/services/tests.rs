@@ -154,7 +154,7 @@ fn nobody_is_cancelled_with_a_lock() {
         let others = services.holder(9, at).is_none()
             && services.lingering().is_empty()
             && !services.store().incarnations().is_empty();
-        // For what follows in this thread.
+        // For the rest of this thread.
         std::mem::forget(Uncancelled::new());
         sender.send(late && others).unwrap();
     });
@@ -194,7 +194,7 @@ fn ephemeral_ports_are_free_ones_of_the_range() {
     assert!(distinct.contains(&a.0) && distinct.contains(&b.0));
     assert_eq!(first.holder(b.0.into(), ip("10.0.0.1")), Some(second.slot.number()));
 
-    // One that is to be shared is shared from the beginning.
+    // A port that is to be shared is shared from the beginning.
     let (port, _shared) = first.reserve_ephemeral(u64::from, ServiceAddress::Any, true).unwrap();
     let _more = second.reserve(port.into(), ServiceAddress::Any, true).unwrap();
     assert!(not_available(second.reserve(port.into(), ServiceAddress::Any, false)));

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 const RING: usize = 64 << 10;
 const MAX_PAYLOAD: usize = 16 << 10;
 
-/// Both sides of a ring, and what the writer and the reader write.
+/// Both sides of a ring, and the memories that the writer and the reader write.
 struct Pair {
     writer: Writer,
     reader: Reader,
@@ -48,7 +48,7 @@ fn push_short<M: Memory>(
 ) -> Result<(), ReserveError> {
     let message = [header, payload].concat();
     if let Some(rest) = ONE_LINE.checked_sub(message.len()) {
-        // What is behind it means nothing.
+        // The bytes behind it mean nothing.
         let line = [message, vec![0xff; rest]].concat().try_into().unwrap();
         if writer.commit_line(header.len(), payload.len(), &line).is_some() {
             return Ok(());
@@ -136,7 +136,8 @@ fn a_zero_that_was_put_ahead_is_not_relied_on_when_it_was_overwritten() {
         writer.publish();
         writer.prepare();
         assert_eq!(pop(&mut reader), Some((vec![], line(1).to_vec())));
-        // Of several lines, and never committed; of one behind one that is; all of them leave bytes in the second line.
+        // Reservations of several lines that are never committed, and one behind a committed one. All of them leave
+        // bytes in the second line.
         let mut dropped = writer.reserve(8, 200).unwrap();
         dropped.write_payload(0, &[0xff; 200]);
         push(&mut writer, &[], &line(2)).unwrap();
@@ -151,7 +152,7 @@ fn a_zero_that_was_put_ahead_is_not_relied_on_when_it_was_overwritten() {
     }
 }
 
-/// What is written lies where there is memory.
+/// A memory that checks that all written bytes have memory behind them.
 struct Given {
     area: Area,
     limit: Cell<usize>,
@@ -417,7 +418,7 @@ fn a_message_is_amended_as_long_as_it_is_hidden() {
     let first = commit(&mut writer, &long);
     let second = commit(&mut writer, &short);
     assert!(writer.amend(first, 116, b"last") && writer.amend(second, 8, b"tail"));
-    // Not what lies beyond the header.
+    // The bytes beyond the header cannot be amended.
     assert!(!writer.amend(second, 9, b"tail") && !writer.amend(second, 13, b""));
     assert!(writer.publish());
     assert!(!writer.amend(first, 0, b"x") && !writer.amend(second, 0, b"x"));
@@ -454,8 +455,8 @@ fn a_front_is_a_header_of_any_length() {
     }
 }
 
-/// Bytes that no writer writes, at random over control words, headers and payloads: whatever comes out lies inside the ring,
-/// and the reader does not go on for ever.
+/// Random bytes that no writer writes, over control words, headers and payloads. All results lie inside the ring, and
+/// the reader does not go on for ever.
 #[test]
 fn random_bytes_all_over_the_ring_do_no_harm() {
     let mut seed = 1u64;
