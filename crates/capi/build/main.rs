@@ -1,5 +1,5 @@
-//! Generates, from the tables in `abi/`, everything that must agree with them: the linker's version script, one
-//! trampoline per exported (symbol, version), the table of exports, and the compile-time checks of every C layout.
+//! Generates everything that must agree with the tables in `abi/`: the linker's version script, one trampoline per
+//! exported (symbol, version), the table of exports, and the compile-time checks of every C layout.
 
 mod layouts;
 mod symbols;

@@ -8,11 +8,11 @@ const DATA: &str = "verbs_allow_disassociate_destroy";
 
 /// One exported (symbol, version).
 pub(crate) struct Export {
-    /// The library whose table has it: `libibverbs`, `librdmacm`, `libmlx5`, `libmlx4`, `libefa`.
+    /// The library that the symbol belongs to: `libibverbs`, `librdmacm`, `libmlx5`, `libmlx4`, `libefa`.
     pub(crate) library: &'static str,
     pub(crate) name: String,
     pub(crate) version: String,
-    /// `@@`: what a new link resolves to; otherwise `@`, for programs linked long ago.
+    /// `@@`: a new link resolves to this one. Otherwise `@`, for programs linked long ago.
     pub(crate) default: bool,
 }
 

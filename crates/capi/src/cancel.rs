@@ -1,11 +1,13 @@
 //! Calls that are cancellation points, and those that are none.
 //!
-//! What sets up or takes down is none: it makes system calls below locks, so it disables cancellation ([`Uncancelled`]).
+//! Calls that set up or take down are not cancellation points. They make system calls below locks, so they disable
+//! cancellation ([`Uncancelled`]).
 //!
 //! Waiting in a call that a thread may be cancelled in (`pthread_cancel(3)`): programs end their event threads so.
 //!
-//! A cancelled thread's stack is unwound by the C library, which knows nothing of Rust's destructors: what was held would be
-//! held for ever. Its own cleanup handlers run, so the object is given up in one.
+//! The C library unwinds the stack of a cancelled thread, and knows nothing of Rust's destructors. A held lock or
+//! reference would be held for ever. The C library does run its own cleanup handlers, so one of them gives the object
+//! up.
 
 use std::{
     ffi::{c_int, c_void},
@@ -45,8 +47,8 @@ unsafe extern "C" fn release<T>(object: *mut c_void) {
 pub(crate) fn holding<T, R>(object: Arc<T>, wait: impl FnOnce(&T) -> R) -> R {
     let object = Arc::into_raw(object);
     let mut buffer = MaybeUninit::<CleanupBuffer>::uninit();
-    // SAFETY: the buffer lies on this thread's stack until it is popped below; `release` is given what it asks for, once:
-    // by the handler, after which nothing here runs, or below.
+    // SAFETY: the buffer lies on this thread's stack until it is popped below. `release` gets its own argument, once:
+    // from the handler, after which no code here runs, or below.
     unsafe {
         _pthread_cleanup_push(buffer.as_mut_ptr(), release::<T>, object.cast_mut().cast());
         let result = wait(&*object);

@@ -1,5 +1,5 @@
-//! The IBVERBS_1.0 interface of 2005 (and `mlx5dv_init_obj` of MLX5_1.0), whose objects were laid out differently.
-//! The version nodes must exist for today's programs to load; no program of that age gets a device.
+//! The IBVERBS_1.0 interface of 2005 (and `mlx5dv_init_obj` of MLX5_1.0), whose objects were laid out differently. The
+//! version nodes must exist for today's programs to load. Programs of that age get no device.
 
 use crate::refuse::refuse;
 use libc::ENOSYS;

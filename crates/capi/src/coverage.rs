@@ -1,8 +1,8 @@
 //! `docs/coverage.md`: for every exported name and every header inline, whether it works, works in part or refuses.
 //!
-//! The page is made from the code's own tables and a test compares the two, so that it says what the code does:
-//! a call that stands in a `refuse!` group refuses, every other exported call has a body, and a dispatch slot that is
-//! empty refuses. `UPDATE_COVERAGE=1 cargo test -p anyverbs-capi coverage` writes the page.
+//! The page is made from the code's own tables, and a test compares the two, so that it agrees with the code. A call in
+//! a `refuse!` group refuses, every other exported call has a body, and a dispatch slot that is empty refuses.
+//! `UPDATE_COVERAGE=1 cargo test -p anyverbs-capi coverage` writes the page.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,7 +19,7 @@ use crate::{
     vendor, verbs,
 };
 
-/// Calls that have a body which does not yet do all that the manual page says, and what it leaves out.
+/// Calls whose body does not yet do everything on the manual page, and the missing parts.
 const PARTIAL: &[(&str, &str)] = &[
     ("ibv_create_qp", "RC, UC, UD, XRC_SEND, RAW_PACKET; DRIVER: `EOPNOTSUPP`"),
     ("ibv_modify_qp", "alternate paths: `EOPNOTSUPP`; resizing of the queues: `EINVAL`"),

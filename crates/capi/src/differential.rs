@@ -12,7 +12,8 @@ use crate::{
     verbs::*,
 };
 
-/// A function of the distribution's library. It is loaded by path, never ours, whatever `LD_LIBRARY_PATH` says.
+/// A function of the distribution's library. It is loaded by path, so it is never ours, whatever `LD_LIBRARY_PATH`
+/// says.
 fn original(library: &str, symbol: &str) -> *mut c_void {
     let handle = open(library);
     assert!(

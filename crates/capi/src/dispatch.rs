@@ -105,7 +105,7 @@ fn ops() -> ibv_context_ops {
     }
 }
 
-/// What stands in slots that may not be empty and have no call.
+/// Functions for slots that may not be empty and have no call.
 mod refusing {
     use super::*;
 
@@ -118,16 +118,16 @@ mod refusing {
     }
 }
 
-/// One inline of `verbs.h` that calls through a context, and what it finds there.
+/// One inline of `verbs.h` that calls through a context, and the slot that it uses.
 #[cfg(test)]
 pub(crate) struct Slot {
     pub(crate) verb: &'static str,
     pub(crate) built: bool,
-    /// How it refuses, where it does.
+    /// The way in which it refuses, if it does.
     pub(crate) refusal: &'static str,
 }
 
-/// Inlines of `ibv_context_ops`, whose slots are all built.
+/// Inlines that use `ibv_context_ops`. Their slots are all built.
 #[cfg(test)]
 const DATA_PATH: [&str; 8] = [
     "ibv_poll_cq",
@@ -140,7 +140,7 @@ const DATA_PATH: [&str; 8] = [
     "ibv_dealloc_mw",
 ];
 
-/// What the inlines find in a new context: read from the tables themselves.
+/// The slots of a new context that the inlines use, read from the tables themselves.
 #[cfg(test)]
 pub(crate) fn slots() -> Vec<Slot> {
     let context = new_context();

@@ -1,4 +1,4 @@
-//! How a call reports its outcome: `errno`, and the three conventions of the manual pages.
+//! Reporting the outcome of a call: `errno`, and the three conventions of the manual pages.
 
 use std::{ffi::c_int, ptr};
 
@@ -13,7 +13,7 @@ impl Errno {
     pub(crate) const ENOMEM: Self = Self(libc::ENOMEM);
     pub(crate) const EOPNOTSUPP: Self = Self(libc::EOPNOTSUPP);
 
-    /// What the last C call of this thread left; `EIO` if it left nothing.
+    /// The `errno` of this thread's last C call; `EIO` if it is 0.
     pub(crate) fn last() -> Self {
         // SAFETY: as in `set`.
         match unsafe { *libc::__errno_location() } {

@@ -5,10 +5,10 @@
 //! - `abi`: the C types, checked against `abi/layouts.65.txt` at compile time;
 //! - `exports`: from Rust functions to versioned C symbols, generated from `abi/*.symbols`;
 //! - `verbs`, `rdmacm`, `rsocket`: the calls themselves, a file for each kind of object;
-//! - `object`, `dispatch`: what a program's pointers point to, and the tables of functions in a context;
+//! - `object`, `dispatch`: the objects that a program's pointers point to, and the tables of functions in a context;
 //! - `session`: calls that come in a row and have an object to themselves;
 //! - `cancel`: waiting where a thread may be cancelled;
-//! - `errno`: how an outcome is reported; `log`: what goes to stderr;
+//! - `errno`: the outcome of calls; `log`: the messages on stderr;
 //! - `refuse`: the calls that are not built, and how each of them says so;
 //! - `compat`, `private`, `vendor`: version nodes that must exist, and whose calls all refuse;
 //! - `coverage`: `docs/coverage.md`, made from those tables.

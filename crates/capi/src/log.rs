@@ -5,7 +5,8 @@ use std::{io, sync::Once};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::{EnvFilter, Layer, layer::Context, layer::SubscriberExt as _};
 
-/// Drops what a thread says after its own variables were destroyed, as an exit handler does: the formatter needs one.
+/// Drops messages of a thread whose own variables were destroyed, as in an exit handler: the formatter needs one of
+/// them.
 struct WhileThreadLives;
 
 /// Something to destroy.
@@ -22,8 +23,8 @@ impl<S: Subscriber> Layer<S> for WhileThreadLives {
     }
 }
 
-/// The process's stderr. Not a cancellation point, as write(2) is, and without the standard library's lock: who says
-/// something may hold locks, and may be a thread that the program cancels.
+/// The process's stderr. Unlike write(2) this is no cancellation point, and it does not take the standard library's
+/// lock. The caller may hold locks, and may be a thread that the program cancels.
 struct Stderr;
 
 impl io::Write for Stderr {
@@ -61,7 +62,7 @@ pub(crate) fn init() {
             .log_internal_errors(false)
             .finish()
             .with(WhileThreadLives);
-        // Nothing else in this object sets one.
+        // No other code in this object sets one.
         let _ = tracing::subscriber::set_global_default(subscriber);
         if let Some(error) = bad {
             tracing::warn!(

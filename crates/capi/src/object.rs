@@ -1,9 +1,9 @@
-//! The objects that programs hold: the public C struct first, what belongs to this library behind it.
+//! The objects that programs hold: the public C struct first, this library's part behind it.
 //!
 //! A program gets a pointer to the public struct. Control calls (`find`) look the pointer up among the live objects
-//! before they touch it, so that NULL, a stale pointer and one of another kind are refused, and compare the public
-//! `handle`, which programs and suites garble. They hold the object by `Arc`: a destroy in another thread does not
-//! take it away from under a call. The data path (`deref`) only checks for NULL.
+//! before they touch it. So NULL, a stale pointer and one of another kind are refused. They also compare the public
+//! `handle`, which programs and suites garble. They hold the object by `Arc`: a destroy in another thread does not take
+//! it away from under a call. The data path (`deref`) only checks for NULL.
 
 use std::{
     any::Any,
@@ -25,7 +25,7 @@ use crate::{abi::*, errno::Errno, rdmacm, verbs};
 /// # Safety
 /// `handle` only reads through the pointer it is given.
 pub(crate) unsafe trait Public: Sized + 'static {
-    /// What this library keeps with it.
+    /// This library's part of the object.
     type Inner: Send + Sync + 'static;
 
     /// The public `handle` field, if C's struct has one.
@@ -44,7 +44,7 @@ pub(crate) struct Object<P: Public> {
     pub(crate) inner: P::Inner,
 }
 
-// SAFETY: `public` is only reached by raw pointer; what it points to belongs to C; `inner` is Send and Sync.
+// SAFETY: `public` is only reached by raw pointer, and the memory it points to belongs to C; `inner` is Send and Sync.
 unsafe impl<P: Public> Send for Object<P> {}
 // SAFETY: as above.
 unsafe impl<P: Public> Sync for Object<P> {}
@@ -119,7 +119,7 @@ pub(crate) fn new_handle() -> u32 {
     }
 }
 
-/// Gives the object to the program. `handle` must be what `public` carries, if it carries one.
+/// Gives the object to the program. `handle` must be the one in `public`, if it has one.
 pub(crate) fn publish<P: Public>(public: P, handle: u32, inner: P::Inner) -> *mut P {
     let object = Arc::new(Object { public: UnsafeCell::new(public), handle, inner });
     let pointer = object.public();
@@ -185,7 +185,7 @@ public! {
     ibv_mw(handle) => verbs::MwInner;
     ibv_dm(handle) => verbs::DmInner;
     ibv_ah(handle) => verbs::AhInner;
-    // A completion queue is always of the extended kind, whatever call made it; so is a queue pair.
+    // A completion queue is always of the extended kind, even if a plain call made it; so is a queue pair.
     ibv_cq_ex(handle) => verbs::CqInner;
     ibv_qp_ex(qp_base.handle) => verbs::QpInner;
     ibv_srq(handle) => verbs::SrqInner;
@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(object.public(), p);
         assert!(retire(&object).is_some() && retire(&object).is_none());
         assert_eq!(find(p).err(), Some(Errno::EINVAL));
-        // The destroyed object's memory is still there for who holds it.
+        // The destroyed object's memory stays while it is referenced.
         assert_eq!(object.handle, handle);
     }
 }

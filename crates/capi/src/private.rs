@@ -1,5 +1,5 @@
-//! The IBVERBS_PRIVATE nodes: what libibverbs offers to its own provider libraries. There are no providers here: a
-//! real one that finds its way into the process must load, register to no effect, and never get a kernel command.
+//! The IBVERBS_PRIVATE nodes: calls that libibverbs offers to its own provider libraries. There are no providers here.
+//! A real one that gets into the process must load, register to no effect, and never get a kernel command.
 //! (`verbs_allow_disassociate_destroy`, the one exported variable, lies with the trampolines.)
 
 use crate::refuse::refuse;

@@ -3,7 +3,7 @@
 //! `refuse!` defines them group by group, by how they report an error, and lists them in a table; `coverage.rs` makes
 //! `docs/coverage.md` from those tables. A call that gets a body leaves its group.
 
-/// How a refusing call reports its error, from C's side.
+/// The way in which a refusing call reports its error, from C's side.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Convention {
@@ -31,7 +31,7 @@ pub(crate) struct Refusal {
     pub(crate) errno: std::ffi::c_int,
 }
 
-/// Leaves a trace for who looks for the reason: the call is known, but not built.
+/// Logs the reason: the call is known, but not built.
 #[cold]
 pub(crate) fn note(name: &str) {
     tracing::debug!(call = name, "refused: not supported by this device");
@@ -39,8 +39,8 @@ pub(crate) fn note(name: &str) {
 
 /// Defines refusing functions and the table `REFUSED` of the module.
 ///
-/// They take no arguments: under the C calling conventions of the supported targets a callee may ignore what it was
-/// passed, variadic or not.
+/// They take no arguments: under the C calling conventions of the supported targets a callee may ignore its arguments,
+/// variadic or not.
 macro_rules! refuse {
     ($($convention:ident($errno:expr): $($name:ident)*;)*) => {
         $($( refuse!(@function $convention $errno, $name); )*)*

@@ -12,7 +12,7 @@ use std::{
 /// a beginning are refused.
 #[derive(Debug, Default)]
 pub(crate) struct Session<T> {
-    /// Who has it: [`me`], or 0.
+    /// The thread that has it: [`me`], or 0.
     owner: AtomicUsize,
     state: UnsafeCell<T>,
 }

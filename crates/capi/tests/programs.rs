@@ -1,4 +1,5 @@
-//! C programs, compiled against the system's headers and run on the shared object: what each checks stands in it.
+//! C programs, compiled against the system's headers and run on the shared object. Each program says in its source what
+//! it checks.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 use std::env;
@@ -73,8 +74,7 @@ fn run_with(name: &str, configuration: &[(&str, &str)]) {
     run_below(name, &[], &[], configuration);
 }
 
-/// The same below another program, with arguments.
-/// What it printed.
+/// Runs it below another program, with arguments. Returns its output.
 fn run_below(
     name: &str,
     below: &[&str],
@@ -120,7 +120,7 @@ fn sequences_of_eight_threads_at_once() {
     run_below("sequence", &[], &["40000", "7", "8"], &[]);
 }
 
-/// Needs Debian's valgrind. What the process keeps until its end is no leak.
+/// Needs Debian's valgrind. Memory that the process keeps until its end is no leak.
 #[test]
 fn a_sequence_touches_nothing_foreign_and_leaks_nothing() {
     let valgrind = [
@@ -189,7 +189,7 @@ programs! {
     cm_addrinfo cm_connect cm_datagrams cm_handles cm_race cm_sync cm_threads cm_xrc rsocket
 }
 
-/// What else arrives in one piece comes in packets, and later.
+/// Messages that otherwise arrive in one piece come in packets, and later.
 #[test]
 fn tag_matching_by_udp() {
     run_with("tag_matching", &[("ANYVERBS_INPROC", "0")]);

@@ -1,4 +1,4 @@
-//! The device context and its tables of functions: what header inlines call through.
+//! The device context and its tables of functions. Header inlines call through them.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Device, port and GID: attributes and what `ibv_get_device_list` returns.
+//! Device, port and GID: attributes and the result of `ibv_get_device_list`.
 
 use super::*;
 

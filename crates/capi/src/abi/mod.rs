@@ -1,11 +1,11 @@
 //! The C types of `infiniband/verbs.h`, `infiniband/sa.h` and `rdma/rdma_cma.h`, newest layout, field by field.
 //!
 //! Names are those of C. Sizes, alignments, offsets and enum values are checked at compile time against
-//! `abi/layouts.65.txt`; the checks are generated, so that a field of the table that is missing here does not build.
+//! `abi/layouts.65.txt`. The checks are generated, so a field of the table that is missing here does not build.
 //! Anonymous unions have a name here: see `ANONYMOUS` in `build/layouts.rs`.
 
 #![allow(non_camel_case_types, non_snake_case)]
-// A complete header, of which the library itself needs a part.
+// A complete header. The library itself needs only a part of it.
 #![allow(dead_code)]
 
 mod context;
@@ -41,7 +41,7 @@ macro_rules! opaque {
 
 opaque!(ibv_buf verbs_ex_private);
 
-/// `ibv_port_attr` as it was before it grew: what the `query_port` slot of `ibv_context_ops` fills.
+/// `ibv_port_attr` as it was before it grew: the part that the `query_port` slot of `ibv_context_ops` fills.
 pub(crate) const COMPAT_PORT_ATTR_SIZE: usize = 48;
 #[repr(C)]
 #[derive(Clone, Copy)]

@@ -23,7 +23,7 @@ pub(crate) struct End {
     canonname: Option<CString>,
 }
 
-/// What `rdma_getaddrinfo` found; `struct rdma_addrinfo` without pointers.
+/// The result of `rdma_getaddrinfo`: `struct rdma_addrinfo` without pointers.
 #[derive(Clone, Default)]
 pub(crate) struct AddrInfo {
     flags: c_int,
@@ -34,7 +34,7 @@ pub(crate) struct AddrInfo {
     dst: End,
 }
 
-/// What a program gives, copied.
+/// A copy of the program's query.
 #[derive(Clone, Default)]
 pub(crate) struct Query {
     node: Option<CString>,
@@ -97,7 +97,7 @@ unsafe fn bytes(addr: *const sockaddr, len: socklen_t) -> Result<Vec<u8>, Errno>
 }
 
 impl Query {
-    /// Copies what a program gives: `EINVAL` if that is nothing.
+    /// Copies the program's query: `EINVAL` if it gave none.
     ///
     /// # Safety
     /// `node` and `service` are NULL or strings; `hints` is NULL or readable, with addresses that are NULL or as long as it says.
@@ -186,7 +186,7 @@ impl Query {
         Ok(found)
     }
 
-    /// What getaddrinfo(3) is asked for.
+    /// The hints for getaddrinfo(3).
     fn ip_hints(&self) -> addrinfo {
         let hints = &self.hints;
         // SAFETY: integers and NULL pointers.
@@ -228,7 +228,7 @@ impl Query {
         if rc != 0 {
             return Err(Failure::Eai(rc));
         }
-        // SAFETY: a success gives at least one entry, whose address is as long as it says.
+        // SAFETY: a success gives at least one entry, whose address has the length in the entry.
         let found = unsafe { list.as_ref() }.map(|first| unsafe { self.answer(first) });
         // SAFETY: from getaddrinfo, and not used again.
         unsafe { libc::freeaddrinfo(list) };
@@ -309,7 +309,7 @@ impl AddrInfo {
     pub(crate) fn to_c(&self) -> Result<*mut rdma_addrinfo, Errno> {
         // SAFETY: calloc has no preconditions; zeros are a valid value.
         let c: *mut rdma_addrinfo = unsafe { libc::calloc(1, size_of::<rdma_addrinfo>()) }.cast();
-        // SAFETY: new, and nobody else's.
+        // SAFETY: new, and without another user.
         let Some(to) = (unsafe { c.as_mut() }) else { return Err(Errno::ENOMEM) };
         to.ai_flags = self.flags;
         to.ai_family = self.family;

@@ -19,7 +19,7 @@ use crate::{
 
 pub(crate) type Channel = Object<rdma_event_channel>;
 
-/// What an event channel holds of the device.
+/// The device's part of an event channel.
 pub(crate) struct ChannelInner {
     pub(crate) device: cm::EventChannel,
     pub(crate) last_request: Mutex<LastRequest>,
@@ -58,7 +58,7 @@ pub(crate) unsafe extern "C" fn rdma_create_event_channel() -> *mut rdma_event_c
     pointer(create())
 }
 
-/// `rdma_destroy_event_channel`. Ids that are still on it keep working; nobody hears of them.
+/// `rdma_destroy_event_channel`. Ids that are still on it keep working, but their events are lost.
 pub(crate) unsafe extern "C" fn rdma_destroy_event_channel(channel: *mut rdma_event_channel) {
     let _uncancelled = Uncancelled::new();
     let found: Result<Arc<Channel>, _> = object::find(channel);

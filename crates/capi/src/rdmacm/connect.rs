@@ -28,8 +28,8 @@ unsafe fn private_data(data: *const c_void, len: u8) -> Vec<u8> {
     unsafe { slice::from_raw_parts(data.cast::<u8>(), len.into()) }.to_vec()
 }
 
-/// The program's parameters, with `private_data` in the place of what they point to. The queue pair that the id shows goes
-/// before the one that they name.
+/// The program's parameters, with `private_data` in the place of the pointer. The queue pair that the id shows goes
+/// before the one that the parameters name.
 fn conn_param<'a>(id: &Id, param: &rdma_conn_param, private_data: &'a [u8]) -> ConnParam<'a> {
     let shown = id::queue_pair(id);
     // SAFETY: the object is live.
@@ -46,7 +46,7 @@ fn conn_param<'a>(id: &Id, param: &rdma_conn_param, private_data: &'a [u8]) -> C
     }
 }
 
-/// What `rdma_connect` takes for a program that gives none: as much as the device can, and retries for ever.
+/// The parameters of `rdma_connect` for a program that gives none: the device's maxima, and retries for ever.
 const DEFAULT: rdma_conn_param = rdma_conn_param {
     private_data: std::ptr::null(),
     private_data_len: 0,
@@ -112,7 +112,7 @@ pub(crate) unsafe extern "C" fn rdma_accept(
         id::refresh_qp_state(&id);
         accepted?;
         if public.qp_type == IBV_QPT_UD {
-            // Nothing follows.
+            // No further event follows.
             if id.inner.own_channel().is_some() {
                 release_event(&id);
             }

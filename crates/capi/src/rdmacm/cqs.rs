@@ -9,11 +9,11 @@ use crate::{
     verbs,
 };
 
-/// What an id shows of them.
+/// The queues and channels in an id's public fields.
 #[derive(Clone, Copy)]
 pub(crate) struct Cqs {
     channels: [*mut ibv_comp_channel; 2],
-    /// Of sends, of receives.
+    /// The queues of sends and of receives.
     cqs: [*mut ibv_cq; 2],
 }
 
@@ -47,10 +47,10 @@ impl Cqs {
         self.cqs[1]
     }
 
-    /// Destroys what `keep` does not have: queues first, which use the channels.
+    /// Destroys all that `keep` does not have: queues first, which use the channels.
     fn destroy_but(&self, keep: &Self) {
         for cq in distinct(self.cqs).into_iter().filter(|cq| !keep.cqs.contains(cq)) {
-            // SAFETY: the call looks up what it is given.
+            // SAFETY: the call looks its argument up.
             unsafe { verbs::ibv_destroy_cq(cq) };
         }
         for channel in distinct(self.channels).into_iter().filter(|c| !keep.channels.contains(c)) {
@@ -76,7 +76,7 @@ pub(crate) fn create(id: &Id, sizes: [Option<u32>; 2]) -> Result<(), Errno> {
     for (i, entries) in sizes.into_iter().enumerate() {
         let Some(entries) = entries else { continue };
         let entries = c_int::try_from(entries.max(1)).unwrap_or(c_int::MAX);
-        // SAFETY: the calls look up what they are given.
+        // SAFETY: the calls look their arguments up.
         let complete = unsafe {
             made.channels[i] = verbs::ibv_create_comp_channel(context);
             made.cqs[i] = if made.channels[i].is_null() {
@@ -96,14 +96,15 @@ pub(crate) fn create(id: &Id, sizes: [Option<u32>; 2]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Destroys what the id shows and did not show before.
+/// Destroys the queues and channels that the id shows now and did not show before.
 pub(crate) fn destroy_since(id: &Id, before: &Cqs) {
     let now = Cqs::of(id);
     before.show(id);
     now.destroy_but(before);
 }
 
-/// Destroys what the id shows, whoever put it there. An XRC id's belong to its SRQ while it has one.
+/// Destroys the queues and channels that the id shows, even those that the program put there. An XRC id's belong to its
+/// SRQ while it has one.
 pub(crate) fn destroy(id: &Id) {
     let shown = id::fields(id);
     if shown.qp_type != IBV_QPT_XRC_RECV || shown.srq.is_null() {

@@ -17,13 +17,13 @@ use crate::{
     verbs::{self, Pd, Xrcd},
 };
 
-/// What ids have in common: `id->verbs`, and the domains of who gives none.
+/// The parts that ids share: `id->verbs`, and the domains for programs that give none.
 pub(crate) struct SharedDevice {
     pub(crate) context: *mut ibv_context,
     pub(crate) pd: *mut ibv_pd,
     /// Opened when it is wanted.
     xrcd: AtomicPtr<ibv_xrcd>,
-    /// Whose it is: a forked child's ids need one of their own.
+    /// The process that made it: a forked child's ids need one of their own.
     process: u32,
 }
 
@@ -68,7 +68,7 @@ impl SharedDevice {
         Ok(Self { context, pd, xrcd, process: std::process::id() })
     }
 
-    /// The XRC domain of who gives none.
+    /// The XRC domain for programs that give none.
     pub(crate) fn xrcd(&self) -> Result<*mut ibv_xrcd, Errno> {
         loop {
             let current = self.xrcd.load(Ordering::Acquire);
@@ -88,13 +88,13 @@ impl SharedDevice {
             }
             match self.xrcd.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => return Ok(new),
-                // SAFETY: the call looks up what it is given.
+                // SAFETY: the call looks its argument up.
                 Err(_) => unsafe { verbs::close_xrcd(new) },
             };
         }
     }
 
-    /// Gives up one that nobody has seen.
+    /// Gives up a device that no program has seen.
     fn close(&self) {
         // SAFETY: pointers of this library, checked by the calls.
         unsafe {

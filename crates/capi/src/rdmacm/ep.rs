@@ -13,7 +13,7 @@ use crate::{
     },
 };
 
-/// How long address and route may take to resolve, each.
+/// Longest time for resolving the address, and for the route.
 const TIMEOUT_MS: c_int = 2000;
 
 /// `rdma_create_ep`: 0, or -1 with `errno`. The id is synchronous.
@@ -101,7 +101,7 @@ unsafe fn active(
     Ok(())
 }
 
-/// `rdma_destroy_ep`: the id, and what was made on it.
+/// `rdma_destroy_ep`: the id, and all objects made on it.
 pub(crate) unsafe extern "C" fn rdma_destroy_ep(id: *mut rdma_cm_id) {
     let _uncancelled = Uncancelled::new();
     if let Ok(id) = id::find(id) {

@@ -1,4 +1,4 @@
-//! What an event channel tells.
+//! The events of an event channel.
 
 use std::{
     ffi::{c_int, c_void},
@@ -25,11 +25,11 @@ use crate::{
 
 type Event = Object<rdma_cm_event>;
 
-/// What an event holds until it is acknowledged.
+/// The parts of an event that live until it is acknowledged.
 pub(crate) struct EventInner {
-    /// What `param` points to.
+    /// The bytes that `param` points to.
     _private_data: Box<[u8]>,
-    /// Whose count of unacknowledged events it is in: the listener's for a request.
+    /// The id whose count of unacknowledged events includes it: the listener for a request.
     of: Arc<Id>,
 }
 
@@ -53,13 +53,13 @@ impl LastRequest {
     }
 }
 
-/// How long a call on a channel that is no more takes: see [`rdma_get_cm_event`].
+/// The time that a call on a destroyed channel takes: see [`rdma_get_cm_event`].
 const LATE: Duration = Duration::from_secs(1);
 
 /// `rdma_get_cm_event`: 0, or -1 with `errno`. Waits for an event unless the program made the descriptor non-blocking
 /// (`EAGAIN`).
 ///
-/// A channel that was destroyed is refused with `EINVAL`, but not at once: programs destroy their channel and end while
+/// A channel that was destroyed is refused with `EINVAL`, but not at once. Programs destroy their channel and end while
 /// their event thread is about to come back for the next event (rping, which would then end with an error). Elsewhere
 /// tearing down takes so long that the thread waits already, and goes on waiting.
 ///
@@ -214,7 +214,7 @@ fn param(event: &cm::Event) -> (rdma_cm_event_param, Box<[u8]>) {
     (param, private_data)
 }
 
-/// `rdma_ack_cm_event`: 0, or -1 with `EINVAL` for what is not an event, or was acknowledged before.
+/// `rdma_ack_cm_event`: 0, or -1 with `EINVAL` for a pointer that is no event, or was acknowledged before.
 pub(crate) unsafe extern "C" fn rdma_ack_cm_event(event: *mut rdma_cm_event) -> c_int {
     zero(acknowledge(event))
 }

@@ -25,26 +25,26 @@ use crate::{
 
 pub(crate) type Id = Object<rdma_cm_id>;
 
-/// What an id holds of the device.
+/// The device's part of an id.
 pub(crate) struct IdInner {
     pub(crate) device: cm::Id,
     pub(crate) state: Mutex<State>,
-    /// `id->qp` as the device's id knows it. An address: what is behind it may be gone.
+    /// The `id->qp` that the device's id knows. This is only an address: the object may be gone.
     attached: AtomicUsize,
-    /// What `route.path_rec` points to.
+    /// The record that `route.path_rec` points to.
     path: PathRecord,
 }
 
-/// What librdmacm keeps of an id besides the public fields. Never locked across a call that waits.
+/// The state that librdmacm keeps of an id beside the public fields. It is never locked across a call that waits.
 #[derive(Default)]
 pub(crate) struct State {
     /// In synchronous mode.
     own_channel: Option<OwnChannel>,
     /// Precedes the program's private data (`rdma_addrinfo.ai_connect`).
     pub(crate) connect: Vec<u8>,
-    /// What the queue pairs of a listener's requests are made with (`rdma_create_ep`).
+    /// The template for queue pairs of a listener's requests (`rdma_create_ep`).
     pub(crate) requests_qp: Option<QpTemplate>,
-    /// What `rdma_resolve_addrinfo` found.
+    /// The result of `rdma_resolve_addrinfo`.
     pub(crate) resolved: Option<crate::rdmacm::AddrInfo>,
 }
 
@@ -160,7 +160,7 @@ pub(crate) fn destroy(id: &Arc<Id>) -> Result<(), Errno> {
     release_event(id);
     id.inner.device.destroy()?;
     object::retire(id).ok_or(Errno::EINVAL)?;
-    // Who is still in a call on it must not keep the channel.
+    // Another call on it may still run, and must not keep the channel.
     let own = id.inner.state.lock().own_channel.take();
     drop(own);
     Ok(())
@@ -205,7 +205,7 @@ fn migrate(id: &Arc<Id>, channel: *mut rdma_event_channel) -> Result<(), Errno> 
     Ok(())
 }
 
-/// Brings the public fields up to what the device knows of the id.
+/// Updates the public fields from the device's id.
 pub(crate) fn refresh(id: &Id) -> Result<(), Errno> {
     let info = id.inner.device.info();
     let public = id.public();
@@ -293,8 +293,8 @@ pub(crate) fn detach_qp(id: &Id) {
     id.inner.device.detach_qp();
 }
 
-/// Programs may show a queue pair of their own as `id->qp`, or take the id's away: what the field shows when the id connects
-/// or accepts is what it moves. A queue pair for datagrams need not be moved.
+/// Programs may put a queue pair of their own into `id->qp`, or take the id's away. When the id connects or accepts, it
+/// moves the queue pair that the field shows then. A queue pair for datagrams need not be moved.
 pub(crate) fn attach_shown_qp(id: &Id) -> Result<(), Errno> {
     let shown = fields(id).qp;
     if shown as usize == id.inner.attached.load(Ordering::Relaxed) {

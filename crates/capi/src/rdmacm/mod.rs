@@ -1,8 +1,8 @@
 //! librdmacm: the connection manager.
 //!
-//! The device's `anyverbs::cm` does what the kernel does under librdmacm; this is what librdmacm adds. An id's public
-//! fields are brought up to what the device knows whenever a call or an event may have changed it (`id::refresh`), so that
-//! programs find them as rdma-core leaves them. An id without an event channel has one of its own, and each of its calls waits there
+//! The device's `anyverbs::cm` does the work of the kernel under librdmacm; this module adds librdmacm's part. An id's
+//! public fields are updated whenever a call or an event may have changed them (`id::refresh`), so that programs find
+//! them as rdma-core leaves them. An id without an event channel has one of its own, and each of its calls waits there
 //! (`sync`).
 
 mod addrinfo;

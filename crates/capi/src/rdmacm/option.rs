@@ -27,8 +27,8 @@ unsafe fn value<T: Copy>(value: *const c_void, len: usize) -> Result<T, Errno> {
     Ok(unsafe { value.cast::<T>().read_unaligned() })
 }
 
-/// `rdma_set_option`: 0, or -1 with `errno`. `ENOSYS` for an option that does not exist, and for `RDMA_OPTION_IB_PATH`: RoCE has
-/// no subnet administrator whose records could be given.
+/// `rdma_set_option`: 0, or -1 with `errno`. `ENOSYS` for an option that does not exist, and for `RDMA_OPTION_IB_PATH`:
+/// RoCE has no subnet administrator that could give records.
 ///
 /// # Safety
 /// `optval` is NULL or has `optlen` readable bytes.

@@ -14,8 +14,8 @@ use crate::{
     verbs::{self, qp},
 };
 
-/// `rdma_create_qp`: 0, or -1 with `errno`; `EINVAL` for an id without a device, or with a queue pair. What was made, and the
-/// actual sizes, go to `init`.
+/// `rdma_create_qp`: 0, or -1 with `errno`; `EINVAL` for an id without a device, or with a queue pair. The queue pair
+/// and its actual sizes go to `init`.
 ///
 /// # Safety
 /// `init` is NULL, or readable and writable.
@@ -139,7 +139,7 @@ fn attach(id: &Id, attr: &mut ibv_qp_init_attr_ex) -> Result<(*mut ibv_qp, *mut 
     Ok((made, attr.pd))
 }
 
-/// `rdma_destroy_qp`: with the completion queues that the id shows. Nothing without a queue pair.
+/// `rdma_destroy_qp`: with the completion queues that the id shows. Does nothing without a queue pair.
 pub(crate) unsafe extern "C" fn rdma_destroy_qp(id: *mut rdma_cm_id) {
     let _uncancelled = Uncancelled::new();
     if let Ok(id) = id::find(id) {
@@ -153,7 +153,7 @@ pub(crate) fn destroy(id: &Id) {
     // SAFETY: the object is live.
     let qp = unsafe { (&raw mut (*public).qp).replace(ptr::null_mut()) };
     if !qp.is_null() {
-        // SAFETY: the call looks up what it is given.
+        // SAFETY: the call looks its argument up.
         unsafe { verbs::ibv_destroy_qp(qp) };
     }
     cqs::destroy(id);

@@ -12,7 +12,7 @@ use crate::{
     rdmacm::{Id, address, complete, id, zero},
 };
 
-/// Of C's milliseconds; a negative number is the longest time.
+/// Converts C's milliseconds; a negative number is the longest time.
 fn timeout(milliseconds: c_int) -> Duration {
     Duration::from_millis(u32::try_from(milliseconds).unwrap_or(u32::MAX).into())
 }

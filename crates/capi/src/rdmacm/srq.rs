@@ -14,8 +14,8 @@ use crate::{
     verbs,
 };
 
-/// `rdma_create_srq`: 0, or -1 with `errno`; `EINVAL` for an id without a device, or with an SRQ. Of kind XRC for an id that is
-/// `IBV_QPT_XRC_RECV`.
+/// `rdma_create_srq`: 0, or -1 with `errno`; `EINVAL` for an id without a device, or with an SRQ. The SRQ is of kind
+/// XRC for an id that is `IBV_QPT_XRC_RECV`.
 ///
 /// # Safety
 /// `attr` is NULL, or readable and writable.
@@ -43,8 +43,8 @@ pub(crate) unsafe extern "C" fn rdma_create_srq(
     }))
 }
 
-/// `rdma_create_srq_ex`: as `rdma_create_srq`, of the kind that `attr` must name. What is missing of an XRC SRQ (domain,
-/// completion queue) is made.
+/// `rdma_create_srq_ex`: as `rdma_create_srq`, of the kind that `attr` must name. A missing domain or completion queue
+/// of an XRC SRQ is made.
 ///
 /// # Safety
 /// `attr` is NULL, or readable and writable.
@@ -95,7 +95,8 @@ fn create(id: &Id, attr: &mut ibv_srq_init_attr_ex) -> Result<(), Errno> {
     Ok(())
 }
 
-/// `rdma_destroy_srq`: with the completion queues that the id shows, if it has no queue pair. Nothing without an SRQ, or while a queue pair uses it.
+/// `rdma_destroy_srq`: with the completion queues that the id shows, if it has no queue pair. Does nothing without an
+/// SRQ, or while a queue pair uses it.
 pub(crate) unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
     let _uncancelled = Uncancelled::new();
     if let Ok(id) = id::find(id) {
@@ -105,7 +106,7 @@ pub(crate) unsafe extern "C" fn rdma_destroy_srq(id: *mut rdma_cm_id) {
 
 pub(crate) fn destroy(id: &Id) {
     let public = id::fields(id);
-    // SAFETY: the call looks up what it is given.
+    // SAFETY: the call looks its argument up.
     if public.srq.is_null() || unsafe { verbs::ibv_destroy_srq(public.srq) } == libc::EBUSY {
         return;
     }

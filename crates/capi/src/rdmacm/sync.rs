@@ -18,7 +18,7 @@ pub(crate) fn release_event(id: &Id) {
     }
 }
 
-/// Sets `id->event`; returns what stood there.
+/// Sets `id->event`; returns its old value.
 fn show_event(id: &Id, event: *mut rdma_cm_event) -> *mut rdma_cm_event {
     // SAFETY: the object is live.
     unsafe { (&raw mut (*id.public()).event).replace(event) }
@@ -74,7 +74,7 @@ fn request(listener: &Arc<Id>) -> Result<*mut rdma_cm_id, Errno> {
     if let Some(mut init) = template
         && let Err(error) = qp::create(&new, id::fields(listener).pd, &mut init)
     {
-        // Nobody will ever hear of this id. Its peer is told so.
+        // The program cannot see this id. Its peer is told so.
         let _ = id::destroy(&new);
         show_event(listener, event);
         return Err(error);

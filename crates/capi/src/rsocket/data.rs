@@ -60,7 +60,7 @@ unsafe fn recv(
     Ok(unsafe { socket.recv_message(buffers, flags, name) }?)
 }
 
-/// What a call returns: with `MSG_TRUNC` the whole length of a datagram.
+/// The result of a call: with `MSG_TRUNC` the whole length of a datagram.
 fn length(received: &anyverbs_rsocket::Received, flags: c_int) -> usize {
     if flags & libc::MSG_TRUNC != 0 { received.full } else { received.len }
 }
@@ -99,7 +99,7 @@ pub(crate) unsafe extern "C" fn rsendmsg(
         if msg.is_null() {
             return Err(Errno(libc::EFAULT));
         }
-        // SAFETY: the program passes a message header, whose fields are valid as it says.
+        // SAFETY: the program passes a message header, and promises that its fields are valid.
         unsafe {
             let msg = msg.read_unaligned();
             let buffers = list(msg.msg_iov, msg.msg_iovlen)?;

@@ -57,7 +57,7 @@ pub(crate) unsafe extern "C" fn rlisten(socket: c_int, backlog: c_int) -> c_int 
     zero(anyverbs_rsocket::get(socket).and_then(|s| s.listen(backlog)).map_err(Errno::from))
 }
 
-/// `rshutdown`: waits until the peer's device has what was sent.
+/// `rshutdown`: waits until the peer's device has all data sent.
 pub(crate) unsafe extern "C" fn rshutdown(socket: c_int, how: c_int) -> c_int {
     let (read, write) = match how {
         libc::SHUT_RD => (true, false),

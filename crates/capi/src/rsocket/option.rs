@@ -20,7 +20,7 @@ pub(crate) unsafe extern "C" fn rsetsockopt(
         if value.is_null() && len > 0 {
             return Err(Errno(libc::EFAULT));
         }
-        // What is longer than any option's value is not read.
+        // Bytes beyond the length of any option's value are not read.
         let len = (len as usize).min(4096);
         let value = match len {
             0 => &[],

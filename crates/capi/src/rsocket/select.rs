@@ -50,7 +50,7 @@ const SETS: [(i16, i16); 3] = [
     (libc::POLLPRI, libc::POLLPRI),
 ];
 
-/// `rselect`. As the system's, it leaves in `timeout` what was not waited.
+/// `rselect`. As the system's, it leaves the rest of the time in `timeout`.
 pub(crate) unsafe extern "C" fn rselect(
     nfds: c_int,
     read: *mut fd_set,

@@ -23,7 +23,7 @@ use crate::{
 
 pub(crate) type Ah = Object<ibv_ah>;
 
-/// What an AH holds of the device.
+/// The device's part of an AH.
 pub(crate) struct AhInner {
     pub(crate) device: anyverbs::Ah,
     /// Destroyed: the data path, which does not look pointers up, finds out here.
@@ -32,8 +32,8 @@ pub(crate) struct AhInner {
     _context: Arc<Context>,
 }
 
-/// Destroyed AHs whose memory is kept a while, so that posting with one is refused instead of reading freed memory.
-/// AHs are small, and the mistake is an old one (S3.2).
+/// Destroyed AHs whose memory is kept a while, so that posting with one is refused instead of reading freed memory. AHs
+/// are small, and the mistake is common (S3.2).
 static DESTROYED: Mutex<VecDeque<Arc<Ah>>> = Mutex::new(VecDeque::new());
 const DESTROYED_MAX: usize = 1024;
 
@@ -236,7 +236,7 @@ fn sender(
             traffic_class: route.traffic_class,
         },
         dlid: wc.slid,
-        // That of the completion tells of its headers.
+        // The service level of the completion describes its headers.
         sl: 0,
         src_path_bits: wc.dlid_path_bits,
         static_rate: 0,
@@ -264,7 +264,7 @@ pub(crate) unsafe extern "C" fn ibv_create_ah_from_wc(
     }))
 }
 
-/// What stands for "no VLAN".
+/// The value for "no VLAN".
 const NO_VLAN: u16 = 0xffff;
 
 /// `ibv_resolve_eth_l2_from_gid`: 0, or the negative errno value, as in rdma-core. `vid` is `0xffff` without a VLAN. May take

@@ -16,7 +16,7 @@ use crate::{
 
 pub(crate) type Buf = Object<ibv_buf>;
 
-/// What a buffer holds of the device.
+/// The device's part of a buffer.
 pub(crate) struct BufInner {
     pub(crate) device: anyverbs::Buf,
 }

@@ -17,7 +17,7 @@ use crate::{
 
 pub(crate) type CompChannel = Object<ibv_comp_channel>;
 
-/// What a completion channel holds of the device.
+/// The device's part of a completion channel.
 pub(crate) struct CompChannelInner {
     pub(crate) device: anyverbs::CompChannel,
     pub(crate) context: Arc<Context>,

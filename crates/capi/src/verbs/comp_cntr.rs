@@ -13,7 +13,7 @@ use crate::{
 
 pub(crate) type CompCntr = Object<ibv_comp_cntr>;
 
-/// What a completion counter holds of the device.
+/// The device's part of a completion counter.
 pub(crate) struct CompCntrInner {
     device: anyverbs::CompCntr,
     /// For its life: `ibv_comp_cntr.context`.

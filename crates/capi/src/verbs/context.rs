@@ -1,4 +1,4 @@
-//! Opening a device, and what the open device says about itself.
+//! Opening a device, and the attributes of the open device.
 
 use std::{
     ffi::c_int,
@@ -22,7 +22,7 @@ use crate::{
 /// An open device; the program's pointer is to the `ibv_context` at its end.
 pub(crate) type Context = Object<verbs_context>;
 
-/// What a context holds of the device.
+/// The device's part of a context.
 pub(crate) struct ContextInner {
     pub(crate) device: anyverbs::Context,
     sys_image_guid: u64,
@@ -58,7 +58,7 @@ fn open(device_: *mut ibv_device) -> Result<*mut ibv_context, Errno> {
     publish_context(found, opened, None)
 }
 
-/// Gives an open device to the program, with a descriptor that it is to own besides that of the device.
+/// Gives an open device to the program, with a descriptor that it is to own beside that of the device.
 pub(crate) fn publish_context(
     found: &DeviceObject,
     opened: anyverbs::Context,
@@ -77,7 +77,8 @@ pub(crate) fn publish_context(
     Ok(unsafe { &raw mut (*published).context })
 }
 
-/// `ibv_close_device`: 0, or -1 with `errno`. Objects that were not destroyed keep what they need of the context.
+/// `ibv_close_device`: 0, or -1 with `errno`. Objects that were not destroyed keep the parts of the context that they
+/// need.
 pub(crate) unsafe extern "C" fn ibv_close_device(context_: *mut ibv_context) -> c_int {
     let _uncancelled = Uncancelled::new();
     let closed = context(context_).and_then(|c| object::retire(&c).ok_or(Errno::EINVAL));
@@ -88,7 +89,7 @@ pub(crate) unsafe extern "C" fn ibv_close_device(context_: *mut ibv_context) -> 
     0
 }
 
-/// What this device can do of `enum ibv_device_cap_flags`.
+/// The bits of `enum ibv_device_cap_flags` that this device has.
 const CAP_FLAGS: u32 = IBV_DEVICE_BAD_PKEY_CNTR
     | IBV_DEVICE_BAD_QKEY_CNTR
     | IBV_DEVICE_CURR_QP_STATE_MOD
@@ -103,7 +104,8 @@ const CAP_FLAGS: u32 = IBV_DEVICE_BAD_PKEY_CNTR
     | IBV_DEVICE_RAW_IP_CSUM
     | IBV_DEVICE_MANAGED_FLOW_STEERING;
 
-/// What `ibv_device_attr_ex.device_cap_flags_ex` has besides: the kernel's FLUSH_GLOBAL, FLUSH_PERSISTENT and ATOMIC_WRITE.
+/// The further bits of `ibv_device_attr_ex.device_cap_flags_ex`: the kernel's FLUSH_GLOBAL, FLUSH_PERSISTENT and
+/// ATOMIC_WRITE.
 const CAP_FLAGS_EX: u64 = 1 << 38 | 1 << 39 | 1 << 40;
 
 /// On-demand paging: nothing is ever pinned, so every operation may meet memory that is not there yet.
@@ -207,7 +209,7 @@ fn query_device(context_: *mut ibv_context) -> Result<ibv_device_attr, Errno> {
     Ok(attr)
 }
 
-/// What the device does with raw packets.
+/// Fills the attributes for raw packets.
 fn raw_packet_attr(attr: &DeviceAttr, ex: &mut ibv_device_attr_ex) {
     ex.tso_caps = ibv_tso_caps { max_tso: attr.max_tso, supported_qpts: RAW_PACKET };
     ex.rss_caps = ibv_rss_caps {

@@ -14,7 +14,7 @@ use crate::{
 
 pub(crate) type Counters = Object<ibv_counters>;
 
-/// What counters hold of the device.
+/// The device's part of counters.
 pub(crate) struct CountersInner {
     pub(crate) device: FlowCounters,
     pub(crate) context: Arc<Context>,

@@ -14,7 +14,7 @@ use crate::{
 
 pub(crate) type Cq = Object<ibv_cq_ex>;
 
-/// What a CQ holds of the device.
+/// The device's part of a CQ.
 pub(crate) struct CqInner {
     pub(crate) device: anyverbs::Cq,
     pub(crate) context: Arc<Context>,
@@ -76,7 +76,8 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     }))
 }
 
-/// What the CQ has to keep of a completion; everything else stands in the completion itself, or is 0 on this device.
+/// The fields that the CQ has to keep of a completion. All others stand in the completion itself, or are 0 on this
+/// device.
 fn fields(wc_flags: u64) -> CqFields {
     let mut fields = CqFields::empty();
     for (flag, field) in [

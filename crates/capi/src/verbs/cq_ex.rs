@@ -1,4 +1,4 @@
-//! The iterator of a completion queue: `ibv_start_poll` and what follows it.
+//! The iterator of a completion queue: `ibv_start_poll` and the calls after it.
 
 use std::ffi::{c_int, c_uint};
 
@@ -15,8 +15,8 @@ use crate::{
 /// The completion that the program looks at, from `ibv_start_poll` to `ibv_end_poll`.
 pub(crate) type PollSession = Session<WcEx>;
 
-/// Fills the function pointers of a CQ. All are there, whatever fields the program asked for: a field that it did not
-/// ask for reads as 0 or as what the completion says.
+/// Fills the function pointers of a CQ. All are there, even those for fields that the program did not ask for. Such a
+/// field reads as 0 or as the completion has it.
 pub(crate) fn set_iterator(cq: &mut ibv_cq_ex) {
     cq.start_poll = Some(start_poll);
     cq.next_poll = Some(next_poll);
@@ -123,7 +123,7 @@ readers! {
     // RoCE has no LIDs.
     read_slid: u32 = |_| 0;
     read_dlid_path_bits: u8 = |_| 0;
-    // Of raw packets.
+    // Fields of raw packets.
     read_cvlan: u16 = |ex| ex.wc.cvlan();
     read_flow_tag: u32 = |ex| ex.wc.flow_tag();
 }

@@ -1,4 +1,4 @@
-//! The device list and what is known of a device before it is opened.
+//! The device list and the attributes of a device before it is opened.
 
 use std::{
     ffi::{c_char, c_int, c_void},
@@ -25,8 +25,8 @@ use crate::{
 #[repr(C)]
 pub(crate) struct DeviceObject {
     pub(crate) public: ibv_device,
-    /// rdma-core keeps its `verbs_device_ops` here, and a real provider library compares the pointer with its own to
-    /// learn whether a device is its: this one must be readable and equal to none.
+    /// rdma-core keeps its `verbs_device_ops` here. A real provider library compares the pointer with its own to learn
+    /// whether a device is its own. So this one must be readable and equal to none.
     driver: *const c_void,
     pub(crate) name: String,
     pub(crate) node_guid: u64,
@@ -40,7 +40,7 @@ unsafe impl Send for DeviceObject {}
 // SAFETY: as above.
 unsafe impl Sync for DeviceObject {}
 
-/// What `DeviceObject::driver` points to: as large as any table of operations that might be read there.
+/// The target of `DeviceObject::driver`: as large as any table of operations that might be read there.
 static NO_DRIVER: [usize; 64] = [0; 64];
 
 /// Devices that were ever listed, in the order of their first appearance; a process has one, unless its configuration
@@ -100,7 +100,8 @@ fn look_for_node(index: usize, name: &str) {
     });
 }
 
-/// The devices of this process, none of which is opened. Why there is none goes to the log, once for each reason.
+/// The devices of this process, none of which is opened. If there is none, the reason goes to the log, once for each
+/// reason.
 pub(crate) fn devices() -> Vec<&'static DeviceObject> {
     log::init();
     match anyverbs::devices() {
@@ -174,8 +175,8 @@ pub(crate) unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device)
     unsafe { libc::free(list.cast()) };
 }
 
-/// `ibv_get_device_name`: the device's name, valid as long as the device; NULL for NULL. That is a field of the public
-/// struct: a device that a program made up (suites do, to test their own code) has its name there too.
+/// `ibv_get_device_name`: the device's name, valid as long as the device; NULL for NULL. It is read from the public
+/// struct, so it also works for a device that a program made up (suites do, to test their own code).
 pub(crate) unsafe extern "C" fn ibv_get_device_name(device_: *mut ibv_device) -> *const c_char {
     let _uncancelled = Uncancelled::new();
     if device_.is_null() {

@@ -18,7 +18,7 @@ use crate::{
 
 pub(crate) type Dm = Object<ibv_dm>;
 
-/// What device memory holds of the device.
+/// The device's part of device memory.
 pub(crate) struct DmInner {
     device: anyverbs::Dm,
     /// For its life: `ibv_dm.context`.
@@ -64,8 +64,8 @@ pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
     }))
 }
 
-/// `ibv_import_dm`: NULL with `errno` on failure; `EINVAL` for a handle that names none. The memory is shared with whom it was
-/// imported from, in this process or another.
+/// `ibv_import_dm`: NULL with `errno` on failure; `EINVAL` for an unknown handle. The memory is shared with its
+/// exporter, in this process or another.
 pub(crate) unsafe extern "C" fn ibv_import_dm(
     context_: *mut ibv_context,
     handle: u32,
@@ -100,7 +100,7 @@ unsafe extern "C" fn memcpy_to_dm(
     let dm = unsafe { deref(dm) };
     value(dm.ok_or(Errno::EINVAL).and_then(|dm| {
         let to = dm.inner.device.at(offset, length as u64)?;
-        // SAFETY: device memory, to which nobody has references; what is not mapped on the other side ends in an error.
+        // SAFETY: device memory, to which no references exist. An unmapped range on the other side ends in an error.
         unsafe { copy_guarded(to, host.cast(), length) }.map_err(|_| Errno(libc::EFAULT))
     }))
 }
@@ -142,8 +142,8 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
     }))
 }
 
-/// `ibv_dm_export_dmabuf_fd`: a descriptor, or -1 with `errno`; `EOPNOTSUPP` where the system has no `/dev/udmabuf`, of which
-/// such buffers are made.
+/// `ibv_dm_export_dmabuf_fd`: a descriptor, or -1 with `errno`; `EOPNOTSUPP` where the system has no `/dev/udmabuf` to
+/// make such buffers.
 pub(crate) unsafe extern "C" fn ibv_dm_export_dmabuf_fd(dm: *mut ibv_dm) -> c_int {
     let _uncancelled = Uncancelled::new();
     minus_one(object::find(dm).and_then(|dm: Arc<Dm>| {
@@ -154,7 +154,7 @@ pub(crate) unsafe extern "C" fn ibv_dm_export_dmabuf_fd(dm: *mut ibv_dm) -> c_in
 
 pub(crate) type Dmah = Object<ibv_dmah>;
 
-/// What a DMA handle holds of the device.
+/// The device's part of a DMA handle.
 pub(crate) struct DmahInner {
     pub(crate) device: anyverbs::Dmah,
     /// For its life: `ibv_dmah.context`.

@@ -48,7 +48,7 @@ pub(crate) unsafe extern "C" fn ibv_get_async_event(
     }))
 }
 
-/// `ibv_ack_async_event`. What is not an event that was read is ignored.
+/// `ibv_ack_async_event`. A pointer that is not an event that was read is ignored.
 ///
 /// # Safety
 /// `event` is NULL or readable.

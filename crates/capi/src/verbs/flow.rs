@@ -14,14 +14,14 @@ use crate::{
 
 pub(crate) type Flow = Object<ibv_flow>;
 
-/// What a flow rule holds of the device.
+/// The device's part of a flow rule.
 pub(crate) struct FlowInner {
     device: raw::Flow,
     _context: Arc<Context>,
 }
 
-/// Slot of `ibv_create_flow`: NULL with `errno` on failure. `EOPNOTSUPP` for a QP of type UD, `EINVAL` for others that are
-/// not RAW_PACKET, `EPERM` without `CAP_NET_RAW`. Of `attr.size` nothing depends: each filter has a size of its own.
+/// Slot of `ibv_create_flow`: NULL with `errno` on failure. `EOPNOTSUPP` for a QP of type UD, `EINVAL` for others that
+/// are not RAW_PACKET, `EPERM` without `CAP_NET_RAW`. `attr.size` is not used: each filter has a size of its own.
 ///
 /// # Safety
 /// `attr` is NULL, or readable with the `num_of_specs` filters behind it.

@@ -14,7 +14,7 @@ use crate::{
 
 pub(crate) type FlowAction = Object<ibv_flow_action>;
 
-/// What a flow action holds of the device.
+/// The device's part of a flow action.
 pub(crate) struct FlowActionInner {
     pub(crate) device: raw::FlowActionEsp,
     pub(crate) context: Arc<Context>,
@@ -25,7 +25,7 @@ const MAX_ENCAPSULATION: usize = 2;
 /// `flags` of IPv4 that say not to fragment.
 const DONT_FRAGMENT: u8 = 2;
 
-/// What the program gave, as far as it did.
+/// The parameters that the program gave.
 struct Parameters {
     esp: Option<ib_uverbs_flow_action_esp>,
     keymat: Option<raw::AesGcm>,
@@ -38,7 +38,7 @@ struct Parameters {
 /// inline encryption in transport mode and for padding in transport mode.
 ///
 /// # Safety
-/// `attr` is NULL or readable, as is what it points to.
+/// `attr` is NULL or readable, and so are the structs it points to.
 pub(crate) unsafe extern "C" fn create_flow_action_esp(
     context_: *mut ibv_context,
     attr: *mut ibv_flow_action_esp_attr,
@@ -72,8 +72,8 @@ pub(crate) unsafe extern "C" fn create_flow_action_esp(
     }))
 }
 
-/// Slot of `ibv_modify_flow_action_esp`: 0, or the errno value. What is NULL stays; direction, offload and mode cannot change
-/// (`EINVAL`).
+/// Slot of `ibv_modify_flow_action_esp`: 0, or the errno value. A part that is NULL stays; direction, offload and mode
+/// cannot change (`EINVAL`).
 ///
 /// # Safety
 /// As for [`create_flow_action_esp`].
@@ -120,7 +120,7 @@ pub(crate) unsafe extern "C" fn destroy_flow_action(action: *mut ibv_flow_action
     }))
 }
 
-/// What `pointer` points to, if it has that length.
+/// Reads the struct at `pointer`, if it has that length.
 ///
 /// # Safety
 /// `pointer` is NULL, or has `len` bytes.
@@ -135,7 +135,7 @@ unsafe fn read<T: Copy>(pointer: *const T, len: usize) -> Result<Option<T>, Errn
 
 impl Parameters {
     /// # Safety
-    /// `attr` is NULL or readable, as is what it points to.
+    /// `attr` is NULL or readable, and so are the structs it points to.
     unsafe fn read(attr: *const ibv_flow_action_esp_attr) -> Result<Self, Errno> {
         if attr.is_null() {
             return Err(Errno::EINVAL);
@@ -182,7 +182,7 @@ impl Parameters {
         })
     }
 
-    /// Puts what was given in the place of what is there. `EINVAL` for what belongs to full offload alone.
+    /// Replaces the given parts of `attr`. `EINVAL` for parts that belong to full offload alone.
     fn apply(&self, attr: &mut raw::EspAttr) -> Result<(), Errno> {
         if let Some(keymat) = &self.keymat {
             attr.keymat = keymat.clone();
@@ -241,7 +241,7 @@ fn aes_gcm(keymat: &ib_uverbs_flow_action_esp_keymat_aes_gcm) -> Result<raw::Aes
 /// The headers of a tunnel: IP, and UDP behind it.
 ///
 /// # Safety
-/// `at` is NULL or readable, as is what it points to.
+/// `at` is NULL or readable, and so is the header it points to.
 unsafe fn encapsulation(
     at: *const ib_uverbs_flow_action_esp_encap,
 ) -> Result<Option<raw::Encapsulation>, Errno> {
@@ -270,7 +270,7 @@ unsafe fn encapsulation(
 }
 
 /// # Safety
-/// `header` points to as many bytes as it says.
+/// `header` points to the number of bytes it gives.
 unsafe fn filter<T: Copy>(header: &ib_uverbs_flow_action_esp_encap) -> Result<T, Errno> {
     // SAFETY: the caller's promise.
     unsafe { read(header.val_ptr as *const T, header.len.into()) }?.ok_or(Errno::EINVAL)

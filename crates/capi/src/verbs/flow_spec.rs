@@ -54,7 +54,7 @@ impl FlowSpecs {
     }
 
     /// # Safety
-    /// `at` has what `header` says.
+    /// `at` has the length in `header`.
     unsafe fn add(&mut self, at: *const u8, header: ibv_flow_spec_hdr) -> Result<(), Errno> {
         /// # Safety
         /// `at` has a `T`.

@@ -18,7 +18,7 @@ use crate::{
 
 pub(crate) type Mr = Object<ibv_mr>;
 
-/// What an MR holds of the device.
+/// The device's part of an MR.
 pub(crate) struct MrInner {
     /// Imports share it.
     pub(crate) device: Arc<anyverbs::Mr>,
@@ -225,7 +225,7 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova(
     reg(pd, addr, length, iova, access as c_uint)
 }
 
-/// `ibv_reg_mr_iova2`: as `ibv_reg_mr_iova`; what the `ibv_reg_mr` macro calls with optional flags.
+/// `ibv_reg_mr_iova2`: as `ibv_reg_mr_iova`. The `ibv_reg_mr` macro calls it for optional flags.
 pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -237,8 +237,8 @@ pub(crate) unsafe extern "C" fn ibv_reg_mr_iova2(
     reg(pd, addr, length, iova, access)
 }
 
-/// `ibv_rereg_mr`: 0, or a value of `enum ibv_rereg_mr_err_code` with `errno`. Whatever fails, the region is as it was,
-/// which is what `IBV_REREG_MR_ERR_INPUT` says.
+/// `ibv_rereg_mr`: 0, or a value of `enum ibv_rereg_mr_err_code` with `errno`. On any failure the region is as it was,
+/// as `IBV_REREG_MR_ERR_INPUT` says.
 pub(crate) unsafe extern "C" fn ibv_rereg_mr(
     mr: *mut ibv_mr,
     flags: c_int,

@@ -1,4 +1,4 @@
-//! Memory windows: the slots of `ibv_alloc_mw`, `ibv_bind_mw` and `ibv_dealloc_mw`, and what a bind is made of.
+//! Memory windows: the slots of `ibv_alloc_mw`, `ibv_bind_mw` and `ibv_dealloc_mw`, and the bind requests.
 
 use std::{
     ffi::{c_int, c_uint},
@@ -17,7 +17,7 @@ use crate::{
 
 pub(crate) type Mw = Object<ibv_mw>;
 
-/// What a memory window holds of the device.
+/// The device's part of a memory window.
 pub(crate) struct MwInner {
     device: anyverbs::Mw,
     /// For its life: `ibv_mw.context`.
@@ -55,8 +55,8 @@ pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
     }))
 }
 
-/// The request that binds a window of this type, and the key that it has then. Binds are posted: as elsewhere on the data
-/// path nobody compares handles.
+/// The request that binds a window of this type, and the key that it has then. Binds are posted, and as elsewhere on
+/// the data path handles are not compared.
 fn request(
     mw: &Mw,
     kind: WindowType,
@@ -76,7 +76,7 @@ fn request(
     Ok(mw.inner.device.bind(rkey, &info)?)
 }
 
-/// What `IBV_WR_BIND_MW` does: windows of type 2 alone.
+/// The operation of `IBV_WR_BIND_MW`, for windows of type 2 only.
 pub(crate) fn bind(mw: *mut ibv_mw, rkey: u32, info: &ibv_mw_bind_info) -> Result<SendOp, Errno> {
     let mw = object::lookup(mw)?;
     Ok(request(&mw, WindowType::Type2, rkey, info)?.0)

@@ -24,7 +24,7 @@ use crate::{
 
 pub(crate) type Td = Object<ibv_td>;
 
-/// What a thread domain holds of the device.
+/// The device's part of a thread domain.
 pub(crate) struct TdInner {
     device: anyverbs::Td,
     context: Arc<Context>,
@@ -60,26 +60,27 @@ pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
     }))
 }
 
-/// What an allocator returns to have the default one used.
+/// An allocator returns this to have the default one used.
 const USE_DEFAULT: usize = usize::MAX;
 
-/// What memory of a program's allocator is aligned to at least, and a multiple of: a cache line. `posix_memalign`, which such
-/// allocators like to use, takes nothing below the size of a pointer, and simple ones count sizes without what aligns them.
+/// The least alignment of memory from a program's allocator, and the unit of its sizes: a cache line. `posix_memalign`,
+/// which such allocators like to use, takes no alignment below the size of a pointer. Simple allocators count sizes
+/// without the alignment.
 const ALIGN: usize = 64;
 
-/// A program's allocator. It is called with the parent domain that it was given for, and a type of resource whose upper half,
-/// the driver's number, is 0.
+/// A program's allocator. It is called with its own parent domain, and with a type of resource whose upper half, the
+/// driver's number, is 0.
 struct Allocators {
     alloc: unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, usize, u64) -> *mut c_void,
     free: unsafe extern "C" fn(*mut ibv_pd, *mut c_void, *mut c_void, u64),
     pd_context: AtomicPtr<c_void>,
     pd: AtomicPtr<ibv_pd>,
-    /// What it left to the default allocator.
+    /// The blocks that it left to the default allocator.
     by_default: Mutex<HashSet<usize>>,
 }
 
-// SAFETY: `lend` passes on what the program promises (`ibv_alloc_parent_domain(3)`), having checked the alignment, or memory
-// of the system's allocator.
+// SAFETY: `lend` passes on the program's promise (`ibv_alloc_parent_domain(3)`), having checked the alignment, or
+// memory of the system's allocator.
 unsafe impl Lender for Allocators {
     fn lend(&self, queue: Queue, layout: Layout) -> Option<NonNull<u8>> {
         let (pd, context) =
@@ -89,7 +90,7 @@ unsafe impl Lender for Allocators {
         // SAFETY: the program's function, called as its manual page says.
         let at = unsafe { (self.alloc)(pd, context, size, align, queue as u64) };
         if at.addr() == USE_DEFAULT {
-            // SAFETY: nobody asks for memory of no size.
+            // SAFETY: no caller asks for memory of size 0.
             let at = NonNull::new(unsafe { System.alloc_zeroed(layout) })?;
             self.by_default.lock().insert(at.addr().get());
             return Some(at);
@@ -111,7 +112,7 @@ unsafe impl Lender for Allocators {
         }
         let (pd, context) =
             (self.pd.load(Ordering::Acquire), self.pd_context.load(Ordering::Relaxed));
-        // SAFETY: the program's function, with what its `alloc` returned.
+        // SAFETY: the program's function, with the address that its `alloc` returned.
         unsafe { (self.free)(pd, context, at.as_ptr().cast(), queue as u64) };
     }
 }

@@ -12,7 +12,7 @@ use crate::{
 
 pub(crate) type Pd = Object<ibv_pd>;
 
-/// What a PD holds of the device.
+/// The device's part of a PD.
 pub(crate) struct PdInner {
     pub(crate) device: anyverbs::Pd,
     pub(crate) context: Arc<Context>,

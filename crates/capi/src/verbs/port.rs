@@ -17,13 +17,13 @@ use crate::{
 const LINK_LAYER_ETHERNET: u8 = IBV_LINK_LAYER_ETHERNET as u8;
 /// `IBV_QPF_GRH_REQUIRED`: every address needs a global route.
 const QPF_GRH_REQUIRED: u8 = 1;
-/// What InfiniBand calls 100 Gb/s: 4 lanes of 25. A loopback has no speed of its own to tell.
+/// InfiniBand's 100 Gb/s: 4 lanes of 25. A loopback has no speed of its own to tell.
 const WIDTH_4X: u8 = 2;
 const SPEED_25_GBPS: u8 = 32;
 const PHYS_STATE_DISABLED: u8 = 3;
 const PHYS_STATE_LINK_UP: u8 = 5;
 
-/// One GID type that is not in `enum ibv_gid_type`: what sysfs calls "IB/RoCE v1".
+/// One GID type that is not in `enum ibv_gid_type`: sysfs calls it "IB/RoCE v1".
 const GID_TYPE_SYSFS_ROCE_V1: c_uint = 0;
 const GID_TYPE_SYSFS_ROCE_V2: c_uint = 1;
 
@@ -73,7 +73,7 @@ pub(crate) unsafe extern "C" fn query_port(
     }))
 }
 
-/// `ibv_query_port`, the exported call: fills what every program's struct has.
+/// `ibv_query_port`, the exported call: fills the fields that every program's struct has.
 ///
 /// # Safety
 /// `attr` is NULL or has [`COMPAT_PORT_ATTR_SIZE`] writable bytes.

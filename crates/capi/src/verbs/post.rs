@@ -1,5 +1,5 @@
-//! Posting: the slots of `ibv_post_send`, `ibv_post_recv` and `ibv_post_srq_recv`. Nothing here allocates, or, but for
-//! memory windows, looks a pointer up.
+//! Posting: the slots of `ibv_post_send`, `ibv_post_recv` and `ibv_post_srq_recv`. Nothing here allocates. Only memory
+//! windows are looked up by pointer.
 
 use std::{ffi::c_int, mem::MaybeUninit};
 
@@ -37,12 +37,12 @@ pub(crate) unsafe fn sges(
     Ok(unsafe { std::slice::from_raw_parts(room.as_ptr().cast(), count) })
 }
 
-/// What a request does; `EINVAL` for an opcode that does not exist, `EOPNOTSUPP` for one that is not built.
+/// The operation of a request; `EINVAL` for an opcode that does not exist, `EOPNOTSUPP` for one that is not built.
 ///
 /// # Safety
-/// The unions of `wr` hold what its opcode says.
+/// The unions of `wr` hold the members that its opcode uses.
 unsafe fn op(wr: &ibv_send_wr) -> Result<SendOp, Errno> {
-    // SAFETY: plain integers, all of which are initialised as far as the opcode says: the caller's promise.
+    // SAFETY: plain integers, initialised as far as the opcode needs: the caller's promise.
     unsafe {
         let remote = || RemoteAddr { va: wr.wr.rdma.remote_addr, rkey: wr.wr.rdma.rkey };
         let word = || RemoteAddr { va: wr.wr.atomic.remote_addr, rkey: wr.wr.atomic.rkey };

@@ -63,7 +63,7 @@ impl Device {
         })
     }
 
-    /// Whether it is in SQD and sends still wait. Raw packets wait for nobody.
+    /// Tells whether it is in SQD and sends still wait. Raw packets never wait.
     fn is_draining(&self) -> Result<bool, Errno> {
         match self {
             Self::Transport(qp) => Ok(qp.is_draining()?),
@@ -97,18 +97,18 @@ impl Device {
     }
 }
 
-/// What a QP holds of the device.
+/// The device's part of a QP.
 pub(crate) struct QpInner {
     pub(crate) device: Device,
     /// None for raw packets.
     pub(crate) qp_type: Option<QpType>,
-    /// For `ibv_wr_start` and what follows it; with `IBV_QP_INIT_ATTR_SEND_OPS_FLAGS` only.
+    /// For `ibv_wr_start` and the calls after it; with `IBV_QP_INIT_ATTR_SEND_OPS_FLAGS` only.
     pub(crate) batch: Option<Batch>,
     created: Created,
     pub(crate) context: Arc<Context>,
 }
 
-/// What the program gave at creation, which `ibv_query_qp` gives back. Pointers are not followed.
+/// The program's attributes at creation, which `ibv_query_qp` gives back. Pointers are not followed.
 #[derive(Clone, Copy)]
 struct Created {
     qp_context: usize,
@@ -481,8 +481,8 @@ fn qp_attr(context: &Context, attr: &ibv_qp_attr, mask: QpAttrMask) -> Result<Qp
     Ok(to)
 }
 
-/// What programs give to either end of an extended reliable connection as they would to a reliable one: Linux' user
-/// verbs ignore what the end has no use for.
+/// Attributes that programs give to either end of an extended reliable connection as they would to a reliable one.
+/// Linux' user verbs ignore those that the end has no use for.
 fn pointless(qp_type: Option<QpType>) -> QpAttrMask {
     match qp_type {
         Some(QpType::XrcSend) => QpAttrMask::MAX_DEST_RD_ATOMIC | QpAttrMask::MIN_RNR_TIMER,
@@ -548,7 +548,7 @@ pub(crate) fn set_state(qp: &Qp, state: QpState) {
     unsafe { (&raw mut (*qp.public()).qp_base.state).write(state as u32) };
 }
 
-/// `ibv_query_qp`: 0, or the errno value. All attributes are given, whatever the mask.
+/// `ibv_query_qp`: 0, or the errno value. All attributes are given, for any mask.
 ///
 /// # Safety
 /// `attr` and `init` are NULL or writable.
@@ -612,7 +612,7 @@ pub(crate) fn c_qp_attr(attr: &QpAttr, cap: ibv_qp_cap) -> ibv_qp_attr {
     c
 }
 
-/// `ibv_query_qp_data_in_order`: 0, no promise. A retransmission may overwrite what already lies in a buffer.
+/// `ibv_query_qp_data_in_order`: 0, no promise. A retransmission may overwrite data that already lies in a buffer.
 pub(crate) unsafe extern "C" fn ibv_query_qp_data_in_order(
     _qp: *mut ibv_qp,
     _op: ibv_wr_opcode,
@@ -622,8 +622,8 @@ pub(crate) unsafe extern "C" fn ibv_query_qp_data_in_order(
     0
 }
 
-/// `ibv_query_ece`: `EOPNOTSUPP`; this device agrees on no vendor's enhancements with its peers, and says so to programs that do not look
-/// at what is returned: zeros.
+/// `ibv_query_ece`: `EOPNOTSUPP`. This device agrees on no vendor's enhancements with its peers. Zeros say so to
+/// programs that do not look at the result.
 ///
 /// # Safety
 /// `ece` is NULL or writable.

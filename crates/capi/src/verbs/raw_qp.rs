@@ -1,4 +1,4 @@
-//! Queue pairs of type RAW_PACKET: create, modify, post. What they share with others is in `qp.rs`.
+//! Queue pairs of type RAW_PACKET: create, modify, post. `qp.rs` has the parts that they share with others.
 
 use std::{ffi::c_int, mem::MaybeUninit, slice, sync::Arc};
 
@@ -14,7 +14,7 @@ use crate::{
     verbs::{Batch, Context, Device, Pd, RwqIndTable, c_cap, cap, cq, publish_qp, refuse_wr, sges},
 };
 
-/// What `ibv_create_qp_ex` may ask for besides.
+/// The further attributes of `ibv_create_qp_ex`.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct RawExtras {
     pub(crate) create_flags: u32,
@@ -22,7 +22,7 @@ pub(crate) struct RawExtras {
     pub(crate) send_ops: Option<u64>,
 }
 
-/// What `ibv_wr_*` offer.
+/// The operations that `ibv_wr_*` offer.
 const OFFERED: u64 = (IBV_QP_EX_WITH_SEND | IBV_QP_EX_WITH_TSO) as u64;
 
 /// `EOPNOTSUPP` for a flag that this device does not have. It never gives a queue pair its own frames back, so that need not be

@@ -14,7 +14,7 @@ use crate::{
 
 pub(crate) type Srq = Object<ibv_srq>;
 
-/// What an SRQ holds of the device.
+/// The device's part of an SRQ.
 pub(crate) struct SrqInner {
     pub(crate) device: anyverbs::Srq,
     pub(crate) context: Arc<Context>,
@@ -73,7 +73,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     }))
 }
 
-/// What an SRQ has besides its receives.
+/// The parts of an SRQ beside its receives.
 enum Kind {
     Basic,
     Xrc(Arc<Xrcd>, Arc<Cq>),

@@ -33,7 +33,7 @@ pub(crate) unsafe extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     .as_ptr()
 }
 
-/// What the directory of a device in sysfs says, for a process that sees none: no kernel driver makes one here.
+/// A file in the sysfs directory of a device, for a process that sees none. No kernel driver makes one here.
 fn attribute(device: &DeviceObject, file: &[u8]) -> Option<String> {
     let guid = |guid: u64| {
         let [a, b, c, d] = [48, 32, 16, 0].map(|shift| (guid >> shift) as u16);

@@ -15,13 +15,13 @@ use crate::{
 pub(crate) type Wq = Object<ibv_wq>;
 pub(crate) type RwqIndTable = Object<ibv_rwq_ind_table>;
 
-/// What a work queue holds of the device.
+/// The device's part of a work queue.
 pub(crate) struct WqInner {
     pub(crate) device: raw::Wq,
     context: Arc<Context>,
 }
 
-/// What an indirection table holds of the device.
+/// The device's part of an indirection table.
 pub(crate) struct RwqIndTableInner {
     pub(crate) device: raw::RwqIndTable,
     pub(crate) context: Arc<Context>,
@@ -160,7 +160,7 @@ unsafe extern "C" fn post_wq_recv(
 /// Slot of `ibv_create_rwq_ind_table`: NULL with `errno` on failure.
 ///
 /// # Safety
-/// `attr` is NULL or readable, with as many WQs as it says.
+/// `attr` is NULL or readable, with the number of WQs that it gives.
 pub(crate) unsafe extern "C" fn create_rwq_ind_table(
     context_: *mut ibv_context,
     attr: *mut ibv_rwq_ind_table_init_attr,

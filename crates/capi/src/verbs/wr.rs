@@ -47,15 +47,15 @@ struct Queued {
     wr_id: u64,
     op: SendOp,
     flags: SendFlags,
-    /// How many of the batch's elements are its own.
+    /// The number of the batch's elements that are its own.
     sges: usize,
     ud: Option<UdDest>,
     xrc_srqn: Option<u32>,
-    /// Of a raw packet.
+    /// The part of a raw packet.
     raw: RawPart,
 }
 
-/// What only requests of raw queue pairs have.
+/// The fields that only requests of raw queue pairs have.
 #[derive(Clone, Copy, Default)]
 struct RawPart {
     fill_in_checksums: bool,
@@ -78,7 +78,7 @@ pub(crate) struct Requests {
 /// A queue pair's buffers for `ibv_wr_*`.
 pub(crate) struct Batch {
     ops: u64,
-    /// Of a raw queue pair: the longest header of segments.
+    /// In a raw queue pair: the longest header of segments.
     raw: Option<u16>,
     cap: QpCap,
     requests: Session<Requests>,
@@ -122,7 +122,7 @@ impl Requests {
     }
 }
 
-/// What a setter gives the last request.
+/// The data that a setter gives the last request.
 enum Data<'a> {
     Sges(&'a [ibv_sge]),
     Inline(&'a [ibv_data_buf]),
@@ -274,7 +274,7 @@ impl Batch {
                 sges = rest;
                 let Queued { wr_id, op, flags, ud, xrc_srqn, .. } = *queued;
                 let xrc_srqn = xrc_srqn.unwrap_or_default();
-                // What a queue can refuse after the first request was checked before it.
+                // All reasons for a refusal after the first request were checked before it.
                 poster.send(&SendWr { wr_id, op, flags, sges: own, ud, xrc_srqn })?;
             }
             Ok(())
@@ -302,7 +302,7 @@ fn post_raw(device: &RawQp, requests: &Requests) -> Result<(), Errno> {
         sges = rest;
         let Queued { wr_id, flags, raw, .. } = *queued;
         let RawPart { fill_in_checksums, segmentation } = raw;
-        // What can be refused after the first request was checked before it.
+        // All reasons for a refusal after the first request were checked before it.
         poster.send(&RawSendWr { wr_id, flags, fill_in_checksums, segmentation, sges: own })?;
     }
     Ok(())
@@ -332,8 +332,8 @@ unsafe fn push(qp: *mut ibv_qp_ex, needs: u32, op: Result<SendOp, Errno>) {
     }
 }
 
-/// Fills the function pointers of a queue pair: all of them, so that an operation that was not asked for at creation
-/// is an error of `ibv_wr_complete` and not a crash.
+/// Fills the function pointers of a queue pair: all of them. So an operation that was not asked for at creation is an
+/// error of `ibv_wr_complete` and not a crash.
 pub(crate) fn set_send_ops(qp: &mut ibv_qp_ex) {
     qp.wr_atomic_cmp_swp = Some(wr_atomic_cmp_swp);
     qp.wr_atomic_fetch_add = Some(wr_atomic_fetch_add);
@@ -441,7 +441,7 @@ unsafe extern "C" fn wr_atomic_write(qp: *mut ibv_qp_ex, rkey: u32, va: u64, wor
     }
 }
 
-/// What a FLUSH asks for, checked.
+/// The checked request of a FLUSH.
 fn flush(at: RemoteAddr, len: usize, placement: u8, level: u8) -> Result<SendOp, Errno> {
     let placement = Placement::from_bits(placement).filter(|p| !p.is_empty());
     let selectivity = match level.into() {

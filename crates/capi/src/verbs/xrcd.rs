@@ -19,7 +19,7 @@ use crate::{
 
 pub(crate) type Xrcd = Object<ibv_xrcd>;
 
-/// What an XRC domain holds of the device.
+/// The device's part of an XRC domain.
 pub(crate) struct XrcdInner {
     pub(crate) device: anyverbs::Xrcd,
     pub(crate) context: Arc<Context>,
@@ -32,7 +32,7 @@ fn file(fd: c_int) -> Result<File, Errno> {
     if own < 0 {
         return Err(Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EBADF)));
     }
-    // SAFETY: the kernel has just made it, and nobody else owns it.
+    // SAFETY: the kernel has just made it, and it has no other owner.
     Ok(File::from(unsafe { OwnedFd::from_raw_fd(own) }))
 }
 
