@@ -19,7 +19,7 @@ pub(crate) const MAX_QUEUE: u16 = 16_000;
 /// Bytes of inline data that the device takes.
 pub(crate) const MAX_INLINE: u16 = 1024;
 
-/// What new sockets begin with.
+/// The initial settings of new sockets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// `mem_default`: bytes of the receive buffer.
@@ -56,7 +56,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads a directory; what is missing, or no number, is as by default.
+    /// Reads a directory. A file that is missing, or holds no number, leaves the default.
     #[must_use]
     pub fn read(directory: &Path) -> Self {
         let mut config = Self::default();

@@ -14,7 +14,7 @@ pub(crate) struct Device {
     pub(crate) context: Context,
 }
 
-/// Who opened it: a forked child opens its own.
+/// The process that opened it: a forked child opens its own.
 static DEVICE: Mutex<Option<(u32, Arc<Device>)>> = Mutex::new(None);
 
 /// The device, opened at first use.

@@ -16,7 +16,7 @@ impl Epoll {
         if fd < 0 {
             return Err(Errno::last());
         }
-        // SAFETY: a descriptor that the kernel has just made and nobody else owns.
+        // SAFETY: a descriptor that the kernel has just made and that has no other owner.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
@@ -32,13 +32,13 @@ impl Epoll {
         if rc == 0 { Ok(()) } else { Err(Errno::last()) }
     }
 
-    /// What is ready now, up to the length of `events`.
+    /// The descriptors that are ready now, up to the length of `events`.
     pub(crate) fn look(&self, events: &mut [libc::epoll_event]) -> Result<usize> {
         let most = i32::try_from(events.len()).unwrap_or(i32::MAX);
         if most == 0 {
             return Ok(0);
         }
-        // SAFETY: as many live events as said.
+        // SAFETY: live events, of the given number.
         let n = unsafe { libc::epoll_wait(self.0.as_raw_fd(), events.as_mut_ptr(), most, 0) };
         usize::try_from(n).map_err(|_| Errno::last())
     }

@@ -8,7 +8,7 @@ use std::io;
 pub struct Errno(pub i32);
 
 impl Errno {
-    /// What libc says of the call that just failed.
+    /// The `errno` of the libc call that just failed.
     pub(crate) fn last() -> Self {
         io::Error::last_os_error().into()
     }

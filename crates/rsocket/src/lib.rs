@@ -1,11 +1,11 @@
 //! Sockets over RDMA (`rsocket(7)`), in the wire format of rdma-core's rsockets, on the connection manager and the queue
 //! pairs of [`anyverbs`].
 //!
-//! A socket is named by its descriptor, a real one: it can be polled, and is readable when the socket must be looked at.
-//! [`socket`], [`accept`] and [`close`] make and end sockets, [`get`] finds one, [`poll`] and [`Repoll`] wait for many, ordinary
-//! descriptors among them. Calls fail with the error numbers of the socket calls of the same name.
+//! A socket is named by its descriptor, a real one: it can be polled, and is readable when the socket must be looked
+//! at. [`socket`], [`accept`] and [`close`] make and end sockets, and [`get`] finds one. [`poll`] and [`Repoll`] wait
+//! for many, ordinary descriptors among them. Calls fail with the error numbers of the socket calls of the same name.
 //!
-//! Who calls does the work: a socket has no thread of its own. Keepalives are sent by calls that wait.
+//! The calling thread does the work: a socket has no thread of its own. Calls that wait send keepalives.
 //!
 //! ```no_run
 //! # fn main() -> anyverbs_rsocket::Result<()> {

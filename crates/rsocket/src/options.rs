@@ -27,7 +27,7 @@ pub(crate) struct Linger {
     pub(crate) seconds: i32,
 }
 
-/// What a program may set; new sockets of a listener begin with the listener's.
+/// The options that a program may set. New sockets of a listener begin with the listener's.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) recv_buffer: u32,

@@ -13,7 +13,7 @@ use crate::table;
 /// Reused by the thread's next call.
 #[derive(Default)]
 struct Scratch {
-    /// What the system is asked, place by place as the caller asks.
+    /// The entries for the system's poll, in the order of the caller's.
     set: Vec<libc::pollfd>,
     sockets: Vec<Option<Arc<Socket>>>,
 }
@@ -29,7 +29,7 @@ thread_local! {
 /// # Errors
 /// As that call's.
 pub fn poll(fds: &mut [libc::pollfd], timeout: Option<Duration>) -> Result<usize> {
-    // An exit handler of a thread whose variables are gone has to do without.
+    // The variables of a thread may be gone in an exit handler. Then there is no scratch.
     let mut scratch = SCRATCH.try_with(Cell::take).unwrap_or_default();
     scratch.sockets.clear();
     scratch.sockets.extend(fds.iter().map(|fd| table::get(fd.fd).ok()));
@@ -57,7 +57,7 @@ fn poll_sockets(
     }));
     let others = sockets.iter().any(Option::is_none);
     let begin = Instant::now();
-    // One that cannot be expressed is for ever.
+    // A timeout that cannot be expressed is for ever.
     let deadline = timeout.and_then(|timeout| begin.checked_add(timeout));
     loop {
         let mut found = look(fds, sockets);
@@ -84,7 +84,7 @@ fn poll_sockets(
         for socket in sockets.iter().flatten() {
             earlier(socket.begin_sleep());
         }
-        // What came before they were armed.
+        // Events from before they were armed.
         let found = look(fds, sockets);
         if found > 0 {
             sockets.iter().flatten().for_each(|socket| socket.end_sleep(false));
@@ -131,7 +131,7 @@ fn look_at_others(
     set: &mut [libc::pollfd],
     sockets: &[Option<Arc<Socket>>],
 ) -> Result<usize> {
-    // What is negative is skipped.
+    // A negative entry is skipped.
     for (entry, socket) in set.iter_mut().zip(sockets) {
         if socket.is_some() {
             entry.fd = -1;

@@ -1,10 +1,10 @@
-//! What a socket could do without waiting.
+//! Operations that a socket could do without waiting.
 
-/// The events of `poll(2)` that hold, and counts for who wants to hear of changes only.
+/// The events of `poll(2)` that hold, and counts for callers that want changes only.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Ready {
     pub(crate) events: i16,
-    /// Grows with whatever makes the socket readable.
+    /// Grows with each event that makes the socket readable.
     pub(crate) read_edges: u64,
     /// Grows when it becomes writable.
     pub(crate) write_edges: u64,
@@ -15,7 +15,7 @@ impl Ready {
         Self { events, read_edges: 0, write_edges: 0 }
     }
 
-    /// What of it a program that asked for `events` is told.
+    /// The part of it that a program which asked for `events` sees.
     pub(crate) fn asked(&self, events: i16) -> i16 {
         self.events & (events | libc::POLLERR | libc::POLLHUP | libc::POLLNVAL)
     }

@@ -21,14 +21,14 @@ struct Item {
     socket: Weak<Socket>,
     events: u32,
     data: u64,
-    /// What was told last, of who wants changes only (`EPOLLET`).
+    /// The last report, for callers that want changes only (`EPOLLET`).
     told: Option<(u64, u64)>,
     /// It was told of once and wants no more (`EPOLLONESHOT`).
     spent: bool,
 }
 
 impl Item {
-    /// What there is to tell now; 0 for nothing.
+    /// The events to report now; 0 for none.
     fn look(&mut self, socket: &Socket) -> u32 {
         if self.spent {
             return 0;
@@ -59,7 +59,7 @@ impl Item {
 #[derive(Debug, Default)]
 struct Items {
     list: Vec<Item>,
-    /// Where the next look begins, so that nobody is passed over.
+    /// The place where the next look begins, so that no socket is passed over.
     next: usize,
 }
 
@@ -68,12 +68,12 @@ struct Items {
 pub struct Repoll {
     /// Everything, for sleeping: sockets by their descriptors, and `others`.
     all: Epoll,
-    /// Ordinary descriptors, with what the program asked of them.
+    /// Ordinary descriptors, with the events that the program wants of them.
     others: Epoll,
     items: Mutex<Items>,
 }
 
-/// In `all`: what is no socket's descriptor.
+/// The key in `all` of a descriptor that is no socket's.
 const OTHERS: u64 = u64::MAX;
 
 #[derive(Default)]
@@ -220,7 +220,7 @@ impl Repoll {
         }
     }
 
-    /// What there is now.
+    /// The events that hold now.
     fn look(&self, events: &mut [libc::epoll_event]) -> Result<usize> {
         let mut n = 0;
         let mut items = self.items.lock();

@@ -1,7 +1,7 @@
 //! Registered memory of a socket, and the program's buffers: the one place that touches either.
 //!
-//! The peer may write a ring at any time, and a program's pointer may be wrong: all copies are the device's guarded ones,
-//! and nothing here ever makes a reference to such memory.
+//! The peer may write a ring at any time, and a program's pointer may be wrong. So all copies are the device's guarded
+//! ones, and nothing here ever makes a reference to such memory.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -176,7 +176,7 @@ impl<'a> Cursor<'a> {
         let mut done = 0;
         while done < len {
             let (to, n) = self.contiguous(len - done).ok_or(Errno(libc::EFAULT))?;
-            // SAFETY: who made the cursor vouched that the program lets its buffers be written.
+            // SAFETY: the maker of the cursor vouched that the program lets its buffers be written.
             unsafe { anyverbs::copy_guarded(to, from.wrapping_add(done), n) }
                 .map_err(|_| Errno(libc::EFAULT))?;
             self.advance(n);

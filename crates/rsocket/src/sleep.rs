@@ -57,7 +57,7 @@ pub(crate) fn set_nonblocking(fd: &impl AsFd) -> Result<()> {
     }
 }
 
-/// What is left until an instant.
+/// The time left until an instant.
 pub(crate) fn until(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now())
 }
@@ -69,7 +69,7 @@ pub(crate) fn poll(fds: &mut [libc::pollfd], timeout: Option<Duration>) -> Resul
         tv_nsec: t.subsec_nanos().into(),
     });
     let spec = spec.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: as many live pollfds as said, a live timespec or null, and no signal mask.
+    // SAFETY: live pollfds of the given number, a live timespec or null, and no signal mask.
     let n =
         unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, spec, std::ptr::null()) };
     usize::try_from(n).map_err(|_| Errno::last())

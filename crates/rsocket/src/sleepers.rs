@@ -1,11 +1,12 @@
-//! Who sleeps on a completion channel, and whether it will wake them.
+//! The threads that sleep on a completion channel, and whether it will wake them.
 
 use anyverbs::{CompChannel, Cq};
 use parking_lot::Mutex;
 
 /// Threads that sleep, or poll, on one channel.
 ///
-/// The channel's event must wake all of them, but whoever reads it takes it from the others: so the last one reads it.
+/// The channel's event must wake all of them, but the thread that reads it takes it from the others. So the last one
+/// reads it.
 #[derive(Debug, Default)]
 pub(crate) struct Sleepers(Mutex<State>);
 
@@ -17,8 +18,8 @@ struct State {
 }
 
 impl Sleepers {
-    /// Somebody is about to sleep: the queue, if there is one, owes an event from now on. What came before must be looked
-    /// for afterwards.
+    /// A thread is about to sleep: the queue, if there is one, owes an event from now on. The thread must look for
+    /// earlier completions afterwards.
     pub(crate) fn begin(&self, cq: Option<&Cq>) {
         let mut state = self.0.lock();
         state.asleep += 1;

@@ -16,7 +16,7 @@ use crate::stream::Stream;
 #[derive(Debug)]
 pub struct Socket {
     pub(crate) kind: Kind,
-    /// Who made it: what a forked child inherits does no work.
+    /// The process that made it. A forked child inherits the socket, but does no work for it.
     owner: u32,
 }
 
@@ -28,14 +28,14 @@ pub(crate) enum Kind {
     Dgram(Dgram),
 }
 
-/// What a receiving call got.
+/// The result of a receiving call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Received {
     /// Bytes that were stored.
     pub len: usize,
     /// Bytes that the datagram had; of a stream the same as `len`.
     pub full: usize,
-    /// Who sent it. Of a stream the peer, where it was asked for.
+    /// The sender. On a stream the peer, if it was asked for.
     pub from: Option<Address>,
 }
 
@@ -115,7 +115,7 @@ impl Socket {
     /// not: `SO_ERROR` tells.
     ///
     /// # Errors
-    /// As that call's: `ECONNREFUSED` where nobody listens, `ETIMEDOUT`, `EHOSTUNREACH`, `EISCONN`, `EALREADY`.
+    /// As that call's: `ECONNREFUSED` if there is no listener, `ETIMEDOUT`, `EHOSTUNREACH`, `EISCONN`, `EALREADY`.
     pub fn connect(&self, address: &Address) -> Result<()> {
         match &self.kind {
             Kind::Stream(s) => s.connect(address),
@@ -134,7 +134,7 @@ impl Socket {
         }
     }
 
-    /// `shutdown(2)`, of one direction or both. Waits until the peer's device has what was sent.
+    /// `shutdown(2)`, of one direction or both. Waits until the peer's device has all data sent.
     ///
     /// # Errors
     /// `ENOTCONN`.
@@ -231,10 +231,11 @@ impl Socket {
         }
     }
 
-    /// `recvmsg(2)`; with `name` it says who sent.
+    /// `recvmsg(2)`; with `name` it gives the sender.
     ///
     /// # Safety
-    /// The buffers may be written, and nobody else uses them meanwhile. Where one is not mapped, the call fails with `EFAULT`.
+    /// The buffers may be written, and no other thread uses them meanwhile. If one is not mapped, the call fails with
+    /// `EFAULT`.
     ///
     /// # Errors
     /// As that call's.
@@ -283,7 +284,7 @@ impl Socket {
         }
     }
 
-    /// `riounmap`, of exactly what was mapped.
+    /// `riounmap`, of exactly the mapped range.
     ///
     /// # Errors
     /// `EINVAL`.
@@ -294,7 +295,8 @@ impl Socket {
         }
     }
 
-    /// `riowrite`: writes into what the peer mapped. How much: less where the map ends, 0 where there is none.
+    /// `riowrite`: writes into the peer's mapped memory. Returns the length: less where the map ends, 0 where there is
+    /// none.
     ///
     /// # Safety
     /// As for [`Socket::send_message`].

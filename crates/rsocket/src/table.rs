@@ -1,4 +1,4 @@
-//! Which socket a descriptor names.
+//! The sockets by descriptor.
 
 use std::os::fd::RawFd;
 use std::sync::{Arc, Once};
@@ -12,7 +12,7 @@ use crate::repoll::Repoll;
 use crate::socket::{Kind, Socket};
 use crate::stream::{AF_IB, Stream};
 
-/// How long the end of the process waits until peers have what was sent.
+/// Longest time for which the end of the process waits until peers have all data sent.
 const EXIT_PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
@@ -47,7 +47,7 @@ fn insert(fd: RawFd, entry: Entry) {
     }
 }
 
-/// The streams that are still open say farewell, as the system does for a process that ends.
+/// Disconnects the streams that are still open, as the system does for a process that ends.
 extern "C" fn at_exit() {
     let Some(mut table) = TABLE.try_write_for(Duration::from_millis(10)) else { return };
     let entries = std::mem::take(&mut *table);
@@ -68,7 +68,7 @@ extern "C" fn at_exit() {
 /// `SOCK_CLOEXEC` may be added.
 ///
 /// # Errors
-/// `EAFNOSUPPORT`, `EPROTONOSUPPORT`, `EMFILE`, and what the device says when it cannot be opened.
+/// `EAFNOSUPPORT`, `EPROTONOSUPPORT`, `EMFILE`, and the device's error if it cannot be opened.
 pub fn socket(domain: i32, kind: i32, protocol: i32) -> Result<RawFd> {
     let close_on_exec = kind & libc::SOCK_CLOEXEC != 0;
     let nonblocking = kind & libc::SOCK_NONBLOCK != 0;
@@ -125,8 +125,8 @@ pub fn accept(socket: &Socket, flags: i32) -> Result<RawFd> {
     Ok(fd)
 }
 
-/// `close(2)`. A stream that is connected says farewell and waits until the peer's device has what was sent, as long as
-/// `SO_LINGER` says, or ten seconds.
+/// `close(2)`. A connected stream sends its disconnect message and waits until the peer's device has all data sent. The
+/// wait is as long as `SO_LINGER` says, or ten seconds.
 ///
 /// # Errors
 /// `EBADF`.

@@ -1,4 +1,4 @@
-//! What two rsockets say to each other: the bytes of rdma-core's protocol, version 1.
+//! The wire format between two rsockets: the bytes of rdma-core's protocol, version 1.
 //!
 //! A stream's messages are RDMA WRITEs with immediate data, whose upper three bits are the operation. Numbers that one
 //! side writes into the other's memory (scatter/gather entries, I/O maps) are in the byte order of the memory's owner.
@@ -27,16 +27,16 @@ pub(crate) enum Message {
     Unknown(u32),
 }
 
-/// What a control message says.
+/// A control message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Control {
-    /// Nothing more comes, and nothing more is taken.
+    /// The sender sends no more, and takes no more.
     Disconnect,
     /// Still there.
     Keepalive,
-    /// Nothing more comes.
+    /// The sender sends no more.
     Shutdown,
-    /// One that version 1 does not know.
+    /// A message that version 1 does not know.
     Unknown(u32),
 }
 
@@ -157,7 +157,7 @@ impl Target {
     }
 }
 
-/// An entry of the I/O map (`struct rs_iomap`): what lies at `offset`.
+/// An entry of the I/O map (`struct rs_iomap`): the memory at `offset`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct IoMapEntry {
     pub(crate) offset: u64,

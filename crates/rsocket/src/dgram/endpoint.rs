@@ -1,4 +1,4 @@
-//! The queue pair of a datagram socket, its buffers, and whom it knows.
+//! The queue pair of a datagram socket, its buffers, and the peers that it knows.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -58,7 +58,7 @@ impl Received {
 /// A peer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Peer {
-    /// What our datagrams to it begin with.
+    /// The header of our datagrams to it.
     header: Header,
     /// Our address towards it.
     ip: IpAddr,
@@ -101,7 +101,7 @@ pub(super) struct Endpoint {
     polling: Mutex<()>,
     inline: usize,
     queue: usize,
-    /// What the system said of an earlier datagram, or of the queue pair; reported once.
+    /// The system's error for an earlier datagram, or for the queue pair; reported once.
     pub(super) error: AtomicI32,
     device: Arc<Device>,
 }
@@ -175,9 +175,9 @@ impl Endpoint {
         self.qp.post_recv(&[wr]).map_err(|(_, error)| error.into())
     }
 
-    /// Takes what the network brought, over RDMA and over UDP.
+    /// Takes datagrams from the network, over RDMA and over UDP.
     pub(super) fn progress(&self, udp: &Socket) {
-        // Who finds nothing must know that nobody has taken it and not told yet.
+        // A caller that finds nothing must know that no other caller has taken it without telling yet.
         let _turn = self.polling.lock();
         loop {
             let mut wcs = [Wc::default(); BATCH];
@@ -270,7 +270,7 @@ impl Endpoint {
                     return;
                 }
             },
-            // An answer to what we never asked.
+            // This answers a question that we never asked.
             (None, Purpose::Control) => return,
         };
         if peer.dest.is_none_or(|dest| dest.qpn != header.qpn) {
@@ -307,7 +307,7 @@ impl Endpoint {
         Ok(ah.dest(qpn, QKEY))
     }
 
-    /// What is known of a peer; found out at its first datagram.
+    /// The properties of a peer, which are found out at its first datagram.
     pub(super) fn peer(&self, udp: &Socket, to: SocketAddr) -> Result<Peer> {
         if let Some(peer) = self.state.lock().peers.get(&to) {
             return Ok(*peer);
@@ -361,7 +361,7 @@ impl Endpoint {
         }
         let dest = match peer.dest {
             Some(dest) if len <= peer.mtu => dest,
-            // Not known yet, or too long for one packet, which UDP cuts.
+            // The peer is not known yet, or the datagram is too long for one packet, and UDP cuts it.
             _ => {
                 let mut data = [0; MAX_DATAGRAM];
                 let data = &mut data[..from.left()];
@@ -409,7 +409,7 @@ impl Endpoint {
         sent.map(|_| ()).map_err(Errno::from)
     }
 
-    /// The socket is connected to nobody, and may have another address.
+    /// The socket is no longer connected, and may have another address.
     pub(super) fn forget(&self) {
         let mut state = self.state.lock();
         state.connected = None;

@@ -25,10 +25,10 @@ use crate::sleepers::Sleepers;
 use endpoint::{Data, Endpoint, State};
 use wire::MAX_DATAGRAM;
 
-/// How long a close waits for datagrams to leave.
+/// Longest time for which a close waits for datagrams to leave.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// What was received.
+/// A received datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Datagram {
     /// Bytes that were copied.
@@ -167,7 +167,7 @@ impl Dgram {
         if unsafe { libc::setsockopt(fd, level, name, value.as_ptr().cast(), len) } != 0 {
             return Err(Errno::last());
         }
-        // What our own buffers and waits go by; the others are the UDP socket's alone.
+        // Options for our own buffers and waits; the others are the UDP socket's alone.
         match self.options.lock().set(level, name, value, sized) {
             Err(Errno(libc::ENOPROTOOPT)) => Ok(()),
             result => result,
@@ -252,7 +252,7 @@ impl Dgram {
         loop {
             let mut state = endpoint.state.lock();
             if peek {
-                // Under the lock, so that nobody takes it away meanwhile.
+                // Under the lock, so that no other caller takes it meanwhile.
                 if let Some(received) = state.received.front() {
                     let (full, from) = (received.len(), received.from);
                     endpoint.copy(received, &mut to)?;
@@ -374,7 +374,7 @@ impl Dgram {
         Ok(())
     }
 
-    /// Waits until what was sent has left.
+    /// Waits until all datagrams sent have left.
     pub(crate) fn close(&self) {
         if let Some(endpoint) = self.endpoint.get() {
             let deadline = Some(Instant::now() + LINGER);

@@ -1,7 +1,7 @@
-//! What two datagram rsockets say to each other.
+//! The wire format between two datagram rsockets.
 //!
-//! A datagram begins with the address of who sent it. Before one knows the other's queue pair, datagrams travel over UDP
-//! with a header that tells one's own; the answer tells the other's.
+//! A datagram begins with the address of its sender. Before a socket knows the other's queue pair, datagrams travel
+//! over UDP with a header that gives its own. The answer gives the other's.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
@@ -68,7 +68,7 @@ impl Header {
     }
 }
 
-/// What a datagram over UDP is for.
+/// The purpose of a datagram over UDP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Purpose {
     /// It carries data, and asks for an answer.

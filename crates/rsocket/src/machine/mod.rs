@@ -1,11 +1,11 @@
-//! A stream without I/O: credits, rings, and what is written where.
+//! A stream without I/O: credits, rings, and the place of each write.
 //!
-//! Either side has a receive buffer of two halves. The peer writes into the half that it was told of last, message by
-//! message, from its beginning to its end, then goes on with the next; when a half was read, it is granted again, by an
-//! entry written into the peer's table of two. Each message costs the sender a credit, since the receiver must remember
-//! its length; credits come back with every grant, and by themselves when half of them were used up.
+//! Either side has a receive buffer of two halves. The peer writes into the half that it was granted last, message by
+//! message, from its beginning to its end. Then it goes on with the next. When a half was read, it is granted again, by
+//! an entry written into the peer's table of two. Each message costs the sender a credit, since the receiver must
+//! remember its length. Credits come back with every grant, and on their own when half of them were used up.
 //!
-//! The machine moves no bytes: it says where they lie, and is told what completed.
+//! The machine moves no bytes: it says where they lie, and is told about completions.
 
 mod receiver;
 mod sender;
@@ -23,7 +23,7 @@ pub(crate) use sender::Piece;
 /// Control messages and grants that may be on their way; the rest of the send queue is for data.
 pub(crate) const CONTROL_SLOTS: u32 = 4;
 
-/// Room in the send buffer below which nothing is sent: what is left would make tiny messages.
+/// Room in the send buffer below which nothing is sent: the rest would make tiny messages.
 pub(crate) const SEND_LOW_WATER: u32 = 2048;
 
 /// Sizes that a stream is made with.
@@ -41,7 +41,7 @@ pub(crate) struct Sizes {
     pub(crate) inline: u32,
 }
 
-/// What a completed work request was, kept in its `wr_id`.
+/// The kind of a completed work request, kept in its `wr_id`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Posted {
     /// A receive.
@@ -100,7 +100,7 @@ pub(crate) struct Machine {
     pub(crate) readable: bool,
     /// Neither side has said that it is all over.
     pub(crate) connected: bool,
-    /// Counts what makes the stream readable.
+    /// Counts events that make the stream readable.
     pub(crate) read_edges: u64,
     /// Counts how often room appeared where there was none.
     pub(crate) write_edges: u64,
@@ -195,7 +195,7 @@ impl Machine {
         }
     }
 
-    /// Nothing goes either way any more; what was received can still be read.
+    /// Neither side sends any more. Received data can still be read.
     pub(crate) fn disconnect(&mut self) {
         (self.writable, self.readable, self.connected) = (false, false, false);
         self.read_edges += 1;
@@ -218,7 +218,7 @@ impl Machine {
         Some(Grant { entry, imm: Message::Credits(self.receiver.grant_messages()).encode() })
     }
 
-    /// The program closes directions; what the peer must be told.
+    /// The program closes directions. Returns the message for the peer.
     pub(crate) fn shutdown(&mut self, read: bool, write: bool) -> Option<Control> {
         if !self.connected {
             return None;

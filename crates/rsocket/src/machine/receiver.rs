@@ -20,7 +20,8 @@ pub(crate) struct Receiver {
     ring: RemoteAddr,
     size: u32,
     queue: u16,
-    /// Lengths of the messages that were not read; of the first, what is left. Never grows beyond its first capacity.
+    /// Lengths of the messages that were not read; for the first, the rest of its length. Never grows beyond its first
+    /// capacity.
     messages: VecDeque<u32>,
     unread: u32,
     read_at: u32,

@@ -15,7 +15,7 @@ pub(crate) struct Piece {
     /// Offset and length in the ring; the second part is empty unless the ring's end lies between. `None`: inline.
     pub(crate) ring: Option<[(u32, u32); 2]>,
     pub(crate) to: RemoteAddr,
-    /// Immediate data; none for what the peer does not hear of.
+    /// Immediate data; none for writes that the peer need not notice.
     pub(crate) imm: Option<u32>,
     pub(crate) posted: Posted,
     /// The target and the place in the ring before it was planned.
@@ -35,7 +35,7 @@ pub(crate) struct Sender {
     /// Messages sent, and the count at which credits end; both modulo 2^16.
     sent: u16,
     limit: u16,
-    /// What is left of the halves that the peer granted.
+    /// The rest of the halves that the peer granted.
     targets: [Target; SGL_LEN],
     /// The one that is written to.
     current: usize,
@@ -75,7 +75,7 @@ impl Sender {
         };
     }
 
-    /// Which entry of our table the peer writes next.
+    /// The entry of our table that the peer writes next.
     pub(super) fn next_entry(&self) -> usize {
         self.next
     }

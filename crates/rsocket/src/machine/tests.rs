@@ -32,7 +32,7 @@ struct Side {
     sent: VecDeque<Posted>,
     /// Received, completion not yet polled.
     received: VecDeque<(u32, u32)>,
-    /// What the other side has sent and we have not read.
+    /// Bytes that the other side has sent and we have not read.
     expected: VecDeque<u8>,
 }
 
@@ -82,7 +82,7 @@ impl Side {
         self.wire.push_back(Wr { to: to.va, data: bytes, imm, posted });
     }
 
-    /// Sends what it can of `data`; each piece only at the second attempt.
+    /// Sends as much of `data` as it can. Each piece goes only at the second attempt.
     fn send(&mut self, data: &[u8]) -> usize {
         let mut done = 0;
         while let Some(piece) = self.machine.sender.plan(data.len() - done) {
@@ -299,7 +299,7 @@ fn what_a_peer_may_not_do_is_a_violation() {
     assert!(side(Message::Credits(9), 16, half).is_ok());
     assert!(side(Message::Credits(9), 16, half).is_err(), "the first half is not used up");
     assert!(fresh()(Message::Credits(9), 16, none).is_err());
-    // What is not known is ignored.
+    // Unknown messages are ignored.
     assert!(fresh()(Message::Unknown(0x2000_0000), 0, none).is_ok());
     assert!(fresh()(Message::Control(Control::Unknown(9)), 0, none).is_ok());
 }

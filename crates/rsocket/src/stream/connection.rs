@@ -1,7 +1,7 @@
 //! The queue pair of a stream, its rings, and how its completions are taken.
 //!
-//! Locks, in this order: `send` or `recv` (whose turn it is to move bytes), `control`, `polling`, `core`. `core` is held for
-//! some arithmetic only, never while bytes are copied or work requests are posted. Nobody sleeps with any of them.
+//! Locks, in this order: `send` or `recv` (the turn to move bytes), `control`, `polling`, `core`. `core` is held for
+//! some arithmetic only, never while bytes are copied or work requests are posted. No thread sleeps with any of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -30,13 +30,13 @@ const MAX_INLINE: usize = crate::config::MAX_INLINE as usize;
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Connection {
-    // Dropped in this order: the queue pair before what it uses.
+    // Dropped in this order: the queue pair before the objects that it uses.
     pub(crate) qp: Qp,
     pub(super) cq: Cq,
     pub(super) channel: CompChannel,
     send_ring: Ring,
     recv_ring: Ring,
-    /// What the peer writes besides the stream: the table of two, then the I/O map.
+    /// Memory that the peer writes beside the stream: the table of two, then the I/O map.
     pub(super) table: Ring,
     pub(super) iomap_len: u16,
     sizes: Sizes,
@@ -45,7 +45,7 @@ pub(crate) struct Connection {
     pub(super) recv: Mutex<()>,
     control: Mutex<()>,
     polling: Mutex<()>,
-    /// Why it ended, other than by the peer's farewell; reported once.
+    /// The reason for its end, other than the peer's disconnect; reported once.
     error: AtomicI32,
     pub(super) device: Arc<Device>,
 }
@@ -103,7 +103,7 @@ impl Connection {
         self.repost(self.sizes.recv_queue.into())
     }
 
-    /// What the peer is told of us.
+    /// The description of our side for the peer.
     pub(super) fn conn_data(&self) -> ConnData {
         let (table, ring) = (self.table.remote(), self.recv_ring.remote());
         ConnData {
@@ -133,10 +133,10 @@ impl Connection {
         self.error.load(Ordering::Acquire) != 0
     }
 
-    /// Takes completions, and whatever the network brings; grants what is due.
+    /// Takes completions, and with them all that arrived; sends grants that are due.
     pub(super) fn progress(&self) {
         {
-            // Who finds nothing must know that nobody has taken it and not told yet.
+            // A caller that finds nothing must know that no other caller has taken it without telling yet.
             let _turn = self.polling.lock();
             let mut wcs = [Wc::default(); BATCH];
             loop {

@@ -52,7 +52,7 @@ impl Stream {
         writable: bool,
         offset: Option<u64>,
     ) -> Result<u64> {
-        // Of an accepted socket the peer is known before it is there.
+        // An accepted socket knows its peer before the connection is there.
         let accepted = self.connection.get().filter(|c| c.core.lock().connected);
         let connection = match accepted {
             Some(connection) => connection,
@@ -78,7 +78,7 @@ impl Stream {
         Ok(offset)
     }
 
-    /// `riounmap`. The peer is not told; what it still writes is refused, and ends the connection.
+    /// `riounmap`. The peer is not told. Its later writes there are refused, and end the connection.
     pub(crate) fn unmap(&self, addr: u64, len: u64) -> Result<()> {
         let mut maps = self.maps.lock();
         let found = maps.maps.iter().position(|map| (map.addr, map.len) == (addr, len));
@@ -119,7 +119,7 @@ impl Stream {
         Ok(true)
     }
 
-    /// What the peer mapped at an offset.
+    /// The peer's map at an offset.
     fn find(connection: &Connection, offset: u64) -> Option<IoMapEntry> {
         (0..usize::from(connection.iomap_len))
             .map(|i| {
@@ -131,7 +131,7 @@ impl Stream {
             })
     }
 
-    /// `riowrite`: writes into what the peer mapped at `offset`; less than all where a map ends.
+    /// `riowrite`: writes into the peer's map at `offset`; less than all where the map ends.
     pub(crate) fn write_mapped(
         &self,
         mut from: Cursor<'_>,

@@ -25,10 +25,11 @@ use setup::Setup;
 
 pub(crate) use setup::AF_IB;
 
-/// How long a socket that is closed waits until the peer's device has everything, unless `SO_LINGER` says else.
+/// Longest time for which a closed socket waits until the peer's device has everything, unless `SO_LINGER` says
+/// otherwise.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// How far a socket is.
+/// The stage of a socket's life.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug)]
 #[repr(u8)]
 pub(crate) enum Phase {
@@ -63,7 +64,7 @@ pub(crate) struct Stream {
     setup: Mutex<Setup>,
     maps: Mutex<IoMaps>,
     keepalive_due: Mutex<Option<Instant>>,
-    /// Who sleeps on the descriptor.
+    /// The threads that sleep on the descriptor.
     sleepers: Sleepers,
     epoll: Epoll,
 }
@@ -104,7 +105,7 @@ impl Stream {
 
     pub(crate) fn peer_address(&self) -> Result<Address> {
         let setup = self.setup.lock();
-        // Of an accepted socket the peer is known before it is there.
+        // An accepted socket knows its peer before the connection is there.
         if self.phase() == Phase::Connected || setup.is_accepting() {
             setup.peer().ok_or(Errno(libc::ENOTCONN))
         } else {
@@ -165,7 +166,7 @@ impl Stream {
         }
     }
 
-    /// What could be done without waiting.
+    /// Operations that could be done without waiting.
     pub(crate) fn ready(&self) -> Ready {
         self.drive();
         match self.phase() {
@@ -188,7 +189,7 @@ impl Stream {
                 if !core.readable {
                     events |= libc::POLLRDHUP;
                 }
-                // Programs take a hang-up for the end, and would not read what came before it.
+                // Programs take a hang-up for the end, and would not read data from before it.
                 if !core.connected && core.receiver.unread() == 0 {
                     events |= libc::POLLHUP;
                 }
@@ -200,8 +201,8 @@ impl Stream {
         }
     }
 
-    /// Somebody is about to sleep: the descriptor tells of what comes from now on; what came before must be looked for
-    /// afterwards. When the socket must be looked at in any case.
+    /// A thread is about to sleep: the descriptor tells of events from now on. The thread must look for earlier ones
+    /// afterwards. Returns the time at which the socket must be looked at in any case.
     pub(crate) fn begin_sleep(&self) -> Option<Instant> {
         self.sleepers.begin(self.connection.get().map(|connection| &connection.cq));
         *self.keepalive_due.lock()
@@ -260,11 +261,11 @@ impl Stream {
         write: bool,
         deadline: Instant,
     ) -> Result<()> {
-        // Nobody is in the middle of a message.
+        // No thread is in the middle of a message.
         let turn = connection.send.lock();
         let control = connection.core.lock().shutdown(read, write);
         drop(turn);
-        // Who waits to receive or to send on this socket sees it.
+        // A thread that waits to receive or to send on this socket sees it.
         let Some(control) = control else { return Ok(()) };
         while !connection.post_control(control)? {
             let free = |core: &crate::machine::Machine| core.control_free() || !core.connected;
@@ -280,7 +281,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Ends the connection in good order; what `close(2)` does.
+    /// Ends the connection in good order, for `close(2)`.
     pub(crate) fn close(&self) {
         let linger = self.options.lock().linger;
         let wait = match (linger.on, u64::try_from(linger.seconds)) {

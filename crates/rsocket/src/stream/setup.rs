@@ -1,4 +1,4 @@
-//! How a stream finds its peer: bind, listen, accept, connect.
+//! Setting up a stream: bind, listen, accept, connect.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -31,14 +31,14 @@ use crate::wire::ConnData;
 /// `AF_IB` of `rdma_cma.h`.
 pub(crate) const AF_IB: i32 = 27;
 
-/// With `AF_IB` nobody but the program writes this header of the private data, and nobody reads it.
+/// With `AF_IB` only the program writes and reads this header of the private data.
 const IB_HEADER: usize = 36;
 
-/// How long an address or a route may take to be found, the first time; then twice as long, and so on.
+/// Longest time for finding an address or a route, at first. It doubles each time.
 const RESOLVE: Duration = Duration::from_secs(1);
 const RESOLVE_TRIES: u32 = 6;
 
-/// What an opening socket waits for.
+/// The event that an opening socket waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
     None,
@@ -48,7 +48,7 @@ enum Step {
     Accept,
 }
 
-/// Somebody who wants to connect.
+/// A peer that wants to connect.
 #[derive(Debug)]
 struct Request {
     id: Id,
@@ -118,7 +118,7 @@ impl Setup {
         Ok(Value::new(&bytes))
     }
 
-    /// The connection is over: the peer's manager hears of it.
+    /// The connection is over. The peer's manager is told.
     pub(super) fn disconnect(&self) {
         if let Some(id) = &self.id
             && let Err(error) = id.disconnect()
@@ -134,7 +134,7 @@ impl Setup {
         }
         if let Some(id) = self.id.take() {
             if matches!(self.step, Step::None) {
-                // Not an error where it was never connected.
+                // This is no error if it was never connected.
                 let _ = id.disconnect();
             }
             id.detach_qp();
@@ -235,7 +235,7 @@ impl Stream {
             return Err(Errno(libc::EINVAL));
         }
         self.setup.lock().id()?.bind_addr(address).map_err(|error| match error.into() {
-            // The RDMA device is not what the program of a socket looks for.
+            // The program of a socket does not look for an RDMA device.
             Errno(libc::ENODEV) => Errno(libc::EADDRNOTAVAIL),
             errno => errno,
         })?;
@@ -379,7 +379,7 @@ impl Stream {
             Ok(Some(request)) => {
                 setup.requests.push_front(request);
                 let events = libc::POLLIN | libc::POLLRDNORM;
-                // Whoever wants changes only is told each time: more requests may have come meanwhile.
+                // A caller that wants changes only is told each time, since more requests may have come meanwhile.
                 static ARRIVALS: AtomicU64 = AtomicU64::new(1);
                 let read_edges = ARRIVALS.fetch_add(1, Ordering::Relaxed);
                 Ready { events, read_edges, write_edges: 0 }
@@ -489,7 +489,7 @@ impl Stream {
         }
     }
 
-    /// Does what the events that wait ask for.
+    /// Handles the waiting events.
     pub(super) fn take_events(&self) {
         let mut setup = self.setup.lock();
         loop {
@@ -522,7 +522,7 @@ impl Stream {
             if event.kind == EventKind::Disconnected
                 && let Some(connection) = self.connection.get()
             {
-                // The farewell may wait among the completions.
+                // The peer's disconnect message may wait among the completions.
                 connection.progress();
                 connection.fail(libc::ECONNRESET);
             }
@@ -593,7 +593,7 @@ impl Stream {
         }
     }
 
-    /// The connection is there, and the peer hears of the second half of the buffer.
+    /// The connection is there, and the peer is granted the second half of the buffer.
     fn open(&self, setup: &mut Setup) {
         setup.step = Step::None;
         self.set_phase(Phase::Connected);

@@ -82,7 +82,7 @@ impl Stream {
         }
     }
 
-    /// Why nothing can be sent any more: the reason once, then that there is nobody.
+    /// The error of a send on a connection that has ended: the reason once, then `EPIPE`.
     pub(super) fn broken(&self, connection: &Connection) -> Errno {
         match connection.take_error() {
             0 if connection.core.lock().connected => Errno(libc::EPIPE),
@@ -128,7 +128,7 @@ impl Stream {
         }
     }
 
-    /// `recv(2)` into a list of buffers: what is there, or with `MSG_WAITALL` all of it.
+    /// `recv(2)` into a list of buffers: the data that is there, or with `MSG_WAITALL` all of it.
     pub(crate) fn recv(&self, mut to: Cursor<'_>, flags: i32) -> Result<usize> {
         if flags & libc::MSG_OOB != 0 {
             return Err(Errno(libc::EINVAL));
@@ -181,7 +181,7 @@ impl Stream {
         }
     }
 
-    /// Takes what is there. With `recv` held.
+    /// Takes the data that is there. With `recv` held.
     fn recv_some(connection: &Connection, to: &mut Cursor<'_>, peek: bool) -> Result<()> {
         let mut skip = 0;
         while to.left() > 0 {

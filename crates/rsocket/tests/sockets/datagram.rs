@@ -20,7 +20,7 @@ fn send_to(from: &Socket, data: &[u8], to: &Address) -> Result<usize> {
 fn recv_from(socket: &Socket, room: usize, flags: i32) -> Result<(Vec<u8>, Received)> {
     let mut data = vec![0; room];
     let list = [libc::iovec { iov_base: data.as_mut_ptr().cast(), iov_len: room }];
-    // SAFETY: live, and nobody else's.
+    // SAFETY: live, and without another user.
     let received = unsafe { socket.recv_message(&list, flags, true) }?;
     data.truncate(received.len);
     Ok((data, received))
@@ -89,7 +89,7 @@ fn connected_datagrams() {
         assert_eq!(recv_from(&a, 9, 0).unwrap().0, [i, i]);
     }
     a.disconnect().unwrap();
-    // As with UDP, a port that nobody named is another one now.
+    // As with UDP, a port that the program did not choose is another one now.
     send_to(&a, b"now", &Address::Ip(c.local())).unwrap();
     let (data, received) = recv_from(&c, 9, 0).unwrap();
     assert_eq!((&data[..], received.from), (&b"now"[..], Some(Address::Ip(a.local()))));

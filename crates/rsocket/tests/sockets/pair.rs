@@ -131,7 +131,7 @@ pub(crate) fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(31) ^ ((i >> 8) as u8).wrapping_add(seed)).collect()
 }
 
-/// What a call fails with.
+/// The error that a call fails with.
 pub(crate) fn errno<T: std::fmt::Debug>(result: Result<T>) -> i32 {
     result.unwrap_err().0
 }

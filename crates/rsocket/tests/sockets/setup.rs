@@ -1,4 +1,4 @@
-//! Connecting, and what is refused.
+//! Connecting, and the calls that are refused.
 
 use std::time::Duration;
 

@@ -81,7 +81,7 @@ fn lists_of_buffers() {
     let out =
         |part: &mut [u8]| libc::iovec { iov_base: part.as_mut_ptr().cast(), iov_len: part.len() };
     let list = [out(&mut x), out(&mut y)];
-    // SAFETY: live, and nobody else's.
+    // SAFETY: live, and without another user.
     let got = unsafe { b.recv_message(&list, libc::MSG_WAITALL, true) }.unwrap();
     assert_eq!((got.len, got.from), (5020, Some(b.peer_address().unwrap())));
     assert_eq!([x, y].concat(), [&data[..], &data[..20]].concat());
