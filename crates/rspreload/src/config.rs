@@ -1,4 +1,4 @@
-//! Which sockets become rsockets.
+//! The kinds of sockets that become rsockets.
 
 use core::ffi::{CStr, c_int};
 use std::fs;
@@ -12,7 +12,7 @@ const VARIABLE: &str = "ANYVERBS_SOCKETS";
 /// One kind of socket that is taken; `None`: any.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Rule {
-    /// How the program's name begins.
+    /// The beginning of the program's name.
     program: Option<String>,
     domain: Option<c_int>,
     kind: Option<c_int>,
@@ -22,7 +22,7 @@ struct Rule {
 const STREAMS: Rule =
     Rule { program: None, domain: None, kind: Some(libc::SOCK_STREAM), protocol: None };
 
-/// What the environment and the file say.
+/// The settings of the environment and the file.
 #[derive(Debug)]
 struct Config {
     rules: Vec<Rule>,

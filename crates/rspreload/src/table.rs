@@ -1,6 +1,6 @@
-//! Which rsocket stands beside a descriptor.
+//! The rsockets that stand beside descriptors.
 //!
-//! Fixed arrays, by descriptor: nothing is allocated or locked, and pages that nobody uses are not there.
+//! Fixed arrays, by descriptor. Nothing is allocated or locked, and unused pages take no memory.
 
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
@@ -15,13 +15,13 @@ const MAX: usize = 1 << 16;
 
 /// The rsocket of a descriptor, plus one; 0: none.
 static SOCKETS: [AtomicI32; MAX] = [const { AtomicI32::new(0) }; MAX];
-/// How many descriptors an rsocket stands beside.
+/// The number of descriptors that an rsocket stands beside.
 static HOLDERS: [AtomicU32; MAX] = [const { AtomicU32::new(0) }; MAX];
 /// The set of rsockets beside an epoll descriptor, plus one; 0: none.
 static SETS: [AtomicI32; MAX] = [const { AtomicI32::new(0) }; MAX];
 /// Its connect is under way, and TCP is tried when it fails.
 static CONNECTING: [AtomicBool; MAX] = [const { AtomicBool::new(false) }; MAX];
-/// How many there are of those, at least.
+/// A lower bound of their number.
 static ANY_CONNECTING: AtomicU32 = AtomicU32::new(0);
 /// Where they connect to, and which epoll set tells of them.
 static PLANS: Plans = Plans([const { UnsafeCell::new(Plan::new()) }; MAX]);
@@ -29,14 +29,14 @@ static PLANS: Plans = Plans([const { UnsafeCell::new(Plan::new()) }; MAX]);
 static FORKED: AtomicBool = AtomicBool::new(false);
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
-/// What is needed to connect by TCP instead. All zero where nothing is known, so that the array takes no room in the file.
+/// The data to connect by TCP instead. All zero where there is none, so that the array takes no room in the file.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct Plan {
     pub(crate) to: Address,
-    /// What the program bound the socket to.
+    /// The address that the program bound the socket to.
     pub(crate) bound: Address,
-    /// The epoll descriptor, plus one, and what it was told.
+    /// The epoll descriptor, plus one, and its registered event.
     pub(crate) epoll: c_int,
     pub(crate) event: epoll_event,
 }
@@ -50,7 +50,7 @@ pub(crate) struct Address {
 }
 
 impl Plan {
-    /// One that knows nothing.
+    /// An empty plan.
     pub(crate) const fn new() -> Self {
         // SAFETY: integers and bytes.
         unsafe { core::mem::zeroed() }
@@ -59,8 +59,9 @@ impl Plan {
 
 struct Plans([UnsafeCell<Plan>; MAX]);
 
-// SAFETY: an entry is written by who connects its descriptor or adds it to a set, and read by who waits for it; a program
-// that does these in several threads at once for one descriptor has no right order either way, and the entry is plain bytes.
+// SAFETY: the thread that connects a descriptor or adds it to a set writes its entry, and the thread that waits for it
+// reads it. A program that does these in several threads at once for one descriptor has no right order either way, and
+// the entry is plain bytes.
 unsafe impl Sync for Plans {}
 
 extern "C" fn in_child() {
@@ -96,7 +97,7 @@ pub(crate) fn put(fd: c_int, socket: c_int) -> bool {
     let (Some(entry), Some(holders)) = (at(&SOCKETS, fd), at(&HOLDERS, socket)) else {
         return false;
     };
-    // A child makes sockets of its own; what it inherited is forgotten.
+    // A child makes sockets of its own. Inherited ones are forgotten.
     if FORKED.swap(false, Ordering::Relaxed) {
         forget_all();
     }
@@ -140,7 +141,7 @@ pub(crate) fn remove(fd: c_int) {
     if holders.fetch_sub(1, Ordering::AcqRel) == 1
         && let Some(rdma) = rdma()
     {
-        // SAFETY: the rsocket is ours, and nobody's any more.
+        // SAFETY: the rsocket is ours, and no longer used.
         unsafe { (rdma.rclose)(socket) };
     }
 }
@@ -169,7 +170,7 @@ fn remove_set(epfd: c_int) {
         && !FORKED.load(Ordering::Relaxed)
         && let Some(rdma) = rdma()
     {
-        // SAFETY: the set is ours, and nobody's any more.
+        // SAFETY: the set is ours, and no longer used.
         unsafe { (rdma.rclose)(set) };
     }
 }
@@ -191,7 +192,7 @@ pub(crate) fn set_connecting(fd: c_int, on: bool) {
     }
 }
 
-/// What is known for connecting by TCP.
+/// The data to connect by TCP.
 pub(crate) fn plan(fd: c_int) -> Plan {
     let cell = usize::try_from(fd).ok().and_then(|fd| PLANS.0.get(fd));
     // SAFETY: see `Plans`.
@@ -205,7 +206,7 @@ pub(crate) fn set_plan(fd: c_int, plan: Plan) {
     }
 }
 
-/// A descriptor that connects and of which this set tells with this data.
+/// A descriptor that connects and that this set reports with this data.
 pub(crate) fn connecting_with(epfd: c_int, data: u64) -> Option<c_int> {
     let mut left = ANY_CONNECTING.load(Ordering::Relaxed);
     for (fd, entry) in CONNECTING.iter().enumerate() {

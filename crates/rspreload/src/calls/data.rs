@@ -7,7 +7,7 @@ use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, 
 use super::beside;
 use crate::real::{errno, libc_call};
 
-/// What a sending call of a socket does when nobody is there to read.
+/// The result of a sending call of a socket whose peer no longer reads.
 fn signalled(result: ssize_t, flags: c_int) -> ssize_t {
     if result < 0 && errno() == libc::EPIPE && flags & libc::MSG_NOSIGNAL == 0 {
         let before = errno();
@@ -203,7 +203,7 @@ pub(crate) unsafe extern "C" fn recvmmsg(
     };
     let mut done = 0;
     while done < count {
-        // After the first, only what is there: a program that wants more waits for it in the next call.
+        // After the first only messages that are there: a program that wants more waits for them in the next call.
         let more = if done > 0 { libc::MSG_DONTWAIT } else { 0 };
         let flags = flags & !libc::MSG_WAITFORONE | more;
         // SAFETY: the program's list has `count` entries.
@@ -273,7 +273,7 @@ pub(crate) unsafe extern "C" fn sendfile(
             } else {
                 let sent = (rdma.rsend)(socket, part.as_ptr().cast(), got as usize, 0);
                 if sent > 0 {
-                    // What was not sent stays to be read.
+                    // Data that was not sent stays to be read.
                     if offset.is_null() {
                         libc::lseek(input, at + sent as off_t, libc::SEEK_SET);
                     } else {

@@ -36,7 +36,7 @@ fn set_of(rdma: &Rdma, epfd: c_int) -> Option<c_int> {
     // SAFETY: a live event.
     let added = unsafe { (rdma.repoll_ctl)(set, libc::EPOLL_CTL_ADD, epfd, &raw mut event) };
     if added != 0 || !table::put_set(epfd, set) {
-        // SAFETY: nobody else's.
+        // SAFETY: it has no other user.
         unsafe { (rdma.rclose)(set) };
         return None;
     }
@@ -122,7 +122,7 @@ unsafe fn wait_beside(
         if kept > 0 {
             return kept;
         }
-        // Nothing for the program: a connect goes on, or somebody else was faster.
+        // There is nothing for the program: a connect goes on, or another thread was faster.
         if let Some(deadline) = deadline {
             let rest = deadline.saturating_duration_since(std::time::Instant::now());
             if rest.is_zero() {

@@ -1,7 +1,7 @@
 //! The libc functions that this object defines.
 //!
-//! `fcntl` and `ioctl` are variadic in C. Here they take a fixed argument: on x86-64 and AArch64 Linux a variadic integer or
-//! pointer travels in the same register, and its content is ignored where the command takes none.
+//! `fcntl` and `ioctl` are variadic in C. Here they take a fixed argument. On x86-64 and AArch64 Linux a variadic
+//! integer or pointer travels in the same register. Its content is ignored where the command takes none.
 
 mod data;
 mod descriptor;

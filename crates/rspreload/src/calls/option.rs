@@ -22,7 +22,8 @@ pub(crate) unsafe extern "C" fn setsockopt(
     let Some((rdma, socket)) = beside(fd) else { return tcp() };
     // SAFETY: the caller keeps libc's contract.
     let result = unsafe { (rdma.rsetsockopt)(socket, level, name, value, len) };
-    // What an rsocket does not know may mean something to TCP, whose turn may come; and it is to answer as it was told.
+    // An option that an rsocket does not know may mean something to TCP, which may be used later. A later query also
+    // has to return the value that was set.
     match errno() {
         libc::ENOPROTOOPT | libc::EOPNOTSUPP if result != 0 => tcp(),
         _ if result != 0 => result,

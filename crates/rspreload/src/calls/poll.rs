@@ -45,7 +45,7 @@ fn poll_beside(fds: &mut [pollfd], timeout: Option<Duration>) -> c_int {
             (Some(_), Some(deadline)) => Some(deadline.saturating_duration_since(Instant::now())),
             (timeout, _) => timeout,
         };
-        // SAFETY: as many live entries as said.
+        // SAFETY: live entries, of the given number.
         let mut found =
             unsafe { (rdma.rpoll)(set.as_mut_ptr(), set.len() as nfds_t, millis(left)) };
         if found < 0 {

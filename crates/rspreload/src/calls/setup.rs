@@ -23,11 +23,11 @@ fn real_connect(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     libc_call!(connect(fd => c_int, address => *const sockaddr, len => socklen_t) -> c_int)
 }
 
-/// Gives a new rsocket what the environment asks for.
+/// Gives a new rsocket the settings of the environment.
 fn apply_sizes(rdma: &Rdma, socket: c_int) {
     for (option, size) in config::sizes() {
         let value = core::ptr::from_ref(size).cast();
-        // SAFETY: a live integer. What is refused stays as by default.
+        // SAFETY: a live integer. A refused option keeps its default.
         unsafe { (rdma.rsetsockopt)(socket, SOL_RDMA, *option, value, 4) };
     }
 }
@@ -58,7 +58,7 @@ pub(crate) unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_i
         if socket >= 0 {
             apply_sizes(rdma, socket);
             if !table::put(fd, socket) {
-                // SAFETY: nobody else's.
+                // SAFETY: it has no other user.
                 unsafe { (rdma.rclose)(socket) };
             }
         } else {
@@ -77,7 +77,7 @@ pub(crate) unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, len: s
         // SAFETY: the caller keeps libc's contract.
         let result = unsafe { (rdma.rbind)(socket, address, len) };
         if result == 0 {
-            // SAFETY: as above; the library has read as many bytes.
+            // SAFETY: as above; the library has read that many bytes.
             let bound = unsafe { copied(address, len) };
             table::set_plan(fd, Plan { bound, ..table::plan(fd) });
             return 0;
@@ -178,7 +178,7 @@ unsafe fn accept_beside(
     } else {
         errno()
     };
-    // SAFETY: nobody else's.
+    // SAFETY: it has no other user.
     unsafe { (rdma.rclose)(socket) };
     set_errno(why);
     -1
@@ -208,7 +208,7 @@ pub(crate) unsafe extern "C" fn connect(
             table::set_connecting(fd, true);
             -1
         }
-        // Not of the peer, but of the call.
+        // Errors of the call and not of the peer.
         libc::EISCONN
         | libc::EALREADY
         | libc::EINTR
@@ -241,7 +241,7 @@ fn is_stream(rdma: &Rdma, socket: c_int) -> bool {
 /// # Safety
 /// `address` has `len` bytes.
 unsafe fn copied(address: *const sockaddr, len: socklen_t) -> Address {
-    // SAFETY: all-zero is a valid storage, which has room for what is copied; the caller's promise.
+    // SAFETY: all-zero is a valid storage, which has room for the copied bytes; the caller's promise.
     unsafe {
         let mut storage: sockaddr_storage = core::mem::zeroed();
         let len = (len as usize).min(size_of::<sockaddr_storage>());
