@@ -28,7 +28,7 @@ pub(crate) enum Command {
     Run(Run),
     /// List the device, its port and its GID table
     Devices(Devices),
-    /// Say what would stop a program on this machine, and what to do about it
+    /// Report problems that would stop a program on this machine, and their remedies
     Doctor(Doctor),
     /// Print the directory of the libraries that programs are given
     LibDir(Settings),
@@ -37,10 +37,10 @@ pub(crate) enum Command {
         after_help = "Example:\n  anyverbs completions bash > ~/.local/share/bash-completion/completions/anyverbs"
     )]
     Completions {
-        /// Which shell
+        /// The shell
         shell: clap_complete::Shell,
     },
-    /// Print what the device says of itself; asked by the other commands
+    /// Print the facts about the device; used by the other commands
     #[command(name = crate::device::ASK, hide = true)]
     DeviceFacts,
     /// End the connections that killed processes left; asked by `run`
@@ -54,7 +54,7 @@ pub(crate) enum Command {
     },
 }
 
-/// What chooses and shapes the device: each option is the environment variable of the same name.
+/// The settings of the device: each option is the environment variable of the same name.
 #[derive(Debug, Default, Clone, ClapArgs)]
 pub(crate) struct Settings {
     /// Configuration file (TOML) [env: ANYVERBS_CONFIG]
@@ -63,7 +63,8 @@ pub(crate) struct Settings {
     /// Name of the device [env: ANYVERBS_DEVICE]
     #[arg(long, value_name = "NAME")]
     pub(crate) device: Option<String>,
-    /// What to log to standard error: error, warn, info, debug, trace, or a `tracing` filter [env: ANYVERBS_LOG]
+    /// Level of the messages on standard error: error, warn, info, debug, trace, or a `tracing` filter [env:
+    /// ANYVERBS_LOG]
     #[arg(long, value_name = "LEVEL")]
     pub(crate) log: Option<String>,
     /// The directory of libibverbs.so.1 and of the objects that are preloaded [env: ANYVERBS_LIB_DIR]
@@ -122,7 +123,7 @@ pub(crate) struct Run {
     pub(crate) program: Vec<OsString>,
 }
 
-/// Which sockets become rsockets.
+/// The kinds of sockets that become rsockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Sockets {
     /// TCP

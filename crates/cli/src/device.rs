@@ -1,8 +1,8 @@
-//! What the command knows about the devices: the one place that asks for it.
+//! The command's knowledge of the devices. Only this module asks for it.
 //!
-//! The device itself is asked, so that the view and the listing show what a program will find. Since asking opens it and starts its
-//! engine, which takes one of the host's process slots for as long as the process lives, a short-lived child asks: a
-//! launcher must not hold a slot beside its program's.
+//! The facts come from the device itself, so that the view and the listing show what a program will find. To ask, a
+//! process opens the device and starts its engine. That takes one of the host's process slots for as long as the
+//! process lives. So a short-lived child asks: a launcher must not hold a slot beside its program's.
 
 use std::env;
 use std::net::{IpAddr, Ipv6Addr};
@@ -75,7 +75,7 @@ pub(crate) fn list(settings: &Settings) -> anyhow::Result<Vec<Device>> {
         .context("the child that asks the device answers nonsense")
 }
 
-/// The child's side: prints what the device says of itself.
+/// The child's side: prints the facts about the device.
 pub(crate) fn answer() -> anyhow::Result<ExitCode> {
     let describe = |info: &anyverbs::DeviceInfo| {
         let context = anyverbs::Context::open(&info.name)?;

@@ -7,7 +7,7 @@ use crate::args::Devices;
 use crate::device::{self, Device};
 use crate::view_tree::{groups, state};
 
-/// Prints what a program would find.
+/// Prints the devices that a program would find.
 pub(crate) fn print(args: &Devices) -> anyhow::Result<ExitCode> {
     let devices = device::list(&args.settings)?;
     let text = if args.json {

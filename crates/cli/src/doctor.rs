@@ -1,4 +1,4 @@
-//! `anyverbs doctor`: what would stop a program here, what would slow it down, and what to do about it.
+//! `anyverbs doctor`: problems that would stop or slow down a program here, and their remedies.
 
 mod checks;
 pub(crate) mod elf;
@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 use crate::args::Doctor;
 
-/// How bad a finding is.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Severity {
     /// As it should be.
@@ -27,7 +27,7 @@ pub(crate) enum Severity {
 pub(crate) struct Finding {
     pub(crate) severity: Severity,
     pub(crate) what: String,
-    /// What to do; empty where there is nothing to do.
+    /// The remedy; empty where there is nothing to do.
     pub(crate) remedy: String,
 }
 

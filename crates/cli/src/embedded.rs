@@ -17,11 +17,11 @@ use flate2::read::GzDecoder;
 
 use crate::libraries::{self, NAMES, OBJECTS};
 
-/// What an executable with the objects inside ends with.
+/// The last bytes of an executable with the objects inside.
 const MAGIC: &[u8; 16] = b"anyverbs-objects";
 const DIGITS: usize = 32;
 const TRAILER: usize = DIGITS + size_of::<u64>() + MAGIC.len();
-/// Whom the kernel names as the owner of what belongs to nobody in this user namespace.
+/// The kernel's number for owners that have no number in this user namespace.
 const UNMAPPED: u32 = 65534;
 
 /// The directory with the objects of `executable`, laid out if it is not there yet. None if there are none inside.
@@ -49,7 +49,7 @@ pub(crate) fn find(executable: &Path) -> anyhow::Result<Option<PathBuf>> {
     )
 }
 
-/// A directory of which a folder can hold the objects.
+/// A directory that may have a folder for the objects.
 #[derive(Debug, PartialEq, Eq)]
 struct Place {
     base: PathBuf,
@@ -132,7 +132,7 @@ impl Objects {
         let fresh = self.unpack_beside(&folder)?;
         match fs::rename(&fresh, &dir) {
             Ok(()) => Ok(dir),
-            // Another process was faster. What it laid out is the same.
+            // Another process was faster, and has laid out the same objects.
             Err(error) => {
                 fs::remove_dir_all(&fresh)?;
                 let meta = fs::symlink_metadata(&dir).map_err(|_| error)?;
@@ -216,10 +216,10 @@ fn is_private(meta: &Metadata, user: u32) -> bool {
     meta.is_dir() && meta.uid() == user && meta.mode() & 0o022 == 0
 }
 
-/// Whether the file system refuses to map what is in it as code.
+/// Tells whether the file system refuses to map its files as code.
 fn forbids_execution(dir: &Path) -> io::Result<bool> {
     let name = CString::new(dir.as_os_str().as_bytes())?;
-    // SAFETY: a plain structure, of which zeros are a value.
+    // SAFETY: a plain structure, for which zeros are a valid value.
     let mut state: libc::statvfs = unsafe { std::mem::zeroed() };
     // SAFETY: the name ends with a zero byte, and the structure outlives the call.
     if unsafe { libc::statvfs(name.as_ptr(), &raw mut state) } != 0 {
@@ -301,7 +301,7 @@ mod tests {
         let inode = fs::metadata(&dir).unwrap().ino();
         assert_eq!(objects.lay_out(&scratch.place(true), me()).unwrap(), dir);
         assert_eq!(fs::metadata(&dir).unwrap().ino(), inode);
-        // Nothing unfinished stays.
+        // No unfinished file stays.
         assert_eq!(fs::read_dir(dir.parent().unwrap()).unwrap().count(), 1);
     }
 

@@ -31,7 +31,8 @@ pub(crate) const NAMES: &[&str] = &[
 /// The files behind all the names.
 pub(crate) const OBJECTS: [&str; 3] = [NAMES[0], VIEW, RSPRELOAD];
 
-/// Finds the directory: what the user named, else beside the executable, else what the executable has inside.
+/// Finds the directory: the one that the user named, else the one beside the executable, else the objects inside the
+/// executable.
 pub(crate) fn find(settings: &Settings) -> anyhow::Result<PathBuf> {
     let named = settings
         .lib_dir

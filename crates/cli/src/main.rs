@@ -1,4 +1,4 @@
-//! The `anyverbs` command: runs programs on the device, lists it, and says what stands in its way.
+//! The `anyverbs` command: runs programs on the device, lists it, and diagnoses problems.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod args;
@@ -19,7 +19,7 @@ use clap::{CommandFactory, Parser};
 
 use crate::args::{Args, Command};
 
-/// What went wrong before or around a program, as opposed to in it. `env` and `timeout` use the same number.
+/// Exit status for a failure before or around a program, as opposed to in it. `env` and `timeout` use the same number.
 const FAILED: u8 = 125;
 
 fn main() -> ExitCode {
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
     match done {
         Ok(code) => code,
         Err(error) => {
-            // `{:#}` is the whole chain of causes in one line. There is nobody to tell if standard error is closed.
+            // `{:#}` is the whole chain of causes in one line. If standard error is closed, the message is lost.
             let _ = writeln!(io::stderr(), "anyverbs: {error:#}");
             ExitCode::from(FAILED)
         }

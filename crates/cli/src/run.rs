@@ -23,7 +23,7 @@ const CANNOT_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
 /// The name of the hidden command that ends the connections of a program which could not.
 pub(crate) const DISCONNECT: &str = "disconnect-abandoned";
-/// How long it waits for the answers of their peers, who are asked four times meanwhile.
+/// The time for which it waits for the answers of their peers. They are asked four times meanwhile.
 const PATIENCE: Duration = Duration::from_millis(1500);
 
 /// Runs the program to its end and returns its exit status.
@@ -145,7 +145,7 @@ fn start_and_wait(
         // SAFETY: async-signal-safe calls on the child itself, with an initialised set. The mask was this process's.
         unsafe {
             libc::pthread_sigmask(libc::SIG_SETMASK, &mask, std::ptr::null_mut());
-            // A launcher that is killed takes its program along: nobody else would ever stop it.
+            // A launcher that is killed takes its program along: nothing else would ever stop it.
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
             if libc::getppid().cast_unsigned() != launcher {
                 libc::_exit(1);
@@ -173,7 +173,7 @@ fn start_and_wait(
     }
 }
 
-/// `first`, then what was there.
+/// `first`, then the old value.
 fn prepended(first: &Path, separator: &str, rest: Option<OsString>) -> OsString {
     let mut list = first.as_os_str().to_owned();
     if let Some(rest) = rest.filter(|rest| !rest.is_empty()) {

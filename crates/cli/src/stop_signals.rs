@@ -2,7 +2,7 @@
 
 use std::{io, mem, process, ptr};
 
-/// What is passed on. `SIGCHLD` is waited for with them.
+/// The signals that are passed on. `SIGCHLD` is waited for with them.
 const PASSED_ON: [libc::c_int; 6] =
     [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGUSR1, libc::SIGUSR2];
 
@@ -12,7 +12,7 @@ pub(crate) struct Blocked {
     before: libc::sigset_t,
 }
 
-/// What [`Blocked::wait`] saw.
+/// Events that [`Blocked::wait`] reports.
 pub(crate) enum Seen {
     /// A child changed its state.
     Child,
@@ -44,8 +44,8 @@ impl Blocked {
 
     /// Waits for a child or for a signal to pass on.
     ///
-    /// A signal from the terminal reaches the program directly, since it is in the same process group: only what
-    /// another process sent is reported.
+    /// A signal from the terminal reaches the program directly, since it is in the same process group. So only signals
+    /// of other processes are reported.
     pub(crate) fn wait(&self) -> io::Result<Seen> {
         loop {
             // SAFETY: `info` is plain data that the call fills; the set was initialised above.

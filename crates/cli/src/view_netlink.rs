@@ -1,4 +1,4 @@
-//! What the view object answers on RDMA netlink sockets: the attributes of devices and ports, as they go into a message
+//! The view object's answers on RDMA netlink sockets: the attributes of devices and ports, as they go into a message
 //! (`rdma_netlink.h` of Linux).
 
 use std::fs;
@@ -9,7 +9,7 @@ use crate::device::Device;
 
 const DEV_INDEX: u16 = 1;
 const DEV_NAME: u16 = 2;
-/// Of a device, how many ports it has.
+/// The number of ports of a device.
 const PORT_INDEX: u16 = 3;
 const FW_VERSION: u16 = 5;
 const NODE_GUID: u16 = 6;
@@ -42,7 +42,7 @@ impl Attributes {
     }
 }
 
-/// Writes what a device with this number answers.
+/// Writes the answers of a device with this number.
 pub(crate) fn write(tree: &Path, device: &Device, index: u32) -> io::Result<()> {
     let dir = tree.join("netlink").join(index.to_string());
     fs::create_dir_all(&dir)?;

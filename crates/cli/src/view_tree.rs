@@ -1,10 +1,11 @@
-//! The directory tree that the view object answers from: what the kernel would show of the device in `/sys` and `/dev`.
+//! The directory tree that the view object answers from. It holds the files that the kernel would show of the device in
+//! `/sys` and `/dev`.
 //!
-//! As in the real sysfs, the classes hold links to the device's directory, so that a resolved path is one of the view's
-//! own (`/sys/devices/virtual/anyverbs/...`) and works when it is given back.
+//! As in the real sysfs, the classes hold links to the device's directory. So a resolved path is one of the view's own
+//! (`/sys/devices/virtual/anyverbs/...`) and works when it is given back.
 //!
-//! `counters` and `hw_counters` are empty: a file would show a number that nobody counts. The port's rate and capability
-//! mask, which the C interface makes up, are left out rather than made up again.
+//! `counters` and `hw_counters` are empty: a file would show a number that is not counted. The port's rate and
+//! capability mask, which the C interface makes up, are left out rather than made up again.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions};
@@ -28,7 +29,7 @@ const MARK: &[u8] = b"the view of a device, of an `anyverbs run`; removed by the
 #[derive(Debug)]
 pub(crate) struct ViewTree {
     path: PathBuf,
-    /// Locked for as long as the launcher lives: what others sweep by.
+    /// Locked for as long as the launcher lives. Other launchers sweep trees whose lock is free.
     _lock: File,
 }
 
@@ -99,7 +100,7 @@ impl Drop for ViewTree {
     }
 }
 
-/// A new name, which nobody can make in advance.
+/// A new name, which another user cannot make in advance.
 fn name() -> String {
     use std::hash::{BuildHasher, RandomState};
     let random = RandomState::new().hash_one(()) >> 32;
@@ -112,7 +113,7 @@ fn is_name(name: &OsStr) -> bool {
     numbers.is_some_and(|(process, random)| number(process) && number(random))
 }
 
-/// Removes a tree, its lock last: without that it would be nobody's.
+/// Removes a tree, its lock last: without the lock the tree would have no owner.
 fn remove(tree: &Path) -> io::Result<()> {
     for entry in fs::read_dir(tree)? {
         let entry = entry?;
@@ -129,8 +130,8 @@ fn remove(tree: &Path) -> io::Result<()> {
     fs::remove_dir(tree)
 }
 
-/// Removes trees of this user whose launcher is gone, and nothing else. Best effort: a tree left behind costs some kilobytes,
-/// and what cannot be looked at or removed now is tried again by the next launcher.
+/// Removes trees of this user whose launcher is gone, and nothing else. Best effort: a tree left behind costs some
+/// kilobytes. The next launcher tries again where this one fails.
 fn sweep(base: &Path) {
     // SAFETY: cannot fail and touches no memory.
     let user = unsafe { libc::geteuid() };
@@ -148,7 +149,7 @@ fn sweep(base: &Path) {
         let mut mark = Vec::new();
         // SAFETY: the descriptor is open.
         let is_free = unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0;
-        // Of a launcher that has its lock by now the mark may be missing.
+        // A launcher that already has its lock may not have written the mark yet.
         if is_free && lock.read_to_end(&mut mark).is_ok() && mark == MARK {
             let _ = remove(&tree);
         }
@@ -380,7 +381,7 @@ mod tests {
         let dead = ViewTree::create(&base).unwrap();
         let dead_path = dead.path.clone();
         fs::create_dir_all(dead_path.join("sys/class")).unwrap();
-        // What a person or another program calls by such names.
+        // Other files may have such names.
         let others = ["notes", "1-0", "12-34-56", "1-", "-1", "1-0x", "9-9"].map(|name| {
             let path = base.join(format!("{PREFIX}{name}"));
             fs::create_dir(&path).unwrap();

@@ -1,4 +1,4 @@
-//! A program that is killed below the launcher: its peer on another host, a network namespace, hears of it.
+//! A program that is killed below the launcher: its peer on another host, a network namespace, is told of it.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 mod library_names;
@@ -15,7 +15,7 @@ use anyverbs::{QpType, Qpn};
 
 const ROLE: &str = "ANYVERBS_TEST_ROLE";
 const SERVER: &str = "10.78.0.2:5555";
-/// What the launcher says if peers did not answer.
+/// The launcher's message if peers did not answer.
 const NOT_TOLD: &str = "could not be told";
 
 fn run(line: &str) {
@@ -70,7 +70,7 @@ fn a_peer_hears_of_it_from_the_launcher() {
     assert!(output.status.success() && out.contains("@ done"), "{out}\n{err}");
 }
 
-/// Not a test by itself: what the other processes run.
+/// Not a test by itself: the code of the other processes.
 #[test]
 fn in_a_role() {
     match std::env::var(ROLE).as_deref() {
@@ -122,7 +122,7 @@ fn hosts() {
     assert!(!said.contains(NOT_TOLD), "{said}");
     assert!(client.wait().unwrap().success());
 
-    // Whose peer does not answer.
+    // The peer of this one does not answer.
     let (launcher, pid, mut client, _) = connect();
     client.kill().unwrap();
     client.wait().unwrap();

@@ -29,7 +29,7 @@ int main(void)
 	return 0;
 }
 ";
-/// What auditwheel makes of a name.
+/// A name as auditwheel changes it.
 const NAME: &str = "libibverbs-1de1263b.so.1.14.48.0";
 
 /// The libraries as they are shipped: cargo does not build those of other packages for a test.

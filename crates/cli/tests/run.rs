@@ -1,4 +1,4 @@
-//! `anyverbs run` as a parent: statuses, signals, and what it leaves behind.
+//! `anyverbs run` as a parent: statuses, signals, and remains.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 mod library_names;
@@ -97,7 +97,7 @@ fn the_program_finds_library_and_tree() {
     assert_eq!(scratch.trees(), 0);
 }
 
-/// What a launch says on standard error that is not the loader's.
+/// The lines of a launch on standard error that are not the loader's.
 fn said(command: &mut Command) -> (Option<i32>, Vec<String>) {
     let output = command.stderr(Stdio::piped()).output().unwrap();
     let text = String::from_utf8(output.stderr).unwrap();
@@ -209,7 +209,7 @@ fn a_killed_launcher_takes_its_program_along() {
     assert!(lines.next().is_none());
 }
 
-/// Which links there are is seen before a program is run.
+/// The links are shown before a program is run.
 #[test]
 fn devices_says_which_links_there_are() {
     let links = |variables: &[(&str, &str)]| {

@@ -1,4 +1,4 @@
-//! The checks. Each looks at one thing, changes nothing, and says what it saw.
+//! The checks. Each looks at one thing, changes nothing, and reports its finding.
 
 use std::fs;
 use std::io;
@@ -122,8 +122,8 @@ struct Holder {
     inode: u64,
 }
 
-/// Looks at who has the port, and tries to take it only if nobody has: one more socket among those of running devices
-/// would take packets from them.
+/// Looks for the owner of the port, and tries to take it only if it is free. One more socket among those of running
+/// devices would take packets from them.
 fn port(port: u16) -> Finding {
     let holders: Vec<Holder> = ["/proc/net/udp", "/proc/net/udp6"]
         .iter()
@@ -185,7 +185,7 @@ fn holders(table: &str, port: u16) -> Vec<Holder> {
         .collect()
 }
 
-/// Who holds a socket, as far as this user may look.
+/// The owner of a socket, as far as this user may look.
 fn owner(inode: u64) -> String {
     if inode == 0 {
         return "the kernel (Soft-RoCE, rdma_rxe)".into();
@@ -227,7 +227,7 @@ fn rsocket_settings() -> PathBuf {
         .map_or_else(|| "/etc/rdma/rsocket".into(), PathBuf::from)
 }
 
-/// The object was found with the libraries; what is left is whether its settings are what they seem.
+/// The object was found with the libraries. This checks whether its settings are right.
 fn rsockets(directory: &Path) -> Finding {
     let mut odd: Vec<String> = RSOCKET_SETTINGS
         .iter()
@@ -345,8 +345,8 @@ enum Refusal {
 
 fn copy_by_a_child() -> Result<(), Refusal> {
     static WORD: u64 = 1;
-    // SAFETY: getpid and fork have no preconditions; the child makes system calls only, on its own stack and on an address of
-    // the parent that is the same in both, and ends.
+    // SAFETY: getpid and fork have no preconditions. The child makes system calls only, on its own stack and on an
+    // address of the parent that is the same in both, and ends.
     let child = unsafe {
         let parent = libc::getpid();
         let child = libc::fork();

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use super::loading::{Loader, Wish};
 use super::{Finding, Severity};
 
-/// Why a program cannot be run on the device, and what to do about it.
+/// The reason why a program cannot be run on the device, and the remedy.
 pub(crate) fn hindrance(path: &Path) -> Option<(String, &'static str)> {
     let shown = path.display();
     match path.metadata() {
@@ -63,7 +63,7 @@ pub(super) fn program(name: &Path, loader: &Loader) -> Vec<Finding> {
     findings
 }
 
-/// Which copy of a library an object gets.
+/// The copy of a library that an object gets.
 fn copy(wish: &Wish, loader: &Loader) -> Finding {
     let (object, library) = (wish.object.display(), &wish.library);
     let Some((path, why)) = &wish.found else {
@@ -105,7 +105,7 @@ enum Linking {
 }
 
 fn linking(path: &Path) -> io::Result<Linking> {
-    // The program headers lie at the beginning of what any linker writes.
+    // The program headers lie at the beginning of the file with any linker.
     let mut head = Vec::new();
     File::open(path)?.take(64 << 10).read_to_end(&mut head)?;
     Ok(if head.starts_with(b"#!") {
@@ -160,7 +160,7 @@ impl<'f> Elf<'f> {
     }
 }
 
-/// What an object says about the libraries that it needs.
+/// An object's entries about the libraries that it needs.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Object {
     pub(super) needed: Vec<String>,
@@ -169,7 +169,7 @@ pub(super) struct Object {
 }
 
 impl Object {
-    /// `None` for what is no ELF-64 file. One without a dynamic section needs nothing.
+    /// `None` for a file that is not ELF-64. An object without a dynamic section needs no library.
     pub(super) fn parse(file: &[u8]) -> Option<Self> {
         const PT_LOAD: u32 = 1;
         const PT_DYNAMIC: u32 = 2;

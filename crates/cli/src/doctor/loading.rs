@@ -1,4 +1,5 @@
-//! Which copy of libibverbs and librdmacm the loader would give to each object of a program, and why (ld.so(8)).
+//! The copies of libibverbs and librdmacm that the loader would give to each object of a program, and the reasons
+//! (ld.so(8)).
 
 use std::collections::HashSet;
 use std::fs;
@@ -6,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use super::elf::Object;
 
-/// How objects are found, but for what they say themselves.
+/// The search paths for objects, except those in the objects themselves.
 #[derive(Debug, Default)]
 pub(super) struct Loader {
-    /// What `anyverbs run` puts into `LD_LIBRARY_PATH`, and what was there.
+    /// The value of `LD_LIBRARY_PATH`: the entry of `anyverbs run`, and the old value.
     pub(super) library_path: Vec<PathBuf>,
     /// The loader's cache: names and paths.
     cache: Vec<(String, PathBuf)>,
@@ -18,9 +19,9 @@ pub(super) struct Loader {
 /// An object that wants libibverbs or librdmacm, and gets it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Wish {
-    /// Who wants it.
+    /// The object that wants it.
     pub(super) object: PathBuf,
-    /// What it calls the library.
+    /// The name by which it wants the library.
     pub(super) library: String,
     /// The copy, and why that one; `None` if there is none.
     pub(super) found: Option<(PathBuf, &'static str)>,
@@ -44,7 +45,7 @@ impl Loader {
         Loader { library_path, cache }
     }
 
-    /// What the objects of a program ask for, or those below a directory.
+    /// The wishes of a program's objects, or of those below a directory.
     pub(super) fn wishes(&self, program: &Path) -> Vec<Wish> {
         let mut wishes = Vec::new();
         let mut roots = Vec::new();
@@ -143,8 +144,8 @@ fn objects_below(directory: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The names and paths of a `glibc-ld.so.cache1.1`: a header of 48 bytes with the number of entries at 20, then entries of 24
-/// bytes with the offsets of name and path at 4 and 8. `None` for what is none.
+/// The names and paths of a `glibc-ld.so.cache1.1`: a header of 48 bytes with the number of entries at 20, then entries
+/// of 24 bytes with the offsets of name and path at 4 and 8. `None` for other files.
 fn cache(bytes: &[u8]) -> Option<Vec<(String, PathBuf)>> {
     let bytes = bytes.strip_prefix(b"glibc-ld.so.cache1.1").map(|_| bytes)?;
     let word = |at: usize| {
