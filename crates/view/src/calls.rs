@@ -1,7 +1,7 @@
 //! The libc functions that this object defines. Each passes its arguments on, the path possibly changed.
 //!
-//! `open` and its like are variadic in C. Here they take the mode as a fixed argument: on x86-64 and AArch64 Linux a
-//! variadic integer travels in the same register, and its content is ignored when the flags ask for no mode.
+//! `open` and its like are variadic in C. Here they take the mode as a fixed argument. On x86-64 and AArch64 Linux a
+//! variadic integer travels in the same register. Its content is ignored when the flags ask for no mode.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::mem::transmute;
@@ -96,7 +96,8 @@ by_path! {
     fn llistxattr(path, list: *mut c_char, size: size_t) -> ssize_t, fails -1;
 }
 
-/// `lstat` and its like: an entry of `/dev/infiniband` is a device to the program, whatever it is in the tree.
+/// `lstat` and its like: an entry of `/dev/infiniband` is a device to the program, although it is another kind of file
+/// in the tree.
 macro_rules! link_stat {
     ($(fn $name:ident $(<$version:ident: $version_ty:ty>)? = $follow:ident;)*) => {$(
         /// # Safety
@@ -179,8 +180,8 @@ unsafe fn stat_with_flags(
     }
 }
 
-/// Functions that answer with a path: what lies in the tree is given by its name in the view, so that the program can
-/// hand it back.
+/// Functions that answer with a path. A path in the tree becomes its name in the view, so that the program can hand it
+/// back.
 macro_rules! answers_path {
     ($(fn $name:ident($($arg:ident: $ty:ty),*);)*) => {$(
         /// # Safety

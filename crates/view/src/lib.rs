@@ -10,8 +10,8 @@
 //! root (`ls /sys/class`), see the machine as it is.
 //!
 //! The object allocates nothing, takes no lock and uses nothing of `std` that could call back into libc's file
-//! functions, which resolve to this object. It may run in a `vfork` child, in a signal handler and before `main`.
-//! Many of these calls are cancellation points: a cancelled thread unwinds through the frames of this object. That works
+//! functions, which resolve to this object. It may run in a `vfork` child, in a signal handler and before `main`. Many
+//! of these calls are cancellation points: a cancelled thread unwinds through the frames of this object. That works
 //! because they hold nothing to drop, and because libc is called as `C`, not `C-unwind`: the latter aborts the process
 //! under `panic = "abort"`.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]

@@ -1,9 +1,9 @@
-//! RDMA netlink sockets: what `rdma(8)` and its like ask the kernel.
+//! RDMA netlink sockets: the kernel's answers to `rdma(8)` and its like.
 //!
-//! Such a socket is here a datagram socket that is connected to itself. A request is answered before its `send` returns,
-//! from what the launcher wrote below `<dir>/netlink`: for each device, numbered from 0, its attributes as they go into a
-//! message (`0/device`), and those of its ports (`0/1`). Getting devices and ports is answered, anything else gets
-//! `EOPNOTSUPP`.
+//! Such a socket is here a datagram socket that is connected to itself. A request is answered before its `send`
+//! returns, from files that the launcher wrote below `<dir>/netlink`. For each device, numbered from 0, there are its
+//! attributes as they go into a message (`0/device`), and those of its ports (`0/1`). Getting devices and ports is
+//! answered; any other request gets `EOPNOTSUPP`.
 
 use core::ffi::{c_char, c_int, c_void};
 use core::mem::{size_of, transmute, zeroed};
@@ -70,7 +70,7 @@ fn remember(fd: c_int) -> bool {
     let Some(new) = inode(fd).map(|inode| entry(fd, inode)) else { return false };
     INODES.iter().any(|place| {
         let old = place.load(Ordering::Relaxed);
-        // Of a socket that was closed since.
+        // The entry of a socket that was closed since.
         let is_free = old == 0 || !is_still((old & 0xf_ffff) as c_int, old);
         is_free && place.compare_exchange(old, new, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     })
@@ -223,7 +223,7 @@ pub(crate) unsafe extern "C" fn sendmsg(
     }
     let mut request = [0; REQUEST_MAX];
     let mut len = 0usize;
-    // SAFETY: the caller passes a message whose pieces are there.
+    // SAFETY: the caller passes a message whose pieces are mapped.
     unsafe {
         for i in 0..(*message).msg_iovlen {
             let iovec { iov_base, iov_len } = *(*message).msg_iov.add(i);
@@ -305,7 +305,7 @@ unsafe fn take(fd: c_int, data: *const c_void, len: size_t) -> ssize_t {
     len as ssize_t
 }
 
-/// One request (`struct nlmsghdr` and what follows it).
+/// One request (`struct nlmsghdr` and its attributes).
 struct Request<'a> {
     kind: u16,
     flags: c_int,
@@ -397,7 +397,7 @@ impl Request<'_> {
     }
 }
 
-/// Sends what is known of a device or a port. False if there is none of that number.
+/// Sends the attributes of a device or a port. False if there is none of that number.
 fn send_attributes(fd: c_int, request: &Request<'_>, device: u32, port: Option<u32>) -> bool {
     let mut body = [0; MESSAGE_MAX];
     let Some(len) = read_attributes(device, port, &mut body) else { return false };

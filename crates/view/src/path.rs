@@ -1,4 +1,4 @@
-//! Which paths belong to the view, and where in the tree they lie. No allocation, no system call.
+//! The paths that belong to the view, and their places in the tree. No allocation, no system call.
 
 /// A directory that the view answers for, as its components below `/`.
 pub(crate) type Root = &'static [&'static [u8]];
@@ -7,7 +7,7 @@ pub(crate) type Root = &'static [&'static [u8]];
 pub(crate) const ROOTS: &[Root] = &[
     &[b"sys", b"class", b"infiniband"],
     &[b"sys", b"class", b"infiniband_verbs"],
-    // What `realpath` makes of `/sys/class/infiniband/<device>/device`.
+    // The result of `realpath` for `/sys/class/infiniband/<device>/device`.
     &[b"sys", b"devices", b"virtual", b"anyverbs"],
     &[b"dev", b"infiniband"],
 ];
@@ -16,7 +16,7 @@ pub(crate) const ROOTS: &[Root] = &[
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Inside<'a> {
     pub(crate) root: Root,
-    /// What follows the root: empty, or starting with a slash.
+    /// The path behind the root: empty, or starting with a slash.
     pub(crate) rest: &'a [u8],
 }
 

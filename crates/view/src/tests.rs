@@ -1,4 +1,4 @@
-//! Which paths belong to the view. The calls themselves are tested from outside, in `tests/`.
+//! The paths that belong to the view. The calls themselves are tested from outside, in `tests/`.
 
 use crate::path::{ROOTS, find};
 

@@ -70,7 +70,7 @@ pub(crate) fn init() -> u8 {
     let state = if value.is_null() {
         OFF
     } else {
-        // SAFETY: getenv returned a NUL-terminated string, which nobody else changes this early.
+        // SAFETY: getenv returned a NUL-terminated string, which no other thread changes this early.
         let bytes = unsafe { core::ffi::CStr::from_ptr(value) }.to_bytes();
         let mut len = bytes.len();
         while len > 1 && bytes[len - 1] == b'/' {
@@ -80,7 +80,7 @@ pub(crate) fn init() -> u8 {
             OFF
         } else if bytes[0] != b'/' || len >= DIR_MAX {
             let line = b"anyverbs: ANYVERBS_VIEW must be an absolute path of less than 1024 bytes; showing no device in /sys and /dev\n";
-            // SAFETY: the buffer is a constant of that length. There is nobody to tell if standard error is closed.
+            // SAFETY: the buffer is a constant of that length. If standard error is closed, the message is lost.
             unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
             OFF
         } else {

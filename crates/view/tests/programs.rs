@@ -44,8 +44,8 @@ impl Drop for Tree {
     }
 }
 
-/// Builds the object as it is shipped: cargo does not build a cdylib for the tests of its package, and would build it with
-/// another panic strategy, on which the cancellation of threads depends.
+/// Builds the object as it is shipped. Cargo does not build a cdylib for the tests of its package. It would also build
+/// it with another panic strategy, on which the cancellation of threads depends.
 fn object() -> &'static Path {
     static OBJECT: OnceLock<PathBuf> = OnceLock::new();
     OBJECT.get_or_init(|| {
