@@ -1,8 +1,8 @@
 //! Environment variables, which a program with more rights than its user does not obey.
 //!
-//! A set-user-ID program, or one with file capabilities, gets its environment from a user who lacks the rights that the program
-//! has. A variable that names a file would let that user read or write it. So every variable is read here, as
-//! `secure_getenv(3)` does, and the crates that programs load forbid `std::env::var` (`disallowed_methods` in clippy.toml).
+//! A set-user-ID program, or one with file capabilities, gets its environment from a user without the rights that the
+//! program has. A variable that names a file would let that user read or write it. So every variable is read here, as
+//! `secure_getenv(3)` does. The crates that programs load forbid `std::env::var` (`disallowed_methods` in clippy.toml).
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 use std::ffi::OsString;
@@ -10,7 +10,7 @@ use std::ffi::OsString;
 /// Whether the kernel started this program with more rights than its user has (`AT_SECURE`).
 #[must_use]
 pub fn is_privileged() -> bool {
-    // SAFETY: takes no pointers, and answers 0 for what the kernel did not say.
+    // SAFETY: takes no pointers, and answers 0 for values that the kernel did not give.
     unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 

@@ -26,8 +26,8 @@ impl Real {
 
     /// Looks the function up and remembers it. Idempotent: racing threads store the same value.
     ///
-    /// `dlsym` takes locks and may allocate: an object does this for all its functions when it is loaded, before any of
-    /// them is called from a place where it must not.
+    /// `dlsym` takes locks and may allocate. So an object does this for all its functions when it is loaded, before any
+    /// of them is called from a place where it must not.
     #[cold]
     pub fn resolve(&self) -> *mut c_void {
         // SAFETY: the name is a NUL-terminated string; dlsym may be called at any time after relocation.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use allocator_api2::alloc::{AllocError, Allocator, Global};
 use allocator_api2::vec::Vec;
 
-/// What memory is for.
+/// The purpose of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u8)]
 pub enum Queue {
@@ -25,8 +25,8 @@ pub enum Queue {
 /// A program's own allocator.
 ///
 /// # Safety
-/// What [`lend`](Self::lend) gives is as large and aligned as was asked, is nobody else's until it is taken back, and stays
-/// mapped until then.
+/// The memory that [`lend`](Self::lend) gives has the requested size and alignment. It has no other user until it is
+/// taken back, and stays mapped until then.
 pub unsafe trait Lender: Send + Sync {
     /// Gives memory; `None` if there is none.
     fn lend(&self, queue: Queue, layout: Layout) -> Option<NonNull<u8>>;

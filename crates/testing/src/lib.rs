@@ -1,4 +1,4 @@
-//! What the tests of several crates share.
+//! Code that the tests of several crates share.
 
 mod system_calls;
 
@@ -76,8 +76,8 @@ pub fn unshare_or_skip() -> bool {
 /// # Panics
 /// If it has ended.
 pub fn stop(child: &Child) {
-    // SAFETY: a child that its owner has not waited for, whose number is nobody else's; zero is a valid siginfo_t, and the call
-    // gets a live one. The child stays waitable.
+    // SAFETY: a child that its owner has not waited for, so its number is not reused. Zero is a valid siginfo_t, and
+    // the call gets a live one. The child stays waitable.
     unsafe {
         assert_eq!(libc::kill(child.id() as i32, libc::SIGSTOP), 0);
         let mut info: libc::siginfo_t = std::mem::zeroed();
@@ -89,8 +89,8 @@ pub fn stop(child: &Child) {
 
 /// Runs `test`, the body of the test called `name`, in a process where nothing else runs.
 ///
-/// `cargo test` runs all tests of a crate in one process. There they share its engine, what one unmaps another may map, and what one
-/// closes the child of another still holds until it calls exec.
+/// `cargo test` runs all tests of a crate in one process. There they share its engine. One test may map memory that
+/// another has just unmapped. The child of one test holds descriptors that another has closed until it calls exec.
 ///
 /// # Panics
 /// If the test fails, or is not called `name`.
@@ -101,7 +101,7 @@ pub fn in_own_process(name: &str, test: impl FnOnce()) {
     }
     let exe = env::current_exe().expect("a test knows its executable");
     let mut alone = Command::new(exe);
-    // Nor does it share a registry with them.
+    // It does not share a registry with them either.
     alone.env_remove("ANYVERBS_REGISTRY").env_remove("ANYVERBS_UDP_PORT");
     let output = alone.args(["--exact", name]).env(ALONE, "1").output();
     let output = output.expect("a test can start its executable");
@@ -122,13 +122,13 @@ pub struct UdpPort {
 }
 
 impl UdpPort {
-    /// One that nobody has reserved, and no program has.
+    /// A port that no test has reserved, and no program has.
     ///
     /// # Panics
     /// If there is none.
     #[must_use]
     pub fn reserve() -> Self {
-        // Below what the kernel gives to sockets that do not ask.
+        // Below the ports that the kernel gives to sockets without a choice.
         const PORTS: std::ops::Range<u32> = 8_000..32_000;
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let from = id().wrapping_mul(7).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));

@@ -1,4 +1,4 @@
-//! How many system calls a piece of code makes.
+//! Counts the system calls of a piece of code.
 
 /// Counts the system calls of the calling thread while `work` runs; `None` where this kernel or machine has no way to.
 ///
