@@ -1,4 +1,4 @@
-//! A device: what surrounds the queue pairs of one host.
+//! A device: the environment of one host's queue pairs.
 
 use std::fmt;
 use std::sync::Arc;
@@ -98,7 +98,7 @@ impl Mr {
 /// An asynchronous event of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// Of a queue pair.
+    /// An event of a queue pair.
     Qp(QpId, QpEvent),
     /// A shared receive queue fell below its limit.
     SrqLimitReached(SrqId),
@@ -110,7 +110,7 @@ pub enum Event {
 #[derive(Debug)]
 pub(crate) struct CqSlot {
     pub(crate) cq: Cq,
-    /// How often the channel was told.
+    /// Number of notifications to the channel.
     pub(crate) notified: usize,
 }
 
@@ -119,13 +119,13 @@ pub(crate) struct CqSlot {
 pub(crate) struct SrqSlot {
     pub(crate) queue: RecvQueue,
     pub(crate) limit: usize,
-    /// Of type XRC, and not destroyed.
+    /// Set for an SRQ of type XRC that is not destroyed.
     pub(crate) xrc: Option<XrcSrq>,
-    /// Of one that matches tags.
+    /// The tags of an SRQ that matches them.
     pub(crate) tags: Option<TagList>,
 }
 
-/// What makes a shared receive queue one of XRC.
+/// The further attributes of an XRC shared receive queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct XrcSrq {
     pub(crate) pd: u32,
@@ -133,7 +133,7 @@ pub(crate) struct XrcSrq {
     pub(crate) cq: CqId,
 }
 
-/// What the queue pairs of a device share.
+/// The state that the queue pairs of a device share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) id: DeviceId,
@@ -144,7 +144,7 @@ pub(crate) struct Shared {
     pub(crate) srqs: Vec<SrqSlot>,
     pub(crate) events: Vec<Event>,
     pub(crate) counters: Counters,
-    /// Completion queues that overran, whose queue pairs have not been told yet.
+    /// Completion queues that overran. Their queue pairs have not been moved to ERR yet.
     pub(crate) overrun: Vec<CqId>,
 }
 
@@ -224,7 +224,7 @@ impl Env for Around<'_> {
     }
 
     fn ride(&mut self, psn: Psn) -> bool {
-        // The link whose packets may stand for several is the one that takes ACKs along.
+        // Only a link whose packets may stand for several carries piggybacked ACKs.
         let rides = self.place.segment > 0 && self.net.ride(psn);
         if rides {
             self.count(Counter::AcksSent, 1);
@@ -267,7 +267,7 @@ impl Env for Around<'_> {
                 .collect();
             members.dedup();
             for to in members {
-                // Nobody waits for a group: what finds no room is lost.
+                // A sender does not wait for a group: a packet that finds no room is lost.
                 let _ = self.net.send(self.now, self.shared.id, Some(to), arrival, bytes.clone());
             }
             return Ok(());

@@ -10,7 +10,7 @@ use rand::rngs::SmallRng;
 
 use crate::device::{Around, Device};
 
-/// How often a device that can do an operation by itself does.
+/// The probability that a device does an operation by itself if it can.
 #[derive(Debug)]
 pub(crate) struct Chance {
     pub(crate) rng: SmallRng,
@@ -18,7 +18,7 @@ pub(crate) struct Chance {
 }
 
 impl Around<'_> {
-    /// Does what the peer would do on a request, if it would do that without a word.
+    /// Does what the peer would do on a request, if it would need no event for that.
     pub(crate) fn do_directly(&mut self, operation: &Direct<'_>) -> bool {
         let probability = self.chance.probability;
         if probability == 0.0 || !self.chance.rng.random_bool(probability) {

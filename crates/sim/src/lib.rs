@@ -1,12 +1,11 @@
 //! Many devices, one thread, virtual time: where the protocol's scenario tests live.
 //!
-//! A [`Sim`] holds devices and the [`net::Net`] between them. A device is what
-//! `anyverbs_proto` asks for around a queue pair ([`anyverbs_proto::env::Env`]) and nothing more: memory, keys,
-//! completion queues, shared receive queues, timers. Packets are real bytes: written by `Headers::emit`, read by
-//! `Packet::parse`. Everything random comes from one seed, so a run repeats exactly; a test that fails prints the seed
-//! and the packets that were on the wire.
+//! A [`Sim`] holds devices and the [`net::Net`] between them. A device is just the environment that `anyverbs_proto`
+//! needs around a queue pair ([`anyverbs_proto::env::Env`]): memory, keys, completion queues, shared receive queues,
+//! timers. Packets are real bytes: written by `Headers::emit`, read by `Packet::parse`. Everything random comes from
+//! one seed, so a run repeats exactly. A test that fails prints the seed and the packets that were on the wire.
 //!
-//! [`Pair`] is two connected queue pairs, which is what most scenarios want:
+//! [`Pair`] is two connected queue pairs, as most scenarios need them:
 //!
 //! ```
 //! use anyverbs_proto::wr::SendOp;

@@ -1,4 +1,4 @@
-//! One direction of a link: delay, and what goes wrong on the way.
+//! One direction of a link: its delay and its faults.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use anyverbs_proto::time::Time;
 use rand::Rng;
 use rand::rngs::SmallRng;
 
-/// What a link does to packets. Probabilities are from 0 to 1, of each packet.
+/// The effects of a link on packets. Probabilities are from 0 to 1, of each packet.
 #[derive(Clone, Debug)]
 pub struct Link {
     /// Time that every packet takes; more than zero.
@@ -24,7 +24,7 @@ pub struct Link {
     pub spread: Duration,
     /// Is damaged.
     pub corrupt: f64,
-    /// What becomes of damaged packets.
+    /// The fate of damaged packets.
     pub corruption: Corruption,
     /// Times of heavy loss.
     pub burst: Option<Burst>,
@@ -32,12 +32,12 @@ pub struct Link {
     pub rate: Option<Rate>,
 }
 
-/// What becomes of a damaged packet.
+/// The fate of a damaged packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Corruption {
     /// The ICRC finds it: dropped.
     Dropped,
-    /// It is mutated, and arrives as if its ICRC were right: what a malicious or broken peer may send.
+    /// It is mutated, and arrives as if its ICRC were right, as a malicious or broken peer may send it.
     Mutated,
 }
 
@@ -59,16 +59,16 @@ pub struct Rate {
     pub bytes_per_sec: u64,
     /// Packets that wait at most.
     pub queue: usize,
-    /// What happens to one more.
+    /// The fate of a packet that finds the queue full.
     pub full: Full,
 }
 
-/// What a full queue does.
+/// The behaviour of a full queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Full {
     /// Drops: the bottleneck lies in the network.
     Drop,
-    /// Refuses: it lies in the sender, which is told to wait (`TransmitError::Blocked`).
+    /// It refuses: the packet stays in the sender, which is told to wait (`TransmitError::Blocked`).
     Block,
 }
 
@@ -90,7 +90,7 @@ impl Default for Link {
     }
 }
 
-/// What a link does to one packet.
+/// The effects of a link on one packet.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Passage {
     /// It arrives at these times: one, or two if it was duplicated.

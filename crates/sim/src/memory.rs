@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 
 use anyverbs_proto::memory::{Fault, Memory};
 
-/// Bytes of a page: what is mapped and unmapped at once.
+/// Bytes of a page: the unit of mapping.
 pub const PAGE: usize = 4096;
 
 /// Addresses from a base upwards. Allocations start on a page and have an unmapped page behind them, so that an overrun is
@@ -19,7 +19,7 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// Nothing but holes, from `base` (a multiple of [`PAGE`]) on.
+    /// An arena of holes, from `base` (a multiple of [`PAGE`]) on.
     #[must_use]
     pub fn new(base: u64) -> Self {
         Self {
@@ -48,18 +48,18 @@ impl Arena {
         self.set_mapped(addr, len, false);
     }
 
-    /// Gives the pages back, with what they held.
+    /// Gives the pages back, with their old contents.
     pub fn map(&self, addr: u64, len: usize) {
         self.set_mapped(addr, len, true);
     }
 
-    /// How many accesses were refused.
+    /// The number of refused accesses.
     #[must_use]
     pub fn faults(&self) -> u64 {
         self.faults.get()
     }
 
-    /// Address and length of what was made persistent, in order.
+    /// Address and length of each range that was made persistent, in order.
     #[must_use]
     pub fn persisted(&self) -> Vec<(u64, u64)> {
         self.persisted.borrow().clone()

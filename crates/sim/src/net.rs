@@ -32,14 +32,14 @@ pub struct Passing<'a> {
 }
 
 impl Passing<'_> {
-    /// What the packet does.
+    /// The operation of the packet.
     #[must_use]
     pub fn operation(&self) -> Operation {
         self.headers.bth.opcode.operation
     }
 }
 
-/// What a rule wants.
+/// The decision of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// Left to the link.
@@ -96,7 +96,7 @@ pub(crate) struct Delivery {
 /// Links, and the packets on them.
 pub struct Net {
     rng: SmallRng,
-    /// What links are unless told otherwise.
+    /// The link between devices without one of their own.
     pub default_link: Link,
     links: BTreeMap<(DeviceId, DeviceId), Link>,
     states: BTreeMap<(DeviceId, DeviceId), LinkState>,
@@ -110,7 +110,7 @@ pub struct Net {
     pub(crate) segments: bool,
     /// The numbers of the packets that the last request of this call has become.
     last: Option<RangeInclusive<u64>>,
-    /// ACKs that ride, by the number of the packet.
+    /// Piggybacked ACKs, by the number of the packet.
     riders: BTreeMap<u64, Psn>,
 }
 
@@ -162,7 +162,7 @@ impl Net {
         self.rules.clear();
     }
 
-    /// Everything to and from this device is lost from now on; what is on the way too.
+    /// Everything to and from this device is lost from now on, also packets on the way.
     pub fn kill(&mut self, device: DeviceId) {
         self.dead.push(device);
     }
@@ -262,7 +262,8 @@ impl Net {
         self.last = None;
     }
 
-    /// Lets an ACK ride with the last request of this call, and be lost or doubled with it; whether there is one.
+    /// Lets an ACK go along with the last request of this call, and be lost or doubled with it. Tells whether there is
+    /// one.
     pub(crate) fn ride(&mut self, psn: Psn) -> bool {
         let Some(last) = self.last.take() else { return false };
         self.riders.extend(last.map(|number| (number, psn)));

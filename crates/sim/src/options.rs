@@ -1,4 +1,4 @@
-//! What a queue pair of a test is like.
+//! Options for the queue pairs of a test.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ pub struct QpOptions {
     pub sq_sig_all: bool,
     /// Takes its receives from a shared queue of this many requests. On XRC: of the SRQ that the peer names.
     pub srq: Option<u32>,
-    /// What the peer may do.
+    /// The rights of the peer.
     pub access: Access,
     /// Payload of a full packet.
     pub mtu: Mtu,

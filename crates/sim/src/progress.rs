@@ -1,4 +1,4 @@
-//! How time passes.
+//! The passing of time.
 
 use std::time::Duration;
 
@@ -15,11 +15,11 @@ use crate::sim::Sim;
 
 /// Instants that one [`Sim::run`] may take.
 const MAX_INSTANTS: u32 = 2_000_000;
-/// How often a timer may be due at one instant before it counts as a loop without end.
+/// Times that a timer may be due at one instant before it counts as a loop without end.
 const MAX_ROUNDS: u32 = 1000;
 
 impl Sim {
-    /// A packet that no device sent arrives at once; `from` is whose address it bears.
+    /// Injects a packet that no device sent. It arrives at once, with the address of `from`.
     pub fn inject(&mut self, from: DeviceId, to: DeviceId, headers: Headers, payload: &[u8]) {
         let arrival = net::arrival(self.gid(from), self.gid(to));
         self.net.enqueue(self.now, to, arrival, net::emit(headers, payload));

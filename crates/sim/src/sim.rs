@@ -1,4 +1,4 @@
-//! The simulation: devices, time, and what a program would call.
+//! The simulation: devices, time, and the calls of a program.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -40,7 +40,7 @@ pub struct Sim {
     gids: Vec<Gid>,
     /// Members of multicast groups, sorted by device.
     pub(crate) groups: Vec<(Gid, QpId)>,
-    /// How long devices hold ACKs back; zero: while packets of the same instant are left.
+    /// The delay of ACKs; zero: as long as packets of the same instant are left.
     pub ack_delay: Duration,
     chance: Chance,
     /// The network.
@@ -76,7 +76,8 @@ impl Sim {
         }
     }
 
-    /// How often a WRITE or READ that could be done without a message is (`Env::direct`): never, unless this was called.
+    /// The probability that a WRITE or READ is done without a message if it can be (`Env::direct`). It is 0 unless this
+    /// was called.
     pub fn do_directly(&mut self, probability: f64) {
         self.chance.probability = probability;
     }
@@ -168,7 +169,7 @@ impl Sim {
         &self.devices[device.0].shared.memory
     }
 
-    /// What a region holds.
+    /// The bytes of a region.
     #[must_use]
     pub fn bytes(&self, mr: Mr, offset: usize, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
@@ -330,7 +331,7 @@ impl Sim {
 
     fn purge(&mut self, place: &Place) {
         if place.xrcd.is_some() {
-            // What messages completed in an SRQ's completion queue, stays.
+            // Completions of messages in an SRQ's completion queue stay.
             return;
         }
         for cq in [place.send_cq, place.recv_cq] {
@@ -425,7 +426,7 @@ impl Sim {
         });
     }
 
-    /// Queue pairs whose completion queue overran lose their ground.
+    /// Queue pairs whose completion queue overran go to ERR.
     fn fail_overrun(&mut self, device: DeviceId) {
         while let Some(cq) = self.devices[device.0].shared.overrun.pop() {
             let slots = self.devices[device.0].qps.iter().flatten();
@@ -553,7 +554,7 @@ impl Sim {
         self.devices[cq.device.0].shared.cqs[cq.index].cq.arm(solicited_only);
     }
 
-    /// How often the channel of a completion queue was told.
+    /// The number of notifications to the channel of a completion queue.
     #[must_use]
     pub fn notified(&self, cq: CqId) -> usize {
         self.devices[cq.device.0].shared.cqs[cq.index].notified

@@ -1,4 +1,4 @@
-//! What was on the wire.
+//! The packets that were on the wire.
 
 use std::fmt;
 
@@ -21,12 +21,12 @@ pub struct Record {
     pub headers: Headers,
     /// Bytes of its payload.
     pub payload_len: usize,
-    /// What became of it; empty for "it arrives".
+    /// Its fate; empty for "it arrives".
     pub fate: &'static str,
 }
 
 impl Record {
-    /// What the packet does.
+    /// The operation of the packet.
     #[must_use]
     pub fn operation(&self) -> Operation {
         self.headers.bth.opcode.operation
@@ -53,7 +53,7 @@ impl fmt::Display for Record {
 pub struct Trace(Vec<Record>);
 
 impl Trace {
-    /// How many lines a failing test prints.
+    /// Lines that a failing test prints.
     const PRINTED: usize = 200;
 
     pub(crate) fn push(&mut self, record: Record) {
@@ -65,12 +65,12 @@ impl Trace {
         self.0.iter()
     }
 
-    /// Forgets what was.
+    /// Forgets all packets.
     pub fn clear(&mut self) {
         self.0.clear();
     }
 
-    /// How many packets with this operation `from` sent.
+    /// The number of packets with this operation that `from` sent.
     #[must_use]
     pub fn count(&self, from: DeviceId, operation: Operation) -> usize {
         self.iter().filter(|r| r.from == from && r.operation() == operation).count()

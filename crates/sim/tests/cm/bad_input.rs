@@ -48,7 +48,7 @@ pub(crate) fn good_req() -> Req {
     }
 }
 
-/// What host 1 answers to these bytes from host 0.
+/// The answer of host 1 to these bytes from host 0.
 fn answer(w: &mut World, bytes: &[u8]) -> Option<Message> {
     w.inject(gid(0), 1, bytes);
     let out = w.hosts[1].cm.poll_transmit(w.now)?;
@@ -311,7 +311,7 @@ fn a_senders_address_that_is_none_is_not_answered() {
     assert!(w.hosts[1].cm.poll_transmit(w.now).is_none());
 }
 
-/// Any bytes: nothing panics, a connection between others stands, and what it leaves behind ends.
+/// Any bytes: nothing panics, a connection between others stands, and connections that the bytes leave behind end.
 #[test]
 fn noise_leaves_connections_alone() {
     for seed in 0..200 {

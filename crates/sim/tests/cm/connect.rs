@@ -161,7 +161,7 @@ fn an_mtu_that_is_too_large_becomes_the_one_that_would_do() {
     for (host, id) in [(0, a), (1, b)] {
         assert_eq!(w.hosts[host].cm.qp_params(id).unwrap().path_mtu, Mtu::Mtu512);
     }
-    // One that is not smaller is no help.
+    // A proposal that is not smaller is no help.
     let a = w.connect(0, 1);
     reject(&mut w, Mtu::Mtu1024);
     w.run();

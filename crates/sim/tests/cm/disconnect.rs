@@ -67,7 +67,7 @@ fn an_unknown_connection_is_disconnected_at_once() {
 
 #[test]
 fn destroying_tells_the_peer_in_every_state() {
-    // Steps after which one side destroys, and what the other hears.
+    // Steps after which one side destroys, and the event of the other.
     for step in 0..4 {
         for destroyer in [0, 1] {
             let mut w = World::new(1, 2);
@@ -232,7 +232,7 @@ fn the_last_dreq_is_sent_again_when_its_process_ends() {
     }
 }
 
-/// What the program has let go of waits for its peer, but only so many.
+/// Connections that the program has dropped wait for their peers, but only a limited number.
 #[test]
 fn more_orphans_than_there_may_be_are_forgotten() {
     const MOST: usize = 3;
@@ -249,7 +249,7 @@ fn more_orphans_than_there_may_be_are_forgotten() {
         assert_eq!(usage.orphans, (n + 1).min(MOST));
         assert_eq!(usage.connections - usage.orphans, 5 - n);
     }
-    // Nor are those of a process that is gone taken over.
+    // Neither are those of an ended process taken over.
     let now = w.now;
     let other = Record { id: CommId(0x77), ..record };
     assert_eq!(w.hosts[0].cm.disconnect_for(now, &other), Err(CmError::Full));

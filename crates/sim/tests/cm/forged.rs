@@ -23,13 +23,13 @@ use anyverbs_proto::types::{Psn, Qpn};
 use crate::bad_input::{bytes, good_req};
 use crate::world::{World, gid, header};
 
-/// A connection as one end and everybody who guesses sees it.
+/// The names of a connection, as one end and a guesser see it.
 #[derive(Clone, Copy)]
 struct Names {
-    /// Of the end whose address is forged.
+    /// Communication ID of the end whose address is forged.
     theirs: CommId,
     their_qpn: Qpn,
-    /// Of the end that is attacked.
+    /// Communication ID of the end that is attacked.
     ours: CommId,
     our_qpn: Qpn,
 }
@@ -126,7 +126,7 @@ fn who_forges_the_peers_address_ends_no_connection() {
                 assert_eq!(w.hosts[host].cm.state(ids[host]), Ok(S::Established), "{line}");
                 while let Some(event) = w.poll_event(host) {
                     assert_ne!(event.id(), ids[host], "{event:?} of {line}");
-                    // A request that nobody made.
+                    // This request has no real maker.
                     if let CmEvent::ConnectRequest { id, .. } = event {
                         let now = w.now;
                         w.hosts[host].cm.destroy(now, id).unwrap();
@@ -143,7 +143,7 @@ fn who_forges_the_peers_address_ends_no_connection() {
     }
 }
 
-/// Who guesses that a challenge is on its way does not know its transaction, and both IDs.
+/// A guesser that knows of a challenge on its way knows neither its transaction nor both IDs.
 #[test]
 fn a_forged_answer_to_a_challenge_ends_nothing() {
     let mut w = World::new(1, 2);
@@ -171,7 +171,7 @@ fn a_forged_answer_to_a_challenge_ends_nothing() {
     w.tear_down();
 }
 
-/// What the program does with a request that nobody made.
+/// The program's reaction to a forged request.
 #[derive(Clone, Copy, Debug)]
 enum Program {
     Waits,

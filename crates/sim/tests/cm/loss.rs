@@ -76,10 +76,10 @@ fn with_early_repetitions_a_lost_question_costs_a_fraction_of_the_wait() {
         let mut w = early();
         w.next(1, is(attribute), Fate::Drop);
         let id = w.ask(0, 1);
-        // Nobody listens, which is an answer.
+        // There is no listener, which is an answer.
         let event = w.wait_event(0);
         assert!(matches!(event, CmEvent::SidrResponse { id: of, .. } if of == id), "{event:?}");
-        // Of 100 ms.
+        // Less than the timeout of 100 ms.
         assert!(w.now.since(Time::default()) < Duration::from_millis(3), "{:?}", w.now);
         w.tear_down();
     }
@@ -145,7 +145,7 @@ fn a_late_rtu_that_is_lost_is_said_again() {
     let a = w.connect(0, 1);
     let b = w.take_request(1);
     w.accept(1, b);
-    // The program takes its time, so that the peer repeats its REP and is told to wait.
+    // The program is slow, so the peer repeats its REP and is told to wait.
     w.run_for(SECOND);
     assert!(matches!(w.event(0), CmEvent::ConnectResponse { .. }));
     assert_eq!(w.state(0, a), S::MraRepSent);
@@ -281,7 +281,7 @@ fn if_no_rtu_arrives_the_passive_side_gives_up_and_says_so() {
 fn a_late_answer_to_one_that_gave_up_is_rejected() {
     let mut w = World::new(1, 2);
     w.listen(1);
-    // The passive side hears the first REQ alone, and no REJ.
+    // The passive side gets only the first REQ, and no REJ.
     w.next(usize::MAX, |from, m| from == 0 && m.attribute() == Attribute::Rej, Fate::Drop);
     w.next(1, is(Attribute::Req), Fate::Pass);
     w.next(usize::MAX, is(Attribute::Mra), Fate::Drop);

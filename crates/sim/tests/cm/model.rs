@@ -181,7 +181,7 @@ impl Model {
             };
             let connected = |s| s == Some(S::Established);
             assert_eq!(connected(a), connected(b), "{}", log());
-            // What waits for nobody is over.
+            // Connections without a waiting program are over.
             for end in [a, b].into_iter().flatten() {
                 assert!(matches!(end, S::Established | S::Closed), "{}", log());
             }

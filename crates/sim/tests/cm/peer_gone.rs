@@ -1,11 +1,12 @@
-//! Peers of which somebody tells that they are gone.
+//! Peers that a third process reports as gone.
 
 use anyverbs_proto::cm::ConnectionState as S;
 use anyverbs_proto::cm::event::{CmEvent, Disconnected};
 
 use crate::world::World;
 
-/// Host 0 connects to host 1 up to some step; `survivor` is told that the other is gone. Its event and what state it leaves.
+/// Host 0 connects to host 1 up to some step, then `survivor` is told that the other is gone. Returns its event and its
+/// state.
 fn told(step: usize, survivor: usize) -> (CmEvent, S) {
     let mut w = World::new(1, 2);
     w.listen(1);

@@ -1,4 +1,4 @@
-//! One side has forgotten what the other believes to be connected (IBA 12.9.8.3.1).
+//! One side has forgotten a connection that the other believes in (IBA 12.9.8.3.1).
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn restarted_client(config: CmConfig) -> (World, CommId, Dial<'static>) {
     (w, b, Dial { qpn, ..Dial::default() })
 }
 
-/// The next request at host 1, whatever ends before.
+/// The next request at host 1, after ends of others.
 fn wait_request(w: &mut World) -> CommId {
     let begin = w.now;
     loop {

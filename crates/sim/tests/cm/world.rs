@@ -23,7 +23,7 @@ use rand::{Rng, SeedableRng};
 /// Where the tests' listeners listen.
 pub(crate) const PORT: u16 = 7471;
 
-/// What the network does to a datagram; probabilities from 0 to 1.
+/// The effects of the network on a datagram; probabilities from 0 to 1.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Weather {
     pub(crate) delay: Duration,
@@ -42,7 +42,7 @@ impl Weather {
     };
 }
 
-/// What becomes of a datagram in particular.
+/// The fate of a single datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fate {
     Pass,
@@ -384,7 +384,7 @@ impl World {
         }
     }
 
-    /// How many datagrams a host has sent.
+    /// The number of datagrams that a host has sent.
     pub(crate) fn datagrams(&self, host: usize) -> u64 {
         let sent = &self.hosts[host].cm.counters().tx_msgs;
         Attribute::ALL.iter().map(|attribute| sent.of(*attribute)).sum()
@@ -429,7 +429,7 @@ impl World {
         true
     }
 
-    /// Runs what happens within 5 ms: datagrams, but hardly a timer.
+    /// Runs for 5 ms: datagrams, but hardly a timer.
     pub(crate) fn run(&mut self) {
         self.run_for(Duration::from_millis(5));
     }
@@ -450,7 +450,7 @@ impl World {
         }
     }
 
-    /// Nothing is left in any table but this many listeners.
+    /// All tables are empty but for this many listeners.
     #[track_caller]
     pub(crate) fn assert_empty(&mut self) {
         for host in (0..self.hosts.len()).filter(|h| self.hosts[*h].alive).collect::<Vec<_>>() {
@@ -461,7 +461,7 @@ impl World {
         }
     }
 
-    /// Destroys everything everywhere, waits, and looks what is left.
+    /// Destroys everything everywhere, waits, and checks that nothing is left.
     pub(crate) fn tear_down(&mut self) {
         for host in &mut self.hosts {
             host.cm.shutdown(self.now);

@@ -25,7 +25,7 @@ fn bound() -> Duration {
     Duration::from_nanos(4 * (4096 << TIMEOUT)) * u32::from(RETRIES + 1) + Duration::from_secs(1)
 }
 
-/// What message `i` is.
+/// The kind of message `i`.
 fn kind(case: &Case, i: usize) -> Op {
     const MIXED: [Op; 5] = [Op::Write, Op::WriteImm, Op::Read, Op::CompareSwap, Op::AtomicWrite];
     match case.op {
@@ -66,7 +66,7 @@ fn op_of(case: &Case, i: usize, b: End, words: &[u64]) -> SendOp {
         Op::WriteImm => SendOp::WriteImm(at, i as u32),
         Op::Read => SendOp::Read(at),
         Op::CompareSwap => {
-            // Every third one does not find what it compares with.
+            // Every third one finds another value than it compares with.
             let compare = words[i] ^ u64::from(i.is_multiple_of(3));
             SendOp::CompareSwap { at, compare, swap: !words[i] }
         }
@@ -83,7 +83,7 @@ struct Before {
     words: Vec<u64>,
 }
 
-/// Runs it, and returns what completed, and when.
+/// Runs it. Returns the completions and their times.
 pub(crate) fn run(case: &Case) -> Vec<(u64, u64, Time)> {
     let mut t = pair(case);
     if matches!(case.fault, Fault::Partition | Fault::End) {
@@ -195,7 +195,7 @@ fn check_reliable(t: &Pair, case: &Case, before: &Before, sent: &[(Wc, Time)], r
         let (mine, theirs) = (t.bytes(a.mr, i * SLOT, SLOT), t.bytes(b.mr, i * SLOT, SLOT));
         let (old_mine, old_theirs) = (&before.a[i], &before.b[i]);
         let word = before.words[i];
-        // What each side must hold: the length of the message at the front, what was there behind it.
+        // The expected memory of each side: the length of the message at the front, the old contents behind it.
         let (mut want_mine, mut want_theirs) = (old_mine.clone(), old_theirs.clone());
         match kind(case, i) {
             Op::Mixed => unreachable!("it is one of the others"),
@@ -222,7 +222,8 @@ fn check_reliable(t: &Pair, case: &Case, before: &Before, sent: &[(Wc, Time)], r
     }
 }
 
-/// The sender never knows. What arrives is whole and right; what does not arrive leaves a receive for the next.
+/// The sender never knows. A message that arrives is whole and right. A message that does not arrive leaves a receive
+/// for the next.
 fn check_unreliable(t: &Pair, case: &Case, before: &Before, sent: &[(Wc, Time)], received: &[Wc]) {
     let (_, b) = t.ends();
     assert_eq!(sent.len(), MESSAGES);

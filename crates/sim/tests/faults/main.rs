@@ -1,8 +1,8 @@
 //! Every fault of a network with every service, every operation and every MTU, some seeds of each, in virtual time.
 //!
-//! What is promised stands in `docs/reliability.md`: over RC and XRC everything arrives once, in order and right, or the
-//! requester gets `RETRY_EXC_ERR`, then flushes, within 4 x 4.096 us x 2^timeout x (retry_cnt + 1) + 1 s of the last sign of
-//! life; over UC and UD a message arrives as it was sent or not at all.
+//! The promises stand in `docs/reliability.md`. Over RC and XRC everything arrives once, in order and right, or the
+//! requester gets `RETRY_EXC_ERR`, then flushes. That happens within 4 x 4.096 us x 2^timeout x (retry_cnt + 1) + 1 s
+//! of the last sign of life. Over UC and UD a message arrives as it was sent or not at all.
 //!
 //! `ANYVERBS_SIM_SEEDS=N` runs N seeds of each instead of [`SEEDS`]; `ANYVERBS_SIM_CASE=NAME` runs the cases with this in their
 //! names alone.
@@ -22,7 +22,7 @@ use anyverbs_sim::link::{Burst, Full, Link, Rate};
 /// Seeds of each case in an ordinary run.
 const SEEDS: u64 = 3;
 
-/// What is wrong with the network.
+/// The fault of the network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fault {
     None,
@@ -35,9 +35,9 @@ enum Fault {
     Delay,
     ShortQueue,
     Everything,
-    /// Nothing passes for 300 ms.
+    /// No packet passes for 300 ms.
     Partition,
-    /// Nothing passes any more.
+    /// No packet passes any more.
     End,
 }
 
@@ -89,7 +89,7 @@ impl Fault {
     }
 }
 
-/// What is posted.
+/// The operation that is posted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Op {
     Send,

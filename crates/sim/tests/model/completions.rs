@@ -1,4 +1,4 @@
-//! What the oracle says to completions.
+//! The oracle's checks of completions.
 
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::wc::{Wc, WcFlags, WcOpcode, WcStatus};
@@ -14,7 +14,7 @@ impl World {
             self.log.push((wc.wr_id, wc.status as u8, wc.qpn.get()));
             let q = self.qps.iter().position(|qp| qp.qpn == wc.qpn);
             let q = q.unwrap_or_else(|| panic!("a completion of nobody: {wc:?}"));
-            // What a target received is the SRQ's.
+            // Completions of a target's receives are the SRQ's.
             let target = self.qps[q].qp_type() == QpType::XrcRecv;
             assert!(target || !self.qps[q].destroyed, "a completion of a destroyed queue pair");
             if wc.opcode.is_recv() {
@@ -183,7 +183,7 @@ impl World {
         }
         let message = &qp.messages[at];
         if wc.opcode == WcOpcode::RecvRdmaWithImm && qp.qp_type() == QpType::Uc {
-            // Each range is written once: what arrived stays.
+            // Each range is written once, so data that arrived stays.
             let there = self.sim.bytes(qp.board, message.at, message.bytes.len()) == message.bytes;
             assert!(there, "a WRITE with immediate data without its data");
         }

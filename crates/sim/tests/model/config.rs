@@ -1,4 +1,4 @@
-//! What a seed's world is like.
+//! The properties of a seed's world.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub(crate) struct Config {
     pub(crate) trouble: bool,
     pub(crate) srq: bool,
     pub(crate) shared_cq: bool,
-    /// How often what could be done without a message is.
+    /// The probability that an operation is done without a message if it can be.
     pub(crate) direct: f64,
 }
 

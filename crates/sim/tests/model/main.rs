@@ -1,10 +1,10 @@
-//! Random operations against an oracle: queue pairs of every type between two or three devices that share completion
-//! queues and receive queues, both directions, over links that lose, duplicate, reorder and delay; in some of the runs
-//! things break on purpose.
+//! Random operations against an oracle. Queue pairs of every type connect two or three devices that share completion
+//! queues and receive queues. Both directions go over links that lose, duplicate, reorder and delay. In some of the
+//! runs things break on purpose.
 //!
-//! The oracle knows what memory must hold at the end and every received message when it completes; that completions
-//! come exactly once, in the order of posting, with the right status; which posts are refused; that atomics
-//! happened once each; and that nothing was written anywhere else.
+//! The oracle knows the final contents of the memory, and every received message when it completes. It knows that
+//! completions come exactly once, in the order of posting, with the right status, and which posts are refused. It knows
+//! that atomics happened once each, and that no other memory was written.
 //!
 //! `ANYVERBS_SIM_SEEDS=N` runs N seeds instead of [`SEEDS`]; `ANYVERBS_SIM_SEED=S` runs that one alone.
 

@@ -18,7 +18,7 @@ struct Draft {
     flags: SendFlags,
     check: Check,
     release: Vec<Slot>,
-    /// What the receiver will see, and which queue pair that is.
+    /// The message that the receiver will see, and the number of its queue pair.
     message: Option<(usize, Message)>,
     len: usize,
     ud: Option<UdDest>,
@@ -39,7 +39,7 @@ impl Draft {
     }
 }
 
-/// Data to send: where it lies, and what it is.
+/// Data to send: its place and its bytes.
 struct Data {
     sges: Vec<Sge>,
     bytes: Vec<u8>,
@@ -229,7 +229,7 @@ impl World {
         Some(draft)
     }
 
-    /// A READ, and a fenced SEND of what it brings.
+    /// A READ, and a fenced SEND of the bytes that it brings.
     fn read_and_send(&mut self, q: usize, mut read: Draft) {
         let Check::Read(slot, bytes) = read.check.clone() else { unreachable!("it is a READ") };
         if self.qps[q].max_send_wr - self.qps[q].sends.len() < 2 {
@@ -272,7 +272,7 @@ impl World {
         Some(draft)
     }
 
-    /// Of the word that only this queue pair changes.
+    /// An ATOMIC WRITE of the word that only this queue pair changes.
     fn atomic_write(&mut self, q: usize) -> Draft {
         let theirs = &self.qps[self.qps[q].peer];
         let at = theirs.board.remote(theirs.board_len());
@@ -280,7 +280,7 @@ impl World {
         Draft::new(SendOp::AtomicWrite { at, data }, vec![], 0)
     }
 
-    /// Of a key that lives for this alone: done twice, it would fail.
+    /// A LOCAL_INV of a key that lives for this alone: done twice, it would fail.
     fn local_inv(&mut self, q: usize) -> Draft {
         let own = &self.hosts[self.qps[q].host];
         let (device, pd, addr) = (own.device, own.pd, own.source.addr);
@@ -369,7 +369,7 @@ impl World {
         };
         let posted = self.sim.queue_send(qp.id, &wr);
         if draft.flags.contains(SendFlags::INLINE) {
-            // It was copied: what the buffer holds now is of no interest.
+            // The data was copied, so later contents of the buffer do not matter.
             self.sim.fill(self.hosts[qp.host].scratch, wr_id);
         }
         assert_eq!(posted, if full { Err(PostSendError::Full) } else { Ok(()) });

@@ -10,7 +10,7 @@ use rand::Rng;
 
 use crate::world::{COUNTERS, World};
 
-/// Runs a seed; returns what completed.
+/// Runs a seed; returns the completions.
 pub(crate) fn run(seed: u64) -> Vec<(u64, u8, u32)> {
     let mut world = World::new(seed);
     world.act();
@@ -194,7 +194,7 @@ impl World {
         if !qp.broken {
             return;
         }
-        // ERR flushes all that is left, and what remains was done.
+        // ERR flushes all that is left, and all else was done.
         self.sim.to_state(id, QpState::Err);
         self.poll_all();
         let qp = &self.qps[q];
@@ -204,7 +204,7 @@ impl World {
         assert!(qp.recvs.is_empty(), "never completed: {:?}", qp.recvs);
         let peer = &self.qps[qp.peer];
         if qp.is_reliable() && !peer.destroyed {
-            // What was acknowledged had arrived.
+            // Acknowledged messages had arrived.
             assert!(qp.sent_messages <= peer.next_message, "acknowledged and not received");
         }
     }
@@ -220,7 +220,8 @@ impl World {
                     assert_eq!(word, qp.word, "swaps of {}", qp.qpn);
                 }
                 QpType::Uc => {
-                    // Nothing lies behind what was written, all of it or not.
+                    // Behind the ranges of the messages, written in whole or in part or not at all, the memory is
+                    // untouched.
                     let written = qp.written.last().map_or(0, |range| range.end);
                     assert!(there[written..] == qp.shadow[written..]);
                 }
@@ -254,7 +255,7 @@ impl World {
         assert_eq!(last, sum);
     }
 
-    /// Over a sound link the unreliable ones deliver, whatever happened before.
+    /// Over a sound link the unreliable ones deliver, after any earlier faults.
     fn check_liveness(&mut self) {
         self.sim.net.default_link = Link::default();
         for q in 0..self.qps.len() {

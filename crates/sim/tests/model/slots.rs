@@ -76,8 +76,8 @@ impl Slots {
         sim.bytes(self.mr, index * self.size, self.size)
     }
 
-    /// The buffer's first `len` bytes; whatever lies outside of them must be untouched, or outside of the
-    /// buffer at least, if it is `reused`.
+    /// The buffer's first `len` bytes. All bytes outside of them must be untouched, or, if it is `reused`, at least
+    /// those outside of the buffer.
     pub(crate) fn contents(&self, sim: &Sim, slot: &Slot, len: usize, reused: bool) -> Vec<u8> {
         let mut raw = self.raw(sim, slot.index);
         let mut bytes = Vec::with_capacity(len);
@@ -98,7 +98,7 @@ impl Slots {
         self.free.push(slot.index);
     }
 
-    /// Nothing came late.
+    /// Checks that no data came late.
     pub(crate) fn check_free(&self, sim: &Sim) {
         for &index in &self.free {
             let untouched = self.raw(sim, index) == self.blank;

@@ -1,4 +1,4 @@
-//! The world of a run, and what the oracle knows about it.
+//! The world of a run, and the oracle's knowledge of it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -24,7 +24,7 @@ pub(crate) struct World {
     pub(crate) hosts: Vec<Host>,
     pub(crate) qps: Vec<QpModel>,
     pub(crate) cqs: Vec<CqId>,
-    /// What fetch-adds returned and added, by host and counter.
+    /// Results and addends of fetch-adds, by host and counter.
     pub(crate) added: BTreeMap<(usize, usize), Vec<(u64, u64)>>,
     /// For messages that must be told apart.
     pub(crate) next_imm: u32,
@@ -68,15 +68,15 @@ pub(crate) struct Message {
     pub(crate) at: usize,
     pub(crate) imm: Option<u32>,
     pub(crate) inv: Option<u32>,
-    /// Which of the host's SRQs of type XRC it is for.
+    /// The host's SRQ of type XRC that it is for.
     pub(crate) srq: Option<usize>,
     /// The queue pair that sent it.
     pub(crate) from: Qpn,
-    /// How often it was received.
+    /// Number of times that it was received.
     pub(crate) received: u32,
 }
 
-/// What to look at when a send completes.
+/// The check when a send completes.
 #[derive(Clone, Debug)]
 pub(crate) enum Check {
     Nothing,
@@ -102,11 +102,11 @@ pub(crate) struct Send {
     pub(crate) len: usize,
     pub(crate) check: Check,
     pub(crate) release: Vec<Slot>,
-    /// Which of the peer's messages it is.
+    /// The index of the message at the peer.
     pub(crate) message: Option<usize>,
 }
 
-/// One queue pair: what it was asked to do, what it should get.
+/// One queue pair: the requests that it got, and the messages that it should get.
 pub(crate) struct QpModel {
     pub(crate) id: QpId,
     pub(crate) qpn: Qpn,
@@ -124,7 +124,7 @@ pub(crate) struct QpModel {
     pub(crate) sends: VecDeque<Send>,
     pub(crate) next_wr_id: u64,
     pub(crate) send_failed: bool,
-    /// Messages of ours whose sends completed well: up to this number of the peer's messages.
+    /// Messages of ours whose sends completed well, as an index into the peer's messages.
     pub(crate) sent_messages: usize,
 
     pub(crate) recvs: VecDeque<(u64, Slot)>,
@@ -133,9 +133,9 @@ pub(crate) struct QpModel {
     /// Reliable: messages before this one were received. UC: one past the last that was received.
     pub(crate) next_message: usize,
 
-    /// What the peer writes to and reads from.
+    /// The region that the peer writes to and reads from.
     pub(crate) board: Mr,
-    /// What the peer's board must hold after all that we wrote.
+    /// The expected contents of the peer's board after all that we wrote.
     pub(crate) shadow: Vec<u8>,
     /// Ranges of it that READs want as they are.
     pub(crate) pins: Vec<(u64, Range<usize>)>,

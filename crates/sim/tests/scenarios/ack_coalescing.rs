@@ -84,7 +84,7 @@ fn an_ack_behind_answers_that_are_paced_leaves_with_the_last_of_them() {
     write.bth.ack_req = true;
     t.inject(a.device, b.device, write, &[]);
     t.run_for(Duration::from_micros(20));
-    // Nothing that the device could see to.
+    // The device could do nothing about it.
     assert!(!t.get(b.qp).owes_ack());
     t.run();
     let answers: Vec<_> = t.net.trace.iter().filter(|r| r.from == b.device).collect();

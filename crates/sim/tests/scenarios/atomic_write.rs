@@ -39,7 +39,7 @@ fn it_is_executed_once_whatever_is_lost() {
             }
             t.run_for(Duration::from_millis(1));
             if lost == O::ReadResponseOnly {
-                // The last one is executed by now: what comes again must not be.
+                // The last one is executed by now: its repeat must not be.
                 t.write(b.mr, 0, &99u64.to_ne_bytes());
             }
             t.run();

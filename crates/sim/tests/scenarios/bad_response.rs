@@ -12,7 +12,7 @@ fn answer(t: &Pair, operation: O, psn: Psn) -> Headers {
     headers
 }
 
-/// What becomes of `op` if this comes as the first answer.
+/// The completions of `op` if this comes as the first answer.
 fn answered(op: SendOp, operation: O, len: usize) -> Vec<(u64, WcStatus)> {
     let (mut t, a, b) = rc(QpOptions::rc());
     t.net.rule(move |p| if p.from == b.device { Fate::Drop } else { Fate::Pass });

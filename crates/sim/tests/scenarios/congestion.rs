@@ -1,4 +1,4 @@
-//! A congested network marks packets; who receives them notifies their sender, which keeps less in flight (IBA A17.9.3).
+//! A congested network marks packets. Their receiver notifies the sender, which keeps less in flight (IBA A17.9.3).
 
 use super::prelude::*;
 

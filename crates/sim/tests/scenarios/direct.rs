@@ -1,13 +1,14 @@
-//! WRITEs and READs that need no message come after what does.
+//! WRITEs and READs without a message come after earlier messages.
 
 use super::prelude::*;
 
-/// How many messages with this operation `a` has sent.
+/// The number of messages with this operation that `a` has sent.
 fn messages(t: &Pair, a: End, operation: O) -> usize {
     t.net.trace.count(a.device, operation)
 }
 
-/// 400 WRITEs of a program that keeps the queue full, behind an atomic that is in flight. How many of them were messages.
+/// 400 WRITEs of a program that keeps the queue full, behind an atomic that is in flight. Returns the number of them
+/// that were messages.
 fn stream(t: &mut Pair, a: End, b: End) -> usize {
     let at = b.mr.remote(8);
     t.post(a, 0, SendOp::FetchAdd { at: b.mr.remote(0), add: 1 }, &[a.mr.sge(0, 8)]);

@@ -34,7 +34,7 @@ fn one_more_is_flushed_as_well() {
         let (mut t, a, _) = with_work_outstanding(options);
         t.to_state(a.qp, QpState::Err);
         t.recv(a, 20, &[a.mr.sge(0, 10)]);
-        // Unsignaled, with keys that nobody has: it is not looked at.
+        // Unsignaled, with unknown keys: they are not looked at.
         let sge = Sge { addr: 1, len: 2, lkey: 3 };
         t.try_post(a, 21, SendOp::Send, SendFlags::empty(), &[sge]).unwrap();
         let flushed = |ids: &[u64]| ids.iter().map(|i| (*i, WrFlushErr)).collect::<Vec<_>>();

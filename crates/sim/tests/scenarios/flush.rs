@@ -9,7 +9,7 @@ fn op(at: RemoteAddr, len: u32, placement: Placement, selectivity: Selectivity) 
     SendOp::Flush { at, len, feth: Feth { placement, selectivity } }
 }
 
-/// A connection that grants `access` besides WRITE, and a region at `b` that grants the same.
+/// A connection that grants `access` in addition to WRITE, and a region at `b` that grants the same.
 fn flushing(access: Access) -> (Pair, End, End, anyverbs_sim::Mr) {
     let access = access | Access::REMOTE_WRITE | Access::LOCAL_WRITE;
     let (mut t, a, b) = rc(QpOptions { access, ..QpOptions::rc() });
@@ -68,11 +68,11 @@ fn what_is_refused() {
     assert_eq!(try_one(Access::FLUSH_GLOBAL, here, persistence, range), RemInvReqErr);
     assert_eq!(try_one(Access::FLUSH_PERSISTENT, here, global, range), RemInvReqErr);
     assert_eq!(try_one(Access::empty(), here, global, range), RemInvReqErr);
-    // What means nothing.
+    // Placements without a meaning.
     assert_eq!(try_one(BOTH, here, Placement::empty(), range), RemInvReqErr);
     assert_eq!(try_one(BOTH, here, Placement::from_bits_retain(4), range), RemInvReqErr);
     assert_eq!(try_one(BOTH, here, global, Selectivity::Reserved(2)), RemInvReqErr);
-    // Not of this key, or beyond its end.
+    // A wrong key, or a range beyond its end.
     let (no_key, beyond) = (
         |mr: anyverbs_sim::Mr| RemoteAddr { rkey: mr.lkey, ..mr.remote(0) },
         |mr: anyverbs_sim::Mr| mr.remote(4089),

@@ -50,7 +50,7 @@ fn an_atomic_on_an_address_that_is_not_aligned() {
     }
 }
 
-/// What `b` answers to packets that a broken peer sends in the place of `a`.
+/// The answer of `b` to packets that a broken peer sends in the place of `a`.
 fn answer_to(packets: &[(O, usize)]) -> Option<Syndrome> {
     let (mut t, a, b) = rc(QpOptions::rc());
     t.recv(b, 1, &[b.mr.sge(0, 8192)]);
@@ -110,7 +110,7 @@ fn packets_of_the_wrong_length() {
         &[(O::SendFirst, 1024), (O::SendMiddle, 512)],
         &[(O::SendFirst, 1024), (O::SendLast, 0)],
         &[(O::SendFirst, 1024), (O::SendLast, 1025)],
-        // Not what the RETH announced.
+        // The length differs from the one that the RETH announced.
         &[(O::WriteOnly, 100)],
         &[(O::WriteFirst, 1024), (O::WriteLast, 1024)],
         &[(O::WriteFirst, 1024), (O::WriteMiddle, 1024), (O::WriteMiddle, 1024)],

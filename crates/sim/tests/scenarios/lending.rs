@@ -1,4 +1,4 @@
-//! The responder of an XRC target moves between messages, and takes along what it needs.
+//! The responder of an XRC target moves between messages, and takes its state along.
 
 use super::prelude::*;
 use anyverbs_sim::{CqId, Mr, QpId, SrqId};

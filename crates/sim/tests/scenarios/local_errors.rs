@@ -73,7 +73,7 @@ fn where_an_answer_goes_is_looked_at_when_it_comes() {
             assert_eq!(t.word(b.mr, 0), word, "{op:?} is done, and once");
         }
     }
-    // What the peer refuses comes before.
+    // The peer's refusal comes first.
     for op in [4, 5, 6] {
         let (mut t, a, b) = rc(QpOptions::rc());
         t.deregister(b.mr);
@@ -86,7 +86,7 @@ fn where_an_answer_goes_is_looked_at_when_it_comes() {
 
 #[test]
 fn a_receive_with_a_bad_element() {
-    // The last one is long enough for what comes; what lies behind is not looked at.
+    // The last one is long enough for the message; elements behind it are not looked at.
     for i in 0..8 {
         let Some((mut t, a, b)) = both_ways(QpOptions::rc()) else { return };
         // `b` is the one that sends here.

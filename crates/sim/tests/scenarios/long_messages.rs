@@ -79,7 +79,7 @@ fn a_write_is_not_overtaken_by_a_paced_read_before_it() {
 
 #[test]
 fn the_longest_message_is_accepted_and_one_byte_more_is_not() {
-    // MAX_MESSAGE bytes. Nobody has them here; the length alone is looked at.
+    // MAX_MESSAGE bytes. They do not exist here; only the length is looked at.
     let (mut t, a, _, x, _) = large(QpOptions { retry_cnt: 0, ..QpOptions::rc() });
     let half = Sge { len: MAX_MESSAGE / 2, ..x.sge(0, 0) };
     let flags = SendFlags::SIGNALED;

@@ -59,7 +59,7 @@ fn a_read_response_acknowledges_what_came_before() {
     assert_eq!(t.sent(a), [(1, Success), (2, Success)]);
 }
 
-/// A connection over a link that loses packets, whose receiver has got one SEND, and was heard of that.
+/// A connection over a link that loses packets. Its receiver has got one SEND, and the sender its ACK unless `lost`.
 fn received_one(lost: bool) -> (Pair, End, End) {
     let options =
         QpOptions { probe_after: Some(Duration::from_millis(8)), retry_cnt: 2, ..QpOptions::rc() };

@@ -1,4 +1,4 @@
-//! READ responses get lost: the requester asks again for what is missing (IBA 9.7.5.2.4, implied NAK; 9.7.6.1.3).
+//! READ responses get lost: the requester asks again for the missing ones (IBA 9.7.5.2.4, implied NAK; 9.7.6.1.3).
 
 use super::prelude::*;
 
@@ -34,7 +34,7 @@ fn first_middle_and_last() {
 fn only_what_is_missing_is_sent_again() {
     let (t, _) = one_lost(5000, 3);
     let responses = t.net.trace.iter().filter(|r| r.payload_len > 0).count();
-    // Five, of which the last was of no use, and two more.
+    // Five, the last of which was of no use, and two more.
     assert_eq!(responses, 7);
 }
 

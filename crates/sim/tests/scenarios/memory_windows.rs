@@ -25,7 +25,7 @@ fn of_type_2(options: QpOptions) -> (Pair, End, End, Bind) {
     windowed(options, WindowType::Type2)
 }
 
-/// What the peer names after the bind.
+/// The address for the peer after the bind.
 fn bound(bind: &Bind) -> RemoteAddr {
     RemoteAddr { va: bind.addr, rkey: bind.window & !0xff | bind.rkey & 0xff }
 }

@@ -1,5 +1,5 @@
-//! What an extended reliable connection does as a reliable one does: the same scenarios, with an initiator as `a` and a
-//! target and its SRQ as `b`.
+//! The parts of an extended reliable connection that work as a reliable one: the same scenarios, with an initiator as
+//! `a` and a target and its SRQ as `b`.
 
 pub(crate) mod prelude {
     pub(crate) use crate::prelude::*;

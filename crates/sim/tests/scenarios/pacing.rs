@@ -63,11 +63,11 @@ fn datagrams_that_wait_in_sqd() {
     assert_eq!(t.recvs(b).len(), 5);
 }
 
-/// `IBV_RATE_MAX`, then 2.5, 10, 100 and 200 Gb/s; what the bits take where they are paced.
+/// `IBV_RATE_MAX`, then 2.5, 10, 100 and 200 Gb/s, and the time of the bits where they are paced.
 const STATIC_RATES: [(u8, Option<f64>); 5] =
     [(0, None), (2, Some(2.5e9)), (3, Some(10e9)), (16, None), (17, None)];
 
-/// How long `rounds` of 8 messages take over a path of this static rate.
+/// The time that `rounds` of 8 messages take over a path of this static rate.
 fn took(
     qp_type: QpType,
     static_rate: u8,
@@ -158,6 +158,6 @@ fn a_datagram_to_another_takes_nothing_of_a_paths_rate() {
     // 2 ms are spent at once; then it waits.
     assert!(sent(2, 1000) > 11_000_000);
     assert_eq!(sent(0, 1000), free);
-    // Nor is what was not sent saved up.
+    // Unused rate is not saved up.
     assert!(sent(2, 1000) > 9_000_000);
 }

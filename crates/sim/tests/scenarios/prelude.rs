@@ -31,13 +31,13 @@ pub(crate) fn both_ways(options: QpOptions) -> Option<(Pair, End, End)> {
     Some(rc(options))
 }
 
-/// What becomes of receives that wait when an end goes to ERR: those of its own are flushed, those of an SRQ stay.
+/// The fate of receives that wait when an end goes to ERR: those of its own are flushed, those of an SRQ stay.
 pub(crate) fn flushed(end: End, recvs: &[u64]) -> Vec<(u64, WcStatus)> {
     let own = recvs.iter().filter(|_| end.srq.is_none());
     own.map(|wr_id| (*wr_id, WrFlushErr)).collect()
 }
 
-/// Headers of a packet that nobody's queue pair made, in the service of the queue pair that `to` has.
+/// Headers of a forged packet that no queue pair made, in the service of the queue pair of `to`.
 pub(crate) fn forged(t: &Pair, to: End, operation: O, psn: Psn) -> Headers {
     let qp = t.get(to.qp);
     let opcode = Opcode::new(qp.init().qp_type.service(), operation);

@@ -1,5 +1,5 @@
-//! On links that lose packets the requester does not wait for the ACK timeout, nor use up a retry, when an answer or
-//! what would have shown a gap is lost; and it keeps less in flight while packets are lost.
+//! Tail-loss probes. A link may lose an answer, or the packet that would have shown a gap. Then the requester neither
+//! waits for the ACK timeout nor uses up a retry. It keeps less in flight while packets are lost.
 
 use super::prelude::*;
 
@@ -55,7 +55,7 @@ fn losses_make_the_window_small_and_answers_large_again() {
     let in_flight = |t: &mut Pair| {
         t.net.trace.clear();
         t.post(a, 1, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 100_000)]);
-        // What leaves before the first ACK.
+        // The packets that leave before the first ACK.
         let sent = t.net.trace.iter().filter(|r| r.from == a.device).count();
         t.run();
         assert_eq!(t.sent(a), [(1, Success)]);
@@ -101,7 +101,7 @@ fn a_long_way_is_no_silence() {
     t.net.set_link(b.device, a.device, link);
     let mut sent = 0;
     for n in 0..20 {
-        // Silence may be shorter where packets are lost, but not than what the peer takes.
+        // The probe timeout may be shorter where packets are lost, but not shorter than the peer's answer time.
         if n == 10 {
             t.net.once(is(O::WriteLast), Fate::Drop);
         }
@@ -117,8 +117,9 @@ fn a_long_way_is_no_silence() {
     assert_eq!(sent, 18 * 2, "each packet once");
 }
 
-/// A way longer than the ACK timeout: 100 ms there and back, against 67 ms. The first messages teach; then the peer gets its time
-/// (IBA 9.7.6.1.3: up to four timeouts), and the window is not smaller for repeats that were needless.
+/// A path longer than the ACK timeout: a round trip of 100 ms, against 67 ms. The first messages teach the requester.
+/// Then the peer gets its time (IBA 9.7.6.1.3: up to four timeouts), and spurious retransmissions do not make the
+/// window smaller.
 #[test]
 fn a_way_longer_than_the_timeout_costs_its_length_alone() {
     for options in [

@@ -5,7 +5,7 @@ use super::prelude::*;
 const LEN: usize = 30_000;
 const PACKETS: u64 = 30;
 
-/// Two ends that keep requests which come before their turn, up to so many bytes.
+/// Two ends with an out-of-order buffer of this size.
 fn keeping(early_room: usize) -> (Pair, End, End) {
     rc(QpOptions { early_room, ..QpOptions::rc() })
 }
@@ -21,8 +21,8 @@ fn next_psn(t: &Pair, end: End) -> Psn {
     QpOptions::rc().sq_psn.plus(new as u32)
 }
 
-/// Loses these packets of a message, counted from its first, once, and looks whether it comes all the same. How many packets
-/// were sent again.
+/// Loses these packets of a message once, counted from its first, and checks that it arrives all the same. Returns the
+/// number of retransmissions.
 fn lose(t: &mut Pair, lost: &[u32]) -> u64 {
     let (a, b) = t.ends();
     let before = t.counter(a.device, Counter::Retransmitted);
@@ -66,7 +66,7 @@ fn several_in_a_row_are_sent_again_with_all_behind_them() {
 #[test]
 fn a_peer_that_keeps_nothing_is_found_out() {
     let (mut t, a, _) = keeping(0);
-    // Nothing follows that would make it say more than the ACK of the one packet.
+    // No packet follows that would make its answer more than the ACK of the one packet.
     assert_eq!(lose(&mut t, &[9]), PACKETS - 9);
     // However long it goes on.
     for _ in 0..200 {
@@ -191,8 +191,8 @@ fn one_that_is_refused_ends_it() {
     assert_eq!(recvs, [Success, Success, Success, LocLenErr, WrFlushErr, WrFlushErr]);
 }
 
-/// 40 SENDs of which two are lost, and behind them a request whose answer is in the way of sending one alone. How often the peer
-/// said that one is missing, and how many were sent again.
+/// 40 SENDs of which two are lost, and behind them a request whose answer rules out selective retransmit. Returns the
+/// number of NAKs, and of retransmissions.
 fn go_back(t: &mut Pair) -> (u64, u64) {
     let (a, b) = t.ends();
     let before = [Counter::PacketSeqErr, Counter::Retransmitted].map(|c| t.counter(a.device, c));
@@ -227,7 +227,7 @@ fn nor_where_its_packets_come_one_by_one() {
         let rate = Rate { bytes_per_sec: 10_000_000, queue: 100, full: Full::Drop };
         t.net.default_link = Link { rate: Some(rate), ..Link::default() };
         let first = go_back(&mut t);
-        // What shows it are the duplicates, which come too late where ACKs leave at once: then it is learnt.
+        // Duplicates show it. They come too late where ACKs leave at once; then it is learnt for the next time.
         assert!(first == (1, 41 - 5) || ack_delay.is_zero(), "{first:?}");
         assert_eq!(go_back(&mut t).0, 1);
     }

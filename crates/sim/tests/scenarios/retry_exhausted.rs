@@ -103,7 +103,7 @@ fn a_slow_peer_is_not_a_dead_one() {
 
 #[test]
 fn a_peer_that_is_silent_for_half_a_second_is_waited_for() {
-    // What the pingpongs ask for: 67 ms, seven times more. A peer under emulation was seen to pause for 640 ms.
+    // The setting of the pingpongs: 67 ms, seven times more. A peer under emulation was seen to pause for 640 ms.
     let (mut t, a, b) = rc(QpOptions { retry_cnt: 7, timeout: 14, ..QpOptions::rc() });
     t.net.rule(|_| Fate::Drop);
     t.recv(b, 1, &[b.mr.sge(0, 100)]);

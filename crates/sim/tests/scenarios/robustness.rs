@@ -1,4 +1,4 @@
-//! A peer sends whatever it likes, with a right ICRC: connections may fail, nothing else may.
+//! A peer sends anything, with a right ICRC: connections may fail, nothing else may.
 
 use super::prelude::*;
 use anyverbs_sim::link::Corruption;

@@ -54,7 +54,7 @@ fn each_packet_takes_the_psns_of_those_that_it_stands_for() {
         let sent = t.net.trace.iter().find(|r| r.headers.bth.opcode.operation == operation);
         assert_eq!(sent.map(|r| r.headers.bth.psn), Some(first.plus(at)), "{operation:?}");
     }
-    // What comes next begins behind all of them.
+    // The next packet begins behind all of them.
     t.post(a, 2, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 1)]);
     t.run();
     let next = t.net.trace.iter().find(|r| r.headers.bth.opcode.operation == O::WriteOnly);

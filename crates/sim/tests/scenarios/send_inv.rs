@@ -69,7 +69,7 @@ fn a_key_that_cannot_be_invalidated() {
         t.post(a, 3, SendOp::Send, &[a.mr.sge(0, 10)]);
         t.post(a, 4, SendOp::SendInv(key), &[a.mr.sge(0, 10)]);
         t.run_for(Duration::from_millis(60));
-        // Class J (IBA 9.9.6.3): the peer is told of what came before, and no more.
+        // Class J (IBA 9.9.6.3): earlier requests are acknowledged to the peer, and no more.
         assert_eq!(t.sent(a), [(3, Success)]);
         let received = t.received(b);
         assert!(matches!(received[..], [(1, Success), (2, LocAccessErr)]), "{received:?}");

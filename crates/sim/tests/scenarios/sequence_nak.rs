@@ -91,7 +91,7 @@ fn a_nak_that_arrives_twice_counts_once() {
     }
 }
 
-/// A NAK acknowledges what came before it. One that overtakes the rest of an answer would show it lost.
+/// A NAK acknowledges the requests before it. If it overtook the rest of an answer, that would count as lost.
 #[test]
 fn it_does_not_overtake_an_answer_that_is_still_being_sent() {
     const LEN: usize = 600 << 10;

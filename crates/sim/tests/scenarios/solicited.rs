@@ -1,4 +1,4 @@
-//! A channel that is armed for solicited completions hears of those, and of errors (IBA 11.4.2.2).
+//! A channel that is armed for solicited completions gets those, and errors (IBA 11.4.2.2).
 
 use super::prelude::*;
 

@@ -29,7 +29,7 @@ fn after_one_that_the_peer_took_whole() {
     t.fill(a.mr, 7);
     assert_eq!(write(&mut t, b.mr.remote(0), LEN), [O::WriteOnly]);
     assert_eq!(t.bytes(b.mr, 0, LEN), t.bytes(a.mr, 0, LEN));
-    // Beyond it, then within what both have covered.
+    // Beyond the covered range, then within the range that both have covered.
     assert_eq!(write(&mut t, b.mr.remote(LEN - 1000), LEN), WHOLE);
     assert_eq!(write(&mut t, b.mr.remote(LEN / 2), LEN), [O::WriteOnly]);
     assert_eq!(t.sent(a), [(1, Success); 4]);

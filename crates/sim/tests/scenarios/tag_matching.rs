@@ -1,4 +1,4 @@
-//! Tag matching over a network that loses packets (`ibv_post_srq_ops(3)`): what matches goes to its buffer once, and the
+//! Tag matching over a network that loses packets (`ibv_post_srq_ops(3)`): a match goes to its buffer once, and the
 //! sender of a rendezvous is told once.
 
 use super::prelude::*;
@@ -10,7 +10,7 @@ use anyverbs_sim::{CqId, Mr, QpId, SrqId};
 const TAGS: u64 = 40;
 const EACH: usize = 8192;
 
-/// A sender on one device, and on the other a queue pair whose SRQ matches tags.
+/// A sender on one device. On the other, a queue pair with an SRQ that matches tags.
 struct World {
     sim: Sim,
     sender: QpId,
@@ -44,7 +44,7 @@ impl World {
         self.sim.tags(self.srq).as_mut().unwrap().add(&add).unwrap();
     }
 
-    /// Sends a message whose header lies in front of its place in the second half of the region.
+    /// Sends a message with its header in front of its place in the second half of the region.
     fn send(&mut self, op: TmOp, tag: u64, len: usize) {
         let at = (TAGS as usize + tag as usize) * EACH;
         let mut header = [0; Tmh::LEN];

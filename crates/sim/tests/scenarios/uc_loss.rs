@@ -38,7 +38,7 @@ fn first_middle_or_last() {
 
 #[test]
 fn last_and_first_of_neighbours() {
-    // What is left of both looks like one message, but for the PSNs.
+    // The rest of both looks like one message, but for the PSNs.
     let (mut t, a, b) = uc();
     let first = QpOptions::uc().sq_psn;
     t.net.once(psn(first.plus(4)), Fate::Drop);
@@ -145,7 +145,8 @@ fn a_peer_that_guesses_keys_ends_the_queue_pair() {
     assert_eq!(t.bytes(b.mr, 0, 8192), hidden, "not even with the right key");
 }
 
-/// Who forges the peer's address needs no sequence number to send a message, and cannot touch one of the peer's but to lose it.
+/// A forger of the peer's address needs no sequence number to send a message. It cannot touch one of the peer's
+/// messages but to lose it.
 #[test]
 fn a_forged_sequence_number_adds_to_no_message() {
     let first = QpOptions::uc().sq_psn;

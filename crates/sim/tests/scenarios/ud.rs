@@ -80,7 +80,7 @@ fn another_qkey_is_dropped_silently_and_counted() {
     do_send(&mut t, 200);
 }
 
-/// A datagram of `len` bytes from `a` to `b`, whose receive is posted already.
+/// A datagram of `len` bytes from `a` to `b`. Its receive is posted already.
 fn do_send(t: &mut Pair, len: usize) {
     let (a, b) = t.ends();
     t.post(a, 9, SendOp::Send, &[a.mr.sge(0, len)]);

@@ -101,7 +101,7 @@ fn in_the_middle_of_a_read() {
 
 #[test]
 fn a_region_is_deregistered_under_its_work() {
-    // The payload of what is sent again is gone; the peer's READ loses its ground.
+    // The payload for the retransmission is gone, and so is the source of the peer's READ.
     let (mut t, a, b) = rc(QpOptions::rc());
     let mr = t.register(a.device, a.pd, a.mr.addr, 4096, Access::VERBS);
     t.net.once(|_| true, Fate::Drop);

@@ -1,4 +1,4 @@
-//! What a path lets through: windows, links without room, slow links (Env::window, `Blocked`).
+//! Capacity of a path: windows, links without room, slow links (Env::window, `Blocked`).
 
 use super::prelude::*;
 use anyverbs_sim::link::{Full, Rate};
@@ -35,7 +35,7 @@ fn bytes_in_flight_stay_within_it() {
 
 #[test]
 fn a_link_without_room() {
-    // One packet at a time, 10 us each: the device is told to wait, in both directions.
+    // One packet at a time, 10 us each. The device is told to wait, in both directions.
     let rate = Rate { bytes_per_sec: 100_000_000, queue: 1, full: Full::Block };
     let mut t = Pair::new(1, QpOptions::rc());
     t.net.default_link.rate = Some(rate);

@@ -250,7 +250,7 @@ fn a_read_that_is_asked_for_again_is_of_its_own_srq() {
     let mut w = world();
     w.recv(1, 1);
     w.sim.net.once(is(O::ReadResponseLast), Fate::Drop);
-    // What follows is for the other SRQ, and the READ comes again in its middle.
+    // The next message is for the other SRQ, and the READ comes again in its middle.
     w.sim.net.once(is(O::SendLast), Fate::Delay(Duration::from_millis(1)));
     let mr = w.receivers[0].mr;
     w.post(0, 0, 2, SendOp::Read(mr.remote(0)), 3000);
@@ -316,7 +316,7 @@ fn events_of_the_move_to_err() {
     t.run_for(Duration::from_micros(100));
     t.events(b.device);
     t.to_state(b.qp, QpState::Err);
-    // The receive that was taken comes back; what else waits is the SRQ's.
+    // The receive that was taken comes back; the others belong to the SRQ.
     assert_eq!(t.received(b), [(1, WrFlushErr)]);
     assert_eq!(t.qp_events(b), [QpEvent::LastWqeReached]);
     t.to_state(a.qp, QpState::Err);
@@ -324,7 +324,7 @@ fn events_of_the_move_to_err() {
     assert_eq!(t.qp_events(a), []);
 }
 
-/// What stands on the wire, byte by byte: BTH, then at once the XRCETH, then the others.
+/// The bytes on the wire: BTH, then at once the XRCETH, then the others.
 #[test]
 fn bytes_of_the_requests() {
     let t = Pair::with(1, QpOptions::xrc_send(), QpOptions::xrc_recv());
