@@ -1,8 +1,8 @@
-//! `cargo xtask abi-check`: do the built shared objects export exactly what the tables of rdma-core say?
+//! `cargo xtask abi-check`: checks that the built shared objects export exactly the symbols in rdma-core's tables.
 //!
-//! It reads an object's dynamic symbol table and the tables in `crates/capi/abi` on its own, apart from the build
-//! script that made the one from the other, so that a mistake there shows here. The preload object for sockets exports
-//! rdma-core's calls and more; its table is `crates/rspreload/abi`.
+//! It reads an object's dynamic symbol table and the tables in `crates/capi/abi` on its own. The build script made the
+//! one from the other, so a mistake there shows here. The preload object for sockets exports rdma-core's calls and
+//! more; its table is `crates/rspreload/abi`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -103,7 +103,8 @@ fn installed() -> Vec<PathBuf> {
     paths.filter(|path| path.exists()).collect()
 }
 
-/// What an rdma-core exports that the tables do not have: it is newer than they are. Private nodes are of its own providers.
+/// Exports of an rdma-core that the tables do not have, since it is newer than they are. Private nodes are of its own
+/// providers.
 fn newer<'a>(expected: &'a Symbols, found: &'a Symbols) -> impl Iterator<Item = String> + 'a {
     let missing =
         found.keys().filter(|key| !key.1.starts_with(PRIVATE) && !expected.contains_key(key));
@@ -138,8 +139,8 @@ fn compare(expected: &Symbols, built: &Symbols) -> Vec<String> {
     lines
 }
 
-/// What the tables ask for. The private nodes of releases without a table get the names of all tables, and a name's
-/// default is its newest private node: see `private-releases.txt`.
+/// The exports that the tables demand. The private nodes of releases without a table get the names of all tables. A
+/// name's default is its newest private node: see `private-releases.txt`.
 fn expected(abi: &Path) -> anyhow::Result<Symbols> {
     let mut symbols = Symbols::new();
     let mut private: BTreeMap<u32, BTreeSet<String>> = BTreeMap::new();
@@ -189,7 +190,7 @@ struct Built {
     nodelete: bool,
 }
 
-/// The defined dynamic symbols of the object with their versions, and what its dynamic section says.
+/// The defined dynamic symbols of the object with their versions, and the entries of its dynamic section.
 fn built(path: &Path) -> anyhow::Result<Built> {
     let data = fs::read(path).with_context(|| format!("{}: build it first", path.display()))?;
     let file: ElfFile64<'_> =

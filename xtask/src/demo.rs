@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: Debian's own tools on the device, and what they measured.
+//! `cargo xtask demo`: Debian's own tools on the device, and their figures.
 
 use std::fs;
 use std::path::Path;

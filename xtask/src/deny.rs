@@ -1,5 +1,5 @@
-//! `cargo xtask deny`: licences, sources and doubled versions of what the project is built from, by the rules of
-//! `deny.toml`, without a network. Known vulnerabilities are looked up by cargo-deny, where that is installed and gets through.
+//! `cargo xtask deny`: licences, sources and doubled versions of the project's dependencies, by the rules of
+//! `deny.toml`, without a network. Cargo-deny looks up known vulnerabilities, if it is installed and gets through.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -32,7 +32,7 @@ struct Bans {
 
 #[derive(Debug, Deserialize)]
 struct Skip {
-    /// `name@version`, of which the beginning is enough.
+    /// `name@version`, or a prefix of it.
     #[serde(rename = "crate")]
     spec: String,
 }
@@ -43,7 +43,7 @@ struct Sources {
     allow_registry: BTreeSet<String>,
 }
 
-/// What `cargo metadata` says.
+/// The output of `cargo metadata`.
 #[derive(Debug, Deserialize)]
 struct Metadata {
     packages: Vec<Package>,
@@ -158,7 +158,7 @@ impl Rules {
         findings
     }
 
-    /// Whether an SPDX expression can be met by what is allowed.
+    /// Tells whether the allowed licences can meet an SPDX expression.
     fn is_allowed(&self, expression: &str) -> bool {
         let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
         let words: Vec<_> = spaced.split_whitespace().collect();

@@ -1,4 +1,4 @@
-//! `cargo xtask dist`: builds what is shipped and lays it out as an installation has it.
+//! `cargo xtask dist`: builds the shipped files and lays them out as an installation has them.
 
 use std::fs;
 use std::io;
@@ -23,9 +23,9 @@ pub(crate) const LINKS: [&str; 6] = [
 pub(crate) const SHELLS: [(&str, &str); 3] =
     [("bash", "anyverbs"), ("zsh", "_anyverbs"), ("fish", "anyverbs.fish")];
 
-/// What to build.
+/// The objects to build.
 #[derive(Debug, Clone, clap::Args)]
-// Flattened into commands whose own group would have the same name.
+// Flattened into commands with a group of the same name.
 #[group(skip)]
 pub(crate) struct Options {
     /// Cargo profile to build with

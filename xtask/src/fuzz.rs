@@ -26,7 +26,7 @@ const INSTRUMENTED: [&str; 9] = [
     "-Cdebug-assertions",
     "-Ccodegen-units=1",
 ];
-/// Named, so that what runs while building (scripts, macros) is not instrumented.
+/// Given by name, so that code that runs while building (scripts, macros) is not instrumented.
 const TRIPLE: &str = env!("XTASK_TARGET");
 
 /// The targets, and the longest input of each.
@@ -42,22 +42,22 @@ const TARGETS: [(&str, u32); 10] = [
     ("capi", 1000),
     ("config", 600),
 ];
-/// How many run at a time. More than two, since a run takes so much time whatever it does in it.
+/// Targets that run at a time. More than two, since a run takes its full time however much it does.
 const AT_A_TIME: usize = 4;
 
-/// What the corpus of a target that the tests replay may grow to.
+/// The greatest size of a target's corpus that the tests replay.
 const KEPT_BYTES: usize = 64 << 10;
 
-/// What to fuzz.
+/// The targets to fuzz.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
     /// One of them; without it, all
     #[arg(value_parser = TARGETS.map(|(name, _)| name))]
     target: Option<String>,
-    /// How long each runs
+    /// Seconds for each target
     #[arg(long, default_value_t = 60)]
     seconds: u32,
-    /// Adds to the corpus that the tests replay what covers more than it does, in as few inputs as that takes
+    /// Add inputs with more coverage to the corpus that the tests replay, as few as possible
     #[arg(long)]
     keep: bool,
 }
@@ -138,7 +138,7 @@ fn build() -> anyhow::Result<Built> {
             .arg(&target);
         command
     };
-    // Unwinding, thin LTO and the like are not what is looked for.
+    // Unwinding, thin LTO and the like are not looked for.
     succeed(instrumented().args(["--profile", "quick", "-p", "anyverbs-capi"]))?;
     let lib = target.join("lib");
     fs::create_dir_all(&lib).with_context(|| format!("cannot make {}", lib.display()))?;
@@ -159,7 +159,7 @@ struct Target {
     name: &'static str,
     child: Child,
     log: PathBuf,
-    /// Where libFuzzer adds what it found worth keeping; the corpus of the tests is only read.
+    /// The folder where libFuzzer adds inputs that it found worth keeping; the corpus of the tests is only read.
     corpus: PathBuf,
 }
 
@@ -200,7 +200,7 @@ impl Target {
         )
     }
 
-    /// How much was done.
+    /// The amount of work done.
     fn summary(&self) -> String {
         let output = self.output();
         let stat = |name: &str| {
@@ -219,15 +219,15 @@ impl Target {
         )
     }
 
-    /// The end of what it said: the panic, the input, and where that was saved.
+    /// The end of its output: the panic, the input, and where that was saved.
     fn report(&self) -> String {
         let output = self.output();
         let lines: Vec<_> = output.lines().collect();
         lines[lines.len().saturating_sub(60)..].join("\n")
     }
 
-    /// Adds to the corpus of the tests what covers something new: chosen greedily, the shortest first, up to a limit that
-    /// a repository bears.
+    /// Adds inputs with new coverage to the corpus of the tests. They are chosen greedily, the shortest first, up to a
+    /// limit that a repository bears.
     fn keep(&self, built: &Built) -> anyhow::Result<()> {
         let chosen = fuzz().join("target/chosen").join(self.name);
         let _ = fs::remove_dir_all(&chosen);
@@ -256,7 +256,7 @@ impl Target {
 
 impl Drop for Target {
     fn drop(&mut self) {
-        // Of one that has ended neither does anything.
+        // Neither does anything to a process that has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! Ctrl-C: what was set up (network namespaces, servers) is taken down before the end.
+//! Ctrl-C: network namespaces, servers and so on are taken down before the end.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

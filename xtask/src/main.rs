@@ -32,7 +32,7 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Build what is shipped and lay it out in target/dist
+    /// Build the shipped files and lay them out in target/dist
     Dist(dist::Options),
     /// Make the packages that users install, in target/package
     Package(package::Options),
@@ -44,7 +44,7 @@ enum Command {
     Conformance(conformance::Options),
     /// Run the fuzz targets
     Fuzz(fuzz::Options),
-    /// Check licences, sources and versions of what the project is built from
+    /// Check licences, sources and versions of the project's dependencies
     Deny,
     /// Run tests below sanitizers
     Sanitize,
@@ -52,7 +52,7 @@ enum Command {
     Mutants(mutants::Options),
     /// Do everything for long, and watch the memory
     Soak(soak::Options),
-    /// Measure the device beside TCP and bare UDP, and what it costs a process
+    /// Measure the device beside TCP and bare UDP, and its cost to a process
     Bench(bench::Options),
     /// Compare the built shared object with the symbol and layout tables of rdma-core
     AbiCheck {

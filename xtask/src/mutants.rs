@@ -1,4 +1,4 @@
-//! `cargo xtask mutants`: small defects put into the code, one at a time, each of which a test has to notice.
+//! `cargo xtask mutants`: small defects put into the code, one at a time. A test has to notice each of them.
 //!
 //! The tool is `cargo-mutants`, which this installs below `target`. All mutants together take days. So a run takes a part of them:
 //! those of some files, or a share of all. `cargo xtask test --full` takes another share each day.
@@ -21,7 +21,7 @@ const VERSION: &str = "27.1.0";
 /// Share of the mutants, in percent, that tests must notice.
 const WANTED: usize = 95;
 
-/// What is mutated, and the packages whose tests have to notice.
+/// The mutated code, and the packages whose tests have to notice.
 const AREAS: [(&str, &[&str]); 2] = [
     ("crates/proto/src/", &["anyverbs-proto", "anyverbs-sim"]),
     ("crates/net/src/", &["anyverbs-net"]),
@@ -33,7 +33,7 @@ const SHARES: u64 = 60;
 /// The mutants that no test can or needs to notice.
 const EXPECTED: &str = "conformance/mutants.toml";
 
-/// Which mutants.
+/// The mutants to run.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Options {
     /// Those of this file, or of files that this pattern matches; may be given several times
@@ -45,7 +45,7 @@ pub(crate) struct Options {
     /// Names them and does nothing else
     #[arg(long)]
     list: bool,
-    /// How long the tests of one mutant may take, in seconds
+    /// Longest time of the tests of one mutant, in seconds
     #[arg(long, default_value_t = 600)]
     timeout: u32,
 }
@@ -146,7 +146,7 @@ fn mutate(
     Found::read(&out.join("mutants.out"))
 }
 
-/// What became of the mutants.
+/// The results of the mutants.
 #[derive(Debug, Default)]
 struct Found {
     noticed: usize,
@@ -171,8 +171,8 @@ impl Found {
         self.survived.extend(other.survived);
     }
 
-    /// Counts as passed what was noticed, as skipped what may survive, as failed what else did. Too many that survive are a
-    /// failure, reasons or not.
+    /// Counts noticed mutants as passed, those that may survive as skipped, and other survivors as failed. Too many
+    /// survivors are a failure, with reasons or without.
     fn judge(&self, expected: &Expected) -> Tally {
         let mut tally = Tally { passed: self.noticed, ..Tally::default() };
         for mutant in &self.survived {

@@ -41,7 +41,7 @@ pub(crate) const ETHTOOL: Package = ("ethtool", "/usr/sbin/ethtool");
 /// Makes roots of other Debian releases.
 pub(crate) const MMDEBSTRAP: Package = ("mmdebstrap", "/usr/bin/mmdebstrap");
 
-/// What programs are compiled against, and linked with: the C tests of the view need a compiler.
+/// A compiler and linker for programs: the C tests of the view need it.
 pub(crate) const CC: Package = ("gcc", "/usr/bin/cc");
 /// Builds libFuzzer.
 pub(crate) const CXX: Package = ("g++", "/usr/bin/c++");
@@ -52,7 +52,7 @@ pub(crate) const LIBRDMACM_DEV: Package = ("librdmacm-dev", "/usr/include/rdma/r
 pub(crate) const VALGRIND: Package = ("valgrind", "/usr/bin/valgrind");
 pub(crate) const LIBC6_DEV: Package = ("libc6-dev", "/usr/include/stdio.h");
 
-// What pyverbs is built with.
+// Build dependencies of pyverbs.
 pub(crate) const PYTHON3_DEV: Package = ("python3-dev", "/usr/bin/python3-config");
 pub(crate) const PYTHON3_VENV: Package = ("python3-venv", "/usr/share/doc/python3-venv/copyright");
 pub(crate) const CMAKE: Package = ("cmake", "/usr/bin/cmake");
@@ -63,7 +63,7 @@ pub(crate) const LIBNL_ROUTE_3_DEV: Package =
     ("libnl-route-3-dev", "/usr/include/libnl3/netlink/route/link.h");
 pub(crate) const LIBUDEV_DEV: Package = ("libudev-dev", "/usr/include/libudev.h");
 
-/// Makes sure that the packages are there: installs what is missing as root, else says how.
+/// Makes sure that the packages are there. As root it installs missing ones, else it says how.
 pub(crate) fn ensure(packages: &[Package]) -> anyhow::Result<()> {
     let missing = missing(packages);
     if missing.is_empty() {
@@ -77,7 +77,7 @@ pub(crate) fn ensure(packages: &[Package]) -> anyhow::Result<()> {
     eprintln!("installing {}", missing.join(", "));
     let apt = || {
         let mut command = Command::new("apt-get");
-        // In English, so that it is seen what failed.
+        // In English, so that a failure can be understood.
         command.env("DEBIAN_FRONTEND", "noninteractive").env("LC_ALL", "C");
         command
     };
@@ -96,11 +96,11 @@ pub(crate) fn ensure(packages: &[Package]) -> anyhow::Result<()> {
     }
 }
 
-/// How long another program that installs packages is waited for.
+/// Longest wait for another program that installs packages.
 const LOCK_WAIT: Duration = Duration::from_secs(15 * 60);
 
-/// Runs `apt-get`, again and again while another program has one of the locks: dpkg's, that of the lists, that of the archives.
-/// (`DPkg::Lock::Timeout` waits for the first of these alone.)
+/// Runs `apt-get`, again and again while another program has one of the locks: dpkg's, that of the lists, that of the
+/// archives. (`DPkg::Lock::Timeout` waits for the first of these alone.)
 fn unlocked(command: &mut Command, patience: Duration) -> anyhow::Result<()> {
     const AGAIN: Duration = Duration::from_secs(1);
     let deadline = Instant::now() + patience;
@@ -150,7 +150,7 @@ mod tests {
         let [waits, ends, fails] = ["waits", "ends", "fails"].map(|name| dir.join(name));
         unlocked(&mut locked(&waits, 3), Duration::from_secs(60)).unwrap();
         assert_eq!(runs(&waits), 3);
-        // Not for ever, and not after any other error.
+        // It does not wait for ever, nor after any other error.
         assert!(unlocked(&mut locked(&ends, u32::MAX), Duration::from_millis(1)).is_err());
         let script =
             format!("echo >>{}; echo 'E: Unable to locate package' >&2; exit 100", fails.display());

@@ -7,7 +7,7 @@ use anyhow::Context;
 
 const END: &str = "<!-- end of the result -->";
 
-/// Replaces what stands in a page between `begin` and the next end of a result.
+/// Replaces the text in a page between `begin` and the next end of a result.
 pub(crate) fn write(page: &Path, begin: &str, section: &str) -> anyhow::Result<()> {
     let text =
         fs::read_to_string(page).with_context(|| format!("cannot read {}", page.display()))?;

@@ -14,14 +14,14 @@ use crate::workspace::{cargo, target};
 
 const TRIPLE: &str = env!("XTASK_TARGET");
 
-/// What runs, and on which sanitizer.
+/// The runs, and their sanitizers.
 const RUNS: [(&str, &[&str]); 1] = [(
     "address",
-    // What has unsafe code of its own, and no processes that it starts by the path of a library.
+    // Crates with unsafe code of their own that start no processes by the path of a library.
     &["-p", "anyverbs-net", "-p", "anyverbs-queue-memory", "-p", "anyverbs", "--lib"],
 )];
 
-/// What is left to the builds without a sanitizer: processes that are slowed ten times each overflow a socket again and
+/// Tests that only builds without a sanitizer run. Processes that are slowed ten times each overflow a socket again and
 /// again, and wait for their timers. They run the same code as the tests beside them.
 const NOT_SLOWED: &[&str] = &[
     "a_thousand_at_once_to_a_socket_of_ordinary_size",

@@ -1,5 +1,5 @@
-//! `cargo xtask soak`: two processes that do everything again and again, and others that come and go, killed or not. Nothing
-//! fails, and what the two hold of memory, descriptors and mappings stays what it was.
+//! `cargo xtask soak`: two processes that do everything again and again, and others that come and go, killed or not.
+//! Nothing fails, and the memory, descriptors and mappings of the two do not grow.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,18 +12,19 @@ use crate::dist::{self, Dist};
 use crate::workspace::{root, succeed, target};
 use crate::{interrupt, packages};
 
-/// How much of it to do.
+/// The length of the run.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
-    /// How long
+    /// Duration
     #[arg(long, default_value_t = 30)]
     minutes: u32,
     #[command(flatten)]
     dist: dist::Options,
 }
 
-/// What is looked at, and the most that it may grow from the middle of the run to its end: 2 %, or so much. Of memory what is
-/// the process's own: the rings that it shares with others become resident as they are first used, and are counted as mappings.
+/// The measured values, and the most that each may grow from the middle of the run to its end: 2 %, or this amount.
+/// Only the process's own memory counts. The rings that it shares with others become resident as they are first used,
+/// and count as mappings.
 const LIMITS: [(&str, u64); 3] =
     [("KiB of its own memory", 1024), ("descriptors", 32), ("mappings", 32)];
 /// Between two looks at the memory.
@@ -167,7 +168,7 @@ impl Long {
         Ok(())
     }
 
-    /// Ends its input, and so it; what it said last.
+    /// Closes its input, which ends it. Returns its last output.
     fn end(&mut self) -> anyhow::Result<String> {
         drop(self.child.stdin.take());
         let status = self.child.wait().context("cannot wait")?;
@@ -201,7 +202,7 @@ impl Drop for Long {
     }
 }
 
-/// What a process holds, as [`LIMITS`] has it.
+/// The resources of a process, in the order of [`LIMITS`].
 fn held(pid: u32) -> anyhow::Result<[u64; LIMITS.len()]> {
     let read = |name: &str| {
         let path = format!("/proc/{pid}/{name}");
@@ -246,7 +247,8 @@ struct Visitor {
 }
 
 impl Visitors {
-    /// Two of the program's own workers, one of which is killed, then a pair of tools; the next when these have ended.
+    /// Two of the program's own workers, one of which is killed, then a pair of tools. The next step comes when these
+    /// have ended.
     fn step(&mut self, place: &Place) -> anyhow::Result<()> {
         for mut visitor in std::mem::take(&mut self.present) {
             if let Some(status) = visitor.child.try_wait().context("cannot wait")? {

@@ -14,7 +14,7 @@ use crate::dist;
 use crate::workspace::{cargo, root, shown};
 use crate::{abi_check, deny, fuzz, interrupt, mutants, package, packages, sanitize, soak};
 
-/// How much to run.
+/// The extent of the run.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
     /// The whole of the conformance tables, not their default selection
@@ -78,7 +78,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
             steps.counted("survive", || run_suite(Suite::Survive, &dist, &selection))?;
             steps.counted("rxe", || run_suite(Suite::Rxe, &dist, &selection))?;
         }
-        // What cannot run has not passed, and nobody knows how many cases it would have been.
+        // Tests that cannot run have not passed, and the number of their cases is unknown.
         None => {
             let full = options.full.then_some("soak");
             let names = ["abi-check", "pyverbs", "pyverbs-59", "tools", "impair", "survive", "rxe"];
@@ -109,7 +109,7 @@ impl Steps {
         self.counted(name, || step().map(|()| Tally { passed: 1, ..Tally::default() }))
     }
 
-    /// A step that counts its own cases. One that breaks off counts as a failure; only an interruption ends the run.
+    /// A step that counts its own cases. A step that breaks off counts as a failure; only an interruption ends the run.
     fn counted(
         &mut self,
         name: &str,
@@ -195,8 +195,9 @@ fn has_nextest() -> bool {
 /// The file that tests add a line to when they cannot run: see `anyverbs_testing::skip`.
 const SKIPS: &str = "ANYVERBS_TEST_SKIPS";
 
-/// Runs a test command, shows what it prints, and counts by its summary. A command that fails without a failed test (it
-/// does not build, it crashed) counts as one failure. Tests that could not run count as skipped, and their reasons are shown.
+/// Runs a test command, shows its output, and counts by its summary. A command that fails without a failed test (it
+/// does not build, it crashed) counts as one failure. Tests that could not run count as skipped, and their reasons are
+/// shown.
 pub(crate) fn run_counted(
     command: &mut Command,
     summary: fn(&str) -> Tally,
@@ -332,7 +333,7 @@ mod tests {
     /// Set where the tests of `roles` are run by another test.
     const ROLE: &str = "XTASK_TEST_ROLE";
 
-    /// What `a_test_that_cannot_run_counts_as_skipped` runs.
+    /// The child of `a_test_that_cannot_run_counts_as_skipped`.
     mod roles {
         fn asked() -> bool {
             std::env::var_os(super::ROLE).is_some()

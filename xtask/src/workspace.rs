@@ -29,7 +29,7 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
-/// Runs a command whose output is the user's, and fails if it does.
+/// Runs a command whose output goes to the user, and fails if it does.
 pub(crate) fn succeed(command: &mut Command) -> anyhow::Result<()> {
     let status = command
         .status()

@@ -5,8 +5,8 @@ use crate::conformance::Side;
 
 /// A program, or a pair of them, and how its figure is read.
 ///
-/// In command lines `ADDRESS` stands for the server's address, `LIMITS` for our program of that name and
-/// `PROGRAMS/` for the folder of the compiled C programs and `SHARED_FILE` for a file in memory.
+/// In command lines `ADDRESS` stands for the server's address, `LIMITS` for our program of that name, `PROGRAMS/` for
+/// the folder of the compiled C programs and `SHARED_FILE` for a file in memory.
 #[derive(Debug, Clone)]
 pub(super) struct Contender {
     pub(super) name: &'static str,
@@ -16,14 +16,14 @@ pub(super) struct Contender {
     /// None: the client is the only program.
     pub(super) server: Option<String>,
     pub(super) client: String,
-    /// Who prints the figure.
+    /// The side that prints the figure.
     pub(super) printer: Side,
     pub(super) reading: Reading,
-    /// In this unit: what is read times this.
+    /// The factor from the printed figure to this unit.
     pub(super) scale: f64,
 }
 
-/// Of every server: hosts are the run's own.
+/// The port of every server: each run has hosts of its own.
 pub(super) const PORT: u16 = 20_500;
 
 /// The units of figures.
@@ -31,7 +31,7 @@ pub(super) const GBITS: &str = "Gb/s";
 pub(super) const RATE: &str = "M/s";
 pub(super) const MICROSECONDS: &str = "us";
 
-/// Which verb a perftest program measures.
+/// The verb that a perftest program measures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verb {
     Send,
@@ -75,7 +75,7 @@ impl Contender {
         Contender { environment, ..self }
     }
 
-    /// What the server says: of services that may lose something, the client says what it sent.
+    /// The server's figure. With services that may lose messages, the client's only counts those sent.
     pub(super) fn received(self) -> Self {
         Contender { printer: Side::Server, ..self }
     }
@@ -157,7 +157,7 @@ pub(super) fn qperf_bandwidth(size: u64) -> Contender {
     )
 }
 
-/// How two UCX processes reach each other.
+/// The path between two UCX processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum UcxOver {
     SharedMemory,
@@ -205,7 +205,7 @@ pub(super) fn udp_latency(name: &'static str, options: &str) -> Contender {
     )
 }
 
-/// Our own bare UDP stream with the offloads that the place has: what arrives.
+/// Our own bare UDP stream with the offloads that the place has. The figure counts datagrams that arrive.
 pub(super) fn udp_stream(seconds: u32, segment: u32) -> Contender {
     let command = format!("LIMITS udp-stream --segment {segment} --seconds {seconds}");
     let contender = Contender::pair(
@@ -248,7 +248,7 @@ pub(super) fn cmtime() -> Contender {
     .on_device()
 }
 
-/// Messages whose data is checked at the other end.
+/// Messages. The other end checks their data.
 pub(super) fn checked() -> Contender {
     let command = format!("ibv_rc_pingpong -g 0 -c -s 65536 -n 300 -p {PORT}");
     let client = format!("{command} ADDRESS");

@@ -1,4 +1,4 @@
-//! What the measurements ran on, and the state that it was in.
+//! The machine of the measurements, and its state.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,13 +11,13 @@ use serde::Serialize;
 
 use crate::conformance::quiet;
 
-/// How far apart the two processors are, by the time that a changed cache line takes between them. A virtual
-/// machine may change it by itself, when its host moves one of its processors; what goes through memory that both touch then
-/// takes several times as long, for us and for peers, but not in the same proportion.
+/// The distance of the two processors, by the time that a changed cache line takes between them. A virtual machine may
+/// change it without notice, when its host moves one of its processors. Traffic through memory that both touch then
+/// takes several times as long. That holds for us and for peers, but not in the same proportion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum State {
-    /// They are threads of one core: who spins takes from the other.
+    /// They are threads of one core: a spinning program takes time from the other.
     #[serde(rename = "one core")]
     OneCore,
     Near,
@@ -55,7 +55,7 @@ pub(super) fn cache_line(limits: &Path) -> anyhow::Result<f64> {
     said.trim().parse().with_context(|| format!("not a number: {said:?}"))
 }
 
-/// What all processors did since they began, in ticks.
+/// Work of all processors since they began, in ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ticks {
     all: u64,
@@ -71,14 +71,14 @@ impl Ticks {
 
     fn parse(stat: &str) -> Option<Self> {
         let fields = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
-        // What guests had is in the first two already.
+        // The first two already contain the guests' time.
         let ticks: Result<Vec<u64>, _> =
             fields.split_whitespace().take(8).map(str::parse).collect();
         let ticks = ticks.ok()?;
         Some(Self { all: ticks.iter().sum(), stolen: *ticks.get(7)? })
     }
 
-    /// Percent of what passed since then that others had.
+    /// Percent of the elapsed time that others had.
     pub(super) fn stolen_since(self, then: Self) -> f64 {
         let passed = self.all.saturating_sub(then.all).max(1);
         100.0 * self.stolen.saturating_sub(then.stolen) as f64 / passed as f64
@@ -105,7 +105,7 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// Reads it; what cannot be read is left empty.
+    /// Reads it. A value that cannot be read is left empty.
     pub(super) fn read(packages: &[&str]) -> Self {
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let cpuinfo = text("/proc/cpuinfo");

@@ -32,9 +32,9 @@ use crate::interrupt;
 use crate::packages::{self, Package};
 use crate::workspace::{cargo, root, succeed, target};
 
-/// What to measure.
+/// The measurements to run.
 ///
-/// A run of everything takes about 15 minutes, with `--runs 1` about 6. Nothing else should use the machine: two
+/// A run of everything takes about 15 minutes, with `--runs 1` about 6. No other program should use the machine: two
 /// programs at a time spin on one core each.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
@@ -60,7 +60,7 @@ pub(crate) struct Options {
     dist: dist::Options,
 }
 
-/// Programs on the device, peers and what they need.
+/// Programs on the device, their peers, and further needs.
 const PACKAGES: [Package; 13] = [
     packages::PERFTEST,
     packages::IBVERBS_UTILS,
@@ -77,7 +77,7 @@ const PACKAGES: [Package; 13] = [
     packages::LIBRDMACM_DEV,
 ];
 
-/// Those whose version matters to a reader.
+/// Packages whose version matters to a reader.
 const PEERS: [&str; 5] = ["perftest", "iperf3", "qperf", "ucx-utils", "libfabric-bin"];
 
 /// C programs of `benches/`, each linked with their common set-up.
@@ -134,7 +134,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         let stolen = results.machine.stolen;
         eprintln!("others had {stolen:.0}% of the processors' time: figures are worth little");
     }
-    // Also what was measured until it was interrupted.
+    // Results from before an interruption are kept, too.
     print!("{}", report::table(&results.rows));
     save(&results, &results_folder())?;
     finished?;
@@ -154,7 +154,7 @@ fn prepare(options: &Options) -> anyhow::Result<Runner> {
     succeed(cargo().args(["build", "--profile", profile, "-p", "anyverbs-benches"]))?;
     let limits = target().join(dist::folder(profile)).join("limits");
     let scratch = results_folder().join("run");
-    // What earlier runs said.
+    // Output of earlier runs.
     if scratch.exists() {
         fs::remove_dir_all(&scratch)
             .with_context(|| format!("cannot empty {}", scratch.display()))?;

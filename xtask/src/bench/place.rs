@@ -1,11 +1,11 @@
-//! Where two programs run, and what lies between them.
+//! The place of a measurement: where two programs run, and the path between them.
 
 use std::fmt;
 use std::path::Path;
 
 use crate::conformance::{Hosts, Side, Topology, quiet};
 
-/// What lies between the two programs.
+/// The path between the two programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     SameHost,
@@ -21,7 +21,7 @@ pub(super) enum Place {
     },
 }
 
-/// Of the cable between the hosts.
+/// MTU of the cable between the hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mtu {
     Ethernet,
@@ -44,7 +44,7 @@ impl Place {
         matches!(self, Self::Loss { .. })
     }
 
-    /// Sets on fresh hosts what the place has besides its topology.
+    /// Sets up everything of the place except its topology, on fresh hosts.
     pub(super) fn set(self, hosts: &Hosts) -> anyhow::Result<()> {
         let Self::Loss { offloads, .. } = self else { return Ok(()) };
         for side in [Side::Server, Side::Client] {

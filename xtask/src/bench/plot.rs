@@ -19,8 +19,8 @@ const FONT: &str = "sans-serif";
 const INK: RGBColor = RGBColor(40, 40, 40);
 const FAINT: RGBColor = RGBColor(225, 225, 225);
 
-/// Okabe and Ito's, which people with any colour vision tell apart: ours from the blue end, peers from the rest; one
-/// program has one colour in every chart.
+/// Okabe and Ito's colours, which people with any colour vision tell apart. Ours are from the blue end, the peers' from
+/// the rest. A program has one colour in every chart.
 fn colour(name: &str) -> RGBColor {
     match name.split(' ').collect::<Vec<_>>()[..] {
         ["anyverbs", "SEND"] => RGBColor(0, 114, 178),

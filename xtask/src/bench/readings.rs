@@ -1,4 +1,4 @@
-//! How a program's figure is read from what it prints. What is not a figure, or is zero, is none.
+//! Reads a program's figure from its output. Zero or text is not a figure.
 
 use crate::conformance::{cmtime_connects, iperf3_gbits, transfers};
 
@@ -10,16 +10,16 @@ pub(super) enum Reading {
     Iperf3Gbits,
     /// A column of `ucx_perftest -f -v`.
     Ucx(Ucx),
-    /// Of `qperf`: microseconds one way.
+    /// Output of `qperf`: microseconds one way.
     QperfLatency,
     QperfGbits,
-    /// Of `fi_pingpong`: microseconds one way.
+    /// Output of `fi_pingpong`: microseconds one way.
     FabricLatency,
-    /// Of `rstream`: the last row.
+    /// Output of `rstream`: the last row.
     RstreamGbits,
     /// Connections a second.
     Cmtime,
-    /// Of `ibv_rc_pingpong`: Gb/s, and the data was right.
+    /// Output of `ibv_rc_pingpong`: Gb/s, and the data was right.
     Pingpong,
     /// The only number, of our own `limits`.
     Number,
@@ -27,7 +27,7 @@ pub(super) enum Reading {
     Named(&'static str),
 }
 
-/// Of perftest.
+/// A column of perftest's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Column {
     /// Average, with `--report_gbits`.
@@ -40,7 +40,7 @@ pub(super) enum Column {
     Slowest,
 }
 
-/// Of UCX.
+/// A column of UCX's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ucx {
     /// The median, microseconds.
@@ -68,7 +68,7 @@ impl Reading {
                 output.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
             }
         };
-        // What costs nothing measurable is a figure; what moved nothing is not.
+        // Zero is a figure for costs, but not for amounts moved.
         let zero_counts = matches!(self, Self::Named(_));
         figure.filter(|value: &f64| value.is_finite() && (*value > 0.0 || zero_counts))
     }
@@ -189,7 +189,7 @@ iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,over
         assert!(close(Reading::QperfLatency.read(latency), 52.626));
         assert!(close(Reading::QperfGbits.read("tcp_bw:\n    bw  =  299 MB/sec\nquit:\n"), 2.392));
         assert!(close(Reading::QperfGbits.read("tcp_bw:\n    bw  =  3.1 GB/sec\n"), 24.8));
-        // What it says of datagrams that are too long.
+        // Its output for datagrams that are too long.
         assert_eq!(Reading::QperfLatency.read("udp_lat:\n    latency  =  0 ns\nquit:\n"), None);
         assert_eq!(Reading::QperfLatency.read("tcp_lat:\n10.77.0.1: failed to connect\n"), None);
     }

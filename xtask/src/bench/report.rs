@@ -18,7 +18,7 @@ pub(super) struct Outcome {
     pub(super) ours: Figure,
     pub(super) checks: Vec<Check>,
     pub(super) states: String,
-    /// What it was computed from; the first contender is ours.
+    /// The runs behind the figure; the first contender is ours.
     pub(super) turns: Turns,
 }
 
@@ -138,7 +138,7 @@ impl Outcome {
         matches!(self.ours, Figure::Missing(Missing::Failed(_)))
     }
 
-    /// Its lines: what, ours, peer, theirs, ratio, target, verdict, state.
+    /// Its lines: row, ours, peer, theirs, ratio, target, verdict, state.
     fn cells(&self) -> Vec<[String; 8]> {
         let line = |at: usize, check: &Check| {
             let first = at == 0;
@@ -172,7 +172,7 @@ impl Outcome {
     }
 }
 
-/// Why something failed, without the rest of what the programs said; that is in the JSON.
+/// The reason of a failure, without the rest of the programs' output, which is in the JSON.
 pub(super) fn brief(why: &str) -> String {
     const LINES: usize = 4;
     let mut lines = why.lines().filter(|line| !line.trim().is_empty());

@@ -1,4 +1,4 @@
-//! The table: what is measured, beside whom, and what the ratio should be.
+//! The table: each measurement, its peer, and the ratio that it should have.
 
 use std::fmt;
 
@@ -28,7 +28,7 @@ pub(super) struct Against {
     pub(super) target: Target,
 }
 
-/// What the ratio of ours to theirs should be, or the figure.
+/// The ratio of ours to theirs that is wanted, or the figure.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Target {
     AtLeast(f64),
@@ -144,7 +144,8 @@ fn same_host(seconds: u32) -> Vec<Row> {
     rows
 }
 
-/// UC and UD through shared memory, beside the same by UDP over the loopback interface: what arrives.
+/// UC and UD through shared memory, beside the same by UDP over the loopback interface. The figures count messages that
+/// arrive.
 fn unreliable(seconds: u32) -> Vec<Row> {
     let ours = |options: &str, column| stream(Verb::Send, seconds, options, column).received();
     let by_udp = |options: &str, column| Contender {
@@ -245,13 +246,13 @@ fn loss(seconds: u32) -> Vec<Row> {
             );
         }
     }
-    // What arrives is compared with what was sent; a difference is a failure.
+    // Received data is compared with the data sent. A difference is a failure.
     let place = Place::Loss { mtu: Mtu::Ethernet, offloads: true };
     rows.push(Row::new(place, "SEND 64 KiB, data checked", GBITS, checked()).target(Open));
     rows
 }
 
-/// What the device costs a process, and its sockets and connections.
+/// The cost of the device to a process, and its sockets and connections.
 fn process(seconds: u32) -> Vec<Row> {
     let own = |program: &str, figure| {
         let client = format!("PROGRAMS/{program}");

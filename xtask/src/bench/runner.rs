@@ -20,12 +20,12 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// For a server after its client.
 const AFTERWARDS: Duration = Duration::from_secs(1);
 
-/// How often contenders run.
+/// The number of rounds of a measurement.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Rounds {
     /// So many rounds; one in which the machine changed its state is repeated, as often again as there are rounds.
     Settled(usize),
-    /// One, whatever the machine does meanwhile: for what does not depend on it.
+    /// One round, for measurements that do not depend on the machine's state.
     Once,
 }
 
@@ -70,7 +70,8 @@ impl Runner {
         Ok(Runner { dist, limits, programs, scratch, shared, hosts: BTreeMap::new() })
     }
 
-    /// Runs `contenders` one after the other, in so many rounds. Fails only where the measurement itself is impossible.
+    /// Runs `contenders` one after the other, in this many rounds. Fails only where the measurement itself is
+    /// impossible.
     pub(super) fn in_turn(
         &mut self,
         place: Place,
@@ -82,7 +83,7 @@ impl Runner {
         place.set(hosts)?;
         let turns = self.rounds(hosts, contenders, rounds);
         if place.changes_hosts() {
-            // Who comes next gets hosts as they are made.
+            // The next contender gets fresh hosts.
             self.hosts.remove(&place.topology());
         }
         turns

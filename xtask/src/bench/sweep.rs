@@ -12,7 +12,7 @@ use super::readings::{Column, Ucx};
 use super::runner::{Rounds, Runner};
 use super::turns::Turns;
 
-/// What is drawn on the vertical axis.
+/// The quantity on the vertical axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Quantity {
@@ -73,7 +73,7 @@ fn sizes() -> impl Iterator<Item = u64> {
     (0..12).map(|n| 2 << (2 * n))
 }
 
-/// How many messages: what moves `budget` bytes, within bounds.
+/// The number of messages that move `budget` bytes, within bounds.
 fn count(size: u64, budget: u64, most: u64) -> u64 {
     (budget / size).clamp(100, most)
 }
@@ -84,13 +84,13 @@ impl Sweep {
         format!("plot, {}, {}", self.place, self.quantity)
     }
 
-    /// Of its file.
+    /// Part of its file's name.
     pub(super) fn slug(self) -> String {
         let place = if self.place == Place::SameHost { "same-host" } else { "two-hosts" };
         format!("{place}-{}", self.quantity)
     }
 
-    /// Those who can carry a message of `size` bytes; each curve by its contender's name.
+    /// The contenders that can carry a message of `size` bytes; each curve by its contender's name.
     fn contenders(self, size: u64) -> Vec<Contender> {
         let over = if self.place == Place::SameHost { UcxOver::SharedMemory } else { UcxOver::Tcp };
         let mut all = match self.quantity {

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::machine::State;
 
-/// Of contenders that ran in turn.
+/// The results of contenders that ran in turn.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Turns {
     /// Each with a figure of each contender that has not failed.
@@ -21,9 +21,9 @@ pub(super) struct Turns {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Missing {
-    /// The program failed; what it said.
+    /// The program failed with this output.
     Failed(String),
-    /// In each of so many rounds the machine changed its state.
+    /// The machine changed its state in each of this many rounds.
     Unsettled { rounds: usize },
 }
 

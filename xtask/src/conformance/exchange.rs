@@ -1,4 +1,4 @@
-//! `conformance/c/exchange*.c`: two of them do to each other what verbs can do, and check every byte.
+//! `conformance/c/exchange*.c`: two of them exercise all verbs between each other, and check every byte.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -89,7 +89,8 @@ pub(crate) const INTERFACE: &str = "eth0";
 /// The interfaces of the machine between two hosts.
 pub(crate) const MIDDLE: [&str; 2] = ["left", "right"];
 
-/// What makes a host send single packets with their checksums, and receive them one by one: arguments of `ethtool -K eth0`.
+/// Arguments of `ethtool -K eth0` that make a host send single packets with their checksums, and receive them one by
+/// one.
 pub(crate) const SINGLE_PACKETS: &str = "tx off tso off gso off gro off tx-udp-segmentation off";
 
 /// The hosts of one topology, gone when this value is.
@@ -99,7 +100,7 @@ pub(crate) struct Hosts {
     namespaces: Vec<Namespace>,
 }
 
-/// Which end of a test.
+/// An end of a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     Server,
@@ -164,7 +165,7 @@ impl Hosts {
         Ok(Some(Hosts { topology, namespaces }))
     }
 
-    /// What a client dials.
+    /// The address that a client dials.
     pub(crate) fn server_address(&self, ipv4: bool) -> &'static str {
         match self.topology {
             Topology::Loopback => "127.0.0.1",
@@ -292,7 +293,7 @@ impl Sockets {
         Ok(names.filter(|name| name.starts_with(prefix)).map(str::to_owned).collect())
     }
 
-    /// How many sockets are bound to a UDP port.
+    /// The number of sockets that are bound to a UDP port.
     pub(crate) fn bound_to(&self, port: u16) -> anyhow::Result<usize> {
         let local = format!(":{port:04X}");
         let bound = |table: String| {
@@ -354,7 +355,7 @@ const PREFIX: &str = "avt-";
 struct Namespace {
     name: String,
     holder: Process,
-    /// Of the network, and of the holder's mounts, which have this network's `/sys`.
+    /// Entrances of the network namespace, and of the holder's mounts, which have this network's `/sys`.
     entrances: [Arc<File>; 2],
 }
 
@@ -393,8 +394,9 @@ impl Namespace {
 
     /// A command that runs `program` inside.
     ///
-    /// Not by `ip netns exec`, which gives each program mounts of its own: the last thread of a process that ends would wait
-    /// in the kernel until these are gone, for a grace period of RCU, which takes seconds on a busy machine.
+    /// Enters without `ip netns exec`, which gives each program mounts of its own. The last thread of a process that
+    /// ends would wait in the kernel until these are gone. That is a grace period of RCU, which takes seconds on a busy
+    /// machine.
     fn command(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         let [net, mounts] = self.entrances.clone();
@@ -437,7 +439,7 @@ fn ip(arguments: &[&str]) -> anyhow::Result<()> {
     quiet(Command::new("ip").args(arguments)).map(|_| ())
 }
 
-/// Removes what a run that was killed has left behind.
+/// Removes leftovers of a run that was killed.
 pub(crate) fn sweep() {
     for entry in fs::read_dir("/run/netns").into_iter().flatten().flatten() {
         let name = entry.file_name();

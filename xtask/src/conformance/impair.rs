@@ -21,7 +21,7 @@ use crate::{interrupt, packages, page, workspace};
 const BEGIN: &str =
     "<!-- result: written by `cargo xtask conformance impair --all --write-docs` -->";
 
-/// What became of all cases of one fault.
+/// The results of all cases of one fault.
 #[derive(Default)]
 struct Row {
     cases: usize,
@@ -29,11 +29,12 @@ struct Row {
     /// RoCE packets that came to the fault, and how often it was injected.
     packets: u64,
     injected: u64,
-    /// The slowest operation of a reliable connection in milliseconds, where a program measured it, and what it may take.
+    /// The time of the slowest operation of a reliable connection in milliseconds, if a program measured it, and its
+    /// limit.
     slowest: Option<(f64, f64)>,
 }
 
-/// Runs the selected cases and says what became of them.
+/// Runs the selected cases and reports their results.
 pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
     packages::ensure(&[
         packages::IPROUTE2,
@@ -159,7 +160,7 @@ fn table(matrix: &Matrix, rows: &BTreeMap<usize, Row>, seed: u64) -> String {
         let slowest = row
             .slowest
             .map_or(String::from("-"), |(took, bound)| format!("{took:.0} of {bound:.0} ms"));
-        // The network's own filter counts what it drops and nothing else.
+        // The network's own filter only counts the packets that it drops.
         let packets = if row.packets > 0 { row.packets.to_string() } else { "-".into() };
         let injected = if fault.is_counted() { row.injected.to_string() } else { "all".into() };
         text += &format!(

@@ -24,7 +24,7 @@ pub(crate) use hosts::{Hosts, Side, Sockets, Topology};
 pub(crate) use process::{Process, quiet, wait_for};
 pub(crate) use results::{Report, cmtime_connects, iperf3_gbits, transfers};
 
-/// Which suite.
+/// A suite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Suite {
     /// Debian's RDMA programs, between processes and between hosts
@@ -42,7 +42,7 @@ pub(crate) enum Suite {
     Survive,
 }
 
-/// What to run, and how.
+/// The cases to run, and the options for the run.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
     /// The suite; without it, tools and pyverbs
@@ -53,7 +53,7 @@ pub(crate) struct Options {
     dist: dist::Options,
 }
 
-/// Which cases of a suite.
+/// The selected cases of a suite.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Selection {
     /// Every case, not the default selection only
@@ -85,7 +85,7 @@ impl Selection {
     }
 }
 
-/// How many cases ended how.
+/// The number of cases by result.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) passed: usize,

@@ -1,4 +1,4 @@
-//! A child whose output is kept and which never outlives its handle.
+//! A child process. Its output is kept, and it never outlives its handle.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -59,7 +59,7 @@ impl Process {
         Ok(ended)
     }
 
-    /// What it has written so far.
+    /// Its output so far.
     pub(crate) fn output(&self) -> String {
         String::from_utf8_lossy(&fs::read(&self.output).unwrap_or_default()).into_owned()
     }
@@ -89,10 +89,10 @@ impl Process {
     pub(crate) fn stop(&mut self) {
         let end = Instant::now() + GRACE;
         while let Ok(None) = self.ended() {
-            // Repeated, since the launcher passes on what it gets only once its program runs.
+            // Repeated, since the launcher passes signals on only once its program runs.
             let _ = self.signal(libc::SIGTERM);
             if Instant::now() > end {
-                // Found while their parents live: afterwards nothing tells whose they are.
+                // They are found while their parents live. Afterwards their origin is unknown.
                 let family = descendants(self.id());
                 let _ = self.child.kill();
                 let _ = self.child.wait();
@@ -140,7 +140,7 @@ pub(crate) fn wait_for(
     }
 }
 
-/// Runs a command to its end, quietly, and fails with what it said.
+/// Runs a command to its end, quietly. An error has its output.
 pub(crate) fn quiet(command: &mut Command) -> anyhow::Result<String> {
     let output = command
         .stdin(Stdio::null())

@@ -44,12 +44,12 @@ struct Module {
     /// Huge pages of 2 MiB that its tests need.
     #[serde(default)]
     huge_pages: u32,
-    /// What skips, with which reason, where the system has none.
+    /// Tests that skip where the system has no huge pages, and their reasons.
     #[serde(default)]
     huge_page_skips: BTreeMap<String, String>,
 }
 
-/// Huge pages that the system keeps, as many as before once this is dropped.
+/// Huge pages that the system keeps. Their number is restored when this is dropped.
 struct HugePages {
     before: u32,
 }
@@ -61,11 +61,11 @@ impl HugePages {
         fs::read_to_string(Self::COUNT).ok()?.trim().parse().ok()
     }
 
-    /// Makes sure that there are so many; `None` if the system has no memory for them, or lets nobody ask.
+    /// Makes sure that there are this many. `None` if the system has no memory for them, or lets no process ask.
     fn reserve(count: u32) -> Option<Self> {
         let reserved = Self { before: Self::count()? };
         if reserved.before < count {
-            // It gives what it has, and says nothing.
+            // It gives as many as it can, and reports no error.
             fs::write(Self::COUNT, count.to_string()).ok()?;
         }
         (Self::count()? >= count).then_some(reserved)
@@ -81,7 +81,7 @@ impl Drop for HugePages {
     }
 }
 
-/// What unittest says of a test.
+/// The result of a test, by unittest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Outcome {
     Ok,
@@ -113,7 +113,7 @@ struct Ready {
     device: String,
     /// Has `tests`, and `pyverbs` unless that is the system's.
     dir: PathBuf,
-    /// For what the runs print.
+    /// The folder of the runs' output.
     logs: PathBuf,
 }
 
@@ -237,7 +237,7 @@ fn judge(module: &Module, results: &[(String, Outcome)], tally: &mut Tally) -> V
                 tally.passed += 1;
                 continue;
             }
-            // One of several reasons, where it depends on what the machine has.
+            // One of several reasons, where it depends on the machine.
             (Outcome::Skipped(reason), Some(expected))
                 if expected.split(" | ").any(|part| reason.contains(part)) =>
             {
@@ -263,8 +263,8 @@ fn judge(module: &Module, results: &[(String, Outcome)], tally: &mut Tally) -> V
     complaints
 }
 
-/// Reads `python -m unittest -v`: a line `name (tests.module.Class.name)`, then perhaps a line of documentation, then
-/// ` ... result`; a test (or a child of it) may print anything in between. A test without a result crashed.
+/// Reads `python -m unittest -v`: a line `name (tests.module.Class.name)`, then perhaps a line of documentation, then `
+/// ... result`. A test (or a child of it) may print anything in between. A test without a result crashed.
 fn parse(output: &str) -> Vec<(String, Outcome)> {
     let mut results: Vec<(String, Outcome)> = Vec::new();
     let mut open = false;
@@ -300,7 +300,7 @@ fn parse(output: &str) -> Vec<(String, Outcome)> {
 /// The `Class.test` of a line `test (tests.module.Class.test)`; Python before 3.11 leaves the last part out.
 fn heading(line: &str) -> Option<String> {
     let (name, rest) = line.split_once(" (tests.")?;
-    // What a test printed without a newline stands before the next name.
+    // Output of a test without a newline stands before the next name.
     let name = name.rsplit(|letter: char| !(letter.is_alphanumeric() || letter == '_')).next()?;
     let id = &rest[..rest.find(')')?];
     let path = id.strip_suffix(&format!(".{name}")).unwrap_or(id);
@@ -308,7 +308,7 @@ fn heading(line: &str) -> Option<String> {
     (name.starts_with("test")).then(|| format!("{class}.{name}"))
 }
 
-/// How many tests unittest says that it ran.
+/// The number of tests that unittest says it ran.
 fn ran(output: &str) -> Option<usize> {
     let line =
         output.lines().rev().find(|line| line.starts_with("Ran ") && line.contains(" test"))?;

@@ -1,8 +1,8 @@
-//! What the tools print when they have really done something.
+//! The output of tools that have really done their work.
 
 use serde::Deserialize;
 
-/// How a tool reports.
+/// The form of a tool's report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Report {
@@ -20,9 +20,9 @@ pub(crate) enum Report {
     Cmtime,
     /// iperf3: the receiver's total on the client's side.
     Iperf3,
-    /// `exchange`: what it did, on both sides.
+    /// `exchange`: its operations, on both sides.
     Exchange,
-    /// The exit status says it all: the program checks what it does.
+    /// The exit status tells everything: the program checks its own work.
     Status,
     /// Only the exit status and the `prints` of the table.
     None,
@@ -34,7 +34,7 @@ impl Report {
         matches!(self, Report::Pingpong | Report::Rstream | Report::Exchange)
     }
 
-    /// The figures in a few words, or what is missing. `rows` is how many lines a table must have.
+    /// The figures in a few words, or the missing part. `rows` is the number of lines that a table must have.
     pub(crate) fn read(self, output: &str, rows: usize) -> Result<String, String> {
         match self {
             Report::Pingpong => pingpong(output),
@@ -51,8 +51,8 @@ impl Report {
         }
     }
 
-    /// As [`read`](Self::read), but of a program whose clock cannot be relied on: perftest's speeds, which it takes from the
-    /// processor's cycles, are not looked at.
+    /// As [`read`](Self::read), for a program whose clock cannot be relied on. Perftest's speeds, which it takes from
+    /// the processor's cycles, are not looked at.
     pub(crate) fn read_untimed(self, output: &str, rows: usize) -> Result<String, String> {
         match self {
             Report::Perftest => perftest_table(output, rows).map(|(_, table)| {
@@ -119,10 +119,10 @@ fn perftest_table(output: &str, rows: usize) -> Result<(&str, Vec<Vec<f64>>), St
     }
 }
 
-/// The last row of perftest's table, each of whose rows must have results.
+/// The last row of perftest's table. Each row must have results.
 fn perftest_figure(output: &str, rows: usize) -> Result<Figure, String> {
     let (header, table) = perftest_table(output, rows)?;
-    // Of the figures the slowest may print as 0.00, but never all.
+    // The slowest of the figures may print as 0.00, but never all.
     if let Some(row) = table.iter().find(|row| !row[2..].iter().any(|figure| *figure > 0.0)) {
         return Err(format!("a row without results: {row:?}"));
     }

@@ -22,10 +22,10 @@ use super::{Process, Selection, Sockets, Tally, wait_for};
 use crate::dist::Dist;
 use crate::{packages, workspace};
 
-/// For a server to listen, and for one side to end after the other. Limits of this suite end what hangs, and measure nothing: an
-/// emulated guest takes its time, on a machine that does other things beside it much of it.
+/// Time for a server to listen, and for one side to end after the other. Limits of this suite end programs that hang,
+/// and measure nothing. An emulated guest is slow, and much slower on a busy machine.
 const SOON: Duration = Duration::from_secs(60);
-/// So many times what the table allows a tool.
+/// The factor on the time that the table allows a tool.
 const EMULATED: u64 = 3;
 /// For a peer to hear that its server was killed; else it would wait for ever.
 const HEARD: Duration = Duration::from_secs(20);
@@ -33,17 +33,17 @@ const HEARD: Duration = Duration::from_secs(20);
 const GUEST_TIME: Duration = Duration::from_secs(60);
 /// Below the range from which the kernel takes ports for clients.
 const FIRST_PORT: u16 = 21_000;
-/// Of the cable, where a case says no other; the guest has it from its start.
+/// MTU of the cable, unless a case gives another; the guest has it from its start.
 const MTU: u16 = 1500;
-/// What a client sends and what its server makes of it.
+/// The file that a client sends, and the copy that its server makes.
 const SOURCE: &str = "source";
 const COPY: &str = "copy";
-/// The copy in the guest, on a file system whose files can be mapped shared, as that of the shared directory's cannot.
+/// The copy in the guest. Files of its file system can be mapped shared, unlike those of the shared directory's.
 const GUEST_COPY: &str = "/tmp/copy";
 /// Before a command of the guest that is to use rsockets: rdma-core's own.
 const GUEST_SOCKETS: &str = "LD_PRELOAD=/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so ";
 
-/// Runs the selected cases and says what became of them. Without a guest they are skipped.
+/// Runs the selected cases and reports their results. Without a guest they are skipped.
 pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
     packages::ensure(&[
         packages::IPROUTE2,
@@ -164,7 +164,7 @@ enum Program<'a> {
 }
 
 impl Program<'_> {
-    /// How the program ended, if it did; the inner error is a status other than 0.
+    /// The program's end, if it has ended. The inner error is a status other than 0.
     fn ended(&mut self) -> anyhow::Result<Option<Result<(), String>>> {
         Ok(match self {
             Program::Here(process) => process
@@ -193,7 +193,7 @@ impl Program<'_> {
 }
 
 impl<'a> Runner<'a> {
-    /// The inner error is the case's: what is wrong, and what the programs said.
+    /// The inner error is the case's: the complaint, and the programs' output.
     fn run(&self, file: &Path) -> anyhow::Result<Result<String, (String, String)>> {
         if self.guest.gid_index(self.family()).is_none() {
             return Ok(Err(("the guest has no such address".into(), String::new())));
@@ -272,7 +272,7 @@ impl<'a> Runner<'a> {
         })
     }
 
-    /// Waits for both and reads what they say.
+    /// Waits for both and reads their output.
     fn judge(
         &self,
         client: &mut Program<'_>,
@@ -302,7 +302,7 @@ impl<'a> Runner<'a> {
         let fails = case.fails_with.is_some();
         for (side, ending) in &endings {
             match ending {
-                // How they end when one was killed is theirs; that they do, and say, counts.
+                // If one was killed, the manner of their end does not matter. It counts that they end, and report.
                 Some(_) if case.kill_server_at.is_some() => {}
                 Some(Err(status)) if !fails => {
                     return Ok(Err(format!("the {side} ended with {status}")));
@@ -424,7 +424,7 @@ impl<'a> Runner<'a> {
     fn make_source(&self) -> anyhow::Result<()> {
         let Some(bytes) = self.case.file_bytes else { return Ok(()) };
         let [source, copy] = [SOURCE, COPY].map(|name| self.guest.shared(name).0);
-        // Of an earlier case, or none.
+        // The file of an earlier case, or none.
         let _ = fs::remove_file(copy);
         fs::write(&source, noise(bytes))
             .with_context(|| format!("cannot write {}", source.display()))

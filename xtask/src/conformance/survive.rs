@@ -1,8 +1,8 @@
 //! Processes that are killed or stopped at random moments, while others talk on.
 //!
-//! Each round draws what two programs do, on one host or on two, which of them is the victim of which fault, and when. The
-//! survivor must end with the right error in time, or go on; nothing of the victim may stay; and two pairs of bystanders, one
-//! on one host and one between the hosts, talk on all the time at their speed.
+//! Each round draws the work of two programs, on one host or on two, the victim, its fault, and the time. The survivor
+//! must end with the right error in time, or go on. No trace of the victim may stay. Two pairs of bystanders, one on
+//! one host and one between the hosts, must go on all the time at their speed.
 
 mod bystanders;
 mod leaks;
@@ -27,18 +27,18 @@ use super::{Selection, Tally, exchange};
 use crate::dist::Dist;
 use crate::{interrupt, packages, page, workspace};
 
-/// Of an ordinary run, and of a whole one.
+/// Rounds of an ordinary run, and of a whole one.
 const ROUNDS: u64 = 20;
 const ALL_ROUNDS: u64 = 500;
 const FIRST_SEED: u64 = 1;
-/// Of TCP and of the CM: a port for each seed.
+/// Ports of TCP and of the CM: one for each seed.
 const FIRST_PORT: u16 = 20_000;
-/// Rounds before the first that counts, in which bystanders open what they open once in their lives.
+/// Rounds before the first that counts, in which bystanders open everything that they open once in their lives.
 const WARM_UP: u64 = 14;
-/// What an operation between bystanders may take while somebody ends.
+/// The longest time of an operation between bystanders while another process ends.
 const BYSTANDERS_MOST: Duration = Duration::from_secs(2);
-/// What of their speed before the faults the bystanders keep after them, taken over a run, and how much of each must have
-/// been seen. Before, two programs more use the processors.
+/// The part of their speed that the bystanders must keep after the faults, taken over a run, and how much of each must
+/// have been seen. Before the faults, two more programs use the processors.
 const SPEED_KEPT: f64 = 0.8;
 const SPEED_SEEN: f64 = 20.0;
 
@@ -50,7 +50,7 @@ struct Stage<'a> {
     dist: &'a Dist,
     hosts: Hosts,
     scratch: &'a Path,
-    /// The programs' directory for temporary files, which they share with nobody.
+    /// The programs' private directory for temporary files.
     temporary: PathBuf,
     exchange: PathBuf,
     xrc_share: PathBuf,
@@ -99,7 +99,7 @@ impl Stage<'_> {
     }
 }
 
-/// What a round came to, for the table.
+/// The result of a round, for the table.
 struct Entry {
     plan: Plan,
     round: Round,
@@ -109,7 +109,7 @@ struct Entry {
     after: Rate,
 }
 
-/// Runs the rounds and says what became of them.
+/// Runs the rounds and reports their results.
 pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
     packages::ensure(&[packages::IPROUTE2, packages::RDMACM_UTILS])?;
     let rounds = selection.rounds.unwrap_or(if selection.all { ALL_ROUNDS } else { ROUNDS });
@@ -129,7 +129,7 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
     let exchange = exchange::build(&scratch)?;
     let xrc_share = exchange::compile(&scratch, "xrc_share", &["xrc_share.c", "waited.c"])?;
     let stage = Stage { dist, hosts, scratch: &scratch, temporary, exchange, xrc_share };
-    // What an earlier run left behind is not this one's.
+    // Leftovers of an earlier run do not count for this one.
     stage.sweep_views()?;
     let mut bystanders = Bystanders::start(&stage)?;
     for seed in 0..WARM_UP {
@@ -190,7 +190,7 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
     Ok(tally)
 }
 
-/// Runs a round, and looks for what it left behind and how the bystanders fared.
+/// Runs a round, and checks its leftovers and the bystanders.
 fn play(
     stage: &Stage<'_>,
     plan: Plan,
@@ -200,7 +200,7 @@ fn play(
     let mut round = round::run(stage, &plan)?;
     let (samples, mut complaint) = match bystanders.samples()? {
         Ok(samples) => (samples, baseline.left_behind(stage, bystanders)?),
-        // Of one that has ended nothing can be read.
+        // Nothing can be read of a process that has ended.
         Err(ended) => {
             *bystanders = Bystanders::start(stage)?;
             *baseline = Traces::of(stage, bystanders)?;
@@ -226,7 +226,7 @@ fn play(
     Ok(Entry { plan, round, slowest, before, after })
 }
 
-/// What is still to be seen when all rounds are over.
+/// Finds leftovers when all rounds are over.
 fn after(
     stage: &Stage<'_>,
     bystanders: &mut Bystanders,
@@ -250,7 +250,7 @@ fn after(
     Ok(complaints)
 }
 
-/// Of the bystanders, before and after all faults of these rounds.
+/// Speeds of the bystanders, before and after all faults of these rounds.
 fn speeds<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> (Rate, Rate) {
     let (mut before, mut after) = (Rate::default(), Rate::default());
     for entry in entries {

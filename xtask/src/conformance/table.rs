@@ -29,7 +29,7 @@ struct Table<P> {
     group: Vec<Group<P>>,
 }
 
-/// How a program is started, where that is not `COMMAND -p PORT` and `COMMAND -p PORT HOST`; a group may say otherwise.
+/// The way to start a program, if it is not `COMMAND -p PORT` and `COMMAND -p PORT HOST`. A group may give another.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Program {
@@ -52,11 +52,11 @@ struct Group<P> {
     on: Vec<P>,
     #[serde(default)]
     kind: Kind,
-    /// The server's command line, in which `COMMAND` is the command and `ARGS` what follows its first word.
+    /// The server's command line. `COMMAND` is the command, and `ARGS` stands for all after its first word.
     server: Option<String>,
     /// The client's.
     client: Option<String>,
-    /// What the server prints when it listens, for one whose listener cannot be seen from outside.
+    /// The server's output when it listens, for one whose listener cannot be seen from outside.
     ready: Option<String>,
     /// The port of a program that takes no other.
     port: Option<u16>,
@@ -66,15 +66,15 @@ struct Group<P> {
     /// Lines that a table of results must have.
     #[serde(default = "one")]
     rows: usize,
-    /// What the output (of all sides together) must contain.
+    /// Text that the output of all sides together must contain.
     #[serde(default)]
     prints: Vec<String>,
-    /// What each side's output must contain.
+    /// Text that each side's output must contain.
     #[serde(default)]
     both_print: Vec<String>,
     /// The test is to fail (on both sides), and to say this.
     fails_with: Option<String>,
-    /// What the client prints when the server is to be killed (SIGKILL).
+    /// The client's output at which the server is to be killed (SIGKILL).
     kill_server_at: Option<String>,
     /// Pairs of server and client at the same time.
     #[serde(default = "one")]
@@ -82,7 +82,7 @@ struct Group<P> {
     /// Clients of one server at the same time.
     #[serde(default = "one")]
     clients: usize,
-    /// What a client prints when it is connected: the next one starts then.
+    /// A client's output when it is connected: the next one starts then.
     connected: Option<String>,
     /// A second server, on the client's host.
     #[serde(default)]
@@ -95,7 +95,7 @@ struct Group<P> {
     raw_interface: bool,
     /// Length of the file that `SOURCE` names; the server's `COPY` must become the same.
     file_bytes: Option<usize>,
-    /// The tool exchanges its set-up over IPv4 whatever its traffic uses.
+    /// The tool always exchanges its set-up over IPv4, even if its traffic uses IPv6.
     #[serde(default)]
     dial_ipv4: bool,
     /// Operations that a side posts, and that alone may be on the wire.
@@ -109,11 +109,11 @@ struct Group<P> {
     /// The server must have refused a request with a remote access error.
     #[serde(default)]
     access_error: bool,
-    /// Of the cable, where that is not the usual 1500.
+    /// MTU of the cable, if it is not the usual 1500.
     mtu: Option<u16>,
     #[serde(default = "minute")]
     timeout_s: u64,
-    /// What a server may take to end after its client.
+    /// The longest time of a server to end after its client.
     #[serde(default = "ten_seconds")]
     end_s: u64,
     #[serde(default)]
@@ -126,7 +126,7 @@ struct Group<P> {
     why: Option<String>,
 }
 
-/// Which commands are in the default selection, on `default-on` or, without one, on the first place of `on`.
+/// The commands in the default selection, on `default-on` or, without one, on the first place of `on`.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged)]
 enum Defaults {
@@ -154,7 +154,7 @@ fn ten_seconds() -> u64 {
     10
 }
 
-/// How server and client are started.
+/// The way in which server and client are started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Kind {
@@ -163,11 +163,11 @@ pub(super) enum Kind {
     Pair,
     /// No server: a command that ends by itself.
     Alone,
-    /// No server: a command that is interrupted when it has printed what is expected.
+    /// No server: a command that is interrupted when it has printed the expected text.
     Watch,
 }
 
-/// What is posted to a queue pair, by service.
+/// Operations posted to a queue pair, by service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Operation {
@@ -223,7 +223,7 @@ pub(super) struct Case<P> {
 }
 
 impl<P: Place> Case<P> {
-    /// What the case is called in reports and filters.
+    /// The name of the case in reports and filters.
     pub(super) fn name(&self) -> String {
         let mut name = self.place.name().to_owned();
         if self.pairs > 1 {
@@ -242,7 +242,7 @@ impl<P: Place> Case<P> {
         name
     }
 
-    /// The first complaint about what a side and all sides together printed, if there is one.
+    /// The first complaint about the output of a side or of all sides together, if there is one.
     pub(super) fn unprinted(&self, outputs: &[String]) -> Option<String> {
         let missing = |wanted: &String, output: &str| !output.contains(wanted.as_str());
         let all = outputs.concat();

@@ -24,7 +24,7 @@ const SOON: Duration = Duration::from_secs(10);
 
 pub(super) type Case = table::Case<Topology>;
 
-/// Runs the selected cases and says what became of them.
+/// Runs the selected cases and reports their results.
 pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
     packages::ensure(&[
         packages::IPROUTE2,
@@ -80,7 +80,7 @@ pub(crate) fn run(dist: &Dist, selection: &Selection) -> anyhow::Result<Tally> {
     thread::scope(|scope| {
         let workers: Vec<_> =
             (0..selection.jobs.max(1)).map(|label| scope.spawn(move || worker(label))).collect();
-        // A worker that failed leaves the rest of the queue to nobody: the error is what counts then.
+        // A worker that failed leaves the rest of the queue undone: the error is what counts then.
         workers.into_iter().try_for_each(|worker| worker.join().expect("a worker does not panic"))
     })?;
     Ok(report.finish())
@@ -90,10 +90,10 @@ fn take(queue: &Mutex<VecDeque<Case>>) -> Option<Case> {
     queue.lock().expect("no worker panics with the queue").pop_front()
 }
 
-/// What became of a case.
+/// The result of a case.
 pub(super) enum Outcome {
     Passed(String),
-    /// A line, and what the programs said.
+    /// A line, and the programs' output.
     Failed(String, String),
     Skipped(String),
 }
@@ -181,11 +181,11 @@ impl Role {
     }
 }
 
-/// The case's verdict: its figures, or what is wrong.
+/// The case's verdict: its figures, or the complaint.
 type Verdict = Result<String, String>;
 
 impl Runner<'_> {
-    /// Fails only where the machine does; what the programs do is an outcome.
+    /// Fails only if the machine does. A failure of the programs is an outcome.
     pub(super) fn run(&self, next_port: &AtomicU16) -> anyhow::Result<Outcome> {
         let mut pairs: Vec<Pair> = (0..self.case.pairs)
             .map(|_| Pair {
@@ -276,7 +276,7 @@ impl Runner<'_> {
                 })
         })?;
         Ok(match ended {
-            // One that is to fail may do so before it has a peer, who is to fail all the same.
+            // A side that should fail may do so before it has a peer, which should fail all the same.
             Some(status) if self.case.fails_with.is_none() || status.success() => {
                 Err(format!("the server ended before it listened ({status})"))
             }
@@ -298,7 +298,7 @@ impl Runner<'_> {
         Ok(())
     }
 
-    /// Waits for one pair and checks what it did.
+    /// Waits for one pair and checks its work.
     fn judge(&self, pair: &mut Pair, deadline: Instant) -> anyhow::Result<Verdict> {
         let case = self.case;
         let (servers, clients): (Vec<_>, Vec<_>) =
@@ -375,7 +375,7 @@ impl Runner<'_> {
         Ok(Ok(figures.join(", ")))
     }
 
-    /// Waits until a program has printed what it must, and interrupts it.
+    /// Waits until a program has printed the expected text, and interrupts it.
     fn watch(&self, pair: &mut Pair, deadline: Instant) -> anyhow::Result<Verdict> {
         let client = &mut pair.programs.first_mut().expect("started before").process;
         let missing = |client: &Process| self.case.unprinted(&[client.output()]);
@@ -453,7 +453,7 @@ impl Runner<'_> {
         }))
     }
 
-    /// What a client sends and what its server makes of it.
+    /// The file that a client sends, and the copy that its server makes.
     fn files(&self, port: u16) -> (PathBuf, PathBuf) {
         (self.file(&format!("source-{port}")), self.file(&format!("copy-{port}")))
     }

@@ -42,7 +42,7 @@ impl Tree {
         self.0.iter()
     }
 
-    /// How many bytes the files have.
+    /// The number of bytes in the files.
     pub(super) fn size(&self) -> usize {
         self.0
             .values()
@@ -98,7 +98,8 @@ impl Tree {
             let packed = encoder.finish()?;
             let mut crc = Crc::new();
             crc.update(bytes);
-            // What both headers have: version 2.0, names in UTF-8, deflate, midnight of the format's first day.
+            // The common part of both headers: version 2.0, names in UTF-8, deflate, midnight of the format's first
+            // day.
             let mut common = Vec::new();
             for field in [20_u16, 0x800, 8, 0, 0x21] {
                 common.extend(field.to_le_bytes());

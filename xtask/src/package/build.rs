@@ -1,4 +1,5 @@
-//! What is shipped, built so that it runs on other machines: for an old glibc, stripped, and the same bytes each time.
+//! The shipped files, built so that they run on other machines: for an old glibc, stripped, and the same bytes each
+//! time.
 
 use std::env;
 use std::ffi::OsString;
@@ -21,7 +22,7 @@ use crate::workspace::{cargo, root, shown, succeed, target};
 const GLIBC: (u32, u32) = (2, 28);
 /// Zig's C compiler links for any glibc. Its version is fixed so that two builds give the same bytes.
 const ZIGLANG: &str = "ziglang==0.17.1";
-/// What all installed files may have together.
+/// The greatest total size of all installed files.
 const MOST: usize = 10 << 20;
 
 /// A kind of machine.
@@ -38,7 +39,7 @@ pub(super) const MACHINES: [Machine; 2] = [
     Machine { triple: "aarch64-unknown-linux-gnu", arch: "aarch64", debian: "arm64" },
 ];
 
-/// What packages hold.
+/// The contents of packages.
 #[derive(Debug)]
 pub(super) struct Built {
     pub(super) machine: Machine,
@@ -64,7 +65,7 @@ impl Built {
         lib
     }
 
-    /// What the names of files begin with.
+    /// The beginning of the names of files.
     pub(super) fn stem(&self) -> String {
         format!("anyverbs-{}-{}-linux-gnu", self.version, self.machine.arch)
     }
@@ -123,11 +124,11 @@ pub(super) fn build(machine: Machine) -> anyhow::Result<Built> {
     Ok(Built { machine, version, epoch: epoch()?, anyverbs, objects, debug, share })
 }
 
-/// What the machine's code is compiled with.
+/// The compiler for this machine's code.
 pub(super) struct Rust {
     /// None for cargo's own.
     pub(super) compiler: Option<PathBuf>,
-    /// GCC's runtime, whose unwinder the C library's cancellation of threads uses, too.
+    /// GCC's runtime. The C library's cancellation of threads also uses its unwinder.
     pub(super) libgcc: PathBuf,
 }
 
@@ -216,7 +217,7 @@ fn fill_zig_cache(linker: &Path, cache: &Path, tools: &Path) -> anyhow::Result<(
     write(&done, b"")
 }
 
-/// Directories of this machine, and what stands for them in debugging information.
+/// Directories of this machine, and their stand-ins in debugging information.
 fn local_directories() -> anyhow::Result<[(PathBuf, &'static str); 3]> {
     let home = env::var_os("CARGO_HOME")
         .map(PathBuf::from)
@@ -225,7 +226,7 @@ fn local_directories() -> anyhow::Result<[(PathBuf, &'static str); 3]> {
     Ok([(home, "/cargo"), (root(), "/anyverbs"), (target(), "/target")])
 }
 
-/// Compiler options by which no path of this machine gets into what is built.
+/// Compiler options that keep paths of this machine out of the built files.
 fn remapped() -> anyhow::Result<OsString> {
     let mut options = OsString::new();
     // The last that fits is taken.
@@ -288,7 +289,7 @@ fn check_glibc(name: &str, bytes: &[u8]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether a version such as `2.2.5` is above the oldest glibc. What is no number (`PRIVATE`) is.
+/// Tells whether a version such as `2.2.5` is above the oldest glibc. One that is no number (`PRIVATE`) is.
 fn is_newer(version: &str) -> bool {
     let mut numbers = version.split('.').map(str::parse);
     match (numbers.next(), numbers.next()) {
@@ -370,7 +371,7 @@ fn epoch() -> anyhow::Result<u64> {
     text.parse().with_context(|| format!("{text:?} is no number of seconds"))
 }
 
-/// What a command prints, without the end of the line.
+/// The output of a command, without the end of the line.
 pub(super) fn output(command: &mut Command) -> anyhow::Result<String> {
     let out = command.output().with_context(|| format!("cannot run {}", shown(command)))?;
     if !out.status.success() {

@@ -43,7 +43,7 @@ pub(super) fn fetch(machine: Machine, tools: &Path) -> anyhow::Result<Rust> {
     Ok(Rust { compiler: Some(compiler), libgcc })
 }
 
-/// Unpacks Debian packages, and what they depend on, without installing them.
+/// Unpacks Debian packages and their dependencies, without installing them.
 fn unpack(into: &Path, architecture: &str, packages: &[&str]) -> anyhow::Result<()> {
     if into.exists() {
         fs::remove_dir_all(into)?;

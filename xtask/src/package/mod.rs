@@ -1,4 +1,4 @@
-//! `cargo xtask package`: what users install, in `target/package`.
+//! `cargo xtask package`: the files that users install, in `target/package`.
 
 mod archive;
 mod build;
@@ -22,7 +22,7 @@ use self::build::{Built, MACHINES, Machine};
 use crate::conformance::Tally;
 use crate::workspace::target;
 
-/// What to package.
+/// The packages to make.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[group(skip)]
 pub(crate) struct Options {

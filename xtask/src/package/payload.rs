@@ -2,7 +2,7 @@
 
 use super::archive::{Tree, hex, sha256};
 
-/// What such a file ends with, after the archive's length. `crates/cli/src/embedded.rs` reads it.
+/// The end of such a file, after the archive's length. `crates/cli/src/embedded.rs` reads it.
 const MAGIC: &[u8; 16] = b"anyverbs-objects";
 
 /// Appends the objects to the command.

@@ -1,4 +1,4 @@
-//! The list of what is inside (a software bill of materials), in CycloneDX's JSON.
+//! The list of the contents (a software bill of materials), in CycloneDX's JSON.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,7 +46,7 @@ struct Dependency {
 
 #[derive(Deserialize)]
 struct Kind {
-    /// None for what is linked; else what builds or tests.
+    /// None for linked packages; else the kind of packages that build or test.
     kind: Option<String>,
 }
 

@@ -6,7 +6,7 @@ use crate::workspace::root;
 
 pub(super) fn make(built: &Built, one_file: &[u8], sbom: &[u8]) -> anyhow::Result<Vec<u8>> {
     let mut tree = Tree::default();
-    // Who copies only this file has everything.
+    // A user who copies only this file has everything.
     tree.executable("bin/anyverbs", one_file);
     tree.graft("lib/", &built.lib());
     tree.graft("share/", &built.share);

@@ -65,7 +65,7 @@ pub(super) fn make(built: &Built, one_file: &[u8]) -> anyhow::Result<Vec<u8>> {
     tree.zip()
 }
 
-/// The list of files with their digests, of which the list itself has none.
+/// The list of files with their digests, except its own.
 fn record(tree: &Tree, itself: &str) -> String {
     let mut lines = String::new();
     for (path, entry) in tree.iter() {

@@ -17,7 +17,7 @@ pub(super) struct Matrix {
     programs: Vec<Case>,
 }
 
-/// What is wrong with the network.
+/// The fault of the network.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct Fault {
@@ -33,13 +33,13 @@ pub(super) struct Fault {
     /// First words of the commands that it is run with; all where empty.
     #[serde(default)]
     only: Vec<String>,
-    /// How long a program may run, where that is longer than it says itself.
+    /// The time limit of a program, if longer than its own.
     #[serde(default)]
     timeout_s: u64,
     /// The bridge's counter that must move.
     pub(super) injects: Option<String>,
     pub(super) promise: String,
-    /// Nothing comes back.
+    /// The network stays down.
     #[serde(default)]
     pub(super) ends: bool,
     #[serde(default)]

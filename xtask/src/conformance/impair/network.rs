@@ -1,4 +1,4 @@
-//! Two hosts, and what injects faults between them.
+//! Two hosts, and the injector of faults between them.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ pub(super) enum Injection<'a> {
     Filter(&'a Network<'a>),
 }
 
-/// What was injected.
+/// The injected faults.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) packets: u64,

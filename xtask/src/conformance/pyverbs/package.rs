@@ -50,7 +50,7 @@ pub(super) fn build(dir: &Path) -> anyhow::Result<PathBuf> {
     };
     pip(&["install", "--quiet", CYTHON, "scikit-build-core", "setuptools-scm"])?;
     let package = format!("pyverbs=={RELEASE}");
-    // What it is built with is there: the package itself is only looked at.
+    // Its build dependencies are there: only the package itself is looked at.
     pip(&[
         "download",
         "--quiet",
@@ -65,7 +65,7 @@ pub(super) fn build(dir: &Path) -> anyhow::Result<PathBuf> {
     let source = work.join(format!("pyverbs-{RELEASE}/rdma-core"));
     let build = source.join("build");
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
-    // With libdrm the suite is built to allocate buffers on a GPU: what it skips would depend on the machine.
+    // With libdrm the suite is built to allocate buffers on a GPU. Its skips would then depend on the machine.
     let hidden = work.join("hidden");
     fs::create_dir_all(&hidden).with_context(|| format!("cannot make {}", hidden.display()))?;
     fs::write(hidden.join("libdrm.pc"), HIDDEN).context("cannot hide libdrm")?;

@@ -1,4 +1,4 @@
-//! Captures of what was on the wire, judged by two programs that share no code with the device: tshark and
+//! Captures of the packets on the wire. Two programs that share no code with the device judge them: tshark and
 //! `conformance/rxe/icrc_check.py`.
 
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ const SOON: Duration = Duration::from_secs(10);
 /// For the last packets, which are under way when the programs have ended.
 const SETTLE: Duration = Duration::from_millis(300);
 
-/// Dissectors that guess whose payload a packet carries, and find arbitrary bytes malformed.
+/// Dissectors that guess the protocol of a payload, and find arbitrary bytes malformed.
 const GUESSERS: [&str; 9] = [
     "fcoib",
     "infiniband.eoib",
@@ -43,7 +43,7 @@ const ACKNOWLEDGE: u8 = 0x11;
 /// Syndromes of a responder that has no receive (IBA 9.7.5.2.8).
 const RNR_NAKS: RangeInclusive<u8> = 0x20..=0x3f;
 
-/// Of one that may not touch what it is asked to.
+/// The syndrome of a peer that may not touch the memory that it is asked to.
 const ACCESS_NAK: u8 = 0x62;
 
 /// A running capture.
@@ -56,8 +56,8 @@ impl Capture {
     /// Returns when every packet from now on is seen.
     pub(super) fn start(guest: &Guest, file: &Path, log: &Path) -> anyhow::Result<Self> {
         let mut command = guest.host_command("tcpdump");
-        // As the user it was started as, without name lookups, with a ring of 64 MiB in slots that hold a jumbo frame: a
-        // busy machine may not let it run for a while. Packets reach it at once, so that none is left behind at the end.
+        // Keeps the user that started it (`-Z root`), looks up no names, and has a ring of 64 MiB in slots that hold a jumbo frame: a busy
+        // machine may not let it run for a while. Packets reach it at once, so that none is left behind at the end.
         command
             .args(["-Z", "root", "-n", "--immediate-mode", "-B", "65536", "-s", "9216"])
             .args(["-i", &guest.interface(), "-w"])
@@ -104,11 +104,11 @@ fn dropped(said: &str) -> Option<u64> {
         .find_map(|line| line.split_once(" packets dropped by kernel")?.0.trim().parse().ok())
 }
 
-/// What `icrc_check.py --json` says of one file.
+/// The output of `icrc_check.py --json` for one file.
 #[derive(Debug, Deserialize)]
 struct Icrcs {
     senders: BTreeMap<String, Sender>,
-    /// Frames whose ICRC is wrong.
+    /// Frames with a wrong ICRC.
     wrong: Vec<u64>,
     /// Frames that are not whole.
     short: Vec<u64>,
@@ -121,11 +121,11 @@ struct Sender {
     opcodes: BTreeMap<u8, u64>,
 }
 
-/// What tshark says of one file.
+/// Tshark's output for one file.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Dissection {
     packets: u64,
-    /// Frames that are no RoCEv2 to tshark, or malformed, and what it says.
+    /// Frames that are no RoCEv2 to tshark, or malformed, and its messages.
     bad: Vec<String>,
     /// AETHs that are no positive ACK: sender and syndrome.
     naks: BTreeMap<(String, u8), u64>,
@@ -138,7 +138,7 @@ pub(super) struct Addresses {
     pub(super) rxe: String,
 }
 
-/// Judges a case's capture: its figures in a few words, or what is wrong with it.
+/// Judges a case's capture: its figures in a few words, or the complaint.
 pub(super) fn check(
     case: &Case,
     file: &Path,
@@ -281,7 +281,7 @@ fn judge(
     Ok(figures.join(", "))
 }
 
-/// Checks that a side sent what its role has it send, and nothing else.
+/// Checks that a side sent exactly the opcodes of its role.
 fn opcodes(case: &Case, client: bool, here: bool, seen: &BTreeMap<u8, u64>) -> Result<(), String> {
     let posts = case.posts(client);
     let answers: Vec<_> =

@@ -1,4 +1,4 @@
-//! What a whole run says in docs/reliability.md.
+//! The part of docs/reliability.md that a whole run writes.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,7 +10,7 @@ use crate::{page, workspace};
 
 const BEGIN: &str = "<!-- result: written by `cargo xtask conformance rxe --all --write-docs` -->";
 
-/// How the cases ended, by where they ran.
+/// The results of the cases, by where they ran.
 #[derive(Debug, Default)]
 pub(super) struct Results {
     tallies: BTreeMap<Direction, Tally>,

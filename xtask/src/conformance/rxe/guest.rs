@@ -23,7 +23,7 @@ const START_TIME: Duration = Duration::from_secs(200);
 /// A job that was ended says so soon.
 const GRACE: Duration = Duration::from_secs(20);
 const POLL: Duration = Duration::from_millis(20);
-/// What the script's status says of a guest whose image would be made otherwise now.
+/// The script's status for a guest whose image would be made differently now.
 const OUTDATED: &str = " outdated";
 
 /// A running guest on a bridge with this machine; stopped with this value if it was started for it.
@@ -212,7 +212,7 @@ impl Drop for Guest {
 }
 
 impl Vm {
-    /// With the script's defaults for what the environment does not say.
+    /// With the script's defaults for variables that are not set.
     fn from_environment() -> Self {
         let setting = |name, default: &str| env::var(name).unwrap_or_else(|_| default.into());
         Vm {
@@ -283,13 +283,13 @@ impl Job<'_> {
         }
     }
 
-    /// What it has written so far.
+    /// Its output so far.
     pub(super) fn output(&self) -> String {
         let bytes = fs::read(self.file.with_extension("out")).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Ends the command if it still runs, after an interruption, too: nobody else knows of it.
+    /// Ends the command if it still runs, after an interruption, too: no other process knows of it.
     pub(super) fn stop(&mut self) {
         if !matches!(self.ended(), Ok(None)) {
             return;
@@ -326,8 +326,8 @@ mod tests {
 
     const CHILD: &str = "XTASK_TEST_INTERRUPTED";
 
-    /// Whatever else an interruption ends: what runs in a guest that goes on is ended, and only then its files are removed,
-    /// by which the guest finds it.
+    /// An interruption ends a program that runs in a guest that goes on, before its files are removed. The guest finds
+    /// it by these files.
     #[test]
     fn a_job_is_ended_after_an_interruption_too() {
         if env::var_os(CHILD).is_none() {

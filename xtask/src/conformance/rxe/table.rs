@@ -1,4 +1,5 @@
-//! What the cases of `conformance/rxe.toml` mean: where they run, and which packets each of them may put on the wire.
+//! The meaning of the cases of `conformance/rxe.toml`: where they run, and which packets each of them may put on the
+//! wire.
 
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -8,7 +9,7 @@ use serde::Deserialize;
 
 use crate::conformance::table::{self, Operation, Place};
 
-/// Where the client runs, and by what addresses the sides know each other.
+/// The place of the client, and the addresses by which the sides know each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Direction {
@@ -109,7 +110,7 @@ impl Case {
         words.join("-")
     }
 
-    /// What a side posts.
+    /// The operations that a side posts.
     pub(super) fn posts(&self, client: bool) -> &[Operation] {
         if client { &self.client_posts } else { &self.server_posts }
     }
@@ -122,7 +123,7 @@ pub(super) fn read(path: &Path) -> anyhow::Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// Finds what this suite cannot do.
+/// Finds cases that this suite cannot run.
 fn check(cases: &[Case]) -> anyhow::Result<()> {
     for case in cases {
         let name = case.name();

@@ -1,4 +1,4 @@
-//! Those who talk on.
+//! The bystanders, which talk on.
 
 use std::time::{Duration, Instant};
 
@@ -17,17 +17,17 @@ pub(super) struct Bystanders {
     read: Vec<usize>,
 }
 
-/// What they did in 100 ms.
+/// Their work in 100 ms.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Sample {
     /// The end of the 100 ms by the monotonic clock.
     pub(super) at: f64,
     pub(super) operations: u64,
-    /// Of the slowest operation, what neither the process nor its peer was waiting for a processor.
+    /// The time of the slowest operation, without the time in which the process or its peer waited for a processor.
     pub(super) slowest: Duration,
 }
 
-/// What one process says of 100 ms.
+/// One process's report for 100 ms.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Line {
     at: f64,
@@ -56,7 +56,7 @@ pub(super) fn monotonic() -> f64 {
 const SAMPLE: f64 = 0.1;
 
 impl Rate {
-    /// Of the samples that lie between two times.
+    /// The rate of the samples between two times.
     pub(super) fn between(samples: &[Sample], from: f64, to: f64) -> Self {
         let within = |sample: &&Sample| sample.at - SAMPLE >= from && sample.at <= to;
         let operations: Vec<u64> = samples.iter().filter(within).map(|s| s.operations).collect();
@@ -117,7 +117,7 @@ impl Bystanders {
         self.processes.iter().map(Process::id)
     }
 
-    /// What all of them did since the last call; an error says which one has ended.
+    /// The work of all of them since the last call. An error says which one has ended.
     pub(super) fn samples(&mut self) -> anyhow::Result<Result<Vec<Sample>, String>> {
         let mut said = Vec::new();
         for (process, read) in self.processes.iter_mut().zip(&mut self.read) {

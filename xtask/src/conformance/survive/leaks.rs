@@ -1,4 +1,4 @@
-//! What processes leave behind: names, sockets, files, and what others hold of them.
+//! Leftovers of processes: names, sockets, files, and descriptors that others hold for them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,17 +11,17 @@ use super::super::hosts::Side;
 use super::super::process::wait_for;
 use super::{Bystanders, Stage};
 
-/// In which what was left must be gone: others look once a second.
+/// Time in which leftovers must be gone: others look once a second.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Sending sockets of a process: one for each slot that a peer can have, and family, opened when somebody with that slot is
-/// first sent something (`net/src/udp/lanes.rs`), be it for a process that has ended.
+/// Sending sockets of a process: one for each slot that a peer can have, and family. It is opened at the first packet
+/// to a process in that slot (`net/src/udp/lanes.rs`), even if that process has ended.
 const MOST_LANES: usize = 512;
 
-/// What a launcher's private tree is called.
+/// The prefix of a launcher's private tree.
 const VIEW: &str = "anyverbs-view-";
 
-/// What there is of the device on both hosts.
+/// Traces of the device on both hosts.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Traces {
     /// Abstract names and UDP sockets of each host.
@@ -46,7 +46,7 @@ impl Traces {
         Ok(Traces { names, udp, files: files(&stage.temporary), held })
     }
 
-    /// What is there now and was not before, if it does not go away.
+    /// New traces since then, if they do not go away.
     pub(super) fn left_behind(
         &self,
         stage: &Stage<'_>,
@@ -95,7 +95,7 @@ impl Traces {
 fn held(id: u32) -> anyhow::Result<BTreeMap<String, usize>> {
     let folder = format!("/proc/{id}/fd");
     let entries = fs::read_dir(&folder).with_context(|| format!("cannot read {folder}"))?;
-    // One that was closed meanwhile leads nowhere.
+    // A descriptor that was closed meanwhile leads nowhere.
     let descriptors = entries.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
     let table = |name: &str| fs::read_to_string(format!("/proc/{id}/net/{name}"));
     let udp =
@@ -106,7 +106,7 @@ fn held(id: u32) -> anyhow::Result<BTreeMap<String, usize>> {
         let target = target.to_string_lossy();
         if is_lane(&udp, &target) {
             lanes += 1;
-        // What `exchange` itself looks up now and then.
+        // Files that `exchange` itself looks up now and then.
         } else if !target.starts_with("/proc/") {
             *kinds.entry(format!("descriptors of {}", kind(&target))).or_default() += 1;
         }
@@ -137,7 +137,7 @@ fn is_lane(udp: &str, target: &str) -> bool {
     })
 }
 
-/// What a link of `/proc/PID/fd` leads to, without its number: `socket:[12345]` is a `socket`.
+/// The target of a link of `/proc/PID/fd`, without its number: `socket:[12345]` is a `socket`.
 fn kind(target: &str) -> &str {
     match target.split_once(":[") {
         Some((kind, number)) if number.starts_with(|c: char| c.is_ascii_digit()) => kind,

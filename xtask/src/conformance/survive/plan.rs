@@ -1,4 +1,4 @@
-//! What a round does: the workload, the fault, and what is promised to the survivor.
+//! The plan of a round: the workload, the fault, and the promise to the survivor.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use rand::{Rng, SeedableRng};
 
 use super::super::hosts::Side;
 
-/// What two programs do.
+/// The work of two programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Workload {
     /// `exchange`, with these options.
@@ -52,7 +52,7 @@ const WORKLOADS: [Workload; 14] = [
     Workload::SharedXrc(Part::Opener),
 ];
 
-/// What happens to the victim.
+/// The fault of the victim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
     Kill,
@@ -96,11 +96,11 @@ impl Plan {
         let direct = matches!(workload, Workload::Exchange("WRITEs" | "READs", _));
         let one_host = one_host && !(direct && fault == Fault::Stop);
         let victim = if rng.random_bool(0.5) { Side::Server } else { Side::Client };
-        // To another host nobody says that a server was killed, and on one host nobody says that it was stopped: a client
-        // that only waits for it never asks.
+        // No one tells another host that a server was killed, and no one tells the same host that it was stopped. A
+        // client that only waits for it never asks.
         let waits =
             by_cm && !matches!(fault, Fault::Pause(_)) && (!one_host || fault == Fault::Stop);
-        // Most of what ucmatose does is over sooner.
+        // Most of ucmatose's work is over sooner.
         let longest = if workload == Workload::Ucmatose { 80_000 } else { 200_000 };
         Plan {
             workload,
@@ -123,7 +123,7 @@ impl Plan {
         limited || self.workload == Workload::Ucmatose
     }
 
-    /// What a row of the table tells of.
+    /// The subject of a row of the table.
     pub(super) fn subject(&self) -> String {
         let workload = match self.workload {
             Workload::Exchange(name, _) => name,

@@ -14,24 +14,25 @@ use super::bystanders::monotonic;
 use super::plan::{Fault, Plan, Workload};
 use super::{FIRST_PORT, Stage, shared_xrc};
 
-/// Timeout and retries: with these a peer that is silent for 0.3 s is waited for, and one that is gone is given up after at most
-/// 2.34 s (4 x 4.096 us x 2^14 x 5 + 1 s).
+/// Timeout and retries. With these a requester waits for a peer that is silent for 0.3 s. It gives up a peer that has
+/// gone after at most 2.34 s (4 x 4.096 us x 2^14 x 5 + 1 s).
 const RETRIES: &str = "-T 14 -r 4";
 pub(super) const BOUND: Duration = Duration::from_millis(2342);
 /// For a program to start or to be ended, on a machine that does other things.
 pub(super) const SOON: Duration = Duration::from_secs(60);
-/// For a program of the connection manager to end, whose peer is gone: somebody else on its host says so.
+/// Time for a program of the connection manager to end after its peer has gone. Another process of the peer's host
+/// tells it.
 pub(super) const CM_BOUND: Duration = Duration::from_secs(20);
-/// How often a round is drawn again whose victim had ended before the fault.
+/// Times that a round is drawn again if its victim had ended before the fault.
 const ATTEMPTS: u32 = 6;
 
-/// Of a victim whose work has no end.
+/// The complaint about a victim whose work should have no end.
 pub(super) const ENDED_BEFORE: &str = "the victim had ended by itself before the fault";
 
-/// What became of a round.
+/// The result of a round.
 #[derive(Debug)]
 pub(super) enum Verdict {
-    /// As promised: what, and how long after the fault, where that says something.
+    /// As promised: the promise, and the time after the fault if it matters.
     Kept(&'static str, Option<Duration>),
     Broken(String),
     /// The victim had ended before the fault each time: nothing was tried.
@@ -41,11 +42,11 @@ pub(super) enum Verdict {
 #[derive(Debug)]
 pub(super) struct Round {
     pub(super) verdict: Verdict,
-    /// How often the victim had ended before the fault.
+    /// Times that the victim had ended before the fault.
     pub(super) drawn_again: u32,
     /// When both worked, when the fault was injected and when the survivor was done, by the monotonic clock.
     pub(super) times: Option<[f64; 3]>,
-    /// The ends of what the programs wrote.
+    /// The ends of the programs' output.
     pub(super) said: String,
 }
 
@@ -57,7 +58,7 @@ impl Round {
 }
 
 impl Verdict {
-    /// `outcome` is none if the fault hit nobody; `end` says whether the programs could be ended.
+    /// `outcome` is none if the fault hit no victim; `end` says whether the programs could be ended.
     pub(super) fn of(outcome: Option<Outcome>, end: Result<(), String>) -> Self {
         match (outcome, end) {
             (_, Err(stuck)) | (Some(Err(stuck)), _) => Verdict::Broken(stuck),
@@ -215,7 +216,8 @@ fn start(stage: &Stage<'_>, plan: &Plan) -> anyhow::Result<Result<Pair, String>>
         }
         Workload::Ucmatose => (
             Path::new("/usr/bin/ucmatose"),
-            // Without messages: who waits for these polls, and looks for no event, so that it never learns of its peer's end.
+            // Without messages. A program that waits for them polls, and looks for no event, so it never learns of its
+            // peer's end.
             format!("-b 10.77.0.1 -p {port} -c 500 -C 0"),
             format!("-s 10.77.0.1 -p {port} -c 500 -C 0"),
         ),
@@ -271,12 +273,12 @@ fn after_end(
         return next_client(stage, plan, pair);
     }
     if plan.workload == Workload::Ucmatose && plan.victim == Side::Client {
-        // It waits for its connections, which may never have been asked for; nobody hangs in a kernel for that.
+        // It waits for its connections, which may never have been asked for. That wait is not in a kernel.
         pair.server.signal(libc::SIGTERM)?;
     }
     let by_exchange = matches!(plan.workload, Workload::Exchange(..) | Workload::SetUp);
     let bound = if by_exchange { BOUND } else { CM_BOUND };
-    // It measures itself what it promises; this is about its end.
+    // It measures its promise itself; this is about its end.
     let status = pair.survivor(plan).wait(injected + bound + CM_BOUND)?;
     let took = injected.elapsed();
     let Some(status) = status else {
@@ -308,7 +310,7 @@ fn judge(plan: &Plan, status: ExitStatus, took: Duration) -> Outcome {
     }
 }
 
-/// A server whose client was killed or stopped serves the next one.
+/// A server serves the next client after one was killed or stopped.
 fn next_client(stage: &Stage<'_>, plan: &Plan, pair: &mut Pair) -> anyhow::Result<Outcome> {
     let begin = Instant::now();
     let line = format!("-c -a 10.77.0.1 -p {} -C 5", port(plan));
@@ -361,7 +363,7 @@ fn ends_well(plan: &Plan, pair: &mut Pair) -> anyhow::Result<Outcome> {
     Ok(Ok(("both end well", None)))
 }
 
-/// How many times 100 ms a program has done something in.
+/// The number of intervals of 100 ms in which a program has done something.
 pub(super) fn progress(process: &Process) -> usize {
     let output = process.output();
     output.lines().filter(|line| line.starts_with("at ") && !line.contains(", 0 more")).count()
@@ -397,7 +399,7 @@ mod tests {
     #[test]
     fn a_fault_after_the_victims_own_end_is_none() {
         let mut victim = run("exit 0");
-        // Not waited for: a signal to it is delivered to nobody, and no error.
+        // It has ended but is not waited for: a signal to it is lost without an error.
         wait_for(Instant::now() + SOON, || Ok(state(victim.id()) == Some('Z'))).unwrap();
         victim.signal(libc::SIGKILL).unwrap();
         assert!(!took_effect(&mut victim, libc::SIGKILL).unwrap());

@@ -16,7 +16,7 @@ use super::round::{
     BOUND, CM_BOUND, ENDED_BEFORE, Outcome, Round, SOON, Verdict, end, inject, port, progress,
 };
 
-/// In which somebody who should not end would have.
+/// A time in which a process would have ended that should not.
 const A_WHILE: Duration = Duration::from_millis(500);
 /// Times 100 ms in which something must be done for a program to go on.
 const GOES_ON: usize = 5;
@@ -94,7 +94,7 @@ pub(super) fn attempt(stage: &Stage<'_>, plan: &Plan, part: Part) -> anyhow::Res
 fn start(stage: &Stage<'_>, plan: &Plan) -> anyhow::Result<Result<Programs, String>> {
     let port = port(plan);
     let launch = |side, name: &str, words: &str| stage.start(side, name, &stage.xrc_share, words);
-    // What a program says on its first line, after a word.
+    // The rest of a program's first line, after a word.
     let first = |process: &mut Process, word: &str| -> anyhow::Result<Option<String>> {
         let mut rest = None;
         wait_for(Instant::now() + SOON, || {
@@ -142,7 +142,7 @@ fn survive(
             Ok(programs.ended(part)?.map_or(Ok(("the others stay", None)), Err))
         }
         (Part::Holder | Part::Target, _) => {
-            // It measures itself what it promises; this is about its end.
+            // It measures its promise itself; this is about its end.
             let status = programs.initiator.wait(injected + BOUND + CM_BOUND)?;
             let took = injected.elapsed();
             Ok(match status.map(|status| status.code()) {
