@@ -18,7 +18,7 @@ pub struct Roce {
 }
 
 impl Roce {
-    /// Looks whether a frame is one. IP options and fragments are nobody's RoCE packets.
+    /// Tells whether a frame is one. IP options and fragments never belong to RoCE packets.
     #[must_use]
     pub fn parse(frame: &[u8], port: u16) -> Option<Self> {
         let (ipv6, udp) = match frame.get(12..ETHERNET)? {
@@ -59,8 +59,9 @@ impl Roce {
         false
     }
 
-    /// Cuts the end off. With `lengths` the headers say so too. Over IPv6 the UDP checksum is right as well, so that the device sees
-    /// what is left and only the ICRC tells; over IPv4, where the ICRC alone does not tell enough, it is as it was.
+    /// Cuts the end off. With `lengths` the headers say so too. Over IPv6 the UDP checksum is corrected as well, so
+    /// that the device sees the rest and only the ICRC tells. Over IPv4 the ICRC alone does not tell enough, so the UDP
+    /// checksum stays as it was.
     pub fn cut(&self, frame: &mut Vec<u8>, lengths: bool, rng: &mut impl Rng) {
         let end =
             rng.random_range(self.payload.start..self.payload.end.max(self.payload.start + 1));
@@ -86,12 +87,12 @@ impl Roce {
         }
     }
 
-    /// Of what lies behind the IPv6 header, with zero as checksum (RFC 8200, 8.1).
+    /// The checksum of all behind the IPv6 header, with zero as checksum (RFC 8200, 8.1).
     fn udp_checksum_v6(&self, frame: &[u8]) -> u16 {
         let (addresses, udp) = (&frame[ETHERNET + 8..ETHERNET + 40], &frame[self.udp..]);
         let len = u16::try_from(udp.len()).expect("a datagram").to_be_bytes();
         match checksum(&[addresses, &len, &[0, UDP], udp].concat()) {
-            // That would say that there is none.
+            // Zero would say that there is no checksum.
             0 => 0xffff,
             sum => sum,
         }

@@ -11,7 +11,7 @@ use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
 /// For a bridge that does not run for a moment.
 const BUFFER: libc::c_int = 64 << 20;
 
-/// An interface of which every frame is taken, and to which frames are given.
+/// An interface. Every frame on it can be received, and frames can be sent.
 #[derive(Debug)]
 pub struct Interface {
     socket: Socket,
@@ -42,7 +42,7 @@ impl Interface {
         socket.bind(&unsafe { SockAddr::new(storage, len) }).context("cannot bind to it")?;
         socket.set_nonblocking(true)?;
         let interface = Self { socket, name };
-        // Else it would see what it sends.
+        // Otherwise it would see its own frames.
         interface.set(libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1)?;
         interface.set(libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, BUFFER)?;
         interface.set(libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, BUFFER)?;
@@ -89,7 +89,7 @@ impl Interface {
         for (to, from) in request.ifr_name.iter_mut().zip(self.name.as_bytes()) {
             *to = *from as libc::c_char;
         }
-        // SAFETY: an open descriptor and a live request, of which the kernel reads the name and writes the flags.
+        // SAFETY: an open descriptor and a live request. The kernel reads its name and writes its flags.
         let got = unsafe { libc::ioctl(self.fd(), libc::SIOCGIFFLAGS, &raw mut request) };
         // SAFETY: the flags are a plain integer in every variant of the union.
         let flags = unsafe { request.ifr_ifru.ifru_flags };

@@ -1,8 +1,9 @@
-//! A bridge between two network interfaces that does to packets what bad networks do, each time the same for a seed.
+//! A bridge between two network interfaces with the faults of bad networks. The faults are the same each time for a
+//! seed.
 //!
-//! `cargo xtask conformance impair` puts it between two network namespaces. It stands alone, so that one's own programs can be
-//! run across it as well, with segmentation and checksum offloads of the hosts' interfaces off (it must see single packets,
-//! and their checksums):
+//! `cargo xtask conformance impair` puts it between two network namespaces. It stands alone, so that one's own programs
+//! can be run across it as well. Turn segmentation and checksum offloads of the hosts' interfaces off, since it must
+//! see single packets and their checksums:
 //!
 //! ```sh
 //! ethtool -K eth0 tx off tso off gso off gro off tx-udp-segmentation off   # on both hosts

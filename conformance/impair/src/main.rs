@@ -8,7 +8,7 @@ use anyverbs_impair::interface::Interface;
 use anyverbs_impair::path::{Counts, Faults, Path};
 use clap::Parser;
 
-/// Passes frames between two interfaces, and does to them what a bad network does. Ends with SIGTERM, and says what it did.
+/// Passes frames between two interfaces, with the faults of a bad network. Ends with SIGTERM, and reports its counts.
 #[derive(Debug, Parser)]
 #[command(name = "anyverbs-impair")]
 struct Args {
@@ -21,7 +21,7 @@ struct Args {
     /// During the outage the carrier is gone, too
     #[arg(long)]
     carrier: bool,
-    /// The UDP port whose packets are RoCE's
+    /// The UDP port of RoCE packets
     #[arg(long, default_value_t = 4791)]
     port: u16,
     /// The longest frame; longer ones are batches, and reported
@@ -70,7 +70,7 @@ fn bridge(
     while !ENDS.load(Ordering::Relaxed) {
         wait(interfaces, paths.iter().filter_map(Path::next).min(), begin.elapsed())?;
         for (interface, path) in interfaces.iter().zip(paths.iter_mut()) {
-            // Bounded, so that what is due leaves in between.
+            // Bounded, so that frames that are due leave in between.
             for _ in 0..64 {
                 let Some(frame) = interface.receive(&mut buffer)? else { break };
                 path.offer(begin.elapsed(), frame);

@@ -1,4 +1,4 @@
-//! One direction of the bridge, without I/O: which frames leave when, and in what shape. Time is an argument.
+//! One direction of the bridge, without I/O: the frames that leave, their times and their changes. Time is an argument.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -9,7 +9,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::frame::Roce;
 
-/// What goes wrong. Probabilities are from 0 to 1, of each RoCE packet; delay, rate and outage concern every frame.
+/// The faults. Probabilities are from 0 to 1, of each RoCE packet; delay, rate and outage concern every frame.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Faults {
     /// Packets that vanish
@@ -24,16 +24,16 @@ pub struct Faults {
     /// See `--duplicate` and `--reorder`
     #[arg(long, default_value_t = 500, value_name = "US")]
     pub spread_us: u64,
-    /// Packets of which a bit is flipped: the UDP checksum tells
+    /// Packets with one flipped bit: the UDP checksum tells
     #[arg(long, default_value_t = 0.0, value_name = "P")]
     pub corrupt: f64,
-    /// Packets of which two bits are flipped: only the ICRC tells
+    /// Packets with two flipped bits: only the ICRC tells
     #[arg(long, default_value_t = 0.0, value_name = "P")]
     pub corrupt_unseen: f64,
     /// Packets that are cut short, half of them with headers that say so
     #[arg(long, default_value_t = 0.0, value_name = "P")]
     pub truncate: f64,
-    /// What every frame takes longer
+    /// Delay of every frame
     #[arg(long, default_value_t = 0, value_name = "MS")]
     pub delay_ms: u64,
     /// The speed; none: as fast as it goes
@@ -42,7 +42,7 @@ pub struct Faults {
     /// Frames that wait for their turn at that speed; more are dropped
     #[arg(long, default_value_t = 64, value_name = "FRAMES")]
     pub queue: usize,
-    /// Nothing passes from this long after the first RoCE packet
+    /// No frame passes from this long after the first RoCE packet
     #[arg(long, value_name = "MS")]
     pub down_after_ms: Option<u64>,
     /// ... for this long
@@ -59,7 +59,7 @@ impl Faults {
     }
 }
 
-/// How often what happened.
+/// Counts of each fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// RoCE packets that came.
@@ -80,7 +80,7 @@ pub struct Counts {
     pub queue_full: u64,
     /// Dropped while nothing passed.
     pub outage: u64,
-    /// Not one packet but a batch: the segmentation offloads of the hosts are not off.
+    /// A batch and not one packet: the segmentation offloads of the hosts are not off.
     pub too_long: u64,
 }
 
@@ -130,9 +130,9 @@ pub struct Path {
     /// By the time when they leave; ties in the order of coming.
     waiting: BinaryHeap<Reverse<(Duration, u64, Vec<u8>)>>,
     number: u64,
-    /// When what waits for its turn will have left.
+    /// The times at which waiting frames will have left.
     turns: VecDeque<Duration>,
-    /// How often what happened.
+    /// Counts of each fault.
     pub counts: Counts,
     /// When the first RoCE packet came.
     pub first: Option<Duration>,
@@ -251,7 +251,7 @@ mod tests {
         Duration::from_micros(n)
     }
 
-    /// Offers packets a microsecond apart, and returns what left in the end.
+    /// Offers packets a microsecond apart, and returns those that left in the end.
     fn pass(faults: Faults, seed: u64) -> (Vec<Vec<u8>>, Counts) {
         let mut path = Path::new(faults, PORT, 1514, seed);
         for i in 0..COUNT {
