@@ -31,7 +31,7 @@ pub(crate) struct Options {
     /// Bytes of a message
     #[arg(long, default_value_t = 65536)]
     size: usize,
-    /// How long
+    /// Duration
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
 }

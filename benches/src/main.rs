@@ -1,4 +1,4 @@
-//! The machine's own limits: what a device in software could reach at best, without any of its work.
+//! The machine's own limits: the best that a device in software could reach, without any of its work.
 //!
 //! Every measurement prints one number. The bare system calls and the copies between two processors' caches are
 //! the crate's only unsafe code.
@@ -11,7 +11,7 @@ mod udp_stream;
 
 use clap::{Parser, Subcommand};
 
-/// Measures what the machine can do by itself
+/// Measure the machine's own limits
 #[derive(Debug, Parser)]
 struct Args {
     #[command(subcommand)]

@@ -28,7 +28,7 @@ pub(crate) struct Ring {
     /// Messages that the ring holds
     #[arg(long, default_value_t = 8)]
     slots: usize,
-    /// How long
+    /// Duration
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
     #[command(flatten)]

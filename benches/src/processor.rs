@@ -23,7 +23,7 @@ pub(crate) fn pin(processor: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The median of what was measured; the values are sorted.
+/// The median of measured values, which are sorted.
 pub(crate) fn median(values: &mut [f64]) -> anyhow::Result<f64> {
     values.sort_unstable_by(f64::total_cmp);
     values.get(values.len() / 2).copied().context("nothing was measured")

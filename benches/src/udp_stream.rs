@@ -1,4 +1,5 @@
-//! Datagrams one way as fast as they go, with the kernel's offloads or without. Nothing is acknowledged: what counts is what arrives.
+//! Datagrams one way as fast as they go, with the kernel's offloads or without. None is acknowledged: the figure counts
+//! datagrams that arrive.
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
@@ -20,7 +21,7 @@ pub(crate) struct Options {
     /// One datagram a receive
     #[arg(long, global = true)]
     no_gro: bool,
-    /// How long
+    /// Duration
     #[arg(long, global = true, default_value_t = 1.0)]
     seconds: f64,
     #[command(subcommand)]
@@ -41,7 +42,7 @@ enum Role {
     },
 }
 
-/// Of one send with segmentation: what an IPv4 datagram could hold, in 64 segments at most.
+/// The greatest size of one send with segmentation: an IPv4 datagram's, in 64 segments at most.
 const LARGEST: usize = 65_507;
 const MOST_SEGMENTS: usize = 64;
 const PATIENCE: Duration = Duration::from_secs(10);
