@@ -15,7 +15,7 @@ fn main() {
         .warnings(false)
         .cargo_metadata(false)
         .compile("sequence");
-    // Has more calls than Debian's, which is linked where nobody says better.
+    // It has more calls than Debian's, which is linked if no other is given.
     println!("cargo:rerun-if-env-changed=ANYVERBS_LIB");
     if let Ok(lib) = std::env::var("ANYVERBS_LIB") {
         println!("cargo:rustc-link-arg-bin=capi=-L{lib}");

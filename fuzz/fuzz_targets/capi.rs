@@ -7,6 +7,6 @@ unsafe extern "C" {
 }
 
 libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    // SAFETY: it reads so many bytes.
+    // SAFETY: it reads that many bytes.
     unsafe { fuzz_sequence(input.as_ptr(), input.len()) };
 });

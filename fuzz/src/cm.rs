@@ -34,7 +34,7 @@ fn ip(host: u8) -> IpAddr {
     Ipv4Addr::new(10, 0, 0, host).into()
 }
 
-/// Any bytes as a MAD: what parses is written as the same message.
+/// Any bytes as a MAD: a message that parses is written as the same message.
 pub fn parse(bytes: &[u8]) {
     let mad = match Mad::parse(bytes) {
         Ok(mad) => mad,
@@ -129,7 +129,7 @@ impl World {
         self.ids.extend([a, b]);
     }
 
-    /// Carries what the two send to each other; what goes to the stranger is looked at.
+    /// Carries messages between the two. Messages to the stranger are looked at.
     fn carry(&mut self) {
         loop {
             let mut quiet = true;
@@ -154,7 +154,7 @@ impl World {
         }
     }
 
-    /// The stranger learns names from what it is told.
+    /// The stranger learns names from messages to it.
     fn learn(&mut self, message: &Message) {
         let id = match message {
             Message::Req(req) => req.local_comm_id,
@@ -194,7 +194,7 @@ impl World {
     }
 
     fn inject(&mut self, source: u8, bytes: &[u8]) {
-        // Both IDs of the bystander are all that tells the friend from who forges its address.
+        // Both IDs of the bystander are the only difference between the friend and a forger of its address.
         let names_both = bytes.len() == MAD_LEN && {
             let body = &bytes[MAD_LEN - BODY_LEN..];
             body[..4] == self.bystander.1.0.to_be_bytes()
@@ -293,7 +293,7 @@ impl World {
         self.carry();
     }
 
-    /// A message whose header is right, with names that exist and otherwise the input's bytes.
+    /// A message with a right header and names that exist, and otherwise the input's bytes.
     fn forge(&self, how: u8, source: u8, id: CommId, rest: &mut &[u8]) -> [u8; MAD_LEN] {
         let which = usize::from(byte(rest)) % Attribute::ALL.len();
         let attribute = Attribute::ALL[which];

@@ -1,6 +1,6 @@
 //! A configuration: a file, and variables.
 //!
-//! It is used or refused by one line that says which part is wrong; what is used keeps its limits.
+//! The configuration is used, or refused by one line that names the wrong part. A used one keeps its limits.
 
 use anyverbs::config::Config;
 

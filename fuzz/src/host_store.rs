@@ -1,4 +1,5 @@
-//! A store of the host in which other processes of the user write anything: nobody who reads it panics, loops or believes what cannot be.
+//! A store of the host in which other processes of the user write anything. No reader panics, loops or believes the
+//! impossible.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, OnceLock};

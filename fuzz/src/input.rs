@@ -1,6 +1,6 @@
 //! Taking an input apart.
 
-/// What is left of an input; zeros when it is used up.
+/// The rest of an input; zeros when it is used up.
 pub struct Input<'a>(pub &'a [u8]);
 
 impl<'a> Input<'a> {

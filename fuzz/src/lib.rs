@@ -1,5 +1,5 @@
-//! What the fuzz targets do with their input. The tests of the crates include these files and run
-//! them over the corpus, without libFuzzer.
+//! The bodies of the fuzz targets. The tests of the crates include these files and run them over the corpus, without
+//! libFuzzer.
 //!
 //! A body panics if a promise of the code under test is broken, and returns on everything else.
 

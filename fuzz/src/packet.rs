@@ -27,7 +27,7 @@ pub fn run(datagram: &[u8]) {
     }
 }
 
-/// The verdict is what the checksum says.
+/// The verdict agrees with the checksum.
 fn checksum(flow: &Flow, datagram: &[u8]) {
     let verdict = flow.check(datagram, 0);
     let Some((bth_to_pad, trailer)) = datagram.split_last_chunk::<ICRC_LEN>() else {
@@ -57,7 +57,7 @@ fn ids(bth_to_pad: &[u8]) {
     }
 }
 
-/// What parses can be written, and then is the same packet.
+/// A packet that parses can be written, and then is the same packet.
 fn parse(bth_to_pad: &[u8]) {
     let packet = match Packet::parse(bth_to_pad) {
         Ok(packet) => packet,

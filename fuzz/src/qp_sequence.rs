@@ -1,8 +1,8 @@
-//! Two connected queue pairs, and a sequence of things that happen to them: verbs of the program, requests and answers
-//! that a peer forged, losses, pages that vanish.
+//! Two connected queue pairs, and a sequence of events: verbs of the program, requests and answers that a peer forged,
+//! losses, pages that vanish.
 //!
-//! Whatever happens, nothing panics and nothing loops; completions come once each, in order, and after the first
-//! error only flushes; memory that no key names stays as it is; and in the end both queue pairs can be flushed.
+//! In no case does anything panic or loop. Completions come once each, in order, and after the first error only
+//! flushes. Memory that no key names stays as it is. In the end both queue pairs can be flushed.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ use super::input::Input;
 /// Actions of one input.
 const MAX_ACTIONS: usize = 200;
 
-/// What completed on one queue.
+/// The completions on one queue.
 #[derive(Default)]
 struct Queue {
     posted: u64,
@@ -340,7 +340,7 @@ impl Run<'_> {
                 let state = if by & 1 == 0 { QpState::Sqd } else { QpState::Rts };
                 let attr = QpAttr { state, ..QpAttr::default() };
                 self.poll(s);
-                // Not from every state.
+                // This fails from some states.
                 if self.t.modify(qp, &attr, QpAttrMask::STATE).is_ok() {
                     // SQE has an end.
                     self.sides[s].sends.failed = false;
@@ -357,7 +357,7 @@ impl Run<'_> {
             let side = &mut self.sides[s];
             side.sends =
                 Queue { posted: side.sends.posted, next: side.sends.posted, failed: false };
-            // What waits in a shared queue stays there; one that was taken is gone.
+            // Receives in a shared queue stay there; one that was taken is gone.
             if side.end.srq.is_none() {
                 side.recvs.next = side.recvs.posted;
             }

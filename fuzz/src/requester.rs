@@ -1,8 +1,9 @@
-//! A sequence of answers that comes to a queue pair with requests outstanding. Its peer is silent: whatever comes is forged.
+//! A sequence of answers that comes to a queue pair with requests outstanding. Its peer is silent: all answers are
+//! forged.
 //!
-//! No request succeeds that no answer covered; a READ only when a response came for each of its packets; nothing but the
-//! buffers of READs and atomics is written; completions come once each and in order, after the first error only
-//! flushes; and retries end.
+//! A request succeeds only if an answer covered it, a READ only if a response came for each of its packets. Only the
+//! buffers of READs and atomics are written. Completions come once each and in order, after the first error only
+//! flushes. Retries end.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
@@ -39,7 +40,7 @@ struct Run<'a> {
     options: QpOptions,
     t: Pair,
     victim: End,
-    /// What is sent, and what READs and atomics may change.
+    /// The region that is sent, and the one that READs and atomics may change.
     source: Mr,
     target: Mr,
     outstanding: VecDeque<Request>,
@@ -78,7 +79,7 @@ pub fn run(input: &[u8]) {
         _ => Pair::new(1, options),
     };
     let victim = t.a;
-    // The peer hears nothing, so that it answers nothing.
+    // The peer gets no packet, so it answers none.
     t.net.rule(move |packet| if packet.from == victim.device { Fate::Drop } else { Fate::Pass });
     let source = t.mr(victim.device, victim.pd, 4 * PAGE, Access::empty());
     let target = t.mr(victim.device, victim.pd, 4 * PAGE, Access::LOCAL_WRITE);
@@ -188,7 +189,7 @@ impl Run<'_> {
         if !opcode.admits_payload(len) {
             len = 0;
         }
-        // What this answer may be taken for, at the most.
+        // The greatest PSN that this answer may be taken to acknowledge.
         let acks = match syndrome {
             Syndrome::Ack { .. } => psn.wrapping_add(1),
             _ => psn,

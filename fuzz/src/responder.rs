@@ -1,7 +1,7 @@
 //! A sequence of packets that comes to a connected queue pair, from the address of its peer or from another.
 //!
-//! What no key and right opens is neither written nor read; packets from another address change nothing; messages are
-//! received once each and in order; and in the end the queue pair can be flushed.
+//! Memory is neither written nor read without a key and right. Packets from another address change nothing. Messages
+//! are received once each and in order. In the end the queue pair can be flushed.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -27,14 +27,14 @@ use anyverbs_sim::{End, Mr, PAGE, Pair, QpOptions};
 use super::input::Input;
 
 const MAX_STEPS: usize = 200;
-/// What stands in memory that may not be read, and nowhere else.
+/// The byte in memory that may not be read, and in no other.
 const SECRET: u8 = 0xa7;
 
 /// A region with some of the rights.
 struct Region {
     mr: Mr,
     access: Access,
-    /// Of the queue pair's protection domain.
+    /// The region belongs to the queue pair's protection domain.
     is_ours: bool,
 }
 
@@ -93,7 +93,7 @@ pub fn run(input: &[u8]) {
         Region { mr, access, is_ours }
     });
     let recv = t.mr(victim.device, victim.pd, PAGE, local);
-    // No more than four in a row may leave: a peer may write what it likes and read it again, but does not.
+    // No more than four in a row may leave. A peer could write this byte and read it again, but does not.
     let leaked = Rc::new(Cell::new(false));
     let seen = Rc::clone(&leaked);
     t.net.rule(move |packet| {
@@ -233,7 +233,7 @@ impl Run<'_> {
         assert!(everything(self) == before, "a packet of another address did something: {headers}");
     }
 
-    /// Nothing is written without the right, and WRITEs of this peer are all alike.
+    /// Memory without the right is not written. WRITEs of this peer are all alike.
     fn check_memory(&self) {
         for Region { mr, access, is_ours } in &self.regions {
             let writable =

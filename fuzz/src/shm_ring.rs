@@ -1,4 +1,4 @@
-//! A ring whose other side writes anything anywhere.
+//! A ring whose other side writes any bytes at any place.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -100,7 +100,7 @@ struct World {
     reader: Reader<Heap>,
     door: Door<Heap>,
     ears: Ears<Heap>,
-    /// What was committed and not read yet; some of it is published.
+    /// Messages that were committed and not read yet; some of them are published.
     expected: VecDeque<(Vec<u8>, Vec<u8>)>,
     published: usize,
     n: u8,
@@ -217,7 +217,7 @@ impl World {
         }
     }
 
-    /// A ring that nobody spoilt delivers everything in the end.
+    /// A ring that was not spoilt delivers everything in the end.
     fn finish(mut self) {
         self.writer.publish();
         self.published = self.expected.len();

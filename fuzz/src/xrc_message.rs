@@ -1,5 +1,5 @@
-//! What a process hears of another that shares an XRC domain, from where anything may come: it is read as it was written or not
-//! at all, and a responder that was lent with any state, and the requests that are handed on to it, break nothing.
+//! Messages of another process that shares an XRC domain, which may send anything. They are read as they were written
+//! or not at all. A responder that was lent with any state, and the requests that are handed on to it, break nothing.
 
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ fn spoil(bytes: &mut Vec<u8>, input: &mut Input<'_>) {
 
 struct Run {
     t: Pair,
-    /// Of the target; behind it lies what nobody may touch.
+    /// The target's region; the memory behind it must not be touched.
     mr: Mr,
     other: Mr,
 }
