@@ -61,9 +61,9 @@ fn stream(a: &Endpoint, b: &Endpoint, src: &Buffer, dst: &Buffer, messages: usiz
     }
 }
 
-/// By UDP when the environment says so, else within the process. What the host does meanwhile (an address that changes, a
-/// process that ends) costs the worker some allocations, which have nothing to do with the stream: so the stream is
-/// cut in pieces, and the median piece counts. An allocation per message, or per hundred, is in all of them.
+/// By UDP when the environment says so, else within the process. Events of the host (an address that changes, a process
+/// that ends) cost the worker some allocations, which have nothing to do with the stream. So the stream is cut in
+/// pieces, and the median piece counts. An allocation per message, or per hundred, is in all of them.
 fn allocations_of_a_stream() -> u64 {
     let (a, b) = pair(QpType::Rc);
     let (src, dst) = (Buffer::new(&a.pd, LEN), Buffer::new(&b.pd, LEN));
@@ -151,7 +151,7 @@ const PIECES: usize = 9;
 struct Polled([usize; 2]);
 
 impl Polled {
-    /// Polls until there were so many more; what comes early counts for the next time.
+    /// Polls until there were that many more. Early completions count for the next time.
     fn take(&mut self, e: &Endpoint, wanted: [usize; 2]) {
         let mut wcs = [Wc::default(); 16];
         let begin = std::time::Instant::now();
@@ -167,7 +167,7 @@ impl Polled {
     }
 }
 
-/// What the median piece of `rounds` allocates, after one that does not count.
+/// The allocations of the median piece of `rounds`, after one that does not count.
 fn median(mut rounds: impl FnMut()) -> u64 {
     rounds();
     let mut pieces: Vec<u64> = (0..PIECES)

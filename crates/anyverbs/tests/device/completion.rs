@@ -13,7 +13,7 @@ use anyverbs::*;
 
 use crate::endpoint::*;
 
-/// A connected pair of which the first completes in a queue of these fields.
+/// A connected pair. The first end completes in a queue of these fields.
 fn pair_with(fields: CqFields) -> (Endpoint, Endpoint) {
     let (mut a, b) = (Endpoint::new(QpType::Rc), Endpoint::new(QpType::Rc));
     let cq = a.context.create_cq_ex(&CqInitAttr { fields, ..CqInitAttr::new(64) }).unwrap();
@@ -160,7 +160,7 @@ impl Curious {
         let (tell, told) = mpsc::channel();
         thread::spawn(move || {
             let sizes = (queues.0.capacity(), queues.1.attr().max_wr);
-            // Who waited in vain is gone.
+            // The receiver may have given up.
             let _ = tell.send(sizes);
         });
         self.looked.fetch_add(1, Ordering::Relaxed);

@@ -13,7 +13,8 @@ use crate::forged::*;
 const ECT_0: u8 = 2;
 const CE: u8 = 3;
 
-/// Of a packet that the network has marked its receiver tells the peer, which heeds that; of one that it could have marked, nothing.
+/// The receiver of a packet that the network has marked tells the peer, which heeds that. A packet that could have been
+/// marked, but was not, causes nothing.
 #[test]
 fn of_a_marked_packet_the_peer_is_told() {
     let _alone = counting_alone();

@@ -1,5 +1,5 @@
-//! One-sided operations between processes that need no message: what they do, what they leave to the ring, and when they
-//! end. The peer is this test binary (`same_host::peer`).
+//! One-sided operations between processes without a message: their effects, their limits, and their end. The peer is
+//! this test binary (`same_host::peer`).
 
 use std::time::{Duration, Instant};
 
@@ -62,7 +62,7 @@ fn writes_and_reads_need_no_message() {
             };
             e.qp.post_send(&[wr]).unwrap();
             assert_eq!(status(&e), WcStatus::Success);
-            // Nobody tells when the channel is there: before, it is a message.
+            // It is unknown when the channel is there. Before that it is a message.
             assert!(used(&e)[0] - before[0] <= u64::from(is_on()));
             continue;
         }
@@ -81,7 +81,7 @@ fn writes_and_reads_need_no_message() {
             assert_eq!([writes, reads], [0, 0]);
         }
         assert!(counted(&e, Counter::SentBytes) - bytes >= SIZE as u64);
-        // What is no WRITE or READ is a message, and order is kept across.
+        // Operations other than WRITE and READ are messages, and order is kept across.
         for add in 0..100 {
             e.send(3, SendOp::FetchAdd { at: remote, add }, &[dst.sge(0, 8)]);
             src.write(8, &[add as u8]);
@@ -130,7 +130,7 @@ fn what_is_not_allowed_ends_as_it_would_by_messages() {
     }
 }
 
-/// What was admitted many times is looked at each time.
+/// A region that was admitted many times is checked each time.
 #[test]
 fn what_changes_between_operations_shows_at_the_next() {
     let _turn = turn();
@@ -191,7 +191,7 @@ fn where_the_kernel_forbids_it_the_ring_carries_the_bytes() {
     assert!(buffer.read(0, SIZE / 2) == pattern(SIZE / 2, 9));
 }
 
-/// A page that its owner has made inaccessible is read by nobody, whatever the length.
+/// A page that its owner has made inaccessible is not read, at any length.
 #[test]
 fn nothing_of_an_inaccessible_page_is_read() {
     let _turn = turn();
@@ -225,7 +225,7 @@ fn where_the_kernel_gives_no_shared_memory_packets_go_by_udp() {
     assert_eq!(exercise(&e, &src, &dst, remote), [0, 0, 0]);
 }
 
-/// When the program has taken its memory back, nobody writes there any more.
+/// When the program has taken its memory back, no peer writes there any more.
 #[test]
 fn nothing_is_written_after_it_was_taken_back() {
     let _turn = turn();
@@ -252,7 +252,7 @@ fn nothing_is_written_after_it_was_taken_back() {
     }
 }
 
-/// Nor does a peer write that was stopped, in the middle of a copy or not, and goes on.
+/// Neither does a peer that was stopped, in the middle of a copy or not, and goes on.
 #[test]
 fn nothing_is_written_by_a_peer_that_was_stopped_and_goes_on() {
     let _turn = turn();
@@ -267,7 +267,7 @@ fn nothing_is_written_by_a_peer_that_was_stopped_and_goes_on() {
                 buffer.mr.destroy().unwrap();
                 buffer.write(0, &vec![0; SIZE]);
             });
-            // Where it stands in a copy it is waited for.
+            // A peer that stands in a copy is waited for.
             while !ending.is_finished() && begin.elapsed() < Duration::from_millis(300) {
                 std::thread::sleep(Duration::from_millis(1));
             }
@@ -279,7 +279,7 @@ fn nothing_is_written_by_a_peer_that_was_stopped_and_goes_on() {
     }
 }
 
-/// An endpoint whose memory a peer writes all the time.
+/// An endpoint with memory that a peer writes all the time.
 fn flooded(peer: &mut Peer) -> (Endpoint, Buffer) {
     let e = Endpoint::new(QpType::Rc);
     let buffer = Buffer::new(&e.pd, SIZE);
@@ -297,7 +297,7 @@ pub(crate) fn serve(role: &str, e: &Endpoint, buffer: &Buffer, remote: RemoteAdd
         return crate::mapped::serve(buffer);
     }
     if role.ends_with("refused") {
-        // What a container's filter does.
+        // A container's filter does this.
         forbid([libc::SYS_process_vm_readv, libc::SYS_process_vm_writev]);
         buffer.write(0, &pattern(SIZE / 2, 9));
         e.send(1, SendOp::Write(remote), &[buffer.sge(0, SIZE / 2)]);
@@ -333,7 +333,7 @@ pub(crate) fn serve(role: &str, e: &Endpoint, buffer: &Buffer, remote: RemoteAdd
     println!("@ {:?}", e.qp.state().unwrap());
 }
 
-/// The memory that a peer offers, with what its role is to have wrong.
+/// The memory that a peer offers, with the fault of its role.
 pub(crate) fn offered(role: &str, e: &Endpoint, len: usize) -> (Option<Pd>, Buffer) {
     if let Some(buffer) = crate::mapped::offered(role, e, len) {
         return (None, buffer);
@@ -357,7 +357,8 @@ pub(crate) fn offered(role: &str, e: &Endpoint, len: usize) -> (Option<Pd>, Buff
                 if fault == "protected" {
                     assert_eq!(libc::mprotect(at, len, libc::PROT_NONE), 0);
                 } else {
-                    // Nothing is behind it, but it is taken: another mapping of this process would soon be there.
+                    // It has no memory behind it, but the addresses are taken: another mapping of this process would
+                    // soon be there.
                     let file = libc::memfd_create(c"empty".as_ptr(), libc::MFD_CLOEXEC);
                     let rights = libc::PROT_READ | libc::PROT_WRITE;
                     let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;

@@ -59,7 +59,7 @@ impl Buffer {
     }
 
     /// # Safety
-    /// `len` bytes that stay, and that nobody makes a reference to.
+    /// `len` bytes that stay, and that have no reference.
     pub(crate) unsafe fn of(pd: &Pd, bytes: *mut u8, len: usize, access: Access) -> Self {
         // SAFETY: the caller's promise.
         let mr = unsafe { pd.reg_mr(bytes as u64, len as u64, bytes as u64, access) }.unwrap();
@@ -102,7 +102,7 @@ pub(crate) struct Endpoint {
     pub(crate) qp_type: QpType,
 }
 
-/// What the other side must know.
+/// The data that the other side needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Address {
     pub(crate) gid: Gid,

@@ -13,10 +13,10 @@ use socket2::SockRef;
 
 use crate::endpoint::*;
 
-/// To whom they are sent.
+/// The address that they are sent to.
 pub(crate) const VICTIM: Ipv4Addr = Ipv4Addr::LOCALHOST;
 
-/// For who counts exactly: the counters are those of the process, which may run the tests of two files at a time.
+/// For tests that count exactly. The counters are those of the process, which may run the tests of two files at a time.
 pub(crate) fn counting_alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)

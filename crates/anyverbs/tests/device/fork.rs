@@ -11,7 +11,7 @@ fn inherited_objects_refuse_work_and_an_inherited_context_starts_anew() {
     let (src, dst) = (Buffer::new(&a.pd, 64), Buffer::new(&b.pd, 64));
     let dm = a.context.alloc_dm(64, 0).unwrap();
     dm.write(0, &[5; 64]).unwrap();
-    // SAFETY: the child runs only what follows and exits without returning to the test harness.
+    // SAFETY: the child runs only the code below and exits without returning to the test harness.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let check = |ok: bool, code: i32| {

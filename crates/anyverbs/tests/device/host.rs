@@ -1,5 +1,5 @@
-//! What the host does to the device: addresses that come and go, a port that is taken, idleness. Each in a process of
-//! its own, since a process has one device.
+//! Effects of the host on the device: addresses that come and go, a port that is taken, idleness. Each runs in a
+//! process of its own, since a process has one device.
 
 use std::io::Write as _;
 use std::net::UdpSocket;
@@ -13,7 +13,7 @@ use anyverbs_testing::UdpPort;
 use crate::endpoint::*;
 
 const ROLE: &str = "ANYVERBS_TEST_ALONE";
-/// Of [`ROLE`], in microseconds.
+/// The delay of [`ROLE`], in microseconds.
 const DELAY: &str = "ANYVERBS_TEST_DELAY";
 
 /// Runs [`alone`] in a child with these variables; in a network namespace of its own if `namespace`.
@@ -26,7 +26,7 @@ fn run(role: &str, variables: &[(&str, &str)], namespace: bool) -> Output {
     }
     command.args(["--exact", "host::alone", "--nocapture", "--test-threads=1"]);
     let port = UdpPort::reserve();
-    // Apart from the processes of the other tests, whose coming and going would wake it.
+    // Apart from the processes of the other tests, whose start and end would wake it.
     command.env("ANYVERBS_REGISTRY", format!("anyverbs-alone-{}", std::process::id()));
     command.env("ANYVERBS_UDP_PORT", port.number().to_string());
     command.env(ROLE, role).envs(variables.iter().copied());
@@ -52,14 +52,14 @@ pub(crate) fn ip(arguments: &str) {
     );
 }
 
-/// One line that says why the device, which is listed all the same, cannot be opened.
+/// One line with the reason why the device cannot be opened, although it is listed.
 fn refusal() -> String {
     let text = Context::open(&devices().unwrap()[0].name).unwrap_err().to_string();
     assert!(!text.contains('\n'), "{text}");
     text
 }
 
-/// Not a test by itself: what the children run.
+/// Not a test by itself: the code of the children.
 #[test]
 fn alone() {
     let Ok(role) = std::env::var(ROLE) else { return };

@@ -1,4 +1,4 @@
-//! An attacker on the network who knows every number of a connection, but has another address than the peer.
+//! An attacker on the network that knows every number of a connection, but has another address than the peer.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
@@ -41,7 +41,7 @@ fn packets_of_another_address_change_nothing() {
     assert_eq!((wcs[0].wr_id, wcs[0].status), (1, WcStatus::Success));
     assert_eq!(to.read(0, 64), [2; 64]);
 
-    // The peer's address with the right numbers is the peer: what was tried above would have worked.
+    // The peer's address with the right numbers is the peer, so the attempts above would have worked.
     write.bth.psn = psn.plus(1);
     Forged::from(VICTIM).send(write, &[9; 64]);
     let begin = Instant::now();
@@ -90,7 +90,7 @@ fn a_damaged_packet_for_another_process_is_not_handed_on() {
     assert_eq!(read(Counter::DropNoQp), no_qp + 256);
 }
 
-/// Of 65,536 damaged packets one is right for some ID that the IPv4 header did not have.
+/// One of 65,536 damaged packets is right for some ID that the IPv4 header did not have.
 #[test]
 fn a_packet_with_an_id_that_its_host_never_sends_is_damaged() {
     let _alone = counting_alone();

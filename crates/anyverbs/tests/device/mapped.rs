@@ -150,7 +150,7 @@ fn share(len: usize) -> *mut u8 {
 
 static FILE: std::sync::atomic::AtomicI32 = std::sync::atomic::AtomicI32::new(-1);
 
-/// The peer's part, after it has connected: does what it is told.
+/// The peer's part, after it has connected: carries out commands.
 pub(crate) fn serve(buffer: &Buffer) {
     for line in std::io::stdin().lines() {
         match line.unwrap().as_str() {
@@ -170,8 +170,8 @@ pub(crate) fn serve(buffer: &Buffer) {
     }
 }
 
-/// WRITEs of `len` bytes, 16 on their way at a time, behind one without bytes, which is a message in any case: how many of them
-/// needed no message.
+/// WRITEs of `len` bytes, 16 on their way at a time, behind one without bytes, which is a message in any case. Returns
+/// the number of them that needed no message.
 fn stream(role: &str, count: u64, len: usize) -> u64 {
     let mut peer = Peer::spawn(role, &[]);
     let e = Endpoint::new(QpType::Rc);

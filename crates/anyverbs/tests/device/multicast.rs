@@ -12,9 +12,9 @@ use crate::endpoint::*;
 use crate::host::{ip, succeeds};
 
 const ROLE: &str = "ANYVERBS_TEST_MULTICAST";
-/// Messages that leave by one post, so that they ride in batches.
+/// Messages that leave by one post, so that they go in batches.
 pub(crate) const BURST: u32 = 50;
-/// Bytes of a message, besides its GRH.
+/// Bytes of a message, without its GRH.
 const LEN: usize = 200;
 
 pub(crate) fn gid(ip: &str) -> Gid {
@@ -192,8 +192,8 @@ impl Drop for Process {
     }
 }
 
-/// Does what the parent says: `join GROUP SOURCE`, `alone` (a queue pair that is in no group), `say FIRST [COUNT]`, `hear FIRST COUNT`, `detach`, `leave`. Answers with the
-/// number of its queue pair.
+/// Obeys the parent: `join GROUP SOURCE`, `alone` (a queue pair that is in no group), `say FIRST [COUNT]`, `hear FIRST
+/// COUNT`, `detach`, `leave`. Answers with the number of its queue pair.
 fn obey() {
     println!("@ here");
     let mut member = None;
@@ -228,7 +228,7 @@ fn obey() {
     }
 }
 
-/// Not a test by itself: what the children run.
+/// Not a test by itself: the code of the children.
 #[test]
 fn alone() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -279,7 +279,7 @@ fn several_processes(group: &str, source: &str) {
     for speaker in 0..3 {
         round(&mut a, speaker, 100 * speaker as u32);
     }
-    // What is sent to a group for one queue pair is for nobody; nor is what has a wrong Q_Key.
+    // A message to a group for one queue pair reaches none. Neither does one with a wrong Q_Key.
     let foreign = a.dest(qpns[0], QKEY);
     a.say_to(1..3, foreign);
     let wrong = a.dest(Qpn::MULTICAST, QKey(QKEY.0 + 1));
@@ -299,7 +299,8 @@ fn several_processes(group: &str, source: &str) {
     others[0].ask("hear 0 0");
 }
 
-/// Groups of this process: who joins such a one beside it, in whatever registry, changes how its datagrams travel.
+/// Groups of this process. Another process that joins such a group beside it, in any registry, changes how its
+/// datagrams travel.
 fn own_group(number: u8) -> String {
     let pid = std::process::id().to_be_bytes();
     format!("239.{}.{}.{number}", pid[2], pid[3])
@@ -314,7 +315,7 @@ fn several_processes_over_the_loopback() {
     );
 }
 
-/// Waits until an interface is up at both ends: what is sent before is lost.
+/// Waits until an interface is up at both ends: earlier packets are lost.
 fn carrier(interface: &str) {
     let shows = ["-br", "link", "show", interface];
     let is_up = || {
@@ -371,7 +372,7 @@ fn between_two_hosts() {
         ("239.4.7.91", "10.9.9.1", "10.9.9.2"),
         ("224.0.0.77", "10.9.9.1", "10.9.9.2"),
         ("ff15::4791", "fd09::1", "fd09::2"),
-        // What a program gets that names its IPv4 address: another of the same interface.
+        // A program that names its IPv4 address gets this one: another of the same interface.
         ("ff0e::ffff:ef04:75b", "10.9.9.1", "10.9.9.2"),
     ] {
         other.ask(&format!("join {group} {there}"));
@@ -408,7 +409,7 @@ fn two_hosts() {
     }
 }
 
-/// Each copy comes from another host, once, whatever other processes of the device this host runs.
+/// Each copy comes from another host, once, even if other processes of the device run on this host.
 fn whoever_runs_beside_a_member() {
     // Enough that a kernel that picks one of three processes at random is found out.
     const GROUPS: u32 = 30;
@@ -483,7 +484,7 @@ fn every_member_hears_another_host_whoever_runs_beside_it() {
     }
 }
 
-/// Sending does not wait for it, nor do others. What finds no room is lost.
+/// Sending does not wait for it, nor do others. A message that finds no room is lost.
 fn a_member_that_does_not_read() {
     ip("link set lo up");
     for (group, source) in [("239.4.7.92", "127.0.0.1"), ("ff15::4792", "::1")] {
@@ -551,7 +552,7 @@ fn new_interfaces_join_the_groups() {
     }
 }
 
-/// Where the kernel delivers no groups senders hand on, and keep a list of whom to.
+/// Where the kernel delivers no groups, senders forward, and keep a list of the receivers.
 fn who_joins_while_others_send() {
     ip("link set lo up");
     let place = ("ff15::4793", "::1");
@@ -601,7 +602,7 @@ fn a_group_of_many_queue_pairs_and_many_groups_of_one() {
     for i in 1..100 {
         one_more.qp.attach_mcast(gid(&own_group(i)), 0).unwrap();
     }
-    // Beyond what one socket can join.
+    // More than one socket can join.
     let mut last = Member::new(&own_group(99), "127.0.0.1");
     last.say(0..BURST);
     last.hears(0..BURST);

@@ -39,8 +39,8 @@ fn a_peer_in_reset_is_given_up_after_the_intervals_that_were_asked_for() {
     // Timeout 14, 7 retries.
     let least = Duration::from_nanos(4096 << 14) * 8;
     let took = begin.elapsed();
-    // The first begins by the coarse clock (`Env::soon`), whose tick is 10 ms at most. With intervals that double it would be
-    // 27 of them, with one retry less 7.
+    // The first begins by the coarse clock (`Env::soon`), whose tick is 10 ms at most. Doubling intervals would sum up
+    // to 27 of them; with one retry less there would be 7.
     let tick = Duration::from_millis(10);
     assert!((least - tick..least * 3).contains(&took), "{took:?}");
 }

@@ -89,7 +89,7 @@ fn read_line() -> String {
     line
 }
 
-/// Not a test by itself: what the peer process runs.
+/// Not a test by itself: the code of the peer process.
 #[test]
 fn peer() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -168,7 +168,7 @@ fn peer() {
         }
         println!("@ got {got}");
     }
-    // Passive: the worker serves whoever writes and reads here.
+    // Passive: the worker serves the peers that write and read here.
     read_line();
 }
 

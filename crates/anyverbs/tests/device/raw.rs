@@ -232,7 +232,7 @@ fn what_does_not_fit_fails_its_request_and_what_nobody_waits_for_is_dropped() {
     let wcs = b.poll(2);
     assert_eq!((wcs[0].wr_id, wcs[0].status), (1, WcStatus::LocLenErr));
     assert_eq!((wcs[1].wr_id, wcs[1].status, wcs[1].byte_len), (2, WcStatus::Success, 114));
-    // A request whose memory is not ours ends the queue.
+    // A request with memory that is not ours ends the queue.
     let foreign = Sge { addr: b.buffer.addr(), len: 2048, lkey: 1 };
     b.qp.recv(&RecvWr { wr_id: 3, sges: &[foreign] }).unwrap();
     b.recv(4, 0, 2048);
@@ -601,7 +601,7 @@ fn peer() {
     }
 }
 
-/// A queue pair that frames for one address are led to, and whose receives make events.
+/// A queue pair that gets the frames for one address, and whose receives make events.
 struct Waiter {
     port: Port,
     channel: CompChannel,

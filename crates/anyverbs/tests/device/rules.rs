@@ -1,4 +1,4 @@
-//! Who holds whom, what is refused, what is reported.
+//! Dependencies between objects, refusals, and reports.
 
 use anyverbs::error::*;
 use anyverbs::*;
@@ -73,7 +73,7 @@ fn regions_are_checked() {
     for volatile in [reg(at, 8, Access::FLUSH_PERSISTENT), reg(0, u64::MAX, everything)] {
         assert!(matches!(volatile, Err(RegisterError::Invalid(_))), "{volatile:?}");
     }
-    // What may not be written is not registered for writing.
+    // Memory that may not be written is not registered for writing.
     let code = &raw const CODE as u64;
     assert_eq!(reg(code, 8, Access::empty()), Ok(()));
     assert_eq!(reg(code, 8, Access::LOCAL_WRITE), Err(RegisterError::NotMapped));

@@ -23,7 +23,7 @@ const COUNT: usize = 300;
 /// Additions of each process that adds to one word, and how many it has under way.
 const ADDS: u64 = 2000;
 const ADDS_AT_ONCE: u64 = 16;
-/// Receives of the one who takes it.
+/// Receives of the receiving end.
 const SLOTS: usize = 16;
 const SLOT: usize = 80_000;
 
@@ -121,7 +121,7 @@ fn by_shm(e: &Endpoint) -> (u64, u64) {
     (read(Counter::ShmSentPkts), read(Counter::ShmRcvdPkts))
 }
 
-/// Not a test by itself: what the peer process runs.
+/// Not a test by itself: the code of the peer process.
 #[test]
 fn peer() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -308,7 +308,7 @@ fn several_processes_add_to_one_word() {
         .map(|shm| {
             let mut peer = Peer::spawn("rc adds", &[("ANYVERBS_SHM", shm)]);
             let e = Endpoint::new(QpType::Rc);
-            // SAFETY: the word stays, and nobody makes a reference to it.
+            // SAFETY: the word stays, and has no reference.
             let same = unsafe {
                 Buffer::of(
                     &e.pd,
@@ -394,13 +394,13 @@ fn kill_under_load() {
     let f = Endpoint::new(QpType::Rc);
     let [src, dst, sink] = [(); 3].map(|()| Buffer::new(&f.pd, SIZE));
     let (_, flooding) = third.connect(&f, &sink);
-    // Beyond what it floods from, which it fills itself.
+    // Beyond the region that it floods from, which it fills itself.
     let to_third = RemoteAddr { va: flooding.va + SIZE as u64, ..flooding };
     exercise(&f, &src, &dst, to_third);
     let before = sockets();
     assert!(!before.is_empty());
     let mut killed = Vec::new();
-    // Somebody's end keeps nobody else from going on.
+    // The end of one process does not stop another.
     beside_a_talk(&f, [&src, &dst], to_third, 0..rounds, Duration::from_secs(5), |round| {
         killed.push(kill_a_peer(round % 2 == 0));
     });
@@ -432,7 +432,7 @@ fn kill_a_peer(after_writes: bool) -> u32 {
     if after_writes {
         e.poll(8);
     }
-    // What it shares has no name that could outlive it.
+    // The memory that it shares has no name that could outlive it.
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", peer.child.id())).unwrap();
     let is_file = |map: &&str| ["/dev/shm/", "/tmp/"].iter().any(|dir| map.contains(dir));
     let shared = |map: &&str| map.split(' ').nth(1).is_some_and(|mode| mode.ends_with('s'));
@@ -449,7 +449,7 @@ fn kill_a_peer(after_writes: bool) -> u32 {
     assert_eq!(last.map(|wc| wc.status), Some(WcStatus::RetryExcErr));
     assert_eq!(e.qp.state().unwrap(), QpState::Err);
     if is_on() {
-        // Retries would take two seconds. A program whose peer leaves early has a little time to end before.
+        // Retries would take two seconds. If its peer leaves early, a program has a little time to end before.
         assert!(before.elapsed() >= Duration::from_millis(200), "{:?}", before.elapsed());
         assert!(killed.elapsed() < Duration::from_secs(1), "{:?}", killed.elapsed());
     }
@@ -467,7 +467,7 @@ fn sockets() -> BTreeSet<String> {
 #[test]
 fn who_is_stopped_delays_nobody_else_and_ends_by_the_retries() {
     let _turn = turn();
-    // What is stopped can be written to nevertheless.
+    // A process that is stopped can be written to nevertheless.
     let mut stopped = Peer::spawn("rc", &BY_RING);
     let mut other = Peer::spawn("rc", &[]);
     let (a, b) = (Endpoint::new(QpType::Rc), Endpoint::new(QpType::Rc));
@@ -486,7 +486,7 @@ fn who_is_stopped_delays_nobody_else_and_ends_by_the_retries() {
         assert_eq!(complete(&b, Duration::from_secs(10)).status, WcStatus::Success);
     }
     assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
-    // Eight timeouts of 67 ms, each of which may take four times as long (IBA 9.7.6.1.3).
+    // Eight timeouts of 67 ms. Each may take four times as long (IBA 9.7.6.1.3).
     let most = Duration::from_millis(4 * 67 * 8) + Duration::from_secs(1);
     assert_eq!(complete(&a, most).status, WcStatus::RetryExcErr);
     stopped.signal(libc::SIGCONT);
@@ -514,7 +514,7 @@ fn who_was_stopped_for_a_moment_goes_on() {
     }
 }
 
-/// What the tests of two processes show of shared memory, they show of UDP as well.
+/// The tests of two processes with shared memory, again with UDP.
 #[test]
 fn the_same_by_udp() {
     if !is_on() {

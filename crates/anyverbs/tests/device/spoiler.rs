@@ -1,5 +1,5 @@
-//! A peer that writes nonsense into whatever memory it shares with this process, among it rings in use, its published keys
-//! and states, and the words by which processes wake each other.
+//! A peer that writes nonsense into any memory that it shares with this process. That includes rings in use, its
+//! published keys and states, and the words by which processes wake each other.
 
 use std::fs;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use crate::endpoint::*;
 use crate::same_host::{OFFERED, Peer, beside_a_talk, is_on};
 
 const ROUNDS: u32 = 24;
-/// How long a spoiler has.
+/// The time of a spoiler.
 const ROUND: Duration = Duration::from_millis(60);
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Requests of either side at a time.
@@ -38,7 +38,7 @@ fn post(e: &Endpoint, buffer: &Buffer, remote: RemoteAddr, random: &mut SmallRng
     e.send(0, op, &[buffer.sge(0, len)]);
 }
 
-/// What the peer does until it is killed.
+/// The peer's work until it is killed.
 pub(crate) fn serve(e: &Endpoint, buffer: &Buffer, remote: RemoteAddr, seed: u64) -> ! {
     let mut random = SmallRng::seed_from_u64(!seed);
     receive(e, buffer, AT_ONCE);
@@ -47,7 +47,7 @@ pub(crate) fn serve(e: &Endpoint, buffer: &Buffer, remote: RemoteAddr, seed: u64
         for _ in 0..AT_ONCE {
             post(e, buffer, remote, &mut random);
         }
-        // It may have spoilt what would tell of them.
+        // It may have spoilt the words that would tell of them.
         finish(e, buffer, Duration::MAX);
     }
 }
@@ -71,7 +71,7 @@ fn finish(e: &Endpoint, buffer: &Buffer, patience: Duration) -> usize {
     done
 }
 
-/// Writes to words of what it shares: a few or many, at once or one after the other, for ever.
+/// Writes to words of the shared memory for ever: a few or many, at once or one after the other.
 fn spoil(seed: u64) {
     let mut random = SmallRng::seed_from_u64(seed);
     let at_once = 1 << (seed % 4 * 4);
@@ -101,11 +101,11 @@ fn spoil(seed: u64) {
 fn used<'a>(shared: &[(usize, usize)], random: &mut SmallRng) -> (&'a AtomicU64, u64) {
     loop {
         let &(start, len) = &shared[random.random_range(0..shared.len())];
-        // What governs the rest stands in front.
+        // The words that govern the rest stand in front.
         let end = if random.random() { len.min(4096) } else { len };
         let at = start + random.random_range(0..end / 8) * 8;
-        // SAFETY: an aligned word of a mapping that may be written to, and that nobody unmaps; if its owner is surprised, or
-        // this process dies of it, the better.
+        // SAFETY: an aligned word of a mapping that may be written to, and that no thread unmaps. The test wants to
+        // surprise its owner, or to kill this process.
         let word = unsafe { AtomicU64::from_ptr(at as *mut u64) };
         let value = word.load(Ordering::Relaxed);
         if value != 0 || random.random_ratio(1, 64) {
@@ -147,7 +147,7 @@ fn while_others_talk() {
     assert_eq!(f.qp.state().unwrap(), QpState::Rts);
 }
 
-/// Whatever the peer makes of requests, each ends, and nothing but what it was offered changes.
+/// Each request ends, even if the peer spoils it, and only the offered memory changes.
 fn beside_a_spoiler(seed: u64) {
     let mut peer = Peer::spawn(&format!("rc spoiler {seed}"), &[]);
     let e = Endpoint::new(QpType::Rc);

@@ -30,7 +30,7 @@ fn allow_flush(e: &Endpoint) {
     e.qp.modify(&attr, QpAttrMask::ACCESS_FLAGS).unwrap();
 }
 
-/// What the other process of [`between_two_processes`] does: opens a window, and closes it.
+/// The part of the other process in [`between_two_processes`]: opens a window, and closes it.
 pub(crate) fn serve(e: &Endpoint) {
     allow_flush(e);
     let buffer = bindable(e);
@@ -200,7 +200,7 @@ fn device_memory_has_an_end_and_holders() {
     mr.destroy().unwrap();
     dm.destroy().unwrap();
     assert_eq!(dm.destroy(), Err(error::DestroyError::Gone));
-    // What was freed is there again, and zero.
+    // Freed memory is there again, and zero.
     let dm = e.context.alloc_dm(max, 0).unwrap();
     dm.read(4088, &mut back).unwrap();
     assert_eq!(back, [0; 8]);

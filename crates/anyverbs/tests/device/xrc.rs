@@ -115,7 +115,7 @@ fn an_srq_is_destroyed_under_traffic() {
             let mut wcs = [Wc::default(); 4];
             while cq.poll(&mut wcs).unwrap() == 0 {}
             srq.destroy().unwrap();
-            // Nothing completes there any more: the queue may go.
+            // No operation completes there any more: the queue may go.
             cq.destroy().unwrap();
         });
         assert_eq!(srq.destroy(), Err(DestroyError::Gone));

@@ -246,7 +246,7 @@ fn readers_and_movers_race() {
 #[test]
 fn a_forked_child_leaves_what_it_inherited_alone() {
     let (listener, active, passive) = connected();
-    // SAFETY: the child runs only what follows and exits without returning to the test harness.
+    // SAFETY: the child runs only the code below and exits without returning to the test harness.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let check = |ok: bool, code: i32| {

@@ -310,7 +310,7 @@ fn a_queue_pair_that_cannot_be_moved_fails_the_connection() {
     passive.id.accept(Some(&PARAM)).unwrap();
     let event = expect(&active.channel, EventKind::ConnectError);
     assert_eq!(event.status, -libc::EINVAL);
-    // What the peer says to that is not told.
+    // The peer's answer to that is not reported.
     passive.id.destroy().unwrap();
     assert_eq!(active.channel.get_event().unwrap().kind, EventKind::TimewaitExit);
 
@@ -374,13 +374,13 @@ fn timewait_ends() {
 
 #[test]
 fn whoever_is_destroyed_tells_its_peer() {
-    // A request that nobody took.
+    // A request that the program did not take.
     let listener = Node::listener(&at("127.0.0.1", 0));
     let active = Node::towards(&listener.on("127.0.0.1"));
     active.id.connect(&PARAM).unwrap();
     drop(expect(&listener.channel, EventKind::ConnectRequest));
     assert_eq!(expect(&active.channel, EventKind::Rejected).status, 28);
-    // One that waits while its listener goes.
+    // A request that waits while its listener goes.
     let active = Node::towards(&listener.on("127.0.0.1"));
     active.id.connect(&PARAM).unwrap();
     poll_until_readable(&listener.channel);

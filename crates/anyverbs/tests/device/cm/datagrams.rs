@@ -1,4 +1,4 @@
-//! Datagram ids: whom to send to.
+//! Datagram ids: finding the peer to send to.
 
 use anyverbs::cm::*;
 use anyverbs::*;
@@ -78,7 +78,7 @@ fn a_request_for_a_queue_pair_is_refused() {
     let event = expect(&active.channel, EventKind::Unreachable);
     assert_eq!(event.status, 2);
     assert!(ud(&event).private_data.starts_with(b"no\0"));
-    // By nobody's listening, and by destroying what came.
+    // Because there is no listener, and because the request is destroyed.
     let active = asks();
     drop(listener.request());
     assert_eq!(expect(&active.channel, EventKind::Unreachable).status, 2);

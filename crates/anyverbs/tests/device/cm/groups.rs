@@ -62,7 +62,7 @@ fn who_joins_hears_the_group() {
         let heard = hearer.join(&group, false);
         assert_eq!(heard.ah.dgid, Gid(gid.parse::<std::net::Ipv6Addr>().unwrap().octets()));
         assert_eq!((heard.qpn, heard.qkey), (Qpn::MULTICAST, QKey(0x0123_4567)));
-        // Who only sends hears nothing.
+        // A member that only sends gets nothing.
         let to = speaker.join(&group, true);
         speaker.say(&to, b"one");
         hearer.hears(b"one");

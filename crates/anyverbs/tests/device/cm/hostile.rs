@@ -1,4 +1,4 @@
-//! An attacker on the network who knows every number of a connection of the CM, but has another address than the peer.
+//! An attacker on the network that knows every number of a connection of the CM, but has another address than the peer.
 //!
 //! The peer is played here, on a socket of its own address, so that all the numbers are known.
 
@@ -130,8 +130,8 @@ fn attacks(remote_comm_id: CommId, remote_qpn: Qpn) -> Vec<Message> {
     attacks
 }
 
-/// Waits until the device has answered something that it got after everything else on this socket: a DREQ with IDs that
-/// nobody has, which is answered by a DREP of the same.
+/// Waits until the device has answered a message that it got after all others on this socket. It is a DREQ with unknown
+/// IDs, which is answered by a DREP with the same.
 fn wait_until_read(socket: &UdpSocket, remote_comm_id: CommId) {
     let nobodys = CommId(remote_comm_id.0 ^ 1);
     send(socket, Dreq { local_comm_id: CommId(9), remote_comm_id: nobodys, ..Dreq::default() });
@@ -172,7 +172,7 @@ fn an_attacker_of_another_address_ends_no_connection() {
     passive.expect(EventKind::Established);
     attack();
 
-    // From the peer's address the same message ends it: what was tried above would have worked.
+    // The same message from the peer's address ends it, so the attempts above would have worked.
     let remote_qpn = qpn;
     let dreq = Dreq { local_comm_id: PEERS_ID, remote_comm_id: id, remote_qpn, ..Dreq::default() };
     send(&peer, dreq);

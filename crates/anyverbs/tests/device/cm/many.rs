@@ -21,7 +21,7 @@ fn a_backlog_is_kept() {
         active
     };
     let _actives: Vec<_> = (0..ASKED).map(|_| ask(&listener.on("127.0.0.1"))).collect();
-    // What is asked after these is answered after them.
+    // Later requests are answered later.
     let nobody = Node::tcp();
     nobody.id.bind_addr(&at("127.0.0.1", 0)).unwrap();
     expect(&ask(&nobody.on("127.0.0.1")).channel, EventKind::Rejected);
@@ -36,7 +36,7 @@ fn a_backlog_is_kept() {
     }
 }
 
-/// All at once, as `cmtime` does it: what each side costs a process, and how long it takes.
+/// All at once, as `cmtime` does it. Shows the cost of each side to a process, and the time.
 fn connect_many(count: usize) {
     let channel = EventChannel::new().unwrap();
     let new = |cookie| Id::create(&channel, PortSpace::Tcp, QpType::Rc, cookie).unwrap();

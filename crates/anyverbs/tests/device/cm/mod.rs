@@ -62,7 +62,7 @@ pub(crate) fn is_quiet(channel: &EventChannel) -> bool {
     !poll(channel, 0)
 }
 
-/// Nothing comes within a while.
+/// No event comes within a while.
 pub(crate) fn stays_quiet(channel: &EventChannel) {
     assert!(!poll(channel, 100), "{:?}", channel.get_event());
 }
@@ -163,7 +163,7 @@ pub(crate) const PARAM: ConnParam<'_> = ConnParam {
     qpn: Qpn::new(0),
 };
 
-/// Connects, and says who waits for what: a listener and an active side whose request has come.
+/// Connects, and returns a listener and an active side whose request has come.
 pub(crate) fn asked() -> (Node, Node, Node) {
     let listener = Node::listener(&at("127.0.0.1", 0));
     let active = Node::towards(&listener.on("127.0.0.1"));

@@ -44,7 +44,7 @@ fn an_id_is_bound_to_addresses_of_the_device() {
         let address = Address::Ip(foreign.parse().unwrap());
         let error = node.id.bind_addr(&address).unwrap_err();
         assert_eq!(error.errno(), errno, "{foreign}: {error}");
-        // Nothing was changed.
+        // The attempt changed nothing.
         node.id.bind_addr(&at("127.0.0.1", 0)).unwrap();
     }
 }
@@ -119,7 +119,7 @@ fn the_hosts_routes_choose_the_source() {
         assert_eq!((path.pkey, path.packet_life_time), (PKey::DEFAULT, 16));
         assert_eq!((path.mtu, path.hop_limit), (Mtu::Mtu4096, 64));
     }
-    // One that is given, or bound to before.
+    // A source that is given, or bound to before.
     for bound in [false, true] {
         let node = Node::tcp();
         let source = at("127.0.0.1", 7172);
@@ -182,7 +182,7 @@ fn a_wildcard_listens_at_every_address() {
     connects(&v6, "::1");
     let late = v6.id.set_option(IdOption::AfOnly(false));
     assert_eq!(late.unwrap_err().errno(), libc::EINVAL);
-    // One that was not bound has a port of its own.
+    // An id that was not bound has a port of its own.
     let unbound = Node::tcp();
     unbound.id.listen(0).unwrap();
     connects(&unbound, "127.0.0.1");

@@ -67,7 +67,7 @@ fn serve(listener: &Node) {
     }
 }
 
-/// Not a test by itself: what the other processes run.
+/// Not a test by itself: the code of the other processes.
 #[test]
 fn other() {
     match std::env::var(ROLE).as_deref() {
@@ -213,7 +213,7 @@ fn a_server_that_ends_is_noticed() {
     assert!(server.child.wait().unwrap().success());
     node.id.disconnect().unwrap();
 
-    // One that is killed does not, but nobody answers for it.
+    // One that is killed does not, but no other process answers for it.
     let mut server = Other::spawn();
     let port = server.listen("127.0.0.1:0");
     let node = echo(&at("127.0.0.1", port));
@@ -237,7 +237,7 @@ fn two_hosts() {
             .arg(std::env::current_exe().unwrap())
             .args(["--exact", "cm::processes::other", "--nocapture", "--test-threads=1"])
             .env(ROLE, "hosts")
-            // One port for all processes of both hosts, whoever runs this test.
+            // One port for all processes of both hosts, for any user that runs this test.
             .envs([
                 ("ANYVERBS_REGISTRY", "cm-hosts"),
                 ("ANYVERBS_INTERFACES", ""),
@@ -249,7 +249,7 @@ fn two_hosts() {
     }
 }
 
-/// What [`two_hosts`] runs, on a host of its own.
+/// The part of [`two_hosts`] on a host of its own.
 fn two_hosts_from_one() {
     let exe = std::env::current_exe().unwrap();
     let mut there = Command::new("unshare");
@@ -283,7 +283,7 @@ fn two_hosts_from_one() {
         }
         on_both(&format!("link set {name}0 up"), &format!("link set {name}1 up"));
     }
-    // A link whose far end takes less than the near one.
+    // A link whose far end has a smaller MTU than the near one.
     ip("link set b0 mtu 9000");
     writeln!(server.stdin.as_mut().unwrap(), "go").unwrap();
     let port = server.listen("[::]:0");
@@ -308,7 +308,7 @@ fn two_hosts_from_one() {
     active.id.connect(&PARAM).unwrap();
     own.request();
 
-    // The far end cannot receive as much, and says what would do.
+    // The far end cannot receive as much, and gives the value that it would accept.
     let node = echo(&at("10.78.0.2", port));
     assert_eq!(node.id.info().path.unwrap().mtu, Mtu::Mtu4096);
     assert_eq!(node.e().qp.query().unwrap().0.path_mtu, Mtu::Mtu1024);
@@ -352,7 +352,7 @@ fn loopback_addresses_work_that_the_gid_table_does_not_list() {
     }
 }
 
-/// What [`loopback_addresses_work_that_the_gid_table_does_not_list`] runs.
+/// The child of [`loopback_addresses_work_that_the_gid_table_does_not_list`].
 fn loopback_beside_another_address() {
     ip("link set lo up");
     let context = crate::endpoint::context();
@@ -383,7 +383,7 @@ fn loopback_beside_another_address() {
     assert!(is_quiet(&early.channel));
 }
 
-/// What [`an_id_hears_when_its_address_goes`] runs.
+/// The child of [`an_id_hears_when_its_address_goes`].
 fn addresses_come_and_go() {
     ip("link set lo up");
     ip("addr add 10.9.9.1/24 dev lo");

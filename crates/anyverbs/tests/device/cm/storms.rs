@@ -49,7 +49,7 @@ fn serve(listener: &Node, done: &AtomicBool, mut dice: Dice) {
             continue;
         };
         listener.id.ack_events(1);
-        // Its events come here, too, and belong to nobody.
+        // Its events come here, too, and belong to no id.
         id.set_cookie(u64::MAX);
         match dice.roll(4) {
             0 => drop(id.reject(b"no", false)),

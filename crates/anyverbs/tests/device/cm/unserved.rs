@@ -4,13 +4,13 @@ use std::time::Instant;
 
 use super::*;
 
-/// What a request is refused with to which nobody listens (IBA table 108).
+/// The reason of a refusal because there is no listener (IBA table 108).
 const INVALID_SERVICE_ID: i32 = 8;
 
 /// Requests that are kept; more are refused at once.
 const MOST: usize = 64;
 
-/// One after the other: only so many requests are kept.
+/// One after the other: only a few requests are kept.
 #[test]
 fn requests_wait_for_their_listener() {
     a_listener_that_is_a_little_late_gets_the_request();
@@ -78,11 +78,11 @@ fn who_never_listened_is_not_waited_for() {
     assert!(refused_at_once);
 }
 
-/// More than that are refused at once, so that who floods a closed port takes no memory.
+/// Further requests are refused at once, so that a flood to a closed port takes no memory.
 fn not_many_are_waited_for() {
     let nobody = Node::tcp();
     nobody.id.bind_addr(&at("127.0.0.1", 0)).unwrap();
-    // A machine that is too slow to ask so many while the first wait says nothing.
+    // A machine may be too slow to ask that often while the first wait. Then the test says nothing.
     let tells = || {
         let towards = || Node::towards(&nobody.on("127.0.0.1"));
         let asking: Vec<_> = (0..MOST + 8).map(|_| towards()).collect();
