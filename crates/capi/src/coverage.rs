@@ -40,11 +40,11 @@ const PARTIAL_SLOTS: &[(&str, &str)] = &[
         "ibv_create_qp_ex",
         "PD, XRCD, SEND_OPS_FLAGS, BLOCK_SELF_MCAST_LB; RAW_PACKET: SCATTER_FCS, CVLAN_STRIPPING, MAX_TSO_HEADER, IND_TABLE with RX_HASH; other extensions: `EOPNOTSUPP`",
     ),
-    ("ibv_open_xrcd", "processes of one user share the domain of a file, those of several do not"),
+    ("ibv_open_xrcd", "processes of one user share the domain of a file, processes of different users do not"),
     ("ibv_post_send", "FLUSH, for which `ibv_send_wr` has no fields: `EOPNOTSUPP`"),
     (
         "ibv_create_flow",
-        "QPs of type RAW_PACKET; rules of several users' processes do not rank among each other",
+        "QPs of type RAW_PACKET; rules of different processes do not rank among each other",
     ),
     (
         "ibv_create_flow_action_esp",
@@ -94,10 +94,10 @@ fn page() -> String {
     let refused = refused();
     let mut text = String::from(
         "# Coverage of the C ABI\n\n\
-         Made from the tables of `crates/capi` (`UPDATE_COVERAGE=1 cargo test -p anyverbs-capi coverage`); \
-         a test compares this page with the code.\n\n\
-         *works*: does what its manual page says. *partial*: works, less what is named. *refuses*: not built; fails \
-         as its manual page says that it fails.\n",
+         `UPDATE_COVERAGE=1 cargo test -p anyverbs-capi coverage` makes this page from the tables of `crates/capi`, \
+         and a test compares it with the code.\n\n\
+         *works*: does everything on its manual page. *partial*: works, except for the named parts. *refuses*: not \
+         built; fails in the way of its manual page.\n",
     );
     let sections: [(&str, &str, bool); 6] = [
         ("libibverbs", "libibverbs", false),
