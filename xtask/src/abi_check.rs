@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_newer_release_exports_is_reported() {
+    fn exports_of_a_newer_release_are_reported() {
         let table = symbols(&[("a", "V_1", true)]);
         let release =
             symbols(&[("a", "V_1", true), ("a", "V_2", true), ("p", "IBVERBS_PRIVATE_70", true)]);

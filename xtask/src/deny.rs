@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_denied_is_found() {
+    fn denied_packages_are_found() {
         let rules = rules();
         let good = [package("a", "1.0.0", "MIT"), package("b", "1.0.0", "Apache-2.0")];
         assert_eq!(rules.findings(&good), [""; 0]);

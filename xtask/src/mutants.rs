@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_in_a_file_is_not_part_of_a_name() {
+    fn the_place_is_not_part_of_a_name() {
         let mutant = "crates/net/src/x.rs:12:5: replace X::f -> u8 with 1";
         assert_eq!(name(mutant), "crates/net/src/x.rs: replace X::f -> u8 with 1");
     }

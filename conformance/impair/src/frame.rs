@@ -160,7 +160,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_only_the_icrc_sees_leaves_the_sum_of_the_words() {
+    fn damage_for_the_icrc_alone_keeps_the_sum_of_words() {
         let mut rng = SmallRng::seed_from_u64(1);
         for _ in 0..1000 {
             let before = frame(33, false);
@@ -179,7 +179,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_cut_is_a_shorter_packet_or_a_broken_frame() {
+    fn cutting_gives_a_shorter_packet_or_a_broken_frame() {
         let mut rng = SmallRng::seed_from_u64(2);
         for ipv6 in [false, true] {
             for _ in 0..200 {

@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn each_fault_happens_as_often_as_asked_and_the_same_for_a_seed() {
+    fn faults_have_their_rate_and_repeat_for_a_seed() {
         let faults = Faults {
             loss: 0.1,
             duplicate: 0.1,

@@ -40,7 +40,10 @@ const PARTIAL_SLOTS: &[(&str, &str)] = &[
         "ibv_create_qp_ex",
         "PD, XRCD, SEND_OPS_FLAGS, BLOCK_SELF_MCAST_LB; RAW_PACKET: SCATTER_FCS, CVLAN_STRIPPING, MAX_TSO_HEADER, IND_TABLE with RX_HASH; other extensions: `EOPNOTSUPP`",
     ),
-    ("ibv_open_xrcd", "processes of one user share the domain of a file, processes of different users do not"),
+    (
+        "ibv_open_xrcd",
+        "processes of one user share the domain of a file, processes of different users do not",
+    ),
     ("ibv_post_send", "FLUSH, for which `ibv_send_wr` has no fields: `EOPNOTSUPP`"),
     (
         "ibv_create_flow",

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_beginning_does_not_wait_for_the_first_and_a_stranger_gets_nothing() {
+    fn a_second_session_does_not_wait_and_strangers_get_none() {
         let session = Arc::new(Session::new(()));
         assert_eq!(session.with(|()| ()), None);
         assert!(session.begin(|| false) && session.begin(|| false));

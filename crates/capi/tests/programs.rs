@@ -263,7 +263,7 @@ fn a_privileged_program_obeys_no_variable() {
 }
 
 #[test]
-fn what_is_wrong_again_and_again_is_said_a_few_times() {
+fn repeated_errors_are_logged_a_few_times() {
     let said = run_below("again", &["sh", "-c", "exec \"$@\" 2>&1", "sh"], &[], &[]);
     let count = |text: &str| said.lines().filter(|line| line.contains(text)).count();
     for text in ["CQ not destroyed", "PD not destroyed", "destroyed address handle"] {

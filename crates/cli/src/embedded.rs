@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_whole_is_refused_and_leaves_nothing() {
+    fn an_incomplete_archive_is_refused_and_leaves_nothing() {
         let scratch = Scratch::new("whole");
         for names in [&OBJECTS[1..], &[OBJECTS[0], OBJECTS[0]], &["foreign"]] {
             assert!(objects(&scratch, names).lay_out(&scratch.place(true), me()).is_err());

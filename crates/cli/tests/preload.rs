@@ -67,7 +67,7 @@ impl Drop for Scratch {
 }
 
 #[test]
-fn a_program_with_a_copy_of_its_own_sees_the_device() {
+fn a_program_with_its_own_libibverbs_sees_the_device() {
     let scratch = Scratch(env::temp_dir().join(format!("anyverbs-preload-{}", std::process::id())));
     let (package, lib) = (scratch.0.join("package"), scratch.0.join("lib"));
     fs::create_dir_all(&package).unwrap();

@@ -145,7 +145,7 @@ fn a_program_that_cannot_use_the_device_is_told_so() {
 }
 
 #[test]
-fn what_others_call_like_a_tree_stays_and_does_not_stop_a_launch() {
+fn files_named_like_a_view_stay_and_stop_no_launch() {
     let scratch = Scratch::new("notes");
     let notes = scratch.0.join("tmp/anyverbs-view-notes");
     fs::create_dir_all(&notes).unwrap();

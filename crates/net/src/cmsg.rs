@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn written_messages_are_read_back() {
         let mut buffer = ControlBuffer::new();
         let mut writer = Writer::new(&mut buffer);
         writer.push(libc::IPPROTO_IP, libc::IP_TOS, 7u8);

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn each_fault_happens_about_as_often_as_asked_and_the_same_for_a_seed() {
+    fn faults_have_their_rate_and_repeat_for_a_seed() {
         let policy =
             FaultPolicy { loss: 0.1, duplication: 0.2, reorder: 0.3, corruption: 0.4, seed: 7 };
         let (out, counters, flipped) = run(policy, 10_000);

@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_nothing_is_tried_less_and_less_and_not_for_long() {
+    fn a_full_process_is_tried_ever_less_and_given_up() {
         let name = format!("av-forward-{}", std::process::id());
         let registry = crate::Registry::new(&name).unwrap();
         let slots = [(); 2].map(|()| Arc::new(Slot::claim_in(&registry).unwrap()));

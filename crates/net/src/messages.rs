@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_words_of_one_that_has_ended_come_before_its_end() {
+    fn first_messages_of_an_ended_process_come_before_its_end() {
         let [a, b] = pair("first");
         let (from, to) = (b.slot.number(), a.slot.number());
         a.send(from, b"question", Delivery::Owed).unwrap();
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_read_is_not_waited_for() {
+    fn sending_does_not_wait_for_a_process_that_does_not_read() {
         let [a, b] = pair("full");
         let to = b.slot.number();
         let mut sent = 0;

@@ -418,7 +418,7 @@ fn two_processes_exchange_messages_while_both_sleep() {
 }
 
 #[test]
-fn a_process_killed_under_load_is_noticed_and_leaves_nothing_behind() {
+fn a_process_killed_under_load_is_noticed_and_leaves_nothing() {
     // In a process of its own, so that all mappings and descriptors are those of the link.
     let name = name("kill");
     let mut survivor = Peer::start("survivor", &name, HUB);
@@ -498,7 +498,7 @@ fn a_stopped_process_stalls_nobody() {
 }
 
 #[test]
-fn another_process_s_memory_is_read_and_written_until_it_ends() {
+fn memory_of_a_process_is_accessible_until_it_ends() {
     let name = name("memory");
     let mut hub = Party::new(&name, HUB);
     let (mut peer, address) = Peer::start_with("memory", &name, 2);
@@ -542,7 +542,7 @@ fn where_the_kernel_forbids_copies_the_rings_work_on() {
 }
 
 #[test]
-fn a_process_whose_child_keeps_its_sockets_is_known_to_be_dead() {
+fn a_death_is_noticed_although_a_child_keeps_the_sockets() {
     let name = name("fork");
     let mut hub = Party::new(&name, HUB);
     let (mut peer, grandchild) = Peer::start_with("forker", &name, 2);
@@ -629,7 +629,7 @@ impl Settling {
 }
 
 #[test]
-fn what_is_taken_back_waits_for_a_stopped_process_in_the_middle_of_a_copy() {
+fn taking_back_waits_for_a_stopped_copier() {
     let mut settling = Settling::begin("stopped copy");
     settling.peer.stop();
     assert!(settling.is_waiting(Duration::from_millis(2500)), "it can still write");
@@ -644,7 +644,7 @@ fn what_is_taken_back_waits_for_a_stopped_process_in_the_middle_of_a_copy() {
 }
 
 #[test]
-fn what_is_taken_back_waits_for_a_frozen_process_in_the_middle_of_a_copy() {
+fn taking_back_waits_for_a_frozen_copier() {
     let mut settling = Settling::begin("frozen copy");
     let Some(freezer) = Freezer::new(settling.peer.child.id()) else {
         println!("SKIPPED: needs a cgroup that can be frozen");
@@ -659,7 +659,7 @@ fn what_is_taken_back_waits_for_a_frozen_process_in_the_middle_of_a_copy() {
 }
 
 #[test]
-fn a_process_that_ends_in_the_middle_of_a_copy_is_not_waited_for() {
+fn taking_back_does_not_wait_for_an_ended_copier() {
     for stopped in [false, true] {
         let mut settling = Settling::begin(&format!("killed copy {stopped}"));
         if stopped {
@@ -672,7 +672,7 @@ fn a_process_that_ends_in_the_middle_of_a_copy_is_not_waited_for() {
 }
 
 #[test]
-fn a_process_that_runs_another_program_in_the_middle_of_a_copy_is_not_waited_for() {
+fn taking_back_does_not_wait_for_a_copier_after_exec() {
     let mut settling = Settling::begin("exec copy");
     assert!(settling.is_waiting(Duration::from_millis(100)));
     settling.peer.say("exec");

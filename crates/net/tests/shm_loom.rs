@@ -181,7 +181,7 @@ fn a_batch_is_visible_as_a_whole_behind_its_first_message() {
 }
 
 #[test]
-fn what_is_amended_before_it_is_published_is_seen_amended() {
+fn a_message_amended_before_publication_is_seen_amended() {
     static SEEN: AtomicUsize = AtomicUsize::new(0);
     check(|| {
         let (mut writer, mut reader, ..) = ring::<true>(256);
@@ -266,7 +266,7 @@ fn a_ring_that_is_no_longer_watched_rings() {
 
 #[test]
 #[should_panic(expected = "unheard")]
-fn without_fences_a_ring_that_is_no_longer_watched_may_be_unheard() {
+fn without_fences_an_unwatched_ring_may_be_missed() {
     unwatcher::<false>();
 }
 
@@ -296,7 +296,7 @@ fn bell_taker<const F: bool>() {
 }
 
 #[test]
-fn a_bell_that_is_taken_while_the_writer_looks_is_set_again_or_was_not_needed() {
+fn a_bell_taken_during_a_look_is_not_lost() {
     bell_taker::<true>();
 }
 
@@ -332,7 +332,7 @@ fn asker<const F: bool>() {
 }
 
 #[test]
-fn a_writer_that_asks_for_room_gets_it_or_is_heard() {
+fn a_request_for_room_is_granted_or_seen() {
     asker::<true>();
 }
 
@@ -447,7 +447,7 @@ fn copies_end_before_the_memory_is_used_again<const F: bool>() {
 }
 
 #[test]
-fn what_was_taken_back_is_not_copied_any_more() {
+fn memory_taken_back_is_no_longer_copied() {
     check(copies_end_before_the_memory_is_used_again::<true>);
 }
 

@@ -296,7 +296,7 @@ fn assert_steered(members: &mut [Member], sender: &mut Sender, may_repair: bool,
 }
 
 #[test]
-fn every_process_gets_its_own_datagrams_through_joins_exits_and_kills() {
+fn processes_get_their_datagrams_through_joins_exits_and_kills() {
     if !netns::isolate() {
         return;
     }
@@ -382,7 +382,7 @@ fn number_after(text: &str, word: &str) -> usize {
 }
 
 #[test]
-fn what_is_not_steered_is_forwarded_with_its_headers() {
+fn a_misdirected_datagram_is_forwarded_with_its_headers() {
     if !netns::isolate() {
         return;
     }
@@ -459,7 +459,7 @@ fn a_full_queue_drops_and_counts() {
 }
 
 #[test]
-fn what_does_not_fit_is_kept_in_order_until_there_is_room() {
+fn datagrams_without_room_are_kept_in_order() {
     if !netns::isolate() {
         return;
     }
@@ -605,7 +605,7 @@ fn without_ipv6_ipv4_is_steered_and_nobody_waits() {
 }
 
 #[test]
-fn repairs_are_rate_limited_and_slow_down_when_they_change_nothing() {
+fn repairs_are_limited_and_slow_down_without_effect() {
     if !netns::isolate() {
         return;
     }

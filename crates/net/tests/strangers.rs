@@ -128,7 +128,7 @@ fn nobody_is_mistaken_for_the_holder_of_a_service() {
 }
 
 #[test]
-fn who_has_taken_all_names_is_named() {
+fn a_user_that_took_all_names_is_named() {
     if !netns::isolate_as_root() {
         return;
     }

@@ -305,7 +305,7 @@ fn ip_ids(gso: bool, segments: usize) -> Option<Vec<(u16, u16)>> {
 }
 
 #[test]
-fn the_ipv4_id_is_the_index_in_the_gso_batch_and_zero_without() {
+fn the_ipv4_id_is_the_index_in_a_gso_batch() {
     if !netns::isolate_as_root() {
         return;
     }

@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn completions_are_added_in_one_go_only_where_nobody_is_told_and_all_fit() {
+    fn several_completions_are_added_only_without_a_notification() {
         let some = |n: u64| (0..n).map(|id| (wc(id), false)).collect::<Vec<_>>();
         let mut cq = Cq::new(4);
         assert!(cq.push_plain(&some(3)) && !cq.push_plain(&some(2)));
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn moderation_that_ends_or_a_full_queue_tells_what_was_gathered() {
+    fn end_of_moderation_or_a_full_queue_notifies() {
         let mut cq = Cq::new(3);
         cq.moderate(Moderation { count: 100, period: 0 });
         cq.arm(false);

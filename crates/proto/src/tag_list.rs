@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_that_is_added_out_of_step_waits_until_program_and_device_agree() {
+    fn a_tag_added_out_of_step_waits_for_agreement() {
         let mut list = TagList::new(4);
         list.add(&tag(1, 1, !0)).unwrap();
         list.count_unexpected();

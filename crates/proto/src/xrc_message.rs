@@ -420,7 +420,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_no_responder_has_is_no_message() {
+    fn states_that_no_responder_has_are_refused() {
         let target = Qpn::new(5);
         let attr = QpAttr { path_mtu: Mtu::Mtu256, ..QpAttr::default() };
         let read = |len| RememberedKind::Read { va: 0, rkey: 1, len, srqn: 2 };
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_read_as_they_were_written_and_in_part_not_at_all() {
+    fn messages_are_read_as_written_or_not_at_all() {
         for message in messages() {
             let bytes = message.emit();
             assert_eq!(Message::parse(&bytes), Some(message));

@@ -121,7 +121,7 @@ fn without_its_order_it_has_not() {
 /// A waiter that starts before the bit is cleared lets an access in behind itself.
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn who_waits_before_it_closes_waits_for_nothing() {
+fn waiting_before_closing_is_too_early() {
     loom::model(|| {
         let slot = Arc::new(Slot::<true>::default());
         slot.register(1);

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lent_is_used_and_given_back() {
+    fn lent_memory_is_used_and_given_back() {
         let lender = Arc::new(Counting { most: 100, ..Counting::default() });
         let memory = QueueMemory::lent(lender.clone()).of(Queue::Srq);
         let vec = filled(7u64, 10, &memory).unwrap();

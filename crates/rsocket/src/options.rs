@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_set_is_refused() {
+    fn invalid_options_are_refused() {
         let mut options = Options::new();
         let one = 1i32.to_ne_bytes();
         let mut refused = |level, name, value: &[u8], sized| {

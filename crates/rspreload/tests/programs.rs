@@ -144,7 +144,7 @@ asyncio.run(main())
 }
 
 #[test]
-fn what_was_sent_arrives_though_the_sender_exits_at_once() {
+fn data_arrives_though_the_sender_exits_at_once() {
     let script = "
 import os, socket, sys
 server = socket.create_server(('127.0.0.1', 0))

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_had_of_the_time_that_passed() {
+    fn the_share_of_others_in_the_elapsed_time() {
         let at = |line: &str| Ticks::parse(&format!("{line}\ncpu0 1 1 1 1\n")).unwrap();
         let then = at("cpu  100 0 50 800 10 0 20 20 7 0");
         let now = at("cpu  150 0 60 810 10 0 20 50 9 0");

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_is_a_gap() {
+    fn a_failure_is_a_gap() {
         let curve = Curve {
             name: String::new(),
             ours: true,

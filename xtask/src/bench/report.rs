@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn who_failed_is_named_and_judges_nothing() {
+    fn a_failed_contender_is_named_and_not_judged() {
         let row = row(&[(Some("A"), Target::AtLeast(1.5)), (None, Target::AtLeast(1.0))]);
         let peer_failed = Outcome::new(&row, turns(&[Some(20.0), None]));
         assert!(!peer_failed.failed());

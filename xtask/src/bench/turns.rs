@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn who_failed_has_no_figure() {
+    fn a_failed_contender_has_no_figure() {
         let mut turns = turns(&[(2.0, 1.0)]);
         turns.failures[1] = Some("gone".into());
         assert_eq!(turns.median(1), Err(Missing::Failed("gone".into())));

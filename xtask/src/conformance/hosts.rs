@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_a_port_of_the_device_is_seen() {
+    fn holders_of_a_device_port_are_seen() {
         let registry = format!("av-xtask-{}", std::process::id());
         let slot = std::sync::Arc::new(anyverbs_net::Slot::claim(&registry).unwrap());
         let services = anyverbs_net::Services::new(slot);

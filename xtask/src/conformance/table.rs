@@ -514,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn what_must_be_printed() {
+    fn complaints_name_missing_output() {
         let case = |keys: &str| {
             let text =
                 format!("[[group]]\ncommand = 'a'\non = ['loopback']\nreport = 'none'\n{keys}");

@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_only_builds_or_tests_is_left_out() {
+    fn packages_for_building_or_testing_are_left_out() {
         let metadata: Metadata = serde_json::from_value(json!({
             "packages": [
                 { "id": "cli", "name": "anyverbs-cli", "version": "1.0.0", "license": "MIT/Apache-2.0" },

@@ -206,7 +206,7 @@ fn a_programs_allocator_is_called_while_no_queue_is_locked() {
 }
 
 #[test]
-fn a_notification_that_is_left_over_does_not_end_the_next_period() {
+fn a_leftover_notification_does_not_end_the_next_period() {
     let (a, b) = pair(QpType::Rc);
     let (src, dst) = (Buffer::new(&a.pd, 64), Buffer::new(&b.pd, 64));
     let send = || {

@@ -16,7 +16,7 @@ const CE: u8 = 3;
 /// The receiver of a packet that the network has marked tells the peer, which heeds that. A packet that could have been
 /// marked, but was not, causes nothing.
 #[test]
-fn of_a_marked_packet_the_peer_is_told() {
+fn a_marked_packet_notifies_the_peer() {
     let _alone = counting_alone();
     let (a, b) = (Endpoint::new(QpType::Rc), Endpoint::new(QpType::Rc));
     a.connect(b.address());

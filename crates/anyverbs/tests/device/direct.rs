@@ -96,7 +96,7 @@ fn writes_and_reads_need_no_message() {
 
 /// Every fault shows as it does without.
 #[test]
-fn what_is_not_allowed_ends_as_it_would_by_messages() {
+fn forbidden_operations_end_as_they_would_by_messages() {
     let _turn = turn();
     let faults = ["key", "range", "pd", "rights", "qp rights", "local key", "local key of a SEND"];
     for fault in faults.into_iter().chain(["unmapped", "protected"]) {
@@ -132,7 +132,7 @@ fn what_is_not_allowed_ends_as_it_would_by_messages() {
 
 /// A region that was admitted many times is checked each time.
 #[test]
-fn what_changes_between_operations_shows_at_the_next() {
+fn changes_between_operations_show_at_the_next() {
     let _turn = turn();
     for change in ["region", "rights", "no rights", "beyond", "before", "key", "much"] {
         let mut peer = Peer::spawn("rc direct change", &[]);
@@ -193,7 +193,7 @@ fn where_the_kernel_forbids_it_the_ring_carries_the_bytes() {
 
 /// A page that its owner has made inaccessible is not read, at any length.
 #[test]
-fn nothing_of_an_inaccessible_page_is_read() {
+fn an_inaccessible_page_is_not_read() {
     let _turn = turn();
     for len in [1, 64, 1024, 1025, 4096] {
         let mut peer = Peer::spawn("rc direct protected", &[]);
@@ -216,7 +216,7 @@ fn nothing_of_an_inaccessible_page_is_read() {
 
 /// A process that gets no memory to share is reached as if it were on another host.
 #[test]
-fn where_the_kernel_gives_no_shared_memory_packets_go_by_udp() {
+fn without_shared_memory_packets_go_by_udp() {
     let _turn = turn();
     let mut peer = Peer::spawn("rc no memfd", &[]);
     let e = Endpoint::new(QpType::Rc);
@@ -254,7 +254,7 @@ fn nothing_is_written_after_it_was_taken_back() {
 
 /// Neither does a peer that was stopped, in the middle of a copy or not, and goes on.
 #[test]
-fn nothing_is_written_by_a_peer_that_was_stopped_and_goes_on() {
+fn a_stopped_peer_writes_nothing_after_it_goes_on() {
     let _turn = turn();
     for round in 0..8 {
         let mut peer = Peer::spawn("rc flood", &[]);

@@ -210,7 +210,7 @@ fn the_gid_table_follows_the_addresses() {
 
 /// The device reads the addresses first of all when it is opened.
 #[test]
-fn an_address_that_comes_while_the_device_is_opened_is_not_missed() {
+fn an_address_added_during_the_open_is_not_missed() {
     if anyverbs_testing::unshare_or_skip() {
         for delay in (0..60).map(|n| n * 25) {
             succeeds(&run("an address meanwhile", &[(DELAY, &delay.to_string())], true));

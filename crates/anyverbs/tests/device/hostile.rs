@@ -53,7 +53,7 @@ fn packets_of_another_address_change_nothing() {
 
 /// On another link there may be a host with the peer's link-local address. It cannot send to the queue pair's own address.
 #[test]
-fn packets_of_the_peers_address_to_another_of_ours_change_nothing() {
+fn packets_from_the_peer_to_another_of_our_addresses_change_nothing() {
     let _alone = counting_alone();
     let (a, b) = (Endpoint::new(QpType::Rc), Endpoint::new(QpType::Rc));
     a.connect(b.address());
@@ -92,7 +92,7 @@ fn a_damaged_packet_for_another_process_is_not_handed_on() {
 
 /// One of 65,536 damaged packets is right for some ID that the IPv4 header did not have.
 #[test]
-fn a_packet_with_an_id_that_its_host_never_sends_is_damaged() {
+fn a_packet_with_an_unusual_ip_id_counts_as_damaged() {
     let _alone = counting_alone();
     let host = Ipv4Addr::new(127, 0, 0, 3);
     let (a, b) = (Endpoint::new(QpType::Rc), Endpoint::new(QpType::Rc));

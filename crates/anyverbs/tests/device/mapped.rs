@@ -83,7 +83,7 @@ fn shared_memory_is_mapped_and_holds_what_was_written() {
 }
 
 #[test]
-fn memory_that_its_owner_cuts_off_is_an_error_of_the_access() {
+fn access_to_truncated_memory_is_an_error() {
     let _turn = turn();
     let (mut peer, e, src, remote) = mapped_peer("shared", "anyverbs-test-shared");
     peer.say("shrink");
@@ -93,7 +93,7 @@ fn memory_that_its_owner_cuts_off_is_an_error_of_the_access() {
 }
 
 #[test]
-fn the_end_of_a_process_is_the_end_of_its_mappings() {
+fn mappings_end_with_their_process() {
     let _turn = turn();
     let (peer, e, src, remote) = mapped_peer("shared", "anyverbs-test-shared");
     peer.signal(libc::SIGKILL);

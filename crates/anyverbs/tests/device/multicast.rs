@@ -576,14 +576,14 @@ fn who_joins_while_others_send() {
 }
 
 #[test]
-fn a_member_hears_what_is_handed_on_after_it_has_joined() {
+fn a_new_member_gets_forwarded_messages() {
     if anyverbs_testing::unshare_or_skip() {
         succeeds(&run("handed on"));
     }
 }
 
 #[test]
-fn a_group_of_many_queue_pairs_and_many_groups_of_one() {
+fn many_queue_pairs_in_a_group_and_many_groups() {
     let first = Member::new(&own_group(0), "127.0.0.1");
     let attr = first.e.context.device_attr().unwrap();
     let qps: Vec<_> = (1..attr.max_mcast_qp_attach)

@@ -29,7 +29,7 @@ fn rc_send_of_all_sizes() {
 }
 
 #[test]
-fn a_peer_in_reset_is_given_up_after_the_intervals_that_were_asked_for() {
+fn a_peer_in_reset_is_given_up_after_the_retries() {
     let (a, b) = pair(QpType::Rc);
     let attr = QpAttr { state: QpState::Reset, ..QpAttr::default() };
     b.qp.modify(&attr, QpAttrMask::STATE).unwrap();

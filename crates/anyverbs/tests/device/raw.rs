@@ -163,7 +163,7 @@ fn to_port(port: u16) -> Filter {
 }
 
 #[test]
-fn a_frame_goes_where_the_rule_says_and_arrives_as_it_was_sent() {
+fn a_frame_follows_its_rule_and_arrives_unchanged() {
     let Some(_alone) = alone() else { return };
     let (a, b) = (Port::new(), Port::new());
     let _rule = b.qp.create_flow(FlowAttr { tag: Some(0xabcdef), ..rule(&[to(BOB)]) }, None, None);
@@ -217,7 +217,7 @@ fn a_tag_is_taken_out_and_the_check_sequence_given() {
 }
 
 #[test]
-fn what_does_not_fit_fails_its_request_and_what_nobody_waits_for_is_dropped() {
+fn too_long_frames_fail_and_unexpected_ones_are_dropped() {
     let Some(_alone) = alone() else { return };
     let (a, b) = (Port::new(), Port::new());
     let _rule = b.qp.create_flow(rule(&[to(BOB)]), None, None).unwrap();
@@ -251,7 +251,7 @@ fn what_does_not_fit_fails_its_request_and_what_nobody_waits_for_is_dropped() {
 }
 
 #[test]
-fn a_bad_send_moves_the_queue_to_sqe_and_rts_leads_back() {
+fn a_bad_send_moves_the_queue_to_sqe_and_back() {
     let Some(_alone) = alone() else { return };
     let a = Port::new();
     a.send(b"no frame");
@@ -396,7 +396,7 @@ fn egress_rules_look_at_what_is_sent() {
 }
 
 #[test]
-fn a_switch_does_not_send_back_but_sniffers_hear_the_others() {
+fn the_sender_gets_no_copy_but_sniffers_do() {
     let Some(_alone) = alone() else { return };
     let (a, b, ears) = (Port::new(), Port::new(), Port::new());
     let all = FlowAttr { flow_type: FlowType::AllDefault, ..rule(&[]) };
@@ -561,7 +561,7 @@ fn a_shared_receive_queue_feeds_raw_queue_pairs() {
 }
 
 #[test]
-fn receives_of_a_shared_receive_queue_touch_memory_of_its_protection_domain() {
+fn receives_of_an_srq_use_its_protection_domain() {
     let Some(_alone) = alone() else { return };
     let a = Port::new();
     let b = Port::new();

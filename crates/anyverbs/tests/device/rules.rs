@@ -103,7 +103,7 @@ fn a_region_changes_in_place() {
 }
 
 #[test]
-fn what_is_out_of_range_is_refused() {
+fn values_out_of_range_are_refused() {
     let context = context();
     let attr = context.device_attr().unwrap();
     let refused =

@@ -368,14 +368,14 @@ fn a_stream_arrives_whole() {
 }
 
 #[test]
-fn who_is_killed_under_load_is_missed_soon_and_leaves_nothing_behind() {
+fn a_peer_killed_under_load_is_noticed_and_leaves_nothing() {
     const ALONE: &str = "ANYVERBS_TEST_KILLS";
     let _turn = turn();
     if std::env::var_os(ALONE).is_some() {
         return kill_under_load();
     }
     // In a process and a registry of its own: there, no other test's processes come and go.
-    let name = "same_host::who_is_killed_under_load_is_missed_soon_and_leaves_nothing_behind";
+    let name = "same_host::a_peer_killed_under_load_is_noticed_and_leaves_nothing";
     let status = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture", "--test-threads=1"])
         .env(ALONE, "1")
@@ -465,7 +465,7 @@ fn sockets() -> BTreeSet<String> {
 }
 
 #[test]
-fn who_is_stopped_delays_nobody_else_and_ends_by_the_retries() {
+fn a_stopped_peer_delays_no_other_and_retries_end_it() {
     let _turn = turn();
     // A process that is stopped can be written to nevertheless.
     let mut stopped = Peer::spawn("rc", &BY_RING);
@@ -493,7 +493,7 @@ fn who_is_stopped_delays_nobody_else_and_ends_by_the_retries() {
 }
 
 #[test]
-fn who_was_stopped_for_a_moment_goes_on() {
+fn a_process_stopped_for_a_moment_goes_on() {
     let _turn = turn();
     let mut peer = Peer::spawn("rc", &BY_RING);
     let e = Endpoint::new(QpType::Rc);

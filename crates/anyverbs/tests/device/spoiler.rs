@@ -128,10 +128,10 @@ fn shared() -> Vec<(usize, usize)> {
 }
 
 #[test]
-fn who_spoils_what_it_shares_harms_nobody_else() {
+fn a_peer_that_spoils_shared_memory_harms_no_other() {
     isolate();
     if is_on() {
-        let name = "spoiler::who_spoils_what_it_shares_harms_nobody_else";
+        let name = "spoiler::a_peer_that_spoils_shared_memory_harms_no_other";
         in_own_process(name, while_others_talk);
     }
 }

@@ -153,7 +153,7 @@ fn a_region_that_is_dropped_takes_its_windows_along() {
 }
 
 #[test]
-fn what_a_bind_cannot_ask_for() {
+fn invalid_binds_are_refused() {
     let (_, b) = pair(QpType::Rc);
     let buffer = bindable(&b);
     let mw = b.pd.alloc_mw(WindowType::Type2).unwrap();

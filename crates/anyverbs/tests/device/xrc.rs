@@ -149,7 +149,7 @@ fn a_dropped_srq_is_not_found_and_keeps_nobody_busy() {
 }
 
 #[test]
-fn what_a_target_received_outlives_it() {
+fn completions_of_a_target_outlive_it() {
     let w = world();
     let (srq, cq) = w.srq();
     srq.post_recv(&[RecvWr { wr_id: 7, sges: &[w.buffer.sge(8192, 100)] }]).unwrap();

@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stops_a_program_has_a_remedy() {
+    fn each_severe_finding_has_a_remedy() {
         let args = Doctor {
             settings: Settings {
                 lib_dir: Some("/nonexistent".into()),

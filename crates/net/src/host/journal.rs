@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_holder_leaves_another_takes_over_once() {
+    fn records_of_an_ended_holder_are_taken_over_once() {
         let [a, b, c] = join("journal");
         let mut section = a.section().unwrap();
         let places: Vec<_> = (1..=3).map(|n| section.add(&payload(n)).unwrap()).collect();
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_nothing_open_leaves_nothing() {
+    fn a_holder_without_records_leaves_none() {
         let [a, b] = join("journal-empty");
         let mut section = a.section().unwrap();
         let at = section.add(&payload(1)).unwrap();

@@ -61,7 +61,7 @@ mod tests {
     use crate::shm::memfd;
 
     #[test]
-    fn a_description_has_its_locks_until_its_last_descriptor_is_closed() {
+    fn locks_last_until_the_last_descriptor_is_closed() {
         let a = File::from(memfd(c"test").unwrap());
         let path = format!("/proc/self/fd/{}", a.as_raw_fd());
         let b = OpenOptions::new().read(true).write(true).open(path).unwrap();

@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_a_slot_next_is_another() {
+    fn the_next_owner_of_a_slot_is_another() {
         let registry = registry("incarnations");
         let keeper = Store::join(&registry).unwrap();
         let slots = [3, 200].map(|n| Slot::claim_number(&registry, n).unwrap());

@@ -729,7 +729,7 @@ mod tests {
 
     /// A process that is stopped as it starts holds up others for 2 s, and makes no second store when it goes on.
     #[test]
-    fn who_stands_still_while_it_starts_does_not_split_the_host() {
+    fn a_process_stopped_while_starting_does_not_split_the_host() {
         let registry = registry("split");
         let start = Start::begin(&registry);
         let begin = Instant::now();

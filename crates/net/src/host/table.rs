@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_found_until_they_are_removed_or_the_slot_has_another_owner() {
+    fn entries_last_until_removal_or_another_owner_of_the_slot() {
         let table = table();
         table.enter(7);
         table.enter(8);

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn small_messages_take_one_line_and_long_payloads_begin_on_one() {
+    fn small_messages_take_a_line_long_payloads_begin_one() {
         assert_eq!(extent(0, 0), (8, 64));
         assert_eq!(extent(28, 28), (36, 64));
         assert_eq!(extent(28, 29), (64, 128));

@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_may_not_write_they_cannot_map_for_writing() {
+    fn sealed_memory_cannot_be_mapped_for_writing() {
         let object = SharedObject::new(4096).unwrap();
         let ours = Area::map(object.as_fd(), 4096, Access::ReadWrite).unwrap();
         object.seal_future_writes();

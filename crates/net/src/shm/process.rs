@@ -96,7 +96,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn the_peer_of_a_socket_pair_is_this_process_and_lives() {
+    fn the_peer_of_a_socket_pair_is_this_process() {
         let (a, _b) = UnixStream::pair().unwrap();
         let peer = peer(a.as_fd()).unwrap();
         assert_eq!(peer.pid, std::process::id() as i32);

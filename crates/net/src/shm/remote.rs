@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_ended_is_no_process_that_runs_another_program() {
+    fn an_ended_process_is_told_from_one_that_called_exec() {
         let word = 5u64;
         let at = |value| Probe { address: (&raw const word) as u64, value };
         let pid = std::process::id() as i32;
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_of_an_inaccessible_page_is_read_whatever_the_length() {
+    fn an_inaccessible_page_is_not_read_at_any_length() {
         let memory = ours();
         // SAFETY: a new anonymous mapping, which is made inaccessible.
         let page = unsafe {
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn life_is_asked_once_a_tick_and_death_is_final_for_the_call() {
+    fn the_kernel_is_asked_once_a_tick_whether_a_process_lives() {
         let memory = ours();
         let mut word = [0u8; 8];
         let near = [local(&mut word)];

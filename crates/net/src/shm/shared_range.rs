@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_without_a_name_is_found_by_its_descriptor_and_is_the_same() {
+    fn unnamed_memory_is_found_by_its_descriptor() {
         let object = SharedObject::new(16384).unwrap();
         let area = Area::map(object.as_fd(), 16384, Access::ReadWrite).unwrap();
         let pid = std::process::id() as i32;
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_private_or_may_not_be_written_or_lies_on_a_disk_is_not_found() {
+    fn private_read_only_and_disk_mappings_are_not_found() {
         let pid = std::process::id() as i32;
         let private = vec![0u8; 8192];
         assert!(find(pid, private.as_ptr() as u64, 8192, false).is_none());

@@ -88,7 +88,7 @@ fn until<const N: usize>(
 }
 
 #[test]
-fn what_a_process_sent_that_ended_before_it_was_answered_arrives() {
+fn messages_sent_before_an_early_end_arrive() {
     let registry = registry();
     let (a, mut b) = (Party::new(&registry, 1), Party::new(&registry, 2));
     let channel = a.endpoint.connect(2).unwrap();
@@ -103,7 +103,7 @@ fn what_a_process_sent_that_ended_before_it_was_answered_arrives() {
 }
 
 #[test]
-fn messages_sent_before_the_peer_answers_arrive_and_so_do_the_answers() {
+fn messages_sent_before_the_peer_answers_arrive() {
     let registry = registry();
     let (mut a, mut b) = (Party::new(&registry, 1), Party::new(&registry, 2));
     let channel = a.endpoint.connect(2).unwrap();
@@ -224,7 +224,7 @@ fn many_peers_are_all_heard_and_the_busy_ones_watched() {
 }
 
 #[test]
-fn a_sleeper_is_woken_once_and_one_that_is_awake_never() {
+fn only_a_sleeping_reader_is_woken_and_once() {
     let registry = registry();
     let (mut a, mut b) = (Party::new(&registry, 1), Party::new(&registry, 2));
     let channel = a.endpoint.connect(2).unwrap();
@@ -255,7 +255,7 @@ fn a_sleeper_is_woken_once_and_one_that_is_awake_never() {
 }
 
 #[test]
-fn a_peer_that_clears_the_bells_of_others_does_not_silence_them() {
+fn a_peer_that_clears_bells_does_not_silence_others() {
     let registry = registry();
     let (mut a, mut b) = (Party::new(&registry, 1), Party::new(&registry, 2));
     let channel = a.endpoint.connect(2).unwrap();
@@ -272,7 +272,7 @@ fn a_peer_that_clears_the_bells_of_others_does_not_silence_them() {
 }
 
 #[test]
-fn a_peer_that_hangs_up_is_noticed_after_its_last_message() {
+fn a_hang_up_is_noticed_after_the_last_message() {
     let registry = registry();
     let (mut a, mut b) = (Party::new(&registry, 1), Party::new(&registry, 2));
     let channel = a.endpoint.connect(2).unwrap();
@@ -413,7 +413,7 @@ fn strangers_that_say_nothing_do_not_keep_others_out() {
 }
 
 #[test]
-fn a_channel_copies_from_and_to_the_other_memory_once_it_is_established() {
+fn an_established_channel_copies_from_and_to_the_peer() {
     let registry = registry();
     let (mut a, mut b) = (Party::new(&registry, 1), Party::new(&registry, 2));
     let channel = a.endpoint.connect(2).unwrap();
@@ -441,7 +441,7 @@ fn a_channel_copies_from_and_to_the_other_memory_once_it_is_established() {
 }
 
 #[test]
-fn threads_that_send_on_one_channel_do_not_mix_their_messages() {
+fn threads_on_one_channel_do_not_mix_messages() {
     const EACH: usize = 2000;
     let registry = registry();
     let (mut a, mut b) = (Party::new(&registry, 1), Party::new(&registry, 2));
@@ -494,7 +494,7 @@ fn a_peer_whose_pipe_is_full_makes_nobody_wait() {
 }
 
 #[test]
-fn who_has_given_a_channel_up_is_copied_to_no_more() {
+fn no_copy_goes_to_a_side_that_gave_up_its_channel() {
     let registry = registry();
     let (mut a, mut b) = (Party::new(&registry, 1), Party::new(&registry, 2));
     let channel = a.endpoint.connect(2).unwrap();

@@ -71,7 +71,7 @@ const KINDS: SteerByKind = SteerByKind {
 };
 
 #[test]
-fn datagrams_of_a_rule_of_their_own_are_mapped_by_kind() {
+fn datagrams_with_their_own_rule_are_mapped_by_kind() {
     let mut map = [None; 256];
     map[7] = Some(3);
     map[8] = Some(4);
@@ -95,7 +95,7 @@ fn datagrams_of_a_rule_of_their_own_are_mapped_by_kind() {
 }
 
 #[test]
-fn the_program_maps_slots_to_indices_and_probes_to_what_they_ask() {
+fn the_program_maps_slots_to_indices_and_probes_to_theirs() {
     let mut map = [None; 256];
     map[7] = Some(0);
     map[255] = Some(1);

@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_to_be_sent_waits_for_no_answer() {
+    fn a_queued_message_waits_for_no_answer() {
         let mut attempt = Early::new(true).begin(WAIT, true);
         assert!(attempt.is_queued() && !attempt.has_left());
         let later = Time::default() + Duration::from_secs(3);
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_answered_is_not_repeated_early() {
+    fn an_answered_message_is_not_repeated_early() {
         let mut early = Early::new(true);
         let mut attempt = early.begin(WAIT, true);
         attempt.leave(Time::default());

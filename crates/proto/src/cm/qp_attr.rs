@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_agreed_yet_is_refused() {
+    fn attributes_not_agreed_yet_are_refused() {
         let early =
             QpParams { dest_qpn: None, sq_psn: None, ..params(Transport::Rc, Side::Active) };
         assert!(early.attr(QpState::Init, &PORT).is_ok());

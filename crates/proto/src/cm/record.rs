@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_record_is_refused() {
+    fn invalid_records_are_refused() {
         assert_eq!(Record::parse(&[0; Record::LEN]), None);
         assert_eq!(Record::parse(&[0xff; Record::LEN]), None);
         let bytes = record().emit();

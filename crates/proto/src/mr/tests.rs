@@ -56,7 +56,7 @@ fn a_dead_key_stays_dead_and_the_table_fills_up() {
 }
 
 #[test]
-fn an_index_rests_and_registering_again_and_again_takes_no_new_memory() {
+fn an_index_rests_and_repeated_registration_takes_no_memory() {
     let table = MrTable::new(1 << 17, 1);
     let mut last = std::collections::HashMap::new();
     for turn in 0..10 * RESTING {
@@ -178,7 +178,7 @@ fn the_last_remote_access_answers_as_a_new_one_would() {
 }
 
 #[test]
-fn a_key_that_was_invalidated_is_not_found_though_its_region_is_in_use() {
+fn an_invalidated_key_is_not_found_while_in_use() {
     let table = MrTable::new(10, 1);
     let access = REGION.access | Access::INVALIDATABLE;
     let keys = table.register(Region { access, ..REGION }).unwrap();
@@ -197,7 +197,7 @@ fn a_key_that_was_invalidated_is_not_found_though_its_region_is_in_use() {
 }
 
 #[test]
-fn a_window_of_another_queue_pair_is_not_found_after_its_own_has_used_it() {
+fn a_window_stays_closed_to_other_queue_pairs() {
     let table = MrTable::new(10, 1);
     let access = REGION.access | Access::MW_BIND;
     let keys = table.register(Region { access, ..REGION }).unwrap();
@@ -213,7 +213,7 @@ fn a_window_of_another_queue_pair_is_not_found_after_its_own_has_used_it() {
 }
 
 #[test]
-fn deregistration_waits_for_the_last_remote_access_until_it_is_released() {
+fn deregistration_waits_until_the_last_remote_access_is_released() {
     let table = MrTable::new(10, 1);
     let keys = table.register(REGION).unwrap();
     let mut last = LastRemote::default();
@@ -263,7 +263,7 @@ fn invalidating_waits_for_the_accesses_in_progress() {
 }
 
 #[test]
-fn a_window_that_is_bound_anew_or_ends_waits_for_the_accesses_in_progress() {
+fn rebinding_or_ending_a_window_waits_for_accesses() {
     for kind in [WindowType::Type1, WindowType::Type2] {
         let table = MrTable::new(10, 1);
         let access = REGION.access | Access::MW_BIND;

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_long_for_an_access_leaves_the_processor() {
+    fn a_long_wait_for_an_access_yields_the_processor() {
         let uses: &'static Uses = Box::leak(Box::default());
         uses.open();
         let access = uses.begin().unwrap();

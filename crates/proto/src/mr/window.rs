@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_bound() {
+    fn invalid_windows_are_not_bound() {
         let (table, keys) = table();
         let window = table.alloc_window(PD, WindowType::Type2).unwrap();
         let good = bind(window, keys, Access::REMOTE_WRITE);
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_of_type_2_is_invalidated_by_its_queue_pair_once() {
+    fn a_type_2_window_is_invalidated_once_by_its_queue_pair() {
         let (table, keys) = table();
         let [one, two] = [WindowType::Type1, WindowType::Type2]
             .map(|kind| table.alloc_window(PD, kind).unwrap());

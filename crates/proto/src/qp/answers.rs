@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_that_comes_again_has_its_key_and_its_place() {
+    fn a_repeated_read_keeps_its_key_and_place() {
         let mut answers = Answers::new(4);
         answers.add(read(10, 4));
         let reth = Reth { va: 10 * 4096, rkey: 7, len: 4 * MTU };

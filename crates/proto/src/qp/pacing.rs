@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_is_reached_and_kept_however_late_the_clock_is_looked_at() {
+    fn the_rate_is_kept_however_late_the_clock_is_read() {
         // 80 Mbit/s: 10 bytes a microsecond.
         let limit = RateLimit { kbps: 80_000, ..RateLimit::default() };
         for step in [1, 50, 700] {
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_is_as_long_as_the_program_says_and_a_packet_at_least() {
+    fn a_burst_has_the_programs_length_and_at_least_a_packet() {
         let burst = |max_burst| sent(&RateLimit { kbps: 80, max_burst, typical_packet: 0 }, 1, 1);
         assert_eq!(burst(5000), 5000);
         assert_eq!(burst(1), 1000);

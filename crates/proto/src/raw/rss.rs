@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_of_the_other_protocol_do_not_count_and_inner_ones_are_those_of_the_tunnel() {
+    fn ports_of_the_other_protocol_do_not_count() {
         let inner = Builder::default().ipv4([66, 9, 149, 187], [161, 142, 100, 80], PROTO_UDP, 8);
         let frame = Builder::default()
             .ethernet(0x0800)
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_hash() {
+    fn invalid_hashes_are_refused() {
         assert_eq!(RxHash::new(&KEY[..39], 1), Err(HashError::KeyLen));
         assert_eq!(RxHash::new(&KEY, 1 << 9), Err(HashError::Fields));
         assert_eq!(RxHash::new(&KEY, 1 << 31), Err(HashError::Inner));

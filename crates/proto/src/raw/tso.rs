@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_segmented() {
+    fn other_frames_are_not_segmented() {
         let whole = header(0x0800);
         for len in 0..whole.len() {
             assert!(Segmenter::new(&whole[..len]).is_err(), "{len}");

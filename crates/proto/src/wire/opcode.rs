@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn one_sided_requests_are_those_that_take_no_receive_by_kind() {
+    fn one_sided_requests_take_no_receive() {
         use Operation as O;
         for code in 0..=255u8 {
             let Some(opcode) = Opcode::parse(code) else { continue };

@@ -188,7 +188,7 @@ fn settle([a, b]: &mut [Side; 2]) {
 }
 
 #[test]
-fn bytes_arrive_exactly_and_in_order_and_nobody_waits_for_ever() {
+fn bytes_arrive_exactly_in_order_and_all_waits_end() {
     for seed in 0..400 {
         let mut rng = SmallRng::seed_from_u64(seed);
         let mut sides = pair(sizes(&mut rng), sizes(&mut rng));
@@ -236,7 +236,7 @@ fn bytes_arrive_exactly_and_in_order_and_nobody_waits_for_ever() {
 }
 
 #[test]
-fn a_reader_that_stands_still_stops_the_writer_and_lets_it_go_on() {
+fn a_slow_reader_stops_the_writer_until_it_reads() {
     let small =
         Sizes { send_queue: 64, recv_queue: 8, send_buffer: 8192, recv_buffer: 4096, inline: 64 };
     let mut sides = pair(small, small);
@@ -275,7 +275,7 @@ fn tiny_messages_end_at_the_credits() {
 }
 
 #[test]
-fn what_a_peer_may_not_do_is_a_violation() {
+fn forbidden_messages_are_violations() {
     let sizes =
         Sizes { send_queue: 64, recv_queue: 2, send_buffer: 8192, recv_buffer: 4096, inline: 64 };
     let fresh = || {
@@ -349,7 +349,7 @@ fn control_messages_wait_for_their_slots() {
 }
 
 #[test]
-fn entries_of_the_io_map_cost_a_credit_that_comes_back() {
+fn entries_of_the_io_map_cost_a_returning_credit() {
     let sizes =
         Sizes { send_queue: 64, recv_queue: 4, send_buffer: 8192, recv_buffer: 4096, inline: 0 };
     let mut sides = pair(sizes, sizes);

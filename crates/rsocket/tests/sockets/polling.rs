@@ -44,7 +44,7 @@ fn sockets_and_pipes_together() {
 }
 
 #[test]
-fn who_sleeps_in_poll_and_who_in_recv_are_both_woken() {
+fn sleepers_in_poll_and_in_recv_are_both_woken() {
     let (a, b) = pair();
     for _ in 0..50 {
         std::thread::scope(|scope| {

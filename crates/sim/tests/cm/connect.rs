@@ -139,7 +139,7 @@ fn nobody_listens() {
 
 /// From a host with jumbo frames to one without.
 #[test]
-fn an_mtu_that_is_too_large_becomes_the_one_that_would_do() {
+fn a_too_large_mtu_becomes_the_proposed_one() {
     let mut w = World::new(1, 2);
     w.listen(1);
     let reject = |w: &mut World, would_do: Mtu| {

@@ -38,7 +38,7 @@ fn both_disconnect_at_once() {
 }
 
 #[test]
-fn a_program_that_does_not_agree_makes_the_other_give_up() {
+fn without_agreement_the_other_side_gives_up() {
     let mut w = World::new(1, 2);
     w.listen(1);
     let (a, b) = w.pair(0, 1);

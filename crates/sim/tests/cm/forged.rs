@@ -96,7 +96,7 @@ fn forgeries(from: usize, to: usize, names: Names) -> Vec<MadBytes> {
 }
 
 #[test]
-fn who_forges_the_peers_address_ends_no_connection() {
+fn a_forger_of_the_peers_address_ends_no_connection() {
     for attacked in [0, 1] {
         let mut w = World::new(1, 2);
         for host in [0, 1] {

@@ -32,7 +32,7 @@ fn beyond_the_backlog_requests_wait_for_room() {
 }
 
 #[test]
-fn a_listener_that_never_takes_costs_no_more_than_its_backlog() {
+fn an_idle_listener_costs_no_more_than_its_backlog() {
     let mut w = World::new(1, 2);
     w.listen_with(1, PORT, 4);
     for _ in 0..100 {
@@ -47,7 +47,7 @@ fn a_listener_that_never_takes_costs_no_more_than_its_backlog() {
 }
 
 #[test]
-fn an_unanswered_request_ends_when_the_client_must_have_given_up() {
+fn an_unanswered_request_ends_after_the_clients_last_retry() {
     let mut w = World::new(1, 2);
     w.listen(1);
     w.dial(0, 1, Dial { max_cm_retries: 3, ..Dial::default() });

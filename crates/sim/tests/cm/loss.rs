@@ -51,7 +51,7 @@ fn early() -> World {
 }
 
 #[test]
-fn with_early_repetitions_a_loss_costs_a_fraction_of_the_wait() {
+fn early_repetitions_make_a_loss_cheap() {
     for attribute in [Attribute::Req, Attribute::Rep, Attribute::Rtu] {
         // 4.3 s.
         let dial = Dial { response_timeout: 20, ..Dial::default() };
@@ -71,7 +71,7 @@ fn with_early_repetitions_a_loss_costs_a_fraction_of_the_wait() {
 }
 
 #[test]
-fn with_early_repetitions_a_lost_question_costs_a_fraction_of_the_wait() {
+fn early_repetitions_make_a_lost_question_cheap() {
     for attribute in [Attribute::SidrReq, Attribute::SidrRep] {
         let mut w = early();
         w.next(1, is(attribute), Fate::Drop);
@@ -116,7 +116,7 @@ fn a_slow_program_is_asked_twice_and_no_more() {
 }
 
 #[test]
-fn what_waits_to_be_sent_is_not_repeated() {
+fn a_queued_message_is_not_repeated() {
     let mut w = early();
     w.connect(0, 1);
     w.ask(0, 1);
@@ -259,7 +259,7 @@ fn data_before_a_lost_rtu_establishes() {
 }
 
 #[test]
-fn if_no_rtu_arrives_the_passive_side_gives_up_and_says_so() {
+fn without_an_rtu_the_passive_side_gives_up() {
     let mut w = World::new(1, 2);
     w.listen(1);
     w.next(usize::MAX, is(Attribute::Rtu), Fate::Drop);

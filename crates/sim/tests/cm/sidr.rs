@@ -140,7 +140,7 @@ fn destroying_or_not_listening_any_more_is_a_no() {
 }
 
 #[test]
-fn who_is_gone_is_unreachable_for_both() {
+fn an_ended_peer_is_unreachable_for_both() {
     let mut w = World::new(1, 2);
     listen(&mut w, 1, 1);
     w.kill(1);

@@ -63,7 +63,7 @@ fn served_at_once(first_id: u32) {
 }
 
 #[test]
-fn a_queue_pair_connects_anew_while_its_last_connection_is_in_timewait() {
+fn a_queue_pair_in_timewait_connects_anew() {
     let mut w = World::new(1, 2);
     w.listen(1);
     // The REQ once more, when all is over.
@@ -170,7 +170,7 @@ fn a_request_that_was_not_answered_yet_is_answered_first() {
 }
 
 #[test]
-fn a_restarted_server_may_answer_with_a_queue_pair_of_old() {
+fn a_restarted_server_may_answer_with_an_old_queue_pair() {
     let mut w = World::new(1, 2);
     w.listen(1);
     let (a, b) = w.pair(0, 1);

@@ -89,7 +89,7 @@ fn a_lost_request_is_repeated_and_given_up_at_last() {
 }
 
 #[test]
-fn what_has_ended_has_no_record() {
+fn an_ended_connection_has_no_record() {
     let mut w = world();
     w.listen(1);
     let (a, b) = w.pair(0, 1);

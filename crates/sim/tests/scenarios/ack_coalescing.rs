@@ -15,7 +15,7 @@ fn packets_that_arrive_together() {
 }
 
 #[test]
-fn packets_that_arrive_within_the_time_that_acks_are_held_back() {
+fn packets_that_arrive_within_the_ack_delay() {
     let (mut t, a, b) = rc(QpOptions::rc());
     t.ack_delay = Duration::from_micros(20);
     for i in 0..50 {
@@ -70,7 +70,7 @@ fn requests_that_no_one_asked_an_ack_for() {
 }
 
 #[test]
-fn an_ack_behind_answers_that_are_paced_leaves_with_the_last_of_them() {
+fn an_ack_behind_paced_answers_leaves_with_the_last() {
     let (mut t, a, b) = rc(QpOptions::rc());
     let mr = t.mr(b.device, b.pd, 300_000, Access::VERBS);
     let psn = QpOptions::rc().sq_psn;

@@ -38,7 +38,7 @@ fn marked_packets_make_the_window_smaller() {
 }
 
 #[test]
-fn what_others_say_of_it_counts_for_nothing() {
+fn notifications_of_others_count_for_nothing() {
     let (mut t, a, b) = rc(QpOptions::rc());
     let stranger = t.device();
     let cnp = |t: &Pair| {

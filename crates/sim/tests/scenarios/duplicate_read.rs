@@ -23,7 +23,7 @@ fn at_any_distance() {
 }
 
 #[test]
-fn a_late_answer_does_not_touch_memory_that_was_given_back() {
+fn a_late_answer_does_not_touch_released_memory() {
     let (mut t, a, b) = rc(QpOptions::rc());
     t.net.once(is(O::ReadRequest), Fate::Again(Duration::from_millis(1)));
     t.post(a, 1, SendOp::Read(b.mr.remote(0)), &[a.mr.sge(0, 5000)]);

@@ -44,7 +44,7 @@ fn one_more_is_flushed_as_well() {
 }
 
 #[test]
-fn what_was_done_before_stays_done() {
+fn completed_requests_stay_completed() {
     let (mut t, a, b) = with_work_outstanding(QpOptions::rc());
     t.post(b, 1, SendOp::Send, &[b.mr.sge(0, 10)]);
     t.post(a, 2, SendOp::Write(b.mr.remote(100)), &[a.mr.sge(0, 10)]);

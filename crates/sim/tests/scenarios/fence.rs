@@ -50,7 +50,7 @@ fn it_does_not_wait_for_sends_and_writes() {
 }
 
 #[test]
-fn those_behind_it_wait_too() {
+fn requests_behind_a_fenced_one_wait_too() {
     let (mut t, a, b) = rc(QpOptions::rc());
     t.post(a, 1, SendOp::Read(b.mr.remote(0)), &[a.mr.sge(0, 3000)]);
     t.try_post(a, 2, SendOp::Write(b.mr.remote(50_000)), FENCED, &[a.mr.sge(0, 100)]).unwrap();

@@ -18,7 +18,7 @@ fn flushing(access: Access) -> (Pair, End, End, anyverbs_sim::Mr) {
 }
 
 #[test]
-fn what_was_written_before_is_persistent_when_it_completes() {
+fn earlier_writes_are_persistent_when_a_flush_completes() {
     let persistence = Placement::PERSISTENCE;
     for lost in [None, Some(O::Flush), Some(O::ReadResponseOnly)] {
         let (mut t, a, b, mr) = flushing(BOTH);

@@ -64,7 +64,7 @@ fn reads_of_both_ends_at_once() {
 }
 
 #[test]
-fn a_write_is_not_overtaken_by_a_paced_read_before_it() {
+fn a_write_does_not_overtake_a_paced_read() {
     // The responses of the READ go out in bursts; requests behind it are executed meanwhile, and acknowledged after.
     let (mut t, a, b, x, y) = large(QpOptions::rc());
     let there = t.bytes(y, 0, 1 << 20);
@@ -78,7 +78,7 @@ fn a_write_is_not_overtaken_by_a_paced_read_before_it() {
 }
 
 #[test]
-fn the_longest_message_is_accepted_and_one_byte_more_is_not() {
+fn only_the_longest_message_is_accepted_not_longer() {
     // MAX_MESSAGE bytes. They do not exist here; only the length is looked at.
     let (mut t, a, _, x, _) = large(QpOptions { retry_cnt: 0, ..QpOptions::rc() });
     let half = Sge { len: MAX_MESSAGE / 2, ..x.sge(0, 0) };

@@ -76,7 +76,7 @@ fn received_one(lost: bool) -> (Pair, End, End) {
 }
 
 #[test]
-fn the_last_one_is_sent_again_when_its_queue_pair_ends() {
+fn the_last_ack_is_repeated_when_its_queue_pair_ends() {
     let (mut t, a, b) = received_one(true);
     t.destroy(b.qp);
     t.run();
@@ -85,7 +85,7 @@ fn the_last_one_is_sent_again_when_its_queue_pair_ends() {
 }
 
 #[test]
-fn the_last_one_sent_again_is_a_duplicate_where_none_was_lost() {
+fn the_repeated_last_ack_is_a_duplicate_without_loss() {
     let (mut t, a, b) = received_one(false);
     assert_eq!(t.sent(a), [(2, Success)]);
     t.destroy(b.qp);
@@ -95,7 +95,7 @@ fn the_last_one_sent_again_is_a_duplicate_where_none_was_lost() {
 }
 
 #[test]
-fn an_ack_of_old_and_one_before_another_answer_are_not_sent_again() {
+fn old_acks_and_acks_before_answers_are_not_repeated() {
     let (mut t, _, b) = received_one(false);
     t.run_for(Duration::from_secs(2));
     t.destroy(b.qp);

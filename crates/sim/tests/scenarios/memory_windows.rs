@@ -99,7 +99,7 @@ fn local_requests_complete_in_order_whatever_is_lost() {
 }
 
 #[test]
-fn a_local_request_at_the_end_does_not_wait_for_the_timer() {
+fn a_final_local_request_does_not_wait_for_the_timer() {
     let (mut t, a, b, bind) = of_type_2(QpOptions::rc());
     t.recv(a, 1, &[a.mr.sge(0, 4096)]);
     t.post(b, 1, SendOp::Send, &[b.mr.sge(0, 3000)]);
@@ -112,7 +112,7 @@ fn a_local_request_at_the_end_does_not_wait_for_the_timer() {
 }
 
 #[test]
-fn what_cannot_be_done_ends_the_queue_pair_in_its_turn() {
+fn an_impossible_request_ends_the_queue_pair_in_turn() {
     type Spoil = fn(Bind) -> SendOp;
     let cases: [(Spoil, WcStatus); 6] = [
         (|b| SendOp::BindMw(Bind { len: 4096, ..b }), MwBindErr),

@@ -50,7 +50,7 @@ fn one_for_each_that_is_missing() {
 }
 
 #[test]
-fn several_in_a_row_are_sent_again_with_all_behind_them() {
+fn several_losses_in_a_row_make_it_go_back() {
     let (mut t, a, b) = keeping(1 << 20);
     // The first by itself; that the second is missing, too, the ACK of the first shows.
     assert_eq!(lose(&mut t, &[3, 4, 5]), PACKETS - 3);
@@ -110,7 +110,7 @@ fn single_losses_leave_the_window_open() {
 }
 
 #[test]
-fn what_finds_no_room_is_sent_again() {
+fn packets_without_room_are_sent_again() {
     // Some ten packets.
     let (mut t, _, b) = keeping(12_000);
     let again = lose(&mut t, &[9]);
@@ -119,7 +119,7 @@ fn what_finds_no_room_is_sent_again() {
 }
 
 #[test]
-fn what_was_overtaken_is_no_loss() {
+fn an_overtaken_packet_is_no_loss() {
     let (mut t, a, b) = keeping(1 << 20);
     t.net.once(nth(7, is(O::WriteMiddle)), Fate::Delay(Duration::from_micros(8)));
     assert!(lose(&mut t, &[]) <= 1);
@@ -154,7 +154,7 @@ fn messages_are_executed_in_order_and_once() {
 }
 
 #[test]
-fn one_that_finds_no_receive_comes_again() {
+fn a_repaired_packet_without_a_receive_comes_again() {
     let (mut t, a, b) = keeping(1 << 20);
     t.net.once(psn(QpOptions::rc().sq_psn.plus(1)), Fate::Drop);
     for i in 0..4 {
@@ -176,7 +176,7 @@ fn one_that_finds_no_receive_comes_again() {
 }
 
 #[test]
-fn one_that_is_refused_ends_it() {
+fn a_refused_repaired_packet_ends_the_connection() {
     let (mut t, a, b) = keeping(1 << 20);
     t.net.once(psn(QpOptions::rc().sq_psn.plus(1)), Fate::Drop);
     for i in 0..6 {
@@ -220,7 +220,7 @@ fn a_requester_that_goes_back_is_not_asked_again() {
 }
 
 #[test]
-fn nor_where_its_packets_come_one_by_one() {
+fn no_repair_where_answers_come_one_by_one() {
     for ack_delay in [40, 0].map(Duration::from_micros) {
         let (mut t, ..) = keeping(1 << 20);
         t.ack_delay = ack_delay;
@@ -234,7 +234,7 @@ fn nor_where_its_packets_come_one_by_one() {
 }
 
 #[test]
-fn one_that_is_lost_again_comes_after_a_silence() {
+fn a_packet_lost_twice_comes_after_a_silence() {
     for early_room in [0, 1 << 20] {
         let probe_after = Some(Duration::from_millis(8));
         let (mut t, a, b) = rc(QpOptions { early_room, probe_after, ..QpOptions::rc() });
@@ -283,7 +283,7 @@ fn a_gap_too_wide_to_keep_what_follows_is_told() {
 }
 
 #[test]
-fn what_is_kept_goes_with_the_connection() {
+fn kept_packets_go_with_the_connection() {
     let options = QpOptions { early_room: 1 << 20, ..QpOptions::rc() };
     let (mut t, a, b) = rc(options);
     t.net.once(psn(options.sq_psn), Fate::Drop);

@@ -26,7 +26,7 @@ fn in_bounded_time_and_with_the_right_count() {
 }
 
 #[test]
-fn where_silence_is_certain_no_interval_is_longer_than_the_first() {
+fn certain_silence_keeps_all_intervals_as_short_as_the_first() {
     let options = QpOptions { retry_cnt: 5, certain: true, ..QpOptions::rc() };
     let (mut t, a, b) = rc(options);
     t.to_state(b.qp, QpState::Reset);
@@ -102,7 +102,7 @@ fn a_slow_peer_is_not_a_dead_one() {
 }
 
 #[test]
-fn a_peer_that_is_silent_for_half_a_second_is_waited_for() {
+fn half_a_second_of_silence_is_survived() {
     // The setting of the pingpongs: 67 ms, seven times more. A peer under emulation was seen to pause for 640 ms.
     let (mut t, a, b) = rc(QpOptions { retry_cnt: 7, timeout: 14, ..QpOptions::rc() });
     t.net.rule(|_| Fate::Drop);

@@ -45,7 +45,7 @@ fn ends_may_use_different_links() {
 }
 
 #[test]
-fn each_packet_takes_the_psns_of_those_that_it_stands_for() {
+fn a_packet_takes_the_psns_that_it_stands_for() {
     let (mut t, a, b) = pair([8192, 8192], QpOptions::rc());
     t.post(a, 1, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 20_000)]);
     t.run();
@@ -80,7 +80,7 @@ fn lost_late_and_twice() {
 }
 
 #[test]
-fn a_retry_may_begin_in_the_middle_of_what_one_packet_stood_for() {
+fn a_retry_may_begin_in_the_middle_of_a_segment() {
     for lost in 1..20 {
         // Sent packet by packet, and again by a link that takes more at once; and the other way.
         for (before, after) in [(0, 8192), (8192, 0), (8192, 3000)] {

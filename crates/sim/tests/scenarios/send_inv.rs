@@ -82,7 +82,7 @@ fn a_key_that_cannot_be_invalidated() {
 }
 
 #[test]
-fn a_key_that_cannot_be_invalidated_behind_answers_that_are_still_to_go() {
+fn a_bad_key_to_invalidate_behind_pending_answers() {
     let (mut t, a, b) = rc(QpOptions::rc());
     let mr = t.mr(b.device, b.pd, 300_000, Access::VERBS);
     t.recv(b, 1, &[b.mr.sge(0, 100)]);
@@ -103,7 +103,7 @@ fn a_key_that_cannot_be_invalidated_behind_answers_that_are_still_to_go() {
 }
 
 #[test]
-fn what_came_before_is_acknowledged_although_nobody_asked() {
+fn earlier_requests_are_acknowledged_unasked() {
     let (mut t, a, b) = rc(QpOptions::rc());
     t.recv(b, 1, &[b.mr.sge(0, 100)]);
     let psn = QpOptions::rc().sq_psn;

@@ -30,7 +30,7 @@ fn unsignaled_requests_alone_never_make_room() {
 }
 
 #[test]
-fn a_signaled_one_covers_those_before_it_once_it_is_polled() {
+fn a_polled_completion_covers_all_sends_before_it() {
     let (mut t, a, b) = rc(QpOptions::rc());
     let op = SendOp::Write(b.mr.remote(0));
     for i in 0..9 {

@@ -93,7 +93,7 @@ fn a_nak_that_arrives_twice_counts_once() {
 
 /// A NAK acknowledges the requests before it. If it overtook the rest of an answer, that would count as lost.
 #[test]
-fn it_does_not_overtake_an_answer_that_is_still_being_sent() {
+fn a_nak_does_not_overtake_an_answer_in_progress() {
     const LEN: usize = 600 << 10;
     let (mut t, a, b) = rc(QpOptions::rc());
     let from = t.mr(b.device, b.pd, LEN, Access::REMOTE_READ);

@@ -33,7 +33,7 @@ fn responses_of_one_length() {
 }
 
 #[test]
-fn not_where_the_peer_would_be_idle_in_between() {
+fn reads_are_not_split_where_the_peer_would_idle() {
     let (mut t, ..) = rc(options(16));
     assert_eq!(read(&mut t, LEN), WHOLE);
 }

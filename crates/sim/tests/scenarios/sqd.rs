@@ -9,7 +9,7 @@ fn drain(t: &mut Pair, end: End, notify: bool) {
 }
 
 #[test]
-fn what_was_begun_is_finished_and_what_comes_later_waits() {
+fn begun_requests_finish_and_later_ones_wait() {
     let (mut t, a, b) = rc(QpOptions::rc());
     t.post(a, 1, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, 30_000)]);
     drain(&mut t, a, true);

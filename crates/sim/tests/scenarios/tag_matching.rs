@@ -81,7 +81,7 @@ fn len(tag: u64) -> usize {
 }
 
 #[test]
-fn every_message_finds_its_buffer_once_however_many_packets_are_lost() {
+fn every_message_finds_its_buffer_once_despite_loss() {
     for (seed, segment) in [(1, 0), (2, 0), (3, 0), (4, 16384)] {
         let mut w = world(seed, &QpOptions { segment, timeout: 8, ..QpOptions::rc() });
         let loss = if segment == 0 { 0.05 } else { 0.0 };
@@ -120,7 +120,7 @@ fn every_message_finds_its_buffer_once_however_many_packets_are_lost() {
 }
 
 #[test]
-fn a_message_that_nobody_can_take_waits_and_is_counted_once() {
+fn a_message_without_a_buffer_waits_and_counts_once() {
     let mut w = world(1, &QpOptions::rc());
     w.send(TmOp::Eager, 5, 100);
     w.sim.run_for(Duration::from_millis(5));
@@ -137,7 +137,7 @@ fn a_message_that_nobody_can_take_waits_and_is_counted_once() {
 }
 
 #[test]
-fn a_rendezvous_that_is_under_way_is_flushed_to_its_tag() {
+fn a_rendezvous_under_way_is_flushed_to_its_tag() {
     let mut w = world(1, &QpOptions::rc());
     w.add(1);
     w.sim.net.once(is(O::ReadRequest), Fate::Drop);
@@ -150,7 +150,7 @@ fn a_rendezvous_that_is_under_way_is_flushed_to_its_tag() {
 }
 
 #[test]
-fn a_key_that_the_sender_made_up_fails_the_tag_and_both_ends() {
+fn a_made_up_key_fails_the_tag_and_both_ends() {
     let mut w = world(1, &QpOptions::rc());
     w.add(1);
     w.from.rkey ^= 0xff00;

@@ -67,7 +67,7 @@ fn without_a_receive_it_is_dropped() {
 }
 
 #[test]
-fn a_receive_that_is_posted_in_the_middle_of_a_message_waits_for_the_next() {
+fn a_receive_posted_within_a_message_takes_the_next() {
     let (mut t, a, b) = uc();
     t.net.once(nth(2, |_| true), Fate::Delay(Duration::from_micros(50)));
     t.net.once(nth(2, |_| true), Fate::Delay(Duration::from_micros(60)));
@@ -115,7 +115,7 @@ fn writes_with_immediate() {
 }
 
 #[test]
-fn every_operation_without_loss_and_across_the_end_of_the_psns() {
+fn every_operation_across_the_end_of_the_psns() {
     for back in 0..6 {
         let sq_psn = Psn::new(0u32.wrapping_sub(back));
         let (mut t, _, b) = rc(QpOptions { sq_psn, ..QpOptions::uc() });

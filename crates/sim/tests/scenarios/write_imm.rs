@@ -69,7 +69,7 @@ fn a_wrong_key_fails_the_receive_that_the_packet_takes() {
 }
 
 #[test]
-fn what_is_not_as_long_as_it_says_takes_no_receive() {
+fn a_write_of_the_wrong_length_takes_no_receive() {
     let (mut t, a, b) = rc(QpOptions::rc());
     t.recv(b, 1, &[]);
     let opcode = Opcode::new(Service::Rc, O::WriteOnlyImm);

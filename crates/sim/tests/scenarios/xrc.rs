@@ -212,7 +212,7 @@ fn an_empty_srq_is_not_ready_and_the_others_are() {
 }
 
 #[test]
-fn an_srq_that_is_destroyed_in_the_middle_of_a_message() {
+fn an_srq_is_destroyed_in_the_middle_of_a_message() {
     let mut w = world();
     w.recv(0, 1);
     w.sim.net.once(is(O::SendLast), Fate::Delay(Duration::from_millis(1)));
@@ -246,7 +246,7 @@ fn a_message_is_for_one_srq() {
 }
 
 #[test]
-fn a_read_that_is_asked_for_again_is_of_its_own_srq() {
+fn a_repeated_read_belongs_to_its_own_srq() {
     let mut w = world();
     w.recv(1, 1);
     w.sim.net.once(is(O::ReadResponseLast), Fate::Drop);
@@ -273,7 +273,7 @@ fn a_read_that_is_asked_for_again_is_of_its_own_srq() {
 }
 
 #[test]
-fn an_initiator_does_not_receive_and_a_target_does_not_send() {
+fn initiators_do_not_receive_and_targets_do_not_send() {
     let (mut t, a, b) = {
         let t = Pair::with(1, QpOptions::xrc_send(), QpOptions::xrc_recv());
         let (a, b) = t.ends();

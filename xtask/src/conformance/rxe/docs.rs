@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_is_said_with_its_reason() {
+    fn failures_are_listed_with_their_reason() {
         let cases =
             super::super::table::read(&workspace::root().join("conformance/rxe.toml")).unwrap();
         let mut results = Results::default();

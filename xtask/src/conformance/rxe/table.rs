@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_suite_cannot_do_is_refused() {
+    fn unsupported_cases_are_refused() {
         let group = |more: &str| {
             format!(
                 "[[group]]\non = ['to-rxe']\ncommand = 'a {{-b,-b -}}'\nreport = 'pingpong'\n{more}\n"

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn who_had_no_processor_was_not_slow() {
+    fn waiting_for_a_processor_is_not_slowness() {
         let slow = |waited: [f64; 2]| {
             let one = [line(5.0, 1, 0.1, 0.0), line(8.0, 1, 3000.0, waited[0])];
             let other = [line(4.0, 1, 0.1, 900.0), line(8.0, 1, 0.1, waited[1])];

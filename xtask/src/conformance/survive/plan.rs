@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_workload_and_every_fault_is_drawn_in_an_ordinary_run() {
+    fn an_ordinary_run_draws_every_workload_and_fault() {
         let plans: Vec<Plan> = (1..=super::super::ROUNDS).map(Plan::draw).collect();
         for workload in WORKLOADS {
             assert!(plans.iter().any(|plan| plan.workload == workload), "{workload:?}");
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_run_draws_each_workload_with_each_fault_that_it_can_have_on_one_host_and_on_two() {
+    fn a_whole_run_draws_each_workload_with_each_fault() {
         let plans: Vec<Plan> = (1..=super::super::ALL_ROUNDS).map(Plan::draw).collect();
         for workload in WORKLOADS {
             for one_host in [true, false] {

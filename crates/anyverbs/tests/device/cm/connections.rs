@@ -185,7 +185,7 @@ fn nobody_listens() {
 }
 
 #[test]
-fn what_is_not_possible_in_a_state_is_refused() {
+fn calls_in_the_wrong_state_are_refused() {
     let einval =
         |result: Result<(), CmError>| assert_eq!(result.unwrap_err().errno(), libc::EINVAL);
     let idle = Node::tcp();
@@ -373,7 +373,7 @@ fn timewait_ends() {
 }
 
 #[test]
-fn whoever_is_destroyed_tells_its_peer() {
+fn a_destroyed_id_tells_its_peer() {
     // A request that the program did not take.
     let listener = Node::listener(&at("127.0.0.1", 0));
     let active = Node::towards(&listener.on("127.0.0.1"));

@@ -53,7 +53,7 @@ impl Member {
 }
 
 #[test]
-fn who_joins_hears_the_group() {
+fn a_member_gets_the_groups_messages() {
     for (ip, group, gid) in
         [("127.0.0.1", "239.7.7.1", "::ffff:239.7.7.1"), ("::1", "ff15::7:7:1", "ff15::7:7:1")]
     {

@@ -75,7 +75,7 @@ fn a_port_is_taken_once_for_each_address() {
 }
 
 #[test]
-fn a_port_is_shared_by_those_who_say_so_until_one_listens() {
+fn sharers_of_a_port_share_it_until_one_listens() {
     let sharing = || {
         let node = Node::tcp();
         node.id.set_option(IdOption::ReuseAddr(true)).unwrap();
@@ -133,7 +133,7 @@ fn the_hosts_routes_choose_the_source() {
 }
 
 #[test]
-fn what_cannot_be_reached_is_told() {
+fn unreachable_addresses_are_reported() {
     let node = Node::tcp();
     // No route, an address of another family, one without its link: at once.
     let refused = |source: Option<&str>, to: &str| {

@@ -59,7 +59,7 @@ fn wildcards_conflict_with_what_they_cover() {
 }
 
 #[test]
-fn what_is_shared_is_shared_until_one_wants_it_alone() {
+fn a_service_is_shared_until_one_wants_it_alone() {
     let locals = [ip("10.0.0.1")];
     let [first, second] = pair("shared");
     let at = ServiceAddress::Ip(locals[0]);
@@ -113,7 +113,7 @@ fn holders_are_found_wherever_they_hold_it() {
 
 /// A stranger chooses the number.
 #[test]
-fn to_look_for_a_holder_takes_no_system_call_unless_there_is_one() {
+fn a_search_for_no_holder_takes_no_system_call() {
     let [first, second] = pair("misses");
     let at = ip("10.0.0.1");
     let _held = second.reserve(5, ServiceAddress::Any, false).unwrap();
@@ -163,7 +163,7 @@ fn nobody_is_cancelled_with_a_lock() {
 }
 
 #[test]
-fn who_lingers_is_found() {
+fn a_lingering_process_is_found() {
     let [first, second] = pair("lingering");
     let lingering = first.linger();
     assert_eq!(second.lingering(), [first.slot.number()]);

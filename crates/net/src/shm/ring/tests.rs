@@ -72,7 +72,7 @@ fn pop(reader: &mut Reader) -> Option<(Vec<u8>, Vec<u8>)> {
 }
 
 #[test]
-fn a_message_is_seen_when_it_is_published_and_not_before() {
+fn a_message_is_seen_only_when_it_is_published() {
     let Pair { mut writer, mut reader, .. } = pair();
     push(&mut writer, b"header", b"payload").unwrap();
     assert!(!reader.is_ready() && writer.has_unpublished());
@@ -127,7 +127,7 @@ fn a_dropped_reservation_leaves_no_trace() {
 }
 
 #[test]
-fn a_zero_that_was_put_ahead_is_not_relied_on_when_it_was_overwritten() {
+fn an_overwritten_zero_ahead_is_not_relied_on() {
     let Pair { mut writer, mut reader, .. } = pair();
     let line = |byte: u8| [byte; 40];
     for lap in 0..3 * RING / LINE {
@@ -399,7 +399,7 @@ fn a_message_that_reaches_out_of_the_ring_breaks_it() {
 }
 
 #[test]
-fn the_words_do_not_overlap_and_a_side_has_room_for_them() {
+fn the_words_do_not_overlap_and_fit_a_side() {
     let mut words = [HEAD, WATCH, FED, HUNGRY];
     words.sort_unstable();
     assert!(words.windows(2).all(|w| w[1] - w[0] >= 128) && words[3] + 8 <= page());

@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_rests_less_often() {
+    fn refused_operations_rest_less_often() {
         let mut rest = Rest::default();
         for expected in [16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 4096] {
             assert_eq!(row(&mut rest), expected);
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_faster_is_tried_again() {
+    fn the_faster_way_is_tried_again() {
         let mut stream = Stream::new(1000, 900);
         stream.messages();
         let again = TRIED + (TRIED_AGAIN / COST) as u32;

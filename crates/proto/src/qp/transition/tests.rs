@@ -277,7 +277,7 @@ fn a_path_may_follow_the_port_that_it_comes_with() {
 }
 
 #[test]
-fn what_is_wrong_first_is_told_first() {
+fn faults_are_reported_in_order() {
     let bad = QpAttr { timeout: 32, ..good(Rtr, Rts) };
     let ask = |mask| check(Rc, Rtr, &bad, mask, &LIMITS, &known());
     let mask = bits!(STATE TIMEOUT RETRY_CNT RNR_RETRY SQ_PSN MAX_QP_RD_ATOMIC);

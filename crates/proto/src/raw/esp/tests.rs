@@ -177,7 +177,7 @@ fn it_ends() {
 }
 
 #[test]
-fn what_is_none() {
+fn invalid_associations_are_refused() {
     let make = |direction, change: &dyn Fn(&mut EspAttr)| {
         let mut attr = attr(direction, &full());
         change(&mut attr);

@@ -138,7 +138,7 @@ fn egress_rules_are_for_what_is_sent_alone() {
 }
 
 #[test]
-fn what_is_no_rule() {
+fn invalid_rules_are_refused() {
     let refused = |attr| FlowRule::new(attr).unwrap_err();
     let normal = |specs: &[Spec]| attr(FlowType::Normal, specs);
     assert_eq!(refused(normal(&[udp(1), udp(2)])), FlowError::Twice);

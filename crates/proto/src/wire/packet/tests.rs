@@ -97,7 +97,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn what_was_written_parses_to_the_same(
+    fn written_packets_parse_to_the_same(
         headers in any_headers(),
         bytes in prop::collection::vec(any::<u8>(), 16..80),
     ) {
@@ -184,7 +184,7 @@ proptest! {
 
     /// Whatever came before to the same place.
     #[test]
-    fn one_of_many_packets_is_read_as_it_would_be_alone(
+    fn a_packet_among_many_is_read_as_if_alone(
         packets in prop::collection::vec(
             (
                 any_headers(),
