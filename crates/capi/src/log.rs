@@ -1,4 +1,4 @@
-//! Where the device's log goes: stderr, filtered by `ANYVERBS_LOG` (the syntax of `RUST_LOG`; default `warn`).
+//! The destination of the device's log: stderr, filtered by `ANYVERBS_LOG` (the syntax of `RUST_LOG`; default `warn`).
 
 use std::{io, sync::Once};
 

@@ -31,7 +31,7 @@ fn libraries() -> &'static Path {
         let directory = target.join("debug/capi-programs");
         fs::create_dir_all(&directory).unwrap();
         for name in ["libibverbs.so.1", "libibverbs.so", "librdmacm.so.1", "librdmacm.so"] {
-            // Another process of this test may make it first.
+            // Another process of this test may have made it.
             let _ = symlink("../libanyverbs_capi.so", directory.join(name));
         }
         directory

@@ -5,11 +5,11 @@
 pub struct FaultPolicy {
     /// The datagram vanishes.
     pub loss: f64,
-    /// It arrives twice.
+    /// The probability that it arrives twice.
     pub duplication: f64,
-    /// It changes places with a later one of its batch.
+    /// The probability that it changes places with a later one of its batch.
     pub reorder: f64,
-    /// One of its bits flips.
+    /// The probability that one of its bits flips.
     pub corruption: f64,
     /// Begins the sequence of random decisions.
     pub seed: u64,

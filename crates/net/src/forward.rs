@@ -317,7 +317,7 @@ impl Forwarder {
         let mut to = self.to.lock();
         if let Entry::Occupied(known) = to.entry(slot) {
             match send(known.get(), header, bytes) {
-                // Its process has ended. Another may have the slot.
+                // The process has ended. Another may have the slot.
                 Err(error) if is_end(&error) => drop(known.remove()),
                 result => return result,
             }

@@ -39,7 +39,7 @@ pub struct InterfaceAddress {
     pub prefix_len: u8,
     /// The interface's index for a link-local IPv6 address, which means nothing without it; else 0.
     pub scope_id: u32,
-    /// Not usable yet, or not at all. Duplicate address detection is under way or found a duplicate.
+    /// The address is not usable yet, or not at all. Duplicate address detection is under way or found a duplicate.
     pub tentative: bool,
     /// The address must not be used for new communication.
     pub deprecated: bool,

@@ -27,7 +27,7 @@ const BUDGET: usize = 64;
 /// Whether a message may be refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
-    /// Where much waits for the other already: it is sent again, or the next one says as much.
+    /// Refused if much waits for the other process already. Such a message is sent again, or the next one says as much.
     Refusable,
     /// Never refused, since no one would repeat it. For rare messages.
     Owed,
@@ -38,7 +38,7 @@ pub enum Delivery {
 pub enum Told<'a> {
     /// A message of the process with this slot.
     Message(u8, &'a [u8]),
-    /// It has ended, after all its messages; or has broken the connection.
+    /// The process has ended, after all its messages, or has broken the connection.
     Ended(u8),
 }
 
@@ -132,7 +132,7 @@ impl Messages {
         let _ = self.wake.send(&[0]);
     }
 
-    /// Waits until something is to be told, and tells it. For one thread, in a loop.
+    /// Waits for something to tell, and tells it. For one thread, in a loop.
     ///
     /// # Errors
     /// Those of poll(2).

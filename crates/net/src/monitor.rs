@@ -22,7 +22,7 @@ impl AddressMonitor {
         Ok(Self { fd: netlink::open(groups as u32, true)? })
     }
 
-    /// Takes all notifications; whether there was any. Losing some for want of buffer counts as a change.
+    /// Takes all notifications. Tells whether there was any. A loss of some for want of buffer counts as a change.
     ///
     /// # Errors
     /// Those of recv(2).

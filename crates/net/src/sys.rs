@@ -22,7 +22,7 @@ pub struct Uncancelled {
 }
 
 impl Uncancelled {
-    /// Until it is dropped.
+    /// Disables cancellation until it is dropped.
     #[must_use]
     pub fn new() -> Self {
         const PTHREAD_CANCEL_DISABLE: c_int = 1;

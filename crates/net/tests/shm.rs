@@ -484,7 +484,7 @@ fn a_stopped_process_stalls_nobody() {
     }
     exchange(&mut hub, &to_running, 500, false);
     assert!(!to_late.is_established() && to_stopped.closed().is_none());
-    // They go on where they stopped.
+    // The processes go on where they stopped.
     late.signal(libc::SIGCONT);
     stopped.signal(libc::SIGCONT);
     let (mut from, deadline) = ([0; 5], Instant::now() + PATIENCE);

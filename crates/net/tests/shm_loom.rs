@@ -15,7 +15,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, fence};
 use loom::thread;
 
-/// Where the ring begins; in front of it are the words, 128 bytes apart.
+/// The place where the ring begins; in front of it are the words, 128 bytes apart.
 const DATA: usize = 512;
 const WORDS: usize = DATA / 128;
 /// Two lines: one message, and the zero behind it.
@@ -415,7 +415,7 @@ impl<const FENCES: bool> Memory for Side<FENCES> {
     }
 }
 
-/// Copies while the board says that it may; the owner takes that back, waits, and uses the memory for something else.
+/// Copies while the board allows it. The owner takes that back, waits, and uses the memory for something else.
 fn copies_end_before_the_memory_is_used_again<const F: bool>() {
     let side = Side::<F>::new();
     let published = Arc::new(AtomicU64::new(1));

@@ -240,8 +240,8 @@ impl Sender {
     }
 }
 
-/// Sends until every member gets everything directly, at most three seconds; then demands just that of a fresh round.
-/// How long a test waits for what is certain to come.
+/// Time that a test waits for an event that is certain to come. To check steering, it sends until every member gets
+/// everything directly, at most three seconds. Then it demands just that of a fresh round.
 const CERTAIN: Duration = Duration::from_secs(20);
 
 /// Counts of the members since they were last asked, as [`Member::counts`] gives them. Returns as soon as that are
@@ -420,7 +420,7 @@ fn a_misdirected_datagram_is_forwarded_with_its_headers() {
     let states = loop {
         std::thread::sleep(Duration::from_millis(20));
         let states: Vec<String> = members.iter_mut().map(|m| m.ask("state")).collect();
-        // Not the same process for all of them, where an index changed hands meanwhile.
+        // The process may differ between datagrams, where an index changed hands meanwhile.
         if states.iter().map(|state| number_after(state, "dropped_dead: ")).sum::<usize>() == 6 {
             break states;
         }

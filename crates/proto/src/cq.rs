@@ -6,7 +6,7 @@ use crate::ring::Ring;
 use crate::types::Qpn;
 use crate::wc::{Wc, WcDetail, WcEx};
 
-/// For which completions a program wants to be told (`ibv_req_notify_cq`).
+/// The completions that a program wants to be told of (`ibv_req_notify_cq`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Armed {
     #[default]
@@ -276,7 +276,7 @@ impl Cq {
         self.wcs.retain(|wc| wc.qpn != qpn);
     }
 
-    /// With which options and in which memory it was made.
+    /// Its options and its memory.
     #[must_use]
     pub fn kind(&self) -> (CqOptions, QueueMemory) {
         let (details, ignore_overrun) = (self.details.is_some(), self.ignore_overrun);

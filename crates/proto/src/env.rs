@@ -26,7 +26,7 @@ pub enum Side {
     Recv,
 }
 
-/// Why a packet was not taken.
+/// The reason why a packet was not taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TransmitError {
     /// The payload could not be read. The packet was not sent.
@@ -133,7 +133,7 @@ pub trait Env {
         false
     }
 
-    /// About this moment, where that is cheaper to know than [`now`](Self::now): some milliseconds off. For timeouts.
+    /// About this moment, some milliseconds off, where that is cheaper to know than [`now`](Self::now). For timeouts.
     fn soon(&self) -> Time {
         self.now()
     }
@@ -167,8 +167,8 @@ pub trait Env {
         0
     }
 
-    /// Bytes that the link sends at one go if all packets but the last are of one length, with their headers; 0 where lengths
-    /// make no difference.
+    /// The bytes of a batch, with headers, that the link sends in one call if all packets but the last have one length.
+    /// 0 where lengths make no difference.
     fn batch(&self) -> u32 {
         0
     }

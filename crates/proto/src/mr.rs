@@ -66,7 +66,7 @@ impl Access {
         .difference(Self::WINDOW_2);
 }
 
-/// Why a region was not taken back or changed. It is as before.
+/// The reason why a region was not taken back or changed. It is as before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum RetireError {
     /// No such key.
@@ -101,7 +101,7 @@ pub struct Keys {
     pub rkey: u32,
 }
 
-/// Why an access was refused.
+/// The reason why an access was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum KeyError {
     /// No such key.
@@ -487,7 +487,8 @@ impl Held<'_> {
 pub struct LastLocal<'a>(Option<(u32, Held<'a>)>);
 
 impl<'a> LastLocal<'a> {
-    /// Where an element lies, `None` if nothing does ([`Access::NULL`]); good until the next call, or the end of this.
+    /// The address of an element, `None` if it has no memory ([`Access::NULL`]). It is good until the next call, or the
+    /// end of this.
     ///
     /// # Errors
     /// As [`MrTable::local`].
@@ -523,7 +524,7 @@ impl<'a> LastLocal<'a> {
 pub struct LastRemote<'a>(Option<(u32, Held<'a>, Option<Use<'a>>)>);
 
 impl<'a> LastRemote<'a> {
-    /// Where `len` bytes at `va` lie; good until the next call, or the end of this.
+    /// The address of `len` bytes at `va`. It is good until the next call, or the end of this.
     ///
     /// # Errors
     /// As [`MrTable::remote`].
@@ -583,7 +584,7 @@ pub struct Hold<'a> {
 }
 
 impl Hold<'_> {
-    /// Where the bytes lie in this process.
+    /// The address of the bytes in this process.
     #[must_use]
     pub fn addr(&self) -> u64 {
         self.addr

@@ -157,7 +157,7 @@ pub enum Data<'a> {
     Bytes(&'a [u8]),
     /// Bytes at an address that the device's [`Memory`] may read, which their sender may still be changing.
     Shared {
-        /// Where they lie.
+        /// Their address.
         addr: u64,
         /// The number of bytes.
         len: usize,
@@ -256,7 +256,7 @@ pub fn hold_local<'a>(
     mrs.local(sge.lkey, pd, sge.addr, sge.len.into(), need)
 }
 
-/// Why data could not be scattered.
+/// The reason why data could not be scattered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ScatterError {
     /// A key, a bound or a right.

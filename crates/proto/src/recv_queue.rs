@@ -11,7 +11,7 @@ use crate::wr::{MAX_SGE, RecvWr, Sge};
 pub struct RecvWqe {
     /// The program's cookie.
     pub wr_id: u64,
-    /// Where data goes.
+    /// The places for the data.
     pub sges: ArrayVec<Sge, MAX_SGE>,
 }
 
@@ -23,7 +23,7 @@ impl RecvWqe {
     }
 }
 
-/// Why a receive was not posted (`docs/semantics.md`, smaller rules).
+/// The reason why a receive was not posted (`docs/semantics.md`, smaller rules).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum PostRecvError {
     /// `ENOMEM`.

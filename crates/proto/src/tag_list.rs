@@ -20,7 +20,7 @@ pub const MAX_TAG_SGE: usize = 4;
 pub struct TagAdd<'a> {
     /// The program's cookie, for the completions of the message.
     pub wr_id: u64,
-    /// Where data goes.
+    /// The places for the data.
     pub sges: &'a [Sge],
     /// A message matches if its tag, under the mask, is this.
     pub tag: u64,
@@ -32,7 +32,7 @@ pub struct TagAdd<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TagHandle(pub u32);
 
-/// Why a tag was not added.
+/// The reason why a tag was not added.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum TagError {
     /// `ENOMEM`.
@@ -46,11 +46,11 @@ pub enum TagError {
 /// The tag of a message for the SRQ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tagged {
-    /// It has this one.
+    /// It has this tag.
     Tag(u64),
-    /// It has one, but only the program can deal with it.
+    /// It has a tag, but only the program can deal with it.
     Program,
-    /// It has none.
+    /// It has no tag.
     None,
 }
 
@@ -59,9 +59,9 @@ pub enum Tagged {
 pub enum Taken {
     /// The buffer of its tag.
     Matched,
-    /// One of the queue's, and it counts as unexpected.
+    /// A buffer of the queue. The message counts as unexpected.
     Unexpected,
-    /// One of the queue's; it has no tag.
+    /// A buffer of the queue. The message has no tag.
     Untagged,
 }
 

@@ -37,7 +37,7 @@ pub enum WcStatus {
     RetryExcErr = 12,
     /// The receiver was not ready after all retries.
     RnrRetryExcErr = 13,
-    /// Anything else.
+    /// Any other error.
     GeneralErr = 21,
     /// A tag could not be removed: it is not there, or a message has taken it.
     TmErr = 22,
@@ -118,7 +118,7 @@ bitflags! {
 /// A work completion (`struct ibv_wc`). After an error only `wr_id`, `status`, `qpn` and `vendor_err` hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wc {
-    /// From the work request.
+    /// The ID of the work request.
     pub wr_id: u64,
     /// The result of the operation.
     pub status: WcStatus,

@@ -39,7 +39,7 @@ bitflags! {
     }
 }
 
-/// Where a one-sided operation goes.
+/// The target of a one-sided operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RemoteAddr {
     /// Address, in the remote region's iova terms.
@@ -134,7 +134,7 @@ impl SendOp {
     }
 }
 
-/// Where packets go: the part of an address handle that stays after the device resolved it (IBA 11.2.2.1).
+/// The path of packets: the part of an address handle that stays after the device resolved it (IBA 11.2.2.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct AddressVector {
     /// The peer's port.
@@ -198,6 +198,6 @@ pub struct SendWr<'a> {
 pub struct RecvWr<'a> {
     /// The program's cookie.
     pub wr_id: u64,
-    /// Where data goes, in order.
+    /// The places for the data, in order.
     pub sges: &'a [Sge],
 }

@@ -21,11 +21,11 @@ pub type FileId = (u64, u64);
 pub enum Message {
     /// The responder of a target comes to where the SRQ of its next message is.
     Lend { target: Qpn, lease: u64, domain: FileId, attr: QpAttr, state: Lease },
-    /// It is wanted back.
+    /// The target's process wants the responder back.
     Recall { target: Qpn, lease: u64 },
-    /// It goes back.
+    /// The responder goes back.
     Return { target: Qpn, lease: u64, state: Lease },
-    /// It cannot go back: a message is half received, or (`later`) answers are still to be sent.
+    /// The responder cannot go back: a message is half received, or (`later`) answers are still to be sent.
     Busy { target: Qpn, lease: u64, later: bool },
     /// So far it has come, and no ACK says more.
     Progress { target: Qpn, lease: u64, expected: Psn, msn: u32 },
@@ -46,13 +46,13 @@ pub enum Message {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "as above")]
 pub enum Question {
-    /// To count among those that have it open.
+    /// The process asks to be counted among those that have it open.
     Open { domain: FileId },
     /// Its attributes.
     Query,
     /// The last handle of the process was destroyed.
     Close,
-    /// To change attributes.
+    /// The process asks to change attributes.
     Modify { attr: QpAttr, mask: QpAttrMask },
 }
 

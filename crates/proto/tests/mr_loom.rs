@@ -61,7 +61,7 @@ unsafe impl<const ORDERED: bool> Send for Slot<ORDERED> {}
 
 impl<const ORDERED: bool> Slot<ORDERED> {
     fn register(&self, region: u64) {
-        // SAFETY: the model checker looks whether somebody else is there.
+        // SAFETY: the model checker finds out whether another thread is there.
         self.region.with_mut(|at| unsafe { *at = region });
         self.uses.open();
     }

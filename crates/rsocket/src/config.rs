@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// Where the files lie.
+/// The folder of the files.
 const DIRECTORY: &str = "/etc/rdma/rsocket";
 /// Names another directory.
 const VARIABLE: &str = "ANYVERBS_RSOCKET_CONFIG";

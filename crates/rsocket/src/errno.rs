@@ -1,4 +1,4 @@
-//! Why calls fail: error numbers, as sockets have them.
+//! The reasons why calls fail: error numbers, as sockets have them.
 
 use std::fmt;
 use std::io;

@@ -23,7 +23,7 @@ struct Item {
     data: u64,
     /// The last report, for callers that want changes only (`EPOLLET`).
     told: Option<(u64, u64)>,
-    /// It was told of once and wants no more (`EPOLLONESHOT`).
+    /// It was reported once and wants no more (`EPOLLONESHOT`).
     spent: bool,
 }
 

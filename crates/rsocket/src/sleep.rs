@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::errno::{Errno, Result};
 
-/// Why a sleep ended.
+/// The reason why a sleep ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Wake {
     Ready,

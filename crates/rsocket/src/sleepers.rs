@@ -30,7 +30,7 @@ impl Sleepers {
         }
     }
 
-    /// Somebody has slept; `woken`: something was to be read.
+    /// A thread has slept; `woken`: there was something to read.
     pub(crate) fn end(&self, woken: bool, channel: Option<&CompChannel>) {
         let mut state = self.0.lock();
         state.asleep -= 1;

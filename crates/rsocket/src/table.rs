@@ -21,7 +21,7 @@ enum Entry {
     Epoll(Arc<Repoll>),
 }
 
-/// By descriptor.
+/// The sockets by descriptor.
 static TABLE: RwLock<Vec<Option<Entry>>> = RwLock::new(Vec::new());
 
 fn find(fd: RawFd) -> Option<Entry> {

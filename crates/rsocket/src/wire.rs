@@ -15,7 +15,7 @@ const OPERAND: u32 = 0x1fff_ffff;
 /// A message, as immediate data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Message {
-    /// So many bytes of the stream were written.
+    /// This many bytes of the stream were written.
     Data(u32),
     /// Messages that may have been sent in all, modulo 2^16; if the write had data, an entry of the table came with it.
     Credits(u16),

@@ -38,7 +38,7 @@ pub(crate) struct IdInner {
 /// The state that librdmacm keeps of an id beside the public fields. It is never locked across a call that waits.
 #[derive(Default)]
 pub(crate) struct State {
-    /// In synchronous mode.
+    /// The channel of an id in synchronous mode.
     own_channel: Option<OwnChannel>,
     /// Precedes the program's private data (`rdma_addrinfo.ai_connect`).
     pub(crate) connect: Vec<u8>,
@@ -74,11 +74,11 @@ pub(crate) fn find(id: *mut rdma_cm_id) -> Result<Arc<Id>, Errno> {
     Ok(id)
 }
 
-/// Where an id reports its events.
+/// The channel on which an id reports its events.
 pub(crate) enum On {
     /// A channel of the program's.
     Program(*mut rdma_event_channel),
-    /// One of its own: synchronous mode.
+    /// A channel of its own: synchronous mode.
     Own(OwnChannel),
 }
 

@@ -1,4 +1,4 @@
-//! From addresses to a device and a route, and listening.
+//! Resolving addresses to a device and a route, and listening.
 
 use std::{ffi::c_int, sync::Arc, time::Duration};
 

@@ -45,7 +45,7 @@ fn spawn_quiet(f: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let mut all: libc::sigset_t = std::mem::zeroed();
         let mut old: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
-        // Those of the thread's own faults.
+        // The signals of the thread's own faults.
         libc::sigdelset(&raw mut all, libc::SIGSEGV);
         libc::sigdelset(&raw mut all, libc::SIGBUS);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);

@@ -28,7 +28,7 @@ pub(crate) struct AhInner {
     pub(crate) device: anyverbs::Ah,
     /// Destroyed: the data path, which does not look pointers up, finds out here.
     pub(crate) dead: AtomicBool,
-    /// For its life: `ibv_ah.context`.
+    /// `ibv_ah.context` during its life.
     _context: Arc<Context>,
 }
 

@@ -16,7 +16,7 @@ pub(crate) type CompCntr = Object<ibv_comp_cntr>;
 /// The device's part of a completion counter.
 pub(crate) struct CompCntrInner {
     device: anyverbs::CompCntr,
-    /// For its life: `ibv_comp_cntr.context`.
+    /// `ibv_comp_cntr.context` during its life.
     _context: Arc<Context>,
 }
 

@@ -21,7 +21,7 @@ pub(crate) type Dm = Object<ibv_dm>;
 /// The device's part of device memory.
 pub(crate) struct DmInner {
     device: anyverbs::Dm,
-    /// For its life: `ibv_dm.context`.
+    /// `ibv_dm.context` during its life.
     _context: Arc<Context>,
 }
 
@@ -157,7 +157,7 @@ pub(crate) type Dmah = Object<ibv_dmah>;
 /// The device's part of a DMA handle.
 pub(crate) struct DmahInner {
     pub(crate) device: anyverbs::Dmah,
-    /// For its life: `ibv_dmah.context`.
+    /// `ibv_dmah.context` during its life.
     _context: Arc<Context>,
 }
 

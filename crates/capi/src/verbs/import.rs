@@ -45,7 +45,7 @@ fn import_device(cmd_fd: c_int) -> Result<*mut ibv_context, Errno> {
     publish_context(found, device, Some(passed))
 }
 
-/// Why nothing has a handle here: what another process made on its context stays there.
+/// The reason why no handle is found here: objects that another process made on its context stay there.
 fn nothing(context: &Context) -> Errno {
     if context.inner.device.is_own() { Errno::ENOENT } else { Errno::EOPNOTSUPP }
 }

@@ -22,7 +22,7 @@ pub(crate) type Mr = Object<ibv_mr>;
 pub(crate) struct MrInner {
     /// Imports share it.
     pub(crate) device: Arc<anyverbs::Mr>,
-    /// For its life: `ibv_mr.context`.
+    /// `ibv_mr.context` during its life.
     pub(crate) context: Arc<Context>,
 }
 
@@ -58,7 +58,7 @@ pub(crate) fn publish_mr(
     addr: *mut c_void,
     length: usize,
 ) -> *mut ibv_mr {
-    // By which it is imported.
+    // Imports use this handle.
     let handle = device.lkey();
     let context = Arc::clone(&pd.inner.context);
     let public = ibv_mr {

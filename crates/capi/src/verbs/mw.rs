@@ -20,7 +20,7 @@ pub(crate) type Mw = Object<ibv_mw>;
 /// The device's part of a memory window.
 pub(crate) struct MwInner {
     device: anyverbs::Mw,
-    /// For its life: `ibv_mw.context`.
+    /// `ibv_mw.context` during its life.
     _context: Arc<Context>,
 }
 

@@ -29,7 +29,7 @@ pub(crate) unsafe extern "C" fn ibv_alloc_pd(context_: *mut ibv_context) -> *mut
 
 /// Gives a protection domain or a parent domain to the program.
 pub(crate) fn publish_pd(inner: PdInner) -> *mut ibv_pd {
-    // By which it is imported; a parent domain is not.
+    // Imports use this handle; a parent domain cannot be imported.
     let parent = inner.device.is_parent_domain();
     let handle = if parent { object::new_handle() } else { inner.device.number() };
     let public = ibv_pd { context: inner.context.pointer(), handle };

@@ -90,7 +90,8 @@ pub(crate) unsafe extern "C" fn ibv_query_port(
 /// Megabits a second of a lane and the lanes, as `port_attr` tells them; counted in hundreds.
 const SPEED: u64 = 4 * 25_000 / 100;
 
-/// `ibv_query_port_speed`: 0, or the errno value. In units of 100 Mb/s, as wide and fast as `ibv_query_port` says.
+/// `ibv_query_port_speed`: 0, or the errno value. The speed is in units of 100 Mb/s, and agrees with the width and
+/// speed of `ibv_query_port`.
 ///
 /// # Safety
 /// `speed` is NULL or writable.

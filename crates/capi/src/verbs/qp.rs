@@ -26,7 +26,7 @@ pub(crate) type Qp = Object<ibv_qp_ex>;
 
 /// The device's queue pair.
 pub(crate) enum Device {
-    /// One with a transport: RC, UC, UD, XRC.
+    /// A queue pair with a transport: RC, UC, UD, XRC.
     Transport(anyverbs::Qp),
     /// RAW_PACKET.
     Raw(RawQp),
@@ -268,7 +268,7 @@ fn create(
     let pd: Arc<Pd> = object::find(pd)?;
     let qp_type = qp_type(init.qp_type)?;
     if qp_type == QpType::XrcRecv {
-        // It is made of an XRC domain.
+        // An XRC target is made of an XRC domain.
         return Err(Errno::EINVAL);
     }
     if !init.srq.is_null() && !matches!(qp_type, QpType::Rc | QpType::Ud) {
@@ -646,7 +646,7 @@ pub(crate) unsafe extern "C" fn ibv_set_ece(qp_: *mut ibv_qp, ece: *mut ibv_ece)
     no_ece(qp_, ece)
 }
 
-/// Where a datagram goes. An AH of another protection domain is refused by the queue.
+/// The destination of a datagram. An AH of another protection domain is refused by the queue.
 ///
 /// # Safety
 /// `ah` is NULL, or an AH that is live or was destroyed a short while ago.

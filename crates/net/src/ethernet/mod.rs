@@ -91,7 +91,7 @@ pub fn check_permission() -> io::Result<()> {
 }
 
 impl EthernetSocket {
-    /// For frames between the processes of this host that name the same segment.
+    /// A socket for frames between the processes of this host that name the same segment.
     ///
     /// # Errors
     /// `EPERM`, and those of the system calls.
@@ -116,7 +116,7 @@ impl EthernetSocket {
         Ok(Self { fd, ifindex: interface_index("lo")?, envelope: Some(envelope) })
     }
 
-    /// For the frames of a real interface.
+    /// A socket for the frames of a real interface.
     ///
     /// # Errors
     /// `EPERM`, `ENODEV`, and those of the system calls.
@@ -136,7 +136,7 @@ impl EthernetSocket {
         self.envelope.is_none().then_some(self.ifindex.unsigned_abs())
     }
 
-    /// From now on it receives: on an interface also frames that are for others' addresses.
+    /// From now on it receives. On an interface it also gets frames for other addresses.
     ///
     /// # Errors
     /// Those of the system calls.

@@ -51,7 +51,7 @@ pub struct FrameBuffers {
     found: Vec<Found>,
 }
 
-/// Where a frame lies.
+/// The place of a frame.
 #[derive(Clone, Copy, Debug)]
 struct Found {
     start: usize,

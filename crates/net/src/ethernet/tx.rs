@@ -18,7 +18,7 @@ const PATIENCE_MS: i32 = 20;
 #[derive(Debug, Default)]
 pub struct FrameBatch {
     bytes: Vec<u8>,
-    /// Where each ends.
+    /// The end of each frame.
     ends: Vec<usize>,
 }
 

@@ -192,7 +192,7 @@ impl Journal {
             bytes[0] = IS_SET;
             bytes[1..].copy_from_slice(payload);
         }
-        // To write behind the limit on the length of files would end the process.
+        // A write beyond the limit on the length of files would end the process.
         check_length(record_at(&self.store, number, at + 1))?;
         self.file().write_all_at(&bytes, record_at(&self.store, number, at))
     }

@@ -27,7 +27,7 @@ impl Owner {
         let _ = call(file, command, &mut lock_of(libc::F_UNLCK, byte));
     }
 
-    /// Whether another owner has the byte locked. Where that cannot be found out, one has.
+    /// Tells whether another owner has the byte locked. If that cannot be found out, one has.
     pub(super) fn is_locked_by_another(self, file: BorrowedFd<'_>, byte: u64) -> bool {
         let command = if self == Self::Process { libc::F_GETLK } else { libc::F_OFD_GETLK };
         let mut lock = lock_of(libc::F_WRLCK, byte);

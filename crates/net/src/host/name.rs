@@ -20,7 +20,7 @@ const OVERFLOW_UID: u32 = 65_534;
 /// Connections that wait to be accepted; the system may allow fewer.
 const BACKLOG: i32 = 4096;
 
-/// Where the processes of one user that share a UDP port find each other in this network namespace.
+/// The names by which the processes of one user that share a UDP port find each other in this network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registry {
     prefix: String,
@@ -94,7 +94,7 @@ impl Registry {
     /// Listens; non-blocking.
     ///
     /// # Errors
-    /// `AddrInUse` where somebody has the name; those of socket(2).
+    /// `AddrInUse` if the name is taken; those of socket(2).
     pub(crate) fn listen(&self, name: Name) -> io::Result<Socket> {
         let listener = socket()?;
         listener.bind(&self.address(name)?)?;
@@ -139,7 +139,7 @@ impl Registry {
         ))
     }
 
-    /// Why a name cannot be bound, for people.
+    /// The reason why a name cannot be bound, for people.
     pub(super) fn holder(&self, name: Name) -> String {
         match self.connect(name) {
             Ok((_, who)) => format!("process {} of this user has it", who.pid),

@@ -11,7 +11,7 @@ use socket2::Socket;
 use crate::cmsg::{self, ControlBuffer};
 use crate::sys;
 
-/// The first byte of a message that asks for the store. Others are datagrams that are handed on.
+/// The first byte of a message that asks for the store. Other messages are forwarded datagrams.
 pub(super) const ASK: u8 = 0xf3;
 
 /// The owner of a descriptor's open file.
@@ -73,7 +73,7 @@ pub(super) fn take(socket: &Socket) -> Option<(File, Given)> {
         // SAFETY: the kernel made these descriptors for us, and they are named only here.
         .map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
     let first = fds.next()?;
-    // More than one are closed.
+    // Further ones are closed.
     fds.for_each(drop);
     let given = match (n, byte[0]) {
         (1, 1) => Given::Own,

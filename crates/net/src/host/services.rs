@@ -25,7 +25,7 @@ const LEFT: usize = 16;
 /// Linux's `net.ipv4.ip_local_port_range` where it cannot be read.
 const EPHEMERAL: (u16, u16) = (32_768, 60_999);
 
-/// Where a service is held.
+/// The place at which a service is held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
 pub enum ServiceAddress {
     /// At every address.
@@ -34,7 +34,7 @@ pub enum ServiceAddress {
     AnyV4,
     /// At every IPv6 address.
     AnyV6,
-    /// At one.
+    /// At one address.
     Ip(IpAddr),
 }
 
@@ -108,13 +108,13 @@ pub struct Reservation {
 pub struct Lingering(Arc<Slot>);
 
 impl Services {
-    /// Those of the store of `slot`.
+    /// The services of the store of `slot`.
     #[must_use]
     pub fn new(slot: Arc<Slot>) -> Arc<Self> {
         Arc::new(Self { slot, left: Mutex::default() })
     }
 
-    /// Where they are.
+    /// The store of the services.
     #[must_use]
     pub fn store(&self) -> &Arc<Store> {
         self.slot.store()
@@ -226,7 +226,8 @@ impl Services {
         holders.next().map(|(entry, _)| entry.slot)
     }
 
-    /// This process may be asked for services that it does not hold any more, until the value is dropped. One at a time.
+    /// Announces that this process may be asked for services that it does not hold any more, until the value is
+    /// dropped. One at a time.
     #[must_use]
     pub fn linger(&self) -> Lingering {
         self.store().table().set_lingers(self.slot.number(), true);
@@ -241,8 +242,8 @@ impl Services {
         others.filter(|slot| store.table().lingers(*slot) && store.is_alive(*slot)).collect()
     }
 
-    /// This process has given up a service, and may take it again soon: says so for `time`, until
-    /// [`forget_left`](Self::forget_left) is called after that.
+    /// Announces for `time` that this process has given up a service, and may take it again soon. The announcement
+    /// lasts until [`forget_left`](Self::forget_left) is called after that.
     ///
     /// # Errors
     /// `TimedOut`, `StorageFull`.
@@ -250,7 +251,7 @@ impl Services {
         let _uncancelled = Uncancelled::new();
         let mut left = self.left.lock();
         let until = Instant::now() + time;
-        // It says so already.
+        // It has announced that already.
         let known = left.iter().position(|(known, ..)| *known == service);
         let said = match known.and_then(|at| left.remove(at)) {
             Some((_, _, said)) => said,

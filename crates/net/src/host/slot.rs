@@ -132,7 +132,7 @@ impl Slot {
         &self.store
     }
 
-    /// Where processes find each other.
+    /// The registry in which the processes find each other.
     #[must_use]
     pub fn registry(&self) -> &Registry {
         self.store.registry()
@@ -237,7 +237,7 @@ impl Drop for Slot {
     }
 }
 
-/// This process has a port open as long as this value lives.
+/// Announces, as long as this value lives, that this process has a port open.
 #[derive(Debug)]
 pub(crate) struct Announced(Arc<Slot>);
 

@@ -81,7 +81,7 @@ pub struct Store {
     /// The process that made this value, and that alone takes its entries back. A forked child shares the file and its
     /// locks.
     owner: u32,
-    /// Where others find it that have no slot to look at.
+    /// The name by which others find it that have no slot to look at.
     keeper: Option<Socket>,
 }
 
@@ -165,7 +165,7 @@ impl Store {
         let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return Ok(None) };
         let name = format!("/memfd:{} (deleted)", file_name(registry));
         for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
-            // Looked at before: to open something else may do something.
+            // The link is read before, since opening another file may have effects.
             if std::fs::read_link(&path).is_ok_and(|link| link.as_os_str() == &*name)
                 && let Ok(file) = OpenOptions::new().read(true).write(true).open(&path)
                 && let Some(store) = Self::open(registry, file, Owner::Description)?
@@ -264,7 +264,7 @@ impl Store {
         Ok(Self::with(registry, table, file, Owner::Description))
     }
 
-    /// Where the entries of a number begin, for fuzzing.
+    /// The place where the entries of a number begin, for fuzzing.
     #[doc(hidden)]
     #[must_use]
     pub fn place_of(&self, number: u64) -> u64 {
@@ -327,7 +327,7 @@ impl Store {
         self.table.settle();
     }
 
-    /// Where its processes find each other.
+    /// The registry in which its processes find each other.
     #[must_use]
     pub fn registry(&self) -> &Registry {
         &self.registry
@@ -636,7 +636,7 @@ mod tests {
         let store = Store::ask(&registry, &socket).unwrap().unwrap();
         assert_eq!(inode(&store), inode(slot.store()));
         assert!(store.is_alive(slot.number()), "its locks are its own");
-        // With the descriptor of the other the locks are those of processes.
+        // With the descriptor of the other process, the locks are process-owned.
         let file = slot.store().file.as_ref().unwrap().try_clone().unwrap();
         let store = Store::open(&registry, file, Owner::Process).unwrap().unwrap();
         assert!(store.is_alive(slot.number()));

@@ -173,7 +173,7 @@ impl Table {
         self.area.store(at, incarnation.into(), Ordering::SeqCst);
     }
 
-    /// It ends.
+    /// The owner of a slot ends.
     pub(super) fn leave(&self, slot: u8) {
         self.area.store(Self::section(slot), 0, Ordering::Release);
     }
@@ -249,7 +249,7 @@ impl Table {
         };
         let [number, low, high] = [8, 16, 24].map(|i| self.area.load(at + i, Ordering::Relaxed));
         fence(Ordering::Acquire);
-        // Another entry by now: it was removed.
+        // This is another entry by now: the first was removed.
         if self.area.load(at, Ordering::Relaxed) != word {
             return None;
         }
@@ -337,7 +337,7 @@ impl Table {
     }
 }
 
-/// Where the entries of a number begin: numbers that follow each other lie apart.
+/// The place where the entries of a number begin. Consecutive numbers lie apart.
 fn home(number: u64) -> usize {
     (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize
 }

@@ -22,7 +22,7 @@ use super::ring::{Committed, ONE_LINE, Reservation, ReserveError, Writer};
 use super::shared_range::{self, SharedRange};
 use crate::sys::Descriptor;
 
-/// Why a channel is closed.
+/// The reason why a channel is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Closed {
@@ -51,7 +51,7 @@ impl Closed {
         [Self::Died, Self::HungUp, Self::Nonsense, Self::Version, Self::Refused, Self::Local];
 }
 
-/// Why a message cannot be sent now.
+/// The reason why a message cannot be sent now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SendError {
@@ -150,7 +150,7 @@ impl Channel {
         self.door.get().is_some()
     }
 
-    /// Why the channel is closed, if it is.
+    /// The reason why the channel is closed, if it is.
     #[inline]
     #[must_use]
     pub fn closed(&self) -> Option<Closed> {
@@ -337,8 +337,8 @@ impl Copying<'_> {
     /// # Safety
     /// The local pieces may be read, as far as they are mapped.
     pub unsafe fn write(&self, local: &[Local], to: u64, len: usize) -> Result<(), RemoteError> {
-        // The kernel copies a page after the other, upwards, but inside a page a processor's string instruction may let the
-        // end be seen before the beginning. One for the last line alone comes after all others.
+        // The kernel copies one page after the other, upwards. But inside a page a processor's string instruction may
+        // let the end be seen before the beginning. So the last line gets a copy of its own, after all others.
         let end = to.wrapping_add(len as u64);
         let line = end.wrapping_sub(1) / LINE as u64 * LINE as u64;
         let head = (line.saturating_sub(to) as usize).min(len);

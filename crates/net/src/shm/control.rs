@@ -228,7 +228,7 @@ impl Shared {
         for _ in 0..BUDGET {
             let socket = match self.registry.accept(&self.listener) {
                 Ok(socket) => socket,
-                // Another user's.
+                // A connection of another user.
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => continue,
                 Err(error) if process::is_scarcity(&error) => {
                     // The kernel says so also if no connection waits.
@@ -319,7 +319,7 @@ impl Shared {
         else {
             return;
         };
-        // Gone without a word.
+        // It is gone without a message.
         let Some(received) = received else { return };
         let mut socket = Some(socket);
         if let Err(status) = self.welcome(control, &mut socket, process, received)
@@ -461,7 +461,7 @@ impl Shared {
         Closed::Refused
     }
 
-    /// A refusal, which says nothing else.
+    /// A refusal without further contents.
     fn no(&self) -> Greeting {
         let Config { ring, max_payload, .. } = self.config;
         Greeting { probe: Probe::default(), ..self.greeting(Status::Full, ring, max_payload, 0) }

@@ -41,7 +41,7 @@ impl Default for Config {
     }
 }
 
-/// Why there is no channel to a slot.
+/// The reason why there is no channel to a slot.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ConnectError {
@@ -62,7 +62,7 @@ pub enum ConnectError {
     Io(#[from] io::Error),
 }
 
-/// This process as others of its user and host find it. See [`super`].
+/// A process as the others of its user and host find it. See [`super`].
 #[derive(Debug)]
 pub struct Endpoint {
     shared: Arc<Shared>,
@@ -71,7 +71,7 @@ pub struct Endpoint {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) slot: u8,
-    /// Where listeners are found.
+    /// The registry of listeners.
     pub(super) registry: Registry,
     pub(super) config: Config,
     pub(super) listener: Socket,
@@ -91,7 +91,7 @@ pub(super) struct Shared {
     pub(super) control: Mutex<Control>,
     /// For the poller.
     pub(super) news: Mutex<Vec<News>>,
-    /// It is known from the log that descriptors or memory have run out.
+    /// The log already says that descriptors or memory have run out.
     scarce: AtomicBool,
     /// The process that made it, and that alone may take it apart. A forked child shares the sockets.
     pub(super) owner: u32,
@@ -101,8 +101,8 @@ impl Endpoint {
     /// Listens at the name of `slot`, and makes the poller that reads the messages.
     ///
     /// # Errors
-    /// `InvalidInput` for sizes that [`Config`] does not allow, `AddrInUse` when somebody has taken the name, and those
-    /// of socket(2), memfd_create(2), pipe(2) and epoll_create(2); `FileTooLarge` where `RLIMIT_FSIZE` is too low.
+    /// `InvalidInput` for sizes that [`Config`] does not allow, `AddrInUse` if the name is taken, and those of
+    /// socket(2), memfd_create(2), pipe(2) and epoll_create(2); `FileTooLarge` where `RLIMIT_FSIZE` is too low.
     pub fn new(slot: &Slot, config: Config) -> io::Result<(Self, Poller)> {
         let _uncancelled = Uncancelled::new();
         if !is_valid_ring(config.ring, config.max_payload) {

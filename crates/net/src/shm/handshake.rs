@@ -23,7 +23,7 @@ const MAX_FDS: usize = 5;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
     Ok,
-    /// Another version or layout.
+    /// It is of another version or layout.
     Version,
     /// Too many channels, or no descriptor or memory for one.
     Full,

@@ -1,4 +1,4 @@
-//! Where things lie in shared memory. Both sides must agree in all of it: a change is a new [`VERSION`].
+//! The layout of shared memory. Both sides must agree in all of it: a change is a new [`VERSION`].
 
 /// The layout and the protocol on it.
 pub(crate) const VERSION: u32 = 5;
@@ -12,7 +12,7 @@ pub const MAX_HEADER: usize = 120;
 /// Words of a side: written by that side, read by the other. They lie 128 bytes apart because processors prefetch lines
 /// in pairs.
 ///
-/// Up to where this side has read the other's ring, in bytes since the beginning.
+/// The position up to which this side has read the other's ring, in bytes since the beginning.
 pub(crate) const HEAD: usize = 0;
 /// Whether this side looks at the other's ring by itself ([`WATCHED`]) or wants to be told ([`UNWATCHED`]).
 pub(crate) const WATCH: usize = 128;
@@ -96,7 +96,7 @@ impl Control {
     }
 }
 
-/// Where the payload begins, counted from the control word, and how long the whole is.
+/// The place of the payload, counted from the control word, and the length of the whole.
 ///
 /// A payload that fits into one line with its header lies there, so that one line changes hands. Longer payloads begin
 /// on a line.

@@ -155,7 +155,8 @@ impl Area {
         pages.iter().filter(|&&page| page & 1 == 1).count() * super::layout::page()
     }
 
-    /// Where `len` bytes from `at` on lie: valid as long as this area, and to be touched by raw copies only.
+    /// The address of `len` bytes from `at` on. It is valid as long as this area, and may be touched by raw copies
+    /// only.
     ///
     /// # Panics
     /// When they are not all inside.
@@ -290,8 +291,8 @@ pub(crate) fn memfd(name: &CStr) -> io::Result<OwnedFd> {
     create(flags | NOEXEC_SEAL).or_else(|_| create(flags))
 }
 
-/// Whether the process may make a file of this length (`RLIMIT_FSIZE`, which counts for memory files, too). To try would end it
-/// (`SIGXFSZ`).
+/// Tells whether the process may make a file of this length (`RLIMIT_FSIZE`, which counts for memory files, too). A try
+/// would end the process (`SIGXFSZ`).
 ///
 /// # Errors
 /// `FileTooLarge`.

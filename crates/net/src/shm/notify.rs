@@ -91,7 +91,7 @@ pub struct Ears<M = Area> {
 }
 
 impl<M: Memory> Ears<M> {
-    /// Those of a reader that is awake. Both objects are zero.
+    /// The ears of a reader that is awake. Both objects are zero.
     pub fn new(bells: M, epoch: M) -> Self {
         Self { bells, epoch, now: 0 }
     }

@@ -92,7 +92,8 @@ impl Poller {
         n
     }
 
-    /// A [`poll`](Self::poll) that has nothing to do, and no event to tell of. False if it is to be made: then nothing was done.
+    /// A [`poll`](Self::poll) without work and without an event to tell of. False if a real poll is needed: then
+    /// nothing was done.
     #[inline]
     pub fn finds_nothing(&mut self) -> bool {
         let polls = self.polls.wrapping_add(1);

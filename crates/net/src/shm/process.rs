@@ -55,7 +55,7 @@ fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
     Ok((fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) }))
 }
 
-/// By number: it may meanwhile be another process's, which its socket's hang-up makes up for.
+/// The number may meanwhile be another process's, which its socket's hang-up makes up for.
 fn pidfd_open(pid: i32) -> io::Result<Option<OwnedFd>> {
     if pid <= 0 {
         return Ok(None);

@@ -88,7 +88,7 @@ pub struct Marks<M> {
 }
 
 impl<M: Memory> Marks<M> {
-    /// Those in `side`, which this process writes or, to [wait](Self::wait), another.
+    /// The marks in `side`, which this process writes or, to [wait](Self::wait), another.
     pub fn new(side: M) -> Self {
         Self { side, taken: AtomicU32::new(0) }
     }
@@ -202,11 +202,11 @@ pub(super) struct Attached {
     marks: Marks<Area>,
     process: Arc<PeerProcess>,
     slot: u8,
-    /// A word of the other process, once it has told.
+    /// A word of the other process, once it has told of it.
     probe: OnceLock<Probe>,
     /// The channel is closed.
     revoked: AtomicBool,
-    /// It is known from the log that the process does not get on.
+    /// The log already says that the process does not get on.
     reported: AtomicBool,
 }
 

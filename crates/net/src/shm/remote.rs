@@ -19,7 +19,7 @@ use super::process::PeerProcess;
 /// Most pieces of one system call, the kernel's limit.
 const MAX_PIECES: usize = 1024;
 
-/// Why a copy did not happen, or not all of it.
+/// The reason why a copy did not happen, or not all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum RemoteError {
@@ -96,7 +96,7 @@ impl RemoteMemory {
         let this = Self { pid: process.pid, seen: AtomicU64::new(0) };
         match this.finds(probe)? {
             true => Ok(this),
-            // Some process is there, but not this one: a number of another PID namespace.
+            // A process is there, but not this one: its number is of another PID namespace.
             false => Err(RemoteError::Denied),
         }
     }

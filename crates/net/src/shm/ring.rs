@@ -23,7 +23,7 @@ use super::layout::{
 };
 use super::memory::{Area, Memory};
 
-/// Why there is no room for a message.
+/// The reason why there is no room for a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ReserveError {
     /// The reader has not got so far, or the system is out of memory. Room may come.
@@ -48,7 +48,7 @@ const AHEAD: u64 = 8 * LINE as u64;
 pub struct Writer<M = Area> {
     own: M,
     peer: M,
-    /// Where the ring begins in the own memory, and its size.
+    /// The place of the ring in the own memory, and its size.
     data: usize,
     size: u64,
     max_payload: usize,
@@ -136,7 +136,7 @@ impl<M: Memory> Writer<M> {
         let (front, len) = extent(header, payload);
         let to_end = self.size - (self.committed & (self.size - 1));
         let skip = if len as u64 > to_end { to_end } else { 0 };
-        // One line more, for the zero behind the batch.
+        // This includes one line more, for the zero behind the batch.
         let need = skip + (len + LINE) as u64;
         if self.broken || self.free() < need {
             self.refresh_head()?;
@@ -151,7 +151,7 @@ impl<M: Memory> Writer<M> {
         }
         let is_held = self.committed == self.published && skip == 0 && len == LINE;
         if !is_held {
-            // It is written to its place, and maybe never committed.
+            // The message is written to its place, and maybe never committed.
             self.zeroed = 0;
         }
         Ok(Reservation { writer: self, skip, start, header, front, payload, len, is_held })
@@ -169,7 +169,7 @@ impl<M: Memory> Writer<M> {
     ) -> Option<Committed> {
         let position = self.committed;
         let at = self.offset(position);
-        // With the zero behind it. No line reaches out of the ring.
+        // This includes the zero behind it. No line reaches out of the ring.
         let end = (at - self.data + 2 * LINE).min(self.size as usize);
         let is_room = self.free() >= 2 * LINE as u64 && end <= self.allocated && !self.broken;
         let fits = header <= ONE_LINE && payload <= (ONE_LINE - header).min(self.max_payload);
@@ -247,8 +247,8 @@ impl<M: Memory> Writer<M> {
         true
     }
 
-    /// Puts a zero behind the place of the next message of one line, so that publishing it takes no line but its own. To be
-    /// called when there is time: the reader may have that line.
+    /// Puts a zero behind the place of the next message of one line, so that publishing it takes no other line. Call it
+    /// when there is time: the reader may have that line.
     #[inline]
     pub fn prepare(&mut self) {
         let position = self.committed + LINE as u64;
@@ -320,7 +320,7 @@ pub struct Reservation<'a, M = Area> {
     front: usize,
     payload: usize,
     len: usize,
-    /// It is written to [`Writer::line`].
+    /// The message is written to [`Writer::line`].
     is_held: bool,
 }
 
@@ -388,8 +388,8 @@ impl<M: Memory> Reservation<'_, M> {
 }
 
 impl Reservation<'_, Area> {
-    /// Where the payload belongs: [`payload_len`](Self::payload_len) bytes, which hold old ones, to be written by raw
-    /// copies while this reservation lives, and after the header. No reference may be made to them: the peer may write there.
+    /// The place of the payload: [`payload_len`](Self::payload_len) bytes, which hold old ones. Write it by raw copies
+    /// while this reservation lives, and after the header. No reference may be made to it: the peer may write there.
     #[must_use]
     #[inline]
     pub fn payload_ptr(&mut self) -> *mut u8 {
@@ -568,7 +568,7 @@ impl Cursor {
     }
 }
 
-/// Where the parts of a validated message lie.
+/// The places of the parts of a validated message.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     at: usize,
@@ -659,8 +659,8 @@ impl<M: Memory> Message<'_, M> {
 }
 
 impl Message<'_, Area> {
-    /// Where the payload lies: [`payload_len`](Self::payload_len) bytes, to be read by raw copies while this message is
-    /// borrowed. No reference may be made to them.
+    /// The place of the payload: [`payload_len`](Self::payload_len) bytes. Read it by raw copies while this message is
+    /// borrowed. No reference may be made to it.
     #[must_use]
     #[inline]
     pub fn payload_ptr(&self) -> *const u8 {

@@ -253,7 +253,7 @@ impl Steering {
         if !self.wanted() {
             return Ok(Resteer::Idle);
         }
-        // Another thread is at it.
+        // Another thread is working on it.
         let Some(mut inner) = self.inner.try_lock() else {
             return Ok(Resteer::Pending { retry_after: ANSWER_RETRY });
         };

@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// Why [`super::UdpPort::open`] failed. `Display` is one clear line.
+/// The reason why [`super::UdpPort::open`] failed. `Display` is one clear line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -33,7 +33,7 @@ pub enum OpenError {
     /// Neither IPv4 nor IPv6 sockets exist here.
     #[error("neither IPv4 nor IPv6 is available in this network namespace")]
     NoSocketFamily,
-    /// Anything else.
+    /// Any other error.
     #[error("cannot {action} for UDP port {port}: {source}")]
     Io {
         /// The port.

@@ -347,10 +347,9 @@ impl UdpPort {
         self.steering.as_ref().is_some_and(Steering::wanted)
     }
 
-    /// Repairs steering, step by step and without waiting; to be called from a worker thread while
-    /// [`UdpPort::needs_resteer`], again after the time in [`Resteer::Pending`]. Meanwhile somebody in this process
-    /// must go on calling [`UdpPort::receive`]. Rate limited: at most once in 10 ms, and less often when it changes
-    /// nothing.
+    /// Repairs steering, step by step and without waiting. A worker thread calls it while [`UdpPort::needs_resteer`],
+    /// again after the time in [`Resteer::Pending`]. Meanwhile another thread of this process must go on calling
+    /// [`UdpPort::receive`]. The repairs are limited: at most one in 10 ms, and fewer when they change nothing.
     ///
     /// # Errors
     /// Those of the socket calls; the next call starts anew.

@@ -1,9 +1,9 @@
 //! Challenges: they prove what a REQ or REP cannot, that the peer has forgotten a connection.
 //!
-//! A message that gives the queue pair or the ID of a connection to another one says so (IBA 12.9.8.3.1). But anybody
+//! A message that gives the queue pair or the ID of a connection to another one says so (IBA 12.9.8.3.1). But any host
 //! can send it from the peer's address, so the CM asks the peer itself. The question is a DREQ for a queue pair that
 //! the peer cannot have. A peer that has the connection drops such a DREQ. A peer that does not have it answers with a
-//! DREP (IBA 12.9.8.1). That DREP names both IDs and the transaction, which nobody else knows.
+//! DREP (IBA 12.9.8.1). That DREP names both IDs and the transaction, which no other host knows.
 //!
 //! The message in doubt is dropped. Its sender repeats it, and finds the connection gone by then.
 

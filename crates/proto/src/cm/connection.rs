@@ -54,7 +54,7 @@ pub(super) struct Connection {
     pub(super) orphan: bool,
     /// The program was told that the connection is over, even if messages with the peer go on.
     pub(super) quiet: bool,
-    /// It counts against this listener's backlog.
+    /// The listener whose backlog counts it.
     pub(super) waiting: Option<ListenerId>,
     pub(super) local_id: CommId,
     pub(super) remote_id: Option<CommId>,
@@ -84,7 +84,7 @@ pub(super) struct Connection {
     pub(super) named_id: bool,
     /// It is found by the peer's queue pair.
     pub(super) named_qpn: bool,
-    /// Others know it: see [`super::record`].
+    /// Other processes know it: see [`super::record`].
     pub(super) is_recorded: bool,
     /// The peer may have forgotten it: see [`super::challenge`].
     pub(super) doubt: Option<Doubt>,

@@ -3,13 +3,13 @@
 use super::mad::Malformed;
 use super::message::Attribute;
 
-/// Why a MAD was dropped without an answer.
+/// The reason why a MAD was dropped without an answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(usize)]
 pub enum DropReason {
     /// No MAD of the CM.
     Malformed,
-    /// From or to an address that cannot be a port's.
+    /// The source or destination address cannot be a port's.
     Address,
     /// It is not from the connection's peer, or not for this connection.
     Foreign,
@@ -19,7 +19,7 @@ pub enum DropReason {
     State,
     /// The listener's backlog is full; the peer will ask again.
     Backlog,
-    /// More answers than are sent wait already.
+    /// Too many answers wait already.
     OutboxFull,
 }
 
@@ -91,7 +91,7 @@ impl CmCounters {
         self.drops[reason as usize] += 1;
     }
 
-    /// How many were dropped for this reason.
+    /// The number of MADs dropped for this reason.
     #[must_use]
     pub const fn dropped(&self, reason: DropReason) -> u64 {
         self.drops[reason as usize]

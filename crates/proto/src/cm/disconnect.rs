@@ -47,7 +47,7 @@ impl Cm {
         }
         let c = Self::live_mut(&mut self.connections, id)?;
         match c.state {
-            // It goes on: an XRC target outlives its id, as on Linux. Its peer's DREQ will be answered.
+            // The connection goes on: an XRC target outlives its id, as on Linux. Its peer's DREQ will be answered.
             S::Established if c.is_xrc_target() => {}
             S::ReqSent | S::MraReqRcvd => {
                 self.give_up(id, About::No);
@@ -163,7 +163,7 @@ impl Cm {
                 };
                 self.raise(CmEvent::Rejected { id, rejection: Box::new(rejection) });
             }
-            // Both at once: each agrees to the other's.
+            // Both sides disconnect at once: each agrees to the other's message.
             S::DreqSent => {
                 self.send_drep(now, id, PrivateData::EMPTY);
                 let how = Disconnected::Acknowledged(private_data);

@@ -38,7 +38,7 @@ impl Early {
         Self { on, answers_take: Duration::ZERO }
     }
 
-    /// A message is to be sent for the first time; `is_queued` or else is lost already.
+    /// Begins with a message that is sent for the first time. Without `is_queued` it is lost already.
     pub(super) fn begin(&self, timeout: Duration, is_queued: bool) -> Attempt {
         let is_soon = |part: &&u32| !self.on || 4 * self.answers_take >= timeout / **part;
         let done = PARTS.iter().take_while(is_soon).count() as u8;
@@ -56,7 +56,7 @@ impl Early {
     }
 }
 
-/// From the first sending to the repetition after `done` others.
+/// The time from the first sending to the repetition after `done` others.
 fn until(done: u8, timeout: Duration) -> Duration {
     PARTS.get(usize::from(done)).map_or(timeout, |part| timeout / *part)
 }
@@ -77,12 +77,12 @@ impl Attempt {
         true
     }
 
-    /// The message is to be sent again, and then the whole wait begins anew.
+    /// The message is sent again, and the whole wait begins anew.
     pub(super) fn retry(&mut self, timeout: Duration) {
         self.interval = timeout;
     }
 
-    /// It is to be sent; `is_queued` or else is lost already.
+    /// The message is queued. Without `is_queued` it is lost already.
     pub(super) fn queue(&mut self, is_queued: bool) {
         self.is_queued = is_queued;
     }
@@ -97,7 +97,7 @@ impl Attempt {
         self.since.is_some()
     }
 
-    /// It leaves; if it was waited for, when to look for an answer.
+    /// The message leaves. Returns when to look for an answer, if it waited for its departure.
     pub(super) fn leave(&mut self, now: Time) -> Option<Time> {
         self.since.get_or_insert(now);
         std::mem::take(&mut self.is_queued).then(|| self.deadline(now))

@@ -72,20 +72,20 @@ pub struct ConnectResponse {
     pub srq: bool,
     /// The peer's options.
     pub ece: Ece,
-    /// With its padding: 196 bytes.
+    /// Private data with its padding: 196 bytes.
     pub private_data: Box<[u8]>,
 }
 
 /// A rejection (`RDMA_CM_EVENT_REJECTED`).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Rejection {
-    /// Why; it is the event's status.
+    /// The reason, which is the event's status.
     pub reason: RejReason,
     /// The message that was rejected.
     pub about: About,
     /// Additional information: a value that would be accepted.
     pub info: Box<[u8]>,
-    /// With its padding: 148 bytes; none if the rejection is our own CM's.
+    /// Private data with its padding: 148 bytes; none if the rejection is our own CM's.
     pub private_data: Box<[u8]>,
 }
 
@@ -117,11 +117,11 @@ pub struct SidrResponse {
     pub ece: Ece,
     /// Additional information: a value that would be accepted.
     pub info: Box<[u8]>,
-    /// With its padding: 136 bytes.
+    /// Private data with its padding: 136 bytes.
     pub private_data: Box<[u8]>,
 }
 
-/// Why a connection is no more (`RDMA_CM_EVENT_DISCONNECTED`).
+/// The way in which a connection ended (`RDMA_CM_EVENT_DISCONNECTED`).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Disconnected {
     /// The peer asks for it, with 220 bytes of private data: [`super::Cm::disconnect`] answers.
@@ -137,7 +137,7 @@ pub enum Disconnected {
 /// Something happened to a connection or a SIDR request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CmEvent {
-    /// Somebody wants to connect. [`super::Cm::take_request`], then accept, reject or destroy `id`.
+    /// A peer wants to connect. Call [`super::Cm::take_request`], then accept, reject or destroy `id`.
     ConnectRequest {
         /// The listener that was asked.
         listener: ListenerId,
@@ -164,7 +164,7 @@ pub enum CmEvent {
     Rejected {
         /// The connection; all that is left is to destroy it.
         id: CommId,
-        /// Why.
+        /// The reason.
         rejection: Box<Rejection>,
     },
     /// The peer does not answer: status `-ETIMEDOUT` (`RDMA_CM_EVENT_UNREACHABLE`).
@@ -176,7 +176,7 @@ pub enum CmEvent {
     Disconnected {
         /// The connection.
         id: CommId,
-        /// Why.
+        /// The reason.
         how: Disconnected,
     },
     /// No packet of the connection is about any more: its queue pair may be used again.
@@ -184,7 +184,7 @@ pub enum CmEvent {
         /// The connection; all that is left is to destroy it.
         id: CommId,
     },
-    /// Somebody asks for a queue pair. [`super::Cm::take_request`], then answer or destroy `id`.
+    /// A peer asks for a queue pair. Call [`super::Cm::take_request`], then answer or destroy `id`.
     SidrRequest {
         /// The listener that was asked.
         listener: ListenerId,

@@ -8,20 +8,20 @@ use crate::types::Gid;
 /// IP CM header. The destination's port is that of the service ID.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IpHeader {
-    /// Where the connection comes from.
+    /// The address that the connection comes from.
     pub source: SocketAddr,
     /// The address that it is meant for.
     pub destination: IpAddr,
 }
 
-/// Why private data does not start with an IP CM header.
+/// The reason why private data does not start with an IP CM header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BadIpHeader {
-    /// Another major version.
+    /// It has another major version.
     #[error("unknown version of the IP CM header")]
     Version,
-    /// Neither IPv4 nor IPv6.
+    /// The IP version is neither 4 nor 6.
     #[error("unknown IP version")]
     IpVersion,
 }
@@ -33,7 +33,7 @@ impl IpHeader {
     /// Reads a header. A newer minor version is one that we understand.
     ///
     /// # Errors
-    /// Why the bytes are no header.
+    /// The reason why the bytes are no header.
     pub fn parse(b: &[u8; Self::LEN]) -> Result<Self, BadIpHeader> {
         if b[0] >> 4 != 0 {
             return Err(BadIpHeader::Version);
@@ -50,8 +50,8 @@ impl IpHeader {
         Ok(Self { source: SocketAddr::new(address(4)?, port), destination: address(20)? })
     }
 
-    /// The header of a request that came from port `source` to port `destination`, if it names these. Whoever could name
-    /// others would reach listeners at addresses that its packets do not, as somebody else.
+    /// The header of a request that came from port `source` to port `destination`, if it names these. With other
+    /// addresses the sender could reach listeners that its packets do not reach, in another's name.
     pub(super) fn between(self, source: Gid, destination: Gid) -> Option<Self> {
         let is_it =
             Gid::from(self.source.ip()) == source && Gid::from(self.destination) == destination;

@@ -32,7 +32,7 @@ pub(super) struct Listeners {
 }
 
 impl Listeners {
-    /// Adds one; `None` if somebody has the name already.
+    /// Adds one; `None` if the name is taken.
     pub(super) fn add(&mut self, listen: Listen) -> Option<ListenerId> {
         let name = (listen.service_id, listen.address);
         if self.by_name.contains_key(&name) {

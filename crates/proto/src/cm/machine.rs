@@ -31,7 +31,7 @@ use crate::time::Time;
 pub struct CmConfig {
     /// The process's slot: the top byte of the IDs that it gives.
     pub slot: u8,
-    /// Where its IDs start, drawn at random: the peers of a slot's former owner should not meet their IDs again.
+    /// The start of its IDs, drawn at random: the peers of a slot's former owner should not meet their IDs again.
     pub first_id: u32,
     /// The device's node GUID.
     pub ca_guid: u64,
@@ -41,7 +41,7 @@ pub struct CmConfig {
     pub max_rd_atomic: u8,
     /// Most connections and SIDR requests that the program has not destroyed.
     pub max_connections: usize,
-    /// Most that it has destroyed and that are not gone yet. More are forgotten at once.
+    /// The most connections that may be destroyed and not gone yet. Further ones are forgotten at once.
     pub max_orphans: usize,
     /// Code of the time that our MRAs ask for; the kernel takes 24.
     pub service_timeout: u8,
@@ -75,7 +75,7 @@ impl Default for CmConfig {
     }
 }
 
-/// Why a call was refused; nothing was changed.
+/// The reason why a call was refused; nothing was changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum CmError {
@@ -91,7 +91,7 @@ pub enum CmError {
     /// `EINVAL`: more private data than the message has room for.
     #[error("too much private data")]
     PrivateDataTooLong,
-    /// `EADDRINUSE`: somebody listens there already.
+    /// `EADDRINUSE`: a listener is there already.
     #[error("address in use")]
     InUse,
     /// `ENOMEM`: no more connections.
@@ -447,7 +447,7 @@ impl Cm {
         }
     }
 
-    /// The program is done with a connection. It goes as soon as nothing of it matters to the peer.
+    /// The program is done with a connection. It goes as soon as the peer no longer needs it.
     pub(super) fn abandon(&mut self, id: CommId) {
         let Some(c) = self.connections.get_mut(&id) else { return };
         debug_assert!(!c.orphan);
@@ -524,7 +524,7 @@ impl Cm {
                 self.close(now, id);
             }
             S::Closed => self.forget(id),
-            // They wait for the program, which has no timer.
+            // These states wait for the program, which has no timer.
             S::Established | S::RepRcvd | S::MraRepSent | S::DreqRcvd => {
                 debug_assert!(false, "no timer runs in {:?}", c.state);
                 self.timers.set(id, &mut c.deadline, None);

@@ -18,7 +18,7 @@ const METHOD_SEND: u8 = 0x03;
 /// The version of the communication management class.
 pub const CLASS_VERSION: u8 = 2;
 
-/// Why bytes are no MAD of the CM. The receiver drops them and counts the reason.
+/// The reason why bytes are no MAD of the CM. The receiver drops them and counts the reason.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Malformed {
@@ -57,7 +57,7 @@ impl Mad {
     /// Reads a MAD.
     ///
     /// # Errors
-    /// Why the bytes are none of ours.
+    /// The reason why the bytes are none of ours.
     pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
         let bytes: &MadBytes = bytes.try_into().map_err(|_| Malformed::Length)?;
         let (header, body) = bytes.split_at(HEADER_LEN);

@@ -9,13 +9,13 @@ use super::message::{Attribute, Message};
 use crate::qp::Arrival;
 use crate::types::Gid;
 
-/// Most that wait. One more is dropped, as a network would: peers and timers ask again.
+/// The most datagrams that wait. One more is dropped, as a network would: peers and timers ask again.
 const MOST: usize = 16 * 1024;
 
 /// Hop limit of answers to strangers.
 const HOP_LIMIT: u8 = 64;
 
-/// Where datagrams go.
+/// The destination of datagrams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Destination {
     pub(super) sgid: Gid,

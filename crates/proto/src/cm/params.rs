@@ -73,7 +73,7 @@ pub struct ConnectParams<'a> {
     pub service_id: ServiceId,
     /// Addresses for the IP CM header; `None`: there is none (`AF_IB`).
     pub addresses: Option<IpHeader>,
-    /// Where the connection lies.
+    /// The path of the connection.
     pub path: Path,
     /// Transport.
     pub transport: Transport,
@@ -133,7 +133,7 @@ pub struct SidrParams<'a> {
     pub service_id: ServiceId,
     /// Addresses for the IP CM header; `None`: there is none (`AF_IB`).
     pub addresses: Option<IpHeader>,
-    /// Where to.
+    /// The path to the peer.
     pub path: Path,
     /// Time to wait for an answer. The kernel takes 4096 ms.
     pub timeout: Duration,

@@ -39,7 +39,7 @@ impl Cm {
         waiting.filter_map(|c| Some((c.to.dgid, c.remote_id?)))
     }
 
-    /// These peers ended without a word: their connections end as if each had rejected or disconnected.
+    /// These peers were killed: their connections end as if each had rejected or disconnected.
     pub fn peers_gone(&mut self, now: Time, gone: impl Fn(Gid, CommId) -> bool) {
         let is_gone = |c: &&Connection| c.remote_id.is_some_and(|id| gone(c.to.dgid, id));
         let theirs: Vec<_> = self

@@ -70,7 +70,7 @@ impl Record {
         bytes
     }
 
-    /// From bytes that anybody may have written; `None` if they are no record.
+    /// Reads bytes from any source; `None` if they are no record.
     #[must_use]
     pub fn parse(bytes: &[u8; Self::LEN]) -> Option<Self> {
         let word =

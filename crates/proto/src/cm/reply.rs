@@ -23,7 +23,8 @@ use crate::time::Time;
 /// Longest wait that MRAs can ask for, until the message is repeated.
 const LONGEST_SERVICE: Duration = Duration::from_secs(300);
 
-/// Where in a wait an RTU is first repeated. Each repetition takes twice as long as the last one.
+/// The first repetition of an RTU comes after this fraction of a wait. Each further one takes twice as long as the
+/// last.
 const FIRST_RTU_AGAIN: u32 = 64;
 /// Times that an RTU is repeated: as many as fit into the wait.
 const RTUS_AGAIN: u8 = 6;
@@ -98,7 +99,7 @@ impl Cm {
         let (id, remote) = (rep.remote_comm_id, rep.local_comm_id);
         let peer = arrival.source;
         let refuse = |cm: &mut Self, reason| {
-            // With the ID that the peer knows us by, which it may insist on.
+            // The refusal carries the ID that the peer knows us by, which it may insist on.
             let (local_comm_id, remote_comm_id) = (id, remote);
             let about = About::Rep;
             let rej = Rej { local_comm_id, remote_comm_id, about, reason, ..Rej::default() };

@@ -7,7 +7,7 @@ use super::mad::Mad;
 use super::message::Message;
 use crate::types::Gid;
 
-/// Where a MAD belongs, among the processes that share a host's QP1.
+/// The place of a MAD among the processes that share a host's QP1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Route {
     /// To the process of this slot. If there is none, any process gives the right answer.
@@ -18,7 +18,7 @@ pub enum Route {
     Everyone,
 }
 
-/// Where a MAD belongs.
+/// Finds the place of a MAD.
 #[must_use]
 pub fn route(mad: &Mad) -> Route {
     let ours = match &mad.message {

@@ -28,7 +28,7 @@ enum State {
     Sent,
     /// The program shall answer.
     Rcvd,
-    /// It has; the answer is kept for the peer that asks again.
+    /// The program has answered. The answer is kept for a peer that asks again.
     Answered,
     /// Over.
     Closed,
@@ -38,7 +38,7 @@ enum State {
 pub(super) struct Sidr {
     state: State,
     orphan: bool,
-    /// It counts against this listener's backlog.
+    /// The listener whose backlog counts it.
     pub(super) waiting: Option<ListenerId>,
     /// The peer's name of a request that it made.
     request_id: CommId,

@@ -66,8 +66,8 @@ impl Word for AtomicU64 {
     }
 }
 
-/// Leaves the processor to others for a while. By a futex: the sleep of the C library is a cancellation point, and callers hold
-/// locks.
+/// Yields the processor for a while. It sleeps on a futex: the sleep of the C library is a cancellation point, and
+/// callers hold locks.
 #[cold]
 fn rest() {
     const PAUSE: Duration = Duration::from_micros(500);

@@ -38,7 +38,7 @@ pub struct Bind {
     pub len: u64,
 }
 
-/// Why a window was not bound; it is as before.
+/// The reason why a window was not bound; it is as before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum BindError {
     /// No such window.

@@ -173,9 +173,9 @@ pub struct QpInit {
 /// Modifiable attributes (`struct ibv_qp_attr`). In a modify only the fields of the mask count.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QpAttr {
-    /// Where to go.
+    /// The new state.
     pub state: QpState,
-    /// Where the program believes that the queue pair is.
+    /// The state in which the program believes the queue pair to be.
     pub cur_state: QpState,
     /// Raise `SQ_DRAINED` when drained.
     pub en_sqd_async_notify: bool,
@@ -254,7 +254,7 @@ pub struct ModifyLimits {
     pub max_rate_limit: u32,
 }
 
-/// Why a modify was refused; nothing was changed.
+/// The reason why a modify was refused; nothing was changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum ModifyError {

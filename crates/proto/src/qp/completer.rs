@@ -88,8 +88,8 @@ impl Qp {
         self.fail_oldest(status, env);
     }
 
-    /// All requests before `psn` are answered: completes them. False if an answer of its own that one of them has (a READ's,
-    /// an atomic's) never came; then the rest of the packet means nothing yet.
+    /// All requests before `psn` are answered: completes them. False if one of them (a READ, an atomic) has an answer
+    /// of its own that never came. Then the rest of the packet means nothing yet.
     fn answered_before<E: Env>(&mut self, psn: Psn, env: &mut E) -> bool {
         let (before, cost_before) = (self.requester.una, self.requester.una_cost);
         let mut complete = true;

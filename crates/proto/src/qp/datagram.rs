@@ -1,4 +1,4 @@
-//! UD: one packet a message, to anybody (IBA 9.8.3, 10.2.5).
+//! UD: one packet a message, to any destination (IBA 9.8.3, 10.2.5).
 
 use crate::comp_cntr::CompCntrOps;
 use crate::counters::Counter;

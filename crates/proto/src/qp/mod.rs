@@ -154,7 +154,8 @@ pub struct Qp {
     responder: Responder,
     congestion: Congestion,
     pacing: Option<Pacing>,
-    /// By the static rate of its path; UD: since a datagram went to an address handle that has one.
+    /// Pacing by the static rate of its path. On UD it exists once a datagram went to an address handle that has a
+    /// static rate.
     path_pacing: Option<Pacing>,
     /// PSN of the next datagram.
     next_datagram: Psn,
@@ -215,13 +216,13 @@ impl Qp {
         })
     }
 
-    /// With receives of an SRQ of this protection domain.
+    /// Takes receives from an SRQ of this protection domain.
     #[must_use]
     pub fn with_srq_pd(self, pd: u32) -> Self {
         Self { srq_pd: Some(pd), ..self }
     }
 
-    /// With this number.
+    /// Gives it this number.
     #[must_use]
     pub fn numbered(self, qpn: Qpn) -> Self {
         Self { qpn, ..self }
@@ -312,7 +313,7 @@ impl Qp {
         self.attr.state == QpState::Sqd && !self.requester.drained
     }
 
-    /// Where a poller hands back send slots, without the queue pair's lock.
+    /// The place where a poller hands back send slots, without the queue pair's lock.
     #[must_use]
     pub fn sq_credit(&self) -> Arc<SqCredit> {
         Arc::clone(&self.credit)
@@ -542,9 +543,9 @@ impl Qp {
         self.sq.next != self.sq.head || self.keeps_any() || self.is_paced()
     }
 
-    /// Tells whether a delayed ACK is due. The device calls [`acknowledge`](Self::acknowledge) soon, best after the
-    /// last packet received, so that one ACK answers many packets or goes along with the program's reply. An ACK that
-    /// has to wait for answers before it does not count: it leaves behind them, with no call of its own.
+    /// Tells whether a delayed ACK waits. The device calls [`acknowledge`](Self::acknowledge) soon, best after the last
+    /// packet received. So one ACK answers many packets or goes along with the program's reply. An ACK that has to wait
+    /// for answers before it does not count: it leaves behind them, with no call of its own.
     #[must_use]
     pub fn owes_ack(&self) -> bool {
         self.responder.ack_owed && !self.responder.answers.are_pending()

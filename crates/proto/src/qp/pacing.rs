@@ -66,7 +66,7 @@ pub(super) struct Pacing {
 }
 
 impl Pacing {
-    /// None for no limit. A packet has `packet` bytes at most.
+    /// Makes the pacing for a limit; `None` if there is none. A packet has `packet` bytes at most.
     pub(super) fn new(limit: &RateLimit, packet: u32) -> Option<Self> {
         let RateLimit { kbps, max_burst, typical_packet } = *limit;
         if kbps == 0 {

@@ -12,7 +12,7 @@ use crate::recv_queue::{PostRecvError, RecvQueue};
 use crate::wc::{Wc, WcOpcode, WcStatus};
 use crate::wr::{MAX_MESSAGE, RecvWr, SendFlags, SendWr};
 
-/// Why a send was not posted.
+/// The reason why a send was not posted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum PostSendError {
     /// `EINVAL`: sends may be posted in RTS, SQD, SQE and ERR only (IBA 10.3.1).

@@ -207,7 +207,7 @@ impl Qp {
                     break;
                 }
                 if self.sq.next == self.sq.started {
-                    // It was no message.
+                    // The WQE was no message.
                     continue;
                 }
             } else if self.sq.at(self.sq.next).op.is_local() {
@@ -259,7 +259,7 @@ impl Qp {
     /// Full packets that leave in one go of the link; 0 if it sends each by itself.
     fn batch_packets<E: Env>(&self, env: &E) -> u32 {
         match env.batch() {
-            // Without a division, which costs as much as the rest of a short message's way here.
+            // This avoids a division, which costs as much as the rest of a short message's way here.
             0 => 0,
             bytes => (bytes / (self.mtu() + WRITE_OVERHEAD)).min(BATCH_PACKETS),
         }

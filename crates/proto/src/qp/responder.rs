@@ -83,7 +83,7 @@ pub(super) struct Responder {
     nak_sent: bool,
     /// The out-of-order buffer: packets that came after a missing one, or a note that they came.
     early: Option<Box<Early>>,
-    /// For how many gaps more the requester is taken for one that sends all again.
+    /// Further gaps for which the requester counts as one that goes back N.
     goes_back: u8,
     /// An ACK is owed for everything before `expected`.
     pub(super) ack_owed: bool,
@@ -98,7 +98,7 @@ pub(super) struct Responder {
 
 /// A request that cannot be executed: the NAK for the peer, the error on our side.
 struct Refusal {
-    /// None: the peer finds out by its retries.
+    /// None: the peer notices by its retries.
     nak: Option<NakCode>,
     /// Completion of the receive in use.
     recv: WcStatus,
@@ -132,7 +132,7 @@ impl Refusal {
     };
 }
 
-/// Why the chain stopped.
+/// The reason why the chain of checks stopped.
 enum Stop {
     /// No receive is posted.
     NotReady,
@@ -191,7 +191,7 @@ impl Qp {
             self.responder.ack_owed |= goes_on;
             any = true;
         }
-        // Where another one is missing after them a requester that goes back sends it by itself.
+        // A requester that goes back sends a further missing packet unasked.
         let untold = &mut self.responder.goes_back;
         if let Some(psn) = taken.filter(|_| any) {
             early.note_executed(psn, *untold == 0);
@@ -203,7 +203,8 @@ impl Qp {
         }
     }
 
-    /// In place of an ACK: the NAK of a packet that is missing after some that were kept. False if there is none.
+    /// Sends, in place of an ACK, the NAK of a packet that is missing after some that were kept. False if there is
+    /// none.
     pub(super) fn tell_missing<E: Env>(&mut self, env: &mut E) -> bool {
         let Responder { expected, nak_sent, early, .. } = &mut self.responder;
         let tells = early.as_mut().is_some_and(|early| early.take_tell(*expected)) && !*nak_sent;
@@ -218,7 +219,7 @@ impl Qp {
         env.count(Counter::OutOfSequence, 1);
         // A NAK must not overtake answers that were held back: the requester would miss them.
         if !self.responder.nak_sent && !self.responder.answers.are_pending() {
-            // Where a request of an XRC target belongs is found out when its turn has come.
+            // The place of a request to an XRC target is found out when its turn has come.
             if self.init.qp_type == QpType::Rc {
                 self.responder.early.get_or_insert_default();
             }

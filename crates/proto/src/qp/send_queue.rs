@@ -73,7 +73,7 @@ pub(super) struct SendQueue {
     capacity: u32,
     max_sge: usize,
     max_inline: usize,
-    /// Where the next WQE is posted.
+    /// The position of the next post.
     pub(super) head: u32,
     /// WQEs before this one have PSNs.
     pub(super) started: u32,

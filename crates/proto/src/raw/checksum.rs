@@ -21,7 +21,7 @@ fn fold(mut sum: u64) -> u16 {
     sum as u16
 }
 
-/// Where the checksum of TCP or UDP lies, and the sum of its pseudo-header; `None` for fragments and others.
+/// The place of the checksum of TCP or UDP, and the sum of its pseudo-header; `None` for fragments and others.
 fn transport(headers: &Headers) -> Option<(usize, u64)> {
     let (at, proto) = match headers.transport.filter(|_| !headers.is_fragment)? {
         Transport::Tcp { .. } => (headers.transport_at + 16, PROTO_TCP),

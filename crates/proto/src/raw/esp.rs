@@ -102,7 +102,7 @@ pub struct EspAttr {
     pub esn: Option<u32>,
 }
 
-/// Why a security association is none.
+/// The reason why a security association is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum EspError {
     /// `EINVAL`.
@@ -135,7 +135,7 @@ impl EspError {
     }
 }
 
-/// Why a packet ends here.
+/// The reason why a packet is dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum EspDrop {
     /// It is a fragment, or has no IP header, or no ESP header where it needs one.
@@ -420,7 +420,7 @@ pub struct Restart {
     pub esn: bool,
 }
 
-/// Where the ESP header begins.
+/// The place of the ESP header.
 fn esp_at(outer: &Headers, in_udp: bool) -> Result<usize, EspDrop> {
     match outer.transport {
         Some(Transport::Esp { .. }) if !in_udp => Ok(outer.transport_at),

@@ -42,7 +42,7 @@ pub struct FlowAttr {
     pub tag: Option<u32>,
 }
 
-/// Why a rule is none; `EINVAL`.
+/// The reason why a rule is refused; `EINVAL`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum FlowError {
     /// Two filters, or two actions, of one kind.
@@ -218,7 +218,7 @@ pub struct Verdict {
 pub struct FlowTable<D> {
     next: u64,
     sniffers: Vec<Entry<D>>,
-    /// By priority, then in the order in which they were made, but for twins, which stand together.
+    /// The rules by priority, then in the order in which they were made. Twins stand together.
     normal: Vec<Entry<D>>,
     /// As these.
     defaults: Vec<Entry<D>>,

@@ -138,9 +138,9 @@ pub struct Headers {
     pub vxlan: Option<u32>,
     /// The start of the IP header, or of another header above Ethernet.
     pub network_at: usize,
-    /// Where the header above begins.
+    /// The place of the header above.
     pub transport_at: usize,
-    /// Where the IP packet ends.
+    /// The end of the IP packet.
     pub network_end: usize,
     /// The packet is a piece of one.
     pub is_fragment: bool,
@@ -157,7 +157,7 @@ pub struct Frame<'a> {
     pub inner: Option<Headers>,
 }
 
-/// Where parsing goes on.
+/// The place where parsing goes on.
 enum Next {
     Nothing,
     Ethernet(usize),

@@ -35,7 +35,7 @@ bitflags! {
     }
 }
 
-/// Why there is no such hash; `EINVAL`.
+/// The reason why there is no such hash; `EINVAL`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum HashError {
     /// The key does not have [`KEY_LEN`] bytes.

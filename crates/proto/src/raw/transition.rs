@@ -21,7 +21,7 @@ fn row(from: QpState, to: QpState) -> Option<(QpAttrMask, QpAttrMask)> {
 /// Checks a modify, and says where it leads; without STATE in the mask the queue pair stays where it is.
 ///
 /// # Errors
-/// In the order of those of other types: present state, transition, missing, extra, unsupported, values.
+/// Checks in the order of the other types: present state, transition, missing, extra, unsupported, values.
 pub fn check(
     current: QpState,
     attr: &QpAttr,

@@ -5,7 +5,7 @@ use std::fmt;
 use super::field::{byte_and_u24, u24_at};
 use super::packet::Malformed;
 
-/// Why a responder refuses (IBA table 44). The code of reliable datagram is left out.
+/// The reason of a refusal by the responder (IBA table 44). The code of reliable datagram is left out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u8)]
 pub enum NakCode {

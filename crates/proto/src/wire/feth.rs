@@ -7,7 +7,7 @@ bitflags::bitflags! {
     /// responder can refuse them.
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
     pub struct Placement: u8 {
-        /// Visible to everybody on the responder's host.
+        /// The data is visible to all on the responder's host.
         const GLOBAL = 1;
         /// Safe from a loss of power.
         const PERSISTENCE = 2;

@@ -104,7 +104,7 @@ enum Kind {
     Notification,
 }
 
-/// Where in its message a packet stands.
+/// The place of a packet in its message.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     First,

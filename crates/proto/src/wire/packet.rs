@@ -21,7 +21,7 @@ pub const MAX_HEADERS: usize = Bth::LEN + XrcEth::LEN + AtomicEth::LEN;
 /// Bytes of the ICRC behind the pad.
 pub const ICRC_LEN: usize = 4;
 
-/// Why bytes are no packet. The receiver drops them and counts the reason.
+/// The reason why bytes are no packet. The receiver drops them and counts the reason.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum Malformed {
@@ -34,7 +34,7 @@ pub enum Malformed {
     /// No opcode that this device knows.
     #[error("unknown opcode")]
     Opcode,
-    /// More pad than bytes behind the headers.
+    /// The pad is longer than the bytes behind the headers.
     #[error("more pad than payload")]
     Pad,
     /// A reserved AETH syndrome.
@@ -360,7 +360,7 @@ impl<'a> Packet<'a> {
     /// content of the pad are ignored.
     ///
     /// # Errors
-    /// Why the bytes are no packet.
+    /// The reason why the bytes are no packet.
     #[inline]
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Malformed> {
         let any = Opcode::new(Service::Rc, Operation::Ack);

@@ -66,7 +66,7 @@ impl fmt::Display for Tmh {
 /// Rendezvous header: follows the tag-matching header of [`TmOp::Rndv`] and [`TmOp::Fin`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rvh {
-    /// Where the sender's data lies.
+    /// The address of the sender's data.
     pub va: u64,
     /// Its key.
     pub rkey: u32,

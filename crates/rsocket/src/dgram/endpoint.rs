@@ -40,9 +40,9 @@ pub(super) struct Received {
 
 #[derive(Debug)]
 pub(super) enum Data {
-    /// In a receive buffer: which, where in it, and how long.
+    /// In a receive buffer: its number, and the place and length in it.
     Buffer { slot: u32, at: usize, len: usize },
-    /// It came over UDP.
+    /// The datagram came over UDP.
     Owned(Box<[u8]>),
 }
 
@@ -64,7 +64,7 @@ pub(super) struct Peer {
     ip: IpAddr,
     sgid_index: u8,
     mtu: usize,
-    /// Where its queue pair is, once it told.
+    /// The address of its queue pair, once it has told it.
     dest: Option<UdDest>,
 }
 
@@ -340,7 +340,7 @@ impl Endpoint {
         if state.peers.len() >= MAX_PEERS
             && let Some(other) = state.peers.keys().next().copied()
         {
-            // It is met again when it is needed.
+            // The peer is met again when it is needed.
             state.peers.remove(&other);
         }
         state.peers.insert(to, peer);

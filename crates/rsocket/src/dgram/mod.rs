@@ -45,7 +45,7 @@ pub(crate) struct Dgram {
     nonblocking: AtomicBool,
     options: Mutex<Options>,
     endpoint: OnceLock<Endpoint>,
-    /// Where peers meet.
+    /// The socket on which peers meet.
     udp: Socket,
     making: Mutex<()>,
     closed: (AtomicBool, AtomicBool),

@@ -29,7 +29,7 @@ pub(crate) struct Receiver {
     granted: u32,
     /// Bytes that were read and not granted again.
     freed: u32,
-    /// Where the next half to grant begins.
+    /// The start of the next half to grant.
     free_at: u32,
     /// Messages that were read, and the count at which credits go back by themselves; both modulo 2^16.
     read: u16,

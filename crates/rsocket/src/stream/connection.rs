@@ -124,7 +124,7 @@ impl Connection {
         }
     }
 
-    /// Why it ended, once.
+    /// The reason for its end, once.
     pub(super) fn take_error(&self) -> i32 {
         self.error.swap(0, Ordering::AcqRel)
     }
@@ -214,7 +214,7 @@ impl Connection {
         if !self.core.lock().owes_grant() {
             return;
         }
-        // In the order in which they were planned: each goes to the next entry of the peer's table.
+        // In the order of planning: each goes to the next entry of the peer's table.
         let _turn = self.control.lock();
         loop {
             let Some(Grant { entry, imm }) = self.core.lock().plan_grant() else { return };

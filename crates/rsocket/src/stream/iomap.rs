@@ -149,7 +149,7 @@ impl Stream {
             let told = self.send_maps(connection)?;
             let piece = if told {
                 let Some(entry) = Self::find(connection, offset).or_else(|| {
-                    // It may have come and not been looked for.
+                    // The entry may have come and not been looked for.
                     connection.progress();
                     Self::find(connection, offset)
                 }) else {

@@ -38,9 +38,9 @@ pub(crate) enum Phase {
     Listening,
     /// Resolving, connecting or accepting.
     Opening,
-    /// It was connected, and may be disconnected by now.
+    /// The socket was connected, and may be disconnected by now.
     Connected,
-    /// It could not be connected.
+    /// The socket could not be connected.
     Failed,
 }
 
@@ -208,7 +208,7 @@ impl Stream {
         *self.keepalive_due.lock()
     }
 
-    /// Somebody has slept; `woken`: the descriptor is readable.
+    /// A thread has slept; `woken`: the descriptor is readable.
     pub(crate) fn end_sleep(&self, woken: bool) {
         self.sleepers.end(woken, self.connection.get().map(|connection| &connection.channel));
         if !woken {

@@ -64,7 +64,7 @@ pub(super) struct Setup {
     step: Step,
     destination: Option<Address>,
     tries: u32,
-    /// Found while somebody only looked whether there is one.
+    /// Requests found while a caller only looked whether there is one.
     requests: VecDeque<Request>,
 }
 

@@ -83,7 +83,7 @@ fn connected_datagrams() {
     for i in 0..5u8 {
         a.send(&[i], 0).unwrap();
         assert_eq!(recv_from(&b, 9, 0).unwrap().0, [i]);
-        // From somebody else: not for a connected socket.
+        // From another sender: not for a connected socket.
         send_to(&c, b"stranger", &to_a).unwrap();
         send_to(&b, &[i, i], &to_a).unwrap();
         assert_eq!(recv_from(&a, 9, 0).unwrap().0, [i, i]);

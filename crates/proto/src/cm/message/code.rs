@@ -57,7 +57,7 @@ macro_rules! codes {
 }
 
 codes! {
-    /// Why a connection is rejected (IBA table 108).
+    /// The reason for a rejection (IBA table 108).
     RejReason(u16, 16) {
         /// The responder has no queue pair to give.
         NoQp = 1, "no queue pair available";

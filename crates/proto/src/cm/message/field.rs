@@ -9,7 +9,7 @@ pub const BODY_LEN: usize = 232;
 /// A message behind the MAD header.
 pub type Body = [u8; BODY_LEN];
 
-/// Where a field lies: first bit, counted from the most significant of the body, and width.
+/// The place of a field: first bit, counted from the most significant of the body, and width.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     pub(super) first: usize,
@@ -17,7 +17,7 @@ pub(super) struct Place {
     pub(super) width: Option<usize>,
 }
 
-/// At a byte, as wide as its type.
+/// A whole field at a byte, as wide as its type.
 pub(super) const fn at(byte: usize) -> Place {
     Place { first: byte * 8, width: None }
 }

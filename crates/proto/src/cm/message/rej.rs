@@ -18,7 +18,7 @@ message! {
         about: About = bits(8, 0, 2),
         /// Bytes of additional information that count, 7 bits.
         info_len: u8 = bits(9, 0, 7),
-        /// Why.
+        /// The reason.
         reason: RejReason = at(10),
         /// Additional reject information: a value that would be accepted.
         info: [u8; Rej::INFO] = at(12),

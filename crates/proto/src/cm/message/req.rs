@@ -59,7 +59,7 @@ message! {
         srq: bool = bits(51, 4, 1),
         /// With the extended service type, 3 bits: 1 is XRC.
         extended_transport: u8 = bits(51, 5, 3),
-        /// Where the connection lies.
+        /// The path of the connection.
         primary: PathRecord = at(52),
         /// The path that the connection may migrate to.
         alternate: PathRecord = at(52 + PathRecord::LEN),

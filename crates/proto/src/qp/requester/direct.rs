@@ -61,7 +61,7 @@ pub(super) struct Rest {
     kind: Kind,
     /// The row began with another kind.
     is_mixed: bool,
-    /// Where the row's time began.
+    /// The time at which the row began.
     began: Mark,
     trial: Trial,
 }
@@ -122,7 +122,7 @@ struct Speed {
 }
 
 impl Speed {
-    /// By more than an eighth.
+    /// Tells whether it is faster by more than an eighth.
     fn is_well_above(self, other: Self) -> bool {
         let product = |cost: u64, time: Duration| u128::from(cost) * time.as_nanos();
         8 * product(self.cost, other.time) > 9 * product(other.cost, self.time)
@@ -524,7 +524,7 @@ mod tests {
                 if like { TRIED - 4 } else { 1000 },
                 "{direction:?} {len}"
             );
-            // In the row before one.
+            // In the row before a trial.
             let mut rest = Rest { after: FIRST_TRIAL, ..Rest::default() };
             for n in 0..FIRST_TRIAL {
                 rest.see(write, if n == 0 { 65536 } else { 65000 });

@@ -28,7 +28,7 @@ pub(super) struct Repair {
 }
 
 impl Repair {
-    /// For the loss of `una`.
+    /// Tells whether a single packet may suffice for the loss of `una`.
     fn may_suffice(&mut self, una: Psn) -> bool {
         match self.end.take() {
             Some(end) if end == una => {

@@ -127,7 +127,7 @@ impl RetransmitDelay {
         true
     }
 
-    /// For how long silence means nothing.
+    /// The time for which silence means nothing.
     pub(super) fn least(&self) -> Duration {
         self.least
     }

@@ -32,7 +32,7 @@ pub(super) struct Early {
     bytes: usize,
     /// The highest that has come within the bounds, kept or not.
     last: Option<Psn>,
-    /// Others have come beyond that.
+    /// Further packets have come beyond that.
     more: bool,
     /// Packets that were kept have been executed, behind this one.
     closed: Option<Psn>,
@@ -40,7 +40,7 @@ pub(super) struct Early {
     tell: bool,
 }
 
-/// One of them.
+/// A kept packet.
 #[derive(Debug)]
 pub(super) struct Kept {
     headers: Headers,

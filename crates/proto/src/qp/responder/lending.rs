@@ -16,11 +16,11 @@ use crate::wire::opcode::Operation;
 /// Requests of a device to the responder here, for an SRQ of that device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lending {
-    /// It is answered here: it is not the next one, or interrupts a message, or the queue pair does not receive.
+    /// It is answered here. It is not the next one, or interrupts a message, or the queue pair does not receive.
     Stays,
     /// Answers to earlier requests still have to be sent. The request will come again.
     Later,
-    /// It is executed where its SRQ is.
+    /// It is executed in the process of its SRQ.
     Goes,
 }
 
@@ -57,7 +57,7 @@ pub struct Remembered {
 pub enum RememberedKind {
     /// Memory of the protection domain of an SRQ.
     Read {
-        /// Where.
+        /// The address.
         va: u64,
         /// Key of the region.
         rkey: u32,

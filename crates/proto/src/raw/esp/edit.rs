@@ -122,7 +122,7 @@ impl<'a> Packet<'a> {
         if let Some((src, dst)) = around.udp {
             to.extend(src.to_be_bytes());
             to.extend(dst.to_be_bytes());
-            // No checksum: the packet has one of its own (RFC 3948, 2.1).
+            // No checksum is needed: the packet has one of its own (RFC 3948, 2.1).
             to.extend([0; 4]);
         }
         version_protocol(self.bytes[network_at]).unwrap_or(PROTO_IPV4)
