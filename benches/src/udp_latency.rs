@@ -28,7 +28,7 @@ pub(crate) struct Options {
 enum Role {
     /// Answers
     Server {
-        /// Where to listen
+        /// The address to listen at
         address: SocketAddr,
     },
     /// Asks and measures

@@ -32,7 +32,7 @@ pub(crate) struct Options {
 enum Role {
     /// Receives and measures
     Server {
-        /// Where to listen
+        /// The address to listen at
         address: SocketAddr,
     },
     /// Sends

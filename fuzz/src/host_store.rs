@@ -11,12 +11,12 @@ use anyverbs_net::{ServiceAddress, Services, Slot};
 use super::input::Input;
 
 const MAX_STEPS: usize = 128;
-/// In which records of the journal are looked for: two sections of it.
+/// The range in which records of the journal are looked for: two sections of it.
 const JOURNAL: u64 = 2 * 4096 * 64;
 
-/// One input.
+/// Runs one input.
 pub fn run(input: &[u8]) {
-    // To find a slot takes more time than all of this.
+    // A search for a slot takes more time than all of this.
     static SERVICES: OnceLock<Mutex<Arc<Services>>> = OnceLock::new();
     let services = SERVICES.get_or_init(|| {
         let name = format!("fuzz-{}", std::process::id());

@@ -18,7 +18,7 @@ impl<'a> Input<'a> {
         u16::from_le_bytes([self.byte(), self.byte()])
     }
 
-    /// One time of eight.
+    /// True one time in eight.
     pub fn rarely(&mut self) -> bool {
         self.byte() & 7 == 7
     }
@@ -34,7 +34,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// One of these.
+    /// Chooses one of these.
     pub fn one_of<T: Copy>(&mut self, these: &[T]) -> T {
         these[usize::from(self.byte()) % these.len()]
     }

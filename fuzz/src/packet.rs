@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use anyverbs_proto::wire::icrc::{Flow, IcrcVerdict};
 use anyverbs_proto::wire::packet::{ICRC_LEN, Packet};
 
-/// Where the datagrams of the corpus come from and go to: their checksums are for [`v4`].
+/// The addresses of the datagrams of the corpus: their checksums are for [`v4`].
 pub fn v4() -> Flow {
     let (src, dst) = (Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2));
     Flow::new(IpAddr::V4(src), IpAddr::V4(dst), 0xc000, 4791)
@@ -16,7 +16,7 @@ fn v6() -> Flow {
     Flow::new(address(1), address(2), 0xc000, 4791)
 }
 
-/// One datagram: from the BTH to the ICRC.
+/// Runs one datagram: from the BTH to the ICRC.
 pub fn run(datagram: &[u8]) {
     checksum(&v4(), datagram);
     checksum(&v6(), datagram);

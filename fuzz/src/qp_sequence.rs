@@ -69,7 +69,7 @@ struct Run<'a> {
     psn: [Psn; 2],
 }
 
-/// One input.
+/// Runs one input.
 pub fn run(input: &[u8]) {
     let mut input = Input(input);
     let first = input.byte();

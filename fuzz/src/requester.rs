@@ -54,7 +54,7 @@ struct Run<'a> {
     failed: bool,
 }
 
-/// One input.
+/// Runs one input.
 pub fn run(input: &[u8]) {
     let mut input = Input(input);
     let first = input.byte();

@@ -52,7 +52,7 @@ struct Run<'a> {
     next: u64,
 }
 
-/// One input.
+/// Runs one input.
 pub fn run(input: &[u8]) {
     let mut input = Input(input);
     let first = input.byte();

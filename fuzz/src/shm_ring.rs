@@ -104,7 +104,7 @@ struct World {
     expected: VecDeque<(Vec<u8>, Vec<u8>)>,
     published: usize,
     n: u8,
-    /// Somebody wrote nonsense: nothing is promised any more but that all goes on.
+    /// One side wrote nonsense: the only remaining promise is that all goes on.
     is_tainted: bool,
 }
 

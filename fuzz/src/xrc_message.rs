@@ -24,7 +24,7 @@ use super::input::Input;
 
 const MAX_STEPS: usize = 64;
 
-/// One input.
+/// Runs one input.
 pub fn run(input: &[u8]) {
     let mut input = Input(input);
     if input.byte() & 3 == 0 {
@@ -34,7 +34,7 @@ pub fn run(input: &[u8]) {
     }
 }
 
-/// As it was written or not at all.
+/// Reads a message as it was written or not at all.
 fn read(bytes: &[u8]) -> Option<Message> {
     // Whatever it is: no panic.
     let _ = xrc_message::parse_packet(bytes);
@@ -111,7 +111,7 @@ impl Run {
         self.t.run_for(Duration::from_secs(1));
     }
 
-    /// The responder comes back with a state that somebody has spoilt.
+    /// The responder comes back with a spoilt state.
     fn lend(&mut self, input: &mut Input<'_>) {
         let target = self.t.b.qp;
         let Some((attr, state)) = self.t.lease(target) else { return };
@@ -126,7 +126,7 @@ impl Run {
         }
     }
 
-    /// A request that somebody has spoilt on its way.
+    /// A request that was spoilt on its way.
     fn hand_on(&mut self, input: &mut Input<'_>) {
         let service = QpType::XrcRecv.service();
         let send = Opcode::new(service, anyverbs_proto::wire::opcode::Operation::SendFirst);

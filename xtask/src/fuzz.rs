@@ -51,7 +51,7 @@ const KEPT_BYTES: usize = 64 << 10;
 /// The targets to fuzz.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
-    /// One of them; without it, all
+    /// The target to fuzz; without it, all
     #[arg(value_parser = TARGETS.map(|(name, _)| name))]
     target: Option<String>,
     /// Seconds for each target
@@ -118,7 +118,7 @@ pub(crate) fn run_counted(options: &Options) -> anyhow::Result<Tally> {
     Ok(tally)
 }
 
-/// Where the targets are, and the shared object that `capi` runs on.
+/// The folder of the targets, and the shared object that `capi` runs on.
 struct Built {
     bin: PathBuf,
     lib: PathBuf,
@@ -143,7 +143,7 @@ fn build() -> anyhow::Result<Built> {
     let lib = target.join("lib");
     fs::create_dir_all(&lib).with_context(|| format!("cannot make {}", lib.display()))?;
     let object = target.join(TRIPLE).join("quick/libanyverbs_capi.so");
-    // By the one name it is linked, by the other it is loaded.
+    // The linker uses one name, the loader the other.
     for name in ["libibverbs.so", "libibverbs.so.1"] {
         fs::copy(&object, lib.join(name))
             .with_context(|| format!("cannot copy {}", object.display()))?;

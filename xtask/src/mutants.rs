@@ -36,13 +36,13 @@ const EXPECTED: &str = "conformance/mutants.toml";
 /// The mutants to run.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Options {
-    /// Those of this file, or of files that this pattern matches; may be given several times
+    /// Mutants of this file, or of files that this pattern matches; may be given several times
     #[arg(long)]
     file: Vec<String>,
     /// A share of them, K/N with K from 0 on
     #[arg(long)]
     shard: Option<String>,
-    /// Names them and does nothing else
+    /// Only name the mutants
     #[arg(long)]
     list: bool,
     /// Longest time of the tests of one mutant, in seconds

@@ -1,4 +1,4 @@
-//! Results in pages of documentation: written by the run that measured them, so that a page never says anything else.
+//! Results in pages of documentation. The run that measured them writes them, so that a page agrees with a run.
 
 use std::fs;
 use std::path::Path;

@@ -116,7 +116,7 @@ impl Place {
         command
     }
 
-    /// Until a short worker gets through.
+    /// Waits until a short worker gets through.
     fn wait_for_server(&self, serve: &mut Long) -> anyhow::Result<()> {
         for _ in 0..50 {
             serve.check()?;
@@ -335,7 +335,7 @@ impl Drop for Visitors {
     }
 }
 
-/// Until somebody listens at a TCP port of the loopback.
+/// Waits until a process listens at a TCP port of the loopback.
 fn await_listener(port: u16) -> anyhow::Result<()> {
     let needle = format!(":{port:04X} ");
     for _ in 0..500 {

@@ -1,4 +1,4 @@
-//! Where things lie, and running cargo.
+//! Folders of the workspace, and running cargo.
 
 use std::env;
 use std::path::{Path, PathBuf};

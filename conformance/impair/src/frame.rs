@@ -8,7 +8,7 @@ const ETHERNET: usize = 14;
 const UDP_HEADER: usize = 8;
 const UDP: u8 = 17;
 
-/// Where things lie in a frame with a UDP datagram to the RoCE port.
+/// Offsets in a frame with a UDP datagram to the RoCE port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Roce {
     ipv6: bool,

@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use anyhow::Context;
 use socket2::{Domain, Protocol, SockAddr, SockAddrStorage, Socket, Type};
 
-/// For a bridge that does not run for a moment.
+/// Buffer for a time in which the bridge does not run.
 const BUFFER: libc::c_int = 64 << 20;
 
 /// An interface. Every frame on it can be received, and frames can be sent.
@@ -60,7 +60,7 @@ impl Interface {
         Ok(())
     }
 
-    /// For poll(2).
+    /// The descriptor for poll(2).
     #[must_use]
     pub fn fd(&self) -> RawFd {
         self.socket.as_raw_fd()
@@ -71,7 +71,7 @@ impl Interface {
         match (&self.socket).read(buffer) {
             Ok(len) => Ok(Some(buffer[..len].to_vec())),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            // It was taken down, or comes back.
+            // The interface was taken down, or comes back.
             Err(error) if error.raw_os_error() == Some(libc::ENETDOWN) => Ok(None),
             Err(error) => Err(error),
         }

@@ -127,7 +127,7 @@ pub struct Path {
     /// The longest frame of the link.
     longest: usize,
     rng: SmallRng,
-    /// By the time when they leave; ties in the order of coming.
+    /// Frames by the time when they leave; ties in the order of arrival.
     waiting: BinaryHeap<Reverse<(Duration, u64, Vec<u8>)>>,
     number: u64,
     /// The times at which waiting frames will have left.

@@ -63,7 +63,7 @@ extern "C" fn end() {
 #[test]
 fn exit_allocates_nothing() {
     if std::env::var_os(CHILD).is_some() {
-        // They run in reverse order, with the device's between them.
+        // Exit handlers run in reverse order, with the device's between them.
         unsafe { libc::atexit(end) };
         let name = &anyverbs::devices().unwrap()[0].name;
         std::mem::forget(anyverbs::Context::open(name).unwrap());

@@ -130,7 +130,7 @@ pub(crate) enum Sockets {
     Stream,
     /// UDP
     Dgram,
-    /// Both
+    /// TCP and UDP
     All,
 }
 

@@ -25,7 +25,7 @@ pub(crate) struct Device {
     pub(crate) hw_ver: u32,
     pub(crate) fw_ver: String,
     pub(crate) udp_port: u16,
-    /// In which the processes of this host find each other.
+    /// The registry in which the processes of this host find each other.
     pub(crate) registry: String,
     /// Ways to peers, the first that leads there is taken: `inproc`, `shm`, `udp`.
     pub(crate) links: Vec<String>,

@@ -58,7 +58,7 @@ struct Place {
     shared: bool,
 }
 
-/// Where to lay out, best first.
+/// The places to lay the objects out, best first.
 fn places(variable: impl Fn(&str) -> Option<OsString>, temporary: &Path, user: u32) -> Vec<Place> {
     let own = [
         variable("XDG_CACHE_HOME").map(PathBuf::from),
@@ -342,13 +342,13 @@ mod tests {
         refused(&mut objects, true);
         refused(&mut objects, false);
         mode(&scratch.0, 0o1777);
-        // The folder, made by somebody else before.
+        // The folder was made by another user before.
         let folder = scratch.0.join("anyverbs");
         fs::create_dir(&folder).unwrap();
         mode(&folder, 0o777);
         refused(&mut objects, true);
         fs::remove_dir(&folder).unwrap();
-        // A link of somebody to a directory of this user's, which they might turn elsewhere later.
+        // A link of another user to a directory of this user's. The link might be turned elsewhere later.
         let elsewhere = scratch.0.join("elsewhere");
         DirBuilder::new().mode(0o700).create(&elsewhere).unwrap();
         symlink(&elsewhere, &folder).unwrap();

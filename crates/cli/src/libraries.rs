@@ -1,4 +1,4 @@
-//! Where the shared objects lie that a program is given.
+//! The place of the shared objects for programs.
 
 use std::env;
 use std::path::{Path, PathBuf};

@@ -28,7 +28,8 @@ const PATIENCE: Duration = Duration::from_millis(1500);
 
 /// Runs the program to its end and returns its exit status.
 pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
-    // First of all, so that a signal at any time lets the tree be removed. It is declared before it, hence dropped after.
+    // This comes first, so that a signal at any time lets the tree be removed. It is declared before it, hence dropped
+    // after.
     let blocked = Blocked::new().context("cannot block signals")?;
     let libraries = libraries::find(&args.settings)?;
     let mut variables = args.settings.variables();

@@ -72,7 +72,7 @@ impl ViewTree {
         let path = loop {
             let path = base.join(name());
             match DirBuilder::new().mode(0o700).create(&path) {
-                // Somebody made it before: it is theirs.
+                // Another user made it before, and owns it.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 done => break done.map(|()| path)?,
             }
@@ -396,7 +396,7 @@ mod tests {
         let ViewTree { _lock, .. } = &dead;
         // SAFETY: unlocks a descriptor that is open, as the kernel does when a launcher dies.
         unsafe { libc::flock(_lock.as_raw_fd(), libc::LOCK_UN) };
-        // At once, however young: many launchers may be killed in a minute.
+        // They go at once, however young: many launchers may be killed in a minute.
         sweep(&base);
         assert!(live.path().exists() && !dead_path.exists());
         assert!(others.iter().all(|path| path.join("precious").exists()));

@@ -116,7 +116,7 @@ fn hosts() {
     // SAFETY: touches no memory; a descendant, whose launcher waits for it.
     assert_eq!(unsafe { libc::kill(pid, libc::SIGKILL) }, 0);
     assert_eq!(hear(&mut heard), "disconnected");
-    // Else it would have been minutes.
+    // Otherwise it would have been minutes.
     assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
     let said = end(launcher);
     assert!(!said.contains(NOT_TOLD), "{said}");

@@ -98,7 +98,7 @@ pub(crate) fn rdma() -> Option<&'static Rdma> {
     RDMA.get()?.as_ref()
 }
 
-/// Where `librdmacm.so.1` lies: beside this object.
+/// The place of `librdmacm.so.1`: beside this object.
 fn path() -> Option<CString> {
     // SAFETY: all-zero is a valid Dl_info.
     let mut info: libc::Dl_info = unsafe { core::mem::zeroed() };

@@ -23,7 +23,7 @@ static SETS: [AtomicI32; MAX] = [const { AtomicI32::new(0) }; MAX];
 static CONNECTING: [AtomicBool; MAX] = [const { AtomicBool::new(false) }; MAX];
 /// A lower bound of their number.
 static ANY_CONNECTING: AtomicU32 = AtomicU32::new(0);
-/// Where they connect to, and which epoll set tells of them.
+/// Their targets, and the epoll sets that report them.
 static PLANS: Plans = Plans([const { UnsafeCell::new(Plan::new()) }; MAX]);
 /// Whether this process is the child of one that had rsockets: they are not its own.
 static FORKED: AtomicBool = AtomicBool::new(false);

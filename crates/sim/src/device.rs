@@ -148,14 +148,14 @@ pub(crate) struct Shared {
     pub(crate) overrun: Vec<CqId>,
 }
 
-/// Where a queue pair stands in its device.
+/// The place of a queue pair in its device.
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) id: QpId,
     pub(crate) qpn: Qpn,
     pub(crate) send_cq: CqId,
     pub(crate) recv_cq: CqId,
-    /// On XRC the one that was selected last.
+    /// On XRC the SRQ that was selected last.
     pub(crate) srq: Option<SrqId>,
     /// XRC domain of a target.
     pub(crate) xrcd: Option<u32>,
@@ -169,7 +169,7 @@ pub(crate) struct Place {
     pub(crate) blocked_until: Option<Time>,
     /// When a held ACK is sent.
     pub(crate) ack_at: Option<Time>,
-    /// More packets come at this moment; whether they are for this queue pair is not known.
+    /// More packets come at this moment, perhaps for this queue pair.
     pub(crate) more: bool,
 }
 

@@ -93,11 +93,11 @@ impl Default for Link {
 /// The effects of a link on one packet.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Passage {
-    /// It arrives at these times: one, or two if it was duplicated.
+    /// The packet arrives at these times: one, or two if it was duplicated.
     Arrives(Time, Option<Time>),
     /// As `Arrives`, once, with damage.
     Damaged(Time),
-    /// It is gone, for this reason.
+    /// The packet is lost, for this reason.
     Lost(&'static str),
     /// The sender has to wait until then.
     Blocked(Time),

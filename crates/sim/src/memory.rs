@@ -72,7 +72,7 @@ impl Arena {
         }
     }
 
-    /// Where the bytes lie in `self.bytes`, if all of them are mapped.
+    /// The place of the bytes in `self.bytes`, if all of them are mapped.
     fn locate(&self, addr: u64, len: usize) -> Result<usize, Fault> {
         let found = (|| {
             let start = usize::try_from(addr.checked_sub(self.base)?).ok()?;

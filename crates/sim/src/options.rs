@@ -41,7 +41,7 @@ pub struct QpOptions {
     pub window: u32,
     /// Longest payload of a packet that stands for several, see `Env::segment`; 0: there are none.
     pub segment: u32,
-    /// Bytes that leave at one go, see `Env::batch`.
+    /// Bytes of a batch, see `Env::batch`.
     pub batch: u32,
     /// Silence after which the requester sends again, see `Env::probe_after`.
     pub probe_after: Option<Duration>,

@@ -24,7 +24,7 @@ pub struct End {
     pub send_cq: CqId,
     /// Completions of receives.
     pub recv_cq: CqId,
-    /// Where receives come from, if they are shared.
+    /// The source of receives, if they are shared.
     pub srq: Option<SrqId>,
     /// Queue pair.
     pub qp: QpId,
@@ -64,7 +64,7 @@ impl Sim {
         let max_sge = options.cap.max_recv_sge;
         let (srq, qp) = if options.qp_type == QpType::XrcRecv {
             let max_wr = options.srq.unwrap_or(options.cap.max_recv_wr);
-            // One domain for each end: its number is that of the protection domain.
+            // There is a domain for each end, with the number of the protection domain.
             let srq = self.xrc_srq(pd, pd, recv_cq, max_wr, max_sge);
             (Some(srq), self.xrc_target(pd, recv_cq, options))
         } else {
@@ -80,8 +80,8 @@ impl Sim {
         End { device, pd, send_cq, recv_cq, srq, qp, mr }
     }
 
-    /// Brings two queue pairs from RESET to RTS, each with its options (but for the type, which it has). They may be on
-    /// one device.
+    /// Brings two queue pairs from RESET to RTS, each with its options except the type, which it already has. They may
+    /// be on one device.
     pub fn connect(&mut self, a: (QpId, &QpOptions), b: (QpId, &QpOptions)) {
         for ((qp, mine), (peer, theirs)) in [(a, b), (b, a)] {
             self.to_init(qp, mine);

@@ -116,7 +116,7 @@ impl Sim {
             self.with(id, |qp, env| {
                 env.place.more |= more;
                 env.count(Counter::RcvdPkts, 1);
-                // Where links carry packets that stand for several, they say for how many.
+                // Where links carry packets that stand for several, they give the number.
                 let mtu = qp.attr().path_mtu.bytes() as usize;
                 let packets =
                     if segments { packet.payload.len().div_ceil(mtu).max(1) as u32 } else { 1 };

@@ -383,7 +383,8 @@ impl Sim {
         result
     }
 
-    /// Moves a target's responder to a machine of its own, as to where another SRQ is; false if it is not between messages.
+    /// Moves a target's responder to a machine of its own, as if to the process of another SRQ. False if it is not
+    /// between messages.
     pub fn move_responder(&mut self, target: QpId) -> bool {
         let Some((attr, lease)) = self.lease(target) else { return false };
         self.put_responder(target, &attr, &lease);

@@ -148,7 +148,7 @@ impl UdpPort {
         free.next().expect("a port that no other test has reserved")
     }
 
-    /// One for as long as this process lives.
+    /// A port for as long as this process lives.
     #[must_use]
     pub fn of_this_process() -> u16 {
         let port = std::mem::ManuallyDrop::new(Self::reserve());

@@ -1,4 +1,4 @@
-//! From a caller's path to the path that libc is given.
+//! Turns a caller's path into the path that libc gets.
 
 use core::ffi::{CStr, c_char, c_int};
 

@@ -1,4 +1,4 @@
-//! The result in docs/performance.md: written by the run that measured it, so that the page never says anything else.
+//! The result in docs/performance.md. The run that measured it writes it, so that the page agrees with a run.
 
 use std::fmt::Write;
 use std::fs;

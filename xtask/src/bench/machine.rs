@@ -63,7 +63,7 @@ pub(super) struct Ticks {
 }
 
 impl Ticks {
-    /// Those of now.
+    /// The ticks up to now.
     pub(super) fn now() -> anyhow::Result<Self> {
         let stat = fs::read_to_string("/proc/stat").context("cannot read /proc/stat")?;
         Self::parse(&stat).context("no processors in /proc/stat")

@@ -82,7 +82,7 @@ const PEERS: [&str; 5] = ["perftest", "iperf3", "qperf", "ucx-utils", "libfabric
 
 /// C programs of `benches/`, each linked with their common set-up.
 const PROGRAMS: [&str; 2] = ["footprint", "connections"];
-/// Percent of the processors' time that others may have without a word.
+/// Percent of the processors' time that others may have without a remark.
 const MUCH_STOLEN: f64 = 2.0;
 
 /// All that was measured.
@@ -208,7 +208,7 @@ fn measure(runner: &mut Runner, row: &Row, runs: usize) -> anyhow::Result<Outcom
     Ok(Outcome::new(row, turns))
 }
 
-/// Where the JSON and the pictures go.
+/// The folder of the JSON and the pictures.
 fn results_folder() -> PathBuf {
     target().join("bench")
 }

@@ -9,7 +9,7 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use super::sweep::{Chart, Curve, Quantity};
 
 const SIZE: (u32, u32) = (860, 500);
-/// For the labels.
+/// Room for the labels.
 const RIGHT: i32 = 150;
 const LINE_HEIGHT: i32 = 18;
 /// Bytes of a message.

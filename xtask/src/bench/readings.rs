@@ -2,7 +2,7 @@
 
 use crate::conformance::{cmtime_connects, iperf3_gbits, transfers};
 
-/// Where the figure stands.
+/// The place of the figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reading {
     /// A column of perftest's table.

@@ -160,7 +160,7 @@ impl Outcome {
         self.checks.iter().enumerate().map(|(at, check)| line(at, check)).collect()
     }
 
-    /// Why figures are missing.
+    /// The reasons why figures are missing.
     fn troubles(&self) -> impl Iterator<Item = String> {
         let ours = self.ours.trouble().map(|why| ("anyverbs", why));
         let theirs = self.checks.iter().filter_map(|check| {
@@ -185,7 +185,7 @@ pub(super) fn brief(why: &str) -> String {
 
 const HEADER: [&str; 8] = ["", "anyverbs", "peer", "", "ratio", "target", "", "state"];
 
-/// For the terminal.
+/// The table for the terminal.
 pub(super) fn table(outcomes: &[Outcome]) -> String {
     let lines: Vec<_> = outcomes.iter().map(|outcome| (outcome, outcome.cells())).collect();
     let mut widths = HEADER.map(str::len);
@@ -224,7 +224,7 @@ pub(super) fn table(outcomes: &[Outcome]) -> String {
     text
 }
 
-/// For docs/performance.md.
+/// The table for docs/performance.md.
 pub(super) fn markdown(outcomes: &[Outcome]) -> String {
     let mut text = String::from(
         "| what | anyverbs | peer | its figure | ratio | target | | state |\n\

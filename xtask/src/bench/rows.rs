@@ -17,7 +17,7 @@ pub(super) struct Row {
     pub(super) unit: &'static str,
     pub(super) ours: Contender,
     pub(super) against: Vec<Against>,
-    /// Where one run says enough, in whichever state, since it counts bytes or takes long.
+    /// One run is enough, in any state of the machine, since it counts bytes or takes long.
     pub(super) once: bool,
 }
 
@@ -33,7 +33,7 @@ pub(super) struct Against {
 pub(super) enum Target {
     AtLeast(f64),
     AtMost(f64),
-    /// For comparison.
+    /// No target: for comparison.
     Open,
 }
 
@@ -77,7 +77,7 @@ impl Row {
         self
     }
 
-    /// By which it is chosen.
+    /// The name by which it is chosen.
     pub(super) fn name(&self) -> String {
         format!("{}, {}", self.place, self.what)
     }

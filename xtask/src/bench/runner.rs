@@ -15,21 +15,22 @@ use crate::conformance::{Hosts, Process, Side, Topology, wait_for};
 use crate::dist::Dist;
 use crate::interrupt;
 
-/// For one program; the longest test takes a few seconds on an idle machine.
+/// Time for one program; the longest test takes a few seconds on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// For a server after its client.
+/// Time for a server after its client.
 const AFTERWARDS: Duration = Duration::from_secs(1);
 
 /// The number of rounds of a measurement.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Rounds {
-    /// So many rounds; one in which the machine changed its state is repeated, as often again as there are rounds.
+    /// This many rounds. A round in which the machine changed its state is repeated, as often again as there are
+    /// rounds.
     Settled(usize),
     /// One round, for measurements that do not depend on the machine's state.
     Once,
 }
 
-/// Where programs are, and the hosts that they run on.
+/// The folders of programs, and the hosts that they run on.
 pub(super) struct Runner {
     pub(super) dist: Dist,
     pub(super) limits: PathBuf,

@@ -49,7 +49,7 @@ pub(super) struct Chart {
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Curve {
     pub(super) name: String,
-    /// On the device.
+    /// The contender runs on the device.
     pub(super) ours: bool,
     /// Bytes and the median.
     pub(super) points: Vec<(u64, f64)>,
@@ -79,7 +79,7 @@ fn count(size: u64, budget: u64, most: u64) -> u64 {
 }
 
 impl Sweep {
-    /// By which it is chosen.
+    /// The name by which it is chosen.
     pub(super) fn name(self) -> String {
         format!("plot, {}, {}", self.place, self.quantity)
     }

@@ -13,11 +13,11 @@ pub(super) struct Turns {
     pub(super) rounds: Vec<Round>,
     /// Rounds in which the machine changed its state: their figures are not kept.
     pub(super) discarded: usize,
-    /// Why a contender has no figures.
+    /// The reasons why contenders have no figures.
     pub(super) failures: Vec<Option<String>>,
 }
 
-/// Why there is no figure.
+/// The reason why there is no figure.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Missing {

@@ -17,7 +17,7 @@ use serde::Deserialize;
 use super::process::{Process, quiet, wait_for};
 use super::table::Place;
 
-/// Where a case runs.
+/// The place of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Topology {
@@ -253,18 +253,18 @@ pub(crate) struct Sockets {
 }
 
 impl Sockets {
-    /// By process id, or `self`.
+    /// The sockets of a process, by its id, or `self`.
     pub(crate) fn of(process: &str) -> Self {
         Sockets { process: process.into() }
     }
 
-    /// Whether anybody listens on a TCP port.
+    /// Tells whether a process listens on a TCP port.
     pub(crate) fn listens(&self, port: u16) -> anyhow::Result<bool> {
         const LISTEN: &str = "0A";
         self.any(["tcp", "tcp6"], port, LISTEN)
     }
 
-    /// Whether anybody is bound to a UDP port.
+    /// Tells whether a process is bound to a UDP port.
     pub(crate) fn is_bound(&self, port: u16) -> anyhow::Result<bool> {
         const UNCONNECTED: &str = "07";
         self.any(["udp", "udp6"], port, UNCONNECTED)

@@ -12,7 +12,7 @@ use crate::interrupt;
 use crate::workspace::shown;
 
 const POLL: Duration = Duration::from_millis(5);
-/// From SIGTERM to SIGKILL.
+/// Time from SIGTERM to SIGKILL.
 const GRACE: Duration = Duration::from_secs(3);
 
 /// A running child.

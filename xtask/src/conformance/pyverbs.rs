@@ -89,7 +89,7 @@ enum Outcome {
     Bad(String),
 }
 
-/// Where a suite comes from.
+/// The source of a suite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Release {
     /// Debian's packages.

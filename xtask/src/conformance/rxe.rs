@@ -27,9 +27,9 @@ use crate::{packages, workspace};
 const SOON: Duration = Duration::from_secs(60);
 /// The factor on the time that the table allows a tool.
 const EMULATED: u64 = 3;
-/// For a peer to hear that its server was killed; else it would wait for ever.
+/// Time for a peer to learn that its server was killed; otherwise it would wait for ever.
 const HEARD: Duration = Duration::from_secs(20);
-/// For a command of the runner's own in the guest.
+/// Time for a command of the runner's own in the guest.
 const GUEST_TIME: Duration = Duration::from_secs(60);
 /// Below the range from which the kernel takes ports for clients.
 const FIRST_PORT: u16 = 21_000;
@@ -221,7 +221,7 @@ impl<'a> Runner<'a> {
             Ok(figures) => self.compare_files()?.map(|()| figures),
             Err(reason) => Err(reason),
         };
-        // Why a tool failed is often in the capture, so that is judged as well.
+        // The reason for a tool's failure is often in the capture, so that is judged as well.
         let wire = match captured {
             Ok(file) => capture::check(self.case, &file, &self.addresses())?,
             Err(reason) => Err(reason),

@@ -45,7 +45,7 @@ const SPEED_SEEN: f64 = 20.0;
 const BEGIN: &str =
     "<!-- result: written by `cargo xtask conformance survive --all --write-docs` -->";
 
-/// Where rounds run.
+/// The place of rounds.
 struct Stage<'a> {
     dist: &'a Dist,
     hosts: Hosts,

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 use super::results::Report;
 
-/// Where a case runs: one of a suite's own set of places.
+/// The place of a case: one of a suite's own set of places.
 pub(super) trait Place: DeserializeOwned + Copy + Ord {
     fn name(self) -> &'static str;
 }
@@ -18,12 +18,12 @@ pub(super) trait Place: DeserializeOwned + Copy + Ord {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", bound = "P: Place")]
 struct Table<P> {
-    /// For groups that do not say.
+    /// The places of groups that give none.
     #[serde(default = "Vec::new")]
     on: Vec<P>,
     #[serde(default = "Vec::new")]
     default_on: Vec<P>,
-    /// By the first word of a command.
+    /// Programs by the first word of a command.
     #[serde(default)]
     program: BTreeMap<String, Program>,
     group: Vec<Group<P>>,
@@ -120,7 +120,7 @@ struct Group<P> {
     default: Defaults,
     #[serde(default = "Vec::new")]
     default_on: Vec<P>,
-    /// Why this is in the table as it is, where that is not obvious.
+    /// The reason for a row of the table, where it is not obvious.
     #[serde(default)]
     #[expect(dead_code, reason = "for the reader of the table")]
     why: Option<String>,
@@ -132,7 +132,7 @@ struct Group<P> {
 enum Defaults {
     /// All or none.
     Whole(bool),
-    /// Those of these patterns.
+    /// The commands that match these patterns.
     Patterns(Vec<String>),
 }
 
@@ -382,7 +382,7 @@ fn check<P>(group: &Group<P>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Replaces words in capitals for which there is something else.
+/// Replaces words in capitals by their values.
 pub(super) fn fill<'a>(line: &str, value: impl Fn(&str) -> Option<&'a str>) -> String {
     let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let mut filled = String::new();

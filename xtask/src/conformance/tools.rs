@@ -19,7 +19,7 @@ use super::{Selection, Tally};
 use crate::dist::Dist;
 use crate::{packages, workspace};
 
-/// For a server to listen.
+/// Time for a server to listen.
 const SOON: Duration = Duration::from_secs(10);
 
 pub(super) type Case = table::Case<Topology>;

@@ -162,7 +162,7 @@ fn changes_between_operations_show_at_the_next() {
             }
         }
         if change == "rights" {
-            // They went, and came back.
+            // The rights went, and came back.
             assert_eq!(done(SendOp::Write(at), 8), WcStatus::Success);
             continue;
         }

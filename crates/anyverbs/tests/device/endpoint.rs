@@ -151,7 +151,7 @@ impl Endpoint {
         self.context.resolve(&attr).unwrap()
     }
 
-    /// To INIT, RTR and RTS.
+    /// Moves it to INIT, RTR and RTS.
     pub(crate) fn connect(&self, peer: Address) {
         use QpAttrMask as M;
         let connected = self.qp_type != QpType::Ud;

@@ -134,7 +134,7 @@ impl Process {
         Self::spawn_with(role, own_namespace, &[])
     }
 
-    /// On this host, with these variables, in no group yet.
+    /// Starts one on this host, with these variables, in no group yet.
     pub(crate) fn here(variables: &[(&str, &str)]) -> Self {
         let mut process = Self::spawn_with("obey", false, variables);
         assert_eq!(process.hear(), "here");

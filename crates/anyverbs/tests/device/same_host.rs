@@ -27,7 +27,7 @@ const ADDS_AT_ONCE: u64 = 16;
 const SLOTS: usize = 16;
 const SLOT: usize = 80_000;
 
-/// To a peer with these, one-sided operations are messages.
+/// With these variables, one-sided operations to a peer are messages.
 const BY_RING: [(&str, &str); 1] = [("ANYVERBS_DIRECT", "0")];
 
 pub(crate) struct Peer {
@@ -147,7 +147,7 @@ fn peer() {
         crate::direct::serve(&role, &e, &buffer, remote);
     }
     if role.ends_with("flood") {
-        // Until somebody ends it.
+        // It goes on until it is killed.
         buffer.write(0, &vec![0xaa; SIZE]);
         let mut posted = 0;
         loop {
@@ -297,7 +297,7 @@ fn add_up(e: &Endpoint, results: &Buffer, remote: RemoteAddr) {
     }
 }
 
-/// By every link at once.
+/// Processes add by every link at once.
 #[test]
 fn several_processes_add_to_one_word() {
     let _turn = turn();

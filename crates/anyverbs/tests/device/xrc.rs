@@ -104,7 +104,7 @@ fn an_srq_is_destroyed_under_traffic() {
         }
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                // Until the target refuses; messages of several packets, so that some are cut in two.
+                // It goes on until the target refuses. The messages have several packets, so that some are cut in two.
                 for i in 0..64 {
                     w.send(number, i, 5000).unwrap();
                     if w.sent().status != WcStatus::Success {

@@ -52,7 +52,7 @@ pub(super) fn all(args: &Doctor) -> Vec<Finding> {
     findings
 }
 
-/// Where `anyverbs run` lets the loader look.
+/// The folders in which `anyverbs run` lets the loader look.
 fn library_path(settings: &Settings) -> Vec<PathBuf> {
     let before = environment::variable("LD_LIBRARY_PATH").unwrap_or_default();
     let before = std::env::split_paths(&before).filter(|dir| !dir.as_os_str().is_empty());
@@ -221,7 +221,7 @@ fn view_directory() -> Finding {
     }
 }
 
-/// Where rsockets read their defaults.
+/// The folder from which rsockets read their defaults.
 fn rsocket_settings() -> PathBuf {
     environment::variable("ANYVERBS_RSOCKET_CONFIG")
         .map_or_else(|| "/etc/rdma/rsocket".into(), PathBuf::from)

@@ -1,4 +1,4 @@
-//! Whether a program can be run on the device at all: the loader has to have a say.
+//! Checks whether a program can be run on the device at all: its libraries must come from the loader.
 
 use std::env;
 use std::fs::File;

@@ -28,7 +28,7 @@ pub(super) struct Wish {
 }
 
 const CACHE: &str = "/etc/ld.so.cache";
-/// Where the loader looks last.
+/// The last folders in which the loader looks.
 const DIRECTORIES: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
 
 /// Whether a library is one of ours by its name, also one that a package renamed (`libibverbs-1de1263b.so.1.14.48.0`).
@@ -84,7 +84,7 @@ impl Loader {
                 .collect()
         };
         let runpath = expand(&object.runpath);
-        // One with a RUNPATH has no RPATH, its own or that of others.
+        // With a RUNPATH an object has no RPATH, neither its own nor that of others.
         let mut own_rpaths = expand(&object.rpath);
         own_rpaths.extend(rpaths.iter().cloned());
         let rpaths = if object.runpath.is_some() { Vec::new() } else { own_rpaths.clone() };

@@ -75,7 +75,7 @@ fn any_beside(fds: &[pollfd]) -> bool {
     fds.iter().any(|fd| table::get(fd.fd).is_some())
 }
 
-/// The program's set; none where it is empty or no set at all, which libc is to say.
+/// The program's set. `None` if it is empty or no set at all, which libc has to report.
 ///
 /// # Safety
 /// `fds` is null or has `count` entries, which are the caller's to write.

@@ -251,7 +251,7 @@ unsafe fn copied(address: *const sockaddr, len: socklen_t) -> Address {
     }
 }
 
-/// Binds a TCP socket as its rsocket was. Where that fails the system chooses.
+/// Binds a TCP socket as its rsocket was. If that fails, the system chooses.
 fn bind_as(fd: c_int, plan: &Plan) {
     let Address { storage, len } = &plan.bound;
     if *len > 0 {

@@ -137,7 +137,7 @@ fn nobody_listens() {
     w.tear_down();
 }
 
-/// From a host with jumbo frames to one without.
+/// A connection from a host with jumbo frames to one without.
 #[test]
 fn a_too_large_mtu_becomes_the_proposed_one() {
     let mut w = World::new(1, 2);

@@ -126,7 +126,7 @@ fn a_forger_of_the_peers_address_ends_no_connection() {
                 assert_eq!(w.hosts[host].cm.state(ids[host]), Ok(S::Established), "{line}");
                 while let Some(event) = w.poll_event(host) {
                     assert_ne!(event.id(), ids[host], "{event:?} of {line}");
-                    // This request has no real maker.
+                    // This request is forged.
                     if let CmEvent::ConnectRequest { id, .. } = event {
                         let now = w.now;
                         w.hosts[host].cm.destroy(now, id).unwrap();

@@ -127,7 +127,7 @@ fn a_queued_message_is_not_repeated() {
         cm.on_timer(now);
     }
     assert_eq!(cm.usage().outbox, 2);
-    // It is waited for from when it leaves.
+    // The wait for its answer begins when it leaves.
     for _ in 0..2 {
         cm.poll_transmit(now).unwrap();
     }

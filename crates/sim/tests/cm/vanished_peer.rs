@@ -1,4 +1,4 @@
-//! Peers that are gone without a word.
+//! Peers that vanished.
 
 use anyverbs_proto::cm::ConnectionState as S;
 use anyverbs_proto::cm::event::{CmEvent, Disconnected};

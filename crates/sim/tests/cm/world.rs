@@ -20,7 +20,7 @@ use anyverbs_proto::types::{Gid, Mtu, PKey, Psn, Qpn};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-/// Where the tests' listeners listen.
+/// The port of the tests' listeners.
 pub(crate) const PORT: u16 = 7471;
 
 /// The effects of the network on a datagram; probabilities from 0 to 1.
@@ -402,7 +402,7 @@ impl World {
         self.hosts[to].cm.handle(self.now, &arrival, bytes);
     }
 
-    /// One datagram, or the timers of one moment; false if nothing is left, or nothing before `until`.
+    /// Handles one datagram, or the timers of one moment. False if nothing is left, or nothing before `until`.
     pub(crate) fn step(&mut self, until: Time) -> bool {
         self.pick_up();
         let alive = self.hosts.iter().filter(|h| h.alive);

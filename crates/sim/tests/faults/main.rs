@@ -104,7 +104,7 @@ enum Op {
     Mixed,
 }
 
-/// One of the matrix.
+/// A case of the matrix.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     fault: Fault,

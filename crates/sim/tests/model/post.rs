@@ -462,7 +462,7 @@ impl World {
         let wr = RecvWr { wr_id: host.next_recv, sges: &slot.sges };
         match host.srq {
             Some(srq) if qp.on_srq => {
-                // Some that are not complete may have been taken already: only an upper bound is known.
+                // Some receives that are not complete may have been taken already, so only an upper bound is known.
                 let full = sim.post_srq_recv(srq, &wr).is_err();
                 if full {
                     assert!(host.srq_recvs.len() >= host.srq_max);

@@ -117,7 +117,7 @@ impl World {
         }
     }
 
-    /// Until every sound connection has done all that it was asked for.
+    /// Runs until every sound connection has done all that it was asked for.
     fn finish(&mut self) {
         for q in 0..self.qps.len() {
             if !self.qps[q].destroyed {
@@ -243,7 +243,7 @@ impl World {
         let mut seen = self.added.get(&(h, counter)).cloned().unwrap_or_default();
         seen.sort_unstable();
         let last = self.sim.word(self.hosts[h].counters, counter * 8);
-        // Those of broken connections may have happened without an answer.
+        // Atomics of broken connections may have happened without an answer.
         if self.qps.iter().any(|qp| qp.broken) {
             return;
         }

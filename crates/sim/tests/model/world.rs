@@ -14,7 +14,7 @@ use rand::{Rng, SeedableRng};
 use crate::config::Config;
 use crate::slots::{Slot, Slots};
 
-/// Words that everybody adds to.
+/// Words that all queue pairs add to.
 pub(crate) const COUNTERS: usize = 4;
 
 pub(crate) struct World {
@@ -26,7 +26,7 @@ pub(crate) struct World {
     pub(crate) cqs: Vec<CqId>,
     /// Results and addends of fetch-adds, by host and counter.
     pub(crate) added: BTreeMap<(usize, usize), Vec<(u64, u64)>>,
-    /// For messages that must be told apart.
+    /// The next immediate, so that messages can be told apart.
     pub(crate) next_imm: u32,
     /// Everything that completed, to compare runs.
     pub(crate) log: Vec<(u64, u8, u32)>,
@@ -38,7 +38,7 @@ pub(crate) struct Host {
     /// Noise to send from; the oracle's copy of it.
     pub(crate) source: Mr,
     pub(crate) source_bytes: Vec<u8>,
-    /// For inline data: changes all the time.
+    /// Memory for inline data, which changes all the time.
     pub(crate) scratch: Mr,
     pub(crate) slots: Slots,
     pub(crate) counters: Mr,
@@ -64,7 +64,7 @@ pub(crate) struct XrcSrq {
 pub(crate) struct Message {
     pub(crate) opcode: WcOpcode,
     pub(crate) bytes: Vec<u8>,
-    /// Where a WRITE put them on the board.
+    /// The place of a WRITE's data on the board.
     pub(crate) at: usize,
     pub(crate) imm: Option<u32>,
     pub(crate) inv: Option<u32>,
@@ -82,7 +82,7 @@ pub(crate) enum Check {
     Nothing,
     /// The buffer holds these bytes.
     Read(Slot, Vec<u8>),
-    /// The buffer holds a word: the value before a compare-swap...
+    /// The buffer holds a word: the value before a compare-swap.
     Swapped(Slot, u64),
     /// ... or before a fetch-add to a counter of this host.
     Added {

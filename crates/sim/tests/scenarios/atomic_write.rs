@@ -1,4 +1,4 @@
-//! ATOMIC WRITE: 8 bytes at one go, answered by a READ response without data (IBA A19.3).
+//! ATOMIC WRITE: 8 bytes as a whole, answered by a READ response without data (IBA A19.3).
 
 use super::prelude::*;
 

@@ -33,7 +33,7 @@ fn a_lost_answer_is_given_again() {
         for i in 0..4 {
             let op = match i % 2 {
                 0 => SendOp::FetchAdd { at, add: 10 },
-                // Succeeds once: executed again it would fail and return something else.
+                // It succeeds once: a second execution would fail and return something else.
                 _ => SendOp::CompareSwap { at, compare: if i == 1 { 15 } else { 110 }, swap: 100 },
             };
             t.post(a, i, op, &[a.mr.sge(i as usize * 8, 8)]);

@@ -12,7 +12,7 @@ fn the_buffer_changes_after_the_post() {
             let mut t = Pair::new(1, options);
             let (a, b) = t.ends();
             if lost && reliable {
-                // It is kept for the second try, too.
+                // The data is kept for the second try, too.
                 t.net.once(|_| true, Fate::Drop);
             }
             t.recv(b, 1, &[b.mr.sge(0, 40 + 200)]);

@@ -27,7 +27,7 @@ fn another_partition() {
         let (mut t, a, b) = with_pkey(QpOptions::rc(), pkey);
         t.run();
         assert_eq!(t.counter(b.device, Counter::DropPkey), 1, "{pkey:#x}");
-        // To a reliable connection it is a loss.
+        // On a reliable connection this is a loss.
         assert_eq!(t.sent(a), [(2, Success)]);
         assert_eq!(t.received(b), [(1, Success)]);
         assert_eq!(t.counter(a.device, Counter::LocalAckTimeoutErr), 1);

@@ -160,7 +160,7 @@ fn a_way_longer_than_the_timeout_costs_its_length_alone() {
     }
 }
 
-/// Where packets get lost on a short way, silence does not become longer and longer.
+/// Losses on a short path do not make the probe timeout longer and longer.
 #[test]
 fn losses_do_not_make_a_way_longer() {
     for seed in 1..=5 {

@@ -1,4 +1,4 @@
-//! Where one packet is missing it alone is sent again, if the peer keeps those that came after it.
+//! A single missing packet is repeated alone, if the peer keeps those that came after it.
 
 use super::prelude::*;
 
@@ -149,7 +149,7 @@ fn messages_are_executed_in_order_and_once() {
     assert_eq!(recvs, (100..108).collect::<Vec<_>>());
     assert_eq!(t.bytes(b.mr, 0, 512), t.bytes(a.mr, 0, 512));
     assert_eq!((t.word(a.mr, 2048), t.word(b.mr, 1024)), (5, 8));
-    // The answer of its own that one has forbids the short way.
+    // A request with an answer of its own forbids selective retransmit.
     assert_eq!(t.counter(a.device, Counter::Retransmitted), 7);
 }
 
@@ -266,7 +266,7 @@ fn a_number_far_ahead_is_not_kept() {
         t.post(a, 1, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, LEN)]);
         t.run();
         assert_eq!(t.counter(a.device, Counter::DropStaleAck), 1, "a NAK");
-        // In the middle of a message it is refused.
+        // Within a message it is refused.
         let kept = ahead == 8;
         assert_eq!(t.sent(a), [(1, if kept { RemInvReqErr } else { Success })], "{ahead}");
         assert_eq!(t.counter(a.device, Counter::PacketSeqErr), 0);
@@ -277,7 +277,7 @@ fn a_number_far_ahead_is_not_kept() {
 fn a_gap_too_wide_to_keep_what_follows_is_told() {
     let (mut t, a, _) = keeping(1 << 20);
     let lost: Vec<_> = [5].into_iter().chain(10..25).collect();
-    // One alone, and one more before the rest.
+    // Selective retransmit of one, and of one more before the rest.
     assert_eq!(lose(&mut t, &lost), 1 + PACKETS - 10);
     assert_eq!(t.counter(a.device, Counter::PacketSeqErr), 2);
 }

@@ -136,7 +136,7 @@ fn the_protection_domain_of_the_srq_counts() {
         SendOp::CompareSwap { at, compare: 0, swap: 1 },
     ];
     for op in ops {
-        // In the domain, but the memory is another SRQ's.
+        // The SRQ is in the domain, but the memory is another SRQ's.
         let mut w = world();
         w.post(0, 1, 1, op, if op.is_atomic() { 8 } else { 3000 });
         w.sim.run();

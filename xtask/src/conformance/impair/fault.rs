@@ -69,7 +69,7 @@ impl Matrix {
         let faults = whole.remove("fault").context("no faults")?;
         let mut faults: Vec<Fault> = faults.try_into()?;
         let seed: u64 = whole.remove("seed").context("no seed")?.try_into()?;
-        // Where a program runs is the fault's affair.
+        // The fault decides where a program runs.
         whole.insert("on".into(), vec![toml::Value::from("bridged")].into());
         let programs = table::expand(&toml::to_string(&whole)?)?;
         for fault in &mut faults {

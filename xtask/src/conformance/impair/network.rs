@@ -10,7 +10,7 @@ use super::super::process::{Process, quiet, wait_for};
 use super::fault::Fault;
 use crate::workspace::{self, cargo, succeed};
 
-/// For the bridge to start and to end.
+/// Time for the bridge to start and to end.
 const SOON: Duration = Duration::from_secs(10);
 
 /// Builds the bridge.
@@ -161,7 +161,8 @@ impl Counts {
         words.filter(|(word, _)| *word == name).find_map(|(_, value)| value.parse().ok())
     }
 
-    /// Whether a fault that is to be injected was not. A short program may end before one of a thousand packets is hit.
+    /// Tells whether a fault that should be injected was not. A short program may end before one of a thousand packets
+    /// is hit.
     pub(super) fn is_missing(&self, fault: &Fault) -> bool {
         const ENOUGH: u64 = 5000;
         match &fault.injects {

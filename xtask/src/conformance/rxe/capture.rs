@@ -18,7 +18,7 @@ use crate::conformance::{Process, quiet, wait_for};
 use crate::workspace;
 
 const SOON: Duration = Duration::from_secs(10);
-/// For the last packets, which are under way when the programs have ended.
+/// Time for the last packets, which are under way when the programs have ended.
 const SETTLE: Duration = Duration::from_millis(300);
 
 /// Dissectors that guess the protocol of a payload, and find arbitrary bytes malformed.

@@ -171,7 +171,7 @@ impl Guest {
         }
     }
 
-    /// Waits until somebody in the guest listens on a port of TCP or of librdmacm, or is bound to one of UDP.
+    /// Waits until a process in the guest listens on a port of TCP or of librdmacm, or is bound to one of UDP.
     pub(super) fn wait_for_listener(&self, port: u16, time: Duration) -> anyhow::Result<()> {
         let polls = time.as_millis() / 100;
         let tcp = format!("grep -qs ':{port:04X} 0*:0000 0A' /proc/net/tcp /proc/net/tcp6");

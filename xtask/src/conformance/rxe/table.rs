@@ -15,11 +15,11 @@ use crate::conformance::table::{self, Operation, Place};
 pub(super) enum Direction {
     /// Here; the server is in the guest.
     ToRxe,
-    /// In the guest; the server is here.
+    /// The client is in the guest; the server is here.
     FromRxe,
     ToRxeIpv6,
     FromRxeIpv6,
-    /// By link-local addresses with their scope.
+    /// The sides use link-local addresses with their scope.
     ToRxeLinkLocal,
     FromRxeLinkLocal,
 }
@@ -86,7 +86,7 @@ impl Operation {
                 Some(0x11..=0x11)
             }
             Operation::RcRead => Some(0x0d..=0x10),
-            // With a READ's last response, without payload.
+            // The same opcode as a READ's last response, without payload.
             Operation::RcAtomicWrite => Some(0x10..=0x10),
             Operation::RcCompareSwap | Operation::RcFetchAdd => Some(0x12..=0x12),
             Operation::UcSend | Operation::UcWrite | Operation::UdSend | Operation::Cm => None,

@@ -71,7 +71,7 @@ pub(super) struct Plan {
     pub(super) one_host: bool,
     pub(super) victim: Side,
     pub(super) fault: Fault,
-    /// From the connection, or the start, to the fault.
+    /// Time from the connection, or the start, to the fault.
     pub(super) delay: Duration,
     pub(super) seed: u64,
 }

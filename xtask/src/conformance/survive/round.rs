@@ -18,7 +18,7 @@ use super::{FIRST_PORT, Stage, shared_xrc};
 /// gone after at most 2.34 s (4 x 4.096 us x 2^14 x 5 + 1 s).
 const RETRIES: &str = "-T 14 -r 4";
 pub(super) const BOUND: Duration = Duration::from_millis(2342);
-/// For a program to start or to be ended, on a machine that does other things.
+/// Time for a program to start or to be ended, on a machine that does other things.
 pub(super) const SOON: Duration = Duration::from_secs(60);
 /// Time for a program of the connection manager to end after its peer has gone. Another process of the peer's host
 /// tells it.

@@ -49,7 +49,7 @@ fn a_channel_is_readable_exactly_while_an_event_waits() {
     b.set_cookie(7);
     let event = channel.get_event().unwrap();
     assert_eq!((event.cookie, arg(&event)), (7, 10));
-    // Those of an id that is destroyed are gone, the others stay in order.
+    // Events of a destroyed id are gone; the others stay in order.
     a.ack_events(1);
     a.destroy().unwrap();
     let rest: Vec<_> = (0..2).map(|_| arg(&channel.get_event().unwrap())).collect();

@@ -50,7 +50,7 @@ fn connects_sends_and_parts() {
     }
 }
 
-/// With an address of this host.
+/// Runs the exchange with an address of this host.
 pub(super) fn connect_send_and_part(ip: &str) {
     let listener = Node::listener(&at(ip, 0));
     let active = Node::towards(&listener.on(ip));
@@ -275,7 +275,7 @@ fn a_program_may_move_its_queue_pair_itself() {
     assert!(is_quiet(&active.channel), "whoever confirms knows");
     exchange(&active, &passive);
     exchange(&passive, &active);
-    // Neither side's queue pair is the id's to move.
+    // The ids move neither side's queue pair.
     active.id.disconnect().unwrap();
     passive.expect(EventKind::Disconnected);
     assert_eq!(active.e().qp.state().unwrap(), QpState::Rts);

@@ -24,7 +24,7 @@ fn a_queue_pair_is_asked_for_and_sent_to() {
     }
 }
 
-/// With an address of this host.
+/// Runs the exchange with an address of this host.
 pub(super) fn ask_and_send(ip: &str) {
     let listener = udp().listening(&at(ip, 0));
     let mut active = udp();

@@ -141,7 +141,7 @@ fn resident() -> usize {
     line.split_whitespace().nth(1).unwrap().parse::<usize>().unwrap() << 10
 }
 
-/// In a process of its own: other tests want queue pairs and memory too.
+/// Runs in a process of its own: other tests need queue pairs and memory too.
 #[test]
 fn ten_thousand_connections() {
     const ROLE: &str = "ANYVERBS_TEST_CM_MANY";

@@ -136,7 +136,7 @@ impl Node {
         node
     }
 
-    /// Where to find this listener on `ip`.
+    /// The address of this listener on `ip`.
     pub(crate) fn on(&self, ip: &str) -> Address {
         at(ip, self.port())
     }

@@ -1,4 +1,4 @@
-//! Where ids are: bind, resolve, listen.
+//! Places of ids: bind, resolve, listen.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
@@ -65,7 +65,7 @@ fn a_port_is_taken_once_for_each_address() {
     assert_eq!(CmError::NotAvailable.errno(), libc::EADDRNOTAVAIL);
     let _other_address = bound(&at("::1", port));
     Node::new(PortSpace::Udp, QpType::Ud).id.bind_addr(&at("127.0.0.1", port)).unwrap();
-    // It is free again when its id is gone.
+    // The port is free again when its id is gone.
     first.id.destroy().unwrap();
     let any = bound(&at("0.0.0.0", port));
     assert_eq!(refused(&at("127.0.0.1", port)), CmError::NotAvailable);

@@ -40,7 +40,7 @@ impl Served {
     }
 }
 
-/// Listens, and gives everybody one message back.
+/// Listens, and returns one message to each client.
 fn serve(listener: &Node) {
     let mut served = std::collections::HashMap::new();
     for cookie in 1000.. {
@@ -208,12 +208,12 @@ fn a_server_that_ends_is_noticed() {
     let port = server.listen("127.0.0.1:0");
     let node = echo(&at("127.0.0.1", port));
     server.stdin = None;
-    // It says so, and does not wait for our answer.
+    // The server says so, and does not wait for our answer.
     node.expect(EventKind::Disconnected);
     assert!(server.child.wait().unwrap().success());
     node.id.disconnect().unwrap();
 
-    // One that is killed does not, but no other process answers for it.
+    // A killed server does not, but no other process answers for it.
     let mut server = Other::spawn();
     let port = server.listen("127.0.0.1:0");
     let node = echo(&at("127.0.0.1", port));
@@ -395,7 +395,7 @@ fn addresses_come_and_go() {
         ip("addr del 10.9.9.1/24 dev lo");
         bound.expect(EventKind::AddrChange);
         assert_eq!(context.get_async_event().unwrap().kind(), AsyncEventKind::GidChange);
-        // It cannot do anything there.
+        // The id cannot do anything there.
         assert_eq!(bound.id.init_qp_attr(QpState::Init).unwrap_err().errno(), libc::ENODEV);
         ip("addr add 10.9.9.1/24 dev lo");
         assert_eq!(context.get_async_event().unwrap().kind(), AsyncEventKind::GidChange);

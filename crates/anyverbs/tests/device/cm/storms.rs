@@ -29,7 +29,7 @@ fn queue_pair(e: &Endpoint, id: &Id) -> Qp {
         cookie: 0,
     };
     let qp = e.context.create_qp(&e.pd, &init).unwrap();
-    // It may be over by now.
+    // The connection may be over by now.
     let _ = id.attach_qp(&qp);
     qp
 }
@@ -40,7 +40,7 @@ fn serve(listener: &Node, done: &AtomicBool, mut dice: Dice) {
     let mut held = Vec::new();
     while !done.load(Ordering::Relaxed) {
         if !poll(&listener.channel, 20) {
-            // Somebody may wait for its disconnection to be answered.
+            // A peer may wait for an answer to its disconnection.
             held.clear();
             continue;
         }

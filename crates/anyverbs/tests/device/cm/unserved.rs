@@ -62,7 +62,7 @@ fn who_stopped_listening_may_come_back() {
     expect(&active.channel, EventKind::Rejected);
 }
 
-/// Sooner than anybody is waited for, were it only once: a machine that is too slow says nothing.
+/// The refusal comes sooner than any wait would end. A machine that is too slow proves nothing.
 fn who_never_listened_is_not_waited_for() {
     let refused_at_once = (0..20).any(|_| {
         let bound = Node::tcp();
