@@ -1,8 +1,8 @@
-//! Connections that a process had which ended without a word, seen by who started it.
+//! Connections of processes that were killed, as their launcher sees them.
 //!
-//! Processes of the device write down their connections to other hosts in a journal of the host, which exists as long as one
-//! who joined it, and end the connections of those that are killed. A launcher joins as well, so that what its program
-//! had is known when nobody else is left.
+//! Processes of the device write down their connections to other hosts in a journal of the host, which exists as long
+//! as one process that joined it. They end the connections of processes that are killed. A launcher joins as well, so
+//! that its program's connections are known when no other process is left.
 
 use std::io;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use anyverbs_net::{Journal, Registry, Store};
 use crate::device::Device;
 use crate::error::OpenError;
 
-/// How often it is looked whether peers have answered.
+/// Interval of checks whether peers have answered.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// Keeps what processes leave, without being one of the device.
+/// Keeps the records of killed processes, without being a process of the device.
 #[derive(Debug)]
 pub struct Keeper(Arc<Journal>);
 

@@ -9,14 +9,14 @@ use crate::error::AdviseError;
 use crate::memory::mapping::{self, Needs, Populate};
 use crate::pd::{Pd, PdCell};
 
-/// What is going to happen to a range (`enum ibv_advise_mr_advice`).
+/// The coming use of a range (`enum ibv_advise_mr_advice`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advice {
     /// It will be read.
     Prefetch,
     /// It will be written.
     PrefetchWrite,
-    /// It will be used, and what is not there now shall not be brought in for that.
+    /// It will be used, but missing pages shall not be brought in.
     PrefetchNoFault,
 }
 
@@ -57,8 +57,8 @@ impl PdCell {
 }
 
 impl Pd {
-    /// Says what is going to happen to ranges of regions that are paged on demand (`ibv_advise_mr`). With `flush` it has been
-    /// seen to when this returns.
+    /// Announces the coming use of ranges of regions that are paged on demand (`ibv_advise_mr`). With `flush` the work
+    /// is done when this returns.
     ///
     /// # Errors
     /// [`AdviseError`].

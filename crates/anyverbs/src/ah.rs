@@ -41,7 +41,8 @@ pub struct AhAttr {
     pub port: u8,
 }
 
-/// Address handle (`ibv_create_ah`). A posted send keeps a copy of what it needs: the handle may be destroyed at once.
+/// Address handle (`ibv_create_ah`). A posted send keeps a copy of the parts that it needs: the handle may be destroyed
+/// at once.
 #[derive(Debug)]
 pub struct Ah {
     core: &'static Core,
@@ -86,7 +87,7 @@ impl Ah {
     }
 }
 
-/// How long a neighbour may take to answer.
+/// Longest time of a neighbour to answer.
 const NEIGHBOUR: Duration = Duration::from_secs(3);
 
 /// See [`crate::Context::resolve_ethernet`].

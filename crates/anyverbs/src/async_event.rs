@@ -80,7 +80,7 @@ impl From<QpEvent> for AsyncEventKind {
     }
 }
 
-/// What an event is about. `cookie` is what the program gave at the object's creation or by `set_cookie`.
+/// The subject of an event. The program gave `cookie` at the object's creation or by `set_cookie`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EventElement {
@@ -119,13 +119,13 @@ pub struct AsyncEvent {
 }
 
 impl AsyncEvent {
-    /// What happened.
+    /// The event's kind.
     #[must_use]
     pub fn kind(&self) -> AsyncEventKind {
         self.kind
     }
 
-    /// To whom.
+    /// The queue pair that it is for.
     #[must_use]
     pub fn element(&self) -> EventElement {
         self.element

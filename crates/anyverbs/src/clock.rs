@@ -29,7 +29,7 @@ mod tests {
         let (raw_before, wall_before) = (raw(), wall());
         std::thread::sleep(Duration::from_millis(2));
         let passed = u128::from(raw() - raw_before);
-        // Nobody sets the raw clock right.
+        // No one adjusts the raw clock.
         let most = begin.elapsed().as_nanos() * 101 / 100;
         assert!((1_900_000..=most).contains(&passed), "{passed} of {most}");
         assert!(wall() - wall_before >= 1_900_000);

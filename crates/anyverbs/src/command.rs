@@ -1,5 +1,6 @@
-//! The descriptor that stands for an open device (`ibv_context.cmd_fd`): it survives `dup`, may be passed to other processes,
-//! and names the device there. Behind it is a file that all who have it share, with the device memory of the context.
+//! The descriptor that stands for an open device (`ibv_context.cmd_fd`). It survives `dup`, may be passed to other
+//! processes, and names the device there. Behind it is a file that all its holders share, with the device memory of the
+//! context.
 //!
 //! Words: what the file is, the process that made it, bytes of device memory in use, the last handle, the device's name, and
 //! from [`SLOTS`] on one for each piece of device memory: handle and length, or 0. Whoever has the descriptor may write
@@ -29,7 +30,7 @@ const _: () = assert!(NAME + NAME_LEN / 8 <= SLOTS);
 #[derive(Debug)]
 pub(crate) struct CommandFile {
     file: SharedFile,
-    /// Which file it is, wherever it is open.
+    /// Identifies the file, wherever it is open.
     pub(crate) identity: (u64, u64),
 }
 
@@ -131,7 +132,7 @@ impl CommandFile {
     /// Gives a piece back; false if that was done before, here or elsewhere.
     pub(crate) fn free(&self, piece: &Piece) -> bool {
         let word = self.file.word(piece.slot);
-        // Of no length: nobody finds it, and nobody takes it before it is zero.
+        // Its length is 0: it is not found, and not taken before it is zero.
         let ending = piece.word() & !u64::from(u32::MAX);
         let order = (Ordering::AcqRel, Ordering::Relaxed);
         if word.compare_exchange(piece.word(), ending, order.0, order.1).is_err() {

@@ -57,7 +57,7 @@ impl ChannelCell {
 pub struct CompEvent(Arc<CqCell>);
 
 impl CompEvent {
-    /// What the program gave at the CQ's creation or by [`crate::Cq::set_cookie`].
+    /// The value that the program gave at the CQ's creation or by [`crate::Cq::set_cookie`].
     #[must_use]
     pub fn cookie(&self) -> u64 {
         self.0.cookie()
@@ -70,8 +70,8 @@ impl CompEvent {
 }
 
 impl CompChannel {
-    /// Reads the oldest event (`ibv_get_cq_event`). Waits for one unless the program set `O_NONBLOCK`, and receives meanwhile
-    /// what the network brings; holds no lock while it sleeps, so that the thread may be cancelled.
+    /// Reads the oldest event (`ibv_get_cq_event`). Waits for one unless the program set `O_NONBLOCK`, and receives
+    /// from the network meanwhile. Holds no lock while it sleeps, so that the thread may be cancelled.
     ///
     /// # Errors
     /// [`EventError`].
@@ -80,7 +80,7 @@ impl CompChannel {
             return Err(EventError::Forked);
         }
         let ChannelCell { core, events, patience, .. } = &*self.0;
-        // `None`: it is being dropped, and withdraws what is left.
+        // `None`: it is being dropped, and withdraws the rest.
         let read = |cq: Weak<CqCell>| cq.upgrade().inspect(|cq| cq.comp_acks.read("completion"));
         if let Some(cq) = events.try_pop_with(read) {
             patience.note_found();

@@ -10,7 +10,7 @@ use crate::context_cell::ContextCell;
 use crate::error::{AttachError, CreateError, DestroyError};
 use crate::holders::{Held, Holdable, Holder, Holders};
 
-/// What a counter counts (`enum ibv_comp_cntr_type`).
+/// The unit of a counter (`enum ibv_comp_cntr_type`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[repr(u8)]
 pub enum CompCntrKind {
@@ -107,39 +107,39 @@ impl CompCntr {
         })))
     }
 
-    /// What went well (`ibv_read_comp_cntr`).
+    /// The count of successes (`ibv_read_comp_cntr`).
     #[must_use]
     pub fn completed(&self) -> u64 {
         self.0.completed.load(Ordering::Relaxed)
     }
 
-    /// What failed (`ibv_read_err_comp_cntr`).
+    /// The count of failures (`ibv_read_err_comp_cntr`).
     #[must_use]
     pub fn failed(&self) -> u64 {
         self.0.failed.load(Ordering::Relaxed)
     }
 
-    /// Sets what went well (`ibv_set_comp_cntr`).
+    /// Sets the count of successes (`ibv_set_comp_cntr`).
     pub fn set_completed(&self, value: u64) {
         self.0.completed.store(value, Ordering::Relaxed);
     }
 
-    /// Sets what failed (`ibv_set_err_comp_cntr`).
+    /// Sets the count of failures (`ibv_set_err_comp_cntr`).
     pub fn set_failed(&self, value: u64) {
         self.0.failed.store(value, Ordering::Relaxed);
     }
 
-    /// Adds to what went well (`ibv_inc_comp_cntr`).
+    /// Adds to the count of successes (`ibv_inc_comp_cntr`).
     pub fn add_completed(&self, amount: u64) {
         self.0.completed.fetch_add(amount, Ordering::Relaxed);
     }
 
-    /// Adds to what failed (`ibv_inc_err_comp_cntr`).
+    /// Adds to the count of failures (`ibv_inc_err_comp_cntr`).
     pub fn add_failed(&self, amount: u64) {
         self.0.failed.fetch_add(amount, Ordering::Relaxed);
     }
 
-    /// Asks the network first: who waits for a count to change need not poll a completion queue as well.
+    /// Asks the network first. A program that waits for a count to change need not poll a completion queue as well.
     pub fn progress(&self) {
         if self.0.core.is_current() {
             self.0.core.progress().poll();

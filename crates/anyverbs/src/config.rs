@@ -17,7 +17,7 @@ pub enum ConfigError {
         variable: String,
         /// Its value.
         value: String,
-        /// What it should be.
+        /// The expected form.
         expected: String,
     },
     /// The file cannot be read.
@@ -71,7 +71,7 @@ pub struct Config {
     pub raw_interface: Option<String>,
     /// Writes every packet to this pcap file.
     pub capture: Option<PathBuf>,
-    /// Faults injected into what is received.
+    /// Faults injected into received datagrams.
     pub fault: Option<FaultPolicy>,
 }
 
@@ -82,8 +82,8 @@ impl Default for Config {
             udp_port: 4791,
             registry: "anyverbs".into(),
             interfaces: Vec::new(),
-            // Three full batches with their overhead. An unprivileged socket is granted 208 KiB, of which the kernel makes
-            // 416 to account for its overhead: they hold this much in single datagrams, too.
+            // Three full batches with their overhead. An unprivileged socket is granted 208 KiB, of which the kernel
+            // makes 416 to account for its overhead. Those hold this much in single datagrams, too.
             window: 200 << 10,
             receive_buffer: 8 << 20,
             gso: true,
@@ -155,7 +155,7 @@ impl Config {
         Self::parse(path, &text, variable)
     }
 
-    /// Reads variables, and `text`, what the file `path` holds.
+    /// Reads variables, and `text`, the contents of the file `path`.
     ///
     /// # Errors
     /// [`ConfigError`], the first that is found.
@@ -231,7 +231,8 @@ impl Config {
     }
 }
 
-/// The parser's message has several lines: place, excerpt, reason. The excerpt may hold what a terminal would obey.
+/// The parser's message has several lines: place, excerpt, reason. The excerpt may hold control characters for a
+/// terminal.
 fn one_line(message: &str) -> String {
     let line = message.split_whitespace().collect::<Vec<_>>().join(" ");
     line.replace(char::is_control, "\u{fffd}")

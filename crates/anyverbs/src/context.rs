@@ -53,8 +53,8 @@ impl Context {
     }
 
     /// Opens the device of a [`command_fd`](Self::command_fd) that was passed on, perhaps by another process
-    /// (`ibv_import_device`). It is this process's own device, and a context of its own, with whose original it shares the
-    /// device memory.
+    /// (`ibv_import_device`). It is this process's own device, and a context of its own, which shares the device memory
+    /// with the original.
     ///
     /// # Errors
     /// [`OpenError::NotCommand`] for a descriptor of something else.
@@ -89,7 +89,7 @@ impl Context {
         }
     }
 
-    /// What the device can do (`ibv_query_device`).
+    /// The device's limits and capabilities (`ibv_query_device`).
     ///
     /// # Errors
     /// [`CreateError::Device`].
@@ -97,7 +97,7 @@ impl Context {
         Ok(self.core()?.attr)
     }
 
-    /// What the device says about itself beside its attributes.
+    /// The device's properties beside its attributes.
     ///
     /// # Errors
     /// [`CreateError::Device`].
@@ -164,7 +164,8 @@ impl Context {
     /// (`ibv_resolve_eth_l2_from_gid`). Asks the network where the host does not know, and waits for at most three seconds.
     ///
     /// # Errors
-    /// [`CreateError::Invalid`] as [`resolve`](Self::resolve), [`CreateError::System`] if nobody answers.
+    /// [`CreateError::Invalid`] as [`resolve`](Self::resolve), [`CreateError::System`] if the neighbour does not
+    /// answer.
     pub fn resolve_ethernet(&self, attr: &AhAttr) -> Result<([u8; 6], Option<u16>), CreateError> {
         ah::resolve_ethernet(self.core()?, attr)
     }
@@ -199,7 +200,7 @@ impl Context {
         clock::raw()
     }
 
-    /// The same protection domain for this context: what is made through it tells its events here (`ibv_import_pd`).
+    /// The same protection domain for this context: objects made through it report their events here (`ibv_import_pd`).
     #[must_use]
     pub fn import_pd(&self, pd: &Pd) -> Pd {
         Pd { cell: Arc::clone(&pd.cell), context: Arc::clone(&self.0) }
@@ -237,7 +238,7 @@ impl Context {
         self.0.command.as_fd()
     }
 
-    /// What contexts that share a descriptor have in common, and no others.
+    /// An identity that only contexts with the same descriptor share.
     #[must_use]
     pub fn identity(&self) -> (u64, u64) {
         self.0.command.identity

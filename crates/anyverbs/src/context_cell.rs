@@ -10,7 +10,7 @@ use crate::command::CommandFile;
 #[derive(Debug)]
 pub(crate) struct ContextCell {
     pub(crate) events: AsyncQueue,
-    /// What stands behind its descriptor.
+    /// The file behind its descriptor.
     pub(crate) command: CommandFile,
 }
 

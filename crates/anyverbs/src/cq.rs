@@ -24,7 +24,7 @@ use crate::holders::{Held, Holdable, Holder, Holders};
 use crate::pd::{Pd, PdCell};
 
 bitflags! {
-    /// What a completion queue keeps of a completion besides the [`Wc`] (of `enum ibv_create_cq_wc_flags`).
+    /// The fields of a completion that a completion queue keeps beside the [`Wc`] (of `enum ibv_create_cq_wc_flags`).
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
     pub struct CqFields: u8 {
         /// [`WcDetail::timestamp`].
@@ -36,7 +36,7 @@ bitflags! {
     }
 }
 
-/// What a completion queue is made with (`struct ibv_cq_init_attr_ex`).
+/// Parameters of a completion queue (`struct ibv_cq_init_attr_ex`).
 #[derive(Clone, Copy, Debug)]
 pub struct CqInitAttr<'a> {
     /// Completions that it must hold.
@@ -47,7 +47,7 @@ pub struct CqInitAttr<'a> {
     pub comp_vector: u32,
     /// The program's cookie; see [`Cq::set_cookie`].
     pub cookie: u64,
-    /// What is kept besides; [`Cq::poll_ex`] gives it.
+    /// The further fields that are kept; [`Cq::poll_ex`] gives them.
     pub fields: CqFields,
     /// Where there is no room a completion takes the place of the oldest, and the queue does not fail.
     pub ignore_overrun: bool,
@@ -89,7 +89,7 @@ pub(crate) struct CqCell {
     holders: Holders,
     hold: Mutex<Option<Hold>>,
     fields: CqFields,
-    /// Polls in a row that found nothing, of which long ones count twice.
+    /// Empty polls in a row. Long ones count twice.
     empty_polls: AtomicU32,
 }
 
@@ -109,7 +109,7 @@ struct State {
     credits: Vec<(Qpn, Arc<SqCredit>)>,
     /// Place in `credits` of the last completion.
     last: usize,
-    /// When what a moderated queue has gathered is told.
+    /// The time at which a moderated queue notifies its channel.
     tell_at: Option<Time>,
     /// When [`CqCell::period_over`] is called: not after `tell_at`.
     called_at: Option<Time>,
@@ -173,7 +173,7 @@ impl Holdable for CqCell {
 }
 
 impl CqCell {
-    /// After a poll that found nothing and was as long as so many short ones.
+    /// Yields after an empty poll that was as long as this many short ones.
     #[inline]
     fn yield_when_idle(&self, polls: u32) {
         let before = self.empty_polls.load(Ordering::Relaxed);
@@ -240,7 +240,7 @@ impl CqCell {
         self.pushed(state, pushed)
     }
 
-    /// Does what a new completion asks for. True if it was lost.
+    /// Acts on a new completion. True if it was lost.
     fn pushed(self: &Arc<Self>, state: &mut State, pushed: Pushed) -> bool {
         self.any.store(true, Ordering::Release);
         if pushed.notify || pushed.wait {
@@ -275,7 +275,7 @@ impl CqCell {
             let period = Duration::from_micros(state.queue.moderation().period.into());
             let at = self.core.now() + period;
             state.tell_at = Some(at);
-            // A call that is due earlier is left over from what was told meanwhile; it puts itself off.
+            // A call that is due earlier is left over from an earlier notification; it puts itself off.
             if state.called_at.is_none_or(|called| at < called) {
                 state.called_at = Some(at);
                 self.call_at(at);
@@ -380,7 +380,8 @@ impl CqCell {
         }
         if n == 0 {
             self.yield_when_idle(if is_short { 1 } else { 2 });
-            // Others may have had the processor for long: a program may hear of what came after it before it polls again.
+            // Other threads may have had the processor for long. The program may learn of later events before it polls
+            // again.
             n = take();
         }
         if n > 0 && self.empty_polls.load(Ordering::Relaxed) != 0 {
@@ -467,8 +468,8 @@ impl Cq {
         self.0.state.lock().queue.capacity() as u32
     }
 
-    /// Moves the oldest completions to `out` and returns how many (`ibv_poll_cq`). When there are none, receives what
-    /// the network has brought first. Never waits; allocates nothing.
+    /// Moves the oldest completions to `out` and returns their number (`ibv_poll_cq`). When there are none, receives
+    /// from the network first. Never waits; allocates nothing.
     ///
     /// # Errors
     /// [`CqError::Gone`], [`CqError::Forked`].
@@ -494,7 +495,7 @@ impl Cq {
         Ok(self.0.poll_with(|| self.0.take(most, &mut each)))
     }
 
-    /// As [`poll`](Self::poll), with what the queue was made to keep besides.
+    /// As [`poll`](Self::poll), with the further fields that the queue was made to keep.
     ///
     /// # Errors
     /// [`CqError::Gone`], [`CqError::Forked`].
@@ -574,14 +575,14 @@ impl Cq {
             crate::say_again!(warn, self.0.holders.id(), "CQ not destroyed: {e}")
         })?;
         if let Some(channel) = &self.0.channel {
-            // Who added the last completion has let go of this lock, its event included.
+            // The thread that added the last completion has released this lock, and made its event.
             drop(self.0.state.lock());
             channel.withdraw(&self.0);
         }
         self.0.context.events.withdraw(&self.0.acks);
         self.0.acks.wait(format_args!("a CQ"));
         self.0.comp_acks.wait(format_args!("a CQ"));
-        // Its memory may be a program's, who wants it back.
+        // Its memory may be a program's, which wants it back.
         let empty = anyverbs_proto::cq::Cq::new(0);
         let queue = std::mem::replace(&mut self.0.state.lock().queue, empty);
         drop(queue);

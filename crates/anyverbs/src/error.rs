@@ -37,7 +37,7 @@ pub enum OpenError {
     /// No interface is up, not even the loopback.
     #[error("no network interface is up; bring one up, for instance `ip link set lo up`")]
     NoInterface,
-    /// None of the interfaces that the configuration names can be used.
+    /// No interface that the configuration names can be used.
     #[error("no interface that ANYVERBS_INTERFACES names can be used: {0}")]
     Interfaces(String),
     /// No device of that name.
@@ -49,9 +49,9 @@ pub enum OpenError {
     /// The system refused a descriptor, a thread or memory.
     #[error("cannot {what}: {source}")]
     System {
-        /// What was tried.
+        /// The action that failed.
         what: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
 }
@@ -87,7 +87,7 @@ pub enum CreateError {
     /// `EMFILE` and its like: the system refused a descriptor.
     #[error("the system refused a descriptor: errno {0}")]
     System(i32),
-    /// `EPERM`: raw packets are for those who have `CAP_NET_RAW`.
+    /// `EPERM`: raw packets need `CAP_NET_RAW`.
     #[error("raw packets need CAP_NET_RAW")]
     NotPermitted,
     /// `EINVAL`: a flow rule that is none.
@@ -117,7 +117,7 @@ pub enum RegisterError {
     /// `EFAULT`: part of the range is not mapped, or may not be written where the region may.
     #[error("part of the range is not mapped, or not with these rights")]
     NotMapped,
-    /// `EINVAL`: the text says what.
+    /// `EINVAL`: the text gives the reason.
     #[error("invalid {0}")]
     Invalid(&'static str),
     /// `EBUSY`: memory windows are bound to the region.
@@ -186,13 +186,13 @@ pub enum ModifyObjectError {
     /// `EINVAL`: a value out of range; the text says which.
     #[error("invalid {0}")]
     Invalid(&'static str),
-    /// `EPERM`: a Q_Key with the high bit set is for those who have `CAP_NET_RAW` (IBA 3.5.3).
+    /// `EPERM`: a Q_Key with the high bit set needs `CAP_NET_RAW` (IBA 3.5.3).
     #[error("a controlled Q_Key needs CAP_NET_RAW")]
     NotPermitted,
     /// `EOPNOTSUPP`.
     #[error("the object does not have {0}")]
     Unsupported(&'static str),
-    /// `EINVAL`: what the object holds does not fit.
+    /// `EINVAL`: the object's contents do not fit.
     #[error("what the queue holds does not fit")]
     DoesNotFit,
     /// `EINVAL`: it was destroyed before.

@@ -1,8 +1,8 @@
 //! Queues of events behind a pollable descriptor, and the account of events that were read but not acknowledged.
 //!
-//! The descriptor is an eventfd in semaphore mode whose count is the number of events that wait, so it is readable
-//! exactly when there is one. Whoever reads blocks in read(2) on it and holds no guard meanwhile: a thread may be
-//! cancelled there.
+//! The descriptor is an eventfd in semaphore mode. Its count is the number of events that wait, so it is readable
+//! exactly when there is one. A reader blocks in read(2) on it and holds no guard meanwhile: a thread may be cancelled
+//! there.
 
 use std::collections::VecDeque;
 use std::io;
@@ -21,11 +21,11 @@ pub(crate) fn eventfd(flags: i32) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a descriptor that the kernel has just made and nobody else owns.
+    // SAFETY: a descriptor that the kernel has just made and that has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Adds 1 to an eventfd. Not a cancellation point, as write(2) is: callers hold locks.
+/// Adds 1 to an eventfd. Unlike write(2) this is no cancellation point: callers hold locks.
 pub(crate) fn signal(fd: BorrowedFd<'_>) {
     let one = 1u64;
     // SAFETY: eight live bytes. It can only fail when the count is at its maximum, and then the fd is readable anyway.
@@ -71,8 +71,8 @@ impl Tokens {
         flags >= 0 && flags & libc::O_NONBLOCK == 0
     }
 
-    /// Takes one, without waiting: a reader may have been faster, who then finds no event and waits on. Whether there was
-    /// one.
+    /// Takes one, without waiting. Another reader may have been faster, which then finds no event and waits on. Tells
+    /// whether there was one.
     pub(crate) fn take(&self) -> bool {
         let mut count = 0u64;
         let iov = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: 8 };
@@ -195,7 +195,7 @@ impl Acks {
         self.changed.notify_all();
     }
 
-    /// Waits until every event that was read is acknowledged; says in the log what it waits for.
+    /// Waits until every event that was read is acknowledged; the log says why it waits.
     pub(crate) fn wait(&self, what: std::fmt::Arguments<'_>) {
         let mut unacknowledged = self.unacknowledged.lock();
         while unacknowledged.events > 0 {

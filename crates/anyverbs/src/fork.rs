@@ -1,4 +1,4 @@
-//! What must not survive `fork`: kept in a page that the kernel gives the child empty.
+//! State that must not survive `fork`, kept in a page that the kernel gives the child empty.
 //!
 //! The child sees neither the parent's engine nor a lock that another thread of the parent held. `MADV_WIPEONFORK` also
 //! covers a raw `clone`, which `pthread_atfork` does not see; on kernels before 4.14 a handler wipes the page.
@@ -46,7 +46,7 @@ fn page() -> io::Result<&'static Page> {
         // SAFETY: a live mapping of a page, zeroed, which is a valid `Page`; never unmapped.
         Ok(_) => Ok(unsafe { &*new.cast::<Page>() }),
         Err(theirs) => {
-            // SAFETY: our mapping, which nobody else has seen; theirs is as above.
+            // SAFETY: our mapping, which no other thread has seen; theirs is as above.
             unsafe {
                 libc::munmap(new, len);
                 Ok(&*theirs)

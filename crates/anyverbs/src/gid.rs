@@ -1,8 +1,8 @@
 //! GID table: the addresses of the port.
 //!
-//! A device that has another address does not list 127.0.0.1 and ::1, as devices of an Ethernet interface do not: programs that look
-//! for an address to give to peers would find them. They are addresses of the device all the same, behind the table, so that
-//! connections to 127.0.0.1 stay on the loopback interface.
+//! A device that has another address does not list 127.0.0.1 and ::1, as devices of an Ethernet interface do not.
+//! Programs that look for an address to give to peers would find them. They are addresses of the device all the same,
+//! behind the table, so that connections to 127.0.0.1 stay on the loopback interface.
 
 use std::io;
 use std::net::IpAddr;
@@ -70,7 +70,7 @@ impl GidTable {
         self.entries.read().iter().flatten().cloned().collect()
     }
 
-    /// Those that the table lists.
+    /// The entries that the table lists.
     pub(crate) fn listed(&self) -> Vec<GidEntry> {
         self.entries.read()[..GID_TABLE_LEN].iter().flatten().cloned().collect()
     }
@@ -80,7 +80,7 @@ impl GidTable {
         self.entries.read().iter().flatten().any(|e| e.gid == gid)
     }
 
-    /// Whether an address is one of the host's, whatever interface has it.
+    /// Tells whether an address belongs to any interface of the host.
     pub(crate) fn is_of_host(&self, gid: Gid) -> bool {
         self.host.read().contains(&gid)
     }
@@ -138,7 +138,7 @@ impl GidTable {
     }
 }
 
-/// What is wrong with each name of a list of interfaces, if it gives no address.
+/// The fault of each name of a list of interfaces, if it gives no address.
 fn unusable(interfaces: &[Interface], only: &[String]) -> Vec<String> {
     let reason = |name: &String| {
         let Some(interface) = interfaces.iter().find(|i| i.name == *name) else {
@@ -188,7 +188,7 @@ fn candidates(interfaces: &[Interface], only: &[String]) -> Candidates {
         IpAddr::V6(ip) => !ip.is_unicast_link_local(),
     };
     if !listed.iter().any(leads_elsewhere) {
-        // In the order of the interfaces, of which the loopback is the first.
+        // In the order of the interfaces; the loopback is the first.
         unlisted.append(&mut listed);
         listed = std::mem::take(&mut unlisted);
     }
@@ -208,7 +208,8 @@ fn candidates(interfaces: &[Interface], only: &[String]) -> Candidates {
     Candidates { listed, unlisted }
 }
 
-/// Enters what was found: addresses that stay keep their places, others go where one is free; the last of the table stays empty.
+/// Enters the addresses found. Present addresses keep their places, and new ones take free places; the last of the
+/// table stays empty.
 fn update(entries: &mut [Option<GidEntry>], found: Candidates) -> bool {
     let before = entries.to_vec();
     entries.fill(None);
@@ -353,7 +354,7 @@ mod tests {
         assert_eq!(shown(&entries), ["0=fd00::1", "2=fe80::1", "8=127.0.0.1", "9=::1"]);
         assert!(update(&mut entries, candidates(&[lo.clone(), eth(&[])], &[])));
         assert_eq!(shown(&entries), ["0=127.0.0.1", "1=::1"]);
-        // Who names the interface wants its addresses.
+        // A configuration that names the interface wants its addresses.
         let named = ["lo".into(), "eth0".into()];
         update(&mut entries, candidates(&[lo, eth(&["10.0.0.1"])], &named));
         assert_eq!(shown(&entries), ["0=10.0.0.1", "1=::1", "2=127.0.0.1"]);

@@ -1,6 +1,6 @@
-//! Who holds whom: an object with holders is not destroyed (`EBUSY`) and says who they are.
+//! Holders of objects: an object with holders is not destroyed (`EBUSY`), and the log names them.
 //!
-//! Lock-free, so that a forked child can drop what it inherited.
+//! Lock-free, so that a forked child can drop inherited objects.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::base::Core;
 use crate::error::{DestroyError, Useless};
 
-/// What kind of object holds another.
+/// The kind of an object that holds another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum Holder {
@@ -83,12 +83,12 @@ impl Holders {
         self.total.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// What tells these holders from others.
+    /// The identity of these holders.
     pub(crate) fn id(&self) -> u64 {
         std::ptr::from_ref(self).addr() as u64
     }
 
-    /// Marks the object destroyed if nobody holds it.
+    /// Marks the object destroyed if it has no holder.
     pub(crate) fn retire(&self) -> Result<(), DestroyError> {
         match self.total.compare_exchange(0, DEAD, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Ok(()),

@@ -1,7 +1,7 @@
 //! LIDs: for programs that know no other address (`qperf`, and others written for InfiniBand).
 //!
-//! RoCE has no LIDs; this device makes them up. A LID is 0x8000 and the low 14 bits of GID 0's IPv4 address, in the range
-//! of InfiniBand's unicast LIDs. It reaches every host whose address differs in those bits only. An address with
+//! RoCE has no LIDs; this device makes them up. A LID is 0x8000 and the low 14 bits of GID 0's IPv4 address, in the
+//! range of InfiniBand's unicast LIDs. It reaches every host whose address differs in those bits only. An address with
 //! any other LID and no GRH is refused, as on other RoCE devices.
 
 use std::net::{IpAddr, Ipv4Addr};

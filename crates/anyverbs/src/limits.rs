@@ -1,10 +1,10 @@
-//! What the device can do: the numbers that it reports, and enforces.
+//! The device's limits: the numbers that it reports, and enforces.
 
 use anyverbs_proto::mr::Access;
 
 use crate::clock;
 
-/// Sizes and capabilities of the device (`ibv_query_device`). What is reported is enforced, and can be reached.
+/// Sizes and capabilities of the device (`ibv_query_device`). Reported limits are enforced, and can be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceAttr {
     /// Identifies the device; from the host's name and the process's network namespace.

@@ -1,8 +1,8 @@
-//! Registered memory: the one module that touches it, with what knows about mappings ([`mapping`], [`shared_file`]).
+//! Registered memory. Only this module touches it, with two that know about mappings ([`mapping`], [`shared_file`]).
 //!
-//! Program and peer may write the same bytes at any time, so nothing here makes a reference to them, and the program
-//! may have unmapped them: every access is made by a routine of this module's own, in assembly, whose page faults the
-//! signal handler turns into a return value by moving the instruction pointer to a landing pad. When all is well that
+//! Program and peer may write the same bytes at any time, so nothing here makes a reference to them. The program may
+//! also have unmapped them. So every access is made by a routine of this module's own, in assembly. The signal handler
+//! turns its page faults into a return value by moving the instruction pointer to a landing pad. When all is well that
 //! costs nothing. Where the program keeps that handler from running, the kernel copies ([`guard`]).
 
 mod guard;
@@ -242,7 +242,7 @@ unsafe extern "C" {
 /// The memory of this process.
 #[derive(Debug)]
 pub(crate) struct ProcessMemory {
-    /// What is mapped where in it.
+    /// The mappings in it.
     pub(crate) maps: Maps,
 }
 
@@ -257,8 +257,8 @@ impl ProcessMemory {
 impl Memory for ProcessMemory {
     #[inline]
     fn read(&self, addr: u64, dst: &mut [u8]) -> Result<(), Fault> {
-        // SAFETY: `dst` is ours to write. The other side is an address that the program registered: whoever registered
-        // it vouched that the device may touch it (`Pd::reg_mr`), and where nothing is mapped the routine returns 1.
+        // SAFETY: `dst` is ours to write. The other side is an address that the program registered. The program vouched
+        // that the device may touch it (`Pd::reg_mr`), and where nothing is mapped the routine returns 1.
         unsafe { guard::copy(dst.as_mut_ptr(), addr as *const u8, dst.len()) }
     }
 
@@ -270,7 +270,7 @@ impl Memory for ProcessMemory {
 
     #[inline]
     fn copy(&self, to: u64, from: u64, len: usize) -> Result<(), Fault> {
-        // SAFETY: as in `read` and `write`; or an address in a mapped ring of the same-host link, where this process
+        // SAFETY: as in `read` and `write`. Or an address in a mapped ring of the same-host link, where this process
         // reads or fills a message, by this copy alone.
         unsafe { guard::copy(to as *mut u8, from as *const u8, len) }
     }
@@ -314,7 +314,7 @@ impl ProcessMemory {
         to: u64,
         len: usize,
     ) -> bool {
-        // SAFETY: as in `read`: the kernel copies as the routine would, and finds out what is not mapped.
+        // SAFETY: as in `read`: the kernel copies as the routine would, and finds out which parts are not mapped.
         unsafe { copying.write(pieces, to, len) }.is_ok()
     }
 
@@ -331,7 +331,8 @@ impl ProcessMemory {
         unsafe { copying.read(pieces, from, len) }.is_ok()
     }
 
-    /// Writes the pieces to memory that another process shares; whether all were. Who looks at the last byte sees all others.
+    /// Writes the pieces to memory that another process shares; tells whether all were written. A reader of the last
+    /// byte sees all others.
     pub(crate) fn write_shared(&self, pieces: &[Local], to: u64, len: usize) -> bool {
         // As `Copying::write`: the last line by itself, after the others.
         let end = to.wrapping_add(len as u64);
@@ -365,9 +366,9 @@ impl ProcessMemory {
     }
 }
 
-/// Copies `len` bytes between memory of this process of which either side may be unmapped, or written by others at the same
-/// time: for programs' buffers and for memory that peers write. Where a page is missing, some of the bytes were copied.
-/// Needs a device to have been opened in this process: the handler of page faults comes with it.
+/// Copies `len` bytes between memory of this process. Either side may be unmapped, or written by others at the same
+/// time: this is for programs' buffers and for memory that peers write. If a page is missing, some of the bytes were
+/// copied. A device must have been opened in this process: the handler of page faults comes with it.
 ///
 /// # Safety
 /// Whoever owns `to` lets it be written, and no Rust reference to either range is in use.

@@ -16,7 +16,7 @@ use crate::limits;
 use crate::memory::mapping::{Mapping, Needs, Unfit, dmabuf};
 use crate::pd::{Pd, PdCell};
 
-/// Memory region (`ibv_reg_mr`). Nothing is pinned.
+/// Memory region (`ibv_reg_mr`). Its pages are not pinned.
 #[derive(Debug)]
 pub struct Mr {
     core: &'static Core,
@@ -33,7 +33,7 @@ struct State {
     _ticket: Ticket,
 }
 
-/// What the region's bytes are, and what keeps them there.
+/// The region's memory, and the object that keeps it there.
 #[derive(Debug)]
 enum Backing {
     /// The program's memory: it keeps it.
@@ -64,7 +64,7 @@ impl Drop for DmaBuf {
     }
 }
 
-/// What a re-registration changes (`ibv_rereg_mr`).
+/// The changes of a re-registration (`ibv_rereg_mr`).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rereg<'a> {
     /// New address and length; the region is then named by its address.
@@ -130,7 +130,7 @@ struct Draft<'a> {
 }
 
 impl Mr {
-    /// Of the program's memory.
+    /// Registers the program's memory.
     pub(crate) fn register(
         pd: &Arc<PdCell>,
         (addr, len, iova): (u64, u64, u64),
@@ -156,7 +156,7 @@ impl Mr {
         Self::enter(pd, Draft { addr, len, iova, access, dmah, backing: Backing::Program })
     }
 
-    /// Of part of a buffer that the device allocated in the same protection domain.
+    /// Registers part of a buffer that the device allocated in the same protection domain.
     pub(crate) fn of_buf(
         pd: &Arc<PdCell>,
         buf: &Buf,
@@ -178,14 +178,14 @@ impl Mr {
         Self::enter(pd, Draft { addr, len, iova, access, dmah, backing })
     }
 
-    /// Of nothing.
+    /// Makes a region without memory.
     pub(crate) fn null(pd: &Arc<PdCell>) -> Result<Self, RegisterError> {
         let access = Access::LOCAL_WRITE | Access::NULL;
         let (addr, len, iova, dmah) = (0, u64::MAX, 0, None);
         Self::enter(pd, Draft { addr, len, iova, access, dmah, backing: Backing::Null })
     }
 
-    /// Of device memory.
+    /// Registers device memory.
     pub(crate) fn of_dm(
         pd: &Arc<PdCell>,
         dm: &Dm,
@@ -213,7 +213,7 @@ impl Mr {
         Self::enter(pd, Draft { addr, len, iova: 0, access, dmah: None, backing })
     }
 
-    /// Of a dma-buf.
+    /// Registers a dma-buf.
     pub(crate) fn of_dmabuf(
         pd: &Arc<PdCell>,
         fd: BorrowedFd<'_>,
@@ -377,7 +377,7 @@ impl Drop for Mr {
         if !self.core.is_current() {
             return;
         }
-        // The program may reuse the memory now, whatever windows are bound to it.
+        // The program may reuse the memory now, even if windows are bound to it.
         if let Some(state) = self.state.get_mut().take() {
             self.core.withdraw_region(self.keys);
             let ended = self.core.mrs.deregister_bound(self.keys.lkey);
@@ -390,11 +390,11 @@ impl Drop for Mr {
 impl Pd {
     /// Registers `len` bytes at `addr`, which keys name by `iova` on (`ibv_reg_mr`: `iova` = `addr`).
     ///
-    /// The memory may be written by this process and, as `access` grants, by peers at any time, but is never
-    /// borrowed: a range that is unmapped later makes protection errors.
+    /// This process and, as `access` grants, peers may write the memory at any time, but it is never borrowed: a range
+    /// that is unmapped later makes protection errors.
     ///
     /// # Safety
-    /// Until the region is destroyed the device writes to the range as work requests and peers with the key ask; no
+    /// Until the region is destroyed the device writes to the range for work requests and for peers with the key. No
     /// Rust reference to the range may be used meanwhile.
     ///
     /// # Errors
@@ -427,8 +427,8 @@ impl Pd {
         Mr::register(&self.cell, (addr, len, iova), access, dmah)
     }
 
-    /// Makes a region without memory (`ibv_alloc_null_mr`): it reads as zeros, and what is written to it is lost. Peers have
-    /// no key for it.
+    /// Makes a region without memory (`ibv_alloc_null_mr`): it reads as zeros, and writes to it are lost. Peers have no
+    /// key for it.
     ///
     /// # Errors
     /// [`RegisterError`].

@@ -1,7 +1,8 @@
 //! Multicast groups: which queue pairs are attached to them, and on which interfaces the process has joined them.
 //!
-//! A group is an IPv4 or IPv6 multicast address, written as a GID. An attached queue pair gets the group's datagrams by every interface of
-//! the port, as its unicast ones; the connection manager joins on one interface, and the two count separately.
+//! A group is an IPv4 or IPv6 multicast address, written as a GID. An attached queue pair gets the group's datagrams by
+//! every interface of the port, like its unicast ones. The connection manager joins on one interface, and the two count
+//! separately.
 //!
 //! The control lock is taken before a queue pair's. Receiving takes the table's lock alone, for a look-up.
 
@@ -60,7 +61,7 @@ impl<M> Default for Groups<M> {
 #[derive(Debug)]
 struct Control<M> {
     groups: HashMap<Gid, Group<M>>,
-    /// Of all groups.
+    /// The attachments of all groups.
     attachments: u32,
 }
 
@@ -74,7 +75,7 @@ struct Group<M> {
 }
 
 impl<M: Member> Groups<M> {
-    /// The queue pairs that get what is sent to `gid`.
+    /// The queue pairs that get datagrams to `gid`.
     pub(crate) fn members(&self, gid: Gid) -> Option<Members<M>> {
         self.table.read().get(&gid).cloned()
     }
@@ -129,7 +130,7 @@ impl<M: Member> Groups<M> {
         }
     }
 
-    /// Does what ends a queue pair, unless it is attached to groups; no attachment comes between.
+    /// Ends a queue pair by `f`, unless it is attached to groups; no attachment comes between.
     pub(crate) fn unless_attached<T>(
         &self,
         cell: &Arc<M>,
@@ -294,8 +295,8 @@ fn check_room<M>(
     }
 }
 
-/// A membership of this process in a group on one interface, given up by drop: for the connection manager, which joins
-/// before a queue pair is attached. Who only sends needs none.
+/// A membership of this process in a group on one interface, given up by drop. It is for the connection manager, which
+/// joins before a queue pair is attached. A process that only sends needs none.
 #[derive(Debug)]
 pub(crate) struct Membership {
     links: &'static Links,

@@ -22,7 +22,7 @@ pub struct Mw {
     hold: Mutex<Option<(Held<PdCell>, Ticket)>>,
 }
 
-/// What a window is to be bound to (`struct ibv_mw_bind_info`).
+/// The target of a bind (`struct ibv_mw_bind_info`).
 #[derive(Clone, Copy, Debug)]
 pub struct BindInfo<'a> {
     /// The region; `None` with a length of 0.
@@ -48,7 +48,7 @@ impl Mw {
         Ok(Self { core, kind, rkey, hold: Mutex::new(Some((hold, ticket))) })
     }
 
-    /// The key that it was made with. What it is bound under is what the bind says.
+    /// The key that it was made with. The bind gives the key that it is bound under.
     #[must_use]
     pub fn rkey(&self) -> u32 {
         self.rkey
@@ -60,8 +60,8 @@ impl Mw {
         self.kind
     }
 
-    /// The request that binds it, to be posted to a queue pair, and the key under which peers name it then: its own with the
-    /// low 8 bits of `rkey`. Whether the region grants what is asked is found out when the request's turn has come
+    /// The request that binds it, to be posted to a queue pair, and the key by which peers name it then: its own with
+    /// the low 8 bits of `rkey`. The rights of the region are checked when the request's turn has come
     /// ([`crate::WcStatus::MwBindErr`]).
     ///
     /// # Errors

@@ -16,7 +16,7 @@ use crate::td::{Td, TdCell};
 #[derive(Debug)]
 pub struct Pd {
     pub(crate) cell: Arc<PdCell>,
-    /// What is made through it tells its events there.
+    /// Objects made through it report their events there.
     pub(crate) context: Arc<ContextCell>,
 }
 
@@ -28,9 +28,9 @@ pub(crate) struct PdCell {
     /// None of a parent domain, which has that of another.
     _taken: Option<Taken>,
     pub(crate) holders: Holders,
-    /// What a parent domain stands for, until it is destroyed.
+    /// The domain behind a parent domain, until that is destroyed.
     parent_of: Option<Mutex<Option<ParentOf>>>,
-    /// Where the queues of what is made on it lie.
+    /// The memory for the queues of objects made on it.
     pub(crate) memory: QueueMemory,
     _ticket: Ticket,
 }
@@ -98,10 +98,10 @@ impl Pd {
         self.cell.parent_of.is_some()
     }
 
-    /// Makes a parent domain of this protection domain (`ibv_alloc_parent_domain`): what is made on either belongs to the
-    /// same one, but the parent domain can be destroyed only when nothing is left that was made on it, and this one and `td`
-    /// only after it. The queues of queue pairs, SRQs, work queues and completion queues that are made on it lie in `memory`,
-    /// and are given back when those are destroyed.
+    /// Makes a parent domain of this protection domain (`ibv_alloc_parent_domain`). Objects made on either belong to
+    /// the same one. But the parent domain can be destroyed only when no object made on it is left, and this one and
+    /// `td` only after it. The queues of queue pairs, SRQs, work queues and completion queues that are made on it lie
+    /// in `memory`, and are given back when those are destroyed.
     ///
     /// # Errors
     /// [`CreateError::Invalid`] if this is a parent domain itself, [`CreateError::Foreign`], [`CreateError::Exhausted`],

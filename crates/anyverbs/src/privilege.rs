@@ -1,4 +1,4 @@
-//! What the kernel lets this thread do.
+//! The kernel's permissions for this thread.
 
 /// `struct __user_cap_header_struct` (capget(2)).
 #[repr(C)]

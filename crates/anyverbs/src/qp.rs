@@ -47,7 +47,7 @@ use link::Link;
 pub use poster::Poster;
 use transport::Transport;
 
-/// What a queue pair is made with (`struct ibv_qp_init_attr`).
+/// Parameters of a queue pair (`struct ibv_qp_init_attr`).
 #[derive(Clone, Copy, Debug)]
 pub struct QpInitAttr<'a> {
     /// Where sends complete.
@@ -66,7 +66,7 @@ pub struct QpInitAttr<'a> {
     pub cookie: u64,
 }
 
-/// What the initiator of an extended reliable connection is made with. It has no receives.
+/// Parameters of the initiator of an extended reliable connection. It has no receives.
 #[derive(Clone, Copy, Debug)]
 pub struct XrcSendInitAttr<'a> {
     /// Where sends complete.
@@ -84,7 +84,7 @@ pub struct XrcSendInitAttr<'a> {
 #[derive(Debug)]
 pub struct Qp(pub(crate) Arc<QpCell>, Arc<Handle>);
 
-/// One who made a queue pair, or opened it: gets its events.
+/// A maker or opener of a queue pair, which gets its events.
 #[derive(Debug)]
 struct Handle {
     context: Arc<ContextCell>,
@@ -122,7 +122,7 @@ pub(crate) struct QpParts<'a> {
 }
 
 impl QpParts<'_> {
-    /// None of them.
+    /// Parts with none of them.
     pub(crate) fn new(qp_type: QpType) -> Self {
         Self {
             qp_type,
@@ -148,7 +148,7 @@ pub(crate) struct QpCell {
     /// None on an initiator and a target.
     pub(crate) recv_cq: Option<Arc<CqCell>>,
     pub(crate) srq: Option<Arc<SrqCell>>,
-    /// Of a target, or [`NO_DOMAIN`].
+    /// Domain of a target, or [`NO_DOMAIN`].
     xrc_domain: AtomicU64,
     /// The file of its domain, which other processes may share.
     pub(crate) xrc_file: Option<FileId>,
@@ -163,10 +163,10 @@ pub(crate) struct QpCell {
     handles: Mutex<Handles>,
 }
 
-/// Of a queue pair that is no target.
+/// The value in a queue pair that is no target.
 const NO_DOMAIN: u64 = u64::MAX;
 
-/// What the queue pair's lock guards.
+/// The state under the queue pair's lock.
 pub(crate) struct State {
     pub(crate) machine: anyverbs_proto::qp::Qp,
     pub(crate) link: Link,
@@ -184,7 +184,7 @@ impl State {
         self.hold.is_none()
     }
 
-    /// Whether it takes what is sent to a group.
+    /// Tells whether it takes datagrams to a group.
     pub(crate) fn is_in(&self, group: Gid) -> bool {
         self.groups.binary_search_by_key(&group.0, |g| g.0).is_ok()
     }
@@ -205,7 +205,7 @@ impl fmt::Debug for QpCell {
 }
 
 impl QpCell {
-    /// A queue pair with nothing around its machine, and nobody who has it open.
+    /// A queue pair with nothing around its machine, and no open handle.
     fn bare(transport: &'static Transport, qpn: Qpn, qp_type: QpType, state: State) -> Self {
         Self {
             transport,
@@ -274,7 +274,7 @@ impl QpCell {
         }
     }
 
-    /// It ends with its last handle; what it held. None if it was done.
+    /// It ends with its last handle; returns its hold. `None` if it was done before.
     fn end(&self) -> Option<Hold> {
         let hold = self.retire()?;
         self.transport.qps.remove(self.qpn);
@@ -490,7 +490,7 @@ impl Qp {
         cookie: Option<u64>,
         open: impl FnOnce(&dyn Fn(&QpCell), &dyn Fn(&QpCell)) -> Result<Arc<QpCell>, i32>,
     ) -> Result<Self, i32> {
-        // It hears of no event before it is there.
+        // It gets no event before it is there.
         let handle = Handle::new(context, None, Some(held));
         let enter = |cell: &QpCell| cell.handles.lock().own.push(Arc::clone(&handle));
         let leave =
@@ -572,8 +572,8 @@ impl Qp {
         if closed { Err(ModifyObjectError::Gone) } else { Ok(()) }
     }
 
-    /// Changes attributes and state (`ibv_modify_qp`). With [`QpAttrMask::AV`], `attr.av` is what
-    /// [`crate::Context::resolve`] made of the program's address.
+    /// Changes attributes and state (`ibv_modify_qp`). With [`QpAttrMask::AV`], `attr.av` is the result of
+    /// [`crate::Context::resolve`] for the program's address.
     ///
     /// # Errors
     /// [`ModifyObjectError`]; nothing was changed.
@@ -659,7 +659,7 @@ impl Qp {
         wrs.iter().enumerate().try_for_each(|(i, wr)| poster.recv(wr).map_err(|e| (i, e)))
     }
 
-    /// Begins to post. The queue pair stays locked until the poster is dropped; the drop starts what was posted, so
+    /// Begins to post. The queue pair stays locked until the poster is dropped. The drop starts the posted requests, so
     /// post a whole list through one poster. Allocates nothing.
     ///
     /// # Errors
@@ -675,9 +675,9 @@ impl Qp {
         Ok(Poster { cell: &self.0, state: Some(state), call: None, sends: false })
     }
 
-    /// Attaches it to a multicast group (`ibv_attach_mcast`): it gets a copy of what is sent to the group on any interface of
-    /// the port, of its own datagrams too. Once more with the same `gid` and `lid` changes nothing. The LID has no meaning on
-    /// RoCE, but names the attachment.
+    /// Attaches it to a multicast group (`ibv_attach_mcast`). It gets a copy of all datagrams to the group on any
+    /// interface of the port, also of its own. A second call with the same `gid` and `lid` changes nothing. The LID has
+    /// no meaning on RoCE, but names the attachment.
     ///
     /// # Errors
     /// [`AttachError`].
@@ -693,7 +693,7 @@ impl Qp {
         self.0.transport.groups.detach(&self.0, gid, lid)
     }
 
-    /// From now on it gets no copy of what it sends to a group that it is attached to itself
+    /// From now on it gets no copy of its own datagrams to a group that it is attached to
     /// (`IBV_QP_CREATE_BLOCK_SELF_MCAST_LB`).
     pub fn block_own_multicast(&self) {
         self.0.blocks_own_multicast.store(true, Ordering::Relaxed);
@@ -767,7 +767,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Gives this handle up, and with the last one ends the queue pair: what it held. None if it was done.
+    /// Gives this handle up, and with the last one ends the queue pair; returns its hold. `None` if it was done before.
     fn release(&self) -> Option<Option<Hold>> {
         let cell = &self.0;
         let mut handles = cell.handles.lock();
@@ -811,7 +811,7 @@ pub(crate) fn held<T: Holdable>(
     part.map(hold).transpose()
 }
 
-/// Checks the sizes asked for; what the device gives.
+/// Checks the requested sizes; returns those that the device gives.
 fn actual_cap(transport: &Transport, parts: &QpParts<'_>) -> Result<QpCap, CreateError> {
     let (mut cap, max) = (parts.cap, &transport.core.attr);
     if parts.srq.is_some() {

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Objects that one warning tells apart.
 const OBJECTS: usize = 4;
 
-/// How often one warning was caused, by object. The first [`OBJECTS`] have a count each, all others have one together, so that the
-/// memory is bounded. Takes no lock.
+/// Counts the causes of one warning, by object. The first [`OBJECTS`] have a count each, all others have one together,
+/// so that the memory is bounded. Takes no lock.
 #[derive(Debug)]
 pub struct Repeats {
     /// The objects, 0 where there is none yet, and their counts.
@@ -30,7 +30,7 @@ impl Repeats {
         }
     }
 
-    /// Counts one. How many there were, if that is to be said: the first, the tenth, the hundredth, and so on.
+    /// Counts one. Returns the count if it should be logged: the first, the tenth, the hundredth, and so on.
     pub fn count(&self, object: u64) -> Option<u64> {
         let key = object.saturating_add(1);
         let mine = self.known.iter().find(|(known, _)| {
@@ -45,8 +45,8 @@ impl Repeats {
     }
 }
 
-/// A line of a level (`warn`, `error`) about an object, a number, which a program can cause again and again: it goes to the log
-/// for the first time, the tenth, the hundredth, and so on, of each object.
+/// A line of a level (`warn`, `error`) about an object, a number, which a program can cause again and again. It goes to
+/// the log for the first time, the tenth, the hundredth, and so on, of each object.
 #[macro_export]
 macro_rules! say_again {
     ($level:ident, $object:expr, $($arg:tt)+) => {{

@@ -24,7 +24,7 @@ use crate::holders::{Held, Holdable, Holder, Holders};
 use crate::pd::{Pd, PdCell};
 use table::SrqTable;
 
-/// What an SRQ is made with (`struct ibv_srq_init_attr`).
+/// Parameters of an SRQ (`struct ibv_srq_init_attr`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct SrqInitAttr {
     /// Requests.
@@ -63,7 +63,7 @@ pub(crate) struct SrqCell {
     holders: Holders,
     hold: Mutex<Option<Hold>>,
     xrc: Option<Xrc>,
-    /// Of one that matches tags: where its receives complete.
+    /// Completion queue of the receives of an SRQ that matches tags.
     tm_cq: Option<Arc<CqCell>>,
 }
 
@@ -79,7 +79,7 @@ pub(crate) struct XrcPart {
     pub(crate) table: &'static SrqTable,
 }
 
-/// What makes it one of type XRC.
+/// The further state of an SRQ of type XRC.
 #[derive(Debug)]
 struct Xrc {
     number: u32,
@@ -98,7 +98,7 @@ struct State {
     queue: RecvQueue,
     max_sge: u32,
     limit: u32,
-    /// It was destroyed: what was taken from it completes nowhere.
+    /// It was destroyed: receives taken from it do not complete.
     gone: bool,
     tags: Option<TagList>,
 }
@@ -199,7 +199,7 @@ impl SrqCell {
         }
     }
 
-    /// Requests no longer find it, and what targets took from it completes nowhere.
+    /// Requests no longer find it, and receives that targets took from it do not complete.
     fn close(&self) {
         let Some(xrc) = &self.xrc else { return };
         xrc.table.remove(xrc.number);
@@ -257,7 +257,7 @@ impl Srq {
         Ok(RecvQueue::in_memory(init.max_wr, init.max_sge, &memory)?)
     }
 
-    /// Checks the sizes, and takes what every SRQ holds.
+    /// Checks the sizes, and takes the holds of every SRQ.
     fn hold(pd: &Arc<PdCell>, init: &SrqInitAttr) -> Result<(Held<PdCell>, Ticket), CreateError> {
         let core = pd.core;
         if !core.is_current() {
@@ -372,7 +372,7 @@ impl Srq {
         self.0.close();
         self.0.context.events.withdraw(&self.0.acks);
         self.0.acks.wait(format_args!("an SRQ"));
-        // Its memory may be a program's, who wants it back.
+        // Its memory may be a program's, which wants it back.
         let queue = std::mem::replace(&mut self.0.state.lock().queue, RecvQueue::new(0, 0));
         drop(queue);
         drop(self.0.hold.lock().take());
@@ -382,7 +382,8 @@ impl Srq {
 
 impl Drop for Srq {
     fn drop(&mut self) {
-        // Queue pairs keep one of type BASIC; nobody keeps one of type XRC. Of an inherited one the locks are the parent's.
+        // Queue pairs keep one of type BASIC; nothing keeps one of type XRC. The locks of an inherited one are the
+        // parent's.
         if self.0.xrc.is_some() && self.0.core.is_current() && self.0.holders.retire().is_ok() {
             self.0.close();
             self.0.context.events.withdraw(&self.0.acks);

@@ -7,8 +7,8 @@ use crate::context_cell::ContextCell;
 use crate::error::DestroyError;
 use crate::holders::{Holdable, Holders};
 
-/// Thread domain (`ibv_alloc_td`): a promise that what is made in it is used by one thread. This device locks all the same:
-/// it has a thread of its own.
+/// Thread domain (`ibv_alloc_td`): a promise that one thread uses the objects made in it. This device locks all the
+/// same: it has a thread of its own.
 #[derive(Debug)]
 pub struct Td(pub(crate) Arc<TdCell>);
 

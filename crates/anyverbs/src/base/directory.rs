@@ -12,9 +12,10 @@
 //! whole. What is read there is the word of another process: it leads to addresses of that process, which the kernel checks,
 //! and to nothing in this one.
 //!
-//! Deregistration, and the move of a queue pair to RESET or ERR and its end as far as the program asked for them, wait for the
-//! copies in progress. A queue pair that an error moves is taken back at once, and waited for when the program acts on it. A
-//! peer that is stopped in the middle of a copy is waited for until it goes on or ends: it would write what it had begun.
+//! Deregistration waits for the copies in progress. So do the end of a queue pair and its move to RESET or ERR, if the
+//! program asked for it. A queue pair that an error moves is taken back at once, and waited for when the program acts
+//! on it. If a peer is stopped in the middle of a copy, the wait lasts until it goes on or ends: it would write the
+//! rest.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +27,7 @@ use anyverbs_proto::qp::Qp;
 use anyverbs_proto::types::{Gid, Qpn};
 use parking_lot::Mutex;
 
-/// Says that what follows is laid out as here.
+/// Says that the rest has this layout.
 pub(crate) const LAYOUT: u64 = u64::from_le_bytes(*b"avb-dir2");
 pub(crate) const BITS: usize = 8;
 pub(crate) const BLOCK: usize = 4096;
@@ -34,7 +35,7 @@ pub(crate) const ENTRY: usize = 64;
 pub(crate) const REGIONS: usize = BLOCK;
 pub(crate) const QUEUE_PAIRS: usize = REGIONS + MAX_REGIONS * ENTRY;
 pub(crate) const LEN: usize = QUEUE_PAIRS + (1 << 16) * ENTRY;
-/// Of a queue pair's entry: where its peer and rights are.
+/// In a queue pair's entry: the place of its peer and rights.
 pub(crate) const PEER: usize = 8;
 pub(crate) const VALID: u64 = 1 << 63;
 
@@ -59,7 +60,7 @@ pub(crate) fn bit_of(at: usize) -> (usize, u64) {
     (BITS + block / 64 * 8, 1 << (block % 64))
 }
 
-/// What is published of a queue pair.
+/// The entry of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QpEntry {
     pub(crate) peer: Qpn,
@@ -77,12 +78,12 @@ impl QpEntry {
     }
 }
 
-/// What peers are told of a queue pair.
+/// The published state of a queue pair.
 #[derive(Debug, Default)]
 pub(crate) struct PublishedQp {
-    /// What they may do without a message.
+    /// The peers' rights without a message.
     access: Option<Access>,
-    /// Something was taken back, and who copies by it has not been waited for.
+    /// Something was taken back, and copies that use it have not been waited for.
     unsettled: bool,
 }
 
@@ -172,7 +173,7 @@ impl Directory {
         let entry =
             QpEntry { peer: attr.dest_qpn, access, pd: machine.init().pd, gid: attr.av.dgid };
         if known.access.is_some() {
-            // Only the rights are others, which share a word with what stays.
+            // Only the rights change. They share a word with fields that stay.
             self.endpoint.board().store(at + PEER, entry.words()[0]);
             known.unsettled = true;
         } else {
@@ -188,12 +189,12 @@ impl Directory {
         }
     }
 
-    /// Waits until nobody copies by what was taken back before.
+    /// Waits until no copy uses rights that were taken back before.
     pub(crate) fn settle(&self) {
         self.endpoint.settle();
     }
 
-    /// Brings the port's counters up to date with what was copied without packets.
+    /// Adds copies without packets to the port's counters.
     pub(crate) fn count(&self, counters: &Counters) {
         let mut counted = self.counted.lock();
         let ours = Copied {
@@ -204,7 +205,7 @@ impl Directory {
         };
         let theirs = self.endpoint.board().copied();
         let (our_past, their_past) = std::mem::replace(&mut *counted, (ours, theirs));
-        // A peer may write any number there; what it says of the past may shrink.
+        // A peer may write any number there, and its counts may shrink.
         let since = |now: u64, past: u64| now.saturating_sub(past);
         let (out, into) =
             ((our_past.writes, their_past.reads), (our_past.reads, their_past.writes));

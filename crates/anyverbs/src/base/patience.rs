@@ -4,14 +4,14 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-/// How long a thread looks for an event before it sleeps. An answer of a peer that is looking, too, comes sooner; so does that
-/// of one that has to be woken, so that of two that sleep one may begin to look.
+/// The time for which a thread looks for an event before it sleeps. The answer of a peer that is looking, too, comes
+/// sooner. So does that of one that has to be woken, so that of two that sleep one may begin to look.
 const LOOK: Duration = Duration::from_micros(60);
-/// Waits of which one is spent looking although the last ones were longer than that.
+/// One in this many waits is spent looking, although the last ones were longer than that.
 const TRY_EVERY: u32 = 16;
-/// How many waits in a row count.
+/// The number of waits in a row that count.
 const SCORE: u32 = 8;
-/// What a wait that was too long takes from the score.
+/// The amount that a wait that was too long takes from the score.
 const PENALTY: u32 = 2;
 
 thread_local! {
@@ -19,13 +19,13 @@ thread_local! {
     pub(crate) static IS_WORKER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// What is known about the waits for the events of one channel.
+/// Experience with the waits for the events of one channel.
 #[derive(Debug, Default)]
 pub(crate) struct Patience {
     /// Waits that were short, less those that were not.
     score: AtomicU32,
     waits: AtomicU32,
-    /// The program waits in `ibv_get_cq_event`, not in poll(2): until it does, nobody need receive for it.
+    /// The program waits in `ibv_get_cq_event`, not in poll(2). Until it does, no other thread need receive for it.
     waits_here: AtomicBool,
     /// The worker made an event since the program last waited.
     by_worker: AtomicBool,
@@ -57,7 +57,7 @@ impl Patience {
         self.waits_here.load(Ordering::Relaxed)
     }
 
-    /// How long to look.
+    /// The time to look.
     pub(crate) fn look(&self) -> Duration {
         let waits = self.waits.fetch_add(1, Ordering::Relaxed);
         if self.score.load(Ordering::Relaxed) > 0 || waits.is_multiple_of(TRY_EVERY) {

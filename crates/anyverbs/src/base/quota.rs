@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::limits::DeviceAttr;
 
-/// How many objects of a kind the device holds at most, and has.
+/// The limit and the number of objects of a kind.
 #[derive(Debug)]
 pub(crate) struct Quota {
     max: u32,

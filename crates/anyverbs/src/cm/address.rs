@@ -8,7 +8,7 @@ use anyverbs_proto::types::{Gid, PKey};
 
 use super::error::CmError;
 
-/// Where an id is, or whom it asks.
+/// The address of an id or of its peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Address {
     /// `AF_INET` and `AF_INET6`; the scope of a link-local address is its interface.
@@ -28,7 +28,7 @@ pub struct IbAddress {
     pub gid: Gid,
     /// Service ID.
     pub sid: u64,
-    /// Which bits of `sid` count.
+    /// The bits of `sid` that count.
     pub sid_mask: u64,
     /// Interface of a link-local GID.
     pub scope_id: u64,
@@ -152,7 +152,7 @@ impl Address {
         }
     }
 
-    /// What a peer asks for to reach this address.
+    /// The service ID by which a peer reaches this address.
     pub(super) fn service_id(&self, space: PortSpace) -> ServiceId {
         match self {
             Self::Ip(a) => ServiceId::of_port(space, a.port()),
@@ -160,7 +160,7 @@ impl Address {
         }
     }
 
-    /// What a listener here answers for.
+    /// The address that a listener here answers for.
     pub(super) fn listens_at(&self, only_family: bool) -> ListenAddress {
         match (self.is_any(), self.family()) {
             (false, _) => ListenAddress::Ip(self.ip()),

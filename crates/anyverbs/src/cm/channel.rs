@@ -1,4 +1,4 @@
-//! Event channel: where ids tell what happens.
+//! Event channel: ids report their events on it.
 //!
 //! The events of an id wait in its own mailbox, and its channel holds a ticket for each: which id has the next one. So an
 //! id that is destroyed or migrates takes its events along without a search; its tickets stay behind and are skipped.
@@ -39,7 +39,7 @@ pub(crate) struct ChannelCell {
 #[derive(Debug, Default)]
 struct Tickets {
     queue: VecDeque<Arc<IdCell>>,
-    /// Those whose event is gone. They hold their ids in memory.
+    /// Tokens whose event is gone. They keep their ids in memory.
     stale: usize,
 }
 
@@ -74,8 +74,9 @@ impl EventChannel {
         self.get_event_with(Some)
     }
 
-    /// As [`get_event`](Self::get_event), for what `take` makes of the event. One of which it makes nothing is not the
-    /// program's: it is acknowledged here, and the next one waited for. `take` runs while the thread is not cancelled.
+    /// As [`get_event`](Self::get_event), for the result of `take` on the event. If `take` returns nothing, the event
+    /// is not the program's: it is acknowledged here, and the next one is waited for. `take` runs while the thread
+    /// cannot be cancelled.
     ///
     /// # Errors
     /// [`EventError`].
@@ -83,10 +84,10 @@ impl EventChannel {
         self.read(false, take)
     }
 
-    /// As [`get_event_with`](Self::get_event_with). Where it may wait, the next request of a listener is handed out 20 ms later at most, if the
-    /// program has done nothing yet with the one before ([`Id::take_up`](super::Id::take_up)); other events are not held up.
-    /// Programs in C lose a request otherwise that they have stored for another thread. After three such waits in a
-    /// row that were in vain there are no more for that listener.
+    /// As [`get_event_with`](Self::get_event_with). If it may wait, the next request of a listener is handed out up to
+    /// 20 ms later, if the program has done nothing yet with the one before ([`Id::take_up`](super::Id::take_up)).
+    /// Other events are not held up. Otherwise programs in C lose a request that they have stored for another thread.
+    /// After three such waits in a row that were in vain there are no more for that listener.
     ///
     /// # Errors
     /// [`EventError`].
@@ -127,8 +128,8 @@ impl AsFd for EventChannel {
 }
 
 impl ChannelCell {
-    /// The oldest event and its id, which counts it as read. `one_by_one`: passes over listeners whose last request is not
-    /// taken up, and waits if there is nothing else; the caller's token stands for one of those passed over.
+    /// The oldest event and its id, which counts it as read. `one_by_one`: passes over listeners whose last request is
+    /// not taken up, and waits if there is nothing else. The caller's token then stands for one of those passed over.
     fn pop(self: &Arc<Self>, one_by_one: bool) -> Option<(Arc<IdCell>, Box<Pending>)> {
         while let Some(id) = self.next_ticket(one_by_one) {
             let mut mailbox = id.mailbox.lock();
@@ -166,9 +167,9 @@ impl ChannelCell {
         }
     }
 
-    /// Its readers look again at what they passed over.
+    /// Its readers look again at events that they passed over.
     pub(super) fn wake(&self) {
-        // Under the lock: who has looked waits by now.
+        // Under the lock: a reader that has looked waits by now.
         let _tickets = self.tickets.lock();
         self.changed.notify_all();
     }
@@ -213,7 +214,7 @@ impl Mailbox {
 }
 
 impl IdCell {
-    /// An event for the program. Nothing happens once the id is destroyed.
+    /// Queues an event for the program. Does nothing once the id is destroyed.
     pub(super) fn post(self: &Arc<Self>, pending: Pending) {
         let mut mailbox = self.mailbox.lock();
         let Some(channel) = mailbox.channel.clone() else { return };
@@ -226,7 +227,7 @@ impl IdCell {
         self.mailbox.lock().channel.clone()
     }
 
-    /// Takes the id off its channel: no event of it is handed out any more. Those that waited.
+    /// Takes the id off its channel: none of its events is handed out any more. Returns those that waited.
     pub(super) fn leave_channel(&self) -> VecDeque<Box<Pending>> {
         let mut mailbox = self.mailbox.lock();
         let events = std::mem::take(&mut mailbox.events);

@@ -1,4 +1,4 @@
-//! How ids connect, answer and part.
+//! Ids connect, answer and disconnect.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ const AS_MANY_AS_CAN_BE: u8 = u8::MAX;
 
 const STATE: CmError = CmError::Invalid("not possible in the present state of the id");
 
-/// What a program says when it says nothing: to try for ever.
+/// The parameters if the program gives none: to try for ever.
 const DEFAULT_PARAM: ConnParam<'_> = ConnParam {
     private_data: &[],
     responder_resources: AS_MANY_AS_CAN_BE,
@@ -42,7 +42,7 @@ const DEFAULT_PARAM: ConnParam<'_> = ConnParam {
     qpn: Qpn::new(0),
 };
 
-/// Who is asked, and from where.
+/// The address that is asked, and our own.
 struct Route {
     service_id: ServiceId,
     addresses: Option<IpHeader>,
@@ -83,7 +83,7 @@ impl IdCell {
         }
     }
 
-    /// READs and atomics in one direction: what the program says, or as many as can be.
+    /// READs and atomics in one direction: the program's number, or the greatest possible.
     fn depth(&self, asked: u8, most: u8) -> Result<u8, CmError> {
         let device = self.gsi.core().attr.max_qp_rd_atom.try_into().unwrap_or(u8::MAX);
         match asked {
@@ -275,7 +275,7 @@ impl Id {
         self.0.confirm()
     }
 
-    /// `rdma_notify(3)`: what the program heard of its queue pair.
+    /// `rdma_notify(3)`: the program reports an event of its queue pair.
     ///
     /// # Errors
     /// [`CmError::Invalid`] for anything but [`AsyncEventKind::CommEst`]; `EISCONN` where the peer has confirmed meanwhile.
@@ -294,8 +294,8 @@ impl Id {
         })
     }
 
-    /// `rdma_disconnect(3)`: an attached queue pair goes to ERR, the peer is told, or gets the answer that it waits for. Where
-    /// there is no connection any more nothing happens.
+    /// `rdma_disconnect(3)`: an attached queue pair goes to ERR, and the peer is told, or gets the answer that it waits
+    /// for. Without a connection nothing happens.
     ///
     /// # Errors
     /// [`CmError::Invalid`] for an id that never connected.

@@ -30,10 +30,10 @@ pub enum CmError {
     /// `EIO`: inherited across `fork`.
     #[error("objects that were inherited across fork do no work")]
     Forked,
-    /// The errno of what was called below.
+    /// The errno of a failed system call.
     #[error("{what}: errno {errno}")]
     System {
-        /// What was tried.
+        /// The action that failed.
         what: &'static str,
         /// Why it was refused.
         errno: i32,

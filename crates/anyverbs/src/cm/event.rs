@@ -1,4 +1,4 @@
-//! What an event channel tells (`rdma_get_cm_event(3)`).
+//! The events of an event channel (`rdma_get_cm_event(3)`).
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub enum EventKind {
     ConnectResponse = 5,
     /// Something failed after the peer's answer.
     ConnectError = 6,
-    /// The peer does not answer, or nobody is there.
+    /// The peer does not answer, or does not exist.
     Unreachable = 7,
     /// The peer says no; the status is its reason.
     Rejected = 8,
@@ -84,14 +84,14 @@ impl EventKind {
     }
 }
 
-/// What the peer said of a connection (`rdma_conn_param` of an event).
+/// The peer's parameters of a connection (`rdma_conn_param` of an event).
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct ConnEvent {
     /// With the message's padding, as the manual page says.
     pub private_data: Box<[u8]>,
-    /// READs and atomics that the peer wants outstanding: what we should take.
+    /// READs and atomics that the peer wants outstanding. We should take that many.
     pub responder_resources: u8,
-    /// READs and atomics that the peer takes: what we may have outstanding.
+    /// READs and atomics that the peer takes. We may have that many outstanding.
     pub initiator_depth: u8,
     /// The peer keeps end-to-end flow control.
     pub flow_control: bool,
@@ -105,7 +105,7 @@ pub struct ConnEvent {
     pub qpn: Qpn,
 }
 
-/// What is known of a datagram peer or group (`rdma_ud_param` of an event).
+/// The properties of a datagram peer or group (`rdma_ud_param` of an event).
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct UdEvent {
     /// With the message's padding.
@@ -118,24 +118,24 @@ pub struct UdEvent {
     pub qkey: QKey,
 }
 
-/// What an event says besides its kind.
+/// The further contents of an event.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub enum EventParam {
-    /// Nothing.
+    /// No contents.
     #[default]
     None,
-    /// Of a connection.
+    /// Parameters of a connection.
     Conn(ConnEvent),
-    /// Of a datagram peer or a group.
+    /// Parameters of a datagram peer or a group.
     Ud(UdEvent),
-    /// Of `rdma_write_cm_event`.
+    /// The argument of `rdma_write_cm_event`.
     Arg(u64),
 }
 
 /// Something happened to an id. Acknowledge it ([`Id::ack_events`]): [`Id::destroy`] waits for that.
 #[derive(Debug)]
 pub struct Event {
-    /// What.
+    /// The event's kind.
     pub kind: EventKind,
     /// 0, a negative errno, or the reason of a rejection.
     pub status: i32,
@@ -143,7 +143,7 @@ pub struct Event {
     pub cookie: u64,
     /// The new id of a request. It is on the listener's channel, and its cookie is for the receiver to set.
     pub new_id: Option<Id>,
-    /// What the peer said.
+    /// The peer's parameters.
     pub param: EventParam,
     /// For a multicast event, the cookie of the join; else 0.
     pub join_cookie: u64,
@@ -160,7 +160,7 @@ pub(super) struct Pending {
     pub(super) new_id: Option<Arc<IdCell>>,
     pub(super) param: EventParam,
     pub(super) join_cookie: u64,
-    /// Which join it is about.
+    /// The join that it is about.
     pub(super) join_serial: u64,
     pub(super) ece: Ece,
 }

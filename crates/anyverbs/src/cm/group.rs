@@ -62,7 +62,7 @@ impl IdCell {
         let is_heard = state.groups.iter().any(|g| g.gid == gid && g.membership.is_some());
         drop(state);
         if !is_heard {
-            // Not attached: who left was later than we.
+            // It is not attached: the leaving call came later than this one.
             let _ = self.gsi.transport.groups.detach(qp, gid, LID);
         }
         None
@@ -73,8 +73,8 @@ impl Id {
     /// `rdma_join_multicast_ex(3)`: an event tells the outcome, and an attached queue pair is in the group by then.
     ///
     /// # Errors
-    /// [`CmError::Invalid`] for an id that is not for datagrams, has no device, or asks for a queue pair already, and for an
-    /// address that is no group's; why the group cannot be joined.
+    /// [`CmError::Invalid`] for an id that is not for datagrams, has no device, or asks for a queue pair already, and
+    /// for an address that is no group's; also the reason why the group cannot be joined.
     pub fn join(&self, join: &Join) -> Result<(), CmError> {
         static SERIAL: AtomicU64 = AtomicU64::new(0);
         let id = &self.0;
@@ -147,7 +147,7 @@ impl Id {
         drop(state);
         id.withdraw(|pending| pending.join_serial == left.serial);
         if let Some(qp) = qp {
-            // Not attached: the program never read of the join.
+            // It is not attached: the program never read the event of the join.
             let _ = id.gsi.transport.groups.detach(&qp, left.gid, LID);
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! What an id does before the program is handed its event, as librdmacm does.
+//! Work of an id before the program is handed its event, as librdmacm does it.
 
 use std::sync::Arc;
 

@@ -43,7 +43,7 @@ pub(crate) struct IdCell {
     pub(super) state: Mutex<State>,
 }
 
-/// How far an id has come.
+/// The stage of an id.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Phase {
     #[default]
@@ -74,7 +74,7 @@ pub(super) struct State {
     pub(super) comm: Option<CommId>,
     /// It came from a request.
     pub(super) is_passive: bool,
-    /// Of a request's id only what happens after the answer is told.
+    /// An id of a request reports only events after the answer.
     pub(super) is_silent: bool,
     pub(super) listener: Option<ListenerId>,
     pub(super) qp: Option<Arc<QpCell>>,
@@ -85,7 +85,7 @@ pub(super) struct State {
     pub(super) options: Options,
     pub(super) local_ece: Ece,
     pub(super) remote_ece: Ece,
-    /// The queue pair could not be moved; what the peer says to that is not the program's business.
+    /// The queue pair could not be moved. The peer's answer to that is not reported.
     pub(super) connect_error: bool,
 }
 
@@ -97,10 +97,10 @@ pub(super) struct Options {
     pub(super) ack_timeout: Option<u8>,
 }
 
-/// What is known of an id's place (`struct rdma_route`).
+/// The place of an id (`struct rdma_route`).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct IdInfo {
-    /// Our address: bound, or found by resolving; of a request's id what the peer asked for.
+    /// Our address: bound, or found by resolving. On an id of a request, the address that the peer asked for.
     pub local: Option<Address>,
     /// The peer's.
     pub peer: Option<Address>,
@@ -143,7 +143,7 @@ impl IdCell {
         Some(Self::new(&channel, self.space, self.qp_type, 0, state))
     }
 
-    /// Refuses what was inherited across `fork`.
+    /// Refuses objects that were inherited across `fork`.
     pub(super) fn check_current(&self) -> Result<(), CmError> {
         if self.gsi.core().is_current() { Ok(()) } else { Err(CmError::Forked) }
     }
@@ -168,7 +168,7 @@ impl IdCell {
                 State { phase: Phase::Destroyed, ..State::default() },
             );
             ids.displace(self);
-            // Errors: the machine has forgotten what is over.
+            // Errors: the machine has forgotten connections that are over.
             if let Some(listener) = old.listener {
                 ids.remove_listener(listener);
                 let _ = cm.unlisten(now, listener);
@@ -184,7 +184,7 @@ impl IdCell {
             self.gsi.leave_service(local.service_id(self.space));
         }
         for pending in self.leave_channel() {
-            // Nobody has taken this request.
+            // The program has not taken this request.
             if let Some(child) = pending.new_id {
                 child.retire();
             }
@@ -224,7 +224,7 @@ impl Id {
         self.0.cookie.store(cookie, Ordering::Relaxed);
     }
 
-    /// What is known of its place now.
+    /// Its place now.
     #[must_use]
     pub fn info(&self) -> IdInfo {
         if !self.0.gsi.core().is_current() {
@@ -304,7 +304,7 @@ impl Id {
         Ok(())
     }
 
-    /// What the peer sent (`rdma_get_remote_ece(3)`).
+    /// The peer's options (`rdma_get_remote_ece(3)`).
     ///
     /// # Errors
     /// [`CmError::Invalid`] where a queue pair is attached.
@@ -342,8 +342,9 @@ impl Id {
         }
     }
 
-    /// Destroys it (`rdma_destroy_id(3)`): ends what is under way, tells the peer, forgets events that wait; waits until those
-    /// that were read are acknowledged. A queue pair that is attached becomes the program's own again, as it is.
+    /// Destroys it (`rdma_destroy_id(3)`): ends calls under way, tells the peer, and forgets events that wait. Then
+    /// waits until events that were read are acknowledged. An attached queue pair becomes the program's own again, as
+    /// it is.
     ///
     /// # Errors
     /// [`DestroyError::Gone`].

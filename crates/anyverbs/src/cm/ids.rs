@@ -1,4 +1,4 @@
-//! Which id an event of the machine is for, and what the program hears of it.
+//! Finds the id that an event of the machine is for, and makes the program's event of it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -24,7 +24,7 @@ use crate::gsi::Events;
 pub(crate) struct Ids {
     by_comm: HashMap<CommId, Arc<IdCell>>,
     listeners: HashMap<ListenerId, Arc<IdCell>>,
-    /// Those that are at an address of the device, by their place in memory.
+    /// Ids that are at an address of the device, by their place in memory.
     placed: HashMap<usize, Weak<IdCell>>,
 }
 
@@ -61,7 +61,7 @@ impl Events for Ids {
                 self.sidr_request(listener, id, *request);
             }
             event => {
-                // One that was destroyed meanwhile hears nothing.
+                // A destroyed id reports nothing.
                 if let Some(id) = self.by_comm.get(&event.id())
                     && let Some(pending) = id.tell(event)
                 {
@@ -149,7 +149,7 @@ impl Ids {
 }
 
 impl IdCell {
-    /// The state of a new id for who asks this listener.
+    /// The state of a new id for a peer that asks this listener.
     fn requested(
         &self,
         service_id: ServiceId,
@@ -195,7 +195,7 @@ impl IdCell {
         }
     }
 
-    /// What the program hears of an event of a connection or SIDR request, and how far the id is now.
+    /// The program's event for an event of a connection or SIDR request. Updates the id's stage.
     fn tell(&self, event: CmEvent) -> Option<Pending> {
         let mut state = self.state.lock();
         let conn = |kind, param| Pending { param: EventParam::Conn(param), ..Pending::new(kind) };

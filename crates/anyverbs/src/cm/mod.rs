@@ -4,17 +4,19 @@
 //! happens as [`Event`]s on its [`EventChannel`]. The messages between the peers are `anyverbs_proto::cm`'s, and travel
 //! over QP1 (`crate::gsi`); this module is what the kernel's `rdma_cm` and `rdma_ucm` are under librdmacm.
 //!
-//! An id moves the queue pair that is attached to it: to INIT at [`Id::attach_qp`], to RTR and RTS before an accept leaves
-//! or the event is handed out that says the connection is there (by the thread that reads it), to ERR when it is disconnected or rejected. A queue pair that is not
-//! attached is the program's own to move: [`Id::init_qp_attr`] says to what, [`EventKind::ConnectResponse`] when, and
-//! [`Id::establish`] goes on.
+//! An id moves the queue pair that is attached to it. It goes to INIT at [`Id::attach_qp`]. It goes to RTR and RTS
+//! before an accept leaves, or before the event of the connection is handed out (by the thread that reads it). It goes
+//! to ERR when it is disconnected or rejected. A queue pair that is not attached is the program's own to move.
+//! [`Id::init_qp_attr`] gives the attributes, [`EventKind::ConnectResponse`] the time, and [`Id::establish`] goes on.
 //!
 //! An id goes from idle over bound, address resolved and route resolved to connected and disconnected, or from bound to
-//! listening; a call that does not fit is `EINVAL`, as with Linux's `rdma_cm`, which is followed in what events tell and when. Resolving
-//! takes no time here: the host's routes choose our address, and its neighbours are the sockets' business. The new id of a
-//! request hears nothing before it is accepted; should the peer give up meanwhile, the accept fails.
+//! listening. A call that does not fit is `EINVAL`, as with Linux's `rdma_cm`. Events follow Linux as well, in contents
+//! and in time. Resolving takes no time here: the host's routes choose our address, and its neighbours are the sockets'
+//! business. The new id of a request reports nothing before it is accepted. If the peer gives up meanwhile, the accept
+//! fails.
 //!
-//! A port that a program binds or listens on is reserved on the host (`anyverbs_net::Services`). An id that merely connects takes a number that nobody is found by.
+//! A port that a program binds or listens on is reserved on the host (`anyverbs_net::Services`). An id that merely
+//! connects takes a number without reserving it, since no peer looks for it.
 //!
 //! Locks: the CM's (`crate::gsi`) guards the machine and the tables of ids. An id's own state comes after it, its
 //! mailbox after that, then a channel's tickets, and a listener's uptake last; none is held while a queue pair is locked, a program's event is waited for, or

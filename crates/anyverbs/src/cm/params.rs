@@ -1,4 +1,4 @@
-//! What a program says when it connects, joins, or sets an option.
+//! Parameters that a program gives when it connects, joins, or sets an option.
 
 use anyverbs_proto::types::Qpn;
 
@@ -7,11 +7,11 @@ use super::address::Address;
 /// `struct rdma_conn_param`, of [`super::Id::connect`] and [`super::Id::accept`].
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ConnParam<'a> {
-    /// For the peer; what fits depends on message and port space.
+    /// For the peer. Its room depends on message and port space.
     pub private_data: &'a [u8],
-    /// READs and atomics that we take; `u8::MAX`: as many as the device can (`RDMA_MAX_RESP_RES`).
+    /// READs and atomics that we take; `u8::MAX`: the device's maximum (`RDMA_MAX_RESP_RES`).
     pub responder_resources: u8,
-    /// READs and atomics that we want outstanding; `u8::MAX`: as many as the device can (`RDMA_MAX_INIT_DEPTH`).
+    /// READs and atomics that we want outstanding; `u8::MAX`: the device's maximum (`RDMA_MAX_INIT_DEPTH`).
     pub initiator_depth: u8,
     /// End-to-end flow control.
     pub flow_control: bool,
@@ -39,7 +39,7 @@ pub enum IdOption {
     AckTimeout(u8),
 }
 
-/// What is joined by [`super::Id::join`] (`rdma_join_multicast_ex(3)`).
+/// Parameters of [`super::Id::join`] (`rdma_join_multicast_ex(3)`).
 #[derive(Clone, Copy, Debug)]
 pub struct Join {
     /// The group; for `AF_IB` its GID.

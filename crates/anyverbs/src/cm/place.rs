@@ -126,7 +126,7 @@ pub(super) fn loopback_of(destination: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, destination.port())
 }
 
-/// Which of our addresses the host's routes choose towards `destination`; `source`, if it is one.
+/// The address of ours that the host's routes choose towards `destination`; `source`, if it is one.
 pub(super) fn source_towards(
     destination: SocketAddr,
     source: Option<SocketAddr>,

@@ -14,7 +14,7 @@ use super::address::Address;
 use super::error::CmError;
 use super::random::random;
 
-/// Ports for ids that connect without a port of their own: nobody is found by them, so they are not reserved.
+/// Ports for ids that connect without a port of their own. No peer looks for them, so they are not reserved.
 const FIRST: u16 = 32_768;
 const COUNT: u16 = 28_232;
 

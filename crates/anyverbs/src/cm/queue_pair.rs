@@ -13,7 +13,7 @@ use super::place::Place;
 use crate::qp::{Qp, QpCell};
 
 impl IdCell {
-    /// What a queue pair of this id is to be set to.
+    /// The attributes for a queue pair of this id.
     fn qp_attr(&self, to: QpState) -> Result<(QpAttr, QpAttrMask), CmError> {
         let (port, comm, ack_timeout) = {
             let mut state = self.state.lock();
@@ -62,7 +62,7 @@ impl IdCell {
         Ok(())
     }
 
-    /// Nothing more goes through the attached queue pair.
+    /// Moves the attached queue pair to ERR, so that it carries nothing more.
     pub(super) fn move_qp_to_err(&self) {
         let Some(qp) = self.qp() else { return };
         let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
@@ -79,7 +79,7 @@ fn modify(qp: &Arc<QpCell>, attr: &QpAttr, mask: QpAttrMask) -> Result<(), CmErr
 }
 
 impl Id {
-    /// What the queue pair is to be set to (`rdma_init_qp_attr(3)`): for INIT, RTR or RTS.
+    /// The attributes for the queue pair (`rdma_init_qp_attr(3)`): for INIT, RTR or RTS.
     ///
     /// # Errors
     /// [`CmError::Invalid`] for another state, or where the id has not come so far.

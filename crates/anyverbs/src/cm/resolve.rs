@@ -1,4 +1,4 @@
-//! Where an id is, whom it asks, and how it gets there: bind, resolve, listen.
+//! The address of an id, that of its peer, and the way there: bind, resolve, listen.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const MAX_BACKLOG: usize = 16 * 1024;
 
 const STATE: CmError = CmError::Invalid("not possible in the present state of the id");
 
-/// What a port is wanted for.
+/// The purpose of a port.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Purpose {
     /// Peers may be told of it.
@@ -69,7 +69,7 @@ impl IdCell {
         })
     }
 
-    /// Whoever listens shares its port with nobody.
+    /// Makes the port of a listener its own.
     fn own_port(&self) -> Result<(), CmError> {
         // It may have to wait for another process, and the id keeps its port meanwhile.
         let port = self.state.lock().port.clone();
@@ -146,7 +146,7 @@ impl Id {
             state.peer = Some(peer.at(to));
             state.dgid = to.ip().into();
             ids.place(id);
-            // Nobody will ask here; the program has not named the port, so that it cannot miss it.
+            // No peer will ask here. The program has not named the port, so it cannot miss it.
             let port = if state.is_ephemeral { state.port.take() } else { None };
             Ok((Pending::new(EventKind::AddrResolved), port))
         })?;

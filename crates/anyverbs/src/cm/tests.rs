@@ -1,4 +1,4 @@
-//! What ids tell of events that take a peer's silence, which lasts for minutes.
+//! Events after a peer's silence, which lasts for minutes.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::*;
 use crate::gsi::Events;
 use crate::gsi::tests::isolate;
 
-/// The machine gives no such name: its slot is nobody's.
+/// The machine gives no such name: its slot is free.
 const COMM: CommId = CommId(7);
 
 struct Heard {
@@ -43,7 +43,7 @@ impl Heard {
         Self { id: Id(IdCell::new(&channel.0, space, qp_type, 3, state)), channel }
     }
 
-    /// What the program hears of these events: kinds and statuses.
+    /// The program's events for these: kinds and statuses.
     fn tells(&self, events: impl IntoIterator<Item = CmEvent>) -> Vec<(EventKind, i32)> {
         let cell = Arc::clone(&self.id.0);
         cell.gsi.with_cm(|_, ids, _| {
@@ -200,7 +200,7 @@ fn a_datagram_peer_must_have_our_key() {
         };
         [CmEvent::SidrResponse { id: COMM, response: Box::new(response) }]
     };
-    // One that has none takes the peer's.
+    // An id without a key takes the peer's.
     let id = Heard::new(QpType::Ud, false);
     assert_eq!(id.tells(answer(QKey(5))), [(EventKind::Established, 0)]);
     assert_eq!(id.tells(answer(QKey(6))), [(EventKind::AddrError, -libc::EINVAL)]);

@@ -1,9 +1,10 @@
 //! A listener's requests one after the other, for programs that keep the last one only.
 //!
-//! An event thread that stores a request's id where another thread fetches it, without waiting until that has happened, loses
-//! the first of two requests that come back to back. Other devices take long enough over a request for this not to be seen.
-//! So the next request of a listener waits until the program has done something with the one before, for [`PATIENCE`]
-//! at most. A program that lets that pass [`MOST_IN_VAIN`] times in a row collects requests: there is no more waiting.
+//! Some programs have an event thread that stores a request's id where another thread fetches it, without waiting for
+//! that. They lose the first of two requests that come back to back. Other devices take so long over a request that
+//! this does not show. So the next request of a listener waits until the program has used the one before, for
+//! [`PATIENCE`] at most. A program that lets that pass [`MOST_IN_VAIN`] times in a row collects requests: there is no
+//! more waiting.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -17,11 +18,12 @@ use super::id::{Id, IdCell};
 const PATIENCE: Duration = Duration::from_millis(20);
 const MOST_IN_VAIN: u8 = 3;
 
-/// Of an id: its own uptake, if it came from a request, and, if it listens, what became of the request that was handed out last.
+/// An id's own uptake, if it came from a request. On a listener, also the uptake of the last request that was handed
+/// out.
 #[derive(Debug, Default)]
 pub(super) struct Uptake {
     is_taken_up: AtomicBool,
-    /// Whose readers want to know.
+    /// The channel whose readers want to know.
     read_on: OnceLock<Weak<ChannelCell>>,
     requests: Mutex<Requests>,
 }
@@ -51,7 +53,7 @@ impl Uptake {
     pub(super) fn waits_until(&self) -> Option<Instant> {
         let mut requests = self.requests.lock();
         let last = requests.last.as_ref()?;
-        // One that is no more was taken up too.
+        // A request that no longer exists counts as taken up.
         let is_open = |id: Arc<IdCell>| !id.uptake.is_taken_up.load(Ordering::SeqCst);
         if !last.upgrade().is_some_and(is_open) {
             // A wait that was of use, unless there was none.

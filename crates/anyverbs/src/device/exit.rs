@@ -1,4 +1,4 @@
-//! The end of the process: what its peers, and who reads the log, should hear.
+//! The end of the process: the last messages for its peers, and for the log.
 //!
 //! A thread of its own says it, which starts with the device and sleeps until then. The one that calls exit(3) has lost its
 //! thread-local data, which logging needs, may hold any lock, and may be in a signal handler that interrupted malloc(3): it
@@ -16,7 +16,7 @@ use crate::progress::worker::spawn_quiet;
 
 /// Longest that exit(3) is held up.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long the thread waits for each lock, and the caller himself if there is no thread.
+/// Longest wait of the thread for each lock, and of the caller itself if there is no thread.
 const LOCK_PATIENCE: Duration = Duration::from_millis(200);
 const LOCK_PATIENCE_HERE: Duration = Duration::from_millis(2);
 
@@ -79,7 +79,7 @@ pub(super) extern "C" fn at_exit() {
 }
 
 impl Device {
-    /// Sees to it that the end of the process is told.
+    /// Arranges that the end of the process is announced.
     pub(super) fn watch_for_exit(&'static self) {
         self.farewell.set(State::Sleeping);
         let spawned = spawn_quiet("anyverbs-exit", || {
@@ -96,14 +96,14 @@ impl Device {
         unsafe { libc::atexit(at_exit) };
     }
 
-    /// A peer whose last message was received, or that is connected, must not learn from a timeout that this process has
-    /// ended.
+    /// Sends last ACKs and disconnects. A peer whose last message was received, or that is connected, must not learn
+    /// from a timeout that this process has ended.
     fn say_farewell(&'static self, patience: Duration) {
         self.gsi.shut_down(patience);
         self.driver.flush_owed_at_exit();
     }
 
-    /// For whoever looks into a process that misbehaved: what it counted, at its end.
+    /// Logs the counters of a process at its end, for the analysis of failures.
     fn log_counters(&self) {
         if tracing::enabled!(target: "anyverbs::counters", tracing::Level::INFO) {
             let counted =

@@ -1,4 +1,4 @@
-//! Which devices there are.
+//! The devices that exist.
 
 use anyverbs_proto::types::Mtu;
 
@@ -10,7 +10,7 @@ use crate::gid::GidEntry;
 /// A device that can be opened (`ibv_get_device_list`).
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
-    /// Its name: `anyverbs0`, or what the configuration says.
+    /// Its name: `anyverbs0`, or the one in the configuration.
     pub name: String,
     /// Identifies it.
     pub node_guid: u64,
@@ -18,7 +18,7 @@ pub struct DeviceInfo {
     pub sys_image_guid: u64,
 }
 
-/// What an open device says about itself beside its attributes.
+/// An open device's properties beside its attributes.
 #[derive(Clone, Debug)]
 pub struct Details {
     /// The addresses in its GID table.

@@ -113,7 +113,7 @@ impl Device {
         let slot = registry.and_then(|r| Slot::claim_in(&r)).map_err(OpenError::Slot)?;
         let slot = Arc::new(slot);
         let number = slot.number();
-        // Before others can know the slot: who sends here by UDP has found nobody at the link.
+        // Before others can know the slot: a process that sends here by UDP has found no listener at the link.
         let (shm, poller) = config
             .shm
             .then(|| Shm::new(&slot, config.direct))
@@ -217,7 +217,7 @@ impl Device {
         if let Some(directory) = &self.core.directory {
             directory.count(&self.core.counters);
         }
-        // The kernel's own count of what found the socket full.
+        // The kernel's own count of datagrams that found the socket full.
         let dropped = self.transport.links.port.dropped() + self.switch.dropped_frames();
         let known = self.kernel_drops.swap(dropped, Ordering::Relaxed);
         self.core.count(Counter::DropSocketFull, dropped.saturating_sub(known));

@@ -1,11 +1,11 @@
-//! A DREQ waits for what came before it.
+//! A DREQ waits for earlier messages.
 //!
-//! The peer acknowledges a message and disconnects; elsewhere the device completes the message at once, and the DREQ takes
-//! its way through the kernel's workers, so that a program that looks at its completion queue and its event channel in turn
-//! has seen the completion when it hears of the end. Here both may be read in one go, or the DREQ first, since messages
-//! through shared memory and datagrams lie in different places. So a DREQ is handed to the machine when all that had come by
-//! then is read, and the program has polled the completions of that queue pair; or a moment later, for programs that do
-//! not poll.
+//! The peer acknowledges a message and disconnects. On other devices the device completes the message at once, and the
+//! DREQ goes through the kernel's workers. So a program that looks at its completion queue and its event channel in
+//! turn has seen the completion before the end. Here both may be read in one go, or the DREQ first, since messages
+//! through shared memory and datagrams lie in different places. So a DREQ goes to the machine when all earlier messages
+//! are read, and the program has polled the completions of that queue pair. For programs that do not poll it goes there
+//! a moment later.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -21,8 +21,8 @@ use super::Incoming;
 use super::{Events, Gsi};
 use crate::base::NEVER;
 
-/// How long, at most: some time slices of a busy machine, for a program that polls may have lost the processor. Tests see what
-/// else ends the wait.
+/// Longest wait: some time slices of a busy machine, for a program that polls may have lost the processor. Tests use a
+/// longer one, so that they see the other ends of the wait.
 const PATIENCE: Duration =
     if cfg!(test) { Duration::from_secs(60) } else { Duration::from_millis(20) };
 /// More are handed on at once.
@@ -46,7 +46,7 @@ impl Default for Disconnects {
 struct Disconnect {
     arrival: Arrival,
     payload: Box<[u8]>,
-    /// Of the queue pair here.
+    /// Number of the queue pair here.
     qpn: Qpn,
     /// It had been read by then.
     came: Time,
@@ -89,7 +89,7 @@ impl Disconnects {
 }
 
 impl<I: Events> Gsi<I> {
-    /// Keeps a DREQ of a connection whose queue pair lives. False for everything else.
+    /// Keeps a DREQ of a connection whose queue pair lives. False for all other messages.
     pub(super) fn keep_disconnect(&self, incoming: &Incoming<'_>) -> bool {
         let disconnects = &self.disconnects;
         let Ok(Mad { message: Message::Dreq(dreq), .. }) = Mad::parse(incoming.packet.payload)

@@ -1,8 +1,9 @@
 //! Requests that are repeated when their listener is no more: the process that was asked has the connection still.
 //!
-//! Who has such says so in the store of the host, since nothing in a request tells. A request to which nobody listens goes through
-//! those that say so, in the order of their slots, until one knows it; the last refuses it. One whose queue is full is passed
-//! over: it may be stopped, and whoever else asks a closed port should hear so.
+//! A process with such connections enters that in the store of the host, since nothing in a request tells. A request
+//! without a listener goes through these processes, in the order of their slots, until one knows it; the last refuses
+//! it. One whose queue is full is passed over. It may be stopped, and another client of a closed port should get its
+//! answer.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use super::Incoming;
 use super::{Events, Gsi};
 use crate::base::NEVER;
 
-/// As long as the kernel's clients repeat a request: 16 times 4.3 s.
+/// The kernel's clients repeat a request for this long: 16 times 4.3 s.
 const PATIENCE: Duration = Duration::from_secs(70);
 
 impl<I: Events> Gsi<I> {
@@ -40,7 +41,7 @@ impl<I: Events> Gsi<I> {
         self.times.linger_until.store(NEVER, Ordering::SeqCst);
     }
 
-    /// Whether a request to which nobody listens ends here; if not, it was handed on.
+    /// Tells whether a request without a listener ends here. If not, it was forwarded.
     pub(super) fn is_asked_in_vain(&self, incoming: &Incoming<'_>, mad: &Mad) -> bool {
         let others = self.services.lingering();
         if others.is_empty() {

@@ -1,17 +1,19 @@
 //! QP1, the general services interface: the connection manager's machine in the device.
 //!
-//! One lock guards the machine and the table of ids. It is taken after the receive path's lock and before the queues of event
-//! channels; no queue pair is locked under it. What the machine has to send waits in it, is taken out under its lock, and
-//! leaves when that is released ([`send`]): a system call under it would hold up the receiving thread. Some are made all the
-//! same: seldom bind(2), where a listener ends that has accepted what may be asked again ([`lingering`]), and pwrite(2) to
-//! memory, at most four times for each connection to another host ([`records`]), and once for all that another process left
-//! what gives its section back (pread(2), fcntl(2)).
+//! One lock guards the machine and the table of ids. It is taken after the receive path's lock and before the queues of
+//! event channels; no queue pair is locked under it. Messages of the machine wait in it, are taken out under its lock,
+//! and leave when that is released ([`send`]). A system call under it would hold up the receiving thread. Some are made
+//! all the same. One is bind(2), seldom, where a listener ends that has accepted requests which may be repeated
+//! ([`lingering`]). Another is pwrite(2) to memory, at most four times for each connection to another host
+//! ([`records`]). The last ones give back a section of another process, once for each (pread(2), fcntl(2)).
 //!
-//! In the order in which they may be taken: the receive path's lock; the sender's line, or the neighbours; the machine's;
-//! what lingers. Requests that wait for a listener, and DREQs that wait, have a leaf. Who asks for services may hold the line, not the machine's.
+//! They may be taken in this order: the receive path's lock; the sender's line, or the neighbours; the machine's; that
+//! of [`lingering`]. Requests that wait for a listener, and DREQs that wait, have a leaf. A thread that asks for
+//! services may hold the line, not the machine's.
 //!
-//! A MAD may reach any process of the host ([`receive`]): those that name a communication ID are steered like data, by
-//! the slot in it; a request goes to the process that listens, which who receives it finds in the store of the host.
+//! A MAD may reach any process of the host ([`receive`]). MADs that name a communication ID are steered like data, by
+//! the slot in it. A request goes to the process that listens, which the receiving process finds in the store of the
+//! host.
 
 mod disconnects;
 mod lingering;
@@ -56,11 +58,11 @@ const BODY_AT: usize = MAD_AT + 24;
 /// Where a message holds the receiver's communication ID, and a SIDR_REP the request's. Its top byte is a slot.
 const REMOTE_ID_AT: usize = BODY_AT + 4;
 const REQUEST_ID_AT: usize = BODY_AT;
-/// The top byte of the PSN. Nobody else looks at that of a datagram: we write into a request's which process listens, if
-/// we know. Others' are as good as the kernel's choice.
+/// The top byte of the PSN, which means nothing in a datagram. In requests we write the slot of the listening process
+/// there, if we know it. Values of other devices are as good as the kernel's choice.
 const HINT_AT: usize = 9;
 
-/// By what the packets to QP1 are steered.
+/// The steering of packets to QP1.
 pub(crate) const STEERING: SteerByKind = SteerByKind {
     offset: 4,
     mask: 0xff_ffff, // the BTH's destination QPN
@@ -81,13 +83,14 @@ pub(crate) const STEERING: SteerByKind = SteerByKind {
     ],
 };
 
-/// When a process whose queue is full is tried again first.
+/// The first wait before a process whose queue is full is tried again.
 const FORWARD_RETRY: Duration = Duration::from_micros(200);
 /// Connections to other processes are closed within this time, in which more datagrams for them may come.
 const FORWARD_IDLE: Duration = Duration::from_secs(1);
-/// How long the counters wait for the lock at the end of the process.
+/// Longest wait of the counters for the lock at the end of the process.
 const EXIT_PATIENCE: Duration = Duration::from_millis(2);
-/// How long it sends what its peers should hear, at most. Of whom it has not told by then, its records tell others.
+/// Longest time for sending the last messages to peers. Peers not told by then are left to the records, by which other
+/// processes tell them.
 const FAREWELL: Duration = Duration::from_millis(400);
 
 /// Who takes the machine's events.
@@ -99,7 +102,7 @@ pub(crate) trait Events: Default + Send + Sync + 'static {
     fn addresses_changed(&self, find: &dyn Fn(Gid, u32) -> Option<GidEntry>);
 }
 
-/// What the lock guards.
+/// The state under the lock.
 #[derive(Debug)]
 struct State<I> {
     machine: Cm,
@@ -148,7 +151,7 @@ impl Times {
 pub(crate) struct Gsi<I> {
     pub(crate) transport: &'static Transport,
     driver: &'static Driver,
-    /// Who listens on this host.
+    /// The listeners on this host.
     pub(crate) services: Arc<Services>,
     state: Mutex<State<I>>,
     sender: Sender,
@@ -215,10 +218,10 @@ impl<I: Events> Gsi<I> {
         self.times.next().min(self.sender.next()).min(self.disconnects.until())
     }
 
-    /// Calls the machine. Then, still under the lock, its events go to the ids, in their order; what it has to send leaves
-    /// after that. Neither `f` nor who takes the events may lock a queue pair or call this.
+    /// Calls the machine. Then, still under the lock, its events go to the ids, in their order. Its messages leave
+    /// after that. Neither `f` nor the receiver of the events may lock a queue pair or call this.
     ///
-    /// For the program's calls, of which connections come: joins the journal first, not under the lock.
+    /// For the program's calls that may make connections: joins the journal first, not under the lock.
     pub(crate) fn with_cm<R>(&'static self, f: impl FnOnce(&mut Cm, &mut I, Time) -> R) -> R {
         self.journal();
         self.drive_cm(f)
@@ -231,7 +234,7 @@ impl<I: Events> Gsi<I> {
         let mut state = self.state.lock();
         let result = self.call_cm(&mut state, now, f);
         drop(state);
-        // What acknowledges earlier messages arrives before a MAD that may be the program's answer to them.
+        // ACKs of earlier messages arrive before a MAD that may be the program's answer to them.
         self.driver.flush_owed_at_once();
         self.send_mads(now);
         self.transport.links.waker.wake_before(self.next_time());
@@ -269,14 +272,14 @@ impl<I: Events> Gsi<I> {
         self.publish(machine);
     }
 
-    /// What others want to know of the machine without its lock.
+    /// Publishes the state of the machine that others read without its lock.
     fn publish(&self, machine: &Cm) {
         let deadline = machine.deadline().map_or(NEVER, Time::as_nanos);
         self.times.deadline.store(deadline, Ordering::SeqCst);
         self.sender.waits(machine.usage().outbox);
     }
 
-    /// Does what is due.
+    /// Runs the timers that are due.
     fn run_timers(&'static self, now: Time) {
         let is_due = |at: &AtomicU64| at.load(Ordering::SeqCst) <= now.as_nanos();
         if is_due(&self.times.forward_at) {
@@ -322,8 +325,8 @@ impl<I: Events> Gsi<I> {
         self.transport.links.waker.wake_before(at);
     }
 
-    /// Tells the peers of all connections that they end. Waits for each lock for `patience` only, since whoever called exit(3)
-    /// may hold it, and not for answers.
+    /// Tells the peers of all connections that they end. Waits for each lock for `patience` only, since the caller of
+    /// exit(3) may hold it, and does not wait for answers.
     pub(crate) fn shut_down(&'static self, patience: Duration) {
         let Some(mut line) = self.sender.try_line(patience) else { return };
         let Some(mut state) = self.state.try_lock_for(patience) else { return };
@@ -337,7 +340,7 @@ impl<I: Events> Gsi<I> {
             std::thread::sleep(Duration::from_micros(500));
             self.send_in(&mut line, self.transport.core.now());
         }
-        // What did not leave may have been for anyone.
+        // A datagram that did not leave may have been for any peer.
         let all_left = self.transport.links.send_drops.load(Ordering::Relaxed) == dropped;
         if all_left && let Some(mut state) = self.state.try_lock_for(patience) {
             let State { machine, records, .. } = &mut *state;
@@ -345,7 +348,7 @@ impl<I: Events> Gsi<I> {
         }
     }
 
-    /// What the machine counted: the kernel's names, where it has one.
+    /// The machine's counters, under the kernel's names where it has one.
     pub(crate) fn cm_counters(&self) -> Vec<(String, u64)> {
         let Some(state) = self.state.try_lock_for(EXIT_PATIENCE) else { return Vec::new() };
         let counters = *state.machine.counters();

@@ -1,7 +1,7 @@
-//! Processes of this host that end without a word (SIGKILL): nobody else tells those who are connected to them.
+//! Processes of this host that are killed (SIGKILL). No one else tells the processes that are connected to them.
 //!
-//! While there are connections to processes of this host, the host's store is asked once a second who still lives. A slot may
-//! have been taken again meanwhile, so a process is known by its slot and the incarnation of that.
+//! While there are connections to processes of this host, the host's store is asked once a second which processes live.
+//! A slot may have been taken again meanwhile, so a process is known by its slot and the slot's incarnation.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
@@ -41,7 +41,7 @@ impl<I: Events> Gsi<I> {
         let hosts: HashSet<Gid> =
             self.transport.core.gids.entries().into_iter().map(|e| e.gid).collect();
         let mut known = self.neighbours.lock();
-        // The machine's lock is not held while the kernel is asked who lives.
+        // The machine's lock is not held while the kernel is asked which processes live.
         let alive = self.services.store().incarnations();
         let mut peers: HashSet<CommId> = known.values().flat_map(|(_, ids)| ids).copied().collect();
         let state = self.state.lock();
@@ -57,7 +57,7 @@ impl<I: Events> Gsi<I> {
             if ended {
                 gone.extend(ids.iter());
             }
-            // Of those that live only the present connections are remembered.
+            // Only the present connections of live processes are remembered.
             ids.clear();
             !ended
         });
@@ -83,7 +83,7 @@ impl<I: Events> Gsi<I> {
             known.retain(|_, (_, ids)| !ids.is_empty());
             next
         });
-        // Under the lock, so that who has a neighbour next sees it.
+        // Under the lock, so that the next caller with a neighbour sees it.
         self.times.watch_at.store(next, Ordering::SeqCst);
     }
 }

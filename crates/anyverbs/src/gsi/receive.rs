@@ -16,7 +16,7 @@ use super::send::OPCODE;
 use super::{Events, Gsi, Incoming};
 
 impl<I: Events> Gsi<I> {
-    /// Takes packets to QP1 whose ICRC is right.
+    /// Takes packets to QP1. Their ICRC is right.
     pub(super) fn receive_mads(&'static self, now: Time, incoming: &[Incoming<'_>]) {
         let is_mad = |i: &&Incoming<'_>| {
             let reason = self.why_not(i);
@@ -36,7 +36,7 @@ impl<I: Events> Gsi<I> {
         });
     }
 
-    /// What is wrong with a packet.
+    /// The fault of a packet.
     fn why_not(&self, incoming: &Incoming<'_>) -> Option<Counter> {
         let Packet { headers, payload } = &incoming.packet;
         if headers.bth.opcode != OPCODE {
@@ -56,7 +56,7 @@ impl<I: Events> Gsi<I> {
 
     /// Whether a MAD is for this process. If not, it was handed on.
     fn is_ours(&self, now: Time, incoming: &Incoming<'_>) -> bool {
-        // What is no MAD of ours the machine counts, or answers as any process would.
+        // The machine counts other MADs, or answers them as any process would.
         let Ok(mad) = Mad::parse(incoming.packet.payload) else { return true };
         if let Message::Rep(rep) = &mad.message {
             let slot = rep.local_comm_id.slot();
@@ -76,7 +76,7 @@ impl<I: Events> Gsi<I> {
                 }
                 !handed_on && !self.is_for_successor(now, incoming, &mad)
             }
-            // Even of one that was handed on: who listens may have changed.
+            // Even for a forwarded one: the listener may have changed.
             Route::Service(service_id) => {
                 let port = incoming.arrival.destination;
                 match self.listener(service_id, port) {

@@ -1,13 +1,15 @@
-//! Records of connections to other hosts, for whoever ends the connections of a process that cannot (SIGKILL, a crash,
-//! exec, too many to tell their peers while exit(3) waits): another process of the host, or its launcher.
+//! Records of connections to other hosts. By them another process of the host, or the launcher, ends the connections of
+//! a process that cannot. That may be because of SIGKILL, a crash, exec, or because there are too many peers to tell
+//! while exit(3) waits.
 //!
-//! Each connection that its peer may believe in has one in the host's journal ([`anyverbs_net::journal`]), until it has ended
-//! on both sides. While a process has connections, it looks once a second for what others left, and sends
-//! DREQs in their place, from the same address and with their IDs. The answer is steered by the slot of the dead: whoever gets it hands
-//! it on to the one that asks. (Connections on one host need none of this: see [`super::neighbours`].)
+//! Each connection that its peer may believe in has one in the host's journal ([`anyverbs_net::journal`]), until it has
+//! ended on both sides. While a process has connections, it looks once a second for records of ended processes, and
+//! sends DREQs in their place, from the same address and with their IDs. The answer is steered by the slot of the dead
+//! process. The process that gets it forwards it to the one that asks. (Connections on one host need none of this: see
+//! [`super::neighbours`].)
 //!
-//! Records are written below the machine's lock, by a pwrite(2) into memory. What takes more system calls, to join the journal and
-//! to get a section of it, is done before.
+//! Records are written below the machine's lock, by a pwrite(2) into memory. Work that takes more system calls, joining
+//! the journal and getting a section of it, is done before.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io;
@@ -29,7 +31,7 @@ use super::State;
 use super::{Events, Gsi};
 use crate::base::NEVER;
 
-/// How often it is looked for what others left, and tried to join a journal.
+/// Interval of looking for records of ended processes, and of trying to join a journal.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// The host's journal, once this process has joined it.
@@ -45,7 +47,7 @@ impl Joined {
         self.journal.get()
     }
 
-    /// Those who come while one tries wait for it; after an error nobody tries for a while.
+    /// Later callers wait while one tries. After an error there is no further try for a while.
     fn get_or_join(
         &self,
         now: impl Fn() -> Time,
@@ -70,7 +72,7 @@ impl Joined {
     }
 }
 
-/// What this process has written, and what it has taken over.
+/// The records that this process has written, and those that it has taken over.
 #[derive(Debug, Default)]
 pub(super) struct Records {
     section: Option<Section>,
@@ -78,7 +80,7 @@ pub(super) struct Records {
     inherited: Vec<Inherited>,
     /// In which section, and where there, the record of a connection is that this process ends.
     taken: HashMap<CommId, (u8, u32)>,
-    /// How many could not be ended when they were last looked at.
+    /// The number that could not be ended at the last look.
     waiting: usize,
 }
 
@@ -86,7 +88,7 @@ pub(super) struct Records {
 #[derive(Debug)]
 struct Inherited {
     left: Abandoned,
-    /// How many connections this process is ending, and when it began the last.
+    /// The number of connections that this process is ending, and when it began the last.
     open: usize,
     since: Time,
     /// Those which it could not begin to end, and where their records are.
@@ -94,7 +96,7 @@ struct Inherited {
 }
 
 impl Inherited {
-    /// With those waiting that are records; what is not ends here.
+    /// Begins with all valid records waiting; others end here.
     fn new(mut left: Abandoned) -> Self {
         let (mut waiting, mut nonsense) = (Vec::new(), Vec::new());
         for (at, bytes) in left.records() {
@@ -126,13 +128,13 @@ impl Records {
                     inherited.left.done(at);
                     inherited.open -= 1;
                 }
-                // Others may be able to end what waits.
+                // Other processes may be able to end the waiting ones.
                 inherited.open > 0
             });
         }
     }
 
-    /// Forgets the connections of which this process has told the peer itself.
+    /// Removes the connections of which this process has told the peer itself.
     pub(super) fn forget(&mut self, has_told: impl Fn(CommId) -> bool) {
         let Some(section) = &mut self.section else { return };
         if self.places.keys().all(|id| has_told(*id)) {
@@ -146,7 +148,8 @@ impl Records {
 }
 
 impl<I: Events> Gsi<I> {
-    /// The host's journal, joined with the program's first call of the connection manager. Not called under the machine's lock.
+    /// The host's journal, joined with the program's first call of the connection manager. Not called under the
+    /// machine's lock.
     pub(super) fn journal(&self) -> Option<&Arc<Journal>> {
         self.journal.get_or_join(
             || self.transport.core.now(),
@@ -158,12 +161,13 @@ impl<I: Events> Gsi<I> {
         )
     }
 
-    /// The slots of those who have taken something over. Memory is read.
+    /// The slots of processes that have taken records over. Reads memory only.
     pub(super) fn successors(&self) -> BTreeSet<u8> {
         Journal::successors(self.services.store())
     }
 
-    /// Gets a place for this process's records, if it has none. That may take many system calls: not under the machine's lock.
+    /// Gets a section for this process's records, if it has none. That may take many system calls: not under the
+    /// machine's lock.
     fn take_section(&self, journal: &Arc<Journal>) {
         if self.state.lock().records.section.is_some() {
             return;
@@ -176,7 +180,7 @@ impl<I: Events> Gsi<I> {
         }
     }
 
-    /// Writes down what has become of connections. Called under the machine's lock.
+    /// Writes down changes of connections. Called under the machine's lock.
     pub(super) fn write_records(&self, machine: &mut Cm, records: &mut Records, now: Time) {
         while let Some((id, record)) = machine.poll_record() {
             match (record, self.journal.get()) {
@@ -198,8 +202,8 @@ impl<I: Events> Gsi<I> {
         self.state.lock().records.taken.len()
     }
 
-    /// Gives up what it has not ended yet. Peers that were asked for as long as `asked` nobody asks any more; the rest others may
-    /// end, and so what it could not begin to end. How many all these are.
+    /// Gives up the connections that it has not ended yet. Peers that were asked for as long as `asked` are not asked
+    /// again. Others may end the rest, also those that it could not begin to end. Returns the number of all these.
     pub(crate) fn leave_abandoned(&self, asked: Duration) -> usize {
         let mut state = self.state.lock();
         let now = self.transport.core.now();
@@ -261,7 +265,7 @@ impl<I: Events> Gsi<I> {
         self.call_cm(&mut state, now, |_, _, _| ());
         let records = &state.records;
         let (yet, mine) = (records.taken.len() + records.waiting, records.places.len());
-        // Under the lock, so that who has a connection next sees it.
+        // Under the lock, so that the next caller with a connection sees it.
         let next = if yet + mine > 0 { (now + PERIOD).as_nanos() } else { NEVER };
         self.times.abandoned_at.store(next, Ordering::SeqCst);
         drop(state);
@@ -284,7 +288,7 @@ impl<I: Events> Gsi<I> {
             return false;
         }
         let others = self.successors().into_iter().filter(|s| *s != self.transport.core.slot);
-        // Which of them it is for only they know.
+        // Only they know which of them it is for.
         others.fold(false, |any, slot| self.hand_on(now, slot, &incoming.datagram) | any)
     }
 }

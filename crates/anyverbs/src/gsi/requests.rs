@@ -1,9 +1,9 @@
-//! Requests that were sent: how often, and who answered.
+//! Requests that were sent: their number, and the slots that answered.
 //!
-//! A request carries no slot, so that it reaches any process of the host that it is for. On this host the store says
-//! who listens; of another host it is remembered who answered last. What is wrong in that costs the receiving host a
-//! hand-over, no more. A repetition of a request takes another way than the first, since it may have reached a process
-//! that is stopped.
+//! A request carries no slot, so it reaches any process of the host that it is for. On this host the store tells the
+//! listener. For another host this process remembers the slot that answered last. If that is wrong, it only costs the
+//! receiving host a hand-over. A repetition of a request takes another way than the first, since it may have reached a
+//! process that is stopped.
 
 use std::collections::HashMap;
 
@@ -17,14 +17,15 @@ type Service = (Gid, ServiceId);
 
 #[derive(Debug, Default)]
 pub(super) struct Requests {
-    /// By the transaction: what was asked, and how often.
+    /// By transaction: the service, and the number of times it was asked.
     asked: HashMap<u64, (Service, u8)>,
-    /// The slot of who answered last.
+    /// The slot that answered last.
     answered: HashMap<Service, u8>,
 }
 
 impl Requests {
-    /// A request is to be sent. Who answered such a one last, and how often this one was sent.
+    /// A request is to be sent. Returns the slot that answered the last such request, and the number of times that this
+    /// one was sent.
     pub(super) fn ask(
         &mut self,
         transaction: u64,
@@ -38,7 +39,7 @@ impl Requests {
         let (_, n) = self.asked.entry(transaction).or_insert((service, 0));
         let before = *n;
         *n = n.wrapping_add(1);
-        // Who does not answer any more may be stopped.
+        // A process that no longer answers may be stopped.
         let slot = if before == 0 { self.answered.get(&service).copied() } else { None };
         (slot, before)
     }

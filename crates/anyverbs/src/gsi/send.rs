@@ -28,17 +28,17 @@ const PACKET_LEN: usize = MAD_AT + MAD_LEN + ICRC_LEN;
 /// The opcode of every packet of QP1.
 pub(super) const OPCODE: Opcode = Opcode::new(Service::Ud, Operation::SendOnly);
 
-/// Datagrams that leave at once, besides those that answers have paid for. The socket of a process without privilege
-/// holds about 250.
+/// Datagrams that may leave at once, beside those that answers allow. The socket of a process without privilege holds
+/// about 250.
 const BURST: u32 = 64;
-/// What answers can add to that.
+/// The most that answers can add to that.
 const MOST: u32 = 2 * BURST;
 /// In this time a burst more may leave.
 const PERIOD: Duration = Duration::from_millis(2);
-/// How often those that wait are looked after: in quarters of a burst.
+/// Interval of looking after waiting datagrams: quarters of a burst.
 const LOOK: Duration = PERIOD.checked_div(4).expect("four is not zero");
 
-/// What waits to be sent, and how much may be.
+/// Datagrams that wait to be sent, and the number that may leave.
 #[derive(Debug)]
 pub(super) struct Sender {
     /// Datagrams that wait in the machine.
@@ -64,14 +64,14 @@ pub(super) struct Line {
     ready: Vec<Transmit>,
 }
 
-/// How datagrams between two addresses leave.
+/// The way of datagrams between two addresses.
 #[derive(Debug)]
 struct Way {
     to: Destination,
     flow: Flow,
 }
 
-/// How many datagrams may leave.
+/// The number of datagrams that may leave.
 #[derive(Debug)]
 struct Pace {
     tokens: u32,
@@ -87,7 +87,7 @@ impl Pace {
         let n = u32::try_from(n).unwrap_or(u32::MAX);
         // Time alone makes no more than a burst.
         let by_time = self.tokens.saturating_add(n).min(self.tokens.max(BURST));
-        // Not less than the batch just received: those who sent it have room for its answers.
+        // At least the size of the batch just received: its senders have room for the answers.
         self.tokens = by_time.saturating_add(earned).min(MOST.max(earned));
     }
 }
@@ -110,12 +110,12 @@ impl Sender {
         }
     }
 
-    /// So many datagrams wait in the machine, whose lock the caller holds.
+    /// Notes the number of datagrams that wait in the machine, whose lock the caller holds.
     pub(super) fn waits(&self, n: usize) {
         self.waiting.store(n, Ordering::SeqCst);
     }
 
-    /// The right to send, for who cannot wait long for it.
+    /// The right to send, for a caller that cannot wait long for it.
     pub(super) fn try_line(&self, patience: Duration) -> Option<MutexGuard<'_, Line>> {
         self.line.try_lock_for(patience)
     }
@@ -143,7 +143,7 @@ impl Sender {
 }
 
 impl<I: Events> Gsi<I> {
-    /// Sends what waits, as far as it may. The caller does not hold the machine's lock.
+    /// Sends waiting datagrams, as far as it may. The caller does not hold the machine's lock.
     pub(super) fn send_mads(&'static self, now: Time) {
         let sender = &self.sender;
         if sender.waiting.load(Ordering::SeqCst) > 0 {
@@ -151,7 +151,7 @@ impl<I: Events> Gsi<I> {
         }
     }
 
-    /// As [`send_mads`](Self::send_mads), by who has the line.
+    /// As [`send_mads`](Self::send_mads), for a caller that has the line.
     pub(super) fn send_in(&self, line: &mut Line, now: Time) {
         let sender = &self.sender;
         line.pace.refill(now, sender.earned.swap(0, Ordering::Relaxed));
@@ -165,7 +165,7 @@ impl<I: Events> Gsi<I> {
             line.ready = ready;
             self.flush(line);
         }
-        // Who makes more wait after this looks himself.
+        // A thread that adds more after this looks itself.
         let waits = sender.waiting.load(Ordering::SeqCst) > 0;
         let at = if waits { (now + LOOK).as_nanos() } else { NEVER };
         sender.at.store(at, Ordering::SeqCst);
@@ -222,7 +222,7 @@ impl<I: Events> Gsi<I> {
         let Route::Service(service_id) = route(&mad) else { return (0, 0) };
         if self.transport.core.gids.contains(transmit.dgid) {
             let slot = self.listener(service_id, transmit.dgid);
-            // If nobody listens, this process says so.
+            // If there is no listener, this process says so.
             return (slot.unwrap_or(self.transport.core.slot), 0);
         }
         let (slot, repeated) = requests.ask(mad.transaction_id, transmit.dgid, service_id);
@@ -234,7 +234,7 @@ impl<I: Events> Gsi<I> {
         (slot.unwrap_or(0), lane)
     }
 
-    /// How a datagram leaves; `None` if its addresses are none.
+    /// The way of a datagram; `None` if its addresses are none.
     fn way(&self, line: &mut Line, transmit: &Transmit, lane: u8) -> Option<Destination> {
         let (source, ip) = (transmit.sgid.to_ip(), transmit.dgid.to_ip());
         let is_known =

@@ -38,7 +38,7 @@ use crate::cm::Gsi;
 use crate::device::Device;
 use crate::qp::owed::Debt;
 
-/// Takes the machine's events where nobody has made ids.
+/// Takes the machine's events where no ids were made.
 #[derive(Debug, Default)]
 pub(super) struct Tap {
     on: bool,
@@ -149,7 +149,7 @@ fn connect(gsi: &'static Gsi, to: IpAddr, port: u16, timeout: u8) -> CommId {
     gsi.with_cm(|machine, _, now| machine.connect(now, &params)).unwrap()
 }
 
-/// One that no other on this host has, nor a former owner of the slot had, as far as chance goes.
+/// A number that no other on this host has, nor a former owner of the slot had, as far as chance goes.
 fn qpn(gsi: &Gsi) -> Qpn {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let start = std::process::id().wrapping_mul(7919);
@@ -198,7 +198,7 @@ fn disconnect(gsi: &'static Gsi, id: CommId) {
     gsi.with_cm(|machine, _, now| machine.destroy(now, id)).unwrap();
 }
 
-/// What a listening process has seen.
+/// The events of a listening process.
 #[derive(Debug, Default)]
 struct Seen {
     requests: usize,
@@ -224,7 +224,7 @@ fn accept(gsi: &'static Gsi, id: CommId) {
     gsi.with_cm(|machine, _, now| machine.accept(now, id, &accept)).unwrap();
 }
 
-/// Does what a server does, for all events that wait.
+/// Serves all waiting events as a server does.
 fn serve(gsi: &'static Gsi, seen: &mut Seen) {
     let events: Vec<_> = gsi.state.lock().tap.events.drain(..).collect();
     for event in events {
@@ -256,7 +256,7 @@ fn serve(gsi: &'static Gsi, seen: &mut Seen) {
     }
 }
 
-/// Not a test by itself: what the other processes run. Commands on standard input.
+/// Not a test by itself: the code of the other processes. Commands come on standard input.
 #[test]
 fn peer() {
     let Some(role) = std::env::var(ROLE).ok().filter(|role| role != "hosts") else { return };
@@ -417,7 +417,7 @@ impl Drop for Peer {
     }
 }
 
-/// The tests share one machine, and count what comes.
+/// The tests share one machine, and count its messages.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
@@ -490,8 +490,8 @@ fn a_thousand_at_once_to_a_socket_of_ordinary_size() {
         establish(gsi, id);
     }
     peer.expect("seen", "@ 1000 1000 0");
-    // How many the socket loses is the machine's affair: it holds what leaves in 8 ms (`send::Pace`), and the peer may not run
-    // for longer. Every one of them is made good.
+    // The number that the socket loses is the machine's affair. The socket holds the datagrams of 8 ms (`send::Pace`),
+    // and the peer may not run for longer. Every lost one is made good.
     let lost = peer.ask("counter drop_socket_full");
     println!("1000 connections in {:?}, lost: {}", begin.elapsed(), &lost[2..]);
     for id in ids {
@@ -609,7 +609,7 @@ fn a_request_is_repeated_after_its_listener_is_gone() {
     }
     peer.ask("accept");
     establish(gsi, id);
-    // Those that are new are refused all the same.
+    // New ones are refused all the same.
     let another = connect(gsi, ip("127.0.0.1"), 1004, 16);
     assert!(matches!(event(gsi, of(another)), CmEvent::Rejected { .. }));
     disconnect(gsi, id);
@@ -649,7 +649,7 @@ fn each_request_finds_the_process_that_listens() {
         }
         peer.expect("seen", "@ 50 50 50");
     }
-    // A listener that is killed is none, and who is connected to it hears that.
+    // A killed listener is none, and its connected peers learn that.
     let id = connect(gsi, ip("::1"), 2000, 20);
     establish(gsi, id);
     let other = connect(gsi, ip("127.0.0.1"), 2001, 20);

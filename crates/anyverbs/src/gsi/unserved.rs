@@ -1,9 +1,10 @@
-//! Requests for services that nobody serves are kept for a moment before they are refused, if somebody may be about to:
-//! somebody holds the port, or has listened there a moment ago.
+//! Requests for services without a listener are kept for a moment before they are refused, if a listener may be about
+//! to come. That is the case if a process holds the port, or has listened there a moment ago.
 //!
 //! Programs stop listening and start again, and their clients come back at once (perftest between its two connections).
-//! Other devices take milliseconds to make what a client needs for its request, this one microseconds: a client that
-//! never met a closed port there would always meet one here. Who stops listening says so in the store of the host.
+//! Other devices take milliseconds to make the objects that a client needs for its request, this one microseconds. A
+//! client that never met a closed port there would always meet one here. A process that stops listening enters that in
+//! the store of the host.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -23,10 +24,10 @@ use crate::base::NEVER;
 
 /// When a listener is looked for again: after this, and after twice as long each time.
 const FIRST: Duration = Duration::from_millis(1);
-/// How often: for 127 ms in all.
+/// The number of looks: for 127 ms in all.
 const LOOKS: u32 = 7;
-/// How long a listener that ended is expected back. perftest's two ends sleep a second each before the one listens again and
-/// the other asks.
+/// The time for which a listener that ended is expected back. perftest's two ends sleep a second each before the one
+/// listens again and the other asks.
 const RETURN: Duration = Duration::from_secs(3);
 /// More are refused at once.
 const MOST: usize = 64;
@@ -43,17 +44,17 @@ pub(super) struct Unserved {
     at: Time,
 }
 
-/// A program may come back in another port space (perftest for UD): what counts is the port.
+/// A program may come back in another port space (perftest for UD), so only the port counts.
 fn port_of(service_id: ServiceId) -> u64 {
     service_id.0 & 0xffff
 }
 
-/// Who listens to what was asked for, and where: looked for once for all that ask.
+/// The listeners of services, with their places. They are looked for once for all requests.
 type Listeners = HashMap<(ServiceId, Gid), Option<u8>>;
 
 impl<I: Events> Gsi<I> {
-    /// Keeps a request to which nobody listens, once. False if it is to be answered now: this process listens, or was asked before, or
-    /// too many wait.
+    /// Keeps a request without a listener, once. False if it is to be answered now: this process listens, or was asked
+    /// before, or too many wait.
     pub(super) fn keep_for_listener(&self, now: Time, incoming: &Incoming<'_>, mad: &Mad) -> bool {
         let source = incoming.arrival.source;
         if self.state.lock().machine.awaits_request(source, mad) {
@@ -95,7 +96,7 @@ impl<I: Events> Gsi<I> {
         self.services.was_left(port_of(service_id))
     }
 
-    /// Expects no longer what did not come back.
+    /// Drops listeners that did not come back in time.
     pub(super) fn forget_left(&self, now: Time) {
         let next = self.services.forget_left().map_or(NEVER, |wait| (now + wait).as_nanos());
         self.times.left_until.store(next, Ordering::SeqCst);
@@ -107,7 +108,7 @@ impl<I: Events> Gsi<I> {
         self.transport.links.waker.wake_before(at.as_nanos());
     }
 
-    /// Gives the requests that wait to who listens now; refuses those that have waited long enough.
+    /// Gives the waiting requests to present listeners; refuses those that have waited long enough.
     pub(super) fn look_for_listeners(&'static self, now: Time) {
         let due: Vec<Unserved> = {
             let mut unserved = self.unserved.lock();
@@ -130,7 +131,7 @@ impl<I: Events> Gsi<I> {
         }
     }
 
-    /// A request that is for this process, or for nobody. `None`: it was handed on, or waits on.
+    /// A request for this process, or for none. `None`: it was forwarded, or waits on.
     fn served(
         &self,
         now: Time,

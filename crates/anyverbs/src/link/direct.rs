@@ -1,10 +1,10 @@
 //! One-sided operations straight into the memory of another process of this user: one system call of the requester, and
 //! no message.
 //!
-//! Each process publishes on its board (`anyverbs_net::shm::published`) which regions there are and which queue pairs take
-//! requests, of whom and with which rights. The requester checks there what the responder would check, or that it has not
-//! changed since ([`LastTarget`]), and copies. If anything is not as it should be it says no, and the request goes by the ring: the responder finds the fault, answers, and
-//! makes its events, as ever.
+//! Each process publishes on its board (`anyverbs_net::shm::published`) its regions and its queue pairs that take
+//! requests, with their peers and rights. The requester checks there all that the responder would check, or that it has
+//! not changed since ([`LastTarget`]), and copies. If anything is wrong, the request goes by the ring. The responder
+//! then finds the fault, answers, and makes its events, as ever.
 
 use std::sync::Arc;
 
@@ -24,17 +24,18 @@ use crate::link::Links;
 /// From this length on the kernel's copies may be as fast as messages: below, its call alone takes longer.
 const LONG: u32 = 16 * 1024;
 
-/// The private region that a queue pair was last admitted to. A valid entry of the board does not change but for a queue pair's
-/// rights, and another validity has another first word: so while these three words stand, so does what was read behind them.
+/// The private region that a queue pair was last admitted to. A valid entry of the board does not change but for a
+/// queue pair's rights, and another validity has another first word. So while these three words stand, the rest of the
+/// entry stands as well.
 #[derive(Debug, Default)]
 pub(crate) struct LastTarget(Option<(Arc<Peer>, Admitted)>);
 
 #[derive(Debug)]
 struct Admitted {
     dest: Qpn,
-    /// Of the queue pair's entry: the first word, and the one with its rights.
+    /// Two words of the queue pair's entry: the first, and the one with its rights.
     qp: [u64; 2],
-    /// What both entries permit.
+    /// The rights by both entries.
     access: Access,
     iova: u64,
     target: Target,
@@ -132,7 +133,7 @@ pub(crate) fn perform(
     true
 }
 
-/// What a peer must have granted.
+/// The right that a peer must have granted.
 fn right_to(direction: Direction) -> Access {
     match direction {
         Direction::Write => Access::REMOTE_WRITE,
@@ -140,8 +141,9 @@ fn right_to(direction: Direction) -> Access {
     }
 }
 
-/// What [`perform`] has over messages, as long as nothing changes: no help of the kernel where the region is mapped; and one copy
-/// instead of two, which for long operations may be faster or, since two processors share those, slower.
+/// The gain of [`perform`] over messages, as long as nothing changes. It needs no help of the kernel where the region
+/// is mapped. It makes one copy instead of two, which for long operations may be faster or slower, since two processors
+/// share the two copies.
 pub(crate) fn worth_of_rest(
     links: &'static Links,
     route: &ShmRoute,
@@ -279,8 +281,8 @@ impl Seen<'_> {
         ])
     }
 
-    /// The protection domain of the peer's queue pair, if that takes such requests from ours, its rights, and the words that
-    /// say that it is valid and has those.
+    /// The protection domain of the peer's queue pair, if that takes such requests from ours. Also its rights, and the
+    /// words that prove both.
     #[inline]
     fn pd_of(
         &self,

@@ -1,8 +1,8 @@
 //! Packets between queue pairs of one process: a queue, because two queue pairs are never locked together.
 //!
-//! Whoever produced packets drains the queue once it has let go of its queue pair; one thread at a time drains, and looks
-//! again after it said that it stopped, so that no packet is left behind. Packets lie in an arena that is swapped with
-//! the drainer's: nothing is allocated in the steady state.
+//! A thread that produced packets drains the queue once it has released its queue pair. One thread at a time drains,
+//! and looks again after it said that it stopped, so that no packet is left behind. Packets lie in an arena that is
+//! swapped with the drainer's: nothing is allocated in the steady state.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -58,7 +58,7 @@ pub(crate) struct Inproc {
     any_waiting: AtomicBool,
 }
 
-/// Queue pairs that want to be called when what was queued is delivered.
+/// Queue pairs that want to be called when the queued packets are delivered.
 #[derive(Debug, Default)]
 struct Waiting {
     /// They owe an ACK.
@@ -78,7 +78,7 @@ struct Arena {
 struct Entry {
     arrival: Arrival,
     headers: Headers,
-    /// It is of a group, and the other processes are to get it from whoever delivers it here.
+    /// It is for a group, and the thread that delivers it here forwards it to the other processes.
     hand_on: bool,
     start: usize,
     len: usize,
@@ -95,7 +95,8 @@ impl Arena {
 }
 
 impl Inproc {
-    /// Queues a packet; how long it is. With `hand_on` it is for a group, and who delivers it hands it on to the other processes.
+    /// Queues a packet; returns its length. With `hand_on` it is for a group, and the thread that delivers it forwards
+    /// it to the other processes.
     #[expect(clippy::too_many_arguments, reason = "the parts of one packet")]
     pub(crate) fn send(
         &self,
@@ -153,10 +154,10 @@ impl Inproc {
         self.len.load(Ordering::SeqCst) > 0 || self.any_waiting.load(Ordering::SeqCst)
     }
 
-    /// Whether everything is delivered that was queued when `since` was first set, and what that caused: packets here
-    /// are never lost, but whoever delivers them may not get the processor for long.
+    /// Tells whether all packets are delivered that were queued when `since` was first set, with their consequences.
+    /// Packets here are never lost, but their thread may not get the processor for long.
     pub(crate) fn has_caught_up(&self, since: &mut Option<u64>) -> bool {
-        /// The round in progress, one that takes what came since, one for the answers, one for the ACKs.
+        /// The round in progress, one that takes later packets, one for the answers, one for the ACKs.
         const ROUNDS: u64 = 4;
         let rounds = self.rounds.load(Ordering::SeqCst);
         let caught_up = rounds.wrapping_sub(*since.get_or_insert(rounds)) >= ROUNDS
@@ -167,7 +168,7 @@ impl Inproc {
         caught_up
     }
 
-    /// Delivers what is queued, and what that causes. No queue pair may be locked by the caller. False if packets are
+    /// Delivers queued packets, with their consequences. The caller holds no queue pair's lock. False if packets are
     /// left because the caller's share is done.
     pub(crate) fn drain(&self, into: &impl Inbound, worker: bool) -> bool {
         let mut left = if worker { usize::MAX } else { CALLER_BUDGET };

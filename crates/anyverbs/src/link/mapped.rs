@@ -1,10 +1,11 @@
 //! Regions of peers that this process has mapped: one-sided operations on them are a copy in memory.
 //!
-//! A region qualifies if it is, whole, one shared mapping of a file in memory: what the device allocates (`ibv_alloc_buf`,
-//! `ibv_alloc_dm`), and what programs share anyway (memfd, `/dev/shm`, huge pages). Nobody converts memory for it. What is
-//! looked up on the board, and when, is as for any copy ([`super::direct`]); only how the bytes move is another. A mapping
-//! belongs to one validity of an entry: when that ends, by deregistration, it is not used again, and goes within a second. A
-//! file that its owner makes shorter ends in a fault of the guarded copy, and then in a message, which the owner answers.
+//! A region qualifies if it is, whole, one shared mapping of a file in memory. That is memory that the device allocates
+//! (`ibv_alloc_buf`, `ibv_alloc_dm`), and memory that programs share anyway (memfd, `/dev/shm`, huge pages). Memory is
+//! not converted for it. The checks on the board are the same as for any copy ([`super::direct`]); only the way of the
+//! bytes differs. A mapping belongs to one validity of an entry. When that ends, by deregistration, it is not used
+//! again, and goes within a second. A file that its owner makes shorter ends in a fault of the guarded copy, and then
+//! in a message, which the owner answers.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use crate::memory::mapping::Mapping;
 
 /// Regions of one peer that are kept in mind.
 const MOST: usize = 64;
-/// Operations on a region after which it is looked for: that takes as long as many of them.
+/// Operations on a region after which its mapping is looked for, since that takes as long as this many of them.
 const WORTH: u32 = 4;
 
 /// A region of a peer, as its board has it.
@@ -70,7 +71,7 @@ impl Mapped {
     }
 }
 
-/// What became of a region.
+/// The result of a look for a region.
 pub(super) enum Lookup {
     Mapped {
         region: Arc<Mapped>,
@@ -88,7 +89,7 @@ pub(super) enum Lookup {
 pub(crate) struct MappedRegions(Mutex<Vec<Known>>);
 
 impl MappedRegions {
-    /// Whether a region has a mapping. What is found is to be used under the mark of `copying`.
+    /// Looks for the mapping of a region. The result is to be used under the mark of `copying`.
     pub(super) fn get(&self, copying: &Copying<'_>, target: &Target) -> Lookup {
         // Opens, maps and closes below locks.
         let _uncancelled = Uncancelled::new();
@@ -126,7 +127,7 @@ impl MappedRegions {
         }
     }
 
-    /// Forgets those whose entry has ended; whether any is left. `state` says what stands in the entry of a key.
+    /// Drops mappings whose entry has ended; tells whether any is left. `state` gives the state of a key's entry.
     pub(super) fn sweep(&self, state: impl Fn(u32) -> u64) -> bool {
         let mut known = self.0.lock();
         known.retain(|k| k.mapped.is_none() || state(k.target.rkey) == k.target.state);

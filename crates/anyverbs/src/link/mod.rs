@@ -42,7 +42,7 @@ impl Links {
         self.wake_before(until);
     }
 
-    /// The worker is to look at the clock at this time, if nobody polls.
+    /// The worker is to look at the clock at this time, if no thread polls.
     pub(crate) fn wake_before(&self, until: Time) {
         self.waker.wake_before(until.as_nanos());
     }

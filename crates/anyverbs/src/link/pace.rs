@@ -1,16 +1,16 @@
-//! Credit of unreliable traffic, of which no ACK says how far the peer is.
+//! Credit of unreliable traffic. No ACK tells the peer's position there.
 //!
 //! Now and then the sender adds a datagram with the opcode [`PROBE`], from the range that the IBA leaves to
-//! manufacturers, which carries the number of bytes sent so far on the path and of messages to one queue pair; the
-//! receiving device answers with the same count of bytes, and with the number of messages for which that queue pair
-//! has receives. So there are two limits: the sender keeps at most [`CREDIT`] bytes ahead of the answers, which is
-//! what the receiver's socket holds, and no more messages than there are receives, for which the receiving *program*
-//! must have got the processor.
+//! manufacturers. It carries the number of bytes sent so far on the path, and of messages to one queue pair. The
+//! receiving device answers with the same count of bytes, and with the number of messages for which that queue pair has
+//! receives. So there are two limits. The sender keeps at most [`CREDIT`] bytes ahead of the answers, as many as the
+//! receiver's socket holds. It sends no more messages than there are receives, and the receiving *program* must have
+//! had the processor to post those.
 //!
-//! Who waits probes again every [`RETRY`]: probes and answers may be lost, and receives be posted. Waiting ends: for a
-//! peer that has never answered (another make of device) after [`STRANGER`], for one that has after [`SILENCE`], for a
-//! program that posts no receives after [`NO_RECEIVES`]. Then the sender goes on without credit for a time that
-//! doubles, and messages are lost as on any network.
+//! A waiting sender probes again every [`RETRY`]: probes and answers may be lost, and receives be posted. Waiting ends
+//! after [`STRANGER`] for a peer that has never answered (another make of device). It ends after [`SILENCE`] for one
+//! that has, and after [`NO_RECEIVES`] for a program that posts no receives. Then the sender goes on without credit for
+//! a time that doubles, and messages are lost as on any network.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -42,7 +42,7 @@ const LAST_PAUSE: Duration = Duration::from_secs(64);
 /// Receivers of one path are forgotten when there are more than this.
 const MANY: usize = 4096;
 
-/// What a probe carries.
+/// The contents of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Probe {
     /// Bytes sent on the path.
@@ -51,7 +51,7 @@ pub(crate) struct Probe {
     pub(crate) messages: u64,
 }
 
-/// What to do with an unreliable packet.
+/// The decision on an unreliable packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Credit {
     /// Send it, and the probe behind it.
@@ -67,11 +67,11 @@ struct Wait {
     probe_at: Option<Time>,
     /// Credit is not asked for until then.
     free_until: Option<Time>,
-    /// How long the next time without credit is.
+    /// The length of the next time without credit.
     pause: Option<Duration>,
 }
 
-/// What who waits does now.
+/// The next step of a waiting sender.
 enum Step {
     GiveUp,
     Probe(Time),
@@ -130,7 +130,7 @@ struct Receiver {
     sent: u64,
     /// `sent` at the last probe.
     probed: u64,
-    /// How many may be sent in all.
+    /// The number of messages that may be sent in all.
     limit: u64,
     wait: Wait,
 }
@@ -152,7 +152,7 @@ pub(super) struct Pace {
     wait: Wait,
     receivers: HashMap<Qpn, Receiver>,
     blocked: Vec<Qpn>,
-    /// When those who wait are to ask again.
+    /// The time at which waiting senders ask again.
     retry_at: Option<Time>,
 }
 
@@ -195,7 +195,7 @@ impl Pace {
             step = Some(self.wait.step(now, silence, true));
         } else if takes_recv && !free && receiver.sent >= receiver.limit {
             let probed = receiver.probed == receiver.sent;
-            // What a stranger leaves open, it leaves open for all.
+            // A stranger that gives no limit leaves it open for all its queue pairs.
             let wait = if self.answers { &mut receiver.wait } else { &mut self.wait };
             step = Some(wait.step(now, no_receives, probed));
         }
@@ -213,7 +213,7 @@ impl Pace {
             return Credit::Blocked(probe, at);
         }
 
-        // Nobody waits any more, or whoever did is gone.
+        // No sender waits any more, or the one that did is gone.
         let gave_up = step.is_some();
         (self.wait.since, self.wait.probe_at) = (None, None);
         (receiver.wait.since, receiver.wait.probe_at) = (None, None);
@@ -231,7 +231,7 @@ impl Pace {
     }
 
     /// The peer has received all bytes up to `bytes` and takes `limit` messages in all for its queue pair `receiver`.
-    /// Moves those who waited to `resume`.
+    /// Moves the waiting queue pairs to `resume`.
     pub(super) fn echo(&mut self, bytes: u64, receiver: Qpn, limit: u64, resume: &mut Vec<Qpn>) {
         if bytes > self.sent {
             return;
@@ -255,7 +255,7 @@ impl Pace {
         resume.append(&mut self.blocked);
     }
 
-    /// Lets those who wait ask again, where it is time. When to look again.
+    /// Lets waiting queue pairs ask again, where it is time. Returns the time of the next look.
     pub(super) fn expire(&mut self, now: Time, resume: &mut Vec<Qpn>) -> Option<Time> {
         if now < self.retry_at? {
             return self.retry_at;
@@ -336,12 +336,12 @@ mod tests {
         let (sent, probes) = burst(&mut pace, 8, at(1));
         assert_eq!(sent, 100);
         assert!(probes.len() < 12, "not a probe for each: {}", probes.len());
-        // Posted meanwhile: one more. The answer counts what it answers to.
+        // One more receive was posted meanwhile. The answer counts the message that it answers.
         assert_eq!(echo(&mut pace, 128, FIRST_MESSAGES + 101), [QPN]);
         assert_eq!(burst(&mut pace, 8, at(1)).0, 1);
         // A packet that needs no receive passes.
         assert!(matches!(pace.ask(8, QPN, PEER, false, at(1)), Credit::Send(_)));
-        // So does one for another queue pair.
+        // A probe for another queue pair does so, too.
         assert!(matches!(pace.ask(8, QPN, Qpn::new(0x02_0008), true, at(1)), Credit::Send(_)));
     }
 

@@ -1,4 +1,4 @@
-//! Paths: one for each receiving process of each address. Those who send on a path share the receiver's socket buffer:
+//! Paths: one for each receiving process of each address. The senders on a path share the receiver's socket buffer:
 //! reliable queue pairs by window, unreliable ones by the credit of [`super::pace`].
 
 use std::collections::HashMap;
@@ -13,7 +13,7 @@ use parking_lot::{Mutex, RwLock};
 use super::pace::{Credit, Pace};
 use crate::base::NEVER;
 
-/// Paths are forgotten, where nobody uses them, when there are more than this.
+/// Unused paths are forgotten when there are more than this.
 const MANY: usize = 4096;
 /// A packet of the largest MTU with its overhead always fits.
 const MIN_WINDOW: u32 = 4096 + 64;
@@ -111,7 +111,7 @@ impl Paths {
         self.next.load(Ordering::SeqCst)
     }
 
-    /// Lets those who have waited long enough ask again.
+    /// Lets queue pairs that have waited long enough ask again.
     pub(crate) fn expire(&self, now: Time, resume: &mut Vec<Qpn>) {
         if now.as_nanos() < self.next() {
             return;

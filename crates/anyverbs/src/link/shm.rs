@@ -1,11 +1,12 @@
 //! The same-host link: packets to other processes of this user, through shared memory.
 //!
-//! A message of the ring is a packet without pad and ICRC: in front of its headers the addresses that it would have on
-//! the wire, and room for the ACK of what came before: one that the responder owes goes along with its program's reply, in
-//! the same cache line. Its payload may be as long as [`SEGMENT`]; the packet then stands for as many as it fills at the path MTU,
-//! which it says. So PSNs are the same on every link, and the two ends of a connection need not agree on one.
+//! A message of the ring is a packet without pad and ICRC. In front of its headers are the addresses that it would have
+//! on the wire, and room for a piggybacked ACK. So the ACK that the responder owes goes along with its program's reply,
+//! in the same cache line. Its payload may be as long as [`SEGMENT`]; the packet then stands for as many as it fills at
+//! the path MTU, which it says. So PSNs are the same on every link, and the two ends of a connection need not agree on
+//! one.
 //!
-//! Nothing is lost on the way, but for a peer that has not read for [`PATIENCE`]: what is sent to it then vanishes, and
+//! No packet is lost on the way, unless the peer has not read for [`PATIENCE`]. Packets to it then vanish, and
 //! connections end by their retries, as they would on a network.
 
 mod message;
@@ -37,17 +38,17 @@ pub(crate) use unflushed::{Spare, Unflushed};
 pub(crate) const WINDOW: u32 = 256 << 10;
 /// Longest payload of a packet.
 pub(crate) const SEGMENT: u32 = 32 << 10;
-/// Bytes after which the peer is shown what is there, though more follows under the same lock.
+/// Bytes after which the peer is shown the messages so far, though more follows under the same lock.
 const SHOW_AFTER: usize = 16 << 10;
-/// How long a full ring is waited for.
+/// Longest wait for room in a full ring.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// How long requests to a process that has ended go on waiting, though their end is known. On a network they would until
-/// their retries had run out, and programs rely on that: one whose peer has left with a message too many on its way has
-/// taken what it wanted by then.
+/// Time for which requests to an ended process go on waiting, though its end is known. On a network they would wait
+/// until their retries had run out, and programs rely on that. A program whose peer has left with one message too many
+/// on its way has taken what it wanted by then.
 pub(crate) const GRACE: Duration = Duration::from_millis(250);
-/// How often it is looked whether regions that this process has mapped were taken back.
+/// Interval of checks whether regions that this process has mapped were taken back.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
-/// How long a process without this link is not asked again for the sake of a datagram.
+/// Time for which a process without this link is not asked again for the sake of a datagram.
 const ABSENCE: Duration = Duration::from_secs(1);
 
 /// Why a peer is not one any more.
@@ -71,7 +72,7 @@ pub(crate) struct Peer {
 struct Waiting {
     /// Since when an answer to a question for room is awaited.
     asked: Option<Time>,
-    /// The answer did not come in time: what is sent vanishes until it comes.
+    /// The answer did not come in time: packets vanish until it comes.
     stalled: bool,
     blocked: Vec<Qpn>,
     gone: Option<Gone>,
@@ -84,7 +85,7 @@ impl Peer {
         Arc::ptr_eq(&self.channel, channel)
     }
 
-    /// There is room. Who waited for it.
+    /// There is room. Returns the queue pairs that waited for it.
     pub(crate) fn take_room(&self, blocked: &mut Vec<Qpn>) {
         let mut waiting = self.waiting.lock();
         waiting.asked = None;
@@ -92,7 +93,7 @@ impl Peer {
         blocked.append(&mut waiting.blocked);
     }
 
-    /// It is gone. Who waited for it.
+    /// It is gone. Returns the queue pairs that waited for it.
     pub(crate) fn end(&self, gone: Gone, now: Time, blocked: &mut Vec<Qpn>) {
         let mut waiting = self.waiting.lock();
         waiting.gone = Some(gone);
@@ -182,7 +183,7 @@ impl Shm {
                 return Some(Arc::clone(peer));
             }
             Entry::Absent(since) if !thorough && since.elapsed() < ABSENCE => return None,
-            // Asked again at once it would decline again, and what is sent meanwhile be lost.
+            // If it were asked again at once, it would decline again, and packets sent meanwhile would be lost.
             Entry::Unwilling(since) if since.elapsed() < ABSENCE => return None,
             _ => {}
         }
@@ -234,7 +235,8 @@ impl Shm {
         self.next.load(Ordering::SeqCst)
     }
 
-    /// Gives up waiting for peers whose rings have been full for too long, and what is mapped of regions that have ended.
+    /// Gives up waiting for peers whose rings have been full for too long, and drops mappings of regions that have
+    /// ended.
     pub(crate) fn expire(&self, now: Time, resume: &mut Vec<Qpn>) {
         if now.as_nanos() < self.next() {
             return;
@@ -257,7 +259,7 @@ impl Shm {
     }
 }
 
-/// What a closed channel says about its peer.
+/// The reason why a closed channel's peer is gone.
 pub(crate) fn reason(closed: Closed) -> Gone {
     match closed {
         Closed::Version | Closed::Refused => Gone::Unwilling,

@@ -46,7 +46,7 @@ impl BatchPool {
     }
 }
 
-/// How packets of one queue pair, or to one address handle, leave.
+/// The way of packets of one queue pair, or to one address handle.
 #[derive(Clone, Debug)]
 pub(crate) struct UdpRoute {
     to: Destination,
@@ -87,7 +87,7 @@ pub(crate) fn address(ip: IpAddr, port: u16, scope_id: u32) -> SocketAddr {
     }
 }
 
-/// What one hold of a queue pair's lock has staged and not yet sent.
+/// Packets that one hold of a queue pair's lock has staged and not yet sent.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     /// Boxed: each call into a queue pair has an outbox, moves it about, and may send nothing by UDP.
@@ -96,10 +96,11 @@ pub(crate) struct Outbox {
     sent: (u64, u64),
     /// The region of the last element that was copied, while there is a batch.
     region: LastLocal<'static>,
-    /// What the peer has named last, in use until the next flush or [`Env::end_remote`](anyverbs_proto::env::Env::end_remote).
-    /// Meanwhile no ring is locked: who has done that may be waiting for the end of a window.
+    /// The region that the peer has named last, in use until the next flush or
+    /// [`Env::end_remote`](anyverbs_proto::env::Env::end_remote). Meanwhile no ring is locked: a thread that has locked
+    /// one may be waiting for the end of a window.
     pub(crate) target: LastRemote<'static>,
-    /// What the same-host link has not shown yet.
+    /// Messages that the same-host link has not shown yet.
     pub(crate) shm: Unflushed,
 }
 
@@ -124,7 +125,7 @@ impl Outbox {
             return Ok(());
         };
         let dest = headers.bth.dest_qpn;
-        // Nobody answers for a group.
+        // A group does not answer.
         let probe = if reliable || route.is_group {
             None
         } else {
@@ -202,7 +203,7 @@ impl Outbox {
         }
     }
 
-    /// Sends what is staged.
+    /// Sends the staged packets.
     #[inline]
     pub(crate) fn flush(&mut self, links: &Links) {
         self.shm.flush(links);
@@ -252,11 +253,12 @@ pub(crate) struct Asked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CreditPacket {
     pub(crate) is_probe: bool,
-    /// To whom.
+    /// The queue pair that it is for.
     pub(crate) dest: Qpn,
-    /// By whom.
+    /// The sender's queue pair.
     pub(crate) from: Qpn,
-    /// Of a probe: what was sent so far. Of an answer: the bytes that came, and the messages that may come.
+    /// In a probe: the bytes and messages sent so far. In an answer: the bytes received, and the messages that may
+    /// come.
     pub(crate) counts: Probe,
 }
 

@@ -1,10 +1,10 @@
-//! How a fault in a guarded copy becomes a return value: the signal handler, and what is done where it does not run.
+//! Turns a fault in a guarded copy into a return value: the signal handler, and the other way where it does not run.
 //!
-//! A thread that blocks SIGSEGV or SIGBUS is killed by a fault, and a handler that the program installs later takes the place of
-//! ours. Neither can be prevented, so both are looked for: by a thread's first copy, and then once a tick of the coarse clock
-//! (4 ms). Where one is found, that thread's copies, or all, are made by the kernel (process_vm_writev(2) on this very process),
-//! which says what is not mapped. That takes some 0.4 us a copy, and ends when the cause ends. Where the kernel refuses that
-//! call, copies are made as ever.
+//! A thread that blocks SIGSEGV or SIGBUS is killed by a fault, and a handler that the program installs later takes the
+//! place of ours. Neither can be prevented, so both are looked for: by a thread's first copy, and then once a tick of
+//! the coarse clock (4 ms). If one is found, the kernel makes that thread's copies, or all (process_vm_writev(2) on
+//! this very process), and tells which parts are not mapped. That takes some 0.4 us a copy, and ends when the cause
+//! ends. Where the kernel refuses that call, copies are made as ever.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -19,7 +19,7 @@ use super::{
     anyverbs_guarded_begin, anyverbs_guarded_copy, anyverbs_guarded_end, anyverbs_guarded_landing,
 };
 
-/// What a thread knows of its copies.
+/// A thread's knowledge of its copies.
 #[derive(Clone, Copy)]
 struct Known {
     /// The tick in which it looked; 0 if it never did.
@@ -75,7 +75,7 @@ fn look(now: i64) -> bool {
     by_kernel
 }
 
-/// Copies bytes of which either side may not be mapped.
+/// Copies bytes. Either side may not be mapped.
 ///
 /// # Safety
 /// As for [`super::copy_guarded`].
@@ -125,7 +125,7 @@ unsafe fn copy_by_kernel(to: *mut u8, from: *const u8, len: usize) -> Result<(),
     Ok(())
 }
 
-/// Looks whether a word can be changed, where a fault would not reach our handler: the kernel has no call for an atomic
+/// Tests whether a word can be changed, where a fault would not reach our handler: the kernel has no call for an atomic
 /// operation on 64 bits. Not certain: the page may go before the operation.
 #[inline]
 pub(super) fn probe(addr: u64) -> Result<(), Fault> {
@@ -153,7 +153,7 @@ static PREVIOUS_BUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut()
 /// The default action.
 struct NoHandler(libc::sigaction);
 
-// SAFETY: plain data that nobody changes.
+// SAFETY: plain data that does not change.
 unsafe impl Sync for NoHandler {}
 
 // SAFETY: all-zero is a valid sigaction: the default action, no flags.
@@ -161,8 +161,8 @@ static NO_HANDLER: NoHandler = NoHandler(unsafe { MaybeUninit::zeroed().assume_i
 
 /// Puts our handler in front of the one that is there.
 pub(super) fn install(signal: c_int, previous: &AtomicPtr<libc::sigaction>) {
-    // SAFETY: all-zero is a valid sigaction; the calls get live pointers to them. Our handler does nothing that a
-    // signal handler must not do, and what it chains to is what was there.
+    // SAFETY: all-zero is a valid sigaction, and the calls get live pointers to them. Our handler does nothing that a
+    // signal handler must not do, and it chains to the old handler.
     unsafe {
         let mut old: libc::sigaction = MaybeUninit::zeroed().assume_init();
         if libc::sigaction(signal, ptr::null(), &raw mut old) != 0 {
@@ -179,9 +179,9 @@ pub(super) fn install(signal: c_int, previous: &AtomicPtr<libc::sigaction>) {
 }
 
 unsafe extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel passes a ucontext to a handler with SA_SIGINFO, and nobody else touches it now.
+    // SAFETY: the kernel passes a ucontext to a handler with SA_SIGINFO, and no one else touches it now.
     let pc = unsafe { program_counter(context.cast()) };
-    // SAFETY: as above. One that was sent has nothing to do with the copy that it hits.
+    // SAFETY: as above. A signal that was sent has nothing to do with the copy that it hits.
     let is_fault = unsafe { (*info).si_code } > 0;
     let (begin, end) =
         (&raw const anyverbs_guarded_begin as usize, &raw const anyverbs_guarded_end as usize);
@@ -207,7 +207,7 @@ unsafe fn program_counter(context: *mut libc::ucontext_t) -> *mut u64 {
     unsafe { &raw mut (*context).uc_mcontext.pc }
 }
 
-/// Does what would have happened without our handler.
+/// Acts as the process would without our handler.
 ///
 /// # Safety
 /// Called from a signal handler with its arguments.

@@ -1,4 +1,4 @@
-//! What lies in an address space: whether a range may be registered, and memory that the device maps itself.
+//! The mappings in an address space: whether a range may be registered, and memory that the device maps itself.
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::fs::{self, File};
@@ -46,14 +46,14 @@ struct Area {
     page_size: u64,
 }
 
-/// What a region asks of the memory that it names.
+/// A region's requirements of its memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Needs {
     /// May be written, not only read.
     pub(crate) writable: bool,
     /// Made of huge pages.
     pub(crate) huge: bool,
-    /// Of a file that survives a loss of power.
+    /// A file that survives a loss of power.
     pub(crate) persistent: bool,
 }
 
@@ -68,8 +68,8 @@ pub(crate) enum Unfit {
     Volatile,
 }
 
-/// What is mapped where in this process: `/proc/self/maps`, kept open, since opening takes longer than asking. Not for a
-/// forked child, to which it would tell of its parent.
+/// The mappings of this process: `/proc/self/maps`, kept open, since opening takes longer than asking. Not for a forked
+/// child, to which it would tell of its parent.
 #[derive(Debug)]
 pub(crate) struct Maps(Option<File>);
 
@@ -133,7 +133,7 @@ fn query(maps: &File, at: u64) -> Result<Area, c_int> {
     let mut query: ProcmapQuery = unsafe { std::mem::zeroed() };
     query.size = size_of::<ProcmapQuery>() as u64;
     query.query_addr = at;
-    // SAFETY: the kernel reads and writes `size` bytes of the live struct, and no name, whose room is 0.
+    // SAFETY: the kernel reads and writes `size` bytes of the live struct, and no name, since its room is 0.
     let rc = unsafe { libc::ioctl(maps.as_raw_fd(), PROCMAP_QUERY as _, &raw mut query) };
     if rc != 0 {
         return Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::ENOTTY));
@@ -205,7 +205,7 @@ fn survives(text: &str, at: u64) -> bool {
     kind.is_some_and(|kind| !LOST.contains(&kind))
 }
 
-/// What kind of file system a file lies on.
+/// The kind of file system that a file lies on.
 fn file_system(path: &str) -> Option<u64> {
     let path = CString::new(path).ok()?;
     // SAFETY: a C string, and a struct of integers to write to.
@@ -221,7 +221,7 @@ pub(crate) fn block_size(fd: BorrowedFd<'_>) -> Option<u64> {
     unsafe {
         let mut stat: libc::statfs = std::mem::zeroed();
         let rc = libc::fstatfs(fd.as_raw_fd(), &raw mut stat);
-        // Of huge pages it says their size, of others the system's.
+        // For huge pages it gives their size, for others the system's.
         (rc == 0).then_some((stat.f_bsize as u64).max(page_size() as u64))
     }
 }
@@ -253,7 +253,7 @@ fn is_resident(addr: u64, len: u64) -> bool {
     })
 }
 
-/// Writes what was stored in these bytes back to their file (`msync`), and waits for that.
+/// Writes stores to these bytes back to their file (`msync`), and waits for that.
 pub(crate) fn write_back(addr: u64, len: u64) -> Result<(), Fault> {
     let (start, len) = pages(addr, len).ok_or(Fault)?;
     // SAFETY: msync touches no memory of ours; it fails where nothing is mapped.
@@ -261,7 +261,7 @@ pub(crate) fn write_back(addr: u64, len: u64) -> Result<(), Fault> {
     if rc == 0 { Ok(()) } else { Err(Fault) }
 }
 
-/// How pages are to be brought in.
+/// The way in which pages are to be brought in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Populate {
     /// Soon, if the system likes.
@@ -278,7 +278,7 @@ pub(crate) fn populate(addr: u64, len: u64, how: Populate) -> Result<(), Fault> 
     const MADV_POPULATE_WRITE: c_int = 23;
     let (start, len) = pages(addr, len).ok_or(Fault)?;
     let advise = |advice| {
-        // SAFETY: none of these changes what the memory holds.
+        // SAFETY: none of these changes the contents of the memory.
         match unsafe { libc::madvise(start as *mut c_void, len, advice) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EFAULT)),
@@ -308,7 +308,7 @@ pub(crate) struct Mapping {
     owner: Option<u32>,
 }
 
-// SAFETY: an address and a length; what lies there is touched by the guarded copies alone.
+// SAFETY: an address and a length. Only the guarded copies touch the bytes there.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -320,7 +320,7 @@ impl Mapping {
         Self::map(len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
     }
 
-    /// New memory, all zero, of a file that nobody else has, and that peers on this host may map as well
+    /// New memory, all zero, of a file that no other process has yet, and that peers on this host may map as well
     /// ([`crate::link::mapped`]).
     pub(crate) fn shared(len: usize) -> io::Result<Self> {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
@@ -337,7 +337,7 @@ impl Mapping {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a new descriptor that nobody else owns.
+        // SAFETY: a new descriptor that has no other owner.
         let file = unsafe { File::from_raw_fd(fd) };
         file.set_len(len as u64)?;
         // SAFETY: a call with integers.
@@ -347,7 +347,8 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// `len` bytes of a file from `offset` on, which is a multiple of the page size; shared with all who map it.
+    /// `len` bytes of a file from `offset` on, which is a multiple of the page size; shared with all processes that map
+    /// it.
     pub(crate) fn of_file(
         fd: BorrowedFd<'_>,
         offset: u64,
@@ -384,7 +385,7 @@ impl Mapping {
         self.base.as_ptr() as u64
     }
 
-    /// Its first byte, for who may touch it.
+    /// Its first byte, for a caller that may touch it.
     pub(crate) fn as_ptr(&self) -> *mut c_void {
         self.base.as_ptr()
     }
@@ -396,7 +397,7 @@ impl Drop for Mapping {
         if self.owner.is_some_and(|owner| owner != std::process::id()) {
             return;
         }
-        // SAFETY: mapped by this object, and nobody accesses it any more: regions that name it hold it.
+        // SAFETY: mapped by this object, and no longer accessed: regions that name it hold it.
         unsafe { libc::munmap(self.base.as_ptr(), self.len) };
     }
 }
@@ -405,7 +406,7 @@ impl Drop for Mapping {
 pub(crate) mod dmabuf {
     use super::*;
 
-    /// `DMA_BUF_MAGIC` of `linux/magic.h`: what fstatfs says of one.
+    /// `DMA_BUF_MAGIC` of `linux/magic.h`: the magic that fstatfs gives for one.
     const MAGIC: u64 = 0x444d_4142;
     /// `_IOW('b', 0, struct dma_buf_sync)`.
     const SYNC: u64 = 0x4008_6200;
@@ -433,7 +434,7 @@ pub(crate) mod dmabuf {
         u64::try_from(end).map_err(|_| libc::EINVAL)
     }
 
-    /// Begins or ends access by the CPU, which is what this device has. Buffers that need no care have no such call.
+    /// Begins or ends access by the CPU, as this device makes it. Buffers that need no care have no such call.
     pub(crate) fn sync(fd: BorrowedFd<'_>, begin: bool) {
         let flags = SYNC_RW | if begin { 0 } else { SYNC_END };
         // SAFETY: the call reads 8 bytes of a live integer.
@@ -455,7 +456,7 @@ pub(crate) mod dmabuf {
         if device < 0 {
             return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
         }
-        // SAFETY: just opened, and nobody else's.
+        // SAFETY: just opened, and without another owner.
         let device = unsafe { OwnedFd::from_raw_fd(device) };
         let create = UdmabufCreate {
             memfd: memfd.as_raw_fd().unsigned_abs(),

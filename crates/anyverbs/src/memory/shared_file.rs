@@ -34,7 +34,7 @@ impl SharedFile {
                 e => Err(e),
             };
         }
-        // SAFETY: a new descriptor that nobody else owns.
+        // SAFETY: a new descriptor that has no other owner.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         let len =
             i64::try_from(WORDS_LEN as u64 + room).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -57,14 +57,14 @@ impl SharedFile {
         Ok(Self { fd, words })
     }
 
-    /// One for where the kernel gives no memfd (a container's filter): a file without a name and without room, which nobody can
-    /// open. Its words lie beside it, since it could shrink.
+    /// Makes a substitute where the kernel gives no memfd (a container's filter): a file without a name and without
+    /// room, which no other process can open. Its words lie beside it, since it could shrink.
     fn unshared() -> io::Result<Self> {
         let flags = libc::O_TMPFILE | libc::O_RDWR | libc::O_CLOEXEC;
         let open = |folder: &CStr| {
             // SAFETY: a C string and integers.
             let fd = unsafe { libc::open(folder.as_ptr(), flags, 0o600) };
-            // SAFETY: on success a new descriptor that nobody else owns.
+            // SAFETY: on success a new descriptor that has no other owner.
             (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
         };
         let fd = [c"/dev/shm", c"/tmp"].into_iter().find_map(open);
@@ -72,11 +72,12 @@ impl SharedFile {
         Ok(Self { fd, words: Mapping::anonymous(WORDS_LEN)? })
     }
 
-    /// One that another process, or another part of this one, made: whoever has the descriptor may write to it.
+    /// Opens a file that another process, or another part of this one, made: any holder of the descriptor may write to
+    /// it.
     pub(crate) fn open(fd: OwnedFd) -> io::Result<Self> {
         // SAFETY: a call with integers; others than memfds refuse it.
         let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
-        // What cannot shrink does not fault where it is mapped.
+        // A file that cannot shrink does not fault where it is mapped.
         if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 || len(fd.as_fd())? < WORDS_LEN as u64 {
             return Err(io::ErrorKind::InvalidInput.into());
         }
@@ -120,7 +121,7 @@ impl SharedFile {
         Mapping::of_file(self.fd.as_fd(), self.room_at() + at, len, true)
     }
 
-    /// Forgets what a part of the room holds: it is zero again, and takes no memory.
+    /// Clears a part of the room: it is zero again, and takes no memory.
     pub(crate) fn clear(&self, at: u64, len: u64) {
         let (Ok(at), Ok(len)) = (i64::try_from(self.room_at() + at), i64::try_from(len)) else {
             return;

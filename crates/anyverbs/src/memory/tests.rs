@@ -248,7 +248,7 @@ fn a_peers_memory_is_not_mapped_in_a_forked_child() {
     let mut mapping = Some(mapping);
     let status = in_child(|| {
         let gone = memory.read(addr, &mut [0; 8]) == Err(Fault);
-        // SAFETY: nothing lies there. What takes its place is not the mapping's to give up.
+        // SAFETY: nothing lies there. A new mapping in its place is not this object's to give up.
         let own = unsafe {
             let prot = libc::PROT_READ | libc::PROT_WRITE;
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
@@ -265,7 +265,8 @@ fn a_peers_memory_is_not_mapped_in_a_forked_child() {
     assert_eq!(memory.read(addr, &mut [0; 8]), Ok(()));
 }
 
-/// A device's memory in a child, whose middle page of three is gone; and whether accesses there are faults, and others not.
+/// A device's memory in a child, whose middle page of three is gone. Tells whether accesses there are faults, and
+/// others not.
 fn survives_a_hole(memory: &ProcessMemory, m: &Mapping) -> bool {
     let mut buf = [0u8; 100];
     let hole = m.addr() + PAGE as u64;

@@ -1,4 +1,4 @@
-//! What a received datagram is.
+//! The kinds of received datagrams.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,7 +15,7 @@ use super::deliver::Arrived;
 use super::ip_ids::{IpIds, Place};
 use crate::link::udp::CreditPacket;
 
-/// What a received datagram is.
+/// The kinds of received datagrams.
 pub(super) enum Received<'a> {
     /// It lies where it was to be read to.
     Packet,
@@ -31,7 +31,7 @@ pub(super) struct Tally {
     bytes: u64,
 }
 
-/// What is known of those who send.
+/// Facts about senders.
 #[derive(Debug)]
 pub(super) struct Senders {
     last: Option<KnownFlow>,
@@ -90,7 +90,7 @@ impl Driver {
         let to_gsi = bytes[5..8] == [0, 0, Qpn::GSI.get() as u8];
         let to_group = datagram.destination.is_multicast();
         if to_group != (bytes[5..8] == [0xff; 3]) {
-            // Who sends a group what is for one queue pair would have all processes forward it.
+            // Otherwise a packet for one queue pair that is sent to a group would make all processes forward it.
             self.core.count(Counter::DropNoQp, 1);
             return None;
         }
@@ -150,8 +150,8 @@ impl Driver {
         Some(Received::Packet)
     }
 
-    /// Whether a datagram from a link-local address came by another interface than the one that has its destination: the host
-    /// there may have the address of one that a queue pair is connected to.
+    /// Tells whether a datagram from a link-local address came by another interface than the one that has its
+    /// destination. The host there may have the same address as the connected peer.
     #[cold]
     fn is_from_elsewhere(&self, datagram: &Datagram<'_>) -> bool {
         let SocketAddr::V6(source) = datagram.source else { return false };

@@ -21,7 +21,7 @@ use crate::qp::{QpCell, State};
 pub(super) struct Arrived<'a> {
     pub(super) arrival: Arrival,
     pub(super) packet: Incoming<'a>,
-    /// Of the packet, if [`read`](Self::read) has read it.
+    /// Beginning of the packet, if [`read`](Self::read) has read it.
     beginning: Beginning,
 }
 
@@ -112,7 +112,7 @@ impl Driver {
                         .sharing()
                         .is_elsewhere(&cell, &mut state, &mut call, arrival, packet)
                 {
-                    // Another process has what it is about.
+                    // Another process has the SRQ of the request.
                 } else if wanted {
                     let State { machine, link, .. } = &mut *state;
                     machine.receive(arrival, packet, &mut call.env_with(link, &mut arrivals));
@@ -154,7 +154,7 @@ impl Driver {
     }
 }
 
-/// A target has been given what came for it.
+/// Ends a batch of packets for a target.
 pub(super) fn end_target_batch(state: &mut State, call: &mut Call<'_>) {
     // The program's reply leaves by another queue pair: this ACK cannot go with it, and the requester
     // expects its completion before the reply.

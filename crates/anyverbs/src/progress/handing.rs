@@ -15,18 +15,18 @@ use anyverbs_proto::wire::packet::{ICRC_LEN, Packet};
 
 use super::Driver;
 
-/// How long a process is waited for that does not read.
+/// Longest wait for a process that does not read.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// How long it is not waited for after that.
+/// The time after that for which it is not waited for.
 const REST: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_micros(50);
-/// Of these datagrams, of which no UDP socket knows.
+/// The source port of these datagrams, which no UDP socket has.
 const SOURCE_PORT: u16 = 0xc000;
 
 #[derive(Debug, Default)]
 pub(super) struct Handing {
     bytes: Vec<u8>,
-    /// Slots that did not read, and until when nobody waits for them.
+    /// Slots that did not read, and until when they are not waited for.
     stuck: Vec<(u8, Instant)>,
     sharers: Sharers,
 }

@@ -1,9 +1,9 @@
-//! Which IPv4 IDs a host sends.
+//! The IPv4 IDs that a host sends.
 //!
-//! The ICRC covers the ID, which a UDP socket does not show, so that one packet of 65,536 that were damaged is right with
-//! some ID. Hosts of this device send small ones, the place in a batch (see [`IcrcVerdict::SomeId`]); kernels and hardware
-//! may count. Of a host that was seen to send small ones alone, a packet that would be right with a large one is damaged:
-//! what is taken for good by chance is one of 2^25.
+//! The ICRC covers the ID, which a UDP socket does not show. So one of 65,536 damaged packets is right with some ID.
+//! Hosts of this device send small ones, the place in a batch (see [`IcrcVerdict::SomeId`]); kernels and hardware may
+//! count. If a host was seen to send small ones alone, a packet that would be right with a large one counts as damaged.
+//! Then only one damaged packet of 2^25 passes by chance.
 //!
 //! [`IcrcVerdict::SomeId`]: anyverbs_proto::wire::icrc::IcrcVerdict::SomeId
 
@@ -14,16 +14,17 @@ use std::net::IpAddr;
 const SMALL: u16 = 128;
 /// Packets with small IDs in a row after which those alone are expected. A counter that wraps passes `SMALL` of them.
 const CONVINCED_AFTER: u32 = 2 * SMALL as u32;
-/// Packets that are right with large IDs after which any ID is expected of a host for good: it is another one than it seemed,
-/// two are behind one address, or somebody sends small IDs in its name. A real sender loses one less at most.
+/// Packets that are right with large IDs after which any ID is expected of a host for good. It is then another one than
+/// it seemed, two are behind one address, or another host sends small IDs in its name. A real sender loses one less at
+/// most.
 const DOUBTED_AFTER: u8 = 3;
-/// Packets with small IDs after which those that were refused are forgotten: among so many, chance makes no [`DOUBTED_AFTER`]
+/// Packets with small IDs after which refused ones are forgotten: among so many, chance makes no [`DOUBTED_AFTER`]
 /// damaged ones right.
 const FORGIVEN_AFTER: u32 = 1 << 16;
-/// Places for hosts. Of those that share one the last is remembered.
+/// Places for hosts. If several share one, the last is remembered.
 const PLACES: usize = 256;
 
-/// What was seen of the IDs of hosts.
+/// The IDs that were seen of hosts.
 #[derive(Debug)]
 pub(super) struct IpIds(Box<[Seen]>);
 
@@ -101,7 +102,7 @@ mod tests {
         IpAddr::from([10, 0, 0, last])
     }
 
-    /// Of one host, whether packets with these IDs are taken.
+    /// Tells for one host whether packets with these IDs are taken.
     fn taken(ids: &mut IpIds, of: IpAddr, packets: impl IntoIterator<Item = u16>) -> Vec<bool> {
         let place = ids.place(of);
         packets.into_iter().map(|id| ids.is_plausible(place, id)).collect()
@@ -113,7 +114,7 @@ mod tests {
         assert!(taken(&mut ids, host(1), (0..8).flat_map(|_| 0..64)).iter().all(|t| *t));
         let packets = [5, 40_000, 6, 700, 0, 127];
         assert_eq!(taken(&mut ids, host(1), packets), [true, false, true, false, true, true]);
-        // So few in so many are chance.
+        // So few of so many are chance.
         assert!(taken(&mut ids, host(1), repeat_n(0, FORGIVEN_AFTER as usize)).iter().all(|t| *t));
         assert_eq!(taken(&mut ids, host(1), [128, 0, 129]), [false, true, false]);
     }

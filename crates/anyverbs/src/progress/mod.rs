@@ -54,7 +54,7 @@ pub(crate) trait Management: Sync {
     /// When [`run`](Self::run) has something to do, in nanoseconds.
     fn next(&self) -> u64;
 
-    /// Does what is due.
+    /// Runs the timers that are due.
     fn run(&'static self, now: Time);
 
     /// Takes packets to QP1 whose ICRC is right. No queue pair is locked.
@@ -81,7 +81,7 @@ pub(crate) trait Frames: Sync {
     /// Receives frames; how many. 0 also while another thread is at it.
     fn receive(&self) -> usize;
 
-    /// What frames come to, two at most; none before there is a rule.
+    /// The descriptors on which frames arrive, two at most; none before there is a rule.
     fn fds(&self) -> Vec<BorrowedFd<'_>>;
 
     /// Fails all that use a completion queue for which `overrun` holds.
@@ -106,7 +106,7 @@ pub(crate) struct Driver {
     rx: Mutex<RxState>,
     /// What hands packets of groups on to other processes.
     handing: Mutex<Handing>,
-    /// CQs whose channel is told later.
+    /// CQs with a delayed notification.
     moderated: Moderated,
     worker: Shared,
     /// When the socket was last found empty with no ACK owed, in nanoseconds.

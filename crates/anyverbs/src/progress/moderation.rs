@@ -1,4 +1,5 @@
-//! Completion queues whose channel is told later: when the period of their moderation is over (`ibv_modify_cq`).
+//! Completion queues with a delayed notification: it comes when the period of their moderation is over
+//! (`ibv_modify_cq`).
 
 use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,5 @@
-//! What queue pairs owe: the ACK of what came, and small sends that were gathered. Both leave with what the program sends
-//! next, or a little later by themselves.
+//! Debts of queue pairs: delayed ACKs, and small sends that were gathered. Both leave with the program's next sending,
+//! or a little later on their own.
 
 use std::time::Duration;
 
@@ -9,18 +9,18 @@ use super::Driver;
 use crate::qp::State;
 use crate::qp::env::Call;
 
-/// How long the end of the process waits for a lock.
+/// Longest wait of the end of the process for a lock.
 const EXIT_PATIENCE: Duration = Duration::from_millis(2);
 
-/// Which ACKs leave.
+/// The ACKs that leave.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Acks {
     All,
-    /// Not those that the program's next request is likely to take along.
+    /// Not those that the program's next request is likely to carry.
     Unawaited,
 }
 
-/// Sends what a queue pair owes.
+/// Pays the debt of a queue pair.
 fn pay(state: &mut State, call: &mut Call<'_>, acks: Acks) {
     let State { machine, link, .. } = state;
     link.debt.listed = false;
@@ -57,8 +57,8 @@ impl Driver {
         self.pay_all(Acks::All);
     }
 
-    /// As [`flush_owed`](Self::flush_owed), and does not leave to another thread what that has begun: it may have been
-    /// preempted, and an answer that the program sends next must not overtake the ACK.
+    /// As [`flush_owed`](Self::flush_owed), but does not leave it to another thread that has begun. That one may have
+    /// been preempted, and the program's next answer must not overtake the ACK.
     pub(crate) fn flush_owed_at_once(&'static self) {
         self.flush_owed();
         let begun = self.transport.owed.begun();
@@ -67,13 +67,14 @@ impl Driver {
         }
     }
 
-    /// Sends what is owed, but for the ACKs that the program's next request is likely to take along. Whoever calls it sees
-    /// to it that [`flush_owed`](Self::flush_owed) is called soon.
+    /// Pays debts except the ACKs that the program's next request is likely to carry. The caller makes sure that
+    /// [`flush_owed`](Self::flush_owed) is called soon.
     pub(super) fn flush_unawaited(&'static self) {
         self.pay_all(Acks::Unawaited);
     }
 
-    /// As [`flush_owed`](Self::flush_owed), but does not wait long for a queue pair: whoever called exit(3) may have locked it.
+    /// As [`flush_owed`](Self::flush_owed), but does not wait long for a queue pair: the caller of exit(3) may have
+    /// locked it.
     pub(crate) fn flush_owed_at_exit(&'static self) {
         let Some(owed) = self.transport.owed.take_all(EXIT_PATIENCE) else { return };
         for cell in owed.into_iter().filter_map(|qpn| self.transport.qps.find(qpn)) {
@@ -84,7 +85,7 @@ impl Driver {
                 call.settle(&mut state);
             }
         }
-        // What is lost from now on is lost for good.
+        // A packet lost from now on is lost for good.
         self.transport.qps.each(EXIT_PATIENCE, |cell| {
             let Some(mut state) = cell.state.try_lock() else { return };
             if !state.is_dead() {

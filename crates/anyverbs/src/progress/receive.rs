@@ -32,23 +32,23 @@ const BUFFERS: usize = 8;
 const ACK_EVERY: usize = 128;
 /// Datagrams handed on by other processes that are read in one go.
 const FORWARD_BUDGET: usize = 32;
-/// How often a caller that finds nothing looks at the clock, and for datagrams that other processes handed on. Reading
-/// the clock costs a tenth of an empty poll.
+/// A caller that finds nothing looks at the clock, and for forwarded datagrams, once in this many polls. Reading the
+/// clock costs a tenth of an empty poll.
 const CLOCK_EVERY: u32 = 16;
 
-/// Empty looks at the sockets after which a caller looks only every [`LOOK_EVERY`], as long as the same-host link is busy:
-/// a look is two system calls, and costs more than a message there.
+/// Empty looks at the sockets after which a caller looks only every [`LOOK_EVERY`], as long as the same-host link is
+/// busy. A look is two system calls, and costs more than a message there.
 const QUIET_AFTER: u32 = 64;
-/// How often quiet sockets are looked at.
+/// Interval of looks at quiet sockets.
 const LOOK_EVERY: Duration = Duration::from_micros(25);
 /// Polls without a message after which the same-host link is not busy any more.
 const IDLE_AFTER: u32 = 4096;
 
-/// What the receiving thread uses.
+/// State of the receiving thread.
 #[derive(Debug)]
 pub(crate) struct RxState {
     batch: RxBatch,
-    /// Of the same-host link.
+    /// Poller of the same-host link.
     poller: Option<Poller>,
     /// The queue pair of its last message.
     last: Option<Arc<QpCell>>,
@@ -67,9 +67,9 @@ pub(crate) struct RxState {
     /// Receiving failed, and the log says so.
     failed: bool,
     since_acks: usize,
-    /// Queue pairs whose path has room again.
+    /// Queue pairs with room on their path again.
     resume: Vec<Qpn>,
-    /// Credit probes, to be answered when what came before them is delivered.
+    /// Credit probes, to be answered when earlier messages are delivered.
     probes: Vec<Asked>,
     senders: Senders,
 }
@@ -117,7 +117,7 @@ impl RxState {
     }
 }
 
-/// What a call to receive has done so far.
+/// Progress of a call to receive.
 #[derive(Clone, Copy)]
 struct Done {
     /// It is its turn to look at everything.
@@ -130,9 +130,9 @@ struct Done {
 }
 
 impl Driver {
-    /// A caller's poll found nothing: does what the network and the clock ask for. Whether that was next to nothing.
+    /// A caller's poll found nothing: serves the network and the clock. Tells whether that was next to nothing.
     pub(crate) fn poll_progress(&'static self) -> bool {
-        // A count that two threads make at once may be lost: what matters is that it moves.
+        // A count that two threads make at once may be lost; it only has to move.
         let polls = self.lease.load(Ordering::Relaxed).wrapping_add(1);
         self.lease.store(polls, Ordering::Release);
         if self.links.inproc.is_pending() {
@@ -178,7 +178,7 @@ impl Driver {
         self.let_shm_wake();
     }
 
-    /// Has the same-host link wake the worker again, and receives what came before that.
+    /// Has the same-host link wake the worker again, and receives earlier messages.
     pub(super) fn let_shm_wake(&'static self) {
         let mut rounds = 0;
         while !self.rearm_shm() {
@@ -203,8 +203,9 @@ impl Driver {
         armed
     }
 
-    /// Receives one batch; how many datagrams. 0 also while another thread is at it: if the worker finds that, the other
-    /// thread looks once more for it (see [`Shared::is_left_to_reader`](super::worker::Shared::is_left_to_reader)).
+    /// Receives one batch, and returns the number of datagrams. 0 also while another thread does. If the worker finds
+    /// that, the other thread looks once more for it (see
+    /// [`Shared::is_left_to_reader`](super::worker::Shared::is_left_to_reader)).
     pub(crate) fn receive(&'static self, worker: bool) -> usize {
         let n = self.receive_batch(worker, worker);
         if worker {
@@ -213,10 +214,10 @@ impl Driver {
         self.receive_more(n)
     }
 
-    /// What follows a batch of `n` that a thread of the program has received; how many it received in all.
+    /// The work after a batch of `n` that a thread of the program has received. Returns the number of datagrams in all.
     fn receive_more(&'static self, mut n: usize) -> usize {
         if self.worker.take_left_to_reader() && n == 0 {
-            // What woke the worker came after this thread had looked.
+            // The event that woke the worker came after this thread had looked.
             n = self.receive_batch(false, false);
         }
         n + self.receive_before_disconnects(false) + self.receive_frames()
@@ -229,7 +230,7 @@ impl Driver {
             + self.receive_frames()
     }
 
-    /// Where a DREQ waits, what came before it is received now: whoever calls may be about to sleep.
+    /// If a DREQ waits, earlier messages are received now: the caller may be about to sleep.
     fn receive_before_disconnects(&'static self, worker: bool) -> usize {
         if !self.above().management.keeps_disconnects() {
             return 0;
@@ -251,7 +252,7 @@ impl Driver {
     /// `every`: all descriptors are looked at.
     fn receive_batch(&'static self, worker: bool, every: bool) -> usize {
         let rx = self.rx.try_lock().or_else(|| {
-            // Whoever holds the lock sees what is said here, or has released it before.
+            // The holder of the lock sees this note, or has released it before.
             worker.then(|| self.worker.leave_to_reader())?;
             self.rx.try_lock()
         });
@@ -285,7 +286,7 @@ impl Driver {
         } = &mut *rx;
         *calls = calls.wrapping_add(1);
         let thorough = every || calls.is_multiple_of(CLOCK_EVERY);
-        // Before anything is read: what is found empty was so no earlier than this.
+        // Before anything is read: queues that are found empty were so no earlier than this.
         let now = thorough.then(|| self.core.now());
         let mut by_shm = 0;
         if let Some(poller) = poller {
@@ -313,7 +314,7 @@ impl Driver {
             && *empty_looks >= QUIET_AFTER
             && now.is_none_or(|now| now < *looked_at + LOOK_EVERY);
         if quiet && now.is_none() && closed.is_empty() && probes.is_empty() && resume.is_empty() {
-            // Nothing but messages through shared memory, if any: the likely case of a program that polls.
+            // Only messages through shared memory, if any: the likely case of a program that polls.
             *since_acks += by_shm;
             let acks_due = *since_acks >= ACK_EVERY || by_shm == 0;
             if acks_due {
@@ -380,7 +381,7 @@ impl Driver {
                     match self.classify(&datagram, senders, false, &mut tally, into) {
                         Some(Received::Packet) => {
                             if worker && into.packet.headers.bth.opcode.is_one_sided() {
-                                // Nobody polled when it came.
+                                // No thread polled when it came.
                                 self.worker.note_one_sided();
                             }
                             return true;
@@ -458,13 +459,13 @@ impl Driver {
         self.end_receive(worker, n, acks_due)
     }
 
-    /// What follows receiving `n` datagrams or messages.
+    /// The work after receiving `n` datagrams or messages.
     #[inline]
     fn end_receive(&'static self, worker: bool, n: usize, acks_due: bool) -> usize {
         if acks_due {
             self.flush_owed();
         } else if !worker && self.links.waker.is_asleep() {
-            // Nobody would look after them before long if this was the program's last poll.
+            // If this was the program's last poll, no one would look after them soon.
             self.flush_unawaited();
         }
         if n > 0 {
@@ -499,7 +500,7 @@ impl Driver {
         }
     }
 
-    /// A datagram for another process of this host, or for nobody.
+    /// A datagram for another process of this host, or for none.
     pub(super) fn misdelivered(&self, slot: u8, datagram: &Datagram<'_>, was_forwarded: bool) {
         // Slot 0 (QP0) names no process.
         if slot == 0 || was_forwarded {
@@ -552,7 +553,7 @@ impl Driver {
             let mut state = cell.state.lock();
             let limit = cell.message_limit(&state, &asked);
             state.link.starved = (limit == asked.packet.counts.messages).then_some(asked);
-            // Under the lock, so that it cannot overtake the answer of who posts receives next.
+            // Under the lock, so that it cannot overtake the answer of the next thread that posts receives.
             echoes.echo(self.links, &asked, limit);
             echoes.flush(self.links);
         }
@@ -583,7 +584,7 @@ impl Driver {
         });
     }
 
-    /// What had to wait until no queue pair is locked.
+    /// The work that had to wait until no queue pair is locked.
     #[inline]
     pub(crate) fn after_unlock(&'static self) {
         if self.transport.overruns.is_any() {

@@ -1,6 +1,6 @@
 //! Receiving from other processes of this host.
 //!
-//! Each packet is read into one place and handed to its queue pair from there; consecutive ones for one queue pair come
+//! Each packet is read into one place and handed to its queue pair from there. Consecutive ones for one queue pair come
 //! under one hold of its lock, and their completions under one of the completion queue's. Queue pair and headers are
 //! remembered: the next message is likely to be for the same one, and of the same kind.
 
@@ -32,7 +32,8 @@ struct Intake<'a> {
 }
 
 impl Driver {
-    /// Takes what other processes of this host have written; how many messages. `last` is the queue pair of the last one.
+    /// Takes messages of other processes of this host, and returns their number. `last` is the queue pair of the last
+    /// one.
     #[inline]
     pub(super) fn receive_shm(
         &'static self,

@@ -11,7 +11,7 @@ use crate::link::shm;
 use crate::qp::State;
 use crate::qp::link::Link;
 
-/// How often a timer looks whether its link has caught up.
+/// Interval of a timer's looks whether its link has caught up.
 const CATCH_UP: Duration = Duration::from_micros(100);
 /// After this time a timer acts in any case.
 const LATEST: Duration = Duration::from_millis(64);
@@ -24,8 +24,8 @@ impl Driver {
         self.transport.timers.next().min(self.links.paths.next()).min(others)
     }
 
-    /// Whether everything that came before `deadline` was delivered: a timer must not take for lost what only waits
-    /// for a thread that does not get the processor.
+    /// Tells whether all packets from before `deadline` were delivered. A timer must not count a packet as lost that
+    /// only waits for a thread without the processor.
     fn has_caught_up(&self, link: &mut Link, deadline: Time, now: Time) -> bool {
         if link.is_inproc() {
             return self.links.inproc.has_caught_up(&mut link.catch_up.0);
@@ -57,7 +57,7 @@ impl Driver {
                 let Some(deadline) = machine.deadline().filter(|deadline| *deadline <= now) else {
                     return;
                 };
-                // Of the machine's deadline, not of `at`, which moves with each look.
+                // The machine's deadline counts, not `at`, which moves with each look.
                 if !self.has_caught_up(link, deadline, now) {
                     link.catch_up.1 = Some(now + CATCH_UP);
                     return;

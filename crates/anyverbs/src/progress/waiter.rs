@@ -1,10 +1,10 @@
-//! A thread of the program that waits for a completion event (`ibv_get_cq_event`) receives by itself: to be woken by the
-//! worker, which the network has woken, costs a second wake-up.
+//! A thread of the program that waits for a completion event (`ibv_get_cq_event`) receives by itself. If the network
+//! woke the worker, and the worker the thread, that would cost a second wake-up.
 //!
-//! It first looks for a while, where events have lately come that soon, and then sleeps at the sockets and the channel's
-//! descriptor. The worker takes that for polls and stays away. One thread does so at a time: what comes would wake
-//! all of them. Others sleep at their channel, and the worker serves them. Nothing depends on a thread's coming back from
-//! its sleep, for it may be cancelled there or jump out of it (siglongjmp(3)): as long as it counts as waiting, the worker
+//! It first looks for a while, if events have lately come that soon. Then it sleeps at the sockets and the channel's
+//! descriptor. The worker takes that for polls and stays away. One thread does so at a time, since an arrival would
+//! wake all of them. Others sleep at their channel, and the worker serves them. A thread need not come back from its
+//! sleep: it may be cancelled there or jump out of it (siglongjmp(3)). As long as it counts as waiting, the worker
 //! serves all others.
 
 use std::cell::Cell;
@@ -15,10 +15,10 @@ use std::sync::atomic::Ordering;
 use super::Driver;
 use crate::base::Patience;
 
-/// How often another thread may have taken what woke one that waits: it receives then what this one would, and this one sleeps
-/// at its channel.
+/// Times that another thread may have taken the event that woke a waiting one. Then that thread receives in its place,
+/// and this one sleeps at its channel.
 const TOO_LATE: u32 = 3;
-/// What a thread sleeps at, at most: the channel, the port's descriptors (three) and those of frames (two).
+/// The most descriptors that a thread sleeps at: the channel, the port's (three) and those of frames (two).
 const DESCRIPTORS: usize = 1 + 3 + 2;
 
 thread_local! {
@@ -131,7 +131,7 @@ impl Driver {
         for (at, fd) in set.iter_mut().zip(fds) {
             at.fd = fd.as_raw_fd();
         }
-        // SAFETY: live entries, as many as are passed.
+        // SAFETY: live entries, of the given number.
         let n = unsafe { libc::poll(set.as_mut_ptr(), DESCRIPTORS as libc::nfds_t, -1) };
         if n < 0 {
             return Err(io::Error::last_os_error());
@@ -142,7 +142,7 @@ impl Driver {
     }
 }
 
-/// What a sleep ended with.
+/// The events that ended a sleep.
 struct Ready {
     event: bool,
     input: bool,
@@ -150,9 +150,9 @@ struct Ready {
     closed: bool,
 }
 
-/// Whether a signal handler lets a read(2) that it interrupted go on (`SA_RESTART`), as far as one can tell afterwards: poll(2),
-/// which waits in its place, never does. With handlers of both kinds it does not: who installs one that interrupts
-/// reckons with `EINTR`.
+/// Tells whether a signal handler lets a read(2) that it interrupted go on (`SA_RESTART`), as far as one can tell
+/// afterwards: poll(2), which waits in its place, never does. With handlers of both kinds it does not: a program that
+/// installs one that interrupts reckons with `EINTR`.
 fn restarts() -> bool {
     let faults = [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP];
     (1..=libc::SIGRTMAX()).filter(|signal| !faults.contains(signal)).all(|signal| {

@@ -1,9 +1,9 @@
 //! The worker: one thread that serves the process when no caller does.
 //!
 //! It sleeps in epoll on the sockets. While a program polls, its polls do the work, and waking the worker for each
-//! packet as well would cost both: so the sockets are armed for one event only, and when the worker is woken while
-//! polls are fresh it does nothing, leaves the sockets disarmed and looks again after [`LEASE`]. When the polls have
-//! stopped it does the work and arms the sockets again. A program that is about to sleep ends the lease itself.
+//! packet as well would cost both. So the sockets are armed for one event only. When the worker is woken while polls
+//! are fresh, it does nothing, leaves the sockets disarmed and looks again after [`LEASE`]. When the polls have
+//! stopped, it does the work and arms the sockets again. A program that is about to sleep ends the lease itself.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -24,9 +24,10 @@ use crate::base::{IS_WORKER, NEVER, Waker};
 use crate::link::shm::Shm;
 use crate::qp::owed::ACK_DELAY;
 
-/// How long a poll keeps the worker away.
+/// The time for which a poll keeps the worker away.
 const LEASE: Duration = Duration::from_micros(700);
-/// How long after a one-sided request that the worker had to take polls keep it away for no longer than [`SHORT_LEASE`].
+/// The time after a one-sided request that the worker had to take. During it polls keep the worker away for no longer
+/// than [`SHORT_LEASE`].
 const ONE_SIDED: Duration = Duration::from_millis(20);
 /// As [`LEASE`], while one-sided requests come. Such a look has to be cheap, for it interrupts the program.
 const SHORT_LEASE: Duration = Duration::from_micros(30);
@@ -37,11 +38,11 @@ const STREAM: u64 = 32 << 10;
 const PIECE: u64 = 3 << 10;
 /// See [`PIECE`].
 const PIECES: Duration = Duration::from_micros(200);
-/// How long the worker waits for more of a stream before it sleeps.
+/// The time for which the worker waits for more of a stream before it sleeps.
 const SPIN: Duration = Duration::from_micros(25);
-/// How long the worker lets a program that polls take what came.
+/// The time for which the worker leaves arrivals to a program that polls.
 const MOMENT: Duration = Duration::from_micros(10);
-/// How late its timers may be: by default 50 us.
+/// The lateness that its timers may have: by default 50 us.
 const TIMER_SLACK: Duration = Duration::from_micros(1);
 /// The least that the scheduler grants.
 const SLICE: Duration = Duration::from_micros(100);
@@ -59,7 +60,7 @@ const TOKEN_INPUT: u64 = 4;
 /// Where the bits of the sockets for frames begin, behind those of the port.
 const FRAMES_BIT: usize = 30;
 
-/// What callers and the worker share.
+/// State that callers and the worker share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     epoll: OwnedFd,
@@ -80,12 +81,12 @@ pub(crate) struct Shared {
     waited_for: AtomicBool,
 }
 
-/// What the worker was woken by.
+/// The events that woke the worker.
 #[derive(Clone, Copy, Debug, Default)]
 struct Found {
     kicked: bool,
     addresses: bool,
-    /// Of the port's descriptors, a bit each.
+    /// The port's descriptors that are ready, a bit each.
     input: u32,
     shm: bool,
     shm_control: bool,
@@ -113,7 +114,7 @@ pub(crate) fn watch_addresses() -> Option<AddressMonitor> {
 }
 
 impl Shared {
-    /// `monitor` was there before the GID table read the addresses: what changes meanwhile shows on it.
+    /// `monitor` was there before the GID table read the addresses, so it shows later changes.
     pub(crate) fn new(
         waker: &Waker,
         port: &UdpPort,
@@ -125,7 +126,7 @@ impl Shared {
         if epoll < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a descriptor that the kernel has just made and nobody else owns.
+        // SAFETY: a descriptor that the kernel has just made and that has no other owner.
         let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
         control(&epoll, libc::EPOLL_CTL_ADD, waker.as_fd(), libc::EPOLLIN, TOKEN_KICK)?;
         if let Some(monitor) = &monitor {
@@ -278,7 +279,7 @@ pub(crate) fn spawn_quiet(name: &str, f: impl FnOnce() + Send + 'static) -> io::
         let mut all: libc::sigset_t = std::mem::zeroed();
         let mut old: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
-        // What the guarded copies of registered memory rely on.
+        // The guarded copies of registered memory rely on these signals.
         libc::sigdelset(&raw mut all, libc::SIGSEGV);
         libc::sigdelset(&raw mut all, libc::SIGBUS);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
@@ -290,8 +291,9 @@ pub(crate) fn spawn_quiet(name: &str, f: impl FnOnce() + Send + 'static) -> io::
     spawned.map(drop)
 }
 
-/// Asks the scheduler for short time slices (sched_setattr(2), since Linux 6.12): a thread with a shorter one than the thread that
-/// runs gets the processor when it wakes. The program may be spinning on its memory for what the worker has to receive.
+/// Asks the scheduler for short time slices (sched_setattr(2), since Linux 6.12). A thread with a shorter one than the
+/// thread that runs gets the processor when it wakes. The program may be spinning on its memory for data that the
+/// worker has to receive.
 fn ask_for_short_slices() {
     // SAFETY: all-zero is a valid sched_attr; the calls get a live one of the given size, for the calling thread.
     unsafe {
@@ -309,7 +311,7 @@ fn ask_for_short_slices() {
 fn run(driver: &'static Driver) {
     IS_WORKER.set(true);
     ask_for_short_slices();
-    // SAFETY: takes no pointers, and is about the calling thread. Where it fails, timers are late.
+    // SAFETY: takes no pointers, and concerns the calling thread. Where it fails, timers are late.
     unsafe {
         libc::prctl(
             libc::PR_SET_TIMERSLACK,
@@ -374,8 +376,8 @@ fn run(driver: &'static Driver) {
             None
         };
         if away.is_some() && owed.is_any() && owed == driver.transport.owed.now() {
-            // The program polled, but not since. What it owes anew, its answer may still take along: an ACK that leaves before
-            // it would end the peer's poll, and have it wait on its memory for the answer.
+            // The program polled, but not since. Its answer may still carry its new ACKs. An ACK that leaves before
+            // would end the peer's poll, and have it wait on its memory for the answer.
             driver.flush_owed();
         }
         driver.run_timers();
@@ -397,8 +399,8 @@ fn run(driver: &'static Driver) {
     }
 }
 
-/// Whether the program is polling at this moment, and so takes what came: it may run on this very processor, and be in the middle
-/// of a poll. If it has polled before and now waits on its memory, it is the worker that has to.
+/// Tells whether the program is polling at this moment, and so takes new arrivals. It may run on this very processor,
+/// and be in the middle of a poll. If it has polled before and now waits on its memory, the worker has to take them.
 fn takes_it(driver: &'static Driver) -> bool {
     std::thread::sleep(MOMENT);
     let lease = driver.lease.load(Ordering::SeqCst);
@@ -409,7 +411,7 @@ fn takes_it(driver: &'static Driver) -> bool {
 fn sleep(driver: &'static Driver, away: Option<Duration>, polled: bool, resteer_at: u64) -> Found {
     let (shared, waker) = (&driver.worker, &driver.links.waker);
     if let Some(lease) = away {
-        // It looks again by itself, so nobody need wake it for less.
+        // It looks again by itself, so no thread need wake it for an earlier time.
         let now = driver.core.now().as_nanos();
         let timer =
             Duration::from_nanos(driver.next_deadline().min(resteer_at).saturating_sub(now));
@@ -420,7 +422,7 @@ fn sleep(driver: &'static Driver, away: Option<Duration>, polled: bool, resteer_
         waker.set_away_until(0);
         return found;
     }
-    // Says how long it will sleep, then looks once more: who comes later sees it asleep.
+    // Says how long it will sleep, then looks once more: a later caller sees it asleep.
     let mut until;
     loop {
         until = driver.next_deadline().min(resteer_at);
@@ -442,12 +444,13 @@ fn sleep(driver: &'static Driver, away: Option<Duration>, polled: bool, resteer_
     found
 }
 
-/// Receives what there is, acknowledges, and arms the sockets again.
+/// Receives all there is, acknowledges, and arms the sockets again.
 ///
 /// In the middle of a stream the worker waits a little for more before it sleeps: a wake-up costs as much as the wait.
-/// Where others are said to take what comes (`contended`), and there is nothing, nothing else is done: false. Nor is it where
-/// another thread is at the sockets: armed while that one does not get the processor, they would wake the worker at once.
-/// Not for small messages, whose program may be spinning on its memory on this very core.
+/// If other threads are said to take arrivals (`contended`), and there are none, nothing else is done: false. The same
+/// holds if another thread is at the sockets. If they were armed while that one does not get the processor, they would
+/// wake the worker at once. It does not wait for small messages, whose program may be spinning on its memory on this
+/// very core.
 fn serve(driver: &'static Driver, contended: bool, last: &mut Time) -> bool {
     let stream = if driver.core.now().since(*last) <= PIECES { PIECE } else { STREAM };
     let is_stream = |begin| driver.bytes_moved().wrapping_sub(begin) >= stream;
@@ -494,7 +497,7 @@ fn serve(driver: &'static Driver, contended: bool, last: &mut Time) -> bool {
     true
 }
 
-/// To be called last: what came meanwhile makes an event at once.
+/// Call it last: later arrivals make an event at once.
 fn arm(driver: &'static Driver) {
     driver.worker.rearm_if_disarmed(&driver.links.port);
     if !driver.rearm_shm() {

@@ -1,5 +1,5 @@
-//! What packets of one batch for one queue pair share. Their completions are gathered, and enter the completion queue under one
-//! hold of its lock; the region of the last receive stays in use for the next one.
+//! State that packets of one batch for one queue pair share. Their completions are gathered, and enter the completion
+//! queue under one hold of its lock. The region of the last receive stays in use for the next one.
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use arrayvec::ArrayVec;
 
 use super::QpCell;
 
-/// A message of more bytes than this is told at once: copying it costs more than the lock of the queue.
+/// The completion of a longer message is added at once: copying it costs more than the lock of the queue.
 const LONG: u32 = 4096;
 
-/// Of a queue pair, under its lock. What it holds is [ended](Self::end) before that is released.
+/// The arrivals of a queue pair, under its lock. They are [ended](Self::end) before that is released.
 #[derive(Debug)]
 pub(crate) struct Arrivals<'a> {
     cell: &'a QpCell,
-    /// Whose completions wait.
+    /// The side whose completions wait.
     side: Side,
     /// With whether they are solicited.
     waiting: ArrayVec<(Wc, bool), 16>,
@@ -43,7 +43,7 @@ impl<'a> Arrivals<'a> {
             self.side = side;
         }
         self.waiting.push((wc, solicited));
-        // Who waits for it elsewhere does not wait for the copies of a whole batch.
+        // A thread that waits for it elsewhere does not wait for the copies of a whole batch.
         if wc.byte_len > LONG {
             self.flush();
         }

@@ -1,4 +1,4 @@
-//! What the device gives a queue pair's machine for the time of one call.
+//! The environment that the device gives a queue pair's machine for the time of one call.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -32,8 +32,8 @@ use crate::link::shm::{self, Refused};
 use crate::link::udp::{Asked, Outbox};
 use crate::memory::ProcessMemory;
 
-/// After what silence of a peer on another host packets are sent again: longer than it takes a process to be woken, and
-/// than the kernel's tick: a nearer timer is programmed whenever the worker sleeps, which costs an event 8 us.
+/// Probe timeout for a peer on another host. It is longer than the time to wake a process, and than the kernel's tick.
+/// A nearer timer is programmed whenever the worker sleeps, which costs an event 8 us.
 const PROBE_AFTER: Duration = Duration::from_millis(8);
 
 /// Bytes of early requests that a queue pair may keep: a window of a peer like this one.
@@ -67,7 +67,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// As [`env`](Self::env), for one of several packets that share what they can.
+    /// As [`env`](Self::env), for one of several packets that share state.
     pub(crate) fn env_with<'b, 'c>(
         &'b mut self,
         link: &'b mut Link,
@@ -76,8 +76,8 @@ impl<'a> Call<'a> {
         DeviceEnv { arrivals: Some(arrivals), ..self.env(link) }
     }
 
-    /// Sends what was posted, or lets it wait for more where that makes fuller batches: then false, and there is nothing to
-    /// settle.
+    /// Sends posted requests, or lets them wait for more where that makes fuller batches. In the second case it returns
+    /// false, and there is nothing to settle.
     pub(crate) fn send(&mut self, state: &mut State) -> bool {
         let State { machine, link, .. } = state;
         let env = self.env(link);
@@ -126,7 +126,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Sends what is staged for a queue pair that does nothing any more, and forgets its path.
+    /// Sends staged packets for a queue pair that does nothing any more, and forgets its path.
     pub(crate) fn finish_last(mut self, mut state: MutexGuard<'_, State>) {
         let transport = self.cell.transport;
         self.out.flush(transport.links);
@@ -143,7 +143,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Settles, unlocks, and does what had to wait for that.
+    /// Settles, unlocks, and does the work that had to wait for that.
     pub(crate) fn finish(mut self, mut state: MutexGuard<'_, State>) {
         self.settle(&mut state);
         drop(state);
@@ -157,7 +157,7 @@ pub(crate) struct DeviceEnv<'a, 'c> {
     now: &'a Cell<Option<Time>>,
     out: &'a mut Outbox,
     link: &'a mut Link,
-    /// What it shares with other packets of its batch.
+    /// State that it shares with other packets of its batch.
     arrivals: Option<&'a mut Arrivals<'c>>,
 }
 
@@ -175,7 +175,7 @@ impl DeviceEnv<'_, '_> {
         self.cell.qp_type != QpType::Ud
     }
 
-    /// What comes next is not to overtake the completions that were gathered.
+    /// Adds the gathered completions, which later events must not overtake.
     fn flush_completions(&mut self) {
         if let Some(arrivals) = &mut self.arrivals {
             arrivals.flush();
@@ -258,7 +258,7 @@ impl Env for DeviceEnv<'_, '_> {
         need: Access,
         f: impl FnOnce(&ProcessMemory, u64) -> R,
     ) -> Result<R, KeyError> {
-        // What the program finds in its memory then is not to overtake them.
+        // Later changes of the program's memory must not overtake them.
         self.flush_completions();
         let transport = self.transport;
         let addr = self.out.target.find(&transport.core.mrs, rkey, reach, va, len, need)?;
@@ -292,12 +292,12 @@ impl Env for DeviceEnv<'_, '_> {
         let Link { route, last, spare, .. } = &mut *self.link;
         let route = match (&*route, &*last) {
             (Some(route), _) | (None, Some((_, _, route))) => route,
-            // Not connected, so nothing can be owed to anybody.
+            // It is not connected, so it owes nothing.
             (None, None) => return Ok(()),
         };
         let (transport, reliable) = (self.transport, self.cell.qp_type.is_reliable());
         if matches!(route, Route::Shm(_) | Route::HandingOn) {
-            // Who has locked a ring may be waiting for the end of a window.
+            // The thread that has locked a ring may be waiting for the end of a window.
             self.out.target.release();
         }
         let sent = match (route, &transport.links.shm) {
@@ -402,8 +402,8 @@ impl Env for DeviceEnv<'_, '_> {
     }
 
     fn is_certain(&self) -> bool {
-        // Timers wait until what was queued is delivered (`Inproc::has_caught_up`). An XRC target's responder may be in another
-        // process.
+        // Timers wait until queued packets are delivered (`Inproc::has_caught_up`). An XRC target's responder may be in
+        // another process.
         self.link.is_inproc() && self.cell.qp_type != QpType::XrcSend
     }
 

@@ -1,4 +1,4 @@
-//! Who has a queue pair open, in this process and others, and hears of its events; a target whose process is another one.
+//! Handles of a queue pair, in this process and others, which get its events; a target that belongs to another process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -13,7 +13,7 @@ use super::{Handle, Hold, NO_DOMAIN, QpCell, State};
 use crate::async_event::EventElement;
 use anyverbs_proto::xrc_message::FileId;
 
-/// Who has a queue pair open.
+/// The open handles of a queue pair.
 #[derive(Debug, Default)]
 pub(super) struct Handles {
     pub(super) own: Vec<Arc<Handle>>,
@@ -39,13 +39,13 @@ impl QpCell {
     /// Raises an asynchronous event of this queue pair.
     pub(crate) fn raise(&self, event: QpEvent) {
         match self.home() {
-            // Its process tells all who have it open, this one too.
+            // Its process tells all processes that have it open, this one too.
             Some(home) => self.transport.sharing().tell_event(home, self.qpn, event),
             None => self.raise_for_all(event),
         }
     }
 
-    /// As [`raise`](Self::raise), of what another process has told.
+    /// As [`raise`](Self::raise), for a report of another process.
     pub(crate) fn raise_from(&self, event: QpEvent) {
         match self.home() {
             Some(_) => self.handles.lock().raise(self.qpn, event),
@@ -81,7 +81,7 @@ impl QpCell {
         }
     }
 
-    /// What stands for the machine of a target of another process that is not borrowed.
+    /// A stand-in for the machine of a target of another process that is not borrowed.
     pub(crate) fn foreign_machine(qpn: Qpn) -> anyverbs_proto::qp::Qp {
         let init = QpInit {
             qp_type: QpType::XrcRecv,

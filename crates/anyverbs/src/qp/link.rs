@@ -18,7 +18,7 @@ use crate::link::shm::{Peer, ShmRoute, Spare};
 use crate::link::udp::{Asked, UdpRoute};
 use crate::srq::SrqCell;
 
-/// How a packet leaves.
+/// The way of a packet to its peer.
 #[derive(Clone, Debug)]
 pub(crate) enum Route {
     /// To a queue pair of this process.
@@ -27,8 +27,8 @@ pub(crate) enum Route {
     Shm(ShmRoute),
     /// By UDP.
     Udp(UdpRoute),
-    /// To a multicast group that the kernel does not deliver: through the queue of this process, and whoever drains that hands
-    /// it on to the others.
+    /// To a multicast group that the kernel does not deliver: through the queue of this process. The thread that drains
+    /// the queue forwards the packets to the other processes.
     HandingOn,
 }
 
@@ -75,13 +75,13 @@ pub(super) fn is_handed_on(av: &AddressVector, dest: Qpn) -> bool {
 /// What the device keeps for each queue pair, under its lock.
 #[derive(Debug, Default)]
 pub(crate) struct Link {
-    /// Of a connected queue pair, pinned when its address is set.
+    /// Route of a connected queue pair, pinned when its address is set.
     pub(super) route: Option<Route>,
-    /// Of the last datagram.
+    /// Address, slot and route of the last datagram.
     pub(super) last: Option<(AddressVector, u8, Route)>,
     /// For sending through shared memory.
     pub(super) spare: Spare,
-    /// Of one-sided operations without a message.
+    /// Target of the last one-sided operation without a message.
     pub(super) last_target: LastTarget,
     /// Counted as in flight on its path.
     pub(super) in_flight: bool,
@@ -89,7 +89,7 @@ pub(crate) struct Link {
     pub(crate) timers: Registered,
     /// A timer waits for the link to catch up: in the process from this round on; it looks again at this time.
     pub(crate) catch_up: (Option<u64>, Option<Time>),
-    /// Its peer's process has ended: what still waits for it then fails.
+    /// Its peer's process has ended: requests that still wait for it fail at this time.
     pub(crate) doomed: Option<Time>,
     /// It owes an ACK, or has small sends to gather.
     pub(crate) debt: Debt,
@@ -101,13 +101,13 @@ pub(crate) struct Link {
     pub(crate) starved: Option<Asked>,
     /// On a list of those that wait for room.
     pub(crate) blocked: bool,
-    /// Of a target: the SRQ that its last request named.
+    /// In an XRC target: the SRQ that its last request named.
     pub(crate) xrc_srq: Option<Arc<SrqCell>>,
-    /// Of a target whose responder has been in other processes.
+    /// In an XRC target whose responder has been in other processes.
     pub(crate) share: Option<Box<dyn Any + Send>>,
-    /// Who counts its completions.
+    /// The counters of its completions.
     pub(crate) comp_cntrs: Attached,
-    /// What peers are told that they may do without a message.
+    /// The rights that it publishes for peers without a message.
     pub(crate) published: PublishedQp,
 }
 

@@ -7,22 +7,22 @@ use std::time::Duration;
 use anyverbs_proto::types::Qpn;
 use parking_lot::Mutex;
 
-/// What a queue pair owes, under its lock.
+/// The debt of a queue pair, under its lock.
 #[derive(Debug, Default)]
 pub(crate) struct Debt {
     owes: bool,
-    /// On the list. One whose debt was paid stays there until somebody looks: where programs answer each other, it will owe
-    /// again with the next message, and pay with its reply.
+    /// It is on the list. A queue pair whose debt was paid stays there until the next look. Where programs answer each
+    /// other, it will owe again with the next message, and pay with its reply.
     pub(crate) listed: bool,
 }
 
-/// What all queue pairs owe: in the lower half how many of them do, in the upper how often one began to. If it is the same
-/// as before, so are the debts.
+/// The debts of all queue pairs. The lower half counts those that owe, the upper half the times that one began to. If
+/// the value is the same as before, so are the debts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Owed(u64);
 
 impl Owed {
-    /// What a queue pair adds when it begins to owe. It takes one away when it has paid.
+    /// The amount that a queue pair adds when it begins to owe. It subtracts one when it has paid.
     const BEGUN: u64 = 1 << 32 | 1;
 
     pub(crate) fn is_any(self) -> bool {
@@ -30,7 +30,7 @@ impl Owed {
     }
 }
 
-/// How long the worker waits for a request of the program that takes an ACK along, and for small sends to gather.
+/// The longest delay of an ACK that the program's next request may carry, and of small sends that gather.
 pub(crate) const ACK_DELAY: Duration = Duration::from_micros(60);
 
 /// The queue pairs that owe something.

@@ -32,7 +32,7 @@ impl Poster<'_> {
         Ok(machine.post_send(wr, &mut call.env(link))?)
     }
 
-    /// How many more sends the queue takes, so that a list can be posted whole or not at all.
+    /// The number of sends that the queue still takes, so that a list can be posted whole or not at all.
     #[must_use]
     pub fn send_room(&self) -> u32 {
         self.state.as_ref().map_or(0, |state| state.machine.send_room())
@@ -61,14 +61,14 @@ impl Drop for Poster<'_> {
         if self.sends || self.call.is_some() || is_starved {
             return self.finish();
         }
-        // Receives that were queued, and for which nobody waits.
+        // Receives that were queued, and that no sender waits for.
         self.state = None;
         self.cell.transport.after_unlock();
     }
 }
 
 impl Poster<'_> {
-    /// Starts what was posted, and tells who waits for receives.
+    /// Starts the posted requests, and tells senders that wait for receives.
     fn finish(&mut self) {
         // In place: a call is long to move about.
         let Some(state) = &mut self.state else { return };

@@ -12,7 +12,7 @@ use super::QpCell;
 
 const CHUNK: usize = 256;
 
-/// The queue pairs of this process. Their numbers are its slot in the top byte and a counter, which starts at a random
+/// The queue pairs of this process. Their numbers are its slot in the top byte and a counter. That starts at a random
 /// place, so that a number is not reused at once, not even by the slot's next owner.
 pub(crate) struct QpTable<Q = QpCell> {
     slot: u8,
@@ -72,7 +72,7 @@ impl<Q> QpTable<Q> {
         Qpn::new(u32::from(self.slot) << 16 | u32::from(counter))
     }
 
-    /// Takes a new number for what no packet of the network is for. None when all are taken.
+    /// Takes a new number that no packet of the network uses. None when all are taken.
     pub(crate) fn reserve(&self) -> Option<Qpn> {
         let mut inner = self.inner.write();
         if inner.len >= 65_535 {
@@ -115,14 +115,14 @@ impl<Q> QpTable<Q> {
         let next = usize::from(inner.next);
         let Some(chunk) = &mut inner.chunks[counter / CHUNK] else { return };
         let removed = chunk[counter % CHUNK].take();
-        // Numbers go round: what they have passed would stay for good. The next ones come into the newest chunk.
+        // Numbers go round: chunks that they have passed would stay for good. The next ones come into the newest chunk.
         if next / CHUNK != counter / CHUNK && chunk.iter().all(Option::is_none) {
             inner.chunks[counter / CHUNK] = None;
         }
         inner.len -= usize::from(removed.is_some());
     }
 
-    /// The target of another process, entered where it is not there yet; `claim` says what it is there for.
+    /// The target of another process, entered if it is not there yet; `claim` gives the purpose.
     pub(crate) fn enter_foreign(
         &self,
         qpn: Qpn,
@@ -138,7 +138,7 @@ impl<Q> QpTable<Q> {
         cell
     }
 
-    /// Forgets the target of another process if nobody here claims it any more.
+    /// Forgets the target of another process if no claim here is left.
     pub(crate) fn remove_foreign(&self, qpn: Qpn, is_unclaimed: impl FnOnce(&Q) -> bool) {
         let mut inner = self.inner.write();
         if inner.foreign.get(&qpn).is_some_and(|cell| is_unclaimed(cell)) {

@@ -53,8 +53,8 @@ impl Timers {
     }
 }
 
-/// A queue pair's entries in the heap, latest first. One is entered only when it is earlier than all others, so that a
-/// deadline which moves to and fro (RNR waits between ACK timeouts) uses the entries that are there.
+/// A queue pair's entries in the heap, latest first. A new one is entered only if it is earlier than all others. So a
+/// deadline that moves to and fro (RNR waits between ACK timeouts) uses the existing entries.
 #[derive(Debug, Default)]
 pub(crate) struct Registered(Vec<Time>);
 

@@ -45,12 +45,12 @@ impl Transport {
         self.links.wake_before(at);
     }
 
-    /// The worker is to look soon whether something is still owed, if nobody polls.
+    /// The worker is to look soon whether debts remain, if no thread polls.
     pub(super) fn look_after_owed(&self) {
         self.links.waker.look_before((self.core.now() + ACK_DELAY).as_nanos());
     }
 
-    /// What had to wait until no queue pair is locked.
+    /// The work that had to wait until no queue pair is locked.
     #[inline]
     pub(crate) fn after_unlock(&self) {
         if self.overruns.is_any() || self.links.inproc.is_pending() {

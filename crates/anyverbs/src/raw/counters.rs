@@ -12,7 +12,7 @@ use crate::holders::{Holdable, Holders};
 /// The highest index at which a counter may be read.
 pub const MAX_COUNTER_INDEX: u32 = 8191;
 
-/// What is counted (`enum ibv_counter_description`).
+/// The unit of a counter (`enum ibv_counter_description`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CounterKind {
     /// Frames.
@@ -39,7 +39,7 @@ pub(super) struct CountersCell {
 struct Point {
     kind: CounterKind,
     index: u32,
-    /// What was counted before it was attached.
+    /// The count before it was attached.
     base: u64,
 }
 
@@ -74,8 +74,8 @@ impl FlowCounters {
         }))
     }
 
-    /// Has a counter read at `index`, from now on (`ibv_attach_counters_point_flow` without a flow). What is attached to one
-    /// index adds up.
+    /// Has a counter read at `index`, from now on (`ibv_attach_counters_point_flow` without a flow). Counters attached
+    /// to one index add up.
     ///
     /// # Errors
     /// [`CounterError::Bound`] while a rule uses it, [`CounterError::Invalid`].

@@ -31,9 +31,9 @@ struct Rule {
 }
 
 impl RawQp {
-    /// Has frames that match a rule delivered here, or dropped (`ibv_create_flow`). They are counted in `counters`, as they come,
-    /// and `esp` encrypts or decrypts them. For what is sent the rule holds whichever queue pair sends, and this one only says
-    /// in which device.
+    /// Has frames that match a rule delivered here, or dropped (`ibv_create_flow`). They are counted in `counters`, as
+    /// they come, and `esp` encrypts or decrypts them. A rule for sent frames holds for all sending queue pairs, and
+    /// this one only names the device.
     ///
     /// # Errors
     /// [`CreateError::Flow`] for a rule that is none, or not for this action; [`CreateError::NotPermitted`],
@@ -101,7 +101,7 @@ impl Drop for Flow {
         if self.switch.core().is_current() {
             drop(self.remove());
         } else {
-            // The locks are the parent's, whose rule it stays.
+            // The locks are the parent's, and so is the rule.
             std::mem::forget(self.state.get_mut().take());
         }
     }

@@ -1,4 +1,4 @@
-//! What flow rules do to frames (`ibv_flow_action_esp(3)`).
+//! Actions of flow rules on frames (`ibv_flow_action_esp(3)`).
 
 use std::sync::Arc;
 
@@ -41,7 +41,8 @@ impl EspCell {
         Ok(rule.check_esp(self.state.lock().esp.attr())?)
     }
 
-    /// Encrypts or decrypts a frame, and calls `with` with what comes of it; a frame with which that cannot be done ends here.
+    /// Encrypts or decrypts a frame, and calls `with` with the result. A frame that cannot be encrypted or decrypted
+    /// ends here.
     pub(super) fn apply(&self, frame: &Frame<'_>, with: impl FnOnce(&[u8])) {
         let mut state = self.state.lock();
         let mut buffer = std::mem::take(&mut state.buffer);
@@ -65,7 +66,7 @@ impl FlowActionEsp {
         Ok(Self(Arc::new(EspCell { core, holders: Holders::default(), state })))
     }
 
-    /// What it was made with, as last modified.
+    /// Its parameters, as last modified.
     #[must_use]
     pub fn attr(&self) -> EspAttr {
         self.0.state.lock().esp.attr().clone()

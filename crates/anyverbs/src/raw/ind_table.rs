@@ -1,4 +1,4 @@
-//! Indirection table: which work queue gets what hash (`ibv_create_rwq_ind_table(3)`).
+//! Indirection table: the work queue for each hash (`ibv_create_rwq_ind_table(3)`).
 
 use std::sync::Arc;
 

@@ -1,8 +1,8 @@
-//! Raw packets: queue pairs that send and receive whole Ethernet frames, the work queues and tables that spread frames over
-//! several receivers, and the flow rules that say who gets what.
+//! Raw packets: queue pairs that send and receive whole Ethernet frames, the work queues and tables that spread frames
+//! over several receivers, and the flow rules that choose the receivers.
 //!
-//! A frame is delivered on the thread of who sends it to the queue pairs of the process, and staged for the other processes
-//! of the host and, where the configuration names an interface, for that. Who receives looks each frame up in the rules of
+//! A frame is delivered on the sender's thread to the queue pairs of the process. It is staged for the other processes
+//! of the host and, if the configuration names an interface, for that. A receiver looks each frame up in the rules of
 //! its own process ([`switch`]).
 //!
 //! Locks, in this order: a queue pair's sends, the flow table, a flow action, a receive queue, then SRQ and CQ. The lock of the sockets'

@@ -30,7 +30,7 @@ use crate::pd::{Pd, PdCell};
 use crate::qp::{held, inline_room};
 use crate::srq::{Srq, SrqCell};
 
-/// What a raw queue pair is made with.
+/// Parameters of a raw queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct RawQpInit<'a> {
     /// Where sends complete.
@@ -45,24 +45,24 @@ pub struct RawQpInit<'a> {
     pub sq_sig_all: bool,
     /// Bytes of the longest header of a request that leaves in segments; 0 for none.
     pub max_tso_header: u32,
-    /// What is done to frames that are received.
+    /// Actions on received frames.
     pub flags: ReceiveFlags,
     /// The program's cookie; see [`RawQp::set_cookie`].
     pub cookie: u64,
 }
 
-/// What a queue pair is made with that spreads frames over work queues. It sends nothing.
+/// Parameters of a queue pair that spreads frames over work queues. It sends nothing.
 #[derive(Clone, Debug)]
 pub struct HashQpInit<'a> {
     /// The work queues.
     pub table: &'a RwqIndTable,
-    /// Which of them gets a frame.
+    /// The choice of one of them for a frame.
     pub hash: RxHash,
     /// The program's cookie.
     pub cookie: u64,
 }
 
-/// Queue pair for raw packets (`IBV_QPT_RAW_PACKET`). It receives what flow rules lead to it
+/// Queue pair for raw packets (`IBV_QPT_RAW_PACKET`). It receives the frames that flow rules lead to it
 /// ([`create_flow`](Self::create_flow)). Destroyed when dropped, unless a rule leads to it.
 #[derive(Debug)]
 pub struct RawQp(pub(super) Arc<RawCell>);
@@ -204,7 +204,7 @@ impl RawQp {
     }
 }
 
-/// Checks the sizes asked for; what the device gives.
+/// Checks the requested sizes; returns those that the device gives.
 fn actual_cap(switch: &Switch, init: &RawQpInit<'_>) -> Result<QpCap, CreateError> {
     let (mut cap, max) = (init.cap, &switch.core().attr);
     if init.srq.is_some() {

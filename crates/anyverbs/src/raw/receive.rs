@@ -21,7 +21,7 @@ use crate::cq::CqCell;
 use crate::srq::SrqCell;
 
 bitflags! {
-    /// What is done to frames on receipt (`enum ibv_wq_flags`, `enum ibv_qp_create_flags`).
+    /// Actions on frames on receipt (`enum ibv_wq_flags`, `enum ibv_qp_create_flags`).
     #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
     pub struct ReceiveFlags: u32 {
         /// A C-VLAN tag is taken out of the frame and given in the completion.
@@ -31,7 +31,7 @@ bitflags! {
     }
 }
 
-/// What a receive queue does.
+/// The mode of a receive queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Mode {
     /// Takes no requests.
@@ -126,7 +126,7 @@ impl ReceiveQueue {
         state.flags = state.flags.difference(which) | flags.intersection(which);
     }
 
-    /// Flushes, or forgets, what waits, as the mode says.
+    /// Flushes, or forgets, waiting requests, as the mode says.
     pub(super) fn set_mode(&self, mode: Mode) {
         let mut state = self.state.lock();
         match mode {
@@ -143,7 +143,7 @@ impl ReceiveQueue {
         }
     }
 
-    /// It takes no requests any more, and has no memory: that may be a program's, who wants it back.
+    /// Ends it. It takes no requests any more, and has no memory: that may be a program's, which wants it back.
     pub(super) fn end(&self) {
         self.set_mode(Mode::Closed);
         let queue = std::mem::replace(&mut self.state.lock().queue, RecvQueue::new(0, 0));

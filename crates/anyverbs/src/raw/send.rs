@@ -1,4 +1,4 @@
-//! Sends of raw packets. A frame leaves while it is posted: there is nobody to wait for.
+//! Sends of raw packets. A frame leaves while it is posted: there is no peer to wait for.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,17 +24,17 @@ use crate::error::PostError;
 pub struct RawSendWr<'a> {
     /// The program's cookie.
     pub wr_id: u64,
-    /// Of these, SIGNALED and INLINE count.
+    /// Only SIGNALED and INLINE count.
     pub flags: SendFlags,
     /// The checksums of IPv4 and of TCP or UDP are filled in (`IBV_SEND_IP_CSUM`).
     pub fill_in_checksums: bool,
-    /// What is sent is payload that leaves in segments (`IBV_WR_TSO`).
+    /// The data is payload that leaves in segments (`IBV_WR_TSO`).
     pub segmentation: Option<Segmentation>,
     /// The frame, or the payload, in order.
     pub sges: &'a [Sge],
 }
 
-/// How payload leaves in segments, each with its checksums.
+/// The segmentation of payload. Each segment has its checksums.
 #[derive(Clone, Copy, Debug)]
 pub struct Segmentation {
     /// Where the headers of each segment lie in the program's memory: Ethernet, IP, TCP.
@@ -58,7 +58,7 @@ pub(super) struct Sends {
     head: u32,
     /// The frame that is being sent.
     frame: Vec<u8>,
-    /// What leaves in segments.
+    /// The payload that leaves in segments.
     payload: Vec<u8>,
     /// Frames for other processes.
     batch: FrameBatch,
@@ -85,7 +85,7 @@ impl Sends {
         }
     }
 
-    /// Of a queue pair that does not send.
+    /// For a queue pair that does not send.
     pub(super) fn none() -> Self {
         Self::new(QpCap::default(), false, 0, Arc::default())
     }
@@ -112,13 +112,13 @@ impl<'a> RawPoster<'a> {
         Self { cell, sends: Some(cell.sends.lock()) }
     }
 
-    /// How many more sends the queue takes, so that a list can be posted whole or not at all.
+    /// The number of sends that the queue still takes, so that a list can be posted whole or not at all.
     #[must_use]
     pub fn send_room(&self) -> u32 {
         self.sends.as_ref().map_or(0, |sends| sends.room())
     }
 
-    /// Sends a frame, or payload in segments. What is wrong with the frame itself is told in the completion, and moves the
+    /// Sends a frame, or payload in segments. A fault of the frame itself is told in the completion, and moves the
     /// queue pair to SQE.
     ///
     /// # Errors
@@ -163,7 +163,7 @@ impl<'a> RawPoster<'a> {
     }
 }
 
-/// What is refused at once.
+/// Finds faults that are refused at once.
 fn check(cell: &RawCell, sends: &Sends, wr: &RawSendWr<'_>) -> Result<(), PostSendError> {
     if cell.send_cq.is_none() {
         return Err(PostSendError::NoSendQueue);

@@ -1,5 +1,5 @@
-//! The switch that raw queue pairs are plugged into: the rules of this process, and the sockets to the other processes of
-//! the host and to the real interface.
+//! The switch that raw queue pairs are plugged into: the rules of this process, and the sockets to the other processes
+//! of the host and to the real interface.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,7 +37,7 @@ pub(super) struct Destination {
     pub(super) esp: Option<Arc<EspCell>>,
 }
 
-/// Who fails when a CQ has overrun.
+/// The member that fails when a CQ has overrun.
 #[derive(Debug)]
 pub(super) enum Member {
     Qp(Weak<RawCell>),
@@ -74,10 +74,10 @@ fn refused(what: &str, error: &std::io::Error) -> CreateError {
     }
 }
 
-/// One who gets a frame, and how.
+/// A receiver of a frame, and its verdict.
 type Recipient<'a> = (&'a Destination, Verdict);
 
-/// Delivers what a flow action made of a frame.
+/// Delivers the result of a flow action.
 fn receive(bytes: &[u8], first: Recipient<'_>, more: &[Recipient<'_>]) {
     let Some(frame) = Frame::parse(bytes) else { return };
     let arrived = Arrived::new(&frame);
@@ -177,7 +177,7 @@ impl Switch {
         self.sockets.get().map_or(&[], Vec::as_slice)
     }
 
-    /// Remembers who uses completion queues.
+    /// Remembers users of completion queues.
     pub(super) fn join(&self, member: Member) {
         let mut members = self.members.lock();
         members.retain(|member| match member {
@@ -191,7 +191,8 @@ impl Switch {
     fn deliver(&self, frame: &Frame<'_>, from: Option<Qpn>) {
         let arrived = Arrived::new(frame);
         let rules = self.rules.read();
-        // Who gets a copy by which action: each takes a packet once. Few rules have twins, and none twins of many actions.
+        // The receivers of a copy, by action: each action takes a packet once. Few rules have twins, and none has twins
+        // of many actions.
         let mut first: Option<(&Arc<EspCell>, Recipient<'_>)> = None;
         let mut more: Vec<(&Arc<EspCell>, Recipient<'_>)> = Vec::new();
         rules.table.steer(frame, |dest, verdict| {
@@ -216,8 +217,8 @@ impl Switch {
         }
     }
 
-    /// Sends a frame of queue pair `from`: to others of this process at once, to all else by way of `batch`, which is sent
-    /// when it is full.
+    /// Sends a frame of queue pair `from`. It goes to others of this process at once, and to all else by way of
+    /// `batch`, which is sent when it is full.
     pub(super) fn send(&self, from: Qpn, bytes: &[u8], batch: &mut FrameBatch) {
         let Some(frame) = Frame::parse(bytes) else { return };
         let rules = self.rules.read();
@@ -246,7 +247,7 @@ impl Switch {
         self.transmit(from, &frame, any, batch);
     }
 
-    /// Sends a frame as it is; `any`: there are rules for what is received.
+    /// Sends a frame as it is; `any`: there are rules for received frames.
     fn transmit(&self, from: Qpn, frame: &Frame<'_>, any: bool, batch: &mut FrameBatch) {
         let bytes = frame.bytes;
         if any {
@@ -260,7 +261,7 @@ impl Switch {
         }
     }
 
-    /// Sends what waits.
+    /// Sends waiting frames.
     pub(super) fn flush(&self, batch: &mut FrameBatch) {
         if batch.is_empty() {
             return;

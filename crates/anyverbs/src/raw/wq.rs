@@ -21,7 +21,7 @@ use crate::event_queue::Acks;
 use crate::holders::{Held, Holdable, Holder, Holders};
 use crate::pd::{Pd, PdCell};
 
-/// What a work queue is made with (`struct ibv_wq_init_attr`).
+/// Parameters of a work queue (`struct ibv_wq_init_attr`).
 #[derive(Clone, Copy, Debug)]
 pub struct WqInit<'a> {
     /// Where receives complete.
@@ -30,7 +30,7 @@ pub struct WqInit<'a> {
     pub max_wr: u32,
     /// Elements of a request.
     pub max_sge: u32,
-    /// What is done to frames.
+    /// Actions on frames.
     pub flags: ReceiveFlags,
     /// The program's cookie; see [`Wq::set_cookie`].
     pub cookie: u64,
@@ -49,7 +49,7 @@ pub enum WqState {
     Error = 2,
 }
 
-/// What is changed of a work queue (`struct ibv_wq_attr`).
+/// Changes of a work queue (`struct ibv_wq_attr`).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WqAttr {
     /// Where to go.

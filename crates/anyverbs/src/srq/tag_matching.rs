@@ -14,10 +14,10 @@ use crate::pd::Pd;
 
 use super::{Hold, Srq, SrqCell, SrqInitAttr};
 
-/// What an SRQ that matches tags is made with (`struct ibv_srq_init_attr_ex`).
+/// Parameters of an SRQ that matches tags (`struct ibv_srq_init_attr_ex`).
 #[derive(Clone, Copy, Debug)]
 pub struct TmSrqInitAttr<'a> {
-    /// Of its own receives, which take what has no tag or does not match.
+    /// Parameters of its own receives, which take messages without a tag or a match.
     pub srq: SrqInitAttr,
     /// Where its operations and the receives of its queue pairs complete.
     pub cq: &'a Cq,
@@ -34,26 +34,26 @@ pub struct TagOp<'a> {
     pub wr_id: u64,
     /// Makes a completion; one that fails does in any case.
     pub signaled: bool,
-    /// How many unexpected messages the program has handled, if it says so.
+    /// The number of unexpected messages that the program has handled, if it says so.
     pub handled: Option<u32>,
-    /// What is done.
+    /// The operation.
     pub kind: TagOpKind<'a>,
 }
 
-/// What an operation does.
+/// The kinds of operations.
 #[derive(Clone, Copy, Debug)]
 pub enum TagOpKind<'a> {
     /// Adds a tag.
     Add(TagAdd<'a>),
     /// Removes one.
     Del(TagHandle),
-    /// Nothing.
+    /// No contents.
     Sync,
 }
 
 impl SrqCell {
-    /// Takes the buffer for a message, and counts it as unexpected where it is: in one step, so that a tag that is added
-    /// comes before or after.
+    /// Takes the buffer for a message, and counts an unexpected one as such. Both happen in one step, so that a tag
+    /// that is added comes before or after.
     pub(crate) fn take_tagged(&self, tagged: Tagged, into: &mut RecvWqe) -> Option<Taken> {
         let mut state = self.state.lock();
         let tags = state.tags.as_mut()?;
@@ -101,8 +101,8 @@ impl Srq {
     /// added.
     ///
     /// # Errors
-    /// [`PostError::Tag`], [`PostError::NoTags`], [`PostError::Gone`], [`PostError::Forked`]. A tag that cannot be removed is
-    /// told by a completion ([`WcStatus::TmErr`]).
+    /// [`PostError::Tag`], [`PostError::NoTags`], [`PostError::Gone`], [`PostError::Forked`]. A completion tells that a
+    /// tag cannot be removed ([`WcStatus::TmErr`]).
     pub fn post_tag_op(&self, op: &TagOp<'_>) -> Result<Option<TagHandle>, PostError> {
         self.0.check()?;
         let cq = self.0.tm_cq.as_ref().ok_or(PostError::NoTags)?;

@@ -104,7 +104,7 @@ impl SharedDomains {
             Ok(()) => true,
             Err(error) => {
                 tracing::debug!(%target, %error, "a responder is not given back");
-                // Nobody is there to have it.
+                // No process is left to have it.
                 error.kind() == std::io::ErrorKind::ConnectionRefused
             }
         }

@@ -1,4 +1,4 @@
-//! Extended reliable connections: domains, and what belongs to them.
+//! Extended reliable connections: domains and their objects.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -22,7 +22,7 @@ use crate::pd::Pd;
 use crate::qp::{Qp, QpCell, QpParts, XrcDomain};
 use crate::srq::{Srq, SrqInitAttr, XrcPart};
 
-/// How a domain is opened (`struct ibv_xrcd_init_attr`).
+/// Parameters for opening a domain (`struct ibv_xrcd_init_attr`).
 #[derive(Debug, Default)]
 pub struct XrcdInitAttr {
     /// The file that names the domain: all that open the same one, by any path, share it. None: a domain of its own.
@@ -59,19 +59,19 @@ impl Holdable for XrcdCell {
     }
 }
 
-/// What handles of one domain share: it is there as long as one of them is open.
+/// The state that handles of one domain share. It is there as long as one of them is open.
 #[derive(Debug)]
 struct Domain {
     number: u64,
     _file: Option<(File, Said)>,
 }
 
-/// How long others are waited for that open a domain.
+/// Longest wait for others that open a domain.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 pub(crate) use anyverbs_proto::xrc_message::FileId;
 
-/// What processes share that have the domain of a file.
+/// The name that processes with the domain of a file share.
 fn name(file: FileId) -> u128 {
     u128::from(file.0) << 64 | u128::from(file.1)
 }
@@ -119,7 +119,7 @@ impl Domains {
             .slot()
             .ok_or(CreateError::Unsupported("XRC domains of files"))?;
         let (store, name) = (slot.store(), name(id));
-        // Of two processes that make it at the same time one comes first.
+        // If two processes make it at the same time, one comes first.
         let locked = store.lock(Lock::Xrc, LOCK_PATIENCE).map_err(refused)?;
         let exists = !store.sharers(name).is_empty();
         if exists && init.exclusive {
@@ -161,7 +161,7 @@ impl Xrcd {
         })))
     }
 
-    /// Makes an SRQ of type XRC, whose receives complete in `cq` (`ibv_create_srq_ex`). Requests that name it may touch
+    /// Makes an SRQ of type XRC. Its receives complete in `cq` (`ibv_create_srq_ex`). Requests that name it may touch
     /// the memory of `pd`.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! In the process of a target: its responder goes to the process whose SRQ a request names, and comes back.
+//! In the process of a target: its responder goes to the process that has the SRQ of a request, and comes back.
 
 use std::time::{Duration, Instant};
 
@@ -33,13 +33,13 @@ enum Place {
     Recalled(u8, Instant),
 }
 
-/// Of a target whose responder has been elsewhere.
+/// The sharing of a target whose responder has been elsewhere.
 #[derive(Debug, Default)]
 struct Share {
     place: Place,
-    /// Counts the leases: what is said about an earlier one is old.
+    /// Counts the leases: messages about an earlier one are old.
     lease: u64,
-    /// How far the borrower had come when it last said so.
+    /// The borrower's position when it last reported it.
     expected: Psn,
     msn: u32,
     /// Requests that wait until it is back.
@@ -47,7 +47,7 @@ struct Share {
 }
 
 impl Share {
-    /// The responder is back; what waits for it.
+    /// The responder is back. Returns the waiting requests.
     fn arrive(&mut self) -> Waiting {
         self.place = Place::Here;
         std::mem::take(&mut self.waiting)
@@ -224,7 +224,7 @@ impl SharedDomains {
                 // They come again.
                 return;
             }
-            // What interrupts the message, or is not the next one, is the borrower's to refuse.
+            // The borrower refuses a packet that interrupts the message, or that is not the next one.
             for bytes in waiting.take_message(share.expected) {
                 self.pass_on(from, &bytes);
             }
@@ -262,7 +262,7 @@ impl SharedDomains {
         });
     }
 
-    /// A process that has ended had borrowed the responder, perhaps: it goes on from what it last said.
+    /// An ended process may have had the responder. It goes on from the process's last report.
     pub(super) fn take_back_from_dead(&'static self, slot: u8, cell: &QpCell) {
         let lease = share(&cell.state.lock().link).map_or(0, |share| share.lease);
         self.with_lent(slot, cell.qpn, lease, |cell, state, call| {
@@ -298,7 +298,7 @@ impl SharedDomains {
         machine.acknowledge(&mut call.env(link));
     }
 
-    /// The target was modified or destroyed: what is lent is void, or gets its new attributes.
+    /// The target was modified or destroyed: a loan is void, or gets its new attributes.
     pub(super) fn note_modified(&self, cell: &QpCell, state: &mut State) {
         let over = state.is_dead()
             || matches!(state.machine.state(), QpState::Reset | QpState::Init | QpState::Err);

@@ -1,8 +1,9 @@
 //! XRC domains that processes of a host share: those that were opened with the same file.
 //!
-//! A target belongs to the process that made it: that one gets its packets. A request names an SRQ, whose number says which process
-//! has it; where that is another, the responder is lent to it between two messages, and requests are handed on
-//! ([`lending`], [`borrowing`]). Handles of a target in other processes ask its process ([`opening`]). A target ends with its process.
+//! A target belongs to the process that made it, which gets its packets. A request names an SRQ, and the number of the
+//! SRQ tells its process. If that is another, the responder is lent to it between two messages, and requests are
+//! forwarded ([`lending`], [`borrowing`]). Handles of a target in other processes ask its process ([`opening`]). A
+//! target ends with its process.
 //!
 //! A thread of its own waits for messages of other processes, where a domain with a file was opened; no other process has it.
 
@@ -43,9 +44,10 @@ pub(crate) struct SharedDomains {
     /// Questions that wait for their answers, each with the slot that was asked.
     asked: Mutex<HashMap<u64, (u8, Option<Reply>)>>,
     answered: Condvar,
-    /// While a target of another process is opened or closed: its process hears of both in the order in which they are here.
+    /// Held while a target of another process is opened or closed: its process learns of both in the order in which
+    /// they happen here.
     opening: Mutex<()>,
-    /// Of requests that wait for responders.
+    /// Room for requests that wait for responders.
     waiting: waiting::Room,
 }
 
@@ -81,7 +83,7 @@ impl SharedDomains {
         messages.ok_or(std::io::ErrorKind::ConnectionRefused)?.send(slot, bytes, delivery)
     }
 
-    /// Says what needs no answer.
+    /// Sends a message that needs no answer.
     fn tell(&self, slot: u8, message: &Message) {
         if let Err(error) = self.send(slot, message) {
             tracing::debug!(slot, %error, "a process that shares an XRC domain is not told");
@@ -167,7 +169,7 @@ impl SharedDomains {
         self.forget_foreign(cell);
     }
 
-    /// Another process has ended: what it had borrowed comes home, what it had opened it has closed.
+    /// Another process has ended: its loans come back, and its handles are closed.
     fn lose_sharer(&'static self, slot: u8) {
         self.forget_questions(slot);
         for cell in self.transport.qps.filter(|cell| cell.qp_type == QpType::XrcRecv) {

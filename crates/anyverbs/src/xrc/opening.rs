@@ -1,4 +1,4 @@
-//! Handles of a target in other processes than its own (`ibv_open_qp`): what they do, its process does for them.
+//! Handles of a target in other processes than its own (`ibv_open_qp`). The target's process carries out their calls.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,7 +12,7 @@ use super::SharedDomains;
 use super::domain::FileId;
 use crate::qp::QpCell;
 
-/// How long another process is waited for. Its thread only has to be scheduled, unless it is stopped.
+/// Longest wait for another process. Its thread only has to be scheduled, unless it is stopped.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// An errno value or 0, and the attributes.

@@ -1,7 +1,7 @@
 //! Requests that wait for a target's responder to come back, in the order of their PSNs.
 //!
-//! A requester that hears nothing sends its requests again, the more often the longer it takes: each waits once, or what is done
-//! again would take longer than new requests are waited for.
+//! A requester without an answer sends its requests again, the more often the longer it takes. Each waits once here.
+//! Otherwise repeats would take longer than new requests are waited for.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -55,7 +55,7 @@ struct Request {
     message: Kept,
 }
 
-/// Of one target. All PSNs are within half of their range.
+/// The waiting requests of one target. All PSNs are within half of their range.
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     requests: Vec<Request>,
@@ -106,7 +106,8 @@ impl Waiting {
         }
     }
 
-    /// Takes what comes before the end of the message in whose midst `next` is expected: everything, if the end is not there.
+    /// Takes the packets before the end of the message in whose midst `next` is expected: all of them, if the end is
+    /// not there.
     pub(super) fn take_message(&mut self, mut next: Psn) -> Vec<Vec<u8>> {
         let mut end = self.requests.len();
         for (at, request) in self.requests.iter().enumerate() {
@@ -179,7 +180,7 @@ mod tests {
             waiting.add_request(request(psn, ends, false));
         }
         assert_eq!(first_bytes(waiting.take_message(Psn::new(4))), [3, 4, 5]);
-        // A gap: what is expected is not there.
+        // A gap: the expected packet is not there.
         assert_eq!(first_bytes(waiting.take_message(Psn::new(5))), [6, 7]);
         assert_eq!(waiting.bytes, 0);
     }

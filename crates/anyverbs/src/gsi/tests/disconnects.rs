@@ -1,4 +1,4 @@
-//! What a program hears of a peer that has acknowledged its message and disconnects.
+//! The events of a program whose peer has acknowledged its message and disconnects.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
@@ -113,7 +113,7 @@ fn what_the_peer_acknowledged_is_polled_before_its_end_is_heard() {
         while b.poll().is_none() {
             assert!(Instant::now() < end, "the message does not come");
         }
-        // As a program does whose other thread, or next round, polls the completion.
+        // As in a program whose other thread, or next round, polls the completion.
         b.id.disconnect().unwrap();
         let gsi = crate::device::Device::current().unwrap().gsi;
         while !gsi.disconnects.any() {

@@ -24,7 +24,7 @@ fn two_hosts() {
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", "gsi::tests::hosts::on_two_hosts", "--nocapture", "--test-threads=1"])
         .env(ROLE, "hosts")
-        // One port for all processes of both hosts, whoever runs this test.
+        // One port for all processes of both hosts, for any user that runs this test.
         .envs([
             ("ANYVERBS_REGISTRY", "hosts"),
             ("ANYVERBS_INTERFACES", ""),
@@ -38,7 +38,7 @@ fn two_hosts() {
     println!("{out}");
 }
 
-/// Not a test by itself: what [`two_hosts`] runs.
+/// Not a test by itself: the code of [`two_hosts`].
 #[test]
 fn on_two_hosts() {
     if std::env::var(ROLE).as_deref() != Ok("hosts") {
@@ -107,7 +107,7 @@ fn on_two_hosts() {
     n += 1000;
     server.expect("seen", &format!("@ {n} {n} {}", n - 1010));
 
-    // Who is stopped holds up a request that happens to reach him, but not its repetition.
+    // A stopped process holds up a request that happens to reach it, but not its repetition.
     let stop = |signal: i32| {
         for peer in &there[..2] {
             // SAFETY: kill touches no memory; the children are ours and not waited for.
@@ -138,7 +138,7 @@ fn on_two_hosts() {
     };
     seen(n, 1010);
 
-    // A process that ends says so; whom it cannot tell in time, another with connections does.
+    // A process that ends tells its peers. Another process with connections tells those that it cannot reach in time.
     let watching = connect(gsi, ip("10.77.0.2"), 3000, 20);
     establish(gsi, watching);
     astray.close();
@@ -154,7 +154,7 @@ fn on_two_hosts() {
     assert!(client.child.wait().unwrap().success());
     seen(n, 0);
 
-    // One that is killed cannot say so: another process there, which has a connection, does.
+    // A killed process cannot tell its peers: another process there, which has a connection, does.
     assert_eq!(there[0].ask("listen 3001"), "@ listens");
     let watched = connect(gsi, ip("10.77.0.2"), 3001, 20);
     establish(gsi, watched);
@@ -186,13 +186,13 @@ fn on_two_hosts() {
         gsi.with_cm(|machine, _, now| machine.destroy(now, id)).unwrap();
     }
     assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
-    // Its answers find that process, whoever gets them.
+    // Its answers find that process, whichever process gets them first.
     there[0].expect("abandoned", "@ 0");
     // It may have been the server, which had connections a moment ago.
     server.expect("abandoned", "@ 0");
     disconnect(gsi, watched);
 
-    // Nobody is left of one that was killed: another process there says that.
+    // No one is left of a killed process: another process there tells its peer.
     let id = connect(gsi, ip("10.77.0.2"), 3000, 20);
     establish(gsi, id);
     server.child.kill().unwrap();

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Of this process, from now on. Those that are open stay.
+/// Limits the descriptors of this process from now on. Open ones stay.
 pub(super) fn allow_descriptors(n: u64) {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: a live rlimit.
@@ -26,7 +26,7 @@ fn neighbours_are_not_gone_while_there_is_no_descriptor_to_ask_with() {
         std::thread::sleep(Duration::from_micros(200));
     }
     assert_eq!(peer.hear(), "@ connected");
-    // Once knowing whom to look for, once not.
+    // Once with known neighbours, once without.
     peer.ask("descriptors 3");
     peer.ask("look");
     assert_eq!(peer.ask("seen"), "@ 0 0 0");

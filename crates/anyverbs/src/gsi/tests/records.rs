@@ -1,4 +1,4 @@
-//! What processes left that have ended without a word.
+//! Records of processes that were killed.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -28,7 +28,7 @@ fn what_cannot_be_ended_here_is_left_for_others() {
             remote_id: CommId(7),
             remote_qpn: Qpn::new(8),
             sgid,
-            // Nobody is there.
+            // No host has this address.
             dgid: gid("192.0.2.1"),
             traffic_class: 0,
             flow_label: 0,
@@ -44,7 +44,7 @@ fn what_cannot_be_ended_here_is_left_for_others() {
         }
         sections[1].add(&others[1].emit()).unwrap();
         drop(sections);
-        // What is there for others; this process holds it now and then, for a moment.
+        // The records that others can take. This process holds them now and then, for a moment.
         let expect = |records: &[Record]| {
             let end = Instant::now() + PATIENCE;
             let expected: BTreeSet<_> = records.iter().map(Record::emit).collect();
@@ -69,7 +69,7 @@ fn what_cannot_be_ended_here_is_left_for_others() {
         assert_eq!(gsi.leave_abandoned(Duration::ZERO), 3);
         expect(&others);
 
-        // Not asked for long enough.
+        // It was not asked for long enough.
         let ours = record(0xfe00_0004, ours.sgid);
         let mut section = other.section().unwrap();
         section.add(&ours.emit()).unwrap();
@@ -96,7 +96,7 @@ fn who_has_no_connections_does_not_join() {
     });
 }
 
-/// Answers to those who have ended reach any process, by chance always the same one: it has to know who took over, and holds
+/// Answers to ended processes reach any process, by chance always the same one. It has to know the successor, and holds
 /// nothing of the journal for that.
 #[test]
 fn who_took_over_is_known_without_joining() {

@@ -1,4 +1,4 @@
-//! What a message of the ring is: how a packet came, and its headers.
+//! The format of a message of the ring: the arrival of the packet, and its headers.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -21,7 +21,7 @@ pub(super) const FRONT_V4: usize = FIXED + 8;
 const V4: u8 = 0x40;
 const V6: u8 = 0x60;
 
-/// What a message begins with.
+/// The front of a message.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Front {
     bytes: [u8; FIXED + 32],
@@ -58,13 +58,13 @@ impl Front {
 
     #[inline]
     pub(super) fn write(&self, into: &mut [u8; MAX_HEADER]) -> usize {
-        // All of it: its length is known here, and what follows overwrites the rest.
+        // All of it: its length is known here, and the headers overwrite the rest.
         into[..self.bytes.len()].copy_from_slice(&self.bytes);
         self.len
     }
 }
 
-/// What a message was.
+/// The kinds of messages.
 #[derive(Debug)]
 pub(crate) enum Received {
     /// The packet that is in the inbox.
@@ -80,7 +80,7 @@ pub(crate) struct Inbox {
     pub(crate) packet: Incoming<'static>,
     /// Bytes of the packet's headers.
     pub(crate) headers_len: usize,
-    /// What `arrival` was read from, of a packet by IPv4: the next one likely begins with the same. Otherwise of no family.
+    /// The bytes of `arrival`, for a packet by IPv4: the next one likely begins with the same. Otherwise of no family.
     front: [u8; FRONT_V4],
     /// The header from which the packet was read, if that was a request by IPv4 with nothing but a base header.
     plain: Option<[u64; PLAIN / 8]>,
@@ -98,8 +98,8 @@ fn words(header: &[u8; PLAIN]) -> [u64; PLAIN / 8] {
     std::array::from_fn(|n| u64::from_le_bytes(std::array::from_fn(|i| header[8 * n + i])))
 }
 
-/// Whether two such headers are those of packets of one kind and one flow, to one queue pair: all but the ACK that goes
-/// along, the pad, the request for an ACK and the PSN is the same.
+/// Tells whether two such headers are those of packets of one kind and one flow, to one queue pair. They may differ in
+/// the piggybacked ACK, the pad, the request for an ACK and the PSN.
 #[inline]
 fn is_alike(a: &[u64; PLAIN / 8], b: &[u64; PLAIN / 8]) -> bool {
     const _: () = assert!(RIDER == 8 && PAD == 21 && ACK_REQ == 28 && PLAIN == 32);
@@ -118,8 +118,8 @@ impl Inbox {
         }
     }
 
-    /// Reads a message. None for nonsense, and for a packet that would have come from another host: whoever writes a ring could
-    /// pretend to be any.
+    /// Reads a message. None for nonsense, and for a packet that would have come from another host: the writer of a
+    /// ring could pretend to be any.
     #[inline]
     pub(crate) fn read(
         &mut self,
@@ -209,7 +209,7 @@ impl Inbox {
         Some(Received::Packet)
     }
 
-    /// Reads how a packet came, and returns what follows that.
+    /// Reads the arrival of a packet, and returns the rest.
     fn read_arrival<'b>(
         &mut self,
         fixed: &[u8; FIXED],

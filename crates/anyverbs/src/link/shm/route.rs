@@ -1,4 +1,4 @@
-//! How packets leave by this link.
+//! The way of packets by this link.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -36,12 +36,12 @@ impl<T: Into<TransmitError>> From<T> for Refused {
     }
 }
 
-/// How packets of one queue pair, or to one address handle, leave.
+/// The way of packets of one queue pair, or to one address handle.
 #[derive(Clone, Debug)]
 pub(crate) struct ShmRoute {
     pub(crate) peer: Arc<Peer>,
     path: Arc<Path>,
-    /// Of a connected queue pair, else 0.
+    /// MTU of a connected queue pair, else 0.
     mtu: usize,
     front: Front,
     /// Our address on it.
@@ -207,9 +207,9 @@ impl ShmRoute {
         Ok(())
     }
 
-    /// As [`send`](Self::send), of a packet with nothing but a base header that goes into one line with its payload: the
-    /// likely one of a program that sends short messages. None if it is no such, or there may be no room. The payload is read
-    /// first: where that fails it does not matter what else would have stood in the way.
+    /// As [`send`](Self::send), for a packet with only a base header that goes into one line with its payload: the
+    /// likely one of a program that sends short messages. `None` if it is no such packet, or there may be no room. The
+    /// payload is read first: if that fails, other obstacles do not matter.
     #[inline]
     fn send_line(
         &self,
@@ -242,7 +242,7 @@ impl ShmRoute {
         Some(Ok(()))
     }
 
-    /// Writes what stands before a payload of `len` bytes; where the packet's headers begin and end.
+    /// Writes the part before a payload of `len` bytes; returns where the packet's headers begin and end.
     #[inline]
     fn emit(&self, headers: &Headers, len: usize, head: &mut [u8; MAX_HEADER]) -> (usize, usize) {
         let at = self.front.write(head);
@@ -253,7 +253,7 @@ impl ShmRoute {
     }
 
     fn credit(&self, out: &mut Unflushed, links: &Links, packet: CreditPacket) {
-        // One that finds no room is asked for again.
+        // A probe that finds no room is asked for again.
         let _ = put_credit(&self.peer, &self.front, out, links, packet);
     }
 }

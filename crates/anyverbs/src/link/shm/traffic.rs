@@ -1,11 +1,11 @@
-//! What went through rings, counted without a locked instruction: each place has one writer at a time.
+//! Counts of packets through rings, without a locked instruction: each place has one writer at a time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyverbs_proto::counters::{Counter, Counters};
 use parking_lot::Mutex;
 
-/// Packets, their bytes, and ACKs that rode with them. Who adds holds a lock, always the same.
+/// Packets, their bytes, and piggybacked ACKs. A thread that adds holds a lock, always the same.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     packets: AtomicU64,
@@ -26,16 +26,16 @@ impl Tally {
     }
 }
 
-/// Of all rings of the process.
+/// Counts of all rings of the process.
 #[derive(Debug)]
 pub(crate) struct Traffic {
     /// By the slot of the other process, under the sending side's lock.
     sent: Box<[Tally]>,
-    /// Which of them are in use, a bit each.
+    /// The places in use, a bit each.
     used: [AtomicU64; 4],
     /// Under that of the receive path.
     received: Tally,
-    /// What is in the port's counters.
+    /// The part that is in the port's counters.
     counted: Mutex<[[u64; 3]; 2]>,
 }
 
@@ -46,7 +46,7 @@ impl Traffic {
         Self { sent, used, received: Tally::default(), counted: Mutex::default() }
     }
 
-    /// Notes what was sent to a process; for who has the sending side of its ring.
+    /// Notes packets sent to a process. The caller has the sending side of its ring.
     #[inline]
     pub(super) fn note_sent(&self, slot: u8, packets: u64, bytes: u64, acks: u64) {
         let (used, bit) = (&self.used[usize::from(slot / 64)], 1 << (slot % 64));
@@ -56,7 +56,7 @@ impl Traffic {
         self.sent[usize::from(slot)].add(packets, bytes, acks);
     }
 
-    /// Notes what was received; for who has the receive path.
+    /// Notes received packets. The caller has the receive path.
     #[inline]
     pub(crate) fn note_received(&self, packets: u64, bytes: u64) {
         self.received.add(packets, bytes, 0);
@@ -86,7 +86,7 @@ impl Traffic {
 }
 
 impl Traffic {
-    /// Brings the port's counters up to date with what went through rings.
+    /// Brings the port's counters up to date with the traffic through rings.
     pub(crate) fn count(&self, counters: &Counters) {
         let mut counted = self.counted.lock();
         let now = self.read();

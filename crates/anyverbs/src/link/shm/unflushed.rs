@@ -1,4 +1,4 @@
-//! What a call has put into a ring.
+//! Messages that a call has put into a ring.
 
 use std::mem;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::message::{RIDER, RIDES};
 use super::{Peer, SHOW_AFTER};
 use crate::link::Links;
 
-/// What is committed to a ring and not shown to its reader. The ring stays locked from the first message on.
+/// Messages that are committed to a ring and not shown to its reader. The ring stays locked from the first message on.
 #[derive(Debug, Default)]
 pub(crate) struct Unflushed {
     sender: Option<Sender>,
@@ -21,7 +21,7 @@ pub(crate) struct Unflushed {
     /// Packets and bytes that are to be counted.
     packets: u64,
     counted: u64,
-    /// ACKs that ride with them.
+    /// ACKs that they carry.
     acks: u64,
     /// The region of the last element that was sent, while the ring is locked.
     region: LastLocal<'static>,
@@ -43,7 +43,7 @@ impl Unflushed {
         }
     }
 
-    /// What is counted is counted while the ring is locked.
+    /// The counting happens while the ring is locked.
     #[inline]
     fn end(&mut self, sender: Sender, links: &Links) {
         if let Some(shm) = &links.shm {
@@ -57,13 +57,13 @@ impl Unflushed {
         self.carrier = None;
     }
 
-    /// What the queue pair keeps for the next time.
+    /// The reference that the queue pair keeps for the next time.
     #[inline]
     pub(crate) fn take_spare(&mut self) -> Option<Spare> {
         self.spare.0.is_some().then(|| mem::take(&mut self.spare))
     }
 
-    /// The sending side to `peer`, and the region of what was sent last; `spare` may be a reference to the former.
+    /// The sending side to `peer`, and the region of the last payload; `spare` may be a reference to the former.
     #[inline]
     pub(super) fn sender(
         &mut self,
@@ -85,8 +85,8 @@ impl Unflushed {
         (sender, &mut self.region)
     }
 
-    /// Notes a packet, `bytes` of it with headers, `payload` without, as the last message, which an ACK may ride with if it is a
-    /// `carrier`.
+    /// Notes a packet, `bytes` of it with headers, `payload` without, as the last message. An ACK may go along with it
+    /// if it is a `carrier`.
     #[inline]
     pub(super) fn note(&mut self, bytes: usize, payload: usize, carrier: Option<Committed>) {
         self.carrier = carrier;

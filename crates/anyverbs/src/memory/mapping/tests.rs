@@ -7,7 +7,7 @@ const PAGE: usize = 4096;
 
 fn check(addr: u64, len: u64, needs: Needs) -> Result<(), Unfit> {
     let asked = Maps::open().check(addr, len, needs);
-    // What the text says is the same.
+    // The text gives the same result.
     assert_eq!(Maps(None).check(addr, len, needs), asked);
     asked
 }
@@ -105,7 +105,7 @@ KernelPageSize:        4 kB
     let (line, rest) = line_at(text, 0x7f00_0000_0000).unwrap();
     assert_eq!((line.inode, line.path), (123, "/anon_hugepage (deleted)"));
     assert_eq!(rest.filter_map(parse_line).map(|line| line.path).collect::<Vec<_>>(), [""]);
-    // Nothing but this text is asked: there is no such area here.
+    // Only this text is asked: there is no such area here.
     assert!(!survives(text, 0x7f00_0030_0000) && !survives("", 0x7f00_0000_0000));
     let here = std::env::current_exe().unwrap();
     let inode = fs::metadata(&here).unwrap().ino();

@@ -33,7 +33,7 @@ fn time_of(task: &Path) -> Duration {
     let (_, fields) = stat.rsplit_once(") ").unwrap();
     let ticks: u64 =
         fields.split(' ').skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap()).sum();
-    // Of a hundredth of a second, whatever the kernel's are.
+    // A tick of a hundredth of a second, whatever the kernel's are.
     Duration::from_millis(10 * ticks)
 }
 

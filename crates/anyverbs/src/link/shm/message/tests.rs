@@ -109,7 +109,7 @@ fn a_header_of_no_family_is_refused_whatever_came_before() {
     }
 }
 
-/// A peer may write anything: what is read is a packet of this version, or nothing, and never stays of an earlier one.
+/// A peer may write anything. The result is a packet of this version, or nothing, and never the rest of an earlier one.
 #[test]
 fn nonsense_in_a_header_is_nothing_or_another_packet() {
     let mut seed = 3u64;
