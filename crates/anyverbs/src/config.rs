@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_parse_is_one_line_that_names_the_variable() {
+    fn a_parse_error_is_one_line_with_the_variables_name() {
         for (variable, value) in [
             ("ANYVERBS_UDP_PORT", "0"),
             ("ANYVERBS_UDP_PORT", "70000"),

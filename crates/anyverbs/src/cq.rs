@@ -598,7 +598,7 @@ mod tests {
     use crate::{Context, devices};
 
     #[test]
-    fn what_comes_while_a_poll_gives_up_the_processor_is_polled_by_it() {
+    fn completions_during_a_yield_are_polled_by_the_same_poll() {
         isolate();
         let context = Context::open(&devices().unwrap()[0].name).unwrap();
         let cq = context.create_cq(1, None, 0, 0).unwrap();

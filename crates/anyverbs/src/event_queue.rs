@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_already_is_said_once_and_last() {
+    fn a_waiting_event_is_told_once_and_last() {
         let queue = EventQueue::new().unwrap();
         set_nonblocking(&queue);
         for event in [1, 2, 2, 1] {

@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_list_of_interfaces_is_said() {
+    fn faults_of_a_list_of_interfaces_are_named() {
         let lo = interface(1, "lo", 65536, &["127.0.0.1"]);
         let mut down = interface(2, "eth0", 1500, &["10.0.0.9"]);
         down.up = false;

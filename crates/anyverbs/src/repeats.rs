@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_object_is_said_at_first_and_at_powers_of_ten() {
+    fn each_object_is_logged_first_and_at_powers_of_ten() {
         let repeats = Repeats::new();
         let said = |object| (0..100_000).filter_map(|_| repeats.count(object)).collect::<Vec<_>>();
         assert_eq!(said(0), [1, 10, 100, 1000, 10_000, 100_000]);

@@ -74,7 +74,7 @@ mod tests {
     use super::Quota;
 
     #[test]
-    fn a_quota_that_refused_is_whole_again_when_all_is_given_back() {
+    fn a_quota_is_whole_again_when_all_is_returned() {
         let quota: &'static Quota = Box::leak(Box::new(Quota::new(3)));
         for _ in 0..3 {
             let tickets: Vec<_> = std::iter::from_fn(|| quota.take()).collect();

@@ -303,8 +303,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_whom_the_end_had_no_time_to_tell_others_know() {
-        let name = "gsi::records::tests::of_whom_the_end_had_no_time_to_tell_others_know";
+    fn peers_not_told_in_time_are_left_to_others() {
+        let name = "gsi::records::tests::peers_not_told_in_time_are_left_to_others";
         in_own_process(name, || {
             let gsi = gsi();
             let own = gsi.core().gids.entries()[0].gid;

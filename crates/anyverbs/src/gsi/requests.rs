@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_answered_is_asked_first_and_not_again() {
+    fn the_slot_that_answered_is_asked_first_and_once() {
         let (a, b) = (Gid([1; 16]), Gid([2; 16]));
         let service = ServiceId(7);
         let mut requests = Requests::default();

@@ -518,7 +518,7 @@ fn datagram(flow: &Flow, headers: &Headers, payload: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn packets_that_are_none_of_the_managers_are_counted_and_dropped() {
+fn other_packets_to_qp1_are_counted_and_dropped() {
     let _turn = turn();
     let gsi = gsi();
     let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -565,7 +565,7 @@ fn packets_that_are_none_of_the_managers_are_counted_and_dropped() {
 }
 
 #[test]
-fn who_polls_a_completion_queue_answers_too() {
+fn polling_a_completion_queue_answers_too() {
     let _turn = turn();
     let mut peer = Peer::spawn();
     let gsi = gsi();

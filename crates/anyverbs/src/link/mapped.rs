@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_lies_beyond_the_mapped_region_has_no_address() {
+    fn offsets_beyond_the_mapped_region_have_no_address() {
         let mapping = Mapping::anonymous(8192).unwrap();
         let base = mapping.addr();
         let mapped = Mapped { mapping, skip: 100, len: 5000 };

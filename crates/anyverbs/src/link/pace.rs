@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_of_this_host_is_waited_for_from_the_first() {
+    fn a_process_of_this_host_is_waited_for_at_once() {
         let waits = |ours, ms| {
             let mut pace = Pace::new(ours);
             burst(&mut pace, 100, at(1));
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_receives_asks_again_and_gives_up_in_the_end() {
+    fn a_sender_without_receives_asks_again_and_gives_up() {
         let mut pace = Pace::default();
         burst(&mut pace, 8, at(0));
         echo(&mut pace, 128, FIRST_MESSAGES);
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_has_answered_is_waited_for() {
+    fn a_peer_that_has_answered_is_waited_for() {
         let mut pace = Pace::default();
         burst(&mut pace, 8192, at(0));
         echo(&mut pace, CREDIT, NO_LIMIT);

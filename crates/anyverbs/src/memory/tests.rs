@@ -317,7 +317,7 @@ fn a_thread_that_blocks_the_signals_survives_a_vanished_page() {
 }
 
 #[test]
-fn a_handler_that_the_program_installs_later_is_not_run_for_a_vanished_page() {
+fn a_later_handler_does_not_run_for_a_vanished_page() {
     extern "C" fn own(_: c_int) {
         // SAFETY: _exit may be called from a signal handler.
         unsafe { libc::_exit(42) };
@@ -358,7 +358,7 @@ fn a_handler_that_is_to_run_once_runs_once() {
 }
 
 #[test]
-fn a_signal_that_is_sent_during_a_copy_reaches_the_program() {
+fn a_signal_sent_during_a_copy_reaches_the_program() {
     extern "C" fn own(_: c_int) {
         // SAFETY: as above.
         unsafe { libc::_exit(42) };

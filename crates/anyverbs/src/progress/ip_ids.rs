@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_host_that_sends_places_in_batches_a_large_id_is_refused() {
+    fn a_large_id_of_a_host_with_small_ids_is_refused() {
         let mut ids = IpIds::new();
         assert!(taken(&mut ids, host(1), (0..8).flat_map(|_| 0..64)).iter().all(|t| *t));
         let packets = [5, 40_000, 6, 700, 0, 127];
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_host_sends_says_nothing_of_another() {
+    fn ids_of_one_host_say_nothing_of_another() {
         let mut ids = IpIds::new();
         taken(&mut ids, host(1), [0; 1000]);
         for other in 2..=255 {

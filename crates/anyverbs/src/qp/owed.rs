@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_debt_that_was_paid_and_made_anew_is_not_the_old_one() {
+    fn a_debt_made_anew_is_not_the_old_one() {
         let owed = OwedList::new();
         let nobody = Qpn::new(0x00ab_cdef);
         let mut debt = Debt::default();

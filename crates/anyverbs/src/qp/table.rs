@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_go_round_without_taking_memory_for_those_they_have_passed() {
+    fn numbers_go_round_without_keeping_memory() {
         let table = QpTable::new(3, 65_000);
         let stays = table.insert(|qpn| qpn).unwrap();
         let mut seen = HashSet::from([*stays]);

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_that_asks_for_an_ack_replaces_one_that_does_not() {
+    fn a_copy_with_an_ack_request_replaces_one_without() {
         let mut waiting = Waiting::default();
         for (ack_req, byte) in [(false, 1), (true, 2), (false, 3)] {
             waiting
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rest_of_a_message_is_taken_with_what_is_before_it() {
+    fn the_rest_of_a_message_is_taken_with_earlier_packets() {
         let mut waiting = Waiting::default();
         for (psn, ends) in [(3, true), (4, false), (5, true), (6, false), (7, true)] {
             waiting.add_request(request(psn, ends, false));

@@ -98,9 +98,8 @@ fn connected() -> (Side, Side) {
 }
 
 #[test]
-fn what_the_peer_acknowledged_is_polled_before_its_end_is_heard() {
-    let name =
-        "gsi::tests::disconnects::what_the_peer_acknowledged_is_polled_before_its_end_is_heard";
+fn acknowledged_sends_are_polled_before_the_disconnection() {
+    let name = "gsi::tests::disconnects::acknowledged_sends_are_polled_before_the_disconnection";
     in_own_process(name, || {
         isolate();
         let (a, b) = connected();

@@ -13,7 +13,7 @@ pub(super) fn allow_descriptors(n: u64) {
 }
 
 #[test]
-fn neighbours_are_not_gone_while_there_is_no_descriptor_to_ask_with() {
+fn neighbours_are_not_gone_for_want_of_a_descriptor() {
     let _turn = turn();
     let gsi = gsi();
     let (listener, held) = listen(gsi, 1006);
@@ -47,7 +47,7 @@ fn neighbours_are_not_gone_while_there_is_no_descriptor_to_ask_with() {
 }
 
 #[test]
-fn one_that_lingers_and_is_stopped_swallows_nothing_for_long() {
+fn a_stopped_lingering_process_swallows_no_request_for_long() {
     let _turn = turn();
     let (mut peer, _other) = (Peer::spawn(), Peer::spawn());
     let gsi = gsi();

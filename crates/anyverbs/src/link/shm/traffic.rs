@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_went_to_any_process_is_in_the_sum() {
+    fn the_sum_counts_traffic_to_all_processes() {
         let traffic = Traffic::new();
         for (slot, packets, bytes, acks) in [(3, 1, 10, 1), (200, 2, 20, 0), (3, 4, 40, 3)] {
             traffic.note_sent(slot, packets, bytes, acks);

@@ -23,8 +23,8 @@ fn protect(m: &Mapping, page: usize, prot: c_int) {
 }
 
 #[test]
-fn what_is_mapped_is_known() {
-    in_own_process("memory::mapping::tests::what_is_mapped_is_known", || {
+fn present_mappings_are_known() {
+    in_own_process("memory::mapping::tests::present_mappings_are_known", || {
         let m = pages_of(3);
         let (addr, any) = (m.addr(), Needs::default());
         assert_eq!(check(addr, 3 * PAGE as u64, any), Ok(()));
@@ -55,26 +55,23 @@ fn rights_are_known() {
 }
 
 #[test]
-fn small_pages_are_not_huge_and_anonymous_memory_does_not_last() {
-    in_own_process(
-        "memory::mapping::tests::small_pages_are_not_huge_and_anonymous_memory_does_not_last",
-        || {
-            let m = pages_of(1);
-            let huge = Needs { huge: true, ..Needs::default() };
-            assert_eq!(check(m.addr(), 10, huge), Err(Unfit::NotHuge));
-            let persistent = Needs { persistent: true, ..Needs::default() };
-            assert_eq!(check(m.addr(), 10, persistent), Err(Unfit::Volatile));
-            let file = tempfile();
-            let of_file = Mapping::of_file(file.as_fd(), 0, PAGE, true).unwrap();
-            let lasts = check(of_file.addr(), 10, persistent);
-            // A test directory in memory does not last either.
-            assert!(matches!(lasts, Ok(()) | Err(Unfit::Volatile)), "{lasts:?}");
-            assert_eq!(write_back(of_file.addr() + 5, 10), Ok(()));
-            let unmapped = of_file.addr();
-            drop(of_file);
-            assert_eq!(write_back(unmapped, 10), Err(Fault));
-        },
-    );
+fn page_sizes_and_persistence_are_recognised() {
+    in_own_process("memory::mapping::tests::page_sizes_and_persistence_are_recognised", || {
+        let m = pages_of(1);
+        let huge = Needs { huge: true, ..Needs::default() };
+        assert_eq!(check(m.addr(), 10, huge), Err(Unfit::NotHuge));
+        let persistent = Needs { persistent: true, ..Needs::default() };
+        assert_eq!(check(m.addr(), 10, persistent), Err(Unfit::Volatile));
+        let file = tempfile();
+        let of_file = Mapping::of_file(file.as_fd(), 0, PAGE, true).unwrap();
+        let lasts = check(of_file.addr(), 10, persistent);
+        // A test directory in memory does not last either.
+        assert!(matches!(lasts, Ok(()) | Err(Unfit::Volatile)), "{lasts:?}");
+        assert_eq!(write_back(of_file.addr() + 5, 10), Ok(()));
+        let unmapped = of_file.addr();
+        drop(of_file);
+        assert_eq!(write_back(unmapped, 10), Err(Fault));
+    });
 }
 
 fn tempfile() -> File {
@@ -128,7 +125,7 @@ fn pages_come_in() {
 }
 
 #[test]
-fn what_is_no_dma_buf() {
+fn other_files_are_no_dma_bufs() {
     let file = tempfile();
     assert_eq!(dmabuf::len(file.as_fd()), Err(libc::EINVAL));
     dmabuf::sync(file.as_fd(), true);

@@ -39,8 +39,8 @@ fn time_of(task: &Path) -> Duration {
 
 /// Alone: other tests of a process use its one worker, too.
 #[test]
-fn it_does_not_spin_while_another_thread_is_at_the_sockets() {
-    let name = "progress::worker::tests::it_does_not_spin_while_another_thread_is_at_the_sockets";
+fn it_does_not_spin_while_another_thread_receives() {
+    let name = "progress::worker::tests::it_does_not_spin_while_another_thread_receives";
     in_own_process(name, || {
         isolate();
         let driver = Device::current().unwrap().driver;

@@ -147,7 +147,7 @@ fn nonsense_in_a_header_is_nothing_or_another_packet() {
 }
 
 #[test]
-fn a_packet_that_names_another_host_as_its_source_is_refused() {
+fn a_packet_with_another_host_as_source_is_refused() {
     let (here, elsewhere) = (arrival(1), arrival(2));
     let v6 = |byte| Arrival { source: Gid([byte; 16]), ..arrival(1) };
     let ours = [here.source, v6(7).source];
