@@ -73,7 +73,7 @@ impl Context {
         Ok(Self(cell))
     }
 
-    /// What objects are made on, of this process's own device.
+    /// The core of this process's own device.
     fn core(&self) -> Result<&'static Core, CreateError> {
         Ok(self.device()?.core)
     }

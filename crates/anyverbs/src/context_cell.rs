@@ -1,4 +1,4 @@
-//! What objects hold of the context that they were made through.
+//! The part of a context that the objects made through it hold.
 
 use std::sync::{Arc, Weak};
 

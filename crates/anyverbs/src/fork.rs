@@ -14,7 +14,7 @@ use std::time::Duration;
 struct Page {
     /// The process's singleton.
     value: AtomicPtr<()>,
-    /// What its objects carry to show that they are the process's own.
+    /// The mark that the process's own objects carry.
     owner: AtomicPtr<()>,
     /// Held by the thread that makes it.
     lock: AtomicU32,

@@ -71,7 +71,7 @@ pub(crate) struct SrqCell {
 #[expect(dead_code, reason = "held for their drop")]
 struct Hold(Held<PdCell>, Option<Box<dyn Any + Send + Sync>>, Option<Held<CqCell>>, Ticket);
 
-/// What an SRQ has of its XRC domain.
+/// The part of an XRC domain that its SRQs hold.
 pub(crate) struct XrcPart {
     pub(crate) domain: u64,
     /// The domain is not closed before this is dropped.

@@ -94,7 +94,7 @@ impl PublishedQp {
     }
 }
 
-/// What this process lets others of its user reach without a message.
+/// The queue pairs and regions that other processes of this user may reach without a message.
 #[derive(Debug)]
 pub(crate) struct Directory {
     endpoint: Arc<Endpoint>,

@@ -1,4 +1,4 @@
-//! What the objects of a device are made on: its configuration, tables, memory and clock.
+//! The base of a device's objects: configuration, tables, memory and clock.
 //!
 //! Objects hold a [`Core`]. It knows neither links nor queue pairs; what objects need of those above it, they ask
 //! through [`Progress`].
@@ -35,7 +35,7 @@ pub(crate) use waker::Waker;
 /// "Never", as a deadline in nanoseconds.
 pub(crate) const NEVER: u64 = u64::MAX;
 
-/// What every object of the device holds.
+/// The part of the device that every object holds.
 pub(crate) struct Core {
     pub(crate) config: Config,
     pub(crate) attr: DeviceAttr,
@@ -47,13 +47,13 @@ pub(crate) struct Core {
     pub(crate) quotas: Quotas,
     pub(crate) clock: DeviceClock,
     pub(crate) pd_numbers: PdNumbers,
-    /// What other processes of this host may reach without a message; `None` where all goes by messages.
+    /// The directory of what other processes of this host may reach without a message; `None` where all goes by messages.
     pub(crate) directory: Option<Directory>,
     /// Set before the first object is made.
     pub(crate) progress: OnceLock<&'static dyn Progress>,
 }
 
-/// What objects ask of the rooms above them.
+/// The services that objects ask of the rooms above them.
 pub(crate) trait Progress: Sync {
     /// A poll found nothing: does what the network and the clock ask for. Whether that was next to nothing.
     fn poll(&'static self) -> bool;

@@ -93,7 +93,7 @@ const EXIT_PATIENCE: Duration = Duration::from_millis(2);
 /// processes tell them.
 const FAREWELL: Duration = Duration::from_millis(400);
 
-/// Who takes the machine's events.
+/// The receiver of the machine's events.
 pub(crate) trait Events: Default + Send + Sync + 'static {
     /// Takes an event. Called under the machine's lock.
     fn deliver(&mut self, event: CmEvent);
@@ -121,13 +121,13 @@ struct Times {
     forward_at: AtomicU64,
     /// The neighbours are looked after.
     watch_at: AtomicU64,
-    /// What lingers may end.
+    /// Lingering ports may be closed.
     linger_until: AtomicU64,
     /// Listeners are looked for.
     unserved_at: AtomicU64,
     /// A listener that ended is no longer expected back.
     left_until: AtomicU64,
-    /// What others left in the journal is looked for.
+    /// The journal is searched for connections that ended processes left.
     abandoned_at: AtomicU64,
 }
 

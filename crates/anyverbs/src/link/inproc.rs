@@ -26,7 +26,7 @@ const CALLER_BUDGET: usize = 4096;
 /// Memory that an arena keeps when it is empty.
 const KEEP: usize = 4 << 20;
 
-/// Who takes what the link delivers.
+/// The receiver of what the link delivers.
 pub(crate) trait Inbound {
     /// Gives packets to their queue pairs.
     fn deliver<'p>(&self, packets: impl Iterator<Item = (Arrival, Packet<'p>)>);

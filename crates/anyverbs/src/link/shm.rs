@@ -160,7 +160,8 @@ impl Shm {
         &self.traffic
     }
 
-    /// What peers may reach here without a message, unless one-sided operations go by the rings. To be made once.
+    /// Makes the directory of what peers may reach here without a message, unless one-sided operations go by the rings. To be
+    /// called once.
     pub(crate) fn directory(&self) -> Option<Directory> {
         self.direct.then(|| Directory::new(Arc::clone(&self.endpoint), self.slot))
     }

@@ -101,10 +101,10 @@ pub(crate) struct Driver {
     pub(crate) transport: &'static Transport,
     /// Set before the first object is made.
     pub(crate) above: OnceLock<Above>,
-    /// Who hears of events of the port.
+    /// The contexts that hear of events of the port.
     pub(crate) listeners: PortListeners,
     rx: Mutex<RxState>,
-    /// What hands packets of groups on to other processes.
+    /// Hands packets of groups on to other processes.
     handing: Mutex<Handing>,
     /// CQs with a delayed notification.
     moderated: Moderated,

@@ -1,4 +1,4 @@
-//! What is done when a time has come.
+//! Runs the timers that are due.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

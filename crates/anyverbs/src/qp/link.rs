@@ -1,4 +1,4 @@
-//! What the device keeps for each queue pair beside its machine, and how its packets leave.
+//! The device's state of each queue pair beside the protocol machine, and the route of its packets.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -72,7 +72,7 @@ pub(super) fn is_handed_on(av: &AddressVector, dest: Qpn) -> bool {
     is_to_group(av, dest) && anyverbs_net::is_handed_on(av.dgid.to_ip(), av.scope_id)
 }
 
-/// What the device keeps for each queue pair, under its lock.
+/// The device's state of one queue pair, under that queue pair's lock.
 #[derive(Debug, Default)]
 pub(crate) struct Link {
     /// Route of a connected queue pair, pinned when its address is set.

@@ -87,7 +87,7 @@ impl OwedList {
         Some(qpn)
     }
 
-    /// What [`pop`](Self::pop) gave has been seen to.
+    /// The queue pair that [`pop`](Self::pop) gave has been served.
     pub(crate) fn done(&self, qpn: Qpn) {
         let mut acking = self.acking.lock();
         if let Some(at) = acking.iter().position(|q| *q == qpn) {
@@ -95,7 +95,7 @@ impl OwedList {
         }
     }
 
-    /// Those that some thread is seeing to.
+    /// The queue pairs that some thread is serving.
     pub(crate) fn begun(&self) -> Vec<Qpn> {
         self.acking.lock().clone()
     }

@@ -1,4 +1,4 @@
-//! What queue pairs ask of the room that shares XRC domains between processes.
+//! The services that queue pairs ask of the room that shares XRC domains between processes.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What queue pairs are made on.
+//! The base of the queue pairs: their table, links, timers and lists of work.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};

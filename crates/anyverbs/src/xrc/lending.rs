@@ -64,7 +64,7 @@ impl Share {
     }
 }
 
-/// What is kept of a target whose responder has been elsewhere.
+/// The state of a target whose responder has been elsewhere.
 fn share(link: &Link) -> Option<&Share> {
     link.share.as_deref()?.downcast_ref()
 }
