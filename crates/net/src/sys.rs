@@ -4,6 +4,7 @@
 //! threads that serve their completions. Here callers hold locks, which would then be held for ever. None of these
 //! calls waits long.
 
+use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::time::Duration;
@@ -44,6 +45,12 @@ impl Drop for Uncancelled {
         // SAFETY: the state that the call above gave, on the same thread.
         unsafe { pthread_setcancelstate(self.before, std::ptr::null_mut()) };
     }
+}
+
+/// Whether descriptors or memory have run out, which the same call may find again later.
+pub(crate) fn is_scarcity(error: &io::Error) -> bool {
+    let scarce = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS];
+    error.raw_os_error().is_some_and(|errno| scarce.contains(&errno))
 }
 
 /// A descriptor whose closing is no cancellation point, unlike close(2) of the C library. It may be dropped below a

@@ -19,6 +19,7 @@ mod processes;
 mod raw;
 mod rules;
 mod same_host;
+mod scarce;
 mod spoiler;
 mod windows;
 mod xrc;

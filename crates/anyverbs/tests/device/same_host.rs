@@ -128,8 +128,10 @@ fn peer() {
     if role.ends_with("no memfd") {
         crate::direct::forbid([libc::SYS_memfd_create; 2]);
     }
+    let _poor = crate::scarce::before_open(&role);
     let e = Endpoint::new(type_of(&role));
     let (_pd, buffer) = crate::direct::offered(&role, &e, OFFERED);
+    crate::scarce::after_open(&role);
     println!("{}", introduce(&e, &buffer));
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
@@ -142,6 +144,9 @@ fn peer() {
     println!("@ connected");
     if role.ends_with("windows") {
         crate::windows::serve(&e);
+    }
+    if role.contains("scarce/") {
+        crate::scarce::serve(&role, &e, &buffer, remote);
     }
     if role.contains("direct") {
         crate::direct::serve(&role, &e, &buffer, remote);
@@ -523,7 +528,7 @@ fn the_same_by_udp() {
     isolate();
     let this = std::env::current_exe().unwrap();
     let port = UdpPort::reserve();
-    for names in ["processes::", "same_host::", "direct::", "windows::"] {
+    for names in ["processes::", "same_host::", "direct::", "windows::", "scarce::"] {
         let output = Command::new(&this)
             .args([names, "--skip", "cm::", "--test-threads=2"])
             .env("ANYVERBS_SHM", "0")

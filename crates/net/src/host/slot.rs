@@ -12,7 +12,7 @@ use super::name::{Name, Registry};
 use super::pass;
 use super::store::{Start, Store};
 use crate::random_u64;
-use crate::sys::{self, Uncancelled};
+use crate::sys::{self, Uncancelled, is_scarcity};
 
 /// Connections of other processes; one has one, and one more while it asks for the store.
 const MAX_CONNECTIONS: usize = 1024;
@@ -214,9 +214,7 @@ impl Slot {
                     return true;
                 }
                 Err(error) => {
-                    let out_of = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS];
-                    connections.accept_again =
-                        error.raw_os_error().is_some_and(|errno| out_of.contains(&errno));
+                    connections.accept_again = is_scarcity(&error);
                     return false;
                 }
             }

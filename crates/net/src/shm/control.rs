@@ -15,6 +15,7 @@ use super::notify::{Door, bell_of};
 use super::process::{self, PeerProcess};
 use super::published::{Marks, PeerBoard};
 use super::ring::{Reader, Writer};
+use crate::sys::is_scarcity;
 
 /// Most channels of a process: two for each other process, and the same number of channels that are about to be closed.
 const MAX_CHANNELS: usize = 1024;
@@ -230,7 +231,7 @@ impl Shared {
                 Ok(socket) => socket,
                 // A connection of another user.
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => continue,
-                Err(error) if process::is_scarcity(&error) => {
+                Err(error) if is_scarcity(&error) => {
                     // The kernel says so also if no connection waits.
                     if self.turn_away(control) {
                         continue;
@@ -241,7 +242,7 @@ impl Shared {
             };
             let process = match process::peer(socket.as_fd()) {
                 Ok(process) => process,
-                Err(error) if process::is_scarcity(&error) => {
+                Err(error) if is_scarcity(&error) => {
                     self.decline(socket.as_fd());
                     continue;
                 }
@@ -277,7 +278,7 @@ impl Shared {
                 true
             }
             Err(error) => {
-                control.accept_again = process::is_scarcity(&error);
+                control.accept_again = is_scarcity(&error);
                 false
             }
         };

@@ -22,7 +22,7 @@ use super::process;
 use super::published::Board;
 use crate::host::{Name, Registry, Slot};
 use crate::random_u64;
-use crate::sys::{self, Descriptor, Uncancelled};
+use crate::sys::{self, Descriptor, Uncancelled, is_scarcity};
 
 /// The sizes of the rings that this process makes. The other process takes the offered sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -326,7 +326,7 @@ impl Shared {
     /// Says once that another process is reached by UDP for want of descriptors or memory.
     pub(super) fn report_scarcity(&self, slot: Option<u8>, error: &io::Error) {
         let kinds = [io::ErrorKind::FileTooLarge, io::ErrorKind::OutOfMemory];
-        let is_one = process::is_scarcity(error) || kinds.contains(&error.kind());
+        let is_one = is_scarcity(error) || kinds.contains(&error.kind());
         if is_one && !self.scarce.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 slot,

@@ -5,7 +5,7 @@ use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::sockopt;
-use crate::sys::Descriptor;
+use crate::sys::{Descriptor, is_scarcity};
 
 const SO_PEERPIDFD: i32 = 77; // Linux 6.5
 
@@ -73,12 +73,6 @@ fn pidfd_open(pid: i32) -> io::Result<Option<OwnedFd>> {
 fn unless_scarce<T>() -> io::Result<Option<T>> {
     let error = io::Error::last_os_error();
     if is_scarcity(&error) { Err(error) } else { Ok(None) }
-}
-
-/// Whether descriptors or memory have run out, which the same call may find again later.
-pub(crate) fn is_scarcity(error: &io::Error) -> bool {
-    let scarce = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS];
-    error.raw_os_error().is_some_and(|errno| scarce.contains(&errno))
 }
 
 impl PeerProcess {

@@ -4,13 +4,14 @@
 //! by its first datagram. So datagrams for different processes of a host go out by different lanes.
 
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::AsFd;
-use std::sync::OnceLock;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Once, OnceLock};
 
 use socket2::{Domain, Protocol, Socket, Type};
 
+use crate::sys::is_scarcity;
 use crate::{random_u64, sockopt};
 
 use super::{Destination, Family};
@@ -21,7 +22,7 @@ const SEND_BUFFER: usize = 4 << 20;
 /// One sending socket.
 #[derive(Debug)]
 pub(crate) struct Lane {
-    pub(crate) socket: Socket,
+    pub(crate) socket: Arc<Socket>,
     pub(crate) port: u16,
     gso: AtomicBool,
 }
@@ -37,17 +38,23 @@ impl Lane {
 }
 
 /// All lanes of a port, opened when first used and closed with the port: at most 256 of a family.
+///
+/// A lane for which there is no descriptor sends by the receiving socket of its family. It stays so: packets are sealed for
+/// their source port before they leave.
 #[derive(Debug)]
 pub(crate) struct Lanes {
     lanes: [Box<[OnceLock<Lane>]>; 2],
+    receivers: [Option<Arc<Socket>>; 2],
     gso: bool,
     no_checksum6: bool,
+    /// It is in the log that there was no descriptor.
+    told: Once,
 }
 
 impl Lanes {
-    pub(crate) fn new(gso: bool, no_checksum6: bool) -> Self {
+    pub(crate) fn new(receivers: [Option<Arc<Socket>>; 2], gso: bool, no_checksum6: bool) -> Self {
         let family = || (0..256).map(|_| OnceLock::new()).collect();
-        Self { lanes: [family(), family()], gso, no_checksum6 }
+        Self { lanes: [family(), family()], receivers, gso, no_checksum6, told: Once::new() }
     }
 
     /// The lane by which datagrams go to a destination, opened if it is not yet.
@@ -72,16 +79,43 @@ impl Lanes {
 
     fn open(&self, family: Family) -> io::Result<Lane> {
         let domain = if family == Family::V4 { Domain::IPV4 } else { Domain::IPV6 };
-        let socket = Socket::new(domain, Type::DGRAM.cloexec().nonblocking(), Some(Protocol::UDP))?;
-        let fd = socket.as_fd();
-        let any: std::net::IpAddr = match family {
+        let kind = Type::DGRAM.cloexec().nonblocking();
+        let socket = match (Socket::new(domain, kind, Some(Protocol::UDP)), self.receiver(family)) {
+            (Ok(socket), _) => {
+                if family == Family::V6 {
+                    socket.set_only_v6(true)?;
+                }
+                drop_all(&socket)?;
+                bind(&socket, family)?;
+                Arc::new(socket)
+            }
+            (Err(error), Some(receiver)) if is_scarcity(&error) => {
+                self.told.call_once(|| {
+                    tracing::warn!(%error, "no socket to send by: datagrams leave by one that receives");
+                });
+                receiver
+            }
+            (Err(error), _) => return Err(error),
+        };
+        self.configure(socket.as_fd(), family)?;
+        let port = socket.local_addr()?.as_socket().map_or(0, |address| address.port());
+        let gso =
+            self.gso && sockopt::set(socket.as_fd(), libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok();
+        Ok(Lane { socket, port, gso: AtomicBool::new(gso) })
+    }
+
+    fn receiver(&self, family: Family) -> Option<Arc<Socket>> {
+        self.receivers[family as usize].clone()
+    }
+
+    /// Sets what a socket that sends needs.
+    fn configure(&self, fd: BorrowedFd<'_>, family: Family) -> io::Result<()> {
+        match family {
             Family::V4 => {
                 // DF, and with an unconnected socket the IPv4 ID is 0, or the index inside a GSO batch.
                 sockopt::set(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
-                Ipv4Addr::UNSPECIFIED.into()
             }
             Family::V6 => {
-                socket.set_only_v6(true)?;
                 sockopt::set(
                     fd,
                     libc::IPPROTO_IPV6,
@@ -95,19 +129,13 @@ impl Lanes {
                 if self.no_checksum6 {
                     sockopt::set(fd, libc::SOL_UDP, libc::UDP_NO_CHECK6_TX, 1)?;
                 }
-                Ipv6Addr::UNSPECIFIED.into()
             }
-        };
-        if sockopt::set(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, SEND_BUFFER as libc::c_int)
-            .is_err()
-        {
-            socket.set_send_buffer_size(SEND_BUFFER)?;
         }
-        drop_all(&socket)?;
-        bind(&socket, any)?;
-        let port = socket.local_addr()?.as_socket().map_or(0, |address| address.port());
-        let gso = self.gso && sockopt::set(fd, libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok();
-        Ok(Lane { socket, port, gso: AtomicBool::new(gso) })
+        let size = SEND_BUFFER as libc::c_int;
+        if sockopt::set(fd, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, size).is_err() {
+            sockopt::set(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, size)?;
+        }
+        Ok(())
     }
 }
 
@@ -119,7 +147,11 @@ pub(super) fn drop_all(socket: &Socket) -> io::Result<()> {
 }
 
 /// Binds to a port of the range that RoCEv2 senders use for flow entropy, else to any.
-fn bind(socket: &Socket, any: std::net::IpAddr) -> io::Result<()> {
+fn bind(socket: &Socket, family: Family) -> io::Result<()> {
+    let any: IpAddr = match family {
+        Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
+        Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
+    };
     let random = random_u64();
     for i in 0..4 {
         let port = 0xc000 | (random >> (16 * i)) as u16;
@@ -133,10 +165,11 @@ fn bind(socket: &Socket, any: std::net::IpAddr) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::udp::{PortOptions, RxBatch, TxBatch, UdpPort};
 
     #[test]
     fn a_lane_is_opened_once() {
-        let lanes = Lanes::new(false, false);
+        let lanes = Lanes::new([None, None], false, false);
         for _ in 0..2 {
             for number in [0, 7, 255] {
                 lanes.lane(Family::V4, number).unwrap();
@@ -145,5 +178,47 @@ mod tests {
         assert_eq!(lanes.opened().count(), 3);
         let [port, again] = [7, 7].map(|number| lanes.lane(Family::V4, number).unwrap().port);
         assert_eq!(port, again);
+    }
+
+    #[test]
+    fn without_a_descriptor_datagrams_leave_by_the_receiving_socket() {
+        let name =
+            "udp::lanes::tests::without_a_descriptor_datagrams_leave_by_the_receiving_socket";
+        anyverbs_testing::in_own_process(name, || {
+            let number = anyverbs_testing::UdpPort::of_this_process();
+            let port = UdpPort::open(PortOptions::new(number)).unwrap();
+            let mut received = RxBatch::new(4).unwrap();
+            let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            // SAFETY: a live rlimit.
+            unsafe {
+                assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
+                limit.rlim_cur = 0;
+                assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+            }
+            for (ip, family) in [("127.0.0.1", Family::V4), ("::1", Family::V6)] {
+                let mut out = TxBatch::new();
+                for lane in [3, 4] {
+                    let address = SocketAddr::new(ip.parse().unwrap(), number);
+                    let to = Destination { lane, flow_label: 0x12345, ..Destination::new(address) };
+                    for byte in 0..3 {
+                        let (room, _) = out.segment(&port, &to, 100).unwrap();
+                        room.fill(byte);
+                    }
+                    out.flush(&port).unwrap();
+                    assert_eq!(port.source_port(&to).unwrap(), number);
+                    let mut came = Vec::new();
+                    while came.len() < 3 {
+                        port.receive(&mut received).unwrap();
+                        for datagram in received.datagrams() {
+                            assert_eq!(datagram.source.port(), number);
+                            let label = if family == Family::V6 { 0x12345 } else { 0 };
+                            assert_eq!(datagram.flow_label, label);
+                            came.push(datagram.bytes[99]);
+                        }
+                    }
+                    assert_eq!(came, [0, 1, 2]);
+                }
+            }
+        });
     }
 }

@@ -80,7 +80,7 @@ impl PortOptions {
 #[derive(Debug)]
 pub struct UdpPort {
     pub(crate) lanes: Lanes,
-    sockets: [Option<Socket>; 2],
+    sockets: [Option<Arc<Socket>>; 2],
     port: u16,
     receive_buffer: usize,
     steering: Option<Steering>,
@@ -113,7 +113,7 @@ impl UdpPort {
         let mut sockets = [None, None];
         for family in Family::ALL {
             if (family == Family::V4 && options.ipv4) || (family == Family::V6 && options.ipv6) {
-                sockets[family as usize] = open_socket(family, &options)?;
+                sockets[family as usize] = open_socket(family, &options)?.map(Arc::new);
             }
         }
         let Some(receive_buffer) =
@@ -122,7 +122,7 @@ impl UdpPort {
             return Err(OpenError::NoSocketFamily);
         };
         let mut this = Self {
-            lanes: Lanes::new(options.gso, options.no_checksum6),
+            lanes: Lanes::new(sockets.clone(), options.gso, options.no_checksum6),
             sockets,
             port,
             // The kernel reports twice the requested size, its own overhead included.
@@ -373,7 +373,7 @@ impl UdpPort {
     }
 
     pub(super) fn socket_for(&self, address: IpAddr) -> io::Result<&Socket> {
-        self.sockets[Family::of(address) as usize].as_ref().ok_or_else(|| {
+        self.sockets[Family::of(address) as usize].as_deref().ok_or_else(|| {
             io::Error::new(
                 io::ErrorKind::Unsupported,
                 "the port does not receive this address family",

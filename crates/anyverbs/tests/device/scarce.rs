@@ -1,0 +1,173 @@
+//! Two processes of one host. One of them, this test binary as the peer (`same_host::peer`), has no descriptor left, or little
+//! memory, or may write no long files.
+
+use std::time::{Duration, Instant};
+
+use anyverbs::*;
+
+use crate::endpoint::*;
+use crate::same_host::{Peer, SIZE, turn};
+
+/// Limits this process before it opens the device, as its role says: "scarce RESOURCE LEFT WHAT". What is returned is to be kept.
+pub(crate) fn before_open(role: &str) -> Option<Context> {
+    match Role::of(role)?.resource {
+        "descriptors at all" => Some(open_with_few()),
+        "files at all" => {
+            set(libc::RLIMIT_FSIZE, Role::of(role)?.left);
+            None
+        }
+        _ => None,
+    }
+}
+
+/// Limits this process when it has the device open.
+pub(crate) fn after_open(role: &str) {
+    let Some(Role { resource, left, .. }) = Role::of(role) else { return };
+    match resource {
+        "descriptors" => set(libc::RLIMIT_NOFILE, descriptors() + left),
+        "memory" => set(libc::RLIMIT_AS, address_space() + left),
+        "files" => set(libc::RLIMIT_FSIZE, left),
+        _ => {}
+    }
+}
+
+struct Role<'a> {
+    resource: &'a str,
+    left: u64,
+    does: &'a str,
+}
+
+impl<'a> Role<'a> {
+    fn of(role: &'a str) -> Option<Self> {
+        let mut parts = role.strip_prefix("rc scarce/")?.split('/');
+        let (resource, left, does) = (parts.next()?, parts.next()?, parts.next()?);
+        Some(Self { resource, left: left.parse().unwrap(), does })
+    }
+}
+
+/// The context of a process that has as few descriptors as suffice to open the device and to make an [`Endpoint`].
+fn open_with_few() -> Context {
+    isolate();
+    let mut most = descriptors();
+    loop {
+        set(libc::RLIMIT_NOFILE, most);
+        let open = || {
+            let contexts = [(); 2].map(|()| Context::open(&devices().ok()?[0].name).ok());
+            let [Some(one), Some(other)] = contexts else { return None };
+            other.create_comp_channel().ok().map(|_| one)
+        };
+        if let Some(context) = open() {
+            return context;
+        }
+        most += 1;
+    }
+}
+
+fn set(resource: libc::__rlimit_resource_t, most: u64) {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a live rlimit.
+    unsafe {
+        assert_eq!(libc::getrlimit(resource, &raw mut limit), 0);
+        limit.rlim_cur = most;
+        assert_eq!(libc::setrlimit(resource, &raw const limit), 0);
+    }
+}
+
+/// Fills the holes in the table of descriptors; how many there are then.
+fn descriptors() -> u64 {
+    let entries = std::fs::read_dir("/proc/self/fd").unwrap();
+    let numbers = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let highest: i32 = numbers.map(|number| number.parse().unwrap()).max().unwrap();
+    loop {
+        // SAFETY: duplicates standard input.
+        let fd = unsafe { libc::dup(0) };
+        assert!(fd >= 0);
+        if fd > highest {
+            // SAFETY: nobody else knows the number.
+            unsafe { libc::close(fd) };
+            return fd as u64;
+        }
+    }
+}
+
+fn address_space() -> u64 {
+    let sizes = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = sizes.split(' ').next().unwrap().parse().unwrap();
+    // SAFETY: an integer argument.
+    pages * unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64
+}
+
+/// What a peer with little does when it is connected.
+pub(crate) fn serve(role: &str, e: &Endpoint, buffer: &Buffer, remote: RemoteAddr) {
+    for _ in 0..3 {
+        e.recv(1, &[buffer.sge(SIZE, SIZE)]);
+    }
+    match Role::of(role).unwrap().does {
+        "polls" => loop {
+            e.cq.poll(&mut [Wc::default(); 16]).unwrap();
+        },
+        "sends" => {
+            exercise(e, [buffer.sge(0, SIZE), buffer.sge(SIZE, SIZE)], remote);
+            println!("@ done");
+        }
+        _ => {}
+    }
+}
+
+/// A WRITE, a READ and a SEND of several lengths.
+fn exercise(e: &Endpoint, [src, dst]: [Sge; 2], remote: RemoteAddr) {
+    for len in [1, 4096, SIZE as u32] {
+        for op in [SendOp::Write(remote), SendOp::Read(remote), SendOp::Send] {
+            let sge = if matches!(op, SendOp::Read(_)) { dst } else { src };
+            e.send(1, op, &[Sge { len, ..sge }]);
+            assert_eq!(e.poll(1)[0].status, WcStatus::Success, "{op:?} of {len} bytes");
+        }
+    }
+}
+
+/// All kinds of messages, with a peer that has little left.
+fn talk(resource: &str, left: u64) {
+    let _turn = turn();
+    for does in ["waits", "polls", "sends"] {
+        let mut peer = Peer::spawn(&format!("rc scarce/{resource}/{left}/{does}"), &[]);
+        let e = Endpoint::new(QpType::Rc);
+        let (src, dst) = (Buffer::new(&e.pd, SIZE), Buffer::new(&e.pd, SIZE));
+        let (_, remote) = peer.connect(&e, &dst);
+        for _ in 0..3 {
+            e.recv(1, &[dst.sge(0, SIZE)]);
+        }
+        let begin = Instant::now();
+        if does == "sends" {
+            assert_eq!(peer.hear(), "@ done");
+        } else {
+            src.write(0, &pattern(SIZE, 7));
+            exercise(&e, [src.sge(0, SIZE), dst.sge(0, SIZE)], remote);
+            assert!(dst.read(0, SIZE) == pattern(SIZE, 7));
+        }
+        // The retries would take two seconds.
+        assert!(begin.elapsed() < Duration::from_secs(1), "{does}, {left}: {:?}", begin.elapsed());
+    }
+}
+
+#[test]
+fn without_descriptors_everybody_talks_on() {
+    for left in 0..16 {
+        talk("descriptors", left);
+    }
+    talk("descriptors at all", 0);
+}
+
+#[test]
+fn with_little_memory_everybody_talks_on() {
+    for left in [1, 2, 4, 8, 16, 32] {
+        talk("memory", left << 20);
+    }
+}
+
+#[test]
+fn without_long_files_everybody_talks_on() {
+    for most in [0, 64 << 10, 1 << 20, 32 << 20] {
+        talk("files", most);
+        talk("files at all", most);
+    }
+}
