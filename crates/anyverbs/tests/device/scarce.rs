@@ -159,7 +159,8 @@ fn without_descriptors_everybody_talks_on() {
 
 #[test]
 fn with_little_memory_everybody_talks_on() {
-    for left in [1, 2, 4, 8, 16, 32] {
+    // With less, a thread of the device that is about to start finds no place for its signal stack.
+    for left in [8, 16, 32] {
         talk("memory", left << 20);
     }
 }
