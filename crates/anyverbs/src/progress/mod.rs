@@ -75,9 +75,6 @@ pub(crate) trait Management: Sync {
 
 /// Raw packets, as progress needs them.
 pub(crate) trait Frames: Sync {
-    /// Whether there is something to receive from.
-    fn is_listening(&self) -> bool;
-
     /// Receives frames; how many. 0 also while another thread is at it.
     fn receive(&self) -> usize;
 

@@ -160,7 +160,7 @@ impl Driver {
     ) -> Option<MutexGuard<'a, RxState>> {
         let is_done = !self.transport.owed.now().is_any()
             && !self.above().management.keeps_disconnects()
-            && !self.above().frames.is_listening()
+            && !self.worker.watches_frames()
             && rx.finds_nothing(&self.worker);
         if !is_done {
             return Some(rx);
@@ -239,7 +239,7 @@ impl Driver {
     }
 
     fn receive_frames(&'static self) -> usize {
-        if !self.above().frames.is_listening() {
+        if !self.worker.watches_frames() {
             return 0;
         }
         let frames = self.above().frames.receive();

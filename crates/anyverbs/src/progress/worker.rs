@@ -227,6 +227,12 @@ impl Shared {
         Ok(())
     }
 
+    /// Whether there are sockets for frames.
+    #[inline]
+    pub(super) fn watches_frames(&self) -> bool {
+        self.frames.get().is_some()
+    }
+
     /// Waits for events for at most `timeout`; which came.
     fn wait(&self, timeout: Option<Duration>) -> Found {
         let mut pfd = libc::pollfd { fd: self.epoll.as_raw_fd(), events: libc::POLLIN, revents: 0 };

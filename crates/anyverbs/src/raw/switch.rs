@@ -173,6 +173,10 @@ impl Switch {
         Ok(())
     }
 
+    fn is_listening(&self) -> bool {
+        self.listens.load(Ordering::Acquire)
+    }
+
     fn sockets(&self) -> &[EthernetSocket] {
         self.sockets.get().map_or(&[], Vec::as_slice)
     }
@@ -286,11 +290,6 @@ impl Switch {
 }
 
 impl Frames for Switch {
-    #[inline]
-    fn is_listening(&self) -> bool {
-        self.listens.load(Ordering::Acquire)
-    }
-
     fn fds(&self) -> Vec<BorrowedFd<'_>> {
         let sockets = if self.is_listening() { self.sockets() } else { &[] };
         sockets.iter().map(AsFd::as_fd).collect()
