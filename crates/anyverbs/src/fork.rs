@@ -1,6 +1,6 @@
 //! State that must not survive `fork`, kept in a page that the kernel gives the child empty.
 //!
-//! The child sees neither the parent's engine nor a lock that another thread of the parent held. `MADV_WIPEONFORK` also
+//! The child sees neither the parent's device nor a lock that another thread of the parent held. `MADV_WIPEONFORK` also
 //! covers a raw `clone`, which `pthread_atfork` does not see; on kernels before 4.14 a handler wipes the page.
 
 use std::io;

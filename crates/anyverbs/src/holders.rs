@@ -54,7 +54,7 @@ impl Holders {
         self.total.load(Ordering::Acquire) & DEAD != 0
     }
 
-    /// Whether the object, which is `engine`'s, can be used.
+    /// Whether the object, which is `core`'s, can be used.
     #[inline]
     pub(crate) fn check(&self, core: &'static Core) -> Result<(), Useless> {
         if !core.is_current() {

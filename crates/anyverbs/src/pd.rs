@@ -35,7 +35,7 @@ pub(crate) struct PdCell {
     _ticket: Ticket,
 }
 
-/// A number that was taken from the engine.
+/// A number that was taken from [`Core::pd_numbers`].
 #[derive(Debug)]
 struct Taken {
     core: &'static Core,

@@ -25,7 +25,7 @@ fn main() {
     // Only the shared object has versions; a test binary has none, and the linker would refuse them there.
     println!("cargo:rustc-cdylib-link-arg=-Wl,--version-script={}", map.display());
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libibverbs.so.1");
-    // The engine's threads run code of this object: it must never be unmapped.
+    // The device's threads run code of this object: it must never be unmapped.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
 }
 

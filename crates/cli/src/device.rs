@@ -1,7 +1,7 @@
 //! The command's knowledge of the devices. Only this module asks for it.
 //!
 //! The facts come from the device itself, so that the view and the listing show what a program will find. To ask, a
-//! process opens the device and starts its engine. That takes one of the host's process slots for as long as the
+//! process opens the device and starts its threads. That takes one of the host's process slots for as long as the
 //! process lives. So a short-lived child asks: a launcher must not hold a slot beside its program's.
 
 use std::env;

@@ -96,7 +96,7 @@ impl Messages {
     /// `ConnectionRefused` if no process listens, `WouldBlock` if the other has not read for long and the message may
     /// be refused, `PermissionDenied` if the listener is another user's, and those of socket(2).
     pub fn send(&self, slot: u8, message: &[u8], delivery: Delivery) -> io::Result<()> {
-        // Called below the engine's locks, by any thread of the program.
+        // Called below the device's locks, by any thread of the program.
         let _uncancelled = Uncancelled::new();
         let mut outgoing = self.outgoing.lock();
         let to = match outgoing.entry(slot) {

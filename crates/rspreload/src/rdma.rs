@@ -73,7 +73,7 @@ static RDMA: OnceLock<Option<Rdma>> = OnceLock::new();
 pub(crate) fn load() -> Option<&'static Rdma> {
     RDMA.get_or_init(|| {
         let loaded = path().and_then(|path| {
-            // So that its calls of libc do not come to this object, and the engine's own sockets stay its own.
+            // So that its calls of libc do not come to this object, and the device's own sockets stay its own.
             let flags = libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_DEEPBIND;
             // SAFETY: a NUL-terminated path; the library may be loaded at any time.
             let library = unsafe { libc::dlopen(path.as_ptr(), flags) };

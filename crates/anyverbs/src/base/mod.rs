@@ -122,7 +122,7 @@ impl Core {
         self.counters.add(counter, n);
     }
 
-    /// Lets other processes see a region: peers reach it as far as its rights go.
+    /// Lets peers see a region that they may WRITE or READ.
     pub(crate) fn publish_region(&self, keys: Keys, region: &Region) {
         if let Some(directory) = &self.directory {
             directory.publish_region(keys, region);

@@ -97,7 +97,7 @@ fn address_space() -> u64 {
     pages * unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64
 }
 
-/// What a peer with little does when it is connected.
+/// Plays the part of a connected peer whose descriptors or memory are scarce.
 pub(crate) fn serve(role: &str, e: &Endpoint, buffer: &Buffer, remote: RemoteAddr) {
     for _ in 0..3 {
         e.recv(1, &[buffer.sge(SIZE, SIZE)]);
