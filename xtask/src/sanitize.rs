@@ -18,7 +18,27 @@ const TRIPLE: &str = env!("XTASK_TARGET");
 const RUNS: [(&str, &[&str]); 1] = [(
     "address",
     // Crates with unsafe code of their own that start no processes by the path of a library.
-    &["-p", "anyverbs-net", "-p", "anyverbs-queue-memory", "-p", "anyverbs", "--lib"],
+    &[
+        "-p",
+        "anyverbs-net",
+        "-p",
+        "anyverbs-queue-memory",
+        "-p",
+        "anyverbs-objects",
+        "-p",
+        "anyverbs-links",
+        "-p",
+        "anyverbs-transport",
+        "-p",
+        "anyverbs-cm",
+        "-p",
+        "anyverbs-raw",
+        "-p",
+        "anyverbs-xrc",
+        "-p",
+        "anyverbs",
+        "--lib",
+    ],
 )];
 
 /// Tests that only builds without a sanitizer run. Processes that are slowed ten times each overflow a socket again and

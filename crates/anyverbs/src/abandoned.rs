@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyverbs_net::{Journal, Registry, Store};
+use anyverbs_objects::error::OpenError;
 
 use crate::device::Device;
-use crate::error::OpenError;
 
 /// Interval of checks whether peers have answered.
 const LOOK: Duration = Duration::from_millis(2);

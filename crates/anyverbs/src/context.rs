@@ -3,32 +3,32 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use anyverbs_objects::ah::{self, AhAttr};
+use anyverbs_objects::async_event::{AsyncEvent, AsyncQueue};
+use anyverbs_objects::base::Core;
+use anyverbs_objects::clock;
+use anyverbs_objects::command::CommandFile;
+use anyverbs_objects::comp_channel::CompChannel;
+use anyverbs_objects::comp_cntr::{CompCntr, CompCntrKind};
+use anyverbs_objects::context_cell::ContextCell;
+use anyverbs_objects::cq::{Cq, CqInitAttr};
+use anyverbs_objects::dm::Dm;
+use anyverbs_objects::dmah::{Dmah, DmahAttr};
+use anyverbs_objects::error::{CreateError, EventError, OpenError};
+use anyverbs_objects::gid::GidEntry;
+use anyverbs_objects::limits::DeviceAttr;
+use anyverbs_objects::pd::Pd;
+use anyverbs_objects::td::Td;
 use anyverbs_proto::counters::Counters;
 use anyverbs_proto::types::PKey;
 use anyverbs_proto::wr::AddressVector;
-
-use crate::ah::{self, AhAttr};
-use crate::async_event::{AsyncEvent, AsyncQueue};
-use crate::base::Core;
-use crate::clock;
-use crate::command::CommandFile;
-use crate::comp_channel::{ChannelCell, CompChannel};
-use crate::comp_cntr::{CompCntr, CompCntrKind};
-use crate::context_cell::ContextCell;
-use crate::cq::{Cq, CqInitAttr};
-use crate::device::{Details, Device, PortAttr};
-use crate::dm::Dm;
-use crate::dmah::{Dmah, DmahAttr};
-use crate::error::{CreateError, EventError, OpenError};
-use crate::gid::GidEntry;
-use crate::limits::DeviceAttr;
-use crate::pd::Pd;
-use crate::qp::{Qp, QpInitAttr, XrcSendInitAttr};
-use crate::raw::{
+use anyverbs_raw::{
     EspAttr, FlowActionEsp, FlowCounters, HashQpInit, RawQp, RawQpInit, RwqIndTable, Wq, WqInit,
 };
-use crate::td::{Td, TdCell};
-use crate::xrc::{Xrcd, XrcdInitAttr};
+use anyverbs_transport::qp::{Qp, QpInitAttr, XrcSendInitAttr};
+use anyverbs_xrc::{Xrcd, XrcdInitAttr};
+
+use crate::device::{Details, Device, PortAttr};
 
 /// An open device (`ibv_open_device`).
 ///
@@ -83,7 +83,7 @@ impl Context {
         match Device::current() {
             Ok(device) => Ok(device),
             Err(error) => {
-                crate::say_again!(error, 0, "cannot open the device: {error}");
+                anyverbs_objects::say_again!(error, 0, "cannot open the device: {error}");
                 Err(CreateError::Device(error.to_string()))
             }
         }
@@ -121,7 +121,7 @@ impl Context {
     pub fn gid(&self, port: u8, index: usize) -> Result<Option<GidEntry>, CreateError> {
         check_port(port)?;
         let entry = self.core()?.gids.entry(index);
-        if entry.is_none() && index >= crate::limits::GID_TABLE_LEN {
+        if entry.is_none() && index >= anyverbs_objects::limits::GID_TABLE_LEN {
             return Err(CreateError::Invalid("GID index"));
         }
         Ok(entry)
@@ -183,7 +183,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::Device`].
     pub fn alloc_td(&self) -> Result<Td, CreateError> {
-        Ok(Td(Arc::new(TdCell::new(self.core()?, &self.0))))
+        Ok(Td::alloc(self.core()?, &self.0))
     }
 
     /// Makes a completion counter (`ibv_create_comp_cntr`); [`Qp::attach_comp_cntr`](crate::Qp::attach_comp_cntr) has it count.
@@ -332,9 +332,7 @@ impl Context {
     /// # Errors
     /// [`CreateError::System`] when the system refuses a descriptor.
     pub fn create_comp_channel(&self) -> Result<CompChannel, CreateError> {
-        let cell = ChannelCell::new(self.core()?)
-            .map_err(|e| CreateError::System(e.raw_os_error().unwrap_or(libc::EMFILE)))?;
-        Ok(CompChannel(Arc::new(cell)))
+        CompChannel::create(self.core()?)
     }
 
     /// Makes a completion queue for `cqe` completions. Its events carry `cookie`.

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyverbs::cm::{Address, ConnParam, EventChannel, EventKind, Id, PortSpace};
+use anyverbs::cm::{Address, ConnParam, EventKind, Id, PortSpace, create_event_channel};
 use anyverbs::{QpType, Qpn};
 
 const ROLE: &str = "ANYVERBS_TEST_ROLE";
@@ -145,7 +145,7 @@ fn params() -> ConnParam<'static> {
 }
 
 fn server() {
-    let channel = EventChannel::new().unwrap();
+    let channel = create_event_channel().unwrap();
     let listener = Id::create(&channel, PortSpace::Tcp, QpType::Rc, 0).unwrap();
     listener.bind_addr(&address()).unwrap();
     listener.listen(0).unwrap();
@@ -160,7 +160,7 @@ fn server() {
 }
 
 fn client() {
-    let channel = EventChannel::new().unwrap();
+    let channel = create_event_channel().unwrap();
     let expect = |kind| assert_eq!(channel.get_event().unwrap().kind, kind);
     let id = Id::create(&channel, PortSpace::Tcp, QpType::Rc, 0).unwrap();
     id.resolve_addr(None, &address(), Duration::ZERO).unwrap();

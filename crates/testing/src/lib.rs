@@ -10,6 +10,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::process::{Child, Command, id};
+use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 pub use system_calls::system_calls;
@@ -160,6 +161,24 @@ impl UdpPort {
     pub fn number(&self) -> u16 {
         self.number
     }
+}
+
+/// Gives the devices of this process and its children a port and a registry of their own, on the loopback interface. What
+/// the environment says already stays.
+pub fn isolate_device() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        for (name, value) in [
+            ("ANYVERBS_REGISTRY", format!("anyverbs-test-{}", id())),
+            ("ANYVERBS_UDP_PORT", UdpPort::of_this_process().to_string()),
+            ("ANYVERBS_INTERFACES", "lo".into()),
+        ] {
+            if env::var_os(name).is_none() {
+                // SAFETY: before the first device is opened, and nothing else in these tests writes the environment.
+                unsafe { env::set_var(name, value) };
+            }
+        }
+    });
 }
 
 #[cfg(test)]

@@ -8,11 +8,11 @@ use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use anyverbs_objects::fork;
 use anyverbs_proto::counters::Counter;
+use anyverbs_transport::progress::worker::spawn_quiet;
 
 use super::Device;
-use crate::fork;
-use crate::progress::worker::spawn_quiet;
 
 /// Longest that exit(3) is held up.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -1,11 +1,11 @@
 //! The devices that exist.
 
+use anyverbs_objects::config::Config;
+use anyverbs_objects::error::OpenError;
+use anyverbs_objects::gid::GidEntry;
 use anyverbs_proto::types::Mtu;
 
 use super::Device;
-use crate::config::Config;
-use crate::error::OpenError;
-use crate::gid::GidEntry;
 
 /// A device that can be opened (`ibv_get_device_list`).
 #[derive(Clone, Debug)]

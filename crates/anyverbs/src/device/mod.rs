@@ -2,43 +2,29 @@
 
 mod exit;
 mod listing;
+#[cfg(test)]
+mod tests;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
-use anyverbs_net::{PortOptions, Registry, Services, Slot, UdpPort};
+use anyverbs_cm::gsi::STEERING;
+use anyverbs_cm::{CmError, EventChannel, Gsi};
+use anyverbs_objects::base::Core;
+use anyverbs_objects::config::Config;
+use anyverbs_objects::error::OpenError;
+use anyverbs_objects::limits::{self, DeviceAttr};
+use anyverbs_objects::{fork, lid};
 use anyverbs_proto::cm::CmConfig;
 use anyverbs_proto::counters::{Counter, Counters};
-use anyverbs_proto::mr::MrTable;
 use anyverbs_proto::types::Mtu;
+use anyverbs_raw::switch::Switch;
+use anyverbs_transport::progress::{Above, Driver, worker};
+use anyverbs_transport::qp::transport::Transport;
+use anyverbs_transport::{DataPath, leak};
+use anyverbs_xrc::SharedDomains;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::base::{Core, DeviceClock, PdNumbers, Quotas, Waker};
-use crate::cm::{CmError, EventChannel, Gsi};
-use crate::config::Config;
-use crate::error::OpenError;
-use crate::fork;
-use crate::gid::GidTable;
-use crate::gsi::STEERING;
-use crate::lid;
-use crate::limits::{self, DeviceAttr};
-use crate::link::Links;
-use crate::link::inproc::Inproc;
-use crate::link::path::Paths;
-use crate::link::shm::Shm;
-use crate::link::udp::BatchPool;
-use crate::memory::ProcessMemory;
-use crate::multicast::Groups;
-use crate::progress::worker::{self, Shared};
-use crate::progress::{Above, Driver, RxState};
-use crate::qp::owed::OwedList;
-use crate::qp::table::QpTable;
-use crate::qp::timers::Timers;
-use crate::qp::transport::{Overruns, Transport};
-use crate::raw::switch::Switch;
-use crate::srq::table::SrqTable;
-use crate::xrc::SharedDomains;
 use exit::Farewell;
 use listing::guids;
 pub use listing::{Details, DeviceInfo, PortAttr, PortState, devices};
@@ -58,17 +44,6 @@ pub(crate) struct Device {
     farewell: Farewell,
     /// Datagrams that the kernel dropped, as last read.
     kernel_drops: AtomicU64,
-}
-
-impl From<std::io::Error> for OpenError {
-    fn from(source: std::io::Error) -> Self {
-        Self::System { what: "map a page", source }
-    }
-}
-
-/// Gives a value the life of the process.
-fn leak<T>(value: T) -> &'static T {
-    Box::leak(Box::new(value))
 }
 
 impl Device {
@@ -94,103 +69,15 @@ impl Device {
 
     fn new() -> Result<(Self, worker::Starter), OpenError> {
         let config = Config::load()?;
-        // Before they are read, so that none that changes meanwhile is missed.
-        let monitor = worker::watch_addresses();
-        let gids = GidTable::new(&config.interfaces)
-            .map_err(|source| OpenError::System { what: "list the network interfaces", source })?;
-        let unusable = gids.unusable();
-        if gids.is_empty() {
-            return Err(if unusable.is_empty() {
-                OpenError::NoInterface
-            } else {
-                OpenError::Interfaces(unusable.join("; "))
-            });
-        }
-        for reason in unusable {
-            tracing::warn!("ANYVERBS_INTERFACES: {reason}");
-        }
-        let registry = Registry::of_port(&config.registry, config.udp_port);
-        let slot = registry.and_then(|r| Slot::claim_in(&r)).map_err(OpenError::Slot)?;
-        let slot = Arc::new(slot);
-        let number = slot.number();
-        // Before others can know the slot: a process that sends here by UDP has found no listener at the link.
-        let (shm, poller) = config
-            .shm
-            .then(|| Shm::new(&slot, config.direct))
-            .transpose()
-            .inspect_err(|error| tracing::warn!(%error, "no link through shared memory"))
-            .ok()
-            .flatten()
-            .unzip();
-        let services = Services::new(Arc::clone(&slot));
-        let port = UdpPort::open(PortOptions {
-            slot: Some(slot),
-            steer_offset: 5, // top byte of the BTH's destination QPN
-            steer_by_kind: Some(STEERING),
-            probe_byte: 0xff, // an opcode of the manufacturers' range that this device does not use
-            receive_buffer: config.receive_buffer,
-            gso: config.gso,
-            ..PortOptions::new(config.udp_port)
-        })?;
-        if let Some(path) = &config.capture {
-            let capture = anyverbs_net::capture::Capture::create(path)
-                .map_err(|source| OpenError::System { what: "create the capture file", source })?;
-            port.set_capture(Arc::new(capture));
-        }
-        let rx = RxState::new(&config, poller)
-            .map_err(|source| OpenError::System { what: "map receive buffers", source })?;
-        let no_epoll = |source| OpenError::System { what: "make an epoll set", source };
-        let waker = Waker::new().map_err(no_epoll)?;
-        let worker = Shared::new(&waker, &port, shm.as_ref(), monitor).map_err(no_epoll)?;
-        let thread = worker::spawn()
-            .map_err(|source| OpenError::System { what: "start a thread", source })?;
-        let mut rng = StdRng::from_os_rng();
         let (node_guid, sys_image_guid) = guids();
         let attr =
             DeviceAttr { node_guid, sys_image_guid, max_qp: config.max_qp, ..limits::DEFAULT };
-        tracing::info!(slot = number, port = config.udp_port, "device {} is open", config.device);
-        let directory = shm.as_ref().and_then(Shm::directory);
-        // Nothing may fail from here on: what is made lives until the process ends.
-        let core = leak(Core {
-            attr,
-            slot: number,
-            gids,
-            mrs: MrTable::with_rng(attr.max_mr + attr.max_mw, StdRng::from_rng(&mut rng)),
-            memory: ProcessMemory::new(),
-            counters: Counters::default(),
-            quotas: Quotas::new(&attr),
-            clock: DeviceClock::new(),
-            pd_numbers: PdNumbers::new(number),
-            directory,
-            progress: OnceLock::new(),
-            config,
-        });
-        fork::set_owner(core);
-        let kept = port.kept() > 0;
-        let links = leak(Links {
-            core,
-            port,
-            shm,
-            inproc: Inproc::default(),
-            batches: BatchPool::default(),
-            paths: Paths::default(),
-            send_drops: AtomicU64::new(0),
-            waker,
-        });
-        let transport = leak(Transport {
-            core,
-            links,
-            qps: QpTable::new(number, rng.random()),
-            xrc_srqs: SrqTable::new(number, rng.random()),
-            groups: Groups::default(),
-            timers: Timers::new(),
-            owed: OwedList::new(),
-            overruns: Overruns::default(),
-            sharing: OnceLock::new(),
-        });
-        let driver = leak(Driver::new(transport, rx, worker));
+        let mut rng = StdRng::from_os_rng();
+        let DataPath { transport, driver, services, kept, starter } =
+            DataPath::open(config, attr, Some(STEERING), &mut rng)?;
+        let core = transport.core;
         let config = CmConfig {
-            slot: number,
+            slot: core.slot,
             early_repeats: true,
             records: true,
             first_id: rng.random(),
@@ -203,11 +90,10 @@ impl Device {
         let xrc = leak(SharedDomains::new(transport));
         let switch = leak(Switch::new(transport));
         // Each is set once.
-        let _ = core.progress.set(driver);
         let _ = transport.sharing.set(xrc);
         let _ = driver.above.set(Above { management: gsi, frames: switch });
         let (farewell, kernel_drops) = (Farewell::default(), AtomicU64::new(0));
-        Ok((Self { core, transport, driver, gsi, xrc, switch, farewell, kernel_drops }, thread))
+        Ok((Self { core, transport, driver, gsi, xrc, switch, farewell, kernel_drops }, starter))
     }
 
     pub(crate) fn counters(&self) -> &Counters {
@@ -253,16 +139,14 @@ impl Device {
     }
 }
 
-impl EventChannel {
-    /// A new channel; starts the device.
-    ///
-    /// # Errors
-    /// [`CmError::System`].
-    pub fn new() -> Result<Self, CmError> {
-        let device = Device::current().map_err(|error| {
-            crate::say_again!(error, 0, "cannot open the device: {error}");
-            CmError::System { what: "open the device", errno: error.errno() }
-        })?;
-        Self::with(device.gsi)
-    }
+/// A new event channel (`rdma_create_event_channel(3)`); starts the device.
+///
+/// # Errors
+/// [`CmError::System`].
+pub fn create_event_channel() -> Result<EventChannel, CmError> {
+    let device = Device::current().map_err(|error| {
+        crate::say_again!(error, 0, "cannot open the device: {error}");
+        CmError::System { what: "open the device", errno: error.errno() }
+    })?;
+    EventChannel::with(device.gsi)
 }

@@ -47,7 +47,7 @@ impl Drop for OwnChannel {
 
 fn create() -> Result<*mut rdma_event_channel, Errno> {
     log::init();
-    let device = cm::EventChannel::new()?;
+    let device = cm::create_event_channel()?;
     let public = rdma_event_channel { fd: device.as_fd().as_raw_fd() };
     Ok(object::publish(public, 0, ChannelInner { device, last_request: Mutex::default() }))
 }

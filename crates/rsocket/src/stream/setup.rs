@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyverbs::QpType;
 use anyverbs::cm::{
     Address, ConnEvent, ConnParam, Event, EventChannel, EventKind, EventParam, Id, IdOption,
-    PortSpace,
+    PortSpace, create_event_channel,
 };
 use anyverbs::error::EventError;
 use parking_lot::Mutex;
@@ -145,7 +145,7 @@ impl Setup {
 
 /// A channel that does not wait.
 fn channel() -> Result<EventChannel> {
-    let channel = EventChannel::new()?;
+    let channel = create_event_channel()?;
     set_nonblocking(&channel)?;
     Ok(channel)
 }

@@ -35,7 +35,7 @@ fn arg(event: &Event) -> u64 {
 #[test]
 fn a_channel_is_readable_exactly_while_an_event_waits() {
     isolate();
-    let channel = EventChannel::new().unwrap();
+    let channel = create_event_channel().unwrap();
     set_nonblocking(&channel);
     assert!(matches!(channel.get_event(), Err(EventError::WouldBlock)));
     let (a, b) = (id_on(&channel, 1), id_on(&channel, 2));
@@ -121,7 +121,7 @@ fn a_request_is_acknowledged_at_its_listener() {
 #[test]
 fn an_id_takes_its_events_along() {
     isolate();
-    let (from, to) = (EventChannel::new().unwrap(), EventChannel::new().unwrap());
+    let (from, to) = (create_event_channel().unwrap(), create_event_channel().unwrap());
     let (moving, staying) = (id_on(&from, 1), id_on(&from, 2));
     for i in 0..2 {
         moving.write_event(note(i)).unwrap();
@@ -162,7 +162,7 @@ fn an_id_takes_its_events_along() {
 #[test]
 fn many_events_of_many_ids_come_and_go() {
     isolate();
-    let channel = EventChannel::new().unwrap();
+    let channel = create_event_channel().unwrap();
     set_nonblocking(&channel);
     let ids: Vec<_> = (0..2_000).map(|i| id_on(&channel, i)).collect();
     for _ in 0..5 {
@@ -170,7 +170,7 @@ fn many_events_of_many_ids_come_and_go() {
             id.write_event(note(0)).unwrap();
         }
     }
-    let other = EventChannel::new().unwrap();
+    let other = create_event_channel().unwrap();
     let mut left = Vec::new();
     for (i, id) in ids.into_iter().enumerate() {
         match i % 3 {
@@ -197,7 +197,7 @@ fn many_events_of_many_ids_come_and_go() {
 fn readers_and_movers_race() {
     const ROUNDS: u64 = 2_000;
     isolate();
-    let channels = [EventChannel::new().unwrap(), EventChannel::new().unwrap()];
+    let channels = [create_event_channel().unwrap(), create_event_channel().unwrap()];
     let (steady, moving) = (id_on(&channels[0], 1), id_on(&channels[0], 2));
     let (tell, told) = mpsc::channel();
     std::thread::scope(|scope| {

@@ -38,7 +38,7 @@ fn a_backlog_is_kept() {
 
 /// All at once, as `cmtime` does it. Shows the cost of each side to a process, and the time.
 fn connect_many(count: usize) {
-    let channel = EventChannel::new().unwrap();
+    let channel = create_event_channel().unwrap();
     let new = |cookie| Id::create(&channel, PortSpace::Tcp, QpType::Rc, cookie).unwrap();
     let e = Endpoint::with(QpType::Rc, CAP, 64);
     let cap = QpCap {

@@ -77,7 +77,7 @@ pub(crate) fn conn(event: &Event) -> &ConnEvent {
 impl Node {
     pub(crate) fn new(space: PortSpace, qp_type: QpType) -> Self {
         isolate();
-        let channel = EventChannel::new().unwrap();
+        let channel = create_event_channel().unwrap();
         let id = Id::create(&channel, space, qp_type, 5).unwrap();
         Self { channel, id, endpoint: None }
     }
@@ -145,7 +145,7 @@ impl Node {
     pub(crate) fn request(&self) -> (Self, Event) {
         let mut event = self.expect(EventKind::ConnectRequest);
         let id = event.new_id.take().unwrap();
-        let channel = EventChannel::new().unwrap();
+        let channel = create_event_channel().unwrap();
         id.migrate(&channel).unwrap();
         id.set_cookie(5);
         (Self { channel, id, endpoint: None }, event)

@@ -72,7 +72,7 @@ fn serve(listener: &Node, done: &AtomicBool, mut dice: Dice) {
 
 fn ask(to: &Address, rounds: usize, mut dice: Dice) {
     let e = Endpoint::with(QpType::Rc, CAP, 64);
-    let channels = [EventChannel::new().unwrap(), EventChannel::new().unwrap()];
+    let channels = [create_event_channel().unwrap(), create_event_channel().unwrap()];
     for _ in 0..rounds {
         let id = Id::create(&channels[0], PortSpace::Tcp, QpType::Rc, 1).unwrap();
         let patience = dice.roll(7);

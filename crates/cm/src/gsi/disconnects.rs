@@ -1,0 +1,150 @@
+//! A DREQ waits for earlier messages.
+//!
+//! The peer acknowledges a message and disconnects. On other devices the device completes the message at once, and the
+//! DREQ goes through the kernel's workers. So a program that looks at its completion queue and its event channel in
+//! turn has seen the completion before the end. Here both may be read in one go, or the DREQ first, since messages
+//! through shared memory and datagrams lie in different places. So a DREQ goes to the machine when all earlier messages
+//! are read, and the program has polled the completions of that queue pair. For programs that do not poll it goes there
+//! a moment later.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyverbs_objects::base::NEVER;
+use anyverbs_proto::cm::mad::Mad;
+use anyverbs_proto::cm::message::Message;
+use anyverbs_proto::qp::Arrival;
+use anyverbs_proto::time::Time;
+use anyverbs_proto::types::Qpn;
+use parking_lot::Mutex;
+
+use super::Incoming;
+use super::{Events, Gsi};
+
+/// Longest wait: some time slices of a busy machine, for a program that polls may have lost the processor. Tests use a
+/// longer one, so that they see the other ends of the wait.
+const PATIENCE: Duration =
+    if cfg!(test) { Duration::from_secs(60) } else { Duration::from_millis(20) };
+/// More are handed on at once.
+const MOST: usize = 1024;
+
+/// The DREQs that wait.
+#[derive(Debug)]
+pub(super) struct Disconnects {
+    waiting: Mutex<Vec<Disconnect>>,
+    /// When the first has waited long enough, in nanoseconds; [`NEVER`] if none waits.
+    until: AtomicU64,
+}
+
+impl Default for Disconnects {
+    fn default() -> Self {
+        Self { waiting: Mutex::default(), until: AtomicU64::new(NEVER) }
+    }
+}
+
+#[derive(Debug)]
+struct Disconnect {
+    arrival: Arrival,
+    payload: Box<[u8]>,
+    /// Number of the queue pair here.
+    qpn: Qpn,
+    /// It had been read by then.
+    came: Time,
+}
+
+impl Disconnects {
+    /// See the field.
+    pub(super) fn until(&self) -> u64 {
+        self.until.load(Ordering::SeqCst)
+    }
+
+    /// Whether some wait.
+    pub(super) fn any(&self) -> bool {
+        self.until() != NEVER
+    }
+
+    fn wait(&self, disconnect: Disconnect) -> Time {
+        let end = disconnect.came + PATIENCE;
+        let mut waiting = self.waiting.lock();
+        waiting.push(disconnect);
+        self.until.fetch_min(end.as_nanos(), Ordering::SeqCst);
+        end
+    }
+
+    fn take(&self) -> Vec<Disconnect> {
+        let mut waiting = self.waiting.lock();
+        self.until.store(NEVER, Ordering::SeqCst);
+        std::mem::take(&mut *waiting)
+    }
+
+    fn is_repeated(&self, incoming: &Incoming<'_>) -> bool {
+        self.waiting.lock().iter().any(|d| {
+            d.arrival.source == incoming.arrival.source && *d.payload == *incoming.packet.payload
+        })
+    }
+
+    fn len(&self) -> usize {
+        self.waiting.lock().len()
+    }
+}
+
+impl<I: Events> Gsi<I> {
+    /// Keeps a DREQ of a connection whose queue pair lives. False for all other messages.
+    pub(super) fn keep_disconnect(&self, incoming: &Incoming<'_>) -> bool {
+        let disconnects = &self.disconnects;
+        let Ok(Mad { message: Message::Dreq(dreq), .. }) = Mad::parse(incoming.packet.payload)
+        else {
+            return false;
+        };
+        let qpn = dreq.remote_qpn;
+        if self.transport.qps.find(qpn).is_none() {
+            return false;
+        }
+        if disconnects.is_repeated(incoming) {
+            return true;
+        }
+        if disconnects.len() >= MOST {
+            return false;
+        }
+        let end = disconnects.wait(Disconnect {
+            arrival: incoming.arrival,
+            payload: incoming.packet.payload.into(),
+            qpn,
+            came: self.transport.core.now(),
+        });
+        self.transport.links.waker.wake_before(end.as_nanos());
+        true
+    }
+
+    /// Hands on the DREQs that need not wait any longer. `empty`: from when on nothing was left to be read, if that was seen.
+    #[cold]
+    pub(super) fn hand_on_disconnects(&'static self, now: Time, empty: Option<Time>) {
+        let is_over = |d: &Disconnect| {
+            now >= d.came + PATIENCE
+                || empty.is_some_and(|empty| empty >= d.came) && !self.has_completions(d.qpn)
+        };
+        let (over, waiting): (Vec<_>, Vec<_>) =
+            self.disconnects.take().into_iter().partition(is_over);
+        for disconnect in waiting {
+            let end = self.disconnects.wait(disconnect);
+            self.transport.links.waker.wake_before(end.as_nanos());
+        }
+        if over.is_empty() {
+            return;
+        }
+        self.sender.earn(over.len() as u32);
+        self.drive_cm(|machine, _, now| {
+            for disconnect in over {
+                machine.handle(now, &disconnect.arrival, &disconnect.payload);
+            }
+        });
+    }
+
+    /// Whether completions of a queue pair wait to be polled.
+    fn has_completions(&self, qpn: Qpn) -> bool {
+        self.transport.qps.find(qpn).is_some_and(|cell| {
+            let cqs = [&cell.send_cq, &cell.recv_cq];
+            cqs.into_iter().flatten().any(|cq| cq.holds_of(qpn))
+        })
+    }
+}

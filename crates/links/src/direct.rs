@@ -1,0 +1,321 @@
+//! One-sided operations straight into the memory of another process of this user: one system call of the requester, and
+//! no message.
+//!
+//! Each process publishes on its board (`anyverbs_net::shm::published`) its regions and its queue pairs that take
+//! requests, with their peers and rights. The requester checks there all that the responder would check, or that it has
+//! not changed since ([`LastTarget`]), and copies. If anything is wrong, the request goes by the ring. The responder
+//! then finds the fault, answers, and makes its events, as ever.
+
+use std::sync::Arc;
+
+use anyverbs_net::shm::{self, Copying};
+use anyverbs_objects::base::directory::{LAYOUT, PEER, QpEntry, VALID, bit_of, qp_at, region_at};
+use anyverbs_proto::counters::Counter;
+use anyverbs_proto::direct::{Direct, Direction, Local, Worth};
+use anyverbs_proto::mr::{Access, Hold};
+use anyverbs_proto::payload::hold_local;
+use anyverbs_proto::types::{Gid, Qpn};
+use anyverbs_proto::wr::{MAX_SGE, RemoteAddr, Sge};
+
+use super::mapped::{Lookup, Mapped, Target};
+use super::shm::{Peer, ShmRoute};
+use crate::Links;
+
+/// From this length on the kernel's copies may be as fast as messages: below, its call alone takes longer.
+const LONG: u32 = 16 * 1024;
+
+/// The private region that a queue pair was last admitted to. A valid entry of the board does not change but for a
+/// queue pair's rights, and another validity has another first word. So while these three words stand, the rest of the
+/// entry stands as well.
+#[derive(Debug, Default)]
+pub struct LastTarget(Option<(Arc<Peer>, Admitted)>);
+
+#[derive(Debug)]
+struct Admitted {
+    dest: Qpn,
+    /// Two words of the queue pair's entry: the first, and the one with its rights.
+    qp: [u64; 2],
+    /// The rights by both entries.
+    access: Access,
+    iova: u64,
+    target: Target,
+}
+
+impl LastTarget {
+    /// The region of an operation, if that is the same, and where in it that begins.
+    #[inline]
+    fn find(
+        &self,
+        seen: &Seen<'_>,
+        peer: &Arc<Peer>,
+        operation: &Direct<'_>,
+    ) -> Option<(Target, u64)> {
+        let (of, last) = self.0.as_ref()?;
+        let Direct { dest_qpn, direction, remote, len, .. } = operation;
+        let is_same = Arc::ptr_eq(of, peer)
+            && last.dest == *dest_qpn
+            && last.target.rkey == remote.rkey
+            && last.access.contains(right_to(*direction));
+        if !is_same {
+            return None;
+        }
+        let [qp, region] = [qp_at(last.dest), region_at(remote.rkey)];
+        let stands = seen.0.board(qp)? == last.qp[0]
+            && seen.0.board(qp + PEER)? == last.qp[1]
+            && seen.0.board(region)? == last.target.state;
+        let offset = offset_in((last.iova, last.target.len), remote.va, *len)?;
+        stands.then_some((last.target, offset))
+    }
+}
+
+/// Where `bytes` bytes from `va` on begin in a region, if they lie in it.
+#[inline]
+fn offset_in((iova, len): (u64, u64), va: u64, bytes: u32) -> Option<u64> {
+    let offset = va.checked_sub(iova)?;
+    let end = offset.checked_add(bytes.into())?;
+    (end <= len).then_some(offset)
+}
+
+/// Does a one-sided operation of the queue pair `from`; false if it has to go by the ring.
+pub fn perform(
+    links: &'static Links,
+    route: &ShmRoute,
+    last: &mut LastTarget,
+    from: Qpn,
+    operation: &Direct<'_>,
+) -> bool {
+    let Some(copying) = route.peer.channel().begin_copy() else { return false };
+    let seen = Seen(&copying);
+    let (target, offset, mapped) = match last.find(&seen, &route.peer, operation) {
+        Some((target, offset)) => (target, offset, None),
+        None => {
+            let Some((admitted, offset)) = seen.admitted(
+                route,
+                from,
+                operation.dest_qpn,
+                operation.direction,
+                operation.remote,
+                operation.len,
+            ) else {
+                return false;
+            };
+            let target = admitted.target;
+            let mapped = match route.mapped(links, &copying, &target) {
+                Lookup::Mapped { region, .. } => Some(region),
+                Lookup::NotYet => None,
+                Lookup::Private => {
+                    *last = LastTarget(Some((Arc::clone(&route.peer), admitted)));
+                    None
+                }
+            };
+            (target, offset, mapped)
+        }
+    };
+    let len = operation.len as usize;
+    let far = Far { links, copying: &copying, target, offset, len, mapped };
+    let copied = match operation.local {
+        Local::Inline(bytes) => {
+            let base = bytes.as_ptr().cast_mut().cast();
+            far.write(&[shm::Local { iov_base: base, iov_len: bytes.len() }])
+        }
+        Local::Sges(sges) if sges.len() <= 4 => with_pieces::<4>(operation, sges, &far),
+        Local::Sges(sges) => with_pieces::<MAX_SGE>(operation, sges, &far),
+    };
+    if !copied {
+        return false;
+    }
+    let (times, bytes) = match operation.direction {
+        Direction::Write => (Counter::ShmDirectWrites, Counter::ShmDirectWrittenBytes),
+        Direction::Read => (Counter::ShmDirectReads, Counter::ShmDirectReadBytes),
+    };
+    links.core.count(times, 1);
+    links.core.count(bytes, len as u64);
+    true
+}
+
+/// The right that a peer must have granted.
+fn right_to(direction: Direction) -> Access {
+    match direction {
+        Direction::Write => Access::REMOTE_WRITE,
+        Direction::Read => Access::REMOTE_READ,
+    }
+}
+
+/// The gain of [`perform`] over messages, as long as nothing changes. It needs no help of the kernel where the region
+/// is mapped. It makes one copy instead of two, which for long operations may be faster or slower, since two processors
+/// share the two copies.
+pub fn worth_of_rest(
+    links: &'static Links,
+    route: &ShmRoute,
+    (from, dest): (Qpn, Qpn),
+    direction: Direction,
+    remote: RemoteAddr,
+    len: u32,
+) -> Worth {
+    let Some(copying) = route.peer.channel().begin_copy() else { return Worth::Nothing };
+    let admitted = Seen(&copying).admitted(route, from, dest, direction, remote, len);
+    let Some((admitted, _)) = admitted else { return Worth::Nothing };
+    match route.mapped(links, &copying, &admitted.target) {
+        Lookup::Mapped { .. } => Worth::Much,
+        Lookup::Private | Lookup::NotYet if len >= LONG => Worth::Perhaps,
+        Lookup::Private | Lookup::NotYet => Worth::Nothing,
+    }
+}
+
+/// The peer's memory that an operation names.
+struct Far<'a> {
+    links: &'static Links,
+    copying: &'a Copying<'a>,
+    target: Target,
+    /// In the region.
+    offset: u64,
+    len: usize,
+    /// The region, where this process has mapped it.
+    mapped: Option<Arc<Mapped>>,
+}
+
+impl Far<'_> {
+    fn addr(&self) -> u64 {
+        self.target.addr.wrapping_add(self.offset)
+    }
+
+    fn write(&self, pieces: &[shm::Local]) -> bool {
+        let Self { links, copying, offset, len, mapped, .. } = self;
+        let Some(addr) = mapped.as_ref().and_then(|mapped| mapped.addr(*offset, *len)) else {
+            return links.core.memory.write_remote(copying, pieces, self.addr(), *len);
+        };
+        let copied = links.core.memory.write_shared(pieces, addr, *len);
+        if copied {
+            copying.count_write(*len);
+        }
+        copied
+    }
+
+    fn read(&self, pieces: &[shm::Local]) -> bool {
+        let Self { links, copying, offset, len, mapped, .. } = self;
+        let Some(addr) = mapped.as_ref().and_then(|mapped| mapped.addr(*offset, *len)) else {
+            return links.core.memory.read_remote(copying, pieces, self.addr(), *len);
+        };
+        let copied = links.core.memory.read_shared(pieces, addr);
+        if copied {
+            copying.count_read(*len);
+        }
+        copied
+    }
+}
+
+/// Copies between up to `N` elements and the peer's memory.
+fn with_pieces<const N: usize>(operation: &Direct<'_>, sges: &[Sge], far: &Far<'_>) -> bool {
+    let (links, write) = (far.links, operation.direction == Direction::Write);
+    let need = if write { Access::empty() } else { Access::LOCAL_WRITE };
+    let mut holds: [Option<Hold<'_>>; N] = [const { None }; N];
+    let mut pieces = [shm::Local { iov_base: std::ptr::null_mut(), iov_len: 0 }; N];
+    let mut n = 0;
+    for sge in sges.iter().filter(|sge| sge.len > 0) {
+        let (Some(hold), Some(piece)) = (holds.get_mut(n), pieces.get_mut(n)) else { return false };
+        let Ok(held) = hold_local(&links.core.mrs, operation.pd, sge, need) else { return false };
+        if held.is_null() {
+            return false;
+        }
+        *piece = shm::Local { iov_base: held.addr() as usize as *mut _, iov_len: sge.len as usize };
+        *hold = Some(held);
+        n += 1;
+    }
+    if write { far.write(&pieces[..n]) } else { far.read(&pieces[..n]) }
+}
+
+/// Gives up the mappings of regions that the peer has taken back; whether any is left. Without the peer's board all are.
+pub(crate) fn sweep(peer: &Peer) -> bool {
+    let Some(copying) = peer.channel().begin_copy() else {
+        peer.mapped().clear();
+        return false;
+    };
+    peer.mapped().sweep(|rkey| copying.board(region_at(rkey)).unwrap_or(0))
+}
+
+/// A peer's board, read under the mark of a copy.
+struct Seen<'a>(&'a Copying<'a>);
+
+impl Seen<'_> {
+    /// The region of an operation that the peer's queue pair `dest` takes from ours, and where in it that begins.
+    #[inline]
+    fn admitted(
+        &self,
+        route: &ShmRoute,
+        from: Qpn,
+        dest: Qpn,
+        direction: Direction,
+        remote: RemoteAddr,
+        len: u32,
+    ) -> Option<(Admitted, u64)> {
+        let need = right_to(direction);
+        let (pd, rights, qp) = self.pd_of(dest, from, route.source(), need)?;
+        let (target, iova, offset) = self.target(remote, len, pd, need)?;
+        let access = rights & target.access;
+        Some((Admitted { dest, qp, access, iova, target }, offset))
+    }
+
+    /// Whether there is anything to see.
+    #[inline]
+    fn is_laid_out(&self) -> bool {
+        self.0.board(0) == Some(LAYOUT)
+    }
+
+    /// The words of a valid entry of this name, behind them the one that says so.
+    #[inline]
+    fn entry(&self, at: usize, name: u32) -> Option<[u64; 5]> {
+        let (bits, bit) = bit_of(at);
+        if !self.is_laid_out() || self.0.board(bits)? & bit == 0 {
+            return None;
+        }
+        let state = self.0.board(at)?;
+        if state & VALID == 0 || state as u32 != name {
+            return None;
+        }
+        Some([
+            self.0.board(at + 8)?,
+            self.0.board(at + 16)?,
+            self.0.board(at + 24)?,
+            self.0.board(at + 32)?,
+            state,
+        ])
+    }
+
+    /// The protection domain of the peer's queue pair, if that takes such requests from ours. Also its rights, and the
+    /// words that prove both.
+    #[inline]
+    fn pd_of(
+        &self,
+        qpn: Qpn,
+        from: Qpn,
+        source: Gid,
+        need: Access,
+    ) -> Option<(u32, Access, [u64; 2])> {
+        let words = self.entry(qp_at(qpn), qpn.get())?;
+        let [peer, pd, high, low, state] = words;
+        let access = Access::from_bits_retain((peer >> 32) as u32);
+        let pd = pd as u32;
+        let expected = QpEntry { peer: from, access, pd, gid: source }.words();
+        let takes = expected == [peer, u64::from(pd), high, low] && access.contains(need);
+        takes.then_some((pd, access, [state, peer]))
+    }
+
+    /// The region that holds `len` bytes, where it and where they begin.
+    #[inline]
+    fn target(
+        &self,
+        remote: RemoteAddr,
+        bytes: u32,
+        pd: u32,
+        need: Access,
+    ) -> Option<(Target, u64, u64)> {
+        let rkey = remote.rkey;
+        let [iova, len, addr, rights, state] = self.entry(region_at(rkey), rkey)?;
+        let access = Access::from_bits_retain(rights as u32);
+        if (rights >> 32) as u32 != pd || !access.contains(need) {
+            return None;
+        }
+        let offset = offset_in((iova, len), remote.va, bytes)?;
+        Some((Target { rkey, state, addr, len, access }, iova, offset))
+    }
+}

@@ -1,0 +1,275 @@
+//! The same-host link: packets to other processes of this user, through shared memory.
+//!
+//! A message of the ring is a packet without pad and ICRC. In front of its headers are the addresses that it would have
+//! on the wire, and room for a piggybacked ACK. So the ACK that the responder owes goes along with its program's reply,
+//! in the same cache line. Its payload may be as long as [`SEGMENT`]; the packet then stands for as many as it fills at
+//! the path MTU, which it says. So PSNs are the same on every link, and the two ends of a connection need not agree on
+//! one.
+//!
+//! No packet is lost on the way, unless the peer has not read for [`PATIENCE`]. Packets to it then vanish, and
+//! connections end by their retries, as they would on a network.
+
+mod message;
+mod route;
+mod traffic;
+mod unflushed;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyverbs_net::Slot;
+use anyverbs_net::shm::{Channel, Closed, Config, ConnectError, Endpoint, Poller};
+use anyverbs_objects::base::NEVER;
+use anyverbs_objects::base::directory::{self, Directory};
+use anyverbs_proto::time::Time;
+use anyverbs_proto::types::Qpn;
+use parking_lot::Mutex;
+
+use super::direct;
+use super::mapped::MappedRegions;
+pub use message::{Inbox, Received};
+pub use route::{Refused, ShmRoute};
+use traffic::Traffic;
+pub use unflushed::{Spare, Unflushed};
+
+/// Bytes that a connected queue pair may have in flight here: half a ring.
+pub const WINDOW: u32 = 256 << 10;
+/// Longest payload of a packet.
+pub const SEGMENT: u32 = 32 << 10;
+/// Bytes after which the peer is shown the messages so far, though more follows under the same lock.
+const SHOW_AFTER: usize = 16 << 10;
+/// Longest wait for room in a full ring.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Time for which requests to an ended process go on waiting, though its end is known. On a network they would wait
+/// until their retries had run out, and programs rely on that. A program whose peer has left with one message too many
+/// on its way has taken what it wanted by then.
+pub const GRACE: Duration = Duration::from_millis(250);
+/// Interval of checks whether regions that this process has mapped were taken back.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
+/// Time for which a process without this link is not asked again for the sake of a datagram.
+const ABSENCE: Duration = Duration::from_secs(1);
+
+/// Why a peer is not one any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Gone {
+    /// The process has ended, or might as well have.
+    Dead,
+    /// It does not want this link.
+    Unwilling,
+}
+
+/// Another process that has this link.
+#[derive(Debug)]
+pub struct Peer {
+    channel: Arc<Channel>,
+    waiting: Mutex<Waiting>,
+    mapped: MappedRegions,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    /// Since when an answer to a question for room is awaited.
+    asked: Option<Time>,
+    /// The answer did not come in time: packets vanish until it comes.
+    stalled: bool,
+    blocked: Vec<Qpn>,
+    gone: Option<Gone>,
+    /// Until when requests to a process that has ended vanish; then they fail.
+    grace: Option<Time>,
+}
+
+impl Peer {
+    /// Whether this is the process at the other end of a channel.
+    pub fn is(&self, channel: &Arc<Channel>) -> bool {
+        Arc::ptr_eq(&self.channel, channel)
+    }
+
+    /// There is room. Returns the queue pairs that waited for it.
+    pub fn take_room(&self, blocked: &mut Vec<Qpn>) {
+        let mut waiting = self.waiting.lock();
+        waiting.asked = None;
+        waiting.stalled = false;
+        blocked.append(&mut waiting.blocked);
+    }
+
+    /// It is gone. Returns the queue pairs that waited for it.
+    pub fn end(&self, gone: Gone, now: Time, blocked: &mut Vec<Qpn>) {
+        let mut waiting = self.waiting.lock();
+        waiting.gone = Some(gone);
+        waiting.grace.get_or_insert(now + GRACE);
+        blocked.append(&mut waiting.blocked);
+        self.mapped.clear();
+    }
+
+    pub(crate) fn channel(&self) -> &Channel {
+        &self.channel
+    }
+
+    /// Its regions that this process has mapped.
+    pub(crate) fn mapped(&self) -> &MappedRegions {
+        &self.mapped
+    }
+
+    /// Whether the link to it stands.
+    pub fn is_open(&self) -> bool {
+        self.channel.closed().is_none()
+    }
+}
+
+#[derive(Debug, Default)]
+enum Entry {
+    #[default]
+    Unknown,
+    Peer(Arc<Peer>),
+    Absent(Instant),
+    /// It declined a channel.
+    Unwilling(Instant),
+}
+
+/// The link of this process.
+#[derive(Debug)]
+pub struct Shm {
+    endpoint: Arc<Endpoint>,
+    slot: u8,
+    /// One-sided operations need no message.
+    direct: bool,
+    /// By slot.
+    entries: Mutex<Vec<Entry>>,
+    /// When [`expire`](Self::expire) has something to do, in nanoseconds.
+    next: AtomicU64,
+    traffic: Traffic,
+}
+
+impl Shm {
+    /// With `direct`, one-sided operations need no message.
+    pub fn new(slot: &Slot, direct: bool) -> io::Result<(Self, Poller)> {
+        let board = if direct { directory::BOARD } else { 1 };
+        let (endpoint, poller) = Endpoint::new(slot, Config { board, ..Config::default() })?;
+        let endpoint = Arc::new(endpoint);
+        let entries = Mutex::new((0..256).map(|_| Entry::default()).collect());
+        let (next, traffic) = (AtomicU64::new(NEVER), Traffic::new());
+        let slot = slot.number();
+        Ok((Self { endpoint, slot, direct, entries, next, traffic }, poller))
+    }
+
+    /// This process's end.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// Packets and bytes that were moved.
+    pub fn traffic(&self) -> &Traffic {
+        &self.traffic
+    }
+
+    /// Makes the directory of what peers may reach here without a message, unless one-sided operations go by the rings. To be
+    /// called once.
+    pub fn directory(&self) -> Option<Directory> {
+        self.direct.then(|| Directory::new(Arc::clone(&self.endpoint), self.slot))
+    }
+
+    /// Accepts and ends connections.
+    pub fn control(&self) {
+        if let Err(error) = self.endpoint.control() {
+            tracing::debug!(%error, "the same-host link's connections");
+        }
+    }
+
+    /// The process that holds `slot`, if it has this link. `thorough`: it lives now, and is asked in any case.
+    fn peer(&self, slot: u8, thorough: bool) -> Option<Arc<Peer>> {
+        let mut entries = self.entries.lock();
+        let entry = &mut entries[usize::from(slot)];
+        match entry {
+            Entry::Peer(peer)
+                if peer.channel.closed().is_none() && (!thorough || peer.channel.is_alive()) =>
+            {
+                return Some(Arc::clone(peer));
+            }
+            Entry::Absent(since) if !thorough && since.elapsed() < ABSENCE => return None,
+            // If it were asked again at once, it would decline again, and packets sent meanwhile would be lost.
+            Entry::Unwilling(since) if since.elapsed() < ABSENCE => return None,
+            _ => {}
+        }
+        // Twice: the slot's last owner may have ended, and not be known to have.
+        for _ in 0..2 {
+            match self.endpoint.connect(slot) {
+                Ok(channel) if channel.max_payload() < SEGMENT as usize => break,
+                Ok(channel) if channel.is_alive() => {
+                    let peer = Arc::new(Peer {
+                        channel,
+                        waiting: Mutex::default(),
+                        mapped: MappedRegions::default(),
+                    });
+                    *entry = Entry::Peer(Arc::clone(&peer));
+                    return Some(peer);
+                }
+                Ok(_) => self.control(),
+                Err(ConnectError::Nobody | ConnectError::NotAnother) => break,
+                Err(error) => {
+                    tracing::debug!(%error, slot, "no same-host link");
+                    break;
+                }
+            }
+        }
+        *entry = Entry::Absent(Instant::now());
+        None
+    }
+
+    /// The peer at the other end of a channel.
+    pub fn find(&self, channel: &Arc<Channel>) -> Option<Arc<Peer>> {
+        match &self.entries.lock()[usize::from(channel.slot())] {
+            Entry::Peer(peer) if peer.is(channel) => Some(Arc::clone(peer)),
+            _ => None,
+        }
+    }
+
+    /// A channel is closed.
+    pub fn forget(&self, channel: &Arc<Channel>, gone: Gone) {
+        let entry = &mut self.entries.lock()[usize::from(channel.slot())];
+        if matches!(entry, Entry::Peer(peer) if peer.is(channel)) {
+            *entry = match gone {
+                Gone::Dead => Entry::Unknown,
+                Gone::Unwilling => Entry::Unwilling(Instant::now()),
+            };
+        }
+    }
+
+    /// When there is something to do, in nanoseconds.
+    pub fn next(&self) -> u64 {
+        self.next.load(Ordering::SeqCst)
+    }
+
+    /// Gives up waiting for peers whose rings have been full for too long, and drops mappings of regions that have
+    /// ended.
+    pub fn expire(&self, now: Time, resume: &mut Vec<Qpn>) {
+        if now.as_nanos() < self.next() {
+            return;
+        }
+        self.next.store(NEVER, Ordering::SeqCst);
+        for entry in &*self.entries.lock() {
+            let Entry::Peer(peer) = entry else { continue };
+            if !peer.mapped.is_empty() && direct::sweep(peer) {
+                self.next.fetch_min((now + SWEEP_EVERY).as_nanos(), Ordering::SeqCst);
+            }
+            let mut waiting = peer.waiting.lock();
+            let Some(until) = waiting.asked.map(|at| at + PATIENCE) else { continue };
+            if until > now {
+                self.next.fetch_min(until.as_nanos(), Ordering::SeqCst);
+            } else if !waiting.stalled {
+                waiting.stalled = true;
+                resume.append(&mut waiting.blocked);
+            }
+        }
+    }
+}
+
+/// The reason why a closed channel's peer is gone.
+pub fn reason(closed: Closed) -> Gone {
+    match closed {
+        Closed::Version | Closed::Refused => Gone::Unwilling,
+        // The process might live, but nothing that it says can be trusted.
+        _ => Gone::Dead,
+    }
+}

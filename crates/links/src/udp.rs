@@ -1,0 +1,305 @@
+//! The UDP link: packets staged in batches, with their ICRC.
+
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use anyverbs_net::{Destination, TxBatch};
+use anyverbs_proto::counters::Counter;
+use anyverbs_proto::env::TransmitError;
+use anyverbs_proto::mr::{LastLocal, LastRemote};
+use anyverbs_proto::payload::Payload;
+use anyverbs_proto::time::Time;
+use anyverbs_proto::types::Qpn;
+use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::wire::icrc::Flow;
+use anyverbs_proto::wire::opcode::Opcode;
+use anyverbs_proto::wire::packet::{Headers, ICRC_LEN};
+use anyverbs_proto::wr::AddressVector;
+use parking_lot::Mutex;
+
+use crate::Links;
+use crate::pace::{Credit, ECHO, PROBE, Probe};
+use crate::path::Path;
+use crate::shm::Unflushed;
+
+const CREDIT_LEN: usize = CreditPacket::LEN + ICRC_LEN;
+
+/// Batches kept for use again; a 64 KiB buffer each.
+const POOL: usize = 16;
+
+/// Unused batches.
+#[derive(Debug, Default)]
+#[expect(clippy::vec_box, reason = "they move in and out as pointers")]
+pub struct BatchPool(Mutex<Vec<Box<TxBatch>>>);
+
+impl BatchPool {
+    fn take(&self) -> Box<TxBatch> {
+        self.0.lock().pop().unwrap_or_default()
+    }
+
+    fn put(&self, batch: Box<TxBatch>) {
+        let mut pool = self.0.lock();
+        if pool.len() < POOL {
+            pool.push(batch);
+        }
+    }
+}
+
+/// The way of packets of one queue pair, or to one address handle.
+#[derive(Clone, Debug)]
+pub struct UdpRoute {
+    to: Destination,
+    flow: Option<Flow>,
+    /// To a multicast group.
+    pub(crate) is_group: bool,
+    /// The path that it shares with other queue pairs.
+    pub path: Arc<Path>,
+}
+
+impl UdpRoute {
+    /// The route to a peer whose process has this slot.
+    pub fn new(links: &Links, av: &AddressVector, slot: u8) -> Self {
+        let (ip, source) = (av.dgid.to_ip(), av.sgid.to_ip());
+        let port = links.core.config.udp_port;
+        let to = Destination {
+            source: Some(source),
+            interface: av.scope_id,
+            traffic_class: av.traffic_class,
+            hop_limit: av.hop_limit,
+            flow_label: av.flow_label,
+            lane: slot,
+            ..Destination::new(address(ip, port, av.scope_id))
+        };
+        // Without a lane nothing is sent, and every try says so in the counters.
+        let flow = links.port.source_port(&to).ok().map(|from| Flow::new(source, ip, from, port));
+        Self {
+            to,
+            flow,
+            is_group: ip.is_multicast(),
+            path: links.paths.path(ip, av.scope_id, slot, links.core.gids.contains(av.dgid)),
+        }
+    }
+}
+
+/// The socket address of a peer.
+pub fn address(ip: IpAddr, port: u16, scope_id: u32) -> SocketAddr {
+    match ip {
+        IpAddr::V4(ip) => (ip, port).into(),
+        IpAddr::V6(ip) => SocketAddrV6::new(ip, port, 0, scope_id).into(),
+    }
+}
+
+/// Packets that one hold of a queue pair's lock has staged and not yet sent.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    /// Boxed: each call into a queue pair has an outbox, moves it about, and may send nothing by UDP.
+    batch: Option<Box<TxBatch>>,
+    /// Packets of queue pairs in it, and their bytes, to be counted together.
+    sent: (u64, u64),
+    /// The region of the last element that was copied, while there is a batch.
+    region: LastLocal<'static>,
+    /// The region that the peer has named last, in use until the next flush or
+    /// [`Env::end_remote`](anyverbs_proto::env::Env::end_remote). Meanwhile no ring is locked: a thread that has locked
+    /// one may be waiting for the end of a window.
+    pub target: LastRemote<'static>,
+    /// Messages that the same-host link has not shown yet.
+    pub shm: Unflushed,
+}
+
+impl Outbox {
+    /// Stages a packet.
+    #[expect(clippy::too_many_arguments, reason = "the parts of one packet")]
+    pub fn send(
+        &mut self,
+        links: &'static Links,
+        route: &UdpRoute,
+        from: Qpn,
+        reliable: bool,
+        now: Time,
+        headers: &Headers,
+        payload: &Payload<'_>,
+    ) -> Result<(), TransmitError> {
+        let pad = usize::from(Bth::pad_of(payload.len()));
+        let (head, body) = (headers.len(), payload.len());
+        let len = head + body + pad + ICRC_LEN;
+        let Some(flow) = &route.flow else {
+            links.core.count(Counter::SentPkts, 1);
+            return Ok(());
+        };
+        let dest = headers.bth.dest_qpn;
+        // A group does not answer.
+        let probe = if reliable || route.is_group {
+            None
+        } else {
+            match route.path.ask(len, from, dest, takes_recv(headers.bth.opcode), now) {
+                Credit::Send(probe) => probe,
+                Credit::Blocked(probe, until) => {
+                    if let Some(counts) = probe {
+                        let probe = CreditPacket { is_probe: true, dest, from, counts };
+                        self.credit(links, &route.to, flow, probe);
+                    }
+                    links.wait_for_credit(until);
+                    return Err(TransmitError::Blocked);
+                }
+            }
+        };
+        let batch = self.batch.get_or_insert_with(|| links.batches.take());
+        let Ok((room, id)) = batch.segment(&links.port, &route.to, len) else {
+            // As if the network had lost it.
+            self.sent.0 += 1;
+            return Ok(());
+        };
+        headers.emit(room);
+        // The pad count, which is the link's affair.
+        room[1] = room[1] & !0x30 | (pad as u8) << 4;
+        let to = room[head..head + body].as_mut_ptr() as u64;
+        if let Err(fault) = payload.copy_to_addr(
+            &links.core.mrs,
+            (&mut self.region, &mut self.target),
+            &links.core.memory,
+            to,
+        ) {
+            batch.discard_last();
+            return Err(fault.into());
+        }
+        if pad > 0 {
+            room[head + body..len - ICRC_LEN].fill(0);
+        }
+        seal(flow, id, room);
+        if let Some(counts) = probe {
+            let probe = CreditPacket { is_probe: true, dest, from, counts };
+            self.credit(links, &route.to, flow, probe);
+        }
+        self.sent = (self.sent.0 + 1, self.sent.1 + len as u64);
+        Ok(())
+    }
+
+    fn credit(&mut self, links: &Links, to: &Destination, flow: &Flow, packet: CreditPacket) {
+        let batch = self.batch.get_or_insert_with(|| links.batches.take());
+        if let Ok((room, id)) = batch.segment(&links.port, to, CREDIT_LEN) {
+            packet.emit(&mut room[..CreditPacket::LEN]);
+            seal(flow, id, room);
+        }
+    }
+
+    /// Answers a credit probe: `limit` messages may be sent in all.
+    pub fn echo(&mut self, links: &Links, asked: &Asked, limit: u64) {
+        let Asked { packet: probe, from, scope_id, to_us, by_shm } = asked;
+        let counts = Probe { bytes: probe.counts.bytes, messages: limit };
+        let answer = CreditPacket { is_probe: false, dest: probe.from, from: probe.dest, counts };
+        if let Some(shm) = links.shm.as_ref().filter(|_| *by_shm)
+            && shm.echo(&mut self.shm, links, asked, answer)
+        {
+            return;
+        }
+        let port = links.core.config.udp_port;
+        let to = Destination {
+            source: Some(*to_us),
+            interface: *scope_id,
+            lane: probe.from.slot(),
+            ..Destination::new(address(*from, port, *scope_id))
+        };
+        if let Ok(source_port) = links.port.source_port(&to) {
+            let flow = Flow::new(*to_us, *from, source_port, port);
+            self.credit(links, &to, &flow, answer);
+        }
+    }
+
+    /// Sends the staged packets.
+    #[inline]
+    pub fn flush(&mut self, links: &Links) {
+        self.shm.flush(links);
+        self.target.release();
+        if let Some(batch) = self.batch.take() {
+            self.flush_batch(batch, links);
+        }
+    }
+
+    fn flush_batch(&mut self, mut batch: Box<TxBatch>, links: &Links) {
+        self.region.release();
+        let dropped = batch.stats().dropped;
+        if let Err(error) = batch.flush(&links.port) {
+            tracing::debug!(%error, "packets were not sent");
+        }
+        links.send_drops.fetch_add(batch.stats().dropped - dropped, Ordering::Relaxed);
+        links.batches.put(batch);
+        let (packets, bytes) = std::mem::take(&mut self.sent);
+        links.core.count(Counter::SentPkts, packets);
+        links.core.count(Counter::SentBytes, bytes);
+    }
+}
+
+/// Writes the ICRC into the last four bytes.
+pub fn seal(flow: &Flow, id: u16, packet: &mut [u8]) {
+    let (bytes, icrc) = packet.split_at_mut(packet.len() - ICRC_LEN);
+    icrc.copy_from_slice(&flow.compute(id, bytes).to_le_bytes());
+}
+
+/// Whether the packet makes the receiver take a receive: a SEND with its first, a WRITE with immediate with its last.
+pub(crate) fn takes_recv(opcode: Opcode) -> bool {
+    if opcode.is_send() { opcode.starts_message() } else { opcode.is_write() && opcode.has_imm() }
+}
+
+/// A probe that came, and from where.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    /// The question.
+    pub packet: CreditPacket,
+    /// The host that asks.
+    pub from: IpAddr,
+    /// The interface of a link-local address.
+    pub scope_id: u32,
+    /// Our address that was asked.
+    pub to_us: IpAddr,
+    /// Through shared memory.
+    pub by_shm: bool,
+}
+
+/// A credit probe or its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CreditPacket {
+    /// It asks for an answer.
+    pub is_probe: bool,
+    /// The queue pair that it is for.
+    pub dest: Qpn,
+    /// The sender's queue pair.
+    pub from: Qpn,
+    /// In a probe: the bytes and messages sent so far. In an answer: the bytes received, and the messages that may
+    /// come.
+    pub counts: Probe,
+}
+
+impl CreditPacket {
+    /// BTH, bytes, messages.
+    pub(crate) const LEN: usize = Bth::LEN + 16;
+
+    /// Writes it to the [`LEN`](Self::LEN) bytes of `to`.
+    pub(crate) fn emit(&self, to: &mut [u8]) {
+        let opcode = if self.is_probe { PROBE } else { ECHO };
+        to[..5].copy_from_slice(&[opcode, 0, 0xff, 0xff, 0]);
+        to[5..8].copy_from_slice(&self.dest.get().to_be_bytes()[1..]);
+        to[8] = 0;
+        to[9..12].copy_from_slice(&self.from.get().to_be_bytes()[1..]);
+        to[12..20].copy_from_slice(&self.counts.bytes.to_be_bytes());
+        to[20..28].copy_from_slice(&self.counts.messages.to_be_bytes());
+    }
+
+    /// Reads one; `bytes` are those before the ICRC. None for anything else.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let is_probe = match *bytes.first()? {
+            PROBE => true,
+            ECHO => false,
+            _ => return None,
+        };
+        let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
+        let qpn =
+            |at: usize| Qpn::new(u32::from_be_bytes([0, bytes[at], bytes[at + 1], bytes[at + 2]]));
+        let (dest, from) = (qpn(5), qpn(9));
+        let (rest, messages) = bytes.split_last_chunk::<8>()?;
+        let (_, bytes) = rest.split_last_chunk::<8>()?;
+        let counts =
+            Probe { bytes: u64::from_be_bytes(*bytes), messages: u64::from_be_bytes(*messages) };
+        Some(Self { is_probe, dest, from, counts })
+    }
+}

@@ -1,0 +1,174 @@
+//! Address handle: where a datagram goes.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyverbs_proto::types::{Gid, QKey, Qpn};
+use anyverbs_proto::wr::{AddressVector, UdDest};
+use parking_lot::Mutex;
+
+use crate::base::{Core, Ticket};
+use crate::error::{CreateError, DestroyError};
+use crate::holders::{Held, Holder};
+use crate::lid;
+use crate::pd::{Pd, PdCell};
+
+/// Attributes of an address handle or of a queue pair's path (`struct ibv_ah_attr`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct AhAttr {
+    /// The peer's port, or a multicast group.
+    pub dgid: Gid,
+    /// Index of our address in the GID table.
+    pub sgid_index: u8,
+    /// Hop limit or TTL.
+    pub hop_limit: u8,
+    /// Traffic class or TOS.
+    pub traffic_class: u8,
+    /// IPv6 flow label, 20 bits.
+    pub flow_label: u32,
+    /// Whether those above hold. Otherwise `dlid` must be the LID of a device of this kind.
+    pub is_global: bool,
+    /// Service level.
+    pub sl: u8,
+    /// Static rate (`enum ibv_rate`): sends that way are paced.
+    pub static_rate: u8,
+    /// Source path bits, as given.
+    pub src_path_bits: u8,
+    /// Destination LID; without meaning where `is_global`.
+    pub dlid: u16,
+    /// Port, from 1.
+    pub port: u8,
+}
+
+/// Address handle (`ibv_create_ah`). A posted send keeps a copy of the parts that it needs: the handle may be destroyed
+/// at once.
+#[derive(Debug)]
+pub struct Ah {
+    core: &'static Core,
+    av: AddressVector,
+    pd: u32,
+    hold: Mutex<Option<(Held<PdCell>, Ticket)>>,
+}
+
+impl Ah {
+    pub(crate) fn create(pd: &Arc<PdCell>, attr: &AhAttr) -> Result<Self, CreateError> {
+        let core = pd.core;
+        if !core.is_current() {
+            return Err(CreateError::Forked);
+        }
+        let av = resolve(core, attr)?;
+        let ticket = core.quotas.ah.take().ok_or(CreateError::Exhausted("address handles"))?;
+        let hold = Held::new(pd, Holder::Ah).ok_or(CreateError::Foreign("protection domain"))?;
+        Ok(Self { core, av, pd: pd.number, hold: Mutex::new(Some((hold, ticket))) })
+    }
+
+    /// The resolved address.
+    #[must_use]
+    pub fn av(&self) -> &AddressVector {
+        &self.av
+    }
+
+    /// A datagram's destination: queue pair `qpn` there, with its Q_Key.
+    #[must_use]
+    pub fn dest(&self, qpn: Qpn, qkey: QKey) -> UdDest {
+        UdDest { av: self.av, pd: self.pd, qpn, qkey }
+    }
+
+    /// Destroys it (`ibv_destroy_ah`).
+    ///
+    /// # Errors
+    /// [`DestroyError::Gone`].
+    pub fn destroy(&self) -> Result<(), DestroyError> {
+        if !self.core.is_current() {
+            return Ok(());
+        }
+        self.hold.lock().take().map(drop).ok_or(DestroyError::Gone)
+    }
+}
+
+/// Longest time of a neighbour to answer.
+const NEIGHBOUR: Duration = Duration::from_secs(3);
+
+/// See `Context::resolve_ethernet`.
+pub fn resolve_ethernet(core: &Core, attr: &AhAttr) -> Result<([u8; 6], Option<u16>), CreateError> {
+    let av = resolve(core, attr)?;
+    let system = |e: std::io::Error| CreateError::System(e.raw_os_error().unwrap_or(libc::EIO));
+    let entry = core.gids.entry(av.sgid_index.into());
+    let source = entry.ok_or(CreateError::Invalid("GID index"))?.interface;
+    let interfaces = anyverbs_net::interfaces().map_err(system)?;
+    let vlan = interfaces.iter().find(|i| i.index == source).and_then(|i| i.vlan);
+    let scope = if av.scope_id == 0 { 0 } else { source };
+    let mac = anyverbs_net::ethernet_address(av.dgid.to_ip(), scope, NEIGHBOUR).map_err(system)?;
+    Ok((mac, vlan))
+}
+
+/// Checks an address and completes it from the GID table.
+pub fn resolve(core: &Core, attr: &AhAttr) -> Result<AddressVector, CreateError> {
+    if attr.port != 1 {
+        return Err(CreateError::Invalid("port"));
+    }
+    let from_lid;
+    let attr = if attr.is_global {
+        attr
+    } else {
+        from_lid = globalize(core, attr).ok_or(CreateError::Invalid(
+            "address without a global route (GRH), which RoCE needs",
+        ))?;
+        &from_lid
+    };
+    let source =
+        core.gids.entry(attr.sgid_index.into()).ok_or(CreateError::Invalid("GID index"))?;
+    let dest = attr.dgid.to_ip();
+    let (mut sgid, mut scope_id) = (source.gid, 0);
+    if attr.dgid.is_multicast() {
+        // A group's datagrams leave by the interface of the GID, from an address of the group's family.
+        scope_id = source.interface;
+        if sgid.to_ip().is_ipv4() != dest.is_ipv4() {
+            sgid = core.gids.address(source.interface, dest.is_ipv4()).ok_or(
+                CreateError::Invalid("GID index: no address of the group's family beside it"),
+            )?;
+        }
+    } else if matches!(dest, IpAddr::V6(ip) if ip.is_unicast_link_local()) {
+        scope_id = source.interface;
+    }
+    Ok(AddressVector {
+        dgid: attr.dgid,
+        sgid,
+        sgid_index: attr.sgid_index,
+        hop_limit: attr.hop_limit,
+        traffic_class: attr.traffic_class,
+        sl: attr.sl,
+        flow_label: attr.flow_label & 0xf_ffff,
+        static_rate: attr.static_rate,
+        src_path_bits: attr.src_path_bits,
+        dlid: attr.dlid,
+        port: attr.port,
+        scope_id,
+    })
+}
+
+/// The global form of an address that names a LID.
+fn globalize(core: &Core, attr: &AhAttr) -> Option<AhAttr> {
+    let own = core.gids.entry(0)?.gid.to_ip();
+    let dgid = Gid::from(lid::resolve(attr.dlid, own)?);
+    Some(AhAttr {
+        dgid,
+        sgid_index: 0,
+        hop_limit: 64,
+        traffic_class: 0,
+        flow_label: 0,
+        is_global: true,
+        ..*attr
+    })
+}
+
+impl Pd {
+    /// Makes an address handle (`ibv_create_ah`).
+    ///
+    /// # Errors
+    /// [`CreateError::Invalid`] for a port or GID index that does not exist, or without a global route.
+    pub fn create_ah(&self, attr: &AhAttr) -> Result<Ah, CreateError> {
+        Ah::create(&self.cell, attr)
+    }
+}

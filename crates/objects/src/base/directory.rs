@@ -1,0 +1,252 @@
+//! The directory of this process: what peers of the same host and user may reach without a message, on a board that they read.
+//!
+//! | on the board, in words | what |
+//! |---|---|
+//! | 0 | the layout |
+//! | 8 to 511 | a bit for each block of 4 KiB that may be read: the others have no memory yet |
+//! | from block 1 | regions that peers may WRITE or READ, by the index in their keys: valid, generation, rkey · iova · length · address · PD, rights |
+//! | behind them | queue pairs, by their number: valid, generation, number · peer, rights · PD · the peer's GID |
+//!
+//! An entry is a line whose first word says whether it is valid. Its owner changes the others only while it is not, and after
+//! waiting for the copies that began before ([`Directory::settle`]); hence under the mark of a copy a valid entry is
+//! whole. What is read there is the word of another process: it leads to addresses of that process, which the kernel checks,
+//! and to nothing in this one.
+//!
+//! Deregistration waits for the copies in progress. So do the end of a queue pair and its move to RESET or ERR, if the
+//! program asked for it. A queue pair that an error moves is taken back at once, and waited for when the program acts
+//! on it. If a peer is stopped in the middle of a copy, the wait lasts until it goes on or ends: it would write the
+//! rest.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use anyverbs_net::shm::{Copied, Endpoint};
+use anyverbs_proto::counters::{Counter, Counters};
+use anyverbs_proto::mr::{self, Access, Keys, MAX_REGIONS, Region};
+use anyverbs_proto::qp::Qp;
+use anyverbs_proto::types::{Gid, Qpn};
+use parking_lot::Mutex;
+
+/// Says that the rest has this layout.
+pub const LAYOUT: u64 = u64::from_le_bytes(*b"avb-dir2");
+pub(crate) const BITS: usize = 8;
+pub(crate) const BLOCK: usize = 4096;
+pub(crate) const ENTRY: usize = 64;
+pub(crate) const REGIONS: usize = BLOCK;
+pub(crate) const QUEUE_PAIRS: usize = REGIONS + MAX_REGIONS * ENTRY;
+pub(crate) const LEN: usize = QUEUE_PAIRS + (1 << 16) * ENTRY;
+/// In a queue pair's entry: the place of its peer and rights.
+pub const PEER: usize = 8;
+/// Mark of an entry that holds a queue pair or a region.
+pub const VALID: u64 = 1 << 63;
+
+const _: () = assert!(BITS + LEN / BLOCK / 8 + 8 <= BLOCK, "a bit for each block");
+
+/// Bytes of the board of a process that does this.
+pub const BOARD: usize = LEN;
+
+/// Where the entry of a region is.
+pub fn region_at(rkey: u32) -> usize {
+    REGIONS + mr::index(rkey) * ENTRY
+}
+
+/// Where the entry of a queue pair is.
+pub fn qp_at(qpn: Qpn) -> usize {
+    QUEUE_PAIRS + usize::from(qpn.get() as u16) * ENTRY
+}
+
+/// Where the bit of an entry's block is, and which.
+pub fn bit_of(at: usize) -> (usize, u64) {
+    let block = at / BLOCK;
+    (BITS + block / 64 * 8, 1 << (block % 64))
+}
+
+/// The entry of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpEntry {
+    /// Queue pair at the other end.
+    pub peer: Qpn,
+    /// Rights of the peer.
+    pub access: Access,
+    /// Protection domain.
+    pub pd: u32,
+    /// Address at the other end.
+    pub gid: Gid,
+}
+
+impl QpEntry {
+    /// As it stands in the directory.
+    pub fn words(&self) -> [u64; 4] {
+        let (high, low) = self.gid.0.split_at(8);
+        let word = |bytes: &[u8]| bytes.iter().fold(0, |word, &byte| word << 8 | u64::from(byte));
+        let peer = u64::from(self.access.bits()) << 32 | u64::from(self.peer.get());
+        [peer, self.pd.into(), word(high), word(low)]
+    }
+}
+
+/// The published state of a queue pair.
+#[derive(Debug, Default)]
+pub struct PublishedQp {
+    /// The peers' rights without a message.
+    access: Option<Access>,
+    /// Something was taken back, and copies that use it have not been waited for.
+    unsettled: bool,
+}
+
+impl PublishedQp {
+    /// Whether [`Directory::settle`] is to be called, which the caller then does.
+    pub fn take_unsettled(&mut self) -> bool {
+        std::mem::take(&mut self.unsettled)
+    }
+}
+
+/// The queue pairs and regions that other processes of this user may reach without a message.
+#[derive(Debug)]
+pub struct Directory {
+    endpoint: Arc<Endpoint>,
+    slot: u8,
+    /// Each validity of an entry has another generation, so that an entry that was replaced is another. It has 31 bits: who
+    /// remembers an entry would have to sleep through all of them to take one for another.
+    generation: AtomicU64,
+    /// The part of what others copied here, and this process there, that the port's counters have.
+    counted: Mutex<(Copied, Copied)>,
+}
+
+impl Directory {
+    /// Opens the endpoint's board to readers.
+    pub fn new(endpoint: Arc<Endpoint>, slot: u8) -> Self {
+        let (at, bit) = bit_of(0);
+        endpoint.board().set_bits(at, bit);
+        endpoint.board().store(0, LAYOUT);
+        Self { endpoint, slot, generation: AtomicU64::new(0), counted: Mutex::default() }
+    }
+
+    /// Makes an entry valid. If the system has no memory for it, requests go by the ring.
+    fn enter(&self, at: usize, name: u32, words: &[u64]) {
+        let board = self.endpoint.board();
+        let (bits, bit) = bit_of(at);
+        if board.load(bits) & bit == 0 {
+            if !board.allocate(at / BLOCK * BLOCK, BLOCK) {
+                return;
+            }
+            board.set_bits(bits, bit);
+        }
+        for (n, &word) in words.iter().enumerate() {
+            board.store(at + 8 * (n + 1), word);
+        }
+        let generation = self.generation.fetch_add(1, Ordering::Relaxed) & 0x7fff_ffff;
+        board.store(at, VALID | generation << 32 | u64::from(name));
+    }
+
+    /// Takes an entry back; whether there was one.
+    fn take_back(&self, at: usize) -> bool {
+        let board = self.endpoint.board();
+        let (bits, bit) = bit_of(at);
+        if board.load(bits) & bit == 0 || board.load(at) & VALID == 0 {
+            return false;
+        }
+        board.store(at, 0);
+        true
+    }
+
+    /// Lets peers see a region that they may WRITE or READ.
+    pub(crate) fn publish_region(&self, keys: Keys, region: &Region) {
+        // A key that a peer can invalidate goes by the ring, as its invalidation does.
+        if !region.access.intersects(Access::REMOTE_WRITE | Access::REMOTE_READ)
+            || region.access.contains(Access::INVALIDATABLE)
+        {
+            return;
+        }
+        let rights = u64::from(region.pd) << 32 | u64::from(region.access.bits());
+        let words = [region.iova, region.len, region.addr, rights];
+        self.enter(region_at(keys.rkey), keys.rkey, &words);
+    }
+
+    /// No copy touches a region any more when this returns.
+    pub(crate) fn withdraw_region(&self, keys: Keys) {
+        if self.take_back(region_at(keys.lkey)) {
+            self.settle();
+        }
+    }
+
+    #[cold]
+    fn republish_qp(&self, machine: &Qp, known: &mut PublishedQp) {
+        let (at, attr) = (qp_at(machine.qpn()), machine.attr());
+        let Some(access) = machine.open_to_direct().filter(|_| attr.dest_qpn.slot() != self.slot)
+        else {
+            return self.withdraw_qp(machine.qpn(), known);
+        };
+        let entry =
+            QpEntry { peer: attr.dest_qpn, access, pd: machine.init().pd, gid: attr.av.dgid };
+        if known.access.is_some() {
+            // Only the rights change. They share a word with fields that stay.
+            self.endpoint.board().store(at + PEER, entry.words()[0]);
+            known.unsettled = true;
+        } else {
+            self.enter(at, machine.qpn().get(), &entry.words());
+        }
+        known.access = Some(access);
+    }
+
+    /// Takes a queue pair back.
+    pub fn withdraw_qp(&self, qpn: Qpn, known: &mut PublishedQp) {
+        if known.access.take().is_some() {
+            known.unsettled |= self.take_back(qp_at(qpn));
+        }
+    }
+
+    /// Waits until no copy uses rights that were taken back before.
+    pub(crate) fn settle(&self) {
+        self.endpoint.settle();
+    }
+
+    /// Adds copies without packets to the port's counters.
+    pub fn count(&self, counters: &Counters) {
+        let mut counted = self.counted.lock();
+        let ours = Copied {
+            writes: counters.read(Counter::ShmDirectWrites),
+            written: counters.read(Counter::ShmDirectWrittenBytes),
+            reads: counters.read(Counter::ShmDirectReads),
+            read: counters.read(Counter::ShmDirectReadBytes),
+        };
+        let theirs = self.endpoint.board().copied();
+        let (our_past, their_past) = std::mem::replace(&mut *counted, (ours, theirs));
+        // A peer may write any number there, and its counts may shrink.
+        let since = |now: u64, past: u64| now.saturating_sub(past);
+        let (out, into) =
+            ((our_past.writes, their_past.reads), (our_past.reads, their_past.writes));
+        counters.add(Counter::SentPkts, since(ours.writes, out.0) + since(theirs.reads, out.1));
+        counters.add(Counter::RcvdPkts, since(ours.reads, into.0) + since(theirs.writes, into.1));
+        let sent = since(ours.written, our_past.written) + since(theirs.read, their_past.read);
+        let received = since(ours.read, our_past.read) + since(theirs.written, their_past.written);
+        counters.add(Counter::SentBytes, sent);
+        counters.add(Counter::RcvdBytes, received);
+    }
+}
+
+/// Brings what is published of a queue pair up to date. What was taken back may be in use until
+/// [`Directory::settle`].
+#[inline]
+pub fn publish_qp(directory: Option<&Directory>, machine: &Qp, published: &mut PublishedQp) {
+    if published.access != machine.open_to_direct()
+        && let Some(directory) = directory
+    {
+        directory.republish_qp(machine, published);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_lie_apart_and_inside() {
+        assert_eq!(region_at(0), BLOCK);
+        assert_eq!(region_at(u32::MAX) + ENTRY, QUEUE_PAIRS);
+        assert_eq!(qp_at(Qpn::new(0xff_ffff)) + ENTRY, LEN);
+        assert_eq!(qp_at(Qpn::new(0xff_0000)), QUEUE_PAIRS);
+        assert_eq!(bit_of(0), (BITS, 1));
+        assert_eq!(bit_of(REGIONS), (BITS, 2));
+        assert!(bit_of(LEN - 1).0 < BLOCK);
+    }
+}

@@ -1,0 +1,162 @@
+//! The base of a device's objects: configuration, tables, memory and clock.
+//!
+//! Objects hold a [`Core`]. It knows neither links nor queue pairs; what objects need of those above it, they ask
+//! through [`Progress`].
+
+mod clock;
+pub mod directory;
+mod patience;
+mod pd_numbers;
+mod quota;
+mod waker;
+
+use std::any::Any;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, OnceLock, Weak};
+
+use anyverbs_proto::counters::{Counter, Counters};
+use anyverbs_proto::mr::{Keys, MrTable, Region};
+use anyverbs_proto::time::Time;
+use anyverbs_proto::types::Qpn;
+
+use crate::config::Config;
+use crate::fork;
+use crate::gid::GidTable;
+use crate::limits::DeviceAttr;
+use crate::memory::ProcessMemory;
+pub use clock::DeviceClock;
+use directory::Directory;
+pub use patience::{IS_WORKER, Patience};
+pub use pd_numbers::PdNumbers;
+pub use quota::{Quotas, Ticket};
+pub use waker::Waker;
+
+/// "Never", as a deadline in nanoseconds.
+pub const NEVER: u64 = u64::MAX;
+
+/// The part of the device that every object holds.
+pub struct Core {
+    /// The configuration of the process.
+    pub config: Config,
+    /// Limits and capabilities.
+    pub attr: DeviceAttr,
+    /// The process's slot of the host.
+    pub slot: u8,
+    /// Addresses.
+    pub gids: GidTable,
+    /// Memory keys.
+    pub mrs: MrTable,
+    /// Copies from and to the memory of programs.
+    pub memory: ProcessMemory,
+    /// The port's counters.
+    pub counters: Counters,
+    /// Objects that may still be made.
+    pub quotas: Quotas,
+    /// The machines' clock.
+    pub clock: DeviceClock,
+    /// Numbers of protection domains.
+    pub pd_numbers: PdNumbers,
+    /// The directory of what other processes of this host may reach without a message; `None` where all goes by messages.
+    pub directory: Option<Directory>,
+    /// Set before the first object is made.
+    pub progress: OnceLock<&'static dyn Progress>,
+}
+
+/// The services that objects ask of the rooms above them.
+pub trait Progress: Sync {
+    /// A poll found nothing: does what the network and the clock ask for. Whether that was next to nothing.
+    fn poll(&'static self) -> bool;
+
+    /// The program is about to sleep: what it owes leaves, and the worker serves it from now on.
+    fn end_polling(&'static self);
+
+    /// Receives until `found` says that there is an event of the channel whose descriptor is given. False: the caller
+    /// waits at the descriptor, and calls [`end_wait`](Self::end_wait) then.
+    ///
+    /// # Errors
+    /// That of poll(2).
+    fn wait_for_event(
+        &'static self,
+        patience: &Patience,
+        channel: BorrowedFd<'_>,
+        found: &mut dyn FnMut() -> bool,
+    ) -> io::Result<bool>;
+
+    /// The caller waits no longer.
+    fn end_wait(&'static self);
+
+    /// Does what had to wait until no object is locked.
+    fn after_unlock(&'static self);
+
+    /// Has `what` called at a time.
+    fn call_at(&'static self, at: Time, what: Weak<dyn Timed>);
+
+    /// Has the worker receive what comes to some sockets for frames, two at most; once.
+    ///
+    /// # Errors
+    /// That of epoll_ctl(2).
+    fn watch(&'static self, fds: Vec<BorrowedFd<'static>>) -> io::Result<()>;
+
+    /// A completion queue lost a completion of a queue pair: that one and all that use the queue fail when the present
+    /// lock is released.
+    fn note_overrun(&'static self, cq: Arc<dyn Any + Send + Sync>, qpn: Qpn);
+}
+
+/// Something that is called at a time that it asked for.
+pub trait Timed: Send + Sync {
+    /// The time has come.
+    fn on_time(self: Arc<Self>, now: Time);
+}
+
+impl std::fmt::Debug for Core {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Core").field("slot", &self.slot).finish_non_exhaustive()
+    }
+}
+
+impl Core {
+    /// Whether this is the process's own, and not its parent's.
+    #[inline]
+    pub fn is_current(&'static self) -> bool {
+        fork::is_current(self)
+    }
+
+    /// The clock of the machines.
+    #[inline]
+    pub fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    /// Adds to a counter.
+    pub fn count(&self, counter: Counter, n: u64) {
+        self.counters.add(counter, n);
+    }
+
+    /// Lets peers see a region that they may WRITE or READ.
+    pub(crate) fn publish_region(&self, keys: Keys, region: &Region) {
+        if let Some(directory) = &self.directory {
+            directory.publish_region(keys, region);
+        }
+    }
+
+    /// No copy touches a region any more when this returns.
+    pub(crate) fn withdraw_region(&self, keys: Keys) {
+        if let Some(directory) = &self.directory {
+            directory.withdraw_region(keys);
+        }
+    }
+
+    /// Waits until no peer copies by what was taken back from the directory before.
+    pub fn settle_copies(&self) {
+        if let Some(directory) = &self.directory {
+            directory.settle();
+        }
+    }
+
+    /// The rooms above.
+    #[inline]
+    pub fn progress(&self) -> &'static dyn Progress {
+        *self.progress.get().expect("set before the first object is made")
+    }
+}

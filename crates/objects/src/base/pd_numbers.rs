@@ -1,0 +1,45 @@
+//! Numbers of protection domains.
+
+use std::collections::HashSet;
+
+use parking_lot::Mutex;
+
+/// The numbers that are in use. The slot stands in their top byte, so that no other process of the host has the same.
+#[derive(Debug)]
+pub struct PdNumbers {
+    slot: u8,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    last: u32,
+    live: HashSet<u32>,
+}
+
+/// The greatest, without the slot: with the last slot it makes no number of all ones, which is no domain's.
+const LAST: u32 = (1 << 24) - 2;
+
+impl PdNumbers {
+    /// Numbers of a slot.
+    pub fn new(slot: u8) -> Self {
+        Self { slot, state: Mutex::default() }
+    }
+
+    /// A number that no protection domain has.
+    pub(crate) fn take(&self) -> u32 {
+        let mut state = self.state.lock();
+        loop {
+            state.last = state.last % LAST + 1;
+            let number = u32::from(self.slot) << 24 | state.last;
+            if state.live.insert(number) {
+                return number;
+            }
+        }
+    }
+
+    /// The domain with this number has ended.
+    pub(crate) fn give_back(&self, number: u32) {
+        self.state.lock().live.remove(&number);
+    }
+}

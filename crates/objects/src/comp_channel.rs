@@ -1,0 +1,139 @@
+//! Completion channel: tells a program that sleeps that a CQ has completions.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Weak};
+
+use crate::base::Core;
+use crate::base::Patience;
+use crate::cq::CqCell;
+use crate::error::{CreateError, DestroyError, EventError};
+use crate::event_queue::EventQueue;
+use crate::holders::{Holdable, Holders};
+
+/// Completion channel (`ibv_create_comp_channel`).
+///
+/// Its descriptor is readable exactly while an event waits, may be polled together with others, and may be set to
+/// `O_NONBLOCK`.
+#[derive(Debug)]
+pub struct CompChannel(pub(crate) Arc<ChannelCell>);
+
+#[derive(Debug)]
+pub(crate) struct ChannelCell {
+    pub(crate) core: &'static Core,
+    /// They do not hold their CQs, which hold the channel.
+    events: EventQueue<Weak<CqCell>>,
+    pub(crate) patience: Patience,
+    holders: Holders,
+}
+
+impl Holdable for ChannelCell {
+    fn holders(&self) -> &Holders {
+        &self.holders
+    }
+}
+
+impl ChannelCell {
+    fn new(core: &'static Core) -> std::io::Result<Self> {
+        Ok(Self {
+            core,
+            events: EventQueue::new()?,
+            patience: Patience::default(),
+            holders: Holders::default(),
+        })
+    }
+
+    pub(crate) fn notify(&self, cq: &Arc<CqCell>) {
+        self.patience.note_event();
+        self.events.push(Arc::downgrade(cq));
+    }
+
+    pub(crate) fn withdraw(&self, cq: &CqCell) {
+        self.events.withdraw(|event| std::ptr::eq(event.as_ptr(), cq));
+    }
+}
+
+/// A completion event that was read: which CQ has completions. Acknowledge it before the CQ is destroyed.
+#[derive(Debug)]
+pub struct CompEvent(Arc<CqCell>);
+
+impl CompEvent {
+    /// The value that the program gave at the CQ's creation or by [`crate::cq::Cq::set_cookie`].
+    #[must_use]
+    pub fn cookie(&self) -> u64 {
+        self.0.cookie()
+    }
+
+    /// Acknowledges it; equal to [`crate::cq::Cq::ack_events`]`(1)`. Dropping the event does *not* acknowledge it.
+    pub fn ack(self) {
+        self.0.comp_acks.acknowledge(1);
+    }
+}
+
+impl CompChannel {
+    /// A new one.
+    ///
+    /// # Errors
+    /// [`CreateError::System`] when the system refuses a descriptor.
+    #[doc(hidden)]
+    pub fn create(core: &'static Core) -> Result<Self, CreateError> {
+        let cell = ChannelCell::new(core)
+            .map_err(|e| CreateError::System(e.raw_os_error().unwrap_or(libc::EMFILE)))?;
+        Ok(Self(Arc::new(cell)))
+    }
+
+    /// Reads the oldest event (`ibv_get_cq_event`). Waits for one unless the program set `O_NONBLOCK`, and receives
+    /// from the network meanwhile. Holds no lock while it sleeps, so that the thread may be cancelled.
+    ///
+    /// # Errors
+    /// [`EventError`].
+    pub fn get_event(&self) -> Result<CompEvent, EventError> {
+        if !self.0.core.is_current() {
+            return Err(EventError::Forked);
+        }
+        let ChannelCell { core, events, patience, .. } = &*self.0;
+        // `None`: it is being dropped, and withdraws the rest.
+        let read = |cq: Weak<CqCell>| cq.upgrade().inspect(|cq| cq.comp_acks.read("completion"));
+        if let Some(cq) = events.try_pop_with(read) {
+            patience.note_found();
+            return Ok(CompEvent(cq));
+        }
+        if !events.may_wait() {
+            patience.note_polled();
+            core.progress().end_polling();
+            return events.pop_with(read).map(CompEvent);
+        }
+        let mut event = None;
+        let mut found = || {
+            event = events.try_pop_with(read);
+            event.is_some()
+        };
+        core.progress()
+            .wait_for_event(patience, events.fd(), &mut found)
+            .map_err(EventError::Io)?;
+        if let Some(cq) = event {
+            return Ok(CompEvent(cq));
+        }
+        let event = events.pop_with(read).map(CompEvent);
+        core.progress().end_wait();
+        event
+    }
+
+    /// Destroys the channel.
+    ///
+    /// # Errors
+    /// [`DestroyError::Busy`] while a CQ uses it.
+    pub fn destroy(&self) -> Result<(), DestroyError> {
+        if !self.0.core.is_current() {
+            return Ok(());
+        }
+        self.0.holders.retire().inspect_err(|e| {
+            crate::say_again!(warn, self.0.holders.id(), "completion channel not destroyed: {e}")
+        })
+    }
+}
+
+impl AsFd for CompChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.events.fd()
+    }
+}

@@ -1,0 +1,38 @@
+//! The part of a context that the objects made through it hold.
+
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use crate::async_event::{AsyncEventKind, AsyncQueue, EventElement};
+use crate::command::CommandFile;
+
+/// The part of a context that its objects hold.
+#[derive(Debug)]
+pub struct ContextCell {
+    /// Asynchronous events.
+    pub events: AsyncQueue,
+    /// The file behind its descriptor.
+    pub command: CommandFile,
+}
+
+/// The contexts that hear of events of the port.
+#[derive(Debug, Default)]
+pub struct PortListeners(Mutex<Vec<Weak<ContextCell>>>);
+
+impl PortListeners {
+    /// Adds a context.
+    pub fn add(&self, context: &Arc<ContextCell>) {
+        let mut contexts = self.0.lock();
+        contexts.retain(|c| c.strong_count() > 0);
+        contexts.push(Arc::downgrade(context));
+    }
+
+    /// Raises an event of the port in every context.
+    pub fn raise(&self, kind: AsyncEventKind) {
+        let contexts: Vec<_> = self.0.lock().iter().filter_map(Weak::upgrade).collect();
+        for context in contexts {
+            context.events.raise(kind, EventElement::Port(1), None);
+        }
+    }
+}

@@ -1,0 +1,627 @@
+//! Completion queue.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyverbs_proto::cq::{CqOptions, Moderation, Pushed};
+use anyverbs_proto::qp::SqCredit;
+use anyverbs_proto::time::Time;
+use anyverbs_proto::types::Qpn;
+use anyverbs_proto::wc::{TmInfo, Wc, WcDetail, WcEx};
+use anyverbs_queue_memory::{Queue, QueueMemory};
+use bitflags::bitflags;
+use parking_lot::Mutex;
+
+use crate::async_event::{AsyncEventKind, EventElement};
+use crate::base::{Core, Ticket, Timed};
+use crate::clock;
+use crate::comp_channel::{ChannelCell, CompChannel};
+use crate::context_cell::ContextCell;
+use crate::error::{CqError, CreateError, DestroyError, ModifyObjectError, Useless};
+use crate::event_queue::Acks;
+use crate::holders::{Held, Holdable, Holder, Holders};
+use crate::pd::{Pd, PdCell};
+
+bitflags! {
+    /// The fields of a completion that a completion queue keeps beside the [`Wc`] (of `enum ibv_create_cq_wc_flags`).
+    #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+    pub struct CqFields: u8 {
+        /// [`WcDetail::timestamp`].
+        const TIMESTAMP = 1;
+        /// [`WcDetail::wallclock`].
+        const WALLCLOCK = 2;
+        /// [`WcDetail::tm`].
+        const TM_INFO = 4;
+    }
+}
+
+/// Parameters of a completion queue (`struct ibv_cq_init_attr_ex`).
+#[derive(Clone, Copy, Debug)]
+pub struct CqInitAttr<'a> {
+    /// Completions that it must hold.
+    pub cqe: u32,
+    /// Where events go.
+    pub channel: Option<&'a CompChannel>,
+    /// Completion vector.
+    pub comp_vector: u32,
+    /// The program's cookie; see [`Cq::set_cookie`].
+    pub cookie: u64,
+    /// The further fields that are kept; [`Cq::poll_ex`] gives them.
+    pub fields: CqFields,
+    /// Where there is no room a completion takes the place of the oldest, and the queue does not fail.
+    pub ignore_overrun: bool,
+    /// A parent domain that is not to go before this queue.
+    pub pd: Option<&'a Pd>,
+}
+
+impl CqInitAttr<'_> {
+    /// A plain one.
+    #[must_use]
+    pub fn new(cqe: u32) -> Self {
+        Self {
+            cqe,
+            channel: None,
+            comp_vector: 0,
+            cookie: 0,
+            fields: CqFields::empty(),
+            ignore_overrun: false,
+            pd: None,
+        }
+    }
+}
+
+/// Completion queue (`ibv_create_cq`).
+#[derive(Debug)]
+pub struct Cq(#[doc(hidden)] pub Arc<CqCell>);
+
+/// A completion queue, as queue pairs hold it.
+#[derive(Debug)]
+pub struct CqCell {
+    /// The device.
+    pub core: &'static Core,
+    context: Arc<ContextCell>,
+    state: Mutex<State>,
+    /// There are completions; written under the lock. A poller without any need not take it.
+    any: AtomicBool,
+    channel: Option<Arc<ChannelCell>>,
+    cookie: AtomicU64,
+    pub(crate) comp_acks: Acks,
+    acks: Arc<Acks>,
+    holders: Holders,
+    hold: Mutex<Option<Hold>>,
+    fields: CqFields,
+    empty_polls: EmptyPolls,
+}
+
+/// Empty polls in a row, long ones counted twice, after which a poller offers its core to others: some tens of
+/// microseconds. Where pollers outnumber the cores, the peer that it waits for may be one of them, and would else wait for
+/// the end of a time slice.
+const PATIENT_POLLS: u32 = 200;
+
+/// Empty polls in a row. Long ones count twice.
+#[derive(Debug, Default)]
+struct EmptyPolls(AtomicU32);
+
+impl EmptyPolls {
+    /// Polls with `take`, and where that finds nothing once more after `receive` asked the network, which says whether
+    /// that was short.
+    #[inline]
+    fn poll(&self, receive: impl FnOnce() -> bool, mut take: impl FnMut() -> usize) -> usize {
+        let mut n = take();
+        let mut is_short = false;
+        if n == 0 {
+            is_short = receive();
+            n = take();
+        }
+        if n == 0 {
+            self.yield_when_idle(if is_short { 1 } else { 2 });
+            // Other threads may have had the processor for long. The program may learn of later events before it polls
+            // again.
+            n = take();
+        }
+        if n > 0 && self.0.load(Ordering::Relaxed) != 0 {
+            self.0.store(0, Ordering::Relaxed);
+        }
+        n
+    }
+
+    /// Yields after an empty poll that was as long as this many short ones.
+    #[inline]
+    fn yield_when_idle(&self, polls: u32) {
+        let before = self.0.load(Ordering::Relaxed);
+        if before < PATIENT_POLLS {
+            self.0.store(before + polls, Ordering::Relaxed);
+        } else {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[derive(Debug)]
+#[expect(dead_code, reason = "held for their drop")]
+struct Hold(Option<Held<ChannelCell>>, Option<Held<PdCell>>, Ticket);
+
+#[derive(Debug)]
+struct State {
+    queue: anyverbs_proto::cq::Cq,
+    /// Where the send slots of each queue pair go back to, by number in ascending order.
+    credits: Vec<(Qpn, Arc<SqCredit>)>,
+    /// Place in `credits` of the last completion.
+    last: usize,
+    /// The time at which a moderated queue notifies its channel.
+    tell_at: Option<Time>,
+    /// When [`CqCell::period_over`] is called: not after `tell_at`.
+    called_at: Option<Time>,
+    /// A completion that was overwritten was noted in the log.
+    said_overwrote: bool,
+}
+
+/// Gives the send slots of a queue pair back, up to a completion's count. `last` is the place of the last one's queue pair in
+/// `credits`.
+#[inline]
+fn release(credits: &[(Qpn, Arc<SqCredit>)], last: &mut usize, of: Qpn, count: u32) {
+    if credits.get(*last).is_none_or(|(qpn, _)| *qpn != of) {
+        match credits.binary_search_by_key(&of, |(qpn, _)| *qpn) {
+            Ok(at) => *last = at,
+            // Completions of a destroyed queue pair are purged, so all others are here.
+            Err(_) => return,
+        }
+    }
+    credits[*last].1.release(count);
+}
+
+impl Drop for CqCell {
+    fn drop(&mut self) {
+        // Inherited locks belong to threads of the parent.
+        if let Some(channel) = self.channel.take()
+            && self.core.is_current()
+        {
+            channel.withdraw(self);
+        }
+    }
+}
+
+impl Timed for CqCell {
+    /// The period of its moderation is over.
+    fn on_time(self: Arc<Self>, now: Time) {
+        let mut state = self.state.lock();
+        state.called_at = None;
+        if self.holders.is_dead() {
+            return;
+        }
+        // Another count was full meanwhile, or the period has changed.
+        if state.tell_at.take_if(|at| *at <= now).is_none() {
+            state.called_at = state.tell_at;
+            if let Some(at) = state.tell_at {
+                self.call_at(at);
+            }
+            return;
+        }
+        if state.queue.expire()
+            && let Some(channel) = &self.channel
+        {
+            channel.notify(&self);
+        }
+    }
+}
+
+impl Holdable for CqCell {
+    fn holders(&self) -> &Holders {
+        &self.holders
+    }
+}
+
+impl CqCell {
+    pub(crate) fn cookie(&self) -> u64 {
+        self.cookie.load(Ordering::Relaxed)
+    }
+
+    /// Adds a completion. True if it was lost for want of room, for the first time: the queue pairs must fail.
+    #[must_use]
+    pub fn push(self: &Arc<Self>, wc: Wc, solicited: bool) -> bool {
+        self.push_all(&[(wc, solicited)])
+    }
+
+    /// As [`push`](Self::push), of several, each with whether it is solicited. The queue pairs must fail if one was lost.
+    #[inline]
+    #[must_use]
+    pub fn push_all(self: &Arc<Self>, completions: &[(Wc, bool)]) -> bool {
+        let mut state = self.state.lock();
+        if state.queue.push_plain(completions) {
+            // The likely case.
+            self.any.store(true, Ordering::Release);
+            return false;
+        }
+        let mut lost = false;
+        for (wc, solicited) in completions {
+            lost |= if self.fields.is_empty() {
+                let pushed = state.queue.push(*wc, *solicited);
+                pushed != Pushed::default() && self.pushed(&mut state, pushed)
+            } else {
+                self.push_detailed(&mut state, *wc, TmInfo::default(), *solicited)
+            };
+        }
+        self.any.store(true, Ordering::Release);
+        lost
+    }
+
+    /// As [`push`](Self::push), of a message that has matched a tag.
+    #[must_use]
+    pub fn push_tagged(self: &Arc<Self>, wc: Wc, tm: TmInfo, solicited: bool) -> bool {
+        self.push_detailed(&mut self.state.lock(), wc, tm, solicited)
+    }
+
+    fn push_detailed(
+        self: &Arc<Self>,
+        state: &mut State,
+        wc: Wc,
+        tm: TmInfo,
+        solicited: bool,
+    ) -> bool {
+        let has = |field| self.fields.contains(field);
+        let detail = WcDetail {
+            timestamp: if has(CqFields::TIMESTAMP) { clock::raw() } else { 0 },
+            wallclock: if has(CqFields::WALLCLOCK) { clock::wall() } else { 0 },
+            tm,
+        };
+        let pushed = state.queue.push_detailed(wc, &detail, solicited);
+        self.pushed(state, pushed)
+    }
+
+    /// Acts on a new completion. True if it was lost.
+    fn pushed(self: &Arc<Self>, state: &mut State, pushed: Pushed) -> bool {
+        self.any.store(true, Ordering::Release);
+        if pushed.notify || pushed.wait {
+            self.tell(state, pushed);
+        }
+        if pushed.overwrote && !std::mem::replace(&mut state.said_overwrote, true) {
+            let cqe = state.queue.capacity();
+            crate::say_again!(
+                warn,
+                self.holders.id(),
+                cqe,
+                "CQ overrun, which it ignores: the oldest completions are lost"
+            );
+        }
+        if pushed.overrun {
+            let cqe = state.queue.capacity();
+            crate::say_again!(warn, self.holders.id(), cqe, "CQ overrun: a completion is lost");
+            let element = EventElement::Cq { cookie: self.cookie() };
+            self.context.events.raise(AsyncEventKind::CqErr, element, Some(&self.acks));
+        }
+        pushed.lost
+    }
+
+    /// Tells the channel, now or when the period of the moderation is over.
+    fn tell(self: &Arc<Self>, state: &mut State, pushed: Pushed) {
+        let Some(channel) = &self.channel else { return };
+        if pushed.notify {
+            state.tell_at = None;
+            // Under the lock, so that destroying the queue finds every event of it.
+            channel.notify(self);
+        } else if pushed.wait {
+            let period = Duration::from_micros(state.queue.moderation().period.into());
+            let at = self.core.now() + period;
+            state.tell_at = Some(at);
+            // A call that is due earlier is left over from an earlier notification; it puts itself off.
+            if state.called_at.is_none_or(|called| at < called) {
+                state.called_at = Some(at);
+                self.call_at(at);
+            }
+        }
+    }
+
+    /// Has [`on_time`](Timed::on_time) called at this time.
+    fn call_at(self: &Arc<Self>, at: Time) {
+        let this = Arc::downgrade(self);
+        self.core.progress().call_at(at, this);
+    }
+
+    /// A queue pair uses this CQ for its sends.
+    pub fn attach(&self, qpn: Qpn, credit: Arc<SqCredit>) {
+        let mut state = self.state.lock();
+        let at = state.credits.partition_point(|(q, _)| *q < qpn);
+        state.credits.insert(at, (qpn, credit));
+        state.last = 0;
+    }
+
+    /// Whether completions of a queue pair wait here.
+    pub fn holds_of(&self, qpn: Qpn) -> bool {
+        self.any.load(Ordering::Acquire) && self.state.lock().queue.holds_of(qpn)
+    }
+
+    /// Removes a queue pair's completions.
+    pub fn purge(&self, qpn: Qpn) {
+        self.state.lock().queue.purge(qpn);
+    }
+
+    /// Removes a queue pair and its completions.
+    pub fn detach(&self, qpn: Qpn) {
+        let mut state = self.state.lock();
+        state.queue.purge(qpn);
+        if let Ok(at) = state.credits.binary_search_by_key(&qpn, |(q, _)| *q) {
+            state.credits.remove(at);
+        }
+        state.last = 0;
+    }
+
+    /// Looks without a lock, where most polls end.
+    #[inline(always)]
+    fn take(&self, most: usize, each: &mut impl FnMut(&Wc)) -> usize {
+        if self.any.load(Ordering::Acquire) { self.take_locked(most, each) } else { 0 }
+    }
+
+    #[inline(never)]
+    fn take_locked(&self, most: usize, each: &mut impl FnMut(&Wc)) -> usize {
+        let mut state = self.state.lock();
+        let State { queue, credits, last, .. } = &mut *state;
+        // One release for all completions of a queue pair that follow each other: the newest covers those before it.
+        let mut newest: Option<(Qpn, u32)> = None;
+        let n = queue.take(most, |wc| {
+            if !wc.opcode.is_recv() {
+                if let Some((qpn, count)) = newest.filter(|(qpn, _)| *qpn != wc.qpn) {
+                    release(credits, last, qpn, count);
+                }
+                newest = Some((wc.qpn, wc.sq_count));
+            }
+            each(wc);
+        });
+        if let Some((qpn, count)) = newest {
+            release(credits, last, qpn, count);
+        }
+        if queue.is_empty() {
+            self.any.store(false, Ordering::Release);
+        }
+        n
+    }
+
+    fn take_ex(&self, out: &mut [WcEx]) -> usize {
+        if !self.any.load(Ordering::Acquire) {
+            return 0;
+        }
+        let mut state = self.state.lock();
+        let mut n = 0;
+        while n < out.len()
+            && let Some(completion) = state.queue.pop()
+        {
+            let State { credits, last, .. } = &mut *state;
+            if !completion.wc.opcode.is_recv() {
+                release(credits, last, completion.wc.qpn, completion.wc.sq_count);
+            }
+            out[n] = completion;
+            n += 1;
+        }
+        if state.queue.is_empty() {
+            self.any.store(false, Ordering::Release);
+        }
+        n
+    }
+
+    /// Polls with `take`, and where that finds nothing once more after the network was asked.
+    #[inline]
+    fn poll_with(&self, take: impl FnMut() -> usize) -> usize {
+        self.empty_polls.poll(|| self.core.progress().poll(), take)
+    }
+
+    fn check(&self) -> Result<(), Useless> {
+        self.holders.check(self.core)
+    }
+}
+
+impl Cq {
+    #[doc(hidden)]
+    pub fn create(
+        core: &'static Core,
+        context: &Arc<ContextCell>,
+        init: &CqInitAttr<'_>,
+    ) -> Result<Self, CreateError> {
+        if init.cqe == 0 || init.cqe > core.attr.max_cqe {
+            return Err(CreateError::Invalid("cqe"));
+        }
+        if init.comp_vector >= core.attr.num_comp_vectors {
+            return Err(CreateError::Invalid("comp_vector"));
+        }
+        let held = match init.channel {
+            Some(c) if !std::ptr::eq(c.0.core, core) => {
+                return Err(CreateError::Foreign("completion channel"));
+            }
+            Some(c) => Some(
+                Held::new(&c.0, Holder::Cq).ok_or(CreateError::Foreign("completion channel"))?,
+            ),
+            None => None,
+        };
+        let pd = match init.pd {
+            Some(pd) if !std::ptr::eq(pd.cell.core, core) => {
+                return Err(CreateError::Foreign("parent domain"));
+            }
+            Some(pd) => {
+                let held = Held::new(&pd.cell, Holder::Cq);
+                Some(held.ok_or(CreateError::Foreign("parent domain"))?)
+            }
+            None => None,
+        };
+        let options =
+            CqOptions { details: !init.fields.is_empty(), ignore_overrun: init.ignore_overrun };
+        let memory = init.pd.map_or(QueueMemory::HEAP, |pd| pd.cell.memory.of(Queue::Cq));
+        let queue = anyverbs_proto::cq::Cq::in_memory(init.cqe, options, &memory)?;
+        let ticket = core.quotas.cq.take().ok_or(CreateError::Exhausted("completion queues"))?;
+        Ok(Self(Arc::new(CqCell {
+            core,
+            context: Arc::clone(context),
+            state: Mutex::new(State {
+                queue,
+                credits: Vec::new(),
+                last: 0,
+                tell_at: None,
+                called_at: None,
+                said_overwrote: false,
+            }),
+            any: AtomicBool::new(false),
+            channel: held.as_ref().map(|h| Arc::clone(h.arc())),
+            cookie: AtomicU64::new(init.cookie),
+            comp_acks: Acks::default(),
+            acks: Arc::default(),
+            holders: Holders::default(),
+            hold: Mutex::new(Some(Hold(held, pd, ticket))),
+            fields: init.fields,
+            empty_polls: EmptyPolls::default(),
+        })))
+    }
+
+    /// Replaces the cookie that events carry.
+    pub fn set_cookie(&self, cookie: u64) {
+        self.0.cookie.store(cookie, Ordering::Relaxed);
+    }
+
+    /// Completions that it can hold (`ibv_cq.cqe`).
+    #[must_use]
+    pub fn capacity(&self) -> u32 {
+        if !self.0.core.is_current() {
+            return 0;
+        }
+        self.0.state.lock().queue.capacity() as u32
+    }
+
+    /// Moves the oldest completions to `out` and returns their number (`ibv_poll_cq`). When there are none, receives
+    /// from the network first. Never waits; allocates nothing.
+    ///
+    /// # Errors
+    /// [`CqError::Gone`], [`CqError::Forked`].
+    pub fn poll(&self, out: &mut [Wc]) -> Result<usize, CqError> {
+        let mut out = out.iter_mut();
+        self.poll_each(out.len(), |wc| {
+            if let Some(to) = out.next() {
+                *to = *wc;
+            }
+        })
+    }
+
+    /// As [`poll`](Self::poll), of up to `most` completions. `each` must not call the device: the queue is locked.
+    ///
+    /// # Errors
+    /// As for [`poll`](Self::poll).
+    #[inline]
+    pub fn poll_each(&self, most: usize, mut each: impl FnMut(&Wc)) -> Result<usize, CqError> {
+        self.0.check()?;
+        if most == 0 {
+            return Ok(0);
+        }
+        Ok(self.0.poll_with(|| self.0.take(most, &mut each)))
+    }
+
+    /// As [`poll`](Self::poll), with the further fields that the queue was made to keep.
+    ///
+    /// # Errors
+    /// [`CqError::Gone`], [`CqError::Forked`].
+    pub fn poll_ex(&self, out: &mut [WcEx]) -> Result<usize, CqError> {
+        self.0.check()?;
+        if out.is_empty() {
+            return Ok(0);
+        }
+        Ok(self.0.poll_with(|| self.0.take_ex(out)))
+    }
+
+    /// Gathers notifications from now on (`ibv_modify_cq`).
+    ///
+    /// # Errors
+    /// [`ModifyObjectError::Gone`], [`ModifyObjectError::Forked`].
+    pub fn moderate(&self, moderation: Moderation) -> Result<(), ModifyObjectError> {
+        self.0.check()?;
+        let mut state = self.0.state.lock();
+        let pushed = state.queue.moderate(moderation);
+        self.0.tell(&mut state, pushed);
+        Ok(())
+    }
+
+    /// Asks for one event on the channel, at the next completion that is added (`ibv_req_notify_cq`).
+    ///
+    /// # Errors
+    /// [`CqError::NoChannel`], [`CqError::Gone`], [`CqError::Forked`].
+    pub fn req_notify(&self, solicited_only: bool) -> Result<(), CqError> {
+        self.0.check()?;
+        let Some(channel) = &self.0.channel else { return Err(CqError::NoChannel) };
+        self.0.state.lock().queue.arm(solicited_only);
+        if !channel.patience.waits() {
+            self.0.core.progress().end_polling();
+        }
+        Ok(())
+    }
+
+    /// Acknowledges completion events that were read (`ibv_ack_cq_events`).
+    pub fn ack_events(&self, n: u32) {
+        self.0.comp_acks.acknowledge(n);
+    }
+
+    /// Acknowledges asynchronous events of this CQ that were read.
+    pub fn ack_async_events(&self, n: u32) {
+        self.0.acks.acknowledge(n);
+    }
+
+    /// Changes the capacity (`ibv_resize_cq`).
+    ///
+    /// # Errors
+    /// [`ModifyObjectError::DoesNotFit`], [`ModifyObjectError::Invalid`].
+    pub fn resize(&self, cqe: u32) -> Result<(), ModifyObjectError> {
+        self.0.check()?;
+        if cqe == 0 || cqe > self.0.core.attr.max_cqe {
+            return Err(ModifyObjectError::Invalid("cqe"));
+        }
+        // A program's allocator may do anything with the queue: it is called before and after it is locked.
+        let (options, memory) = self.0.state.lock().queue.kind();
+        let room = anyverbs_proto::cq::Cq::in_memory(cqe, options, &memory);
+        let mut room = room.map_err(|_| ModifyObjectError::DoesNotFit)?;
+        let mut state = self.0.state.lock();
+        self.0.check()?;
+        let fits = state.queue.resize(&mut room);
+        drop(state);
+        if fits { Ok(()) } else { Err(ModifyObjectError::DoesNotFit) }
+    }
+
+    /// Destroys it (`ibv_destroy_cq`). Waits while an event of it was read and not acknowledged.
+    ///
+    /// # Errors
+    /// [`DestroyError::Busy`] while a queue pair uses it.
+    pub fn destroy(&self) -> Result<(), DestroyError> {
+        if !self.0.core.is_current() {
+            return Ok(());
+        }
+        self.0.holders.retire().inspect_err(|e| {
+            crate::say_again!(warn, self.0.holders.id(), "CQ not destroyed: {e}")
+        })?;
+        if let Some(channel) = &self.0.channel {
+            // The thread that added the last completion has released this lock, and made its event.
+            drop(self.0.state.lock());
+            channel.withdraw(&self.0);
+        }
+        self.0.context.events.withdraw(&self.0.acks);
+        self.0.acks.wait(format_args!("a CQ"));
+        self.0.comp_acks.wait(format_args!("a CQ"));
+        // Its memory may be a program's, which wants it back.
+        let empty = anyverbs_proto::cq::Cq::new(0);
+        let queue = std::mem::replace(&mut self.0.state.lock().queue, empty);
+        drop(queue);
+        drop(self.0.hold.lock().take());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn completions_during_a_yield_are_polled_by_the_same_poll() {
+        let polls = EmptyPolls::default();
+        for _ in 0..=PATIENT_POLLS {
+            assert_eq!(polls.poll(|| true, || 0), 0);
+        }
+        let mut looks = 0;
+        let comes_third = || {
+            looks += 1;
+            usize::from(looks == 3)
+        };
+        assert_eq!(polls.poll(|| true, comes_third), 1);
+        assert_eq!(polls.0.load(Ordering::Relaxed), 0);
+    }
+}

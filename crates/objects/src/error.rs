@@ -1,0 +1,670 @@
+//! Why calls fail, and the errno that the C ABI answers with.
+
+use anyverbs_proto::qp::PostSendError;
+use anyverbs_proto::qp::attr::ModifyError;
+use anyverbs_proto::raw::esp::EspError;
+use anyverbs_proto::raw::flow::FlowError;
+use anyverbs_proto::raw::rss::HashError;
+use anyverbs_proto::recv_queue::PostRecvError;
+use anyverbs_proto::tag_list::TagError;
+use anyverbs_queue_memory::OutOfMemory;
+use thiserror::Error;
+
+use crate::config::ConfigError;
+
+/// Why an object does nothing any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Useless {
+    /// It was destroyed.
+    Gone,
+    /// It was inherited across `fork`.
+    Forked,
+}
+
+/// Why there is no device, or it could not be opened. `Display` is one clear line.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// A variable or the configuration file does not parse.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The UDP port could not be had.
+    #[error(transparent)]
+    Port(#[from] anyverbs_net::OpenError),
+    /// All process slots of the host are taken, or the registry cannot be reached.
+    #[error("cannot take a process slot of this host: {0}")]
+    Slot(std::io::Error),
+    /// No interface is up, not even the loopback.
+    #[error("no network interface is up; bring one up, for instance `ip link set lo up`")]
+    NoInterface,
+    /// No interface that the configuration names can be used.
+    #[error("no interface that ANYVERBS_INTERFACES names can be used: {0}")]
+    Interfaces(String),
+    /// No device of that name.
+    #[error("there is no device {0:?}")]
+    NoSuchDevice(String),
+    /// `EINVAL`: a descriptor that is of no open device of that name.
+    #[error("the descriptor is of no open device")]
+    NotCommand,
+    /// The system refused a descriptor, a thread or memory.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// The action that failed.
+        what: &'static str,
+        /// The system's error.
+        source: std::io::Error,
+    },
+}
+
+impl From<std::io::Error> for OpenError {
+    fn from(source: std::io::Error) -> Self {
+        Self::System { what: "map a page", source }
+    }
+}
+
+/// Why an object could not be made or asked.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum CreateError {
+    /// `EINVAL`: a value out of range; the text says which.
+    #[error("invalid {0}")]
+    Invalid(&'static str),
+    /// `ENOMEM`: the device holds no more of these.
+    #[error("the device holds no more {0}")]
+    Exhausted(&'static str),
+    /// `EOPNOTSUPP`.
+    #[error("this device does not support {0}")]
+    Unsupported(&'static str),
+    /// `EINVAL`: an object of another context, or one that is already destroyed.
+    #[error("the {0} is not of this context, or was destroyed")]
+    Foreign(&'static str),
+    /// `EAGAIN`, as Linux: the file has no XRC domain, and none was to be made.
+    #[error("the file has no XRC domain, and O_CREAT was not given")]
+    NoXrcDomain,
+    /// `EINVAL`, as Linux: the file has an XRC domain already.
+    #[error("the file has an XRC domain, and O_EXCL was given")]
+    XrcDomainExists,
+    /// `EIO`: the object was inherited across `fork`.
+    #[error("objects that were inherited across fork do no work")]
+    Forked,
+    /// `EIO`: the device could not be started again in a forked child.
+    #[error("the device could not be opened: {0}")]
+    Device(String),
+    /// `EMFILE` and its like: the system refused a descriptor.
+    #[error("the system refused a descriptor: errno {0}")]
+    System(i32),
+    /// `EPERM`: raw packets need `CAP_NET_RAW`.
+    #[error("raw packets need CAP_NET_RAW")]
+    NotPermitted,
+    /// `EINVAL`: a flow rule that is none.
+    #[error(transparent)]
+    Flow(#[from] FlowError),
+    /// `EINVAL`: a receive hash that is none.
+    #[error(transparent)]
+    Hash(#[from] HashError),
+    /// `EINVAL`, `EOPNOTSUPP`: a security association that is none, or that this device cannot do.
+    #[error(transparent)]
+    Esp(#[from] EspError),
+}
+
+/// Why memory could not be registered, or a registration changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum RegisterError {
+    /// `EINVAL`: remote write or atomic access needs local write access.
+    #[error("remote write and atomic access need local write access")]
+    Access,
+    /// `EOPNOTSUPP`: access flags that this device does not have.
+    #[error("access flags {0:#x} are not supported")]
+    Unsupported(u32),
+    /// `EINVAL`: the range wraps around the end of the address space.
+    #[error("the range wraps around")]
+    Range,
+    /// `EFAULT`: part of the range is not mapped, or may not be written where the region may.
+    #[error("part of the range is not mapped, or not with these rights")]
+    NotMapped,
+    /// `EINVAL`: the text gives the reason.
+    #[error("invalid {0}")]
+    Invalid(&'static str),
+    /// `EBUSY`: memory windows are bound to the region.
+    #[error("memory windows are bound to the region")]
+    Bound,
+    /// The system's error number: a descriptor that is no dma-buf, or cannot be mapped.
+    #[error("the system refused a mapping: errno {0}")]
+    System(i32),
+    /// `ENOMEM`: the device holds no more regions.
+    #[error("the device holds no more memory regions")]
+    Exhausted,
+    /// `EINVAL`: an object of another context, or one that is already destroyed.
+    #[error("the {0} is not of this context, or was destroyed")]
+    Foreign(&'static str),
+    /// `EIO`: the object was inherited across `fork`.
+    #[error("objects that were inherited across fork do no work")]
+    Forked,
+}
+
+/// Why device memory was not copied or exported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum DmError {
+    /// `EINVAL`: not within the memory, or an offset or a length that is no multiple of 4.
+    #[error("not within the device memory, or not in units of 4 bytes")]
+    Range,
+    /// `EFAULT`: the other side of the copy is not mapped.
+    #[error("part of the memory is not mapped")]
+    Fault,
+    /// The system's error number; `EOPNOTSUPP` where it makes no dma-bufs.
+    #[error("the system made no dma-buf: errno {0}")]
+    Export(i32),
+}
+
+/// Why no advice was taken (`ibv_advise_mr`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum AdviseError {
+    /// `EFAULT`: a key of no such region of the protection domain, a range beyond it, or one that is not mapped.
+    #[error("a range that is not within a region that is paged on demand, or is not mapped")]
+    Range,
+    /// `EIO`: the object was inherited across `fork`.
+    #[error("objects that were inherited across fork do no work")]
+    Forked,
+}
+
+/// Why an object was not destroyed. It stays usable.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum DestroyError {
+    /// `EBUSY`: others use it; the text names them.
+    #[error("in use by {0}")]
+    Busy(String),
+    /// `EINVAL`: it was destroyed before.
+    #[error("already destroyed")]
+    Gone,
+}
+
+/// Why a queue pair, CQ or SRQ was not modified; nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ModifyObjectError {
+    /// The queue pair's rules.
+    #[error(transparent)]
+    Qp(#[from] ModifyError),
+    /// `EINVAL`: a value out of range; the text says which.
+    #[error("invalid {0}")]
+    Invalid(&'static str),
+    /// `EPERM`: a Q_Key with the high bit set needs `CAP_NET_RAW` (IBA 3.5.3).
+    #[error("a controlled Q_Key needs CAP_NET_RAW")]
+    NotPermitted,
+    /// `EOPNOTSUPP`.
+    #[error("the object does not have {0}")]
+    Unsupported(&'static str),
+    /// `EINVAL`: the object's contents do not fit.
+    #[error("what the queue holds does not fit")]
+    DoesNotFit,
+    /// `EINVAL`: it was destroyed before.
+    #[error("already destroyed")]
+    Gone,
+    /// `EIO`: the object was inherited across `fork`.
+    #[error("objects that were inherited across fork do no work")]
+    Forked,
+    /// `EINVAL`, `EOPNOTSUPP`: the flow action's parameters.
+    #[error(transparent)]
+    Esp(#[from] EspError),
+    /// The errno value of the process that a target is of.
+    #[error("the process of the queue pair answers with errno {0}")]
+    Elsewhere(i32),
+}
+
+/// Why a queue pair was not attached to a multicast group or a completion counter, or detached.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum AttachError {
+    /// `EINVAL`: only datagram queue pairs have groups.
+    #[error("not a queue pair for datagrams")]
+    NotDatagram,
+    /// `EINVAL`: not the address of a group.
+    #[error("not a multicast GID")]
+    NotGroup,
+    /// `EINVAL`: it is not attached to that group.
+    #[error("not attached to that group")]
+    NotAttached,
+    /// `ENOMEM`: the device holds no more of these.
+    #[error("the device holds no more {0}")]
+    Exhausted(&'static str),
+    /// `EINVAL`: an object of another context.
+    #[error("the {0} is not of this context")]
+    Foreign(&'static str),
+    /// `EINVAL`: a counter of nothing.
+    #[error("no operation to count")]
+    NoOperation,
+    /// `EINVAL`: counters are attached in RESET and INIT.
+    #[error("the queue pair is beyond INIT")]
+    TooLate,
+    /// `EBUSY`: another counter counts one of the operations.
+    #[error("another counter counts one of the operations")]
+    Counted,
+    /// The system's error number: the group could not be joined.
+    #[error("joining the group: {0}")]
+    Join(std::io::Error),
+    /// `EINVAL`: it was destroyed before.
+    #[error("already destroyed")]
+    Gone,
+    /// `EIO`: the object was inherited across `fork`.
+    #[error("objects that were inherited across fork do no work")]
+    Forked,
+}
+
+/// Why a work request was not posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum PostError {
+    /// The send queue refused it.
+    #[error(transparent)]
+    Send(#[from] PostSendError),
+    /// The list of tags refused it.
+    #[error(transparent)]
+    Tag(#[from] TagError),
+    /// `EINVAL`: the SRQ does not match tags.
+    #[error("the SRQ does not match tags")]
+    NoTags,
+    /// The receive queue refused it.
+    #[error(transparent)]
+    Recv(#[from] PostRecvError),
+    /// `EINVAL`: rights that no memory window can have, a length without a region, or objects of another context.
+    #[error("a bind that no memory window can have")]
+    Bind,
+    /// `EINVAL`: the object was destroyed.
+    #[error("already destroyed")]
+    Gone,
+    /// `EIO`: the object was inherited across `fork`.
+    #[error("objects that were inherited across fork do no work")]
+    Forked,
+}
+
+/// Why counters were not attached or read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum CounterError {
+    /// `EINVAL`: a value out of range; the text says which.
+    #[error("invalid {0}")]
+    Invalid(&'static str),
+    /// `EBUSY`: a flow rule uses them.
+    #[error("the counters belong to a flow rule already")]
+    Bound,
+}
+
+/// Why no completions were polled or asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum CqError {
+    /// `EIO`: the queue overran.
+    #[error("the completion queue has overrun")]
+    Overrun,
+    /// `EINVAL`: notification without a completion channel.
+    #[error("the completion queue has no channel")]
+    NoChannel,
+    /// `EINVAL`: it was destroyed.
+    #[error("already destroyed")]
+    Gone,
+    /// `EIO`: the object was inherited across `fork`.
+    #[error("objects that were inherited across fork do no work")]
+    Forked,
+}
+
+/// Why no event was read.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum EventError {
+    /// `EAGAIN`: none waits, and the program set `O_NONBLOCK`.
+    #[error("no event waits")]
+    WouldBlock,
+    /// `EIO`: the object was inherited across `fork`.
+    #[error("objects that were inherited across fork do no work")]
+    Forked,
+    /// Reading the descriptor failed (`EINTR` too).
+    #[error("reading the event descriptor: {0}")]
+    Io(std::io::Error),
+}
+
+impl OpenError {
+    /// The error number of the C ABI.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Config(_) | Self::NotCommand => libc::EINVAL,
+            Self::Port(_) => libc::EADDRINUSE,
+            Self::Slot(source) | Self::System { source, .. } => {
+                source.raw_os_error().unwrap_or(libc::EIO)
+            }
+            Self::NoInterface | Self::Interfaces(_) => libc::ENETDOWN,
+            Self::NoSuchDevice(_) => libc::ENODEV,
+        }
+    }
+}
+
+macro_rules! from_useless {
+    ($($error:ident)*) => {
+        $(impl From<Useless> for $error {
+            #[inline]
+            fn from(useless: Useless) -> Self {
+                match useless {
+                    Useless::Gone => Self::Gone,
+                    Useless::Forked => Self::Forked,
+                }
+            }
+        })*
+    };
+}
+
+from_useless!(CqError ModifyObjectError PostError);
+
+impl From<OutOfMemory> for CreateError {
+    fn from(_: OutOfMemory) -> Self {
+        Self::Exhausted("memory for queues")
+    }
+}
+
+fn esp_errno(error: EspError) -> i32 {
+    if error.is_unsupported() { libc::EOPNOTSUPP } else { libc::EINVAL }
+}
+
+impl CreateError {
+    /// The error number of the C ABI.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Invalid(_)
+            | Self::Foreign(_)
+            | Self::XrcDomainExists
+            | Self::Flow(_)
+            | Self::Hash(_) => libc::EINVAL,
+            Self::NotPermitted => libc::EPERM,
+            Self::NoXrcDomain => libc::EAGAIN,
+            Self::Exhausted(_) => libc::ENOMEM,
+            Self::Unsupported(_) => libc::EOPNOTSUPP,
+            Self::Esp(error) => esp_errno(*error),
+            Self::Forked | Self::Device(_) => libc::EIO,
+            Self::System(errno) => *errno,
+        }
+    }
+}
+
+impl RegisterError {
+    /// The error number of the C ABI.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Access | Self::Range | Self::Invalid(_) | Self::Foreign(_) => libc::EINVAL,
+            Self::Unsupported(_) => libc::EOPNOTSUPP,
+            Self::NotMapped => libc::EFAULT,
+            Self::Bound => libc::EBUSY,
+            Self::System(errno) => *errno,
+            Self::Exhausted => libc::ENOMEM,
+            Self::Forked => libc::EIO,
+        }
+    }
+}
+
+impl DmError {
+    /// The error number of the C ABI.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Range => libc::EINVAL,
+            Self::Fault => libc::EFAULT,
+            Self::Export(errno) => *errno,
+        }
+    }
+}
+
+impl AdviseError {
+    /// The error number of the C ABI.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Range => libc::EFAULT,
+            Self::Forked => libc::EIO,
+        }
+    }
+}
+
+impl DestroyError {
+    /// The error number of the C ABI.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Busy(_) => libc::EBUSY,
+            Self::Gone => libc::EINVAL,
+        }
+    }
+}
+
+impl ModifyObjectError {
+    /// The error number of the C ABI.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::NotPermitted => libc::EPERM,
+            Self::Qp(ModifyError::Unsupported(_)) | Self::Unsupported(_) => libc::EOPNOTSUPP,
+            Self::Qp(_) | Self::Invalid(_) | Self::DoesNotFit | Self::Gone => libc::EINVAL,
+            Self::Esp(error) => esp_errno(*error),
+            Self::Forked => libc::EIO,
+            Self::Elsewhere(errno) => *errno,
+        }
+    }
+}
+
+impl AttachError {
+    /// The error number of the C ABI.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::NotDatagram | Self::NotGroup | Self::NotAttached | Self::Gone => libc::EINVAL,
+            Self::Foreign(_) | Self::NoOperation | Self::TooLate => libc::EINVAL,
+            Self::Counted => libc::EBUSY,
+            Self::Exhausted(_) => libc::ENOMEM,
+            Self::Join(source) => source.raw_os_error().unwrap_or(libc::EIO),
+            Self::Forked => libc::EIO,
+        }
+    }
+}
+
+impl PostError {
+    /// The error number of the C ABI.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Send(PostSendError::Full)
+            | Self::Recv(PostRecvError::Full)
+            | Self::Tag(TagError::Full) => libc::ENOMEM,
+            Self::Send(PostSendError::Fault) => libc::EFAULT,
+            Self::Send(_)
+            | Self::Recv(_)
+            | Self::Tag(_)
+            | Self::NoTags
+            | Self::Bind
+            | Self::Gone => libc::EINVAL,
+            Self::Forked => libc::EIO,
+        }
+    }
+}
+
+impl CounterError {
+    /// The error number of the C ABI.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::Invalid(_) => libc::EINVAL,
+            Self::Bound => libc::EBUSY,
+        }
+    }
+}
+
+impl CqError {
+    /// The error number of the C ABI.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::NoChannel | Self::Gone => libc::EINVAL,
+            Self::Overrun | Self::Forked => libc::EIO,
+        }
+    }
+}
+
+impl EventError {
+    /// The error number of the C ABI.
+    #[must_use]
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::WouldBlock => libc::EAGAIN,
+            Self::Forked => libc::EIO,
+            Self::Io(source) => source.raw_os_error().unwrap_or(libc::EIO),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyverbs_proto::qp::attr::{QpAttrMask, QpState};
+
+    #[test]
+    fn every_error_has_the_errno_of_its_manual_page() {
+        use libc::{
+            EADDRINUSE, EAGAIN, EBUSY, EFAULT, EINTR, EINVAL, EIO, EMFILE, ENETDOWN, ENODEV,
+            ENOMEM, EOPNOTSUPP,
+        };
+        let io = std::io::Error::from_raw_os_error;
+        let config = ConfigError::Value {
+            variable: String::new(),
+            value: String::new(),
+            expected: String::new(),
+        };
+        let system = |e| OpenError::System { what: "", source: io(e) };
+        for (error, errno) in [
+            (OpenError::Config(config), EINVAL),
+            (OpenError::Port(anyverbs_net::OpenError::NotShared { port: 1 }), EADDRINUSE),
+            (OpenError::Slot(io(EADDRINUSE)), EADDRINUSE),
+            (OpenError::NoInterface, ENETDOWN),
+            (OpenError::NotCommand, EINVAL),
+            (OpenError::NoSuchDevice(String::new()), ENODEV),
+            (system(EMFILE), EMFILE),
+            (OpenError::System { what: "", source: std::io::ErrorKind::Other.into() }, EIO),
+        ] {
+            assert_eq!(error.errno(), errno, "{error:?}");
+        }
+        for (error, errno) in [
+            (CreateError::Invalid(""), EINVAL),
+            (CreateError::Exhausted(""), ENOMEM),
+            (CreateError::Unsupported(""), EOPNOTSUPP),
+            (CreateError::Foreign(""), EINVAL),
+            (CreateError::NoXrcDomain, EAGAIN),
+            (CreateError::XrcDomainExists, EINVAL),
+            (CreateError::Forked, EIO),
+            (CreateError::Device(String::new()), EIO),
+            (CreateError::System(EMFILE), EMFILE),
+            (CreateError::NotPermitted, libc::EPERM),
+            (CreateError::Flow(FlowError::Twice), EINVAL),
+            (CreateError::Hash(HashError::KeyLen), EINVAL),
+            (CreateError::Esp(EspError::KeyLen), EINVAL),
+            (CreateError::Esp(EspError::InlineTransport), EOPNOTSUPP),
+        ] {
+            assert_eq!(error.errno(), errno, "{error:?}");
+        }
+        for (error, errno) in [
+            (RegisterError::Access, EINVAL),
+            (RegisterError::Unsupported(1), EOPNOTSUPP),
+            (RegisterError::Range, EINVAL),
+            (RegisterError::NotMapped, EFAULT),
+            (RegisterError::Invalid(""), EINVAL),
+            (RegisterError::Bound, EBUSY),
+            (RegisterError::System(EMFILE), EMFILE),
+            (RegisterError::Exhausted, ENOMEM),
+            (RegisterError::Foreign(""), EINVAL),
+            (RegisterError::Forked, EIO),
+        ] {
+            assert_eq!(error.errno(), errno, "{error:?}");
+        }
+        assert_eq!(DestroyError::Busy(String::new()).errno(), EBUSY);
+        assert_eq!(DestroyError::Gone.errno(), EINVAL);
+        assert_eq!(DmError::Range.errno(), EINVAL);
+        assert_eq!(DmError::Fault.errno(), EFAULT);
+        assert_eq!(DmError::Export(EOPNOTSUPP).errno(), EOPNOTSUPP);
+        assert_eq!(AdviseError::Range.errno(), EFAULT);
+        assert_eq!(AdviseError::Forked.errno(), EIO);
+        let (from, to) = (QpState::Reset, QpState::Rts);
+        for (error, errno) in [
+            (ModifyObjectError::Qp(ModifyError::Transition { from, to }), EINVAL),
+            (ModifyObjectError::Qp(ModifyError::CurState(from)), EINVAL),
+            (ModifyObjectError::Qp(ModifyError::Missing(QpAttrMask::AV)), EINVAL),
+            (ModifyObjectError::Qp(ModifyError::Extra(QpAttrMask::AV)), EINVAL),
+            (ModifyObjectError::Qp(ModifyError::Value(QpAttrMask::AV)), EINVAL),
+            (ModifyObjectError::Qp(ModifyError::Unsupported(QpAttrMask::CAP)), EOPNOTSUPP),
+            (ModifyObjectError::Invalid(""), EINVAL),
+            (ModifyObjectError::DoesNotFit, EINVAL),
+            (ModifyObjectError::Unsupported(""), EOPNOTSUPP),
+            (ModifyObjectError::Esp(EspError::Fixed), EINVAL),
+            (ModifyObjectError::Esp(EspError::TfcPad), EOPNOTSUPP),
+            (ModifyObjectError::Gone, EINVAL),
+            (ModifyObjectError::Forked, EIO),
+        ] {
+            assert_eq!(error.errno(), errno, "{error:?}");
+        }
+        for (error, errno) in [
+            (AttachError::NotDatagram, EINVAL),
+            (AttachError::NotGroup, EINVAL),
+            (AttachError::NotAttached, EINVAL),
+            (AttachError::Exhausted(""), ENOMEM),
+            (AttachError::Join(io(ENODEV)), ENODEV),
+            (AttachError::Join(std::io::ErrorKind::Other.into()), EIO),
+            (AttachError::Foreign(""), EINVAL),
+            (AttachError::NoOperation, EINVAL),
+            (AttachError::TooLate, EINVAL),
+            (AttachError::Counted, EBUSY),
+            (AttachError::Gone, EINVAL),
+            (AttachError::Forked, EIO),
+        ] {
+            assert_eq!(error.errno(), errno, "{error:?}");
+        }
+        for (error, errno) in [
+            (PostError::Send(PostSendError::State), EINVAL),
+            (PostError::Send(PostSendError::Full), ENOMEM),
+            (PostError::Send(PostSendError::TooManySges), EINVAL),
+            (PostError::Send(PostSendError::InlineTooLong), EINVAL),
+            (PostError::Send(PostSendError::Fault), EFAULT),
+            (PostError::Send(PostSendError::NoDestination), EINVAL),
+            (PostError::Send(PostSendError::TooLong), EINVAL),
+            (PostError::Send(PostSendError::InlineRead), EINVAL),
+            (PostError::Send(PostSendError::NoSendQueue), EINVAL),
+            (PostError::Send(PostSendError::Segmentation), EINVAL),
+            (PostError::Recv(PostRecvError::Full), ENOMEM),
+            (PostError::Recv(PostRecvError::TooManySges), EINVAL),
+            (PostError::Recv(PostRecvError::State), EINVAL),
+            (PostError::Tag(TagError::Full), ENOMEM),
+            (PostError::Tag(TagError::TooManySges), EINVAL),
+            (PostError::NoTags, EINVAL),
+            (PostError::Bind, EINVAL),
+            (PostError::Gone, EINVAL),
+            (PostError::Forked, EIO),
+        ] {
+            assert_eq!(error.errno(), errno, "{error:?}");
+        }
+        assert_eq!(CounterError::Invalid("").errno(), EINVAL);
+        assert_eq!(CounterError::Bound.errno(), EBUSY);
+        for (error, errno) in [
+            (CqError::NoChannel, EINVAL),
+            (CqError::Gone, EINVAL),
+            (CqError::Overrun, EIO),
+            (CqError::Forked, EIO),
+        ] {
+            assert_eq!(error.errno(), errno, "{error:?}");
+        }
+        for (error, errno) in [
+            (EventError::WouldBlock, EAGAIN),
+            (EventError::Forked, EIO),
+            (EventError::Io(io(EINTR)), EINTR),
+        ] {
+            assert_eq!(error.errno(), errno, "{error:?}");
+        }
+    }
+}

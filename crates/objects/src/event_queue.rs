@@ -1,0 +1,303 @@
+//! Queues of events behind a pollable descriptor, and the account of events that were read but not acknowledged.
+//!
+//! The descriptor is an eventfd in semaphore mode. Its count is the number of events that wait, so it is readable
+//! exactly when there is one. A reader blocks in read(2) on it and holds no guard meanwhile: a thread may be cancelled
+//! there.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::Duration;
+
+use arrayvec::ArrayVec;
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::EventError;
+
+/// Makes an eventfd, close-on-exec.
+pub(crate) fn eventfd(flags: i32) -> io::Result<OwnedFd> {
+    // SAFETY: eventfd takes no pointers.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | flags) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a descriptor that the kernel has just made and that has no other owner.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Adds 1 to an eventfd. Unlike write(2) this is no cancellation point: callers hold locks.
+pub(crate) fn signal(fd: BorrowedFd<'_>) {
+    let one = 1u64;
+    // SAFETY: eight live bytes. It can only fail when the count is at its maximum, and then the fd is readable anyway.
+    unsafe { libc::syscall(libc::SYS_write, fd.as_raw_fd(), &raw const one, 8usize) };
+}
+
+/// A descriptor that is readable while tokens are there: one for each event that waits.
+#[derive(Debug)]
+pub struct Tokens(OwnedFd);
+
+impl Tokens {
+    /// No events.
+    ///
+    /// # Errors
+    /// Those of eventfd(2).
+    pub fn new() -> io::Result<Self> {
+        eventfd(libc::EFD_SEMAPHORE).map(Self)
+    }
+
+    /// Readable while an event waits.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    /// Adds an event.
+    pub fn put(&self) {
+        signal(self.fd());
+    }
+
+    /// Takes one. Waits for it unless the program set `O_NONBLOCK` on the descriptor.
+    pub fn wait(&self) -> Result<(), EventError> {
+        let mut count = 0u64;
+        // SAFETY: eight live bytes to write to.
+        let n = unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), 8) };
+        if n >= 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        Err(match error.kind() {
+            io::ErrorKind::WouldBlock => EventError::WouldBlock,
+            _ => EventError::Io(error),
+        })
+    }
+
+    /// Whether [`wait`](Self::wait) waits.
+    pub fn may_wait(&self) -> bool {
+        // SAFETY: fcntl on a descriptor of ours, no pointers.
+        let flags = unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_GETFL) };
+        flags >= 0 && flags & libc::O_NONBLOCK == 0
+    }
+
+    /// Takes one, without waiting. Another reader may have been faster, which then finds no event and waits on. Tells
+    /// whether there was one.
+    pub fn take(&self) -> bool {
+        let mut count = 0u64;
+        let iov = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: 8 };
+        let fd = self.0.as_raw_fd();
+        // No cancellation point either.
+        // SAFETY: one live iovec of eight live bytes; the position, in two halves, is that of the descriptor.
+        unsafe {
+            libc::syscall(libc::SYS_preadv2, fd, &raw const iov, 1, -1i64, -1i64, libc::RWF_NOWAIT)
+                > 0
+        }
+    }
+}
+
+/// Events that wait for the program to read them.
+#[derive(Debug)]
+pub(crate) struct EventQueue<T> {
+    tokens: Tokens,
+    events: Mutex<VecDeque<T>>,
+}
+
+impl<T> EventQueue<T> {
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self { tokens: Tokens::new()?, events: Mutex::new(VecDeque::with_capacity(16)) })
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.tokens.fd()
+    }
+
+    pub(crate) fn push(&self, event: T) {
+        self.events.lock().push_back(event);
+        self.tokens.put();
+    }
+
+    /// As [`push`](Self::push), in place of an event that waits for which `same` holds: the last of each kind tells the
+    /// present state.
+    pub(crate) fn push_last(&self, event: T, same: impl Fn(&T) -> bool) {
+        let mut events = self.events.lock();
+        let earlier = events.iter().position(same).and_then(|i| events.remove(i));
+        events.push_back(event);
+        drop(events);
+        if earlier.is_none() {
+            signal(self.fd());
+        }
+    }
+
+    /// The oldest event, as `read` makes it; passed over where that is `None`. Waits for one unless the program set
+    /// `O_NONBLOCK` on the descriptor. `read` sees the event before anybody can find it gone from the queue.
+    pub(crate) fn pop_with<U>(&self, read: impl Fn(T) -> Option<U>) -> Result<U, EventError> {
+        loop {
+            self.tokens.wait()?;
+            let mut events = self.events.lock();
+            // Empty when its event was withdrawn between the read and here.
+            if let Some(event) = events.pop_front().and_then(&read) {
+                return Ok(event);
+            }
+        }
+    }
+
+    /// As [`pop_with`](Self::pop_with), but never waits: `None` if there is no event yet.
+    pub(crate) fn try_pop_with<U>(&self, read: impl Fn(T) -> Option<U>) -> Option<U> {
+        loop {
+            if self.events.lock().is_empty() || !self.tokens.take() {
+                return None;
+            }
+            let mut events = self.events.lock();
+            if let Some(event) = events.pop_front().and_then(&read) {
+                return Some(event);
+            }
+        }
+    }
+
+    /// Whether [`pop_with`](Self::pop_with) waits.
+    pub(crate) fn may_wait(&self) -> bool {
+        self.tokens.may_wait()
+    }
+
+    /// Removes the events for which `gone` holds; the descriptor's count falls with them.
+    pub(crate) fn withdraw(&self, gone: impl Fn(&T) -> bool) {
+        let mut events = self.events.lock();
+        let before = events.len();
+        events.retain(|event| !gone(event));
+        for _ in events.len()..before {
+            self.tokens.take();
+        }
+    }
+}
+
+/// Events of one object that the program has read, and how many of them it has acknowledged.
+#[derive(Debug, Default)]
+pub struct Acks {
+    unacknowledged: Mutex<Unacknowledged>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Unacknowledged {
+    events: u64,
+    /// Their types, as far as there is room; some of these may be acknowledged.
+    types: ArrayVec<&'static str, 4>,
+}
+
+impl Acks {
+    /// The program has read an event of this type.
+    pub fn read(&self, event: &'static str) {
+        let mut unacknowledged = self.unacknowledged.lock();
+        unacknowledged.events += 1;
+        if !unacknowledged.types.contains(&event) {
+            let _ = unacknowledged.types.try_push(event);
+        }
+    }
+
+    /// The program acknowledges `n` events. More than it read count as all.
+    pub fn acknowledge(&self, n: u32) {
+        let mut unacknowledged = self.unacknowledged.lock();
+        unacknowledged.events = unacknowledged.events.saturating_sub(n.into());
+        if unacknowledged.events == 0 {
+            unacknowledged.types.clear();
+        }
+        self.changed.notify_all();
+    }
+
+    /// Waits until every event that was read is acknowledged; the log says why it waits.
+    pub fn wait(&self, what: std::fmt::Arguments<'_>) {
+        let mut unacknowledged = self.unacknowledged.lock();
+        while unacknowledged.events > 0 {
+            let timeout =
+                self.changed.wait_for(&mut unacknowledged, Duration::from_secs(2)).timed_out();
+            if timeout && unacknowledged.events > 0 {
+                crate::say_again!(
+                    warn,
+                    std::ptr::from_ref(self).addr() as u64,
+                    events = unacknowledged.events,
+                    "destroying {what} waits for events that were read and not acknowledged: {}",
+                    unacknowledged.types.join(", ")
+                );
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    fn pop(queue: &EventQueue<u32>) -> Result<u32, EventError> {
+        queue.pop_with(Some)
+    }
+
+    fn readable(queue: &EventQueue<u32>) -> bool {
+        let mut pfd = libc::pollfd { fd: queue.fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one live pollfd.
+        unsafe { libc::poll(&raw mut pfd, 1, 0) == 1 }
+    }
+
+    fn set_nonblocking(queue: &EventQueue<u32>) {
+        // SAFETY: fcntl on a descriptor of ours, no pointers.
+        let rc = unsafe { libc::fcntl(queue.fd().as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+        assert_eq!(rc, 0);
+    }
+
+    #[test]
+    fn readable_exactly_while_an_event_waits() {
+        let queue = EventQueue::new().unwrap();
+        assert!(!readable(&queue));
+        queue.push(1);
+        queue.push(2);
+        queue.push(3);
+        queue.withdraw(|e| *e == 2);
+        assert_eq!(pop(&queue).unwrap(), 1);
+        assert!(readable(&queue));
+        assert_eq!(pop(&queue).unwrap(), 3);
+        assert!(!readable(&queue));
+        set_nonblocking(&queue);
+        assert!(matches!(pop(&queue), Err(EventError::WouldBlock)));
+        queue.push(4);
+        queue.withdraw(|_| true);
+        assert!(!readable(&queue));
+    }
+
+    #[test]
+    fn a_waiting_event_is_told_once_and_last() {
+        let queue = EventQueue::new().unwrap();
+        set_nonblocking(&queue);
+        for event in [1, 2, 2, 1] {
+            queue.push_last(event, |e| *e == event);
+        }
+        assert_eq!((pop(&queue).unwrap(), pop(&queue).unwrap()), (2, 1));
+        assert!(matches!(pop(&queue), Err(EventError::WouldBlock)));
+        queue.push_last(1, |e| *e == 1);
+        assert_eq!(pop(&queue).unwrap(), 1);
+    }
+
+    #[test]
+    fn a_reader_waits_for_the_next_event() {
+        let queue = Arc::new(EventQueue::new().unwrap());
+        let reader = std::thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || pop(&queue).unwrap()
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        queue.push(9);
+        assert_eq!(reader.join().unwrap(), 9);
+    }
+
+    #[test]
+    fn waiting_ends_with_the_last_acknowledgement() {
+        let acks = Arc::new(Acks::default());
+        acks.read("a");
+        acks.read("b");
+        let waiter = std::thread::spawn({
+            let acks = Arc::clone(&acks);
+            move || acks.wait(format_args!("it"))
+        });
+        acks.acknowledge(1);
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!waiter.is_finished());
+        acks.acknowledge(1);
+        waiter.join().unwrap();
+    }
+}

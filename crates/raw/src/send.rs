@@ -1,0 +1,275 @@
+//! Sends of raw packets. A frame leaves while it is posted: there is no peer to wait for.
+
+use std::fmt;
+use std::sync::Arc;
+
+use anyverbs_net::ethernet::FrameBatch;
+use anyverbs_objects::error::PostError;
+use anyverbs_proto::counters::Counter;
+use anyverbs_proto::memory::Memory;
+use anyverbs_proto::payload::Payload;
+use anyverbs_proto::qp::attr::{QpCap, QpState};
+use anyverbs_proto::qp::{PostSendError, SqCredit};
+use anyverbs_proto::raw::frame::ETHERNET_LEN;
+use anyverbs_proto::raw::tso::Segmenter;
+use anyverbs_proto::raw::{MAX_FRAME, checksum};
+use anyverbs_proto::wc::{Wc, WcOpcode, WcStatus};
+use anyverbs_proto::wr::{SendFlags, Sge};
+use parking_lot::MutexGuard;
+
+use super::qp::RawCell;
+
+/// A frame to send, or several.
+#[derive(Clone, Copy, Debug)]
+pub struct RawSendWr<'a> {
+    /// The program's cookie.
+    pub wr_id: u64,
+    /// Only SIGNALED and INLINE count.
+    pub flags: SendFlags,
+    /// The checksums of IPv4 and of TCP or UDP are filled in (`IBV_SEND_IP_CSUM`).
+    pub fill_in_checksums: bool,
+    /// The data is payload that leaves in segments (`IBV_WR_TSO`).
+    pub segmentation: Option<Segmentation>,
+    /// The frame, or the payload, in order.
+    pub sges: &'a [Sge],
+}
+
+/// The segmentation of payload. Each segment has its checksums.
+#[derive(Clone, Copy, Debug)]
+pub struct Segmentation {
+    /// Where the headers of each segment lie in the program's memory: Ethernet, IP, TCP.
+    pub header_addr: u64,
+    /// Their bytes.
+    pub header_len: u16,
+    /// Most bytes of payload in a segment.
+    pub mss: u16,
+}
+
+/// The send side of a queue pair.
+#[derive(Debug)]
+pub(super) struct Sends {
+    pub(super) state: QpState,
+    pub(super) port: u8,
+    pub(super) cap: QpCap,
+    sig_all: bool,
+    max_tso_header: u32,
+    credit: Arc<SqCredit>,
+    /// Requests posted, as [`SqCredit`] counts them.
+    head: u32,
+    /// The frame that is being sent.
+    frame: Vec<u8>,
+    /// The payload that leaves in segments.
+    payload: Vec<u8>,
+    /// Frames for other processes.
+    batch: FrameBatch,
+}
+
+impl Sends {
+    pub(super) fn new(
+        cap: QpCap,
+        sig_all: bool,
+        max_tso_header: u32,
+        credit: Arc<SqCredit>,
+    ) -> Self {
+        Self {
+            state: QpState::Reset,
+            port: 0,
+            cap,
+            sig_all,
+            max_tso_header,
+            credit,
+            head: 0,
+            frame: Vec::new(),
+            payload: Vec::new(),
+            batch: FrameBatch::default(),
+        }
+    }
+
+    /// For a queue pair that does not send.
+    pub(super) fn none() -> Self {
+        Self::new(QpCap::default(), false, 0, Arc::default())
+    }
+
+    /// All slots are free.
+    pub(super) fn reset(&mut self) {
+        self.credit.release(self.head);
+    }
+
+    fn room(&self) -> u32 {
+        self.cap.max_send_wr.saturating_sub(self.head.wrapping_sub(self.credit.released()))
+    }
+}
+
+/// Posts sends to a raw queue pair; see [`super::RawQp::post`].
+pub struct RawPoster<'a> {
+    cell: &'a RawCell,
+    /// Some until the drop.
+    sends: Option<MutexGuard<'a, Sends>>,
+}
+
+impl<'a> RawPoster<'a> {
+    pub(super) fn new(cell: &'a RawCell) -> Self {
+        Self { cell, sends: Some(cell.sends.lock()) }
+    }
+
+    /// The number of sends that the queue still takes, so that a list can be posted whole or not at all.
+    #[must_use]
+    pub fn send_room(&self) -> u32 {
+        self.sends.as_ref().map_or(0, |sends| sends.room())
+    }
+
+    /// Sends a frame, or payload in segments. A fault of the frame itself is told in the completion, and moves the
+    /// queue pair to SQE.
+    ///
+    /// # Errors
+    /// [`PostError::Send`]; nothing was posted.
+    pub fn send(&mut self, wr: &RawSendWr<'_>) -> Result<(), PostError> {
+        let cell = self.cell;
+        let Some(sends) = self.sends.as_deref_mut() else { return Err(PostError::Gone) };
+        check(cell, sends, wr)?;
+        let state = cell.current(sends);
+        let status = if state == QpState::Rts {
+            match fill(cell, sends, wr)? {
+                Ok(()) => transmit(cell, sends, wr),
+                Err(status) => status,
+            }
+        } else {
+            WcStatus::WrFlushErr
+        };
+        sends.head = sends.head.wrapping_add(1);
+        if status != WcStatus::Success && state == QpState::Rts {
+            // IBA 10.3.1.6: the receives of an unreliable queue pair go on.
+            sends.state = QpState::Sqe;
+        }
+        let wanted = sends.sig_all || wr.flags.contains(SendFlags::SIGNALED);
+        if status != WcStatus::Success {
+            cell.switch().core().count(Counter::ReqCqeError, 1);
+        } else if !wanted {
+            return Ok(());
+        }
+        let Some(cq) = &cell.send_cq else { return Ok(()) };
+        let wc = Wc {
+            wr_id: wr.wr_id,
+            status,
+            opcode: if wr.segmentation.is_some() { WcOpcode::Tso } else { WcOpcode::Send },
+            qpn: cell.qpn(),
+            sq_count: sends.head,
+            ..Wc::default()
+        };
+        if cq.push(wc, false) {
+            cell.switch().core().progress().note_overrun(Arc::clone(cq) as _, cell.qpn());
+        }
+        Ok(())
+    }
+}
+
+/// Finds faults that are refused at once.
+fn check(cell: &RawCell, sends: &Sends, wr: &RawSendWr<'_>) -> Result<(), PostSendError> {
+    if cell.send_cq.is_none() {
+        return Err(PostSendError::NoSendQueue);
+    }
+    if !matches!(cell.current(sends), QpState::Rts | QpState::Sqe | QpState::Err) {
+        return Err(PostSendError::State);
+    }
+    if wr.sges.len() > sends.cap.max_send_sge as usize {
+        return Err(PostSendError::TooManySges);
+    }
+    let len: u64 = wr.sges.iter().map(|sge| u64::from(sge.len)).sum();
+    if wr.flags.contains(SendFlags::INLINE) && len > sends.cap.max_inline_data.into() {
+        return Err(PostSendError::InlineTooLong);
+    }
+    if let Some(segmentation) = &wr.segmentation
+        && (u32::from(segmentation.header_len) > sends.max_tso_header || segmentation.mss == 0)
+    {
+        return Err(PostSendError::Segmentation);
+    }
+    if sends.room() == 0 {
+        return Err(PostSendError::Full);
+    }
+    Ok(())
+}
+
+/// Gathers the frame, or the payload. Inline data that cannot be read is refused, as it is by others.
+fn fill(
+    cell: &RawCell,
+    sends: &mut Sends,
+    wr: &RawSendWr<'_>,
+) -> Result<Result<(), WcStatus>, PostSendError> {
+    let switch = cell.switch();
+    let len = wr.sges.iter().map(|sge| sge.len as usize).sum::<usize>();
+    let (to, most) = match wr.segmentation {
+        Some(_) => (&mut sends.payload, switch.core().attr.max_tso as usize),
+        None => (&mut sends.frame, MAX_FRAME),
+    };
+    if len > most {
+        return Ok(Err(WcStatus::LocLenErr));
+    }
+    to.resize(len, 0);
+    if !wr.flags.contains(SendFlags::INLINE) {
+        let payload = Payload::gather(wr.sges, 0, len, cell.pd);
+        let copied = payload.copy_to(&switch.core().mrs, &switch.core().memory, to);
+        return Ok(copied.map_err(|_| WcStatus::LocProtErr));
+    }
+    let mut rest = &mut to[..];
+    for sge in wr.sges {
+        let (here, more) = rest.split_at_mut(sge.len as usize);
+        switch.core().memory.read(sge.addr, here).map_err(|_| PostSendError::Fault)?;
+        rest = more;
+    }
+    Ok(Ok(()))
+}
+
+fn transmit(cell: &RawCell, sends: &mut Sends, wr: &RawSendWr<'_>) -> WcStatus {
+    let switch = cell.switch();
+    let Sends { frame, payload, batch, .. } = sends;
+    let Some(Segmentation { header_addr, header_len, mss }) = wr.segmentation else {
+        if frame.len() < ETHERNET_LEN {
+            return WcStatus::LocLenErr;
+        }
+        if wr.fill_in_checksums {
+            checksum::fill_in(frame);
+        }
+        switch.send(cell.qpn(), frame, batch);
+        return WcStatus::Success;
+    };
+    let header_len = usize::from(header_len);
+    let mss = usize::from(mss);
+    frame.resize(header_len, 0);
+    if switch.core().memory.read(header_addr, frame).is_err() {
+        return WcStatus::LocProtErr;
+    }
+    let Ok(segmenter) = Segmenter::new(frame) else { return WcStatus::LocQpOpErr };
+    if header_len + payload.len().min(mss) > MAX_FRAME {
+        return WcStatus::LocLenErr;
+    }
+    let mut header = [0; anyverbs_proto::raw::tso::MAX_HEADER];
+    header[..header_len].copy_from_slice(frame);
+    let last = payload.len().saturating_sub(1) / mss;
+    // A payload of nothing is one segment, too.
+    for index in 0..=last {
+        let offset = index * mss;
+        frame.clear();
+        frame.extend_from_slice(&header[..header_len]);
+        frame.extend_from_slice(&payload[offset..payload.len().min(offset + mss)]);
+        segmenter.finish(frame, index, offset, index == last);
+        switch.send(cell.qpn(), frame, batch);
+    }
+    WcStatus::Success
+}
+
+impl Drop for RawPoster<'_> {
+    fn drop(&mut self) {
+        let Some(mut sends) = self.sends.take() else { return };
+        let switch = self.cell.switch();
+        // Under the lock, so that two threads cannot overtake each other.
+        switch.flush(&mut sends.batch);
+        drop(sends);
+        switch.transport.after_unlock();
+    }
+}
+
+impl fmt::Debug for RawPoster<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RawPoster").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,191 @@
+//! The kinds of received datagrams.
+
+use std::net::{IpAddr, SocketAddr};
+
+use anyverbs_links::udp::CreditPacket;
+use anyverbs_net::Datagram;
+use anyverbs_proto::counters::Counter;
+use anyverbs_proto::qp::Arrival;
+use anyverbs_proto::types::{Gid, Qpn};
+use anyverbs_proto::wire::icrc::{Flow, IcrcVerdict};
+use anyverbs_proto::wire::packet::{ICRC_LEN, Packet};
+
+use super::Driver;
+use super::Mad as ToGsi;
+use super::deliver::Arrived;
+use super::ip_ids::{IpIds, Place};
+
+/// The kinds of received datagrams.
+pub(super) enum Received<'a> {
+    /// It lies where it was to be read to.
+    Packet,
+    /// To QP1, which every process has. Boxed: it is rare, and long.
+    Gsi(Box<ToGsi<'a>>),
+    Credit(CreditPacket),
+}
+
+/// Packets that were received, to be counted together.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    packets: u64,
+    bytes: u64,
+}
+
+/// Facts about senders.
+#[derive(Debug)]
+pub(super) struct Senders {
+    last: Option<KnownFlow>,
+    ids: IpIds,
+}
+
+impl Senders {
+    pub(super) fn new() -> Self {
+        Self { last: None, ids: IpIds::new() }
+    }
+}
+
+/// From where to where the last datagram went: the next one likely goes there, too.
+#[derive(Debug)]
+struct KnownFlow {
+    source: SocketAddr,
+    destination: IpAddr,
+    gids: (Gid, Gid),
+    flow: Flow,
+    ids: Place,
+    is_link_local: bool,
+}
+
+impl KnownFlow {
+    fn new(source: SocketAddr, destination: IpAddr, port: u16, ids: &mut IpIds) -> Self {
+        let (from, to) = (source.ip().to_canonical(), destination.to_canonical());
+        let flow = Flow::new(from, to, source.port(), port);
+        let ids = ids.place(from);
+        let is_link_local = matches!(from, IpAddr::V6(ip) if ip.is_unicast_link_local());
+        let gids = (Gid::from(from), Gid::from(to));
+        Self { source, destination, gids, flow, ids, is_link_local }
+    }
+}
+
+impl Driver {
+    pub(super) fn count_received(&self, tally: Tally) {
+        self.core.count(Counter::RcvdPkts, tally.packets);
+        self.core.count(Counter::RcvdBytes, tally.bytes);
+    }
+
+    /// Checks a datagram up to its packet, which is read to `into`. None: it is not for us, and was counted.
+    #[inline]
+    pub(super) fn classify<'d>(
+        &self,
+        datagram: &Datagram<'d>,
+        Senders { last, ids }: &mut Senders,
+        was_forwarded: bool,
+        tally: &mut Tally,
+        into: &mut Arrived<'d>,
+    ) -> Option<Received<'d>> {
+        let bytes = datagram.bytes;
+        let Some(&slot) = bytes.get(5).filter(|_| bytes.len() >= 12 + ICRC_LEN) else {
+            self.core.count(Counter::DropMalformed, 1);
+            return None;
+        };
+        let to_gsi = bytes[5..8] == [0, 0, Qpn::GSI.get() as u8];
+        let to_group = datagram.destination.is_multicast();
+        if to_group != (bytes[5..8] == [0xff; 3]) {
+            // Otherwise a packet for one queue pair that is sent to a group would make all processes forward it.
+            self.core.count(Counter::DropNoQp, 1);
+            return None;
+        }
+        let known = match last {
+            Some(known)
+                if known.source == datagram.source && known.destination == datagram.destination =>
+            {
+                known
+            }
+            _ => last.insert(KnownFlow::new(
+                datagram.source,
+                datagram.destination,
+                self.core.config.udp_port,
+                ids,
+            )),
+        };
+        let id = match known.flow.check(bytes, datagram.segment) {
+            IcrcVerdict::Exact => Some(datagram.segment),
+            IcrcVerdict::SomeId(id) => Some(id),
+            IcrcVerdict::Wrong => None,
+        };
+        if !id.is_some_and(|id| ids.is_plausible(known.ids, id)) {
+            self.core.count(Counter::DropIcrc, 1);
+            return None;
+        }
+        if known.is_link_local && self.is_from_elsewhere(datagram) {
+            self.core.count(Counter::DropForeign, 1);
+            return None;
+        }
+        if slot != self.core.slot && !to_group && !to_gsi {
+            self.misdelivered(slot, datagram, was_forwarded);
+            return None;
+        }
+        let bytes = &bytes[..bytes.len() - ICRC_LEN];
+        if let Some(credit) = CreditPacket::parse(bytes) {
+            if to_group {
+                self.core.count(Counter::DropMalformed, 1);
+                return None;
+            }
+            return Some(Received::Credit(credit));
+        }
+        into.arrival = Arrival {
+            source: known.gids.0,
+            destination: known.gids.1,
+            traffic_class: datagram.traffic_class,
+            hop_limit: datagram.hop_limit,
+            flow_label: datagram.flow_label,
+        };
+        if to_gsi {
+            return self.classify_mad(datagram, bytes, into.arrival, was_forwarded, tally);
+        }
+        if into.read(bytes).is_err() {
+            self.core.count(Counter::DropMalformed, 1);
+            return None;
+        }
+        self.tally(datagram, &into.arrival, tally);
+        Some(Received::Packet)
+    }
+
+    /// Tells whether a datagram from a link-local address came by another interface than the one that has its
+    /// destination. The host there may have the same address as the connected peer.
+    #[cold]
+    fn is_from_elsewhere(&self, datagram: &Datagram<'_>) -> bool {
+        let SocketAddr::V6(source) = datagram.source else { return false };
+        let destination = datagram.destination.to_canonical();
+        source.scope_id() != 0
+            && !destination.is_multicast()
+            && !self.core.gids.contains(Gid::from(datagram.source.ip()))
+            && self.core.gids.find(Gid::from(destination), source.scope_id()).is_none()
+    }
+
+    #[cold]
+    fn classify_mad<'d>(
+        &self,
+        datagram: &Datagram<'d>,
+        bytes: &'d [u8],
+        arrival: Arrival,
+        was_forwarded: bool,
+        tally: &mut Tally,
+    ) -> Option<Received<'d>> {
+        let Ok(packet) = Packet::parse(bytes) else {
+            self.core.count(Counter::DropMalformed, 1);
+            return None;
+        };
+        self.tally(datagram, &arrival, tally);
+        let datagram = *datagram;
+        Some(Received::Gsi(Box::new(ToGsi { datagram, arrival, packet, was_forwarded })))
+    }
+
+    #[inline]
+    fn tally(&self, datagram: &Datagram<'_>, arrival: &Arrival, tally: &mut Tally) {
+        tally.packets += 1;
+        tally.bytes += datagram.bytes.len() as u64;
+        if arrival.is_marked() {
+            self.core.count(Counter::EcnMarked, 1);
+        }
+    }
+}

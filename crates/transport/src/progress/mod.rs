@@ -1,0 +1,217 @@
+//! Progress: receiving, timers, the worker, and what waiting threads do.
+//!
+//! A [`Driver`] knows links and queue pairs. What belongs to the rooms above it, QP1 and raw packets, it gives to them by
+//! [`Management`] and [`Frames`].
+
+mod datagrams;
+mod deliver;
+mod handing;
+mod ip_ids;
+mod moderation;
+mod owed;
+mod receive;
+mod ring;
+mod timers;
+mod waiter;
+pub mod worker;
+
+use std::any::Any;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::{Arc, OnceLock, Weak};
+
+use anyverbs_links::Links;
+use anyverbs_links::inproc::Inbound;
+use anyverbs_net::Datagram;
+use anyverbs_objects::base::{Core, Patience, Progress, Timed};
+use anyverbs_objects::context_cell::PortListeners;
+use anyverbs_objects::cq::CqCell;
+use anyverbs_proto::counters::Counter;
+use anyverbs_proto::qp::Arrival;
+use anyverbs_proto::time::Time;
+use anyverbs_proto::types::Qpn;
+use anyverbs_proto::wire::packet::Packet;
+use parking_lot::Mutex;
+
+use crate::qp::transport::Transport;
+use handing::Handing;
+use moderation::Moderated;
+pub use receive::RxState;
+use worker::Shared;
+
+/// A packet to QP1.
+pub struct Mad<'d> {
+    /// As it came.
+    pub datagram: Datagram<'d>,
+    /// Where it came from.
+    pub arrival: Arrival,
+    /// Its headers and payload.
+    pub packet: Packet<'d>,
+    /// Another process received it and says that it is for this one.
+    pub was_forwarded: bool,
+}
+
+/// QP1, as progress needs it.
+pub trait Management: Sync {
+    /// When [`run`](Self::run) has something to do, in nanoseconds.
+    fn next(&self) -> u64;
+
+    /// Runs the timers that are due.
+    fn run(&'static self, now: Time);
+
+    /// Takes packets to QP1 whose ICRC is right. No queue pair is locked.
+    fn receive(&'static self, now: Time, mads: &[Mad<'_>]);
+
+    /// Whether a DREQ waits for what came before it, and whoever receives should look at everything.
+    fn keeps_disconnects(&self) -> bool;
+
+    /// From `empty` on nothing was left to be read: DREQs that came before need not wait any longer.
+    fn look_at_disconnects(&'static self, now: Time, empty: Time);
+
+    /// A datagram was handed on to another process.
+    fn forwarded(&self, now: Time);
+
+    /// The host's addresses have changed.
+    fn addresses_changed(&'static self);
+}
+
+/// Raw packets, as progress needs them.
+pub trait Frames: Sync {
+    /// Receives frames; how many. 0 also while another thread is at it.
+    fn receive(&self) -> usize;
+
+    /// The descriptors on which frames arrive, two at most; none before there is a rule.
+    fn fds(&self) -> Vec<BorrowedFd<'_>>;
+
+    /// Fails all that use a completion queue for which `overrun` holds.
+    fn fail_users(&self, overrun: &dyn Fn(&Arc<CqCell>) -> bool);
+}
+
+/// The rooms above.
+pub struct Above {
+    /// QP1.
+    pub management: &'static dyn Management,
+    /// Raw packets.
+    pub frames: &'static dyn Frames,
+}
+
+/// Receives, and does what has to be done at some time by somebody.
+pub struct Driver {
+    core: &'static Core,
+    links: &'static Links,
+    pub(crate) transport: &'static Transport,
+    /// Set before the first object is made.
+    pub above: OnceLock<Above>,
+    /// The contexts that hear of events of the port.
+    pub listeners: PortListeners,
+    rx: Mutex<RxState>,
+    /// Hands packets of groups on to other processes.
+    handing: Mutex<Handing>,
+    /// CQs with a delayed notification.
+    moderated: Moderated,
+    worker: Shared,
+    /// When the socket was last found empty with no ACK owed, in nanoseconds.
+    rx_empty_at: AtomicU64,
+    /// Empty polls: a program that polls does the worker's work.
+    lease: AtomicU64,
+    /// Threads that wait for a completion event.
+    waiters: AtomicU32,
+}
+
+impl std::fmt::Debug for Driver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Driver").finish_non_exhaustive()
+    }
+}
+
+impl Driver {
+    /// A driver that receives by `rx`.
+    pub fn new(transport: &'static Transport, rx: RxState, worker: Shared) -> Self {
+        Self {
+            core: transport.core,
+            links: transport.links,
+            transport,
+            above: OnceLock::new(),
+            listeners: PortListeners::default(),
+            rx: Mutex::new(rx),
+            handing: Mutex::default(),
+            moderated: Moderated::new(),
+            worker,
+            rx_empty_at: AtomicU64::new(0),
+            lease: AtomicU64::new(0),
+            waiters: AtomicU32::new(0),
+        }
+    }
+
+    #[inline]
+    fn above(&self) -> &Above {
+        self.above.get().expect("set before the first object is made")
+    }
+
+    /// Bytes of packets in and out, since the start.
+    fn bytes_moved(&self) -> u64 {
+        let by_ring = self.links.shm.as_ref().map_or(0, |shm| shm.traffic().uncounted());
+        let counted = [Counter::SentBytes, Counter::RcvdBytes].map(|c| self.core.counters.read(c));
+        by_ring.wrapping_add(counted[0]).wrapping_add(counted[1])
+    }
+}
+
+impl Progress for Driver {
+    fn poll(&'static self) -> bool {
+        self.poll_progress()
+    }
+
+    fn end_polling(&'static self) {
+        self.end_lease();
+    }
+
+    fn wait_for_event(
+        &'static self,
+        patience: &Patience,
+        channel: BorrowedFd<'_>,
+        found: &mut dyn FnMut() -> bool,
+    ) -> io::Result<bool> {
+        self.wait_for_event(patience, channel, found)
+    }
+
+    fn end_wait(&'static self) {
+        self.end_wait();
+    }
+
+    fn after_unlock(&'static self) {
+        self.after_unlock();
+    }
+
+    fn call_at(&'static self, at: Time, what: Weak<dyn Timed>) {
+        self.moderated.add(at, what);
+        self.links.waker.look_before(at.as_nanos());
+    }
+
+    fn watch(&'static self, fds: Vec<BorrowedFd<'static>>) -> io::Result<()> {
+        self.worker.watch(fds)
+    }
+
+    fn note_overrun(&'static self, cq: Arc<dyn Any + Send + Sync>, qpn: Qpn) {
+        self.transport.overruns.note(cq, qpn);
+    }
+}
+
+impl Inbound for &'static Driver {
+    fn deliver<'p>(&self, packets: impl Iterator<Item = (Arrival, Packet<'p>)>) {
+        let packets = packets.map(|(arrival, packet)| (arrival, packet.into()));
+        Driver::deliver(self, self.core.now(), packets);
+    }
+
+    fn hand_on<'p>(&self, packets: impl Iterator<Item = (Arrival, Packet<'p>)>) {
+        self.handing.lock().hand_on(self, packets);
+    }
+
+    fn acknowledge(&self, qpn: Qpn) {
+        Driver::acknowledge(self, qpn);
+    }
+
+    fn resume(&self, qpn: Qpn) {
+        Driver::resume(self, qpn);
+    }
+}

@@ -1,0 +1,80 @@
+//! Runs the timers that are due.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use anyverbs_links::shm;
+use anyverbs_objects::base::NEVER;
+use anyverbs_proto::time::Time;
+
+use super::Driver;
+use crate::qp::State;
+use crate::qp::link::Link;
+
+/// Interval of a timer's looks whether its link has caught up.
+const CATCH_UP: Duration = Duration::from_micros(100);
+/// After this time a timer acts in any case.
+const LATEST: Duration = Duration::from_millis(64);
+
+impl Driver {
+    /// When the next timer of any kind is due, in nanoseconds.
+    pub fn next_deadline(&self) -> u64 {
+        let shm = self.links.shm.as_ref().map_or(NEVER, shm::Shm::next);
+        let others = self.above().management.next().min(shm).min(self.moderated.next());
+        self.transport.timers.next().min(self.links.paths.next()).min(others)
+    }
+
+    /// Tells whether all packets from before `deadline` were delivered. A timer must not count a packet as lost that
+    /// only waits for a thread without the processor.
+    fn has_caught_up(&self, link: &mut Link, deadline: Time, now: Time) -> bool {
+        if link.is_inproc() {
+            return self.links.inproc.has_caught_up(&mut link.catch_up.0);
+        }
+        self.rx_empty_at.load(Ordering::Acquire) >= deadline.as_nanos()
+            || now.since(deadline) > LATEST
+    }
+
+    /// Runs the timers that are due.
+    pub(super) fn run_timers(&'static self) {
+        let next = self.next_deadline();
+        if next == NEVER {
+            return;
+        }
+        let now = self.core.now();
+        if now.as_nanos() < next {
+            return;
+        }
+        while let Some((at, qpn)) = self.transport.timers.pop(now) {
+            self.with_qp(qpn, |State { machine, link, .. }, call| {
+                if !link.timers.remove(at) {
+                    return;
+                }
+                link.catch_up.1 = None;
+                if link.doomed.take_if(|at| *at <= now).is_some() {
+                    machine.peer_gone(&mut call.env(link));
+                    return;
+                }
+                let Some(deadline) = machine.deadline().filter(|deadline| *deadline <= now) else {
+                    return;
+                };
+                // The machine's deadline counts, not `at`, which moves with each look.
+                if !self.has_caught_up(link, deadline, now) {
+                    link.catch_up.1 = Some(now + CATCH_UP);
+                    return;
+                }
+                machine.on_timer(&mut call.env(link));
+            });
+        }
+        let mut resume = Vec::new();
+        self.links.paths.expire(now, &mut resume);
+        if let Some(shm) = &self.links.shm {
+            shm.expire(now, &mut resume);
+        }
+        for qpn in resume {
+            self.resume(qpn);
+        }
+        self.tell_moderated(now);
+        self.above().management.run(now);
+        self.after_unlock();
+    }
+}

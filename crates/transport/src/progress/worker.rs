@@ -1,0 +1,538 @@
+//! The worker: one thread that serves the process when no caller does.
+//!
+//! It sleeps in epoll on the sockets. While a program polls, its polls do the work, and waking the worker for each
+//! packet as well would cost both. So the sockets are armed for one event only. When the worker is woken while polls
+//! are fresh, it does nothing, leaves the sockets disarmed and looks again after [`LEASE`]. When the polls have
+//! stopped, it does the work and arms the sockets again. A program that is about to sleep ends the lease itself.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::time::Duration;
+
+use anyverbs_links::shm::Shm;
+use anyverbs_net::AddressMonitor;
+use anyverbs_net::UdpPort;
+use anyverbs_net::steering::Resteer;
+use anyverbs_objects::async_event::AsyncEventKind;
+use anyverbs_objects::base::{IS_WORKER, NEVER, Waker};
+use anyverbs_proto::time::Time;
+
+use super::Driver;
+use crate::qp::owed::ACK_DELAY;
+
+/// The time for which a poll keeps the worker away.
+const LEASE: Duration = Duration::from_micros(700);
+/// The time after a one-sided request that the worker had to take. During it polls keep the worker away for no longer
+/// than [`SHORT_LEASE`].
+const ONE_SIDED: Duration = Duration::from_millis(20);
+/// As [`LEASE`], while one-sided requests come. Such a look has to be cheap, for it interrupts the program.
+const SHORT_LEASE: Duration = Duration::from_micros(30);
+/// Bytes in one go, in and out, that make a stream.
+const STREAM: u64 = 32 << 10;
+/// Bytes in one go that make a stream where the last ones came no longer ago than [`PIECES`]: where packets are lost,
+/// windows are small.
+const PIECE: u64 = 3 << 10;
+/// See [`PIECE`].
+const PIECES: Duration = Duration::from_micros(200);
+/// The time for which the worker waits for more of a stream before it sleeps.
+const SPIN: Duration = Duration::from_micros(25);
+/// The time for which the worker leaves arrivals to a program that polls.
+const MOMENT: Duration = Duration::from_micros(10);
+/// The lateness that its timers may have: by default 50 us.
+const TIMER_SLACK: Duration = Duration::from_micros(1);
+/// The least that the scheduler grants.
+const SLICE: Duration = Duration::from_micros(100);
+/// Packets that came alone, likely.
+const FEW: usize = 4;
+/// Batches in a row before the worker looks at anything else.
+const BATCHES: usize = 64;
+
+const TOKEN_KICK: u64 = 0;
+const TOKEN_MONITOR: u64 = 1;
+const TOKEN_SHM: u64 = 2;
+const TOKEN_SHM_CONTROL: u64 = 3;
+/// The first of the port's descriptors; the others follow in their order.
+const TOKEN_INPUT: u64 = 4;
+/// Where the bits of the sockets for frames begin, behind those of the port.
+const FRAMES_BIT: usize = 30;
+
+/// State that callers and the worker share.
+#[derive(Debug)]
+pub struct Shared {
+    epoll: OwnedFd,
+    monitor: Option<AddressMonitor>,
+    /// The port's descriptors that were disarmed by their events, a bit each.
+    disarmed: AtomicU32,
+    /// Sockets for frames, two at most; their bits in `disarmed` begin at [`FRAMES_BIT`].
+    frames: OnceLock<Vec<BorrowedFd<'static>>>,
+    /// The worker found another thread at the sockets.
+    left_to_reader: AtomicBool,
+    /// The same-host link has woken the worker, or somebody polls instead: it must be armed before the worker sleeps.
+    shm_spent: AtomicBool,
+    /// The lease counter when it was last looked at.
+    seen: AtomicU64,
+    /// One-sided requests came since the worker last looked.
+    one_sided: AtomicBool,
+    /// A thread of the program sleeps at the sockets, or did lately.
+    waited_for: AtomicBool,
+}
+
+/// The events that woke the worker.
+#[derive(Clone, Copy, Debug, Default)]
+struct Found {
+    kicked: bool,
+    addresses: bool,
+    /// The port's descriptors that are ready, a bit each.
+    input: u32,
+    shm: bool,
+    shm_control: bool,
+}
+
+/// Sets an eventfd to zero.
+fn clear(fd: BorrowedFd<'_>) {
+    let mut count = 0u64;
+    // SAFETY: eight live bytes; the descriptor does not block.
+    unsafe { libc::read(fd.as_raw_fd(), (&raw mut count).cast(), 8) };
+}
+
+fn control(epoll: &OwnedFd, op: i32, fd: BorrowedFd<'_>, flags: i32, token: u64) -> io::Result<()> {
+    let mut event = libc::epoll_event { events: flags as u32, u64: token };
+    // SAFETY: a live event; both descriptors are open.
+    let rc = unsafe { libc::epoll_ctl(epoll.as_raw_fd(), op, fd.as_raw_fd(), &raw mut event) };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Without it the GID table stays as it is; nothing else depends on it.
+pub fn watch_addresses() -> Option<AddressMonitor> {
+    AddressMonitor::new()
+        .inspect_err(|error| tracing::warn!(%error, "addresses are not watched"))
+        .ok()
+}
+
+impl Shared {
+    /// `monitor` was there before the GID table read the addresses, so it shows later changes.
+    pub fn new(
+        waker: &Waker,
+        port: &UdpPort,
+        shm: Option<&Shm>,
+        monitor: Option<AddressMonitor>,
+    ) -> io::Result<Self> {
+        // SAFETY: takes no pointers.
+        let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        if epoll < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a descriptor that the kernel has just made and that has no other owner.
+        let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
+        control(&epoll, libc::EPOLL_CTL_ADD, waker.as_fd(), libc::EPOLLIN, TOKEN_KICK)?;
+        if let Some(monitor) = &monitor {
+            control(&epoll, libc::EPOLL_CTL_ADD, monitor.as_fd(), libc::EPOLLIN, TOKEN_MONITOR)?;
+        }
+        for (fd, token) in port.fds().zip(TOKEN_INPUT..) {
+            control(&epoll, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN | libc::EPOLLONESHOT, token)?;
+        }
+        if let Some(endpoint) = shm.map(Shm::endpoint) {
+            for (fd, token) in
+                [(endpoint.wake_fd(), TOKEN_SHM), (endpoint.control_fd(), TOKEN_SHM_CONTROL)]
+            {
+                control(&epoll, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN, token)?;
+            }
+        }
+        Ok(Self {
+            epoll,
+            monitor,
+            disarmed: AtomicU32::new(0),
+            frames: OnceLock::new(),
+            left_to_reader: AtomicBool::new(false),
+            shm_spent: AtomicBool::new(shm.is_some()),
+            seen: AtomicU64::new(0),
+            one_sided: AtomicBool::new(false),
+            waited_for: AtomicBool::new(false),
+        })
+    }
+
+    /// The worker leaves the sockets to the thread that reads them, and which looks once more if it has found nothing.
+    pub(super) fn leave_to_reader(&self) {
+        self.left_to_reader.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn is_left_to_reader(&self) -> bool {
+        self.left_to_reader.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn take_left_to_reader(&self) -> bool {
+        self.is_left_to_reader() && self.left_to_reader.swap(false, Ordering::SeqCst)
+    }
+
+    pub(super) fn note_one_sided(&self) {
+        if !self.one_sided.load(Ordering::Relaxed) {
+            self.one_sided.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// A thread of the program goes to sleep at the sockets. The same-host link does not wake it.
+    pub(super) fn note_waiter(&self) {
+        self.waited_for.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn is_shm_spent(&self) -> bool {
+        self.shm_spent.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn take_shm_spent(&self) -> bool {
+        self.is_shm_spent() && self.shm_spent.swap(false, Ordering::SeqCst)
+    }
+
+    pub(super) fn note_shm_spent(&self) {
+        self.shm_spent.store(true, Ordering::SeqCst);
+    }
+
+    /// Polls up to now no longer keep the worker away.
+    pub(super) fn end_lease(&self, lease: u64) {
+        self.seen.store(lease, Ordering::SeqCst);
+    }
+
+    pub(super) fn rearm_if_disarmed(&self, port: &UdpPort) {
+        if self.disarmed.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let disarmed = self.disarmed.swap(0, Ordering::SeqCst);
+        let frames = self.frames.get().into_iter().flatten().copied();
+        let fds = port.fds().enumerate().chain((FRAMES_BIT..).zip(frames));
+        for (i, fd) in fds.filter(|(i, _)| disarmed & 1 << i != 0) {
+            let armed = control(
+                &self.epoll,
+                libc::EPOLL_CTL_MOD,
+                fd,
+                libc::EPOLLIN | libc::EPOLLONESHOT,
+                TOKEN_INPUT + i as u64,
+            );
+            debug_assert!(armed.is_ok(), "the descriptors stay in the set: {armed:?}");
+        }
+    }
+
+    /// Has the worker receive frames as well; once.
+    pub(super) fn watch(&self, mut fds: Vec<BorrowedFd<'static>>) -> io::Result<()> {
+        fds.truncate(32 - FRAMES_BIT);
+        let fds = self.frames.get_or_init(|| fds);
+        for (i, fd) in (FRAMES_BIT..).zip(fds) {
+            let token = TOKEN_INPUT + i as u64;
+            let flags = libc::EPOLLIN | libc::EPOLLONESHOT;
+            control(&self.epoll, libc::EPOLL_CTL_ADD, *fd, flags, token)?;
+        }
+        Ok(())
+    }
+
+    /// Whether there are sockets for frames.
+    #[inline]
+    pub(super) fn watches_frames(&self) -> bool {
+        self.frames.get().is_some()
+    }
+
+    /// Waits for events for at most `timeout`; which came.
+    fn wait(&self, timeout: Option<Duration>) -> Found {
+        let mut pfd = libc::pollfd { fd: self.epoll.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        let spec = timeout.map(|t| libc::timespec {
+            tv_sec: t.as_secs().min(i32::MAX as u64) as libc::time_t,
+            tv_nsec: t.subsec_nanos().into(),
+        });
+        let spec_at = spec.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+        // epoll's own timeout has no microseconds.
+        // SAFETY: one live pollfd, a live timespec or null.
+        let n = unsafe { libc::ppoll(&raw mut pfd, 1, spec_at, std::ptr::null()) };
+        let mut found = Found::default();
+        if n <= 0 {
+            return found;
+        }
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 8];
+        // SAFETY: eight live events.
+        let n = unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), 8, 0) };
+        for event in events.iter().take(n.max(0) as usize) {
+            match event.u64 {
+                TOKEN_KICK => found.kicked = true,
+                TOKEN_MONITOR => found.addresses = true,
+                TOKEN_SHM => found.shm = true,
+                TOKEN_SHM_CONTROL => found.shm_control = true,
+                token => found.input |= 1 << (token - TOKEN_INPUT),
+            }
+        }
+        found
+    }
+}
+
+/// Gives the worker its driver.
+pub type Starter = Sender<&'static Driver>;
+
+/// Starts the worker. It waits until it is sent its driver, and ends if there comes none.
+pub fn spawn() -> io::Result<Starter> {
+    let (sender, driver) = mpsc::channel();
+    spawn_quiet("anyverbs", move || {
+        if let Ok(driver) = driver.recv() {
+            run(driver);
+        }
+    })?;
+    Ok(sender)
+}
+
+/// Starts a thread with all signals blocked: they are for the program's threads.
+pub fn spawn_quiet(name: &str, f: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    // SAFETY: all-zero is a valid sigset_t, and the calls get live pointers to such.
+    let old = unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        let mut old: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        // The guarded copies of registered memory rely on these signals.
+        libc::sigdelset(&raw mut all, libc::SIGSEGV);
+        libc::sigdelset(&raw mut all, libc::SIGBUS);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
+        old
+    };
+    let spawned = std::thread::Builder::new().name(name.into()).stack_size(256 << 10).spawn(f);
+    // SAFETY: as above.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut()) };
+    spawned.map(drop)
+}
+
+/// Asks the scheduler for short time slices (sched_setattr(2), since Linux 6.12). A thread with a shorter one than the
+/// thread that runs gets the processor when it wakes. The program may be spinning on its memory for data that the
+/// worker has to receive.
+fn ask_for_short_slices() {
+    // SAFETY: all-zero is a valid sched_attr; the calls get a live one of the given size, for the calling thread.
+    unsafe {
+        let mut attr: libc::sched_attr = std::mem::zeroed();
+        let size = size_of::<libc::sched_attr>() as u32;
+        let known = libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, size, 0) == 0;
+        if known && attr.sched_policy == libc::SCHED_OTHER as u32 {
+            attr.size = size;
+            attr.sched_runtime = SLICE.as_nanos() as u64;
+            libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0);
+        }
+    }
+}
+
+fn run(driver: &'static Driver) {
+    IS_WORKER.set(true);
+    ask_for_short_slices();
+    // SAFETY: takes no pointers, and concerns the calling thread. Where it fails, timers are late.
+    unsafe {
+        libc::prctl(
+            libc::PR_SET_TIMERSLACK,
+            TIMER_SLACK.as_nanos() as libc::c_ulong,
+            0_u64,
+            0_u64,
+            0_u64,
+        )
+    };
+    let shared = &driver.worker;
+    // For how long polls keep the worker away at the moment.
+    let mut away = None;
+    let mut polled = false;
+    // A program that waits on its memory polls in between, for its own sends.
+    let mut needed_until = driver.core.now();
+    // When the last piece of a stream came.
+    let mut last = driver.core.now();
+    serve(driver, false, &mut last);
+    let mut resteer_at = NEVER;
+    loop {
+        let owed = driver.transport.owed.now();
+        let found = sleep(driver, away, polled, resteer_at);
+        if found.kicked {
+            driver.links.waker.take_kick();
+        }
+        if found.addresses {
+            refresh_addresses(driver);
+        }
+        if let Some(shm) = &driver.links.shm {
+            if found.shm_control {
+                shm.control();
+            }
+            if found.shm {
+                clear(shm.endpoint().wake_fd());
+                shared.note_shm_spent();
+            }
+        }
+        if found.input != 0 {
+            shared.disarmed.fetch_or(found.input, Ordering::SeqCst);
+        }
+        let lease = driver.lease.load(Ordering::SeqCst);
+        polled = shared.seen.swap(lease, Ordering::SeqCst) != lease;
+        let now = driver.core.now();
+        if shared.one_sided.swap(false, Ordering::Relaxed) {
+            needed_until = now + ONE_SIDED;
+        }
+        let needed = now < needed_until;
+        if found.shm && shared.waited_for.swap(false, Ordering::SeqCst) {
+            polled = false;
+        }
+        let contended = polled && found.input != 0;
+        let takes = match (needed, contended) {
+            (true, true) => takes_it(driver),
+            // Polls that go on take it all. Where they stop, it is seen at the next look.
+            (true, false) => polled && !found.shm,
+            (false, _) => polled,
+        };
+        // Woken by input that is gone, or that somebody is taking: the program polls.
+        away = if takes || !serve(driver, contended, &mut last) {
+            Some(if needed { SHORT_LEASE } else { LEASE })
+        } else {
+            None
+        };
+        if away.is_some() && owed.is_any() && owed == driver.transport.owed.now() {
+            // The program polled, but not since. Its answer may still carry its new ACKs. An ACK that leaves before
+            // would end the peer's poll, and have it wait on its memory for the answer.
+            driver.flush_owed();
+        }
+        driver.run_timers();
+        if driver.links.inproc.is_pending() {
+            driver.links.inproc.drain(&driver, true);
+        }
+        if driver.links.port.needs_resteer() || resteer_at != NEVER {
+            resteer_at = match driver.links.port.resteer() {
+                Ok(Resteer::Pending { retry_after }) => {
+                    (driver.core.now() + retry_after).as_nanos()
+                }
+                Ok(_) => NEVER,
+                Err(error) => {
+                    tracing::debug!(%error, "steering was not repaired");
+                    NEVER
+                }
+            };
+        }
+    }
+}
+
+/// Tells whether the program is polling at this moment, and so takes new arrivals. It may run on this very processor,
+/// and be in the middle of a poll. If it has polled before and now waits on its memory, the worker has to take them.
+fn takes_it(driver: &'static Driver) -> bool {
+    std::thread::sleep(MOMENT);
+    let lease = driver.lease.load(Ordering::SeqCst);
+    driver.worker.seen.swap(lease, Ordering::SeqCst) != lease
+}
+
+/// Sleeps until there is something to do.
+fn sleep(driver: &'static Driver, away: Option<Duration>, polled: bool, resteer_at: u64) -> Found {
+    let (shared, waker) = (&driver.worker, &driver.links.waker);
+    if let Some(lease) = away {
+        // It looks again by itself, so no thread need wake it for an earlier time.
+        let now = driver.core.now().as_nanos();
+        let timer =
+            Duration::from_nanos(driver.next_deadline().min(resteer_at).saturating_sub(now));
+        let lease = if driver.transport.owed.now().is_any() { lease.min(ACK_DELAY) } else { lease };
+        let timeout = lease.min(timer.max(Duration::from_micros(50)));
+        waker.set_away_until(now + timeout.as_nanos() as u64);
+        let found = shared.wait(Some(timeout));
+        waker.set_away_until(0);
+        return found;
+    }
+    // Says how long it will sleep, then looks once more: a later caller sees it asleep.
+    let mut until;
+    loop {
+        until = driver.next_deadline().min(resteer_at);
+        waker.set_asleep_until(until.max(1));
+        if driver.next_deadline().min(resteer_at) >= until {
+            break;
+        }
+    }
+    let timeout = if driver.transport.owed.now().is_any() || driver.links.inproc.is_pending() {
+        Some(ACK_DELAY)
+    } else {
+        let timer = (until != NEVER)
+            .then(|| Duration::from_nanos(until.saturating_sub(driver.core.now().as_nanos())));
+        // Whoever polls may leave an ACK behind.
+        if polled { Some(timer.map_or(LEASE, |t| t.min(LEASE))) } else { timer }
+    };
+    let found = shared.wait(timeout);
+    waker.set_asleep_until(0);
+    found
+}
+
+/// Receives all there is, acknowledges, and arms the sockets again.
+///
+/// In the middle of a stream the worker waits a little for more before it sleeps: a wake-up costs as much as the wait.
+/// If other threads are said to take arrivals (`contended`), and there are none, nothing else is done: false. The same
+/// holds if another thread is at the sockets. If they were armed while that one does not get the processor, they would
+/// wake the worker at once. It does not wait for small messages, whose program may be spinning on its memory on this
+/// very core.
+fn serve(driver: &'static Driver, contended: bool, last: &mut Time) -> bool {
+    let stream = if driver.core.now().since(*last) <= PIECES { PIECE } else { STREAM };
+    let is_stream = |begin| driver.bytes_moved().wrapping_sub(begin) >= stream;
+    let lease = driver.lease.load(Ordering::SeqCst);
+    let begin = driver.bytes_moved();
+    let mut batches = 0;
+    let mut give_up = None;
+    while batches < BATCHES {
+        // While it waits it asks as cheaply as a poller, and thoroughly before it gives up.
+        let n = driver.receive(give_up.is_none());
+        if n > 0 {
+            batches += 1;
+            give_up = None;
+            if driver.bytes_moved().wrapping_sub(begin) >= PIECE {
+                *last = driver.core.now();
+            }
+            if n <= FEW && !is_stream(begin) {
+                // More makes an event when the sockets are armed, which costs less than to ask.
+                driver.flush_unawaited();
+                arm(driver);
+                return true;
+            }
+            continue;
+        }
+        if batches == 0 && (contended || driver.worker.is_left_to_reader()) {
+            return false;
+        }
+        driver.flush_owed();
+        let polled = driver.lease.load(Ordering::SeqCst) != lease;
+        if polled || !is_stream(begin) {
+            break;
+        }
+        let now = driver.core.now();
+        if now >= *give_up.get_or_insert(now + SPIN) {
+            if driver.receive(true) == 0 {
+                break;
+            }
+            give_up = None;
+        }
+        std::hint::spin_loop();
+    }
+    driver.flush_owed();
+    arm(driver);
+    true
+}
+
+/// Call it last: later arrivals make an event at once.
+fn arm(driver: &'static Driver) {
+    driver.worker.rearm_if_disarmed(&driver.links.port);
+    if !driver.rearm_shm() {
+        // Something came meanwhile: another round.
+        driver.kick_worker();
+    }
+}
+
+fn refresh_addresses(driver: &'static Driver) {
+    if let Some(monitor) = &driver.worker.monitor
+        && let Err(error) = monitor.drain()
+    {
+        tracing::debug!(%error, "reading address changes");
+    }
+    let was_empty = driver.core.gids.is_empty();
+    match driver.core.gids.refresh() {
+        Ok(false) => {}
+        Ok(true) => {
+            driver.transport.groups.follow(&driver.links.port, &driver.core.gids);
+            driver.listeners.raise(AsyncEventKind::GidChange);
+            driver.above().management.addresses_changed();
+            match (was_empty, driver.core.gids.is_empty()) {
+                (false, true) => driver.listeners.raise(AsyncEventKind::PortErr),
+                (true, false) => driver.listeners.raise(AsyncEventKind::PortActive),
+                _ => {}
+            }
+        }
+        Err(error) => tracing::warn!(%error, "the host's addresses could not be read"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

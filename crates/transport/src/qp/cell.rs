@@ -1,0 +1,284 @@
+//! The state of a queue pair that all its handles share.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use anyverbs_links::Links;
+use anyverbs_links::pace::NO_LIMIT;
+use anyverbs_links::udp::Asked;
+use anyverbs_objects::base::Ticket;
+use anyverbs_objects::cq::CqCell;
+use anyverbs_objects::error::ModifyObjectError;
+use anyverbs_objects::holders::Held;
+use anyverbs_objects::pd::PdCell;
+use anyverbs_objects::privilege;
+use anyverbs_objects::srq::SrqCell;
+use anyverbs_proto::env::Side;
+use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpState, QpType};
+use anyverbs_proto::qp::{Arrival, Incoming};
+use anyverbs_proto::types::{Gid, Qpn};
+use anyverbs_proto::xrc_message::FileId;
+use parking_lot::{Mutex, MutexGuard};
+
+use super::env::Call;
+use super::handles::Handles;
+use super::link::Link;
+use super::transport::Transport;
+use crate::multicast::Member;
+
+/// A queue pair, as the device holds it.
+pub struct QpCell {
+    pub(crate) transport: &'static Transport,
+    /// Number.
+    pub qpn: Qpn,
+    /// Transport type.
+    pub qp_type: QpType,
+    /// What its lock guards.
+    pub state: Mutex<State>,
+    /// None on a target.
+    pub send_cq: Option<Arc<CqCell>>,
+    /// None on an initiator and a target.
+    pub recv_cq: Option<Arc<CqCell>>,
+    /// Where receives come from.
+    pub srq: Option<Arc<SrqCell>>,
+    /// Domain of a target, or [`NO_DOMAIN`].
+    pub(super) xrc_domain: AtomicU64,
+    /// The file of its domain, which other processes may share.
+    pub xrc_file: Option<FileId>,
+    /// The process of a target that is not this one's: open here, or borrowed ([`sharing::Sharing`]).
+    pub(super) home: AtomicU8,
+    /// The lease under which such a one is borrowed, or 0. Changes under the queue pair's lock.
+    pub borrowed: AtomicU64,
+    /// Attachments to multicast groups; changed under the lock of [`crate::multicast::Groups`].
+    pub(crate) groups: AtomicU32,
+    pub(super) blocks_own_multicast: AtomicBool,
+    /// Empty once it is destroyed. A leaf, but for the queues of events.
+    pub(super) handles: Mutex<Handles>,
+}
+
+/// The value in a queue pair that is no target.
+pub(super) const NO_DOMAIN: u64 = u64::MAX;
+
+/// The state under the queue pair's lock.
+pub struct State {
+    /// The protocol.
+    pub machine: anyverbs_proto::qp::Qp,
+    /// How its packets leave.
+    pub link: Link,
+    /// Multicast groups that it is attached to, in order.
+    pub(super) groups: Vec<Gid>,
+    /// None once it is destroyed.
+    pub(super) hold: Option<Hold>,
+}
+
+#[expect(dead_code, reason = "held for their drop")]
+pub(super) struct Hold(
+    pub(super) Option<Held<PdCell>>,
+    pub(super) [Option<Held<CqCell>>; 2],
+    pub(super) Option<Held<SrqCell>>,
+    pub(super) Option<Ticket>,
+);
+
+impl State {
+    /// Whether it is destroyed.
+    pub fn is_dead(&self) -> bool {
+        self.hold.is_none()
+    }
+
+    /// Tells whether it takes datagrams to a group.
+    pub(crate) fn is_in(&self, group: Gid) -> bool {
+        self.groups.binary_search_by_key(&group.0, |g| g.0).is_ok()
+    }
+
+    pub(crate) fn set_in(&mut self, group: Gid, is_in: bool) {
+        match self.groups.binary_search_by_key(&group.0, |g| g.0) {
+            Ok(at) if !is_in => drop(self.groups.remove(at)),
+            Err(at) if is_in => self.groups.insert(at, group),
+            _ => {}
+        }
+    }
+}
+
+impl fmt::Debug for QpCell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QpCell").field("qpn", &self.qpn).finish_non_exhaustive()
+    }
+}
+
+impl QpCell {
+    /// A queue pair with nothing around its machine, and no open handle.
+    pub(super) fn bare(
+        transport: &'static Transport,
+        qpn: Qpn,
+        qp_type: QpType,
+        state: State,
+    ) -> Self {
+        Self {
+            transport,
+            qpn,
+            qp_type,
+            state: Mutex::new(state),
+            send_cq: None,
+            recv_cq: None,
+            srq: None,
+            xrc_domain: AtomicU64::new(NO_DOMAIN),
+            xrc_file: None,
+            home: AtomicU8::new(0),
+            borrowed: AtomicU64::new(0),
+            groups: AtomicU32::new(0),
+            blocks_own_multicast: AtomicBool::new(false),
+            handles: Mutex::default(),
+        }
+    }
+
+    /// Where a side completes, unless that is an SRQ's affair.
+    #[inline]
+    pub(crate) fn cq(&self, side: Side) -> Option<&Arc<CqCell>> {
+        match side {
+            Side::Send => self.send_cq.as_ref(),
+            Side::Recv => self.recv_cq.as_ref(),
+        }
+    }
+
+    /// Ends its work: the peer gets the ACK that is still owed, and the last one once more; nothing else happens any more. None if it was done.
+    pub(super) fn retire(&self) -> Option<Hold> {
+        let mut state = self.state.lock();
+        let hold = state.hold.take()?;
+        let mut call = Call::new(self);
+        let State { machine, link, .. } = &mut *state;
+        machine.say_farewell(&mut call.env(link));
+        let last = (std::mem::take(&mut link.comp_cntrs), machine.give_up_queues());
+        self.note_modified(&mut state);
+        call.finish_last(state);
+        drop(last);
+        Some(hold)
+    }
+
+    /// The answer to a credit probe: how many messages its sender may send in all.
+    pub(crate) fn message_limit(&self, state: &State, asked: &Asked) -> u64 {
+        let posted = match &self.srq {
+            Some(srq) => Some(srq.waiting()),
+            None => state.machine.recvs_posted(),
+        };
+        posted.map_or(NO_LIMIT, |posted| asked.packet.counts.messages.saturating_add(posted as u64))
+    }
+
+    /// Whether it takes a packet of a group: it is attached, and the packet is not its own, come back, where it does not
+    /// want those.
+    pub(crate) fn takes(&self, state: &State, arrival: &Arrival, packet: &Incoming<'_>) -> bool {
+        let src_qpn = packet.headers.deth.map(|deth| deth.src_qpn);
+        let unwanted = self.blocks_own_multicast.load(Ordering::Relaxed)
+            && src_qpn == Some(self.qpn)
+            && self.transport.core.gids.contains(arrival.source);
+        state.is_in(arrival.destination) && !unwanted
+    }
+
+    /// Tells those who share the domain of a target that it was modified, or ends.
+    pub(super) fn note_modified(&self, state: &mut State) {
+        if self.qp_type == QpType::XrcRecv {
+            self.transport.sharing().modified(self, state);
+        }
+    }
+
+    /// It ends with its last handle; returns its hold. `None` if it was done before.
+    pub(super) fn end(&self) -> Option<Hold> {
+        let hold = self.retire()?;
+        self.transport.qps.remove(self.qpn);
+        self.transport.core.mrs.forget_qp(self.qpn);
+        self.leave_cqs(true);
+        Some(hold)
+    }
+
+    /// Its completions leave the CQs; with `forget`, the CQs forget the queue pair as well.
+    pub(super) fn leave_cqs(&self, forget: bool) {
+        if let Some(cq) = &self.send_cq {
+            if forget {
+                cq.detach(self.qpn);
+            } else {
+                cq.purge(self.qpn);
+            }
+        }
+        if let Some(cq) = &self.recv_cq {
+            cq.purge(self.qpn);
+        }
+    }
+}
+
+impl Member for QpCell {
+    fn qpn(&self) -> Qpn {
+        self.qpn
+    }
+
+    fn links(&self) -> &'static Links {
+        self.transport.links
+    }
+
+    fn is_datagram(&self) -> bool {
+        self.qp_type == QpType::Ud
+    }
+
+    fn attachments(&self) -> &AtomicU32 {
+        &self.groups
+    }
+
+    fn is_destroyed(&self) -> bool {
+        self.state.lock().is_dead()
+    }
+
+    fn set_in(&self, gid: Gid, is_in: bool) {
+        self.state.lock().set_in(gid, is_in);
+    }
+}
+
+impl QpCell {
+    pub(super) fn lock(&self) -> Result<MutexGuard<'_, State>, ModifyObjectError> {
+        if !self.transport.core.is_current() {
+            return Err(ModifyObjectError::Forked);
+        }
+        let state = self.state.lock();
+        if state.is_dead() { Err(ModifyObjectError::Gone) } else { Ok(state) }
+    }
+
+    /// See [`Qp::modify`].
+    pub fn modify(&self, attr: &QpAttr, mask: QpAttrMask) -> Result<(), ModifyObjectError> {
+        let transport = self.transport;
+        if mask.contains(QpAttrMask::QKEY) && attr.qkey.is_controlled() && !privilege::has_net_raw()
+        {
+            return Err(ModifyObjectError::NotPermitted);
+        }
+        let mut state = self.lock()?;
+        let mut attr = *attr;
+        let mut max_mtu = transport.core.gids.active_mtu();
+        if mask.contains(QpAttrMask::AV) {
+            let entry = transport
+                .core
+                .gids
+                .entry(attr.av.sgid_index.into())
+                .ok_or(ModifyObjectError::Invalid("GID index of the address vector"))?;
+            attr.av.sgid = entry.gid;
+            max_mtu = entry.mtu;
+        } else if !state.machine.attr().av.sgid.is_zero() {
+            max_mtu = transport.core.gids.mtu_of(state.machine.attr().av.sgid).unwrap_or(max_mtu);
+        }
+        let limits = transport.modify_limits(max_mtu);
+        let mut call = Call::new(self);
+        let State { machine, link, .. } = &mut *state;
+        machine.modify(&attr, mask, &limits, &mut call.env(link))?;
+        if mask.contains(QpAttrMask::STATE) && attr.state == QpState::Reset {
+            link.leave_path();
+            link.xrc_srq = None;
+            self.leave_cqs(false);
+        } else if mask.contains(QpAttrMask::AV) {
+            link.pin(transport.links, machine);
+        }
+        self.note_modified(&mut state);
+        call.settle(&mut state);
+        let unsettled = state.link.published.take_unsettled();
+        call.finish(state);
+        if unsettled {
+            transport.core.settle_copies();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,493 @@
+//! The environment that the device gives a queue pair's machine for the time of one call.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyverbs_links::direct;
+use anyverbs_links::shm::{self, Refused};
+use anyverbs_links::udp::{Asked, Outbox};
+use anyverbs_net::MAX_PAYLOAD_V6;
+use anyverbs_objects::base::directory::publish_qp;
+use anyverbs_objects::memory::ProcessMemory;
+use anyverbs_proto::comp_cntr::CompCntrOps;
+use anyverbs_proto::counters::Counter;
+use anyverbs_proto::direct::{Direct, Direction, Worth};
+use anyverbs_proto::env::{Env, Side, TransmitError};
+use anyverbs_proto::event::QpEvent;
+use anyverbs_proto::mr::{Access, KeyError, LastLocal, MrTable};
+use anyverbs_proto::payload::Payload;
+use anyverbs_proto::qp::attr::QpType;
+use anyverbs_proto::recv_queue::RecvWqe;
+use anyverbs_proto::tag_list::{Tagged, Taken};
+use anyverbs_proto::time::Time;
+use anyverbs_proto::types::{Psn, Qpn};
+use anyverbs_proto::wc::{TmInfo, Wc};
+use anyverbs_proto::wire::packet::Headers;
+use anyverbs_proto::wr::{AddressVector, RemoteAddr, Sge};
+use parking_lot::MutexGuard;
+
+use super::arrivals::Arrivals;
+use super::link::{Link, Route, is_handed_on};
+use super::transport::Transport;
+use super::{QpCell, State};
+
+/// Probe timeout for a peer on another host. It is longer than the time to wake a process, and than the kernel's tick.
+/// A nearer timer is programmed whenever the worker sleeps, which costs an event 8 us.
+const PROBE_AFTER: Duration = Duration::from_millis(8);
+
+/// Bytes of early requests that a queue pair may keep: a window of a peer like this one.
+const EARLY_ROOM: usize = 256 << 10;
+
+/// One call into a queue pair's machine, or several under one hold of its lock. Ends with [`finish`](Self::finish), or with
+/// [`settle`](Self::settle) under the lock and [`Transport::after_unlock`] behind it.
+pub struct Call<'a> {
+    cell: &'a QpCell,
+    now: Cell<Option<Time>>,
+    out: Outbox,
+}
+
+impl<'a> Call<'a> {
+    /// A call at the moment of its first look at the clock.
+    pub fn new(cell: &'a QpCell) -> Self {
+        Self { cell, now: Cell::new(None), out: Outbox::default() }
+    }
+
+    pub(crate) fn at(cell: &'a QpCell, now: Time) -> Self {
+        Self { cell, now: Cell::new(Some(now)), out: Outbox::default() }
+    }
+
+    /// The environment for the machine.
+    pub fn env<'b, 'c>(&'b mut self, link: &'b mut Link) -> DeviceEnv<'b, 'c> {
+        DeviceEnv {
+            transport: self.cell.transport,
+            cell: self.cell,
+            now: &self.now,
+            out: &mut self.out,
+            link,
+            arrivals: None,
+        }
+    }
+
+    /// As [`env`](Self::env), for one of several packets that share state.
+    pub(crate) fn env_with<'b, 'c>(
+        &'b mut self,
+        link: &'b mut Link,
+        arrivals: &'b mut Arrivals<'c>,
+    ) -> DeviceEnv<'b, 'c> {
+        DeviceEnv { arrivals: Some(arrivals), ..self.env(link) }
+    }
+
+    /// Sends posted requests, or lets them wait for more where that makes fuller batches. In the second case it returns
+    /// false, and there is nothing to settle.
+    pub(crate) fn send(&mut self, state: &mut State) -> bool {
+        let State { machine, link, .. } = state;
+        let env = self.env(link);
+        if !machine.may_gather(env.batch()) {
+            link.gathers = false;
+            machine.transmit(&mut self.env(link));
+            return true;
+        }
+        if !std::mem::replace(&mut link.gathers, true) {
+            self.cell.transport.owed.note(self.cell.qpn, &mut link.debt, true);
+            self.cell.transport.look_after_owed();
+        }
+        false
+    }
+
+    /// Answers a credit probe again.
+    pub(crate) fn echo(&mut self, asked: &Asked, limit: u64) {
+        self.out.echo(self.cell.transport.links, asked, limit);
+    }
+
+    /// Brings the device's books up to date and sends what is staged; the lock may be released then.
+    pub fn settle(&mut self, state: &mut State) {
+        let transport = self.cell.transport;
+        self.out.flush(transport.links);
+        let State { machine, link, .. } = state;
+        if let Some(spare) = self.out.shm.take_spare() {
+            link.spare = spare;
+        }
+        publish_qp(transport.core.directory.as_ref(), machine, &mut link.published);
+        link.set_in_flight(machine.is_in_flight());
+        let deadline = machine.deadline().map(|d| link.catch_up.1.map_or(d, |until| d.max(until)));
+        let deadline = match (deadline, link.doomed) {
+            (deadline, None) => deadline,
+            (deadline, Some(doomed)) => Some(deadline.map_or(doomed, |d| d.min(doomed))),
+        };
+        if let Some(deadline) = deadline
+            && link.timers.add(deadline)
+        {
+            transport.add_timer(deadline, self.cell.qpn);
+        }
+        let owes = machine.owes_ack();
+        if !link.is_inproc() {
+            transport.owed.note(self.cell.qpn, &mut link.debt, owes || link.gathers);
+        } else if owes && !std::mem::replace(&mut link.owed_inproc, true) {
+            transport.links.inproc.owe(self.cell.qpn);
+        }
+    }
+
+    /// Sends staged packets for a queue pair that does nothing any more, and forgets its path.
+    pub(crate) fn finish_last(mut self, mut state: MutexGuard<'_, State>) {
+        let transport = self.cell.transport;
+        self.out.flush(transport.links);
+        if let Some(directory) = &transport.core.directory {
+            directory.withdraw_qp(self.cell.qpn, &mut state.link.published);
+        }
+        transport.owed.note(self.cell.qpn, &mut state.link.debt, false);
+        state.link.leave_path();
+        let unsettled = state.link.published.take_unsettled();
+        drop(state);
+        transport.after_unlock();
+        if unsettled {
+            transport.core.settle_copies();
+        }
+    }
+
+    /// Settles, unlocks, and does the work that had to wait for that.
+    pub(crate) fn finish(mut self, mut state: MutexGuard<'_, State>) {
+        self.settle(&mut state);
+        drop(state);
+        self.cell.transport.after_unlock();
+    }
+}
+
+/// The environment of a queue pair's machine.
+pub struct DeviceEnv<'a, 'c> {
+    transport: &'static Transport,
+    cell: &'a QpCell,
+    now: &'a Cell<Option<Time>>,
+    out: &'a mut Outbox,
+    link: &'a mut Link,
+    /// State that it shares with other packets of its batch.
+    arrivals: Option<&'a mut Arrivals<'c>>,
+}
+
+/// The moment of a call.
+fn now(transport: &Transport, known: &Cell<Option<Time>>) -> Time {
+    known.get().unwrap_or_else(|| {
+        let now = transport.core.now();
+        known.set(Some(now));
+        now
+    })
+}
+
+impl DeviceEnv<'_, '_> {
+    fn is_connected(&self) -> bool {
+        self.cell.qp_type != QpType::Ud
+    }
+
+    /// Adds the gathered completions, which later events must not overtake.
+    fn flush_completions(&mut self) {
+        if let Some(arrivals) = &mut self.arrivals {
+            arrivals.flush();
+        }
+    }
+
+    /// Finds another route for a datagram. False if it would go to where the last one ended.
+    fn redirect(&mut self, av: &AddressVector, dest: Qpn) -> bool {
+        self.route_datagram(av, dest);
+        self.link.shm_peer().is_none_or(|peer| peer.is_open())
+    }
+
+    /// Makes sure that the datagram's route stands in `last`.
+    fn route_datagram(&mut self, av: &AddressVector, dest: Qpn) {
+        let slot = dest.slot();
+        let leads = |(last, s, route): &(AddressVector, u8, Route)| {
+            *s == slot && last == av && matches!(route, Route::HandingOn) == is_handed_on(av, dest)
+        };
+        if !self.link.last.as_ref().is_some_and(leads) {
+            self.link.last = Some((*av, slot, Route::new(self.transport.links, av, dest, None)));
+        }
+    }
+}
+
+impl Env for DeviceEnv<'_, '_> {
+    type Memory = ProcessMemory;
+
+    fn now(&self) -> Time {
+        now(self.transport, self.now)
+    }
+
+    fn clock(&self) -> Time {
+        self.transport.core.now()
+    }
+
+    fn soon(&self) -> Time {
+        self.now.get().unwrap_or_else(|| self.transport.core.clock.soon())
+    }
+
+    fn ride(&mut self, psn: Psn) -> bool {
+        self.out.shm.ride(psn)
+    }
+
+    fn memory(&self) -> &ProcessMemory {
+        &self.transport.core.memory
+    }
+
+    fn mrs(&self) -> &MrTable {
+        &self.transport.core.mrs
+    }
+
+    fn with_local<R>(
+        &mut self,
+        pd: u32,
+        sge: &Sge,
+        need: Access,
+        f: impl FnOnce(&ProcessMemory, Option<u64>) -> R,
+    ) -> Result<R, KeyError> {
+        let transport = self.transport;
+        match &mut self.arrivals {
+            Some(arrivals) => {
+                let addr = arrivals.region.find(&transport.core.mrs, pd, sge, need)?;
+                Ok(f(&transport.core.memory, addr))
+            }
+            None => {
+                // In use until `f` is done.
+                let mut region = LastLocal::default();
+                let addr = region.find(&transport.core.mrs, pd, sge, need)?;
+                Ok(f(&transport.core.memory, addr))
+            }
+        }
+    }
+
+    #[inline]
+    fn with_remote<R>(
+        &mut self,
+        rkey: u32,
+        reach: (u32, Qpn),
+        (va, len): (u64, u64),
+        need: Access,
+        f: impl FnOnce(&ProcessMemory, u64) -> R,
+    ) -> Result<R, KeyError> {
+        // Later changes of the program's memory must not overtake them.
+        self.flush_completions();
+        let transport = self.transport;
+        let addr = self.out.target.find(&transport.core.mrs, rkey, reach, va, len, need)?;
+        Ok(f(&transport.core.memory, addr))
+    }
+
+    #[inline]
+    fn end_remote(&mut self) {
+        self.out.target.release();
+    }
+
+    #[inline]
+    fn more_follow(&self) -> bool {
+        self.arrivals.as_ref().is_some_and(|arrivals| arrivals.more)
+    }
+
+    fn transmit(
+        &mut self,
+        av: &AddressVector,
+        headers: &Headers,
+        payload: &Payload<'_>,
+    ) -> Result<(), TransmitError> {
+        if self.link.blocked {
+            // It is on a list already, and will be called.
+            return Err(TransmitError::Blocked);
+        }
+        let dest = headers.bth.dest_qpn;
+        if !self.is_connected() {
+            self.route_datagram(av, dest);
+        }
+        let Link { route, last, spare, .. } = &mut *self.link;
+        let route = match (&*route, &*last) {
+            (Some(route), _) | (None, Some((_, _, route))) => route,
+            // It is not connected, so it owes nothing.
+            (None, None) => return Ok(()),
+        };
+        let (transport, reliable) = (self.transport, self.cell.qp_type.is_reliable());
+        if matches!(route, Route::Shm(_) | Route::HandingOn) {
+            // The thread that has locked a ring may be waiting for the end of a window.
+            self.out.target.release();
+        }
+        let sent = match (route, &transport.links.shm) {
+            (Route::Shm(route), Some(shm)) => {
+                let (out, qpn) = (&mut self.out.shm, self.cell.qpn);
+                let now = || now(transport, self.now);
+                match route.send(
+                    out,
+                    spare,
+                    transport.links,
+                    shm,
+                    qpn,
+                    reliable,
+                    now,
+                    headers,
+                    payload,
+                ) {
+                    // It counts by itself.
+                    Ok(()) => return Ok(()),
+                    Err(Refused::Transmit(error)) => Err(error),
+                    Err(Refused::Reroute) => {
+                        self.link.reroute(transport.links, av, dest);
+                        // Once: the next route is another one, or that to the slot's next owner.
+                        return if self.is_connected() || self.redirect(av, dest) {
+                            self.transmit(av, headers, payload)
+                        } else {
+                            Ok(())
+                        };
+                    }
+                }
+            }
+            (Route::Shm(_), None) => Ok(0),
+            (Route::Inproc, _) => {
+                let (inproc, qpn) = (&transport.links.inproc, self.cell.qpn);
+                inproc.send(transport.links, qpn, reliable, false, av, headers, payload)
+            }
+            (Route::HandingOn, _) => {
+                let (inproc, qpn) = (&transport.links.inproc, self.cell.qpn);
+                inproc.send(transport.links, qpn, reliable, true, av, headers, payload)
+            }
+            (Route::Udp(udp), _) => {
+                let now = now(transport, self.now);
+                let (out, qpn) = (&mut self.out, self.cell.qpn);
+                match out.send(transport.links, udp, qpn, reliable, now, headers, payload) {
+                    // It counts by itself.
+                    Ok(()) => return Ok(()),
+                    Err(error) => Err(error),
+                }
+            }
+        };
+        match sent {
+            Ok(bytes) => {
+                self.transport.core.count(Counter::SentPkts, 1);
+                self.transport.core.count(Counter::SentBytes, bytes as u64);
+                Ok(())
+            }
+            Err(error) => {
+                self.link.blocked |= error == TransmitError::Blocked;
+                Err(error)
+            }
+        }
+    }
+
+    fn direct(&mut self, operation: &Direct<'_>) -> bool {
+        let Link { route, last_target, .. } = &mut *self.link;
+        match route {
+            Some(Route::Shm(route)) => {
+                direct::perform(self.transport.links, route, last_target, self.cell.qpn, operation)
+            }
+            _ => false,
+        }
+    }
+
+    fn worth_of_rest(
+        &self,
+        dest: Qpn,
+        direction: Direction,
+        remote: RemoteAddr,
+        len: u32,
+    ) -> Worth {
+        match &self.link.route {
+            Some(Route::Shm(route)) => {
+                let qpns = (self.cell.qpn, dest);
+                direct::worth_of_rest(self.transport.links, route, qpns, direction, remote, len)
+            }
+            _ => Worth::Nothing,
+        }
+    }
+
+    fn segment(&self) -> u32 {
+        match &self.link.route {
+            Some(Route::Shm(_)) => shm::SEGMENT,
+            _ => 0,
+        }
+    }
+
+    fn batch(&self) -> u32 {
+        match &self.link.route {
+            Some(Route::Udp(_)) if self.transport.core.config.gso => MAX_PAYLOAD_V6 as u32,
+            _ => 0,
+        }
+    }
+
+    fn is_certain(&self) -> bool {
+        // Timers wait until queued packets are delivered (`Inproc::has_caught_up`). An XRC target's responder may be in
+        // another process.
+        self.link.is_inproc() && self.cell.qp_type != QpType::XrcSend
+    }
+
+    fn probe_after(&self) -> Option<Duration> {
+        matches!(self.link.route, Some(Route::Udp(_))).then_some(PROBE_AFTER)
+    }
+
+    fn early_room(&self) -> usize {
+        match &self.link.route {
+            Some(Route::Udp(_)) => EARLY_ROOM,
+            _ => 0,
+        }
+    }
+
+    fn window(&self) -> u32 {
+        match &self.link.route {
+            Some(Route::Shm(_)) => shm::WINDOW,
+            Some(Route::Udp(udp)) => {
+                udp.path.window(self.transport.core.config.window, self.link.in_flight)
+            }
+            _ => anyverbs_links::inproc::WINDOW,
+        }
+    }
+
+    #[inline]
+    fn complete(&mut self, side: Side, wc: Wc, solicited: bool) {
+        if let Some(arrivals) = &mut self.arrivals
+            && arrivals.complete(side, wc, solicited)
+        {
+            return;
+        }
+        let lost = match (self.cell.cq(side), &self.link.xrc_srq) {
+            (Some(cq), _) => cq.push(wc, solicited).then_some(cq),
+            (None, Some(srq)) => srq.complete(wc, solicited),
+            // A target has no receive but from an SRQ that was selected.
+            (None, None) => None,
+        };
+        if let Some(cq) = lost {
+            self.transport.core.progress().note_overrun(Arc::clone(cq) as _, self.cell.qpn);
+        }
+    }
+
+    fn select_srq(&mut self, srqn: u32) -> Option<u32> {
+        let link = &mut *self.link;
+        if link.xrc_srq.as_ref().is_none_or(|srq| srq.number() != Some(srqn)) {
+            let srq = self.transport.xrc_srqs.find(srqn)?;
+            if srq.xrc_domain() != self.cell.xrc_domain() {
+                return None;
+            }
+            link.xrc_srq = Some(srq);
+        }
+        link.xrc_srq.as_ref().and_then(|srq| srq.pd_of_requests())
+    }
+
+    fn take_srq(&mut self, into: &mut RecvWqe) -> bool {
+        self.cell.srq.as_ref().or(self.link.xrc_srq.as_ref()).is_some_and(|srq| srq.take(into))
+    }
+
+    fn take_tagged(&mut self, tagged: Tagged, into: &mut RecvWqe) -> Option<Taken> {
+        self.cell.srq.as_ref()?.take_tagged(tagged, into)
+    }
+
+    fn complete_tagged(&mut self, wc: Wc, tm: TmInfo, solicited: bool) {
+        self.flush_completions();
+        if let Some(cq) = &self.cell.recv_cq
+            && cq.push_tagged(wc, tm, solicited)
+        {
+            self.transport.core.progress().note_overrun(Arc::clone(cq) as _, self.cell.qpn);
+        }
+    }
+
+    fn count_completion(&mut self, op: CompCntrOps, bytes: u32, failed: bool) {
+        self.link.comp_cntrs.count(op, bytes, failed);
+    }
+
+    fn raise(&mut self, event: QpEvent) {
+        self.flush_completions();
+        self.cell.raise(event);
+    }
+
+    fn count(&self, counter: Counter, n: u64) {
+        self.transport.core.count(counter, n);
+    }
+}

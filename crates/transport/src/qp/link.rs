@@ -1,0 +1,166 @@
+//! The device's state of each queue pair beside the protocol machine, and the route of its packets.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use anyverbs_links::Links;
+use anyverbs_links::direct::LastTarget;
+use anyverbs_links::shm::{Peer, ShmRoute, Spare};
+use anyverbs_links::udp::{Asked, UdpRoute};
+use anyverbs_objects::base::directory::PublishedQp;
+use anyverbs_objects::comp_cntr::Attached;
+use anyverbs_objects::srq::SrqCell;
+use anyverbs_proto::qp::attr::QpType;
+use anyverbs_proto::time::Time;
+use anyverbs_proto::types::Qpn;
+use anyverbs_proto::wr::AddressVector;
+
+use super::owed::Debt;
+use super::timers::Registered;
+
+/// The way of a packet to its peer.
+#[derive(Clone, Debug)]
+pub(crate) enum Route {
+    /// To a queue pair of this process.
+    Inproc,
+    /// To another process of this host, through shared memory.
+    Shm(ShmRoute),
+    /// By UDP.
+    Udp(UdpRoute),
+    /// To a multicast group that the kernel does not deliver: through the queue of this process. The thread that drains
+    /// the queue forwards the packets to the other processes.
+    HandingOn,
+}
+
+impl Route {
+    /// `mtu` of a connected queue pair.
+    pub(super) fn new(
+        links: &'static Links,
+        av: &AddressVector,
+        dest: Qpn,
+        mtu: Option<u32>,
+    ) -> Self {
+        if is_to_group(av, dest) {
+            // The kernel gives copies to the members on this host, too, but where it cannot.
+            return if is_handed_on(av, dest) {
+                Self::HandingOn
+            } else {
+                Self::Udp(UdpRoute::new(links, av, dest.slot()))
+            };
+        }
+        let slot = dest.slot();
+        if slot == links.core.slot {
+            if links.core.config.inproc && links.core.gids.contains(av.dgid) {
+                return Self::Inproc;
+            }
+        } else if let Some(link) = &links.shm
+            && slot != 0
+            && links.core.gids.contains(av.dgid)
+            && let Some(route) = ShmRoute::new(links, link, av, slot, mtu)
+        {
+            return Self::Shm(route);
+        }
+        Self::Udp(UdpRoute::new(links, av, slot))
+    }
+}
+
+fn is_to_group(av: &AddressVector, dest: Qpn) -> bool {
+    dest == Qpn::MULTICAST && av.dgid.is_multicast()
+}
+
+pub(super) fn is_handed_on(av: &AddressVector, dest: Qpn) -> bool {
+    is_to_group(av, dest) && anyverbs_net::is_handed_on(av.dgid.to_ip(), av.scope_id)
+}
+
+/// The device's state of one queue pair, under that queue pair's lock.
+#[derive(Debug, Default)]
+pub struct Link {
+    /// Route of a connected queue pair, pinned when its address is set.
+    pub(super) route: Option<Route>,
+    /// Address, slot and route of the last datagram.
+    pub(super) last: Option<(AddressVector, u8, Route)>,
+    /// For sending through shared memory.
+    pub(super) spare: Spare,
+    /// Target of the last one-sided operation without a message.
+    pub(super) last_target: LastTarget,
+    /// Counted as in flight on its path.
+    pub(super) in_flight: bool,
+    /// The entries among the timers that count.
+    pub(crate) timers: Registered,
+    /// A timer waits for the link to catch up: in the process from this round on; it looks again at this time.
+    pub(crate) catch_up: (Option<u64>, Option<Time>),
+    /// Its peer's process has ended: requests that still wait for it fail at this time.
+    pub(crate) doomed: Option<Time>,
+    /// It owes an ACK, or has small sends to gather.
+    pub(crate) debt: Debt,
+    /// As `debt`, to queue pairs of this process.
+    pub(crate) owed_inproc: bool,
+    /// Has small sends to gather.
+    pub(crate) gathers: bool,
+    /// A credit probe that found no receives: the answer changes when some are posted.
+    pub(crate) starved: Option<Asked>,
+    /// On a list of those that wait for room.
+    pub(crate) blocked: bool,
+    /// In an XRC target: the SRQ that its last request named.
+    pub xrc_srq: Option<Arc<SrqCell>>,
+    /// In an XRC target whose responder has been in other processes.
+    pub share: Option<Box<dyn Any + Send>>,
+    /// The counters of its completions.
+    pub(crate) comp_cntrs: Attached,
+    /// The rights that it publishes for peers without a message.
+    pub(crate) published: PublishedQp,
+}
+
+impl Link {
+    /// Pins a connected queue pair to its path.
+    pub fn pin(&mut self, links: &'static Links, machine: &anyverbs_proto::qp::Qp) {
+        self.leave_path();
+        let attr = machine.attr();
+        if machine.init().qp_type != QpType::Ud {
+            let mtu = attr.path_mtu.bytes();
+            self.route = Some(Route::new(links, &attr.av, attr.dest_qpn, Some(mtu)));
+        }
+    }
+
+    /// Forgets the path.
+    pub fn leave_path(&mut self) {
+        self.set_in_flight(false);
+        self.route = None;
+        self.last = None;
+        self.spare = Spare::default();
+        self.last_target = LastTarget::default();
+        self.blocked = false;
+        self.doomed = None;
+    }
+
+    pub(super) fn set_in_flight(&mut self, in_flight: bool) {
+        if self.in_flight != in_flight {
+            self.in_flight = in_flight;
+            if let Some(Route::Udp(udp)) = &self.route {
+                udp.path.set_in_flight(in_flight);
+            }
+        }
+    }
+
+    /// The other process at the end of its route, if that goes through shared memory.
+    pub(crate) fn shm_peer(&self) -> Option<&Arc<Peer>> {
+        match (&self.route, &self.last) {
+            (Some(Route::Shm(shm)), _) | (None, Some((_, _, Route::Shm(shm)))) => Some(&shm.peer),
+            _ => None,
+        }
+    }
+
+    /// Leaves shared memory for UDP.
+    pub(crate) fn reroute(&mut self, links: &'static Links, av: &AddressVector, dest: Qpn) {
+        self.set_in_flight(false);
+        if self.route.is_some() {
+            self.route = Some(Route::Udp(UdpRoute::new(links, av, dest.slot())));
+        }
+        self.last = None;
+        self.spare = Spare::default();
+    }
+
+    pub(crate) fn is_inproc(&self) -> bool {
+        matches!(self.route, Some(Route::Inproc))
+    }
+}

@@ -1,0 +1,121 @@
+//! The base of the queue pairs: their table, links, timers and lists of work.
+
+use std::any::Any;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use anyverbs_links::Links;
+use anyverbs_objects::base::Core;
+use anyverbs_objects::srq::table::SrqTable;
+use anyverbs_proto::qp::attr::ModifyLimits;
+use anyverbs_proto::time::Time;
+use anyverbs_proto::types::{Mtu, Qpn};
+use parking_lot::Mutex;
+
+use super::QpCell;
+use super::owed::{ACK_DELAY, OwedList};
+use super::sharing::Sharing;
+use super::table::QpTable;
+use super::timers::Timers;
+use crate::multicast::Groups;
+
+/// The queue pairs of a device, and what they leave to others.
+pub struct Transport {
+    /// What objects hold.
+    pub core: &'static Core,
+    /// Links.
+    pub links: &'static Links,
+    /// Queue pairs by number.
+    pub qps: QpTable,
+    /// SRQs of type XRC by number.
+    pub xrc_srqs: SrqTable,
+    /// Multicast groups and their members.
+    pub groups: Groups<QpCell>,
+    /// Deadlines of queue pairs.
+    pub timers: Timers,
+    /// Queue pairs that owe an ACK or hold small sends back.
+    pub owed: OwedList,
+    /// Completion queues that have overrun.
+    pub overruns: Overruns,
+    /// With processes that have the same XRC domains; set before the first queue pair is made.
+    pub sharing: OnceLock<&'static dyn Sharing>,
+}
+
+impl std::fmt::Debug for Transport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Transport").finish_non_exhaustive()
+    }
+}
+
+impl Transport {
+    pub(crate) fn add_timer(&self, at: Time, qpn: Qpn) {
+        self.timers.push(at, qpn);
+        self.links.wake_before(at);
+    }
+
+    /// The worker is to look soon whether debts remain, if no thread polls.
+    pub(super) fn look_after_owed(&self) {
+        self.links.waker.look_before((self.core.now() + ACK_DELAY).as_nanos());
+    }
+
+    /// The work that had to wait until no queue pair is locked.
+    #[inline]
+    pub fn after_unlock(&self) {
+        if self.overruns.is_any() || self.links.inproc.is_pending() {
+            self.core.progress().after_unlock();
+        }
+    }
+
+    pub(super) fn modify_limits(&self, max_mtu: Mtu) -> ModifyLimits {
+        let attr = &self.core.attr;
+        ModifyLimits {
+            ports: attr.phys_port_cnt,
+            pkeys: attr.max_pkeys,
+            max_mtu,
+            max_rd_atomic: attr.max_qp_rd_atom.try_into().unwrap_or(u8::MAX),
+            max_rate_limit: attr.max_rate_limit,
+        }
+    }
+
+    /// The room that shares XRC domains between processes.
+    pub(crate) fn sharing(&self) -> &'static dyn Sharing {
+        *self.sharing.get().expect("set before the first queue pair is made")
+    }
+}
+
+/// Completion queues that have overrun, whose queue pairs must fail.
+#[derive(Debug, Default)]
+pub struct Overruns {
+    list: Mutex<Vec<Overrun>>,
+    any: AtomicBool,
+}
+
+/// A completion queue that has overrun, and the queue pair whose completion was lost.
+#[derive(Debug)]
+pub(crate) struct Overrun {
+    cq: Arc<dyn Any + Send + Sync>,
+    pub(crate) qpn: Qpn,
+}
+
+impl Overrun {
+    pub(crate) fn is_of<T>(&self, cq: &Arc<T>) -> bool {
+        std::ptr::addr_eq(Arc::as_ptr(cq), Arc::as_ptr(&self.cq))
+    }
+}
+
+impl Overruns {
+    pub(crate) fn note(&self, cq: Arc<dyn Any + Send + Sync>, qpn: Qpn) {
+        self.list.lock().push(Overrun { cq, qpn });
+        self.any.store(true, Ordering::Release);
+    }
+
+    #[inline]
+    pub(crate) fn is_any(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
+    /// Takes them; `None` if there are none.
+    pub(crate) fn take(&self) -> Option<Vec<Overrun>> {
+        self.any.swap(false, Ordering::AcqRel).then(|| std::mem::take(&mut *self.list.lock()))
+    }
+}

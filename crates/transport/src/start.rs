@@ -1,0 +1,165 @@
+//! The data path of this process, put together: port, links, queue pairs and progress.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
+
+use anyverbs_links::Links;
+use anyverbs_links::inproc::Inproc;
+use anyverbs_links::path::Paths;
+use anyverbs_links::shm::Shm;
+use anyverbs_links::udp::BatchPool;
+use anyverbs_net::{PortOptions, Registry, Services, Slot, SteerByKind, UdpPort};
+use anyverbs_objects::base::{Core, DeviceClock, PdNumbers, Quotas, Waker};
+use anyverbs_objects::config::Config;
+use anyverbs_objects::error::OpenError;
+use anyverbs_objects::fork;
+use anyverbs_objects::gid::GidTable;
+use anyverbs_objects::limits::DeviceAttr;
+use anyverbs_objects::memory::ProcessMemory;
+use anyverbs_objects::srq::table::SrqTable;
+use anyverbs_proto::counters::Counters;
+use anyverbs_proto::mr::MrTable;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::multicast::Groups;
+use crate::progress::worker::{self, Shared};
+use crate::progress::{Driver, RxState};
+use crate::qp::owed::OwedList;
+use crate::qp::table::QpTable;
+use crate::qp::timers::Timers;
+use crate::qp::transport::{Overruns, Transport};
+
+/// The data path, whose parts live until the process ends. It still lacks the rooms above it ([`Driver::above`],
+/// [`Transport::sharing`]), and its worker waits until [`starter`](Self::starter) is told the driver.
+pub struct DataPath {
+    /// The queue pairs.
+    pub transport: &'static Transport,
+    /// Their progress.
+    pub driver: &'static Driver,
+    /// Port numbers and service IDs of the host.
+    pub services: Arc<Services>,
+    /// The port keeps rules of the host's other processes.
+    pub kept: bool,
+    /// Starts the worker.
+    pub starter: worker::Starter,
+}
+
+/// Gives a value the life of the process.
+pub fn leak<T>(value: T) -> &'static T {
+    Box::leak(Box::new(value))
+}
+
+impl DataPath {
+    /// Takes a slot of the host and opens the port. `steer_by_kind` says which process gets packets to QP1; any if absent.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open(
+        config: Config,
+        attr: DeviceAttr,
+        steer_by_kind: Option<SteerByKind>,
+        rng: &mut StdRng,
+    ) -> Result<Self, OpenError> {
+        // Before they are read, so that none that changes meanwhile is missed.
+        let monitor = worker::watch_addresses();
+        let gids = gids(&config)?;
+        let registry = Registry::of_port(&config.registry, config.udp_port);
+        let slot = registry.and_then(|r| Slot::claim_in(&r)).map_err(OpenError::Slot)?;
+        let slot = Arc::new(slot);
+        let number = slot.number();
+        // Before others can know the slot: a process that sends here by UDP has found no listener at the link.
+        let (shm, poller) = config
+            .shm
+            .then(|| Shm::new(&slot, config.direct))
+            .transpose()
+            .inspect_err(|error| tracing::warn!(%error, "no link through shared memory"))
+            .ok()
+            .flatten()
+            .unzip();
+        let services = Services::new(Arc::clone(&slot));
+        let port = UdpPort::open(PortOptions {
+            slot: Some(slot),
+            steer_offset: 5, // top byte of the BTH's destination QPN
+            steer_by_kind,
+            probe_byte: 0xff, // an opcode of the manufacturers' range that this device does not use
+            receive_buffer: config.receive_buffer,
+            gso: config.gso,
+            ..PortOptions::new(config.udp_port)
+        })?;
+        if let Some(path) = &config.capture {
+            let capture = anyverbs_net::capture::Capture::create(path)
+                .map_err(|source| OpenError::System { what: "create the capture file", source })?;
+            port.set_capture(Arc::new(capture));
+        }
+        let rx = RxState::new(&config, poller)
+            .map_err(|source| OpenError::System { what: "map receive buffers", source })?;
+        let no_epoll = |source| OpenError::System { what: "make an epoll set", source };
+        let waker = Waker::new().map_err(no_epoll)?;
+        let worker = Shared::new(&waker, &port, shm.as_ref(), monitor).map_err(no_epoll)?;
+        let starter = worker::spawn()
+            .map_err(|source| OpenError::System { what: "start a thread", source })?;
+        tracing::info!(slot = number, port = config.udp_port, "device {} is open", config.device);
+        let directory = shm.as_ref().and_then(Shm::directory);
+        // Nothing may fail from here on: what is made lives until the process ends.
+        let core = leak(Core {
+            attr,
+            slot: number,
+            gids,
+            mrs: MrTable::with_rng(attr.max_mr + attr.max_mw, StdRng::from_rng(rng)),
+            memory: ProcessMemory::default(),
+            counters: Counters::default(),
+            quotas: Quotas::new(&attr),
+            clock: DeviceClock::default(),
+            pd_numbers: PdNumbers::new(number),
+            directory,
+            progress: OnceLock::new(),
+            config,
+        });
+        fork::set_owner(core);
+        let kept = port.kept() > 0;
+        let links = leak(Links {
+            core,
+            port,
+            shm,
+            inproc: Inproc::default(),
+            batches: BatchPool::default(),
+            paths: Paths::default(),
+            send_drops: AtomicU64::new(0),
+            waker,
+        });
+        let transport = leak(Transport {
+            core,
+            links,
+            qps: QpTable::new(number, rng.random()),
+            xrc_srqs: SrqTable::new(number, rng.random()),
+            groups: Groups::default(),
+            timers: Timers::default(),
+            owed: OwedList::default(),
+            overruns: Overruns::default(),
+            sharing: OnceLock::new(),
+        });
+        let driver = leak(Driver::new(transport, rx, worker));
+        // Set once.
+        let _ = core.progress.set(driver);
+        Ok(Self { transport, driver, services, kept, starter })
+    }
+}
+
+/// The addresses of the interfaces that the configuration names.
+fn gids(config: &Config) -> Result<GidTable, OpenError> {
+    let gids = GidTable::new(&config.interfaces)
+        .map_err(|source| OpenError::System { what: "list the network interfaces", source })?;
+    let unusable = gids.unusable();
+    if gids.is_empty() {
+        return Err(if unusable.is_empty() {
+            OpenError::NoInterface
+        } else {
+            OpenError::Interfaces(unusable.join("; "))
+        });
+    }
+    for reason in unusable {
+        tracing::warn!("ANYVERBS_INTERFACES: {reason}");
+    }
+    Ok(gids)
+}

@@ -1,0 +1,150 @@
+//! Handles of a target in other processes than its own (`ibv_open_qp`). The target's process carries out their calls.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyverbs_proto::qp::attr::QpAttr;
+use anyverbs_proto::types::Qpn;
+use anyverbs_proto::xrc_message::{Message, Question};
+use anyverbs_transport::qp::QpCell;
+
+use super::SharedDomains;
+use super::domain::FileId;
+
+/// Longest wait for another process. Its thread only has to be scheduled, unless it is stopped.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// An errno value or 0, and the attributes.
+pub(super) type Reply = (i32, QpAttr);
+
+impl SharedDomains {
+    /// Asks the process of a target, and waits: its attributes, or an errno value.
+    pub(super) fn ask(&self, slot: u8, target: Qpn, question: Question) -> Result<QpAttr, i32> {
+        let request = self.next_request.fetch_add(1, Ordering::Relaxed);
+        self.asked.lock().insert(request, (slot, None));
+        let sent = self.send(slot, &Message::Ask { request, target, question });
+        let mut asked = self.asked.lock();
+        if sent.is_err() {
+            asked.remove(&request);
+            return Err(libc::EINVAL);
+        }
+        let deadline = Instant::now() + PATIENCE;
+        while asked.get(&request).is_some_and(|(_, reply)| reply.is_none()) {
+            if self.answered.wait_until(&mut asked, deadline).timed_out() {
+                asked.remove(&request);
+                return Err(libc::ETIMEDOUT);
+            }
+        }
+        match asked.remove(&request) {
+            Some((_, Some((0, attr)))) => Ok(attr),
+            Some((_, Some((errno, _)))) => Err(errno),
+            // Its process has ended.
+            _ => Err(libc::EINVAL),
+        }
+    }
+
+    pub(super) fn note_answer(&self, from: u8, request: u64, errno: i32, attr: QpAttr) {
+        if let Some((slot, reply)) = self.asked.lock().get_mut(&request)
+            && *slot == from
+        {
+            *reply = Some((errno, attr));
+        }
+        self.answered.notify_all();
+    }
+
+    pub(super) fn forget_questions(&self, slot: u8) {
+        self.asked.lock().retain(|_, (asked, _)| *asked != slot);
+        self.answered.notify_all();
+    }
+}
+
+impl SharedDomains {
+    /// A target of another process, which now counts this one among those that have it open; an errno value. `enter` gives it
+    /// its handle, and `leave` takes that away again.
+    pub(crate) fn open_foreign(
+        &'static self,
+        target: Qpn,
+        domain: FileId,
+        enter: impl FnOnce(&QpCell),
+        leave: impl FnOnce(&QpCell),
+    ) -> Result<Arc<QpCell>, i32> {
+        let _opening = self.opening.lock();
+        let home = target.slot();
+        // First: its process may end as soon as it has answered.
+        let cell = self.transport.qps.enter_foreign(
+            target,
+            |qpn| QpCell::foreign(self.transport, qpn, home, domain),
+            enter,
+        );
+        if let Err(errno) = self.ask(home, target, Question::Open { domain }) {
+            leave(&cell);
+            self.forget_foreign(&cell);
+            return Err(errno);
+        }
+        Ok(cell)
+    }
+
+    /// The last handle of this process was destroyed.
+    pub(super) fn close_foreign(&self, cell: &Arc<QpCell>) {
+        let _opening = self.opening.lock();
+        if self.transport.qps.find(cell.qpn).is_some_and(|now| now.is_open()) {
+            // Another thread has opened it meanwhile.
+            return;
+        }
+        if let Some(home) = cell.home()
+            && let Err(errno) = self.ask(home, cell.qpn, Question::Close)
+        {
+            tracing::debug!(target = %cell.qpn, errno, "its process does not know that it is closed here");
+        }
+        self.forget_foreign(cell);
+    }
+
+    pub(super) fn answer_question(
+        &'static self,
+        from: u8,
+        request: u64,
+        target: Qpn,
+        question: Question,
+    ) {
+        let (errno, attr) = match self.reply(from, target, question) {
+            Ok(attr) => (0, attr),
+            Err(errno) => (errno, QpAttr::default()),
+        };
+        self.tell(from, &Message::Answer { request, errno, attr });
+    }
+
+    fn reply(&'static self, from: u8, target: Qpn, question: Question) -> Result<QpAttr, i32> {
+        let cell = self
+            .transport
+            .qps
+            .find(target)
+            .filter(|cell| cell.home().is_none())
+            .ok_or(libc::EINVAL)?;
+        match question {
+            Question::Open { domain } => {
+                if cell.xrc_file != Some(domain) || !cell.open_for(from) {
+                    return Err(libc::EINVAL);
+                }
+            }
+            _ if !cell.is_open_for(from) => return Err(libc::EINVAL),
+            Question::Query => {}
+            Question::Close => {
+                cell.close_for(from);
+                return Ok(QpAttr::default());
+            }
+            Question::Modify { attr, mask } => {
+                cell.modify(&attr, mask).map_err(|error| error.errno())?;
+            }
+        }
+        let state = cell.state.lock();
+        if state.is_dead() { Err(libc::EINVAL) } else { Ok(state.machine.attr()) }
+    }
+
+    /// A process has ended.
+    pub(super) fn close_for(&'static self, from: u8, target: Qpn) {
+        if let Some(cell) = self.transport.qps.find(target).filter(|cell| cell.home().is_none()) {
+            cell.close_for(from);
+        }
+    }
+}
