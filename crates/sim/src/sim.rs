@@ -451,7 +451,11 @@ impl Sim {
             max_rd_atomic: 128,
             max_rate_limit: 400_000_000,
         };
-        let result = self.with(qp, |qp, env| qp.modify(attr, mask, &limits, env));
+        let result = self.with(qp, |qp, env| {
+            let result = qp.modify(attr, mask, &limits, env);
+            qp.transmit_rest(env);
+            result
+        });
         if result.is_ok() && self.get(qp).state() == QpState::Reset {
             let device = &mut self.devices[qp.device.0];
             let slot = device.qps[qp.index].take();

@@ -153,20 +153,32 @@ impl Endpoint {
 
     /// Moves it to INIT, RTR and RTS.
     pub(crate) fn connect(&self, peer: Address) {
+        self.connect_with(peer, 14, 7);
+    }
+
+    /// As [`connect`](Self::connect), with this ACK timeout and number of retries.
+    pub(crate) fn connect_with(&self, peer: Address, timeout: u8, retry_cnt: u8) {
+        self.to_init();
+        self.to_rtr(peer);
+        self.to_rts(timeout, retry_cnt);
+    }
+
+    pub(crate) fn to_init(&self) {
         use QpAttrMask as M;
-        let connected = self.qp_type != QpType::Ud;
-        let rc = self.qp_type == QpType::Rc;
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let attr =
             QpAttr { state: QpState::Init, port: 1, access, qkey: QKEY, ..QpAttr::default() };
-        let mask =
-            M::STATE | M::PKEY_INDEX | M::PORT | if connected { M::ACCESS_FLAGS } else { M::QKEY };
-        self.qp.modify(&attr, mask).unwrap();
+        let by_type = if self.qp_type == QpType::Ud { M::QKEY } else { M::ACCESS_FLAGS };
+        self.qp.modify(&attr, M::STATE | M::PKEY_INDEX | M::PORT | by_type).unwrap();
+    }
+
+    pub(crate) fn to_rtr(&self, peer: Address) {
+        use QpAttrMask as M;
         let mut mask = M::STATE;
-        if connected {
+        if self.qp_type != QpType::Ud {
             mask |= M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN;
         }
-        if rc {
+        if self.qp_type == QpType::Rc {
             mask |= M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
         }
         let attr = QpAttr {
@@ -180,15 +192,19 @@ impl Endpoint {
             ..QpAttr::default()
         };
         self.qp.modify(&attr, mask).unwrap();
+    }
+
+    pub(crate) fn to_rts(&self, timeout: u8, retry_cnt: u8) {
+        use QpAttrMask as M;
         let mut mask = M::STATE | M::SQ_PSN;
-        if rc {
+        if self.qp_type == QpType::Rc {
             mask |= M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC;
         }
         let attr = QpAttr {
             state: QpState::Rts,
             sq_psn: Psn::new(100),
-            timeout: 14,
-            retry_cnt: 7,
+            timeout,
+            retry_cnt,
             rnr_retry: 7,
             max_rd_atomic: 16,
             ..QpAttr::default()

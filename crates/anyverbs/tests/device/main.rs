@@ -21,5 +21,6 @@ mod rules;
 mod same_host;
 mod scarce;
 mod spoiler;
+mod too_early;
 mod windows;
 mod xrc;

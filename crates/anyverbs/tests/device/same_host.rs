@@ -94,12 +94,12 @@ impl Drop for Peer {
     }
 }
 
-fn introduce(e: &Endpoint, buffer: &Buffer) -> String {
+pub(crate) fn introduce(e: &Endpoint, buffer: &Buffer) -> String {
     let a = e.address();
     format!("@ {} {} {} {}", a.gid, a.qpn.get(), buffer.addr(), buffer.mr.rkey())
 }
 
-fn introduced(line: &str) -> (Address, RemoteAddr) {
+pub(crate) fn introduced(line: &str) -> (Address, RemoteAddr) {
     let words: Vec<&str> = line.split_whitespace().collect();
     let ip: std::net::Ipv6Addr = words[1].parse().unwrap();
     let number = |i: usize| words[i].parse::<u64>().unwrap();
@@ -136,6 +136,9 @@ fn peer() {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
     let (address, remote) = introduced(&line);
+    if role.ends_with("too early") {
+        crate::too_early::wait(&e, &buffer);
+    }
     e.connect(address);
     if role.ends_with("qp rights") {
         let attr = QpAttr { access: Access::REMOTE_READ, ..QpAttr::default() };

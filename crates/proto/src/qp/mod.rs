@@ -320,7 +320,8 @@ impl Qp {
     }
 
     /// `ibv_modify_qp`. On an error nothing is changed. The move to ERR flushes both queues; the device purges
-    /// the completion queues after a move to RESET.
+    /// the completion queues after a move to RESET. Call [`transmit_rest`](Self::transmit_rest) when the path that
+    /// `attr` names is ready: a NAK may wait.
     pub fn modify<E: Env>(
         &mut self,
         attr: &QpAttr,
@@ -476,6 +477,7 @@ impl Qp {
         let service = self.init.qp_type.service();
         let notifies = bth.opcode.service == Service::Cnp;
         if !self.attr.state.receives() || (bth.opcode.service != service && !notifies) {
+            self.note_too_early(packet);
             return env.count(Counter::DropQpState, 1);
         }
         if !bth.pkey.matches(PKey::DEFAULT) {

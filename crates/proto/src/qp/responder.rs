@@ -3,6 +3,7 @@
 mod early;
 pub mod lending;
 mod single;
+mod start;
 pub(super) mod tag_matching;
 
 use crate::comp_cntr::CompCntrOps;
@@ -67,6 +68,8 @@ pub(super) enum Turn {
 pub(super) struct Responder {
     /// The PSN that comes next.
     expected: Psn,
+    /// Before RTR: the PSN of the last request that was dropped.
+    too_early: Option<Psn>,
     /// Messages completed, and READs and atomics begun: 24 bits.
     pub(super) msn: u32,
     inbound: Inbound,
@@ -146,16 +149,6 @@ impl From<Refusal> for Stop {
 }
 
 impl Qp {
-    /// Begins to receive at `psn`, in RTR.
-    pub(super) fn start_responder(&mut self, psn: Psn) {
-        self.responder = Responder {
-            expected: psn,
-            pd: self.init.pd,
-            answers: Answers::new(self.attr.max_dest_rd_atomic),
-            ..Responder::default()
-        };
-    }
-
     /// Takes a request on a connected queue pair.
     pub(super) fn receive_request<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) {
         if !self.init.qp_type.has_responder() {
@@ -801,13 +794,5 @@ impl Qp {
     /// Empties the out-of-order buffer.
     pub(super) fn forget_early(&mut self) {
         self.responder.early = None;
-    }
-
-    /// Receives of a queue pair that is reset are forgotten.
-    pub(super) fn forget_receives(&mut self) {
-        self.responder = Responder::default();
-        if let Some(rq) = &mut self.rq {
-            rq.clear();
-        }
     }
 }

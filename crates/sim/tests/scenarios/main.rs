@@ -52,6 +52,7 @@ mod sqd;
 mod sqe;
 mod srq;
 mod tag_matching;
+mod too_early;
 mod uc_loss;
 mod ud;
 mod vanished_pages;

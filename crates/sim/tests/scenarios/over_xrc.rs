@@ -78,6 +78,8 @@ mod sequence_nak;
 mod solicited;
 #[path = "sqd.rs"]
 mod sqd;
+#[path = "too_early.rs"]
+mod too_early;
 #[path = "vanished_pages.rs"]
 mod vanished_pages;
 #[path = "window.rs"]

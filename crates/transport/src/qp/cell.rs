@@ -271,6 +271,7 @@ impl QpCell {
             self.leave_cqs(false);
         } else if mask.contains(QpAttrMask::AV) {
             link.pin(transport.links, machine);
+            machine.transmit_rest(&mut call.env(link));
         }
         self.note_modified(&mut state);
         call.settle(&mut state);

@@ -59,7 +59,8 @@ impl Qp {
     /// The peer says that packet `una` is missing.
     pub(in crate::qp) fn sequence_nak<E: Env>(&mut self, env: &mut E) {
         if !self.is_new_gap(Counter::PacketSeqErr, env) {
-            return;
+            // It was sent again already. A peer that was not ready then is there now, so its silence begins anew.
+            return self.restart_probe(env);
         }
         let alone = self.requester.repair.may_suffice(self.requester.una);
         if !alone || !self.send_missing(env) {

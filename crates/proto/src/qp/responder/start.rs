@@ -1,0 +1,47 @@
+//! How a responder begins and is forgotten.
+
+use crate::types::Psn;
+use crate::wire::aeth::{NakCode, Syndrome};
+
+use super::super::answers::Answers;
+use super::super::attr::{QpState, QpType};
+use super::super::{Incoming, Qp};
+use super::Responder;
+
+impl Qp {
+    /// Notes a request that was dropped. If the queue pair moves to RTR later, the peer is asked to send it again.
+    /// It would otherwise wait for its ACK timeout, which programs make long.
+    pub(in super::super) fn note_too_early(&mut self, packet: &Incoming<'_>) {
+        let answers = matches!(self.init.qp_type, QpType::Rc | QpType::XrcRecv);
+        let bth = &packet.headers.bth;
+        if answers
+            && matches!(self.attr.state, QpState::Reset | QpState::Init)
+            && bth.opcode.service == self.init.qp_type.service()
+            && bth.opcode.is_request()
+        {
+            self.responder.too_early = Some(bth.psn);
+        }
+    }
+
+    /// Begins to receive at `psn`, in RTR. If this request or a later one came before, a NAK of `psn` waits to be sent
+    /// (IBA 9.7.5.2.8): the peer goes back to it at once.
+    pub(in super::super) fn start_responder(&mut self, psn: Psn) {
+        let came = self.responder.too_early.is_some_and(|came| came.since(psn) >= 0);
+        self.responder = Responder {
+            expected: psn,
+            nak_sent: came,
+            held: came.then_some((psn, Syndrome::Nak(NakCode::PsnSequence))),
+            pd: self.init.pd,
+            answers: Answers::new(self.attr.max_dest_rd_atomic),
+            ..Responder::default()
+        };
+    }
+
+    /// Receives of a queue pair that is reset are forgotten.
+    pub(in super::super) fn forget_receives(&mut self) {
+        self.responder = Responder::default();
+        if let Some(rq) = &mut self.rq {
+            rq.clear();
+        }
+    }
+}
