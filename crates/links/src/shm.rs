@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 
 use anyverbs_net::Slot;
 use anyverbs_net::shm::{Channel, Closed, Config, ConnectError, Endpoint, Poller};
-use anyverbs_objects::base::NEVER;
 use anyverbs_objects::base::directory::{self, Directory};
+use anyverbs_objects::base::{LATE, NEVER};
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
 use parking_lot::Mutex;
@@ -78,6 +78,22 @@ struct Waiting {
     gone: Option<Gone>,
     /// Until when requests to a process that has ended vanish; then they fail.
     grace: Option<Time>,
+}
+
+impl Waiting {
+    /// Gives up if the answer takes too long. Returns when to look again.
+    fn look(&mut self, now: Time) -> Option<Time> {
+        let until = self.asked.filter(|_| !self.stalled)? + PATIENCE;
+        if until > now {
+            return Some(until);
+        }
+        if now.since(until) > LATE {
+            self.asked = Some(now);
+            return Some(now + PATIENCE);
+        }
+        self.stalled = true;
+        None
+    }
 }
 
 impl Peer {
@@ -254,11 +270,9 @@ impl Shm {
                 self.next.fetch_min((now + SWEEP_EVERY).as_nanos(), Ordering::SeqCst);
             }
             let mut waiting = peer.waiting.lock();
-            let Some(until) = waiting.asked.map(|at| at + PATIENCE) else { continue };
-            if until > now {
+            if let Some(until) = waiting.look(now) {
                 self.next.fetch_min(until.as_nanos(), Ordering::SeqCst);
-            } else if !waiting.stalled {
-                waiting.stalled = true;
+            } else if waiting.stalled {
                 resume.append(&mut waiting.blocked);
             }
         }
@@ -271,5 +285,29 @@ pub fn reason(closed: Closed) -> Gone {
         Closed::Version | Closed::Refused => Gone::Unwilling,
         // The process might live, but nothing that it says can be trusted.
         _ => Gone::Dead,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_ring_is_given_up_in_time() {
+        let begin = Time::from_nanos(1);
+        let mut waiting = Waiting { asked: Some(begin), ..Waiting::default() };
+        assert_eq!(waiting.look(begin), Some(begin + PATIENCE));
+        assert_eq!(waiting.look(begin + PATIENCE + LATE), None);
+        assert!(waiting.stalled);
+    }
+
+    #[test]
+    fn a_full_ring_is_not_given_up_for_time_without_a_look() {
+        let begin = Time::from_nanos(1);
+        let mut waiting = Waiting { asked: Some(begin), ..Waiting::default() };
+        let continued = begin + PATIENCE * 6;
+        assert_eq!(waiting.look(continued), Some(continued + PATIENCE));
+        assert_eq!(waiting.look(continued + PATIENCE), None);
+        assert!(waiting.stalled);
     }
 }

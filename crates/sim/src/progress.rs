@@ -148,6 +148,15 @@ impl Sim {
         self.now = end;
     }
 
+    /// No device runs for a time. What arrives meanwhile waits to be received.
+    pub fn freeze(&mut self, time: Duration) {
+        self.now = self.now + time;
+        let ids: Vec<QpId> = self.qps().map(|slot| slot.place.id).collect();
+        for id in ids {
+            self.with(id, |qp, env| qp.excuse_silence(env));
+        }
+    }
+
     /// Runs until a condition holds.
     ///
     /// # Panics

@@ -10,6 +10,7 @@ mod endpoint;
 mod events;
 mod forged;
 mod fork;
+mod frozen;
 mod host;
 mod hostile;
 mod mapped;

@@ -85,6 +85,10 @@ impl Peer {
     pub(crate) fn stop(&self) {
         anyverbs_testing::stop(&self.child);
     }
+
+    pub(crate) fn go_on(&self) {
+        self.signal(libc::SIGCONT);
+    }
 }
 
 impl Drop for Peer {
@@ -139,12 +143,15 @@ fn peer() {
     if role.ends_with("too early") {
         crate::too_early::wait(&e, &buffer);
     }
-    e.connect(address);
+    e.connect_with(address, 14, crate::frozen::retry_cnt(&role).unwrap_or(7));
     if role.ends_with("qp rights") {
         let attr = QpAttr { access: Access::REMOTE_READ, ..QpAttr::default() };
         e.qp.modify(&attr, QpAttrMask::ACCESS_FLAGS).unwrap();
     }
     println!("@ connected");
+    if role.contains("frozen") {
+        crate::frozen::talk(&role, &e, &buffer, remote);
+    }
     if role.ends_with("windows") {
         crate::windows::serve(&e);
     }

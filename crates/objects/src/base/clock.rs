@@ -1,9 +1,13 @@
 //! The clock of the machines: nanoseconds since the device was started.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyverbs_net::CoarseClock;
 use anyverbs_proto::time::Time;
+
+/// A look at the clock that comes so much later than it was meant to shows that this process has not run: it was
+/// stopped, or its container frozen. That time is not the silence of its peers.
+pub const LATE: Duration = Duration::from_millis(64);
 
 /// The clock of the machines: time since the device was opened.
 #[derive(Debug)]

@@ -25,7 +25,7 @@ use crate::fork;
 use crate::gid::GidTable;
 use crate::limits::DeviceAttr;
 use crate::memory::ProcessMemory;
-pub use clock::DeviceClock;
+pub use clock::{DeviceClock, LATE};
 use directory::Directory;
 pub use patience::{IS_WORKER, Patience};
 pub use pd_numbers::PdNumbers;

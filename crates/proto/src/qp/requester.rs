@@ -93,6 +93,8 @@ pub(super) struct Requester {
     ack_deadline: Option<(Time, Duration)>,
     /// ACK timeouts since the peer last answered something new.
     ack_timeouts: u32,
+    /// The ACK timer began anew, for this process had not run. Not once more until the peer answers something new.
+    excused: bool,
     /// The WQE at this position cannot be sent; completed with this status once all before it are.
     halted: Option<(u32, WcStatus)>,
     /// Was told that this PSN or its answer is missing, and has sent it again; not once more until it is there.

@@ -17,6 +17,7 @@ mod error_flush;
 mod fence;
 mod flush;
 mod foreign;
+mod frozen;
 mod inline_reuse;
 mod invalid_request;
 mod lending;

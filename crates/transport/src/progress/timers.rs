@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyverbs_links::shm;
-use anyverbs_objects::base::NEVER;
+use anyverbs_objects::base::{LATE, NEVER};
 use anyverbs_proto::time::Time;
 
 use super::Driver;
@@ -13,8 +13,6 @@ use crate::qp::link::Link;
 
 /// Interval of a timer's looks whether its link has caught up.
 const CATCH_UP: Duration = Duration::from_micros(100);
-/// After this time a timer acts in any case.
-const LATEST: Duration = Duration::from_millis(64);
 
 impl Driver {
     /// When the next timer of any kind is due, in nanoseconds.
@@ -25,13 +23,13 @@ impl Driver {
     }
 
     /// Tells whether all packets from before `deadline` were delivered. A timer must not count a packet as lost that
-    /// only waits for a thread without the processor.
+    /// only waits for a thread without the processor. After [`LATE`] it acts in any case.
     fn has_caught_up(&self, link: &mut Link, deadline: Time, now: Time) -> bool {
         if link.is_inproc() {
             return self.links.inproc.has_caught_up(&mut link.catch_up.0);
         }
         self.rx_empty_at.load(Ordering::Acquire) >= deadline.as_nanos()
-            || now.since(deadline) > LATEST
+            || now.since(deadline) > LATE
     }
 
     /// Runs the timers that are due.
@@ -53,6 +51,10 @@ impl Driver {
                 if link.doomed.take_if(|at| *at <= now).is_some() {
                     machine.peer_gone(&mut call.env(link));
                     return;
+                }
+                let due = machine.deadline().filter(|deadline| *deadline <= now);
+                if due.is_some_and(|deadline| now.since(deadline.max(at)) > LATE) {
+                    machine.excuse_silence(&mut call.env(link));
                 }
                 let Some(deadline) = machine.deadline().filter(|deadline| *deadline <= now) else {
                     return;

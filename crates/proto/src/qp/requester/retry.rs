@@ -121,6 +121,7 @@ impl Qp {
         self.requester.probe = None;
         self.requester.retries_left = self.attr.retry_cnt;
         self.requester.ack_timeouts = 0;
+        self.requester.excused = false;
         self.requester.rnr_left = self.attr.rnr_retry;
         self.requester.asked_for = None;
         if self.requester.una == self.cursor_psn() {
@@ -182,6 +183,15 @@ impl Qp {
         let probe = requester.probe.map(|(at, _)| at);
         let ack = requester.ack_deadline.map(|(at, _)| at);
         earlier(earlier(requester.rnr_until, ack), probe)
+    }
+
+    /// This process has not run, so an ACK timer that is due says nothing of the peer: it begins anew. Once: a process
+    /// that never runs in time would wait for ever.
+    pub fn excuse_silence<E: Env>(&mut self, env: &mut E) {
+        let is_due = self.requester.ack_deadline.is_some_and(|(at, _)| at <= env.now());
+        if is_due && !std::mem::replace(&mut self.requester.excused, true) {
+            self.restart_ack_timer(env.now(), env);
+        }
     }
 
     /// Ends an RNR wait, and acts on an ACK timeout (IBA 9.7.6.1.3).
