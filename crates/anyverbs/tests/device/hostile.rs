@@ -63,7 +63,8 @@ fn packets_from_the_peer_to_another_of_our_addresses_change_nothing() {
     let mut write = forged(Operation::WriteOnly, &b, Psn::new(100));
     write.reth = Some(Reth { va: to.addr(), rkey: to.mr.rkey(), len: 64 });
     let before = a.context.counters().unwrap().read(Counter::DropForeign);
-    Forged { to: Ipv4Addr::new(127, 0, 0, 2), ..Forged::from(VICTIM) }.send(write, &[9; 64]);
+    // No other test has a socket at this address, which would take the packet.
+    Forged { to: Ipv4Addr::new(127, 0, 0, 5), ..Forged::from(VICTIM) }.send(write, &[9; 64]);
     counted(&a, Counter::DropForeign, before);
     assert_eq!(to.read(0, 64), [1; 64]);
 }
