@@ -4,9 +4,9 @@ use super::prelude::*;
 
 const LATE: Duration = Duration::from_millis(50);
 
-/// A connection whose ACK timeout is a second, and whose target is in RESET.
+/// A connection whose ACK timeout is a second, and which has no retries. Its target is in RESET.
 fn target_in_reset(options: QpOptions) -> (Pair, End, End, QpOptions) {
-    let options = QpOptions { timeout: 18, retry_cnt: 1, ..options };
+    let options = QpOptions { timeout: 18, retry_cnt: 0, ..options };
     let (mut t, a, b) = rc(options);
     t.to_state(b.qp, QpState::Reset);
     (t, a, b, options)

@@ -62,6 +62,10 @@ impl Qp {
             // It was sent again already. A peer that was not ready then is there now, so its silence begins anew.
             return self.restart_probe(env);
         }
+        if self.requester.retries_left == 0 && self.requester.una == self.attr.sq_psn {
+            // Nothing was answered yet: the peer may only now receive. That ends no connection.
+            return self.send_again(env);
+        }
         let alone = self.requester.repair.may_suffice(self.requester.una);
         if !alone || !self.send_missing(env) {
             self.go_back_for_gap(env);

@@ -30,10 +30,14 @@ impl Qp {
             return false;
         }
         self.requester.retries_left -= 1;
+        self.send_again(env);
+        true
+    }
+
+    pub(super) fn send_again<E: Env>(&mut self, env: &mut E) {
         self.requester.repair.give_up();
         self.go_back(self.requester.una);
         self.restart_ack_timer(env.now(), env);
-        true
     }
 
     /// An answer shows that the one to `una` is missing.
