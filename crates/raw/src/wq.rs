@@ -26,9 +26,9 @@ use super::switch::{Member, Switch};
 pub struct WqInit<'a> {
     /// Where receives complete.
     pub cq: &'a Cq,
-    /// Requests.
+    /// Requests, at least one.
     pub max_wr: u32,
-    /// Elements of a request.
+    /// Elements of a request; at least one is made.
     pub max_sge: u32,
     /// Actions on frames.
     pub flags: ReceiveFlags,
@@ -95,10 +95,10 @@ impl WqCell {
         self.context.events.raise(AsyncEventKind::WqFatal, element, Some(&self.acks));
     }
 
-    /// Its CQ has overrun.
+    /// Its CQ has overrun. A receive that failed may have moved it before, and have overrun the CQ with what it flushed.
     pub(super) fn fail(&self) {
         let mut state = self.state.lock();
-        if *state != WqState::Error {
+        if self.current(&state) != WqState::Error {
             *state = WqState::Error;
             self.queue.set_mode(Mode::Error);
             self.raise_fatal();
@@ -140,7 +140,8 @@ impl Wq {
             ticket,
         );
         let number = Number::take(switch.transport)?;
-        let sizes = (init.max_wr, init.max_sge);
+        // Without an element a receive has no place for a frame.
+        let sizes = (init.max_wr, init.max_sge.max(1));
         let queue = RecvQueue::in_memory(sizes.0, sizes.1, &pd.memory.of(Queue::Wq))?;
         let cq = &init.cq.0;
         let queue =

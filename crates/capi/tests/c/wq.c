@@ -2,6 +2,7 @@
  * spreading. */
 #include "check.h"
 
+#include <poll.h>
 #include <unistd.h>
 
 static const uint8_t BOB[6] = { 2, 0, 0, 0, 0, 0xb };
@@ -40,6 +41,8 @@ static void refuse_wqs(struct ibv_context *ctx, struct ibv_pd *pd, struct ibv_cq
 	struct ibv_wq_init_attr init = { .wq_type = 1, .max_wr = 1, .max_sge = 1, .pd = pd, .cq = cq };
 	IS_NULL(ibv_create_wq(ctx, &init), EINVAL);
 	init.wq_type = IBV_WQT_RQ;
+	init.max_wr = 0;
+	IS_NULL(ibv_create_wq(ctx, &init), EINVAL);
 	init.max_wr = 1 << 30;
 	IS_NULL(ibv_create_wq(ctx, &init), EINVAL);
 	init.max_wr = 1;
@@ -48,6 +51,16 @@ static void refuse_wqs(struct ibv_context *ctx, struct ibv_pd *pd, struct ibv_cq
 	init.max_sge = 1;
 	init.comp_mask = 2;
 	IS_NULL(ibv_create_wq(ctx, &init), EINVAL);
+}
+
+/* A receive without an element could take no frame. */
+static void no_sges(struct ibv_pd *pd, struct ibv_cq *cq)
+{
+	struct ibv_wq_init_attr init = { .wq_type = IBV_WQT_RQ, .max_wr = 1, .max_sge = 0, .pd = pd, .cq = cq };
+	struct ibv_wq *wq = ibv_create_wq(pd->context, &init);
+	TRUE(wq != NULL);
+	TRUE(init.max_wr >= 1 && init.max_sge >= 1);
+	OK(ibv_destroy_wq(wq));
 }
 
 static void states(struct ibv_wq *wq, struct ibv_cq *cq, struct ibv_mr *mr)
@@ -82,6 +95,81 @@ static void states(struct ibv_wq *wq, struct ibv_cq *cq, struct ibv_mr *mr)
 	OK(to_state(wq, IBV_WQS_RDY));
 }
 
+enum { FRAME = 42 };
+
+static void send_frame(struct ibv_qp *sender, struct ibv_cq *scq, struct ibv_mr *mr, int i)
+{
+	uint8_t *frame = (uint8_t *)mr->addr + 4096;
+	memset(frame, 0, FRAME);
+	memcpy(frame, BOB, 6);
+	memcpy(frame + 12, "\x08\x00\x45\x00\x00\x1c\x00\x01\x00\x00\x40\x11", 12);
+	frame[28] = i;
+	frame[29] = i * 7;
+	struct ibv_sge sge = { .addr = (uintptr_t)frame, .length = FRAME, .lkey = mr->lkey };
+	struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND }, *bad;
+	OK(ibv_post_send(sender, &wr, &bad));
+	EQ(poll_one(scq).status, IBV_WC_SUCCESS);
+}
+
+static struct ibv_flow *to_bob(struct ibv_qp *qp)
+{
+	struct { struct ibv_flow_attr attr; struct ibv_flow_spec_eth eth; } rule = {
+		.attr = { .num_of_specs = 1, .port = 1, .size = sizeof rule },
+		.eth = { .type = IBV_FLOW_SPEC_ETH, .size = sizeof rule.eth },
+	};
+	memcpy(rule.eth.val.dst_mac, BOB, 6);
+	memset(rule.eth.mask.dst_mac, 0xff, 6);
+	struct ibv_flow *flow = ibv_create_flow(qp, &rule.attr);
+	TRUE(flow != NULL);
+	return flow;
+}
+
+/* Frames overrun the CQ of a work queue, or the flushing after a frame for which there is no memory does: its event, then that of the
+ * work queue, each once. The queue is in ERR. */
+static void overrun(struct ibv_qp_init_attr_ex *spread, struct ibv_cq *scq, struct ibv_mr *mr, struct ibv_qp *sender, int no_memory)
+{
+	struct ibv_context *ctx = mr->context;
+	struct ibv_cq *small = ibv_create_cq(ctx, 1, NULL, NULL, 0);
+	TRUE(small != NULL);
+	struct ibv_wq *wq = make_wq(mr->pd, small, 0);
+	TRUE(wq != NULL);
+	OK(to_state(wq, IBV_WQS_RDY));
+	struct ibv_mr nowhere = *mr;
+	nowhere.lkey ^= 0x5a00;
+	for (int i = 0; i < 3; i++)
+		OK(post(wq, no_memory ? &nowhere : mr));
+	struct ibv_rwq_ind_table_init_attr ti = { .log_ind_tbl_size = 0, .ind_tbl = &wq };
+	struct ibv_rwq_ind_table *table = ibv_create_rwq_ind_table(ctx, &ti);
+	TRUE(table != NULL);
+	struct ibv_qp_init_attr_ex init = *spread;
+	init.rwq_ind_tbl = table;
+	struct ibv_qp *qp = ibv_create_qp_ex(ctx, &init);
+	TRUE(qp != NULL);
+	struct ibv_flow *flow = to_bob(qp);
+	for (int i = 0; i < 2; i++)
+		send_frame(sender, scq, mr, i);
+
+	struct ibv_async_event event;
+	OK(ibv_get_async_event(ctx, &event));
+	EQ(event.event_type, IBV_EVENT_CQ_ERR);
+	TRUE(event.element.cq == small);
+	ibv_ack_async_event(&event);
+	OK(ibv_get_async_event(ctx, &event));
+	EQ(event.event_type, IBV_EVENT_WQ_FATAL);
+	TRUE(event.element.wq == wq);
+	ibv_ack_async_event(&event);
+	struct pollfd more = { .fd = ctx->async_fd, .events = POLLIN };
+	EQ(poll(&more, 1, 100), 0);
+	REFUSES(to_state(wq, IBV_WQS_RDY), EINVAL);
+	OK(to_state(wq, IBV_WQS_RESET));
+
+	OK(ibv_destroy_flow(flow));
+	OK(ibv_destroy_qp(qp));
+	OK(ibv_destroy_rwq_ind_table(table));
+	OK(ibv_destroy_wq(wq));
+	OK(ibv_destroy_cq(small));
+}
+
 int main(void)
 {
 	struct ibv_context *ctx = open_device();
@@ -95,6 +183,7 @@ int main(void)
 	TRUE(dev.max_wq_type_rq > 0 && dev.rss_caps.max_rwq_indirection_table_size >= 128);
 
 	refuse_wqs(ctx, pd, cq);
+	no_sges(pd, cq);
 	char *buf = calloc(1, BUF);
 	struct ibv_mr *mr = ibv_reg_mr(pd, buf, BUF, IBV_ACCESS_LOCAL_WRITE);
 	struct ibv_wq *wqs[4];
@@ -163,33 +252,17 @@ int main(void)
 		struct ibv_qp_attr a = { .qp_state = s, .port_num = 1 };
 		OK(ibv_modify_qp(sender, &a, IBV_QP_STATE | (s == IBV_QPS_INIT ? IBV_QP_PORT : 0)));
 	}
-	struct { struct ibv_flow_attr attr; struct ibv_flow_spec_eth eth; } rule = {
-		.attr = { .num_of_specs = 1, .port = 1, .size = sizeof rule },
-		.eth = { .type = IBV_FLOW_SPEC_ETH, .size = sizeof rule.eth },
-	};
-	memcpy(rule.eth.val.dst_mac, BOB, 6);
-	memset(rule.eth.mask.dst_mac, 0xff, 6);
-	struct ibv_flow *flow = ibv_create_flow(qp, &rule.attr);
-	TRUE(flow != NULL);
+	struct ibv_flow *flow = to_bob(qp);
 
 	for (int i = 0; i < 4; i++)
 		for (int k = 0; k < 16; k++)
 			OK(post(wqs[i], mr));
-	uint8_t frame[42] = { 0 };
-	memcpy(frame, BOB, 6);
-	memcpy(frame + 12, "\x08\x00\x45\x00\x00\x1c\x00\x01\x00\x00\x40\x11", 12);
 	int by_wq[4] = { 0 };
 	for (int i = 0; i < 32; i++) {
-		frame[28] = i;
-		frame[29] = i * 7;
-		memcpy(buf + 4096, frame, sizeof frame);
-		struct ibv_sge sge = { .addr = (uintptr_t)buf + 4096, .length = sizeof frame, .lkey = mr->lkey };
-		struct ibv_send_wr wr = { .sg_list = &sge, .num_sge = 1, .opcode = IBV_WR_SEND }, *bad;
-		OK(ibv_post_send(sender, &wr, &bad));
-		EQ(poll_one(scq).status, IBV_WC_SUCCESS);
+		send_frame(sender, scq, mr, i);
 		struct ibv_wc wc = poll_one(cq);
 		EQ(wc.status, IBV_WC_SUCCESS);
-		EQ(wc.byte_len, sizeof frame);
+		EQ(wc.byte_len, FRAME);
 		for (int k = 0; k < 4; k++)
 			by_wq[k] += wc.wr_id == wqs[k]->wq_num;
 	}
@@ -199,8 +272,10 @@ int main(void)
 	REFUSES(ibv_destroy_qp(qp), EBUSY);
 	OK(ibv_destroy_flow(flow));
 	OK(ibv_destroy_qp(qp));
-	OK(ibv_destroy_qp(sender));
 	OK(ibv_destroy_rwq_ind_table(table));
+	overrun(&init, scq, mr, sender, 0);
+	overrun(&init, scq, mr, sender, 1);
+	OK(ibv_destroy_qp(sender));
 	REFUSES(ibv_destroy_rwq_ind_table(table), EINVAL);
 	for (int i = 0; i < 4; i++)
 		OK(ibv_destroy_wq(wqs[i]));
