@@ -365,7 +365,10 @@ impl Shared {
         let fds =
             [self.epoch.as_fd(), self.bells.as_fd(), self.given.as_fd(), self.board.object.as_fd()];
         let process = Arc::new(process);
-        self.board.attach(hello.slot, [&own, &peer], &process);
+        if !self.board.attach(hello.slot, [&own, &peer], &process) {
+            control.free_index(index);
+            return Err(Status::Full);
+        }
         self.board.introduce(&process, hello.probe);
         let known = Arc::clone(&process);
         let told = match handshake::send(socket, &answer.emit(), &fds) {

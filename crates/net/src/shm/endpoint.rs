@@ -194,7 +194,12 @@ impl Endpoint {
         }
         let map = Area::map(object.as_fd(), 2 * side, Access::ReadWrite)?;
         let (own, peer) = (map.part(0, side), map.part(side, side));
+        let process = Arc::new(process);
         let index = control.take_index().ok_or(ConnectError::TooMany)?;
+        if !shared.board.attach(slot, [&own, &peer], &process) {
+            control.free_index(index);
+            return Err(ConnectError::TooMany);
+        }
         let greeting = shared.greeting(Status::Ok, ring, max_payload, index);
         let fds = [
             object.as_fd(),
@@ -203,8 +208,6 @@ impl Endpoint {
             shared.given.as_fd(),
             shared.board.object.as_fd(),
         ];
-        let process = Arc::new(process);
-        shared.board.attach(slot, [&own, &peer], &process);
         let known = Arc::clone(&process);
         let socket: OwnedFd = socket.into();
         let opened = handshake::send(socket.as_fd(), &greeting.emit(), &fds).and_then(|()| {

@@ -299,14 +299,23 @@ impl Board {
     }
 
     /// Enters the process with this slot, before it can see the board. `sides` are this process's side of the channel and the
-    /// other's.
-    pub(super) fn attach(&self, slot: u8, sides: [&Area; 2], process: &Arc<PeerProcess>) {
+    /// other's. False if the process has a copy in progress through a channel that is closed. Each of these keeps memory
+    /// and a descriptor here, and a process could claim one after the other.
+    #[must_use]
+    pub(super) fn attach(&self, slot: u8, sides: [&Area; 2], process: &Arc<PeerProcess>) -> bool {
         let [own, peer] = sides.map(Area::clone);
         let (marks, process) = (Marks::new(peer), Arc::clone(process));
         let (probe, revoked, reported) = Default::default();
         let mut attached = self.attached.lock();
         attached.retain(|one| !self.is_past(one));
+        let lingers = |one: &Arc<Attached>| {
+            one.process.pid == process.pid && one.revoked.load(Ordering::Acquire)
+        };
+        if attached.iter().any(lingers) {
+            return false;
+        }
         attached.push(Arc::new(Attached { own, marks, process, slot, probe, revoked, reported }));
+        true
     }
 
     /// The process has told of a word in its memory.

@@ -7,11 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::handshake::{self, Greeting, Probe, Status};
-use super::layout::{HEAD, page, side_len};
+use super::layout::{HEAD, MARKS, page, side_len};
+use super::memory::Memory as _;
 use super::memory::SharedObject;
 use super::*;
 use crate::host::{Registry, Slot};
 use crate::sockopt;
+use anyverbs_testing::in_own_process;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -516,5 +518,48 @@ fn no_copy_goes_to_a_side_that_gave_up_its_channel() {
         drop(copying);
         assert!(waits, "the copy had begun before");
         settled.recv_timeout(PATIENCE).unwrap();
+    });
+}
+
+/// A process that says that it copies, and begins a new channel again and again. Its marks are believed, since a real copy
+/// would look the same.
+#[test]
+fn a_peer_that_claims_copies_and_reconnects_takes_no_more() {
+    let name = "shm::tests::a_peer_that_claims_copies_and_reconnects_takes_no_more";
+    in_own_process(name, || {
+        let registry = registry();
+        let (mut victim, mut peer) = (Party::new(&registry, 1), Party::new(&registry, 2));
+        let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+        let reconnect = |victim: &mut Party, peer: &mut Party, victim_dials: bool| {
+            let channel = if victim_dials {
+                let dialled = victim.endpoint.connect(2);
+                until([victim, peer], |_| true);
+                dialled.ok().map(|_| peer.endpoint.connect(1).unwrap())
+            } else {
+                peer.endpoint.connect(1).ok()
+            };
+            let Some(channel) = channel else { return };
+            for _ in 0..20 {
+                victim.turn();
+                peer.turn();
+            }
+            channel.own().store(MARKS, 1, Ordering::SeqCst);
+            channel.close(Closed::Local);
+            peer.endpoint.forget(&channel);
+            drop(channel);
+            for _ in 0..20 {
+                victim.turn();
+                peer.turn();
+            }
+            victim.events.clear();
+            peer.events.clear();
+        };
+        reconnect(&mut victim, &mut peer, false);
+        let before = open();
+        for round in 0..40 {
+            reconnect(&mut victim, &mut peer, round % 2 == 0);
+        }
+        let after = open();
+        assert!(after <= before + 4, "{before} descriptors, then {after}");
     });
 }
