@@ -1,9 +1,18 @@
 //! A forked child.
 
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::Ipv4Addr;
+use std::os::fd::FromRawFd;
+use std::time::Instant;
+
 use anyverbs::error::*;
 use anyverbs::*;
+use anyverbs_proto::wire::opcode::Operation;
+use anyverbs_testing::in_own_process;
 
 use crate::endpoint::*;
+use crate::forged::{Forged, counted, forged};
 
 #[test]
 fn inherited_objects_refuse_work_and_an_inherited_context_starts_anew() {
@@ -54,4 +63,64 @@ fn inherited_objects_refuse_work_and_an_inherited_context_starts_anew() {
     a.send(1, SendOp::Write(dst.remote(0)), &[src.sge(0, 64)]);
     assert_eq!(a.poll(1)[0].status, WcStatus::Success);
     assert_eq!(dst.read(0, 64), [9; 64]);
+}
+
+/// Both ends of a pipe.
+fn pipe() -> (File, File) {
+    let mut ends = [0; 2];
+    // SAFETY: room for two descriptors, which are owned once.
+    unsafe {
+        assert_eq!(libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC), 0);
+        (File::from_raw_fd(ends[0]), File::from_raw_fd(ends[1]))
+    }
+}
+
+/// Starts a process that opens the device, forks a child and ends. Returns its slot. The child lives as long as the file
+/// that is returned, too.
+fn leave_a_child_behind() -> (u8, File) {
+    let ((mut slot, mut say), (mut end, lives)) = (pipe(), pipe());
+    // SAFETY: both children run only the code below, and end without returning to the test harness.
+    let parent = unsafe { libc::fork() };
+    if parent == 0 {
+        drop(lives);
+        let e = Endpoint::new(QpType::Rc);
+        // SAFETY: as above.
+        if unsafe { libc::fork() } == 0 {
+            let _ = end.read(&mut [0]);
+        } else {
+            say.write_all(&[e.qp.qpn().slot()]).unwrap();
+        }
+        // SAFETY: ends this process as a signal would.
+        unsafe { libc::_exit(0) };
+    }
+    let mut number = [0];
+    slot.read_exact(&mut number).unwrap();
+    let mut status = 0;
+    // SAFETY: waits for our child.
+    assert_eq!(unsafe { libc::waitpid(parent, &raw mut status, 0) }, parent);
+    (number[0], lives)
+}
+
+/// The child keeps its parent's slot and sockets, and serves nobody. The next process makes a new store, in which nothing
+/// is known of them.
+#[test]
+fn beside_a_child_of_an_ended_process_the_next_one_hears_the_network() {
+    in_own_process(
+        "fork::beside_a_child_of_an_ended_process_the_next_one_hears_the_network",
+        || {
+            isolate();
+            let (slot, _child) = leave_a_child_behind();
+            let begin = Instant::now();
+            let (a, b) = pair(QpType::Rc);
+            println!("opened in {:?}", begin.elapsed());
+            assert_ne!(a.qp.qpn().slot(), slot, "two processes with one slot");
+            let counters = a.context.counters().unwrap();
+            for _ in 0..8 {
+                let before = counters.read(Counter::DropForeign);
+                let headers = forged(Operation::SendOnly, &b, Psn::new(100));
+                Forged::from(Ipv4Addr::new(127, 0, 0, 2)).send(headers, &[9; 64]);
+                counted(&a, Counter::DropForeign, before);
+            }
+        },
+    );
 }

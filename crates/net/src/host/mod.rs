@@ -14,7 +14,10 @@
 //!
 //! # Who lives
 //! The owner of a slot holds a lock of a byte of the file, and listens at the slot's name. Both end with it, however it ends. A child
-//! that forked and did not exec keeps both.
+//! that forked and did not exec keeps both. If such children alone are left, the next process makes a new store, for they
+//! hand nothing over. No two processes have one slot nevertheless: the name is taken. The sockets of these children are
+//! still among those of the port, so steering asks every socket who reads it (`steering/state.rs`). Connections that
+//! their parent has left in the journal are ended by nobody.
 //!
 //! # Layout and memory ordering
 //! See `table.rs`. Sections have one writer each, entries are added under a lock and published by one store. There is no count of

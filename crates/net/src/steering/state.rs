@@ -336,10 +336,7 @@ impl Steering {
 
     /// Sends probes that are due and takes the answers that are there. Tells whether that was all.
     fn discover(&self, discovery: &mut Discovery, fds: Fds<'_>) -> bool {
-        let alone = discovery.members.iter().all(|&slot| slot == self.slot.number());
-        if alone {
-            return true;
-        }
+        // Also where no other process is known: a forked child of one that has ended may keep its socket.
         for family in Family::ALL {
             if fds[family as usize].is_some() {
                 let group =
@@ -410,9 +407,9 @@ impl Steering {
             let i = family as usize;
             let Some(fd) = fds[i] else { continue };
             let processes = members.len();
+            let alone = members.iter().all(|&slot| slot == self.slot.number());
             let (map, mode) = match (&found[i], &found[1 - i]) {
-                _ if discovery.groups[i].is_none() => {
-                    // No other process shares the port.
+                (None, None) if alone => {
                     let mut map = [None; 256];
                     map[usize::from(self.slot.number())] = Some(0);
                     (map, SteeringMode::Steered { processes: 1 })
