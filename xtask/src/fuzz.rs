@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use anyverbs_testing::corpus;
 
 use crate::conformance::Tally;
 use crate::workspace::{cargo, root, succeed};
@@ -45,7 +46,7 @@ const TARGETS: [(&str, u32); 10] = [
 /// Targets that run at a time. More than two, since a run takes its full time however much it does.
 const AT_A_TIME: usize = 4;
 
-/// The greatest size of a target's corpus that the tests replay.
+/// The greatest size of a target's corpus that the tests replay, without the lengths in its pack.
 const KEPT_BYTES: usize = 64 << 10;
 
 /// The targets to fuzz.
@@ -66,6 +67,63 @@ impl Options {
     pub(crate) fn all(seconds: u32) -> Self {
         Self { target: None, seconds, keep: false }
     }
+}
+
+/// What to do with a corpus.
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Corpus {
+    /// Write a target's named and packed inputs into a directory, one file each, for `cargo fuzz`
+    Unpack(Folder),
+    /// Make a target's pack of the files of a directory, without those that are named inputs
+    Pack(Folder),
+}
+
+/// A target, and the directory of its inputs.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Folder {
+    #[arg(value_parser = TARGETS.map(|(name, _)| name))]
+    target: String,
+    directory: PathBuf,
+}
+
+/// Packs or unpacks a corpus.
+pub(crate) fn run_corpus(corpus: &Corpus) -> anyhow::Result<()> {
+    match corpus {
+        Corpus::Unpack(Folder { target, directory }) => unpack(target, directory),
+        Corpus::Pack(Folder { target, directory }) => {
+            let named = read(&corpus::named(target))?;
+            let inputs = read(directory)?.into_iter().filter(|input| !named.contains(input));
+            write(target, inputs.collect())
+        }
+    }
+}
+
+fn unpack(target: &str, directory: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(directory)
+        .with_context(|| format!("cannot make {}", directory.display()))?;
+    let inputs =
+        corpus::inputs(target).with_context(|| format!("cannot read the corpus of {target}"))?;
+    for (name, input) in inputs {
+        let file = directory.join(name.replace(' ', "-"));
+        fs::write(&file, input).with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    Ok(())
+}
+
+fn write(target: &str, inputs: Vec<Vec<u8>>) -> anyhow::Result<()> {
+    let path = corpus::packed(target);
+    fs::write(&path, corpus::pack(inputs))
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// The contents of the files of a directory; none if it is not there.
+fn read(directory: &Path) -> anyhow::Result<Vec<Vec<u8>>> {
+    if !directory.exists() {
+        return Ok(Vec::new());
+    }
+    let read = || fs::read_dir(directory)?.map(|entry| fs::read(entry?.path())).collect();
+    let read: std::io::Result<_> = read();
+    read.with_context(|| format!("cannot read {}", directory.display()))
 }
 
 /// Builds the targets and runs them; fails if one finds something.
@@ -176,6 +234,12 @@ impl Target {
             fs::create_dir_all(folder)
                 .with_context(|| format!("cannot make {}", folder.display()))?;
         }
+        let seeds = kept(name);
+        if seeds.exists() {
+            fs::remove_dir_all(&seeds)
+                .with_context(|| format!("cannot remove {}", seeds.display()))?;
+        }
+        unpack(name, &seeds)?;
         let log = fuzz().join("target").join(format!("{name}.log"));
         let file =
             fs::File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
@@ -184,7 +248,7 @@ impl Target {
             .arg(format!("-max_len={longest}"))
             .arg(format!("-artifact_prefix={}/", artifacts.display()))
             .args(["-timeout=20", "-rss_limit_mb=2000", "-print_final_stats=1"])
-            .args([&corpus, &kept(name)])
+            .args([&corpus, &seeds])
             .stdin(Stdio::null())
             .stdout(file.try_clone().context("cannot share a file")?)
             .stderr(file)
@@ -235,22 +299,18 @@ impl Target {
         let mut merge = command(built, self.name);
         merge.args(["-set_cover_merge=1", "-verbosity=0"]);
         succeed(merge.args([&chosen, &kept(self.name), &self.corpus]))?;
-        let read = |folder: &Path| -> anyhow::Result<Vec<Vec<u8>>> {
-            let entries = fs::read_dir(folder).context("cannot read a corpus")?;
-            let read = entries.map(|entry| fs::read(entry?.path()));
-            Ok(read.collect::<std::io::Result<_>>()?)
-        };
-        let there = read(&kept(self.name))?;
+        let named = read(&corpus::named(self.name))?;
+        let mut kept = corpus::kept(self.name)?;
+        let there: Vec<_> = named.into_iter().chain(kept.iter().cloned()).collect();
         let mut left = KEPT_BYTES.saturating_sub(there.iter().map(Vec::len).sum());
         let mut inputs = read(&chosen)?;
         inputs.sort_by_key(Vec::len);
-        for (n, input) in inputs.iter().filter(|input| !there.contains(*input)).enumerate() {
+        for input in inputs.into_iter().filter(|input| !there.contains(input)) {
             let Some(rest) = left.checked_sub(input.len()) else { break };
             left = rest;
-            let file = kept(self.name).join(format!("kept-{}-{n}", std::process::id()));
-            fs::write(&file, input).with_context(|| format!("cannot write {}", file.display()))?;
+            kept.push(input);
         }
-        Ok(())
+        write(self.name, kept)
     }
 }
 
@@ -262,8 +322,9 @@ impl Drop for Target {
     }
 }
 
+/// A folder with a target's corpus, made anew for each run.
 fn kept(name: &str) -> PathBuf {
-    fuzz().join("corpus").join(name)
+    fuzz().join("target/kept").join(name)
 }
 
 fn command(built: &Built, name: &str) -> Command {

@@ -44,6 +44,9 @@ enum Command {
     Conformance(conformance::Options),
     /// Run the fuzz targets
     Fuzz(fuzz::Options),
+    /// Pack or unpack the corpus of a fuzz target
+    #[command(subcommand)]
+    Corpus(fuzz::Corpus),
     /// Check licences, sources and versions of the project's dependencies
     Deny,
     /// Run tests below sanitizers
@@ -69,6 +72,7 @@ fn main() -> ExitCode {
         Command::Test(options) => test::run(&options),
         Command::Conformance(options) => conformance::run(&options),
         Command::Fuzz(options) => fuzz::run(&options),
+        Command::Corpus(corpus) => fuzz::run_corpus(&corpus),
         Command::Deny => deny::run(),
         Command::Sanitize => sanitize::run(),
         Command::Mutants(options) => mutants::run(&options),

@@ -136,12 +136,17 @@ fn a_sequence_touches_nothing_foreign_and_leaks_nothing() {
 
 #[test]
 fn sequences_that_the_fuzzer_found() {
-    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/capi");
-    let inputs = fs::read_dir(corpus).unwrap().map(|entry| entry.unwrap().path());
-    let mut inputs: Vec<_> = inputs.map(|path| path.to_str().unwrap().to_owned()).collect();
-    inputs.sort();
-    let inputs: Vec<_> = inputs.iter().map(String::as_str).collect();
-    run_below("sequence_replay", &[], &inputs, &[]);
+    let dir = env::temp_dir().join(format!("anyverbs-sequences-{}", std::process::id()));
+    fs::create_dir_all(&dir).unwrap();
+    let mut files = Vec::new();
+    for (name, input) in anyverbs_testing::corpus::inputs("capi").unwrap() {
+        let file = dir.join(name);
+        fs::write(&file, input).unwrap();
+        files.push(file.to_str().unwrap().to_owned());
+    }
+    let files: Vec<_> = files.iter().map(String::as_str).collect();
+    run_below("sequence_replay", &[], &files, &[]);
+    fs::remove_dir_all(dir).unwrap();
 }
 
 /// The whole load takes minutes, and gigabytes: `cargo xtask test --full`.

@@ -1,8 +1,5 @@
 //! The fuzz target `host_store`, without a fuzzer: its corpus, and random inputs.
 
-use std::fs;
-use std::path::Path;
-
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -16,15 +13,7 @@ mod host_store;
 
 #[test]
 fn the_corpus_is_replayed() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/host_store");
-    let mut count = 0;
-    for entry in fs::read_dir(&dir).expect("the corpus is there") {
-        let path = entry.expect("readable").path();
-        println!("{}", path.display());
-        host_store::run(&fs::read(&path).expect("readable"));
-        count += 1;
-    }
-    assert!(count > 0, "{} is empty", dir.display());
+    anyverbs_testing::corpus::replay("host_store", host_store::run);
 }
 
 #[test]

@@ -1,8 +1,5 @@
 //! The fuzz target `shm_ring`, without a fuzzer: its corpus, and random inputs.
 
-use std::fs;
-use std::path::Path;
-
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -12,15 +9,7 @@ mod shm_ring;
 
 #[test]
 fn the_corpus_is_replayed() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/shm_ring");
-    let mut count = 0;
-    for entry in fs::read_dir(&dir).expect("the corpus is there") {
-        let path = entry.expect("readable").path();
-        println!("{}", path.display());
-        shm_ring::run(&fs::read(&path).expect("readable"));
-        count += 1;
-    }
-    assert!(count > 0, "{} is empty", dir.display());
+    anyverbs_testing::corpus::replay("shm_ring", shm_ring::run);
 }
 
 #[test]

@@ -1,8 +1,6 @@
 //! The fuzz targets on the simulation, without a fuzzer: their corpora, and random inputs.
 
-use std::fs;
-use std::path::Path;
-
+use anyverbs_testing::corpus::replay;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -21,18 +19,6 @@ mod responder;
 #[path = "../../../fuzz/src/xrc_message.rs"]
 #[allow(unreachable_pub, reason = "public in the fuzz crate")]
 mod xrc_message;
-
-fn replay(target: &str, run: fn(&[u8])) {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
-    let mut count = 0;
-    for entry in fs::read_dir(&dir).expect("the corpus is there") {
-        let path = entry.expect("readable").path();
-        println!("{}", path.display());
-        run(&fs::read(&path).expect("readable"));
-        count += 1;
-    }
-    assert!(count > 0, "{} is empty", dir.display());
-}
 
 fn random(seeds: u64, run: fn(&[u8])) {
     for seed in 0..seeds {

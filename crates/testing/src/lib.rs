@@ -1,5 +1,6 @@
 //! Code that the tests of several crates share.
 
+pub mod corpus;
 mod system_calls;
 
 use std::env;

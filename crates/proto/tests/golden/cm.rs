@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
 
 use anyverbs_proto::cm::id::{PortSpace, ServiceId};
 use anyverbs_proto::cm::ip::IpHeader;
@@ -132,7 +131,7 @@ fn the_starting_psn_is_the_recipients() {
 /// Seeds of the fuzz target `cm`: a MAD alone, and as the first step of a list.
 #[test]
 fn seeds_are_those_of_the_captures() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/cm");
+    let dir = anyverbs_testing::corpus::named("cm");
     let mut seeds = BTreeMap::new();
     for (_, captured) in all() {
         let packet = Packet::parse(without_icrc(&captured)).unwrap();

@@ -6,7 +6,6 @@ mod target;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
 
 use anyverbs_proto::types::{Psn, QKey, Qpn};
 use anyverbs_proto::wire::aeth::{Aeth, NakCode, Syndrome};
@@ -23,10 +22,6 @@ use crate::{all, without_icrc};
 
 /// Payloads are cut to this, so that the corpus stays small.
 const PAYLOAD: usize = 16;
-
-fn dir() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/packet")
-}
 
 /// A packet with its checksum, and a name that describes it.
 fn seed(packet: Packet<'_>) -> (String, Vec<u8>) {
@@ -75,7 +70,7 @@ fn seeds() -> BTreeMap<String, Vec<u8>> {
 #[test]
 fn seeds_are_those_of_the_captures() {
     for (name, bytes) in seeds() {
-        let path = dir().join(&name);
+        let path = anyverbs_testing::corpus::named("packet").join(&name);
         if std::env::var_os("ANYVERBS_WRITE_SEEDS").is_some() {
             fs::write(&path, &bytes).unwrap();
         }
@@ -86,7 +81,5 @@ fn seeds_are_those_of_the_captures() {
 
 #[test]
 fn corpus_breaks_nothing() {
-    let files = fs::read_dir(dir()).unwrap().map(|entry| entry.unwrap().path());
-    let replayed = files.map(|path| target::run(&fs::read(path).unwrap())).count();
-    assert!(replayed >= seeds().len());
+    anyverbs_testing::corpus::replay("packet", target::run);
 }

@@ -4,18 +4,12 @@
 #[path = "../../../../fuzz/src/cm.rs"]
 mod target;
 
-use std::fs;
-use std::path::Path;
-
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 #[test]
 fn corpus_breaks_nothing() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/cm");
-    let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
-    let replayed = files.map(|path| target::run(&fs::read(path).unwrap())).count();
-    assert!(replayed > 0);
+    anyverbs_testing::corpus::replay("cm", target::run);
 }
 
 #[test]
