@@ -126,6 +126,19 @@ fn read(directory: &Path) -> anyhow::Result<Vec<Vec<u8>>> {
     read.with_context(|| format!("cannot read {}", directory.display()))
 }
 
+/// Checks that the targets compile. The ordinary tests replay their corpora.
+pub(crate) fn compile() -> anyhow::Result<()> {
+    packages::ensure(&[
+        packages::CC,
+        packages::CXX,
+        packages::LIBC6_DEV,
+        packages::LIBIBVERBS_DEV,
+    ])?;
+    let mut check = cargo();
+    check.args(["check", "--quiet", "--bins", "--manifest-path"]);
+    succeed(check.arg(fuzz().join("Cargo.toml")))
+}
+
 /// Builds the targets and runs them; fails if one finds something.
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let tally = run_counted(options)?;

@@ -11,15 +11,38 @@ use anyhow::{Context, bail};
 
 use crate::conformance::{Selection, Suite, Tally, run_suite};
 use crate::dist;
-use crate::workspace::{cargo, root, shown};
+use crate::workspace::{cargo, root, shown, target};
 use crate::{abi_check, deny, fuzz, interrupt, mutants, package, packages, sanitize, soak};
 
 /// The extent of the run.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
-    /// The whole of the conformance tables, not their default selection
+    /// Only what takes minutes: lints, unit tests with a third of the seeds, model checks, corpora, exported symbols
+    #[arg(long, conflicts_with = "full")]
+    gate: bool,
+    /// Everything: whole conformance tables, fuzzing, mutants, a soak, installed packages
     #[arg(long)]
     full: bool,
+}
+
+/// The extent of a run. Each does all that the one before it does, with at least as many seeds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Tier {
+    /// Before a commit.
+    Gate,
+    /// Before a merge: `.ci/run`.
+    Merge,
+    Full,
+}
+
+impl Options {
+    fn tier(&self) -> Tier {
+        match self {
+            Self { gate: true, .. } => Tier::Gate,
+            Self { full: true, .. } => Tier::Full,
+            _ => Tier::Merge,
+        }
+    }
 }
 
 /// Runs everything, goes on after a failure, and fails at the end.
@@ -50,15 +73,25 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let lint = ["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"];
     steps.whole("clippy", || check(cargo().args(lint)))?;
     steps.counted("deny", deny::run_counted)?;
-    steps.counted("unit and integration tests", || unit_tests(options.full))?;
-    steps.counted("sanitize", sanitize::run_counted_all)?;
-    if options.full {
-        steps.counted("mutants", || mutants::run_counted(&mutants::Options::of_today()))?;
+    let tier = options.tier();
+    steps.counted("unit and integration tests", || unit_tests(tier))?;
+    if tier == Tier::Gate {
+        steps.whole("abi-check", abi_check_of_tests)?;
+        return steps.finish();
     }
-    // Four at a time: 30 s each keep a whole run below an hour on two cores.
-    let fuzz = fuzz::Options::all(if options.full { 900 } else { 30 });
-    steps.counted("fuzz", || fuzz::run_counted(&fuzz))?;
+    steps.whole("fuzz targets", fuzz::compile)?;
+    steps.counted("sanitize", sanitize::run_counted_all)?;
+    if tier == Tier::Full {
+        steps.counted("mutants", || mutants::run_counted(&mutants::Options::of_today()))?;
+        steps.counted("fuzz", || fuzz::run_counted(&fuzz::Options::all(900)))?;
+    }
+    shipped(tier, &mut steps)?;
+    steps.finish()
+}
 
+/// The steps that need the shipped files.
+fn shipped(tier: Tier, steps: &mut Steps) -> anyhow::Result<()> {
+    let full = tier == Tier::Full;
     let mut built = None;
     steps.whole("dist", || {
         built = Some(dist::run(&dist::Options::default())?);
@@ -67,8 +100,8 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     match built {
         Some(dist) => {
             steps.whole("abi-check", || abi_check::run_all(&root(), &dist))?;
-            let selection = Selection { all: options.full, jobs: 1, ..Selection::default() };
-            if options.full {
+            let selection = Selection { all: full, jobs: 1, ..Selection::default() };
+            if full {
                 steps.whole("soak", || soak::run_on(&dist, Duration::from_secs(30 * 60)))?;
             }
             steps.counted("pyverbs", || run_suite(Suite::Pyverbs, &dist, &selection))?;
@@ -80,17 +113,27 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         }
         // Tests that cannot run have not passed, and the number of their cases is unknown.
         None => {
-            let full = options.full.then_some("soak");
+            let soak = full.then_some("soak");
             let names = ["abi-check", "pyverbs", "pyverbs-59", "tools", "impair", "survive", "rxe"];
-            for name in names.into_iter().chain(full) {
+            for name in names.into_iter().chain(soak) {
                 steps.whole(name, || bail!("there is no dist to run it on"))?;
             }
         }
     }
-    if options.full {
+    if full {
         steps.counted("package", package::run_counted)?;
     }
-    steps.finish()
+    Ok(())
+}
+
+/// Checks the objects that the unit tests built: the version script is the same in every profile.
+fn abi_check_of_tests() -> anyhow::Result<()> {
+    check(cargo().args(["build", "--quiet", "-p", "anyverbs-capi", "-p", "anyverbs-rspreload"]))?;
+    let built = target().join("debug");
+    for object in ["libanyverbs_capi.so", "librspreload.so"] {
+        abi_check::run(&root(), &built.join(object))?;
+    }
+    Ok(())
 }
 
 #[derive(Default)]
@@ -149,13 +192,20 @@ fn check(command: &mut Command) -> anyhow::Result<()> {
 
 /// The workspace's own tests, and documentation's examples.
 ///
-/// `full`: the load that takes minutes, too.
-fn unit_tests(full: bool) -> anyhow::Result<Tally> {
+/// A gate runs a share of the random seeds and leaves out what its profile does. A full run has the load that takes minutes,
+/// too.
+fn unit_tests(tier: Tier) -> anyhow::Result<Tally> {
     let cargo = || {
         let mut command = cargo();
-        if full {
+        match tier {
+            Tier::Gate => {
+                command.env(anyverbs_testing::SHARE, "3").env("NEXTEST_PROFILE", "gate");
+            }
+            Tier::Merge => {}
             // The profile has longer time limits.
-            command.env("ANYVERBS_FULL", "1").env("NEXTEST_PROFILE", "full");
+            Tier::Full => {
+                command.env("ANYVERBS_FULL", "1").env("NEXTEST_PROFILE", "full");
+            }
         }
         command
     };
@@ -290,6 +340,24 @@ fn number_before(line: &str, word: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_run_has_one_tier() {
+        use clap::Parser;
+        #[derive(Parser)]
+        struct Args {
+            #[command(flatten)]
+            options: Options,
+        }
+        let tier = |words: &[&str]| {
+            let words = ["test"].iter().chain(words);
+            Args::try_parse_from(words).map(|args| args.options.tier())
+        };
+        assert_eq!(tier(&[]).unwrap(), Tier::Merge);
+        assert_eq!(tier(&["--gate"]).unwrap(), Tier::Gate);
+        assert_eq!(tier(&["--full"]).unwrap(), Tier::Full);
+        assert!(tier(&["--gate", "--full"]).is_err());
+    }
 
     #[test]
     fn summaries_are_read() {

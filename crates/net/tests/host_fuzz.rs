@@ -18,7 +18,7 @@ fn the_corpus_is_replayed() {
 
 #[test]
 fn random_inputs() {
-    for seed in 0..500 {
+    for seed in 0..anyverbs_testing::seeds(500) {
         let mut rng = SmallRng::seed_from_u64(seed);
         let mut input = vec![0; rng.random_range(10..2000)];
         rng.fill(input.as_mut_slice());

@@ -21,7 +21,7 @@ mod responder;
 mod xrc_message;
 
 fn random(seeds: u64, run: fn(&[u8])) {
-    for seed in 0..seeds {
+    for seed in 0..anyverbs_testing::seeds(seeds) {
         let mut rng = SmallRng::seed_from_u64(seed);
         let mut input = vec![0; rng.random_range(10..1500)];
         rng.fill(input.as_mut_slice());

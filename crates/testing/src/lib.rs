@@ -40,6 +40,20 @@ pub fn skip(reason: impl Display) {
     file.and_then(|mut file| file.write_all(line.as_bytes())).expect("a skip is recorded");
 }
 
+/// Divides the number of random runs: `cargo xtask test --gate` sets it to 3.
+pub const SHARE: &str = "ANYVERBS_TEST_SHARE";
+
+/// The number of seeds to run where an ordinary run has `all`: the share that [`SHARE`] names, at least one.
+///
+/// # Panics
+/// If [`SHARE`] is set and no number.
+#[must_use]
+pub fn seeds(all: u64) -> u64 {
+    let Ok(share) = env::var(SHARE) else { return all };
+    let share: u64 = share.parse().unwrap_or_else(|_| panic!("{SHARE}={share} is no number"));
+    all.div_ceil(share)
+}
+
 /// The executable and the name of the calling test.
 fn test_name() -> String {
     let exe = env::current_exe().expect("a test knows its executable");

@@ -14,7 +14,7 @@ fn corpus_breaks_nothing() {
 
 #[test]
 fn random_steps_break_nothing() {
-    for seed in 0..1000 {
+    for seed in 0..anyverbs_testing::seeds(1000) {
         let mut rng = SmallRng::seed_from_u64(seed);
         let mut input = vec![0; rng.random_range(0..4000)];
         rng.fill(&mut input[..]);

@@ -7,6 +7,7 @@
 //! that atomics happened once each, and that no other memory was written.
 //!
 //! `ANYVERBS_SIM_SEEDS=N` runs N seeds instead of [`SEEDS`]; `ANYVERBS_SIM_SEED=S` runs that one alone.
+//! `cargo xtask test --gate` runs a third of them.
 
 mod completions;
 mod config;
@@ -52,7 +53,7 @@ fn every_seed() {
     if let Some(seed) = number("ANYVERBS_SIM_SEED") {
         return run_seed(seed);
     }
-    let seeds = number("ANYVERBS_SIM_SEEDS").unwrap_or(SEEDS);
+    let seeds = number("ANYVERBS_SIM_SEEDS").unwrap_or_else(|| anyverbs_testing::seeds(SEEDS));
     let next = AtomicU64::new(0);
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, NonZero::get) {
