@@ -13,13 +13,9 @@ const RELEASE: &str = "59.0";
 /// The last of the series for which the source was written: later ones refuse some of it.
 const CYTHON: &str = "cython==3.0.12";
 
-/// A `pkg-config` file that stands before the system's and cannot be satisfied.
-const HIDDEN: &str =
-    "Name: libdrm\nDescription: hidden\nVersion: 0\nRequires: anyverbs-has-no-libdrm\n";
-
 /// Builds the package's modules below `dir` unless they are there. Returns where `pyverbs` and `tests` lie.
 pub(super) fn build(dir: &Path) -> anyhow::Result<PathBuf> {
-    let done = dir.join(format!("pyverbs-{RELEASE}-without-drm"));
+    let done = dir.join(format!("pyverbs-{RELEASE}"));
     if done.is_dir() {
         return Ok(done);
     }
@@ -65,10 +61,6 @@ pub(super) fn build(dir: &Path) -> anyhow::Result<PathBuf> {
     let source = work.join(format!("pyverbs-{RELEASE}/rdma-core"));
     let build = source.join("build");
     let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap_or_default());
-    // With libdrm the suite is built to allocate buffers on a GPU. Its skips would then depend on the machine.
-    let hidden = work.join("hidden");
-    fs::create_dir_all(&hidden).with_context(|| format!("cannot make {}", hidden.display()))?;
-    fs::write(hidden.join("libdrm.pc"), HIDDEN).context("cannot hide libdrm")?;
     quiet(
         Command::new("cmake")
             .args(["-GNinja", "-DNO_MAN_PAGES=1", "-DNO_PYVERBS=0", "-S"])
@@ -76,8 +68,7 @@ pub(super) fn build(dir: &Path) -> anyhow::Result<PathBuf> {
             .arg("-B")
             .arg(&build)
             .arg(format!("-DPYTHON_EXECUTABLE={}", bin.join("python").display()))
-            .env("PATH", &path)
-            .env("PKG_CONFIG_PATH", &hidden),
+            .env("PATH", &path),
     )?;
     let ninja = |arguments: &[&str]| {
         let mut ninja = Command::new("ninja");
