@@ -304,6 +304,9 @@ mod tests {
                 && !kind("IBVERBS_PRIVATE_59")
                 && kind("IBVERBS_PRIVATE_65")
         );
+        // Programs of Ubuntu 20.04 need it.
+        assert!(!kind("IBVERBS_PRIVATE_25"));
+        assert!(table[&("verbs_register_driver_25".to_owned(), "IBVERBS_PRIVATE_25".to_owned())]);
         assert!(table[&("verbs_register_driver_59".to_owned(), "IBVERBS_PRIVATE_59".to_owned())]);
     }
 }
