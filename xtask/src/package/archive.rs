@@ -50,9 +50,14 @@ impl Tree {
             .sum()
     }
 
-    /// A compressed tar archive that belongs to root; every file is as old as `epoch`.
+    /// [`Self::tar`], compressed.
     pub(super) fn tar_gz(&self, prefix: &str, epoch: u64) -> anyhow::Result<Vec<u8>> {
-        let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::best()));
+        gzip(&self.tar(prefix, epoch)?)
+    }
+
+    /// A tar archive that belongs to root; every file is as old as `epoch`.
+    pub(super) fn tar(&self, prefix: &str, epoch: u64) -> anyhow::Result<Vec<u8>> {
+        let mut archive = tar::Builder::new(Vec::new());
         let header = |kind, mode, size| {
             let mut header = tar::Header::new_gnu();
             header.set_entry_type(kind);
@@ -82,7 +87,7 @@ impl Tree {
             }
             .with_context(|| format!("cannot archive {path}"))?;
         }
-        Ok(archive.into_inner()?.finish()?)
+        Ok(archive.into_inner()?)
     }
 
     /// A zip archive. It has no links: there is no way to store one that every reader knows.
@@ -134,6 +139,13 @@ impl Tree {
         archive.extend([0; 2]);
         Ok(archive)
     }
+}
+
+/// Bytes compressed by gzip.
+pub(super) fn gzip(bytes: &[u8]) -> anyhow::Result<Vec<u8>> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(bytes)?;
+    Ok(encoder.finish()?)
 }
 
 /// The folders of files, each after the one that it is in.

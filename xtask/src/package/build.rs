@@ -65,10 +65,15 @@ impl Built {
         lib
     }
 
-    /// The beginning of the names of files.
+    /// See [`stem`].
     pub(super) fn stem(&self) -> String {
-        format!("anyverbs-{}-{}-linux-gnu", self.version, self.machine.arch)
+        stem(self.version, self.machine)
     }
+}
+
+/// The beginning of the names of files, and the folder inside the tarball.
+pub(super) fn stem(version: &str, machine: Machine) -> String {
+    format!("anyverbs-{version}-{}-linux-gnu", machine.arch)
 }
 
 /// Builds for `machine`.

@@ -5,6 +5,7 @@ mod build;
 mod deb;
 mod debian_rust;
 mod install_tests;
+mod oci;
 mod payload;
 mod sbom;
 mod tarball;
@@ -75,6 +76,7 @@ fn make(machine: Machine) -> anyhow::Result<Made> {
         ),
         (format!("{stem}.cdx.json"), sbom),
         (wheel::name(&built), wheel::make(&built, &one_file)?),
+        (format!("{stem}.oci.tar"), oci::make(machine, built.version, built.epoch, &one_file)?),
     ];
     files.extend(deb::make(&built)?);
     // Last, for it is large and needed no more.
@@ -119,6 +121,32 @@ fn machine(triple: Option<&str>) -> anyhow::Result<Machine> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::workspace::root;
+
+    #[test]
+    fn cargo_binstall_is_told_the_names_of_the_tarball() {
+        let text = fs::read_to_string(root().join("crates/cli/Cargo.toml")).unwrap();
+        let manifest: toml::Table = toml::from_str(&text).unwrap();
+        let told = &manifest["package"]["metadata"]["binstall"];
+        for machine in MACHINES {
+            let stem = build::stem("1.2.3", machine);
+            let expand = |key: &str| {
+                let text = told[key].as_str().unwrap();
+                [
+                    ("{ repo }", "https://example.com"),
+                    ("{ version }", "1.2.3"),
+                    ("{ target-arch }", machine.arch),
+                    ("{ bin }", "anyverbs"),
+                ]
+                .iter()
+                .fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
+            };
+            let url = format!("https://example.com/releases/download/v1.2.3/{stem}.tar.gz");
+            assert_eq!(expand("pkg-url"), url);
+            assert_eq!(expand("bin-dir"), format!("{stem}/bin/anyverbs"));
+        }
+        assert_eq!(told["pkg-fmt"].as_str(), Some("tgz"));
+    }
 
     #[test]
     fn machines_are_known_by_rusts_names() {
