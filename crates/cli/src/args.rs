@@ -32,6 +32,8 @@ pub(crate) enum Command {
     Doctor(Doctor),
     /// Print the directory of the libraries that programs are given
     LibDir(Settings),
+    /// Describe the device for container engines (CDI): `docker run --device anyverbs/rdma=anyverbs0`
+    Cdi(Cdi),
     /// Print the completion script of a shell
     #[command(
         after_help = "Example:\n  anyverbs completions bash > ~/.local/share/bash-completion/completions/anyverbs"
@@ -152,6 +154,22 @@ pub(crate) struct Devices {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+A container that is started with `--device anyverbs/rdma=anyverbs0` has the libraries in LD_LIBRARY_PATH, and the command in /usr/local/bin for programs that look for the device in /sys or /dev. Its image needs glibc 2.28 or later. Other users must be able to read the libraries; those of a package are.
+
+Examples:
+  sudo anyverbs cdi --output /etc/cdi/anyverbs.json
+  podman run --rm --device anyverbs/rdma=anyverbs0 IMAGE ibv_devinfo
+  docker run --rm --device anyverbs/rdma=anyverbs0 IMAGE anyverbs run -- python3 my_program.py")]
+pub(crate) struct Cdi {
+    #[command(flatten)]
+    pub(crate) settings: Settings,
+    /// Write this file instead, and its directory
+    #[arg(long, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
 }
 
 #[derive(Debug, ClapArgs)]

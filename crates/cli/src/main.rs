@@ -2,6 +2,7 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod args;
+mod cdi;
 mod device;
 mod devices;
 mod doctor;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
         }
         Command::DeviceFacts => device::answer(),
         Command::DisconnectAbandoned => run::disconnect_abandoned(),
+        Command::Cdi(cdi) => cdi::print(&cdi),
         Command::LibDir(settings) => print_lib_dir(&settings),
         Command::Man { directory } => manual(directory.as_deref()),
     };
