@@ -14,7 +14,7 @@ use crate::workspace::{root, succeed, target};
 
 /// glibc 2.31, 2.36 and 2.41; Python 3.9, 3.11 and 3.13.
 const SUITES: [&str; 3] = ["bullseye", "bookworm", "trixie"];
-const CASES: [&str; 4] = ["one-file", "tarball", "deb", "wheel"];
+const CASES: [&str; 7] = ["one-file", "tarball", "deb", "wheel", "oci", "cdi", "action"];
 const INSIDE: &str = "ibverbs-utils,rdmacm-utils,python3-venv,python3-pytest";
 
 /// Runs every case in every root.
@@ -51,7 +51,7 @@ pub(super) fn run_counted(made: &Made) -> anyhow::Result<Tally> {
     Ok(tally)
 }
 
-/// A directory with these packages alone: older ones may lie beside them.
+/// A directory with these packages alone, for older ones may lie beside them, and the action.
 fn beside(made: &Made) -> anyhow::Result<PathBuf> {
     let dir = target().join("package-tests/packages");
     if dir.exists() {
@@ -61,6 +61,12 @@ fn beside(made: &Made) -> anyhow::Result<PathBuf> {
     for file in &made.files {
         let name = file.file_name().context("a package has a name")?;
         fs::copy(file, dir.join(name))?;
+    }
+    let action = dir.join("action");
+    fs::create_dir(&action)?;
+    for name in ["action.yml", "setup.sh"] {
+        fs::copy(root().join("action").join(name), action.join(name))
+            .with_context(|| format!("cannot copy {name}"))?;
     }
     Ok(dir)
 }
