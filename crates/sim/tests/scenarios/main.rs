@@ -1,5 +1,5 @@
 //! Scenarios: queue pairs when the network, the peer or the program does something particular. S1.1 to S5.11 are the
-//! rows of the requirements that a scenario proves.
+//! rules of `docs/semantics.md` that a scenario proves.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![allow(clippy::duplicate_mod, reason = "the scenarios of RC run over XRC as well")]
