@@ -1,4 +1,4 @@
-//! Links: how packets get from one queue pair to another.
+//! Links: how packets get from one queue pair to another. `docs/design/links.md` tells how to add one.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod direct;

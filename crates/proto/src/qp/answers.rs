@@ -153,7 +153,8 @@ impl Answers {
     }
 
     /// Sends an answer once more, at its place among those that are pending: the requester went back to it, or the
-    /// network has duplicated the request. Both look alike, so those after it stay pending.
+    /// network has duplicated the request. Both look alike, so those after it stay pending. No other code sends an
+    /// answer again; `docs/design/loss-recovery.md` tells how to find out why.
     pub(super) fn replay(&mut self, answer: Answer) {
         let at = self.pending.partition_point(|p| answer.psn.since(p.answer.psn) >= 0);
         let room = self.pending.len() < self.depth;

@@ -70,7 +70,8 @@ const LOSSY_PROBE: Duration = Duration::from_micros(400);
 pub(super) struct Requester {
     /// Packets of the WQE `next` that went out.
     pub(super) k: u32,
-    /// The oldest PSN without an answer.
+    /// The oldest PSN without an answer. Answers alone move it (`completer.rs`; `docs/design/ordering.md`). On UC, which
+    /// gets none, sending does.
     pub(super) una: Psn,
     /// Window cost of everything answered.
     pub(super) una_cost: u64,
