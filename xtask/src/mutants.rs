@@ -131,7 +131,8 @@ fn mutate(
         command.args(["--file", file]);
     }
     if let Some(shard) = &options.shard {
-        command.args(["--shard", shard]);
+        // By default a shard is a run of neighbours: all mutants of a few files.
+        command.args(["--sharding", "round-robin", "--shard", shard]);
     }
     if options.list {
         succeed(command.arg("--list"))?;
