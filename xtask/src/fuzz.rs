@@ -31,7 +31,7 @@ const INSTRUMENTED: [&str; 9] = [
 const TRIPLE: &str = env!("XTASK_TARGET");
 
 /// The targets, and the longest input of each.
-const TARGETS: [(&str, u32); 10] = [
+const TARGETS: [(&str, u32); 11] = [
     ("packet", 512),
     ("responder", 1500),
     ("requester", 1500),
@@ -40,6 +40,7 @@ const TARGETS: [(&str, u32); 10] = [
     ("shm_ring", 1000),
     ("host_store", 1000),
     ("xrc_message", 1000),
+    ("rsocket", 1500),
     ("capi", 1000),
     ("config", 600),
 ];
@@ -135,6 +136,7 @@ pub(crate) fn compile() -> anyhow::Result<()> {
         packages::LIBIBVERBS_DEV,
     ])?;
     let mut check = cargo();
+    check.env("CARGO_ENCODED_RUSTFLAGS", "--cfg=fuzzing");
     check.args(["check", "--quiet", "--bins", "--manifest-path"]);
     succeed(check.arg(fuzz().join("Cargo.toml")))
 }

@@ -25,6 +25,9 @@ mod device;
 mod dgram;
 mod epoll;
 mod errno;
+#[cfg(any(test, fuzzing))]
+#[allow(missing_docs, unreachable_pub, reason = "public for the fuzz target alone")]
+pub mod fuzzed;
 mod machine;
 mod options;
 mod poll;

@@ -28,6 +28,23 @@ use wire::MAX_DATAGRAM;
 /// Longest time for which a close waits for datagrams to leave.
 const LINGER: Duration = Duration::from_secs(2);
 
+/// Reads any bytes as the headers of a datagram from `source`. What is read must be written as the same header.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn check_headers(bytes: &[u8], source: SocketAddr) {
+    if let Some((header, data)) = wire::UdpHeader::parse(bytes, source) {
+        let (written, len) = header.encode();
+        assert_eq!(wire::UdpHeader::parse(&written[..len], source), Some((header, &[][..])));
+        assert_eq!(data.len(), bytes.len() - len);
+    }
+    let mut first = [0; wire::Header::MAX];
+    let len = bytes.len().min(first.len());
+    first[..len].copy_from_slice(&bytes[..len]);
+    if let Some((from, len)) = wire::Header::parse(&first, bytes.len()) {
+        assert!(len <= bytes.len());
+        assert_eq!(wire::Header::new(from).len(), len);
+    }
+}
+
 /// A received datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Datagram {

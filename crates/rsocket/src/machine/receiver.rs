@@ -150,8 +150,8 @@ impl Receiver {
         self.read.wrapping_add(self.queue)
     }
 
-    #[cfg(test)]
-    pub(super) fn check(&self) {
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn check(&self) {
         assert_eq!(self.granted + self.unread + self.freed, self.size);
         assert!(self.messages.len() <= usize::from(self.queue));
         assert_eq!(self.messages.iter().sum::<u32>(), self.unread);
