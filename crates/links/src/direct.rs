@@ -11,7 +11,7 @@ use std::sync::Arc;
 use anyverbs_net::shm::{self, Copying};
 use anyverbs_objects::base::directory::{LAYOUT, PEER, QpEntry, VALID, bit_of, qp_at, region_at};
 use anyverbs_proto::counters::Counter;
-use anyverbs_proto::direct::{Direct, Direction, Local, Worth};
+use anyverbs_proto::direct::{Direct, Direction, Local};
 use anyverbs_proto::mr::{Access, Hold};
 use anyverbs_proto::payload::hold_local;
 use anyverbs_proto::types::{Gid, Qpn};
@@ -20,9 +20,6 @@ use anyverbs_proto::wr::{MAX_SGE, RemoteAddr, Sge};
 use super::mapped::{Lookup, Mapped, Target};
 use super::shm::{Peer, ShmRoute};
 use crate::Links;
-
-/// From this length on the kernel's copies may be as fast as messages: below, its call alone takes longer.
-const LONG: u32 = 16 * 1024;
 
 /// The private region that a queue pair was last admitted to. A valid entry of the board does not change but for a
 /// queue pair's rights, and another validity has another first word. So while these three words stand, the rest of the
@@ -138,27 +135,6 @@ fn right_to(direction: Direction) -> Access {
     match direction {
         Direction::Write => Access::REMOTE_WRITE,
         Direction::Read => Access::REMOTE_READ,
-    }
-}
-
-/// The gain of [`perform`] over messages, as long as nothing changes. It needs no help of the kernel where the region
-/// is mapped. It makes one copy instead of two, which for long operations may be faster or slower, since two processors
-/// share the two copies.
-pub fn worth_of_rest(
-    links: &'static Links,
-    route: &ShmRoute,
-    (from, dest): (Qpn, Qpn),
-    direction: Direction,
-    remote: RemoteAddr,
-    len: u32,
-) -> Worth {
-    let Some(copying) = route.peer.channel().begin_copy() else { return Worth::Nothing };
-    let admitted = Seen(&copying).admitted(route, from, dest, direction, remote, len);
-    let Some((admitted, _)) = admitted else { return Worth::Nothing };
-    match route.mapped(links, &copying, &admitted.target) {
-        Lookup::Mapped { .. } => Worth::Much,
-        Lookup::Private | Lookup::NotYet if len >= LONG => Worth::Perhaps,
-        Lookup::Private | Lookup::NotYet => Worth::Nothing,
     }
 }
 

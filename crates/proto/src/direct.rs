@@ -24,17 +24,6 @@ pub enum Direction {
     Read,
 }
 
-/// The gain of waiting until an operation can be done without a message.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Worth {
-    /// Messages are as fast, or nothing else is possible.
-    Nothing,
-    /// Either may be faster: the sender tries it.
-    Perhaps,
-    /// Much faster than messages.
-    Much,
-}
-
 /// A WRITE or READ of a connected queue pair before which nothing of it is outstanding
 /// ([`Env::direct`](crate::env::Env::direct)).
 #[derive(Clone, Copy, Debug)]

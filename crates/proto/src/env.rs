@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::comp_cntr::CompCntrOps;
 use crate::counters::Counter;
-use crate::direct::{Direct, Direction, Worth};
+use crate::direct::Direct;
 use crate::event::QpEvent;
 use crate::memory::{Fault, Memory};
 use crate::mr::{Access, KeyError, LastLocal, MrTable};
@@ -15,7 +15,7 @@ use crate::time::Time;
 use crate::types::{Psn, Qpn};
 use crate::wc::{TmInfo, Wc};
 use crate::wire::packet::Headers;
-use crate::wr::{AddressVector, RemoteAddr, Sge};
+use crate::wr::{AddressVector, Sge};
 
 /// One of a queue pair's two completion queues.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -54,11 +54,6 @@ pub trait Env {
 
     /// The moment of this call; the same value throughout.
     fn now(&self) -> Time;
-
-    /// The exact time, for measurements within a call.
-    fn clock(&self) -> Time {
-        self.now()
-    }
 
     /// Copies to and from registered memory.
     fn memory(&self) -> &Self::Memory;
@@ -147,19 +142,6 @@ pub trait Env {
     fn direct(&mut self, operation: &Direct<'_>) -> bool {
         let _ = operation;
         false
-    }
-
-    /// The gain of waiting until no request is in flight, so that [`direct`](Self::direct) can do a WRITE or READ of
-    /// the connected queue pair.
-    fn worth_of_rest(
-        &self,
-        dest: Qpn,
-        direction: Direction,
-        remote: RemoteAddr,
-        len: u32,
-    ) -> Worth {
-        let _ = (dest, direction, remote, len);
-        Worth::Nothing
     }
 
     /// Longest payload that the link of this connected queue pair carries in one piece; nothing below the path MTU counts.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::cq::Cq;
-use anyverbs_proto::direct::{Direct, Direction, Worth};
+use anyverbs_proto::direct::Direct;
 use anyverbs_proto::env::{Env, Side, TransmitError};
 use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::mr::MrTable;
@@ -281,16 +281,6 @@ impl Env for Around<'_> {
 
     fn direct(&mut self, operation: &Direct<'_>) -> bool {
         self.do_directly(operation)
-    }
-
-    fn worth_of_rest(&self, _: Qpn, _: Direction, _: RemoteAddr, len: u32) -> Worth {
-        if self.chance.probability == 0.0 {
-            Worth::Nothing
-        } else if len.is_multiple_of(37) {
-            Worth::Perhaps
-        } else {
-            Worth::Much
-        }
     }
 
     fn batch(&self) -> u32 {

@@ -30,7 +30,6 @@ use crate::wire::reth::Reth;
 use crate::wire::xrceth::XrcEth;
 use crate::wr::{RemoteAddr, SendFlags, SendOp};
 
-use self::direct::{Rest, Way};
 use self::repair::Repair;
 use self::retransmit_delay::RetransmitDelay;
 use super::Qp;
@@ -115,8 +114,6 @@ pub(super) struct Requester {
     retransmit_delay: RetransmitDelay,
     /// The value of `congestion` before the first repeat that may turn out to be spurious.
     congestion_before: Option<Option<u64>>,
-    /// When the queue pair comes to rest for the sake of WRITEs and READs without messages.
-    rest: Rest,
 }
 
 impl Requester {
@@ -185,10 +182,8 @@ impl Qp {
         let mut sent = false;
         while !self.is_halted_here() && self.sq.next != self.sq.head {
             if self.sq.next == self.sq.started {
-                match self.send_direct(env) {
-                    Way::Done => continue,
-                    Way::Wait => break,
-                    Way::Message => {}
+                if self.send_direct(env) {
+                    continue;
                 }
                 match self.send_single(window, env) {
                     Single::Sent => {

@@ -12,7 +12,7 @@ use anyverbs_objects::base::directory::publish_qp;
 use anyverbs_objects::memory::ProcessMemory;
 use anyverbs_proto::comp_cntr::CompCntrOps;
 use anyverbs_proto::counters::Counter;
-use anyverbs_proto::direct::{Direct, Direction, Worth};
+use anyverbs_proto::direct::Direct;
 use anyverbs_proto::env::{Env, Side, TransmitError};
 use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::mr::{Access, KeyError, LastLocal, MrTable};
@@ -24,7 +24,7 @@ use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Psn, Qpn};
 use anyverbs_proto::wc::{TmInfo, Wc};
 use anyverbs_proto::wire::packet::Headers;
-use anyverbs_proto::wr::{AddressVector, RemoteAddr, Sge};
+use anyverbs_proto::wr::{AddressVector, Sge};
 use parking_lot::MutexGuard;
 
 use super::arrivals::Arrivals;
@@ -210,10 +210,6 @@ impl Env for DeviceEnv<'_, '_> {
         now(self.transport, self.now)
     }
 
-    fn clock(&self) -> Time {
-        self.transport.core.now()
-    }
-
     fn soon(&self) -> Time {
         self.now.get().unwrap_or_else(|| self.transport.core.clock.soon())
     }
@@ -371,22 +367,6 @@ impl Env for DeviceEnv<'_, '_> {
                 direct::perform(self.transport.links, route, last_target, self.cell.qpn, operation)
             }
             _ => false,
-        }
-    }
-
-    fn worth_of_rest(
-        &self,
-        dest: Qpn,
-        direction: Direction,
-        remote: RemoteAddr,
-        len: u32,
-    ) -> Worth {
-        match &self.link.route {
-            Some(Route::Shm(route)) => {
-                let qpns = (self.cell.qpn, dest);
-                direct::worth_of_rest(self.transport.links, route, qpns, direction, remote, len)
-            }
-            _ => Worth::Nothing,
         }
     }
 
