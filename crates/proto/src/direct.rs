@@ -25,7 +25,7 @@ pub enum Direction {
 }
 
 /// A WRITE or READ of a connected queue pair before which nothing of it is outstanding
-/// ([`Env::direct`](crate::env::Env::direct)).
+/// ([`LinkEnv::direct`](crate::env::LinkEnv::direct)).
 #[derive(Clone, Copy, Debug)]
 pub struct Direct<'a> {
     /// The peer's queue pair.

@@ -44,16 +44,110 @@ impl From<Fault> for TransmitError {
     }
 }
 
+/// Facts of the link of a connected queue pair. The device sets them when the route changes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LinkProps {
+    /// Longest payload that the link carries in one piece; nothing below the path MTU counts.
+    pub segment: u32,
+    /// The bytes of a batch, with headers, that the link sends in one call if all packets but the last have one length.
+    /// 0 where lengths make no difference.
+    pub batch: u32,
+    /// Most bytes (payload and 64 a packet) that the queue pair may have in flight on its path now.
+    pub window: u32,
+    /// The silence of the peer after which the requester sends again without taking it for a timeout. `None` where the
+    /// link loses nothing, or the ACK timeout is early enough.
+    pub probe_after: Option<Duration>,
+    /// Tells whether a silent peer is a queue pair that does not receive. The link loses no packet, and the device
+    /// waits for late ones before it calls [`Qp::on_timer`](crate::qp::Qp::on_timer). A longer timeout then gains
+    /// nothing.
+    pub certain: bool,
+    /// Most bytes of requests that came before their turn the responder may keep, until those before them have come; 0
+    /// where nothing is lost.
+    pub early_room: usize,
+}
+
+/// Of no link.
+impl Default for LinkProps {
+    fn default() -> Self {
+        Self::new(0)
+    }
+}
+
+impl LinkProps {
+    /// A link that sends each packet by itself, and loses none, with this window.
+    #[must_use]
+    pub const fn new(window: u32) -> Self {
+        Self { segment: 0, batch: 0, window, probe_after: None, certain: false, early_room: 0 }
+    }
+}
+
 /// The device around a queue pair.
 ///
 /// All calls come while the queue pair's lock is held. An implementation may take the locks of completion queues, the
 /// SRQ and the link below it. It must not take another queue pair's lock.
-pub trait Env {
-    /// The memory that regions lie in.
-    type Memory: Memory;
-
+pub trait Env: LinkEnv + MemoryEnv + CompletionEnv {
     /// The moment of this call; the same value throughout.
     fn now(&self) -> Time;
+
+    /// About this moment, some milliseconds off, where that is cheaper to know than [`now`](Self::now). For timeouts.
+    fn soon(&self) -> Time {
+        self.now()
+    }
+
+    /// Counts.
+    fn count(&self, counter: Counter, n: u64);
+}
+
+/// The link that a queue pair sends on.
+pub trait LinkEnv {
+    /// Its facts, at this moment.
+    fn props(&self) -> &LinkProps;
+
+    /// Tells whether a further packet for this queue pair comes at once. If so,
+    /// [`Qp::transmit_rest`](crate::qp::Qp::transmit_rest) is called after the last one.
+    fn more_follow(&self) -> bool {
+        false
+    }
+
+    /// Hands one packet to the link, which copies the payload ([`Payload::copy_to`]), pads it (`headers.bth.pad` is not
+    /// set) and adds the ICRC. `av` is the queue pair's own path or, on UD, the datagram's. The packet must have left (or be staged, in order) when the device gives up
+    /// the queue pair's lock.
+    ///
+    /// The payload may be as long as [`LinkProps::segment`]. The packet then stands for as many packets as its
+    /// payload fills at the path MTU. It takes their PSNs, and arrives with their number in
+    /// [`Incoming::packets`](crate::qp::Incoming::packets).
+    fn transmit(
+        &mut self,
+        av: &AddressVector,
+        headers: &Headers,
+        payload: &Payload<'_>,
+    ) -> Result<(), TransmitError>;
+
+    /// Lets an ACK of everything up to `psn` go along with the packet that [`transmit`](Self::transmit) took last. That
+    /// packet has to be a request of this queue pair that has not left, and the link has to carry piggybacked ACKs. The
+    /// ACK arrives as [`Incoming::acks`](crate::qp::Incoming::acks), and it is counted here. With false the ACK has to
+    /// be a packet of its own, which the caller counts.
+    fn ride(&mut self, psn: Psn) -> bool {
+        let _ = psn;
+        false
+    }
+
+    /// Does a WRITE or READ by itself, in the peer's own memory and without a message, if it can: true, and all was copied.
+    ///
+    /// With false any part may have been copied, and the operation goes the ordinary way. So every fault ends in false
+    /// and is found on that way: keys, rights, the state of the peer's queue pair, the memory on either side. With true
+    /// the peer must be one that would have executed the request: connected to this queue pair, and in a state that
+    /// takes requests.
+    fn direct(&mut self, operation: &Direct<'_>) -> bool {
+        let _ = operation;
+        false
+    }
+}
+
+/// Registered memory, and the keys that name it.
+pub trait MemoryEnv {
+    /// The memory that regions lie in.
+    type Memory: Memory;
 
     /// Copies to and from registered memory.
     fn memory(&self) -> &Self::Memory;
@@ -98,95 +192,23 @@ pub trait Env {
     /// Releases all that [`with_remote`](Self::with_remote) or READs of peers keep in use. Call it before anything that
     /// takes a window or a region out of use, because that waits for the release.
     fn end_remote(&mut self) {}
+}
 
-    /// Tells whether a further packet for this queue pair comes at once. If so,
-    /// [`Qp::transmit_rest`](crate::qp::Qp::transmit_rest) is called after the last one.
-    fn more_follow(&self) -> bool {
-        false
-    }
-
-    /// Hands one packet to the link, which copies the payload ([`Payload::copy_to`]), pads it (`headers.bth.pad` is not
-    /// set) and adds the ICRC. `av` is the queue pair's own path or, on UD, the datagram's. The packet must have left (or be staged, in order) when the device gives up
-    /// the queue pair's lock.
-    ///
-    /// The payload may be as long as [`segment`](Self::segment). The packet then stands for as many packets as its
-    /// payload fills at the path MTU. It takes their PSNs, and arrives with their number in
-    /// [`Incoming::packets`](crate::qp::Incoming::packets).
-    fn transmit(
-        &mut self,
-        av: &AddressVector,
-        headers: &Headers,
-        payload: &Payload<'_>,
-    ) -> Result<(), TransmitError>;
-
-    /// Lets an ACK of everything up to `psn` go along with the packet that [`transmit`](Self::transmit) took last. That
-    /// packet has to be a request of this queue pair that has not left, and the link has to carry piggybacked ACKs. The
-    /// ACK arrives as [`Incoming::acks`](crate::qp::Incoming::acks), and it is counted here. With false the ACK has to
-    /// be a packet of its own, which the caller counts.
-    fn ride(&mut self, psn: Psn) -> bool {
-        let _ = psn;
-        false
-    }
-
-    /// About this moment, some milliseconds off, where that is cheaper to know than [`now`](Self::now). For timeouts.
-    fn soon(&self) -> Time {
-        self.now()
-    }
-
-    /// Does a WRITE or READ by itself, in the peer's own memory and without a message, if it can: true, and all was copied.
-    ///
-    /// With false any part may have been copied, and the operation goes the ordinary way. So every fault ends in false
-    /// and is found on that way: keys, rights, the state of the peer's queue pair, the memory on either side. With true
-    /// the peer must be one that would have executed the request: connected to this queue pair, and in a state that
-    /// takes requests.
-    fn direct(&mut self, operation: &Direct<'_>) -> bool {
-        let _ = operation;
-        false
-    }
-
-    /// Longest payload that the link of this connected queue pair carries in one piece; nothing below the path MTU counts.
-    fn segment(&self) -> u32 {
-        0
-    }
-
-    /// The bytes of a batch, with headers, that the link sends in one call if all packets but the last have one length.
-    /// 0 where lengths make no difference.
-    fn batch(&self) -> u32 {
-        0
-    }
-
-    /// The silence of the peer after which the requester sends again without taking it for a timeout. `None` where the
-    /// link loses nothing, or the ACK timeout is early enough.
-    fn probe_after(&self) -> Option<Duration> {
-        None
-    }
-
-    /// Tells whether a silent peer is a queue pair that does not receive. The link loses no packet, and the device
-    /// waits for late ones before it calls [`Qp::on_timer`](crate::qp::Qp::on_timer). A longer timeout then gains
-    /// nothing.
-    fn is_certain(&self) -> bool {
-        false
-    }
-
-    /// Most bytes of requests that came before their turn the responder may keep, until those before them have come; 0 where
-    /// nothing is lost.
-    fn early_room(&self) -> usize {
-        0
-    }
-
-    /// Most bytes (payload and 64 a packet) that this connected queue pair may have in flight on its path now.
-    fn window(&self) -> u32;
-
+/// Completions, receives and events of a queue pair.
+pub trait CompletionEnv {
     /// Makes a completion. `solicited`: it notifies a channel that is armed for solicited completions only;
     /// errors always do.
     fn complete(&mut self, side: Side, wc: Wc, solicited: bool);
 
-    /// On [`XrcRecv`](crate::qp::attr::QpType::XrcRecv): selects the SRQ with this number and gives its protection
-    /// domain. From now on [`take_srq`](Self::take_srq) takes from it, and [`complete`](Self::complete) adds to its
-    /// completion queue. `None`, and nothing changes, unless the queue pair's XRC domain has such an SRQ.
-    fn select_srq(&mut self, srqn: u32) -> Option<u32> {
-        let _ = srqn;
-        None
+    /// As [`complete`](Self::complete) of the receive side, of a message that has matched a tag.
+    fn complete_tagged(&mut self, wc: Wc, tm: TmInfo, solicited: bool) {
+        let _ = tm;
+        self.complete(Side::Recv, wc, solicited);
+    }
+
+    /// One of the operations that the queue pair counts ([`Qp::count`](crate::qp::Qp::count)) has completed.
+    fn count_completion(&mut self, op: CompCntrOps, bytes: u32, failed: bool) {
+        let _ = (op, bytes, failed);
     }
 
     /// Takes the oldest WQE of the queue pair's SRQ, and raises the SRQ's limit event where due. Only called
@@ -202,20 +224,14 @@ pub trait Env {
         None
     }
 
-    /// As [`complete`](Self::complete) of the receive side, of a message that has matched a tag.
-    fn complete_tagged(&mut self, wc: Wc, tm: TmInfo, solicited: bool) {
-        let _ = tm;
-        self.complete(Side::Recv, wc, solicited);
-    }
-
-    /// One of the operations that the queue pair counts ([`Qp::count`](crate::qp::Qp::count)) has completed.
-    fn count_completion(&mut self, op: CompCntrOps, bytes: u32, failed: bool) {
-        let _ = (op, bytes, failed);
+    /// On [`XrcRecv`](crate::qp::attr::QpType::XrcRecv): selects the SRQ with this number and gives its protection
+    /// domain. From now on [`take_srq`](Self::take_srq) takes from it, and [`complete`](Self::complete) adds to its
+    /// completion queue. `None`, and nothing changes, unless the queue pair's XRC domain has such an SRQ.
+    fn select_srq(&mut self, srqn: u32) -> Option<u32> {
+        let _ = srqn;
+        None
     }
 
     /// Raises an asynchronous event.
     fn raise(&mut self, event: QpEvent);
-
-    /// Counts.
-    fn count(&self, counter: Counter, n: u64);
 }

@@ -2,12 +2,11 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::cq::Cq;
 use anyverbs_proto::direct::Direct;
-use anyverbs_proto::env::{Env, Side, TransmitError};
+use anyverbs_proto::env::{CompletionEnv, Env, LinkEnv, LinkProps, MemoryEnv, Side, TransmitError};
 use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::mr::MrTable;
 use anyverbs_proto::payload::Payload;
@@ -159,12 +158,7 @@ pub(crate) struct Place {
     pub(crate) srq: Option<SrqId>,
     /// XRC domain of a target.
     pub(crate) xrcd: Option<u32>,
-    pub(crate) window: u32,
-    pub(crate) segment: u32,
-    pub(crate) batch: u32,
-    pub(crate) probe_after: Option<Duration>,
-    pub(crate) early_room: usize,
-    pub(crate) certain: bool,
+    pub(crate) link: LinkProps,
     /// The path had no room; it has at this time.
     pub(crate) blocked_until: Option<Time>,
     /// When a held ACK is sent.
@@ -209,14 +203,18 @@ pub(crate) struct Around<'a> {
 }
 
 impl Env for Around<'_> {
-    type Memory = Arena;
-
     fn now(&self) -> Time {
         self.now
     }
 
-    fn memory(&self) -> &Arena {
-        &self.shared.memory
+    fn count(&self, counter: Counter, n: u64) {
+        self.shared.counters.add(counter, n);
+    }
+}
+
+impl LinkEnv for Around<'_> {
+    fn props(&self) -> &LinkProps {
+        &self.place.link
     }
 
     fn more_follow(&self) -> bool {
@@ -225,15 +223,11 @@ impl Env for Around<'_> {
 
     fn ride(&mut self, psn: Psn) -> bool {
         // Only a link whose packets may stand for several carries piggybacked ACKs.
-        let rides = self.place.segment > 0 && self.net.ride(psn);
+        let rides = self.place.link.segment > 0 && self.net.ride(psn);
         if rides {
             self.count(Counter::AcksSent, 1);
         }
         rides
-    }
-
-    fn mrs(&self) -> &MrTable {
-        &self.shared.mrs
     }
 
     fn transmit(
@@ -282,31 +276,21 @@ impl Env for Around<'_> {
     fn direct(&mut self, operation: &Direct<'_>) -> bool {
         self.do_directly(operation)
     }
+}
 
-    fn batch(&self) -> u32 {
-        self.place.batch
+impl MemoryEnv for Around<'_> {
+    type Memory = Arena;
+
+    fn memory(&self) -> &Arena {
+        &self.shared.memory
     }
 
-    fn probe_after(&self) -> Option<Duration> {
-        self.place.probe_after
+    fn mrs(&self) -> &MrTable {
+        &self.shared.mrs
     }
+}
 
-    fn is_certain(&self) -> bool {
-        self.place.certain
-    }
-
-    fn early_room(&self) -> usize {
-        self.place.early_room
-    }
-
-    fn window(&self) -> u32 {
-        self.place.window
-    }
-
-    fn segment(&self) -> u32 {
-        self.place.segment
-    }
-
+impl CompletionEnv for Around<'_> {
     fn complete(&mut self, side: Side, wc: Wc, solicited: bool) {
         assert_eq!(wc.qpn, self.place.qpn, "a completion of another queue pair");
         let cq = match side {
@@ -367,9 +351,5 @@ impl Env for Around<'_> {
 
     fn raise(&mut self, event: QpEvent) {
         self.shared.events.push(Event::Qp(self.place.id, event));
-    }
-
-    fn count(&self, counter: Counter, n: u64) {
-        self.shared.counters.add(counter, n);
     }
 }

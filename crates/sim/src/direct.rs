@@ -1,7 +1,7 @@
 //! Operations that need no message: now and then, on some links, a device does them by itself.
 
 use anyverbs_proto::direct::{Direct, Direction, Local};
-use anyverbs_proto::env::Env;
+use anyverbs_proto::env::MemoryEnv;
 use anyverbs_proto::memory::Memory;
 use anyverbs_proto::mr::Access;
 use anyverbs_proto::payload::{Data, Payload, scatter};

@@ -37,17 +37,17 @@ pub struct QpOptions {
     pub sq_psn: Psn,
     /// Q_Key of a datagram queue pair.
     pub qkey: QKey,
-    /// Bytes in flight, see `Env::window`.
+    /// Bytes in flight, see `LinkProps::window`.
     pub window: u32,
-    /// Longest payload of a packet that stands for several, see `Env::segment`; 0: there are none.
+    /// Longest payload of a packet that stands for several, see `LinkProps::segment`; 0: there are none.
     pub segment: u32,
-    /// Bytes of a batch, see `Env::batch`.
+    /// Bytes of a batch, see `LinkProps::batch`.
     pub batch: u32,
-    /// Silence after which the requester sends again, see `Env::probe_after`.
+    /// Silence after which the requester sends again, see `LinkProps::probe_after`.
     pub probe_after: Option<Duration>,
-    /// Bytes of requests that came before their turn, see `Env::early_room`.
+    /// Bytes of requests that came before their turn, see `LinkProps::early_room`.
     pub early_room: usize,
-    /// Whether silence of the peer says that it does not receive, see `Env::is_certain`.
+    /// Whether silence of the peer says that it does not receive, see `LinkProps::certain`.
     pub certain: bool,
     /// Completions that each of its completion queues holds.
     pub cqe: u32,

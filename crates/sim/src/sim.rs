@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::cq::Cq;
-use anyverbs_proto::env::Env;
+use anyverbs_proto::env::{LinkProps, MemoryEnv};
 use anyverbs_proto::memory::Memory;
 use anyverbs_proto::mr::{Access, MrTable, Region};
 use anyverbs_proto::qp::attr::{ModifyError, ModifyLimits, QpAttr, QpAttrMask, QpInit, QpState};
@@ -76,7 +76,7 @@ impl Sim {
         }
     }
 
-    /// The probability that a WRITE or READ is done without a message if it can be (`Env::direct`). It is 0 unless this
+    /// The probability that a WRITE or READ is done without a message if it can be (`LinkEnv::direct`). It is 0 unless this
     /// was called.
     pub fn do_directly(&mut self, probability: f64) {
         self.chance.probability = probability;
@@ -305,12 +305,14 @@ impl Sim {
             recv_cq,
             srq,
             xrcd: None,
-            window: options.window,
-            segment: options.segment,
-            batch: options.batch,
-            probe_after: options.probe_after,
-            early_room: options.early_room,
-            certain: options.certain,
+            link: LinkProps {
+                segment: options.segment,
+                batch: options.batch,
+                window: options.window,
+                probe_after: options.probe_after,
+                certain: options.certain,
+                early_room: options.early_room,
+            },
             blocked_until: None,
             ack_at: None,
             more: false,
@@ -345,11 +347,11 @@ impl Sim {
         &self.slot(qp).qp
     }
 
-    /// From now on a queue pair sends packets as long as this, see `Env::segment`: it has taken another link.
+    /// From now on a queue pair sends packets as long as this, see `LinkProps::segment`: it has taken another link.
     pub fn set_segment(&mut self, qp: QpId, segment: u32) {
         self.net.segments |= segment > 0;
         let slot = self.devices[qp.device.0].qps[qp.index].as_mut();
-        slot.expect("the queue pair lives").place.segment = segment;
+        slot.expect("the queue pair lives").place.link.segment = segment;
     }
 
     pub(crate) fn slot(&self, qp: QpId) -> &QpSlot {

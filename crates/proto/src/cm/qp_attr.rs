@@ -191,7 +191,9 @@ pub fn ud_attr(
 mod tests {
     use super::*;
     use crate::counters::Counter;
-    use crate::env::{Env, Side as CqSide, TransmitError};
+    use crate::env::{
+        CompletionEnv, Env, LinkEnv, LinkProps, MemoryEnv, Side as CqSide, TransmitError,
+    };
     use crate::event::QpEvent;
     use crate::memory::{Fault, Memory};
     use crate::mr::MrTable;
@@ -253,15 +255,15 @@ mod tests {
     }
 
     impl Env for Bare {
-        type Memory = Self;
         fn now(&self) -> Time {
             Time::default()
         }
-        fn memory(&self) -> &Self {
-            self
-        }
-        fn mrs(&self) -> &MrTable {
-            &self.0
+        fn count(&self, _: Counter, _: u64) {}
+    }
+
+    impl LinkEnv for Bare {
+        fn props(&self) -> &LinkProps {
+            &const { LinkProps::new(0) }
         }
         fn transmit(
             &mut self,
@@ -271,15 +273,24 @@ mod tests {
         ) -> Result<(), TransmitError> {
             Err(TransmitError::Blocked)
         }
-        fn window(&self) -> u32 {
-            0
+    }
+
+    impl MemoryEnv for Bare {
+        type Memory = Self;
+        fn memory(&self) -> &Self {
+            self
         }
+        fn mrs(&self) -> &MrTable {
+            &self.0
+        }
+    }
+
+    impl CompletionEnv for Bare {
         fn complete(&mut self, _: CqSide, _: Wc, _: bool) {}
         fn take_srq(&mut self, _: &mut RecvWqe) -> bool {
             false
         }
         fn raise(&mut self, _: QpEvent) {}
-        fn count(&self, _: Counter, _: u64) {}
     }
 
     /// A queue pair takes the attributes at each step, with none added.

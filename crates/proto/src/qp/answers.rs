@@ -275,7 +275,7 @@ impl Qp {
         let sent = rides || self.send_aeth(psn, Syndrome::ACK, env);
         if sent {
             self.acknowledged();
-            self.responder.last_ack = env.probe_after().map(|_| env.soon());
+            self.responder.last_ack = env.props().probe_after.map(|_| env.soon());
             if !rides {
                 env.count(Counter::AcksSent, 1);
             }

@@ -99,7 +99,7 @@ pub struct Incoming<'a> {
     /// The number of packets of the path MTU that it stands for. It is one, except on a link that carries longer
     /// pieces. PSN and opcode are those of the first packet; FIRST and LAST in one make an ONLY.
     pub packets: u32,
-    /// A piggybacked ACK of everything up to this PSN ([`Env::ride`]). It is handled before the packet.
+    /// A piggybacked ACK of everything up to this PSN ([`LinkEnv::ride`](crate::env::LinkEnv::ride)). It is handled before the packet.
     pub acks: Option<Psn>,
 }
 
@@ -284,7 +284,7 @@ impl Qp {
         }
     }
 
-    /// From now on [`Env::count_completion`] is called for these, too. Before RTR.
+    /// From now on [`CompletionEnv::count_completion`](crate::env::CompletionEnv::count_completion) is called for these, too. Before RTR.
     pub fn count(&mut self, ops: CompCntrOps) {
         self.counted |= ops;
     }
@@ -425,7 +425,7 @@ impl Qp {
         }
     }
 
-    /// Tells whether the peer may execute requests by itself ([`Env::direct`]), and with which rights. It may if the
+    /// Tells whether the peer may execute requests by itself ([`LinkEnv::direct`](crate::env::LinkEnv::direct)), and with which rights. It may if the
     /// responder would execute a request now without an event. In RTR the first message raises `COMM_EST`, so it has to
     /// arrive.
     #[must_use]
@@ -645,7 +645,7 @@ impl Qp {
         if self.is_paced() {
             return mtu;
         }
-        (env.segment() & !(mtu - 1)).max(mtu)
+        (env.props().segment & !(mtu - 1)).max(mtu)
     }
 
     /// The base header of a packet to the peer; the opcode is to be replaced.

@@ -92,7 +92,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Tells whether posted sends may wait for more, to leave with them in one batch of `batch` bytes ([`Env::batch`]).
+    /// Tells whether posted sends may wait for more, to leave with them in one batch of `batch` bytes ([`LinkProps::batch`](crate::env::LinkProps::batch)).
     /// They may if they are small, and an answer on its way will cause the next sending. A caller that lets them wait
     /// calls [`transmit`](Self::transmit) soon all the same.
     #[must_use]

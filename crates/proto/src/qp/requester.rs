@@ -53,7 +53,7 @@ const ACK_EVERY: u32 = 16;
 /// the number space, or serial comparison breaks down (IBA 9.7.1).
 const MAX_PSNS: u32 = 1 << 22;
 
-/// Most packets in one go of a link ([`Env::batch`]).
+/// Most packets in one go of a link ([`LinkProps::batch`](crate::env::LinkProps::batch)).
 pub(super) const BATCH_PACKETS: u32 = 64;
 /// Headers and trailer of a WRITE's packet.
 pub(super) const WRITE_OVERHEAD: u32 = 32;
@@ -239,7 +239,7 @@ impl Qp {
     /// system call each. So the requester waits for a good piece, whole batches of the link where it has them. `None`
     /// means that it waits.
     fn open_window<E: Env>(&mut self, env: &E) -> Option<u64> {
-        let mut window = u64::from(env.window());
+        let mut window = u64::from(env.props().window);
         self.requester.congestion = self.requester.congestion.filter(|limit| *limit < window);
         window = self.requester.congestion.unwrap_or(window);
         let in_flight = self.cursor_cost().wrapping_sub(self.requester.una_cost);
@@ -256,7 +256,7 @@ impl Qp {
 
     /// Full packets that leave in one go of the link; 0 if it sends each by itself.
     fn batch_packets<E: Env>(&self, env: &E) -> u32 {
-        match env.batch() {
+        match env.props().batch {
             // This avoids a division, which costs as much as the rest of a short message's way here.
             0 => 0,
             bytes => (bytes / (self.mtu() + WRITE_OVERHEAD)).min(BATCH_PACKETS),
@@ -292,7 +292,7 @@ impl Qp {
         let entry = self.sq.at_mut(position);
         entry.split = match sqe.op {
             SendOp::Write(at) if packets > 1 && self.init.qp_type.is_reliable() => {
-                env.batch() > 0 && requester.accepted.covers(at, sqe.len)
+                env.props().batch > 0 && requester.accepted.covers(at, sqe.len)
             }
             // Two are of one length anyway.
             SendOp::Read(_) if packets > 2 => {

@@ -220,7 +220,7 @@ impl Qp {
         }
         let expected = self.responder.expected;
         if let Some(early) = &mut self.responder.early {
-            early.keep(packet, expected, env.early_room());
+            early.keep(packet, expected, env.props().early_room);
         }
     }
 

@@ -1,4 +1,4 @@
-//! Capacity of a path: windows, links without room, slow links (Env::window, `Blocked`).
+//! Capacity of a path: windows, links without room, slow links (`LinkProps::window`, `Blocked`).
 
 use super::prelude::*;
 use anyverbs_sim::link::{Full, Rate};

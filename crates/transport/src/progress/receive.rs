@@ -496,7 +496,10 @@ impl Driver {
                 link.blocked = false;
                 let attr = machine.attr();
                 match gone {
-                    Gone::Unwilling => link.reroute(self.links, &attr.av, attr.dest_qpn),
+                    Gone::Unwilling => {
+                        let qp_type = machine.init().qp_type;
+                        link.reroute(self.links, qp_type, &attr.av, attr.dest_qpn);
+                    }
                     Gone::Dead => link.doomed = Some(now + shm::GRACE),
                 }
                 machine.transmit(&mut call.env(link));

@@ -2,18 +2,11 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::time::Duration;
 
-use anyverbs_links::direct;
-use anyverbs_links::shm::{self, Refused};
-use anyverbs_links::udp::{Asked, Outbox};
-use anyverbs_net::MAX_PAYLOAD_V6;
-use anyverbs_objects::base::directory::publish_qp;
-use anyverbs_objects::memory::ProcessMemory;
 use anyverbs_proto::comp_cntr::CompCntrOps;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::direct::Direct;
-use anyverbs_proto::env::{Env, Side, TransmitError};
+use anyverbs_proto::env::{CompletionEnv, Env, LinkEnv, LinkProps, MemoryEnv, Side, TransmitError};
 use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::mr::{Access, KeyError, LastLocal, MrTable};
 use anyverbs_proto::payload::Payload;
@@ -31,13 +24,11 @@ use super::arrivals::Arrivals;
 use super::link::{Link, Route, is_handed_on};
 use super::transport::Transport;
 use super::{QpCell, State};
-
-/// Probe timeout for a peer on another host. It is longer than the time to wake a process, and than the kernel's tick.
-/// A nearer timer is programmed whenever the worker sleeps, which costs an event 8 us.
-const PROBE_AFTER: Duration = Duration::from_millis(8);
-
-/// Bytes of early requests that a queue pair may keep: a window of a peer like this one.
-const EARLY_ROOM: usize = 256 << 10;
+use anyverbs_links::direct;
+use anyverbs_links::shm::Refused;
+use anyverbs_links::udp::{Asked, Outbox};
+use anyverbs_objects::base::directory::publish_qp;
+use anyverbs_objects::memory::ProcessMemory;
 
 /// One call into a queue pair's machine, or several under one hold of its lock. Ends with [`finish`](Self::finish), or with
 /// [`settle`](Self::settle) under the lock and [`Transport::after_unlock`] behind it.
@@ -59,6 +50,7 @@ impl<'a> Call<'a> {
 
     /// The environment for the machine.
     pub fn env<'b, 'c>(&'b mut self, link: &'b mut Link) -> DeviceEnv<'b, 'c> {
+        link.renew_window(self.cell.transport.core.config.window);
         DeviceEnv {
             transport: self.cell.transport,
             cell: self.cell,
@@ -82,8 +74,7 @@ impl<'a> Call<'a> {
     /// false, and there is nothing to settle.
     pub(crate) fn send(&mut self, state: &mut State) -> bool {
         let State { machine, link, .. } = state;
-        let env = self.env(link);
-        if !machine.may_gather(env.batch()) {
+        if !machine.may_gather(link.props.batch) {
             link.gathers = false;
             machine.transmit(&mut self.env(link));
             return true;
@@ -204,8 +195,6 @@ impl DeviceEnv<'_, '_> {
 }
 
 impl Env for DeviceEnv<'_, '_> {
-    type Memory = ProcessMemory;
-
     fn now(&self) -> Time {
         now(self.transport, self.now)
     }
@@ -214,59 +203,14 @@ impl Env for DeviceEnv<'_, '_> {
         self.now.get().unwrap_or_else(|| self.transport.core.clock.soon())
     }
 
-    fn ride(&mut self, psn: Psn) -> bool {
-        self.out.shm.ride(psn)
+    fn count(&self, counter: Counter, n: u64) {
+        self.transport.core.count(counter, n);
     }
+}
 
-    fn memory(&self) -> &ProcessMemory {
-        &self.transport.core.memory
-    }
-
-    fn mrs(&self) -> &MrTable {
-        &self.transport.core.mrs
-    }
-
-    fn with_local<R>(
-        &mut self,
-        pd: u32,
-        sge: &Sge,
-        need: Access,
-        f: impl FnOnce(&ProcessMemory, Option<u64>) -> R,
-    ) -> Result<R, KeyError> {
-        let transport = self.transport;
-        match &mut self.arrivals {
-            Some(arrivals) => {
-                let addr = arrivals.region.find(&transport.core.mrs, pd, sge, need)?;
-                Ok(f(&transport.core.memory, addr))
-            }
-            None => {
-                // In use until `f` is done.
-                let mut region = LastLocal::default();
-                let addr = region.find(&transport.core.mrs, pd, sge, need)?;
-                Ok(f(&transport.core.memory, addr))
-            }
-        }
-    }
-
-    #[inline]
-    fn with_remote<R>(
-        &mut self,
-        rkey: u32,
-        reach: (u32, Qpn),
-        (va, len): (u64, u64),
-        need: Access,
-        f: impl FnOnce(&ProcessMemory, u64) -> R,
-    ) -> Result<R, KeyError> {
-        // Later changes of the program's memory must not overtake them.
-        self.flush_completions();
-        let transport = self.transport;
-        let addr = self.out.target.find(&transport.core.mrs, rkey, reach, va, len, need)?;
-        Ok(f(&transport.core.memory, addr))
-    }
-
-    #[inline]
-    fn end_remote(&mut self) {
-        self.out.target.release();
+impl LinkEnv for DeviceEnv<'_, '_> {
+    fn props(&self) -> &LinkProps {
+        &self.link.props
     }
 
     #[inline]
@@ -318,7 +262,7 @@ impl Env for DeviceEnv<'_, '_> {
                     Ok(()) => return Ok(()),
                     Err(Refused::Transmit(error)) => Err(error),
                     Err(Refused::Reroute) => {
-                        self.link.reroute(transport.links, av, dest);
+                        self.link.reroute(transport.links, self.cell.qp_type, av, dest);
                         // Once: the next route is another one, or that to the slot's next owner.
                         return if self.is_connected() || self.redirect(av, dest) {
                             self.transmit(av, headers, payload)
@@ -360,6 +304,10 @@ impl Env for DeviceEnv<'_, '_> {
         }
     }
 
+    fn ride(&mut self, psn: Psn) -> bool {
+        self.out.shm.ride(psn)
+    }
+
     fn direct(&mut self, operation: &Direct<'_>) -> bool {
         let Link { route, last_target, .. } = &mut *self.link;
         match route {
@@ -369,48 +317,64 @@ impl Env for DeviceEnv<'_, '_> {
             _ => false,
         }
     }
+}
 
-    fn segment(&self) -> u32 {
-        match &self.link.route {
-            Some(Route::Shm(_)) => shm::SEGMENT,
-            _ => 0,
-        }
+impl MemoryEnv for DeviceEnv<'_, '_> {
+    type Memory = ProcessMemory;
+
+    fn memory(&self) -> &ProcessMemory {
+        &self.transport.core.memory
     }
 
-    fn batch(&self) -> u32 {
-        match &self.link.route {
-            Some(Route::Udp(_)) if self.transport.core.config.gso => MAX_PAYLOAD_V6 as u32,
-            _ => 0,
-        }
+    fn mrs(&self) -> &MrTable {
+        &self.transport.core.mrs
     }
 
-    fn is_certain(&self) -> bool {
-        // Timers wait until queued packets are delivered (`Inproc::has_caught_up`). An XRC target's responder may be in
-        // another process.
-        self.link.is_inproc() && self.cell.qp_type != QpType::XrcSend
-    }
-
-    fn probe_after(&self) -> Option<Duration> {
-        matches!(self.link.route, Some(Route::Udp(_))).then_some(PROBE_AFTER)
-    }
-
-    fn early_room(&self) -> usize {
-        match &self.link.route {
-            Some(Route::Udp(_)) => EARLY_ROOM,
-            _ => 0,
-        }
-    }
-
-    fn window(&self) -> u32 {
-        match &self.link.route {
-            Some(Route::Shm(_)) => shm::WINDOW,
-            Some(Route::Udp(udp)) => {
-                udp.path.window(self.transport.core.config.window, self.link.in_flight)
+    fn with_local<R>(
+        &mut self,
+        pd: u32,
+        sge: &Sge,
+        need: Access,
+        f: impl FnOnce(&ProcessMemory, Option<u64>) -> R,
+    ) -> Result<R, KeyError> {
+        let transport = self.transport;
+        match &mut self.arrivals {
+            Some(arrivals) => {
+                let addr = arrivals.region.find(&transport.core.mrs, pd, sge, need)?;
+                Ok(f(&transport.core.memory, addr))
             }
-            _ => anyverbs_links::inproc::WINDOW,
+            None => {
+                // In use until `f` is done.
+                let mut region = LastLocal::default();
+                let addr = region.find(&transport.core.mrs, pd, sge, need)?;
+                Ok(f(&transport.core.memory, addr))
+            }
         }
     }
 
+    #[inline]
+    fn with_remote<R>(
+        &mut self,
+        rkey: u32,
+        reach: (u32, Qpn),
+        (va, len): (u64, u64),
+        need: Access,
+        f: impl FnOnce(&ProcessMemory, u64) -> R,
+    ) -> Result<R, KeyError> {
+        // Later changes of the program's memory must not overtake them.
+        self.flush_completions();
+        let transport = self.transport;
+        let addr = self.out.target.find(&transport.core.mrs, rkey, reach, va, len, need)?;
+        Ok(f(&transport.core.memory, addr))
+    }
+
+    #[inline]
+    fn end_remote(&mut self) {
+        self.out.target.release();
+    }
+}
+
+impl CompletionEnv for DeviceEnv<'_, '_> {
     #[inline]
     fn complete(&mut self, side: Side, wc: Wc, solicited: bool) {
         if let Some(arrivals) = &mut self.arrivals
@@ -429,26 +393,6 @@ impl Env for DeviceEnv<'_, '_> {
         }
     }
 
-    fn select_srq(&mut self, srqn: u32) -> Option<u32> {
-        let link = &mut *self.link;
-        if link.xrc_srq.as_ref().is_none_or(|srq| srq.number() != Some(srqn)) {
-            let srq = self.transport.xrc_srqs.find(srqn)?;
-            if srq.xrc_domain() != self.cell.xrc_domain() {
-                return None;
-            }
-            link.xrc_srq = Some(srq);
-        }
-        link.xrc_srq.as_ref().and_then(|srq| srq.pd_of_requests())
-    }
-
-    fn take_srq(&mut self, into: &mut RecvWqe) -> bool {
-        self.cell.srq.as_ref().or(self.link.xrc_srq.as_ref()).is_some_and(|srq| srq.take(into))
-    }
-
-    fn take_tagged(&mut self, tagged: Tagged, into: &mut RecvWqe) -> Option<Taken> {
-        self.cell.srq.as_ref()?.take_tagged(tagged, into)
-    }
-
     fn complete_tagged(&mut self, wc: Wc, tm: TmInfo, solicited: bool) {
         self.flush_completions();
         if let Some(cq) = &self.cell.recv_cq
@@ -462,12 +406,28 @@ impl Env for DeviceEnv<'_, '_> {
         self.link.comp_cntrs.count(op, bytes, failed);
     }
 
+    fn take_srq(&mut self, into: &mut RecvWqe) -> bool {
+        self.cell.srq.as_ref().or(self.link.xrc_srq.as_ref()).is_some_and(|srq| srq.take(into))
+    }
+
+    fn take_tagged(&mut self, tagged: Tagged, into: &mut RecvWqe) -> Option<Taken> {
+        self.cell.srq.as_ref()?.take_tagged(tagged, into)
+    }
+
+    fn select_srq(&mut self, srqn: u32) -> Option<u32> {
+        let link = &mut *self.link;
+        if link.xrc_srq.as_ref().is_none_or(|srq| srq.number() != Some(srqn)) {
+            let srq = self.transport.xrc_srqs.find(srqn)?;
+            if srq.xrc_domain() != self.cell.xrc_domain() {
+                return None;
+            }
+            link.xrc_srq = Some(srq);
+        }
+        link.xrc_srq.as_ref().and_then(|srq| srq.pd_of_requests())
+    }
+
     fn raise(&mut self, event: QpEvent) {
         self.flush_completions();
         self.cell.raise(event);
-    }
-
-    fn count(&self, counter: Counter, n: u64) {
-        self.transport.core.count(counter, n);
     }
 }

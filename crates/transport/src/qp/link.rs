@@ -2,14 +2,10 @@
 
 use std::any::Any;
 use std::sync::Arc;
+use std::time::Duration;
 
-use anyverbs_links::Links;
-use anyverbs_links::direct::LastTarget;
-use anyverbs_links::shm::{Peer, ShmRoute, Spare};
-use anyverbs_links::udp::{Asked, UdpRoute};
-use anyverbs_objects::base::directory::PublishedQp;
-use anyverbs_objects::comp_cntr::Attached;
-use anyverbs_objects::srq::SrqCell;
+use anyverbs_net::MAX_PAYLOAD_V6;
+use anyverbs_proto::env::LinkProps;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
@@ -17,6 +13,21 @@ use anyverbs_proto::wr::AddressVector;
 
 use super::owed::Debt;
 use super::timers::Registered;
+use anyverbs_links::Links;
+use anyverbs_links::direct::LastTarget;
+use anyverbs_links::inproc;
+use anyverbs_links::shm::{self, Peer, ShmRoute, Spare};
+use anyverbs_links::udp::{Asked, UdpRoute};
+use anyverbs_objects::base::directory::PublishedQp;
+use anyverbs_objects::comp_cntr::Attached;
+use anyverbs_objects::srq::SrqCell;
+
+/// Probe timeout for a peer on another host. It is longer than the time to wake a process, and than the kernel's tick.
+/// A nearer timer is programmed whenever the worker sleeps, which costs an event 8 us.
+const PROBE_AFTER: Duration = Duration::from_millis(8);
+
+/// Bytes of early requests that a queue pair may keep: a window of a peer like this one.
+const EARLY_ROOM: usize = 256 << 10;
 
 /// The way of a packet to its peer.
 #[derive(Clone, Debug)]
@@ -62,6 +73,27 @@ impl Route {
         }
         Self::Udp(UdpRoute::new(links, av, slot))
     }
+
+    /// The facts of this route for a connected queue pair.
+    fn props(&self, links: &Links, qp_type: QpType) -> LinkProps {
+        let config = &links.core.config;
+        match self {
+            // Timers wait until queued packets are delivered (`Inproc::has_caught_up`). An XRC target's responder may be
+            // in another process.
+            Self::Inproc => {
+                let certain = qp_type != QpType::XrcSend;
+                LinkProps { certain, ..LinkProps::new(inproc::WINDOW) }
+            }
+            Self::HandingOn => LinkProps::new(inproc::WINDOW),
+            Self::Shm(_) => LinkProps { segment: shm::SEGMENT, ..LinkProps::new(shm::WINDOW) },
+            Self::Udp(udp) => LinkProps {
+                batch: if config.gso { MAX_PAYLOAD_V6 as u32 } else { 0 },
+                probe_after: Some(PROBE_AFTER),
+                early_room: EARLY_ROOM,
+                ..LinkProps::new(udp.path.window(config.window, false))
+            },
+        }
+    }
 }
 
 fn is_to_group(av: &AddressVector, dest: Qpn) -> bool {
@@ -77,6 +109,8 @@ pub(super) fn is_handed_on(av: &AddressVector, dest: Qpn) -> bool {
 pub struct Link {
     /// Route of a connected queue pair, pinned when its address is set.
     pub(super) route: Option<Route>,
+    /// Its facts.
+    pub(super) props: LinkProps,
     /// Address, slot and route of the last datagram.
     pub(super) last: Option<(AddressVector, u8, Route)>,
     /// For sending through shared memory.
@@ -118,14 +152,16 @@ impl Link {
         let attr = machine.attr();
         if machine.init().qp_type != QpType::Ud {
             let mtu = attr.path_mtu.bytes();
-            self.route = Some(Route::new(links, &attr.av, attr.dest_qpn, Some(mtu)));
+            let route = Route::new(links, &attr.av, attr.dest_qpn, Some(mtu));
+            self.props = route.props(links, machine.init().qp_type);
+            self.route = Some(route);
         }
     }
 
     /// Forgets the path.
     pub fn leave_path(&mut self) {
         self.set_in_flight(false);
-        self.route = None;
+        (self.route, self.props) = (None, LinkProps::default());
         self.last = None;
         self.spare = Spare::default();
         self.last_target = LastTarget::default();
@@ -142,6 +178,14 @@ impl Link {
         }
     }
 
+    /// Brings the window up to date: the queue pairs of a path by UDP share `whole`.
+    #[inline]
+    pub(super) fn renew_window(&mut self, whole: u32) {
+        if let Some(Route::Udp(udp)) = &self.route {
+            self.props.window = udp.path.window(whole, self.in_flight);
+        }
+    }
+
     /// The other process at the end of its route, if that goes through shared memory.
     pub(crate) fn shm_peer(&self) -> Option<&Arc<Peer>> {
         match (&self.route, &self.last) {
@@ -151,10 +195,18 @@ impl Link {
     }
 
     /// Leaves shared memory for UDP.
-    pub(crate) fn reroute(&mut self, links: &'static Links, av: &AddressVector, dest: Qpn) {
+    pub(crate) fn reroute(
+        &mut self,
+        links: &'static Links,
+        qp_type: QpType,
+        av: &AddressVector,
+        dest: Qpn,
+    ) {
         self.set_in_flight(false);
         if self.route.is_some() {
-            self.route = Some(Route::Udp(UdpRoute::new(links, av, dest.slot())));
+            let route = Route::Udp(UdpRoute::new(links, av, dest.slot()));
+            self.props = route.props(links, qp_type);
+            self.route = Some(route);
         }
         self.last = None;
         self.spare = Spare::default();

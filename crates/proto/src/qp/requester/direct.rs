@@ -1,4 +1,4 @@
-//! WRITEs and READs that the device does by itself, without a message ([`Env::direct`]).
+//! WRITEs and READs that the device does by itself, without a message ([`LinkEnv::direct`](crate::env::LinkEnv::direct)).
 
 use crate::direct::{Direct, Direction, Local, MAX_DIRECT};
 use crate::env::Env;

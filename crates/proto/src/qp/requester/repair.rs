@@ -1,5 +1,5 @@
 //! Selective retransmit. When one packet is missing at the peer, the requester sends that packet alone again. It hopes
-//! that the peer keeps the packets behind it (as [`Env::early_room`] lets a responder), and that no other is missing.
+//! that the peer keeps the packets behind it (as [`LinkProps::early_room`](crate::env::LinkProps::early_room) lets a responder), and that no other is missing.
 //! If that proves wrong, the requester goes back N.
 
 use crate::counters::Counter;

@@ -18,7 +18,7 @@ const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(16);
 
 /// ACK timeouts in a row, each of which doubles the interval. IBA 9.7.6.1.3 allows up to four times the interval. A
 /// silent peer gets all of it, since a host may be busy for half a second. It is not used where the link makes silence
-/// certain ([`Env::is_certain`]).
+/// certain ([`LinkProps::certain`](crate::env::LinkProps::certain)).
 const MAX_DOUBLINGS: u32 = 2;
 
 impl Qp {
@@ -69,7 +69,7 @@ impl Qp {
     /// sends the whole window again.
     pub(in super::super) fn reduce_window<E: Env>(&mut self, part: u64, env: &E) {
         let least = MIN_WINDOW_PACKETS * (u64::from(self.mtu()) + PACKET_COST);
-        let window = u64::from(env.window());
+        let window = u64::from(env.props().window);
         let limit = self.requester.congestion.map_or(window, |limit| limit.min(window));
         self.requester.congestion = Some((limit - limit / part).max(least));
     }
@@ -142,7 +142,7 @@ impl Qp {
 
     /// The silence of the peer after which it is asked again.
     pub(super) fn probe_after<E: Env>(&self, env: &E) -> Option<Duration> {
-        let after = env.probe_after()?;
+        let after = env.props().probe_after?;
         let after =
             if self.requester.congestion.is_some() { after.min(LOSSY_PROBE) } else { after };
         Some(after.max(self.requester.retransmit_delay.least()))
@@ -152,7 +152,7 @@ impl Qp {
         let doublings = self.requester.ack_timeouts.min(MAX_DOUBLINGS);
         self.requester.ack_deadline = timer_code::ack(self.attr.timeout).map(|t| {
             let t = t.max(MIN_ACK_TIMEOUT);
-            if env.is_certain() {
+            if env.props().certain {
                 return (now + t, t);
             }
             let doubled = if doublings == 0 { t } else { t * (1 << doublings) };
