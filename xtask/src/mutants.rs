@@ -22,8 +22,9 @@ const VERSION: &str = "27.1.0";
 const WANTED: usize = 95;
 
 /// The mutated code, and the packages whose tests have to notice.
-const AREAS: [(&str, &[&str]); 2] = [
+const AREAS: [(&str, &[&str]); 3] = [
     ("crates/proto/src/", &["anyverbs-proto", "anyverbs-sim"]),
+    ("crates/keys/src/", &["anyverbs-keys", "anyverbs-proto", "anyverbs-sim"]),
     ("crates/net/src/", &["anyverbs-net"]),
 ];
 

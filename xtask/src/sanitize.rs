@@ -97,7 +97,15 @@ fn miri() -> anyhow::Result<Tally> {
     command
         .current_dir(crate::workspace::root())
         .args(["run", "nightly", "cargo", "miri", "test", "--quiet", "--no-fail-fast"])
-        .args(["-p", "anyverbs-proto", "-p", "anyverbs-queue-memory", "--lib"])
+        .args([
+            "-p",
+            "anyverbs-keys",
+            "-p",
+            "anyverbs-proto",
+            "-p",
+            "anyverbs-queue-memory",
+            "--lib",
+        ])
         .env("CARGO_TARGET_DIR", target().join("miri"));
     run_counted(&mut command, libtest_summary, &mut std::io::stdout())
 }

@@ -76,12 +76,15 @@ fn memory_keys(c: &mut Criterion) {
                 // A step that visits all, far from one another.
                 at = (at + 7919) % keys.len();
                 let va = (at as u64 + 1) * LEN + 8;
-                let hold = table.remote(keys[at].rkey, (PD, QPN), va, 64, Access::REMOTE_WRITE);
+                let hold =
+                    table.remote(keys[at].rkey, (PD, QPN.get()), va, 64, Access::REMOTE_WRITE);
                 black_box(hold.map(|hold| hold.addr()).ok())
             });
         });
-        assert!(table.remote(keys[0].rkey, (PD, QPN), LEN, 64, Access::REMOTE_WRITE).is_ok());
-        assert!(table.remote(keys[0].lkey, (PD, QPN), LEN, 64, Access::REMOTE_WRITE).is_err());
+        assert!(table.remote(keys[0].rkey, (PD, QPN.get()), LEN, 64, Access::REMOTE_WRITE).is_ok());
+        assert!(
+            table.remote(keys[0].lkey, (PD, QPN.get()), LEN, 64, Access::REMOTE_WRITE).is_err()
+        );
     }
     let table = MrTable::new(1 << 17, 1);
     group.bench_function("register_and_deregister", |b| {

@@ -168,7 +168,7 @@ pub trait MemoryEnv {
         f: impl FnOnce(&Self::Memory, Option<u64>) -> R,
     ) -> Result<R, KeyError> {
         let mut region = LastLocal::default();
-        let addr = region.find(self.mrs(), pd, sge, need)?;
+        let addr = region.find(self.mrs(), sge.lkey, pd, sge.addr, sge.len.into(), need)?;
         Ok(f(self.memory(), addr))
     }
 
@@ -185,7 +185,7 @@ pub trait MemoryEnv {
         need: Access,
         f: impl FnOnce(&Self::Memory, u64) -> R,
     ) -> Result<R, KeyError> {
-        let hold = self.mrs().remote(rkey, (pd, qpn), va, len, need)?;
+        let hold = self.mrs().remote(rkey, (pd, qpn.get()), va, len, need)?;
         Ok(f(self.memory(), hold.addr()))
     }
 

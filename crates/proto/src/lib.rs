@@ -12,7 +12,8 @@ pub mod direct;
 pub mod env;
 pub mod event;
 pub mod memory;
-pub mod mr;
+/// The table of memory keys.
+pub use anyverbs_keys as mr;
 pub mod payload;
 pub mod qp;
 pub mod raw;

@@ -74,7 +74,7 @@ impl<'a> Payload<'a> {
                     return Ok(());
                 }
                 let hold = mrs
-                    .remote(rkey, (self.pd, qpn), va, dst.len() as u64, Access::REMOTE_READ)
+                    .remote(rkey, (self.pd, qpn.get()), va, dst.len() as u64, Access::REMOTE_READ)
                     .map_err(|_| Fault)?;
                 memory.read(hold.addr(), dst)
             }
@@ -113,7 +113,7 @@ impl Payload<'_> {
             Source::Bytes(bytes) => memory.write(to, bytes),
             Source::Remote { .. } if self.len == 0 => Ok(()),
             Source::Remote { rkey, va, qpn } => {
-                let (reach, len) = ((self.pd, qpn), self.len as u64);
+                let (reach, len) = ((self.pd, qpn.get()), self.len as u64);
                 let from = target.find(mrs, rkey, reach, va, len, Access::REMOTE_READ);
                 memory.copy(to, from.map_err(|_| Fault)?, self.len)
             }
@@ -122,14 +122,14 @@ impl Payload<'_> {
                 let part = Sge { addr, len: self.len as u32, lkey: sge.lkey };
                 // The machine never asks for more than the list holds.
                 debug_assert!(skip + self.len as u64 <= sge.len.into());
-                match region.find(mrs, self.pd, &part, Access::empty()).map_err(|_| Fault)? {
+                match find_local(region, mrs, self.pd, &part).map_err(|_| Fault)? {
                     Some(from) => memory.copy(to, from, self.len),
                     None => write_zeros(to, part.len, memory),
                 }
             }
             Source::Gather { sges, skip } => {
                 for piece in pieces(sges, skip, self.len) {
-                    match region.find(mrs, self.pd, &piece, Access::empty()).map_err(|_| Fault)? {
+                    match find_local(region, mrs, self.pd, &piece).map_err(|_| Fault)? {
                         Some(from) => memory.copy(to, from, piece.len as usize)?,
                         None => write_zeros(to, piece.len, memory)?,
                     }
@@ -139,6 +139,17 @@ impl Payload<'_> {
             }
         }
     }
+}
+
+/// Where the bytes of an element lie that is sent; `None` if it has no memory.
+#[inline]
+fn find_local<'m>(
+    region: &mut LastLocal<'m>,
+    mrs: &'m MrTable,
+    pd: u32,
+    sge: &Sge,
+) -> Result<Option<u64>, KeyError> {
+    region.find(mrs, sge.lkey, pd, sge.addr, sge.len.into(), Access::empty())
 }
 
 #[cold]

@@ -49,7 +49,7 @@ impl Around<'_> {
         let (remote, len) = (operation.remote, operation.len);
         let hold = peer
             .mrs
-            .remote(remote.rkey, (pd, operation.dest_qpn), remote.va, len.into(), need)
+            .remote(remote.rkey, (pd, operation.dest_qpn.get()), remote.va, len.into(), need)
             .ok()?;
         let mut bytes = vec![0; len as usize];
         match (operation.direction, operation.local) {

@@ -143,7 +143,7 @@ impl SharedDomains {
         state.link.leave_path();
         state.link.xrc_srq = None;
         state.machine = QpCell::foreign_machine(cell.qpn);
-        self.transport.core.mrs.forget_qp(cell.qpn);
+        self.transport.core.mrs.forget_qp(cell.qpn.get());
     }
 
     /// A target of another process that is neither borrowed nor open here is forgotten.

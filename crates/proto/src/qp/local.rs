@@ -14,11 +14,11 @@ impl Qp {
         env.end_remote();
         let done = match sqe.op {
             SendOp::BindMw(ref bind) => {
-                let bound = env.mrs().bind(bind, self.init.pd, self.qpn);
+                let bound = env.mrs().bind(bind, self.init.pd, self.qpn.get());
                 bound.map(drop).map_err(|_| WcStatus::MwBindErr)
             }
             SendOp::LocalInv(rkey) => {
-                let invalidated = env.mrs().invalidate(rkey, self.init.pd, Some(self.qpn));
+                let invalidated = env.mrs().invalidate(rkey, self.init.pd, Some(self.qpn.get()));
                 // The verbs report a memory management operation error (IBA 11.6.2) as a bind error.
                 invalidated.map_err(|_| WcStatus::MwBindErr)
             }

@@ -436,7 +436,7 @@ impl Qp {
         if let Some(rkey) = packet.headers.ieth {
             env.end_remote();
             env.mrs()
-                .invalidate(rkey, self.responder.pd, Some(self.qpn))
+                .invalidate(rkey, self.responder.pd, Some(self.qpn.get()))
                 .map_err(|_| Refusal::INVALIDATE)?;
             wc.flags |= WcFlags::WITH_INV;
             wc.imm = rkey;
@@ -586,14 +586,16 @@ impl Qp {
             return Err(Refusal::INVALID.into());
         }
         {
+            let (pd, qpn) = self.reach();
+            let reach = (pd, qpn.get());
             let (hold, len) = match feth.selectivity {
                 Selectivity::Range => {
                     let len = u64::from(reth.len);
-                    let hold = env.mrs().remote(reth.rkey, self.reach(), reth.va, len, need);
+                    let hold = env.mrs().remote(reth.rkey, reach, reth.va, len, need);
                     (hold.map_err(|_| Refusal::ACCESS)?, len)
                 }
                 Selectivity::Mr => {
-                    let extent = env.mrs().extent(reth.rkey, self.reach(), need);
+                    let extent = env.mrs().extent(reth.rkey, reach, need);
                     extent.map_err(|_| Refusal::ACCESS)?
                 }
                 Selectivity::Reserved(_) => return Err(Refusal::INVALID.into()),

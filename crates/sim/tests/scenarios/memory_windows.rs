@@ -146,10 +146,14 @@ fn a_fenced_invalidation_waits_for_the_read_into_it() {
     assert!(t.mrs(b.device).invalidate(bound(&bind).rkey, b.pd + 1, None).is_err());
     let qpn = t.get(b.qp).qpn();
     let at = bound(&bind);
-    assert!(t.mrs(b.device).remote(at.rkey, (b.pd, qpn), at.va, 8, Access::REMOTE_READ).is_ok());
+    assert!(
+        t.mrs(b.device).remote(at.rkey, (b.pd, qpn.get()), at.va, 8, Access::REMOTE_READ).is_ok()
+    );
     t.run();
     assert_eq!(t.sent(b), [(1, Success), (2, Success), (3, Success)]);
-    assert!(t.mrs(b.device).remote(at.rkey, (b.pd, qpn), at.va, 8, Access::REMOTE_READ).is_err());
+    assert!(
+        t.mrs(b.device).remote(at.rkey, (b.pd, qpn.get()), at.va, 8, Access::REMOTE_READ).is_err()
+    );
 }
 
 #[test]
@@ -266,6 +270,6 @@ fn the_initiator_of_an_xrc_binds_for_other_targets() {
     t.post(a, 1, SendOp::BindMw(bind), &[]);
     t.run();
     assert_eq!(t.sent(a), [(1, Success)]);
-    let found = t.mrs(a.device).remote(window, (a.pd, t.get(a.qp).qpn()), addr, 16, access);
+    let found = t.mrs(a.device).remote(window, (a.pd, t.get(a.qp).qpn().get()), addr, 16, access);
     assert!(found.is_ok());
 }

@@ -185,7 +185,7 @@ impl QpCell {
     pub(super) fn end(&self) -> Option<Hold> {
         let hold = self.retire()?;
         self.transport.qps.remove(self.qpn);
-        self.transport.core.mrs.forget_qp(self.qpn);
+        self.transport.core.mrs.forget_qp(self.qpn.get());
         self.leave_cqs(true);
         Some(hold)
     }

@@ -338,15 +338,16 @@ impl MemoryEnv for DeviceEnv<'_, '_> {
         f: impl FnOnce(&ProcessMemory, Option<u64>) -> R,
     ) -> Result<R, KeyError> {
         let transport = self.transport;
+        let (lkey, va, len) = (sge.lkey, sge.addr, sge.len.into());
         match &mut self.arrivals {
             Some(arrivals) => {
-                let addr = arrivals.region.find(&transport.core.mrs, pd, sge, need)?;
+                let addr = arrivals.region.find(&transport.core.mrs, lkey, pd, va, len, need)?;
                 Ok(f(&transport.core.memory, addr))
             }
             None => {
                 // In use until `f` is done.
                 let mut region = LastLocal::default();
-                let addr = region.find(&transport.core.mrs, pd, sge, need)?;
+                let addr = region.find(&transport.core.mrs, lkey, pd, va, len, need)?;
                 Ok(f(&transport.core.memory, addr))
             }
         }
@@ -356,7 +357,7 @@ impl MemoryEnv for DeviceEnv<'_, '_> {
     fn with_remote<R>(
         &mut self,
         rkey: u32,
-        reach: (u32, Qpn),
+        (pd, qpn): (u32, Qpn),
         (va, len): (u64, u64),
         need: Access,
         f: impl FnOnce(&ProcessMemory, u64) -> R,
@@ -364,6 +365,7 @@ impl MemoryEnv for DeviceEnv<'_, '_> {
         // Later changes of the program's memory must not overtake them.
         self.flush_completions();
         let transport = self.transport;
+        let reach = (pd, qpn.get());
         let addr = self.out.target.find(&transport.core.mrs, rkey, reach, va, len, need)?;
         Ok(f(&transport.core.memory, addr))
     }

@@ -1,6 +1,8 @@
-//! Memory regions: keys, and the check of every access (IBA 10.6).
+//! The table of memory keys: regions, windows, and the check of every access (IBA 10.6).
 //!
 //! Readers take no lock ([`uses`]).
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+#![forbid(unsafe_code)]
 
 #[doc(hidden)]
 pub mod uses;
@@ -13,9 +15,6 @@ use bitflags::bitflags;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use thiserror::Error;
-
-use crate::types::Qpn;
-use crate::wr::Sge;
 
 use self::uses::{Use, Uses};
 pub use window::{Bind, BindError, WindowType};
@@ -284,7 +283,7 @@ impl MrTable {
     ///
     /// # Errors
     /// No such key, another protection domain, or a key that cannot be invalidated.
-    pub fn invalidate(&self, rkey: u32, pd: u32, qpn: Option<Qpn>) -> Result<(), KeyError> {
+    pub fn invalidate(&self, rkey: u32, pd: u32, qpn: Option<u32>) -> Result<(), KeyError> {
         let mut bindings = self.bindings();
         let held = self.slot(rkey).and_then(Slot::hold).ok_or(KeyError::Key)?;
         let slot = held.slot;
@@ -346,7 +345,7 @@ impl MrTable {
     pub fn remote(
         &self,
         rkey: u32,
-        (pd, qpn): (u32, Qpn),
+        (pd, qpn): (u32, u32),
         va: u64,
         len: u64,
         need: Access,
@@ -366,7 +365,7 @@ impl MrTable {
     pub fn extent(
         &self,
         rkey: u32,
-        (pd, qpn): (u32, Qpn),
+        (pd, qpn): (u32, u32),
         need: Access,
     ) -> Result<(Hold<'_>, u64), KeyError> {
         let slot = self.slot(rkey).ok_or(KeyError::Key)?;
@@ -449,9 +448,9 @@ impl Slot {
     }
 
     /// Tells whether a window may be used through this queue pair.
-    fn admits(&self, qpn: Qpn) -> bool {
+    fn admits(&self, qpn: u32) -> bool {
         let bound = self.qpn.load(Ordering::Relaxed);
-        bound == 0 || bound == qpn.get()
+        bound == 0 || bound == qpn
     }
 
     fn store(&self, region: Region) {
@@ -496,18 +495,20 @@ impl<'a> LastLocal<'a> {
     pub fn find(
         &mut self,
         mrs: &'a MrTable,
+        lkey: u32,
         pd: u32,
-        sge: &Sge,
+        va: u64,
+        len: u64,
         need: Access,
     ) -> Result<Option<u64>, KeyError> {
         let held = match &self.0 {
-            Some((lkey, held)) if *lkey == sge.lkey => held,
+            Some((key, held)) if *key == lkey => held,
             _ => {
-                let held = mrs.hold_local(sge.lkey).ok_or(KeyError::Key)?;
-                &self.0.insert((sge.lkey, held)).1
+                let held = mrs.hold_local(lkey).ok_or(KeyError::Key)?;
+                &self.0.insert((lkey, held)).1
             }
         };
-        let (addr, access) = held.slot.place(pd, sge.addr, sge.len.into(), need)?;
+        let (addr, access) = held.slot.place(pd, va, len, need)?;
         Ok((!access.contains(Access::NULL)).then_some(addr))
     }
 
@@ -533,7 +534,7 @@ impl<'a> LastRemote<'a> {
         &mut self,
         mrs: &'a MrTable,
         rkey: u32,
-        (pd, qpn): (u32, Qpn),
+        (pd, qpn): (u32, u32),
         va: u64,
         len: u64,
         need: Access,

@@ -9,7 +9,6 @@ use std::sync::atomic::Ordering;
 use thiserror::Error;
 
 use super::{Access, KeyError, MrTable, Slot};
-use crate::types::Qpn;
 
 /// `enum ibv_mw_type`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -108,7 +107,7 @@ impl MrTable {
     ///
     /// # Errors
     /// [`BindError`].
-    pub fn bind(&self, bind: &Bind, pd: u32, qpn: Qpn) -> Result<u32, BindError> {
+    pub fn bind(&self, bind: &Bind, pd: u32, qpn: u32) -> Result<u32, BindError> {
         let mut bindings = self.bindings();
         let slot = self.window(bind.window).ok_or(BindError::Window)?;
         if slot.pd.load(Ordering::Relaxed) != pd {
@@ -133,7 +132,7 @@ impl MrTable {
             slot.addr.store(addr, Ordering::Relaxed);
             slot.bound.store(bind.lkey, Ordering::Relaxed);
             if kind == WindowType::Type2 {
-                slot.qpn.store(qpn.get(), Ordering::Relaxed);
+                slot.qpn.store(qpn, Ordering::Relaxed);
                 *bindings += 1;
             }
         }
@@ -144,7 +143,7 @@ impl MrTable {
     }
 
     /// Unbinds the windows that only this queue pair, which ends, could use.
-    pub fn forget_qp(&self, qpn: Qpn) {
+    pub fn forget_qp(&self, qpn: u32) {
         let mut bindings = self.bindings();
         if *bindings == 0 {
             return;
@@ -153,7 +152,7 @@ impl MrTable {
             let valid = slot.uses.is_valid();
             if valid
                 && slot.access().contains(Access::WINDOW_2)
-                && slot.qpn.load(Ordering::Relaxed) == qpn.get()
+                && slot.qpn.load(Ordering::Relaxed) == qpn
             {
                 self.free_again(slot, &mut bindings);
             }
@@ -177,7 +176,7 @@ impl MrTable {
     pub(super) fn invalidate_window(
         &self,
         slot: &Slot,
-        qpn: Option<Qpn>,
+        qpn: Option<u32>,
         bindings: &mut MutexGuard<'_, u32>,
     ) -> Result<(), KeyError> {
         let bound = slot.bound.load(Ordering::Relaxed) != 0;
@@ -281,8 +280,8 @@ mod tests {
     use super::*;
 
     const PD: u32 = 7;
-    const QPN: Qpn = Qpn::new(0x10);
-    const OTHER: Qpn = Qpn::new(0x11);
+    const QPN: u32 = 0x10;
+    const OTHER: u32 = 0x11;
     const ALL: Access = Access::LOCAL_WRITE.union(Access::MW_BIND);
 
     fn table() -> (MrTable, Keys) {
@@ -303,7 +302,7 @@ mod tests {
         }
     }
 
-    fn at(table: &MrTable, rkey: u32, qpn: Qpn, va: u64, need: Access) -> Result<u64, KeyError> {
+    fn at(table: &MrTable, rkey: u32, qpn: u32, va: u64, need: Access) -> Result<u64, KeyError> {
         table.remote(rkey, (PD, qpn), va, 8, need).map(|hold| hold.addr())
     }
 

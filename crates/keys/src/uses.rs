@@ -1,4 +1,4 @@
-//! Counts the users of a slot of the key table, without a lock. Public for the model checker only (`tests/mr_loom.rs`).
+//! Counts the users of a slot of the key table, without a lock. Public for the model checker only (`tests/uses_loom.rs`).
 //!
 //! One word holds a valid bit and the number of accesses in progress. An access adds itself and looks at the bit in one
 //! step. To take the slot out of use, a thread clears the bit, then waits until the number is zero. The slot's other

@@ -25,7 +25,7 @@ fn checks_key_pd_range_and_access() {
     assert_eq!(err(table.local(keys.rkey, 7, 0x1000, 1, need)), KeyError::Key);
     assert_eq!(err(table.local(keys.lkey, 8, 0x1000, 1, need)), KeyError::Pd);
     assert_eq!(
-        err(table.remote(keys.rkey, (7, Qpn::new(1)), 0x1000, 1, Access::REMOTE_WRITE)),
+        err(table.remote(keys.rkey, (7, 1), 0x1000, 1, Access::REMOTE_WRITE)),
         KeyError::Access
     );
     assert_eq!(err(table.local(0, 7, 0, 0, Access::empty())), KeyError::Key);
@@ -101,7 +101,7 @@ fn a_null_region_has_no_memory_and_no_remote_key() {
     let hold = table.local(keys.lkey, 7, u64::MAX - 10, 10, Access::LOCAL_WRITE).ok().unwrap();
     assert!(hold.is_null());
     drop(hold);
-    assert!(table.remote(0, (7, Qpn::new(1)), 0, 1, Access::empty()).is_err());
+    assert!(table.remote(0, (7, 1), 0, 1, Access::empty()).is_err());
     assert_eq!(table.deregister(keys.lkey), Ok(()));
 }
 
@@ -110,7 +110,7 @@ fn an_invalidatable_region_is_invalidated_once() {
     let table = MrTable::new(3, 1);
     let access = Access::REMOTE_READ | Access::INVALIDATABLE;
     let keys = table.register(Region { access, ..REGION }).unwrap();
-    let qpn = Qpn::new(1);
+    let qpn = 1;
     assert_eq!(table.invalidate(keys.rkey, 8, Some(qpn)), Err(KeyError::Pd));
     assert_eq!(table.invalidate(keys.rkey, 7, Some(qpn)), Ok(()));
     assert_eq!(table.invalidate(keys.rkey, 7, Some(qpn)), Err(KeyError::Key));
@@ -125,7 +125,7 @@ fn an_invalidated_key_is_good_again_after_a_re_registration() {
     let table = MrTable::new(10, 1);
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     let region = Region { pd: 7, access, iova: 0x1000, len: 0x100, addr: 0xabc0_0000 };
-    let qpn = Qpn::new(3);
+    let qpn = 3;
     let first = Region { access: access | Access::INVALIDATABLE, ..region };
     let keys = table.register(first).unwrap();
     let open = || table.remote(keys.rkey, (7, qpn), 0x1000, 8, Access::REMOTE_WRITE).is_ok();
@@ -165,10 +165,10 @@ fn the_last_remote_access_answers_as_a_new_one_would() {
     let region = Region { access: REGION.access | Access::REMOTE_WRITE, ..REGION };
     let (keys, other) = (table.register(region).unwrap(), table.register(REGION).unwrap());
     let mut last = LastRemote::default();
-    let here = (7, Qpn::new(1));
+    let here = (7, 1);
     for rkey in [keys.rkey, keys.rkey, other.rkey, keys.lkey, 0, keys.rkey] {
         for (va, len) in [(0x1000, 0x100), (0x10ff, 2), (0xfff, 1), (0x1100, 0)] {
-            for reach in [here, (8, Qpn::new(1))] {
+            for reach in [here, (8, 1)] {
                 let need = Access::REMOTE_WRITE;
                 let alone = table.remote(rkey, reach, va, len, need).map(|hold| hold.addr());
                 assert_eq!(last.find(&table, rkey, reach, va, len, need), alone);
@@ -183,8 +183,7 @@ fn an_invalidated_key_is_not_found_while_in_use() {
     let access = REGION.access | Access::INVALIDATABLE;
     let keys = table.register(Region { access, ..REGION }).unwrap();
     let mut last = LastRemote::default();
-    let mut find =
-        || last.find(&table, keys.rkey, (7, Qpn::new(1)), 0x1000, 1, Access::REMOTE_READ).is_ok();
+    let mut find = || last.find(&table, keys.rkey, (7, 1), 0x1000, 1, Access::REMOTE_READ).is_ok();
     assert!(find() && find());
     std::thread::scope(|scope| {
         // It waits for the access that is kept, which ends when the key is looked for again.
@@ -202,13 +201,13 @@ fn a_window_stays_closed_to_other_queue_pairs() {
     let access = REGION.access | Access::MW_BIND;
     let keys = table.register(Region { access, ..REGION }).unwrap();
     let window = table.alloc_window(7, WindowType::Type2).unwrap();
-    let (access, qpn) = (Access::REMOTE_READ, Qpn::new(1));
+    let (access, qpn) = (Access::REMOTE_READ, 1);
     let bind = Bind { window, rkey: 1, lkey: keys.lkey, access, addr: 0x1000, len: 0x10 };
     let rkey = table.bind(&bind, 7, qpn).unwrap();
     let mut last = LastRemote::default();
     let mut find = |qpn| last.find(&table, rkey, (7, qpn), 0x1000, 1, Access::REMOTE_READ);
     assert!(find(qpn).is_ok());
-    assert_eq!(find(Qpn::new(2)), Err(KeyError::Access));
+    assert_eq!(find(2), Err(KeyError::Access));
     assert!(find(qpn).is_ok());
 }
 
@@ -217,7 +216,7 @@ fn deregistration_waits_until_the_last_remote_access_is_released() {
     let table = MrTable::new(10, 1);
     let keys = table.register(REGION).unwrap();
     let mut last = LastRemote::default();
-    let reach = (7, Qpn::new(1));
+    let reach = (7, 1);
     last.find(&table, keys.rkey, reach, 0x1000, 1, Access::REMOTE_READ).unwrap();
     std::thread::scope(|scope| {
         let ends = scope.spawn(|| table.deregister(keys.lkey));
@@ -235,7 +234,7 @@ fn deregistration_waits_until_the_last_remote_access_is_released() {
 /// Tells whether `end` returns only after the access to the key in progress has ended.
 fn waits_for_access(table: &MrTable, rkey: u32, end: impl FnOnce() + Send) {
     std::thread::scope(|scope| {
-        let reach = (7, Qpn::new(1));
+        let reach = (7, 1);
         let hold = table.remote(rkey, reach, 0x1000, 1, Access::REMOTE_READ).unwrap();
         let ends = scope.spawn(end);
         std::thread::sleep(std::time::Duration::from_millis(50));
@@ -253,7 +252,7 @@ fn invalidating_waits_for_the_accesses_in_progress() {
     // An access by the local key is not waited for, since that key stays.
     let local = table.local(keys.lkey, 7, 0x1000, 1, Access::empty()).unwrap();
     waits_for_access(&table, keys.rkey, || table.invalidate(keys.rkey, 7, None).unwrap());
-    let reach = (7, Qpn::new(1));
+    let reach = (7, 1);
     let again = table.remote(keys.rkey, reach, 0x1000, 1, Access::REMOTE_READ).map(|_| ());
     assert_eq!(again, Err(KeyError::Key));
     drop(local);
@@ -269,7 +268,7 @@ fn rebinding_or_ending_a_window_waits_for_accesses() {
         let access = REGION.access | Access::MW_BIND;
         let keys = table.register(Region { access, ..REGION }).unwrap();
         let window = table.alloc_window(7, kind).unwrap();
-        let (access, qpn) = (Access::REMOTE_READ, Qpn::new(1));
+        let (access, qpn) = (Access::REMOTE_READ, 1);
         let bind = Bind { window, rkey: 1, lkey: keys.lkey, access, addr: 0x1000, len: 0x10 };
         let mut rkey = table.bind(&bind, 7, qpn).unwrap();
         if kind == WindowType::Type1 {

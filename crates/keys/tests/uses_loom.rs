@@ -5,7 +5,7 @@
 
 use std::sync::atomic::Ordering;
 
-use anyverbs_proto::mr::uses::{Uses, Word};
+use anyverbs_keys::uses::{Uses, Word};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
