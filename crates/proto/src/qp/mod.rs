@@ -41,8 +41,8 @@ use congestion::Congestion;
 use pacing::{Pacing, RateLimit};
 pub use posting::PostSendError;
 use requester::Requester;
-pub use responder::lending;
 use responder::tag_matching::{SEND_CAP, TagMatching};
+pub use responder::{EarlyBytes, lending};
 use responder::{Responder, Turn};
 use send_queue::{PACKET_COST, SendQueue};
 
@@ -167,6 +167,8 @@ pub struct Qp {
     counted: CompCntrOps,
     /// Its SRQ matches tags, and its send queue is the device's.
     tag_matching: Option<Box<TagMatching>>,
+    /// Counts its out-of-order buffer.
+    early_bytes: Arc<EarlyBytes>,
 }
 
 impl Qp {
@@ -212,6 +214,7 @@ impl Qp {
             srq_pd: None,
             counted: CompCntrOps::empty(),
             tag_matching: None,
+            early_bytes: Arc::default(),
             init,
         })
     }
@@ -220,6 +223,12 @@ impl Qp {
     #[must_use]
     pub fn with_srq_pd(self, pd: u32) -> Self {
         Self { srq_pd: Some(pd), ..self }
+    }
+
+    /// Counts its out-of-order buffer among those of a device, which bounds them together.
+    #[must_use]
+    pub fn with_early_bytes(self, early_bytes: Arc<EarlyBytes>) -> Self {
+        Self { early_bytes, ..self }
     }
 
     /// Gives it this number.

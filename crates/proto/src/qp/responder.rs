@@ -28,6 +28,7 @@ use super::answers::{Answer, AnswerKind, Answers};
 use super::attr::QpType;
 use super::{Incoming, Qp};
 use early::Early;
+pub use early::EarlyBytes;
 
 /// An ACK is no longer delayed once it covers this many bytes: a sender whose window is small would wait.
 const ACK_BYTES: u32 = 96 << 10;
@@ -214,7 +215,8 @@ impl Qp {
         if !self.responder.nak_sent && !self.responder.answers.are_pending() {
             // The place of a request to an XRC target is found out when its turn has come.
             if self.init.qp_type == QpType::Rc {
-                self.responder.early.get_or_insert_default();
+                let all = &self.early_bytes;
+                self.responder.early.get_or_insert_with(|| Box::new(Early::new(all)));
             }
             self.ask_for_missing(env);
         }

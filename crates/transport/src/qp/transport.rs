@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use anyverbs_links::Links;
 use anyverbs_objects::base::Core;
 use anyverbs_objects::srq::table::SrqTable;
+use anyverbs_proto::qp::EarlyBytes;
 use anyverbs_proto::qp::attr::ModifyLimits;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Mtu, Qpn};
@@ -37,6 +38,8 @@ pub struct Transport {
     pub owed: OwedList,
     /// Completion queues that have overrun.
     pub overruns: Overruns,
+    /// Bytes that the out-of-order buffers of all queue pairs hold.
+    pub(crate) early_bytes: Arc<EarlyBytes>,
     /// With processes that have the same XRC domains; set before the first queue pair is made.
     pub sharing: OnceLock<&'static dyn Sharing>,
 }

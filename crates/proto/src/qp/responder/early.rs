@@ -4,6 +4,7 @@
 
 use std::collections::VecDeque;
 use std::mem;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::super::Incoming;
@@ -19,17 +20,36 @@ const MOST_MISSING: i32 = 8;
 /// Numbers are compared within this distance.
 const MOST_AHEAD: i32 = 1 << 16;
 
-/// Most bytes that all queue pairs of the process keep.
+/// Most bytes that all queue pairs of a device keep.
 const MOST_KEPT: usize = 16 << 20;
 
-static KEPT: AtomicUsize = AtomicUsize::new(0);
+/// The bytes in the out-of-order buffers of the queue pairs that share this.
+#[derive(Debug, Default)]
+pub struct EarlyBytes(AtomicUsize);
+
+impl EarlyBytes {
+    /// Adds `cost` bytes, if they are not too many.
+    fn add(&self, cost: usize) -> bool {
+        let fits = self.0.fetch_add(cost, Ordering::Relaxed) + cost <= MOST_KEPT;
+        if !fits {
+            self.remove(cost);
+        }
+        fits
+    }
+
+    fn remove(&self, cost: usize) {
+        self.0.fetch_sub(cost, Ordering::Relaxed);
+    }
+}
 
 /// Ordered by PSN.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Early {
     packets: VecDeque<Kept>,
-    /// Their part of `KEPT`.
+    /// Their part of `all`.
     bytes: usize,
+    /// The bytes that all queue pairs of the device keep.
+    all: Arc<EarlyBytes>,
     /// The highest that has come within the bounds, kept or not.
     last: Option<Psn>,
     /// Further packets have come beyond that.
@@ -59,6 +79,18 @@ impl Kept {
 }
 
 impl Early {
+    pub(super) fn new(all: &Arc<EarlyBytes>) -> Self {
+        Self {
+            packets: VecDeque::new(),
+            bytes: 0,
+            all: Arc::clone(all),
+            last: None,
+            more: false,
+            closed: None,
+            tell: false,
+        }
+    }
+
     /// Keeps a packet, if it is a single one in a plain buffer and there is room: `room` is the limit of this queue
     /// pair.
     pub(super) fn keep(&mut self, packet: &Incoming<'_>, expected: Psn, room: usize) {
@@ -80,8 +112,7 @@ impl Early {
         if self.packets.get(at).is_some_and(|kept| kept.headers.bth.psn == psn) {
             return;
         }
-        if KEPT.fetch_add(cost, Ordering::Relaxed) + cost > MOST_KEPT {
-            KEPT.fetch_sub(cost, Ordering::Relaxed);
+        if !self.all.add(cost) {
             return;
         }
         self.bytes += cost;
@@ -97,7 +128,7 @@ impl Early {
             }
             let kept = self.packets.pop_front()?;
             self.bytes -= kept.cost();
-            KEPT.fetch_sub(kept.cost(), Ordering::Relaxed);
+            self.all.remove(kept.cost());
             if ahead == 0 {
                 return Some(kept);
             }
@@ -139,7 +170,7 @@ impl Early {
 
 impl Drop for Early {
     fn drop(&mut self) {
-        KEPT.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.all.remove(self.bytes);
     }
 }
 
@@ -172,10 +203,9 @@ mod tests {
         all
     }
 
-    /// A single test, since the bytes kept are counted for the whole process.
     #[test]
-    fn they_come_in_their_order_and_once_and_are_bounded() {
-        let mut early = Early::default();
+    fn they_come_in_their_order_and_once() {
+        let mut early = Early::new(&Arc::default());
         for n in [8, 2, 7, 3, 2, 6, 17] {
             keep(&mut early, n, &[n as u8], ROOM);
         }
@@ -189,9 +219,11 @@ mod tests {
         assert_eq!(rest(&mut early, 17), [17]);
         assert!(!early.goes_beyond(EXPECTED.plus(18)));
         assert_eq!((early.packets.len(), early.bytes), (0, 0));
+    }
 
-        // The distance to the others is bounded.
-        let mut early = Early::default();
+    #[test]
+    fn the_distance_to_the_others_is_bounded() {
+        let mut early = Early::new(&Arc::default());
         let most = MOST_MISSING as u32;
         keep(&mut early, most + 1, &[], ROOM);
         assert_eq!((early.packets.len(), early.goes_beyond(EXPECTED)), (0, false));
@@ -199,27 +231,32 @@ mod tests {
             keep(&mut early, n, &[], ROOM);
         }
         assert_eq!(early.packets.len(), 3);
-        drop(early);
+    }
 
-        // The bytes of one queue pair are bounded.
+    #[test]
+    fn the_bytes_of_one_queue_pair_are_bounded() {
         let bytes = [0; 4096];
-        let mut early = Early::default();
+        let mut early = Early::new(&Arc::default());
         for n in 1..20 {
             keep(&mut early, n, &bytes, 10_000);
         }
         assert_eq!(early.packets.len(), 2);
         assert!(early.goes_beyond(EXPECTED.plus(19)), "the others came, too");
+    }
 
-        // The bytes of all queue pairs are bounded.
-        let mut all: Vec<_> = (0..20).map(|_| Early::default()).collect();
+    #[test]
+    fn the_bytes_of_all_queue_pairs_are_bounded() {
+        let bytes = [0; 4096];
+        let shared = Arc::default();
+        let mut all: Vec<_> = (0..20).map(|_| Early::new(&shared)).collect();
         for early in &mut all {
             for n in 1..=256 {
                 keep(early, n, &bytes, usize::MAX);
             }
         }
-        let kept = KEPT.load(Ordering::Relaxed);
+        let kept = shared.0.load(Ordering::Relaxed);
         assert!(kept <= MOST_KEPT && kept > MOST_KEPT - 8192, "{kept}");
-        drop((all, early));
-        assert_eq!(KEPT.load(Ordering::Relaxed), 0);
+        drop(all);
+        assert_eq!(shared.0.load(Ordering::Relaxed), 0);
     }
 }
