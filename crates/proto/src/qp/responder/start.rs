@@ -36,12 +36,4 @@ impl Qp {
             ..Responder::default()
         };
     }
-
-    /// Receives of a queue pair that is reset are forgotten.
-    pub(in super::super) fn forget_receives(&mut self) {
-        self.responder = Responder::default();
-        if let Some(rq) = &mut self.rq {
-            rq.clear();
-        }
-    }
 }
