@@ -100,7 +100,7 @@ pub struct Outbox {
     /// The region of the last element that was copied, while there is a batch.
     region: LastLocal<'static>,
     /// The region that the peer has named last, in use until the next flush or
-    /// [`Env::end_remote`](anyverbs_proto::env::Env::end_remote). Meanwhile no ring is locked: a thread that has locked
+    /// [`MemoryEnv::end_remote`](anyverbs_proto::env::MemoryEnv::end_remote). Meanwhile no ring is locked: a thread that has locked
     /// one may be waiting for the end of a window.
     pub target: LastRemote<'static>,
     /// Messages that the same-host link has not shown yet.
