@@ -32,6 +32,6 @@ pub mod trace;
 
 pub use device::{CqId, DeviceId, Event, Mr, QpId, SrqId};
 pub use memory::{Arena, PAGE};
-pub use options::QpOptions;
+pub use options::{GENERAL_WAY, QpOptions};
 pub use pair::{End, Pair};
 pub use sim::Sim;

@@ -6,6 +6,9 @@ use anyverbs_proto::mr::Access;
 use anyverbs_proto::qp::attr::{QpCap, QpType};
 use anyverbs_proto::types::{Mtu, Psn, QKey};
 
+/// If this variable is set, all queue pairs of the process take the general way.
+pub const GENERAL_WAY: &str = "ANYVERBS_SIM_GENERAL_WAY";
+
 /// Attributes of a queue pair, for creation and connection.
 #[derive(Clone, Copy, Debug)]
 pub struct QpOptions {
@@ -51,6 +54,8 @@ pub struct QpOptions {
     pub certain: bool,
     /// Completions that each of its completion queues holds.
     pub cqe: u32,
+    /// Whether frequent requests take their short ways.
+    pub short_ways: bool,
 }
 
 impl QpOptions {
@@ -88,6 +93,7 @@ impl QpOptions {
             early_room: 0,
             certain: false,
             cqe: 1024,
+            short_ways: std::env::var_os(GENERAL_WAY).is_none(),
         }
     }
 

@@ -297,6 +297,7 @@ impl Sim {
         } else {
             Qp::new(qpn, &init)
         };
+        let qp = if options.short_ways { qp } else { qp.without_short_ways() };
         let credit = qp.sq_credit();
         let place = Place {
             id,

@@ -169,6 +169,8 @@ pub struct Qp {
     tag_matching: Option<Box<TagMatching>>,
     /// Counts its out-of-order buffer.
     early_bytes: Arc<EarlyBytes>,
+    #[cfg(feature = "general-way")]
+    general_way: bool,
 }
 
 impl Qp {
@@ -215,6 +217,8 @@ impl Qp {
             counted: CompCntrOps::empty(),
             tag_matching: None,
             early_bytes: Arc::default(),
+            #[cfg(feature = "general-way")]
+            general_way: false,
             init,
         })
     }
@@ -229,6 +233,23 @@ impl Qp {
     #[must_use]
     pub fn with_early_bytes(self, early_bytes: Arc<EarlyBytes>) -> Self {
         Self { early_bytes, ..self }
+    }
+
+    /// Has it handle every request in the general way. The short ways of frequent requests must not be told apart from
+    /// that by packets, completions or memory.
+    #[cfg(feature = "general-way")]
+    #[must_use]
+    pub fn without_short_ways(self) -> Self {
+        Self { general_way: true, ..self }
+    }
+
+    /// Whether frequent requests may take a short way.
+    #[inline]
+    fn may_shorten(&self) -> bool {
+        #[cfg(feature = "general-way")]
+        return !self.general_way;
+        #[cfg(not(feature = "general-way"))]
+        true
     }
 
     /// Gives it this number.

@@ -28,6 +28,8 @@ pub(crate) struct Config {
     pub(crate) shared_cq: bool,
     /// The probability that an operation is done without a message if it can be.
     pub(crate) direct: f64,
+    /// Frequent requests take their short ways.
+    pub(crate) short_ways: bool,
 }
 
 fn one_of<T: Copy>(rng: &mut SmallRng, items: &[T]) -> T {
@@ -39,7 +41,7 @@ fn us(n: u64) -> Duration {
 }
 
 impl Config {
-    pub(crate) fn new(rng: &mut SmallRng) -> Self {
+    pub(crate) fn new(rng: &mut SmallRng, short_ways: bool) -> Self {
         use QpType::{Rc, Uc, Ud, XrcSend};
         let max_len = match rng.random_range(0..30) {
             // READs in pieces, and paced.
@@ -66,6 +68,7 @@ impl Config {
             srq: rng.random_bool(0.4),
             shared_cq: rng.random_bool(0.5),
             direct: one_of(rng, &[0.0, 0.0, 0.5, 0.9, 1.0]),
+            short_ways,
         }
     }
 
@@ -110,6 +113,7 @@ impl Config {
             probe_after: one_of(rng, &[None, Some(us(100)), Some(us(2000))]),
             early_room: one_of(rng, &[0, 5000, 256 << 10]),
             cqe: 10_000,
+            short_ways: self.short_ways,
             ..QpOptions::rc()
         }
     }

@@ -10,14 +10,25 @@ use rand::Rng;
 
 use crate::world::{COUNTERS, World};
 
-/// Runs a seed; returns the completions.
-pub(crate) fn run(seed: u64) -> Vec<(u64, u8, u32)> {
-    let mut world = World::new(seed);
+/// What a run did, as its devices and their programs saw it.
+#[derive(PartialEq, Eq, Debug)]
+pub(crate) struct Outcome {
+    completions: Vec<(u64, u8, u32)>,
+    /// The packets: time, sender, headers and length.
+    packets: Vec<String>,
+    /// All bytes that programs look at.
+    memory: Vec<Vec<u8>>,
+}
+
+/// Runs a seed; `short_ways`: frequent requests take them.
+pub(crate) fn run(seed: u64, short_ways: bool) -> Outcome {
+    let mut world = World::new(seed, short_ways);
     world.act();
     world.finish();
     world.check_memory();
     world.check_liveness();
-    world.log
+    let packets = world.sim.net.trace.iter().map(ToString::to_string).collect();
+    Outcome { packets, memory: world.memory(), completions: world.log }
 }
 
 impl World {
@@ -207,6 +218,13 @@ impl World {
             // Acknowledged messages had arrived.
             assert!(qp.sent_messages <= peer.next_message, "acknowledged and not received");
         }
+    }
+
+    /// The regions that peers reach, and the receive buffers.
+    fn memory(&self) -> Vec<Vec<u8>> {
+        let boards = self.qps.iter().map(|qp| qp.board);
+        let hosts = self.hosts.iter().flat_map(|host| [host.counters, host.slots.mr()]);
+        boards.chain(hosts).map(|mr| self.sim.bytes(mr, 0, mr.len)).collect()
     }
 
     fn check_memory(&self) {

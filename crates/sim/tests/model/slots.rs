@@ -36,6 +36,10 @@ pub(crate) fn cut(rng: &mut SmallRng, len: usize, most: usize) -> Vec<usize> {
 }
 
 impl Slots {
+    pub(crate) fn mr(&self) -> Mr {
+        self.mr
+    }
+
     /// Bytes that `count` slots for `len` bytes need.
     pub(crate) fn bytes(count: usize, len: usize) -> usize {
         count * (len + GAPS)

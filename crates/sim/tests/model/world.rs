@@ -171,9 +171,9 @@ impl QpModel {
 }
 
 impl World {
-    pub(crate) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64, short_ways: bool) -> Self {
         let mut rng = SmallRng::seed_from_u64(seed);
-        let config = Config::new(&mut rng);
+        let config = Config::new(&mut rng, short_ways);
         let mut sim = Sim::new(rng.random());
         sim.net.default_link = config.link.clone();
         sim.ack_delay = config.ack_delay;

@@ -61,3 +61,13 @@ mod window;
 mod write_imm;
 mod xrc;
 mod zero_byte;
+
+/// All scenarios once more, without the short ways of frequent requests.
+#[test]
+fn scenarios_hold_in_the_general_way() {
+    let mut scenarios = std::process::Command::new(std::env::current_exe().unwrap());
+    scenarios.args(["--skip", "scenarios_hold_in_the_general_way"]);
+    let output = scenarios.env(anyverbs_sim::GENERAL_WAY, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("test result: ok"), "{said}");
+}

@@ -27,6 +27,9 @@ impl Qp {
     /// Sends the WQE `next`, which was not started, if it is such a one.
     #[inline]
     pub(super) fn send_single<E: Env>(&mut self, window: u64, env: &mut E) -> Single {
+        if !self.may_shorten() {
+            return Single::Other;
+        }
         let position = self.sq.next;
         let sqe = self.sq.at(position);
         let (len, flags) = (sqe.len, sqe.flags);

@@ -25,7 +25,8 @@ impl Qp {
         let position = self.sq.next;
         let sqe = self.sq.at(position);
         let (k, packets) = (self.requester.k, sqe.packets);
-        let is_stream = packets > k + 1
+        let is_stream = self.may_shorten()
+            && packets > k + 1
             && (k > 0 || sqe.split)
             && !sqe.op.has_response()
             && !sqe.flags.contains(SendFlags::INLINE)

@@ -24,7 +24,8 @@ impl Qp {
         env: &mut E,
     ) -> bool {
         let responder = &self.responder;
-        let is_plain = packet.headers.bth.psn == responder.expected
+        let is_plain = self.may_shorten()
+            && packet.headers.bth.psn == responder.expected
             && responder.inbound == Inbound::None
             && !responder.recv_taken
             && !responder.nak_sent
