@@ -279,6 +279,60 @@ fn a_stopped_peer_writes_nothing_after_it_goes_on() {
     }
 }
 
+/// Two processes write to each other all the time and take their memory back in the same moment. Neither waits for the
+/// other's copies for ever, and neither is written to afterwards.
+#[test]
+fn processes_take_memory_back_towards_each_other() {
+    let _turn = turn();
+    for round in 0..8 {
+        let mut peer = Peer::spawn("rc direct mutual", &[]);
+        let e = Endpoint::new(QpType::Rc);
+        let buffer = Buffer::new(&e.pd, SIZE);
+        let (_, remote) = peer.connect(&e, &buffer);
+        take_back_while_writing(&e, &buffer, remote, || {
+            assert_eq!(peer.hear(), "@ writes");
+            peer.say("now");
+            std::thread::sleep(Duration::from_micros(40 * round));
+        });
+        assert_eq!(peer.hear(), "@ kept");
+    }
+}
+
+/// Writes to `remote` without a pause until that fails. Takes `buffer`, which the peer writes to as well, back when
+/// `agree` returns.
+fn take_back_while_writing(
+    e: &Endpoint,
+    buffer: &Buffer,
+    remote: RemoteAddr,
+    agree: impl FnOnce(),
+) {
+    let source = Buffer::new(&e.pd, SIZE);
+    source.write(0, &vec![0xaa; SIZE]);
+    std::thread::scope(|scope| {
+        let writing = scope.spawn(|| {
+            loop {
+                e.send(0, SendOp::Write(remote), &[source.sge(0, SIZE)]);
+                if status(e) != WcStatus::Success {
+                    break;
+                }
+            }
+        });
+        let begin = Instant::now();
+        while buffer.read(SIZE - 1, 1) != [0xaa] {
+            assert!(begin.elapsed() < Duration::from_secs(10));
+        }
+        agree();
+        let begin = Instant::now();
+        buffer.mr.destroy().unwrap();
+        let took = begin.elapsed();
+        buffer.write(0, &vec![0; SIZE]);
+        assert!(took < Duration::from_millis(2500), "{took:?}");
+        writing.join().unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(buffer.read(0, SIZE).iter().all(|&byte| byte == 0));
+    });
+}
+
 /// An endpoint with memory that a peer writes all the time.
 fn flooded(peer: &mut Peer) -> (Endpoint, Buffer) {
     let e = Endpoint::new(QpType::Rc);
@@ -308,6 +362,13 @@ pub(crate) fn serve(role: &str, e: &Endpoint, buffer: &Buffer, remote: RemoteAdd
         return;
     }
     let mut line = String::new();
+    if role.ends_with("mutual") {
+        take_back_while_writing(e, buffer, remote, || {
+            println!("@ writes");
+            std::io::stdin().read_line(&mut line).unwrap();
+        });
+        return println!("@ kept");
+    }
     std::io::stdin().read_line(&mut line).unwrap();
     if role.ends_with("change") {
         let permit = |access| {
