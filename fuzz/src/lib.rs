@@ -11,5 +11,6 @@ pub mod packet;
 pub mod qp_sequence;
 pub mod requester;
 pub mod responder;
+pub mod shm_handshake;
 pub mod shm_ring;
 pub mod xrc_message;

@@ -31,13 +31,14 @@ const INSTRUMENTED: [&str; 9] = [
 const TRIPLE: &str = env!("XTASK_TARGET");
 
 /// The targets, and the longest input of each.
-const TARGETS: [(&str, u32); 11] = [
+const TARGETS: [(&str, u32); 12] = [
     ("packet", 512),
     ("responder", 1500),
     ("requester", 1500),
     ("qp_sequence", 1500),
     ("cm", 1500),
     ("shm_ring", 1000),
+    ("shm_handshake", 600),
     ("host_store", 1000),
     ("xrc_message", 1000),
     ("rsocket", 1500),
