@@ -71,7 +71,7 @@ impl Options {
     }
 }
 
-/// What to do with a corpus.
+/// The actions on a corpus.
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Corpus {
     /// Write a target's named and packed inputs into a directory, one file each, for `cargo fuzz`

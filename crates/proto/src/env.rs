@@ -66,7 +66,7 @@ pub struct LinkProps {
     pub early_room: usize,
 }
 
-/// Of no link.
+/// Facts where there is no link.
 impl Default for LinkProps {
     fn default() -> Self {
         Self::new(0)

@@ -34,7 +34,7 @@ pub struct QpCell {
     pub qpn: Qpn,
     /// Transport type.
     pub qp_type: QpType,
-    /// What its lock guards.
+    /// The state that its lock guards.
     pub state: Mutex<State>,
     /// None on a target.
     pub send_cq: Option<Arc<CqCell>>,

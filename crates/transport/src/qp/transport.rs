@@ -22,7 +22,7 @@ use crate::multicast::Groups;
 
 /// The queue pairs of a device, and what they leave to others.
 pub struct Transport {
-    /// What objects hold.
+    /// The part of the device that objects hold.
     pub core: &'static Core,
     /// Links.
     pub links: &'static Links,
