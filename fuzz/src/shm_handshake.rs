@@ -56,7 +56,7 @@ struct Forger {
     name: String,
     listener: OwnedFd,
     sockets: Vec<OwnedFd>,
-    /// What it can send: its own, and what it got.
+    /// The descriptors that it can send: its own, and those that it got.
     fds: Vec<OwnedFd>,
     /// A hello of this version.
     hello: [u8; HELLO],

@@ -10,7 +10,7 @@ use rand::Rng;
 
 use crate::world::{COUNTERS, World};
 
-/// What a run did, as its devices and their programs saw it.
+/// The result of a run, as its devices and their programs saw it.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) struct Outcome {
     completions: Vec<(u64, u8, u32)>,
