@@ -8,10 +8,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
+use anyverbs_locks::{Monitor, rank};
 use anyverbs_net::Uncancelled;
 use anyverbs_objects::error::EventError;
 use anyverbs_objects::event_queue::Tokens;
-use parking_lot::{Condvar, Mutex};
 
 use super::Gsi;
 use super::error::CmError;
@@ -31,9 +31,8 @@ pub(crate) struct ChannelCell {
     pub(super) gsi: &'static Gsi,
     /// One for each event in the mailboxes of this channel's ids.
     tokens: Tokens,
-    tickets: Mutex<Tickets>,
-    /// There is another ticket, or one that was passed over need not wait any longer.
-    changed: Condvar,
+    /// Notified when there is another ticket, or one that was passed over need not wait any longer.
+    tickets: Monitor<rank::EventChannel, Tickets>,
 }
 
 #[derive(Debug, Default)]
@@ -59,12 +58,7 @@ impl EventChannel {
             what: "make an eventfd",
             errno: e.raw_os_error().unwrap_or(libc::EMFILE),
         })?;
-        Ok(Self(Arc::new(ChannelCell {
-            gsi,
-            tokens,
-            tickets: Mutex::default(),
-            changed: Condvar::new(),
-        })))
+        Ok(Self(Arc::new(ChannelCell { gsi, tokens, tickets: Monitor::default() })))
     }
 
     /// The oldest event (`rdma_get_cm_event`). Waits for one unless the program set `O_NONBLOCK`; holds no lock meanwhile.
@@ -162,7 +156,7 @@ impl ChannelCell {
             }
             match (at, until) {
                 (Some(at), _) => return tickets.queue.remove(at),
-                (None, Some(until)) => self.changed.wait_until(&mut tickets, until),
+                (None, Some(until)) => tickets.wait_until(until),
                 (None, None) => return None,
             };
         }
@@ -172,12 +166,12 @@ impl ChannelCell {
     pub(super) fn wake(&self) {
         // Under the lock: a reader that has looked waits by now.
         let _tickets = self.tickets.lock();
-        self.changed.notify_all();
+        self.tickets.notify_all();
     }
 
     fn push(&self, id: &Arc<IdCell>) {
         self.tickets.lock().queue.push_back(Arc::clone(id));
-        self.changed.notify_one();
+        self.tickets.notify_one();
         self.tokens.put();
     }
 

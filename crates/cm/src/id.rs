@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use anyverbs_locks::{Mutex, rank};
 use anyverbs_objects::error::DestroyError;
 use anyverbs_objects::event_queue::Acks;
 use anyverbs_proto::cm::id::{CommId, PortSpace};
@@ -11,7 +12,6 @@ use anyverbs_proto::cm::{ListenerId, Path};
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::types::{Gid, PKey, Psn, QKey};
 use anyverbs_transport::qp::QpCell;
-use parking_lot::Mutex;
 
 use super::Gsi;
 use super::address::Address;
@@ -38,9 +38,9 @@ pub(crate) struct IdCell {
     pub(super) psn: Psn,
     cookie: AtomicU64,
     pub(super) acks: Acks,
-    pub(super) mailbox: Mutex<Mailbox>,
+    pub(super) mailbox: Mutex<rank::CmIdEvents, Mailbox>,
     pub(super) uptake: Uptake,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<rank::CmId, State>,
 }
 
 /// The stage of an id.

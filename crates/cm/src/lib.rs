@@ -18,9 +18,9 @@
 //! A port that a program binds or listens on is reserved on the host (`anyverbs_net::Services`). An id that merely
 //! connects takes a number without reserving it, since no peer looks for it.
 //!
-//! Locks: the CM's ([`gsi`]) guards the machine and the tables of ids. An id's own state comes after it, its
-//! mailbox after that, then a channel's tickets, and a listener's uptake last; none is held while a queue pair is locked, a program's event is waited for, or
-//! another id is destroyed. A change that the machine's events must not overtake is made under the CM's lock.
+//! The CM's lock ([`gsi`]) guards the machine and the tables of ids. No lock of this crate is held while a queue pair is
+//! locked, a program's event is waited for, or another id is destroyed. A change that the machine's events must not
+//! overtake is made under the CM's lock.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod address;

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use anyverbs_locks::{Mutex, rank};
 
 use super::channel::ChannelCell;
 use super::id::{Id, IdCell};
@@ -25,7 +25,7 @@ pub(super) struct Uptake {
     is_taken_up: AtomicBool,
     /// The channel whose readers want to know.
     read_on: OnceLock<Weak<ChannelCell>>,
-    requests: Mutex<Requests>,
+    requests: Mutex<rank::ListenerRequests, Requests>,
 }
 
 #[derive(Debug, Default)]

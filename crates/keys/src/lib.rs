@@ -8,9 +8,10 @@
 pub mod uses;
 mod window;
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
+use anyverbs_locks::{Mutex, rank};
 use bitflags::bitflags;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -159,10 +160,10 @@ struct Slot {
 /// The device's memory keys, of regions and windows.
 pub struct MrTable {
     chunks: Box<[OnceLock<Box<[Slot]>>]>,
-    free: Mutex<Free>,
+    free: Mutex<rank::FreeKeys, Free>,
     /// Guards changes of the bindings of windows, and holds the number of windows that are bound to a queue pair. Taken
     /// before `free`.
-    bindings: Mutex<u32>,
+    bindings: Mutex<rank::KeyBindings, u32>,
 }
 
 struct Free {
@@ -220,7 +221,7 @@ impl MrTable {
 
     /// Takes a free slot, with keys for it. Its index is on no list, its bit is clear and no thread reads its fields.
     fn take_slot(&self) -> Option<(Keys, &Slot)> {
-        let mut free = self.free();
+        let mut free = self.free.lock();
         let index = if free.returned.len() < RESTING && free.used < free.capacity {
             free.used += 1;
             free.used
@@ -261,7 +262,7 @@ impl MrTable {
     fn give_back(&self, slot: &Slot, key: u32) {
         slot.lkey.store(0, Ordering::Relaxed);
         slot.rkey.store(0, Ordering::Relaxed);
-        self.free().returned.push_back(key >> TAG_BITS);
+        self.free.lock().returned.push_back(key >> TAG_BITS);
     }
 
     /// Changes a region in place; no access sees a mixture. As after a registration both of its keys are good: a remote key
@@ -284,7 +285,7 @@ impl MrTable {
     /// # Errors
     /// No such key, another protection domain, or a key that cannot be invalidated.
     pub fn invalidate(&self, rkey: u32, pd: u32, qpn: Option<u32>) -> Result<(), KeyError> {
-        let mut bindings = self.bindings();
+        let mut bindings = self.bindings.lock();
         let held = self.slot(rkey).and_then(Slot::hold).ok_or(KeyError::Key)?;
         let slot = held.slot;
         if rkey == 0 || slot.rkey.load(Ordering::Relaxed) != rkey {
@@ -311,7 +312,7 @@ impl MrTable {
     fn retire(&self, lkey: u32, bound: Bound) -> Result<&Slot, RetireError> {
         let slot = self.slot(lkey).ok_or(RetireError::Key)?;
         {
-            let mut bindings = self.bindings();
+            let mut bindings = self.bindings.lock();
             let held = slot.hold().ok_or(RetireError::Key)?;
             if lkey == 0 || held.slot.lkey.load(Ordering::Relaxed) != lkey {
                 return Err(RetireError::Key);
@@ -402,14 +403,6 @@ impl MrTable {
     fn slot(&self, key: u32) -> Option<&Slot> {
         let index = index(key);
         Some(&self.chunks.get(index / CHUNK)?.get()?[index % CHUNK])
-    }
-
-    fn bindings(&self) -> MutexGuard<'_, u32> {
-        self.bindings.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn free(&self) -> MutexGuard<'_, Free> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -3,7 +3,6 @@
 //! A window has a slot of the table like a region, and is looked up like one. Its key is not the region's, and it has
 //! no local key. The low 8 bits of the key of a window of type 2 are the program's, and change with each bind.
 
-use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
 
 use thiserror::Error;
@@ -91,7 +90,7 @@ impl MrTable {
 
     /// Ends a window, bound or not, and waits until no access through it is in progress. False if there is none.
     pub fn free_window(&self, window: u32) -> bool {
-        let mut bindings = self.bindings();
+        let mut bindings = self.bindings.lock();
         let Some(slot) = self.window(window) else { return false };
         let key = slot.rkey.load(Ordering::Relaxed);
         slot.uses.close();
@@ -108,7 +107,7 @@ impl MrTable {
     /// # Errors
     /// [`BindError`].
     pub fn bind(&self, bind: &Bind, pd: u32, qpn: u32) -> Result<u32, BindError> {
-        let mut bindings = self.bindings();
+        let mut bindings = self.bindings.lock();
         let slot = self.window(bind.window).ok_or(BindError::Window)?;
         if slot.pd.load(Ordering::Relaxed) != pd {
             return Err(BindError::Pd);
@@ -144,7 +143,7 @@ impl MrTable {
 
     /// Unbinds the windows that only this queue pair, which ends, could use.
     pub fn forget_qp(&self, qpn: u32) {
-        let mut bindings = self.bindings();
+        let mut bindings = self.bindings.lock();
         if *bindings == 0 {
             return;
         }
@@ -160,7 +159,7 @@ impl MrTable {
     }
 
     /// Unbinds the windows that are bound to a region.
-    pub(super) fn unbind_all(&self, lkey: u32, bindings: &mut MutexGuard<'_, u32>) {
+    pub(super) fn unbind_all(&self, lkey: u32, bindings: &mut u32) {
         for slot in self.chunks.iter().filter_map(|chunk| chunk.get()).flatten() {
             let valid = slot.uses.is_valid();
             if valid
@@ -177,7 +176,7 @@ impl MrTable {
         &self,
         slot: &Slot,
         qpn: Option<u32>,
-        bindings: &mut MutexGuard<'_, u32>,
+        bindings: &mut u32,
     ) -> Result<(), KeyError> {
         let bound = slot.bound.load(Ordering::Relaxed) != 0;
         let admits = qpn.is_none_or(|qpn| slot.admits(qpn));
@@ -189,7 +188,7 @@ impl MrTable {
     }
 
     /// A window is bound to nothing, its key finds nothing.
-    fn free_again(&self, slot: &Slot, bindings: &mut MutexGuard<'_, u32>) {
+    fn free_again(&self, slot: &Slot, bindings: &mut u32) {
         slot.uses.close();
         slot.uses.drain();
         self.unbind(slot, bindings);
@@ -234,7 +233,7 @@ impl MrTable {
     }
 
     /// Takes a window off its region. The window is not in use.
-    fn unbind(&self, slot: &Slot, bindings: &mut MutexGuard<'_, u32>) {
+    fn unbind(&self, slot: &Slot, bindings: &mut u32) {
         let lkey = slot.bound.load(Ordering::Relaxed);
         if lkey == 0 {
             return;
@@ -244,7 +243,7 @@ impl MrTable {
         }
         let kind = slot.window_type();
         if kind == WindowType::Type2 {
-            **bindings -= 1;
+            *bindings -= 1;
         }
         slot.store_unbound(kind);
     }

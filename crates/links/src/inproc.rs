@@ -6,6 +6,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
+use anyverbs_locks::{Mutex, rank};
 use anyverbs_proto::env::TransmitError;
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::Arrival;
@@ -13,7 +14,6 @@ use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::packet::{Headers, Packet};
 use anyverbs_proto::wr::AddressVector;
-use parking_lot::Mutex;
 
 use crate::Links;
 
@@ -44,17 +44,17 @@ pub trait Inbound {
 /// The in-process link.
 #[derive(Debug, Default)]
 pub struct Inproc {
-    queue: Mutex<Arena>,
+    queue: Mutex<rank::InprocQueue, Arena>,
     /// Packets in the queue.
     len: AtomicUsize,
     draining: AtomicBool,
     /// The drainer's.
-    spare: Mutex<Arena>,
+    spare: Mutex<rank::InprocDrain, Arena>,
     /// Rounds of delivery so far.
     rounds: AtomicU64,
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<rank::InprocWaiting, Waiting>,
     /// The drainer's.
-    spare_waiting: Mutex<Waiting>,
+    spare_waiting: Mutex<rank::InprocDrainWaiting, Waiting>,
     any_waiting: AtomicBool,
 }
 

@@ -10,11 +10,11 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use anyverbs_locks::{Mutex, rank};
 use anyverbs_net::Uncancelled;
 use anyverbs_net::shm::Copying;
 use anyverbs_objects::memory::mapping::Mapping;
 use anyverbs_proto::mr::Access;
-use parking_lot::Mutex;
 
 /// Regions of one peer that are kept in mind.
 const MOST: usize = 64;
@@ -85,7 +85,7 @@ pub(super) enum Lookup {
 
 /// The regions of one peer.
 #[derive(Debug, Default)]
-pub(crate) struct MappedRegions(Mutex<Vec<Known>>);
+pub(crate) struct MappedRegions(Mutex<rank::MappedRegions, Vec<Known>>);
 
 impl MappedRegions {
     /// Looks for the mapping of a region. The result is to be used under the mark of `copying`.

@@ -6,10 +6,10 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use anyverbs_locks::{Mutex, RwLock, rank};
 use anyverbs_objects::base::NEVER;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
-use parking_lot::{Mutex, RwLock};
 
 use super::pace::{Credit, Pace};
 
@@ -22,7 +22,7 @@ const MIN_WINDOW: u32 = 4096 + 64;
 #[derive(Debug)]
 pub struct Path {
     in_flight: AtomicU32,
-    pace: Mutex<Pace>,
+    pace: Mutex<rank::PathPace, Pace>,
 }
 
 impl Path {
@@ -62,7 +62,7 @@ impl Path {
 /// All paths.
 #[derive(Debug)]
 pub struct Paths {
-    paths: RwLock<HashMap<(IpAddr, u32, u8), Arc<Path>>>,
+    paths: RwLock<rank::Paths, HashMap<(IpAddr, u32, u8), Arc<Path>>>,
     /// When [`expire`](Self::expire) has something to do, in nanoseconds.
     next: AtomicU64,
 }

@@ -19,13 +19,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use anyverbs_locks::{Mutex, rank};
 use anyverbs_net::Slot;
 use anyverbs_net::shm::{Channel, Closed, Config, ConnectError, Endpoint, Poller};
 use anyverbs_objects::base::directory::{self, Directory};
 use anyverbs_objects::base::{LATE, NEVER};
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
-use parking_lot::Mutex;
 
 use super::direct;
 use super::mapped::MappedRegions;
@@ -64,7 +64,7 @@ pub enum Gone {
 #[derive(Debug)]
 pub struct Peer {
     channel: Arc<Channel>,
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<rank::RingWaiting, Waiting>,
     mapped: MappedRegions,
 }
 
@@ -152,7 +152,7 @@ pub struct Shm {
     /// One-sided operations need no message.
     direct: bool,
     /// By slot.
-    entries: Mutex<Vec<Entry>>,
+    entries: Mutex<rank::Peers, Vec<Entry>>,
     /// When [`expire`](Self::expire) has something to do, in nanoseconds.
     next: AtomicU64,
     traffic: Traffic,

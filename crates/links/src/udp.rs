@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use anyverbs_locks::{Mutex, rank};
 use anyverbs_net::{Destination, TxBatch};
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::env::TransmitError;
@@ -16,7 +17,6 @@ use anyverbs_proto::wire::icrc::Flow;
 use anyverbs_proto::wire::opcode::Opcode;
 use anyverbs_proto::wire::packet::{Headers, ICRC_LEN};
 use anyverbs_proto::wr::AddressVector;
-use parking_lot::Mutex;
 
 use crate::Links;
 use crate::pace::{Credit, ECHO, PROBE, Probe};
@@ -31,7 +31,7 @@ const POOL: usize = 16;
 /// Unused batches.
 #[derive(Debug, Default)]
 #[expect(clippy::vec_box, reason = "they move in and out as pointers")]
-pub struct BatchPool(Mutex<Vec<Box<TxBatch>>>);
+pub struct BatchPool(Mutex<rank::BatchPool, Vec<Box<TxBatch>>>);
 
 impl BatchPool {
     fn take(&self) -> Box<TxBatch> {

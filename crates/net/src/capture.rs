@@ -10,13 +10,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use parking_lot::Mutex;
+use anyverbs_locks::{Mutex, rank};
 
 use crate::udp::{Datagram, Destination};
 
 /// A pcap file being written. Each datagram is one write, so that a killed process leaves a readable file.
 pub struct Capture {
-    inner: Mutex<Inner>,
+    inner: Mutex<rank::Capture, Inner>,
 }
 
 struct Inner {

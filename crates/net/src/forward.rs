@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use anyverbs_locks::{Mutex, rank};
 use socket2::Socket;
 
 use crate::host::{Name, Received, Slot};
@@ -115,9 +115,9 @@ impl std::fmt::Debug for ForwardBuffer {
 pub(crate) struct Forwarder {
     slot: Arc<Slot>,
     /// Connections to those that datagrams were handed on to.
-    to: Mutex<HashMap<u8, Socket>>,
+    to: Mutex<rank::ForwardConnections, HashMap<u8, Socket>>,
     counters: Counters,
-    kept: Mutex<Kept>,
+    kept: Mutex<rank::ForwardKept, Kept>,
     /// Datagrams that are kept.
     kept_len: AtomicUsize,
 }

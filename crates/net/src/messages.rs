@@ -11,7 +11,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use anyverbs_locks::{Mutex, rank};
 use socket2::{Domain, Socket, Type};
 
 use crate::host::{Name, Slot};
@@ -50,9 +50,9 @@ pub struct Messages {
     /// Ends the wait of [`wait`](Self::wait) for descriptors that it does not know yet.
     wake: Socket,
     woken: Socket,
-    outgoing: Mutex<HashMap<u8, Outgoing>>,
+    outgoing: Mutex<rank::MessagesOut, HashMap<u8, Outgoing>>,
     /// Connections that the single waiting thread reads.
-    incoming: Mutex<Vec<Incoming>>,
+    incoming: Mutex<rank::MessagesIn, Vec<Incoming>>,
 }
 
 #[derive(Debug)]

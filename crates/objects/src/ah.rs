@@ -4,9 +4,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyverbs_locks::{Mutex, rank};
 use anyverbs_proto::types::{Gid, QKey, Qpn};
 use anyverbs_proto::wr::{AddressVector, UdDest};
-use parking_lot::Mutex;
 
 use crate::base::{Core, Ticket};
 use crate::error::{CreateError, DestroyError};
@@ -48,7 +48,7 @@ pub struct Ah {
     core: &'static Core,
     av: AddressVector,
     pd: u32,
-    hold: Mutex<Option<(Held<PdCell>, Ticket)>>,
+    hold: Mutex<rank::ObjectHold, Option<(Held<PdCell>, Ticket)>>,
 }
 
 impl Ah {

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use anyverbs_locks::{Mutex, rank};
 
 use crate::async_event::{AsyncEventKind, AsyncQueue, EventElement};
 use crate::command::CommandFile;
@@ -18,7 +18,7 @@ pub struct ContextCell {
 
 /// The contexts that hear of events of the port.
 #[derive(Debug, Default)]
-pub struct PortListeners(Mutex<Vec<Weak<ContextCell>>>);
+pub struct PortListeners(Mutex<rank::PortListeners, Vec<Weak<ContextCell>>>);
 
 impl PortListeners {
     /// Adds a context.

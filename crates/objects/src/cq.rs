@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use anyverbs_locks::{Mutex, rank};
 use anyverbs_proto::cq::{CqOptions, Moderation, Pushed};
 use anyverbs_proto::qp::SqCredit;
 use anyverbs_proto::time::Time;
@@ -11,7 +12,6 @@ use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wc::{TmInfo, Wc, WcDetail, WcEx};
 use anyverbs_queue_memory::{Queue, QueueMemory};
 use bitflags::bitflags;
-use parking_lot::Mutex;
 
 use crate::async_event::{AsyncEventKind, EventElement};
 use crate::base::{Core, Ticket, Timed};
@@ -81,7 +81,7 @@ pub struct CqCell {
     /// The device.
     pub core: &'static Core,
     context: Arc<ContextCell>,
-    state: Mutex<State>,
+    state: Mutex<rank::CompletionQueue, State>,
     /// There are completions; written under the lock. A poller without any need not take it.
     any: AtomicBool,
     channel: Option<Arc<ChannelCell>>,
@@ -89,7 +89,7 @@ pub struct CqCell {
     pub(crate) comp_acks: Acks,
     acks: Arc<Acks>,
     holders: Holders,
-    hold: Mutex<Option<Hold>>,
+    hold: Mutex<rank::CompletionQueueHold, Option<Hold>>,
     fields: CqFields,
     empty_polls: EmptyPolls,
 }

@@ -9,8 +9,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
+use anyverbs_locks::{Monitor, Mutex, rank};
 use arrayvec::ArrayVec;
-use parking_lot::{Condvar, Mutex};
 
 use crate::error::EventError;
 
@@ -96,7 +96,7 @@ impl Tokens {
 #[derive(Debug)]
 pub(crate) struct EventQueue<T> {
     tokens: Tokens,
-    events: Mutex<VecDeque<T>>,
+    events: Mutex<rank::Events, VecDeque<T>>,
 }
 
 impl<T> EventQueue<T> {
@@ -170,8 +170,7 @@ impl<T> EventQueue<T> {
 /// Events of one object that the program has read, and how many of them it has acknowledged.
 #[derive(Debug, Default)]
 pub struct Acks {
-    unacknowledged: Mutex<Unacknowledged>,
-    changed: Condvar,
+    unacknowledged: Monitor<rank::UnacknowledgedEvents, Unacknowledged>,
 }
 
 #[derive(Debug, Default)]
@@ -198,16 +197,15 @@ impl Acks {
         if unacknowledged.events == 0 {
             unacknowledged.types.clear();
         }
-        self.changed.notify_all();
+        self.unacknowledged.notify_all();
     }
 
     /// Waits until every event that was read is acknowledged; the log says why it waits.
     pub fn wait(&self, what: std::fmt::Arguments<'_>) {
         let mut unacknowledged = self.unacknowledged.lock();
         while unacknowledged.events > 0 {
-            let timeout =
-                self.changed.wait_for(&mut unacknowledged, Duration::from_secs(2)).timed_out();
-            if timeout && unacknowledged.events > 0 {
+            let is_late = unacknowledged.wait_for(Duration::from_secs(2));
+            if is_late && unacknowledged.events > 0 {
                 crate::say_again!(
                     warn,
                     std::ptr::from_ref(self).addr() as u64,

@@ -7,9 +7,9 @@
 use std::io;
 use std::net::IpAddr;
 
+use anyverbs_locks::{RwLock, rank};
 use anyverbs_net::Interface;
 use anyverbs_proto::types::{Gid, Mtu};
-use parking_lot::RwLock;
 
 use crate::limits::GID_TABLE_LEN;
 
@@ -37,9 +37,9 @@ const UNLISTED_LEN: usize = 4;
 #[derive(Debug)]
 pub struct GidTable {
     /// The table, and behind it the addresses that are not listed.
-    entries: RwLock<Vec<Option<GidEntry>>>,
+    entries: RwLock<rank::Gids, Vec<Option<GidEntry>>>,
     /// All addresses of the host, also of interfaces that are not in `only`, which other processes may use.
-    host: RwLock<Vec<Gid>>,
+    host: RwLock<rank::HostGids, Vec<Gid>>,
     only: Vec<String>,
 }
 

@@ -3,8 +3,8 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use anyverbs_locks::{Mutex, rank};
 use anyverbs_proto::mr::{Access, Keys, Region, RetireError};
-use parking_lot::Mutex;
 
 use crate::base::{Core, Ticket};
 use crate::buf::Buf;
@@ -21,7 +21,7 @@ use crate::pd::{Pd, PdCell};
 pub struct Mr {
     core: &'static Core,
     keys: Keys,
-    state: Mutex<Option<State>>,
+    state: Mutex<rank::MemoryRegion, Option<State>>,
 }
 
 #[derive(Debug)]

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use anyverbs_locks::{Mutex, rank};
 use anyverbs_proto::mr::{Access, Bind, WindowType};
 use anyverbs_proto::wr::SendOp;
-use parking_lot::Mutex;
 
 use crate::base::{Core, Ticket};
 use crate::error::{CreateError, DestroyError, PostError};
@@ -19,7 +19,7 @@ pub struct Mw {
     kind: WindowType,
     /// The first key; later ones differ in the low 8 bits.
     rkey: u32,
-    hold: Mutex<Option<(Held<PdCell>, Ticket)>>,
+    hold: Mutex<rank::ObjectHold, Option<(Held<PdCell>, Ticket)>>,
 }
 
 /// The target of a bind (`struct ibv_mw_bind_info`).

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use anyverbs_locks::{Mutex, rank};
 use anyverbs_queue_memory::QueueMemory;
-use parking_lot::Mutex;
 
 use crate::base::{Core, Ticket};
 use crate::context_cell::ContextCell;
@@ -32,7 +32,7 @@ pub struct PdCell {
     _taken: Option<Taken>,
     pub(crate) holders: Holders,
     /// The domain behind a parent domain, until that is destroyed.
-    parent_of: Option<Mutex<Option<ParentOf>>>,
+    parent_of: Option<Mutex<rank::ParentDomain, Option<ParentOf>>>,
     /// The memory for the queues of objects made on it.
     pub memory: QueueMemory,
     _ticket: Ticket,

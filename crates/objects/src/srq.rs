@@ -7,12 +7,12 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use anyverbs_locks::{Mutex, MutexGuard, rank};
 use anyverbs_proto::recv_queue::{RecvQueue, RecvWqe};
 use anyverbs_proto::tag_list::TagList;
 use anyverbs_proto::wc::Wc;
 use anyverbs_proto::wr::RecvWr;
 use anyverbs_queue_memory::Queue;
-use parking_lot::{Mutex, MutexGuard};
 
 use crate::async_event::{AsyncEventKind, EventElement};
 use crate::base::{Core, Ticket};
@@ -59,11 +59,11 @@ pub struct SrqCell {
     context: Arc<ContextCell>,
     /// Protection domain of its receives.
     pub pd: u32,
-    state: Mutex<State>,
+    state: Mutex<rank::SharedReceiveQueue, State>,
     cookie: AtomicU64,
     acks: Arc<Acks>,
     holders: Holders,
-    hold: Mutex<Option<Hold>>,
+    hold: Mutex<rank::ObjectHold, Option<Hold>>,
     xrc: Option<Xrc>,
     /// Completion queue of the receives of an SRQ that matches tags.
     tm_cq: Option<Arc<CqCell>>,
@@ -142,7 +142,11 @@ impl SrqCell {
         self.take_locked(self.state.lock(), into)
     }
 
-    fn take_locked(&self, mut state: MutexGuard<'_, State>, into: &mut RecvWqe) -> bool {
+    fn take_locked(
+        &self,
+        mut state: MutexGuard<'_, rank::SharedReceiveQueue, State>,
+        into: &mut RecvWqe,
+    ) -> bool {
         let taken = state.queue.pop(into);
         if taken && state.limit > 0 && state.queue.len() < state.limit as usize {
             state.limit = 0;
@@ -400,7 +404,7 @@ impl Drop for Srq {
 /// Posts receives to an SRQ; see [`Srq::post`].
 #[derive(Debug)]
 pub struct SrqPoster<'a> {
-    state: parking_lot::MutexGuard<'a, State>,
+    state: MutexGuard<'a, rank::SharedReceiveQueue, State>,
 }
 
 impl SrqPoster<'_> {

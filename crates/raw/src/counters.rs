@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use anyverbs_locks::{Mutex, rank};
 use anyverbs_objects::base::Core;
 use anyverbs_objects::error::{CounterError, DestroyError};
 use anyverbs_objects::holders::{Holdable, Holders};
-use parking_lot::Mutex;
 
 /// The highest index at which a counter may be read.
 pub const MAX_COUNTER_INDEX: u32 = 8191;
@@ -30,7 +30,7 @@ pub(super) struct CountersCell {
     holders: Holders,
     packets: AtomicU64,
     bytes: AtomicU64,
-    points: Mutex<Vec<Point>>,
+    points: Mutex<rank::CounterPoints, Vec<Point>>,
 }
 
 /// A counter that is read at an index.

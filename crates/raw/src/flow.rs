@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use anyverbs_locks::{Mutex, rank};
 use anyverbs_objects::error::{CreateError, DestroyError};
 use anyverbs_objects::holders::{Held, Holder};
 use anyverbs_proto::raw::flow::{FlowAttr, FlowRule};
-use parking_lot::Mutex;
 
 use super::counters::{CountersCell, FlowCounters};
 use super::flow_action::{EspCell, FlowActionEsp};
@@ -18,7 +18,7 @@ use super::switch::Switch;
 pub struct Flow {
     switch: &'static Switch,
     /// None once it is destroyed.
-    state: Mutex<Option<Rule>>,
+    state: Mutex<rank::Flow, Option<Rule>>,
 }
 
 #[derive(Debug)]

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use anyverbs_locks::{Mutex, rank};
 use anyverbs_objects::base::Core;
 use anyverbs_objects::error::{CreateError, DestroyError, ModifyObjectError};
 use anyverbs_objects::holders::{Holdable, Holders};
@@ -9,7 +10,6 @@ use anyverbs_proto::counters::Counter;
 use anyverbs_proto::raw::esp::{Esp, EspAttr, Restart};
 use anyverbs_proto::raw::flow::FlowRule;
 use anyverbs_proto::raw::frame::Frame;
-use parking_lot::Mutex;
 
 /// Encrypts or decrypts frames by one security association (`ibv_create_flow_action_esp`), for any number of rules.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub struct FlowActionEsp(pub(super) Arc<EspCell>);
 pub(super) struct EspCell {
     pub(super) core: &'static Core,
     holders: Holders,
-    state: Mutex<State>,
+    state: Mutex<rank::FlowAction, State>,
 }
 
 #[derive(Debug)]

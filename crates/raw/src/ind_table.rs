@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use anyverbs_locks::{Mutex, rank};
 use anyverbs_objects::base::{Core, Ticket};
 use anyverbs_objects::error::{CreateError, DestroyError};
 use anyverbs_objects::holders::{Held, Holdable, Holder, Holders};
-use parking_lot::Mutex;
 
 use super::wq::{Wq, WqCell};
 
@@ -19,7 +19,7 @@ pub(super) struct TableCell {
     /// A power of two of them.
     pub(super) wqs: Vec<Arc<WqCell>>,
     holders: Holders,
-    hold: Mutex<Option<Hold>>,
+    hold: Mutex<rank::ObjectHold, Option<Hold>>,
 }
 
 #[derive(Debug)]

@@ -4,9 +4,6 @@
 //! A frame is delivered on the sender's thread to the queue pairs of the process. It is staged for the other processes
 //! of the host and, if the configuration names an interface, for that. A receiver looks each frame up in the rules of
 //! its own process ([`switch`]).
-//!
-//! Locks, in this order: a queue pair's sends, the flow table, a flow action, a receive queue, then SRQ and CQ. The lock of the sockets'
-//! readers comes before the flow table.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod counters;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use anyverbs_locks::{Mutex, rank};
 use anyverbs_objects::async_event::{AsyncEventKind, EventElement};
 use anyverbs_objects::base::Ticket;
 use anyverbs_objects::context_cell::ContextCell;
@@ -22,7 +23,6 @@ use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wr::RecvWr;
 use anyverbs_queue_memory::Queue;
 use anyverbs_transport::qp::{held, inline_room};
-use parking_lot::Mutex;
 
 use super::ind_table::{RwqIndTable, TableCell};
 use super::number::Number;
@@ -71,14 +71,14 @@ pub struct RawQp(pub(super) Arc<RawCell>);
 pub(super) struct RawCell {
     switch: &'static Switch,
     context: Arc<ContextCell>,
-    pub(super) sends: Mutex<Sends>,
+    pub(super) sends: Mutex<rank::RawQueuePair, Sends>,
     pub(super) send_cq: Option<Arc<CqCell>>,
     pub(super) pd: u32,
     receives: Receives,
     cookie: AtomicU64,
     acks: Arc<Acks>,
     holders: Holders,
-    hold: Mutex<Option<Hold>>,
+    hold: Mutex<rank::ObjectHold, Option<Hold>>,
     number: Number,
 }
 

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use anyverbs_locks::{Mutex, rank};
 use anyverbs_objects::base::Core;
 use anyverbs_objects::cq::CqCell;
 use anyverbs_objects::srq::SrqCell;
@@ -17,7 +18,6 @@ use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wc::{Wc, WcFlags, WcOpcode, WcStatus};
 use anyverbs_proto::wr::RecvWr;
 use bitflags::bitflags;
-use parking_lot::Mutex;
 
 bitflags! {
     /// Actions on frames on receipt (`enum ibv_wq_flags`, `enum ibv_qp_create_flags`).
@@ -74,7 +74,7 @@ pub(super) struct ReceiveQueue {
     srq: Option<Arc<SrqCell>>,
     /// It got to [`Mode::Error`] by itself; written under the lock.
     failed: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<rank::RawReceiveQueue, State>,
 }
 
 #[derive(Debug)]

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use anyverbs_locks::{MutexGuard, rank};
 use anyverbs_net::ethernet::FrameBatch;
 use anyverbs_objects::error::PostError;
 use anyverbs_proto::counters::Counter;
@@ -15,7 +16,6 @@ use anyverbs_proto::raw::tso::Segmenter;
 use anyverbs_proto::raw::{MAX_FRAME, checksum};
 use anyverbs_proto::wc::{Wc, WcOpcode, WcStatus};
 use anyverbs_proto::wr::{SendFlags, Sge};
-use parking_lot::MutexGuard;
 
 use super::qp::RawCell;
 
@@ -104,7 +104,7 @@ impl Sends {
 pub struct RawPoster<'a> {
     cell: &'a RawCell,
     /// Some until the drop.
-    sends: Option<MutexGuard<'a, Sends>>,
+    sends: Option<MutexGuard<'a, rank::RawQueuePair, Sends>>,
 }
 
 impl<'a> RawPoster<'a> {

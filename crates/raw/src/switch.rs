@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
+use anyverbs_locks::{Mutex, RwLock, rank};
 use anyverbs_net::ethernet::{EthernetSocket, FrameBatch, FrameBuffers, check_permission};
 use anyverbs_objects::base::Core;
 use anyverbs_objects::cq::CqCell;
@@ -16,7 +17,6 @@ use anyverbs_proto::raw::frame::Frame;
 use anyverbs_proto::types::Qpn;
 use anyverbs_transport::progress::Frames;
 use anyverbs_transport::qp::transport::Transport;
-use parking_lot::{Mutex, RwLock};
 
 use super::counters::CountersCell;
 use super::flow_action::EspCell;
@@ -48,15 +48,15 @@ pub(super) enum Member {
 #[derive(Debug)]
 pub struct Switch {
     pub(super) transport: &'static Transport,
-    rules: RwLock<Rules>,
+    rules: RwLock<rank::FlowRules, Rules>,
     /// Made with the first queue pair.
     sockets: OnceLock<Vec<EthernetSocket>>,
-    opening: Mutex<()>,
+    opening: Mutex<rank::RawOpening, ()>,
     /// The sockets receive: there is or was a rule.
     listens: AtomicBool,
     /// Made with the first rule.
-    buffers: Mutex<Option<FrameBuffers>>,
-    members: Mutex<Vec<Member>>,
+    buffers: Mutex<rank::FrameBuffers, Option<FrameBuffers>>,
+    members: Mutex<rank::FanoutMembers, Vec<Member>>,
 }
 
 #[derive(Debug, Default)]

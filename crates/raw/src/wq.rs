@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use anyverbs_locks::{Mutex, rank};
 use anyverbs_objects::async_event::{AsyncEventKind, EventElement};
 use anyverbs_objects::base::Ticket;
 use anyverbs_objects::context_cell::ContextCell;
@@ -15,7 +16,6 @@ use anyverbs_proto::recv_queue::RecvQueue;
 use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wr::RecvWr;
 use anyverbs_queue_memory::Queue;
-use parking_lot::Mutex;
 
 use super::number::Number;
 use super::receive::{Mode, ReceiveFlags, ReceiveQueue};
@@ -70,12 +70,12 @@ pub(super) struct WqCell {
     context: Arc<ContextCell>,
     sizes: (u32, u32),
     pub(super) queue: ReceiveQueue,
-    /// Control. Locked before the queue.
-    state: Mutex<WqState>,
+    /// Control.
+    state: Mutex<rank::WorkQueue, WqState>,
     cookie: AtomicU64,
     acks: Arc<Acks>,
     holders: Holders,
-    hold: Mutex<Option<Hold>>,
+    hold: Mutex<rank::ObjectHold, Option<Hold>>,
     number: Number,
 }
 

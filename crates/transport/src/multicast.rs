@@ -4,7 +4,7 @@
 //! every interface of the port, like its unicast ones. The connection manager joins on one interface, and the two count
 //! separately.
 //!
-//! The control lock is taken before a queue pair's. Receiving takes the table's lock alone, for a look-up.
+//! Receiving takes the table's lock alone, for a look-up.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyverbs_links::Links;
+use anyverbs_locks::{Mutex, RwLock, rank};
 use anyverbs_net::UdpPort;
 use anyverbs_objects::error::{AttachError, DestroyError};
 use anyverbs_objects::gid::GidTable;
 use anyverbs_objects::limits::DeviceAttr;
 use anyverbs_proto::types::{Gid, Qpn};
-use parking_lot::{Mutex, RwLock};
 
 /// A queue pair, for the groups.
 pub trait Member {
@@ -45,9 +45,9 @@ pub trait Member {
 /// The groups of this process.
 #[derive(Debug)]
 pub struct Groups<M> {
-    control: Mutex<Control<M>>,
+    control: Mutex<rank::Groups, Control<M>>,
     /// The queue pairs of each group, each once.
-    table: RwLock<HashMap<Gid, Members<M>>>,
+    table: RwLock<rank::GroupMembers, HashMap<Gid, Members<M>>>,
 }
 
 /// The queue pairs of a group.

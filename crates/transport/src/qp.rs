@@ -16,6 +16,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use anyverbs_locks::{Mutex, MutexGuard, rank};
 use anyverbs_objects::comp_cntr::CompCntr;
 use anyverbs_objects::context_cell::ContextCell;
 use anyverbs_objects::cq::Cq;
@@ -33,7 +34,6 @@ use anyverbs_proto::types::{Gid, Qpn};
 use anyverbs_proto::wr::{RecvWr, SendWr};
 use anyverbs_proto::xrc_message::FileId;
 use anyverbs_queue_memory::{Queue, QueueMemory};
-use parking_lot::{Mutex, MutexGuard};
 
 use cell::{Hold, NO_DOMAIN};
 pub use cell::{QpCell, State};
@@ -89,7 +89,7 @@ struct Handle {
     listens: AtomicBool,
     acks: Arc<Acks>,
     /// The domain of a target, which is held until the handle is destroyed.
-    xrcd: Mutex<Option<HeldDomain>>,
+    xrcd: Mutex<rank::ObjectHold, Option<HeldDomain>>,
 }
 
 /// Keeps an XRC domain from being closed until it is dropped.
@@ -384,7 +384,7 @@ impl Qp {
         Ok(self.lock()?.machine.state())
     }
 
-    fn lock(&self) -> Result<MutexGuard<'_, State>, ModifyObjectError> {
+    fn lock(&self) -> Result<MutexGuard<'_, rank::QueuePair, State>, ModifyObjectError> {
         self.check_open()?;
         self.0.lock()
     }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use anyverbs_locks::{Mutex, rank};
 use anyverbs_net::{Lock, Said};
 use anyverbs_objects::base::Ticket;
 use anyverbs_objects::context_cell::ContextCell;
@@ -18,7 +19,6 @@ use anyverbs_objects::srq::{Srq, SrqInitAttr, XrcPart};
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::types::Qpn;
 use anyverbs_transport::qp::{Qp, QpCell, QpParts, XrcDomain};
-use parking_lot::Mutex;
 
 use super::SharedDomains;
 
@@ -50,7 +50,7 @@ pub(crate) struct XrcdCell {
     /// Names it in other processes.
     pub(crate) file: Option<FileId>,
     holders: Holders,
-    hold: Mutex<Option<(Arc<Domain>, Ticket)>>,
+    hold: Mutex<rank::ObjectHold, Option<(Arc<Domain>, Ticket)>>,
 }
 
 impl Holdable for XrcdCell {
@@ -79,7 +79,7 @@ fn name(file: FileId) -> u128 {
 /// The domains of a process that have a file.
 #[derive(Debug, Default)]
 pub(crate) struct Domains {
-    by_file: Mutex<HashMap<FileId, Weak<Domain>>>,
+    by_file: Mutex<rank::XrcDomains, HashMap<FileId, Weak<Domain>>>,
     next: AtomicU64,
 }
 

@@ -18,6 +18,7 @@ use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
+use anyverbs_locks::{Monitor, Mutex, rank};
 use anyverbs_net::{Delivery, MessageBuffer, Messages, Told};
 use anyverbs_proto::event::QpEvent;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpType};
@@ -28,7 +29,6 @@ use anyverbs_transport::progress::worker::spawn_quiet;
 use anyverbs_transport::qp::env::Call;
 use anyverbs_transport::qp::transport::Transport;
 use anyverbs_transport::qp::{QpCell, State};
-use parking_lot::{Condvar, Mutex};
 
 use domain::Domains;
 pub use domain::{Xrcd, XrcdInitAttr};
@@ -40,14 +40,13 @@ pub struct SharedDomains {
     transport: &'static Transport,
     domains: Domains,
     messages: OnceLock<Messages>,
-    starting: Mutex<()>,
+    starting: Mutex<rank::XrcStarting, ()>,
     next_request: AtomicU64,
     /// Questions that wait for their answers, each with the slot that was asked.
-    asked: Mutex<HashMap<u64, (u8, Option<Reply>)>>,
-    answered: Condvar,
+    asked: Monitor<rank::XrcQuestions, HashMap<u64, (u8, Option<Reply>)>>,
     /// Held while a target of another process is opened or closed: its process learns of both in the order in which
     /// they happen here.
-    opening: Mutex<()>,
+    opening: Mutex<rank::XrcOpening, ()>,
     /// Room for requests that wait for responders.
     waiting: waiting::Room,
 }
@@ -61,8 +60,7 @@ impl SharedDomains {
             messages: OnceLock::new(),
             starting: Mutex::default(),
             next_request: AtomicU64::new(0),
-            asked: Mutex::default(),
-            answered: Condvar::new(),
+            asked: Monitor::default(),
             opening: Mutex::default(),
             waiting: waiting::Room::default(),
         }

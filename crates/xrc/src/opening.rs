@@ -31,7 +31,7 @@ impl SharedDomains {
         }
         let deadline = Instant::now() + PATIENCE;
         while asked.get(&request).is_some_and(|(_, reply)| reply.is_none()) {
-            if self.answered.wait_until(&mut asked, deadline).timed_out() {
+            if asked.wait_until(deadline) {
                 asked.remove(&request);
                 return Err(libc::ETIMEDOUT);
             }
@@ -50,12 +50,12 @@ impl SharedDomains {
         {
             *reply = Some((errno, attr));
         }
-        self.answered.notify_all();
+        self.asked.notify_all();
     }
 
     pub(super) fn forget_questions(&self, slot: u8) {
         self.asked.lock().retain(|_, (asked, _)| *asked != slot);
-        self.answered.notify_all();
+        self.asked.notify_all();
     }
 }
 

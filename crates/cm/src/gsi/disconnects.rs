@@ -10,13 +10,13 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use anyverbs_locks::{Mutex, rank};
 use anyverbs_objects::base::NEVER;
 use anyverbs_proto::cm::mad::Mad;
 use anyverbs_proto::cm::message::Message;
 use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
-use parking_lot::Mutex;
 
 use super::Incoming;
 use super::{Events, Gsi};
@@ -31,7 +31,7 @@ const MOST: usize = 1024;
 /// The DREQs that wait.
 #[derive(Debug)]
 pub(super) struct Disconnects {
-    waiting: Mutex<Vec<Disconnect>>,
+    waiting: Mutex<rank::WaitingDisconnects, Vec<Disconnect>>,
     /// When the first has waited long enough, in nanoseconds; [`NEVER`] if none waits.
     until: AtomicU64,
 }

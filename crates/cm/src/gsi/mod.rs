@@ -1,15 +1,12 @@
 //! QP1, the general services interface: the connection manager's machine in the device.
 //!
-//! One lock guards the machine and the table of ids. It is taken after the receive path's lock and before the queues of
-//! event channels; no queue pair is locked under it. Messages of the machine wait in it, are taken out under its lock,
-//! and leave when that is released ([`send`]). A system call under it would hold up the receiving thread. Some are made
+//! One lock guards the machine and the table of ids; no queue pair is locked under it. Messages of the machine wait in
+//! it, are taken out under its lock, and leave when that is released ([`send`]). A system call under it would hold up the receiving thread. Some are made
 //! all the same. One is bind(2), seldom, where a listener ends that has accepted requests which may be repeated
 //! ([`lingering`]). Another is pwrite(2) to memory, at most four times for each connection to another host
 //! ([`records`]). The last ones give back a section of another process, once for each (pread(2), fcntl(2)).
 //!
-//! They may be taken in this order: the receive path's lock; the sender's line, or the neighbours; the machine's; that
-//! of [`lingering`]. Requests that wait for a listener, and DREQs that wait, have a leaf. A thread that asks for
-//! services may hold the line, not the machine's.
+//! A thread that asks for services may hold the lock of the sender, not the machine's.
 //!
 //! A MAD may reach any process of the host ([`receive`]). MADs that name a communication ID are steered like data, by
 //! the slot in it. A request goes to the process that listens, which the receiving process finds in the store of the
@@ -30,6 +27,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use anyverbs_locks::{Mutex, rank};
 use anyverbs_net::{Lingering, Services, SteerByKind};
 use anyverbs_objects::base::{Core, NEVER};
 use anyverbs_objects::gid::GidEntry;
@@ -43,7 +41,6 @@ use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::deth::Deth;
 use anyverbs_transport::progress::{Driver, Management};
 use anyverbs_transport::qp::transport::Transport;
-use parking_lot::Mutex;
 
 pub(crate) use anyverbs_transport::progress::Mad as Incoming;
 use disconnects::Disconnects;
@@ -153,12 +150,12 @@ pub struct Gsi<I> {
     driver: &'static Driver,
     /// The listeners on this host.
     pub(crate) services: Arc<Services>,
-    state: Mutex<State<I>>,
+    state: Mutex<rank::CmMachine, State<I>>,
     sender: Sender,
     times: Times,
-    neighbours: Mutex<Neighbours>,
-    lingering: Mutex<Option<Lingering>>,
-    unserved: Mutex<Vec<Unserved>>,
+    neighbours: Mutex<rank::Neighbours, Neighbours>,
+    lingering: Mutex<rank::Lingering, Option<Lingering>>,
+    unserved: Mutex<rank::UnservedRequests, Vec<Unserved>>,
     disconnects: Disconnects,
     journal: Joined,
 }

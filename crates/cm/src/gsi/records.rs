@@ -17,6 +17,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use anyverbs_locks::{Mutex, rank};
 use anyverbs_net::host::{Abandoned, Section};
 use anyverbs_net::{Journal, Uncancelled};
 use anyverbs_objects::base::NEVER;
@@ -25,7 +26,6 @@ use anyverbs_proto::cm::mad::Mad;
 use anyverbs_proto::cm::message::Message;
 use anyverbs_proto::cm::{Cm, Record};
 use anyverbs_proto::time::Time;
-use parking_lot::Mutex;
 
 use super::Incoming;
 use super::State;
@@ -39,7 +39,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 pub(super) struct Joined {
     journal: OnceLock<Arc<Journal>>,
     /// When it is tried again, if that failed. Locked while it is tried.
-    again_at: Mutex<Option<Time>>,
+    again_at: Mutex<rank::RecordsDue, Option<Time>>,
 }
 
 impl Joined {

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyverbs_links::udp;
+use anyverbs_locks::{Mutex, MutexGuard, rank};
 use anyverbs_net::{Destination, TxBatch};
 use anyverbs_objects::base::NEVER;
 use anyverbs_proto::cm::mad::{MAD_LEN, Mad};
@@ -17,7 +18,6 @@ use anyverbs_proto::wire::deth::Deth;
 use anyverbs_proto::wire::icrc::Flow;
 use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
 use anyverbs_proto::wire::packet::{Headers, ICRC_LEN};
-use parking_lot::{Mutex, MutexGuard};
 
 use super::requests::Requests;
 use super::{Events, Gsi};
@@ -47,7 +47,7 @@ pub(super) struct Sender {
     earned: AtomicU32,
     /// When more may be sent, in nanoseconds.
     at: AtomicU64,
-    line: Mutex<Line>,
+    line: Mutex<rank::CmSend, Line>,
 }
 
 /// The one that sends.
@@ -116,7 +116,10 @@ impl Sender {
     }
 
     /// The right to send, for a caller that cannot wait long for it.
-    pub(super) fn try_line(&self, patience: Duration) -> Option<MutexGuard<'_, Line>> {
+    pub(super) fn try_line(
+        &self,
+        patience: Duration,
+    ) -> Option<MutexGuard<'_, rank::CmSend, Line>> {
         self.line.try_lock_for(patience)
     }
 

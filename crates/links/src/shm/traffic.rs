@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use anyverbs_locks::{Mutex, rank};
 use anyverbs_proto::counters::{Counter, Counters};
-use parking_lot::Mutex;
 
 /// Packets, their bytes, and piggybacked ACKs. A thread that adds holds a lock, always the same.
 #[derive(Debug, Default)]
@@ -36,7 +36,7 @@ pub struct Traffic {
     /// Under that of the receive path.
     received: Tally,
     /// The part that is in the port's counters.
-    counted: Mutex<[[u64; 3]; 2]>,
+    counted: Mutex<rank::TrafficCounted, [[u64; 3]; 2]>,
 }
 
 impl Traffic {

@@ -16,7 +16,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use anyverbs_locks::{Mutex, rank};
 
 use super::store::{JOURNAL_LOCKS_AT, Store, read_at};
 use crate::shm::check_length;
@@ -40,7 +40,7 @@ const RECORDS: u32 = 4096;
 pub struct Journal {
     store: Arc<Store>,
     /// Sections whose lock this process holds. The kernel does not refuse a process its own lock.
-    held: Mutex<BTreeSet<u8>>,
+    held: Mutex<rank::Journal, BTreeSet<u8>>,
 }
 
 /// The records of this process. They stay when the value is dropped, for others, unless it was [cleared](Self::clear).

@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use anyverbs_locks::{Mutex, rank};
 
 use super::slot::Slot;
 use super::store::{Lock, LockGuard, Said, Store};
@@ -91,7 +91,7 @@ impl ServiceAddress {
 pub struct Services {
     slot: Arc<Slot>,
     /// Services that this process has left, and until when others should know.
-    left: Mutex<VecDeque<(u64, Instant, Said)>>,
+    left: Mutex<rank::ServicesLeft, VecDeque<(u64, Instant, Said)>>,
 }
 
 /// A service that this process holds at an address until this is dropped.
@@ -100,7 +100,7 @@ pub struct Reservation {
     services: Arc<Services>,
     service: u64,
     address: ServiceAddress,
-    held: Mutex<(Kind, Said)>,
+    held: Mutex<rank::ServiceHeld, (Kind, Said)>,
 }
 
 /// See [`Services::linger`].

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use anyverbs_locks::{Mutex, rank};
 use socket2::Socket;
 
 use super::name::{Name, Registry};
@@ -29,7 +29,7 @@ pub struct Slot {
     listener: Socket,
     /// Watches the listener and the accepted connections.
     epoll: OwnedFd,
-    connections: Mutex<Connections>,
+    connections: Mutex<rank::HostConnections, Connections>,
 }
 
 #[derive(Debug, Default)]

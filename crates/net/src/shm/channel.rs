@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::{Mutex, MutexGuard};
+use anyverbs_locks::{Mutex, MutexGuard, rank};
 use thiserror::Error;
 
 use super::endpoint::Waker;
@@ -87,7 +87,7 @@ pub struct Channel {
     /// 0, or the reason why it is closed.
     closed: AtomicU8,
     max_payload: usize,
-    writer: Mutex<Writer>,
+    writer: Mutex<rank::RingWriter, Writer>,
     /// The part that the peer writes.
     peer: Area,
     /// The question for room that was not answered yet, 0 for none.
@@ -408,7 +408,7 @@ pub struct Sender {
     /// Its writer's lock is held.
     channel: Arc<Channel>,
     /// It stays on its thread, as a guard does.
-    _guard: PhantomData<MutexGuard<'static, Writer>>,
+    _guard: PhantomData<MutexGuard<'static, rank::RingWriter, Writer>>,
 }
 
 impl Sender {

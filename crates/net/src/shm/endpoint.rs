@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::Mutex;
+use anyverbs_locks::{Mutex, rank};
 use socket2::Socket;
 use thiserror::Error;
 
@@ -88,9 +88,9 @@ pub(super) struct Shared {
     pub(super) door: Door,
     /// Never freed: a process without it runs another program.
     pub(super) probe_value: &'static u64,
-    pub(super) control: Mutex<Control>,
+    pub(super) control: Mutex<rank::ShmEndpoint, Control>,
     /// For the poller.
-    pub(super) news: Mutex<Vec<News>>,
+    pub(super) news: Mutex<rank::ShmNews, Vec<News>>,
     /// The log already says that descriptors or memory have run out.
     scarce: AtomicBool,
     /// The process that made it, and that alone may take it apart. A forked child shares the sockets.

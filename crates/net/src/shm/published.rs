@@ -32,7 +32,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use std::{fmt, io, thread};
 
-use parking_lot::Mutex;
+use anyverbs_locks::{Mutex, rank};
 
 use super::handshake::Probe;
 use super::layout::{LINE, MARK_COUNT, MARKS, REVOKED, page};
@@ -215,9 +215,9 @@ pub struct Board {
     pub(super) object: SharedObject,
     area: Area,
     len: usize,
-    attached: Mutex<Vec<Arc<Attached>>>,
+    attached: Mutex<rank::AttachedPages, Vec<Arc<Attached>>>,
     /// The copies of processes that are no longer attached.
-    past: Mutex<Copied>,
+    past: Mutex<rank::PastCopies, Copied>,
 }
 
 impl Board {

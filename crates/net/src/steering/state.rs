@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use anyverbs_locks::{Mutex, rank};
 use socket2::SockRef;
 
 use crate::host::{Lock, LockGuard, Slot};
@@ -104,7 +104,7 @@ pub(crate) struct Steering {
     /// Whether [`Steering::resteer`] has something to do.
     wanted: AtomicBool,
     misdeliveries: AtomicU64,
-    inner: Mutex<Inner>,
+    inner: Mutex<rank::Steering, Inner>,
 }
 
 #[derive(Debug)]

@@ -21,7 +21,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use anyverbs_locks::{Mutex, rank};
 use socket2::{Domain, InterfaceIndexOrAddress, Protocol, Socket, Type};
 
 use crate::sockopt;
@@ -39,7 +39,7 @@ pub const SHARERS_LEASE: Duration = Duration::from_millis(10);
 /// The groups that this process has joined.
 #[derive(Debug, Default)]
 pub(crate) struct Memberships {
-    joined: Mutex<HashMap<(IpAddr, u32), Membership>>,
+    joined: Mutex<rank::Memberships, HashMap<(IpAddr, u32), Membership>>,
 }
 
 #[derive(Debug, Default)]

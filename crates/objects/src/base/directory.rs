@@ -20,12 +20,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use anyverbs_locks::{Mutex, rank};
 use anyverbs_net::shm::{Copied, Endpoint};
 use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::mr::{self, Access, Keys, MAX_REGIONS, Region};
 use anyverbs_proto::qp::Qp;
 use anyverbs_proto::types::{Gid, Qpn};
-use parking_lot::Mutex;
 
 /// Says that the rest has this layout.
 pub const LAYOUT: u64 = u64::from_le_bytes(*b"avb-dir2");
@@ -109,7 +109,7 @@ pub struct Directory {
     /// remembers an entry would have to sleep through all of them to take one for another.
     generation: AtomicU64,
     /// The part of what others copied here, and this process there, that the port's counters have.
-    counted: Mutex<(Copied, Copied)>,
+    counted: Mutex<rank::CopiesCounted, (Copied, Copied)>,
 }
 
 impl Directory {

@@ -2,13 +2,13 @@
 
 use std::collections::HashSet;
 
-use parking_lot::Mutex;
+use anyverbs_locks::{Mutex, rank};
 
 /// The numbers that are in use. The slot stands in their top byte, so that no other process of the host has the same.
 #[derive(Debug)]
 pub struct PdNumbers {
     slot: u8,
-    state: Mutex<State>,
+    state: Mutex<rank::ProtectionDomainNumbers, State>,
 }
 
 #[derive(Debug, Default)]

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-use parking_lot::RwLock;
+use anyverbs_locks::{RwLock, rank};
 
 use super::SrqCell;
 
@@ -13,7 +13,7 @@ use super::SrqCell;
 #[derive(Debug)]
 pub struct SrqTable {
     slot: u8,
-    inner: RwLock<Inner>,
+    inner: RwLock<rank::SharedReceiveQueues, Inner>,
 }
 
 #[derive(Debug)]

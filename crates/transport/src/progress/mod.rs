@@ -23,6 +23,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use anyverbs_links::Links;
 use anyverbs_links::inproc::Inbound;
+use anyverbs_locks::{Mutex, rank};
 use anyverbs_net::Datagram;
 use anyverbs_objects::base::{Core, Patience, Progress, Timed};
 use anyverbs_objects::context_cell::PortListeners;
@@ -32,7 +33,6 @@ use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wire::packet::Packet;
-use parking_lot::Mutex;
 
 use crate::qp::transport::Transport;
 use handing::Handing;
@@ -105,9 +105,9 @@ pub struct Driver {
     pub above: OnceLock<Above>,
     /// The contexts that hear of events of the port.
     pub listeners: PortListeners,
-    rx: Mutex<RxState>,
+    rx: Mutex<rank::Receive, RxState>,
     /// Hands packets of groups on to other processes.
-    handing: Mutex<Handing>,
+    handing: Mutex<rank::HandingOn, Handing>,
     /// CQs with a delayed notification.
     moderated: Moderated,
     worker: Shared,

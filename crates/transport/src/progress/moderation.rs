@@ -4,17 +4,17 @@
 use std::sync::Weak;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use anyverbs_locks::{Mutex, rank};
 use anyverbs_objects::base::NEVER;
 use anyverbs_objects::base::Timed;
 use anyverbs_proto::time::Time;
-use parking_lot::Mutex;
 
 use super::Driver;
 
 /// The queues that wait, in no order, each of them once: they are few, and for a short time.
 #[derive(Debug)]
 pub(super) struct Moderated {
-    waiting: Mutex<Vec<(Time, Weak<dyn Timed>)>>,
+    waiting: Mutex<rank::ModeratedQueues, Vec<(Time, Weak<dyn Timed>)>>,
     /// The earliest of them.
     next: AtomicU64,
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyverbs_links::pace::{NO_LIMIT, Probe};
 use anyverbs_links::shm::{self, Gone, Inbox};
 use anyverbs_links::udp::{Asked, CreditPacket, Outbox};
+use anyverbs_locks::{MutexGuard, rank};
 use anyverbs_net::fault::Fault;
 use anyverbs_net::forward::{ForwardBuffer, Forwarded};
 use anyverbs_net::shm::{Channel, Closed, Event, Poller};
@@ -17,7 +18,6 @@ use anyverbs_objects::config::Config;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
-use parking_lot::MutexGuard;
 
 use super::Driver;
 use super::datagrams::{Received, Senders, Tally};
@@ -160,8 +160,8 @@ impl Driver {
     #[inline]
     fn unless_nothing_came<'a>(
         &'a self,
-        mut rx: MutexGuard<'a, RxState>,
-    ) -> Option<MutexGuard<'a, RxState>> {
+        mut rx: MutexGuard<'a, rank::Receive, RxState>,
+    ) -> Option<MutexGuard<'a, rank::Receive, RxState>> {
         let is_done = !self.transport.owed.now().is_any()
             && !self.above().management.keeps_disconnects()
             && !self.worker.watches_frames()
@@ -270,7 +270,7 @@ impl Driver {
     /// As [`receive_batch`](Self::receive_batch), by the thread that has locked the receive path.
     fn receive_by(
         &'static self,
-        mut rx: MutexGuard<'_, RxState>,
+        mut rx: MutexGuard<'_, rank::Receive, RxState>,
         worker: bool,
         every: bool,
     ) -> usize {
@@ -335,7 +335,7 @@ impl Driver {
     #[inline(never)]
     fn receive_rest(
         &'static self,
-        mut rx: MutexGuard<'_, RxState>,
+        mut rx: MutexGuard<'_, rank::Receive, RxState>,
         worker: bool,
         every: bool,
         Done { thorough, now, by_shm, quiet }: Done,

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use anyverbs_links::Links;
 use anyverbs_links::pace::NO_LIMIT;
 use anyverbs_links::udp::Asked;
+use anyverbs_locks::{Mutex, MutexGuard, rank};
 use anyverbs_objects::base::Ticket;
 use anyverbs_objects::cq::CqCell;
 use anyverbs_objects::error::ModifyObjectError;
@@ -19,7 +20,6 @@ use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpState, QpType};
 use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::types::{Gid, Qpn};
 use anyverbs_proto::xrc_message::FileId;
-use parking_lot::{Mutex, MutexGuard};
 
 use super::env::Call;
 use super::handles::Handles;
@@ -35,7 +35,7 @@ pub struct QpCell {
     /// Transport type.
     pub qp_type: QpType,
     /// The state that its lock guards.
-    pub state: Mutex<State>,
+    pub state: Mutex<rank::QueuePair, State>,
     /// None on a target.
     pub send_cq: Option<Arc<CqCell>>,
     /// None on an initiator and a target.
@@ -53,8 +53,8 @@ pub struct QpCell {
     /// Attachments to multicast groups; changed under the lock of [`crate::multicast::Groups`].
     pub(crate) groups: AtomicU32,
     pub(super) blocks_own_multicast: AtomicBool,
-    /// Empty once it is destroyed. A leaf, but for the queues of events.
-    pub(super) handles: Mutex<Handles>,
+    /// Empty once it is destroyed.
+    pub(super) handles: Mutex<rank::QueuePairHandles, Handles>,
 }
 
 /// The value in a queue pair that is no target.
@@ -232,7 +232,7 @@ impl Member for QpCell {
 }
 
 impl QpCell {
-    pub(super) fn lock(&self) -> Result<MutexGuard<'_, State>, ModifyObjectError> {
+    pub(super) fn lock(&self) -> Result<MutexGuard<'_, rank::QueuePair, State>, ModifyObjectError> {
         if !self.transport.core.is_current() {
             return Err(ModifyObjectError::Forked);
         }

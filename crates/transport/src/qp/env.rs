@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
+use anyverbs_locks::{MutexGuard, rank};
 use anyverbs_proto::comp_cntr::CompCntrOps;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::direct::Direct;
@@ -18,7 +19,6 @@ use anyverbs_proto::types::{Psn, Qpn};
 use anyverbs_proto::wc::{TmInfo, Wc};
 use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wr::{AddressVector, Sge};
-use parking_lot::MutexGuard;
 
 use super::arrivals::Arrivals;
 use super::link::{Link, Route, is_handed_on};
@@ -120,7 +120,7 @@ impl<'a> Call<'a> {
     }
 
     /// Sends staged packets for a queue pair that does nothing any more, and forgets its path.
-    pub(crate) fn finish_last(mut self, mut state: MutexGuard<'_, State>) {
+    pub(crate) fn finish_last(mut self, mut state: MutexGuard<'_, rank::QueuePair, State>) {
         let transport = self.cell.transport;
         self.out.flush(transport.links);
         if let Some(directory) = &transport.core.directory {
@@ -137,7 +137,7 @@ impl<'a> Call<'a> {
     }
 
     /// Settles, unlocks, and does the work that had to wait for that.
-    pub(crate) fn finish(mut self, mut state: MutexGuard<'_, State>) {
+    pub(crate) fn finish(mut self, mut state: MutexGuard<'_, rank::QueuePair, State>) {
         self.settle(&mut state);
         drop(state);
         self.cell.transport.after_unlock();

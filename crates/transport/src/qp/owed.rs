@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use anyverbs_locks::{Mutex, rank};
 use anyverbs_proto::types::Qpn;
-use parking_lot::Mutex;
 
 /// The debt of a queue pair, under its lock.
 #[derive(Debug, Default)]
@@ -37,11 +37,11 @@ pub(crate) const ACK_DELAY: Duration = Duration::from_micros(60);
 #[derive(Debug)]
 pub struct OwedList {
     /// Queue pairs that owe an ACK to a peer in another process, or did.
-    listed: Mutex<VecDeque<Qpn>>,
+    listed: Mutex<rank::OwedAcks, VecDeque<Qpn>>,
     /// How many of them do, and how often one began to: see [`Owed`].
     owing: AtomicU64,
-    /// Those of them that some thread is seeing to. Locked after `listed`.
-    acking: Mutex<Vec<Qpn>>,
+    /// Those of them that some thread is seeing to.
+    acking: Mutex<rank::AcksBegun, Vec<Qpn>>,
 }
 
 impl Default for OwedList {

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
+use anyverbs_locks::{MutexGuard, rank};
 use anyverbs_objects::error::PostError;
 use anyverbs_proto::wr::{RecvWr, SendWr};
-use parking_lot::MutexGuard;
 
 use super::env::Call;
 use super::{QpCell, State};
@@ -13,7 +13,7 @@ use super::{QpCell, State};
 pub struct Poster<'a> {
     pub(super) cell: &'a QpCell,
     /// Some until the drop.
-    pub(super) state: Option<MutexGuard<'a, State>>,
+    pub(super) state: Option<MutexGuard<'a, rank::QueuePair, State>>,
     /// From the first request on that is more than a receive that is queued.
     pub(super) call: Option<Call<'a>>,
     pub(super) sends: bool,

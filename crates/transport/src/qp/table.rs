@@ -5,8 +5,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyverbs_locks::{RwLock, rank};
 use anyverbs_proto::types::Qpn;
-use parking_lot::RwLock;
 
 use super::QpCell;
 
@@ -16,7 +16,7 @@ const CHUNK: usize = 256;
 /// place, so that a number is not reused at once, not even by the slot's next owner.
 pub struct QpTable<Q = QpCell> {
     slot: u8,
-    inner: RwLock<Inner<Q>>,
+    inner: RwLock<rank::QueuePairs, Inner<Q>>,
 }
 
 type Chunk<Q> = [Option<Arc<Q>>; CHUNK];

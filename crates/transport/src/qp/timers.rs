@@ -4,16 +4,16 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use anyverbs_locks::{Mutex, rank};
 use anyverbs_objects::base::NEVER;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
-use parking_lot::Mutex;
 
 /// Deadlines, earliest first. A queue pair enters one only when it is earlier than the one it has here; one that moved
 /// later since is found out when it fires.
 #[derive(Debug)]
 pub struct Timers {
-    heap: Mutex<BinaryHeap<Reverse<(Time, Qpn)>>>,
+    heap: Mutex<rank::Timers, BinaryHeap<Reverse<(Time, Qpn)>>>,
     /// The earliest deadline.
     next: AtomicU64,
 }

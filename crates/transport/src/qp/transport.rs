@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use anyverbs_links::Links;
+use anyverbs_locks::{Mutex, rank};
 use anyverbs_objects::base::Core;
 use anyverbs_objects::srq::table::SrqTable;
 use anyverbs_proto::qp::EarlyBytes;
 use anyverbs_proto::qp::attr::ModifyLimits;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Mtu, Qpn};
-use parking_lot::Mutex;
 
 use super::QpCell;
 use super::owed::{ACK_DELAY, OwedList};
@@ -89,7 +89,7 @@ impl Transport {
 /// Completion queues that have overrun, whose queue pairs must fail.
 #[derive(Debug, Default)]
 pub struct Overruns {
-    list: Mutex<Vec<Overrun>>,
+    list: Mutex<rank::Overruns, Vec<Overrun>>,
     any: AtomicBool,
 }
 

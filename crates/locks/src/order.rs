@@ -1,0 +1,214 @@
+//! The order of the locks.
+
+macro_rules! ranks {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// The order in which a thread takes locks: from the top to the bottom. It leaves out those that it does not need.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+        #[repr(u8)]
+        pub enum Rank {
+            $($(#[$doc])* $name,)*
+        }
+
+        impl Rank {
+            /// In their order.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+        }
+
+        /// The ranks as types.
+        pub mod rank {
+            $(
+                $(#[$doc])*
+                #[derive(Clone, Copy, Debug)]
+                pub struct $name;
+
+                impl super::Ranked for $name {
+                    const RANK: super::Rank = super::Rank::$name;
+                }
+            )*
+        }
+    };
+}
+
+/// A rank as a type.
+pub trait Ranked {
+    /// Its place in the order.
+    const RANK: Rank;
+}
+
+pub(crate) const COUNT: usize = Rank::ALL.len();
+
+ranks! {
+    // Setting up and taking down.
+    /// A target of another process is opened or closed; its process is asked meanwhile (`xrc`).
+    XrcOpening,
+    /// The connections that one thread reads and serves, of processes that share XRC domains (`net`).
+    MessagesIn,
+    /// The domains of this process that have a file.
+    XrcDomains,
+    /// The start of the messages between processes that share domains.
+    XrcStarting,
+    /// Questions to other processes that wait for their answers.
+    XrcQuestions,
+    /// When records of ended processes are looked for again (`cm`).
+    RecordsDue,
+    /// Which other processes live, and have ended (`cm`).
+    Neighbours,
+    /// The Ethernet sockets are opened (`raw`).
+    RawOpening,
+    /// The memberships of multicast groups, as programs change them.
+    Groups,
+    /// The groups that the sockets have joined.
+    Memberships,
+    /// Which process of the host gets which datagram of the port.
+    Steering,
+    /// A region, its pages and its keys.
+    MemoryRegion,
+
+    // Receiving.
+    /// Packets within the process are delivered, by one thread.
+    InprocDrain,
+    /// Queue pairs that waited for room in the queue within the process, while they are woken.
+    InprocDrainWaiting,
+    /// Datagrams of groups are handed on to other processes.
+    HandingOn,
+    /// The Ethernet sockets are read; other threads skip it.
+    FrameBuffers,
+    /// The receive path: one thread reads the sockets and rings; others skip it.
+    Receive,
+
+    // The connection manager.
+    /// Datagrams leave QP1 in their order.
+    CmSend,
+    /// The machine of all ids and connections.
+    CmMachine,
+    /// An id.
+    CmId,
+    /// The events of an id that wait to be read.
+    CmIdEvents,
+    /// The order of the events of a channel's ids.
+    EventChannel,
+    /// Requests to a listener that the program has not taken up.
+    ListenerRequests,
+    /// Listeners of this process that have ended.
+    Lingering,
+    /// DREQs that wait until earlier messages are received.
+    WaitingDisconnects,
+    /// Requests that wait for a listener.
+    UnservedRequests,
+    /// Services that this process has left.
+    ServicesLeft,
+    /// A service that this process holds.
+    ServiceHeld,
+    /// The sections of the host's journal that this process has locked.
+    Journal,
+
+    // Raw packets.
+    /// The sends of a raw packet queue pair.
+    RawQueuePair,
+    /// The rules that say which receive queue gets a frame.
+    FlowRules,
+    /// A rule, as its object has it.
+    Flow,
+    /// What a rule does to a frame.
+    FlowAction,
+    /// The readers of the Ethernet sockets.
+    FanoutMembers,
+    /// The rules and queue pairs that a set of counters counts.
+    CounterPoints,
+    /// A work queue.
+    WorkQueue,
+    /// The receives of a raw packet queue pair or a work queue.
+    RawReceiveQueue,
+
+    // Queue pairs and queues.
+    /// The table of queue pairs, for a look-up.
+    QueuePairs,
+    /// A queue pair: requester, responder and link. No two are locked at once.
+    QueuePair,
+    /// The queue pairs of each group, for a look-up.
+    GroupMembers,
+    /// The table of SRQs, for a look-up.
+    SharedReceiveQueues,
+    /// Bindings of memory windows. An access in progress is waited for under it.
+    KeyBindings,
+    /// Keys that may be given out.
+    FreeKeys,
+    /// The sending side of a ring, from the first packet of a call until the call ends.
+    RingWriter,
+    /// An SRQ. An XRC receive completes under it.
+    SharedReceiveQueue,
+    /// A completion queue.
+    CompletionQueue,
+    /// The handles of a queue pair, which get its asynchronous events.
+    QueuePairHandles,
+    /// Completion queues whose events are put off.
+    ModeratedQueues,
+
+    // Links.
+    /// The processes at the other ends of the rings.
+    Peers,
+    /// Queue pairs that wait for room in a ring.
+    RingWaiting,
+    /// Regions of a peer that are mapped here.
+    MappedRegions,
+    /// What the counters have of a ring's traffic.
+    TrafficCounted,
+    /// What the counters have of copies without a message.
+    CopiesCounted,
+    /// The connections of the same-host link.
+    ShmEndpoint,
+    /// What the poller of the rings is told.
+    ShmNews,
+    /// The processes that see what this one publishes.
+    AttachedPages,
+    /// Copies of processes that are no longer attached.
+    PastCopies,
+    /// Packets that wait within the process.
+    InprocQueue,
+    /// Queue pairs that wait for room there.
+    InprocWaiting,
+    /// The paths by UDP, for a look-up.
+    Paths,
+    /// Credit and window of a path.
+    PathPace,
+    /// Batches of datagrams that may be used again.
+    BatchPool,
+
+    // Leaves.
+    /// Completion queues that have overrun.
+    Overruns,
+    /// Queue pairs that owe an ACK.
+    OwedAcks,
+    /// Those that a thread is sending it for.
+    AcksBegun,
+    /// Deadlines of queue pairs.
+    Timers,
+    /// The events of a completion channel or a context.
+    Events,
+    /// Events that were read and not acknowledged.
+    UnacknowledgedEvents,
+    /// The GID table.
+    Gids,
+    /// The addresses of the host.
+    HostGids,
+    /// Contexts that hear of events of the port.
+    PortListeners,
+    /// Numbers of protection domains.
+    ProtectionDomainNumbers,
+    /// The protection domain that a parent domain stands for.
+    ParentDomain,
+    /// What a completion queue holds until it is destroyed.
+    CompletionQueueHold,
+    /// What another object holds until it is destroyed.
+    ObjectHold,
+    /// Connections to processes that share XRC domains.
+    MessagesOut,
+    /// Datagrams for other processes that wait for room.
+    ForwardKept,
+    /// Connections to processes that get datagrams handed on.
+    ForwardConnections,
+    /// Connections of other processes to this one's slot.
+    HostConnections,
+    /// The file that datagrams are captured to.
+    Capture,
+}
