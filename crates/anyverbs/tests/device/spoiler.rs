@@ -114,15 +114,19 @@ fn used<'a>(shared: &[(usize, usize)], random: &mut SmallRng) -> (&'a AtomicU64,
     }
 }
 
-/// Start and length of the mappings that this process shares and may write to.
+/// Start and length of the mappings that this process shares and may write to. The header of the host's table is left
+/// out: without it no further process of the user gets a device (SECURITY.md).
 fn shared() -> Vec<(usize, usize)> {
+    const TABLE_HEADER: usize = 16;
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let ours = maps.lines().filter(|map| map.contains(" rw-s ") && map.contains("/memfd:anyverbs"));
     let range = |map: &str| {
-        let (range, _) = map.split_once(' ').unwrap();
+        let (range, rest) = map.split_once(' ').unwrap();
         let (start, end) = range.split_once('-').unwrap();
         let [start, end] = [start, end].map(|n| usize::from_str_radix(n, 16).unwrap());
-        (start, end - start)
+        let is_table = !rest.contains("/memfd:anyverbs (deleted)");
+        let skip = if is_table { TABLE_HEADER } else { 0 };
+        (start + skip, end - start - skip)
     };
     ours.map(range).collect()
 }
