@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use rustix::time::{ClockId, Timespec, clock_getres, clock_gettime};
+
 /// Counts from its own beginning, in ticks of the kernel (1 to 10 ms).
 #[derive(Clone, Copy, Debug)]
 pub struct CoarseClock {
@@ -13,17 +15,15 @@ impl CoarseClock {
     /// Begins now.
     #[must_use]
     pub fn new() -> Self {
-        let mut tick = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: a live timespec.
-        unsafe { libc::clock_getres(libc::CLOCK_MONOTONIC_COARSE, &raw mut tick) };
-        Self { start: read(libc::CLOCK_MONOTONIC), tick: duration(tick) }
+        let tick = duration(clock_getres(ClockId::MonotonicCoarse));
+        Self { start: read(ClockId::Monotonic), tick }
     }
 
     /// The time since the beginning, or up to a tick more; less where the kernel's ticks come late, as on a virtual machine.
     #[inline]
     #[must_use]
     pub fn soon(&self) -> Duration {
-        (read(libc::CLOCK_MONOTONIC_COARSE) + self.tick).saturating_sub(self.start)
+        (read(ClockId::MonotonicCoarse) + self.tick).saturating_sub(self.start)
     }
 }
 
@@ -34,15 +34,12 @@ impl Default for CoarseClock {
 }
 
 #[inline]
-fn read(clock: libc::clockid_t) -> Duration {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a live timespec.
-    unsafe { libc::clock_gettime(clock, &raw mut now) };
-    duration(now)
+fn read(clock: ClockId) -> Duration {
+    duration(clock_gettime(clock))
 }
 
 #[inline]
-fn duration(time: libc::timespec) -> Duration {
+fn duration(time: Timespec) -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 

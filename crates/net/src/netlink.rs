@@ -2,59 +2,35 @@
 
 use std::ffi::c_int;
 use std::io;
-use std::mem::{MaybeUninit, size_of};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recvfrom, send, socket_with,
+};
 
 /// A `NETLINK_ROUTE` socket, close-on-exec.
 pub(crate) fn open(groups: u32, nonblocking: bool) -> io::Result<OwnedFd> {
-    let flags =
-        libc::SOCK_RAW | libc::SOCK_CLOEXEC | if nonblocking { libc::SOCK_NONBLOCK } else { 0 };
-    // SAFETY: socket has no memory preconditions.
-    let fd = unsafe { libc::socket(libc::AF_NETLINK, flags, libc::NETLINK_ROUTE) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a descriptor that was just made for us.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: all-zero is a valid sockaddr_nl.
-    let mut address: libc::sockaddr_nl = unsafe { MaybeUninit::zeroed().assume_init() };
-    address.nl_family = libc::AF_NETLINK as _;
-    address.nl_groups = groups;
-    // SAFETY: a live address of the given size.
-    let rc = unsafe {
-        libc::bind(
-            fd.as_raw_fd(),
-            (&raw const address).cast(),
-            size_of::<libc::sockaddr_nl>() as libc::socklen_t,
-        )
-    };
-    if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(fd) }
+    let blocks = if nonblocking { SocketFlags::NONBLOCK } else { SocketFlags::empty() };
+    let flags = SocketFlags::CLOEXEC | blocks;
+    // No protocol is `NETLINK_ROUTE`.
+    let fd = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
+    bind(&fd, &SocketAddrNetlink::new(0, groups))?;
+    Ok(fd)
 }
 
 /// Receives one message from the kernel into `buffer`. Messages of other senders are passed over.
 pub(crate) fn receive(fd: &OwnedFd, buffer: &mut [u8]) -> io::Result<usize> {
     loop {
-        // SAFETY: all-zero is a valid sockaddr_nl.
-        let mut from: libc::sockaddr_nl = unsafe { MaybeUninit::zeroed().assume_init() };
-        let mut from_len = size_of::<libc::sockaddr_nl>() as libc::socklen_t;
-        // SAFETY: buffer and address are live, exclusive and of the given sizes.
-        let n = unsafe {
-            libc::recvfrom(
-                fd.as_raw_fd(),
-                buffer.as_mut_ptr().cast(),
-                buffer.len(),
-                0,
-                (&raw mut from).cast(),
-                &raw mut from_len,
-            )
+        let (n, from) = match recvfrom(fd, &mut *buffer, RecvFlags::empty()) {
+            Ok((n, _, from)) => (n, from),
+            Err(Errno::INTR) => continue,
+            Err(error) => return Err(error.into()),
         };
-        if n < 0 {
-            let error = io::Error::last_os_error();
-            if error.kind() != io::ErrorKind::Interrupted {
-                return Err(error);
-            }
-        } else if from.nl_pid == 0 {
-            return Ok(n as usize);
+        let from = from.and_then(|from| SocketAddrNetlink::try_from(from).ok());
+        if from.is_some_and(|from| from.pid() == 0) {
+            return Ok(n);
         }
     }
 }
@@ -99,11 +75,7 @@ fn request(
     request[6..8].copy_from_slice(&(flags as u16).to_ne_bytes());
     request[8..12].copy_from_slice(&1u32.to_ne_bytes());
     request.extend_from_slice(body);
-    // SAFETY: a live buffer of its own length.
-    let n = unsafe { libc::send(fd.as_raw_fd(), request.as_ptr().cast(), request.len(), 0) };
-    if n < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    send(fd, &request, SendFlags::empty())?;
     let mut buffer = vec![0u8; 64 << 10];
     let mut consistent = true;
     loop {

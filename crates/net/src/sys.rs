@@ -1,8 +1,8 @@
-//! System calls that are no cancellation points.
+//! System calls that are no cancellation points, and that `rustix` does not have.
 //!
 //! In the C library's forms of these calls a thread may be cancelled (`pthread_cancel(3)`), and programs do cancel the
 //! threads that serve their completions. Here callers hold locks, which would then be held for ever. None of these
-//! calls waits long.
+//! calls waits long. Those of `rustix` are no cancellation points either: they do not go through the C library.
 
 use std::io;
 use std::marker::PhantomData;
@@ -10,6 +10,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use libc::{SYS_recvmmsg, SYS_recvmsg, SYS_sendmmsg, SYS_sendmsg, c_int, c_uint, syscall};
+use rustix::thread::nanosleep;
+use rustix::time::Timespec;
+
+/// The timeout of a call that does not wait.
+pub(crate) const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int;
@@ -136,16 +141,6 @@ pub(crate) unsafe fn recvmmsg(
     }
 }
 
-/// epoll_wait(2), without waiting.
-pub(crate) fn epoll_ready(epoll: RawFd, events: &mut [libc::epoll_event]) -> isize {
-    let no_mask = std::ptr::null::<libc::sigset_t>();
-    let len = events.len() as c_int;
-    // SAFETY: a live array of that many events, and no signal mask.
-    unsafe {
-        syscall(libc::SYS_epoll_pwait, epoll, events.as_mut_ptr(), len, 0, no_mask, 0usize) as isize
-    }
-}
-
 /// poll(2).
 pub(crate) fn poll(fds: &mut [libc::pollfd], timeout_ms: c_int) -> isize {
     // ppoll is there on every architecture.
@@ -163,23 +158,6 @@ pub(crate) fn poll(fds: &mut [libc::pollfd], timeout_ms: c_int) -> isize {
 
 /// Sleeps, or less where a signal handler ran meanwhile.
 pub(crate) fn sleep(time: Duration) {
-    let time = libc::timespec {
-        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
-        tv_nsec: time.subsec_nanos().into(),
-    };
-    let rest = std::ptr::null_mut::<libc::timespec>();
-    // SAFETY: a live timespec; the rest of the time is not asked for.
-    unsafe { syscall(libc::SYS_nanosleep, &raw const time, rest) };
-}
-
-/// read(2).
-pub(crate) fn read(fd: RawFd, into: &mut [u8]) -> isize {
-    // SAFETY: a live buffer of its own length.
-    unsafe { syscall(libc::SYS_read, fd, into.as_mut_ptr(), into.len()) as isize }
-}
-
-/// write(2).
-pub(crate) fn write(fd: RawFd, bytes: &[u8]) -> isize {
-    // SAFETY: a live buffer of its own length.
-    unsafe { syscall(libc::SYS_write, fd, bytes.as_ptr(), bytes.len()) as isize }
+    let tv_sec = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
+    let _ = nanosleep(&Timespec { tv_sec, tv_nsec: time.subsec_nanos().into() });
 }

@@ -13,7 +13,10 @@ mod tx;
 use std::ffi::{CString, c_int};
 use std::io;
 use std::mem::size_of;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, socket_with};
+use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::sockopt;
 
@@ -55,15 +58,9 @@ pub struct EthernetSocket {
 }
 
 fn packet_socket() -> io::Result<OwnedFd> {
-    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // Protocol 0: nothing is received.
-    // SAFETY: takes no pointers.
-    let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a descriptor that the kernel has just made and that has no other owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    // Without a protocol nothing is received.
+    Ok(socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?)
 }
 
 fn interface_index(name: &str) -> io::Result<c_int> {
@@ -79,14 +76,8 @@ fn interface_index(name: &str) -> io::Result<c_int> {
 /// `EPERM` without `CAP_NET_RAW`, and those of the system calls.
 pub fn check_permission() -> io::Result<()> {
     // Needs the same capability as a packet socket, which takes the kernel milliseconds to close.
-    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
-    // SAFETY: takes no pointers.
-    let fd = unsafe { libc::socket(libc::AF_INET, kind, libc::IPPROTO_RAW) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a descriptor that the kernel has just made and that has no other owner.
-    drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    let flags = SocketFlags::CLOEXEC;
+    socket_with(AddressFamily::INET, SocketType::RAW, flags, Some(ipproto::RAW))?;
     Ok(())
 }
 
@@ -99,12 +90,8 @@ impl EthernetSocket {
         let fd = packet_socket()?;
         let dst = segment_number(segment.as_bytes()).to_be_bytes();
         let mut src = [0; 8];
-        // The C library's form is a point of cancellation.
-        // SAFETY: eight live bytes. So few are always given whole.
-        let n = unsafe { libc::syscall(libc::SYS_getrandom, src.as_mut_ptr(), src.len(), 0) };
-        if n != src.len() as libc::c_long {
-            return Err(io::Error::last_os_error());
-        }
+        // So few bytes are always given whole.
+        getrandom(&mut src, GetRandomFlags::empty())?;
         let mut envelope = [0; ENVELOPE_LEN];
         // Locally administered addresses.
         envelope[0] = 2;

@@ -8,6 +8,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
+use rustix::process::geteuid;
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::sockopt::credentials;
@@ -155,8 +156,7 @@ fn socket() -> io::Result<Socket> {
 
 /// The effective user; none where strangers could have the same number, in a user namespace that does not know them.
 fn own_uid() -> Option<u32> {
-    // SAFETY: geteuid has no preconditions and cannot fail.
-    let uid = unsafe { libc::geteuid() };
+    let uid = geteuid().as_raw();
     let knows_all = || {
         let map = std::fs::read_to_string("/proc/self/uid_map").ok()?;
         let words: Vec<&str> = map.split_ascii_whitespace().collect();

@@ -2,17 +2,20 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use anyverbs_locks::{Mutex, rank};
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
 use socket2::Socket;
 
 use super::name::{Name, Registry};
 use super::pass;
 use super::store::{Start, Store};
 use crate::random_u64;
-use crate::sys::{self, Uncancelled, is_scarcity};
+use crate::sys::{self, AT_ONCE, Uncancelled, is_scarcity};
 
 /// Connections of other processes; one has one, and one more while it asks for the store.
 const MAX_CONNECTIONS: usize = 1024;
@@ -106,17 +109,11 @@ impl Slot {
     }
 
     fn with(store: Arc<Store>, number: u8, listener: Socket) -> io::Result<Self> {
-        // SAFETY: flags only.
-        let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-        if epoll < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: a descriptor that the kernel has just made for us.
-        let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let connections = Mutex::new(Connections { next: LISTENER + 1, ..Default::default() });
         let slot = Self { store, number, listener, epoll, connections };
         // Edge-triggered: a connection that cannot be accepted for want of descriptors must not keep the caller awake.
-        slot.watch(&slot.listener, LISTENER, libc::EPOLLIN | libc::EPOLLET)?;
+        slot.watch(&slot.listener, LISTENER, EventFlags::IN | EventFlags::ET)?;
         Ok(slot)
     }
 
@@ -144,14 +141,8 @@ impl Slot {
         Announced(Arc::clone(self))
     }
 
-    fn watch(&self, socket: &Socket, key: u64, events: i32) -> io::Result<()> {
-        let mut event = libc::epoll_event { events: events.cast_unsigned(), u64: key };
-        let (epoll, fd) = (self.epoll.as_raw_fd(), socket.as_raw_fd());
-        // SAFETY: two open descriptors and a live event, which the kernel copies.
-        match unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, &raw mut event) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
+    fn watch(&self, socket: &Socket, key: u64, events: EventFlags) -> io::Result<()> {
+        Ok(epoll::add(&self.epoll, socket, EventData::new_u64(key), events)?)
     }
 
     /// The next message of another process, if there is one. A process that asks for the store gets it.
@@ -165,19 +156,13 @@ impl Slot {
             return Ok(Received::Stranger);
         }
         loop {
-            let mut event = [libc::epoll_event { events: 0, u64: 0 }];
-            match sys::epoll_ready(self.epoll.as_raw_fd(), &mut event) {
-                0 => return Ok(Received::Nothing),
-                n if n < 0 => {
-                    let error = io::Error::last_os_error();
-                    if error.kind() != io::ErrorKind::Interrupted {
-                        return Err(error);
-                    }
-                    continue;
-                }
-                _ => {}
-            }
-            let key = event[0].u64;
+            let mut event = [MaybeUninit::<epoll::Event>::uninit()];
+            let key = match epoll::wait(&self.epoll, &mut event, Some(&AT_ONCE)) {
+                Ok(([event], _)) => event.data.u64(),
+                Ok(_) => return Ok(Received::Nothing),
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            };
             if key == LISTENER {
                 if self.accept(&mut connections) {
                     return Ok(Received::Stranger);
@@ -203,7 +188,7 @@ impl Slot {
             match self.registry().accept(&self.listener) {
                 Ok(socket) if connections.by_key.len() < MAX_CONNECTIONS => {
                     let key = connections.next;
-                    if self.watch(&socket, key, libc::EPOLLIN).is_ok() {
+                    if self.watch(&socket, key, EventFlags::IN).is_ok() {
                         connections.next += 1;
                         connections.by_key.insert(key, socket);
                     }

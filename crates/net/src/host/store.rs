@@ -10,13 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::fs::{SealFlags, fcntl_add_seals, fcntl_get_seals};
 use socket2::Socket;
 
 use super::lock::Owner;
 use super::name::{Name, Registry};
 use super::pass;
 use super::table::{self, ENTRY_BITS, Entry, Fact, Header, Kind, Table};
-use crate::shm::{Area, allocate, check_length, memfd, seal};
+use crate::shm::{Area, allocate, check_length, memfd};
 use crate::sockopt;
 use crate::sys::Uncancelled;
 
@@ -32,7 +33,7 @@ const RETRY: Duration = Duration::from_micros(500);
 const KEEPERS: u8 = 16;
 /// Seals of the file. It does not shrink, and its writers cannot be locked out by further seals. The journal lets it
 /// grow.
-const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::SEAL);
 
 // Bytes of the file that are locked: one for each slot, then these.
 const LOCKS_AT: u64 = 256;
@@ -195,10 +196,9 @@ impl Store {
     /// Takes a file for the store if it is one. Its giver is not trusted.
     fn open(registry: &Registry, file: File, locks: Owner) -> io::Result<Option<Self>> {
         let meta = file.metadata()?;
-        // SAFETY: fcntl without an argument that points anywhere.
-        let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+        let is_sealed = fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SEALS));
         let is_sound = meta.is_file() && meta.nlink() == 0 && registry.is_own_user(meta.uid());
-        if !is_sound || seals < 0 || seals & SEALS != SEALS {
+        if !is_sound || !is_sealed {
             return Ok(None);
         }
         let mut header = [0; 16];
@@ -247,7 +247,7 @@ impl Store {
             let file = File::from(memfd(&name)?);
             let len = table::len(entry_bits);
             allocate(file.as_fd(), 0, len)?;
-            seal(file.as_fd(), SEALS)?;
+            fcntl_add_seals(&file, SEALS)?;
             Ok((entry_bits, Area::map_for_children(file.as_fd(), len)?, Some(file)))
         });
         let (entry_bits, area, file) = match made {
@@ -649,11 +649,11 @@ mod tests {
     fn other_files_are_not_taken() {
         let registry = registry("files");
         let name = CString::new(file_name(&registry)).unwrap();
-        let file = |len: usize, seals: i32, begin: &[u8]| {
+        let file = |len: usize, seals: SealFlags, begin: &[u8]| {
             let file = File::from(memfd(&name).unwrap());
             file.set_len(len as u64).unwrap();
             file.write_at(begin, 0).unwrap();
-            seal(file.as_fd(), seals).unwrap();
+            fcntl_add_seals(&file, seals).unwrap();
             file
         };
         let model = Store::make(&registry).unwrap();
@@ -671,8 +671,8 @@ mod tests {
         };
         let innocent = [
             file(len, SEALS, b"my own data, sealed"),
-            file(len, libc::F_SEAL_SHRINK, &header),
-            file(len, 0, &header),
+            file(len, SealFlags::SHRINK, &header),
+            file(len, SealFlags::empty(), &header),
             file(len - 1, SEALS, &header),
             file(8, SEALS, &header[..8]),
             file(0, SEALS, b""),

@@ -3,11 +3,12 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
 use anyverbs_locks::{Mutex, MutexGuard, rank};
+use rustix::net::{Shutdown, shutdown};
 use thiserror::Error;
 
 use super::endpoint::Waker;
@@ -167,8 +168,7 @@ impl Channel {
             .compare_exchange(0, reason as u8, Ordering::AcqRel, Ordering::Acquire)
             .is_ok();
         if was_open {
-            // SAFETY: a plain call on our own descriptor.
-            unsafe { libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_RDWR) };
+            let _ = shutdown(&self.socket, Shutdown::Both);
         }
         was_open
     }

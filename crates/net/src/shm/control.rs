@@ -1,10 +1,13 @@
 //! The control side of an endpoint: connections, answers, and peers that have gone.
 
 use std::collections::BTreeMap;
-use std::ffi::c_int;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+
+use rustix::event::epoll::{self, EventData, EventFlags};
+use rustix::io::Errno;
 
 use super::channel::{Channel, Closed, PeerDoor, has_hung_up};
 use super::endpoint::{Config, Shared, Waker};
@@ -15,7 +18,7 @@ use super::notify::{Door, bell_of};
 use super::process::{self, PeerProcess};
 use super::published::{Marks, PeerBoard};
 use super::ring::{Reader, Writer};
-use crate::sys::is_scarcity;
+use crate::sys::{AT_ONCE, is_scarcity};
 
 /// Most channels of a process: two for each other process, and the same number of channels that are about to be closed.
 const MAX_CHANNELS: usize = 1024;
@@ -124,32 +127,17 @@ impl Shared {
     }
 
     /// Watches `fd` under `key`.
-    pub(super) fn watch(&self, fd: BorrowedFd<'_>, key: u64, events: c_int) -> io::Result<()> {
-        self.epoll_ctl(libc::EPOLL_CTL_ADD, fd, key, events)
+    pub(super) fn watch(&self, fd: BorrowedFd<'_>, key: u64, events: EventFlags) -> io::Result<()> {
+        Ok(epoll::add(&self.epoll, fd, EventData::new_u64(key), events)?)
     }
 
-    fn watch_again(&self, fd: BorrowedFd<'_>, key: u64, events: c_int) {
-        let _ = self.epoll_ctl(libc::EPOLL_CTL_MOD, fd, key, events);
+    fn watch_again(&self, fd: BorrowedFd<'_>, key: u64, events: EventFlags) {
+        let _ = epoll::modify(&self.epoll, fd, EventData::new_u64(key), events);
     }
 
     /// Needed although the descriptor is closed next: a forked child may hold it open.
     fn unwatch(&self, fd: BorrowedFd<'_>) {
-        let _ = self.epoll_ctl(libc::EPOLL_CTL_DEL, fd, 0, 0);
-    }
-
-    fn epoll_ctl(
-        &self,
-        operation: c_int,
-        fd: BorrowedFd<'_>,
-        key: u64,
-        events: c_int,
-    ) -> io::Result<()> {
-        let mut event = libc::epoll_event { events: events as u32, u64: key };
-        // SAFETY: a live event; both descriptors are open.
-        let rc = unsafe {
-            libc::epoll_ctl(self.epoll.as_raw_fd(), operation, fd.as_raw_fd(), &raw mut event)
-        };
-        if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        let _ = epoll::delete(&self.epoll, fd);
     }
 
     pub(super) fn take_news(&self) -> Vec<News> {
@@ -173,9 +161,9 @@ impl Shared {
         let key = control.next_key;
         control.next_key += 1;
         let channel = Arc::new(Channel::new((index, key, slot), process, socket, writer, marks));
-        self.watch(channel.socket.as_fd(), key << 1, libc::EPOLLIN | libc::EPOLLRDHUP)?;
+        self.watch(channel.socket.as_fd(), key << 1, EventFlags::IN | EventFlags::RDHUP)?;
         if let Some(pidfd) = &channel.process.pidfd
-            && let Err(error) = self.watch(pidfd.as_fd(), key << 1 | 1, libc::EPOLLIN)
+            && let Err(error) = self.watch(pidfd.as_fd(), key << 1 | 1, EventFlags::IN)
         {
             self.unwatch(channel.socket.as_fd());
             return Err(error);
@@ -187,22 +175,18 @@ impl Shared {
     }
 
     pub(super) fn control(&self) -> io::Result<()> {
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; BUDGET];
+        let mut events = [MaybeUninit::<epoll::Event>::uninit(); BUDGET];
         let mut control = self.control.lock();
-        // SAFETY: a live array of that many events.
-        let n = unsafe {
-            libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), BUDGET as c_int, 0)
-        };
-        let Ok(n) = usize::try_from(n) else {
-            let error = io::Error::last_os_error();
-            let interrupted = error.kind() == io::ErrorKind::Interrupted;
-            return if interrupted { Ok(()) } else { Err(error) };
+        let events = match epoll::wait(&self.epoll, &mut events, Some(&AT_ONCE)) {
+            Ok((events, _)) => events,
+            Err(Errno::INTR) => return Ok(()),
+            Err(error) => return Err(error.into()),
         };
         if control.accept_again {
             self.accept(&mut control);
         }
-        for event in &events[..n] {
-            let key = event.u64;
+        for event in events {
+            let key = event.data.u64();
             if key == LISTENER_KEY {
                 self.accept(&mut control);
                 continue;
@@ -249,7 +233,7 @@ impl Shared {
                 _ => continue,
             };
             let key = control.next_key;
-            if self.watch(socket.as_fd(), key << 1, libc::EPOLLIN | libc::EPOLLRDHUP).is_err() {
+            if self.watch(socket.as_fd(), key << 1, EventFlags::IN | EventFlags::RDHUP).is_err() {
                 continue;
             }
             control.next_key += 1;
@@ -265,7 +249,7 @@ impl Shared {
             }
         }
         // There may be more, and the edge has passed.
-        self.watch_again(self.listener.as_fd(), LISTENER_KEY, libc::EPOLLIN | libc::EPOLLET);
+        self.watch_again(self.listener.as_fd(), LISTENER_KEY, EventFlags::IN | EventFlags::ET);
     }
 
     /// Accepts a connection for which there is no descriptor by the one that is kept for this, and declines it. False if there

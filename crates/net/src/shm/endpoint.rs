@@ -1,13 +1,13 @@
 //! One process's part of the link: its listener and its channels.
 
-use std::ffi::c_int;
 use std::io::{self, PipeReader, PipeWriter};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyverbs_locks::{Mutex, rank};
+use rustix::event::epoll::{self, EventFlags};
+use rustix::fs::{FileType, Mode, OFlags, fcntl_setfl, fstat, open};
 use socket2::Socket;
 use thiserror::Error;
 
@@ -22,7 +22,7 @@ use super::process;
 use super::published::Board;
 use crate::host::{Name, Registry, Slot};
 use crate::random_u64;
-use crate::sys::{self, Descriptor, Uncancelled, is_scarcity};
+use crate::sys::{Descriptor, Uncancelled, is_scarcity};
 
 /// The sizes of the rings that this process makes. The other process takes the offered sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,13 +118,10 @@ impl Endpoint {
         let epoch_area = Area::map(epoch.as_fd(), page(), Access::ReadWrite)?;
         let bells_area = Area::map(bells.as_fd(), page(), Access::ReadWrite)?;
         epoch.seal_future_writes();
-        let epoll = owned(
-            // SAFETY: flags only.
-            unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) },
-        )?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let (wake, given) = io::pipe()?;
         // Only the other end is given away, so this one stays as it is.
-        set_nonblocking(wake.as_fd())?;
+        fcntl_setfl(&wake, OFlags::NONBLOCK)?;
         let waker = Waker::open(given.as_fd())?.ok_or(io::ErrorKind::Unsupported)?;
         let reserve = given.as_fd().try_clone_to_owned()?;
         let shared = Arc::new(Shared {
@@ -147,7 +144,7 @@ impl Endpoint {
             owner: std::process::id(),
         });
         // Edge-triggered: a connection that cannot be accepted for want of descriptors must not keep the caller awake.
-        shared.watch(shared.listener.as_fd(), LISTENER_KEY, libc::EPOLLIN | libc::EPOLLET)?;
+        shared.watch(shared.listener.as_fd(), LISTENER_KEY, EventFlags::IN | EventFlags::ET)?;
         let poller = Poller::new(Arc::clone(&shared), Ears::new(bells_area, epoch_area));
         Ok((Self { shared }, poller))
     }
@@ -274,10 +271,9 @@ impl Endpoint {
     /// Fills the pipe by the end that peers have, which then blocks.
     pub(super) fn fill_pipe(&self) {
         let given = self.shared.given.as_fd();
-        set_nonblocking(given).unwrap();
-        while sys::write(given.as_raw_fd(), &[0; 4096]) > 0 {}
-        // SAFETY: fcntl with an integer argument.
-        assert_eq!(unsafe { libc::fcntl(given.as_raw_fd(), libc::F_SETFL, 0) }, 0);
+        fcntl_setfl(given, OFlags::NONBLOCK).unwrap();
+        while rustix::io::write(given, &[0; 4096]).is_ok_and(|n| n > 0) {}
+        fcntl_setfl(given, OFlags::empty()).unwrap();
     }
 
     /// Stops watching a channel, as for one that has closed.
@@ -305,23 +301,6 @@ impl Drop for Endpoint {
             }
         }
         let _ = self.shared.listener.shutdown(std::net::Shutdown::Both);
-    }
-}
-
-fn owned(fd: c_int) -> io::Result<OwnedFd> {
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a descriptor that the kernel has just made for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
-    // SAFETY: fcntl with an integer argument.
-    if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) } == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
     }
 }
 
@@ -357,25 +336,17 @@ impl Waker {
     /// # Errors
     /// Those of open(2) of `/proc/self/fd`.
     pub(super) fn open(given: BorrowedFd<'_>) -> io::Result<Option<Self>> {
-        let mut stat = MaybeUninit::<libc::stat>::zeroed();
-        // SAFETY: a live buffer of the right type.
-        if unsafe { libc::fstat(given.as_raw_fd(), stat.as_mut_ptr()) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: zeroed integers, overwritten by the kernel.
-        if unsafe { stat.assume_init() }.st_mode & libc::S_IFMT != libc::S_IFIFO {
+        if FileType::from_raw_mode(fstat(given)?.st_mode) != FileType::Fifo {
             return Ok(None);
         }
-        let name = format!("/proc/self/fd/{}\0", given.as_raw_fd());
-        let flags = libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC;
-        // SAFETY: a terminated name and flags.
-        let fd = owned(unsafe { libc::open(name.as_ptr().cast(), flags) })?;
+        let name = format!("/proc/self/fd/{}", given.as_raw_fd());
+        let fd = open(name, OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty())?;
         Ok(Some(Self(fd.into())))
     }
 
     /// Wakes the process. A full pipe (`EAGAIN`) means that it is awake or will be.
     pub(super) fn wake(&self) {
-        sys::write(self.0.as_raw_fd(), &[1]);
+        let _ = rustix::io::write(&self.0, &[1]);
     }
 }
 
@@ -383,7 +354,7 @@ impl Waker {
 pub(super) fn read_wakes(pipe: BorrowedFd<'_>) {
     let mut bytes = [0; 256];
     for _ in 0..256 {
-        if sys::read(pipe.as_raw_fd(), &mut bytes) != bytes.len() as isize {
+        if rustix::io::read(pipe, &mut bytes) != Ok(bytes.len()) {
             return;
         }
     }

@@ -3,13 +3,22 @@
 //! [`Memory`] is the interface that the algorithms of [`super::ring`] and [`super::notify`] need, so that a model
 //! checker can stand in for it. [`Area`] is the real one: a part of a mapped memfd.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::CStr;
 use std::io;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
+
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat,
+    ftruncate, memfd_create,
+};
+use rustix::io::Errno;
+use rustix::mm::{
+    Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect, munmap,
+};
+use rustix::process::{Resource, getrlimit};
 
 /// Words of 64 bits, at offsets that are multiples of 8, and bytes.
 ///
@@ -59,7 +68,8 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         if self.owner == std::process::id() {
             // SAFETY: this process mapped exactly this range, and no `Area` is left that could touch it.
-            unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+            let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+            debug_assert_eq!(unmapped, Ok(()));
         }
     }
 }
@@ -83,21 +93,15 @@ impl Area {
     /// Maps the first `len` bytes of `fd`, which must be sealed against shrinking ([`SharedObject::is_sound`]).
     pub(crate) fn map(fd: BorrowedFd<'_>, len: usize, access: Access) -> io::Result<Self> {
         let prot = match access {
-            Access::ReadOnly => libc::PROT_READ,
-            Access::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
+            Access::ReadOnly => ProtFlags::READ,
+            Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
         };
         // SAFETY: a new mapping at a place of the kernel's choice touches no existing memory.
-        let base =
-            unsafe { libc::mmap(ptr::null_mut(), len, prot, libc::MAP_SHARED, fd.as_raw_fd(), 0) };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
+        let base = unsafe { mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0) }?;
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         let mapping = Mapping { base, len, owner: std::process::id() };
         // SAFETY: the mapping just made. A child that touched it would write with two pens.
-        if unsafe { libc::madvise(base.as_ptr().cast(), len, libc::MADV_DONTFORK) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        unsafe { madvise(base.as_ptr().cast(), len, Advice::LinuxDontFork) }?;
         Ok(Self { mapping: Arc::new(mapping), start: 0, len })
     }
 
@@ -105,21 +109,15 @@ impl Area {
     pub(crate) fn map_for_children(fd: BorrowedFd<'_>, len: usize) -> io::Result<Self> {
         let area = Self::map(fd, len, Access::ReadWrite)?;
         // SAFETY: the mapping just made.
-        if unsafe { libc::madvise(area.at(0, len).cast(), len, libc::MADV_DOFORK) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        unsafe { madvise(area.at(0, len).cast(), len, Advice::LinuxDoFork) }?;
         Ok(area)
     }
 
     /// Memory of this process and its forked children alone.
     pub(crate) fn private(len: usize) -> io::Result<Self> {
-        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at a place of the kernel's choice touches no existing memory.
-        let base = unsafe { libc::mmap(ptr::null_mut(), len, prot, flags, -1, 0) };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
+        let base = unsafe { mmap_anonymous(ptr::null_mut(), len, prot, MapFlags::SHARED) }?;
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         let mapping = Mapping { base, len, owner: std::process::id() };
         Ok(Self { mapping: Arc::new(mapping), start: 0, len })
@@ -138,10 +136,8 @@ impl Area {
     pub(crate) fn make_read_only(&self) -> io::Result<()> {
         // SAFETY: the range is a part of our mapping, and only `Area`s refer to it. A later write there breaks the rule
         // of the single writer.
-        let rc = unsafe {
-            libc::mprotect(self.at(0, self.len).cast::<c_void>(), self.len, libc::PROT_READ)
-        };
-        if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        unsafe { mprotect(self.at(0, self.len).cast(), self.len, MprotectFlags::READ) }?;
+        Ok(())
     }
 
     /// Bytes that have memory behind them (`mincore(2)`).
@@ -262,11 +258,10 @@ impl Memory for Area {
     }
 
     fn allocate(&self, at: usize, len: usize) -> bool {
-        const MADV_POPULATE_WRITE: i32 = 23; // Linux 5.14
         // SAFETY: a part of our mapping; its content does not change.
-        let rc = unsafe { libc::madvise(self.at(at, len).cast(), len, MADV_POPULATE_WRITE) };
-        // An older kernel allocates when the bytes are touched.
-        rc == 0 || io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL)
+        let done = unsafe { madvise(self.at(at, len).cast(), len, Advice::LinuxPopulateWrite) };
+        // A kernel older than 5.14 allocates when the bytes are touched.
+        matches!(done, Ok(()) | Err(Errno::INVAL))
     }
 }
 
@@ -274,21 +269,12 @@ impl Memory for Area {
 #[derive(Debug)]
 pub(crate) struct SharedObject(OwnedFd);
 
-const NOEXEC_SEAL: u32 = 0x8; // MFD_NOEXEC_SEAL, Linux 6.3
-
 /// A new memfd without a byte.
 pub(crate) fn memfd(name: &CStr) -> io::Result<OwnedFd> {
-    let create = |flags: u32| {
-        // SAFETY: a terminated name and flags.
-        let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: a new descriptor that has no other owner.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-    };
-    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    create(flags | NOEXEC_SEAL).or_else(|_| create(flags))
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    // A kernel older than 6.3 does not know the flag.
+    let fd = memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL);
+    Ok(fd.or_else(|_| memfd_create(name, flags))?)
 }
 
 /// Tells whether the process may make a file of this length (`RLIMIT_FSIZE`, which counts for memory files, too). A try
@@ -297,33 +283,17 @@ pub(crate) fn memfd(name: &CStr) -> io::Result<OwnedFd> {
 /// # Errors
 /// `FileTooLarge`.
 pub(crate) fn check_length(len: u64) -> io::Result<()> {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: a struct to write to.
-    unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) };
-    if len > limit.rlim_cur { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(()) }
-}
-
-/// Adds seals to a memfd (fcntl(2)).
-pub(crate) fn seal(fd: BorrowedFd<'_>, seals: i32) -> io::Result<()> {
-    // SAFETY: fcntl with an integer argument.
-    if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) } == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
+    let limit = getrlimit(Resource::Fsize).current;
+    if limit.is_some_and(|limit| len > limit) {
+        return Err(io::ErrorKind::FileTooLarge.into());
     }
+    Ok(())
 }
 
 /// Puts memory behind `len` bytes of a file from `start` on.
 pub(crate) fn allocate(fd: BorrowedFd<'_>, start: usize, len: usize) -> io::Result<()> {
     check_length((start + len) as u64)?;
-    let to_offset = |n: usize| i64::try_from(n).map_err(|_| io::ErrorKind::InvalidInput);
-    let (start, len) = (to_offset(start)?, to_offset(len)?);
-    // SAFETY: a plain call on our own descriptor.
-    if unsafe { libc::fallocate(fd.as_raw_fd(), 0, start, len) } == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    Ok(fallocate(fd, FallocateFlags::empty(), start as u64, len as u64)?)
 }
 
 impl SharedObject {
@@ -332,14 +302,9 @@ impl SharedObject {
     pub(crate) fn new(len: usize) -> io::Result<Self> {
         check_length(len as u64)?;
         let fd = memfd(c"anyverbs")?;
-        let size = i64::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
-        // SAFETY: a plain call on our own descriptor.
-        if unsafe { libc::ftruncate(fd.as_raw_fd(), size) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let object = Self(fd);
-        object.seal(libc::F_SEAL_SHRINK | libc::F_SEAL_GROW)?;
-        Ok(object)
+        ftruncate(&fd, len as u64)?;
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW)?;
+        Ok(Self(fd))
     }
 
     /// Puts memory behind `len` bytes from `start` on.
@@ -350,28 +315,14 @@ impl SharedObject {
     /// Prevents receivers of the descriptor from writing to it. Mappings that exist stay writable.
     pub(crate) fn seal_future_writes(&self) {
         // Linux 5.1. Without it a peer that obeys maps it read-only nevertheless.
-        let _ = self.seal(libc::F_SEAL_FUTURE_WRITE);
-    }
-
-    fn seal(&self, seals: i32) -> io::Result<()> {
-        seal(self.as_fd(), seals)
+        let _ = fcntl_add_seals(&self.0, SealFlags::FUTURE_WRITE);
     }
 
     /// Takes a descriptor that a peer sent, if it is a memfd of exactly `len` bytes that cannot shrink.
     pub(crate) fn check(fd: OwnedFd, len: usize) -> Option<Self> {
-        // SAFETY: fcntl without an argument that points anywhere.
-        let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
-        if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
-            return None;
-        }
-        let mut stat = MaybeUninit::<libc::stat>::zeroed();
-        // SAFETY: a live buffer of the right type.
-        if unsafe { libc::fstat(fd.as_raw_fd(), stat.as_mut_ptr()) } != 0 {
-            return None;
-        }
-        // SAFETY: zeroed integers, overwritten by the kernel.
-        let size = unsafe { stat.assume_init() }.st_size;
-        (u64::try_from(size) == Ok(len as u64)).then_some(Self(fd))
+        let is_sealed = fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+        let is_whole = fstat(&fd).is_ok_and(|stat| u64::try_from(stat.st_size) == Ok(len as u64));
+        (is_sealed && is_whole).then_some(Self(fd))
     }
 }
 
@@ -394,8 +345,7 @@ mod tests {
     #[test]
     fn an_object_keeps_its_size_and_both_mappings_see_it() {
         let object = SharedObject::new(8192).unwrap();
-        // SAFETY: a plain call on our own descriptor.
-        assert_ne!(unsafe { libc::ftruncate(object.as_fd().as_raw_fd(), 0) }, 0);
+        assert_eq!(ftruncate(object.as_fd(), 0), Err(Errno::PERM));
         let a = Area::map(object.as_fd(), 8192, Access::ReadWrite).unwrap();
         let b = Area::map(object.as_fd(), 8192, Access::ReadOnly).unwrap();
         a.store(8, 7, Ordering::Release);
@@ -424,12 +374,8 @@ mod tests {
         let sealed = SharedObject::new(4096).unwrap().0;
         assert!(SharedObject::check(sealed.try_clone().unwrap(), 8192).is_none());
         assert!(SharedObject::check(sealed, 4096).is_some());
-        // SAFETY: a terminated name and flags; the new descriptor is ours.
-        let unsealed = unsafe {
-            OwnedFd::from_raw_fd(libc::memfd_create(c"x".as_ptr(), libc::MFD_ALLOW_SEALING))
-        };
-        // SAFETY: a plain call on our own descriptor.
-        assert_eq!(unsafe { libc::ftruncate(unsealed.as_raw_fd(), 4096) }, 0);
+        let unsealed = memfd(c"x").unwrap();
+        ftruncate(&unsealed, 4096).unwrap();
         assert!(SharedObject::check(unsealed, 4096).is_none());
         let file: OwnedFd = std::fs::File::open("/proc/self/exe").unwrap().into();
         assert!(SharedObject::check(file, 4096).is_none());

@@ -96,7 +96,7 @@ pub use channel::{Channel, Closed, Copying, SendError, Sender};
 pub use endpoint::{Config, ConnectError, Endpoint};
 pub use layout::MAX_HEADER;
 pub use memory::{Area, Memory};
-pub(crate) use memory::{allocate, check_length, memfd, seal};
+pub(crate) use memory::{allocate, check_length, memfd};
 pub use poller::{Event, Poller};
 pub use published::{Board, Copied};
 pub use remote::{Local, Remote, RemoteError};

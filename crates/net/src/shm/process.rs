@@ -4,6 +4,8 @@ use std::io;
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use rustix::process::{Pid, PidfdFlags};
+
 use crate::sockopt;
 use crate::sys::{Descriptor, is_scarcity};
 
@@ -49,7 +51,7 @@ fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
         )
     };
     if rc != 0 {
-        return unless_scarce();
+        return unless_scarce(io::Error::last_os_error());
     }
     // SAFETY: on success a new descriptor, close-on-exec, that is ours.
     Ok((fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) }))
@@ -57,21 +59,15 @@ fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<Option<OwnedFd>> {
 
 /// The number may meanwhile be another process's, which its socket's hang-up makes up for.
 fn pidfd_open(pid: i32) -> io::Result<Option<OwnedFd>> {
-    if pid <= 0 {
-        return Ok(None);
-    }
-    // SAFETY: a system call with integer arguments.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-    match i32::try_from(fd) {
-        // SAFETY: a new descriptor, close-on-exec, that is ours.
-        Ok(fd) if fd >= 0 => Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) })),
-        _ => unless_scarce(),
+    let Some(pid) = Pid::from_raw(pid).filter(|_| pid > 0) else { return Ok(None) };
+    match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
+        Ok(fd) => Ok(Some(fd)),
+        Err(error) => unless_scarce(error.into()),
     }
 }
 
-/// The last error, if something has run out; None for others.
-fn unless_scarce<T>() -> io::Result<Option<T>> {
-    let error = io::Error::last_os_error();
+/// The error, if something has run out; None for others.
+fn unless_scarce<T>(error: io::Error) -> io::Result<Option<T>> {
     if is_scarcity(&error) { Err(error) } else { Ok(None) }
 }
 

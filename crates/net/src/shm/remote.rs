@@ -11,6 +11,7 @@ use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::time::{ClockId, clock_gettime};
 use thiserror::Error;
 
 use super::handshake::Probe;
@@ -306,9 +307,7 @@ impl Cursor {
 /// The coarse clock's tick, a few milliseconds; never 0.
 #[inline]
 fn tick() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a live timespec.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
+    let now = clock_gettime(ClockId::MonotonicCoarse);
     (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64) | 1
 }
 

@@ -7,9 +7,10 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+
+use rustix::fs::fstatfs;
 
 use crate::Uncancelled;
 
@@ -73,11 +74,7 @@ impl<'a> Mapped<'a> {
 
 /// Tells whether a file is on no disk. Then only processes that have it mapped see writes to it.
 fn is_in_memory(file: &File) -> bool {
-    let mut stat = MaybeUninit::<libc::statfs>::zeroed();
-    // SAFETY: a live buffer of the right type, of integers alone.
-    let rc = unsafe { libc::fstatfs(file.as_raw_fd(), stat.as_mut_ptr()) };
-    // SAFETY: as above.
-    rc == 0 && [TMPFS, HUGETLBFS].contains(&(unsafe { stat.assume_init() }.f_type as u64))
+    fstatfs(file).is_ok_and(|stat| [TMPFS, HUGETLBFS].contains(&(stat.f_type as u64)))
 }
 
 /// The file behind `len` bytes at `address` of process `pid`, which lie in one mapping.

@@ -2,6 +2,8 @@
 
 use std::io;
 
+use rustix::process::geteuid;
+
 /// The reason why [`super::UdpPort::open`] failed. `Display` is one clear line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -60,8 +62,7 @@ impl OpenError {
 
 /// The user other than us that has a socket on `port`, by /proc/net/udp and /proc/net/udp6.
 fn other_owner(port: u16) -> Option<u32> {
-    // SAFETY: geteuid has no preconditions and cannot fail.
-    let own = unsafe { libc::geteuid() };
+    let own = geteuid().as_raw();
     ["/proc/thread-self/net/udp", "/proc/self/net/udp6"]
         .iter()
         .filter_map(|path| std::fs::read_to_string(path).ok())

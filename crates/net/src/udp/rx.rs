@@ -6,6 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
 use crate::cmsg::{self, ControlBuffer};
 use crate::fault::{Delivery, Fault};
 use crate::sys;
@@ -416,18 +418,9 @@ impl Pages {
     fn new(len: usize) -> io::Result<Self> {
         // SAFETY: a new private anonymous mapping touches no existing memory.
         let base = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-                -1,
-                0,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
+            let prot = ProtFlags::READ | ProtFlags::WRITE;
+            mmap_anonymous(ptr::null_mut(), len, prot, MapFlags::PRIVATE | MapFlags::NORESERVE)
+        }?;
         let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { base, len })
     }
@@ -454,14 +447,15 @@ impl Pages {
 
     fn release(&mut self) {
         // SAFETY: our own private mapping; afterwards its bytes read as zeros, which is as valid as before.
-        let rc = unsafe { libc::madvise(self.base.as_ptr().cast(), self.len, libc::MADV_DONTNEED) };
-        debug_assert_eq!(rc, 0, "MADV_DONTNEED on our own private mapping");
+        let done = unsafe { madvise(self.base.as_ptr().cast(), self.len, Advice::LinuxDontNeed) };
+        debug_assert_eq!(done, Ok(()), "MADV_DONTNEED on our own private mapping");
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: the mapping made in `new`, which nothing borrows any more.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+        let unmapped = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
+        debug_assert_eq!(unmapped, Ok(()));
     }
 }
