@@ -2,14 +2,14 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use rustix::time::{ClockId, clock_gettime};
+
 /// Ticks a second of the device's clock.
 pub(crate) const HZ: u64 = 1_000_000_000;
 
 /// The device's clock: one for all processes of a host, never set, without a relation to the time of day.
 pub fn raw() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: one live timespec. The clock is there since Linux 2.6.28.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_RAW, &raw mut now) };
+    let now = clock_gettime(ClockId::MonotonicRaw);
     (now.tv_sec as u64).wrapping_mul(HZ).wrapping_add(now.tv_nsec as u64)
 }
 

@@ -5,31 +5,27 @@
 //! there.
 
 use std::collections::VecDeque;
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::io::{self, IoSliceMut};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use anyverbs_locks::{Monitor, Mutex, rank};
 use arrayvec::ArrayVec;
+use rustix::event::EventfdFlags;
+use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::io::{ReadWriteFlags, preadv2};
 
 use crate::error::EventError;
 
 /// Makes an eventfd, close-on-exec.
-pub(crate) fn eventfd(flags: i32) -> io::Result<OwnedFd> {
-    // SAFETY: eventfd takes no pointers.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | flags) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: a descriptor that the kernel has just made and that has no other owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+pub(crate) fn eventfd(flags: EventfdFlags) -> io::Result<OwnedFd> {
+    Ok(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | flags)?)
 }
 
 /// Adds 1 to an eventfd. Unlike write(2) this is no cancellation point: callers hold locks.
 pub(crate) fn signal(fd: BorrowedFd<'_>) {
-    let one = 1u64;
-    // SAFETY: eight live bytes. It can only fail when the count is at its maximum, and then the fd is readable anyway.
-    unsafe { libc::syscall(libc::SYS_write, fd.as_raw_fd(), &raw const one, 8usize) };
+    // It can only fail when the count is at its maximum, and then the descriptor is readable anyway.
+    let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
 }
 
 /// A descriptor that is readable while tokens are there: one for each event that waits.
@@ -42,7 +38,7 @@ impl Tokens {
     /// # Errors
     /// Those of eventfd(2).
     pub fn new() -> io::Result<Self> {
-        eventfd(libc::EFD_SEMAPHORE).map(Self)
+        eventfd(EventfdFlags::SEMAPHORE).map(Self)
     }
 
     /// Readable while an event waits.
@@ -58,6 +54,7 @@ impl Tokens {
     /// Takes one. Waits for it unless the program set `O_NONBLOCK` on the descriptor.
     pub fn wait(&self) -> Result<(), EventError> {
         let mut count = 0u64;
+        // A cancellation point: the caller holds no lock, and programs cancel threads that wait here.
         // SAFETY: eight live bytes to write to.
         let n = unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), 8) };
         if n >= 0 {
@@ -72,23 +69,17 @@ impl Tokens {
 
     /// Whether [`wait`](Self::wait) waits.
     pub fn may_wait(&self) -> bool {
-        // SAFETY: fcntl on a descriptor of ours, no pointers.
-        let flags = unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_GETFL) };
-        flags >= 0 && flags & libc::O_NONBLOCK == 0
+        fcntl_getfl(&self.0).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK))
     }
 
     /// Takes one, without waiting. Another reader may have been faster, which then finds no event and waits on. Tells
     /// whether there was one.
     pub fn take(&self) -> bool {
-        let mut count = 0u64;
-        let iov = libc::iovec { iov_base: (&raw mut count).cast(), iov_len: 8 };
-        let fd = self.0.as_raw_fd();
+        const OWN_POSITION: u64 = u64::MAX;
+        let mut count = [0; 8];
+        let mut into = [IoSliceMut::new(&mut count)];
         // No cancellation point either.
-        // SAFETY: one live iovec of eight live bytes; the position, in two halves, is that of the descriptor.
-        unsafe {
-            libc::syscall(libc::SYS_preadv2, fd, &raw const iov, 1, -1i64, -1i64, libc::RWF_NOWAIT)
-                > 0
-        }
+        preadv2(&self.0, &mut into, OWN_POSITION, ReadWriteFlags::NOWAIT).is_ok()
     }
 }
 
@@ -220,23 +211,24 @@ impl Acks {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::sync::Arc;
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::fs::fcntl_setfl;
+
+    use super::*;
 
     fn pop(queue: &EventQueue<u32>) -> Result<u32, EventError> {
         queue.pop_with(Some)
     }
 
     fn readable(queue: &EventQueue<u32>) -> bool {
-        let mut pfd = libc::pollfd { fd: queue.fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one live pollfd.
-        unsafe { libc::poll(&raw mut pfd, 1, 0) == 1 }
+        let mut fds = [PollFd::from_borrowed_fd(queue.fd(), PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec::default())).unwrap() == 1
     }
 
     fn set_nonblocking(queue: &EventQueue<u32>) {
-        // SAFETY: fcntl on a descriptor of ours, no pointers.
-        let rc = unsafe { libc::fcntl(queue.fd().as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
-        assert_eq!(rc, 0);
+        fcntl_setfl(queue.fd(), OFlags::NONBLOCK).unwrap();
     }
 
     #[test]

@@ -8,6 +8,8 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::time::Duration;
 
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
 /// All zero at the start, and in every forked child.
 #[derive(Debug)]
 #[repr(C, align(4096))]
@@ -30,15 +32,11 @@ fn page() -> io::Result<&'static Page> {
         return Ok(unsafe { &*page });
     }
     let len = size_of::<Page>();
-    let (prot, flags) =
-        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    let prot = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new private anonymous mapping touches no existing memory.
-    let new = unsafe { libc::mmap(ptr::null_mut(), len, prot, flags, -1, 0) };
-    if new == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
+    let new = unsafe { mmap_anonymous(ptr::null_mut(), len, prot, MapFlags::PRIVATE) }?;
     // SAFETY: the mapping just made.
-    if unsafe { libc::madvise(new, len, libc::MADV_WIPEONFORK) } != 0 {
+    if unsafe { madvise(new, len, Advice::LinuxWipeOnFork) }.is_err() {
         // SAFETY: the handler is an extern "C" function without preconditions.
         unsafe { libc::pthread_atfork(None, None, Some(wipe)) };
     }
@@ -48,7 +46,8 @@ fn page() -> io::Result<&'static Page> {
         Err(theirs) => {
             // SAFETY: our mapping, which no other thread has seen; theirs is as above.
             unsafe {
-                libc::munmap(new, len);
+                let unmapped = munmap(new, len);
+                debug_assert_eq!(unmapped, Ok(()));
                 Ok(&*theirs)
             }
         }

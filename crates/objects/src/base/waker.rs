@@ -1,8 +1,10 @@
 //! How the worker is woken.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rustix::event::EventfdFlags;
 
 use crate::event_queue::{eventfd, signal};
 
@@ -24,7 +26,7 @@ impl Waker {
     /// Those of epoll_create1(2) and eventfd(2).
     pub fn new() -> io::Result<Self> {
         Ok(Self {
-            kick: eventfd(libc::EFD_NONBLOCK)?,
+            kick: eventfd(EventfdFlags::NONBLOCK)?,
             kicked: AtomicBool::new(false),
             asleep_until: AtomicU64::new(0),
             away_until: AtomicU64::new(0),
@@ -70,9 +72,8 @@ impl Waker {
 
     /// The worker has seen that it was kicked.
     pub fn take_kick(&self) {
-        let mut count = 0u64;
-        // SAFETY: eight live bytes; the descriptor does not block.
-        unsafe { libc::read(self.kick.as_raw_fd(), (&raw mut count).cast(), 8) };
+        // The descriptor does not block.
+        let _ = rustix::io::read(&self.kick, &mut [0; 8]);
         self.kicked.store(false, Ordering::SeqCst);
     }
 }

@@ -14,6 +14,10 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use anyverbs_proto::memory::Fault;
+use rustix::io::Errno;
+use rustix::mm::{Advice, madvise};
+use rustix::param::page_size;
+use rustix::time::{ClockId, clock_gettime};
 
 use super::{
     anyverbs_guarded_begin, anyverbs_guarded_copy, anyverbs_guarded_end, anyverbs_guarded_landing,
@@ -44,9 +48,7 @@ pub(super) fn install_once() {
 /// The coarse clock's tick; never 0.
 #[inline]
 fn tick() -> i64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a live timespec.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
+    let now = clock_gettime(ClockId::MonotonicCoarse);
     now.tv_sec.wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec) | 1
 }
 
@@ -135,16 +137,14 @@ pub(super) fn probe(addr: u64) -> Result<(), Fault> {
 #[cold]
 #[inline(never)]
 fn probe_by_kernel(addr: u64) -> Result<(), Fault> {
-    const MADV_POPULATE_WRITE: c_int = 23; // Linux 5.14
-    // SAFETY: sysconf has no preconditions.
-    let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).map_err(|_| Fault)?;
-    let begin = (addr & !(page - 1)) as *mut c_void;
+    let page = page_size();
+    let begin = (addr & !(page as u64 - 1)) as *mut c_void;
     // SAFETY: the content of the page does not change.
-    let rc = unsafe { libc::madvise(begin, page as usize, MADV_POPULATE_WRITE) };
-    // An older kernel cannot say.
-    let is_unknown =
-        rc != 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EINVAL);
-    if rc == 0 || is_unknown { Ok(()) } else { Err(Fault) }
+    match unsafe { madvise(begin, page, Advice::LinuxPopulateWrite) } {
+        // A kernel older than 5.14 cannot say.
+        Ok(()) | Err(Errno::INVAL) => Ok(()),
+        Err(_) => Err(Fault),
+    }
 }
 
 pub(super) static PREVIOUS_SEGV: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());

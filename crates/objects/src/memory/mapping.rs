@@ -1,6 +1,6 @@
 //! The mappings in an address space: whether a range may be registered, and memory that the device maps itself.
 
-use std::ffi::{CStr, CString, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::fs::{self, File};
 use std::io;
 use std::mem::size_of;
@@ -10,6 +10,16 @@ use std::ptr::{self, NonNull};
 
 use anyverbs_net::Uncancelled;
 use anyverbs_proto::memory::Fault;
+use rustix::fs::{
+    MemfdFlags, Mode, OFlags, SealFlags, SeekFrom, fcntl_add_seals, fstatfs, memfd_create, open,
+    seek, statfs,
+};
+use rustix::io::Errno;
+use rustix::mm::{
+    Advice, MapFlags, MsyncFlags, ProtFlags, madvise, mmap, mmap_anonymous, msync, munmap,
+};
+use rustix::param::page_size;
+use rustix::process::{Resource, getrlimit};
 
 /// `struct procmap_query` of `linux/fs.h` (Linux 6.11).
 #[repr(C)]
@@ -207,28 +217,13 @@ fn survives(text: &str, at: u64) -> bool {
 
 /// The kind of file system that a file lies on.
 fn file_system(path: &str) -> Option<u64> {
-    let path = CString::new(path).ok()?;
-    // SAFETY: a C string, and a struct of integers to write to.
-    unsafe {
-        let mut stat: libc::statfs = std::mem::zeroed();
-        (libc::statfs(path.as_ptr(), &raw mut stat) == 0).then_some(stat.f_type as u64)
-    }
+    Some(statfs(path).ok()?.f_type as u64)
 }
 
 /// Bytes of a file's pages, in which it is mapped.
 pub fn block_size(fd: BorrowedFd<'_>) -> Option<u64> {
-    // SAFETY: a struct of integers to write to.
-    unsafe {
-        let mut stat: libc::statfs = std::mem::zeroed();
-        let rc = libc::fstatfs(fd.as_raw_fd(), &raw mut stat);
-        // For huge pages it gives their size, for others the system's.
-        (rc == 0).then_some((stat.f_bsize as u64).max(page_size() as u64))
-    }
-}
-
-fn page_size() -> usize {
-    // SAFETY: sysconf has no preconditions.
-    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
+    // For huge pages it gives their size, for others the system's.
+    Some((fstatfs(fd).ok()?.f_bsize as u64).max(page_size() as u64))
 }
 
 /// The whole pages that hold a range: where they begin, and their bytes.
@@ -257,8 +252,7 @@ fn is_resident(addr: u64, len: u64) -> bool {
 pub(crate) fn write_back(addr: u64, len: u64) -> Result<(), Fault> {
     let (start, len) = pages(addr, len).ok_or(Fault)?;
     // SAFETY: msync touches no memory of ours; it fails where nothing is mapped.
-    let rc = unsafe { libc::msync(start as *mut c_void, len, libc::MS_SYNC) };
-    if rc == 0 { Ok(()) } else { Err(Fault) }
+    unsafe { msync(start as *mut c_void, len, MsyncFlags::SYNC) }.map_err(|_| Fault)
 }
 
 /// The way in which pages are to be brought in.
@@ -274,24 +268,16 @@ pub(crate) enum Populate {
 
 /// Brings the pages of a range in.
 pub(crate) fn populate(addr: u64, len: u64, how: Populate) -> Result<(), Fault> {
-    const MADV_POPULATE_READ: c_int = 22;
-    const MADV_POPULATE_WRITE: c_int = 23;
     let (start, len) = pages(addr, len).ok_or(Fault)?;
-    let advise = |advice| {
-        // SAFETY: none of these changes the contents of the memory.
-        match unsafe { libc::madvise(start as *mut c_void, len, advice) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EFAULT)),
-        }
-    };
     let advice = match how {
-        Populate::Soon => libc::MADV_WILLNEED,
-        Populate::Read => MADV_POPULATE_READ,
-        Populate::Write => MADV_POPULATE_WRITE,
+        Populate::Soon => Advice::WillNeed,
+        Populate::Read => Advice::LinuxPopulateRead,
+        Populate::Write => Advice::LinuxPopulateWrite,
     };
-    match advise(advice) {
+    // SAFETY: none of these changes the contents of the memory.
+    match unsafe { madvise(start as *mut c_void, len, advice) } {
         // Linux before 5.14, or a mapping that knows no advice (EBADF: anonymous memory without swap).
-        Err(libc::EINVAL | libc::EBADF) => Ok(()),
+        Err(Errno::INVAL | Errno::BADF) => Ok(()),
         Err(_) => Err(Fault),
         Ok(()) => Ok(()),
     }
@@ -316,32 +302,23 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// New memory, all zero.
     pub fn anonymous(len: usize) -> io::Result<Self> {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        Self::map(len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+        let (len, prot) = (len.max(1), ProtFlags::READ | ProtFlags::WRITE);
+        // SAFETY: a new mapping at a place of the kernel's choice touches no existing memory.
+        let base = unsafe { mmap_anonymous(ptr::null_mut(), len, prot, MapFlags::PRIVATE) }?;
+        Self::new(base, len)
     }
 
     /// New memory, all zero, of a file that no other process has yet, and that peers on this host may map as well
     /// ([`anyverbs_links::mapped`]).
     pub(crate) fn shared(len: usize) -> io::Result<Self> {
-        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: a live struct, a C string, and integers.
-        let fd = unsafe {
-            libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit);
-            // Beyond the limit the process would end.
-            if limit.rlim_cur < len as u64 {
-                return Err(io::ErrorKind::FileTooLarge.into());
-            }
-            let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-            libc::memfd_create(c"anyverbs-buffer".as_ptr(), flags)
-        };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
+        // Beyond the limit the process would end.
+        if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < len as u64) {
+            return Err(io::ErrorKind::FileTooLarge.into());
         }
-        // SAFETY: a new descriptor that has no other owner.
-        let file = unsafe { File::from_raw_fd(fd) };
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = File::from(memfd_create(c"anyverbs-buffer", flags)?);
         file.set_len(len as u64)?;
-        // SAFETY: a call with integers.
-        unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW) };
+        fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
         let mut mapping = Self::of_file(file.as_fd(), 0, len, true)?;
         mapping.file = Some(file);
         Ok(mapping)
@@ -355,27 +332,22 @@ impl Mapping {
         len: usize,
         writable: bool,
     ) -> io::Result<Self> {
-        let prot = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
-        let offset = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
-        Self::map(len, prot, libc::MAP_SHARED, fd.as_raw_fd(), offset)
+        let write = if writable { ProtFlags::WRITE } else { ProtFlags::empty() };
+        let (len, prot) = (len.max(1), ProtFlags::READ | write);
+        // SAFETY: a new mapping at a place of the kernel's choice touches no existing memory.
+        let base = unsafe { mmap(ptr::null_mut(), len, prot, MapFlags::SHARED, fd, offset) }?;
+        Self::new(base, len)
     }
 
-    fn map(len: usize, prot: c_int, flags: c_int, fd: c_int, offset: i64) -> io::Result<Self> {
-        // SAFETY: a new mapping at a place of the kernel's choice touches no existing memory.
-        let base = unsafe { libc::mmap(ptr::null_mut(), len.max(1), prot, flags, fd, offset) };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
+    fn new(base: *mut c_void, len: usize) -> io::Result<Self> {
         let base = NonNull::new(base).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { base, len: len.max(1), file: None, owner: None })
+        Ok(Self { base, len, file: None, owner: None })
     }
 
     /// Has the kernel leave it out of forked children, which would keep the file's memory for as long as they live.
     pub fn keep_from_children(mut self) -> io::Result<Self> {
         // SAFETY: whole pages of this mapping; nothing changes for this process.
-        if unsafe { libc::madvise(self.base.as_ptr(), self.len, libc::MADV_DONTFORK) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        unsafe { madvise(self.base.as_ptr(), self.len, Advice::LinuxDontFork) }?;
         self.owner = Some(std::process::id());
         Ok(self)
     }
@@ -398,7 +370,8 @@ impl Drop for Mapping {
             return;
         }
         // SAFETY: mapped by this object, and no longer accessed: regions that name it hold it.
-        unsafe { libc::munmap(self.base.as_ptr(), self.len) };
+        let unmapped = unsafe { munmap(self.base.as_ptr(), self.len) };
+        debug_assert_eq!(unmapped, Ok(()));
     }
 }
 
@@ -418,20 +391,10 @@ pub(crate) mod dmabuf {
 
     /// Bytes of a dma-buf: `EBADF` for no descriptor, `EINVAL` for one of something else.
     pub(crate) fn len(fd: BorrowedFd<'_>) -> Result<u64, c_int> {
-        // SAFETY: a struct of integers to write to.
-        let kind = unsafe {
-            let mut stat: libc::statfs = std::mem::zeroed();
-            if libc::fstatfs(fd.as_raw_fd(), &raw mut stat) != 0 {
-                return Err(libc::EBADF);
-            }
-            stat.f_type as u64
-        };
-        if kind != MAGIC {
+        if fstatfs(fd).map_err(|_| libc::EBADF)?.f_type as u64 != MAGIC {
             return Err(libc::EINVAL);
         }
-        // SAFETY: lseek has no preconditions.
-        let end = unsafe { libc::lseek(fd.as_raw_fd(), 0, libc::SEEK_END) };
-        u64::try_from(end).map_err(|_| libc::EINVAL)
+        seek(fd, SeekFrom::End(0)).map_err(|_| libc::EINVAL)
     }
 
     /// Begins or ends access by the CPU, as this device makes it. Buffers that need no care have no such call.
@@ -450,14 +413,8 @@ pub(crate) mod dmabuf {
             offset: u64,
             size: u64,
         }
-        const PATH: &CStr = c"/dev/udmabuf";
-        // SAFETY: a C string.
-        let device = unsafe { libc::open(PATH.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
-        if device < 0 {
-            return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
-        }
-        // SAFETY: just opened, and without another owner.
-        let device = unsafe { OwnedFd::from_raw_fd(device) };
+        let device = open(c"/dev/udmabuf", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|_| Errno::OPNOTSUPP)?;
         let create = UdmabufCreate {
             memfd: memfd.as_raw_fd().unsigned_abs(),
             flags: UDMABUF_FLAGS_CLOEXEC,

@@ -4,8 +4,15 @@
 use std::ffi::CStr;
 use std::io;
 use std::mem::size_of;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicU64;
+
+use rustix::fs::{
+    FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, Stat, fallocate, fcntl_add_seals,
+    fcntl_get_seals, fstat, ftruncate, memfd_create, open,
+};
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 
 use super::mapping::Mapping;
 
@@ -24,35 +31,19 @@ pub(crate) struct SharedFile {
 impl SharedFile {
     /// A new one, `room` bytes long behind the words. Memory is used as it is touched.
     pub(crate) fn create(name: &CStr, room: u64) -> io::Result<Self> {
-        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-        // SAFETY: a C string.
-        let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
-        if fd < 0 {
-            return match io::Error::last_os_error() {
-                e if e.raw_os_error() == Some(libc::EPERM) => Self::unshared(),
-                e if e.raw_os_error() == Some(libc::ENOSYS) => Self::unshared(),
-                e => Err(e),
-            };
+        let fd = match memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING) {
+            Ok(fd) => fd,
+            Err(Errno::PERM | Errno::NOSYS) => return Self::unshared(),
+            Err(error) => return Err(error.into()),
+        };
+        // A limit on the length of files would end the process (SIGXFSZ).
+        let (least, whole) = (WORDS_LEN as u64, WORDS_LEN as u64 + room);
+        let limit = getrlimit(Resource::Fsize).current.unwrap_or(u64::MAX);
+        if limit < least {
+            return Self::unshared();
         }
-        // SAFETY: a new descriptor that has no other owner.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        let len =
-            i64::try_from(WORDS_LEN as u64 + room).map_err(|_| io::ErrorKind::InvalidInput)?;
-        // SAFETY: calls with integers.
-        unsafe {
-            // A limit on the length of files would end the process (SIGXFSZ).
-            let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-            libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit);
-            if limit.rlim_cur < WORDS_LEN as u64 {
-                return Self::unshared();
-            }
-            let len = if limit.rlim_cur < len.unsigned_abs() { WORDS_LEN as i64 } else { len };
-            if libc::ftruncate(fd.as_raw_fd(), len) != 0
-                || libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) != 0
-            {
-                return Err(io::Error::last_os_error());
-            }
-        }
+        ftruncate(&fd, if limit < whole { least } else { whole })?;
+        fcntl_add_seals(&fd, SealFlags::SHRINK)?;
         let words = Mapping::of_file(fd.as_fd(), 0, WORDS_LEN, true)?;
         Ok(Self { fd, words })
     }
@@ -60,25 +51,18 @@ impl SharedFile {
     /// Makes a substitute where the kernel gives no memfd (a container's filter): a file without a name and without
     /// room, which no other process can open. Its words lie beside it, since it could shrink.
     fn unshared() -> io::Result<Self> {
-        let flags = libc::O_TMPFILE | libc::O_RDWR | libc::O_CLOEXEC;
-        let open = |folder: &CStr| {
-            // SAFETY: a C string and integers.
-            let fd = unsafe { libc::open(folder.as_ptr(), flags, 0o600) };
-            // SAFETY: on success a new descriptor that has no other owner.
-            (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
-        };
-        let fd = [c"/dev/shm", c"/tmp"].into_iter().find_map(open);
-        let fd = fd.ok_or_else(io::Error::last_os_error)?;
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let open = |folder: &CStr| open(folder, flags, Mode::RUSR | Mode::WUSR);
+        let fd = open(c"/dev/shm").or_else(|_| open(c"/tmp"))?;
         Ok(Self { fd, words: Mapping::anonymous(WORDS_LEN)? })
     }
 
     /// Opens a file that another process, or another part of this one, made: any holder of the descriptor may write to
     /// it.
     pub(crate) fn open(fd: OwnedFd) -> io::Result<Self> {
-        // SAFETY: a call with integers; others than memfds refuse it.
-        let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
-        // A file that cannot shrink does not fault where it is mapped.
-        if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 || len(fd.as_fd())? < WORDS_LEN as u64 {
+        // A file that cannot shrink does not fault where it is mapped. Others than memfds have no seals.
+        let is_sealed = fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+        if !is_sealed || len(&fstat(&fd)?) < WORDS_LEN as u64 {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let words = Mapping::of_file(fd.as_fd(), 0, WORDS_LEN, true)?;
@@ -87,7 +71,7 @@ impl SharedFile {
 
     /// Tells files apart: device and inode.
     pub(crate) fn identity(&self) -> io::Result<(u64, u64)> {
-        let stat = stat(self.fd.as_fd())?;
+        let stat = fstat(&self.fd)?;
         Ok((stat.st_dev, stat.st_ino))
     }
 
@@ -104,7 +88,7 @@ impl SharedFile {
 
     /// Bytes of the room.
     pub(crate) fn room(&self) -> io::Result<u64> {
-        Ok(len(self.fd.as_fd())?.saturating_sub(WORDS_LEN as u64))
+        Ok(len(&fstat(&self.fd)?).saturating_sub(WORDS_LEN as u64))
     }
 
     /// Where the room begins in the file.
@@ -123,12 +107,9 @@ impl SharedFile {
 
     /// Clears a part of the room: it is zero again, and takes no memory.
     pub(crate) fn clear(&self, at: u64, len: u64) {
-        let (Ok(at), Ok(len)) = (i64::try_from(self.room_at() + at), i64::try_from(len)) else {
-            return;
-        };
-        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: a call with integers.
-        unsafe { libc::fallocate(self.fd.as_raw_fd(), mode, at, len) };
+        let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        // A file system that cannot do it keeps the old bytes, as the file itself does.
+        let _ = fallocate(&self.fd, mode, self.room_at() + at, len);
     }
 }
 
@@ -138,19 +119,8 @@ impl AsFd for SharedFile {
     }
 }
 
-fn stat(fd: BorrowedFd<'_>) -> io::Result<libc::stat> {
-    // SAFETY: a struct of integers to write to.
-    unsafe {
-        let mut stat: libc::stat = std::mem::zeroed();
-        if libc::fstat(fd.as_raw_fd(), &raw mut stat) != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(stat)
-    }
-}
-
-fn len(fd: BorrowedFd<'_>) -> io::Result<u64> {
-    Ok(u64::try_from(stat(fd)?.st_size).unwrap_or(0))
+fn len(stat: &Stat) -> u64 {
+    u64::try_from(stat.st_size).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -193,9 +163,7 @@ mod tests {
     fn another_file_is_refused() {
         let null = std::fs::File::open("/dev/null").unwrap();
         assert!(SharedFile::open(null.into()).is_err());
-        // SAFETY: a C string.
-        let bare = unsafe { libc::memfd_create(c"bare".as_ptr(), libc::MFD_CLOEXEC) };
-        // SAFETY: a new descriptor.
-        assert!(SharedFile::open(unsafe { OwnedFd::from_raw_fd(bare) }).is_err());
+        let bare = memfd_create(c"bare", MemfdFlags::CLOEXEC).unwrap();
+        assert!(SharedFile::open(bare).is_err());
     }
 }
