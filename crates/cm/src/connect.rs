@@ -20,7 +20,6 @@ use super::params::ConnParam;
 /// Code of the time in which Linux's CM expects an answer, and how often it asks again.
 const RESPONSE_TIMEOUT: u8 = 20;
 const MAX_CM_RETRIES: u8 = 15;
-const SIDR_TIMEOUT: Duration = Duration::from_millis(4096);
 
 /// Q_Key of all datagram ids (`RDMA_UDP_QKEY`).
 pub(super) const UDP_QKEY: QKey = QKey(0x0123_4567);
@@ -106,7 +105,8 @@ impl IdCell {
                         service_id,
                         addresses,
                         path,
-                        timeout: SIDR_TIMEOUT,
+                        // Linux takes a power of two of milliseconds here, near the code's time.
+                        timeout: Duration::from_millis(1 << (RESPONSE_TIMEOUT - 8)),
                         max_retries: MAX_CM_RETRIES,
                         private_data: param.private_data,
                     },

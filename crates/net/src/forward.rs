@@ -35,7 +35,7 @@ const KEEP: usize = 8 << 20;
 const KEEP_FOR_ONE: usize = 4096;
 
 /// Pause before a process whose queue is full is tried again. It doubles each time, up to [`MAX_PAUSE`].
-const MIN_PAUSE: Duration = Duration::from_micros(200);
+pub const MIN_PAUSE: Duration = Duration::from_micros(200);
 const MAX_PAUSE: Duration = Duration::from_millis(50);
 /// Datagrams that have waited this long are dropped: their senders have sent them again.
 const MAX_AGE: Duration = Duration::from_secs(4);

@@ -122,7 +122,7 @@ fn lock_and_slot_are_released_by_death() {
     assert!(store.try_lock(Lock::Steering).is_none());
     assert!(store.is_alive(77));
     child.kill().unwrap();
-    store.lock(Lock::Steering, Duration::from_secs(2)).unwrap();
+    store.lock(Lock::Steering).unwrap();
     child.wait().unwrap();
     assert!(!store.is_alive(77));
     Slot::claim_number(&registry, 77).unwrap();

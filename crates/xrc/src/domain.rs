@@ -5,7 +5,6 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use anyverbs_locks::{Mutex, rank};
 use anyverbs_net::{Lock, Said};
@@ -66,9 +65,6 @@ struct Domain {
     _file: Option<(File, Said)>,
 }
 
-/// Longest wait for others that open a domain.
-const LOCK_PATIENCE: Duration = Duration::from_secs(2);
-
 pub(crate) use anyverbs_proto::xrc_message::FileId;
 
 /// The name that processes with the domain of a file share.
@@ -120,7 +116,7 @@ impl Domains {
             .ok_or(CreateError::Unsupported("XRC domains of files"))?;
         let (store, name) = (slot.store(), name(id));
         // If two processes make it at the same time, one comes first.
-        let locked = store.lock(Lock::Xrc, LOCK_PATIENCE).map_err(refused)?;
+        let locked = store.lock(Lock::Xrc).map_err(refused)?;
         let exists = !store.sharers(name).is_empty();
         if exists && init.exclusive {
             return Err(CreateError::XrcDomainExists);

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use anyverbs_net::host::WAIT;
 use anyverbs_proto::qp::attr::QpAttr;
 use anyverbs_proto::types::Qpn;
 use anyverbs_proto::xrc_message::{Message, Question};
@@ -11,9 +12,6 @@ use anyverbs_transport::qp::QpCell;
 
 use super::SharedDomains;
 use super::domain::FileId;
-
-/// Longest wait for another process. Its thread only has to be scheduled, unless it is stopped.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// An errno value or 0, and the attributes.
 pub(super) type Reply = (i32, QpAttr);
@@ -29,7 +27,7 @@ impl SharedDomains {
             asked.remove(&request);
             return Err(libc::EINVAL);
         }
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + WAIT;
         while asked.get(&request).is_some_and(|(_, reply)| reply.is_none()) {
             if asked.wait_until(deadline) {
                 asked.remove(&request);

@@ -80,10 +80,9 @@ pub const STEERING: SteerByKind = SteerByKind {
     ],
 };
 
-/// The first wait before a process whose queue is full is tried again.
-const FORWARD_RETRY: Duration = Duration::from_micros(200);
-/// Connections to other processes are closed within this time, in which more datagrams for them may come.
-const FORWARD_IDLE: Duration = Duration::from_secs(1);
+/// Interval of what is looked after while there is some of it: processes that may have ended, records that they left,
+/// connections to other processes without datagrams for them.
+const PERIOD: Duration = Duration::from_secs(1);
 /// Longest wait of the counters for the lock at the end of the process.
 const EXIT_PATIENCE: Duration = Duration::from_millis(2);
 /// Longest time for sending the last messages to peers. Peers not told by then are left to the records, by which other
@@ -312,7 +311,7 @@ impl<I: Events> Gsi<I> {
 
     /// A datagram was handed on: the connection for it is closed after a while.
     fn note_forwarded(&self, now: Time) {
-        self.forward_later(now + FORWARD_IDLE);
+        self.forward_later(now + PERIOD);
     }
 
     /// A process has no room for what is to be handed on to it; it may have then.

@@ -5,7 +5,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use anyverbs_objects::base::NEVER;
 use anyverbs_proto::cm::Cm;
@@ -13,9 +12,7 @@ use anyverbs_proto::cm::id::CommId;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Gid;
 
-use super::{Events, Gsi};
-
-const PERIOD: Duration = Duration::from_secs(1);
+use super::{Events, Gsi, PERIOD};
 
 /// The processes of this host that connections lead to, as they were last: by slot the incarnation, and the IDs that
 /// connections have there.

@@ -1,7 +1,7 @@
 //! MADs in: checked, and given to the machine of the process that they are for.
 
 use anyverbs_net::Datagram;
-use anyverbs_net::forward::Forwarded;
+use anyverbs_net::forward::{self, Forwarded};
 use anyverbs_proto::cm::id::ServiceId;
 use anyverbs_proto::cm::mad::{MAD_LEN, Mad};
 use anyverbs_proto::cm::message::Message;
@@ -11,7 +11,6 @@ use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Gid, PKey, QKey};
 use anyverbs_proto::wire::packet::Packet;
 
-use super::FORWARD_RETRY;
 use super::send::OPCODE;
 use super::{Events, Gsi, Incoming};
 
@@ -118,7 +117,7 @@ impl<I: Events> Gsi<I> {
             }
             Forwarded::Kept => {
                 self.transport.core.count(Counter::Forwarded, 1);
-                self.forward_later(now + FORWARD_RETRY);
+                self.forward_later(now + forward::MIN_PAUSE);
             }
             Forwarded::Full => self.transport.core.count(Counter::DropSocketFull, 1),
             Forwarded::Dead | Forwarded::Failed => return false,

@@ -29,10 +29,7 @@ use anyverbs_proto::time::Time;
 
 use super::Incoming;
 use super::State;
-use super::{Events, Gsi};
-
-/// Interval of looking for records of ended processes, and of trying to join a journal.
-const PERIOD: Duration = Duration::from_secs(1);
+use super::{Events, Gsi, PERIOD};
 
 /// The host's journal, once this process has joined it.
 #[derive(Debug, Default)]

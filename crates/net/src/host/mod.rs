@@ -49,4 +49,5 @@ pub use name::Registry;
 pub use services::{Lingering, Reservation, ServiceAddress, Services, ephemeral_ports};
 pub use slot::Slot;
 pub(crate) use slot::{Announced, Received};
-pub use store::{Lock, LockGuard, Said, Store};
+pub(crate) use store::LOOK_AGAIN;
+pub use store::{Lock, LockGuard, Said, Store, WAIT};

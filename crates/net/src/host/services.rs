@@ -18,8 +18,6 @@ use super::table::{Entry, Fact, Kind};
 use crate::random_u64;
 use crate::sys::Uncancelled;
 
-/// Longest wait for another process that reserves.
-const LOCK_WAIT: Duration = Duration::from_millis(250);
 /// Services that this process says it has left, at most.
 const LEFT: usize = 16;
 /// Linux's `net.ipv4.ip_local_port_range` where it cannot be read.
@@ -121,7 +119,7 @@ impl Services {
     }
 
     fn lock(&self) -> io::Result<LockGuard> {
-        self.store().lock(Lock::Entries, LOCK_WAIT)
+        self.store().lock(Lock::Entries)
     }
 
     /// Takes a service at an address, alone or shared.

@@ -21,14 +21,14 @@ use crate::shm::{Area, allocate, check_length, memfd};
 use crate::sockopt;
 use crate::sys::Uncancelled;
 
-/// Longest wait of a process that starts for another that does.
-const START_PATIENCE: Duration = Duration::from_secs(2);
+/// Longest wait of a process for others of its host. They only have to be scheduled, unless they are stopped.
+pub const WAIT: Duration = Duration::from_secs(2);
 /// The longest time for which a name may be bound and not listen yet.
 const BIND_PATIENCE: Duration = Duration::from_millis(50);
-/// Longest wait for the store from all others together, and from one of them.
-const ASK_PATIENCE: Duration = Duration::from_secs(2);
+/// Longest wait for the store from one of the others; all together get [`WAIT`].
 const ASK_ONE: Duration = Duration::from_millis(500);
-const RETRY: Duration = Duration::from_micros(500);
+/// Pause before another look at something that another process is about to change.
+pub(crate) const LOOK_AGAIN: Duration = Duration::from_micros(300);
 /// A process that has the store without a slot is found by one of this many names.
 const KEEPERS: u8 = 16;
 /// Seals of the file. It does not shrink, and its writers cannot be locked out by further seals. The journal lets it
@@ -105,7 +105,7 @@ impl Start {
                 Err(_) => {}
             }
             let patience = match registry.connect(Name::Start) {
-                Ok(_) => START_PATIENCE,
+                Ok(_) => WAIT,
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Duration::ZERO,
                 Err(_) => BIND_PATIENCE,
             };
@@ -117,7 +117,7 @@ impl Start {
                 );
                 break;
             }
-            std::thread::sleep(RETRY);
+            std::thread::sleep(LOOK_AGAIN);
         }
         Self { _listener: None }
     }
@@ -146,7 +146,7 @@ impl Store {
             let Ok((socket, who)) = registry.connect(name) else { continue };
             let mut found = Self::find_at(registry, who.pid);
             if let (Ok(None), Name::Slot(_)) = (&found, name)
-                && begin.elapsed() < ASK_PATIENCE
+                && begin.elapsed() < WAIT
             {
                 found = Self::ask(registry, &socket);
             }
@@ -464,7 +464,7 @@ impl Store {
     /// `TimedOut`, and `StorageFull`.
     pub fn share(self: &Arc<Self>, name: u128) -> io::Result<Said> {
         let _uncancelled = Uncancelled::new();
-        let lock = self.lock(Lock::Entries, START_PATIENCE)?;
+        let lock = self.lock(Lock::Entries)?;
         self.say(common(name), self.own.load(Ordering::Relaxed), &lock)
     }
 
@@ -496,7 +496,11 @@ impl Store {
     ///
     /// # Errors
     /// `TimedOut`.
-    pub fn lock(self: &Arc<Self>, lock: Lock, timeout: Duration) -> io::Result<LockGuard> {
+    pub fn lock(self: &Arc<Self>, lock: Lock) -> io::Result<LockGuard> {
+        self.lock_within(lock, WAIT)
+    }
+
+    fn lock_within(self: &Arc<Self>, lock: Lock, timeout: Duration) -> io::Result<LockGuard> {
         let _uncancelled = Uncancelled::new();
         let deadline = Instant::now() + timeout;
         loop {
@@ -507,7 +511,7 @@ impl Store {
                 let what = "a lock of the host's store is held by another process";
                 return Err(io::Error::new(io::ErrorKind::TimedOut, what));
             }
-            std::thread::sleep(RETRY);
+            std::thread::sleep(LOOK_AGAIN);
         }
     }
 }
@@ -609,15 +613,15 @@ mod tests {
     fn a_lock_excludes_and_waiting_is_bounded() {
         let registry = registry("lock");
         let [a, b] = [(); 2].map(|()| Store::join(&registry).unwrap());
-        let guard = a.lock(Lock::Steering, Duration::ZERO).unwrap();
+        let guard = a.lock_within(Lock::Steering, Duration::ZERO).unwrap();
         assert!(a.try_lock(Lock::Steering).is_none() && b.try_lock(Lock::Steering).is_none());
-        b.lock(Lock::Xrc, Duration::ZERO).unwrap();
+        b.lock_within(Lock::Xrc, Duration::ZERO).unwrap();
         let begin = Instant::now();
-        let error = b.lock(Lock::Steering, Duration::from_millis(20)).unwrap_err();
+        let error = b.lock_within(Lock::Steering, Duration::from_millis(20)).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         assert!(begin.elapsed() >= Duration::from_millis(20));
         drop(guard);
-        b.lock(Lock::Steering, Duration::ZERO).unwrap();
+        b.lock_within(Lock::Steering, Duration::ZERO).unwrap();
     }
 
     #[test]
@@ -734,7 +738,7 @@ mod tests {
         let start = Start::begin(&registry);
         let begin = Instant::now();
         let slot = Slot::claim_in(&registry).unwrap();
-        assert!(begin.elapsed() >= START_PATIENCE && begin.elapsed() < 3 * START_PATIENCE);
+        assert!(begin.elapsed() >= WAIT && begin.elapsed() < 3 * WAIT);
         // It goes on.
         let late = Store::make(&registry).unwrap();
         drop(start);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyverbs_locks::{Mutex, rank};
 use socket2::SockRef;
 
-use crate::host::{Lock, LockGuard, Slot};
+use crate::host::{LOOK_AGAIN, Lock, LockGuard, Slot};
 use crate::udp::{Family, Meta};
 use crate::{random_u64, sockopt};
 
@@ -25,8 +25,6 @@ const GIVE_UP: Duration = Duration::from_millis(25);
 const MORE_INDICES: usize = 4;
 /// Longest wait of a repair for another's lock before it goes on without.
 const LOCK_WAIT: Duration = Duration::from_millis(250);
-const LOCK_RETRY: Duration = Duration::from_micros(500);
-const ANSWER_RETRY: Duration = Duration::from_micros(300);
 /// Bounds of the pause between repairs: it doubles while they change nothing.
 const MIN_PAUSE: Duration = Duration::from_millis(10);
 const MAX_PAUSE: Duration = Duration::from_secs(1);
@@ -255,7 +253,7 @@ impl Steering {
         }
         // Another thread is working on it.
         let Some(mut inner) = self.inner.try_lock() else {
-            return Ok(Resteer::Pending { retry_after: ANSWER_RETRY });
+            return Ok(Resteer::Pending { retry_after: LOOK_AGAIN });
         };
         if matches!(inner.phase, Phase::Idle) {
             let since = inner.finished.elapsed();
@@ -314,7 +312,7 @@ impl Steering {
         if let Phase::Locking { since } = inner.phase {
             let lock = self.slot.store().try_lock(Lock::Steering);
             if lock.is_none() && since.elapsed() < LOCK_WAIT {
-                return Ok(Resteer::Pending { retry_after: LOCK_RETRY });
+                return Ok(Resteer::Pending { retry_after: LOOK_AGAIN });
             }
             inner.phase = Phase::Probing(self.begin(lock));
         }
@@ -322,7 +320,7 @@ impl Steering {
             return Ok(Resteer::Idle);
         };
         if !self.discover(discovery, fds) {
-            return Ok(Resteer::Pending { retry_after: ANSWER_RETRY });
+            return Ok(Resteer::Pending { retry_after: LOOK_AGAIN });
         }
         let Phase::Probing(discovery) = std::mem::replace(&mut inner.phase, Phase::Idle) else {
             return Ok(Resteer::Idle);

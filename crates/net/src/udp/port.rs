@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -25,9 +25,6 @@ pub(crate) const IPV6_FLOWINFO: c_int = 11;
 pub(crate) const IPV6_FLOWINFO_SEND: c_int = 33;
 pub(crate) const IPV6_AUTOFLOWLABEL: c_int = 70;
 pub(super) const IPV6_MULTICAST_ALL: c_int = 29;
-
-/// Longest wait of joining for another process that joins or repairs.
-const JOIN_LOCK_WAIT: Duration = Duration::from_secs(2);
 
 /// Options of a [`UdpPort`].
 #[derive(Clone, Debug)]
@@ -104,7 +101,7 @@ impl UdpPort {
         let port = options.port;
         let lock = options.slot.as_ref().and_then(|slot| {
             slot.store()
-                .lock(Lock::Steering, JOIN_LOCK_WAIT)
+                .lock(Lock::Steering)
                 .inspect_err(
                     |error| tracing::warn!(port, %error, "joining without the lock of the host's store"),
                 )
