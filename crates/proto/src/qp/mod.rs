@@ -3,13 +3,10 @@
 //! The device calls in, and the machines answer through [`Env`]. Nothing here blocks. Once a queue pair is ready to
 //! send, it allocates only copies of packets that came out of order.
 
-mod answers;
 pub mod attr;
-mod completer;
 mod congestion;
 mod datagram;
 pub mod grh;
-mod local;
 pub mod pacing;
 mod posting;
 mod requester;
@@ -41,9 +38,9 @@ use congestion::Congestion;
 use pacing::{Pacing, RateLimit};
 pub use posting::PostSendError;
 use requester::Requester;
+use responder::Responder;
 use responder::tag_matching::{SEND_CAP, TagMatching};
 pub use responder::{EarlyBytes, lending};
-use responder::{Responder, Turn};
 use send_queue::{PACKET_COST, SendQueue};
 
 /// The slots of a send queue that a poller gives back: those that polled completions cover (S5.1).
@@ -340,7 +337,7 @@ impl Qp {
     /// Tells whether it is in SQD and sends still wait for their answers.
     #[must_use]
     pub fn is_draining(&self) -> bool {
-        self.attr.state == QpState::Sqd && !self.requester.drained
+        self.attr.state == QpState::Sqd && !self.requester.is_drained()
     }
 
     /// The place where a poller hands back send slots, without the queue pair's lock.
@@ -383,7 +380,7 @@ impl Qp {
                         self.next_datagram = self.attr.sq_psn;
                         self.start_requester(self.attr.sq_psn);
                     }
-                    (_, QpState::Sqd) if from != QpState::Sqd => self.requester.drained = false,
+                    (_, QpState::Sqd) if from != QpState::Sqd => self.requester.begin_drain(),
                     _ => {}
                 }
                 if matches!(to, QpState::Rts | QpState::Sqd) {
@@ -432,7 +429,7 @@ impl Qp {
             mask.contains(M::RNR_RETRY).then_some(from.rnr_retry),
         );
         if mask.contains(M::MAX_DEST_RD_ATOMIC) {
-            self.responder.answers.set_depth(from.max_dest_rd_atomic);
+            self.responder.set_depth(from.max_dest_rd_atomic);
         }
     }
 
@@ -494,7 +491,7 @@ impl Qp {
             QpType::Rc => self.send_kept(env) | self.send_requests(env),
             QpType::XrcRecv => self.send_kept(env),
         };
-        if sent && self.responder.ack_owed {
+        if sent && self.responder.owes_ack() {
             self.send_owed_ack(env);
         }
     }
@@ -557,18 +554,6 @@ impl Qp {
         }
     }
 
-    /// Sends answers and ACKs that the responder has kept. Tells whether anything went out.
-    #[inline]
-    fn send_kept<E: Env>(&mut self, env: &mut E) -> bool {
-        self.keeps_any() && (self.send_answers(env) | self.send_held(env))
-    }
-
-    /// Tells whether answers, or an ACK or NAK that found no room, still have to be sent.
-    #[inline]
-    fn keeps_any(&self) -> bool {
-        self.responder.answers.are_pending() || self.responder.held.is_some()
-    }
-
     /// Tells whether [`transmit`](Self::transmit) might send a packet now.
     #[inline]
     fn has_to_send(&self) -> bool {
@@ -580,14 +565,14 @@ impl Qp {
     /// for answers before it does not count: it leaves behind them, with no call of its own.
     #[must_use]
     pub fn owes_ack(&self) -> bool {
-        self.responder.ack_owed && !self.responder.answers.are_pending()
+        self.responder.may_acknowledge()
     }
 
     /// Tells whether the peers take turns and the last message was the other's. Then the program's reply is likely to
     /// come soon and to carry the ACK.
     #[must_use]
     pub fn takes_turns(&self) -> bool {
-        self.responder.ack_owed && self.responder.turn == Turn::Ours
+        self.responder.takes_turns()
     }
 
     /// Sends the ACK that is owed, if any, or in its place the NAK of a packet that is missing after those which it would
@@ -608,7 +593,7 @@ impl Qp {
     /// When [`on_timer`](Self::on_timer) must be called at the latest. It may move with every call.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
-        let answers = self.responder.answers.paced_until;
+        let answers = self.responder.deadline();
         let paced = match self.attr.state {
             QpState::Rts | QpState::Sqd => {
                 self.pacing.iter().chain(&self.path_pacing).filter_map(|p| p.wait_until).min()

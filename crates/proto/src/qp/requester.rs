@@ -4,7 +4,9 @@
 //! The send queue's `next` and the packet count `k` are the cursor: the packet that goes out next. Going back after a
 //! loss moves the cursor only. A WQE keeps the PSNs that it got when it was started.
 
+mod completer;
 mod direct;
+mod local;
 mod repair;
 mod retransmit_delay;
 mod retry;
@@ -34,7 +36,6 @@ use self::repair::Repair;
 use self::retransmit_delay::RetransmitDelay;
 use super::Qp;
 use super::attr::{QpState, QpType};
-use super::responder::Turn;
 use super::send_queue::{PACKET_COST, Sqe};
 use single::Single;
 
@@ -68,27 +69,27 @@ const LOSSY_PROBE: Duration = Duration::from_micros(400);
 #[derive(Debug, Default)]
 pub(super) struct Requester {
     /// Packets of the WQE `next` that went out.
-    pub(super) k: u32,
+    k: u32,
     /// The oldest PSN without an answer. Answers alone move it (`completer.rs`; `docs/design/ordering.md`). On UC, which
     /// gets none, sending does.
-    pub(super) una: Psn,
+    una: Psn,
     /// Window cost of everything answered.
-    pub(super) una_cost: u64,
+    una_cost: u64,
     /// The PSN after the highest that was ever sent.
-    pub(super) max_sent: Psn,
+    max_sent: Psn,
     /// PSN and cost for the WQE that is started next: the cost is 0 as long as none was.
-    pub(super) fresh_psn: Psn,
-    pub(super) fresh_cost: u64,
+    fresh_psn: Psn,
+    fresh_cost: u64,
     /// PSNs after the last response of each READ piece, and of all else that has one, that is outstanding.
-    pub(super) responses: VecDeque<Psn>,
+    responses: VecDeque<Psn>,
     /// Requests with a response of their own that are started and not complete.
-    pub(super) unfenced: u32,
+    unfenced: u32,
     /// Local operations that are done but may not complete yet.
-    pub(super) local: u32,
+    local: u32,
     retries_left: u8,
     rnr_left: u8,
     /// The next request waits until this time: the receiver was not ready.
-    pub(super) rnr_until: Option<Time>,
+    rnr_until: Option<Time>,
     /// When the oldest request counts as lost, and the length of that silence.
     ack_deadline: Option<(Time, Duration)>,
     /// ACK timeouts since the peer last answered something new.
@@ -104,7 +105,7 @@ pub(super) struct Requester {
     /// The window ended the last sending: the packets in flight include one that asks for an ACK.
     window_closed: bool,
     /// `SQ_DRAINED` was raised since the move to SQD.
-    pub(super) drained: bool,
+    drained: bool,
     accepted: Accepted,
     /// Congestion window since packets were lost or marked, until the link's own window is smaller.
     congestion: Option<u64>,
@@ -121,6 +122,16 @@ impl Requester {
     pub(super) fn set_retries(&mut self, retry_cnt: Option<u8>, rnr_retry: Option<u8>) {
         self.retries_left = retry_cnt.unwrap_or(self.retries_left);
         self.rnr_left = rnr_retry.unwrap_or(self.rnr_left);
+    }
+
+    /// The queue pair has moved to SQD: requests that have begun are finished.
+    pub(super) fn begin_drain(&mut self) {
+        self.drained = false;
+    }
+
+    /// Tells whether that is done.
+    pub(super) fn is_drained(&self) -> bool {
+        self.drained
     }
 
     /// The peer repeated an answer.
@@ -308,7 +319,7 @@ impl Qp {
         requester.unfenced += u32::from(sqe.op.has_response());
         requester.k = 0;
         self.sq.started = position.wrapping_add(1);
-        self.responder.turn = Turn::Theirs;
+        self.responder.note_request_sent();
         true
     }
 
@@ -569,13 +580,13 @@ impl Qp {
 
     /// Completes the oldest WQE.
     pub(super) fn complete_oldest<E: Env>(&mut self, status: WcStatus, env: &mut E) {
-        if self.tag_matching.is_some() {
-            return self.complete_fetch(status, env);
-        }
         let position = self.sq.done;
         self.sq.done = position.wrapping_add(1);
         let sqe = self.sq.at(position);
         let (op, len, wr_id) = (sqe.op, sqe.len, sqe.wr_id);
+        if self.tag_matching.is_some() {
+            return self.complete_fetch(wr_id, &op, len, status, env);
+        }
         let told = self.init.sq_sig_all || sqe.flags.contains(SendFlags::SIGNALED);
         if status == WcStatus::Success
             && let SendOp::Write(at) = op

@@ -1,5 +1,6 @@
 //! The responder of RC, XRC and UC: a chain of checks in the order of IBA 9.7.4 and 9.8.3, then the execution.
 
+mod answers;
 mod early;
 mod execute;
 pub mod lending;
@@ -19,9 +20,9 @@ use crate::wc::{Wc, WcStatus};
 use crate::wire::aeth::{NakCode, Syndrome};
 use crate::wire::opcode::Operation;
 
-use super::answers::{AnswerKind, Answers};
 use super::attr::QpType;
 use super::{Incoming, Qp};
+use answers::{AnswerKind, Answers};
 use early::Early;
 pub use early::EarlyBytes;
 
@@ -49,7 +50,7 @@ enum Inbound {
 
 /// The side that has the turn, where the programs of both ends answer each other's messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Turn {
+enum Turn {
     /// The program has sent, the peer has not answered.
     Theirs,
     /// The peer has answered with one WRITE, which only the memory shows to the program.
@@ -67,7 +68,7 @@ pub(super) struct Responder {
     /// Before RTR: the PSN of the last request that was dropped.
     too_early: Option<Psn>,
     /// Messages completed, and READs and atomics begun: 24 bits.
-    pub(super) msn: u32,
+    msn: u32,
     inbound: Inbound,
     /// The receive WQE in use, if `recv_taken`.
     recv: RecvWqe,
@@ -85,14 +86,51 @@ pub(super) struct Responder {
     /// Further gaps for which the requester counts as one that goes back N.
     goes_back: u8,
     /// An ACK is owed for everything before `expected`.
-    pub(super) ack_owed: bool,
+    ack_owed: bool,
     /// An ACK or NAK for which the path had no room: it goes before further requests.
-    pub(super) held: Option<(Psn, Syndrome)>,
+    held: Option<(Psn, Syndrome)>,
     unacknowledged: u32,
     /// When the last answer left, if that was an ACK and the link may have lost it.
-    pub(super) last_ack: Option<Time>,
-    pub(super) turn: Turn,
-    pub(super) answers: Answers,
+    last_ack: Option<Time>,
+    turn: Turn,
+    answers: Answers,
+}
+
+impl Responder {
+    /// The program has sent a request: it is the peer's turn.
+    #[inline]
+    pub(super) fn note_request_sent(&mut self) {
+        self.turn = Turn::Theirs;
+    }
+
+    /// A modify has changed how many READs and atomics the peer may have outstanding.
+    pub(super) fn set_depth(&mut self, max_dest_rd_atomic: u8) {
+        self.answers.set_depth(max_dest_rd_atomic);
+    }
+
+    /// Tells whether an ACK is owed, at once or behind answers.
+    #[inline]
+    pub(super) fn owes_ack(&self) -> bool {
+        self.ack_owed
+    }
+
+    /// Tells whether an ACK is owed that may leave before any answer.
+    #[inline]
+    pub(super) fn may_acknowledge(&self) -> bool {
+        self.ack_owed && !self.answers.are_pending()
+    }
+
+    /// Tells whether an ACK is owed, and the program's next message is likely to carry it.
+    #[inline]
+    pub(super) fn takes_turns(&self) -> bool {
+        self.ack_owed && self.turn == Turn::Ours
+    }
+
+    /// When paced answers go on.
+    #[inline]
+    pub(super) fn deadline(&self) -> Option<Time> {
+        self.answers.paced_until
+    }
 }
 
 /// A request that cannot be executed: the NAK for the peer, the error on our side.
@@ -194,7 +232,7 @@ impl Qp {
 
     /// Sends, in place of an ACK, the NAK of a packet that is missing after some that were kept. False if there is
     /// none.
-    pub(super) fn tell_missing<E: Env>(&mut self, env: &mut E) -> bool {
+    fn tell_missing<E: Env>(&mut self, env: &mut E) -> bool {
         let Responder { expected, nak_sent, early, .. } = &mut self.responder;
         let tells = early.as_mut().is_some_and(|early| early.take_tell(*expected)) && !*nak_sent;
         if tells {
@@ -337,7 +375,7 @@ impl Qp {
     }
 
     /// The memory of a READ in progress went away under its responses.
-    pub(super) fn refuse_read<E: Env>(&mut self, psn: Psn, env: &mut E) {
+    fn refuse_read<E: Env>(&mut self, psn: Psn, env: &mut E) {
         self.refuse(psn, Refusal::ACCESS, env);
     }
 
@@ -369,11 +407,11 @@ impl Qp {
     }
 
     /// The PSN up to which everything was executed.
-    pub(super) fn last_executed(&self) -> Psn {
+    fn last_executed(&self) -> Psn {
         self.responder.expected.prev()
     }
 
-    pub(super) fn acknowledged(&mut self) {
+    fn acknowledged(&mut self) {
         self.responder.ack_owed = false;
         self.responder.unacknowledged = 0;
     }

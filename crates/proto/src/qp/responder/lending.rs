@@ -6,10 +6,10 @@
 
 use crate::types::Psn;
 
-use super::super::answers::{Answer, AnswerKind};
 use super::super::attr::{QpAttr, QpInit, QpState, QpType};
 use super::super::{Incoming, Qp};
 use super::Inbound;
+use super::answers::{Answer, AnswerKind};
 use crate::env::Env;
 use crate::wire::opcode::Operation;
 

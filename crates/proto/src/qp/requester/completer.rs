@@ -9,12 +9,12 @@ use crate::wire::aeth::{NakCode, Syndrome};
 use crate::wire::opcode::Operation;
 use crate::wr::SendOp;
 
-use super::attr::{QpState, QpType};
-use super::{Incoming, Qp};
+use super::super::attr::{QpState, QpType};
+use super::super::{Incoming, Qp};
 
 impl Qp {
     /// Takes an ACK that came with a request: of everything up to `psn`.
-    pub(super) fn receive_ack<E: Env>(&mut self, psn: Psn, env: &mut E) {
+    pub(in crate::qp) fn receive_ack<E: Env>(&mut self, psn: Psn, env: &mut E) {
         if self.awaits_response(psn, env) {
             self.answered_before(psn.plus(1), env);
             self.check_repair(env);
@@ -23,7 +23,7 @@ impl Qp {
     }
 
     /// Takes a response of the peer.
-    pub(super) fn receive_response<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) {
+    pub(in crate::qp) fn receive_response<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) {
         let psn = packet.headers.bth.psn;
         if !self.awaits_response(psn, env) {
             return;
