@@ -12,10 +12,12 @@ mod posting;
 mod requester;
 mod responder;
 mod send_queue;
+mod timers;
 mod transition;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use anyverbs_queue_memory::{OutOfMemory, QueueMemory};
 
@@ -42,6 +44,7 @@ use responder::Responder;
 use responder::tag_matching::{SEND_CAP, TagMatching};
 pub use responder::{EarlyBytes, lending};
 use send_queue::{PACKET_COST, SendQueue};
+use timers::{Timer, Timers};
 
 /// The slots of a send queue that a poller gives back: those that polled completions cover (S5.1).
 #[derive(Debug, Default)]
@@ -154,6 +157,7 @@ pub struct Qp {
     /// Pacing by the static rate of its path. On UD it exists once a datagram went to an address handle that has a
     /// static rate.
     path_pacing: Option<Pacing>,
+    timers: Timers,
     /// PSN of the next datagram.
     next_datagram: Psn,
     /// `COMM_EST` was raised.
@@ -208,6 +212,7 @@ impl Qp {
             congestion: Congestion::default(),
             pacing: None,
             path_pacing: None,
+            timers: Timers::default(),
             next_datagram: Psn::default(),
             established: false,
             srq_pd: None,
@@ -287,6 +292,7 @@ impl Qp {
     pub fn limit_rate(&mut self, limit: &RateLimit) {
         self.attr.rate_limit = limit.kbps;
         self.pacing = Pacing::new(limit, self.mtu());
+        self.timers.stop(Timer::Rate);
     }
 
     /// Tells whether a rate limit applies to its sends.
@@ -299,9 +305,20 @@ impl Qp {
         self.pacing.iter_mut().chain(&mut self.path_pacing)
     }
 
-    /// Tells whether the rate limits let a packet leave now.
+    /// Tells whether the rate limits let a packet leave now. If not, a timer runs until they do.
     fn paces_one_more<E: Env>(&mut self, env: &E) -> bool {
-        !self.is_paced() || self.pacers().all(|pacing| pacing.admits(env.now()))
+        if !self.is_paced() {
+            return true;
+        }
+        let wait = self.pacers().find_map(|pacing| pacing.wait(env.now()));
+        self.note_wait(wait, env)
+    }
+
+    fn note_wait<E: Env>(&mut self, wait: Option<Duration>, env: &E) -> bool {
+        if let Some(wait) = wait {
+            self.timers.start(Timer::Rate, env.now(), wait);
+        }
+        wait.is_none()
     }
 
     fn note_paced<E: Env>(&mut self, bytes: u32, env: &E) {
@@ -439,6 +456,7 @@ impl Qp {
         self.credit.release(self.sq.clear());
         self.requester = Requester::default();
         (self.pacing, self.path_pacing) = (None, None);
+        self.timers = Timers::default();
         self.forget_receives();
         self.established = false;
     }
@@ -484,7 +502,7 @@ impl Qp {
     pub fn transmit<E: Env>(&mut self, env: &mut E) {
         // The sends may now wait for another reason than the rate. Then the moment of the rate would stay the deadline
         // after it has passed.
-        self.pacers().for_each(|pacing| pacing.wait_until = None);
+        self.timers.stop(Timer::Rate);
         let sent = match self.init.qp_type {
             QpType::Ud => self.send_datagrams(env),
             QpType::Uc | QpType::XrcSend => self.send_requests(env),
@@ -593,20 +611,21 @@ impl Qp {
     /// When [`on_timer`](Self::on_timer) must be called at the latest. It may move with every call.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
-        let answers = self.responder.deadline();
-        let paced = match self.attr.state {
-            QpState::Rts | QpState::Sqd => {
-                self.pacing.iter().chain(&self.path_pacing).filter_map(|p| p.wait_until).min()
-            }
-            _ => None,
-        };
-        earlier(earlier(answers, self.requester_deadline()), paced)
+        self.timers.next()
     }
 
-    /// Runs the timers that are due at `env.now()`: ACK timeout, end of an RNR wait, the next piece of a paced READ
-    /// response.
+    /// Runs the timers that are due at `env.now()`.
     pub fn on_timer<E: Env>(&mut self, env: &mut E) {
-        self.requester_timer(env);
+        let now = env.now();
+        for timer in Timer::ALL {
+            let Some(expired) = self.timers.expire(timer, now) else { continue };
+            match timer {
+                Timer::Probe => self.on_probe_timeout(expired, env),
+                Timer::Ack => self.on_ack_timeout(expired, env),
+                // What waited for it goes on below.
+                Timer::RnrWait | Timer::Responses | Timer::Rate => {}
+            }
+        }
         self.transmit(env);
     }
 
@@ -677,15 +696,5 @@ impl Qp {
             ack_req: false,
             psn,
         }
-    }
-}
-
-/// The earlier of two optional times.
-#[inline]
-fn earlier(a: Option<Time>, b: Option<Time>) -> Option<Time> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (a, None) => a,
-        (None, b) => b,
     }
 }

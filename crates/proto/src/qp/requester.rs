@@ -37,6 +37,7 @@ use self::retransmit_delay::RetransmitDelay;
 use super::Qp;
 use super::attr::{QpState, QpType};
 use super::send_queue::{PACKET_COST, Sqe};
+use super::timers::Timer;
 use single::Single;
 
 /// A READ is asked for in pieces of this many bytes (a multiple of every MTU), so that our window also bounds the
@@ -88,10 +89,6 @@ pub(super) struct Requester {
     local: u32,
     retries_left: u8,
     rnr_left: u8,
-    /// The next request waits until this time: the receiver was not ready.
-    rnr_until: Option<Time>,
-    /// When the oldest request counts as lost, and the length of that silence.
-    ack_deadline: Option<(Time, Duration)>,
     /// ACK timeouts since the peer last answered something new.
     ack_timeouts: u32,
     /// The ACK timer began anew, for this process had not run. Not once more until the peer answers something new.
@@ -109,8 +106,6 @@ pub(super) struct Requester {
     accepted: Accepted,
     /// Congestion window since packets were lost or marked, until the link's own window is smaller.
     congestion: Option<u64>,
-    /// Probe timer. When it ends, unanswered packets are sent again, and the next probe comes after twice the time.
-    probe: Option<(Time, Duration)>,
     /// The shortest silence of the peer before that.
     retransmit_delay: RetransmitDelay,
     /// The value of `congestion` before the first repeat that may turn out to be spurious.
@@ -183,7 +178,7 @@ impl Qp {
     /// Sends requests while state, window, peer and link let it. Returns whether anything went out.
     pub(super) fn send_requests<E: Env>(&mut self, env: &mut E) -> bool {
         if !matches!(self.attr.state, QpState::Rts | QpState::Sqd)
-            || self.requester.rnr_until.is_some()
+            || self.timers.is_running(Timer::RnrWait)
             || self.sq.next == self.sq.head
         {
             return false;
@@ -235,10 +230,10 @@ impl Qp {
                 }
             }
         }
-        if sent && self.requester.ack_deadline.is_none() && self.awaits_answer() {
+        if sent && !self.timers.is_running(Timer::Ack) && self.awaits_answer() {
             self.restart_ack_timer(env.soon(), env);
         }
-        if sent && self.requester.probe.is_none() && self.awaits_answer() {
+        if sent && !self.timers.is_running(Timer::Probe) && self.awaits_answer() {
             self.restart_probe(env);
         }
         self.complete_halted(env);
@@ -532,9 +527,9 @@ impl Qp {
     }
 
     pub(super) fn stop_requester(&mut self) {
-        self.requester.ack_deadline = None;
-        self.requester.probe = None;
-        self.requester.rnr_until = None;
+        for timer in [Timer::RnrWait, Timer::Probe, Timer::Ack, Timer::Rate] {
+            self.timers.stop(timer);
+        }
         self.requester.halted = None;
         self.requester.responses.clear();
         self.requester.unfenced = 0;

@@ -125,12 +125,6 @@ impl Responder {
     pub(super) fn takes_turns(&self) -> bool {
         self.ack_owed && self.turn == Turn::Ours
     }
-
-    /// When paced answers go on.
-    #[inline]
-    pub(super) fn deadline(&self) -> Option<Time> {
-        self.answers.paced_until
-    }
 }
 
 /// A request that cannot be executed: the NAK for the peer, the error on our side.

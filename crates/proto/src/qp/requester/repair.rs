@@ -8,6 +8,7 @@ use crate::types::Psn;
 
 use super::super::Qp;
 use super::super::attr::QpType;
+use super::super::timers::Timer;
 
 /// The greatest number of losses for which the requester goes back at once, after selective retransmit did not help. An
 /// attempt costs a round trip, which a peer that keeps no packets never makes good.
@@ -79,7 +80,7 @@ impl Qp {
         let (una, resume) = (self.requester.una, self.cursor_psn());
         let is_plain = self.init.qp_type == QpType::Rc
             && self.requester.responses.is_empty()
-            && self.requester.rnr_until.is_none()
+            && !self.timers.is_running(Timer::RnrWait)
             && self.requester.retries_left > 0
             && resume.since(una) > 1;
         if !is_plain {

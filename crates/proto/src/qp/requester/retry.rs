@@ -9,8 +9,9 @@ use crate::time::Time;
 use crate::types::timer_code;
 use crate::wc::WcStatus;
 
+use super::super::Qp;
 use super::super::send_queue::PACKET_COST;
-use super::super::{Qp, earlier};
+use super::super::timers::{Expired, Timer};
 use super::{LOSSY_PROBE, MIN_WINDOW_PACKETS, Requester};
 
 /// The shortest ACK timeout. A responder is a process among others: it may not run for a time slice or two.
@@ -89,12 +90,12 @@ impl Qp {
             let least = MIN_WINDOW_PACKETS * (u64::from(self.mtu()) + PACKET_COST);
             self.requester.congestion = Some(least);
         }
-        self.requester.probe = Some((env.now() + after * 2, after * 2));
+        self.timers.start(Timer::Probe, env.now(), after * 2);
     }
 
     /// The receiver was not ready for packet `una` (IBA 9.7.5.2.8).
     pub(in super::super) fn receiver_not_ready<E: Env>(&mut self, timer: u8, env: &mut E) {
-        if self.requester.rnr_until.is_some() {
+        if self.timers.is_running(Timer::RnrWait) {
             // The network delivered the NAK twice.
             return;
         }
@@ -109,8 +110,8 @@ impl Qp {
         }
         self.requester.repair.give_up();
         self.go_back(self.requester.una);
-        self.requester.ack_deadline = None;
-        self.requester.rnr_until = Some(env.now() + timer_code::rnr(timer));
+        self.timers.stop(Timer::Ack);
+        self.timers.start(Timer::RnrWait, env.now(), timer_code::rnr(timer));
     }
 
     /// The peer answered something new.
@@ -122,14 +123,14 @@ impl Qp {
         if self.requester.retransmit_delay.progressed(una, max_sent, || env.now()) {
             self.requester.congestion_before = None;
         }
-        self.requester.probe = None;
+        self.timers.stop(Timer::Probe);
         self.requester.retries_left = self.attr.retry_cnt;
         self.requester.ack_timeouts = 0;
         self.requester.excused = false;
         self.requester.rnr_left = self.attr.rnr_retry;
         self.requester.asked_for = None;
         if self.requester.una == self.cursor_psn() {
-            self.requester.ack_deadline = None;
+            self.timers.stop(Timer::Ack);
         } else {
             self.restart_ack_timer(env.soon(), env);
             self.restart_probe(env);
@@ -137,7 +138,10 @@ impl Qp {
     }
 
     pub(super) fn restart_probe<E: Env>(&mut self, env: &E) {
-        self.requester.probe = self.probe_after(env).map(|after| (env.now() + after, after));
+        match self.probe_after(env) {
+            Some(after) => self.timers.start(Timer::Probe, env.now(), after),
+            None => self.timers.stop(Timer::Probe),
+        }
     }
 
     /// The silence of the peer after which it is asked again.
@@ -150,80 +154,61 @@ impl Qp {
 
     pub(super) fn restart_ack_timer<E: Env>(&mut self, now: Time, env: &E) {
         let doublings = self.requester.ack_timeouts.min(MAX_DOUBLINGS);
-        self.requester.ack_deadline = timer_code::ack(self.attr.timeout).map(|t| {
-            let t = t.max(MIN_ACK_TIMEOUT);
-            if env.props().certain {
-                return (now + t, t);
-            }
-            let doubled = if doublings == 0 { t } else { t * (1 << doublings) };
-            // A peer that is known to take longer gets that, too.
-            let least = self.requester.retransmit_delay.least();
-            let after = if least <= doubled {
-                doubled
-            } else {
-                least.min(t * (1 << MAX_DOUBLINGS)).max(doubled)
-            };
-            (now + after, after)
-        });
+        let Some(t) = timer_code::ack(self.attr.timeout) else {
+            return self.timers.stop(Timer::Ack);
+        };
+        let t = t.max(MIN_ACK_TIMEOUT);
+        let doubled = if doublings == 0 { t } else { t * (1 << doublings) };
+        // A peer that is known to take longer gets that, too.
+        let least = self.requester.retransmit_delay.least();
+        let after = if env.props().certain {
+            t
+        } else if least <= doubled {
+            doubled
+        } else {
+            least.min(t * (1 << MAX_DOUBLINGS)).max(doubled)
+        };
+        self.timers.start(Timer::Ack, now, after);
     }
 
     /// Notes that the unanswered packets are sent again after this silence. The answers may show that it was spurious.
     /// The peer must not have said that they were lost, for a peer that has kept later packets answers such repeats
     /// twice.
-    fn note_repeat(&mut self, at: Time, after: Duration) {
+    fn note_repeat(&mut self, expired: Expired) {
         let lost = self.requester.asked_for == Some(self.requester.una);
         if lost && !self.requester.retransmit_delay.has_asked() {
             return;
         }
         let (una, end) = (self.requester.una, self.requester.max_sent);
-        if self.requester.retransmit_delay.asked_again(una, end, at - after, after) {
+        if self.requester.retransmit_delay.asked_again(una, end, expired.since, expired.length) {
             self.requester.congestion_before = Some(self.requester.congestion);
         }
-    }
-
-    /// When the requester wants to be called.
-    pub(in super::super) fn requester_deadline(&self) -> Option<Time> {
-        let requester = &self.requester;
-        let probe = requester.probe.map(|(at, _)| at);
-        let ack = requester.ack_deadline.map(|(at, _)| at);
-        earlier(earlier(requester.rnr_until, ack), probe)
     }
 
     /// This process has not run, so an ACK timer that is due says nothing of the peer: it begins anew. Once: a process
     /// that never runs in time would wait for ever.
     pub fn excuse_silence<E: Env>(&mut self, env: &mut E) {
-        let is_due = self.requester.ack_deadline.is_some_and(|(at, _)| at <= env.now());
+        let is_due = self.timers.is_due(Timer::Ack, env.now());
         if is_due && !std::mem::replace(&mut self.requester.excused, true) {
             self.restart_ack_timer(env.now(), env);
         }
     }
 
-    /// Ends an RNR wait, and acts on an ACK timeout (IBA 9.7.6.1.3).
-    pub(in super::super) fn requester_timer<E: Env>(&mut self, env: &mut E) {
-        let now = env.now();
-        if self.requester.rnr_until.is_some_and(|t| t <= now) {
-            self.requester.rnr_until = None;
+    pub(in super::super) fn on_probe_timeout<E: Env>(&mut self, expired: Expired, env: &E) {
+        if self.awaits_answer() && !self.timers.is_running(Timer::RnrWait) {
+            self.note_repeat(expired);
+            self.probe(expired.length, env);
         }
-        if let Some((at, after)) = self.requester.probe
-            && at <= now
-        {
-            self.requester.probe = None;
-            if self.awaits_answer() && self.requester.rnr_until.is_none() {
-                self.note_repeat(at, after);
-                self.probe(after, env);
-            }
-        }
-        if let Some((at, after)) = self.requester.ack_deadline
-            && at <= now
-        {
-            self.requester.ack_deadline = None;
-            if self.awaits_answer() {
-                self.note_repeat(at, after);
-                env.count(Counter::LocalAckTimeoutErr, 1);
-                self.requester.asked_for = None;
-                self.requester.ack_timeouts = self.requester.ack_timeouts.saturating_add(1);
-                self.retry(env);
-            }
+    }
+
+    /// IBA 9.7.6.1.3.
+    pub(in super::super) fn on_ack_timeout<E: Env>(&mut self, expired: Expired, env: &mut E) {
+        if self.awaits_answer() {
+            self.note_repeat(expired);
+            env.count(Counter::LocalAckTimeoutErr, 1);
+            self.requester.asked_for = None;
+            self.requester.ack_timeouts = self.requester.ack_timeouts.saturating_add(1);
+            self.retry(env);
         }
     }
 }

@@ -16,6 +16,7 @@ use crate::wire::packet::Headers;
 use crate::wire::reth::Reth;
 
 use super::super::Qp;
+use super::super::timers::Timer;
 
 /// READ response bytes that go out in one call: a peer that asks for more in one request gets the rest piece by piece.
 const BURST: u64 = 128 << 10;
@@ -69,8 +70,6 @@ pub(super) struct Answers {
     depth: usize,
     /// In the order of their PSNs.
     pending: VecDeque<Pending>,
-    /// No more before this time.
-    pub(super) paced_until: Option<Time>,
 }
 
 impl Answers {
@@ -80,7 +79,6 @@ impl Answers {
             remembered: VecDeque::with_capacity(depth),
             depth,
             pending: VecDeque::with_capacity(depth),
-            ..Self::default()
         }
     }
 
@@ -117,11 +115,6 @@ impl Answers {
     /// Whether something is to be sent.
     pub(super) fn are_pending(&self) -> bool {
         !self.pending.is_empty()
-    }
-
-    pub(super) fn clear(&mut self) {
-        self.pending.clear();
-        self.paced_until = None;
     }
 
     /// A READ came again, perhaps for the rest of an earlier one: its answer, unless it does not lie within one.
@@ -171,6 +164,12 @@ impl Answers {
 }
 
 impl Qp {
+    /// Forgets the answers that are still to be sent.
+    pub(super) fn drop_pending_answers(&mut self) {
+        self.responder.answers.pending.clear();
+        self.timers.stop(Timer::Responses);
+    }
+
     /// Sends answers and ACKs that the responder has kept. Tells whether anything went out.
     #[inline]
     pub(in crate::qp) fn send_kept<E: Env>(&mut self, env: &mut E) -> bool {
@@ -188,16 +187,17 @@ impl Qp {
     fn send_answers<E: Env>(&mut self, env: &mut E) -> bool {
         let mut bytes = 0u64;
         let mut any = false;
-        if self.responder.answers.paced_until.is_some_and(|t| t > env.now()) {
+        if self.timers.is_running(Timer::Responses)
+            && self.timers.expire(Timer::Responses, env.now()).is_none()
+        {
             return false;
         }
-        self.responder.answers.paced_until = None;
         while let Some(&Pending { answer, sent: k }) = self.responder.answers.pending.front() {
             if !self.attr.state.receives() {
                 return any;
             }
             if bytes >= BURST {
-                self.responder.answers.paced_until = Some(env.now() + PACE);
+                self.timers.start(Timer::Responses, env.now(), PACE);
                 return any;
             }
             let psn = answer.psn.plus(k);

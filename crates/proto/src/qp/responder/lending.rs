@@ -176,7 +176,7 @@ impl Qp {
         (responder.inbound, responder.recv_taken) = (Inbound::None, false);
         (responder.nak_sent, responder.ack_owed, responder.held) = (false, false, None);
         responder.unacknowledged = 0;
-        responder.answers.clear();
+        self.drop_pending_answers();
     }
 
     /// The responder's position: the PSN that comes next, and the MSN.

@@ -73,7 +73,7 @@ impl Qp {
         self.responder.inbound = Inbound::None;
         self.forget_early();
         self.responder.ack_owed = false;
-        self.responder.answers.clear();
+        self.drop_pending_answers();
         let flushed = Wc { status: WcStatus::WrFlushErr, ..Wc::default() };
         if self.responder.recv_taken {
             self.complete_recv(flushed, env);
