@@ -11,7 +11,7 @@ use crate::mr::{Access, KeyError, LastLocal, MrTable};
 use crate::payload::Payload;
 use crate::recv_queue::RecvWqe;
 use crate::tag_list::{Tagged, Taken};
-use crate::time::Time;
+use crate::time::Clock;
 use crate::types::{Psn, Qpn};
 use crate::wc::{TmInfo, Wc};
 use crate::wire::packet::Headers;
@@ -85,15 +85,7 @@ impl LinkProps {
 ///
 /// All calls come while the queue pair's lock is held. An implementation may take the locks of completion queues, the
 /// SRQ and the link below it. It must not take another queue pair's lock.
-pub trait Env: LinkEnv + MemoryEnv + CompletionEnv {
-    /// The moment of this call; the same value throughout.
-    fn now(&self) -> Time;
-
-    /// About this moment, some milliseconds off, where that is cheaper to know than [`now`](Self::now). For timeouts.
-    fn soon(&self) -> Time {
-        self.now()
-    }
-
+pub trait Env: Clock + LinkEnv + MemoryEnv + CompletionEnv {
     /// Counts.
     fn count(&self, counter: Counter, n: u64);
 }

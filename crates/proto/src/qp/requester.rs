@@ -7,21 +7,18 @@
 mod completer;
 mod direct;
 mod local;
-mod repair;
-mod retransmit_delay;
-mod retry;
+mod recovery;
+mod retransmit;
 mod single;
 mod stream;
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
 use crate::comp_cntr::CompCntrOps;
 use crate::counters::Counter;
 use crate::env::{Env, Side, TransmitError};
 use crate::mr::Access;
 use crate::payload::{Payload, hold_local};
-use crate::time::Time;
 use crate::types::Psn;
 use crate::wc::{Wc, WcOpcode, WcStatus};
 use crate::wire::atomic::AtomicEth;
@@ -32,8 +29,7 @@ use crate::wire::reth::Reth;
 use crate::wire::xrceth::XrcEth;
 use crate::wr::{RemoteAddr, SendFlags, SendOp};
 
-use self::repair::Repair;
-use self::retransmit_delay::RetransmitDelay;
+use self::recovery::LossRecovery;
 use super::Qp;
 use super::attr::{QpState, QpType};
 use super::send_queue::{PACKET_COST, Sqe};
@@ -60,12 +56,6 @@ pub(super) const BATCH_PACKETS: u32 = 64;
 /// Headers and trailer of a WRITE's packet.
 pub(super) const WRITE_OVERHEAD: u32 = 32;
 
-/// Packets that may be in flight however many are lost.
-const MIN_WINDOW_PACKETS: u64 = 16;
-
-/// Probe timeout where packets were lost lately. The answer was probably lost, or the packet that was sent again.
-const LOSSY_PROBE: Duration = Duration::from_micros(400);
-
 /// The requester's state.
 #[derive(Debug, Default)]
 pub(super) struct Requester {
@@ -87,36 +77,20 @@ pub(super) struct Requester {
     unfenced: u32,
     /// Local operations that are done but may not complete yet.
     local: u32,
-    retries_left: u8,
-    rnr_left: u8,
-    /// ACK timeouts since the peer last answered something new.
-    ack_timeouts: u32,
-    /// The ACK timer began anew, for this process had not run. Not once more until the peer answers something new.
-    excused: bool,
+    recovery: LossRecovery,
     /// The WQE at this position cannot be sent; completed with this status once all before it are.
     halted: Option<(u32, WcStatus)>,
-    /// Was told that this PSN or its answer is missing, and has sent it again; not once more until it is there.
-    asked_for: Option<Psn>,
-    /// Decides whether a single packet is sent again where one is missing.
-    repair: Repair,
     /// The window ended the last sending: the packets in flight include one that asks for an ACK.
     window_closed: bool,
     /// `SQ_DRAINED` was raised since the move to SQD.
     drained: bool,
     accepted: Accepted,
-    /// Congestion window since packets were lost or marked, until the link's own window is smaller.
-    congestion: Option<u64>,
-    /// The shortest silence of the peer before that.
-    retransmit_delay: RetransmitDelay,
-    /// The value of `congestion` before the first repeat that may turn out to be spurious.
-    congestion_before: Option<Option<u64>>,
 }
 
 impl Requester {
     /// Retries that a modify grants anew.
     pub(super) fn set_retries(&mut self, retry_cnt: Option<u8>, rnr_retry: Option<u8>) {
-        self.retries_left = retry_cnt.unwrap_or(self.retries_left);
-        self.rnr_left = rnr_retry.unwrap_or(self.rnr_left);
+        self.recovery.set_retries(retry_cnt, rnr_retry);
     }
 
     /// The queue pair has moved to SQD: requests that have begun are finished.
@@ -127,14 +101,6 @@ impl Requester {
     /// Tells whether that is done.
     pub(super) fn is_drained(&self) -> bool {
         self.drained
-    }
-
-    /// The peer repeated an answer.
-    pub(super) fn answered_twice(&mut self, now: impl FnOnce() -> Time) {
-        if self.retransmit_delay.answered_twice(now) {
-            // The retransmission was spurious: the window becomes what it was (RFC 4015).
-            self.congestion = self.congestion_before.take().unwrap_or(self.congestion);
-        }
     }
 }
 
@@ -147,8 +113,7 @@ impl Qp {
             max_sent: psn,
             fresh_psn: psn,
             responses: VecDeque::with_capacity(depth),
-            retries_left: self.attr.retry_cnt,
-            rnr_left: self.attr.rnr_retry,
+            recovery: LossRecovery::new(self.attr.retry_cnt, self.attr.rnr_retry),
             ..Requester::default()
         };
     }
@@ -230,11 +195,8 @@ impl Qp {
                 }
             }
         }
-        if sent && !self.timers.is_running(Timer::Ack) && self.awaits_answer() {
-            self.restart_ack_timer(env.soon(), env);
-        }
-        if sent && !self.timers.is_running(Timer::Probe) && self.awaits_answer() {
-            self.restart_probe(env);
+        if sent {
+            self.note_sent(env);
         }
         self.complete_halted(env);
         self.note_drained(env);
@@ -245,9 +207,7 @@ impl Qp {
     /// system call each. So the requester waits for a good piece, whole batches of the link where it has them. `None`
     /// means that it waits.
     fn open_window<E: Env>(&mut self, env: &E) -> Option<u64> {
-        let mut window = u64::from(env.props().window);
-        self.requester.congestion = self.requester.congestion.filter(|limit| *limit < window);
-        window = self.requester.congestion.unwrap_or(window);
+        let window = self.requester.recovery.window(env.props().window.into());
         let in_flight = self.cursor_cost().wrapping_sub(self.requester.una_cost);
         let batch = u64::from(self.batch_packets(env)) * (u64::from(self.mtu()) + PACKET_COST);
         if batch > 0 && window >= 2 * batch {
@@ -490,14 +450,6 @@ impl Qp {
         let cost = u64::from(self.mtu()) + PACKET_COST;
         let after = u64::from(psn.plus(packets).since(self.requester.una) as u32) * cost;
         psn.get() % ACK_EVERY + packets >= ACK_EVERY || after + u64::from(packets) * cost > window
-    }
-
-    /// Moves the cursor back to `psn`, which lies between `una` and the cursor. All behind it is sent again.
-    pub(super) fn go_back(&mut self, psn: Psn) {
-        self.move_cursor(psn);
-        while self.requester.responses.back().is_some_and(|end| end.since(psn) > 0) {
-            self.requester.responses.pop_back();
-        }
     }
 
     /// Moves the cursor to `psn`, which is not answered, or was not sent yet.

@@ -13,7 +13,7 @@ use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::recv_queue::RecvWqe;
 use anyverbs_proto::tag_list::{Tagged, Taken};
-use anyverbs_proto::time::Time;
+use anyverbs_proto::time::{Clock, Time};
 use anyverbs_proto::types::{Psn, Qpn};
 use anyverbs_proto::wc::{TmInfo, Wc};
 use anyverbs_proto::wire::packet::Headers;
@@ -194,7 +194,7 @@ impl DeviceEnv<'_, '_> {
     }
 }
 
-impl Env for DeviceEnv<'_, '_> {
+impl Clock for DeviceEnv<'_, '_> {
     fn now(&self) -> Time {
         now(self.transport, self.now)
     }
@@ -202,7 +202,9 @@ impl Env for DeviceEnv<'_, '_> {
     fn soon(&self) -> Time {
         self.now.get().unwrap_or_else(|| self.transport.core.clock.soon())
     }
+}
 
+impl Env for DeviceEnv<'_, '_> {
     fn count(&self, counter: Counter, n: u64) {
         self.transport.core.count(counter, n);
     }
