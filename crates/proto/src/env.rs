@@ -63,7 +63,7 @@ pub struct LinkProps {
     pub certain: bool,
     /// Most bytes of requests that came before their turn the responder may keep, until those before them have come; 0
     /// where nothing is lost.
-    pub early_room: usize,
+    pub out_of_order_room: usize,
 }
 
 /// Facts where there is no link.
@@ -77,7 +77,14 @@ impl LinkProps {
     /// A link that sends each packet by itself, and loses none, with this window.
     #[must_use]
     pub const fn new(window: u32) -> Self {
-        Self { segment: 0, batch: 0, window, probe_after: None, certain: false, early_room: 0 }
+        Self {
+            segment: 0,
+            batch: 0,
+            window,
+            probe_after: None,
+            certain: false,
+            out_of_order_room: 0,
+        }
     }
 }
 

@@ -42,7 +42,7 @@ pub use posting::PostSendError;
 use requester::Requester;
 use responder::Responder;
 use responder::tag_matching::{SEND_CAP, TagMatching};
-pub use responder::{EarlyBytes, lending};
+pub use responder::{OutOfOrderBytes, lending};
 use send_queue::{PACKET_COST, SendQueue};
 use timers::{Timer, Timers};
 
@@ -169,7 +169,7 @@ pub struct Qp {
     /// Its SRQ matches tags, and its send queue is the device's.
     tag_matching: Option<Box<TagMatching>>,
     /// Counts its out-of-order buffer.
-    early_bytes: Arc<EarlyBytes>,
+    out_of_order_bytes: Arc<OutOfOrderBytes>,
     #[cfg(feature = "general-way")]
     general_way: bool,
 }
@@ -218,7 +218,7 @@ impl Qp {
             srq_pd: None,
             counted: CompCntrOps::empty(),
             tag_matching: None,
-            early_bytes: Arc::default(),
+            out_of_order_bytes: Arc::default(),
             #[cfg(feature = "general-way")]
             general_way: false,
             init,
@@ -233,8 +233,8 @@ impl Qp {
 
     /// Counts its out-of-order buffer among those of a device, which bounds them together.
     #[must_use]
-    pub fn with_early_bytes(self, early_bytes: Arc<EarlyBytes>) -> Self {
-        Self { early_bytes, ..self }
+    pub fn with_out_of_order_bytes(self, out_of_order_bytes: Arc<OutOfOrderBytes>) -> Self {
+        Self { out_of_order_bytes, ..self }
     }
 
     /// Has it handle every request in the general way. The short ways of frequent requests must not be told apart from
@@ -270,7 +270,7 @@ impl Qp {
     /// Gives up the queues of a queue pair that gets no further calls. Their memory may be a program's, which wants it
     /// back.
     pub fn give_up_queues(&mut self) -> impl Sized + use<> {
-        self.forget_early();
+        self.clear_out_of_order_buffer();
         let none = SendQueue::new(&QpCap::default(), None, &QueueMemory::HEAP);
         (none.ok().map(|none| std::mem::replace(&mut self.sq, none)), self.rq.take())
     }
@@ -377,7 +377,7 @@ impl Qp {
         let to = transition::check(self.init.qp_type, from, attr, mask, limits, &self.attr)?;
         if matches!(to, QpState::Reset | QpState::Err) {
             // Executed requests stay executed, so the peer gets their ACK.
-            self.forget_early();
+            self.clear_out_of_order_buffer();
             self.send_owed_ack(env);
         }
         self.assign(attr, mask);
@@ -603,7 +603,7 @@ impl Qp {
     /// more the last one, since a packet lost now is lost for good. A peer that has it already takes it for a duplicate
     /// (IBA 9.7.5.1.1).
     pub fn say_farewell<E: Env>(&mut self, env: &mut E) {
-        self.forget_early();
+        self.clear_out_of_order_buffer();
         self.acknowledge(env);
         self.send_last_ack(env);
     }

@@ -1,9 +1,9 @@
 //! The responder of RC, XRC and UC: a chain of checks in the order of IBA 9.7.4 and 9.8.3, then the execution.
 
 mod answers;
-mod early;
 mod execute;
 pub mod lending;
+mod out_of_order;
 mod receives;
 mod single;
 mod start;
@@ -23,8 +23,8 @@ use crate::wire::opcode::Operation;
 use super::attr::QpType;
 use super::{Incoming, Qp};
 use answers::{AnswerKind, Answers};
-use early::Early;
-pub use early::EarlyBytes;
+use out_of_order::OutOfOrder;
+pub use out_of_order::OutOfOrderBytes;
 
 /// An ACK is no longer delayed once it covers this many bytes: a sender whose window is small would wait.
 const ACK_BYTES: u32 = 96 << 10;
@@ -82,7 +82,7 @@ pub(super) struct Responder {
     /// A NAK went out: silence until the packet that it asked for comes (IBA 9.7.5.2.8).
     nak_sent: bool,
     /// The out-of-order buffer: packets that came after a missing one, or a note that they came.
-    early: Option<Box<Early>>,
+    out_of_order: Option<Box<OutOfOrder>>,
     /// Further gaps for which the requester counts as one that goes back N.
     goes_back: u8,
     /// An ACK is owed for everything before `expected`.
@@ -188,78 +188,9 @@ impl Qp {
         }
         match packet.headers.bth.psn.since(self.responder.expected) {
             0 => self.receive_next(packet, env),
-            1.. => self.receive_early(packet, env),
+            1.. => self.receive_out_of_order(packet, env),
             _ => self.receive_duplicate(packet, env),
         }
-    }
-
-    /// Takes the request that comes next, and kept requests behind it.
-    fn receive_next<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) {
-        let early = self.responder.early.take();
-        let taken = self.take_next(packet, env);
-        if let Some(early) = early {
-            self.receive_kept(taken.then_some(packet.headers.bth.psn), early, env);
-        }
-    }
-
-    /// Takes the kept requests whose turn has come, if the one before them was `taken`.
-    fn receive_kept<E: Env>(&mut self, taken: Option<Psn>, mut early: Box<Early>, env: &mut E) {
-        let mut goes_on = taken.is_some();
-        let mut any = false;
-        while goes_on && let Some(kept) = early.next(self.responder.expected) {
-            goes_on = self.take_next(&kept.packet(), env);
-            // Whoever goes back for them all need not go on with that.
-            self.responder.ack_owed |= goes_on;
-            any = true;
-        }
-        // A requester that goes back sends a further missing packet unasked.
-        let untold = &mut self.responder.goes_back;
-        if let Some(psn) = taken.filter(|_| any) {
-            early.note_executed(psn, *untold == 0);
-        }
-        *untold = untold.saturating_sub(any.into());
-        let comes_again = !goes_on && self.responder.answers.are_pending();
-        if (goes_on || comes_again) && early.goes_beyond(self.responder.expected) {
-            self.responder.early = Some(early);
-        }
-    }
-
-    /// Sends, in place of an ACK, the NAK of a packet that is missing after some that were kept. False if there is
-    /// none.
-    fn tell_missing<E: Env>(&mut self, env: &mut E) -> bool {
-        let Responder { expected, nak_sent, early, .. } = &mut self.responder;
-        let tells = early.as_mut().is_some_and(|early| early.take_tell(*expected)) && !*nak_sent;
-        if tells {
-            self.ask_for_missing(env);
-        }
-        tells
-    }
-
-    /// A request that is not the next one: a packet before it was lost, or is late.
-    fn receive_early<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) {
-        env.count(Counter::OutOfSequence, 1);
-        // A NAK must not overtake answers that were held back: the requester would miss them.
-        if !self.responder.nak_sent && !self.responder.answers.are_pending() {
-            // The place of a request to an XRC target is found out when its turn has come.
-            if self.init.qp_type == QpType::Rc {
-                let all = &self.early_bytes;
-                self.responder.early.get_or_insert_with(|| Box::new(Early::new(all)));
-            }
-            self.ask_for_missing(env);
-        }
-        let expected = self.responder.expected;
-        if let Some(early) = &mut self.responder.early {
-            early.keep(packet, expected, env.props().early_room);
-        }
-    }
-
-    fn ask_for_missing<E: Env>(&mut self, env: &mut E) {
-        self.responder.nak_sent = true;
-        if let Some(early) = &mut self.responder.early {
-            early.note_told();
-        }
-        let expected = self.responder.expected;
-        self.send_nak(expected, Syndrome::Nak(NakCode::PsnSequence), env);
     }
 
     /// Executes the request that comes next. False if that does not go.
@@ -377,7 +308,7 @@ impl Qp {
     fn receive_duplicate<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) {
         env.count(Counter::DuplicateRequest, 1);
         let bth = &packet.headers.bth;
-        if self.responder.early.as_mut().is_some_and(|early| early.goes_back(bth.psn)) {
+        if self.responder.out_of_order.as_mut().is_some_and(|buffer| buffer.goes_back(bth.psn)) {
             self.responder.goes_back = GOES_BACK;
         }
         match bth.opcode.operation {
@@ -408,10 +339,5 @@ impl Qp {
     fn acknowledged(&mut self) {
         self.responder.ack_owed = false;
         self.responder.unacknowledged = 0;
-    }
-
-    /// Empties the out-of-order buffer.
-    pub(super) fn forget_early(&mut self) {
-        self.responder.early = None;
     }
 }

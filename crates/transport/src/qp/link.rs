@@ -26,8 +26,8 @@ use anyverbs_objects::srq::SrqCell;
 /// A nearer timer is programmed whenever the worker sleeps, which costs an event 8 us.
 const PROBE_AFTER: Duration = Duration::from_millis(8);
 
-/// Bytes of early requests that a queue pair may keep: a window of a peer like this one.
-const EARLY_ROOM: usize = 256 << 10;
+/// Bytes of the out-of-order buffer of a queue pair: a window of a peer like this one.
+const OUT_OF_ORDER_ROOM: usize = 256 << 10;
 
 /// The way of a packet to its peer.
 #[derive(Clone, Debug)]
@@ -89,7 +89,7 @@ impl Route {
             Self::Udp(udp) => LinkProps {
                 batch: if config.gso { MAX_PAYLOAD_V6 as u32 } else { 0 },
                 probe_after: Some(PROBE_AFTER),
-                early_room: EARLY_ROOM,
+                out_of_order_room: OUT_OF_ORDER_ROOM,
                 ..LinkProps::new(udp.path.window(config.window, false))
             },
         }

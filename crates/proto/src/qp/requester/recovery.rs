@@ -366,7 +366,7 @@ impl LossRecovery {
 }
 
 /// Predicts from recent losses whether a single packet is likely to be enough. It is where the peer keeps the packets
-/// behind a missing one ([`LinkProps::early_room`]), and no other is missing.
+/// behind a missing one ([`LinkProps::out_of_order_room`]), and no other is missing.
 #[derive(Debug, Default)]
 struct SelectiveHistory {
     /// The next losses for which selective retransmit is not tried.

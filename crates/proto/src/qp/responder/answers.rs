@@ -276,7 +276,7 @@ impl Qp {
         if !self.owes_ack() {
             return false;
         }
-        if self.tell_missing(env) {
+        if self.send_further_nak(env) {
             return true;
         }
         let psn = self.last_executed();

@@ -71,7 +71,7 @@ impl Qp {
     /// Completes the receive in hand and all that wait as flushed, on the move to ERR.
     pub(in crate::qp) fn flush_receives<E: Env>(&mut self, env: &mut E) {
         self.responder.inbound = Inbound::None;
-        self.forget_early();
+        self.clear_out_of_order_buffer();
         self.responder.ack_owed = false;
         self.drop_pending_answers();
         let flushed = Wc { status: WcStatus::WrFlushErr, ..Wc::default() };
