@@ -101,12 +101,7 @@ impl<'a> Call<'a> {
         }
         publish_qp(transport.core.directory.as_ref(), machine, &mut link.published);
         link.set_in_flight(machine.is_in_flight());
-        let deadline = machine.deadline().map(|d| link.catch_up.1.map_or(d, |until| d.max(until)));
-        let deadline = match (deadline, link.doomed) {
-            (deadline, None) => deadline,
-            (deadline, Some(doomed)) => Some(deadline.map_or(doomed, |d| d.min(doomed))),
-        };
-        if let Some(deadline) = deadline
+        if let Some(deadline) = link.deadline(machine.deadline())
             && link.timers.add(deadline)
         {
             transport.add_timer(deadline, self.cell.qpn);

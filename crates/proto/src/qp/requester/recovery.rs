@@ -97,7 +97,7 @@ pub(super) struct LossRecovery {
     /// ACK timeouts since the peer last answered something new.
     ack_timeouts: u32,
     /// The ACK timer began anew, for this process had not run. Not once more until the peer answers something new.
-    excused: bool,
+    was_late: bool,
     selective: SelectiveHistory,
     delay: RetransmitDelay,
     window: CongestionWindow,
@@ -143,7 +143,7 @@ impl LossRecovery {
         self.retries_left = m.attr.retry_cnt;
         self.rnr_left = m.attr.rnr_retry;
         self.ack_timeouts = 0;
-        self.excused = false;
+        self.was_late = false;
         if self.state == State::GoBackN {
             self.state = State::Open;
         }
@@ -278,7 +278,7 @@ impl LossRecovery {
     /// that never runs in time would wait for ever.
     pub(super) fn on_late_wakeup(&mut self, m: Moment<'_, impl Clock>) {
         let now = m.clock.now();
-        if m.timers.is_due(Timer::Ack, now) && !std::mem::replace(&mut self.excused, true) {
+        if m.timers.is_due(Timer::Ack, now) && !std::mem::replace(&mut self.was_late, true) {
             self.restart_ack_timer(now, m.timers, m.attr, m.link);
         }
     }

@@ -135,8 +135,9 @@ impl Qp {
         self.count_and_carry_out(Counter::LocalAckTimeoutErr, decision, env);
     }
 
-    /// This process has not run in time.
-    pub fn excuse_silence<E: Env>(&mut self, env: &mut E) {
+    /// This process has not run in time, so a timer that is due says nothing of the peer. Call it before
+    /// [`on_timer`](Self::on_timer).
+    pub fn on_late_wakeup<E: Env>(&mut self, env: &mut E) {
         let (recovery, moment) = self.recovery(env);
         recovery.on_late_wakeup(moment);
     }
