@@ -58,7 +58,7 @@ pub fn run(input: &[u8]) {
     let first = input.byte();
     let options = match first & 3 {
         0 => QpOptions::rc(),
-        1 => QpOptions { early_room: 16 << 10, ..QpOptions::rc() },
+        1 => QpOptions { out_of_order_room: 16 << 10, ..QpOptions::rc() },
         2 => QpOptions::uc(),
         _ => QpOptions::xrc_send(),
     };

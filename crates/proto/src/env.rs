@@ -11,7 +11,7 @@ use crate::mr::{Access, KeyError, LastLocal, MrTable};
 use crate::payload::Payload;
 use crate::recv_queue::RecvWqe;
 use crate::tag_list::{Tagged, Taken};
-use crate::time::Time;
+use crate::time::Clock;
 use crate::types::{Psn, Qpn};
 use crate::wc::{TmInfo, Wc};
 use crate::wire::packet::Headers;
@@ -63,7 +63,7 @@ pub struct LinkProps {
     pub certain: bool,
     /// Most bytes of requests that came before their turn the responder may keep, until those before them have come; 0
     /// where nothing is lost.
-    pub early_room: usize,
+    pub out_of_order_room: usize,
 }
 
 /// Facts where there is no link.
@@ -77,7 +77,14 @@ impl LinkProps {
     /// A link that sends each packet by itself, and loses none, with this window.
     #[must_use]
     pub const fn new(window: u32) -> Self {
-        Self { segment: 0, batch: 0, window, probe_after: None, certain: false, early_room: 0 }
+        Self {
+            segment: 0,
+            batch: 0,
+            window,
+            probe_after: None,
+            certain: false,
+            out_of_order_room: 0,
+        }
     }
 }
 
@@ -85,15 +92,7 @@ impl LinkProps {
 ///
 /// All calls come while the queue pair's lock is held. An implementation may take the locks of completion queues, the
 /// SRQ and the link below it. It must not take another queue pair's lock.
-pub trait Env: LinkEnv + MemoryEnv + CompletionEnv {
-    /// The moment of this call; the same value throughout.
-    fn now(&self) -> Time;
-
-    /// About this moment, some milliseconds off, where that is cheaper to know than [`now`](Self::now). For timeouts.
-    fn soon(&self) -> Time {
-        self.now()
-    }
-
+pub trait Env: Clock + LinkEnv + MemoryEnv + CompletionEnv {
     /// Counts.
     fn count(&self, counter: Counter, n: u64);
 }

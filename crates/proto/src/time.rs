@@ -27,6 +27,17 @@ impl Time {
     }
 }
 
+/// A clock.
+pub trait Clock {
+    /// The moment of this call; the same value throughout a call of a machine.
+    fn now(&self) -> Time;
+
+    /// About this moment, some milliseconds off, where that is cheaper to know than [`now`](Self::now). For timeouts.
+    fn soon(&self) -> Time {
+        self.now()
+    }
+}
+
 impl Add<Duration> for Time {
     type Output = Self;
     #[inline]

@@ -13,7 +13,7 @@ use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::{Arrival, Qp, SqCredit};
 use anyverbs_proto::recv_queue::{RecvQueue, RecvWqe};
 use anyverbs_proto::tag_list::{TagList, Tagged, Taken};
-use anyverbs_proto::time::Time;
+use anyverbs_proto::time::{Clock, Time};
 use anyverbs_proto::types::{Gid, Psn, Qpn};
 use anyverbs_proto::wc::Wc;
 use anyverbs_proto::wire::bth::Bth;
@@ -202,11 +202,13 @@ pub(crate) struct Around<'a> {
     pub(crate) behind: &'a [Device],
 }
 
-impl Env for Around<'_> {
+impl Clock for Around<'_> {
     fn now(&self) -> Time {
         self.now
     }
+}
 
+impl Env for Around<'_> {
     fn count(&self, counter: Counter, n: u64) {
         self.shared.counters.add(counter, n);
     }

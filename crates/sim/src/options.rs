@@ -48,8 +48,8 @@ pub struct QpOptions {
     pub batch: u32,
     /// Silence after which the requester sends again, see `LinkProps::probe_after`.
     pub probe_after: Option<Duration>,
-    /// Bytes of requests that came before their turn, see `LinkProps::early_room`.
-    pub early_room: usize,
+    /// Bytes of requests that came before their turn, see `LinkProps::out_of_order_room`.
+    pub out_of_order_room: usize,
     /// Whether silence of the peer says that it does not receive, see `LinkProps::certain`.
     pub certain: bool,
     /// Completions that each of its completion queues holds.
@@ -90,7 +90,7 @@ impl QpOptions {
             segment: 0,
             batch: 0,
             probe_after: None,
-            early_room: 0,
+            out_of_order_room: 0,
             certain: false,
             cqe: 1024,
             short_ways: std::env::var_os(GENERAL_WAY).is_none(),

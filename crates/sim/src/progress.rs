@@ -153,7 +153,7 @@ impl Sim {
         self.now = self.now + time;
         let ids: Vec<QpId> = self.qps().map(|slot| slot.place.id).collect();
         for id in ids {
-            self.with(id, |qp, env| qp.excuse_silence(env));
+            self.with(id, |qp, env| qp.on_late_wakeup(env));
         }
     }
 

@@ -312,7 +312,7 @@ impl Sim {
                 window: options.window,
                 probe_after: options.probe_after,
                 certain: options.certain,
-                early_room: options.early_room,
+                out_of_order_room: options.out_of_order_room,
             },
             blocked_until: None,
             ack_at: None,

@@ -257,8 +257,8 @@ impl Qp {
             None => anyverbs_proto::qp::Qp::in_memory,
         };
         let memory = parts.pd.map_or(QueueMemory::HEAP, |pd| pd.memory.of(Queue::Qp));
-        let early_bytes = Arc::clone(&transport.early_bytes);
-        let mut machine = make(&init, &memory)?.with_early_bytes(early_bytes);
+        let out_of_order_bytes = Arc::clone(&transport.out_of_order_bytes);
+        let mut machine = make(&init, &memory)?.with_out_of_order_bytes(out_of_order_bytes);
         if let Some(srq) = parts.srq {
             machine = machine.with_srq_pd(srq.0.pd);
         }

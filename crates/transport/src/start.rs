@@ -137,7 +137,7 @@ impl DataPath {
             timers: Timers::default(),
             owed: OwedList::default(),
             overruns: Overruns::default(),
-            early_bytes: Arc::default(),
+            out_of_order_bytes: Arc::default(),
             sharing: OnceLock::new(),
         });
         let driver = leak(Driver::new(transport, rx, worker));

@@ -201,7 +201,7 @@ mod tests {
     use crate::qp::Qp;
     use crate::qp::attr::{ModifyLimits, QpCap, QpInit, QpType};
     use crate::recv_queue::RecvWqe;
-    use crate::time::Time;
+    use crate::time::{Clock, Time};
     use crate::wc::Wc;
     use crate::wire::packet::Headers;
 
@@ -254,10 +254,13 @@ mod tests {
         }
     }
 
-    impl Env for Bare {
+    impl Clock for Bare {
         fn now(&self) -> Time {
             Time::default()
         }
+    }
+
+    impl Env for Bare {
         fn count(&self, _: Counter, _: u64) {}
     }
 

@@ -65,7 +65,7 @@ impl Qp {
         }
         env.count(Counter::CnpHandled, 1);
         if is_due(&mut self.congestion.taken, env.now()) {
-            self.reduce_window(2, env);
+            self.note_congestion(env);
         }
     }
 }

@@ -45,15 +45,15 @@ impl Qp {
     /// Tells whether the program's limit and the static rate of its address handle let the oldest leave now.
     fn paces_next<E: Env>(&mut self, env: &E) -> bool {
         let static_rate = self.sq.dest(self.sq.next).av.static_rate;
-        let mut admits = self.pacing.as_mut().is_none_or(|pacing| pacing.admits(env.now()));
+        let mut wait = self.pacing.as_ref().and_then(|pacing| pacing.wait(env.now()));
         if static_rate != 0
             && let Some(path) = Pacing::of_path(static_rate, self.mtu())
         {
             let pacing = self.path_pacing.get_or_insert(path);
             pacing.turns_to(&path);
-            admits = admits && pacing.admits(env.now());
+            wait = wait.or_else(|| pacing.wait(env.now()));
         }
-        admits
+        self.note_wait(wait, env)
     }
 
     fn note_paced_datagram<E: Env>(&mut self, bytes: u32, env: &E) {

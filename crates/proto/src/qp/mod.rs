@@ -3,22 +3,21 @@
 //! The device calls in, and the machines answer through [`Env`]. Nothing here blocks. Once a queue pair is ready to
 //! send, it allocates only copies of packets that came out of order.
 
-mod answers;
 pub mod attr;
-mod completer;
 mod congestion;
 mod datagram;
 pub mod grh;
-mod local;
 pub mod pacing;
 mod posting;
 mod requester;
 mod responder;
 mod send_queue;
+mod timers;
 mod transition;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use anyverbs_queue_memory::{OutOfMemory, QueueMemory};
 
@@ -41,10 +40,11 @@ use congestion::Congestion;
 use pacing::{Pacing, RateLimit};
 pub use posting::PostSendError;
 use requester::Requester;
+use responder::Responder;
 use responder::tag_matching::{SEND_CAP, TagMatching};
-pub use responder::{EarlyBytes, lending};
-use responder::{Responder, Turn};
+pub use responder::{OutOfOrderBytes, lending};
 use send_queue::{PACKET_COST, SendQueue};
+use timers::{Timer, Timers};
 
 /// The slots of a send queue that a poller gives back: those that polled completions cover (S5.1).
 #[derive(Debug, Default)]
@@ -157,6 +157,7 @@ pub struct Qp {
     /// Pacing by the static rate of its path. On UD it exists once a datagram went to an address handle that has a
     /// static rate.
     path_pacing: Option<Pacing>,
+    timers: Timers,
     /// PSN of the next datagram.
     next_datagram: Psn,
     /// `COMM_EST` was raised.
@@ -168,7 +169,7 @@ pub struct Qp {
     /// Its SRQ matches tags, and its send queue is the device's.
     tag_matching: Option<Box<TagMatching>>,
     /// Counts its out-of-order buffer.
-    early_bytes: Arc<EarlyBytes>,
+    out_of_order_bytes: Arc<OutOfOrderBytes>,
     #[cfg(feature = "general-way")]
     general_way: bool,
 }
@@ -211,12 +212,13 @@ impl Qp {
             congestion: Congestion::default(),
             pacing: None,
             path_pacing: None,
+            timers: Timers::default(),
             next_datagram: Psn::default(),
             established: false,
             srq_pd: None,
             counted: CompCntrOps::empty(),
             tag_matching: None,
-            early_bytes: Arc::default(),
+            out_of_order_bytes: Arc::default(),
             #[cfg(feature = "general-way")]
             general_way: false,
             init,
@@ -231,8 +233,8 @@ impl Qp {
 
     /// Counts its out-of-order buffer among those of a device, which bounds them together.
     #[must_use]
-    pub fn with_early_bytes(self, early_bytes: Arc<EarlyBytes>) -> Self {
-        Self { early_bytes, ..self }
+    pub fn with_out_of_order_bytes(self, out_of_order_bytes: Arc<OutOfOrderBytes>) -> Self {
+        Self { out_of_order_bytes, ..self }
     }
 
     /// Has it handle every request in the general way. The short ways of frequent requests must not be told apart from
@@ -268,7 +270,7 @@ impl Qp {
     /// Gives up the queues of a queue pair that gets no further calls. Their memory may be a program's, which wants it
     /// back.
     pub fn give_up_queues(&mut self) -> impl Sized + use<> {
-        self.forget_early();
+        self.clear_out_of_order_buffer();
         let none = SendQueue::new(&QpCap::default(), None, &QueueMemory::HEAP);
         (none.ok().map(|none| std::mem::replace(&mut self.sq, none)), self.rq.take())
     }
@@ -290,6 +292,7 @@ impl Qp {
     pub fn limit_rate(&mut self, limit: &RateLimit) {
         self.attr.rate_limit = limit.kbps;
         self.pacing = Pacing::new(limit, self.mtu());
+        self.timers.stop(Timer::Rate);
     }
 
     /// Tells whether a rate limit applies to its sends.
@@ -302,9 +305,20 @@ impl Qp {
         self.pacing.iter_mut().chain(&mut self.path_pacing)
     }
 
-    /// Tells whether the rate limits let a packet leave now.
+    /// Tells whether the rate limits let a packet leave now. If not, a timer runs until they do.
     fn paces_one_more<E: Env>(&mut self, env: &E) -> bool {
-        !self.is_paced() || self.pacers().all(|pacing| pacing.admits(env.now()))
+        if !self.is_paced() {
+            return true;
+        }
+        let wait = self.pacers().find_map(|pacing| pacing.wait(env.now()));
+        self.note_wait(wait, env)
+    }
+
+    fn note_wait<E: Env>(&mut self, wait: Option<Duration>, env: &E) -> bool {
+        if let Some(wait) = wait {
+            self.timers.start(Timer::Rate, env.now(), wait);
+        }
+        wait.is_none()
     }
 
     fn note_paced<E: Env>(&mut self, bytes: u32, env: &E) {
@@ -340,7 +354,7 @@ impl Qp {
     /// Tells whether it is in SQD and sends still wait for their answers.
     #[must_use]
     pub fn is_draining(&self) -> bool {
-        self.attr.state == QpState::Sqd && !self.requester.drained
+        self.attr.state == QpState::Sqd && !self.requester.is_drained()
     }
 
     /// The place where a poller hands back send slots, without the queue pair's lock.
@@ -363,7 +377,7 @@ impl Qp {
         let to = transition::check(self.init.qp_type, from, attr, mask, limits, &self.attr)?;
         if matches!(to, QpState::Reset | QpState::Err) {
             // Executed requests stay executed, so the peer gets their ACK.
-            self.forget_early();
+            self.clear_out_of_order_buffer();
             self.send_owed_ack(env);
         }
         self.assign(attr, mask);
@@ -383,7 +397,7 @@ impl Qp {
                         self.next_datagram = self.attr.sq_psn;
                         self.start_requester(self.attr.sq_psn);
                     }
-                    (_, QpState::Sqd) if from != QpState::Sqd => self.requester.drained = false,
+                    (_, QpState::Sqd) if from != QpState::Sqd => self.requester.begin_drain(),
                     _ => {}
                 }
                 if matches!(to, QpState::Rts | QpState::Sqd) {
@@ -432,7 +446,7 @@ impl Qp {
             mask.contains(M::RNR_RETRY).then_some(from.rnr_retry),
         );
         if mask.contains(M::MAX_DEST_RD_ATOMIC) {
-            self.responder.answers.set_depth(from.max_dest_rd_atomic);
+            self.responder.set_depth(from.max_dest_rd_atomic);
         }
     }
 
@@ -442,6 +456,7 @@ impl Qp {
         self.credit.release(self.sq.clear());
         self.requester = Requester::default();
         (self.pacing, self.path_pacing) = (None, None);
+        self.timers = Timers::default();
         self.forget_receives();
         self.established = false;
     }
@@ -487,14 +502,14 @@ impl Qp {
     pub fn transmit<E: Env>(&mut self, env: &mut E) {
         // The sends may now wait for another reason than the rate. Then the moment of the rate would stay the deadline
         // after it has passed.
-        self.pacers().for_each(|pacing| pacing.wait_until = None);
+        self.timers.stop(Timer::Rate);
         let sent = match self.init.qp_type {
             QpType::Ud => self.send_datagrams(env),
             QpType::Uc | QpType::XrcSend => self.send_requests(env),
             QpType::Rc => self.send_kept(env) | self.send_requests(env),
             QpType::XrcRecv => self.send_kept(env),
         };
-        if sent && self.responder.ack_owed {
+        if sent && self.responder.owes_ack() {
             self.send_owed_ack(env);
         }
     }
@@ -557,18 +572,6 @@ impl Qp {
         }
     }
 
-    /// Sends answers and ACKs that the responder has kept. Tells whether anything went out.
-    #[inline]
-    fn send_kept<E: Env>(&mut self, env: &mut E) -> bool {
-        self.keeps_any() && (self.send_answers(env) | self.send_held(env))
-    }
-
-    /// Tells whether answers, or an ACK or NAK that found no room, still have to be sent.
-    #[inline]
-    fn keeps_any(&self) -> bool {
-        self.responder.answers.are_pending() || self.responder.held.is_some()
-    }
-
     /// Tells whether [`transmit`](Self::transmit) might send a packet now.
     #[inline]
     fn has_to_send(&self) -> bool {
@@ -580,14 +583,14 @@ impl Qp {
     /// for answers before it does not count: it leaves behind them, with no call of its own.
     #[must_use]
     pub fn owes_ack(&self) -> bool {
-        self.responder.ack_owed && !self.responder.answers.are_pending()
+        self.responder.may_acknowledge()
     }
 
     /// Tells whether the peers take turns and the last message was the other's. Then the program's reply is likely to
     /// come soon and to carry the ACK.
     #[must_use]
     pub fn takes_turns(&self) -> bool {
-        self.responder.ack_owed && self.responder.turn == Turn::Ours
+        self.responder.takes_turns()
     }
 
     /// Sends the ACK that is owed, if any, or in its place the NAK of a packet that is missing after those which it would
@@ -600,7 +603,7 @@ impl Qp {
     /// more the last one, since a packet lost now is lost for good. A peer that has it already takes it for a duplicate
     /// (IBA 9.7.5.1.1).
     pub fn say_farewell<E: Env>(&mut self, env: &mut E) {
-        self.forget_early();
+        self.clear_out_of_order_buffer();
         self.acknowledge(env);
         self.send_last_ack(env);
     }
@@ -608,20 +611,21 @@ impl Qp {
     /// When [`on_timer`](Self::on_timer) must be called at the latest. It may move with every call.
     #[must_use]
     pub fn deadline(&self) -> Option<Time> {
-        let answers = self.responder.answers.paced_until;
-        let paced = match self.attr.state {
-            QpState::Rts | QpState::Sqd => {
-                self.pacing.iter().chain(&self.path_pacing).filter_map(|p| p.wait_until).min()
-            }
-            _ => None,
-        };
-        earlier(earlier(answers, self.requester_deadline()), paced)
+        self.timers.next()
     }
 
-    /// Runs the timers that are due at `env.now()`: ACK timeout, end of an RNR wait, the next piece of a paced READ
-    /// response.
+    /// Runs the timers that are due at `env.now()`.
     pub fn on_timer<E: Env>(&mut self, env: &mut E) {
-        self.requester_timer(env);
+        let now = env.now();
+        for timer in Timer::ALL {
+            let Some(expired) = self.timers.expire(timer, now) else { continue };
+            match timer {
+                Timer::Probe => self.on_probe_timeout(expired, env),
+                Timer::Ack => self.on_ack_timeout(expired, env),
+                // What waited for it goes on below.
+                Timer::RnrWait | Timer::Responses | Timer::Rate => {}
+            }
+        }
         self.transmit(env);
     }
 
@@ -692,15 +696,5 @@ impl Qp {
             ack_req: false,
             psn,
         }
-    }
-}
-
-/// The earlier of two optional times.
-#[inline]
-fn earlier(a: Option<Time>, b: Option<Time>) -> Option<Time> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (a, None) => a,
-        (None, b) => b,
     }
 }

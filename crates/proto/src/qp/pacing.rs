@@ -61,8 +61,6 @@ pub(super) struct Pacing {
     burst: Duration,
     /// When everything that was sent would have left at the rate.
     drained_at: Time,
-    /// Sends wait for this moment: half of the burst is free again then.
-    pub(super) wait_until: Option<Time>,
 }
 
 impl Pacing {
@@ -78,7 +76,6 @@ impl Pacing {
             kbps,
             burst: burst.max(duration(packet, kbps)),
             drained_at: Time::from_nanos(0),
-            wait_until: None,
         })
     }
 
@@ -94,13 +91,11 @@ impl Pacing {
         (self.kbps, self.burst) = (path.kbps, path.burst);
     }
 
-    /// Tells whether a packet may leave now. If not, [`wait_until`](Self::wait_until) says when.
-    pub(super) fn admits(&mut self, now: Time) -> bool {
+    /// How long sends have to wait from now, until half of the burst is free again. `None`: a packet may leave now.
+    pub(super) fn wait(&self, now: Time) -> Option<Duration> {
         // A packet goes out whole. If it needs more than there is, the next ones wait for the rest.
         let admits = self.drained_at < now + self.burst;
-        let wait = self.drained_at.since(now).saturating_sub(self.burst / 2);
-        self.wait_until = (!admits).then(|| now + wait);
-        admits
+        (!admits).then(|| self.drained_at.since(now).saturating_sub(self.burst / 2))
     }
 
     pub(super) fn note_sent(&mut self, bytes: u32, now: Time) {
@@ -121,15 +116,19 @@ mod tests {
     fn sent(limit: &RateLimit, micros: u64, step: u64) -> u64 {
         let mut pacing = Pacing::new(limit, 1000).unwrap();
         let mut bytes = 0;
+        let mut wait_until = Time::default();
         for now in (0..micros).step_by(step as usize) {
             let now = Time::from_nanos(1_000_000_000 + now * 1000);
-            if pacing.wait_until.is_some_and(|until| until > now) {
+            if wait_until > now {
                 continue;
             }
-            while pacing.admits(now) {
+            wait_until = loop {
+                if let Some(wait) = pacing.wait(now) {
+                    break now + wait;
+                }
                 pacing.note_sent(1000, now);
                 bytes += 1000;
-            }
+            };
         }
         bytes
     }

@@ -4,22 +4,21 @@
 //! The send queue's `next` and the packet count `k` are the cursor: the packet that goes out next. Going back after a
 //! loss moves the cursor only. A WQE keeps the PSNs that it got when it was started.
 
+mod completer;
 mod direct;
-mod repair;
-mod retransmit_delay;
-mod retry;
+mod local;
+mod recovery;
+mod retransmit;
 mod single;
 mod stream;
 
 use std::collections::VecDeque;
-use std::time::Duration;
 
 use crate::comp_cntr::CompCntrOps;
 use crate::counters::Counter;
 use crate::env::{Env, Side, TransmitError};
 use crate::mr::Access;
 use crate::payload::{Payload, hold_local};
-use crate::time::Time;
 use crate::types::Psn;
 use crate::wc::{Wc, WcOpcode, WcStatus};
 use crate::wire::atomic::AtomicEth;
@@ -30,12 +29,11 @@ use crate::wire::reth::Reth;
 use crate::wire::xrceth::XrcEth;
 use crate::wr::{RemoteAddr, SendFlags, SendOp};
 
-use self::repair::Repair;
-use self::retransmit_delay::RetransmitDelay;
+use self::recovery::LossRecovery;
 use super::Qp;
 use super::attr::{QpState, QpType};
-use super::responder::Turn;
 use super::send_queue::{PACKET_COST, Sqe};
+use super::timers::Timer;
 use single::Single;
 
 /// A READ is asked for in pieces of this many bytes (a multiple of every MTU), so that our window also bounds the
@@ -58,77 +56,51 @@ pub(super) const BATCH_PACKETS: u32 = 64;
 /// Headers and trailer of a WRITE's packet.
 pub(super) const WRITE_OVERHEAD: u32 = 32;
 
-/// Packets that may be in flight however many are lost.
-const MIN_WINDOW_PACKETS: u64 = 16;
-
-/// Probe timeout where packets were lost lately. The answer was probably lost, or the packet that was sent again.
-const LOSSY_PROBE: Duration = Duration::from_micros(400);
-
 /// The requester's state.
 #[derive(Debug, Default)]
 pub(super) struct Requester {
     /// Packets of the WQE `next` that went out.
-    pub(super) k: u32,
+    k: u32,
     /// The oldest PSN without an answer. Answers alone move it (`completer.rs`; `docs/design/ordering.md`). On UC, which
     /// gets none, sending does.
-    pub(super) una: Psn,
+    una: Psn,
     /// Window cost of everything answered.
-    pub(super) una_cost: u64,
+    una_cost: u64,
     /// The PSN after the highest that was ever sent.
-    pub(super) max_sent: Psn,
+    max_sent: Psn,
     /// PSN and cost for the WQE that is started next: the cost is 0 as long as none was.
-    pub(super) fresh_psn: Psn,
-    pub(super) fresh_cost: u64,
+    fresh_psn: Psn,
+    fresh_cost: u64,
     /// PSNs after the last response of each READ piece, and of all else that has one, that is outstanding.
-    pub(super) responses: VecDeque<Psn>,
+    responses: VecDeque<Psn>,
     /// Requests with a response of their own that are started and not complete.
-    pub(super) unfenced: u32,
+    unfenced: u32,
     /// Local operations that are done but may not complete yet.
-    pub(super) local: u32,
-    retries_left: u8,
-    rnr_left: u8,
-    /// The next request waits until this time: the receiver was not ready.
-    pub(super) rnr_until: Option<Time>,
-    /// When the oldest request counts as lost, and the length of that silence.
-    ack_deadline: Option<(Time, Duration)>,
-    /// ACK timeouts since the peer last answered something new.
-    ack_timeouts: u32,
-    /// The ACK timer began anew, for this process had not run. Not once more until the peer answers something new.
-    excused: bool,
+    local: u32,
+    recovery: LossRecovery,
     /// The WQE at this position cannot be sent; completed with this status once all before it are.
     halted: Option<(u32, WcStatus)>,
-    /// Was told that this PSN or its answer is missing, and has sent it again; not once more until it is there.
-    asked_for: Option<Psn>,
-    /// Decides whether a single packet is sent again where one is missing.
-    repair: Repair,
     /// The window ended the last sending: the packets in flight include one that asks for an ACK.
     window_closed: bool,
     /// `SQ_DRAINED` was raised since the move to SQD.
-    pub(super) drained: bool,
+    drained: bool,
     accepted: Accepted,
-    /// Congestion window since packets were lost or marked, until the link's own window is smaller.
-    congestion: Option<u64>,
-    /// Probe timer. When it ends, unanswered packets are sent again, and the next probe comes after twice the time.
-    probe: Option<(Time, Duration)>,
-    /// The shortest silence of the peer before that.
-    retransmit_delay: RetransmitDelay,
-    /// The value of `congestion` before the first repeat that may turn out to be spurious.
-    congestion_before: Option<Option<u64>>,
 }
 
 impl Requester {
     /// Retries that a modify grants anew.
     pub(super) fn set_retries(&mut self, retry_cnt: Option<u8>, rnr_retry: Option<u8>) {
-        self.retries_left = retry_cnt.unwrap_or(self.retries_left);
-        self.rnr_left = rnr_retry.unwrap_or(self.rnr_left);
+        self.recovery.set_retries(retry_cnt, rnr_retry);
     }
 
-    /// The peer repeated an answer.
-    pub(super) fn answered_twice(&mut self, now: impl FnOnce() -> Time) {
-        if self.retransmit_delay.answered_twice(now) {
-            // The retransmission was spurious: the window becomes what it was (RFC 4015).
-            self.congestion = self.congestion_before.take().unwrap_or(self.congestion);
-        }
+    /// The queue pair has moved to SQD: requests that have begun are finished.
+    pub(super) fn begin_drain(&mut self) {
+        self.drained = false;
+    }
+
+    /// Tells whether that is done.
+    pub(super) fn is_drained(&self) -> bool {
+        self.drained
     }
 }
 
@@ -141,8 +113,7 @@ impl Qp {
             max_sent: psn,
             fresh_psn: psn,
             responses: VecDeque::with_capacity(depth),
-            retries_left: self.attr.retry_cnt,
-            rnr_left: self.attr.rnr_retry,
+            recovery: LossRecovery::new(self.attr.retry_cnt, self.attr.rnr_retry),
             ..Requester::default()
         };
     }
@@ -172,7 +143,7 @@ impl Qp {
     /// Sends requests while state, window, peer and link let it. Returns whether anything went out.
     pub(super) fn send_requests<E: Env>(&mut self, env: &mut E) -> bool {
         if !matches!(self.attr.state, QpState::Rts | QpState::Sqd)
-            || self.requester.rnr_until.is_some()
+            || self.timers.is_running(Timer::RnrWait)
             || self.sq.next == self.sq.head
         {
             return false;
@@ -224,11 +195,8 @@ impl Qp {
                 }
             }
         }
-        if sent && self.requester.ack_deadline.is_none() && self.awaits_answer() {
-            self.restart_ack_timer(env.soon(), env);
-        }
-        if sent && self.requester.probe.is_none() && self.awaits_answer() {
-            self.restart_probe(env);
+        if sent {
+            self.note_sent(env);
         }
         self.complete_halted(env);
         self.note_drained(env);
@@ -239,9 +207,7 @@ impl Qp {
     /// system call each. So the requester waits for a good piece, whole batches of the link where it has them. `None`
     /// means that it waits.
     fn open_window<E: Env>(&mut self, env: &E) -> Option<u64> {
-        let mut window = u64::from(env.props().window);
-        self.requester.congestion = self.requester.congestion.filter(|limit| *limit < window);
-        window = self.requester.congestion.unwrap_or(window);
+        let window = self.requester.recovery.window(env.props().window.into());
         let in_flight = self.cursor_cost().wrapping_sub(self.requester.una_cost);
         let batch = u64::from(self.batch_packets(env)) * (u64::from(self.mtu()) + PACKET_COST);
         if batch > 0 && window >= 2 * batch {
@@ -308,7 +274,7 @@ impl Qp {
         requester.unfenced += u32::from(sqe.op.has_response());
         requester.k = 0;
         self.sq.started = position.wrapping_add(1);
-        self.responder.turn = Turn::Theirs;
+        self.responder.note_request_sent();
         true
     }
 
@@ -486,14 +452,6 @@ impl Qp {
         psn.get() % ACK_EVERY + packets >= ACK_EVERY || after + u64::from(packets) * cost > window
     }
 
-    /// Moves the cursor back to `psn`, which lies between `una` and the cursor. All behind it is sent again.
-    pub(super) fn go_back(&mut self, psn: Psn) {
-        self.move_cursor(psn);
-        while self.requester.responses.back().is_some_and(|end| end.since(psn) > 0) {
-            self.requester.responses.pop_back();
-        }
-    }
-
     /// Moves the cursor to `psn`, which is not answered, or was not sent yet.
     fn move_cursor(&mut self, psn: Psn) {
         let mut position = self.sq.done;
@@ -521,9 +479,9 @@ impl Qp {
     }
 
     pub(super) fn stop_requester(&mut self) {
-        self.requester.ack_deadline = None;
-        self.requester.probe = None;
-        self.requester.rnr_until = None;
+        for timer in [Timer::RnrWait, Timer::Probe, Timer::Ack, Timer::Rate] {
+            self.timers.stop(timer);
+        }
         self.requester.halted = None;
         self.requester.responses.clear();
         self.requester.unfenced = 0;
@@ -569,13 +527,13 @@ impl Qp {
 
     /// Completes the oldest WQE.
     pub(super) fn complete_oldest<E: Env>(&mut self, status: WcStatus, env: &mut E) {
-        if self.tag_matching.is_some() {
-            return self.complete_fetch(status, env);
-        }
         let position = self.sq.done;
         self.sq.done = position.wrapping_add(1);
         let sqe = self.sq.at(position);
         let (op, len, wr_id) = (sqe.op, sqe.len, sqe.wr_id);
+        if self.tag_matching.is_some() {
+            return self.complete_fetch(wr_id, &op, len, status, env);
+        }
         let told = self.init.sq_sig_all || sqe.flags.contains(SendFlags::SIGNALED);
         if status == WcStatus::Success
             && let SendOp::Write(at) = op

@@ -1,8 +1,9 @@
 //! The responder of RC, XRC and UC: a chain of checks in the order of IBA 9.7.4 and 9.8.3, then the execution.
 
-mod early;
+mod answers;
 mod execute;
 pub mod lending;
+mod out_of_order;
 mod receives;
 mod single;
 mod start;
@@ -19,11 +20,11 @@ use crate::wc::{Wc, WcStatus};
 use crate::wire::aeth::{NakCode, Syndrome};
 use crate::wire::opcode::Operation;
 
-use super::answers::{AnswerKind, Answers};
 use super::attr::QpType;
 use super::{Incoming, Qp};
-use early::Early;
-pub use early::EarlyBytes;
+use answers::{AnswerKind, Answers};
+use out_of_order::OutOfOrder;
+pub use out_of_order::OutOfOrderBytes;
 
 /// An ACK is no longer delayed once it covers this many bytes: a sender whose window is small would wait.
 const ACK_BYTES: u32 = 96 << 10;
@@ -49,7 +50,7 @@ enum Inbound {
 
 /// The side that has the turn, where the programs of both ends answer each other's messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Turn {
+enum Turn {
     /// The program has sent, the peer has not answered.
     Theirs,
     /// The peer has answered with one WRITE, which only the memory shows to the program.
@@ -67,7 +68,7 @@ pub(super) struct Responder {
     /// Before RTR: the PSN of the last request that was dropped.
     too_early: Option<Psn>,
     /// Messages completed, and READs and atomics begun: 24 bits.
-    pub(super) msn: u32,
+    msn: u32,
     inbound: Inbound,
     /// The receive WQE in use, if `recv_taken`.
     recv: RecvWqe,
@@ -81,18 +82,49 @@ pub(super) struct Responder {
     /// A NAK went out: silence until the packet that it asked for comes (IBA 9.7.5.2.8).
     nak_sent: bool,
     /// The out-of-order buffer: packets that came after a missing one, or a note that they came.
-    early: Option<Box<Early>>,
+    out_of_order: Option<Box<OutOfOrder>>,
     /// Further gaps for which the requester counts as one that goes back N.
     goes_back: u8,
     /// An ACK is owed for everything before `expected`.
-    pub(super) ack_owed: bool,
+    ack_owed: bool,
     /// An ACK or NAK for which the path had no room: it goes before further requests.
-    pub(super) held: Option<(Psn, Syndrome)>,
+    held: Option<(Psn, Syndrome)>,
     unacknowledged: u32,
     /// When the last answer left, if that was an ACK and the link may have lost it.
-    pub(super) last_ack: Option<Time>,
-    pub(super) turn: Turn,
-    pub(super) answers: Answers,
+    last_ack: Option<Time>,
+    turn: Turn,
+    answers: Answers,
+}
+
+impl Responder {
+    /// The program has sent a request: it is the peer's turn.
+    #[inline]
+    pub(super) fn note_request_sent(&mut self) {
+        self.turn = Turn::Theirs;
+    }
+
+    /// A modify has changed how many READs and atomics the peer may have outstanding.
+    pub(super) fn set_depth(&mut self, max_dest_rd_atomic: u8) {
+        self.answers.set_depth(max_dest_rd_atomic);
+    }
+
+    /// Tells whether an ACK is owed, at once or behind answers.
+    #[inline]
+    pub(super) fn owes_ack(&self) -> bool {
+        self.ack_owed
+    }
+
+    /// Tells whether an ACK is owed that may leave before any answer.
+    #[inline]
+    pub(super) fn may_acknowledge(&self) -> bool {
+        self.ack_owed && !self.answers.are_pending()
+    }
+
+    /// Tells whether an ACK is owed, and the program's next message is likely to carry it.
+    #[inline]
+    pub(super) fn takes_turns(&self) -> bool {
+        self.ack_owed && self.turn == Turn::Ours
+    }
 }
 
 /// A request that cannot be executed: the NAK for the peer, the error on our side.
@@ -156,78 +188,9 @@ impl Qp {
         }
         match packet.headers.bth.psn.since(self.responder.expected) {
             0 => self.receive_next(packet, env),
-            1.. => self.receive_early(packet, env),
+            1.. => self.receive_out_of_order(packet, env),
             _ => self.receive_duplicate(packet, env),
         }
-    }
-
-    /// Takes the request that comes next, and kept requests behind it.
-    fn receive_next<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) {
-        let early = self.responder.early.take();
-        let taken = self.take_next(packet, env);
-        if let Some(early) = early {
-            self.receive_kept(taken.then_some(packet.headers.bth.psn), early, env);
-        }
-    }
-
-    /// Takes the kept requests whose turn has come, if the one before them was `taken`.
-    fn receive_kept<E: Env>(&mut self, taken: Option<Psn>, mut early: Box<Early>, env: &mut E) {
-        let mut goes_on = taken.is_some();
-        let mut any = false;
-        while goes_on && let Some(kept) = early.next(self.responder.expected) {
-            goes_on = self.take_next(&kept.packet(), env);
-            // Whoever goes back for them all need not go on with that.
-            self.responder.ack_owed |= goes_on;
-            any = true;
-        }
-        // A requester that goes back sends a further missing packet unasked.
-        let untold = &mut self.responder.goes_back;
-        if let Some(psn) = taken.filter(|_| any) {
-            early.note_executed(psn, *untold == 0);
-        }
-        *untold = untold.saturating_sub(any.into());
-        let comes_again = !goes_on && self.responder.answers.are_pending();
-        if (goes_on || comes_again) && early.goes_beyond(self.responder.expected) {
-            self.responder.early = Some(early);
-        }
-    }
-
-    /// Sends, in place of an ACK, the NAK of a packet that is missing after some that were kept. False if there is
-    /// none.
-    pub(super) fn tell_missing<E: Env>(&mut self, env: &mut E) -> bool {
-        let Responder { expected, nak_sent, early, .. } = &mut self.responder;
-        let tells = early.as_mut().is_some_and(|early| early.take_tell(*expected)) && !*nak_sent;
-        if tells {
-            self.ask_for_missing(env);
-        }
-        tells
-    }
-
-    /// A request that is not the next one: a packet before it was lost, or is late.
-    fn receive_early<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) {
-        env.count(Counter::OutOfSequence, 1);
-        // A NAK must not overtake answers that were held back: the requester would miss them.
-        if !self.responder.nak_sent && !self.responder.answers.are_pending() {
-            // The place of a request to an XRC target is found out when its turn has come.
-            if self.init.qp_type == QpType::Rc {
-                let all = &self.early_bytes;
-                self.responder.early.get_or_insert_with(|| Box::new(Early::new(all)));
-            }
-            self.ask_for_missing(env);
-        }
-        let expected = self.responder.expected;
-        if let Some(early) = &mut self.responder.early {
-            early.keep(packet, expected, env.props().early_room);
-        }
-    }
-
-    fn ask_for_missing<E: Env>(&mut self, env: &mut E) {
-        self.responder.nak_sent = true;
-        if let Some(early) = &mut self.responder.early {
-            early.note_told();
-        }
-        let expected = self.responder.expected;
-        self.send_nak(expected, Syndrome::Nak(NakCode::PsnSequence), env);
     }
 
     /// Executes the request that comes next. False if that does not go.
@@ -337,7 +300,7 @@ impl Qp {
     }
 
     /// The memory of a READ in progress went away under its responses.
-    pub(super) fn refuse_read<E: Env>(&mut self, psn: Psn, env: &mut E) {
+    fn refuse_read<E: Env>(&mut self, psn: Psn, env: &mut E) {
         self.refuse(psn, Refusal::ACCESS, env);
     }
 
@@ -345,7 +308,7 @@ impl Qp {
     fn receive_duplicate<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) {
         env.count(Counter::DuplicateRequest, 1);
         let bth = &packet.headers.bth;
-        if self.responder.early.as_mut().is_some_and(|early| early.goes_back(bth.psn)) {
+        if self.responder.out_of_order.as_mut().is_some_and(|buffer| buffer.goes_back(bth.psn)) {
             self.responder.goes_back = GOES_BACK;
         }
         match bth.opcode.operation {
@@ -369,17 +332,12 @@ impl Qp {
     }
 
     /// The PSN up to which everything was executed.
-    pub(super) fn last_executed(&self) -> Psn {
+    fn last_executed(&self) -> Psn {
         self.responder.expected.prev()
     }
 
-    pub(super) fn acknowledged(&mut self) {
+    fn acknowledged(&mut self) {
         self.responder.ack_owed = false;
         self.responder.unacknowledged = 0;
-    }
-
-    /// Empties the out-of-order buffer.
-    pub(super) fn forget_early(&mut self) {
-        self.responder.early = None;
     }
 }

@@ -132,7 +132,7 @@ fn pair(case: &Case) -> Pair {
         window: 60_000,
         batch: if case.seed.is_multiple_of(2) { 0 } else { 4 * (case.mtu.bytes() + 64) },
         probe_after: Some(Duration::from_millis(8)),
-        early_room: if case.seed.is_multiple_of(3) { 0 } else { 256 << 10 },
+        out_of_order_room: if case.seed.is_multiple_of(3) { 0 } else { 256 << 10 },
         srq: (qp_type == QpType::XrcRecv).then_some(64),
         ..QpOptions::rc()
     };

@@ -111,7 +111,7 @@ impl Config {
             batch: one_of(rng, &[0, 10_000, 65_000]),
             certain: false,
             probe_after: one_of(rng, &[None, Some(us(100)), Some(us(2000))]),
-            early_room: one_of(rng, &[0, 5000, 256 << 10]),
+            out_of_order_room: one_of(rng, &[0, 5000, 256 << 10]),
             cqe: 10_000,
             short_ways: self.short_ways,
             ..QpOptions::rc()

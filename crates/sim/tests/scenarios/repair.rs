@@ -6,8 +6,8 @@ const LEN: usize = 30_000;
 const PACKETS: u64 = 30;
 
 /// Two ends with an out-of-order buffer of this size.
-fn keeping(early_room: usize) -> (Pair, End, End) {
-    rc(QpOptions { early_room, ..QpOptions::rc() })
+fn keeping(out_of_order_room: usize) -> (Pair, End, End) {
+    rc(QpOptions { out_of_order_room, ..QpOptions::rc() })
 }
 
 /// Packets that the end has sent, those that it has sent again among them.
@@ -78,9 +78,9 @@ fn a_peer_that_keeps_nothing_is_found_out() {
 
 #[test]
 fn an_xrc_target_keeps_nothing_and_is_not_tried() {
-    let early_room = 1 << 20;
-    let initiator = QpOptions { early_room, ..QpOptions::xrc_send() };
-    let mut t = Pair::with(1, initiator, QpOptions { early_room, ..QpOptions::xrc_recv() });
+    let out_of_order_room = 1 << 20;
+    let initiator = QpOptions { out_of_order_room, ..QpOptions::xrc_send() };
+    let mut t = Pair::with(1, initiator, QpOptions { out_of_order_room, ..QpOptions::xrc_recv() });
     assert_eq!(lose(&mut t, &[9]), PACKETS - 9);
     assert_eq!(t.counter(t.b.device, Counter::DuplicateRequest), 0);
     let again = t.net.trace.iter().filter(|r| r.from == t.a.device).skip(PACKETS as usize);
@@ -92,7 +92,7 @@ fn an_xrc_target_keeps_nothing_and_is_not_tried() {
 #[test]
 fn single_losses_leave_the_window_open() {
     let window = 30_000;
-    let (mut t, a, b) = rc(QpOptions { early_room: 1 << 20, window, ..QpOptions::rc() });
+    let (mut t, a, b) = rc(QpOptions { out_of_order_room: 1 << 20, window, ..QpOptions::rc() });
     let mut at_once = |lost: &[u32]| {
         let before = sent_by(&t, a);
         t.post(a, 1, SendOp::Write(b.mr.remote(0)), &[a.mr.sge(0, LEN)]);
@@ -235,9 +235,9 @@ fn no_repair_where_answers_come_one_by_one() {
 
 #[test]
 fn a_packet_lost_twice_comes_after_a_silence() {
-    for early_room in [0, 1 << 20] {
+    for out_of_order_room in [0, 1 << 20] {
         let probe_after = Some(Duration::from_millis(8));
-        let (mut t, a, b) = rc(QpOptions { early_room, probe_after, ..QpOptions::rc() });
+        let (mut t, a, b) = rc(QpOptions { out_of_order_room, probe_after, ..QpOptions::rc() });
         let (lost, mut times) = (QpOptions::rc().sq_psn.plus(5), 0);
         t.net.rule(move |p| {
             times += u32::from(p.headers.bth.psn == lost && p.from == a.device);
@@ -284,7 +284,7 @@ fn a_gap_too_wide_to_keep_what_follows_is_told() {
 
 #[test]
 fn kept_packets_go_with_the_connection() {
-    let options = QpOptions { early_room: 1 << 20, ..QpOptions::rc() };
+    let options = QpOptions { out_of_order_room: 1 << 20, ..QpOptions::rc() };
     let (mut t, a, b) = rc(options);
     t.net.once(psn(options.sq_psn), Fate::Drop);
     for i in 0..4 {

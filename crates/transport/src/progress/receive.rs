@@ -500,7 +500,7 @@ impl Driver {
                         let qp_type = machine.init().qp_type;
                         link.reroute(self.links, qp_type, &attr.av, attr.dest_qpn);
                     }
-                    Gone::Dead => link.doomed = Some(now + shm::GRACE),
+                    Gone::Dead => link.peer_gone_at = Some(now + shm::GRACE),
                 }
                 machine.transmit(&mut call.env(link));
             });

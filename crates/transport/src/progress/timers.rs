@@ -26,7 +26,7 @@ impl Driver {
     /// only waits for a thread without the processor. After [`LATE`] it acts in any case.
     fn has_caught_up(&self, link: &mut Link, deadline: Time, now: Time) -> bool {
         if link.is_inproc() {
-            return self.links.inproc.has_caught_up(&mut link.catch_up.0);
+            return self.links.inproc.has_caught_up(&mut link.catch_up.since);
         }
         self.rx_empty_at.load(Ordering::Acquire) >= deadline.as_nanos()
             || now.since(deadline) > LATE
@@ -47,21 +47,21 @@ impl Driver {
                 if !link.timers.remove(at) {
                     return;
                 }
-                link.catch_up.1 = None;
-                if link.doomed.take_if(|at| *at <= now).is_some() {
+                link.catch_up.look_at = None;
+                if link.peer_gone_at.take_if(|at| *at <= now).is_some() {
                     machine.peer_gone(&mut call.env(link));
                     return;
                 }
                 let due = machine.deadline().filter(|deadline| *deadline <= now);
                 if due.is_some_and(|deadline| now.since(deadline.max(at)) > LATE) {
-                    machine.excuse_silence(&mut call.env(link));
+                    machine.on_late_wakeup(&mut call.env(link));
                 }
                 let Some(deadline) = machine.deadline().filter(|deadline| *deadline <= now) else {
                     return;
                 };
                 // The machine's deadline counts, not `at`, which moves with each look.
                 if !self.has_caught_up(link, deadline, now) {
-                    link.catch_up.1 = Some(now + CATCH_UP);
+                    link.catch_up.look_at = Some(now + CATCH_UP);
                     return;
                 }
                 machine.on_timer(&mut call.env(link));

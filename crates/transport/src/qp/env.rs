@@ -14,7 +14,7 @@ use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::recv_queue::RecvWqe;
 use anyverbs_proto::tag_list::{Tagged, Taken};
-use anyverbs_proto::time::Time;
+use anyverbs_proto::time::{Clock, Time};
 use anyverbs_proto::types::{Psn, Qpn};
 use anyverbs_proto::wc::{TmInfo, Wc};
 use anyverbs_proto::wire::packet::Headers;
@@ -101,12 +101,7 @@ impl<'a> Call<'a> {
         }
         publish_qp(transport.core.directory.as_ref(), machine, &mut link.published);
         link.set_in_flight(machine.is_in_flight());
-        let deadline = machine.deadline().map(|d| link.catch_up.1.map_or(d, |until| d.max(until)));
-        let deadline = match (deadline, link.doomed) {
-            (deadline, None) => deadline,
-            (deadline, Some(doomed)) => Some(deadline.map_or(doomed, |d| d.min(doomed))),
-        };
-        if let Some(deadline) = deadline
+        if let Some(deadline) = link.deadline(machine.deadline())
             && link.timers.add(deadline)
         {
             transport.add_timer(deadline, self.cell.qpn);
@@ -194,7 +189,7 @@ impl DeviceEnv<'_, '_> {
     }
 }
 
-impl Env for DeviceEnv<'_, '_> {
+impl Clock for DeviceEnv<'_, '_> {
     fn now(&self) -> Time {
         now(self.transport, self.now)
     }
@@ -202,7 +197,9 @@ impl Env for DeviceEnv<'_, '_> {
     fn soon(&self) -> Time {
         self.now.get().unwrap_or_else(|| self.transport.core.clock.soon())
     }
+}
 
+impl Env for DeviceEnv<'_, '_> {
     fn count(&self, counter: Counter, n: u64) {
         self.transport.core.count(counter, n);
     }

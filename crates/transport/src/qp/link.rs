@@ -26,8 +26,8 @@ use anyverbs_objects::srq::SrqCell;
 /// A nearer timer is programmed whenever the worker sleeps, which costs an event 8 us.
 const PROBE_AFTER: Duration = Duration::from_millis(8);
 
-/// Bytes of early requests that a queue pair may keep: a window of a peer like this one.
-const EARLY_ROOM: usize = 256 << 10;
+/// Bytes of the out-of-order buffer of a queue pair: a window of a peer like this one.
+const OUT_OF_ORDER_ROOM: usize = 256 << 10;
 
 /// The way of a packet to its peer.
 #[derive(Clone, Debug)]
@@ -89,7 +89,7 @@ impl Route {
             Self::Udp(udp) => LinkProps {
                 batch: if config.gso { MAX_PAYLOAD_V6 as u32 } else { 0 },
                 probe_after: Some(PROBE_AFTER),
-                early_room: EARLY_ROOM,
+                out_of_order_room: OUT_OF_ORDER_ROOM,
                 ..LinkProps::new(udp.path.window(config.window, false))
             },
         }
@@ -102,6 +102,15 @@ fn is_to_group(av: &AddressVector, dest: Qpn) -> bool {
 
 pub(super) fn is_handed_on(av: &AddressVector, dest: Qpn) -> bool {
     is_to_group(av, dest) && anyverbs_net::is_handed_on(av.dgid.to_ip(), av.scope_id)
+}
+
+/// A timer that is due waits for what came before it to be delivered.
+#[derive(Debug, Default)]
+pub(crate) struct CatchUp {
+    /// Within the process: the round of deliveries in which it began to wait.
+    pub(crate) since: Option<u64>,
+    /// When it looks again.
+    pub(crate) look_at: Option<Time>,
 }
 
 /// The device's state of one queue pair, under that queue pair's lock.
@@ -121,10 +130,9 @@ pub struct Link {
     pub(super) in_flight: bool,
     /// The entries among the timers that count.
     pub(crate) timers: Registered,
-    /// A timer waits for the link to catch up: in the process from this round on; it looks again at this time.
-    pub(crate) catch_up: (Option<u64>, Option<Time>),
+    pub(crate) catch_up: CatchUp,
     /// Its peer's process has ended: requests that still wait for it fail at this time.
-    pub(crate) doomed: Option<Time>,
+    pub(crate) peer_gone_at: Option<Time>,
     /// It owes an ACK, or has small sends to gather.
     pub(crate) debt: Debt,
     /// As `debt`, to queue pairs of this process.
@@ -146,6 +154,15 @@ pub struct Link {
 }
 
 impl Link {
+    /// When the queue pair wants to be woken, whose machine has this deadline.
+    pub(super) fn deadline(&self, machine: Option<Time>) -> Option<Time> {
+        let machine = machine.map(|at| self.catch_up.look_at.map_or(at, |look_at| at.max(look_at)));
+        match (machine, self.peer_gone_at) {
+            (Some(at), Some(gone_at)) => Some(at.min(gone_at)),
+            (at, gone_at) => at.or(gone_at),
+        }
+    }
+
     /// Pins a connected queue pair to its path.
     pub fn pin(&mut self, links: &'static Links, machine: &anyverbs_proto::qp::Qp) {
         self.leave_path();
@@ -166,7 +183,7 @@ impl Link {
         self.spare = Spare::default();
         self.last_target = LastTarget::default();
         self.blocked = false;
-        self.doomed = None;
+        self.peer_gone_at = None;
     }
 
     pub(super) fn set_in_flight(&mut self, in_flight: bool) {

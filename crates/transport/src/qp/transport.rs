@@ -8,7 +8,7 @@ use anyverbs_links::Links;
 use anyverbs_locks::{Mutex, rank};
 use anyverbs_objects::base::Core;
 use anyverbs_objects::srq::table::SrqTable;
-use anyverbs_proto::qp::EarlyBytes;
+use anyverbs_proto::qp::OutOfOrderBytes;
 use anyverbs_proto::qp::attr::ModifyLimits;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Mtu, Qpn};
@@ -39,7 +39,7 @@ pub struct Transport {
     /// Completion queues that have overrun.
     pub overruns: Overruns,
     /// Bytes that the out-of-order buffers of all queue pairs hold.
-    pub(crate) early_bytes: Arc<EarlyBytes>,
+    pub(crate) out_of_order_bytes: Arc<OutOfOrderBytes>,
     /// With processes that have the same XRC domains; set before the first queue pair is made.
     pub sharing: OnceLock<&'static dyn Sharing>,
 }

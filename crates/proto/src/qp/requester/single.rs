@@ -11,7 +11,6 @@ use crate::wr::{SendFlags, SendOp};
 
 use super::super::Qp;
 use super::super::attr::{QpState, QpType};
-use super::super::responder::Turn;
 use super::super::send_queue::PACKET_COST;
 use super::{MAX_PSNS, has_room, reth};
 
@@ -79,7 +78,7 @@ impl Qp {
         requester.k = 0;
         let next = position.wrapping_add(1);
         (self.sq.next, self.sq.started) = (next, next);
-        self.responder.turn = Turn::Theirs;
+        self.responder.note_request_sent();
         Single::Sent
     }
 }

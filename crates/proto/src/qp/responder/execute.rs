@@ -14,9 +14,9 @@ use crate::wire::opcode::{Opcode, Operation};
 use crate::wire::reth::Reth;
 use crate::wr::MAX_MESSAGE;
 
-use super::super::answers::{Answer, AnswerKind};
 use super::super::attr::QpType;
 use super::super::{Incoming, Qp};
+use super::answers::{Answer, AnswerKind};
 use super::{Inbound, Refusal, Stop, Turn};
 
 impl Qp {

@@ -6,10 +6,10 @@
 
 use crate::types::Psn;
 
-use super::super::answers::{Answer, AnswerKind};
 use super::super::attr::{QpAttr, QpInit, QpState, QpType};
 use super::super::{Incoming, Qp};
 use super::Inbound;
+use super::answers::{Answer, AnswerKind};
 use crate::env::Env;
 use crate::wire::opcode::Operation;
 
@@ -176,7 +176,7 @@ impl Qp {
         (responder.inbound, responder.recv_taken) = (Inbound::None, false);
         (responder.nak_sent, responder.ack_owed, responder.held) = (false, false, None);
         responder.unacknowledged = 0;
-        responder.answers.clear();
+        self.drop_pending_answers();
     }
 
     /// The responder's position: the PSN that comes next, and the MSN.

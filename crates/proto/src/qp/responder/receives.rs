@@ -71,9 +71,9 @@ impl Qp {
     /// Completes the receive in hand and all that wait as flushed, on the move to ERR.
     pub(in crate::qp) fn flush_receives<E: Env>(&mut self, env: &mut E) {
         self.responder.inbound = Inbound::None;
-        self.forget_early();
+        self.clear_out_of_order_buffer();
         self.responder.ack_owed = false;
-        self.responder.answers.clear();
+        self.drop_pending_answers();
         let flushed = Wc { status: WcStatus::WrFlushErr, ..Wc::default() };
         if self.responder.recv_taken {
             self.complete_recv(flushed, env);

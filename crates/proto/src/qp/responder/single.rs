@@ -29,7 +29,7 @@ impl Qp {
             && responder.inbound == Inbound::None
             && !responder.recv_taken
             && !responder.nak_sent
-            && responder.early.is_none()
+            && responder.out_of_order.is_none()
             && packet.packets == 1
             && packet.payload.len() <= self.mtu() as usize
             && self.tag_matching.is_none()

@@ -3,10 +3,10 @@
 use crate::types::Psn;
 use crate::wire::aeth::{NakCode, Syndrome};
 
-use super::super::answers::Answers;
 use super::super::attr::{QpState, QpType};
 use super::super::{Incoming, Qp};
 use super::Responder;
+use super::answers::Answers;
 
 impl Qp {
     /// Notes a request that was dropped. If the queue pair moves to RTR later, the peer is asked to send it again.

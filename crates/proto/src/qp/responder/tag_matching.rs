@@ -212,11 +212,16 @@ impl Qp {
         Ok(())
     }
 
-    /// The oldest send of a queue pair that matches tags is done. If it was a READ, the SRQ tells the program.
-    pub(in super::super) fn complete_fetch<E: Env>(&mut self, status: WcStatus, env: &mut E) {
-        let sqe = *self.sq.at(self.sq.done);
-        self.sq.done = self.sq.done.wrapping_add(1);
-        if !matches!(sqe.op, SendOp::Read(_)) {
+    /// A send of a queue pair that matches tags is done. If it was a READ, the SRQ tells the program.
+    pub(in super::super) fn complete_fetch<E: Env>(
+        &self,
+        wr_id: u64,
+        op: &SendOp,
+        len: u32,
+        status: WcStatus,
+        env: &mut E,
+    ) {
+        if !matches!(op, SendOp::Read(_)) {
             return;
         }
         let flags = match status {
@@ -224,16 +229,16 @@ impl Qp {
             _ => WcFlags::empty(),
         };
         let wc = Wc {
-            wr_id: sqe.wr_id,
+            wr_id,
             status,
             opcode: WcOpcode::TmRecv,
             flags,
-            byte_len: sqe.len,
+            byte_len: len,
             qpn: self.qpn,
             src_qpn: self.attr.dest_qpn,
             ..Wc::default()
         };
-        self.count_completion(CompCntrOps::RECV, sqe.len, status != WcStatus::Success, env);
+        self.count_completion(CompCntrOps::RECV, len, status != WcStatus::Success, env);
         env.complete(Side::Recv, wc, true);
     }
 }

@@ -4,8 +4,8 @@ use crate::env::Env;
 use crate::wc::WcStatus;
 use crate::wr::SendOp;
 
-use super::Qp;
-use super::send_queue::Sqe;
+use super::super::Qp;
+use super::super::send_queue::Sqe;
 
 impl Qp {
     /// Executes a WQE that is no message, now that everything before it has been sent. It has no PSN, and completes in its

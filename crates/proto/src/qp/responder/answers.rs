@@ -15,7 +15,8 @@ use crate::wire::opcode::{Opcode, Operation};
 use crate::wire::packet::Headers;
 use crate::wire::reth::Reth;
 
-use super::Qp;
+use super::super::Qp;
+use super::super::timers::Timer;
 
 /// READ response bytes that go out in one call: a peer that asks for more in one request gets the rest piece by piece.
 const BURST: u64 = 128 << 10;
@@ -69,8 +70,6 @@ pub(super) struct Answers {
     depth: usize,
     /// In the order of their PSNs.
     pending: VecDeque<Pending>,
-    /// No more before this time.
-    pub(super) paced_until: Option<Time>,
 }
 
 impl Answers {
@@ -80,7 +79,6 @@ impl Answers {
             remembered: VecDeque::with_capacity(depth),
             depth,
             pending: VecDeque::with_capacity(depth),
-            ..Self::default()
         }
     }
 
@@ -117,11 +115,6 @@ impl Answers {
     /// Whether something is to be sent.
     pub(super) fn are_pending(&self) -> bool {
         !self.pending.is_empty()
-    }
-
-    pub(super) fn clear(&mut self) {
-        self.pending.clear();
-        self.paced_until = None;
     }
 
     /// A READ came again, perhaps for the rest of an earlier one: its answer, unless it does not lie within one.
@@ -171,21 +164,40 @@ impl Answers {
 }
 
 impl Qp {
+    /// Forgets the answers that are still to be sent.
+    pub(super) fn drop_pending_answers(&mut self) {
+        self.responder.answers.pending.clear();
+        self.timers.stop(Timer::Responses);
+    }
+
+    /// Sends answers and ACKs that the responder has kept. Tells whether anything went out.
+    #[inline]
+    pub(in crate::qp) fn send_kept<E: Env>(&mut self, env: &mut E) -> bool {
+        self.keeps_any() && (self.send_answers(env) | self.send_held(env))
+    }
+
+    /// Tells whether answers, or an ACK or NAK that found no room, still have to be sent.
+    #[inline]
+    pub(in crate::qp) fn keeps_any(&self) -> bool {
+        self.responder.answers.are_pending() || self.responder.held.is_some()
+    }
+
     /// Sends the answers that are pending, in order, as far as pace and link let it. Returns whether anything went
     /// out.
-    pub(super) fn send_answers<E: Env>(&mut self, env: &mut E) -> bool {
+    fn send_answers<E: Env>(&mut self, env: &mut E) -> bool {
         let mut bytes = 0u64;
         let mut any = false;
-        if self.responder.answers.paced_until.is_some_and(|t| t > env.now()) {
+        if self.timers.is_running(Timer::Responses)
+            && self.timers.expire(Timer::Responses, env.now()).is_none()
+        {
             return false;
         }
-        self.responder.answers.paced_until = None;
         while let Some(&Pending { answer, sent: k }) = self.responder.answers.pending.front() {
             if !self.attr.state.receives() {
                 return any;
             }
             if bytes >= BURST {
-                self.responder.answers.paced_until = Some(env.now() + PACE);
+                self.timers.start(Timer::Responses, env.now(), PACE);
                 return any;
             }
             let psn = answer.psn.plus(k);
@@ -260,11 +272,11 @@ impl Qp {
 
     /// Sends the ACK that is owed, or a NAK that acknowledges as much, unless answers before it still have to leave.
     /// Tells whether the ACK is settled.
-    pub(super) fn send_owed_ack<E: Env>(&mut self, env: &mut E) -> bool {
+    pub(in crate::qp) fn send_owed_ack<E: Env>(&mut self, env: &mut E) -> bool {
         if !self.owes_ack() {
             return false;
         }
-        if self.tell_missing(env) {
+        if self.send_further_nak(env) {
             return true;
         }
         let psn = self.last_executed();
@@ -284,7 +296,7 @@ impl Qp {
     }
 
     /// Sends the last ACK once more, if it is no older than [`RECENT`]. The peer's repeats will find no answer later.
-    pub(super) fn send_last_ack<E: Env>(&mut self, env: &mut E) {
+    pub(in crate::qp) fn send_last_ack<E: Env>(&mut self, env: &mut E) {
         let is_recent = |at: Time| env.now().since(at) <= RECENT;
         let answers = self.attr.state.receives();
         let responder = &self.responder;
@@ -302,7 +314,7 @@ impl Qp {
     }
 
     /// Sends the ACK or NAK that found no room before.
-    pub(super) fn send_held<E: Env>(&mut self, env: &mut E) -> bool {
+    fn send_held<E: Env>(&mut self, env: &mut E) -> bool {
         match self.responder.held {
             Some((_, Syndrome::Ack { .. })) => self.send_owed_ack(env),
             Some((psn, syndrome)) if !self.responder.answers.are_pending() => {

@@ -9,21 +9,21 @@ use crate::wire::aeth::{NakCode, Syndrome};
 use crate::wire::opcode::Operation;
 use crate::wr::SendOp;
 
-use super::attr::{QpState, QpType};
-use super::{Incoming, Qp};
+use super::super::attr::{QpState, QpType};
+use super::super::{Incoming, Qp};
 
 impl Qp {
     /// Takes an ACK that came with a request: of everything up to `psn`.
-    pub(super) fn receive_ack<E: Env>(&mut self, psn: Psn, env: &mut E) {
+    pub(in crate::qp) fn receive_ack<E: Env>(&mut self, psn: Psn, env: &mut E) {
         if self.awaits_response(psn, env) {
             self.answered_before(psn.plus(1), env);
-            self.check_repair(env);
+            self.note_ack(env);
             self.after_completion(env);
         }
     }
 
     /// Takes a response of the peer.
-    pub(super) fn receive_response<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) {
+    pub(in crate::qp) fn receive_response<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) {
         let psn = packet.headers.bth.psn;
         if !self.awaits_response(psn, env) {
             return;
@@ -33,12 +33,12 @@ impl Qp {
             Some(Syndrome::Nak(code)) => self.receive_nak(psn, code, env),
             Some(Syndrome::RnrNak { timer }) => {
                 if self.answered_before(psn, env) {
-                    self.receiver_not_ready(timer, env);
+                    self.receive_rnr_nak(timer, env);
                 }
             }
             _ if operation == Operation::Ack => {
                 self.answered_before(psn.plus(1), env);
-                self.check_repair(env);
+                self.note_ack(env);
             }
             _ => {
                 if self.answered_before(psn, env) {
@@ -61,7 +61,7 @@ impl Qp {
         let is_duplicate = psn.since(self.requester.una) < 0;
         if is_duplicate || psn.since(self.requester.max_sent) >= 0 {
             if is_duplicate {
-                self.requester.answered_twice(|| env.now());
+                self.requester.recovery.on_duplicate_answer(env);
             }
             env.count(Counter::DropStaleAck, 1);
             return false;
@@ -74,7 +74,7 @@ impl Qp {
             return;
         }
         let status = match code {
-            NakCode::PsnSequence => return self.sequence_nak(env),
+            NakCode::PsnSequence => return self.receive_sequence_nak(env),
             NakCode::InvalidRequest => {
                 env.count(Counter::ReqRemoteInvalidRequest, 1);
                 WcStatus::RemInvReqErr
@@ -111,10 +111,10 @@ impl Qp {
         if self.requester.una != before {
             self.advance_cursor();
             let answered = self.requester.una_cost.wrapping_sub(cost_before);
-            self.progressed(answered, env);
+            self.note_progress(answered, env);
         }
         if !complete {
-            self.implied_nak(env);
+            self.receive_implied_nak(env);
         }
         complete
     }
@@ -185,6 +185,6 @@ impl Qp {
         self.complete_local(env);
         self.advance_cursor();
         let answered = self.requester.una_cost.wrapping_sub(cost_before);
-        self.progressed(answered, env);
+        self.note_progress(answered, env);
     }
 }
