@@ -200,7 +200,7 @@ impl Progress for Driver {
 impl Inbound for &'static Driver {
     fn deliver<'p>(&self, packets: impl Iterator<Item = (Arrival, Packet<'p>)>) {
         let packets = packets.map(|(arrival, packet)| (arrival, packet.into()));
-        Driver::deliver(self, self.core.now(), packets);
+        self.deliver_all(self.core.now(), packets);
     }
 
     fn hand_on<'p>(&self, packets: impl Iterator<Item = (Arrival, Packet<'p>)>) {

@@ -21,7 +21,7 @@ use parking_lot::MutexGuard;
 
 use super::Driver;
 use super::datagrams::{Received, Senders, Tally};
-use super::deliver::Arrived;
+use super::deliver::{Ahead, Arrived};
 use super::worker::Shared;
 use crate::qp::env::Call;
 use crate::qp::{QpCell, State};
@@ -67,11 +67,33 @@ pub struct RxState {
     /// Receiving failed, and the log says so.
     failed: bool,
     since_acks: usize,
+    deferred: Deferred,
+    senders: Senders,
+}
+
+/// Work for after the packets.
+#[derive(Debug)]
+pub(super) struct Deferred {
     /// Queue pairs with room on their path again.
     resume: Vec<Qpn>,
     /// Credit probes, to be answered when earlier messages are delivered.
     probes: Vec<Asked>,
-    senders: Senders,
+}
+
+impl Deferred {
+    fn is_empty(&self) -> bool {
+        self.resume.is_empty() && self.probes.is_empty()
+    }
+}
+
+/// A credit packet that came by UDP, and from where.
+fn asked(packet: CreditPacket, datagram: &Datagram<'_>) -> Asked {
+    let from = datagram.source.ip().to_canonical();
+    let scope_id = match from {
+        IpAddr::V6(ip) if ip.is_unicast_link_local() => datagram.interface,
+        _ => 0,
+    };
+    Asked { packet, from, scope_id, to_us: datagram.destination.to_canonical(), by_shm: false }
 }
 
 impl RxState {
@@ -95,8 +117,7 @@ impl RxState {
             calls: 0,
             failed: false,
             since_acks: 0,
-            resume: Vec::with_capacity(64),
-            probes: Vec::with_capacity(64),
+            deferred: Deferred { resume: Vec::with_capacity(64), probes: Vec::with_capacity(64) },
             senders: Senders::new(),
         })
     }
@@ -284,8 +305,7 @@ impl Driver {
             looked_at,
             calls,
             since_acks,
-            resume,
-            probes,
+            deferred,
             ..
         } = &mut *rx;
         *calls = calls.wrapping_add(1);
@@ -298,14 +318,14 @@ impl Driver {
                 // The worker knows that somebody polls; the peers need not wake it.
                 poller.disarm();
             }
-            by_shm = self.receive_shm(poller, (last, inbox), probes, resume);
+            by_shm = self.receive_ring(poller, (last, inbox), deferred);
             *since_shm = if by_shm > 0 { 0 } else { since_shm.saturating_add(1) };
             while let Some(event) = poller.next_event() {
                 by_shm += 1;
                 match (event, &self.links.shm) {
                     (Event::Room(channel), Some(shm)) => {
                         if let Some(peer) = shm.find(&channel) {
-                            peer.take_room(resume);
+                            peer.take_room(&mut deferred.resume);
                         }
                     }
                     (Event::Closed(channel, why), _) => closed.push((channel, why)),
@@ -317,7 +337,7 @@ impl Driver {
             && *since_shm < IDLE_AFTER
             && *empty_looks >= QUIET_AFTER
             && now.is_none_or(|now| now < *looked_at + LOOK_EVERY);
-        if quiet && now.is_none() && closed.is_empty() && probes.is_empty() && resume.is_empty() {
+        if quiet && now.is_none() && closed.is_empty() && deferred.is_empty() {
             // Only messages through shared memory, if any: the likely case of a program that polls.
             *since_acks += by_shm;
             let acks_due = *since_acks >= ACK_EVERY || by_shm == 0;
@@ -348,8 +368,8 @@ impl Driver {
             forwarded,
             failed,
             since_acks,
-            resume,
-            probes,
+            last,
+            deferred,
             senders,
             ..
         } = &mut *rx;
@@ -379,7 +399,8 @@ impl Driver {
         if !quiet {
             let mut datagrams = batch.datagrams();
             let mut tally = Tally::default();
-            self.deliver_at(now, |into| {
+            let mut places = <[Arrived<'_>; 2]>::default();
+            let mut source = Ahead::new(now, &mut places, |into| {
                 for datagram in datagrams.by_ref() {
                     n += 1;
                     match self.classify(&datagram, senders, false, &mut tally, into) {
@@ -392,13 +413,14 @@ impl Driver {
                         }
                         Some(Received::Gsi(incoming)) => to_gsi.push(*incoming),
                         Some(Received::Credit(credit)) => {
-                            self.take_credit(credit, &datagram, probes, resume);
+                            self.take_credit(asked(credit, &datagram), deferred);
                         }
                         None => {}
                     }
                 }
                 false
             });
+            self.deliver(&mut source, last);
             self.count_received(tally);
         }
         if !to_gsi.is_empty() {
@@ -420,20 +442,20 @@ impl Driver {
                 match self.classify(&datagram, senders, true, &mut tally, &mut place) {
                     Some(Received::Packet) => {
                         let Arrived { arrival, packet, .. } = place;
-                        self.deliver(now, std::iter::once((arrival, packet)));
+                        self.deliver_all(now, std::iter::once((arrival, packet)));
                     }
                     Some(Received::Gsi(incoming)) => {
                         self.above().management.receive(now, &[*incoming])
                     }
                     Some(Received::Credit(credit)) => {
-                        self.take_credit(credit, &datagram, probes, resume);
+                        self.take_credit(asked(credit, &datagram), deferred);
                     }
                     None => {}
                 }
                 self.count_received(tally);
             }
         }
-        self.answer(probes);
+        self.answer(&mut deferred.probes);
         *since_acks += n;
         let is_empty = n == 0 && !quiet && batch.asked_all();
         if is_empty && !self.transport.owed.now().is_any() {
@@ -443,7 +465,7 @@ impl Driver {
         if acks_due {
             *since_acks = 0;
         }
-        let mut resumed = std::mem::take(resume);
+        let mut resumed = std::mem::take(&mut deferred.resume);
         let lost = std::mem::take(closed);
         drop(rx);
         if self.above().management.keeps_disconnects()
@@ -528,24 +550,14 @@ impl Driver {
         }
     }
 
-    fn take_credit(
-        &self,
-        packet: CreditPacket,
-        datagram: &Datagram<'_>,
-        probes: &mut Vec<Asked>,
-        resume: &mut Vec<Qpn>,
-    ) {
-        let from = datagram.source.ip().to_canonical();
+    /// Takes a credit packet that came from `asked`.
+    pub(super) fn take_credit(&self, asked: Asked, deferred: &mut Deferred) {
+        let Asked { packet, from, .. } = asked;
         if packet.is_probe {
-            let scope_id = match from {
-                IpAddr::V6(ip) if ip.is_unicast_link_local() => datagram.interface,
-                _ => 0,
-            };
-            let to_us = datagram.destination.to_canonical();
-            probes.push(Asked { packet, from, scope_id, to_us, by_shm: false });
+            deferred.probes.push(asked);
         } else {
             let Probe { bytes, messages } = packet.counts;
-            self.links.paths.echo(from, packet.from, bytes, messages, resume);
+            self.links.paths.echo(from, packet.from, bytes, messages, &mut deferred.resume);
         }
     }
 

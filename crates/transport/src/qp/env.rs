@@ -41,11 +41,12 @@ pub struct Call<'a> {
 impl<'a> Call<'a> {
     /// A call at the moment of its first look at the clock.
     pub fn new(cell: &'a QpCell) -> Self {
-        Self { cell, now: Cell::new(None), out: Outbox::default() }
+        Self::at(cell, None)
     }
 
-    pub(crate) fn at(cell: &'a QpCell, now: Time) -> Self {
-        Self { cell, now: Cell::new(Some(now)), out: Outbox::default() }
+    /// A call at a moment that may be known.
+    pub(crate) fn at(cell: &'a QpCell, now: Option<Time>) -> Self {
+        Self { cell, now: Cell::new(now), out: Outbox::default() }
     }
 
     /// The environment for the machine.
