@@ -14,6 +14,7 @@ use anyverbs_proto::wire::icrc::Flow;
 use anyverbs_proto::wire::packet::{ICRC_LEN, Packet};
 
 use super::Driver;
+use super::receive::Reader;
 
 /// Longest wait for a process that does not read.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -85,7 +86,7 @@ impl Handing {
                 {
                     if begin.elapsed() > PATIENCE {
                         self.stuck.push((*slot, Instant::now() + REST));
-                    } else if driver.receive(true) == 0 {
+                    } else if driver.receive(Reader::Wait) == 0 {
                         std::thread::sleep(RETRY);
                     }
                 }

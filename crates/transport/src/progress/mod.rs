@@ -37,6 +37,7 @@ use parking_lot::Mutex;
 use crate::qp::transport::Transport;
 use handing::Handing;
 use moderation::Moderated;
+pub use owed::Debts;
 pub use receive::RxState;
 use worker::Shared;
 
@@ -208,7 +209,7 @@ impl Inbound for &'static Driver {
     }
 
     fn acknowledge(&self, qpn: Qpn) {
-        Driver::acknowledge(self, qpn);
+        self.pay(qpn, Debts::All);
     }
 
     fn resume(&self, qpn: Qpn) {

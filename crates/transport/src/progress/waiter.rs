@@ -15,6 +15,8 @@ use std::sync::atomic::Ordering;
 use anyverbs_objects::base::Patience;
 
 use super::Driver;
+use super::owed::Debts;
+use super::receive::Reader;
 
 /// Times that another thread may have taken the event that woke a waiting one. Then that thread receives in its place,
 /// and this one sleeps at its channel.
@@ -84,12 +86,12 @@ impl Driver {
                 }
                 std::hint::spin_loop();
             }
-            self.flush_owed_at_once();
+            self.flush(Debts::AtOnce);
             self.worker.note_waiter();
             self.let_shm_wake();
             match self.sleep_at(channel) {
                 Ok(Ready { input, event, closed }) => {
-                    if input && self.receive_ready() == 0 {
+                    if input && self.receive(Reader::Wait) == 0 {
                         late += 1;
                         // Another thread is at it, and may wait for this processor.
                         std::thread::yield_now();

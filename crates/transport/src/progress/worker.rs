@@ -21,6 +21,8 @@ use anyverbs_objects::base::{IS_WORKER, NEVER, Waker};
 use anyverbs_proto::time::Time;
 
 use super::Driver;
+use super::owed::Debts;
+use super::receive::Reader;
 use crate::qp::owed::ACK_DELAY;
 
 /// The time for which a poll keeps the worker away.
@@ -383,7 +385,7 @@ fn run(driver: &'static Driver) {
         if away.is_some() && owed.is_any() && owed == driver.transport.owed.now() {
             // The program polled, but not since. Its answer may still carry its new ACKs. An ACK that leaves before
             // would end the peer's poll, and have it wait on its memory for the answer.
-            driver.flush_owed();
+            driver.flush(Debts::All);
         }
         driver.run_timers();
         if driver.links.inproc.is_pending() {
@@ -465,7 +467,8 @@ fn serve(driver: &'static Driver, contended: bool, last: &mut Time) -> bool {
     let mut give_up = None;
     while batches < BATCHES {
         // While it waits it asks as cheaply as a poller, and thoroughly before it gives up.
-        let n = driver.receive(give_up.is_none());
+        let reader = if give_up.is_none() { Reader::Worker } else { Reader::Poll };
+        let n = driver.receive(reader);
         if n > 0 {
             batches += 1;
             give_up = None;
@@ -474,7 +477,7 @@ fn serve(driver: &'static Driver, contended: bool, last: &mut Time) -> bool {
             }
             if n <= FEW && !is_stream(begin) {
                 // More makes an event when the sockets are armed, which costs less than to ask.
-                driver.flush_unawaited();
+                driver.flush(Debts::Unawaited);
                 arm(driver);
                 return true;
             }
@@ -483,21 +486,21 @@ fn serve(driver: &'static Driver, contended: bool, last: &mut Time) -> bool {
         if batches == 0 && (contended || driver.worker.is_left_to_reader()) {
             return false;
         }
-        driver.flush_owed();
+        driver.flush(Debts::All);
         let polled = driver.lease.load(Ordering::SeqCst) != lease;
         if polled || !is_stream(begin) {
             break;
         }
         let now = driver.core.now();
         if now >= *give_up.get_or_insert(now + SPIN) {
-            if driver.receive(true) == 0 {
+            if driver.receive(Reader::Worker) == 0 {
                 break;
             }
             give_up = None;
         }
         std::hint::spin_loop();
     }
-    driver.flush_owed();
+    driver.flush(Debts::All);
     arm(driver);
     true
 }
