@@ -4,8 +4,10 @@
 pub mod direct;
 pub mod inproc;
 pub mod mapped;
+pub mod outbox;
 pub mod pace;
 pub mod path;
+pub mod route;
 pub mod shm;
 pub mod udp;
 

@@ -30,7 +30,7 @@ use parking_lot::Mutex;
 use super::direct;
 use super::mapped::MappedRegions;
 pub use message::{Inbox, Received};
-pub use route::{Refused, ShmRoute};
+pub use route::ShmRoute;
 use traffic::Traffic;
 pub use unflushed::{Spare, Unflushed};
 

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use anyverbs_links::outbox::Outbox;
 use anyverbs_links::pace::{NO_LIMIT, Probe};
 use anyverbs_links::shm::{self, Gone, Inbox};
-use anyverbs_links::udp::{Asked, CreditPacket, Outbox};
+use anyverbs_links::udp::{Asked, CreditPacket};
 use anyverbs_net::fault::Fault;
 use anyverbs_net::forward::{ForwardBuffer, Forwarded};
 use anyverbs_net::shm::{Channel, Closed, Event, Poller};
@@ -94,7 +95,7 @@ fn asked(packet: CreditPacket, datagram: &Datagram<'_>) -> Asked {
         IpAddr::V6(ip) if ip.is_unicast_link_local() => datagram.interface,
         _ => 0,
     };
-    Asked { packet, from, scope_id, to_us: datagram.destination.to_canonical(), by_shm: false }
+    Asked { packet, from, scope_id, to_us: datagram.destination.to_canonical(), by_ring: false }
 }
 
 impl RxState {

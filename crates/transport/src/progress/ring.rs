@@ -79,7 +79,7 @@ impl Source for Intake<'_> {
                 Some(Received::Credit(packet)) => {
                     let Arrival { source, destination, .. } = self.inbox.arrival;
                     let (from, to_us) = (source.to_ip(), destination.to_ip());
-                    let asked = Asked { packet, from, scope_id: 0, to_us, by_shm: true };
+                    let asked = Asked { packet, from, scope_id: 0, to_us, by_ring: true };
                     self.driver.take_credit(asked, self.deferred);
                 }
                 None => core.count(Counter::DropMalformed, 1),
