@@ -1,4 +1,5 @@
-//! The route of a packet: which link it takes, and what follows from that. The links are told apart here and nowhere else.
+//! The route of a packet: which link it takes, and what follows from that. The links of queue pairs are told apart here and
+//! nowhere else.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,18 +7,18 @@ use std::time::Duration;
 use anyverbs_net::MAX_PAYLOAD_V6;
 use anyverbs_proto::direct::Direct;
 use anyverbs_proto::env::{LinkProps, TransmitError};
+use anyverbs_proto::mr::LastRemote;
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::time::Time;
-use anyverbs_proto::types::Qpn;
+use anyverbs_proto::types::{Psn, Qpn};
 use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wr::AddressVector;
 
 use crate::direct::{self, LastTarget};
-use crate::outbox::Outbox;
 use crate::path::Path;
-use crate::shm::{self, Peer, ShmRoute, Spare};
-use crate::udp::UdpRoute;
+use crate::shm::{self, Peer, ShmRoute, Spare, Unflushed};
+use crate::udp::{Asked, CreditPacket, Staged, UdpRoute};
 use crate::{Links, inproc};
 
 /// Probe timeout for a peer on another host. It is longer than the time to wake a process, and than the kernel's tick.
@@ -54,6 +55,50 @@ pub enum Refused {
 impl<T: Into<TransmitError>> From<T> for Refused {
     fn from(error: T) -> Self {
         Self::Transmit(error.into())
+    }
+}
+
+/// Packets that one hold of a queue pair's lock has staged, on any link.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    pub(crate) udp: Staged,
+    /// Messages that the same-host link has not shown yet.
+    pub(crate) shm: Unflushed,
+    /// The region that the peer has named last, in use until the next flush or
+    /// [`MemoryEnv::end_remote`](anyverbs_proto::env::MemoryEnv::end_remote). Meanwhile no ring is locked: a thread that has
+    /// locked one may be waiting for the end of a window.
+    pub target: LastRemote<'static>,
+}
+
+impl Outbox {
+    /// What the queue pair keeps for the next time that it sends by the same-host link.
+    #[inline]
+    pub fn take_spare(&mut self) -> Option<Spare> {
+        self.shm.take_spare()
+    }
+
+    /// Answers a credit probe: `limit` messages may be sent in all.
+    pub fn echo(&mut self, links: &Links, asked: &Asked, limit: u64) {
+        let answer = CreditPacket::answer(&asked.packet, limit);
+        let by_ring = asked.by_ring
+            && links.shm.as_ref().is_some_and(|shm| shm.echo(&mut self.shm, links, asked, answer));
+        if !by_ring {
+            self.udp.echo(links, asked, answer);
+        }
+    }
+
+    /// Adds an ACK of everything up to `psn` to the last request; whether that could be.
+    #[inline]
+    pub fn ride(&mut self, psn: Psn) -> bool {
+        self.shm.ride(psn)
+    }
+
+    /// Sends what is staged.
+    #[inline]
+    pub fn flush(&mut self, links: &Links) {
+        self.shm.flush(links);
+        self.target.release();
+        self.udp.flush(links);
     }
 }
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use anyverbs_links::outbox::Outbox;
 use anyverbs_links::pace::{NO_LIMIT, Probe};
+use anyverbs_links::route::Outbox;
 use anyverbs_links::shm::{self, Gone, Inbox};
 use anyverbs_links::udp::{Asked, CreditPacket};
 use anyverbs_net::fault::Fault;
@@ -220,7 +220,7 @@ impl Driver {
     pub(crate) fn end_lease(&'static self) {
         self.worker.end_lease(self.lease.load(Ordering::SeqCst));
         self.flush(Debts::AtOnce);
-        self.worker.rearm_if_disarmed(&self.links.port);
+        self.worker.rearm_if_disarmed(self.links);
         self.let_shm_wake();
     }
 

@@ -13,11 +13,11 @@ use std::sync::mpsc::{self, Sender};
 use std::time::Duration;
 
 use anyverbs_links::shm::Shm;
+use anyverbs_links::{Links, Opened};
 use anyverbs_net::AddressMonitor;
-use anyverbs_net::UdpPort;
 use anyverbs_net::steering::Resteer;
 use anyverbs_objects::async_event::AsyncEventKind;
-use anyverbs_objects::base::{IS_WORKER, NEVER, Waker};
+use anyverbs_objects::base::{IS_WORKER, NEVER};
 use anyverbs_proto::time::Time;
 
 use super::Driver;
@@ -56,9 +56,9 @@ const TOKEN_KICK: u64 = 0;
 const TOKEN_MONITOR: u64 = 1;
 const TOKEN_SHM: u64 = 2;
 const TOKEN_SHM_CONTROL: u64 = 3;
-/// The first of the port's descriptors; the others follow in their order.
+/// The first of the links' descriptors; the others follow in their order.
 const TOKEN_INPUT: u64 = 4;
-/// Where the bits of the sockets for frames begin, behind those of the port.
+/// Where the bits of the sockets for frames begin, behind those of the links.
 const FRAMES_BIT: usize = 30;
 
 /// State that callers and the worker share.
@@ -66,7 +66,7 @@ const FRAMES_BIT: usize = 30;
 pub struct Shared {
     epoll: OwnedFd,
     monitor: Option<AddressMonitor>,
-    /// The port's descriptors that were disarmed by their events, a bit each.
+    /// The links' descriptors that were disarmed by their events, a bit each.
     disarmed: AtomicU32,
     /// Sockets for frames, two at most; their bits in `disarmed` begin at [`FRAMES_BIT`].
     frames: OnceLock<Vec<BorrowedFd<'static>>>,
@@ -87,7 +87,7 @@ pub struct Shared {
 struct Found {
     kicked: bool,
     addresses: bool,
-    /// The port's descriptors that are ready, a bit each.
+    /// The links' descriptors that are ready, a bit each.
     input: u32,
     shm: bool,
     shm_control: bool,
@@ -116,12 +116,7 @@ pub fn watch_addresses() -> Option<AddressMonitor> {
 
 impl Shared {
     /// `monitor` was there before the GID table read the addresses, so it shows later changes.
-    pub fn new(
-        waker: &Waker,
-        port: &UdpPort,
-        shm: Option<&Shm>,
-        monitor: Option<AddressMonitor>,
-    ) -> io::Result<Self> {
+    pub fn new(opened: &Opened, monitor: Option<AddressMonitor>) -> io::Result<Self> {
         // SAFETY: takes no pointers.
         let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         if epoll < 0 {
@@ -129,14 +124,14 @@ impl Shared {
         }
         // SAFETY: a descriptor that the kernel has just made and that has no other owner.
         let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
-        control(&epoll, libc::EPOLL_CTL_ADD, waker.as_fd(), libc::EPOLLIN, TOKEN_KICK)?;
+        control(&epoll, libc::EPOLL_CTL_ADD, opened.waker.as_fd(), libc::EPOLLIN, TOKEN_KICK)?;
         if let Some(monitor) = &monitor {
             control(&epoll, libc::EPOLL_CTL_ADD, monitor.as_fd(), libc::EPOLLIN, TOKEN_MONITOR)?;
         }
-        for (fd, token) in port.fds().zip(TOKEN_INPUT..) {
+        for (fd, token) in opened.fds().zip(TOKEN_INPUT..) {
             control(&epoll, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN | libc::EPOLLONESHOT, token)?;
         }
-        if let Some(endpoint) = shm.map(Shm::endpoint) {
+        if let Some(endpoint) = opened.shm.as_ref().map(Shm::endpoint) {
             for (fd, token) in
                 [(endpoint.wake_fd(), TOKEN_SHM), (endpoint.control_fd(), TOKEN_SHM_CONTROL)]
             {
@@ -149,7 +144,7 @@ impl Shared {
             disarmed: AtomicU32::new(0),
             frames: OnceLock::new(),
             left_to_reader: AtomicBool::new(false),
-            shm_spent: AtomicBool::new(shm.is_some()),
+            shm_spent: AtomicBool::new(opened.shm.is_some()),
             seen: AtomicU64::new(0),
             one_sided: AtomicBool::new(false),
             waited_for: AtomicBool::new(false),
@@ -197,13 +192,13 @@ impl Shared {
         self.seen.store(lease, Ordering::SeqCst);
     }
 
-    pub(super) fn rearm_if_disarmed(&self, port: &UdpPort) {
+    pub(super) fn rearm_if_disarmed(&self, links: &Links) {
         if self.disarmed.load(Ordering::SeqCst) == 0 {
             return;
         }
         let disarmed = self.disarmed.swap(0, Ordering::SeqCst);
         let frames = self.frames.get().into_iter().flatten().copied();
-        let fds = port.fds().enumerate().chain((FRAMES_BIT..).zip(frames));
+        let fds = links.fds().enumerate().chain((FRAMES_BIT..).zip(frames));
         for (i, fd) in fds.filter(|(i, _)| disarmed & 1 << i != 0) {
             let armed = control(
                 &self.epoll,
@@ -507,7 +502,7 @@ fn serve(driver: &'static Driver, contended: bool, last: &mut Time) -> bool {
 
 /// Call it last: later arrivals make an event at once.
 fn arm(driver: &'static Driver) {
-    driver.worker.rearm_if_disarmed(&driver.links.port);
+    driver.worker.rearm_if_disarmed(driver.links);
     if !driver.rearm_shm() {
         // Something came meanwhile: another round.
         driver.kick_worker();
