@@ -23,7 +23,7 @@ use anyverbs_proto::time::Time;
 use super::Driver;
 use super::owed::Debts;
 use super::receive::Reader;
-use crate::qp::owed::ACK_DELAY;
+use crate::qp::owed::{ACK_DELAY, Owed};
 
 /// The time for which a poll keeps the worker away.
 const LEASE: Duration = Duration::from_micros(700);
@@ -323,19 +323,91 @@ fn run(driver: &'static Driver) {
             0_u64,
         )
     };
-    let shared = &driver.worker;
-    // For how long polls keep the worker away at the moment.
-    let mut away = None;
-    let mut polled = false;
-    // A program that waits on its memory polls in between, for its own sends.
-    let mut needed_until = driver.core.now();
-    // When the last piece of a stream came.
-    let mut last = driver.core.now();
-    serve(driver, false, &mut last);
-    let mut resteer_at = NEVER;
+    let mut worker = Worker::new(driver);
+    serve(driver, false, &mut worker.last);
     loop {
-        let owed = driver.transport.owed.now();
-        let found = sleep(driver, away, polled, resteer_at);
+        let timeout = worker.lie_down();
+        let found = driver.worker.wait(timeout);
+        worker.get_up();
+        worker.act(found);
+    }
+}
+
+/// What the worker knows from one sleep to the next.
+struct Worker {
+    driver: &'static Driver,
+    /// For how long polls keep the worker away at the moment.
+    away: Option<Duration>,
+    /// Somebody polled during the last sleep.
+    polled: bool,
+    /// A program that waits on its memory polls in between, for its own sends.
+    needed_until: Time,
+    /// When the last piece of a stream came.
+    last: Time,
+    resteer_at: u64,
+    /// The debts before the last sleep.
+    owed: Owed,
+}
+
+impl Worker {
+    fn new(driver: &'static Driver) -> Self {
+        let (now, owed) = (driver.core.now(), driver.transport.owed.now());
+        Self {
+            driver,
+            away: None,
+            polled: false,
+            needed_until: now,
+            last: now,
+            resteer_at: NEVER,
+            owed,
+        }
+    }
+
+    fn next_deadline(&self) -> u64 {
+        self.driver.next_deadline().min(self.resteer_at)
+    }
+
+    /// Says until when it will sleep, and returns for how long. `None`: until something comes.
+    fn lie_down(&mut self) -> Option<Duration> {
+        let driver = self.driver;
+        let waker = &driver.links.waker;
+        self.owed = driver.transport.owed.now();
+        let now = || driver.core.now().as_nanos();
+        if let Some(lease) = self.away {
+            // It looks again by itself, so no thread need wake it for an earlier time.
+            let now = now();
+            let timer = Duration::from_nanos(self.next_deadline().saturating_sub(now));
+            let lease = if self.owed.is_any() { lease.min(ACK_DELAY) } else { lease };
+            let timeout = lease.min(timer.max(Duration::from_micros(50)));
+            waker.set_away_until(now + timeout.as_nanos() as u64);
+            return Some(timeout);
+        }
+        // Looks once more after it has said so: a later caller sees it asleep.
+        let mut until;
+        loop {
+            until = self.next_deadline();
+            waker.set_asleep_until(until.max(1));
+            if self.next_deadline() >= until {
+                break;
+            }
+        }
+        if driver.transport.owed.now().is_any() || driver.links.inproc.is_pending() {
+            return Some(ACK_DELAY);
+        }
+        let timer = (until != NEVER).then(|| Duration::from_nanos(until.saturating_sub(now())));
+        // Whoever polls may leave an ACK behind.
+        if self.polled { Some(timer.map_or(LEASE, |t| t.min(LEASE))) } else { timer }
+    }
+
+    fn get_up(&self) {
+        self.driver.links.waker.set_away_until(0);
+        self.driver.links.waker.set_asleep_until(0);
+    }
+
+    /// Does what the events ask for, unless polls do.
+    fn act(&mut self, found: Found) {
+        let driver = self.driver;
+        let shared = &driver.worker;
         if found.kicked {
             driver.links.waker.take_kick();
         }
@@ -355,29 +427,29 @@ fn run(driver: &'static Driver) {
             shared.disarmed.fetch_or(found.input, Ordering::SeqCst);
         }
         let lease = driver.lease.load(Ordering::SeqCst);
-        polled = shared.seen.swap(lease, Ordering::SeqCst) != lease;
+        self.polled = shared.seen.swap(lease, Ordering::SeqCst) != lease;
         let now = driver.core.now();
         if shared.one_sided.swap(false, Ordering::Relaxed) {
-            needed_until = now + ONE_SIDED;
+            self.needed_until = now + ONE_SIDED;
         }
-        let needed = now < needed_until;
+        let needed = now < self.needed_until;
         if found.shm && shared.waited_for.swap(false, Ordering::SeqCst) {
-            polled = false;
+            self.polled = false;
         }
-        let contended = polled && found.input != 0;
+        let contended = self.polled && found.input != 0;
         let takes = match (needed, contended) {
             (true, true) => takes_it(driver),
             // Polls that go on take it all. Where they stop, it is seen at the next look.
-            (true, false) => polled && !found.shm,
-            (false, _) => polled,
+            (true, false) => self.polled && !found.shm,
+            (false, _) => self.polled,
         };
         // Woken by input that is gone, or that somebody is taking: the program polls.
-        away = if takes || !serve(driver, contended, &mut last) {
+        self.away = if takes || !serve(driver, contended, &mut self.last) {
             Some(if needed { SHORT_LEASE } else { LEASE })
         } else {
             None
         };
-        if away.is_some() && owed.is_any() && owed == driver.transport.owed.now() {
+        if self.away.is_some() && self.owed.is_any() && self.owed == driver.transport.owed.now() {
             // The program polled, but not since. Its answer may still carry its new ACKs. An ACK that leaves before
             // would end the peer's poll, and have it wait on its memory for the answer.
             driver.flush(Debts::All);
@@ -386,8 +458,8 @@ fn run(driver: &'static Driver) {
         if driver.links.inproc.is_pending() {
             driver.links.inproc.drain(&driver, true);
         }
-        if driver.links.port.needs_resteer() || resteer_at != NEVER {
-            resteer_at = match driver.links.port.resteer() {
+        if driver.links.port.needs_resteer() || self.resteer_at != NEVER {
+            self.resteer_at = match driver.links.port.resteer() {
                 Ok(Resteer::Pending { retry_after }) => {
                     (driver.core.now() + retry_after).as_nanos()
                 }
@@ -407,43 +479,6 @@ fn takes_it(driver: &'static Driver) -> bool {
     std::thread::sleep(MOMENT);
     let lease = driver.lease.load(Ordering::SeqCst);
     driver.worker.seen.swap(lease, Ordering::SeqCst) != lease
-}
-
-/// Sleeps until there is something to do.
-fn sleep(driver: &'static Driver, away: Option<Duration>, polled: bool, resteer_at: u64) -> Found {
-    let (shared, waker) = (&driver.worker, &driver.links.waker);
-    if let Some(lease) = away {
-        // It looks again by itself, so no thread need wake it for an earlier time.
-        let now = driver.core.now().as_nanos();
-        let timer =
-            Duration::from_nanos(driver.next_deadline().min(resteer_at).saturating_sub(now));
-        let lease = if driver.transport.owed.now().is_any() { lease.min(ACK_DELAY) } else { lease };
-        let timeout = lease.min(timer.max(Duration::from_micros(50)));
-        waker.set_away_until(now + timeout.as_nanos() as u64);
-        let found = shared.wait(Some(timeout));
-        waker.set_away_until(0);
-        return found;
-    }
-    // Says how long it will sleep, then looks once more: a later caller sees it asleep.
-    let mut until;
-    loop {
-        until = driver.next_deadline().min(resteer_at);
-        waker.set_asleep_until(until.max(1));
-        if driver.next_deadline().min(resteer_at) >= until {
-            break;
-        }
-    }
-    let timeout = if driver.transport.owed.now().is_any() || driver.links.inproc.is_pending() {
-        Some(ACK_DELAY)
-    } else {
-        let timer = (until != NEVER)
-            .then(|| Duration::from_nanos(until.saturating_sub(driver.core.now().as_nanos())));
-        // Whoever polls may leave an ACK behind.
-        if polled { Some(timer.map_or(LEASE, |t| t.min(LEASE))) } else { timer }
-    };
-    let found = shared.wait(timeout);
-    waker.set_asleep_until(0);
-    found
 }
 
 /// Receives all there is, acknowledges, and arms the sockets again.
