@@ -7,15 +7,15 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use anyverbs_locks::{Mutex, rank};
+use anyverbs_proto::counters::Counter;
 use anyverbs_proto::env::TransmitError;
-use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::packet::{Headers, Packet};
-use anyverbs_proto::wr::AddressVector;
 
 use crate::Links;
+use crate::route::Outgoing;
 
 /// Bytes that a connected queue pair may have in flight here.
 pub const WINDOW: u32 = 256 << 10;
@@ -95,19 +95,15 @@ impl Arena {
 }
 
 impl Inproc {
-    /// Queues a packet; returns its length. With `hand_on` it is for a group, and the thread that delivers it forwards
-    /// it to the other processes.
-    #[expect(clippy::too_many_arguments, reason = "the parts of one packet")]
-    pub fn send(
+    /// Queues a packet. With `hand_on` it is for a group, and the thread that delivers it forwards it to the other
+    /// processes.
+    pub(crate) fn send(
         &self,
         links: &Links,
-        from: Qpn,
-        reliable: bool,
+        packet: &Outgoing<'_>,
         hand_on: bool,
-        av: &AddressVector,
-        headers: &Headers,
-        payload: &Payload<'_>,
-    ) -> Result<usize, TransmitError> {
+    ) -> Result<(), TransmitError> {
+        let Outgoing { from, av, headers, payload, reliable } = *packet;
         let mut queue = self.queue.lock();
         if !reliable && queue.used > UNRELIABLE_LIMIT {
             drop(queue);
@@ -138,7 +134,10 @@ impl Inproc {
         queue.packets.push(Entry { arrival, headers, hand_on, start, len });
         queue.used += len;
         self.len.store(queue.packets.len(), Ordering::SeqCst);
-        Ok(headers.len() + len)
+        drop(queue);
+        links.core.count(Counter::SentPkts, 1);
+        links.core.count(Counter::SentBytes, (headers.len() + len) as u64);
+        Ok(())
     }
 
     /// A queue pair owes an ACK to one of this process.

@@ -6,19 +6,83 @@ pub mod inproc;
 pub mod mapped;
 pub mod pace;
 pub mod path;
+pub mod route;
 pub mod shm;
 pub mod udp;
 
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use anyverbs_net::UdpPort;
-use anyverbs_objects::base::{Core, Waker};
+use anyverbs_net::capture::Capture;
+use anyverbs_net::shm::Poller;
+use anyverbs_net::{PortOptions, Slot, SteerByKind, UdpPort};
+use anyverbs_objects::base::{Core, NEVER, Waker};
+use anyverbs_objects::config::Config;
+use anyverbs_objects::error::OpenError;
 use anyverbs_proto::time::Time;
+use anyverbs_proto::types::Qpn;
 
 use inproc::Inproc;
 use path::Paths;
 use shm::Shm;
 use udp::BatchPool;
+
+/// The links of a process that has no device yet, since opening them may fail.
+#[derive(Debug)]
+pub struct Opened {
+    /// UDP.
+    pub port: UdpPort,
+    /// The link to other processes of this user, unless it is switched off.
+    pub shm: Option<Shm>,
+    /// Wakes the worker.
+    pub waker: Waker,
+}
+
+impl Opened {
+    /// Opens the links of the process that has a slot of the host. `steer_by_kind` says which process gets packets to QP1;
+    /// any if absent. Beside them is the receiving side of the same-host link.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn new(
+        config: &Config,
+        slot: Arc<Slot>,
+        steer_by_kind: Option<SteerByKind>,
+    ) -> Result<(Self, Option<Poller>), OpenError> {
+        // Before others can know the slot: a process that sends here by UDP has found no listener at the link.
+        let (shm, poller) = config
+            .shm
+            .then(|| Shm::new(&slot, config.direct))
+            .transpose()
+            .inspect_err(|error| tracing::warn!(%error, "no link through shared memory"))
+            .ok()
+            .flatten()
+            .unzip();
+        let port = UdpPort::open(PortOptions {
+            slot: Some(slot),
+            steer_offset: 5, // top byte of the BTH's destination QPN
+            steer_by_kind,
+            probe_byte: 0xff, // an opcode of the manufacturers' range that this device does not use
+            receive_buffer: config.receive_buffer,
+            gso: config.gso,
+            ..PortOptions::new(config.udp_port)
+        })?;
+        if let Some(path) = &config.capture {
+            let capture = Capture::create(path)
+                .map_err(|source| OpenError::System { what: "create the capture file", source })?;
+            port.set_capture(Arc::new(capture));
+        }
+        let waker =
+            Waker::new().map_err(|source| OpenError::System { what: "make an eventfd", source })?;
+        Ok((Self { port, shm, waker }, poller))
+    }
+
+    /// As [`Links::fds`].
+    pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.port.fds()
+    }
+}
 
 /// The links of a device, and what sending by them needs.
 #[derive(Debug)]
@@ -42,6 +106,42 @@ pub struct Links {
 }
 
 impl Links {
+    /// The most descriptors that [`fds`](Self::fds) gives.
+    pub const MOST_FDS: usize = 3;
+
+    /// The links of a device.
+    pub fn new(core: &'static Core, Opened { port, shm, waker }: Opened) -> Self {
+        Self {
+            core,
+            port,
+            shm,
+            inproc: Inproc::default(),
+            batches: BatchPool::default(),
+            paths: Paths::default(),
+            send_drops: AtomicU64::new(0),
+            waker,
+        }
+    }
+
+    /// The descriptors at which a thread sleeps that waits for packets, always in one order. The same-host link has none:
+    /// its writers wake the worker.
+    pub fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.port.fds()
+    }
+
+    /// When [`expire`](Self::expire) has something to do, in nanoseconds.
+    pub fn next(&self) -> u64 {
+        self.paths.next().min(self.shm.as_ref().map_or(NEVER, Shm::next))
+    }
+
+    /// Does what is due, and gives the queue pairs that may send again.
+    pub fn expire(&self, now: Time, resume: &mut Vec<Qpn>) {
+        self.paths.expire(now, resume);
+        if let Some(shm) = &self.shm {
+            shm.expire(now, resume);
+        }
+    }
+
     /// Asks for credit again at this time. A program that polls does that itself: the worker, woken, would only take the
     /// processor from the thread whose locks it needs.
     pub(crate) fn wait_for_credit(&self, until: Time) {

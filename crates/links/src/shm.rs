@@ -30,7 +30,7 @@ use anyverbs_proto::types::Qpn;
 use super::direct;
 use super::mapped::MappedRegions;
 pub use message::{Inbox, Received};
-pub use route::{Refused, ShmRoute};
+pub use route::ShmRoute;
 use traffic::Traffic;
 pub use unflushed::{Spare, Unflushed};
 

@@ -9,19 +9,18 @@ use anyverbs_net::{Destination, TxBatch};
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::env::TransmitError;
 use anyverbs_proto::mr::{LastLocal, LastRemote};
-use anyverbs_proto::payload::Payload;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::icrc::Flow;
 use anyverbs_proto::wire::opcode::Opcode;
-use anyverbs_proto::wire::packet::{Headers, ICRC_LEN};
+use anyverbs_proto::wire::packet::ICRC_LEN;
 use anyverbs_proto::wr::AddressVector;
 
 use crate::Links;
 use crate::pace::{Credit, ECHO, PROBE, Probe};
 use crate::path::Path;
-use crate::shm::Unflushed;
+use crate::route::Outgoing;
 
 const CREDIT_LEN: usize = CreditPacket::LEN + ICRC_LEN;
 
@@ -90,36 +89,28 @@ pub fn address(ip: IpAddr, port: u16, scope_id: u32) -> SocketAddr {
     }
 }
 
-/// Packets that one hold of a queue pair's lock has staged and not yet sent.
+/// Datagrams that are staged and not yet sent.
 #[derive(Debug, Default)]
-pub struct Outbox {
+pub struct Staged {
     /// Boxed: each call into a queue pair has an outbox, moves it about, and may send nothing by UDP.
     batch: Option<Box<TxBatch>>,
     /// Packets of queue pairs in it, and their bytes, to be counted together.
     sent: (u64, u64),
     /// The region of the last element that was copied, while there is a batch.
     region: LastLocal<'static>,
-    /// The region that the peer has named last, in use until the next flush or
-    /// [`MemoryEnv::end_remote`](anyverbs_proto::env::MemoryEnv::end_remote). Meanwhile no ring is locked: a thread that has locked
-    /// one may be waiting for the end of a window.
-    pub target: LastRemote<'static>,
-    /// Messages that the same-host link has not shown yet.
-    pub shm: Unflushed,
 }
 
-impl Outbox {
-    /// Stages a packet.
-    #[expect(clippy::too_many_arguments, reason = "the parts of one packet")]
-    pub fn send(
+impl Staged {
+    /// Stages a packet. `target` is the region that the peer has named last.
+    pub(crate) fn send(
         &mut self,
         links: &'static Links,
         route: &UdpRoute,
-        from: Qpn,
-        reliable: bool,
+        packet: &Outgoing<'_>,
+        target: &mut LastRemote<'static>,
         now: Time,
-        headers: &Headers,
-        payload: &Payload<'_>,
     ) -> Result<(), TransmitError> {
+        let Outgoing { from, headers, payload, reliable, .. } = *packet;
         let pad = usize::from(Bth::pad_of(payload.len()));
         let (head, body) = (headers.len(), payload.len());
         let len = head + body + pad + ICRC_LEN;
@@ -156,7 +147,7 @@ impl Outbox {
         let to = room[head..head + body].as_mut_ptr() as u64;
         if let Err(fault) = payload.copy_to_addr(
             &links.core.mrs,
-            (&mut self.region, &mut self.target),
+            (&mut self.region, target),
             &links.core.memory,
             to,
         ) {
@@ -183,16 +174,9 @@ impl Outbox {
         }
     }
 
-    /// Answers a credit probe: `limit` messages may be sent in all.
-    pub fn echo(&mut self, links: &Links, asked: &Asked, limit: u64) {
-        let Asked { packet: probe, from, scope_id, to_us, by_shm } = asked;
-        let counts = Probe { bytes: probe.counts.bytes, messages: limit };
-        let answer = CreditPacket { is_probe: false, dest: probe.from, from: probe.dest, counts };
-        if let Some(shm) = links.shm.as_ref().filter(|_| *by_shm)
-            && shm.echo(&mut self.shm, links, asked, answer)
-        {
-            return;
-        }
+    /// Answers a credit probe.
+    pub(crate) fn echo(&mut self, links: &Links, asked: &Asked, answer: CreditPacket) {
+        let Asked { packet: probe, from, scope_id, to_us, .. } = asked;
         let port = links.core.config.udp_port;
         let to = Destination {
             source: Some(*to_us),
@@ -208,9 +192,7 @@ impl Outbox {
 
     /// Sends the staged packets.
     #[inline]
-    pub fn flush(&mut self, links: &Links) {
-        self.shm.flush(links);
-        self.target.release();
+    pub(crate) fn flush(&mut self, links: &Links) {
         if let Some(batch) = self.batch.take() {
             self.flush_batch(batch, links);
         }
@@ -252,8 +234,8 @@ pub struct Asked {
     pub scope_id: u32,
     /// Our address that was asked.
     pub to_us: IpAddr,
-    /// Through shared memory.
-    pub by_shm: bool,
+    /// By the same-host link.
+    pub by_ring: bool,
 }
 
 /// A credit probe or its answer.
@@ -273,6 +255,12 @@ pub struct CreditPacket {
 impl CreditPacket {
     /// BTH, bytes, messages.
     pub(crate) const LEN: usize = Bth::LEN + 16;
+
+    /// The answer to a probe: `messages` may be sent in all.
+    pub(crate) fn answer(probe: &Self, messages: u64) -> Self {
+        let counts = Probe { bytes: probe.counts.bytes, messages };
+        Self { is_probe: false, dest: probe.from, from: probe.dest, counts }
+    }
 
     /// Writes it to the [`LEN`](Self::LEN) bytes of `to`.
     pub(crate) fn emit(&self, to: &mut [u8]) {

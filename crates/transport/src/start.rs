@@ -1,15 +1,11 @@
 //! The data path of this process, put together: port, links, queue pairs and progress.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
-use anyverbs_links::Links;
-use anyverbs_links::inproc::Inproc;
-use anyverbs_links::path::Paths;
 use anyverbs_links::shm::Shm;
-use anyverbs_links::udp::BatchPool;
-use anyverbs_net::{PortOptions, Registry, Services, Slot, SteerByKind, UdpPort};
-use anyverbs_objects::base::{Core, DeviceClock, PdNumbers, Quotas, Waker};
+use anyverbs_links::{Links, Opened};
+use anyverbs_net::{Registry, Services, Slot, SteerByKind};
+use anyverbs_objects::base::{Core, DeviceClock, PdNumbers, Quotas};
 use anyverbs_objects::config::Config;
 use anyverbs_objects::error::OpenError;
 use anyverbs_objects::fork;
@@ -68,39 +64,16 @@ impl DataPath {
         let slot = registry.and_then(|r| Slot::claim_in(&r)).map_err(OpenError::Slot)?;
         let slot = Arc::new(slot);
         let number = slot.number();
-        // Before others can know the slot: a process that sends here by UDP has found no listener at the link.
-        let (shm, poller) = config
-            .shm
-            .then(|| Shm::new(&slot, config.direct))
-            .transpose()
-            .inspect_err(|error| tracing::warn!(%error, "no link through shared memory"))
-            .ok()
-            .flatten()
-            .unzip();
         let services = Services::new(Arc::clone(&slot));
-        let port = UdpPort::open(PortOptions {
-            slot: Some(slot),
-            steer_offset: 5, // top byte of the BTH's destination QPN
-            steer_by_kind,
-            probe_byte: 0xff, // an opcode of the manufacturers' range that this device does not use
-            receive_buffer: config.receive_buffer,
-            gso: config.gso,
-            ..PortOptions::new(config.udp_port)
-        })?;
-        if let Some(path) = &config.capture {
-            let capture = anyverbs_net::capture::Capture::create(path)
-                .map_err(|source| OpenError::System { what: "create the capture file", source })?;
-            port.set_capture(Arc::new(capture));
-        }
+        let (opened, poller) = Opened::new(&config, slot, steer_by_kind)?;
         let rx = RxState::new(&config, poller)
             .map_err(|source| OpenError::System { what: "map receive buffers", source })?;
-        let no_epoll = |source| OpenError::System { what: "make an epoll set", source };
-        let waker = Waker::new().map_err(no_epoll)?;
-        let worker = Shared::new(&waker, &port, shm.as_ref(), monitor).map_err(no_epoll)?;
+        let worker = Shared::new(&opened, monitor)
+            .map_err(|source| OpenError::System { what: "make an epoll set", source })?;
         let starter = worker::spawn()
             .map_err(|source| OpenError::System { what: "start a thread", source })?;
         tracing::info!(slot = number, port = config.udp_port, "device {} is open", config.device);
-        let directory = shm.as_ref().and_then(Shm::directory);
+        let directory = opened.shm.as_ref().and_then(Shm::directory);
         // Nothing may fail from here on: what is made lives until the process ends.
         let core = leak(Core {
             attr,
@@ -117,17 +90,8 @@ impl DataPath {
             config,
         });
         fork::set_owner(core);
-        let kept = port.kept() > 0;
-        let links = leak(Links {
-            core,
-            port,
-            shm,
-            inproc: Inproc::default(),
-            batches: BatchPool::default(),
-            paths: Paths::default(),
-            send_drops: AtomicU64::new(0),
-            waker,
-        });
+        let kept = opened.port.kept() > 0;
+        let links = leak(Links::new(core, opened));
         let transport = leak(Transport {
             core,
             links,

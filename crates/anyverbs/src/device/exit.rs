@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyverbs_objects::fork;
 use anyverbs_proto::counters::Counter;
+use anyverbs_transport::progress::Debts;
 use anyverbs_transport::progress::worker::spawn_quiet;
 
 use super::Device;
@@ -100,7 +101,8 @@ impl Device {
     /// from a timeout that this process has ended.
     fn say_farewell(&'static self, patience: Duration) {
         self.gsi.shut_down(patience);
-        self.driver.flush_owed_at_exit();
+        self.driver.flush(Debts::AtExit);
+        self.driver.say_farewell();
     }
 
     /// Logs the counters of a process at its end, for the analysis of failures.

@@ -39,7 +39,7 @@ use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Gid;
 use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::deth::Deth;
-use anyverbs_transport::progress::{Driver, Management};
+use anyverbs_transport::progress::{Debts, Driver, Management};
 use anyverbs_transport::qp::transport::Transport;
 
 pub(crate) use anyverbs_transport::progress::Mad as Incoming;
@@ -231,7 +231,7 @@ impl<I: Events> Gsi<I> {
         let result = self.call_cm(&mut state, now, f);
         drop(state);
         // ACKs of earlier messages arrive before a MAD that may be the program's answer to them.
-        self.driver.flush_owed_at_once();
+        self.driver.flush(Debts::AtOnce);
         self.send_mads(now);
         self.transport.links.waker.wake_before(self.next_time());
         result

@@ -9,7 +9,7 @@ use anyverbs_proto::mr::LastRemote;
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::time::Time;
-use anyverbs_proto::types::{Gid, Qpn};
+use anyverbs_proto::types::Gid;
 use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wr::AddressVector;
@@ -20,22 +20,8 @@ use crate::Links;
 use crate::mapped::{Lookup, Target};
 use crate::pace::Credit;
 use crate::path::Path;
+use crate::route::{Outgoing, Refused};
 use crate::udp::{Asked, CreditPacket, takes_recv};
-
-/// Why a packet did not go out.
-#[derive(Clone, Copy, Debug)]
-pub enum Refused {
-    /// The packet was not taken.
-    Transmit(TransmitError),
-    /// The peer does not have this link any more: the packet needs another route.
-    Reroute,
-}
-
-impl<T: Into<TransmitError>> From<T> for Refused {
-    fn from(error: T) -> Self {
-        Self::Transmit(error.into())
-    }
-}
 
 /// The way of packets of one queue pair, or to one address handle.
 #[derive(Clone, Debug)]
@@ -98,19 +84,15 @@ impl ShmRoute {
     }
 
     /// Puts a packet into the ring.
-    #[expect(clippy::too_many_arguments, reason = "the parts of one packet")]
-    pub fn send(
+    pub(crate) fn send(
         &self,
         out: &mut Unflushed,
         spare: &mut Spare,
         links: &'static Links,
-        shm: &Shm,
-        from: Qpn,
-        reliable: bool,
+        packet: &Outgoing<'_>,
         now: impl Fn() -> Time,
-        headers: &Headers,
-        payload: &Payload<'_>,
     ) -> Result<(), Refused> {
+        let Outgoing { from, headers, payload, reliable, .. } = *packet;
         if reliable && let Some(sent) = self.send_line(out, spare, links, headers, payload) {
             return sent.map_err(Refused::Transmit);
         }
@@ -168,7 +150,9 @@ impl ShmRoute {
                     sender.ask_for_room();
                     drop(waiting);
                     let until = now + PATIENCE;
-                    shm.next.fetch_min(until.as_nanos(), Ordering::SeqCst);
+                    if let Some(shm) = &links.shm {
+                        shm.next.fetch_min(until.as_nanos(), Ordering::SeqCst);
+                    }
                     links.wake_before(until);
                 }
                 Err(SendError::Closed(_)) if self.mtu == 0 => return Err(Refused::Reroute),

@@ -1,5 +1,7 @@
 //! The clock of the machines: nanoseconds since the device was started.
 
+#[cfg(debug_assertions)]
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyverbs_net::CoarseClock;
@@ -15,23 +17,51 @@ pub struct DeviceClock {
     start: Instant,
     /// Begun with `start`.
     coarse: CoarseClock,
+    /// The time that a test has set, in nanoseconds, or 0.
+    #[cfg(debug_assertions)]
+    set: AtomicU64,
 }
 
 impl Default for DeviceClock {
     fn default() -> Self {
-        Self { start: Instant::now(), coarse: CoarseClock::new() }
+        Self {
+            start: Instant::now(),
+            coarse: CoarseClock::new(),
+            #[cfg(debug_assertions)]
+            set: AtomicU64::new(0),
+        }
     }
 }
 
 impl DeviceClock {
     #[inline]
     pub(crate) fn now(&self) -> Time {
+        #[cfg(debug_assertions)]
+        if let Some(set) = self.set_time() {
+            return set;
+        }
         Time::from_nanos(self.start.elapsed().as_nanos() as u64)
     }
 
     /// Now, or up to a tick of the kernel later; see [`CoarseClock::soon`]. Costs a fraction of [`now`](Self::now).
     #[inline]
     pub fn soon(&self) -> Time {
+        #[cfg(debug_assertions)]
+        if let Some(set) = self.set_time() {
+            return set;
+        }
         Time::from_nanos(self.coarse.soon().as_nanos() as u64)
+    }
+
+    /// Stops the clock at a time, for a test. Only a build for tests has this.
+    #[cfg(debug_assertions)]
+    pub fn set(&self, now: Time) {
+        self.set.store(now.as_nanos(), Ordering::SeqCst);
+    }
+
+    #[cfg(debug_assertions)]
+    fn set_time(&self) -> Option<Time> {
+        let set = self.set.load(Ordering::SeqCst);
+        (set != 0).then(|| Time::from_nanos(set))
     }
 }

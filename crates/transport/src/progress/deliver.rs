@@ -7,7 +7,7 @@ use anyverbs_proto::counters::Counter;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::time::Time;
-use anyverbs_proto::types::Qpn;
+use anyverbs_proto::types::{Gid, Qpn};
 use anyverbs_proto::wire::opcode::Operation;
 use anyverbs_proto::wire::packet::{Beginning, Malformed};
 
@@ -15,6 +15,31 @@ use super::Driver;
 use crate::qp::arrivals::Arrivals;
 use crate::qp::env::Call;
 use crate::qp::{QpCell, State};
+
+/// Packets that came one after the other.
+pub(super) trait Source {
+    /// A packet is read before the one in front of it is executed.
+    const LOOKS_AHEAD: bool = false;
+
+    /// When they came. `None`: the first look at the clock tells.
+    fn now(&self) -> Option<Time> {
+        None
+    }
+
+    /// Goes on to the next packet; false if there is none. Call it once before the first packet.
+    fn advance(&mut self) -> bool;
+
+    /// The present packet, and where it came from.
+    fn packet(&self) -> (&Arrival, &Incoming<'_>);
+
+    /// The packet behind it, if that is known.
+    fn ahead(&self) -> Option<(&Arrival, &Incoming<'_>)> {
+        None
+    }
+
+    /// Takes out the packet behind the present one.
+    fn skip_ahead(&mut self) {}
+}
 
 /// Where a packet is read to. Packets are long to move about, so places are used again.
 #[derive(Default)]
@@ -33,110 +58,182 @@ impl<'a> Arrived<'a> {
     }
 }
 
+/// A source of packets that `read` reads to a place, one in advance.
+pub(super) struct Ahead<'s, 'p, R> {
+    now: Time,
+    present: &'s mut Arrived<'p>,
+    next: &'s mut Arrived<'p>,
+    /// Whether there is one in `next`. `None` before the first.
+    more: Option<bool>,
+    read: R,
+}
+
+impl<'s, 'p, R: FnMut(&mut Arrived<'p>) -> bool> Ahead<'s, 'p, R> {
+    pub(super) fn new(now: Time, places: &'s mut [Arrived<'p>; 2], read: R) -> Self {
+        let [present, next] = places;
+        Self { now, present, next, more: None, read }
+    }
+}
+
+impl<'p, R: FnMut(&mut Arrived<'p>) -> bool> Source for Ahead<'_, 'p, R> {
+    const LOOKS_AHEAD: bool = true;
+
+    fn now(&self) -> Option<Time> {
+        Some(self.now)
+    }
+
+    #[inline]
+    fn advance(&mut self) -> bool {
+        let more = self.more.unwrap_or_else(|| (self.read)(self.next));
+        mem::swap(&mut self.present, &mut self.next);
+        self.more = Some(more && (self.read)(self.next));
+        more
+    }
+
+    #[inline]
+    fn packet(&self) -> (&Arrival, &Incoming<'_>) {
+        (&self.present.arrival, &self.present.packet)
+    }
+
+    #[inline]
+    fn ahead(&self) -> Option<(&Arrival, &Incoming<'_>)> {
+        (self.more == Some(true)).then_some((&self.next.arrival, &self.next.packet))
+    }
+
+    #[inline]
+    fn skip_ahead(&mut self) {
+        self.more = Some((self.read)(self.next));
+    }
+}
+
+/// Packets in a row for one queue pair.
+#[derive(Clone, Copy)]
+struct Run {
+    qpn: Qpn,
+    /// Of datagrams to a multicast group.
+    group: Option<Gid>,
+}
+
+impl Run {
+    #[inline]
+    fn of((arrival, packet): (&Arrival, &Incoming<'_>)) -> Self {
+        let qpn = packet.headers.bth.dest_qpn;
+        Self { qpn, group: (qpn == Qpn::MULTICAST).then_some(arrival.destination) }
+    }
+
+    #[inline]
+    fn has(self, (arrival, packet): (&Arrival, &Incoming<'_>)) -> bool {
+        packet.headers.bth.dest_qpn == self.qpn
+            && self.group.is_none_or(|group| arrival.destination == group)
+    }
+}
+
 impl Driver {
     /// Gives packets to their queue pairs.
-    pub(crate) fn deliver<'p>(
+    pub(super) fn deliver_all<'p>(
         &'static self,
         now: Time,
         mut packets: impl Iterator<Item = (Arrival, Incoming<'p>)>,
     ) {
-        self.deliver_at(now, |into| match packets.next() {
+        let mut places = <[Arrived<'_>; 2]>::default();
+        let read = |into: &mut Arrived<'p>| match packets.next() {
             Some((arrival, packet)) => {
                 *into = Arrived { arrival, packet, ..Arrived::default() };
                 true
             }
             None => false,
-        });
+        };
+        self.deliver(&mut Ahead::new(now, &mut places, read), &mut None);
     }
 
-    /// Gives packets to their queue pairs; consecutive ones for one queue pair under one hold of its lock. `read` reads the
-    /// next packet, if there is one.
+    /// Gives packets to their queue pairs; consecutive ones for one queue pair under one hold of its lock. `last` is the queue
+    /// pair of the last one: the next is likely to be for the same.
     #[inline]
-    pub(super) fn deliver_at<'p>(
+    pub(super) fn deliver<S: Source>(
         &'static self,
-        now: Time,
-        mut read: impl FnMut(&mut Arrived<'p>) -> bool,
+        source: &mut S,
+        last: &mut Option<Arc<QpCell>>,
     ) {
-        let mut places = (Arrived::default(), Arrived::default());
-        let (mut this, mut next) = (&mut places.0, &mut places.1);
-        let mut more = read(this);
+        let mut more = source.advance();
         while more {
-            let qpn = this.packet.headers.bth.dest_qpn;
-            let group = this.arrival.destination;
-            let found = if qpn == Qpn::MULTICAST {
-                let members = self.transport.groups.members(group);
-                match members.as_deref() {
-                    Some([cell]) => Some(Arc::clone(cell)),
-                    Some(members) => {
-                        self.deliver_copies(now, members, &this.arrival, &this.packet);
-                        more = read(this);
-                        continue;
-                    }
-                    None => None,
-                }
-            } else {
-                self.transport.qps.find(qpn)
-            };
+            let run = Run::of(source.packet());
+            let members = run.group.and_then(|group| self.transport.groups.members(group));
+            if let Some(members @ [_, _, ..]) = members.as_deref() {
+                let (arrival, packet) = source.packet();
+                self.deliver_copies(source.now(), members, arrival, packet);
+                more = source.advance();
+                continue;
+            }
+            let known = last.take().filter(|cell| cell.qpn == run.qpn);
+            let found = known.or_else(|| match members.as_deref() {
+                Some([cell]) => Some(Arc::clone(cell)),
+                _ => self.transport.qps.find(run.qpn),
+            });
             let Some(cell) = found else {
                 self.core.count(Counter::DropNoQp, 1);
-                more = read(this);
+                more = source.advance();
                 continue;
             };
             let mut state = cell.state.lock();
             if state.is_dead() {
-                self.core.count(Counter::DropNoQp, 1);
-                more = read(this);
+                drop(state);
+                // Its number may be another's by now.
+                *last = self.transport.qps.find(run.qpn).filter(|other| !Arc::ptr_eq(other, &cell));
+                if last.is_none() {
+                    self.core.count(Counter::DropNoQp, 1);
+                    more = source.advance();
+                }
                 continue;
             }
-            let mut call = Call::at(&cell, now);
+            let mut call = Call::at(&cell, source.now());
             let mut arrivals = Arrivals::new(&cell);
             let is_target = cell.qp_type == QpType::XrcRecv;
             loop {
-                let Arrived { arrival, packet, .. } = &*this;
-                let wanted = qpn != Qpn::MULTICAST || cell.takes(&state, arrival, packet);
-                let State { machine, link, .. } = &mut *state;
-                more = read(next);
-                if more && rides(&next.packet, packet) {
-                    // It rode with the peer's answer, which a program expects to see after its own send is complete.
-                    let mut env = call.env_with(link, &mut arrivals);
-                    machine.receive(&next.arrival, &next.packet, &mut env);
-                    more = read(next);
+                let (_, packet) = source.packet();
+                if let Some((arrival, ack)) = source.ahead().filter(|(_, next)| rides(next, packet))
+                {
+                    // A program expects to see the peer's answer after its own send is complete.
+                    let State { machine, link, .. } = &mut *state;
+                    machine.receive(arrival, ack, &mut call.env_with(link, &mut arrivals));
+                    source.skip_ahead();
                 }
-                let goes_on = more
-                    && next.packet.headers.bth.dest_qpn == qpn
-                    && (qpn != Qpn::MULTICAST || next.arrival.destination == group);
-                arrivals.more = goes_on;
-                if is_target
+                arrivals.more = source.ahead().is_some_and(|next| run.has(next));
+                let (arrival, packet) = source.packet();
+                let is_elsewhere = is_target
                     && self
                         .transport
                         .sharing()
-                        .is_elsewhere(&cell, &mut state, &mut call, arrival, packet)
-                {
-                    // Another process has the SRQ of the request.
-                } else if wanted {
+                        .is_elsewhere(&cell, &mut state, &mut call, arrival, packet);
+                if !is_elsewhere && (run.group.is_none() || cell.takes(&state, arrival, packet)) {
                     let State { machine, link, .. } = &mut *state;
                     machine.receive(arrival, packet, &mut call.env_with(link, &mut arrivals));
                 }
-                mem::swap(&mut this, &mut next);
-                if !goes_on {
+                more = source.advance();
+                if !more || !run.has(source.packet()) {
                     break;
                 }
             }
-            // The last packet may have been one that is dropped.
             let State { machine, link, .. } = &mut *state;
-            machine.transmit_rest(&mut call.env_with(link, &mut arrivals));
+            if S::LOOKS_AHEAD {
+                // The last packet may have been one that is dropped.
+                machine.transmit_rest(&mut call.env_with(link, &mut arrivals));
+            }
             arrivals.end();
             if is_target {
-                end_target_batch(&mut state, &mut call);
+                // The program's reply leaves by another queue pair: this ACK cannot go with it, and the requester expects its
+                // completion before the reply.
+                machine.acknowledge(&mut call.env(link));
             }
             call.settle(&mut state);
+            drop(state);
+            *last = Some(cell);
         }
     }
 
     /// Gives a packet of a group to each of its queue pairs.
-    pub(super) fn deliver_copies(
+    fn deliver_copies(
         &'static self,
-        now: Time,
+        now: Option<Time>,
         members: &[Arc<QpCell>],
         arrival: &Arrival,
         packet: &Incoming<'_>,
@@ -152,14 +249,6 @@ impl Driver {
             call.settle(&mut state);
         }
     }
-}
-
-/// Ends a batch of packets for a target.
-pub(super) fn end_target_batch(state: &mut State, call: &mut Call<'_>) {
-    // The program's reply leaves by another queue pair: this ACK cannot go with it, and the requester
-    // expects its completion before the reply.
-    let State { machine, link, .. } = state;
-    machine.acknowledge(&mut call.env(link));
 }
 
 /// Whether `packet` is an ACK that left with the request before it.

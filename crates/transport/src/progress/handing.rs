@@ -5,15 +5,17 @@
 //! itself while it does: the other may be waiting for this one.
 
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyverbs_net::forward::Forwarded;
 use anyverbs_net::{Datagram, SHARERS_LEASE};
 use anyverbs_proto::qp::Arrival;
+use anyverbs_proto::time::Time;
 use anyverbs_proto::wire::icrc::Flow;
 use anyverbs_proto::wire::packet::{ICRC_LEN, Packet};
 
 use super::Driver;
+use super::receive::Reader;
 
 /// Longest wait for a process that does not read.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -26,9 +28,27 @@ const SOURCE_PORT: u16 = 0xc000;
 #[derive(Debug, Default)]
 pub(super) struct Handing {
     bytes: Vec<u8>,
-    /// Slots that did not read, and until when they are not waited for.
-    stuck: Vec<(u8, Instant)>,
+    stuck: Stuck,
     sharers: Sharers,
+}
+
+/// Slots that did not read, and until when they are not waited for.
+#[derive(Debug, Default)]
+struct Stuck(Vec<(u8, Time)>);
+
+impl Stuck {
+    /// Whether a slot that has no room is waited for, if that began at `since`.
+    fn waits_for(&mut self, slot: u8, since: Time, now: Time) -> bool {
+        self.0.retain(|(_, until)| now < *until);
+        if self.0.iter().any(|(stuck, _)| *stuck == slot) {
+            return false;
+        }
+        let waits = now.since(since) <= PATIENCE;
+        if !waits {
+            self.0.push((slot, now + REST));
+        }
+        waits
+    }
 }
 
 /// The other processes of the host.
@@ -36,12 +56,12 @@ pub(super) struct Handing {
 struct Sharers {
     slots: Vec<u8>,
     /// None before the first look.
-    until: Option<Instant>,
+    until: Option<Time>,
 }
 
 impl Sharers {
     fn look(&mut self, driver: &Driver) {
-        let now = Instant::now();
+        let now = driver.core.now();
         if self.until.is_some_and(|until| now < until) {
             return;
         }
@@ -65,7 +85,6 @@ impl Handing {
             if slots.is_empty() {
                 continue;
             }
-            self.stuck.retain(|(slot, until)| slots.contains(slot) && Instant::now() < *until);
             write(&mut self.bytes, driver, &arrival, &packet);
             let source = SocketAddr::new(arrival.source.to_ip(), SOURCE_PORT);
             let datagram = Datagram {
@@ -79,13 +98,11 @@ impl Handing {
                 bytes: &self.bytes,
             };
             for slot in slots {
-                let begin = Instant::now();
+                let begin = driver.core.now();
                 while driver.links.port.forward(*slot, &datagram) == Forwarded::Full
-                    && !self.stuck.iter().any(|(stuck, _)| stuck == slot)
+                    && self.stuck.waits_for(*slot, begin, driver.core.now())
                 {
-                    if begin.elapsed() > PATIENCE {
-                        self.stuck.push((*slot, Instant::now() + REST));
-                    } else if driver.receive(true) == 0 {
+                    if driver.receive(Reader::Wait) == 0 {
                         std::thread::sleep(RETRY);
                     }
                 }
@@ -104,4 +121,21 @@ fn write(bytes: &mut Vec<u8>, driver: &Driver, arrival: &Arrival, packet: &Packe
     let (source, destination) = (arrival.source.to_ip(), arrival.destination.to_ip());
     let flow = Flow::new(source, destination, SOURCE_PORT, driver.core.config.udp_port);
     icrc.copy_from_slice(&flow.compute(0, body).to_le_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_does_not_read_is_waited_for_once_in_a_while() {
+        let at = Time::from_nanos;
+        let (begin, mut stuck) = (at(1), Stuck::default());
+        assert!(stuck.waits_for(3, begin, begin + PATIENCE));
+        let given_up = begin + PATIENCE + Duration::from_nanos(1);
+        assert!(!stuck.waits_for(3, begin, given_up));
+        assert!(!stuck.waits_for(3, given_up, given_up), "not for the next packet");
+        assert!(stuck.waits_for(4, given_up, given_up), "another one reads");
+        assert!(stuck.waits_for(3, given_up + REST, given_up + REST));
+    }
 }

@@ -37,6 +37,7 @@ use anyverbs_proto::wire::packet::Packet;
 use crate::qp::transport::Transport;
 use handing::Handing;
 use moderation::Moderated;
+pub use owed::Debts;
 pub use receive::RxState;
 use worker::Shared;
 
@@ -200,7 +201,7 @@ impl Progress for Driver {
 impl Inbound for &'static Driver {
     fn deliver<'p>(&self, packets: impl Iterator<Item = (Arrival, Packet<'p>)>) {
         let packets = packets.map(|(arrival, packet)| (arrival, packet.into()));
-        Driver::deliver(self, self.core.now(), packets);
+        self.deliver_all(self.core.now(), packets);
     }
 
     fn hand_on<'p>(&self, packets: impl Iterator<Item = (Arrival, Packet<'p>)>) {
@@ -208,7 +209,7 @@ impl Inbound for &'static Driver {
     }
 
     fn acknowledge(&self, qpn: Qpn) {
-        Driver::acknowledge(self, qpn);
+        self.pay(qpn, Debts::All);
     }
 
     fn resume(&self, qpn: Qpn) {

@@ -7,93 +7,72 @@ use anyverbs_proto::types::Qpn;
 
 use super::Driver;
 use crate::qp::State;
-use crate::qp::env::Call;
 
 /// Longest wait of the end of the process for a lock.
 const EXIT_PATIENCE: Duration = Duration::from_millis(2);
 
-/// The ACKs that leave.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Acks {
+/// The debts that are paid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Debts {
+    /// All; those that another thread is paying are left to it.
     All,
-    /// Not those that the program's next request is likely to carry.
+    /// All when this returns. A thread that is paying one may have been preempted, and the program's next message must not
+    /// overtake the ACK.
+    AtOnce,
+    /// All but ACKs that the program's next request is likely to carry. [`All`](Self::All) has to follow soon.
     Unawaited,
-}
-
-/// Pays the debt of a queue pair.
-fn pay(state: &mut State, call: &mut Call<'_>, acks: Acks) {
-    let State { machine, link, .. } = state;
-    link.debt.listed = false;
-    link.owed_inproc = false;
-    if std::mem::take(&mut link.gathers) {
-        machine.transmit(&mut call.env(link));
-    }
-    if acks == Acks::All || !machine.takes_turns() {
-        machine.acknowledge(&mut call.env(link));
-    }
+    /// All of queue pairs that can be locked soon: the caller of exit(3) may have locked one.
+    AtExit,
 }
 
 impl Driver {
-    /// Sends the ACK that a queue pair owes, and the small sends that it has gathered.
-    pub(crate) fn acknowledge(&'static self, qpn: Qpn) {
-        self.with_qp(qpn, |state, call| pay(state, call, Acks::All));
-    }
-
-    fn pay_all(&'static self, acks: Acks) {
-        if !self.transport.owed.now().is_any() {
+    /// Sends the ACKs that queue pairs owe, and the small sends that they have gathered.
+    pub fn flush(&'static self, debts: Debts) {
+        let owed = &self.transport.owed;
+        if !owed.now().is_any() {
             return;
         }
-        let listed = self.transport.owed.len();
-        for _ in 0..listed {
-            let Some(qpn) = self.transport.owed.pop() else { break };
-            self.with_qp(qpn, |state, call| pay(state, call, acks));
-            self.transport.owed.done(qpn);
+        if debts == Debts::AtExit {
+            for qpn in owed.take_all(EXIT_PATIENCE).into_iter().flatten() {
+                self.pay(qpn, debts);
+            }
+            return;
+        }
+        for _ in 0..owed.len() {
+            let Some(qpn) = owed.pop() else { break };
+            self.pay(qpn, debts);
+            owed.done(qpn);
+        }
+        if debts == Debts::AtOnce {
+            for qpn in owed.begun() {
+                self.pay(qpn, debts);
+            }
         }
         self.after_unlock();
     }
 
-    /// Sends all that is owed.
-    pub(super) fn flush_owed(&'static self) {
-        self.pay_all(Acks::All);
-    }
-
-    /// As [`flush_owed`](Self::flush_owed), but does not leave it to another thread that has begun. That one may have
-    /// been preempted, and the program's next answer must not overtake the ACK.
-    pub fn flush_owed_at_once(&'static self) {
-        self.flush_owed();
-        let begun = self.transport.owed.begun();
-        for qpn in begun {
-            self.acknowledge(qpn);
-        }
-    }
-
-    /// Pays debts except the ACKs that the program's next request is likely to carry. The caller makes sure that
-    /// [`flush_owed`](Self::flush_owed) is called soon.
-    pub(super) fn flush_unawaited(&'static self) {
-        self.pay_all(Acks::Unawaited);
-    }
-
-    /// As [`flush_owed`](Self::flush_owed), but does not wait long for a queue pair: the caller of exit(3) may have
-    /// locked it.
-    pub fn flush_owed_at_exit(&'static self) {
-        let Some(owed) = self.transport.owed.take_all(EXIT_PATIENCE) else { return };
-        for cell in owed.into_iter().filter_map(|qpn| self.transport.qps.find(qpn)) {
-            let Some(mut state) = cell.state.try_lock_for(EXIT_PATIENCE) else { continue };
-            if !state.is_dead() {
-                let mut call = Call::new(&cell);
-                pay(&mut state, &mut call, Acks::All);
-                call.settle(&mut state);
+    /// Pays what a queue pair owes.
+    pub(super) fn pay(&'static self, qpn: Qpn, debts: Debts) {
+        let Some(cell) = self.transport.qps.find(qpn) else { return };
+        let patience = (debts == Debts::AtExit).then_some(EXIT_PATIENCE);
+        self.with_cell(&cell, patience, |State { machine, link, .. }, call| {
+            link.debt.listed = false;
+            link.owed_inproc = false;
+            if std::mem::take(&mut link.gathers) {
+                machine.transmit(&mut call.env(link));
             }
-        }
-        // A packet lost from now on is lost for good.
+            if debts != Debts::Unawaited || !machine.takes_turns() {
+                machine.acknowledge(&mut call.env(link));
+            }
+        });
+    }
+
+    /// The process ends: a packet that is lost from now on is lost for good, so the last ACKs leave once more.
+    pub fn say_farewell(&'static self) {
         self.transport.qps.each(EXIT_PATIENCE, |cell| {
-            let Some(mut state) = cell.state.try_lock() else { return };
-            if !state.is_dead() {
-                let mut call = Call::new(cell);
-                let State { machine, link, .. } = &mut *state;
+            self.with_cell(cell, Some(Duration::ZERO), |State { machine, link, .. }, call| {
                 machine.say_farewell(&mut call.env(link));
-                call.settle(&mut state);
-            }
+            });
         });
     }
 }

@@ -7,8 +7,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyverbs_links::pace::{NO_LIMIT, Probe};
+use anyverbs_links::route::Outbox;
 use anyverbs_links::shm::{self, Gone, Inbox};
-use anyverbs_links::udp::{Asked, CreditPacket, Outbox};
+use anyverbs_links::udp::{Asked, CreditPacket};
 use anyverbs_locks::{MutexGuard, rank};
 use anyverbs_net::fault::Fault;
 use anyverbs_net::forward::{ForwardBuffer, Forwarded};
@@ -21,7 +22,8 @@ use anyverbs_proto::types::Qpn;
 
 use super::Driver;
 use super::datagrams::{Received, Senders, Tally};
-use super::deliver::Arrived;
+use super::deliver::{Ahead, Arrived};
+use super::owed::Debts;
 use super::worker::Shared;
 use crate::qp::env::Call;
 use crate::qp::{QpCell, State};
@@ -67,11 +69,33 @@ pub struct RxState {
     /// Receiving failed, and the log says so.
     failed: bool,
     since_acks: usize,
+    deferred: Deferred,
+    senders: Senders,
+}
+
+/// Work for after the packets.
+#[derive(Debug)]
+pub(super) struct Deferred {
     /// Queue pairs with room on their path again.
     resume: Vec<Qpn>,
     /// Credit probes, to be answered when earlier messages are delivered.
     probes: Vec<Asked>,
-    senders: Senders,
+}
+
+impl Deferred {
+    fn is_empty(&self) -> bool {
+        self.resume.is_empty() && self.probes.is_empty()
+    }
+}
+
+/// A credit packet that came by UDP, and from where.
+fn asked(packet: CreditPacket, datagram: &Datagram<'_>) -> Asked {
+    let from = datagram.source.ip().to_canonical();
+    let scope_id = match from {
+        IpAddr::V6(ip) if ip.is_unicast_link_local() => datagram.interface,
+        _ => 0,
+    };
+    Asked { packet, from, scope_id, to_us: datagram.destination.to_canonical(), by_ring: false }
 }
 
 impl RxState {
@@ -95,8 +119,7 @@ impl RxState {
             calls: 0,
             failed: false,
             since_acks: 0,
-            resume: Vec::with_capacity(64),
-            probes: Vec::with_capacity(64),
+            deferred: Deferred { resume: Vec::with_capacity(64), probes: Vec::with_capacity(64) },
             senders: Senders::new(),
         })
     }
@@ -119,16 +142,39 @@ impl RxState {
         self.since_acks = 0;
         true
     }
+
+    /// Whether ACKs are to leave after `n` more packets; `if_empty`: also after none.
+    #[inline]
+    fn are_acks_due(&mut self, n: usize, if_empty: bool) -> bool {
+        self.since_acks += n;
+        let are_due = self.since_acks >= ACK_EVERY || (n == 0 && if_empty);
+        if are_due {
+            self.since_acks = 0;
+        }
+        are_due
+    }
 }
 
-/// Progress of a call to receive.
+/// Who receives.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reader {
+    /// A poll. It does not look at quiet sockets each time.
+    Poll,
+    /// A thread of the program that was woken, or waits for others. It looks at everything.
+    Wait,
+    /// The worker. It looks at everything, and leaves that to another thread that is at it already.
+    Worker,
+}
+
+/// The parts of a batch that were received, and are to be received.
 #[derive(Clone, Copy)]
-struct Done {
-    /// It is its turn to look at everything.
-    thorough: bool,
+struct Step {
+    reader: Reader,
+    /// Before anything was read: queues that are found empty were so no earlier than this. `None` if the reader has not
+    /// looked at the clock.
     now: Option<Time>,
     /// Messages through shared memory.
-    by_shm: usize,
+    by_ring: usize,
     /// Sockets are not to be looked at.
     quiet: bool,
 }
@@ -142,43 +188,42 @@ impl Driver {
         if self.links.inproc.is_pending() {
             self.links.inproc.drain(&self, false);
         }
-        let received = match self.rx.try_lock() {
-            Some(rx) => self.unless_nothing_came(rx).map(|rx| self.receive_by(rx, false, false)),
-            // Another thread is at it.
-            None => Some(0),
-        };
-        if received.is_some_and(|n| self.receive_more(n) == 0) {
-            self.flush_owed();
+        let mut rx = self.rx.try_lock();
+        let nothing_came = self.is_end_of_poll(&mut rx);
+        if !nothing_came && self.receive_with(rx, Reader::Poll) == 0 {
+            self.flush(Debts::All);
         }
         if polls.is_multiple_of(CLOCK_EVERY.into()) {
             self.run_timers();
         }
-        received.is_none()
+        nothing_came
     }
 
-    /// Ends a poll for which there is nothing to do, as most are while a message is on its way.
+    /// Whether there is nothing to do for a poll, as for most while a message is on its way. Otherwise `rx` is locked still.
     #[inline]
-    fn unless_nothing_came<'a>(
-        &'a self,
-        mut rx: MutexGuard<'a, rank::Receive, RxState>,
-    ) -> Option<MutexGuard<'a, rank::Receive, RxState>> {
-        let is_done = !self.transport.owed.now().is_any()
+    fn is_end_of_poll(
+        &'static self,
+        rx: &mut Option<MutexGuard<'static, rank::Receive, RxState>>,
+    ) -> bool {
+        let is_end = !self.transport.owed.now().is_any()
             && !self.above().management.keeps_disconnects()
             && !self.worker.watches_frames()
-            && rx.finds_nothing(&self.worker);
-        if !is_done {
-            return Some(rx);
+            && rx.as_mut().is_some_and(|rx| rx.finds_nothing(&self.worker));
+        if is_end {
+            *rx = None;
+            // The worker may have left the sockets to this poll.
+            if self.worker.is_left_to_reader() {
+                *rx = self.rx.try_lock();
+            }
         }
-        drop(rx);
-        // The worker may have left the sockets to this poll.
-        if self.worker.is_left_to_reader() { self.rx.try_lock() } else { None }
+        is_end && rx.is_none()
     }
 
     /// The program is about to sleep: ACKs leave, and the worker is on duty again.
     pub(crate) fn end_lease(&'static self) {
         self.worker.end_lease(self.lease.load(Ordering::SeqCst));
-        self.flush_owed_at_once();
-        self.worker.rearm_if_disarmed(&self.links.port);
+        self.flush(Debts::AtOnce);
+        self.worker.rearm_if_disarmed(self.links);
         self.let_shm_wake();
     }
 
@@ -186,7 +231,7 @@ impl Driver {
     pub(super) fn let_shm_wake(&'static self) {
         let mut rounds = 0;
         while !self.rearm_shm() {
-            self.receive(false);
+            self.receive(Reader::Poll);
             rounds += 1;
             if rounds == ACK_EVERY {
                 self.kick_worker();
@@ -207,39 +252,40 @@ impl Driver {
         armed
     }
 
-    /// Receives one batch, and returns the number of datagrams. 0 also while another thread does. If the worker finds
-    /// that, the other thread looks once more for it (see
-    /// [`Shared::is_left_to_reader`](super::worker::Shared::is_left_to_reader)).
-    pub(crate) fn receive(&'static self, worker: bool) -> usize {
-        let n = self.receive_batch(worker, worker);
-        if worker {
-            return n + self.receive_before_disconnects(true) + self.receive_frames();
-        }
-        self.receive_more(n)
+    /// Receives a batch, and returns the number of packets. 0 also while another thread does.
+    pub(crate) fn receive(&'static self, reader: Reader) -> usize {
+        self.receive_with(self.lock_rx(reader), reader)
     }
 
-    /// The work after a batch of `n` that a thread of the program has received. Returns the number of datagrams in all.
-    fn receive_more(&'static self, mut n: usize) -> usize {
-        if self.worker.take_left_to_reader() && n == 0 {
+    fn lock_rx(&self, reader: Reader) -> Option<MutexGuard<'_, rank::Receive, RxState>> {
+        let rx = self.rx.try_lock().or_else(|| {
+            // The holder of the lock sees this note, or has released it before.
+            (reader == Reader::Worker).then(|| self.worker.leave_to_reader())?;
+            self.rx.try_lock()
+        });
+        if rx.is_some() && reader == Reader::Worker {
+            self.worker.take_left_to_reader();
+        }
+        rx
+    }
+
+    /// As [`receive`](Self::receive), by a thread that has locked the receive path, or has found it locked.
+    fn receive_with(
+        &'static self,
+        rx: Option<MutexGuard<'static, rank::Receive, RxState>>,
+        reader: Reader,
+    ) -> usize {
+        let mut n = rx.map_or(0, |rx| self.receive_batch(rx, reader));
+        let again = |reader| self.lock_rx(reader).map_or(0, |rx| self.receive_batch(rx, reader));
+        if reader == Reader::Poll && self.worker.take_left_to_reader() && n == 0 {
             // The event that woke the worker came after this thread had looked.
-            n = self.receive_batch(false, false);
+            n = again(reader);
         }
-        n + self.receive_before_disconnects(false) + self.receive_frames()
-    }
-
-    /// As [`receive`](Self::receive) of a thread of the program, at descriptors that were found ready.
-    pub(super) fn receive_ready(&'static self) -> usize {
-        self.receive_batch(false, true)
-            + self.receive_before_disconnects(false)
-            + self.receive_frames()
-    }
-
-    /// If a DREQ waits, earlier messages are received now: the caller may be about to sleep.
-    fn receive_before_disconnects(&'static self, worker: bool) -> usize {
-        if !self.above().management.keeps_disconnects() {
-            return 0;
+        if self.above().management.keeps_disconnects() {
+            // Messages from before a DREQ are received now: the caller may be about to sleep.
+            n += again(if reader == Reader::Worker { reader } else { Reader::Wait });
         }
-        self.receive_batch(worker, true)
+        n + self.receive_frames()
     }
 
     fn receive_frames(&'static self) -> usize {
@@ -253,82 +299,53 @@ impl Driver {
         frames
     }
 
-    /// `every`: all descriptors are looked at.
-    fn receive_batch(&'static self, worker: bool, every: bool) -> usize {
-        let rx = self.rx.try_lock().or_else(|| {
-            // The holder of the lock sees this note, or has released it before.
-            worker.then(|| self.worker.leave_to_reader())?;
-            self.rx.try_lock()
-        });
-        let Some(rx) = rx else { return 0 };
-        if worker {
-            self.worker.take_left_to_reader();
-        }
-        self.receive_by(rx, worker, every)
-    }
-
-    /// As [`receive_batch`](Self::receive_batch), by the thread that has locked the receive path.
-    fn receive_by(
+    /// One batch: what lies in the rings, then what lies in the sockets.
+    fn receive_batch(
         &'static self,
         mut rx: MutexGuard<'_, rank::Receive, RxState>,
-        worker: bool,
-        every: bool,
+        reader: Reader,
     ) -> usize {
-        let RxState {
-            poller,
-            last,
-            inbox,
-            closed,
-            since_shm,
-            empty_looks,
-            looked_at,
-            calls,
-            since_acks,
-            resume,
-            probes,
-            ..
-        } = &mut *rx;
-        *calls = calls.wrapping_add(1);
-        let thorough = every || calls.is_multiple_of(CLOCK_EVERY);
-        // Before anything is read: queues that are found empty were so no earlier than this.
-        let now = thorough.then(|| self.core.now());
-        let mut by_shm = 0;
-        if let Some(poller) = poller {
-            if !worker && poller.is_armed() && self.worker.is_shm_spent() {
-                // The worker knows that somebody polls; the peers need not wake it.
-                poller.disarm();
-            }
-            by_shm = self.receive_shm(poller, (last, inbox), probes, resume);
-            *since_shm = if by_shm > 0 { 0 } else { since_shm.saturating_add(1) };
-            while let Some(event) = poller.next_event() {
-                by_shm += 1;
-                match (event, &self.links.shm) {
-                    (Event::Room(channel), Some(shm)) => {
-                        if let Some(peer) = shm.find(&channel) {
-                            peer.take_room(resume);
-                        }
-                    }
-                    (Event::Closed(channel, why), _) => closed.push((channel, why)),
-                    _ => {}
-                }
-            }
-        }
-        let quiet = !every
-            && *since_shm < IDLE_AFTER
-            && *empty_looks >= QUIET_AFTER
-            && now.is_none_or(|now| now < *looked_at + LOOK_EVERY);
-        if quiet && now.is_none() && closed.is_empty() && probes.is_empty() && resume.is_empty() {
+        rx.calls = rx.calls.wrapping_add(1);
+        let is_poll = reader == Reader::Poll;
+        let now = (!is_poll || rx.calls.is_multiple_of(CLOCK_EVERY)).then(|| self.core.now());
+        let by_ring = self.receive_rings(&mut rx, reader);
+        let quiet = is_poll
+            && rx.since_shm < IDLE_AFTER
+            && rx.empty_looks >= QUIET_AFTER
+            && now.is_none_or(|now| now < rx.looked_at + LOOK_EVERY);
+        if quiet && now.is_none() && rx.closed.is_empty() && rx.deferred.is_empty() {
             // Only messages through shared memory, if any: the likely case of a program that polls.
-            *since_acks += by_shm;
-            let acks_due = *since_acks >= ACK_EVERY || by_shm == 0;
-            if acks_due {
-                *since_acks = 0;
-            }
+            let acks_due = rx.are_acks_due(by_ring, true);
             drop(rx);
-            return self.end_receive(false, by_shm, acks_due);
+            return self.end_batch(reader, by_ring, acks_due);
         }
-        let done = Done { thorough, now, by_shm, quiet };
-        self.receive_rest(rx, worker, every, done)
+        self.receive_rest(rx, Step { reader, now, by_ring, quiet })
+    }
+
+    /// Takes messages and events of the same-host link.
+    #[inline]
+    fn receive_rings(&'static self, rx: &mut RxState, reader: Reader) -> usize {
+        let RxState { poller, last, inbox, closed, since_shm, deferred, .. } = rx;
+        let Some(poller) = poller else { return 0 };
+        if reader != Reader::Worker && poller.is_armed() && self.worker.is_shm_spent() {
+            // The worker knows that somebody polls; the peers need not wake it.
+            poller.disarm();
+        }
+        let mut n = self.receive_ring(poller, (last, inbox), deferred);
+        *since_shm = if n > 0 { 0 } else { since_shm.saturating_add(1) };
+        while let Some(event) = poller.next_event() {
+            n += 1;
+            match (event, &self.links.shm) {
+                (Event::Room(channel), Some(shm)) => {
+                    if let Some(peer) = shm.find(&channel) {
+                        peer.take_room(&mut deferred.resume);
+                    }
+                }
+                (Event::Closed(channel, why), _) => closed.push((channel, why)),
+                _ => {}
+            }
+        }
+        n
     }
 
     /// Goes on where there may be more than messages through shared memory: with a frame of its own, which is large.
@@ -336,141 +353,132 @@ impl Driver {
     fn receive_rest(
         &'static self,
         mut rx: MutexGuard<'_, rank::Receive, RxState>,
-        worker: bool,
-        every: bool,
-        Done { thorough, now, by_shm, quiet }: Done,
+        step: Step,
     ) -> usize {
-        let RxState {
-            batch,
-            closed,
-            empty_looks,
-            looked_at,
-            forwarded,
-            failed,
-            since_acks,
-            resume,
-            probes,
-            senders,
-            ..
-        } = &mut *rx;
-        let received = match (quiet, every) {
-            (true, _) => Ok(0),
-            (false, true) => self.links.port.receive(batch),
-            (false, false) => self.links.port.poll(batch),
-        };
-        let messages = received.unwrap_or_else(|error| {
-            // Once: a program that closed our descriptors has enough to read.
-            if !std::mem::replace(failed, true) {
-                tracing::error!(%error, "receiving failed");
-            }
-            0
-        });
-        *empty_looks = match messages {
-            0 => empty_looks.saturating_add(u32::from(!quiet)),
-            _ => 0,
-        };
-        let busy = messages > 0 || by_shm > 0;
+        let Step { reader, now, by_ring, quiet } = step;
+        let datagrams = if quiet { 0 } else { self.read_sockets(&mut rx, reader) };
+        let busy = datagrams > 0 || by_ring > 0;
+        let is_thorough = now.is_some() && !quiet;
         let Some(now) = now.or_else(|| busy.then(|| self.core.now())) else { return 0 };
+        let mut n = by_ring;
         if !quiet {
-            *looked_at = now;
+            rx.looked_at = now;
+            n += self.deliver_datagrams(&mut rx, reader, now);
         }
-        let mut n = by_shm;
-        let mut to_gsi = Vec::new();
-        if !quiet {
-            let mut datagrams = batch.datagrams();
-            let mut tally = Tally::default();
-            self.deliver_at(now, |into| {
-                for datagram in datagrams.by_ref() {
-                    n += 1;
-                    match self.classify(&datagram, senders, false, &mut tally, into) {
-                        Some(Received::Packet) => {
-                            if worker && into.packet.headers.bth.opcode.is_one_sided() {
-                                // No thread polled when it came.
-                                self.worker.note_one_sided();
-                            }
-                            return true;
-                        }
-                        Some(Received::Gsi(incoming)) => to_gsi.push(*incoming),
-                        Some(Received::Credit(credit)) => {
-                            self.take_credit(credit, &datagram, probes, resume);
-                        }
-                        None => {}
-                    }
-                }
-                false
-            });
-            self.count_received(tally);
+        if is_thorough {
+            n += self.receive_forwarded(&mut rx, now);
         }
-        if !to_gsi.is_empty() {
-            // No queue pair is locked here.
-            self.above().management.receive(now, &to_gsi);
-        }
-        if (worker && n == 0) || (thorough && !quiet) {
-            for _ in 0..FORWARD_BUDGET {
-                let datagram = match self.links.port.receive_forwarded(forwarded) {
-                    Ok(Some(datagram)) => datagram,
-                    Ok(None) => break,
-                    Err(error) => {
-                        tracing::debug!(%error, "reading what was handed on");
-                        break;
-                    }
-                };
-                n += 1;
-                let (mut tally, mut place) = (Tally::default(), Arrived::default());
-                match self.classify(&datagram, senders, true, &mut tally, &mut place) {
-                    Some(Received::Packet) => {
-                        let Arrived { arrival, packet, .. } = place;
-                        self.deliver(now, std::iter::once((arrival, packet)));
-                    }
-                    Some(Received::Gsi(incoming)) => {
-                        self.above().management.receive(now, &[*incoming])
-                    }
-                    Some(Received::Credit(credit)) => {
-                        self.take_credit(credit, &datagram, probes, resume);
-                    }
-                    None => {}
-                }
-                self.count_received(tally);
-            }
-        }
-        self.answer(probes);
-        *since_acks += n;
-        let is_empty = n == 0 && !quiet && batch.asked_all();
+        self.answer(&mut rx.deferred.probes);
+        let is_empty = n == 0 && !quiet && rx.batch.asked_all();
         if is_empty && !self.transport.owed.now().is_any() {
             self.rx_empty_at.store(now.as_nanos(), Ordering::Release);
         }
-        let acks_due = *since_acks >= ACK_EVERY || (n == 0 && !worker);
-        if acks_due {
-            *since_acks = 0;
-        }
-        let mut resumed = std::mem::take(resume);
-        let lost = std::mem::take(closed);
+        let acks_due = rx.are_acks_due(n, reader != Reader::Worker);
+        let mut resumed = std::mem::take(&mut rx.deferred.resume);
+        let lost = std::mem::take(&mut rx.closed);
         drop(rx);
-        if self.above().management.keeps_disconnects()
-            && is_empty
-            && !self.links.inproc.is_pending()
-        {
-            self.above().management.look_at_disconnects(now, now);
+        let management = self.above().management;
+        if management.keeps_disconnects() && is_empty && !self.links.inproc.is_pending() {
+            management.look_at_disconnects(now, now);
         }
         for (channel, why) in lost {
             self.lose_peer(&channel, why, &mut resumed);
         }
-        if !resumed.is_empty() {
-            for qpn in resumed.drain(..) {
-                self.resume(qpn);
-            }
+        for qpn in resumed {
+            self.resume(qpn);
         }
-        self.end_receive(worker, n, acks_due)
+        self.end_batch(reader, n, acks_due)
     }
 
-    /// The work after receiving `n` datagrams or messages.
+    /// Reads datagrams from the sockets; how many buffers.
+    fn read_sockets(&self, rx: &mut RxState, reader: Reader) -> usize {
+        let read = match reader {
+            Reader::Poll => self.links.port.poll(&mut rx.batch),
+            Reader::Wait | Reader::Worker => self.links.port.receive(&mut rx.batch),
+        };
+        let buffers = read.unwrap_or_else(|error| {
+            // Once: a program that closed our descriptors has enough to read.
+            if !std::mem::replace(&mut rx.failed, true) {
+                tracing::error!(%error, "receiving failed");
+            }
+            0
+        });
+        rx.empty_looks = if buffers > 0 { 0 } else { rx.empty_looks.saturating_add(1) };
+        buffers
+    }
+
+    /// Delivers the datagrams that were read; how many.
+    fn deliver_datagrams(&'static self, rx: &mut RxState, reader: Reader, now: Time) -> usize {
+        let RxState { batch, last, deferred, senders, .. } = rx;
+        let (mut n, mut tally, mut to_gsi) = (0, Tally::default(), Vec::new());
+        let mut datagrams = batch.datagrams();
+        let mut places = <[Arrived<'_>; 2]>::default();
+        let mut source = Ahead::new(now, &mut places, |into| {
+            for datagram in datagrams.by_ref() {
+                n += 1;
+                match self.classify(&datagram, senders, false, &mut tally, into) {
+                    Some(Received::Packet) => {
+                        if reader == Reader::Worker && into.packet.headers.bth.opcode.is_one_sided()
+                        {
+                            // No thread polled when it came.
+                            self.worker.note_one_sided();
+                        }
+                        return true;
+                    }
+                    Some(Received::Gsi(mad)) => to_gsi.push(*mad),
+                    Some(Received::Credit(credit)) => {
+                        self.take_credit(asked(credit, &datagram), deferred);
+                    }
+                    None => {}
+                }
+            }
+            false
+        });
+        self.deliver(&mut source, last);
+        self.count_received(tally);
+        if !to_gsi.is_empty() {
+            // No queue pair is locked here.
+            self.above().management.receive(now, &to_gsi);
+        }
+        n
+    }
+
+    /// Delivers datagrams that other processes of the host have handed on; how many.
+    fn receive_forwarded(&'static self, rx: &mut RxState, now: Time) -> usize {
+        for n in 0..FORWARD_BUDGET {
+            let datagram = match self.links.port.receive_forwarded(&mut rx.forwarded) {
+                Ok(Some(datagram)) => datagram,
+                Ok(None) => return n,
+                Err(error) => {
+                    tracing::debug!(%error, "reading what was handed on");
+                    return n;
+                }
+            };
+            let (mut tally, mut place) = (Tally::default(), Arrived::default());
+            match self.classify(&datagram, &mut rx.senders, true, &mut tally, &mut place) {
+                Some(Received::Packet) => {
+                    let Arrived { arrival, packet, .. } = place;
+                    self.deliver_all(now, std::iter::once((arrival, packet)));
+                }
+                Some(Received::Gsi(mad)) => self.above().management.receive(now, &[*mad]),
+                Some(Received::Credit(credit)) => {
+                    self.take_credit(asked(credit, &datagram), &mut rx.deferred);
+                }
+                None => {}
+            }
+            self.count_received(tally);
+        }
+        FORWARD_BUDGET
+    }
+
+    /// The work after a batch of `n` packets.
     #[inline]
-    fn end_receive(&'static self, worker: bool, n: usize, acks_due: bool) -> usize {
+    fn end_batch(&'static self, reader: Reader, n: usize, acks_due: bool) -> usize {
         if acks_due {
-            self.flush_owed();
-        } else if !worker && self.links.waker.is_asleep() {
+            self.flush(Debts::All);
+        } else if reader != Reader::Worker && self.links.waker.is_asleep() {
             // If this was the program's last poll, no one would look after them soon.
-            self.flush_unawaited();
+            self.flush(Debts::Unawaited);
         }
         if n > 0 {
             self.after_unlock();
@@ -489,7 +497,7 @@ impl Driver {
         }
         shm.forget(channel, gone);
         for cell in self.transport.qps.filter(|_| true) {
-            self.with_cell(&cell, |State { machine, link, .. }, call| {
+            self.with_cell(&cell, None, |State { machine, link, .. }, call| {
                 let Some(peer) = link.shm_peer().filter(|peer| peer.is(channel)) else { return };
                 // The link may have forgotten it before.
                 peer.end(gone, now, resume);
@@ -528,24 +536,14 @@ impl Driver {
         }
     }
 
-    fn take_credit(
-        &self,
-        packet: CreditPacket,
-        datagram: &Datagram<'_>,
-        probes: &mut Vec<Asked>,
-        resume: &mut Vec<Qpn>,
-    ) {
-        let from = datagram.source.ip().to_canonical();
+    /// Takes a credit packet that came from `asked`.
+    pub(super) fn take_credit(&self, asked: Asked, deferred: &mut Deferred) {
+        let Asked { packet, from, .. } = asked;
         if packet.is_probe {
-            let scope_id = match from {
-                IpAddr::V6(ip) if ip.is_unicast_link_local() => datagram.interface,
-                _ => 0,
-            };
-            let to_us = datagram.destination.to_canonical();
-            probes.push(Asked { packet, from, scope_id, to_us, by_shm: false });
+            deferred.probes.push(asked);
         } else {
             let Probe { bytes, messages } = packet.counts;
-            self.links.paths.echo(from, packet.from, bytes, messages, resume);
+            self.links.paths.echo(from, packet.from, bytes, messages, &mut deferred.resume);
         }
     }
 
@@ -570,14 +568,21 @@ impl Driver {
     /// Calls into a queue pair, if it still lives.
     pub(super) fn with_qp(&'static self, qpn: Qpn, f: impl FnOnce(&mut State, &mut Call<'_>)) {
         let Some(cell) = self.transport.qps.find(qpn) else { return };
-        self.with_cell(&cell, f);
+        self.with_cell(&cell, None, f);
     }
 
-    fn with_cell(&'static self, cell: &QpCell, f: impl FnOnce(&mut State, &mut Call<'_>)) {
-        let mut state = cell.state.lock();
-        if state.is_dead() {
-            return;
-        }
+    /// As [`with_qp`](Self::with_qp), if its lock is to be had within `patience`, if any is given.
+    pub(super) fn with_cell(
+        &'static self,
+        cell: &QpCell,
+        patience: Option<Duration>,
+        f: impl FnOnce(&mut State, &mut Call<'_>),
+    ) {
+        let state = match patience {
+            None => Some(cell.state.lock()),
+            Some(patience) => cell.state.try_lock_for(patience),
+        };
+        let Some(mut state) = state.filter(|state| !state.is_dead()) else { return };
         let mut call = Call::new(cell);
         f(&mut state, &mut call);
         call.settle(&mut state);
@@ -620,7 +625,7 @@ impl Driver {
             }
             self.above().frames.fail_users(&|cq| overrun.iter().any(|o| o.is_of(cq)));
             for cell in self.transport.qps.filter(uses) {
-                self.with_cell(&cell, |State { machine, link, .. }, call| {
+                self.with_cell(&cell, None, |State { machine, link, .. }, call| {
                     machine.fail(&mut call.env(link))
                 });
             }

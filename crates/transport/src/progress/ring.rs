@@ -1,31 +1,32 @@
 //! Receiving from other processes of this host.
 //!
-//! Each packet is read into one place and handed to its queue pair from there. Consecutive ones for one queue pair come
-//! under one hold of its lock, and their completions under one of the completion queue's. Queue pair and headers are
-//! remembered: the next message is likely to be for the same one, and of the same kind.
+//! Each packet is read into one place and handed to its queue pair from there. Its headers are remembered: the next one is
+//! likely to be of the same kind.
 
 use std::sync::Arc;
 
-use anyverbs_links::pace::Probe;
 use anyverbs_links::shm::{Inbox, Received};
 use anyverbs_links::udp::Asked;
 use anyverbs_net::shm::{Batch, Poller};
 use anyverbs_proto::counters::Counter;
-use anyverbs_proto::qp::attr::QpType;
+use anyverbs_proto::qp::{Arrival, Incoming};
 use anyverbs_proto::types::Qpn;
 
 use super::Driver;
-use super::deliver::end_target_batch;
-use crate::qp::arrivals::Arrivals;
-use crate::qp::env::Call;
-use crate::qp::{QpCell, State};
+use super::deliver::Source;
+use super::receive::Deferred;
+use crate::qp::QpCell;
 
 /// Bytes of one ring that are delivered before their place is given back to its writer.
 const RING_BYTES: usize = 64 << 10;
 
 /// Messages that are being taken out of one ring.
 struct Intake<'a> {
+    driver: &'static Driver,
     batch: Batch<'a>,
+    inbox: &'a mut Inbox,
+    deferred: &'a mut Deferred,
+    /// Bytes of payload so far.
     taken: usize,
     packets: u64,
     bytes: u64,
@@ -35,119 +36,60 @@ impl Driver {
     /// Takes messages of other processes of this host, and returns their number. `last` is the queue pair of the last
     /// one.
     #[inline]
-    pub(super) fn receive_shm(
+    pub(super) fn receive_ring(
         &'static self,
         poller: &mut Poller,
         (last, inbox): (&mut Option<Arc<QpCell>>, &mut Inbox),
-        probes: &mut Vec<Asked>,
-        resume: &mut Vec<Qpn>,
+        deferred: &mut Deferred,
     ) -> usize {
         poller.poll(|_, batch| {
-            let mut intake = Intake { batch, taken: 0, packets: 0, bytes: 0 };
-            self.deliver_ring(&mut intake, last, inbox, probes, resume);
+            let mut intake =
+                Intake { driver: self, batch, inbox, deferred, taken: 0, packets: 0, bytes: 0 };
+            self.deliver(&mut intake, last);
             if let Some(shm) = &self.links.shm {
                 shm.traffic().note_received(intake.packets, intake.bytes);
             }
         })
     }
+}
 
-    fn deliver_ring(
-        &'static self,
-        intake: &mut Intake<'_>,
-        last: &mut Option<Arc<QpCell>>,
-        inbox: &mut Inbox,
-        probes: &mut Vec<Asked>,
-        resume: &mut Vec<Qpn>,
-    ) {
-        let mut more = self.next_packet(intake, inbox, probes, resume);
-        while more {
-            let qpn = inbox.packet.headers.bth.dest_qpn;
-            let known = last.take().filter(|cell| cell.qpn == qpn);
-            let Some(cell) = known.or_else(|| self.transport.qps.find(qpn)) else {
-                self.core.count(Counter::DropNoQp, 1);
-                more = self.next_packet(intake, inbox, probes, resume);
-                continue;
-            };
-            let mut state = cell.state.lock();
-            if state.is_dead() {
-                drop(state);
-                // Its number may be another's by now.
-                *last = self.transport.qps.find(qpn).filter(|other| !Arc::ptr_eq(other, &cell));
-                if last.is_none() {
-                    self.core.count(Counter::DropNoQp, 1);
-                    more = self.next_packet(intake, inbox, probes, resume);
-                }
-                continue;
-            }
-            let mut call = Call::new(&cell);
-            let mut arrivals = Arrivals::new(&cell);
-            let is_target = cell.qp_type == QpType::XrcRecv;
-            loop {
-                let (arrival, packet) = (&inbox.arrival, &inbox.packet);
-                if !is_target
-                    || !self
-                        .transport
-                        .sharing()
-                        .is_elsewhere(&cell, &mut state, &mut call, arrival, packet)
-                {
-                    let State { machine, link, .. } = &mut *state;
-                    machine.receive(arrival, packet, &mut call.env_with(link, &mut arrivals));
-                }
-                more = self.next_packet(intake, inbox, probes, resume);
-                if !more || inbox.packet.headers.bth.dest_qpn != qpn {
-                    break;
-                }
-            }
-            arrivals.end();
-            if is_target {
-                end_target_batch(&mut state, &mut call);
-            }
-            call.settle(&mut state);
-            drop(state);
-            *last = Some(cell);
-        }
-    }
-
-    /// Reads messages up to the next packet for a queue pair. False if there is none.
+impl Source for Intake<'_> {
+    /// Reads messages up to the next packet for a queue pair.
     #[inline]
-    fn next_packet(
-        &self,
-        intake: &mut Intake<'_>,
-        inbox: &mut Inbox,
-        probes: &mut Vec<Asked>,
-        resume: &mut Vec<Qpn>,
-    ) -> bool {
-        while intake.taken < RING_BYTES {
-            let Some(message) = intake.batch.next() else { return false };
-            intake.taken += message.payload_len();
-            match inbox.read(&message, |source| self.core.gids.is_of_host(source)) {
+    fn advance(&mut self) -> bool {
+        let core = self.driver.core;
+        while self.taken < RING_BYTES {
+            let Some(message) = self.batch.next() else { return false };
+            self.taken += message.payload_len();
+            match self.inbox.read(&message, |source| core.gids.is_of_host(source)) {
                 Some(Received::Packet) => {
-                    let bth = &inbox.packet.headers.bth;
-                    if bth.dest_qpn == Qpn::GSI {
+                    let bth = &self.inbox.packet.headers.bth;
+                    if matches!(bth.dest_qpn, Qpn::GSI | Qpn::MULTICAST) {
                         // These come by UDP.
-                        self.core.count(Counter::DropMalformed, 1);
+                        core.count(Counter::DropMalformed, 1);
                         continue;
                     }
-                    intake.packets += 1;
-                    intake.bytes += (inbox.headers_len + message.payload_len()) as u64;
+                    self.packets += 1;
+                    self.bytes += (self.inbox.headers_len + message.payload_len()) as u64;
                     if bth.opcode.is_one_sided() {
-                        self.worker.note_one_sided();
+                        self.driver.worker.note_one_sided();
                     }
                     return true;
                 }
                 Some(Received::Credit(packet)) => {
-                    let (source, to_us) = (inbox.arrival.source, inbox.arrival.destination);
-                    let (from, to_us) = (source.to_ip(), to_us.to_ip());
-                    if packet.is_probe {
-                        probes.push(Asked { packet, from, scope_id: 0, to_us, by_shm: true });
-                    } else {
-                        let Probe { bytes, messages } = packet.counts;
-                        self.links.paths.echo(from, packet.from, bytes, messages, resume);
-                    }
+                    let Arrival { source, destination, .. } = self.inbox.arrival;
+                    let (from, to_us) = (source.to_ip(), destination.to_ip());
+                    let asked = Asked { packet, from, scope_id: 0, to_us, by_ring: true };
+                    self.driver.take_credit(asked, self.deferred);
                 }
-                None => self.core.count(Counter::DropMalformed, 1),
+                None => core.count(Counter::DropMalformed, 1),
             }
         }
         false
+    }
+
+    #[inline]
+    fn packet(&self) -> (&Arrival, &Incoming<'_>) {
+        (&self.inbox.arrival, &self.inbox.packet)
     }
 }

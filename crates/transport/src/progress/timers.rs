@@ -3,7 +3,6 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use anyverbs_links::shm;
 use anyverbs_objects::base::{LATE, NEVER};
 use anyverbs_proto::time::Time;
 
@@ -17,9 +16,8 @@ const CATCH_UP: Duration = Duration::from_micros(100);
 impl Driver {
     /// When the next timer of any kind is due, in nanoseconds.
     pub fn next_deadline(&self) -> u64 {
-        let shm = self.links.shm.as_ref().map_or(NEVER, shm::Shm::next);
-        let others = self.above().management.next().min(shm).min(self.moderated.next());
-        self.transport.timers.next().min(self.links.paths.next()).min(others)
+        let others = self.above().management.next().min(self.moderated.next());
+        self.transport.timers.next().min(self.links.next()).min(others)
     }
 
     /// Tells whether all packets from before `deadline` were delivered. A timer must not count a packet as lost that
@@ -68,10 +66,7 @@ impl Driver {
             });
         }
         let mut resume = Vec::new();
-        self.links.paths.expire(now, &mut resume);
-        if let Some(shm) = &self.links.shm {
-            shm.expire(now, &mut resume);
-        }
+        self.links.expire(now, &mut resume);
         for qpn in resume {
             self.resume(qpn);
         }

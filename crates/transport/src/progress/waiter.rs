@@ -12,15 +12,18 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 
+use anyverbs_links::Links;
 use anyverbs_objects::base::Patience;
 
 use super::Driver;
+use super::owed::Debts;
+use super::receive::Reader;
 
 /// Times that another thread may have taken the event that woke a waiting one. Then that thread receives in its place,
 /// and this one sleeps at its channel.
 const TOO_LATE: u32 = 3;
-/// The most descriptors that a thread sleeps at: the channel, the port's (three) and those of frames (two).
-const DESCRIPTORS: usize = 1 + 3 + 2;
+/// The most descriptors that a thread sleeps at: the channel, the links' and those of frames (two).
+const DESCRIPTORS: usize = 1 + Links::MOST_FDS + 2;
 
 thread_local! {
     static WAITS: Waits = const { Waits(Cell::new(None)) };
@@ -84,12 +87,12 @@ impl Driver {
                 }
                 std::hint::spin_loop();
             }
-            self.flush_owed_at_once();
+            self.flush(Debts::AtOnce);
             self.worker.note_waiter();
             self.let_shm_wake();
             match self.sleep_at(channel) {
                 Ok(Ready { input, event, closed }) => {
-                    if input && self.receive_ready() == 0 {
+                    if input && self.receive(Reader::Wait) == 0 {
                         late += 1;
                         // Another thread is at it, and may wait for this processor.
                         std::thread::yield_now();
@@ -127,8 +130,7 @@ impl Driver {
     /// Sleeps until there is input or an event. May be cancelled.
     fn sleep_at(&self, channel: BorrowedFd<'_>) -> io::Result<Ready> {
         let mut set = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; DESCRIPTORS];
-        let fds =
-            std::iter::once(channel).chain(self.links.port.fds()).chain(self.above().frames.fds());
+        let fds = std::iter::once(channel).chain(self.links.fds()).chain(self.above().frames.fds());
         for (at, fd) in set.iter_mut().zip(fds) {
             at.fd = fd.as_raw_fd();
         }

@@ -13,15 +13,17 @@ use std::sync::mpsc::{self, Sender};
 use std::time::Duration;
 
 use anyverbs_links::shm::Shm;
+use anyverbs_links::{Links, Opened};
 use anyverbs_net::AddressMonitor;
-use anyverbs_net::UdpPort;
 use anyverbs_net::steering::Resteer;
 use anyverbs_objects::async_event::AsyncEventKind;
-use anyverbs_objects::base::{IS_WORKER, NEVER, Waker};
+use anyverbs_objects::base::{IS_WORKER, NEVER};
 use anyverbs_proto::time::Time;
 
 use super::Driver;
-use crate::qp::owed::ACK_DELAY;
+use super::owed::Debts;
+use super::receive::Reader;
+use crate::qp::owed::{ACK_DELAY, Owed};
 
 /// The time for which a poll keeps the worker away.
 const LEASE: Duration = Duration::from_micros(700);
@@ -54,9 +56,9 @@ const TOKEN_KICK: u64 = 0;
 const TOKEN_MONITOR: u64 = 1;
 const TOKEN_SHM: u64 = 2;
 const TOKEN_SHM_CONTROL: u64 = 3;
-/// The first of the port's descriptors; the others follow in their order.
+/// The first of the links' descriptors; the others follow in their order.
 const TOKEN_INPUT: u64 = 4;
-/// Where the bits of the sockets for frames begin, behind those of the port.
+/// Where the bits of the sockets for frames begin, behind those of the links.
 const FRAMES_BIT: usize = 30;
 
 /// State that callers and the worker share.
@@ -64,7 +66,7 @@ const FRAMES_BIT: usize = 30;
 pub struct Shared {
     epoll: OwnedFd,
     monitor: Option<AddressMonitor>,
-    /// The port's descriptors that were disarmed by their events, a bit each.
+    /// The links' descriptors that were disarmed by their events, a bit each.
     disarmed: AtomicU32,
     /// Sockets for frames, two at most; their bits in `disarmed` begin at [`FRAMES_BIT`].
     frames: OnceLock<Vec<BorrowedFd<'static>>>,
@@ -85,7 +87,7 @@ pub struct Shared {
 struct Found {
     kicked: bool,
     addresses: bool,
-    /// The port's descriptors that are ready, a bit each.
+    /// The links' descriptors that are ready, a bit each.
     input: u32,
     shm: bool,
     shm_control: bool,
@@ -114,12 +116,7 @@ pub fn watch_addresses() -> Option<AddressMonitor> {
 
 impl Shared {
     /// `monitor` was there before the GID table read the addresses, so it shows later changes.
-    pub fn new(
-        waker: &Waker,
-        port: &UdpPort,
-        shm: Option<&Shm>,
-        monitor: Option<AddressMonitor>,
-    ) -> io::Result<Self> {
+    pub fn new(opened: &Opened, monitor: Option<AddressMonitor>) -> io::Result<Self> {
         // SAFETY: takes no pointers.
         let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         if epoll < 0 {
@@ -127,14 +124,14 @@ impl Shared {
         }
         // SAFETY: a descriptor that the kernel has just made and that has no other owner.
         let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
-        control(&epoll, libc::EPOLL_CTL_ADD, waker.as_fd(), libc::EPOLLIN, TOKEN_KICK)?;
+        control(&epoll, libc::EPOLL_CTL_ADD, opened.waker.as_fd(), libc::EPOLLIN, TOKEN_KICK)?;
         if let Some(monitor) = &monitor {
             control(&epoll, libc::EPOLL_CTL_ADD, monitor.as_fd(), libc::EPOLLIN, TOKEN_MONITOR)?;
         }
-        for (fd, token) in port.fds().zip(TOKEN_INPUT..) {
+        for (fd, token) in opened.fds().zip(TOKEN_INPUT..) {
             control(&epoll, libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN | libc::EPOLLONESHOT, token)?;
         }
-        if let Some(endpoint) = shm.map(Shm::endpoint) {
+        if let Some(endpoint) = opened.shm.as_ref().map(Shm::endpoint) {
             for (fd, token) in
                 [(endpoint.wake_fd(), TOKEN_SHM), (endpoint.control_fd(), TOKEN_SHM_CONTROL)]
             {
@@ -147,7 +144,7 @@ impl Shared {
             disarmed: AtomicU32::new(0),
             frames: OnceLock::new(),
             left_to_reader: AtomicBool::new(false),
-            shm_spent: AtomicBool::new(shm.is_some()),
+            shm_spent: AtomicBool::new(opened.shm.is_some()),
             seen: AtomicU64::new(0),
             one_sided: AtomicBool::new(false),
             waited_for: AtomicBool::new(false),
@@ -195,13 +192,13 @@ impl Shared {
         self.seen.store(lease, Ordering::SeqCst);
     }
 
-    pub(super) fn rearm_if_disarmed(&self, port: &UdpPort) {
+    pub(super) fn rearm_if_disarmed(&self, links: &Links) {
         if self.disarmed.load(Ordering::SeqCst) == 0 {
             return;
         }
         let disarmed = self.disarmed.swap(0, Ordering::SeqCst);
         let frames = self.frames.get().into_iter().flatten().copied();
-        let fds = port.fds().enumerate().chain((FRAMES_BIT..).zip(frames));
+        let fds = links.fds().enumerate().chain((FRAMES_BIT..).zip(frames));
         for (i, fd) in fds.filter(|(i, _)| disarmed & 1 << i != 0) {
             let armed = control(
                 &self.epoll,
@@ -326,19 +323,91 @@ fn run(driver: &'static Driver) {
             0_u64,
         )
     };
-    let shared = &driver.worker;
-    // For how long polls keep the worker away at the moment.
-    let mut away = None;
-    let mut polled = false;
-    // A program that waits on its memory polls in between, for its own sends.
-    let mut needed_until = driver.core.now();
-    // When the last piece of a stream came.
-    let mut last = driver.core.now();
-    serve(driver, false, &mut last);
-    let mut resteer_at = NEVER;
+    let mut worker = Worker::new(driver);
+    serve(driver, false, &mut worker.last);
     loop {
-        let owed = driver.transport.owed.now();
-        let found = sleep(driver, away, polled, resteer_at);
+        let timeout = worker.lie_down();
+        let found = driver.worker.wait(timeout);
+        worker.get_up();
+        worker.act(found);
+    }
+}
+
+/// What the worker knows from one sleep to the next.
+struct Worker {
+    driver: &'static Driver,
+    /// For how long polls keep the worker away at the moment.
+    away: Option<Duration>,
+    /// Somebody polled during the last sleep.
+    polled: bool,
+    /// A program that waits on its memory polls in between, for its own sends.
+    needed_until: Time,
+    /// When the last piece of a stream came.
+    last: Time,
+    resteer_at: u64,
+    /// The debts before the last sleep.
+    owed: Owed,
+}
+
+impl Worker {
+    fn new(driver: &'static Driver) -> Self {
+        let (now, owed) = (driver.core.now(), driver.transport.owed.now());
+        Self {
+            driver,
+            away: None,
+            polled: false,
+            needed_until: now,
+            last: now,
+            resteer_at: NEVER,
+            owed,
+        }
+    }
+
+    fn next_deadline(&self) -> u64 {
+        self.driver.next_deadline().min(self.resteer_at)
+    }
+
+    /// Says until when it will sleep, and returns for how long. `None`: until something comes.
+    fn lie_down(&mut self) -> Option<Duration> {
+        let driver = self.driver;
+        let waker = &driver.links.waker;
+        self.owed = driver.transport.owed.now();
+        let now = || driver.core.now().as_nanos();
+        if let Some(lease) = self.away {
+            // It looks again by itself, so no thread need wake it for an earlier time.
+            let now = now();
+            let timer = Duration::from_nanos(self.next_deadline().saturating_sub(now));
+            let lease = if self.owed.is_any() { lease.min(ACK_DELAY) } else { lease };
+            let timeout = lease.min(timer.max(Duration::from_micros(50)));
+            waker.set_away_until(now + timeout.as_nanos() as u64);
+            return Some(timeout);
+        }
+        // Looks once more after it has said so: a later caller sees it asleep.
+        let mut until;
+        loop {
+            until = self.next_deadline();
+            waker.set_asleep_until(until.max(1));
+            if self.next_deadline() >= until {
+                break;
+            }
+        }
+        if driver.transport.owed.now().is_any() || driver.links.inproc.is_pending() {
+            return Some(ACK_DELAY);
+        }
+        let timer = (until != NEVER).then(|| Duration::from_nanos(until.saturating_sub(now())));
+        // Whoever polls may leave an ACK behind.
+        if self.polled { Some(timer.map_or(LEASE, |t| t.min(LEASE))) } else { timer }
+    }
+
+    fn get_up(&self) {
+        self.driver.links.waker.set_away_until(0);
+        self.driver.links.waker.set_asleep_until(0);
+    }
+
+    /// Does what the events ask for, unless polls do.
+    fn act(&mut self, found: Found) {
+        let driver = self.driver;
+        let shared = &driver.worker;
         if found.kicked {
             driver.links.waker.take_kick();
         }
@@ -358,39 +427,39 @@ fn run(driver: &'static Driver) {
             shared.disarmed.fetch_or(found.input, Ordering::SeqCst);
         }
         let lease = driver.lease.load(Ordering::SeqCst);
-        polled = shared.seen.swap(lease, Ordering::SeqCst) != lease;
+        self.polled = shared.seen.swap(lease, Ordering::SeqCst) != lease;
         let now = driver.core.now();
         if shared.one_sided.swap(false, Ordering::Relaxed) {
-            needed_until = now + ONE_SIDED;
+            self.needed_until = now + ONE_SIDED;
         }
-        let needed = now < needed_until;
+        let needed = now < self.needed_until;
         if found.shm && shared.waited_for.swap(false, Ordering::SeqCst) {
-            polled = false;
+            self.polled = false;
         }
-        let contended = polled && found.input != 0;
+        let contended = self.polled && found.input != 0;
         let takes = match (needed, contended) {
             (true, true) => takes_it(driver),
             // Polls that go on take it all. Where they stop, it is seen at the next look.
-            (true, false) => polled && !found.shm,
-            (false, _) => polled,
+            (true, false) => self.polled && !found.shm,
+            (false, _) => self.polled,
         };
         // Woken by input that is gone, or that somebody is taking: the program polls.
-        away = if takes || !serve(driver, contended, &mut last) {
+        self.away = if takes || !serve(driver, contended, &mut self.last) {
             Some(if needed { SHORT_LEASE } else { LEASE })
         } else {
             None
         };
-        if away.is_some() && owed.is_any() && owed == driver.transport.owed.now() {
+        if self.away.is_some() && self.owed.is_any() && self.owed == driver.transport.owed.now() {
             // The program polled, but not since. Its answer may still carry its new ACKs. An ACK that leaves before
             // would end the peer's poll, and have it wait on its memory for the answer.
-            driver.flush_owed();
+            driver.flush(Debts::All);
         }
         driver.run_timers();
         if driver.links.inproc.is_pending() {
             driver.links.inproc.drain(&driver, true);
         }
-        if driver.links.port.needs_resteer() || resteer_at != NEVER {
-            resteer_at = match driver.links.port.resteer() {
+        if driver.links.port.needs_resteer() || self.resteer_at != NEVER {
+            self.resteer_at = match driver.links.port.resteer() {
                 Ok(Resteer::Pending { retry_after }) => {
                     (driver.core.now() + retry_after).as_nanos()
                 }
@@ -412,43 +481,6 @@ fn takes_it(driver: &'static Driver) -> bool {
     driver.worker.seen.swap(lease, Ordering::SeqCst) != lease
 }
 
-/// Sleeps until there is something to do.
-fn sleep(driver: &'static Driver, away: Option<Duration>, polled: bool, resteer_at: u64) -> Found {
-    let (shared, waker) = (&driver.worker, &driver.links.waker);
-    if let Some(lease) = away {
-        // It looks again by itself, so no thread need wake it for an earlier time.
-        let now = driver.core.now().as_nanos();
-        let timer =
-            Duration::from_nanos(driver.next_deadline().min(resteer_at).saturating_sub(now));
-        let lease = if driver.transport.owed.now().is_any() { lease.min(ACK_DELAY) } else { lease };
-        let timeout = lease.min(timer.max(Duration::from_micros(50)));
-        waker.set_away_until(now + timeout.as_nanos() as u64);
-        let found = shared.wait(Some(timeout));
-        waker.set_away_until(0);
-        return found;
-    }
-    // Says how long it will sleep, then looks once more: a later caller sees it asleep.
-    let mut until;
-    loop {
-        until = driver.next_deadline().min(resteer_at);
-        waker.set_asleep_until(until.max(1));
-        if driver.next_deadline().min(resteer_at) >= until {
-            break;
-        }
-    }
-    let timeout = if driver.transport.owed.now().is_any() || driver.links.inproc.is_pending() {
-        Some(ACK_DELAY)
-    } else {
-        let timer = (until != NEVER)
-            .then(|| Duration::from_nanos(until.saturating_sub(driver.core.now().as_nanos())));
-        // Whoever polls may leave an ACK behind.
-        if polled { Some(timer.map_or(LEASE, |t| t.min(LEASE))) } else { timer }
-    };
-    let found = shared.wait(timeout);
-    waker.set_asleep_until(0);
-    found
-}
-
 /// Receives all there is, acknowledges, and arms the sockets again.
 ///
 /// In the middle of a stream the worker waits a little for more before it sleeps: a wake-up costs as much as the wait.
@@ -465,7 +497,8 @@ fn serve(driver: &'static Driver, contended: bool, last: &mut Time) -> bool {
     let mut give_up = None;
     while batches < BATCHES {
         // While it waits it asks as cheaply as a poller, and thoroughly before it gives up.
-        let n = driver.receive(give_up.is_none());
+        let reader = if give_up.is_none() { Reader::Worker } else { Reader::Poll };
+        let n = driver.receive(reader);
         if n > 0 {
             batches += 1;
             give_up = None;
@@ -474,7 +507,7 @@ fn serve(driver: &'static Driver, contended: bool, last: &mut Time) -> bool {
             }
             if n <= FEW && !is_stream(begin) {
                 // More makes an event when the sockets are armed, which costs less than to ask.
-                driver.flush_unawaited();
+                driver.flush(Debts::Unawaited);
                 arm(driver);
                 return true;
             }
@@ -483,28 +516,28 @@ fn serve(driver: &'static Driver, contended: bool, last: &mut Time) -> bool {
         if batches == 0 && (contended || driver.worker.is_left_to_reader()) {
             return false;
         }
-        driver.flush_owed();
+        driver.flush(Debts::All);
         let polled = driver.lease.load(Ordering::SeqCst) != lease;
         if polled || !is_stream(begin) {
             break;
         }
         let now = driver.core.now();
         if now >= *give_up.get_or_insert(now + SPIN) {
-            if driver.receive(true) == 0 {
+            if driver.receive(Reader::Worker) == 0 {
                 break;
             }
             give_up = None;
         }
         std::hint::spin_loop();
     }
-    driver.flush_owed();
+    driver.flush(Debts::All);
     arm(driver);
     true
 }
 
 /// Call it last: later arrivals make an event at once.
 fn arm(driver: &'static Driver) {
-    driver.worker.rearm_if_disarmed(&driver.links.port);
+    driver.worker.rearm_if_disarmed(driver.links);
     if !driver.rearm_shm() {
         // Something came meanwhile: another round.
         driver.kick_worker();

@@ -21,12 +21,11 @@ use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wr::{AddressVector, Sge};
 
 use super::arrivals::Arrivals;
-use super::link::{Link, Route, is_handed_on};
+use super::link::Link;
 use super::transport::Transport;
 use super::{QpCell, State};
-use anyverbs_links::direct;
-use anyverbs_links::shm::Refused;
-use anyverbs_links::udp::{Asked, Outbox};
+use anyverbs_links::route::{Outbox, Outgoing, Refused, Route};
+use anyverbs_links::udp::Asked;
 use anyverbs_objects::base::directory::publish_qp;
 use anyverbs_objects::memory::ProcessMemory;
 
@@ -41,11 +40,12 @@ pub struct Call<'a> {
 impl<'a> Call<'a> {
     /// A call at the moment of its first look at the clock.
     pub fn new(cell: &'a QpCell) -> Self {
-        Self { cell, now: Cell::new(None), out: Outbox::default() }
+        Self::at(cell, None)
     }
 
-    pub(crate) fn at(cell: &'a QpCell, now: Time) -> Self {
-        Self { cell, now: Cell::new(Some(now)), out: Outbox::default() }
+    /// A call at a moment that may be known.
+    pub(crate) fn at(cell: &'a QpCell, now: Option<Time>) -> Self {
+        Self { cell, now: Cell::new(now), out: Outbox::default() }
     }
 
     /// The environment for the machine.
@@ -96,7 +96,7 @@ impl<'a> Call<'a> {
         let transport = self.cell.transport;
         self.out.flush(transport.links);
         let State { machine, link, .. } = state;
-        if let Some(spare) = self.out.shm.take_spare() {
+        if let Some(spare) = self.out.take_spare() {
             link.spare = spare;
         }
         publish_qp(transport.core.directory.as_ref(), machine, &mut link.published);
@@ -181,7 +181,7 @@ impl DeviceEnv<'_, '_> {
     fn route_datagram(&mut self, av: &AddressVector, dest: Qpn) {
         let slot = dest.slot();
         let leads = |(last, s, route): &(AddressVector, u8, Route)| {
-            *s == slot && last == av && matches!(route, Route::HandingOn) == is_handed_on(av, dest)
+            *s == slot && last == av && route.suits(av, dest)
         };
         if !self.link.last.as_ref().is_some_and(leads) {
             self.link.last = Some((*av, slot, Route::new(self.transport.links, av, dest, None)));
@@ -235,84 +235,41 @@ impl LinkEnv for DeviceEnv<'_, '_> {
             // It is not connected, so it owes nothing.
             (None, None) => return Ok(()),
         };
-        let (transport, reliable) = (self.transport, self.cell.qp_type.is_reliable());
-        if matches!(route, Route::Shm(_) | Route::HandingOn) {
-            // The thread that has locked a ring may be waiting for the end of a window.
-            self.out.target.release();
-        }
-        let sent = match (route, &transport.links.shm) {
-            (Route::Shm(route), Some(shm)) => {
-                let (out, qpn) = (&mut self.out.shm, self.cell.qpn);
-                let now = || now(transport, self.now);
-                match route.send(
-                    out,
-                    spare,
-                    transport.links,
-                    shm,
-                    qpn,
-                    reliable,
-                    now,
-                    headers,
-                    payload,
-                ) {
-                    // It counts by itself.
-                    Ok(()) => return Ok(()),
-                    Err(Refused::Transmit(error)) => Err(error),
-                    Err(Refused::Reroute) => {
-                        self.link.reroute(transport.links, self.cell.qp_type, av, dest);
-                        // Once: the next route is another one, or that to the slot's next owner.
-                        return if self.is_connected() || self.redirect(av, dest) {
-                            self.transmit(av, headers, payload)
-                        } else {
-                            Ok(())
-                        };
-                    }
-                }
-            }
-            (Route::Shm(_), None) => Ok(0),
-            (Route::Inproc, _) => {
-                let (inproc, qpn) = (&transport.links.inproc, self.cell.qpn);
-                inproc.send(transport.links, qpn, reliable, false, av, headers, payload)
-            }
-            (Route::HandingOn, _) => {
-                let (inproc, qpn) = (&transport.links.inproc, self.cell.qpn);
-                inproc.send(transport.links, qpn, reliable, true, av, headers, payload)
-            }
-            (Route::Udp(udp), _) => {
-                let now = now(transport, self.now);
-                let (out, qpn) = (&mut self.out, self.cell.qpn);
-                match out.send(transport.links, udp, qpn, reliable, now, headers, payload) {
-                    // It counts by itself.
-                    Ok(()) => return Ok(()),
-                    Err(error) => Err(error),
-                }
-            }
+        let transport = self.transport;
+        let packet = Outgoing {
+            from: self.cell.qpn,
+            av,
+            headers,
+            payload,
+            reliable: self.cell.qp_type.is_reliable(),
         };
-        match sent {
-            Ok(bytes) => {
-                self.transport.core.count(Counter::SentPkts, 1);
-                self.transport.core.count(Counter::SentBytes, bytes as u64);
-                Ok(())
-            }
-            Err(error) => {
+        let now = || now(transport, self.now);
+        match route.send(self.out, spare, transport.links, &packet, now) {
+            Ok(()) => Ok(()),
+            Err(Refused::Transmit(error)) => {
                 self.link.blocked |= error == TransmitError::Blocked;
                 Err(error)
+            }
+            Err(Refused::Reroute) => {
+                self.link.reroute(transport.links, self.cell.qp_type, av, dest);
+                // Once: the next route is another one, or that to the slot's next owner.
+                if self.is_connected() || self.redirect(av, dest) {
+                    self.transmit(av, headers, payload)
+                } else {
+                    Ok(())
+                }
             }
         }
     }
 
     fn ride(&mut self, psn: Psn) -> bool {
-        self.out.shm.ride(psn)
+        self.out.ride(psn)
     }
 
     fn direct(&mut self, operation: &Direct<'_>) -> bool {
         let Link { route, last_target, .. } = &mut *self.link;
-        match route {
-            Some(Route::Shm(route)) => {
-                direct::perform(self.transport.links, route, last_target, self.cell.qpn, operation)
-            }
-            _ => false,
-        }
+        let (links, qpn) = (self.transport.links, self.cell.qpn);
+        route.as_ref().is_some_and(|route| route.direct(links, last_target, qpn, operation))
     }
 }
 

@@ -1,10 +1,8 @@
-//! The device's state of each queue pair beside the protocol machine, and the route of its packets.
+//! The device's state of each queue pair beside the protocol machine.
 
 use std::any::Any;
 use std::sync::Arc;
-use std::time::Duration;
 
-use anyverbs_net::MAX_PAYLOAD_V6;
 use anyverbs_proto::env::LinkProps;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::time::Time;
@@ -15,94 +13,12 @@ use super::owed::Debt;
 use super::timers::Registered;
 use anyverbs_links::Links;
 use anyverbs_links::direct::LastTarget;
-use anyverbs_links::inproc;
-use anyverbs_links::shm::{self, Peer, ShmRoute, Spare};
-use anyverbs_links::udp::{Asked, UdpRoute};
+use anyverbs_links::route::Route;
+use anyverbs_links::shm::{Peer, Spare};
+use anyverbs_links::udp::Asked;
 use anyverbs_objects::base::directory::PublishedQp;
 use anyverbs_objects::comp_cntr::Attached;
 use anyverbs_objects::srq::SrqCell;
-
-/// Probe timeout for a peer on another host. It is longer than the time to wake a process, and than the kernel's tick.
-/// A nearer timer is programmed whenever the worker sleeps, which costs an event 8 us.
-const PROBE_AFTER: Duration = Duration::from_millis(8);
-
-/// Bytes of the out-of-order buffer of a queue pair: a window of a peer like this one.
-const OUT_OF_ORDER_ROOM: usize = 256 << 10;
-
-/// The way of a packet to its peer.
-#[derive(Clone, Debug)]
-pub(crate) enum Route {
-    /// To a queue pair of this process.
-    Inproc,
-    /// To another process of this host, through shared memory.
-    Shm(ShmRoute),
-    /// By UDP.
-    Udp(UdpRoute),
-    /// To a multicast group that the kernel does not deliver: through the queue of this process. The thread that drains
-    /// the queue forwards the packets to the other processes.
-    HandingOn,
-}
-
-impl Route {
-    /// `mtu` of a connected queue pair.
-    pub(super) fn new(
-        links: &'static Links,
-        av: &AddressVector,
-        dest: Qpn,
-        mtu: Option<u32>,
-    ) -> Self {
-        if is_to_group(av, dest) {
-            // The kernel gives copies to the members on this host, too, but where it cannot.
-            return if is_handed_on(av, dest) {
-                Self::HandingOn
-            } else {
-                Self::Udp(UdpRoute::new(links, av, dest.slot()))
-            };
-        }
-        let slot = dest.slot();
-        if slot == links.core.slot {
-            if links.core.config.inproc && links.core.gids.contains(av.dgid) {
-                return Self::Inproc;
-            }
-        } else if let Some(link) = &links.shm
-            && slot != 0
-            && links.core.gids.contains(av.dgid)
-            && let Some(route) = ShmRoute::new(links, link, av, slot, mtu)
-        {
-            return Self::Shm(route);
-        }
-        Self::Udp(UdpRoute::new(links, av, slot))
-    }
-
-    /// The facts of this route for a connected queue pair.
-    fn props(&self, links: &Links, qp_type: QpType) -> LinkProps {
-        let config = &links.core.config;
-        match self {
-            // Timers wait until queued packets are delivered (`Inproc::has_caught_up`). An XRC target's responder may be
-            // in another process.
-            Self::Inproc => {
-                let certain = qp_type != QpType::XrcSend;
-                LinkProps { certain, ..LinkProps::new(inproc::WINDOW) }
-            }
-            Self::HandingOn => LinkProps::new(inproc::WINDOW),
-            Self::Shm(_) => LinkProps { segment: shm::SEGMENT, ..LinkProps::new(shm::WINDOW) },
-            Self::Udp(udp) => LinkProps {
-                batch: if config.gso { MAX_PAYLOAD_V6 as u32 } else { 0 },
-                probe_after: Some(PROBE_AFTER),
-                out_of_order_room: OUT_OF_ORDER_ROOM,
-                ..LinkProps::new(udp.path.window(config.window, false))
-            },
-        }
-    }
-}
-
-fn is_to_group(av: &AddressVector, dest: Qpn) -> bool {
-    dest == Qpn::MULTICAST && av.dgid.is_multicast()
-}
-
-pub(super) fn is_handed_on(av: &AddressVector, dest: Qpn) -> bool {
-    is_to_group(av, dest) && anyverbs_net::is_handed_on(av.dgid.to_ip(), av.scope_id)
-}
 
 /// A timer that is due waits for what came before it to be delivered.
 #[derive(Debug, Default)]
@@ -189,8 +105,8 @@ impl Link {
     pub(super) fn set_in_flight(&mut self, in_flight: bool) {
         if self.in_flight != in_flight {
             self.in_flight = in_flight;
-            if let Some(Route::Udp(udp)) = &self.route {
-                udp.path.set_in_flight(in_flight);
+            if let Some(path) = self.route.as_ref().and_then(Route::path) {
+                path.set_in_flight(in_flight);
             }
         }
     }
@@ -198,17 +114,15 @@ impl Link {
     /// Brings the window up to date: the queue pairs of a path by UDP share `whole`.
     #[inline]
     pub(super) fn renew_window(&mut self, whole: u32) {
-        if let Some(Route::Udp(udp)) = &self.route {
-            self.props.window = udp.path.window(whole, self.in_flight);
+        if let Some(path) = self.route.as_ref().and_then(Route::path) {
+            self.props.window = path.window(whole, self.in_flight);
         }
     }
 
     /// The other process at the end of its route, if that goes through shared memory.
     pub(crate) fn shm_peer(&self) -> Option<&Arc<Peer>> {
-        match (&self.route, &self.last) {
-            (Some(Route::Shm(shm)), _) | (None, Some((_, _, Route::Shm(shm)))) => Some(&shm.peer),
-            _ => None,
-        }
+        let route = self.route.as_ref().or(self.last.as_ref().map(|(_, _, route)| route));
+        route.and_then(Route::shm_peer)
     }
 
     /// Leaves shared memory for UDP.
@@ -221,7 +135,7 @@ impl Link {
     ) {
         self.set_in_flight(false);
         if self.route.is_some() {
-            let route = Route::Udp(UdpRoute::new(links, av, dest.slot()));
+            let route = Route::udp(links, av, dest);
             self.props = route.props(links, qp_type);
             self.route = Some(route);
         }
@@ -230,6 +144,6 @@ impl Link {
     }
 
     pub(crate) fn is_inproc(&self) -> bool {
-        matches!(self.route, Some(Route::Inproc))
+        self.route.as_ref().is_some_and(Route::is_inproc)
     }
 }

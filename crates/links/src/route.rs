@@ -1,0 +1,245 @@
+//! The route of a packet: which link it takes, and what follows from that. The links of queue pairs are told apart here and
+//! nowhere else.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyverbs_net::MAX_PAYLOAD_V6;
+use anyverbs_proto::direct::Direct;
+use anyverbs_proto::env::{LinkProps, TransmitError};
+use anyverbs_proto::mr::LastRemote;
+use anyverbs_proto::payload::Payload;
+use anyverbs_proto::qp::attr::QpType;
+use anyverbs_proto::time::Time;
+use anyverbs_proto::types::{Psn, Qpn};
+use anyverbs_proto::wire::packet::Headers;
+use anyverbs_proto::wr::AddressVector;
+
+use crate::direct::{self, LastTarget};
+use crate::path::Path;
+use crate::shm::{self, Peer, ShmRoute, Spare, Unflushed};
+use crate::udp::{Asked, CreditPacket, Staged, UdpRoute};
+use crate::{Links, inproc};
+
+/// Probe timeout for a peer on another host. It is longer than the time to wake a process, and than the kernel's tick.
+/// A nearer timer is programmed whenever the worker sleeps, which costs an event 8 us.
+const PROBE_AFTER: Duration = Duration::from_millis(8);
+
+/// Bytes of the out-of-order buffer of a queue pair: a window of a peer like this one.
+const OUT_OF_ORDER_ROOM: usize = 256 << 10;
+
+/// A packet that is to leave.
+#[derive(Clone, Copy, Debug)]
+pub struct Outgoing<'a> {
+    /// The queue pair that sends it.
+    pub from: Qpn,
+    /// Its address: that of the connection, or of a datagram.
+    pub av: &'a AddressVector,
+    /// Its headers.
+    pub headers: &'a Headers,
+    /// Its payload, good until the packet is sent or staged.
+    pub payload: &'a Payload<'a>,
+    /// Of a reliable queue pair.
+    pub reliable: bool,
+}
+
+/// Why a packet did not go out.
+#[derive(Clone, Copy, Debug)]
+pub enum Refused {
+    /// The packet was not taken.
+    Transmit(TransmitError),
+    /// The peer does not have this link any more: the packet needs another route.
+    Reroute,
+}
+
+impl<T: Into<TransmitError>> From<T> for Refused {
+    fn from(error: T) -> Self {
+        Self::Transmit(error.into())
+    }
+}
+
+/// Packets that one hold of a queue pair's lock has staged, on any link.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    pub(crate) udp: Staged,
+    /// Messages that the same-host link has not shown yet.
+    pub(crate) shm: Unflushed,
+    /// The region that the peer has named last, in use until the next flush or
+    /// [`MemoryEnv::end_remote`](anyverbs_proto::env::MemoryEnv::end_remote). Meanwhile no ring is locked: a thread that has
+    /// locked one may be waiting for the end of a window.
+    pub target: LastRemote<'static>,
+}
+
+impl Outbox {
+    /// What the queue pair keeps for the next time that it sends by the same-host link.
+    #[inline]
+    pub fn take_spare(&mut self) -> Option<Spare> {
+        self.shm.take_spare()
+    }
+
+    /// Answers a credit probe: `limit` messages may be sent in all.
+    pub fn echo(&mut self, links: &Links, asked: &Asked, limit: u64) {
+        let answer = CreditPacket::answer(&asked.packet, limit);
+        let by_ring = asked.by_ring
+            && links.shm.as_ref().is_some_and(|shm| shm.echo(&mut self.shm, links, asked, answer));
+        if !by_ring {
+            self.udp.echo(links, asked, answer);
+        }
+    }
+
+    /// Adds an ACK of everything up to `psn` to the last request; whether that could be.
+    #[inline]
+    pub fn ride(&mut self, psn: Psn) -> bool {
+        self.shm.ride(psn)
+    }
+
+    /// Sends what is staged.
+    #[inline]
+    pub fn flush(&mut self, links: &Links) {
+        self.shm.flush(links);
+        self.target.release();
+        self.udp.flush(links);
+    }
+}
+
+/// The way of a packet to its peer.
+#[derive(Clone, Debug)]
+pub enum Route {
+    /// To a queue pair of this process.
+    Inproc,
+    /// To another process of this host, through shared memory.
+    Shm(ShmRoute),
+    /// By UDP.
+    Udp(UdpRoute),
+    /// To a multicast group that the kernel does not deliver: through the queue of this process. The thread that drains
+    /// the queue forwards the packets to the other processes.
+    HandingOn,
+}
+
+impl Route {
+    /// The route to a queue pair; `mtu` of a connected one.
+    pub fn new(links: &'static Links, av: &AddressVector, dest: Qpn, mtu: Option<u32>) -> Self {
+        if is_to_group(av, dest) {
+            // The kernel gives copies to the members on this host, too, but where it cannot.
+            return if is_handed_on(av, dest) {
+                Self::HandingOn
+            } else {
+                Self::udp(links, av, dest)
+            };
+        }
+        let slot = dest.slot();
+        if slot == links.core.slot {
+            if links.core.config.inproc && links.core.gids.contains(av.dgid) {
+                return Self::Inproc;
+            }
+        } else if let Some(link) = &links.shm
+            && slot != 0
+            && links.core.gids.contains(av.dgid)
+            && let Some(route) = ShmRoute::new(links, link, av, slot, mtu)
+        {
+            return Self::Shm(route);
+        }
+        Self::udp(links, av, dest)
+    }
+
+    /// The route that there always is.
+    pub fn udp(links: &Links, av: &AddressVector, dest: Qpn) -> Self {
+        Self::Udp(UdpRoute::new(links, av, dest.slot()))
+    }
+
+    /// Whether it suits a datagram, whose peer it leads to.
+    pub fn suits(&self, av: &AddressVector, dest: Qpn) -> bool {
+        matches!(self, Self::HandingOn) == is_handed_on(av, dest)
+    }
+
+    /// Its facts for a connected queue pair.
+    pub fn props(&self, links: &Links, qp_type: QpType) -> LinkProps {
+        let config = &links.core.config;
+        match self {
+            // Timers wait until queued packets are delivered (`Inproc::has_caught_up`). An XRC target's responder may be
+            // in another process.
+            Self::Inproc => {
+                let certain = qp_type != QpType::XrcSend;
+                LinkProps { certain, ..LinkProps::new(inproc::WINDOW) }
+            }
+            Self::HandingOn => LinkProps::new(inproc::WINDOW),
+            Self::Shm(_) => LinkProps { segment: shm::SEGMENT, ..LinkProps::new(shm::WINDOW) },
+            Self::Udp(udp) => LinkProps {
+                batch: if config.gso { MAX_PAYLOAD_V6 as u32 } else { 0 },
+                probe_after: Some(PROBE_AFTER),
+                out_of_order_room: OUT_OF_ORDER_ROOM,
+                ..LinkProps::new(udp.path.window(config.window, false))
+            },
+        }
+    }
+
+    /// The path whose window a reliable queue pair shares with others.
+    #[inline]
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Udp(udp) => Some(&udp.path),
+            Self::Inproc | Self::Shm(_) | Self::HandingOn => None,
+        }
+    }
+
+    /// The other process at its end, if it goes through shared memory.
+    pub fn shm_peer(&self) -> Option<&Arc<Peer>> {
+        match self {
+            Self::Shm(shm) => Some(&shm.peer),
+            Self::Inproc | Self::Udp(_) | Self::HandingOn => None,
+        }
+    }
+
+    /// Whether it ends in this process.
+    pub fn is_inproc(&self) -> bool {
+        matches!(self, Self::Inproc)
+    }
+
+    /// Sends a packet, or stages it until [`Outbox::flush`].
+    #[inline]
+    pub fn send(
+        &self,
+        out: &mut Outbox,
+        spare: &mut Spare,
+        links: &'static Links,
+        packet: &Outgoing<'_>,
+        now: impl Fn() -> Time,
+    ) -> Result<(), Refused> {
+        match self {
+            Self::Shm(route) => {
+                // The thread that has locked a ring may be waiting for the end of a window.
+                out.target.release();
+                route.send(&mut out.shm, spare, links, packet, now)
+            }
+            Self::Udp(route) => Ok(out.udp.send(links, route, packet, &mut out.target, now())?),
+            Self::Inproc => Ok(links.inproc.send(links, packet, false)?),
+            Self::HandingOn => {
+                out.target.release();
+                Ok(links.inproc.send(links, packet, true)?)
+            }
+        }
+    }
+
+    /// Does a one-sided operation of a queue pair without a message, if the link can.
+    #[inline]
+    pub fn direct(
+        &self,
+        links: &'static Links,
+        last: &mut LastTarget,
+        from: Qpn,
+        operation: &Direct<'_>,
+    ) -> bool {
+        match self {
+            Self::Shm(route) => direct::perform(links, route, last, from, operation),
+            Self::Inproc | Self::Udp(_) | Self::HandingOn => false,
+        }
+    }
+}
+
+fn is_to_group(av: &AddressVector, dest: Qpn) -> bool {
+    dest == Qpn::MULTICAST && av.dgid.is_multicast()
+}
+
+fn is_handed_on(av: &AddressVector, dest: Qpn) -> bool {
+    is_to_group(av, dest) && anyverbs_net::is_handed_on(av.dgid.to_ip(), av.scope_id)
+}
