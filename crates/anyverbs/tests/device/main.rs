@@ -5,6 +5,7 @@
 mod cm;
 mod completion;
 mod congestion;
+mod crowd;
 mod direct;
 mod endpoint;
 mod events;

@@ -65,6 +65,7 @@ impl Driver {
         for qpn in begun {
             self.acknowledge(qpn);
         }
+        self.after_unlock();
     }
 
     /// Pays debts except the ACKs that the program's next request is likely to carry. The caller makes sure that

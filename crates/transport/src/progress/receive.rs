@@ -459,6 +459,7 @@ impl Driver {
             for qpn in resumed.drain(..) {
                 self.resume(qpn);
             }
+            self.after_unlock();
         }
         self.end_receive(worker, n, acks_due)
     }
@@ -498,7 +499,8 @@ impl Driver {
                 match gone {
                     Gone::Unwilling => {
                         let qp_type = machine.init().qp_type;
-                        link.reroute(self.links, qp_type, &attr.av, attr.dest_qpn);
+                        let this = (cell.qpn, qp_type);
+                        link.reroute(self.links, this, &attr.av, attr.dest_qpn);
                     }
                     Gone::Dead => link.doomed = Some(now + shm::GRACE),
                 }
@@ -599,6 +601,26 @@ impl Driver {
         }
         if self.links.inproc.is_pending() && !self.links.inproc.drain(&self, false) {
             self.kick_worker();
+        }
+        if self.links.paths.any_admitted() {
+            self.call_admitted();
+        }
+    }
+
+    /// Calls the queue pairs that got a place on their path.
+    #[cold]
+    fn call_admitted(&'static self) {
+        while let Some((path, qpn)) = self.links.paths.take_admitted() {
+            let mut begins = false;
+            self.with_qp(qpn, |State { machine, link, .. }, call| {
+                begins = link.begin_turn(&path);
+                if begins {
+                    machine.transmit(&mut call.env(link));
+                }
+            });
+            if !begins {
+                path.release();
+            }
         }
     }
 

@@ -50,7 +50,7 @@ impl<'a> Call<'a> {
 
     /// The environment for the machine.
     pub fn env<'b, 'c>(&'b mut self, link: &'b mut Link) -> DeviceEnv<'b, 'c> {
-        link.renew_window(self.cell.transport.core.config.window);
+        link.renew_window();
         DeviceEnv {
             transport: self.cell.transport,
             cell: self.cell,
@@ -100,7 +100,7 @@ impl<'a> Call<'a> {
             link.spare = spare;
         }
         publish_qp(transport.core.directory.as_ref(), machine, &mut link.published);
-        link.set_in_flight(machine.is_in_flight());
+        link.settle_turn(self.cell.qpn, machine.is_in_flight());
         let deadline = machine.deadline().map(|d| link.catch_up.1.map_or(d, |until| d.max(until)));
         let deadline = match (deadline, link.doomed) {
             (deadline, None) => deadline,
@@ -127,7 +127,7 @@ impl<'a> Call<'a> {
             directory.withdraw_qp(self.cell.qpn, &mut state.link.published);
         }
         transport.owed.note(self.cell.qpn, &mut state.link.debt, false);
-        state.link.leave_path();
+        state.link.leave_path(self.cell.qpn);
         let unsettled = state.link.published.take_unsettled();
         drop(state);
         transport.after_unlock();
@@ -232,13 +232,18 @@ impl LinkEnv for DeviceEnv<'_, '_> {
         if !self.is_connected() {
             self.route_datagram(av, dest);
         }
+        let (transport, reliable) = (self.transport, self.cell.qp_type.is_reliable());
+        let bth = &headers.bth;
+        if reliable && bth.opcode.is_request() && !self.link.may_request(self.cell.qpn, bth.psn) {
+            // Answers and ACKs leave all the same.
+            return Err(TransmitError::Blocked);
+        }
         let Link { route, last, spare, .. } = &mut *self.link;
         let route = match (&*route, &*last) {
             (Some(route), _) | (None, Some((_, _, route))) => route,
             // It is not connected, so it owes nothing.
             (None, None) => return Ok(()),
         };
-        let (transport, reliable) = (self.transport, self.cell.qp_type.is_reliable());
         if matches!(route, Route::Shm(_) | Route::HandingOn) {
             // The thread that has locked a ring may be waiting for the end of a window.
             self.out.target.release();
@@ -262,7 +267,8 @@ impl LinkEnv for DeviceEnv<'_, '_> {
                     Ok(()) => return Ok(()),
                     Err(Refused::Transmit(error)) => Err(error),
                     Err(Refused::Reroute) => {
-                        self.link.reroute(transport.links, self.cell.qp_type, av, dest);
+                        let this = (self.cell.qpn, self.cell.qp_type);
+                        self.link.reroute(transport.links, this, av, dest);
                         // Once: the next route is another one, or that to the slot's next owner.
                         return if self.is_connected() || self.redirect(av, dest) {
                             self.transmit(av, headers, payload)

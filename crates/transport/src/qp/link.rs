@@ -8,7 +8,7 @@ use anyverbs_net::MAX_PAYLOAD_V6;
 use anyverbs_proto::env::LinkProps;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::time::Time;
-use anyverbs_proto::types::Qpn;
+use anyverbs_proto::types::{Psn, Qpn};
 use anyverbs_proto::wr::AddressVector;
 
 use super::owed::Debt;
@@ -16,6 +16,7 @@ use super::timers::Registered;
 use anyverbs_links::Links;
 use anyverbs_links::direct::LastTarget;
 use anyverbs_links::inproc;
+use anyverbs_links::path::{Path, Turn};
 use anyverbs_links::shm::{self, Peer, ShmRoute, Spare};
 use anyverbs_links::udp::{Asked, UdpRoute};
 use anyverbs_objects::base::directory::PublishedQp;
@@ -90,7 +91,7 @@ impl Route {
                 batch: if config.gso { MAX_PAYLOAD_V6 as u32 } else { 0 },
                 probe_after: Some(PROBE_AFTER),
                 early_room: EARLY_ROOM,
-                ..LinkProps::new(udp.path.window(config.window, false))
+                ..LinkProps::new(udp.path.window(false))
             },
         }
     }
@@ -117,8 +118,8 @@ pub struct Link {
     pub(super) spare: Spare,
     /// Target of the last one-sided operation without a message.
     pub(super) last_target: LastTarget,
-    /// Counted as in flight on its path.
-    pub(super) in_flight: bool,
+    /// Its share of a path by UDP.
+    turn: Turn,
     /// The entries among the timers that count.
     pub(crate) timers: Registered,
     /// A timer waits for the link to catch up: in the process from this round on; it looks again at this time.
@@ -148,7 +149,7 @@ pub struct Link {
 impl Link {
     /// Pins a connected queue pair to its path.
     pub fn pin(&mut self, links: &'static Links, machine: &anyverbs_proto::qp::Qp) {
-        self.leave_path();
+        self.leave_path(machine.qpn());
         let attr = machine.attr();
         if machine.init().qp_type != QpType::Ud {
             let mtu = attr.path_mtu.bytes();
@@ -159,8 +160,8 @@ impl Link {
     }
 
     /// Forgets the path.
-    pub fn leave_path(&mut self) {
-        self.set_in_flight(false);
+    pub fn leave_path(&mut self, qpn: Qpn) {
+        self.leave_turn(qpn);
         (self.route, self.props) = (None, LinkProps::default());
         self.last = None;
         self.spare = Spare::default();
@@ -169,20 +170,47 @@ impl Link {
         self.doomed = None;
     }
 
-    pub(super) fn set_in_flight(&mut self, in_flight: bool) {
-        if self.in_flight != in_flight {
-            self.in_flight = in_flight;
-            if let Some(Route::Udp(udp)) = &self.route {
-                udp.path.set_in_flight(in_flight);
-            }
+    fn leave_turn(&mut self, qpn: Qpn) {
+        if let Some(Route::Udp(udp)) = &self.route {
+            self.turn.leave(&udp.path, qpn);
         }
     }
 
-    /// Brings the window up to date: the queue pairs of a path by UDP share `whole`.
+    /// Tells whether a reliable request may leave by UDP now.
     #[inline]
-    pub(super) fn renew_window(&mut self, whole: u32) {
+    pub(super) fn may_request(&mut self, qpn: Qpn, psn: Psn) -> bool {
+        match &self.route {
+            Some(Route::Udp(udp)) => self.turn.may_send(&udp.path, qpn, psn),
+            _ => true,
+        }
+    }
+
+    /// A call ends: a place on a path by UDP is kept as long as requests are `in_flight`.
+    #[inline]
+    pub(super) fn settle_turn(&mut self, qpn: Qpn, in_flight: bool) {
         if let Some(Route::Udp(udp)) = &self.route {
-            self.props.window = udp.path.window(whole, self.in_flight);
+            self.turn.settle(&udp.path, qpn, in_flight);
+        }
+    }
+
+    /// A timer has fired, and requests are in flight.
+    pub(crate) fn note_silence(&mut self, qpn: Qpn) {
+        if let Some(Route::Udp(udp)) = &self.route {
+            self.turn.note_silence(&udp.path, qpn);
+        }
+    }
+
+    /// It got a place on `path`. False if it does not want it any more.
+    pub(crate) fn begin_turn(&mut self, path: &Arc<Path>) -> bool {
+        let is_here = matches!(&self.route, Some(Route::Udp(udp)) if Arc::ptr_eq(&udp.path, path));
+        is_here && self.turn.begin()
+    }
+
+    /// Brings the window up to date: the queue pairs of a path by UDP share it.
+    #[inline]
+    pub(super) fn renew_window(&mut self) {
+        if let Some(Route::Udp(udp)) = &self.route {
+            self.props.window = udp.path.window(self.turn.is_counted());
         }
     }
 
@@ -198,11 +226,11 @@ impl Link {
     pub(crate) fn reroute(
         &mut self,
         links: &'static Links,
-        qp_type: QpType,
+        (qpn, qp_type): (Qpn, QpType),
         av: &AddressVector,
         dest: Qpn,
     ) {
-        self.set_in_flight(false);
+        self.leave_turn(qpn);
         if self.route.is_some() {
             let route = Route::Udp(UdpRoute::new(links, av, dest.slot()));
             self.props = route.props(links, qp_type);
