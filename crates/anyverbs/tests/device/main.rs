@@ -24,5 +24,6 @@ mod same_host;
 mod scarce;
 mod spoiler;
 mod too_early;
+mod two_links;
 mod windows;
 mod xrc;
