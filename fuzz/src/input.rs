@@ -14,6 +14,13 @@ impl<'a> Input<'a> {
         *first
     }
 
+    /// The next bytes, as many as there are.
+    pub fn rest(&mut self, most: usize) -> Vec<u8> {
+        let (these, rest) = self.0.split_at(most.min(self.0.len()));
+        self.0 = rest;
+        these.to_vec()
+    }
+
     pub fn word(&mut self) -> u16 {
         u16::from_le_bytes([self.byte(), self.byte()])
     }

@@ -9,6 +9,7 @@ pub mod host_store;
 pub mod input;
 pub mod packet;
 pub mod qp_sequence;
+pub mod receive_path;
 pub mod requester;
 pub mod responder;
 pub mod shm_handshake;

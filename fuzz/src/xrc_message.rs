@@ -157,6 +157,7 @@ impl Run {
             traffic_class: 0,
             hop_limit: 64,
             flow_label: 0,
+            interface: 0,
         };
         let packets = u32::from(input.byte() % 9);
         let packet = Incoming { headers, payload: Data::Bytes(&payload), packets, acks: None };

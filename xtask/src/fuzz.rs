@@ -31,12 +31,13 @@ const INSTRUMENTED: [&str; 9] = [
 const TRIPLE: &str = env!("XTASK_TARGET");
 
 /// The targets, and the longest input of each.
-const TARGETS: [(&str, u32); 12] = [
+const TARGETS: [(&str, u32); 13] = [
     ("packet", 512),
     ("responder", 1500),
     ("requester", 1500),
     ("qp_sequence", 1500),
     ("cm", 1500),
+    ("receive_path", 600),
     ("shm_ring", 1000),
     ("shm_handshake", 600),
     ("host_store", 1000),

@@ -130,6 +130,7 @@ impl Inproc {
             traffic_class: av.traffic_class,
             hop_limit: av.hop_limit,
             flow_label: av.flow_label,
+            interface: 0,
         };
         queue.packets.push(Entry { arrival, headers, hand_on, start, len });
         queue.used += len;

@@ -117,7 +117,7 @@ impl Links {
             shm,
             inproc: Inproc::default(),
             batches: BatchPool::default(),
-            paths: Paths::default(),
+            paths: Paths::new(core.config.window),
             send_drops: AtomicU64::new(0),
             waker,
         }

@@ -168,14 +168,14 @@ impl Route {
                 batch: if config.gso { MAX_PAYLOAD_V6 as u32 } else { 0 },
                 probe_after: Some(PROBE_AFTER),
                 out_of_order_room: OUT_OF_ORDER_ROOM,
-                ..LinkProps::new(udp.path.window(config.window, false))
+                ..LinkProps::new(udp.path.window(false))
             },
         }
     }
 
     /// The path whose window a reliable queue pair shares with others.
     #[inline]
-    pub fn path(&self) -> Option<&Path> {
+    pub fn path(&self) -> Option<&Arc<Path>> {
         match self {
             Self::Udp(udp) => Some(&udp.path),
             Self::Inproc | Self::Shm(_) | Self::HandingOn => None,

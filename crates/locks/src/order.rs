@@ -169,7 +169,11 @@ ranks! {
     InprocWaiting,
     /// The paths by UDP, for a look-up.
     Paths,
-    /// Credit and window of a path.
+    /// Queue pairs that wait for a place on a path.
+    PathQueue,
+    /// Queue pairs that got a place on their path and have to be called.
+    Admitted,
+    /// Credit of a path.
     PathPace,
     /// Batches of datagrams that may be used again.
     BatchPool,

@@ -253,6 +253,7 @@ impl LinkEnv for Around<'_> {
             traffic_class: av.traffic_class,
             hop_limit: av.hop_limit,
             flow_label: if ip_version_has_flow { av.flow_label } else { 0 },
+            interface: 0,
         };
         if av.dgid.is_multicast() {
             let mut members: Vec<DeviceId> = self

@@ -140,7 +140,7 @@ impl SharedDomains {
     /// The responder is here no more.
     pub(super) fn end_borrowing(&self, cell: &QpCell, state: &mut State) {
         cell.borrowed.store(0, Ordering::Relaxed);
-        state.link.leave_path();
+        state.link.leave_path(cell.qpn);
         state.link.xrc_srq = None;
         state.machine = QpCell::foreign_machine(cell.qpn);
         self.transport.core.mrs.forget_qp(cell.qpn.get());

@@ -106,7 +106,7 @@ impl SharedDomains {
         let attr = state.machine.attr();
         let bth = &packet.headers.bth;
         // Only the peer's requests move anything.
-        if arrival.source != attr.av.dgid || !bth.pkey.matches(PKey::DEFAULT) {
+        if !arrival.is_from(&attr.av) || !bth.pkey.matches(PKey::DEFAULT) {
             return false;
         }
         let place = share(&state.link).map_or(Place::Here, |share| share.place);

@@ -128,17 +128,13 @@ impl Endpoint {
         let pd = context.alloc_pd().unwrap();
         let channel = context.create_comp_channel().unwrap();
         let cq = context.create_cq(cqe, Some(&channel), 0, 7).unwrap();
-        let init = QpInitAttr {
-            send_cq: &cq,
-            recv_cq: &cq,
-            srq: None,
-            cap,
-            qp_type,
-            sq_sig_all: true,
-            cookie: 9,
-        };
-        let qp = context.create_qp(&pd, &init).unwrap();
+        let qp = create_qp(&context, &pd, &cq, cap, qp_type);
         Self { context, pd, channel, cq, qp, qp_type }
+    }
+
+    /// One more queue pair with the same protection domain and completion queue.
+    pub(crate) fn another(&self) -> Qp {
+        create_qp(&self.context, &self.pd, &self.cq, CAP, self.qp_type)
     }
 
     pub(crate) fn address(&self) -> Address {
@@ -158,21 +154,34 @@ impl Endpoint {
 
     /// As [`connect`](Self::connect), with this ACK timeout and number of retries.
     pub(crate) fn connect_with(&self, peer: Address, timeout: u8, retry_cnt: u8) {
-        self.to_init();
-        self.to_rtr(peer);
-        self.to_rts(timeout, retry_cnt);
+        self.connect_qp(&self.qp, peer, timeout, retry_cnt);
+    }
+
+    /// As [`connect_with`](Self::connect_with), for [`another`](Self::another) queue pair.
+    pub(crate) fn connect_qp(&self, qp: &Qp, peer: Address, timeout: u8, retry_cnt: u8) {
+        self.qp_to_init(qp);
+        self.qp_to_rtr(qp, peer);
+        self.qp_to_rts(qp, timeout, retry_cnt);
     }
 
     pub(crate) fn to_init(&self) {
+        self.qp_to_init(&self.qp);
+    }
+
+    fn qp_to_init(&self, qp: &Qp) {
         use QpAttrMask as M;
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let attr =
             QpAttr { state: QpState::Init, port: 1, access, qkey: QKEY, ..QpAttr::default() };
         let by_type = if self.qp_type == QpType::Ud { M::QKEY } else { M::ACCESS_FLAGS };
-        self.qp.modify(&attr, M::STATE | M::PKEY_INDEX | M::PORT | by_type).unwrap();
+        qp.modify(&attr, M::STATE | M::PKEY_INDEX | M::PORT | by_type).unwrap();
     }
 
     pub(crate) fn to_rtr(&self, peer: Address) {
+        self.qp_to_rtr(&self.qp, peer);
+    }
+
+    fn qp_to_rtr(&self, qp: &Qp, peer: Address) {
         use QpAttrMask as M;
         let mut mask = M::STATE;
         if self.qp_type != QpType::Ud {
@@ -191,10 +200,10 @@ impl Endpoint {
             min_rnr_timer: 1,
             ..QpAttr::default()
         };
-        self.qp.modify(&attr, mask).unwrap();
+        qp.modify(&attr, mask).unwrap();
     }
 
-    pub(crate) fn to_rts(&self, timeout: u8, retry_cnt: u8) {
+    fn qp_to_rts(&self, qp: &Qp, timeout: u8, retry_cnt: u8) {
         use QpAttrMask as M;
         let mut mask = M::STATE | M::SQ_PSN;
         if self.qp_type == QpType::Rc {
@@ -209,7 +218,7 @@ impl Endpoint {
             max_rd_atomic: 16,
             ..QpAttr::default()
         };
-        self.qp.modify(&attr, mask).unwrap();
+        qp.modify(&attr, mask).unwrap();
     }
 
     pub(crate) fn send(&self, wr_id: u64, op: SendOp, sges: &[Sge]) {
@@ -265,6 +274,19 @@ impl Endpoint {
             }
         }
     }
+}
+
+fn create_qp(context: &Context, pd: &Pd, cq: &Cq, cap: QpCap, qp_type: QpType) -> Qp {
+    let init = QpInitAttr {
+        send_cq: cq,
+        recv_cq: cq,
+        srq: None,
+        cap,
+        qp_type,
+        sq_sig_all: true,
+        cookie: 9,
+    };
+    context.create_qp(pd, &init).unwrap()
 }
 
 /// Two connected endpoints of this process.

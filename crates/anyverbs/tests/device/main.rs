@@ -5,6 +5,7 @@
 mod cm;
 mod completion;
 mod congestion;
+mod crowd;
 mod direct;
 mod endpoint;
 mod events;
@@ -23,5 +24,6 @@ mod same_host;
 mod scarce;
 mod spoiler;
 mod too_early;
+mod two_links;
 mod windows;
 mod xrc;

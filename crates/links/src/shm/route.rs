@@ -61,6 +61,7 @@ impl ShmRoute {
                 traffic_class: av.traffic_class,
                 hop_limit: av.hop_limit,
                 flow_label: av.flow_label,
+                interface: 0,
             }),
         }
     }
@@ -274,6 +275,7 @@ impl Shm {
             traffic_class: 0,
             hop_limit: 0,
             flow_label: 0,
+            interface: 0,
         });
         put_credit(&peer, &front, out, links, packet)
     }

@@ -68,6 +68,7 @@ mod tests {
             traffic_class: 0x12,
             hop_limit: 63,
             flow_label: 0xabcde,
+            interface: 0,
         }
     }
 

@@ -79,6 +79,8 @@ pub struct Arrival {
     pub hop_limit: u8,
     /// IPv6 flow label.
     pub flow_label: u32,
+    /// The interface by which the packet of a link-local sender came; 0 if it has another address, or one of ours.
+    pub interface: u32,
 }
 
 impl Arrival {
@@ -86,6 +88,15 @@ impl Arrival {
     #[must_use]
     pub fn is_marked(&self) -> bool {
         self.traffic_class & 3 == 3
+    }
+
+    /// Tells whether the packet came from the peer at `av`, to the address that is its peer. Hosts on other links may have the
+    /// same link-local addresses.
+    #[must_use]
+    pub fn is_from(&self, av: &AddressVector) -> bool {
+        self.source == av.dgid
+            && self.destination == av.sgid
+            && (self.interface == 0 || self.interface == av.scope_id)
     }
 }
 
@@ -534,10 +545,8 @@ impl Qp {
         if service == Service::Ud {
             return self.receive_datagram(arrival, packet, env);
         }
-        // Only the peer may touch a connection, and only on the path that it is on: hosts on other links may have the peer's
-        // link-local address.
-        let av = &self.attr.av;
-        if arrival.source != av.dgid || arrival.destination != av.sgid {
+        // Only the peer may touch a connection, and only on the path that it is on.
+        if !arrival.is_from(&self.attr.av) {
             return env.count(Counter::DropForeign, 1);
         }
         if arrival.is_marked() {

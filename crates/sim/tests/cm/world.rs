@@ -375,6 +375,7 @@ impl World {
                         traffic_class: out.traffic_class,
                         hop_limit: out.hop_limit,
                         flow_label: out.flow_label,
+                        interface: 0,
                     };
                     let flying = Flying { to: out.dgid, arrival, bytes: out.mad.to_vec() };
                     self.sent += 1;
@@ -398,6 +399,7 @@ impl World {
             traffic_class: 0,
             hop_limit: 64,
             flow_label: 0,
+            interface: 0,
         };
         self.hosts[to].cm.handle(self.now, &arrival, bytes);
     }

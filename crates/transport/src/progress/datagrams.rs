@@ -138,6 +138,7 @@ impl Driver {
             traffic_class: datagram.traffic_class,
             hop_limit: datagram.hop_limit,
             flow_label: datagram.flow_label,
+            interface: if known.is_link_local { self.link_of(datagram) } else { 0 },
         };
         if to_gsi {
             return self.classify_mad(datagram, bytes, into.arrival, was_forwarded, tally);
@@ -154,12 +155,22 @@ impl Driver {
     /// destination. The host there may have the same address as the connected peer.
     #[cold]
     fn is_from_elsewhere(&self, datagram: &Datagram<'_>) -> bool {
-        let SocketAddr::V6(source) = datagram.source else { return false };
         let destination = datagram.destination.to_canonical();
-        source.scope_id() != 0
+        let interface = self.link_of(datagram);
+        interface != 0
             && !destination.is_multicast()
-            && !self.core.gids.contains(Gid::from(datagram.source.ip()))
-            && self.core.gids.find(Gid::from(destination), source.scope_id()).is_none()
+            && self.core.gids.find(Gid::from(destination), interface).is_none()
+    }
+
+    /// The interface of a link-local sender, or 0 if it is this host.
+    #[cold]
+    fn link_of(&self, datagram: &Datagram<'_>) -> u32 {
+        match datagram.source {
+            SocketAddr::V6(source) if !self.core.gids.contains(Gid::from(datagram.source.ip())) => {
+                source.scope_id()
+            }
+            _ => 0,
+        }
     }
 
     #[cold]

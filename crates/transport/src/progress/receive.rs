@@ -384,8 +384,11 @@ impl Driver {
         for (channel, why) in lost {
             self.lose_peer(&channel, why, &mut resumed);
         }
-        for qpn in resumed {
-            self.resume(qpn);
+        if !resumed.is_empty() {
+            for qpn in resumed {
+                self.resume(qpn);
+            }
+            self.after_unlock();
         }
         self.end_batch(reader, n, acks_due)
     }
@@ -505,8 +508,8 @@ impl Driver {
                 let attr = machine.attr();
                 match gone {
                     Gone::Unwilling => {
-                        let qp_type = machine.init().qp_type;
-                        link.reroute(self.links, qp_type, &attr.av, attr.dest_qpn);
+                        let this = (cell.qpn, machine.init().qp_type);
+                        link.reroute(self.links, this, &attr.av, attr.dest_qpn);
                     }
                     Gone::Dead => link.peer_gone_at = Some(now + shm::GRACE),
                 }
@@ -604,6 +607,26 @@ impl Driver {
         }
         if self.links.inproc.is_pending() && !self.links.inproc.drain(&self, false) {
             self.kick_worker();
+        }
+        if self.links.paths.any_admitted() {
+            self.call_admitted();
+        }
+    }
+
+    /// Calls the queue pairs that got a place on their path.
+    #[cold]
+    fn call_admitted(&'static self) {
+        while let Some((path, qpn)) = self.links.paths.take_admitted() {
+            let mut begins = false;
+            self.with_qp(qpn, |State { machine, link, .. }, call| {
+                begins = link.begin_turn(&path);
+                if begins {
+                    machine.transmit(&mut call.env(link));
+                }
+            });
+            if !begins {
+                path.release();
+            }
         }
     }
 

@@ -63,6 +63,9 @@ impl Driver {
                     return;
                 }
                 machine.on_timer(&mut call.env(link));
+                if machine.is_in_flight() {
+                    link.note_silence(qpn);
+                }
             });
         }
         let mut resume = Vec::new();

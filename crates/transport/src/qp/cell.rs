@@ -266,7 +266,7 @@ impl QpCell {
         let State { machine, link, .. } = &mut *state;
         machine.modify(&attr, mask, &limits, &mut call.env(link))?;
         if mask.contains(QpAttrMask::STATE) && attr.state == QpState::Reset {
-            link.leave_path();
+            link.leave_path(self.qpn);
             link.xrc_srq = None;
             self.leave_cqs(false);
         } else if mask.contains(QpAttrMask::AV) {

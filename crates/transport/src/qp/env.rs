@@ -50,7 +50,7 @@ impl<'a> Call<'a> {
 
     /// The environment for the machine.
     pub fn env<'b, 'c>(&'b mut self, link: &'b mut Link) -> DeviceEnv<'b, 'c> {
-        link.renew_window(self.cell.transport.core.config.window);
+        link.renew_window();
         DeviceEnv {
             transport: self.cell.transport,
             cell: self.cell,
@@ -100,7 +100,7 @@ impl<'a> Call<'a> {
             link.spare = spare;
         }
         publish_qp(transport.core.directory.as_ref(), machine, &mut link.published);
-        link.set_in_flight(machine.is_in_flight());
+        link.settle_turn(self.cell.qpn, machine.is_in_flight());
         if let Some(deadline) = link.deadline(machine.deadline())
             && link.timers.add(deadline)
         {
@@ -122,7 +122,7 @@ impl<'a> Call<'a> {
             directory.withdraw_qp(self.cell.qpn, &mut state.link.published);
         }
         transport.owed.note(self.cell.qpn, &mut state.link.debt, false);
-        state.link.leave_path();
+        state.link.leave_path(self.cell.qpn);
         let unsettled = state.link.published.take_unsettled();
         drop(state);
         transport.after_unlock();
@@ -229,6 +229,11 @@ impl LinkEnv for DeviceEnv<'_, '_> {
         if !self.is_connected() {
             self.route_datagram(av, dest);
         }
+        let (qpn, reliable, bth) = (self.cell.qpn, self.cell.qp_type.is_reliable(), &headers.bth);
+        if reliable && bth.opcode.is_request() && !self.link.may_request(qpn, bth.psn) {
+            // Answers and ACKs leave all the same.
+            return Err(TransmitError::Blocked);
+        }
         let Link { route, last, spare, .. } = &mut *self.link;
         let route = match (&*route, &*last) {
             (Some(route), _) | (None, Some((_, _, route))) => route,
@@ -236,13 +241,7 @@ impl LinkEnv for DeviceEnv<'_, '_> {
             (None, None) => return Ok(()),
         };
         let transport = self.transport;
-        let packet = Outgoing {
-            from: self.cell.qpn,
-            av,
-            headers,
-            payload,
-            reliable: self.cell.qp_type.is_reliable(),
-        };
+        let packet = Outgoing { from: qpn, av, headers, payload, reliable };
         let now = || now(transport, self.now);
         match route.send(self.out, spare, transport.links, &packet, now) {
             Ok(()) => Ok(()),
@@ -251,7 +250,8 @@ impl LinkEnv for DeviceEnv<'_, '_> {
                 Err(error)
             }
             Err(Refused::Reroute) => {
-                self.link.reroute(transport.links, self.cell.qp_type, av, dest);
+                let this = (self.cell.qpn, self.cell.qp_type);
+                self.link.reroute(transport.links, this, av, dest);
                 // Once: the next route is another one, or that to the slot's next owner.
                 if self.is_connected() || self.redirect(av, dest) {
                     self.transmit(av, headers, payload)

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use anyverbs_proto::env::LinkProps;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::time::Time;
-use anyverbs_proto::types::Qpn;
+use anyverbs_proto::types::{Psn, Qpn};
 use anyverbs_proto::wr::AddressVector;
 
 use super::owed::Debt;
 use super::timers::Registered;
 use anyverbs_links::Links;
 use anyverbs_links::direct::LastTarget;
+use anyverbs_links::path::{Path, Turn};
 use anyverbs_links::route::Route;
 use anyverbs_links::shm::{Peer, Spare};
 use anyverbs_links::udp::Asked;
@@ -42,8 +43,8 @@ pub struct Link {
     pub(super) spare: Spare,
     /// Target of the last one-sided operation without a message.
     pub(super) last_target: LastTarget,
-    /// Counted as in flight on its path.
-    pub(super) in_flight: bool,
+    /// Its share of a path by UDP.
+    turn: Turn,
     /// The entries among the timers that count.
     pub(crate) timers: Registered,
     pub(crate) catch_up: CatchUp,
@@ -81,7 +82,7 @@ impl Link {
 
     /// Pins a connected queue pair to its path.
     pub fn pin(&mut self, links: &'static Links, machine: &anyverbs_proto::qp::Qp) {
-        self.leave_path();
+        self.leave_path(machine.qpn());
         let attr = machine.attr();
         if machine.init().qp_type != QpType::Ud {
             let mtu = attr.path_mtu.bytes();
@@ -92,8 +93,8 @@ impl Link {
     }
 
     /// Forgets the path.
-    pub fn leave_path(&mut self) {
-        self.set_in_flight(false);
+    pub fn leave_path(&mut self, qpn: Qpn) {
+        self.leave_turn(qpn);
         (self.route, self.props) = (None, LinkProps::default());
         self.last = None;
         self.spare = Spare::default();
@@ -102,20 +103,45 @@ impl Link {
         self.peer_gone_at = None;
     }
 
-    pub(super) fn set_in_flight(&mut self, in_flight: bool) {
-        if self.in_flight != in_flight {
-            self.in_flight = in_flight;
-            if let Some(path) = self.route.as_ref().and_then(Route::path) {
-                path.set_in_flight(in_flight);
-            }
+    fn leave_turn(&mut self, qpn: Qpn) {
+        if let Some(path) = self.route.as_ref().and_then(Route::path) {
+            self.turn.leave(path, qpn);
         }
     }
 
-    /// Brings the window up to date: the queue pairs of a path by UDP share `whole`.
+    /// Tells whether a reliable request may leave now.
     #[inline]
-    pub(super) fn renew_window(&mut self, whole: u32) {
+    pub(super) fn may_request(&mut self, qpn: Qpn, psn: Psn) -> bool {
+        let path = self.route.as_ref().and_then(Route::path);
+        path.is_none_or(|path| self.turn.may_send(path, qpn, psn))
+    }
+
+    /// A call ends: a place on a path is kept as long as requests are `in_flight`.
+    #[inline]
+    pub(super) fn settle_turn(&mut self, qpn: Qpn, in_flight: bool) {
         if let Some(path) = self.route.as_ref().and_then(Route::path) {
-            self.props.window = path.window(whole, self.in_flight);
+            self.turn.settle(path, qpn, in_flight);
+        }
+    }
+
+    /// A timer has fired, and requests are in flight.
+    pub(crate) fn note_silence(&mut self, qpn: Qpn) {
+        if let Some(path) = self.route.as_ref().and_then(Route::path) {
+            self.turn.note_silence(path, qpn);
+        }
+    }
+
+    /// It got a place on `path`. False if it does not want it any more.
+    pub(crate) fn begin_turn(&mut self, path: &Arc<Path>) -> bool {
+        let own = self.route.as_ref().and_then(Route::path);
+        own.is_some_and(|own| Arc::ptr_eq(own, path)) && self.turn.begin()
+    }
+
+    /// Brings the window up to date: the queue pairs of a path share it.
+    #[inline]
+    pub(super) fn renew_window(&mut self) {
+        if let Some(path) = self.route.as_ref().and_then(Route::path) {
+            self.props.window = path.window(self.turn.is_counted());
         }
     }
 
@@ -129,11 +155,11 @@ impl Link {
     pub(crate) fn reroute(
         &mut self,
         links: &'static Links,
-        qp_type: QpType,
+        (qpn, qp_type): (Qpn, QpType),
         av: &AddressVector,
         dest: Qpn,
     ) {
-        self.set_in_flight(false);
+        self.leave_turn(qpn);
         if self.route.is_some() {
             let route = Route::udp(links, av, dest);
             self.props = route.props(links, qp_type);

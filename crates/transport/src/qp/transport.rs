@@ -64,7 +64,10 @@ impl Transport {
     /// The work that had to wait until no queue pair is locked.
     #[inline]
     pub fn after_unlock(&self) {
-        if self.overruns.is_any() || self.links.inproc.is_pending() {
+        if self.overruns.is_any()
+            || self.links.inproc.is_pending()
+            || self.links.paths.any_admitted()
+        {
             self.core.progress().after_unlock();
         }
     }

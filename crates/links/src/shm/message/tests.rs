@@ -23,6 +23,7 @@ fn arrival(last: u8) -> Arrival {
         traffic_class: 4,
         hop_limit: 64,
         flow_label: 0xabcde,
+        interface: 0,
     }
 }
 

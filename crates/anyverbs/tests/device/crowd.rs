@@ -1,0 +1,240 @@
+//! Many queue pairs on one path by UDP: its window carries some of them at a time. Each test runs in a process of its
+//! own, whose queue pairs talk by UDP.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyverbs::*;
+use anyverbs_testing::UdpPort;
+
+use crate::endpoint::*;
+use crate::host::succeeds;
+
+const ROLE: &str = "ANYVERBS_TEST_CROWD";
+const LEN: usize = 1024;
+
+/// Runs [`crowd`] in a child.
+fn run(role: &str) {
+    isolate();
+    let port = UdpPort::reserve();
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "crowd::crowd", "--nocapture", "--test-threads=1"])
+        .env("ANYVERBS_REGISTRY", format!("anyverbs-crowd-{}-{role}", std::process::id()))
+        .env("ANYVERBS_UDP_PORT", port.number().to_string())
+        .env("ANYVERBS_INPROC", "0")
+        // What a socket without privileges gets.
+        .env("ANYVERBS_RECEIVE_BUFFER", "212992")
+        .env(ROLE, role)
+        .output()
+        .unwrap();
+    print!("{}", String::from_utf8_lossy(&output.stdout));
+    succeeds(&output);
+}
+
+#[test]
+fn many_queue_pairs_of_one_path_lose_nothing() {
+    run("everybody");
+}
+
+#[test]
+fn an_endless_stream_starves_nobody() {
+    run("stream");
+}
+
+#[test]
+fn one_that_ends_leaves_its_place_to_others() {
+    run("ends");
+}
+
+#[test]
+fn peers_that_never_answer_keep_no_places() {
+    run("silence");
+}
+
+struct Crowd {
+    all: Endpoint,
+    /// Pairs that are connected to each other.
+    qps: Vec<(Qp, Qp)>,
+    buffer: Buffer,
+}
+
+impl Crowd {
+    fn new(pairs: usize) -> Self {
+        let all = Endpoint::with(QpType::Rc, CAP, 32 << 10);
+        let qps: Vec<_> = (0..pairs).map(|_| (all.another(), all.another())).collect();
+        let buffer = Buffer::new(&all.pd, 1 << 20);
+        let crowd = Self { all, qps, buffer };
+        for (a, b) in &crowd.qps {
+            crowd.connect(a, b.qpn());
+            crowd.connect(b, a.qpn());
+        }
+        crowd
+    }
+
+    fn connect(&self, qp: &Qp, to: Qpn) {
+        // The ACK timeout is that of programs, 67 ms.
+        self.all.connect_qp(qp, Address { qpn: to, ..self.all.address() }, 14, 7);
+    }
+
+    fn write(&self, qp: &Qp, wr_id: u64, len: usize) {
+        let sges = [self.buffer.sge(0, len)];
+        let op = SendOp::Write(self.buffer.remote(0));
+        let flags = SendFlags::SIGNALED;
+        let wr = SendWr { wr_id, op, flags, sges: &sges, ud: None, xrc_srqn: 0 };
+        qp.post_send(&[wr]).unwrap();
+    }
+
+    fn retransmitted(&self) -> u64 {
+        self.all.context.counters().unwrap().read(Counter::Retransmitted)
+    }
+}
+
+/// The child's part.
+#[test]
+fn crowd() {
+    match std::env::var(ROLE).as_deref() {
+        Ok("everybody") => everybody(),
+        Ok("stream") => stream(),
+        Ok("ends") => ends(),
+        Ok("silence") => silence(),
+        _ => {}
+    }
+}
+
+fn everybody() {
+    const PAIRS: usize = 300;
+    const EACH: usize = 32;
+    const AT_ONCE: usize = 16;
+    let crowd = Crowd::new(PAIRS);
+    let begin = Instant::now();
+    let mut done = [0; PAIRS];
+    let mut note = |all: Vec<Wc>| {
+        for wc in all {
+            assert_eq!(wc.status, WcStatus::Success);
+            done[wc.wr_id as usize] += 1;
+        }
+    };
+    for _ in 0..EACH / AT_ONCE {
+        for n in 0..PAIRS * AT_ONCE {
+            crowd.write(&crowd.qps[n % PAIRS].0, (n % PAIRS) as u64, LEN);
+        }
+        note(crowd.all.poll_for(PAIRS * AT_ONCE, Duration::from_secs(60)));
+    }
+    assert_eq!(done, [EACH; PAIRS]);
+    let again = crowd.retransmitted();
+    println!("{} messages in {:?}, {again} packets sent again", PAIRS * EACH, begin.elapsed());
+    // A timer may fire on a machine that does other things.
+    assert!(again <= (PAIRS * EACH / 100) as u64, "{again} packets were sent again");
+}
+
+/// One endless stream for each place that a path may have, beside queue pairs that send one message each.
+fn stream() {
+    const STREAMS: usize = 60;
+    const OTHERS: usize = 100;
+    let crowd = Crowd::new(STREAMS + OTHERS);
+    let (streams, others) = crowd.qps.split_at(STREAMS);
+    let long = 64 << 10;
+    for (n, (a, _)) in streams.iter().enumerate() {
+        (0..4).for_each(|_| crowd.write(a, n as u64, long));
+    }
+    let (mut begin, mut left, mut streamed) = (None, OTHERS, [0; STREAMS]);
+    let mut latest = Duration::ZERO;
+    while left > 0 {
+        for wc in crowd.all.poll(1) {
+            assert_eq!(wc.status, WcStatus::Success);
+            let n = wc.wr_id as usize;
+            if n < STREAMS {
+                streamed[n] += 1;
+                crowd.write(&streams[n].0, n as u64, long);
+            } else {
+                left -= 1;
+                latest = begin.map_or(latest, |begin: Instant| begin.elapsed());
+            }
+        }
+        if begin.is_none() && !streamed.contains(&0) {
+            // All streams flow.
+            begin = Some(Instant::now());
+            for (n, (a, _)) in others.iter().enumerate() {
+                crowd.write(a, (STREAMS + n) as u64, LEN);
+            }
+        }
+        assert!(begin.is_none_or(|begin| begin.elapsed() < Duration::from_secs(20)), "{left} left");
+    }
+    println!("{OTHERS} messages beside {STREAMS} streams: {latest:?}");
+    assert!(latest < Duration::from_secs(2), "{latest:?}");
+}
+
+/// Queue pairs are destroyed, reset and broken, both with a place and without.
+fn ends() {
+    const PAIRS: usize = 200;
+    let mut crowd = Crowd::new(PAIRS);
+    for (n, (a, _)) in crowd.qps.iter().enumerate() {
+        (0..8).for_each(|_| crowd.write(a, n as u64, LEN));
+    }
+    // Every other one is there to the end.
+    let (mut lasting, mut n) = (Vec::new(), 0);
+    for (a, b) in std::mem::take(&mut crowd.qps) {
+        match n % 6 {
+            0 => drop((a, b)),
+            2 => {
+                let attr = QpAttr { state: QpState::Reset, ..QpAttr::default() };
+                a.modify(&attr, QpAttrMask::STATE).unwrap();
+                // It comes back.
+                crowd.connect(&a, b.qpn());
+                let again = |qp: &Qp| {
+                    qp.modify(&attr, QpAttrMask::STATE).unwrap();
+                    crowd.connect(qp, a.qpn());
+                };
+                again(&b);
+                (0..8).for_each(|_| crowd.write(&a, n, LEN));
+                lasting.push((n, a, b));
+            }
+            4 => {
+                let attr = QpAttr { state: QpState::Err, ..QpAttr::default() };
+                a.modify(&attr, QpAttrMask::STATE).unwrap();
+                drop((a, b));
+            }
+            _ => lasting.push((n, a, b)),
+        }
+        n += 1;
+    }
+    let mut done = [0; PAIRS];
+    let begin = Instant::now();
+    while lasting.iter().any(|(n, ..)| done[*n as usize] < 8) {
+        let mut wcs = [Wc::default(); 64];
+        let got = crowd.all.cq.poll(&mut wcs).unwrap();
+        for wc in &wcs[..got] {
+            let n = wc.wr_id as usize;
+            let may_fail = [0, 4].contains(&(n % 6));
+            assert!(wc.status == WcStatus::Success || may_fail, "{n}: {wc:?}");
+            done[n] += 1;
+        }
+        assert!(begin.elapsed() < Duration::from_secs(20), "{done:?}");
+    }
+    // Nobody has kept a place: as many as ever send at a time.
+    let crowd = Crowd { qps: lasting.into_iter().map(|(_, a, b)| (a, b)).collect(), ..crowd };
+    for (a, _) in &crowd.qps {
+        crowd.write(a, 0, LEN);
+    }
+    let all = crowd.all.poll(crowd.qps.len());
+    assert!(all.iter().all(|wc| wc.status == WcStatus::Success));
+}
+
+/// The peers of the first do not answer, and without an ACK timeout they wait for ever.
+fn silence() {
+    const SILENT: usize = 150;
+    let crowd = Crowd::new(10);
+    let silent: Vec<_> = (0..SILENT).map(|_| crowd.all.another()).collect();
+    for (n, qp) in silent.iter().enumerate() {
+        let nobody = Qpn::new(crowd.qps[0].0.qpn().get() ^ 0x00_8000);
+        crowd.all.connect_qp(qp, Address { qpn: nobody, ..crowd.all.address() }, 0, 7);
+        crowd.write(qp, 1000 + n as u64, LEN);
+    }
+    for (n, (a, _)) in crowd.qps.iter().enumerate() {
+        (0..8).for_each(|_| crowd.write(a, n as u64, LEN));
+    }
+    let begin = Instant::now();
+    let all = crowd.all.poll(10 * 8);
+    assert!(all.iter().all(|wc| wc.status == WcStatus::Success && wc.wr_id < 10));
+    println!("behind {SILENT} that get no answer: {:?}", begin.elapsed());
+}
