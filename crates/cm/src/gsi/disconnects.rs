@@ -45,7 +45,7 @@ impl Default for Disconnects {
 #[derive(Debug)]
 struct Disconnect {
     arrival: Arrival,
-    payload: Box<[u8]>,
+    mad: Mad,
     /// Number of the queue pair here.
     qpn: Qpn,
     /// It had been read by then.
@@ -77,10 +77,9 @@ impl Disconnects {
         std::mem::take(&mut *waiting)
     }
 
-    fn is_repeated(&self, incoming: &Incoming<'_>) -> bool {
-        self.waiting.lock().iter().any(|d| {
-            d.arrival.source == incoming.arrival.source && *d.payload == *incoming.packet.payload
-        })
+    fn is_repeated(&self, incoming: &Incoming<'_>, mad: &Mad) -> bool {
+        let source = incoming.arrival.source;
+        self.waiting.lock().iter().any(|d| d.arrival.source == source && d.mad == *mad)
     }
 
     fn len(&self) -> usize {
@@ -90,17 +89,14 @@ impl Disconnects {
 
 impl<I: Events> Gsi<I> {
     /// Keeps a DREQ of a connection whose queue pair lives. False for all other messages.
-    pub(super) fn keep_disconnect(&self, incoming: &Incoming<'_>) -> bool {
+    pub(super) fn keep_disconnect(&self, incoming: &Incoming<'_>, mad: &Mad) -> bool {
         let disconnects = &self.disconnects;
-        let Ok(Mad { message: Message::Dreq(dreq), .. }) = Mad::parse(incoming.packet.payload)
-        else {
-            return false;
-        };
+        let Message::Dreq(dreq) = &mad.message else { return false };
         let qpn = dreq.remote_qpn;
         if self.transport.qps.find(qpn).is_none() {
             return false;
         }
-        if disconnects.is_repeated(incoming) {
+        if disconnects.is_repeated(incoming, mad) {
             return true;
         }
         if disconnects.len() >= MOST {
@@ -108,7 +104,7 @@ impl<I: Events> Gsi<I> {
         }
         let end = disconnects.wait(Disconnect {
             arrival: incoming.arrival,
-            payload: incoming.packet.payload.into(),
+            mad: mad.clone(),
             qpn,
             came: self.transport.core.now(),
         });
@@ -135,7 +131,7 @@ impl<I: Events> Gsi<I> {
         self.sender.earn(over.len() as u32);
         self.drive_cm(|machine, _, now| {
             for disconnect in over {
-                machine.handle(now, &disconnect.arrival, &disconnect.payload);
+                machine.handle_mad(now, &disconnect.arrival, &disconnect.mad);
             }
         });
     }

@@ -3,7 +3,7 @@
 use anyverbs_net::Datagram;
 use anyverbs_net::forward::{self, Forwarded};
 use anyverbs_proto::cm::id::ServiceId;
-use anyverbs_proto::cm::mad::{MAD_LEN, Mad};
+use anyverbs_proto::cm::mad::{MAD_LEN, Mad, Malformed};
 use anyverbs_proto::cm::message::Message;
 use anyverbs_proto::cm::{Route, route};
 use anyverbs_proto::counters::Counter;
@@ -21,16 +21,18 @@ impl<I: Events> Gsi<I> {
             let reason = self.why_not(i);
             reason.inspect(|counter| self.transport.core.count(*counter, 1)).is_none()
         };
-        let mads = incoming.iter().filter(is_mad);
-        let ours = mads.filter(|incoming| self.is_ours(now, incoming));
-        let ours: Vec<_> = ours.filter(|incoming| !self.keep_disconnect(incoming)).collect();
+        let parsed = incoming.iter().filter(is_mad).map(|i| (i, Mad::parse(i.packet.payload)));
+        let ours: Vec<_> = parsed.filter(|(i, mad)| self.is_for_machine(now, i, mad)).collect();
         if ours.is_empty() {
             return;
         }
         self.sender.earn(ours.len() as u32);
         self.drive_cm(|machine, _, now| {
-            for incoming in ours {
-                machine.handle(now, &incoming.arrival, incoming.packet.payload);
+            for (Incoming { arrival, packet, .. }, mad) in ours {
+                match mad {
+                    Ok(mad) => machine.handle_mad(now, arrival, &mad),
+                    Err(error) => machine.handle_malformed(arrival, packet.payload, error),
+                }
             }
         });
     }
@@ -53,17 +55,29 @@ impl<I: Events> Gsi<I> {
         }
     }
 
+    /// Whether the machine of this process is to have it now. If not, it was handed on, or waits.
+    fn is_for_machine(
+        &self,
+        now: Time,
+        incoming: &Incoming<'_>,
+        mad: &Result<Mad, Malformed>,
+    ) -> bool {
+        match mad {
+            Ok(mad) => self.is_ours(now, incoming, mad) && !self.keep_disconnect(incoming, mad),
+            // The machine counts it, or answers it as any process would.
+            Err(_) => true,
+        }
+    }
+
     /// Whether a MAD is for this process. If not, it was handed on.
-    fn is_ours(&self, now: Time, incoming: &Incoming<'_>) -> bool {
-        // The machine counts other MADs, or answers them as any process would.
-        let Ok(mad) = Mad::parse(incoming.packet.payload) else { return true };
+    fn is_ours(&self, now: Time, incoming: &Incoming<'_>, mad: &Mad) -> bool {
         if let Message::Rep(rep) = &mad.message {
             let slot = rep.local_comm_id.slot();
             self.sender.answered(mad.transaction_id, incoming.arrival.source, slot);
         }
-        match route(&mad) {
+        match route(mad) {
             Route::Slot(slot) if slot == self.transport.core.slot || incoming.was_forwarded => {
-                !self.is_for_successor(now, incoming, &mad)
+                !self.is_for_successor(now, incoming, mad)
             }
             Route::Slot(slot) => {
                 let handed_on = self.hand_on(now, slot, &incoming.datagram);
@@ -73,7 +87,7 @@ impl<I: Events> Gsi<I> {
                         self.transport.links.waker.kick();
                     }
                 }
-                !handed_on && !self.is_for_successor(now, incoming, &mad)
+                !handed_on && !self.is_for_successor(now, incoming, mad)
             }
             // Even for a forwarded one: the listener may have changed.
             Route::Service(service_id) => {
@@ -83,11 +97,11 @@ impl<I: Events> Gsi<I> {
                         !self.hand_on(now, slot, &incoming.datagram)
                     }
                     // It may hold the port and not listen yet.
-                    Some(_) => !self.keep_for_listener(now, incoming, &mad),
+                    Some(_) => !self.keep_for_listener(now, incoming, mad),
                     None => {
-                        self.is_asked_in_vain(incoming, &mad)
+                        self.is_asked_in_vain(incoming, mad)
                             && !(self.was_left(service_id)
-                                && self.keep_for_listener(now, incoming, &mad))
+                                && self.keep_for_listener(now, incoming, mad))
                     }
                 }
             }

@@ -39,7 +39,7 @@ pub(super) struct Unserved {
     datagram: Datagram<'static>,
     bytes: Box<[u8]>,
     arrival: Arrival,
-    payload: Box<[u8]>,
+    mad: Mad,
     looks: u32,
     at: Time,
 }
@@ -61,9 +61,7 @@ impl<I: Events> Gsi<I> {
             return false;
         }
         let mut unserved = self.unserved.lock();
-        let is_repeated = |request: &Unserved| {
-            request.arrival.source == source && *request.payload == *incoming.packet.payload
-        };
+        let is_repeated = |r: &Unserved| r.arrival.source == source && r.mad == *mad;
         if unserved.iter().any(is_repeated) {
             return true;
         }
@@ -74,7 +72,7 @@ impl<I: Events> Gsi<I> {
             datagram: Datagram { bytes: &[], ..incoming.datagram },
             bytes: incoming.datagram.bytes.into(),
             arrival: incoming.arrival,
-            payload: incoming.packet.payload.into(),
+            mad: mad.clone(),
             looks: 0,
             at: now + FIRST,
         };
@@ -125,7 +123,7 @@ impl<I: Events> Gsi<I> {
         if !ended.is_empty() {
             self.drive_cm(|machine, _, now| {
                 for request in ended {
-                    machine.handle(now, &request.arrival, &request.payload);
+                    machine.handle_mad(now, &request.arrival, &request.mad);
                 }
             });
         }
@@ -138,8 +136,7 @@ impl<I: Events> Gsi<I> {
         mut request: Unserved,
         listeners: &mut Listeners,
     ) -> Option<Unserved> {
-        let Ok(mad) = Mad::parse(&request.payload) else { return Some(request) };
-        let Route::Service(service_id) = route(&mad) else { return Some(request) };
+        let Route::Service(service_id) = route(&request.mad) else { return Some(request) };
         let at = request.arrival.destination;
         let listener =
             listeners.entry((service_id, at)).or_insert_with(|| self.listener(service_id, at));
@@ -148,7 +145,7 @@ impl<I: Events> Gsi<I> {
                 let datagram = Datagram { bytes: &request.bytes, ..request.datagram };
                 (!self.hand_on(now, slot, &datagram)).then_some(request)
             }
-            _ if self.state.lock().machine.awaits_request(request.arrival.source, &mad) => {
+            _ if self.state.lock().machine.awaits_request(request.arrival.source, &request.mad) => {
                 Some(request)
             }
             _ if request.looks + 1 < LOOKS => {

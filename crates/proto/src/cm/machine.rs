@@ -25,6 +25,7 @@ use super::timeout;
 use super::timers::Timers;
 use crate::qp::Arrival;
 use crate::time::Time;
+use crate::types::Gid;
 
 /// The settings of a [`Cm`].
 #[derive(Clone, Copy, Debug)]
@@ -171,18 +172,30 @@ impl Cm {
 
     /// Takes the payload of a datagram to QP1 whose Q_Key is right. At worst it causes an answer and a count. Only its
     /// own peer's address can touch a connection.
-    pub fn handle(&mut self, now: Time, arrival: &Arrival, mad: &[u8]) {
-        let is_port = |gid: crate::types::Gid| !gid.is_zero() && !gid.is_multicast();
-        if !is_port(arrival.source) || !is_port(arrival.destination) {
+    pub fn handle(&mut self, now: Time, arrival: &Arrival, payload: &[u8]) {
+        match Mad::parse(payload) {
+            Ok(mad) => self.handle_mad(now, arrival, &mad),
+            Err(error) => self.handle_malformed(arrival, payload, error),
+        }
+    }
+
+    /// As [`handle`](Self::handle), for a payload that is no MAD for this reason.
+    pub fn handle_malformed(&mut self, arrival: &Arrival, payload: &[u8], error: Malformed) {
+        match error {
+            _ if !is_between_ports(arrival) => self.drop(DropReason::Address),
+            Malformed::ClassVersion => self.refuse_class_version(arrival, payload),
+            error => self.drop(error.into()),
+        }
+    }
+
+    /// As [`handle`](Self::handle), for a payload that was parsed.
+    pub fn handle_mad(&mut self, now: Time, arrival: &Arrival, mad: &Mad) {
+        if !is_between_ports(arrival) {
             return self.drop(DropReason::Address);
         }
-        let Mad { transaction_id: tid, modifier, message } = match Mad::parse(mad) {
-            Ok(mad) => mad,
-            Err(Malformed::ClassVersion) => return self.refuse_class_version(arrival, mad),
-            Err(error) => return self.drop(error.into()),
-        };
+        let &Mad { transaction_id: tid, modifier, ref message } = mad;
         self.outbox.counters.rx_msgs.add(message.attribute());
-        match &message {
+        match message {
             Message::Req(req) => self.on_req(now, arrival, tid, modifier, req),
             Message::Mra(mra) => self.on_mra(now, arrival, mra),
             Message::Rej(rej) => self.on_rej(now, arrival, rej),
@@ -536,4 +549,10 @@ impl Cm {
 /// Private data for a message.
 pub(super) fn private_data<const N: usize>(bytes: &[u8]) -> Result<PrivateData<N>, CmError> {
     PrivateData::new(bytes).ok_or(CmError::PrivateDataTooLong)
+}
+
+/// Whether both addresses are those of single ports.
+fn is_between_ports(arrival: &Arrival) -> bool {
+    let is_port = |gid: Gid| !gid.is_zero() && !gid.is_multicast();
+    is_port(arrival.source) && is_port(arrival.destination)
 }
