@@ -61,7 +61,7 @@ pub(crate) fn is_scarcity(error: &io::Error) -> bool {
 /// A descriptor whose closing is no cancellation point, unlike close(2) of the C library. It may be dropped below a
 /// lock.
 #[derive(Debug)]
-pub(crate) struct Descriptor(Option<OwnedFd>);
+pub struct Descriptor(Option<OwnedFd>);
 
 impl From<OwnedFd> for Descriptor {
     fn from(fd: OwnedFd) -> Self {

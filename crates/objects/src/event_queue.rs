@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use anyverbs_locks::{Monitor, Mutex, rank};
+use anyverbs_net::Descriptor;
 use arrayvec::ArrayVec;
 use rustix::event::EventfdFlags;
 use rustix::fs::{OFlags, fcntl_getfl};
@@ -30,7 +31,7 @@ pub(crate) fn signal(fd: BorrowedFd<'_>) {
 
 /// A descriptor that is readable while tokens are there: one for each event that waits.
 #[derive(Debug)]
-pub struct Tokens(OwnedFd);
+pub struct Tokens(Descriptor);
 
 impl Tokens {
     /// No events.
@@ -38,7 +39,7 @@ impl Tokens {
     /// # Errors
     /// Those of eventfd(2).
     pub fn new() -> io::Result<Self> {
-        eventfd(EventfdFlags::SEMAPHORE).map(Self)
+        eventfd(EventfdFlags::SEMAPHORE).map(|fd| Self(fd.into()))
     }
 
     /// Readable while an event waits.
@@ -229,6 +230,26 @@ mod tests {
 
     fn set_nonblocking(queue: &EventQueue<u32>) {
         fcntl_setfl(queue.fd(), OFlags::NONBLOCK).unwrap();
+    }
+
+    /// The last holder of a channel may be a thread that receives, and that holds locks then.
+    #[test]
+    fn nobody_is_cancelled_while_a_queue_is_dropped() {
+        unsafe extern "C" {
+            fn pthread_cancel(thread: libc::pthread_t) -> libc::c_int;
+        }
+        let queue = EventQueue::<u32>::new().unwrap();
+        let (sender, done) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            // SAFETY: this thread's own id.
+            assert_eq!(unsafe { pthread_cancel(libc::pthread_self()) }, 0);
+            drop(queue);
+            // For the rest of this thread.
+            std::mem::forget(anyverbs_net::Uncancelled::new());
+            sender.send(()).unwrap();
+        });
+        done.recv_timeout(Duration::from_secs(20)).unwrap();
+        thread.join().unwrap();
     }
 
     #[test]

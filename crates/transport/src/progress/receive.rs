@@ -412,7 +412,7 @@ impl Driver {
 
     /// Delivers the datagrams that were read; how many.
     fn deliver_datagrams(&'static self, rx: &mut RxState, reader: Reader, now: Time) -> usize {
-        let RxState { batch, last, deferred, senders, .. } = rx;
+        let RxState { batch, deferred, senders, .. } = rx;
         let (mut n, mut tally, mut to_gsi) = (0, Tally::default(), Vec::new());
         let mut datagrams = batch.datagrams();
         let mut places = <[Arrived<'_>; 2]>::default();
@@ -437,7 +437,8 @@ impl Driver {
             }
             false
         });
-        self.deliver(&mut source, last);
+        // Not remembered: a queue pair that is destroyed should not keep its completion channel open.
+        self.deliver(&mut source, &mut None);
         self.count_received(tally);
         if !to_gsi.is_empty() {
             // No queue pair is locked here.
