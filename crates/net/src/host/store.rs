@@ -28,7 +28,7 @@ const BIND_PATIENCE: Duration = Duration::from_millis(50);
 /// Longest wait for the store from one of the others; all together get [`WAIT`].
 const ASK_ONE: Duration = Duration::from_millis(500);
 /// Pause before another look at something that another process is about to change.
-pub(crate) const LOOK_AGAIN: Duration = Duration::from_micros(300);
+pub(crate) const LOOK_AGAIN: Duration = Duration::from_micros(500);
 /// A process that has the store without a slot is found by one of this many names.
 const KEEPERS: u8 = 16;
 /// Seals of the file. It does not shrink, and its writers cannot be locked out by further seals. The journal lets it
@@ -106,6 +106,8 @@ impl Start {
             }
             let patience = match registry.connect(Name::Start) {
                 Ok(_) => WAIT,
+                // So many processes wait that its queue is full.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => WAIT,
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Duration::ZERO,
                 Err(_) => BIND_PATIENCE,
             };
