@@ -19,13 +19,13 @@ pub use order::{Rank, Ranked, rank};
 
 /// A mutex of rank `R`.
 pub type Mutex<R, T> = lock_api::Mutex<RawMutex<R>, T>;
-/// What holds a [`Mutex`].
+/// A hold of a [`Mutex`]; its drop releases it.
 pub type MutexGuard<'a, R, T> = lock_api::MutexGuard<'a, RawMutex<R>, T>;
 /// A reader-writer lock of rank `R`. A thread that reads does not read again: a waiting writer would stop it.
 pub type RwLock<R, T> = lock_api::RwLock<RawRwLock<R>, T>;
-/// What holds an [`RwLock`] for reading.
+/// A hold of an [`RwLock`] for reading.
 pub type RwLockReadGuard<'a, R, T> = lock_api::RwLockReadGuard<'a, RawRwLock<R>, T>;
-/// What holds an [`RwLock`] for writing.
+/// A hold of an [`RwLock`] for writing.
 pub type RwLockWriteGuard<'a, R, T> = lock_api::RwLockWriteGuard<'a, RawRwLock<R>, T>;
 
 /// parking_lot's raw mutex with a rank.

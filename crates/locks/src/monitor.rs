@@ -50,7 +50,7 @@ impl<R: Ranked, T: Default> Default for Monitor<R, T> {
     }
 }
 
-/// What holds a [`Monitor`].
+/// A hold of a [`Monitor`]; its drop releases it.
 #[derive(Debug)]
 pub struct MonitorGuard<'a, R: Ranked, T> {
     state: parking_lot::MutexGuard<'a, T>,

@@ -109,7 +109,7 @@ ranks! {
     FlowRules,
     /// A rule, as its object has it.
     Flow,
-    /// What a rule does to a frame.
+    /// The action that a rule takes on a frame.
     FlowAction,
     /// The readers of the Ethernet sockets.
     FanoutMembers,
@@ -151,13 +151,13 @@ ranks! {
     RingWaiting,
     /// Regions of a peer that are mapped here.
     MappedRegions,
-    /// What the counters have of a ring's traffic.
+    /// The part of a ring's traffic that the counters have.
     TrafficCounted,
-    /// What the counters have of copies without a message.
+    /// The part of the copies without a message that the counters have.
     CopiesCounted,
     /// The connections of the same-host link.
     ShmEndpoint,
-    /// What the poller of the rings is told.
+    /// News for the poller of the rings.
     ShmNews,
     /// The processes that see what this one publishes.
     AttachedPages,
@@ -201,9 +201,9 @@ ranks! {
     ProtectionDomainNumbers,
     /// The protection domain that a parent domain stands for.
     ParentDomain,
-    /// What a completion queue holds until it is destroyed.
+    /// The objects that a completion queue holds until it is destroyed.
     CompletionQueueHold,
-    /// What another object holds until it is destroyed.
+    /// The objects that any other object holds until it is destroyed.
     ObjectHold,
     /// Connections to processes that share XRC domains.
     MessagesOut,
