@@ -178,7 +178,7 @@ impl Cm {
         c.qp.path_mtu = mtu;
         c.asked = now;
         c.sent = Some(self.outbox.send_with(c.to, transaction_id, modifier, req));
-        c.attempt = self.early.begin(c.timeout, self.outbox.took_last());
+        c.attempt = self.repeats.begin(c.timeout, self.outbox.took_last());
         let next = c.attempt.deadline(now);
         self.timers.set(id, &mut c.deadline, Some(next));
     }
