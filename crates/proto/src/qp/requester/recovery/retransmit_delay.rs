@@ -15,10 +15,10 @@ use super::super::super::timers::Expired;
 use super::congestion_window::CongestionWindow;
 
 /// Longest delay that a single spurious retransmission can prove. A peer that was stopped for a while has not become a
-/// slow one.
+/// slow one (`a_peer_that_was_stopped_is_not_a_slow_one`).
 const LONGEST_AT_ONCE: Duration = Duration::from_millis(100);
 
-/// Longer is left to the ACK timeout.
+/// Longest delay at all: a longer silence is left to the ACK timeout (`a_delay_has_an_end`).
 const LONGEST: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
@@ -237,5 +237,14 @@ mod tests {
         delay.on_answer(psn(4), psn(4), || at(3200));
         assert!(delay.on_duplicate_answer(|| at(3201)).is_some());
         assert_eq!(delay.least(), 300 * MS);
+    }
+
+    #[test]
+    fn a_delay_has_an_end() {
+        let mut delay = RetransmitDelay::default();
+        for _ in 0..3 {
+            assert!(repeated_once(&mut delay, [9000, 9001]));
+        }
+        assert_eq!(delay.least(), LONGEST);
     }
 }
