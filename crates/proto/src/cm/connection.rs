@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::challenge::Doubt;
 use super::id::CommId;
 use super::listener::ListenerId;
 use super::mad::MadBytes;
@@ -45,6 +44,17 @@ pub enum ConnectionState {
     Timewait,
     /// Over: rejected, unreachable, or out of timewait.
     Closed,
+}
+
+/// A connection that the peer may have forgotten.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Doubt {
+    /// Transaction ID of the question.
+    pub(super) transaction_id: u64,
+    /// Transaction ID of the last message that raised the doubt.
+    pub(super) raised_by: u64,
+    /// How many times that message came.
+    pub(super) times: u8,
 }
 
 #[derive(Debug)]

@@ -2,9 +2,10 @@
 
 use super::connection::{Connection, ConnectionState as S};
 use super::counters::DropReason;
+use super::error::{CmError, private_data};
 use super::event::{CmEvent, Disconnected, Rejection};
 use super::id::CommId;
-use super::machine::{Cm, CmError, private_data};
+use super::machine::Cm;
 use super::message::Attribute;
 use super::message::code::{About, ApStatus, RejReason};
 use super::message::disconnect::{Drep, Dreq};

@@ -2,10 +2,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use thiserror::Error;
-
 use super::connection::{Connection, ConnectionState, Names};
 use super::counters::{CmCounters, DropReason};
+use super::error::CmError;
 use super::event::CmEvent;
 use super::id::CommId;
 use super::listener::{ListenerId, Listeners};
@@ -66,30 +65,6 @@ impl Default for CmConfig {
             records: false,
         }
     }
-}
-
-/// The reason why a call was refused; nothing was changed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
-#[non_exhaustive]
-pub enum CmError {
-    /// `EINVAL`: there is no such connection, request or listener.
-    #[error("no such id")]
-    UnknownId,
-    /// `EINVAL`: not possible in the present state.
-    #[error("not possible in the present state")]
-    State,
-    /// `EINVAL`: a value out of range.
-    #[error("a value is out of range")]
-    Value,
-    /// `EINVAL`: more private data than the message has room for.
-    #[error("too much private data")]
-    PrivateDataTooLong,
-    /// `EADDRINUSE`: a listener is there already.
-    #[error("address in use")]
-    InUse,
-    /// `ENOMEM`: no more connections.
-    #[error("too many connections")]
-    Full,
 }
 
 /// The number of entries in the tables.
@@ -524,9 +499,4 @@ impl Cm {
             }
         }
     }
-}
-
-/// Private data for a message.
-pub(super) fn private_data<const N: usize>(bytes: &[u8]) -> Result<PrivateData<N>, CmError> {
-    PrivateData::new(bytes).ok_or(CmError::PrivateDataTooLong)
 }

@@ -9,8 +9,9 @@
 use std::time::Duration;
 
 use super::connection::{Connection, ConnectionState as S};
+use super::error::CmError;
 use super::id::CommId;
-use super::machine::{Cm, CmError};
+use super::machine::Cm;
 use super::message::private_data::PrivateData;
 use super::outbox::Destination;
 use super::params::Transport;

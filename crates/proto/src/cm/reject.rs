@@ -2,9 +2,10 @@
 
 use super::connection::ConnectionState as S;
 use super::counters::DropReason;
+use super::error::{CmError, private_data};
 use super::event::{CmEvent, Disconnected, Rejection};
 use super::id::CommId;
-use super::machine::{Cm, CmError, private_data};
+use super::machine::Cm;
 use super::mad::{CLASS_VERSION, Mad};
 use super::message::Message;
 use super::message::code::{About, RejReason};

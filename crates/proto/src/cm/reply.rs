@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use super::connection::ConnectionState as S;
 use super::counters::DropReason;
+use super::error::{CmError, private_data};
 use super::event::{CmEvent, ConnectResponse, Rejection};
 use super::id::CommId;
-use super::machine::{Cm, CmError, private_data};
+use super::machine::Cm;
 use super::message::Attribute;
 use super::message::code::{About, RejReason};
 use super::message::mra::Mra;

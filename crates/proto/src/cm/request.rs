@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use super::connection::{Connection, ConnectionState as S, MOST_UNPROVEN};
 use super::counters::DropReason;
+use super::error::{CmError, private_data};
 use super::event::{CmEvent, ConnectRequest};
 use super::id::CommId;
 use super::ip::IpHeader;
 use super::listener::ListenerId;
-use super::machine::{Cm, CmError, private_data};
+use super::machine::Cm;
 use super::message::Attribute;
 use super::message::code::{About, RejReason};
 use super::message::ece::RepVendorId;

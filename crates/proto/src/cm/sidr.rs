@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::counters::DropReason;
+use super::error::{CmError, private_data};
 use super::event::{CmEvent, SidrRequest, SidrResponse};
 use super::id::CommId;
 use super::ip::IpHeader;
 use super::listener::ListenerId;
-use super::machine::{Cm, CmError, private_data};
+use super::machine::Cm;
 use super::mad::MadBytes;
 use super::message::Attribute;
 use super::message::code::SidrStatus;
