@@ -27,6 +27,10 @@ impl Time {
     }
 }
 
+/// The greatest age of an answer (an ACK, a DREP) that leaves once more when its sender ends. A peer that has missed it
+/// asks again within this time at first, and finds nobody (`lost_ack.rs` in the scenarios).
+pub(crate) const LAST_ANSWER: Duration = Duration::from_secs(1);
+
 /// A clock.
 pub trait Clock {
     /// The moment of this call; the same value throughout a call of a machine.

@@ -7,7 +7,7 @@
 //!
 //! The message in doubt is dropped. Its sender repeats it, and finds the connection gone by then.
 
-use super::connection::ConnectionState as S;
+use super::connection::{ConnectionState as S, Doubt};
 use super::event::{CmEvent, Disconnected, Rejection};
 use super::id::CommId;
 use super::machine::Cm;
@@ -18,17 +18,6 @@ use crate::types::Qpn;
 
 /// Questions that the peer is asked for one message. Then the message is refused: the peer still has the connection.
 const QUESTIONS: u8 = 3;
-
-/// A connection that the peer may have forgotten.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Doubt {
-    /// Transaction ID of the question.
-    transaction_id: u64,
-    /// Transaction ID of the last message that raised the doubt.
-    raised_by: u64,
-    /// How many times that message came.
-    times: u8,
-}
 
 impl Cm {
     /// A message of this transaction gives a name of the connection to another one. Asks the peer whether it still has the

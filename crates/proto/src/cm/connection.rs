@@ -3,8 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::challenge::Doubt;
-use super::early::Attempt;
 use super::id::CommId;
 use super::listener::ListenerId;
 use super::mad::MadBytes;
@@ -12,6 +10,7 @@ use super::message::Attribute;
 use super::outbox::Destination;
 use super::params::Transport;
 use super::qp_attr::{QpParams, Side};
+use super::repeats::Attempt;
 use crate::qp::Arrival;
 use crate::time::Time;
 use crate::types::{Gid, Qpn};
@@ -47,6 +46,17 @@ pub enum ConnectionState {
     Closed,
 }
 
+/// A connection that the peer may have forgotten.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Doubt {
+    /// Transaction ID of the question.
+    pub(super) transaction_id: u64,
+    /// Transaction ID of the last message that raised the doubt.
+    pub(super) raised_by: u64,
+    /// How many times that message came.
+    pub(super) times: u8,
+}
+
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) state: ConnectionState,
@@ -79,7 +89,7 @@ pub(super) struct Connection {
     /// Transaction ID of the last DREQ that came.
     pub(super) dreq_transaction: u64,
     /// The longest time for which the peer keeps asking.
-    pub(super) patience: Duration,
+    pub(super) peer_asks_for: Duration,
     /// It is found by the peer's ID.
     pub(super) named_id: bool,
     /// It is found by the peer's queue pair.

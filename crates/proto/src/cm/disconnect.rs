@@ -1,12 +1,11 @@
 //! DREQ and DREP: how a connection ends, and how the program lets go of it.
 
-use std::time::Duration;
-
 use super::connection::{Connection, ConnectionState as S};
 use super::counters::DropReason;
+use super::error::{CmError, private_data};
 use super::event::{CmEvent, Disconnected, Rejection};
 use super::id::CommId;
-use super::machine::{Cm, CmError, private_data};
+use super::machine::Cm;
 use super::message::Attribute;
 use super::message::code::{About, ApStatus, RejReason};
 use super::message::disconnect::{Drep, Dreq};
@@ -15,11 +14,8 @@ use super::message::private_data::PrivateData;
 use super::outbox::Destination;
 use super::timeout;
 use crate::qp::Arrival;
-use crate::time::Time;
+use crate::time::{LAST_ANSWER, Time};
 use crate::types::Qpn;
-
-/// The greatest age of a DREP whose loss the peer has not shown. At first the peer asks again within this time.
-const RECENT: Duration = Duration::from_secs(1);
 
 impl Cm {
     /// Disconnects (`rdma_disconnect(3)`), or agrees to the peer's wish. Private data: 220 bytes, in an answer 224.
@@ -89,7 +85,7 @@ impl Cm {
         c.answer = c.answer.take_if(|_| c.quiet);
         c.retries = 0;
         c.state = S::DreqSent;
-        c.attempt = self.early.begin(c.timeout, self.outbox.took_last());
+        c.attempt = self.repeats.begin(c.timeout, self.outbox.took_last());
         let next = c.attempt.deadline(now);
         self.timers.set(id, &mut c.deadline, Some(next));
     }
@@ -185,7 +181,7 @@ impl Cm {
         }
     }
 
-    /// Sends each DREQ that waits for its answer once more, and each DREP that is no older than [`RECENT`]. The first
+    /// Sends each DREQ that waits for its answer once more, and each DREP that is no older than [`LAST_ANSWER`]. The first
     /// may get lost after this process has ended. A peer that misses the DREQ never hears of the end. A peer that
     /// misses the DREP repeats its DREQ for a minute. A peer that got the first counts a duplicate.
     pub(super) fn repeat_last_disconnects(&mut self, now: Time) {
@@ -194,7 +190,7 @@ impl Cm {
                 S::DreqSent => c.sent.as_deref(),
                 S::Timewait => {
                     let since = c.deadline.map(|end| end - timeout::timewait(c.qp.ack_timeout));
-                    let is_recent = since.is_some_and(|since| now.since(since) <= RECENT);
+                    let is_recent = since.is_some_and(|since| now.since(since) <= LAST_ANSWER);
                     let is_drep = is_recent && c.answered_with(Attribute::Drep);
                     c.answer.as_deref().filter(|_| is_drep)
                 }
@@ -216,7 +212,7 @@ impl Cm {
         }
         match c.state {
             S::DreqSent => {
-                self.early.answered(&mut c.attempt, now);
+                self.repeats.answered(&mut c.attempt, now);
                 self.enter_timewait(now, id);
                 let how = Disconnected::Acknowledged(drep.private_data.0.into());
                 self.raise(CmEvent::Disconnected { id, how });

@@ -1,13 +1,10 @@
 //! The machine: its tables, and how it is driven.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::time::Duration;
-
-use thiserror::Error;
 
 use super::connection::{Connection, ConnectionState, Names};
 use super::counters::{CmCounters, DropReason};
-use super::early::Early;
+use super::error::CmError;
 use super::event::CmEvent;
 use super::id::CommId;
 use super::listener::{ListenerId, Listeners};
@@ -20,6 +17,7 @@ use super::outbox::{Outbox, Transmit, asks};
 use super::params::Listen;
 use super::qp_attr::QpParams;
 use super::record::Record;
+use super::repeats::Repeats;
 use super::sidr::Sidrs;
 use super::timeout;
 use super::timers::Timers;
@@ -51,10 +49,6 @@ pub struct CmConfig {
     pub early_repeats: bool,
     /// Keeps records of connections, which must be polled: [`Cm::poll_record`].
     pub records: bool,
-    /// Time for which a rejection or a SIDR answer is kept, in case the peer asks again.
-    pub hold: Duration,
-    /// Time for which a SIDR request waits for the program. The kernel's client asks for 65 s.
-    pub sidr_patience: Duration,
 }
 
 impl Default for CmConfig {
@@ -70,34 +64,8 @@ impl Default for CmConfig {
             service_timeout: 24,
             early_repeats: false,
             records: false,
-            hold: Duration::from_secs(10),
-            sidr_patience: Duration::from_secs(70),
         }
     }
-}
-
-/// The reason why a call was refused; nothing was changed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
-#[non_exhaustive]
-pub enum CmError {
-    /// `EINVAL`: there is no such connection, request or listener.
-    #[error("no such id")]
-    UnknownId,
-    /// `EINVAL`: not possible in the present state.
-    #[error("not possible in the present state")]
-    State,
-    /// `EINVAL`: a value out of range.
-    #[error("a value is out of range")]
-    Value,
-    /// `EINVAL`: more private data than the message has room for.
-    #[error("too much private data")]
-    PrivateDataTooLong,
-    /// `EADDRINUSE`: a listener is there already.
-    #[error("address in use")]
-    InUse,
-    /// `ENOMEM`: no more connections.
-    #[error("too many connections")]
-    Full,
 }
 
 /// The number of entries in the tables.
@@ -135,7 +103,7 @@ pub struct Cm {
     pub(super) outbox: Outbox,
     pub(super) events: VecDeque<CmEvent>,
     pub(super) orphans: usize,
-    pub(super) early: Early,
+    pub(super) repeats: Repeats,
     pub(super) records: VecDeque<(CommId, Option<Record>)>,
 }
 
@@ -165,7 +133,7 @@ impl Cm {
             outbox: Outbox::default(),
             events: VecDeque::new(),
             orphans: 0,
-            early: Early::new(config.early_repeats),
+            repeats: Repeats::new(config.early_repeats),
             records: VecDeque::new(),
         }
     }
@@ -439,7 +407,7 @@ impl Cm {
         c.sent = None;
         if c.answer.is_some() {
             self.names.leave_qpn(c);
-            self.timers.set(id, &mut c.deadline, Some(now + self.config.hold));
+            self.timers.set(id, &mut c.deadline, Some(now + timeout::HOLD));
         } else {
             self.forget(id);
         }
@@ -544,11 +512,6 @@ impl Cm {
             }
         }
     }
-}
-
-/// Private data for a message.
-pub(super) fn private_data<const N: usize>(bytes: &[u8]) -> Result<PrivateData<N>, CmError> {
-    PrivateData::new(bytes).ok_or(CmError::PrivateDataTooLong)
 }
 
 /// Whether both addresses are those of single ports.

@@ -25,7 +25,7 @@ mod challenge;
 mod connection;
 pub mod counters;
 mod disconnect;
-mod early;
+mod error;
 pub mod event;
 pub mod id;
 pub mod ip;
@@ -39,6 +39,7 @@ mod peer_gone;
 pub mod qp_attr;
 mod record;
 mod reject;
+mod repeats;
 mod reply;
 mod request;
 mod route;
@@ -47,8 +48,9 @@ mod timeout;
 mod timers;
 
 pub use connection::ConnectionState;
+pub use error::CmError;
 pub use listener::ListenerId;
-pub use machine::{Cm, CmConfig, CmError, Usage};
+pub use machine::{Cm, CmConfig, Usage};
 pub use outbox::Transmit;
 pub use params::{
     AcceptParams, ConnectParams, Listen, ListenAddress, Path, Serves, SidrAnswer, SidrParams,

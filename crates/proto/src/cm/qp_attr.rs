@@ -6,7 +6,7 @@ use crate::qp::attr::{QpAttr, QpAttrMask, QpState};
 use crate::types::{Gid, Mtu, Psn, QKey, Qpn};
 use crate::wr::AddressVector;
 
-use super::machine::CmError;
+use super::error::CmError;
 
 /// An end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]

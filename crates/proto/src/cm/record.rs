@@ -9,13 +9,15 @@
 use std::time::Duration;
 
 use super::connection::{Connection, ConnectionState as S};
-use super::early::Attempt;
+use super::error::CmError;
 use super::id::CommId;
-use super::machine::{Cm, CmError};
+use super::machine::Cm;
 use super::message::private_data::PrivateData;
 use super::outbox::Destination;
 use super::params::Transport;
 use super::qp_attr::{QpParams, Side};
+use super::repeats::Attempt;
+use super::timeout;
 use crate::time::Time;
 use crate::types::{Gid, Mtu, Qpn};
 
@@ -44,9 +46,6 @@ pub struct Record {
     pub max_retries: u8,
 }
 
-/// Longest and shortest timeout that is believed.
-const TIMEOUTS: std::ops::RangeInclusive<Duration> =
-    Duration::from_millis(1)..=Duration::from_secs(140);
 /// Most retries that a REQ can ask for.
 const MOST_RETRIES: u8 = 15;
 
@@ -96,7 +95,7 @@ impl Record {
             && is_port(record.sgid)
             && is_port(record.dgid)
             && record.flow_label < 1 << 20
-            && TIMEOUTS.contains(&record.timeout)
+            && (timeout::SHORTEST..=timeout::LONGEST).contains(&record.timeout)
             && record.max_retries <= MOST_RETRIES
             && bytes[55..].iter().all(|byte| *byte == 0);
         is_sound.then_some(record)
@@ -165,7 +164,7 @@ impl Cm {
             answer: None,
             packet_life_time: 0,
             dreq_transaction: 0,
-            patience: Duration::ZERO,
+            peer_asks_for: Duration::ZERO,
             named_id: false,
             named_qpn: false,
             is_recorded: true,

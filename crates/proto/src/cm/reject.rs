@@ -2,9 +2,10 @@
 
 use super::connection::ConnectionState as S;
 use super::counters::DropReason;
+use super::error::{CmError, private_data};
 use super::event::{CmEvent, Disconnected, Rejection};
 use super::id::CommId;
-use super::machine::{Cm, CmError, private_data};
+use super::machine::Cm;
 use super::mad::{CLASS_VERSION, Mad};
 use super::message::Message;
 use super::message::code::{About, RejReason};
@@ -178,7 +179,7 @@ impl Cm {
         c.qp.path_mtu = mtu;
         c.asked = now;
         c.sent = Some(self.outbox.send_with(c.to, transaction_id, modifier, req));
-        c.attempt = self.early.begin(c.timeout, self.outbox.took_last());
+        c.attempt = self.repeats.begin(c.timeout, self.outbox.took_last());
         let next = c.attempt.deadline(now);
         self.timers.set(id, &mut c.deadline, Some(next));
     }

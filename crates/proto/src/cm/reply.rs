@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use super::connection::ConnectionState as S;
 use super::counters::DropReason;
+use super::error::{CmError, private_data};
 use super::event::{CmEvent, ConnectResponse, Rejection};
 use super::id::CommId;
-use super::machine::{Cm, CmError, private_data};
+use super::machine::Cm;
 use super::message::Attribute;
 use super::message::code::{About, RejReason};
 use super::message::mra::Mra;
@@ -20,7 +21,8 @@ use super::timeout;
 use crate::qp::Arrival;
 use crate::time::Time;
 
-/// Longest wait that MRAs can ask for, until the message is repeated.
+/// Longest wait that MRAs can ask for, until the message is repeated: a peer must not keep a state for hours
+/// (`crates/sim/tests/cm/bad_input.rs`).
 const LONGEST_SERVICE: Duration = Duration::from_secs(300);
 
 /// The first repetition of an RTU comes after this fraction of a wait. Each further one takes twice as long as the
@@ -164,7 +166,7 @@ impl Cm {
             return self.raise(CmEvent::Rejected { id, rejection: Box::new(rejection) });
         }
         let most = self.config.max_rd_atomic;
-        self.early.answered(&mut c.attempt, now);
+        self.repeats.answered(&mut c.attempt, now);
         c.state = S::RepRcvd;
         c.sent = None;
         c.remote_id = Some(remote);
@@ -216,7 +218,7 @@ impl Cm {
         c.unproven = None;
         match c.state {
             S::RepSent | S::MraRepRcvd => {
-                self.early.answered(&mut c.attempt, now);
+                self.repeats.answered(&mut c.attempt, now);
                 self.established(id, rtu.private_data.0.into());
             }
             S::Established => self.outbox.counters.rx_duplicates.add(Attribute::Rtu),
@@ -245,7 +247,7 @@ impl Cm {
         let service = timeout::decode(mra.service_timeout).min(LONGEST_SERVICE);
         // The total stays bounded, however many MRAs come.
         let served = (now + service).min(c.asked + LONGEST_SERVICE);
-        self.early.answered(&mut c.attempt, now);
+        self.repeats.answered(&mut c.attempt, now);
         self.timers.set(id, &mut c.deadline, Some(served + c.timeout));
     }
 }

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use super::connection::{Connection, ConnectionState as S, MOST_UNPROVEN};
 use super::counters::DropReason;
-use super::early::Attempt;
+use super::error::{CmError, private_data};
 use super::event::{CmEvent, ConnectRequest};
 use super::id::CommId;
 use super::ip::IpHeader;
 use super::listener::ListenerId;
-use super::machine::{Cm, CmError, private_data};
+use super::machine::Cm;
 use super::message::Attribute;
 use super::message::code::{About, RejReason};
 use super::message::ece::RepVendorId;
@@ -21,6 +21,7 @@ use super::message::req::Req;
 use super::outbox::Destination;
 use super::params::{AcceptParams, ConnectParams, Path, Serves, Transport};
 use super::qp_attr::{QpParams, Side};
+use super::repeats::Attempt;
 use super::timeout;
 use crate::qp::Arrival;
 use crate::time::Time;
@@ -180,14 +181,14 @@ impl Cm {
             answer: None,
             packet_life_time: path.packet_life_time,
             dreq_transaction: 0,
-            patience: Duration::ZERO,
+            peer_asks_for: Duration::ZERO,
             named_id: false,
             named_qpn: false,
             is_recorded: false,
             doubt: None,
             unproven: None,
         };
-        connection.attempt = self.early.begin(connection.timeout, self.outbox.took_last());
+        connection.attempt = self.repeats.begin(connection.timeout, self.outbox.took_last());
         let next = connection.attempt.deadline(now);
         self.timers.set(id, &mut connection.deadline, Some(next));
         self.connections.insert(id, Box::new(connection));
@@ -243,7 +244,7 @@ impl Cm {
         // It is sent even if the limit is reached: only answers to the peer's REQs count so far.
         c.may_send();
         c.sent = Some(self.outbox.send_with(c.to, c.transaction_id, params.ece.options, rep));
-        c.attempt = self.early.begin(c.timeout, self.outbox.took_last());
+        c.attempt = self.repeats.begin(c.timeout, self.outbox.took_last());
         let next = c.attempt.deadline(now);
         self.timers.set(id, &mut c.deadline, Some(next));
         let waiting = c.waiting.take();
@@ -358,8 +359,8 @@ impl Cm {
         let id = self.new_id();
         let mut connection = self.passive(id, tid, req, &found);
         self.names.enter(&mut connection);
-        let patience = now + connection.patience;
-        self.timers.set(id, &mut connection.deadline, Some(patience));
+        let until = now + connection.peer_asks_for;
+        self.timers.set(id, &mut connection.deadline, Some(until));
         let request = ConnectRequest {
             service_id: req.service_id,
             addresses: found.addresses,
@@ -441,7 +442,7 @@ impl Cm {
             answer: None,
             packet_life_time: 0,
             dreq_transaction: 0,
-            patience: peer_waits * (u32::from(req.max_cm_retries) + 1),
+            peer_asks_for: peer_waits * (u32::from(req.max_cm_retries) + 1),
             named_id: false,
             named_qpn: false,
             is_recorded: false,
@@ -465,14 +466,14 @@ impl Cm {
                 };
                 c.answer = Some(self.outbox.send(c.to, c.transaction_id, mra));
                 c.state = S::MraReqSent;
-                let patience = c.patience + timeout::decode(self.config.service_timeout);
-                self.timers.set(id, &mut c.deadline, Some(now + patience));
+                let wait = c.peer_asks_for + timeout::decode(self.config.service_timeout);
+                self.timers.set(id, &mut c.deadline, Some(now + wait));
             }
             S::MraReqSent => {
                 let mra = c.answer.as_deref().expect("an MRA was sent");
                 self.outbox.replay(c.to, mra);
-                let patience = c.patience + timeout::decode(self.config.service_timeout);
-                self.timers.set(id, &mut c.deadline, Some(now + patience));
+                let wait = c.peer_asks_for + timeout::decode(self.config.service_timeout);
+                self.timers.set(id, &mut c.deadline, Some(now + wait));
             }
             _ if c.answered_with(Attribute::Rej) => {
                 let rej = c.answer.as_deref().expect("it is a REJ");

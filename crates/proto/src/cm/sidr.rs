@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::counters::DropReason;
-use super::early::Attempt;
+use super::error::{CmError, private_data};
 use super::event::{CmEvent, SidrRequest, SidrResponse};
 use super::id::CommId;
 use super::ip::IpHeader;
 use super::listener::ListenerId;
-use super::machine::{Cm, CmError, private_data};
+use super::machine::Cm;
 use super::mad::MadBytes;
 use super::message::Attribute;
 use super::message::code::SidrStatus;
@@ -17,7 +17,9 @@ use super::message::ece::{Ece, SidrRepVendorId};
 use super::message::sidr::{SidrRep, SidrReq};
 use super::outbox::Destination;
 use super::params::{Serves, SidrAnswer, SidrParams};
+use super::repeats::Attempt;
 use super::request::{split_addresses, with_addresses};
+use super::timeout;
 use crate::qp::Arrival;
 use crate::time::Time;
 use crate::types::{Gid, QKey, Qpn};
@@ -140,14 +142,14 @@ impl Cm {
             service_id: params.service_id,
             to,
             message: Some(sent),
-            timeout: params.timeout.max(Duration::from_millis(1)),
+            timeout: params.timeout.max(timeout::SHORTEST),
             retries: 0,
             attempt: Attempt::default(),
             max_retries: params.max_retries,
             deadline: None,
             named: false,
         };
-        sidr.attempt = self.early.begin(sidr.timeout, self.outbox.took_last());
+        sidr.attempt = self.repeats.begin(sidr.timeout, self.outbox.took_last());
         let next = sidr.attempt.deadline(now);
         self.timers.set(id, &mut sidr.deadline, Some(next));
         self.sidrs.by_id.insert(id, Box::new(sidr));
@@ -185,7 +187,7 @@ impl Cm {
         let options = answer.ece.options;
         s.message = Some(self.outbox.send_with(s.to, s.transaction_id, options, rep));
         s.state = State::Answered;
-        self.timers.set(id, &mut s.deadline, Some(now + self.config.hold));
+        self.timers.set(id, &mut s.deadline, Some(now + timeout::HOLD));
         let waiting = s.waiting.take();
         self.release_backlog(waiting);
         Ok(())
@@ -249,7 +251,7 @@ impl Cm {
             deadline: None,
             named: true,
         };
-        self.timers.set(id, &mut sidr.deadline, Some(now + self.config.sidr_patience));
+        self.timers.set(id, &mut sidr.deadline, Some(now + timeout::LONGEST));
         self.sidrs.by_request.insert((peer.0, req.request_id), id);
         self.sidrs.by_id.insert(id, Box::new(sidr));
         let request = SidrRequest {

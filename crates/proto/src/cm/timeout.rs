@@ -2,13 +2,17 @@
 
 use std::time::Duration;
 
-/// Longest and shortest wait for one answer, whatever the peer asks for. A peer must not keep a state for hours, nor
-/// make us send in a loop.
-const SHORTEST: Duration = Duration::from_millis(1);
-const LONGEST: Duration = Duration::from_secs(70);
+/// Shortest wait for one answer, whatever the peer asks for: it must not make us send in a loop (`waits_are_bounded`).
+pub(super) const SHORTEST: Duration = Duration::from_millis(1);
+/// Longest wait for an answer, of a peer or of the program: a peer must not keep a state for hours. The kernel's client
+/// asks for 65 s (`waits_are_bounded`).
+pub(super) const LONGEST: Duration = Duration::from_secs(70);
 
-/// Shortest wait for an answer where the peer has chosen it: a stranger does not set our pace.
+/// Shortest wait for an answer where the peer has chosen it: a stranger does not set our pace (`waits_are_bounded`).
 const SHORTEST_OF_PEER: Duration = Duration::from_millis(250);
+
+/// Time for which a rejection or a SIDR answer is kept: a peer whose answer was lost asks again after 4.3 s.
+pub(super) const HOLD: Duration = Duration::from_secs(10);
 
 /// The time that a code stands for.
 pub(super) const fn decode(code: u8) -> Duration {

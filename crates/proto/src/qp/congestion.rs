@@ -16,7 +16,7 @@ use super::attr::QpState;
 use super::{Arrival, Qp};
 
 /// The least time between two notifications of a queue pair, and between two that make its window smaller: one congested
-/// moment marks many packets.
+/// moment marks many packets (`marked_packets_make_the_window_smaller` of the scenarios).
 const INTERVAL: Duration = Duration::from_micros(50);
 
 /// A notification carries nothing besides its base header.

@@ -51,7 +51,8 @@ pub fn static_rate_mbps(code: u8) -> Option<u32> {
     })
 }
 
-/// The burst that may leave at once if the program does not give one.
+/// The burst that may leave at once if the program does not give one: a late timer loses no rate
+/// (`the_rate_is_kept_however_late_the_clock_is_read`).
 const BURST: Duration = Duration::from_millis(2);
 
 /// The state of a limit: a bucket of `burst` that fills at the rate.

@@ -17,8 +17,6 @@ const CONFIG: CmConfig = CmConfig {
     service_timeout: 24,
     early_repeats: false,
     records: true,
-    hold: std::time::Duration::from_secs(10),
-    sidr_patience: std::time::Duration::from_secs(70),
 };
 
 fn world() -> World {

@@ -1,6 +1,7 @@
 //! Messages of megabytes: READs in pieces, paced responses, windows that turn over many times.
 
 use super::prelude::*;
+use anyverbs_proto::wire::reth::Reth;
 use anyverbs_proto::wr::MAX_MESSAGE;
 use anyverbs_sim::Mr;
 
@@ -61,6 +62,28 @@ fn reads_of_both_ends_at_once() {
     }
     assert!(t.bytes(x, 2 << 20, 1 << 20) == there);
     assert!(t.bytes(y, 2 << 20, 1 << 20) == here);
+}
+
+#[test]
+fn the_responses_to_one_request_leave_in_bursts() {
+    let (mut t, a, b, _, y) = large(QpOptions::rc());
+    // Other requesters than this one ask for much in one request.
+    let RemoteAddr { va, rkey } = y.remote(0);
+    let mut read = forged(&t, b, O::ReadRequest, QpOptions::rc().sq_psn);
+    read.reth = Some(Reth { va, rkey, len: 1 << 20 });
+    t.inject(a.device, b.device, read, &[]);
+    t.run();
+    let mut bursts: Vec<(_, usize)> = Vec::new();
+    for r in t.net.trace.iter().filter(|r| r.from == b.device) {
+        match bursts.last_mut() {
+            Some((at, bytes)) if *at == r.at => *bytes += r.payload_len,
+            _ => bursts.push((r.at, r.payload_len)),
+        }
+    }
+    assert_eq!(bursts.iter().map(|(_, bytes)| bytes).sum::<usize>(), 1 << 20);
+    assert!(bursts.iter().all(|(_, bytes)| *bytes <= 128 << 10), "{bursts:?}");
+    let pauses = bursts.windows(2).map(|two| two[1].0.since(two[0].0));
+    assert!(pauses.min() >= Some(Duration::from_micros(50)), "{bursts:?}");
 }
 
 #[test]

@@ -2,11 +2,12 @@
 //! replay, and sent in the order of their PSNs (IBA 9.7.5.1.3, 9.7.5.2.7).
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use crate::counters::Counter;
 use crate::env::{Env, TransmitError};
 use crate::payload::Payload;
-use crate::time::Time;
+use crate::time::{LAST_ANSWER, Time};
 use crate::types::Psn;
 use crate::wire::aeth::{Aeth, Syndrome};
 use crate::wire::atomic::AtomicAckEth;
@@ -21,11 +22,9 @@ use super::super::timers::Timer;
 /// READ response bytes that go out in one call: a peer that asks for more in one request gets the rest piece by piece.
 const BURST: u64 = 128 << 10;
 
-/// The pause between two bursts.
-const PACE: std::time::Duration = std::time::Duration::from_micros(50);
-
-/// The greatest age of an ACK whose loss the peer has not shown. After this time the peer has usually asked again.
-const RECENT: std::time::Duration = std::time::Duration::from_secs(1);
+/// The pause between two bursts. With [`BURST`] it bounds the responses to one request to 21 Gbit/s
+/// (`the_responses_to_one_request_leave_in_bursts` of the scenarios).
+const PACE: Duration = Duration::from_micros(50);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AnswerKind {
@@ -295,9 +294,9 @@ impl Qp {
         sent
     }
 
-    /// Sends the last ACK once more, if it is no older than [`RECENT`]. The peer's repeats will find no answer later.
+    /// Sends the last ACK once more, if it is no older than [`LAST_ANSWER`]. The peer's repeats will find no answer later.
     pub(in crate::qp) fn send_last_ack<E: Env>(&mut self, env: &mut E) {
-        let is_recent = |at: Time| env.now().since(at) <= RECENT;
+        let is_recent = |at: Time| env.now().since(at) <= LAST_ANSWER;
         let answers = self.attr.state.receives();
         let responder = &self.responder;
         if answers && !responder.answers.are_pending() && responder.last_ack.is_some_and(is_recent)

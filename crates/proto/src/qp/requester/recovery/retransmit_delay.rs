@@ -15,10 +15,10 @@ use super::super::super::timers::Expired;
 use super::congestion_window::CongestionWindow;
 
 /// Longest delay that a single spurious retransmission can prove. A peer that was stopped for a while has not become a
-/// slow one.
+/// slow one (`a_peer_that_was_stopped_is_not_a_slow_one`).
 const LONGEST_AT_ONCE: Duration = Duration::from_millis(100);
 
-/// Longer is left to the ACK timeout.
+/// Longest delay at all: a longer silence is left to the ACK timeout (`a_delay_has_an_end`).
 const LONGEST: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
@@ -170,14 +170,14 @@ mod tests {
     fn a_second_answer_makes_it_longer() {
         let mut delay = RetransmitDelay::default();
         delay.on_answer(psn(0), psn(0), never);
-        assert!(!delay.on_duplicate_answer(never).is_some(), "a duplicate of the network's");
+        assert!(delay.on_duplicate_answer(never).is_none(), "a duplicate of the network's");
         delay.on_repeat(psn(0xff_ffff), psn(1), silence(1, 1), window(7));
         delay.on_answer(psn(0xff_ffff), psn(1), never);
         delay.on_answer(psn(0), psn(1), || at(11));
         assert_eq!(delay.least(), Duration::ZERO, "the packet may have been lost");
         assert!(delay.on_duplicate_answer(|| at(12)).is_some());
         assert_eq!(delay.least(), 15 * MS);
-        assert!(!delay.on_duplicate_answer(never).is_some());
+        assert!(delay.on_duplicate_answer(never).is_none());
         assert_eq!(delay.least(), 15 * MS);
     }
 
@@ -190,7 +190,7 @@ mod tests {
         delay.on_repeat(psn(1), psn(3), silence(1, 1), window(7));
         delay.on_repeat(psn(1), psn(3), silence(2, 2), window(5));
         delay.on_answer(psn(3), psn(3), || at(3));
-        assert!(!delay.on_duplicate_answer(|| at(5)).is_some());
+        assert!(delay.on_duplicate_answer(|| at(5)).is_none());
         assert_eq!(delay.least(), Duration::ZERO);
         // All three were.
         assert_eq!(delay.on_duplicate_answer(|| at(7)), Some(window(7)), "before the first");
@@ -223,7 +223,7 @@ mod tests {
         delay.on_repeat(psn(1), psn(3), silence(1, 1), window(7));
         delay.on_answer(psn(3), psn(3), || at(11));
         delay.on_answer(psn(4), psn(4), never);
-        assert!(!delay.on_duplicate_answer(never).is_some());
+        assert!(delay.on_duplicate_answer(never).is_none());
         assert_eq!(delay.least(), Duration::ZERO);
     }
 
@@ -237,5 +237,14 @@ mod tests {
         delay.on_answer(psn(4), psn(4), || at(3200));
         assert!(delay.on_duplicate_answer(|| at(3201)).is_some());
         assert_eq!(delay.least(), 300 * MS);
+    }
+
+    #[test]
+    fn a_delay_has_an_end() {
+        let mut delay = RetransmitDelay::default();
+        for _ in 0..3 {
+            assert!(repeated_once(&mut delay, [9000, 9001]));
+        }
+        assert_eq!(delay.least(), LONGEST);
     }
 }

@@ -305,6 +305,15 @@ fn without_a_timeout_and_probes_nothing_runs() {
 }
 
 #[test]
+fn an_ack_timeout_is_no_shorter_than_two_time_slices() {
+    let mut r = Requester::new();
+    r.attr.timeout = 1;
+    assert_eq!(r.ack(1, 1), Decision::Wait);
+    assert!(!r.timers.is_due(Timer::Ack, at(16)));
+    assert!(r.timers.is_due(Timer::Ack, at(17)));
+}
+
+#[test]
 fn where_silence_is_certain_the_ack_timeout_does_not_double() {
     let mut r = Requester::new();
     r.link.certain = true;

@@ -1,4 +1,4 @@
-//! Early repetitions: within the wait that the program asked for, on top of the repetitions that it asked for.
+//! Repeats repetitions: within the wait that the program asked for, on top of the repetitions that it asked for.
 //!
 //! That wait (the kernel's is 4.3 s) allows for the slowest peer, and a lost datagram would cost all of it. So a
 //! message is also repeated after 1/64, 1/16 and 1/4 of the wait. A peer whose program is slow answers the first of
@@ -13,7 +13,7 @@ const PARTS: [u32; 3] = [64, 16, 4];
 
 /// Decides how soon messages are repeated.
 #[derive(Debug)]
-pub(super) struct Early {
+pub(super) struct Repeats {
     on: bool,
     /// The smoothed time that answers take.
     answers_take: Duration,
@@ -26,14 +26,14 @@ pub(super) struct Attempt {
     since: Option<Time>,
     /// Time to wait for an answer to the last message sent.
     interval: Duration,
-    /// Early repetitions that were made or left out.
+    /// Repeats repetitions that were made or left out.
     done: u8,
     /// It waits to be sent, so it cannot have been answered.
     is_queued: bool,
     is_answered: bool,
 }
 
-impl Early {
+impl Repeats {
     pub(super) fn new(on: bool) -> Self {
         Self { on, answers_take: Duration::ZERO }
     }
@@ -111,9 +111,9 @@ mod tests {
     const WAIT: Duration = Duration::from_millis(640);
 
     /// Times of all repetitions, and of the end of the first wait.
-    fn times(early: &Early) -> Vec<u64> {
+    fn times(repeats: &Repeats) -> Vec<u64> {
         let start = Time::default() + Duration::from_secs(5);
-        let mut attempt = early.begin(WAIT, true);
+        let mut attempt = repeats.begin(WAIT, true);
         let mut times = Vec::new();
         let mut now = start;
         loop {
@@ -127,21 +127,21 @@ mod tests {
     }
 
     fn after(answers: impl IntoIterator<Item = u64>) -> Vec<u64> {
-        let mut early = Early::new(true);
+        let mut repeats = Repeats::new(true);
         for ms in answers {
-            let mut attempt = early.begin(WAIT, true);
+            let mut attempt = repeats.begin(WAIT, true);
             attempt.leave(Time::default());
-            early.answered(&mut attempt, Time::default() + Duration::from_millis(ms));
+            repeats.answered(&mut attempt, Time::default() + Duration::from_millis(ms));
             // Said twice.
-            early.answered(&mut attempt, Time::default() + Duration::from_secs(1000));
+            repeats.answered(&mut attempt, Time::default() + Duration::from_secs(1000));
         }
-        times(&early)
+        times(&repeats)
     }
 
     #[test]
     fn repetitions_lie_in_the_first_wait() {
-        assert_eq!(times(&Early::new(true)), [10, 40, 160, 640]);
-        assert_eq!(times(&Early::new(false)), [640]);
+        assert_eq!(times(&Repeats::new(true)), [10, 40, 160, 640]);
+        assert_eq!(times(&Repeats::new(false)), [640]);
     }
 
     #[test]
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_queued_message_waits_for_no_answer() {
-        let mut attempt = Early::new(true).begin(WAIT, true);
+        let mut attempt = Repeats::new(true).begin(WAIT, true);
         assert!(attempt.is_queued() && !attempt.has_left());
         let later = Time::default() + Duration::from_secs(3);
         assert_eq!(attempt.leave(later), Some(later + WAIT / 64));
@@ -166,10 +166,10 @@ mod tests {
 
     #[test]
     fn an_answered_message_is_not_repeated_early() {
-        let mut early = Early::new(true);
-        let mut attempt = early.begin(WAIT, true);
+        let mut repeats = Repeats::new(true);
+        let mut attempt = repeats.begin(WAIT, true);
         attempt.leave(Time::default());
-        early.answered(&mut attempt, Time::default());
+        repeats.answered(&mut attempt, Time::default());
         assert!(!attempt.repeat(WAIT));
     }
 }
