@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyverbs_links::pace::{NO_LIMIT, Probe};
 use anyverbs_links::route::Outbox;
 use anyverbs_links::shm::{self, Gone, Inbox};
+use anyverbs_links::times;
 use anyverbs_links::udp::{Asked, CreditPacket};
 use anyverbs_net::fault::Fault;
 use anyverbs_net::forward::{ForwardBuffer, Forwarded};
@@ -497,7 +498,7 @@ impl Driver {
                         let qp_type = machine.init().qp_type;
                         link.reroute(self.links, qp_type, &attr.av, attr.dest_qpn);
                     }
-                    Gone::Dead => link.doomed = Some(now + shm::GRACE),
+                    Gone::Dead => link.doomed = Some(now + times::GRACE),
                 }
                 machine.transmit(&mut call.env(link));
             });
