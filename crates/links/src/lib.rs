@@ -8,6 +8,7 @@ pub mod pace;
 pub mod path;
 pub mod route;
 pub mod shm;
+pub mod times;
 pub mod udp;
 
 use std::os::fd::BorrowedFd;

@@ -9,7 +9,7 @@
 //!
 //! A waiting sender probes again every [`RETRY`]: probes and answers may be lost, and receives be posted. Waiting ends
 //! after [`STRANGER`] for a peer that has never answered (another make of device). It ends after [`SILENCE`] for one
-//! that has, and after [`NO_RECEIVES`] for a program that posts no receives. Then the sender goes on without credit for
+//! that has, and after [`NOT_READING`] for a program that posts no receives. Then the sender goes on without credit for
 //! a time that doubles, and messages are lost as on any network.
 
 use std::collections::HashMap;
@@ -17,6 +17,8 @@ use std::time::Duration;
 
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
+
+use crate::times::{ASK_AGAIN, LAST_PAUSE, NOT_READING, RETRY, SILENCE, STRANGER};
 
 /// Opcode of a credit probe: BTH (PSN: the sender's QPN), then the counts of bytes and of messages, 8 bytes big-endian
 /// each.
@@ -33,12 +35,6 @@ pub(super) const CREDIT: u64 = 96 << 10;
 const MESSAGES: u64 = 64;
 /// Messages before the first answer.
 const FIRST_MESSAGES: u64 = 16;
-const RETRY: Duration = Duration::from_millis(10);
-const STRANGER: Duration = Duration::from_millis(30);
-const SILENCE: Duration = Duration::from_millis(500);
-const NO_RECEIVES: Duration = Duration::from_millis(200);
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LAST_PAUSE: Duration = Duration::from_secs(64);
 /// Receivers of one path are forgotten when there are more than this.
 const MANY: usize = 4096;
 
@@ -88,7 +84,7 @@ impl Wait {
     fn step(&mut self, now: Time, patience: Duration, probed: bool) -> Step {
         let since = *self.since.get_or_insert(now);
         if now.since(since) >= patience {
-            let pause = self.pause.unwrap_or(FIRST_PAUSE);
+            let pause = self.pause.unwrap_or(ASK_AGAIN);
             *self = Self {
                 free_until: Some(now + pause),
                 pause: Some((pause * 2).min(LAST_PAUSE)),
@@ -190,7 +186,7 @@ impl Pace {
         };
         let mut step = None;
         let (silence, no_receives) =
-            if self.answers { (SILENCE, NO_RECEIVES) } else { (STRANGER, STRANGER) };
+            if self.answers { (SILENCE, NOT_READING) } else { (STRANGER, STRANGER) };
         if self.sent - self.echoed + len as u64 > CREDIT {
             step = Some(self.wait.step(now, silence, true));
         } else if takes_recv && !free && receiver.sent >= receiver.limit {

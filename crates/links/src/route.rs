@@ -2,7 +2,6 @@
 //! nowhere else.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyverbs_net::MAX_PAYLOAD_V6;
 use anyverbs_proto::direct::Direct;
@@ -18,12 +17,9 @@ use anyverbs_proto::wr::AddressVector;
 use crate::direct::{self, LastTarget};
 use crate::path::Path;
 use crate::shm::{self, Peer, ShmRoute, Spare, Unflushed};
+use crate::times::PROBE_AFTER;
 use crate::udp::{Asked, CreditPacket, Staged, UdpRoute};
 use crate::{Links, inproc};
-
-/// Probe timeout for a peer on another host. It is longer than the time to wake a process, and than the kernel's tick.
-/// A nearer timer is programmed whenever the worker sleeps, which costs an event 8 us.
-const PROBE_AFTER: Duration = Duration::from_millis(8);
 
 /// Bytes of the out-of-order buffer of a queue pair: a window of a peer like this one.
 const OUT_OF_ORDER_ROOM: usize = 256 << 10;

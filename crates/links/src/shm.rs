@@ -6,7 +6,7 @@
 //! the path MTU, which it says. So PSNs are the same on every link, and the two ends of a connection need not agree on
 //! one.
 //!
-//! No packet is lost on the way, unless the peer has not read for [`PATIENCE`]. Packets to it then vanish, and
+//! No packet is lost on the way, unless the peer has not read for [`SILENCE`]. Packets to it then vanish, and
 //! connections end by their retries, as they would on a network.
 
 mod message;
@@ -17,7 +17,7 @@ mod unflushed;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyverbs_locks::{Mutex, rank};
 use anyverbs_net::Slot;
@@ -29,6 +29,7 @@ use anyverbs_proto::types::Qpn;
 
 use super::direct;
 use super::mapped::MappedRegions;
+use super::times::{ASK_AGAIN, GRACE, SILENCE, SWEEP_EVERY};
 pub use message::{Inbox, Received};
 pub use route::ShmRoute;
 use traffic::Traffic;
@@ -40,17 +41,6 @@ pub const WINDOW: u32 = 256 << 10;
 pub const SEGMENT: u32 = 32 << 10;
 /// Bytes after which the peer is shown the messages so far, though more follows under the same lock.
 const SHOW_AFTER: usize = 16 << 10;
-/// Longest wait for room in a full ring.
-const PATIENCE: Duration = Duration::from_millis(500);
-/// Time for which requests to an ended process go on waiting, though its end is known. On a network they would wait
-/// until their retries had run out, and programs rely on that. A program whose peer has left with one message too many
-/// on its way has taken what it wanted by then.
-pub const GRACE: Duration = Duration::from_millis(250);
-/// Interval of checks whether regions that this process has mapped were taken back.
-const SWEEP_EVERY: Duration = Duration::from_secs(1);
-/// Time for which a process without this link is not asked again for the sake of a datagram.
-const ABSENCE: Duration = Duration::from_secs(1);
-
 /// Why a peer is not one any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gone {
@@ -83,13 +73,13 @@ struct Waiting {
 impl Waiting {
     /// Gives up if the answer takes too long. Returns when to look again.
     fn look(&mut self, now: Time) -> Option<Time> {
-        let until = self.asked.filter(|_| !self.stalled)? + PATIENCE;
+        let until = self.asked.filter(|_| !self.stalled)? + SILENCE;
         if until > now {
             return Some(until);
         }
         if now.since(until) > LATE {
             self.asked = Some(now);
-            return Some(now + PATIENCE);
+            return Some(now + SILENCE);
         }
         self.stalled = true;
         None
@@ -203,9 +193,9 @@ impl Shm {
             {
                 return Some(Arc::clone(peer));
             }
-            Entry::Absent(since) if !thorough && since.elapsed() < ABSENCE => return None,
+            Entry::Absent(since) if !thorough && since.elapsed() < ASK_AGAIN => return None,
             // If it were asked again at once, it would decline again, and packets sent meanwhile would be lost.
-            Entry::Unwilling(since) if since.elapsed() < ABSENCE => return None,
+            Entry::Unwilling(since) if since.elapsed() < ASK_AGAIN => return None,
             _ => {}
         }
         // Twice: the slot's last owner may have ended, and not be known to have.
@@ -296,8 +286,8 @@ mod tests {
     fn a_full_ring_is_given_up_in_time() {
         let begin = Time::from_nanos(1);
         let mut waiting = Waiting { asked: Some(begin), ..Waiting::default() };
-        assert_eq!(waiting.look(begin), Some(begin + PATIENCE));
-        assert_eq!(waiting.look(begin + PATIENCE + LATE), None);
+        assert_eq!(waiting.look(begin), Some(begin + SILENCE));
+        assert_eq!(waiting.look(begin + SILENCE + LATE), None);
         assert!(waiting.stalled);
     }
 
@@ -305,9 +295,9 @@ mod tests {
     fn a_full_ring_is_not_given_up_for_time_without_a_look() {
         let begin = Time::from_nanos(1);
         let mut waiting = Waiting { asked: Some(begin), ..Waiting::default() };
-        let continued = begin + PATIENCE * 6;
-        assert_eq!(waiting.look(continued), Some(continued + PATIENCE));
-        assert_eq!(waiting.look(continued + PATIENCE), None);
+        let continued = begin + SILENCE * 6;
+        assert_eq!(waiting.look(continued), Some(continued + SILENCE));
+        assert_eq!(waiting.look(continued + SILENCE), None);
         assert!(waiting.stalled);
     }
 }

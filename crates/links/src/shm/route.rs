@@ -15,12 +15,13 @@ use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wr::AddressVector;
 
 use super::message::{FRONT_V4, Front, PLAIN};
-use super::{Gone, PATIENCE, Peer, SWEEP_EVERY, Shm, Spare, Unflushed};
+use super::{Gone, Peer, Shm, Spare, Unflushed};
 use crate::Links;
 use crate::mapped::{Lookup, Target};
 use crate::pace::Credit;
 use crate::path::Path;
 use crate::route::{Outgoing, Refused};
+use crate::times::{SILENCE, SWEEP_EVERY};
 use crate::udp::{Asked, CreditPacket, takes_recv};
 
 /// The way of packets of one queue pair, or to one address handle.
@@ -150,7 +151,7 @@ impl ShmRoute {
                     waiting.asked = Some(now);
                     sender.ask_for_room();
                     drop(waiting);
-                    let until = now + PATIENCE;
+                    let until = now + SILENCE;
                     if let Some(shm) = &links.shm {
                         shm.next.fetch_min(until.as_nanos(), Ordering::SeqCst);
                     }

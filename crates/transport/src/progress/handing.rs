@@ -7,6 +7,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use anyverbs_links::times::{ASK_AGAIN, NOT_READING};
 use anyverbs_net::forward::Forwarded;
 use anyverbs_net::{Datagram, SHARERS_LEASE};
 use anyverbs_proto::qp::Arrival;
@@ -17,10 +18,7 @@ use anyverbs_proto::wire::packet::{ICRC_LEN, Packet};
 use super::Driver;
 use super::receive::Reader;
 
-/// Longest wait for a process that does not read.
-const PATIENCE: Duration = Duration::from_millis(200);
-/// The time after that for which it is not waited for.
-const REST: Duration = Duration::from_secs(1);
+/// Interval of tries while the queue of another process is full.
 const RETRY: Duration = Duration::from_micros(50);
 /// The source port of these datagrams, which no UDP socket has.
 const SOURCE_PORT: u16 = 0xc000;
@@ -43,9 +41,9 @@ impl Stuck {
         if self.0.iter().any(|(stuck, _)| *stuck == slot) {
             return false;
         }
-        let waits = now.since(since) <= PATIENCE;
+        let waits = now.since(since) <= NOT_READING;
         if !waits {
-            self.0.push((slot, now + REST));
+            self.0.push((slot, now + ASK_AGAIN));
         }
         waits
     }
@@ -131,11 +129,11 @@ mod tests {
     fn a_process_that_does_not_read_is_waited_for_once_in_a_while() {
         let at = Time::from_nanos;
         let (begin, mut stuck) = (at(1), Stuck::default());
-        assert!(stuck.waits_for(3, begin, begin + PATIENCE));
-        let given_up = begin + PATIENCE + Duration::from_nanos(1);
+        assert!(stuck.waits_for(3, begin, begin + NOT_READING));
+        let given_up = begin + NOT_READING + Duration::from_nanos(1);
         assert!(!stuck.waits_for(3, begin, given_up));
         assert!(!stuck.waits_for(3, given_up, given_up), "not for the next packet");
         assert!(stuck.waits_for(4, given_up, given_up), "another one reads");
-        assert!(stuck.waits_for(3, given_up + REST, given_up + REST));
+        assert!(stuck.waits_for(3, given_up + ASK_AGAIN, given_up + ASK_AGAIN));
     }
 }

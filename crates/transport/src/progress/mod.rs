@@ -11,6 +11,10 @@ mod moderation;
 mod owed;
 mod receive;
 mod ring;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
 mod timers;
 mod waiter;
 pub mod worker;

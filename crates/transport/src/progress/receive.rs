@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyverbs_links::pace::{NO_LIMIT, Probe};
 use anyverbs_links::route::Outbox;
 use anyverbs_links::shm::{self, Gone, Inbox};
+use anyverbs_links::times;
 use anyverbs_links::udp::{Asked, CreditPacket};
 use anyverbs_locks::{MutexGuard, rank};
 use anyverbs_net::fault::Fault;
@@ -512,7 +513,7 @@ impl Driver {
                         let this = (cell.qpn, machine.init().qp_type);
                         link.reroute(self.links, this, &attr.av, attr.dest_qpn);
                     }
-                    Gone::Dead => link.peer_gone_at = Some(now + shm::GRACE),
+                    Gone::Dead => link.peer_gone_at = Some(now + times::GRACE),
                 }
                 machine.transmit(&mut call.env(link));
             });
@@ -658,5 +659,13 @@ impl Driver {
 
     pub(crate) fn kick_worker(&self) {
         self.links.waker.kick();
+    }
+}
+
+#[cfg(test)]
+impl RxState {
+    /// As if messages came through shared memory, and none from the sockets, which were looked at last at this time.
+    pub(super) fn pretend_busy(&mut self, looked_at: Time) {
+        (self.since_shm, self.empty_looks, self.looked_at) = (0, QUIET_AFTER, looked_at);
     }
 }

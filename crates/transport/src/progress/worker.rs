@@ -378,7 +378,7 @@ impl Worker {
             let now = now();
             let timer = Duration::from_nanos(self.next_deadline().saturating_sub(now));
             let lease = if self.owed.is_any() { lease.min(ACK_DELAY) } else { lease };
-            let timeout = lease.min(timer.max(Duration::from_micros(50)));
+            let timeout = lease.min(timer.max(SHORT_LEASE));
             waker.set_away_until(now + timeout.as_nanos() as u64);
             return Some(timeout);
         }

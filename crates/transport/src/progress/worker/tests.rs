@@ -1,65 +1,23 @@
 use std::fs;
 use std::net::UdpSocket;
-use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyverbs_objects::base::NEVER;
-use anyverbs_objects::config::Config;
-use anyverbs_objects::cq::CqCell;
-use anyverbs_objects::limits::DEFAULT;
+use anyverbs_proto::counters::Counter;
 use anyverbs_proto::time::Time;
-use anyverbs_testing::{in_own_process, isolate_device};
-use rand::SeedableRng;
-use rand::rngs::StdRng;
+use anyverbs_testing::in_own_process;
 
-use super::SHORT_LEASE;
-use crate::DataPath;
-use crate::progress::{Above, Driver, Frames, Mad, Management};
-
-/// No QP1 and no raw packets.
-struct Nothing;
-
-impl Management for Nothing {
-    fn next(&self) -> u64 {
-        NEVER
-    }
-
-    fn run(&'static self, _now: Time) {}
-
-    fn receive(&'static self, _now: Time, _mads: &[Mad<'_>]) {}
-
-    fn keeps_disconnects(&self) -> bool {
-        false
-    }
-
-    fn look_at_disconnects(&'static self, _now: Time, _empty: Time) {}
-
-    fn forwarded(&self, _now: Time) {}
-
-    fn addresses_changed(&'static self) {}
-}
-
-impl Frames for Nothing {
-    fn receive(&self) -> usize {
-        0
-    }
-
-    fn fds(&self) -> Vec<BorrowedFd<'_>> {
-        Vec::new()
-    }
-
-    fn fail_users(&self, _overrun: &dyn Fn(&Arc<CqCell>) -> bool) {}
-}
+use super::{Found, LEASE, ONE_SIDED, SHORT_LEASE, Worker};
+use crate::progress::Driver;
+use crate::progress::receive::Reader;
+use crate::progress::testing::{Connected, NOTHING, at, count, open, pair, set, stopped};
+use crate::qp::owed::ACK_DELAY;
 
 /// The driver of this process, which has a worker.
 fn driver() -> &'static Driver {
-    isolate_device();
-    let (config, mut rng) = (Config::load().unwrap(), StdRng::from_os_rng());
-    let DataPath { driver, starter, .. } = DataPath::open(config, DEFAULT, None, &mut rng).unwrap();
-    assert!(driver.above.set(Above { management: &Nothing, frames: &Nothing }).is_ok());
+    let (driver, starter) = open(|_| {});
     starter.send(driver).unwrap();
     driver
 }
@@ -147,5 +105,161 @@ fn it_leaves_one_sided_requests_to_polls_that_go_on() {
         .collect();
         drop(reading);
         assert!(found.iter().any(|(rounds, looks)| *rounds < looks / 2), "{found:?}");
+    });
+}
+
+fn by_clock(name: &str, test: impl FnOnce(&'static Driver, Worker)) {
+    in_own_process(&format!("progress::worker::tests::{name}"), || {
+        let driver = stopped();
+        test(driver, Worker::new(driver));
+    });
+}
+
+/// Sockets are ready.
+const INPUT: Found =
+    Found { kicked: false, addresses: false, input: 1, shm: false, shm_control: false };
+
+/// A request is in the socket.
+fn request(driver: &'static Driver) -> [Connected; 2] {
+    let [a, b] = pair(driver);
+    b.recv();
+    a.send();
+    [a, b]
+}
+
+fn poll(driver: &'static Driver) {
+    driver.lease.fetch_add(1, Ordering::SeqCst);
+}
+
+#[test]
+fn it_sleeps_without_a_timer_where_nothing_is_due() {
+    by_clock("it_sleeps_without_a_timer_where_nothing_is_due", |driver, mut worker| {
+        worker.act(Found::default());
+        assert_eq!(worker.lie_down(), None);
+        assert!(driver.links.waker.is_asleep());
+        worker.get_up();
+        NOTHING.next.store(at(5000).as_nanos(), Ordering::SeqCst);
+        assert_eq!(worker.lie_down(), Some(Duration::from_micros(5000)));
+        worker.get_up();
+        set(driver, at(5000));
+        worker.act(Found::default());
+        assert_eq!((worker.lie_down(), driver.next_deadline()), (None, NEVER));
+    });
+}
+
+#[test]
+fn it_receives_and_arms_the_sockets_where_no_one_polls() {
+    by_clock("it_receives_and_arms_the_sockets_where_no_one_polls", |driver, mut worker| {
+        let [_a, _b] = request(driver);
+        let [received, acks] = [Counter::RcvdPkts, Counter::AcksSent].map(|c| count(driver, c));
+        worker.act(INPUT);
+        assert_eq!(count(driver, Counter::RcvdPkts), received + 1);
+        assert_eq!(count(driver, Counter::AcksSent), acks + 1);
+        assert_eq!(driver.worker.disarmed.load(Ordering::SeqCst), 0);
+    });
+}
+
+#[test]
+fn an_ack_that_a_reply_may_carry_waits_for_it() {
+    by_clock("an_ack_that_a_reply_may_carry_waits_for_it", |driver, mut worker| {
+        let [a, b] = pair(driver);
+        // The programs answer each other's WRITEs.
+        b.write();
+        // The WRITE, nothing, and the ACK.
+        for _ in 0..3 {
+            driver.receive(Reader::Wait);
+        }
+        a.write();
+        let acks = count(driver, Counter::AcksSent);
+        worker.act(INPUT);
+        assert_eq!(count(driver, Counter::AcksSent), acks);
+        assert_eq!(worker.lie_down(), Some(ACK_DELAY));
+        worker.get_up();
+        set(driver, at(0) + ACK_DELAY);
+        worker.act(Found::default());
+        assert_eq!(count(driver, Counter::AcksSent), acks + 1);
+    });
+}
+
+#[test]
+fn it_leaves_the_sockets_to_polls_until_they_stop() {
+    by_clock("it_leaves_the_sockets_to_polls_until_they_stop", |driver, mut worker| {
+        let [_a, _b] = request(driver);
+        let received = count(driver, Counter::RcvdPkts);
+        poll(driver);
+        worker.act(INPUT);
+        assert_eq!(count(driver, Counter::RcvdPkts), received);
+        assert_eq!(driver.worker.disarmed.load(Ordering::SeqCst), 1, "nothing wakes it again");
+        // The ACK timeout of the request is later.
+        assert_eq!(worker.lie_down(), Some(LEASE));
+        assert!(!driver.links.waker.is_asleep());
+        worker.get_up();
+        set(driver, at(0) + LEASE);
+        poll(driver);
+        worker.act(Found::default());
+        assert_eq!(count(driver, Counter::RcvdPkts), received, "polls go on");
+        worker.act(Found::default());
+        assert_eq!(count(driver, Counter::RcvdPkts), received + 1, "polls have stopped");
+        assert_eq!(driver.worker.disarmed.load(Ordering::SeqCst), 0);
+    });
+}
+
+#[test]
+fn a_program_that_ends_polling_has_the_sockets_armed() {
+    by_clock("a_program_that_ends_polling_has_the_sockets_armed", |driver, mut worker| {
+        let [_a, _b] = request(driver);
+        poll(driver);
+        worker.act(INPUT);
+        driver.end_lease();
+        assert_eq!(driver.worker.disarmed.load(Ordering::SeqCst), 0);
+        let received = count(driver, Counter::RcvdPkts);
+        worker.act(INPUT);
+        assert_eq!(count(driver, Counter::RcvdPkts), received + 1, "its polls count no more");
+    });
+}
+
+#[test]
+fn it_looks_sooner_where_it_had_to_take_one_sided_requests() {
+    by_clock("it_looks_sooner_where_it_had_to_take_one_sided_requests", |driver, mut worker| {
+        let lease_after = |worker: &mut Worker, now: Time| {
+            set(driver, now);
+            poll(driver);
+            worker.act(Found::default());
+            let lease = worker.lie_down();
+            worker.get_up();
+            worker.act(Found::default());
+            lease
+        };
+        assert_eq!(lease_after(&mut worker, at(1)), Some(LEASE));
+        driver.worker.note_one_sided();
+        let short = Some(SHORT_LEASE);
+        assert_eq!(lease_after(&mut worker, at(2)), short);
+        assert_eq!(lease_after(&mut worker, at(1) + ONE_SIDED), short);
+        assert_eq!(lease_after(&mut worker, at(2) + ONE_SIDED), Some(LEASE));
+    });
+}
+
+#[test]
+fn it_hands_the_sockets_to_the_thread_that_reads_them() {
+    by_clock("it_hands_the_sockets_to_the_thread_that_reads_them", |driver, mut worker| {
+        let [_a, _b] = request(driver);
+        let reading = driver.rx.lock();
+        // Another thread, since this one has locked.
+        let worker = std::thread::scope(|scope| {
+            scope
+                .spawn(move || {
+                    worker.act(INPUT);
+                    worker
+                })
+                .join()
+                .unwrap()
+        });
+        drop(reading);
+        assert_eq!(worker.away, Some(LEASE), "it does not come back at once");
+        let received = count(driver, Counter::RcvdPkts);
+        // The reader has found nothing, and looks once more for the note.
+        assert_eq!(driver.receive(Reader::Poll), 1);
+        assert_eq!(count(driver, Counter::RcvdPkts), received + 1);
+        assert!(!driver.worker.is_left_to_reader());
     });
 }

@@ -1,0 +1,213 @@
+//! A driver for tests: its clock stands until a test sets it, and its worker does nothing by itself.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyverbs_objects::ah::{self, AhAttr};
+use anyverbs_objects::async_event::AsyncQueue;
+use anyverbs_objects::base::NEVER;
+use anyverbs_objects::command::CommandFile;
+use anyverbs_objects::config::Config;
+use anyverbs_objects::context_cell::ContextCell;
+use anyverbs_objects::cq::{Cq, CqCell, CqInitAttr};
+use anyverbs_objects::limits::DEFAULT;
+use anyverbs_objects::pd::Pd;
+use anyverbs_proto::counters::Counter;
+use anyverbs_proto::mr::Access;
+use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpCap, QpState, QpType};
+use anyverbs_proto::time::Time;
+use anyverbs_proto::types::{Mtu, Psn, Qpn};
+use anyverbs_proto::wr::{RecvWr, RemoteAddr, SendFlags, SendOp, SendWr};
+use anyverbs_testing::isolate_device;
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+
+use super::{Above, Driver, Frames, Mad, Management};
+use crate::DataPath;
+use crate::progress::worker::Starter;
+use crate::qp::{Qp, QpInitAttr};
+
+/// QP1 without connections, and no raw packets.
+#[derive(Debug)]
+pub(super) struct Nothing {
+    /// When its timer is due, in nanoseconds.
+    pub(super) next: AtomicU64,
+}
+
+/// The rooms above of this process, whose devices are one.
+pub(super) static NOTHING: Nothing = Nothing { next: AtomicU64::new(NEVER) };
+
+impl Management for Nothing {
+    fn next(&self) -> u64 {
+        self.next.load(Ordering::SeqCst)
+    }
+
+    fn run(&'static self, now: Time) {
+        if self.next() <= now.as_nanos() {
+            self.next.store(NEVER, Ordering::SeqCst);
+        }
+    }
+
+    fn receive(&'static self, _now: Time, _mads: &[Mad<'_>]) {}
+
+    fn keeps_disconnects(&self) -> bool {
+        false
+    }
+
+    fn look_at_disconnects(&'static self, _now: Time, _empty: Time) {}
+
+    fn forwarded(&self, _now: Time) {}
+
+    fn addresses_changed(&'static self) {}
+}
+
+impl Frames for Nothing {
+    fn receive(&self) -> usize {
+        0
+    }
+
+    fn fds(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
+    }
+
+    fn fail_users(&self, _overrun: &dyn Fn(&Arc<CqCell>) -> bool) {}
+}
+
+/// The driver of this process, and what starts its worker.
+pub(super) fn open(change: impl FnOnce(&mut Config)) -> (&'static Driver, Starter) {
+    isolate_device();
+    let (mut config, mut rng) = (Config::load().unwrap(), StdRng::from_os_rng());
+    change(&mut config);
+    let DataPath { driver, starter, .. } = DataPath::open(config, DEFAULT, None, &mut rng).unwrap();
+    assert!(driver.above.set(Above { management: &NOTHING, frames: &NOTHING }).is_ok());
+    (driver, starter)
+}
+
+/// The driver of this process. All packets go by UDP, and come back to it. Nobody else receives.
+pub(super) fn stopped() -> &'static Driver {
+    let (driver, _starter) = open(|config| (config.inproc, config.shm) = (false, false));
+    set(driver, at(0));
+    // The slot's sockets may have heard of others.
+    while driver.receive(super::receive::Reader::Wait) > 0 {}
+    driver
+}
+
+/// A moment of the test.
+pub(super) fn at(us: u64) -> Time {
+    Time::from_nanos(1_000_000_000) + Duration::from_micros(us)
+}
+
+pub(super) fn set(driver: &Driver, now: Time) {
+    driver.core.clock.set(now);
+}
+
+pub(super) fn count(driver: &Driver, counter: Counter) -> u64 {
+    driver.core.counters.read(counter)
+}
+
+/// A queue pair that is connected to a queue pair of this process.
+pub(super) struct Connected {
+    pub(super) qp: Qp,
+    pub(super) cq: Cq,
+    _pd: Pd,
+}
+
+impl Connected {
+    fn new(driver: &'static Driver) -> Self {
+        let events = AsyncQueue::new().unwrap();
+        let context =
+            Arc::new(ContextCell { events, command: CommandFile::create("test").unwrap() });
+        let pd = Pd::new(driver.core, &context).unwrap();
+        let cq = Cq::create(driver.core, &context, &CqInitAttr::new(1024)).unwrap();
+        let cap = QpCap { max_send_wr: 256, max_recv_wr: 256, ..QpCap::default() };
+        let init = QpInitAttr {
+            send_cq: &cq,
+            recv_cq: &cq,
+            srq: None,
+            cap,
+            qp_type: QpType::Rc,
+            sq_sig_all: true,
+            cookie: 0,
+        };
+        let qp = Qp::create(driver.transport, &pd, &init).unwrap();
+        Self { qp, cq, _pd: pd }
+    }
+
+    fn connect(&self, driver: &Driver, dest_qpn: Qpn, retry_cnt: u8) {
+        use QpAttrMask as M;
+        let gid = driver.core.gids.listed()[0].gid;
+        let attr =
+            AhAttr { dgid: gid, hop_limit: 64, is_global: true, port: 1, ..AhAttr::default() };
+        let attr = QpAttr {
+            port: 1,
+            av: ah::resolve(driver.core, &attr).unwrap(),
+            path_mtu: Mtu::Mtu1024,
+            dest_qpn,
+            rq_psn: Psn::new(100),
+            sq_psn: Psn::new(100),
+            max_dest_rd_atomic: 1,
+            max_rd_atomic: 1,
+            timeout: 14,
+            retry_cnt,
+            rnr_retry: 7,
+            access: Access::REMOTE_WRITE,
+            ..QpAttr::default()
+        };
+        for (state, mask) in [
+            (QpState::Init, M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS),
+            (
+                QpState::Rtr,
+                M::AV
+                    | M::PATH_MTU
+                    | M::DEST_QPN
+                    | M::RQ_PSN
+                    | M::MAX_DEST_RD_ATOMIC
+                    | M::MIN_RNR_TIMER,
+            ),
+            (
+                QpState::Rts,
+                M::SQ_PSN | M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::MAX_QP_RD_ATOMIC,
+            ),
+        ] {
+            self.qp.modify(&QpAttr { state, ..attr }, M::STATE | mask).unwrap();
+        }
+    }
+
+    /// Posts an empty SEND.
+    pub(super) fn send(&self) {
+        self.post(SendOp::Send);
+    }
+
+    /// Posts an empty WRITE.
+    pub(super) fn write(&self) {
+        self.post(SendOp::Write(RemoteAddr { va: 0, rkey: 0 }));
+    }
+
+    fn post(&self, op: SendOp) {
+        let flags = SendFlags::SIGNALED;
+        let wr = SendWr { wr_id: 0, op, flags, sges: &[], ud: None, xrc_srqn: 0 };
+        self.qp.post_send(&[wr]).unwrap();
+    }
+
+    pub(super) fn recv(&self) {
+        self.qp.post_recv(&[RecvWr { wr_id: 0, sges: &[] }]).unwrap();
+    }
+}
+
+/// Two queue pairs that are connected to each other.
+pub(super) fn pair(driver: &'static Driver) -> [Connected; 2] {
+    let pair = [(); 2].map(|()| Connected::new(driver));
+    pair[0].connect(driver, pair[1].qp.qpn(), 7);
+    pair[1].connect(driver, pair[0].qp.qpn(), 7);
+    pair
+}
+
+/// A queue pair without retries, whose peer does not exist.
+pub(super) fn alone(driver: &'static Driver) -> Connected {
+    let qp = Connected::new(driver);
+    let nobody = Qpn::new(qp.qp.qpn().get() ^ 0xffff);
+    qp.connect(driver, nobody, 0);
+    qp
+}

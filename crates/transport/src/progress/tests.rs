@@ -1,0 +1,267 @@
+//! What progress promises, by a clock that the tests set. Each has a process of its own, since that has one device.
+
+use std::io::pipe;
+use std::os::fd::AsFd as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use anyverbs_objects::base::{LATE, NEVER, Patience, Progress as _, Timed};
+use anyverbs_proto::counters::Counter;
+use anyverbs_proto::time::Time;
+use anyverbs_proto::wc::Wc;
+use anyverbs_testing::in_own_process;
+
+use super::owed::Debts;
+use super::receive::Reader;
+use super::testing::{Connected, NOTHING, alone, at, count, pair, set, stopped};
+use crate::qp::owed::ACK_DELAY;
+
+/// Runs the test of this name here.
+fn alone_in_process(name: &str, test: impl FnOnce()) {
+    in_own_process(&format!("progress::tests::{name}"), test);
+}
+
+struct Ticks(AtomicU32);
+
+impl Timed for Ticks {
+    fn on_time(self: Arc<Self>, _now: Time) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn timers_run_when_they_are_due() {
+    alone_in_process("timers_run_when_they_are_due", || {
+        let driver = stopped();
+        assert_eq!(driver.next_deadline(), NEVER);
+        let ticks = Arc::new(Ticks(AtomicU32::new(0)));
+        let timed: Arc<dyn Timed> = ticks.clone();
+        driver.call_at(at(50), Arc::downgrade(&timed));
+        NOTHING.next.store(at(80).as_nanos(), Ordering::SeqCst);
+        for (now, ran, next) in [
+            (at(49), 0, at(50).as_nanos()),
+            (at(50), 1, at(80).as_nanos()),
+            (at(79), 1, at(80).as_nanos()),
+            (at(80), 1, NEVER),
+        ] {
+            set(driver, now);
+            driver.run_timers();
+            assert_eq!((ticks.0.load(Ordering::SeqCst), driver.next_deadline()), (ran, next));
+        }
+    });
+}
+
+/// Posts a request to nobody, and lets time pass beyond its deadline.
+fn wait_for_nobody(driver: &'static super::Driver) -> (Connected, Time) {
+    let qp = alone(driver);
+    qp.send();
+    let deadline = Time::from_nanos(driver.next_deadline());
+    assert!(deadline > at(0) && deadline < at(1_000_000), "{deadline:?}");
+    (qp, deadline)
+}
+
+#[test]
+fn a_timer_waits_for_what_lies_in_the_sockets() {
+    alone_in_process("a_timer_waits_for_what_lies_in_the_sockets", || {
+        let driver = stopped();
+        let (_qp, deadline) = wait_for_nobody(driver);
+        let sent = count(driver, Counter::SentPkts);
+        set(driver, deadline);
+        driver.run_timers();
+        assert_eq!(count(driver, Counter::SentPkts), sent, "the answer may lie in the socket");
+        let look = Time::from_nanos(driver.next_deadline());
+        assert!(look > deadline && look <= deadline + Duration::from_millis(1), "{look:?}");
+        // The packet itself lies there, and is for nobody. Then there is nothing more.
+        assert_eq!(driver.receive(Reader::Wait), 1);
+        set(driver, look);
+        driver.run_timers();
+        assert_eq!(count(driver, Counter::SentPkts), sent, "there may be more");
+        assert_eq!(driver.receive(Reader::Wait), 0);
+        set(driver, Time::from_nanos(driver.next_deadline()));
+        driver.run_timers();
+        assert!(count(driver, Counter::SentPkts) > sent);
+    });
+}
+
+#[test]
+fn a_timer_does_not_wait_for_ever() {
+    alone_in_process("a_timer_does_not_wait_for_ever", || {
+        let driver = stopped();
+        let (_qp, deadline) = wait_for_nobody(driver);
+        let sent = count(driver, Counter::SentPkts);
+        let mut now = deadline;
+        while count(driver, Counter::SentPkts) == sent {
+            assert!(now < deadline + 2 * LATE, "nobody reads the sockets, and it still waits");
+            set(driver, now);
+            driver.run_timers();
+            now = Time::from_nanos(driver.next_deadline());
+        }
+        assert!(now > deadline + LATE, "{:?}", now.since(deadline));
+    });
+}
+
+#[test]
+fn time_in_which_the_process_stood_is_no_silence() {
+    alone_in_process("time_in_which_the_process_stood_is_no_silence", || {
+        let driver = stopped();
+        // No retries, and nothing left to be read: the first timeout is an error. Probes come before it.
+        let completions = |nobody: &Connected| {
+            while driver.receive(Reader::Wait) > 0 {}
+            driver.run_timers();
+            nobody.cq.poll(&mut [Wc::default(); 2]).unwrap()
+        };
+        let next = || Time::from_nanos(driver.next_deadline());
+        let (nobody, begin) = (alone(driver), driver.core.now());
+        nobody.send();
+        let mut looks = Vec::new();
+        while completions(&nobody) == 0 {
+            looks.push(next().since(begin));
+            set(driver, next());
+        }
+        let timeout = looks.pop().expect("the timeout");
+        let (nobody, begin) = (alone(driver), driver.core.now());
+        nobody.send();
+        for look in looks {
+            set(driver, begin + look);
+            assert_eq!(completions(&nobody), 0);
+        }
+        assert_eq!(next(), begin + timeout);
+        let go_on = begin + timeout + Duration::from_secs(10);
+        set(driver, go_on);
+        assert_eq!(completions(&nobody), 0, "it waits anew");
+        while completions(&nobody) == 0 {
+            assert!(next() < go_on + Duration::from_secs(1), "{:?}", next());
+            set(driver, next());
+        }
+    });
+}
+
+#[test]
+fn an_ack_leaves_when_the_sockets_are_empty() {
+    alone_in_process("an_ack_leaves_when_the_sockets_are_empty", || {
+        let driver = stopped();
+        let [a, b] = pair(driver);
+        b.recv();
+        a.send();
+        assert_eq!(driver.receive(Reader::Wait), 1);
+        assert!(driver.transport.owed.now().is_any(), "it may go with the program's reply");
+        let acks = count(driver, Counter::AcksSent);
+        assert_eq!(driver.receive(Reader::Wait), 0);
+        assert_eq!(count(driver, Counter::AcksSent), acks + 1);
+        assert!(!driver.transport.owed.now().is_any());
+    });
+}
+
+#[test]
+fn acks_leave_at_the_latest_after_128_packets() {
+    alone_in_process("acks_leave_at_the_latest_after_128_packets", || {
+        let driver = stopped();
+        let pairs: Vec<_> = (0..160).map(|_| pair(driver)).collect();
+        for [a, b] in &pairs {
+            b.recv();
+            a.send();
+        }
+        let acks = count(driver, Counter::AcksSent);
+        let mut received = 0;
+        while count(driver, Counter::AcksSent) == acks {
+            let n = driver.receive(Reader::Worker);
+            assert!(n > 0, "none after {received} packets");
+            received += n;
+        }
+        // A batch may end later.
+        assert!((128..160).contains(&received), "{received}");
+    });
+}
+
+#[test]
+fn a_flush_pays_all_debts_once() {
+    alone_in_process("a_flush_pays_all_debts_once", || {
+        let driver = stopped();
+        let pairs = [(); 3].map(|()| pair(driver));
+        for [a, b] in &pairs {
+            b.recv();
+            a.send();
+        }
+        while driver.receive(Reader::Worker) > 0 {}
+        let acks = count(driver, Counter::AcksSent);
+        for debts in [Debts::All, Debts::AtOnce, Debts::AtExit] {
+            driver.flush(debts);
+            assert_eq!(count(driver, Counter::AcksSent), acks + 3, "{debts:?}");
+        }
+    });
+}
+
+#[test]
+fn polls_rarely_look_at_quiet_sockets() {
+    alone_in_process("polls_rarely_look_at_quiet_sockets", || {
+        let driver = stopped();
+        let [a, b] = pair(driver);
+        // As if the same-host link were busy.
+        let busy = || driver.rx.lock().pretend_busy(at(0));
+        busy();
+        b.recv();
+        a.send();
+        let polls = |n: u32| (0..n).map(|_| driver.receive(Reader::Poll)).sum::<usize>();
+        set(driver, at(24));
+        assert_eq!(polls(64), 0);
+        set(driver, at(26));
+        busy();
+        assert!(polls(16) > 0, "one in 16 polls looks at the clock");
+    });
+}
+
+#[test]
+fn a_waiting_thread_looks_for_a_while_and_then_sleeps() {
+    alone_in_process("a_waiting_thread_looks_for_a_while_and_then_sleeps", || {
+        let driver = stopped();
+        let (channel, event) = pipe().unwrap();
+        let (patience, mut looks, mut now) = (Patience::default(), 0, 0);
+        let found = driver.wait_for_event(&patience, channel.as_fd(), &mut || {
+            looks += 1;
+            now += 10;
+            set(driver, at(now));
+            if now == 60 {
+                // It finds this event asleep.
+                std::io::Write::write_all(&mut &event, b"e").unwrap();
+            }
+            now > 60
+        });
+        assert!(found.unwrap());
+        assert_eq!(looks, 7, "six in 60 us, and one after the sleep");
+        assert_eq!(driver.waiters.load(Ordering::SeqCst), 0);
+    });
+}
+
+#[test]
+fn one_thread_at_a_time_waits_at_the_sockets() {
+    alone_in_process("one_thread_at_a_time_waits_at_the_sockets", || {
+        let driver = stopped();
+        let (channel, _event) = pipe().unwrap();
+        driver.waiters.fetch_add(1, Ordering::SeqCst);
+        let mut found = || panic!("it does not look");
+        assert!(!driver.wait_for_event(&Patience::default(), channel.as_fd(), &mut found).unwrap());
+        driver.end_wait();
+        assert_eq!(driver.waiters.load(Ordering::SeqCst), 1);
+    });
+}
+
+#[test]
+fn small_sends_leave_without_the_program() {
+    alone_in_process("small_sends_leave_without_the_program", || {
+        let driver = stopped();
+        let [a, b] = pair(driver);
+        let sent = count(driver, Counter::SentPkts);
+        for _ in 0..4 {
+            b.recv();
+            a.send();
+        }
+        assert_eq!(count(driver, Counter::SentPkts), sent + 1, "the others wait for more");
+        assert!(driver.transport.owed.now().is_any());
+        assert!(ACK_DELAY <= Duration::from_micros(100));
+        driver.flush(Debts::Unawaited);
+        assert_eq!(count(driver, Counter::SentPkts), sent + 4);
+        assert!(!driver.transport.owed.now().is_any());
+        drop((a.cq, b.cq));
+    });
+}
