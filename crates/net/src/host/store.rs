@@ -146,6 +146,7 @@ impl Store {
             let mut found = Self::find_at(registry, who.pid);
             if let (Ok(None), Name::Slot(_)) = (&found, name)
                 && begin.elapsed() < ASK_PATIENCE
+                && !has_ended(who.pid)
             {
                 found = Self::ask(registry, &socket);
             }
@@ -310,7 +311,7 @@ impl Store {
         for slot in (1..=255).filter(|slot| *slot != own) {
             let Ok((socket, who)) = registry.connect(Name::Slot(slot)) else { continue };
             let other = match Self::find_at(registry, who.pid)? {
-                None => Self::ask(registry, &socket)?,
+                None if !has_ended(who.pid) => Self::ask(registry, &socket)?,
                 found => found,
             };
             let is_taken =
@@ -538,6 +539,15 @@ impl Drop for Said {
             self.store.table.remove(self.at, self.slot);
         }
     }
+}
+
+/// Tells whether the process that made a socket has ended. A child that it forked may have the socket still, and serves nobody.
+/// A process of another PID namespace has no number here.
+fn has_ended(pid: i32) -> bool {
+    // SAFETY: signal 0 is none.
+    pid > 0
+        && unsafe { libc::kill(pid, 0) } == -1
+        && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
 }
 
 /// Another open file of the same file.
