@@ -616,6 +616,66 @@ mod tests {
     }
 
     #[test]
+    fn an_onlooker_is_told_the_services_that_living_processes_hold_alone() {
+        let registry = registry("onlooker");
+        let [a, b] = [(); 2].map(|()| Slot::claim_in(&registry).unwrap());
+        let say = |slot: &Slot, kind, number| {
+            let lock = slot.store().lock(Lock::Entries, START_PATIENCE).unwrap();
+            let fact = Fact { kind, number, form: 0, details: 0 };
+            slot.store().say(fact, slot.number(), &lock).unwrap()
+        };
+        let alone = Kind::Exclusive;
+        let _said = [say(&a, alone, 5), say(&a, Kind::Shared, 6), say(&b, alone, 7)];
+        let held = || {
+            let file = reopen(a.store().file.as_ref().unwrap()).unwrap();
+            let mut held = Store::held_services(file).unwrap().unwrap();
+            held.sort_unstable();
+            held
+        };
+        assert_eq!(held(), [5, 7]);
+        // The slot has another owner.
+        a.store().table.enter(b.number());
+        assert_eq!(held(), [5]);
+    }
+
+    #[test]
+    fn a_forked_child_takes_nothing_back() {
+        let name = "host::store::tests::a_forked_child_takes_nothing_back";
+        anyverbs_testing::in_own_process(name, || {
+            let registry = registry("child");
+            let [a, b] = [(); 2].map(|()| Slot::claim_in(&registry).unwrap());
+            let number = a.number();
+            let said = a.store().share(7).unwrap();
+            let guard = a.store().lock(Lock::Xrc, Duration::ZERO).unwrap();
+            // SAFETY: the child runs the drops below, and ends without returning to the test harness.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                drop((said, guard));
+                drop(a);
+                // SAFETY: ends this process.
+                unsafe { libc::_exit(0) };
+            }
+            let mut status = 1;
+            // SAFETY: waits for our child.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert_eq!(status, 0);
+            assert_eq!(b.store().sharers(7), [number]);
+            assert!(b.store().is_alive(number));
+            assert!(b.store().try_lock(Lock::Xrc).is_none());
+            drop((said, guard));
+            assert!(b.store().try_lock(Lock::Xrc).is_some() && b.store().sharers(7).is_empty());
+        });
+    }
+
+    #[test]
+    fn a_process_that_shares_a_name_twice_is_one_sharer() {
+        let registry = registry("sharers");
+        let slot = Slot::claim_in(&registry).unwrap();
+        let _said = [(); 2].map(|()| slot.store().share(7).unwrap());
+        assert_eq!(slot.store().sharers(7), [slot.number()]);
+    }
+
+    #[test]
     fn a_lock_excludes_and_waiting_is_bounded() {
         let registry = registry("lock");
         let [a, b] = [(); 2].map(|()| Store::join(&registry).unwrap());
