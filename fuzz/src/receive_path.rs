@@ -27,16 +27,16 @@ struct World {
     context: Context,
     pd: Pd,
     cq: Cq,
-    /// What the peer may write and read.
+    /// The memory that the peer may write and read.
     open: Region,
-    /// What it may not, though it knows the key.
+    /// Memory that the peer may not reach, though it knows the key.
     closed: Region,
-    /// Where receives land.
+    /// The memory of the receives.
     inbox: Region,
     port: u16,
     peer: UdpSocket,
     stranger: UdpSocket,
-    /// Sends what shows that everything before it was received.
+    /// For the ICRC of the peer and of the stranger.
     flow: [Flow; 2],
 }
 

@@ -22,7 +22,7 @@ fn run(role: &str) {
         .env("ANYVERBS_REGISTRY", format!("anyverbs-crowd-{}-{role}", std::process::id()))
         .env("ANYVERBS_UDP_PORT", port.number().to_string())
         .env("ANYVERBS_INPROC", "0")
-        // What a socket without privileges gets.
+        // A socket without privileges gets as much.
         .env("ANYVERBS_RECEIVE_BUFFER", "212992")
         .env(ROLE, role)
         .output()

@@ -14,6 +14,7 @@ mod fork;
 mod frozen;
 mod host;
 mod hostile;
+mod many_processes;
 mod mapped;
 mod multicast;
 mod one_process;

@@ -38,8 +38,16 @@ pub(crate) struct Peer {
 
 impl Peer {
     pub(crate) fn spawn(role: &str, variables: &[(&str, &str)]) -> Self {
+        Self::spawn_by(&[], role, variables)
+    }
+
+    /// A peer that is started by this command.
+    pub(crate) fn spawn_by(command: &[&str], role: &str, variables: &[(&str, &str)]) -> Self {
         isolate();
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        let this = std::env::current_exe().unwrap();
+        let mut words = command.iter().map(std::ffi::OsStr::new).chain([this.as_os_str()]);
+        let mut child = Command::new(words.next().unwrap())
+            .args(words)
             .args(["--exact", "same_host::peer", "--nocapture", "--test-threads=1"])
             .env(ROLE, role)
             .envs(variables.iter().copied())

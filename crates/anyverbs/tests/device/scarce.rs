@@ -106,6 +106,22 @@ pub(crate) fn serve(role: &str, e: &Endpoint, buffer: &Buffer, remote: RemoteAdd
         "polls" => loop {
             e.cq.poll(&mut [Wc::default(); 16]).unwrap();
         },
+        "wants more" => {
+            // As a server does that is to accept connections: whatever becomes free is taken.
+            let want = || {
+                loop {
+                    // SAFETY: duplicates standard input, and closes what nobody else knows.
+                    unsafe {
+                        let taken = libc::dup(0);
+                        if taken >= 0 {
+                            std::thread::sleep(Duration::from_micros(100));
+                            libc::close(taken);
+                        }
+                    }
+                }
+            };
+            (0..2).for_each(|_| drop(std::thread::spawn(want)));
+        }
         "sends" => {
             exercise(e, [buffer.sge(0, SIZE), buffer.sge(SIZE, SIZE)], remote);
             println!("@ done");
@@ -127,8 +143,14 @@ fn exercise(e: &Endpoint, [src, dst]: [Sge; 2], remote: RemoteAddr) {
 
 /// All kinds of messages, with a peer that has little left.
 fn talk(resource: &str, left: u64) {
-    let _turn = turn();
     for does in ["waits", "polls", "sends"] {
+        talk_to(does, resource, left);
+    }
+}
+
+fn talk_to(does: &str, resource: &str, left: u64) {
+    let _turn = turn();
+    {
         let mut peer = Peer::spawn(&format!("rc scarce/{resource}/{left}/{does}"), &[]);
         let e = Endpoint::new(QpType::Rc);
         let (src, dst) = (Buffer::new(&e.pd, SIZE), Buffer::new(&e.pd, SIZE));
@@ -155,6 +177,14 @@ fn without_descriptors_everybody_talks_on() {
         talk("descriptors", left);
     }
     talk("descriptors at all", 0);
+}
+
+/// The device's own threads are not the only ones that look for a free descriptor.
+#[test]
+fn without_descriptors_everybody_talks_on_beside_a_thread_that_wants_more() {
+    for _ in 0..60 {
+        talk_to("wants more", "descriptors", 0);
+    }
 }
 
 #[test]

@@ -149,6 +149,7 @@ impl Store {
             let mut found = Self::find_at(registry, who.pid);
             if let (Ok(None), Name::Slot(_)) = (&found, name)
                 && begin.elapsed() < WAIT
+                && !has_ended(who.pid)
             {
                 found = Self::ask(registry, &socket);
             }
@@ -312,7 +313,7 @@ impl Store {
         for slot in (1..=255).filter(|slot| *slot != own) {
             let Ok((socket, who)) = registry.connect(Name::Slot(slot)) else { continue };
             let other = match Self::find_at(registry, who.pid)? {
-                None => Self::ask(registry, &socket)?,
+                None if !has_ended(who.pid) => Self::ask(registry, &socket)?,
                 found => found,
             };
             let is_taken =
@@ -546,6 +547,15 @@ impl Drop for Said {
     }
 }
 
+/// Tells whether the process that made a socket has ended. A child that it forked may have the socket still, and serves nobody.
+/// A process of another PID namespace has no number here.
+fn has_ended(pid: i32) -> bool {
+    // SAFETY: signal 0 is none.
+    pid > 0
+        && unsafe { libc::kill(pid, 0) } == -1
+        && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
+}
+
 /// Another open file of the same file.
 fn reopen(file: &File) -> io::Result<File> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -609,6 +619,66 @@ mod tests {
         drop((a, b, c));
         let next = Slot::claim_in(&registry).unwrap();
         assert_eq!(inode(next.store()), inode(&keeper));
+    }
+
+    #[test]
+    fn an_onlooker_is_told_the_services_that_living_processes_hold_alone() {
+        let registry = registry("onlooker");
+        let [a, b] = [(); 2].map(|()| Slot::claim_in(&registry).unwrap());
+        let say = |slot: &Slot, kind, number| {
+            let lock = slot.store().lock(Lock::Entries, START_PATIENCE).unwrap();
+            let fact = Fact { kind, number, form: 0, details: 0 };
+            slot.store().say(fact, slot.number(), &lock).unwrap()
+        };
+        let alone = Kind::Exclusive;
+        let _said = [say(&a, alone, 5), say(&a, Kind::Shared, 6), say(&b, alone, 7)];
+        let held = || {
+            let file = reopen(a.store().file.as_ref().unwrap()).unwrap();
+            let mut held = Store::held_services(file).unwrap().unwrap();
+            held.sort_unstable();
+            held
+        };
+        assert_eq!(held(), [5, 7]);
+        // The slot has another owner.
+        a.store().table.enter(b.number());
+        assert_eq!(held(), [5]);
+    }
+
+    #[test]
+    fn a_forked_child_takes_nothing_back() {
+        let name = "host::store::tests::a_forked_child_takes_nothing_back";
+        anyverbs_testing::in_own_process(name, || {
+            let registry = registry("child");
+            let [a, b] = [(); 2].map(|()| Slot::claim_in(&registry).unwrap());
+            let number = a.number();
+            let said = a.store().share(7).unwrap();
+            let guard = a.store().lock(Lock::Xrc, Duration::ZERO).unwrap();
+            // SAFETY: the child runs the drops below, and ends without returning to the test harness.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                drop((said, guard));
+                drop(a);
+                // SAFETY: ends this process.
+                unsafe { libc::_exit(0) };
+            }
+            let mut status = 1;
+            // SAFETY: waits for our child.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert_eq!(status, 0);
+            assert_eq!(b.store().sharers(7), [number]);
+            assert!(b.store().is_alive(number));
+            assert!(b.store().try_lock(Lock::Xrc).is_none());
+            drop((said, guard));
+            assert!(b.store().try_lock(Lock::Xrc).is_some() && b.store().sharers(7).is_empty());
+        });
+    }
+
+    #[test]
+    fn a_process_that_shares_a_name_twice_is_one_sharer() {
+        let registry = registry("sharers");
+        let slot = Slot::claim_in(&registry).unwrap();
+        let _said = [(); 2].map(|()| slot.store().share(7).unwrap());
+        assert_eq!(slot.store().sharers(7), [slot.number()]);
     }
 
     #[test]

@@ -407,6 +407,95 @@ mod tests {
     }
 
     #[test]
+    fn a_place_that_was_used_again_is_not_read_as_the_old_entry() {
+        let table = table();
+        table.enter(7);
+        let at = table.add(fact(1), 7, |_| true).unwrap();
+        for _ in 0..100 {
+            let word = table.area.load(at, Ordering::Relaxed);
+            assert!(table.read(at, word).is_some());
+            table.remove(at, 7);
+            assert!(table.read(at, word).is_none());
+            assert_eq!(table.add(fact(1), 7, |_| true), Some(at), "the first place that is free");
+            assert!(
+                table.read(at, word).is_none(),
+                "it is another one, though with the same words"
+            );
+        }
+        table.add(fact(1), 7, |_| true).unwrap();
+        table.remove(at, 7);
+        assert_eq!(table.add(fact(1), 7, |_| true), Some(at), "in front of one that is taken");
+    }
+
+    #[test]
+    fn the_next_owner_of_a_slot_begins_anew() {
+        let table = table();
+        table.enter(7);
+        let first = table.incarnation(7);
+        table.set_port(7, Some(5));
+        table.set_lingers(7, true);
+        assert!(table.port(7) == Some(5) && table.lingers(7));
+        table.enter(7);
+        assert!(table.port(7).is_none() && !table.lingers(7) && table.incarnation(7) != first);
+        // The numbers go around, and 0 is none.
+        table.area.store(INCARNATIONS, u64::from(u32::MAX), Ordering::Relaxed);
+        table.enter(8);
+        table.enter(9);
+        assert_eq!([8, 9].map(|slot| table.incarnation(slot)), [1, 2]);
+    }
+
+    #[test]
+    fn an_entry_is_read_as_it_was_written() {
+        let table = table();
+        table.enter(1);
+        for kind in [Kind::Exclusive, Kind::Shared, Kind::Left, Kind::Common] {
+            let fact = Fact { kind, ..fact(kind as u64) };
+            table.add(fact, 1, |_| true).unwrap();
+            assert_eq!(found(&table, fact.number), [(1, fact)]);
+        }
+    }
+
+    #[test]
+    fn a_slot_without_an_owner_says_nothing() {
+        let table = table();
+        table.add(fact(1), 9, |_| true).unwrap();
+        assert!(found(&table, 1).is_empty());
+    }
+
+    #[test]
+    fn a_long_row_of_entries_of_the_dead_is_swept() {
+        let table = table();
+        table.enter(1);
+        table.enter(2);
+        for _ in 0..=LONG_PROBE {
+            table.add(fact(1), 1, |_| true).unwrap();
+        }
+        assert_eq!(table.find(1).count(), LONG_PROBE + 1);
+        table.add(fact(1), 2, |slot| slot != 1).unwrap();
+        assert_eq!(table.find(1).map(|entry| entry.slot).collect::<Vec<_>>(), [2]);
+    }
+
+    /// The row of a number may go on at the beginning of the table.
+    #[test]
+    fn sweeping_heeds_a_row_that_goes_around_the_end() {
+        let number = (0..).find(|number| home(*number) & 255 == 255).unwrap();
+        for survives in [false, true] {
+            let table = table();
+            table.enter(1);
+            table.enter(2);
+            let last = table.add(fact(number), 1, |_| true).unwrap();
+            assert_eq!(last, table.cell(255));
+            if survives {
+                assert_eq!(table.add(fact(number), 2, |_| true), Some(table.cell(0)));
+            }
+            table.sweep(|slot| slot != 1);
+            let is_empty = table.area.load(last, Ordering::Relaxed) == EMPTY;
+            assert_eq!(is_empty, !survives);
+            assert_eq!(found(&table, number).len(), usize::from(survives));
+        }
+    }
+
+    #[test]
     fn nonsense_is_bounded() {
         let table = table();
         for at in (0..len(*ENTRY_BITS.start())).step_by(8) {

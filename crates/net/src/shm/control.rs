@@ -15,6 +15,7 @@ use super::handshake::{self, Greeting, Probe, Received, Status};
 use super::layout::{page, side_len};
 use super::memory::{Access, Area, SharedObject};
 use super::notify::{Door, bell_of};
+use super::own_table;
 use super::process::{self, PeerProcess};
 use super::published::{Marks, PeerBoard};
 use super::ring::{Reader, Writer};
@@ -227,6 +228,7 @@ impl Shared {
             let process = match process::peer(socket.as_fd()) {
                 Ok(process) => process,
                 Err(error) if is_scarcity(&error) => {
+                    self.report_scarcity(None, &error);
                     self.decline(socket.as_fd());
                     continue;
                 }
@@ -255,24 +257,28 @@ impl Shared {
     /// Accepts a connection for which there is no descriptor by the one that is kept for this, and declines it. False if there
     /// was none, or that descriptor is missing, too.
     fn turn_away(&self, control: &mut Control) -> bool {
-        control.accept_again = control.reserve.take().is_none();
-        let accepted = match self.listener.accept() {
-            Ok((socket, _)) => {
-                self.decline(socket.as_fd());
-                true
-            }
-            Err(error) => {
-                control.accept_again = is_scarcity(&error);
-                false
-            }
+        let decline_next = || {
+            let declined = self.listener.accept().map(|(socket, _)| self.decline(socket.as_fd()));
+            declined.map_err(|error| is_scarcity(&error))
         };
-        control.reserve = self.given.as_fd().try_clone_to_owned().ok();
-        accepted
+        // Another thread could take a descriptor that becomes free in the table of the process.
+        let apart = control.reserve.as_ref().map(OwnedFd::as_fd);
+        let declined = apart.and_then(|spare| own_table::run(spare, decline_next));
+        let declined = declined.unwrap_or_else(|| {
+            drop(control.reserve.take());
+            let declined = decline_next();
+            control.reserve = self.given.as_fd().try_clone_to_owned().ok();
+            declined
+        });
+        control.accept_again = declined == Err(true);
+        if declined.is_ok() {
+            self.report_scarcity(None, &io::Error::from_raw_os_error(libc::EMFILE));
+        }
+        declined.is_ok()
     }
 
     /// Tells the connecting process that there is no place, so that it takes another way at once.
     fn decline(&self, socket: BorrowedFd<'_>) {
-        self.report_scarcity(None, &io::Error::from_raw_os_error(libc::EMFILE));
         // Bytes that are unread when the socket is closed would be an error at the other end, in front of the answer.
         let _ = handshake::receive(socket);
         let _ = handshake::send(socket, &self.no().emit(), &[]);

@@ -85,6 +85,7 @@ mod handshake;
 mod layout;
 mod memory;
 pub mod notify;
+mod own_table;
 mod poller;
 mod process;
 pub mod published;
