@@ -626,7 +626,7 @@ mod tests {
         let registry = registry("onlooker");
         let [a, b] = [(); 2].map(|()| Slot::claim_in(&registry).unwrap());
         let say = |slot: &Slot, kind, number| {
-            let lock = slot.store().lock(Lock::Entries, START_PATIENCE).unwrap();
+            let lock = slot.store().lock(Lock::Entries).unwrap();
             let fact = Fact { kind, number, form: 0, details: 0 };
             slot.store().say(fact, slot.number(), &lock).unwrap()
         };
@@ -652,7 +652,7 @@ mod tests {
             let [a, b] = [(); 2].map(|()| Slot::claim_in(&registry).unwrap());
             let number = a.number();
             let said = a.store().share(7).unwrap();
-            let guard = a.store().lock(Lock::Xrc, Duration::ZERO).unwrap();
+            let guard = a.store().lock_within(Lock::Xrc, Duration::ZERO).unwrap();
             // SAFETY: the child runs the drops below, and ends without returning to the test harness.
             let child = unsafe { libc::fork() };
             if child == 0 {
