@@ -363,7 +363,7 @@ fn share(machine: Machine, folder: &Path) -> anyhow::Result<Tree> {
 }
 
 /// The time that files in archives have: `SOURCE_DATE_EPOCH`, or that of the last commit.
-fn epoch() -> anyhow::Result<u64> {
+pub(super) fn epoch() -> anyhow::Result<u64> {
     let text = match env::var("SOURCE_DATE_EPOCH") {
         Ok(text) => text,
         Err(_) => {
