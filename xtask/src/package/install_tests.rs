@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::Context;
 
-use super::build::Machine;
+use super::build::{self, Machine};
 use super::{Made, remove};
 use crate::conformance::Tally;
 use crate::interrupt;
@@ -24,6 +24,8 @@ struct Place {
     cases: &'static [&'static str],
 }
 
+/// It installs the wheel as well.
+const UV: &str = "uv==0.13.9";
 const PYTHON: &str = "ibverbs-utils,rdmacm-utils,perftest,python3-venv,python3-pytest";
 const NETWORK: &str = "ibverbs-utils,rdmacm-utils,perftest,iproute2";
 const PODMAN: &str = "ibverbs-utils,rdmacm-utils,perftest,podman,crun";
@@ -127,7 +129,7 @@ fn launcher(emulated: bool) -> Command {
     command
 }
 
-/// A directory with these packages alone, for older ones may lie beside them, and the action.
+/// A directory with these packages alone, for older ones may lie beside them, the action, and uv.
 fn beside(made: &Made) -> anyhow::Result<PathBuf> {
     let dir = target().join("package-tests/packages");
     if dir.exists() {
@@ -144,6 +146,9 @@ fn beside(made: &Made) -> anyhow::Result<PathBuf> {
         fs::copy(root().join("action").join(name), action.join(name))
             .with_context(|| format!("cannot copy {name}"))?;
     }
+    let mut download = Command::new(build::venv_python());
+    download.args(["-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]);
+    succeed(download.args([UV, "--dest"]).arg(&dir))?;
     Ok(dir)
 }
 

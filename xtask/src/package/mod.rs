@@ -2,6 +2,7 @@
 
 mod archive;
 mod build;
+mod crates;
 mod deb;
 mod debian_rust;
 mod install_tests;
@@ -54,12 +55,14 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the packages of this machine and of those that it can emulate, and tests them. This machine's are made twice.
+/// Makes the packages of this machine and of those that it can emulate, and tests them. This machine's are made twice, and the
+/// crates packed.
 pub(crate) fn run_counted() -> anyhow::Result<Tally> {
     let own = machine(None)?;
     let made = make(own)?;
     let mut tally = install_tests::run_counted(&made)?;
     tally += reproduce::run_counted(&made)?;
+    tally += crates::run_counted()?;
     for machine in MACHINES {
         if machine != own && install_tests::can_run(machine) {
             tally += run_counted_for(machine)?;
