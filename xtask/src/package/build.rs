@@ -368,7 +368,7 @@ fn share(machine: Machine, folder: &Path) -> anyhow::Result<Tree> {
 }
 
 /// The time that files in archives have: `SOURCE_DATE_EPOCH`, or that of the last commit.
-pub(super) fn epoch() -> anyhow::Result<u64> {
+fn epoch() -> anyhow::Result<u64> {
     let text = match env::var("SOURCE_DATE_EPOCH") {
         Ok(text) => text,
         Err(_) => {

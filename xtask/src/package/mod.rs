@@ -82,6 +82,8 @@ fn run_counted_for(machine: Machine) -> anyhow::Result<Tally> {
 #[derive(Debug)]
 struct Made {
     machine: Machine,
+    /// The time of the files in archives.
+    epoch: u64,
     files: Vec<PathBuf>,
 }
 
@@ -124,7 +126,7 @@ fn write(built: &Built, files: &[(String, Vec<u8>)]) -> anyhow::Result<Made> {
         paths.push(path);
     }
     build::write(&dir.join(format!("SHA256SUMS-{}", built.machine.arch)), digests.as_bytes())?;
-    Ok(Made { machine: built.machine, files: paths })
+    Ok(Made { machine: built.machine, epoch: built.epoch, files: paths })
 }
 
 fn remove(dir: &Path) -> anyhow::Result<()> {

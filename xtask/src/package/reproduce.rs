@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::Context;
 
-use super::build::{self, output, read};
+use super::build::{output, read};
 use super::{Made, remove};
 use crate::conformance::Tally;
 use crate::workspace::{cargo, root, succeed, target};
@@ -29,7 +29,7 @@ pub(super) fn run_counted(made: &Made) -> anyhow::Result<Tally> {
     let built = place.join("target");
     let mut again = cargo();
     again.current_dir(&source).env("CARGO_TARGET_DIR", &built);
-    again.env("SOURCE_DATE_EPOCH", build::epoch()?.to_string());
+    again.env("SOURCE_DATE_EPOCH", made.epoch.to_string());
     again.args(["run", "--quiet", "--locked", "--package", "xtask", "--", "package"]);
     succeed(again.args(["--target", made.machine.triple]))?;
     let second = read(&built.join("package").join(&digests))?;
