@@ -51,9 +51,13 @@ runner() {
     RUNNER_TEMP=$(mktemp -d) python3 "$out/runner.py" /packages/action "$@"
 }
 file=$(echo /packages/anyverbs-*-linux-gnu)
+# A runner with a device of its own, as hosted ones have it, which verbs cannot use.
+mkdir -p /sys/class/infiniband/mana_0/ports/1 /sys/class/infiniband_verbs/uverbs0
+echo mana_0 > /sys/class/infiniband_verbs/uverbs0/ibdev
 
 runner "file=$file" << 'END'
 sh /cases/use.sh anyverbs
+[ "$(anyverbs run -- ls /sys/class/infiniband)" = anyverbs0 ]
 # Nothing else of the job changes.
 if ibv_devinfo > /dev/null 2>&1; then
     echo "a program found the device without the launcher"

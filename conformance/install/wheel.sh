@@ -1,5 +1,5 @@
 #!/bin/sh
-# The wheel in a virtual environment with the distribution's Python.
+# The wheel in a virtual environment with the distribution's Python, and in one that uv makes.
 set -eu
 
 python3 -m venv --system-site-packages /tmp/venv
@@ -36,5 +36,19 @@ def test_run(anyverbs_run):
 END
 cd /tmp
 python -m pytest -q /tmp/test_it.py
+
+# In an environment that uv makes for one command, without a registry.
+cat > /tmp/test_plain.py << 'END'
+import subprocess
+
+
+def test_device():
+    out = subprocess.run(["ibv_devinfo"], stdout=subprocess.PIPE, check=True)
+    assert b"PORT_ACTIVE" in out.stdout
+END
+/tmp/venv/bin/pip install --quiet --no-index --disable-pip-version-check /packages/uv-*.whl
+uvx --quiet --offline --no-index --no-managed-python --from "$(echo /packages/anyverbs-*.whl)" \
+    anyverbs run -- /usr/bin/python3 -m pytest -q /tmp/test_plain.py
+
 /tmp/venv/bin/pip uninstall --quiet --yes --disable-pip-version-check anyverbs
 [ ! -e /tmp/venv/bin/anyverbs ]

@@ -41,6 +41,11 @@ pub(crate) const ETHTOOL: Package = ("ethtool", "/usr/sbin/ethtool");
 /// Makes roots of other Debian releases.
 pub(crate) const MMDEBSTRAP: Package = ("mmdebstrap", "/usr/bin/mmdebstrap");
 
+/// Runs programs for 64-bit ARM.
+pub(crate) const QEMU_USER: Package = ("qemu-user-static", "/usr/lib/binfmt.d/qemu-aarch64.conf");
+/// By it mmdebstrap knows that they run.
+pub(crate) const ARCH_TEST: Package = ("arch-test", "/usr/bin/arch-test");
+
 /// A compiler and linker for programs: the C tests of the view need it.
 pub(crate) const CC: Package = ("gcc", "/usr/bin/cc");
 /// Builds libFuzzer.

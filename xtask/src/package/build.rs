@@ -155,10 +155,15 @@ fn rust_for(machine: Machine, tools: &Path) -> anyhow::Result<Rust> {
     Ok(Rust { compiler: None, libgcc: libgcc.into() })
 }
 
+/// The Python that has Zig and installs from the registry.
+pub(super) fn venv_python() -> PathBuf {
+    target().join("package-tools/venv/bin/python")
+}
+
 /// Writes the script that links.
 fn linker(machine: Machine, tools: &Path, libgcc: &Path) -> anyhow::Result<PathBuf> {
     let venv = tools.join("venv");
-    let zig = venv.join("bin/python");
+    let zig = venv_python();
     let marker = venv.join(ZIGLANG);
     if !marker.exists() {
         succeed(Command::new(packages::PYTHON3.1).args(["-m", "venv", "--clear"]).arg(&venv))?;

@@ -2,11 +2,13 @@
 
 mod archive;
 mod build;
+mod crates;
 mod deb;
 mod debian_rust;
 mod install_tests;
 mod oci;
 mod payload;
+mod reproduce;
 mod sbom;
 mod tarball;
 mod wheel;
@@ -14,7 +16,7 @@ mod wheel;
 use std::env;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 
@@ -35,31 +37,53 @@ pub(crate) struct Options {
     test: bool,
 }
 
-/// Makes every package.
+/// Makes every package. Without a target the tests are those of all machines that this one can run or emulate.
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     let machine = machine(options.target.as_deref())?;
-    if options.test && machine.arch != env::consts::ARCH {
-        bail!("this machine cannot run packages for {}", machine.triple);
+    if !options.test {
+        make(machine)?;
+        return Ok(());
     }
-    let made = make(machine)?;
-    if options.test {
-        let tally = install_tests::run_counted(&made)?;
-        println!("packages: {tally}");
-        if tally.failed > 0 {
-            bail!("{} of the install tests failed", tally.failed);
-        }
+    let tally = match options.target {
+        Some(_) => run_counted_for(machine)?,
+        None => run_counted()?,
+    };
+    println!("packages: {tally}");
+    if tally.failed > 0 {
+        bail!("{} of the install tests failed", tally.failed);
     }
     Ok(())
 }
 
-/// Makes the packages of this machine and tests them.
+/// Makes the packages of this machine and of those that it can emulate, and tests them. This machine's are made twice, and the
+/// crates packed.
 pub(crate) fn run_counted() -> anyhow::Result<Tally> {
-    install_tests::run_counted(&make(machine(None)?)?)
+    let own = machine(None)?;
+    let made = make(own)?;
+    let mut tally = install_tests::run_counted(&made)?;
+    tally += reproduce::run_counted(&made)?;
+    tally += crates::run_counted()?;
+    for machine in MACHINES {
+        if machine != own && install_tests::can_run(machine) {
+            tally += run_counted_for(machine)?;
+        }
+    }
+    Ok(tally)
+}
+
+fn run_counted_for(machine: Machine) -> anyhow::Result<Tally> {
+    if !install_tests::can_run(machine) {
+        bail!("this machine cannot run packages for {}", machine.triple);
+    }
+    install_tests::run_counted(&make(machine)?)
 }
 
 /// The packages of one kind of machine.
 #[derive(Debug)]
 struct Made {
+    machine: Machine,
+    /// The time of the files in archives.
+    epoch: u64,
     files: Vec<PathBuf>,
 }
 
@@ -102,7 +126,14 @@ fn write(built: &Built, files: &[(String, Vec<u8>)]) -> anyhow::Result<Made> {
         paths.push(path);
     }
     build::write(&dir.join(format!("SHA256SUMS-{}", built.machine.arch)), digests.as_bytes())?;
-    Ok(Made { files: paths })
+    Ok(Made { machine: built.machine, epoch: built.epoch, files: paths })
+}
+
+fn remove(dir: &Path) -> anyhow::Result<()> {
+    if dir.exists() {
+        fs::remove_dir_all(dir).with_context(|| format!("cannot remove {}", dir.display()))?;
+    }
+    Ok(())
 }
 
 fn machine(triple: Option<&str>) -> anyhow::Result<Machine> {

@@ -3,11 +3,13 @@
 //! The image holds the command with the libraries inside, and no C library. It is there to be copied from:
 //! `COPY --from=anyverbs:VERSION / /`.
 
+use std::process::Command;
+
 use anyhow::Context;
 use serde_json::{Value, json};
 
 use super::archive::{Tree, gzip, hex, sha256};
-use super::build::{Machine, read};
+use super::build::{Machine, output, read};
 use crate::workspace::root;
 
 /// The archive.
@@ -41,7 +43,10 @@ fn layout(machine: Machine, version: &str, epoch: u64, files: &Tree) -> anyhow::
     let tar = files.tar("", epoch)?;
     let difference = format!("sha256:{}", hex(&sha256(&tar)));
     let (layer, layer_path) = blob("layer.v1.tar+gzip", gzip(&tar)?);
+    let created =
+        output(Command::new("date").args(["--utc", "+%FT%TZ", "--date"]).arg(format!("@{epoch}")))?;
     let config = json!({
+        "created": created,
         "architecture": machine.debian,
         "os": "linux",
         "config": {},
@@ -121,6 +126,7 @@ mod tests {
         let manifest = json(&follow(&json("index.json")["manifests"][0]));
         let config = json(&follow(&manifest["config"]));
         assert_eq!(config["architecture"], "arm64");
+        assert_eq!(config["created"], "1970-01-01T00:00:07Z");
         let layer = follow(&manifest["layers"][0]);
         let mut tar = Vec::new();
         flate2::read::GzDecoder::new(&files[&layer][..]).read_to_end(&mut tar).unwrap();

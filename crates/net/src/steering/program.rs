@@ -103,6 +103,15 @@ pub(super) fn build(rules: &Rules, map: &Map) -> Vec<libc::sock_filter> {
 }
 
 /// Replaces the program of the group that `fd` belongs to.
+///
+/// An emulator of user mode (qemu-user) does not have the option. The kernel then picks sockets by hash, and the
+/// processes forward what is not theirs.
 pub(super) fn attach(fd: BorrowedFd<'_>, program: &[libc::sock_filter]) -> io::Result<()> {
-    sockopt::attach_bpf(fd, libc::SO_ATTACH_REUSEPORT_CBPF, program)
+    match sockopt::attach_bpf(fd, libc::SO_ATTACH_REUSEPORT_CBPF, program) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
+            tracing::debug!("no steering here: SO_ATTACH_REUSEPORT_CBPF is unknown");
+            Ok(())
+        }
+        result => result,
+    }
 }

@@ -424,18 +424,17 @@ fn configure(socket: &Socket, family: Family, options: &PortOptions) -> io::Resu
             for option in [libc::IP_PKTINFO, libc::IP_RECVTOS, libc::IP_RECVTTL] {
                 sockopt::set(fd, libc::IPPROTO_IP, option, 1)?;
             }
-            sockopt::set(fd, libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, 0)?;
+            optional(
+                "IP_MULTICAST_ALL",
+                sockopt::set(fd, libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, 0),
+            );
         }
         Family::V6 => {
             socket.set_only_v6(true)?;
-            for option in [
-                libc::IPV6_RECVPKTINFO,
-                libc::IPV6_RECVTCLASS,
-                libc::IPV6_RECVHOPLIMIT,
-                IPV6_FLOWINFO,
-            ] {
+            for option in [libc::IPV6_RECVPKTINFO, libc::IPV6_RECVTCLASS, libc::IPV6_RECVHOPLIMIT] {
                 sockopt::set(fd, libc::IPPROTO_IPV6, option, 1)?;
             }
+            optional("IPV6_FLOWINFO", sockopt::set(fd, libc::IPPROTO_IPV6, IPV6_FLOWINFO, 1));
             // Since Linux 4.20.
             optional(
                 "IPV6_MULTICAST_ALL",
@@ -454,7 +453,7 @@ fn configure(socket: &Socket, family: Family, options: &PortOptions) -> io::Resu
     Ok(())
 }
 
-/// Old kernels lack some options that only make things better.
+/// Old kernels, and emulators of user mode (qemu-user), lack some options that only make things better.
 fn optional(name: &str, result: io::Result<()>) {
     if let Err(error) = result {
         tracing::debug!(option = name, %error, "socket option not available");

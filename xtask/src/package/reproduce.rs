@@ -1,0 +1,46 @@
+//! Makes the packages a second time, from a copy of the source in another directory: the bytes must be the same.
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::Context;
+
+use super::build::{output, read};
+use super::{Made, remove};
+use crate::conformance::Tally;
+use crate::workspace::{cargo, root, succeed, target};
+
+pub(super) fn run_counted(made: &Made) -> anyhow::Result<Tally> {
+    let digests = format!("SHA256SUMS-{}", made.machine.arch);
+    let first = read(&target().join("package").join(&digests))?;
+    let place = target().join("package-tests/again");
+    remove(&place)?;
+    let source = place.join("source");
+    fs::create_dir_all(&source).with_context(|| format!("cannot make {}", source.display()))?;
+    // What is in the work tree, committed or not: as the first ones were made.
+    let files = output(Command::new("git").current_dir(root()).args(["ls-files"]))?;
+    for file in files.lines().filter(|file| root().join(file).exists()) {
+        let to = source.join(file);
+        let folder = to.parent().context("a file lies in a folder")?;
+        fs::create_dir_all(folder)
+            .and_then(|()| fs::copy(root().join(file), &to))
+            .with_context(|| format!("cannot copy {file}"))?;
+    }
+    let built = place.join("target");
+    let mut again = cargo();
+    again.current_dir(&source).env("CARGO_TARGET_DIR", &built);
+    again.env("SOURCE_DATE_EPOCH", made.epoch.to_string());
+    again.args(["run", "--quiet", "--locked", "--package", "xtask", "--", "package"]);
+    succeed(again.args(["--target", made.machine.triple]))?;
+    let second = read(&built.join("package").join(&digests))?;
+    if first == second {
+        remove(&place)?;
+        println!("ok   {} the same bytes again", made.machine.arch);
+        return Ok(Tally { passed: 1, ..Tally::default() });
+    }
+    println!("FAIL {} other bytes (left in {})", made.machine.arch, place.display());
+    for text in [first, second] {
+        print!("{}", String::from_utf8_lossy(&text));
+    }
+    Ok(Tally { failed: 1, ..Tally::default() })
+}
