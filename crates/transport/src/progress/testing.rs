@@ -87,7 +87,11 @@ pub(super) fn open(change: impl FnOnce(&mut Config)) -> (&'static Driver, Starte
 
 /// The driver of this process. All packets go by UDP, and come back to it. Nobody else receives.
 pub(super) fn stopped() -> &'static Driver {
-    let (driver, _starter) = open(|config| (config.inproc, config.shm) = (false, false));
+    let (driver, _starter) = open(|config| {
+        (config.inproc, config.shm) = (false, false);
+        // The path has places for all queue pairs of a test.
+        config.window = 1 << 20;
+    });
     set(driver, at(0));
     // The slot's sockets may have heard of others.
     while driver.receive(super::receive::Reader::Wait) > 0 {}
