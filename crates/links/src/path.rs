@@ -236,10 +236,13 @@ impl Turn {
     }
 }
 
+/// Address, scope of a link-local one, and slot of a receiving process.
+type Key = (IpAddr, u32, u8);
+
 /// All paths.
 #[derive(Debug)]
 pub struct Paths {
-    paths: RwLock<rank::Paths, HashMap<(IpAddr, u32, u8), Arc<Path>>>,
+    paths: RwLock<rank::Paths, HashMap<Key, Arc<Path>>>,
     /// When [`expire`](Self::expire) has something to do, in nanoseconds.
     next: AtomicU64,
     /// Bytes that may be in flight on each.

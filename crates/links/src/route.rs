@@ -35,7 +35,7 @@ pub struct Outgoing<'a> {
     pub headers: &'a Headers,
     /// Its payload, good until the packet is sent or staged.
     pub payload: &'a Payload<'a>,
-    /// Of a reliable queue pair.
+    /// Whether its queue pair is reliable.
     pub reliable: bool,
 }
 
@@ -67,7 +67,7 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    /// What the queue pair keeps for the next time that it sends by the same-host link.
+    /// The part that the queue pair keeps for its next sending by the same-host link.
     #[inline]
     pub fn take_spare(&mut self) -> Option<Spare> {
         self.shm.take_spare()

@@ -33,7 +33,6 @@ pub struct RawMutex<R>(parking_lot::RawMutex, PhantomData<fn() -> R>);
 
 // SAFETY: all is done by parking_lot's raw mutex; the rank is only looked at.
 unsafe impl<R: Ranked> lock_api::RawMutex for RawMutex<R> {
-    #[expect(clippy::declare_interior_mutable_const, reason = "the trait asks for it")]
     const INIT: Self = Self(<parking_lot::RawMutex as lock_api::RawMutex>::INIT, PhantomData);
     type GuardMarker = GuardNoSend;
 
@@ -86,7 +85,6 @@ pub struct RawRwLock<R>(parking_lot::RawRwLock, PhantomData<fn() -> R>);
 
 // SAFETY: all is done by parking_lot's raw lock; the rank is only looked at.
 unsafe impl<R: Ranked> lock_api::RawRwLock for RawRwLock<R> {
-    #[expect(clippy::declare_interior_mutable_const, reason = "the trait asks for it")]
     const INIT: Self = Self(<parking_lot::RawRwLock as lock_api::RawRwLock>::INIT, PhantomData);
     type GuardMarker = GuardNoSend;
 

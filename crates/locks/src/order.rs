@@ -183,7 +183,7 @@ ranks! {
     Overruns,
     /// Queue pairs that owe an ACK.
     OwedAcks,
-    /// Those that a thread is sending it for.
+    /// Queue pairs for which a thread is sending an ACK.
     AcksBegun,
     /// Deadlines of queue pairs.
     Timers,

@@ -29,7 +29,7 @@ fn locks_are_taken_in_the_order_of_their_ranks() {
         drop(qp.lock());
     };
     assert!(!is_refused(down) && is_refused(up));
-    // What the refused thread held is free again, and counts for it alone.
+    // The refused thread has released its locks, and they counted for it alone.
     assert!(!is_refused(down));
 }
 

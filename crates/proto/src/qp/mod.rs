@@ -631,7 +631,7 @@ impl Qp {
             match timer {
                 Timer::Probe => self.on_probe_timeout(expired, env),
                 Timer::Ack => self.on_ack_timeout(expired, env),
-                // What waited for it goes on below.
+                // The transmission below goes on with all that waited for it.
                 Timer::RnrWait | Timer::Responses | Timer::Rate => {}
             }
         }

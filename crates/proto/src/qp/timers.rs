@@ -1,4 +1,4 @@
-//! What a queue pair can wait for, and until when.
+//! The times that a queue pair can wait for.
 
 use std::time::Duration;
 

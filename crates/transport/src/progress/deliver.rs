@@ -110,7 +110,7 @@ impl<'p, R: FnMut(&mut Arrived<'p>) -> bool> Source for Ahead<'_, 'p, R> {
 #[derive(Clone, Copy)]
 struct Run {
     qpn: Qpn,
-    /// Of datagrams to a multicast group.
+    /// The multicast group to which the datagrams came.
     group: Option<Gid>,
 }
 

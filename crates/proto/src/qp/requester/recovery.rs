@@ -55,7 +55,7 @@ pub(super) enum Decision {
     Fail(WcStatus),
 }
 
-/// What is known to be missing.
+/// The state of recovery: the packets that are known to be missing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum State {
     /// No packet.
@@ -116,7 +116,7 @@ impl LossRecovery {
         self.rnr_left = rnr_retry.unwrap_or(self.rnr_left);
     }
 
-    /// What may be in flight on a link with this window.
+    /// Bytes that may be in flight on a link with this window.
     #[inline]
     pub(super) fn window(&mut self, of_link: u64) -> u64 {
         self.window.within(of_link)

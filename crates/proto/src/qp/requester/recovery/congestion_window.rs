@@ -14,7 +14,7 @@ impl CongestionWindow {
         self.0.is_some()
     }
 
-    /// What may be in flight on a link with this window.
+    /// Bytes that may be in flight on a link with this window.
     #[inline]
     pub(super) fn within(&mut self, of_link: u64) -> u64 {
         self.0 = self.0.filter(|limit| *limit < of_link);
