@@ -61,8 +61,8 @@ pub(super) const WRITE_OVERHEAD: u32 = 32;
 pub(super) struct Requester {
     /// Packets of the WQE `next` that went out.
     k: u32,
-    /// The oldest PSN without an answer. Answers alone move it (`completer.rs`; `docs/design/ordering.md`). On UC, which
-    /// gets none, sending does.
+    /// The oldest PSN without an answer. Answers move it (`completer.rs`); on UC, which gets none, sending does. Start,
+    /// flush and reset set it (`docs/design/ordering.md`).
     una: Psn,
     /// Window cost of everything answered.
     una_cost: u64,
