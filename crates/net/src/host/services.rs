@@ -247,14 +247,19 @@ impl Services {
     /// `TimedOut`, `StorageFull`.
     pub fn leave(&self, service: u64, time: Duration) -> io::Result<()> {
         let _uncancelled = Uncancelled::new();
-        let mut left = self.left.lock();
         let until = Instant::now() + time;
-        // It has announced that already.
-        let known = left.iter().position(|(known, ..)| *known == service);
-        let said = match known.and_then(|at| left.remove(at)) {
+        // It may have announced that already.
+        let known = {
+            let mut left = self.left.lock();
+            let at = left.iter().position(|(known, ..)| *known == service);
+            at.and_then(|at| left.remove(at))
+        };
+        // Without `left`: timers take that, and the lock of the store is waited for.
+        let said = match known {
             Some((_, _, said)) => said,
             None => self.say(Kind::Left, service, ServiceAddress::Any, &self.lock()?)?,
         };
+        let mut left = self.left.lock();
         if left.len() >= LEFT {
             left.pop_front();
         }
