@@ -7,8 +7,8 @@ use std::ptr;
 use crate::sys::Uncancelled;
 
 /// Runs `f` on a thread with a copy of the process's table of descriptors, in which `spare` is closed. So there is room for
-/// one, which no other thread can take. What `f` opens is closed with the copy. None if the system refuses; `f` did not run
-/// then.
+/// one, which no other thread can take. What `f` opens is closed with the copy. None if the system refuses, and `f` did not run,
+/// or if `f` panics.
 pub(super) fn run<R: Send>(spare: BorrowedFd<'_>, f: impl FnOnce() -> R + Send) -> Option<R> {
     let spare = spare.as_raw_fd() as u32;
     let apart = || {
