@@ -186,9 +186,7 @@ impl Driver {
         // A count that two threads make at once may be lost; it only has to move.
         let polls = self.lease.load(Ordering::Relaxed).wrapping_add(1);
         self.lease.store(polls, Ordering::Release);
-        if self.links.inproc.is_pending() {
-            self.links.inproc.drain(&self, false);
-        }
+        self.drain_inproc(false);
         let mut rx = self.rx.try_lock();
         let nothing_came = self.is_end_of_poll(&mut rx);
         if !nothing_came && self.receive_with(rx, Reader::Poll) == 0 {
@@ -612,6 +610,17 @@ impl Driver {
         }
         if self.links.paths.any_admitted() {
             self.call_admitted();
+        }
+    }
+
+    /// Delivers packets within the process; `all`: without a limit.
+    #[inline]
+    pub(super) fn drain_inproc(&'static self, all: bool) {
+        if self.links.inproc.is_pending() {
+            self.links.inproc.drain(&self, all);
+            if self.links.paths.any_admitted() {
+                self.call_admitted();
+            }
         }
     }
 

@@ -455,9 +455,7 @@ impl Worker {
             driver.flush(Debts::All);
         }
         driver.run_timers();
-        if driver.links.inproc.is_pending() {
-            driver.links.inproc.drain(&driver, true);
-        }
+        driver.drain_inproc(true);
         if driver.links.port.needs_resteer() || self.resteer_at != NEVER {
             self.resteer_at = match driver.links.port.resteer() {
                 Ok(Resteer::Pending { retry_after }) => {
