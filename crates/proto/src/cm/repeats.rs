@@ -1,4 +1,4 @@
-//! Repeats repetitions: within the wait that the program asked for, on top of the repetitions that it asked for.
+//! Early repetitions: within the wait that the program asked for, on top of the repetitions that it asked for.
 //!
 //! That wait (the kernel's is 4.3 s) allows for the slowest peer, and a lost datagram would cost all of it. So a
 //! message is also repeated after 1/64, 1/16 and 1/4 of the wait. A peer whose program is slow answers the first of
@@ -26,7 +26,7 @@ pub(super) struct Attempt {
     since: Option<Time>,
     /// Time to wait for an answer to the last message sent.
     interval: Duration,
-    /// Repeats repetitions that were made or left out.
+    /// Early repetitions that were made or left out.
     done: u8,
     /// It waits to be sent, so it cannot have been answered.
     is_queued: bool,
