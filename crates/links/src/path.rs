@@ -126,9 +126,10 @@ impl Path {
 #[derive(Debug, Default)]
 pub struct Turn {
     place: Place,
-    /// Requests before this PSN may leave. `None` before the first of a turn.
+    /// Requests before this PSN may leave. `None` before the first of a turn. It outlasts the place as long as requests
+    /// are in flight, so that these may be repeated.
     end: Option<Psn>,
-    /// Timeouts without an answer.
+    /// Timeouts without an answer since the turn began, or was renewed.
     silences: u8,
 }
 
@@ -152,6 +153,13 @@ impl Turn {
         self.end.is_some_and(|end| psn.since(end) < 0) || self.may_begin(path, qpn, psn)
     }
 
+    /// Whether the request at `psn` is the last that may leave: it has to ask for an ACK, which ends the turn.
+    #[inline]
+    #[must_use]
+    pub fn ends_at(&self, psn: Psn) -> bool {
+        self.end == Some(psn.plus(1))
+    }
+
     fn may_begin(&mut self, path: &Arc<Path>, qpn: Qpn, psn: Psn) -> bool {
         match self.place {
             Place::Awaited => return false,
@@ -167,8 +175,9 @@ impl Turn {
                 path.admit();
                 return false;
             }
-            Place::None | Place::Lost => self.silences = 0,
+            Place::None | Place::Lost => {}
         }
+        self.silences = 0;
         self.place = Place::Held;
         self.end = Some(psn.plus(TURN));
         true
@@ -211,7 +220,7 @@ impl Turn {
         path.release();
     }
 
-    /// A timer fired while requests were in flight.
+    /// The peer was silent for a timeout while requests were in flight.
     pub fn note_silence(&mut self, path: &Arc<Path>, qpn: Qpn) {
         if self.is_counted() {
             self.silences += 1;

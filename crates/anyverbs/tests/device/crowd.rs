@@ -37,6 +37,11 @@ fn many_queue_pairs_of_one_path_lose_nothing() {
 }
 
 #[test]
+fn a_turn_that_ends_within_a_message_asks_for_an_ack() {
+    run("messages");
+}
+
+#[test]
 fn an_endless_stream_starves_nobody() {
     run("stream");
 }
@@ -60,20 +65,29 @@ struct Crowd {
 
 impl Crowd {
     fn new(pairs: usize) -> Self {
+        Self::at(pairs, |_| (Mtu::Mtu4096, Psn::new(100)))
+    }
+
+    /// The MTU and the first PSN of each pair.
+    fn at(pairs: usize, start: impl Fn(u32) -> (Mtu, Psn)) -> Self {
         let all = Endpoint::with(QpType::Rc, CAP, 32 << 10);
         let qps: Vec<_> = (0..pairs).map(|_| (all.another(), all.another())).collect();
         let buffer = Buffer::new(&all.pd, 1 << 20);
         let crowd = Self { all, qps, buffer };
-        for (a, b) in &crowd.qps {
-            crowd.connect(a, b.qpn());
-            crowd.connect(b, a.qpn());
+        for (n, (a, b)) in crowd.qps.iter().enumerate() {
+            crowd.connect_at(a, b.qpn(), start(n as u32));
+            crowd.connect_at(b, a.qpn(), start(n as u32));
         }
         crowd
     }
 
     fn connect(&self, qp: &Qp, to: Qpn) {
+        self.connect_at(qp, to, (Mtu::Mtu4096, Psn::new(100)));
+    }
+
+    fn connect_at(&self, qp: &Qp, to: Qpn, start: (Mtu, Psn)) {
         // The ACK timeout is that of programs, 67 ms.
-        self.all.connect_qp(qp, Address { qpn: to, ..self.all.address() }, 14, 7);
+        self.all.connect_at(qp, Address { qpn: to, ..self.all.address() }, (14, 7), start);
     }
 
     fn write(&self, qp: &Qp, wr_id: u64, len: usize) {
@@ -94,6 +108,7 @@ impl Crowd {
 fn crowd() {
     match std::env::var(ROLE).as_deref() {
         Ok("everybody") => everybody(),
+        Ok("messages") => messages(),
         Ok("stream") => stream(),
         Ok("ends") => ends(),
         Ok("silence") => silence(),
@@ -125,6 +140,23 @@ fn everybody() {
     println!("{} messages in {:?}, {again} packets sent again", PAIRS * EACH, begin.elapsed());
     // A timer may fire on a machine that does other things.
     assert!(again <= (PAIRS * EACH / 100) as u64, "{again} packets were sent again");
+}
+
+/// Long messages of small packets, whose turns end anywhere in them.
+fn messages() {
+    const PAIRS: usize = 100;
+    const EACH: usize = 4;
+    const LONG: usize = 64 << 10;
+    let crowd = Crowd::at(PAIRS, |n| (Mtu::Mtu1024, Psn::new(101 + 7 * n)));
+    let begin = Instant::now();
+    for n in 0..PAIRS * EACH {
+        crowd.write(&crowd.qps[n % PAIRS].0, 0, LONG);
+    }
+    let all = crowd.all.poll_for(PAIRS * EACH, Duration::from_secs(60));
+    assert!(all.iter().all(|wc| wc.status == WcStatus::Success));
+    let (again, packets) = (crowd.retransmitted(), PAIRS * EACH * LONG / 1024);
+    println!("{packets} packets in {:?}, {again} sent again", begin.elapsed());
+    assert!(again <= packets as u64 / 100, "{again} of {packets} packets were sent again");
 }
 
 /// One endless stream for each place that a path may have, beside queue pairs that send one message each.

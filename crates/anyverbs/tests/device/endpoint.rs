@@ -159,9 +159,20 @@ impl Endpoint {
 
     /// As [`connect_with`](Self::connect_with), for [`another`](Self::another) queue pair.
     pub(crate) fn connect_qp(&self, qp: &Qp, peer: Address, timeout: u8, retry_cnt: u8) {
+        self.connect_at(qp, peer, (timeout, retry_cnt), (Mtu::Mtu4096, Psn::new(100)));
+    }
+
+    /// As [`connect_qp`](Self::connect_qp), with an MTU and a first PSN of both directions.
+    pub(crate) fn connect_at(
+        &self,
+        qp: &Qp,
+        peer: Address,
+        (timeout, retry_cnt): (u8, u8),
+        (mtu, psn): (Mtu, Psn),
+    ) {
         self.qp_to_init(qp);
-        self.qp_to_rtr(qp, peer);
-        self.qp_to_rts(qp, timeout, retry_cnt);
+        self.qp_to_rtr(qp, peer, mtu, psn);
+        self.qp_to_rts(qp, timeout, retry_cnt, psn);
     }
 
     pub(crate) fn to_init(&self) {
@@ -178,10 +189,10 @@ impl Endpoint {
     }
 
     pub(crate) fn to_rtr(&self, peer: Address) {
-        self.qp_to_rtr(&self.qp, peer);
+        self.qp_to_rtr(&self.qp, peer, Mtu::Mtu4096, Psn::new(100));
     }
 
-    fn qp_to_rtr(&self, qp: &Qp, peer: Address) {
+    fn qp_to_rtr(&self, qp: &Qp, peer: Address, path_mtu: Mtu, rq_psn: Psn) {
         use QpAttrMask as M;
         let mut mask = M::STATE;
         if self.qp_type != QpType::Ud {
@@ -193,9 +204,9 @@ impl Endpoint {
         let attr = QpAttr {
             state: QpState::Rtr,
             av: self.av(peer),
-            path_mtu: Mtu::Mtu4096,
+            path_mtu,
             dest_qpn: peer.qpn,
-            rq_psn: Psn::new(100),
+            rq_psn,
             max_dest_rd_atomic: 16,
             min_rnr_timer: 1,
             ..QpAttr::default()
@@ -203,7 +214,7 @@ impl Endpoint {
         qp.modify(&attr, mask).unwrap();
     }
 
-    fn qp_to_rts(&self, qp: &Qp, timeout: u8, retry_cnt: u8) {
+    fn qp_to_rts(&self, qp: &Qp, timeout: u8, retry_cnt: u8, sq_psn: Psn) {
         use QpAttrMask as M;
         let mut mask = M::STATE | M::SQ_PSN;
         if self.qp_type == QpType::Rc {
@@ -211,7 +222,7 @@ impl Endpoint {
         }
         let attr = QpAttr {
             state: QpState::Rts,
-            sq_psn: Psn::new(100),
+            sq_psn,
             timeout,
             retry_cnt,
             rnr_retry: 7,

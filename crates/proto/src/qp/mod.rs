@@ -624,10 +624,14 @@ impl Qp {
     }
 
     /// Runs the timers that are due at `env.now()`.
-    pub fn on_timer<E: Env>(&mut self, env: &mut E) {
+    ///
+    /// Tells whether the peer was silent: a probe timeout or an ACK timeout has ended.
+    pub fn on_timer<E: Env>(&mut self, env: &mut E) -> bool {
         let now = env.now();
+        let mut was_silent = false;
         for timer in Timer::ALL {
             let Some(expired) = self.timers.expire(timer, now) else { continue };
+            was_silent |= matches!(timer, Timer::Probe | Timer::Ack);
             match timer {
                 Timer::Probe => self.on_probe_timeout(expired, env),
                 Timer::Ack => self.on_ack_timeout(expired, env),
@@ -636,6 +640,7 @@ impl Qp {
             }
         }
         self.transmit(env);
+        was_silent
     }
 
     /// The device lost the queue pair's ground (its CQ overran): moves to ERR with [`QpEvent::Fatal`].

@@ -62,8 +62,8 @@ impl Driver {
                     link.catch_up.look_at = Some(now + CATCH_UP);
                     return;
                 }
-                machine.on_timer(&mut call.env(link));
-                if machine.is_in_flight() {
+                let was_silent = machine.on_timer(&mut call.env(link));
+                if was_silent && machine.is_in_flight() {
                     link.note_silence(qpn);
                 }
             });

@@ -17,6 +17,7 @@ use anyverbs_proto::tag_list::{Tagged, Taken};
 use anyverbs_proto::time::{Clock, Time};
 use anyverbs_proto::types::{Psn, Qpn};
 use anyverbs_proto::wc::{TmInfo, Wc};
+use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::packet::Headers;
 use anyverbs_proto::wr::{AddressVector, Sge};
 
@@ -234,6 +235,13 @@ impl LinkEnv for DeviceEnv<'_, '_> {
             // Answers and ACKs leave all the same.
             return Err(TransmitError::Blocked);
         }
+        let asking;
+        let headers = if reliable && bth.opcode.is_request() && self.link.ends_turn(bth.psn) {
+            asking = Headers { bth: Bth { ack_req: true, ..headers.bth }, ..*headers };
+            &asking
+        } else {
+            headers
+        };
         let Link { route, last, spare, .. } = &mut *self.link;
         let route = match (&*route, &*last) {
             (Some(route), _) | (None, Some((_, _, route))) => route,

@@ -116,6 +116,12 @@ impl Link {
         path.is_none_or(|path| self.turn.may_send(path, qpn, psn))
     }
 
+    /// Tells whether the request that may leave has to ask for an ACK, for it ends the queue pair's turn.
+    #[inline]
+    pub(super) fn ends_turn(&self, psn: Psn) -> bool {
+        self.turn.ends_at(psn)
+    }
+
     /// A call ends: a place on a path is kept as long as requests are `in_flight`.
     #[inline]
     pub(super) fn settle_turn(&mut self, qpn: Qpn, in_flight: bool) {
@@ -124,7 +130,7 @@ impl Link {
         }
     }
 
-    /// A timer has fired, and requests are in flight.
+    /// The peer was silent for a timeout, and requests are in flight.
     pub(crate) fn note_silence(&mut self, qpn: Qpn) {
         if let Some(path) = self.route.as_ref().and_then(Route::path) {
             self.turn.note_silence(path, qpn);
