@@ -41,7 +41,7 @@ const HERE: [Place; 6] = [
     Place { name: "podman", suite: "trixie", include: PODMAN, cases: &["podman"] },
     Place { name: "docker", suite: "trixie", include: DOCKER, cases: &["docker"] },
 ];
-/// What is tried below qemu-user.
+/// The cases that run below qemu-user.
 const EMULATED: [Place; 1] = [Place {
     name: "bullseye-arm64",
     suite: "bullseye",

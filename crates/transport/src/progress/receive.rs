@@ -156,7 +156,7 @@ impl RxState {
     }
 }
 
-/// Who receives.
+/// The kinds of threads that receive.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reader {
     /// A poll. It does not look at quiet sockets each time.

@@ -333,7 +333,7 @@ fn run(driver: &'static Driver) {
     }
 }
 
-/// What the worker knows from one sleep to the next.
+/// The state of the worker that lasts from one sleep to the next.
 struct Worker {
     driver: &'static Driver,
     /// For how long polls keep the worker away at the moment.

@@ -1,0 +1,235 @@
+use super::super::slot::Slot;
+use super::*;
+
+fn registry(test: &str) -> Registry {
+    Registry::new(&format!("av-store-{test}-{}", std::process::id())).unwrap()
+}
+
+fn inode(store: &Store) -> u64 {
+    store.file.as_ref().unwrap().metadata().unwrap().ino()
+}
+
+#[test]
+fn all_have_one_store_and_know_who_lives() {
+    let registry = registry("one");
+    let slots = [(); 3].map(|()| Slot::claim_in(&registry).unwrap());
+    let keeper = Store::join(&registry).unwrap();
+    for slot in &slots {
+        assert_eq!(inode(slot.store()), inode(&keeper));
+    }
+    let [a, b, c] = slots;
+    let number = a.number();
+    let _said = a.store().share(1 << 100 | 7).unwrap();
+    b.store().share(1 << 100 | 8).unwrap();
+    assert_eq!(c.store().sharers(1 << 100 | 7), [number]);
+    assert_eq!(keeper.sharers(1 << 100 | 8), [0u8; 0]);
+    // It is killed: it says nothing more, and its lock ends with its file.
+    std::mem::forget(_said);
+    let file = a.store().file.as_ref().unwrap().as_raw_fd();
+    assert!(c.store().is_alive(number));
+    a.store().unlock_byte(number.into());
+    assert!(!c.store().is_alive(number) && c.store().sharers(1 << 100 | 7).is_empty());
+    assert!(file >= 0);
+    // The last one but the keeper ends, and the store stays.
+    drop((a, b, c));
+    let next = Slot::claim_in(&registry).unwrap();
+    assert_eq!(inode(next.store()), inode(&keeper));
+}
+
+#[test]
+fn an_onlooker_is_told_the_services_that_living_processes_hold_alone() {
+    let registry = registry("onlooker");
+    let [a, b] = [(); 2].map(|()| Slot::claim_in(&registry).unwrap());
+    let say = |slot: &Slot, kind, number| {
+        let lock = slot.store().lock(Lock::Entries).unwrap();
+        let fact = Fact { kind, number, form: 0, details: 0 };
+        slot.store().say(fact, slot.number(), &lock).unwrap()
+    };
+    let alone = Kind::Exclusive;
+    let _said = [say(&a, alone, 5), say(&a, Kind::Shared, 6), say(&b, alone, 7)];
+    let held = || {
+        let file = reopen(a.store().file.as_ref().unwrap()).unwrap();
+        let mut held = Store::held_services(file).unwrap().unwrap();
+        held.sort_unstable();
+        held
+    };
+    assert_eq!(held(), [5, 7]);
+    // The slot has another owner.
+    a.store().table.enter(b.number());
+    assert_eq!(held(), [5]);
+}
+
+#[test]
+fn a_forked_child_takes_nothing_back() {
+    let name = "host::store::tests::a_forked_child_takes_nothing_back";
+    anyverbs_testing::in_own_process(name, || {
+        let registry = registry("child");
+        let [a, b] = [(); 2].map(|()| Slot::claim_in(&registry).unwrap());
+        let number = a.number();
+        let said = a.store().share(7).unwrap();
+        let guard = a.store().lock_within(Lock::Xrc, Duration::ZERO).unwrap();
+        // SAFETY: the child runs the drops below, and ends without returning to the test harness.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            drop((said, guard));
+            drop(a);
+            // SAFETY: ends this process.
+            unsafe { libc::_exit(0) };
+        }
+        let mut status = 1;
+        // SAFETY: waits for our child.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        assert_eq!(b.store().sharers(7), [number]);
+        assert!(b.store().is_alive(number));
+        assert!(b.store().try_lock(Lock::Xrc).is_none());
+        drop((said, guard));
+        assert!(b.store().try_lock(Lock::Xrc).is_some() && b.store().sharers(7).is_empty());
+    });
+}
+
+#[test]
+fn a_process_that_shares_a_name_twice_is_one_sharer() {
+    let registry = registry("sharers");
+    let slot = Slot::claim_in(&registry).unwrap();
+    let _said = [(); 2].map(|()| slot.store().share(7).unwrap());
+    assert_eq!(slot.store().sharers(7), [slot.number()]);
+}
+
+#[test]
+fn a_lock_excludes_and_waiting_is_bounded() {
+    let registry = registry("lock");
+    let [a, b] = [(); 2].map(|()| Store::join(&registry).unwrap());
+    let guard = a.lock_within(Lock::Steering, Duration::ZERO).unwrap();
+    assert!(a.try_lock(Lock::Steering).is_none() && b.try_lock(Lock::Steering).is_none());
+    b.lock_within(Lock::Xrc, Duration::ZERO).unwrap();
+    let begin = Instant::now();
+    let error = b.lock_within(Lock::Steering, Duration::from_millis(20)).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    assert!(begin.elapsed() >= Duration::from_millis(20));
+    drop(guard);
+    b.lock_within(Lock::Steering, Duration::ZERO).unwrap();
+}
+
+#[test]
+fn a_store_without_proc_is_asked_for() {
+    let registry = registry("asked");
+    let slot = Arc::new(Slot::claim_in(&registry).unwrap());
+    let (socket, _) = registry.connect(Name::Slot(slot.number())).unwrap();
+    let server = Arc::clone(&slot);
+    let stop = Arc::new(AtomicBool::new(false));
+    let until = Arc::clone(&stop);
+    let thread = std::thread::spawn(move || {
+        while !until.load(Ordering::Relaxed) {
+            server.receive(&mut [0; 100]).unwrap();
+        }
+    });
+    let store = Store::ask(&registry, &socket).unwrap().unwrap();
+    assert_eq!(inode(&store), inode(slot.store()));
+    assert!(store.is_alive(slot.number()), "its locks are its own");
+    // With the descriptor of the other process, the locks are process-owned.
+    let file = slot.store().file.as_ref().unwrap().try_clone().unwrap();
+    let store = Store::open(&registry, file, Owner::Process).unwrap().unwrap();
+    assert!(store.is_alive(slot.number()));
+    stop.store(true, Ordering::Relaxed);
+    thread.join().unwrap();
+}
+
+/// Whatever is given, nothing is written to it.
+#[test]
+fn other_files_are_not_taken() {
+    let registry = registry("files");
+    let name = CString::new(file_name(&registry)).unwrap();
+    let file = |len: usize, seals: SealFlags, begin: &[u8]| {
+        let file = File::from(memfd(&name).unwrap());
+        file.set_len(len as u64).unwrap();
+        file.write_at(begin, 0).unwrap();
+        fcntl_add_seals(&file, seals).unwrap();
+        file
+    };
+    let model = Store::make(&registry).unwrap();
+    let mut header = [0; 16];
+    model.file.as_ref().unwrap().read_at(&mut header, 0).unwrap();
+    let len = model.table.len();
+    // It would be taken.
+    drop(model);
+    let open = |file: &File| {
+        let before = std::fs::read(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
+        let found = Store::open(&registry, file.try_clone().unwrap(), Owner::Description);
+        let after = std::fs::read(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
+        assert!(before == after);
+        found.map(|store| store.is_some())
+    };
+    let innocent = [
+        file(len, SEALS, b"my own data, sealed"),
+        file(len, SealFlags::SHRINK, &header),
+        file(len, SealFlags::empty(), &header),
+        file(len - 1, SEALS, &header),
+        file(8, SEALS, &header[..8]),
+        file(0, SEALS, b""),
+    ];
+    // They are found before the store, in the same process.
+    let slot = Slot::claim_in(&registry).unwrap();
+    for (n, file) in innocent.iter().enumerate() {
+        assert!(!open(file).unwrap(), "{n}");
+    }
+    assert!(open(&file(len, SEALS, &header)).unwrap());
+    let other = Slot::claim_in(&registry).unwrap();
+    assert_ne!(inode(other.store()), innocent[0].metadata().unwrap().ino());
+    assert!(slot.store().is_alive(other.number()));
+    let mut newer = header;
+    newer[8] += 1;
+    let error = open(&file(len, SEALS, &newer)).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::Unsupported);
+    // One of another user.
+    // SAFETY: geteuid cannot fail.
+    if unsafe { libc::geteuid() } == 0 {
+        let foreign = file(len, SEALS, &header);
+        std::os::unix::fs::fchown(&foreign, Some(12_345), None).unwrap();
+        assert!(!open(&foreign).unwrap());
+    } else {
+        anyverbs_testing::skip("needs root");
+    }
+}
+
+#[test]
+fn a_limit_on_the_length_of_files_ends_nobody() {
+    let name = "host::store::tests::a_limit_on_the_length_of_files_ends_nobody";
+    anyverbs_testing::in_own_process(name, || {
+        for bytes in [64 << 10, 0] {
+            let registry = registry(&format!("limit-{bytes}"));
+            let limit = libc::rlimit { rlim_cur: bytes, rlim_max: libc::RLIM_INFINITY };
+            // SAFETY: a limit to read.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+            let [a, b] = [(); 2].map(|()| Slot::claim_in(&registry).unwrap());
+            assert_ne!(a.number(), b.number());
+            assert_eq!(a.store().file.is_some(), bytes > 0);
+            let mut both = [a.number(), b.number()];
+            both.sort_unstable();
+            assert_eq!(
+                (a.store().live_slots(), b.store().live_slots()),
+                (both.to_vec(), both.to_vec())
+            );
+            let _said = a.store().share(7).unwrap();
+            assert_eq!(b.store().sharers(7).is_empty(), bytes == 0);
+            drop(b);
+            assert_eq!(a.store().live_slots(), [a.number()]);
+        }
+    });
+}
+
+/// A process that is stopped as it starts holds up others for 2 s, and makes no second store when it goes on.
+#[test]
+fn a_process_stopped_while_starting_does_not_split_the_host() {
+    let registry = registry("split");
+    let start = Start::begin(&registry);
+    let begin = Instant::now();
+    let slot = Slot::claim_in(&registry).unwrap();
+    assert!(begin.elapsed() >= WAIT && begin.elapsed() < 3 * WAIT);
+    // It goes on.
+    let late = Store::make(&registry).unwrap();
+    drop(start);
+    let own = if slot.number() == 1 { 2 } else { 1 };
+    let found = Store::older(&registry, &late, own).unwrap().unwrap();
+    assert_eq!(inode(&found), inode(slot.store()));
+}
