@@ -1,8 +1,8 @@
 //! The locks of the device. Each has a [`Rank`], and a thread takes locks in the order of their ranks.
 //!
-//! A lock names its rank in its type: `Mutex<rank::CompletionQueue, State>`. A build with debug assertions, so every
-//! test, checks the order at each lock that may have to wait: it panics if the thread holds a lock of the same rank or
-//! of a later one. `try_lock` never waits, so it may be used out of order; what it takes counts for later locks.
+//! A lock names its rank in its type: `Mutex<rank::CompletionQueue, State>`. Builds with debug assertions check
+//! the order, so every test does. A thread panics that takes a lock while it holds one of the same rank or of a later one.
+//! `try_lock` never waits, so it may be used out of order. A lock that it takes counts for later ones.
 //! Without debug assertions these are parking_lot's locks, and the rank costs nothing.
 
 mod held;

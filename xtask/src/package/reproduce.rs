@@ -17,7 +17,7 @@ pub(super) fn run_counted(made: &Made) -> anyhow::Result<Tally> {
     remove(&place)?;
     let source = place.join("source");
     fs::create_dir_all(&source).with_context(|| format!("cannot make {}", source.display()))?;
-    // What is in the work tree, committed or not: as the first ones were made.
+    // The first packages were made from the work tree, committed or not, so these are as well.
     let files = output(Command::new("git").current_dir(root()).args(["ls-files"]))?;
     for file in files.lines().filter(|file| root().join(file).exists()) {
         let to = source.join(file);

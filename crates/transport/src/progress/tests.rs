@@ -1,4 +1,4 @@
-//! What progress promises, by a clock that the tests set. Each has a process of its own, since that has one device.
+//! Tests of progress, by a clock that they set. Each has a process of its own, since a process has one device.
 
 use std::io::pipe;
 use std::os::fd::AsFd as _;
