@@ -1,7 +1,5 @@
 //! In the process of a target: its responder goes to the process that has the SRQ of a request, and comes back.
 
-use std::time::{Duration, Instant};
-
 use anyverbs_net::Delivery;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::event::QpEvent;
@@ -17,10 +15,7 @@ use anyverbs_transport::qp::link::Link;
 use anyverbs_transport::qp::{QpCell, State};
 
 use super::SharedDomains;
-use super::waiting::Waiting;
-
-/// After which a borrower that has not answered is asked once more for a responder.
-const PATIENCE: Duration = Duration::from_millis(200);
+use super::waiting::{Added, Waiting};
 
 /// Where a target's responder is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,8 +24,8 @@ enum Place {
     Here,
     /// Lent to this slot's process.
     With(u8),
-    /// As well, and wanted back, since this time.
-    Recalled(u8, Instant),
+    /// As well, and wanted back.
+    Recalled(u8),
 }
 
 /// The sharing of a target whose responder has been elsewhere.
@@ -60,7 +55,7 @@ impl Share {
 
     fn is_lent(&self, to: u8, lease: u64) -> bool {
         self.lease == lease
-            && matches!(self.place, Place::With(by) | Place::Recalled(by, _) if by == to)
+            && matches!(self.place, Place::With(by) | Place::Recalled(by) if by == to)
     }
 }
 
@@ -153,22 +148,19 @@ impl SharedDomains {
                 self.pass_on(by, &bytes);
                 return true;
             }
-            self.recall(cell.qpn, share, by);
+            self.tell(by, &Message::Recall { target: cell.qpn, lease: share.lease });
+            share.place = Place::Recalled(by);
         }
-        if let Place::Recalled(by, since) = share.place
-            && since.elapsed() > PATIENCE
-        {
-            self.recall(cell.qpn, share, by);
-        }
-        if !share.waiting.add(packet, bytes, &self.waiting) {
-            self.transport.core.count(Counter::DropSocketFull, 1);
+        match (share.waiting.add(packet, bytes, &self.waiting), share.place) {
+            (Added::NoRoom, _) => self.transport.core.count(Counter::DropSocketFull, 1),
+            // The peer has heard nothing. It may be that the borrower had nothing to answer by, so it is asked again.
+            (Added::Again, Place::Recalled(by)) => {
+                let recall = Message::Recall { target: cell.qpn, lease: share.lease };
+                let _ = self.send_bytes(by, &recall.emit(), Delivery::Refusable);
+            }
+            (Added::Again | Added::New, _) => {}
         }
         true
-    }
-
-    fn recall(&self, target: Qpn, share: &mut Share, from: u8) {
-        self.tell(from, &Message::Recall { target, lease: share.lease });
-        share.place = Place::Recalled(from, Instant::now());
     }
 
     fn pass_on(&self, to: u8, bytes: &[u8]) {
@@ -303,7 +295,7 @@ impl SharedDomains {
         let over = state.is_dead()
             || matches!(state.machine.state(), QpState::Reset | QpState::Init | QpState::Err);
         let Some(share) = share_mut(&mut state.link) else { return };
-        let (Place::With(by) | Place::Recalled(by, _)) = share.place else { return };
+        let (Place::With(by) | Place::Recalled(by)) = share.place else { return };
         let (target, lease) = (cell.qpn, share.lease);
         if over {
             self.tell(by, &Message::Revoke { target, lease });

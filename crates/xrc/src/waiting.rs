@@ -62,15 +62,24 @@ pub(super) struct Waiting {
     bytes: usize,
 }
 
+/// The result of [`Waiting::add`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Added {
+    New,
+    /// It waits already.
+    Again,
+    NoRoom,
+}
+
 impl Waiting {
-    /// Adds a request with its message; false if there is no room.
+    /// Adds a request with its message.
     pub(super) fn add(
         &mut self,
         packet: &Incoming<'_>,
         bytes: Vec<u8>,
         room: &'static Room,
-    ) -> bool {
-        let Some(message) = room.reserve(bytes) else { return false };
+    ) -> Added {
+        let Some(message) = room.reserve(bytes) else { return Added::NoRoom };
         let bth = &packet.headers.bth;
         let request = Request {
             psn: bth.psn,
@@ -82,7 +91,7 @@ impl Waiting {
         self.add_request(request)
     }
 
-    fn add_request(&mut self, request: Request) -> bool {
+    fn add_request(&mut self, request: Request) -> Added {
         let at = self.requests.binary_search_by(|other| {
             let order = other.psn.since(request.psn).cmp(&0);
             order.then(other.packets.cmp(&request.packets))
@@ -95,13 +104,13 @@ impl Waiting {
                     self.bytes = self.bytes + request.message.len - self.requests[at].message.len;
                     self.requests[at].message = request.message;
                 }
-                true
+                Added::Again
             }
-            Err(_) if self.bytes + request.message.len > KEEP => false,
+            Err(_) if self.bytes + request.message.len > KEEP => Added::NoRoom,
             Err(at) => {
                 self.bytes += request.message.len;
                 self.requests.insert(at, request);
-                true
+                Added::New
             }
         }
     }
@@ -156,8 +165,17 @@ mod tests {
     #[test]
     fn each_waits_once_in_order() {
         let mut waiting = Waiting::default();
-        for psn in [0xff_fffe, 1, 0xff_fffe, 0, 0xff_ffff, 0, 1] {
-            assert!(waiting.add_request(request(psn, true, false)));
+        let (new, again) = (Added::New, Added::Again);
+        for (psn, added) in [
+            (0xff_fffe, new),
+            (1, new),
+            (0xff_fffe, again),
+            (0, new),
+            (0xff_ffff, new),
+            (0, again),
+            (1, again),
+        ] {
+            assert_eq!(waiting.add_request(request(psn, true, false)), added);
         }
         assert_eq!(waiting.bytes, 400);
         assert_eq!(first_bytes(waiting.into_requests()), [0xfe, 0xff, 0, 1]);
@@ -189,9 +207,11 @@ mod tests {
     fn there_is_an_end_to_what_waits() {
         let mut waiting = Waiting::default();
         let large = |psn| Request { message: kept(vec![0; KEEP / 2]), ..request(psn, true, false) };
-        assert!(waiting.add_request(large(1)) && waiting.add_request(large(2)));
-        assert!(!waiting.add_request(large(3)));
-        assert!(waiting.add_request(large(2)));
+        let mut add = |psn| waiting.add_request(large(psn));
+        assert_eq!(
+            [1, 2, 3, 2].map(&mut add),
+            [Added::New, Added::New, Added::NoRoom, Added::Again]
+        );
     }
 
     #[test]
@@ -201,7 +221,7 @@ mod tests {
         let mut targets = Vec::new();
         loop {
             let mut waiting = Waiting::default();
-            if !waiting.add(&packet, vec![0; KEEP], &ROOM) {
+            if waiting.add(&packet, vec![0; KEEP], &ROOM) == Added::NoRoom {
                 break;
             }
             targets.push(waiting);
@@ -209,7 +229,7 @@ mod tests {
         assert_eq!(targets.len(), KEEP_IN_ALL / KEEP);
         targets.pop();
         let mut waiting = Waiting::default();
-        assert!(waiting.add(&packet, vec![0; KEEP], &ROOM));
+        assert_eq!(waiting.add(&packet, vec![0; KEEP], &ROOM), Added::New);
         assert_eq!(waiting.take_message(Psn::new(0)).len(), 1);
         drop((waiting, targets));
         assert_eq!(ROOM.0.load(Ordering::Relaxed), 0);
