@@ -27,16 +27,7 @@ impl AddressMonitor {
     /// # Errors
     /// Those of recv(2).
     pub fn drain(&self) -> io::Result<bool> {
-        let mut changed = false;
-        let mut buffer = [0; 4096];
-        loop {
-            match netlink::receive(&self.fd, &mut buffer) {
-                Ok(_) => changed = true,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(changed),
-                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => changed = true,
-                Err(error) => return Err(error),
-            }
-        }
+        netlink::drain(&self.fd)
     }
 }
 

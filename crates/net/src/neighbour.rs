@@ -3,28 +3,28 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::time::{Duration, Instant};
+use std::os::fd::AsFd;
 
 use crate::interfaces::{Interface, interfaces, ip, u32_of};
-use crate::netlink;
-
-/// Incomplete, failed: no address.
-const NUD_USELESS: u16 = libc::NUD_INCOMPLETE | libc::NUD_FAILED;
+use crate::{netlink, sockopt};
 
 /// The discard service. No host answers, but the kernel has to find the next hop's address.
 const DISCARD: u16 = 9;
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// The kernel's knowledge of a neighbour.
+enum Neighbour {
+    Unknown,
+    /// The kernel is asking.
+    Incomplete,
+    At([u8; 6]),
+}
 
 /// The Ethernet address for packets to `destination`, whose scope is `scope_id` if it is link-local. Waits until the kernel
-/// has resolved it, for at most `patience`. All zeros for what does not leave the host by Ethernet.
+/// has resolved it or given up, which takes it 3 s by default. All zeros for what does not leave the host by Ethernet.
 ///
 /// # Errors
 /// `EHOSTUNREACH` if nobody answers, `ENETUNREACH` without a route, those of the sockets.
-pub fn ethernet_address(
-    destination: IpAddr,
-    scope_id: u32,
-    patience: Duration,
-) -> io::Result<[u8; 6]> {
+pub fn ethernet_address(destination: IpAddr, scope_id: u32) -> io::Result<[u8; 6]> {
     if destination.is_multicast() {
         return Ok(of_group(destination));
     }
@@ -41,19 +41,25 @@ pub fn ethernet_address(
     if interfaces.iter().any(|i| i.index == interface && i.mac.is_none()) {
         return Ok([0; 6]);
     }
-    let until = Instant::now() + patience;
+    // Before the first look, lest a change be missed.
+    let changes = netlink::open(libc::RTMGRP_NEIGH as u32, true)?;
     let mut asked = false;
     loop {
-        if let Some(mac) = known(&fd, next_hop, interface)? {
-            return Ok(mac);
+        match known(&fd, next_hop, interface)? {
+            Neighbour::At(mac) => return Ok(mac),
+            // The kernel tells of its end.
+            Neighbour::Incomplete => {
+                sockopt::poll(changes.as_fd(), libc::POLLIN, -1)?;
+                netlink::drain(&changes)?;
+            }
+            Neighbour::Unknown if asked => {
+                return Err(io::Error::from_raw_os_error(libc::EHOSTUNREACH));
+            }
+            Neighbour::Unknown => {
+                ask(destination, scope_id)?;
+                asked = true;
+            }
         }
-        if !std::mem::replace(&mut asked, true) {
-            ask(destination, scope_id)?;
-        }
-        if Instant::now() >= until {
-            return Err(io::Error::from_raw_os_error(libc::EHOSTUNREACH));
-        }
-        std::thread::sleep(LOOK_AGAIN);
     }
 }
 
@@ -120,20 +126,14 @@ fn route(
 }
 
 /// The entry in the kernel's table of neighbours.
-fn known(
-    fd: &std::os::fd::OwnedFd,
-    neighbour: IpAddr,
-    interface: u32,
-) -> io::Result<Option<[u8; 6]>> {
-    let mut found = None;
+fn known(fd: &std::os::fd::OwnedFd, neighbour: IpAddr, interface: u32) -> io::Result<Neighbour> {
+    let mut found = Neighbour::Unknown;
     netlink::dump(fd, libc::RTM_GETNEIGH, |kind, bytes| {
         // ndmsg: family, 3 bytes of padding, interface, state, flags, type.
         let Some((head, attributes)) = bytes.split_first_chunk::<12>() else { return };
         let state = u16::from_ne_bytes([head[8], head[9]]);
-        if kind != libc::RTM_NEWNEIGH
-            || u32_of(&head[4..]) != Some(interface)
-            || state & NUD_USELESS != 0
-        {
+        let is_of_interface = u32_of(&head[4..]) == Some(interface);
+        if kind != libc::RTM_NEWNEIGH || !is_of_interface || state & libc::NUD_FAILED != 0 {
             return;
         }
         let (mut address, mut mac) = (None, None);
@@ -145,7 +145,12 @@ fn known(
             }
         }
         if address == Some(neighbour) {
-            found = mac.or(found);
+            let is_incomplete = state & libc::NUD_INCOMPLETE != 0;
+            match mac.filter(|_| !is_incomplete) {
+                Some(mac) => found = Neighbour::At(mac),
+                None if is_incomplete => found = Neighbour::Incomplete,
+                None => {}
+            }
         }
     })?;
     Ok(found)
@@ -157,7 +162,7 @@ mod tests {
 
     #[test]
     fn groups_and_the_loopback_need_no_neighbour() {
-        let of = |ip: &str| ethernet_address(ip.parse().unwrap(), 0, Duration::ZERO).unwrap();
+        let of = |ip: &str| ethernet_address(ip.parse().unwrap(), 0).unwrap();
         assert_eq!(of("239.129.2.3"), [0x01, 0x00, 0x5e, 0x01, 2, 3]);
         assert_eq!(of("ff0e::1:2:304"), [0x33, 0x33, 0, 2, 3, 4]);
         assert_eq!(of("127.0.0.1"), [0; 6]);

@@ -35,6 +35,21 @@ pub(crate) fn receive(fd: &OwnedFd, buffer: &mut [u8]) -> io::Result<usize> {
     }
 }
 
+/// Takes all notifications of a non-blocking socket. Tells whether there was any. A loss of some for want of buffer counts
+/// as one.
+pub(crate) fn drain(fd: &OwnedFd) -> io::Result<bool> {
+    let mut any = false;
+    let mut buffer = [0; 4096];
+    loop {
+        match receive(fd, &mut buffer) {
+            Ok(_) => any = true,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(any),
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => any = true,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 /// Asks for all objects of a kind (`RTM_GETLINK`, `RTM_GETADDR`) and hands each one's message to `each`: its type and
 /// the bytes after the netlink header. Answers false when the kernel changed them meanwhile and the dump must be redone.
 pub(crate) fn dump(fd: &OwnedFd, kind: u16, mut each: impl FnMut(u16, &[u8])) -> io::Result<bool> {

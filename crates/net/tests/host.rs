@@ -137,3 +137,30 @@ fn hold_lock_and_slot() {
     println!("holding");
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
+
+#[test]
+fn a_neighbour_is_waited_for_until_the_kernel_knows_it_or_gives_up() {
+    if !netns::isolate_as_root() {
+        return;
+    }
+    netns::ip("link add va type veth peer name vb");
+    netns::plug_in(["va", "vb"]);
+    netns::ip("addr add 10.9.0.1/24 dev va");
+    let of = |ip: &str| anyverbs_net::ethernet_address(ip.parse().unwrap(), 0);
+    // A neighbour that answers after the first look.
+    let answer = std::thread::spawn(|| {
+        while !netns::ip("neigh show 10.9.0.3").contains("INCOMPLETE") {}
+        netns::ip("neigh replace 10.9.0.3 lladdr 02:00:00:00:00:03 dev va");
+    });
+    assert_eq!(of("10.9.0.3").unwrap(), [2, 0, 0, 0, 0, 3]);
+    answer.join().unwrap();
+    // The kernel asks three times, here at an interval of 50 ms.
+    std::fs::write("/proc/sys/net/ipv4/neigh/va/retrans_time_ms", "50").unwrap();
+    for _ in 0..2 {
+        let begin = Instant::now();
+        assert_eq!(of("10.9.0.4").unwrap_err().raw_os_error(), Some(libc::EHOSTUNREACH));
+        let waited = begin.elapsed();
+        assert!(waited >= Duration::from_millis(100), "{waited:?}");
+        assert!(waited < Duration::from_secs(3), "{waited:?}");
+    }
+}

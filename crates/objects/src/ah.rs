@@ -2,7 +2,6 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyverbs_locks::{Mutex, rank};
 use anyverbs_proto::types::{Gid, QKey, Qpn};
@@ -87,9 +86,6 @@ impl Ah {
     }
 }
 
-/// Longest time of a neighbour to answer.
-const NEIGHBOUR: Duration = Duration::from_secs(3);
-
 /// See `Context::resolve_ethernet`.
 pub fn resolve_ethernet(core: &Core, attr: &AhAttr) -> Result<([u8; 6], Option<u16>), CreateError> {
     let av = resolve(core, attr)?;
@@ -99,7 +95,7 @@ pub fn resolve_ethernet(core: &Core, attr: &AhAttr) -> Result<([u8; 6], Option<u
     let interfaces = anyverbs_net::interfaces().map_err(system)?;
     let vlan = interfaces.iter().find(|i| i.index == source).and_then(|i| i.vlan);
     let scope = if av.scope_id == 0 { 0 } else { source };
-    let mac = anyverbs_net::ethernet_address(av.dgid.to_ip(), scope, NEIGHBOUR).map_err(system)?;
+    let mac = anyverbs_net::ethernet_address(av.dgid.to_ip(), scope).map_err(system)?;
     Ok((mac, vlan))
 }
 
