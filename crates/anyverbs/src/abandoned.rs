@@ -6,15 +6,13 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use anyverbs_net::host::WAIT;
 use anyverbs_net::{Journal, Registry, Store};
 use anyverbs_objects::error::OpenError;
 
 use crate::device::Device;
-
-/// Interval of checks whether peers have answered.
-const LOOK: Duration = Duration::from_millis(2);
 
 /// Keeps the records of killed processes, without being a process of the device.
 #[derive(Debug)]
@@ -38,25 +36,23 @@ impl Keeper {
     }
 }
 
-/// Ends the connections that processes of this host left: sends their peers DREQs, and waits for the answers, at most for
-/// `patience`. Starts the process's device. 0 if all peers have answered, else how many have not. Those that were asked for half
+/// Ends the connections that processes of this host left: sends their peers DREQs, four times at most, and waits for the
+/// answers, for two seconds at most. Starts the process's device. 0 if all peers have answered, else how many have not. Those that were asked for half
 /// of the time at least nobody asks again; the others, also those that this process has no address for, are left to other
 /// processes.
 ///
 /// # Errors
 /// Why there is no device.
-pub fn disconnect(patience: Duration) -> Result<usize, OpenError> {
+pub fn disconnect() -> Result<usize, OpenError> {
     let device = Device::current()?;
-    let end = Instant::now() + patience;
+    let end = Instant::now() + WAIT;
     // Again, because there may not have been room for all.
     loop {
         device.gsi.look_for_abandoned();
         let begun = device.gsi.abandoned() > 0;
-        while device.gsi.abandoned() > 0 && Instant::now() < end {
-            std::thread::sleep(LOOK);
-        }
+        device.gsi.await_abandoned(end);
         if !begun || Instant::now() >= end {
-            return Ok(device.gsi.leave_abandoned(patience / 2));
+            return Ok(device.gsi.leave_abandoned(WAIT / 2));
         }
     }
 }

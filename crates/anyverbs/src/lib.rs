@@ -47,6 +47,8 @@ pub use anyverbs_objects::Repeats;
 pub use anyverbs_objects::advise::Advice;
 pub use anyverbs_objects::ah::{Ah, AhAttr};
 pub use anyverbs_objects::async_event::{AsyncEvent, AsyncEventKind, EventElement};
+#[doc(hidden)]
+pub use anyverbs_objects::base::AT_EXIT;
 pub use anyverbs_objects::buf::Buf;
 pub use anyverbs_objects::comp_channel::{CompChannel, CompEvent};
 pub use anyverbs_objects::comp_cntr::{CompCntr, CompCntrKind};

@@ -6,7 +6,6 @@ use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{self, ExitCode, ExitStatus, Stdio};
-use std::time::Duration;
 
 use anyhow::Context;
 use anyverbs::abandoned::{self, Keeper};
@@ -23,8 +22,6 @@ const CANNOT_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
 /// The name of the hidden command that ends the connections of a program which could not.
 pub(crate) const DISCONNECT: &str = "disconnect-abandoned";
-/// The time for which it waits for the answers of their peers. They are asked four times meanwhile.
-const PATIENCE: Duration = Duration::from_millis(1500);
 
 /// Runs the program to its end and returns its exit status.
 pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
@@ -128,7 +125,7 @@ fn finish_for_program(keeper: &Keeper, settings: &Settings, blocked: &Blocked) -
 
 /// The child's side.
 pub(crate) fn disconnect_abandoned() -> anyhow::Result<ExitCode> {
-    let left = abandoned::disconnect(PATIENCE)?;
+    let left = abandoned::disconnect()?;
     Ok(if left == 0 { ExitCode::SUCCESS } else { ExitCode::from(crate::FAILED) })
 }
 

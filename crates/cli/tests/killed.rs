@@ -163,9 +163,9 @@ fn client() {
     let channel = create_event_channel().unwrap();
     let expect = |kind| assert_eq!(channel.get_event().unwrap().kind, kind);
     let id = Id::create(&channel, PortSpace::Tcp, QpType::Rc, 0).unwrap();
-    id.resolve_addr(None, &address(), Duration::ZERO).unwrap();
+    id.resolve_addr(None, &address()).unwrap();
     expect(EventKind::AddrResolved);
-    id.resolve_route(Duration::ZERO).unwrap();
+    id.resolve_route().unwrap();
     expect(EventKind::RouteResolved);
     id.connect(&params()).unwrap();
     expect(EventKind::ConnectResponse);

@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use anyverbs_proto::cm::{Listen, Path, Serves, Transport};
 use anyverbs_proto::qp::attr::QpType;
@@ -96,9 +95,7 @@ impl Id {
         &self,
         source: Option<&Address>,
         destination: &Address,
-        timeout: Duration,
     ) -> Result<(), CmError> {
-        let _ = timeout;
         let id = &self.0;
         id.check_current()?;
         let phase = id.state.lock().phase;
@@ -158,8 +155,7 @@ impl Id {
     ///
     /// # Errors
     /// [`CmError`].
-    pub fn resolve_route(&self, timeout: Duration) -> Result<(), CmError> {
-        let _ = timeout;
+    pub fn resolve_route(&self) -> Result<(), CmError> {
         self.0.check_current()?;
         let mut state = self.0.state.lock();
         let (Phase::AddrResolved, Some(place), Some(local), Some(peer)) =

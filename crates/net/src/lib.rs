@@ -15,12 +15,10 @@
 //! Everything is non-blocking and close-on-exec. Nothing allocates per packet, except messages that [`messages`] keeps.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
-pub mod capture;
 mod clock;
 mod cmsg;
 pub mod ethernet;
 pub mod fault;
-pub mod forward;
 pub mod host;
 pub mod interfaces;
 pub mod messages;
@@ -45,7 +43,7 @@ pub use steering::SteerByKind;
 pub use sys::{Descriptor, Uncancelled};
 pub use udp::{
     Datagram, Destination, LOOPBACK, MAX_PAYLOAD_V6, OpenError, PortOptions, RxBatch,
-    SHARERS_LEASE, TxBatch, UdpPort, is_handed_on,
+    SHARERS_LEASE, TxBatch, UdpPort, capture, forward, is_handed_on,
 };
 
 /// A random number, from the seed that the standard library takes from the system.

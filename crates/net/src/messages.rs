@@ -1,5 +1,5 @@
 //! Messages between the processes of one user and host, whole and in order, for rare events. Unlike a forwarded
-//! datagram ([`crate::forward`]), none is lost while both processes live, and a process learns of the end of the other.
+//! datagram ([`crate::udp::forward`]), none is lost while both processes live, and a process learns of the end of the other.
 //!
 //! Each process that takes part listens ([`crate::host`]). A connection carries messages one way, from the process that
 //! made it. Its first message is the sender's slot. Connections of other users are closed unread.

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::io;
 use std::mem::{MaybeUninit, size_of};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use crate::sys;
 
@@ -105,6 +105,19 @@ pub(crate) fn poll(fd: BorrowedFd<'_>, events: i16, timeout_ms: c_int) -> io::Re
             return Err(error);
         }
     }
+}
+
+/// Waits until some of the sockets are readable or `timeout` has passed, rounded up to milliseconds. Returns the places of
+/// those that are, in ascending order.
+pub(crate) fn poll_all(sockets: &[impl AsFd], timeout: std::time::Duration) -> Vec<usize> {
+    let entry = |socket: &_| libc::pollfd {
+        fd: AsFd::as_fd(socket).as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let mut set: Vec<_> = sockets.iter().map(entry).collect();
+    sys::poll(&mut set, timeout.as_micros().div_ceil(1000).min(1000) as c_int);
+    (0..set.len()).filter(|&at| set[at].revents != 0).collect()
 }
 
 /// Waits until one of some descriptors (up to 8) is readable or `timeout` has passed, rounded up to milliseconds.

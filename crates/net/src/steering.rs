@@ -18,7 +18,7 @@
 //! Answers return by UDP to the prober's own socket and carry its random cookie, which only sockets of this group saw.
 //! The registry's lock lets one process at a time find out and attach. A process that does not answer (because it is
 //! stopped) is left out. If it is the only silent one, its index is the lowest silent index. A datagram that is not
-//! steered reaches some process by hash, which forwards it ([`crate::forward`]).
+//! steered reaches some process by hash, which forwards it ([`crate::udp::forward`]).
 
 mod probe;
 mod program;

@@ -245,11 +245,11 @@ impl Sender {
 const CERTAIN: Duration = Duration::from_secs(20);
 
 /// Counts of the members since they were last asked, as [`Member::counts`] gives them. Returns as soon as that are
-/// `expected` datagrams, or after `patience`.
+/// `expected` datagrams, or after `timeout`.
 fn gather(
     members: &mut [Member],
     expected: usize,
-    patience: Duration,
+    timeout: Duration,
 ) -> Vec<(usize, usize, usize, String)> {
     let begin = Instant::now();
     let mut sums = vec![(0, 0, 0, String::new()); members.len()];
@@ -262,7 +262,7 @@ fn gather(
             }
         }
         let all: usize = sums.iter().map(|sum| sum.0 + sum.1).sum();
-        if all >= expected || begin.elapsed() > patience {
+        if all >= expected || begin.elapsed() > timeout {
             return sums;
         }
         std::thread::sleep(Duration::from_millis(5));
@@ -273,14 +273,14 @@ fn assert_steered(members: &mut [Member], sender: &mut Sender, may_repair: bool,
     const N: usize = 5;
     let deadline = Instant::now() + CERTAIN;
     // Datagrams lost before a repair do not come.
-    let patience = if may_repair { Duration::from_millis(100) } else { CERTAIN };
+    let timeout = if may_repair { Duration::from_millis(100) } else { CERTAIN };
     for member in members.iter_mut() {
         member.counts();
     }
     loop {
         sender.send(members.iter().map(|m| m.slot).collect::<Vec<_>>().into_iter(), N);
         std::thread::sleep(Duration::from_millis(20));
-        let gathered = gather(members, members.len() * 2 * N, patience);
+        let gathered = gather(members, members.len() * 2 * N, timeout);
         let counts: Vec<_> = gathered.into_iter().map(|c| (c.0, c.1, c.2)).collect();
         if counts.iter().all(|&c| c == (2 * N, 0, 0)) {
             return;

@@ -5,6 +5,11 @@ use std::time::Duration;
 use crate::config::{self, config};
 use crate::errno::{Errno, Result};
 
+/// Longest time, in seconds, for which a closed socket waits until all has left and the peer's device has it, unless
+/// `SO_LINGER` says otherwise. A peer that has stopped reading must not hold its sender for ever (test
+/// `a_close_does_not_wait_for_ever`).
+pub(crate) const LINGER: Duration = Duration::from_secs(10);
+
 /// Level of the options of RDMA (`SOL_RDMA` of `rsocket.h`).
 pub const SOL_RDMA: i32 = 0x10000;
 /// Work requests of the send queue.

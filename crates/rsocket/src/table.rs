@@ -2,8 +2,9 @@
 
 use std::os::fd::RawFd;
 use std::sync::{Arc, Once};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use anyverbs::AT_EXIT;
 use parking_lot::RwLock;
 
 use crate::dgram::Dgram;
@@ -11,9 +12,6 @@ use crate::errno::{Errno, Result};
 use crate::repoll::Repoll;
 use crate::socket::{Kind, Socket};
 use crate::stream::{AF_IB, Stream};
-
-/// Longest time for which the end of the process waits until peers have all data sent.
-const EXIT_PATIENCE: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
 enum Entry {
@@ -47,12 +45,14 @@ fn insert(fd: RawFd, entry: Entry) {
     }
 }
 
-/// Disconnects the streams that are still open, as the system does for a process that ends.
+/// Disconnects the streams that are still open, as the system does for a process that ends. Waits until peers have all
+/// data sent, for [`AT_EXIT`] at most.
 extern "C" fn at_exit() {
-    let Some(mut table) = TABLE.try_write_for(Duration::from_millis(10)) else { return };
+    let deadline = Instant::now() + AT_EXIT;
+    // The caller may hold it.
+    let Some(mut table) = TABLE.try_write_until(deadline) else { return };
     let entries = std::mem::take(&mut *table);
     drop(table);
-    let deadline = Instant::now() + EXIT_PATIENCE;
     for entry in entries.into_iter().flatten() {
         if let Entry::Socket(socket) = &entry
             && !socket.is_inherited()

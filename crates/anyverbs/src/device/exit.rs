@@ -6,20 +6,15 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::Instant;
 
+use anyverbs_objects::base::AT_EXIT;
 use anyverbs_objects::fork;
 use anyverbs_proto::counters::Counter;
 use anyverbs_transport::progress::Debts;
 use anyverbs_transport::progress::worker::spawn_quiet;
 
 use super::Device;
-
-/// Longest that exit(3) is held up.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// Longest wait of the thread for each lock, and of the caller itself if there is no thread.
-const LOCK_PATIENCE: Duration = Duration::from_millis(200);
-const LOCK_PATIENCE_HERE: Duration = Duration::from_millis(2);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
@@ -31,18 +26,18 @@ enum State {
 
 /// Where the caller and the thread meet: the standard library's locks, which allocate nothing where they wait.
 #[derive(Debug)]
-pub(super) struct Farewell {
+pub(super) struct ExitThread {
     state: Mutex<State>,
     changed: Condvar,
 }
 
-impl Default for Farewell {
+impl Default for ExitThread {
     fn default() -> Self {
         Self { state: Mutex::new(State::NoThread), changed: Condvar::new() }
     }
 }
 
-impl Farewell {
+impl ExitThread {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -66,7 +61,7 @@ impl Farewell {
             State::Wanted | State::Done => {}
         }
         self.changed.notify_all();
-        drop(self.changed.wait_timeout_while(state, PATIENCE, |state| *state != State::Done));
+        drop(self.changed.wait_timeout_while(state, AT_EXIT, |state| *state != State::Done));
         true
     }
 }
@@ -74,43 +69,44 @@ impl Farewell {
 /// Called by exit(3).
 pub(super) extern "C" fn at_exit() {
     let Some(device) = fork::current::<Device>() else { return };
-    if !device.farewell.ask() {
-        device.say_farewell(LOCK_PATIENCE_HERE);
+    if !device.exit_thread.ask() {
+        device.tell_peers();
     }
 }
 
 impl Device {
     /// Arranges that the end of the process is announced.
     pub(super) fn watch_for_exit(&'static self) {
-        self.farewell.set(State::Sleeping);
+        self.exit_thread.set(State::Sleeping);
         let spawned = spawn_quiet("anyverbs-exit", || {
-            self.farewell.wait_until_wanted();
-            self.say_farewell(LOCK_PATIENCE);
-            self.log_counters();
-            self.farewell.set(State::Done);
+            self.exit_thread.wait_until_wanted();
+            self.log_counters(self.tell_peers());
+            self.exit_thread.set(State::Done);
         });
         if let Err(error) = spawned {
             tracing::debug!(%error, "no thread for the end of the process");
-            self.farewell.set(State::NoThread);
+            self.exit_thread.set(State::NoThread);
         }
         // SAFETY: an extern "C" function without preconditions. Full: peers wait for their timeouts.
         unsafe { libc::atexit(at_exit) };
     }
 
     /// Sends last ACKs and disconnects. A peer whose last message was received, or that is connected, must not learn
-    /// from a timeout that this process has ended.
-    fn say_farewell(&'static self, patience: Duration) {
-        self.gsi.shut_down(patience);
+    /// from a timeout that this process has ended. The connection manager gets half of the time; returns its end.
+    fn tell_peers(&'static self) -> Instant {
+        let end = Instant::now() + AT_EXIT / 2;
+        self.gsi.shut_down(end);
         self.driver.flush(Debts::AtExit);
         self.driver.say_farewell();
+        end
     }
 
     /// Logs the counters of a process at its end, for the analysis of failures.
-    fn log_counters(&self) {
+    fn log_counters(&self, end: Instant) {
         if tracing::enabled!(target: "anyverbs::counters", tracing::Level::INFO) {
             let counted =
                 Counter::ALL.iter().map(|c| (c.name().to_owned(), self.counters().read(*c)));
-            let counted = counted.chain(self.gsi.cm_counters());
+            let counted = counted.chain(self.gsi.cm_counters(end));
             let shown: Vec<_> =
                 counted.filter(|(_, n)| *n > 0).map(|(name, n)| format!("{name}={n}")).collect();
             tracing::info!(
@@ -130,15 +126,24 @@ mod tests {
 
     #[test]
     fn the_thread_is_woken_and_waited_for() {
-        let farewell: &'static Farewell = Box::leak(Box::default());
-        assert!(!farewell.ask());
-        farewell.set(State::Sleeping);
+        let exit_thread: &'static ExitThread = Box::leak(Box::default());
+        assert!(!exit_thread.ask());
+        exit_thread.set(State::Sleeping);
         let thread = std::thread::spawn(|| {
-            farewell.wait_until_wanted();
-            farewell.set(State::Done);
+            exit_thread.wait_until_wanted();
+            exit_thread.set(State::Done);
         });
-        assert!(farewell.ask() && farewell.ask());
-        assert_eq!(*farewell.lock(), State::Done);
+        assert!(exit_thread.ask() && exit_thread.ask());
+        assert_eq!(*exit_thread.lock(), State::Done);
         thread.join().unwrap();
+    }
+
+    #[test]
+    fn the_end_of_the_process_is_not_held_up_for_long() {
+        let exit_thread = ExitThread::default();
+        exit_thread.set(State::Sleeping);
+        let begin = Instant::now();
+        assert!(exit_thread.ask(), "the thread does not get done");
+        assert!(begin.elapsed() >= AT_EXIT && begin.elapsed() < 2 * AT_EXIT);
     }
 }

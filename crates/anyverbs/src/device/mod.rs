@@ -25,7 +25,7 @@ use anyverbs_xrc::SharedDomains;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use exit::Farewell;
+use exit::ExitThread;
 use listing::guids;
 pub use listing::{Details, DeviceInfo, PortAttr, PortState, devices};
 
@@ -41,7 +41,7 @@ pub(crate) struct Device {
     pub(crate) xrc: &'static SharedDomains,
     /// Raw packets.
     pub(crate) switch: &'static Switch,
-    farewell: Farewell,
+    exit_thread: ExitThread,
     /// Datagrams that the kernel dropped, as last read.
     kernel_drops: AtomicU64,
 }
@@ -92,8 +92,8 @@ impl Device {
         // Each is set once.
         let _ = transport.sharing.set(xrc);
         let _ = driver.above.set(Above { management: gsi, frames: switch });
-        let (farewell, kernel_drops) = (Farewell::default(), AtomicU64::new(0));
-        Ok((Self { core, transport, driver, gsi, xrc, switch, farewell, kernel_drops }, starter))
+        let (exit_thread, kernel_drops) = (ExitThread::default(), AtomicU64::new(0));
+        Ok((Self { core, transport, driver, gsi, xrc, switch, exit_thread, kernel_drops }, starter))
     }
 
     pub(crate) fn counters(&self) -> &Counters {

@@ -224,7 +224,7 @@ pub(crate) fn beside_a_talk(
     [src, dst]: [&Buffer; 2],
     remote: RemoteAddr,
     rounds: Range<u32>,
-    patience: Duration,
+    timeout: Duration,
     mut each: impl FnMut(u32),
 ) {
     /// Also when the test fails.
@@ -246,7 +246,7 @@ pub(crate) fn beside_a_talk(
         for round in rounds {
             let talked = talks.load(Ordering::Relaxed);
             each(round);
-            let deadline = Instant::now() + patience;
+            let deadline = Instant::now() + timeout;
             while talks.load(Ordering::Relaxed) < talked + 2 {
                 assert!(!talker.is_finished(), "round {round}");
                 assert!(Instant::now() < deadline, "round {round}: the third is not answered");

@@ -17,7 +17,7 @@ use crate::same_host::{OFFERED, Peer, beside_a_talk, is_on};
 const ROUNDS: u32 = 24;
 /// The time of a spoiler.
 const ROUND: Duration = Duration::from_millis(60);
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Requests of either side at a time.
 const AT_ONCE: usize = 16;
 const LEN: usize = 20_000;
@@ -59,9 +59,9 @@ fn receive(e: &Endpoint, buffer: &Buffer, n: usize) {
 }
 
 /// Polls until the requests have ended, somehow; how many have.
-fn finish(e: &Endpoint, buffer: &Buffer, patience: Duration) -> usize {
+fn finish(e: &Endpoint, buffer: &Buffer, timeout: Duration) -> usize {
     let (begin, mut done) = (Instant::now(), 0);
-    while done < AT_ONCE && begin.elapsed() < patience {
+    while done < AT_ONCE && begin.elapsed() < timeout {
         let mut wcs = [Wc::default(); AT_ONCE];
         let n = e.cq.poll(&mut wcs).unwrap();
         let ended = wcs[..n].iter().filter(|wc| wc.wr_id == 0).count();
@@ -145,7 +145,7 @@ fn while_others_talk() {
     let f = Endpoint::new(QpType::Rc);
     let [src, dst, sink] = [(); 3].map(|()| Buffer::new(&f.pd, OFFERED));
     let (_, to_third) = third.connect(&f, &sink);
-    beside_a_talk(&f, [&src, &dst], to_third, 0..ROUNDS, PATIENCE, |round| {
+    beside_a_talk(&f, [&src, &dst], to_third, 0..ROUNDS, TIMEOUT, |round| {
         beside_a_spoiler(round.into());
     });
     assert_eq!(f.qp.state().unwrap(), QpState::Rts);
@@ -166,13 +166,13 @@ fn beside_a_spoiler(seed: u64) {
         for _ in 0..AT_ONCE {
             post(&e, &own, remote, &mut random);
         }
-        assert_eq!(finish(&e, &offered, PATIENCE), AT_ONCE, "seed {seed}");
+        assert_eq!(finish(&e, &offered, TIMEOUT), AT_ONCE, "seed {seed}");
     }
     assert_eq!(peer.hear(), "@ spoils");
     peer.signal(libc::SIGKILL);
     for _ in 0..AT_ONCE {
         post(&e, &own, remote, &mut random);
     }
-    assert_eq!(finish(&e, &offered, PATIENCE), AT_ONCE, "seed {seed}");
+    assert_eq!(finish(&e, &offered, TIMEOUT), AT_ONCE, "seed {seed}");
     assert!(own.read(LEN, LEN) == untouched, "seed {seed}");
 }

@@ -13,9 +13,6 @@ use crate::{
     },
 };
 
-/// Longest time for resolving the address, and for the route.
-const TIMEOUT_MS: c_int = 2000;
-
 /// `rdma_create_ep`: 0, or -1 with `errno`. The id is synchronous.
 ///
 /// # Safety
@@ -84,8 +81,8 @@ unsafe fn active(
     };
     // SAFETY: the caller's promise.
     let destination = unsafe { address_of_length(res.ai_dst_addr, res.ai_dst_len) }?;
-    resolve::resolve_addr(id, source.as_ref(), &destination, TIMEOUT_MS)?;
-    resolve::resolve_route(id, TIMEOUT_MS)?;
+    resolve::resolve_addr(id, source.as_ref(), &destination)?;
+    resolve::resolve_route(id)?;
     if let Some(init) = init {
         init.qp_type = res.ai_qp_type as u32;
         qp::create(id, pd, init)?;

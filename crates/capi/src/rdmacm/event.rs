@@ -4,7 +4,6 @@ use std::{
     ffi::{c_int, c_void},
     ptr,
     sync::{Arc, Weak},
-    time::Duration,
 };
 
 use anyverbs::cm;
@@ -53,15 +52,13 @@ impl LastRequest {
     }
 }
 
-/// The time that a call on a destroyed channel takes: see [`rdma_get_cm_event`].
-const LATE: Duration = Duration::from_secs(1);
-
 /// `rdma_get_cm_event`: 0, or -1 with `errno`. Waits for an event unless the program made the descriptor non-blocking
 /// (`EAGAIN`).
 ///
 /// A channel that was destroyed is refused with `EINVAL`, but not at once. Programs destroy their channel and end while
 /// their event thread is about to come back for the next event (rping, which would then end with an error). Elsewhere
-/// tearing down takes so long that the thread waits already, and goes on waiting.
+/// tearing down takes so long that the thread waits already, and goes on waiting. The thread is told when such a program
+/// has ended.
 ///
 /// # Safety
 /// `event` is NULL or writable.
@@ -71,7 +68,7 @@ pub(crate) unsafe extern "C" fn rdma_get_cm_event(
 ) -> c_int {
     let found = object::find(channel);
     if found.is_err() && !channel.is_null() {
-        std::thread::sleep(LATE);
+        std::thread::sleep(anyverbs::AT_EXIT);
     }
     zero(found.and_then(|channel: Arc<Channel>| {
         if event.is_null() {

@@ -1,6 +1,6 @@
 //! Resolving addresses to a device and a route, and listening.
 
-use std::{ffi::c_int, sync::Arc, time::Duration};
+use std::{ffi::c_int, sync::Arc};
 
 use anyverbs::cm::Address;
 use libc::sockaddr;
@@ -11,11 +11,6 @@ use crate::{
     errno::Errno,
     rdmacm::{Id, address, complete, id, zero},
 };
-
-/// Converts C's milliseconds; a negative number is the longest time.
-fn timeout(milliseconds: c_int) -> Duration {
-    Duration::from_millis(u32::try_from(milliseconds).unwrap_or(u32::MAX).into())
-}
 
 /// `rdma_bind_addr`: 0, or -1 with `errno`.
 ///
@@ -32,7 +27,7 @@ pub(crate) fn bind(id: &Id, address: &Address) -> Result<(), Errno> {
     id::refresh(id)
 }
 
-/// `rdma_resolve_addr`: 0, or -1 with `errno`.
+/// `rdma_resolve_addr`: 0, or -1 with `errno`. It takes no time, so the timeout does not count.
 ///
 /// # Safety
 /// `src_addr` and `dst_addr` are NULL or addresses.
@@ -40,7 +35,7 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addr(
     id: *mut rdma_cm_id,
     src_addr: *mut sockaddr,
     dst_addr: *mut sockaddr,
-    timeout_ms: c_int,
+    _timeout_ms: c_int,
 ) -> c_int {
     zero(id::find(id).and_then(|id| {
         let source = if src_addr.is_null() {
@@ -51,7 +46,7 @@ pub(crate) unsafe extern "C" fn rdma_resolve_addr(
         };
         // SAFETY: the caller's promise.
         let destination = unsafe { address(dst_addr) }?;
-        resolve_addr(&id, source.as_ref(), &destination, timeout_ms)
+        resolve_addr(&id, source.as_ref(), &destination)
     }))
 }
 
@@ -59,27 +54,26 @@ pub(crate) fn resolve_addr(
     id: &Arc<Id>,
     source: Option<&Address>,
     destination: &Address,
-    timeout_ms: c_int,
 ) -> Result<(), Errno> {
     let uncancelled = Uncancelled::new();
-    id.inner.device.resolve_addr(source, destination, timeout(timeout_ms))?;
+    id.inner.device.resolve_addr(source, destination)?;
     // The peer's address is there before the event.
     id::refresh(id)?;
     drop(uncancelled);
     complete(id)
 }
 
-/// `rdma_resolve_route`: 0, or -1 with `errno`.
+/// `rdma_resolve_route`: 0, or -1 with `errno`. It takes no time, so the timeout does not count.
 pub(crate) unsafe extern "C" fn rdma_resolve_route(
     id: *mut rdma_cm_id,
-    timeout_ms: c_int,
+    _timeout_ms: c_int,
 ) -> c_int {
-    zero(id::find(id).and_then(|id| resolve_route(&id, timeout_ms)))
+    zero(id::find(id).and_then(|id| resolve_route(&id)))
 }
 
-pub(crate) fn resolve_route(id: &Arc<Id>, timeout_ms: c_int) -> Result<(), Errno> {
+pub(crate) fn resolve_route(id: &Arc<Id>) -> Result<(), Errno> {
     let uncancelled = Uncancelled::new();
-    id.inner.device.resolve_route(timeout(timeout_ms))?;
+    id.inner.device.resolve_route()?;
     drop(uncancelled);
     complete(id)
 }

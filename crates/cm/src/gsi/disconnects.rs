@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyverbs_locks::{Mutex, rank};
+use anyverbs_net::host::TIME_SLICES;
 use anyverbs_objects::base::NEVER;
 use anyverbs_proto::cm::mad::Mad;
 use anyverbs_proto::cm::message::Message;
@@ -21,10 +22,12 @@ use anyverbs_proto::types::Qpn;
 use super::Incoming;
 use super::{Events, Gsi};
 
-/// Longest wait: some time slices of a busy machine, for a program that polls may have lost the processor. Tests use a
-/// longer one, so that they see the other ends of the wait.
-const PATIENCE: Duration =
-    if cfg!(test) { Duration::from_secs(60) } else { Duration::from_millis(20) };
+/// Longest wait: a program that polls may have lost the processor. Tests use a longer one, so that they see the other ends
+/// of the wait.
+const fn longest() -> Duration {
+    if cfg!(test) { Duration::from_secs(60) } else { TIME_SLICES }
+}
+
 /// More are handed on at once.
 const MOST: usize = 1024;
 
@@ -64,7 +67,7 @@ impl Disconnects {
     }
 
     fn wait(&self, disconnect: Disconnect) -> Time {
-        let end = disconnect.came + PATIENCE;
+        let end = disconnect.came + longest();
         let mut waiting = self.waiting.lock();
         waiting.push(disconnect);
         self.until.fetch_min(end.as_nanos(), Ordering::SeqCst);
@@ -116,7 +119,7 @@ impl<I: Events> Gsi<I> {
     #[cold]
     pub(super) fn hand_on_disconnects(&'static self, now: Time, empty: Option<Time>) {
         let is_over = |d: &Disconnect| {
-            now >= d.came + PATIENCE
+            now >= d.came + longest()
                 || empty.is_some_and(|empty| empty >= d.came) && !self.has_completions(d.qpn)
         };
         let (over, waiting): (Vec<_>, Vec<_>) =

@@ -6,23 +6,19 @@
 //! answer.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use anyverbs_net::forward::Forwarded;
 use anyverbs_objects::base::NEVER;
-use anyverbs_proto::cm::Cm;
 use anyverbs_proto::cm::mad::Mad;
+use anyverbs_proto::cm::{Cm, LONGEST_WAIT};
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::time::Time;
 
 use super::Incoming;
 use super::{Events, Gsi};
 
-/// The kernel's clients repeat a request for this long: 16 times 4.3 s.
-const PATIENCE: Duration = Duration::from_secs(70);
-
 impl<I: Events> Gsi<I> {
-    /// A listener is no more.
+    /// A listener is no more. Its clients repeat their requests for as long as anybody waits for an answer.
     pub(super) fn linger(&self, machine: &Cm, now: Time) {
         if !machine.may_be_asked_again() {
             return;
@@ -31,7 +27,7 @@ impl<I: Events> Gsi<I> {
         if lingering.is_none() {
             *lingering = Some(self.services.linger());
         }
-        self.times.linger_until.store((now + PATIENCE).as_nanos(), Ordering::SeqCst);
+        self.times.linger_until.store((now + LONGEST_WAIT).as_nanos(), Ordering::SeqCst);
     }
 
     /// The peers have stopped asking.

@@ -80,14 +80,10 @@ pub const STEERING: SteerByKind = SteerByKind {
     ],
 };
 
-/// Interval of what is looked after while there is some of it: processes that may have ended, records that they left,
-/// connections to other processes without datagrams for them.
+/// Interval in seconds of what is looked after while there is some of it: processes that may have ended, records that they
+/// left, connections to other processes without datagrams for them. A look takes some system calls for each process
+/// (`tests::neighbours`, `records::tests::it_is_tried_again_to_join`).
 const PERIOD: Duration = Duration::from_secs(1);
-/// Longest wait of the counters for the lock at the end of the process.
-const EXIT_PATIENCE: Duration = Duration::from_millis(2);
-/// Longest time for sending the last messages to peers. Peers not told by then are left to the records, by which other
-/// processes tell them.
-const FAREWELL: Duration = Duration::from_millis(400);
 
 /// The receiver of the machine's events.
 pub trait Events: Default + Send + Sync + 'static {
@@ -321,32 +317,35 @@ impl<I: Events> Gsi<I> {
         self.transport.links.waker.wake_before(at);
     }
 
-    /// Tells the peers of all connections that they end. Waits for each lock for `patience` only, since the caller of
-    /// exit(3) may hold it, and does not wait for answers.
-    pub fn shut_down(&'static self, patience: Duration) {
-        let Some(mut line) = self.sender.try_line(patience) else { return };
-        let Some(mut state) = self.state.try_lock_for(patience) else { return };
+    /// Tells the peers of all connections that they end, until `end` at most: the caller of exit(3) may hold the locks, and
+    /// not all messages may leave at once. Peers not told by then are left to the records, by which other processes tell
+    /// them. Does not wait for answers.
+    pub fn shut_down(&'static self, end: Instant) {
+        let left = || end.saturating_duration_since(Instant::now());
+        let Some(mut line) = self.sender.try_line(left()) else { return };
+        let Some(mut state) = self.state.try_lock_for(left()) else { return };
         let now = self.transport.core.now();
         self.call_cm(&mut state, now, |machine, _, now| machine.shutdown(now));
         drop(state);
-        let end = Instant::now() + FAREWELL;
         let dropped = self.transport.links.send_drops.load(Ordering::Relaxed);
         self.send_in(&mut line, now);
-        while self.sender.next() != NEVER && Instant::now() < end {
-            std::thread::sleep(Duration::from_micros(500));
+        while self.sender.next() != NEVER && !left().is_zero() {
+            let pause = Time::from_nanos(self.sender.next()).since(self.transport.core.now());
+            std::thread::sleep(pause.min(left()));
             self.send_in(&mut line, self.transport.core.now());
         }
         // A datagram that did not leave may have been for any peer.
         let all_left = self.transport.links.send_drops.load(Ordering::Relaxed) == dropped;
-        if all_left && let Some(mut state) = self.state.try_lock_for(patience) {
+        if all_left && let Some(mut state) = self.state.try_lock_for(left()) {
             let State { machine, records, .. } = &mut *state;
             records.forget(|id| machine.has_told(id));
         }
     }
 
-    /// The machine's counters, under the kernel's names where it has one.
-    pub fn cm_counters(&self) -> Vec<(String, u64)> {
-        let Some(state) = self.state.try_lock_for(EXIT_PATIENCE) else { return Vec::new() };
+    /// The machine's counters, under the kernel's names where it has one. None if the machine is in use until `end`.
+    pub fn cm_counters(&self, end: Instant) -> Vec<(String, u64)> {
+        let left = end.saturating_duration_since(Instant::now());
+        let Some(state) = self.state.try_lock_for(left) else { return Vec::new() };
         let counters = *state.machine.counters();
         drop(state);
         let groups = [

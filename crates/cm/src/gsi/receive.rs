@@ -1,7 +1,8 @@
 //! MADs in: checked, and given to the machine of the process that they are for.
 
 use anyverbs_net::Datagram;
-use anyverbs_net::forward::{self, Forwarded};
+use anyverbs_net::forward::Forwarded;
+use anyverbs_net::host::LOOK_AGAIN;
 use anyverbs_proto::cm::id::ServiceId;
 use anyverbs_proto::cm::mad::{MAD_LEN, Mad, Malformed};
 use anyverbs_proto::cm::message::Message;
@@ -131,7 +132,7 @@ impl<I: Events> Gsi<I> {
             }
             Forwarded::Kept => {
                 self.transport.core.count(Counter::Forwarded, 1);
-                self.forward_later(now + forward::MIN_PAUSE);
+                self.forward_later(now + LOOK_AGAIN);
             }
             Forwarded::Full => self.transport.core.count(Counter::DropSocketFull, 1),
             Forwarded::Dead | Forwarded::Failed => return false,

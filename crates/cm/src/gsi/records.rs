@@ -15,7 +15,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
 
 use anyverbs_locks::{Mutex, rank};
 use anyverbs_net::host::{Abandoned, Section};
@@ -79,6 +80,8 @@ pub(super) struct Records {
     taken: HashMap<CommId, (u8, u32)>,
     /// The number that could not be ended at the last look.
     waiting: usize,
+    /// The thread that waits until none is taken any more.
+    waiter: Option<Thread>,
 }
 
 /// A section that this process has taken over, while it ends connections of it.
@@ -128,6 +131,11 @@ impl Records {
                 // Other processes may be able to end the waiting ones.
                 inherited.open > 0
             });
+            if self.taken.is_empty()
+                && let Some(waiter) = self.waiter.take()
+            {
+                waiter.unpark();
+            }
         }
     }
 
@@ -197,6 +205,24 @@ impl<I: Events> Gsi<I> {
     /// Connections of others that this process is ending.
     pub fn abandoned(&self) -> usize {
         self.state.lock().records.taken.len()
+    }
+
+    /// Waits until all connections of others that this process is ending have ended, or until `end`. For one thread at a
+    /// time.
+    pub fn await_abandoned(&self, end: Instant) {
+        loop {
+            let mut state = self.state.lock();
+            if state.records.taken.is_empty() {
+                return;
+            }
+            state.records.waiter = Some(thread::current());
+            drop(state);
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            thread::park_timeout(left);
+        }
     }
 
     /// Gives up the connections that it has not ended yet. Peers that were asked for as long as `asked` are not asked
@@ -318,9 +344,8 @@ mod tests {
                 max_retries: 15,
             };
             let (told, untold) = (record(7), record(8));
-            let patience = Duration::from_secs(10);
             let end = || {
-                gsi.shut_down(patience);
+                gsi.shut_down(Instant::now() + Duration::from_millis(400));
                 let state = gsi.state.lock();
                 state.records.places.keys().copied().collect::<Vec<_>>()
             };

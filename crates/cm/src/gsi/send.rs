@@ -33,10 +33,9 @@ pub(super) const OPCODE: Opcode = Opcode::new(Service::Ud, Operation::SendOnly);
 const BURST: u32 = 64;
 /// The most that answers can add to that.
 const MOST: u32 = 2 * BURST;
-/// In this time a burst more may leave.
+/// In this time a burst more may leave, in milliseconds: a process that has the processor reads a burst in less
+/// (`a_burst_then_as_time_and_answers_allow`).
 const PERIOD: Duration = Duration::from_millis(2);
-/// Interval of looking after waiting datagrams: quarters of a burst.
-const LOOK: Duration = PERIOD.checked_div(4).expect("four is not zero");
 
 /// Datagrams that wait to be sent, and the number that may leave.
 #[derive(Debug)]
@@ -116,11 +115,8 @@ impl Sender {
     }
 
     /// The right to send, for a caller that cannot wait long for it.
-    pub(super) fn try_line(
-        &self,
-        patience: Duration,
-    ) -> Option<MutexGuard<'_, rank::CmSend, Line>> {
-        self.line.try_lock_for(patience)
+    pub(super) fn try_line(&self, timeout: Duration) -> Option<MutexGuard<'_, rank::CmSend, Line>> {
+        self.line.try_lock_for(timeout)
     }
 
     /// Time alone lets nothing leave before `until`.
@@ -170,7 +166,8 @@ impl<I: Events> Gsi<I> {
         }
         // A thread that adds more after this looks itself.
         let waits = sender.waiting.load(Ordering::SeqCst) > 0;
-        let at = if waits { (now + LOOK).as_nanos() } else { NEVER };
+        // A quarter of a burst may leave by then.
+        let at = if waits { (now + PERIOD / 4).as_nanos() } else { NEVER };
         sender.at.store(at, Ordering::SeqCst);
         if waits {
             self.transport.links.waker.wake_before(at);

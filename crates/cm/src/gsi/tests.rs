@@ -68,7 +68,7 @@ impl Tap {
 }
 
 const ROLE: &str = "ANYVERBS_TEST_CM_ROLE";
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 struct NoFrames;
 
@@ -211,7 +211,7 @@ fn qpn(gsi: &Gsi) -> Qpn {
 
 /// The first event of those that `wanted` likes, which leaves the others. The worker brings it.
 fn event(gsi: &'static Gsi, wanted: impl Fn(&CmEvent) -> bool) -> CmEvent {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     loop {
         let mut state = gsi.state.lock();
         if let Some(at) = state.tap.events.iter().position(&wanted) {
@@ -390,7 +390,7 @@ fn peer() {
             Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {}
             Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => {
                 // As a device does when its process ends.
-                return gsi.shut_down(Duration::from_secs(1));
+                return gsi.shut_down(Instant::now() + Duration::from_secs(1));
             }
         }
     }
@@ -453,7 +453,7 @@ impl Peer {
 
     /// Asks until the answer is this.
     fn expect(&mut self, line: &str, answer: &str) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         loop {
             let heard = self.ask(line);
             if heard == answer {
@@ -509,7 +509,7 @@ fn one_process_connects_to_itself() {
         establish(gsi, id);
         event(gsi, of(theirs));
         // While nothing happens, no timer runs; but that others were watched may take a look to find out.
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while Device::current().driver.next_deadline() != super::NEVER {
             assert!(Instant::now() < end, "a timer runs");
             std::thread::sleep(Duration::from_millis(1));
@@ -587,7 +587,7 @@ fn other_packets_to_qp1_are_counted_and_dropped() {
     };
     let received = || gsi.with_cm(|m, _, _| m.counters().rx_msgs.of(Attribute::Dreq));
     let until = |what: &dyn Fn() -> u64, before: u64| {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while what() == before {
             assert!(Instant::now() < end, "not counted");
             std::thread::sleep(Duration::from_micros(200));
@@ -627,7 +627,7 @@ fn polling_a_completion_queue_answers_too() {
     let cq = cq(gsi);
     let (listener, held) = listen(gsi, 1003);
     peer.say("connect 127.0.0.1 1003 20 20");
-    let (end, mut seen) = (Instant::now() + PATIENCE, Seen::default());
+    let (end, mut seen) = (Instant::now() + TIMEOUT, Seen::default());
     while seen.established < 20 {
         assert!(Instant::now() < end, "{seen:?}");
         cq.poll(&mut [Wc::default(); 4]).unwrap();
@@ -656,7 +656,7 @@ fn a_request_is_repeated_after_its_listener_is_gone() {
     let id = connect(gsi, ip("127.0.0.1"), 1004, 16);
     peer.expect("seen", "@ 1 0 0");
     peer.ask("unlisten");
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while mras() == before {
         assert!(Instant::now() < end, "it is not asked again");
         std::thread::sleep(Duration::from_millis(1));

@@ -8,13 +8,13 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use anyverbs_net::Datagram;
+use anyverbs_net::host::LOOK_AGAIN;
 use anyverbs_objects::base::NEVER;
 use anyverbs_proto::cm::id::ServiceId;
 use anyverbs_proto::cm::mad::Mad;
-use anyverbs_proto::cm::{Route, route};
+use anyverbs_proto::cm::{LONGEST_WAIT, Route, route};
 use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Gid;
@@ -22,13 +22,8 @@ use anyverbs_proto::types::Gid;
 use super::Incoming;
 use super::{Events, Gsi};
 
-/// When a listener is looked for again: after this, and after twice as long each time.
-const FIRST: Duration = Duration::from_millis(1);
-/// The number of looks: for 127 ms in all.
-const LOOKS: u32 = 7;
-/// The time for which a listener that ended is expected back. perftest's two ends sleep a second each before the one
-/// listens again and the other asks.
-const RETURN: Duration = Duration::from_secs(3);
+/// The number of looks for a listener. They come after [`LOOK_AGAIN`], and after twice as long each time: for 127 ms in all.
+const LOOKS: u32 = 8;
 /// More are refused at once.
 const MOST: usize = 64;
 
@@ -74,16 +69,17 @@ impl<I: Events> Gsi<I> {
             arrival: incoming.arrival,
             mad: mad.clone(),
             looks: 0,
-            at: now + FIRST,
+            at: now + LOOK_AGAIN,
         };
         self.look_for_listeners_at(request.at);
         unserved.push(request);
         true
     }
 
-    /// A listener has ended: it may come back.
+    /// A listener has ended: it may come back for clients that repeat their requests. perftest's two ends sleep a second each
+    /// before the one listens again and the other asks.
     pub(crate) fn leave_service(&self, service_id: ServiceId) {
-        match self.services.leave(port_of(service_id), RETURN) {
+        match self.services.leave(port_of(service_id), LONGEST_WAIT) {
             Ok(()) => self.forget_left(self.transport.core.now()),
             Err(error) => tracing::debug!(%error, "a listener that may come back is not expected"),
         }
@@ -150,7 +146,7 @@ impl<I: Events> Gsi<I> {
             }
             _ if request.looks + 1 < LOOKS => {
                 request.looks += 1;
-                request.at = now + FIRST * 2u32.pow(request.looks);
+                request.at = now + LOOK_AGAIN * 2u32.pow(request.looks);
                 let mut unserved = self.unserved.lock();
                 self.look_for_listeners_at(request.at);
                 unserved.push(request);

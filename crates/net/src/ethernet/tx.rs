@@ -12,7 +12,7 @@ const FRAMES: usize = 32;
 /// Bytes after which a batch is full.
 const BYTES: usize = 256 << 10;
 /// The longest time that one batch waits in all for room in the interface's queue, in milliseconds.
-const PATIENCE_MS: i32 = 20;
+const LONGEST_WAIT_MS: i32 = 20;
 
 /// Frames that wait to be sent together.
 #[derive(Debug, Default)]
@@ -60,7 +60,7 @@ impl EthernetSocket {
     pub fn send(&self, batch: &FrameBatch) -> usize {
         let mut address = self.address(0);
         let mut envelope = self.envelope;
-        let (mut lost, mut patience) = (0, PATIENCE_MS);
+        let (mut lost, mut left_ms) = (0, LONGEST_WAIT_MS);
         let mut frames = batch.frames().peekable();
         while frames.peek().is_some() {
             // SAFETY: integers and null pointers.
@@ -89,12 +89,12 @@ impl EthernetSocket {
                 header.msg_iovlen = vector.len() as _;
                 n += 1;
             }
-            lost += self.send_messages(&mut messages[..n], &mut patience);
+            lost += self.send_messages(&mut messages[..n], &mut left_ms);
         }
         lost
     }
 
-    fn send_messages(&self, messages: &mut [libc::mmsghdr], patience: &mut i32) -> usize {
+    fn send_messages(&self, messages: &mut [libc::mmsghdr], left_ms: &mut i32) -> usize {
         let (mut at, mut lost) = (0, 0);
         while at < messages.len() {
             let rest = &mut messages[at..];
@@ -108,8 +108,8 @@ impl EthernetSocket {
             let error = io::Error::last_os_error();
             match error.raw_os_error() {
                 Some(libc::EINTR) => {}
-                Some(libc::EAGAIN | libc::ENOBUFS) if *patience > 0 => {
-                    *patience -= 1;
+                Some(libc::EAGAIN | libc::ENOBUFS) if *left_ms > 0 => {
+                    *left_ms -= 1;
                     let _ = sockopt::poll(self.as_fd(), libc::POLLOUT, 1);
                 }
                 _ => {

@@ -49,5 +49,4 @@ pub use name::Registry;
 pub use services::{Lingering, Reservation, ServiceAddress, Services, ephemeral_ports};
 pub use slot::Slot;
 pub(crate) use slot::{Announced, Received};
-pub(crate) use store::LOOK_AGAIN;
-pub use store::{Lock, LockGuard, Said, Store, WAIT};
+pub use store::{LOOK_AGAIN, Lock, LockGuard, Said, Store, TIME_SLICES, WAIT};

@@ -21,14 +21,16 @@ use crate::shm::{Area, allocate, check_length, memfd};
 use crate::sockopt;
 use crate::sys::Uncancelled;
 
-/// Longest wait of a process for others of its host. They only have to be scheduled, unless they are stopped.
+/// Longest wait of a process for others of its host, in seconds. They only have to be scheduled, unless they are
+/// stopped, and then the process goes on without them (`a_process_stopped_while_starting_does_not_split_the_host`).
 pub const WAIT: Duration = Duration::from_secs(2);
-/// The longest time for which a name may be bound and not listen yet.
-const BIND_PATIENCE: Duration = Duration::from_millis(50);
-/// Longest wait for the store from one of the others; all together get [`WAIT`].
-const ASK_ONE: Duration = Duration::from_millis(500);
-/// Pause before another look at something that another process is about to change.
-pub(crate) const LOOK_AGAIN: Duration = Duration::from_micros(500);
+/// Some time slices of a busy machine, in milliseconds: a thread that can run has run by then, as a rule. It bounds waits
+/// where it does no harm to go on too soon (`a_name_that_nobody_serves_is_not_waited_for`).
+pub const TIME_SLICES: Duration = Duration::from_millis(25);
+/// Pause before another look at what another process is about to change and sends no event about, in microseconds. It
+/// doubles where many looks may be needed. A process that looks so often takes a hundredth of a processor
+/// (`a_full_process_is_tried_ever_less_and_given_up`).
+pub const LOOK_AGAIN: Duration = Duration::from_micros(500);
 /// A process that has the store without a slot is found by one of this many names.
 const KEEPERS: u8 = 16;
 /// Seals of the file. It does not shrink, and its writers cannot be locked out by further seals. The journal lets it
@@ -104,14 +106,17 @@ impl Start {
                 }
                 Err(_) => {}
             }
-            let patience = match registry.connect(Name::Start) {
+            let holder = registry.connect(Name::Start);
+            let most = match &holder {
                 Ok(_) => WAIT,
                 // So many processes wait that its queue is full.
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => WAIT,
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Duration::ZERO,
-                Err(_) => BIND_PATIENCE,
+                // It is bound, and does not listen yet.
+                Err(_) => TIME_SLICES,
             };
-            if begin.elapsed() >= patience {
+            let left = most.saturating_sub(begin.elapsed());
+            if left.is_zero() {
                 let holder = registry.holder(Name::Start);
                 tracing::warn!(
                     holder,
@@ -119,7 +124,11 @@ impl Start {
                 );
                 break;
             }
-            std::thread::sleep(LOOK_AGAIN);
+            match holder {
+                // The holder accepts nothing: the connection ends with its listener.
+                Ok((socket, _)) => sockopt::poll_any([socket.as_fd()].into_iter(), left),
+                Err(_) => std::thread::sleep(LOOK_AGAIN),
+            }
         }
         Self { _listener: None }
     }
@@ -141,27 +150,23 @@ impl Store {
 
     /// The store that others have.
     pub(super) fn find(registry: &Registry) -> io::Result<Option<Self>> {
-        let begin = Instant::now();
-        let mut silent = 0;
+        let (mut silent, mut living) = (0, Vec::new());
         let names = (1..=255).map(Name::Slot).chain((1..=KEEPERS).map(Name::Keeper));
         for name in names {
             let Ok((socket, who)) = registry.connect(name) else { continue };
-            let mut found = Self::find_at(registry, who.pid);
-            if let (Ok(None), Name::Slot(_)) = (&found, name)
-                && begin.elapsed() < WAIT
-                && !has_ended(who.pid)
-            {
-                found = Self::ask(registry, &socket);
-            }
-            if let Some(store) = found? {
+            if let Some(store) = Self::find_at(registry, who.pid)? {
                 return Ok(Some(store));
             }
             silent += 1;
+            if matches!(name, Name::Slot(_)) && !has_ended(who.pid) {
+                living.push(socket);
+            }
         }
-        if silent > 0 {
+        let found = Self::ask(registry, living)?;
+        if found.is_none() && silent > 0 {
             tracing::warn!(silent, "other processes of this user do not hand over what they share");
         }
-        Ok(None)
+        Ok(found)
     }
 
     /// The store of a process, by `/proc`. The process may be stopped, and does not even notice.
@@ -180,12 +185,32 @@ impl Store {
         Ok(None)
     }
 
-    /// The store of the process that listens at a slot, by a message.
-    fn ask(registry: &Registry, socket: &Socket) -> io::Result<Option<Self>> {
-        let wait = ASK_ONE.as_millis() as i32;
-        let answered = pass::ask(socket).is_ok()
-            && sockopt::poll(socket.as_fd(), libc::POLLIN, wait).unwrap_or(false);
-        match answered.then(|| pass::take(socket)).flatten() {
+    /// The store of one of the processes that listen at slots, by a message. While one is silent, the next is asked as
+    /// well. All together get [`WAIT`].
+    fn ask(registry: &Registry, processes: Vec<Socket>) -> io::Result<Option<Self>> {
+        let end = Instant::now() + WAIT;
+        let mut asked: Vec<Socket> = Vec::new();
+        let mut processes = processes.into_iter();
+        loop {
+            let next = processes.next();
+            let is_last = next.is_none();
+            asked.extend(next.filter(|socket| pass::ask(socket).is_ok()));
+            let left = end.saturating_duration_since(Instant::now());
+            if asked.is_empty() && is_last || left.is_zero() {
+                return Ok(None);
+            }
+            let readable = sockopt::poll_all(&asked, if is_last { left } else { TIME_SLICES });
+            for at in readable.into_iter().rev() {
+                if let Some(store) = Self::take(registry, &asked.swap_remove(at))? {
+                    return Ok(Some(store));
+                }
+            }
+        }
+    }
+
+    /// The store that a process gives in its answer, if it gives one.
+    fn take(registry: &Registry, socket: &Socket) -> io::Result<Option<Self>> {
+        match pass::take(socket) {
             Some((file, pass::Given::Own)) => Self::open(registry, file, Owner::Description),
             // The lock of its description would be the other's.
             Some((file, pass::Given::Shared)) => match reopen(&file) {
@@ -313,7 +338,7 @@ impl Store {
         for slot in (1..=255).filter(|slot| *slot != own) {
             let Ok((socket, who)) = registry.connect(Name::Slot(slot)) else { continue };
             let other = match Self::find_at(registry, who.pid)? {
-                None if !has_ended(who.pid) => Self::ask(registry, &socket)?,
+                None if !has_ended(who.pid) => Self::ask(registry, vec![socket])?,
                 found => found,
             };
             let is_taken =

@@ -10,24 +10,17 @@ use std::time::{Duration, Instant};
 use anyverbs_locks::{Mutex, rank};
 use socket2::SockRef;
 
-use crate::host::{LOOK_AGAIN, Lock, LockGuard, Slot};
+use crate::host::{LOOK_AGAIN, Lock, LockGuard, Slot, TIME_SLICES, WAIT};
 use crate::udp::{Family, Meta};
 use crate::{random_u64, sockopt};
 
 use super::probe::{ANSWER_LEN, Answer, Probe};
 use super::program::{self, Map, Rules};
 
-/// When probes are sent, in milliseconds after the first.
-const ROUNDS_MS: [u64; 5] = [0, 2, 5, 10, 16];
-/// When waiting for answers ends.
-const GIVE_UP: Duration = Duration::from_millis(25);
+/// Rounds of probes within [`TIME_SLICES`], after which nobody is waited for any longer. Each comes later than the last.
+const ROUNDS: u32 = 5;
 /// Indices that each repetition tries beyond those tried so far: other programs of this user may share the port.
 const MORE_INDICES: usize = 4;
-/// Longest wait of a repair for another's lock before it goes on without.
-const LOCK_WAIT: Duration = Duration::from_millis(250);
-/// Bounds of the pause between repairs: it doubles while they change nothing.
-const MIN_PAUSE: Duration = Duration::from_millis(10);
-const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 type Fds<'a> = [Option<BorrowedFd<'a>>; 2];
 
@@ -112,6 +105,7 @@ struct Inner {
     modes: [SteeringMode; 2],
     attached: u64,
     finished: Instant,
+    /// The pause before the next repair. It is as long as a repair takes at most, and doubles while they change nothing.
     pause: Duration,
 }
 
@@ -127,7 +121,7 @@ enum Phase {
 struct Discovery {
     _lock: Option<LockGuard>,
     begun: Instant,
-    round: usize,
+    round: u32,
     /// Slots of the processes that share the port.
     members: Vec<u8>,
     cookie: u64,
@@ -167,6 +161,10 @@ impl Group {
     fn knows_all(&self, members: &[u8]) -> bool {
         self.socket.is_none() || members.iter().all(|slot| self.answers.contains(&Some(*slot)))
     }
+}
+
+fn longer(pause: Duration) -> Duration {
+    (pause * 2).clamp(TIME_SLICES, WAIT)
 }
 
 fn loopback(family: Family) -> std::net::IpAddr {
@@ -260,8 +258,8 @@ impl Steering {
             if since < inner.pause {
                 return Ok(Resteer::Pending { retry_after: inner.pause - since });
             }
-            if since > MAX_PAUSE {
-                inner.pause = MIN_PAUSE;
+            if since > WAIT {
+                inner.pause = TIME_SLICES;
             }
             inner.phase = Phase::Locking { since: Instant::now() };
         }
@@ -273,7 +271,7 @@ impl Steering {
             Err(_) => {
                 inner.phase = Phase::Idle;
                 inner.finished = Instant::now();
-                inner.pause = (inner.pause * 2).clamp(MIN_PAUSE, MAX_PAUSE);
+                inner.pause = longer(inner.pause);
             }
         }
         result
@@ -311,7 +309,7 @@ impl Steering {
     fn advance(&self, inner: &mut Inner, fds: Fds<'_>) -> io::Result<Resteer> {
         if let Phase::Locking { since } = inner.phase {
             let lock = self.slot.store().try_lock(Lock::Steering);
-            if lock.is_none() && since.elapsed() < LOCK_WAIT {
+            if lock.is_none() && since.elapsed() < WAIT {
                 return Ok(Resteer::Pending { retry_after: LOOK_AGAIN });
             }
             inner.phase = Phase::Probing(self.begin(lock));
@@ -327,8 +325,7 @@ impl Steering {
         };
         let changed = self.finish(inner, &discovery, fds)?;
         inner.finished = Instant::now();
-        inner.pause =
-            if changed { MIN_PAUSE } else { (inner.pause * 2).clamp(MIN_PAUSE, MAX_PAUSE) };
+        inner.pause = if changed { TIME_SLICES } else { longer(inner.pause) };
         Ok(Resteer::Done { changed })
     }
 
@@ -348,10 +345,11 @@ impl Steering {
             return true;
         }
         let elapsed = discovery.begun.elapsed();
-        if elapsed >= GIVE_UP {
+        if elapsed >= TIME_SLICES {
             return true;
         }
-        if ROUNDS_MS.get(discovery.round).is_some_and(|&ms| elapsed >= Duration::from_millis(ms)) {
+        let n = discovery.round;
+        if n < ROUNDS && elapsed >= TIME_SLICES * (n * n) / (ROUNDS * ROUNDS) {
             if discovery.round > 0 {
                 let (store, port) = (self.slot.store(), self.port);
                 discovery.members.retain(|&slot| store.has_port(port, slot));

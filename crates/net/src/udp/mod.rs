@@ -23,7 +23,9 @@
 //! # }
 //! ```
 
+pub mod capture;
 mod error;
+pub mod forward;
 mod lanes;
 mod multicast;
 mod port;

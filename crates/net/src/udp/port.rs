@@ -10,12 +10,12 @@ use std::time::Instant;
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::capture::Capture;
-use crate::forward::{ForwardCounters, Forwarder};
 use crate::host::{Announced, Lock, Slot};
 use crate::sockopt;
 use crate::steering::{Resteer, Rules, SteerByKind, Steering, SteeringState};
 
+use super::capture::Capture;
+use super::forward::{ForwardCounters, Forwarder};
 use super::lanes::Lanes;
 use super::multicast::Memberships;
 use super::{Family, OpenError, RxBatch};

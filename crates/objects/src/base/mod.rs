@@ -14,6 +14,7 @@ use std::any::Any;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::mr::{Keys, MrTable, Region};
@@ -31,6 +32,10 @@ pub use patience::{IS_WORKER, Patience};
 pub use pd_numbers::PdNumbers;
 pub use quota::{Quotas, Ticket};
 pub use waker::Waker;
+
+/// Longest that the device holds up exit(3), in seconds, and once more sockets built on it: a peer that lives has answered
+/// by then, and a user who waits has not lost patience (test `device::exit::tests::the_end_of_the_process_is_not_held_up_for_long` of `anyverbs`).
+pub const AT_EXIT: Duration = Duration::from_secs(1);
 
 /// "Never", as a deadline in nanoseconds.
 pub const NEVER: u64 = u64::MAX;

@@ -407,7 +407,7 @@ impl Cm {
         c.sent = None;
         if c.answer.is_some() {
             self.names.leave_qpn(c);
-            self.timers.set(id, &mut c.deadline, Some(now + timeout::HOLD));
+            self.timers.set(id, &mut c.deadline, Some(now + timeout::hold()));
         } else {
             self.forget(id);
         }

@@ -58,3 +58,4 @@ pub use params::{
 };
 pub use record::Record;
 pub use route::{Route, route};
+pub use timeout::LONGEST as LONGEST_WAIT;

@@ -1,7 +1,5 @@
 //! REP, RTU and MRA: how the peer's yes comes in and is confirmed.
 
-use std::time::Duration;
-
 use super::connection::ConnectionState as S;
 use super::counters::DropReason;
 use super::error::{CmError, private_data};
@@ -20,10 +18,6 @@ use super::request::rep_qpn;
 use super::timeout;
 use crate::qp::Arrival;
 use crate::time::Time;
-
-/// Longest wait that MRAs can ask for, until the message is repeated: a peer must not keep a state for hours
-/// (`crates/sim/tests/cm/bad_input.rs`).
-const LONGEST_SERVICE: Duration = Duration::from_secs(300);
 
 /// The first repetition of an RTU comes after this fraction of a wait. Each further one takes twice as long as the
 /// last.
@@ -244,9 +238,9 @@ impl Cm {
         };
         c.remote_id = Some(mra.local_comm_id);
         c.unproven = None;
-        let service = timeout::decode(mra.service_timeout).min(LONGEST_SERVICE);
-        // The total stays bounded, however many MRAs come.
-        let served = (now + service).min(c.asked + LONGEST_SERVICE);
+        let service = timeout::decode(mra.service_timeout);
+        // The wait until the message is repeated stays bounded, however many MRAs come.
+        let served = (now + service).min(c.asked + timeout::LONGEST);
         self.repeats.answered(&mut c.attempt, now);
         self.timers.set(id, &mut c.deadline, Some(served + c.timeout));
     }

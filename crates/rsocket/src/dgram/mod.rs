@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyverbs::cm::Address;
 use parking_lot::Mutex;
@@ -17,16 +17,13 @@ use crate::config::config;
 use crate::device::device;
 use crate::epoll::Epoll;
 use crate::errno::{Errno, Result};
-use crate::options::{Options, RDMA_UNREAD, SOL_RDMA, Value};
+use crate::options::{LINGER, Options, RDMA_UNREAD, SOL_RDMA, Value};
 use crate::ready::Ready;
 use crate::ring::Cursor;
 use crate::sleep::{Wake, wait_readable};
 use crate::sleepers::Sleepers;
 use endpoint::{Data, Endpoint, State};
 use wire::MAX_DATAGRAM;
-
-/// Longest time for which a close waits for datagrams to leave.
-const LINGER: Duration = Duration::from_secs(2);
 
 /// Reads any bytes as the headers of a datagram from `source`. What is read must be written as the same header.
 #[cfg(any(test, fuzzing))]
@@ -391,7 +388,7 @@ impl Dgram {
         Ok(())
     }
 
-    /// Waits until all datagrams sent have left.
+    /// Waits until all datagrams sent have left, for [`LINGER`] at most.
     pub(crate) fn close(&self) {
         if let Some(endpoint) = self.endpoint.get() {
             let deadline = Some(Instant::now() + LINGER);

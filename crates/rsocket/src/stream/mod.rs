@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 
 use crate::epoll::Epoll;
 use crate::errno::{Errno, Result};
-use crate::options::{self, Options, RDMA_UNREAD, SOL_RDMA, Value};
+use crate::options::{self, LINGER, Options, RDMA_UNREAD, SOL_RDMA, Value};
 use crate::ready::Ready;
 use crate::sleepers::Sleepers;
 use crate::wire::Control;
@@ -24,10 +24,6 @@ use iomap::IoMaps;
 use setup::Setup;
 
 pub(crate) use setup::AF_IB;
-
-/// Longest time for which a closed socket waits until the peer's device has everything, unless `SO_LINGER` says
-/// otherwise.
-const LINGER: Duration = Duration::from_secs(10);
 
 /// The stage of a socket's life.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug)]
@@ -243,7 +239,7 @@ impl Stream {
         let deadline = Instant::now() + LINGER;
         self.finish_accept(deadline);
         let connection = self.connected().ok_or(Errno(libc::ENOTCONN))?;
-        self.farewell(connection, read, write, deadline)
+        self.shutdown_by(connection, read, write, deadline)
     }
 
     /// A socket that was accepted is connected as soon as the peer's confirmation is here.
@@ -254,7 +250,7 @@ impl Stream {
     }
 
     /// Tells the peer, and waits until its device has everything.
-    fn farewell(
+    fn shutdown_by(
         &self,
         connection: &Connection,
         read: bool,
@@ -296,7 +292,7 @@ impl Stream {
         if let Some(connection) = self.connected() {
             if let Some(deadline) = deadline
                 && connection.core.lock().connected
-                && let Err(errno) = self.farewell(connection, true, true, deadline)
+                && let Err(errno) = self.shutdown_by(connection, true, true, deadline)
             {
                 tracing::debug!("rsocket: closed without the peer's acknowledgement: {errno}");
             }
@@ -312,7 +308,7 @@ impl Stream {
             && let Some(_turn) = connection.send.try_lock_until(deadline)
         {
             drop(_turn);
-            let _ = self.farewell(connection, true, true, deadline);
+            let _ = self.shutdown_by(connection, true, true, deadline);
         }
     }
 }

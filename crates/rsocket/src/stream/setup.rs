@@ -34,10 +34,6 @@ pub(crate) const AF_IB: i32 = 27;
 /// With `AF_IB` only the program writes and reads this header of the private data.
 const IB_HEADER: usize = 36;
 
-/// Longest time for finding an address or a route, at first. It doubles each time.
-const RESOLVE: Duration = Duration::from_secs(1);
-const RESOLVE_TRIES: u32 = 6;
-
 /// The event that an opening socket waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
@@ -62,8 +58,6 @@ pub(super) struct Setup {
     id: Option<Id>,
     channel: EventChannel,
     step: Step,
-    destination: Option<Address>,
-    tries: u32,
     /// Requests found while a caller only looked whether there is one.
     requests: VecDeque<Request>,
 }
@@ -199,8 +193,6 @@ impl Stream {
                 id: Some(id),
                 channel,
                 step: Step::None,
-                destination: None,
-                tries: 0,
                 requests: VecDeque::new(),
             }),
             maps: Mutex::new(IoMaps::default()),
@@ -419,9 +411,8 @@ impl Stream {
                 Phase::Listening => return Err(Errno(libc::EINVAL)),
                 Phase::Failed => return Err(Errno(libc::ECONNABORTED)),
             }
-            setup.destination = Some(address);
             setup.step = Step::Address;
-            setup.id()?.resolve_addr(None, &address, RESOLVE)?;
+            setup.id()?.resolve_addr(None, &address)?;
             self.set_phase(Phase::Opening);
         }
         if self.is_nonblocking() {
@@ -537,16 +528,8 @@ impl Stream {
     fn step(&self, setup: &mut Setup, event: &Event) -> Result<()> {
         match (setup.step, event.kind) {
             (Step::Address, EventKind::AddrResolved) => {
-                setup.tries = 0;
                 setup.step = Step::Route;
-                Ok(setup.id()?.resolve_route(RESOLVE)?)
-            }
-            (Step::Address, EventKind::AddrError) if self.try_again(setup, event) => {
-                let to = setup.destination.ok_or(Errno(libc::EINVAL))?;
-                Ok(setup.id()?.resolve_addr(None, &to, RESOLVE * (1 << setup.tries))?)
-            }
-            (Step::Route, EventKind::RouteError) if self.try_again(setup, event) => {
-                Ok(setup.id()?.resolve_route(RESOLVE * (1 << setup.tries))?)
+                Ok(setup.id()?.resolve_route()?)
             }
             (Step::Route, EventKind::RouteResolved) => {
                 setup.step = Step::Connect;
@@ -600,11 +583,5 @@ impl Stream {
         if let Some(connection) = self.connection.get() {
             connection.grant();
         }
-    }
-
-    /// Whether to look for an address or a route once more.
-    fn try_again(&self, setup: &mut Setup, event: &Event) -> bool {
-        setup.tries += 1;
-        event.status == -libc::ETIMEDOUT && setup.tries < RESOLVE_TRIES
     }
 }

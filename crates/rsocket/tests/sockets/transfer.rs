@@ -258,3 +258,32 @@ fn memory_that_the_peer_maps_is_written() {
     b.unmap(addr, len).unwrap();
     assert_eq!(errno(b.unmap(addr, 5)), libc::EINVAL);
 }
+
+/// A peer that is stopped takes nothing, and may never go on.
+#[test]
+fn a_close_does_not_wait_for_ever() {
+    const TO: &str = "ANYVERBS_TEST_PEER_OF";
+    if let Ok(port) = std::env::var(TO) {
+        let peer = stream();
+        peer.connect(&v4(port.parse().unwrap())).unwrap();
+        assert_eq!(peer.recv_exactly(1), b"x");
+        std::thread::sleep(Duration::from_secs(3600));
+    }
+    let listener = stream();
+    listener.bind(&v4(0)).unwrap();
+    listener.listen(1).unwrap();
+    let mut peer = std::process::Command::new(std::env::current_exe().unwrap());
+    peer.args(["--exact", "transfer::a_close_does_not_wait_for_ever"]);
+    let mut peer = peer.env(TO, listener.local().port().to_string()).spawn().unwrap();
+    let socket = listener.accept();
+    socket.send(b"x", 0).unwrap();
+    anyverbs_testing::stop(&peer);
+    socket.send(b"never read", 0).unwrap();
+    let begin = Instant::now();
+    drop(socket);
+    let waited = begin.elapsed();
+    peer.kill().unwrap();
+    peer.wait().unwrap();
+    assert!(waited >= Duration::from_secs(9), "{waited:?}: a peer may be slow");
+    assert!(waited < Duration::from_secs(30), "{waited:?}");
+}

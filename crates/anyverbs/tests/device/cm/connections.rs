@@ -196,7 +196,7 @@ fn calls_in_the_wrong_state_are_refused() {
     einval(idle.id.disconnect());
     einval(idle.id.establish());
     einval(idle.id.notify(AsyncEventKind::CommEst));
-    einval(idle.id.resolve_route(SECOND));
+    einval(idle.id.resolve_route());
     einval(idle.id.attach_qp(&qp.qp));
     einval(idle.id.init_qp_attr(QpState::Init).map(drop));
     let (listener, active, mut passive) = asked();
@@ -205,8 +205,8 @@ fn calls_in_the_wrong_state_are_refused() {
     einval(listener.id.bind_addr(&to));
     einval(listener.id.connect(&PARAM));
     einval(active.id.connect(&PARAM));
-    einval(active.id.resolve_addr(None, &to, SECOND));
-    einval(active.id.resolve_route(SECOND));
+    einval(active.id.resolve_addr(None, &to));
+    einval(active.id.resolve_route());
     einval(active.id.listen(0));
     einval(active.id.accept(Some(&PARAM)));
     einval(active.id.attach_qp(&qp.qp));
@@ -224,7 +224,7 @@ fn calls_in_the_wrong_state_are_refused() {
     einval(active.id.notify(AsyncEventKind::QpFatal));
     assert_eq!(passive.id.notify(AsyncEventKind::CommEst).unwrap_err().errno(), libc::EISCONN);
     active.id.destroy().unwrap();
-    einval(active.id.resolve_addr(None, &to, SECOND));
+    einval(active.id.resolve_addr(None, &to));
     einval(active.id.connect(&PARAM));
     einval(active.id.disconnect());
     einval(active.id.migrate(&listener.channel));

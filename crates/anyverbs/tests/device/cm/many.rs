@@ -66,14 +66,14 @@ fn connect_many(count: usize) {
     let mut active: Vec<_> = (0..count as u64).map(|i| (new(i), None)).collect();
     let mut passive: Vec<(Id, Qp)> = Vec::new();
     for (id, _) in &active {
-        id.resolve_addr(None, &Address::Ip(to), SECOND).unwrap();
+        id.resolve_addr(None, &Address::Ip(to)).unwrap();
     }
     let mut established = 0;
     while established < 2 * count {
         let event = channel.get_event().unwrap();
         let at = event.cookie as usize;
         match event.kind {
-            EventKind::AddrResolved => active[at].0.resolve_route(SECOND).unwrap(),
+            EventKind::AddrResolved => active[at].0.resolve_route().unwrap(),
             EventKind::RouteResolved => {
                 let qp = e.context.create_qp(&e.pd, &init).unwrap();
                 active[at].0.attach_qp(&qp).unwrap();

@@ -112,9 +112,9 @@ impl Node {
     }
 
     pub(crate) fn resolve(&self, to: &Address) {
-        self.id.resolve_addr(None, to, SECOND).unwrap();
+        self.id.resolve_addr(None, to).unwrap();
         self.expect(EventKind::AddrResolved);
-        self.id.resolve_route(SECOND).unwrap();
+        self.id.resolve_route().unwrap();
         self.expect(EventKind::RouteResolved);
     }
 

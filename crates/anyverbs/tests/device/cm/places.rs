@@ -104,7 +104,7 @@ fn sharers_of_a_port_share_it_until_one_listens() {
 fn the_hosts_routes_choose_the_source() {
     for (to, from) in [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("0.0.0.0", "127.0.0.1")] {
         let node = Node::tcp();
-        node.id.resolve_addr(None, &at(to, 7), SECOND).unwrap();
+        node.id.resolve_addr(None, &at(to, 7)).unwrap();
         node.expect(EventKind::AddrResolved);
         let (info, from) = (node.id.info(), from.parse::<IpAddr>().unwrap());
         assert_eq!(local(&node.id).ip(), from);
@@ -112,7 +112,7 @@ fn the_hosts_routes_choose_the_source() {
         assert_eq!(info.peer, Some(Address::Ip((from, 7).into())));
         assert_eq!((info.sgid, info.dgid), (from.into(), from.into()));
         assert!(info.path.is_none());
-        node.id.resolve_route(SECOND).unwrap();
+        node.id.resolve_route().unwrap();
         node.expect(EventKind::RouteResolved);
         let path = node.id.info().path.unwrap();
         assert_eq!((path.sgid, path.dgid), (info.sgid, info.dgid));
@@ -126,7 +126,7 @@ fn the_hosts_routes_choose_the_source() {
         if bound {
             node.id.bind_addr(&source).unwrap();
         }
-        node.id.resolve_addr((!bound).then_some(&source), &at("127.0.0.1", 7), SECOND).unwrap();
+        node.id.resolve_addr((!bound).then_some(&source), &at("127.0.0.1", 7)).unwrap();
         node.expect(EventKind::AddrResolved);
         assert_eq!(node.id.info().local, Some(source));
     }
@@ -139,7 +139,7 @@ fn unreachable_addresses_are_reported() {
     let refused = |source: Option<&str>, to: &str| {
         let source = source.map(|s| Address::Ip(s.parse().unwrap()));
         let to = Address::Ip(to.parse().unwrap());
-        Node::tcp().id.resolve_addr(source.as_ref(), &to, SECOND).unwrap_err().errno()
+        Node::tcp().id.resolve_addr(source.as_ref(), &to).unwrap_err().errno()
     };
     assert_eq!(refused(Some("[::1]:0"), "127.0.0.1:1"), libc::EINVAL);
     assert_eq!(refused(None, "[fe80::1]:1"), libc::EINVAL);
@@ -147,11 +147,11 @@ fn unreachable_addresses_are_reported() {
     // A source that is no device's, as an event; the id can be tried again.
     let own = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
     if own.connect("192.0.2.1:1").is_ok() {
-        node.id.resolve_addr(None, &at("192.0.2.1", 1), SECOND).unwrap();
+        node.id.resolve_addr(None, &at("192.0.2.1", 1)).unwrap();
         let event = expect(&node.channel, EventKind::AddrError);
         assert_eq!(event.status, -libc::ENODEV, "the tests' device is the loopback alone");
         node.id.ack_events(1);
-        assert_eq!(node.id.resolve_route(SECOND).unwrap_err().errno(), libc::EINVAL);
+        assert_eq!(node.id.resolve_route().unwrap_err().errno(), libc::EINVAL);
         node.resolve(&at("127.0.0.1", 1));
     }
 }
@@ -232,7 +232,7 @@ fn an_id_that_connects_costs_no_descriptor() {
     let before = descriptors();
     for _ in 0..200 {
         let id = Id::create(&channel, PortSpace::Tcp, QpType::Rc, 0).unwrap();
-        id.resolve_addr(None, &at("127.0.0.1", 1), SECOND).unwrap();
+        id.resolve_addr(None, &at("127.0.0.1", 1)).unwrap();
         ids.push(id);
     }
     // Other tests run at the same time.

@@ -316,7 +316,7 @@ fn two_hosts_from_one() {
 
     // Nowhere.
     let node = Node::tcp();
-    let error = node.id.resolve_addr(None, &at("192.0.2.1", 1), SECOND).unwrap_err();
+    let error = node.id.resolve_addr(None, &at("192.0.2.1", 1)).unwrap_err();
     assert_eq!(error.errno(), libc::ENETUNREACH);
     // Its state is as good as before.
     node.resolve(&at("10.77.0.2", port));

@@ -75,15 +75,16 @@ fn ask(to: &Address, rounds: usize, mut dice: Dice) {
     let channels = [create_event_channel().unwrap(), create_event_channel().unwrap()];
     for _ in 0..rounds {
         let id = Id::create(&channels[0], PortSpace::Tcp, QpType::Rc, 1).unwrap();
-        let patience = dice.roll(7);
+        let most_steps = dice.roll(7);
         let event = |channel: &EventChannel, steps: u64| {
-            (patience >= steps && poll(channel, 10_000)).then(|| channel.get_event().unwrap().kind)
+            (most_steps >= steps && poll(channel, 10_000))
+                .then(|| channel.get_event().unwrap().kind)
         };
-        id.resolve_addr(None, to, SECOND).unwrap();
+        id.resolve_addr(None, to).unwrap();
         if event(&channels[0], 1).is_none() {
             continue;
         }
-        id.resolve_route(SECOND).unwrap();
+        id.resolve_route().unwrap();
         if event(&channels[0], 2).is_none() {
             continue;
         }
@@ -96,14 +97,14 @@ fn ask(to: &Address, rounds: usize, mut dice: Dice) {
             at = 1;
         }
         match event(&channels[at], 3) {
-            Some(EventKind::Established) if patience > 3 => id.disconnect().unwrap(),
+            Some(EventKind::Established) if most_steps > 3 => id.disconnect().unwrap(),
             _ => continue,
         }
-        if patience > 4 {
+        if most_steps > 4 {
             assert!(poll(&channels[at], 10_000));
             channels[at].get_event().unwrap();
         }
-        if patience > 5 {
+        if most_steps > 5 {
             id.detach_qp();
         }
         drop((id, qp));

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyverbs_proto::cm::event::{CmEvent, Disconnected};
 use anyverbs_proto::cm::message::code::RejReason;
 
-use super::{PATIENCE, Peer, ROLE, connect, disconnect, establish, event, gsi, ip, of};
+use super::{Peer, ROLE, TIMEOUT, connect, disconnect, establish, event, gsi, ip, of};
 
 fn run(arguments: &str) -> bool {
     let mut words = arguments.split(' ');
@@ -124,7 +124,7 @@ fn on_two_hosts() {
     stop(libc::SIGCONT);
     // Where the first of them was late by more than the connection lasted, it was one more request, which came to nothing.
     let mut seen = |n: usize, open: usize| {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         loop {
             let answer = server.ask("seen");
             let numbers: Vec<usize> =

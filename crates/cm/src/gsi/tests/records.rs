@@ -11,7 +11,7 @@ use anyverbs_proto::cm::id::CommId;
 use anyverbs_proto::types::{Gid, Qpn};
 use anyverbs_testing::in_own_process;
 
-use super::{PATIENCE, gsi};
+use super::{TIMEOUT, gsi};
 
 fn gid(address: &str) -> Gid {
     Gid::from(address.parse::<IpAddr>().unwrap())
@@ -48,7 +48,7 @@ fn connections_that_cannot_end_here_are_left_to_others() {
             drop(sections);
             // The records that others can take. This process holds them now and then, for a moment.
             let expect = |records: &[Record]| {
-                let end = Instant::now() + PATIENCE;
+                let end = Instant::now() + TIMEOUT;
                 let expected: BTreeSet<_> = records.iter().map(Record::emit).collect();
                 loop {
                     let taken = other.take_abandoned(9).unwrap();
@@ -77,7 +77,7 @@ fn connections_that_cannot_end_here_are_left_to_others() {
             let mut section = other.section().unwrap();
             section.add(&ours.emit()).unwrap();
             drop(section);
-            let end = Instant::now() + PATIENCE;
+            let end = Instant::now() + TIMEOUT;
             while gsi.abandoned() == 0 {
                 assert!(Instant::now() < end, "it does not begin");
                 gsi.look_for_abandoned();

@@ -124,7 +124,7 @@ fn a_store_without_proc_is_asked_for() {
             server.receive(&mut [0; 100]).unwrap();
         }
     });
-    let store = Store::ask(&registry, &socket).unwrap().unwrap();
+    let store = Store::ask(&registry, vec![socket]).unwrap().unwrap();
     assert_eq!(inode(&store), inode(slot.store()));
     assert!(store.is_alive(slot.number()), "its locks are its own");
     // With the descriptor of the other process, the locks are process-owned.
@@ -232,4 +232,58 @@ fn a_process_stopped_while_starting_does_not_split_the_host() {
     let own = if slot.number() == 1 { 2 } else { 1 };
     let found = Store::older(&registry, &late, own).unwrap().unwrap();
     assert_eq!(inode(&found), inode(slot.store()));
+}
+
+/// A process lies between bind(2) and listen(2) for a moment. Another user's may stay there.
+#[test]
+fn a_name_that_nobody_serves_is_not_waited_for() {
+    let registry = registry("bound");
+    let bound = Socket::new(socket2::Domain::UNIX, socket2::Type::SEQPACKET, None).unwrap();
+    let name = format!("\0{}/start", registry.prefix());
+    bound.bind(&socket2::SockAddr::unix(name).unwrap()).unwrap();
+    let begin = Instant::now();
+    let start = Start::begin(&registry);
+    assert!(start._listener.is_none());
+    assert!(begin.elapsed() >= TIME_SLICES && begin.elapsed() < WAIT);
+}
+
+#[test]
+fn a_process_that_starts_goes_on_when_the_one_before_has_started() {
+    let registry = registry("turns");
+    let first = Start::begin(&registry);
+    let begin = Instant::now();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(2 * TIME_SLICES);
+            drop(first);
+        });
+        let second = Start::begin(&registry);
+        assert!(second._listener.is_some());
+        assert!(begin.elapsed() >= 2 * TIME_SLICES && begin.elapsed() < WAIT);
+    });
+}
+
+#[test]
+fn while_one_process_is_silent_another_is_asked() {
+    let registry = registry("silent");
+    let [silent, ended, slot] = [(); 3].map(|()| Slot::claim_in(&registry).unwrap());
+    let connect = |slot: &Slot| registry.connect(Name::Slot(slot.number())).unwrap().0;
+    let asked = vec![connect(&silent), connect(&ended), connect(&slot)];
+    drop(ended);
+    let begin = Instant::now();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                slot.receive(&mut [0; 100]).unwrap();
+            }
+        });
+        let store = Store::ask(&registry, asked).unwrap();
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(inode(&store.unwrap()), inode(slot.store()));
+    });
+    assert!(begin.elapsed() < WAIT);
+    // Nobody answers.
+    assert!(Store::ask(&registry, vec![connect(&silent)]).unwrap().is_none());
+    assert!(begin.elapsed() >= WAIT);
 }

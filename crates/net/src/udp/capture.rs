@@ -12,7 +12,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyverbs_locks::{Mutex, rank};
 
-use crate::udp::{Datagram, Destination};
+use super::{Datagram, Destination};
 
 /// A pcap file being written. Each datagram is one write, so that a killed process leaves a readable file.
 pub struct Capture {

@@ -18,9 +18,10 @@ use std::time::{Duration, Instant};
 use anyverbs_locks::{Mutex, rank};
 use socket2::Socket;
 
-use crate::host::{Name, Received, Slot};
+use crate::host::{LOOK_AGAIN, Name, Received, Slot, TIME_SLICES, WAIT};
 use crate::sys::{self, Uncancelled};
-use crate::udp::{Datagram, UdpPort};
+
+use super::{Datagram, UdpPort};
 
 /// Header of a forwarded datagram. Integers are little-endian.
 ///
@@ -33,12 +34,6 @@ const MAX_LEN: usize = HEADER_LEN + 65_536;
 const KEEP: usize = 8 << 20;
 /// Most datagrams that wait for room at one.
 const KEEP_FOR_ONE: usize = 4096;
-
-/// Pause before a process whose queue is full is tried again. It doubles each time, up to [`MAX_PAUSE`].
-pub const MIN_PAUSE: Duration = Duration::from_micros(200);
-const MAX_PAUSE: Duration = Duration::from_millis(50);
-/// Datagrams that have waited this long are dropped: their senders have sent them again.
-const MAX_AGE: Duration = Duration::from_secs(4);
 
 /// Counts the fates of datagrams for other processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -149,7 +144,7 @@ impl UdpPort {
 
     /// As [`forward`](Self::forward), but a datagram is kept if the owner's queue has no room for it. The following
     /// ones to that process are kept as well, until [`forward_kept`](Self::forward_kept) finds room. The limits are
-    /// 4096 for one process, 8 MiB in all, and an age of 4 s.
+    /// 4096 for one process, 8 MiB in all, and an age of [`WAIT`].
     pub fn forward_or_keep(&self, slot: u8, datagram: &Datagram<'_>) -> Forwarded {
         match &self.forwarder {
             Some(forwarder) => forwarder.forward_or_keep(slot, datagram),
@@ -158,7 +153,7 @@ impl UdpPort {
     }
 
     /// Forwards kept datagrams as far as there is room. If some are left, returns the time after which to call this
-    /// again. It is 200 us for a process whose queue has just become full, and up to 50 ms for one that takes nothing.
+    /// again. It is [`LOOK_AGAIN`] for a process whose queue has just become full, and up to [`TIME_SLICES`] for one that takes nothing.
     /// Earlier calls do not try it. If none is left, the connections to other processes are closed.
     pub fn forward_kept(&self) -> Option<Duration> {
         self.forwarder.as_ref()?.forward_kept(Instant::now())
@@ -239,7 +234,8 @@ impl Forwarder {
         }
         kept.bytes += message.len();
         let now = Instant::now();
-        let first = || Waiting { messages: VecDeque::new(), at: now + MIN_PAUSE, pause: MIN_PAUSE };
+        let first =
+            || Waiting { messages: VecDeque::new(), at: now + LOOK_AGAIN, pause: LOOK_AGAIN };
         kept.queues.entry(slot).or_insert_with(first).messages.push_back((now, message));
         self.kept_len.fetch_add(1, Ordering::SeqCst);
         self.count(Forwarded::Kept)
@@ -257,15 +253,15 @@ impl Forwarder {
             if waiting.at > now {
                 return true;
             }
-            waiting.pause = (waiting.pause * 2).min(MAX_PAUSE);
+            waiting.pause = (waiting.pause * 2).min(TIME_SLICES);
             while let Some((since, message)) = waiting.messages.front() {
                 match self.try_forward(slot, message, &[]) {
-                    Forwarded::Full if now.duration_since(*since) < MAX_AGE => {
+                    Forwarded::Full if now.duration_since(*since) < WAIT => {
                         waiting.at = now + waiting.pause;
                         return true;
                     }
                     Forwarded::Sent => {
-                        waiting.pause = MIN_PAUSE;
+                        waiting.pause = LOOK_AGAIN;
                         self.count(Forwarded::Sent)
                     }
                     outcome => self.count(outcome),
@@ -478,21 +474,21 @@ mod tests {
         let (mut now, mut tries, mut last) = (begin, 0, Duration::ZERO);
         while let Some(pause) = from.forward_kept(now) {
             assert!(from.forward_kept(now).is_some_and(|again| again <= pause));
-            assert!(pause >= last && pause <= MAX_PAUSE, "{pause:?} after {last:?}");
+            assert!(pause >= last && pause <= TIME_SLICES, "{pause:?} after {last:?}");
             (now, tries, last) = (now + pause, tries + 1, pause);
         }
-        assert_eq!(last, MAX_PAUSE);
+        assert_eq!(last, TIME_SLICES);
         assert!((80..100).contains(&tries), "{tries}");
         let waited = now - begin;
-        assert!(waited >= MAX_AGE - MAX_PAUSE && waited <= MAX_AGE + MAX_PAUSE, "{waited:?}");
+        assert!(waited >= WAIT - TIME_SLICES && waited <= WAIT + TIME_SLICES, "{waited:?}");
         let counters = from.counters();
         assert_eq!((counters.kept, counters.dropped_full), (1, 1));
         // A process that takes datagrams again is tried again soon.
         while from.forward_or_keep(slot, &datagram) != Forwarded::Kept {}
         while from.forward_or_keep(slot, &datagram) != Forwarded::Full {}
-        let pause = from.forward_kept(Instant::now() + MIN_PAUSE).unwrap();
-        let now = Instant::now() + MIN_PAUSE + pause;
+        let pause = from.forward_kept(Instant::now() + LOOK_AGAIN).unwrap();
+        let now = Instant::now() + LOOK_AGAIN + pause;
         assert!(to.receive(&mut ForwardBuffer::new()).unwrap().is_some());
-        assert!(from.forward_kept(now).unwrap() <= MIN_PAUSE);
+        assert!(from.forward_kept(now).unwrap() <= LOOK_AGAIN);
     }
 }
