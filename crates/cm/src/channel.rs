@@ -80,7 +80,7 @@ impl EventChannel {
     }
 
     /// As [`get_event_with`](Self::get_event_with). If it may wait, the next request of a listener is handed out up to
-    /// 20 ms later, if the program has done nothing yet with the one before ([`Id::take_up`](super::Id::take_up)).
+    /// some time slices later, if the program has done nothing yet with the one before ([`Id::take_up`](super::Id::take_up)).
     /// Other events are not held up. Otherwise programs in C lose a request that they have stored for another thread.
     /// After three such waits in a row that were in vain there are no more for that listener.
     ///

@@ -6,29 +6,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyverbs_objects::ah::AhAttr;
 use anyverbs_objects::error::AttachError;
 use anyverbs_proto::types::{Gid, Qpn};
-use anyverbs_transport::multicast::{self, Membership};
+use anyverbs_transport::multicast;
 use anyverbs_transport::qp::QpCell;
 
 use super::address::Address;
 use super::connect::UDP_QKEY;
 use super::error::CmError;
 use super::event::{EventKind, EventParam, Pending, UdEvent};
-use super::id::{Id, IdCell, Phase};
+use super::id::{Group, Id, IdCell, Phase};
 use super::params::Join;
 use super::place::HOP_LIMIT;
 
 /// The queue pair's attachment to a group needs no LID on RoCE.
 const LID: u16 = 0;
-
-/// A group that an id has joined.
-#[derive(Debug)]
-pub(super) struct Group {
-    pub(super) serial: u64,
-    address: Address,
-    gid: Gid,
-    /// None: it only sends.
-    membership: Option<Membership>,
-}
 
 fn refused(error: &AttachError) -> CmError {
     CmError::System { what: "join the group", errno: error.errno() }

@@ -20,7 +20,7 @@ impl IdCell {
                 let child = new_id?;
                 child.change_channel(channel);
                 let request = child.take()?;
-                self.uptake.handed_out(&request.0, channel);
+                self.uptake.handed_out(&request.0.uptake, channel);
                 taken = Some(request);
             }
             EventKind::ConnectResponse if self.state.lock().qp.is_some() => {
@@ -75,5 +75,16 @@ impl IdCell {
             }
         });
         serves.then_some(id)
+    }
+}
+
+impl Id {
+    /// The program does something with the id of a request: the listener's next one need not wait any longer in
+    /// [`EventChannel::get_event_one_by_one`](super::EventChannel::get_event_one_by_one).
+    pub fn take_up(&self) {
+        let uptake = &self.0.uptake;
+        if !uptake.is_taken_up() && self.0.gsi.core().is_current() {
+            uptake.take_up();
+        }
     }
 }

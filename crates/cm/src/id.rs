@@ -11,6 +11,7 @@ use anyverbs_proto::cm::message::ece::Ece;
 use anyverbs_proto::cm::{ListenerId, Path};
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::types::{Gid, PKey, Psn, QKey};
+use anyverbs_transport::multicast::Membership;
 use anyverbs_transport::qp::QpCell;
 
 use super::Gsi;
@@ -18,7 +19,6 @@ use super::address::Address;
 use super::channel::{ChannelCell, EventChannel, Mailbox};
 use super::error::CmError;
 use super::event::{Event, EventKind, Pending};
-use super::group::Group;
 use super::params::IdOption;
 use super::place::Place;
 use super::ports::Port;
@@ -39,7 +39,7 @@ pub(crate) struct IdCell {
     cookie: AtomicU64,
     pub(super) acks: Acks,
     pub(super) mailbox: Mutex<rank::CmIdEvents, Mailbox>,
-    pub(super) uptake: Uptake,
+    pub(super) uptake: Arc<Uptake>,
     pub(super) state: Mutex<rank::CmId, State>,
 }
 
@@ -97,6 +97,16 @@ pub(super) struct Options {
     pub(super) ack_timeout: Option<u8>,
 }
 
+/// A group that an id has joined.
+#[derive(Debug)]
+pub(super) struct Group {
+    pub(super) serial: u64,
+    pub(super) address: Address,
+    pub(super) gid: Gid,
+    /// None: it only sends.
+    pub(super) membership: Option<Membership>,
+}
+
 /// The place of an id (`struct rdma_route`).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct IdInfo {
@@ -132,7 +142,7 @@ impl IdCell {
             cookie: AtomicU64::new(cookie),
             acks: Acks::default(),
             mailbox: Mutex::new(Mailbox::new(channel)),
-            uptake: Uptake::default(),
+            uptake: Arc::default(),
             state: Mutex::new(state),
         })
     }
