@@ -1,7 +1,7 @@
 //! Queue pairs of type RAW_PACKET.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use anyverbs_locks::{Mutex, rank};
 use anyverbs_objects::async_event::{AsyncEventKind, EventElement};
@@ -28,7 +28,7 @@ use super::ind_table::{RwqIndTable, TableCell};
 use super::number::Number;
 use super::receive::{Arrived, Mode, ReceiveFlags, ReceiveQueue};
 use super::send::{RawPoster, Sends};
-use super::switch::{Member, Switch};
+use super::switch::{CqUser, Switch};
 
 /// Parameters of a raw queue pair.
 #[derive(Clone, Copy, Debug)]
@@ -201,7 +201,8 @@ impl RawQp {
             hold: Mutex::new(Some(hold)),
             number,
         });
-        switch.join(Member::Qp(Arc::downgrade(&cell)));
+        let member: Weak<dyn CqUser> = Arc::<RawCell>::downgrade(&cell);
+        switch.join(member);
         RawQp(cell)
     }
 }
@@ -227,6 +228,20 @@ fn actual_cap(switch: &Switch, init: &RawQpInit<'_>) -> Result<QpCap, CreateErro
     }
     cap.max_inline_data = cap.max_inline_data.max(inline_room(&cap));
     Ok(cap)
+}
+
+impl CqUser for RawCell {
+    fn uses(&self, which: &dyn Fn(&Arc<CqCell>) -> bool) -> bool {
+        self.send_cq.as_ref().is_some_and(which) || self.own_queue().is_some_and(|q| which(q.cq()))
+    }
+
+    fn fail(&self) {
+        let mut sends = self.sends.lock();
+        if self.current(&sends) != QpState::Err {
+            self.raise(AsyncEventKind::QpFatal);
+            self.enter(&mut sends, QpState::Err);
+        }
+    }
 }
 
 impl RawCell {
@@ -272,20 +287,6 @@ impl RawCell {
         let cookie = self.cookie.load(Ordering::Relaxed);
         let element = EventElement::Qp { qpn: self.qpn(), cookie };
         self.context.events.raise(kind, element, Some(&self.acks));
-    }
-
-    /// Whether it completes in one of some CQs.
-    pub(super) fn uses(&self, which: &impl Fn(&Arc<CqCell>) -> bool) -> bool {
-        self.send_cq.as_ref().is_some_and(which) || self.own_queue().is_some_and(|q| which(q.cq()))
-    }
-
-    /// One of its CQs has overrun.
-    pub(super) fn fail(&self) {
-        let mut sends = self.sends.lock();
-        if self.current(&sends) != QpState::Err {
-            self.raise(AsyncEventKind::QpFatal);
-            self.enter(&mut sends, QpState::Err);
-        }
     }
 
     fn enter(&self, sends: &mut Sends, to: QpState) {

@@ -22,7 +22,6 @@ use super::counters::CountersCell;
 use super::flow_action::EspCell;
 use super::qp::RawCell;
 use super::receive::Arrived;
-use super::wq::WqCell;
 
 /// Rules of a process.
 const MAX_FLOWS: usize = 65_536;
@@ -37,11 +36,13 @@ pub(super) struct Destination {
     pub(super) esp: Option<Arc<EspCell>>,
 }
 
-/// The member that fails when a CQ has overrun.
-#[derive(Debug)]
-pub(super) enum Member {
-    Qp(Weak<RawCell>),
-    Wq(Weak<WqCell>),
+/// A user of completion queues, which fails when one has overrun.
+pub(super) trait CqUser: Send + Sync + std::fmt::Debug {
+    /// Whether it completes in one of some CQs.
+    fn uses(&self, which: &dyn Fn(&Arc<CqCell>) -> bool) -> bool;
+
+    /// One of its CQs has overrun.
+    fn fail(&self);
 }
 
 /// Raw packets of a device: rules, receivers and sockets.
@@ -56,7 +57,7 @@ pub struct Switch {
     listens: AtomicBool,
     /// Made with the first rule.
     buffers: Mutex<rank::FrameBuffers, Option<FrameBuffers>>,
-    members: Mutex<rank::FanoutMembers, Vec<Member>>,
+    members: Mutex<rank::FanoutMembers, Vec<Weak<dyn CqUser>>>,
 }
 
 #[derive(Debug, Default)]
@@ -184,12 +185,9 @@ impl Switch {
     }
 
     /// Remembers users of completion queues.
-    pub(super) fn join(&self, member: Member) {
+    pub(super) fn join(&self, member: Weak<dyn CqUser>) {
         let mut members = self.members.lock();
-        members.retain(|member| match member {
-            Member::Qp(qp) => qp.strong_count() > 0,
-            Member::Wq(wq) => wq.strong_count() > 0,
-        });
+        members.retain(|member| member.strong_count() > 0);
         members.push(member);
     }
 
@@ -326,14 +324,7 @@ impl Frames for Switch {
     }
 
     fn fail_users(&self, overrun: &dyn Fn(&Arc<CqCell>) -> bool) {
-        let (mut qps, mut wqs) = (Vec::new(), Vec::new());
-        for member in &*self.members.lock() {
-            match member {
-                Member::Qp(qp) => qps.extend(qp.upgrade()),
-                Member::Wq(wq) => wqs.extend(wq.upgrade()),
-            }
-        }
-        qps.iter().filter(|qp| qp.uses(&overrun)).for_each(|qp| qp.fail());
-        wqs.iter().filter(|wq| overrun(wq.queue.cq())).for_each(|wq| wq.fail());
+        let members: Vec<_> = self.members.lock().iter().filter_map(Weak::upgrade).collect();
+        members.iter().filter(|member| member.uses(overrun)).for_each(|member| member.fail());
     }
 }

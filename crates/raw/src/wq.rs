@@ -1,7 +1,7 @@
 //! Work queue of receives (`ibv_create_wq(3)`).
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use anyverbs_locks::{Mutex, rank};
 use anyverbs_objects::async_event::{AsyncEventKind, EventElement};
@@ -19,7 +19,7 @@ use anyverbs_queue_memory::Queue;
 
 use super::number::Number;
 use super::receive::{Mode, ReceiveFlags, ReceiveQueue};
-use super::switch::{Member, Switch};
+use super::switch::{CqUser, Switch};
 
 /// Parameters of a work queue (`struct ibv_wq_init_attr`).
 #[derive(Clone, Copy, Debug)]
@@ -89,20 +89,26 @@ impl Holdable for WqCell {
     }
 }
 
-impl WqCell {
-    fn raise_fatal(&self) {
-        let element = EventElement::Wq { cookie: self.cookie.load(Ordering::Relaxed) };
-        self.context.events.raise(AsyncEventKind::WqFatal, element, Some(&self.acks));
+impl CqUser for WqCell {
+    fn uses(&self, which: &dyn Fn(&Arc<CqCell>) -> bool) -> bool {
+        which(self.queue.cq())
     }
 
-    /// Its CQ has overrun. A receive that failed may have moved it before, and have overrun the CQ with what it flushed.
-    pub(super) fn fail(&self) {
+    /// A receive that failed may have moved it before, and have overrun the CQ with what it flushed.
+    fn fail(&self) {
         let mut state = self.state.lock();
         if self.current(&state) != WqState::Error {
             *state = WqState::Error;
             self.queue.set_mode(Mode::Error);
             self.raise_fatal();
         }
+    }
+}
+
+impl WqCell {
+    fn raise_fatal(&self) {
+        let element = EventElement::Wq { cookie: self.cookie.load(Ordering::Relaxed) };
+        self.context.events.raise(AsyncEventKind::WqFatal, element, Some(&self.acks));
     }
 
     /// Takes a frame of a queue pair that spreads them.
@@ -158,7 +164,8 @@ impl Wq {
             hold: Mutex::new(Some(hold)),
             number,
         });
-        switch.join(Member::Wq(Arc::downgrade(&cell)));
+        let member: Weak<dyn CqUser> = Arc::<WqCell>::downgrade(&cell);
+        switch.join(member);
         Ok(Wq(cell))
     }
 }
