@@ -11,7 +11,7 @@ use anyverbs_proto::cm::message::code::{RejReason, SidrStatus};
 use anyverbs_proto::cm::message::{Attribute, BODY_LEN, Message};
 use anyverbs_proto::cm::{
     AcceptParams, Cm, CmConfig, ConnectParams, ConnectionState, Listen, ListenAddress, ListenerId,
-    Path, Serves, SidrAnswer, SidrParams, Transport, Usage, route,
+    Path, Serves, SidrAnswer, SidrParams, Transport, Usage, recipient,
 };
 use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::time::Time;
@@ -46,7 +46,7 @@ pub fn parse(bytes: &[u8]) {
     assert!(!mad.to_string().contains('\n'));
     let written = mad.emit();
     assert_eq!(Mad::parse(&written), Ok(mad.clone()));
-    let _ = route(&mad);
+    let _ = recipient(&mad);
 }
 
 /// The input as a list of steps; see `World::step`.

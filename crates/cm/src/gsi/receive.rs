@@ -6,7 +6,7 @@ use anyverbs_net::host::LOOK_AGAIN;
 use anyverbs_proto::cm::id::ServiceId;
 use anyverbs_proto::cm::mad::{MAD_LEN, Mad, Malformed};
 use anyverbs_proto::cm::message::Message;
-use anyverbs_proto::cm::{Route, route};
+use anyverbs_proto::cm::{Recipient, recipient};
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Gid, PKey, QKey};
@@ -76,11 +76,11 @@ impl<I: Events> Gsi<I> {
             let slot = rep.local_comm_id.slot();
             self.sender.answered(mad.transaction_id, incoming.arrival.source, slot);
         }
-        match route(mad) {
-            Route::Slot(slot) if slot == self.transport.core.slot || incoming.was_forwarded => {
+        match recipient(mad) {
+            Recipient::Slot(slot) if slot == self.transport.core.slot || incoming.was_forwarded => {
                 !self.is_for_successor(now, incoming, mad)
             }
-            Route::Slot(slot) => {
+            Recipient::Slot(slot) => {
                 let handed_on = self.hand_on(now, slot, &incoming.datagram);
                 if handed_on {
                     self.transport.links.port.note_misdelivery();
@@ -91,7 +91,7 @@ impl<I: Events> Gsi<I> {
                 !handed_on && !self.is_for_successor(now, incoming, mad)
             }
             // Even for a forwarded one: the listener may have changed.
-            Route::Service(service_id) => {
+            Recipient::Service(service_id) => {
                 let port = incoming.arrival.destination;
                 match self.listener(service_id, port) {
                     Some(slot) if slot != self.transport.core.slot => {
@@ -106,7 +106,7 @@ impl<I: Events> Gsi<I> {
                     }
                 }
             }
-            Route::Everyone => {
+            Recipient::Everyone => {
                 if !incoming.was_forwarded {
                     let others = self.services.store().live_slots().into_iter();
                     for slot in others.filter(|slot| *slot != self.transport.core.slot) {

@@ -9,7 +9,7 @@ use anyverbs_locks::{Mutex, MutexGuard, rank};
 use anyverbs_net::{Destination, TxBatch};
 use anyverbs_objects::base::NEVER;
 use anyverbs_proto::cm::mad::{MAD_LEN, Mad};
-use anyverbs_proto::cm::{Route, Transmit, route};
+use anyverbs_proto::cm::{Recipient, Transmit, recipient};
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Gid, Psn, QKey, Qpn};
@@ -219,7 +219,7 @@ impl<I: Events> Gsi<I> {
     /// The slot of the process that listens, or 0, and the lane of a request: 0, for a repetition another.
     fn hint(&self, requests: &mut Requests, transmit: &Transmit) -> (u8, u8) {
         let Ok(mad) = Mad::parse(&transmit.mad[..]) else { return (0, 0) };
-        let Route::Service(service_id) = route(&mad) else { return (0, 0) };
+        let Recipient::Service(service_id) = recipient(&mad) else { return (0, 0) };
         if self.transport.core.gids.contains(transmit.dgid) {
             let slot = self.listener(service_id, transmit.dgid);
             // If there is no listener, this process says so.

@@ -14,7 +14,7 @@ use anyverbs_net::host::LOOK_AGAIN;
 use anyverbs_objects::base::NEVER;
 use anyverbs_proto::cm::id::ServiceId;
 use anyverbs_proto::cm::mad::Mad;
-use anyverbs_proto::cm::{LONGEST_WAIT, Route, route};
+use anyverbs_proto::cm::{LONGEST_WAIT, Recipient, recipient};
 use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Gid;
@@ -132,7 +132,7 @@ impl<I: Events> Gsi<I> {
         mut request: Unserved,
         listeners: &mut Listeners,
     ) -> Option<Unserved> {
-        let Route::Service(service_id) = route(&request.mad) else { return Some(request) };
+        let Recipient::Service(service_id) = recipient(&request.mad) else { return Some(request) };
         let at = request.arrival.destination;
         let listener =
             listeners.entry((service_id, at)).or_insert_with(|| self.listener(service_id, at));

@@ -37,12 +37,12 @@ mod outbox;
 mod params;
 mod peer_gone;
 pub mod qp_attr;
+mod recipient;
 mod record;
 mod reject;
 mod repeats;
 mod reply;
 mod request;
-mod route;
 mod sidr;
 mod timeout;
 mod timers;
@@ -56,6 +56,6 @@ pub use params::{
     AcceptParams, ConnectParams, Listen, ListenAddress, Path, Serves, SidrAnswer, SidrParams,
     Transport,
 };
+pub use recipient::{Recipient, recipient};
 pub use record::Record;
-pub use route::{Route, route};
 pub use timeout::LONGEST as LONGEST_WAIT;

@@ -7,9 +7,9 @@ use super::mad::Mad;
 use super::message::Message;
 use crate::types::Gid;
 
-/// The place of a MAD among the processes that share a host's QP1.
+/// The process that a MAD is for, among those that share a host's QP1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Route {
+pub enum Recipient {
     /// To the process of this slot. If there is none, any process gives the right answer.
     Slot(u8),
     /// To the process that listens at the address that it came to: its IP CM header, if any, names the same. If there is none, any process gives the right answer.
@@ -18,13 +18,13 @@ pub enum Route {
     Everyone,
 }
 
-/// Finds the place of a MAD.
+/// Finds the process that a MAD is for.
 #[must_use]
-pub fn route(mad: &Mad) -> Route {
+pub fn recipient(mad: &Mad) -> Recipient {
     let ours = match &mad.message {
-        Message::Req(req) => return Route::Service(req.service_id),
-        Message::SidrReq(req) => return Route::Service(req.service_id),
-        Message::Rej(rej) if rej.remote_comm_id == CommId::NONE => return Route::Everyone,
+        Message::Req(req) => return Recipient::Service(req.service_id),
+        Message::SidrReq(req) => return Recipient::Service(req.service_id),
+        Message::Rej(rej) if rej.remote_comm_id == CommId::NONE => return Recipient::Everyone,
         Message::Mra(mra) => mra.remote_comm_id,
         Message::Rej(rej) => rej.remote_comm_id,
         Message::Rep(rep) => rep.remote_comm_id,
@@ -35,7 +35,7 @@ pub fn route(mad: &Mad) -> Route {
         Message::Lap(lap) => lap.remote_comm_id,
         Message::Apr(apr) => apr.remote_comm_id,
     };
-    Route::Slot(ours.slot())
+    Recipient::Slot(ours.slot())
 }
 
 impl Cm {
@@ -77,19 +77,19 @@ mod tests {
     use crate::cm::message::rep::Rep;
     use crate::cm::message::req::Req;
 
-    fn of(message: impl Into<Message>) -> Route {
-        route(&Mad { transaction_id: 1, modifier: 0, message: message.into() })
+    fn of(message: impl Into<Message>) -> Recipient {
+        recipient(&Mad { transaction_id: 1, modifier: 0, message: message.into() })
     }
 
     #[test]
     fn messages_find_their_process() {
         let service_id = ServiceId::of_port(PortSpace::Tcp, 7);
         let req = Req { service_id, ..Req::default() };
-        assert_eq!(of(req), Route::Service(service_id));
+        assert_eq!(of(req), Recipient::Service(service_id));
         let rep = Rep { remote_comm_id: CommId(0x0501_0203), ..Rep::default() };
-        assert_eq!(of(rep), Route::Slot(5));
-        assert_eq!(of(Rej::default()), Route::Everyone);
+        assert_eq!(of(rep), Recipient::Slot(5));
+        assert_eq!(of(Rej::default()), Recipient::Everyone);
         let rej = Rej { remote_comm_id: CommId(0x0601_0203), ..Rej::default() };
-        assert_eq!(of(rej), Route::Slot(6));
+        assert_eq!(of(rej), Recipient::Slot(6));
     }
 }
