@@ -51,7 +51,7 @@ pub(crate) fn find(executable: &Path) -> anyhow::Result<Option<PathBuf>> {
 
 /// A directory that may have a folder for the objects.
 #[derive(Debug, PartialEq, Eq)]
-struct Place {
+struct Candidate {
     base: PathBuf,
     folder: String,
     /// Whether other users have folders in the base, too.
@@ -59,7 +59,11 @@ struct Place {
 }
 
 /// The places to lay the objects out, best first.
-fn places(variable: impl Fn(&str) -> Option<OsString>, temporary: &Path, user: u32) -> Vec<Place> {
+fn places(
+    variable: impl Fn(&str) -> Option<OsString>,
+    temporary: &Path,
+    user: u32,
+) -> Vec<Candidate> {
     let own = [
         variable("XDG_CACHE_HOME").map(PathBuf::from),
         variable("HOME").map(|home| Path::new(&home).join(".cache")),
@@ -71,7 +75,7 @@ fn places(variable: impl Fn(&str) -> Option<OsString>, temporary: &Path, user: u
         .filter(|(base, _)| base.is_absolute())
         .map(|(base, shared)| {
             let folder = if shared { format!("anyverbs-{user}") } else { "anyverbs".into() };
-            Place { base, folder, shared }
+            Candidate { base, folder, shared }
         })
         .collect()
 }
@@ -104,7 +108,7 @@ impl Objects {
     }
 
     /// Finds them laid out in `place`, or lays them out there.
-    fn lay_out(&mut self, place: &Place, user: u32) -> anyhow::Result<PathBuf> {
+    fn lay_out(&mut self, place: &Candidate, user: u32) -> anyhow::Result<PathBuf> {
         if !place.shared {
             make_private(&place.base, user)?;
         }
@@ -246,8 +250,8 @@ mod tests {
             Scratch(dir.canonicalize().unwrap())
         }
 
-        fn place(&self, shared: bool) -> Place {
-            Place { base: self.0.clone(), folder: "anyverbs".into(), shared }
+        fn place(&self, shared: bool) -> Candidate {
+            Candidate { base: self.0.clone(), folder: "anyverbs".into(), shared }
         }
     }
 

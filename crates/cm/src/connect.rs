@@ -42,7 +42,7 @@ const DEFAULT_PARAM: ConnParam<'_> = ConnParam {
 };
 
 /// The address that is asked, and our own.
-struct Route {
+struct Connecting {
     service_id: ServiceId,
     addresses: Option<IpHeader>,
     path: Path,
@@ -50,14 +50,14 @@ struct Route {
 
 impl State {
     /// The way of an id that may connect.
-    fn route(&self, id: &IdCell) -> Result<Route, CmError> {
+    fn connecting(&self, id: &IdCell) -> Result<Connecting, CmError> {
         let (Phase::RouteResolved, Some(local), Some(peer), Some(path)) =
             (self.phase, self.local, self.peer, self.path)
         else {
             return Err(STATE);
         };
         let header = IpHeader { source: local.socket_addr(), destination: peer.ip() };
-        Ok(Route {
+        Ok(Connecting {
             service_id: peer.service_id(id.space),
             addresses: (local.family() != Family::Ib).then_some(header),
             path,
@@ -97,7 +97,7 @@ impl IdCell {
         let initiator_depth = self.depth(param.initiator_depth, u8::MAX)?;
         self.gsi.with_cm(|cm, ids, now| {
             let mut state = self.state.lock();
-            let Route { service_id, addresses, path } = state.route(self)?;
+            let Connecting { service_id, addresses, path } = state.connecting(self)?;
             let comm = if self.is_datagram() {
                 cm.sidr_request(
                     now,

@@ -52,7 +52,7 @@ pub struct Messages {
     woken: Socket,
     outgoing: Mutex<rank::MessagesOut, HashMap<u8, Outgoing>>,
     /// Connections that the single waiting thread reads.
-    incoming: Mutex<rank::MessagesIn, Vec<Incoming>>,
+    incoming: Mutex<rank::MessagesIn, Vec<Connection>>,
 }
 
 #[derive(Debug)]
@@ -63,7 +63,7 @@ struct Outgoing {
 }
 
 #[derive(Debug)]
-struct Incoming {
+struct Connection {
     socket: Socket,
     /// None until it said so.
     slot: Option<u8>,
@@ -181,7 +181,7 @@ impl Messages {
     }
 
     /// The descriptors to watch: the waker, the listener, the connections to here, and those from here to these slots.
-    fn watched(&self, incoming: &[Incoming]) -> (Vec<libc::pollfd>, Vec<u8>) {
+    fn watched(&self, incoming: &[Connection]) -> (Vec<libc::pollfd>, Vec<u8>) {
         let watch =
             |socket: &Socket, events| libc::pollfd { fd: socket.as_raw_fd(), events, revents: 0 };
         let mut set = vec![watch(&self.woken, libc::POLLIN), watch(&self.listener, libc::POLLIN)];
@@ -214,10 +214,10 @@ impl Messages {
         }
     }
 
-    fn accept(&self, incoming: &mut Vec<Incoming>) {
+    fn accept(&self, incoming: &mut Vec<Connection>) {
         loop {
             match self.slot.registry().accept(&self.listener) {
-                Ok(socket) => incoming.push(Incoming { socket, slot: None, ended: false }),
+                Ok(socket) => incoming.push(Connection { socket, slot: None, ended: false }),
                 Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
                 Err(_) => return,
             }
@@ -225,7 +225,7 @@ impl Messages {
     }
 }
 
-impl Incoming {
+impl Connection {
     /// Reads up to that many messages.
     fn receive(
         &mut self,

@@ -15,11 +15,11 @@ use anyverbs_transport::qp::link::Link;
 use anyverbs_transport::qp::{QpCell, State};
 
 use super::SharedDomains;
-use super::waiting::{Added, Waiting};
+use super::waiting::{Added, HeldRequests};
 
 /// Where a target's responder is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Place {
+enum Location {
     #[default]
     Here,
     /// Lent to this slot's process.
@@ -31,20 +31,20 @@ enum Place {
 /// The sharing of a target whose responder has been elsewhere.
 #[derive(Debug, Default)]
 struct Share {
-    place: Place,
+    place: Location,
     /// Counts the leases: messages about an earlier one are old.
     lease: u64,
     /// The borrower's position when it last reported it.
     expected: Psn,
     msn: u32,
     /// Requests that wait until it is back.
-    waiting: Waiting,
+    waiting: HeldRequests,
 }
 
 impl Share {
     /// The responder is back. Returns the waiting requests.
-    fn arrive(&mut self) -> Waiting {
-        self.place = Place::Here;
+    fn arrive(&mut self) -> HeldRequests {
+        self.place = Location::Here;
         std::mem::take(&mut self.waiting)
     }
 
@@ -55,7 +55,7 @@ impl Share {
 
     fn is_lent(&self, to: u8, lease: u64) -> bool {
         self.lease == lease
-            && matches!(self.place, Place::With(by) | Place::Recalled(by) if by == to)
+            && matches!(self.place, Location::With(by) | Location::Recalled(by) if by == to)
     }
 }
 
@@ -104,8 +104,8 @@ impl SharedDomains {
         if !arrival.is_from(&attr.av) || !bth.pkey.matches(PKey::DEFAULT) {
             return false;
         }
-        let place = share(&state.link).map_or(Place::Here, |share| share.place);
-        if place == Place::Here {
+        let place = share(&state.link).map_or(Location::Here, |share| share.place);
+        if place == Location::Here {
             if to == self.transport.core.slot {
                 return false;
             }
@@ -130,7 +130,7 @@ impl SharedDomains {
                 state: responder,
             };
             match self.send(to, &lend) {
-                Ok(()) => share.place = Place::With(to),
+                Ok(()) => share.place = Location::With(to),
                 // It will come again.
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return true,
                 // There is no such process: the SRQ is not found here either.
@@ -143,18 +143,18 @@ impl SharedDomains {
             return true;
         };
         let Some(share) = share_mut(&mut state.link) else { return false };
-        if let Place::With(by) = share.place {
+        if let Location::With(by) = share.place {
             if by == to || share.is_done(bth) {
                 self.pass_on(by, &bytes);
                 return true;
             }
             self.tell(by, &Message::Recall { target: cell.qpn, lease: share.lease });
-            share.place = Place::Recalled(by);
+            share.place = Location::Recalled(by);
         }
         match (share.waiting.add(packet, bytes, &self.waiting), share.place) {
             (Added::NoRoom, _) => self.transport.core.count(Counter::DropSocketFull, 1),
             // The peer has heard nothing. It may be that the borrower had nothing to answer by, so it is asked again.
-            (Added::Again, Place::Recalled(by)) => {
+            (Added::Again, Location::Recalled(by)) => {
                 let recall = Message::Recall { target: cell.qpn, lease: share.lease };
                 let _ = self.send_bytes(by, &recall.emit(), Delivery::Refusable);
             }
@@ -211,7 +211,7 @@ impl SharedDomains {
         self.with_lent(from, target, lease, |cell, state, call| {
             let Some(share) = share_mut(&mut state.link) else { return };
             let mut waiting = share.arrive();
-            share.place = Place::With(from);
+            share.place = Location::With(from);
             if later {
                 // They come again.
                 return;
@@ -277,7 +277,7 @@ impl SharedDomains {
         cell: &QpCell,
         state: &mut State,
         call: &mut Call<'_>,
-        waiting: Waiting,
+        waiting: HeldRequests,
     ) {
         for bytes in waiting.into_requests() {
             let Some((_, arrival, packet)) = xrc_message::parse_packet(&bytes) else { continue };
@@ -295,7 +295,7 @@ impl SharedDomains {
         let over = state.is_dead()
             || matches!(state.machine.state(), QpState::Reset | QpState::Init | QpState::Err);
         let Some(share) = share_mut(&mut state.link) else { return };
-        let (Place::With(by) | Place::Recalled(by)) = share.place else { return };
+        let (Location::With(by) | Location::Recalled(by)) = share.place else { return };
         let (target, lease) = (cell.qpn, share.lease);
         if over {
             self.tell(by, &Message::Revoke { target, lease });

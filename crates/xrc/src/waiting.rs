@@ -18,29 +18,29 @@ const KEEP_IN_ALL: usize = 64 << 20;
 pub(super) struct Room(AtomicUsize);
 
 impl Room {
-    fn reserve(&'static self, bytes: Vec<u8>) -> Option<Kept> {
+    fn reserve(&'static self, bytes: Vec<u8>) -> Option<HeldBytes> {
         let len = bytes.len();
         let more = |used: usize| used.checked_add(len).filter(|sum| *sum <= KEEP_IN_ALL);
         self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
-        Some(Kept { bytes, len, room: self })
+        Some(HeldBytes { bytes, len, room: self })
     }
 }
 
 /// A message that has its room.
 #[derive(Debug)]
-struct Kept {
+struct HeldBytes {
     bytes: Vec<u8>,
     len: usize,
     room: &'static Room,
 }
 
-impl Kept {
+impl HeldBytes {
     fn take(mut self) -> Vec<u8> {
         std::mem::take(&mut self.bytes)
     }
 }
 
-impl Drop for Kept {
+impl Drop for HeldBytes {
     fn drop(&mut self) {
         self.room.0.fetch_sub(self.len, Ordering::Relaxed);
     }
@@ -52,17 +52,17 @@ struct Request {
     packets: u32,
     ends_message: bool,
     ack_req: bool,
-    message: Kept,
+    message: HeldBytes,
 }
 
 /// The waiting requests of one target. All PSNs are within half of their range.
 #[derive(Debug, Default)]
-pub(super) struct Waiting {
+pub(super) struct HeldRequests {
     requests: Vec<Request>,
     bytes: usize,
 }
 
-/// The result of [`Waiting::add`].
+/// The result of [`HeldRequests::add`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Added {
     New,
@@ -71,7 +71,7 @@ pub(super) enum Added {
     NoRoom,
 }
 
-impl Waiting {
+impl HeldRequests {
     /// Adds a request with its message.
     pub(super) fn add(
         &mut self,
@@ -143,7 +143,7 @@ impl Waiting {
 mod tests {
     use super::*;
 
-    fn kept(bytes: Vec<u8>) -> Kept {
+    fn kept(bytes: Vec<u8>) -> HeldBytes {
         static ROOM: Room = Room(AtomicUsize::new(0));
         ROOM.reserve(bytes).unwrap()
     }
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn each_waits_once_in_order() {
-        let mut waiting = Waiting::default();
+        let mut waiting = HeldRequests::default();
         let (new, again) = (Added::New, Added::Again);
         for (psn, added) in [
             (0xff_fffe, new),
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_copy_with_an_ack_request_replaces_one_without() {
-        let mut waiting = Waiting::default();
+        let mut waiting = HeldRequests::default();
         for (ack_req, byte) in [(false, 1), (true, 2), (false, 3)] {
             waiting
                 .add_request(Request { message: kept(vec![byte; 8]), ..request(5, true, ack_req) });
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn the_rest_of_a_message_is_taken_with_earlier_packets() {
-        let mut waiting = Waiting::default();
+        let mut waiting = HeldRequests::default();
         for (psn, ends) in [(3, true), (4, false), (5, true), (6, false), (7, true)] {
             waiting.add_request(request(psn, ends, false));
         }
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn there_is_an_end_to_what_waits() {
-        let mut waiting = Waiting::default();
+        let mut waiting = HeldRequests::default();
         let large = |psn| Request { message: kept(vec![0; KEEP / 2]), ..request(psn, true, false) };
         let mut add = |psn| waiting.add_request(large(psn));
         assert_eq!(
@@ -220,7 +220,7 @@ mod tests {
         let packet = Incoming::default();
         let mut targets = Vec::new();
         loop {
-            let mut waiting = Waiting::default();
+            let mut waiting = HeldRequests::default();
             if waiting.add(&packet, vec![0; KEEP], &ROOM) == Added::NoRoom {
                 break;
             }
@@ -228,7 +228,7 @@ mod tests {
         }
         assert_eq!(targets.len(), KEEP_IN_ALL / KEEP);
         targets.pop();
-        let mut waiting = Waiting::default();
+        let mut waiting = HeldRequests::default();
         assert_eq!(waiting.add(&packet, vec![0; KEEP], &ROOM), Added::New);
         assert_eq!(waiting.take_message(Psn::new(0)).len(), 1);
         drop((waiting, targets));

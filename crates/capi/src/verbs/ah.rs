@@ -137,7 +137,7 @@ pub(crate) unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
 }
 
 /// Sender and receiver of a datagram, from the 40 bytes in front of it.
-struct Route {
+struct GrhAddresses {
     source: Gid,
     destination: Gid,
     flow_label: u32,
@@ -145,7 +145,7 @@ struct Route {
 }
 
 /// Reads a GRH: an IPv6 header, or 20 bytes of nothing and an IPv4 header (RoCEv2, A17.4.5.2).
-fn route(grh: &[u8; 40]) -> Option<Route> {
+fn route(grh: &[u8; 40]) -> Option<GrhAddresses> {
     let gid = |bytes: &[u8]| -> Option<Gid> {
         let gid = match bytes.len() {
             4 => Gid::from(IpAddr::from(<[u8; 4]>::try_from(bytes).ok()?)),
@@ -155,7 +155,7 @@ fn route(grh: &[u8; 40]) -> Option<Route> {
     };
     let v4 = &grh[20..];
     if v4[0] == 0x45 && checksum(v4) == 0xffff {
-        return Some(Route {
+        return Some(GrhAddresses {
             source: gid(&v4[12..16])?,
             destination: gid(&v4[16..20])?,
             flow_label: 0,
@@ -163,7 +163,7 @@ fn route(grh: &[u8; 40]) -> Option<Route> {
         });
     }
     let first = u32::from_be_bytes([grh[0], grh[1], grh[2], grh[3]]);
-    (first >> 28 == 6).then_some(Route {
+    (first >> 28 == 6).then_some(GrhAddresses {
         source: gid(&grh[8..24])?,
         destination: gid(&grh[24..40])?,
         flow_label: first & 0xf_ffff,

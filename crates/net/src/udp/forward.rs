@@ -112,21 +112,21 @@ pub(crate) struct Forwarder {
     /// Connections to those that datagrams were handed on to.
     to: Mutex<rank::ForwardConnections, HashMap<u8, Socket>>,
     counters: Counters,
-    kept: Mutex<rank::ForwardKept, Kept>,
+    kept: Mutex<rank::ForwardKept, KeptDatagrams>,
     /// Datagrams that are kept.
     kept_len: AtomicUsize,
 }
 
 /// Datagrams that wait for room, by slot.
 #[derive(Debug, Default)]
-struct Kept {
-    queues: BTreeMap<u8, Waiting>,
+struct KeptDatagrams {
+    queues: BTreeMap<u8, Backlog>,
     bytes: usize,
 }
 
 /// Messages for one process, in their order, and since when each waits.
 #[derive(Debug)]
-struct Waiting {
+struct Backlog {
     messages: VecDeque<(Instant, Box<[u8]>)>,
     /// When there may be room, and how long that is after it was tried last.
     at: Instant,
@@ -235,7 +235,7 @@ impl Forwarder {
         kept.bytes += message.len();
         let now = Instant::now();
         let first =
-            || Waiting { messages: VecDeque::new(), at: now + LOOK_AGAIN, pause: LOOK_AGAIN };
+            || Backlog { messages: VecDeque::new(), at: now + LOOK_AGAIN, pause: LOOK_AGAIN };
         kept.queues.entry(slot).or_insert_with(first).messages.push_back((now, message));
         self.kept_len.fetch_add(1, Ordering::SeqCst);
         self.count(Forwarded::Kept)
@@ -248,7 +248,7 @@ impl Forwarder {
             return None;
         }
         let mut kept = self.kept.lock();
-        let Kept { queues, bytes } = &mut *kept;
+        let KeptDatagrams { queues, bytes } = &mut *kept;
         queues.retain(|&slot, waiting| {
             if waiting.at > now {
                 return true;

@@ -13,7 +13,7 @@ use super::message::Attribute;
 use super::message::Message;
 use super::message::code::About;
 use super::message::private_data::PrivateData;
-use super::outbox::{Outbox, Transmit, asks};
+use super::outbox::{MadQueue, Transmit, asks};
 use super::params::Listen;
 use super::qp_attr::QpParams;
 use super::record::Record;
@@ -100,7 +100,7 @@ pub struct Cm {
     pub(super) sidrs: Sidrs,
     pub(super) names: Names,
     pub(super) timers: Timers,
-    pub(super) outbox: Outbox,
+    pub(super) outbox: MadQueue,
     pub(super) events: VecDeque<CmEvent>,
     pub(super) orphans: usize,
     pub(super) repeats: Repeats,
@@ -130,7 +130,7 @@ impl Cm {
             sidrs: Sidrs::default(),
             names: Names::default(),
             timers: Timers::default(),
-            outbox: Outbox::default(),
+            outbox: MadQueue::default(),
             events: VecDeque::new(),
             orphans: 0,
             repeats: Repeats::new(config.early_repeats),

@@ -55,15 +55,15 @@ pub struct Transmit {
     pub mad: Box<MadBytes>,
 }
 
-/// Datagrams that wait, and the counters.
+/// MADs that wait to be sent, and the counters.
 #[derive(Debug, Default)]
-pub(super) struct Outbox {
+pub(super) struct MadQueue {
     queue: VecDeque<Transmit>,
     took_last: bool,
     pub(super) counters: CmCounters,
 }
 
-impl Outbox {
+impl MadQueue {
     /// Sends a message; returns its bytes for a repetition.
     pub(super) fn send(
         &mut self,

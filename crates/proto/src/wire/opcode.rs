@@ -106,7 +106,7 @@ enum Kind {
 
 /// The place of a packet in its message.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum Position {
     First,
     Middle,
     Last,
@@ -175,7 +175,7 @@ struct Row {
     name: &'static str,
     services: u8,
     kind: Kind,
-    place: Place,
+    place: Position,
     ext: Ext,
     payload: Payload,
 }
@@ -185,7 +185,7 @@ const fn row(
     name: &'static str,
     services: u8,
     kind: Kind,
-    place: Place,
+    place: Position,
     ext: Ext,
     payload: Payload,
 ) -> Row {
@@ -196,7 +196,7 @@ const fn row(
 #[rustfmt::skip]
 static TABLE: [Row; 26] = {
     use {Kind::*, Operation as O, Payload::Any};
-    use Place::{First, Last, Middle, Only};
+    use Position::{First, Last, Middle, Only};
     const NO: Payload = Payload::None;
     [
         row(O::SendFirst, "SEND_FIRST", CONNECTED, Send, First, Ext::NONE, Any),
@@ -324,31 +324,31 @@ impl Opcode {
     /// Whether this is a FIRST packet: more of the message follow.
     #[must_use]
     pub const fn is_first(self) -> bool {
-        matches!(self.operation.row().place, Place::First)
+        matches!(self.operation.row().place, Position::First)
     }
 
     /// Whether this is a MIDDLE packet.
     #[must_use]
     pub const fn is_middle(self) -> bool {
-        matches!(self.operation.row().place, Place::Middle)
+        matches!(self.operation.row().place, Position::Middle)
     }
 
     /// Whether no further packet of the message follows: LAST or ONLY.
     #[must_use]
     pub const fn is_last(self) -> bool {
-        matches!(self.operation.row().place, Place::Last | Place::Only)
+        matches!(self.operation.row().place, Position::Last | Position::Only)
     }
 
     /// Whether this packet is a whole message; so are READ requests, atomics and ACKs.
     #[must_use]
     pub const fn is_only(self) -> bool {
-        matches!(self.operation.row().place, Place::Only)
+        matches!(self.operation.row().place, Position::Only)
     }
 
     /// FIRST or ONLY.
     #[must_use]
     pub const fn starts_message(self) -> bool {
-        matches!(self.operation.row().place, Place::First | Place::Only)
+        matches!(self.operation.row().place, Position::First | Position::Only)
     }
 
     /// LAST or ONLY.

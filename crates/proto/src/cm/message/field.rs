@@ -11,20 +11,20 @@ pub type Body = [u8; BODY_LEN];
 
 /// The place of a field: first bit, counted from the most significant of the body, and width.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct FieldPosition {
     pub(super) first: usize,
     /// `None`: as wide as the type.
     pub(super) width: Option<usize>,
 }
 
 /// A whole field at a byte, as wide as its type.
-pub(super) const fn at(byte: usize) -> Place {
-    Place { first: byte * 8, width: None }
+pub(super) const fn at(byte: usize) -> FieldPosition {
+    FieldPosition { first: byte * 8, width: None }
 }
 
 /// Some bits of a byte (or from there on), `bit` counted from the most significant.
-pub(super) const fn bits(byte: usize, bit: usize, width: usize) -> Place {
-    Place { first: byte * 8 + bit, width: Some(width) }
+pub(super) const fn bits(byte: usize, bit: usize, width: usize) -> FieldPosition {
+    FieldPosition { first: byte * 8 + bit, width: Some(width) }
 }
 
 /// The unsigned number in `width` (at most 64) bits from `first` on.
