@@ -24,9 +24,7 @@ use super::{Events, Gsi};
 
 /// Longest wait: a program that polls may have lost the processor. Tests use a longer one, so that they see the other ends
 /// of the wait.
-const fn longest() -> Duration {
-    if cfg!(test) { Duration::from_secs(60) } else { TIME_SLICES }
-}
+const LONGEST: Duration = if cfg!(test) { Duration::from_secs(60) } else { TIME_SLICES };
 
 /// More are handed on at once.
 const MOST: usize = 1024;
@@ -67,7 +65,7 @@ impl Disconnects {
     }
 
     fn wait(&self, disconnect: Disconnect) -> Time {
-        let end = disconnect.came + longest();
+        let end = disconnect.came + LONGEST;
         let mut waiting = self.waiting.lock();
         waiting.push(disconnect);
         self.until.fetch_min(end.as_nanos(), Ordering::SeqCst);
@@ -119,7 +117,7 @@ impl<I: Events> Gsi<I> {
     #[cold]
     pub(super) fn hand_on_disconnects(&'static self, now: Time, empty: Option<Time>) {
         let is_over = |d: &Disconnect| {
-            now >= d.came + longest()
+            now >= d.came + LONGEST
                 || empty.is_some_and(|empty| empty >= d.came) && !self.has_completions(d.qpn)
         };
         let (over, waiting): (Vec<_>, Vec<_>) =

@@ -407,7 +407,7 @@ impl Cm {
         c.sent = None;
         if c.answer.is_some() {
             self.names.leave_qpn(c);
-            self.timers.set(id, &mut c.deadline, Some(now + timeout::hold()));
+            self.timers.set(id, &mut c.deadline, Some(now + timeout::HOLD));
         } else {
             self.forget(id);
         }

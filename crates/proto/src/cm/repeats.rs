@@ -108,21 +108,18 @@ impl Attempt {
 mod tests {
     use super::*;
 
-    /// The first wait.
-    fn wait() -> Duration {
-        Duration::from_millis(640)
-    }
+    const WAIT: Duration = Duration::from_millis(640);
 
     /// Times of all repetitions, and of the end of the first wait.
     fn times(repeats: &Repeats) -> Vec<u64> {
         let start = Time::default() + Duration::from_secs(5);
-        let mut attempt = repeats.begin(wait(), true);
+        let mut attempt = repeats.begin(WAIT, true);
         let mut times = Vec::new();
         let mut now = start;
         loop {
             now = attempt.leave(now).unwrap();
             times.push(now.since(start).as_millis() as u64);
-            if !attempt.repeat(wait()) {
+            if !attempt.repeat(WAIT) {
                 return times;
             }
             attempt.queue(true);
@@ -132,7 +129,7 @@ mod tests {
     fn after(answers: impl IntoIterator<Item = u64>) -> Vec<u64> {
         let mut repeats = Repeats::new(true);
         for ms in answers {
-            let mut attempt = repeats.begin(wait(), true);
+            let mut attempt = repeats.begin(WAIT, true);
             attempt.leave(Time::default());
             repeats.answered(&mut attempt, Time::default() + Duration::from_millis(ms));
             // Said twice.
@@ -159,10 +156,10 @@ mod tests {
 
     #[test]
     fn a_queued_message_waits_for_no_answer() {
-        let mut attempt = Repeats::new(true).begin(wait(), true);
+        let mut attempt = Repeats::new(true).begin(WAIT, true);
         assert!(attempt.is_queued() && !attempt.has_left());
         let later = Time::default() + Duration::from_secs(3);
-        assert_eq!(attempt.leave(later), Some(later + wait() / 64));
+        assert_eq!(attempt.leave(later), Some(later + WAIT / 64));
         assert!(!attempt.is_queued() && attempt.has_left());
         assert_eq!(attempt.leave(later), None, "sent to a peer that asked");
     }
@@ -170,9 +167,9 @@ mod tests {
     #[test]
     fn an_answered_message_is_not_repeated_early() {
         let mut repeats = Repeats::new(true);
-        let mut attempt = repeats.begin(wait(), true);
+        let mut attempt = repeats.begin(WAIT, true);
         attempt.leave(Time::default());
         repeats.answered(&mut attempt, Time::default());
-        assert!(!attempt.repeat(wait()));
+        assert!(!attempt.repeat(WAIT));
     }
 }

@@ -187,7 +187,7 @@ impl Cm {
         let options = answer.ece.options;
         s.message = Some(self.outbox.send_with(s.to, s.transaction_id, options, rep));
         s.state = State::Answered;
-        self.timers.set(id, &mut s.deadline, Some(now + timeout::hold()));
+        self.timers.set(id, &mut s.deadline, Some(now + timeout::HOLD));
         let waiting = s.waiting.take();
         self.release_backlog(waiting);
         Ok(())

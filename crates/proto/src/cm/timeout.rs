@@ -11,6 +11,8 @@ pub(super) const SHORTEST: Duration = Duration::from_millis(1);
 /// Longest wait for an answer, of a peer or of the program: a peer must not keep a state for hours. Linux's clients ask
 /// for as long, 69 s (`waits_are_bounded`, and `mras_without_end_are_not_waited_for` in the simulator).
 pub const LONGEST: Duration = decode(LINUX + 4);
+/// Time for which a rejection or a SIDR answer is kept. A peer whose answer was lost asks again within half of it.
+pub(super) const HOLD: Duration = decode(LINUX + 1);
 
 /// The time that a code stands for.
 pub(super) const fn decode(code: u8) -> Duration {
@@ -27,11 +29,6 @@ pub(super) fn answer(code: u8, round_trip: u8) -> Duration {
 /// Linux's timeout at least.
 pub(super) fn answer_of_peer(code: u8, round_trip: u8) -> Duration {
     answer(code, round_trip).max(decode(LINUX - 4))
-}
-
-/// Time for which a rejection or a SIDR answer is kept. A peer whose answer was lost asks again within half of it.
-pub(super) const fn hold() -> Duration {
-    decode(LINUX + 1)
 }
 
 /// The time for which packets of a connection may still be on the way (IBA 12.9.8.4), as its ACK timeout allows.
