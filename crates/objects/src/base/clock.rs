@@ -8,7 +8,9 @@ use anyverbs_net::CoarseClock;
 use anyverbs_proto::time::Time;
 
 /// A look at the clock that comes so much later than it was meant to shows that this process has not run: it was
-/// stopped, or its container frozen. That time is not the silence of its peers.
+/// stopped, or its container frozen. That time is not the silence of its peers. In milliseconds; longer than the time slices
+/// that others take of a busy processor (tests `time_in_which_the_process_stood_is_no_silence` and
+/// `a_timer_does_not_wait_for_ever` of `anyverbs-transport`).
 pub const LATE: Duration = Duration::from_millis(64);
 
 /// The clock of the machines: time since the device was opened.

@@ -4,8 +4,9 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-/// The time for which a thread looks for an event before it sleeps. The answer of a peer that is looking, too, comes
-/// sooner. So does that of one that has to be woken, so that of two that sleep one may begin to look.
+/// The time for which a thread looks for an event before it sleeps, in microseconds. The answer of a peer that is looking,
+/// too, comes sooner. So does that of one that has to be woken, so that of two that sleep one may begin to look (test
+/// `looks_where_events_come_soon_and_tries_at_times`; the rows "events" in `docs/performance.md`).
 const LOOK: Duration = Duration::from_micros(60);
 /// One in this many waits is spent looking, although the last ones were longer than that.
 const TRY_EVERY: u32 = 16;
