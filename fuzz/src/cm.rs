@@ -394,6 +394,7 @@ fn connect(from: u8, to: u8, private_data: &[u8]) -> ConnectParams<'_> {
         path: Path {
             sgid: gid(from),
             dgid: gid(to),
+            interface: 0,
             pkey: PKey::DEFAULT,
             mtu: Mtu::Mtu1024,
             flow_label: 0,

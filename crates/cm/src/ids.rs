@@ -100,14 +100,20 @@ impl Ids {
 
     fn connect_request(&mut self, listener: ListenerId, comm: CommId, request: ConnectRequest) {
         let Some(asked) = self.listeners.get(&listener).cloned() else { return };
-        let mut state =
-            asked.requested(request.service_id, request.addresses, request.sgid, request.dgid);
+        let mut state = asked.requested(
+            request.service_id,
+            request.addresses,
+            (request.sgid, request.dgid),
+            request.interface,
+        );
         state.comm = Some(comm);
         state.asked = (request.responder_resources, request.initiator_depth);
         state.remote_ece = request.ece;
-        state.path = state
-            .place
-            .map(|place| Path { mtu: request.mtu, ..place.path(request.dgid, 0, 0, None) });
+        state.path = state.place.map(|place| Path {
+            mtu: request.mtu,
+            interface: request.interface,
+            ..place.path(request.dgid, 0, 0, None)
+        });
         let param = EventParam::Conn(ConnEvent {
             private_data: request.private_data,
             responder_resources: request.responder_resources,
@@ -123,10 +129,17 @@ impl Ids {
 
     fn sidr_request(&mut self, listener: ListenerId, comm: CommId, request: SidrRequest) {
         let Some(asked) = self.listeners.get(&listener).cloned() else { return };
-        let mut state =
-            asked.requested(request.service_id, request.addresses, request.sgid, request.dgid);
+        let mut state = asked.requested(
+            request.service_id,
+            request.addresses,
+            (request.sgid, request.dgid),
+            request.interface,
+        );
         state.comm = Some(comm);
-        state.path = state.place.map(|place| place.path(request.dgid, 0, 0, None));
+        state.path = state.place.map(|place| Path {
+            interface: request.interface,
+            ..place.path(request.dgid, 0, 0, None)
+        });
         let param =
             EventParam::Ud(UdEvent { private_data: request.private_data, ..UdEvent::default() });
         self.raise_request(&asked, comm, state, param, Ece::default());
@@ -154,10 +167,10 @@ impl IdCell {
         &self,
         service_id: ServiceId,
         addresses: Option<IpHeader>,
-        sgid: Gid,
-        dgid: Gid,
+        (sgid, dgid): (Gid, Gid),
+        interface: u32,
     ) -> State {
-        let place = Place::find(self.gsi, sgid, 0);
+        let place = Place::find(self.gsi, sgid, interface);
         let interface = place.map_or(0, |place| place.interface);
         let port = service_id.0 as u16;
         let (local, peer) = match addresses {

@@ -93,6 +93,7 @@ impl Place {
         Path {
             sgid: self.gid,
             dgid: peer,
+            interface: 0,
             pkey: PKey::DEFAULT,
             mtu: self.mtu,
             flow_label,

@@ -167,7 +167,8 @@ impl Id {
         let label = flow_label(local.port(), peer.port());
         let path = place.path(state.dgid, tos, label, state.options.ack_timeout);
         let here = Place::find(self.0.gsi, state.dgid, 0);
-        state.path = Some(Path { mtu: place.mtu_towards(here), ..path });
+        let interface = if here.is_some() { 0 } else { peer.scope() };
+        state.path = Some(Path { mtu: place.mtu_towards(here), interface, ..path });
         state.phase = Phase::RouteResolved;
         drop(state);
         self.0.post(Pending::new(EventKind::RouteResolved));

@@ -44,7 +44,7 @@ impl<I: Events> Gsi<I> {
             return true;
         }
         let state = self.state.lock();
-        let is_known = state.machine.knows_request(incoming.arrival.source, mad);
+        let is_known = state.machine.knows_request(&incoming.arrival, mad);
         drop(state);
         let least = if incoming.was_forwarded { self.transport.core.slot } else { 0 };
         let handed_on = !is_known

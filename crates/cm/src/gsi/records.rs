@@ -337,6 +337,7 @@ mod tests {
                 remote_qpn: Qpn::new(9),
                 sgid: own,
                 dgid: Gid::from(ip("127.0.0.9")),
+                interface: 0,
                 traffic_class: 0,
                 flow_label: 0,
                 hop_limit: 64,

@@ -67,6 +67,8 @@ pub(super) struct Line {
 #[derive(Debug)]
 struct Way {
     to: Destination,
+    /// As [`Transmit::interface`].
+    interface: u32,
     flow: Flow,
 }
 
@@ -237,17 +239,19 @@ impl<I: Events> Gsi<I> {
     /// The way of a datagram; `None` if its addresses are none.
     fn way(&self, line: &mut Line, transmit: &Transmit, lane: u8) -> Option<Destination> {
         let (source, ip) = (transmit.sgid.to_ip(), transmit.dgid.to_ip());
+        let wanted = (Some(source), ip, transmit.interface, lane);
         let is_known =
-            |to: &Destination| (to.source, to.address.ip(), to.lane) == (Some(source), ip, lane);
-        if !line.way.as_ref().is_some_and(|way| is_known(&way.to)) {
+            |way: &Way| (way.to.source, way.to.address.ip(), way.interface, way.to.lane) == wanted;
+        if !line.way.as_ref().is_some_and(is_known) {
             line.way = None;
             if source.is_ipv4() != ip.is_ipv4() {
                 return None;
             }
-            let interface = self.transport.core.gids.interface_of(transmit.sgid)?;
-            let scope_id = match ip {
-                IpAddr::V6(ip) if ip.is_unicast_link_local() => interface,
-                _ => 0,
+            let own = self.transport.core.gids.interface_of(transmit.sgid)?;
+            let scope_id = match (ip, transmit.interface) {
+                // One of this host's own.
+                (IpAddr::V6(ip), 0) if ip.is_unicast_link_local() => own,
+                (_, interface) => interface,
             };
             let port = self.transport.core.config.udp_port;
             let to = Destination {
@@ -257,7 +261,11 @@ impl<I: Events> Gsi<I> {
                 ..Destination::new(udp::address(ip, port, scope_id))
             };
             let from = self.transport.links.port.source_port(&to).ok()?;
-            line.way = Some(Way { to, flow: Flow::new(source, ip, from, port) });
+            line.way = Some(Way {
+                to,
+                interface: transmit.interface,
+                flow: Flow::new(source, ip, from, port),
+            });
         }
         line.way.as_ref().map(|way| Destination {
             traffic_class: transmit.traffic_class,

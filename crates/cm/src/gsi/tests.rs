@@ -166,6 +166,12 @@ fn source(gsi: &Gsi, to: IpAddr) -> Gid {
 
 fn connect(gsi: &'static Gsi, to: IpAddr, port: u16, timeout: u8) -> CommId {
     let from = source(gsi, to);
+    let interface = match to {
+        IpAddr::V6(ip) if ip.is_unicast_link_local() && from.to_ip() != to => {
+            gsi.core().gids.interface_of(from).unwrap()
+        }
+        _ => 0,
+    };
     let params = ConnectParams {
         service_id: service(port),
         addresses: Some(IpHeader {
@@ -175,6 +181,7 @@ fn connect(gsi: &'static Gsi, to: IpAddr, port: u16, timeout: u8) -> CommId {
         path: Path {
             sgid: from,
             dgid: Gid::from(to),
+            interface,
             pkey: PKey::DEFAULT,
             mtu: Mtu::Mtu1024,
             flow_label: 0,

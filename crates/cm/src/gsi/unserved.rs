@@ -51,12 +51,13 @@ impl<I: Events> Gsi<I> {
     /// Keeps a request without a listener, once. False if it is to be answered now: this process listens, or was asked
     /// before, or too many wait.
     pub(super) fn keep_for_listener(&self, now: Time, incoming: &Incoming<'_>, mad: &Mad) -> bool {
-        let source = incoming.arrival.source;
-        if self.state.lock().machine.awaits_request(source, mad) {
+        let arrival = incoming.arrival;
+        if self.state.lock().machine.awaits_request(&arrival, mad) {
             return false;
         }
         let mut unserved = self.unserved.lock();
-        let is_repeated = |r: &Unserved| r.arrival.source == source && r.mad == *mad;
+        let from = |arrival: &Arrival| (arrival.source, arrival.interface);
+        let is_repeated = |r: &Unserved| from(&r.arrival) == from(&arrival) && r.mad == *mad;
         if unserved.iter().any(is_repeated) {
             return true;
         }
@@ -66,7 +67,7 @@ impl<I: Events> Gsi<I> {
         let request = Unserved {
             datagram: Datagram { bytes: &[], ..incoming.datagram },
             bytes: incoming.datagram.bytes.into(),
-            arrival: incoming.arrival,
+            arrival,
             mad: mad.clone(),
             looks: 0,
             at: now + LOOK_AGAIN,
@@ -141,7 +142,7 @@ impl<I: Events> Gsi<I> {
                 let datagram = Datagram { bytes: &request.bytes, ..request.datagram };
                 (!self.hand_on(now, slot, &datagram)).then_some(request)
             }
-            _ if self.state.lock().machine.awaits_request(request.arrival.source, &request.mad) => {
+            _ if self.state.lock().machine.awaits_request(&request.arrival, &request.mad) => {
                 Some(request)
             }
             _ if request.looks + 1 < LOOKS => {

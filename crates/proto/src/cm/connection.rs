@@ -7,13 +7,13 @@ use super::id::CommId;
 use super::listener::ListenerId;
 use super::mad::MadBytes;
 use super::message::Attribute;
-use super::outbox::Destination;
+use super::outbox::{Destination, Peer};
 use super::params::Transport;
 use super::qp_attr::{QpParams, Side};
 use super::repeats::Attempt;
 use crate::qp::Arrival;
 use crate::time::Time;
-use crate::types::{Gid, Qpn};
+use crate::types::Qpn;
 
 /// State of a connection (IBA 12.9.5 to 12.9.7).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -112,10 +112,9 @@ impl Connection {
         self.is_between(arrival) && self.remote_id.is_none_or(|id| id == remote)
     }
 
-    /// Whether a message went between the addresses of this connection. A link-local address alone does not tell the peer
-    /// from a host on another link.
+    /// Whether a message went between the addresses of this connection.
     pub(super) fn is_between(&self, arrival: &Arrival) -> bool {
-        (self.to.dgid, self.to.sgid) == (arrival.source, arrival.destination)
+        self.to.is_of(arrival)
     }
 
     pub(super) fn is_xrc_target(&self) -> bool {
@@ -157,21 +156,21 @@ impl Connection {
 #[derive(Debug, Default)]
 pub(super) struct Names {
     /// Passive sides, by the peer's ID: to know duplicates.
-    by_remote_id: BTreeMap<([u8; 16], CommId), CommId>,
+    by_remote_id: BTreeMap<(Peer, CommId), CommId>,
     /// By the peer's queue pair: to know stale connections (IBA 12.9.8.3).
-    by_remote_qpn: BTreeMap<([u8; 16], u32), CommId>,
+    by_remote_qpn: BTreeMap<(Peer, u32), CommId>,
 }
 
 impl Names {
     /// Enters a connection. No other connection may have its names.
     pub(super) fn enter(&mut self, connection: &mut Connection) {
-        let (gid, id) = (connection.to.dgid.0, connection.local_id);
+        let (peer, id) = (connection.to.peer(), connection.local_id);
         if let (false, Some(remote)) = (connection.is_active(), connection.remote_id) {
-            self.by_remote_id.insert((gid, remote), id);
+            self.by_remote_id.insert((peer, remote), id);
             connection.named_id = true;
         }
         if let Some(qpn) = connection.qp.dest_qpn {
-            self.by_remote_qpn.insert((gid, qpn.get()), id);
+            self.by_remote_qpn.insert((peer, qpn.get()), id);
             connection.named_qpn = true;
         }
     }
@@ -179,7 +178,7 @@ impl Names {
     /// The peer's queue pair may be in another connection.
     pub(super) fn leave_qpn(&mut self, connection: &mut Connection) {
         if let (true, Some(qpn)) = (connection.named_qpn, connection.qp.dest_qpn) {
-            self.by_remote_qpn.remove(&(connection.to.dgid.0, qpn.get()));
+            self.by_remote_qpn.remove(&(connection.to.peer(), qpn.get()));
             connection.named_qpn = false;
         }
     }
@@ -188,17 +187,17 @@ impl Names {
     pub(super) fn leave(&mut self, connection: &mut Connection) {
         self.leave_qpn(connection);
         if let (true, Some(remote)) = (connection.named_id, connection.remote_id) {
-            self.by_remote_id.remove(&(connection.to.dgid.0, remote));
+            self.by_remote_id.remove(&(connection.to.peer(), remote));
             connection.named_id = false;
         }
     }
 
-    pub(super) fn of_remote_id(&self, gid: Gid, remote: CommId) -> Option<CommId> {
-        self.by_remote_id.get(&(gid.0, remote)).copied()
+    pub(super) fn of_remote_id(&self, peer: Peer, remote: CommId) -> Option<CommId> {
+        self.by_remote_id.get(&(peer, remote)).copied()
     }
 
-    pub(super) fn of_remote_qpn(&self, gid: Gid, qpn: Qpn) -> Option<CommId> {
-        self.by_remote_qpn.get(&(gid.0, qpn.get())).copied()
+    pub(super) fn of_remote_qpn(&self, peer: Peer, qpn: Qpn) -> Option<CommId> {
+        self.by_remote_qpn.get(&(peer, qpn.get())).copied()
     }
 
     pub(super) fn len(&self) -> usize {

@@ -19,6 +19,8 @@ pub struct ConnectRequest {
     pub sgid: Gid,
     /// The peer's.
     pub dgid: Gid,
+    /// The interface of the peer's link, if it is link-local and not of this host; else 0.
+    pub interface: u32,
     /// The peer's node GUID.
     pub remote_ca_guid: u64,
     /// Transport.
@@ -100,6 +102,8 @@ pub struct SidrRequest {
     pub sgid: Gid,
     /// The peer's.
     pub dgid: Gid,
+    /// The interface of the peer's link, if it is link-local and not of this host; else 0.
+    pub interface: u32,
     /// The user's part, with its padding: 180 bytes, or 216 without addresses.
     pub private_data: Box<[u8]>,
 }

@@ -15,11 +15,27 @@ const MOST: usize = 16 * 1024;
 /// Hop limit of answers to strangers.
 const HOP_LIMIT: u8 = 64;
 
+/// A peer's address. Hosts on different links may have the same link-local address.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct Peer {
+    gid: [u8; 16],
+    interface: u32,
+}
+
+impl Peer {
+    /// The sender of a datagram.
+    pub(super) fn of(arrival: &Arrival) -> Self {
+        Self { gid: arrival.source.0, interface: arrival.interface }
+    }
+}
+
 /// The destination of datagrams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Destination {
     pub(super) sgid: Gid,
     pub(super) dgid: Gid,
+    /// As [`Transmit::interface`].
+    pub(super) interface: u32,
     pub(super) traffic_class: u8,
     pub(super) flow_label: u32,
     pub(super) hop_limit: u8,
@@ -31,10 +47,20 @@ impl Destination {
         Self {
             sgid: arrival.destination,
             dgid: arrival.source,
+            interface: arrival.interface,
             traffic_class: arrival.traffic_class,
             flow_label: arrival.flow_label,
             hop_limit: HOP_LIMIT,
         }
+    }
+
+    pub(super) fn peer(&self) -> Peer {
+        Peer { gid: self.dgid.0, interface: self.interface }
+    }
+
+    /// Tells whether a datagram went between these two addresses.
+    pub(super) fn is_of(&self, arrival: &Arrival) -> bool {
+        (self.peer(), self.sgid) == (Peer::of(arrival), arrival.destination)
     }
 }
 
@@ -45,6 +71,8 @@ pub struct Transmit {
     pub sgid: Gid,
     /// The peer's.
     pub dgid: Gid,
+    /// The interface of its link, if it is link-local and not of this host; else 0.
+    pub interface: u32,
     /// Traffic class or TOS.
     pub traffic_class: u8,
     /// IPv6 flow label.
@@ -121,8 +149,16 @@ impl MadQueue {
             return self.counters.drop(DropReason::OutboxFull);
         }
         self.counters.tx_msgs.add(attribute);
-        let Destination { sgid, dgid, traffic_class, flow_label, hop_limit } = to;
-        self.queue.push_back(Transmit { sgid, dgid, traffic_class, flow_label, hop_limit, mad });
+        let Destination { sgid, dgid, interface, traffic_class, flow_label, hop_limit } = to;
+        self.queue.push_back(Transmit {
+            sgid,
+            dgid,
+            interface,
+            traffic_class,
+            flow_label,
+            hop_limit,
+            mad,
+        });
     }
 
     pub(super) fn pop(&mut self) -> Option<Transmit> {

@@ -48,6 +48,8 @@ pub struct Path {
     pub sgid: Gid,
     /// The peer's.
     pub dgid: Gid,
+    /// The interface of the peer's link, if it is link-local and not of this host; else 0.
+    pub interface: u32,
     /// Partition.
     pub pkey: PKey,
     /// Path MTU.

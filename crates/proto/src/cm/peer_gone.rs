@@ -57,7 +57,7 @@ impl Cm {
                 traffic_class: c.to.traffic_class,
                 hop_limit: c.to.hop_limit,
                 flow_label: c.to.flow_label,
-                interface: 0,
+                interface: c.to.interface,
             };
             let (local_comm_id, remote_comm_id) = (c.remote(), id);
             let tid = c.transaction_id;

@@ -5,7 +5,8 @@ use super::id::{CommId, ServiceId};
 use super::machine::Cm;
 use super::mad::Mad;
 use super::message::Message;
-use crate::types::Gid;
+use super::outbox::Peer;
+use crate::qp::Arrival;
 
 /// The process that a MAD is for, among those that share a host's QP1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,7 +42,8 @@ pub fn recipient(mad: &Mad) -> Recipient {
 impl Cm {
     /// Tells whether this process was asked this request before. If so it belongs here, even if the listener is gone.
     #[must_use]
-    pub fn knows_request(&self, peer: Gid, mad: &Mad) -> bool {
+    pub fn knows_request(&self, arrival: &Arrival, mad: &Mad) -> bool {
+        let peer = Peer::of(arrival);
         match &mad.message {
             Message::Req(req) => self.names.of_remote_id(peer, req.local_comm_id).is_some(),
             Message::SidrReq(req) => self.sidrs.of_request(peer, req.request_id).is_some(),
@@ -51,13 +53,13 @@ impl Cm {
 
     /// Tells whether a request gets another answer here than that there is no listener.
     #[must_use]
-    pub fn awaits_request(&self, peer: Gid, mad: &Mad) -> bool {
+    pub fn awaits_request(&self, arrival: &Arrival, mad: &Mad) -> bool {
         let service_id = match &mad.message {
             Message::Req(req) => req.service_id,
             Message::SidrReq(req) => req.service_id,
             _ => return true,
         };
-        self.listeners.any_of(service_id).is_some() || self.knows_request(peer, mad)
+        self.listeners.any_of(service_id).is_some() || self.knows_request(arrival, mad)
     }
 
     /// Tells whether peers may repeat requests to this process because they have no answer yet.

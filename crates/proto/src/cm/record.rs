@@ -34,6 +34,8 @@ pub struct Record {
     pub sgid: Gid,
     /// The peer's.
     pub dgid: Gid,
+    /// The interface of its link, as in [`Transmit`](super::Transmit).
+    pub interface: u32,
     /// Traffic class or TOS.
     pub traffic_class: u8,
     /// IPv6 flow label, 20 bits.
@@ -66,6 +68,7 @@ impl Record {
         bytes[44..48].copy_from_slice(&self.flow_label.to_le_bytes());
         bytes[48..52].copy_from_slice(&micros.to_le_bytes());
         bytes[52..55].copy_from_slice(&[self.traffic_class, self.hop_limit, self.max_retries]);
+        bytes[55..59].copy_from_slice(&self.interface.to_le_bytes());
         bytes
     }
 
@@ -82,6 +85,7 @@ impl Record {
             remote_qpn: Qpn::new(qpn),
             sgid: gid(12),
             dgid: gid(28),
+            interface: word(55),
             flow_label: word(44),
             timeout: Duration::from_micros(word(48).into()),
             traffic_class: bytes[52],
@@ -97,7 +101,7 @@ impl Record {
             && record.flow_label < 1 << 20
             && (timeout::SHORTEST..=timeout::LONGEST).contains(&record.timeout)
             && record.max_retries <= MOST_RETRIES
-            && bytes[55..].iter().all(|byte| *byte == 0);
+            && bytes[59..].iter().all(|byte| *byte == 0);
         is_sound.then_some(record)
     }
 }
@@ -121,7 +125,7 @@ impl Cm {
         if self.orphans >= self.config.max_orphans {
             return Err(CmError::Full);
         }
-        let Record { sgid, dgid, traffic_class, flow_label, hop_limit, .. } = *record;
+        let Record { sgid, dgid, interface, traffic_class, flow_label, hop_limit, .. } = *record;
         // The queue pairs are no more: of the connection only its names count.
         let qp = QpParams {
             transport: Transport::Rc,
@@ -152,7 +156,7 @@ impl Cm {
             local_id: id,
             remote_id: Some(record.remote_id),
             transaction_id: 0,
-            to: Destination { sgid, dgid, traffic_class, flow_label, hop_limit },
+            to: Destination { sgid, dgid, interface, traffic_class, flow_label, hop_limit },
             qp,
             timeout: record.timeout,
             max_retries: record.max_retries,
@@ -199,13 +203,14 @@ impl Cm {
             return;
         }
         c.is_recorded = true;
-        let Destination { sgid, dgid, traffic_class, flow_label, hop_limit } = c.to;
+        let Destination { sgid, dgid, interface, traffic_class, flow_label, hop_limit } = c.to;
         let record = Record {
             id,
             remote_id,
             remote_qpn,
             sgid,
             dgid,
+            interface,
             traffic_class,
             flow_label,
             hop_limit,
@@ -236,6 +241,7 @@ mod tests {
             remote_qpn: Qpn::new(0xab_cdef),
             sgid: Gid([1; 16]),
             dgid: Gid([2; 16]),
+            interface: 0x0102_0304,
             traffic_class: 3,
             flow_label: 0xf_ffff,
             hop_limit: 64,

@@ -12,7 +12,7 @@ use super::message::code::{About, RejReason};
 use super::message::private_data::PrivateData;
 use super::message::rej::Rej;
 use super::message::req::Req;
-use super::outbox::Destination;
+use super::outbox::{Destination, Peer};
 use crate::qp::Arrival;
 use crate::time::Time;
 use crate::types::Mtu;
@@ -102,10 +102,10 @@ impl Cm {
     }
 
     pub(super) fn on_rej(&mut self, now: Time, arrival: &Arrival, rej: &Rej) {
-        let (peer, remote) = (arrival.source, rej.local_comm_id);
+        let remote = rej.local_comm_id;
         // A peer that never learned our ID is found by its own ID.
         let id = if rej.remote_comm_id.is_none() {
-            self.names.of_remote_id(peer, remote)
+            self.names.of_remote_id(Peer::of(arrival), remote)
         } else {
             Some(rej.remote_comm_id)
         };

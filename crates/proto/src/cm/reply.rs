@@ -13,7 +13,7 @@ use super::message::private_data::PrivateData;
 use super::message::rej::Rej;
 use super::message::rep::Rep;
 use super::message::rtu::Rtu;
-use super::outbox::Destination;
+use super::outbox::{Destination, Peer};
 use super::request::rep_qpn;
 use super::timeout;
 use crate::qp::Arrival;
@@ -93,7 +93,7 @@ impl Cm {
         rep: &Rep,
     ) {
         let (id, remote) = (rep.remote_comm_id, rep.local_comm_id);
-        let peer = arrival.source;
+        let peer = Peer::of(arrival);
         let refuse = |cm: &mut Self, reason| {
             // The refusal carries the ID that the peer knows us by, which it may insist on.
             let (local_comm_id, remote_comm_id) = (id, remote);

@@ -18,7 +18,7 @@ use super::message::path::PathRecord;
 use super::message::private_data::PrivateData;
 use super::message::rep::Rep;
 use super::message::req::Req;
-use super::outbox::Destination;
+use super::outbox::{Destination, Peer};
 use super::params::{AcceptParams, ConnectParams, Path, Serves, Transport};
 use super::qp_attr::{QpParams, Side};
 use super::repeats::Attempt;
@@ -48,6 +48,7 @@ impl Path {
         Destination {
             sgid: self.sgid,
             dgid: self.dgid,
+            interface: self.interface,
             traffic_class: self.traffic_class,
             flow_label: self.flow_label,
             hop_limit: self.hop_limit,
@@ -261,7 +262,7 @@ impl Cm {
         modifier: u32,
         req: &Req,
     ) {
-        let (peer, remote) = (arrival.source, req.local_comm_id);
+        let (peer, remote) = (Peer::of(arrival), req.local_comm_id);
         if remote.is_none() {
             return self.drop(DropReason::Malformed);
         }
@@ -357,7 +358,7 @@ impl Cm {
             return self.refuse(arrival, tid, remote, RejReason::NoResources, &[]);
         }
         let id = self.new_id();
-        let mut connection = self.passive(id, tid, req, &found);
+        let mut connection = self.passive(id, arrival.interface, tid, req, &found);
         self.names.enter(&mut connection);
         let until = now + connection.peer_asks_for;
         self.timers.set(id, &mut connection.deadline, Some(until));
@@ -366,6 +367,7 @@ impl Cm {
             addresses: found.addresses,
             sgid: connection.qp.sgid,
             dgid: connection.qp.dgid,
+            interface: arrival.interface,
             remote_ca_guid: req.local_ca_guid,
             transport: found.transport,
             remote_qpn: req.local_qpn,
@@ -389,11 +391,19 @@ impl Cm {
         self.raise(CmEvent::ConnectRequest { listener: found.listener, id, request });
     }
 
-    fn passive(&self, id: CommId, tid: u64, req: &Req, found: &Found) -> Connection {
+    fn passive(
+        &self,
+        id: CommId,
+        interface: u32,
+        tid: u64,
+        req: &Req,
+        found: &Found,
+    ) -> Connection {
         let path = &req.primary;
         let to = Destination {
             sgid: path.remote_gid,
             dgid: path.local_gid,
+            interface,
             traffic_class: path.traffic_class,
             flow_label: path.flow_label,
             hop_limit: path.hop_limit,

@@ -15,14 +15,14 @@ use super::message::Attribute;
 use super::message::code::SidrStatus;
 use super::message::ece::{Ece, SidrRepVendorId};
 use super::message::sidr::{SidrRep, SidrReq};
-use super::outbox::Destination;
+use super::outbox::{Destination, Peer};
 use super::params::{Serves, SidrAnswer, SidrParams};
 use super::repeats::Attempt;
 use super::request::{split_addresses, with_addresses};
 use super::timeout;
 use crate::qp::Arrival;
 use crate::time::Time;
-use crate::types::{Gid, QKey, Qpn};
+use crate::types::{QKey, Qpn};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
@@ -62,7 +62,7 @@ pub(super) struct Sidr {
 pub(super) struct Sidrs {
     by_id: BTreeMap<CommId, Box<Sidr>>,
     /// Requests of peers, by the name that the peer gave them.
-    by_request: BTreeMap<([u8; 16], CommId), CommId>,
+    by_request: BTreeMap<(Peer, CommId), CommId>,
 }
 
 impl Sidrs {
@@ -95,8 +95,8 @@ impl Sidrs {
         self.by_id.iter().filter(|(_, s)| !s.orphan).map(|(id, _)| *id)
     }
 
-    pub(super) fn of_request(&self, peer: Gid, request: CommId) -> Option<CommId> {
-        self.by_request.get(&(peer.0, request)).copied()
+    pub(super) fn of_request(&self, peer: Peer, request: CommId) -> Option<CommId> {
+        self.by_request.get(&(peer, request)).copied()
     }
 
     /// The peer does not ask for this any more.
@@ -104,7 +104,7 @@ impl Sidrs {
         if let Some(s) = self.by_id.get_mut(&id)
             && std::mem::take(&mut s.named)
         {
-            self.by_request.remove(&(s.to.dgid.0, s.request_id));
+            self.by_request.remove(&(s.to.peer(), s.request_id));
         }
     }
 }
@@ -194,7 +194,7 @@ impl Cm {
     }
 
     pub(super) fn on_sidr_req(&mut self, now: Time, arrival: &Arrival, tid: u64, req: &SidrReq) {
-        let peer = arrival.source;
+        let peer = Peer::of(arrival);
         if req.request_id.is_none() {
             return self.drop(DropReason::Malformed);
         }
@@ -252,13 +252,14 @@ impl Cm {
             named: true,
         };
         self.timers.set(id, &mut sidr.deadline, Some(now + timeout::LONGEST));
-        self.sidrs.by_request.insert((peer.0, req.request_id), id);
+        self.sidrs.by_request.insert((peer, req.request_id), id);
         self.sidrs.by_id.insert(id, Box::new(sidr));
         let request = SidrRequest {
             service_id: req.service_id,
             addresses,
             sgid: arrival.destination,
-            dgid: peer,
+            dgid: arrival.source,
+            interface: arrival.interface,
             private_data: user,
         };
         self.raise(CmEvent::SidrRequest { listener, id, request: Box::new(request) });
@@ -288,7 +289,7 @@ impl Cm {
     pub(super) fn on_sidr_rep(&mut self, arrival: &Arrival, modifier: u32, rep: &SidrRep) {
         let id = rep.request_id;
         let Some(s) = self.sidrs.by_id.get_mut(&id) else { return self.drop(DropReason::Unknown) };
-        if s.to.dgid != arrival.source || s.request_id != id {
+        if s.to.peer() != Peer::of(arrival) || s.request_id != id {
             return self.drop(DropReason::Foreign);
         }
         if s.state != State::Sent {

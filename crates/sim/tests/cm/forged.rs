@@ -143,6 +143,52 @@ fn a_forger_of_the_peers_address_ends_no_connection() {
     }
 }
 
+/// Two hosts on two links have one link-local address. The one that is not the peer may know everything: it is somebody else.
+#[test]
+fn a_host_on_another_link_with_the_peers_address_is_another_peer() {
+    let (link, other) = (2, 3);
+    let mut w = World::new(1, 2);
+    w.interface = link;
+    w.listen(1);
+    let (a, b) = w.pair(0, 1);
+    let their_qpn = w.hosts[0].cm.qp_params(a).unwrap().qpn.unwrap();
+    let our_qpn = w.hosts[1].cm.qp_params(b).unwrap().qpn.unwrap();
+    let (local_comm_id, remote_comm_id) = (a, b);
+    let about = About::No;
+    w.interface = other;
+    for words in [
+        bytes(Dreq { local_comm_id, remote_comm_id, remote_qpn: our_qpn, ..Dreq::default() }),
+        bytes(Rej { local_comm_id, remote_comm_id, about, ..Rej::default() }),
+    ] {
+        w.inject(gid(0), 1, &words);
+        assert_eq!(w.state(1, b), S::Established);
+        assert!(w.poll_event(1).is_none());
+    }
+    // Its own request is served, though it names what the peer names.
+    let answered = w.datagrams(1);
+    w.inject(gid(0), 1, &bytes(Req { local_comm_id, local_qpn: their_qpn, ..good_req() }));
+    let CmEvent::ConnectRequest { id, request, .. } = w.event(1) else { panic!() };
+    assert_ne!(id, b);
+    assert_eq!(request.interface, other);
+    assert_eq!(w.datagrams(1), answered, "the peer is not asked whether it has forgotten");
+    w.accept(1, id);
+    let rep = w.hosts[1].cm.poll_transmit(w.now).unwrap();
+    assert_eq!((rep.dgid, rep.interface), (gid(0), other));
+    let now = w.now;
+    w.hosts[1].cm.destroy(now, id).unwrap();
+    w.run();
+    assert_eq!((w.state(0, a), w.state(1, b)), (S::Established, S::Established));
+    // The same words from the peer's link end the connection.
+    w.interface = link;
+    w.inject(
+        gid(0),
+        1,
+        &bytes(Dreq { local_comm_id, remote_comm_id, remote_qpn: our_qpn, ..Dreq::default() }),
+    );
+    assert!(matches!(w.event(1), CmEvent::Disconnected { .. }));
+    w.tear_down();
+}
+
 /// A guesser that knows of a challenge on its way knows neither its transaction nor both IDs.
 #[test]
 fn a_forged_answer_to_a_challenge_ends_nothing() {

@@ -77,6 +77,8 @@ pub(crate) struct World {
     sent: u64,
     pub(crate) rng: SmallRng,
     pub(crate) weather: Weather,
+    /// The interface by which every host is reached: not 0 if the addresses are link-local.
+    pub(crate) interface: u32,
     rules: Vec<Rule>,
     /// A line for each datagram and event.
     pub(crate) log: Vec<String>,
@@ -118,6 +120,7 @@ pub(crate) fn path(from: usize, to: usize) -> Path {
     Path {
         sgid: gid(from),
         dgid: gid(to),
+        interface: 0,
         pkey: PKey::DEFAULT,
         mtu: Mtu::Mtu1024,
         flow_label: 0,
@@ -169,6 +172,7 @@ impl World {
             sent: 0,
             rng,
             weather: Weather::FAIR,
+            interface: 0,
             rules: Vec::new(),
             log: Vec::new(),
         }
@@ -241,7 +245,7 @@ impl World {
         let params = ConnectParams {
             service_id: ServiceId::of_port(PortSpace::Tcp, dial.port),
             addresses: Some(header(from, to)),
-            path: path(from, to),
+            path: Path { interface: self.interface, ..path(from, to) },
             transport: dial.transport,
             qpn,
             starting_psn: Psn::new(qpn.get() * 5),
@@ -263,7 +267,7 @@ impl World {
         let params = SidrParams {
             service_id: ServiceId::of_port(PortSpace::Udp, PORT),
             addresses: Some(header(from, to)),
-            path: path(from, to),
+            path: Path { interface: self.interface, ..path(from, to) },
             timeout: Duration::from_millis(100),
             max_retries: 7,
             private_data: b"who",
@@ -375,7 +379,7 @@ impl World {
                         traffic_class: out.traffic_class,
                         hop_limit: out.hop_limit,
                         flow_label: out.flow_label,
-                        interface: 0,
+                        interface: out.interface,
                     };
                     let flying = Flying { to: out.dgid, arrival, bytes: out.mad.to_vec() };
                     self.sent += 1;
@@ -399,7 +403,7 @@ impl World {
             traffic_class: 0,
             hop_limit: 64,
             flow_label: 0,
-            interface: 0,
+            interface: self.interface,
         };
         self.hosts[to].cm.handle(self.now, &arrival, bytes);
     }

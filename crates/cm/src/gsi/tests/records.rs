@@ -32,6 +32,7 @@ fn connections_that_cannot_end_here_are_left_to_others() {
                 sgid,
                 // No host has this address.
                 dgid: gid("192.0.2.1"),
+                interface: 0,
                 traffic_class: 0,
                 flow_label: 0,
                 hop_limit: 64,
