@@ -55,17 +55,32 @@ fn a_dead_key_stays_dead_and_the_table_fills_up() {
     assert_eq!(table.deregister(again.rkey), Err(RetireError::Key));
 }
 
+/// 2^18 indices fit into a key, and index 0 is no region's.
+#[test]
+fn the_largest_table_has_another_key_for_each_region() {
+    let table = MrTable::new(u32::MAX, 1);
+    assert_eq!(table.chunks.len(), MAX_REGIONS / CHUNK);
+    let mut regions = 0;
+    while let Some(keys) = table.register(REGION) {
+        regions += 1;
+        assert_eq!((index(keys.lkey), index(keys.rkey)), (regions, regions));
+    }
+    assert_eq!(regions, MAX_REGIONS - 1);
+}
+
 #[test]
 fn an_index_rests_and_repeated_registration_takes_no_memory() {
     let table = MrTable::new(1 << 17, 1);
     let mut last = std::collections::HashMap::new();
+    let mut shortest = usize::MAX;
     for turn in 0..10 * RESTING {
         let keys = table.register(REGION).unwrap();
         if let Some(before) = last.insert(index(keys.lkey), turn) {
-            assert!(turn - before >= RESTING, "{turn} after {before}");
+            shortest = shortest.min(turn - before);
         }
         table.deregister(keys.lkey).unwrap();
     }
+    assert_eq!(shortest, RESTING, "as SECURITY.md says");
     let chunks = table.chunks.iter().filter(|c| c.get().is_some()).count();
     assert!(chunks <= RESTING / CHUNK + 1, "{chunks}");
 }
@@ -101,6 +116,8 @@ fn a_null_region_has_no_memory_and_no_remote_key() {
     let hold = table.local(keys.lkey, 7, u64::MAX - 10, 10, Access::LOCAL_WRITE).ok().unwrap();
     assert!(hold.is_null());
     drop(hold);
+    let plain = table.register(REGION).unwrap();
+    assert!(!table.local(plain.lkey, 7, 0x1000, 1, Access::empty()).ok().unwrap().is_null());
     assert!(table.remote(0, (7, 1), 0, 1, Access::empty()).is_err());
     assert_eq!(table.deregister(keys.lkey), Ok(()));
 }
@@ -229,6 +246,72 @@ fn deregistration_waits_until_the_last_remote_access_is_released() {
     });
     let again = last.find(&table, keys.rkey, reach, 0x1000, 1, Access::REMOTE_READ);
     assert_eq!(again, Err(KeyError::Key));
+}
+
+/// A packet of a message that is under way still finds the memory, since deregistration waits for the message.
+#[test]
+fn what_is_in_use_is_found_while_its_deregistration_waits() {
+    let table = MrTable::new(10, 1);
+    let keys = table.register(REGION).unwrap();
+    let (mut local, mut remote) = (LastLocal::default(), LastRemote::default());
+    let need = Access::REMOTE_READ;
+    local.find(&table, keys.lkey, 7, 0x1000, 1, Access::LOCAL_WRITE).unwrap();
+    remote.find(&table, keys.rkey, (7, 1), 0x1000, 1, need).unwrap();
+    std::thread::scope(|scope| {
+        let ends = scope.spawn(|| table.deregister(keys.lkey));
+        while table.remote(keys.rkey, (7, 1), 0x1000, 1, need).is_ok() {
+            std::thread::yield_now();
+        }
+        let again = local.find(&table, keys.lkey, 7, 0x1001, 1, Access::LOCAL_WRITE);
+        assert_eq!(again, Ok(Some(0xabc0_0001)));
+        let again = remote.find(&table, keys.rkey, (7, 1), 0x1001, 1, need);
+        assert_eq!(again, Ok(0xabc0_0001));
+        remote.release();
+        assert!(!ends.is_finished(), "the local access is still under way");
+        local.release();
+        assert_eq!(ends.join().unwrap(), Ok(()));
+    });
+    let again = local.find(&table, keys.lkey, 7, 0x1000, 1, Access::LOCAL_WRITE);
+    assert_eq!(again, Err(KeyError::Key));
+}
+
+#[test]
+fn the_last_local_access_answers_as_a_new_one_would() {
+    let table = MrTable::new(10, 1);
+    let far = Region { addr: 0xdef0_0000, ..REGION };
+    let null = Region { access: Access::LOCAL_WRITE | Access::NULL, ..REGION };
+    let [keys, other, null] = [REGION, far, null].map(|region| table.register(region).unwrap());
+    let mut last = LastLocal::default();
+    for lkey in [keys.lkey, keys.lkey, other.lkey, null.lkey, keys.rkey, 0, keys.lkey] {
+        for (va, len) in [(0x1000, 0x100), (0x10ff, 2), (0xfff, 1), (0x1100, 0)] {
+            for pd in [7, 8] {
+                for need in [Access::LOCAL_WRITE, Access::REMOTE_WRITE] {
+                    let alone = table.local(lkey, pd, va, len, need);
+                    let alone = alone.map(|hold| (!hold.is_null()).then_some(hold.addr()));
+                    assert_eq!(last.find(&table, lkey, pd, va, len, need), alone);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn all_of_a_region_or_window_is_found_by_its_key_alone() {
+    let table = MrTable::new(10, 1);
+    let access = REGION.access | Access::MW_BIND;
+    let keys = table.register(Region { access, ..REGION }).unwrap();
+    let read = Access::REMOTE_READ;
+    let all =
+        |rkey, reach, need| table.extent(rkey, reach, need).map(|(hold, len)| (hold.addr(), len));
+    assert_eq!(all(keys.rkey, (7, 1), read), Ok((0xabc0_0000, 0x100)));
+    assert_eq!(all(keys.rkey, (8, 1), read), Err(KeyError::Pd));
+    assert_eq!(all(keys.rkey, (7, 1), Access::REMOTE_WRITE), Err(KeyError::Access));
+    assert_eq!(all(keys.lkey, (7, 1), read), Err(KeyError::Key));
+    let window = table.alloc_window(7, WindowType::Type2).unwrap();
+    let bind = Bind { window, rkey: 1, lkey: keys.lkey, access: read, addr: 0x1010, len: 0x20 };
+    let rkey = table.bind(&bind, 7, 1).unwrap();
+    assert_eq!(all(rkey, (7, 1), read), Ok((0xabc0_0010, 0x20)));
+    assert_eq!(all(rkey, (7, 2), read), Err(KeyError::Access));
 }
 
 /// Tells whether `end` returns only after the access to the key in progress has ended.

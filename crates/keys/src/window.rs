@@ -349,6 +349,8 @@ mod tests {
         assert_eq!(refused(good, PD + 1), BindError::Pd);
         assert_eq!(refused(Bind { window: keys.rkey, ..good }, PD), BindError::Window);
         assert_eq!(refused(Bind { window: 0, ..good }, PD), BindError::Window);
+        // The low 8 bits are the program's, the others are the window's.
+        assert_eq!(refused(Bind { window: window ^ 0x100, ..good }, PD), BindError::Window);
         assert_eq!(refused(Bind { lkey: keys.rkey, ..good }, PD), BindError::Region);
         assert_eq!(refused(Bind { lkey: 0, ..good }, PD), BindError::Region);
         assert_eq!(refused(Bind { lkey: window, ..good }, PD), BindError::Region);
@@ -368,9 +370,10 @@ mod tests {
             let lkey = region(pd, access).unwrap().lkey;
             assert_eq!(refused(Bind { lkey, ..good }, PD), error);
         }
-        // A reader needs no right to write.
+        // A reader needs no right to write, and a window may open all of its region.
         let lkey = region(PD, Access::MW_BIND).unwrap().lkey;
-        table.bind(&Bind { lkey, access: Access::REMOTE_READ, ..good }, PD, QPN).unwrap();
+        let whole = Bind { lkey, access: Access::REMOTE_READ, addr: 0x1000, len: 0x100, ..good };
+        table.bind(&Bind { window: window ^ 0xff, ..whole }, PD, QPN).unwrap();
         assert_eq!(refused(good, PD), BindError::State);
     }
 
