@@ -352,6 +352,26 @@ mod tests {
         assert!(!c.has_abandoned().unwrap() && Journal::successors(&c.store).is_empty());
     }
 
+    /// There is a section for each process that a host can have, and each is looked through.
+    #[test]
+    fn a_record_is_found_in_whichever_section_it_lies() {
+        let [a, b, c] = join("journal-sections");
+        let mut sections: Vec<_> = (0..SECTIONS).map(|_| a.section().unwrap()).collect();
+        for journal in [&a, &b] {
+            assert_eq!(journal.section().unwrap_err().kind(), io::ErrorKind::StorageFull);
+        }
+        for (at, n) in [(77, 1), (255, 2)] {
+            sections[at].add(&payload(n)).unwrap();
+        }
+        drop((sections, a));
+        // A process that only looks keeps nothing from the others.
+        assert!(c.has_abandoned().unwrap());
+        let taken = b.take_abandoned(7).unwrap();
+        assert_eq!(contents(&taken), [1, 2]);
+        assert_ne!(taken[0].number(), taken[1].number());
+        assert!(c.section().is_ok());
+    }
+
     #[test]
     fn a_holder_without_records_leaves_none() {
         let [a, b] = join("journal-empty");

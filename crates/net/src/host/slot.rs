@@ -283,6 +283,8 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
         assert_eq!(error.to_string(), "all 255 process slots of this host are taken");
         assert!(!keeper.is_alive(0));
+        // Something else of the process may still have the store.
+        let _stores: Vec<_> = slots.iter().map(|slot| Arc::clone(slot.store())).collect();
         drop(slots);
         assert_eq!(keeper.live_slots(), [] as [u8; 0]);
         let error = Slot::claim_number(&registry, 0).unwrap_err();
@@ -296,6 +298,7 @@ mod tests {
         let slots = [3, 200].map(|n| Slot::claim_number(&registry, n).unwrap());
         let error = Slot::claim_number(&registry, 3).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(error.to_string(), "the slot is taken");
         let before = keeper.incarnations();
         assert_eq!(before.len(), 2);
         assert_eq!(before, slots[0].store().incarnations());
@@ -303,6 +306,72 @@ mod tests {
         assert_eq!(keeper.incarnations(), HashMap::new());
         let _again = Slot::claim_number(&registry, 3).unwrap();
         assert_ne!(keeper.incarnations()[&3], before[&3]);
+    }
+
+    #[test]
+    fn a_port_is_announced_as_long_as_it_is_open() {
+        let registry = registry("announced");
+        let keeper = Store::join(&registry).unwrap();
+        let slot = Arc::new(Slot::claim_in(&registry).unwrap());
+        let announced = slot.announce(4791);
+        assert_eq!(keeper.announced(4791), [slot.number()]);
+        assert_eq!(keeper.announced(4792), [] as [u8; 0]);
+        drop(announced);
+        assert_eq!(keeper.announced(4791), [] as [u8; 0]);
+    }
+
+    /// The kernel tells of one that did not read what it was given by an error.
+    #[test]
+    fn a_connection_that_ends_is_forgotten_whatever_it_left_unread() {
+        let registry = registry("ends");
+        let slot = Slot::claim_in(&registry).unwrap();
+        let asks = || {
+            let (socket, _) = registry.connect(Name::Slot(slot.number())).unwrap();
+            pass::ask(&socket).unwrap();
+            socket
+        };
+        for reads in [true, false] {
+            let socket = asks();
+            assert_eq!(slot.receive(&mut [0; 100]).unwrap(), Received::Nothing);
+            assert_eq!(slot.connections.lock().by_key.len(), 1);
+            assert!(!reads || pass::take(&socket).is_some());
+            drop(socket);
+            assert_eq!(slot.receive(&mut [0; 100]).unwrap(), Received::Nothing);
+            assert!(slot.connections.lock().by_key.is_empty());
+        }
+    }
+
+    #[test]
+    fn the_connections_that_a_process_accepts_are_bounded() {
+        let name = "host::slot::tests::the_connections_that_a_process_accepts_are_bounded";
+        anyverbs_testing::in_own_process(name, || {
+            let wanted = 2 * MAX_CONNECTIONS as libc::rlim_t + 100;
+            // SAFETY: all-zero is a valid rlimit, and the calls get a live one.
+            let can = unsafe {
+                let mut limit: libc::rlimit = std::mem::zeroed();
+                libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
+                limit.rlim_cur = wanted;
+                limit.rlim_max >= wanted
+                    && libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) == 0
+            };
+            if !can {
+                return anyverbs_testing::skip("the limit of descriptors is too low");
+            }
+            let registry = registry("many");
+            let slot = Slot::claim_in(&registry).unwrap();
+            let mut sockets = Vec::new();
+            for _ in 0..MAX_CONNECTIONS + 3 {
+                sockets.push(registry.connect(Name::Slot(slot.number())).unwrap());
+                assert_eq!(slot.receive(&mut [0; 100]).unwrap(), Received::Nothing);
+            }
+            assert_eq!(slot.connections.lock().by_key.len(), MAX_CONNECTIONS);
+            // One that ends makes room.
+            drop(sockets);
+            slot.receive(&mut [0; 100]).unwrap();
+            let _socket = registry.connect(Name::Slot(slot.number())).unwrap();
+            slot.receive(&mut [0; 100]).unwrap();
+            assert_eq!(slot.connections.lock().by_key.len(), 1);
+        });
     }
 
     #[test]

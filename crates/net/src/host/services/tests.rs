@@ -173,6 +173,31 @@ fn a_lingering_process_is_found() {
 }
 
 #[test]
+fn a_service_that_was_left_is_known_as_long_as_was_asked() {
+    const LONG: Duration = Duration::from_secs(60);
+    let [first, second] = pair("left");
+    assert_eq!((first.was_left(5), first.forget_left()), (false, None));
+    let held = first.reserve(8, ServiceAddress::Any, false).unwrap();
+    first.leave(5, Duration::ZERO).unwrap();
+    first.leave(6, Duration::ZERO).unwrap();
+    assert!(second.was_left(5) && second.was_left(6));
+    assert!(!second.was_left(7) && !second.was_left(8), "one that is held, or is nobody's");
+    // It left the service again meanwhile, for longer.
+    first.leave(5, LONG).unwrap();
+    let rest = first.forget_left().unwrap();
+    assert!(rest <= LONG && rest > LONG / 2, "{rest:?}");
+    assert!(second.was_left(5) && !second.was_left(6));
+    // Only the last ones count, and a repetition takes no place of another.
+    for n in (0..LEFT as u64).flat_map(|n| [100 + n; 2]) {
+        first.leave(n, LONG).unwrap();
+    }
+    assert!(!second.was_left(5));
+    assert!((0..LEFT as u64).all(|n| second.was_left(100 + n)));
+    drop((held, first));
+    assert!(!second.was_left(100), "by a process that has ended");
+}
+
+#[test]
 fn the_longest_name_fits() {
     let registry = Registry::of_port(&"x".repeat(32), u16::MAX).unwrap();
     let slot = Arc::new(Slot::claim_number(&registry, 255).unwrap());
@@ -186,6 +211,9 @@ fn ephemeral_ports_are_free_ones_of_the_range() {
     let ports: Vec<u16> = ephemeral_ports().collect();
     let distinct: HashSet<_> = ports.iter().collect();
     assert_eq!(distinct.len(), ports.len());
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap();
+    let range: Vec<u16> = range.split_whitespace().map(|word| word.parse().unwrap()).collect();
+    assert!((range[0]..=range[1]).all(|port| distinct.contains(&port)), "all of it");
     let take = |services: &Arc<Services>| {
         services.reserve_ephemeral(u64::from, ServiceAddress::Any, false).unwrap()
     };
