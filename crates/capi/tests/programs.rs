@@ -276,3 +276,22 @@ fn repeated_errors_are_logged_a_few_times() {
     }
     assert_eq!(count("times=1000"), 3, "{said}");
 }
+
+/// Some programs look for the node of a device by themselves.
+#[test]
+fn a_missing_node_of_the_device_is_told_once() {
+    if Path::new("/dev/infiniband/uverbs0").exists() {
+        return anyverbs_testing::skip("this machine has the node of a device");
+    }
+    let shell = ["sh", "-c", "exec \"$@\" 2>&1", "sh"];
+    let said = run_below("again", &shell, &[], &[("ANYVERBS_LOG", "info")]);
+    let told = said.lines().filter(|line| line.contains("there is no /dev/infiniband/uverbs0"));
+    assert_eq!(told.count(), 1, "{said}");
+}
+
+#[test]
+fn a_destroy_that_waits_names_the_types_of_the_events() {
+    let said = run_below("late_ack", &["sh", "-c", "exec \"$@\" 2>&1", "sh"], &[], &[]);
+    let waits = said.lines().find(|line| line.contains("waits for events")).unwrap_or(&said);
+    assert!(waits.contains("IBV_EVENT_QP_LAST_WQE_REACHED"), "{said}");
+}
