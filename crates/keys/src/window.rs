@@ -432,6 +432,20 @@ mod tests {
     }
 
     #[test]
+    fn a_region_takes_no_window_of_another_along() {
+        let (table, keys) = table();
+        let region = Region { pd: PD, access: ALL, iova: 0x1000, len: 0x100, addr: 0 };
+        let other = table.register(region).unwrap();
+        let [own, others] = [keys, other].map(|keys| {
+            let window = table.alloc_window(PD, WindowType::Type1).unwrap();
+            table.bind(&bind(window, keys, Access::REMOTE_READ), PD, QPN).unwrap()
+        });
+        assert_eq!(table.deregister_bound(keys.lkey), Ok(()));
+        assert!(at(&table, own, QPN, 0x1010, Access::REMOTE_READ).is_err());
+        assert!(at(&table, others, QPN, 0x1010, Access::REMOTE_READ).is_ok());
+    }
+
+    #[test]
     fn a_region_ends_however_often_windows_are_bound_to_it() {
         let (table, _) = table();
         for _ in 0..200 {
