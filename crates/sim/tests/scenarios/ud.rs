@@ -132,6 +132,10 @@ fn it_must_fit_the_receive_with_its_grh() {
             assert_eq!(got, [(1, Success)]);
         } else {
             assert!(got.is_empty() || got == [(1, LocLenErr)], "{got:?}");
+            let count = |counter| t.counter(b.device, counter);
+            let dropped = u64::from(got.is_empty());
+            assert_eq!(count(Counter::DropRecvTooShort), dropped);
+            assert_eq!(count(Counter::DropNoRecv), 0, "there was a receive");
             assert_eq!(t.bytes(b.mr, room, 300 - room), before[room..]);
         }
     }
