@@ -63,6 +63,9 @@ impl Options {
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Expected {
+    /// Pattern of mutants that are not made, to the reason.
+    #[serde(default)]
+    not_made: BTreeMap<String, String>,
     /// Mutant, as [`name`] says it, to the reason why it survives.
     survives: BTreeMap<String, String>,
 }
@@ -91,7 +94,7 @@ pub(crate) fn run_counted(options: &Options) -> anyhow::Result<Tally> {
             continue;
         }
         let files = if files.is_empty() { vec![format!("{area}**/*.rs")] } else { files };
-        found.add(mutate(&tool, options, area, &files, tests)?);
+        found.add(mutate(&tool, options, area, &files, tests, &expected)?);
     }
     if options.list {
         return Ok(Tally::default());
@@ -118,6 +121,7 @@ fn mutate(
     area: &str,
     files: &[String],
     tests: &[&str],
+    expected: &Expected,
 ) -> anyhow::Result<Found> {
     let name = area.replace('/', "-");
     let out = target().join("mutants").join(name.trim_end_matches('-'));
@@ -130,6 +134,9 @@ fn mutate(
     command.args(["--test-package", &tests.join(","), "--output"]).arg(&out);
     for file in files {
         command.args(["--file", file]);
+    }
+    for pattern in expected.not_made.keys() {
+        command.args(["--exclude-re", pattern]);
     }
     if let Some(shard) = &options.shard {
         // By default a shard is a run of neighbours: all mutants of a few files.
@@ -226,6 +233,7 @@ mod tests {
         file("missed.txt", &[known]);
         let expected = |mutant: &str| Expected {
             survives: BTreeMap::from([(name(mutant), "why".to_owned())]),
+            ..Expected::default()
         };
         let found = Found::read(&dir).unwrap();
         assert_eq!(found.judge(&expected(known)), Tally { passed: 41, failed: 0, skipped: 1 });
@@ -249,6 +257,7 @@ mod tests {
             assert!(root().join(file).exists(), "{mutant}");
             assert!(!reason.is_empty(), "{mutant}");
         }
+        assert!(expected.not_made.values().all(|reason| !reason.is_empty()));
     }
 
     #[test]
