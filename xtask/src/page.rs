@@ -39,4 +39,22 @@ mod tests {
         assert_eq!(replaced(&fresh, TWO, "new").unwrap(), fresh);
         assert_eq!(replaced("no marks", ONE, "new"), None);
     }
+
+    /// A page may name a test as `file::name`, the file below the root or `crates`.
+    #[test]
+    fn tests_that_reliability_names_exist() {
+        let root = crate::workspace::root();
+        let page = fs::read_to_string(root.join("docs/reliability.md")).unwrap();
+        let (_, rest) = page.split_once("## Attacks, one by one").unwrap();
+        let (table, _) = rest.split_once("\n## ").unwrap();
+        let mut named = 0;
+        for (file, test) in table.split('`').filter_map(|text| text.split_once(".rs::")) {
+            let path = ["", "crates"].map(|dir| root.join(dir).join(format!("{file}.rs")));
+            let text = path.iter().find_map(|path| fs::read_to_string(path).ok());
+            let text = text.unwrap_or_else(|| panic!("there is no {file}.rs"));
+            assert!(text.contains(&format!("fn {test}()")), "{file}.rs has no {test}");
+            named += 1;
+        }
+        assert!(named > 50, "{named}");
+    }
 }
