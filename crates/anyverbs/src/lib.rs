@@ -1,24 +1,86 @@
 //! RDMA verbs anywhere: a complete RDMA device in user space, RoCEv2 on the wire.
 //!
-//! ```no_run
+//! The device lives in the process that uses this crate. It needs no hardware, no kernel module, no root and no launcher, so
+//! `cargo test` is enough.
+//!
+//! ```
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let device = &anyverbs::devices()?[0];
-//! let context = anyverbs::Context::open(&device.name)?;
+//! use std::time::Duration;
+//! use anyverbs::prelude::*;
+//!
+//! let context = Context::open(&anyverbs::devices()?[0].name)?;
 //! let pd = context.alloc_pd()?;
 //! let cq = context.create_cq(64, None, 0, 0)?;
+//! let client = context.create_default_qp(&pd, &cq, QpType::Rc)?;
+//! let server = context.create_default_qp(&pd, &cq, QpType::Rc)?;
+//!
+//! // Two programs would send each other the bytes of their endpoints.
+//! let (ours, theirs) = (context.endpoint(&client)?, context.endpoint(&server)?);
+//! context.connect(&client, &ours, &theirs)?;
+//! context.connect(&server, &theirs, &ours)?;
+//!
+//! let table = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+//! table.write(0, b"a value");
+//! let copy = pd.alloc(4096, Access::LOCAL_WRITE)?;
+//! client.read(1, &copy.slice(..7), &table.remote(..7))?; // the server's thread does nothing
+//! cq.wait(Duration::from_secs(10))?;
+//! assert_eq!(copy.slice(..7).to_vec(), b"a value");
 //! # Ok(())
 //! # }
 //! ```
 //!
+//! # Where to start
+//!
+//! | for | see |
+//! |---|---|
+//! | a device and its objects | [`Context`] |
+//! | memory | [`PdExt::alloc`], [`Region`], [`Slice`]; names for peers: [`RemoteSlice`] |
+//! | a connection by bytes that programs exchange | [`Endpoint`](endpoint::Endpoint), [`Context::endpoint`], [`Context::connect`] |
+//! | a connection by address | [`cm`] |
+//! | single requests | [`QpExt`]; lists without allocation: [`Qp::post`] |
+//! | completions | [`CqExt::wait`], [`Cq::poll`], [`CompChannel`] |
+//! | futures | the feature `tokio`: `anyverbs::with_tokio` |
+//!
 //! Every object may be used from any thread. Objects are destroyed by `destroy`, which refuses while others use them
 //! (`EBUSY`), or released when dropped and no longer in use. `cookie` arguments are for the caller: events carry them.
+//!
+//! # Beside other crates
+//!
+//! `ibverbs`, `sideway`, `rdma-io` and `async-rdma` use the system's libibverbs and so run on any device that has a provider. They run
+//! on this device, too: `anyverbs run -- cargo test`. This crate *is* the device. It runs on no other. The table is of what their
+//! documentation said in September 2026; an empty cell is not known.
+//!
+//! | | this crate | `ibverbs` | `sideway` | `rdma-io` | `async-rdma` | why here |
+//! |---|---|---|---|---|---|---|
+//! | runs on | this device | any | any | any | any | tests need no launcher |
+//! | lifetimes | none, reference counts | none, reference counts | reference counts | reference counts | reference counts | objects can be stored anywhere |
+//! | memory | [`PdExt::alloc`] owns it, no `unsafe`; [`Pd::reg_mr`] is `unsafe` | `allocate` owns it; registering a raw range is `unsafe` | registers a range | owned | `LocalMr`, typed | a borrowed buffer cannot be safe: peers write it at any time |
+//! | access to memory | copies ([`Region::read`]) | references | addresses | | guards | a reference to bytes that a peer writes is undefined behaviour |
+//! | where `unsafe` is | at the registration of foreign memory | at the post | at registration and post | within | within | a posted request is checked by key at each access, so it cannot reach freed memory |
+//! | type of a queue pair | a value, [`QpType`] | a type parameter | a value | RC | RC | wrong use is an error when it runs, not when it compiles |
+//! | connection | [`Context::connect`], [`cm`], or states | endpoints and `handshake` | states | connection manager | one call, with a task on both sides | nothing runs that the program did not start |
+//! | posts | [`QpExt`]; lists and [`Poster`] without allocation | batches | guards | futures | futures | a dropped [`Poster`] cannot lose an error: each post returns its own |
+//! | errors | name the field, [`errno`](error::CreateError::errno) | name the verb | per call | its own | `io::Error` | |
+//! | events | acknowledged on drop ([`Acknowledged`]) or by hand | descriptors | | tokio | tokio | `destroy` waits for events that were not acknowledged |
+//! | futures | feature `tokio`, the caller's runtime | none, descriptors | none | tokio | tokio | no hidden task |
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod abandoned;
+mod acknowledged;
 pub mod cm;
 mod context;
 mod device;
+pub mod endpoint;
+mod ordinary;
+pub mod prelude;
 pub mod raw;
+mod region;
+#[cfg(feature = "tokio")]
+pub mod with_tokio;
+
+pub use acknowledged::{Acknowledge, Acknowledged, CompChannelExt};
+pub use ordinary::{CompletionError, CqExt, PdExt, PostFailure, QpExt, WaitError};
+pub use region::{AllocError, Region, RemoteSlice, Slice};
 
 pub use anyverbs_net::Uncancelled;
 pub use anyverbs_objects::{config, error, limits, say_again};

@@ -18,6 +18,7 @@ mod many_processes;
 mod mapped;
 mod multicast;
 mod one_process;
+mod ordinary;
 mod processes;
 mod raw;
 mod rules;

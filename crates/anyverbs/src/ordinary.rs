@@ -1,0 +1,239 @@
+//! Ordinary use in one call each: regions, single requests, waiting for completions, errors that say where.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyverbs_objects::cq::Cq;
+use anyverbs_objects::error::{CqError, PostError};
+use anyverbs_objects::pd::Pd;
+use anyverbs_proto::mr::Access;
+use anyverbs_proto::types::Qpn;
+use anyverbs_proto::wc::{Wc, WcStatus};
+use anyverbs_proto::wr::{RecvWr, SendFlags, SendOp, SendWr, UdDest};
+use anyverbs_transport::qp::Qp;
+use thiserror::Error;
+
+use crate::region::{AllocError, Region, RemoteSlice, Slice};
+
+/// Why a list of work requests was not posted as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("work request {index} of the list: {source}")]
+pub struct PostFailure {
+    /// The place in the list of the request that was refused. Those before it are posted.
+    pub index: usize,
+    /// The reason.
+    pub source: PostError,
+}
+
+/// From the error of [`Qp::post_send`] and [`Qp::post_recv`].
+impl From<(usize, PostError)> for PostFailure {
+    fn from((index, source): (usize, PostError)) -> Self {
+        Self { index, source }
+    }
+}
+
+/// A work request that completed with an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error(
+    "work request {wr_id:#x} of queue pair {qpn} failed: {status:?} (vendor error {vendor_err:#x})"
+)]
+pub struct CompletionError {
+    /// The request's ID.
+    pub wr_id: u64,
+    /// The status.
+    pub status: WcStatus,
+    /// The device's own code.
+    pub vendor_err: u32,
+    /// The queue pair.
+    pub qpn: Qpn,
+}
+
+impl CompletionError {
+    /// The completion, or an error if that has one.
+    ///
+    /// # Errors
+    /// Every status but [`WcStatus::Success`].
+    pub fn check(wc: Wc) -> Result<Wc, Self> {
+        let Wc { wr_id, status, vendor_err, qpn, .. } = wc;
+        if status == WcStatus::Success {
+            Ok(wc)
+        } else {
+            Err(Self { wr_id, status, vendor_err, qpn })
+        }
+    }
+}
+
+/// Why no good completion came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum WaitError {
+    /// None came in time.
+    #[error("no completion came within {0:?}")]
+    Timeout(Duration),
+    /// The completion queue cannot be polled.
+    #[error(transparent)]
+    Cq(#[from] CqError),
+    /// A request failed.
+    #[error(transparent)]
+    Failed(#[from] CompletionError),
+}
+
+/// One call for memory.
+pub trait PdExt {
+    /// Allocates `len` bytes, all zero, and registers them ([`Region`]).
+    ///
+    /// # Errors
+    /// [`AllocError`].
+    fn alloc(&self, len: usize, access: Access) -> Result<Region, AllocError>;
+}
+
+impl PdExt for Pd {
+    fn alloc(&self, len: usize, access: Access) -> Result<Region, AllocError> {
+        Region::alloc(self, len, access)
+    }
+}
+
+/// One call for a single work request. Each makes a completion. None needs `unsafe` or allocates.
+///
+/// A request names memory by address and key. So the slice may be dropped at once if its region lives on elsewhere. If it does not, the
+/// request completes with an error.
+///
+/// ```
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use anyverbs::prelude::*;
+///
+/// let context = Context::open(&anyverbs::devices()?[0].name)?;
+/// let pd = context.alloc_pd()?;
+/// let (cq_a, cq_b) = (context.create_cq(16, None, 0, 0)?, context.create_cq(16, None, 0, 0)?);
+/// let a = context.create_default_qp(&pd, &cq_a, QpType::Rc)?;
+/// let b = context.create_default_qp(&pd, &cq_b, QpType::Rc)?;
+/// let (of_a, of_b) = (context.endpoint(&a)?, context.endpoint(&b)?);
+/// context.connect(&a, &of_a, &of_b)?;
+/// context.connect(&b, &of_b, &of_a)?;
+///
+/// let memory = pd.alloc(4096, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+/// b.recv(1, &memory.slice(..1024))?;
+/// memory.write(2048, b"hello");
+/// a.send(2, &memory.slice(2048..2053))?;
+/// cq_a.wait(Duration::from_secs(10))?;
+/// let received = cq_b.wait(Duration::from_secs(10))?;
+/// assert_eq!(memory.slice(..received.byte_len as usize).to_vec(), b"hello");
+///
+/// a.read(3, &memory.slice(1024..1029), &memory.remote(..5))?; // one-sided
+/// cq_a.wait(Duration::from_secs(10))?;
+/// assert_eq!(memory.slice(1024..1029).to_vec(), b"hello");
+/// # Ok(())
+/// # }
+/// ```
+pub trait QpExt {
+    /// Posts a SEND of a slice.
+    ///
+    /// # Errors
+    /// [`PostError`].
+    fn send(&self, wr_id: u64, from: &Slice) -> Result<(), PostError>;
+
+    /// Posts a SEND of a slice as a datagram. [`Ah::dest`](crate::Ah::dest) makes the destination.
+    ///
+    /// # Errors
+    /// [`PostError`].
+    fn send_to(&self, wr_id: u64, from: &Slice, to: UdDest) -> Result<(), PostError>;
+
+    /// Posts a receive into a slice. One for datagrams has 40 bytes more, for their headers.
+    ///
+    /// # Errors
+    /// [`PostError`].
+    fn recv(&self, wr_id: u64, into: &Slice) -> Result<(), PostError>;
+
+    /// Posts a WRITE of a slice to memory of the peer. As many bytes are written as the slice has.
+    ///
+    /// # Errors
+    /// [`PostError`].
+    fn write(&self, wr_id: u64, from: &Slice, to: &RemoteSlice) -> Result<(), PostError>;
+
+    /// Posts a READ of memory of the peer into a slice. As many bytes are read as the slice has.
+    ///
+    /// # Errors
+    /// [`PostError`].
+    fn read(&self, wr_id: u64, into: &Slice, from: &RemoteSlice) -> Result<(), PostError>;
+
+    /// As [`Qp::post_send`], with an error that is a [`std::error::Error`].
+    ///
+    /// # Errors
+    /// [`PostFailure`].
+    fn post_send_list(&self, wrs: &[SendWr<'_>]) -> Result<(), PostFailure>;
+
+    /// As [`Qp::post_recv`], with an error that is a [`std::error::Error`].
+    ///
+    /// # Errors
+    /// [`PostFailure`].
+    fn post_recv_list(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostFailure>;
+}
+
+impl QpExt for Qp {
+    fn send(&self, wr_id: u64, from: &Slice) -> Result<(), PostError> {
+        post_one(self, wr_id, SendOp::Send, from, None)
+    }
+
+    fn send_to(&self, wr_id: u64, from: &Slice, to: UdDest) -> Result<(), PostError> {
+        post_one(self, wr_id, SendOp::Send, from, Some(to))
+    }
+
+    fn recv(&self, wr_id: u64, into: &Slice) -> Result<(), PostError> {
+        self.post()?.recv(&RecvWr { wr_id, sges: &[into.sge()] })
+    }
+
+    fn write(&self, wr_id: u64, from: &Slice, to: &RemoteSlice) -> Result<(), PostError> {
+        post_one(self, wr_id, SendOp::Write(to.addr()), from, None)
+    }
+
+    fn read(&self, wr_id: u64, into: &Slice, from: &RemoteSlice) -> Result<(), PostError> {
+        post_one(self, wr_id, SendOp::Read(from.addr()), into, None)
+    }
+
+    fn post_send_list(&self, wrs: &[SendWr<'_>]) -> Result<(), PostFailure> {
+        Ok(self.post_send(wrs)?)
+    }
+
+    fn post_recv_list(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostFailure> {
+        Ok(self.post_recv(wrs)?)
+    }
+}
+
+fn post_one(
+    qp: &Qp,
+    wr_id: u64,
+    op: SendOp,
+    data: &Slice,
+    ud: Option<UdDest>,
+) -> Result<(), PostError> {
+    let flags = SendFlags::SIGNALED;
+    qp.post()?.send(&SendWr { wr_id, op, flags, sges: &[data.sge()], ud, xrc_srqn: 0 })
+}
+
+/// One call to wait for a completion.
+pub trait CqExt {
+    /// The next completion, waited for by polling. A completion with an error is an error. For a wait without polling see
+    /// [`CompChannel`](crate::CompChannel) and, with the feature `tokio`, `anyverbs::with_tokio`.
+    ///
+    /// # Errors
+    /// [`WaitError`].
+    fn wait(&self, timeout: Duration) -> Result<Wc, WaitError>;
+}
+
+impl CqExt for Cq {
+    fn wait(&self, timeout: Duration) -> Result<Wc, WaitError> {
+        let started = Instant::now();
+        let mut wc = [Wc::default()];
+        loop {
+            if self.poll(&mut wc)? == 1 {
+                return Ok(CompletionError::check(wc[0])?);
+            }
+            if started.elapsed() >= timeout {
+                return Err(WaitError::Timeout(timeout));
+            }
+            // The peer may need this processor.
+            thread::yield_now();
+        }
+    }
+}
