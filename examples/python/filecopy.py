@@ -1,0 +1,99 @@
+#!/usr/bin/python3
+"""Copies a file to another machine, with a progress bar.
+
+    filecopy.py give FILE            offers the file to one client
+    filecopy.py take HOST COPY       fetches it
+
+The client READs the file out of the memory of the other process, which does nothing meanwhile.
+"""
+import hashlib
+import os
+import struct
+import sys
+
+from pyverbs.cmid import CMID, AddrInfo
+from pyverbs.qp import QPCap, QPInitAttr
+import pyverbs.cm_enums as ce
+
+PIECE = 1 << 20
+# What the giver says of its file: address, key, length, digest.
+OFFER = struct.Struct("!QIQ32s")
+DONE = b"done"
+
+
+def create(**address):
+    cap = QPCap(max_send_wr=4, max_recv_wr=4, max_send_sge=1, max_recv_sge=1)
+    info = AddrInfo(port_space=ce.RDMA_PS_TCP, **address)
+    return CMID(creator=info, qp_init_attr=QPInitAttr(cap=cap))
+
+
+def give(name):
+    with open(name, "rb") as file:
+        data = file.read()
+    listener = create(src_service="7474", flags=ce.RAI_PASSIVE)
+    listener.listen()
+    print("waiting for a client", flush=True)
+    cmid = listener.get_request()
+    # Registered so that the peer may READ it.
+    memory = cmid.reg_read(max(len(data), 1))
+    memory.write(data, len(data))
+    offer = OFFER.pack(memory.buf, memory.rkey, len(data), hashlib.sha256(data).digest())
+    message = cmid.reg_msgs(OFFER.size)
+    message.write(offer, OFFER.size)
+    answer = cmid.reg_msgs(len(DONE))
+    cmid.post_recv(answer)
+    cmid.accept()
+    cmid.post_send(message)
+    cmid.get_send_comp()
+    # The memory stays registered until the client has all of it.
+    cmid.get_recv_comp()
+    cmid.close()
+
+
+def take(host, name):
+    cmid = create(dst=host, dst_service="7474")
+    message = cmid.reg_msgs(OFFER.size)
+    cmid.post_recv(message)
+    cmid.connect()
+    cmid.get_recv_comp()
+    address, rkey, length, digest = OFFER.unpack(message.read(OFFER.size, 0))
+
+    piece = cmid.reg_msgs(PIECE)
+    found = hashlib.sha256()
+    with open(name, "wb") as copy:
+        for begin in range(0, length, PIECE):
+            size = min(PIECE, length - begin)
+            cmid.post_read(piece, size, address + begin, rkey)
+            status = cmid.get_send_comp().status
+            if status != 0:
+                sys.exit(f"READ at {begin} failed: status {status}")
+            data = piece.read(size, 0)
+            found.update(data)
+            copy.write(data)
+            show(begin + size, length)
+    print()
+    if found.digest() != digest:
+        os.remove(name)
+        sys.exit("the copy differs from the file")
+    done = cmid.reg_msgs(len(DONE))
+    done.write(DONE, len(DONE))
+    cmid.post_send(done)
+    cmid.get_send_comp()
+    print(f"{name}: {length} bytes")
+    cmid.close()
+
+
+def show(done, length):
+    width = 40
+    filled = width * done // length
+    bar = "#" * filled + "-" * (width - filled)
+    print(f"\r[{bar}] {100 * done // length:3} %", end="", flush=True)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3 and sys.argv[1] == "give":
+        give(sys.argv[2])
+    elif len(sys.argv) == 4 and sys.argv[1] == "take":
+        take(sys.argv[2], sys.argv[3])
+    else:
+        sys.exit(__doc__)
