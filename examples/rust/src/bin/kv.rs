@@ -1,0 +1,143 @@
+//! A key-value store whose clients look values up by one-sided READs. The server's processor does nothing for a lookup.
+//!
+//! ```sh
+//! kv serve CLIENTS KEY=VALUE ...       # ends after so many clients
+//! kv get HOST KEY ...
+//! ```
+//!
+//! The table is an array of slots. A key's hash says where the search for it begins; the search ends at an empty slot.
+
+use std::error::Error;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::Duration;
+
+use anyverbs::prelude::*;
+
+const SLOTS: usize = 1024;
+/// A slot: a checksum of the rest (0: empty), two lengths, and room for key and value.
+const SLOT: usize = 128;
+const HEADER: usize = 10;
+const PORT: u16 = 7476;
+const SOON: Duration = Duration::from_secs(10);
+
+/// FNV-1a. Both sides must agree, so it is not the hasher of the standard library, which may change.
+fn hash(bytes: &[u8]) -> u64 {
+    let step = |sum: u64, byte: &u8| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
+}
+
+fn pack(key: &str, value: &str) -> Option<[u8; SLOT]> {
+    let mut slot = [0; SLOT];
+    let room = slot[HEADER..].get_mut(..key.len() + value.len())?;
+    room[..key.len()].copy_from_slice(key.as_bytes());
+    room[key.len()..].copy_from_slice(value.as_bytes());
+    (slot[8], slot[9]) = (key.len() as u8, value.len() as u8);
+    let sum = hash(&slot[8..]).max(1);
+    slot[..8].copy_from_slice(&sum.to_le_bytes());
+    Some(slot)
+}
+
+/// Key and value of a slot. `None` if it is empty. An error if a write was under way: then read it again.
+fn unpack(slot: &[u8]) -> Result<Option<(&[u8], &[u8])>, &'static str> {
+    let sum = u64::from_le_bytes(*slot.first_chunk().expect("a slot has a header"));
+    if sum == 0 {
+        return Ok(None);
+    }
+    if sum != hash(&slot[8..]).max(1) {
+        return Err("the slot was being written");
+    }
+    let (key, rest) = slot[HEADER..].split_at(slot[8].into());
+    Ok(Some((key, &rest[..slot[9].into()])))
+}
+
+/// A device, a connected queue pair, and what the peer's side said beside its endpoint.
+struct Connection {
+    pd: Pd,
+    cq: Cq,
+    qp: Qp,
+    told: RemoteSlice,
+}
+
+fn connect(
+    context: &Context,
+    pd: Pd,
+    stream: &mut TcpStream,
+    tell: &RemoteSlice,
+) -> Result<Connection, Box<dyn Error>> {
+    let cq = context.create_cq(16, None, 0, 0)?;
+    let qp = context.create_default_qp(&pd, &cq, QpType::Rc)?;
+    let local = context.endpoint(&qp)?;
+    stream.write_all(&local.to_bytes())?;
+    stream.write_all(&tell.to_bytes())?;
+    let mut endpoint = [0; Endpoint::LEN];
+    stream.read_exact(&mut endpoint)?;
+    let mut told = [0; RemoteSlice::LEN];
+    stream.read_exact(&mut told)?;
+    context.connect(&qp, &local, &Endpoint::from_bytes(endpoint)?)?;
+    // Both are ready when both have said so.
+    stream.write_all(b"!")?;
+    stream.read_exact(&mut [0])?;
+    Ok(Connection { pd, cq, qp, told: RemoteSlice::from_bytes(told) })
+}
+
+fn serve(clients: usize, pairs: &[String]) -> Result<(), Box<dyn Error>> {
+    let context = Context::open(&anyverbs::devices()?[0].name)?;
+    let pd = context.alloc_pd()?;
+    let table = pd.alloc(SLOTS * SLOT, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+    for pair in pairs {
+        let (key, value) = pair.split_once('=').ok_or("not KEY=VALUE")?;
+        let slot = pack(key, value).ok_or("key and value are longer than a slot")?;
+        let places = (0..SLOTS).map(|step| (hash(key.as_bytes()) as usize + step) % SLOTS * SLOT);
+        let mut free = places.filter(|at| table.slice(*at..at + 8).to_vec() == [0; 8]);
+        table.write(free.next().ok_or("the table is full")?, &slot);
+    }
+    let listener = TcpListener::bind(("0.0.0.0", PORT))?;
+    println!("serving {} keys", pairs.len());
+    for stream in listener.incoming().take(clients) {
+        let mut stream = stream?;
+        let pd = context.import_pd(&pd);
+        let connection = connect(&context, pd, &mut stream, &table.remote(..))?;
+        // The client closes its connection when it is done; meanwhile there is nothing to do.
+        stream.read_to_end(&mut Vec::new())?;
+        drop(connection);
+    }
+    Ok(())
+}
+
+fn get(host: &str, keys: &[String]) -> Result<(), Box<dyn Error>> {
+    let context = Context::open(&anyverbs::devices()?[0].name)?;
+    let pd = context.alloc_pd()?;
+    let mut stream = TcpStream::connect((host, PORT))?;
+    let nothing = RemoteSlice { va: 0, len: 0, rkey: 0 };
+    let Connection { pd, cq, qp, told: table } = connect(&context, pd, &mut stream, &nothing)?;
+    let buffer = pd.alloc(SLOT, Access::LOCAL_WRITE)?;
+    for key in keys {
+        let mut step = 0;
+        let value = loop {
+            let at = (hash(key.as_bytes()) as usize + step) % SLOTS * SLOT;
+            qp.read(1, &buffer.slice(..), &table.slice(at..at + SLOT))?;
+            cq.wait(SOON)?;
+            match unpack(&buffer.slice(..).to_vec()) {
+                Ok(None) => break None,
+                Ok(Some((found, value))) if found == key.as_bytes() => {
+                    break Some(String::from_utf8_lossy(value).into_owned());
+                }
+                Ok(Some(_)) if step < SLOTS => step += 1,
+                Ok(Some(_)) => break None,
+                Err(_) => {} // again
+            }
+        };
+        println!("{key} = {}", value.as_deref().unwrap_or("(none)"));
+    }
+    Ok(())
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["serve", clients, ..] => serve(clients.parse()?, &words[2..]),
+        ["get", host, ..] => get(host, &words[2..]),
+        _ => Err("usage: kv serve CLIENTS KEY=VALUE... | kv get HOST KEY...".into()),
+    }
+}
