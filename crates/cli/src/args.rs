@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand};
 
+use crate::settings;
+
 const EXAMPLES: &str = "\
 Examples:
   anyverbs run -- ibv_devinfo -v
@@ -12,7 +14,25 @@ Examples:
   anyverbs run --log debug -- python3 my_program.py
   anyverbs devices
   anyverbs doctor
-  anyverbs doctor ./my_program";
+  anyverbs doctor -- ./my_program
+
+`anyverbs COMMAND --help` says more about a command.";
+
+const RUN_HELP: &str = "\
+The program finds this library in place of the system's libibverbs and librdmacm (LD_LIBRARY_PATH). It is preloaded as well (LD_PRELOAD), for programs and Python packages that bring a libibverbs of their own; --no-preload leaves that out. A second preloaded object shows the device in /sys/class/infiniband and /dev/infiniband; --no-view leaves that out. Children of the program inherit all of it. Static and set-user-ID programs cannot use it.
+
+With --sockets the program's TCP sockets are rsockets, that is, sockets over RDMA. Its peers need them too: another `anyverbs run --sockets`, or rdma-core's librspreload.so on RDMA hardware. A client whose peer has none connects by TCP. A listener takes RDMA connections only. The library is not preloaded then.
+
+Exit status: the program's own; 125 if anyverbs itself failed, 126 if the program cannot be run, 127 if it was not found. A program that died of a signal makes anyverbs die of the same signal.";
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  anyverbs run -- ibv_devinfo -v
+  anyverbs run -- ibv_rc_pingpong -g 0
+  anyverbs run --config two-ports.toml --log debug -- ib_send_bw 10.0.0.2
+  anyverbs run --sockets -- iperf3 -s
+  ANYVERBS_LOSS=0.01 anyverbs run -- ./my_test
+  anyverbs run --print-env -- true";
 
 /// A complete RDMA device in user space: unmodified libibverbs programs, no hardware, no kernel module, no root.
 #[derive(Debug, Parser)]
@@ -90,21 +110,7 @@ impl Settings {
 }
 
 #[derive(Debug, ClapArgs)]
-#[command(after_help = "\
-The program finds this library in place of the system's libibverbs and librdmacm (LD_LIBRARY_PATH). It is preloaded as well (LD_PRELOAD), for programs and Python packages that bring a libibverbs of their own; --no-preload leaves that out. A second preloaded object shows the device in /sys/class/infiniband and /dev/infiniband; --no-view leaves that out. Children of the program inherit all of it. Static and set-user-ID programs cannot use it.
-
-With --sockets the program's TCP sockets are rsockets, that is, sockets over RDMA. Its peers need them too: another `anyverbs run --sockets`, or rdma-core's librspreload.so on RDMA hardware. A client whose peer has none connects by TCP. A listener takes RDMA connections only. The library is not preloaded then.
-
-Every option of the device is a variable as well (ANYVERBS_DEVICE and so on), and so is every key of the configuration file: ANYVERBS_INTERFACES, ANYVERBS_UDP_PORT, ANYVERBS_SHM, ANYVERBS_DIRECT, ANYVERBS_INPROC, ANYVERBS_CAPTURE, ANYVERBS_RAW_INTERFACE and more.
-
-Exit status: the program's own; 125 if anyverbs itself failed, 126 if the program cannot be run, 127 if it was not found. A program that died of a signal makes anyverbs die of the same signal.
-
-Examples:
-  anyverbs run -- ibv_devinfo -v
-  anyverbs run -- ibv_rc_pingpong -g 0
-  anyverbs run --config two-ports.toml --log debug -- ib_send_bw 10.0.0.2
-  anyverbs run --sockets -- iperf3 -s
-  anyverbs run --print-env -- true")]
+#[command(after_help = format!("{RUN_EXAMPLES}\n\n`anyverbs run --help` lists the variables."), after_long_help = format!("{RUN_HELP}\n\n{}\n{RUN_EXAMPLES}", *settings::HELP))]
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) settings: Settings,
@@ -173,16 +179,22 @@ pub(crate) struct Cdi {
 }
 
 #[derive(Debug, ClapArgs)]
-#[command(
-    after_help = "Exit status: 0 if nothing stands in the way, 1 if something would stop a program."
-)]
+#[command(after_help = "\
+It changes nothing. Each line begins with its weight: ok; note: good to know; slow: slower than it could be; STOP: a program cannot run. An arrow shows what to do. The last line says whether programs can run.
+
+Exit status: 0 if they can, 1 if something stops them.
+
+Examples:
+  anyverbs doctor
+  anyverbs doctor -- ./my_program --its-options
+  anyverbs doctor -- venv/lib/python3.11/site-packages/nixl")]
 pub(crate) struct Doctor {
     #[command(flatten)]
     pub(crate) settings: Settings,
     /// A program to look at as well: whether it can be run on the device, and which copies of libibverbs and librdmacm its objects
-    /// load. A directory stands for all shared objects below it
-    #[arg(value_name = "PROGRAM")]
-    pub(crate) program: Option<PathBuf>,
+    /// load. A directory stands for all shared objects below it. The program is not run, and its arguments mean nothing here
+    #[arg(value_name = "PROGRAM", trailing_var_arg = true)]
+    pub(crate) program: Vec<OsString>,
 }
 
 #[cfg(test)]
@@ -193,6 +205,14 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn doctor_takes_a_command_line() {
+        let args =
+            Args::parse_from(["anyverbs", "doctor", "--log", "info", "--", "./program", "--help"]);
+        let Command::Doctor(doctor) = args.command else { panic!("doctor") };
+        assert_eq!(doctor.program, ["./program", "--help"]);
     }
 
     #[test]

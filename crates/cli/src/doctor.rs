@@ -4,6 +4,7 @@ mod checks;
 pub(crate) mod elf;
 mod loading;
 
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
@@ -48,8 +49,22 @@ pub(crate) fn print(args: &Doctor) -> anyhow::Result<ExitCode> {
         true => ExitCode::FAILURE,
         false => ExitCode::SUCCESS,
     };
-    crate::write_out(describe(&findings).as_bytes())?;
+    let text = describe(&findings) + "\n" + &verdict(&findings, args.program.first()) + "\n";
+    crate::write_out(text.as_bytes())?;
     Ok(code)
+}
+
+/// One line: ready, or what to do first.
+fn verdict(findings: &[Finding], program: Option<&OsString>) -> String {
+    let stops: Vec<_> = findings.iter().filter(|f| f.severity == Severity::Stop).collect();
+    let program = program.map_or_else(|| "PROGRAM".into(), |name| name.to_string_lossy());
+    match stops[..] {
+        [] => format!("ready: anyverbs run -- {program}"),
+        [only] => format!("not ready: {}. To do: {}", only.what, only.remedy),
+        [first, ..] => {
+            format!("not ready, {} problems. To do first: {}", stops.len(), first.remedy)
+        }
+    }
 }
 
 fn describe(findings: &[Finding]) -> String {
@@ -68,4 +83,21 @@ fn describe(findings: &[Finding]) -> String {
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_is_ready_or_what_to_do() {
+        let stop = |what| Finding::new(Severity::Stop, what, format!("mend {what}"));
+        let slow = Finding::new(Severity::Slow, "slow", "hurry");
+        assert_eq!(verdict(std::slice::from_ref(&slow), None), "ready: anyverbs run -- PROGRAM");
+        assert_eq!(verdict(&[], Some(&"./x".into())), "ready: anyverbs run -- ./x");
+        let one = [slow, stop("a")];
+        assert_eq!(verdict(&one, None), "not ready: a. To do: mend a");
+        let two = [stop("a"), stop("b")];
+        assert_eq!(verdict(&two, None), "not ready, 2 problems. To do first: mend a");
+    }
 }

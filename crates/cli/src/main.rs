@@ -9,6 +9,7 @@ mod doctor;
 mod embedded;
 mod libraries;
 mod run;
+mod settings;
 mod stop_signals;
 mod view_netlink;
 mod view_tree;

@@ -46,8 +46,9 @@ pub(super) fn all(args: &Doctor) -> Vec<Finding> {
     findings.extend(other_devices());
     findings.extend(descriptors());
     findings.extend(configuration(&args.settings));
-    if let Some(program) = args.program.as_deref() {
-        findings.extend(elf::program(program, &Loader::new(library_path(&args.settings))));
+    if let Some(program) = args.program.first() {
+        findings
+            .extend(elf::program(Path::new(program), &Loader::new(library_path(&args.settings))));
     }
     findings
 }
@@ -62,9 +63,11 @@ fn library_path(settings: &Settings) -> Vec<PathBuf> {
 fn library_directory(settings: &Settings) -> Finding {
     match libraries::find(settings) {
         Ok(dir) => Finding::good(format!("the libraries are in {}", dir.display())),
-        Err(error) => {
-            Finding::new(Severity::Stop, "no libraries to give to a program", format!("{error:#}"))
-        }
+        Err(error) => Finding::new(
+            Severity::Stop,
+            "there are no libraries to give to a program",
+            format!("{error:#}"),
+        ),
     }
 }
 
@@ -80,7 +83,7 @@ fn interfaces(devices: &anyhow::Result<Vec<Device>>) -> Vec<Finding> {
             return Finding::new(
                 Severity::Stop,
                 format!("{} has no address", device.name),
-                "bring an interface up",
+                "bring an interface up: ip link set NAME up (as root)",
             );
         };
         let what = format!(
@@ -145,13 +148,13 @@ fn port(port: u16) -> Finding {
             return Finding::new(
                 Severity::Stop,
                 format!("UDP port {port} belongs to {owner}"),
-                "rdma link delete the Soft-RoCE link (as root), or run in a network namespace of your own",
+                "remove the Soft-RoCE link (as root: `rdma link`, then `rdma link delete NAME`), or run in a network namespace of your own",
             );
         }
         return Finding::new(
             Severity::Note,
             format!("UDP port {port} is in use by {owner}"),
-            "devices of one user share it; if that is no program on anyverbs, stop it",
+            "that is right if it runs on anyverbs: programs of one user share the port; otherwise stop it",
         );
     }
     match UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port)) {
@@ -159,7 +162,7 @@ fn port(port: u16) -> Finding {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => Finding::new(
             Severity::Stop,
             format!("UDP port {port} is taken by somebody whom this system does not show"),
-            "if rdma_rxe is loaded: rdma link delete its link (as root); else run in a network namespace of your own",
+            "if Soft-RoCE (rdma_rxe) is loaded, remove its link (as root: `rdma link delete NAME`); else run in a network namespace of your own",
         ),
         Err(error) => Finding::new(
             Severity::Stop,
@@ -188,7 +191,7 @@ fn holders(table: &str, port: u16) -> Vec<Holder> {
 /// The owner of a socket, as far as this user may look.
 fn owner(inode: u64) -> String {
     if inode == 0 {
-        return "the kernel (Soft-RoCE, rdma_rxe)".into();
+        return "the kernel's Soft-RoCE (rdma_rxe)".into();
     }
     let wanted = format!("socket:[{inode}]");
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -249,13 +252,13 @@ fn rsockets(directory: &Path) -> Finding {
     );
     if odd.is_empty() {
         return Finding::good(format!(
-            "rsockets: {} is there, `anyverbs run --sockets` gives it to a program",
+            "`anyverbs run --sockets` can give programs sockets over RDMA ({})",
             libraries::RSPRELOAD
         ));
     }
     Finding::new(
         Severity::Note,
-        format!("rsockets: no number in {}: as if it were not there", odd.join(", ")),
+        format!("rsockets: {} has no number, and is ignored", odd.join(", ")),
         "write one number, or remove it",
     )
 }
@@ -276,7 +279,7 @@ fn buffers() -> Finding {
     Finding::new(
         Severity::Slow,
         format!(
-            "socket buffers are small ({}): fast senders lose packets and have to repeat them",
+            "the system allows small socket buffers only ({}): packets of fast senders from other hosts are lost and sent again",
             small.join(", ")
         ),
         format!("sysctl -w net.core.rmem_max={BUFFER} net.core.wmem_max={BUFFER} (as root)"),
@@ -299,10 +302,15 @@ fn offloads() -> Vec<Finding> {
             match unsafe {
                 libc::setsockopt(socket.as_raw_fd(), libc::SOL_UDP, option, pointer, length)
             } {
-                0 => Finding::good(format!("the kernel has UDP {name}")),
+                0 => Finding::good(format!(
+                    "the kernel has UDP {name}, which carries many packets with one system call"
+                )),
                 _ => Finding::new(
                     Severity::Slow,
-                    format!("no UDP {name}: {}", io::Error::last_os_error()),
+                    format!(
+                        "the kernel has no UDP {name} ({}): each packet takes a system call",
+                        io::Error::last_os_error()
+                    ),
                     "a Linux kernel from 5.0 on has it; gVisor and some sandboxes do not",
                 ),
             }
@@ -313,8 +321,7 @@ fn offloads() -> Vec<Finding> {
 /// Tries it: a child copies from this process, which is none of its descendants, as a peer is none.
 fn cross_process_copy() -> Finding {
     let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
-    let effect =
-        "one-sided operations and large messages between processes go through shared rings";
+    let effect = "large messages between processes of this host are copied twice";
     match copy_by_a_child() {
         Ok(()) => Finding::good("processes of one user may copy from and to each other's memory"),
         Err(_) if !matches!(scope.trim(), "" | "0") => Finding::new(
@@ -324,7 +331,7 @@ fn cross_process_copy() -> Finding {
         ),
         Err(Refusal::Killed) => Finding::new(
             Severity::Stop,
-            "a seccomp filter kills who copies from another process",
+            "a seccomp filter kills a process that copies from another one",
             "set ANYVERBS_DIRECT=0, or allow process_vm_readv and process_vm_writev",
         ),
         Err(Refusal::Errno(errno)) => Finding::new(
@@ -384,8 +391,8 @@ fn nat(devices: &[Device]) -> Option<Finding> {
     (container && private).then(|| {
         Finding::new(
             Severity::Note,
-            format!("this is a container and its address {address} is private: hosts outside may see another one (NAT), which RoCEv2 does not survive"),
-            "docker run --network host, or a macvlan or ipvlan network, if programs outside are to be reached",
+            format!("this is a container with the private address {address}: if hosts outside see another address (NAT), they cannot reach it"),
+            "for peers outside: docker run --network host, or a macvlan or ipvlan network",
         )
     })
 }
@@ -395,7 +402,7 @@ fn preload() -> Option<Finding> {
     Some(Finding::new(
         Severity::Note,
         format!("LD_PRELOAD is set already: {list}"),
-        "`anyverbs run` puts the view before it; if the two do not get on (a sanitizer wants to be first), use --no-view",
+        "`anyverbs run` adds its own objects before it; if a sanitizer complains that it is not first, use --no-view --no-preload",
     ))
 }
 
@@ -409,7 +416,7 @@ fn other_devices() -> Option<Finding> {
         Finding::new(
             Severity::Note,
             format!("this machine has RDMA devices: {}", names.join(", ")),
-            "under `anyverbs run` a program sees anyverbs alone",
+            "nothing to do: under `anyverbs run` a program sees only the device of anyverbs",
         )
     })
 }
@@ -491,7 +498,7 @@ mod tests {
                 config: Some("/nonexistent".into()),
                 ..Settings::default()
             },
-            program: None,
+            program: Vec::new(),
         };
         let stops: Vec<_> =
             all(&args).into_iter().filter(|finding| finding.severity == Severity::Stop).collect();
