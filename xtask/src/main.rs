@@ -2,6 +2,7 @@
 
 mod abi_check;
 mod bench;
+mod book;
 mod conformance;
 mod demo;
 mod deny;
@@ -12,6 +13,7 @@ mod mutants;
 mod package;
 mod packages;
 mod page;
+mod record;
 mod sanitize;
 mod soak;
 mod test;
@@ -38,6 +40,8 @@ enum Command {
     Package(package::Options),
     /// Show Debian's own RDMA tools running on the device
     Demo(dist::Options),
+    /// Record the terminal in the README anew, from a run on this machine
+    Record(dist::Options),
     /// Run every test
     Test(test::Options),
     /// Run other people's suites and tools on the device
@@ -57,6 +61,8 @@ enum Command {
     Soak(soak::Options),
     /// Measure the device beside TCP and bare UDP, and its cost to a process
     Bench(bench::Options),
+    /// Check the pages in docs/ and build the book; with --test, run the programs in them
+    Book(book::Options),
     /// Compare the built shared object with the symbol and layout tables of rdma-core
     AbiCheck {
         /// The shared object; without it, target/dist is built and checked
@@ -69,6 +75,7 @@ fn main() -> ExitCode {
         Command::Dist(options) => dist::run(&options).map(|_| ()),
         Command::Package(options) => package::run(&options),
         Command::Demo(options) => demo::run(&options),
+        Command::Record(options) => record::run(&options),
         Command::Test(options) => test::run(&options),
         Command::Conformance(options) => conformance::run(&options),
         Command::Fuzz(options) => fuzz::run(&options),
@@ -78,6 +85,7 @@ fn main() -> ExitCode {
         Command::Mutants(options) => mutants::run(&options),
         Command::Soak(options) => soak::run(&options),
         Command::Bench(options) => bench::run(&options),
+        Command::Book(options) => book::run(&options),
         Command::AbiCheck { object } => abi_check(object),
     };
     match done {

@@ -12,7 +12,7 @@ use anyhow::{Context, bail};
 use crate::conformance::{Selection, Suite, Tally, run_suite};
 use crate::dist;
 use crate::workspace::{cargo, root, shown, target};
-use crate::{abi_check, deny, fuzz, interrupt, mutants, package, packages, sanitize, soak};
+use crate::{abi_check, book, deny, fuzz, interrupt, mutants, package, packages, sanitize, soak};
 
 /// The extent of the run.
 #[derive(Debug, Clone, clap::Args)]
@@ -104,6 +104,7 @@ fn shipped(tier: Tier, steps: &mut Steps) -> anyhow::Result<()> {
             if full {
                 steps.whole("soak", || soak::run_on(&dist, Duration::from_secs(30 * 60)))?;
             }
+            steps.counted("book", || book::run_counted(&dist, None))?;
             steps.counted("pyverbs", || run_suite(Suite::Pyverbs, &dist, &selection))?;
             steps.counted("pyverbs-59", || run_suite(Suite::Pyverbs59, &dist, &selection))?;
             steps.counted("tools", || run_suite(Suite::Tools, &dist, &selection))?;
@@ -114,7 +115,8 @@ fn shipped(tier: Tier, steps: &mut Steps) -> anyhow::Result<()> {
         // Tests that cannot run have not passed, and the number of their cases is unknown.
         None => {
             let soak = full.then_some("soak");
-            let names = ["abi-check", "pyverbs", "pyverbs-59", "tools", "impair", "survive", "rxe"];
+            let names =
+                ["abi-check", "book", "pyverbs", "pyverbs-59", "tools", "impair", "survive", "rxe"];
             for name in names.into_iter().chain(soak) {
                 steps.whole(name, || bail!("there is no dist to run it on"))?;
             }

@@ -1,0 +1,130 @@
+//! Runs the commands of the pages, each page on a host of its own.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+
+use super::blocks::{self, Block, Kind};
+use crate::conformance::{Process, Tally};
+use crate::dist::Dist;
+use crate::workspace::{root, target};
+
+/// Time for a page.
+const TIME: Duration = Duration::from_secs(300);
+
+/// Begins the output of a block.
+const MARK: &str = "@@ block ";
+
+/// Makes a host with an Ethernet interface, and runs the script there.
+const HOST: &str = "\
+ip link set lo up
+ip link add eth0 type veth peer name eth1
+ip address add 192.0.2.1/24 dev eth0
+ip link set eth1 up
+ip link set eth0 up
+ip route add default dev eth0
+exec sh -eu \"$0\"
+";
+
+/// The pages of the book and the README, by their names from `root`.
+pub(super) fn pages_of(root: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let mut pages = vec![PathBuf::from("README.md")];
+    super::pages::below(root, Path::new("docs"), &mut pages)?;
+    pages.sort();
+    Ok(pages)
+}
+
+/// Runs every page that has something to run.
+pub(super) fn pages(dist: &Dist, filter: Option<&str>) -> anyhow::Result<Tally> {
+    let scratch = target().join("book-run");
+    fs::create_dir_all(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;
+    let mut tally = Tally::default();
+    for page in pages_of(&root())? {
+        let name = page.display().to_string();
+        if filter.is_some_and(|text| !name.contains(text)) {
+            continue;
+        }
+        let text = fs::read_to_string(root().join(&page))
+            .with_context(|| format!("cannot read {name}"))?;
+        let blocks = blocks::of(&text);
+        if !blocks.iter().any(|block| block.kind == Kind::Run) {
+            continue;
+        }
+        if !has_namespaces() {
+            tally.skipped += 1;
+            println!("skip {name}: no network namespaces here (`unshare -rn`)");
+            continue;
+        }
+        let started = Instant::now();
+        match run(dist, &scratch, &name, &blocks) {
+            Ok(count) => {
+                tally.passed += 1;
+                let seconds = started.elapsed().as_secs_f64();
+                println!("ok   {name}: {count} blocks ({seconds:.1} s)");
+            }
+            Err(error) => {
+                tally.failed += 1;
+                println!("FAIL {name}: {error:#}");
+            }
+        }
+    }
+    Ok(tally)
+}
+
+fn unshare() -> Command {
+    let mut command = Command::new("unshare");
+    // SAFETY: cannot fail and touches no memory.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    command.arg(if is_root { "-n" } else { "-rn" });
+    command
+}
+
+fn has_namespaces() -> bool {
+    let mut command = unshare();
+    command.arg("true").stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+/// Runs the blocks of one page, and compares what they print. Tells how many there were.
+fn run(dist: &Dist, scratch: &Path, name: &str, blocks: &[Block]) -> anyhow::Result<usize> {
+    let mut script = String::new();
+    for block in blocks.iter().filter(|block| block.kind == Kind::Run) {
+        script.push_str(&format!("echo '{MARK}{}'\n{}\n", block.line, block.text));
+    }
+    let file = scratch.join(name.replace('/', "-")).with_extension("sh");
+    fs::write(&file, script).with_context(|| format!("cannot write {}", file.display()))?;
+    let bin = dist.anyverbs().parent().expect("the command is in a directory").to_owned();
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let path = std::env::join_paths(std::iter::once(bin).chain(std::env::split_paths(&paths)))
+        .context("the directory of the command has a colon in its name")?;
+    let mut command = unshare();
+    command.args(["sh", "-eu", "-c", HOST]).arg(&file);
+    command.current_dir(root()).env("PATH", path).env("CARGO_NET_OFFLINE", "true");
+    let mut process = Process::start(&mut command, &file.with_extension("out"))?;
+    let status = process.wait(Instant::now() + TIME)?;
+    let output = process.output();
+    match status {
+        Some(status) if status.success() => {}
+        Some(status) => bail!("{status} after\n{output}"),
+        None => bail!("did not end in {} s after\n{output}", TIME.as_secs()),
+    }
+    let mut of_last = "";
+    let mut count = 0;
+    for block in blocks {
+        match block.kind {
+            Kind::Run => {
+                let mark = format!("{MARK}{}\n", block.line);
+                let (_, after) = output.split_once(&mark).context("a block was not reached")?;
+                of_last = after.split(MARK).next().unwrap_or_default();
+                count += 1;
+            }
+            Kind::Output => blocks::check_output(&block.text, of_last)
+                .with_context(|| format!("line {}: the output was\n{of_last}", block.line))?,
+            Kind::From(_) => {}
+        }
+    }
+    Ok(count)
+}
