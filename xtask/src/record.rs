@@ -66,7 +66,7 @@ pub(crate) fn run(options: &dist::Options) -> anyhow::Result<()> {
         let output = quiet(command.env("PATH", &path).stdin(Stdio::null()))?;
         let before = lines.len();
         for line in output.lines().filter(|line| words.iter().any(|word| line.contains(word))) {
-            let text = line.replace('\t', "        ").trim_end().to_owned();
+            let text = without_tabs(line).trim_end().to_owned();
             lines.push(Line { at: started.elapsed(), text, is_typed: false });
         }
         if lines.len() == before {
@@ -78,6 +78,18 @@ pub(crate) fn run(options: &dist::Options) -> anyhow::Result<()> {
     fs::write(&picture, draw(&lines)).with_context(|| format!("cannot write {PICTURE}"))?;
     println!("{PICTURE}, {} lines", lines.len());
     Ok(())
+}
+
+/// A line with spaces up to each tab stop, as a terminal shows it.
+fn without_tabs(line: &str) -> String {
+    let mut text = String::new();
+    for c in line.chars() {
+        match c {
+            '\t' => text.push_str(&" ".repeat(8 - text.chars().count() % 8)),
+            c => text.push(c),
+        }
+    }
+    text
 }
 
 const WIDTH: usize = 96;
@@ -118,6 +130,11 @@ fn draw(lines: &[Line]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tabs_lead_to_the_next_stop() {
+        assert_eq!(without_tabs("\ta\tbcdefgh\ti"), "        a       bcdefgh i");
+    }
 
     #[test]
     fn lines_are_drawn_in_order_and_escaped() {

@@ -1,6 +1,7 @@
 //! `cargo xtask book`: checks the pages of `docs/`, runs the programs in them, and builds the book.
 
 mod blocks;
+mod examples;
 mod pages;
 mod run;
 
@@ -72,13 +73,14 @@ pub(crate) fn run_counted(dist: &Dist, filter: Option<&str>) -> anyhow::Result<T
 /// A check of the pages below a root, which names each fault.
 type Check = fn(&Path) -> anyhow::Result<Vec<String>>;
 
-/// Links, the table of contents, and excerpts from files.
+/// Links, the table of contents, excerpts from files, and the examples.
 fn checks() -> Tally {
     let mut tally = Tally::default();
-    let checks: [(&str, Check); 3] = [
+    let checks: [(&str, Check); 4] = [
         ("every link leads somewhere", pages::broken_links),
         ("every page is in the table of contents", pages::unlisted),
         ("every excerpt stands in its file", blocks::strange_excerpts),
+        ("every example is short, and run by a page", examples::faulty),
     ];
     for (name, check) in checks {
         match check(&root()).unwrap_or_else(|error| vec![format!("{error:#}")]) {

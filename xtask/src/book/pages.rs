@@ -13,20 +13,26 @@ const BESIDE: [&str; 5] =
 /// The pages of the book, and those beside it, by their names from `root`.
 fn all(root: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut pages = BESIDE.map(PathBuf::from).to_vec();
-    below(root, Path::new("docs"), &mut pages)?;
+    below(root, Path::new("docs"), "md", &mut pages)?;
     pages.sort();
     Ok(pages)
 }
 
-pub(super) fn below(root: &Path, dir: &Path, pages: &mut Vec<PathBuf>) -> anyhow::Result<()> {
+/// Adds the files of one kind in `dir` and below it, by their names from `root`.
+pub(super) fn below(
+    root: &Path,
+    dir: &Path,
+    kind: &str,
+    files: &mut Vec<PathBuf>,
+) -> anyhow::Result<()> {
     let entries = fs::read_dir(root.join(dir));
     for entry in entries.with_context(|| format!("cannot read {}", dir.display()))? {
         let entry = entry?;
         let path = dir.join(entry.file_name());
         if entry.file_type()?.is_dir() {
-            below(root, &path, pages)?;
-        } else if path.extension().is_some_and(|kind| kind == "md") {
-            pages.push(path);
+            below(root, &path, kind, files)?;
+        } else if path.extension().is_some_and(|its| its == kind) {
+            files.push(path);
         }
     }
     Ok(())
@@ -129,7 +135,7 @@ pub(super) fn unlisted(root: &Path) -> anyhow::Result<Vec<String>> {
     let listed: BTreeSet<_> =
         links(&summary).into_iter().map(|(_, page)| Path::new("docs").join(page)).collect();
     let mut pages = Vec::new();
-    below(root, Path::new("docs"), &mut pages)?;
+    below(root, Path::new("docs"), "md", &mut pages)?;
     pages.retain(|page| !page.ends_with("SUMMARY.md") && !listed.contains(page));
     Ok(pages.iter().map(|page| format!("{} is not in docs/SUMMARY.md", page.display())).collect())
 }
