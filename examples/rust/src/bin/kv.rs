@@ -38,8 +38,11 @@ fn pack(key: &str, value: &str) -> Option<[u8; SLOT]> {
     Some(slot)
 }
 
+/// Key and value.
+type Pair<'a> = (&'a [u8], &'a [u8]);
+
 /// Key and value of a slot. `None` if it is empty. An error if a write was under way: then read it again.
-fn unpack(slot: &[u8]) -> Result<Option<(&[u8], &[u8])>, &'static str> {
+fn unpack(slot: &[u8]) -> Result<Option<Pair<'_>>, &'static str> {
     let sum = u64::from_le_bytes(*slot.first_chunk().expect("a slot has a header"));
     if sum == 0 {
         return Ok(None);
@@ -47,8 +50,9 @@ fn unpack(slot: &[u8]) -> Result<Option<(&[u8], &[u8])>, &'static str> {
     if sum != hash(&slot[8..]).max(1) {
         return Err("the slot was being written");
     }
-    let (key, rest) = slot[HEADER..].split_at(slot[8].into());
-    Ok(Some((key, &rest[..slot[9].into()])))
+    let pair = slot[HEADER..].split_at_checked(slot[8].into());
+    let pair = pair.and_then(|(key, rest)| Some((key, rest.get(..slot[9].into())?)));
+    pair.map(Some).ok_or("the lengths in the slot are wrong")
 }
 
 /// A device, a connected queue pair, and what the peer's side said beside its endpoint.
