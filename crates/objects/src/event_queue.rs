@@ -1,8 +1,9 @@
 //! Queues of events behind a pollable descriptor, and the account of events that were read but not acknowledged.
 //!
-//! The descriptor is an eventfd in semaphore mode. Its count is the number of events that wait, so it is readable
-//! exactly when there is one. A reader blocks in read(2) on it and holds no guard meanwhile: a thread may be cancelled
-//! there.
+//! An eventfd in semaphore mode counts the events that wait, so it is readable exactly when there is one. A reader blocks
+//! in read(2) on it and holds no guard meanwhile: a thread may be cancelled there. Programs get an epoll descriptor that
+//! holds the eventfd. An eventfd is always writable, and the descriptors of the kernel's RDMA devices never are. A program
+//! that waits for both would spin.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
@@ -12,8 +13,8 @@ use std::time::Duration;
 use anyverbs_locks::{Monitor, Mutex, rank};
 use anyverbs_net::Descriptor;
 use arrayvec::ArrayVec;
-use rustix::event::EventfdFlags;
-use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::event::{EventfdFlags, epoll};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{ReadWriteFlags, preadv2};
 
 use crate::error::EventError;
@@ -29,35 +30,45 @@ pub(crate) fn signal(fd: BorrowedFd<'_>) {
     let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
 }
 
-/// A descriptor that is readable while tokens are there: one for each event that waits.
+/// A descriptor that is readable while tokens are there: one for each event that waits. It is never writable.
 #[derive(Debug)]
-pub struct Tokens(Descriptor);
+pub struct Tokens {
+    count: Descriptor,
+    shown: Descriptor,
+}
 
 impl Tokens {
     /// No events.
     ///
     /// # Errors
-    /// Those of eventfd(2).
+    /// Those of eventfd(2) and epoll_create1(2).
     pub fn new() -> io::Result<Self> {
-        eventfd(EventfdFlags::SEMAPHORE).map(|fd| Self(fd.into()))
+        let count = eventfd(EventfdFlags::SEMAPHORE)?;
+        let shown = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&shown, &count, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+        Ok(Self { count: count.into(), shown: shown.into() })
     }
 
     /// Readable while an event waits.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.shown.as_fd()
     }
 
     /// Adds an event.
     pub fn put(&self) {
-        signal(self.fd());
+        signal(self.count.as_fd());
     }
 
     /// Takes one. Waits for it unless the program set `O_NONBLOCK` on the descriptor.
     pub fn wait(&self) -> Result<(), EventError> {
+        // The read is on another descriptor than the program's.
+        let flags = fcntl_getfl(&self.shown).map_err(io::Error::from).map_err(EventError::Io)?;
+        let flags = flags & OFlags::NONBLOCK;
+        fcntl_setfl(&self.count, flags).map_err(io::Error::from).map_err(EventError::Io)?;
         let mut count = 0u64;
         // A cancellation point: the caller holds no lock, and programs cancel threads that wait here.
         // SAFETY: eight live bytes to write to.
-        let n = unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), 8) };
+        let n = unsafe { libc::read(self.count.as_raw_fd(), (&raw mut count).cast(), 8) };
         if n >= 0 {
             return Ok(());
         }
@@ -70,7 +81,7 @@ impl Tokens {
 
     /// Whether [`wait`](Self::wait) waits.
     pub fn may_wait(&self) -> bool {
-        fcntl_getfl(&self.0).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK))
+        fcntl_getfl(&self.shown).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK))
     }
 
     /// Takes one, without waiting. Another reader may have been faster, which then finds no event and waits on. Tells
@@ -80,7 +91,7 @@ impl Tokens {
         let mut count = [0; 8];
         let mut into = [IoSliceMut::new(&mut count)];
         // No cancellation point either.
-        preadv2(&self.0, &mut into, OWN_POSITION, ReadWriteFlags::NOWAIT).is_ok()
+        preadv2(&self.count, &mut into, OWN_POSITION, ReadWriteFlags::NOWAIT).is_ok()
     }
 }
 
@@ -113,7 +124,7 @@ impl<T> EventQueue<T> {
         events.push_back(event);
         drop(events);
         if earlier.is_none() {
-            signal(self.fd());
+            self.tokens.put();
         }
     }
 
@@ -215,7 +226,6 @@ mod tests {
     use std::sync::Arc;
 
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    use rustix::fs::fcntl_setfl;
 
     use super::*;
 
@@ -269,6 +279,21 @@ mod tests {
         queue.push(4);
         queue.withdraw(|_| true);
         assert!(!readable(&queue));
+    }
+
+    /// As the descriptors of the kernel's devices. InfiniStore waits for both, and spun.
+    #[test]
+    fn never_writable() {
+        let queue = EventQueue::new().unwrap();
+        let poll_both = || {
+            let both = PollFlags::IN | PollFlags::OUT;
+            let mut fds = [PollFd::from_borrowed_fd(queue.fd(), both)];
+            poll(&mut fds, Some(&Timespec::default())).unwrap();
+            fds[0].revents()
+        };
+        assert_eq!(poll_both(), PollFlags::empty());
+        queue.push(1);
+        assert_eq!(poll_both(), PollFlags::IN);
     }
 
     #[test]

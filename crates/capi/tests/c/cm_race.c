@@ -13,17 +13,24 @@ struct asked {
 	struct rdma_cm_id *listener, *clients[CLIENTS], *requests[CLIENTS];
 };
 
-static int events_that_wait(struct rdma_event_channel *c)
+/* A number that the kernel tells of a descriptor. */
+static unsigned fdinfo(int fd, const char *format)
 {
 	char line[128];
-	unsigned count = 0;
-	snprintf(line, sizeof line, "/proc/self/fdinfo/%d", c->fd);
+	unsigned number = 0;
+	snprintf(line, sizeof line, "/proc/self/fdinfo/%d", fd);
 	FILE *f = fopen(line, "r");
 	TRUE(f != NULL);
 	while (fgets(line, sizeof line, f))
-		sscanf(line, "eventfd-count: %x", &count);
+		sscanf(line, format, &number);
 	fclose(f);
-	return count;
+	return number;
+}
+
+/* A channel's descriptor is one of epoll, and holds the one that counts. */
+static int events_that_wait(struct rdma_event_channel *c)
+{
+	return fdinfo(fdinfo(c->fd, "tfd: %u"), "eventfd-count: %x");
 }
 
 static struct asked ask(void)
