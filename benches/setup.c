@@ -75,7 +75,7 @@ struct ibv_qp *create_rc(struct ibv_pd *pd, struct ibv_cq *cq)
 
 void connect_rc(struct ibv_qp *qp, uint32_t peer, const union ibv_gid *gid)
 {
-	struct ibv_qp_attr init = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE};
+	struct ibv_qp_attr init = {.qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ};
 	struct ibv_qp_attr rtr = {
 		.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer,
 		.max_dest_rd_atomic = 1, .min_rnr_timer = 12,

@@ -4,6 +4,7 @@
 
 mod contender;
 mod docs;
+mod instructions;
 mod machine;
 mod place;
 mod plot;
@@ -53,6 +54,9 @@ pub(crate) struct Options {
     /// Print the names of the measurements and end
     #[arg(long)]
     list: bool,
+    /// Count the instructions of each call of a message on one host instead, exactly, by single steps
+    #[arg(long, conflicts_with_all = ["filter", "list", "write_docs"])]
+    instructions: bool,
     /// Put the result into docs/performance.md and docs/performance/
     #[arg(long, conflicts_with = "filter")]
     write_docs: bool,
@@ -81,7 +85,7 @@ const PACKAGES: [Package; 13] = [
 const PEERS: [&str; 5] = ["perftest", "iperf3", "qperf", "ucx-utils", "libfabric-bin"];
 
 /// C programs of `benches/`, each linked with their common set-up.
-const PROGRAMS: [&str; 2] = ["footprint", "connections"];
+const PROGRAMS: [&str; 3] = ["footprint", "connections", "messages"];
 /// Percent of the processors' time that others may have without a remark.
 const MUCH_STOLEN: f64 = 2.0;
 
@@ -113,6 +117,12 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     interrupt::catch();
     packages::ensure(&PACKAGES)?;
     packages::ensure(&[packages::LIBC6_DEV])?;
+    if options.instructions {
+        let dist = dist::run(&options.dist)?;
+        let programs = results_folder().join("programs");
+        compile(&programs)?;
+        return instructions::run(&dist, &programs.join("messages"));
+    }
     let mut runner = prepare(options)?;
     // Read before the first measurement makes the machine busy, and after the compiler did.
     let machine = Machine::read(&PEERS);
@@ -160,17 +170,24 @@ fn prepare(options: &Options) -> anyhow::Result<Runner> {
             .with_context(|| format!("cannot empty {}", scratch.display()))?;
     }
     let programs = scratch.join("programs");
-    fs::create_dir_all(&programs).with_context(|| format!("cannot make {}", programs.display()))?;
+    compile(&programs)?;
+    Runner::new(dist, limits, programs, scratch)
+}
+
+/// Compiles the C programs of `benches/` into this folder.
+fn compile(programs: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(programs).with_context(|| format!("cannot make {}", programs.display()))?;
     let sources = root().join("benches");
     for name in PROGRAMS {
         let mut cc = Command::new("cc");
-        cc.args(["-O1", "-Wall", "-o"])
+        // At fixed addresses, so that the marks of `messages` are where its symbols say.
+        cc.args(["-O1", "-Wall", "-no-pie", "-o"])
             .arg(programs.join(name))
             .args([sources.join(name).with_extension("c"), sources.join("setup.c")])
             .args(["-lrdmacm", "-libverbs"]);
         succeed(&mut cc)?;
     }
-    Runner::new(dist, limits, programs, scratch)
+    Ok(())
 }
 
 fn measure_all(

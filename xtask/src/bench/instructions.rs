@@ -1,0 +1,201 @@
+//! `cargo xtask bench --instructions`: what each call of a message on one host executes, exactly.
+//!
+//! A program of `benches/` sends some messages to another process. After its warm-up all its threads are stopped, and its
+//! main thread goes on in single steps (ptrace(2)) while the peer runs at full speed. So the counts are those of the
+//! processor, whatever instructions the library chose for it, and do not depend on the machine's load.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, bail, ensure};
+use object::{Object, ObjectSymbol};
+
+use crate::dist::Dist;
+
+/// The cases of `benches/messages.c`, each with what its four marked calls are.
+const CASES: [(&str, &str); 5] = [
+    ("send", "SEND of 2 bytes, to and fro"),
+    ("list", "SENDs of 8 bytes in lists of 16, the sender"),
+    ("take", "SENDs of 8 bytes in lists of 16, the receiver"),
+    ("write", "WRITE of 2 bytes"),
+    ("read", "READ of 2 bytes"),
+];
+
+/// The marked calls by their number.
+const CALLS: [&str; 5] = ["", "post_send", "poll_cq, receive", "post_recv", "poll_cq, send"];
+
+/// What one call executed.
+#[derive(Clone, Copy, Default)]
+struct Count {
+    all: u64,
+    locked: u64,
+}
+
+/// Prints the counts of all cases.
+pub(super) fn run(dist: &Dist, program: &Path) -> anyhow::Result<()> {
+    let marks = Marks::of(program)?;
+    for (case, what) in CASES {
+        println!("{what}");
+        let counts = measure(dist, program, case, marks)?;
+        for (call, mut counts) in counts {
+            let name = CALLS.get(call as usize).copied().unwrap_or("?");
+            counts.sort_by_key(|count| count.all);
+            let (least, median) = (counts[0], counts[counts.len() / 2]);
+            println!(
+                "  {name:<18} {:>6} instructions, {:>3} locked (least {}, {} calls)",
+                median.all,
+                median.locked,
+                least.all,
+                counts.len()
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The addresses of the marks.
+#[derive(Clone, Copy)]
+struct Marks {
+    from: u64,
+    to: u64,
+}
+
+impl Marks {
+    fn of(program: &Path) -> anyhow::Result<Self> {
+        let bytes = fs::read(program)?;
+        let file = object::File::parse(&*bytes)?;
+        let at = |name: &str| {
+            let symbol = file.symbols().find(|symbol| symbol.name() == Ok(name));
+            symbol.map(|symbol| symbol.address()).with_context(|| format!("no symbol {name}"))
+        };
+        Ok(Self { from: at("count_from")?, to: at("count_to")? })
+    }
+}
+
+fn measure(
+    dist: &Dist,
+    program: &Path,
+    case: &str,
+    marks: Marks,
+) -> anyhow::Result<BTreeMap<u64, Vec<Count>>> {
+    // A network namespace of its own: another process of the user may have the device's port.
+    let mut child = Command::new("unshare")
+        .args(["-n", "sh", "-c", "ip link set lo up && exec \"$0\" \"$@\""])
+        .arg(program)
+        .arg(case)
+        .env("LD_LIBRARY_PATH", dist.lib())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot run unshare(1)")?;
+    let counts = step(&mut child, marks);
+    // It may be traced still, and its peer waits for it.
+    let _ = child.kill();
+    child.wait()?;
+    counts.with_context(|| format!("{case} of {}", program.display()))
+}
+
+/// Steps through the calls of a program that is ready.
+fn step(child: &mut Child, marks: Marks) -> anyhow::Result<BTreeMap<u64, Vec<Count>>> {
+    let mut line = String::new();
+    let output = child.stdout.take().context("its output")?;
+    BufReader::new(output).read_line(&mut line)?;
+    ensure!(line == "ready\n", "it did not come to its first message");
+    let pid = child.id().cast_signed();
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let tid: i32 = task?.file_name().to_string_lossy().parse()?;
+        trace(libc::PTRACE_SEIZE, tid, 0)?;
+        trace(libc::PTRACE_INTERRUPT, tid, 0)?;
+        wait(tid)?;
+    }
+    child.stdin.take().context("its input")?.write_all(b"\n")?;
+    let mut counts = BTreeMap::<u64, Vec<Count>>::new();
+    let mut counting: Option<(u64, Count)> = None;
+    loop {
+        let registers = registers(pid)?;
+        if registers.rip == marks.from {
+            counting = Some((registers.rdi, Count::default()));
+        } else if registers.rip == marks.to {
+            if let Some((call, count)) = counting.take() {
+                counts.entry(call).or_default().push(count);
+            }
+        } else if let Some((_, count)) = &mut counting {
+            count.all += 1;
+            count.locked += u64::from(is_locked(&code(pid, registers.rip)?));
+        }
+        trace(libc::PTRACE_SINGLESTEP, pid, 0)?;
+        if !wait(pid)? {
+            return Ok(counts);
+        }
+    }
+}
+
+/// Whether an instruction locks its line: it has the prefix, or is an exchange with memory.
+fn is_locked(code: &[u8]) -> bool {
+    let is_prefix = |byte: &u8| matches!(byte, 0x66 | 0x67 | 0xf2 | 0xf3 | 0x2e | 0x36 | 0x3e | 0x26);
+    let rest = code.iter().position(|byte| !is_prefix(byte)).map_or(&[][..], |at| &code[at..]);
+    let rest = match rest {
+        [0xf0, ..] => return true,
+        [0x40..=0x4f, rest @ ..] => rest,
+        rest => rest,
+    };
+    matches!(rest, [0x86 | 0x87, modrm, ..] if modrm >> 6 != 3)
+}
+
+/// The bytes at an address of a stopped process.
+fn code(pid: i32, at: u64) -> anyhow::Result<[u8; 8]> {
+    let mut bytes = [0; 8];
+    let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    let remote = libc::iovec { iov_base: at as *mut _, iov_len: bytes.len() };
+    // SAFETY: one live piece on either side; the kernel checks the other process's.
+    let n = unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) };
+    // Near the end of a page fewer may be there.
+    ensure!(n > 0, "cannot read its code");
+    Ok(bytes)
+}
+
+fn trace(request: u32, tid: i32, data: u64) -> anyhow::Result<()> {
+    // SAFETY: requests without memory of this process.
+    let rc = unsafe { libc::ptrace(request, tid, 0u64, data) };
+    if rc != 0 {
+        bail!("ptrace({request}, {tid}): {}", std::io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+fn registers(tid: i32) -> anyhow::Result<libc::user_regs_struct> {
+    // SAFETY: all-zero is a valid value, and the call gets a live one.
+    unsafe {
+        let mut registers: libc::user_regs_struct = std::mem::zeroed();
+        let rc = libc::ptrace(libc::PTRACE_GETREGS, tid, 0u64, &raw mut registers);
+        ensure!(rc == 0, "cannot read its registers");
+        Ok(registers)
+    }
+}
+
+/// Waits until a traced thread stops; false if it has ended.
+fn wait(tid: i32) -> anyhow::Result<bool> {
+    let mut status = 0;
+    // SAFETY: a live int.
+    let rc = unsafe { libc::waitpid(tid, &raw mut status, libc::__WALL) };
+    ensure!(rc == tid, "waitpid: {}", std::io::Error::last_os_error());
+    Ok(libc::WIFSTOPPED(status))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locked_instructions_are_told_by_their_bytes() {
+        assert!(is_locked(&[0xf0, 0x48, 0x0f, 0xb1, 0x0a]));
+        assert!(is_locked(&[0x48, 0x87, 0x07]));
+        assert!(is_locked(&[0x66, 0xf0, 0x0f, 0xc1, 0x07]));
+        // An exchange of registers, and a move.
+        assert!(!is_locked(&[0x48, 0x87, 0xc1]));
+        assert!(!is_locked(&[0x48, 0x89, 0x07]));
+    }
+}
