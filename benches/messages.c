@@ -14,12 +14,21 @@
 
 #include "setup.h"
 
-enum { WARM_UP = 3000, COUNTED = 24, LIST = 16, ROOM = 4096 };
+enum { WARM_UP = 3000, BETWEEN = 40, COUNTED = 24, LIST = 16, ROOM = 4096 };
 
-/* The marks: who counts knows their addresses. */
-enum call { POST_SEND = 1, POLL_RECV, POST_RECV, POLL_SEND };
-__attribute__((noinline)) void count_from(enum call call) { __asm__ volatile("" : : "r"(call)); }
-__attribute__((noinline)) void count_to(void) { __asm__ volatile(""); }
+/* The marks. In the rounds that count, a breakpoint hands the call to whoever counts, who knows where it ends. */
+enum call { NONE, POST_SEND, POLL_RECV, POST_RECV, POLL_SEND };
+static enum call counted = -1;
+__attribute__((noinline)) void count_from(enum call call)
+{
+	if (call == counted)
+		__asm__ volatile("int3" : : "D"(call));
+}
+
+__attribute__((noinline)) void count_to(void)
+{
+	__asm__ volatile("");
+}
 
 struct end {
 	uint32_t qpn, rkey;
@@ -159,7 +168,7 @@ int main(int argc, char **argv)
 	if (child < 0) fail("fork");
 	if (!child) {
 		set_up(to_peer[0], to_us[1], &peer);
-		run(argv[1], &peer, 0, WARM_UP + COUNTED);
+		run(argv[1], &peer, 0, WARM_UP + 4 * COUNTED * (BETWEEN + 1));
 		char byte;
 		close(to_peer[1]);
 		/* Until the other side has ended. */
@@ -172,7 +181,16 @@ int main(int argc, char **argv)
 	puts("ready");
 	fflush(stdout);
 	getchar();
-	run(argv[1], &peer, 1, COUNTED);
+	for (enum call call = POST_SEND; call <= POLL_SEND; call++)
+		for (int i = 0; i < COUNTED; i++) {
+			run(argv[1], &peer, 1, BETWEEN);
+			counted = call;
+			run(argv[1], &peer, 1, 1);
+			counted = -1;
+		}
+	/* The end: nothing more counts. */
+	counted = NONE;
+	count_from(NONE);
 	kill(child, SIGKILL);
 	waitpid(child, NULL, 0);
 	return 0;

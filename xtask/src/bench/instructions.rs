@@ -1,8 +1,9 @@
 //! `cargo xtask bench --instructions`: what each call of a message on one host executes, exactly.
 //!
-//! A program of `benches/` sends some messages to another process. After its warm-up all its threads are stopped, and its
-//! main thread goes on in single steps (ptrace(2)) while the peer runs at full speed. So the counts are those of the
-//! processor, whatever instructions the library chose for it, and do not depend on the machine's load.
+//! A program of `benches/` sends some messages to another process, which runs at full speed. Now and then a call goes in
+//! single steps (ptrace(2)), with the program's other threads stopped. So the counts are those of the processor, whatever
+//! instructions the library chose for it. A call that takes milliseconds in steps meets work that is due by the clock,
+//! such as a look at the signal handlers; the least count has the least of it.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -36,10 +37,10 @@ struct Count {
 
 /// Prints the counts of all cases.
 pub(super) fn run(dist: &Dist, program: &Path) -> anyhow::Result<()> {
-    let marks = Marks::of(program)?;
+    let end = end_mark(program)?;
     for (case, what) in CASES {
         println!("{what}");
-        let counts = measure(dist, program, case, marks)?;
+        let counts = measure(dist, program, case, end)?;
         for (call, mut counts) in counts {
             let name = CALLS.get(call as usize).copied().unwrap_or("?");
             counts.sort_by_key(|count| count.all);
@@ -56,30 +57,19 @@ pub(super) fn run(dist: &Dist, program: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The addresses of the marks.
-#[derive(Clone, Copy)]
-struct Marks {
-    from: u64,
-    to: u64,
-}
-
-impl Marks {
-    fn of(program: &Path) -> anyhow::Result<Self> {
-        let bytes = fs::read(program)?;
-        let file = object::File::parse(&*bytes)?;
-        let at = |name: &str| {
-            let symbol = file.symbols().find(|symbol| symbol.name() == Ok(name));
-            symbol.map(|symbol| symbol.address()).with_context(|| format!("no symbol {name}"))
-        };
-        Ok(Self { from: at("count_from")?, to: at("count_to")? })
-    }
+/// The address of the mark that ends a counted call.
+fn end_mark(program: &Path) -> anyhow::Result<u64> {
+    let bytes = fs::read(program)?;
+    let file = object::File::parse(&*bytes)?;
+    let symbol = file.symbols().find(|symbol| symbol.name() == Ok("count_to"));
+    symbol.map(|symbol| symbol.address()).context("no symbol count_to")
 }
 
 fn measure(
     dist: &Dist,
     program: &Path,
     case: &str,
-    marks: Marks,
+    end: u64,
 ) -> anyhow::Result<BTreeMap<u64, Vec<Count>>> {
     // A network namespace of its own: another process of the user may have the device's port.
     let mut child = Command::new("unshare")
@@ -91,51 +81,90 @@ fn measure(
         .stdout(Stdio::piped())
         .spawn()
         .context("cannot run unshare(1)")?;
-    let counts = step(&mut child, marks);
+    let counts = step(&mut child, end);
     // It may be traced still, and its peer waits for it.
     let _ = child.kill();
     child.wait()?;
     counts.with_context(|| format!("{case} of {}", program.display()))
 }
 
-/// Steps through the calls of a program that is ready.
-fn step(child: &mut Child, marks: Marks) -> anyhow::Result<BTreeMap<u64, Vec<Count>>> {
+/// Steps through the counted calls of a program that is ready. Between them it runs at full speed, so that caches, timers and
+/// the worker are as they are without a tracer.
+fn step(child: &mut Child, end: u64) -> anyhow::Result<BTreeMap<u64, Vec<Count>>> {
     let mut line = String::new();
     let output = child.stdout.take().context("its output")?;
     BufReader::new(output).read_line(&mut line)?;
     ensure!(line == "ready\n", "it did not come to its first message");
     let pid = child.id().cast_signed();
+    let mut others = Vec::new();
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
         let tid: i32 = task?.file_name().to_string_lossy().parse()?;
         trace(libc::PTRACE_SEIZE, tid, 0)?;
-        trace(libc::PTRACE_INTERRUPT, tid, 0)?;
-        wait(tid)?;
+        if tid != pid {
+            others.push(tid);
+        }
     }
     child.stdin.take().context("its input")?.write_all(b"\n")?;
     let mut counts = BTreeMap::<u64, Vec<Count>>::new();
-    let mut counting: Option<(u64, Count)> = None;
     loop {
-        let registers = registers(pid)?;
-        if registers.rip == marks.from {
-            counting = Some((registers.rdi, Count::default()));
-        } else if registers.rip == marks.to {
-            if let Some((call, count)) = counting.take() {
-                counts.entry(call).or_default().push(count);
-            }
-        } else if let Some((_, count)) = &mut counting {
-            count.all += 1;
-            count.locked += u64::from(is_locked(&code(pid, registers.rip)?));
+        let signal = wait(pid)?;
+        if signal != libc::SIGTRAP {
+            trace(libc::PTRACE_CONT, pid, signal as u64)?;
+            continue;
         }
-        trace(libc::PTRACE_SINGLESTEP, pid, 0)?;
-        if !wait(pid)? {
+        let call = registers(pid)?.rdi;
+        if call == 0 {
             return Ok(counts);
         }
+        if stop(&others)? {
+            counts.entry(call).or_default().push(count(pid, end)?);
+        }
+        others.iter().try_for_each(|tid| trace(libc::PTRACE_CONT, *tid, 0))?;
+        trace(libc::PTRACE_CONT, pid, 0)?;
     }
 }
 
+/// Stops threads. False if one of them was at work: it may have a lock that the call needs.
+fn stop(threads: &[i32]) -> anyhow::Result<bool> {
+    let mut all_sleep = true;
+    for tid in threads {
+        trace(libc::PTRACE_INTERRUPT, *tid, 0)?;
+        wait(*tid)?;
+        // A thread in a system call has its number here.
+        all_sleep &= registers(*tid)?.orig_rax.cast_signed() >= 0;
+    }
+    Ok(all_sleep)
+}
+
+/// Counts the instructions of one call. A poll that finds nothing comes to the breakpoint again, and is counted anew.
+fn count(pid: i32, end: u64) -> anyhow::Result<Count> {
+    let mut count = Count::default();
+    loop {
+        trace(libc::PTRACE_SINGLESTEP, pid, 0)?;
+        wait(pid)?;
+        let mut registers = registers(pid)?;
+        if registers.rip == end {
+            return Ok(count);
+        }
+        let code = code(pid, registers.rip)?;
+        if code[0] == BREAKPOINT {
+            count = Count::default();
+            registers.rip += 1;
+            set_registers(pid, &registers)?;
+            continue;
+        }
+        count.all += 1;
+        count.locked += u64::from(is_locked(&code));
+    }
+}
+
+/// The instruction `int3`.
+const BREAKPOINT: u8 = 0xcc;
+
 /// Whether an instruction locks its line: it has the prefix, or is an exchange with memory.
 fn is_locked(code: &[u8]) -> bool {
-    let is_prefix = |byte: &u8| matches!(byte, 0x66 | 0x67 | 0xf2 | 0xf3 | 0x2e | 0x36 | 0x3e | 0x26);
+    let is_prefix =
+        |byte: &u8| matches!(byte, 0x66 | 0x67 | 0xf2 | 0xf3 | 0x2e | 0x36 | 0x3e | 0x26);
     let rest = code.iter().position(|byte| !is_prefix(byte)).map_or(&[][..], |at| &code[at..]);
     let rest = match rest {
         [0xf0, ..] => return true,
@@ -176,13 +205,22 @@ fn registers(tid: i32) -> anyhow::Result<libc::user_regs_struct> {
     }
 }
 
-/// Waits until a traced thread stops; false if it has ended.
-fn wait(tid: i32) -> anyhow::Result<bool> {
+fn set_registers(tid: i32, registers: &libc::user_regs_struct) -> anyhow::Result<()> {
+    // SAFETY: live registers, which the call reads.
+    let rc =
+        unsafe { libc::ptrace(libc::PTRACE_SETREGS, tid, 0u64, std::ptr::from_ref(registers)) };
+    ensure!(rc == 0, "cannot set its registers");
+    Ok(())
+}
+
+/// Waits until a traced thread stops; by which signal.
+fn wait(tid: i32) -> anyhow::Result<i32> {
     let mut status = 0;
     // SAFETY: a live int.
     let rc = unsafe { libc::waitpid(tid, &raw mut status, libc::__WALL) };
     ensure!(rc == tid, "waitpid: {}", std::io::Error::last_os_error());
-    Ok(libc::WIFSTOPPED(status))
+    ensure!(libc::WIFSTOPPED(status), "it has ended");
+    Ok(libc::WSTOPSIG(status))
 }
 
 #[cfg(test)]
