@@ -103,7 +103,7 @@ impl Inproc {
         packet: &Outgoing<'_>,
         hand_on: bool,
     ) -> Result<(), TransmitError> {
-        let Outgoing { from, av, headers, payload, reliable } = *packet;
+        let Outgoing { from, av, headers, payload, reliable, .. } = *packet;
         let mut queue = self.queue.lock();
         if !reliable && queue.used > UNRELIABLE_LIMIT {
             drop(queue);

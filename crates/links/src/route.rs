@@ -37,6 +37,8 @@ pub struct Outgoing<'a> {
     pub payload: &'a Payload<'a>,
     /// Whether its queue pair is reliable.
     pub reliable: bool,
+    /// The ACK that it carries, of everything up to this PSN.
+    pub acks: Option<Psn>,
 }
 
 /// Why a packet did not go out.
@@ -81,12 +83,6 @@ impl Outbox {
         if !by_ring {
             self.udp.echo(links, asked, answer);
         }
-    }
-
-    /// Adds an ACK of everything up to `psn` to the last request; whether that could be.
-    #[inline]
-    pub fn ride(&mut self, psn: Psn) -> bool {
-        self.shm.ride(psn)
     }
 
     /// Sends what is staged.
@@ -159,7 +155,12 @@ impl Route {
                 LinkProps { certain, ..LinkProps::new(inproc::WINDOW) }
             }
             Self::HandingOn => LinkProps::new(inproc::WINDOW),
-            Self::Shm(_) => LinkProps { segment: shm::SEGMENT, ..LinkProps::new(shm::WINDOW) },
+            Self::Shm(_) => LinkProps {
+                segment: shm::SEGMENT,
+                immediate: true,
+                carries_acks: true,
+                ..LinkProps::new(shm::WINDOW)
+            },
             Self::Udp(udp) => LinkProps {
                 batch: if config.gso { MAX_PAYLOAD_V6 as u32 } else { 0 },
                 probe_after: Some(PROBE_AFTER),

@@ -30,8 +30,8 @@ use anyverbs_proto::types::Qpn;
 use super::direct;
 use super::mapped::MappedRegions;
 use super::times::{ASK_AGAIN, GRACE, SILENCE, SWEEP_EVERY};
-pub use message::{Inbox, Received};
-pub use route::ShmRoute;
+pub use message::{Digest, Inbox, Received, ShortArrival};
+pub use route::{ShmRoute, ShortData};
 use traffic::Traffic;
 pub use unflushed::{Spare, Unflushed};
 

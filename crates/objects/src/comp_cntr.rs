@@ -143,7 +143,7 @@ impl CompCntr {
     /// Asks the network first. A program that waits for a count to change need not poll a completion queue as well.
     pub fn progress(&self) {
         if self.0.core.is_current() {
-            self.0.core.progress().poll();
+            self.0.core.progress().poll(None);
         }
     }
 

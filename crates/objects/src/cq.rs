@@ -84,6 +84,8 @@ pub struct CqCell {
     state: Mutex<rank::CompletionQueue, State>,
     /// There are completions; written under the lock. A poller without any need not take it.
     any: AtomicBool,
+    /// [`anyverbs_proto::cq::Cq::is_plain`]; written under the lock.
+    plain: AtomicBool,
     channel: Option<Arc<ChannelCell>>,
     cookie: AtomicU64,
     pub(crate) comp_acks: Acks,
@@ -94,31 +96,69 @@ pub struct CqCell {
     empty_polls: EmptyPolls,
 }
 
+/// The caller of a poll that found nothing at first. While it receives from the network, completions of its queue go
+/// straight to it: the queue's lock and its ring are not touched.
+pub trait Caller {
+    /// Gives it a completion of queue `cq`, if it polls that, none waits there, and nobody else is to be told. The slots
+    /// of a send are the giver's to return.
+    fn take(&mut self, cq: &CqCell, wc: &Wc) -> bool;
+}
+
+/// A poll of a queue for at most `left` completions.
+struct Call<'a, F> {
+    cq: &'a CqCell,
+    left: usize,
+    each: F,
+}
+
+impl<F: FnMut(&Wc)> Caller for Call<'_, F> {
+    #[inline]
+    fn take(&mut self, cq: &CqCell, wc: &Wc) -> bool {
+        let takes = std::ptr::eq(self.cq, cq)
+            && self.left > 0
+            && !cq.any.load(Ordering::Acquire)
+            && cq.plain.load(Ordering::Acquire);
+        if takes {
+            self.left -= 1;
+            (self.each)(wc);
+        }
+        takes
+    }
+}
+
 /// Empty polls in a row, long ones counted twice, after which a poller offers its core to others: some tens of
 /// microseconds. Where pollers outnumber the cores, the peer that it waits for may be one of them, and would else wait for
 /// the end of a time slice.
 const PATIENT_POLLS: u32 = 200;
+
+/// Where a poll looks for completions.
+#[derive(Clone, Copy)]
+enum Look {
+    Queue,
+    Network,
+}
 
 /// Empty polls in a row. Long ones count twice.
 #[derive(Debug, Default)]
 struct EmptyPolls(AtomicU32);
 
 impl EmptyPolls {
-    /// Polls with `take`, and where that finds nothing once more after `receive` asked the network, which says whether
-    /// that was short.
+    /// Polls with `look`, which says how many completions there were, and of the network whether that was short. Where the
+    /// queue has none, the network is asked, and then the queue once more.
     #[inline]
-    fn poll(&self, receive: impl FnOnce() -> bool, mut take: impl FnMut() -> usize) -> usize {
-        let mut n = take();
-        let mut is_short = false;
+    fn poll(&self, mut look: impl FnMut(Look) -> (usize, bool)) -> usize {
+        let (mut n, mut is_short) = look(Look::Queue);
         if n == 0 {
-            is_short = receive();
-            n = take();
+            (n, is_short) = look(Look::Network);
+        }
+        if n == 0 {
+            n = look(Look::Queue).0;
         }
         if n == 0 {
             self.yield_when_idle(if is_short { 1 } else { 2 });
             // Other threads may have had the processor for long. The program may learn of later events before it polls
             // again.
-            n = take();
+            n = look(Look::Queue).0;
         }
         if n > 0 && self.0.load(Ordering::Relaxed) != 0 {
             self.0.store(0, Ordering::Relaxed);
@@ -203,6 +243,7 @@ impl Timed for CqCell {
         {
             channel.notify(&self);
         }
+        self.note_plain(&state);
     }
 }
 
@@ -272,6 +313,7 @@ impl CqCell {
     /// Acts on a new completion. True if it was lost.
     fn pushed(self: &Arc<Self>, state: &mut State, pushed: Pushed) -> bool {
         self.any.store(true, Ordering::Release);
+        self.note_plain(state);
         if pushed.notify || pushed.wait {
             self.tell(state, pushed);
         }
@@ -398,10 +440,9 @@ impl CqCell {
         n
     }
 
-    /// Polls with `take`, and where that finds nothing once more after the network was asked.
-    #[inline]
-    fn poll_with(&self, take: impl FnMut() -> usize) -> usize {
-        self.empty_polls.poll(|| self.core.progress().poll(), take)
+    /// The state of the queue may have changed in whether the next completion is plain.
+    fn note_plain(&self, state: &State) {
+        self.plain.store(state.queue.is_plain(), Ordering::Release);
     }
 
     fn check(&self) -> Result<(), Useless> {
@@ -458,6 +499,7 @@ impl Cq {
                 said_overwrote: false,
             }),
             any: AtomicBool::new(false),
+            plain: AtomicBool::new(init.fields.is_empty()),
             channel: held.as_ref().map(|h| Arc::clone(h.arc())),
             cookie: AtomicU64::new(init.cookie),
             comp_acks: Acks::default(),
@@ -507,7 +549,15 @@ impl Cq {
         if most == 0 {
             return Ok(0);
         }
-        Ok(self.0.poll_with(|| self.0.take(most, &mut each)))
+        let cq = &*self.0;
+        Ok(cq.empty_polls.poll(|look| match look {
+            Look::Queue => (cq.take(most, &mut each), false),
+            Look::Network => {
+                let mut call = Call { cq, left: most, each: &mut each };
+                let is_short = cq.core.progress().poll(Some(&mut call));
+                (most - call.left, is_short)
+            }
+        }))
     }
 
     /// As [`poll`](Self::poll), with the further fields that the queue was made to keep.
@@ -519,7 +569,10 @@ impl Cq {
         if out.is_empty() {
             return Ok(0);
         }
-        Ok(self.0.poll_with(|| self.0.take_ex(out)))
+        Ok(self.0.empty_polls.poll(|look| match look {
+            Look::Queue => (self.0.take_ex(out), false),
+            Look::Network => (0, self.0.core.progress().poll(None)),
+        }))
     }
 
     /// Gathers notifications from now on (`ibv_modify_cq`).
@@ -530,6 +583,7 @@ impl Cq {
         self.0.check()?;
         let mut state = self.0.state.lock();
         let pushed = state.queue.moderate(moderation);
+        self.0.note_plain(&state);
         self.0.tell(&mut state, pushed);
         Ok(())
     }
@@ -541,7 +595,10 @@ impl Cq {
     pub fn req_notify(&self, solicited_only: bool) -> Result<(), CqError> {
         self.0.check()?;
         let Some(channel) = &self.0.channel else { return Err(CqError::NoChannel) };
-        self.0.state.lock().queue.arm(solicited_only);
+        let mut state = self.0.state.lock();
+        state.queue.arm(solicited_only);
+        self.0.note_plain(&state);
+        drop(state);
         if !channel.patience.waits() {
             self.0.core.progress().end_polling();
         }
@@ -614,14 +671,14 @@ mod tests {
     fn completions_during_a_yield_are_polled_by_the_same_poll() {
         let polls = EmptyPolls::default();
         for _ in 0..=PATIENT_POLLS {
-            assert_eq!(polls.poll(|| true, || 0), 0);
+            assert_eq!(polls.poll(|_| (0, true)), 0);
         }
         let mut looks = 0;
-        let comes_third = || {
+        let comes_fourth = |_| {
             looks += 1;
-            usize::from(looks == 3)
+            (usize::from(looks == 4), true)
         };
-        assert_eq!(polls.poll(|| true, comes_third), 1);
+        assert_eq!(polls.poll(comes_fourth), 1);
         assert_eq!(polls.0.load(Ordering::Relaxed), 0);
     }
 }

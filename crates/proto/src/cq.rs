@@ -121,6 +121,12 @@ impl Cq {
         self.overrun
     }
 
+    /// Tells whether a completion that is added now is kept as it is, and nobody is told.
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        self.details.is_none() && self.armed == Armed::No && !self.overrun
+    }
+
     /// Adds a completion. `solicited`: also tells a channel that wants solicited ones only; errors always do.
     pub fn push(&mut self, wc: Wc, solicited: bool) -> Pushed {
         self.push_detailed(wc, &WcDetail::default(), solicited)
@@ -132,8 +138,7 @@ impl Cq {
     #[must_use]
     pub fn push_plain(&mut self, completions: &[(Wc, bool)]) -> bool {
         let room = self.wcs.capacity() - self.wcs.len();
-        let is_plain = self.details.is_none() && self.armed == Armed::No && !self.overrun;
-        let fits = is_plain && completions.len() <= room;
+        let fits = self.is_plain() && completions.len() <= room;
         if fits {
             completions.iter().for_each(|(wc, _)| self.wcs.push_back(*wc));
         }

@@ -64,6 +64,10 @@ pub struct LinkProps {
     /// Most bytes of requests that came before their turn the responder may keep, until those before them have come; 0
     /// where nothing is lost.
     pub out_of_order_room: usize,
+    /// Tells whether a request may leave while it is posted. Nothing is gained by waiting for the rest of a list.
+    pub immediate: bool,
+    /// Tells whether requests carry piggybacked ACKs ([`LinkEnv::transmit`]).
+    pub carries_acks: bool,
 }
 
 /// Facts where there is no link.
@@ -84,6 +88,8 @@ impl LinkProps {
             probe_after: None,
             certain: false,
             out_of_order_room: 0,
+            immediate: false,
+            carries_acks: false,
         }
     }
 }
@@ -115,21 +121,17 @@ pub trait LinkEnv {
     /// The payload may be as long as [`LinkProps::segment`]. The packet then stands for as many packets as its
     /// payload fills at the path MTU. It takes their PSNs, and arrives with their number in
     /// [`Incoming::packets`](crate::qp::Incoming::packets).
+    ///
+    /// With `acks` the packet is a request that carries an ACK of everything up to this PSN, which arrives as
+    /// [`Incoming::acks`](crate::qp::Incoming::acks). Only a link that [carries ACKs](LinkProps::carries_acks) gets
+    /// one, and it counts them.
     fn transmit(
         &mut self,
         av: &AddressVector,
         headers: &Headers,
         payload: &Payload<'_>,
+        acks: Option<Psn>,
     ) -> Result<(), TransmitError>;
-
-    /// Lets an ACK of everything up to `psn` go along with the packet that [`transmit`](Self::transmit) took last. That
-    /// packet has to be a request of this queue pair that has not left, and the link has to carry piggybacked ACKs. The
-    /// ACK arrives as [`Incoming::acks`](crate::qp::Incoming::acks), and it is counted here. With false the ACK has to
-    /// be a packet of its own, which the caller counts.
-    fn ride(&mut self, psn: Psn) -> bool {
-        let _ = psn;
-        false
-    }
 
     /// Does a WRITE or READ by itself, in the peer's own memory and without a message, if it can: true, and all was copied.
     ///

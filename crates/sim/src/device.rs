@@ -223,20 +223,12 @@ impl LinkEnv for Around<'_> {
         self.place.more
     }
 
-    fn ride(&mut self, psn: Psn) -> bool {
-        // Only a link whose packets may stand for several carries piggybacked ACKs.
-        let rides = self.place.link.segment > 0 && self.net.ride(psn);
-        if rides {
-            self.count(Counter::AcksSent, 1);
-        }
-        rides
-    }
-
     fn transmit(
         &mut self,
         av: &AddressVector,
         headers: &Headers,
         payload: &Payload<'_>,
+        acks: Option<Psn>,
     ) -> Result<(), TransmitError> {
         assert_eq!(av.sgid, self.shared.gid, "a packet from another address");
         let mut headers = *headers;
@@ -273,7 +265,12 @@ impl LinkEnv for Around<'_> {
         self.net.send(self.now, self.shared.id, to, arrival, bytes).map_err(|until| {
             self.place.blocked_until = Some(until);
             TransmitError::Blocked
-        })
+        })?;
+        if let Some(psn) = acks {
+            self.count(Counter::AcksSent, 1);
+            self.net.carry_ack(psn);
+        }
+        Ok(())
     }
 
     fn direct(&mut self, operation: &Direct<'_>) -> bool {

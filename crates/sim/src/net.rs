@@ -108,10 +108,10 @@ pub struct Net {
     dead: Vec<DeviceId>,
     /// A packet may stand for several of the path MTU.
     pub(crate) segments: bool,
-    /// The numbers of the packets that the last request of this call has become.
+    /// The numbers of the packets that the last request has become.
     last: Option<RangeInclusive<u64>>,
     /// Piggybacked ACKs, by the number of the packet.
-    riders: BTreeMap<u64, Psn>,
+    carried: BTreeMap<u64, Psn>,
 }
 
 impl fmt::Debug for Net {
@@ -134,7 +134,7 @@ impl Net {
             dead: Vec::new(),
             segments: false,
             last: None,
-            riders: BTreeMap::new(),
+            carried: BTreeMap::new(),
         }
     }
 
@@ -257,17 +257,9 @@ impl Net {
         Ok(())
     }
 
-    /// A call into another queue pair begins.
-    pub(crate) fn forget_last(&mut self) {
-        self.last = None;
-    }
-
-    /// Lets an ACK go along with the last request of this call, and be lost or doubled with it. Tells whether there is
-    /// one.
-    pub(crate) fn ride(&mut self, psn: Psn) -> bool {
-        let Some(last) = self.last.take() else { return false };
-        self.riders.extend(last.map(|number| (number, psn)));
-        true
+    /// The last request carries an ACK, which is lost or doubled with it.
+    pub(crate) fn carry_ack(&mut self, psn: Psn) {
+        self.carried.extend(self.last.take().into_iter().flatten().map(|number| (number, psn)));
     }
 
     pub(crate) fn enqueue(&mut self, at: Time, to: DeviceId, arrival: Arrival, bytes: Vec<u8>) {
@@ -286,7 +278,7 @@ impl Net {
             let due = self.next()? <= now;
             let Reverse(p) = due.then(|| self.queue.pop()).flatten()?;
             if !self.dead.contains(&p.to) {
-                let acks = self.riders.remove(&p.number);
+                let acks = self.carried.remove(&p.number);
                 return Some(Delivery { to: p.to, arrival: p.arrival, bytes: p.bytes, acks });
             }
         }

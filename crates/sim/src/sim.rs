@@ -313,6 +313,9 @@ impl Sim {
                 probe_after: options.probe_after,
                 certain: options.certain,
                 out_of_order_room: options.out_of_order_room,
+                // As the same-host link, whose packets may stand for several.
+                immediate: options.segment > 0,
+                carries_acks: options.segment > 0,
             },
             blocked_until: None,
             ack_at: None,
@@ -364,7 +367,6 @@ impl Sim {
         let (before, rest) = self.devices.split_at_mut(id.device.0);
         let (device, behind) = rest.split_first_mut().expect("the device is one of them");
         let QpSlot { qp, place, .. } = device.qps[id.index].as_mut().expect("the queue pair lives");
-        self.net.forget_last();
         let mut env = Around {
             now: self.now,
             shared: &mut device.shared,

@@ -16,6 +16,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use anyverbs_links::shm::Unflushed;
 use anyverbs_locks::{Mutex, MutexGuard, rank};
 use anyverbs_objects::comp_cntr::CompCntr;
 use anyverbs_objects::context_cell::ContextCell;
@@ -447,7 +448,8 @@ impl Qp {
         if state.is_dead() {
             return Err(PostError::Gone);
         }
-        Ok(Poster { cell: &self.0, state: Some(state), call: None, sends: false })
+        let short = Unflushed::default();
+        Ok(Poster { cell: &self.0, state: Some(state), call: None, sends: false, short })
     }
 
     /// Attaches it to a multicast group (`ibv_attach_mcast`). It gets a copy of all datagrams to the group on any

@@ -3,7 +3,7 @@
 
 use std::{ffi::c_int, mem::MaybeUninit};
 
-use anyverbs::{MAX_SGE, QpType, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
+use anyverbs::{MAX_SGE, Poster, QpType, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
 
 use crate::{
     abi::*,
@@ -109,6 +109,23 @@ unsafe fn send_wr<'a>(
     }
 }
 
+/// Posts a SEND of one element, if it can leave at once; false: nothing was posted.
+///
+/// # Safety
+/// `wr` is as its manual page says.
+#[inline]
+unsafe fn send_short(poster: &mut Poster<'_>, wr: &ibv_send_wr) -> bool {
+    if wr.opcode != IBV_WR_SEND || wr.num_sge != 1 {
+        return false;
+    }
+    // SAFETY: the caller's promise.
+    let sge = unsafe { wr.sg_list.as_ref() }.copied();
+    sge.zip(SendFlags::from_bits(wr.send_flags)).is_some_and(|(sge, flags)| {
+        let sge = Sge { addr: sge.addr, len: sge.length, lkey: sge.lkey };
+        poster.send_short(wr.wr_id, flags, sge)
+    })
+}
+
 /// Reports the request that was refused.
 ///
 /// # Safety
@@ -141,6 +158,11 @@ pub(crate) unsafe extern "C" fn post_send(
         let mut room = [const { MaybeUninit::uninit() }; MAX_SGE];
         // SAFETY: the caller's promise.
         while let Some(next) = unsafe { wr.as_ref() } {
+            // SAFETY: as above.
+            if unsafe { send_short(&mut poster, next) } {
+                wr = next.next;
+                continue;
+            }
             // SAFETY: as above.
             poster.send(&unsafe { send_wr(qp, next, &mut room) }?)?;
             if next.opcode == IBV_WR_BIND_MW {

@@ -1,27 +1,45 @@
 //! The format of a message of the ring: the arrival of the packet, and its headers.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
-use anyverbs_net::shm::{MAX_HEADER, Message};
+use anyverbs_net::shm::{MAX_HEADER, Message, ONE_LINE};
 use anyverbs_proto::payload::Data;
-use anyverbs_proto::qp::{Arrival, Incoming};
-use anyverbs_proto::types::{Gid, Psn};
+use anyverbs_proto::qp::{Arrival, Incoming, ShortRequest, ShortSend};
+use anyverbs_proto::types::{Gid, Psn, Qpn};
 use anyverbs_proto::wire::bth::Bth;
+use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
+use anyverbs_proto::wire::packet::Headers;
 
 use crate::udp::CreditPacket;
 
-/// Flow label with the family above it, traffic class, hop limit, count of packets, the ACK that goes along; then the
-/// addresses.
-const FIXED: usize = 12;
-/// Where the ACK is: 0, or a 1 and the PSN up to which it goes.
-pub(super) const RIDER: usize = 8;
-pub(super) const RIDES: u8 = 1;
-/// Bytes in front of the headers of a packet by IPv4.
-pub(super) const FRONT_V4: usize = FIXED + 8;
+/// The first byte of a packet between connected queue pairs. Both ends know the addresses, so a digest stands for them:
+///
+/// | bytes | what |
+/// |---|---|
+/// | 0 | [`CONNECTED`] |
+/// | 1 | [`SOLICITED`], [`ACK_REQ`], [`ACKS`] |
+/// | 2 | opcode |
+/// | 3 | packets of the path MTU that it stands for |
+/// | 4 to 7 | digest of the addresses |
+/// | 8 to 10 | PSN |
+/// | 11 to 13 | the PSN up to which it acknowledges, if [`ACKS`] is set |
+/// | 14, 15 | low half of the destination QPN; the slot is the reader's |
+///
+/// All in this processor's byte order. Extension headers follow as on the wire.
+const CONNECTED: u8 = 0x20;
+/// Bytes in front of the extension headers.
+pub(super) const CONNECTED_LEN: usize = 16;
+const SOLICITED: u64 = 1 << 8;
+const ACK_REQ: u64 = 1 << 9;
+/// It carries an ACK.
+const ACKS: u64 = 1 << 10;
+
+/// The front of other packets: flow label with the family above it, traffic class, hop limit; then the addresses.
+const FIXED: usize = 8;
 const V4: u8 = 0x40;
 const V6: u8 = 0x60;
 
-/// The front of a message.
+/// The front of a message that has addresses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Front {
     bytes: [u8; FIXED + 32],
@@ -50,17 +68,147 @@ impl Front {
         Self { bytes, len }
     }
 
-    /// All of it, of a packet by IPv4.
-    #[inline]
-    pub(super) fn v4(&self) -> Option<&[u8; FRONT_V4]> {
-        self.bytes.first_chunk().filter(|_| self.len == FRONT_V4)
-    }
-
     #[inline]
     pub(super) fn write(&self, into: &mut [u8; MAX_HEADER]) -> usize {
         // All of it: its length is known here, and the headers overwrite the rest.
         into[..self.bytes.len()].copy_from_slice(&self.bytes);
         self.len
+    }
+
+    /// Writes the header of a packet that stands for `packets`, with a payload of `len` bytes; returns where the packet's
+    /// headers begin and end.
+    pub(super) fn emit(
+        &self,
+        headers: &Headers,
+        len: usize,
+        packets: u16,
+        head: &mut [u8; MAX_HEADER],
+    ) -> (usize, usize) {
+        let at = self.write(head);
+        let end = at + headers.emit(&mut head[at..]);
+        head[6..8].copy_from_slice(&packets.to_be_bytes());
+        // The pad count, which is the link's affair.
+        head[at + 1] = head[at + 1] & !0x30 | Bth::pad_of(len) << 4;
+        (at, end)
+    }
+}
+
+/// Whether the header of a packet may have a digest for its addresses.
+#[inline]
+pub(super) fn is_connected(opcode: Opcode) -> bool {
+    matches!(opcode.service, Service::Rc | Service::Uc)
+}
+
+/// Writes the header of a packet between connected queue pairs that stands for `packets`; returns its length.
+#[inline]
+pub(super) fn emit_connected(
+    headers: &Headers,
+    digest: Digest,
+    packets: u8,
+    acks: Option<Psn>,
+    head: &mut [u8; MAX_HEADER],
+) -> usize {
+    let bth = &headers.bth;
+    let mut first = u64::from(CONNECTED)
+        | u64::from(bth.opcode.code()) << 16
+        | u64::from(packets) << 24
+        | u64::from(digest.0) << 32;
+    if bth.solicited {
+        first |= SOLICITED;
+    }
+    if bth.ack_req {
+        first |= ACK_REQ;
+    }
+    let mut second = u64::from(bth.psn.get()) | u64::from(bth.dest_qpn.get() as u16) << 48;
+    if let Some(psn) = acks {
+        first |= ACKS;
+        second |= u64::from(psn.get()) << 24;
+    }
+    head[..8].copy_from_slice(&first.to_ne_bytes());
+    head[8..CONNECTED_LEN].copy_from_slice(&second.to_ne_bytes());
+    CONNECTED_LEN + headers.emit_extensions(&mut head[CONNECTED_LEN..])
+}
+
+/// Writes the header of a SEND in one packet, without immediate data.
+#[inline]
+pub(super) fn emit_short_send(
+    dest: Qpn,
+    solicited: bool,
+    planned: &ShortSend,
+    digest: Digest,
+    line: &mut [u8; ONE_LINE],
+) {
+    const SEND: Opcode = Opcode::new(Service::Rc, Operation::SendOnly);
+    let first = u64::from(CONNECTED)
+        | ACK_REQ
+        | (SEND.code() as u64) << 16
+        | 1 << 24
+        | u64::from(digest.0) << 32
+        | if solicited { SOLICITED } else { 0 }
+        | if planned.acks.is_some() { ACKS } else { 0 };
+    let second = u64::from(planned.psn.get())
+        | u64::from(planned.acks.map_or(0, Psn::get)) << 24
+        | u64::from(dest.get() as u16) << 48;
+    line[..8].copy_from_slice(&first.to_ne_bytes());
+    line[8..CONNECTED_LEN].copy_from_slice(&second.to_ne_bytes());
+}
+
+/// A SEND in one packet that has come, without immediate data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShortArrival {
+    /// Its queue pair.
+    pub dest: Qpn,
+    /// Where it came from.
+    pub digest: Digest,
+    /// What the machine takes.
+    pub send: ShortRequest,
+}
+
+impl ShortArrival {
+    /// Reads a message from process `from` to process `to` of this host, both slots. `None` if it is anything else.
+    #[inline]
+    pub fn read(message: &Message<'_>, (from, to): (u8, u8)) -> Option<Self> {
+        const SEND: Opcode = Opcode::new(Service::Rc, Operation::SendOnly);
+        /// Kind, opcode and number of packets.
+        const KIND: u64 = 0xffff_00ff;
+        const OF_SEND: u64 = CONNECTED as u64 | (SEND.code() as u64) << 16 | 1 << 24;
+        let fixed = message.header_of::<CONNECTED_LEN>()?;
+        let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|i| fixed[at + i]));
+        let (first, second) = (word(0), word(8));
+        (first & KIND == OF_SEND).then(|| Self {
+            dest: Qpn::new(u32::from(to) << 16 | (second >> 48) as u32),
+            digest: Digest((first >> 32) as u32).from_slot(from),
+            send: ShortRequest {
+                psn: Psn::new(second as u32 & 0xff_ffff),
+                solicited: first & SOLICITED != 0,
+                ack_req: first & ACK_REQ != 0,
+                acks: (first & ACKS != 0).then(|| Psn::new((second >> 24) as u32 & 0xff_ffff)),
+            },
+        })
+    }
+}
+
+/// Source and destination of a connection's packets, and the slot of the process that sends them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Digest(u32);
+
+impl Digest {
+    /// The digest of packets from one address to another.
+    #[must_use]
+    pub fn new(source: Gid, destination: Gid) -> Self {
+        // FNV-1a. It tells mistakes apart; processes of one user trust each other with their addresses.
+        let hash =
+            source.0.iter().chain(&destination.0).fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+                (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+            });
+        Self((hash >> 32) as u32 ^ hash as u32)
+    }
+
+    /// As packets have it that come from the process with this slot.
+    #[inline]
+    #[must_use]
+    pub fn from_slot(self, slot: u8) -> Self {
+        Self(self.0 ^ u32::from(slot) << 24)
     }
 }
 
@@ -74,122 +222,89 @@ pub enum Received {
 }
 
 /// A packet, as it was read last: it stays where it is, since its parts are long to move about.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Inbox {
-    /// Where it came from.
+    /// Where it came from, unless it has a digest.
     pub arrival: Arrival,
+    /// The digest of a packet between connected queue pairs, with the slot of its sender.
+    pub digest: Option<Digest>,
     /// Its payload is good as long as the message is in the ring.
     pub packet: Incoming<'static>,
     /// Bytes of the packet's headers.
     pub headers_len: usize,
-    /// The bytes of `arrival`, for a packet by IPv4: the next one likely begins with the same. Otherwise of no family.
-    front: [u8; FRONT_V4],
-    /// The header from which the packet was read, if that was a request by IPv4 with nothing but a base header.
-    plain: Option<[u64; PLAIN / 8]>,
-}
-
-/// Bytes of the header of such a packet.
-pub(super) const PLAIN: usize = FRONT_V4 + Bth::LEN;
-/// Where its BTH has the pad, the request for an ACK and the PSN.
-const PAD: usize = FRONT_V4 + 1;
-const ACK_REQ: usize = FRONT_V4 + 8;
-
-/// Such a header as words.
-#[inline]
-fn words(header: &[u8; PLAIN]) -> [u64; PLAIN / 8] {
-    std::array::from_fn(|n| u64::from_le_bytes(std::array::from_fn(|i| header[8 * n + i])))
-}
-
-/// Tells whether two such headers are those of packets of one kind and one flow, to one queue pair. They may differ in
-/// the piggybacked ACK, the pad, the request for an ACK and the PSN.
-#[inline]
-fn is_alike(a: &[u64; PLAIN / 8], b: &[u64; PLAIN / 8]) -> bool {
-    const _: () = assert!(RIDER == 8 && PAD == 21 && ACK_REQ == 28 && PLAIN == 32);
-    const MASK: [u64; 4] = [!0, !0 << 32, !(0x30 << 40), !(!0 << 32)];
-    (0..4).fold(0, |differ, n| differ | (a[n] ^ b[n]) & MASK[n]) == 0
-}
-
-impl Default for Inbox {
-    fn default() -> Self {
-        Self {
-            arrival: Arrival::default(),
-            packet: Incoming::default(),
-            headers_len: 0,
-            front: [0; FRONT_V4],
-            plain: None,
-        }
-    }
 }
 
 impl Inbox {
-    /// Reads a message. None for nonsense, and for a packet that would have come from another host: the writer of a
-    /// ring could pretend to be any.
+    /// Reads a message from process `from` to process `to` of this host, both slots. None for nonsense, and for a packet that
+    /// would have come from another host: the writer of a ring could pretend to be any.
     #[inline]
     pub fn read(
         &mut self,
         message: &Message<'_>,
+        (from, to): (u8, u8),
         is_of_host: impl Fn(Gid) -> bool,
     ) -> Option<Received> {
         let len = message.payload_len();
         let payload = Data::Shared { addr: message.payload_ptr() as u64, len };
-        self.parse(message.header_of(), payload, |inbox| {
-            let mut head = [0; MAX_HEADER];
-            inbox.parse_any(message.header(&mut head), payload, is_of_host)
-        })
+        let mut head = [0; MAX_HEADER];
+        self.parse(message.header(&mut head), payload, (from, to), is_of_host)
     }
 
-    /// Reads a packet that is like the last by its header, if that is as long as such a one has, and others by `any`.
     #[inline]
     fn parse(
         &mut self,
-        header: Option<[u8; PLAIN]>,
+        head: &[u8],
         payload: Data<'static>,
-        any: impl FnOnce(&mut Self) -> Option<Received>,
+        (from, to): (u8, u8),
+        is_of_host: impl Fn(Gid) -> bool,
     ) -> Option<Received> {
-        match header {
-            Some(header) if self.parse_alike(&header, payload) => Some(Received::Packet),
-            _ => any(self),
+        match head.split_first_chunk() {
+            Some((fixed, extensions)) if fixed[0] == CONNECTED => {
+                self.parse_connected(fixed, extensions, payload, (from, to))
+            }
+            _ => self.parse_addressed(head, payload, is_of_host),
         }
     }
 
-    /// Reads the header of a packet that is like the last; false if it is not.
     #[inline]
-    fn parse_alike(&mut self, header: &[u8; PLAIN], payload: Data<'static>) -> bool {
-        let is_alike = self.plain.is_some_and(|known| is_alike(&known, &words(header)))
-            && header[PAD] >> 4 & 3 == Bth::pad_of(payload.len())
-            && header[RIDER] <= RIDES;
-        if is_alike {
-            // Any payload goes with an operation that has no other header.
-            let [a, x, y, z] = std::array::from_fn(|i| header[ACK_REQ + i]);
-            let bth = &mut self.packet.headers.bth;
-            bth.pad = header[PAD] >> 4 & 3;
-            bth.ack_req = a & 0x80 != 0;
-            bth.psn = Psn::new(u32::from_be_bytes([0, x, y, z]));
-            self.packet.acks = (header[RIDER] == RIDES).then(|| rider(header));
-            self.packet.payload = payload;
-        }
-        is_alike
+    fn parse_connected(
+        &mut self,
+        fixed: &[u8; CONNECTED_LEN],
+        extensions: &[u8],
+        payload: Data<'static>,
+        (from, to): (u8, u8),
+    ) -> Option<Received> {
+        let word = |at: usize| u64::from_ne_bytes(std::array::from_fn(|i| fixed[at + i]));
+        let (first, second) = (word(0), word(8));
+        let opcode = Opcode::parse((first >> 16) as u8).filter(|opcode| is_connected(*opcode))?;
+        let dest = Qpn::new(u32::from(to) << 16 | (second >> 48) as u32);
+        let bth = Bth {
+            solicited: first & SOLICITED != 0,
+            migreq: true,
+            pad: Bth::pad_of(payload.len()),
+            ack_req: first & ACK_REQ != 0,
+            ..Bth::new(opcode, dest, Psn::new(second as u32 & 0xff_ffff))
+        };
+        let packet = &mut self.packet;
+        packet.headers.parse_extensions(bth, extensions, payload.len()).ok()?;
+        packet.packets = (first >> 24) as u32 & 0xff;
+        packet.payload = payload;
+        packet.acks = (first & ACKS != 0).then(|| Psn::new((second >> 24) as u32 & 0xff_ffff));
+        self.digest = Some(Digest((first >> 32) as u32).from_slot(from));
+        self.headers_len = Bth::LEN + extensions.len();
+        let fits = packet.packets > 0 && (packet.acks.is_none() || opcode.is_request());
+        fits.then_some(Received::Packet)
     }
 
-    fn parse_any(
+    #[inline(never)]
+    fn parse_addressed(
         &mut self,
         head: &[u8],
         payload: Data<'static>,
         is_of_host: impl Fn(Gid) -> bool,
     ) -> Option<Received> {
-        self.plain = None;
         let (fixed, rest) = head.split_first_chunk::<FIXED>()?;
-        let rest = match rest.split_first_chunk::<8>() {
-            // The peer may have written a header of no family, too.
-            Some((addresses, rest))
-                if fixed[0] == V4
-                    && self.front[..6] == fixed[..6]
-                    && self.front[FIXED..] == *addresses =>
-            {
-                rest
-            }
-            _ => self.read_arrival(fixed, rest, is_of_host)?,
-        };
+        let rest = self.read_arrival(fixed, rest, is_of_host)?;
         if let Some(credit) = CreditPacket::parse(rest) {
             return Some(Received::Credit(credit));
         }
@@ -197,20 +312,10 @@ impl Inbox {
         packet.headers.parse_from(rest, payload.len()).ok()?;
         packet.packets = u32::from(u16::from_be_bytes([fixed[6], fixed[7]]));
         packet.payload = payload;
-        let is_request = packet.headers.bth.opcode.is_request();
-        packet.acks = match fixed[RIDER] {
-            0 => None,
-            RIDES if is_request => Some(rider(fixed)),
-            _ => return None,
-        };
+        packet.acks = None;
+        self.digest = None;
         self.headers_len = rest.len();
-        if packet.packets == 0 {
-            return None;
-        }
-        if is_request && fixed[0] == V4 {
-            self.plain = head.try_into().ok().map(words);
-        }
-        Some(Received::Packet)
+        (packet.packets > 0).then_some(Received::Packet)
     }
 
     /// Reads the arrival of a packet, and returns the rest.
@@ -220,50 +325,29 @@ impl Inbox {
         rest: &'b [u8],
         is_of_host: impl Fn(Gid) -> bool,
     ) -> Option<&'b [u8]> {
-        self.front = [0; FRONT_V4];
-        let rest = match fixed[0] {
+        let (source, destination, rest) = match fixed[0] {
             V4 => {
-                let (addresses, rest) = rest.split_first_chunk::<8>()?;
-                let [a, b, c, d, e, f, g, h] = *addresses;
-                let gid = |ip: Ipv4Addr| Gid::from(IpAddr::V4(ip));
-                self.accept(gid([a, b, c, d].into()), is_of_host)?;
-                self.arrival.destination = gid([e, f, g, h].into());
-                self.front[..6].copy_from_slice(&fixed[..6]);
-                self.front[FIXED..].copy_from_slice(addresses);
-                rest
+                let (&[a, b, c, d, e, f, g, h], rest) = rest.split_first_chunk::<8>()?;
+                let gid = |ip: [u8; 4]| Gid::from(IpAddr::V4(ip.into()));
+                (gid([a, b, c, d]), gid([e, f, g, h]), rest)
             }
             V6 => {
                 let (source, rest) = rest.split_first_chunk()?;
                 let (destination, rest) = rest.split_first_chunk()?;
-                self.accept(Gid(*source), is_of_host)?;
-                self.arrival.destination = Gid(*destination);
-                rest
+                (Gid(*source), Gid(*destination), rest)
             }
             _ => return None,
         };
-        self.arrival.flow_label = u32::from_be_bytes([0, fixed[1], fixed[2], fixed[3]]);
-        (self.arrival.traffic_class, self.arrival.hop_limit) = (fixed[4], fixed[5]);
-        Some(rest)
-    }
-}
-
-impl Inbox {
-    /// Takes an address as the source, if it is one of this host.
-    #[inline]
-    fn accept(&mut self, source: Gid, is_of_host: impl Fn(Gid) -> bool) -> Option<()> {
         // The last one was, and the next one likely is the same.
         if self.arrival.source != source {
             is_of_host(source).then_some(())?;
             self.arrival.source = source;
         }
-        Some(())
+        self.arrival.destination = destination;
+        self.arrival.flow_label = u32::from_be_bytes([0, fixed[1], fixed[2], fixed[3]]);
+        (self.arrival.traffic_class, self.arrival.hop_limit) = (fixed[4], fixed[5]);
+        Some(rest)
     }
-}
-
-/// Up to where the ACK goes that goes along.
-#[inline]
-fn rider<const N: usize>(header: &[u8; N]) -> Psn {
-    Psn::new(u32::from_be_bytes([0, header[RIDER + 1], header[RIDER + 2], header[RIDER + 3]]))
 }
 
 #[cfg(test)]

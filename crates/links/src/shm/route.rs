@@ -3,26 +3,35 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use anyverbs_net::shm::{Copying, MAX_HEADER, ONE_LINE, SendError};
+use anyverbs_net::shm::{Copying, MAX_HEADER, ONE_LINE, SendError, Sender};
 use anyverbs_proto::env::TransmitError;
-use anyverbs_proto::mr::LastRemote;
+use anyverbs_proto::memory::Memory;
+use anyverbs_proto::mr::{Access, LastLocal, LastRemote};
 use anyverbs_proto::payload::Payload;
-use anyverbs_proto::qp::Arrival;
+use anyverbs_proto::qp::{Arrival, ShortSend};
 use anyverbs_proto::time::Time;
-use anyverbs_proto::types::Gid;
+use anyverbs_proto::types::{Gid, Qpn};
 use anyverbs_proto::wire::bth::Bth;
-use anyverbs_proto::wire::packet::Headers;
-use anyverbs_proto::wr::AddressVector;
+use anyverbs_proto::wr::{AddressVector, Sge};
 
-use super::message::{FRONT_V4, Front, PLAIN};
+use super::message::{CONNECTED_LEN, Digest, Front, emit_connected, emit_short_send, is_connected};
 use super::{Gone, Peer, Shm, Spare, Unflushed};
 use crate::Links;
 use crate::mapped::{Lookup, Target};
-use crate::pace::Credit;
+use crate::pace::{Credit, Probe};
 use crate::path::Path;
 use crate::route::{Outgoing, Refused};
 use crate::times::{SILENCE, SWEEP_EVERY};
 use crate::udp::{Asked, CreditPacket, takes_recv};
+
+/// The data of a short SEND.
+#[derive(Clone, Copy, Debug)]
+pub enum ShortData<'a> {
+    /// Bytes that were inline.
+    Inline(&'a [u8]),
+    /// One element.
+    Element(&'a Sge),
+}
 
 /// The way of packets of one queue pair, or to one address handle.
 #[derive(Clone, Debug)]
@@ -33,6 +42,8 @@ pub struct ShmRoute {
     /// MTU of a connected queue pair, else 0.
     mtu: usize,
     front: Front,
+    /// Of the packets of a connected queue pair.
+    digest: Digest,
     /// Our address on it.
     source: Gid,
 }
@@ -56,6 +67,7 @@ impl ShmRoute {
             path: links.paths.path(av.dgid.to_ip(), av.scope_id, slot, true),
             mtu: mtu.unwrap_or(0) as usize,
             source: av.sgid,
+            digest: Digest::new(av.sgid, av.dgid),
             front: Front::new(&Arrival {
                 source: av.sgid,
                 destination: av.dgid,
@@ -85,7 +97,47 @@ impl ShmRoute {
         found
     }
 
+    /// Puts a SEND that was planned into the ring, if it goes into one line, and nothing is in its way. If not, the general
+    /// way finds out why.
+    #[inline]
+    pub fn send_short(
+        &self,
+        out: &mut Unflushed,
+        spare: &mut Spare,
+        links: &'static Links,
+        (dest, pd): (Qpn, u32),
+        (data, solicited): (ShortData<'_>, bool),
+        planned: &ShortSend,
+    ) -> bool {
+        let len = planned.len as usize;
+        if len > ONE_LINE - CONNECTED_LEN {
+            return false;
+        }
+        let (sender, region) = out.sender(links, &self.peer, spare);
+        let mut line = [0; ONE_LINE];
+        match data {
+            ShortData::Inline(bytes) => line[CONNECTED_LEN..][..len].copy_from_slice(bytes),
+            ShortData::Element(sge) if len > 0 => {
+                let mrs = &links.core.mrs;
+                let from = region.find(mrs, sge.lkey, pd, sge.addr, len as u64, Access::empty());
+                let Ok(Some(from)) = from else { return false };
+                let to = line[CONNECTED_LEN..].as_mut_ptr() as u64;
+                if links.core.memory.copy(to, from, len).is_err() {
+                    return false;
+                }
+            }
+            ShortData::Element(_) => {}
+        }
+        emit_short_send(dest, solicited, planned, self.digest, &mut line);
+        let sent = sender.commit_line(CONNECTED_LEN, len, &line);
+        if sent {
+            out.note(Bth::LEN + len, len, planned.acks.is_some());
+        }
+        sent
+    }
+
     /// Puts a packet into the ring.
+    #[inline]
     pub(crate) fn send(
         &self,
         out: &mut Unflushed,
@@ -94,151 +146,148 @@ impl ShmRoute {
         packet: &Outgoing<'_>,
         now: impl Fn() -> Time,
     ) -> Result<(), Refused> {
-        let Outgoing { from, headers, payload, reliable, .. } = *packet;
-        if reliable && let Some(sent) = self.send_line(out, spare, links, headers, payload) {
-            return sent.map_err(Refused::Transmit);
-        }
+        let Outgoing { from, headers, payload, reliable, acks, .. } = *packet;
+        let opcode = headers.bth.opcode;
         let mut head = [0; MAX_HEADER];
         let len = payload.len();
-        let (at, end) = self.emit(headers, len, &mut head);
-        if len > self.mtu && self.mtu > 0 {
-            head[6..8].copy_from_slice(&(len.div_ceil(self.mtu) as u16).to_be_bytes());
-        }
-        let dest = headers.bth.dest_qpn;
-        let opcode = headers.bth.opcode;
-        let mut probe = None;
-        if !reliable {
-            match self.path.ask(end + len, from, dest, takes_recv(opcode), now()) {
-                Credit::Send(with) => probe = with,
-                Credit::Blocked(with, until) => {
-                    if let Some(counts) = with {
-                        self.credit(
-                            out,
-                            links,
-                            CreditPacket { is_probe: true, dest, from, counts },
-                        );
-                    }
-                    links.wait_for_credit(until);
-                    return Err(TransmitError::Blocked.into());
-                }
-            }
-        }
-        let (sender, region) = out.sender(links, &self.peer, spare);
-        let message = loop {
-            match sender.reserve(end, len) {
-                Ok(mut room) => {
-                    room.write_front(&head);
-                    if len > 0 {
-                        let to = room.payload_ptr() as u64;
-                        let regions = (&mut *region, &mut LastRemote::default());
-                        payload
-                            .copy_to_addr(&links.core.mrs, regions, &links.core.memory, to)
-                            .map_err(TransmitError::from)?;
-                    }
-                    break room.commit();
-                }
-                Err(SendError::Full) => {
-                    let mut waiting = self.peer.waiting.lock();
-                    if waiting.stalled {
-                        return Ok(());
-                    }
-                    if waiting.asked.is_some() {
-                        waiting.blocked.push(from);
-                        return Err(TransmitError::Blocked.into());
-                    }
-                    // Room that came before the question may not be told.
-                    let now = now();
-                    waiting.asked = Some(now);
-                    sender.ask_for_room();
-                    drop(waiting);
-                    let until = now + SILENCE;
-                    if let Some(shm) = &links.shm {
-                        shm.next.fetch_min(until.as_nanos(), Ordering::SeqCst);
-                    }
-                    links.wake_before(until);
-                }
-                Err(SendError::Closed(_)) if self.mtu == 0 => return Err(Refused::Reroute),
-                Err(SendError::Closed(_)) => {
-                    let mut waiting = self.peer.waiting.lock();
-                    return match waiting.gone {
-                        Some(Gone::Unwilling) => Err(Refused::Reroute),
-                        Some(Gone::Dead)
-                            if reliable
-                                && !opcode.is_response()
-                                && waiting.grace.is_some_and(|until| now() >= until) =>
-                        {
-                            Err(TransmitError::PeerGone.into())
-                        }
-                        Some(Gone::Dead) => Ok(()),
-                        None => {
-                            // The last that it sent may not be read yet.
-                            waiting.blocked.push(from);
-                            Err(TransmitError::Blocked.into())
-                        }
-                    };
-                }
-                Err(error) => {
-                    debug_assert!(false, "no segment is longer than a ring takes: {error}");
-                    return Ok(());
-                }
-            }
+        let (begin, end) = if is_connected(opcode) {
+            let packets = if len > self.mtu { len.div_ceil(self.mtu.max(1)) } else { 1 };
+            (0, emit_connected(headers, self.digest, packets as u8, acks, &mut head))
+        } else {
+            self.front.emit(headers, len, 1, &mut head)
         };
-        out.note(end - at + len, len, opcode.is_request().then_some(message));
+        let probe =
+            if reliable { None } else { self.ask(out, links, packet, end - begin + len, &now)? };
+        let (sender, region) = out.sender(links, &self.peer, spare);
+        // The payload is read first: if that fails, other obstacles do not matter.
+        if end + len <= ONE_LINE {
+            copy_payload(payload, links, region, head[end..].as_mut_ptr() as u64)?;
+        }
+        let line = head.first_chunk().filter(|_| end + len <= ONE_LINE);
+        if line.is_none_or(|line| !sender.commit_line(end, len, line)) {
+            loop {
+                match sender.reserve(end, len) {
+                    Ok(mut room) => {
+                        room.write_front(&head);
+                        copy_payload(payload, links, region, room.payload_ptr() as u64)?;
+                        room.commit();
+                        break;
+                    }
+                    Err(error) => {
+                        if let Some(end) = self.obstacle(sender, links, packet, error, &now) {
+                            return end;
+                        }
+                    }
+                }
+            }
+        }
+        out.note(headers.len() + len, len, acks.is_some());
         if let Some(counts) = probe {
+            let dest = headers.bth.dest_qpn;
             self.credit(out, links, CreditPacket { is_probe: true, dest, from, counts });
         }
         Ok(())
     }
 
-    /// As [`send`](Self::send), for a packet with only a base header that goes into one line with its payload: the
-    /// likely one of a program that sends short messages. `None` if it is no such packet, or there may be no room. The
-    /// payload is read first: if that fails, other obstacles do not matter.
-    #[inline]
-    fn send_line(
+    /// Takes credit for a packet of an unreliable queue pair; the probe that is to follow it.
+    #[inline(never)]
+    fn ask(
         &self,
         out: &mut Unflushed,
-        spare: &mut Spare,
         links: &'static Links,
-        headers: &Headers,
-        payload: &Payload<'_>,
-    ) -> Option<Result<(), TransmitError>> {
-        let (front, len) = (self.front.v4()?, payload.len());
-        if len > ONE_LINE - PLAIN || !headers.is_bare() {
-            return None;
-        }
-        let mut line = [0; ONE_LINE];
-        line[..FRONT_V4].copy_from_slice(front);
-        let bth: &mut [u8; Bth::LEN] = (&mut line[FRONT_V4..PLAIN]).try_into().ok()?;
-        Bth { pad: Bth::pad_of(len), ..headers.bth }.emit(bth);
-        let (sender, region) = out.sender(links, &self.peer, spare);
-        if len > 0 {
-            let to = line[PLAIN..].as_mut_ptr() as u64;
-            let regions = (region, &mut LastRemote::default());
-            if let Err(fault) =
-                payload.copy_to_addr(&links.core.mrs, regions, &links.core.memory, to)
-            {
-                return Some(Err(fault.into()));
+        packet: &Outgoing<'_>,
+        bytes: usize,
+        now: &impl Fn() -> Time,
+    ) -> Result<Option<Probe>, Refused> {
+        let Outgoing { from, headers, .. } = *packet;
+        let (dest, opcode) = (headers.bth.dest_qpn, headers.bth.opcode);
+        match self.path.ask(bytes, from, dest, takes_recv(opcode), now()) {
+            Credit::Send(probe) => Ok(probe),
+            Credit::Blocked(probe, until) => {
+                if let Some(counts) = probe {
+                    self.credit(out, links, CreditPacket { is_probe: true, dest, from, counts });
+                }
+                links.wait_for_credit(until);
+                Err(TransmitError::Blocked.into())
             }
         }
-        let message = sender.commit_line(PLAIN, len, &line)?;
-        out.note(Bth::LEN + len, len, headers.bth.opcode.is_request().then_some(message));
-        Some(Ok(()))
     }
 
-    /// Writes the part before a payload of `len` bytes; returns where the packet's headers begin and end.
-    #[inline]
-    fn emit(&self, headers: &Headers, len: usize, head: &mut [u8; MAX_HEADER]) -> (usize, usize) {
-        let at = self.front.write(head);
-        let end = at + headers.emit(&mut head[at..]);
-        // The pad count, which is the link's affair.
-        head[at + 1] = head[at + 1] & !0x30 | Bth::pad_of(len) << 4;
-        (at, end)
+    /// A packet finds no room, or the channel is closed; what becomes of it. `None`: it is to be tried once more.
+    #[cold]
+    #[inline(never)]
+    fn obstacle(
+        &self,
+        sender: &mut Sender,
+        links: &'static Links,
+        packet: &Outgoing<'_>,
+        error: SendError,
+        now: &impl Fn() -> Time,
+    ) -> Option<Result<(), Refused>> {
+        let Outgoing { from, headers, reliable, .. } = *packet;
+        let mut waiting = self.peer.waiting.lock();
+        Some(match error {
+            SendError::Full if waiting.stalled => Ok(()),
+            SendError::Full if waiting.asked.is_some() => {
+                waiting.blocked.push(from);
+                Err(TransmitError::Blocked.into())
+            }
+            SendError::Full => {
+                // Room that came before the question may not be told.
+                let now = now();
+                waiting.asked = Some(now);
+                sender.ask_for_room();
+                drop(waiting);
+                let until = now + SILENCE;
+                if let Some(shm) = &links.shm {
+                    shm.next.fetch_min(until.as_nanos(), Ordering::SeqCst);
+                }
+                links.wake_before(until);
+                return None;
+            }
+            SendError::Closed(_) if self.mtu == 0 => Err(Refused::Reroute),
+            SendError::Closed(_) => match waiting.gone {
+                Some(Gone::Unwilling) => Err(Refused::Reroute),
+                Some(Gone::Dead)
+                    if reliable
+                        && !headers.bth.opcode.is_response()
+                        && waiting.grace.is_some_and(|until| now() >= until) =>
+                {
+                    Err(TransmitError::PeerGone.into())
+                }
+                Some(Gone::Dead) => Ok(()),
+                None => {
+                    // The last that it sent may not be read yet.
+                    waiting.blocked.push(from);
+                    Err(TransmitError::Blocked.into())
+                }
+            },
+            error => {
+                debug_assert!(false, "no segment is longer than a ring takes: {error}");
+                Ok(())
+            }
+        })
     }
 
     fn credit(&self, out: &mut Unflushed, links: &Links, packet: CreditPacket) {
         // A probe that finds no room is asked for again.
         let _ = put_credit(&self.peer, &self.front, out, links, packet);
     }
+}
+
+/// Copies a payload into a message.
+#[inline]
+fn copy_payload(
+    payload: &Payload<'_>,
+    links: &'static Links,
+    region: &mut LastLocal<'static>,
+    to: u64,
+) -> Result<(), TransmitError> {
+    if payload.is_empty() {
+        return Ok(());
+    }
+    let regions = (region, &mut LastRemote::default());
+    Ok(payload.copy_to_addr(&links.core.mrs, regions, &links.core.memory, to)?)
 }
 
 fn put_credit(

@@ -3,11 +3,9 @@
 use std::mem;
 use std::sync::Arc;
 
-use anyverbs_net::shm::{Channel, Committed, Sender};
+use anyverbs_net::shm::{Channel, Sender};
 use anyverbs_proto::mr::LastLocal;
-use anyverbs_proto::types::Psn;
 
-use super::message::{RIDER, RIDES};
 use super::{Peer, SHOW_AFTER};
 use crate::Links;
 
@@ -16,8 +14,6 @@ use crate::Links;
 pub struct Unflushed {
     sender: Option<Sender>,
     bytes: usize,
-    /// The last message, if an ACK of its queue pair may go along.
-    carrier: Option<Committed>,
     /// Packets and bytes that are to be counted.
     packets: u64,
     counted: u64,
@@ -35,8 +31,16 @@ pub struct Unflushed {
 pub struct Spare(Option<Arc<Channel>>);
 
 impl Unflushed {
+    /// Whether a ring is locked.
     #[inline]
-    pub(crate) fn flush(&mut self, links: &Links) {
+    #[must_use]
+    pub fn is_any(&self) -> bool {
+        self.sender.is_some()
+    }
+
+    /// Shows them to their reader, and unlocks the ring.
+    #[inline]
+    pub fn flush(&mut self, links: &Links) {
         if let Some(mut sender) = self.sender.take() {
             sender.flush();
             self.end(sender, links);
@@ -54,7 +58,6 @@ impl Unflushed {
         self.spare = Spare(Some(sender.release()));
         self.region.release();
         self.bytes = 0;
-        self.carrier = None;
     }
 
     /// The reference that the queue pair keeps for the next time.
@@ -77,7 +80,6 @@ impl Unflushed {
             other.flush();
             self.end(other, links);
         }
-        self.carrier = None;
         let sender = self.sender.get_or_insert_with(|| match spare.0.take() {
             Some(channel) if peer.is(&channel) => channel.into_sender(),
             _ => peer.channel.sender(),
@@ -85,12 +87,11 @@ impl Unflushed {
         (sender, &mut self.region)
     }
 
-    /// Notes a packet, `bytes` of it with headers, `payload` without, as the last message. An ACK may go along with it
-    /// if it is a `carrier`.
+    /// Notes a packet, `bytes` of it with headers, `payload` without, and whether it carries an ACK.
     #[inline]
-    pub(super) fn note(&mut self, bytes: usize, payload: usize, carrier: Option<Committed>) {
-        self.carrier = carrier;
+    pub(super) fn note(&mut self, bytes: usize, payload: usize, acks: bool) {
         self.packets += 1;
+        self.acks += u64::from(acks);
         self.counted += bytes as u64;
         self.bytes += payload;
         if self.bytes >= SHOW_AFTER
@@ -99,17 +100,5 @@ impl Unflushed {
             self.bytes = 0;
             sender.flush();
         }
-    }
-
-    /// Adds an ACK of everything up to `psn` to the last request; whether that could be.
-    #[inline]
-    pub fn ride(&mut self, psn: Psn) -> bool {
-        let (Some(sender), Some(carrier)) = (&mut self.sender, self.carrier.take()) else {
-            return false;
-        };
-        let [_, a, b, c] = psn.get().to_be_bytes();
-        let rides = sender.amend(carrier, RIDER, &[RIDES, a, b, c]);
-        self.acks += u64::from(rides);
-        rides
     }
 }

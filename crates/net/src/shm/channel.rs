@@ -19,7 +19,7 @@ use super::notify::Door;
 use super::process::PeerProcess;
 use super::published::{Mark, Marks, PeerBoard};
 use super::remote::{Local, Remote, RemoteError, RemoteMemory};
-use super::ring::{Committed, ONE_LINE, Reservation, ReserveError, Writer};
+use super::ring::{ONE_LINE, Reservation, ReserveError, Writer};
 use super::shared_range::{self, SharedRange};
 use crate::sys::Descriptor;
 
@@ -471,26 +471,11 @@ impl Sender {
         })
     }
 
-    /// As [`Writer::commit_line`]. None also where the channel is closed.
+    /// As [`Writer::commit_line`]. False also where the channel is closed.
     #[inline]
     #[must_use]
-    pub fn commit_line(
-        &mut self,
-        header: usize,
-        payload: usize,
-        line: &[u8; ONE_LINE],
-    ) -> Option<Committed> {
-        if self.channel.closed().is_some() {
-            return None;
-        }
-        self.writer().commit_line(header, payload, line)
-    }
-
-    /// As [`Writer::amend`].
-    #[inline]
-    #[must_use]
-    pub fn amend(&mut self, message: Committed, at: usize, bytes: &[u8]) -> bool {
-        self.writer().amend(message, at, bytes)
+    pub fn commit_line(&mut self, header: usize, payload: usize, line: &[u8; ONE_LINE]) -> bool {
+        self.channel.closed().is_none() && self.writer().commit_line(header, payload, line)
     }
 
     /// Sends the committed messages, and wakes the peer if it sleeps.

@@ -1,7 +1,7 @@
 //! The layout of shared memory. Both sides must agree in all of it: a change is a new [`VERSION`].
 
 /// The layout and the protocol on it.
-pub(crate) const VERSION: u32 = 5;
+pub(crate) const VERSION: u32 = 6;
 
 /// Bytes of a cache line, the unit in which a ring is used.
 pub(crate) const LINE: usize = 64;

@@ -101,7 +101,7 @@ pub(crate) use memory::{allocate, check_length, memfd};
 pub use poller::{Event, Poller};
 pub use published::{Board, Copied};
 pub use remote::{Local, Remote, RemoteError};
-pub use ring::{Batch, Committed, Message, ONE_LINE, Reservation};
+pub use ring::{Batch, Message, ONE_LINE, Reservation};
 pub use shared_range::SharedRange;
 
 #[cfg(test)]

@@ -157,16 +157,11 @@ impl<M: Memory> Writer<M> {
         Ok(Reservation { writer: self, skip, start, header, front, payload, len, is_held })
     }
 
-    /// Commits a message of one line, header and payload, which the caller has put together. None where there may be no room,
+    /// Commits a message of one line, header and payload, which the caller has put together. False where there may be no room,
     /// or the message is too long: [`reserve`](Self::reserve) finds out.
     #[inline]
     #[must_use]
-    pub fn commit_line(
-        &mut self,
-        header: usize,
-        payload: usize,
-        line: &[u8; ONE_LINE],
-    ) -> Option<Committed> {
+    pub fn commit_line(&mut self, header: usize, payload: usize, line: &[u8; ONE_LINE]) -> bool {
         let position = self.committed;
         let at = self.offset(position);
         // This includes the zero behind it. No line reaches out of the ring.
@@ -174,7 +169,7 @@ impl<M: Memory> Writer<M> {
         let is_room = self.free() >= 2 * LINE as u64 && end <= self.allocated && !self.broken;
         let fits = header <= ONE_LINE && payload <= (ONE_LINE - header).min(self.max_payload);
         if !is_room || !fits {
-            return None;
+            return false;
         }
         if position == self.published {
             self.line[8..].copy_from_slice(line);
@@ -184,7 +179,7 @@ impl<M: Memory> Writer<M> {
             self.own.write(at + 8, line);
         }
         self.append(Control::Message { header, payload }, LINE as u64);
-        Some(Committed { position, header })
+        true
     }
 
     #[inline]
@@ -260,24 +255,6 @@ impl<M: Memory> Writer<M> {
         }
     }
 
-    /// Writes `bytes` to offset `at` of the header of a message that is not published yet. False if it is, or if they are not
-    /// all inside the header.
-    #[inline]
-    #[must_use]
-    pub fn amend(&mut self, message: Committed, at: usize, bytes: &[u8]) -> bool {
-        let Committed { position, header } = message;
-        let is_hidden = (self.published..self.committed).contains(&position);
-        if !is_hidden || at > header || bytes.len() > header - at {
-            return false;
-        }
-        if self.held > 0 && position == self.published {
-            self.line[8 + at..8 + at + bytes.len()].copy_from_slice(bytes);
-        } else {
-            self.own.write(self.offset(position) + 8 + at, bytes);
-        }
-        true
-    }
-
     /// Asks the reader to tell when there is room. The caller tells it, as after [`publish`](Self::publish), and tries
     /// once more to reserve. The question's number.
     pub fn ask_for_room(&mut self) -> u64 {
@@ -301,13 +278,6 @@ impl<M: Memory> Writer<M> {
     pub(crate) fn peer(&self) -> &M {
         &self.peer
     }
-}
-
-/// A message that was committed to a ring.
-#[derive(Clone, Copy, Debug)]
-pub struct Committed {
-    position: u64,
-    header: usize,
 }
 
 /// Room for one message; given back by dropping it.
@@ -370,10 +340,9 @@ impl<M: Memory> Reservation<'_, M> {
         self.payload
     }
 
-    /// Completes the message. The reader sees it after [`Writer::publish`]. Until then [`Writer::amend`] finds it by
-    /// the returned value.
+    /// Completes the message. The reader sees it after [`Writer::publish`].
     #[inline]
-    pub fn commit(self) -> Committed {
+    pub fn commit(self) {
         let Self { writer, skip, header, payload, len, is_held, .. } = self;
         if is_held {
             writer.held = (header + payload).max(1);
@@ -381,9 +350,7 @@ impl<M: Memory> Reservation<'_, M> {
         if skip > 0 {
             writer.append(Control::Skip, skip);
         }
-        let position = writer.committed;
         writer.append(Control::Message { header, payload }, len as u64);
-        Committed { position, header }
     }
 }
 

@@ -22,6 +22,7 @@ use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
 
 use crate::config::Config;
+use crate::cq::Caller;
 use crate::fork;
 use crate::gid::GidTable;
 use crate::limits::DeviceAttr;
@@ -70,8 +71,9 @@ pub struct Core {
 
 /// The services that objects ask of the rooms above them.
 pub trait Progress: Sync {
-    /// A poll found nothing: does what the network and the clock ask for. Whether that was next to nothing.
-    fn poll(&'static self) -> bool;
+    /// A poll found nothing: does what the network and the clock ask for. Whether that was next to nothing. Completions
+    /// of the queue that is polled may go straight `into` the caller's room.
+    fn poll(&'static self, into: Option<&mut dyn Caller>) -> bool;
 
     /// The program is about to sleep: what it owes leaves, and the worker serves it from now on.
     fn end_polling(&'static self);

@@ -273,6 +273,7 @@ mod tests {
             _: &AddressVector,
             _: &Headers,
             _: &Payload<'_>,
+            _: Option<Psn>,
         ) -> Result<(), TransmitError> {
             Err(TransmitError::Blocked)
         }

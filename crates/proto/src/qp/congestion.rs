@@ -48,7 +48,7 @@ impl Qp {
             becn: true,
             ..self.bth(Psn::default())
         });
-        if env.transmit(&self.attr.av, &headers, &Payload::bytes(&RESERVED)).is_ok() {
+        if env.transmit(&self.attr.av, &headers, &Payload::bytes(&RESERVED), None).is_ok() {
             env.count(Counter::CnpSent, 1);
         }
     }

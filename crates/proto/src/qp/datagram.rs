@@ -104,7 +104,7 @@ impl Qp {
         } else {
             Payload::gather(self.sq.sges(position), 0, sqe.len as usize, self.init.pd)
         };
-        match env.transmit(&dest.av, &headers, &payload) {
+        match env.transmit(&dest.av, &headers, &payload, None) {
             Ok(()) => {
                 self.next_datagram = self.next_datagram.plus(1);
                 Ok(())

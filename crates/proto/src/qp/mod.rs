@@ -40,7 +40,9 @@ use congestion::Congestion;
 use pacing::{Pacing, RateLimit};
 pub use posting::PostSendError;
 use requester::Requester;
+pub use requester::single::ShortSend;
 use responder::Responder;
+pub use responder::single::ShortRequest;
 use responder::tag_matching::{SEND_CAP, TagMatching};
 pub use responder::{OutOfOrderBytes, lending};
 use send_queue::{PACKET_COST, SendQueue};
@@ -290,6 +292,13 @@ impl Qp {
     #[must_use]
     pub fn qpn(&self) -> Qpn {
         self.qpn
+    }
+
+    /// The number of its peer.
+    #[must_use]
+    #[inline]
+    pub fn dest_qpn(&self) -> Qpn {
+        self.attr.dest_qpn
     }
 
     /// Its parameters; `cap` holds the actual sizes.

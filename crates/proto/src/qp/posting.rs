@@ -50,6 +50,9 @@ pub enum PostSendError {
 impl Qp {
     /// Queues a send. Call [`transmit`](Self::transmit) after the last of a list.
     pub fn post_send<E: Env>(&mut self, wr: &SendWr<'_>, env: &mut E) -> Result<(), PostSendError> {
+        if self.post_short_send(wr, env) {
+            return Ok(());
+        }
         if matches!(self.attr.state, QpState::Reset | QpState::Init | QpState::Rtr) {
             return Err(PostSendError::State);
         }
@@ -90,6 +93,13 @@ impl Qp {
             self.flush_sends(env);
         }
         Ok(())
+    }
+
+    /// Tells whether posted sends have not left yet.
+    #[must_use]
+    #[inline]
+    pub fn has_unsent(&self) -> bool {
+        self.sq.next != self.sq.head
     }
 
     /// Tells whether posted sends may wait for more, to leave with them in one batch of `batch` bytes ([`LinkProps::batch`](crate::env::LinkProps::batch)).

@@ -9,7 +9,7 @@ mod direct;
 mod local;
 mod recovery;
 mod retransmit;
-mod single;
+pub(super) mod single;
 mod stream;
 
 use std::collections::VecDeque;
@@ -364,8 +364,10 @@ impl Qp {
                 Payload::gather(self.sq.sges(position), offset.into(), bytes as usize, self.init.pd)
             }
         };
-        env.transmit(&self.attr.av, &headers, &payload)?;
+        let acks = self.piggybacked_ack(env.props());
+        env.transmit(&self.attr.av, &headers, &payload, acks)?;
         let sent = payload.len() as u32;
+        self.note_piggybacked(acks);
         self.note_paced(sent, env);
 
         let requester = &mut self.requester;

@@ -5,7 +5,7 @@ mod execute;
 pub mod lending;
 mod out_of_order;
 mod receives;
-mod single;
+pub(super) mod single;
 mod start;
 pub(super) mod tag_matching;
 

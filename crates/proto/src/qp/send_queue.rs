@@ -157,10 +157,42 @@ impl SendQueue {
         }
     }
 
+    /// Posts a SEND of one element that was sent as one packet, with its PSN and the window cost before it. The caller
+    /// checked that there is room, and that everything before it was sent.
+    #[inline]
+    pub(super) fn push_sent(
+        &mut self,
+        wr_id: u64,
+        flags: SendFlags,
+        sge: Sge,
+        (first_psn, cost_before): (Psn, u64),
+    ) {
+        let slot = self.slot(self.head);
+        self.slots[slot] = Sqe {
+            wr_id,
+            flags,
+            sge_count: u8::from(!flags.contains(SendFlags::INLINE)),
+            len: sge.len,
+            first_psn,
+            packets: 1,
+            cost_before,
+            ..Sqe::default()
+        };
+        self.sges[slot * self.max_sge] = sge;
+        self.head = self.head.wrapping_add(1);
+        (self.next, self.started) = (self.head, self.head);
+    }
+
     /// Room for the inline data of the staged WQE.
     pub(super) fn inline_mut(&mut self) -> &mut [u8] {
         let first = self.slot(self.head) * self.max_inline;
         &mut self.inline[first..first + self.max_inline]
+    }
+
+    /// The same, to read.
+    pub(super) fn inline_next(&self) -> &[u8] {
+        let first = self.slot(self.head) * self.max_inline;
+        &self.inline[first..first + self.max_inline]
     }
 
     /// Posts the staged WQE.

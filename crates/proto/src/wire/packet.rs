@@ -127,6 +127,21 @@ impl Headers {
         out.written
     }
 
+    /// Writes the headers behind the base header, and returns their length.
+    ///
+    /// # Panics
+    /// If `buf` is shorter than they are.
+    #[inline]
+    pub fn emit_extensions(&self, buf: &mut [u8]) -> usize {
+        let ext = self.bth.opcode.ext();
+        if ext.is_empty() {
+            return 0;
+        }
+        let mut out = Writer { rest: buf, written: 0 };
+        self.emit_ext(ext, &mut out);
+        out.written
+    }
+
     /// Writes the extension headers.
     fn emit_ext(&self, ext: Ext, out: &mut Writer<'_>) {
         if ext.has(Ext::XRCETH) {
@@ -184,6 +199,30 @@ impl Headers {
         }
         if self.bth.pad != Bth::pad_of(payload_len) {
             return Err(Malformed::Pad);
+        }
+        Ok(())
+    }
+
+    /// As [`parse_from`](Self::parse_from), of a packet whose base header is known already: `bytes` are those behind it.
+    ///
+    /// # Errors
+    /// As [`Packet::parse`].
+    #[inline]
+    pub fn parse_extensions(
+        &mut self,
+        bth: Bth,
+        mut bytes: &[u8],
+        payload_len: usize,
+    ) -> Result<(), Malformed> {
+        if bth.opcode.ext().is_empty() && self.is_bare() {
+            // As in the packet before.
+            self.bth = bth;
+        } else {
+            *self = Self::new(bth);
+            self.parse_ext(&mut bytes)?;
+        }
+        if !bytes.is_empty() || !bth.opcode.admits_payload(payload_len) {
+            return Err(Malformed::Length);
         }
         Ok(())
     }

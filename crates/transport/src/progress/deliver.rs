@@ -3,6 +3,8 @@
 use std::mem;
 use std::sync::Arc;
 
+use anyverbs_links::shm::Digest;
+use anyverbs_objects::cq::Caller;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::qp::{Arrival, Incoming};
@@ -12,7 +14,7 @@ use anyverbs_proto::wire::opcode::Operation;
 use anyverbs_proto::wire::packet::{Beginning, Malformed};
 
 use super::Driver;
-use crate::qp::arrivals::Arrivals;
+use crate::qp::arrivals::{Arrivals, reborrow};
 use crate::qp::env::Call;
 use crate::qp::{QpCell, State};
 
@@ -31,6 +33,11 @@ pub(super) trait Source {
 
     /// The present packet, and where it came from.
     fn packet(&self) -> (&Arrival, &Incoming<'_>);
+
+    /// The digest that stands for the addresses of the present packet, if it has one.
+    fn digest(&self) -> Option<Digest> {
+        None
+    }
 
     /// The packet behind it, if that is known.
     fn ahead(&self) -> Option<(&Arrival, &Incoming<'_>)> {
@@ -143,16 +150,17 @@ impl Driver {
             }
             None => false,
         };
-        self.deliver(&mut Ahead::new(now, &mut places, read), &mut None);
+        self.deliver(&mut Ahead::new(now, &mut places, read), &mut None, None);
     }
 
     /// Gives packets to their queue pairs; consecutive ones for one queue pair under one hold of its lock. `last` is the queue
-    /// pair of the last one: the next is likely to be for the same.
+    /// pair of the last one: the next is likely to be for the same. Completions may go straight `into` a caller's room.
     #[inline]
     pub(super) fn deliver<S: Source>(
         &'static self,
         source: &mut S,
         last: &mut Option<Arc<QpCell>>,
+        mut into: Option<&mut dyn Caller>,
     ) {
         let mut more = source.advance();
         while more {
@@ -186,7 +194,7 @@ impl Driver {
                 continue;
             }
             let mut call = Call::at(&cell, source.now());
-            let mut arrivals = Arrivals::new(&cell);
+            let mut arrivals = Arrivals::new(&cell, reborrow(&mut into));
             let is_target = cell.qp_type == QpType::XrcRecv;
             loop {
                 let (_, packet) = source.packet();
@@ -206,6 +214,8 @@ impl Driver {
                         .is_elsewhere(&cell, &mut state, &mut call, arrival, packet);
                 if !is_elsewhere && (run.group.is_none() || cell.takes(&state, arrival, packet)) {
                     let State { machine, link, .. } = &mut *state;
+                    let by_digest = source.digest().map(|digest| link.arrival_of(digest));
+                    let arrival = by_digest.as_ref().unwrap_or(arrival);
                     machine.receive(arrival, packet, &mut call.env_with(link, &mut arrivals));
                 }
                 more = source.advance();

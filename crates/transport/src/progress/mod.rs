@@ -31,7 +31,7 @@ use anyverbs_locks::{Mutex, rank};
 use anyverbs_net::Datagram;
 use anyverbs_objects::base::{Core, Patience, Progress, Timed};
 use anyverbs_objects::context_cell::PortListeners;
-use anyverbs_objects::cq::CqCell;
+use anyverbs_objects::cq::{Caller, CqCell};
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::time::Time;
@@ -163,8 +163,8 @@ impl Driver {
 }
 
 impl Progress for Driver {
-    fn poll(&'static self) -> bool {
-        self.poll_progress()
+    fn poll(&'static self, into: Option<&mut dyn Caller>) -> bool {
+        self.poll_progress(into)
     }
 
     fn end_polling(&'static self) {

@@ -17,6 +17,7 @@ use anyverbs_net::forward::{ForwardBuffer, Forwarded};
 use anyverbs_net::shm::{Channel, Closed, Event, Poller};
 use anyverbs_net::{Datagram, RxBatch};
 use anyverbs_objects::config::Config;
+use anyverbs_objects::cq::Caller;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
@@ -182,14 +183,14 @@ struct Step {
 
 impl Driver {
     /// A caller's poll found nothing: serves the network and the clock. Tells whether that was next to nothing.
-    pub(crate) fn poll_progress(&'static self) -> bool {
+    pub(crate) fn poll_progress(&'static self, into: Option<&mut dyn Caller>) -> bool {
         // A count that two threads make at once may be lost; it only has to move.
         let polls = self.lease.load(Ordering::Relaxed).wrapping_add(1);
         self.lease.store(polls, Ordering::Release);
         self.drain_inproc(false);
         let mut rx = self.rx.try_lock();
         let nothing_came = self.is_end_of_poll(&mut rx);
-        if !nothing_came && self.receive_with(rx, Reader::Poll) == 0 {
+        if !nothing_came && self.receive_with(rx, Reader::Poll, into) == 0 {
             self.flush(Debts::All);
         }
         if polls.is_multiple_of(CLOCK_EVERY.into()) {
@@ -253,7 +254,7 @@ impl Driver {
 
     /// Receives a batch, and returns the number of packets. 0 also while another thread does.
     pub(crate) fn receive(&'static self, reader: Reader) -> usize {
-        self.receive_with(self.lock_rx(reader), reader)
+        self.receive_with(self.lock_rx(reader), reader, None)
     }
 
     fn lock_rx(&self, reader: Reader) -> Option<MutexGuard<'_, rank::Receive, RxState>> {
@@ -273,9 +274,11 @@ impl Driver {
         &'static self,
         rx: Option<MutexGuard<'static, rank::Receive, RxState>>,
         reader: Reader,
+        into: Option<&mut dyn Caller>,
     ) -> usize {
-        let mut n = rx.map_or(0, |rx| self.receive_batch(rx, reader));
-        let again = |reader| self.lock_rx(reader).map_or(0, |rx| self.receive_batch(rx, reader));
+        let mut n = rx.map_or(0, |rx| self.receive_batch(rx, reader, into));
+        let again =
+            |reader| self.lock_rx(reader).map_or(0, |rx| self.receive_batch(rx, reader, None));
         if reader == Reader::Poll && self.worker.take_left_to_reader() && n == 0 {
             // The event that woke the worker came after this thread had looked.
             n = again(reader);
@@ -303,11 +306,12 @@ impl Driver {
         &'static self,
         mut rx: MutexGuard<'_, rank::Receive, RxState>,
         reader: Reader,
+        into: Option<&mut dyn Caller>,
     ) -> usize {
         rx.calls = rx.calls.wrapping_add(1);
         let is_poll = reader == Reader::Poll;
         let now = (!is_poll || rx.calls.is_multiple_of(CLOCK_EVERY)).then(|| self.core.now());
-        let by_ring = self.receive_rings(&mut rx, reader);
+        let by_ring = self.receive_rings(&mut rx, reader, into);
         let quiet = is_poll
             && rx.since_shm < IDLE_AFTER
             && rx.empty_looks >= QUIET_AFTER
@@ -323,14 +327,19 @@ impl Driver {
 
     /// Takes messages and events of the same-host link.
     #[inline]
-    fn receive_rings(&'static self, rx: &mut RxState, reader: Reader) -> usize {
+    fn receive_rings(
+        &'static self,
+        rx: &mut RxState,
+        reader: Reader,
+        into: Option<&mut dyn Caller>,
+    ) -> usize {
         let RxState { poller, last, inbox, closed, since_shm, deferred, .. } = rx;
         let Some(poller) = poller else { return 0 };
         if reader != Reader::Worker && poller.is_armed() && self.worker.is_shm_spent() {
             // The worker knows that somebody polls; the peers need not wake it.
             poller.disarm();
         }
-        let mut n = self.receive_ring(poller, (last, inbox), deferred);
+        let mut n = self.receive_ring(poller, (last, inbox), deferred, into);
         *since_shm = if n > 0 { 0 } else { since_shm.saturating_add(1) };
         while let Some(event) = poller.next_event() {
             n += 1;
@@ -437,7 +446,7 @@ impl Driver {
             false
         });
         // Not remembered: a queue pair that is destroyed should not keep its completion channel open.
-        self.deliver(&mut source, &mut None);
+        self.deliver(&mut source, &mut None, None);
         self.count_received(tally);
         if !to_gsi.is_empty() {
             // No queue pair is locked here.

@@ -76,7 +76,7 @@ impl Driver {
         let mut late = 0;
         loop {
             loop {
-                self.poll_progress();
+                self.poll_progress(None);
                 if found() {
                     patience.note_waited(self.core.now().since(begin));
                     self.end_wait();

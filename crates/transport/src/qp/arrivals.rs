@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use anyverbs_objects::cq::Caller;
 use anyverbs_proto::env::Side;
 use anyverbs_proto::mr::LastLocal;
 use anyverbs_proto::wc::Wc;
@@ -14,9 +15,10 @@ use super::QpCell;
 const LONG: u32 = 4096;
 
 /// The arrivals of a queue pair, under its lock. They are [ended](Self::end) before that is released.
-#[derive(Debug)]
 pub(crate) struct Arrivals<'a> {
     cell: &'a QpCell,
+    /// The thread that polls for them.
+    into: Option<&'a mut dyn Caller>,
     /// The side whose completions wait.
     side: Side,
     /// With whether they are solicited.
@@ -26,17 +28,36 @@ pub(crate) struct Arrivals<'a> {
     pub(crate) more: bool,
 }
 
+/// The same caller for a shorter time.
+#[inline]
+pub(crate) fn reborrow<'a>(into: &'a mut Option<&mut dyn Caller>) -> Option<&'a mut dyn Caller> {
+    match into {
+        Some(caller) => Some(&mut **caller),
+        None => None,
+    }
+}
+
 impl<'a> Arrivals<'a> {
-    pub(crate) fn new(cell: &'a QpCell) -> Self {
+    pub(crate) fn new(cell: &'a QpCell, into: Option<&'a mut dyn Caller>) -> Self {
         let region = LastLocal::default();
-        Self { cell, side: Side::Recv, waiting: ArrayVec::new_const(), region, more: false }
+        Self { cell, into, side: Side::Recv, waiting: ArrayVec::new_const(), region, more: false }
     }
 
     /// Adds a completion. False if there is no queue of the queue pair's own that it belongs to.
     #[inline]
     pub(crate) fn complete(&mut self, side: Side, wc: Wc, solicited: bool) -> bool {
-        if self.cell.cq(side).is_none() {
-            return false;
+        let Some(cq) = self.cell.cq(side) else { return false };
+        // Those of one queue stay in order.
+        let is_next = self.waiting.is_empty()
+            || self.cell.cq(self.side).is_none_or(|other| !Arc::ptr_eq(other, cq));
+        if let Some(into) = &mut self.into
+            && is_next
+            && into.take(cq, &wc)
+        {
+            if side == Side::Send {
+                self.cell.sq_credit.release(wc.sq_count);
+            }
+            return true;
         }
         if side != self.side || self.waiting.is_full() {
             self.flush();

@@ -17,7 +17,7 @@ use anyverbs_objects::privilege;
 use anyverbs_objects::srq::SrqCell;
 use anyverbs_proto::env::Side;
 use anyverbs_proto::qp::attr::{QpAttr, QpAttrMask, QpState, QpType};
-use anyverbs_proto::qp::{Arrival, Incoming};
+use anyverbs_proto::qp::{Arrival, Incoming, SqCredit};
 use anyverbs_proto::types::{Gid, Qpn};
 use anyverbs_proto::xrc_message::FileId;
 
@@ -36,6 +36,8 @@ pub struct QpCell {
     pub qp_type: QpType,
     /// The state that its lock guards.
     pub state: Mutex<rank::QueuePair, State>,
+    /// Where the slots of polled sends go back to.
+    pub(super) sq_credit: Arc<SqCredit>,
     /// None on a target.
     pub send_cq: Option<Arc<CqCell>>,
     /// None on an initiator and a target.
@@ -118,6 +120,7 @@ impl QpCell {
             transport,
             qpn,
             qp_type,
+            sq_credit: state.machine.sq_credit(),
             state: Mutex::new(state),
             send_cq: None,
             recv_cq: None,

@@ -221,6 +221,7 @@ impl LinkEnv for DeviceEnv<'_, '_> {
         av: &AddressVector,
         headers: &Headers,
         payload: &Payload<'_>,
+        acks: Option<Psn>,
     ) -> Result<(), TransmitError> {
         if self.link.blocked {
             // It is on a list already, and will be called.
@@ -249,7 +250,7 @@ impl LinkEnv for DeviceEnv<'_, '_> {
             (None, None) => return Ok(()),
         };
         let transport = self.transport;
-        let packet = Outgoing { from: qpn, av, headers, payload, reliable };
+        let packet = Outgoing { from: qpn, av, headers, payload, reliable, acks };
         let now = || now(transport, self.now);
         match route.send(self.out, spare, transport.links, &packet, now) {
             Ok(()) => Ok(()),
@@ -262,16 +263,12 @@ impl LinkEnv for DeviceEnv<'_, '_> {
                 self.link.reroute(transport.links, this, av, dest);
                 // Once: the next route is another one, or that to the slot's next owner.
                 if self.is_connected() || self.redirect(av, dest) {
-                    self.transmit(av, headers, payload)
+                    self.transmit(av, headers, payload, None)
                 } else {
                     Ok(())
                 }
             }
         }
-    }
-
-    fn ride(&mut self, psn: Psn) -> bool {
-        self.out.ride(psn)
     }
 
     fn direct(&mut self, operation: &Direct<'_>) -> bool {

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 
 use anyverbs_proto::env::LinkProps;
+use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Psn, Qpn};
@@ -15,7 +16,7 @@ use anyverbs_links::Links;
 use anyverbs_links::direct::LastTarget;
 use anyverbs_links::path::{Path, Turn};
 use anyverbs_links::route::Route;
-use anyverbs_links::shm::{Peer, Spare};
+use anyverbs_links::shm::{Digest, Peer, Spare};
 use anyverbs_links::udp::Asked;
 use anyverbs_objects::base::directory::PublishedQp;
 use anyverbs_objects::comp_cntr::Attached;
@@ -37,6 +38,8 @@ pub struct Link {
     pub(super) route: Option<Route>,
     /// Its facts.
     pub(super) props: LinkProps,
+    /// The peer's packets, if it is on this host: their digest, and the addresses that it stands for.
+    from_peer: Option<(Digest, Arrival)>,
     /// Address, slot and route of the last datagram.
     pub(super) last: Option<(AddressVector, u8, Route)>,
     /// For sending through shared memory.
@@ -86,7 +89,13 @@ impl Link {
         let attr = machine.attr();
         if machine.init().qp_type != QpType::Ud {
             let mtu = attr.path_mtu.bytes();
-            let route = Route::new(links, &attr.av, attr.dest_qpn, Some(mtu));
+            let (av, dest) = (&attr.av, attr.dest_qpn);
+            let route = Route::new(links, av, dest, Some(mtu));
+            self.from_peer = links.core.gids.is_of_host(av.dgid).then(|| {
+                let digest = Digest::new(av.dgid, av.sgid).from_slot(dest.slot());
+                let (source, destination) = (av.dgid, av.sgid);
+                (digest, Arrival { source, destination, ..Arrival::default() })
+            });
             self.props = route.props(links, machine.init().qp_type);
             self.route = Some(route);
         }
@@ -96,11 +105,25 @@ impl Link {
     pub fn leave_path(&mut self, qpn: Qpn) {
         self.leave_turn(qpn);
         (self.route, self.props) = (None, LinkProps::default());
+        self.from_peer = None;
         self.last = None;
         self.spare = Spare::default();
         self.last_target = LastTarget::default();
         self.blocked = false;
         self.peer_gone_at = None;
+    }
+
+    /// Whether a packet with this digest of its addresses came from the peer.
+    #[inline]
+    pub(crate) fn is_from_peer(&self, digest: Digest) -> bool {
+        self.from_peer.is_some_and(|(of_peer, _)| of_peer == digest)
+    }
+
+    /// Where a packet came from that has a digest of its addresses: from the peer, or from nobody.
+    #[inline]
+    pub(crate) fn arrival_of(&self, digest: Digest) -> Arrival {
+        let from_peer = self.from_peer.filter(|(of_peer, _)| *of_peer == digest);
+        from_peer.map_or_else(Arrival::default, |(_, arrival)| arrival)
     }
 
     fn leave_turn(&mut self, qpn: Qpn) {

@@ -2,9 +2,11 @@
 
 use std::fmt;
 
+use anyverbs_links::route::Route;
+use anyverbs_links::shm::{ShortData, Unflushed};
 use anyverbs_locks::{MutexGuard, rank};
 use anyverbs_objects::error::PostError;
-use anyverbs_proto::wr::{RecvWr, SendWr};
+use anyverbs_proto::wr::{RecvWr, SendFlags, SendWr, Sge};
 
 use super::env::Call;
 use super::{QpCell, State};
@@ -17,15 +19,65 @@ pub struct Poster<'a> {
     /// From the first request on that is more than a receive that is queued.
     pub(super) call: Option<Call<'a>>,
     pub(super) sends: bool,
+    /// SENDs that have left by the same-host link, and that its reader does not see yet.
+    pub(super) short: Unflushed,
 }
 
 impl Poster<'_> {
+    /// Posts a SEND of one element and sends it in one step, if nothing is unusual. With false nothing was posted, and
+    /// [`send`](Self::send) takes it.
+    #[inline]
+    pub fn send_short(&mut self, wr_id: u64, flags: SendFlags, sge: Sge) -> bool {
+        let Some(state) = &mut self.state else { return false };
+        let State { machine, link, .. } = &mut **state;
+        let Some(Route::Shm(route)) = link.route.as_ref().filter(|_| !link.blocked) else {
+            return false;
+        };
+        if self.call.is_some() {
+            return false;
+        }
+        let planned = machine.plan_short_send(flags, sge.len, &link.props);
+        let Some(planned) = planned else { return false };
+        let links = self.cell.transport.links;
+        let to = (machine.dest_qpn(), machine.init().pd);
+        let data = if flags.contains(SendFlags::INLINE) {
+            let Some(bytes) = machine.copy_inline(&sge, &links.core.memory) else { return false };
+            ShortData::Inline(bytes)
+        } else {
+            ShortData::Element(&sge)
+        };
+        let (short, spare) = (&mut self.short, &mut link.spare);
+        let solicited = flags.contains(SendFlags::SOLICITED);
+        let sent = route.send_short(short, spare, links, to, (data, solicited), &planned);
+        if sent {
+            machine.book_short_send(wr_id, flags, sge, planned);
+        }
+        sent
+    }
+
+    /// Shows the SENDs that have left to their reader.
+    #[inline]
+    fn end_short(&mut self) {
+        let Some(state) = self.state.as_mut().filter(|_| self.short.is_any()) else { return };
+        let transport = self.cell.transport;
+        self.short.flush(transport.links);
+        let State { machine, link, .. } = &mut **state;
+        if let Some(spare) = self.short.take_spare() {
+            link.spare = spare;
+        }
+        // They may have carried the ACK that was owed.
+        let owes = machine.owes_ack() || link.gathers;
+        transport.owed.note(self.cell.qpn, &mut link.debt, owes);
+    }
+
     /// Queues a send. It starts when the poster is dropped.
     ///
     /// # Errors
     /// [`PostError::Send`].
     pub fn send(&mut self, wr: &SendWr<'_>) -> Result<(), PostError> {
         self.sends = true;
+        // The general way locks the ring again.
+        self.end_short();
         let Some(state) = &mut self.state else { return Err(PostError::Gone) };
         let State { machine, link, .. } = &mut **state;
         let call = self.call.get_or_insert_with(|| Call::new(self.cell));
@@ -57,6 +109,7 @@ impl Poster<'_> {
 impl Drop for Poster<'_> {
     #[inline]
     fn drop(&mut self) {
+        self.end_short();
         let is_starved = self.state.as_ref().is_some_and(|state| state.link.starved.is_some());
         if self.sends || self.call.is_some() || is_starved {
             return self.finish();
@@ -72,7 +125,11 @@ impl Poster<'_> {
     fn finish(&mut self) {
         // In place: a call is long to move about.
         let Some(state) = &mut self.state else { return };
-        let sent = self.sends && self.call.as_mut().is_some_and(|call| call.send(state));
+        let sent = self.sends
+            && self.call.as_mut().is_some_and(|call| {
+                // On some links they have left already.
+                !state.machine.has_unsent() || call.send(state)
+            });
         if !sent && state.link.starved.is_none() {
             // Receives alone, and sends that gather, change nothing that others have to know.
             self.call = None;

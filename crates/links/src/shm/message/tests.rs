@@ -1,19 +1,21 @@
-//! Headers of the ring's messages, read as they come and not.
+//! Headers of the ring's messages, as they are written and as anybody may write them.
 
-use anyverbs_proto::types::Qpn;
+use std::net::Ipv4Addr;
+
+use anyverbs_proto::types::QKey;
 use anyverbs_proto::wire::aeth::{Aeth, Syndrome};
-use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
-use anyverbs_proto::wire::packet::Headers;
+use anyverbs_proto::wire::deth::Deth;
 use anyverbs_proto::wire::reth::Reth;
 
 use super::*;
 
-/// Reads a header and a payload.
-fn read(inbox: &mut Inbox, head: &[u8], payload: Data<'static>) -> Option<Received> {
-    inbox.parse(head.try_into().ok(), payload, |inbox| inbox.parse_any(head, payload, |_| true))
-}
-
+/// Slots of writer and reader.
+const SLOTS: (u8, u8) = (7, 3);
 const ADDR: u64 = 0x1000;
+
+fn read(inbox: &mut Inbox, head: &[u8], payload: Data<'static>) -> Option<Received> {
+    inbox.parse(head, payload, SLOTS, |_| true)
+}
 
 fn arrival(last: u8) -> Arrival {
     let gid = |last| Gid::from(IpAddr::V4(Ipv4Addr::new(10, 0, 0, last)));
@@ -27,23 +29,45 @@ fn arrival(last: u8) -> Arrival {
     }
 }
 
-fn message(arrival: &Arrival, headers: &Headers, len: usize) -> Vec<u8> {
+fn digest(arrival: &Arrival) -> Digest {
+    Digest::new(arrival.source, arrival.destination)
+}
+
+/// A message as the link writes it.
+fn message(arrival: &Arrival, headers: &Headers, len: usize, acks: Option<Psn>) -> Vec<u8> {
     let mut head = [0; MAX_HEADER];
-    let at = Front::new(arrival).write(&mut head);
-    let end = at + headers.emit(&mut head[at..]);
-    head[at + 1] = head[at + 1] & !0x30 | Bth::pad_of(len) << 4;
+    let end = if is_connected(headers.bth.opcode) {
+        emit_connected(headers, digest(arrival), 1, acks, &mut head)
+    } else {
+        Front::new(arrival).emit(headers, len, 1, &mut head).1
+    };
     head[..end].to_vec()
 }
 
+fn bth(service: Service, operation: Operation) -> Bth {
+    let bth = Bth::new(Opcode::new(service, operation), Qpn::new(0x03_0203), Psn::new(77));
+    Bth { migreq: true, ..bth }
+}
+
 fn send() -> Headers {
-    let opcode = Opcode::new(Service::Rc, Operation::SendOnly);
-    Headers::new(Bth::new(opcode, Qpn::new(0x01_0203), Psn::new(77)))
+    Headers::new(bth(Service::Rc, Operation::SendOnly))
 }
 
 fn write() -> Headers {
-    let opcode = Opcode::new(Service::Rc, Operation::WriteOnly);
-    let mut headers = Headers::new(Bth::new(opcode, Qpn::new(0x01_0204), Psn::new(78)));
+    let mut headers = Headers::new(bth(Service::Rc, Operation::WriteOnly));
     headers.reth = Some(Reth { va: 1, rkey: 2, len: 3 });
+    headers
+}
+
+fn ack() -> Headers {
+    let mut headers = Headers::new(bth(Service::Rc, Operation::Ack));
+    headers.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: 1 });
+    headers
+}
+
+fn datagram() -> Headers {
+    let mut headers = Headers::new(bth(Service::Ud, Operation::SendOnly));
+    headers.deth = Some(Deth { qkey: QKey(5), src_qpn: Qpn::new(6) });
     headers
 }
 
@@ -58,53 +82,82 @@ fn packets_are_read_one_after_the_other_into_one_inbox() {
     for (arrival, headers) in [
         (arrival(1), send()),
         (arrival(1), write()),
+        (arrival(1), datagram()),
         (arrival(2), send()),
+        (v6, datagram()),
         (v6, write()),
         (arrival(2), send()),
+        (arrival(2), datagram()),
     ] {
-        let bytes = message(&arrival, &headers, 3);
-        assert!(matches!(read(&mut inbox, &bytes, payload(3)), Some(Received::Packet)));
-        assert_eq!(inbox.arrival, arrival);
-        let mut expected = headers;
-        expected.bth.pad = 1;
-        assert_eq!(inbox.packet.headers, expected);
-        assert_eq!((inbox.packet.packets, inbox.packet.acks), (1, None));
-        assert_eq!(inbox.headers_len, headers.len());
+        for (solicited, ack_req) in [(false, false), (true, false), (false, true)] {
+            let mut headers = headers;
+            (headers.bth.solicited, headers.bth.ack_req) = (solicited, ack_req);
+            let bytes = message(&arrival, &headers, 3, None);
+            assert!(matches!(read(&mut inbox, &bytes, payload(3)), Some(Received::Packet)));
+            if is_connected(headers.bth.opcode) {
+                assert_eq!(inbox.digest, Some(digest(&arrival).from_slot(SLOTS.0)));
+            } else {
+                assert_eq!((inbox.digest, inbox.arrival), (None, arrival));
+            }
+            headers.bth.pad = 1;
+            assert_eq!(inbox.packet.headers, headers);
+            assert_eq!((inbox.packet.packets, inbox.packet.acks), (1, None));
+            assert_eq!(inbox.headers_len, headers.len());
+        }
     }
 }
 
 #[test]
-fn an_ack_rides_with_a_request_and_with_nothing_else() {
+fn a_request_carries_an_ack_and_nothing_else_does() {
     let mut inbox = Inbox::default();
-    let mut bytes = message(&arrival(1), &send(), 0);
-    bytes[RIDER..RIDER + 4].copy_from_slice(&[RIDES, 1, 2, 3]);
+    let psn = Psn::new(0xfe_dcba);
+    let bytes = message(&arrival(1), &send(), 0, Some(psn));
     assert!(read(&mut inbox, &bytes, payload(0)).is_some());
-    assert_eq!(inbox.packet.acks, Some(Psn::new(0x01_0203)));
-    bytes[RIDER] = 2;
-    assert!(read(&mut inbox, &bytes, payload(0)).is_none());
+    assert_eq!(inbox.packet.acks, Some(psn));
+    assert_eq!(inbox.packet.headers.bth.psn, send().bth.psn);
 
-    let opcode = Opcode::new(Service::Rc, Operation::Ack);
-    let mut ack = Headers::new(Bth::new(opcode, Qpn::new(1), Psn::new(1)));
-    ack.aeth = Some(Aeth { syndrome: Syndrome::ACK, msn: 1 });
-    let mut bytes = message(&arrival(1), &ack, 0);
+    let bytes = message(&arrival(1), &ack(), 0, None);
     assert!(read(&mut inbox, &bytes, payload(0)).is_some());
     assert_eq!(inbox.packet.acks, None);
-    bytes[RIDER] = RIDES;
+    let bytes = message(&arrival(1), &ack(), 0, Some(psn));
     assert!(read(&mut inbox, &bytes, payload(0)).is_none());
 }
 
 #[test]
-fn a_header_of_no_family_is_refused_whatever_came_before() {
+fn a_short_send_is_written_as_the_general_way_writes_it() {
+    for (solicited, acks) in [(false, None), (true, None), (false, Some(Psn::new(0xab_cdef)))] {
+        let mut headers = send();
+        (headers.bth.solicited, headers.bth.ack_req) = (solicited, true);
+        let (dest, psn) = (headers.bth.dest_qpn, headers.bth.psn);
+        let mut line = [0; ONE_LINE];
+        let planned = ShortSend { psn, len: 0, acks };
+        emit_short_send(dest, solicited, &planned, digest(&arrival(1)), &mut line);
+        assert_eq!(line[..CONNECTED_LEN], message(&arrival(1), &headers, 0, acks));
+    }
+}
+
+#[test]
+fn a_digest_tells_addresses_directions_and_slots_apart() {
+    let [a, b, c] = [1, 2, 3].map(|last| arrival(last).source);
+    let all = [(a, b), (b, a), (a, c), (c, a), (b, c)].map(|(from, to)| Digest::new(from, to));
+    for (i, one) in all.iter().enumerate() {
+        assert!(all[i + 1..].iter().all(|other| one != other));
+        assert_ne!(one.from_slot(1), one.from_slot(2));
+    }
+}
+
+#[test]
+fn a_header_of_no_kind_is_refused_whatever_came_before() {
     let v6 = Arrival { source: Gid([7; 16]), ..arrival(1) };
     for before in [None, Some(arrival(1)), Some(v6)] {
         for byte in [0, 0xff] {
             let mut inbox = Inbox::default();
             if let Some(before) = before {
-                assert!(read(&mut inbox, &message(&before, &send(), 0), payload(0)).is_some());
+                let bytes = message(&before, &datagram(), 0, None);
+                assert!(read(&mut inbox, &bytes, payload(0)).is_some());
             }
-            let mut bytes = message(&arrival(1), &send(), 0);
+            let mut bytes = message(&arrival(1), &datagram(), 0, None);
             bytes[..6].fill(byte);
-            bytes[FIXED..FIXED + 8].fill(byte);
             assert!(read(&mut inbox, &bytes, payload(0)).is_none(), "{before:?} {byte}");
         }
     }
@@ -123,8 +176,8 @@ fn nonsense_in_a_header_is_nothing_or_another_packet() {
     let (mut packets, mut refused) = (0, 0);
     let mut inbox = Inbox::default();
     for _ in 0..100_000 {
-        let headers = if random() % 2 == 0 { send() } else { write() };
-        let mut bytes = message(&arrival(random() as u8 % 3), &headers, 4);
+        let headers = [send(), write(), datagram(), ack()][random() % 4];
+        let mut bytes = message(&arrival(random() as u8 % 3), &headers, 4, None);
         for _ in 0..random() % 4 {
             let at = random() % bytes.len();
             bytes[at] = random() as u8;
@@ -137,7 +190,8 @@ fn nonsense_in_a_header_is_nothing_or_another_packet() {
         assert_eq!(kept.is_some(), anew.is_some());
         if let Some(Received::Packet) = kept {
             packets += 1;
-            assert_eq!(inbox.arrival, fresh.arrival);
+            assert_eq!(inbox.digest, fresh.digest);
+            assert!(inbox.digest.is_some() || inbox.arrival == fresh.arrival);
             assert_eq!(inbox.packet.headers, fresh.packet.headers);
             assert_eq!(inbox.packet.acks, fresh.packet.acks);
             assert!(inbox.packet.packets > 0 && inbox.packet.payload.len() == len);
@@ -154,12 +208,8 @@ fn a_packet_with_another_host_as_source_is_refused() {
     let ours = [here.source, v6(7).source];
     let mut inbox = Inbox::default();
     let mut read = |arrival: &Arrival| {
-        let bytes = message(arrival, &send(), 3);
-        let header = bytes.as_slice().try_into().ok();
-        let read = inbox.parse(header, payload(3), |inbox| {
-            inbox.parse_any(&bytes, payload(3), |gid| ours.contains(&gid))
-        });
-        read.is_some()
+        let bytes = message(arrival, &datagram(), 3, None);
+        inbox.parse(&bytes, payload(3), SLOTS, |gid| ours.contains(&gid)).is_some()
     };
     for _ in 0..3 {
         assert!(read(&here) && read(&here));

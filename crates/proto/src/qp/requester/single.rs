@@ -2,17 +2,37 @@
 //! short ones. It leaves as the general way would send it, without the cursor inside a message and the headers that it cannot
 //! have.
 
-use crate::env::{Env, TransmitError};
+use crate::env::{Env, LinkProps, TransmitError};
+use crate::memory::Memory;
 use crate::payload::Payload;
+use crate::types::Psn;
 use crate::wire::bth::Bth;
 use crate::wire::opcode::{Opcode, Operation, Service};
 use crate::wire::packet::Headers;
-use crate::wr::{SendFlags, SendOp};
+use crate::wr::{SendFlags, SendOp, SendWr, Sge};
 
 use super::super::Qp;
 use super::super::attr::{QpState, QpType};
 use super::super::send_queue::PACKET_COST;
+use super::super::timers::Timer;
 use super::{MAX_PSNS, has_room, reth};
+
+/// A SEND that leaves while it is posted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ShortSend {
+    /// Its PSN.
+    pub psn: Psn,
+    /// Bytes.
+    pub len: u32,
+    /// The ACK that it carries, of everything up to this PSN.
+    pub acks: Option<Psn>,
+}
+
+/// The flags that such a SEND may have.
+const SHORT_FLAGS: SendFlags =
+    SendFlags::SIGNALED.union(SendFlags::SOLICITED).union(SendFlags::INLINE);
+
+const SEND_ONLY: Opcode = Opcode::new(Service::Rc, Operation::SendOnly);
 
 /// The fate of the WQE `next`.
 pub(super) enum Single {
@@ -23,6 +43,99 @@ pub(super) enum Single {
 }
 
 impl Qp {
+    /// Plans a SEND of one element and `len` bytes that leaves while it is posted, on a link with this window. `None`: it
+    /// has to be queued, and to leave the general way.
+    #[inline]
+    pub fn plan_short_send(
+        &self,
+        flags: SendFlags,
+        len: u32,
+        props: &LinkProps,
+    ) -> Option<ShortSend> {
+        let (sq, requester) = (&self.sq, &self.requester);
+        let psn = requester.fresh_psn;
+        let in_flight = requester.fresh_cost.wrapping_sub(requester.una_cost);
+        let cost = u64::from(len) + PACKET_COST;
+        // Where the ACK timer does not run, the general way starts it.
+        let is_timed = self.timers.is_running(Timer::Ack) || self.attr.timeout == 0;
+        let may_leave = props.immediate
+            && self.may_shorten()
+            && self.attr.state == QpState::Rts
+            && self.init.qp_type == QpType::Rc
+            && sq.next == sq.head
+            && sq.next == sq.started
+            && requester.max_sent == psn
+            && !sq.is_full(self.credit.released())
+            && sq.max_sge() > 0
+            && SHORT_FLAGS.contains(flags)
+            && (!flags.contains(SendFlags::INLINE) || len as usize <= sq.max_inline())
+            && len <= self.mtu()
+            && is_timed
+            && !self.timers.is_running(Timer::RnrWait)
+            && requester.halted.is_none()
+            && !requester.window_closed
+            && !requester.recovery.is_window_reduced()
+            && in_flight + cost <= props.window.into()
+            && (psn.since(requester.una) as u32) < MAX_PSNS
+            && !self.keeps_any()
+            && !self.is_paced();
+        may_leave.then(|| ShortSend { psn, len, acks: self.piggybacked_ack(props) })
+    }
+
+    /// Copies the data of a planned SEND that is inline. `None`: it cannot be read.
+    #[inline]
+    pub fn copy_inline(&mut self, sge: &Sge, memory: &impl Memory) -> Option<&[u8]> {
+        let room = &mut self.sq.inline_mut()[..sge.len as usize];
+        memory.read(sge.addr, room).ok()?;
+        Some(room)
+    }
+
+    /// The link has taken a SEND that [`plan_short_send`](Self::plan_short_send) planned.
+    #[inline]
+    pub fn book_short_send(&mut self, wr_id: u64, flags: SendFlags, sge: Sge, planned: ShortSend) {
+        let ShortSend { psn, len, acks } = planned;
+        let requester = &mut self.requester;
+        self.sq.push_sent(wr_id, flags, sge, (psn, requester.fresh_cost));
+        let cost = u64::from(len) + PACKET_COST;
+        requester.fresh_cost = requester.fresh_cost.wrapping_add(cost);
+        requester.fresh_psn = psn.plus(1);
+        requester.max_sent = requester.fresh_psn;
+        requester.k = 0;
+        self.responder.note_request_sent();
+        self.note_piggybacked(acks);
+    }
+
+    /// Posts a request and sends it in one, if it is a plain SEND and nothing is unusual. With false nothing has changed.
+    #[inline]
+    pub(in crate::qp) fn post_short_send<E: Env>(&mut self, wr: &SendWr<'_>, env: &mut E) -> bool {
+        let &[sge] = wr.sges else { return false };
+        if wr.op != SendOp::Send {
+            return false;
+        }
+        let planned = self.plan_short_send(wr.flags, sge.len, env.props());
+        let Some(planned) = planned else { return false };
+        let is_inline = wr.flags.contains(SendFlags::INLINE);
+        if is_inline && self.copy_inline(&sge, env.memory()).is_none() {
+            return false;
+        }
+        let headers = Headers::new(Bth {
+            opcode: SEND_ONLY,
+            solicited: wr.flags.contains(SendFlags::SOLICITED),
+            ack_req: true,
+            ..self.bth(planned.psn)
+        });
+        let payload = if is_inline {
+            Payload::bytes(&self.sq.inline_next()[..sge.len as usize])
+        } else {
+            Payload::gather(wr.sges, 0, sge.len as usize, self.init.pd)
+        };
+        let sent = env.transmit(&self.attr.av, &headers, &payload, planned.acks).is_ok();
+        if sent {
+            self.book_short_send(wr.wr_id, wr.flags, sge, planned);
+        }
+        sent
+    }
+
     /// Sends the WQE `next`, which was not started, if it is such a one.
     #[inline]
     pub(super) fn send_single<E: Env>(&mut self, window: u64, env: &mut E) -> Single {
@@ -65,9 +178,11 @@ impl Qp {
             Payload::gather(self.sq.sges(position), 0, len as usize, self.init.pd)
         };
         // The copy checks the keys.
-        if let Err(error) = env.transmit(&self.attr.av, &headers, &payload) {
+        let acks = self.piggybacked_ack(env.props());
+        if let Err(error) = env.transmit(&self.attr.av, &headers, &payload, acks) {
             return Single::Stopped(error);
         }
+        self.note_piggybacked(acks);
         let entry = self.sq.at_mut(position);
         (entry.first_psn, entry.packets, entry.split) = (psn, 1, false);
         entry.cost_before = self.requester.fresh_cost;

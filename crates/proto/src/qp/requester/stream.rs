@@ -56,10 +56,12 @@ impl Qp {
             headers.reth = target.map(|at| reth(at, offset, mtu));
             let sges = self.sq.sges(position);
             let payload = Payload::gather(sges, offset.into(), mtu as usize, self.init.pd);
-            result = env.transmit(&self.attr.av, &headers, &payload);
+            let acks = self.piggybacked_ack(env.props());
+            result = env.transmit(&self.attr.av, &headers, &payload, acks);
             if result.is_err() {
                 break;
             }
+            self.note_piggybacked(acks);
             next += 1;
             in_flight += cost;
         }

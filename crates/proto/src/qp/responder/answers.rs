@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::counters::Counter;
-use crate::env::{Env, TransmitError};
+use crate::env::{Env, LinkProps, TransmitError};
 use crate::payload::Payload;
 use crate::time::{LAST_ANSWER, Time};
 use crate::types::Psn;
@@ -265,7 +265,7 @@ impl Qp {
         if let AnswerKind::Atomic { original } = answer.kind {
             headers.atomic_ack = Some(AtomicAckEth { original });
         }
-        env.transmit(&self.attr.av, &headers, &payload)?;
+        env.transmit(&self.attr.av, &headers, &payload, None)?;
         Ok((payload.len() as u64, packets))
     }
 
@@ -278,20 +278,30 @@ impl Qp {
         if self.send_further_nak(env) {
             return true;
         }
-        let psn = self.last_executed();
-        let rides = env.ride(psn);
-        if rides {
-            self.responder.held = None;
-        }
-        let sent = rides || self.send_aeth(psn, Syndrome::ACK, env);
+        let sent = self.send_aeth(self.last_executed(), Syndrome::ACK, env);
         if sent {
             self.acknowledged();
             self.responder.last_ack = env.props().probe_after.map(|_| env.soon());
-            if !rides {
-                env.count(Counter::AcksSent, 1);
-            }
+            env.count(Counter::AcksSent, 1);
         }
         sent
+    }
+
+    /// The ACK that the next request carries: the one that is owed, if the link carries ACKs and no answer has to leave before
+    /// it.
+    #[inline]
+    pub(in crate::qp) fn piggybacked_ack(&self, link: &LinkProps) -> Option<Psn> {
+        let carries = link.carries_acks && self.responder.may_acknowledge();
+        (carries && self.responder.out_of_order.is_none()).then(|| self.last_executed())
+    }
+
+    /// A request was sent, which may have carried an ACK. The link counts those.
+    #[inline]
+    pub(in crate::qp) fn note_piggybacked(&mut self, acks: Option<Psn>) {
+        if acks.is_some() {
+            self.responder.held = None;
+            self.acknowledged();
+        }
     }
 
     /// Sends the last ACK once more, if it is no older than [`LAST_ANSWER`]. The peer's repeats will find no answer later.
@@ -329,7 +339,7 @@ impl Qp {
         let opcode = Opcode::new(self.init.qp_type.service(), Operation::Ack);
         let mut headers = Headers::new(Bth { opcode, ..self.bth(psn) });
         headers.aeth = Some(Aeth { syndrome, msn: self.responder.msn });
-        let result = env.transmit(&self.attr.av, &headers, &Payload::EMPTY);
+        let result = env.transmit(&self.attr.av, &headers, &Payload::EMPTY, None);
         self.responder.held = (result == Err(TransmitError::Blocked)).then_some((psn, syndrome));
         result.is_ok()
     }

@@ -4,17 +4,74 @@
 
 use crate::env::{Env, Side};
 use crate::mr::Access;
+use crate::payload::Data;
+use crate::types::Psn;
 use crate::wc::{Wc, WcOpcode};
 use crate::wire::opcode::{Opcode, Operation, Service};
 
-use super::super::attr::QpState;
+use super::super::attr::{QpState, QpType};
 use super::super::{Incoming, Qp};
 use super::{ACK_BYTES, Inbound, Turn};
 
 const SEND: Opcode = Opcode::new(Service::Rc, Operation::SendOnly);
 const WRITE: Opcode = Opcode::new(Service::Rc, Operation::WriteOnly);
 
+/// A SEND in one packet, without immediate data, as a link knows it that carries no other header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ShortRequest {
+    /// Its PSN.
+    pub psn: Psn,
+    /// The completion of the receive is a solicited event.
+    pub solicited: bool,
+    /// It asks for an ACK.
+    pub ack_req: bool,
+    /// A piggybacked ACK of everything up to this PSN.
+    pub acks: Option<Psn>,
+}
+
 impl Qp {
+    /// Tells whether a request of one packet with this PSN is next, and nothing is unusual.
+    #[inline]
+    fn is_plain_next(&self, psn: Psn, len: usize) -> bool {
+        let responder = &self.responder;
+        self.may_shorten()
+            && psn == responder.expected
+            && responder.inbound == Inbound::None
+            && !responder.recv_taken
+            && !responder.nak_sent
+            && responder.out_of_order.is_none()
+            && len <= self.mtu() as usize
+            && self.tag_matching.is_none()
+            && self.counted.is_empty()
+            && (self.established || self.attr.state != QpState::Rtr)
+    }
+
+    /// Takes a SEND from the peer, if it is next and nothing is unusual. If not, only what it acknowledges may have been taken,
+    /// and [`receive`](Qp::receive) takes the packet. Call [`transmit_rest`](Qp::transmit_rest) after the last one.
+    #[inline]
+    pub fn receive_short_send<E: Env>(
+        &mut self,
+        send: &ShortRequest,
+        payload: Data<'_>,
+        env: &mut E,
+    ) -> bool {
+        let has_receive = || self.rq.as_ref().is_some_and(|rq| rq.single().is_some());
+        let is_plain = self.init.qp_type == QpType::Rc
+            && self.attr.state.receives()
+            && self.is_plain_next(send.psn, payload.len())
+            && has_receive();
+        if !is_plain {
+            return false;
+        }
+        if let Some(psn) = send.acks {
+            self.receive_ack(psn, env);
+            if !self.attr.state.receives() {
+                return false;
+            }
+        }
+        self.execute_single_send(send, payload, env)
+    }
+
     /// Executes a request if it is such a one, and nothing is wrong with it. False: nothing has changed, but for bytes of the
     /// memory that it is about.
     #[inline]
@@ -23,28 +80,25 @@ impl Qp {
         packet: &Incoming<'_>,
         env: &mut E,
     ) -> bool {
-        let responder = &self.responder;
-        let is_plain = self.may_shorten()
-            && packet.headers.bth.psn == responder.expected
-            && responder.inbound == Inbound::None
-            && !responder.recv_taken
-            && !responder.nak_sent
-            && responder.out_of_order.is_none()
-            && packet.packets == 1
-            && packet.payload.len() <= self.mtu() as usize
-            && self.tag_matching.is_none()
-            && self.counted.is_empty()
-            && (self.established || self.attr.state != QpState::Rtr);
+        let bth = &packet.headers.bth;
+        let is_plain = packet.packets == 1 && self.is_plain_next(bth.psn, packet.payload.len());
+        let (psn, solicited, ack_req) = (bth.psn, bth.solicited, bth.ack_req);
+        let request = ShortRequest { psn, solicited, ack_req, acks: None };
         is_plain
             && match packet.headers.bth.opcode {
-                SEND => self.execute_single_send(packet, env),
-                WRITE => self.execute_single_write(packet, env),
+                SEND => self.execute_single_send(&request, packet.payload, env),
+                WRITE => self.execute_single_write(&request, packet, env),
                 _ => false,
             }
     }
 
     #[inline]
-    fn execute_single_write<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) -> bool {
+    fn execute_single_write<E: Env>(
+        &mut self,
+        request: &ShortRequest,
+        packet: &Incoming<'_>,
+        env: &mut E,
+    ) -> bool {
         let Some(reth) = packet.headers.reth else { return false };
         let len = packet.payload.len();
         if reth.len as usize != len || !self.attr.access.contains(Access::REMOTE_WRITE) {
@@ -64,32 +118,35 @@ impl Qp {
             Turn::Theirs => Turn::Ours,
             _ => Turn::None,
         };
-        self.end_single(packet, turn, env);
+        self.end_single(request, len, turn, env);
         true
     }
 
     /// The request was executed.
     #[inline]
-    fn end_single<E: Env>(&mut self, packet: &Incoming<'_>, turn: Turn, env: &mut E) {
-        let bth = &packet.headers.bth;
+    fn end_single<E: Env>(&mut self, request: &ShortRequest, len: usize, turn: Turn, env: &mut E) {
         let responder = &mut self.responder;
-        responder.expected = bth.psn.plus(1);
+        responder.expected = request.psn.plus(1);
         responder.msn = (responder.msn + 1) & 0xff_ffff;
         responder.turn = turn;
-        responder.ack_owed |= bth.ack_req;
-        responder.unacknowledged =
-            responder.unacknowledged.saturating_add(packet.payload.len() as u32);
+        responder.ack_owed |= request.ack_req;
+        responder.unacknowledged = responder.unacknowledged.saturating_add(len as u32);
         if responder.ack_owed && responder.unacknowledged >= ACK_BYTES {
             self.send_owed_ack(env);
         }
     }
 
     #[inline]
-    fn execute_single_send<E: Env>(&mut self, packet: &Incoming<'_>, env: &mut E) -> bool {
+    fn execute_single_send<E: Env>(
+        &mut self,
+        request: &ShortRequest,
+        payload: Data<'_>,
+        env: &mut E,
+    ) -> bool {
         let Some((wr_id, sge)) = self.rq.as_ref().and_then(|rq| rq.single()) else {
             return false;
         };
-        let len = packet.payload.len();
+        let len = payload.len();
         if len > sge.len as usize {
             return false;
         }
@@ -98,7 +155,7 @@ impl Qp {
             part.len = len as u32;
             let pd = self.srq_pd.unwrap_or(self.responder.pd);
             let written = env.with_local(pd, &part, Access::LOCAL_WRITE, |memory, to| {
-                to.is_none_or(|to| packet.payload.write(to, memory).is_ok())
+                to.is_none_or(|to| payload.write(to, memory).is_ok())
             });
             if written != Ok(true) {
                 return false;
@@ -115,8 +172,8 @@ impl Qp {
             src_qpn: self.attr.dest_qpn,
             ..Wc::default()
         };
-        env.complete(Side::Recv, wc, packet.headers.bth.solicited);
-        self.end_single(packet, Turn::None, env);
+        env.complete(Side::Recv, wc, request.solicited);
+        self.end_single(request, len, Turn::None, env);
         true
     }
 }
