@@ -100,6 +100,8 @@ pub(super) struct LossRecovery {
     ack_timeouts: u32,
     /// The ACK timer began anew, for this process had not run. Not once more until the peer answers something new.
     was_late: bool,
+    /// The peer has answered something new since the ACK timer began.
+    has_answered: bool,
     selective: SelectiveHistory,
     delay: RetransmitDelay,
     window: CongestionWindow,
@@ -120,6 +122,12 @@ impl LossRecovery {
     #[inline]
     pub(super) fn window(&mut self, of_link: u64) -> u64 {
         self.window.within(of_link)
+    }
+
+    /// Tells whether losses have reduced the window.
+    #[inline]
+    pub(super) fn is_window_reduced(&self) -> bool {
+        self.window.is_in_force()
     }
 
     /// Requests were sent.
@@ -148,6 +156,12 @@ impl LossRecovery {
         self.was_late = false;
         if self.state == State::GoBackN {
             self.state = State::Open;
+        }
+        self.has_answered = true;
+        if m.link.immediate {
+            // Nothing is lost on such a link. The timer goes on, and begins anew when it has run out: no look at the clock for an
+            // answer, and silence is noticed within two timeouts. IBA 9.7.6.1.3 allows four.
+            return;
         }
         if m.in_flight {
             self.restart_ack_timer(m.clock.soon(), m.timers, m.attr, m.link);
@@ -270,6 +284,10 @@ impl LossRecovery {
         if !m.in_flight {
             return Decision::Wait;
         }
+        if self.has_answered {
+            self.restart_ack_timer(m.clock.now(), m.timers, m.attr, m.link);
+            return Decision::Wait;
+        }
         self.note_repeat(silence, &m);
         self.state = State::Open;
         self.ack_timeouts = self.ack_timeouts.saturating_add(1);
@@ -349,7 +367,14 @@ impl LossRecovery {
     }
 
     #[inline]
-    fn restart_ack_timer(&self, now: Time, timers: &mut Timers, attr: &QpAttr, link: &LinkProps) {
+    fn restart_ack_timer(
+        &mut self,
+        now: Time,
+        timers: &mut Timers,
+        attr: &QpAttr,
+        link: &LinkProps,
+    ) {
+        self.has_answered = false;
         let Some(t) = timer_code::ack(attr.timeout) else { return timers.stop(Timer::Ack) };
         let t = t.max(MIN_ACK_TIMEOUT);
         let doublings = self.ack_timeouts.min(MAX_DOUBLINGS);

@@ -297,10 +297,33 @@ fn a_process_that_did_not_run_starts_the_ack_timer_anew_once() {
 
 #[test]
 fn without_a_timeout_and_probes_nothing_runs() {
-    let mut r = Requester::new();
+    let mut r = Requester { timers: Timers::default(), ..Requester::new() };
     r.attr.timeout = 0;
     r.link.probe_after = None;
+    r.at(1, |recovery, m| recovery.on_send(m));
     assert_eq!(r.ack(1, 1), Decision::Wait);
+    assert_eq!(r.timers.next(), None);
+}
+
+#[test]
+fn on_an_immediate_link_an_answer_renews_the_ack_timer_when_it_has_run_out() {
+    let mut r = Requester { timers: Timers::default(), ..Requester::new() };
+    (r.link.probe_after, r.link.immediate) = (None, true);
+    r.at(0, |recovery, m| recovery.on_send(m));
+    assert_eq!(r.ack(50, 4), Decision::Wait);
+    assert_eq!(r.timers.next(), Some(at(0) + ACK), "an answer does not touch it");
+    assert_eq!(r.expire(Timer::Ack, 68), Decision::Wait, "the peer has answered meanwhile");
+    assert_eq!(r.timers.next(), Some(at(68) + ACK));
+    assert_eq!(r.expire(Timer::Ack, 136), Decision::GoBackN, "it has been silent since");
+}
+
+#[test]
+fn on_an_immediate_link_the_ack_timer_ends_by_itself_when_nothing_is_in_flight() {
+    let mut r = Requester { timers: Timers::default(), ..Requester::new() };
+    (r.link.probe_after, r.link.immediate) = (None, true);
+    r.at(0, |recovery, m| recovery.on_send(m));
+    assert_eq!(r.ack(50, 10), Decision::Wait);
+    assert_eq!(r.expire(Timer::Ack, 68), Decision::Wait);
     assert_eq!(r.timers.next(), None);
 }
 
