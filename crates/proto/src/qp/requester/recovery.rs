@@ -152,13 +152,13 @@ impl LossRecovery {
         m.timers.stop(Timer::Probe);
         self.retries_left = m.attr.retry_cnt;
         self.rnr_left = m.attr.rnr_retry;
-        self.ack_timeouts = 0;
+        let is_short = std::mem::take(&mut self.ack_timeouts) == 0;
         self.was_late = false;
         if self.state == State::GoBackN {
             self.state = State::Open;
         }
         self.has_answered = true;
-        if m.link.immediate {
+        if m.link.immediate && is_short {
             // Nothing is lost on such a link. The timer goes on, and begins anew when it has run out: no look at the clock for an
             // answer, and silence is noticed within two timeouts. IBA 9.7.6.1.3 allows four.
             return;
@@ -298,7 +298,8 @@ impl LossRecovery {
     /// that never runs in time would wait for ever.
     pub(super) fn on_late_wakeup(&mut self, m: Moment<'_, impl Clock>) {
         let now = m.clock.now();
-        if m.timers.is_due(Timer::Ack, now) && !std::mem::replace(&mut self.was_late, true) {
+        let is_due = m.in_flight && m.timers.is_due(Timer::Ack, now);
+        if is_due && !std::mem::replace(&mut self.was_late, true) {
             self.restart_ack_timer(now, m.timers, m.attr, m.link);
         }
     }

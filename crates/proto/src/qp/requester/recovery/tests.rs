@@ -318,6 +318,30 @@ fn on_an_immediate_link_an_answer_renews_the_ack_timer_when_it_has_run_out() {
 }
 
 #[test]
+fn on_an_immediate_link_a_long_timeout_ends_with_an_answer() {
+    let mut r = Requester { timers: Timers::default(), ..Requester::new() };
+    (r.link.probe_after, r.link.immediate) = (None, true);
+    r.at(0, |recovery, m| recovery.on_send(m));
+    assert_eq!(r.expire(Timer::Ack, 68), Decision::GoBackN);
+    assert_eq!(r.timers.next(), Some(at(68) + 2 * ACK));
+    assert_eq!(r.ack(70, 4), Decision::Wait);
+    assert_eq!(r.timers.next(), Some(at(70) + ACK));
+}
+
+#[test]
+fn a_late_wakeup_with_nothing_in_flight_takes_nothing_from_the_next_request() {
+    let mut r = Requester { timers: Timers::default(), ..Requester::new() };
+    (r.link.probe_after, r.link.immediate) = (None, true);
+    r.at(0, |recovery, m| recovery.on_send(m));
+    assert_eq!(r.ack(50, 10), Decision::Wait);
+    r.at(500, |recovery, m| recovery.on_late_wakeup(m));
+    assert_eq!(r.expire(Timer::Ack, 500), Decision::Wait);
+    (r.max_sent, r.in_flight) = (11, true);
+    r.at(560, |recovery, m| recovery.on_send(m));
+    assert_eq!(r.timers.next(), Some(at(560) + ACK));
+}
+
+#[test]
 fn on_an_immediate_link_the_ack_timer_ends_by_itself_when_nothing_is_in_flight() {
     let mut r = Requester { timers: Timers::default(), ..Requester::new() };
     (r.link.probe_after, r.link.immediate) = (None, true);
