@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use anyverbs_proto::counters::Counter;
-use anyverbs_proto::env::Env;
-use anyverbs_proto::qp::Incoming;
+use anyverbs_proto::env::{Env, LinkEnv};
+use anyverbs_proto::qp::{Arrival, Incoming, Qp, ShortRequest};
 use anyverbs_proto::time::Time;
-use anyverbs_proto::types::{Gid, Qpn};
+use anyverbs_proto::types::{Gid, PKey, Qpn};
+use anyverbs_proto::wire::opcode::{Opcode, Operation, Service};
 use anyverbs_proto::wire::packet::{Headers, Packet};
 
-use crate::device::{DeviceId, QpId};
+use crate::device::{Around, DeviceId, QpId};
 use crate::net::{self, Delivery};
 use crate::sim::Sim;
 
@@ -17,6 +18,29 @@ use crate::sim::Sim;
 const MAX_INSTANTS: u32 = 2_000_000;
 /// Times that a timer may be due at one instant before it counts as a loop without end.
 const MAX_ROUNDS: u32 = 1000;
+
+/// Gives a queue pair a SEND by the short way, as the same-host link does. False: it takes the general way.
+fn receive_short(
+    qp: &mut Qp,
+    arrival: &Arrival,
+    packet: &Incoming<'_>,
+    env: &mut Around<'_>,
+) -> bool {
+    let bth = &packet.headers.bth;
+    let request = ShortRequest {
+        psn: bth.psn,
+        solicited: bth.solicited,
+        ack_req: bth.ack_req,
+        acks: packet.acks,
+    };
+    let is_short = env.props().immediate
+        && bth.opcode == Opcode::new(Service::Rc, Operation::SendOnly)
+        && bth.pkey == PKey::DEFAULT
+        && packet.packets == 1
+        && !arrival.is_marked()
+        && arrival.is_from(&qp.attr().av);
+    is_short && qp.receive_short_send(&request, packet.payload, env)
+}
 
 impl Sim {
     /// Injects a packet that no device sent. It arrives at once, with the address of `from`.
@@ -121,7 +145,11 @@ impl Sim {
                 let packets =
                     if segments { packet.payload.len().div_ceil(mtu).max(1) as u32 } else { 1 };
                 let packet = Incoming { packets, acks: delivery.acks, ..packet };
-                qp.receive(&delivery.arrival, &packet, env);
+                if receive_short(qp, &delivery.arrival, &packet, env) {
+                    qp.transmit_rest(env);
+                } else {
+                    qp.receive(&delivery.arrival, &packet, env);
+                }
             });
         }
     }

@@ -355,7 +355,8 @@ impl Sim {
     pub fn set_segment(&mut self, qp: QpId, segment: u32) {
         self.net.segments |= segment > 0;
         let slot = self.devices[qp.device.0].qps[qp.index].as_mut();
-        slot.expect("the queue pair lives").place.link.segment = segment;
+        let link = &mut slot.expect("the queue pair lives").place.link;
+        (link.segment, link.immediate, link.carries_acks) = (segment, segment > 0, segment > 0);
     }
 
     pub(crate) fn slot(&self, qp: QpId) -> &QpSlot {

@@ -435,8 +435,8 @@ impl Qp {
     }
 
     /// Begins to post. The queue pair stays locked until the poster is dropped. The drop starts the posted requests, so
-    /// post a whole list through one poster. A thread that has a poster uses no other queue pair: that could wait for the
-    /// lock of this one. Allocates nothing.
+    /// post a whole list through one poster. A thread that has a poster uses no other queue pair, and deregisters no region:
+    /// both could wait for the end of this one. Allocates nothing.
     ///
     /// # Errors
     /// [`PostError::Gone`], [`PostError::Forked`].

@@ -150,11 +150,13 @@ impl ShmRoute {
         let opcode = headers.bth.opcode;
         let mut head = [0; MAX_HEADER];
         let len = payload.len();
+        // A datagram is one packet.
+        let is_long = self.mtu > 0 && len > self.mtu;
+        let packets = if is_long { len.div_ceil(self.mtu) as u8 } else { 1 };
         let (begin, end) = if is_connected(opcode) {
-            let packets = if len > self.mtu { len.div_ceil(self.mtu.max(1)) } else { 1 };
-            (0, emit_connected(headers, self.digest, packets as u8, acks, &mut head))
+            (0, emit_connected(headers, self.digest, packets, acks, &mut head))
         } else {
-            self.front.emit(headers, len, 1, &mut head)
+            self.front.emit(headers, len, packets.into(), &mut head)
         };
         let probe =
             if reliable { None } else { self.ask(out, links, packet, end - begin + len, &now)? };

@@ -367,7 +367,7 @@ impl Qp {
         let acks = self.piggybacked_ack(env.props());
         env.transmit(&self.attr.av, &headers, &payload, acks)?;
         let sent = payload.len() as u32;
-        self.note_piggybacked(acks);
+        self.note_piggybacked(acks, env.props());
         self.note_paced(sent, env);
 
         let requester = &mut self.requester;

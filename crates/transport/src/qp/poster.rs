@@ -50,7 +50,7 @@ impl Poster<'_> {
         let solicited = flags.contains(SendFlags::SOLICITED);
         let sent = route.send_short(short, spare, links, to, (data, solicited), &planned);
         if sent {
-            machine.book_short_send(wr_id, flags, sge, planned);
+            machine.book_short_send(wr_id, flags, sge, planned, &link.props);
         }
         sent
     }

@@ -6,6 +6,7 @@ use anyverbs_proto::types::QKey;
 use anyverbs_proto::wire::aeth::{Aeth, Syndrome};
 use anyverbs_proto::wire::deth::Deth;
 use anyverbs_proto::wire::reth::Reth;
+use anyverbs_proto::wire::xrceth::XrcEth;
 
 use super::*;
 
@@ -35,11 +36,21 @@ fn digest(arrival: &Arrival) -> Digest {
 
 /// A message as the link writes it.
 fn message(arrival: &Arrival, headers: &Headers, len: usize, acks: Option<Psn>) -> Vec<u8> {
+    message_for(arrival, headers, (len, 1), acks)
+}
+
+/// As [`message`], of a packet that stands for several.
+fn message_for(
+    arrival: &Arrival,
+    headers: &Headers,
+    (len, packets): (usize, u8),
+    acks: Option<Psn>,
+) -> Vec<u8> {
     let mut head = [0; MAX_HEADER];
     let end = if is_connected(headers.bth.opcode) {
-        emit_connected(headers, digest(arrival), 1, acks, &mut head)
+        emit_connected(headers, digest(arrival), packets, acks, &mut head)
     } else {
-        Front::new(arrival).emit(headers, len, 1, &mut head).1
+        Front::new(arrival).emit(headers, len, packets.into(), &mut head).1
     };
     head[..end].to_vec()
 }
@@ -121,6 +132,18 @@ fn a_request_carries_an_ack_and_nothing_else_does() {
     assert_eq!(inbox.packet.acks, None);
     let bytes = message(&arrival(1), &ack(), 0, Some(psn));
     assert!(read(&mut inbox, &bytes, payload(0)).is_none());
+}
+
+#[test]
+fn a_packet_says_for_how_many_it_stands_in_either_form() {
+    let mut xrc = Headers::new(bth(Service::Xrc, Operation::SendOnly));
+    xrc.xrceth = Some(XrcEth { srqn: 9 });
+    for headers in [send(), xrc] {
+        let mut inbox = Inbox::default();
+        let bytes = message_for(&arrival(1), &headers, (8192, 8), None);
+        assert!(matches!(read(&mut inbox, &bytes, payload(8192)), Some(Received::Packet)));
+        assert_eq!(inbox.packet.packets, 8);
+    }
 }
 
 #[test]

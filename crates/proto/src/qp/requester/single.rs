@@ -92,7 +92,14 @@ impl Qp {
 
     /// The link has taken a SEND that [`plan_short_send`](Self::plan_short_send) planned.
     #[inline]
-    pub fn book_short_send(&mut self, wr_id: u64, flags: SendFlags, sge: Sge, planned: ShortSend) {
+    pub fn book_short_send(
+        &mut self,
+        wr_id: u64,
+        flags: SendFlags,
+        sge: Sge,
+        planned: ShortSend,
+        link: &LinkProps,
+    ) {
         let ShortSend { psn, len, acks } = planned;
         let requester = &mut self.requester;
         self.sq.push_sent(wr_id, flags, sge, (psn, requester.fresh_cost));
@@ -102,7 +109,7 @@ impl Qp {
         requester.max_sent = requester.fresh_psn;
         requester.k = 0;
         self.responder.note_request_sent();
-        self.note_piggybacked(acks);
+        self.note_piggybacked(acks, link);
     }
 
     /// Posts a request and sends it in one, if it is a plain SEND and nothing is unusual. With false nothing has changed.
@@ -131,7 +138,11 @@ impl Qp {
         };
         let sent = env.transmit(&self.attr.av, &headers, &payload, planned.acks).is_ok();
         if sent {
-            self.book_short_send(wr.wr_id, wr.flags, sge, planned);
+            self.book_short_send(wr.wr_id, wr.flags, sge, planned, env.props());
+            if !env.props().immediate {
+                // It took another link, which has timers of its own.
+                self.note_sent(env);
+            }
         }
         sent
     }
@@ -182,7 +193,7 @@ impl Qp {
         if let Err(error) = env.transmit(&self.attr.av, &headers, &payload, acks) {
             return Single::Stopped(error);
         }
-        self.note_piggybacked(acks);
+        self.note_piggybacked(acks, env.props());
         let entry = self.sq.at_mut(position);
         (entry.first_psn, entry.packets, entry.split) = (psn, 1, false);
         entry.cost_before = self.requester.fresh_cost;

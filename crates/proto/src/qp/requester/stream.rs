@@ -61,7 +61,7 @@ impl Qp {
             if result.is_err() {
                 break;
             }
-            self.note_piggybacked(acks);
+            self.note_piggybacked(acks, env.props());
             next += 1;
             in_flight += cost;
         }

@@ -295,10 +295,11 @@ impl Qp {
         (carries && self.responder.out_of_order.is_none()).then(|| self.last_executed())
     }
 
-    /// A request was sent, which may have carried an ACK. The link counts those.
+    /// A request was sent, which may have carried an ACK. The link counts those. If the request took another link, that has
+    /// carried none.
     #[inline]
-    pub(in crate::qp) fn note_piggybacked(&mut self, acks: Option<Psn>) {
-        if acks.is_some() {
+    pub(in crate::qp) fn note_piggybacked(&mut self, acks: Option<Psn>, link: &LinkProps) {
+        if acks.is_some() && link.carries_acks {
             self.responder.held = None;
             self.acknowledged();
         }

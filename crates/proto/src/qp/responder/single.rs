@@ -8,6 +8,7 @@ use crate::payload::Data;
 use crate::types::Psn;
 use crate::wc::{Wc, WcOpcode};
 use crate::wire::opcode::{Opcode, Operation, Service};
+use crate::wr::Sge;
 
 use super::super::attr::{QpState, QpType};
 use super::super::{Incoming, Qp};
@@ -55,7 +56,9 @@ impl Qp {
         payload: Data<'_>,
         env: &mut E,
     ) -> bool {
-        let has_receive = || self.rq.as_ref().is_some_and(|rq| rq.single().is_some());
+        let fits = |sge: &Sge| payload.len() <= sge.len as usize;
+        let has_receive =
+            || self.rq.as_ref().is_some_and(|rq| rq.single().is_some_and(|(_, sge)| fits(sge)));
         let is_plain = self.init.qp_type == QpType::Rc
             && self.attr.state.receives()
             && self.is_plain_next(send.psn, payload.len())
