@@ -153,14 +153,13 @@ static void run(const char *what, const struct end *peer, int measured, long n)
 {
 	if (!strcmp(what, "send")) ping_pong(peer, measured, n);
 	else if (!strcmp(what, "list")) measured ? send_lists(peer, n) : take_lists(n);
-	else if (!strcmp(what, "take")) measured ? take_lists(n) : send_lists(peer, n);
 	else if (!measured) return;
 	else one_sided(peer, !strcmp(what, "write") ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, n);
 }
 
 int main(int argc, char **argv)
 {
-	if (argc != 2) fail("usage: messages send|list|take|write|read");
+	if (argc != 2) fail("usage: messages send|list|write|read");
 	int to_peer[2], to_us[2];
 	if (pipe(to_peer) || pipe(to_us)) fail("pipe");
 	struct end peer;
