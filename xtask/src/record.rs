@@ -15,7 +15,7 @@ use crate::{interrupt, packages};
 /// The picture, from the root of the repository.
 const PICTURE: &str = "docs/images/first-run.svg";
 
-/// What is typed, and the words of which each shown line has one.
+/// The typed lines, and the words of which each shown line has one.
 const TYPED: [(&str, &[&str]); 3] = [
     (
         "anyverbs run -- ibv_devinfo",

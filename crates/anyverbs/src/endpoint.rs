@@ -1,4 +1,4 @@
-//! What two queue pairs tell each other, and one call that connects them.
+//! The endpoint that two queue pairs tell each other, and one call that connects them.
 
 use std::net::IpAddr;
 
@@ -17,7 +17,7 @@ use thiserror::Error;
 
 use crate::context::Context;
 
-/// What a peer needs to know of a queue pair. The two sides exchange it by any means, for example a TCP connection.
+/// The facts that a peer needs to know of a queue pair. The two sides exchange it by any means, for example a TCP connection.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -79,7 +79,7 @@ pub enum ConnectError {
         side: &'static str,
         /// The field.
         field: &'static str,
-        /// What is wrong with it.
+        /// The fault of the field.
         reason: String,
     },
     /// The way to the peer was not resolved.
@@ -125,7 +125,7 @@ impl Endpoint {
         bytes
     }
 
-    /// What the peer sent.
+    /// Reads the bytes that the peer sent.
     ///
     /// # Errors
     /// [`EndpointError`] names the first field that has an impossible value.

@@ -1,4 +1,4 @@
-//! What most programs use: `use anyverbs::prelude::*;`.
+//! The names that most programs use: `use anyverbs::prelude::*;`.
 
 pub use crate::endpoint::Endpoint;
 pub use crate::{

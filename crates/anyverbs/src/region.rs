@@ -270,7 +270,7 @@ impl RemoteSlice {
         bytes
     }
 
-    /// What a peer sent. Every value is one: the peer's device checks address and key at each use.
+    /// Reads the bytes that a peer sent. Every value is one: the peer's device checks address and key at each use.
     #[must_use]
     pub fn from_bytes(bytes: [u8; Self::LEN]) -> Self {
         let [word, len] = [0, 8].map(|at| {

@@ -14,7 +14,7 @@ use anyverbs_queue_memory::{Queue, QueueMemory};
 use bitflags::bitflags;
 
 use crate::async_event::{AsyncEventKind, EventElement};
-use crate::base::{Core, Ticket, Timed};
+use crate::base::{Caller, Core, Ticket, Timed};
 use crate::clock;
 use crate::comp_channel::{ChannelCell, CompChannel};
 use crate::context_cell::ContextCell;
@@ -96,14 +96,6 @@ pub struct CqCell {
     empty_polls: EmptyPolls,
 }
 
-/// The caller of a poll that found nothing at first. While it receives from the network, completions of its queue go
-/// straight to it: the queue's lock and its ring are not touched.
-pub trait Caller {
-    /// Gives it a completion of queue `cq`, if it polls that, none waits there, and nobody else is to be told. The slots
-    /// of a send are the giver's to return.
-    fn take(&mut self, cq: &CqCell, wc: &Wc) -> bool;
-}
-
 /// A poll of a queue for at most `left` completions.
 struct Call<'a, F> {
     cq: &'a CqCell,
@@ -113,11 +105,11 @@ struct Call<'a, F> {
 
 impl<F: FnMut(&Wc)> Caller for Call<'_, F> {
     #[inline]
-    fn take(&mut self, cq: &CqCell, wc: &Wc) -> bool {
-        let takes = std::ptr::eq(self.cq, cq)
+    fn take(&mut self, cq: *const (), wc: &Wc) -> bool {
+        let takes = std::ptr::addr_eq(self.cq, cq)
             && self.left > 0
-            && !cq.any.load(Ordering::Acquire)
-            && cq.plain.load(Ordering::Acquire);
+            && !self.cq.any.load(Ordering::Acquire)
+            && self.cq.plain.load(Ordering::Acquire);
         if takes {
             self.left -= 1;
             (self.each)(wc);

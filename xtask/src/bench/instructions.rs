@@ -27,7 +27,7 @@ const CASES: [(&str, &str); 4] = [
 /// The marked calls by their number.
 const CALLS: [&str; 5] = ["", "post_send", "poll_cq, receive", "post_recv", "poll_cq, send"];
 
-/// What one call executed.
+/// The instructions that one call executed.
 #[derive(Clone, Copy, Default)]
 struct Count {
     all: u64,

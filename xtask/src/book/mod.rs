@@ -16,7 +16,7 @@ use crate::dist::{self, Dist};
 use crate::workspace::{cargo, root, succeed, target};
 use crate::{interrupt, packages};
 
-/// What is to be done beside the checks.
+/// The work beside the checks.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
     /// Check and run, and build nothing

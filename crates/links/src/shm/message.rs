@@ -160,7 +160,7 @@ pub struct ShortArrival {
     pub dest: Qpn,
     /// Where it came from.
     pub digest: Digest,
-    /// What the machine takes.
+    /// The part that the machine takes.
     pub send: ShortRequest,
 }
 

@@ -42,7 +42,7 @@ pub struct ShmRoute {
     /// MTU of a connected queue pair, else 0.
     mtu: usize,
     front: Front,
-    /// Of the packets of a connected queue pair.
+    /// The digest of a connected queue pair's packets.
     digest: Digest,
     /// Our address on it.
     source: Gid,

@@ -20,9 +20,9 @@ use anyverbs_proto::counters::{Counter, Counters};
 use anyverbs_proto::mr::{Keys, MrTable, Region};
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
+use anyverbs_proto::wc::Wc;
 
 use crate::config::Config;
-use crate::cq::Caller;
 use crate::fork;
 use crate::gid::GidTable;
 use crate::limits::DeviceAttr;
@@ -108,6 +108,14 @@ pub trait Progress: Sync {
     /// A completion queue lost a completion of a queue pair: that one and all that use the queue fail when the present
     /// lock is released.
     fn note_overrun(&'static self, cq: Arc<dyn Any + Send + Sync>, qpn: Qpn);
+}
+
+/// The caller of a poll that found nothing at first. While it receives from the network, completions of its queue go
+/// straight to it: the queue's lock and its ring are not touched.
+pub trait Caller {
+    /// Gives it a completion of the queue at this address, if it polls that, none waits there, and nobody else is to be
+    /// told. The slots of a send are the giver's to return.
+    fn take(&mut self, cq: *const (), wc: &Wc) -> bool;
 }
 
 /// Something that is called at a time that it asked for.

@@ -4,7 +4,7 @@ use std::mem;
 use std::sync::Arc;
 
 use anyverbs_links::shm::Digest;
-use anyverbs_objects::cq::Caller;
+use anyverbs_objects::base::Caller;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::qp::{Arrival, Incoming};

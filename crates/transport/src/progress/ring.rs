@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyverbs_links::shm::{Digest, Inbox, Received, ShortArrival};
 use anyverbs_links::udp::Asked;
 use anyverbs_net::shm::{Batch, Message, Poller};
-use anyverbs_objects::cq::Caller;
+use anyverbs_objects::base::Caller;
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::payload::Data;
 use anyverbs_proto::qp::{Arrival, Incoming};

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use anyverbs_objects::cq::Caller;
+use anyverbs_objects::base::Caller;
 use anyverbs_proto::env::Side;
 use anyverbs_proto::mr::LastLocal;
 use anyverbs_proto::wc::Wc;
@@ -52,7 +52,7 @@ impl<'a> Arrivals<'a> {
             || self.cell.cq(self.side).is_none_or(|other| !Arc::ptr_eq(other, cq));
         if let Some(into) = &mut self.into
             && is_next
-            && into.take(cq, &wc)
+            && into.take(Arc::as_ptr(cq).cast(), &wc)
         {
             if side == Side::Send {
                 self.cell.sq_credit.release(wc.sq_count);
