@@ -160,6 +160,14 @@ impl Turn {
         self.end == Some(psn.plus(1))
     }
 
+    /// How many requests from `psn` on may leave in this turn, and whether they end it. One [may](Self::may_send).
+    #[inline]
+    #[must_use]
+    pub fn room(&self, psn: Psn, most: u32) -> (u32, bool) {
+        let room = self.end.map_or(1, |end| end.since(psn).max(1) as u32);
+        (most.min(room), most >= room && self.end.is_some())
+    }
+
     fn may_begin(&mut self, path: &Arc<Path>, qpn: Qpn, psn: Psn) -> bool {
         match self.place {
             Place::Awaited => return false,
@@ -431,6 +439,21 @@ mod tests {
         assert_eq!(sharing.called(), [0]);
         assert!(sharing.turns[0].begin());
         assert!(sharing.may_send(0, 10 * TURN));
+    }
+
+    #[test]
+    fn requests_in_a_row_end_with_the_turn() {
+        let mut sharing = Sharing::of(1);
+        assert!(sharing.may_send(0, 10));
+        let turn = &sharing.turns[0];
+        for (psn, most) in [(10, 64), (10, TURN), (10, 2 * TURN), (10 + TURN - 1, 64)] {
+            let (n, ends) = turn.room(Psn::new(psn), most);
+            assert!((1..=most).contains(&n));
+            let last = Psn::new(psn + n - 1);
+            assert_eq!(ends, turn.ends_at(last));
+            assert!(ends || n == most, "as many as may leave");
+            assert!((psn..psn + n - 1).all(|psn| !turn.ends_at(Psn::new(psn))));
+        }
     }
 
     #[test]

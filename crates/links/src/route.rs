@@ -9,6 +9,7 @@ use anyverbs_proto::env::{LinkProps, TransmitError};
 use anyverbs_proto::mr::LastRemote;
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::attr::QpType;
+use anyverbs_proto::run::Run;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::{Psn, Qpn};
 use anyverbs_proto::wire::packet::Headers;
@@ -214,6 +215,21 @@ impl Route {
                 out.target.release();
                 Ok(links.inproc.send(links, packet, true)?)
             }
+        }
+    }
+
+    /// Stages packets in a row of a reliable queue pair; how many, and why not the next. `None`: this link takes each by
+    /// itself.
+    #[inline]
+    pub fn send_run(
+        &self,
+        out: &mut Outbox,
+        links: &'static Links,
+        run: &Run<'_>,
+    ) -> Option<(u32, Result<(), TransmitError>)> {
+        match self {
+            Self::Udp(route) => Some(out.udp.send_run(links, route, run, &mut out.target)),
+            Self::Shm(_) | Self::Inproc | Self::HandingOn => None,
         }
     }
 

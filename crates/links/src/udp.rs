@@ -8,7 +8,9 @@ use anyverbs_locks::{Mutex, rank};
 use anyverbs_net::{Destination, TxBatch};
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::env::TransmitError;
+use anyverbs_proto::memory::Memory;
 use anyverbs_proto::mr::{LastLocal, LastRemote};
+use anyverbs_proto::run::Run;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wire::bth::Bth;
@@ -151,7 +153,7 @@ impl Staged {
             &links.core.memory,
             to,
         ) {
-            batch.discard_last();
+            batch.discard_last(1);
             return Err(fault.into());
         }
         if pad > 0 {
@@ -164,6 +166,56 @@ impl Staged {
         }
         self.sent = (self.sent.0 + 1, self.sent.1 + len as u64);
         Ok(())
+    }
+
+    /// Stages packets in a row of a reliable queue pair. How many: perhaps not all fit one batch. After an error the packet
+    /// behind those was not taken.
+    pub(crate) fn send_run(
+        &mut self,
+        links: &'static Links,
+        route: &UdpRoute,
+        run: &Run<'_>,
+        target: &mut LastRemote<'static>,
+    ) -> (u32, Result<(), TransmitError>) {
+        let (mtu, payload, mrs) = (run.mtu(), run.payload(), &links.core.mrs);
+        let Some(flow) = &route.flow else {
+            links.core.count(Counter::SentPkts, run.len().into());
+            return (run.len(), Ok(()));
+        };
+        let head = run.headers().len();
+        let len = head + mtu + ICRC_LEN;
+        let batch = self.batch.get_or_insert_with(|| links.batches.take());
+        let rooms = match batch.equal_segments(&links.port, &route.to, len, run.len() as usize) {
+            Ok(rooms) => rooms,
+            Err(_) => {
+                // As if the network had lost them.
+                self.sent.0 += u64::from(run.len());
+                return (run.len(), Ok(()));
+            }
+        };
+        let (staged, mut headers) = (rooms.len() as u32, run.repeated());
+        let place = payload.place(mrs, (&mut self.region, &mut *target));
+        let (mut n, mut result) = (0, Ok(()));
+        for (room, id) in rooms {
+            headers.write(run.asks(n), room);
+            let (to, at) = (room[head..head + mtu].as_mut_ptr() as u64, n as usize * mtu);
+            let copied = match place {
+                Some(from) => links.core.memory.copy(to, from.wrapping_add(at as u64), mtu),
+                None => {
+                    let regions = (&mut self.region, &mut *target);
+                    payload.part(at, mtu).copy_to_addr(mrs, regions, &links.core.memory, to)
+                }
+            };
+            if let Err(fault) = copied {
+                result = Err(fault.into());
+                break;
+            }
+            seal(flow, id, room);
+            n += 1;
+        }
+        batch.discard_last((staged - n) as usize);
+        self.sent = (self.sent.0 + u64::from(n), self.sent.1 + u64::from(n) * len as u64);
+        (n, result)
     }
 
     fn credit(&mut self, links: &Links, to: &Destination, flow: &Flow, packet: CreditPacket) {

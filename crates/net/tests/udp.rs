@@ -112,6 +112,40 @@ fn a_gso_batch_arrives_whole_with_its_headers() {
 }
 
 #[test]
+fn equal_datagrams_are_staged_together_as_far_as_they_fit() {
+    if !netns::isolate() {
+        return;
+    }
+    let port = UdpPort::open(PortOptions::new(PORT)).unwrap();
+    let mut out = TxBatch::new();
+    let to = Destination::new("127.0.0.1:4791".parse().unwrap());
+    let fill = |out: &mut TxBatch, len, most, value: u8| {
+        let rooms = out.equal_segments(&port, &to, len, most).unwrap();
+        rooms.map(|(room, index)| (room.fill(value), index).1).collect::<Vec<_>>()
+    };
+    assert_eq!(fill(&mut out, 4096, 3, 1), [0, 1, 2]);
+    // 15 of them make a batch.
+    assert_eq!(fill(&mut out, 4096, 64, 2), (3..15).collect::<Vec<_>>());
+    assert_eq!(fill(&mut out, 4096, 1, 3), [0]);
+    // A shorter one is the last of its batch.
+    assert_eq!(fill(&mut out, 100, 9, 4), [1]);
+    assert_eq!(fill(&mut out, 100, 64, 5), (0..64).collect::<Vec<_>>());
+    assert_eq!(fill(&mut out, 100, 2, 6), [0, 1]);
+    out.discard_last(1);
+    assert_eq!(fill(&mut out, 100, 2, 7), [1, 2]);
+    out.flush(&port).unwrap();
+
+    let mut batch = RxBatch::new(64).unwrap();
+    let n = 15 + 2 + 64 + 3;
+    let seen = receive(&port, &mut batch, n);
+    let values: Vec<_> = seen.iter().map(|d| d.bytes[0]).collect();
+    let expected = [(1, 3), (2, 12), (3, 1), (4, 1), (5, 64), (6, 1), (7, 2)];
+    let expected = expected.iter().flat_map(|&(value, times)| vec![value; times]);
+    assert_eq!(values, expected.collect::<Vec<_>>());
+    assert!(seen.iter().all(|d| d.bytes.iter().all(|&b| b == d.bytes[0])));
+}
+
+#[test]
 fn a_batch_ends_where_the_next_datagram_does_not_fit() {
     if !netns::isolate() {
         return;
@@ -142,11 +176,11 @@ fn a_batch_ends_where_the_next_datagram_does_not_fit() {
     // Taking one back; the batch then goes on as if it had not been.
     assert_eq!(stage(&mut out, &port, &to, 80, 9), 0);
     assert_eq!(stage(&mut out, &port, &to, 40, 10), 1);
-    out.discard_last();
+    out.discard_last(1);
     assert_eq!(stage(&mut out, &port, &to, 80, 11), 1);
-    out.discard_last();
-    out.discard_last();
-    out.discard_last();
+    out.discard_last(1);
+    out.discard_last(1);
+    out.discard_last(1);
     assert_eq!((out.pending(), out.pending_bytes()), (0, 0));
     // 64 segments, and 64 KiB.
     for i in 0..65 {

@@ -10,6 +10,7 @@ use crate::memory::{Fault, Memory};
 use crate::mr::{Access, KeyError, LastLocal, MrTable};
 use crate::payload::Payload;
 use crate::recv_queue::RecvWqe;
+use crate::run::Run;
 use crate::tag_list::{Tagged, Taken};
 use crate::time::Clock;
 use crate::types::{Psn, Qpn};
@@ -132,6 +133,16 @@ pub trait LinkEnv {
         payload: &Payload<'_>,
         acks: Option<Psn>,
     ) -> Result<(), TransmitError>;
+
+    /// Hands packets in a row to the link, as [`transmit`](Self::transmit) does one by one. They carry no ACKs. Returns how
+    /// many it took, and why not all.
+    fn transmit_run(
+        &mut self,
+        av: &AddressVector,
+        run: &Run<'_>,
+    ) -> (u32, Result<(), TransmitError>) {
+        run.each(|headers, payload| self.transmit(av, headers, payload, None))
+    }
 
     /// Does a WRITE or READ by itself, in the peer's own memory and without a message, if it can: true, and all was copied.
     ///

@@ -19,6 +19,7 @@ pub mod qp;
 pub mod raw;
 pub mod recv_queue;
 mod ring;
+pub mod run;
 pub mod tag_list;
 pub mod time;
 pub mod types;

@@ -50,6 +50,31 @@ impl<'a> Payload<'a> {
         self.len
     }
 
+    /// All but the first `n` bytes.
+    #[must_use]
+    pub fn skip(self, n: usize) -> Self {
+        self.part(n, self.len - n)
+    }
+
+    /// `len` bytes from the byte `at` on.
+    ///
+    /// # Panics
+    /// When these are not inside.
+    #[inline]
+    #[must_use]
+    pub fn part(self, at: usize, len: usize) -> Self {
+        assert!(at <= self.len && len <= self.len - at, "inside the payload");
+        let n = at as u64;
+        let source = match self.source {
+            Source::Bytes(bytes) => Source::Bytes(&bytes[at..at + len]),
+            Source::Gather { sges, skip } => Source::Gather { sges, skip: skip + n },
+            Source::Remote { rkey, va, qpn } => {
+                Source::Remote { rkey, va: va.wrapping_add(n), qpn }
+            }
+        };
+        Self { source, len, pd: self.pd }
+    }
+
     /// Tells whether it has no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -100,6 +125,27 @@ impl<'a> Payload<'a> {
 }
 
 impl Payload<'_> {
+    /// Where all of it lies, if that is in one piece of memory. The region stays in use as for
+    /// [`copy_to_addr`](Self::copy_to_addr). If not, or if the keys do not allow it, that copies what it can.
+    pub fn place<'m>(
+        &self,
+        mrs: &'m MrTable,
+        (region, target): (&mut LastLocal<'m>, &mut LastRemote<'m>),
+    ) -> Option<u64> {
+        match self.source {
+            Source::Gather { sges: [sge], skip } if self.len > 0 => {
+                let addr = sge.addr.wrapping_add(skip);
+                let part = Sge { addr, len: self.len as u32, lkey: sge.lkey };
+                find_local(region, mrs, self.pd, &part).ok().flatten()
+            }
+            Source::Remote { rkey, va, qpn } if self.len > 0 => {
+                let (reach, len) = ((self.pd, qpn.get()), self.len as u64);
+                target.find(mrs, rkey, reach, va, len, Access::REMOTE_READ).ok()
+            }
+            _ => None,
+        }
+    }
+
     /// As [`copy_to`](Self::copy_to), to [`len`](Self::len) bytes at an address that `memory` may write. The region of
     /// the last local element stays in use as `region`, the region that a peer reads as `target`.
     pub fn copy_to_addr<'m>(

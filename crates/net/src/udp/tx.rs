@@ -126,6 +126,23 @@ impl TxBatch {
         to: &Destination,
         len: usize,
     ) -> io::Result<(&mut [u8], u16)> {
+        let mut rooms = self.equal_segments(port, to, len, 1)?;
+        // There is one at least.
+        rooms.next().ok_or_else(|| io::ErrorKind::InvalidInput.into())
+    }
+
+    /// As [`segment`](Self::segment), for up to `most` datagrams of one length, as many as fit the batch: one at least.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn equal_segments(
+        &mut self,
+        port: &UdpPort,
+        to: &Destination,
+        len: usize,
+        most: usize,
+    ) -> io::Result<impl ExactSizeIterator<Item = (&mut [u8], u16)>> {
         let fits = self.segments > 0
             && self.last_len == self.segment_size
             && len <= self.segment_size
@@ -136,12 +153,18 @@ impl TxBatch {
         if !fits {
             self.begin(port, to, len)?;
         }
-        let start = self.len;
-        let index = if self.gso { self.segments as u16 } else { 0 };
-        self.segments += 1;
-        self.len += len;
+        let n = if len == self.segment_size && most > 1 {
+            most.min(MAX_SEGMENTS - self.segments).min((max_payload(to) - self.len) / len)
+        } else {
+            1
+        };
+        let (start, first, gso) = (self.len, self.segments, self.gso);
+        self.segments += n;
+        self.len += n * len;
         self.last_len = len;
-        Ok((&mut self.staging[start..start + len], index))
+        let rooms = self.staging[start..start + n * len].chunks_exact_mut(len);
+        let index = move |i| if gso { (first + i) as u16 } else { 0 };
+        Ok(rooms.enumerate().map(move |(i, room)| (room, index(i))))
     }
 
     /// Starts a batch with a datagram of `len` bytes.
@@ -161,11 +184,12 @@ impl TxBatch {
         Ok(())
     }
 
-    /// Takes the last datagram back, when its content could not be had after all.
-    pub fn discard_last(&mut self) {
-        if self.segments > 0 {
-            self.segments -= 1;
-            self.len -= self.last_len;
+    /// Takes the last `n` datagrams back, when their content could not be had after all. They have one length.
+    pub fn discard_last(&mut self, n: usize) {
+        let n = n.min(self.segments);
+        if n > 0 {
+            self.segments -= n;
+            self.len -= n * self.last_len;
             // All segments before the last datagram have full size.
             self.last_len = self.segment_size;
         }

@@ -12,6 +12,7 @@ pub mod ieth;
 pub mod imm;
 pub mod opcode;
 pub mod packet;
+pub mod repeated;
 pub mod reth;
 pub mod tmh;
 pub mod xrceth;

@@ -13,6 +13,7 @@ use anyverbs_proto::mr::{Access, KeyError, LastLocal, MrTable};
 use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::recv_queue::RecvWqe;
+use anyverbs_proto::run::Run;
 use anyverbs_proto::tag_list::{Tagged, Taken};
 use anyverbs_proto::time::{Clock, Time};
 use anyverbs_proto::types::{Psn, Qpn};
@@ -269,6 +270,35 @@ impl LinkEnv for DeviceEnv<'_, '_> {
                 }
             }
         }
+    }
+
+    fn transmit_run(
+        &mut self,
+        av: &AddressVector,
+        run: &Run<'_>,
+    ) -> (u32, Result<(), TransmitError>) {
+        let links = self.transport.links;
+        let is_request = run.headers().bth.opcode.is_request();
+        let mut sent = 0;
+        while sent < run.len() {
+            let (psn, left) = (run.headers().bth.psn.plus(sent), run.len() - sent);
+            if self.link.blocked || is_request && !self.link.may_request(self.cell.qpn, psn) {
+                return (sent, Err(TransmitError::Blocked));
+            }
+            let (n, ends) =
+                if is_request { self.link.room_in_turn(psn, left) } else { (left, false) };
+            let part = run.part(sent, n, ends);
+            let route = self.link.route.as_ref();
+            let taken = route.and_then(|route| route.send_run(self.out, links, &part));
+            let Some((taken, end)) = taken else {
+                return run.each(|headers, payload| self.transmit(av, headers, payload, None));
+            };
+            sent += taken;
+            if end.is_err() {
+                return (sent, end);
+            }
+        }
+        (sent, Ok(()))
     }
 
     fn direct(&mut self, operation: &Direct<'_>) -> bool {

@@ -145,6 +145,11 @@ impl Link {
         self.turn.ends_at(psn)
     }
 
+    /// How many requests from `psn` on may leave, if one [may](Self::may_request), and whether these end the turn.
+    pub(super) fn room_in_turn(&self, psn: Psn, most: u32) -> (u32, bool) {
+        self.turn.room(psn, most)
+    }
+
     /// A call ends: a place on a path is kept as long as requests are `in_flight`.
     #[inline]
     pub(super) fn settle_turn(&mut self, qpn: Qpn, in_flight: bool) {

@@ -3,6 +3,7 @@
 
 use crate::env::{Env, TransmitError};
 use crate::payload::Payload;
+use crate::run::Run;
 use crate::wire::bth::Bth;
 use crate::wire::opcode::Opcode;
 use crate::wire::packet::Headers;
@@ -33,37 +34,40 @@ impl Qp {
             && self.init.qp_type == QpType::Rc
             && !self.is_paced()
             && sqe.first_psn.plus(k) == self.requester.max_sent
-            && self.segment(env) == self.mtu();
+            && self.segment(env) == self.mtu()
+            && !env.props().carries_acks;
         if !is_stream {
             return Ok(());
         }
-        let (op, split, first_psn) = (sqe.op, sqe.split, sqe.first_psn);
+        let (op, split, first_psn, len) = (sqe.op, sqe.split, sqe.first_psn, sqe.len);
         let target = match op {
             SendOp::Write(at) if split => Some(at),
             _ => None,
         };
         let opcode = Opcode::new(self.init.qp_type.service(), operation(&op, split, split));
-        let mut headers = Headers::new(Bth { opcode, ..self.bth(first_psn) });
         let mtu = self.mtu();
+        let mut headers = Headers::new(Bth { opcode, ..self.bth(first_psn) });
         let cost = u64::from(mtu) + PACKET_COST;
         let mut in_flight = self.cursor_cost().wrapping_sub(self.requester.una_cost);
-        let mut result = Ok(());
         let mut next = k;
-        while next + 1 < packets && has_room(in_flight, cost, window) {
+        let mut result = Ok(());
+        while result.is_ok() && next + 1 < packets && has_room(in_flight, cost, window) {
             let (psn, offset) = (first_psn.plus(next), next * mtu);
             headers.bth.psn = psn;
-            headers.bth.ack_req = self.asks_for_ack(psn, 1, window);
             headers.reth = target.map(|at| reth(at, offset, mtu));
             let sges = self.sq.sges(position);
-            let payload = Payload::gather(sges, offset.into(), mtu as usize, self.init.pd);
-            let acks = self.piggybacked_ack(env.props());
-            result = env.transmit(&self.attr.av, &headers, &payload, acks);
-            if result.is_err() {
-                break;
+            let rest = Payload::gather(sges, offset.into(), (len - offset) as usize, self.init.pd);
+            let mut run = Run::new(headers, rest, mtu);
+            while run.len() < Run::MOST
+                && next + run.len() + 1 < packets
+                && has_room(in_flight, cost, window)
+            {
+                run.push(self.asks_for_ack(psn.plus(run.len()), 1, window));
+                in_flight += cost;
             }
-            self.note_piggybacked(acks, env.props());
-            next += 1;
-            in_flight += cost;
+            let (taken, end) = env.transmit_run(&self.attr.av, &run);
+            next += taken;
+            result = end;
         }
         *sent |= next > k;
         self.requester.k = next;

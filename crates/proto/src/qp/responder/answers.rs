@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::counters::Counter;
 use crate::env::{Env, LinkProps, TransmitError};
 use crate::payload::Payload;
+use crate::run::Run;
 use crate::time::{LAST_ANSWER, Time};
 use crate::types::Psn;
 use crate::wire::aeth::{Aeth, Syndrome};
@@ -200,7 +201,7 @@ impl Qp {
                 return any;
             }
             let psn = answer.psn.plus(k);
-            let packets = match self.send_answer(&answer, k, env) {
+            let packets = match self.send_answer(&answer, k, BURST - bytes, env) {
                 Ok((len, packets)) => {
                     bytes += len;
                     packets
@@ -227,16 +228,20 @@ impl Qp {
         any
     }
 
-    /// Sends packet `k` of an answer, and those after it that go out in one piece with it; returns how many bytes and
-    /// packets.
+    /// Sends packet `k` of an answer, and those after it that go out in one piece with it, in all as long as `room` lets
+    /// begin; returns how many bytes and packets.
     fn send_answer<E: Env>(
         &mut self,
         answer: &Answer,
         k: u32,
+        room: u64,
         env: &mut E,
     ) -> Result<(u64, u32), TransmitError> {
         let psn = answer.psn.plus(k);
         let mtu = self.mtu();
+        if let Some(sent) = self.send_middles(answer, k, room, env)? {
+            return Ok(sent);
+        }
         let (operation, payload, packets) = match answer.kind {
             AnswerKind::Atomic { .. } => (Operation::AtomicAck, Payload::EMPTY, 1),
             AnswerKind::Placed => (Operation::ReadResponseOnly, Payload::EMPTY, 1),
@@ -267,6 +272,36 @@ impl Qp {
         }
         env.transmit(&self.attr.av, &headers, &payload, None)?;
         Ok((payload.len() as u64, packets))
+    }
+
+    /// Sends the packets of a READ response from `k` on that are as long as the path MTU, up to the last one, where each
+    /// leaves by itself. They differ in little but the PSN. `None`: there are not two of them.
+    fn send_middles<E: Env>(
+        &mut self,
+        answer: &Answer,
+        k: u32,
+        room: u64,
+        env: &mut E,
+    ) -> Result<Option<(u64, u32)>, TransmitError> {
+        let AnswerKind::Read { va, rkey, len, pd, .. } = answer.kind else { return Ok(None) };
+        let mtu = self.mtu();
+        let left = (answer.packets - k).saturating_sub(1).min(Run::MOST);
+        let left = left.min(room.div_ceil(mtu.into()) as u32);
+        if k == 0 || left < 2 || self.segment(env) != mtu {
+            return Ok(None);
+        }
+        let service = self.init.qp_type.service();
+        let opcode = Opcode::new(service, Operation::ReadResponseMiddle);
+        let headers = Headers::new(Bth { opcode, ..self.bth(answer.psn.plus(k)) });
+        let (at, rest) = (va.wrapping_add(u64::from(k * mtu)), (len - k * mtu) as usize);
+        let payload = Payload::remote(rkey, at, rest, (pd, self.qpn));
+        let mut run = Run::new(headers, payload, mtu);
+        (0..left).for_each(|_| run.push(false));
+        match env.transmit_run(&self.attr.av, &run) {
+            (0, Err(error)) => Err(error),
+            // What stopped it is found again.
+            (n, _) => Ok(Some((u64::from(n) * u64::from(mtu), n))),
+        }
     }
 
     /// Sends the ACK that is owed, or a NAK that acknowledges as much, unless answers before it still have to leave.

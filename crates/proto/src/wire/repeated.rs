@@ -1,0 +1,52 @@
+//! The headers of packets in a row.
+
+use super::bth::Bth;
+use super::field::byte_and_u24;
+use super::packet::Headers;
+use super::reth::Reth;
+use crate::types::Psn;
+
+/// Headers of packets in a row, which differ in the PSN and in whether they ask for an ACK, and in the address of a RETH.
+/// They are written once and then changed.
+#[derive(Clone, Copy, Debug)]
+pub struct Repeated {
+    bytes: [u8; Bth::LEN + Reth::LEN],
+    psn: Psn,
+    /// The address of the next RETH, if there is one.
+    va: Option<u64>,
+    step: u32,
+}
+
+impl Repeated {
+    /// The headers of the first packet. In each the address is `step` bytes behind that of the one before.
+    ///
+    /// # Panics
+    /// When there are other extension headers than a RETH.
+    #[must_use]
+    pub fn new(first: &Headers, step: u32) -> Self {
+        let mut bytes = [0; Bth::LEN + Reth::LEN];
+        let len = first.emit(&mut bytes);
+        let va = first.reth.filter(|_| len > Bth::LEN).map(|reth| reth.va);
+        Self { bytes, psn: first.bth.psn, va, step }
+    }
+
+    /// Writes the headers of the next packet to the beginning of `room`; their length.
+    ///
+    /// # Panics
+    /// When `room` is shorter.
+    #[inline]
+    pub fn write(&mut self, asks_for_ack: bool, room: &mut [u8]) -> usize {
+        let [.., a, x, y, z] = &mut self.bytes[..Bth::LEN] else { return 0 };
+        [*a, *x, *y, *z] = byte_and_u24(u8::from(asks_for_ack) << 7, self.psn.get());
+        self.psn = self.psn.plus(1);
+        let Some(va) = self.va else {
+            // Lengths known here make a few moves of it.
+            room[..Bth::LEN].copy_from_slice(&self.bytes[..Bth::LEN]);
+            return Bth::LEN;
+        };
+        self.bytes[Bth::LEN..Bth::LEN + 8].copy_from_slice(&va.to_be_bytes());
+        self.va = Some(va.wrapping_add(self.step.into()));
+        room[..Bth::LEN + Reth::LEN].copy_from_slice(&self.bytes);
+        Bth::LEN + Reth::LEN
+    }
+}
