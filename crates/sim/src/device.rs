@@ -165,6 +165,8 @@ pub(crate) struct Place {
     pub(crate) ack_at: Option<Time>,
     /// More packets come at this moment, perhaps for this queue pair.
     pub(crate) more: bool,
+    /// The next packet finds the link gone, and takes this one.
+    pub(crate) next_link: Option<LinkProps>,
 }
 
 #[derive(Debug)]
@@ -238,6 +240,10 @@ impl LinkEnv for Around<'_> {
         let mut bytes = vec![0; end + usize::from(headers.bth.pad)];
         headers.emit(&mut bytes);
         payload.copy_to(&self.shared.mrs, &self.shared.memory, &mut bytes[start..end])?;
+        let mut acks = acks;
+        if let Some(link) = self.place.next_link.take() {
+            (self.place.link, acks) = (link, None);
+        }
         let ip_version_has_flow = av.dgid.to_ip().is_ipv6();
         let arrival = Arrival {
             source: av.sgid,

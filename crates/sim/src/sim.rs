@@ -320,6 +320,7 @@ impl Sim {
             blocked_until: None,
             ack_at: None,
             more: false,
+            next_link: None,
         };
         qps.push(Some(QpSlot { qp, credit, place }));
         id
@@ -357,6 +358,14 @@ impl Sim {
         let slot = self.devices[qp.device.0].qps[qp.index].as_mut();
         let link = &mut slot.expect("the queue pair lives").place.link;
         (link.segment, link.immediate, link.carries_acks) = (segment, segment > 0, segment > 0);
+    }
+
+    /// The next packet of a queue pair finds its link gone, and takes one by UDP: that carries no ACKs, and loses packets.
+    pub fn reroute_next(&mut self, qp: QpId) {
+        let slot = self.devices[qp.device.0].qps[qp.index].as_mut();
+        let place = &mut slot.expect("the queue pair lives").place;
+        let probe_after = Some(Duration::from_millis(8));
+        place.next_link = Some(LinkProps { probe_after, ..LinkProps::new(place.link.window) });
     }
 
     pub(crate) fn slot(&self, qp: QpId) -> &QpSlot {

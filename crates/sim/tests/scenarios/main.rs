@@ -8,6 +8,7 @@ mod access_errors;
 mod ack_coalescing;
 mod atomic_write;
 mod bad_response;
+mod carried_ack;
 mod congestion;
 mod direct;
 mod duplicate_atomic;

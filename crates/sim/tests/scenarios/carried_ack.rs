@@ -1,0 +1,91 @@
+//! ACKs that requests carry, as on the same-host link: each is taken once, and none is lost with the link.
+
+use super::prelude::*;
+
+const SEGMENT: u32 = 8192;
+
+/// An ACK that is owed waits for this long, for a request to carry it.
+const ACK_DELAY: Duration = Duration::from_millis(1);
+
+/// `b` has received a message of `a`, whose ACK it owes.
+fn owing(short_ways: bool) -> (Pair, End, End) {
+    let (mut t, a, b) = rc(QpOptions { segment: SEGMENT, short_ways, ..QpOptions::rc() });
+    t.ack_delay = ACK_DELAY;
+    // Its ACK timer runs, as the short way wants it.
+    t.post(b, 10, SendOp::Write(a.mr.remote(0)), &[b.mr.sge(0, 8)]);
+    t.recv(b, 1, &[b.mr.sge(0, 100)]);
+    t.post(a, 2, SendOp::Send, &[a.mr.sge(0, 100)]);
+    t.run_for(Duration::from_micros(6));
+    assert_eq!(t.received(b), [(1, Success)]);
+    assert_eq!(t.sent(a), []);
+    (t, a, b)
+}
+
+/// Requests of one packet, and of several.
+fn requests(a: End) -> [(SendOp, usize); 3] {
+    let at = a.mr.remote(0);
+    [(SendOp::Send, 100), (SendOp::Write(at), 100), (SendOp::Write(at), 40_000)]
+}
+
+#[test]
+fn a_request_carries_the_ack_that_is_owed() {
+    for short_ways in [true, false] {
+        for (op, len) in requests(owing(true).1) {
+            let (mut t, a, b) = owing(short_ways);
+            t.recv(a, 3, &[a.mr.sge(0, 100)]);
+            t.post(b, 4, op, &[b.mr.sge(0, len)]);
+            t.run_for(Duration::from_micros(6));
+            assert_eq!(t.sent(a), [(2, Success)], "{op:?}");
+            assert_eq!(t.net.trace.count(b.device, O::Ack), 0, "{op:?}");
+        }
+    }
+}
+
+#[test]
+fn an_ack_that_a_rerouted_request_did_not_carry_is_still_owed() {
+    for short_ways in [true, false] {
+        for (op, len) in requests(owing(true).1) {
+            let (mut t, a, b) = owing(short_ways);
+            t.recv(a, 3, &[a.mr.sge(0, 100)]);
+            t.reroute_next(b.qp);
+            t.post(b, 4, op, &[b.mr.sge(0, len)]);
+            t.run_for(ACK_DELAY * 2);
+            assert_eq!(t.sent(a), [(2, Success)], "{op:?}, short ways: {short_ways}");
+            assert_eq!(t.net.trace.count(b.device, O::Ack), 1, "{op:?}");
+            t.run();
+            assert_eq!(t.sent(b).last(), Some(&(4, Success)), "{op:?}");
+            assert_eq!(t.counter(a.device, Counter::LocalAckTimeoutErr), 0, "{op:?}");
+        }
+    }
+}
+
+#[test]
+fn a_rerouted_request_is_probed_for_as_on_its_new_link() {
+    for short_ways in [true, false] {
+        let (mut t, a, b) = owing(short_ways);
+        t.recv(a, 3, &[a.mr.sge(0, 100)]);
+        // Nothing that arrives later starts a timer.
+        let device = a.device;
+        t.net.once(is(O::SendOnly), Fate::Drop);
+        t.net.rule(move |p| if p.from == device { Fate::Drop } else { Fate::Pass });
+        t.reroute_next(b.qp);
+        t.post(b, 4, SendOp::Send, &[b.mr.sge(0, 100)]);
+        // The ACK timeout is 67 ms.
+        t.run_for(Duration::from_millis(20));
+        assert_eq!(t.received(a), [(3, Success)], "short ways: {short_ways}");
+    }
+}
+
+#[test]
+fn an_ack_is_taken_once_by_a_request_that_leaves_the_short_way() {
+    for short_ways in [true, false] {
+        let (mut t, a, b) = owing(short_ways);
+        // Too short, so the general way refuses the request that carries the ACK.
+        t.recv(a, 3, &[a.mr.sge(0, 50)]);
+        t.post(b, 4, SendOp::Send, &[b.mr.sge(0, 100)]);
+        t.run();
+        assert_eq!(t.sent(a), [(2, Success)]);
+        assert_eq!(t.received(a), [(3, LocLenErr)]);
+        assert_eq!(t.counter(a.device, Counter::DropStaleAck), 0, "short ways: {short_ways}");
+    }
+}
