@@ -97,6 +97,13 @@ impl Peer {
     pub(crate) fn go_on(&self) {
         self.signal(libc::SIGCONT);
     }
+
+    /// [`go_on`](Self::go_on) for another thread. To be called while the peer lives.
+    fn continuation(&self) -> impl FnOnce() + Send + use<> {
+        let pid = self.child.id() as i32;
+        // SAFETY: a signal to our own child, which has not been waited for.
+        move || assert_eq!(unsafe { libc::kill(pid, libc::SIGCONT) }, 0)
+    }
 }
 
 impl Drop for Peer {
@@ -210,6 +217,9 @@ fn peer() {
                 assert!(data == pattern(len, got as u8), "message {got} of {len} bytes");
                 post(wc.wr_id);
                 got += 1;
+                if got % SLOTS == 0 {
+                    println!("@ posted");
+                }
             }
         }
         println!("@ got {got} {:?}", by_shm(&e));
@@ -356,7 +366,9 @@ fn several_processes_add_to_one_word() {
     assert_eq!(sum, 4 * ADDS);
 }
 
-fn stream(role: &str) {
+/// A stream to a peer, which stands still in the midst of it for this time. A reliable connection waits for receives. To the
+/// others no more is sent than there are receives: an unreliable message that finds none is lost, on hardware at once.
+fn stream(role: &str, still: Duration) {
     let _turn = turn();
     let mut peer = Peer::spawn(role, &[]);
     let e = Endpoint::new(type_of(role));
@@ -370,13 +382,32 @@ fn stream(role: &str) {
         qkey: QKEY,
     });
     let most = if e.qp_type == QpType::Ud { 4096 } else { SLOT };
-    for i in 0..COUNT {
-        let len = i * 997 % (most + 1);
-        src.write(0, &pattern(len, i as u8));
-        e.send_to(0, SendOp::Send, &[src.sge(0, len)], ud);
-        e.poll(1);
+    let mut posted = SLOTS;
+    let reliable = e.qp_type == QpType::Rc;
+    std::thread::scope(|scope| {
+        for i in 0..COUNT {
+            if i == COUNT / 2 && !still.is_zero() {
+                peer.stop();
+                let continue_it = peer.continuation();
+                scope.spawn(move || {
+                    std::thread::sleep(still);
+                    continue_it();
+                });
+            }
+            while !reliable && i == posted {
+                assert_eq!(peer.hear(), "@ posted");
+                posted += SLOTS;
+            }
+            let len = i * 997 % (most + 1);
+            src.write(0, &pattern(len, i as u8));
+            e.send_to(0, SendOp::Send, &[src.sge(0, len)], ud);
+            e.poll(1);
+        }
+    });
+    let mut got = peer.hear();
+    while got == "@ posted" {
+        got = peer.hear();
     }
-    let got = peer.hear();
     let by_shm = got.strip_prefix(&format!("@ got {COUNT} ")).expect(&got);
     let received = by_shm.trim_matches(['(', ')']).split(", ").last().unwrap();
     let received: usize = received.parse().unwrap();
@@ -385,9 +416,17 @@ fn stream(role: &str) {
 
 #[test]
 fn a_stream_arrives_whole() {
-    stream("rc sink");
-    stream("uc sink");
-    stream("ud sink");
+    for role in ["rc sink", "uc sink", "ud sink"] {
+        stream(role, Duration::ZERO);
+    }
+}
+
+/// As a process does that others keep from the processor.
+#[test]
+fn a_peer_that_stands_still_for_a_while_loses_nothing() {
+    for role in ["rc sink", "uc sink", "ud sink"] {
+        stream(role, Duration::from_millis(250));
+    }
 }
 
 #[test]
