@@ -29,3 +29,4 @@ mod too_early;
 mod two_links;
 mod windows;
 mod xrc;
+mod xrc_processes;

@@ -7,7 +7,8 @@ use anyverbs::*;
 
 use crate::endpoint::*;
 
-fn set_up(qp: &Qp, context: &Context, dest: Qpn) {
+/// Connects a queue pair with one of this host.
+pub(crate) fn set_up(qp: &Qp, context: &Context, dest: Qpn) {
     use QpAttrMask as M;
     let send = qp.query().unwrap().1.qp_type == QpType::XrcSend;
     let access = Access::REMOTE_WRITE | Access::REMOTE_READ;
