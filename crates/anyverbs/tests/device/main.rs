@@ -26,6 +26,7 @@ mod same_host;
 mod scarce;
 mod spoiler;
 mod too_early;
+mod two_hosts;
 mod two_links;
 mod windows;
 mod xrc;

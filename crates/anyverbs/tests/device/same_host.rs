@@ -147,6 +147,9 @@ fn peer() {
     if role.starts_with("xrc") {
         return crate::xrc_processes::talk();
     }
+    if role == "two hosts" {
+        return crate::two_hosts::there();
+    }
     if role.ends_with("no memfd") {
         crate::direct::forbid([libc::SYS_memfd_create; 2]);
     }

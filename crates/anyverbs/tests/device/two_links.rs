@@ -42,10 +42,10 @@ fn a_stranger_with_the_peers_link_local_address_is_not_the_peer() {
 }
 
 /// The other host: a namespace that lives as long as its process.
-struct There(Child);
+pub(crate) struct There(Child);
 
 impl There {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut child = Command::new("unshare")
             .args(["-n", "sh", "-c", "echo; exec sleep 1000"])
             .stdout(Stdio::piped())
@@ -57,8 +57,12 @@ impl There {
         Self(child)
     }
 
-    fn ip(&self, arguments: &str) {
-        let pid = self.0.id().to_string();
+    pub(crate) fn pid(&self) -> String {
+        self.0.id().to_string()
+    }
+
+    pub(crate) fn ip(&self, arguments: &str) {
+        let pid = self.pid();
         let done = Command::new("nsenter")
             .args(["-n", "-t", &pid, "ip"])
             .args(arguments.split(' '))
@@ -110,7 +114,7 @@ fn here() {
         return;
     }
     let there = There::new();
-    let pid = there.0.id();
+    let pid = there.pid();
     ip("link set lo up");
     for link in ["a", "b"] {
         ip(&format!("link add {link}0 type veth peer name {link}1 netns {pid}"));

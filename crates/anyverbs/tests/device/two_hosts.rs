@@ -1,0 +1,163 @@
+//! A thousand queue pairs between two hosts, which are network namespaces with a cable between them.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyverbs::*;
+
+use crate::endpoint::*;
+use crate::host::{ip, succeeds};
+use crate::same_host::Peer;
+use crate::two_links::There;
+
+const ROLE: &str = "ANYVERBS_TEST_TWO_HOSTS";
+const QPS: usize = 1000;
+const LEN: usize = 1024;
+const AREA: usize = QPS * LEN;
+/// WRITEs of each queue pair, beside a READ and a SEND.
+const WRITES: usize = 4;
+/// Places in a host's memory. The peer writes into the first, reads the second, and sends to the third.
+const WRITTEN: usize = 0;
+const OFFERED: usize = AREA;
+const RECEIVED: usize = 2 * AREA;
+/// As long as a person waits. It took 200 s when all queue pairs of a path shared its window.
+const LIMIT: Duration = Duration::from_secs(5);
+
+#[test]
+fn a_thousand_queue_pairs_talk_at_once() {
+    if anyverbs_testing::unshare_or_skip() {
+        let output = Command::new("unshare")
+            .arg("-Urn")
+            .arg(std::env::current_exe().unwrap())
+            .args(["--exact", "two_hosts::here", "--nocapture", "--test-threads=1"])
+            .env(ROLE, "here")
+            .envs([
+                ("ANYVERBS_REGISTRY", "two-hosts"),
+                ("ANYVERBS_INTERFACES", ""),
+                ("ANYVERBS_UDP_PORT", "4791"),
+            ])
+            .output()
+            .unwrap();
+        println!("{}", String::from_utf8_lossy(&output.stdout));
+        succeeds(&output);
+    }
+}
+
+struct Host {
+    e: Endpoint,
+    qps: Vec<Qp>,
+    buffer: Buffer,
+}
+
+impl Host {
+    fn new() -> Self {
+        let cqe = (QPS * (WRITES + 2)) as u32;
+        let e = Endpoint::with(QpType::Rc, CAP, cqe);
+        let qps = (0..QPS).map(|_| e.another()).collect();
+        let buffer = Buffer::new(&e.pd, 3 * AREA);
+        Self { e, qps, buffer }
+    }
+
+    fn introduce(&self) -> String {
+        let numbers: Vec<_> = self.qps.iter().map(|qp| qp.qpn().get().to_string()).collect();
+        let (gid, remote) = (self.e.address().gid, self.buffer.remote(0));
+        format!("@ {gid} {} {} {}", remote.va, remote.rkey, numbers.join(" "))
+    }
+
+    /// Connects all with the queue pairs of the other; its memory.
+    fn connect(&self, introduction: &str) -> RemoteAddr {
+        let words: Vec<&str> = introduction.split_whitespace().skip(1).collect();
+        let [gid, va, rkey, numbers @ ..] = &words[..] else { panic!("{introduction}") };
+        let gid = Gid(gid.parse::<std::net::Ipv6Addr>().unwrap().octets());
+        assert_eq!(numbers.len(), QPS);
+        for (qp, number) in self.qps.iter().zip(numbers) {
+            let qpn = Qpn::new(number.parse().unwrap());
+            // The ACK timeout is that of programs, 67 ms.
+            self.e.connect_at(qp, Address { gid, qpn }, (14, 7), (Mtu::Mtu1024, Psn::new(100)));
+        }
+        RemoteAddr { va: va.parse().unwrap(), rkey: rkey.parse().unwrap() }
+    }
+}
+
+/// The other host's part, in a process of [`Peer`].
+pub(crate) fn there() {
+    let host = Host::new();
+    let Host { e, qps, buffer } = &host;
+    println!("{}", host.introduce());
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    host.connect(&line);
+    for (n, qp) in qps.iter().enumerate() {
+        buffer.write(OFFERED + n * LEN, &pattern(LEN, n as u8 ^ 0x55));
+        let wr_id = n as u64;
+        qp.post_recv(&[RecvWr { wr_id, sges: &[buffer.sge(RECEIVED + n * LEN, LEN)] }]).unwrap();
+    }
+    println!("@ connected");
+    let mut came = [false; QPS];
+    for wc in e.poll_for(QPS, Duration::from_secs(60)) {
+        assert_eq!((wc.status, wc.byte_len as usize), (WcStatus::Success, LEN));
+        came[wc.wr_id as usize] = true;
+    }
+    assert_eq!(came, [true; QPS]);
+    for n in 0..QPS {
+        // The SEND came behind the WRITEs.
+        for at in [WRITTEN, RECEIVED] {
+            assert!(buffer.read(at + n * LEN, LEN) == pattern(LEN, n as u8), "queue pair {n}");
+        }
+    }
+    println!("@ received");
+    std::io::stdin().read_line(&mut line).unwrap();
+}
+
+/// The test itself, in a network namespace of its own.
+#[test]
+fn here() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
+    let there = There::new();
+    let pid = there.pid();
+    ip(&format!("link add a0 type veth peer name a1 netns {pid}"));
+    ip("link set a0 addrgenmode none");
+    there.ip("link set a1 addrgenmode none");
+    ip("addr add 10.78.0.1/24 dev a0");
+    there.ip("addr add 10.78.0.2/24 dev a1");
+    ip("link set a0 up");
+    there.ip("link set a1 up");
+
+    let mut peer = Peer::spawn_by(&["nsenter", "-n", "-t", &pid], "two hosts", &[]);
+    let host = Host::new();
+    let Host { e, qps, buffer } = &host;
+    assert_eq!(e.address().gid.to_ip().to_string(), "10.78.0.1");
+    let remote = host.connect(&peer.hear());
+    peer.say(&host.introduce());
+    assert_eq!(peer.hear(), "@ connected");
+
+    for n in 0..QPS {
+        buffer.write(WRITTEN + n * LEN, &pattern(LEN, n as u8));
+    }
+    let begin = Instant::now();
+    for (n, qp) in qps.iter().enumerate() {
+        let theirs = |area: usize| RemoteAddr { va: remote.va + (area + n * LEN) as u64, ..remote };
+        let post = |op, area: usize| {
+            let sges = [buffer.sge(area + n * LEN, LEN)];
+            let (wr_id, flags) = (n as u64, SendFlags::SIGNALED);
+            qp.post_send(&[SendWr { wr_id, op, flags, sges: &sges, ud: None, xrc_srqn: 0 }])
+                .unwrap();
+        };
+        (0..WRITES).for_each(|_| post(SendOp::Write(theirs(WRITTEN)), WRITTEN));
+        post(SendOp::Read(theirs(OFFERED)), RECEIVED);
+        post(SendOp::Send, WRITTEN);
+    }
+    let all = e.poll_for(QPS * (WRITES + 2), Duration::from_secs(60));
+    let took = begin.elapsed();
+    assert!(all.iter().all(|wc| wc.status == WcStatus::Success));
+    for n in 0..QPS {
+        let read = buffer.read(RECEIVED + n * LEN, LEN);
+        assert!(read == pattern(LEN, n as u8 ^ 0x55), "queue pair {n}");
+    }
+    assert_eq!(peer.hear(), "@ received");
+    let again = e.context.counters().unwrap().read(Counter::Retransmitted);
+    println!("{} operations of {QPS} queue pairs: {took:?}, {again} sent again", all.len());
+    assert!(took < LIMIT, "{took:?}");
+}
