@@ -70,6 +70,7 @@ impl Word for AtomicU64 {
 /// callers hold locks.
 #[cold]
 fn rest() {
+    /// In microseconds. A sleep costs a hundredth of it (`a_long_wait_for_an_access_yields_the_processor`).
     const PAUSE: Duration = Duration::from_micros(500);
     let nobody = Mutex::new(());
     let guard = nobody.lock().unwrap_or_else(PoisonError::into_inner);

@@ -7,7 +7,7 @@
 //! receiver's socket holds. It sends no more messages than there are receives, and the receiving *program* must have
 //! had the processor to post those.
 //!
-//! A waiting sender probes again every [`RETRY`]: probes and answers may be lost, and receives be posted. Waiting ends
+//! A waiting sender probes again every [`PROBE_AFTER`]: probes and answers may be lost, and receives be posted. Waiting ends
 //! after [`STRANGER`] for a peer that has never answered (another make of device). It ends after [`SILENCE`] for one
 //! that has, and after [`NOT_READING`] for a program that posts no receives. Then the sender goes on without credit for
 //! a time that doubles, and messages are lost as on any network.
@@ -18,7 +18,7 @@ use std::time::Duration;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
 
-use crate::times::{ASK_AGAIN, LAST_PAUSE, NOT_READING, RETRY, SILENCE, STRANGER};
+use crate::times::{ASK_AGAIN, LAST_PAUSE, NOT_READING, PROBE_AFTER, SILENCE, STRANGER};
 
 /// Opcode of a credit probe: BTH (PSN: the sender's QPN), then the counts of bytes and of messages, 8 bytes big-endian
 /// each.
@@ -96,12 +96,12 @@ impl Wait {
             None if probed => {}
             Some(at) if now < at => return Step::Wait(at),
             _ => {
-                let next = now + RETRY;
+                let next = now + PROBE_AFTER;
                 self.probe_at = Some(next);
                 return Step::Probe(next);
             }
         }
-        let next = now + RETRY;
+        let next = now + PROBE_AFTER;
         self.probe_at = Some(next);
         Step::Wait(next)
     }
@@ -362,7 +362,7 @@ mod tests {
             assert_eq!(pace.expire(at(now), &mut resume), None);
             assert!(now <= 220, "it waits for ever");
         }
-        assert!((10..=20).contains(&probes), "{probes}");
+        assert!((13..=25).contains(&probes), "every 8 ms for 200: {probes}");
         assert!(now >= 200);
         for _ in 0..100 {
             assert!(matches!(pace.ask(8, QPN, PEER, true, at(now + 10)), Credit::Send(_)));
@@ -376,11 +376,11 @@ mod tests {
         let mut pace = Pace::default();
         let mut resume = Vec::new();
         burst(&mut pace, 8192, at(0));
-        assert_eq!(pace.expire(at(1), &mut resume), Some(at(10)));
-        assert_eq!(pace.expire(at(10), &mut resume), None);
-        assert!(matches!(pace.ask(8192, QPN, PEER, true, at(10)), Credit::Blocked(Some(_), _)));
+        assert_eq!(pace.expire(at(1), &mut resume), Some(at(8)));
+        assert_eq!(pace.expire(at(8), &mut resume), None);
+        assert!(matches!(pace.ask(8192, QPN, PEER, true, at(8)), Credit::Blocked(Some(_), _)));
         for _ in 0..1000 {
-            assert_eq!(pace.ask(8192, QPN, PEER, true, at(30)), Credit::Send(None));
+            assert_eq!(pace.ask(8192, QPN, PEER, true, at(32)), Credit::Send(None));
         }
         assert!(burst(&mut pace, 8192, at(3000)).0 < 100);
     }

@@ -23,13 +23,13 @@ use anyverbs_locks::{Mutex, rank};
 use anyverbs_net::Slot;
 use anyverbs_net::shm::{Channel, Closed, Config, ConnectError, Endpoint, Poller};
 use anyverbs_objects::base::directory::{self, Directory};
-use anyverbs_objects::base::{LATE, NEVER};
+use anyverbs_objects::base::{HOUSEKEEPING, LATE, NEVER};
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Qpn;
 
 use super::direct;
 use super::mapped::MappedRegions;
-use super::times::{ASK_AGAIN, GRACE, SILENCE, SWEEP_EVERY};
+use super::times::{ASK_AGAIN, GRACE, SILENCE};
 pub use message::{Digest, Inbox, Received, ShortArrival};
 pub use route::{ShmRoute, ShortData};
 use traffic::Traffic;
@@ -71,6 +71,17 @@ struct Waiting {
 }
 
 impl Waiting {
+    /// The process has ended, or declines.
+    fn end(&mut self, gone: Gone, now: Time) {
+        self.gone = Some(gone);
+        self.grace.get_or_insert(now + GRACE);
+    }
+
+    /// Whether requests to the process, which has ended, fail now.
+    fn is_grace_over(&self, now: Time) -> bool {
+        self.grace.is_some_and(|until| now >= until)
+    }
+
     /// Gives up if the answer takes too long. Returns when to look again.
     fn look(&mut self, now: Time) -> Option<Time> {
         let until = self.asked.filter(|_| !self.stalled)? + SILENCE;
@@ -103,8 +114,7 @@ impl Peer {
     /// It is gone. Returns the queue pairs that waited for it.
     pub fn end(&self, gone: Gone, now: Time, blocked: &mut Vec<Qpn>) {
         let mut waiting = self.waiting.lock();
-        waiting.gone = Some(gone);
-        waiting.grace.get_or_insert(now + GRACE);
+        waiting.end(gone, now);
         blocked.append(&mut waiting.blocked);
         self.mapped.clear();
     }
@@ -257,7 +267,7 @@ impl Shm {
         for entry in &*self.entries.lock() {
             let Entry::Peer(peer) = entry else { continue };
             if !peer.mapped.is_empty() && direct::sweep(peer) {
-                self.next.fetch_min((now + SWEEP_EVERY).as_nanos(), Ordering::SeqCst);
+                self.next.fetch_min((now + HOUSEKEEPING).as_nanos(), Ordering::SeqCst);
             }
             let mut waiting = peer.waiting.lock();
             if let Some(until) = waiting.look(now) {
@@ -299,5 +309,16 @@ mod tests {
         assert_eq!(waiting.look(continued), Some(continued + SILENCE));
         assert_eq!(waiting.look(continued + SILENCE), None);
         assert!(waiting.stalled);
+    }
+
+    #[test]
+    fn requests_to_an_ended_process_fail_after_a_while() {
+        let (begin, mut waiting) = (Time::from_nanos(1), Waiting::default());
+        assert!(!waiting.is_grace_over(begin + GRACE), "it lives");
+        waiting.end(Gone::Dead, begin);
+        assert!(!waiting.is_grace_over(begin + GRACE / 2));
+        // Another queue pair hears of it later.
+        waiting.end(Gone::Dead, begin + GRACE / 2);
+        assert!(waiting.is_grace_over(begin + GRACE));
     }
 }

@@ -27,7 +27,13 @@ impl Time {
     }
 }
 
-/// The greatest age of an answer (an ACK, a DREP) that leaves once more when its sender ends. A peer that has missed it
+/// A time slice of a busy machine, in milliseconds: a thread that can run may have to wait for so long. It is longer than the
+/// kernel's tick and than the time to wake a process. A shorter timer of a sleeping worker costs each event 8 us (tests
+/// `an_ack_timeout_is_no_shorter_than_two_time_slices`, and in `anyverbs-links`
+/// `pace::tests::a_sender_without_receives_asks_again_and_gives_up`).
+pub const TIME_SLICE: Duration = Duration::from_millis(8);
+
+/// The greatest age, in seconds, of an answer (an ACK, a DREP) that leaves once more when its sender ends. A peer that has missed it
 /// asks again within this time at first, and finds nobody (`lost_ack.rs` in the scenarios).
 pub(crate) const LAST_ANSWER: Duration = Duration::from_secs(1);
 

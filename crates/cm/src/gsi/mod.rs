@@ -25,11 +25,11 @@ mod unserved;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyverbs_locks::{Mutex, rank};
 use anyverbs_net::{Lingering, Services, SteerByKind};
-use anyverbs_objects::base::{Core, NEVER};
+use anyverbs_objects::base::{Core, HOUSEKEEPING, NEVER};
 use anyverbs_objects::gid::GidEntry;
 use anyverbs_proto::cm::counters::DropReason;
 use anyverbs_proto::cm::event::CmEvent;
@@ -79,11 +79,6 @@ pub const STEERING: SteerByKind = SteerByKind {
         (Attribute::Apr as u16, REMOTE_ID_AT),
     ],
 };
-
-/// Interval in seconds of what is looked after while there is some of it: processes that may have ended, records that they
-/// left, connections to other processes without datagrams for them. A look takes some system calls for each process
-/// (`tests::neighbours`, `records::tests::it_is_tried_again_to_join`).
-const PERIOD: Duration = Duration::from_secs(1);
 
 /// The receiver of the machine's events.
 pub trait Events: Default + Send + Sync + 'static {
@@ -307,7 +302,7 @@ impl<I: Events> Gsi<I> {
 
     /// A datagram was handed on: the connection for it is closed after a while.
     fn note_forwarded(&self, now: Time) {
-        self.forward_later(now + PERIOD);
+        self.forward_later(now + HOUSEKEEPING);
     }
 
     /// A process has no room for what is to be handed on to it; it may have then.

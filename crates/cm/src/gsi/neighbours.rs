@@ -6,13 +6,13 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 
-use anyverbs_objects::base::NEVER;
+use anyverbs_objects::base::{HOUSEKEEPING, NEVER};
 use anyverbs_proto::cm::Cm;
 use anyverbs_proto::cm::id::CommId;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::types::Gid;
 
-use super::{Events, Gsi, PERIOD};
+use super::{Events, Gsi};
 
 /// The processes of this host that connections lead to, as they were last: by slot the incarnation, and the IDs that
 /// connections have there.
@@ -23,7 +23,7 @@ impl<I: Events> Gsi<I> {
     pub(super) fn watch_neighbours(&self, machine: &Cm, now: Time) {
         let watch_at = &self.times.watch_at;
         if watch_at.load(Ordering::SeqCst) == NEVER && machine.usage().connections > 0 {
-            watch_at.store((now + PERIOD).as_nanos(), Ordering::SeqCst);
+            watch_at.store((now + HOUSEKEEPING).as_nanos(), Ordering::SeqCst);
         }
     }
 
@@ -70,7 +70,7 @@ impl<I: Events> Gsi<I> {
                 if slot == self.transport.core.slot || !hosts.contains(&gid) || gone.contains(&id) {
                     continue;
                 }
-                next = (now + PERIOD).as_nanos();
+                next = (now + HOUSEKEEPING).as_nanos();
                 if let Some(&incarnation) = alive.get(&slot) {
                     known.entry(slot).or_insert_with(|| (incarnation, HashSet::new())).1.insert(id);
                 } else if let Some((_, ids)) = known.get_mut(&slot) {

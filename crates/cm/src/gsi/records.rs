@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use anyverbs_locks::{Mutex, rank};
 use anyverbs_net::host::{Abandoned, Section};
 use anyverbs_net::{Journal, Uncancelled};
-use anyverbs_objects::base::NEVER;
+use anyverbs_objects::base::{HOUSEKEEPING, NEVER};
 use anyverbs_proto::cm::id::CommId;
 use anyverbs_proto::cm::mad::Mad;
 use anyverbs_proto::cm::message::Message;
@@ -30,7 +30,7 @@ use anyverbs_proto::time::Time;
 
 use super::Incoming;
 use super::State;
-use super::{Events, Gsi, PERIOD};
+use super::{Events, Gsi};
 
 /// The host's journal, once this process has joined it.
 #[derive(Debug, Default)]
@@ -60,7 +60,7 @@ impl Joined {
             match join() {
                 Ok(journal) => drop(self.journal.set(journal)),
                 Err(error) => {
-                    if again_at.replace(now() + PERIOD).is_none() {
+                    if again_at.replace(now() + HOUSEKEEPING).is_none() {
                         tracing::warn!(%error, "no journal at present: if this process is killed, its connections end unseen");
                     }
                 }
@@ -193,7 +193,7 @@ impl<I: Events> Gsi<I> {
                     records.add(id, &record);
                     let watch_at = &self.times.abandoned_at;
                     if watch_at.load(Ordering::SeqCst) == NEVER {
-                        watch_at.store((now + PERIOD).as_nanos(), Ordering::SeqCst);
+                        watch_at.store((now + HOUSEKEEPING).as_nanos(), Ordering::SeqCst);
                     }
                 }
                 (Some(_), _) => {}
@@ -289,7 +289,7 @@ impl<I: Events> Gsi<I> {
         let records = &state.records;
         let (yet, mine) = (records.taken.len() + records.waiting, records.places.len());
         // Under the lock, so that the next caller with a connection sees it.
-        let next = if yet + mine > 0 { (now + PERIOD).as_nanos() } else { NEVER };
+        let next = if yet + mine > 0 { (now + HOUSEKEEPING).as_nanos() } else { NEVER };
         self.times.abandoned_at.store(next, Ordering::SeqCst);
         drop(state);
         drop(for_others);

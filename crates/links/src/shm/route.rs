@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use anyverbs_net::shm::{Copying, MAX_HEADER, ONE_LINE, SendError, Sender};
+use anyverbs_objects::base::HOUSEKEEPING;
 use anyverbs_proto::env::TransmitError;
 use anyverbs_proto::memory::Memory;
 use anyverbs_proto::mr::{Access, LastLocal, LastRemote};
@@ -21,7 +22,7 @@ use crate::mapped::{Lookup, Target};
 use crate::pace::{Credit, Probe};
 use crate::path::Path;
 use crate::route::{Outgoing, Refused};
-use crate::times::{SILENCE, SWEEP_EVERY};
+use crate::times::SILENCE;
 use crate::udp::{Asked, CreditPacket, takes_recv};
 
 /// The data of a short SEND.
@@ -90,7 +91,7 @@ impl ShmRoute {
         if let Lookup::Mapped { is_new: true, .. } = found
             && let Some(shm) = &links.shm
         {
-            let until = links.core.now() + SWEEP_EVERY;
+            let until = links.core.now() + HOUSEKEEPING;
             shm.next.fetch_min(until.as_nanos(), Ordering::SeqCst);
             links.wake_before(until);
         }
@@ -253,7 +254,7 @@ impl ShmRoute {
                 Some(Gone::Dead)
                     if reliable
                         && !headers.bth.opcode.is_response()
-                        && waiting.grace.is_some_and(|until| now() >= until) =>
+                        && waiting.is_grace_over(now()) =>
                 {
                     Err(TransmitError::PeerGone.into())
                 }

@@ -29,7 +29,7 @@
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use std::{fmt, io, thread};
 
 use anyverbs_locks::{Mutex, rank};
@@ -39,6 +39,7 @@ use super::layout::{LINE, MARK_COUNT, MARKS, REVOKED, page};
 use super::memory::{Access, Area, Memory, SharedObject};
 use super::process::PeerProcess;
 use super::remote;
+use crate::host::{LOOK_AGAIN, WAIT};
 use crate::sys;
 
 /// Words of a mark: how often it was set and removed (odd: it is set), and the work under it since the beginning.
@@ -47,13 +48,6 @@ const WRITES: usize = 8;
 const WRITTEN: usize = 16;
 const READS: usize = 24;
 const READ: usize = 32;
-
-/// The time after which an owner logs which process it waits for. A copy takes milliseconds.
-const SILENCE: Duration = Duration::from_secs(1);
-/// The time for which it spins.
-const SPIN: Duration = Duration::from_micros(50);
-/// The longest pause between two looks after that.
-const LONGEST_PAUSE: Duration = Duration::from_millis(5);
 
 /// Copies of other processes from and to a process's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -360,17 +354,17 @@ impl Attached {
 
     /// Waits for the marks that are set.
     fn wait(&self) {
-        let (begin, mut pause) = (Instant::now(), SPIN);
+        let begin = Instant::now();
         self.marks.wait(|| {
             let waited = begin.elapsed();
-            if waited < SPIN {
+            if waited < LOOK_AGAIN {
                 thread::yield_now();
                 return true;
             }
             if self.is_gone() {
                 return false;
             }
-            if waited > SILENCE && !self.reported.swap(true, Ordering::Relaxed) {
+            if waited > WAIT && !self.reported.swap(true, Ordering::Relaxed) {
                 tracing::warn!(
                     pid = self.process.pid,
                     slot = self.slot,
@@ -378,8 +372,8 @@ impl Attached {
                      stopped?"
                 );
             }
-            sys::sleep(pause);
-            pause = (2 * pause).min(LONGEST_PAUSE);
+            // It is a long copy, which takes milliseconds.
+            sys::sleep(LOOK_AGAIN);
             true
         });
         if self.reported.swap(false, Ordering::Relaxed) {

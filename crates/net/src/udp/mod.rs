@@ -33,7 +33,7 @@ mod rx;
 mod tx;
 
 pub use error::OpenError;
-pub use multicast::{LOOPBACK, SHARERS_LEASE, is_handed_on};
+pub use multicast::{LOOPBACK, SHARERS_VALID, is_handed_on};
 pub use port::{PortOptions, UdpPort};
 pub(crate) use rx::Meta;
 pub use rx::{Datagram, Datagrams, RxBatch};

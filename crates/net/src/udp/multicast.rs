@@ -24,6 +24,7 @@ use std::time::{Duration, Instant};
 use anyverbs_locks::{Mutex, rank};
 use socket2::{Domain, InterfaceIndexOrAddress, Protocol, Socket, Type};
 
+use crate::host::TIME_SLICES;
 use crate::sockopt;
 
 use super::lanes::drop_all;
@@ -33,9 +34,9 @@ use super::{Family, UdpPort};
 /// Index of the loopback interface, the same in every network namespace (`LOOPBACK_IFINDEX`).
 pub const LOOPBACK: u32 = 1;
 
-/// Time for which a list of [`UdpPort::sharers`] may be used, in milliseconds. A list costs some 255 system calls, and a
-/// sender may send 100,000 datagrams in a second (test `a_new_member_gets_forwarded_messages` of `anyverbs`).
-pub const SHARERS_LEASE: Duration = Duration::from_millis(10);
+/// Time for which a list of [`UdpPort::sharers`] may be used. A list costs some 255 system calls, and a sender may send
+/// 100,000 datagrams in a second (test `a_new_member_gets_forwarded_messages` of `anyverbs`).
+pub const SHARERS_VALID: Duration = TIME_SLICES;
 
 /// The groups that this process has joined.
 #[derive(Debug, Default)]
@@ -153,7 +154,7 @@ impl UdpPort {
     }
 
     /// The slots of the other processes that share the port, for datagrams that have to be forwarded to all of them.
-    /// May be used for [`SHARERS_LEASE`] from before the call. Takes some 255 system calls.
+    /// May be used for [`SHARERS_VALID`] from before the call. Takes some 255 system calls.
     ///
     /// # Errors
     /// Those of socket(2).
@@ -168,7 +169,7 @@ impl UdpPort {
     /// over soon after the port was opened.
     fn outlast_older_lists(&self) {
         let since = Instant::now().saturating_duration_since(self.announced_at);
-        if let Some(rest) = SHARERS_LEASE.checked_sub(since).filter(|_| self.slot().is_some()) {
+        if let Some(rest) = SHARERS_VALID.checked_sub(since).filter(|_| self.slot().is_some()) {
             std::thread::sleep(rest);
         }
     }

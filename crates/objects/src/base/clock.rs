@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyverbs_net::CoarseClock;
-use anyverbs_proto::time::Time;
+use anyverbs_proto::time::{TIME_SLICE, Time};
 
 /// A look at the clock that comes so much later than it was meant to shows that this process has not run: it was
-/// stopped, or its container frozen. That time is not the silence of its peers. In milliseconds; longer than the time slices
-/// that others take of a busy processor (tests `time_in_which_the_process_stood_is_no_silence` and
+/// stopped, or its container frozen. That time is not the silence of its peers. It is longer than the time slices that
+/// others take of a busy processor (tests `time_in_which_the_process_stood_is_no_silence` and
 /// `a_timer_does_not_wait_for_ever` of `anyverbs-transport`).
-pub const LATE: Duration = Duration::from_millis(64);
+pub const LATE: Duration = TIME_SLICE.saturating_mul(8);
 
 /// The clock of the machines: time since the device was opened.
 #[derive(Debug)]

@@ -38,6 +38,18 @@ pub use waker::Waker;
 /// by then, and a user who waits has not lost patience (test `device::exit::tests::the_end_of_the_process_is_not_held_up_for_long` of `anyverbs`).
 pub const AT_EXIT: Duration = Duration::from_secs(1);
 
+/// Interval, in seconds, of what is looked after while there is some of it: processes that may have ended, memory of them that
+/// is still mapped, peers that were asked in vain. A look takes some system calls for each (tests
+/// `gsi::tests::neighbours` and `records::tests::it_is_tried_again_to_join` of `anyverbs-cm`,
+/// `pace::tests::a_sender_without_receives_asks_again_and_gives_up` of `anyverbs-links`).
+pub const HOUSEKEEPING: Duration = Duration::from_secs(1);
+
+/// The time, in microseconds, within which a program that is awake answers a message, if it answers at once. A peer that looks
+/// for the answer need not sleep, and the answer carries the ACK (tests
+/// `a_waiting_thread_looks_for_a_while_and_then_sleeps` and `an_ack_that_a_reply_may_carry_waits_for_it` of
+/// `anyverbs-transport`; the rows "events" in `docs/performance.md`).
+pub const PROMPT_REPLY: Duration = Duration::from_micros(60);
+
 /// "Never", as a deadline in nanoseconds.
 pub const NEVER: u64 = u64::MAX;
 

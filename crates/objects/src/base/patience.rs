@@ -4,10 +4,11 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-/// The time for which a thread looks for an event before it sleeps, in microseconds. The answer of a peer that is looking,
-/// too, comes sooner. So does that of one that has to be woken, so that of two that sleep one may begin to look (test
-/// `looks_where_events_come_soon_and_tries_at_times`; the rows "events" in `docs/performance.md`).
-const LOOK: Duration = Duration::from_micros(60);
+use super::PROMPT_REPLY;
+
+/// The time for which a thread looks for an event before it sleeps. A peer that has to be woken answers within it, too, so that
+/// of two that sleep one may begin to look (test `looks_where_events_come_soon_and_tries_at_times`).
+const LOOK: Duration = PROMPT_REPLY;
 /// One in this many waits is spent looking, although the last ones were longer than that.
 const TRY_EVERY: u32 = 16;
 /// The number of waits in a row that count.

@@ -15,9 +15,9 @@ use crate::wire::packet::Headers;
 use super::attr::QpState;
 use super::{Arrival, Qp};
 
-/// The least time between two notifications of a queue pair, and between two that make its window smaller: one congested
-/// moment marks many packets (`marked_packets_make_the_window_smaller` of the scenarios).
-const INTERVAL: Duration = Duration::from_micros(50);
+/// The least time, in microseconds, between two notifications of a queue pair, and between two that make its window smaller:
+/// one congested moment marks many packets (`marked_packets_make_the_window_smaller` of the scenarios).
+pub(super) const INTERVAL: Duration = Duration::from_micros(50);
 
 /// A notification carries nothing besides its base header.
 const RESERVED: [u8; 16] = [0; 16];

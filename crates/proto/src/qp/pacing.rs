@@ -51,7 +51,7 @@ pub fn static_rate_mbps(code: u8) -> Option<u32> {
     })
 }
 
-/// The burst that may leave at once if the program does not give one: a late timer loses no rate
+/// The burst that may leave at once if the program does not give one, in milliseconds: a late timer loses no rate
 /// (`the_rate_is_kept_however_late_the_clock_is_read`).
 const BURST: Duration = Duration::from_millis(2);
 

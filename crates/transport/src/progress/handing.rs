@@ -5,11 +5,11 @@
 //! itself while it does: the other may be waiting for this one.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use anyverbs_links::times::{ASK_AGAIN, NOT_READING};
 use anyverbs_net::forward::Forwarded;
-use anyverbs_net::{Datagram, SHARERS_LEASE};
+use anyverbs_net::{Datagram, SHARERS_VALID};
+use anyverbs_objects::base::PROMPT_REPLY;
 use anyverbs_proto::qp::Arrival;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::wire::icrc::Flow;
@@ -18,8 +18,6 @@ use anyverbs_proto::wire::packet::{ICRC_LEN, Packet};
 use super::Driver;
 use super::receive::Reader;
 
-/// Interval of tries while the queue of another process is full.
-const RETRY: Duration = Duration::from_micros(50);
 /// The source port of these datagrams, which no UDP socket has.
 const SOURCE_PORT: u16 = 0xc000;
 
@@ -64,7 +62,7 @@ impl Sharers {
             return;
         }
         match driver.links.port.sharers() {
-            Ok(slots) => *self = Self { slots, until: Some(now + SHARERS_LEASE) },
+            Ok(slots) => *self = Self { slots, until: Some(now + SHARERS_VALID) },
             Err(error) => tracing::debug!(%error, "who shares the port is not known"),
         }
     }
@@ -101,7 +99,7 @@ impl Handing {
                     && self.stuck.waits_for(*slot, begin, driver.core.now())
                 {
                     if driver.receive(Reader::Wait) == 0 {
-                        std::thread::sleep(RETRY);
+                        std::thread::sleep(PROMPT_REPLY);
                     }
                 }
             }
@@ -123,6 +121,8 @@ fn write(bytes: &mut Vec<u8>, driver: &Driver, arrival: &Arrival, packet: &Packe
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

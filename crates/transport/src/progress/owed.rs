@@ -3,13 +3,11 @@
 
 use std::time::Duration;
 
+use anyverbs_net::host::TIME_SLICES;
 use anyverbs_proto::types::Qpn;
 
 use super::Driver;
 use crate::qp::State;
-
-/// Longest wait of the end of the process for a lock.
-const EXIT_PATIENCE: Duration = Duration::from_millis(2);
 
 /// The debts that are paid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +31,7 @@ impl Driver {
             return;
         }
         if debts == Debts::AtExit {
-            for qpn in owed.take_all(EXIT_PATIENCE).into_iter().flatten() {
+            for qpn in owed.take_all(TIME_SLICES).into_iter().flatten() {
                 self.pay(qpn, debts);
             }
             return;
@@ -54,8 +52,9 @@ impl Driver {
     /// Pays what a queue pair owes.
     pub(super) fn pay(&'static self, qpn: Qpn, debts: Debts) {
         let Some(cell) = self.transport.qps.find(qpn) else { return };
-        let patience = (debts == Debts::AtExit).then_some(EXIT_PATIENCE);
-        self.with_cell(&cell, patience, |State { machine, link, .. }, call| {
+        // The thread that has locked it may be the one that calls exit(3).
+        let within = (debts == Debts::AtExit).then_some(TIME_SLICES);
+        self.with_cell(&cell, within, |State { machine, link, .. }, call| {
             link.debt.listed = false;
             link.owed_inproc = false;
             if std::mem::take(&mut link.gathers) {
@@ -69,7 +68,7 @@ impl Driver {
 
     /// The process ends: a packet that is lost from now on is lost for good, so the last ACKs leave once more.
     pub fn say_farewell(&'static self) {
-        self.transport.qps.each(EXIT_PATIENCE, |cell| {
+        self.transport.qps.each(TIME_SLICES, |cell| {
             self.with_cell(cell, Some(Duration::ZERO), |State { machine, link, .. }, call| {
                 machine.say_farewell(&mut call.env(link));
             });

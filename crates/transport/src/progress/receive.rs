@@ -26,7 +26,7 @@ use super::Driver;
 use super::datagrams::{Received, Senders, Tally};
 use super::deliver::{Ahead, Arrived};
 use super::owed::Debts;
-use super::worker::Shared;
+use super::worker::{Shared, WAKE_UP};
 use crate::qp::env::Call;
 use crate::qp::{QpCell, State};
 
@@ -40,11 +40,9 @@ const FORWARD_BUDGET: usize = 32;
 /// clock costs a tenth of an empty poll.
 const CLOCK_EVERY: u32 = 16;
 
-/// Empty looks at the sockets after which a caller looks only every [`LOOK_EVERY`], as long as the same-host link is
+/// Empty looks at the sockets after which a caller looks only every [`WAKE_UP`], as long as the same-host link is
 /// busy. A look is two system calls, and costs more than a message there.
 const QUIET_AFTER: u32 = 64;
-/// Interval of looks at quiet sockets.
-const LOOK_EVERY: Duration = Duration::from_micros(25);
 /// Polls without a message after which the same-host link is not busy any more.
 const IDLE_AFTER: u32 = 4096;
 
@@ -315,7 +313,7 @@ impl Driver {
         let quiet = is_poll
             && rx.since_shm < IDLE_AFTER
             && rx.empty_looks >= QUIET_AFTER
-            && now.is_none_or(|now| now < rx.looked_at + LOOK_EVERY);
+            && now.is_none_or(|now| now < rx.looked_at + WAKE_UP);
         if quiet && now.is_none() && rx.closed.is_empty() && rx.deferred.is_empty() {
             // Only messages through shared memory, if any: the likely case of a program that polls.
             let acks_due = rx.are_acks_due(by_ring, true);
@@ -587,12 +585,12 @@ impl Driver {
     pub(super) fn with_cell(
         &'static self,
         cell: &QpCell,
-        patience: Option<Duration>,
+        within: Option<Duration>,
         f: impl FnOnce(&mut State, &mut Call<'_>),
     ) {
-        let state = match patience {
+        let state = match within {
             None => Some(cell.state.lock()),
-            Some(patience) => cell.state.try_lock_for(patience),
+            Some(within) => cell.state.try_lock_for(within),
         };
         let Some(mut state) = state.filter(|state| !state.is_dead()) else { return };
         let mut call = Call::new(cell);

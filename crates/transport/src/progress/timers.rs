@@ -1,17 +1,13 @@
 //! Runs the timers that are due.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
-use anyverbs_objects::base::{LATE, NEVER};
+use anyverbs_objects::base::{LATE, NEVER, PROMPT_REPLY};
 use anyverbs_proto::time::Time;
 
 use super::Driver;
 use crate::qp::State;
 use crate::qp::link::Link;
-
-/// Interval of a timer's looks whether its link has caught up.
-const CATCH_UP: Duration = Duration::from_micros(100);
 
 impl Driver {
     /// When the next timer of any kind is due, in nanoseconds.
@@ -59,7 +55,7 @@ impl Driver {
                 };
                 // The machine's deadline counts, not `at`, which moves with each look.
                 if !self.has_caught_up(link, deadline, now) {
-                    link.catch_up.look_at = Some(now + CATCH_UP);
+                    link.catch_up.look_at = Some(now + PROMPT_REPLY);
                     return;
                 }
                 let was_silent = machine.on_timer(&mut call.env(link));

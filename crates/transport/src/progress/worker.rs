@@ -15,6 +15,7 @@ use std::time::Duration;
 use anyverbs_links::shm::Shm;
 use anyverbs_links::{Links, Opened};
 use anyverbs_net::AddressMonitor;
+use anyverbs_net::host::TIME_SLICES;
 use anyverbs_net::steering::Resteer;
 use anyverbs_objects::async_event::AsyncEventKind;
 use anyverbs_objects::base::{IS_WORKER, NEVER};
@@ -25,28 +26,25 @@ use super::owed::Debts;
 use super::receive::Reader;
 use crate::qp::owed::{ACK_DELAY, Owed};
 
-/// The time for which a poll keeps the worker away.
+/// The time, in microseconds, for which a poll keeps the worker away. Each look of the worker interrupts a program that polls
+/// (`it_leaves_the_sockets_to_polls_until_they_stop`).
 const LEASE: Duration = Duration::from_micros(700);
 /// The time after a one-sided request that the worker had to take. During it polls keep the worker away for no longer
-/// than [`SHORT_LEASE`].
-const ONE_SIDED: Duration = Duration::from_millis(20);
-/// As [`LEASE`], while one-sided requests come. Such a look has to be cheap, for it interrupts the program.
-const SHORT_LEASE: Duration = Duration::from_micros(30);
+/// than [`WAKE_UP`] (`it_looks_sooner_where_it_had_to_take_one_sided_requests`).
+const ONE_SIDED: Duration = TIME_SLICES;
+/// What it takes to wake a thread, in microseconds. To wait or to look for so long costs no more than a sleep: for more of a
+/// stream, at quiet sockets beside a busy same-host link, and after one-sided requests, as [`LEASE`]
+/// (`it_waits_for_more_of_a_stream_before_it_sleeps`, `it_looks_sooner_where_it_had_to_take_one_sided_requests`,
+/// `polls_rarely_look_at_quiet_sockets`).
+pub(super) const WAKE_UP: Duration = Duration::from_micros(25);
 /// Bytes in one go, in and out, that make a stream.
 const STREAM: u64 = 32 << 10;
-/// Bytes in one go that make a stream where the last ones came no longer ago than [`PIECES`]: where packets are lost,
+/// Bytes in one go that make a stream where the last ones came no longer ago than [`LEASE`]: where packets are lost,
 /// windows are small.
 const PIECE: u64 = 3 << 10;
-/// See [`PIECE`].
-const PIECES: Duration = Duration::from_micros(200);
-/// The time for which the worker waits for more of a stream before it sleeps.
-const SPIN: Duration = Duration::from_micros(25);
-/// The time for which the worker leaves arrivals to a program that polls.
+/// The time, in microseconds, for which the worker leaves arrivals to a program that polls. A poll takes less, and so does a
+/// look at whether there was one (`it_leaves_one_sided_requests_to_polls_that_go_on`).
 const MOMENT: Duration = Duration::from_micros(10);
-/// The lateness that its timers may have: by default 50 us.
-const TIMER_SLACK: Duration = Duration::from_micros(1);
-/// The least that the scheduler grants.
-const SLICE: Duration = Duration::from_micros(100);
 /// Packets that came alone, likely.
 const FEW: usize = 4;
 /// Batches in a row before the worker looks at anything else.
@@ -304,7 +302,8 @@ fn ask_for_short_slices() {
         let known = libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attr, size, 0) == 0;
         if known && attr.sched_policy == libc::SCHED_OTHER as u32 {
             attr.size = size;
-            attr.sched_runtime = SLICE.as_nanos() as u64;
+            // The scheduler grants the least that it has.
+            attr.sched_runtime = 1;
             libc::syscall(libc::SYS_sched_setattr, 0, &raw const attr, 0);
         }
     }
@@ -313,16 +312,9 @@ fn ask_for_short_slices() {
 fn run(driver: &'static Driver) {
     IS_WORKER.set(true);
     ask_for_short_slices();
-    // SAFETY: takes no pointers, and concerns the calling thread. Where it fails, timers are late.
-    unsafe {
-        libc::prctl(
-            libc::PR_SET_TIMERSLACK,
-            TIMER_SLACK.as_nanos() as libc::c_ulong,
-            0_u64,
-            0_u64,
-            0_u64,
-        )
-    };
+    let least: libc::c_ulong = 1;
+    // SAFETY: takes no pointers, and concerns the calling thread. Where it fails, timers are 50 us late.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, least, 0_u64, 0_u64, 0_u64) };
     let mut worker = Worker::new(driver);
     serve(driver, false, &mut worker.last);
     loop {
@@ -378,7 +370,7 @@ impl Worker {
             let now = now();
             let timer = Duration::from_nanos(self.next_deadline().saturating_sub(now));
             let lease = if self.owed.is_any() { lease.min(ACK_DELAY) } else { lease };
-            let timeout = lease.min(timer.max(SHORT_LEASE));
+            let timeout = lease.min(timer.max(WAKE_UP));
             waker.set_away_until(now + timeout.as_nanos() as u64);
             return Some(timeout);
         }
@@ -445,7 +437,7 @@ impl Worker {
         };
         // Woken by input that is gone, or that somebody is taking: the program polls.
         self.away = if takes || !serve(driver, contended, &mut self.last) {
-            Some(if needed { SHORT_LEASE } else { LEASE })
+            Some(if needed { WAKE_UP } else { LEASE })
         } else {
             None
         };
@@ -487,7 +479,7 @@ fn takes_it(driver: &'static Driver) -> bool {
 /// wake the worker at once. It does not wait for small messages, whose program may be spinning on its memory on this
 /// very core.
 fn serve(driver: &'static Driver, contended: bool, last: &mut Time) -> bool {
-    let stream = if driver.core.now().since(*last) <= PIECES { PIECE } else { STREAM };
+    let stream = if driver.core.now().since(*last) <= LEASE { PIECE } else { STREAM };
     let is_stream = |begin| driver.bytes_moved().wrapping_sub(begin) >= stream;
     let lease = driver.lease.load(Ordering::SeqCst);
     let begin = driver.bytes_moved();
@@ -520,7 +512,7 @@ fn serve(driver: &'static Driver, contended: bool, last: &mut Time) -> bool {
             break;
         }
         let now = driver.core.now();
-        if now >= *give_up.get_or_insert(now + SPIN) {
+        if now >= *give_up.get_or_insert(now + WAKE_UP) {
             if driver.receive(Reader::Worker) == 0 {
                 break;
             }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyverbs_locks::{Mutex, rank};
+use anyverbs_objects::base::PROMPT_REPLY;
 use anyverbs_proto::types::Qpn;
 
 /// The debt of a queue pair, under its lock.
@@ -31,7 +32,7 @@ impl Owed {
 }
 
 /// The longest delay of an ACK that the program's next request may carry, and of small sends that gather.
-pub(crate) const ACK_DELAY: Duration = Duration::from_micros(60);
+pub(crate) const ACK_DELAY: Duration = PROMPT_REPLY;
 
 /// The queue pairs that owe something.
 #[derive(Debug)]
@@ -103,8 +104,8 @@ impl OwedList {
     }
 
     /// Takes all that are listed, where the lock is to be had within `patience`.
-    pub(crate) fn take_all(&self, patience: Duration) -> Option<VecDeque<Qpn>> {
-        self.listed.try_lock_for(patience).map(|mut listed| std::mem::take(&mut *listed))
+    pub(crate) fn take_all(&self, within: Duration) -> Option<VecDeque<Qpn>> {
+        self.listed.try_lock_for(within).map(|mut listed| std::mem::take(&mut *listed))
     }
 }
 

@@ -148,9 +148,9 @@ impl<Q> QpTable<Q> {
         }
     }
 
-    /// Calls `f` with each queue pair, without allocating, if the table can be had within `patience`; it stays locked.
-    pub(crate) fn each(&self, patience: Duration, mut f: impl FnMut(&Arc<Q>)) {
-        let Some(inner) = self.inner.try_read_for(patience) else { return };
+    /// Calls `f` with each queue pair, without allocating, if the table can be had `within` a time; it stays locked.
+    pub(crate) fn each(&self, within: Duration, mut f: impl FnMut(&Arc<Q>)) {
+        let Some(inner) = self.inner.try_read_for(within) else { return };
         let all = inner.chunks.iter().flatten().flat_map(|chunk| chunk.iter().flatten());
         all.for_each(&mut f);
     }

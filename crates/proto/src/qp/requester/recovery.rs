@@ -11,7 +11,7 @@ mod tests;
 use std::time::Duration;
 
 use crate::env::LinkProps;
-use crate::time::{Clock, Time};
+use crate::time::{Clock, TIME_SLICE, Time};
 use crate::types::{Psn, timer_code};
 use crate::wc::WcStatus;
 
@@ -24,13 +24,13 @@ use super::super::timers::{Expired, Timer, Timers};
 /// Packets that may be in flight however many are lost.
 const MIN_WINDOW_PACKETS: u64 = 16;
 
-/// Probe timeout where packets were lost lately. The answer was probably lost, or the packet that was sent again
+/// Probe timeout where packets were lost lately, in microseconds. The answer was probably lost, or the packet that was sent again
 /// (`where_packets_were_lost_lately_silence_is_short` of the scenarios).
 const LOSSY_PROBE: Duration = Duration::from_micros(400);
 
 /// The shortest ACK timeout. A responder is a process among others: it may not run for a time slice or two
 /// (`an_ack_timeout_is_no_shorter_than_two_time_slices`).
-const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(16);
+const MIN_ACK_TIMEOUT: Duration = TIME_SLICE.saturating_mul(2);
 
 /// ACK timeouts in a row, each of which doubles the interval. IBA 9.7.6.1.3 allows up to four times the interval. A
 /// silent peer gets all of it, since a host may be busy for half a second. It is not used where the link makes silence

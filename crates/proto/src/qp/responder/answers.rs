@@ -18,14 +18,15 @@ use crate::wire::packet::Headers;
 use crate::wire::reth::Reth;
 
 use super::super::Qp;
+use super::super::congestion;
 use super::super::timers::Timer;
 
 /// READ response bytes that go out in one call: a peer that asks for more in one request gets the rest piece by piece.
 const BURST: u64 = 128 << 10;
 
-/// The pause between two bursts. With [`BURST`] it bounds the responses to one request to 21 Gbit/s
-/// (`the_responses_to_one_request_leave_in_bursts` of the scenarios).
-const PACE: Duration = Duration::from_micros(50);
+/// The pause between two bursts: a notification of congestion can come before the next. With [`BURST`] it bounds the
+/// responses to one request to 21 Gbit/s (`the_responses_to_one_request_leave_in_bursts` of the scenarios).
+const PACE: Duration = congestion::INTERVAL;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AnswerKind {

@@ -9,7 +9,7 @@ use anyverbs_proto::counters::Counter;
 use anyverbs_proto::time::Time;
 use anyverbs_testing::in_own_process;
 
-use super::{Found, LEASE, ONE_SIDED, SHORT_LEASE, Worker};
+use super::{Found, LEASE, ONE_SIDED, WAKE_UP, Worker};
 use crate::progress::Driver;
 use crate::progress::receive::Reader;
 use crate::progress::testing::{Connected, NOTHING, at, count, open, pair, set, stopped};
@@ -90,7 +90,7 @@ fn it_leaves_one_sided_requests_to_polls_that_go_on() {
                 driver.worker.note_one_sided();
                 driver.lease.fetch_add(1, Ordering::SeqCst);
                 // Where this thread does not get the processor, polls do not go on, and the worker is right to take over.
-                let goes_on = polled_at.elapsed() < SHORT_LEASE;
+                let goes_on = polled_at.elapsed() < WAKE_UP;
                 polled_at = Instant::now();
                 let last = std::mem::replace(&mut seen, driver.worker.seen.load(Ordering::SeqCst));
                 looks += u32::from(goes_on && seen != last);
@@ -232,7 +232,7 @@ fn it_looks_sooner_where_it_had_to_take_one_sided_requests() {
         };
         assert_eq!(lease_after(&mut worker, at(1)), Some(LEASE));
         driver.worker.note_one_sided();
-        let short = Some(SHORT_LEASE);
+        let short = Some(WAKE_UP);
         assert_eq!(lease_after(&mut worker, at(2)), short);
         assert_eq!(lease_after(&mut worker, at(1) + ONE_SIDED), short);
         assert_eq!(lease_after(&mut worker, at(2) + ONE_SIDED), Some(LEASE));

@@ -8,18 +8,19 @@
 
 use std::time::Duration;
 
-use crate::time::Time;
+use crate::time::{LAST_ANSWER, Time};
 use crate::types::Psn;
 
 use super::super::super::timers::Expired;
 use super::congestion_window::CongestionWindow;
 
-/// Longest delay that a single spurious retransmission can prove. A peer that was stopped for a while has not become a
+/// Longest delay, in milliseconds, that a single spurious retransmission can prove. A peer that was stopped for a while has not become a
 /// slow one (`a_peer_that_was_stopped_is_not_a_slow_one`).
 const LONGEST_AT_ONCE: Duration = Duration::from_millis(100);
 
-/// Longest delay at all: a longer silence is left to the ACK timeout (`a_delay_has_an_end`).
-const LONGEST: Duration = Duration::from_secs(1);
+/// Longest delay at all: a longer silence is left to the ACK timeout (`a_delay_has_an_end`). So a peer asks again within
+/// the time for which answers are repeated.
+const LONGEST: Duration = LAST_ANSWER;
 
 #[derive(Debug, Default)]
 pub(super) struct RetransmitDelay {
