@@ -11,6 +11,7 @@ use anyverbs_testing::in_own_process;
 
 use super::{Found, LEASE, ONE_SIDED, WAKE_UP, Worker};
 use crate::progress::Driver;
+use crate::progress::owed::Debts;
 use crate::progress::receive::Reader;
 use crate::progress::testing::{Connected, NOTHING, at, count, open, pair, set, stopped};
 use crate::qp::owed::ACK_DELAY;
@@ -261,5 +262,123 @@ fn it_hands_the_sockets_to_the_thread_that_reads_them() {
         assert_eq!(driver.receive(Reader::Poll), 1);
         assert_eq!(count(driver, Counter::RcvdPkts), received + 1);
         assert!(!driver.worker.is_left_to_reader());
+    });
+}
+
+#[test]
+fn it_waits_for_more_of_a_stream_before_it_sleeps() {
+    by_clock("it_waits_for_more_of_a_stream_before_it_sleeps", |driver, mut worker| {
+        let [a, b] = pair(driver);
+        let send = || {
+            b.recv();
+            a.send();
+        };
+        (0..240).for_each(|_| send());
+        // The first left at once, the others gather until then.
+        assert_eq!(driver.receive(Reader::Worker), 1);
+        driver.flush(Debts::Unawaited);
+        let received = || count(driver, Counter::RcvdPkts);
+        let wait_for = |packets| {
+            let start = Instant::now();
+            while received() < packets {
+                assert!(start.elapsed() < Duration::from_secs(10), "{} received", received());
+                std::thread::yield_now();
+            }
+        };
+        let begin = received();
+        std::thread::scope(|scope| {
+            // The last piece came just now, so this one is of a stream.
+            let worker = scope.spawn(move || worker.act(INPUT));
+            wait_for(begin + 239);
+            // By the clock no time has passed. Nothing would wake the worker, since the sockets are disarmed.
+            assert_eq!(driver.worker.disarmed.load(Ordering::SeqCst), 1);
+            let begin = received();
+            send();
+            wait_for(begin + 1);
+            while !worker.is_finished() {
+                set(driver, driver.core.now() + WAKE_UP);
+                std::thread::yield_now();
+            }
+        });
+        assert_eq!(driver.worker.disarmed.load(Ordering::SeqCst), 0);
+    });
+}
+
+/// The same-host link has woken the worker.
+const SHM: Found =
+    Found { kicked: false, addresses: false, input: 0, shm: true, shm_control: false };
+
+#[test]
+fn a_thread_that_sleeps_at_the_sockets_does_not_poll_the_rings() {
+    let name = "a_thread_that_sleeps_at_the_sockets_does_not_poll_the_rings";
+    in_own_process(&format!("progress::worker::tests::{name}"), || {
+        let (driver, _starter) = open(|config| config.inproc = false);
+        set(driver, at(0));
+        let mut worker = Worker::new(driver);
+        // Its polls before it slept keep the worker away from nothing.
+        poll(driver);
+        driver.worker.note_waiter();
+        worker.act(SHM);
+        assert_eq!(worker.away, None);
+        poll(driver);
+        worker.act(SHM);
+        assert_eq!(worker.away, Some(LEASE));
+    });
+}
+
+/// Whether the worker's descriptor was written to.
+fn is_woken(driver: &Driver) -> bool {
+    driver.worker.wait(Some(Duration::ZERO)).kicked
+}
+
+#[test]
+fn an_earlier_deadline_wakes_it_and_a_later_one_does_not() {
+    by_clock("an_earlier_deadline_wakes_it_and_a_later_one_does_not", |driver, mut worker| {
+        let waker = &driver.links.waker;
+        NOTHING.next.store(at(5000).as_nanos(), Ordering::SeqCst);
+        worker.act(Found::default());
+        assert_eq!(worker.lie_down(), Some(Duration::from_micros(5000)));
+        waker.wake_before(at(5000).as_nanos());
+        assert!(!is_woken(driver));
+        waker.wake_before(at(4999).as_nanos());
+        assert!(is_woken(driver));
+        worker.get_up();
+        worker.act(Found { kicked: true, ..Found::default() });
+        assert!(!is_woken(driver), "one wake-up for each deadline");
+    });
+}
+
+#[test]
+fn while_polls_keep_it_away_it_is_woken_for_what_polls_do_not_do() {
+    let name = "while_polls_keep_it_away_it_is_woken_for_what_polls_do_not_do";
+    by_clock(name, |driver, mut worker| {
+        poll(driver);
+        worker.act(Found::default());
+        assert_eq!(worker.lie_down(), Some(LEASE));
+        let waker = &driver.links.waker;
+        waker.wake_before(at(1).as_nanos());
+        assert!(!is_woken(driver), "polls run the timers");
+        waker.look_before((at(0) + LEASE).as_nanos());
+        assert!(!is_woken(driver), "it looks by then");
+        waker.look_before(at(1).as_nanos());
+        assert!(is_woken(driver));
+        worker.get_up();
+    });
+}
+
+#[test]
+fn it_looks_no_sooner_for_a_timer_than_a_wake_up_takes() {
+    by_clock("it_looks_no_sooner_for_a_timer_than_a_wake_up_takes", |driver, mut worker| {
+        let mut lie_down = |timer: u64| {
+            NOTHING.next.store(at(timer).as_nanos(), Ordering::SeqCst);
+            poll(driver);
+            worker.act(Found::default());
+            let timeout = worker.lie_down();
+            worker.get_up();
+            timeout
+        };
+        assert_eq!(lie_down(300), Some(Duration::from_micros(300)));
+        assert_eq!(lie_down(1), Some(WAKE_UP));
+        assert_eq!(lie_down(900), Some(LEASE));
     });
 }
