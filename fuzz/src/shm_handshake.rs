@@ -29,7 +29,7 @@ struct Party {
 
 impl Party {
     fn new(slot: &Slot) -> Self {
-        let config = Config { ring: 64 << 10, max_payload: 4096, board: 4096 };
+        let config = Config { ring: 64 << 10, max_payload: 4096, published: 4096 };
         let (endpoint, poller) = Endpoint::new(slot, config).expect("an endpoint");
         Self { endpoint, poller, received: 0 }
     }
@@ -144,7 +144,7 @@ fn step(
             let channel = &channels[usize::from(input.byte()) % channels.len()];
             let _ = channel.can_copy();
             if let Some(copying) = channel.begin_copy() {
-                let _ = copying.board(8 * usize::from(input.word()));
+                let _ = copying.published(8 * usize::from(input.word()));
             }
         }
     }
@@ -251,7 +251,7 @@ impl Forger {
         if how & 0x30 == 0x30 {
             bytes.resize(usize::from(input.byte()) % 100, 0);
         }
-        // The first that it got are those of the victim's hello: ring, epoch, bells, pipe and board.
+        // The first that it got are those of the victim's hello: ring, epoch, bells, pipe and published.
         let count = match how >> 6 {
             0 => 5,
             1 => 4,

@@ -1,7 +1,7 @@
 //! One-sided operations straight into the memory of another process of this user: one system call of the requester, and
 //! no message.
 //!
-//! Each process publishes on its board (`anyverbs_net::shm::published`) its regions and its queue pairs that take
+//! Each process publishes in its published memory (`anyverbs_net::shm::published`) its regions and its queue pairs that take
 //! requests, with their peers and rights. The requester checks there all that the responder would check, or that it has
 //! not changed since ([`LastTarget`]), and copies. If anything is wrong, the request goes by the ring. The responder
 //! then finds the fault, answers, and makes its events, as ever.
@@ -21,7 +21,7 @@ use super::mapped::{Lookup, Mapped, Target};
 use super::shm::{Peer, ShmRoute};
 use crate::Links;
 
-/// The private region that a queue pair was last admitted to. A valid entry of the board does not change but for a
+/// The private region that a queue pair was last admitted to. A valid entry of the published memory does not change but for a
 /// queue pair's rights, and another validity has another first word. So while these three words stand, the rest of the
 /// entry stands as well.
 #[derive(Debug, Default)]
@@ -57,9 +57,9 @@ impl LastTarget {
             return None;
         }
         let [qp, region] = [qp_at(last.dest), region_at(remote.rkey)];
-        let stands = seen.0.board(qp)? == last.qp[0]
-            && seen.0.board(qp + PEER)? == last.qp[1]
-            && seen.0.board(region)? == last.target.state;
+        let stands = seen.0.published(qp)? == last.qp[0]
+            && seen.0.published(qp + PEER)? == last.qp[1]
+            && seen.0.published(region)? == last.target.state;
         let offset = offset_in((last.iova, last.target.len), remote.va, *len)?;
         stands.then_some((last.target, offset))
     }
@@ -200,16 +200,17 @@ fn with_pieces<const N: usize>(operation: &Direct<'_>, sges: &[Sge], far: &Far<'
     if write { far.write(&pieces[..n]) } else { far.read(&pieces[..n]) }
 }
 
-/// Gives up the mappings of regions that the peer has taken back; whether any is left. Without the peer's board all are.
+/// Gives up the mappings of regions that the peer has taken back; whether any is left. Without the peer's published memory all
+/// are.
 pub(crate) fn sweep(peer: &Peer) -> bool {
     let Some(copying) = peer.channel().begin_copy() else {
         peer.mapped().clear();
         return false;
     };
-    peer.mapped().sweep(|rkey| copying.board(region_at(rkey)).unwrap_or(0))
+    peer.mapped().sweep(|rkey| copying.published(region_at(rkey)).unwrap_or(0))
 }
 
-/// A peer's board, read under the mark of a copy.
+/// A peer's published memory, read under the mark of a copy.
 struct Seen<'a>(&'a Copying<'a>);
 
 impl Seen<'_> {
@@ -234,25 +235,25 @@ impl Seen<'_> {
     /// Whether there is anything to see.
     #[inline]
     fn is_laid_out(&self) -> bool {
-        self.0.board(0) == Some(LAYOUT)
+        self.0.published(0) == Some(LAYOUT)
     }
 
     /// The words of a valid entry of this name, behind them the one that says so.
     #[inline]
     fn entry(&self, at: usize, name: u32) -> Option<[u64; 5]> {
         let (bits, bit) = bit_of(at);
-        if !self.is_laid_out() || self.0.board(bits)? & bit == 0 {
+        if !self.is_laid_out() || self.0.published(bits)? & bit == 0 {
             return None;
         }
-        let state = self.0.board(at)?;
+        let state = self.0.published(at)?;
         if state & VALID == 0 || state as u32 != name {
             return None;
         }
         Some([
-            self.0.board(at + 8)?,
-            self.0.board(at + 16)?,
-            self.0.board(at + 24)?,
-            self.0.board(at + 32)?,
+            self.0.published(at + 8)?,
+            self.0.published(at + 16)?,
+            self.0.published(at + 24)?,
+            self.0.published(at + 32)?,
             state,
         ])
     }

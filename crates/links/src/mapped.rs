@@ -1,11 +1,11 @@
 //! Regions of peers that this process has mapped: one-sided operations on them are a copy in memory.
 //!
 //! A region qualifies if it is, whole, one shared mapping of a file in memory. That is memory that the device allocates
-//! (`ibv_alloc_buf`, `ibv_alloc_dm`), and memory that programs share anyway (memfd, `/dev/shm`, huge pages). Memory is
-//! not converted for it. The checks on the board are the same as for any copy ([`super::direct`]); only the way of the
-//! bytes differs. A mapping belongs to one validity of an entry. When that ends, by deregistration, it is not used
-//! again, and goes within a second. A file that its owner makes shorter ends in a fault of the guarded copy, and then
-//! in a message, which the owner answers.
+//! (`ibv_alloc_buf`, `ibv_alloc_dm`), and memory that programs share anyway (memfd, `/dev/shm`, huge pages). Memory is not
+//! converted for it. The checks in the published memory are the same as for any copy ([`super::direct`]); only the way of the
+//! bytes differs. A mapping belongs to one validity of an entry. When that ends, by deregistration, it is not used again, and
+//! goes within a second. A file that its owner makes shorter ends in a fault of the guarded copy, and then in a message, which
+//! the owner answers.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ const MOST: usize = 64;
 /// Operations on a region after which its mapping is looked for, since that takes as long as this many of them.
 const WORTH: u32 = 4;
 
-/// A region of a peer, as its board has it.
+/// A region of a peer, as its published memory has it.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Target {
     pub(super) rkey: u32,
@@ -45,7 +45,7 @@ pub(super) struct Mapped {
     mapping: Mapping,
     /// Where the region's first byte lies in it.
     skip: u64,
-    /// The region's length when it was mapped: the board is the peer's own memory, and may say more by now.
+    /// The region's length when it was mapped: the published memory is the peer's own memory, and may say more by now.
     len: u64,
 }
 

@@ -161,8 +161,8 @@ pub struct Shm {
 impl Shm {
     /// With `direct`, one-sided operations need no message.
     pub fn new(slot: &Slot, direct: bool) -> io::Result<(Self, Poller)> {
-        let board = if direct { directory::BOARD } else { 1 };
-        let (endpoint, poller) = Endpoint::new(slot, Config { board, ..Config::default() })?;
+        let published = if direct { directory::PUBLISHED } else { 1 };
+        let (endpoint, poller) = Endpoint::new(slot, Config { published, ..Config::default() })?;
         let endpoint = Arc::new(endpoint);
         let entries = Mutex::new((0..256).map(|_| Entry::default()).collect());
         let (next, traffic) = (AtomicU64::new(NEVER), Traffic::new());

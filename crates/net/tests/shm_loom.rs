@@ -120,8 +120,8 @@ fn check(model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// Messages up to `last`, each published by itself, through a ring of this size, arrive whole, in order and once. `then` follows
-/// each.
+/// Messages up to `last`, each published by itself, through a ring of this size, arrive whole, in order and once. `then`
+/// follows each.
 fn arrive_in_order(size: usize, last: u64, then: fn(&mut Writer<Model<true>>)) {
     check(move || {
         let (mut writer, mut reader, ..) = ring::<true>(size);
@@ -388,7 +388,7 @@ impl<const FENCES: bool> Memory for Side<FENCES> {
     }
 }
 
-/// Copies while the board allows it. The owner takes that back, waits, and uses the memory for something else.
+/// Copies while the published memory allows it. The owner takes that back, waits, and uses the memory for something else.
 fn copies_end_before_the_memory_is_used_again<const F: bool>() {
     let side = Side::<F>::new();
     let published = Arc::new(AtomicU64::new(1));

@@ -17,7 +17,7 @@ use super::layout::{FED, LINE, REVOKED};
 use super::memory::{Area, Memory};
 use super::notify::Door;
 use super::process::PeerProcess;
-use super::published::{Mark, Marks, PeerBoard};
+use super::published::{Mark, Marks, PeerPublished};
 use super::remote::{Local, Remote, RemoteError, RemoteMemory};
 use super::ring::{ONE_LINE, Reservation, ReserveError, Writer};
 use super::shared_range::{self, SharedRange};
@@ -73,7 +73,7 @@ pub(super) struct PeerDoor {
     pub(super) door: Door,
     pub(super) waker: Waker,
     pub(super) probe: Probe,
-    pub(super) board: PeerBoard,
+    pub(super) published: PeerPublished,
 }
 
 /// A connection to one process of the host. See [`super`] for its life.
@@ -245,8 +245,8 @@ impl Channel {
         self.remote().map(|_| ())
     }
 
-    /// Begins a copy from or to the other process's memory as its board allows it. None while there is no such way: the other
-    /// process has not answered, the kernel does not permit it, or too many threads are doing it.
+    /// Begins a copy from or to the other process's memory as its published memory allows it. None while there is no such way:
+    /// the other process has not answered, the kernel does not permit it, or too many threads are doing it.
     #[inline]
     #[must_use]
     pub fn begin_copy(&self) -> Option<Copying<'_>> {
@@ -260,7 +260,7 @@ impl Channel {
         if self.peer.load(REVOKED, Ordering::Relaxed) != 0 {
             return None;
         }
-        Some(Copying { channel: self, remote, board: &door.board, mark })
+        Some(Copying { channel: self, remote, published: &door.published, mark })
     }
 
     /// Copies from the other process's memory. Its pieces must have as many bytes in all as the local ones.
@@ -296,21 +296,21 @@ impl Channel {
     }
 }
 
-/// A copy that is about to be made. While this lives, entries on the other process's board stay valid.
+/// A copy that is about to be made. While this lives, entries in the other process's published memory stay valid.
 #[derive(Debug)]
 pub struct Copying<'a> {
     channel: &'a Channel,
     remote: &'a RemoteMemory,
-    board: &'a PeerBoard,
+    published: &'a PeerPublished,
     mark: Mark<'a, Area>,
 }
 
 impl Copying<'_> {
-    /// A word of the other process's board, which may have written anything there. None beyond its end.
+    /// A word of the other process's published memory, which may have written anything there. None beyond its end.
     #[inline]
     #[must_use]
-    pub fn board(&self, at: usize) -> Option<u64> {
-        self.board.load(at)
+    pub fn published(&self, at: usize) -> Option<u64> {
+        self.published.load(at)
     }
 
     /// Copies `len` bytes from the other process's memory.

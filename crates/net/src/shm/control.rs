@@ -17,7 +17,7 @@ use super::memory::{Access, Area, SharedObject};
 use super::notify::{Door, bell_of};
 use super::own_table;
 use super::process::{self, PeerProcess};
-use super::published::{Marks, PeerBoard};
+use super::published::{Marks, PeerPublished};
 use super::ring::{Reader, Writer};
 use crate::sys::{AT_ONCE, is_scarcity};
 
@@ -123,8 +123,8 @@ impl Shared {
     ) -> Greeting {
         let probe =
             Probe { address: (&raw const *self.probe_value) as u64, value: *self.probe_value };
-        let (index, board) = (index as u32, self.board.len());
-        Greeting { status, ring, max_payload, probe, index, slot: self.slot, board }
+        let (index, published) = (index as u32, self.published.len());
+        Greeting { status, ring, max_payload, probe, index, slot: self.slot, published }
     }
 
     /// Watches `fd` under `key`.
@@ -331,7 +331,7 @@ impl Shared {
     ) -> Result<(), Status> {
         let hello = received.greeting?;
         let socket = place.as_ref().ok_or(Status::Nonsense)?.as_fd();
-        let Ok([object, epoch, bells, waker, board]) = <[OwnedFd; 5]>::try_from(received.fds)
+        let Ok([object, epoch, bells, waker, published]) = <[OwnedFd; 5]>::try_from(received.fds)
         else {
             return Err(Status::Nonsense);
         };
@@ -349,17 +349,21 @@ impl Shared {
         let map = Area::map(object.as_fd(), 2 * side, Access::ReadWrite);
         let map = map.map_err(|error| refusal(&error))?;
         let (own, peer) = (map.part(side, side), map.part(0, side));
-        let door = peer_door(&hello, epoch, bells, waker, board)?;
+        let door = peer_door(&hello, epoch, bells, waker, published)?;
         let index = control.take_index().ok_or(Status::Full)?;
         let answer = self.greeting(Status::Ok, hello.ring, hello.max_payload, index);
-        let fds =
-            [self.epoch.as_fd(), self.bells.as_fd(), self.given.as_fd(), self.board.object.as_fd()];
+        let fds = [
+            self.epoch.as_fd(),
+            self.bells.as_fd(),
+            self.given.as_fd(),
+            self.published.object.as_fd(),
+        ];
         let process = Arc::new(process);
-        if !self.board.attach(hello.slot, [&own, &peer], &process) {
+        if !self.published.attach(hello.slot, [&own, &peer], &process) {
             control.free_index(index);
             return Err(Status::Full);
         }
-        self.board.introduce(&process, hello.probe);
+        self.published.introduce(&process, hello.probe);
         let known = Arc::clone(&process);
         let told = match handshake::send(socket, &answer.emit(), &fds) {
             // The process has ended since. Its messages are read nevertheless, and the hang-up says the rest.
@@ -388,7 +392,7 @@ impl Shared {
             Err(error) => {
                 tracing::debug!(%error, slot = hello.slot, "a channel failed to open");
                 control.free_index(index);
-                self.board.detach(&known);
+                self.published.detach(&known);
                 Err(Status::Full)
             }
         }
@@ -433,13 +437,13 @@ impl Shared {
             Status::Full => return Err(Closed::Refused),
             Status::Nonsense => return Err(Closed::Nonsense),
         }
-        let (Ok(answer), Ok([epoch, bells, waker, board])) =
+        let (Ok(answer), Ok([epoch, bells, waker, published])) =
             (answer, <[OwnedFd; 4]>::try_from(received.fds))
         else {
             return Err(Closed::Nonsense);
         };
-        self.board.introduce(&channel.process, answer.probe);
-        let door = match peer_door(&answer, epoch, bells, waker, board) {
+        self.published.introduce(&channel.process, answer.probe);
+        let door = match peer_door(&answer, epoch, bells, waker, published) {
             Err(Status::Full) => return Err(self.refuse(channel)),
             door => door.map_err(|_| Closed::Nonsense)?,
         };
@@ -466,7 +470,7 @@ impl Shared {
         if control.connections.remove(&channel.key).is_none() {
             return;
         }
-        self.board.detach(&channel.process);
+        self.published.detach(&channel.process);
         self.unwatch(channel.socket.as_fd());
         if let Some(pidfd) = &channel.process.pidfd {
             self.unwatch(pidfd.as_fd());
@@ -497,7 +501,7 @@ fn peer_door(
     epoch: OwnedFd,
     bells: OwnedFd,
     waker: OwnedFd,
-    board: OwnedFd,
+    published: OwnedFd,
 ) -> Result<PeerDoor, Status> {
     let map = |object: OwnedFd, access| {
         let object = SharedObject::check(object, page()).ok_or(Status::Nonsense)?;
@@ -506,9 +510,10 @@ fn peer_door(
     let (epoch, bells) = (map(epoch, Access::ReadOnly)?, map(bells, Access::ReadWrite)?);
     let waker = Waker::open(waker.as_fd()).map_err(|error| refusal(&error))?;
     let waker = waker.ok_or(Status::Nonsense)?;
-    let board = SharedObject::check(board, greeting.board).ok_or(Status::Nonsense)?;
-    let board = PeerBoard::new(&board, greeting.board).map_err(|error| refusal(&error))?;
+    let published = SharedObject::check(published, greeting.published).ok_or(Status::Nonsense)?;
+    let published =
+        PeerPublished::new(&published, greeting.published).map_err(|error| refusal(&error))?;
     let index = usize::try_from(greeting.index).ok().filter(|&i| i < MAX_CHANNELS);
     let door = Door::new(bells, epoch, bell_of(index.ok_or(Status::Nonsense)?));
-    Ok(PeerDoor { door, waker, probe: greeting.probe, board })
+    Ok(PeerDoor { door, waker, probe: greeting.probe, published })
 }

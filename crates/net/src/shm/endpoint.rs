@@ -19,7 +19,7 @@ use super::memory::{Access, Area, SharedObject};
 use super::notify::{Door, Ears, OWN_BELL};
 use super::poller::Poller;
 use super::process;
-use super::published::Board;
+use super::published::Published;
 use crate::host::{Name, Registry, Slot};
 use crate::random_u64;
 use crate::sys::{Descriptor, Uncancelled, is_scarcity};
@@ -31,13 +31,13 @@ pub struct Config {
     pub ring: usize,
     /// Longest payload: at most a quarter of the ring.
     pub max_payload: usize,
-    /// Bytes of the board on which this process publishes.
-    pub board: usize,
+    /// Bytes of the memory in which this process publishes.
+    pub published: usize,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { ring: 512 << 10, max_payload: 64 << 10, board: 1 }
+        Self { ring: 512 << 10, max_payload: 64 << 10, published: 1 }
     }
 }
 
@@ -83,7 +83,7 @@ pub(super) struct Shared {
     pub(super) given: PipeWriter,
     /// Wakes this process itself, as peers do.
     waker: Waker,
-    pub(super) board: Board,
+    pub(super) published: Published,
     /// The door to this process's own poller.
     pub(super) door: Door,
     /// Never freed: a process without it runs another program.
@@ -135,7 +135,7 @@ impl Endpoint {
             wake,
             given,
             waker,
-            board: Board::new(config.board)?,
+            published: Published::new(config.published)?,
             door: Door::new(bells_area.clone(), epoch_area.clone(), OWN_BELL),
             probe_value: Box::leak(Box::new(random_u64())),
             control: Mutex::new(Control::new(reserve)),
@@ -193,7 +193,7 @@ impl Endpoint {
         let (own, peer) = (map.part(0, side), map.part(side, side));
         let process = Arc::new(process);
         let index = control.take_index().ok_or(ConnectError::TooMany)?;
-        if !shared.board.attach(slot, [&own, &peer], &process) {
+        if !shared.published.attach(slot, [&own, &peer], &process) {
             control.free_index(index);
             return Err(ConnectError::TooMany);
         }
@@ -203,7 +203,7 @@ impl Endpoint {
             shared.epoch.as_fd(),
             shared.bells.as_fd(),
             shared.given.as_fd(),
-            shared.board.object.as_fd(),
+            shared.published.object.as_fd(),
         ];
         let known = Arc::clone(&process);
         let socket: OwnedFd = socket.into();
@@ -213,7 +213,7 @@ impl Endpoint {
         });
         if opened.is_err() {
             control.free_index(index);
-            shared.board.detach(&known);
+            shared.published.detach(&known);
         }
         Ok(opened?)
     }
@@ -240,18 +240,18 @@ impl Endpoint {
         self.shared.wake.as_fd()
     }
 
-    /// The board on which this process publishes.
+    /// The memory in which this process publishes.
     #[must_use]
-    pub fn board(&self) -> &Board {
-        &self.shared.board
+    pub fn published(&self) -> &Published {
+        &self.shared.published
     }
 
-    /// Waits until all copies have ended that others may have begun before the last change of the board. Memory that
-    /// was taken back is then no longer touched. It takes as long as a copy does. If a process is stopped in the middle
+    /// Waits until all copies have ended that others may have begun before the last change of the published memory. Memory
+    /// that was taken back is then no longer touched. It takes as long as a copy does. If a process is stopped in the middle
     /// of one, the wait lasts until it goes on or ends.
     pub fn settle(&self) {
         let _uncancelled = Uncancelled::new();
-        self.shared.board.settle();
+        self.shared.published.settle();
     }
 
     /// The slot of this process.

@@ -2,7 +2,7 @@
 //! descriptors (`SCM_RIGHTS`).
 //!
 //! Little-endian: magic 8 | version 4 | status 4 | ring 8 | max payload 8 | page 8 | probe address 8 | probe value 8 |
-//! index 4 | slot 1 | 3 zero | board 8.
+//! index 4 | slot 1 | 3 zero | published 8.
 
 use std::ffi::c_void;
 use std::io;
@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use super::layout::{RING_SIZES, VERSION, page};
-use super::published::MAX_BOARD;
+use super::published::MAX_PUBLISHED;
 use crate::cmsg::{self, ControlBuffer};
 use crate::sys;
 
@@ -48,8 +48,8 @@ pub(crate) struct Greeting {
     /// The number of the ring at its reader, the sender.
     pub(crate) index: u32,
     pub(crate) slot: u8,
-    /// Bytes of the sender's board.
-    pub(crate) board: usize,
+    /// Bytes of the sender's published memory.
+    pub(crate) published: usize,
 }
 
 /// A word in a process's memory.
@@ -78,7 +78,7 @@ impl Greeting {
         put(&self.probe.value.to_le_bytes());
         put(&self.index.to_le_bytes());
         put(&[self.slot, 0, 0, 0]);
-        put(&(self.board as u64).to_le_bytes());
+        put(&(self.published as u64).to_le_bytes());
         bytes
     }
 
@@ -94,12 +94,12 @@ impl Greeting {
         if version != VERSION {
             return Err(Status::Version);
         }
-        let &[_, _, ring, max_payload, page_len, address, value, last, board] = words else {
+        let &[_, _, ring, max_payload, page_len, address, value, last, published] = words else {
             return Err(Status::Nonsense);
         };
         let size = |bytes| usize::try_from(u64::from_le_bytes(bytes)).unwrap_or(usize::MAX);
         let (ring, max_payload) = (size(ring), size(max_payload));
-        let board = size(board);
+        let published = size(published);
         if size(page_len) != page() {
             return Err(Status::Version);
         }
@@ -107,13 +107,15 @@ impl Greeting {
         let status = Status::ALL.into_iter().find(|&s| s as u32 == status);
         match (status, u8::try_from(slot)) {
             (Some(status), Ok(slot))
-                if slot != 0 && is_valid_ring(ring, max_payload) && is_valid_board(board) =>
+                if slot != 0
+                    && is_valid_ring(ring, max_payload)
+                    && is_valid_published(published) =>
             {
                 let probe = Probe {
                     address: u64::from_le_bytes(address),
                     value: u64::from_le_bytes(value),
                 };
-                Ok(Self { status, ring, max_payload, probe, index, slot, board })
+                Ok(Self { status, ring, max_payload, probe, index, slot, published })
             }
             _ => Err(Status::Nonsense),
         }
@@ -130,9 +132,9 @@ pub(crate) fn is_valid_ring(ring: usize, max_payload: usize) -> bool {
     RING_SIZES.contains(&ring) && ring.is_power_of_two() && max_payload <= ring / 4
 }
 
-/// Whether a board may have this size.
-fn is_valid_board(len: usize) -> bool {
-    (1..=MAX_BOARD).contains(&len) && len.is_multiple_of(page())
+/// Whether published memory may have this size.
+fn is_valid_published(len: usize) -> bool {
+    (1..=MAX_PUBLISHED).contains(&len) && len.is_multiple_of(page())
 }
 
 /// Sends one message with descriptors, at once or not at all.
@@ -237,7 +239,7 @@ mod tests {
             probe: Probe { address: 1 << 40, value: 77 },
             index: 513,
             slot: 255,
-            board: 1 << 20,
+            published: 1 << 20,
         }
     }
 
@@ -260,8 +262,8 @@ mod tests {
         assert_eq!(with(31, 1), Err(Status::Nonsense), "payloads larger than the ring");
         assert_eq!(with(60, 0), Err(Status::Nonsense), "slot 0");
         assert_eq!(with(61, 1), Err(Status::Nonsense));
-        assert_eq!(with(64, 1), Err(Status::Nonsense), "a board of no whole pages");
-        assert_eq!(with(68, 1), Err(Status::Nonsense), "a board too large");
+        assert_eq!(with(64, 1), Err(Status::Nonsense), "published memory of no whole pages");
+        assert_eq!(with(68, 1), Err(Status::Nonsense), "published memory too large");
     }
 
     #[test]

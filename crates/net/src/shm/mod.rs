@@ -6,7 +6,7 @@
 //! # Life of a channel
 //!
 //! Each process has an [`Endpoint`]. That is a `SOCK_SEQPACKET` listener at `@<registry>/<uid>/shm/<slot>`, two pages
-//! in memfds, the *bells* and the *epoch* ([`notify`]), and a *board* ([`published`]). [`Endpoint::connect`] connects
+//! in memfds, the *bells* and the *epoch* ([`notify`]), and *published memory* ([`published`]). [`Endpoint::connect`] connects
 //! to the listener of another slot and checks by `SO_PEERCRED` that it belongs to the same user. It makes a memfd with
 //! a ring for each direction, sealed so that it keeps its size. It sends that with a hello that tells version and
 //! layout. It does not wait: messages sent before the other side answers lie in the ring. The other side's
@@ -72,8 +72,8 @@
 //!   [`Poller::disarm`] and poll. While disarmed no peer writes to the eventfd, so it may stay in the epoll set.
 //! - [`Channel::can_copy`], [`Channel::read_remote`] and [`Channel::write_remote`] are process_vm_readv(2) and
 //!   process_vm_writev(2) with a check that the process is still the same, or to read a little proc_pid_mem(5).
-//! - [`Channel::begin_copy`] does the same as far as the other process's [`Board`] allows it, which can be read
-//!   meanwhile. When its owner takes something back from [`Endpoint::board`], it waits in [`Endpoint::settle`] until
+//! - [`Channel::begin_copy`] does the same as far as the other process's [`Published`] memory allows it, which can be read
+//!   meanwhile. When its owner takes something back from [`Endpoint::published`], it waits in [`Endpoint::settle`] until
 //!   the copy has ended.
 //!
 //! After `fork` the child has none of the mappings. It must not use the inherited objects, but may drop them.
@@ -99,7 +99,7 @@ pub use layout::MAX_HEADER;
 pub use memory::{Area, Memory};
 pub(crate) use memory::{allocate, check_length, memfd};
 pub use poller::{Event, Poller};
-pub use published::{Board, Copied};
+pub use published::{Copied, Published};
 pub use remote::{Local, Remote, RemoteError};
 pub use ring::{Batch, Message, ONE_LINE, Reservation};
 pub use shared_range::SharedRange;

@@ -1,14 +1,14 @@
-//! The board: a process publishes its memory on it for peers that copy from and to it. This also waits for those
+//! Published memory: what a process lets its peers read, so that they copy from and to its memory. This also waits for those
 //! copies.
 //!
-//! A [`Board`] consists of words that only their owner writes, and that the processes at the other ends of its channels
+//! A [`Published`] consists of words that only their owner writes, and that the processes at the other ends of its channels
 //! see. They say which peers may touch which parts of its memory. Peers copy without asking, so there has to be a way
 //! to take back what was published. A process that copies *marks* that in words of its own, which the owner sees, and
-//! reads the board only under the mark.
+//! reads the published memory only under the mark.
 //!
 //! | the process that copies | the process that takes back |
 //! |---|---|
-//! | marks, fence, reads the board, copies, unmarks | changes the board, fence, looks at the marks, waits for those that are set |
+//! | marks, fence, reads the published memory, copies, unmarks | changes the published memory, fence, looks at the marks, waits for those that are set |
 //!
 //! Both fences are sequentially consistent, so at least one side sees the other: the copying side the change, or the
 //! owner the mark. An entry that is read under a mark stays as it is until the mark goes, if the owner changes an entry
@@ -23,8 +23,8 @@
 //! shows by the word that the process had told us of ([`Probe`]): the old program's threads are gone when its memory
 //! is.
 //!
-//! An owner that closes a channel says so in a word that the other side reads under each mark. From then on no copy begins, so a
-//! closed channel is forgotten as soon as its marks are clear.
+//! An owner that closes a channel says so in a word that the other side reads under each mark. From then on no copy begins, so
+//! a closed channel is forgotten as soon as its marks are clear.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -116,8 +116,8 @@ impl<M: Memory> Marks<M> {
         Some(Mark { marks: self, at, state })
     }
 
-    /// Waits until no copy is in progress that began before the caller's last change of its board. `goes_on` is called
-    /// again and again, and says whether to go on waiting. False if it did not.
+    /// Waits until no copy is in progress that began before the caller's last change of its published memory. `goes_on` is
+    /// called again and again, and says whether to go on waiting. False if it did not.
     ///
     /// The caller has issued a sequentially consistent fence since the change.
     pub fn wait(&self, mut goes_on: impl FnMut() -> bool) -> bool {
@@ -188,7 +188,7 @@ impl<M: Memory> Drop for Mark<'_, M> {
     }
 }
 
-/// A process that sees a board.
+/// A process that sees it.
 #[derive(Debug)]
 pub(super) struct Attached {
     /// The part that this process writes for the other.
@@ -205,7 +205,7 @@ pub(super) struct Attached {
 }
 
 /// Words that a process publishes.
-pub struct Board {
+pub struct Published {
     pub(super) object: SharedObject,
     area: Area,
     len: usize,
@@ -214,8 +214,8 @@ pub struct Board {
     past: Mutex<rank::PastCopies, Copied>,
 }
 
-impl Board {
-    /// A board of `len` bytes, rounded up to pages. They take memory as they are [allocated](Self::allocate).
+impl Published {
+    /// Published memory of `len` bytes, rounded up to pages. They take memory as they are [allocated](Self::allocate).
     pub(super) fn new(len: usize) -> io::Result<Self> {
         let len = len.max(1).next_multiple_of(page());
         let object = SharedObject::new(len)?;
@@ -258,14 +258,14 @@ impl Board {
         self.area.fetch_or(at, bits);
     }
 
-    /// Puts memory behind bytes of the board; the first page has some already. Call it before they are written. False
-    /// if the system has none.
+    /// Puts memory behind bytes of the published memory; the first page has some already. Call it before they are written.
+    /// False if the system has none.
     ///
     /// # Panics
     /// When they do not lie inside.
     #[must_use]
     pub fn allocate(&self, at: usize, len: usize) -> bool {
-        assert!(at <= self.len && len <= self.len - at, "inside the board");
+        assert!(at <= self.len && len <= self.len - at, "inside the published memory");
         self.object.allocate(at, len).is_ok()
     }
 
@@ -292,9 +292,9 @@ impl Board {
         is_past
     }
 
-    /// Enters the process with this slot, before it can see the board. `sides` are this process's side of the channel and the
-    /// other's. False if the process has a copy in progress through a channel that is closed. Each of these keeps memory
-    /// and a descriptor here, and a process could claim one after the other.
+    /// Enters the process with this slot, before it can see the published memory. `sides` are this process's side of the
+    /// channel and the other's. False if the process has a copy in progress through a channel that is closed. Each of these
+    /// keeps memory and a descriptor here, and a process could claim one after the other.
     #[must_use]
     pub(super) fn attach(&self, slot: u8, sides: [&Area; 2], process: &Arc<PeerProcess>) -> bool {
         let [own, peer] = sides.map(Area::clone);
@@ -339,9 +339,9 @@ impl Board {
     }
 }
 
-impl fmt::Debug for Board {
+impl fmt::Debug for Published {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Board").field("len", &self.len).finish_non_exhaustive()
+        f.debug_struct("Published").field("len", &self.len).finish_non_exhaustive()
     }
 }
 
@@ -383,14 +383,14 @@ impl Attached {
     }
 }
 
-/// The board of a peer. Whatever it holds was written by another process.
+/// The published memory of a peer. Whatever it holds was written by another process.
 #[derive(Clone, Debug)]
-pub(super) struct PeerBoard {
+pub(super) struct PeerPublished {
     area: Area,
     len: usize,
 }
 
-impl PeerBoard {
+impl PeerPublished {
     pub(super) fn new(object: &SharedObject, len: usize) -> io::Result<Self> {
         let area = Area::map(object.as_fd(), len, Access::ReadOnly)?;
         Ok(Self { area, len })
@@ -403,5 +403,5 @@ impl PeerBoard {
     }
 }
 
-/// Largest board that is accepted.
-pub(super) const MAX_BOARD: usize = 1 << 30;
+/// Largest published memory that is accepted.
+pub(super) const MAX_PUBLISHED: usize = 1 << 30;

@@ -343,7 +343,7 @@ fn bad_hellos_are_refused_and_leave_nothing_behind() {
         probe: Probe::default(),
         index: 0,
         slot: 7,
-        board: page(),
+        published: page(),
     };
     let object = SharedObject::new(2 * side).unwrap();
     let word = SharedObject::new(page()).unwrap();
@@ -373,7 +373,7 @@ fn bad_hellos_are_refused_and_leave_nothing_behind() {
             vec![object, word.as_fd(), word.as_fd(), socket.as_fd(), word.as_fd()],
             Status::Nonsense,
         ),
-        (Greeting { board: 2 * page(), ..good }.emit(), fds.to_vec(), Status::Nonsense),
+        (Greeting { published: 2 * page(), ..good }.emit(), fds.to_vec(), Status::Nonsense),
         (Greeting { slot: 2, ..good }.emit(), fds.to_vec(), Status::Nonsense),
         (Greeting { status: Status::Full, ..good }.emit(), fds.to_vec(), Status::Nonsense),
         (Greeting { index: 5000, ..good }.emit(), fds.to_vec(), Status::Nonsense),

@@ -1,6 +1,6 @@
-//! The directory of this process: what peers of the same host and user may reach without a message, on a board that they read.
+//! The directory of this process: what peers of the same host and user may reach without a message, in memory that they read.
 //!
-//! | on the board, in words | what |
+//! | in the published memory, in words | what |
 //! |---|---|
 //! | 0 | the layout |
 //! | 8 to 511 | a bit for each block of 4 KiB that may be read: the others have no memory yet |
@@ -42,8 +42,8 @@ pub const VALID: u64 = 1 << 63;
 
 const _: () = assert!(BITS + LEN / BLOCK / 8 + 8 <= BLOCK, "a bit for each block");
 
-/// Bytes of the board of a process that does this.
-pub const BOARD: usize = LEN;
+/// Bytes of the published memory of a process that does this.
+pub const PUBLISHED: usize = LEN;
 
 /// Where the entry of a region is.
 pub fn region_at(rkey: u32) -> usize {
@@ -113,39 +113,39 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// Opens the endpoint's board to readers.
+    /// Opens the endpoint's published to readers.
     pub fn new(endpoint: Arc<Endpoint>, slot: u8) -> Self {
         let (at, bit) = bit_of(0);
-        endpoint.board().set_bits(at, bit);
-        endpoint.board().store(0, LAYOUT);
+        endpoint.published().set_bits(at, bit);
+        endpoint.published().store(0, LAYOUT);
         Self { endpoint, slot, generation: AtomicU64::new(0), counted: Mutex::default() }
     }
 
     /// Makes an entry valid. If the system has no memory for it, requests go by the ring.
     fn enter(&self, at: usize, name: u32, words: &[u64]) {
-        let board = self.endpoint.board();
+        let published = self.endpoint.published();
         let (bits, bit) = bit_of(at);
-        if board.load(bits) & bit == 0 {
-            if !board.allocate(at / BLOCK * BLOCK, BLOCK) {
+        if published.load(bits) & bit == 0 {
+            if !published.allocate(at / BLOCK * BLOCK, BLOCK) {
                 return;
             }
-            board.set_bits(bits, bit);
+            published.set_bits(bits, bit);
         }
         for (n, &word) in words.iter().enumerate() {
-            board.store(at + 8 * (n + 1), word);
+            published.store(at + 8 * (n + 1), word);
         }
         let generation = self.generation.fetch_add(1, Ordering::Relaxed) & 0x7fff_ffff;
-        board.store(at, VALID | generation << 32 | u64::from(name));
+        published.store(at, VALID | generation << 32 | u64::from(name));
     }
 
     /// Takes an entry back; whether there was one.
     fn take_back(&self, at: usize) -> bool {
-        let board = self.endpoint.board();
+        let published = self.endpoint.published();
         let (bits, bit) = bit_of(at);
-        if board.load(bits) & bit == 0 || board.load(at) & VALID == 0 {
+        if published.load(bits) & bit == 0 || published.load(at) & VALID == 0 {
             return false;
         }
-        board.store(at, 0);
+        published.store(at, 0);
         true
     }
 
@@ -180,7 +180,7 @@ impl Directory {
             QpEntry { peer: attr.dest_qpn, access, pd: machine.init().pd, gid: attr.av.dgid };
         if known.access.is_some() {
             // Only the rights change. They share a word with fields that stay.
-            self.endpoint.board().store(at + PEER, entry.words()[0]);
+            self.endpoint.published().store(at + PEER, entry.words()[0]);
             known.unsettled = true;
         } else {
             self.enter(at, machine.qpn().get(), &entry.words());
@@ -209,7 +209,7 @@ impl Directory {
             reads: counters.read(Counter::ShmDirectReads),
             read: counters.read(Counter::ShmDirectReadBytes),
         };
-        let theirs = self.endpoint.board().copied();
+        let theirs = self.endpoint.published().copied();
         let (our_past, their_past) = std::mem::replace(&mut *counted, (ours, theirs));
         // A peer may write any number there, and its counts may shrink.
         let since = |now: u64, past: u64| now.saturating_sub(past);
