@@ -251,7 +251,7 @@ impl Forger {
         if how & 0x30 == 0x30 {
             bytes.resize(usize::from(input.byte()) % 100, 0);
         }
-        // The first that it got are those of the victim's hello: ring, epoch, bells, pipe and published.
+        // The first that it got are those of the victim's hello: ring, epoch, doorbells, pipe and published memory.
         let count = match how >> 6 {
             0 => 5,
             1 => 4,

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use anyverbs_net::shm::notify::{Door, Ears};
+use anyverbs_net::shm::notify::{Doorbell, Ears};
 use anyverbs_net::shm::ring::{Reader, ReserveError, Writer};
 use anyverbs_net::shm::{MAX_HEADER, Memory};
 
@@ -98,7 +98,7 @@ struct World {
     read: Heap,
     writer: Writer<Heap>,
     reader: Reader<Heap>,
-    door: Door<Heap>,
+    doorbell: Doorbell<Heap>,
     ears: Ears<Heap>,
     /// Messages that were committed and not read yet; some of them are published.
     expected: VecDeque<(Vec<u8>, Vec<u8>)>,
@@ -111,12 +111,12 @@ struct World {
 /// The input as a list of steps, behind a byte that is even if both sides are honest.
 pub fn run(input: &[u8]) {
     let (written, read) = (Heap::new(DATA + RING), Heap::new(DATA + RING));
-    let (bells, epoch) = (Heap::new(8), Heap::new(8));
+    let (doorbells, epoch) = (Heap::new(8), Heap::new(8));
     let mut world = World {
         writer: Writer::new(written.clone(), read.clone(), DATA, RING, MAX_PAYLOAD),
         reader: Reader::new(read.clone(), written.clone(), DATA, RING, MAX_PAYLOAD),
-        door: Door::new(bells.clone(), epoch.clone(), 2),
-        ears: Ears::new(bells, epoch),
+        doorbell: Doorbell::new(doorbells.clone(), epoch.clone(), 2),
+        ears: Ears::new(doorbells, epoch),
         written,
         read,
         expected: VecDeque::new(),
@@ -143,7 +143,7 @@ impl World {
             5..=7 => {
                 self.writer.publish();
                 self.published = self.expected.len();
-                if self.door.knock(&self.read) {
+                if self.doorbell.ring(&self.read) {
                     assert!(self.ears.is_asleep() || self.is_tainted);
                 }
             }

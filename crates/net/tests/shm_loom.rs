@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyverbs_net::shm::Memory;
-use anyverbs_net::shm::notify::{Door, Ears, unwatch, watch};
+use anyverbs_net::shm::notify::{Doorbell, Ears, unwatch, watch};
 use anyverbs_net::shm::published::Marks;
 use anyverbs_net::shm::ring::{ONE_LINE, Reader, Writer};
 use loom::cell::UnsafeCell;
@@ -184,15 +184,15 @@ fn a_batch_is_visible_as_a_whole_behind_its_first_message() {
 fn sleeper<const F: bool>() {
     check(|| {
         let (mut writer, mut reader, _, read) = ring::<F>(RING);
-        let (bells, epoch) = (Model::word(), Model::word());
+        let (doorbells, epoch) = (Model::word(), Model::word());
         watch(&read);
-        let door = Door::new(bells.clone(), epoch.clone(), 2);
+        let doorbell = Doorbell::new(doorbells.clone(), epoch.clone(), 2);
         let sender = thread::spawn(move || {
             assert!(push(&mut writer, 7));
             writer.publish();
-            door.knock(&read)
+            doorbell.ring(&read)
         });
-        let mut ears = Ears::new(bells, epoch);
+        let mut ears = Ears::new(doorbells, epoch);
         ears.fall_asleep();
         let found = ears.is_rung() || reader.is_ready();
         let woken = sender.join().unwrap();
@@ -212,23 +212,23 @@ fn without_fences_a_sleeper_may_never_wake() {
     sleeper::<false>();
 }
 
-/// A reader stops watching a ring while the writer sends: it finds the message, or the bell rings.
+/// A reader stops watching a ring while the writer sends: it finds the message, or the doorbell rings.
 fn unwatcher<const F: bool>() {
     check(|| {
         let (mut writer, reader, _, read) = ring::<F>(RING);
-        let (bells, epoch) = (Model::word(), Model::word());
+        let (doorbells, epoch) = (Model::word(), Model::word());
         watch(&read);
-        let door = Door::new(bells.clone(), epoch.clone(), 2);
+        let doorbell = Doorbell::new(doorbells.clone(), epoch.clone(), 2);
         let own = read.clone();
         let sender = thread::spawn(move || {
             assert!(push(&mut writer, 7));
             writer.publish();
-            assert!(!door.knock(&read), "nobody sleeps");
+            assert!(!doorbell.ring(&read), "nobody sleeps");
         });
         unwatch(&own);
         let found = reader.is_ready();
         sender.join().unwrap();
-        assert!(found || Ears::new(bells, epoch).is_rung(), "unheard");
+        assert!(found || Ears::new(doorbells, epoch).is_rung(), "unheard");
     });
 }
 
@@ -243,21 +243,21 @@ fn without_fences_an_unwatched_ring_may_be_missed() {
     unwatcher::<false>();
 }
 
-/// A writer that finds its bell set does not set it; the reader takes the bells meanwhile.
-fn bell_taker<const F: bool>() {
+/// A writer that finds its doorbell set does not set it; the reader takes the doorbells meanwhile.
+fn doorbell_taker<const F: bool>() {
     check(|| {
         let (mut writer, mut reader, _, read) = ring::<F>(256);
-        let (bells, epoch) = (Model::word(), Model::word());
-        let door = Door::new(bells.clone(), epoch.clone(), 2);
+        let (doorbells, epoch) = (Model::word(), Model::word());
+        let doorbell = Doorbell::new(doorbells.clone(), epoch.clone(), 2);
         assert!(push(&mut writer, 1));
         writer.publish();
-        assert!(!door.knock(&read), "nobody sleeps");
+        assert!(!doorbell.ring(&read), "nobody sleeps");
         let sender = thread::spawn(move || {
             assert!(push(&mut writer, 2));
             writer.publish();
-            assert!(!door.knock(&read), "nobody sleeps");
+            assert!(!doorbell.ring(&read), "nobody sleeps");
         });
-        let mut ears = Ears::new(bells, epoch);
+        let mut ears = Ears::new(doorbells, epoch);
         let mut got = 0;
         assert_eq!(ears.take(), 2);
         while pop(&mut reader).is_some() {
@@ -269,14 +269,14 @@ fn bell_taker<const F: bool>() {
 }
 
 #[test]
-fn a_bell_taken_during_a_look_is_not_lost() {
-    bell_taker::<true>();
+fn a_doorbell_taken_during_a_look_is_not_lost() {
+    doorbell_taker::<true>();
 }
 
 #[test]
 #[should_panic(expected = "unheard")]
-fn without_fences_a_bell_may_be_lost() {
-    bell_taker::<false>();
+fn without_fences_a_doorbell_may_be_lost() {
+    doorbell_taker::<false>();
 }
 
 /// A writer asks for room while the reader makes it and falls asleep. The writer sees the room, or the reader sees the
@@ -284,19 +284,19 @@ fn without_fences_a_bell_may_be_lost() {
 fn asker<const F: bool>() {
     check(|| {
         let (mut writer, mut reader, _, read) = ring::<F>(RING);
-        let (bells, epoch) = (Model::word(), Model::word());
+        let (doorbells, epoch) = (Model::word(), Model::word());
         assert!(push(&mut writer, 1));
         writer.publish();
         assert!(!push(&mut writer, 2), "full");
         watch(&read);
-        let door = Door::new(bells.clone(), epoch.clone(), 2);
+        let doorbell = Doorbell::new(doorbells.clone(), epoch.clone(), 2);
         let sender = thread::spawn(move || {
             writer.ask_for_room();
-            let wakes = door.knock(&read);
+            let wakes = doorbell.ring(&read);
             (wakes, push(&mut writer, 2))
         });
         assert_eq!(pop(&mut reader), Some(1));
-        let mut ears = Ears::new(bells, epoch);
+        let mut ears = Ears::new(doorbells, epoch);
         ears.fall_asleep();
         let asked = reader.is_writer_hungry() || ears.is_rung();
         let (wakes, has_room) = sender.join().unwrap();
@@ -321,18 +321,18 @@ fn an_answer_is_seen_by_who_is_called() {
     check(|| {
         let (mut writer, mut reader, _, read) = ring::<true>(RING);
         // The other direction's notification, with which the reader calls the writer.
-        let (bells, epoch) = (Model::<true>::word(), Model::<true>::word());
+        let (doorbells, epoch) = (Model::<true>::word(), Model::<true>::word());
         assert!(push(&mut writer, 1));
         writer.publish();
         writer.ask_for_room();
-        let door = Door::new(bells.clone(), epoch.clone(), 4);
+        let doorbell = Doorbell::new(doorbells.clone(), epoch.clone(), 4);
         let answering = thread::spawn(move || {
             assert_eq!(pop(&mut reader), Some(1));
             reader.feed();
             let _ = &read;
-            door.call()
+            doorbell.ring_always()
         });
-        let mut ears = Ears::new(bells, epoch);
+        let mut ears = Ears::new(doorbells, epoch);
         ears.fall_asleep();
         let seen = ears.is_rung() || writer.was_answered();
         let woken = answering.join().unwrap();

@@ -15,7 +15,7 @@ use super::endpoint::Waker;
 use super::handshake::Probe;
 use super::layout::{FED, LINE, REVOKED};
 use super::memory::{Area, Memory};
-use super::notify::Door;
+use super::notify::Doorbell;
 use super::process::PeerProcess;
 use super::published::{Mark, Marks, PeerPublished};
 use super::remote::{Local, Remote, RemoteError, RemoteMemory};
@@ -69,8 +69,8 @@ pub enum SendError {
 
 /// The way to wake the peer's reader.
 #[derive(Debug)]
-pub(super) struct PeerDoor {
-    pub(super) door: Door,
+pub(super) struct PeerDoorbell {
+    pub(super) doorbell: Doorbell,
     pub(super) waker: Waker,
     pub(super) probe: Probe,
     pub(super) published: PeerPublished,
@@ -78,7 +78,7 @@ pub(super) struct PeerDoor {
 
 /// A connection to one process of the host. See [`super`] for its life.
 pub struct Channel {
-    /// The number of our ring: its place in the poller and its bell.
+    /// The number of our ring: its place in the poller and its doorbell.
     pub(super) index: usize,
     /// Names it among the descriptors that are watched; never reused.
     pub(super) key: u64,
@@ -94,7 +94,7 @@ pub struct Channel {
     /// The question for room that was not answered yet, 0 for none.
     asked: AtomicU64,
     /// Known once the other side has answered.
-    door: OnceLock<PeerDoor>,
+    doorbell: OnceLock<PeerDoorbell>,
     remote: OnceLock<Result<RemoteMemory, RemoteError>>,
     marks: Marks<Area>,
     /// The kernel forbade a copy that it had permitted before.
@@ -120,7 +120,7 @@ impl Channel {
             peer: writer.peer().clone(),
             writer: Mutex::new(writer),
             asked: AtomicU64::new(0),
-            door: OnceLock::new(),
+            doorbell: OnceLock::new(),
             remote: OnceLock::new(),
             marks,
             denied: AtomicBool::new(false),
@@ -148,7 +148,7 @@ impl Channel {
     /// Whether the other process has answered. Messages can be sent before.
     #[must_use]
     pub fn is_established(&self) -> bool {
-        self.door.get().is_some()
+        self.doorbell.get().is_some()
     }
 
     /// The reason why the channel is closed, if it is.
@@ -189,18 +189,18 @@ impl Channel {
         Sender { channel: self, _guard: PhantomData }
     }
 
-    pub(super) fn establish(&self, door: PeerDoor) {
-        let _ = self.door.set(door);
-        // Publications from before the door was known have not been told.
+    pub(super) fn establish(&self, doorbell: PeerDoorbell) {
+        let _ = self.doorbell.set(doorbell);
+        // Publications from before the doorbell was known have not been told.
         self.call();
     }
 
     /// Tells the peer's reader to look at its side of this channel.
     pub(super) fn call(&self) {
-        if let Some(door) = self.door.get()
-            && door.door.call()
+        if let Some(doorbell) = self.doorbell.get()
+            && doorbell.doorbell.ring_always()
         {
-            door.waker.wake();
+            doorbell.waker.wake();
         }
     }
 
@@ -229,9 +229,9 @@ impl Channel {
     }
 
     fn remote(&self) -> Result<&RemoteMemory, RemoteError> {
-        let door = self.door.get().ok_or(RemoteError::Denied)?;
+        let doorbell = self.doorbell.get().ok_or(RemoteError::Denied)?;
         self.remote
-            .get_or_init(|| RemoteMemory::open(&self.process, door.probe))
+            .get_or_init(|| RemoteMemory::open(&self.process, doorbell.probe))
             .as_ref()
             .map_err(|&error| error)
     }
@@ -253,14 +253,14 @@ impl Channel {
         if self.closed().is_some() || self.denied.load(Ordering::Relaxed) {
             return None;
         }
-        let door = self.door.get()?;
+        let doorbell = self.doorbell.get()?;
         let remote = self.remote().ok()?;
         let mark = self.marks.set()?;
         // Behind the mark's fence: an owner that has not seen the mark has said it before.
         if self.peer.load(REVOKED, Ordering::Relaxed) != 0 {
             return None;
         }
-        Some(Copying { channel: self, remote, published: &door.published, mark })
+        Some(Copying { channel: self, remote, published: &doorbell.published, mark })
     }
 
     /// Copies from the other process's memory. Its pieces must have as many bytes in all as the local ones.
@@ -510,16 +510,16 @@ impl Sender {
 
     #[inline]
     fn tell(&self) {
-        let known = &self.channel.door;
-        let door = known.get().or_else(|| {
+        let known = &self.channel.doorbell;
+        let doorbell = known.get().or_else(|| {
             // The side that makes it known calls afterwards: one of us sees the other's write.
             fence(Ordering::SeqCst);
             known.get()
         });
-        if let Some(door) = door
-            && door.door.knock(&self.channel.peer)
+        if let Some(doorbell) = doorbell
+            && doorbell.doorbell.ring(&self.channel.peer)
         {
-            door.waker.wake();
+            doorbell.waker.wake();
         }
     }
 }

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::io::Errno;
 
-use super::channel::{Channel, Closed, PeerDoor, has_hung_up};
+use super::channel::{Channel, Closed, PeerDoorbell, has_hung_up};
 use super::endpoint::{Config, Shared, Waker};
 use super::handshake::{self, Greeting, Probe, Received, Status};
 use super::layout::{page, side_len};
 use super::memory::{Access, Area, SharedObject};
-use super::notify::{Door, bell_of};
+use super::notify::{Doorbell, doorbell_of};
 use super::own_table;
 use super::process::{self, PeerProcess};
 use super::published::{Marks, PeerPublished};
@@ -147,7 +147,7 @@ impl Shared {
 
     fn tell(&self, news: News) {
         self.news.lock().push(news);
-        if self.door.call() {
+        if self.doorbell.ring_always() {
             self.wake();
         }
     }
@@ -331,7 +331,8 @@ impl Shared {
     ) -> Result<(), Status> {
         let hello = received.greeting?;
         let socket = place.as_ref().ok_or(Status::Nonsense)?.as_fd();
-        let Ok([object, epoch, bells, waker, published]) = <[OwnedFd; 5]>::try_from(received.fds)
+        let Ok([object, epoch, doorbells, waker, published]) =
+            <[OwnedFd; 5]>::try_from(received.fds)
         else {
             return Err(Status::Nonsense);
         };
@@ -349,12 +350,12 @@ impl Shared {
         let map = Area::map(object.as_fd(), 2 * side, Access::ReadWrite);
         let map = map.map_err(|error| refusal(&error))?;
         let (own, peer) = (map.part(side, side), map.part(0, side));
-        let door = peer_door(&hello, epoch, bells, waker, published)?;
+        let doorbell = peer_doorbell(&hello, epoch, doorbells, waker, published)?;
         let index = control.take_index().ok_or(Status::Full)?;
         let answer = self.greeting(Status::Ok, hello.ring, hello.max_payload, index);
         let fds = [
             self.epoch.as_fd(),
-            self.bells.as_fd(),
+            self.doorbells.as_fd(),
             self.given.as_fd(),
             self.published.object.as_fd(),
         ];
@@ -385,7 +386,7 @@ impl Shared {
         });
         match opened {
             Ok(channel) => {
-                channel.establish(door);
+                channel.establish(doorbell);
                 self.tell(News::Answered(channel));
                 Ok(())
             }
@@ -437,17 +438,17 @@ impl Shared {
             Status::Full => return Err(Closed::Refused),
             Status::Nonsense => return Err(Closed::Nonsense),
         }
-        let (Ok(answer), Ok([epoch, bells, waker, published])) =
+        let (Ok(answer), Ok([epoch, doorbells, waker, published])) =
             (answer, <[OwnedFd; 4]>::try_from(received.fds))
         else {
             return Err(Closed::Nonsense);
         };
         self.published.introduce(&channel.process, answer.probe);
-        let door = match peer_door(&answer, epoch, bells, waker, published) {
+        let doorbell = match peer_doorbell(&answer, epoch, doorbells, waker, published) {
             Err(Status::Full) => return Err(self.refuse(channel)),
-            door => door.map_err(|_| Closed::Nonsense)?,
+            doorbell => doorbell.map_err(|_| Closed::Nonsense)?,
         };
-        channel.establish(door);
+        channel.establish(doorbell);
         self.tell(News::Answered(Arc::clone(channel)));
         Ok(())
     }
@@ -496,24 +497,24 @@ fn refusal(error: &io::Error) -> Status {
 }
 
 /// Checks the descriptors by which a peer wants to be woken.
-fn peer_door(
+fn peer_doorbell(
     greeting: &Greeting,
     epoch: OwnedFd,
-    bells: OwnedFd,
+    doorbells: OwnedFd,
     waker: OwnedFd,
     published: OwnedFd,
-) -> Result<PeerDoor, Status> {
+) -> Result<PeerDoorbell, Status> {
     let map = |object: OwnedFd, access| {
         let object = SharedObject::check(object, page()).ok_or(Status::Nonsense)?;
         Area::map(object.as_fd(), page(), access).map_err(|error| refusal(&error))
     };
-    let (epoch, bells) = (map(epoch, Access::ReadOnly)?, map(bells, Access::ReadWrite)?);
+    let (epoch, doorbells) = (map(epoch, Access::ReadOnly)?, map(doorbells, Access::ReadWrite)?);
     let waker = Waker::open(waker.as_fd()).map_err(|error| refusal(&error))?;
     let waker = waker.ok_or(Status::Nonsense)?;
     let published = SharedObject::check(published, greeting.published).ok_or(Status::Nonsense)?;
     let published =
         PeerPublished::new(&published, greeting.published).map_err(|error| refusal(&error))?;
     let index = usize::try_from(greeting.index).ok().filter(|&i| i < MAX_CHANNELS);
-    let door = Door::new(bells, epoch, bell_of(index.ok_or(Status::Nonsense)?));
-    Ok(PeerDoor { door, waker, probe: greeting.probe, published })
+    let doorbell = Doorbell::new(doorbells, epoch, doorbell_of(index.ok_or(Status::Nonsense)?));
+    Ok(PeerDoorbell { doorbell, waker, probe: greeting.probe, published })
 }

@@ -16,7 +16,7 @@ use super::control::{Connection, Control, LISTENER_KEY, News, Opening};
 use super::handshake::{self, Status, is_valid_ring};
 use super::layout::{ALLOCATION, page, side_len};
 use super::memory::{Access, Area, SharedObject};
-use super::notify::{Door, Ears, OWN_BELL};
+use super::notify::{Doorbell, Ears, OWN_DOORBELL};
 use super::poller::Poller;
 use super::process;
 use super::published::Published;
@@ -77,15 +77,15 @@ pub(super) struct Shared {
     pub(super) listener: Socket,
     pub(super) epoll: OwnedFd,
     pub(super) epoch: SharedObject,
-    pub(super) bells: SharedObject,
+    pub(super) doorbells: SharedObject,
     pub(super) wake: PipeReader,
     /// The pipe that peers get to wake this process.
     pub(super) given: PipeWriter,
     /// Wakes this process itself, as peers do.
     waker: Waker,
     pub(super) published: Published,
-    /// The door to this process's own poller.
-    pub(super) door: Door,
+    /// The doorbell to this process's own poller.
+    pub(super) doorbell: Doorbell,
     /// Never freed: a process without it runs another program.
     pub(super) probe_value: &'static u64,
     pub(super) control: Mutex<rank::ShmEndpoint, Control>,
@@ -112,11 +112,11 @@ impl Endpoint {
             ));
         }
         let listener = slot.registry().listen(Name::Channels(slot.number()))?;
-        let (epoch, bells) = (SharedObject::new(page())?, SharedObject::new(page())?);
+        let (epoch, doorbells) = (SharedObject::new(page())?, SharedObject::new(page())?);
         epoch.allocate(0, page())?;
-        bells.allocate(0, page())?;
+        doorbells.allocate(0, page())?;
         let epoch_area = Area::map(epoch.as_fd(), page(), Access::ReadWrite)?;
-        let bells_area = Area::map(bells.as_fd(), page(), Access::ReadWrite)?;
+        let doorbells_area = Area::map(doorbells.as_fd(), page(), Access::ReadWrite)?;
         epoch.seal_future_writes();
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let (wake, given) = io::pipe()?;
@@ -131,12 +131,12 @@ impl Endpoint {
             listener,
             epoll,
             epoch,
-            bells,
+            doorbells,
             wake,
             given,
             waker,
             published: Published::new(config.published)?,
-            door: Door::new(bells_area.clone(), epoch_area.clone(), OWN_BELL),
+            doorbell: Doorbell::new(doorbells_area.clone(), epoch_area.clone(), OWN_DOORBELL),
             probe_value: Box::leak(Box::new(random_u64())),
             control: Mutex::new(Control::new(reserve)),
             news: Mutex::new(Vec::new()),
@@ -145,7 +145,7 @@ impl Endpoint {
         });
         // Edge-triggered: a connection that cannot be accepted for want of descriptors must not keep the caller awake.
         shared.watch(shared.listener.as_fd(), LISTENER_KEY, EventFlags::IN | EventFlags::ET)?;
-        let poller = Poller::new(Arc::clone(&shared), Ears::new(bells_area, epoch_area));
+        let poller = Poller::new(Arc::clone(&shared), Ears::new(doorbells_area, epoch_area));
         Ok((Self { shared }, poller))
     }
 
@@ -201,7 +201,7 @@ impl Endpoint {
         let fds = [
             object.as_fd(),
             shared.epoch.as_fd(),
-            shared.bells.as_fd(),
+            shared.doorbells.as_fd(),
             shared.given.as_fd(),
             shared.published.object.as_fd(),
         ];

@@ -5,14 +5,13 @@
 //!
 //! # Life of a channel
 //!
-//! Each process has an [`Endpoint`]. That is a `SOCK_SEQPACKET` listener at `@<registry>/<uid>/shm/<slot>`, two pages
-//! in memfds, the *bells* and the *epoch* ([`notify`]), and *published memory* ([`published`]). [`Endpoint::connect`] connects
-//! to the listener of another slot and checks by `SO_PEERCRED` that it belongs to the same user. It makes a memfd with
-//! a ring for each direction, sealed so that it keeps its size. It sends that with a hello that tells version and
-//! layout. It does not wait: messages sent before the other side answers lie in the ring. The other side's
-//! [`Endpoint::control`] checks user, seals, size and version, maps the rings and answers. It then has a [`Channel`] as
-//! well, and its own `connect` returns that one. Two processes that connect at the same time get two channels. Each
-//! sends on its own and reads both.
+//! Each process has an [`Endpoint`]. That is a `SOCK_SEQPACKET` listener at `@<registry>/<uid>/shm/<slot>`, two pages in
+//! memfds, the *doorbells* and the *epoch* ([`notify`]), and *published memory* ([`published`]). [`Endpoint::connect`]
+//! connects to the listener of another slot and checks by `SO_PEERCRED` that it belongs to the same user. It makes a memfd
+//! with a ring for each direction, sealed so that it keeps its size. It sends that with a hello that tells version and layout.
+//! It does not wait: messages sent before the other side answers lie in the ring. The other side's [`Endpoint::control`]
+//! checks user, seals, size and version, maps the rings and answers. It then has a [`Channel`] as well, and its own `connect`
+//! returns that one. Two processes that connect at the same time get two channels. Each sends on its own and reads both.
 //!
 //! The socket stays open. It hangs up when the peer closes it or runs another program. A pidfd tells of the peer's
 //! death, also if a forked child keeps the socket. Either closes the channel. Then sending fails at once, and
@@ -27,7 +26,7 @@
 //! | offset | what |
 //! |---|---|
 //! | 0 | up to where this process has read the other's ring |
-//! | 128 | whether it looks into that ring by itself, or wants its bell rung |
+//! | 128 | whether it looks into that ring by itself, or wants its doorbell rung |
 //! | 256 | the last question for room that it answered |
 //! | 384 | the last question for room that it asked |
 //! | 512 | marks of the copies that it makes from and to the other's memory ([`published`]) |
@@ -52,7 +51,7 @@
 //! Words that another process may write are loaded once into a register or a local copy, and checked before use:
 //! control words, positions. If one is impossible, the channel is closed with [`Closed::Nonsense`]; other channels do
 //! not notice. Header and payload mean nothing here, and their parser works on a copy. There are no references to
-//! shared bytes, only atomics and raw copies. A peer can delay only itself: bells, which all peers can write, are a
+//! shared bytes, only atomics and raw copies. A peer can delay only itself: doorbells, which all peers can write, are a
 //! hint. There is no defence against things that a process of the same user can do anyway, with `kill(2)` or
 //! `ptrace(2)`. A process that has our eventfd could steal wake-ups.
 //!

@@ -1,6 +1,6 @@
 //! Telling a reader that there is something to read, without a system call unless it sleeps.
 //!
-//! A reader looks at a few rings by itself (they are *watched*). For all others it has one word of *bells*, one bit for
+//! A reader looks at a few rings by itself (they are *watched*). For all others it has one word of *doorbells*, one bit for
 //! several rings, which writers set. Before it sleeps it makes its *epoch* odd. A writer that sees an odd epoch wakes
 //! it, once for each epoch and writer.
 //!
@@ -10,11 +10,11 @@
 //! | the writer | the reader |
 //! |---|---|
 //! | publishes, fence, reads `WATCH` | `WATCH = UNWATCHED`, fence, looks into the ring |
-//! | publishes, fence, sees its bell set already | takes the bells, fence, looks into the rings |
-//! | publishes or rings, fence, reads the epoch | makes the epoch odd, fence, looks into bells and all rings |
+//! | publishes, fence, sees its doorbell set already | takes the doorbells, fence, looks into the rings |
+//! | publishes or rings, fence, reads the epoch | makes the epoch odd, fence, looks into doorbells and all rings |
 //! | asks for room, then as above | releases, and then, after any of these fences, looks for hungry writers |
 //!
-//! The bells are a hint: all peers can write them, so one that clears them could delay the others' messages. Hence the
+//! The doorbells are a hint: all peers can write them, so one that clears them could delay the others' messages. Hence the
 //! reader also looks into all rings before and after it sleeps, and into one after the other while it polls. The epoch
 //! is mapped read-only by the peers.
 
@@ -23,55 +23,55 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::layout::{UNWATCHED, WATCH, WATCHED};
 use super::memory::{Area, Memory};
 
-/// The word of the bells, and of the epoch, in their objects.
+/// The word of the doorbells, and of the epoch, in their objects.
 const WORD: usize = 0;
 
-/// Bells: bit 0 is the process's own, for news that do not come through a ring.
-pub(crate) const OWN_BELL: u64 = 1;
+/// Doorbells: bit 0 is the process's own, for news that do not come through a ring.
+pub(crate) const OWN_DOORBELL: u64 = 1;
 
-/// The bell of the ring with number `index`.
-pub(crate) fn bell_of(index: usize) -> u64 {
+/// The doorbell of the ring with number `index`.
+pub(crate) fn doorbell_of(index: usize) -> u64 {
     1 << (1 + index % 63)
 }
 
 /// The means of a writer to wake one reader.
 #[derive(Debug)]
-pub struct Door<M = Area> {
-    bells: M,
+pub struct Doorbell<M = Area> {
+    doorbells: M,
     epoch: M,
-    bell: u64,
+    doorbell: u64,
     /// The last odd epoch in which this writer has woken the reader.
     woken: AtomicU64,
 }
 
-impl<M: Memory> Door<M> {
-    /// The door of the reader with these bells and this epoch, at which bit `bell` is this writer's.
-    pub fn new(bells: M, epoch: M, bell: u64) -> Self {
-        Self { bells, epoch, bell, woken: AtomicU64::new(0) }
+impl<M: Memory> Doorbell<M> {
+    /// The doorbell of the reader with these doorbells and this epoch, at which bit `doorbell` is this writer's.
+    pub fn new(doorbells: M, epoch: M, doorbell: u64) -> Self {
+        Self { doorbells, epoch, doorbell, woken: AtomicU64::new(0) }
     }
 
     /// Call it after something was published for the reader whose words are `reader`. Tells whether the reader sleeps,
     /// and the caller must wake it.
     #[inline]
     #[must_use]
-    pub fn knock(&self, reader: &M) -> bool {
-        self.bells.fence();
+    pub fn ring(&self, reader: &M) -> bool {
+        self.doorbells.fence();
         if reader.load(WATCH, Ordering::Relaxed) != WATCHED
-            && self.bells.load(WORD, Ordering::Relaxed) & self.bell == 0
+            && self.doorbells.load(WORD, Ordering::Relaxed) & self.doorbell == 0
         {
-            self.bells.fetch_or(WORD, self.bell);
+            self.doorbells.fetch_or(WORD, self.doorbell);
             // Ringing is publishing as well.
-            self.bells.fence();
+            self.doorbells.fence();
         }
         self.is_asleep()
     }
 
-    /// As [`knock`](Self::knock), for news that the reader does not find in the ring.
+    /// As [`ring`](Self::ring), for news that the reader does not find in the ring.
     #[must_use]
-    pub fn call(&self) -> bool {
-        self.bells.fence();
-        self.bells.fetch_or(WORD, self.bell);
-        self.bells.fence();
+    pub fn ring_always(&self) -> bool {
+        self.doorbells.fence();
+        self.doorbells.fetch_or(WORD, self.doorbell);
+        self.doorbells.fence();
         self.is_asleep()
     }
 
@@ -82,35 +82,35 @@ impl<M: Memory> Door<M> {
     }
 }
 
-/// A reader's bells and epoch.
+/// A reader's doorbells and epoch.
 #[derive(Debug)]
 pub struct Ears<M = Area> {
-    bells: M,
+    doorbells: M,
     epoch: M,
     now: u64,
 }
 
 impl<M: Memory> Ears<M> {
     /// The ears of a reader that is awake. Both objects are zero.
-    pub fn new(bells: M, epoch: M) -> Self {
-        Self { bells, epoch, now: 0 }
+    pub fn new(doorbells: M, epoch: M) -> Self {
+        Self { doorbells, epoch, now: 0 }
     }
 
-    /// Whether a bell rang: one load.
+    /// Whether a doorbell rang: one load.
     #[inline]
     #[must_use]
     pub fn is_rung(&self) -> bool {
-        self.bells.load(WORD, Ordering::Relaxed) != 0
+        self.doorbells.load(WORD, Ordering::Relaxed) != 0
     }
 
-    /// Takes the bells that rang. The caller looks into their rings afterwards.
+    /// Takes the doorbells that rang. The caller looks into their rings afterwards.
     pub fn take(&mut self) -> u64 {
-        let bells = self.bells.swap(WORD, 0);
-        self.bells.fence();
-        bells
+        let doorbells = self.doorbells.swap(WORD, 0);
+        self.doorbells.fence();
+        doorbells
     }
 
-    /// Says that this reader is about to sleep. The caller then looks once more at bells and rings, and if anything is
+    /// Says that this reader is about to sleep. The caller then looks once more at doorbells and rings, and if anything is
     /// there, [wakes](Self::wake) at once.
     pub fn fall_asleep(&mut self) {
         // A new epoch each time: writers wake once an epoch.

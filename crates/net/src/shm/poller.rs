@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::channel::{Channel, Closed};
 use super::control::News;
 use super::endpoint::{Shared, read_wakes};
-use super::notify::{self, Ears, OWN_BELL, bell_of};
+use super::notify::{self, Ears, OWN_DOORBELL, doorbell_of};
 use super::ring::{Batch, Reader};
 
 /// Most rings that are watched: an empty poll costs a load for each, from the own cache.
@@ -38,7 +38,7 @@ pub struct Poller {
     ears: Ears,
     lines: Vec<Option<Line>>,
     watched: [Option<usize>; WATCHED],
-    /// Bells whose rings still have to be looked at.
+    /// Doorbells whose rings still have to be looked at.
     rung: u64,
     look_into_all: bool,
     closed: Vec<usize>,
@@ -143,9 +143,9 @@ impl Poller {
         self.ears.is_asleep()
     }
 
-    /// Clears all bells, as a peer may do.
+    /// Clears all doorbells, as a peer may do.
     #[cfg(test)]
-    pub(super) fn forget_bells(&mut self) {
+    pub(super) fn forget_doorbells(&mut self) {
         self.ears.take();
     }
 
@@ -164,7 +164,7 @@ impl Poller {
             self.rung |= self.ears.take();
         }
         let rung = std::mem::take(&mut self.rung);
-        if rung & OWN_BELL != 0 {
+        if rung & OWN_DOORBELL != 0 {
             self.hear();
         }
         let mut n = 0;
@@ -173,10 +173,10 @@ impl Poller {
                 n += self.look_into(index, each);
             }
         } else {
-            let mut bells = rung & !OWN_BELL;
-            while bells != 0 {
-                let first = bells.trailing_zeros() as usize - 1;
-                bells &= bells - 1;
+            let mut doorbells = rung & !OWN_DOORBELL;
+            while doorbells != 0 {
+                let first = doorbells.trailing_zeros() as usize - 1;
+                doorbells &= doorbells - 1;
                 for index in (first..self.lines.len()).step_by(63) {
                     n += self.look_into(index, each);
                 }
@@ -208,7 +208,7 @@ impl Poller {
                     }
                     self.lines[index] = Some(Line { channel, reader, watched: false, last: 0 });
                     // The peer may have sent before it could ring.
-                    self.rung |= bell_of(index);
+                    self.rung |= doorbell_of(index);
                 }
                 News::Answered(channel) => self.events.push_back(Event::Established(channel)),
                 News::Closed(channel) => {
@@ -242,7 +242,7 @@ impl Poller {
         if line.reader.is_broken() {
             line.channel.close(Closed::Nonsense);
             self.closed.push(index);
-            self.rung |= OWN_BELL;
+            self.rung |= OWN_DOORBELL;
         }
         n
     }
@@ -266,7 +266,7 @@ impl Poller {
             && !line.watched
             && line.reader.is_ready()
         {
-            self.rung |= bell_of(index);
+            self.rung |= doorbell_of(index);
         }
         n
     }
@@ -288,7 +288,7 @@ impl Poller {
             line.watched = false;
             notify::unwatch(line.reader.own());
             if line.has_work() {
-                self.rung |= bell_of(old);
+                self.rung |= doorbell_of(old);
             }
         }
         if let Some(Some(line)) = lines.get_mut(index) {

@@ -220,7 +220,7 @@ impl<M: Memory> Writer<M> {
     }
 
     /// Shows the reader the committed messages. Tells whether there was any. The caller then wakes the reader, if it
-    /// must be woken ([`super::notify::Door::knock`]).
+    /// must be woken ([`super::notify::Doorbell::ring`]).
     #[inline]
     pub fn publish(&mut self) -> bool {
         if self.committed == self.published {
@@ -465,7 +465,7 @@ impl<M: Memory> Reader<M> {
         self.peer.load(HUNGRY, Ordering::Relaxed) != self.fed
     }
 
-    /// Answers the writer, which the caller then tells ([`super::notify::Door::call`]).
+    /// Answers the writer, which the caller then tells ([`super::notify::Doorbell::ring_always`]).
     pub fn feed(&mut self) {
         self.release();
         self.fed = self.peer.load(HUNGRY, Ordering::Acquire);

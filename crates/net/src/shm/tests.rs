@@ -257,17 +257,17 @@ fn only_a_sleeping_reader_is_woken_and_once() {
 }
 
 #[test]
-fn a_peer_that_clears_bells_does_not_silence_others() {
+fn a_peer_that_clears_doorbells_does_not_silence_others() {
     let registry = registry();
     let (mut a, mut b) = (Party::new(&registry, 1), Party::new(&registry, 2));
     let channel = a.endpoint.connect(2).unwrap();
     until([&mut a, &mut b], |_| channel.is_established());
     send(&channel, b"heard").unwrap();
-    b.poller.forget_bells();
+    b.poller.forget_doorbells();
     until([&mut b], |[b]| b.received.len() == 1);
     assert!(b.poller.arm());
     send(&channel, b"asleep").unwrap();
-    b.poller.forget_bells();
+    b.poller.forget_doorbells();
     assert!(sockopt::poll(b.endpoint.wake_fd(), libc::POLLIN, 0).unwrap());
     b.poller.disarm();
     assert_eq!(b.turn(), 1);
