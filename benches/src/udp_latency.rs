@@ -39,7 +39,7 @@ enum Role {
 }
 
 /// A peer that is silent for this long is gone.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIME_LIMIT: Duration = Duration::from_secs(10);
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     match options.role {
@@ -79,7 +79,7 @@ fn measure(options: &Options, address: SocketAddr) -> anyhow::Result<()> {
 
 fn prepare(socket: &UdpSocket, options: &Options) -> anyhow::Result<()> {
     socket.set_nonblocking(!options.block).context("cannot set the socket's mode")?;
-    socket.set_read_timeout(Some(PATIENCE)).context("cannot set a timeout")
+    socket.set_read_timeout(Some(TIME_LIMIT)).context("cannot set a timeout")
 }
 
 /// Calls until something comes; a blocking socket has a timeout of its own.
@@ -93,7 +93,7 @@ fn receive<T>(mut call: impl FnMut() -> io::Result<T>) -> anyhow::Result<T> {
         }
         spins = spins.wrapping_add(1);
         if spins.is_multiple_of(1 << 16) {
-            let end = *give_up.get_or_insert_with(|| Instant::now() + PATIENCE);
+            let end = *give_up.get_or_insert_with(|| Instant::now() + TIME_LIMIT);
             if Instant::now() > end {
                 bail!("the peer is silent");
             }

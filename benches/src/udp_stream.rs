@@ -45,7 +45,7 @@ enum Role {
 /// The greatest size of one send with segmentation: an IPv4 datagram's, in 64 segments at most.
 const LARGEST: usize = 65_507;
 const MOST_SEGMENTS: usize = 64;
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIME_LIMIT: Duration = Duration::from_secs(10);
 /// A datagram of this length ends the stream.
 const END: usize = 1;
 
@@ -61,7 +61,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
 
 fn receive(options: &Options, address: SocketAddr) -> anyhow::Result<()> {
     let socket = UdpSocket::bind(address).with_context(|| format!("cannot bind {address}"))?;
-    socket.set_read_timeout(Some(PATIENCE)).context("cannot set a timeout")?;
+    socket.set_read_timeout(Some(TIME_LIMIT)).context("cannot set a timeout")?;
     if !options.no_gro {
         set(&socket, libc::UDP_GRO, 1).context("the kernel has no UDP_GRO")?;
     }

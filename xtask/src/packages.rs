@@ -106,9 +106,9 @@ const LOCK_WAIT: Duration = Duration::from_secs(15 * 60);
 
 /// Runs `apt-get`, again and again while another program has one of the locks: dpkg's, that of the lists, that of the
 /// archives. (`DPkg::Lock::Timeout` waits for the first of these alone.)
-fn unlocked(command: &mut Command, patience: Duration) -> anyhow::Result<()> {
+fn unlocked(command: &mut Command, within: Duration) -> anyhow::Result<()> {
     const AGAIN: Duration = Duration::from_secs(1);
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + within;
     let mut told = false;
     loop {
         let output = command.stdin(Stdio::null()).stdout(Stdio::inherit()).output();

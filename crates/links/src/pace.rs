@@ -81,9 +81,9 @@ impl Wait {
     }
 
     /// There is none. `probed`: a probe is on its way.
-    fn step(&mut self, now: Time, patience: Duration, probed: bool) -> Step {
+    fn step(&mut self, now: Time, longest: Duration, probed: bool) -> Step {
         let since = *self.since.get_or_insert(now);
-        if now.since(since) >= patience {
+        if now.since(since) >= longest {
             let pause = self.pause.unwrap_or(ASK_AGAIN);
             *self = Self {
                 free_until: Some(now + pause),

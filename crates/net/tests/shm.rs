@@ -14,7 +14,7 @@ use anyverbs_net::shm::{
 };
 use anyverbs_net::{Registry, Slot};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIME_LIMIT: Duration = Duration::from_secs(30);
 const HUB: u8 = 1;
 const NOBODY: u32 = 65_534;
 
@@ -48,7 +48,7 @@ impl Party {
     }
 
     fn until(&mut self, mut done: impl FnMut(&mut Self) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIME_LIMIT;
         while !done(self) {
             assert!(Instant::now() < deadline, "it takes too long");
             self.turn(|_, _| {});
@@ -61,7 +61,7 @@ impl Party {
             let mut fds = [self.endpoint.wake_fd(), self.endpoint.control_fd()]
                 .map(|fd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 });
             // SAFETY: a live array of two.
-            let n = unsafe { libc::poll(fds.as_mut_ptr(), 2, PATIENCE.as_millis() as i32) };
+            let n = unsafe { libc::poll(fds.as_mut_ptr(), 2, TIME_LIMIT.as_millis() as i32) };
             assert!(n > 0, "asleep for ever");
             self.poller.disarm();
         }
@@ -382,7 +382,7 @@ fn connect_raw(socket: &std::os::fd::OwnedFd, name: &str) -> std::io::Result<()>
 fn exchange(party: &mut Party, channel: &Arc<Channel>, messages: u32, sleep: bool) {
     let payload = |n: u32| n.to_le_bytes().repeat(1 + n as usize * 53 % 15_000);
     let (mut sent, mut received) = (0, 0);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIME_LIMIT;
     while received < messages {
         assert!(Instant::now() < deadline, "it takes too long");
         // Few in flight, so that the echo never waits for us.
@@ -437,7 +437,7 @@ fn survive(name: &str) {
             assert_eq!(bytes, n.to_le_bytes().repeat(1 + n as usize * 37 % 9000));
             n += 1;
         };
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIME_LIMIT;
         let mut left = 50 + usize::from(round) * 13;
         while left > 0 {
             assert!(Instant::now() < deadline);
@@ -487,7 +487,7 @@ fn a_stopped_process_stalls_nobody() {
     // The processes go on where they stopped.
     late.signal(libc::SIGCONT);
     stopped.signal(libc::SIGCONT);
-    let (mut from, deadline) = ([0; 5], Instant::now() + PATIENCE);
+    let (mut from, deadline) = ([0; 5], Instant::now() + TIME_LIMIT);
     while from[2] < 10 || from[4] < 10 {
         assert!(Instant::now() < deadline, "{from:?}");
         hub.turn(|channel, bytes| {
@@ -517,7 +517,7 @@ fn memory_of_a_process_is_accessible_until_it_ends() {
     drop(peer.child.stdin.take());
     peer.expect("good");
     peer.child.wait().unwrap();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIME_LIMIT;
     loop {
         // SAFETY: as above.
         match unsafe { channel.read_remote(&local, &remote) } {
@@ -624,7 +624,7 @@ impl Settling {
 
     /// The bytes in the memory when it had been taken back.
     fn end(&self) -> Vec<u8> {
-        self.settled.recv_timeout(PATIENCE).unwrap()
+        self.settled.recv_timeout(TIME_LIMIT).unwrap()
     }
 }
 
@@ -713,7 +713,7 @@ impl Freezer {
         };
         let begin = Instant::now();
         while !is_done() {
-            assert!(begin.elapsed() < PATIENCE, "it does not freeze");
+            assert!(begin.elapsed() < TIME_LIMIT, "it does not freeze");
             std::thread::sleep(Duration::from_millis(1));
         }
     }

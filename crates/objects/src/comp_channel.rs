@@ -3,8 +3,8 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Weak};
 
+use crate::base::AdaptiveSpin;
 use crate::base::Core;
-use crate::base::Patience;
 use crate::cq::CqCell;
 use crate::error::{CreateError, DestroyError, EventError};
 use crate::event_queue::EventQueue;
@@ -22,7 +22,7 @@ pub(crate) struct ChannelCell {
     pub(crate) core: &'static Core,
     /// They do not hold their CQs, which hold the channel.
     events: EventQueue<Weak<CqCell>>,
-    pub(crate) patience: Patience,
+    pub(crate) spin: AdaptiveSpin,
     holders: Holders,
 }
 
@@ -37,13 +37,13 @@ impl ChannelCell {
         Ok(Self {
             core,
             events: EventQueue::new()?,
-            patience: Patience::default(),
+            spin: AdaptiveSpin::default(),
             holders: Holders::default(),
         })
     }
 
     pub(crate) fn notify(&self, cq: &Arc<CqCell>) {
-        self.patience.note_event();
+        self.spin.note_event();
         self.events.push(Arc::downgrade(cq));
     }
 
@@ -90,15 +90,15 @@ impl CompChannel {
         if !self.0.core.is_current() {
             return Err(EventError::Forked);
         }
-        let ChannelCell { core, events, patience, .. } = &*self.0;
+        let ChannelCell { core, events, spin, .. } = &*self.0;
         // `None`: it is being dropped, and withdraws the rest.
         let read = |cq: Weak<CqCell>| cq.upgrade().inspect(|cq| cq.comp_acks.read("completion"));
         if let Some(cq) = events.try_pop_with(read) {
-            patience.note_found();
+            spin.note_found();
             return Ok(CompEvent(cq));
         }
         if !events.may_wait() {
-            patience.note_polled();
+            spin.note_polled();
             core.progress().end_polling();
             return events.pop_with(read).map(CompEvent);
         }
@@ -107,9 +107,7 @@ impl CompChannel {
             event = events.try_pop_with(read);
             event.is_some()
         };
-        core.progress()
-            .wait_for_event(patience, events.fd(), &mut found)
-            .map_err(EventError::Io)?;
+        core.progress().wait_for_event(spin, events.fd(), &mut found).map_err(EventError::Io)?;
         if let Some(cq) = event {
             return Ok(CompEvent(cq));
         }

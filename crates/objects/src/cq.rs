@@ -591,7 +591,7 @@ impl Cq {
         state.queue.arm(solicited_only);
         self.0.note_plain(&state);
         drop(state);
-        if !channel.patience.waits() {
+        if !channel.spin.waits() {
             self.0.core.progress().end_polling();
         }
         Ok(())

@@ -16,7 +16,7 @@ use crate::dist::Dist;
 use crate::interrupt;
 
 /// Time for one program; the longest test takes a few seconds on an idle machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIME_LIMIT: Duration = Duration::from_secs(60);
 /// Time for a server after its client.
 const AFTERWARDS: Duration = Duration::from_secs(1);
 
@@ -150,7 +150,7 @@ impl Runner {
             None => None,
         };
         let mut client = self.start(hosts, Side::Client, contender, &contender.client)?;
-        let status = client.wait(Instant::now() + PATIENCE)?;
+        let status = client.wait(Instant::now() + TIME_LIMIT)?;
         let output = client.output();
         let said = |server: &Option<Process>| server.as_ref().map(Process::output);
         match status {
@@ -180,7 +180,7 @@ impl Runner {
         let mut server = self.start(hosts, Side::Server, contender, words)?;
         let sockets = hosts.sockets(Side::Server);
         // UDP has no listener to wait for: its client starts when the server has bound.
-        let ready = wait_for(Instant::now() + PATIENCE, || {
+        let ready = wait_for(Instant::now() + TIME_LIMIT, || {
             if server.ended()?.is_some() {
                 bail!("the server ended early\n{}", server.output());
             }

@@ -316,8 +316,8 @@ impl Runner<'_> {
         let how = failed.or(statuses.first()).map(|(_, status)| *status);
         // A client that broke off may leave its server waiting for ever.
         let surprising = failed.is_some() && case.fails_with.is_none();
-        let patience = if surprising { SOON / 5 } else { Duration::from_secs(self.case.end_s) };
-        let end = Instant::now() + patience;
+        let within = if surprising { SOON / 5 } else { Duration::from_secs(self.case.end_s) };
+        let end = Instant::now() + within;
         for server in servers {
             if case.stays {
                 match server.process.ended()? {

@@ -15,7 +15,7 @@ use crate::host::{Registry, Slot};
 use crate::sockopt;
 use anyverbs_testing::in_own_process;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIME_LIMIT: Duration = Duration::from_secs(20);
 
 /// A process as far as the link is concerned.
 struct Party {
@@ -80,7 +80,7 @@ fn until<const N: usize>(
     mut parties: [&mut Party; N],
     mut done: impl FnMut(&mut [&mut Party; N]) -> bool,
 ) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIME_LIMIT;
     while !done(&mut parties) {
         assert!(Instant::now() < deadline, "it takes too long");
         for party in &mut parties {
@@ -201,7 +201,7 @@ fn many_peers_are_all_heard_and_the_busy_ones_watched() {
     let mut peers: Vec<Party> = (1..=80).map(|n| Party::new(&registry, n)).collect();
     let channels: Vec<_> = peers.iter().map(|p| p.endpoint.connect(200).unwrap()).collect();
     let mut expected = 0;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIME_LIMIT;
     for round in 0..50usize {
         for (n, channel) in channels.iter().enumerate() {
             if (n + round).is_multiple_of(n % 9 + 1) {
@@ -488,7 +488,7 @@ fn a_peer_whose_pipe_is_full_makes_nobody_wait() {
         let sent = send(&channel, b"wake up");
         sender.send(sent).unwrap();
     });
-    assert_eq!(done.recv_timeout(PATIENCE), Ok(Ok(())), "it waits for a reader");
+    assert_eq!(done.recv_timeout(TIME_LIMIT), Ok(Ok(())), "it waits for a reader");
     thread.join().unwrap();
     b.poller.disarm();
     until([&mut b], |[b]| b.received.len() == 1);
@@ -517,7 +517,7 @@ fn no_copy_goes_to_a_side_that_gave_up_its_channel() {
         let waits = settled.recv_timeout(Duration::from_millis(50)).is_err();
         drop(copying);
         assert!(waits, "the copy had begun before");
-        settled.recv_timeout(PATIENCE).unwrap();
+        settled.recv_timeout(TIME_LIMIT).unwrap();
     });
 }
 

@@ -3,9 +3,9 @@
 //! Objects hold a [`Core`]. It knows neither links nor queue pairs; what objects need of those above it, they ask
 //! through [`Progress`].
 
+mod adaptive_spin;
 mod clock;
 pub mod directory;
-mod patience;
 mod pd_numbers;
 mod quota;
 mod waker;
@@ -27,15 +27,15 @@ use crate::fork;
 use crate::gid::GidTable;
 use crate::limits::DeviceAttr;
 use crate::memory::ProcessMemory;
+pub use adaptive_spin::{AdaptiveSpin, IS_WORKER};
 pub use clock::{DeviceClock, LATE};
 use directory::Directory;
-pub use patience::{IS_WORKER, Patience};
 pub use pd_numbers::PdNumbers;
 pub use quota::{Quotas, Ticket};
 pub use waker::Waker;
 
 /// Longest that the device holds up exit(3), in seconds, and once more sockets built on it: a peer that lives has answered
-/// by then, and a user who waits has not lost patience (test `device::exit::tests::the_end_of_the_process_is_not_held_up_for_long` of `anyverbs`).
+/// by then, and a user who waits still waits (test `device::exit::tests::the_end_of_the_process_is_not_held_up_for_long` of `anyverbs`).
 pub const AT_EXIT: Duration = Duration::from_secs(1);
 
 /// Interval, in seconds, of what is looked after while there is some of it: processes that may have ended, memory of them that
@@ -97,7 +97,7 @@ pub trait Progress: Sync {
     /// That of poll(2).
     fn wait_for_event(
         &'static self,
-        patience: &Patience,
+        spin: &AdaptiveSpin,
         channel: BorrowedFd<'_>,
         found: &mut dyn FnMut() -> bool,
     ) -> io::Result<bool>;

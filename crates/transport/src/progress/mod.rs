@@ -29,7 +29,7 @@ use anyverbs_links::Links;
 use anyverbs_links::inproc::Inbound;
 use anyverbs_locks::{Mutex, rank};
 use anyverbs_net::Datagram;
-use anyverbs_objects::base::{Caller, Core, Patience, Progress, Timed};
+use anyverbs_objects::base::{AdaptiveSpin, Caller, Core, Progress, Timed};
 use anyverbs_objects::context_cell::PortListeners;
 use anyverbs_objects::cq::CqCell;
 use anyverbs_proto::counters::Counter;
@@ -173,11 +173,11 @@ impl Progress for Driver {
 
     fn wait_for_event(
         &'static self,
-        patience: &Patience,
+        spin: &AdaptiveSpin,
         channel: BorrowedFd<'_>,
         found: &mut dyn FnMut() -> bool,
     ) -> io::Result<bool> {
-        self.wait_for_event(patience, channel, found)
+        self.wait_for_event(spin, channel, found)
     }
 
     fn end_wait(&'static self) {

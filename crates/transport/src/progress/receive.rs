@@ -581,7 +581,7 @@ impl Driver {
         self.with_cell(&cell, None, f);
     }
 
-    /// As [`with_qp`](Self::with_qp), if its lock is to be had within `patience`, if any is given.
+    /// As [`with_qp`](Self::with_qp), if its lock is to be had within a time, if any is given.
     pub(super) fn with_cell(
         &'static self,
         cell: &QpCell,

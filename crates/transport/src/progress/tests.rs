@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use anyverbs_objects::base::{LATE, NEVER, Patience, Progress as _, Timed};
+use anyverbs_objects::base::{AdaptiveSpin, LATE, NEVER, Progress as _, Timed};
 use anyverbs_proto::counters::Counter;
 use anyverbs_proto::time::Time;
 use anyverbs_proto::wc::Wc;
@@ -216,8 +216,8 @@ fn a_waiting_thread_looks_for_a_while_and_then_sleeps() {
     alone_in_process("a_waiting_thread_looks_for_a_while_and_then_sleeps", || {
         let driver = stopped();
         let (channel, event) = pipe().unwrap();
-        let (patience, mut looks, mut now) = (Patience::default(), 0, 0);
-        let found = driver.wait_for_event(&patience, channel.as_fd(), &mut || {
+        let (spin, mut looks, mut now) = (AdaptiveSpin::default(), 0, 0);
+        let found = driver.wait_for_event(&spin, channel.as_fd(), &mut || {
             looks += 1;
             now += 10;
             set(driver, at(now));
@@ -240,7 +240,9 @@ fn one_thread_at_a_time_waits_at_the_sockets() {
         let (channel, _event) = pipe().unwrap();
         driver.waiters.fetch_add(1, Ordering::SeqCst);
         let mut found = || panic!("it does not look");
-        assert!(!driver.wait_for_event(&Patience::default(), channel.as_fd(), &mut found).unwrap());
+        assert!(
+            !driver.wait_for_event(&AdaptiveSpin::default(), channel.as_fd(), &mut found).unwrap()
+        );
         driver.end_wait();
         assert_eq!(driver.waiters.load(Ordering::SeqCst), 1);
     });

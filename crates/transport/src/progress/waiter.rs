@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 
 use anyverbs_links::Links;
-use anyverbs_objects::base::Patience;
+use anyverbs_objects::base::AdaptiveSpin;
 
 use super::Driver;
 use super::owed::Debts;
@@ -63,7 +63,7 @@ impl Driver {
     /// descriptor, since others wait already or were faster, and calls [`end_wait`](Self::end_wait) then.
     pub(super) fn wait_for_event(
         &'static self,
-        patience: &Patience,
+        spin: &AdaptiveSpin,
         channel: BorrowedFd<'_>,
         found: &mut dyn FnMut() -> bool,
     ) -> io::Result<bool> {
@@ -72,13 +72,13 @@ impl Driver {
             return Ok(false);
         }
         let begin = self.core.now();
-        let until = begin + patience.look();
+        let until = begin + spin.look();
         let mut late = 0;
         loop {
             loop {
                 self.poll_progress(None);
                 if found() {
-                    patience.note_waited(self.core.now().since(begin));
+                    spin.note_waited(self.core.now().since(begin));
                     self.end_wait();
                     return Ok(true);
                 }
@@ -99,7 +99,7 @@ impl Driver {
                     }
                     if event && !input {
                         if found() {
-                            patience.note_waited(self.core.now().since(begin));
+                            spin.note_waited(self.core.now().since(begin));
                             self.end_wait();
                             return Ok(true);
                         }

@@ -103,7 +103,7 @@ impl OwedList {
         self.acking.lock().clone()
     }
 
-    /// Takes all that are listed, where the lock is to be had within `patience`.
+    /// Takes all that are listed, where the lock is to be had within a time.
     pub(crate) fn take_all(&self, within: Duration) -> Option<VecDeque<Qpn>> {
         self.listed.try_lock_for(within).map(|mut listed| std::mem::take(&mut *listed))
     }

@@ -12,7 +12,7 @@ use super::super::process::wait_for;
 use super::{Bystanders, Stage};
 
 /// Time in which leftovers must be gone: others look once a second.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIME_LIMIT: Duration = Duration::from_secs(5);
 
 /// Sending sockets of a process: one for each slot that a peer can have, and family. It is opened at the first packet
 /// to a process in that slot (`net/src/udp/lanes.rs`), even if that process has ended.
@@ -53,7 +53,7 @@ impl Traces {
         bystanders: &Bystanders,
     ) -> anyhow::Result<Option<String>> {
         let mut complaint = None;
-        wait_for(Instant::now() + PATIENCE, || {
+        wait_for(Instant::now() + TIME_LIMIT, || {
             complaint = self.excess(&Traces::of(stage, bystanders)?);
             Ok(complaint.is_none())
         })?;

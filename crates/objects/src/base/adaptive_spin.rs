@@ -23,7 +23,7 @@ thread_local! {
 
 /// Experience with the waits for the events of one channel.
 #[derive(Debug, Default)]
-pub struct Patience {
+pub struct AdaptiveSpin {
     /// Waits that were short, less those that were not.
     score: AtomicU32,
     waits: AtomicU32,
@@ -33,7 +33,7 @@ pub struct Patience {
     by_worker: AtomicBool,
 }
 
-impl Patience {
+impl AdaptiveSpin {
     /// An event is added, by the calling thread.
     pub(crate) fn note_event(&self) {
         if IS_WORKER.get() {
@@ -86,31 +86,31 @@ mod tests {
 
     #[test]
     fn looks_where_events_come_soon_and_tries_at_times() {
-        let patience = Patience::default();
-        let looks = |n| (0..n).filter(|_| patience.look() > Duration::ZERO).count();
+        let spin = AdaptiveSpin::default();
+        let looks = |n| (0..n).filter(|_| spin.look() > Duration::ZERO).count();
         assert_eq!(looks(160), 10);
-        patience.note_waited(LOOK);
+        spin.note_waited(LOOK);
         assert_eq!(looks(160), 160);
         for _ in 0..100 {
-            patience.note_waited(Duration::ZERO);
+            spin.note_waited(Duration::ZERO);
         }
         for _ in 0..SCORE / PENALTY {
             assert_eq!(looks(16), 16);
-            patience.note_waited(LOOK * 2);
+            spin.note_waited(LOOK * 2);
         }
         assert_eq!(looks(160), 10);
     }
 
     #[test]
     fn a_program_that_sleeps_at_the_descriptor_is_found_out() {
-        let patience = Patience::default();
-        assert!(!patience.waits());
-        patience.note_waited(LOOK);
-        patience.note_event();
-        patience.note_found();
-        assert!(patience.waits(), "it was there, but made by the program's own thread");
-        patience.by_worker.store(true, Ordering::Relaxed);
-        patience.note_found();
-        assert!(!patience.waits());
+        let spin = AdaptiveSpin::default();
+        assert!(!spin.waits());
+        spin.note_waited(LOOK);
+        spin.note_event();
+        spin.note_found();
+        assert!(spin.waits(), "it was there, but made by the program's own thread");
+        spin.by_worker.store(true, Ordering::Relaxed);
+        spin.note_found();
+        assert!(!spin.waits());
     }
 }
