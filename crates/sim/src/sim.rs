@@ -328,7 +328,7 @@ impl Sim {
 
     /// Destroys a queue pair, with its completions.
     pub fn destroy(&mut self, qp: QpId) {
-        self.with(qp, |qp, env| qp.say_farewell(env));
+        self.with(qp, |qp, env| qp.repeat_last_answers(env));
         let slot = self.devices[qp.device.0].qps[qp.index].take();
         assert!(slot.is_some(), "destroyed twice");
         if let Some(slot) = slot {

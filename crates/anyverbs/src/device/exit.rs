@@ -97,7 +97,7 @@ impl Device {
         let end = Instant::now() + AT_EXIT / 2;
         self.gsi.shut_down(end);
         self.driver.flush(Debts::AtExit);
-        self.driver.say_farewell();
+        self.driver.repeat_last_answers();
         end
     }
 

@@ -620,7 +620,7 @@ impl Qp {
     /// Sends the last packets before the queue pair, or its process, ends. These are the ACK that is owed, and once
     /// more the last one, since a packet lost now is lost for good. A peer that has it already takes it for a duplicate
     /// (IBA 9.7.5.1.1).
-    pub fn say_farewell<E: Env>(&mut self, env: &mut E) {
+    pub fn repeat_last_answers<E: Env>(&mut self, env: &mut E) {
         self.clear_out_of_order_buffer();
         self.acknowledge(env);
         self.send_last_ack(env);

@@ -67,10 +67,10 @@ impl Driver {
     }
 
     /// The process ends: a packet that is lost from now on is lost for good, so the last ACKs leave once more.
-    pub fn say_farewell(&'static self) {
+    pub fn repeat_last_answers(&'static self) {
         self.transport.qps.each(TIME_SLICES, |cell| {
             self.with_cell(cell, Some(Duration::ZERO), |State { machine, link, .. }, call| {
-                machine.say_farewell(&mut call.env(link));
+                machine.repeat_last_answers(&mut call.env(link));
             });
         });
     }

@@ -150,7 +150,7 @@ impl QpCell {
         let hold = state.hold.take()?;
         let mut call = Call::new(self);
         let State { machine, link, .. } = &mut *state;
-        machine.say_farewell(&mut call.env(link));
+        machine.repeat_last_answers(&mut call.env(link));
         let last = (std::mem::take(&mut link.comp_cntrs), machine.give_up_queues());
         self.note_modified(&mut state);
         call.finish_last(state);
