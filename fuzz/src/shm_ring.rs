@@ -151,7 +151,7 @@ impl World {
             11 => self.reader.release(),
             12 => {
                 let _ = self.writer.ask_for_room();
-                if self.reader.is_writer_hungry() {
+                if self.reader.is_room_asked() {
                     self.reader.feed();
                 }
                 assert!(self.is_tainted || self.writer.was_answered());

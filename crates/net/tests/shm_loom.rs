@@ -298,7 +298,7 @@ fn asker<const F: bool>() {
         assert_eq!(pop(&mut reader), Some(1));
         let mut ears = Ears::new(doorbells, epoch);
         ears.fall_asleep();
-        let asked = reader.is_writer_hungry() || ears.is_rung();
+        let asked = reader.is_room_asked() || ears.is_rung();
         let (wakes, has_room) = sender.join().unwrap();
         assert!(has_room || asked || wakes, "both wait for ever");
     });

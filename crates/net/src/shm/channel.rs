@@ -13,7 +13,7 @@ use thiserror::Error;
 
 use super::endpoint::Waker;
 use super::handshake::Probe;
-use super::layout::{FED, LINE, REVOKED};
+use super::layout::{LINE, REVOKED, ROOM_GIVEN};
 use super::memory::{Area, Memory};
 use super::notify::Doorbell;
 use super::process::PeerProcess;
@@ -207,7 +207,7 @@ impl Channel {
     /// Tells whether a request for room is answered, and the asking side has not been told yet.
     pub(super) fn is_answered(&self) -> bool {
         let asked = self.asked.load(Ordering::SeqCst);
-        asked != 0 && self.peer.load(FED, Ordering::Acquire) == asked
+        asked != 0 && self.peer.load(ROOM_GIVEN, Ordering::Acquire) == asked
     }
 
     /// As [`is_answered`](Self::is_answered), once for each question.

@@ -16,10 +16,10 @@ pub const MAX_HEADER: usize = 120;
 pub(crate) const HEAD: usize = 0;
 /// Whether this side looks at the other's ring by itself ([`WATCHED`]) or wants to be told ([`UNWATCHED`]).
 pub(crate) const WATCH: usize = 128;
-/// The last [`HUNGRY`] of the other side that was answered.
-pub(crate) const FED: usize = 256;
+/// The last [`ROOM_ASKED`] of the other side that was answered.
+pub(crate) const ROOM_GIVEN: usize = 256;
 /// Counts how often this side, as a writer, has asked to be told when there is room.
-pub(crate) const HUNGRY: usize = 384;
+pub(crate) const ROOM_ASKED: usize = 384;
 /// Not 0 once this side has given the channel up. The other side then begins no further copy.
 pub(crate) const REVOKED: usize = 448;
 /// The marks of the copies that this side makes from and to the other's memory, a line each.

@@ -12,7 +12,7 @@
 //! | publishes, fence, reads `WATCH` | `WATCH = UNWATCHED`, fence, looks into the ring |
 //! | publishes, fence, sees its doorbell set already | takes the doorbells, fence, looks into the rings |
 //! | publishes or rings, fence, reads the epoch | makes the epoch odd, fence, looks into doorbells and all rings |
-//! | asks for room, then as above | releases, and then, after any of these fences, looks for hungry writers |
+//! | asks for room, then as above | releases, and then, after any of these fences, looks for writers that asked for room |
 //!
 //! The doorbells are a hint: all peers can write them, so one that clears them could delay the others' messages. Hence the
 //! reader also looks into all rings before and after it sleeps, and into one after the other while it polls. The epoch

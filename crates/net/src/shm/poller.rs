@@ -335,14 +335,14 @@ impl Line {
     /// Tells whether there is work of which the peer might not tell again.
     fn has_work(&self) -> bool {
         self.reader.is_ready()
-            || (self.reader.is_writer_hungry() && self.channel.is_established())
+            || (self.reader.is_room_asked() && self.channel.is_established())
             || self.channel.is_answered()
     }
 
     /// Answers a writer that waits for room.
     #[inline]
     fn feed(&mut self) {
-        if self.reader.is_writer_hungry() && self.channel.is_established() {
+        if self.reader.is_room_asked() && self.channel.is_established() {
             self.reader.feed();
             self.channel.call();
         }

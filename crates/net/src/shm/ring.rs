@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 use thiserror::Error;
 
 use super::layout::{
-    ALLOCATION, Control, FED, HEAD, HUNGRY, LINE, MAX_HEADER, extent, shown, with_shown,
+    ALLOCATION, Control, HEAD, LINE, MAX_HEADER, ROOM_ASKED, ROOM_GIVEN, extent, shown, with_shown,
 };
 use super::memory::{Area, Memory};
 
@@ -66,7 +66,7 @@ pub struct Writer<M = Area> {
     held: usize,
     /// The reader's position, as last seen.
     head: u64,
-    hungry: u64,
+    asked: u64,
     /// Bytes of the ring that have memory behind them: all, after the first lap.
     allocated: usize,
     broken: bool,
@@ -88,7 +88,7 @@ impl<M: Memory> Writer<M> {
             line: [0; LINE],
             held: 0,
             head: 0,
-            hungry: 0,
+            asked: 0,
             allocated: ALLOCATION.min(size),
             broken: false,
         }
@@ -258,15 +258,15 @@ impl<M: Memory> Writer<M> {
     /// Asks the reader to tell when there is room. The caller tells it, as after [`publish`](Self::publish), and tries
     /// once more to reserve. The question's number.
     pub fn ask_for_room(&mut self) -> u64 {
-        self.hungry += 1;
-        self.own.store(HUNGRY, self.hungry, Ordering::Release);
-        self.hungry
+        self.asked += 1;
+        self.own.store(ROOM_ASKED, self.asked, Ordering::Release);
+        self.asked
     }
 
     /// Whether the reader has answered the last [`ask_for_room`](Self::ask_for_room).
     #[must_use]
     pub fn was_answered(&self) -> bool {
-        self.peer.load(FED, Ordering::Acquire) == self.hungry
+        self.peer.load(ROOM_GIVEN, Ordering::Acquire) == self.asked
     }
 
     #[cfg(test)]
@@ -376,7 +376,7 @@ pub struct Reader<M = Area> {
     cursor: Cursor,
     /// The position that the writer can know.
     released: u64,
-    fed: u64,
+    given: u64,
 }
 
 /// The position of a reader.
@@ -410,7 +410,7 @@ impl<M: Memory> Reader<M> {
             messages: 0,
             broken: false,
         };
-        Self { own, peer, cursor, released: 0, fed: 0 }
+        Self { own, peer, cursor, released: 0, given: 0 }
     }
 
     /// Whether there is something to read: messages, or nonsense.
@@ -461,15 +461,15 @@ impl<M: Memory> Reader<M> {
     /// Whether the writer asked for room ([`Writer::ask_for_room`]) and was not answered. Exact after a fence.
     #[inline]
     #[must_use]
-    pub fn is_writer_hungry(&self) -> bool {
-        self.peer.load(HUNGRY, Ordering::Relaxed) != self.fed
+    pub fn is_room_asked(&self) -> bool {
+        self.peer.load(ROOM_ASKED, Ordering::Relaxed) != self.given
     }
 
     /// Answers the writer, which the caller then tells ([`super::notify::Doorbell::ring_always`]).
     pub fn feed(&mut self) {
         self.release();
-        self.fed = self.peer.load(HUNGRY, Ordering::Acquire);
-        self.own.store(FED, self.fed, Ordering::Release);
+        self.given = self.peer.load(ROOM_ASKED, Ordering::Acquire);
+        self.own.store(ROOM_GIVEN, self.given, Ordering::Release);
     }
 
     pub(crate) fn own(&self) -> &M {

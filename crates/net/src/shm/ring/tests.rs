@@ -330,11 +330,11 @@ fn places_are_given_back_on_release_and_not_before() {
 #[test]
 fn a_writer_that_asks_for_room_is_answered() {
     let Pair { mut writer, mut reader, .. } = pair();
-    assert!(!reader.is_writer_hungry() && writer.was_answered());
+    assert!(!reader.is_room_asked() && writer.was_answered());
     writer.ask_for_room();
-    assert!(reader.is_writer_hungry() && !writer.was_answered());
+    assert!(reader.is_room_asked() && !writer.was_answered());
     reader.feed();
-    assert!(!reader.is_writer_hungry() && writer.was_answered());
+    assert!(!reader.is_room_asked() && writer.was_answered());
 }
 
 #[test]
@@ -393,7 +393,7 @@ fn a_message_that_reaches_out_of_the_ring_breaks_it() {
 
 #[test]
 fn the_words_do_not_overlap_and_fit_a_side() {
-    let mut words = [HEAD, WATCH, FED, HUNGRY];
+    let mut words = [HEAD, WATCH, ROOM_GIVEN, ROOM_ASKED];
     words.sort_unstable();
     assert!(words.windows(2).all(|w| w[1] - w[0] >= 128) && words[3] + 8 <= page());
 }
