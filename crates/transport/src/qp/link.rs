@@ -60,7 +60,7 @@ pub struct Link {
     /// Has small sends to gather.
     pub(crate) gathers: bool,
     /// A credit probe that found no receives: the answer changes when some are posted.
-    pub(crate) starved: Option<Asked>,
+    pub(crate) owed_credit: Option<Asked>,
     /// On a list of those that wait for room.
     pub(crate) blocked: bool,
     /// In an XRC target: the SRQ that its last request named.

@@ -110,8 +110,8 @@ impl Drop for Poster<'_> {
     #[inline]
     fn drop(&mut self) {
         self.end_short();
-        let is_starved = self.state.as_ref().is_some_and(|state| state.link.starved.is_some());
-        if self.sends || self.call.is_some() || is_starved {
+        let owes_credit = self.state.as_ref().is_some_and(|state| state.link.owed_credit.is_some());
+        if self.sends || self.call.is_some() || owes_credit {
             return self.finish();
         }
         // Receives that were queued, and that no sender waits for.
@@ -130,7 +130,7 @@ impl Poster<'_> {
                 // On some links they have left already.
                 !state.machine.has_unsent() || call.send(state)
             });
-        if !sent && state.link.starved.is_none() {
+        if !sent && state.link.owed_credit.is_none() {
             // Receives alone, and sends that gather, change nothing that others have to know.
             self.call = None;
             self.state = None;
@@ -138,12 +138,12 @@ impl Poster<'_> {
         }
         let call = self.call.get_or_insert_with(|| Call::new(self.cell));
         // Receives posted for a sender that waits for them.
-        if let Some(asked) = state.link.starved.take() {
+        if let Some(asked) = state.link.owed_credit.take() {
             let limit = self.cell.message_limit(state, &asked);
             if limit > asked.packet.counts.messages {
                 call.echo(&asked, limit);
             } else {
-                state.link.starved = Some(asked);
+                state.link.owed_credit = Some(asked);
             }
         }
         call.settle(state);
