@@ -119,7 +119,7 @@ pub struct Driver {
     /// When the socket was last found empty with no ACK owed, in nanoseconds.
     rx_empty_at: AtomicU64,
     /// Empty polls: a program that polls does the worker's work.
-    lease: AtomicU64,
+    polls: AtomicU64,
     /// Threads that wait for a completion event.
     waiters: AtomicU32,
 }
@@ -144,7 +144,7 @@ impl Driver {
             moderated: Moderated::new(),
             worker,
             rx_empty_at: AtomicU64::new(0),
-            lease: AtomicU64::new(0),
+            polls: AtomicU64::new(0),
             waiters: AtomicU32::new(0),
         }
     }
@@ -168,7 +168,7 @@ impl Progress for Driver {
     }
 
     fn end_polling(&'static self) {
-        self.end_lease();
+        self.end_polling();
     }
 
     fn wait_for_event(

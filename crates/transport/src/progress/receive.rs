@@ -183,8 +183,8 @@ impl Driver {
     /// A caller's poll found nothing: serves the network and the clock. Tells whether that was next to nothing.
     pub(crate) fn poll_progress(&'static self, into: Option<&mut dyn Caller>) -> bool {
         // A count that two threads make at once may be lost; it only has to move.
-        let polls = self.lease.load(Ordering::Relaxed).wrapping_add(1);
-        self.lease.store(polls, Ordering::Release);
+        let polls = self.polls.load(Ordering::Relaxed).wrapping_add(1);
+        self.polls.store(polls, Ordering::Release);
         self.drain_inproc(false);
         let mut rx = self.rx.try_lock();
         let nothing_came = self.is_end_of_poll(&mut rx);
@@ -218,8 +218,8 @@ impl Driver {
     }
 
     /// The program is about to sleep: ACKs leave, and the worker is on duty again.
-    pub(crate) fn end_lease(&'static self) {
-        self.worker.end_lease(self.lease.load(Ordering::SeqCst));
+    pub(crate) fn end_polling(&'static self) {
+        self.worker.end_polling(self.polls.load(Ordering::SeqCst));
         self.flush(Debts::AtOnce);
         self.worker.rearm_if_disarmed(self.links);
         self.let_shm_wake();

@@ -55,7 +55,7 @@ impl Driver {
 
     fn waits_no_longer(&'static self) {
         if self.waiters.fetch_sub(1, Ordering::SeqCst) > 1 {
-            self.end_lease();
+            self.end_polling();
         }
     }
 
@@ -68,7 +68,7 @@ impl Driver {
         found: &mut dyn FnMut() -> bool,
     ) -> io::Result<bool> {
         if !self.begin_wait() {
-            self.end_lease();
+            self.end_polling();
             return Ok(false);
         }
         let begin = self.core.now();
@@ -107,7 +107,7 @@ impl Driver {
                         late = TOO_LATE;
                     }
                     if closed || late >= TOO_LATE {
-                        self.end_lease();
+                        self.end_polling();
                         return Ok(false);
                     }
                 }

@@ -2,8 +2,8 @@
 //!
 //! It sleeps in epoll on the sockets. While a program polls, its polls do the work, and waking the worker for each
 //! packet as well would cost both. So the sockets are armed for one event only. When the worker is woken while polls
-//! are fresh, it does nothing, leaves the sockets disarmed and looks again after [`LEASE`]. When the polls have
-//! stopped, it does the work and arms the sockets again. A program that is about to sleep ends the lease itself.
+//! are fresh, it does nothing, leaves the sockets disarmed and looks again after [`BUSY_POLL`]. When the polls have
+//! stopped, it does the work and arms the sockets again. A program that is about to sleep says so.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -28,18 +28,18 @@ use crate::qp::owed::{ACK_DELAY, Owed};
 
 /// The time, in microseconds, for which a poll keeps the worker away. Each look of the worker interrupts a program that polls
 /// (`it_leaves_the_sockets_to_polls_until_they_stop`).
-const LEASE: Duration = Duration::from_micros(700);
+const BUSY_POLL: Duration = Duration::from_micros(700);
 /// The time after a one-sided request that the worker had to take. During it polls keep the worker away for no longer
 /// than [`WAKE_UP`] (`it_looks_sooner_where_it_had_to_take_one_sided_requests`).
 const ONE_SIDED: Duration = TIME_SLICES;
 /// What it takes to wake a thread, in microseconds. To wait or to look for so long costs no more than a sleep: for more of a
-/// stream, at quiet sockets beside a busy same-host link, and after one-sided requests, as [`LEASE`]
+/// stream, at quiet sockets beside a busy same-host link, and after one-sided requests, as [`BUSY_POLL`]
 /// (`it_waits_for_more_of_a_stream_before_it_sleeps`, `it_looks_sooner_where_it_had_to_take_one_sided_requests`,
 /// `polls_rarely_look_at_quiet_sockets`).
 pub(super) const WAKE_UP: Duration = Duration::from_micros(25);
 /// Bytes in one go, in and out, that make a stream.
 const STREAM: u64 = 32 << 10;
-/// Bytes in one go that make a stream where the last ones came no longer ago than [`LEASE`]: where packets are lost,
+/// Bytes in one go that make a stream where the last ones came no longer ago than [`BUSY_POLL`]: where packets are lost,
 /// windows are small.
 const PIECE: u64 = 3 << 10;
 /// The time, in microseconds, for which the worker leaves arrivals to a program that polls. A poll takes less, and so does a
@@ -72,7 +72,7 @@ pub struct Shared {
     left_to_reader: AtomicBool,
     /// The same-host link has woken the worker, or somebody polls instead: it must be armed before the worker sleeps.
     shm_spent: AtomicBool,
-    /// The lease counter when it was last looked at.
+    /// The count of polls when it was last looked at.
     seen: AtomicU64,
     /// One-sided requests came since the worker last looked.
     one_sided: AtomicBool,
@@ -186,8 +186,8 @@ impl Shared {
     }
 
     /// Polls up to now no longer keep the worker away.
-    pub(super) fn end_lease(&self, lease: u64) {
-        self.seen.store(lease, Ordering::SeqCst);
+    pub(super) fn end_polling(&self, polls: u64) {
+        self.seen.store(polls, Ordering::SeqCst);
     }
 
     pub(super) fn rearm_if_disarmed(&self, links: &Links) {
@@ -365,12 +365,12 @@ impl Worker {
         let waker = &driver.links.waker;
         self.owed = driver.transport.owed.now();
         let now = || driver.core.now().as_nanos();
-        if let Some(lease) = self.away {
+        if let Some(away) = self.away {
             // It looks again by itself, so no thread need wake it for an earlier time.
             let now = now();
             let timer = Duration::from_nanos(self.next_deadline().saturating_sub(now));
-            let lease = if self.owed.is_any() { lease.min(ACK_DELAY) } else { lease };
-            let timeout = lease.min(timer.max(WAKE_UP));
+            let away = if self.owed.is_any() { away.min(ACK_DELAY) } else { away };
+            let timeout = away.min(timer.max(WAKE_UP));
             waker.set_away_until(now + timeout.as_nanos() as u64);
             return Some(timeout);
         }
@@ -388,7 +388,7 @@ impl Worker {
         }
         let timer = (until != NEVER).then(|| Duration::from_nanos(until.saturating_sub(now())));
         // Whoever polls may leave an ACK behind.
-        if self.polled { Some(timer.map_or(LEASE, |t| t.min(LEASE))) } else { timer }
+        if self.polled { Some(timer.map_or(BUSY_POLL, |t| t.min(BUSY_POLL))) } else { timer }
     }
 
     fn get_up(&self) {
@@ -418,8 +418,8 @@ impl Worker {
         if found.input != 0 {
             shared.disarmed.fetch_or(found.input, Ordering::SeqCst);
         }
-        let lease = driver.lease.load(Ordering::SeqCst);
-        self.polled = shared.seen.swap(lease, Ordering::SeqCst) != lease;
+        let polls = driver.polls.load(Ordering::SeqCst);
+        self.polled = shared.seen.swap(polls, Ordering::SeqCst) != polls;
         let now = driver.core.now();
         if shared.one_sided.swap(false, Ordering::Relaxed) {
             self.needed_until = now + ONE_SIDED;
@@ -437,7 +437,7 @@ impl Worker {
         };
         // Woken by input that is gone, or that somebody is taking: the program polls.
         self.away = if takes || !serve(driver, contended, &mut self.last) {
-            Some(if needed { WAKE_UP } else { LEASE })
+            Some(if needed { WAKE_UP } else { BUSY_POLL })
         } else {
             None
         };
@@ -467,8 +467,8 @@ impl Worker {
 /// and be in the middle of a poll. If it has polled before and now waits on its memory, the worker has to take them.
 fn takes_it(driver: &'static Driver) -> bool {
     std::thread::sleep(MOMENT);
-    let lease = driver.lease.load(Ordering::SeqCst);
-    driver.worker.seen.swap(lease, Ordering::SeqCst) != lease
+    let polls = driver.polls.load(Ordering::SeqCst);
+    driver.worker.seen.swap(polls, Ordering::SeqCst) != polls
 }
 
 /// Receives all there is, acknowledges, and arms the sockets again.
@@ -479,9 +479,9 @@ fn takes_it(driver: &'static Driver) -> bool {
 /// wake the worker at once. It does not wait for small messages, whose program may be spinning on its memory on this
 /// very core.
 fn serve(driver: &'static Driver, contended: bool, last: &mut Time) -> bool {
-    let stream = if driver.core.now().since(*last) <= LEASE { PIECE } else { STREAM };
+    let stream = if driver.core.now().since(*last) <= BUSY_POLL { PIECE } else { STREAM };
     let is_stream = |begin| driver.bytes_moved().wrapping_sub(begin) >= stream;
-    let lease = driver.lease.load(Ordering::SeqCst);
+    let polls = driver.polls.load(Ordering::SeqCst);
     let begin = driver.bytes_moved();
     let mut batches = 0;
     let mut give_up = None;
@@ -507,7 +507,7 @@ fn serve(driver: &'static Driver, contended: bool, last: &mut Time) -> bool {
             return false;
         }
         driver.flush(Debts::All);
-        let polled = driver.lease.load(Ordering::SeqCst) != lease;
+        let polled = driver.polls.load(Ordering::SeqCst) != polls;
         if polled || !is_stream(begin) {
             break;
         }

@@ -9,7 +9,7 @@ use anyverbs_proto::counters::Counter;
 use anyverbs_proto::time::Time;
 use anyverbs_testing::in_own_process;
 
-use super::{Found, LEASE, ONE_SIDED, WAKE_UP, Worker};
+use super::{BUSY_POLL, Found, ONE_SIDED, WAKE_UP, Worker};
 use crate::progress::Driver;
 use crate::progress::owed::Debts;
 use crate::progress::receive::Reader;
@@ -89,7 +89,7 @@ fn it_leaves_one_sided_requests_to_polls_that_go_on() {
             driver.kick_worker();
             while looks < 500 {
                 driver.worker.note_one_sided();
-                driver.lease.fetch_add(1, Ordering::SeqCst);
+                driver.polls.fetch_add(1, Ordering::SeqCst);
                 // Where this thread does not get the processor, polls do not go on, and the worker is right to take over.
                 let goes_on = polled_at.elapsed() < WAKE_UP;
                 polled_at = Instant::now();
@@ -129,7 +129,7 @@ fn request(driver: &'static Driver) -> [Connected; 2] {
 }
 
 fn poll(driver: &'static Driver) {
-    driver.lease.fetch_add(1, Ordering::SeqCst);
+    driver.polls.fetch_add(1, Ordering::SeqCst);
 }
 
 #[test]
@@ -192,10 +192,10 @@ fn it_leaves_the_sockets_to_polls_until_they_stop() {
         assert_eq!(count(driver, Counter::RcvdPkts), received);
         assert_eq!(driver.worker.disarmed.load(Ordering::SeqCst), 1, "nothing wakes it again");
         // The ACK timeout of the request is later.
-        assert_eq!(worker.lie_down(), Some(LEASE));
+        assert_eq!(worker.lie_down(), Some(BUSY_POLL));
         assert!(!driver.links.waker.is_asleep());
         worker.get_up();
-        set(driver, at(0) + LEASE);
+        set(driver, at(0) + BUSY_POLL);
         poll(driver);
         worker.act(Found::default());
         assert_eq!(count(driver, Counter::RcvdPkts), received, "polls go on");
@@ -211,7 +211,7 @@ fn a_program_that_ends_polling_has_the_sockets_armed() {
         let [_a, _b] = request(driver);
         poll(driver);
         worker.act(INPUT);
-        driver.end_lease();
+        driver.end_polling();
         assert_eq!(driver.worker.disarmed.load(Ordering::SeqCst), 0);
         let received = count(driver, Counter::RcvdPkts);
         worker.act(INPUT);
@@ -222,21 +222,21 @@ fn a_program_that_ends_polling_has_the_sockets_armed() {
 #[test]
 fn it_looks_sooner_where_it_had_to_take_one_sided_requests() {
     by_clock("it_looks_sooner_where_it_had_to_take_one_sided_requests", |driver, mut worker| {
-        let lease_after = |worker: &mut Worker, now: Time| {
+        let away_after = |worker: &mut Worker, now: Time| {
             set(driver, now);
             poll(driver);
             worker.act(Found::default());
-            let lease = worker.lie_down();
+            let timeout = worker.lie_down();
             worker.get_up();
             worker.act(Found::default());
-            lease
+            timeout
         };
-        assert_eq!(lease_after(&mut worker, at(1)), Some(LEASE));
+        assert_eq!(away_after(&mut worker, at(1)), Some(BUSY_POLL));
         driver.worker.note_one_sided();
         let short = Some(WAKE_UP);
-        assert_eq!(lease_after(&mut worker, at(2)), short);
-        assert_eq!(lease_after(&mut worker, at(1) + ONE_SIDED), short);
-        assert_eq!(lease_after(&mut worker, at(2) + ONE_SIDED), Some(LEASE));
+        assert_eq!(away_after(&mut worker, at(2)), short);
+        assert_eq!(away_after(&mut worker, at(1) + ONE_SIDED), short);
+        assert_eq!(away_after(&mut worker, at(2) + ONE_SIDED), Some(BUSY_POLL));
     });
 }
 
@@ -256,7 +256,7 @@ fn it_hands_the_sockets_to_the_thread_that_reads_them() {
                 .unwrap()
         });
         drop(reading);
-        assert_eq!(worker.away, Some(LEASE), "it does not come back at once");
+        assert_eq!(worker.away, Some(BUSY_POLL), "it does not come back at once");
         let received = count(driver, Counter::RcvdPkts);
         // The reader has found nothing, and looks once more for the note.
         assert_eq!(driver.receive(Reader::Poll), 1);
@@ -322,7 +322,7 @@ fn a_thread_that_sleeps_at_the_sockets_does_not_poll_the_rings() {
         assert_eq!(worker.away, None);
         poll(driver);
         worker.act(SHM);
-        assert_eq!(worker.away, Some(LEASE));
+        assert_eq!(worker.away, Some(BUSY_POLL));
     });
 }
 
@@ -354,11 +354,11 @@ fn while_polls_keep_it_away_it_is_woken_for_what_polls_do_not_do() {
     by_clock(name, |driver, mut worker| {
         poll(driver);
         worker.act(Found::default());
-        assert_eq!(worker.lie_down(), Some(LEASE));
+        assert_eq!(worker.lie_down(), Some(BUSY_POLL));
         let waker = &driver.links.waker;
         waker.wake_before(at(1).as_nanos());
         assert!(!is_woken(driver), "polls run the timers");
-        waker.look_before((at(0) + LEASE).as_nanos());
+        waker.look_before((at(0) + BUSY_POLL).as_nanos());
         assert!(!is_woken(driver), "it looks by then");
         waker.look_before(at(1).as_nanos());
         assert!(is_woken(driver));
@@ -379,6 +379,6 @@ fn it_looks_no_sooner_for_a_timer_than_a_wake_up_takes() {
         };
         assert_eq!(lie_down(300), Some(Duration::from_micros(300)));
         assert_eq!(lie_down(1), Some(WAKE_UP));
-        assert_eq!(lie_down(900), Some(LEASE));
+        assert_eq!(lie_down(900), Some(BUSY_POLL));
     });
 }
