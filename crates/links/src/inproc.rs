@@ -15,7 +15,7 @@ use anyverbs_proto::wire::bth::Bth;
 use anyverbs_proto::wire::packet::{Headers, Packet};
 
 use crate::Links;
-use crate::route::Outgoing;
+use crate::outgoing::Outgoing;
 
 /// Bytes that a connected queue pair may have in flight here.
 pub const WINDOW: u32 = 256 << 10;

@@ -4,6 +4,7 @@
 pub mod direct;
 pub mod inproc;
 pub mod mapped;
+mod outgoing;
 pub mod pace;
 pub mod path;
 pub mod route;

@@ -7,15 +7,14 @@ use anyverbs_net::MAX_PAYLOAD_V6;
 use anyverbs_proto::direct::Direct;
 use anyverbs_proto::env::{LinkProps, TransmitError};
 use anyverbs_proto::mr::LastRemote;
-use anyverbs_proto::payload::Payload;
 use anyverbs_proto::qp::attr::QpType;
 use anyverbs_proto::run::Run;
 use anyverbs_proto::time::Time;
-use anyverbs_proto::types::{Psn, Qpn};
-use anyverbs_proto::wire::packet::Headers;
+use anyverbs_proto::types::Qpn;
 use anyverbs_proto::wr::AddressVector;
 
 use crate::direct::{self, LastTarget};
+pub use crate::outgoing::{Outgoing, Refused};
 use crate::path::Path;
 use crate::shm::{self, Peer, ShmRoute, Spare, Unflushed};
 use crate::times::PROBE_AFTER;
@@ -24,38 +23,6 @@ use crate::{Links, inproc};
 
 /// Bytes of the out-of-order buffer of a queue pair: a window of a peer like this one.
 const OUT_OF_ORDER_ROOM: usize = 256 << 10;
-
-/// A packet that is to leave.
-#[derive(Clone, Copy, Debug)]
-pub struct Outgoing<'a> {
-    /// The queue pair that sends it.
-    pub from: Qpn,
-    /// Its address: that of the connection, or of a datagram.
-    pub av: &'a AddressVector,
-    /// Its headers.
-    pub headers: &'a Headers,
-    /// Its payload, good until the packet is sent or staged.
-    pub payload: &'a Payload<'a>,
-    /// Whether its queue pair is reliable.
-    pub reliable: bool,
-    /// The ACK that it carries, of everything up to this PSN.
-    pub acks: Option<Psn>,
-}
-
-/// Why a packet did not go out.
-#[derive(Clone, Copy, Debug)]
-pub enum Refused {
-    /// The packet was not taken.
-    Transmit(TransmitError),
-    /// The peer does not have this link any more: the packet needs another route.
-    Reroute,
-}
-
-impl<T: Into<TransmitError>> From<T> for Refused {
-    fn from(error: T) -> Self {
-        Self::Transmit(error.into())
-    }
-}
 
 /// Packets that one hold of a queue pair's lock has staged, on any link.
 #[derive(Debug, Default)]

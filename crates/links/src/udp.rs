@@ -20,9 +20,9 @@ use anyverbs_proto::wire::packet::ICRC_LEN;
 use anyverbs_proto::wr::AddressVector;
 
 use crate::Links;
+use crate::outgoing::Outgoing;
 use crate::pace::{Credit, ECHO, PROBE, Probe};
 use crate::path::Path;
-use crate::route::Outgoing;
 
 const CREDIT_LEN: usize = CreditPacket::LEN + ICRC_LEN;
 

@@ -19,9 +19,9 @@ use super::message::{CONNECTED_LEN, Digest, Front, emit_connected, emit_short_se
 use super::{Gone, Peer, Shm, Spare, Unflushed};
 use crate::Links;
 use crate::mapped::{Lookup, Target};
+use crate::outgoing::{Outgoing, Refused};
 use crate::pace::{Credit, Probe};
 use crate::path::Path;
-use crate::route::{Outgoing, Refused};
 use crate::times::SILENCE;
 use crate::udp::{Asked, CreditPacket, takes_recv};
 
