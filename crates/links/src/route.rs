@@ -123,12 +123,9 @@ impl Route {
                 LinkProps { certain, ..LinkProps::new(inproc::WINDOW) }
             }
             Self::HandingOn => LinkProps::new(inproc::WINDOW),
-            Self::Shm(_) => LinkProps {
-                segment: shm::SEGMENT,
-                immediate: true,
-                carries_acks: true,
-                ..LinkProps::new(shm::WINDOW)
-            },
+            Self::Shm(_) => {
+                LinkProps { segment: shm::SEGMENT, immediate: true, ..LinkProps::new(shm::WINDOW) }
+            }
             Self::Udp(udp) => LinkProps {
                 batch: if config.gso { MAX_PAYLOAD_V6 as u32 } else { 0 },
                 probe_after: Some(PROBE_AFTER),

@@ -65,10 +65,9 @@ pub struct LinkProps {
     /// Most bytes of requests that came before their turn the responder may keep, until those before them have come; 0
     /// where nothing is lost.
     pub out_of_order_room: usize,
-    /// Tells whether a request may leave while it is posted. Nothing is gained by waiting for the rest of a list.
+    /// Tells whether the peer sees each message by itself. Then a request may leave while it is posted, since nothing is
+    /// gained by waiting for the rest of a list. And it carries a piggybacked ACK ([`LinkEnv::transmit`]).
     pub immediate: bool,
-    /// Tells whether requests carry piggybacked ACKs ([`LinkEnv::transmit`]).
-    pub carries_acks: bool,
 }
 
 /// Facts where there is no link.
@@ -90,7 +89,6 @@ impl LinkProps {
             certain: false,
             out_of_order_room: 0,
             immediate: false,
-            carries_acks: false,
         }
     }
 }
@@ -124,8 +122,8 @@ pub trait LinkEnv {
     /// [`Incoming::packets`](crate::qp::Incoming::packets).
     ///
     /// With `acks` the packet is a request that carries an ACK of everything up to this PSN, which arrives as
-    /// [`Incoming::acks`](crate::qp::Incoming::acks). Only a link that [carries ACKs](LinkProps::carries_acks) gets
-    /// one, and it counts them.
+    /// [`Incoming::acks`](crate::qp::Incoming::acks). Only an [immediate](LinkProps::immediate) link gets one, and it
+    /// counts them.
     fn transmit(
         &mut self,
         av: &AddressVector,

@@ -315,7 +315,6 @@ impl Sim {
                 out_of_order_room: options.out_of_order_room,
                 // As the same-host link, whose packets may stand for several.
                 immediate: options.segment > 0,
-                carries_acks: options.segment > 0,
             },
             blocked_until: None,
             ack_at: None,
@@ -357,7 +356,7 @@ impl Sim {
         self.net.segments |= segment > 0;
         let slot = self.devices[qp.device.0].qps[qp.index].as_mut();
         let link = &mut slot.expect("the queue pair lives").place.link;
-        (link.segment, link.immediate, link.carries_acks) = (segment, segment > 0, segment > 0);
+        (link.segment, link.immediate) = (segment, segment > 0);
     }
 
     /// The next packet of a queue pair finds its link gone, and takes one by UDP: that carries no ACKs, and loses packets.

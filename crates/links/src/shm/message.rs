@@ -99,6 +99,26 @@ pub(super) fn is_connected(opcode: Opcode) -> bool {
     matches!(opcode.service, Service::Rc | Service::Uc)
 }
 
+/// The bytes in front of the extension headers: `bth` of a packet that stands for `packets`, and carries the ACK `acks`.
+#[inline]
+fn fixed(bth: &Bth, digest: Digest, packets: u8, acks: Option<Psn>) -> [u8; CONNECTED_LEN] {
+    let flags = if bth.solicited { SOLICITED } else { 0 }
+        | if bth.ack_req { ACK_REQ } else { 0 }
+        | if acks.is_some() { ACKS } else { 0 };
+    let first = u64::from(CONNECTED)
+        | flags
+        | u64::from(bth.opcode.code()) << 16
+        | u64::from(packets) << 24
+        | u64::from(digest.0) << 32;
+    let second = u64::from(bth.psn.get())
+        | u64::from(acks.map_or(0, Psn::get)) << 24
+        | u64::from(bth.dest_qpn.get() as u16) << 48;
+    let mut bytes = [0; CONNECTED_LEN];
+    bytes[..8].copy_from_slice(&first.to_ne_bytes());
+    bytes[8..].copy_from_slice(&second.to_ne_bytes());
+    bytes
+}
+
 /// Writes the header of a packet between connected queue pairs that stands for `packets`; returns its length.
 #[inline]
 pub(super) fn emit_connected(
@@ -108,26 +128,11 @@ pub(super) fn emit_connected(
     acks: Option<Psn>,
     head: &mut [u8; MAX_HEADER],
 ) -> usize {
-    let bth = &headers.bth;
-    let mut first = u64::from(CONNECTED)
-        | u64::from(bth.opcode.code()) << 16
-        | u64::from(packets) << 24
-        | u64::from(digest.0) << 32;
-    if bth.solicited {
-        first |= SOLICITED;
-    }
-    if bth.ack_req {
-        first |= ACK_REQ;
-    }
-    let mut second = u64::from(bth.psn.get()) | u64::from(bth.dest_qpn.get() as u16) << 48;
-    if let Some(psn) = acks {
-        first |= ACKS;
-        second |= u64::from(psn.get()) << 24;
-    }
-    head[..8].copy_from_slice(&first.to_ne_bytes());
-    head[8..CONNECTED_LEN].copy_from_slice(&second.to_ne_bytes());
+    head[..CONNECTED_LEN].copy_from_slice(&fixed(&headers.bth, digest, packets, acks));
     CONNECTED_LEN + headers.emit_extensions(&mut head[CONNECTED_LEN..])
 }
+
+const SEND: Opcode = Opcode::new(Service::Rc, Operation::SendOnly);
 
 /// Writes the header of a SEND in one packet, without immediate data.
 #[inline]
@@ -138,19 +143,8 @@ pub(super) fn emit_short_send(
     digest: Digest,
     line: &mut [u8; ONE_LINE],
 ) {
-    const SEND: Opcode = Opcode::new(Service::Rc, Operation::SendOnly);
-    let first = u64::from(CONNECTED)
-        | ACK_REQ
-        | (SEND.code() as u64) << 16
-        | 1 << 24
-        | u64::from(digest.0) << 32
-        | if solicited { SOLICITED } else { 0 }
-        | if planned.acks.is_some() { ACKS } else { 0 };
-    let second = u64::from(planned.psn.get())
-        | u64::from(planned.acks.map_or(0, Psn::get)) << 24
-        | u64::from(dest.get() as u16) << 48;
-    line[..8].copy_from_slice(&first.to_ne_bytes());
-    line[8..CONNECTED_LEN].copy_from_slice(&second.to_ne_bytes());
+    let bth = Bth { solicited, ack_req: true, ..Bth::new(SEND, dest, planned.psn) };
+    line[..CONNECTED_LEN].copy_from_slice(&fixed(&bth, digest, 1, planned.acks));
 }
 
 /// A SEND in one packet that has come, without immediate data.
@@ -168,7 +162,6 @@ impl ShortArrival {
     /// Reads a message from process `from` to process `to` of this host, both slots. `None` if it is anything else.
     #[inline]
     pub fn read(message: &Message<'_>, (from, to): (u8, u8)) -> Option<Self> {
-        const SEND: Opcode = Opcode::new(Service::Rc, Operation::SendOnly);
         /// Kind, opcode and number of packets.
         const KIND: u64 = 0xffff_00ff;
         const OF_SEND: u64 = CONNECTED as u64 | (SEND.code() as u64) << 16 | 1 << 24;

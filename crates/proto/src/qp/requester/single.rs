@@ -101,15 +101,21 @@ impl Qp {
         link: &LinkProps,
     ) {
         let ShortSend { psn, len, acks } = planned;
+        self.sq.push_sent(wr_id, flags, sge, (psn, self.requester.fresh_cost));
+        self.note_single(psn, len);
+        self.note_piggybacked(acks, link);
+    }
+
+    /// A request of one packet and `len` bytes has left.
+    #[inline]
+    fn note_single(&mut self, psn: Psn, len: u32) {
         let requester = &mut self.requester;
-        self.sq.push_sent(wr_id, flags, sge, (psn, requester.fresh_cost));
         let cost = u64::from(len) + PACKET_COST;
         requester.fresh_cost = requester.fresh_cost.wrapping_add(cost);
         requester.fresh_psn = psn.plus(1);
         requester.max_sent = requester.fresh_psn;
         requester.k = 0;
         self.responder.note_request_sent();
-        self.note_piggybacked(acks, link);
     }
 
     /// Posts a request and sends it in one, if it is a plain SEND and nothing is unusual. With false nothing has changed.
@@ -197,14 +203,9 @@ impl Qp {
         let entry = self.sq.at_mut(position);
         (entry.first_psn, entry.packets, entry.split) = (psn, 1, false);
         entry.cost_before = self.requester.fresh_cost;
-        let requester = &mut self.requester;
-        requester.fresh_cost = requester.fresh_cost.wrapping_add(cost);
-        requester.fresh_psn = psn.plus(1);
-        requester.max_sent = requester.fresh_psn;
-        requester.k = 0;
+        self.note_single(psn, len);
         let next = position.wrapping_add(1);
         (self.sq.next, self.sq.started) = (next, next);
-        self.responder.note_request_sent();
         Single::Sent
     }
 }

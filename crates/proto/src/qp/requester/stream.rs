@@ -35,7 +35,7 @@ impl Qp {
             && !self.is_paced()
             && sqe.first_psn.plus(k) == self.requester.max_sent
             && self.segment(env) == self.mtu()
-            && !env.props().carries_acks;
+            && !env.props().immediate;
         if !is_stream {
             return Ok(());
         }

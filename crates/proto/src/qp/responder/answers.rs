@@ -327,7 +327,7 @@ impl Qp {
     /// it.
     #[inline]
     pub(in crate::qp) fn piggybacked_ack(&self, link: &LinkProps) -> Option<Psn> {
-        let carries = link.carries_acks && self.responder.may_acknowledge();
+        let carries = link.immediate && self.responder.may_acknowledge();
         (carries && self.responder.out_of_order.is_none()).then(|| self.last_executed())
     }
 
@@ -335,7 +335,7 @@ impl Qp {
     /// carried none.
     #[inline]
     pub(in crate::qp) fn note_piggybacked(&mut self, acks: Option<Psn>, link: &LinkProps) {
-        if acks.is_some() && link.carries_acks {
+        if acks.is_some() && link.immediate {
             self.responder.held = None;
             self.acknowledged();
         }
