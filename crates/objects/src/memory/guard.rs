@@ -10,8 +10,8 @@ use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Once, OnceLock};
 
 use anyverbs_proto::memory::Fault;
 use rustix::io::Errno;
@@ -147,14 +147,29 @@ pub(super) fn probe(addr: u64) -> Result<(), Fault> {
 #[cold]
 #[inline(never)]
 fn probe_by_kernel(addr: u64) -> Result<(), Fault> {
+    match populate(addr) {
+        Ok(()) => Ok(()),
+        // A kernel older than 5.14 cannot say. A later one says the same of a page without the right to write.
+        Err(Errno::INVAL) if !knows_populate() => Ok(()),
+        Err(_) => Err(Fault),
+    }
+}
+
+/// Makes the page of an address writable in fact, if the program may write there.
+fn populate(addr: u64) -> rustix::io::Result<()> {
     let page = page_size();
     let begin = (addr & !(page as u64 - 1)) as *mut c_void;
     // SAFETY: the content of the page does not change.
-    match unsafe { madvise(begin, page, Advice::LinuxPopulateWrite) } {
-        // A kernel older than 5.14 cannot say.
-        Ok(()) | Err(Errno::INVAL) => Ok(()),
-        Err(_) => Err(Fault),
-    }
+    unsafe { madvise(begin, page, Advice::LinuxPopulateWrite) }
+}
+
+/// Whether the kernel knows that advice.
+fn knows_populate() -> bool {
+    static KNOWS: OnceLock<bool> = OnceLock::new();
+    *KNOWS.get_or_init(|| {
+        let writable = 0u64;
+        populate(&raw const writable as u64).is_ok()
+    })
 }
 
 pub(super) static PREVIOUS_SEGV: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());

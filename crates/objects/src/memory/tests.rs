@@ -280,6 +280,23 @@ fn survives_a_hole(memory: &ProcessMemory, m: &Mapping) -> bool {
         && memory.read(m.addr() + 8, &mut buf) == Ok(())
         && buf == [7; 100]
         && memory.fetch_add(m.addr(), 1) == Ok(0x0707_0707_0707_0707)
+        && [libc::PROT_NONE, libc::PROT_READ]
+            .into_iter()
+            .all(|right| refuses_changes(memory, m, right))
+}
+
+/// Whether changes of the last page are faults, if the program has only this right to it.
+fn refuses_changes(memory: &ProcessMemory, m: &Mapping, right: c_int) -> bool {
+    let page = m.addr() + 2 * PAGE as u64;
+    // SAFETY: the last page of our mapping, which nobody uses meanwhile.
+    let protect = |right| unsafe { libc::mprotect(page as *mut _, PAGE, right) } == 0;
+    protect(right)
+        && memory.write(page, &[1]) == Err(Fault)
+        && memory.fetch_add(page, 1) == Err(Fault)
+        && memory.compare_swap(page, 0, 1) == Err(Fault)
+        && memory.store(page, 1) == Err(Fault)
+        && protect(libc::PROT_READ | libc::PROT_WRITE)
+        && memory.fetch_add(page, 0) == Ok(0)
 }
 
 fn child_with_a_hole(body: impl FnOnce(&ProcessMemory, &Mapping) -> bool) {
