@@ -10,6 +10,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use libc::{SYS_recvmmsg, SYS_recvmsg, SYS_sendmmsg, SYS_sendmsg, c_int, c_uint, syscall};
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::fcntl_dupfd_cloexec;
 use rustix::thread::nanosleep;
 use rustix::time::Timespec;
 
@@ -50,6 +52,37 @@ impl Drop for Uncancelled {
         // SAFETY: the state that the call above gave, on the same thread.
         unsafe { pthread_setcancelstate(self.before, std::ptr::null_mut()) };
     }
+}
+
+/// Takes the descriptors 0 to 2 where the program has closed them, while this lives. What is opened meanwhile gets others: a
+/// program writes its messages to 2, whatever that is.
+#[derive(Debug)]
+pub struct StandardStreams {
+    _taken: Vec<OwnedFd>,
+}
+
+impl StandardStreams {
+    /// Takes those that are free.
+    #[must_use]
+    pub fn hold() -> Self {
+        let free = || {
+            let flags = OFlags::RDWR | OFlags::CLOEXEC;
+            let fd = open("/dev/null", flags, Mode::empty()).ok()?;
+            (fd.as_raw_fd() <= libc::STDERR_FILENO).then_some(fd)
+        };
+        Self { _taken: std::iter::from_fn(free).collect() }
+    }
+}
+
+/// The same open file behind a descriptor above 2.
+///
+/// # Errors
+/// Those of fcntl(2).
+pub(crate) fn above_standard_streams(fd: OwnedFd) -> io::Result<OwnedFd> {
+    if fd.as_raw_fd() > libc::STDERR_FILENO {
+        return Ok(fd);
+    }
+    Ok(fcntl_dupfd_cloexec(&fd, libc::STDERR_FILENO + 1)?)
 }
 
 /// Whether descriptors or memory have run out, which the same call may find again later.
@@ -160,4 +193,36 @@ pub(crate) fn poll(fds: &mut [libc::pollfd], timeout_ms: c_int) -> isize {
 pub(crate) fn sleep(time: Duration) {
     let tv_sec = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
     let _ = nanosleep(&Timespec { tv_sec, tv_nsec: time.subsec_nanos().into() });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_of_the_standard_streams_are_left_alone() {
+        // Closed in a child: the test's own are in use.
+        // SAFETY: the child makes system calls only, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            (0..=2).for_each(|fd| {
+                // SAFETY: nobody uses them in this child.
+                unsafe { libc::close(fd) };
+            });
+            let held = StandardStreams::hold();
+            let other = open("/dev/null", OFlags::RDWR, Mode::empty());
+            let is_above = other.is_ok_and(|fd| fd.as_raw_fd() > 2);
+            drop(held);
+            let low = open("/dev/null", OFlags::RDWR, Mode::empty());
+            let is_low = low.as_ref().is_ok_and(|fd| fd.as_raw_fd() == 0);
+            let moved = low.ok().and_then(|fd| above_standard_streams(fd).ok());
+            let is_moved = moved.is_some_and(|fd| fd.as_raw_fd() > 2);
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(i32::from(!(is_above && is_low && is_moved))) };
+        }
+        let mut status = 0;
+        // SAFETY: a child of ours, and a live integer.
+        unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!(status, 0);
+    }
 }

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use anyverbs_links::shm::Shm;
 use anyverbs_links::{Links, Opened};
-use anyverbs_net::{Registry, Services, Slot, SteerByKind};
+use anyverbs_net::{Registry, Services, Slot, StandardStreams, SteerByKind};
 use anyverbs_objects::base::{Core, DeviceClock, PdNumbers, Quotas};
 use anyverbs_objects::config::Config;
 use anyverbs_objects::error::OpenError;
@@ -57,6 +57,7 @@ impl DataPath {
         steer_by_kind: Option<SteerByKind>,
         rng: &mut StdRng,
     ) -> Result<Self, OpenError> {
+        let _others = StandardStreams::hold();
         // Before they are read, so that none that changes meanwhile is missed.
         let monitor = worker::watch_addresses();
         let gids = gids(&config)?;

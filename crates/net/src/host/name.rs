@@ -12,7 +12,7 @@ use rustix::process::geteuid;
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::sockopt::credentials;
-use crate::sys::Uncancelled;
+use crate::sys::{self, Uncancelled};
 
 /// A socket's address has 107 bytes for the longest name.
 const NAME_LEN: usize = 32;
@@ -141,7 +141,7 @@ impl Registry {
     }
 
     /// The reason why a name cannot be bound, for people.
-    pub(super) fn holder(&self, name: Name) -> String {
+    pub(crate) fn holder(&self, name: Name) -> String {
         match self.connect(name) {
             Ok((_, who)) => format!("process {} of this user has it", who.pid),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => error.to_string(),
@@ -151,7 +151,8 @@ impl Registry {
 }
 
 fn socket() -> io::Result<Socket> {
-    Socket::new(Domain::UNIX, Type::SEQPACKET.nonblocking(), None)
+    let socket = Socket::new(Domain::UNIX, Type::SEQPACKET.nonblocking(), None)?;
+    Ok(sys::above_standard_streams(socket.into())?.into())
 }
 
 /// The effective user; none where strangers could have the same number, in a user namespace that does not know them.

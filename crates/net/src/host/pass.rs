@@ -80,5 +80,5 @@ pub(super) fn take(socket: &Socket) -> Option<(File, Given)> {
         (1, 2) => Given::Shared,
         _ => return None,
     };
-    Some((File::from(first), given))
+    Some((File::from(sys::above_standard_streams(first).ok()?), given))
 }

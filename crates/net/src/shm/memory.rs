@@ -20,6 +20,8 @@ use rustix::mm::{
 };
 use rustix::process::{Resource, getrlimit};
 
+use crate::sys;
+
 /// Words of 64 bits, at offsets that are multiples of 8, and bytes.
 ///
 /// Offsets are the caller's own or validated: beyond the end every function panics.
@@ -273,7 +275,7 @@ pub(crate) fn memfd(name: &CStr) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     // A kernel older than 6.3 does not know the flag.
     let fd = memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL);
-    Ok(fd.or_else(|_| memfd_create(name, flags))?)
+    sys::above_standard_streams(fd.or_else(|_| memfd_create(name, flags))?)
 }
 
 /// Tells whether the process may make a file of this length (`RLIMIT_FSIZE`, which counts for memory files, too). A try
