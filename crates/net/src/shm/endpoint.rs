@@ -111,7 +111,11 @@ impl Endpoint {
                 "a ring is a power of two from 64 KiB to 64 MiB, a payload at most a quarter of it",
             ));
         }
-        let listener = slot.registry().listen(Name::Channels(slot.number()))?;
+        let name = Name::Channels(slot.number());
+        let listener = slot.registry().listen(name).map_err(|error| match error.kind() {
+            io::ErrorKind::AddrInUse => io::Error::new(error.kind(), slot.registry().holder(name)),
+            _ => error,
+        })?;
         let (epoch, doorbells) = (SharedObject::new(page())?, SharedObject::new(page())?);
         epoch.allocate(0, page())?;
         doorbells.allocate(0, page())?;
