@@ -97,8 +97,11 @@ impl Domains {
         init: XrcdInitAttr,
     ) -> Result<(Arc<Domain>, Option<FileId>), CreateError> {
         let Some(file) = init.file else { return Ok((self.new_domain(None), None)) };
-        let refused =
-            |e: std::io::Error| CreateError::System(e.raw_os_error().unwrap_or(libc::EIO));
+        let refused = |e: std::io::Error| {
+            let waited = e.kind() == std::io::ErrorKind::TimedOut;
+            let otherwise = if waited { libc::ETIMEDOUT } else { libc::EIO };
+            CreateError::System(e.raw_os_error().unwrap_or(otherwise))
+        };
         let metadata = file.metadata().map_err(refused)?;
         let id = (metadata.dev(), metadata.ino());
         let mut by_file = self.by_file.lock();

@@ -528,6 +528,27 @@ impl Store {
         self.lock_within(lock, WAIT)
     }
 
+    /// Why a lock is not to be had, for people.
+    #[cold]
+    fn who_holds_up(&self) -> String {
+        let pid = |slot: &u8| Some(self.registry.connect(Name::Slot(*slot)).ok()?.1.pid);
+        let stopped: Vec<_> = self
+            .live_slots()
+            .iter()
+            .filter_map(pid)
+            .filter(|&pid| is_stopped(pid))
+            .map(|pid| pid.to_string())
+            .collect();
+        let held =
+            "another process of this user holds a lock of the host and does not give it back";
+        match stopped.as_slice() {
+            [] => held.into(),
+            stopped => {
+                format!("{held}; stopped (by SIGSTOP or a debugger): {}", stopped.join(", "))
+            }
+        }
+    }
+
     fn lock_within(self: &Arc<Self>, lock: Lock, timeout: Duration) -> io::Result<LockGuard> {
         let _uncancelled = Uncancelled::new();
         let deadline = Instant::now() + timeout;
@@ -536,7 +557,8 @@ impl Store {
                 return Ok(guard);
             }
             if Instant::now() >= deadline {
-                let what = "a lock of the host's store is held by another process";
+                let what = self.who_holds_up();
+                tracing::warn!("{what}");
                 return Err(io::Error::new(io::ErrorKind::TimedOut, what));
             }
             std::thread::sleep(LOOK_AGAIN);
@@ -579,6 +601,13 @@ fn has_ended(pid: i32) -> bool {
     pid > 0
         && unsafe { libc::kill(pid, 0) } == -1
         && io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH)
+}
+
+/// Tells whether a process is stopped (proc(5), `stat`).
+fn is_stopped(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    matches!(state, Some('T' | 't'))
 }
 
 /// Another open file of the same file.

@@ -112,6 +112,23 @@ fn a_lock_excludes_and_waiting_is_bounded() {
 }
 
 #[test]
+fn a_stopped_process_is_told_from_others() {
+    let pid = std::process::id().cast_signed();
+    assert!(!super::is_stopped(pid) && !super::is_stopped(i32::MAX));
+    let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+    let pid = child.id().cast_signed();
+    // SAFETY: a child of ours.
+    unsafe { libc::kill(pid, libc::SIGSTOP) };
+    let begin = Instant::now();
+    while !super::is_stopped(pid) {
+        assert!(begin.elapsed() < Duration::from_secs(10), "it is stopped");
+        std::thread::yield_now();
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
 fn a_store_without_proc_is_asked_for() {
     let registry = registry("asked");
     let slot = Arc::new(Slot::claim_in(&registry).unwrap());
