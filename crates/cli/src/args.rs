@@ -1,7 +1,7 @@
 //! The command line. Help, manual pages and completions all come from here.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args as ClapArgs, Parser, Subcommand};
 
@@ -94,11 +94,16 @@ pub(crate) struct Settings {
     pub(crate) lib_dir: Option<PathBuf>,
 }
 
+/// A path that is the same file for a program that changes its directory.
+pub(crate) fn absolute(path: &Path) -> OsString {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).into_os_string()
+}
+
 impl Settings {
     /// The environment variables that these options stand for.
     pub(crate) fn variables(&self) -> Vec<(&'static str, OsString)> {
         [
-            ("ANYVERBS_CONFIG", self.config.as_ref().map(|file| file.clone().into_os_string())),
+            ("ANYVERBS_CONFIG", self.config.as_deref().map(absolute)),
             ("ANYVERBS_DEVICE", self.device.as_ref().map(OsString::from)),
             ("ANYVERBS_LOG", self.log.as_ref().map(OsString::from)),
             ("ANYVERBS_LIB_DIR", self.lib_dir.as_ref().map(|dir| dir.clone().into_os_string())),

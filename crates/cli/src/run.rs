@@ -12,7 +12,7 @@ use anyverbs::abandoned::{self, Keeper};
 use anyverbs::config::Config;
 use anyverbs_environment as environment;
 
-use crate::args::{Run, Settings};
+use crate::args::{Run, Settings, absolute};
 use crate::doctor::elf;
 use crate::stop_signals::{Blocked, Seen, die_of};
 use crate::view_tree::ViewTree;
@@ -25,12 +25,18 @@ pub(crate) const DISCONNECT: &str = "disconnect-abandoned";
 
 /// Runs the program to its end and returns its exit status.
 pub(crate) fn run(args: &Run) -> anyhow::Result<ExitCode> {
-    // This comes first, so that a signal at any time lets the tree be removed. It is declared before it, hence dropped
-    // after.
+    let mut variables = args.settings.variables();
+    // The program may change its directory.
+    if args.settings.config.is_none()
+        && let Some(file) = environment::variable("ANYVERBS_CONFIG").filter(|file| !file.is_empty())
+    {
+        variables.push(("ANYVERBS_CONFIG", absolute(Path::new(&file))));
+    }
+    // While a signal ends this process: the file may be a pipe without a writer.
+    Config::load_with(&variables)?;
+    // From here on a signal at any time lets the tree be removed. It is declared before it, hence dropped after.
     let blocked = Blocked::new().context("cannot block signals")?;
     let libraries = libraries::find(&args.settings)?;
-    let mut variables = args.settings.variables();
-    Config::load_with(&variables)?;
     if let Some((what, remedy)) =
         elf::find(Path::new(&args.program[0])).and_then(|path| elf::hindrance(&path))
     {

@@ -229,3 +229,44 @@ fn devices_says_which_links_there_are() {
     assert_eq!(links(&[("ANYVERBS_SHM", "0")]), "inproc, udp");
     assert_eq!(links(&[("ANYVERBS_SHM", "0"), ("ANYVERBS_INPROC", "0")]), "udp");
 }
+
+#[test]
+fn a_configuration_is_found_from_any_directory() {
+    let scratch = Scratch::new("relative");
+    fs::write(scratch.0.join("good.toml"), "device = \"other0\"\n").unwrap();
+    let seen = |command: &mut Command| {
+        let output = command.current_dir(&scratch.0).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let expected = format!("{}\n", scratch.0.join("good.toml").display());
+    let program = ["--", "sh", "-c", "cd / && echo $ANYVERBS_CONFIG"];
+    let option = [&["--config", "good.toml"], program.as_slice()].concat();
+    assert_eq!(seen(&mut scratch.run(&option)), expected);
+    let variable = ("ANYVERBS_CONFIG", "good.toml");
+    assert_eq!(seen(scratch.run(&program).env(variable.0, variable.1)), expected);
+}
+
+#[test]
+fn a_signal_ends_it_while_it_waits_for_its_configuration() {
+    let scratch = Scratch::new("pipe");
+    let pipe = scratch.0.join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let mut child =
+        scratch.run(&["--config", pipe.to_str().unwrap(), "--", "true"]).spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    // SAFETY: a child that was not waited for.
+    unsafe { libc::kill(child.id() as i32, libc::SIGTERM) };
+    let begin = std::time::Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if begin.elapsed().as_secs() >= 10 {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            panic!("it went on waiting");
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    };
+    assert_eq!(status.signal(), Some(libc::SIGTERM));
+}
