@@ -13,6 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyverbs_locks::{Mutex, rank};
 
 use super::{Datagram, Destination};
+use crate::shm::check_length;
 
 /// A pcap file being written. Each datagram is one write, so that a killed process leaves a readable file.
 pub struct Capture {
@@ -22,6 +23,8 @@ pub struct Capture {
 struct Inner {
     out: Box<dyn Write + Send>,
     buffer: Vec<u8>,
+    /// Bytes so far.
+    written: u64,
     failed: bool,
 }
 
@@ -68,8 +71,11 @@ impl Capture {
         header.extend_from_slice(&[0; 8]);
         header.extend_from_slice(&0x0004_0000_u32.to_le_bytes());
         header.extend_from_slice(&1u32.to_le_bytes());
+        let written = header.len() as u64;
+        check_length(written)?;
         out.write_all(&header)?;
-        Ok(Self { inner: Mutex::new(Inner { out, buffer: Vec::new(), failed: false }) })
+        let (buffer, failed) = (Vec::new(), false);
+        Ok(Self { inner: Mutex::new(Inner { out, buffer, written, failed }) })
     }
 
     pub(crate) fn record_sent(&self, source_port: u16, to: &Destination, id: u16, bytes: &[u8]) {
@@ -107,7 +113,7 @@ impl Capture {
     fn record(&self, packet: &Packet<'_>) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut inner = self.inner.lock();
-        let Inner { out, buffer, failed } = &mut *inner;
+        let Inner { out, buffer, written, failed } = &mut *inner;
         if *failed {
             return;
         }
@@ -119,7 +125,9 @@ impl Capture {
         let len = ((buffer.len() - 16) as u32).to_le_bytes();
         buffer[8..12].copy_from_slice(&len);
         buffer[12..16].copy_from_slice(&len);
-        if let Err(error) = out.write_all(buffer) {
+        *written += buffer.len() as u64;
+        // A longer file would end the process (SIGXFSZ).
+        if let Err(error) = check_length(*written).and_then(|()| out.write_all(buffer)) {
             *failed = true;
             tracing::warn!(%error, "the capture ends here");
         }
