@@ -607,8 +607,8 @@ impl Qp {
     /// Tells whether the peers take turns and the last message was the other's. Then the program's reply is likely to
     /// come soon and to carry the ACK.
     #[must_use]
-    pub fn takes_turns(&self) -> bool {
-        self.responder.takes_turns()
+    pub fn may_piggyback(&self) -> bool {
+        self.responder.may_piggyback()
     }
 
     /// Sends the ACK that is owed, if any, or in its place the NAK of a packet that is missing after those which it would

@@ -48,9 +48,9 @@ enum Inbound {
     Write { va: u64, rkey: u32, left: u32, received: u32 },
 }
 
-/// The side that has the turn, where the programs of both ends answer each other's messages.
+/// Which side sends next, where the programs of both ends answer each other's messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Turn {
+enum PingPong {
     /// The program has sent, the peer has not answered.
     Theirs,
     /// The peer has answered with one WRITE, which only the memory shows to the program.
@@ -92,15 +92,15 @@ pub(super) struct Responder {
     unacknowledged: u32,
     /// When the last answer left, if that was an ACK and the link may have lost it.
     last_ack: Option<Time>,
-    turn: Turn,
+    ping_pong: PingPong,
     answers: Answers,
 }
 
 impl Responder {
-    /// The program has sent a request: it is the peer's turn.
+    /// The program has sent a request: the peer sends next.
     #[inline]
     pub(super) fn note_request_sent(&mut self) {
-        self.turn = Turn::Theirs;
+        self.ping_pong = PingPong::Theirs;
     }
 
     /// A modify has changed how many READs and atomics the peer may have outstanding.
@@ -122,8 +122,8 @@ impl Responder {
 
     /// Tells whether an ACK is owed, and the program's next message is likely to carry it.
     #[inline]
-    pub(super) fn takes_turns(&self) -> bool {
-        self.ack_owed && self.turn == Turn::Ours
+    pub(super) fn may_piggyback(&self) -> bool {
+        self.ack_owed && self.ping_pong == PingPong::Ours
     }
 }
 

@@ -60,7 +60,7 @@ impl Driver {
             if std::mem::take(&mut link.gathers) {
                 machine.transmit(&mut call.env(link));
             }
-            if debts != Debts::Unawaited || !machine.takes_turns() {
+            if debts != Debts::Unawaited || !machine.may_piggyback() {
                 machine.acknowledge(&mut call.env(link));
             }
         });

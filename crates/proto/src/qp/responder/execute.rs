@@ -17,7 +17,7 @@ use crate::wr::MAX_MESSAGE;
 use super::super::attr::QpType;
 use super::super::{Incoming, Qp};
 use super::answers::{Answer, AnswerKind};
-use super::{Inbound, Refusal, Stop, Turn};
+use super::{Inbound, PingPong, Refusal, Stop};
 
 impl Qp {
     /// Checks and executes the packet that comes next.
@@ -50,9 +50,9 @@ impl Qp {
             }
             self.responder.inbound = Inbound::None;
             self.next_message();
-            self.responder.turn = match self.responder.turn {
-                Turn::Theirs if opcode.is_write() && !opcode.has_imm() => Turn::Ours,
-                _ => Turn::None,
+            self.responder.ping_pong = match self.responder.ping_pong {
+                PingPong::Theirs if opcode.is_write() && !opcode.has_imm() => PingPong::Ours,
+                _ => PingPong::None,
             };
         }
         Ok(())

@@ -12,7 +12,7 @@ use crate::wr::Sge;
 
 use super::super::attr::{QpState, QpType};
 use super::super::{Incoming, Qp};
-use super::{ACK_BYTES, Inbound, Turn};
+use super::{ACK_BYTES, Inbound, PingPong};
 
 const SEND: Opcode = Opcode::new(Service::Rc, Operation::SendOnly);
 const WRITE: Opcode = Opcode::new(Service::Rc, Operation::WriteOnly);
@@ -117,21 +117,27 @@ impl Qp {
                 return false;
             }
         }
-        let turn = match self.responder.turn {
-            Turn::Theirs => Turn::Ours,
-            _ => Turn::None,
+        let ping_pong = match self.responder.ping_pong {
+            PingPong::Theirs => PingPong::Ours,
+            _ => PingPong::None,
         };
-        self.end_single(request, len, turn, env);
+        self.end_single(request, len, ping_pong, env);
         true
     }
 
     /// The request was executed.
     #[inline]
-    fn end_single<E: Env>(&mut self, request: &ShortRequest, len: usize, turn: Turn, env: &mut E) {
+    fn end_single<E: Env>(
+        &mut self,
+        request: &ShortRequest,
+        len: usize,
+        ping_pong: PingPong,
+        env: &mut E,
+    ) {
         let responder = &mut self.responder;
         responder.expected = request.psn.plus(1);
         responder.msn = (responder.msn + 1) & 0xff_ffff;
-        responder.turn = turn;
+        responder.ping_pong = ping_pong;
         responder.ack_owed |= request.ack_req;
         responder.unacknowledged = responder.unacknowledged.saturating_add(len as u32);
         if responder.ack_owed && responder.unacknowledged >= ACK_BYTES {
@@ -176,7 +182,7 @@ impl Qp {
             ..Wc::default()
         };
         env.complete(Side::Recv, wc, request.solicited);
-        self.end_single(request, len, Turn::None, env);
+        self.end_single(request, len, PingPong::None, env);
         true
     }
 }
