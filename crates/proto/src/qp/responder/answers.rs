@@ -300,7 +300,7 @@ impl Qp {
         (0..left).for_each(|_| run.push(false));
         match env.transmit_run(&self.attr.av, &run) {
             (0, Err(error)) => Err(error),
-            // What stopped it is found again.
+            // The reason for which it stopped is found again.
             (n, _) => Ok(Some((u64::from(n) * u64::from(mtu), n))),
         }
     }
