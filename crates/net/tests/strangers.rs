@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyverbs_net::forward::{ForwardBuffer, Forwarded};
+use anyverbs_net::shm::{Config, Endpoint};
 use anyverbs_net::{
     Datagram, PortOptions, Registry, ServiceAddress, Services, Slot, Store, UdpPort,
 };
@@ -125,6 +126,20 @@ fn nobody_is_mistaken_for_the_holder_of_a_service() {
     let _held = first.reserve(7, ServiceAddress::Any, false).unwrap();
     assert_eq!(second.holder(7, at), Some(number));
     assert_eq!((second.store().incarnations(), before.len()), (before, 2));
+}
+
+#[test]
+fn a_user_that_took_the_name_of_the_link_is_named() {
+    if !netns::isolate_as_root() {
+        return;
+    }
+    let slot = Slot::claim(NAME).unwrap();
+    let name = format!("{NAME}/shm/{}", slot.number());
+    let _taken = as_stranger(|| listen(Type::SEQPACKET, &name));
+    let error = Endpoint::new(&slot, Config::default()).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
+    let who = format!("it belongs to user {STRANGER} (process {})", std::process::id());
+    assert!(error.to_string().contains(&who), "{error}");
 }
 
 #[test]

@@ -184,3 +184,29 @@ fn internet_checksum(bytes: &[u8]) -> u16 {
     }
     !(sum as u16)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_on_the_length_of_files_ends_the_capture_only() {
+        let name = "udp::capture::tests::a_limit_on_the_length_of_files_ends_the_capture_only";
+        anyverbs_testing::in_own_process(name, || {
+            let file = format!("anyverbs-capture-{}", std::process::id());
+            let path = std::env::temp_dir().join(file);
+            let limit = libc::rlimit { rlim_cur: 1000, rlim_max: libc::RLIM_INFINITY };
+            // SAFETY: a limit to read.
+            assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
+            let capture = Capture::create(&path).unwrap();
+            let to = Destination::new("127.0.0.1:4791".parse().unwrap());
+            (0..20).for_each(|_| capture.record_sent(4791, &to, 0, &[7; 100]));
+            let len = std::fs::metadata(&path).unwrap().len();
+            std::fs::remove_file(&path).unwrap();
+            assert!(
+                (500..=1000).contains(&len),
+                "whole datagrams, as many as the limit lets: {len}"
+            );
+        });
+    }
+}
