@@ -15,6 +15,7 @@ Examples:
   anyverbs devices
   anyverbs doctor
   anyverbs doctor -- ./my_program
+  anyverbs explain 12
 
 `anyverbs COMMAND --help` says more about a command.";
 
@@ -50,6 +51,15 @@ pub(crate) enum Command {
     Devices(Devices),
     /// Report problems that would stop a program on this machine, and their remedies
     Doctor(Doctor),
+    /// Explain a failure: a status, the code of a cause, an error number, an event
+    #[command(
+        after_help = "Examples:\n  anyverbs explain 12\n  anyverbs explain IBV_WC_RETRY_EXC_ERR\n  anyverbs explain AV1204\n  anyverbs explain EINVAL\n  anyverbs explain IBV_EVENT_QP_FATAL"
+    )]
+    Explain {
+        /// The word to explain; without it, the list of all
+        #[arg(value_name = "WORD")]
+        words: Vec<String>,
+    },
     /// Print the directory of the libraries that programs are given
     LibDir(Settings),
     /// Describe the device for container engines (CDI): `docker run --device anyverbs/rdma=anyverbs0`

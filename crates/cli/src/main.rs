@@ -7,6 +7,7 @@ mod device;
 mod devices;
 mod doctor;
 mod embedded;
+mod explain;
 mod libraries;
 mod run;
 mod settings;
@@ -37,6 +38,7 @@ fn main() -> ExitCode {
         }
         Command::DeviceFacts => device::answer(),
         Command::DisconnectAbandoned => run::disconnect_abandoned(),
+        Command::Explain { words } => explain::print(&words),
         Command::Cdi(cdi) => cdi::print(&cdi),
         Command::LibDir(settings) => print_lib_dir(&settings),
         Command::Man { directory } => manual(directory.as_deref()),

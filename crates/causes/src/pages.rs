@@ -1,0 +1,133 @@
+//! The pages, and how a word leads to a section of them.
+
+/// The pages of the book; `pages` is a link to `docs/troubleshooting`.
+const PAGES: &[&str] = &[
+    include_str!("../pages/01-loc-len-err.md"),
+    include_str!("../pages/02-loc-qp-op-err.md"),
+    include_str!("../pages/04-loc-prot-err.md"),
+    include_str!("../pages/05-wr-flush-err.md"),
+    include_str!("../pages/06-mw-bind-err.md"),
+    include_str!("../pages/07-bad-resp-err.md"),
+    include_str!("../pages/09-rem-inv-req-err.md"),
+    include_str!("../pages/10-rem-access-err.md"),
+    include_str!("../pages/11-rem-op-err.md"),
+    include_str!("../pages/12-retry-exc-err.md"),
+    include_str!("../pages/13-rnr-retry-exc-err.md"),
+    include_str!("../pages/other-statuses.md"),
+    include_str!("../pages/calls.md"),
+    include_str!("../pages/events.md"),
+    include_str!("../pages/connections.md"),
+];
+
+/// What programs and logs leave out, or put in front.
+const PREFIXES: &[&str] = &["", "IBV_WC_", "IBV_EVENT_", "RDMA_CM_EVENT_"];
+
+/// All pages, in the order of the book.
+pub fn all() -> impl Iterator<Item = &'static str> {
+    PAGES.iter().copied()
+}
+
+/// The section that explains a word: a number or name of a status, the code of a cause or its number, the name of an
+/// error number or of an event, or the text of one of them. Upper and lower case count as equal.
+#[must_use]
+pub fn find(word: &str) -> Option<&'static str> {
+    let word = word.trim();
+    let code = number(word).filter(|number| *number >= 100).map(|number| format!("AV{number:04}"));
+    let word = code.as_deref().unwrap_or(word);
+    all().find_map(|page| section(page, |heading| names(heading, word)))
+}
+
+/// A decimal number, or a hexadecimal one as programs print `vendor_err`.
+fn number(word: &str) -> Option<u32> {
+    match word.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16).ok(),
+        None => word.parse().ok(),
+    }
+}
+
+/// Tells whether a heading such as `12 IBV_WC_RETRY_EXC_ERR: transport retry counter exceeded` names a word.
+fn names(heading: &str, word: &str) -> bool {
+    let Some((front, text)) = heading.split_once(": ") else { return false };
+    text.eq_ignore_ascii_case(word)
+        || front.split(' ').any(|name| {
+            PREFIXES.iter().any(|prefix| {
+                name.len() == prefix.len() + word.len()
+                    && name.is_char_boundary(prefix.len())
+                    && name.starts_with(prefix)
+                    && name[prefix.len()..].eq_ignore_ascii_case(word)
+            })
+        })
+}
+
+/// The section whose heading is the wanted one, with all that is below it.
+fn section<'a>(page: &'a str, mut is_wanted: impl FnMut(&str) -> bool) -> Option<&'a str> {
+    let level = |line: &str| line.bytes().take_while(|byte| *byte == b'#').count();
+    let (mut at, mut found) = (0, None);
+    for line in page.split_inclusive('\n') {
+        let depth = level(line);
+        match found {
+            None if depth > 0 && is_wanted(line[depth..].trim()) => found = Some((at, depth)),
+            Some((start, of)) if depth > 0 && depth <= of => {
+                return Some(page[start..at].trim_end());
+            }
+            _ => {}
+        }
+        at += line.len();
+    }
+    found.map(|(start, _)| page[start..].trim_end())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn heading(word: &str) -> &'static str {
+        find(word).unwrap_or_else(|| panic!("{word}")).lines().next().unwrap()
+    }
+
+    #[test]
+    fn a_status_is_found_by_its_number_name_and_text() {
+        for word in [
+            "12",
+            "IBV_WC_RETRY_EXC_ERR",
+            "retry_exc_err",
+            "transport retry counter exceeded",
+            "Transport Retry Counter Exceeded",
+        ] {
+            let wanted = "# 12 IBV_WC_RETRY_EXC_ERR: transport retry counter exceeded";
+            assert_eq!(heading(word), wanted, "{word}");
+        }
+    }
+
+    #[test]
+    fn a_cause_is_found_by_its_code_and_by_vendor_err() {
+        for word in ["AV1204", "av1204", "1204", "0x4b4"] {
+            assert_eq!(heading(word), "## AV1204: the peer's process has ended", "{word}");
+        }
+        let page = find("AV1204").unwrap();
+        assert!(page.lines().count() > 1 && !page.contains("AV1205"), "{page}");
+    }
+
+    #[test]
+    fn events_and_error_numbers_are_found() {
+        assert!(heading("IBV_EVENT_QP_FATAL").starts_with("## IBV_EVENT_QP_FATAL:"));
+        assert!(heading("QP_FATAL").starts_with("## IBV_EVENT_QP_FATAL:"));
+        assert!(heading("RDMA_CM_EVENT_REJECTED").starts_with("## RDMA_CM_EVENT_REJECTED:"));
+        assert!(find("EINVAL").unwrap().contains("AV8004"));
+        assert!(!find("EINVAL").unwrap().contains("ENOMEM"));
+    }
+
+    #[test]
+    fn all_statuses_that_a_program_can_see_are_found() {
+        for status in (0..=14).chain(21..=23) {
+            assert!(heading(&status.to_string()).contains("IBV_WC_"), "{status}");
+        }
+    }
+
+    #[test]
+    fn other_words_are_not_found() {
+        for word in ["", "99", "AV0000", "IBV", "é", "RETRY", "AV", "12 "] {
+            assert_eq!(find(word).is_some(), word == "12 ", "{word:?}");
+        }
+    }
+}

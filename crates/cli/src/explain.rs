@@ -1,0 +1,37 @@
+//! `anyverbs explain`: the pages of the causes.
+
+use std::process::ExitCode;
+
+use anyhow::bail;
+
+use crate::write_out;
+
+/// Prints the page of a word, or the list of all words.
+pub(crate) fn print(words: &[String]) -> anyhow::Result<ExitCode> {
+    if words.is_empty() {
+        return write_out(list().as_bytes());
+    }
+    let word = words.join(" ");
+    let Some(section) = anyverbs_causes::find(&word) else {
+        bail!(
+            "there is no page of {word:?}; ask for a status (12, IBV_WC_RETRY_EXC_ERR), a code (AV1204), an error number \
+             (EINVAL) or an event (IBV_EVENT_QP_FATAL), or for the list: `anyverbs explain`"
+        );
+    };
+    write_out(format!("{section}\n").as_bytes())
+}
+
+/// The headings of all pages.
+fn list() -> String {
+    let mut list = String::new();
+    for line in anyverbs_causes::all().flat_map(str::lines) {
+        let heading = line.trim_start_matches('#');
+        let depth = line.len() - heading.len();
+        if depth > 0 {
+            list += &"  ".repeat(depth - 1);
+            list += heading.trim();
+            list.push('\n');
+        }
+    }
+    list
+}

@@ -1,0 +1,37 @@
+//! `anyverbs explain`.
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use std::process::{Command, Output};
+
+fn explain(words: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_anyverbs")).arg("explain").args(words).output().unwrap()
+}
+
+#[test]
+fn it_prints_the_page_of_a_word() {
+    for (words, heading) in [
+        (&["12"][..], "# 12 IBV_WC_RETRY_EXC_ERR: transport retry counter exceeded"),
+        (&["transport", "retry", "counter", "exceeded"], "# 12 IBV_WC_RETRY_EXC_ERR:"),
+        (&["AV1204"], "## AV1204: the peer's process has ended"),
+        (&["ENOMEM"], "## ENOMEM:"),
+        (&["IBV_EVENT_QP_FATAL"], "## IBV_EVENT_QP_FATAL:"),
+    ] {
+        let output = explain(words);
+        assert!(output.status.success(), "{words:?}");
+        assert!(String::from_utf8(output.stdout).unwrap().starts_with(heading), "{words:?}");
+    }
+}
+
+#[test]
+fn it_lists_all_words() {
+    let list = String::from_utf8(explain(&[]).stdout).unwrap();
+    assert!(list.contains("\n12 IBV_WC_RETRY_EXC_ERR:") && list.contains("\n  AV1204: "), "{list}");
+}
+
+#[test]
+fn an_unknown_word_fails_with_one_line() {
+    let output = explain(&["EWHAT"]);
+    assert_eq!(output.status.code(), Some(125));
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.lines().count() == 1 && error.contains("EINVAL"), "{error}");
+}
